@@ -5,8 +5,9 @@ import (
 	"slices"
 )
 
-// claims say which Port wants which address. Anybody may write any address as an external one: what the cluster gave to a
-// Service stays that Service's, and among equals the first by ID has it.
+// claims lists, for each frontend, the Ports that use it, in the order of precedence. Anybody may
+// set any address as an external IP. An address that the cluster assigned to a Service therefore
+// takes precedence over external IPs; among equal claims, the lowest Port ID does.
 type claims map[Frontend][]claim
 
 type claim struct {
@@ -24,8 +25,8 @@ func (c claim) compare(d claim) int {
 	return cmp.Or(cmp.Compare(class(c), class(d)), cmp.Compare(c.id, d.id))
 }
 
-// move takes the claims of one state of a Port for those of the next, and names the Ports that gain or lose by it.
-// Either may be nil.
+// move replaces the claims of the old state of a Port with those of its new state. It adds to
+// touched the IDs of other Ports that gain or lose a frontend. old and now may be nil.
 func (c claims) move(old, now *Port, touched map[string]struct{}) {
 	if old != nil && now != nil && slices.Equal(old.Internal, now.Internal) && slices.Equal(old.External, now.External) {
 		return
@@ -64,7 +65,7 @@ func (c claims) move(old, now *Port, touched map[string]struct{}) {
 	})
 }
 
-// granted is a Port with those of its addresses that are its own.
+// granted returns the Port with only the frontends at which its claim has precedence.
 func (c claims) granted(p *Port) *Port {
 	if p == nil {
 		return nil

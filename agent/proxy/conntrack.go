@@ -11,14 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The kernel may hold hundreds of thousands of flows: they are looked at as they come, and what is to be deleted is
-// gathered in rounds.
+// The kernel may hold hundreds of thousands of flows. They are inspected during the dump, and stale
+// flows are collected and deleted in rounds.
 const (
 	flowsPerRound = 1024
 	sweepRounds   = 64
 )
 
-// sweep deletes the stale flows of the network namespace.
+// sweep deletes the stale flows of the current network namespace.
 func sweep(s staleFlows) error {
 	families := map[uint8]bool{}
 	for at := range s.picture {
@@ -53,10 +53,10 @@ func (s staleFlows) sweep(family uint8) error {
 			return nil
 		}
 	}
-	return nil // the table changes faster than it can be read: what was there at first is gone
+	return nil // the table changes faster than it can be read; the flows of the first rounds are deleted
 }
 
-// find gathers stale flows as the kernel words them; more says that there may be others.
+// find collects stale flows in the kernel's encoding. more reports that further flows may be stale.
 func (s staleFlows) find(family uint8) (found [][]byte, more bool, err error) {
 	err = conntrackRequest(family, nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP).ExecuteIter(unix.NETLINK_NETFILTER, 0,
 		func(m []byte) bool {
@@ -82,7 +82,7 @@ func conntrackRequest(family uint8, operation, flags int) *nl.NetlinkRequest {
 	return r
 }
 
-// udpFlow reads where a UDP flow was sent to and who answers it.
+// udpFlow returns the original destination of a UDP flow and the source of its replies.
 func udpFlow(flow []byte) (to, answers netip.AddrPort, ok bool) {
 	tuples := attributes(flow)
 	_, to, okTo := udpTuple(tuples[nl.CTA_TUPLE_ORIG])
@@ -90,7 +90,7 @@ func udpFlow(flow []byte) (to, answers netip.AddrPort, ok bool) {
 	return to, answers, okTo && okAnswers
 }
 
-// udpTuple reads one direction of a flow.
+// udpTuple parses one direction of a UDP flow.
 func udpTuple(tuple []byte) (source, destination netip.AddrPort, ok bool) {
 	parts := attributes(tuple)
 	ips, proto := attributes(parts[nl.CTA_TUPLE_IP]), attributes(parts[nl.CTA_TUPLE_PROTO])
@@ -113,7 +113,8 @@ func udpTuple(tuple []byte) (source, destination netip.AddrPort, ok bool) {
 	return source, destination, okSource && okDestination
 }
 
-// attributes are the netlink attributes in b by type; what is malformed is left out.
+// attributes returns the netlink attributes in b by type. It returns no attributes if b is
+// malformed.
 func attributes(b []byte) map[uint16][]byte {
 	out := map[uint16][]byte{}
 	list, err := nl.ParseRouteAttr(b)

@@ -8,18 +8,18 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// candidate is a backend with what its hints say about this node.
+// candidate is an endpoint and the hints that concern this node.
 type candidate struct {
 	Backend
-	hintsNodes, forNode bool // there are hints of nodes; this one is among them
-	hintsZones, forZone bool // the same of zones
+	hintsNodes, forNode bool // there are node hints; they name this node
+	hintsZones, forZone bool // there are zone hints; they name this node's zone
 }
 
-// candidates are the endpoints of one port: those that take traffic, and those that
-// terminate but still serve, which take it where there is none of the others.
+// candidates are the usable endpoints of one port. Terminating endpoints that still serve receive
+// traffic only if no endpoint is ready.
 type candidates struct{ ready, ending []candidate }
 
-// endpointsOf reads the endpoints of a port, in one address family, as the node at a place sees them.
+// endpointsOf returns the endpoints of a port in one address family, as seen from a location.
 func endpointsOf(portName string, parts map[string]*discoveryv1.EndpointSlice, v6 bool, at Place) candidates {
 	var out candidates
 	family := discoveryv1.AddressTypeIPv4
@@ -55,13 +55,15 @@ func endpointsOf(portName string, parts map[string]*discoveryv1.EndpointSlice, v
 	return out
 }
 
-// special says that an address means something else on each node, or is nobody's. Who may write EndpointSlices would reach
-// by it what listens on the loopback of nodes, or metadata servers beside them.
+// special reports whether an address is loopback, link-local, multicast, unspecified or
+// IPv4-mapped. Such an endpoint would let the author of an EndpointSlice reach the nodes' loopback
+// listeners or a metadata server.
 func special(ip netip.Addr) bool {
 	return ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsMulticast() || ip.IsUnspecified() || ip.Is4In6()
 }
 
-// portOf is the number that a slice gives to a port of the Service, 0 for none.
+// portOf returns the port number of a Service port in a slice, or 0 if the slice does not have the
+// port.
 func portOf(name string, s *discoveryv1.EndpointSlice) int32 {
 	var port int32
 	for _, p := range s.Ports {
@@ -82,8 +84,9 @@ func candidateOf(e *discoveryv1.Endpoint, at Place) candidate {
 	return c
 }
 
-// cluster are the backends of traffic that may go to any node: the ready ones that hints leave to this node, all ready
-// ones where hints do not help, those that terminate where none is ready.
+// cluster returns the backends of traffic that may go to any node. These are the ready endpoints
+// that hints assign to this node. It returns all ready endpoints if the hints do not apply, and the
+// terminating endpoints if none is ready.
 func (c candidates) cluster() []Backend {
 	if len(c.ready) == 0 {
 		return distinct(c.ending)
@@ -91,7 +94,8 @@ func (c candidates) cluster() []Backend {
 	return distinct(hinted(c.ready))
 }
 
-// local are the backends of traffic that stays on the node. No hint moves it: the policy is stricter than the preference.
+// local returns the backends of traffic that must stay on this node. It ignores hints, because the
+// traffic policy takes precedence over them.
 func (c candidates) local() []Backend {
 	if here := localOnly(c.ready); len(here) > 0 {
 		return distinct(here)
@@ -99,12 +103,13 @@ func (c candidates) local() []Backend {
 	return distinct(localOnly(c.ending))
 }
 
-// serving are all that may still answer.
+// serving returns all ready and terminating endpoints.
 func (c candidates) serving() []Backend { return distinct(slices.Concat(c.ready, c.ending)) }
 
-// hinted are the endpoints that hints leave to this node: those for the node itself, else those for its zone. Hints
-// count only where each endpoint has one and one of them is for this node: else all endpoints stay, since a controller
-// is in the middle of something, or nobody else would serve.
+// hinted returns the endpoints whose hints name this node. If there are none, it returns the
+// endpoints whose hints name this node's zone. Hints apply only if every endpoint has them and at
+// least one matches. Otherwise all endpoints are returned: the controller may be in the middle of
+// an update, or no endpoint would remain.
 func hinted(ready []candidate) []candidate {
 	for _, mode := range []struct{ has, mine func(candidate) bool }{
 		{func(c candidate) bool { return c.hintsNodes }, func(c candidate) bool { return c.forNode }},
@@ -134,7 +139,7 @@ func keep(all []candidate, wanted func(candidate) bool) []candidate {
 	return out
 }
 
-// distinct are the backends in order, each once.
+// distinct returns the backends in order, without duplicates.
 func distinct(all []candidate) []Backend {
 	out := make([]Backend, 0, len(all))
 	for _, c := range all {

@@ -11,7 +11,7 @@ import (
 	"keelson.dev/keelson/agent/fake"
 )
 
-// hint says for which nodes or zones an endpoint is.
+// hint returns the endpoint with hints for a zone and a node.
 func hint(e discoveryv1.Endpoint, zone, node string) discoveryv1.Endpoint {
 	e.Hints = &discoveryv1.EndpointHints{}
 	if zone != "" {
@@ -23,7 +23,8 @@ func hint(e discoveryv1.Endpoint, zone, node string) discoveryv1.Endpoint {
 	return e
 }
 
-// F117: hints keep traffic on the node or in the zone, and never leave a node without a backend; Local is stricter.
+// F117: hints keep traffic on the node or in the zone, and never leave a node without a backend.
+// The policy Local takes precedence.
 func TestHints(t *testing.T) {
 	here := endpoint("10.244.0.2", "w1", true, true, false)
 	near := endpoint("10.244.1.2", "w2", true, true, false)
@@ -83,7 +84,7 @@ func TestHints(t *testing.T) {
 	}
 }
 
-// F117: the rules follow the zone of the node itself, and a change of another node changes none.
+// F117: the rules follow the zone of the node itself. A change of another node changes no rules.
 func TestRulesFollowTheZone(t *testing.T) {
 	objects := fake.NewCluster()
 	node := func(name, zone string) *v1.Node {

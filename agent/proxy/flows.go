@@ -10,23 +10,24 @@ import (
 	"sync"
 )
 
-// Flows forgets the UDP flows that lead to endpoints which are gone. UDP has no end that the kernel could see: a client
-// that keeps sending from one port would be taken to the dead endpoint for as long as it sends.
+// Flows deletes the conntrack entries of UDP flows to endpoints that no longer exist. UDP has no
+// connection end that the kernel could detect. A client that keeps sending from one port would
+// otherwise be directed to the removed endpoint for as long as it sends.
 type Flows struct {
 	mu   sync.Mutex
 	want picture
-	gone picture // frontends that no longer are, until their flows have been forgotten
+	gone picture // frontends that were removed and whose flows have not been deleted yet
 	news chan struct{}
 }
 
-// NewFlows returns Flows that know of nothing yet.
+// NewFlows returns a cleaner without frontends.
 func NewFlows() *Flows { return &Flows{want: picture{}, gone: picture{}, news: make(chan struct{}, 1)} }
 
-// picture says which addresses may answer what was sent to a UDP frontend: an address and port, or a node port, for
-// which the address is the zero one.
+// picture maps a UDP frontend to the endpoints that may answer it. The frontend is an address and a
+// port; a node port has the unspecified address.
 type picture map[netip.AddrPort]map[netip.AddrPort]bool
 
-// take adds what a Port says of UDP.
+// take adds the frontends and endpoints of a UDP Port.
 func (p picture) take(port *Port) {
 	serving := make(map[netip.AddrPort]bool, len(port.Serving))
 	for _, b := range port.Serving {
@@ -37,7 +38,7 @@ func (p picture) take(port *Port) {
 	}
 }
 
-// fronts are where a Port is knocked at.
+// fronts returns the addresses and ports of all frontends of a Port.
 func fronts(p *Port) []netip.AddrPort {
 	var out []netip.AddrPort
 	for _, list := range [][]Frontend{p.Internal, p.External} {
@@ -48,7 +49,7 @@ func fronts(p *Port) []netip.AddrPort {
 	return out
 }
 
-// show tells what changed in what the rules say.
+// show records changes of the Service rules.
 func (f *Flows) show(changes []Change) {
 	news := false
 	f.mu.Lock()
@@ -61,7 +62,7 @@ func (f *Flows) show(changes []Change) {
 			}
 		}
 	}
-	for _, c := range changes { // what one Service leaves another may take
+	for _, c := range changes { // a frontend that one Service released may now belong to another
 		if c.New != nil && c.New.Proto == "udp" {
 			news = true
 			f.want.take(c.New)
@@ -85,8 +86,8 @@ func (f *Flows) wake() {
 	}
 }
 
-// Run forgets flows whenever the rules of a UDP Service have changed, and once at the start, until ctx ends or the
-// kernel refuses; what was to be forgotten then is left for the next Run.
+// Run deletes stale flows whenever the rules of a UDP Service have changed, until ctx ends or the
+// kernel returns an error. The next Run retries the flows that could not be deleted.
 func (f *Flows) Run(ctx context.Context) error {
 	for {
 		select {
@@ -101,7 +102,7 @@ func (f *Flows) Run(ctx context.Context) error {
 	}
 }
 
-// forget deletes the stale flows that the kernel has now.
+// forget deletes the stale flows that the kernel currently holds.
 func (f *Flows) forget() error {
 	f.mu.Lock()
 	gone := f.gone
@@ -124,16 +125,17 @@ func (f *Flows) forget() error {
 func forget(p picture) error {
 	own, err := ownAddresses()
 	if err != nil {
-		return fmt.Errorf("forgetting UDP flows to gone endpoints: %w", err)
+		return fmt.Errorf("deleting UDP flows to removed endpoints: %w", err)
 	}
 	if err := sweep(staleFlows{p, own}); err != nil {
-		return fmt.Errorf("forgetting UDP flows to gone endpoints: %w: "+
+		return fmt.Errorf("deleting UDP flows to removed endpoints: %w: "+
 			"the kernel needs nf_conntrack_netlink (modprobe nf_conntrack_netlink)", err)
 	}
 	return nil
 }
 
-// ownAddresses are those on which node ports are served.
+// ownAddresses returns the addresses at which node ports are served: all interface addresses except
+// loopback.
 func ownAddresses() (map[netip.Addr]bool, error) {
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {
@@ -148,7 +150,7 @@ func ownAddresses() (map[netip.Addr]bool, error) {
 	return out, nil
 }
 
-// staleFlows finds what was sent to a frontend and is answered by none of its endpoints.
+// staleFlows finds the flows to a frontend that are not answered by one of its endpoints.
 type staleFlows struct {
 	picture picture
 	own     map[netip.Addr]bool

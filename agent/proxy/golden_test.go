@@ -15,8 +15,9 @@ import (
 
 var rewrite = flag.Bool("rewrite", false, "write the golden files anew")
 
-// F115 F117 F118: what each writer writes for Services of every kind, as text: nftables, the input of iptables-restore, and
-// the commands of IPVS, first from nothing and then for a change of one Service.
+// F115 F117 F118: the output of each writer for Services of every kind, as text: nftables, the
+// input of iptables-restore, and the commands of IPVS. The first text is the complete rules, the
+// second a change of one Service.
 func TestGolden(t *testing.T) {
 	local := v1.ServiceInternalTrafficPolicyLocal
 	udp, sctp := v1.ProtocolUDP, v1.ProtocolSCTP
@@ -90,7 +91,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// golden compares with a file.
+// golden compares a text with a golden file.
 func golden(t *testing.T, name, got string) {
 	t.Helper()
 	var lines []string
@@ -117,7 +118,7 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
-// diff are the lines of one text that are not in the other.
+// diff returns the lines that differ between two texts.
 func diff(want, got string) string {
 	w, g := strings.Split(want, "\n"), strings.Split(got, "\n")
 	var out []string

@@ -20,30 +20,31 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// HealthChecks answers load balancers at the health check node ports of Services with externalTrafficPolicy Local:
-// whether this node has ready endpoints, since it sends their traffic to no other.
+// HealthChecks serves the health check node ports of Services with externalTrafficPolicy Local. A
+// load balancer learns there whether this node has ready endpoints, because this node forwards
+// their traffic to no other node.
 type HealthChecks struct {
 	Log *slog.Logger // may be nil
 
 	mu     sync.Mutex
 	want   map[int32]health
 	news   chan struct{}
-	listen func(port int32) (net.Listener, error) // nil: on all addresses of the node
+	listen func(port int32) (net.Listener, error) // nil: listen on all addresses of the node
 }
 
-// NewHealthChecks returns HealthChecks that have been told of no Service.
+// NewHealthChecks returns HealthChecks without Services.
 func NewHealthChecks(log *slog.Logger) *HealthChecks {
 	return &HealthChecks{Log: log, news: make(chan struct{}, 1)}
 }
 
-// The bounds of what strangers can take of a node here.
+// Limits for unauthenticated clients of the health check ports.
 const (
-	healthConnections = 64 // at once, per port
+	healthConnections = 64 // concurrent connections per port
 	healthTimeout     = 5 * time.Second
-	healthRetry       = 10 * time.Second // after a port could not be had
+	healthRetry       = 10 * time.Second // delay before a failed listen is retried
 )
 
-// health is what is said of a Service at its port.
+// health is the response at the health check port of a Service.
 type health struct {
 	port    int32
 	Service struct {
@@ -53,7 +54,8 @@ type health struct {
 	LocalEndpoints int `json:"localEndpoints"`
 }
 
-// healthOf says what to answer for a Service, if anything.
+// healthOf returns the response for a Service. ok is false if the Service has no health check node
+// port.
 func healthOf(s *v1.Service, parts map[string]*discoveryv1.EndpointSlice, node string) (h health, ok bool) {
 	h.port = s.Spec.HealthCheckNodePort
 	if h.port == 0 || s.Spec.Type != v1.ServiceTypeLoadBalancer ||
@@ -73,12 +75,13 @@ func healthOf(s *v1.Service, parts map[string]*discoveryv1.EndpointSlice, node s
 			}
 		}
 	}
-	// The same pods stand in the slices of each family.
+	// The slices of both address families list the same pods.
 	h.LocalEndpoints = max(len(local[discoveryv1.AddressTypeIPv4]), len(local[discoveryv1.AddressTypeIPv6]))
 	return h, true
 }
 
-// show tells what to answer from now on.
+// show replaces the responses of all Services. If two Services have the same port, the first one by
+// namespace and name is served.
 func (c *HealthChecks) show(of map[types.NamespacedName]health) {
 	want := make(map[int32]health, len(of))
 	for _, h := range of {
@@ -99,7 +102,7 @@ func (c *HealthChecks) show(of map[types.NamespacedName]health) {
 	}
 }
 
-// Run answers until ctx ends.
+// Run serves the health check ports until ctx ends.
 func (c *HealthChecks) Run(ctx context.Context) error {
 	open := map[int32]*healthPort{}
 	defer func() {
@@ -123,7 +126,7 @@ func (c *HealthChecks) Run(ctx context.Context) error {
 	}
 }
 
-// follow opens and closes ports and changes what they say.
+// follow opens and closes ports and updates their responses.
 func (c *HealthChecks) follow(open map[int32]*healthPort, want map[int32]health) {
 	for port, p := range open {
 		if _, ok := want[port]; !ok {
@@ -148,7 +151,7 @@ func (c *HealthChecks) follow(open map[int32]*healthPort, want map[int32]health)
 	}
 }
 
-// healthPort is one open port.
+// healthPort is one open health check port.
 type healthPort struct {
 	says   atomic.Pointer[health]
 	server *http.Server
@@ -172,18 +175,19 @@ func (c *HealthChecks) open(port int32) (*healthPort, error) {
 		defer close(p.done)
 		err := p.server.Serve(netutil.LimitListener(ln, healthConnections))
 		if !errors.Is(err, http.ErrServerClosed) && c.Log != nil {
-			c.Log.Warn("a health check node port ended", "port", port, "err", err)
+			c.Log.Warn("serving a health check node port failed", "port", port, "err", err)
 		}
 	}()
 	return p, nil
 }
 
 func (p *healthPort) close() {
-	_ = p.server.Close() // nothing is to be saved
+	_ = p.server.Close() // there is no state to save
 	<-p.done
 }
 
-// ServeHTTP says how many ready endpoints this node has: 200 for some, 503 for none.
+// ServeHTTP responds with the number of ready endpoints on this node. The status is 200 if there
+// are any and 503 otherwise.
 func (p *healthPort) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	h := p.says.Load()
 	if h == nil {
@@ -195,5 +199,5 @@ func (p *healthPort) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	if h.LocalEndpoints == 0 {
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}
-	_ = json.NewEncoder(w).Encode(h) // the asker is gone, then
+	_ = json.NewEncoder(w).Encode(h) // an error means that the client has disconnected
 }

@@ -19,8 +19,8 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// A load balancer asks each node at the Service's health check node port, and is told of this node's ready endpoints
-// alone; the port is there as long as the Service wants it.
+// A load balancer that checks the health check node port of a Service receives the number of ready
+// endpoints on this node only. The port is open as long as the Service has it.
 func TestHealthCheckNodePort(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	objects := fake.NewCluster()

@@ -22,7 +22,7 @@ var (
 	testPlace = Place{Node: "w1", Zone: "a"}
 )
 
-// onFakes are nftables in memory.
+// onFakes returns an nftables writer in memory and a function that dumps its rules.
 func onFakes(d dialect) (*nft, func() string) {
 	n := speaking(d)
 	n.read = nil
@@ -41,7 +41,7 @@ func onFakes(d dialect) (*nft, func() string) {
 	}
 }
 
-// sortedElements orders map elements, which have no order; rules keep theirs.
+// sortedElements sorts map elements, which have no order. Rules keep their order.
 func sortedElements(dump string) string {
 	var lines, elements []string
 	for line := range strings.SplitSeq(dump, "\n") {
@@ -55,13 +55,13 @@ func sortedElements(dump string) string {
 	return strings.Join(append(lines, elements...), "\n")
 }
 
-// nftDialect is what mode nftables says.
+// nftDialect is the dialect of mode nftables.
 var nftDialect = dialect{table: Table, frame: family.skeletonOf, piece: family.render}
 
-// restored are tables of iptables in memory, by what iptables-restore is told.
+// restored holds the tables of iptables in memory, as written by iptables-restore.
 type restored map[string]map[string][]string
 
-// take is iptables-restore --noflush: it fails as the real one does.
+// take simulates iptables-restore --noflush, including its errors.
 func (r restored) take(text string) error {
 	table := ""
 	for line := range strings.SplitSeq(text, "\n") {
@@ -109,7 +109,7 @@ func (r restored) take(text string) error {
 	return nil
 }
 
-// save is iptables-save of a table.
+// save simulates iptables-save for a table.
 func (r restored) save(table string) string {
 	var b strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(r[table])) {
@@ -123,7 +123,7 @@ func (r restored) save(table string) string {
 	return b.String()
 }
 
-// text are all tables; chains that all ports share have no order.
+// text returns all tables. Chains that all ports share are sorted.
 func (r restored) text() string {
 	var b strings.Builder
 	for _, table := range slices.Sorted(maps.Keys(r)) {
@@ -138,7 +138,7 @@ func (r restored) text() string {
 	return b.String()
 }
 
-// inMemory are iptables in memory.
+// inMemory returns an iptables writer in memory and a function that dumps its rules.
 func inMemory() (*iptables, func() string) {
 	w, tables := newIPTables(), map[bool]restored{false: {}, true: {}}
 	for _, t := range w.tables {
@@ -152,13 +152,13 @@ func inMemory() (*iptables, func() string) {
 	return w, func() string { return tables[false].text() + tables[true].text() }
 }
 
-// drawn is a cluster that changes.
+// drawn is a cluster with random changes.
 type drawn struct {
 	services map[string]*v1.Service
 	parts    map[string]*discoveryv1.EndpointSlice
 }
 
-// change changes something at random, and tells the model of it.
+// change makes a random change and updates the model.
 func (d *drawn) change(t *rapid.T, m *Model) {
 	i := rapid.IntRange(0, 3).Draw(t, "which")
 	name := fmt.Sprint("s", i)
@@ -195,12 +195,12 @@ func drawService(t *rapid.T, name string, i int) *v1.Service {
 			s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: "dns", Port: 53, Protocol: v1.ProtocolUDP})
 		}
 		if flip("node port") {
-			s.Spec.Ports[0].NodePort = 30000 + int32(rapid.IntRange(0, 2).Draw(t, "port")) // two may have the same
+			s.Spec.Ports[0].NodePort = 30000 + int32(rapid.IntRange(0, 2).Draw(t, "port")) // two Services may have the same node port
 		}
 		if flip("external") {
 			s.Spec.ExternalIPs = []string{fmt.Sprintf("192.0.2.%d", rapid.IntRange(1, 3).Draw(t, "address")), "10.96.0.11"}
 		}
-		if flip("wide") { // has chains of addresses, also where two Services claim the same pair
+		if flip("wide") { // requires chains of addresses, even if two Services claim the same pair
 			for p := range int32(rapid.IntRange(2, 4).Draw(t, "ports")) {
 				s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: fmt.Sprint("wide", p), Port: 90 + p})
 			}
@@ -255,7 +255,7 @@ func drawSlice(t *rapid.T, svc, name string, v6 bool) *discoveryv1.EndpointSlice
 	out.Name = name
 	dns, port, udp := "dns", int32(5353), v1.ProtocolUDP
 	out.Ports = append(out.Ports, discoveryv1.EndpointPort{Name: &dns, Port: &port, Protocol: &udp})
-	for _, name := range []string{"wide0", "wide1", "wide2"} { // the fourth has no endpoint
+	for _, name := range []string{"wide0", "wide1", "wide2"} { // the fourth Service has no endpoint
 		out.Ports = append(out.Ports, discoveryv1.EndpointPort{Name: &name, Port: out.Ports[0].Port})
 	}
 	if v6 {
@@ -264,8 +264,8 @@ func drawSlice(t *rapid.T, svc, name string, v6 bool) *discoveryv1.EndpointSlice
 	return out
 }
 
-// F112 F117 F118: whatever the order of changes, the model says what it would say from nothing, and so does what each writer has
-// written, without anything left over.
+// F112 F117 F118: whatever the order of changes, the model equals one that is computed from the
+// final state. The same holds for the rules of each writer, without remains of earlier states.
 func TestIncrementalIsFromScratch(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		ctx := t.Context()
@@ -313,7 +313,7 @@ func TestIncrementalIsFromScratch(t *testing.T) {
 					t.Fatalf("%s, after the changes:\n%s\nfrom nothing:\n%s", c.name, c.got, c.want)
 				}
 			}
-			// A new agent finds the old one's rules, and leaves the same.
+			// A new agent finds the rules of the old one, and leaves the same rules.
 			n3 := speaking(nftDialect)
 			n3.read = nil
 			n3.open = func(f knftables.Family) (knftables.Interface, error) {
@@ -334,7 +334,7 @@ func TestIncrementalIsFromScratch(t *testing.T) {
 	})
 }
 
-// fakeIPVS is the writer with a kernel in memory.
+// fakeIPVS is the IPVS writer with a kernel in memory.
 type fakeIPVS struct {
 	*ipvs
 	kernel *fakeServers
@@ -355,8 +355,8 @@ func newFakeIPVS() *fakeIPVS {
 type fakeServers struct {
 	servers map[virtual]pool
 	held    map[netip.Addr]bool
-	own     map[netip.Addr]bool // the node's
-	linked  bool                // the interface is there
+	own     map[netip.Addr]bool // addresses of the node
+	linked  bool                // the interface exists
 	said    []string
 }
 

@@ -15,19 +15,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// iptables writes by iptables-restore: everything of ours is in chains named KEELSON-*, which the chains of the kernel
-// jump to.
+// iptables writes rules with iptables-restore. All rules are in chains named KEELSON-*, to which
+// the built-in chains jump.
 type iptables struct{ tables []*iptFamily }
 
-// iptFamily is the rules of one address family.
+// iptFamily holds the rules of one address family.
 type iptFamily struct {
 	family
 	base     Base
 	built    bool
 	hairpin  map[netip.Addr]int
-	services map[string]map[string]*Port // Service → ID → port
-	text     map[string]int              // chain → how many rules it should have
-	seen     map[string]string           // the same chains → what was shown of them at the last look, if they were not written since
+	services map[string]map[string]*Port // Service → Port ID → Port
+	text     map[string]int              // chain → expected number of rules
+	seen     map[string]string           // chain → its rules at the last Intact, if they have not been written since
 	run      func(ctx context.Context, input string, program string, args ...string) (string, error)
 }
 
@@ -35,10 +35,11 @@ func newIPTables() *iptables {
 	return &iptables{tables: []*iptFamily{{family: ipv4, run: execute}, {family: ipv6, run: execute}}}
 }
 
-// maxOutput bounds what a program may say.
+// maxOutput limits the output of a program, in bytes.
 const maxOutput = 64 << 20
 
-// execute runs a program with an input, within writeLimit.
+// execute runs a program with the given standard input and returns its output. It stops the program
+// after writeLimit.
 func execute(ctx context.Context, input, program string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, writeLimit)
 	defer cancel()
@@ -52,12 +53,12 @@ func execute(ctx context.Context, input, program string, args ...string) (string
 		return "", fmt.Errorf("%s %s: %w: %.500s", program, strings.Join(args, " "), err, said)
 	}
 	if out.Len() >= maxOutput {
-		return "", fmt.Errorf("%s says more than %d bytes", program, maxOutput)
+		return "", fmt.Errorf("%s printed more than %d bytes", program, maxOutput)
 	}
 	return out.String(), nil
 }
 
-// limited forgets what is beyond maxOutput.
+// limited discards everything beyond maxOutput bytes.
 type limited struct{ bytes.Buffer }
 
 func (l *limited) Write(p []byte) (int, error) {
@@ -67,7 +68,7 @@ func (l *limited) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// program is the family's word for one of iptables' programs.
+// program returns the name of an iptables program for the address family.
 func (f family) program(suffix string) string {
 	if f.v6 {
 		return "ip6tables" + suffix
@@ -85,7 +86,8 @@ func (w *iptables) Check(context.Context) error {
 	return nil
 }
 
-// The tables of iptables in which there is something of ours, in the order in which they are written.
+// iptTables are the tables of iptables that contain Keelson's rules, in the order in which they are
+// written.
 var iptTables = []string{"mangle", "nat", "filter"}
 
 // Sync implements Writer.
@@ -142,7 +144,7 @@ func (t *iptFamily) sync(ctx context.Context, base Base, ports iter.Seq[*Port]) 
 	return nil
 }
 
-// add renders a port into a set of chains, counts the pods that may reach themselves, and keeps the port.
+// add renders a Port into a set of chains, counts its hairpin pods and records the Port.
 func (t *iptFamily) add(into iptRules, p *Port) {
 	for _, ip := range t.ipt(into, p) {
 		t.hairpin[ip]++
@@ -154,7 +156,8 @@ func (t *iptFamily) add(into iptRules, p *Port) {
 	t.services[service][p.ID] = p
 }
 
-// remove renders a port into the set of chains that are replaced or deleted, and stops keeping the port.
+// remove renders a Port into the set of chains to be replaced or deleted and removes the Port's
+// record.
 func (t *iptFamily) remove(into iptRules, p *Port) {
 	for _, ip := range t.ipt(into, p) {
 		if t.hairpin[ip]--; t.hairpin[ip] == 0 {
@@ -167,18 +170,19 @@ func (t *iptFamily) remove(into iptRules, p *Port) {
 	}
 }
 
-// addService renders the rules that the ports of a Service share.
+// addService renders the rules that the Ports of a Service share.
 func (t *iptFamily) addService(into iptRules, service string) {
 	iptService(into, service, slices.Collect(maps.Values(t.services[service])))
 }
 
-// save reads what there is of ours: "table chain" → its rules, and the jumps to them from chains of the kernel.
+// save returns the rules of Keelson's chains, and the jumps to them from built-in chains, by "table
+// chain".
 func (t *iptFamily) save(ctx context.Context) (map[string][]string, error) {
 	out := map[string][]string{}
 	for _, table := range iptTables {
 		text, err := t.run(ctx, "", t.program("-save"), "-t", table)
 		if err != nil {
-			return nil, fmt.Errorf("looking at the Service rules: %w", err)
+			return nil, fmt.Errorf("reading the Service rules: %w", err)
 		}
 		for line := range strings.SplitSeq(text, "\n") {
 			f := strings.Fields(line)
@@ -224,7 +228,7 @@ func (w *iptables) Apply(ctx context.Context, changes []Change) error {
 	return nil
 }
 
-// change is the input of iptables-restore that turns the kernel from one state of some ports into another.
+// change returns the input for iptables-restore that applies the changes.
 func (t *iptFamily) change(changes []Change) string {
 	before := maps.Clone(t.hairpin)
 	old, now := iptRules{}, iptRules{}
@@ -267,7 +271,8 @@ func (t *iptFamily) change(changes []Change) string {
 	return b.String()
 }
 
-// changeTable writes one table's part. Chains that all share lose and gain single rules; chains of one port are written anew.
+// changeTable writes the part of one table. In chains that several Ports share, it adds and deletes
+// single rules. The chains of a single Port are replaced as a whole.
 func (t *iptFamily) changeTable(b *strings.Builder, table string, old, now iptRules) {
 	var heads, drops, adds, gone []string
 	setOf := func(rules []string) map[string]bool {
@@ -329,8 +334,9 @@ func (t *iptFamily) changeTable(b *strings.Builder, table string, old, now iptRu
 	b.WriteString("COMMIT\n")
 }
 
-// Intact implements Writer. It counts rules by chain, and compares those of chains that were not written since the last look
-// with what they were then: what iptables-save shows is not the text that was written.
+// Intact implements Writer. It counts the rules of each chain. The rules of a chain that was not
+// written since the last check must also equal those of that check. They cannot be compared with
+// the written text, because iptables-save prints them differently.
 func (w *iptables) Intact(ctx context.Context) (bool, error) {
 	for _, t := range w.tables {
 		if !t.built {
@@ -374,7 +380,7 @@ func (t *iptFamily) clean(ctx context.Context) error {
 	there, err := t.save(ctx)
 	if err != nil {
 		if t.v6 || errors.Is(err, unix.ENOENT) {
-			return nil // a kernel without IPv6 has none
+			return nil // a kernel without IPv6 has no rules
 		}
 		return err
 	}

@@ -8,8 +8,9 @@ import (
 	"strings"
 )
 
-// Counts implements Writer. It reads the packets of the rules that jump to a Port's chains, one for each connection, and of
-// the rules that refuse. A rule for all external addresses of a port is reported at the first of them.
+// Counts implements Writer. It reads the packet counters of the rules that jump to a Port's chains
+// (one packet per connection) and of the rules that reject. A rule for all external addresses of a
+// port is counted at the first address.
 func (w *iptables) Counts(ctx context.Context) (Counts, error) {
 	out := newCounts()
 	for _, t := range w.tables {
@@ -32,9 +33,9 @@ func (w *iptables) Counts(ctx context.Context) (Counts, error) {
 	return out, nil
 }
 
-// portAnywhere is a port of a Service at each of its external addresses.
+// portAnywhere is a port of a Service at all of its external addresses.
 type portAnywhere struct {
-	chain string // of the Service (chainAddress)
+	chain string // chain of the Service (chainAddress)
 	proto string
 	port  int32
 }
@@ -54,7 +55,8 @@ func (t *iptFamily) firstAddresses() map[portAnywhere]netip.Addr {
 	return out
 }
 
-// counter reads a rule with its counters: [packets:bytes] -A KEELSON-SERVICES -d IP/32 -p tcp -m tcp --dport N -j ...
+// counter parses a rule with its counters: [packets:bytes] -A KEELSON-SERVICES -d IP/32 -p tcp -m
+// tcp --dport N -j ...
 func (f family) counter(line string, first map[portAnywhere]netip.Addr) (at Frontend, n uint64, ok bool) {
 	words := strings.Fields(line)
 	if len(words) < 3 || words[1] != "-A" || words[len(words)-1] == "RETURN" {

@@ -22,13 +22,14 @@ func (p *Port) serviceName() string {
 	return name
 }
 
-// aimed is an external frontend, and the end of the rule for its packets: comment and target.
+// aimed is an external frontend and the end of its rule: comment and target.
 type aimed struct {
 	at Frontend
 	to string
 }
 
-// iptService renders the rules that the ports of a Service share: external addresses, and ranges of clients. Pure.
+// iptService renders the rules that the Ports of a Service share: external addresses and source
+// ranges. It is pure.
 func iptService(into iptRules, service string, ports []*Port) {
 	slices.SortFunc(ports, func(a, b *Port) int { return strings.Compare(a.ID, b.ID) })
 	var dispatched, refused, guarded []aimed
@@ -49,7 +50,7 @@ func iptService(into iptRules, service string, ports []*Port) {
 		for _, at := range p.Guarded {
 			guarded = append(guarded, aimed{at, " -j " + fw})
 		}
-		if len(p.Guarded) > 0 && into["mangle"][fw] == nil { // the ports of a Service have the same ranges
+		if len(p.Guarded) > 0 && into["mangle"][fw] == nil { // all ports of a Service have the same ranges
 			for _, s := range p.Sources {
 				into.rule("mangle", fw, "-s "+s.String()+" -j RETURN")
 			}
@@ -63,8 +64,9 @@ func iptService(into iptRules, service string, ports []*Port) {
 
 func commented(name string) string { return ` -m comment --comment "` + comment(name) + `"` }
 
-// iptOutside returns the chain that serves external traffic, or "" where no endpoint serves it, and the target that refuses
-// traffic that this node does not serve, or "" where this node serves all of it.
+// iptOutside returns the chain that serves external traffic, or "" if no endpoint serves it. It
+// also returns the target that rejects traffic that this node does not serve, or "" if this node
+// serves all of it.
 func (p *Port) iptOutside() (chain, refusal string) {
 	chain = "KEELSON-EXT-" + p.ID
 	switch {
@@ -76,7 +78,7 @@ func (p *Port) iptOutside() (chain, refusal string) {
 	return chain, ""
 }
 
-// iptRefusal returns the target for a verdict of mode nftables.
+// iptRefusal returns the iptables target for a verdict of mode nftables.
 func iptRefusal(verdict string) string {
 	if verdict == "goto "+chainSilent {
 		return "DROP"
@@ -84,14 +86,15 @@ func iptRefusal(verdict string) string {
 	return chainDeny
 }
 
-// group is addresses that have the same ports of a Service.
+// group is a group of external addresses with the same ports of a Service.
 type group struct {
 	addresses []netip.Addr
-	ports     []aimed // of the first address
+	ports     []aimed // ports of the first address
 }
 
-// costs returns the number of rules of a group in each of three forms: a rule for each pair; a chain with the group's ports;
-// a chain that excludes the ports that the group lacks and jumps to the chain with all ports of the Service.
+// costs returns the number of rules of a group in each of three forms: a rule for each pair; a
+// chain with the group's ports; a chain that excludes the missing ports and jumps to the Service's
+// chain with all ports.
 func (g *group) costs(ports int) (direct, own, whole int) {
 	a, n := len(g.addresses), len(g.ports)
 	whole = a
@@ -101,9 +104,10 @@ func (g *group) costs(ports int) (direct, own, whole int) {
 	return a * n, a + n, whole
 }
 
-// pairs adds rules to a shared chain for frontends of a Service. Where all addresses have all ports there are at most as
-// many rules as addresses and ports. Another Service or the cluster may hold a pair. Addresses that lack ports are
-// therefore grouped by the ports that they have, and each group takes the form with the fewest rules.
+// pairs adds rules to a shared chain for the frontends of a Service. If all addresses have all
+// ports, the number of rules is at most the sum of addresses and ports. Another Service or the
+// cluster may hold some pairs. Addresses that lack ports are therefore grouped by their remaining
+// ports, and each group takes the form with the fewest rules.
 func (r iptRules) pairs(table, shared, service string, all []aimed) {
 	groups, ports := grouped(all)
 	port := func(chain string, p aimed, to string) {
@@ -152,14 +156,14 @@ func (r iptRules) pairs(table, shared, service string, all []aimed) {
 	}
 }
 
-// hexNumber returns four hexadecimal digits: names of chains have at most 28 characters.
+// hexNumber returns four hexadecimal digits, because chain names have at most 28 characters.
 func hexNumber(i int) string {
 	const digits = "0123456789abcdef"
 	return string([]byte{digits[i>>12&15], digits[i>>8&15], digits[i>>4&15], digits[i&15]})
 }
 
-// grouped returns the addresses of frontends by the ports that they have, and all ports: groups in the order of their first
-// address, ports in order.
+// grouped groups the addresses of frontends by their ports. It returns the groups in the order of
+// their first address, and all ports in order.
 func grouped(all []aimed) (groups []*group, ports []aimed) {
 	byPort := func(a, b aimed) int {
 		return cmp.Or(strings.Compare(a.at.Proto, b.at.Proto), cmp.Compare(a.at.Port, b.at.Port))
@@ -191,7 +195,7 @@ func grouped(all []aimed) (groups []*group, ports []aimed) {
 	return groups, ports
 }
 
-// missing returns the ports that are not among those that a group has. Both are in order.
+// missing returns the ports that a group lacks. Both lists are sorted.
 func missing(ports, has []aimed) (out []aimed) {
 	for _, p := range ports {
 		if len(has) > 0 && has[0].at.Proto == p.at.Proto && has[0].at.Port == p.at.Port {

@@ -11,7 +11,7 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// The chains that all ports share. Each port has chains of its own by its ID.
+// The chains that all Ports share. Each Port also has its own chains, named after its ID.
 const (
 	chainPrefix      = "KEELSON-"
 	chainServices    = "KEELSON-SERVICES"
@@ -31,11 +31,11 @@ const (
 // iptMark is markMasquerade with its mask.
 const iptMark = markMasquerade + "/" + markMasquerade
 
-// iptBypass exempts the agent's own connections to replicas from a chain. The chains are also reached by packets from
-// elsewhere, whose mark says nothing.
+// iptBypass exempts the agent's own connections to replicas from a chain. The source must be local,
+// because marks of forwarded packets are not set by the agent.
 var iptBypass = fmt.Sprintf("-m mark --mark %#x/%#x -m addrtype --src-type LOCAL -j RETURN", agent.ReplicaMark, agent.ReplicaMark)
 
-// iptRules are rules by table and chain, in order.
+// iptRules holds rules by table and chain, in order.
 type iptRules map[string]map[string][]string
 
 func (r iptRules) chain(table, name string) {
@@ -52,7 +52,7 @@ func (r iptRules) rule(table, name, rule string) {
 	r[table][name] = append(r[table][name], rule)
 }
 
-// flat are the chains by "table chain".
+// flat returns the rules of each chain, by "table chain".
 func (r iptRules) flat() map[string][]string {
 	out := map[string][]string{}
 	for table, chains := range r {
@@ -69,7 +69,7 @@ func sharedChain(name string) bool {
 		!strings.HasPrefix(name, chainAddress)
 }
 
-// jump leads from a chain of the kernel to one of ours.
+// jump is a jump from a built-in chain to a chain of Keelson.
 type jump struct{ table, from, match, to string }
 
 func (f family) jumps() []jump {
@@ -87,7 +87,7 @@ func (f family) jumps() []jump {
 	return out
 }
 
-// skeleton is what there is without Services. Pure.
+// iptSkeleton returns the rules that exist without Services. It is pure.
 func (f family) iptSkeleton(b Base) iptRules {
 	r := iptRules{}
 	for _, j := range f.jumps() {
@@ -106,7 +106,8 @@ func (f family) iptSkeleton(b Base) iptRules {
 		r.rule("nat", chainFrontDoor, node+" -j "+chainNodePorts)
 		r.rule("filter", chainNoBackend, node+" -j "+chainRefusedNode)
 	}
-	// What leaves is not marked: the mark of a packet is also that of the one in which a tunnel wraps it.
+	// Departing packets carry no mark: a tunnel copies the mark of the inner packet to the outer
+	// packet.
 	r.rule("nat", chainMasquerade, "-j MARK --xor-mark "+markMasquerade)
 	r.rule("nat", chainMasquerade, "-j MASQUERADE")
 	r.rule("nat", chainMark, "-j MARK --or-mark "+markMasquerade)
@@ -125,7 +126,8 @@ func (f family) iptSkeleton(b Base) iptRules {
 	return r
 }
 
-// nodeAddresses are the matches of destinations at which node ports are served, each for a rule of its own.
+// own returns the destination matches of the addresses at which node ports are served. Each match
+// requires its own rule.
 func (f family) nodeAddresses(b Base) []string {
 	if len(b.NodePorts) == 0 {
 		return []string{"! -d " + f.loopback + " -m addrtype --dst-type LOCAL"}
@@ -141,7 +143,7 @@ func (f family) hairpinRule(ip netip.Addr) string {
 	return fmt.Sprintf("-s %s -d %s -m conntrack --ctstate DNAT -j MASQUERADE", ip, ip)
 }
 
-// matching is who knocks at a frontend.
+// matching returns the rule's match for packets to a frontend.
 func matching(at Frontend) string {
 	match := fmt.Sprintf("-p %s -m %s --dport %d", at.Proto, at.Proto, at.Port)
 	if !at.NodePort() {
@@ -150,8 +152,8 @@ func matching(at Frontend) string {
 	return match
 }
 
-// ipt renders a port into chains, without the rules for external addresses (iptService), and returns the pods that may
-// reach themselves through it. Pure.
+// ipt renders a Port into chains, without the rules for external addresses (iptService). It returns
+// the local pods, which may reach themselves through the Port. It is pure.
 func (t *iptFamily) ipt(into iptRules, p *Port) (local []netip.Addr) {
 	inside := t.choose(into, p, "SVC", p.Cluster)
 	for _, at := range p.Internal {
@@ -167,7 +169,7 @@ func (t *iptFamily) ipt(into iptRules, p *Port) (local []netip.Addr) {
 	return distinctAddrs(p.local())
 }
 
-// outside renders the chains of external traffic, and the rules for node ports.
+// outside renders the chains of external traffic and the rules for node ports.
 func (t *iptFamily) outside(into iptRules, p *Port, all string) {
 	if !slices.Equal(p.Outside, p.Cluster) {
 		all = t.choose(into, p, "OUT", p.Outside)
@@ -202,7 +204,8 @@ func (t *iptFamily) outside(into iptRules, p *Port, all string) {
 	}
 }
 
-// choose names the chain that chooses one of the backends; "" where there is none.
+// choose adds the chain that selects one of the backends and returns its name. It returns "" if
+// there are no backends.
 func (t *iptFamily) choose(into iptRules, p *Port, kind string, to []Backend) string {
 	if len(to) == 0 {
 		return ""
@@ -235,7 +238,8 @@ func (t *iptFamily) choose(into iptRules, p *Port, kind string, to []Backend) st
 	return name
 }
 
-// write adds a table's part of an input for iptables-restore that takes the place of what is there.
+// write writes one table's part of the input for iptables-restore. It replaces all current rules of
+// Keelson.
 func (r iptRules) write(b *strings.Builder, table string, there map[string][]string) {
 	b.WriteString("*" + table + "\n")
 	names := slices.Sorted(maps.Keys(r[table]))

@@ -17,46 +17,49 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ipvs writes virtual servers, whose addresses are held by an interface of its own. What IPVS cannot say (whose source
-// becomes the node's, what is refused, which clients may come) stands in a table of nftables.
+// ipvs writes IPVS virtual servers. A dummy interface holds their addresses. An nftables table does
+// the rest: masquerading, rejects and source ranges.
 //
-// Each pair of an address and a port is a virtual server of its own: the kernel's other key is the whole mark of a packet,
-// and bits of the mark belong to masquerading, to the agent's connections to replicas, and to other programs. The API
-// bounds the pairs.
+// Each pair of an address and a port is a separate virtual server. The kernel's other key, the
+// firewall mark, compares all bits of a packet's mark. These bits are also used for masquerading,
+// for the agent's connections to replicas, and by other programs. The API limits the number of
+// pairs.
 //
-// Deviations from the other modes, which Kubernetes' own proxy has too: a Service with externalTrafficPolicy Local is served from this
-// node's endpoints for pods and the node as well.
+// Like IPVS mode of kube-proxy, it differs from the other modes in one point: a Service with
+// externalTrafficPolicy Local is served only by this node's endpoints, for pods and for the node
+// itself too.
 type ipvs struct {
 	beside  *nft
 	base    Base
-	node    []netip.Addr // where node ports are
+	node    []netip.Addr // addresses at which node ports are served
 	servers map[virtual]pool
-	holders map[netip.Addr]int // addresses → how many servers
+	holders map[netip.Addr]int // address → number of virtual servers
 	door    func() (ipvsDoor, error)
-	linked  func() (bool, error) // whether the interface is there
+	linked  func() (bool, error) // reports whether the interface exists
 	own     func() (map[netip.Addr]bool, error)
 	check   func() error
 }
 
-// virtual is a virtual server.
+// virtual identifies a virtual server.
 type virtual struct {
 	Frontend
 	affinity int32
 }
 
-// pool is the real servers of a virtual one, with their weights: 1, or 0 where connections end that there are.
+// pool maps the real servers of a virtual server to their weights. The weight is 1, or 0 for a
+// server that only keeps its existing connections.
 type pool map[netip.AddrPort]int
 
-// ipvsLink is the interface that holds the addresses.
+// ipvsLink is the name of the interface that holds the addresses of virtual servers.
 const ipvsLink = "keelson-ipvs0"
 
-// ipvsTable is the nftables table beside IPVS.
+// ipvsTable is the nftables table of mode ipvs.
 const ipvsTable = "keelson-ipvs"
 
-// ipvsDoor is the kernel.
+// ipvsDoor is the kernel's IPVS.
 type ipvsDoor interface {
 	Do(ipvsCommand) error
-	// Read is what there is of ours, by address.
+	// Read returns Keelson's virtual servers and the addresses of its interface.
 	Read() (servers map[virtual]pool, addresses map[netip.Addr]bool, err error)
 	Close()
 }
@@ -81,7 +84,7 @@ func hasIPVS() error {
 	return nil
 }
 
-// ipvsCommand is one step. Its text is that of ip and ipvsadm.
+// ipvsCommand is one change of IPVS. Its text is the equivalent command line of ip or ipvsadm.
 type ipvsCommand struct {
 	verb   string // "address add", "address del", "-A", "-D", "-a", "-e", "-d"
 	server virtual
@@ -109,12 +112,12 @@ func (c ipvsCommand) String() string {
 	return text
 }
 
-// virtuals are the servers of a Port. Pure.
+// virtuals returns the virtual servers of a Port. It is pure.
 func virtuals(p *Port, node []netip.Addr) map[virtual]pool {
 	out := map[virtual]pool{}
 	add := func(at Frontend, to []Backend) {
 		if len(to) == 0 {
-			return // nftables answers
+			return // nftables rejects or drops this traffic
 		}
 		servers := pool{}
 		for _, b := range p.Serving {
@@ -146,7 +149,8 @@ func virtuals(p *Port, node []netip.Addr) map[virtual]pool {
 	return out
 }
 
-// ipvsPlan is the way from some servers to others, and from some held addresses to others. Pure.
+// ipvsPlan returns the commands that change the servers and the interface's addresses from one
+// state to another. It is pure.
 func ipvsPlan(from, to map[virtual]pool, held, wanted map[netip.Addr]bool) []ipvsCommand {
 	var out []ipvsCommand
 	byAddress := func(a, b netip.Addr) int { return a.Compare(b) }
@@ -193,7 +197,7 @@ func (v virtual) compare(w virtual) int {
 		fmt.Sprint(w.IP.StringExpanded(), w.Proto, 100000+w.Port, w.affinity))
 }
 
-// nodeAddresses are where node ports are served, in order.
+// own returns the addresses at which node ports are served, in order.
 func (w *ipvs) nodeAddresses() ([]netip.Addr, error) {
 	own, err := w.own()
 	if err != nil {
@@ -236,7 +240,7 @@ func (w *ipvs) Sync(ctx context.Context, base Base, ports iter.Seq[*Port]) error
 	for p := range ports {
 		maps.Copy(want, virtuals(p, w.node))
 	}
-	// Before servers there are the rules that they need: whose source becomes the node's.
+	// The masquerading rules must exist before the servers that require them.
 	if err := w.beside.Sync(ctx, base, ports); err != nil {
 		return err
 	}
@@ -244,7 +248,7 @@ func (w *ipvs) Sync(ctx context.Context, base Base, ports iter.Seq[*Port]) error
 	return run(door, ipvsPlan(there, want, held, keysOf(w.holders)))
 }
 
-// holdersOf counts the servers by address; the node holds its own itself.
+// holdersOf counts the servers per address, without the node's own addresses.
 func (w *ipvs) holdersOf(servers map[virtual]pool) map[netip.Addr]int {
 	out := map[netip.Addr]int{}
 	for v := range servers {
@@ -337,8 +341,9 @@ func (w *ipvs) Intact(ctx context.Context) (bool, error) {
 	return err == nil && len(ipvsPlan(there, w.servers, held, keysOf(w.holders))) == 0, err
 }
 
-// Clean implements Writer. The interface says that this mode was in force: where there is none, virtual servers are others', at
-// whichever addresses. It goes last, so that whoever is cut off before is begun again.
+// Clean implements Writer. The interface marks that mode ipvs was in use. If it does not exist, all
+// virtual servers belong to other programs. The interface is therefore removed last, so that an
+// interrupted Clean can be repeated.
 func (w *ipvs) Clean(ctx context.Context) error {
 	err := w.beside.Clean(ctx)
 	if there, lerr := w.linked(); !there || lerr != nil {
@@ -363,8 +368,9 @@ func (w *ipvs) cleanServers() error {
 	return removeIPVSLink()
 }
 
-// Remove takes away the virtual servers of mode ipvs and the interface that held their addresses: for a node that leaves its cluster,
-// whose agent has ended. Where that interface is not there, nothing is.
+// Remove removes the virtual servers of mode ipvs and the interface that held their addresses. Call
+// it after the agent has exited, on a node that leaves its cluster. It does nothing if the
+// interface does not exist.
 func Remove() error { return newIPVS().remove() }
 
 func (w *ipvs) remove() error {
@@ -408,7 +414,7 @@ func removeIPVSLink() error {
 	return nil
 }
 
-// Counts implements Writer: connections as IPVS counts them, refusals as nftables does.
+// Counts implements Writer. Connections are counted by IPVS, rejects by nftables.
 func (w *ipvs) Counts(ctx context.Context) (Counts, error) {
 	out, err := w.beside.Counts(ctx)
 	if err != nil {
@@ -428,7 +434,8 @@ func (w *ipvs) Counts(ctx context.Context) (Counts, error) {
 	return out, err
 }
 
-// virtualOf reads a server of the kernel.
+// virtualOf converts a virtual server of the kernel. It returns false for a server with a firewall
+// mark or another protocol.
 func virtualOf(s *moby.Service) (virtual, bool) {
 	ip, ok := netip.AddrFromSlice(s.Address)
 	v := virtual{Frontend: Frontend{IP: ip.Unmap(), Proto: protocolName(byte(s.Protocol)), Port: int32(s.Port)}}
@@ -441,7 +448,7 @@ func virtualOf(s *moby.Service) (virtual, bool) {
 // ipvsPersistent is IP_VS_SVC_F_PERSISTENT of linux/ip_vs.h.
 const ipvsPersistent = 1
 
-// ipvsKernel is the kernel's IPVS and the interface that holds addresses.
+// ipvsKernel is the kernel's IPVS and the interface that holds the addresses.
 type ipvsKernel struct {
 	h    *moby.Handle
 	link netlink.Link
@@ -453,20 +460,21 @@ func openIPVS() (ipvsDoor, error) {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = ipvsLink
 		if err := netlink.LinkAdd(&netlink.Dummy{LinkAttrs: attrs}); err != nil {
-			return nil, fmt.Errorf("making %s, which holds Service addresses: %w: load the kernel's dummy module", ipvsLink, err)
+			return nil, fmt.Errorf("creating interface %s for Service addresses: %w: load the kernel's dummy module", ipvsLink, err)
 		}
 		if link, err = netlink.LinkByName(ipvsLink); err != nil {
 			return nil, fmt.Errorf("%s: %w", ipvsLink, err)
 		}
 	}
-	// Replies are changed back on their way, which needs the kernel's list of connections.
+	// Replies are translated back, which requires connection tracking.
 	if err := os.WriteFile("/proc/sys/net/ipv4/vs/conntrack", []byte("1"), 0); err != nil {
-		return nil, fmt.Errorf("IPVS cannot be told to track connections: %w", err)
+		return nil, fmt.Errorf("enabling the connection tracking of IPVS: %w", err)
 	}
-	// The interface has the addresses of load balancers on every node, of which one alone is to answer for each.
+	// The interface holds the load balancer addresses on every node. Only one node may answer ARP
+	// requests for each of them.
 	for name, value := range map[string]string{"arp_ignore": "1", "arp_announce": "2"} {
 		if err := os.WriteFile("/proc/sys/net/ipv4/conf/all/"+name, []byte(value), 0); err != nil {
-			return nil, fmt.Errorf("the node cannot be kept from answering for addresses of Services: %w", err)
+			return nil, fmt.Errorf("restricting ARP replies for addresses of Services: %w", err)
 		}
 	}
 	h, err := moby.New("")
@@ -478,7 +486,8 @@ func openIPVS() (ipvsDoor, error) {
 
 func (k *ipvsKernel) Close() { k.h.Close() }
 
-// ours says whether a virtual server is: one at an address that neither the interface nor the node holds is somebody else's.
+// ours reports whether a virtual server is Keelson's: its address is held by Keelson's interface or
+// by the node.
 func (v virtual) ours(held, own map[netip.Addr]bool) bool { return held[v.IP] || own[v.IP] }
 
 // Read implements ipvsDoor.
@@ -547,7 +556,7 @@ func (k *ipvsKernel) Do(c ipvsCommand) error {
 	}
 }
 
-// message is the command as the kernel is told it.
+// message returns the command in the form that the kernel expects.
 func (c ipvsCommand) message() (*moby.Service, *moby.Destination) {
 	family, bits := uint16(unix.AF_INET), ^uint32(0)
 	if c.server.IP.Is6() {

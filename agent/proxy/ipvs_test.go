@@ -15,8 +15,9 @@ import (
 	"keelson.dev/keelson/test/testenv/space"
 )
 
-// F118: what Services have of IPVS goes, node ports at the node's own addresses too. Virtual servers of others stay: those elsewhere,
-// and all of a node on which this mode was never in force.
+// F118: Clean removes all virtual servers of Services, including node ports at the node's own
+// addresses. Virtual servers of other programs remain: those at other addresses, and all of them on
+// a node on which mode ipvs was never active.
 func TestVirtualServersOfOthersStay(t *testing.T) {
 	elsewhere := virtual{Frontend: Frontend{netip.MustParseAddr("192.0.2.200"), "tcp", 80}}
 	atNode := virtual{Frontend: Frontend{netip.MustParseAddr("10.89.0.101"), "tcp", 80}}
@@ -26,7 +27,7 @@ func TestVirtualServersOfOthersStay(t *testing.T) {
 	denied := errors.New("denied")
 	for _, c := range []struct {
 		name  string
-		used  bool // this mode was in force
+		used  bool // mode ipvs was active
 		there virtual
 		clean func(*fakeIPVS) error
 		want  error
@@ -61,13 +62,15 @@ func TestVirtualServersOfOthersStay(t *testing.T) {
 	}
 }
 
-// F118: a node that leaves a cluster of this mode, and whose kernel has no IPVS any more, has the interface alone.
+// F118: on a node that leaves a cluster of mode ipvs, and whose kernel no longer has IPVS, the
+// interface is removed.
 func TestInterfaceOfVirtualServersGoes(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root for network namespaces")
 	}
 	err := space.In(space.New(t), func() error {
-		// Whatever has the name: not every kernel of tests has interfaces of the kind dummy.
+		// A veth interface with the same name, because not every test kernel supports dummy
+		// interfaces.
 		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: ipvsLink}, PeerName: "peer"}); err != nil {
 			return err
 		}

@@ -2,12 +2,12 @@ package proxy
 
 import "sigs.k8s.io/knftables"
 
-// What stands in nftables beside IPVS: traffic to frontends in the map "services" is marked, and takes the node's address when
-// it leaves; refusals and load balancers' sources are as in mode nftables.
+// The nftables rules of mode ipvs. Traffic to frontends in the map "services" is marked, and
+// masqueraded when it leaves the node. Rejects and source ranges are the same as in mode nftables.
 
 const chainMarked = "mark"
 
-// besideIPVSPort says what a Port needs there. Pure.
+// besideIPVSPort returns the nftables elements of a Port in mode ipvs. It is pure.
 func besideIPVSPort(f family, p *Port) piece {
 	out := piece{elements: map[string][]element{}}
 	add := func(m string, at Frontend, value string) {
@@ -32,7 +32,7 @@ func besideIPVSPort(f family, p *Port) piece {
 	return out
 }
 
-// besideIPVS is the table without Services. Pure.
+// besideIPVS returns the nftables table of mode ipvs without Services. It is pure.
 func besideIPVS(f family, b Base) *skeleton {
 	full := f.skeletonOf(b)
 	s := &skeleton{maps: full.maps, sets: full.sets}
@@ -54,7 +54,8 @@ func besideIPVS(f family, b Base) *skeleton {
 	const name = "nat-postrouting"
 	s.hook(name, knftables.NATType, knftables.PostroutingHook, knftables.SNATPriority)
 	s.rule(name, "meta mark and %s != 0 meta mark set meta mark xor %s masquerade", markMasquerade, markMasquerade)
-	// IPVS has changed the destination: a pod that reached itself would see its own address.
+	// IPVS has already changed the destination. Without masquerading, a pod that reached itself
+	// would see its own address as the source.
 	s.rule(name, "%s saddr . %s daddr @%s masquerade", f.ip, f.ip, setHairpin)
 	pods := f.of(b.PodCIDRs)
 	for _, p := range pods {

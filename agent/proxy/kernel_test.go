@@ -49,7 +49,8 @@ func addr(t *testing.T, ns netns.NsHandle, link, cidr, gateway string) {
 	}
 }
 
-// pod makes a namespace joined to node by a cable, with a server that answers its own name.
+// pod creates a network namespace that is connected to node by a veth pair, with a server that
+// returns its own name.
 func pod(t *testing.T, node netns.NsHandle, name, ip, gateway string) netns.NsHandle {
 	t.Helper()
 	ns := space.New(t)
@@ -78,9 +79,8 @@ func ask(ns netns.NsHandle, address string) (answer string, err error) {
 	return answer, err
 }
 
-// F117: the rules do in the kernel what the model says: cluster address from the
-// host and from a pod, a pod reaching itself, node port with the source changed,
-// refusal without backends.
+// F117: the rules implement the model in the kernel: the cluster address from the host and from a
+// pod, a pod that reaches itself, a node port with source NAT, and rejects without backends.
 func TestKernel(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root for network namespaces")
@@ -107,7 +107,8 @@ func TestKernel(t *testing.T) {
 	objects := fake.NewCluster()
 	objects.About.ServiceCIDR, objects.About.ClusterCIDR = "10.96.0.0/16", "10.244.0.0/16"
 	services := []*v1.Service{service("web", "10.96.0.10", 30080), service("self", "10.96.0.11", 0), service("far", "10.97.0.5", 0), service("none", "10.96.0.12", 30081, func(s *v1.Service) {
-		// One address of each kind: another machine's, where somebody listens, and one of the node itself, where somebody does too.
+		// One address of each kind: an address of another machine with a listener, and one of the
+		// node itself with a listener.
 		s.Spec.ExternalIPs = []string{"10.89.0.7", "10.89.0.101"}
 		s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: "192.0.2.80"}}
 	})}
@@ -147,7 +148,7 @@ func TestKernel(t *testing.T) {
 	} else if strings.Contains(got, "10.89.0.7") {
 		t.Errorf("the pod saw the client's address %q: replies could take another way", got)
 	}
-	// A server beyond the cluster has no route to pods: it must see the node's address.
+	// A server outside the cluster has no route to pods, so it must see the node's address.
 	var ln net.Listener
 	if err := space.In(outside, func() (err error) { ln, err = net.Listen("tcp4", "10.89.0.7:8080"); return err }); err != nil {
 		t.Fatal(err)
@@ -166,7 +167,8 @@ func TestKernel(t *testing.T) {
 	refusesWithoutBackends(t, node, a, outside)
 }
 
-// reachesAddedRanges asks at an address beyond the range that the cluster was made with, whose route goes with its Service.
+// reachesAddedRanges connects to an address outside the original Service range, whose route is
+// removed with its Service.
 func reachesAddedRanges(t *testing.T, p *Proxy, rules *state, node, pod netns.NsHandle, objects *fake.Cluster, services []*v1.Service) {
 	for who, ns := range map[string]netns.NsHandle{"host": node, "pod": pod} {
 		if got, err := ask(ns, "10.97.0.5:80"); err != nil || !strings.HasPrefix(got, "a ") {
@@ -182,7 +184,8 @@ func reachesAddedRanges(t *testing.T, p *Proxy, rules *state, node, pod netns.Ns
 	}
 }
 
-// refusesWithoutBackends asks a Service without backends at every address that it has, whoever listens there.
+// refusesWithoutBackends connects to a Service without backends at each of its addresses, including
+// those with listeners.
 func refusesWithoutBackends(t *testing.T, node, pod, outside netns.NsHandle) {
 	if err := space.In(outside, func() error { return netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP("10.89.0.101")}) }); err != nil {
 		t.Fatal(err)
@@ -210,14 +213,14 @@ func refusesWithoutBackends(t *testing.T, node, pod, outside netns.NsHandle) {
 	}
 }
 
-// listen takes connections and says nothing.
+// listen accepts connections and sends nothing.
 func listen(t *testing.T, ns netns.NsHandle, address string) {
 	t.Helper()
 	eachConn(t, ns, "tcp4", address, func(c net.Conn) { c.Close() })
 }
 
-// A client that keeps sending UDP from one port reaches another endpoint when its own is gone, and is refused when there
-// is none; flows to endpoints that still serve are left alone.
+// A client that keeps sending UDP from one port reaches another endpoint after its own was removed,
+// and is rejected if there is none. Flows to endpoints that still serve are not deleted.
 func TestUDPFlows(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root for network namespaces")
@@ -256,14 +259,14 @@ func TestUDPFlows(t *testing.T) {
 	expect := func(when, want string) {
 		t.Helper()
 		for where, ask := range asks {
-			// What the output hook refuses, the socket is told at once and in its own words.
+			// A packet that the output hook rejects causes an immediate error of the socket.
 			if got := strings.ReplaceAll(ask.ask(), "operation not permitted", "refused"); !strings.Contains(got, want) {
 				t.Errorf("%s, by %s: %q, want %q", when, where, got, want)
 			}
 		}
 	}
 	expect("one endpoint", "a")
-	overflow(t, node, "10.96.0.10:80", flowsPerRound+300) // some ports come twice
+	overflow(t, node, "10.96.0.10:80", flowsPerRound+300) // some ports may be used twice
 	if n := flowsTo(t, node, "10.244.0.2"); n <= flowsPerRound {
 		t.Errorf("%d flows, want more than %d", n, flowsPerRound)
 	}
@@ -280,7 +283,7 @@ func TestUDPFlows(t *testing.T) {
 	expect("one is there again", "a")
 }
 
-// answers serves UDP in a namespace, with its name.
+// answers serves UDP in a namespace and responds with its name.
 func answers(t *testing.T, ns netns.NsHandle, name string) {
 	t.Helper()
 	var pc net.PacketConn
@@ -313,12 +316,12 @@ func newAsker(t *testing.T, ns netns.NsHandle, to string) *asker {
 	return a
 }
 
-// ask returns the answer, or why there is none.
+// ask returns the answer, or the reason why there is none.
 func (a *asker) ask() string {
 	buf := make([]byte, 10)
 	_ = a.c.SetDeadline(time.Now().Add(20 * time.Second))
 	_, err := a.c.Write([]byte("?"))
-	if errors.Is(err, unix.ECONNREFUSED) { // of the packet before, of which the socket is told now
+	if errors.Is(err, unix.ECONNREFUSED) { // caused by the previous packet and reported now
 		_, err = a.c.Write([]byte("?"))
 	}
 	if err != nil {
@@ -331,7 +334,7 @@ func (a *asker) ask() string {
 	return string(buf[:n])
 }
 
-// overflow makes so many flows, each from a port of its own.
+// overflow creates UDP flows, each from a different port.
 func overflow(t *testing.T, ns netns.NsHandle, to string, flows int) {
 	t.Helper()
 	for range flows {
@@ -348,7 +351,7 @@ func overflow(t *testing.T, ns netns.NsHandle, to string, flows int) {
 	}
 }
 
-// flowsTo counts the flows that an address answers.
+// flowsTo returns the number of flows that an address answers.
 func flowsTo(t *testing.T, ns netns.NsHandle, ip string) (n int) {
 	t.Helper()
 	if err := space.In(ns, func() error {
@@ -365,7 +368,7 @@ func flowsTo(t *testing.T, ns netns.NsHandle, ip string) (n int) {
 	return n
 }
 
-// echo sends back what comes.
+// echo returns the received data.
 func echo(t *testing.T, ns netns.NsHandle, address string) {
 	t.Helper()
 	eachConn(t, ns, "tcp4", address, func(c net.Conn) {

@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// Metrics are what the proxy says of itself, under the names that kube-proxy gave them, and how many connections each
-// Service had. The nil one counts nothing.
+// Metrics are the proxy's metrics under kube-proxy's names, and the number of connections per
+// Service. A nil *Metrics records nothing.
 type Metrics struct {
 	mu                              sync.Mutex
 	all, full, partial, programming histogram
@@ -24,7 +24,8 @@ type Metrics struct {
 	began                           time.Time
 }
 
-// NewMetrics returns Metrics that begin now: what changed before is not counted as waiting.
+// NewMetrics returns Metrics that ignore changes made before the current time when they measure
+// programming latency.
 func NewMetrics() *Metrics {
 	sync := exponential(0.001, 2, 15)
 	programming := slices.Concat(linear(0.25, 0.25, 2), linear(1, 1, 59), linear(60, 5, 12), linear(120, 30, 7))
@@ -47,7 +48,7 @@ func linear(start, width float64, n int) (out []float64) {
 	return out
 }
 
-// synced says that rules were written, all or some of them.
+// synced records that all rules or a part of them were written.
 func (m *Metrics) synced(took time.Duration, all bool) {
 	if m == nil {
 		return
@@ -72,7 +73,7 @@ func (m *Metrics) failed() {
 	m.failures++
 }
 
-// programmed says that what a pod or Service became at one time is in the rules at another.
+// programmed records the latency between a change of a pod or Service and its rules.
 func (m *Metrics) programmed(changed, now time.Time) {
 	if m == nil || changed.Before(m.began) {
 		return
@@ -114,7 +115,7 @@ func (h *histogram) write(w io.Writer, name, help string) {
 	fmt.Fprintf(w, "%s_bucket{le=\"+Inf\"} %d\n%s_sum %g\n%s_count %d\n", name, h.n, name, h.sum, name, h.n)
 }
 
-// WriteMetrics writes what the proxy says of itself, in Prometheus' text form.
+// WriteMetrics writes the proxy's metrics in the Prometheus text format.
 func (p *Proxy) WriteMetrics(ctx context.Context, to io.Writer) error {
 	w := bufio.NewWriter(to)
 	if m := p.Metrics; m != nil {
@@ -144,8 +145,9 @@ func (m *Metrics) write(w io.Writer, mode Mode) {
 	fmt.Fprintf(w, "# HELP %s Cumulative proxy rules that could not be written\n# TYPE %s counter\n%s %d\n", failures, failures, failures, m.failures)
 }
 
-// connections writes how many connections came by the Services' rules since they were made, and how many met nobody. The
-// kernel is read when somebody asks, and counts by itself.
+// connections writes the number of connections through each Service since its rules were created,
+// and the number of packets that found no endpoint. The kernel counts; it is read only when metrics
+// are requested.
 func (p *Proxy) connections(ctx context.Context, w io.Writer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -154,14 +156,14 @@ func (p *Proxy) connections(ctx context.Context, w io.Writer) {
 	}
 	counts, err := p.now.writer.Counts(ctx)
 	if err != nil {
-		p.Log.Debug("connections of Services cannot be counted", "err", err)
+		p.Log.Debug("the connection counters of Services cannot be read", "err", err)
 		return
 	}
 	for _, m := range []struct {
 		name, help string
 		counts     map[Frontend]uint64
-	}{{MetricConnections, "Connections for which this node chose an endpoint, by where clients knocked", counts.Connections},
-		{MetricUnserved, "Packets that met a Service without an endpoint for them, by where clients knocked", counts.Unserved}} {
+	}{{MetricConnections, "Connections for which this node selected an endpoint, by frontend", counts.Connections},
+		{MetricUnserved, "Packets to a Service without a usable endpoint, by frontend", counts.Unserved}} {
 		fmt.Fprintf(w, "# HELP %s %s\n# TYPE %s counter\n", m.name, m.help, m.name)
 		by := countsByPort(p.now.model.Ports(), m.counts)
 		for _, l := range slices.SortedFunc(maps.Keys(by), func(a, b label) int {
@@ -174,7 +176,7 @@ func (p *Proxy) connections(ctx context.Context, w io.Writer) {
 	}
 }
 
-// The names of what is counted for each Service.
+// The names of the metrics per Service.
 const (
 	MetricConnections = "keelson_service_connections_total"
 	MetricUnserved    = "keelson_service_unserved_packets_total"
@@ -182,7 +184,7 @@ const (
 
 type label struct{ port, proto, from string }
 
-// countsByPort says whose the counted connections are. Pure.
+// countsByPort assigns the counters of frontends to Service ports. It is pure.
 func countsByPort(ports map[string]*Port, counts map[Frontend]uint64) map[label]uint64 {
 	out := map[label]uint64{}
 	nodePorts := map[Frontend]label{}

@@ -1,6 +1,6 @@
-// Package proxy makes Services reachable on a worker: a pure model of what traffic goes where, which follows Services
-// and EndpointSlices one Service at a time, and writers that express it in the kernel: nftables (the cost of a
-// packet does not grow with the number of Services), iptables and IPVS.
+// Package proxy programs the Service rules of a node. A pure model computes the rules; it follows
+// Services and EndpointSlices, one Service at a time. Writers program them in the kernel with
+// nftables (a packet's cost does not grow with the number of Services), iptables or IPVS.
 package proxy
 
 import (
@@ -15,17 +15,17 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Frontend is where clients knock.
+// Frontend is an address and a port at which a Service receives traffic.
 type Frontend struct {
 	IP    netip.Addr // unspecified (0.0.0.0, ::) for a node port
 	Proto string     // "tcp", "udp", "sctp"
 	Port  int32
 }
 
-// NodePort says that any of the node's addresses is meant.
+// NodePort reports whether the frontend stands for all addresses of the node.
 func (f Frontend) NodePort() bool { return f.IP.IsUnspecified() }
 
-// anywhere is the node port of the same number.
+// anywhere returns the node port frontend with the same protocol and port.
 func (f Frontend) anywhere() Frontend {
 	ip := netip.IPv4Unspecified()
 	if f.IP.Is6() {
@@ -34,37 +34,41 @@ func (f Frontend) anywhere() Frontend {
 	return Frontend{ip, f.Proto, f.Port}
 }
 
-// Backend is one endpoint's port.
+// Backend is the address and port of one endpoint.
 type Backend struct {
 	IP    netip.Addr
 	Port  int32
 	Local bool // on this node
 }
 
-// Port is one port of one Service in one address family, as this node serves it. It is not changed once it is made.
+// Port is one port of a Service in one address family, as this node serves it. It is immutable.
 type Port struct {
 	Name     string // "namespace/service:port", for comments and metrics
-	ID       string // stable and short, names the chains
+	ID       string // short and stable; used in chain names
 	Proto    string
 	V6       bool
-	Internal []Frontend // cluster traffic
+	Internal []Frontend // cluster IP
 	External []Frontend // traffic from outside: node port, external and load balancer addresses
-	// Guarded are those of External that only clients of Sources may use.
+	// Guarded are the External frontends that only clients in Sources may use.
 	Guarded []Frontend
-	Sources []netip.Prefix // shared by the ports of a Service
-	guard   *chain         // of nftables for Sources, shared likewise; nil where all clients may come
-	// Cluster are the backends of internal traffic, Outside those of external traffic that may go to any node, Here those
-	// on this node, where external traffic is to stay on it (KeepSource).
+	Sources []netip.Prefix // shared by all ports of a Service
+	guard   *chain         // nftables chain for Sources, shared by all ports of a Service; nil if all clients are allowed
+	// Cluster are the backends of internal traffic. Outside are the backends of external traffic
+	// that may go to any node. Here are the backends on this node, for external traffic that must
+	// stay on it (KeepSource).
 	Cluster, Outside, Here []Backend
-	// Serving are all that may still answer what was sent to them, those that terminate and those of other nodes too.
+	// Serving are all endpoints that may still answer, including terminating endpoints and those of
+	// other nodes.
 	Serving []Backend
-	// StayInside: internal traffic is to stay on the node (internalTrafficPolicy Local).
+	// StayInside reports that internal traffic must stay on the node (internalTrafficPolicy Local).
 	StayInside bool
-	// Wide: the Service has so many external frontends that the kernel does not keep the endpoints for each of them.
+	// Wide reports that the Service has many external frontends. The kernel then does not store the
+	// endpoints per frontend.
 	Wide bool
-	// KeepSource leaves the client's address on external traffic (externalTrafficPolicy Local).
+	// KeepSource reports that external traffic keeps the client's address (externalTrafficPolicy
+	// Local).
 	KeepSource bool
-	Affinity   int32 // seconds for which a client stays with a backend; 0 = none
+	Affinity   int32 // seconds for which a client keeps its backend; 0 = no affinity
 }
 
 func (p *Port) equal(q *Port) bool {
@@ -75,7 +79,8 @@ func (p *Port) equal(q *Port) bool {
 		slices.Equal(p.Here, q.Here) && slices.Equal(p.Serving, q.Serving)
 }
 
-// local are the backends on this node, which may reach themselves through the Service.
+// local returns the addresses of the backends on this node, which may reach themselves through the
+// Service.
 func (p *Port) local() (out []netip.Addr) {
 	for _, list := range [][]Backend{p.Cluster, p.Outside, p.Here} {
 		for _, b := range list {
@@ -87,10 +92,10 @@ func (p *Port) local() (out []netip.Addr) {
 	return out
 }
 
-// Change is what became of one Port; nil = it was not there, or is not any more.
+// Change is the change of one Port. Old is nil if the Port is new; New is nil if it was removed.
 type Change struct{ Old, New *Port }
 
-// ID names the Port that changed.
+// ID returns the ID of the changed Port.
 func (c Change) ID() string {
 	if c.New != nil {
 		return c.New.ID
@@ -98,39 +103,39 @@ func (c Change) ID() string {
 	return c.Old.ID
 }
 
-// Place is where a node stands: hints of endpoints name nodes and zones.
+// Place is a node and its zone, which the hints of endpoints name.
 type Place struct{ Node, Zone string }
 
-// Model is everything this node's rules say, kept up to date Service by Service: what a change costs does not depend on how
-// many Services there are. It is deterministic: however it came to know of some objects, it says the same. One
-// goroutine uses it.
+// Model computes the rules of this node and updates them Service by Service: the cost of a change
+// does not depend on the number of Services. It is deterministic: its result does not depend on the
+// order in which objects arrive. It is not safe for concurrent use.
 type Model struct {
 	at     Place
-	taken  *Reserved // nil: nothing
+	taken  *Reserved // nil: nothing is reserved
 	known  map[types.NamespacedName]*known
 	parts  map[types.NamespacedName]types.NamespacedName // EndpointSlice → Service
 	claims claims
-	wanted map[string]*Port // what Services ask for, by ID
-	ports  map[string]*Port // what they get
+	wanted map[string]*Port // requested by Services, by ID
+	ports  map[string]*Port // granted, by ID
 	dirty  map[types.NamespacedName]struct{}
 	health map[types.NamespacedName]health
 }
 
-// known is what there is of one Service: either may come first.
+// known are a Service and its EndpointSlices. Either may arrive first.
 type known struct {
 	service *v1.Service
 	parts   map[string]*discoveryv1.EndpointSlice // by name
 	ids     []string
 }
 
-// NewModel returns the model of a node where there are no Services.
+// NewModel returns a model without Services.
 func NewModel(at Place) *Model {
 	return &Model{at: at, known: map[types.NamespacedName]*known{}, parts: map[types.NamespacedName]types.NamespacedName{},
 		claims: claims{}, wanted: map[string]*Port{}, ports: map[string]*Port{}, dirty: map[types.NamespacedName]struct{}{},
 		health: map[types.NamespacedName]health{}}
 }
 
-// Compute is the model of what there is, from nothing.
+// Compute returns the model of the given objects.
 func Compute(services []*v1.Service, parts []*discoveryv1.EndpointSlice, at Place) *Model {
 	m := NewModel(at)
 	m.Replace(services, parts)
@@ -138,10 +143,10 @@ func Compute(services []*v1.Service, parts []*discoveryv1.EndpointSlice, at Plac
 	return m
 }
 
-// Ports are all that the model says, by ID. Who gets them changes nothing in them.
+// Ports returns all Ports by ID. Callers must not modify them.
 func (m *Model) Ports() map[string]*Port { return m.ports }
 
-// Move says where the node stands from now on.
+// Move sets the node's location.
 func (m *Model) Move(at Place) {
 	if m.at == at {
 		return
@@ -166,10 +171,10 @@ func (m *Model) Reserve(r *Reserved) {
 	}
 }
 
-// At is where the node stands.
+// Place returns the node's location.
 func (m *Model) At() Place { return m.at }
 
-// Service takes a Service as it is now; nil = it is gone.
+// Service sets the current state of a Service; nil = deleted.
 func (m *Model) Service(key types.NamespacedName, s *v1.Service) {
 	k := m.know(key)
 	if k.service == s {
@@ -189,7 +194,7 @@ func (m *Model) know(key types.NamespacedName) *known {
 	return k
 }
 
-// Slice takes an EndpointSlice as it is now; nil = it is gone.
+// Slice sets the current state of an EndpointSlice; nil = deleted.
 func (m *Model) Slice(key types.NamespacedName, s *discoveryv1.EndpointSlice) {
 	was, had := m.parts[key]
 	var is types.NamespacedName
@@ -216,7 +221,7 @@ func (m *Model) Slice(key types.NamespacedName, s *discoveryv1.EndpointSlice) {
 	m.dirty[is] = struct{}{}
 }
 
-// Replace takes all that there is; what it does not name is gone.
+// Replace sets all Services and EndpointSlices. Objects that are not listed are removed.
 func (m *Model) Replace(services []*v1.Service, parts []*discoveryv1.EndpointSlice) {
 	is := make(map[types.NamespacedName]struct{}, len(services))
 	for _, s := range services {
@@ -242,7 +247,7 @@ func (m *Model) Replace(services []*v1.Service, parts []*discoveryv1.EndpointSli
 	}
 }
 
-// Settle works out what changed since it was called last, in the order of IDs.
+// Settle returns the changes since its last call, in the order of IDs.
 func (m *Model) Settle() []Change {
 	touched := map[string]struct{}{}
 	for key := range m.dirty {
@@ -265,18 +270,19 @@ func (m *Model) Settle() []Change {
 	return out
 }
 
-// The labels by which kube-proxy leaves a Service to another program.
+// labelServiceProxyName is the label that assigns a Service to another proxy than kube-proxy.
 const labelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 
-// servedByOther reports whether the labels of a Service or an EndpointSlice leave it to a program other than the agent.
+// servedByOther reports whether the labels of a Service or an EndpointSlice assign it to another
+// program than the agent.
 func servedByOther(labels map[string]string) bool {
 	_, named := labels[labelServiceProxyName]
 	_, headless := labels[v1.IsHeadlessService]
 	return named || headless
 }
 
-// settle derives one Service anew, and names the ports that this may concern: those of others too, where two want the
-// same address.
+// settle recomputes one Service and adds the IDs of all affected Ports to touched. These include
+// Ports of other Services that claim the same frontend.
 func (m *Model) settle(key types.NamespacedName, touched map[string]struct{}) {
 	k := m.known[key]
 	if k == nil {
@@ -284,7 +290,7 @@ func (m *Model) settle(key types.NamespacedName, touched map[string]struct{}) {
 	}
 	var ports []*Port
 	delete(m.health, key)
-	if k.service != nil && !agent.ServesDNS(k.service) && !servedByOther(k.service.Labels) { // the address of the DNS Service is the node's own, where the agent answers
+	if k.service != nil && !agent.ServesDNS(k.service) && !servedByOther(k.service.Labels) { // where agents serve DNS, the DNS Service's address is the node's own
 		ports = portsOf(k.service, k.parts, m.at, m.taken)
 		if h, ok := healthOf(k.service, k.parts, m.at.Node); ok {
 			m.health[key] = h

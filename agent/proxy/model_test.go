@@ -57,7 +57,7 @@ func addresses(b []Backend) string {
 	return strings.Join(out, " ")
 }
 
-// F113 F116 F117: which pods take traffic.
+// F113 F116 F117: the pods that receive traffic.
 func TestComputeBackends(t *testing.T) {
 	ready := endpoint("10.244.0.2", "w1", true, true, false)
 	unready := endpoint("10.244.0.3", "w1", false, false, false)
@@ -94,7 +94,7 @@ func TestComputeBackends(t *testing.T) {
 	}
 }
 
-// taking are the backends of clients outside of the cluster.
+// taking returns the backends for clients outside of the cluster.
 func (p *Port) taking() []Backend {
 	if p.KeepSource {
 		return p.Here
@@ -102,7 +102,7 @@ func (p *Port) taking() []Backend {
 	return p.Outside
 }
 
-// F112 F117: endpoints at which something else would be reached, or nothing, are left out.
+// F112 F117: endpoints with special or invalid addresses are ignored.
 func TestHostileEndpoints(t *testing.T) {
 	good := endpoint("10.244.0.2", "w1", true, true, false)
 	for _, bad := range []string{"127.0.0.1", "169.254.169.254", "224.0.0.1", "0.0.0.0", "fd00::1", "::ffff:10.244.0.9", "10.244.0.300", "", "fe80::1%eth0"} {
@@ -135,8 +135,9 @@ func TestHostileEndpoints(t *testing.T) {
 	}
 }
 
-// The address that the cluster gave to a Service stays its own, whoever writes it as an external one, also while it
-// has no endpoint; and who loses an address to somebody gets it when that one goes.
+// A cluster IP remains with its Service even if another Service lists it as an external IP, and
+// even without endpoints. A Service that lost an external address gets it back when the other
+// Service is deleted.
 func TestClusterAddressesAreNotTaken(t *testing.T) {
 	m := NewModel(Place{Node: "w1"})
 	key := func(name string) types.NamespacedName { return types.NamespacedName{Namespace: "default", Name: name} }
@@ -150,7 +151,7 @@ func TestClusterAddressesAreNotTaken(t *testing.T) {
 		}
 		return out
 	}
-	for i := range 10 { // the order of names is not that of rules
+	for i := range 10 { // the order of names differs from the order of rules
 		name := fmt.Sprint("thief", i)
 		m.Service(key(name), service(name, fmt.Sprint("10.96.1.", i), 0, func(s *v1.Service) { s.Spec.ExternalIPs = []string{"10.96.0.1"} }))
 	}
@@ -168,7 +169,7 @@ func TestClusterAddressesAreNotTaken(t *testing.T) {
 	}
 }
 
-// F117: what a Service says beyond its backends.
+// F117: the frontends and settings of a Service.
 func TestFrontends(t *testing.T) {
 	proxyMode, vip := v1.LoadBalancerIPModeProxy, v1.LoadBalancerIPModeVIP
 	six := slice("a", endpoint("fd00:10::2", "w1", true, true, false))
@@ -195,7 +196,8 @@ func TestFrontends(t *testing.T) {
 	}
 }
 
-// A Service with the label of another proxy, or labeled headless, has no rules, and neither has an EndpointSlice. F38
+// A Service with the label of another proxy, or labeled headless, has no rules; the same applies to
+// an EndpointSlice. F38
 func TestServicesOfOtherProxies(t *testing.T) {
 	ready := endpoint("10.244.0.2", "w1", true, true, false)
 	for _, label := range []string{labelServiceProxyName, v1.IsHeadlessService} {

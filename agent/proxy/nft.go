@@ -13,22 +13,23 @@ import (
 	"sigs.k8s.io/knftables"
 )
 
-// nft writes nftables: a table per address family, each change of which is one transaction.
+// nft writes nftables rules: one table per address family. Each change is one transaction.
 type nft struct {
 	dialect
 	tables []*nftTable
 	open   func(knftables.Family) (knftables.Interface, error)
-	read   func(f family, table, chain string) (map[string]shown, error) // nil: not the kernel's, there is nothing to compare
+	read   func(f family, table, chain string) (map[string]shown, error) // reads the kernel's rules; nil: not supported, rules are not compared
 }
 
-// dialect is what a table says: all of what Services need, or what another mode leaves to nftables.
+// dialect determines the contents of a table: all rules of Services, or only those that mode ipvs
+// requires.
 type dialect struct {
 	table string
 	frame func(family, Base) *skeleton
 	piece func(family, *Port) piece
 }
 
-// nftTable is one table, and what the kernel shows of it.
+// nftTable is one table and its state in the kernel.
 type nftTable struct {
 	family
 	dialect
@@ -36,13 +37,13 @@ type nftTable struct {
 	read     func(f family, table, chain string) (map[string]shown, error)
 	base     Base
 	built    bool
-	shared   map[string]int     // chains → how many Ports use them
-	hairpin  map[netip.Addr]int // pods → how many Ports may lead them to themselves
-	elements map[string]digest  // map → what elements it should have
-	rules    map[string]int     // chain → how many rules it should have
-	proven   map[string]shown   // chain → what the kernel showed of it after it was written, where that could be read
-	fresh    []string           // chains that the transaction at hand writes
-	checked  uint32             // generation of all rules at which these were found as they should be
+	shared   map[string]int     // chain → number of Ports that use it
+	hairpin  map[netip.Addr]int // pod → number of Ports through which it may reach itself
+	elements map[string]digest  // map → digest of the elements that it should contain
+	rules    map[string]int     // chain → number of rules that it should contain
+	proven   map[string]shown   // chain → what the kernel returned for it after it was written, if it could be read
+	fresh    []string           // chains that the current transaction writes
+	checked  uint32             // ruleset generation at which this table was last found intact
 }
 
 func newNFT() *nft {
@@ -55,7 +56,7 @@ func speaking(d dialect) *nft {
 	return n
 }
 
-// handle is how the table is spoken to.
+// handle opens the connection to nftables for the table.
 func (t *nftTable) handle(n *nft) error {
 	if t.nft != nil {
 		return nil
@@ -103,7 +104,8 @@ func (n *nft) Sync(ctx context.Context, base Base, ports iter.Seq[*Port]) error 
 	return nil
 }
 
-// sync replaces a table's contents in one transaction. What remembers clients is kept.
+// sync replaces the contents of a table in one transaction. It keeps the sets that store client
+// affinity.
 func (n *nft) sync(ctx context.Context, t *nftTable, base Base, ports iter.Seq[*Port]) error {
 	if err := t.handle(n); err != nil {
 		return err
@@ -116,7 +118,7 @@ func (n *nft) sync(ctx context.Context, t *nftTable, base Base, ports iter.Seq[*
 	fine := true
 	if t.read != nil && len(there.chains) > 0 {
 		if fine, err = sound(t.family, t.table); err != nil {
-			return fmt.Errorf("looking at the Service rules: %w", err)
+			return fmt.Errorf("reading the Service rules: %w", err)
 		}
 	}
 	t.built, t.base = false, base
@@ -145,10 +147,10 @@ func (n *nft) sync(ctx context.Context, t *nftTable, base Base, ports iter.Seq[*
 	return t.learn()
 }
 
-// contents are the names of what a table has: chains, and the sets that remember clients.
+// contents lists the chains of a table and the sets that store client affinity.
 type contents struct{ chains, sets map[string]bool }
 
-// look reads what there is; nothing where there is no table.
+// look reads the contents of the table. It returns empty contents if the table does not exist.
 func (t *nftTable) look(ctx context.Context) (contents, error) {
 	out := contents{chains: map[string]bool{}, sets: map[string]bool{}}
 	all, err := t.nft.ListAll(ctx)
@@ -156,7 +158,7 @@ func (t *nftTable) look(ctx context.Context) (contents, error) {
 		return out, nil
 	}
 	if err != nil {
-		return out, fmt.Errorf("looking at the Service rules: %w", err)
+		return out, fmt.Errorf("reading the Service rules: %w", err)
 	}
 	for _, c := range all["chain"] {
 		out.chains[c] = true
@@ -169,7 +171,7 @@ func (t *nftTable) look(ctx context.Context) (contents, error) {
 	return out, nil
 }
 
-// begin writes the skeleton, and empties what was in it.
+// begin writes the skeleton and flushes its current contents.
 func (s *skeleton) begin(tx *knftables.Transaction, there contents) {
 	old := len(there.chains) > 0
 	if !old {
@@ -199,7 +201,7 @@ func (s *skeleton) begin(tx *knftables.Transaction, there contents) {
 	}
 }
 
-// prune removes what is there and not wanted; nothing refers to it any more.
+// prune deletes the chains and sets that are not in wanted. No other rule may refer to them.
 func (c contents) prune(tx *knftables.Transaction, wanted contents) {
 	for _, name := range slices.Sorted(maps.Keys(c.chains)) {
 		if !wanted.chains[name] {
@@ -213,7 +215,7 @@ func (c contents) prune(tx *knftables.Transaction, wanted contents) {
 	}
 }
 
-// fill writes all ports.
+// fill writes all Ports.
 func (t *nftTable) fill(tx *knftables.Transaction, ports iter.Seq[*Port], there, wanted contents) {
 	var order []*Port
 	for p := range ports {
@@ -228,7 +230,7 @@ func (t *nftTable) fill(tx *knftables.Transaction, ports iter.Seq[*Port], there,
 			if c.affinity > 0 {
 				wanted.sets[c.name] = true
 				if there.sets[c.name] && there.chains[c.name] {
-					continue // with the clients that it remembers
+					continue // keep the clients that it stores
 				}
 				tx.Add(t.clients(c))
 			}
@@ -250,7 +252,8 @@ func (t *nftTable) fill(tx *knftables.Transaction, ports iter.Seq[*Port], there,
 	}
 }
 
-// ensure makes the chains of a piece that make says are not there.
+// ensure adds the shared chains of p that are used for the first time, and its own chains for which
+// changed returns true.
 func (t *nftTable) ensure(tx *knftables.Transaction, p piece, changed func(chain) bool) {
 	var rules []*knftables.Rule
 	write := func(c chain) {
@@ -269,12 +272,12 @@ func (t *nftTable) ensure(tx *knftables.Transaction, p piece, changed func(chain
 			write(c)
 		}
 	}
-	for _, r := range rules { // after all chains: they refer to each other
+	for _, r := range rules { // after all chains, because rules refer to chains
 		tx.Add(r)
 	}
 }
 
-// count adds to how many use what is shared.
+// count adds by to the number of users of each shared chain and hairpin address.
 func (t *nftTable) count(p piece, by int) {
 	for _, c := range p.shared {
 		t.rules[c.name] = len(c.rules)
@@ -300,9 +303,10 @@ func hairpinOf(ip netip.Addr) *knftables.Element {
 	return &knftables.Element{Set: setHairpin, Key: []string{ip.String(), ip.String()}}
 }
 
-// of is the element as a map of a name has it.
+// of returns the element for the named map.
 func (e element) of(m string) *knftables.Element {
-	// Key and value are whole, not in parts: there are hundreds of thousands of them in one transaction.
+	// Key and Value are single strings rather than parts, because a transaction may contain
+	// hundreds of thousands of elements.
 	out := &knftables.Element{Map: m, Key: []string{e.key}, Value: []string{e.value}}
 	if e.comment != "" {
 		out.Comment = &e.comment
@@ -317,7 +321,7 @@ func (n *nft) Apply(ctx context.Context, changes []Change) error {
 		if len(mine) == 0 {
 			continue
 		}
-		if !t.built { // the first ports of this family
+		if !t.built { // first Ports of this family
 			if err := n.sync(ctx, t, t.base, added(mine)); err != nil {
 				return err
 			}
@@ -341,8 +345,8 @@ func (n *nft) Apply(ctx context.Context, changes []Change) error {
 	return nil
 }
 
-// change adds what turns the kernel from one state of some ports into another. Elements may move from one port to
-// another; all that go go first.
+// change adds the operations for the changes. An element may move from one Port to another, so all
+// deletions precede the additions.
 func (t *nftTable) change(tx *knftables.Transaction, changes []Change) {
 	type place struct{ m, key string }
 	gone, come := map[place]element{}, map[place]element{}
@@ -417,7 +421,7 @@ func (t *nftTable) change(tx *knftables.Transaction, changes []Change) {
 	}
 }
 
-// rechain makes the chains that are new or differ.
+// rechain writes the chains that are new or have changed.
 func (t *nftTable) rechain(tx *knftables.Transaction, pieces []piece, before map[string]int, old map[string]chain, differs func(chain) bool) {
 	var rules []*knftables.Rule
 	made := map[string]bool{}
@@ -465,7 +469,7 @@ func (t *nftTable) rehair(tx *knftables.Transaction, before map[netip.Addr]int) 
 	}
 }
 
-// remove takes chains away, which may refer to each other.
+// remove deletes chains that may refer to each other.
 func remove(tx *knftables.Transaction, dead []chain) {
 	slices.SortFunc(dead, func(a, b chain) int { return strings.Compare(b.name, a.name) })
 	for _, c := range dead {
@@ -490,7 +494,7 @@ func (t *nftTable) run(ctx context.Context, tx *knftables.Transaction) error {
 	return nil
 }
 
-// drop removes a table.
+// drop deletes a table.
 func (n *nft) drop(ctx context.Context, t *nftTable) error {
 	if err := t.handle(n); err != nil {
 		if t.v6 { // a kernel without IPv6 has no such table

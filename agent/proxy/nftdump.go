@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The kernel's words for what is read of nftables (linux/netfilter/nf_tables.h).
+// Constants of the nftables netlink interface (linux/netfilter/nf_tables.h).
 const (
 	nfnlNFTables     = 10
 	nftGetTable      = 1
@@ -24,8 +24,8 @@ const (
 	nftGetRule       = 7
 	nftGetElements   = 13
 	nftGetGeneration = 16
-	nftaTable        = 1 // of rules, and of lists of elements
-	nftaName         = 2 // of a rule's chain, and of a list's set
+	nftaTable        = 1 // of rules and of element lists
+	nftaName         = 2 // a rule's chain, or an element list's set
 	nftaRuleHandle   = 3
 	nftaTableFlags   = 2
 	nftaRuleCode     = 4
@@ -49,7 +49,7 @@ const (
 	nftaGenerationID = 1
 )
 
-// ask reads from nftables; each is called with the attributes of each message.
+// ask sends a request to nftables and calls each with the attributes of every response message.
 func (f family) ask(operation, flags int, request []*nl.RtAttr, each func(map[uint16][]byte)) error {
 	r := nl.NewNetlinkRequest(nfnlNFTables<<8|operation, flags)
 	kind := uint8(unix.AF_INET)
@@ -68,7 +68,7 @@ func (f family) ask(operation, flags int, request []*nl.RtAttr, each func(map[ui
 	})
 }
 
-// generation counts the transactions of everybody.
+// generation returns the ruleset generation, which increases with the transaction of any program.
 func (f family) generation() (id uint32, err error) {
 	err = f.ask(nftGetGeneration, 0, nil, func(a map[uint16][]byte) {
 		if v := a[nftaGenerationID]; len(v) == 4 {
@@ -78,7 +78,7 @@ func (f family) generation() (id uint32, err error) {
 	return id, err
 }
 
-// elements calls each with every element of a set or map of ours.
+// elements calls each with every element of a set or map.
 func (f family) elements(table, set string, each func(element []byte)) error {
 	request := []*nl.RtAttr{nl.NewRtAttr(nftaTable, nl.ZeroTerminated(table)), nl.NewRtAttr(nftaName, nl.ZeroTerminated(set))}
 	err := f.ask(nftGetElements, unix.NLM_F_DUMP, request, func(a map[uint16][]byte) {
@@ -96,13 +96,13 @@ func (f family) elements(table, set string, each func(element []byte)) error {
 	return nil
 }
 
-// digest tells sets of elements apart, in whatever order they come.
+// digest identifies a set of elements independently of their order.
 type digest struct {
 	n   int
 	sum uint64
 }
 
-// with is the digest of more elements, or of fewer where by is -1.
+// with returns the digest with the elements added, or removed if by is -1.
 func (d digest) with(list []element, by int) digest {
 	for _, e := range list {
 		h := fnv.New64a()
@@ -113,13 +113,13 @@ func (d digest) with(list []element, by int) digest {
 	return d
 }
 
-// element reads what the kernel says of one of a map's: the key and value that it was written with.
+// element parses an element of a map and returns the key and value as they were written.
 func (f family) element(m string, e map[uint16][]byte) (out element) {
 	key, data := attributes(e[nftaElementKey])[nftaDataValue], attributes(e[nftaElementData])
 	name, nodePort := strings.CutPrefix(m, nodePortPrefix)
 	chosen := strings.HasPrefix(name, mapEndpoints) || strings.HasPrefix(name, mapLocalEndpoints)
 	var parts []string
-	take := func(n int) []byte { // each part takes whole words
+	take := func(n int) []byte { // each part of a key is padded to 4 bytes
 		if len(key) < n {
 			return make([]byte, n)
 		}
@@ -156,7 +156,7 @@ func (f family) element(m string, e map[uint16][]byte) (out element) {
 	return out
 }
 
-// Intact implements Writer. It reads the rules of each chain, and the elements of each map.
+// Intact implements Writer. It compares the rules of each chain and the elements of each map.
 func (n *nft) Intact(context.Context) (bool, error) {
 	for _, t := range n.tables {
 		if !t.built {
@@ -164,7 +164,7 @@ func (n *nft) Intact(context.Context) (bool, error) {
 		}
 		ok, err := t.intact()
 		if errors.Is(err, netlink.ErrDumpInterrupted) || errors.Is(err, unix.EINTR) {
-			continue // somebody changes rules now: the next look tells
+			continue // rules are changing at this moment; the next check reads them again
 		}
 		if err != nil && !errors.Is(err, unix.ENOENT) {
 			return false, err
@@ -177,7 +177,7 @@ func (n *nft) Intact(context.Context) (bool, error) {
 }
 
 func (t *nftTable) intact() (bool, error) {
-	now, err := t.generation() // before the look: what comes later is looked at later
+	now, err := t.generation() // read first: a change during the comparison is detected by the next check
 	if err != nil {
 		return false, err
 	}
@@ -236,11 +236,11 @@ func (n *nft) Counts(context.Context) (Counts, error) {
 	return out, nil
 }
 
-// counted reads an element of the set that counts connections.
+// counted parses an element of a set that counts connections.
 func (f family) counted(e map[uint16][]byte) (at Frontend, count uint64, ok bool) {
 	key := attributes(e[nftaElementKey])[nftaDataValue]
 	n := f.bits / 8
-	if len(key) != n+8 { // each part of a key takes whole words
+	if len(key) != n+8 { // each part of a key is padded to 4 bytes
 		return at, 0, false
 	}
 	ip, _ := netip.AddrFromSlice(key[:n])

@@ -14,31 +14,34 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Table is the name of our nftables tables, one per address family; nothing else on the node is touched.
+// Table is the name of Keelson's nftables tables, one per address family. The agent changes no
+// other table.
 const Table = "keelson"
 
-// markMasquerade is the packet mark of traffic whose source becomes the node's: replies must come back through the node that
-// changed the destination.
+// markMasquerade is the packet mark for masquerading: the node's address replaces the source
+// address. Replies must return through the node that changed the destination.
 const markMasquerade = "0x4000"
 
-// The maps and sets. Those of node ports have the same names behind a prefix, and no address in their keys.
+// The maps and sets. The maps of node ports have the prefix nodePortPrefix, and no address in their
+// keys.
 //
-//	services ─▶ goto pick-N ─▶ endpoints (the address knocked at and a random number below N → a backend)
+//	services ─▶ goto pick-N ─▶ endpoints (destination address and a random number below N → backend)
 //	         ─▶ goto outside-N: the same, with the node's address as source
-//	         ─▶ goto short ─▶ inside: pods and the node itself, to whichever node; local: everybody else, to this one
+//	         ─▶ goto short ─▶ inside: from pods and the node itself, to any node; local: from others, to this node
 //
-// A Service is thus a few elements and no rule of its own, unless clients stay with their backends.
+// A Service thus consists of a few elements and has no rules of its own, unless it has session
+// affinity.
 const (
 	mapServices       = "services"
 	mapInside         = "inside"
 	mapLocal          = "local"
-	mapEndpoints      = "endpoints-" // and the protocol
+	mapEndpoints      = "endpoints-" // followed by the protocol
 	mapLocalEndpoints = "local-endpoints-"
 	mapRefused        = "refused"
 	mapFirewall       = "firewall"
 	setHairpin        = "hairpin"
 	setConnections    = "connections"
-	setUnserved       = "unserved" // counts what met no backend, as setConnections does what met one
+	setUnserved       = "unserved" // counts packets that found no backend; setConnections counts those that found one
 	chainRefuse       = "refuse"
 	chainUnserved     = "no-backend"
 	chainSilent       = "silent"
@@ -48,30 +51,32 @@ const (
 	markStatement     = "meta mark set meta mark or " + markMasquerade
 )
 
-// countedFor is how long after its last connection a frontend is counted: those of Services that are gone go too.
+// countedFor is how long a frontend's counter is kept after its last connection. Counters of
+// deleted Services expire likewise.
 const countedFor = 24 * time.Hour
 
-// element of a map, or of a set where value is empty.
+// element is an element of a map, or of a set if value is empty.
 type element struct{ key, value, comment string }
 
-// chain of a Port's own, or of all that have so many backends.
+// chain is a chain of one Port, or a chain that several Ports share.
 type chain struct {
 	name     string
 	rules    []string
-	affinity int32 // seconds: a set of the chain's name remembers clients
+	affinity int32 // seconds; if not 0, a set with the chain's name stores the clients
 }
 
-// equal reports whether two chains that are named by their rules are the same. Either may be nil.
+// equal reports whether two chains whose names are hashes of their rules are equal. Either may be
+// nil.
 func (c *chain) equal(d *chain) bool {
 	return c == d || c != nil && d != nil && c.name == d.name
 }
 
-// piece is what a Port needs in the kernel.
+// piece are the elements and chains of a Port.
 type piece struct {
 	elements map[string][]element // by map
 	own      []chain
 	shared   []chain
-	hairpin  []netip.Addr // may reach themselves through a Service
+	hairpin  []netip.Addr // pods that may reach themselves through the Service
 }
 
 func (f family) key(at Frontend) string {
@@ -81,7 +86,7 @@ func (f family) key(at Frontend) string {
 	return at.IP.String() + " . " + at.Proto + " . " + strconv.Itoa(int(at.Port))
 }
 
-// mapFor is the map of a name that knows a frontend.
+// mapFor returns the name of the map that contains a frontend.
 func mapFor(name string, at Frontend) string {
 	if at.NodePort() {
 		return nodePortPrefix + name
@@ -89,7 +94,7 @@ func mapFor(name string, at Frontend) string {
 	return name
 }
 
-// render says what a Port needs. Pure.
+// render returns the elements and chains of a Port. It is pure.
 func (f family) render(p *Port) piece {
 	out := piece{elements: map[string][]element{}}
 	add := func(m string, at Frontend, value string) {
@@ -119,7 +124,7 @@ func (f family) render(p *Port) piece {
 		if here := f.balance(&out, p, at, "loc-", p.Here, mapLocalEndpoints, chains); here != "" {
 			add(mapLocal, at, "goto "+here)
 		} else {
-			add(mapRefused, at, "goto "+chainSilent) // other nodes have backends: as documented, this one keeps silent
+			add(mapRefused, at, "goto "+chainSilent) // other nodes have backends: Kubernetes specifies that this node drops the packets
 		}
 	}
 	out.guard(p, add)
@@ -127,8 +132,8 @@ func (f family) render(p *Port) piece {
 	return out
 }
 
-// without is what becomes of traffic that has no backend to go to: where it must not leave the node and others could
-// serve it, Kubernetes says that it is dropped.
+// without returns the verdict for traffic without a backend. Traffic that must stay on this node is
+// dropped if other nodes could serve it, as Kubernetes specifies. Other traffic is rejected.
 func without(stays bool, p *Port) string {
 	if stays && len(p.Serving) > 0 {
 		return "goto " + chainSilent
@@ -136,7 +141,8 @@ func without(stays bool, p *Port) string {
 	return "goto " + chainUnserved
 }
 
-// balance names the chain that chooses one of the backends for who knocks there; "" where there is none.
+// balance adds the chain that selects one of the backends for a frontend and returns the chain's
+// name. It returns "" if there are no backends.
 func (f family) balance(out *piece, p *Port, at Frontend, prefix string, to []Backend, endpoints string, made map[string]bool) string {
 	if len(to) == 0 {
 		return ""
@@ -163,17 +169,19 @@ func (f family) balance(out *piece, p *Port, at Frontend, prefix string, to []Ba
 	return c.name
 }
 
-// internalPrefix begins the names of a Port's chains for cluster traffic.
+// internalPrefix is the name prefix of a Port's chains for cluster traffic.
 const internalPrefix = "svc-"
 
-// The bounds of external frontends that have their endpoints in the maps, each all of them. The ports of a Service with more
-// have a chain with their endpoints, so that the kernel keeps frontends plus endpoints and not their product.
+// Limits up to which the maps contain all endpoints of each external frontend. Beyond them, each
+// port of a Service has one chain with its endpoints. The kernel then stores the sum of frontends
+// and endpoints, not their product.
 const (
-	maxMappedFrontends = 8  // of a port
-	maxMappedPairs     = 64 // of a Service
+	maxMappedFrontends = 8  // per port
+	maxMappedPairs     = 64 // per Service
 )
 
-// once names the chain of a Port that chooses one of the endpoints for all external frontends.
+// once adds the chain of a Port that selects one of the endpoints for all external frontends, and
+// returns its name.
 func (f family) once(out *piece, p *Port, prefix string, to []Backend, made map[string]bool) string {
 	name := prefix + p.ID
 	if made[name] {
@@ -189,7 +197,7 @@ func (f family) once(out *piece, p *Port, prefix string, to []Backend, made map[
 	return name
 }
 
-// chosenBy is by what of a packet its backend is chosen.
+// chosenBy returns the packet fields by which a backend is selected.
 func (f family) chosenBy(nodePort bool, proto string) string {
 	if nodePort {
 		return proto + " dport"
@@ -197,7 +205,7 @@ func (f family) chosenBy(nodePort bool, proto string) string {
 	return f.ip + " daddr . " + proto + " dport"
 }
 
-// pick is the chain of all frontends in a map that have so many backends.
+// pick returns the chain for all frontends in a map that have n backends.
 func (f family) pick(endpoints string, at Frontend, n int) chain {
 	return chain{name: "pick-" + strings.Replace(endpoints, mapEndpoints, "", 1) + "-" + strconv.Itoa(n), rules: []string{
 		f.counting(setConnections),
@@ -209,7 +217,8 @@ func (f family) counting(set string) string {
 	return fmt.Sprintf("update @%s { %s daddr . meta l4proto . th dport counter }", set, f.ip)
 }
 
-// masked names the chain that does what another does, with the node's address as source.
+// masked adds a chain that marks packets for masquerading and then goes to another chain. It
+// returns the chain's name.
 func (f family) masked(out *piece, to string, made map[string]bool) string {
 	c := chain{name: "masked-" + to, rules: []string{markStatement, "goto " + to}}
 	if !made[c.name] {
@@ -223,7 +232,8 @@ func (f family) masked(out *piece, to string, made map[string]bool) string {
 	return c.name
 }
 
-// sticky gives every backend a chain and a set of the clients that belong to it.
+// sticky adds a chain and a client set for every backend, and returns the name of the chain that
+// selects the backend.
 func (f family) sticky(out *piece, p *Port, prefix string, to []Backend, made map[string]bool) string {
 	front := chain{name: prefix + p.ID, rules: []string{f.counting(setConnections)}}
 	if made[front.name] {
@@ -232,7 +242,7 @@ func (f family) sticky(out *piece, p *Port, prefix string, to []Backend, made ma
 	made[front.name] = true
 	choice := make([]string, len(to))
 	for i, b := range to {
-		own := "ep-" + p.ID + "-" + short(fmt.Sprint(b.target(), p.Affinity)) // a set keeps the timeout that it was made with
+		own := "ep-" + p.ID + "-" + short(fmt.Sprint(b.target(), p.Affinity)) // the name contains the timeout, because a set's timeout cannot be changed
 		if !made[own] {
 			made[own] = true
 			out.own = append(out.own, chain{name: own, affinity: p.Affinity, rules: []string{
@@ -248,7 +258,7 @@ func (f family) sticky(out *piece, p *Port, prefix string, to []Backend, made ma
 	return front.name
 }
 
-// guard lets through the clients that a Service names.
+// guard adds the rules that admit only the clients of loadBalancerSourceRanges.
 func (out *piece) guard(p *Port, add func(m string, at Frontend, value string)) {
 	if len(p.Guarded) == 0 {
 		return
@@ -259,8 +269,8 @@ func (out *piece) guard(p *Port, add func(m string, at Frontend, value string)) 
 	}
 }
 
-// guardChain returns the chain that drops packets of clients outside the ranges. Ports with the same ranges share it: its
-// name is made of them.
+// guardChain returns the chain that drops packets of clients outside the ranges. Ports with the
+// same ranges share the chain, because its name is a hash of the ranges.
 func (f family) guardChain(ranges []netip.Prefix) *chain {
 	rule := "drop"
 	if len(ranges) > 0 {
@@ -277,16 +287,16 @@ func joined(all []netip.Prefix) string {
 	return strings.Join(out, ", ")
 }
 
-// shortDigits is the length of what short returns.
+// shortDigits is the number of digits that short returns.
 const shortDigits = 12
 
-// short is a name for something longer.
+// short returns a short hexadecimal hash of s.
 func short(s string) string {
 	sum := sha256.Sum256([]byte(s))
 	return hex.EncodeToString(sum[:shortDigits/2])
 }
 
-// skeleton is the table without Services: maps, and base chains with their rules in order.
+// skeleton is a table without Services: maps, sets, and base chains with their rules in order.
 type skeleton struct {
 	maps   []*knftables.Map
 	sets   []*knftables.Set
@@ -294,7 +304,7 @@ type skeleton struct {
 	rules  []*knftables.Rule
 }
 
-// marker is a chain that tells which skeleton a table has.
+// marker returns the name of a chain that identifies the skeleton of a table.
 func (s *skeleton) marker() string {
 	sum := sha256.New()
 	for _, m := range s.maps {
@@ -327,7 +337,7 @@ func (s *skeleton) bypass(chain string, hook knftables.BaseChainHook) {
 	}
 }
 
-// skeletonOf is the table of a family. Pure.
+// skeletonOf returns the table of mode nftables without Services. It is pure.
 func (f family) skeletonOf(b Base) *skeleton {
 	s := &skeleton{}
 	address := f.ip + " daddr . meta l4proto . th dport"
@@ -336,7 +346,8 @@ func (f family) skeletonOf(b Base) *skeleton {
 		for _, m := range []string{mapServices, mapInside, mapLocal, mapRefused, mapFirewall} {
 			s.maps = append(s.maps, &knftables.Map{Name: kind.prefix + m, Type: kind.of + " : verdict"})
 		}
-		// One per protocol: nft 1.0.6 takes "th dport" in such a map for a contradiction to the protocol of a rule that is added later.
+		// One map per protocol: nft 1.0.6 rejects "th dport" in such a map as a contradiction to
+		// the protocol of a rule that is added later.
 		for _, proto := range []string{"tcp", "udp", "sctp"} {
 			for _, m := range []string{mapEndpoints, mapLocalEndpoints} {
 				s.maps = append(s.maps, &knftables.Map{Name: kind.prefix + m + proto,
@@ -354,7 +365,7 @@ func (f family) skeletonOf(b Base) *skeleton {
 	if chosen := f.of(b.NodePorts); len(chosen) > 0 {
 		at += fmt.Sprintf(" %s daddr { %s }", f.ip, joined(chosen))
 	} else if len(b.NodePorts) > 0 {
-		at = "" // none of this family
+		at = "" // no address of this family
 	}
 	s.chain(chainRefuse)
 	s.chain(chainUnserved)
@@ -379,8 +390,8 @@ func (f family) skeletonOf(b Base) *skeleton {
 	return s
 }
 
-// shortcuts choose for external traffic that must stay on the node: pods and the node itself may use any endpoint, as
-// they may by the cluster address.
+// shortcuts adds the chains for external traffic that must stay on the node. Pods and the node
+// itself may use any endpoint, as with the cluster IP.
 func (s *skeleton) shortcuts(f family, prefix, key string, pods []netip.Prefix) {
 	name := prefix + chainShort
 	s.chain(name)
@@ -397,16 +408,16 @@ func (s *skeleton) masquerades(f family, pods []netip.Prefix) {
 	s.rule(name, "meta mark and %s != 0 meta mark set meta mark xor %s masquerade", markMasquerade, markMasquerade)
 	s.rule(name, "ct status dnat %s saddr . %s daddr @%s masquerade", f.ip, f.ip, setHairpin)
 	for _, p := range pods {
-		// Beyond the cluster nobody knows the way to a pod: such traffic takes the node's address.
+		// Hosts outside the cluster have no route to pods: such traffic takes the node's address.
 		s.rule(name, "%s saddr %s %s daddr != { %s } masquerade", f.ip, p, f.ip, joined(pods))
 	}
 }
 
-// refusals answer what has no backend at once, before it is routed or delivered: addresses of whatever kind and node
-// ports by what the model says of them, and an address of the Services' range that no rule changed and
-// that is not the node's own: the agent answers DNS at one of them.
+// refusals adds the rules that reject traffic without a backend before it is routed or delivered.
+// They apply to the frontends in the "refused" maps. They also apply to addresses in the Service
+// ranges that no rule has changed and that are not local; the agent serves DNS at a local one.
 func (s *skeleton) refusals(f family, address, nodePort string, services []netip.Prefix) {
-	// the kernel limits the rate of ICMP
+	// the kernel limits the rate of ICMP errors
 	s.rule(chainRefuse, "meta l4proto tcp reject with tcp reset")
 	s.rule(chainRefuse, "reject")
 	s.rule(chainUnserved, "%s", f.counting(setUnserved))
@@ -427,7 +438,7 @@ func (s *skeleton) refusals(f family, address, nodePort string, services []netip
 	}
 }
 
-// clients is the set that remembers who belongs to a chain's backend.
+// clients returns the set that stores the clients of a chain's backend.
 func (f family) clients(c chain) *knftables.Set {
 	return &knftables.Set{Name: c.name, Type: f.addr, Flags: []knftables.SetFlag{knftables.DynamicFlag, knftables.TimeoutFlag},
 		Timeout: knftables.PtrTo(time.Duration(c.affinity) * time.Second), Size: knftables.PtrTo(uint64(65535))}

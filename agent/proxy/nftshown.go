@@ -10,13 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What is written is text, and what the kernel shows is code and a number for each rule, which it gives once. What it shows
-// is therefore read right after the text was written, and compared later: rules that somebody replaced differ in one or both.
+// The kernel returns rules as code with a unique number per rule, not as the text that was written.
+// The code is therefore read right after the text was written, and compared later. A rule that
+// another program replaced differs in its code or its number.
 
-// shown is what the kernel shows of a chain.
+// shown is the kernel's representation of a chain.
 type shown struct {
 	rules  int
-	digest uint64 // of its rules, in order
+	digest uint64 // digest of the rules, in order
 }
 
 func (s shown) and(rule map[uint16][]byte) shown {
@@ -26,7 +27,7 @@ func (s shown) and(rule map[uint16][]byte) shown {
 	return shown{s.rules + 1, s.digest*31 + h.Sum64()}
 }
 
-// kernelRules reads the rules of a chain, or of all chains of a table where it is "".
+// kernelRules reads the rules of a chain, or those of all chains of a table if chain is "".
 func kernelRules(f family, table, chain string) (map[string]shown, error) {
 	out := map[string]shown{}
 	request := []*nl.RtAttr{nl.NewRtAttr(nftaTable, nl.ZeroTerminated(table))}
@@ -41,7 +42,8 @@ func kernelRules(f family, table, chain string) (map[string]shown, error) {
 	return out, err
 }
 
-// sound says that the table is not asleep, and that none of its chains drops what no rule decides.
+// sound reports whether the table is active (not dormant) and all of its base chains have the
+// policy accept.
 func sound(f family, table string) (bool, error) {
 	ok := true
 	request := []*nl.RtAttr{nl.NewRtAttr(nftaTable, nl.ZeroTerminated(table))}
@@ -61,7 +63,8 @@ func sound(f family, table string) (bool, error) {
 	return ok, err
 }
 
-// learn reads what the kernel shows of chains that were just written: of all where none is named.
+// learn reads and stores the kernel's representation of chains that were just written. Without
+// names it reads all chains.
 func (t *nftTable) learn(chains ...string) error {
 	if t.read == nil {
 		return nil
@@ -83,7 +86,8 @@ func (t *nftTable) learn(chains ...string) error {
 	return nil
 }
 
-// unsettled passes over what only means that somebody changes rules at this moment: the next look reads again.
+// unsettled returns nil for an error that is caused by a concurrent change of rules. The next check
+// reads the rules again.
 func unsettled(err error) error {
 	if errors.Is(err, netlink.ErrDumpInterrupted) || errors.Is(err, unix.EINTR) || errors.Is(err, unix.ENOENT) {
 		return nil
@@ -91,7 +95,8 @@ func unsettled(err error) error {
 	return err
 }
 
-// compare says whether the chains are those that were written. Of one that could not be read then, what is shown now counts.
+// compare reports whether all chains are unchanged since they were written. For a chain that could
+// not be read then, the current representation is stored.
 func (t *nftTable) compare() (bool, error) {
 	now, err := kernelRules(t.family, t.table, "")
 	if err != nil || len(now) != len(t.rules) {

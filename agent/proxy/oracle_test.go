@@ -27,13 +27,14 @@ import (
 	"keelson.dev/keelson/test/testenv/space"
 )
 
-// town is a node with pods of its own and of another node, and a client outside, in both families.
+// town is a node with its own pods, pods of another node, and a client outside, in both address
+// families.
 type town struct {
 	node    netns.NsHandle
 	clients map[string]netns.NsHandle // "node", "a" (a pod of the node), "outside"
 }
 
-// dwellers are the pods: their node, and their addresses.
+// dwellers are the pods with their node and addresses.
 var dwellers = map[string]struct{ node, v4, v6 string }{
 	"a": {"w1", "10.244.0.2", "fd00:10::2"}, "b": {"w1", "10.244.0.6", "fd00:10::6"}, "c": {"w2", "10.244.1.2", "fd00:10::a"},
 }
@@ -74,7 +75,8 @@ func newTown(t *testing.T) town {
 	addr(t, outside, "eth0", outsideV4+"/24", nodeV4)
 	addr6(t, out.node, "up", nodeV6+"/64", "")
 	addr6(t, outside, "eth0", outsideV6+"/64", nodeV6)
-	// The node has a way to everywhere, as nodes have: a packet without one never comes to the rules.
+	// The node has a default route, like a real node: a packet without a route never reaches the
+	// rules.
 	addr(t, out.node, "up", "10.90.0.101/24", outsideV4)
 	addr6(t, out.node, "up", "fd00:90::101/64", outsideV6)
 	out.clients["node"], out.clients["outside"] = out.node, outside
@@ -104,7 +106,7 @@ func addr6(t *testing.T, ns netns.NsHandle, link, cidr, gateway string) {
 	}
 }
 
-// serve tells who it is and by which address it was asked.
+// serve responds with its name and the address at which it was reached.
 func serve(t *testing.T, ns netns.NsHandle, network, address, name string) {
 	t.Helper()
 	eachConn(t, ns, network, address, func(c net.Conn) {
@@ -113,7 +115,8 @@ func serve(t *testing.T, ns netns.NsHandle, network, address, name string) {
 	})
 }
 
-// eachConn listens in a namespace until the test ends, for one family alone, and does something with each connection.
+// eachConn listens in a namespace until the test ends, for one address family, and calls do for
+// each connection.
 func eachConn(t *testing.T, ns netns.NsHandle, network, address string, do func(net.Conn)) {
 	t.Helper()
 	var ln net.Listener
@@ -139,11 +142,11 @@ func eachConn(t *testing.T, ns netns.NsHandle, network, address string, do func(
 	}()
 }
 
-// expected is what becomes of a connection.
+// expected is the expected result of a connection.
 type expected struct {
-	to     map[string]bool // pods, one of which answers
-	drop   bool            // where there are none: silence; else refusal
-	source string          // the client's address as the pod sees it; "" = not judged
+	to     map[string]bool // pods, one of which responds
+	drop   bool            // if to is empty: true = dropped, false = rejected
+	source string          // the client's address as the pod sees it; "" = not checked
 }
 
 func (e expected) String() string {
@@ -156,8 +159,8 @@ func (e expected) String() string {
 	return "refusal"
 }
 
-// oracle says, from what Kubernetes documents and not from the model, who may answer a client that knocks at an
-// address of a Service.
+// oracle returns the expected result for a client that connects to an address of a Service. It
+// follows Kubernetes' documentation and does not use the model.
 func oracle(svc *v1.Service, parts map[string]*discoveryv1.EndpointSlice, client, kind string, v6 bool) expected {
 	family := discoveryv1.AddressTypeIPv4
 	if v6 {
@@ -203,7 +206,7 @@ func oracle(svc *v1.Service, parts map[string]*discoveryv1.EndpointSlice, client
 		return expected{to: anywhere}
 	}
 	if kind == "balanced" && len(svc.Spec.LoadBalancerSourceRanges) > 0 && client != "outside" {
-		return expected{drop: true} // the tests let in the client outside, and nobody else
+		return expected{drop: true} // the tests allow only the client outside
 	}
 	own := map[bool]string{false: outsideV4, true: outsideV6}[v6]
 	if svc.Spec.ExternalTrafficPolicy != v1.ServiceExternalTrafficPolicyLocal {
@@ -219,11 +222,11 @@ func oracle(svc *v1.Service, parts map[string]*discoveryv1.EndpointSlice, client
 	return expected{to: here, drop: any, source: own}
 }
 
-// try knocks, and says how what comes differs from what is expected.
+// try connects and returns an error if the result differs from the expected one.
 func try(from netns.NsHandle, address string, want expected) error {
 	limit := 10 * time.Second
 	if len(want.to) == 0 && want.drop {
-		limit = 100 * time.Millisecond // who is slower to refuse is not noticed: a slow machine fails no test
+		limit = 100 * time.Millisecond // slower rejects are not noticed, so that a slow machine fails no test
 	}
 	var answer string
 	err := space.In(from, func() error {
@@ -252,15 +255,15 @@ func try(from netns.NsHandle, address string, want expected) error {
 	case err == nil:
 		return fmt.Errorf("%q", answer)
 	case want.drop && errors.As(err, &late) && late.Timeout(), want.drop && errors.Is(err, unix.EPERM):
-		return nil // the output hook tells a socket of the node itself
+		return nil // the output hook reports the error to a socket of the node itself
 	case !want.drop && errors.Is(err, unix.ECONNREFUSED):
 		return nil
 	}
 	return err
 }
 
-// F113 F116 F117 F118: random Services and endpoints, changed step by step; each client tries each address and port in the
-// kernel, and what comes is what Kubernetes documents.
+// F113 F116 F117 F118: random Services and endpoints, changed step by step. Each client tries each
+// address and port in the kernel, and the result is that of Kubernetes' documentation.
 func TestKernelAgainstOracle(t *testing.T) {
 	for mode, program := range map[Mode]string{ModeNFTables: "nft", ModeIPTables: "iptables"} {
 		t.Run(string(mode), func(t *testing.T) {
@@ -309,7 +312,7 @@ func TestKernelAgainstOracle(t *testing.T) {
 				}
 				return err
 			})
-			// The next agent knows nothing and finds all this.
+			// The next agent starts without state and finds the existing rules.
 			next, _ := NewWriter(mode)
 			do(func() error { return next.Sync(t.Context(), base, maps.Values(m.Ports())) })
 			for _, name := range slices.Sorted(maps.Keys(services)) {
@@ -340,7 +343,7 @@ func routeServices(b Base) error {
 	return p.follow(s, s.routes())
 }
 
-// disturb changes something.
+// disturb makes a random change.
 func disturb(r *rand.Rand, m *Model, services map[string]*v1.Service, parts map[string]*discoveryv1.EndpointSlice) {
 	i := r.IntN(3)
 	name := fmt.Sprint("s", i)
@@ -395,7 +398,7 @@ func disturb(r *rand.Rand, m *Model, services map[string]*v1.Service, parts map[
 	}
 }
 
-// tryAll has each client try each address of a Service.
+// tryAll tries each address of a Service from each client.
 func tryAll(t *testing.T, town town, svc *v1.Service, parts map[string]*discoveryv1.EndpointSlice, when string) {
 	t.Helper()
 	for _, client := range slices.Sorted(maps.Keys(town.clients)) {

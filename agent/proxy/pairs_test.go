@@ -16,7 +16,8 @@ import (
 	"keelson.dev/keelson/test/testenv/space"
 )
 
-// manyPairs returns a Service of external addresses times ports, and its EndpointSlice.
+// manyPairs returns a Service with many pairs of an external address and a port, and its
+// EndpointSlice.
 func manyPairs(name string, i, addresses, ports int, change ...func(*v1.Service)) (*v1.Service, *discoveryv1.EndpointSlice) {
 	part := slice(name, endpoint("10.244.0.2", "w1", true, true, false), endpoint("10.244.1.2", "w2", true, true, false))
 	part.Ports = nil
@@ -37,7 +38,8 @@ func manyPairs(name string, i, addresses, ports int, change ...func(*v1.Service)
 	return svc, part
 }
 
-// balancedPairs turns the external addresses of a Service into those of a load balancer with ranges of clients.
+// balancedPairs turns the external addresses of a Service into those of a load balancer with source
+// ranges.
 func balancedPairs(ranges int) func(*v1.Service) {
 	return func(s *v1.Service) {
 		s.Spec.Type = v1.ServiceTypeLoadBalancer
@@ -51,13 +53,13 @@ func balancedPairs(ranges int) func(*v1.Service) {
 	}
 }
 
-// localPairs keeps external traffic on the node.
+// localPairs sets externalTrafficPolicy Local.
 func localPairs(s *v1.Service) { s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal }
 
 // size is the size of all rules of a writer.
 type size struct{ rules, chains, bytes int }
 
-// sizeOf returns how large the rules of ports are in a mode, written in memory.
+// sizeOf returns the size of the rules of a model in a mode, written in memory.
 func sizeOf(t testing.TB, m *Model, mode Mode) (out size) {
 	t.Helper()
 	ipt, text := inMemory()
@@ -86,8 +88,8 @@ func sizeOf(t testing.TB, m *Model, mode Mode) (out size) {
 	return out
 }
 
-// F117 F118: the number of rules for external addresses, ports and client ranges of a Service is their sum, not their
-// product, in each state of the Service.
+// F117 F118: the number of rules for external addresses, ports and source ranges of a Service is
+// their sum rather than their product, for every kind of Service.
 func TestRulesAreNoProduct(t *testing.T) {
 	const addresses, ports, ranges = 64, 16, 100
 	elsewhere := func(part *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
@@ -121,7 +123,8 @@ func TestRulesAreNoProduct(t *testing.T) {
 	}
 }
 
-// F117 F118: the number of rules is no product either where other Services hold a few pairs, so that no address has all ports.
+// F117 F118: the number of rules is not a product either if other Services hold a few pairs, so
+// that no address has all ports.
 func TestContestedPairsAreNoProduct(t *testing.T) {
 	svc, part := manyPairs("bomb", 0, 64, 64)
 	services := []*v1.Service{svc}
@@ -151,7 +154,7 @@ func TestContestedPairsAreNoProduct(t *testing.T) {
 	}
 }
 
-// pairsOf returns how many pairs of an external address and a port there are.
+// pairsOf returns the number of pairs of an external address and a port.
 func pairsOf(ports map[string]*Port) (n int) {
 	for _, p := range ports {
 		n += len(p.External)
@@ -159,8 +162,9 @@ func pairsOf(ports map[string]*Port) (n int) {
 	return n
 }
 
-// resolvesAll follows the rules of iptables for each pair of an address and a port number of all Ports. It returns an error
-// for a pair that does not end at the target of the Port that has it, or at any target where no Port has it.
+// resolvesAll follows the iptables rules for each pair of an address and a port number of all
+// Ports. It returns an error for a pair that does not end at the target of its Port, or that ends
+// at a target although no Port has it.
 func resolvesAll(w *iptables, ports map[string]*Port) error {
 	for _, t := range w.tables {
 		rules, err := t.save(context.Background())
@@ -205,8 +209,8 @@ func resolvesAll(w *iptables, ports map[string]*Port) error {
 	return nil
 }
 
-// resolve follows the rules of a chain for a packet to a frontend. It returns the first target that is no chain of
-// addresses, or "" where no rule has one.
+// resolve follows the rules of a chain for a packet to a frontend. It returns the first target that
+// is not a chain of addresses, or "" if no rule matches.
 func resolve(rules map[string][]string, table, chain string, at Frontend) string {
 	for _, rule := range rules[table+" "+chain] {
 		words := strings.Fields(rule)[2:]
@@ -239,8 +243,8 @@ func resolve(rules map[string][]string, table, chain string, at Frontend) string
 	return ""
 }
 
-// BenchmarkManyPairs writes the largest Services that the API accepts into the kernel: one of 4,080 pairs of an external
-// address and a port, and a namespace of 16,320.
+// BenchmarkManyPairs writes the largest Services that the API accepts into the kernel: one with
+// 4,080 pairs of an external address and a port, and a namespace with 16,320.
 func BenchmarkManyPairs(b *testing.B) {
 	if os.Geteuid() != 0 {
 		b.Skip("needs root for network namespaces")

@@ -13,10 +13,11 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// defaultAffinity is how long a client stays with a backend where the Service does not say, in seconds.
+// defaultAffinity is the duration of session affinity in seconds, for a Service that specifies
+// none.
 const defaultAffinity = 10800
 
-// portsOf are the ports of a Service that nodes serve, in each family in which it has an address.
+// portsOf returns the ports of a Service, in each address family in which it has a cluster IP.
 func portsOf(svc *v1.Service, parts map[string]*discoveryv1.EndpointSlice, at Place, reserved *Reserved) []*Port {
 	if svc.Spec.Type == v1.ServiceTypeExternalName {
 		return nil
@@ -26,7 +27,7 @@ func portsOf(svc *v1.Service, parts map[string]*discoveryv1.EndpointSlice, at Pl
 		common := outsideOf(svc, ip.Is6())
 		for _, p := range svc.Spec.Ports {
 			if !sane(p) {
-				continue // one Service must not spoil the rules of all
+				continue // an invalid Service must not break the rules of all Services
 			}
 			out = append(out, servicePort(svc, p, ip, common, parts, at, reserved))
 		}
@@ -34,7 +35,8 @@ func portsOf(svc *v1.Service, parts map[string]*discoveryv1.EndpointSlice, at Pl
 	return out
 }
 
-// sane says that rules can be written for a port: the API server has seen to it, and this does not count on it.
+// sane reports whether rules can be written for a port. The API server validates ports; this is a
+// second check.
 func sane(p v1.ServicePort) bool {
 	switch p.Protocol {
 	case "", v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP:
@@ -43,7 +45,8 @@ func sane(p v1.ServicePort) bool {
 	return false
 }
 
-// clusterIPs are the addresses that the cluster gave to a Service, one per family; none where it is headless.
+// clusterIPs returns the cluster IPs of a Service, at most one per family. A headless Service has
+// none.
 func clusterIPs(svc *v1.Service) []netip.Addr {
 	given := svc.Spec.ClusterIPs
 	if len(given) == 0 {
@@ -81,17 +84,18 @@ func servicePort(svc *v1.Service, p v1.ServicePort, ip netip.Addr, common outsid
 	return out
 }
 
-// maxAddresses returns how many external addresses of a Service are served on each of its ports.
+// maxAddresses returns the maximum number of external addresses that are served per port of a
+// Service.
 func maxAddresses(svc *v1.Service) int { return max(maxServicePairs/max(len(svc.Spec.Ports), 1), 1) }
 
-// outside is the part of external frontends that the ports of a Service share, in one address family.
+// outside are the external addresses that the ports of a Service share, in one address family.
 type outside struct {
-	addresses []netip.Addr        // external and load balancer addresses, each once
-	balanced  map[netip.Addr]bool // those of a load balancer
-	most      int                 // addresses of a port
-	wide      bool                // Port.Wide
-	sources   []netip.Prefix      // clients that a load balancer lets through; nil = all
-	guard     *chain              // of nftables for them; nil where all clients may come
+	addresses []netip.Addr        // external IPs and load balancer addresses, without duplicates
+	balanced  map[netip.Addr]bool // load balancer addresses
+	most      int                 // maximum number of addresses per port
+	wide      bool                // value for Port.Wide
+	sources   []netip.Prefix      // allowed clients of a load balancer; nil = all
+	guard     *chain              // nftables chain for sources; nil if all clients are allowed
 }
 
 // outsideOf returns the external addresses of a Service and the clients that may use them.
@@ -125,7 +129,7 @@ func outsideOf(svc *v1.Service, v6 bool) outside {
 	}
 	for _, in := range svc.Status.LoadBalancer.Ingress {
 		if in.IPMode != nil && *in.IPMode == v1.LoadBalancerIPModeProxy {
-			continue // the load balancer wants to see this traffic itself
+			continue // the load balancer must receive this traffic itself
 		}
 		if ip, ok := add(in.IP); ok {
 			out.balanced[ip] = true
@@ -135,7 +139,7 @@ func outsideOf(svc *v1.Service, v6 bool) outside {
 	return out
 }
 
-// external adds the frontends of traffic from outside, without those that are reserved.
+// external adds the frontends of external traffic, except reserved ones.
 func (p *Port) external(port v1.ServicePort, all outside, reserved *Reserved) {
 	p.Sources, p.guard, p.Wide = all.sources, all.guard, all.wide
 	for _, ip := range all.addresses {
@@ -162,8 +166,8 @@ func (p *Port) external(port v1.ServicePort, all outside, reserved *Reserved) {
 	}
 }
 
-// sources are the clients that a load balancer lets through, in order; nil = all. Where they are all of the other
-// family there are none in this one.
+// sources returns loadBalancerSourceRanges in order; nil = all clients. If all ranges belong to the
+// other family, it returns an empty list.
 func sources(svc *v1.Service, v6 bool) []netip.Prefix {
 	if len(svc.Spec.LoadBalancerSourceRanges) == 0 {
 		return nil
@@ -175,7 +179,7 @@ func sources(svc *v1.Service, v6 bool) []netip.Prefix {
 			continue
 		}
 		if r.Bits() == 0 {
-			return nil // everybody
+			return nil // all clients
 		}
 		out = append(out, r.Masked())
 	}
@@ -183,7 +187,8 @@ func sources(svc *v1.Service, v6 bool) []netip.Prefix {
 	return distinctPrefixes(out)
 }
 
-// distinctPrefixes leaves out what lies in another of the sorted prefixes: sets of ranges must not overlap.
+// distinctPrefixes removes prefixes that another one contains. The input is sorted. Ranges in an
+// nftables set must not overlap.
 func distinctPrefixes(sorted []netip.Prefix) []netip.Prefix {
 	out := sorted[:0]
 	for _, p := range sorted {
@@ -195,7 +200,7 @@ func distinctPrefixes(sorted []netip.Prefix) []netip.Prefix {
 	return out
 }
 
-// route says which endpoints take which traffic. Equal lists are one list.
+// route assigns the endpoints to the kinds of traffic. Equal lists share their memory.
 func (p *Port) route(svc *v1.Service, found candidates) {
 	shared := func(a, b []Backend) []Backend {
 		if slices.Equal(a, b) {

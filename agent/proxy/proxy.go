@@ -19,27 +19,29 @@ import (
 	"keelson.dev/keelson/internal/agentport"
 )
 
-// traceParent is the annotation that ties an EndpointSlice to the apply it descends from.
+// traceParent is the annotation of an EndpointSlice with the trace of the apply that caused it.
 const traceParent = "keelson.dev/traceparent"
 
-// Proxy keeps the node's Service rules as the control plane demands.
+// Proxy programs the Service rules of the node.
 type Proxy struct {
 	Node   string
 	NodeIP netip.Addr
-	Mode   Mode // "" is nftables
-	// NodePorts are where node ports are served; empty: at all addresses of the node but loopback.
+	Mode   Mode // "" means nftables
+	// NodePorts are the addresses at which node ports are served. If empty, they are served at all
+	// addresses of the node except loopback.
 	NodePorts []netip.Prefix
-	// Foreign says that pods are attached by a network product, which then gives their traffic to the world its source
-	// address; nil: they are not.
+	// Foreign reports whether a third-party network plugin attaches pods. The plugin then
+	// masquerades the pods' traffic to other networks. nil: no.
 	Foreign func() bool
-	// ControlPlane tells where replicas listen; nil: nobody knows.
+	// ControlPlane provides the addresses of replicas; nil: unknown.
 	ControlPlane agent.ControlPlane
-	// Listens are ports on which this node's agent listens, besides those of every agent.
+	// Listens are ports on which this node's agent listens, in addition to the default ports of
+	// every agent.
 	Listens []agentport.Port
-	Flows   *Flows        // told of what the rules say; may be nil
-	Health  *HealthChecks // the same
-	Metrics *Metrics      // the same
-	Synced  Synced        // told of changes that wait for rules; may be nil
+	Flows   *Flows        // notified of changes of the rules; may be nil
+	Health  *HealthChecks // notified of the health of Services; may be nil
+	Metrics *Metrics      // may be nil
+	Synced  Synced        // notified of pending changes; may be nil
 	Log     *slog.Logger
 
 	writer func(Mode) (Writer, error) // nil: NewWriter
@@ -48,34 +50,34 @@ type Proxy struct {
 	now *state
 }
 
-// Synced observes whether the rules show all changes.
+// Synced is notified when changes are pending and when the rules include all changes.
 type Synced interface {
-	Queued()  // a change waits for its rules
-	Updated() // the rules show all changes
+	Queued()  // a change is pending
+	Updated() // the rules include all changes
 }
 
-// state is what one Run has programmed.
+// state is the state of one Run.
 type state struct {
 	writer   Writer
 	model    *Model
 	base     Base
-	built    bool // the kernel shows the model
-	foreign  bool // the base is that of a foreign network
+	built    bool // the kernel's rules match the model
+	foreign  bool // the base was computed for a third-party network
 	routed   map[netip.Prefix]bool
-	outlying map[netip.Prefix]int // addresses of Services beyond the range, and how many Ports have them
+	outlying map[netip.Prefix]int // addresses of Services outside the Service ranges, and the number of Ports with each
 	seen     map[types.NamespacedName]string
-	replicas []netip.AddrPort // where replicas listened at the last look
+	replicas []netip.AddrPort // addresses of replicas at the last update
 }
 
-// The bounds of Run in time.
+// Intervals and timeouts of Run.
 const (
-	foreignEvery = 5 * time.Second  // between looks at whose network it is
-	intactEvery  = 10 * time.Second // between looks at whether the rules are still there
-	writeLimit   = 30 * time.Second // for one transaction
+	foreignEvery = 5 * time.Second  // between checks whether a third-party plugin attaches pods
+	intactEvery  = 10 * time.Second // between checks whether the rules are intact
+	writeLimit   = 30 * time.Second // per transaction
 )
 
-// Run programs rules until ctx ends or that fails; Run again begins with all of them. Rules stay when it ends: traffic
-// outlives the agent.
+// Run programs the rules until ctx ends or an error occurs. The next Run first writes all rules.
+// The rules remain when Run returns, so that traffic continues without the agent.
 func (p *Proxy) Run(ctx context.Context, objects agent.Objects, reports agent.Reporter) error {
 	mode := p.Mode
 	if mode == "" {
@@ -84,7 +86,7 @@ func (p *Proxy) Run(ctx context.Context, objects agent.Objects, reports agent.Re
 	if mode == ModeNone {
 		return p.idle(ctx, objects, reports)
 	}
-	p.queued() // all rules
+	p.queued() // all rules are pending
 	open := p.writer
 	if open == nil {
 		open = NewWriter
@@ -124,10 +126,10 @@ func (p *Proxy) Run(ctx context.Context, objects agent.Objects, reports agent.Re
 		if err != nil {
 			return fmt.Errorf("programming Service rules: %w", err)
 		}
-		if s.built && !cleaned { // after ours are there, so that no connection finds none
+		if s.built && !cleaned { // after the rules of this mode exist, so that no connection is left without rules
 			cleaned = true
 			if err := cleanOthers(ctx, mode); err != nil {
-				p.Log.Warn("rules of another proxy mode may be left", "err", err)
+				p.Log.Warn("removing the rules of another proxy mode failed", "err", err)
 			}
 		}
 	}
@@ -144,7 +146,8 @@ func newState(w Writer, node string) *state {
 		seen: map[types.NamespacedName]string{}}
 }
 
-// idle is a node whose Services somebody else serves: it has no rules of ours, and keeps nobody waiting for them.
+// idle runs on a node whose Services another program serves. It removes all rules and reports every
+// revision as applied.
 func (p *Proxy) idle(ctx context.Context, objects agent.Objects, reports agent.Reporter) error {
 	if err := errors.Join(cleanOthers(ctx, ModeNone), removeSink()); err != nil {
 		return err
@@ -157,7 +160,7 @@ func (p *Proxy) idle(ctx context.Context, objects agent.Objects, reports agent.R
 
 func (p *Proxy) foreign() bool { return p.Foreign != nil && p.Foreign() }
 
-// mend writes all rules again where somebody has taken some of them away.
+// mend writes all rules again if another program has changed or removed some of them.
 func (p *Proxy) mend(ctx context.Context, s *state) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -165,7 +168,7 @@ func (p *Proxy) mend(ctx context.Context, s *state) error {
 		return nil
 	}
 	if len(s.routed) > 0 && !sunk() {
-		p.Log.Warn("interface " + sinkName + " was taken away or shut, and is made anew")
+		p.Log.Warn("interface " + sinkName + " was removed or disabled by another program and is created again")
 		s.routed = nil
 		if err := p.follow(s, s.routes()); err != nil {
 			return err
@@ -173,21 +176,21 @@ func (p *Proxy) mend(ctx context.Context, s *state) error {
 	}
 	ok, err := s.writer.Intact(ctx)
 	if err != nil {
-		p.Log.Warn("the Service rules cannot be looked at", "err", err)
+		p.Log.Warn("the Service rules cannot be read", "err", err)
 		return nil
 	}
 	if ok {
 		return nil
 	}
-	p.Log.Warn("the Service rules are not as they were made and are made anew: does something change or flush them?")
+	p.Log.Warn("the Service rules were changed by another program and are written again: does something flush them?")
 	s.built = false
 	return p.sync(ctx, s)
 }
 
-// standing is who knows the node's own object.
+// standing returns the node's own object.
 type standing interface{ Node() (*v1.Node, bool) }
 
-// placeOf is where a node stands, as its labels tell.
+// placeOf returns the location of a node according to its labels.
 func placeOf(node string, objects standing) Place {
 	at := Place{Node: node}
 	if n, ok := objects.Node(); ok {
@@ -196,7 +199,7 @@ func placeOf(node string, objects standing) Place {
 	return at
 }
 
-// baseOf is what the cluster tells of addresses.
+// baseOf returns the settings of the rules from those of the cluster.
 func (p *Proxy) baseOf(c agent.Cluster, foreign bool) Base {
 	b := Base{ServiceCIDRs: c.ServicePrefixes(), NodePorts: p.NodePorts}
 	if !foreign {
@@ -205,7 +208,7 @@ func (p *Proxy) baseOf(c agent.Cluster, foreign bool) Base {
 	return b
 }
 
-// apply brings the kernel to what the view shows of the objects that changed.
+// apply updates the model with the changed objects and programs the resulting changes.
 func (p *Proxy) apply(ctx context.Context, s *state, objects agent.Objects, reports agent.Reporter, news agent.Changed) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -245,8 +248,8 @@ func (p *Proxy) apply(ctx context.Context, s *state, objects agent.Objects, repo
 	return nil
 }
 
-// machinesMayDiffer reports whether a change may concern the cluster's machines. An empty one stands for a change that no
-// object shows.
+// machinesMayDiffer reports whether a change may concern the cluster's machines. An empty change
+// stands for one that no object shows.
 func machinesMayDiffer(news agent.Changed) bool {
 	if news.All || news.Revision == 0 && len(news.Keys) == 0 {
 		return true
@@ -259,7 +262,7 @@ func machinesMayDiffer(news agent.Changed) bool {
 	return false
 }
 
-// take brings the model to the view, and returns the slices among what changed.
+// take updates the model from the view and returns the EndpointSlices among the changed objects.
 func (s *state) take(objects agent.Objects, news agent.Changed) (fresh []*discoveryv1.EndpointSlice) {
 	if news.All {
 		s.model.Move(placeOf(s.model.At().Node, objects))
@@ -294,8 +297,8 @@ func (s *state) take(objects agent.Objects, news agent.Changed) (fresh []*discov
 	return fresh
 }
 
-// write makes the changes in the kernel, or all rules where it does not show the model. What was refused as a change is
-// tried as a whole.
+// write programs the changes. It writes all rules if the kernel's rules do not match the model or
+// if the changes are rejected.
 func (p *Proxy) write(ctx context.Context, s *state, changes []Change) error {
 	if s.built && len(changes) == 0 {
 		return nil
@@ -312,7 +315,7 @@ func (p *Proxy) write(ctx context.Context, s *state, changes []Change) error {
 		}
 		s.built = false
 		p.Metrics.failed()
-		p.Log.Warn("a change of Service rules was refused: all are written anew", "err", err)
+		p.Log.Warn("a change of the Service rules was rejected: all rules are written again", "err", err)
 	}
 	return p.sync(ctx, s)
 }
@@ -328,7 +331,7 @@ func (p *Proxy) sync(ctx context.Context, s *state) error {
 	return nil
 }
 
-// report tells the timeline which new EndpointSlices this node routes by now.
+// report reports to the timeline which new EndpointSlices this node routes.
 func (s *state) report(node string, fresh []*discoveryv1.EndpointSlice, reports agent.Reporter, begin time.Time, m *Metrics) {
 	now := time.Now()
 	for _, e := range fresh {

@@ -27,7 +27,7 @@ import (
 
 type inside = fake.Cluster
 
-// reported keeps which revisions a proxy said to show.
+// reported records the revisions that a proxy reported as applied.
 type reported struct {
 	*inside
 	mu   sync.Mutex
@@ -46,12 +46,12 @@ func (r *reported) shows() uint64 {
 	return r.last
 }
 
-// recorder is a writer that keeps what it is told.
+// recorder is a Writer that records its calls.
 type recorder struct {
 	mu     sync.Mutex
 	ports  map[string]*Port
 	syncs  int
-	refuse error // the next Apply
+	refuse error // error of the next Apply
 	broken bool
 }
 
@@ -105,8 +105,8 @@ func (r *recorder) names() (out []string) {
 	return out
 }
 
-// F112 F117: the proxy confirms a revision when its rules show it, with or without a change, and after a change that the kernel
-// refused it writes everything.
+// F112 F117: the proxy reports a revision when its rules reflect it, with or without a change.
+// After the kernel has rejected a change, it writes all rules.
 func TestConfirms(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	objects := &reported{inside: fake.NewCluster()}
@@ -165,7 +165,8 @@ func TestConfirms(t *testing.T) {
 	}
 }
 
-// F117: rules that somebody else took away are noticed, whatever part of them, and made anew; what is not ours is not touched.
+// F117: rules that another program removed are detected, whatever part of them, and written again.
+// Rules of other programs are not changed.
 func TestDamageIsMended(t *testing.T) {
 	for mode, damages := range map[Mode][][]string{
 		ModeNFTables: {{"nft", "flush ruleset"}, {"nft", "delete element ip keelson services { 10.96.0.10 . tcp . 80 }"},
@@ -229,7 +230,8 @@ func TestDamageIsMended(t *testing.T) {
 	}
 }
 
-// F117: a new agent, or another mode, takes over under traffic: a connection that lives goes on, each new one finds an endpoint.
+// F117: a new agent, or another mode, takes over under traffic: existing connections continue, and
+// each new connection reaches an endpoint.
 func TestTakeOverUnderTraffic(t *testing.T) {
 	for _, program := range []string{"nft", "iptables-restore"} {
 		if _, err := exec.LookPath(program); err != nil {
@@ -323,7 +325,8 @@ func TestTakeOverUnderTraffic(t *testing.T) {
 	}
 }
 
-// F118: a mode that the machine cannot have is refused in one sentence that says what helps.
+// F118: Check rejects a mode that the machine does not support, with one sentence that states the
+// remedy.
 func TestModesAreRefused(t *testing.T) {
 	if _, err := os.Stat("/proc/net/ip_vs"); err != nil {
 		p := &Proxy{Node: "w1", Mode: ModeIPVS, Log: slog.New(slog.DiscardHandler)}
@@ -344,7 +347,8 @@ func TestModesAreRefused(t *testing.T) {
 	}
 }
 
-// With a foreign network the rules give pods' traffic to the world no address of ours; they do again when it leaves.
+// With a third-party network, pods' traffic to other networks is not masqueraded. It is masqueraded
+// again when the third-party network is removed.
 func TestForeignNetworkMasquerades(t *testing.T) {
 	const rule = "ip saddr 10.244.0.0/16 ip daddr != { 10.244.0.0/16 } masquerade"
 	objects := fake.NewCluster()
@@ -364,7 +368,7 @@ func TestForeignNetworkMasquerades(t *testing.T) {
 	}
 }
 
-// refusing is a writer whose kernel takes no rules.
+// refusing is a Writer whose kernel rejects all rules.
 type refusing struct {
 	recorder
 	err error
@@ -374,7 +378,7 @@ func (r *refusing) Sync(ctx context.Context, b Base, ports iter.Seq[*Port]) erro
 	return errors.Join(r.err, r.recorder.Sync(ctx, b, ports))
 }
 
-// waiting records changes and confirmed rules.
+// waiting records queued changes and confirmed rules.
 type waiting struct {
 	mu      sync.Mutex
 	pending bool
@@ -389,8 +393,8 @@ func (w *waiting) state() (bool, int) {
 	return w.pending, w.updated
 }
 
-// F117: a change waits for its rules from when the proxy receives it until the kernel has taken them, also where the kernel
-// refuses them and the proxy is started again.
+// F117: a change is pending from the time the proxy receives it until the kernel has accepted its
+// rules, even if the kernel rejects them first and the proxy is restarted.
 func TestChangesWaitForRules(t *testing.T) {
 	objects, seen := &reported{inside: fake.NewCluster()}, &waiting{}
 	objects.Put(service("web", "10.96.0.10", 30080))

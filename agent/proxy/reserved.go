@@ -13,26 +13,27 @@ import (
 	"keelson.dev/keelson/internal/agentport"
 )
 
-// disconnectedAfter is how long a node may be without a session before rules at addresses of replicas are removed.
+// disconnectedAfter is the time without a session after which rules at replica addresses are
+// removed.
 const disconnectedAfter = time.Minute
 
 // maxServicePairs bounds the pairs of an external address and a port that a node serves for one Service. The API accepts
 // no Service beyond the bound; a Service stored by an earlier release loses its last addresses.
 const maxServicePairs = 4096
 
-// Reserved are addresses and ports at which no Service captures external traffic. It is not changed once it is made.
+// Reserved are addresses and ports at which no Service captures external traffic. It is immutable.
 type Reserved struct {
-	ranges   []netip.Prefix              // of pods and Services
+	ranges   []netip.Prefix              // pod and Service ranges
 	machines map[netip.Addr]struct{}     // addresses of machines with an agent
-	agents   map[agentport.Port]struct{} // on which every agent listens
-	replicas map[netip.Addr][]uint16     // addresses of machines with a replica, and its TCP ports
+	agents   map[agentport.Port]struct{} // ports on which every agent listens
+	replicas map[netip.Addr][]uint16     // addresses of machines with a replica, and the replica's TCP ports
 	own      map[netip.Addr]struct{}     // addresses of this machine
 	local    map[uint16]struct{}         // TCP ports of a replica on this machine
-	detached bool                        // addresses of replicas are not served at all
-	whole    bool                        // a rule for one port captures all ports of an address that is not the node's
+	detached bool                        // no port at a replica's address is served
+	whole    bool                        // a rule for one port captures all ports of an address that is not the node's own
 }
 
-// equal reports whether two sets reserve the same.
+// equal reports whether two sets reserve the same addresses and ports.
 func (r *Reserved) equal(o *Reserved) bool {
 	if r == nil || o == nil {
 		return r == o
@@ -68,20 +69,20 @@ func (r *Reserved) serves(f Frontend) bool {
 	return !r.whole || own || !machine && !replica
 }
 
-// reservation is what Reserved is made of.
+// reservation are the inputs for computing Reserved.
 type reservation struct {
 	cluster  agent.Cluster
 	node     *v1.Node // may be nil
 	peers    []*agent.Peer
 	own      []netip.Addr     // addresses of this machine
-	replicas []netip.AddrPort // where replicas listen
-	listens  []agentport.Port // ports of this node's agent, besides those with default settings
+	replicas []netip.AddrPort // addresses and ports of replicas
+	listens  []agentport.Port // ports of this node's agent, in addition to the default ports
 	detached bool
 	whole    bool
 }
 
-// reserve returns the addresses and ports that belong to the cluster. A machine that has a replica has all its known
-// addresses with the ports of the replica. Pure.
+// reserve returns the addresses and ports that belong to the cluster. The ports of a replica are
+// reserved at all known addresses of its machine. It is pure.
 func (x reservation) reserve() *Reserved {
 	r := &Reserved{machines: map[netip.Addr]struct{}{}, agents: map[agentport.Port]struct{}{}, replicas: map[netip.Addr][]uint16{},
 		own: map[netip.Addr]struct{}{}, local: map[uint16]struct{}{}, detached: x.detached, whole: x.whole}
@@ -139,7 +140,7 @@ func (x reservation) reserve() *Reserved {
 	return r
 }
 
-// replicas returns where replicas listen, as far as it is known.
+// replicas returns the known addresses and ports of replicas.
 func (p *Proxy) replicas() []netip.AddrPort {
 	if p.ControlPlane == nil {
 		return nil
@@ -147,7 +148,7 @@ func (p *Proxy) replicas() []netip.AddrPort {
 	return p.ControlPlane.ReplicaAddresses()
 }
 
-// reserved returns what is reserved now.
+// reserved returns the currently reserved addresses and ports.
 func (p *Proxy) reserved(objects agent.Objects) *Reserved {
 	x := reservation{cluster: objects.Cluster(), peers: objects.Peers(), listens: p.Listens, own: machineAddresses(), whole: p.Mode == ModeIPVS}
 	x.node, _ = objects.Node()
@@ -158,8 +159,8 @@ func (p *Proxy) reserved(objects agent.Objects) *Reserved {
 	return x.reserve()
 }
 
-// machineAddresses returns the addresses of this machine's interfaces, without those that Services have there. Where
-// they cannot be read there are none: the addresses of the Node count as well.
+// machineAddresses returns the addresses of this machine's interfaces, except those of ipvsLink. It
+// returns none if they cannot be read; the addresses of the Node object are reserved as well.
 func machineAddresses() []netip.Addr {
 	links, err := net.Interfaces()
 	if err != nil {
@@ -172,7 +173,7 @@ func machineAddresses() []netip.Addr {
 		}
 		addrs, err := l.Addrs()
 		if err != nil {
-			continue // the interface of a pod that is gone
+			continue // the interface was removed with its pod
 		}
 		for _, a := range addrs {
 			if p, err := netip.ParsePrefix(a.String()); err == nil && !p.Addr().IsLoopback() && !p.Addr().IsLinkLocalUnicast() {

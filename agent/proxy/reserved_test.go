@@ -23,8 +23,8 @@ import (
 	"keelson.dev/keelson/test/testenv/space"
 )
 
-// hostileReservation is a cluster with a replica beside an agent (10.89.0.11), a replica alone (10.89.0.12), a worker
-// (10.89.0.102) and this node.
+// hostileReservation is a cluster with a replica and an agent on one machine (10.89.0.11), a
+// replica alone (10.89.0.12), a worker (10.89.0.102) and this node.
 func hostileReservation() reservation {
 	addr, prefix := netip.MustParseAddr, netip.MustParsePrefix
 	return reservation{cluster: agent.Cluster{ClusterCIDR: "10.244.0.0/16", ServiceCIDR: "10.96.0.0/16"},
@@ -37,8 +37,8 @@ func hostileReservation() reservation {
 		listens: []agentport.Port{{Proto: "tcp", Number: 10350}}}
 }
 
-// F117: no external address or node port is served where a replica or an agent listens, or in the cluster's ranges; other
-// ports of machines are.
+// F117: no external address or node port is served where a replica or an agent listens, or in the
+// cluster's ranges. Other ports of machines are served.
 func TestReservedFrontends(t *testing.T) {
 	for _, c := range []struct {
 		at       string
@@ -93,7 +93,8 @@ func TestReservedFrontends(t *testing.T) {
 	}
 }
 
-// hostile returns a Service that names addresses by every field that can, and an honest one.
+// hostile returns a Service that lists the addresses in every possible field, and a regular
+// Service.
 func hostile(addresses ...string) []*v1.Service {
 	bad := service("bad", "10.96.0.66", 30066, func(s *v1.Service) {
 		s.Spec.Type = v1.ServiceTypeLoadBalancer
@@ -107,8 +108,9 @@ func hostile(addresses ...string) []*v1.Service {
 	return []*v1.Service{bad, service("good", "10.96.0.10", 0, func(s *v1.Service) { s.Spec.ExternalIPs = []string{"10.89.0.12", "192.0.2.1"} })}
 }
 
-// F117 F118: no writer writes anything for a reserved address, whichever field names it. What becomes reserved is removed,
-// and only that: rules without a session for a minute lack the addresses of replicas alone.
+// F117 F118: no writer writes rules for a reserved address, whichever field lists it. Rules for a
+// frontend that becomes reserved are removed, and no others. After a minute without a session, the
+// rules for addresses of replicas are removed.
 func TestNoWriterServesReservedAddresses(t *testing.T) {
 	services := hostile("10.244.7.7", "10.96.0.99", "169.254.20.10", "10.250.1.9", "10.96.0.98", "10.89.0.11")
 	bad := service("wide", "10.96.0.67", 0, func(s *v1.Service) {
@@ -182,7 +184,7 @@ func TestNoWriterServesReservedAddresses(t *testing.T) {
 	}
 }
 
-// F117: external addresses times ports of one Service are bounded on the node too.
+// F117: the pairs of external addresses and ports of one Service are limited on the node too.
 func TestExternalFrontendsAreBounded(t *testing.T) {
 	bomb := service("bomb", "10.96.0.66", 0, func(s *v1.Service) {
 		s.Spec.Ports = nil
@@ -202,7 +204,7 @@ func TestExternalFrontendsAreBounded(t *testing.T) {
 	}
 }
 
-// plane is a control plane as the proxy sees it.
+// plane is the control plane as the proxy sees it.
 type plane struct {
 	replicas []netip.AddrPort
 	silent   time.Duration
@@ -211,7 +213,7 @@ type plane struct {
 func (p *plane) ReplicaAddresses() []netip.AddrPort { return p.replicas }
 func (p *plane) Disconnected() time.Duration        { return p.silent }
 
-// F117: the proxy goes by what the view and the session tell of machines.
+// F117: the proxy reserves the machines of the view and of the session.
 func TestProxyReservesMachines(t *testing.T) {
 	objects := fake.NewCluster()
 	objects.About.ServiceCIDR, objects.About.ClusterCIDR = "10.96.0.0/16", "10.244.0.0/16"
@@ -244,7 +246,7 @@ func TestProxyReservesMachines(t *testing.T) {
 		t.Errorf("with the node %q", got)
 	}
 	control.replicas = append(control.replicas, netip.MustParseAddrPort("192.0.2.1:10250"))
-	if got := external(agent.Changed{Revision: 3}); got != "10.89.0.12" { // whatever changed
+	if got := external(agent.Changed{Revision: 3}); got != "10.89.0.12" { // any object may have changed
 		t.Errorf("with a new replica %q", got)
 	}
 	control.replicas = control.replicas[:1]
@@ -262,8 +264,9 @@ func TestProxyReservesMachines(t *testing.T) {
 	}
 }
 
-// F117: in the kernel, a hostile Service takes no traffic of a pod, of its Service, or of a replica; other ports of the
-// replica's machine work. The agent's own connections reach a replica through any rule, and those of others do not.
+// F117: in the kernel, a hostile Service captures no traffic of a pod, of its Service, or of a
+// replica; other ports of the replica's machine work. The agent's own connections reach a replica
+// through any rule; those of other programs do not.
 func TestKernelKeepsReservedAddresses(t *testing.T) {
 	for mode, program := range map[Mode]string{ModeNFTables: "nft", ModeIPTables: "iptables"} {
 		t.Run(string(mode), func(t *testing.T) {
@@ -320,14 +323,14 @@ func TestKernelKeepsReservedAddresses(t *testing.T) {
 					}
 				}
 			}
-			write(nil) // as if nothing were known of the replica
+			write(nil) // as if the replica were unknown
 			if got := ask("node", outsideV4+":6443", false); got != "a" {
 				t.Errorf("nothing is reserved: %s answers, want the endpoint", got)
 			}
 			if got := ask("node", outsideV4+":6443", true); got != "replica" {
 				t.Errorf("the agent's own connection: %s answers, want the replica", got)
 			}
-			m.Replace(services, nil) // rules that refuse are Service rules as well
+			m.Replace(services, nil) // rules that reject are Service rules as well
 			write(nil)
 			if got := ask("node", outsideV4+":6443", true); got != "replica" {
 				t.Errorf("the agent's own connection where the Service has no endpoint: %s answers, want the replica", got)
@@ -337,7 +340,7 @@ func TestKernelKeepsReservedAddresses(t *testing.T) {
 	}
 }
 
-// askWith returns the name of who answers, or the error.
+// askWith returns the name of the server that responds, or the error.
 func askWith(ctx context.Context, d net.Dialer, address string) string {
 	c, err := d.DialContext(ctx, "tcp", address)
 	if err != nil {
@@ -353,7 +356,8 @@ func askWith(ctx context.Context, d net.Dialer, address string) string {
 	return fmt.Sprint(errors.Join(errors.New("no answer"), err))
 }
 
-// F117: what a node keeps for external addresses grows with their number times the ports, and not with the endpoints too.
+// F117: the memory for external addresses grows with their number times the number of ports, but
+// not with the number of endpoints.
 func TestExternalAddressesKeepEndpointsOnce(t *testing.T) {
 	elements := func(addresses, ports, endpoints int) int {
 		svc, part := manyPairs("web", 0, addresses, ports)
@@ -377,8 +381,8 @@ func TestExternalAddressesKeepEndpointsOnce(t *testing.T) {
 	}
 }
 
-// F117 F118: a Service with many external addresses and several ports works at each of them, also while their number and the
-// endpoints change.
+// F117 F118: a Service with many external addresses and several ports works at each of them, even
+// while their number and the endpoints change.
 func TestManyExternalAddressesInTheKernel(t *testing.T) {
 	for mode, program := range map[Mode]string{ModeNFTables: "nft", ModeIPTables: "iptables"} {
 		t.Run(string(mode), func(t *testing.T) {

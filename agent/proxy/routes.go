@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Services have their addresses in the range that the cluster was made with; each address of a range that was added to
-// it (ServiceCIDR) is routed by itself.
+// Cluster IPs are in the cluster's Service ranges, which are routed as a whole. Each cluster IP of
+// a range that was added later (ServiceCIDR) is routed individually.
 
-// beyond are the addresses of a Port that no range holds.
+// beyond returns the cluster IPs of a Port that no range contains.
 func (s *state) beyond(p *Port) []netip.Prefix {
 	var out []netip.Prefix
 	for _, at := range p.Internal {
@@ -26,7 +26,7 @@ func (s *state) beyond(p *Port) []netip.Prefix {
 	return out
 }
 
-// outlie counts the addresses beyond the ranges.
+// outlie updates the number of Ports per address outside the ranges.
 func (s *state) outlie(changes []Change) {
 	for _, c := range changes {
 		if c.New != nil {
@@ -44,7 +44,7 @@ func (s *state) outlie(changes []Change) {
 	}
 }
 
-// recount counts them for other ranges.
+// recount counts these addresses again after the ranges have changed.
 func (s *state) recount() {
 	clear(s.outlying)
 	for _, p := range s.model.Ports() {
@@ -52,7 +52,8 @@ func (s *state) recount() {
 	}
 }
 
-// routes are where Services have their addresses.
+// routes returns the prefixes that must be routed: the Service ranges and the addresses outside
+// them.
 func (s *state) routes() map[netip.Prefix]bool {
 	out := map[netip.Prefix]bool{}
 	for _, c := range s.base.ServiceCIDRs {
@@ -64,10 +65,10 @@ func (s *state) routes() map[netip.Prefix]bool {
 	return out
 }
 
-// follow gives Service addresses a way out of the host's own sockets, and takes it from those that are gone: the
-// destination is rewritten in the output hook, but only for packets that have a route before. The route leads to an
-// interface with nothing behind it: what no rule rewrote, because somebody flushed the rules for one, ends there, and
-// does not leave by the uplink.
+// follow adds a route for each prefix in want and removes the others. Rules in the output hook
+// rewrite the destination of the host's own packets, but only if the packets already have a route.
+// The route leads to an interface with nothing behind it. Packets that no rule has rewritten end
+// there instead of leaving through the uplink, for example while the rules are flushed.
 func (p *Proxy) follow(s *state, want map[netip.Prefix]bool) error {
 	if maps.Equal(want, s.routed) || !p.NodeIP.IsValid() {
 		return nil
@@ -95,7 +96,7 @@ func (p *Proxy) follow(s *state, want map[netip.Prefix]bool) error {
 	if next == nil {
 		next = map[netip.Prefix]bool{}
 	}
-	defer func() { s.routed = next }() // what was done is done, also where the rest fails
+	defer func() { s.routed = next }() // record the routes that were changed, even if a later one fails
 	for _, to := range slices.SortedFunc(maps.Keys(want), netip.Prefix.Compare) {
 		if next[to] {
 			continue
@@ -117,13 +118,13 @@ func (p *Proxy) follow(s *state, want map[netip.Prefix]bool) error {
 	return nil
 }
 
-// uplink is the interface that has the node's address, and its addresses.
+// uplink is the interface that holds the node's address, and its addresses.
 type uplink struct {
 	link  netlink.Link
 	addrs []netip.Addr
 }
 
-// source is the address from which the host's own connections to a family come.
+// source returns the source address of the host's own connections in an address family.
 func (u uplink) source(node netip.Addr, four bool) netip.Addr {
 	if node.Is4() == four {
 		return node
@@ -138,7 +139,7 @@ func (u uplink) source(node netip.Addr, four bool) netip.Addr {
 
 func (p *Proxy) uplink() (uplink, error) {
 	links, err := netlink.LinkList()
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // pods come and go meanwhile; the node's link does not
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // an interrupted dump may miss pod interfaces, but not the node's uplink
 		return uplink{}, fmt.Errorf("listing interfaces: %w", err)
 	}
 	for _, l := range links {
@@ -159,21 +160,22 @@ func (p *Proxy) uplink() (uplink, error) {
 	return uplink{}, fmt.Errorf("no interface holds the node's address %s: check --node-ip", p.NodeIP)
 }
 
-// sinkName is the interface with nothing behind it.
+// sinkName is the interface to which Service routes lead. Nothing is connected to it.
 const sinkName = "keelson-sink"
 
-// sinkMTU is the largest that a bridge can have; loopback has a larger one.
+// sinkMTU is the maximum MTU of a bridge; loopback has a larger one.
 const sinkMTU = 65535
 
-// sinkLike makes it, with the MTU of the uplink: the kernel cuts what the host sends to Services by that. It is a bridge
-// without ports, which each kernel has that can attach pods, and asks nobody where an address is.
+// sinkLike creates the sink with the MTU of the uplink, because the kernel segments the host's
+// packets to Services by the route's MTU. The sink is a bridge without ports: every kernel that can
+// attach pods has bridges. It sends no ARP requests.
 func sinkLike(up netlink.Link) (int, error) {
 	l, err := netlink.LinkByName(sinkName)
 	if err != nil {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = sinkName
 		if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil && !errors.Is(err, unix.EEXIST) {
-			return 0, fmt.Errorf("making %s, where packets for Services end that no rule took: %w", sinkName, err)
+			return 0, fmt.Errorf("creating interface %s for the routes of Service addresses: %w", sinkName, err)
 		}
 		if l, err = netlink.LinkByName(sinkName); err != nil {
 			return 0, fmt.Errorf("%s: %w", sinkName, err)
@@ -186,17 +188,17 @@ func sinkLike(up netlink.Link) (int, error) {
 	return l.Attrs().Index, nil
 }
 
-// sunk says whether the routes are still there: they go with the interface.
+// sunk reports whether the sink exists and is up. The kernel removes the routes with the interface.
 func sunk() bool {
 	l, err := netlink.LinkByName(sinkName)
 	return err == nil && l.Attrs().Flags&net.FlagUp != 0
 }
 
-// removeSink takes it away, and the routes with it: for a node that has no Service rules.
+// removeSink removes the sink and its routes from a node without Service rules.
 func removeSink() error {
 	l, err := netlink.LinkByName(sinkName)
 	if err != nil {
-		return nil // there is none
+		return nil // it does not exist
 	}
 	if err := netlink.LinkDel(l); err != nil && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("removing %s: %w", sinkName, err)

@@ -17,8 +17,8 @@ import (
 	"keelson.dev/keelson/test/testenv/space"
 )
 
-// F116: while there are no rules, because somebody flushed them, nothing that the node or its pods send to addresses of
-// Services leaves by the uplink, and nobody there is asked for them.
+// F116: while the rules are flushed, nothing that the node or its pods send to addresses of
+// Services leaves through the uplink, and no address resolution requests for them are sent there.
 func TestNothingForServicesLeaves(t *testing.T) {
 	node, outside := space.New(t), space.New(t)
 	client := pod(t, node, "a", "10.244.0.2", "10.244.0.1")
@@ -52,7 +52,7 @@ func TestNothingForServicesLeaves(t *testing.T) {
 	p := &Proxy{Node: "w1", NodeIP: netip.MustParseAddr("10.89.0.101"), Log: slog.New(slog.DiscardHandler)}
 	s := newState(nil, "w1")
 	s.base = Base{ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:96::/112")}}
-	for range 2 { // the second time as the next agent finds it
+	for range 2 { // the second run simulates the next agent
 		s.routed = nil
 		if err := space.In(node, func() error { return p.follow(s, s.routes()) }); err != nil {
 			t.Fatal(err)
@@ -71,7 +71,7 @@ func TestNothingForServicesLeaves(t *testing.T) {
 	for at, marker := range map[string]string{"10.96.0.10": "10.89.0.7", "fd00:96::10": "2001:db8::7"} {
 		for _, from := range []netns.NsHandle{node, client} {
 			if from == client && at != "10.96.0.10" {
-				continue // it has no IPv6
+				continue // the kernel has no IPv6
 			}
 			knock(t, from, at, "?")
 			knock(t, from, marker, "that is all")
@@ -103,7 +103,7 @@ func TestNothingForServicesLeaves(t *testing.T) {
 	}
 }
 
-// knock sends a packet, whatever becomes of it.
+// knock sends a packet and ignores the result.
 func knock(t *testing.T, from netns.NsHandle, to, what string) {
 	t.Helper()
 	if err := space.In(from, func() error {
@@ -119,8 +119,8 @@ func knock(t *testing.T, from netns.NsHandle, to, what string) {
 	}
 }
 
-// capture listens on a link. The function that it returns reads until a packet with the marker in it, and returns the
-// first frame with an address in it.
+// capture listens on a link. The returned function reads until a packet with the marker and returns
+// the first frame that contains the address.
 func capture(t *testing.T, ns netns.NsHandle, name string) func(marker, address string) []byte {
 	t.Helper()
 	var fd int

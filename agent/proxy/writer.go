@@ -10,18 +10,18 @@ import (
 	"strings"
 )
 
-// Mode names what Service rules are written in.
+// Mode is how Service rules are programmed.
 type Mode string
 
-// The modes of --proxy-mode.
+// The values of --proxy-mode.
 const (
 	ModeNFTables Mode = "nftables"
 	ModeIPTables Mode = "iptables"
 	ModeIPVS     Mode = "ipvs"
-	ModeNone     Mode = "none" // somebody else makes Services reachable
+	ModeNone     Mode = "none" // another program serves Services
 )
 
-// ParseMode reads the name of a mode.
+// ParseMode parses the name of a mode.
 func ParseMode(s string) (Mode, error) {
 	switch m := Mode(s); m {
 	case ModeNFTables, ModeIPTables, ModeIPVS, ModeNone:
@@ -30,13 +30,14 @@ func ParseMode(s string) (Mode, error) {
 	return "", fmt.Errorf("%q: want nftables, iptables, ipvs or none", s)
 }
 
-// Base is what the rules need to know besides Services.
+// Base are the settings of the rules apart from Services.
 type Base struct {
-	ServiceCIDRs []netip.Prefix // an address in them that no Service has is refused
-	// PodCIDRs are the cluster's pods: their traffic to the world takes the node's address. Empty: somebody else
-	// attaches pods and sees to it.
+	ServiceCIDRs []netip.Prefix // an unused address in these ranges is rejected
+	// PodCIDRs are the cluster's pod ranges. Traffic from them to other networks takes the node's
+	// address. Empty: a third-party network plugin masquerades.
 	PodCIDRs []netip.Prefix
-	// NodePorts are the addresses of the node at which node ports are served; empty: all but loopback.
+	// NodePorts are the node's addresses at which node ports are served; empty: all except
+	// loopback.
 	NodePorts []netip.Prefix
 }
 
@@ -45,27 +46,31 @@ func (b Base) equal(c Base) bool {
 		slices.Equal(b.NodePorts, c.NodePorts)
 }
 
-// Writer expresses Ports in the kernel. One goroutine uses it.
+// Writer programs Ports in the kernel. It is not safe for concurrent use.
 type Writer interface {
-	// Check says in one sentence why this machine cannot do it, and what helps.
+	// Check returns an error if this machine does not support the mode. The error states the reason
+	// and the remedy in one sentence.
 	Check(ctx context.Context) error
-	// Sync makes the kernel show these ports and nothing else of ours, whatever it shows now. Connections live on, and
-	// clients stay with their backends. After an error the kernel shows what it showed, or part of the new.
+	// Sync replaces all of Keelson's rules, whatever they are, with those of the ports. Connections
+	// and session affinity are kept. After an error, the kernel has the old rules or a part of the
+	// new ones.
 	Sync(ctx context.Context, base Base, ports iter.Seq[*Port]) error
-	// Apply makes the changes; the kernel shows what Sync and Apply made it show before. After an error only Sync helps.
+	// Apply programs changes relative to the previous Sync and Apply. After an error, the caller
+	// must call Sync.
 	Apply(ctx context.Context, changes []Change) error
-	// Intact says whether the kernel still shows that: firewalls that are reloaded flush more than their own rules.
+	// Intact reports whether the kernel still has the programmed rules. A firewall that is reloaded
+	// may flush rules of other programs.
 	Intact(ctx context.Context) (bool, error)
-	// Clean takes everything of ours away. It may be called at any time, and where there is nothing.
+	// Clean removes all of Keelson's rules. It may be called at any time, also if there are none.
 	Clean(ctx context.Context) error
-	// Counts reads what was counted since the rules were made.
+	// Counts reads the counters since the rules were created.
 	Counts(ctx context.Context) (Counts, error)
 }
 
-// Counts are what a node counted, by where the clients knocked.
+// Counts are a node's counters by frontend.
 type Counts struct {
-	Connections map[Frontend]uint64 // for which a backend was chosen
-	Unserved    map[Frontend]uint64 // packets that would have begun one, and met no backend
+	Connections map[Frontend]uint64 // connections for which a backend was selected
+	Unserved    map[Frontend]uint64 // first packets of connections that found no backend
 }
 
 func newCounts() Counts { return Counts{map[Frontend]uint64{}, map[Frontend]uint64{}} }
@@ -80,10 +85,11 @@ func NewWriter(m Mode) (Writer, error) {
 	case ModeIPVS:
 		return newIPVS(), nil
 	}
-	return nil, fmt.Errorf("mode %s writes no rules", m)
+	return nil, fmt.Errorf("proxy mode %s has no rules", m)
 }
 
-// cleanOthers removes what the writers of other modes left. What cannot be looked at is not there.
+// cleanOthers removes the rules that other modes left. A mode that this machine does not support
+// has no rules.
 func cleanOthers(ctx context.Context, m Mode) error {
 	var errs []error
 	for _, other := range []Mode{ModeNFTables, ModeIPTables, ModeIPVS} {
@@ -101,11 +107,11 @@ func cleanOthers(ctx context.Context, m Mode) error {
 	return errors.Join(errs...)
 }
 
-// family is an address family in the words of nft and iptables.
+// family is an address family with its names in nft and iptables.
 type family struct {
 	v6       bool
 	ip       string // "ip", "ip6"
-	addr     string // nft's type of addresses
+	addr     string // nft's address type
 	loopback string
 	bits     int
 }
@@ -115,7 +121,7 @@ var (
 	ipv6 = family{v6: true, ip: "ip6", addr: "ipv6_addr", loopback: "::1", bits: 128}
 )
 
-// of are the prefixes of the family.
+// of returns the prefixes of the family.
 func (f family) of(all []netip.Prefix) []netip.Prefix {
 	var out []netip.Prefix
 	for _, p := range all {
@@ -126,12 +132,12 @@ func (f family) of(all []netip.Prefix) []netip.Prefix {
 	return out
 }
 
-// wanted says whether the base alone calls for the family.
+// wanted reports whether the base requires a table of the family even without Ports.
 func (f family) wanted(b Base) bool {
 	return !f.v6 || len(f.of(b.ServiceCIDRs)) > 0 || len(f.of(b.PodCIDRs)) > 0
 }
 
-// ports are those of the family.
+// ports returns the Ports of the family.
 func (f family) ports(all iter.Seq[*Port]) iter.Seq[*Port] {
 	return func(yield func(*Port) bool) {
 		for p := range all {
@@ -142,7 +148,7 @@ func (f family) ports(all iter.Seq[*Port]) iter.Seq[*Port] {
 	}
 }
 
-// changes are those of the family.
+// changes returns the changes of the family.
 func (f family) changes(all []Change) []Change {
 	var out []Change
 	for _, c := range all {
@@ -153,7 +159,7 @@ func (f family) changes(all []Change) []Change {
 	return out
 }
 
-// added are the ports that changes bring.
+// added returns the new Ports of the changes.
 func added(changes []Change) iter.Seq[*Port] {
 	return func(yield func(*Port) bool) {
 		for _, c := range changes {
@@ -164,10 +170,11 @@ func added(changes []Change) iter.Seq[*Port] {
 	}
 }
 
-// target is a backend in the words of nft and iptables.
+// target returns the backend's address and port in the form of nft and iptables.
 func (b Backend) target() string { return netip.AddrPortFrom(b.IP, uint16(b.Port)).String() }
 
-// comment is a name as rules may carry it: names of objects have no other characters, and rules have little room.
+// comment returns a name in a form that is allowed in a rule's comment. It removes other characters
+// and truncates the name to 120 bytes.
 func comment(name string) string {
 	keep := func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-./:_", r) {
