@@ -10,19 +10,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// packet is what passed an interface.
+// packet is a packet that passed an interface.
 type packet struct {
 	from, to  netip.Addr
 	length    int
 	fragment  bool
-	tunnelled int  // bytes of VXLAN, 0: it is none
-	port      int  // of UDP, to which it goes
-	chatter   bool // of neighbours with each other, multicast, ICMP
+	tunnelled int  // bytes of the VXLAN packet; 0: not tunneled
+	port      int  // UDP destination port
+	chatter   bool // neighbor discovery, multicast or ICMP
 	arp       bool
 }
 
-// capture notes what passes interfaces until its result is called, and, where that is given an address, something went there: what
-// was sent may have to wait for a neighbour's answer.
+// capture records the packets that pass interfaces until its result is called. If the result is
+// given an address, it first waits for a packet to this address: a packet may have to wait for
+// address resolution.
 func (m *machine) capture(names ...string) func(last ...string) []packet {
 	m.t.Helper()
 	var fd int
@@ -54,7 +55,7 @@ func (m *machine) capture(names ...string) func(last ...string) []packet {
 		buf := make([]byte, 65536)
 		for {
 			n, from, err := unix.Recvfrom(fd, buf, 0)
-			if last := ended.Load(); err != nil && last != nil && !await(*last) { // nothing waits any more
+			if last := ended.Load(); err != nil && last != nil && !await(*last) { // no packets are pending
 				break
 			}
 			if ll, ok := from.(*unix.SockaddrLinklayer); err == nil && ok && wanted[ll.Ifindex] {

@@ -15,10 +15,10 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 )
 
-// configurationLimit bounds a file that somebody put into the folder of network configurations.
+// configurationLimit is the maximum size of a CNI configuration file, in bytes.
 const configurationLimit = 1 << 20
 
-// load reads a configuration of somebody else. What is wrong with it is said with the file and the line.
+// load reads a third-party CNI configuration. Its errors name the file and the line.
 func load(path string) (*libcni.NetworkConfigList, error) {
 	raw, err := readLimited(path)
 	if err != nil {
@@ -27,11 +27,11 @@ func load(path string) (*libcni.NetworkConfigList, error) {
 	at, err := flaw(raw, filepath.Ext(path) == ".conflist")
 	if errors.Is(err, errNoPlugins) {
 		if list, err := parse(path, raw); err == nil {
-			return list, nil // they stand in other files
+			return list, nil // the plugins are in other files
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("network configuration %s, line %d: %w: correct the file, or take it away and pods get Keelson's own network",
+		return nil, fmt.Errorf("network configuration %s, line %d: %w: correct the file, or remove it to use Keelson's own network",
 			path, 1+bytes.Count(raw[:min(at, len(raw))], []byte("\n")), err)
 	}
 	list, err := parse(path, raw)
@@ -53,7 +53,7 @@ func parse(path string, raw []byte) (*libcni.NetworkConfigList, error) {
 	if err != nil || list.LoadOnlyInlinedPlugins {
 		return list, err
 	}
-	// Plugins that other files add stand in a folder of the network's name beside its file.
+	// Plugins in separate files are in a directory beside the file, which has the network's name.
 	more, err := libcni.NetworkPluginConfsFromFiles(filepath.Dir(path), list.Name)
 	if err != nil {
 		return nil, err
@@ -73,14 +73,15 @@ func readLimited(path string) ([]byte, error) {
 	defer f.Close()
 	raw, err := io.ReadAll(io.LimitReader(f, configurationLimit+1))
 	if err == nil && len(raw) > configurationLimit {
-		err = fmt.Errorf("it is over %d bytes", configurationLimit)
+		err = fmt.Errorf("the file exceeds %d bytes", configurationLimit)
 	}
 	return raw, err
 }
 
-var errNoPlugins = errors.New("it has no plugins")
+var errNoPlugins = errors.New("it lists no plugins")
 
-// flaw finds what libcni would refuse, and where: a byte of the file.
+// flaw returns the error for which libcni would reject the configuration, and its byte offset in
+// the file.
 func flaw(raw []byte, list bool) (at int, err error) {
 	var top map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &top); err != nil {
@@ -107,7 +108,7 @@ func flaw(raw []byte, list bool) (at int, err error) {
 			return at, errors.New("it has no name")
 		}
 		if known := version.All.SupportedVersions(); key == "cniVersion" && s != "" && !slices.Contains(known, s) {
-			return at, fmt.Errorf("cniVersion %q is none of those that are known: %s", s, strings.Join(known, ", "))
+			return at, fmt.Errorf("cniVersion %q is not supported: want one of %s", s, strings.Join(known, ", "))
 		}
 	}
 	if !list {
@@ -136,7 +137,8 @@ func flaw(raw []byte, list bool) (at int, err error) {
 	return 0, nil
 }
 
-// typed says whether a plugin, which begins at a byte of the file, names its type.
+// typed checks that a plugin names its type. at is the plugin's byte offset in the file, which is
+// returned with an error.
 func typed(plugin []byte, at int) (int, error) {
 	var p struct {
 		Type string `json:"type"`
@@ -148,12 +150,12 @@ func typed(plugin []byte, at int) (int, error) {
 		return at, errors.New("a plugin has no type")
 	}
 	if filepath.Base(p.Type) != p.Type {
-		return at, fmt.Errorf("type %q of a plugin: want the name of a program without its folder", p.Type)
+		return at, fmt.Errorf("type %q of a plugin: want the name of a program without a directory", p.Type)
 	}
 	return 0, nil
 }
 
-// offsetOf is the byte at which a file is no JSON, or not of the form that it should have.
+// offsetOf returns the byte offset of a JSON syntax or type error.
 func offsetOf(err error, end int) int {
 	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
 		return max(0, int(syntax.Offset)-1)

@@ -14,39 +14,42 @@ import (
 
 const (
 	wireguardName = "keelson-wg"
-	// DefaultWireGuardPort is the UDP port between nodes.
+	// DefaultWireGuardPort is the UDP port for traffic between nodes.
 	DefaultWireGuardPort = 51871
-	// What WireGuard puts around a packet: 32 bytes of its own, and the headers of UDP and IP.
+	// The bytes that WireGuard adds to a packet: 32 bytes of its own, and the UDP and IP headers.
 	encrypted4, encrypted6 = 32 + 8 + 20, 32 + 8 + 40
 )
 
-// Encryption is how this node speaks to others in ModeWireGuard.
+// Encryption are the settings of ModeWireGuard.
 type Encryption struct {
-	Key       wgtypes.Key   // the node's own, private
-	Port      int           // the same on all nodes
-	Keepalive time.Duration // of whole seconds; 0: a node that has nothing to say is silent
+	Key       wgtypes.Key   // the node's private key
+	Port      int           // must be the same on all nodes
+	Keepalive time.Duration // in whole seconds; 0: an idle node sends no packets
 }
 
 // WireGuard is this node's end of the encrypted tunnels to all nodes.
 type WireGuard struct {
 	Encryption
 	MTU   int
-	Addrs []netip.Addr // as which the node itself speaks through it
-	// Pods are the ranges of the cluster. What comes from one and goes to one is taken from this tunnel alone, not from a link.
+	Addrs []netip.Addr // source addresses of the node's own packets in the tunnel
+	// Pods are the pod ranges of the cluster. Packets between two of their addresses are accepted
+	// only from this tunnel, not from a link.
 	Pods  []netip.Prefix
-	Peers []WireGuardPeer // by name of the node
+	Peers []WireGuardPeer // sorted by node name
 }
 
-// WireGuardPeer is another node's end. Packets for Allowed go to it, and only from it are packets of Allowed taken.
+// WireGuardPeer is another node's end of the tunnel. Packets to Allowed are sent to this peer, and
+// packets from Allowed are accepted only from it.
 type WireGuardPeer struct {
 	Node     string
-	Key      wgtypes.Key // public
+	Key      wgtypes.Key // public key
 	Endpoint netip.AddrPort
-	Allowed  []netip.Prefix // its pods, of each family; no other peer has any of them
+	Allowed  []netip.Prefix // the node's pod ranges in both families; disjoint from those of other peers
 }
 
-// encrypt makes the encrypted tunnel, and routes to the pods of all nodes whose key is known. To others nothing leads: what
-// is sent to their pods is refused, as all that has no route, and never goes out in the clear.
+// encrypt adds the encrypted tunnel, and the routes to the pods of all nodes with a known key.
+// Packets to the pods of other nodes have no route and are rejected; they are never sent
+// unencrypted.
 func (l *Layout) encrypt(s Situation, uplink Link, outer netip.Addr, nodes []*agent.Peer) {
 	if !outer.IsValid() {
 		l.Missing = append(l.Missing, noUplink)
@@ -66,22 +69,22 @@ func (l *Layout) encrypt(s Situation, uplink Link, outer netip.Addr, nodes []*ag
 		other, taken := holders[key]
 		switch {
 		case key == wgtypes.Key{}:
-			l.Missing = append(l.Missing, fmt.Sprintf("node %s has told no WireGuard key, and nothing goes to its pods unencrypted: "+
-				"start its agent with --pod-network=wireguard, of a release that has it", n.Name))
+			l.Missing = append(l.Missing, fmt.Sprintf("node %s has published no WireGuard key, and traffic to its pods is never sent unencrypted: "+
+				"start its agent with --pod-network=wireguard, in a release that supports it", n.Name))
 			continue
 		case taken:
-			l.Missing = append(l.Missing, fmt.Sprintf("nodes %s and %s have one WireGuard key, and pods of the second are not reached: "+
-				"remove %s from the state folder of the one that was copied", other, n.Name, KeyFile))
+			l.Missing = append(l.Missing, fmt.Sprintf("nodes %s and %s have the same WireGuard key, and pods of the second are not reachable: "+
+				"remove %s from the state directory of the node that was copied", other, n.Name, KeyFile))
 			continue
 		case !to.IsValid():
-			l.Missing = append(l.Missing, fmt.Sprintf("node %s has no %s address, in which this node speaks to others: its pods are not reached", n.Name, family(outer)))
+			l.Missing = append(l.Missing, fmt.Sprintf("node %s has no %s address, the family of this node's tunnel: its pods are not reachable", n.Name, family(outer)))
 			continue
 		}
 		holders[key] = n.Name
 		peer := WireGuardPeer{Node: n.Name, Key: key, Endpoint: netip.AddrPortFrom(to, uint16(s.Encryption.Port))}
 		for _, p := range podPrefixes(n) {
 			if slices.Contains(s.Own, p) {
-				continue // reach has told of it
+				continue // reach has already reported this range
 			}
 			if l.Routes[p].Via.IsValid() {
 				l.Missing = append(l.Missing, fmt.Sprintf("node %s has pods in %s, which is another node's", n.Name, p))
@@ -95,7 +98,7 @@ func (l *Layout) encrypt(s Situation, uplink Link, outer netip.Addr, nodes []*ag
 	l.WireGuard, l.MTU = &w, w.MTU
 }
 
-// String has a line for the tunnel and one for each peer; of keys the public ones.
+// String returns one line for the tunnel and one per peer. It contains no private keys.
 func (w *WireGuard) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "wireguard on port %d %v, %d bytes", w.Port, w.Addrs, w.MTU)

@@ -20,19 +20,19 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// keyOf is a private key that follows from a name.
+// keyOf returns a private key that is derived from a name.
 func keyOf(name string) wgtypes.Key {
 	return wgtypes.Key([]byte((name + strings.Repeat(".", 32))[:32]))
 }
 
-// keyed is a node that has told its key.
+// keyed returns the node with a published key.
 func keyed(n *agent.Peer) *agent.Peer {
 	n.WireGuardKey = keyOf(n.Name).PublicKey()
 	return n
 }
 
-// F108: in the encrypted network everything for other nodes' pods goes to their end of the tunnel, links or not; who has told
-// no key is not reached at all, and is named.
+// F108: in mode wireguard, all traffic to other nodes' pods goes through the tunnel, whatever their
+// links. Nodes without a published key are not reachable, and the layout names them.
 func TestPlanEncrypted(t *testing.T) {
 	pub := func(name string) string { return keyOf(name).PublicKey().String() }
 	const refused4 = "refuse 10.96.0.0/16\nrefuse 10.244.0.0/16\n"
@@ -62,7 +62,7 @@ func TestPlanEncrypted(t *testing.T) {
 				"peer w2 " + pub("w2") + " at [fd89::102]:51871: [fd44:0:0:1::/64]\npods 1420 bytes\n"},
 		{"no key", situation(ModeWireGuard, "10.89.0.101/24", w1, node("w2", "10.244.1.0/24", "10.89.0.102")),
 			refused4 + "wireguard on port 51871 [10.244.0.0], 1440 bytes\npods 1440 bytes\n" +
-				"missing: node w2 has told no WireGuard key, and nothing goes to its pods unencrypted: start its agent with --pod-network=wireguard, of a release that has it\n"},
+				"missing: node w2 has told no WireGuard key, and nothing goes to its pods unencrypted: start its agent with --pod-network=wireguard, in a release that supports it\n"},
 		{"one key twice", situation(ModeWireGuard, "10.89.0.101/24", w1, keyed(node("w2", "10.244.1.0/24", "10.89.0.102")), copied, ours),
 			refused4 + "route 10.244.1.0/24 by the tunnel to 10.244.1.0\nwireguard on port 51871 [10.244.0.0], 1440 bytes\n" +
 				"peer w2 " + pub("w2") + " at 10.89.0.102:51871: [10.244.1.0/24]\npods 1440 bytes\n" +
@@ -92,8 +92,9 @@ func TestPlanEncrypted(t *testing.T) {
 	}
 }
 
-// F108: wherever nodes are and whatever keys they have told, nothing is routed past the tunnel, each range is at one peer, two
-// nodes agree on each other, and the order in which nodes are told of is of no consequence.
+// F108: wherever nodes are and whatever keys they have published, nothing is routed past the
+// tunnel, each range belongs to one peer, and two nodes agree on each other. The order of the nodes
+// does not matter.
 func TestPlanEncryptedHoldsTogether(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		count := rapid.IntRange(2, 6).Draw(t, "nodes")
@@ -169,7 +170,8 @@ func cmpOr(a, b string) string {
 	return a
 }
 
-// device is WireGuard's configuration as the kernel keeps it: a range is at the peer that was given it last.
+// device is WireGuard's configuration in the kernel: a range belongs to the peer to which it was
+// assigned last.
 type device struct {
 	wgtypes.Device
 	peers map[wgtypes.Key]*wgtypes.Peer
@@ -178,7 +180,7 @@ type device struct {
 func (d *device) apply(c wgtypes.Config) {
 	if c.PrivateKey != nil {
 		d.PrivateKey = *c.PrivateKey
-		d.PrivateKey[0], d.PrivateKey[31] = d.PrivateKey[0]&^7, d.PrivateKey[31]&63|64 // as the kernel keeps it
+		d.PrivateKey[0], d.PrivateKey[31] = d.PrivateKey[0]&^7, d.PrivateKey[31]&63|64 // clamped, as in the kernel
 		delete(d.peers, c.PrivateKey.PublicKey())
 	}
 	if c.ListenPort != nil {
@@ -218,7 +220,8 @@ func (d *device) read() *wgtypes.Device {
 	return &out
 }
 
-// F108: from whatever somebody made of the tunnel, one change leads to what it should be, and then there is none to make.
+// F108: from any state of the tunnel, one change leads to the wanted state, and the next change is
+// empty.
 func TestChangesOfTheTunnel(t *testing.T) {
 	draw := func(t *rapid.T, label string) *WireGuard {
 		w := &WireGuard{Encryption: Encryption{Key: keyOf("self"), Port: 51871}}
@@ -284,8 +287,8 @@ func TestChangesOfTheTunnel(t *testing.T) {
 	})
 }
 
-// F108: a node has one key of its own, which nobody else can read, until its file is removed; a file that is none is refused
-// with what to do, and what a later release added to it is no matter.
+// F108: a node has one key, which other users cannot read, until its file is removed. An invalid
+// file is rejected with the remedy. Fields of later releases are ignored.
 func TestKeyOfTheNode(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	path := filepath.Join(dir, KeyFile)
@@ -335,7 +338,8 @@ func TestKeyOfTheNode(t *testing.T) {
 	}
 }
 
-// F108: the rules of a tunnel follow its kind, and those of another kind and of an agent before go.
+// F108: the rules of a tunnel depend on its kind. Rules for another kind and rules of an earlier
+// agent are removed.
 func TestRulesOfTheTunnel(t *testing.T) {
 	fake := knftables.NewFake(knftables.InetFamily, tunnelTable)
 	secure := rulesOf(Layout{WireGuard: &WireGuard{Pods: prefixesOf("10.244.0.0/16,fd44::/48")}})

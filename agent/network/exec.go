@@ -19,10 +19,11 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// executor runs plugins as libcni does, and ends them: one that hangs is killed with all that it started, and what it
-// says is bounded. It gives them an environment for programs that live a few milliseconds: the plugins of the CNI
-// project are Go programs, for which starting more threads and collecting garbage costs more than it brings. To others
-// the variables mean nothing. A plugin hands them on to the one that manages its addresses.
+// executor runs CNI plugins like libcni, with limits: a plugin that hangs is killed with its
+// process group, and its output is bounded. It sets environment variables for the Go runtime,
+// because the plugins of the CNI project are short-lived Go programs: threads and garbage
+// collection would cost more than they save. Other programs ignore the variables. A plugin passes
+// them on to its IPAM plugin.
 type executor struct {
 	version.PluginDecoder
 }
@@ -32,9 +33,9 @@ var _ invoke.Exec = (*executor)(nil)
 var brief = []string{"GOMAXPROCS=1", "GOGC=off"}
 
 const (
-	outputLimit  = 1 << 20         // of each stream of a plugin
-	killPatience = 2 * time.Second // how long a killed plugin may take to be gone
-	busyRetries  = 5               // a plugin that is being written at the moment is started again a second later
+	outputLimit  = 1 << 20         // bytes of each output stream of a plugin
+	killPatience = 2 * time.Second // time for a killed plugin to exit
+	busyRetries  = 5               // retries, one second apart, of a plugin whose file is being written
 )
 
 // FindInPath implements invoke.Exec.
@@ -42,7 +43,8 @@ func (e *executor) FindInPath(plugin string, paths []string) (string, error) {
 	return invoke.FindInPath(plugin, paths)
 }
 
-// ExecPlugin implements invoke.Exec. It returns when the plugin has ended, or soon after the end of ctx.
+// ExecPlugin implements invoke.Exec. It returns when the plugin has exited, or shortly after ctx
+// ends.
 func (e *executor) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
 	for try := 0; ; try++ {
 		out, err := execOnce(ctx, path, stdin, append(environ[:len(environ):len(environ)], brief...))
@@ -60,7 +62,7 @@ func execOnce(ctx context.Context, path string, stdin []byte, environ []string) 
 	c := exec.Command(path)
 	c.Env, c.Stdin, c.Stdout, c.Stderr = environ, bytes.NewReader(stdin), &stdout, &stderr
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	c.WaitDelay = killPatience // of what holds the streams open after the plugin's end
+	c.WaitDelay = killPatience // for processes that keep the streams open after the plugin has exited
 	if err := ctx.Err(); err != nil {
 		return nil, pluginError(path, err, nil, nil)
 	}
@@ -75,29 +77,30 @@ func execOnce(ctx context.Context, path string, stdin []byte, environ []string) 
 	select {
 	case err := <-ended:
 		if errors.Is(err, exec.ErrWaitDelay) {
-			_ = unix.Kill(-c.Process.Pid, unix.SIGKILL) // the leader is gone; the group still has its name
-			err = nil                                   // it said what it had to say
+			_ = unix.Kill(-c.Process.Pid, unix.SIGKILL) // the leader has exited, but its process group still has the ID
+			err = nil                                   // the plugin itself succeeded
 		}
 		if err != nil {
 			return nil, pluginError(path, err, stdout.Bytes(), stderr.Bytes())
 		}
 		if stdout.over {
-			return nil, pluginError(path, fmt.Errorf("its answer is over %d bytes", outputLimit), nil, nil)
+			return nil, pluginError(path, fmt.Errorf("its output exceeds %d bytes", outputLimit), nil, nil)
 		}
 		return stdout.Bytes(), nil
 	case <-ctx.Done():
 	}
 	_ = unix.Kill(-c.Process.Pid, unix.SIGKILL)
-	cause := fmt.Errorf("it did not end in time and was killed: %w", context.Cause(ctx))
+	cause := fmt.Errorf("it did not exit in time and was killed: %w", context.Cause(ctx))
 	select {
 	case <-ended:
-	case <-time.After(2 * killPatience): // the kernel holds it; whoever waits for its end reaps it then
-		cause = fmt.Errorf("it did not end in time and cannot be killed: %w", context.Cause(ctx))
+	case <-time.After(2 * killPatience): // the kernel cannot kill it yet; the goroutine that waits for it will reap it
+		cause = fmt.Errorf("it did not exit in time and cannot be killed: %w", context.Cause(ctx))
 	}
 	return nil, pluginError(path, cause, nil, nil)
 }
 
-// pluginError is what the plugin says of its failure, or what is known of it when it says nothing that can be read.
+// pluginError returns the error that the plugin reported on its standard output. If there is none,
+// it returns the cause and the plugin's output.
 func pluginError(path string, cause error, stdout, stderr []byte) error {
 	var said types.Error
 	if len(stdout) > 0 && json.Unmarshal(stdout, &said) == nil && (said.Msg != "" || said.Code != 0) {
@@ -107,12 +110,12 @@ func pluginError(path string, cause error, stdout, stderr []byte) error {
 	if errors.Is(cause, fs.ErrNotExist) || len(stdout)+len(stderr) == 0 {
 		return failed
 	}
-	return fmt.Errorf("%w: it said %q", failed, clip(append(bytes.TrimSpace(stdout), bytes.TrimSpace(stderr)...)))
+	return fmt.Errorf("%w: its output was %q", failed, clip(append(bytes.TrimSpace(stdout), bytes.TrimSpace(stderr)...)))
 }
 
 func clip(b []byte) []byte { return b[:min(len(b), 1024)] }
 
-// bounded keeps the beginning of what is written to it.
+// bounded keeps the first outputLimit bytes that are written to it.
 type bounded struct {
 	buf  bytes.Buffer
 	over bool

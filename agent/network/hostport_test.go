@@ -13,8 +13,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// F107: a host port leads to its pod from other machines, the node itself and the pod, in both families, and
-// to nothing once the pod is gone.
+// F107: a host port leads to its pod from other machines, from the node itself and from the pod, in
+// both families. It leads nowhere after the pod is removed.
 func TestHostPorts(t *testing.T) {
 	w := newWorld(t)
 	r := w.keep("w1", never)

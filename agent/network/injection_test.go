@@ -23,8 +23,8 @@ func tunnelled(from, to string, pod, target netip.Addr, text string) []byte {
 	return append([]byte{8, 0, 0, 0, 0, 0, tunnelVNI, 0}, ethernet(HardwareAddr(to), HardwareAddr(from), unix.ETH_P_IP, inner)...)
 }
 
-// F108: a pod does not send as a pod of another node by putting its packets into the tunnel itself, at its own node or at
-// another one.
+// F108: a pod cannot send with the address of a pod on another node by sending VXLAN packets
+// itself, neither to its own node nor to another one.
 func TestPodsCannotUseTheTunnel(t *testing.T) {
 	w := newWorld(t)
 	r1, r3 := w.keep("w1", never), w.keep("w3", never)
@@ -36,12 +36,12 @@ func TestPodsCannotUseTheTunnel(t *testing.T) {
 			return nil
 		})
 	}
-	attacker, sn := w.pod("w1", r1, "attacker") // and the victim on its own node
+	attacker, sn := w.pod("w1", r1, "attacker") // the victim on the attacker's node
 	far, sf := w.pod("w3", r3, "far")
 	nearIP, farIP := netip.MustParseAddr(sn.IPs[0]), netip.MustParseAddr(sf.IPs[0])
 	for _, c := range []struct {
 		name   string
-		node   string // at which the packet arrives
+		node   string // the node that receives the packet
 		packet []byte
 		victim *machine
 		at     netip.Addr
@@ -67,7 +67,7 @@ func TestPodsCannotUseTheTunnel(t *testing.T) {
 			send(net.JoinHostPort(c.at.String(), "7000"), []byte("as itself"))
 			_ = listener.SetReadDeadline(time.Now().Add(time.Second))
 			buffer := make([]byte, 64)
-			for seen := 0; seen < 3; seen++ { // several of its own datagrams, and none of those that it put into the tunnel
+			for seen := 0; seen < 3; seen++ { // several regular datagrams, and none of the forged packets
 				n, peer, err := listener.ReadFromUDPAddrPort(buffer)
 				if err != nil {
 					return err

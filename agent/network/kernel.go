@@ -17,13 +17,15 @@ import (
 )
 
 const (
-	// routeProtocol marks our routes in the kernel's table, so that stale ones are found after a crash.
+	// routeProtocol marks Keelson's routes in the kernel, so that stale routes are found after a
+	// crash.
 	routeProtocol = 75
-	// refusedMetric is of routes that lead nowhere: any other route to the same range comes before them.
+	// refusedMetric is the metric of unreachable routes. Every other route to the same range takes
+	// precedence.
 	refusedMetric = 8192
 )
 
-// families that the kernel has.
+// families returns the address families that the kernel supports.
 func families() []int {
 	out := []int{netlink.FAMILY_V4}
 	if _, err := os.Stat("/proc/sys/net/ipv6"); err == nil {
@@ -32,10 +34,10 @@ func families() []int {
 	return out
 }
 
-// linksOf are the interfaces that hold an address of the node.
+// linksOf returns the interfaces that hold an address of the node.
 func linksOf(nodeIPs []netip.Addr) ([]Link, error) {
 	all, err := netlink.LinkList()
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // pods come and go meanwhile; the node's links do not
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // an interrupted dump may miss pod interfaces, but not the node's links
 		return nil, fmt.Errorf("listing interfaces: %w", err)
 	}
 	addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
@@ -63,14 +65,14 @@ func linksOf(nodeIPs []netip.Addr) ([]Link, error) {
 	return out, nil
 }
 
-// switchOn writes a sysctl that has to be 1, and says how else it can be set.
+// switchOn is a sysctl that must be 1, with the instruction for setting it by hand.
 type switchOn struct {
 	path, remedy string
 	needed       bool
 }
 
-// enableForwarding sets the switches without which pods do not reach each other, those of bridges on a bridge. All are per
-// network namespace.
+// enableForwarding sets the sysctls that pod traffic requires. bridged adds those for traffic on a
+// bridge, six those for IPv6. All of them are per network namespace.
 func enableForwarding(bridged, six bool) error {
 	if six {
 		keepRouters()
@@ -94,8 +96,8 @@ func enableForwarding(bridged, six bool) error {
 	return nil
 }
 
-// keepRouters has links go on hearing router advertisements that they heard before: a host that forwards ignores them
-// otherwise, and would lose its own way out.
+// keepRouters makes links continue to accept router advertisements if they do so now. A host with
+// forwarding enabled otherwise ignores router advertisements and would lose its default route.
 func keepRouters() {
 	if raw, err := os.ReadFile("/proc/sys/net/ipv6/conf/all/forwarding"); err == nil && strings.TrimSpace(string(raw)) == "1" {
 		return
@@ -112,7 +114,8 @@ func keepRouters() {
 	}
 }
 
-// install makes the kernel show the layout. What concerns one node alone does not keep it from the rest: it is in problems.
+// install programs the layout in the kernel. Problems with single nodes do not prevent the rest;
+// they are returned in problems.
 func install(l Layout) (problems []string, err error) {
 	problems = slices.Clone(l.Missing)
 	index, err := installTunnel(l.Tunnel)
@@ -126,7 +129,7 @@ func install(l Layout) (problems []string, err error) {
 	routes := l.Routes
 	if l.WireGuard != nil {
 		if index = secure; index == 0 {
-			// What another mode led past the tunnel does not stay because there is none.
+			// Without a tunnel, the routes of another mode that bypass it must not remain either.
 			routes = maps.Clone(routes)
 			maps.DeleteFunc(routes, func(_ netip.Prefix, r Route) bool { return r.Tunnel })
 		}
@@ -138,7 +141,8 @@ func install(l Layout) (problems []string, err error) {
 	return append(problems, refused...), fitBridge(l.MTU)
 }
 
-// installTunnel makes this node's end of the tunnel as it should be, or removes it.
+// installTunnel creates or updates this node's end of the VXLAN tunnel. It removes the tunnel if
+// want is nil.
 func installTunnel(want *Tunnel) (index int, err error) {
 	have, err := linkNamed(tunnelName)
 	if err != nil {
@@ -161,10 +165,10 @@ func installTunnel(want *Tunnel) (index int, err error) {
 		made := &netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Name: tunnelName, HardwareAddr: mac, MTU: want.MTU},
 			VxlanId: tunnelVNI, Port: tunnelPort, SrcAddr: want.Local.AsSlice(), Learning: false}
 		if err := netlink.LinkAdd(made); err != nil {
-			return 0, fmt.Errorf("making the tunnel to nodes on other links: %w: load it with 'modprobe vxlan', or put all nodes on one link", err)
+			return 0, fmt.Errorf("creating the tunnel to nodes on other links: %w: load it with 'modprobe vxlan', or put all nodes on one link", err)
 		}
 		if have, err = netlink.LinkByName(tunnelName); err != nil {
-			return 0, fmt.Errorf("making the tunnel: %w", err)
+			return 0, fmt.Errorf("creating the tunnel: %w", err)
 		}
 	}
 	if have.Attrs().MTU != want.MTU {
@@ -190,11 +194,11 @@ func sameTunnel(have netlink.Link, want *Tunnel) bool {
 		v.Attrs().HardwareAddr.String() == want.MAC
 }
 
-// tunnelAddrs gives the tunnel the addresses as which the node speaks through it, and no others.
+// tunnelAddrs sets the addresses of the tunnel interface and removes all others.
 func tunnelAddrs(l netlink.Link, want []netip.Addr) error {
 	have, err := netlink.AddrList(l, netlink.FAMILY_ALL)
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
-		return fmt.Errorf("addresses of the tunnel: %w", err)
+		return fmt.Errorf("listing the addresses of the tunnel: %w", err)
 	}
 	there := map[netip.Addr]bool{}
 	for _, a := range have {
@@ -217,13 +221,14 @@ func tunnelAddrs(l netlink.Link, want []netip.Addr) error {
 			addr.Flags = unix.IFA_F_NODAD
 		}
 		if err := netlink.AddrReplace(l, addr); err != nil {
-			return fmt.Errorf("giving the tunnel the address %s: %w", a, err)
+			return fmt.Errorf("adding address %s to the tunnel: %w", a, err)
 		}
 	}
 	return nil
 }
 
-// installPeers makes the neighbours and forwarding entries of the tunnel exactly those of the peers.
+// installPeers sets the tunnel's neighbor and forwarding entries to those of the peers and removes
+// all others.
 func installPeers(index int, peers []Peer) (problems []string) {
 	type entry struct {
 		family int
@@ -252,7 +257,7 @@ func installPeers(index int, peers []Peer) (problems []string) {
 	for _, f := range append(families(), unix.AF_BRIDGE) {
 		have, err := netlink.NeighList(index, f)
 		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
-			problems = append(problems, fmt.Sprintf("listing the tunnel's neighbours: %v", err))
+			problems = append(problems, fmt.Sprintf("listing the tunnel's neighbors: %v", err))
 			continue
 		}
 		for _, n := range have {
@@ -261,7 +266,7 @@ func installPeers(index int, peers []Peer) (problems []string) {
 			if _, ok := want[e]; ok && n.State&netlink.NUD_PERMANENT != 0 {
 				delete(want, e)
 			} else if n.State&(netlink.NUD_PERMANENT|netlink.NUD_REACHABLE|netlink.NUD_STALE) != 0 && !ip.IsMulticast() {
-				_ = netlink.NeighDel(&n) // it goes by itself, or is replaced below
+				_ = netlink.NeighDel(&n) // an error is ignored: the entry has expired, or is replaced below
 			}
 		}
 	}
@@ -273,12 +278,12 @@ func installPeers(index int, peers []Peer) (problems []string) {
 	return problems
 }
 
-// installRoutes makes the kernel's table show exactly the wanted routes among ours.
+// installRoutes makes want the only routes with routeProtocol.
 func installRoutes(want map[netip.Prefix]Route, tunnel int) (problems []string, err error) {
 	var have []netlink.Route
 	for _, f := range families() {
 		list, err := netlink.RouteListFiltered(f, &netlink.Route{Protocol: routeProtocol}, netlink.RT_FILTER_PROTOCOL)
-		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // the next look sees what this one missed
+		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // the next sync sees the routes that this dump missed
 			return nil, fmt.Errorf("listing routes: %w", err)
 		}
 		have = append(have, list...)
@@ -301,14 +306,14 @@ func installRoutes(want map[netip.Prefix]Route, tunnel int) (problems []string, 
 			continue
 		}
 		if p.Addr().Is6() && len(families()) < 2 {
-			errs = append(errs, fmt.Errorf("route to pods %s: this kernel has no IPv6: enable it, or make the cluster with IPv4 alone", p))
+			errs = append(errs, fmt.Errorf("route to pods %s: this kernel has no IPv6: enable IPv6, or create the cluster with IPv4 only", p))
 			continue
 		}
 		if err := netlink.RouteReplace(routeOf(w, tunnel)); err != nil {
 			if w.Via.IsValid() {
 				problems = append(problems, fmt.Sprintf("route to pods %s via node %s: %v", p, w.Via, err))
 			} else {
-				errs = append(errs, fmt.Errorf("keeping %s from the uplink: %w", p, err))
+				errs = append(errs, fmt.Errorf("adding the unreachable route to %s: %w", p, err))
 			}
 		}
 	}
@@ -336,8 +341,9 @@ func sameRoute(h netlink.Route, w Route, tunnel int) bool {
 	return ok && via.Unmap() == w.Via && h.Type == unix.RTN_UNICAST && (h.LinkIndex == tunnel && tunnel != 0) == w.Tunnel
 }
 
-// prepareBridge makes the bridge of our own network before its plugin does where pods have IPv6: the kernel would try for a
-// second whether somebody else has the bridge's addresses, and nobody could be reached from the node meanwhile.
+// prepareBridge creates the bridge of Keelson's network before the bridge plugin does, if pods have
+// IPv6. The kernel would otherwise run duplicate address detection for a second. During that time
+// the node could not reach the pods.
 func prepareBridge() error {
 	if _, err := netlink.LinkByName(cni.Bridge); err == nil {
 		return nil
@@ -350,12 +356,12 @@ func prepareBridge() error {
 		err = os.WriteFile("/proc/sys/net/ipv6/conf/"+cni.Bridge+"/accept_dad", []byte("0"), 0o644)
 	}
 	if err != nil {
-		return fmt.Errorf("making bridge %s: %w", cni.Bridge, err)
+		return fmt.Errorf("creating bridge %s: %w", cni.Bridge, err)
 	}
 	return nil
 }
 
-// removeBridge removes the bridge of our own network when no pod is on it.
+// removeBridge removes the bridge of Keelson's network if no pod is attached to it.
 func removeBridge() error {
 	bridge, err := netlink.LinkByName(cni.Bridge)
 	if err != nil {
@@ -374,11 +380,12 @@ func removeBridge() error {
 	return nil
 }
 
-// fitBridge gives the bridge the MTU of pods, or of the pod with the smallest one: what it routes to a pod must pass.
+// fitBridge sets the MTU of the bridge to mtu, or to the smallest MTU of its ports. Packets that
+// the bridge routes to a pod must fit the pod's interface.
 func fitBridge(mtu int) error {
 	bridge, err := netlink.LinkByName(cni.Bridge)
 	if err != nil || mtu == 0 {
-		return nil // there is none yet: the first pod makes it
+		return nil // the bridge does not exist yet; the first pod creates it
 	}
 	links, err := netlink.LinkList()
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {

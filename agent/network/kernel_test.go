@@ -28,7 +28,7 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// machine is a network namespace that is a node, a router or a pod.
+// machine is a network namespace that stands for a node, a router or a pod.
 type machine struct {
 	t    testing.TB
 	name string
@@ -36,7 +36,7 @@ type machine struct {
 	nl   *netlink.Handle
 }
 
-// in runs f on a thread inside the namespace, which ends with it.
+// in runs f on a new thread inside the namespace. The thread ends afterwards.
 func (m *machine) in(f func() error) {
 	m.t.Helper()
 	done := make(chan error, 1)
@@ -119,13 +119,13 @@ func (m *machine) route(dst, via string) {
 	m.check(m.nl.RouteAdd(&netlink.Route{Dst: to, Gw: net.ParseIP(via)}))
 }
 
-// cord connects two machines.
+// cord connects two machines with a veth pair.
 func cord(a *machine, nameA string, b *machine, nameB string) {
 	a.t.Helper()
 	a.check(a.nl.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: nameA, MTU: 1500}, PeerName: nameB, PeerNamespace: netlink.NsFd(int(b.ns))}))
 }
 
-// our are the routes of ours in the kernel, a line each.
+// ours returns the routes with routeProtocol in the kernel, one per line.
 func (m *machine) ours() string {
 	m.t.Helper()
 	var out []string
@@ -148,7 +148,7 @@ func (m *machine) ours() string {
 	return strings.Join(out, "\n")
 }
 
-// world is two links with a router between: w1 and w2 are on the first, w3 is on the second.
+// world is two links with a router between them: w1 and w2 are on the first, w3 is on the second.
 type world struct {
 	t       *testing.T
 	router  *machine
@@ -198,7 +198,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// seenFrom is the cluster as one of its nodes sees it.
+// seenFrom is the cluster as seen by one of its nodes.
 type seenFrom struct {
 	agent.Objects
 	node string
@@ -279,7 +279,8 @@ const (
 	refusals = "10.96.0.0/16 nowhere\n10.244.0.0/16 nowhere\nfd44::/48 nowhere\nfd96::/112 nowhere"
 )
 
-// F108: whatever somebody else takes from the kernel or changes there is mended, and everything goes when the node leaves.
+// F108: whatever another program removes from the kernel or changes there is repaired, and
+// everything is removed when the node leaves.
 func TestKernelIsKept(t *testing.T) {
 	w := newWorld(t)
 	m := w.nodes["w1"]
@@ -345,7 +346,7 @@ func TestKernelIsKept(t *testing.T) {
 			if err := m.nl.LinkSetDown(m.link("eth0")); err != nil {
 				return err
 			}
-			a, _ := netlink.ParseAddr("fd89::101/64") // the kernel forgets it with the link
+			a, _ := netlink.ParseAddr("fd89::101/64") // the kernel removes it with the link
 			a.Flags = unix.IFA_F_NODAD
 			return errors.Join(m.nl.LinkSetUp(m.link("eth0")), m.nl.AddrReplace(m.link("eth0"), a))
 		},
@@ -359,7 +360,8 @@ func TestKernelIsKept(t *testing.T) {
 	nodesComeAndGo(t, w)
 }
 
-// nodesComeAndGo sees that the kernel follows nodes, and that what is there outlives the agent.
+// nodesComeAndGo checks that the kernel follows added and removed nodes, and that its state
+// outlives the agent.
 func nodesComeAndGo(t *testing.T, w *world) {
 	t.Helper()
 	m := w.nodes["w1"]
@@ -379,7 +381,7 @@ func nodesComeAndGo(t *testing.T, w *world) {
 	w.objects.Put(nodeOf("w2"), nodeOf("w3"))
 	w.has("w1", routesOfW1)
 
-	// What is there outlives the agent, a new agent takes it over, and a node that leaves has nothing of it.
+	// The state outlives the agent, a new agent takes it over, and a node that leaves removes it.
 	w.leave("w1")
 	if got := m.ours(); got != routesOfW1 {
 		t.Errorf("without an agent: %s", got)
@@ -390,7 +392,7 @@ func nodesComeAndGo(t *testing.T, w *world) {
 	}
 }
 
-// pod makes a sandbox on a node with the standard plugins and our own configuration.
+// pod creates a sandbox on a node with the standard plugins and Keelson's own configuration.
 func (w *world) pod(name string, r *Routes, id string, ports ...*cri.PortMapping) (*machine, agent.NetworkStatus) {
 	w.t.Helper()
 	bin, err := plugins()
@@ -418,9 +420,10 @@ func (w *world) pod(name string, r *Routes, id string, ports ...*cri.PortMapping
 	return p, st
 }
 
-// F107 F108: pods of nodes on different links reach each other in both families with packets as large as their interfaces
-// take; nothing is cut in pieces on the way, what is larger by a byte is refused where it is sent, and no packet between
-// nodes has a pod's address on it where the link between does not carry those.
+// F107 F108: pods of nodes on different links reach each other in both families with packets of the
+// MTU of their interfaces. No packet is fragmented, and a packet that is one byte larger is
+// rejected at the sender. No packet between nodes has a pod's address if the link between them does
+// not carry these addresses.
 func TestPodsAcrossLinks(t *testing.T) {
 	w := newWorld(t)
 	r1, r3 := w.keep("w1", never), w.keep("w3", never)
@@ -464,7 +467,7 @@ func TestPodsAcrossLinks(t *testing.T) {
 		sender.Close()
 		listener.Close()
 	}
-	// The node itself reaches the pod, whichever of its addresses it speaks as.
+	// The node itself reaches the pod from each of its addresses.
 	for i, as := range []string{"10.89.0.101", "fd89::101"} {
 		listener := b.listen(netip.MustParseAddr(sb.IPs[i]))
 		w.eventually("from the node as "+as, func() error {
@@ -503,7 +506,7 @@ func (m *machine) listen(at netip.Addr) (c *net.UDPConn) {
 	return c
 }
 
-// dialWhole sends datagrams that must not be cut in pieces.
+// dialWhole sends datagrams that must not be fragmented.
 func dialWhole(to netip.Addr) (net.Conn, error) {
 	d := net.Dialer{Control: func(_, _ string, c syscall.RawConn) (err error) {
 		cerr := c.Control(func(fd uintptr) {
@@ -519,8 +522,9 @@ func dialWhole(to netip.Addr) (net.Conn, error) {
 	return d.Dial("udp", netip.AddrPortFrom(to, 7000).String())
 }
 
-// F108: with a default route, no packet for an address of the cluster leaves by the uplink, nor a question who has it:
-// neither from the node nor from a pod, nor while nodes come and go. Whoever sends is told at once.
+// F108: with a default route, no packet for an address of the cluster leaves through the uplink,
+// and no address resolution request for one: neither from the node nor from a pod, nor while nodes
+// are added and removed. The sender receives an error immediately.
 func TestClusterAddressesStayInside(t *testing.T) {
 	w := newWorld(t)
 	r := w.keep("w1", never)
@@ -529,7 +533,7 @@ func TestClusterAddressesStayInside(t *testing.T) {
 	w.objects.Delete(nodeOf("w2"))
 	w.objects.Delete(nodeOf("w3"))
 	w.has("w1", refusals)
-	w.nodes["w1"].in(func() error { // it limits how often it says that nobody is there, and senders would wait
+	w.nodes["w1"].in(func() error { // the kernel limits the rate of "host unreachable" errors, and senders would wait
 		return errors.Join(os.WriteFile("/proc/sys/net/ipv4/icmp_ratelimit", []byte("0"), 0), os.WriteFile("/proc/sys/net/ipv6/icmp/ratelimit", []byte("0"), 0))
 	})
 	seen := w.router.capture("p-w1")
@@ -549,7 +553,7 @@ func TestClusterAddressesStayInside(t *testing.T) {
 			})
 		}
 	}
-	// Proof that the capture sees what leaves.
+	// This proves that the capture sees packets that leave.
 	w.nodes["w1"].in(func() error {
 		c, err := net.Dial("udp", "192.0.2.1:9")
 		if err == nil {

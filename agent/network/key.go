@@ -13,13 +13,14 @@ import (
 	"keelson.dev/keelson/internal/durable"
 )
 
-// KeyFile is the file of the node's own WireGuard key, in the agent's state folder.
+// KeyFile is the file with the node's WireGuard key, in the agent's state directory.
 const KeyFile = "wireguard.json"
 
-// keyVersion is of the file's form. A later release may add fields; one that means something else takes the next number.
+// keyVersion is the format version of the file. A release may add fields without a new version. A
+// change of a field's meaning requires a new version.
 const keyVersion = 1
 
-// keyLimit bounds the file, in bytes.
+// keyLimit is the maximum size of the file, in bytes.
 const keyLimit = 64 << 10
 
 type keyForm struct {
@@ -27,8 +28,8 @@ type keyForm struct {
 	Private string `json:"privateKey"`
 }
 
-// OpenKey reads the node's own private key from a folder, and makes one where there is none: who removes the file has the
-// node get another one.
+// OpenKey reads the node's private key from a directory. It creates a key if the file does not
+// exist; to replace the key, remove the file.
 func OpenKey(folder string) (wgtypes.Key, error) {
 	path := filepath.Join(folder, KeyFile)
 	key, err := readKey(path)
@@ -36,14 +37,14 @@ func OpenKey(folder string) (wgtypes.Key, error) {
 		return key, err
 	}
 	if key, err = wgtypes.GeneratePrivateKey(); err != nil {
-		return wgtypes.Key{}, fmt.Errorf("making a WireGuard key: %w", err)
+		return wgtypes.Key{}, fmt.Errorf("creating a WireGuard key: %w", err)
 	}
 	raw, err := json.Marshal(keyForm{keyVersion, key.String()})
 	if err == nil {
 		err = durable.Write(path, raw)
 	}
 	if err != nil {
-		return wgtypes.Key{}, fmt.Errorf("keeping the WireGuard key: %w", err)
+		return wgtypes.Key{}, fmt.Errorf("storing the WireGuard key: %w", err)
 	}
 	return key, nil
 }
@@ -60,8 +61,8 @@ func readKey(path string) (wgtypes.Key, error) {
 		return none, err
 	}
 	if st.Mode().Perm()&0o077 != 0 {
-		return none, fmt.Errorf("%s: others than its owner may read it (mode %04o): remove it and the node gets a new key, "+
-			"or give it mode 0600 where nobody has read it", path, st.Mode().Perm())
+		return none, fmt.Errorf("%s: users other than its owner may read it (mode %04o): remove it to give the node a new key, "+
+			"or set mode 0600 if nobody has read it", path, st.Mode().Perm())
 	}
 	raw, err := io.ReadAll(io.LimitReader(f, keyLimit))
 	if err != nil {
@@ -69,15 +70,15 @@ func readKey(path string) (wgtypes.Key, error) {
 	}
 	var form keyForm
 	if err := json.Unmarshal(raw, &form); err != nil || form.Version < 1 {
-		return none, fmt.Errorf("%s is no WireGuard key of an agent: remove it and the node gets a new one", path)
+		return none, fmt.Errorf("%s is not a WireGuard key file of an agent: remove it to give the node a new key", path)
 	}
 	if form.Version > keyVersion {
-		return none, fmt.Errorf("%s is of version %d, of a later release, and this one knows version %d: run that release, "+
-			"or remove the file and the node gets a new key", path, form.Version, keyVersion)
+		return none, fmt.Errorf("%s has version %d of a later release, and this release supports version %d: run that release, "+
+			"or remove the file to give the node a new key", path, form.Version, keyVersion)
 	}
 	key, err := wgtypes.ParseKey(form.Private)
 	if err != nil || key == none {
-		return none, fmt.Errorf("%s holds no WireGuard key: remove it and the node gets a new one", path)
+		return none, fmt.Errorf("%s contains no valid WireGuard key: remove it to give the node a new key", path)
 	}
 	return key, nil
 }

@@ -1,5 +1,5 @@
-// Package network attaches sandboxes to the pod network through CNI plugins and
-// keeps the routes to other nodes' pods. It implements agent.Network.
+// Package network attaches sandboxes to the pod network with CNI plugins, and maintains the routes
+// to the pods of other nodes. It implements agent.Network.
 package network
 
 import (
@@ -23,18 +23,20 @@ import (
 	"keelson.dev/keelson/cni"
 )
 
-// Config is what a network is made of.
+// Config is the configuration of a Network.
 type Config struct {
-	ConfDir string // a configuration in here wins over our own
+	ConfDir string // a configuration in this directory takes precedence over Keelson's own
 	BinDirs []string
-	RunDir  string // addresses and cached results; emptied by a reboot
-	// PodCIDRs returns this node's, one of each family that pods have; none while none is allocated.
+	RunDir  string // addresses and cached results; deleted by a reboot
+	// PodCIDRs returns this node's pod ranges, one per address family. It returns none until they
+	// are allocated.
 	PodCIDRs func() []netip.Prefix
-	// MTU returns that of pods' interfaces; 0 or nil: that of the plugin.
+	// MTU returns the MTU of pod interfaces. 0, or a nil function, selects the plugin's default.
 	MTU func() int
-	// Deadline is how long one call of a verb may take, all plugins together; default 1 min.
+	// Deadline limits one CNI operation, all plugins together; default 1 minute.
 	Deadline time.Duration
-	// SourceExempt are the namespaces whose pods may send under addresses that are not their own; "*" is all of them.
+	// SourceExempt are the namespaces whose pods may send from addresses that are not their own;
+	// "*" = all namespaces.
 	SourceExempt []string
 	Log          *slog.Logger
 }
@@ -44,27 +46,28 @@ type Network struct {
 	cfg  Config
 	exec *executor
 	cni  *libcni.CNIConfig
-	// senders checks under which addresses pods of our own network send.
+	// senders enforces the source addresses of pods on Keelson's own network.
 	senders *senderCheck
 
 	mu    sync.Mutex
-	cache map[string]*libcni.NetworkConfigList // by what it was made from
+	cache map[string]*libcni.NetworkConfigList // by the inputs of the configuration
 	last  statuses
-	// attached are the sandboxes that this process has attached or is attaching: a list of sandboxes may be older.
+	// attached are the sandboxes that this process has attached or is attaching. A list of
+	// sandboxes may be older.
 	attached map[string]bool
 
-	// adding is held by every ADD for reading: the GC verb of plugins, which goes by a list of what there is, does not
-	// run beside them.
+	// adding is held for reading during every ADD. The plugins' GC works on a list of sandboxes and
+	// must not run during an ADD.
 	adding sync.RWMutex
 }
 
 const ifName = "eth0"
 
-// namespaceArg is the CNI argument that holds the namespace of the pod.
+// namespaceArg is the CNI argument with the pod's namespace.
 const namespaceArg = "K8S_POD_NAMESPACE"
 
-// New returns a network. It reads its configuration on each call, so that an
-// operator may swap it while the agent runs.
+// New returns a Network. The configuration is read on each call, so that an operator may replace it
+// while the agent runs.
 func New(c Config) *Network {
 	exec := &executor{}
 	if c.Deadline == 0 {
@@ -79,12 +82,13 @@ func New(c Config) *Network {
 	return n
 }
 
-// limited gives a verb its deadline.
+// limited returns a context with the deadline of a CNI operation.
 func (n *Network) limited(ctx context.Context, verb string) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, n.cfg.Deadline, fmt.Errorf("CNI %s took longer than %s", verb, n.cfg.Deadline))
 }
 
-// Ready is nil when there is a configuration whose plugins are there and, where they know the verb, say that they are ready.
+// Ready returns nil if a configuration exists and its plugins are installed. Plugins that support
+// the STATUS verb must also report that they are ready.
 func (n *Network) Ready() error {
 	list, err := n.list(false)
 	if err != nil {
@@ -96,7 +100,7 @@ func (n *Network) Ready() error {
 		}
 	}
 	if list.Name == cni.Name {
-		return nil // ours need nothing but their files
+		return nil // Keelson's own plugins require nothing but their files
 	}
 	return n.last.of(string(list.Bytes), func() error {
 		ctx, cancel := context.WithTimeoutCause(context.Background(), statusLimit, fmt.Errorf("CNI STATUS took longer than %s", statusLimit))
@@ -108,21 +112,23 @@ func (n *Network) Ready() error {
 	})
 }
 
-// The bounds of the STATUS verb: it is asked by whoever wants to know of the node, and a plugin is a process.
+// Timeout and cache duration of STATUS. Ready is called by every client that inspects the node, and
+// each query starts a process.
 const (
 	statusLimit = 10 * time.Second
 	statusEvery = 5 * time.Second
 )
 
-// statuses keeps what plugins said of themselves last.
+// statuses caches the result of STATUS.
 type statuses struct {
 	mu   sync.Mutex
-	list string // the configuration of which they are
+	list string // the configuration that was queried
 	at   time.Time
 	said error
 }
 
-// of asks, or says what was said a moment ago.
+// of returns the result of ask, or a previous result for the same configuration that is at most
+// statusEvery old.
 func (s *statuses) of(list string, ask func() error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -133,7 +139,8 @@ func (s *statuses) of(list string, ask func() error) error {
 	return s.said
 }
 
-// list is the configuration in force: a foreign one, else our own.
+// list returns the third-party configuration if there is one, and otherwise Keelson's own. ports
+// adds the portmap plugin to Keelson's own.
 func (n *Network) list(ports bool) (*libcni.NetworkConfigList, error) {
 	path, err := cni.FindOperatorConfig(n.cfg.ConfDir)
 	if err != nil {
@@ -165,7 +172,7 @@ func (n *Network) list(ports bool) (*libcni.NetworkConfigList, error) {
 		return nil, fmt.Errorf("own network configuration: %w", err)
 	}
 	if len(n.cache) > 8 {
-		clear(n.cache) // of what was before
+		clear(n.cache) // drop configurations for previous settings
 	}
 	n.cache[key] = l
 	return l, nil
@@ -211,7 +218,7 @@ func portMappings(r agent.NetworkRequest) []portMapping {
 	return out
 }
 
-// protocolName is CNI's word for the CRI's protocol number.
+// protocolName returns the CNI name of a CRI protocol number.
 func protocolName(p int32) string {
 	switch p {
 	case 1:
@@ -223,7 +230,8 @@ func protocolName(p int32) string {
 	}
 }
 
-// Add attaches the sandbox, whose loopback is up. Adding an attached one returns what it has.
+// Add attaches the sandbox. Loopback must be up. Adding an attached sandbox returns its current
+// status.
 func (n *Network) Add(ctx context.Context, r agent.NetworkRequest) (agent.NetworkStatus, error) {
 	list, err := n.list(len(portMappings(r)) > 0)
 	if err != nil {
@@ -258,7 +266,7 @@ func (n *Network) Add(ctx context.Context, r agent.NetworkRequest) (agent.Networ
 		err = errors.Join(n.checkSender(adding, r.SandboxID, r.Namespace, res), n.shape(res, r))
 	}
 	if err != nil {
-		// A failed ADD may have got half-way; the specification asks for a DEL.
+		// A failed ADD may have been partly executed; the CNI specification requires a DEL.
 		undoing, cancel := n.limited(context.WithoutCancel(ctx), "DEL")
 		defer cancel()
 		if derr := n.undo(undoing, list, rt); derr != nil {
@@ -297,8 +305,8 @@ func status(res types.Result) (agent.NetworkStatus, error) {
 	return s, nil
 }
 
-// undo takes back what an ADD that never succeeded may have made. Each plugin is asked, whatever the others say; one
-// that is not installed cannot have made anything.
+// undo undoes an ADD that did not succeed. It calls DEL of each plugin even if another one fails.
+// It skips plugins that are not installed, because they cannot have created anything.
 func (n *Network) undo(ctx context.Context, list *libcni.NetworkConfigList, rt *libcni.RuntimeConf) error {
 	var errs []error
 	for _, p := range slices.Backward(list.Plugins) {
@@ -314,7 +322,7 @@ func (n *Network) undo(ctx context.Context, list *libcni.NetworkConfigList, rt *
 
 func (n *Network) ipamDir() string { return filepath.Join(n.cfg.RunDir, "ipam") }
 
-// Describe is the configuration in force as JSON, for people.
+// Describe returns the active configuration as indented JSON, for display.
 func (n *Network) Describe() string {
 	l, err := n.list(true)
 	if err != nil {

@@ -12,17 +12,17 @@ import (
 	"keelson.dev/keelson/internal/filewatch"
 )
 
-// OwnKey is the node's own WireGuard key as its file has it: who replaces the file replaces the key, and who removes it has
-// the node make another one, while the agent runs.
+// OwnKey is the node's WireGuard key as stored in its file. If the file is replaced while the agent
+// runs, the new key is used. If the file is removed, a new key is created.
 type OwnKey struct {
 	folder string
 	key    atomic.Pointer[wgtypes.Key]
 	log    *slog.Logger
-	// Each is told of a new key; buffered.
+	// The channels are buffered and signaled when the key has changed.
 	forRoutes, forOthers chan struct{}
 }
 
-// OpenOwnKey reads the key from a folder, or makes one.
+// OpenOwnKey reads the key from a directory, or creates one.
 func OpenOwnKey(folder string, log *slog.Logger) (*OwnKey, error) {
 	k := &OwnKey{folder: folder, log: log, forRoutes: make(chan struct{}, 1), forOthers: make(chan struct{}, 1)}
 	key, err := OpenKey(folder)
@@ -33,19 +33,20 @@ func OpenOwnKey(folder string, log *slog.Logger) (*OwnKey, error) {
 	return k, nil
 }
 
-// Key is the private key.
+// Key returns the private key.
 func (k *OwnKey) Key() wgtypes.Key { return *k.key.Load() }
 
-// Changed has something when others are to be told another public key.
+// Changed returns a channel that is signaled when the public key has changed and must be published.
 func (k *OwnKey) Changed() <-chan struct{} { return k.forOthers }
 
-// Follow takes what the file says whenever it changes, until ctx ends or it holds no key: the last one stays in force then.
+// Follow reloads the key whenever the file changes, until ctx ends or the file contains no valid
+// key. In the latter case the previous key remains in use.
 func (k *OwnKey) Follow(ctx context.Context) error { return k.follow(ctx, filewatch.PollInterval) }
 
 func (k *OwnKey) follow(ctx context.Context, every time.Duration) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	mark := filewatch.TakeSnapshot(filepath.Join(k.folder, KeyFile)) // from before the reading
+	mark := filewatch.TakeSnapshot(filepath.Join(k.folder, KeyFile)) // taken before the file is read, so that a later change is noticed
 	if err := k.again(); err != nil {
 		return err
 	}
@@ -57,7 +58,7 @@ func (k *OwnKey) follow(ctx context.Context, every time.Duration) error {
 	return context.Cause(ctx)
 }
 
-// again reads the file.
+// again reads the file and signals a changed key.
 func (k *OwnKey) again() error {
 	key, err := OpenKey(k.folder)
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"keelson.dev/keelson/internal/durable"
 )
 
-// told waits for a new key to be told to both who need it.
+// told waits until a new key is signaled on both channels.
 func told(t *testing.T, ctx context.Context, k *OwnKey) wgtypes.Key {
 	t.Helper()
 	for _, c := range []<-chan struct{}{k.forRoutes, k.Changed()} {
@@ -29,7 +29,8 @@ func told(t *testing.T, ctx context.Context, k *OwnKey) wgtypes.Key {
 	return k.Key()
 }
 
-// F108: a key that is replaced, or removed, while the agent runs is taken; a file that holds none changes nothing.
+// F108: a key that is replaced or removed while the agent runs is reloaded. A file without a valid
+// key changes nothing.
 func TestKeyIsReplaced(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -75,7 +76,7 @@ func TestKeyIsReplaced(t *testing.T) {
 	if k.Key() != made {
 		t.Error("a file without a key changed it")
 	}
-	if err := durable.Write(file, raw); err != nil { // while nobody follows
+	if err := durable.Write(file, raw); err != nil { // while Follow is not running
 		t.Fatal(err)
 	}
 	go follow()

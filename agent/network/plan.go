@@ -13,19 +13,20 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Mode says how pods of one node reach those of another. It is the same on all nodes of a cluster.
+// Mode is how pods reach pods on other nodes. It must be the same on all nodes of a cluster.
 type Mode string
 
 // The modes.
 const (
 	ModeAuto   Mode = "auto"   // routes to nodes on the same link, VXLAN to all others
-	ModeRoutes Mode = "routes" // nodes on other links are not reached
-	ModeVXLAN  Mode = "vxlan"  // to all nodes, for links that carry no pod addresses
-	// ModeWireGuard encrypts what goes to any other node. Nodes that have told no key are not reached.
+	ModeRoutes Mode = "routes" // nodes on other links are not reachable
+	ModeVXLAN  Mode = "vxlan"  // VXLAN to all nodes, for links that do not carry pod addresses
+	// ModeWireGuard encrypts all traffic to other nodes. Nodes without a published key are not
+	// reachable.
 	ModeWireGuard Mode = "wireguard"
 )
 
-// ParseMode reads a mode; "" is auto.
+// ParseMode parses a mode; "" = auto.
 func ParseMode(s string) (Mode, error) {
 	switch m := Mode(s); m {
 	case "":
@@ -36,14 +37,15 @@ func ParseMode(s string) (Mode, error) {
 	return "", fmt.Errorf("pod network %q: want auto, routes, vxlan or wireguard", s)
 }
 
-// What the tunnel is in the kernel. Port and number are the same on all nodes.
+// Parameters of the VXLAN tunnel. Port and VNI are the same on all nodes.
 const (
 	tunnelName = "keelson-vx"
 	tunnelPort = 4789 // RFC 7348
 	tunnelVNI  = 75
-	// overhead is what VXLAN puts around a packet: the frame's header, its own, and those of UDP and IP.
+	// The bytes that VXLAN adds to a packet: the inner Ethernet header, the VXLAN header, and the
+	// UDP and IP headers.
 	overhead4, overhead6 = 14 + 8 + 8 + 20, 14 + 8 + 8 + 40
-	leastMTU6            = 1280 // RFC 8200: IPv6 needs it
+	leastMTU6            = 1280 // required by IPv6 (RFC 8200)
 
 	noUplink = "no interface of this node holds its address: check --node-ip"
 )
@@ -52,68 +54,71 @@ const (
 type Link struct {
 	Name  string
 	MTU   int
-	Addrs []netip.Prefix // with the length of the link's network
+	Addrs []netip.Prefix // with the prefix length of the link's network
 }
 
-// Situation is what a Layout follows from.
+// Situation is the input of Plan.
 type Situation struct {
 	Mode    Mode
 	Self    string
-	NodeIPs []netip.Addr // of this node, the first one first
+	NodeIPs []netip.Addr // addresses of this node, the primary one first
 	Links   []Link
-	Own     []netip.Prefix // of this node's pods
-	Nodes   []*agent.Peer  // the others
-	// Pods and Services are the ranges of the cluster.
+	Own     []netip.Prefix // this node's pod ranges
+	Nodes   []*agent.Peer  // the other nodes
+	// Pods and Services are the cluster's ranges.
 	Pods, Services []netip.Prefix
-	Encryption     Encryption // in ModeWireGuard
+	Encryption     Encryption // used in ModeWireGuard
 }
 
-// Layout is what the kernel of this node is to know of other nodes' pods.
+// Layout is the kernel configuration of this node for the pods of other nodes.
 type Layout struct {
 	Routes map[netip.Prefix]Route
-	Tunnel *Tunnel // nil: no node needs it
-	Peers  []Peer  // other ends of the tunnel, by name
-	// WireGuard is the encrypted tunnel; nil: nothing is encrypted. With it there is no other tunnel.
+	Tunnel *Tunnel // nil: no node requires it
+	Peers  []Peer  // other ends of the VXLAN tunnel, by node name
+	// WireGuard is the encrypted tunnel; nil: no encryption. It excludes Tunnel.
 	WireGuard *WireGuard
-	MTU       int // of pods; 0 while this node's link is not known
-	// Missing says why pods of a node are not reached, a sentence each.
+	MTU       int // MTU of pod interfaces; 0 while this node's link is unknown
+	// Missing states why the pods of a node are not reachable, one sentence per reason.
 	Missing []string
 }
 
-// Route says where packets for a range go.
+// Route is the route to a range.
 type Route struct {
 	Pods netip.Prefix
-	Via  netip.Addr // invalid: nowhere, whoever sends to it is told so
-	// Tunnel says that Via is the other end of the tunnel, encrypted or not, and no node on a link.
+	Via  netip.Addr // invalid: packets are rejected
+	// Tunnel reports that Via is the other end of the tunnel (encrypted or not), rather than a node
+	// on a link.
 	Tunnel bool
 }
 
-// Tunnel is this node's end of the tunnels to all nodes.
+// Tunnel is this node's end of the VXLAN tunnels to all nodes.
 type Tunnel struct {
-	Local netip.Addr // of this node, from which it speaks to the other ends
+	Local netip.Addr // this node's outer source address
 	MAC   string
 	MTU   int
-	Addrs []netip.Addr // as which the node itself speaks through the tunnel
+	Addrs []netip.Addr // source addresses of the node's own packets in the tunnel
 }
 
-// Peer is another node's end of the tunnel.
+// Peer is another node's end of the VXLAN tunnel.
 type Peer struct {
 	Node  string
 	MAC   string
-	Outer netip.Addr   // of the node
-	Inner []netip.Addr // of its end, one of each family
+	Outer netip.Addr   // address of the node
+	Inner []netip.Addr // addresses of its end, one per family
 }
 
-// HardwareAddr is the address that a node's end of the tunnel has on it: all nodes know it by the node's name alone.
+// HardwareAddr returns the MAC address of a node's end of the tunnel. It is derived from the node's
+// name, so that all nodes can compute it.
 func HardwareAddr(node string) net.HardwareAddr {
 	sum := sha256.Sum256([]byte("keelson tunnel of node " + node))
 	mac := net.HardwareAddr(sum[:6])
-	mac[0] = mac[0]&^1 | 2 // of one machine, and given by no maker
+	mac[0] = mac[0]&^1 | 2 // unicast, locally administered
 	return mac
 }
 
-// InnerAddr is the address that a node's end of the tunnel has among the node's pods: one that no pod gets. That is the
-// range's own address with IPv4, and its last with IPv6, where the first is every router's.
+// InnerAddr returns the address of a node's end of the tunnel. It is an address of the node's pod
+// range that no pod gets. For IPv4 it is the network address. For IPv6 it is the last address,
+// because the first one is the subnet-router anycast address.
 func InnerAddr(pods netip.Prefix) netip.Addr {
 	pods = pods.Masked()
 	if pods.Addr().Is4() {
@@ -138,7 +143,7 @@ func lastAddr(p netip.Prefix) netip.Addr {
 	return a
 }
 
-// Plan computes the layout.
+// Plan computes the layout. It is pure.
 func Plan(s Situation) Layout {
 	l := Layout{Routes: map[netip.Prefix]Route{}}
 	for _, p := range slices.Concat(s.Pods, s.Services) {
@@ -161,23 +166,23 @@ func Plan(s Situation) Layout {
 		l.dig(s, uplink, outer, tunneled)
 	}
 	if l.MTU > 0 && l.MTU < leastMTU6 && slices.ContainsFunc(s.Pods, func(p netip.Prefix) bool { return p.Addr().Is6() }) {
-		l.Missing = append(l.Missing, fmt.Sprintf("pods' interfaces would carry %d bytes, and IPv6 needs %d: give link %s a larger MTU", l.MTU, leastMTU6, uplink.Name))
+		l.Missing = append(l.Missing, fmt.Sprintf("the MTU of pod interfaces would be %d, and IPv6 requires %d: give link %s a larger MTU", l.MTU, leastMTU6, uplink.Name))
 	}
 	return l
 }
 
-// Overlap refuses a node whose own address is in a range of the cluster: what others send to it would be looked for among pods
-// or Services.
+// Overlap returns an error if an address of this node is in a range of the cluster. Packets to that
+// address would be routed to pods or Services.
 func (s Situation) Overlap() error {
 	for _, ip := range s.NodeIPs {
 		if flag, p := s.within(ip); flag != "" {
-			return fmt.Errorf("--node-ip %s is in the cluster's --%s %s: give the node an address outside of it, or make the cluster with a range that no machine has addresses of", ip, flag, p)
+			return fmt.Errorf("--node-ip %s is in the cluster's --%s %s: give the node an address outside of the range, or create the cluster with a range in which no machine has an address", ip, flag, p)
 		}
 	}
 	return nil
 }
 
-// within says which range of the cluster an address is in, by the flag that made it; "" = none.
+// within returns the cluster range that contains an address, and the flag that set it; "" = none.
 func (s Situation) within(ip netip.Addr) (flag string, in netip.Prefix) {
 	for flag, list := range map[string][]netip.Prefix{"cluster-cidr": s.Pods, "service-cidr": s.Services} {
 		for _, p := range list {
@@ -189,7 +194,8 @@ func (s Situation) within(ip netip.Addr) (flag string, in netip.Prefix) {
 	return "", netip.Prefix{}
 }
 
-// reach routes to a node's pods, and says whether that takes a tunnel, whose routes are added by dig or encrypt.
+// reach adds the routes to a node's pods. It returns true if some of them require a tunnel; dig or
+// encrypt adds those.
 func (l *Layout) reach(s Situation, n *agent.Peer) (tunnel bool) {
 	for _, ip := range n.Addresses {
 		if flag, p := s.within(ip); flag != "" {
@@ -211,7 +217,7 @@ func (l *Layout) reach(s Situation, n *agent.Peer) (tunnel bool) {
 			continue
 		}
 		if s.Mode == ModeRoutes {
-			l.Missing = append(l.Missing, fmt.Sprintf("node %s has no %s address on a link of this node: its pods in %s are reached with --pod-network=auto or vxlan only",
+			l.Missing = append(l.Missing, fmt.Sprintf("node %s has no %s address on a link of this node: its pods in %s are reachable only with --pod-network=auto or vxlan",
 				n.Name, family(p.Addr()), p))
 			continue
 		}
@@ -220,7 +226,7 @@ func (l *Layout) reach(s Situation, n *agent.Peer) (tunnel bool) {
 	return tunnel
 }
 
-// dig makes the tunnel and routes to the pods of nodes that nothing else leads to.
+// dig adds the VXLAN tunnel and the routes to the pods of nodes that require it.
 func (l *Layout) dig(s Situation, uplink Link, outer netip.Addr, nodes []*agent.Peer) {
 	if !outer.IsValid() {
 		l.Missing = append(l.Missing, noUplink)
@@ -238,12 +244,12 @@ func (l *Layout) dig(s Situation, uplink Link, outer netip.Addr, nodes []*agent.
 	for _, n := range nodes {
 		to := addressOf(n, outer.Is4())
 		if !to.IsValid() {
-			l.Missing = append(l.Missing, fmt.Sprintf("node %s has no %s address, in which this node speaks to others: its pods are not reached", n.Name, family(outer)))
+			l.Missing = append(l.Missing, fmt.Sprintf("node %s has no %s address, the family of this node's tunnel: its pods are not reachable", n.Name, family(outer)))
 			continue
 		}
 		peer := Peer{Node: n.Name, MAC: HardwareAddr(n.Name).String(), Outer: to}
 		if other := macs[peer.MAC]; other != "" {
-			l.Missing = append(l.Missing, fmt.Sprintf("nodes %s and %s have names that cannot be told apart on the tunnel: give one of them another name", other, n.Name))
+			l.Missing = append(l.Missing, fmt.Sprintf("nodes %s and %s have the same hardware address on the tunnel, which follows from their names: rename one of them", other, n.Name))
 			continue
 		}
 		macs[peer.MAC] = n.Name
@@ -261,7 +267,7 @@ func (l *Layout) dig(s Situation, uplink Link, outer netip.Addr, nodes []*agent.
 	l.Tunnel, l.MTU = &t, t.MTU
 }
 
-// uplink is the link that holds the node's first address, and that address.
+// uplink returns the link that holds the first of the node's addresses, and this address.
 func (s Situation) uplink() (Link, netip.Addr) {
 	for _, ip := range s.NodeIPs {
 		for _, link := range s.Links {
@@ -275,7 +281,7 @@ func (s Situation) uplink() (Link, netip.Addr) {
 	return Link{}, netip.Addr{}
 }
 
-// neighbour is the address of a node that is on a link of this one.
+// neighbour returns an address of a node that is on one of this node's links.
 func (s Situation) neighbour(n *agent.Peer, four bool) (netip.Addr, bool) {
 	for _, ip := range n.Addresses {
 		if ip.Is4() != four || slices.Contains(s.NodeIPs, ip) {
@@ -301,7 +307,7 @@ func addressOf(n *agent.Peer, four bool) netip.Addr {
 	return netip.Addr{}
 }
 
-// podPrefixes are the ranges of a node's pods that can be routed to.
+// podPrefixes returns the pod ranges of a node, without invalid and single-address ranges.
 func podPrefixes(n *agent.Peer) []netip.Prefix {
 	var out []netip.Prefix
 	for _, p := range n.PodCIDRs {
@@ -319,7 +325,7 @@ func family(a netip.Addr) string {
 	return "IPv6"
 }
 
-// String is the layout for people and tests: a line for each thing.
+// String returns the layout for logs and tests, one line per item.
 func (l Layout) String() string {
 	var b strings.Builder
 	for _, p := range slices.SortedFunc(maps.Keys(l.Routes), netip.Prefix.Compare) {

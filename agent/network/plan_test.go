@@ -12,7 +12,7 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// node is one with pods in prefixes and addresses, both with commas between.
+// node returns a node with pods in prefixes and addresses, both separated by commas.
 func node(name, cidrs, ips string) *agent.Peer {
 	n := &agent.Peer{Name: name, PodCIDRs: prefixesOf(cidrs)}
 	for s := range strings.SplitSeq(ips, ",") {
@@ -32,7 +32,7 @@ func prefixesOf(text string) (out []netip.Prefix) {
 	return out
 }
 
-// situation is node w1 with addresses (and the lengths of their networks) on a link of 1500 bytes.
+// situation returns node w1 with addresses (and their prefix lengths) on a link of 1500 bytes.
 func situation(mode Mode, addrs string, nodes ...*agent.Peer) Situation {
 	s := Situation{Mode: mode, Self: "w1", Pods: prefixesOf("10.244.0.0/16"), Services: prefixesOf("10.96.0.0/16")}
 	link := Link{Name: "eth0", MTU: 1500, Addrs: prefixesOf(addrs)}
@@ -53,7 +53,7 @@ func situation(mode Mode, addrs string, nodes ...*agent.Peer) Situation {
 	return s
 }
 
-// F108: what the kernel is to know of other nodes' pods, by where the nodes are.
+// F108: the layout for other nodes' pods, by where the nodes are.
 func TestPlan(t *testing.T) {
 	mac := func(name string) string { return HardwareAddr(name).String() }
 	const refused4 = "refuse 10.96.0.0/16\nrefuse 10.244.0.0/16\n"
@@ -117,8 +117,9 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// F108: wherever nodes are, packets for every address of the cluster have one way or are refused, two nodes agree on each
-// other's end of the tunnel, and the order in which nodes are told of is of no consequence.
+// F108: wherever nodes are, packets for every address of the cluster have one route or are
+// rejected, and two nodes agree on each other's end of the tunnel. The order of the nodes does not
+// matter.
 func TestPlanHoldsTogether(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		count := rapid.IntRange(2, 6).Draw(t, "nodes")
@@ -196,7 +197,7 @@ func TestPlanHoldsTogether(t *testing.T) {
 	})
 }
 
-// F108: modes are read, and one that is not there is refused with a word.
+// F108: modes are parsed, and an unknown mode is rejected.
 func TestParseMode(t *testing.T) {
 	for text, want := range map[string]string{"": "auto", "auto": "auto", "routes": "routes", "vxlan": "vxlan", "wireguard": "wireguard"} {
 		if got, err := ParseMode(text); string(got) != want || err != nil {

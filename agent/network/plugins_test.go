@@ -25,8 +25,8 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// plugins builds the real bridge, host-local and portmap once for all tests; where there is no Go, KEELSON_CNI_BIN says
-// where they are.
+// plugins builds the real plugins bridge, host-local and portmap once for all tests. Without a Go
+// toolchain, KEELSON_CNI_BIN is their directory.
 var plugins = sync.OnceValues(func() (string, error) {
 	if dir := os.Getenv("KEELSON_CNI_BIN"); dir != "" {
 		return dir, nil
@@ -56,7 +56,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// host is a node of its own: a network namespace without a way out, its files, and sandboxes' namespaces.
+// host is a node: a network namespace without an uplink, its files, and the namespaces of
+// sandboxes.
 type host struct {
 	testing.TB
 	*Network
@@ -64,7 +65,7 @@ type host struct {
 	seq int
 }
 
-// onHost runs f on a thread that is in a network namespace of its own, from where plugins are executed.
+// onHost runs f on a thread in a new network namespace, from which plugins are executed.
 func onHost(t testing.TB, f func(h *host)) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root for network namespaces")
@@ -117,7 +118,7 @@ func (h *host) fail(format string, args ...any) {
 	runtime.Goexit()
 }
 
-// sandbox makes a network namespace, pinned as a sandbox's is.
+// sandbox creates a network namespace that is pinned like that of a sandbox.
 func (h *host) sandbox() agent.NetworkRequest {
 	h.Helper()
 	h.seq++
@@ -141,7 +142,7 @@ func (h *host) sandbox() agent.NetworkRequest {
 	return agent.NetworkRequest{SandboxID: id, NetNS: path, Namespace: "default", Name: "web-" + id, UID: "u1"}
 }
 
-// unpin is the end of a sandbox's namespace.
+// unpin removes the pin of a sandbox's namespace.
 func (h *host) unpin(r agent.NetworkRequest) {
 	h.Helper()
 	if err := errors.Join(unix.Unmount(r.NetNS, unix.MNT_DETACH), os.Remove(r.NetNS)); err != nil {
@@ -149,7 +150,7 @@ func (h *host) unpin(r agent.NetworkRequest) {
 	}
 }
 
-// addresses are those that host-local holds, sorted.
+// addresses returns the addresses that host-local holds, sorted.
 func (h *host) addresses() []string {
 	h.Helper()
 	files, err := os.ReadDir(filepath.Join(h.dir, "run", "ipam", "keelson"))
@@ -165,7 +166,7 @@ func (h *host) addresses() []string {
 	return out
 }
 
-// ports are the sandboxes' ends on the bridge.
+// ports returns the number of ports on the bridge.
 func (h *host) ports() int {
 	h.Helper()
 	links, err := netlink.LinkList()
@@ -181,7 +182,7 @@ func (h *host) ports() int {
 	return n
 }
 
-// inside are the addresses of eth0 in a sandbox.
+// inside returns the addresses of eth0 in a sandbox.
 func (h *host) inside(r agent.NetworkRequest) []string {
 	h.Helper()
 	ns, err := netns.GetFromPath(r.NetNS)
@@ -209,10 +210,10 @@ func (h *host) inside(r agent.NetworkRequest) []string {
 	return out
 }
 
-// nothingLeft says that no address and no port is held.
+// nothingLeft checks that no address and no port is held.
 func (h *host) nothingLeft(when string) {
 	h.Helper()
-	// A namespace that was unpinned goes, and its end of a port with it, when the kernel gets to it.
+	// The kernel removes an unpinned namespace, and its end of a port, asynchronously.
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	err := wait.For(ctx, 5*time.Millisecond, func() error {
@@ -227,7 +228,7 @@ func (h *host) nothingLeft(when string) {
 	}
 }
 
-// Every verb does the same when it is called again, and nothing is held afterwards. F107, P10
+// Every verb succeeds when it is repeated, and nothing is held afterwards. F107, P10
 func TestVerbsAreIdempotent(t *testing.T) {
 	onHost(t, func(h *host) {
 		r := h.sandbox()
@@ -265,12 +266,12 @@ func TestVerbsAreIdempotent(t *testing.T) {
 		if err := h.Check(t.Context(), other); err != nil {
 			t.Errorf("the other sandbox suffered: %v", err)
 		}
-		held, err := netns.GetFromPath(other.NetNS) // as another's mounts may hold it for a while
+		held, err := netns.GetFromPath(other.NetNS) // as another mount may hold it for a while
 		if err != nil {
 			h.fail("%v", err)
 		}
 		defer held.Close()
-		h.unpin(other) // the namespace went before its network was given back
+		h.unpin(other) // the namespace was removed before its network was released
 		for range 2 {
 			if err := h.Del(t.Context(), other); err != nil {
 				t.Errorf("del without a namespace: %v", err)
@@ -283,14 +284,15 @@ func TestVerbsAreIdempotent(t *testing.T) {
 	})
 }
 
-// What belongs to no sandbox is given back, by what was recorded and, where the record is lost, by what is held: the
-// address and the port. Neither waits for who else holds the sandbox's namespace. F107, P10
+// Addresses and ports that belong to no sandbox are released: according to the records, and, if a
+// record is lost, according to the held address and the port. Neither waits for another holder of
+// the sandbox's namespace. F107, P10
 func TestGarbage(t *testing.T) {
 	for _, lost := range []bool{false, true} {
 		t.Run(fmt.Sprint("records lost=", lost), func(t *testing.T) {
 			onHost(t, func(h *host) {
 				keep, gone := h.sandbox(), h.sandbox()
-				held, err := netns.GetFromPath(gone.NetNS) // as another's mounts may hold it for a while
+				held, err := netns.GetFromPath(gone.NetNS) // as another mount may hold it for a while
 				if err != nil {
 					h.fail("%v", err)
 				}
@@ -312,7 +314,7 @@ func TestGarbage(t *testing.T) {
 					}
 				}
 				h.unpin(gone)
-				h.Network = New(h.cfg) // the agent was started anew
+				h.Network = New(h.cfg) // the agent was restarted
 				for range 2 {
 					if err := h.GC(t.Context(), []string{keep.SandboxID}); err != nil {
 						t.Errorf("GC: %v", err)
@@ -336,8 +338,8 @@ func TestGarbage(t *testing.T) {
 	}
 }
 
-// Of a port without a record it cannot be told whose it is while a sandbox that is kept has lost its own: none goes
-// then. What somebody else put on the bridge never goes. P10
+// While a kept sandbox has lost its record, the owner of an unrecorded port is unknown, and no port
+// is removed. Ports that another program attached to the bridge are never removed. P10
 func TestPortsThatAreNoGarbage(t *testing.T) {
 	onHost(t, func(h *host) {
 		keep := h.sandbox()
@@ -357,7 +359,7 @@ func TestPortsThatAreNoGarbage(t *testing.T) {
 		if err := os.RemoveAll(filepath.Join(h.dir, "run", "cache")); err != nil {
 			h.fail("%v", err)
 		}
-		h.Network = New(h.cfg) // the agent was started anew
+		h.Network = New(h.cfg) // the agent was restarted
 		if err := h.GC(t.Context(), []string{keep.SandboxID}); err != nil {
 			t.Errorf("GC: %v", err)
 		}
@@ -376,7 +378,8 @@ func TestPortsThatAreNoGarbage(t *testing.T) {
 	})
 }
 
-// An agent that died in the middle of an ADD has no record of it: DEL gives back what is held all the same. P10
+// An agent that crashed during an ADD has no record of it: DEL releases the held address and port
+// nevertheless. P10
 func TestDelWithoutRecord(t *testing.T) {
 	onHost(t, func(h *host) {
 		r := h.sandbox()
@@ -398,11 +401,12 @@ func TestDelWithoutRecord(t *testing.T) {
 	})
 }
 
-// The network is full after as many sandboxes as it has addresses, says so, and is usable again when one leaves.
+// The network is full after as many sandboxes as it has addresses, returns an error then, and is
+// usable again when a sandbox is removed.
 func TestAddressesRunOut(t *testing.T) {
 	onHost(t, func(h *host) {
 		var all []agent.NetworkRequest
-		for range 13 { // 16 without network, gateway and broadcast
+		for range 13 { // 16 without the network, gateway and broadcast addresses
 			r := h.sandbox()
 			if _, err := h.Add(t.Context(), r); err != nil {
 				h.fail("after %d: %v", len(all), err)
@@ -431,7 +435,7 @@ func TestAddressesRunOut(t *testing.T) {
 	})
 }
 
-// broken is a plugin that fails every ADD, and notes its calls.
+// broken is a plugin that fails every ADD and logs its calls.
 const broken = `#!/bin/sh
 echo "$CNI_COMMAND" >> "$(dirname "$0")/calls"
 case "$CNI_COMMAND" in
@@ -439,7 +443,8 @@ ADD) echo '{"cniVersion":"1.1.0","code":107,"msg":"the fuse is blown","details":
 esac
 `
 
-// A plugin that fails is named with its pod and its cause; what the plugins before it made is given back. F107, P10
+// The error of a plugin that fails names the pod and the cause. The effects of earlier plugins are
+// undone. F107, P10
 func TestPluginFails(t *testing.T) {
 	onHost(t, func(h *host) {
 		bin := h.cfg.BinDirs[0]
@@ -452,12 +457,12 @@ func TestPluginFails(t *testing.T) {
 		}
 		text := string(list.Bytes)
 		end := strings.LastIndex(text, "]")
-		text = text[:end] + `,{"type":"fuse"}` + text[end:] // after bridge and host-local have done their work
+		text = text[:end] + `,{"type":"fuse"}` + text[end:] // after bridge and host-local have run
 		if err := os.WriteFile(filepath.Join(h.cfg.ConfDir, "10-own.conflist"), []byte(text), 0o644); err != nil {
 			h.fail("%v", err)
 		}
 		r := h.sandbox()
-		for range 2 { // the retry fails alike and holds nothing either
+		for range 2 { // the retry fails in the same way and holds nothing either
 			_, err = h.Add(t.Context(), r)
 			if err == nil {
 				h.fail("attached by a broken plugin")
@@ -488,7 +493,7 @@ func TestPluginFails(t *testing.T) {
 	})
 }
 
-// A plugin that hangs is ended with the request, and what was made is given back.
+// A plugin that hangs is stopped with the request, and its effects are undone.
 func TestPluginHangs(t *testing.T) {
 	onHost(t, func(h *host) {
 		bin := h.cfg.BinDirs[0]
@@ -516,7 +521,7 @@ func TestPluginHangs(t *testing.T) {
 	})
 }
 
-// BenchmarkAdd is a sandbox's attachment and release by the real plugins.
+// BenchmarkAdd attaches and releases a sandbox with the real plugins.
 func BenchmarkAdd(b *testing.B) {
 	onHost(b, func(h *host) {
 		var before, after unix.Rusage

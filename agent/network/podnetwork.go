@@ -10,9 +10,9 @@ import (
 	"keelson.dev/keelson/cni"
 )
 
-// AllOwn reports whether every pod of the node has its addresses from Keelson's own network configuration: no other
-// configuration is in folder conf, and no sandbox recorded below folder run was attached with another one. It returns
-// false when a folder cannot be read.
+// AllOwn reports whether every pod of the node has its addresses from Keelson's own network. There
+// must be no other configuration in directory conf, and no sandbox recorded below directory run
+// that was attached with another one. It returns false if a directory cannot be read.
 func AllOwn(conf, run string) bool {
 	if path, err := cni.FindOperatorConfig(conf); err != nil || path != "" {
 		return false

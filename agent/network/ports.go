@@ -12,7 +12,8 @@ import (
 	"keelson.dev/keelson/cni"
 )
 
-// made are the interfaces that our own network made for a sandbox, by the result of its ADD; none when it is not known.
+// made returns the interfaces in the cached ADD result of a sandbox on Keelson's own network. It
+// returns none if the result is unknown.
 func (n *Network) made(a asAttached) []*types100.Interface {
 	if a.list.Name != cni.Name {
 		return nil
@@ -28,7 +29,8 @@ func (n *Network) made(a asAttached) []*types100.Interface {
 	return result.Interfaces
 }
 
-// port is the host's end of what our own network gave a sandbox, by the result of its ADD; nil when it is not known.
+// port returns the host's end of the veth pair of a sandbox on Keelson's own network, from the
+// cached ADD result. It returns nil if it is unknown.
 func (n *Network) port(a asAttached) *types100.Interface {
 	for _, i := range n.made(a) {
 		if l, err := netlink.LinkByName(i.Name); i.Sandbox == "" && err == nil && l.Type() == "veth" {
@@ -38,15 +40,16 @@ func (n *Network) port(a asAttached) *types100.Interface {
 	return nil
 }
 
-// unplug removes a port whose other end the plugin could not reach, because the sandbox's namespace was unpinned
-// before: whoever holds that namespace in some other way (a process, another's mounts) would keep the port as well.
+// unplug removes the host's end of a veth pair that the plugin did not remove, because the
+// sandbox's network namespace was already unpinned. If a process or another mount still holds the
+// namespace, the pair would remain.
 func unplug(port *types100.Interface) error {
 	if port == nil {
 		return nil
 	}
 	l, err := netlink.LinkByName(port.Name)
 	if err != nil || l.Type() != "veth" || l.Attrs().HardwareAddr.String() != port.Mac {
-		return nil // it went with DEL, and the name may be another's by now
+		return nil // DEL removed the port, and another pod may have its name now
 	}
 	if err := netlink.LinkDel(l); err != nil && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("removing port %s: %w", port.Name, err)
@@ -54,17 +57,18 @@ func unplug(port *types100.Interface) error {
 	return nil
 }
 
-// portName is how the bridge plugin calls a port that it makes.
+// portName matches the names of ports that the bridge plugin creates.
 var portName = regexp.MustCompile(`^veth[0-9a-f]{8}$`)
 
-// collectPorts removes the ports of our own bridge that no record of a sandbox names. Nobody attaches a sandbox meanwhile.
-// While a sandbox that is kept holds an address and has no record, a port without one may be its own, and all stay.
+// collectPorts removes the ports of Keelson's bridge that belong to no recorded sandbox. The caller
+// must prevent concurrent ADDs. If a kept sandbox holds an address but has no record, an unrecorded
+// port may be its own; all ports are then kept.
 func (n *Network) collectPorts(keep []string) error {
 	bridge, err := netlink.LinkByName(cni.Bridge)
 	if err != nil {
-		return nil // there is none yet, or none any more
+		return nil // the bridge does not exist
 	}
-	attached, _ := n.remembered("") // what cannot be read is as if it were lost
+	attached, _ := n.remembered("") // unreadable records count as missing
 	recorded, ours := map[string]bool{}, map[string]bool{}
 	for _, a := range attached {
 		for _, i := range n.made(a) {
@@ -80,7 +84,7 @@ func (n *Network) collectPorts(keep []string) error {
 	}
 	links, err := netlink.LinkList()
 	if err != nil {
-		return fmt.Errorf("looking for ports that are nobody's: %w", err)
+		return fmt.Errorf("listing unused ports: %w", err)
 	}
 	var errs []error
 	for _, l := range links {
@@ -89,7 +93,7 @@ func (n *Network) collectPorts(keep []string) error {
 			continue
 		}
 		if err := netlink.LinkDel(l); err != nil && !errors.Is(err, unix.ENODEV) {
-			errs = append(errs, fmt.Errorf("removing port %s, which is nobody's: %w", at.Name, err))
+			errs = append(errs, fmt.Errorf("removing unused port %s: %w", at.Name, err))
 		}
 	}
 	return errors.Join(errs...)

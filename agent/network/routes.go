@@ -16,42 +16,44 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Routes keeps the way to other nodes' pods: routes where nodes share a link, a tunnel to all others, and refusals for
-// whatever else is an address of the cluster.
+// Routes maintains the connection to pods on other nodes: routes to nodes on the same link, tunnels
+// to all others, and unreachable routes for the remaining cluster ranges.
 type Routes struct {
 	Node    string
-	NodeIPs []netip.Addr // of this node, the first one first
+	NodeIPs []netip.Addr // addresses of this node, the primary one first
 	Mode    Mode
-	// Encryption is needed in ModeWireGuard.
+	// Encryption is required in ModeWireGuard.
 	Encryption Encryption
-	// OwnKey, where there is one, has the key in Encryption's place, also after it was replaced.
+	// OwnKey, if not nil, replaces the key in Encryption and is followed for changes.
 	OwnKey  *OwnKey
 	Objects agent.Objects
-	// Foreign says that pods are attached by a network product: routes are its affair, and ours are taken away.
+	// Foreign reports whether a third-party network plugin attaches pods. Routes are then the
+	// plugin's task, and Keelson's are removed.
 	Foreign func() bool
 	Log     *slog.Logger
 
-	laid     atomic.Pointer[laid]   // last
-	problems atomic.Pointer[string] // that were told last; nil: none were
+	laid     atomic.Pointer[laid]   // the last planned layout
+	problems atomic.Pointer[string] // the problems that were logged last; nil: none
 	source   source
 }
 
-// laid is what was planned, and the links that it follows from.
+// laid is a layout and the names of the links that it depends on.
 type laid struct {
 	layout Layout
 	links  map[string]bool
 }
 
-// The bounds of Run in time.
+// Intervals and timeouts of Run.
 const (
-	resync      = 30 * time.Second // between looks at the kernel without cause
-	lookAgain   = 5 * time.Second  // between looks at whose network it is, and at the kernel while something is missing
-	nftLimit    = 30 * time.Second // for one transaction
-	sourceEvery = 30 * time.Second // between looks at whether the tunnel's rule is still there
+	resync      = 30 * time.Second // between unconditional syncs
+	lookAgain   = 5 * time.Second  // between checks for a third-party plugin, and between syncs while problems exist
+	nftLimit    = 30 * time.Second // per transaction
+	sourceEvery = 30 * time.Second // between checks of the tunnel's rules
 )
 
-// Run checks forwarding and keeps the kernel as the nodes demand, until ctx ends or that is not possible. What somebody
-// else changes of it is mended when the kernel tells of the change. All of it stays when Run ends: traffic outlives the agent.
+// Run enables forwarding and keeps the kernel's routes and tunnels in sync with the nodes, until
+// ctx ends or an error occurs. Changes by other programs are repaired when the kernel reports them.
+// Everything remains when Run returns, so that traffic continues without the agent.
 func (r *Routes) Run(ctx context.Context) error {
 	tick := time.NewTicker(lookAgain)
 	defer tick.Stop()
@@ -68,7 +70,7 @@ func (r *Routes) Run(ctx context.Context) error {
 	}
 }
 
-// keep does Run's work for as long as the kernel tells of changes. It returns nil when it no longer does.
+// keep does the work of Run until the subscription to kernel events ends, and then returns nil.
 func (r *Routes) keep(ctx context.Context, changes <-chan map[string]struct{}, tick <-chan time.Time) error {
 	var replaced <-chan struct{}
 	if r.OwnKey != nil {
@@ -86,10 +88,10 @@ func (r *Routes) keep(ctx context.Context, changes <-chan map[string]struct{}, t
 		err := r.sync(ctx, foreign)
 		if gone := errors.Is(err, unix.ENODEV); gone && !vanished {
 			vanished = true
-			continue // somebody took an interface away meanwhile
+			continue // another program removed an interface during the sync
 		}
 		if ctx.Err() != nil {
-			return ctx.Err() // what was cut off by that very end, as nft is, says nothing
+			return ctx.Err() // the error is only caused by the end of ctx, which also stops nft
 		}
 		if vanished = false; err != nil {
 			return err
@@ -103,7 +105,7 @@ func (r *Routes) keep(ctx context.Context, changes <-chan map[string]struct{}, t
 					return ctx.Err()
 				}
 				_, peers := kinds["Peer"]
-				_, own := kinds["Node"] // which may have got addresses for pods
+				_, own := kinds["Node"] // the node may have received pod ranges
 				relevant = peers || own
 			case <-damage:
 				relevant = true
@@ -118,7 +120,7 @@ func (r *Routes) keep(ctx context.Context, changes <-chan map[string]struct{}, t
 	}
 }
 
-// sync brings the kernel to what the view shows now.
+// sync programs the current layout in the kernel.
 func (r *Routes) sync(ctx context.Context, foreign bool) error {
 	layout, links := Layout{}, map[string]bool{}
 	if !foreign {
@@ -146,9 +148,9 @@ func (r *Routes) sync(ctx context.Context, foreign bool) error {
 	if told := strings.Join(problems, "; "); told != r.Unreached() {
 		r.problems.Store(&told)
 		if told != "" {
-			r.Log.Warn("pods of some nodes are not reached", "why", told)
+			r.Log.Warn("the pods of some nodes are not reachable", "why", told)
 		} else {
-			r.Log.Info("pods of all nodes are reached again")
+			r.Log.Info("the pods of all nodes are reachable again")
 		}
 	}
 	return nil
@@ -170,7 +172,8 @@ func (r *Routes) plan() (Layout, map[string]bool, error) {
 	return Plan(s), names, s.Overlap()
 }
 
-// Unreached says of which nodes the pods are not reached, and why, as far as is known; "" when all are.
+// Unreached states the nodes whose pods are not reachable and the reasons; "" = all pods are
+// reachable.
 func (r *Routes) Unreached() string {
 	if p := r.problems.Load(); p != nil {
 		return *p
@@ -178,28 +181,28 @@ func (r *Routes) Unreached() string {
 	return ""
 }
 
-// MTU is that of pods' interfaces, 0 where it follows from nothing.
+// MTU returns the MTU of pod interfaces, or 0 if it is unknown.
 func (r *Routes) MTU() int {
 	if l := r.laid.Load(); l != nil {
 		return l.layout.MTU
 	}
-	l, _, err := r.plan() // a pod is faster than the first sync
+	l, _, err := r.plan() // a pod may start before the first sync
 	if err != nil {
 		return 0
 	}
 	return l.MTU
 }
 
-// Remove takes away what leads to other nodes' pods, and the bridge of the own ones unless some are on it: for a node that
-// leaves its cluster.
+// Remove removes all routes, tunnels and rules for the pod network, for a node that leaves its
+// cluster. It removes the bridge only if no pods are attached to it.
 func Remove(ctx context.Context) error {
 	if _, err := install(Layout{}); err != nil {
-		return fmt.Errorf("removing what leads to other nodes' pods: %w", err)
+		return fmt.Errorf("removing the routes to other nodes' pods: %w", err)
 	}
 	return errors.Join(new(source).sync(ctx, rules{}), removeSenders(ctx), removeBridge())
 }
 
-// encryption is with the key as it is now.
+// encryption returns the encryption settings with the current key.
 func (r *Routes) encryption() Encryption {
 	e := r.Encryption
 	if r.OwnKey != nil {

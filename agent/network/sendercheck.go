@@ -28,37 +28,38 @@ import (
 	"keelson.dev/keelson/internal/nftables"
 )
 
-// The bounds of the sender check in time.
+// Intervals of the sender check.
 const (
-	sendersLook = 5 * time.Second  // between checks of whether anybody changed nftables
+	sendersLook = 5 * time.Second  // between checks for changes of nftables by other programs
 	portsLook   = 30 * time.Second // between repairs of the bridge's ports and forwarding entries
 )
 
-// senderCheck keeps the rules by which a pod of Keelson's own network sends under its own addresses alone, and the bridge's
-// forwarding entries, which the bridge does not learn from such pods.
+// senderCheck maintains the rules that allow a pod of Keelson's own network to send only from its
+// own addresses. It also maintains the bridge's forwarding entries, which the bridge does not learn
+// from such pods.
 type senderCheck struct {
-	recorded func() map[string]podPort // the pods that are attached, by sandbox, also those of an earlier process
+	recorded func() map[string]podPort // returns the attached pods by sandbox, including those of an earlier process
 	log      *slog.Logger
-	wake     chan struct{} // of run: a pod is gone
+	wake     chan struct{} // wakes maintain after a pod was removed
 
 	mu      sync.Mutex
-	want    map[string]podPort // by sandbox; nil: recorded was not read yet
-	version uint64             // of want
+	want    map[string]podPort // by sandbox; nil: recorded has not been called yet
+	version uint64             // version of wanted
 
 	write   sync.Mutex // held while the kernel is changed or read
 	nft     knftables.Interface
 	applied map[string]map[string]bool
-	shown   uint64 // the version that the kernel has
-	built   bool   // the table is as applied
-	seen    uint32 // the generation of nftables in which it was
-	rules   string // digest of the rules, as the kernel listed them then
+	shown   uint64 // version that the kernel has
+	built   bool   // the table contains applied
+	seen    uint32 // ruleset generation at the last successful check
+	rules   string // digest of the rules at that check
 }
 
 func newSenderCheck(recorded func() map[string]podPort, log *slog.Logger) *senderCheck {
 	return &senderCheck{recorded: recorded, log: log, wake: make(chan struct{}, 1)}
 }
 
-// load reads the attachments of an earlier process once. The lock mu is held.
+// load calls recorded once. The caller holds mu.
 func (s *senderCheck) load() {
 	if s.want == nil {
 		s.want = s.recorded()
@@ -66,7 +67,7 @@ func (s *senderCheck) load() {
 	}
 }
 
-// admit returns once the kernel checks what the pod of a sandbox sends.
+// admit returns once the kernel checks the packets that the sandbox's pod sends.
 func (s *senderCheck) admit(ctx context.Context, sandbox string, p podPort) error {
 	s.mu.Lock()
 	s.load()
@@ -76,7 +77,7 @@ func (s *senderCheck) admit(ctx context.Context, sandbox string, p podPort) erro
 	return errors.Join(s.sync(ctx), fitPort(p))
 }
 
-// forget has run remove what belongs to a sandbox.
+// forget removes a sandbox; maintain then removes its rules.
 func (s *senderCheck) forget(sandbox string) {
 	s.mu.Lock()
 	s.load()
@@ -91,7 +92,7 @@ func (s *senderCheck) forget(sandbox string) {
 	}
 }
 
-// sync brings the table to the wanted state. Callers that wait for each other share a transaction.
+// sync brings the table to the wanted state. Concurrent callers share a transaction.
 func (s *senderCheck) sync(ctx context.Context) error {
 	s.write.Lock()
 	defer s.write.Unlock()
@@ -105,7 +106,7 @@ func (s *senderCheck) sync(ctx context.Context) error {
 	if s.nft == nil {
 		nft, err := knftables.New(knftables.BridgeFamily, SenderTable)
 		if err != nil {
-			return fmt.Errorf("checking the addresses under which pods send: %w: install nft and a kernel with the bridge family "+
+			return fmt.Errorf("enforcing the source addresses of pods: %w: install nft and a kernel with the bridge family "+
 				"of nf_tables (CONFIG_NF_TABLES_BRIDGE), or exempt all namespaces: --source-check-exempt-namespaces=*", err)
 		}
 		s.nft = nft
@@ -120,18 +121,19 @@ func (s *senderCheck) sync(ctx context.Context) error {
 			s.applied, s.shown = elements, version
 			return nil
 		}
-		s.built = false // somebody changed the table meanwhile
+		s.built = false // another program changed the table
 	}
 	tx := s.nft.NewTransaction()
 	buildSenders(tx, want)
 	if err := s.nft.Run(ctx, tx); err != nil {
-		return fmt.Errorf("checking the addresses under which pods send: %w", err)
+		return fmt.Errorf("enforcing the source addresses of pods: %w", err)
 	}
 	s.applied, s.shown, s.built, s.rules, s.seen = elements, version, true, "", 0
 	return nil
 }
 
-// run repairs rules, ports and forwarding entries until ctx ends or that fails. All of them stay when it ends.
+// run repairs rules, ports and forwarding entries until ctx ends or an error occurs. They remain
+// when it returns.
 func (s *senderCheck) run(ctx context.Context) error {
 	look, ports := time.NewTicker(sendersLook), time.NewTicker(portsLook)
 	defer look.Stop()
@@ -159,7 +161,8 @@ func (s *senderCheck) run(ctx context.Context) error {
 	}
 }
 
-// inspect has sync build the table again where it is not as it was written.
+// inspect compares the table with the last state that was written. If they differ, the next sync
+// rebuilds the table.
 func (s *senderCheck) inspect(ctx context.Context) error {
 	s.write.Lock()
 	defer s.write.Unlock()
@@ -174,10 +177,10 @@ func (s *senderCheck) inspect(ctx context.Context) error {
 		err = sendersDiffer(elements, s.applied)
 	}
 	if err == nil && s.rules != "" && rules != s.rules {
-		err = errors.New("it has other rules than were made")
+		err = errors.New("its rules differ from those that were written")
 	}
 	if err != nil && ctx.Err() == nil {
-		s.log.Warn("the nftables table "+SenderTable+" was changed by another program and is built again: does something flush nftables?",
+		s.log.Warn("the nftables table "+SenderTable+" was changed by another program and is rebuilt: does something flush nftables?",
 			"err", err)
 		s.built = false
 		return nil
@@ -208,7 +211,7 @@ func listSenders(ctx context.Context) (elements map[string]map[string]bool, rule
 	return parseSenders(raw)
 }
 
-// parseSenders reads the JSON that nft prints of the table.
+// parseSenders parses the JSON output of nft for the table.
 func parseSenders(raw []byte) (elements map[string]map[string]bool, rules string, err error) {
 	var listed struct {
 		Nftables []struct {
@@ -243,7 +246,7 @@ func parseSenders(raw []byte) (elements map[string]map[string]bool, rules string
 	return elements, hex.EncodeToString(digest.Sum(nil)), nil
 }
 
-// keepPorts repairs the bridge's ports, its forwarding entries, and the settings of the bridge itself.
+// keepPorts repairs the bridge's ports, its forwarding entries and the settings of the bridge.
 func (s *senderCheck) keepPorts() error {
 	s.mu.Lock()
 	s.load()
@@ -256,8 +259,8 @@ func (s *senderCheck) keepPorts() error {
 	return errors.Join(errs...)
 }
 
-// fitPort turns the port's learning off and gives the bridge a forwarding entry for the pod, which no frame moves to another
-// port. A port that no longer exists is no error.
+// fitPort disables learning on the port and adds a sticky forwarding entry for the pod, which no
+// frame can move to another port. A missing port is not an error.
 func fitPort(p podPort) error {
 	link, err := netlink.LinkByName(p.Name)
 	if err != nil || link.Attrs().MasterIndex == 0 {
@@ -278,7 +281,8 @@ func fitPort(p podPort) error {
 	return nil
 }
 
-// refuseRedirects has the bridge ignore ICMP redirects and router advertisements, which only a pod could send there.
+// refuseRedirects makes the bridge ignore ICMP redirects and router advertisements. On the bridge,
+// only pods could send them.
 func refuseRedirects() error {
 	if _, err := netlink.LinkByName(cni.Bridge); err != nil {
 		return nil
@@ -287,10 +291,10 @@ func refuseRedirects() error {
 		"/proc/sys/net/ipv6/conf/" + cni.Bridge + "/accept_redirects", "/proc/sys/net/ipv6/conf/" + cni.Bridge + "/accept_ra"} {
 		raw, err := os.ReadFile(path)
 		if errors.Is(err, os.ErrNotExist) || err == nil && strings.TrimSpace(string(raw)) == "0" {
-			continue // the kernel has no IPv6, or the setting is right
+			continue // the kernel has no IPv6, or the setting is correct
 		}
 		if err := os.WriteFile(path, []byte("0"), 0o644); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return fmt.Errorf("having bridge %s ignore redirects: %w", cni.Bridge, err)
+			return fmt.Errorf("disabling ICMP redirects on bridge %s: %w", cni.Bridge, err)
 		}
 	}
 	return nil
@@ -300,7 +304,7 @@ func refuseRedirects() error {
 func removeSenders(ctx context.Context) error {
 	nft, err := knftables.New(knftables.BridgeFamily, SenderTable)
 	if err != nil {
-		return nil // without nftables there is no table
+		return nil // without nftables the table does not exist
 	}
 	ctx, cancel := context.WithTimeout(ctx, nftLimit)
 	defer cancel()
@@ -313,7 +317,7 @@ func removeSenders(ctx context.Context) error {
 	return nil
 }
 
-// portOf returns the port that the bridge plugin made, by the result of its ADD.
+// portOf returns the port that the bridge plugin created, from the result of ADD.
 func portOf(res types.Result) (p podPort, ok bool) {
 	result, err := types100.GetResult(res)
 	if err != nil {
@@ -335,10 +339,11 @@ func portOf(res types.Result) (p podPort, ok bool) {
 	return p, p.Name != "" && p.MAC != ""
 }
 
-// recordedPorts are the ports of the pods that are attached to our own network, by sandbox, as the cache has them.
+// recordedPorts returns the ports of all pods attached to Keelson's own network, by sandbox, from
+// the cache.
 func (n *Network) recordedPorts() map[string]podPort {
 	out := map[string]podPort{}
-	attached, _ := n.remembered("") // what cannot be read has no port
+	attached, _ := n.remembered("") // unreadable records have no port
 	for _, a := range attached {
 		if a.list.Name != cni.Name {
 			continue
@@ -359,16 +364,16 @@ func (n *Network) recordedPorts() map[string]podPort {
 	return out
 }
 
-// exempt reports whether the pods of a namespace may send under any address.
+// exempt reports whether the pods of a namespace may send from any address.
 func (n *Network) exempt(namespace string) bool {
 	return slices.Contains(n.cfg.SourceExempt, namespace) || n.unchecked()
 }
 
-// unchecked reports whether the pods of no namespace are checked.
+// unchecked reports whether the pods of all namespaces are exempt.
 func (n *Network) unchecked() bool { return slices.Contains(n.cfg.SourceExempt, "*") }
 
-// checkSender returns once the kernel checks under which addresses a pod of our own network sends, unless its namespace is
-// exempt.
+// checkSender returns once the kernel checks the source addresses of a pod on Keelson's own
+// network. It adds no check if the pod's namespace is exempt.
 func (n *Network) checkSender(ctx context.Context, sandbox, namespace string, res types.Result) error {
 	p, ok := portOf(res)
 	if !ok {
@@ -384,8 +389,8 @@ func (n *Network) checkSender(ctx context.Context, sandbox, namespace string, re
 	return n.senders.admit(ctx, sandbox, p)
 }
 
-// KeepSenders repairs the check of the addresses under which pods send until ctx ends or that fails. What it keeps stays
-// when it ends.
+// KeepSenders maintains the check of source addresses until ctx ends or an error occurs. The rules
+// remain when it returns.
 func (n *Network) KeepSenders(ctx context.Context) error {
 	if n.unchecked() {
 		if err := removeSenders(ctx); err != nil {

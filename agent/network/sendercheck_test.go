@@ -26,7 +26,7 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-const frameLimit = 20 * time.Second // for a frame that has to arrive
+const frameLimit = 20 * time.Second // for a frame that must arrive
 
 // station is a sandbox with a raw socket on its eth0.
 type station struct {
@@ -40,7 +40,7 @@ type station struct {
 	local netip.Addr
 }
 
-// dual has h attach pods with addresses of both families.
+// dual makes h attach pods with addresses of both families.
 func (h *host) dual(exempt ...string) {
 	c := h.Network.cfg
 	c.SourceExempt = exempt
@@ -112,8 +112,8 @@ func (s *station) send(frame []byte) {
 	}
 }
 
-// reaches reports whether a frame of s arrives at another station. A datagram that may be sent follows the frame, which is
-// lost when the datagram arrives first.
+// reaches reports whether a frame of s arrives at another station. A permitted datagram follows the
+// frame; if it arrives first, the frame was dropped.
 func (s *station) reaches(to *station, frame []byte) (arrived bool) {
 	s.Helper()
 	s.seq++
@@ -127,7 +127,7 @@ func (s *station) reaches(to *station, frame []byte) (arrived bool) {
 		}
 		got := buffer[:n]
 		switch {
-		case n < 14 || bytes.Equal(got[6:12], to.mac): // sent by the receiver, as an answer
+		case n < 14 || bytes.Equal(got[6:12], to.mac): // sent by the receiver as an answer
 		case bytes.HasSuffix(got, []byte(last)):
 			return arrived
 		case bytes.HasSuffix(frame, got[14:]) || bytes.HasPrefix(got[14:], frame[14:]): // a VLAN tag may be missing
@@ -171,7 +171,7 @@ func udpPacket(from, to netip.Addr, text string) []byte {
 	return append(ip, udp...)
 }
 
-// packet6 returns an IPv6 packet whose payload has its checksum at a byte.
+// packet6 returns an IPv6 packet whose payload has its checksum at offset sum.
 func packet6(from, to netip.Addr, proto, hops byte, payload []byte, sum int) []byte {
 	ip := append(append([]byte{0x60, 0, 0, 0, 0, byte(len(payload)), proto, hops}, from.AsSlice()...), to.AsSlice()...)
 	pseudo := append(append([]byte{}, ip[8:]...), 0, 0, 0, byte(len(payload)), 0, 0, 0, proto)
@@ -207,8 +207,9 @@ func neighbor(target netip.Addr, option byte, mac net.HardwareAddr) []byte {
 	return body
 }
 
-// F107: a pod sends under its own hardware address and its own addresses alone. What it sends under another pod's, the node's or
-// an unused address does not arrive, in IP of both families, ARP and neighbor discovery, with a VLAN tag and without.
+// F107: a pod can send only with its own hardware address and its own IP addresses. Packets with
+// the addresses of another pod, of the node or unused ones do not arrive: IP of both families, ARP
+// and neighbor discovery, with and without a VLAN tag.
 func TestPodsSendAsThemselves(t *testing.T) {
 	onHost(t, func(h *host) {
 		h.dual("routers")
@@ -261,7 +262,8 @@ func TestPodsSendAsThemselves(t *testing.T) {
 				t.Errorf("%s: arrives %v, want %v", name, got, c.want)
 			}
 		}
-		// A pod of an exempt namespace sends under any address, and one of another namespace does not send as it.
+		// A pod of an exempt namespace may send from any address; other pods cannot send with that
+		// pod's addresses.
 		if !router.reaches(b, udpFrame(b.mac, router.mac, unused, b.four, "marked")) {
 			t.Error("a pod of an exempt namespace cannot send under another address")
 		}
@@ -276,8 +278,8 @@ func TestPodsSendAsThemselves(t *testing.T) {
 	})
 }
 
-// forwarding checks the bridge's forwarding entries: one for each pod that stays where it is, and none learned from a pod that
-// is checked.
+// forwarding checks the bridge's forwarding entries: each pod has one sticky entry, and none is
+// learned from a checked pod.
 func (h *host) forwarding(t *testing.T, checked, exempt *station) {
 	t.Helper()
 	foreign := net.HardwareAddr{2, 0xaa, 0, 0, 0, 1}
@@ -313,7 +315,7 @@ func (h *host) forwarding(t *testing.T, checked, exempt *station) {
 	}
 }
 
-// senderState is what nft lists of the table.
+// senderState returns the listing of the table by nft.
 func (h *host) senderState() string {
 	out, err := exec.Command("nft", "list", "table", "bridge", SenderTable).CombinedOutput()
 	if err != nil {
@@ -322,8 +324,8 @@ func (h *host) senderState() string {
 	return string(out)
 }
 
-// F107: the check of senders belongs to the pod: another process finds it, repairs what another program changed, and
-// removes it with the pod.
+// F107: the sender check belongs to the pod: another agent process takes it over, repairs changes
+// by other programs, and removes it with the pod.
 func TestSendersAreKept(t *testing.T) {
 	onHost(t, func(h *host) {
 		h.dual()
@@ -354,7 +356,7 @@ func TestSendersAreKept(t *testing.T) {
 			"flushed chain":   {"flush", "chain", "bridge", SenderTable, "from-4"},
 			"first rule":      {"insert", "rule", "bridge", SenderTable, "from-pod", "accept"},
 		} {
-			// A look before the damage, as the running check makes one every few seconds.
+			// A check before the damage, as the running agent makes one every few seconds.
 			if err := h.senders.inspect(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -386,7 +388,7 @@ func TestSendersAreKept(t *testing.T) {
 	})
 }
 
-// portOfStation returns the node's end of a station's veth pair.
+// portOfStation returns the host's end of a station's veth pair.
 func (h *host) portOfStation(s *station) string {
 	for _, p := range h.recordedPorts() {
 		if p.MAC == s.mac.String() {
@@ -397,7 +399,7 @@ func (h *host) portOfStation(s *station) string {
 	return ""
 }
 
-// F107: the running check repairs the table without a call, and its rules stay when it ends.
+// F107: the running check repairs the table without a call, and its rules remain when it ends.
 func TestSendersAreRepairedWhileTheyRun(t *testing.T) {
 	onHost(t, func(h *host) {
 		h.dual()
@@ -447,7 +449,8 @@ func TestBridgeIgnoresRedirects(t *testing.T) {
 	})
 }
 
-// F109: with all namespaces exempt, and with another network's configuration, there is no table.
+// F109: if all namespaces are exempt, or with another network's configuration, the table does not
+// exist.
 func TestSendersOfOthersAreNotChecked(t *testing.T) {
 	onHost(t, func(h *host) {
 		h.dual("*")
@@ -472,7 +475,7 @@ func TestSendersOfOthersAreNotChecked(t *testing.T) {
 	})
 }
 
-// onThread runs f on a thread of its own in a network namespace.
+// onThread runs f on a new thread in a network namespace.
 func onThread(ns netns.NsHandle, f func()) {
 	runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 	if err := netns.Set(ns); err != nil {

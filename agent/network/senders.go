@@ -11,22 +11,24 @@ import (
 	"sigs.k8s.io/knftables"
 )
 
-// SenderTable is the name of the nftables table, in the bridge family, that checks under which addresses pods send.
+// SenderTable is the name of the nftables table, in the bridge family, that checks the source
+// addresses of pods.
 const SenderTable = "keelson-senders"
 
-// senderPriority is before br_netfilter (0), which passes a frame to the rules for IP.
+// senderPriority is lower than that of br_netfilter (0), which passes frames to the IP rules.
 const senderPriority = "-310"
 
-// podPort is the node's end of a pod's veth pair, and what the pod may send under.
+// podPort is the host's end of a pod's veth pair and the addresses from which the pod may send.
 type podPort struct {
-	Name      string // of the interface
-	MAC       string // of the pod's end
+	Name      string // name of the interface
+	MAC       string // MAC address of the pod's end
 	Addresses []netip.Addr
-	// Exempt pods may send under any address, and the bridge learns hardware addresses from them.
+	// Exempt pods may send from any address, and the bridge learns MAC addresses from their ports.
 	Exempt bool
 }
 
-// linkLocal returns the link-local address that the kernel derives from a hardware address (RFC 4291, appendix A).
+// linkLocal returns the link-local address that the kernel derives from a MAC address (RFC 4291,
+// appendix A).
 func linkLocal(text string) (netip.Addr, bool) {
 	mac, err := net.ParseMAC(text)
 	if err != nil || len(mac) != 6 {
@@ -35,7 +37,8 @@ func linkLocal(text string) (netip.Addr, bool) {
 	return netip.AddrFrom16([16]byte{0xfe, 0x80, 8: mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5]}), true
 }
 
-// The sets of the table. Each element is the name of a port, and what the pod there may send under.
+// The sets of the table. Each element is a port's name, followed by an address from which its pod
+// may send.
 const (
 	setPorts      = "ports"
 	setMACs       = "macs"
@@ -49,11 +52,11 @@ var senderSets = []knftables.Set{
 	{Name: setMACs, Type: "ifname . ether_addr"},
 	{Name: setAddresses4, Type: "ifname . ipv4_addr"},
 	{Name: setAddresses6, Type: "ifname . ipv6_addr"},
-	// nft 1.0.6 has no name for the target address of neighbor discovery.
+	// nft 1.0.6 has no keyword for the target address of neighbor discovery.
 	{Name: setTargets, TypeOf: "iifname . @th,64,128"},
 }
 
-// The counters of the table: one for each reason to drop a frame.
+// The counters of the table, one per reason for dropping a frame.
 const (
 	dropsMAC     = "other-mac"
 	dropsAddress = "other-address"
@@ -68,14 +71,15 @@ var senderCounters = []string{dropsMAC, dropsAddress, dropsARP, dropsND, dropsRo
 // senderChain is a chain of the table with its rules.
 type senderChain struct {
 	name  string
-	base  bool // the kernel calls it for each frame that enters a bridge
+	base  bool // a base chain, which the kernel calls for each frame that enters a bridge
 	rules []string
 }
 
 func dropAs(counter string) string { return "counter name " + counter + " drop" }
 
-// senderChains are the rules, in an order in which each chain exists before a rule names it. Only the three ethertypes that
-// the rules inspect pass: a VLAN tag with identifier 0 would otherwise hide a packet from them.
+// senderChains are the chains, ordered so that each chain precedes the rules that refer to it. Only
+// the three EtherTypes that the rules inspect are accepted. Otherwise a VLAN tag with ID 0 could
+// hide a packet from the rules.
 var senderChains = []senderChain{
 	{name: "from-arp", rules: []string{
 		"arp htype 1 arp ptype ip arp hlen 6 arp plen 4 iifname . arp saddr ether @" + setMACs + " iifname . arp saddr ip @" +
@@ -106,7 +110,7 @@ var senderChains = []senderChain{
 	{name: "received", base: true, rules: []string{"iifname @" + setPorts + " goto from-pod"}},
 }
 
-// senderElements are the elements of each set for these pods, as knftables joins them: parts with " . " between.
+// senderElements returns the elements of each set for the pods, with their parts joined by " . ".
 func senderElements(ports map[string]podPort) map[string]map[string]bool {
 	out := map[string]map[string]bool{}
 	for _, s := range senderSets {
@@ -134,10 +138,11 @@ func senderElements(ports map[string]podPort) map[string]map[string]bool {
 	return out
 }
 
-// buildSenders adds to tx what replaces the table, whatever it contains, by one for these pods. No frame passes between.
+// buildSenders adds the operations that replace the table, whatever it contains, by the table for
+// the pods. The transaction is atomic: no frame passes unchecked.
 func buildSenders(tx *knftables.Transaction, ports map[string]podPort) {
 	table := &knftables.Table{Comment: knftables.PtrTo("Keelson: addresses under which pods send")}
-	tx.Add(table) // the table has to exist for Delete
+	tx.Add(table) // Delete requires that the table exists
 	tx.Delete(&knftables.Table{})
 	tx.Add(table)
 	for _, s := range senderSets {
@@ -160,8 +165,8 @@ func buildSenders(tx *knftables.Transaction, ports map[string]podPort) {
 	}
 }
 
-// changeSenders adds to tx what turns the elements of one state into those of another. A port is checked from the moment at
-// which its name is in the set of ports, which is in the same transaction as the rest.
+// changeSenders adds the operations that change the elements from one state to another. A port is
+// checked from the moment its name is in the set of ports, which is part of the same transaction.
 func changeSenders(tx *knftables.Transaction, from, to map[string]map[string]bool) {
 	for _, s := range senderSets {
 		for _, e := range slices.Sorted(maps.Keys(from[s.Name])) {

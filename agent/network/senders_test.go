@@ -20,7 +20,7 @@ func portsOf(count int) map[string]podPort {
 	return out
 }
 
-// The link-local address of a pod follows from its hardware address as the kernel derives it.
+// The link-local address of a pod is derived from its hardware address as the kernel does it.
 func TestLinkLocalOfAPod(t *testing.T) {
 	for mac, want := range map[string]string{"02:00:00:00:00:01": "fe80::ff:fe00:1", "aa:bb:cc:dd:ee:ff": "fe80::a8bb:ccff:fedd:eeff"} {
 		if got, ok := linkLocal(mac); !ok || got.String() != want {
@@ -34,8 +34,8 @@ func TestLinkLocalOfAPod(t *testing.T) {
 	}
 }
 
-// F107: each pod may send under its hardware address, its addresses of both families and its link-local address, and under
-// no other. The table has nothing of pods that are exempt.
+// F107: each pod may send with its hardware address, its addresses of both families and its
+// link-local address, and no others. The table contains nothing about exempt pods.
 func TestElementsOfSenders(t *testing.T) {
 	ports := portsOf(1)
 	exempt := portsOf(2)["sandbox1"]
@@ -59,7 +59,8 @@ func TestElementsOfSenders(t *testing.T) {
 	}
 }
 
-// F107: a change adds and removes the elements of the pods that came and went, and nothing else; no change writes nothing.
+// F107: a change adds and removes the elements of added and removed pods only. Without a change,
+// nothing is written.
 func TestSendersChangeByPod(t *testing.T) {
 	fake := knftables.NewFake(knftables.BridgeFamily, SenderTable)
 	build := fake.NewTransaction()
@@ -91,7 +92,7 @@ func TestSendersChangeByPod(t *testing.T) {
 	}
 }
 
-// F107: callers that come while a transaction runs share the next one.
+// F107: callers that arrive while a transaction runs share the next one.
 func TestSendersShareATransaction(t *testing.T) {
 	s := newSenderCheck(func() map[string]podPort { return portsOf(2) }, slog.New(slog.DiscardHandler))
 	counted := &countedRuns{Interface: knftables.NewFake(knftables.BridgeFamily, SenderTable)}

@@ -15,7 +15,8 @@ import (
 	"keelson.dev/keelson/cni"
 )
 
-// canShape refuses a limit of bandwidth that a network of somebody else would not keep.
+// canShape returns an error if the request has a bandwidth limit that the third-party network would
+// not enforce.
 func canShape(list *libcni.NetworkConfigList, r agent.NetworkRequest) error {
 	if r.Ingress == 0 && r.Egress == 0 || list.Name == cni.Name {
 		return nil
@@ -25,11 +26,12 @@ func canShape(list *libcni.NetworkConfigList, r agent.NetworkRequest) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("network %q: pod %s/%s asks for limits of bandwidth, and no plugin of the network has the capability bandwidth: "+
-		"add the bandwidth plugin to its configuration, or take the pod's annotations away", list.Name, r.Namespace, r.Name)
+	return fmt.Errorf("network %q: pod %s/%s requests bandwidth limits, and no plugin of the network has the capability bandwidth: "+
+		"add the bandwidth plugin to its configuration, or remove the pod's annotations", list.Name, r.Namespace, r.Name)
 }
 
-// shape limits what a sandbox of our own network receives, at the host's end of its cable, and what it sends, at its own.
+// shape limits the bandwidth of a sandbox on Keelson's own network. Ingress is limited at the
+// host's end of the veth pair, egress at the sandbox's end.
 func (n *Network) shape(res types.Result, r agent.NetworkRequest) error {
 	if r.Ingress == 0 && r.Egress == 0 {
 		return nil
@@ -42,14 +44,14 @@ func (n *Network) shape(res types.Result, r agent.NetworkRequest) error {
 		for _, i := range result.Interfaces {
 			if l, err := netlink.LinkByName(i.Name); i.Sandbox == "" && err == nil && l.Type() == "veth" {
 				if err := limit(nil, l, r.Ingress); err != nil {
-					return fmt.Errorf("limiting what pod %s/%s receives to %d bit/s: %w", r.Namespace, r.Name, r.Ingress, err)
+					return fmt.Errorf("limiting the ingress bandwidth of pod %s/%s to %d bit/s: %w", r.Namespace, r.Name, r.Ingress, err)
 				}
 			}
 		}
 	}
 	if r.Egress > 0 {
 		if err := limitInside(r.NetNS, r.Egress); err != nil {
-			return fmt.Errorf("limiting what pod %s/%s sends to %d bit/s: %w", r.Namespace, r.Name, r.Egress, err)
+			return fmt.Errorf("limiting the egress bandwidth of pod %s/%s to %d bit/s: %w", r.Namespace, r.Name, r.Egress, err)
 		}
 	}
 	return nil
@@ -73,16 +75,17 @@ func limitInside(path string, rate int64) error {
 	return limit(h, l, rate)
 }
 
-// The limits of a token bucket: packets wait a quarter of a second at most, and as much as a packet of any size passes at once.
+// Parameters of the token bucket: a packet waits at most a quarter of a second, and the bucket
+// admits a packet of any size.
 const (
 	queueMicros = 250_000
-	leastBurst  = 128 << 10 // bytes: segments that the kernel has not cut yet are up to 64 KiB
+	leastBurst  = 128 << 10 // bytes; segments before segmentation offload have up to 64 KiB
 )
 
-// limit gives a link a token bucket of so many bits a second.
+// limit sets a token bucket filter with the given rate (bits per second) on a link.
 func limit(h *netlink.Handle, l netlink.Link, rate int64) error {
 	bytes := uint64(max(rate/8, 1))
-	burst := uint32(min(max(bytes/100, leastBurst), 1<<30)) // of 10 ms
+	burst := uint32(min(max(bytes/100, leastBurst), 1<<30)) // 10 ms at the given rate
 	tbf := &netlink.Tbf{
 		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT},
 		Rate:       bytes, Buffer: netlink.Xmittime(bytes, burst),
@@ -94,7 +97,7 @@ func limit(h *netlink.Handle, l netlink.Link, rate int64) error {
 	}
 	if err := replace(tbf); err != nil {
 		if errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("%w: this kernel has no token buckets: load them with 'modprobe sch_tbf'", err)
+			return fmt.Errorf("%w: this kernel has no token bucket filter: load it with 'modprobe sch_tbf'", err)
 		}
 		return err
 	}

@@ -13,33 +13,35 @@ import (
 	"keelson.dev/keelson/cni"
 )
 
-// tunnelTable has the rules that belong to a tunnel.
+// tunnelTable is the nftables table for the rules of a tunnel.
 const tunnelTable = "keelson-tunnel"
 
-// The chains of the table. Which are there says which tunnel they are for.
+// The chains of the table. The existing chains show which tunnel the rules are for.
 const (
-	chainSource    = "source"    // of the tunnel of VXLAN
-	chainEncrypted = "encrypted" // the same of the encrypted one
-	chainGuard     = "guard"     // against what comes past the encrypted one
-	chainArrived   = "arrived"   // against what pods put into the tunnel of VXLAN at their own node
-	chainForwarded = "forwarded" // and at another one
+	chainSource    = "source"    // for VXLAN: masquerading
+	chainEncrypted = "encrypted" // for WireGuard: masquerading
+	chainGuard     = "guard"     // drops pod traffic that bypasses the encrypted tunnel
+	chainArrived   = "arrived"   // drops packets from pods to the VXLAN port of their own node
+	chainForwarded = "forwarded" // drops packets from pods to the VXLAN port of other nodes
 )
 
-// source is the rule by which the node itself speaks through the tunnel as its end of it: answers to another of its
-// addresses would come back by the links between, as a pod's packets that those may not carry. With an encrypted tunnel
-// there is a second: what a link brings from one pod to another is dropped, for it came in the clear, and from anybody.
-// With VXLAN, pods do not reach the port of the tunnel on any node: packets in it have the source that their sender writes.
+// source maintains the nftables rules of a tunnel. They masquerade the node's own packets through
+// the tunnel. Replies to another address of the node would not return through the tunnel but over
+// links that may not carry pod addresses. With WireGuard, they drop pod-to-pod packets that arrive
+// over a link, because these are unencrypted and may be forged. With VXLAN, they prevent pods from
+// reaching the tunnel port on any node, because the sender of a VXLAN packet sets its inner source
+// address.
 type source struct {
 	nft    knftables.Interface
 	is     rules
-	looked time.Time // zero: never
+	looked time.Time // zero: never checked
 }
 
-// rules are what a layout needs; the zero value is none.
+// rules are the parameters of the rules for a layout. The zero value means no rules.
 type rules struct {
-	device string // of the tunnel
-	pods   string // ranges of the cluster, with spaces between; for the guard
-	ends   string // nodes' addresses at which the tunnel of VXLAN ends, with spaces between
+	device string // interface of the tunnel
+	pods   string // the cluster's pod ranges, separated by spaces; for the guard
+	ends   string // addresses of the VXLAN ends, separated by spaces
 }
 
 func rulesOf(l Layout) rules {
@@ -71,7 +73,7 @@ func (r rules) chains() []string {
 	return nil
 }
 
-// sync makes the rules or removes them.
+// sync creates, updates or removes the rules.
 func (s *source) sync(ctx context.Context, want rules) error {
 	known := !s.looked.IsZero() && s.is == want
 	if known && (want == rules{} || time.Since(s.looked) < sourceEvery) {
@@ -83,7 +85,7 @@ func (s *source) sync(ctx context.Context, want rules) error {
 			return fmt.Errorf("the tunnel needs nftables: %w: install nft and a kernel with nf_tables", err)
 		}
 		if err != nil {
-			return nil // then there never was a rule
+			return nil // rules were never created
 		}
 		s.nft = nft
 	}
@@ -91,10 +93,11 @@ func (s *source) sync(ctx context.Context, want rules) error {
 	defer cancel()
 	chains, err := s.nft.List(ctx, "chains")
 	if err != nil {
-		chains = nil // there is no such table
+		chains = nil // the table does not exist
 	}
 	slices.Sort(chains)
-	// Ranges do not follow from chains: those of an agent before this one are written anew.
+	// Chain names do not show the ranges. The rules of an earlier agent process are therefore
+	// rewritten.
 	if same := slices.Equal(chains, want.chains()); !same || want.pods+want.ends != "" && !known {
 		if err := s.nft.Run(ctx, s.change(want)); err != nil {
 			return fmt.Errorf("rules of the tunnel: %w", err)
@@ -107,7 +110,7 @@ func (s *source) sync(ctx context.Context, want rules) error {
 func (s *source) change(want rules) *knftables.Transaction {
 	tx := s.nft.NewTransaction()
 	table := &knftables.Table{Comment: knftables.PtrTo("Keelson pod network")}
-	tx.Add(table) // so that there is one to delete
+	tx.Add(table) // Delete requires that the table exists
 	tx.Delete(&knftables.Table{})
 	if want == (rules{}) {
 		return tx
@@ -130,7 +133,7 @@ func (s *source) change(want rules) *knftables.Transaction {
 	for text := range strings.FieldsSeq(want.pods) {
 		pods, err := netip.ParsePrefix(text)
 		if err != nil {
-			continue // it was one
+			continue // cannot happen: the text was created from a prefix
 		}
 		ip := "ip"
 		if pods.Addr().Is6() {
@@ -142,7 +145,8 @@ func (s *source) change(want rules) *knftables.Transaction {
 	return tx
 }
 
-// closeTunnel adds the rules by which pods do not reach the port of the tunnel, after Services have changed destinations.
+// closeTunnel adds the rules that prevent pods from reaching the tunnel port. They apply after
+// Service rules have changed the destination.
 func (s *source) closeTunnel(tx *knftables.Transaction, want rules,
 	chain func(string, knftables.BaseChainType, knftables.BaseChainHook, knftables.BaseChainPriority)) {
 	from := fmt.Sprintf("iifname %s udp dport %d", cni.Bridge, tunnelPort)

@@ -16,7 +16,7 @@ import (
 	"keelson.dev/keelson/cni"
 )
 
-// note remembers that a sandbox is this process's to keep, or is no more.
+// note records whether a sandbox is attached by this process.
 func (n *Network) note(id string, attached bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -27,17 +27,18 @@ func (n *Network) note(id string, attached bool) {
 	}
 }
 
-// asAttached is a configuration and the arguments with which a sandbox was attached.
+// asAttached is the configuration and the arguments with which a sandbox was attached.
 type asAttached struct {
 	list *libcni.NetworkConfigList
 	rt   *libcni.RuntimeConf
 }
 
-// remembered returns how a sandbox was attached; empty when the cache knows nothing of it.
+// remembered returns the attachments of a sandbox from libcni's cache. An empty id selects all
+// sandboxes.
 func (n *Network) remembered(id string) ([]asAttached, error) {
 	cached, err := n.cni.GetCachedAttachments(id)
 	if err != nil {
-		return nil, nil // there is no cache
+		return nil, nil // the cache does not exist
 	}
 	var out []asAttached
 	var errs []error
@@ -53,7 +54,7 @@ func (n *Network) remembered(id string) ([]asAttached, error) {
 	return out, errors.Join(errs...)
 }
 
-// Check verifies an attachment, with the configuration that it was made with.
+// Check verifies an attachment with the configuration that created it.
 func (n *Network) Check(ctx context.Context, r agent.NetworkRequest) error {
 	ctx, cancel := n.limited(ctx, "CHECK")
 	defer cancel()
@@ -77,7 +78,8 @@ func (n *Network) Check(ctx context.Context, r agent.NetworkRequest) error {
 	return errors.Join(errs...)
 }
 
-// unchecked says that a configuration is older than the CHECK verb: libcni answers for it with an error.
+// unchecked reports whether a configuration's CNI version is older than the CHECK verb. libcni
+// returns an error for such a version.
 func unchecked(list *libcni.NetworkConfigList) bool {
 	switch list.CNIVersion {
 	case "", "0.1.0", "0.2.0", "0.3.0", "0.3.1":
@@ -86,14 +88,14 @@ func unchecked(list *libcni.NetworkConfigList) bool {
 	return false
 }
 
-// Del detaches the sandbox with the configuration it was attached with, which the cache remembers. Where it remembers
-// none an agent may have died in the middle of an ADD: what is held under the sandbox's name is given back.
+// Del detaches the sandbox with the cached configuration of its attachment. If the cache has none,
+// an agent may have crashed during ADD; DEL is then called with the active configuration.
 func (n *Network) Del(ctx context.Context, r agent.NetworkRequest) (err error) {
 	ctx, cancel := n.limited(ctx, "DEL")
 	defer cancel()
 	n.note(r.SandboxID, false)
 	defer func() {
-		if err == nil { // otherwise the port may still exist, and its check stays with it
+		if err == nil { // after a failed DEL the port may still exist and must still be checked
 			n.senders.forget(r.SandboxID)
 		}
 	}()
@@ -114,7 +116,7 @@ func (n *Network) Del(ctx context.Context, r agent.NetworkRequest) (err error) {
 	}
 	list, err := n.list(len(portMappings(r)) > 0)
 	if err != nil {
-		return nil // without a configuration nothing was attached
+		return nil // without a configuration, nothing was attached
 	}
 	if err := n.undo(ctx, list, runtimeConf(r)); err != nil {
 		return fmt.Errorf("network %q: CNI DEL for pod %s/%s: %w", list.Name, r.Namespace, r.Name, err)
@@ -122,10 +124,11 @@ func (n *Network) Del(ctx context.Context, r agent.NetworkRequest) (err error) {
 	return nil
 }
 
-// GC releases the attachments of sandboxes that are neither kept nor attached by this process: by DEL for those that
-// the cache remembers or that hold an address of our own network (bridge and host-local have no GC verb), and by the
-// plugins' GC verb where they have one, which waits for the next time when a sandbox is being attached. So do ports of our
-// own bridge that no record names: host and sandbox lose their ends together, whoever else holds the sandbox's namespace.
+// GC releases the attachments of sandboxes that are neither in keep nor attached by this process.
+// It calls DEL for sandboxes in the cache and for those that hold an address of Keelson's own
+// network, because the bridge and host-local plugins have no GC verb. It then removes unrecorded
+// ports of Keelson's bridge, which also removes the sandbox's end, and calls the GC verb of the
+// plugins. This last step is skipped while a sandbox is being attached.
 func (n *Network) GC(ctx context.Context, keep []string) error {
 	var errs []error
 	attached, err := n.cni.GetCachedAttachments("")
@@ -133,7 +136,7 @@ func (n *Network) GC(ctx context.Context, keep []string) error {
 		errs = append(errs, fmt.Errorf("reading cached attachments: %w", err))
 	}
 	lost := n.holders()
-	wanted := n.kept(keep) // after the lists: what is in them and was not attached before this is nobody's
+	wanted := n.kept(keep) // after the lists were read: a listed sandbox that was not attached before is garbage
 	for _, a := range attached {
 		if !wanted[a.ContainerID] {
 			errs = append(errs, n.Del(ctx, agent.NetworkRequest{SandboxID: a.ContainerID, NetNS: a.NetNS}))
@@ -161,7 +164,7 @@ func (n *Network) kept(keep []string) map[string]bool {
 	return wanted
 }
 
-// collect removes ports that are nobody's, and calls the GC verb of the plugins of the configuration in force.
+// collect removes unused ports and calls the GC verb of the active configuration's plugins.
 func (n *Network) collect(ctx context.Context, keep []string) error {
 	if !n.adding.TryLock() {
 		return nil
@@ -173,7 +176,7 @@ func (n *Network) collect(ctx context.Context, keep []string) error {
 func (n *Network) collectByPlugins(ctx context.Context, keep []string) error {
 	list, err := n.list(false)
 	if err != nil {
-		return nil // without a configuration there is no plugin
+		return nil // without a configuration there are no plugins
 	}
 	ctx, cancel := n.limited(ctx, "GC")
 	defer cancel()
@@ -187,8 +190,8 @@ func (n *Network) collectByPlugins(ctx context.Context, keep []string) error {
 	return nil
 }
 
-// holders are the sandboxes that hold an address of our own network, by the files of its address plugin: one for each
-// address, which names the sandbox in its first line.
+// holders returns the sandboxes that hold an address of Keelson's own network. The IPAM plugin
+// stores one file per address, with the sandbox's ID in its first line.
 func (n *Network) holders() map[string]bool {
 	out := map[string]bool{}
 	files, err := filepath.Glob(filepath.Join(n.ipamDir(), cni.Name, "*"))

@@ -35,11 +35,11 @@ func (h *host) foreignPlugin(script string) {
 	}
 }
 
-// attached is what a plugin answers to ADD.
+// attached is a plugin's response to ADD.
 const attached = `echo '{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"x"}],"ips":[{"address":"10.9.0.2/24","interface":0}]}'
 `
 
-// Every verb has a deadline: a plugin that hangs is killed with all that it started, whoever waits for nothing.
+// Every verb has a deadline: a plugin that hangs is killed with its process group.
 func TestVerbsHaveDeadlines(t *testing.T) {
 	onHost(t, func(h *host) {
 		h.foreignPlugin(`

@@ -12,9 +12,10 @@ import (
 	"keelson.dev/keelson/cni"
 )
 
-// watch writes to damage when the kernel tells of a change of what Routes keeps, or of what that follows from, until ctx
-// ends. It has subscribed when it returns. cut is written to when the kernel ends a subscription, as with more changes than
-// are read: what was missed is not known then.
+// watch subscribes to kernel events until ctx ends. It signals damage when something that Routes
+// maintains or depends on has changed. All subscriptions exist when it returns. cut is signaled
+// when a subscription ends, for example because events were lost; the caller must then sync and
+// subscribe again.
 func (r *Routes) watch(ctx context.Context, damage chan<- struct{}) (cut <-chan struct{}, err error) {
 	ended := make(chan struct{}, 1)
 	routes, links := make(chan netlink.RouteUpdate, 64), make(chan netlink.LinkUpdate, 64)
@@ -31,7 +32,7 @@ func (r *Routes) watch(ctx context.Context, damage chan<- struct{}) (cut <-chan 
 		{"neighbours", func() error { return netlink.NeighSubscribe(neighs, ctx.Done()) }, func() { follow(neighs, r.concernsNeighbour, damage) }},
 	} {
 		if err := s.open(); err != nil {
-			return nil, fmt.Errorf("following the kernel's %s: %w", s.what, err)
+			return nil, fmt.Errorf("subscribing to the kernel's %s: %w", s.what, err)
 		}
 		go func() {
 			s.read()
@@ -41,7 +42,7 @@ func (r *Routes) watch(ctx context.Context, damage chan<- struct{}) (cut <-chan 
 	return ended, nil
 }
 
-// follow reads a subscription to its end.
+// follow reads a subscription to its end and signals damage for each relevant update.
 func follow[T any](from <-chan T, concerns func(T) bool, damage chan<- struct{}) {
 	for u := range from {
 		if concerns(u) {
@@ -50,7 +51,7 @@ func follow[T any](from <-chan T, concerns func(T) bool, damage chan<- struct{})
 	}
 }
 
-// signal writes to a channel with room for one, unless one waits there already.
+// signal signals a channel with a buffer of one. It does not block.
 func signal(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -60,7 +61,7 @@ func signal(c chan<- struct{}) {
 
 func (r *Routes) concernsRoute(u netlink.RouteUpdate) bool {
 	if u.Protocol == routeProtocol || u.Protocol == unix.RTPROT_KERNEL && u.Table == unix.RT_TABLE_MAIN {
-		return true // ours, or what says that a link leads somewhere, which nobody is told of otherwise
+		return true // Keelson's routes, or the connected routes of links, for which there is no other event
 	}
 	l := r.laid.Load()
 	p, ok := prefix(u.Dst)
@@ -71,7 +72,7 @@ func (r *Routes) concernsRoute(u netlink.RouteUpdate) bool {
 	return wanted
 }
 
-// concernsLink spares the ports of pods, which come and go.
+// concernsLink reports whether a link event is relevant. It ignores the ports of pods.
 func (r *Routes) concernsLink(u netlink.LinkUpdate) bool {
 	name := u.Attrs().Name
 	if name == tunnelName || name == wireguardName || name == cni.Bridge {
@@ -81,8 +82,9 @@ func (r *Routes) concernsLink(u netlink.LinkUpdate) bool {
 	return l != nil && l.links[name]
 }
 
-// concernsNeighbour spares what comes and goes by itself: entries of the tunnel are permanent. Of one that is removed the kernel
-// tells as of one that has failed, whatever it was before: it is known by its address, which another end has.
+// concernsNeighbour reports whether a neighbor event is relevant. Tunnel entries are permanent;
+// others expire by themselves. The kernel reports a removed entry as failed, whatever its state
+// was, so removed tunnel entries are identified by a peer's address.
 func (r *Routes) concernsNeighbour(u netlink.NeighUpdate) bool {
 	if u.State&netlink.NUD_PERMANENT != 0 {
 		return true

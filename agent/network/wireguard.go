@@ -15,7 +15,8 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
 
-// NeedWireGuard says in a sentence why this machine cannot encrypt; nil where it can.
+// NeedWireGuard returns nil if this machine supports WireGuard. Otherwise its error states the
+// reason and the remedy.
 func NeedWireGuard() error {
 	if have, err := linkNamed(wireguardName); err == nil && have != nil && have.Type() == kindWireGuard {
 		return nil
@@ -30,26 +31,26 @@ func NeedWireGuard() error {
 		return errors.New("--pod-network=wireguard: this machine's kernel has no WireGuard: load it with 'modprobe wireguard' " +
 			"(Linux has it from 5.6 on), or start the agents of all nodes with auto, routes or vxlan")
 	case err != nil:
-		return fmt.Errorf("--pod-network=wireguard: trying whether the kernel has it: %w", err)
+		return fmt.Errorf("--pod-network=wireguard: testing the kernel's support: %w", err)
 	}
 	return nil
 }
 
 const kindWireGuard = "wireguard"
 
-// linkNamed is nil where there is none.
+// linkNamed returns the named interface, or nil if it does not exist.
 func linkNamed(name string) (netlink.Link, error) {
 	l, err := netlink.LinkByName(name)
 	if _, absent := errors.AsType[netlink.LinkNotFoundError](err); absent {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("looking for interface %s: %w", name, err)
+		return nil, fmt.Errorf("finding interface %s: %w", name, err)
 	}
 	return l, nil
 }
 
-// removeLink takes an interface away that may be gone by itself.
+// removeLink removes an interface. It succeeds if the interface no longer exists.
 func removeLink(l netlink.Link) error {
 	if err := netlink.LinkDel(l); err != nil && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("removing interface %s: %w", l.Attrs().Name, err)
@@ -57,8 +58,9 @@ func removeLink(l netlink.Link) error {
 	return nil
 }
 
-// installWireGuard makes this node's end of the encrypted tunnel as it should be, or removes it. The index is 0 while there is
-// none, and not for an error alone.
+// installWireGuard creates or updates this node's end of the encrypted tunnel. It removes the
+// tunnel if want is nil. The returned index is 0 if the interface does not exist. It may be valid
+// although an error is returned.
 func installWireGuard(want *WireGuard) (index int, err error) {
 	have, err := linkNamed(wireguardName)
 	if err != nil {
@@ -75,10 +77,10 @@ func installWireGuard(want *WireGuard) (index int, err error) {
 	}
 	if have == nil {
 		if err := netlink.LinkAdd(&netlink.Wireguard{LinkAttrs: netlink.LinkAttrs{Name: wireguardName, MTU: want.MTU}}); err != nil {
-			return 0, fmt.Errorf("making the encrypted tunnel %s: %w: load it with 'modprobe wireguard'", wireguardName, err)
+			return 0, fmt.Errorf("creating the encrypted tunnel %s: %w: load it with 'modprobe wireguard'", wireguardName, err)
 		}
 		if have, err = netlink.LinkByName(wireguardName); err != nil {
-			return 0, fmt.Errorf("making the encrypted tunnel: %w", err)
+			return 0, fmt.Errorf("creating the encrypted tunnel: %w", err)
 		}
 	}
 	return have.Attrs().Index, fitWireGuard(have, want)
@@ -103,16 +105,16 @@ func fitWireGuard(have netlink.Link, want *WireGuard) error {
 
 func portTaken(err error, port int) error {
 	if errors.Is(err, unix.EADDRINUSE) {
-		return fmt.Errorf("%w: UDP port %d is another program's: end that, or give the agents of all nodes another --wireguard-port", err, port)
+		return fmt.Errorf("%w: another program uses UDP port %d: stop that program, or give the agents of all nodes another --wireguard-port", err, port)
 	}
 	return err
 }
 
-// configure gives the tunnel its keys and peers.
+// configure sets the keys and peers of the tunnel.
 func configure(want *WireGuard) error {
 	c, err := wgctrl.New()
 	if err != nil {
-		return fmt.Errorf("asking the kernel about WireGuard: %w", err)
+		return fmt.Errorf("opening the kernel's WireGuard interface: %w", err)
 	}
 	defer c.Close()
 	have, err := c.Device(wireguardName)
@@ -135,11 +137,12 @@ func configure(want *WireGuard) error {
 	return nil
 }
 
-// changes makes of a device what it should be; same says that it is that already. Peers that go come first: what they were
-// allowed others may get. Pure.
+// changes returns the changes that bring a device to the wanted state; same reports that there are
+// none. Removed peers precede others, because their allowed ranges may move to another peer. It is
+// pure.
 func changes(have *wgtypes.Device, want *WireGuard) (cfg wgtypes.Config, same bool) {
 	same = true
-	if have.PrivateKey.PublicKey() != want.Key.PublicKey() { // the kernel keeps the private one without the bits that do not count
+	if have.PrivateKey.PublicKey() != want.Key.PublicKey() { // compare public keys, because the kernel clamps the private key
 		cfg.PrivateKey, same = &want.Key, false
 	}
 	if have.ListenPort != want.Port {
