@@ -16,7 +16,7 @@ func (s span) String() string {
 	return s.from.String() + "-" + s.to.String()
 }
 
-// whole says that the span is all of its family.
+// whole reports whether the range contains all addresses of its family.
 func (s span) whole() bool {
 	return s.from.IsUnspecified() && !s.to.Next().IsValid()
 }
@@ -35,7 +35,8 @@ func spanOf(cidr string) (span, error) {
 	return span{p.Addr(), to}, nil
 }
 
-// block are the addresses of an ipBlock: those of a range without the exceptions. What cannot be read is no address.
+// block returns the addresses of an ipBlock: its CIDR without the exceptions. If a part cannot be
+// parsed, it returns no addresses and an error.
 func block(cidr string, except []string) ([]span, error) {
 	all, err := spanOf(cidr)
 	if err != nil {
@@ -52,7 +53,7 @@ func block(cidr string, except []string) ([]span, error) {
 		}
 	}
 	var out []span
-	at := all.from // everything of the range before it is dealt with
+	at := all.from // all addresses of the range below at have been processed
 	for _, w := range join(without) {
 		if w.to.Less(at) || all.to.Less(w.from) {
 			continue
@@ -68,7 +69,7 @@ func block(cidr string, except []string) ([]span, error) {
 	return append(out, span{at, all.to}), nil
 }
 
-// join sorts spans and makes one of those that meet: IPv4 comes first.
+// join sorts ranges and merges those that overlap or adjoin. IPv4 precedes IPv6.
 func join(in []span) []span {
 	slices.SortFunc(in, func(a, b span) int { return a.from.Compare(b.from) })
 	var out []span

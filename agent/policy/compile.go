@@ -8,30 +8,32 @@ import (
 	"strings"
 )
 
-// shape are the rules that follow from pods and policies, whatever is in the groups of addresses.
+// shape are the rules that depend on pods and policies but not on the contents of the address
+// groups.
 type shape struct {
 	chains map[string][]line
-	maps   map[string]map[string]string // pod address → verdict
-	selves map[string]map[string]bool   // addresses of pods that are judged: whoever talks with itself is let through
-	owners map[string]map[string]string // of those, per direction: whose they are, for what is counted of them
-	sets   map[string]content           // that the lines name, and those of blocks
+	maps   map[string]map[string]string // map → pod address → verdict
+	selves map[string]map[string]bool   // addresses of isolated pods; a pod's traffic to itself is accepted
+	owners map[string]map[string]string // dropped name → address of an isolated pod → pod UID
+	sets   map[string]content           // sets that the lines refer to, including those of ipBlocks
 }
 
-// line is a rule. Where the set that it names would be too large, others stand in for it, a rule for each of its groups.
+// line is a rule. If the set that it refers to is too large, substitutes replace it: one rule per
+// group.
 type line struct {
 	text    string
-	set     string // "" where nothing stands in for the line
+	set     string // "" if the line has no substitutes
 	instead []substitute
 }
 
-// substitute is a rule about one group.
+// substitute is the rule for one group.
 type substitute struct {
 	text string
 	set  string
 	of   content
 }
 
-// family are the words of an address family.
+// family holds the names of an address family.
 type family struct {
 	six   bool
 	digit string
@@ -42,13 +44,13 @@ var families = []family{{false, "4", "ip"}, {true, "6", "ip6"}}
 
 func (f family) of(a netip.Addr) bool { return a.Is6() == f.six }
 
-// direction is one of the two ways in which a pod is judged.
+// direction is one of the two directions in which a pod may be isolated.
 type direction struct {
 	letter string
-	own    string // the address that the pod has
-	peer   string // the address that a peer has
-	call   string // how a pod's chain is called: what a pod may send is judged by the chain of the pod that gets it then
-	allow  string // the verdict of what may pass
+	own    string // match on the pod's address
+	peer   string // match on the peer's address
+	call   string // statement that calls a pod's chain; "jump" returns, so that the destination pod's chain is evaluated after egress is allowed
+	allow  string // verdict for allowed packets
 	rules  func(*policy) *[]rule
 }
 
@@ -57,17 +59,20 @@ var directions = []direction{
 	{"e", "saddr", "daddr", "jump", "return", func(p *policy) *[]rule { return p.egress }},
 }
 
-// verdicts is the name of the map of a direction and family, selves that of the set of pods' own addresses, dropped that of
-// the set that counts what was not let through for each of them.
+// verdicts returns the name of the verdict map of a direction and family. selves returns the name
+// of the set of pods' own addresses. dropped returns the name of the set that counts dropped
+// packets per address.
 func verdicts(d direction, f family) string { return "pods-" + d.letter + f.digit }
 func selves(f family) string                { return "self-" + f.digit }
 func dropped(d direction, f family) string  { return "dropped-" + d.letter + f.digit }
 
-// exempt are the messages by which IPv6 hosts on one link find each other, and no policy speaks of them.
+// exempt matches the ICMPv6 messages by which hosts on a link discover each other. Policies do not
+// apply to them.
 const exempt = "icmpv6 type { mld-listener-query, mld-listener-report, mld-listener-done, nd-router-solicit, nd-router-advert, " +
 	"nd-neighbor-solicit, nd-neighbor-advert, mld2-listener-report } "
 
-// compile derives the rules. Pure: same input, same output, in whatever order.
+// compile computes the rules. It is pure, and its result does not depend on the order of its
+// inputs.
 func compile(pods []Pod, policies []*policy) shape {
 	pods = slices.Clone(pods)
 	slices.SortStableFunc(pods, func(a, b Pod) int { return slices.CompareFunc(a.Addresses, b.Addresses, netip.Addr.Compare) })
@@ -93,19 +98,21 @@ func compile(pods []Pod, policies []*policy) shape {
 	return r.shape
 }
 
-// compiler writes a shape, and each chain of it once: all pods of a node may have a thousand policies in common.
-// A chain and its sets are named after the first of their pods: they keep their names when policies come and go, so that
-// such a change writes what one policy says and not what all do.
+// compiler builds a shape. Pods with the same policies share a chain, because the pods of a node
+// may have a thousand policies in common. A chain and its sets are named after the lowest address
+// of these pods. The names stay the same when policies change, so that a change rewrites the rules
+// of one policy rather than all.
 type compiler struct {
 	shape
 	made  map[made]string
-	named map[string]string // sets of several groups, by what they hold
+	named map[string]string // names of sets with several groups, by content
 }
 
-// made is what a chain follows from: policies by their keys, and what the pod calls its ports.
+// made identifies a chain: the keys of its policies, and the pod's named ports if the policies use
+// them.
 type made struct{ way, family, policies, ports string }
 
-// pod sends what a pod sends and gets to the chains of its policies.
+// pod adds the map entries that direct a pod's traffic to the chain of its policies.
 func (r *compiler) pod(pod Pod, policies []*policy) {
 	for _, d := range directions {
 		var mine []*policy
@@ -133,15 +140,15 @@ func (p *policy) selects(namespace string, set map[string]string) bool {
 	return p.namespace == namespace && p.selector.Matches(labelSet(set))
 }
 
-// labelSet is labels.Set without its conversions of a nil map.
+// labelSet implements labels.Labels like labels.Set, but without converting a nil map.
 type labelSet map[string]string
 
 func (l labelSet) Has(name string) bool                   { _, ok := l[name]; return ok }
 func (l labelSet) Get(name string) string                 { return l[name] }
 func (l labelSet) Lookup(name string) (v string, ok bool) { v, ok = l[name]; return v, ok }
 
-// together writes the chain of all pods with these policies, unless it is there, and returns its name. Of those pods, the
-// one with the address first comes first.
+// together returns the name of the chain of all pods with these policies, and writes the chain if
+// it does not exist yet. first is the lowest address of these pods.
 func (r *compiler) together(d direction, f family, first netip.Addr, policies []*policy, ports []NamedPort) string {
 	keys := make([]string, 0, len(policies))
 	named := false
@@ -176,7 +183,7 @@ func (r *compiler) together(d direction, f family, first netip.Addr, policies []
 	return name
 }
 
-// use notes a set of a chain for some ports, and returns its name.
+// use records a set that a chain requires for some ports, and returns the set's name.
 func (r *compiler) use(c content, chain, ports string) string {
 	same := c.name()
 	if len(c.sources) < 2 {

@@ -15,17 +15,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tableContents is what a table holds, as nft tells it.
+// tableContents is what nft lists of a table.
 type tableContents struct {
-	rules    map[string]int             // how many a chain has
-	code     map[string]string          // what they are, as nft writes it, and their numbers, which the kernel gives once
-	elements map[string]map[string]bool // of sets; of maps "key : target"
-	cost     time.Duration              // of a processor, for reading it
+	rules    map[string]int             // chain → number of rules
+	code     map[string]string          // chain → hash of its rules' expressions and handles; the kernel never reuses a handle
+	elements map[string]map[string]bool // elements of each set; those of maps have the form "key : target"
+	cost     time.Duration              // CPU time for reading the table
 }
 
-// listTable asks nft for what is in our table.
+// listed lists Keelson's table with nft.
 func listTable(ctx context.Context) (tableContents, error) {
-	runtime.LockOSThread() // whose time counts
+	runtime.LockOSThread() // ClockGettime returns the CPU time of the current thread
 	defer runtime.UnlockOSThread()
 	var complaint bytes.Buffer
 	cmd := exec.CommandContext(ctx, "nft", "-j", "list", "table", "inet", Table)
@@ -44,7 +44,7 @@ func listTable(ctx context.Context) (tableContents, error) {
 	return out, err
 }
 
-// ownTime is what the processors have done for this thread.
+// ownTime returns the CPU time of the current thread.
 func ownTime() time.Duration {
 	var t unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t) != nil {
@@ -73,12 +73,12 @@ type listedSet struct {
 	Elem []json.RawMessage
 }
 
-// parseTable reads nft's JSON.
+// parseTable parses nft's JSON output.
 func parseTable(raw []byte) (tableContents, error) {
 	out := tableContents{rules: map[string]int{}, code: map[string]string{}, elements: map[string]map[string]bool{}}
 	var l listing
 	if err := json.Unmarshal(raw, &l); err != nil {
-		return out, fmt.Errorf("reading what nft lists: %w", err)
+		return out, fmt.Errorf("parsing the output of nft: %w", err)
 	}
 	for _, o := range l.Nftables {
 		switch {
@@ -105,7 +105,7 @@ func parseTable(raw []byte) (tableContents, error) {
 			}
 		}
 	}
-	for _, c := range baseChains { // their rules are counted by the name alone
+	for _, c := range baseChains { // rules name only their chain, not its hook
 		if n, ok := out.rules[c.name]; ok {
 			delete(out.rules, c.name)
 			out.rules[c.name+" "+string(c.hook)] += n
@@ -114,7 +114,7 @@ func parseTable(raw []byte) (tableContents, error) {
 	return out, nil
 }
 
-// word is a key as our rulesets write it.
+// word returns a key in the form in which rulesets write it.
 func word(raw json.RawMessage) string {
 	var text string
 	if json.Unmarshal(raw, &text) == nil {
@@ -150,7 +150,7 @@ func word(raw json.RawMessage) string {
 	return string(raw)
 }
 
-// pair is "key : goto chain", or "key : jump chain".
+// pair returns "key : goto chain" or "key : jump chain".
 func pair(raw json.RawMessage) string {
 	var kv []json.RawMessage
 	if json.Unmarshal(raw, &kv) != nil || len(kv) != 2 {
@@ -166,17 +166,18 @@ func pair(raw json.RawMessage) string {
 	return string(raw)
 }
 
-// replaced says which chain has other rules than it had at the last look; nil when none has.
+// replaced returns an error that names a chain whose rules differ from those of the last check, or
+// nil.
 func (t tableContents) replaced(before map[string]string) error {
 	for _, name := range slices.Sorted(maps.Keys(before)) {
 		if now, ok := t.code[name]; ok && now != before[name] {
-			return fmt.Errorf("chain %s has other rules than were made", name)
+			return fmt.Errorf("the rules of chain %s differ from those that were written", name)
 		}
 	}
 	return nil
 }
 
-// differs says what is not as the ruleset says; nil when all is.
+// differs returns an error that describes the first difference from the ruleset, or nil.
 func (t tableContents) differs(want ruleset) error {
 	rules := map[string]int{}
 	for _, c := range baseChains {
@@ -187,7 +188,7 @@ func (t tableContents) differs(want ruleset) error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(rules)) {
 		if n, ok := t.rules[name]; !ok || n != rules[name] {
-			return fmt.Errorf("chain %s has %d rules where %d were made", name, n, rules[name])
+			return fmt.Errorf("chain %s has %d rules, and %d were written", name, n, rules[name])
 		}
 	}
 	elements := map[string]map[string]bool{}
@@ -209,7 +210,7 @@ func (t tableContents) differs(want ruleset) error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(elements)) {
 		if !maps.Equal(t.elements[name], elements[name]) {
-			return fmt.Errorf("%s has other elements than were made", name)
+			return fmt.Errorf("the elements of %s differ from those that were written", name)
 		}
 	}
 	return nil

@@ -22,58 +22,58 @@ import (
 	"keelson.dev/keelson/internal/nftables"
 )
 
-// Config is what an Enforcer needs. All fields are required.
+// Config is the configuration of an Enforcer. All fields are required.
 type Config struct {
 	Objects agent.Objects
-	// Sandboxes is asked once for the addresses of the pods that run already.
+	// Sandboxes is queried once for the addresses of pods that are already running.
 	Sandboxes Sandboxes
-	// Off says that policies are not our affair: a network product attaches the pods, or the operator does not want it.
-	// Our table is taken away then.
+	// Off reports that the agent must not enforce policies, because a third-party network plugin
+	// attaches the pods or the operator disabled enforcement. The table is then removed.
 	Off func() bool
 	Log *slog.Logger
 }
 
-// Sandboxes is the part of agent.Runtime that knows pods' addresses.
+// Sandboxes is the part of agent.Runtime that returns the addresses of pods.
 type Sandboxes interface {
 	ListPodSandbox(context.Context, *cri.ListPodSandboxRequest) (*cri.ListPodSandboxResponse, error)
 	PodSandboxStatus(context.Context, *cri.PodSandboxStatusRequest) (*cri.PodSandboxStatusResponse, error)
 }
 
-// Enforcer keeps the node's policies in force. It implements agent.PolicyGuard.
+// Enforcer enforces the NetworkPolicies on the node. It implements agent.PolicyGuard.
 type Enforcer struct {
 	cfg   Config
-	wake  chan struct{} // buffered: addresses have changed
+	wake  chan struct{} // buffered; signaled when addresses have changed
 	read  reading
-	every time.Duration // between looks without cause
+	every time.Duration // between checks
 
 	mu       sync.Mutex
-	owners   map[netip.Addr]types.UID // whose an address is
+	owners   map[netip.Addr]types.UID // the pod that has an address
 	of       map[types.UID][]netip.Addr
-	asked    uint64          // counts changes of owners
-	shown    uint64          // of which the kernel knows
-	revision uint64          // of the view that the kernel shows at least
-	awaited  int             // how many wait
-	moved    chan struct{}   // closed and replaced when shown or why change
-	kernel   map[string]bool // addresses that have rules in the kernel, as far as this process wrote them
-	split    int             // sets that the kernel had no room for
-	why      string          // the kernel does not know more, while somebody waits
+	asked    uint64          // incremented with every change of owners
+	shown    uint64          // version of owners that the kernel's rules reflect
+	revision uint64          // the kernel's rules reflect at least this revision of the view
+	awaited  int             // number of waiting Guard calls
+	moved    chan struct{}   // closed and replaced when shown or reason changes
+	kernel   map[string]bool // addresses with rules in the kernel that this process wrote
+	split    int             // number of sets that exceeded the limit and were not merged
+	why      string          // why the kernel's rules are not current, for the error of Guard
 }
 
 var _ agent.PolicyGuard = (*Enforcer)(nil)
 
-// New returns an Enforcer that does nothing until Run.
+// New returns an Enforcer. It does nothing until Run is called.
 func New(c Config) *Enforcer {
 	return &Enforcer{cfg: c, wake: make(chan struct{}, 1), every: lookEvery, owners: map[netip.Addr]types.UID{}, of: map[types.UID][]netip.Addr{},
-		moved: make(chan struct{}), why: "network policies are not programmed yet"}
+		moved: make(chan struct{}), why: "the rules of network policies have not been written yet"}
 }
 
-// The bounds of Run and Guard in time.
+// Intervals and timeouts of Run and Guard.
 const (
-	lookEvery   = 5 * time.Second  // between looks at whose affair policies are, and at whether anybody changed nftables
-	lookShare   = 50               // the table is read for one part in so many of a processor's time at most
-	nftLimit    = 30 * time.Second // for one transaction
-	guardLimit  = 10 * time.Second // for rules to be in force before a container is started
-	sandboxWait = time.Minute      // for the addresses of what runs
+	lookEvery   = 5 * time.Second  // between checks whether enforcement is disabled and whether another program changed nftables
+	lookShare   = 50               // reading the table takes at most 1/50 of a CPU
+	nftLimit    = 30 * time.Second // per transaction
+	guardLimit  = 10 * time.Second // for the rules to be in place before a container starts
+	sandboxWait = time.Minute      // for listing the addresses of running pods
 )
 
 // Guard implements agent.PolicyGuard.
@@ -96,7 +96,7 @@ func (e *Enforcer) Guard(ctx context.Context, pod *v1.Pod, addresses []string) e
 	return e.await(ctx, want)
 }
 
-// await returns once the kernel shows what was asked for.
+// await waits until the kernel's rules reflect the wanted version of owners.
 func (e *Enforcer) await(ctx context.Context, want uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, guardLimit)
 	defer cancel()
@@ -138,7 +138,7 @@ func (e *Enforcer) poke() {
 	}
 }
 
-// selected says whether a policy of the view selects the pod.
+// selected reports whether a policy of the view selects the pod.
 func (e *Enforcer) selected(pod *v1.Pod) bool {
 	for _, p := range e.cfg.Objects.NetworkPolicies() {
 		if p.Namespace != pod.Namespace {
@@ -161,7 +161,8 @@ func parse(addresses []string) []netip.Addr {
 	return out
 }
 
-// attach notes whose addresses these are. An address has one owner: the one who got it last. The lock is held.
+// attach records the addresses of a pod and reports whether they changed. An address belongs to the
+// pod for which it was recorded last. The caller holds the lock.
 func (e *Enforcer) attach(uid types.UID, addresses []netip.Addr) (moved bool) {
 	if slices.Equal(e.of[uid], addresses) {
 		return false
@@ -178,7 +179,7 @@ func (e *Enforcer) attach(uid types.UID, addresses []netip.Addr) (moved bool) {
 	return true
 }
 
-// detach forgets a pod. The lock is held.
+// detach removes a pod and its addresses. The caller holds the lock.
 func (e *Enforcer) detach(uid types.UID) {
 	for _, a := range e.of[uid] {
 		delete(e.owners, a)
@@ -186,7 +187,7 @@ func (e *Enforcer) detach(uid types.UID) {
 	delete(e.of, uid)
 }
 
-// adopt asks for the addresses of the pods that run since before this process.
+// adopt records the addresses of pods that an earlier process started.
 func (e *Enforcer) adopt(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, sandboxWait)
 	defer cancel()
@@ -200,7 +201,7 @@ func (e *Enforcer) adopt(ctx context.Context) error {
 		}
 		st, err := e.cfg.Sandboxes.PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: s.Id})
 		if err != nil {
-			continue // it went meanwhile
+			continue // the sandbox was removed in the meantime
 		}
 		if st.GetStatus().GetLinux().GetNamespaces().GetOptions().GetNetwork() == cri.NamespaceMode_NODE {
 			continue
@@ -211,7 +212,7 @@ func (e *Enforcer) adopt(ctx context.Context) error {
 		}
 		uid := types.UID(s.Labels[agent.LabelPodUID])
 		e.mu.Lock()
-		if _, known := e.of[uid]; !known { // by a Guard, which knows newer ones
+		if _, known := e.of[uid]; !known { // a call of Guard has recorded newer addresses
 			e.attach(uid, parse(addresses))
 		}
 		e.mu.Unlock()
@@ -219,12 +220,13 @@ func (e *Enforcer) adopt(ctx context.Context) error {
 	return nil
 }
 
-// Run keeps the kernel at what the view says until ctx ends or that fails; Run again makes the table anew. Rules stay
-// when it ends, and until the view is known to be whole those of an earlier life stay in force.
+// Run keeps the kernel's rules in sync with the view until ctx ends or an error occurs. The next
+// Run rebuilds the table. The rules remain when it returns. Rules of an earlier process remain
+// until the view is confirmed to be complete.
 func (e *Enforcer) Run(ctx context.Context) error {
 	nft, err := knftables.New(knftables.InetFamily, Table)
 	if err != nil {
-		e.say("nftables does not work: " + err.Error())
+		e.say("nftables is not usable: " + err.Error())
 		return fmt.Errorf("network policies need nftables: %w: install nft and a kernel with nf_tables", err)
 	}
 	changes := e.cfg.Objects.Follow(ctx, "NetworkPolicy", "AddressGroup", "Pod")
@@ -239,18 +241,19 @@ func (e *Enforcer) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// say tells those who wait why.
+// say sets the reason that Guard reports when its wait times out.
 func (e *Enforcer) say(why string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.why = why
 }
 
-// show tells those who wait that the kernel knows what was asked for up to a change.
+// show records that the kernel's rules reflect a version of owners and a revision, and wakes
+// waiting Guard calls.
 func (e *Enforcer) show(asked, revision uint64, r ruleset) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.shown, e.revision, e.why = asked, revision, "the last change is being programmed"
+	e.shown, e.revision, e.why = asked, revision, "the last change is being written"
 	e.split, e.kernel = r.split, map[string]bool{}
 	for _, m := range r.maps {
 		for a := range m {
@@ -261,12 +264,13 @@ func (e *Enforcer) show(asked, revision uint64, r ruleset) {
 	e.moved = make(chan struct{})
 }
 
-// pods are those of the view that have addresses. What has left the view is forgotten, once the view is certain.
+// pods returns the pods of the view that have addresses. If certain is true, it removes the pods
+// that are no longer in the view. Otherwise unknown reports whether there are any.
 func (e *Enforcer) pods(certain bool) (pods []Pod, asked uint64, strangers bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	// Read with the lock: a pod of which Guard was told before is in it, and one that comes meanwhile is asked for anew. Against an
-	// older view it would be forgotten, and be without its policies for as long as it runs.
+	// The view must be read with the lock held. It then contains every pod that Guard has recorded.
+	// With an older view such a pod would be removed, and would run without its policies.
 	view := map[types.UID]*v1.Pod{}
 	for _, p := range e.cfg.Objects.Pods() {
 		view[p.UID] = p
@@ -286,14 +290,15 @@ func (e *Enforcer) pods(certain bool) (pods []Pod, asked uint64, strangers bool)
 	return pods, e.asked, strangers
 }
 
-// wanted says that somebody waits.
+// wanted reports whether a Guard call is waiting.
 func (e *Enforcer) wanted() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.awaited > 0
 }
 
-// reading remembers policies as they were read: objects are never changed in place.
+// reading caches parsed policies. Objects are immutable, so that a cached policy is valid for the
+// same pointer.
 type reading struct {
 	mu  sync.Mutex
 	was map[string]readPolicy
@@ -301,10 +306,10 @@ type reading struct {
 
 type readPolicy struct {
 	object *networkingv1.NetworkPolicy
-	policy *policy // nil: it selects nobody whom we could tell
+	policy *policy // nil: its podSelector cannot be parsed
 }
 
-// policy reads an object, and tells once of what cannot be read in it.
+// policy parses a policy. It logs the parts that cannot be parsed, once per object.
 func (r *reading) policy(p *networkingv1.NetworkPolicy, log *slog.Logger) *policy {
 	key := p.Namespace + "/" + p.Name
 	r.mu.Lock()
@@ -314,7 +319,7 @@ func (r *reading) policy(p *networkingv1.NetworkPolicy, log *slog.Logger) *polic
 	}
 	out, err := read(p)
 	if err != nil {
-		log.Warn("a part of a policy cannot be read, and lets nothing through", "err", err)
+		log.Warn("a part of a network policy is invalid and allows nothing", "err", err)
 	}
 	if r.was == nil {
 		r.was = map[string]readPolicy{}
@@ -323,7 +328,7 @@ func (r *reading) policy(p *networkingv1.NetworkPolicy, log *slog.Logger) *polic
 	return out
 }
 
-// all reads what there is, and forgets the rest.
+// all parses all policies and removes others from the cache.
 func (r *reading) all(objects []*networkingv1.NetworkPolicy, log *slog.Logger) []*policy {
 	var out []*policy
 	keep := make(map[string]bool, len(objects))
@@ -343,7 +348,7 @@ func (r *reading) all(objects []*networkingv1.NetworkPolicy, log *slog.Logger) [
 	return out
 }
 
-// filterBridges has the kernel show us what goes from pod to pod over the bridge, in both families.
+// bridges enables IP filtering of traffic between pods over the bridge, in both address families.
 func filterBridges() error {
 	for _, f := range []string{"/proc/sys/net/bridge/bridge-nf-call-iptables", "/proc/sys/net/bridge/bridge-nf-call-ip6tables"} {
 		raw, err := os.ReadFile(f)
@@ -351,11 +356,11 @@ func filterBridges() error {
 			continue
 		}
 		if err := os.WriteFile(f, []byte("1"), 0o644); err != nil {
-			return fmt.Errorf("having traffic between pods filtered: %w: load it with 'modprobe br_netfilter'", err)
+			return fmt.Errorf("enabling the filtering of traffic between pods: %w: load it with 'modprobe br_netfilter'", err)
 		}
 	}
 	return nil
 }
 
-// bridge is what pods of our own network hang on.
+// bridge is the interface to which Keelson's network attaches pods.
 const bridge = cni.Bridge

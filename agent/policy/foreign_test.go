@@ -28,7 +28,7 @@ func (r *rig) inNode(t *testing.T, env []string, in string, line ...string) {
 	}))
 }
 
-// to is a connection of a place to an address that is not its server's own.
+// to returns an attempt to connect from a place to an address that is not the server's own.
 func (r *rig) to(t *testing.T, from *place, client int, ip string, port int) *try {
 	t.Helper()
 	a := &try{from: from, client: from.addresses[client], server: addrs(ip)[0], proto: "tcp", port: port}
@@ -37,8 +37,9 @@ func (r *rig) to(t *testing.T, from *place, client int, ip string, port int) *tr
 	return a
 }
 
-// Policies hold behind rules of others: with a Service by somebody's iptables, in both of its forms, with rules that
-// accept before ours, and with a host port by the plugin portmap, a policy judges the real peer and the real port.
+// Policies are enforced behind rules of other programs: with a Service implemented by iptables
+// rules of both forms, with rules that accept before Keelson's, and with a host port of the plugin
+// portmap. A policy evaluates the real peer and the real port.
 func TestBehindForeignRules(t *testing.T) {
 	for _, program := range []string{"iptables-legacy", "iptables-nft"} {
 		t.Run(program, func(t *testing.T) {
@@ -46,7 +47,7 @@ func TestBehindForeignRules(t *testing.T) {
 				t.Skip(err)
 			}
 			r := settled(t)
-			for _, rule := range []string{ // as kube-proxy's
+			for _, rule := range []string{ // as kube-proxy writes them
 				"-t nat -N KUBE-SERVICES", "-t nat -N KUBE-SVC", "-t nat -A PREROUTING -j KUBE-SERVICES", "-t nat -A OUTPUT -j KUBE-SERVICES",
 				"-t nat -A KUBE-SERVICES -d 10.96.0.1 -p tcp --dport 443 -j KUBE-SVC", "-t nat -A KUBE-SVC -p tcp -j DNAT --to-destination 10.88.0.10:80",
 				"-t nat -A KUBE-SERVICES -d 10.96.0.2 -p tcp --dport 80 -j DNAT --to-destination 10.88.0.10:8080",
@@ -58,7 +59,8 @@ func TestBehindForeignRules(t *testing.T) {
 			allow := denyAll("a")
 			allow.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt32(80))}},
 				From: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: "10.89.0.7/32"}}, {PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "p1"}}}}}}
-			// What is named here are the Service's own address and port, which count for nothing, and the pod behind one.
+			// The policies name the Service's own address and port, which do not count, and the
+			// selected pod.
 			allow.Spec.Egress = []networkingv1.NetworkPolicyEgressRule{{To: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: "10.96.0.0/16"}}}},
 				{To: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "p0"}}}}, Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt32(80))}}}}
 			r.put(allow)
@@ -90,7 +92,7 @@ func TestBehindForeignRules(t *testing.T) {
 	}
 }
 
-// hostPort leads ports 9080 and 9081 of the node to 80 and 8080 of the first pod.
+// hostPort forwards ports 9080 and 9081 of the node to 80 and 8080 of the first pod.
 func (r *rig) hostPort(t *testing.T) {
 	t.Helper()
 	const plugin = "../../bin/cni/portmap"
@@ -107,7 +109,7 @@ func (r *rig) hostPort(t *testing.T) {
 		"prevResult":{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"/x"}],"ips":[{"address":"10.88.0.10/24","interface":0}]}}`, plugin)
 }
 
-// counted looks at what is said of dropped packets: by direction and pod, and of nobody who is not isolated.
+// counted checks the metrics of dropped packets: by direction and pod, and only for isolated pods.
 func (r *rig) counted(t *testing.T) {
 	t.Helper()
 	var page bytes.Buffer
@@ -135,7 +137,7 @@ func (r *rig) counted(t *testing.T) {
 	if len(rows) != 8 {
 		t.Errorf("two pods are isolated both ways, and %d rows speak of them:\n%s", len(rows), page.String())
 	}
-	// Another pod that gets the address begins anew.
+	// When another pod gets the address, its counter starts at zero.
 	p0 := r.places[0]
 	next := &place{name: "next", namespace: "a", labels: map[string]string{}, addresses: p0.addresses, local: true}
 	r.cluster.Put(next.object())
@@ -144,7 +146,7 @@ func (r *rig) counted(t *testing.T) {
 	must(t, space.In(r.node, func() error { return r.e.WriteMetrics(t.Context(), &page) }))
 	_, n, ok := strings.Cut(page.String(), MetricPackets+`{namespace="a",pod="next",direction="ingress"} `)
 	n, _, _ = strings.Cut(n, "\n")
-	if !ok || atoi(n) >= before || strings.Contains(page.String(), `pod="p0"`) { // clients try again meanwhile
+	if !ok || atoi(n) >= before || strings.Contains(page.String(), `pod="p0"`) { // clients retry in the meantime
 		t.Errorf("the address is another pod's, %d packets were dropped of the one before:\n%s", before, page.String())
 	}
 }

@@ -21,12 +21,12 @@ import (
 	"keelson.dev/keelson/agent/fake"
 )
 
-// recorded is a table in memory that tells what the last transactions were.
+// recorded is a table in memory that records the last transactions.
 type recorded struct {
 	*knftables.Fake
-	said []string // a line for each step
-	fail error    // of the next transaction
-	deaf bool     // nothing is kept
+	said []string // one line per step
+	fail error    // error of the next transaction
+	deaf bool     // nothing is stored
 }
 
 func (r *recorded) Run(ctx context.Context, tx *knftables.Transaction) error {
@@ -43,7 +43,7 @@ func (r *recorded) Run(ctx context.Context, tx *knftables.Transaction) error {
 	return r.Fake.Run(ctx, tx)
 }
 
-// memory is an enforcer with a table in memory, of which a test takes each turn itself.
+// memory returns an enforcer with a table in memory, whose steps the test runs itself.
 func memory(cluster *fake.Cluster) (*turn, *recorded) {
 	e := New(Config{Objects: cluster, Sandboxes: sandboxes{}, Off: func() bool { return false }, Log: slog.New(slog.DiscardHandler)})
 	nft := &recorded{Fake: knftables.NewFake(knftables.InetFamily, Table)}
@@ -56,7 +56,7 @@ func (t *turn) own(p *place) {
 	t.e.attach(p.uid(), p.addresses)
 }
 
-// sorted is what a table holds: rules in their order, elements, which have none, in that of the alphabet.
+// sorted returns the contents of a table: rules in their order, elements in alphabetical order.
 func sorted(r *recorded) string {
 	lines := strings.Split(r.Dump(), "\n")
 	var elements []string
@@ -71,7 +71,8 @@ func sorted(r *recorded) string {
 	return strings.Join(append(lines, elements...), "\n")
 }
 
-// After any history of changes the table is the one that is made from nothing, and no change writes what it does not concern.
+// After any history of changes, the table equals one that is created from the final state, and no
+// change writes unrelated rules.
 func TestIncrementalPoliciesAreFromScratch(t *testing.T) {
 	for range 60 {
 		seed := rand.Uint64()
@@ -104,7 +105,7 @@ func TestIncrementalPoliciesAreFromScratch(t *testing.T) {
 			r.put(policies...)
 			due := <-changes
 			if err := it.apply(t.Context(), due, true); err != nil {
-				due.All = true // what Run does: it begins again
+				due.All = true // as Run does after an error
 				must(t, it.apply(t.Context(), due, true))
 			}
 			again, scratch := memory(r.cluster)
@@ -122,7 +123,8 @@ func TestIncrementalPoliciesAreFromScratch(t *testing.T) {
 	}
 }
 
-// A change of one group costs its elements and nothing else, among a thousand policies and groups of ten thousand.
+// With a thousand policies and groups of ten thousand addresses, a change of one group writes only
+// its elements.
 func TestManyPoliciesAndLargeGroups(t *testing.T) {
 	cluster := fake.NewCluster()
 	web := &place{name: "web", namespace: "a", local: true, labels: map[string]string{"app": "web"}, addresses: addrs("10.88.0.10")}
@@ -159,7 +161,8 @@ func TestManyPoliciesAndLargeGroups(t *testing.T) {
 	}
 }
 
-// What no policy may do to a node: names of any letters, peers that cannot be read, addresses that are none.
+// No policy can break the node's rules: arbitrary names, peers that cannot be parsed, invalid
+// addresses.
 func TestHostilePolicies(t *testing.T) {
 	cluster := fake.NewCluster()
 	web := &place{name: "web", namespace: "a", local: true, labels: map[string]string{}, addresses: addrs("10.88.0.10")}
@@ -199,7 +202,8 @@ func TestHostilePolicies(t *testing.T) {
 	}
 }
 
-// The addresses of a block are those of its range that no exception holds, whatever the exceptions are.
+// The addresses of an ipBlock are those of its range that are in no exception, whatever the
+// exceptions are.
 func FuzzBlock(f *testing.F) {
 	f.Add(uint8(24), uint32(0x0a000000), uint8(26), uint32(0x0a000040), uint8(32), uint32(0x0a0000ff), uint32(0x0a000041))
 	f.Fuzz(func(t *testing.T, bits uint8, base uint32, b1 uint8, e1 uint32, b2 uint8, e2, probe uint32) {
@@ -226,8 +230,8 @@ func FuzzBlock(f *testing.F) {
 	})
 }
 
-// Pods that have many policies in common cost little more than one: anybody who may write policies in a namespace of
-// this node would have it think for minutes otherwise.
+// Pods with many common policies cost little more than one pod. Otherwise anybody who may write
+// policies in a namespace of this node could keep its CPU busy for minutes.
 func TestPoliciesInCommonAreCompiledOnce(t *testing.T) {
 	var policies []*policy
 	for i := range 1000 {
@@ -246,7 +250,8 @@ func TestPoliciesInCommonAreCompiledOnce(t *testing.T) {
 	}
 }
 
-// A rule that somebody replaced by another one is damage, where the chain was not written in between by ourselves.
+// A rule that another program replaced is damage, unless the enforcer has written the chain in the
+// meantime.
 func TestReplacedRulesAreDamage(t *testing.T) {
 	cluster := fake.NewCluster()
 	it, _ := memory(cluster)
@@ -298,7 +303,7 @@ func TestReplacedRulesAreDamage(t *testing.T) {
 	}{{"drop", 1, true}, {"drop", 1, true}, {"accept", 1, false}, {"accept", 1, true}, {"accept", 2, false}} {
 		it.built, it.rest = true, time.Time{}
 		if i == 3 {
-			it.proven = nil // what building it anew does
+			it.proven = nil // as a rebuild does
 		}
 		it.listed = func(context.Context) (tableContents, error) { return listing(step.verdict, step.handle), nil }
 		must(t, it.check(t.Context()))
@@ -308,7 +313,8 @@ func TestReplacedRulesAreDamage(t *testing.T) {
 	}
 }
 
-// A policy that comes to, changes or leaves a thousand that select the same pods costs what it says, not what they say.
+// A policy that is added, changed or removed among a thousand policies for the same pods costs only
+// its own rules.
 func TestOneOfManyPolicies(t *testing.T) {
 	cluster := fake.NewCluster()
 	it, nft := memory(cluster)

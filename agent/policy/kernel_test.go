@@ -24,7 +24,7 @@ func denyAll(namespace string) *networkingv1.NetworkPolicy {
 		PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}}}
 }
 
-// settled makes a site with pods p0, p1 of namespace a, and p2, p3 of namespace b.
+// settled creates a site with pods p0 and p1 of namespace a, and p2 and p3 of namespace b.
 func settled(t *testing.T) *rig {
 	t.Helper()
 	needsKernel(t)
@@ -58,8 +58,8 @@ func (r *rig) once(t *testing.T, from, to *place, port int) *try {
 	return a
 }
 
-// The first packet that a pod sends meets its policies: when Guard returns, they are in the kernel. So it is for the
-// next pod that gets the same address.
+// The first packet of a pod is already subject to its policies: when Guard returns, they are in the
+// kernel. The same holds for the next pod with the same address.
 func TestFirstPacket(t *testing.T) {
 	r := settled(t)
 	r.put(denyAll("a"))
@@ -68,14 +68,14 @@ func TestFirstPacket(t *testing.T) {
 	for range 5 {
 		must(t, r.e.Guard(t.Context(), a.object(), a.strings()))
 		denied := r.once(t, a, free, 80)
-		// The same addresses are another pod's, to which no policy says anything.
+		// Another pod, without policies, gets the same addresses.
 		next := &place{name: "next", namespace: "b", labels: map[string]string{}, ns: a.ns, addresses: a.addresses, local: true}
 		r.cluster.Put(next.object())
 		must(t, r.e.Guard(t.Context(), next.object(), next.strings()))
 		if allowed := r.once(t, next, free, 80); !allowed.reached(patience) {
 			t.Fatal("the pod after one with policies is held by them")
 		}
-		denied.end() // before it tries again: its address is somebody else's now
+		denied.end() // before it retries: its address belongs to another pod now
 	}
 	must(t, r.e.Guard(t.Context(), b.object(), b.strings()))
 	denied := r.once(t, b, free, 80)
@@ -85,7 +85,7 @@ func TestFirstPacket(t *testing.T) {
 	}
 }
 
-// A pod that no policy selects does not wait for anything, and one that waits says why it does.
+// A pod that no policy selects does not wait. The error of a pod that waits states the reason.
 func TestGuardIsBounded(t *testing.T) {
 	r := settled(t)
 	r.put(denyAll("a"))
@@ -107,8 +107,8 @@ func TestGuardIsBounded(t *testing.T) {
 	must(t, r.e.Guard(t.Context(), r.places[0].object(), r.places[0].strings()))
 }
 
-// Connections that were allowed go on through changes of policy and restarts of the agent, and what is denied never
-// passes meanwhile: the rules stay, and are turned into the new ones at once.
+// Allowed connections continue through changes of policies and restarts of the agent, and denied
+// traffic never passes: the rules remain, and are changed atomically.
 func TestRestartUnderTraffic(t *testing.T) {
 	r := settled(t)
 	confirm := r.cluster.Unconfirmed()
@@ -118,7 +118,7 @@ func TestRestartUnderTraffic(t *testing.T) {
 		Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt32(80))}}}}
 	r.put(denyAll("a"), allow)
 	r.start(t, nil)
-	r.guard(t) // nothing is in the kernel yet: a view that is not confirmed will do
+	r.guard(t) // the kernel has no rules yet: an unconfirmed view is sufficient
 	a, b := r.places[0], r.places[2]
 	long := r.once(t, a, b, 80)
 	if !long.reached(patience) {
@@ -128,7 +128,7 @@ func TestRestartUnderTraffic(t *testing.T) {
 	for _, p := range r.places[:4] {
 		before[p.uid()] = p.strings()
 	}
-	// Somebody knocks all the time at what is denied.
+	// A client continuously tries a denied connection.
 	ctx, cancel := context.WithCancel(t.Context())
 	passed := make(chan int)
 	go func() {
@@ -147,10 +147,11 @@ func TestRestartUnderTraffic(t *testing.T) {
 	if after := r.nft(t, "-s", "list", "table", "inet", Table); after != table {
 		t.Error("the rules went with the agent")
 	}
-	// The checkpoint of the next agent lacks the policy that allows: what is in the kernel counts until it is confirmed.
+	// The checkpoint of the next agent lacks the policy that allows: the rules in the kernel remain
+	// until the view is confirmed.
 	r.put(denyAll("a"))
 	r.start(t, before)
-	r.putPods() // whatever happens, the view is not certain
+	r.putPods() // the view remains unconfirmed
 	if x := r.once(t, a, b, 80); !x.reached(patience) {
 		t.Error("a view that is not confirmed was programmed")
 	}
@@ -171,7 +172,7 @@ func TestRestartUnderTraffic(t *testing.T) {
 		t.Errorf("%d connections came about that are denied at all times", n)
 	}
 	must(t, long.send())
-	if !(&try{proto: "udp", fd: long.fd}).reached(patience) { // readable: the echo came
+	if !(&try{proto: "udp", fd: long.fd}).reached(patience) { // readable: the echo has arrived
 		t.Error("a connection did not outlive the restarts")
 	}
 	if x := r.once(t, a, b, 80); !x.reached(patience) {
@@ -179,7 +180,8 @@ func TestRestartUnderTraffic(t *testing.T) {
 	}
 }
 
-// What others do to the table is seen and mended, whatever of it they took; foreign tables are not touched.
+// Changes of the table by other programs are detected and repaired, whatever they removed. Other
+// tables are not changed.
 func TestDamageIsMended(t *testing.T) {
 	r := settled(t)
 	open := denyAll("a")
@@ -230,7 +232,7 @@ func TestDamageIsMended(t *testing.T) {
 			t.Errorf("after %q:\n%s\nwas\n%s", d, got, whole)
 		}
 	}
-	r.putPods() // a turn after the one that mended last
+	r.putPods() // a step after the last repair
 	r.settle(t)
 	const first = "established,related accept # handle "
 	chain := func() string { return r.nft(t, "-a", "list", "chain", "inet", Table, "sent") }
@@ -257,7 +259,7 @@ func TestDamageIsMended(t *testing.T) {
 	}
 	r.judge(t, r.every(), func(a try) bool { return permitted([]*networkingv1.NetworkPolicy{open}, a) })
 
-	r.off.Store(true) // a network product comes: the table goes, by the next look
+	r.off.Store(true) // a third-party network is installed: the next check removes the table
 	deadline := time.Now().Add(patience)
 	for strings.Contains(r.nft(t, "list", "tables"), Table) && time.Now().Before(deadline) {
 		r.e.poke()
@@ -278,7 +280,7 @@ func (r *rig) tableNames(t *testing.T) map[string]bool {
 	return out
 }
 
-// differs compares the kernel with what the enforcer was told, from scratch.
+// differs compares the kernel with the complete rules for the enforcer's input.
 func (r *rig) differs(t *testing.T) error {
 	t.Helper()
 	pods, _, _ := r.e.pods(true)
@@ -292,7 +294,7 @@ func (r *rig) differs(t *testing.T) error {
 	})
 }
 
-// A thousand policies and groups of ten thousand addresses go into the kernel.
+// The kernel accepts a thousand policies and groups of ten thousand addresses.
 func TestLargeInTheKernel(t *testing.T) {
 	r := settled(t)
 	g := &v1.Endpoints{ObjectMeta: metav1.ObjectMeta{Name: "large"}, Subsets: []v1.EndpointSubset{{}}}
@@ -323,13 +325,14 @@ func TestLargeInTheKernel(t *testing.T) {
 	}
 }
 
-// Behind the address of a Service the pod counts to which it leads, and a pod reaches itself there whatever policies say.
-// What came with a release before, base chains of other names among it, goes when the table is made anew.
+// Behind a Service, the selected pod counts, and a pod reaches itself through it whatever the
+// policies are. Objects of an earlier release, including base chains with other names, are removed
+// when the table is rebuilt.
 func TestServicesAndOldTables(t *testing.T) {
 	r := settled(t)
 	r.nft(t, "add table inet "+Table+"; add chain inet "+Table+" elder { type filter hook input priority 7; }; add chain inet "+Table+" x; add map inet "+Table+
 		" m { type ipv4_addr : verdict; }; add element inet "+Table+" m { 10.0.0.1 : goto x }; add rule inet "+Table+" elder ip saddr vmap @m; add set inet "+Table+
-		" pods-e4 { type inet_service; }") // a map of ours is a set there: nothing but a new table helps
+		" pods-e4 { type inet_service; }") // a set with the name of one of our maps: only a new table helps
 	r.nft(t, "add table ip nat; add chain ip nat pre { type nat hook prerouting priority dstnat; }; add chain ip nat post { type nat hook postrouting priority srcnat; };"+
 		"add rule ip nat pre ip daddr 10.96.0.1 tcp dport 80 dnat to 10.88.0.10:8080; add rule ip nat pre ip daddr 10.96.0.2 tcp dport 80 dnat to 10.89.0.7:8080;"+
 		"add rule ip nat post ct status dnat masquerade")
@@ -365,7 +368,8 @@ func TestServicesAndOldTables(t *testing.T) {
 	}
 }
 
-// What the node sends with the address of somebody else, as IPVS does for clients of Services, is judged as theirs.
+// Packets that the node sends with another source address, as IPVS does for clients of Services,
+// are evaluated like the client's.
 func TestSentForOthers(t *testing.T) {
 	r := settled(t)
 	allow := denyAll("a")
@@ -382,7 +386,7 @@ func TestSentForOthers(t *testing.T) {
 		{"10.89.0.7", "10.88.0.10", false}, {"10.89.0.130", "10.88.0.10", true}, {"10.89.0.7", "10.88.0.12", true}, {"10.88.0.1", "10.88.0.10", true},
 		{"10.88.0.10", "10.89.0.7", false}, {"10.88.0.12", "10.89.0.7", true}, {"10.88.0.12", "10.88.0.11", false},
 	} {
-		// Of what was sent before there may be an answer on its way: that is not counted.
+		// Responses to earlier packets may still arrive: they are not counted.
 		r.nft(t, "flush chain inet watch out; add rule inet watch out ip saddr "+c.from+" ip daddr "+c.to+" udp dport 80 counter")
 		must(t, space.In(r.node, func() error {
 			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -397,12 +401,12 @@ func TestSentForOthers(t *testing.T) {
 				return err
 			}
 			err = unix.Sendto(fd, []byte("x"), 0, &unix.SockaddrInet4{Port: 80, Addr: addrs(c.to)[0].As4()})
-			if err != nil && err != unix.EPERM { // what a rule drops on its way out is told
+			if err != nil && err != unix.EPERM { // a rule that drops on output returns an error
 				return err
 			}
 			return nil
 		}))
-		sent := r.nft(t, "list", "table", "inet", "watch") // a packet has met all rules when the call returns
+		sent := r.nft(t, "list", "table", "inet", "watch") // a packet has passed all rules when the call returns
 		if passes := !strings.Contains(sent, "packets 0 "); passes != c.passes {
 			t.Errorf("%s to %s: passes=%v, want %v", c.from, c.to, passes, c.passes)
 		}

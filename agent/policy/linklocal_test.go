@@ -39,12 +39,13 @@ func (r *rig) linkLocal(t *testing.T, link string) netip.Addr {
 	return found
 }
 
-// A pod does not reach its node by link-local addresses of IPv6, which no policy can name, whether the cluster has IPv6
-// or not and whether policies select the pod or not. Neighbor discovery works, and the node's other addresses are reached.
+// A pod cannot reach its node through link-local IPv6 addresses, which no policy can name. This
+// holds with and without IPv6 in the cluster, and whether or not policies select the pod. Neighbor
+// discovery works, and the node's other addresses are reachable.
 func TestNodeByLinkLocal(t *testing.T) {
 	r := settled(t)
 	for _, p := range r.places[:4] {
-		p.addresses = p.addresses[:1] // a cluster of IPv4 alone, whose nodes and pods have link-local addresses all the same
+		p.addresses = p.addresses[:1] // an IPv4 cluster, whose nodes and pods nevertheless have link-local addresses
 	}
 	r.putPods()
 	r.put(denyAll("a"))
@@ -54,7 +55,8 @@ func TestNodeByLinkLocal(t *testing.T) {
 		must(t, r.e.Guard(t.Context(), p.object(), p.strings()))
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
-		// The pod's own link-local address is tentative for a while, in which the pod does not search for the node.
+		// The pod's own link-local address is tentative for a while, during which the pod does not
+		// resolve the node's address.
 		must(t, space.In(p.ns, func() error {
 			return wait.For(ctx, 10*time.Millisecond, func() error { return refused(node) })
 		}))
@@ -69,7 +71,8 @@ func TestNodeByLinkLocal(t *testing.T) {
 	}))
 }
 
-// refused returns nil when the neighbor with this link-local address of eth0 has told its hardware address and nothing else.
+// refused returns nil if the neighbor with this link-local address of eth0 has sent its hardware
+// address and nothing else.
 func refused(node netip.Addr) error {
 	c, err := (&net.Dialer{Timeout: time.Second}).Dial("tcp6", fmt.Sprintf("[%s%%eth0]:%d", node, testPorts[0]))
 	if err == nil {

@@ -10,14 +10,14 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// On a node that is busy, where reading the table takes long, damage is looked for as soon as elsewhere: what counts is what reading it
-// takes of a processor.
+// On a busy node, where reading the table takes long, damage is checked for as often as elsewhere:
+// only the CPU time of reading counts.
 func TestBusyNodeIsLookedAt(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		it, _ := memory(fake.NewCluster())
 		it.built, it.generation = true, func() (uint32, error) { return 1, nil }
 		it.listed = func(context.Context) (tableContents, error) {
-			time.Sleep(time.Minute) // virtual
+			time.Sleep(time.Minute) // virtual time
 			return tableContents{cost: 10 * time.Millisecond}, errors.New("something is not as it was made")
 		}
 		must(t, it.check(t.Context()))

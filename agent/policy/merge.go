@@ -7,41 +7,42 @@ import (
 	"strings"
 )
 
-// The bounds of what is merged.
+// The limits of merging.
 const (
-	fewRules    = 8       // so many rules of groups stay as they are; where there would be more, ports go into the set
-	fewPorts    = 16      // that a set holds for each address; longer lists are matched by a rule
-	fewSpans    = 8       // that stand in the rule; more are a set of their own
-	mergedLimit = 1 << 18 // elements of all sets of several groups on a node: beyond, each group is asked by a rule of its own
+	fewRules    = 8       // rules for groups; with more rules, ports become part of the set
+	fewPorts    = 16      // ports per address in a set; longer lists are matched by rules
+	fewSpans    = 8       // address ranges in a rule; more ranges become a set
+	mergedLimit = 1 << 18 // elements of all sets with several groups on a node; beyond it, each group has its own rule
 )
 
-// merged collects what the rules of several policies let through in one direction and family, so that a packet meets a rule
-// for each list of ports, and not for each policy: peers with the same ports become one set.
+// merged merges the rules of several policies in one direction and family. Peers with the same
+// ports become one set. The number of rules thus grows with the number of port lists, not with the
+// number of policies.
 type merged struct {
 	d       direction
 	f       family
 	anybody share
-	groups  map[string]*share // by group
+	groups  map[string]*share // by address group
 	blocks  map[string]*blocks
-	named   map[source]map[string]bool // ports by name, of egress: each pod of a group calls its ports as it likes
-	within  map[string]*namedWithin    // ports by name of pods in blocks of addresses, by both
+	named   map[source]map[string]bool // named egress ports: each pod of a group may assign its own number to the name
+	within  map[string]*namedWithin    // named egress ports of pods in ipBlocks
 }
 
-// namedWithin are the pods in blocks of addresses that name a port.
+// namedWithin are the pods in some ipBlocks that have a named port.
 type namedWithin struct {
 	source source
 	spans  []span
 	keys   map[string]bool
 }
 
-// share is what somebody may reach, and the policies that say so.
+// share is the set of ports that a peer may reach, and the keys of the policies that allow them.
 type share struct {
 	any   bool
 	ports []portRange
 	keys  map[string]bool
 }
 
-// blocks are addresses that may reach the same.
+// blocks are address ranges with the same ports.
 type blocks struct {
 	share
 	spans []span
@@ -60,7 +61,7 @@ func (s *share) add(key string, r rule) {
 	s.ports = append(s.ports, r.ports...)
 }
 
-// add takes a rule of a policy in.
+// add adds a rule of the policy with the given key.
 func (m *merged) add(key string, r rule) {
 	m.addNamed(key, r)
 	if len(r.ports) == 0 && !r.anyPort {
@@ -91,7 +92,7 @@ func (m *merged) add(key string, r rule) {
 	}
 }
 
-// addNamed takes in what a rule of egress allows by the names of ports.
+// addNamed adds the named ports of an egress rule.
 func (m *merged) addNamed(key string, r rule) {
 	spans, all := m.f.spans(r.blocks)
 	for _, n := range r.named {
@@ -118,7 +119,7 @@ func (m *merged) addNamed(key string, r rule) {
 	}
 }
 
-// spans are the blocks of the family; all says that one of them is the whole family.
+// spans returns the ranges of the family. all reports that one of them is the whole family.
 func (f family) spans(blocks []span) (of []span, all bool) {
 	for _, s := range blocks {
 		switch {
@@ -132,7 +133,7 @@ func (f family) spans(blocks []span) (of []span, all bool) {
 	return of, false
 }
 
-// signature is the same for rules with the same ports.
+// signature returns the same string for rules with the same ports.
 func (r rule) signature() string {
 	if r.anyPort {
 		return "any"
@@ -140,7 +141,7 @@ func (r rule) signature() string {
 	return fmt.Sprint(r.ports)
 }
 
-// rule is what a share comes to.
+// rule returns a rule with the merged ports.
 func (s *share) rule() rule {
 	if s.any {
 		return rule{anyPort: true}
@@ -148,17 +149,17 @@ func (s *share) rule() rule {
 	return rule{ports: joinPorts(s.ports)}
 }
 
-// alike are groups that may reach the same.
+// alike are address groups with the same ports.
 type alike struct {
 	rule   rule
 	groups []string
 	keys   map[string]bool
 }
 
-// namer notes a set that is needed for some ports, and returns its name.
+// namer records a set that is required for some ports, and returns its name.
 type namer func(c content, ports string) string
 
-// lines are the rules. The sets that they name are noted.
+// lines returns the rules. It calls use for each set that they refer to.
 func (m *merged) lines(use namer) []line {
 	var out []line
 	if len(m.anybody.keys) > 0 {
@@ -197,7 +198,7 @@ func (m *merged) blockMatch(spans []span, use namer) string {
 	return fmt.Sprintf("%s %s @%s", m.f.ip, m.d.peer, use(c, ""))
 }
 
-// groupLines are the rules about groups.
+// groupLines returns the rules about address groups.
 func (m *merged) groupLines(use namer) []line {
 	bySignature := map[string]*alike{}
 	rules := 0
@@ -250,7 +251,7 @@ func (m *merged) exactMatch(set string) string {
 	return fmt.Sprintf("%s %s . meta l4proto . th dport @%s", m.f.ip, m.d.peer, set)
 }
 
-// alikeLines are the rules about groups that may reach the same.
+// alikeLines returns the rules about address groups with the same ports.
 func (m *merged) alikeLines(same *alike, use namer) []line {
 	c := content{six: m.f.six}
 	for _, g := range same.groups {
@@ -270,7 +271,7 @@ func (m *merged) alikeLines(same *alike, use namer) []line {
 	return out
 }
 
-// oneGroup are the rules about one group.
+// oneGroup returns the rules about one address group.
 func (m *merged) oneGroup(group string, r rule, remark string) (out []substitute) {
 	one := content{six: m.f.six, sources: []source{{group: group, six: m.f.six}}}
 	for _, port := range portMatches(r) {
@@ -283,7 +284,8 @@ func (m *merged) text(set, port, remark string) string {
 	return words(fmt.Sprintf("%s %s @%s", m.f.ip, m.d.peer, set), port, m.d.allow, remark)
 }
 
-// single are the ports of a rule one by one, where they are few.
+// single returns the individual ports of a rule. few is false if the rule has more than fewPorts
+// ports, or none.
 func (r rule) single() (out []onePort, few bool) {
 	if r.anyPort {
 		return nil, false
@@ -299,9 +301,9 @@ func (r rule) single() (out []onePort, few bool) {
 	return out, len(out) > 0
 }
 
-// remark is what an operator reads beside a rule: whose it is.
+// remark returns the comment of a rule: the policies that it implements.
 func remark(of map[string]bool) string {
-	const limit, most = 100, 4 // nft takes 128 bytes
+	const limit, most = 100, 4 // nft accepts at most 128 bytes
 	keys := slices.Sorted(maps.Keys(of))
 	text := strings.Map(func(c rune) rune {
 		if c < ' ' || c > '~' || c == '"' || c == '\\' {
@@ -320,7 +322,8 @@ func words(in ...string) string {
 	return strings.Join(slices.DeleteFunc(in, func(s string) bool { return s == "" }), " ")
 }
 
-// portMatches are the matches of which one has to hold, one per protocol.
+// portMatches returns the port matches of a rule, one per protocol. A packet must satisfy one of
+// them.
 func portMatches(rule rule) []string {
 	if rule.anyPort {
 		return []string{""}

@@ -14,7 +14,8 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Whatever is merged, and wherever there is no room for that, the rules let through what Kubernetes' words allow.
+// Whatever is merged or exceeds the limit of merging, the rules allow the connections that
+// Kubernetes' documentation allows.
 func TestMergedAgainstOracle(t *testing.T) {
 	for trial := range 60 {
 		seed := rand.Uint64()
@@ -29,7 +30,7 @@ func TestMergedAgainstOracle(t *testing.T) {
 		groups := map[string]*v1.Endpoints{}
 		for i := range rnd.IntN(40) {
 			o := randomPolicy(rnd, fmt.Sprint("p", i))
-			for j := range o.Spec.Ingress { // many lists of ports, so that they go into sets
+			for j := range o.Spec.Ingress { // many lists of ports, so that they become part of sets
 				for k := range o.Spec.Ingress[j].Ports {
 					if p := &o.Spec.Ingress[j].Ports[k]; p.Port != nil && p.Port.Type == intstr.Int && p.EndPort == nil {
 						p.Port = new(intstr.FromInt(pick(rnd, 53, 80, 5000, 5432, 8080, 9090, 32000, 32768) + rnd.IntN(3)))
@@ -66,8 +67,8 @@ func TestMergedAgainstOracle(t *testing.T) {
 	}
 }
 
-// How many rules a first packet meets does not depend on how many policies there are, be the ports the same, others
-// for each, or in blocks.
+// The number of rules for a first packet does not depend on the number of policies, whether their
+// ports are equal, different, or for ipBlocks.
 func TestRulesDoNotGrowWithPolicies(t *testing.T) {
 	groups := map[string]*v1.Endpoints{}
 	for _, c := range []struct {
@@ -106,8 +107,9 @@ func TestRulesDoNotGrowWithPolicies(t *testing.T) {
 	}
 }
 
-// Sets of many blocks, and of addresses with ports, are in the kernel what they were made as, in both families: what
-// nft lists is not taken for damage, and they let through what the policies allow.
+// Sets of many address ranges, and of addresses with ports, are stored unchanged in the kernel, in
+// both families. The listing by nft is not considered damage, and the sets allow the connections of
+// the policies.
 func TestMergedSetsInTheKernel(t *testing.T) {
 	r := settled(t)
 	open := denyAll("a")

@@ -19,24 +19,25 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// The names of what is counted for each pod that policies isolate.
+// The names of the metrics per isolated pod.
 const (
 	MetricPackets  = "keelson_network_policy_dropped_packets_total"
 	MetricBytes    = "keelson_network_policy_dropped_bytes_total"
 	metricUnmerged = "keelson_network_policy_unmerged_sets"
 )
 
-// drops are what was not let through.
+// drops is the number of dropped packets and bytes.
 type drops struct{ packets, bytes uint64 }
 
-// WriteMetrics writes what was dropped for each pod of the node that policies isolate, in Prometheus' text form: two rows
-// for each of them at most. The kernel counts by itself, and is read when somebody asks.
+// WriteMetrics writes the packets dropped for each isolated pod of the node in the Prometheus text
+// format, with at most two rows per pod. The kernel counts; it is read only when metrics are
+// requested.
 func (e *Enforcer) WriteMetrics(_ context.Context, to io.Writer) error {
 	e.mu.Lock()
 	judged, split, owners := len(e.kernel) > 0, e.split, maps.Clone(e.owners)
 	e.mu.Unlock()
 	w := bufio.NewWriter(to)
-	fmt.Fprintf(w, "# HELP %s Sets of several groups of addresses for which there was no room\n# TYPE %s gauge\n%s %d\n", metricUnmerged, metricUnmerged, metricUnmerged, split)
+	fmt.Fprintf(w, "# HELP %s Sets of several address groups that exceeded the limit and were not merged\n# TYPE %s gauge\n%s %d\n", metricUnmerged, metricUnmerged, metricUnmerged, split)
 	if !judged || e.cfg.Off() {
 		return w.Flush()
 	}
@@ -50,7 +51,7 @@ func (e *Enforcer) WriteMetrics(_ context.Context, to io.Writer) error {
 		for _, f := range families {
 			counts, err := countsOf(dropped(d, f))
 			if err != nil {
-				e.cfg.Log.Debug("what network policies dropped cannot be read", "err", err)
+				e.cfg.Log.Debug("the drop counters of network policies cannot be read", "err", err)
 				return w.Flush()
 			}
 			for address, n := range counts {
@@ -67,8 +68,8 @@ func (e *Enforcer) WriteMetrics(_ context.Context, to io.Writer) error {
 	for _, m := range []struct {
 		name, help string
 		of         func(drops) uint64
-	}{{MetricPackets, "Packets that the network policies of a pod did not let through", func(d drops) uint64 { return d.packets }},
-		{MetricBytes, "Bytes of packets that the network policies of a pod did not let through", func(d drops) uint64 { return d.bytes }}} {
+	}{{MetricPackets, "Packets that the network policies of a pod dropped", func(d drops) uint64 { return d.packets }},
+		{MetricBytes, "Bytes of packets that the network policies of a pod dropped", func(d drops) uint64 { return d.bytes }}} {
 		fmt.Fprintf(w, "# HELP %s %s\n# TYPE %s counter\n", m.name, m.help, m.name)
 		for _, r := range rows {
 			fmt.Fprintf(w, "%s{namespace=%q,pod=%q,direction=%q} %d\n", m.name, r.namespace, r.pod, r.direction, m.of(sums[r]))
@@ -77,17 +78,18 @@ func (e *Enforcer) WriteMetrics(_ context.Context, to io.Writer) error {
 	return w.Flush()
 }
 
-// nftaElementExpressions is where newer kernels put what an element counts (linux/netfilter/nf_tables.h).
+// nftaElementExpressions is the attribute in which newer kernels store an element's counter
+// (linux/netfilter/nf_tables.h).
 const nftaElementExpressions = 11
 
-// countsOf reads the counters of a set of ours by address.
+// countsOf returns the counters of a set by address.
 func countsOf(set string) (map[netip.Addr]drops, error) {
 	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP)
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.NFPROTO_INET, Version: nl.NFNETLINK_V0})
 	req.AddData(nl.NewRtAttr(unix.NFTA_SET_ELEM_LIST_TABLE, nl.ZeroTerminated(Table)))
 	req.AddData(nl.NewRtAttr(unix.NFTA_SET_ELEM_LIST_SET, nl.ZeroTerminated(set)))
 	msgs, err := req.Execute(unix.NETLINK_NETFILTER, 0)
-	if errors.Is(err, unix.ENOENT) { // it is being made anew
+	if errors.Is(err, unix.ENOENT) { // the set is being recreated
 		return nil, nil
 	}
 	if err != nil {
@@ -122,7 +124,7 @@ func countsOf(set string) (map[netip.Addr]drops, error) {
 	return out, nil
 }
 
-// attributes are the parts of a message by their number; what cannot be read has none.
+// attributes returns the attributes of a message by type, or nil if it cannot be parsed.
 func attributes(raw []byte) map[uint16][]byte {
 	list, err := nl.ParseRouteAttr(raw)
 	if err != nil {

@@ -1,11 +1,13 @@
-// Package policy puts NetworkPolicies in force on a worker: a pure model of which pod may talk with whom, compiled from
-// the policies that select pods of this node, and nftables rules that express it as maps by pod address and sets of
-// addresses, so that a packet of a pod without policies costs one lookup each way and an established connection none.
+// Package policy enforces NetworkPolicies on a node. A pure model computes which peers each pod may
+// communicate with, from the policies that select pods of this node. nftables rules implement it
+// with maps by pod address and sets of addresses. A packet of a pod without policies costs one
+// lookup per direction; a packet of an established connection costs none.
 //
-// A connection is judged twice, as it leaves a pod of this node and as it reaches one, after the destination was
-// changed (the pod that a Service leads to counts) and before the source is. Pods with the same policies share a chain, in
-// which peers that may reach the same ports are one set, whichever policies say so: what a first packet costs does not
-// depend on how many policies there are.
+// A connection is evaluated twice: when it leaves a pod of this node and when it reaches one. Both
+// evaluations follow the destination NAT of Services, so that the selected endpoint counts, and
+// precede the source NAT. Pods with the same policies share a chain. Peers with the same allowed
+// ports are one set in it, whichever policies name them. The cost of a first packet therefore does
+// not depend on the number of policies.
 package policy
 
 import (
@@ -27,28 +29,28 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Pod is a pod of this node with addresses of its own.
+// Pod is a pod of this node that is not on the host network.
 type Pod struct {
 	UID       types.UID
 	Namespace string
 	Labels    map[string]string
-	Ports     []NamedPort // that its containers name
+	Ports     []NamedPort // named ports of its containers
 	Addresses []netip.Addr
 }
 
-// NamedPort is a port of a container.
+// NamedPort is a named port of a container.
 type NamedPort struct {
-	Name, Proto string // "tcp", "udp" or "sctp"
+	Name, Proto string // Proto is "tcp", "udp" or "sctp"
 	Port        uint16
 }
 
-// podOf takes from a pod what policies ask of it.
+// podOf returns the part of a pod that policies depend on.
 func podOf(p *v1.Pod, addresses []netip.Addr) Pod {
 	out := Pod{UID: p.UID, Namespace: p.Namespace, Labels: p.Labels, Addresses: addresses}
 	for n, list := range [][]v1.Container{p.Spec.InitContainers, p.Spec.Containers} {
 		for i := range list {
 			if r := list[i].RestartPolicy; n == 0 && (r == nil || *r != v1.ContainerRestartPolicyAlways) {
-				continue // it is gone before the pod serves
+				continue // a regular init container has exited before the pod serves
 			}
 			for _, port := range list[i].Ports {
 				if port.Name != "" && port.ContainerPort > 0 && port.ContainerPort < 1<<16 {
@@ -62,25 +64,25 @@ func podOf(p *v1.Pod, addresses []netip.Addr) Pod {
 
 func protocol(p v1.Protocol) string { return strings.ToLower(string(cmp.Or(p, v1.ProtocolTCP))) }
 
-// policy is a NetworkPolicy, read.
+// policy is a parsed NetworkPolicy.
 type policy struct {
 	key, namespace string // key is "namespace/name"
 	selector       labels.Selector
-	ingress        *[]rule // nil: the policy says nothing of this direction
+	ingress        *[]rule // nil: the policy does not isolate pods in this direction
 	egress         *[]rule
-	named          bool // rules of ingress name ports: what they mean differs by pod
+	named          bool // ingress rules use named ports, whose numbers differ by pod
 }
 
-// rule lets through what matches one of its peers and one of its ports.
+// rule allows traffic that matches one of its peers and one of its ports.
 type rule struct {
 	anybody bool
 	groups  []string
 	blocks  []span // disjoint, in order
 	anyPort bool
 	ports   []portRange
-	named   []NamedPort // without a number
-	// callers are the groups of pods that name a port of named; only of egress rules that allow destinations without
-	// selectors.
+	named   []NamedPort // Port is 0
+	// callers are the groups of pods that have a named port. They are set only for egress rules
+	// that allow destinations without selectors.
 	callers map[NamedPort]string
 }
 
@@ -89,7 +91,8 @@ type portRange struct {
 	from, to uint16
 }
 
-// read makes a policy of an object. What cannot be read lets nothing through, and is in the error.
+// policy parses a NetworkPolicy. Parts that cannot be parsed allow nothing and are reported in the
+// error.
 func read(p *networkingv1.NetworkPolicy) (*policy, error) {
 	out := &policy{key: p.Namespace + "/" + p.Name, namespace: p.Namespace}
 	var err error
@@ -123,7 +126,8 @@ func read(p *networkingv1.NetworkPolicy) (*policy, error) {
 	return out, r.err
 }
 
-// readCallers reads the annotation agent.NamedPortGroups. What cannot be read is left out, and its port allows nothing.
+// readCallers parses the annotation agent.NamedPortGroups. It omits entries that cannot be parsed;
+// their ports allow nothing.
 func readCallers(text string) map[NamedPort]string {
 	out := map[NamedPort]string{}
 	for part := range strings.SplitSeq(text, ",") {
@@ -136,13 +140,14 @@ func readCallers(text string) map[NamedPort]string {
 	return out
 }
 
-// reader reads the rules of one policy in their order, and takes a group for each peer with selectors.
+// reader parses the rules of one policy in order. It assigns the next address group to each peer
+// with selectors.
 type reader struct {
 	key    string
 	groups []string
-	// callers are the groups of pods that name a port, by the port.
+	// callers are the groups of pods that have a named port.
 	callers map[NamedPort]string
-	err     error // the first thing that could not be read
+	err     error // the first parse error
 }
 
 func (r *reader) fail(format string, args ...any) {
@@ -163,10 +168,10 @@ func (r *reader) rule(peers []networkingv1.NetworkPolicyPeer, ports []networking
 			continue
 		}
 		if p.PodSelector == nil && p.NamespaceSelector == nil {
-			continue // nobody
+			continue // matches no peer
 		}
 		if len(r.groups) == 0 {
-			r.fail("a peer has no group of addresses")
+			r.fail("a peer has no address group")
 			continue
 		}
 		if name := strings.TrimSpace(r.groups[0]); name != "" && !slices.Contains(out.groups, name) {
@@ -188,7 +193,7 @@ func (r *rule) addPort(p networkingv1.NetworkPolicyPort) {
 		proto = protocol(*p.Protocol)
 	}
 	switch {
-	case proto != "tcp" && proto != "udp" && proto != "sctp": // lets nothing through
+	case proto != "tcp" && proto != "udp" && proto != "sctp": // allows nothing
 	case p.Port == nil:
 		r.ports = append(r.ports, portRange{proto, 0, 1<<16 - 1})
 	case p.Port.Type == intstr.String:
@@ -204,7 +209,7 @@ func (r *rule) addPort(p networkingv1.NetworkPolicyPort) {
 	}
 }
 
-// resolved gives the names of ports their numbers in a pod.
+// resolved replaces named ports with their numbers in a pod.
 func (r rule) resolved(pod []NamedPort) rule {
 	if len(r.named) == 0 {
 		return r
@@ -221,7 +226,8 @@ func (r rule) resolved(pod []NamedPort) rule {
 	return r
 }
 
-// joinPorts sorts ranges and makes one of those that meet: nft refuses intervals that overlap.
+// joinPorts sorts port ranges and merges those that overlap or adjoin. nft rejects overlapping
+// intervals.
 func joinPorts(in []portRange) []portRange {
 	slices.SortFunc(in, func(a, b portRange) int {
 		return cmp.Or(cmp.Compare(a.proto, b.proto), cmp.Compare(a.from, b.from), cmp.Compare(a.to, b.to))
@@ -237,7 +243,7 @@ func joinPorts(in []portRange) []portRange {
 	return out
 }
 
-// id is a short name that nft accepts, for whatever text.
+// id returns a short hash of the parts that is valid in nft names.
 func id(parts ...string) string {
 	h := sha256.New()
 	for _, p := range parts {

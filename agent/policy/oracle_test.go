@@ -17,7 +17,7 @@ import (
 	"keelson.dev/keelson/test/testenv/space"
 )
 
-// permitted says by Kubernetes' words alone whether a connection may be made.
+// permitted reports whether Kubernetes' documentation allows a connection.
 func permitted(policies []*networkingv1.NetworkPolicy, a try) bool {
 	if a.from != nil && a.from.local && !passes(policies, networkingv1.PolicyTypeEgress, a.from, a.to, a.server, a.to, a) {
 		return false
@@ -28,7 +28,7 @@ func permitted(policies []*networkingv1.NetworkPolicy, a try) bool {
 	return true
 }
 
-// passes judges one direction of pod own, with whom it talks, and whose ports are meant.
+// passes evaluates one direction for pod own and its peer. ip and server determine the destination.
 func passes(policies []*networkingv1.NetworkPolicy, kind networkingv1.PolicyType, own, peer *place, ip netip.Addr, server *place, a try) bool {
 	isolated := false
 	for _, p := range policies {
@@ -189,7 +189,7 @@ func randomPlaces(r *rand.Rand, places []*place) {
 			p.namespace = pick(r, "a", "b")
 		}
 		if p.ports != nil {
-			continue // fixed for life, as the namespace
+			continue // immutable, like the namespace
 		}
 		p.ports = []NamedPort{{"http", "tcp", uint16(pick(r, 80, 8080))}, {"dns", "udp", uint16(pick(r, 80, 81))}}
 		if p.stranger {
@@ -198,7 +198,7 @@ func randomPlaces(r *rand.Rand, places []*place) {
 	}
 }
 
-// every lists all attempts that can be made on a site.
+// every returns all attempts that are possible on a site.
 func (s *site) every() []try {
 	var out []try
 	add := func(from, to *place, client, server []netip.Addr) {
@@ -224,8 +224,8 @@ func (s *site) every() []try {
 	return out
 }
 
-// judge makes the attempts and compares what comes of them with what may: those that may not are made first, and have
-// had at least as long as all others when they are looked at.
+// judge makes the attempts and compares their results with may. Attempts that must fail are made
+// first, so that they have had at least as much time as all others when they are checked.
 func (r *rig) judge(t *testing.T, attempts []try, may func(try) bool) (allowed, denied int) {
 	t.Helper()
 	must(t, space.In(r.node, func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }))
@@ -261,8 +261,8 @@ func (r *rig) judge(t *testing.T, attempts []try, may func(try) bool) (allowed, 
 	return len(open), len(closed)
 }
 
-// With random pods, policies and groups, exactly those connections come about in the kernel that Kubernetes' words
-// allow, through many changes of one and the same table.
+// With random pods, policies and groups, exactly the connections that Kubernetes' documentation
+// allows are established in the kernel, through many changes of the same table.
 func TestRandomAgainstOracle(t *testing.T) {
 	needsKernel(t)
 	trials := 16
@@ -284,7 +284,7 @@ func TestRandomAgainstOracle(t *testing.T) {
 			randomPlaces(rnd, r.places)
 			r.putPods()
 		}
-		// Some stay, some go, some change under their name.
+		// Some policies remain, some are removed, some change under the same name.
 		policies = slices.DeleteFunc(policies, func(*networkingv1.NetworkPolicy) bool { return rnd.IntN(3) == 0 })
 		for i := range rnd.IntN(4) {
 			p := randomPolicy(rnd, fmt.Sprint("p", i))

@@ -11,9 +11,9 @@ import (
 	"keelson.dev/keelson/agent/fake"
 )
 
-type inMemory = fake.Cluster // whose name one of its methods has
+type inMemory = fake.Cluster // an alias, because one of its methods has the same name
 
-// moving is a view in which something happens when its pods have just been read.
+// moving is a view that changes right after its pods have been read.
 type moving struct {
 	*inMemory
 	then func()
@@ -28,8 +28,8 @@ func (m *moving) Pods() []*v1.Pod {
 	return out
 }
 
-// A pod that comes, and of which Guard is told, while the pods of the view are looked at is not taken for one that has gone: it would
-// run without its policies.
+// A pod for which Guard is called while the pods of the view are read is not considered removed.
+// Otherwise it would run without its policies.
 func TestPodThatComesMeanwhile(t *testing.T) {
 	view := &moving{inMemory: fake.NewCluster()}
 	e := New(Config{Objects: view, Sandboxes: sandboxes{}, Off: func() bool { return false }, Log: slog.New(slog.DiscardHandler)})
@@ -38,7 +38,7 @@ func TestPodThatComesMeanwhile(t *testing.T) {
 	came := false
 	view.then = func() {
 		view.Put(pod)
-		if came = e.mu.TryLock(); came { // otherwise it waits for its turn, as Guard does
+		if came = e.mu.TryLock(); came { // otherwise it waits for the lock, as Guard does
 			defer e.mu.Unlock()
 			attach()
 		}

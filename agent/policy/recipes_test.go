@@ -21,7 +21,8 @@ import (
 
 var rewrite = flag.Bool("rewrite", false, "write the golden files anew")
 
-// town are the pods of the recipes: some of namespace a are on the node, all others elsewhere.
+// town returns the pods of the recipes: some pods of namespace a are on the node, all others
+// elsewhere.
 func town() []*place {
 	at := func(name, namespace string, app string, ip string, local bool, ports ...NamedPort) *place {
 		return &place{name: name, namespace: namespace, labels: map[string]string{"app": app}, addresses: addrs(ip), local: local, ports: ports}
@@ -37,7 +38,7 @@ func town() []*place {
 		&place{name: "friend", stranger: true, addresses: addrs("172.17.9.9")})
 }
 
-// judged says what the rules of a ruleset do with a first packet. It reads the text that nft gets, by itself.
+// judged evaluates the rules of a ruleset for a first packet. It parses the text that nft receives.
 type judged struct {
 	t *testing.T
 	r ruleset
@@ -54,7 +55,7 @@ func (j judged) passes(a try) bool {
 	return true
 }
 
-// chain says whether a chain accepts.
+// chain reports whether a chain accepts.
 func (j judged) chain(name string, a try) bool {
 	lines, ok := j.r.chains[name]
 	if !ok {
@@ -65,7 +66,7 @@ func (j judged) chain(name string, a try) bool {
 			return false
 		}
 		if strings.HasSuffix(line, " drop") {
-			continue // what is counted: nothing else is dropped but at the end
+			continue // counters; only the last rule drops
 		}
 		if j.line(line, a) {
 			return true
@@ -138,7 +139,7 @@ func (j judged) line(line string, a try) bool {
 	return true
 }
 
-// within says whether an address is in one of the ranges.
+// within reports whether an address is in one of the ranges.
 func within(ip netip.Addr, ranges []string) bool {
 	return slices.ContainsFunc(ranges, func(s string) bool {
 		from, to, ok := strings.Cut(s, "-")
@@ -156,8 +157,9 @@ func braces(words []string) (list, rest []string) {
 	return list, nil
 }
 
-// The recipes that people know by heart, and the examples of Kubernetes' page: what they let through, by the documents'
-// words and by the rules that nft gets. Each has a golden file of those.
+// The well-known recipes and the examples of Kubernetes' documentation: the connections that they
+// allow according to the documentation and to the rules for nft. Each has a golden file with its
+// rules.
 func TestRecipes(t *testing.T) {
 	files, err := filepath.Glob("testdata/recipes/*.yaml")
 	if err != nil || len(files) < 15 {
@@ -246,7 +248,8 @@ func everyPair(places []*place) []try {
 	return out
 }
 
-// recipe reads policies, and in comments "# client server proto/port: passes" or ": is denied".
+// recipe parses policies, and comments of the form "# client server proto/port: passes" or ": is
+// denied".
 func recipe(t *testing.T, text string) (policies []*networkingv1.NetworkPolicy, want map[string]string) {
 	t.Helper()
 	want = map[string]string{}
@@ -270,7 +273,7 @@ func recipe(t *testing.T, text string) (policies []*networkingv1.NetworkPolicy, 
 	return policies, want
 }
 
-// golden compares the transaction that makes a ruleset with a file.
+// golden compares the transaction that creates a ruleset with a file.
 func golden(t *testing.T, file string, r ruleset) {
 	t.Helper()
 	fake := knftables.NewFake(knftables.InetFamily, Table)

@@ -8,28 +8,31 @@ import (
 	"sigs.k8s.io/knftables"
 )
 
-// Table is the name of our nftables table, in the inet family; nothing else on the node is touched.
+// Table is the name of Keelson's nftables table for policies, in the inet family. The Enforcer
+// changes no other table.
 const Table = "keelson-policy"
 
-// baseChain is a chain of ours that the kernel calls by itself. Its name changes when its hook or priority do.
+// baseChain is a base chain of the table. A change of its hook or priority requires a new name.
 type baseChain struct {
 	name     string
 	hook     knftables.BaseChainHook
 	priority string
-	ways     []direction // that are judged, in this order
+	ways     []direction // ways that are evaluated, in this order
 }
 
-// One chain judges both ways: what a pod may send returns to it and is judged by the pod that gets it.
-// What pods send to the node itself is judged where it comes in; what the node sends to its own pods, nowhere.
-// IPVS takes what is for a Service where it comes in, before the chain there, changes its destination and sends it as the
-// node would: there it is judged, by the source that is not the node's.
+// One chain evaluates both directions: after egress is allowed, evaluation returns to the chain and
+// continues with the destination pod's ingress. Traffic from pods to the node is evaluated at
+// input. Traffic from the node to its own pods is not evaluated. IPVS intercepts Service traffic at
+// input before the chain there, changes its destination and sends it through output. It is
+// evaluated there if its source is not an address of the node.
 var baseChains = []baseChain{
 	{"forward", knftables.ForwardHook, "filter", []direction{directions[1], directions[0]}},
 	{"local", knftables.InputHook, "filter + 120", []direction{directions[1]}},
 	{"sent", knftables.OutputHook, "filter", []direction{directions[1], directions[0]}},
 }
 
-// base adds table, maps and base chains where they are missing, and makes the rules of the latter anew.
+// base adds the table, maps, sets and base chains that are missing, and rewrites the rules of the
+// base chains.
 func base(tx *knftables.Transaction, bridge string) {
 	tx.Add(&knftables.Table{Comment: knftables.PtrTo("Keelson NetworkPolicies")})
 	for _, f := range families {
@@ -37,7 +40,7 @@ func base(tx *knftables.Transaction, bridge string) {
 		tx.Add(&knftables.Set{Name: selves(f), Type: addr + " . " + addr})
 		for _, d := range directions {
 			tx.Add(&knftables.Map{Name: verdicts(d, f), Type: addr + " : verdict"})
-			tx.Add(&knftables.Set{Name: dropped(d, f), Type: addr + " ; counter"}) // each element counts
+			tx.Add(&knftables.Set{Name: dropped(d, f), Type: addr + " ; counter"}) // each element has a counter
 		}
 	}
 	for _, c := range baseChains {
@@ -52,8 +55,9 @@ func base(tx *knftables.Transaction, bridge string) {
 
 func baseRules(c baseChain, bridge string) []string {
 	rules := []string{"ct state established,related accept"}
-	// Pods have link-local addresses, which no policy can name, in a cluster of IPv4 alone too. Neighbor discovery needs these
-	// addresses; anything else that pods send under them, to each other or to their node, is dropped.
+	// Pods have link-local IPv6 addresses even in an IPv4 cluster, and no policy can name them.
+	// Neighbor discovery requires these addresses. All other packets of pods to or from them are
+	// dropped.
 	from := `iifname "` + bridge + `" ip6 `
 	switch c.hook {
 	case knftables.ForwardHook:
@@ -73,10 +77,10 @@ func baseRules(c baseChain, bridge string) []string {
 	return rules
 }
 
-// rebuild adds to tx what turns whatever is in our table into the ruleset, at once: no packet sees less than one of both.
-// have are the names of what is there, by kind.
+// rebuild adds the operations that replace the contents of the table by the ruleset, in one atomic
+// transaction. have lists the names of the current objects by kind.
 func rebuild(tx *knftables.Transaction, have map[string][]string, to ruleset, bridge string) {
-	// The kernel knows the names of what goes: the table is added first, where it is there already nothing happens.
+	// Flush requires that the table exists; adding an existing table has no effect.
 	tx.Add(&knftables.Table{Comment: knftables.PtrTo("Keelson NetworkPolicies")})
 	for _, m := range have["map"] {
 		tx.Flush(&knftables.Map{Name: m})
@@ -119,9 +123,10 @@ func rebuild(tx *knftables.Transaction, have map[string][]string, to ruleset, br
 	}
 }
 
-// change adds to tx what turns the kernel from one ruleset into another.
+// change adds the operations that change the kernel's rules from one ruleset to another.
 func change(tx *knftables.Transaction, from, to ruleset) {
-	// New sets and chains first, so that rules and maps may refer to them; the old go last.
+	// New sets and chains come first, because rules and maps refer to them. Unused ones are deleted
+	// last.
 	for _, name := range slices.Sorted(maps.Keys(to.sets)) {
 		changeSet(tx, name, from.sets[name], to.sets[name])
 	}
@@ -156,7 +161,7 @@ func change(tx *knftables.Transaction, from, to ruleset) {
 		}
 	}
 	slices.Sort(gone)
-	for _, name := range gone { // they refer to each other: empty all, then delete all
+	for _, name := range gone { // chains may refer to each other: flush all of them before deleting
 		tx.Flush(&knftables.Chain{Name: name})
 	}
 	for _, name := range gone {
@@ -195,7 +200,7 @@ func changeElements(tx *knftables.Transaction, name string, from, to map[string]
 	}
 }
 
-// lacking are the elements of one set that another lacks.
+// lacking returns the elements of one set that the other lacks, in order.
 func lacking(of, in map[string]bool) (out []string) {
 	for e := range of {
 		if !in[e] {
@@ -206,7 +211,7 @@ func lacking(of, in map[string]bool) (out []string) {
 	return out
 }
 
-// changeOwners has what is counted for an address begin anew when it becomes another pod's.
+// changeOwners recreates the counter of an address when the address moves to another pod.
 func changeOwners(tx *knftables.Transaction, name string, from, to map[string]string) {
 	for _, key := range slices.Sorted(maps.Keys(from)) {
 		if now, ok := to[key]; !ok || now != from[key] {

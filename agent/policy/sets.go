@@ -10,34 +10,35 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// ruleset is what the kernel should hold beyond the base.
+// ruleset is the complete set of rules in the kernel except the base.
 type ruleset struct {
 	shape
 	chains map[string][]string // rules in order
 	sets   map[string]*set
-	split  int // sets that would have been too large: each of their groups is asked by a rule of its own
+	split  int // number of sets that exceeded the limit and were replaced by one rule per group
 }
 
-// set is what a set of nftables holds. It is not changed once made.
+// set is an nftables set with its elements. It is immutable.
 type set struct {
 	content
-	elements map[string]bool   // concatenations with " . "
-	parts    []map[string]bool // of each source
+	elements map[string]bool   // parts of an element are joined by " . "
+	parts    []map[string]bool // elements of each source
 }
 
-// content says what a set holds: what some groups hold, or blocks of addresses.
+// content describes the contents of a set: address groups, or address ranges.
 type content struct {
 	six     bool
-	ports   bool     // of addresses with a protocol and port, not of addresses alone
-	sources []source // in order, none twice
+	ports   bool     // elements contain a protocol and a port in addition to the address
+	sources []source // in order, without duplicates
 	spans   []string
 }
 
-// source is what a set takes from a group: its addresses, those with one of their ports that is called so, or with a port.
+// source is the part of a set that comes from one address group. It consists of the group's
+// addresses alone, with a named port of theirs, or with a fixed port.
 type source struct {
 	group string
 	six   bool
-	named NamedPort // without a number
+	named NamedPort // Port is 0
 	port  onePort
 }
 
@@ -53,7 +54,7 @@ func (c *content) sort() {
 	})
 }
 
-// name follows from what the set holds.
+// name returns a name that is derived from the contents.
 func (c content) name() string {
 	if len(c.spans) > 0 {
 		return c.prefix() + id(c.spans...)
@@ -68,7 +69,7 @@ func (c content) name() string {
 	return c.prefix() + id(words...)
 }
 
-// prefix is the same for sets of one kind alone.
+// prefix returns a prefix that only sets with the same element type have.
 func (c content) prefix() string {
 	f := families[0]
 	if c.six {
@@ -83,7 +84,7 @@ func (c content) prefix() string {
 	return "group-" + f.digit + "-"
 }
 
-// kind is the nft type of the set.
+// kind returns the nft type of the set.
 func (c content) kind() string {
 	kind := "ipv4_addr"
 	if c.six {
@@ -95,7 +96,7 @@ func (c content) kind() string {
 	return kind
 }
 
-// fill is what a source takes from its group as it is now; nil is a group that is not there, of which nobody is.
+// fill returns the source's elements for the current state of its group. A nil group has none.
 func (s source) fill(group *v1.Endpoints) map[string]bool {
 	out := map[string]bool{}
 	if group == nil {
@@ -134,16 +135,18 @@ func (s source) fill(group *v1.Endpoints) map[string]bool {
 	return out
 }
 
-// filler fills sets from groups as they are now. What was filled before from groups that have not changed is taken over.
+// filler fills sets from the current address groups. It reuses the elements of groups that have not
+// changed.
 type filler struct {
 	before  map[string]*set
 	changed func(group string) bool
 	group   func(name string) (*v1.Endpoints, bool)
 	parts   map[source]map[string]bool
-	limit   int // elements of all sets of several sources
+	limit   int // maximum number of elements of all sets with several sources
 }
 
-// withSets returns the rules with all sets filled; those of before whose groups have not changed are taken over.
+// withSets returns the rules with all sets filled. It reuses previous sets whose groups have not
+// changed.
 func (r shape) withSets(before map[string]*set, changed func(group string) bool, group func(name string) (*v1.Endpoints, bool)) ruleset {
 	return r.filled(&filler{before, changed, group, map[source]map[string]bool{}, mergedLimit})
 }
@@ -193,7 +196,8 @@ func (f *filler) part(of source) map[string]bool {
 	return p
 }
 
-// tooLarge are the sets of several sources that there is no room for: the smallest come first.
+// tooLarge returns the sets with several sources that exceed the limit. Smaller sets are admitted
+// first.
 func (f *filler) tooLarge(sets map[string]content) map[string]bool {
 	type sized struct {
 		name string
@@ -226,7 +230,8 @@ func (f *filler) tooLarge(sets map[string]content) map[string]bool {
 	return large
 }
 
-// size is how many elements a source gives at most. What has ports is not made for that: it may be too large to be made.
+// size returns the maximum number of elements of a source. Elements with a fixed port are not
+// computed for this, because there may be too many.
 func (f *filler) size(of source) int {
 	if p, ok := f.parts[of]; ok {
 		return len(p)
@@ -235,7 +240,7 @@ func (f *filler) size(of source) int {
 	return len(f.part(of))
 }
 
-// set fills one.
+// set returns the set with its elements.
 func (f *filler) set(name string, c content) *set {
 	old := f.before[name]
 	if old != nil && slices.Equal(old.sources, c.sources) && !slices.ContainsFunc(c.sources, func(of source) bool { return f.changed(of.group) }) {
@@ -266,7 +271,8 @@ func (f *filler) set(name string, c content) *set {
 	return out
 }
 
-// follow derives the elements from those of before, and from the parts that have come, gone or changed.
+// follow computes the elements from those of the old set and the sources that were added, removed
+// or changed.
 func (s *set) follow(old *set, changed func(group string) bool) {
 	s.elements = maps.Clone(old.elements)
 	had, stays := make(map[source]bool, len(old.sources)), make(map[source]bool, len(s.sources))

@@ -14,24 +14,24 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// turn is one Run: what it has programmed, and what it goes by.
+// turn is the state of one Run.
 type turn struct {
 	e       *Enforcer
 	nft     knftables.Interface
 	applied ruleset
-	built   bool              // the table is in the kernel as applied says
-	proven  map[string]string // the chains that were not written since the last look, as it showed them
-	off     bool              // it was taken away, for it is not our affair
-	seen    uint32            // the generation of all tables in which ours was known to be whole
-	pods    []Pod             // of applied
-	rest    time.Time         // until when the table is not read again: reading a large one takes its time
+	built   bool              // the table in the kernel equals applied
+	proven  map[string]string // hashes of the chains that have not been written since the last check
+	off     bool              // the table was removed because enforcement is disabled
+	seen    uint32            // ruleset generation at the last successful check
+	pods    []Pod             // pods of applied
+	rest    time.Time         // the table is not read again before this time, because reading a large table is expensive
 
-	generation func() (uint32, error)                       // of all tables; moves with each change by anybody
-	listed     func(context.Context) (tableContents, error) // of ours
-	bridges    func() error                                 // has bridged traffic filtered
+	generation func() (uint32, error)                       // generation of all tables; changes with every transaction of any program
+	listed     func(context.Context) (tableContents, error) // lists Keelson's table
+	bridges    func() error                                 // enables filtering of bridged traffic
 }
 
-// follow programs until ctx ends or something fails.
+// follow programs changes until ctx ends or an error occurs.
 func (t *turn) follow(ctx context.Context, changes <-chan agent.Changed) error {
 	tick := time.NewTicker(t.e.every)
 	defer tick.Stop()
@@ -93,9 +93,9 @@ func closed(c <-chan struct{}) bool {
 	}
 }
 
-// ready says whether the view may be programmed. One that comes from a checkpoint may be older than the rules in the
-// kernel: those stay until the view is certain or a pod cannot start without newer ones, and where the view lacks a pod
-// that runs, even then.
+// ready reports whether the view may be programmed. A view from a checkpoint may be older than the
+// rules in the kernel. These rules stay until the view is confirmed, or until a pod waits for newer
+// rules and the view contains all running pods.
 func (t *turn) ready(ctx context.Context, certain bool) (bool, error) {
 	if t.built || certain {
 		return true, nil
@@ -109,23 +109,23 @@ func (t *turn) ready(ctx context.Context, certain bool) (bool, error) {
 	}
 	_, _, strangers := t.e.pods(false)
 	if t.e.wanted() && strangers {
-		t.e.say("no control plane has been reached since the agent started, and pods run here of which it is not known what they may do")
+		t.e.say("no control plane has been reached since the agent started, and the policies of some running pods are unknown")
 	}
 	return t.e.wanted() && !strangers, nil
 }
 
-// present are the names of what is in our table, by kind.
+// present returns the names of the objects in the table, by kind.
 func (t *turn) present(ctx context.Context) (map[string][]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, nftLimit)
 	defer cancel()
 	have, err := t.nft.ListAll(ctx)
 	if err != nil && !knftables.IsNotFound(err) {
-		return nil, fmt.Errorf("listing our nftables table: %w", err)
+		return nil, fmt.Errorf("listing the nftables table: %w", err)
 	}
 	return have, nil
 }
 
-// apply brings the kernel to the view.
+// apply brings the kernel's rules to the state of the view.
 func (t *turn) apply(ctx context.Context, due agent.Changed, certain bool) error {
 	pods, asked, _ := t.e.pods(certain)
 	groups, shape := map[string]bool{}, !t.built || due.All || !reflect.DeepEqual(pods, t.pods)
@@ -156,15 +156,15 @@ func (t *turn) apply(ctx context.Context, due agent.Changed, certain bool) error
 		err = t.build(ctx, to)
 	}
 	if err != nil {
-		t.built = false // whatever is there: it is looked at
+		t.built = false // the kernel's state is unknown; the next build reads it
 		return err
 	}
 	if to.split > 0 && t.applied.split == 0 {
-		t.e.cfg.Log.Warn("there is no room to merge all groups that network policies name: more rules than usual are walked by the first packet of a connection",
+		t.e.cfg.Log.Warn("the address groups of network policies exceed the limit of merged sets: the first packet of a connection passes more rules than usual",
 			"sets", to.split, "limit", mergedLimit)
 	}
 	t.applied, t.built, t.off, t.pods = to, true, false, pods
-	if anew { // what the table shows now is what was made
+	if anew { // record what the kernel lists right after the table was built
 		t.rest = time.Time{}
 		err = t.check(ctx)
 	}
@@ -172,7 +172,7 @@ func (t *turn) apply(ctx context.Context, due agent.Changed, certain bool) error
 	return err
 }
 
-// build makes the table from whatever is there.
+// build builds the table from any state.
 func (t *turn) build(ctx context.Context, to ruleset) error {
 	if err := t.bridges(); err != nil {
 		return err
@@ -187,7 +187,8 @@ func (t *turn) build(ctx context.Context, to ruleset) error {
 	if gentle == nil {
 		return nil
 	}
-	// Something of our names is not what we make: the table goes, and comes in the same moment.
+	// The kernel has an object with one of our names but another type. The table is deleted and
+	// recreated in one transaction.
 	tx = t.nft.NewTransaction()
 	tx.Add(&knftables.Table{})
 	tx.Delete(&knftables.Table{})
@@ -210,7 +211,7 @@ func (t *turn) run(ctx context.Context, tx *knftables.Transaction) error {
 	return nil
 }
 
-// away takes our table away.
+// away removes the table.
 func (t *turn) away(ctx context.Context) error {
 	tx := t.nft.NewTransaction()
 	tx.Add(&knftables.Table{})
@@ -222,8 +223,8 @@ func (t *turn) away(ctx context.Context) error {
 	return nil
 }
 
-// check looks after damage: firewalls that are reloaded flush more than their own rules. As long as nobody has changed
-// any table since the last look, which the kernel counts, there is none.
+// check checks for changes by other programs: a firewall that is reloaded may flush all rules. It
+// skips the check if the ruleset generation has not changed since the last check.
 func (t *turn) check(ctx context.Context) error {
 	if !t.built || time.Now().Before(t.rest) {
 		return nil
@@ -235,12 +236,12 @@ func (t *turn) check(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, nftLimit)
 	defer cancel()
 	have, err := t.listed(ctx)
-	t.rest = time.Now().Add(lookShare * have.cost) // not by the time that it took: on a node that is busy damage would be seen late
+	t.rest = time.Now().Add(lookShare * have.cost) // use CPU time rather than elapsed time, so that checks are not delayed on a busy node
 	if err == nil {
 		err = errors.Join(have.differs(t.applied), have.replaced(t.proven))
 	}
 	if err != nil {
-		t.e.cfg.Log.Warn("the rules of network policies are not as they were made, and are made anew: does something flush nftables?", "err", err)
+		t.e.cfg.Log.Warn("the rules of network policies were changed by another program and are written again: does something flush nftables?", "err", err)
 		t.built = false
 		return nil
 	}

@@ -33,14 +33,14 @@ import (
 	"keelson.dev/keelson/test/testenv/space"
 )
 
-// place is a machine of the test: a pod of the node, a pod of another node, or somebody else.
+// place is a machine of the test: a pod of the node, a pod of another node, or another host.
 type place struct {
 	name, namespace string
 	labels          map[string]string
 	ports           []NamedPort
 	addresses       []netip.Addr // IPv4 first
 	local           bool         // a pod of the node
-	stranger        bool         // no pod
+	stranger        bool         // not a pod
 	ns              netns.NsHandle
 }
 
@@ -66,7 +66,8 @@ func (p *place) strings() []string {
 	return out
 }
 
-// peerSelects says whether a peer with selectors of a policy means the place, as Kubernetes documents it.
+// peerSelects reports whether a peer with selectors matches the place, according to Kubernetes'
+// documentation.
 func peerSelects(policyNamespace string, peer *networkingv1.NetworkPolicyPeer, p *place) bool {
 	if p.stranger {
 		return false
@@ -89,7 +90,8 @@ func matches(s *metav1.LabelSelector, set map[string]string) bool {
 	return sel.Matches(labels.Set(set))
 }
 
-// grouped is what the control plane does: it names a group for each peer with selectors. The groups are returned by name.
+// grouped sets the annotations that the control plane sets: one address group per peer with
+// selectors. It returns the groups by name.
 func grouped(p *networkingv1.NetworkPolicy, places []*place) (*networkingv1.NetworkPolicy, map[string]*v1.Endpoints) {
 	p = p.DeepCopy()
 	groups := map[string]*v1.Endpoints{}
@@ -168,7 +170,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// site is a node with a bridge and pods, and a network outside, all in namespaces.
+// site is a node with a bridge and pods, and an outside network, all in namespaces.
 type site struct {
 	node    netns.NsHandle
 	outside netns.NsHandle
@@ -220,7 +222,7 @@ func newSite(t testing.TB, pods int) *site {
 	return s
 }
 
-// attach joins a pod to the bridge.
+// attach connects a pod to the bridge.
 func (s *site) attach(t testing.TB, p *place) {
 	t.Helper()
 	must(t, space.In(s.node, func() error {
@@ -232,7 +234,7 @@ func (s *site) attach(t testing.TB, p *place) {
 		if err := netlink.LinkAdd(v); err != nil {
 			return err
 		}
-		if err := netlink.LinkSetHairpin(v, true); err != nil { // as our own network configuration
+		if err := netlink.LinkSetHairpin(v, true); err != nil { // as in Keelson's own network configuration
 			return err
 		}
 		return netlink.LinkSetUp(v)
@@ -280,7 +282,7 @@ func configure(t testing.TB, ns netns.NsHandle, link string, gateways []netip.Ad
 	}))
 }
 
-// serve answers on every port of the test in a namespace, by TCP and UDP.
+// serve responds on every port of the test in a namespace, over TCP and UDP.
 func serve(t testing.TB, ns netns.NsHandle) {
 	t.Helper()
 	for _, port := range testPorts {
@@ -307,7 +309,8 @@ func serve(t testing.TB, ns netns.NsHandle) {
 				udp, err = net.ListenUDP(network, &net.UDPAddr{Port: port})
 				return err
 			}))
-			// The answer has to come from the address that was asked: a host with several would choose.
+			// The response must come from the requested address: a host with several addresses
+			// would otherwise choose one.
 			must(t, pktinfo(udp, network))
 			t.Cleanup(func() { udp.Close() })
 			go answer(udp)
@@ -358,7 +361,7 @@ func answer(c *net.UDPConn) {
 		if msgs, err := unix.ParseSocketControlMessage(control); err == nil {
 			for i := range msgs {
 				if msgs[i].Header.Type == unix.IP_PKTINFO && msgs[i].Header.Level == unix.IPPROTO_IP {
-					clear(msgs[i].Data[:4]) // by whichever interface
+					clear(msgs[i].Data[:4]) // through any interface
 				}
 				if msgs[i].Header.Type == unix.IPV6_PKTINFO && msgs[i].Header.Level == unix.IPPROTO_IPV6 {
 					clear(msgs[i].Data[16:20])
@@ -425,7 +428,7 @@ func (a *try) send() error {
 	return nil
 }
 
-// reached says whether an answer is there, within a time.
+// reached reports whether a response arrives in time.
 func (a *try) reached(within time.Duration) bool {
 	events := int16(unix.POLLOUT)
 	if a.proto == "udp" {
@@ -451,17 +454,17 @@ func (a *try) reached(within time.Duration) bool {
 
 func (a *try) end() { unix.Close(a.fd) }
 
-// patience is how long what has to arrive may take: a loaded machine is slow.
+// patience is the maximum time for an expected packet to arrive, even on a loaded machine.
 const patience = time.Minute
 
-// rig is an enforcer at work on a site.
+// rig is an enforcer that runs on a site.
 type rig struct {
 	*site
 	cluster *fake.Cluster
 	e       *Enforcer
 	stop    func()
 	off     atomic.Bool
-	shown   map[string]bool // policies and groups that the cluster holds
+	shown   map[string]bool // policies and groups in the cluster
 	groups  map[string]bool
 }
 
@@ -507,7 +510,7 @@ func (r *rig) start(t testing.TB, before sandboxes) {
 	t.Cleanup(func() { r.stop() })
 }
 
-// settle waits until the kernel shows what the cluster says.
+// settle waits until the kernel reflects the state of the cluster.
 func (r *rig) settle(t testing.TB) {
 	t.Helper()
 	revision := r.cluster.Revision()
@@ -562,7 +565,8 @@ func (r *rig) putPods() {
 	}
 }
 
-// guard tells the enforcer of every local pod, again as the agent does where a machine that is busy has not made the rules in time.
+// guard calls Guard for every local pod. It retries as the agent does if a busy machine has not
+// written the rules in time.
 func (r *rig) guard(t testing.TB) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
