@@ -20,27 +20,29 @@ import (
 // Table is the name of the nftables table of the DNS server.
 const Table = "keelson-dns"
 
-// holder keeps the server's addresses on the node's loopback device, and keeps connection tracking away from their
-// port: a question and its answer are two packets, of which tracking would make an entry, and with which it has lost
-// questions that a client sends twice at once. A record on disk says which addresses are ours: an agent that comes
-// after takes those away that are not wanted any more. They stay when the agent ends.
+// holder maintains the server's addresses on the node's loopback device, and the rules that exempt
+// DNS from connection tracking. A query and its answer are only two packets, so tracking would cost
+// an entry per query. It has also lost queries that a client sends twice at the same time. A record
+// on disk lists the addresses, so that a later agent process removes those that are no longer
+// wanted. The addresses remain when the agent exits.
 type holder struct {
-	file string // of the record; emptied by a reboot, as the device is
+	file string // the record; deleted by a reboot, like the loopback addresses
 	nft  knftables.Interface
 	have []netip.Addr
 	read bool
 }
 
-// hold brings device and rules to the addresses.
+// hold brings the loopback device and the rules to the wanted addresses.
 func (h *holder) hold(ctx context.Context, want []netip.Addr) error {
 	if err := h.recall(); err != nil {
 		return err
 	}
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
-		return fmt.Errorf("the loopback device: %w", err)
+		return fmt.Errorf("finding the loopback device: %w", err)
 	}
-	// The record is written before addresses are added and after they are taken away: none is ever forgotten.
+	// The record is written before addresses are added and after they are removed. It therefore
+	// never lacks an address.
 	all := slices.Clone(h.have)
 	for _, a := range want {
 		if !slices.Contains(all, a) {
@@ -52,13 +54,13 @@ func (h *holder) hold(ctx context.Context, want []netip.Addr) error {
 	}
 	for _, a := range want {
 		if err := netlink.AddrAdd(lo, address(a)); err != nil && !errors.Is(err, unix.EEXIST) {
-			return fmt.Errorf("adding %s to the loopback device: %w", a, err)
+			return fmt.Errorf("adding %s to finding the loopback device: %w", a, err)
 		}
 	}
 	for _, a := range all {
 		if !slices.Contains(want, a) {
 			if err := netlink.AddrDel(lo, address(a)); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
-				return fmt.Errorf("taking %s off the loopback device: %w", a, err)
+				return fmt.Errorf("removing %s from finding the loopback device: %w", a, err)
 			}
 		}
 	}
@@ -82,7 +84,8 @@ func (h *holder) recall() error {
 		return fmt.Errorf("the record of the DNS server's addresses: %w", err)
 	}
 	if err == nil {
-		// A record that cannot be read is that of a crash: what it said is wanted again, or comes off with the next reboot.
+		// A damaged record was left by a crash. Its addresses are added again if wanted; others
+		// remain until the next reboot.
 		_ = json.Unmarshal(raw, &h.have)
 	}
 	h.read = true
@@ -107,8 +110,9 @@ func (h *holder) record(all []netip.Addr) error {
 	return nil
 }
 
-// rules writes the table anew: it is short. While no agent runs, a client whose question meets no socket would be told
-// so at once, and would give up; without that word it asks again a moment later.
+// rules rewrites the whole table. While no agent runs, the rules drop ICMP "port unreachable"
+// messages. A client that receives one gives up at once; without it, the client retries a moment
+// later.
 func (h *holder) rules(ctx context.Context, all []netip.Addr) error {
 	if h.nft == nil {
 		nft, err := knftables.New(knftables.InetFamily, Table)
@@ -147,12 +151,12 @@ func (h *holder) rules(ctx context.Context, all []netip.Addr) error {
 	tx.Add(&knftables.Rule{Chain: "out", Rule: "ip saddr @servers-ip icmp type destination-unreachable icmp code port-unreachable drop"})
 	tx.Add(&knftables.Rule{Chain: "out", Rule: "ip6 saddr @servers-ip6 icmpv6 type destination-unreachable icmpv6 code port-unreachable drop"})
 	if err := h.nft.Run(ctx, tx); err != nil {
-		return fmt.Errorf("rules that keep connection tracking away from DNS: %w", err)
+		return fmt.Errorf("writing the rules that exempt DNS from connection tracking: %w", err)
 	}
 	return nil
 }
 
-// intact says whether the rules are still there: firewalls that are reloaded flush more than their own.
+// intact reports whether the rules still exist. A firewall that is reloaded may flush all rules.
 func (h *holder) intact(ctx context.Context) bool {
 	if h.nft == nil {
 		return true

@@ -21,7 +21,8 @@ func (r *rig) stillServes() {
 	r.expect("web.default.svc.cluster.local.", dns.TypeA, "NOERROR, web.default.svc.cluster.local. A 10.96.0.7")
 }
 
-// Clients that send what is no question, that hold connections, and that come from elsewhere, keep nobody from answers.
+// Clients that send invalid messages, that hold connections, or that come from other hosts do not
+// prevent others from being answered.
 func TestHostileClients(t *testing.T) {
 	r := start(t)
 	udp, err := net.Dial("udp", r.at)
@@ -33,7 +34,7 @@ func TestHostileClients(t *testing.T) {
 		_, _ = udp.Write(p)
 	}
 	answer := make([]byte, 12)
-	answer[2] = 0x80 // an answer is not answered: two servers would talk for ever
+	answer[2] = 0x80 // a reply is not answered; otherwise two servers would exchange messages forever
 	if _, err := udp.Write(answer); err != nil {
 		t.Fatal(err)
 	}
@@ -52,9 +53,9 @@ func TestHostileClients(t *testing.T) {
 		}
 		conns = append(conns, c)
 		switch i % 3 {
-		case 0: // begins a question and does not go on
+		case 0: // starts a query and does not continue
 			_, _ = c.Write([]byte{0, 40, 1})
-		case 1: // says that it is larger than any
+		case 1: // announces a length above the maximum
 			_, _ = c.Write([]byte{0xff, 0xff, 0})
 		}
 	}
@@ -67,7 +68,8 @@ func TestHostileClients(t *testing.T) {
 	})
 }
 
-// Whom the server is not for gets nothing, so that nobody's traffic grows by it.
+// A client that the server does not serve gets no answer, so that it cannot be used for
+// amplification.
 func TestStrangers(t *testing.T) {
 	objects := fake.NewCluster()
 	s := New(Config{Local: LinkLocal})
@@ -83,7 +85,7 @@ func TestStrangers(t *testing.T) {
 	}
 }
 
-// A server that questions are forwarded to may lie, be slow, or not be there.
+// An upstream server may send wrong answers, be slow, or not exist.
 func TestHostileUpstreams(t *testing.T) {
 	pc, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {
@@ -101,7 +103,8 @@ func TestHostileUpstreams(t *testing.T) {
 	r.stillServes()
 }
 
-// lie answers first with another id, another question and garbage, and at last with more than was asked.
+// lie first sends packets with another ID, another question and garbage, and then more records than
+// were requested.
 func lie(pc net.PacketConn) {
 	buf := make([]byte, 4096)
 	for {
@@ -135,7 +138,8 @@ func lie(pc net.PacketConn) {
 	}
 }
 
-// What one client has on its way is bounded, and so is what all have: the others are answered meanwhile.
+// The number of waiting queries is limited per client and in total; other queries are answered in
+// the meantime.
 func TestWaitingIsBounded(t *testing.T) {
 	w := waiting{of: map[netip.Addr]int{}}
 	a, b := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
@@ -155,16 +159,19 @@ func TestWaitingIsBounded(t *testing.T) {
 	}
 }
 
-// askedOnce is for how long a server that questions are forwarded to is not asked again: that is after two seconds.
+// askedOnce is the time during which an upstream server is queried only once; it is queried again
+// after two seconds.
 const askedOnce = 1900 * time.Millisecond
 
-// Many who ask the same at once are one question upstream, and who asks what nobody has fills no memory.
+// Identical concurrent queries are one upstream query, and queries for nonexistent names do not
+// fill the memory.
 func TestSameQuestionsAreOne(t *testing.T) {
 	for !sameQuestionsAreOne(t) && !t.Failed() {
 	}
 }
 
-// sameQuestionsAreOne is false when the machine was so slow that the other server was given up before all had asked.
+// sameQuestionsAreOne returns false if the machine was so slow that the upstream query timed out
+// before all clients had sent theirs.
 func sameQuestionsAreOne(t *testing.T) bool {
 	var asked atomic.Int64
 	release := make(chan struct{})
@@ -215,7 +222,7 @@ func sameQuestionsAreOne(t *testing.T) bool {
 	return true
 }
 
-// A connection that asks on and on is answered on and on, one question after the other.
+// All queries of a connection are answered, one after the other.
 func TestPipelined(t *testing.T) {
 	r := start(t)
 	c, err := net.Dial("tcp", r.at)
@@ -247,7 +254,7 @@ func TestPipelined(t *testing.T) {
 	}
 }
 
-// No packet makes a fault.
+// No packet causes a panic.
 func FuzzPacket(f *testing.F) {
 	m := &dns.Msg{}
 	m.SetQuestion("web.default.svc.cluster.local.", dns.TypeA)

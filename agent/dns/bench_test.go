@@ -12,7 +12,7 @@ import (
 	"keelson.dev/keelson/agent/fake"
 )
 
-// What one question for a Service costs, from packet to packet.
+// The cost of one query for a Service, from packet to packet.
 func BenchmarkService(b *testing.B) {
 	s := New(Config{StateDir: b.TempDir(), Addresses: []netip.Addr{netip.MustParseAddr("127.0.0.1")}})
 	objects := fake.NewCluster()

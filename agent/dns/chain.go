@@ -14,7 +14,7 @@ import (
 	"keelson.dev/keelson/agent/dns/zone"
 )
 
-// chain is a Corefile in force: its server blocks, with what they need to answer.
+// chain is an active Corefile: its server blocks with their state.
 type chain struct {
 	index  *zone.Index
 	blocks []*block
@@ -25,7 +25,7 @@ type chain struct {
 	turn   atomic.Uint32
 }
 
-// block is a server block.
+// block is a server block of the Corefile.
 type block struct {
 	cfg      corefile.Server
 	options  zone.Options
@@ -33,12 +33,12 @@ type block struct {
 	forwards []*route
 	cache    *forward.Cache
 	counts   *counts
-	calls    sync.Map // forward.Question → *call: what is on its way
+	calls    sync.Map // forward.Question → *call
 
-	refreshes sync.WaitGroup // of answers that had expired
+	refreshes sync.WaitGroup // background refreshes of expired answers
 }
 
-// route is a forward of a block.
+// route is a forward plugin of a server block.
 type route struct {
 	from   string
 	except []string
@@ -47,15 +47,15 @@ type route struct {
 
 // ask is one question of a client.
 type ask struct {
-	owner string // as it was asked
-	name  string // lower case
+	owner string // the name in the client's spelling
+	name  string // in lower case
 	kind  uint16
-	do    bool // records of DNSSEC are wanted
+	do    bool // the client requests DNSSEC records
 	cd    bool
-	most  int // records of endpoints that are of use
+	most  int // maximum number of endpoint records in the answer
 }
 
-// result is an answer before it goes into the client's message.
+// result is an answer before it is placed in the client's message.
 type result struct {
 	rcode         int
 	authoritative bool
@@ -63,10 +63,11 @@ type result struct {
 	ns            []dns.RR
 	extra         []dns.RR
 	cut           bool
-	from          string // the plugin that answered
+	from          string // from that answered
 }
 
-// find returns the server block that a name in lower case belongs to; nil when there is none.
+// find returns the server block of a lower-case name and its zone. The block is nil if there is
+// none.
 func (c *chain) find(name string) (*block, string) {
 	for at := 0; ; {
 		if b := c.byZone[name[at:]]; b != nil {
@@ -81,8 +82,8 @@ func (c *chain) find(name string) (*block, string) {
 	return c.byZone["."], "."
 }
 
-// answer answers from what is known here, or returns what has to be done to know: that takes time, and may be done
-// by somebody else.
+// answer returns the response if it is known locally. Otherwise it returns a function that obtains
+// the response, which takes time and may be called from another goroutine.
 func (c *chain) answer(b *block, q ask) (result, func(context.Context) result) {
 	w := rewritten{name: q.name, kind: q.kind}
 	if len(b.cfg.Rewrites) > 0 {
@@ -110,10 +111,10 @@ func (c *chain) answer(b *block, q ask) (result, func(context.Context) result) {
 	return result{}, func(ctx context.Context) result { return finish(later(ctx)) }
 }
 
-// maxAliases is how many aliases are followed within the cluster.
+// maxAliases is the maximum number of aliases that are followed within the cluster.
 const maxAliases = 8
 
-// plugins asks the block's plugins in CoreDNS' order.
+// plugins runs the block's plugins in the order of CoreDNS.
 func (c *chain) plugins(b *block, q ask, aliases int) (result, func(context.Context) result) {
 	if h := b.cfg.Hosts; h != nil && corefile.Matches(h.Zones, q.name) != "" {
 		rrs, found := b.hosts.answer(q.owner, q.name, q.kind, h.TTL, h.Reverse)
@@ -141,7 +142,7 @@ func (c *chain) plugins(b *block, q ask, aliases int) (result, func(context.Cont
 	return b.elsewhere(best, q)
 }
 
-// kubernetes asks the cluster's own names; ok is false when the next plugin is to be asked.
+// kubernetes answers from the cluster's zones. ok is false if the next plugin must be run.
 func (c *chain) kubernetes(b *block, k *corefile.Kubernetes, q ask, aliases int) (_ result, _ func(context.Context) result, ok bool) {
 	z := corefile.Matches(k.Zones, q.name)
 	var a zone.Answer
@@ -173,7 +174,7 @@ func (c *chain) kubernetes(b *block, k *corefile.Kubernetes, q ask, aliases int)
 	if a.Alias == "" || aliases >= maxAliases {
 		return r, nil, true
 	}
-	// A client asks for the address and wants it, wherever the alias leads.
+	// The client wants the address, wherever the alias leads.
 	next := q
 	next.owner, next.name = a.Alias, a.Alias
 	then, later := c.plugins(b, next, aliases+1)
@@ -183,9 +184,9 @@ func (c *chain) kubernetes(b *block, k *corefile.Kubernetes, q ask, aliases int)
 	return result{}, func(ctx context.Context) result { return r.followed(later(ctx)) }, true
 }
 
-// followed is r, an alias, with what it leads to.
+// followed returns the alias response with the records of the alias's target appended.
 func (r result) followed(then result) result {
-	if then.rcode == dns.RcodeRefused { // nobody to ask: the alias is all that is known
+	if then.rcode == dns.RcodeRefused { // no plugin for the target: only the alias is known
 		return r
 	}
 	r.rcode, r.ns, r.cut = then.rcode, then.ns, then.cut
@@ -193,14 +194,14 @@ func (r result) followed(then result) result {
 	return r
 }
 
-// call is a question that is on its way; those who ask the same meanwhile wait for it.
+// call is a query to an upstream server. Identical queries wait for its result.
 type call struct {
 	done chan struct{}
 	m    *dns.Msg
 	err  error
 }
 
-// elsewhere answers from the cache or by asking upstream.
+// elsewhere answers from the cache or by querying an upstream server.
 func (b *block) elsewhere(f *route, q ask) (result, func(context.Context) result) {
 	fq := forward.Question{Name: q.name, Type: q.kind, DNSSEC: q.do, CD: q.cd}
 	var old *dns.Msg
@@ -228,7 +229,7 @@ func (b *block) elsewhere(f *route, q ask) (result, func(context.Context) result
 			}
 		}
 	}
-	if old != nil { // it goes out at once; the next one gets what is asked for now
+	if old != nil { // respond with the expired answer and refresh the cache for the next query
 		return result{}, func(ctx context.Context) result {
 			if _, busy := b.calls.Load(fq); !busy {
 				b.refreshes.Go(func() { _, _ = b.fetch(context.WithoutCancel(ctx), f, fq) })
@@ -246,7 +247,8 @@ func (b *block) elsewhere(f *route, q ask) (result, func(context.Context) result
 	}
 }
 
-// fetch asks upstream, once for all who want to know it at this time. What it returns is the caller's own.
+// fetch queries an upstream server, once for all identical concurrent queries. The caller owns the
+// returned message.
 func (b *block) fetch(ctx context.Context, f *route, q forward.Question) (*dns.Msg, error) {
 	c := &call{done: make(chan struct{})}
 	if other, busy := b.calls.LoadOrStore(q, c); busy {
@@ -257,7 +259,8 @@ func (b *block) fetch(ctx context.Context, f *route, q forward.Question) (*dns.M
 			return nil, ctx.Err()
 		}
 	} else {
-		// Who looked into the cache before another's answer was put there, and came here after that one left, finds it now.
+		// Check the cache again: another query may have stored its answer between the caller's
+		// check and now.
 		if c.m = b.fresh(q); c.m == nil {
 			c.m, c.err = f.to.Ask(ctx, q)
 			if c.err == nil && b.keeps(q.Name, c.m) {
@@ -273,7 +276,8 @@ func (b *block) fetch(ctx context.Context, f *route, q forward.Question) (*dns.M
 	return c.m.Copy(), nil
 }
 
-// fresh is what the cache remembers of a question and has not expired, nil without.
+// fresh returns the cached answer of a question. It returns nil if there is none or if it has
+// expired.
 func (b *block) fresh(q forward.Question) *dns.Msg {
 	if b.cache == nil || corefile.Matches(b.cfg.Cache.Zones, q.Name) == "" {
 		return nil
@@ -284,7 +288,7 @@ func (b *block) fresh(q forward.Question) *dns.Msg {
 	return nil
 }
 
-// keeps says whether an answer may be remembered.
+// keeps reports whether the answer may be cached.
 func (b *block) keeps(name string, m *dns.Msg) bool {
 	if b.cache == nil || corefile.Matches(b.cfg.Cache.Zones, name) == "" {
 		return false
@@ -296,7 +300,8 @@ func (b *block) keeps(name string, m *dns.Msg) bool {
 	return corefile.Matches(not, name) == ""
 }
 
-// forwarded is an upstream's answer, under the name as it was asked.
+// forwarded returns an upstream server's answer as a response, with the name in the client's
+// spelling.
 func forwarded(m *dns.Msg, q ask) result {
 	if q.owner != q.name {
 		for _, rr := range m.Answer {

@@ -23,26 +23,26 @@ import (
 	"keelson.dev/keelson/internal/safepath"
 )
 
-// The ConfigMap of the Corefile, as every installation of CoreDNS names it.
+// The ConfigMap of the Corefile, named as in every installation of CoreDNS.
 const (
 	configMap   = "coredns"
 	corefileKey = "Corefile"
-	etcCoreDNS  = "/etc/coredns" // where CoreDNS' pods see the ConfigMap's keys as files
+	etcCoreDNS  = "/etc/coredns" // where CoreDNS pods mount the ConfigMap's keys as files
 )
 
-// source is what a chain was made of: as long as it is the same, the chain is good.
+// source are the inputs of a chain. The chain is rebuilt when they change.
 type source struct {
 	text    string            // of the Corefile
-	files   map[string]string // that it names, by path
+	files   map[string]string // contents of the files that the Corefile refers to, by path
 	servers string            // addresses that are served
-	said    string            // what was last told of the Corefile
+	said    string            // the message that was reported last about the Corefile
 }
 
-// maxFile bounds a file that a Corefile names, in bytes.
+// maxFile is the maximum size of a file that a Corefile refers to.
 const maxFile = 1 << 20
 
-// configure makes a new chain where the Corefile, or what it names, has changed. A Corefile that is refused leaves the
-// last good one in force.
+// configure builds a new chain if the Corefile or a file that it refers to has changed. If the
+// Corefile is invalid, the last valid one remains active.
 func (s *Server) configure(objects agent.Objects, reports agent.Reporter) {
 	var keys map[string]string
 	var about *v1.ConfigMap
@@ -61,10 +61,10 @@ func (s *Server) configure(objects agent.Objects, reports agent.Reporter) {
 		} else if text, err = s.lastGood(); err != nil {
 			text = corefile.DefaultFor(domain(objects))
 		}
-		if cfg, err = corefile.Read(text); err != nil { // what was good once, to another release
+		if cfg, err = corefile.Read(text); err != nil { // the last Corefile was valid for another release
 			text = corefile.DefaultFor(domain(objects))
 			if cfg, err = corefile.Read(text); err != nil {
-				s.cfg.Log.Error("the Corefile of a cluster without one is refused", "err", err)
+				s.cfg.Log.Error("the default Corefile is invalid", "err", err)
 				return
 			}
 		}
@@ -93,7 +93,7 @@ func domain(objects agent.Objects) string {
 	return "cluster.local"
 }
 
-// lastGood is the Corefile that was in force before this process.
+// lastGood returns the Corefile that was active in an earlier process.
 func (s *Server) lastGood() (string, error) {
 	raw, err := os.ReadFile(filepath.Join(s.cfg.StateDir, "Corefile"))
 	return string(raw), err
@@ -109,12 +109,12 @@ func (s *Server) keepGood(about *v1.ConfigMap, text string) {
 		err = os.WriteFile(file, []byte(text), 0o644)
 	}
 	if err != nil {
-		s.cfg.Log.Warn("the Corefile could not be kept for the next start", "err", err)
+		s.cfg.Log.Warn("the Corefile could not be saved for the next start", "err", err)
 	}
 }
 
-// files reads what a configuration names: keys of the ConfigMap where CoreDNS' pods would see them, or files of the
-// node. What cannot be read is empty.
+// files reads the files that a configuration refers to. Files in the directory of the CoreDNS
+// ConfigMap are read from its keys, others from the node. Unreadable files are empty.
 func (s *Server) files(cfg *corefile.Config, keys map[string]string) map[string]string {
 	out := map[string]string{}
 	read := func(name string) {
@@ -154,7 +154,7 @@ func (s *Server) files(cfg *corefile.Config, keys map[string]string) map[string]
 	return out
 }
 
-// build makes a chain.
+// build builds a chain from a configuration.
 func (s *Server) build(cfg *corefile.Config, files map[string]string, own []netip.Addr) *chain {
 	c := &chain{index: s.index, byZone: map[string]*block{}, health: cfg.Health, ready: cfg.Ready, prom: cfg.Prometheus}
 	for _, b := range cfg.Servers {
@@ -182,7 +182,7 @@ func (s *Server) build(cfg *corefile.Config, files map[string]string, own []neti
 	return c
 }
 
-// close ends what looks after servers that are down, and waits for answers that are being renewed.
+// close stops the health probes of upstream servers and waits for background refreshes.
 func (c *chain) close() {
 	for _, b := range c.blocks {
 		for _, f := range b.forwards {
@@ -192,7 +192,8 @@ func (c *chain) close() {
 	}
 }
 
-// targets are the servers of a forward. This server itself is none: what it does not know, it would ask itself.
+// targets returns the upstream servers of a forward rule. It omits this server itself, because a
+// query that it cannot answer would loop.
 func (s *Server) targets(f corefile.Forward, files map[string]string, own []netip.Addr) (out []forward.Target) {
 	add := func(text string) {
 		u, err := corefile.ServerAddress(text)
@@ -200,7 +201,7 @@ func (s *Server) targets(f corefile.Forward, files map[string]string, own []neti
 			return
 		}
 		if u.Address.Port() == s.cfg.Port && slices.Contains(own, u.Address.Addr()) {
-			s.cfg.Log.Warn("a forward that leads back to this server is left out", "server", text, "zone", f.From)
+			s.cfg.Log.Warn("a forward to this server itself is omitted", "server", text, "zone", f.From)
 			return
 		}
 		t := forward.Target{Address: u.Address}
@@ -231,12 +232,12 @@ func (s *Server) targets(f corefile.Forward, files map[string]string, own []neti
 	return out
 }
 
-// refuse tells that a Corefile is refused, once.
+// refuse reports an invalid Corefile, once.
 func (s *Server) refuse(about *v1.ConfigMap, reports agent.Reporter, err error) {
 	s.say(about, reports, "CorefileRefused", fmt.Sprintf("%v: nodes go on with the last Corefile that was good", err), func() { s.refused.Add(1) })
 }
 
-// warn tells what of a Corefile has no effect, once.
+// warn reports the parts of a Corefile that have no effect, once.
 func (s *Server) warn(about *v1.ConfigMap, reports agent.Reporter, all []corefile.Warning) {
 	if len(all) == 0 {
 		s.source.said = ""
@@ -249,9 +250,10 @@ func (s *Server) warn(about *v1.ConfigMap, reports agent.Reporter, all []corefil
 	s.say(about, reports, "CorefileNotUnderstood", "A part of the Corefile has no effect: "+strings.Join(lines, "; "), func() {})
 }
 
-// say makes an Event of the ConfigMap, where it says anything new. All nodes say the same: it is one Event with a count.
+// say creates an Event for the ConfigMap unless the message is unchanged. All nodes report the same
+// message, which the API aggregates into one Event with a count.
 func (s *Server) say(about *v1.ConfigMap, reports agent.Reporter, reason, message string, first func()) {
-	const limit = 1024 // as the API's validation
+	const limit = 1024 // limit of the API's validation
 	if len(message) > limit {
 		message = message[:limit-3] + "..."
 	}

@@ -1,11 +1,13 @@
-// Package dns is the cluster's DNS on a node: it answers the node's pods from the node's own view, at the address of
-// Service kube-system/kube-dns and at a link-local one, also while no control plane answers. How it is configured is a
-// Corefile (package corefile); which names there are says package zone; what it does not know it asks others for
-// (package forward). A chain is a Corefile in force and answers questions; the Server is the shell around: sockets,
-// addresses and rules, files, and the cluster's objects.
+// Package dns is the cluster DNS on a node. It answers the node's pods from the node's own view, at
+// the address of Service kube-system/kube-dns and at a link-local address, even while no control
+// plane is reachable. It is configured by a Corefile (package corefile). Package zone holds the
+// names of the cluster; package forward queries other servers for the rest. A chain is an active
+// Corefile and answers queries. The Server manages the sockets, addresses, rules, files, and the
+// cluster's objects.
 //
-// Goroutines: one for each UDP socket, which answers what is known at once; one for each TCP connection, and for each
-// question that waits for another server, within bounds; one that follows the cluster.
+// Goroutines: one per UDP socket, which immediately answers queries that are known locally; one per
+// TCP connection; one per query that waits for another server, up to a limit; and one that follows
+// the cluster.
 package dns
 
 import (
@@ -26,27 +28,29 @@ import (
 	"keelson.dev/keelson/agent/dns/zone"
 )
 
-// LinkLocal is where every node serves besides the address of the Service, as node-local caches do.
+// LinkLocal is the address that every node serves in addition to the address of the Service, as
+// node-local DNS caches do.
 var LinkLocal = netip.AddrFrom4([4]byte{169, 254, 20, 10})
 
-// Config of a Server.
+// Config is the configuration of a Server.
 type Config struct {
 	Node       string
-	StateDir   string     // holds the last Corefile that was good
-	RunDir     string     // holds the record of addresses
-	ResolvConf string     // of the node: what /etc/resolv.conf in a Corefile means
-	Local      netip.Addr // where it is served besides the address of the Service; the zero one: nowhere
-	// Foreign says that pods are attached by a network product, and may have addresses outside of the cluster's range.
+	StateDir   string     // directory of the last valid Corefile
+	RunDir     string     // directory of the record of addresses
+	ResolvConf string     // the node's resolv.conf, which replaces /etc/resolv.conf in a Corefile
+	Local      netip.Addr // address that is served in addition to the address of the Service; zero: none
+	// Foreign reports whether a third-party network plugin attaches pods. Pod addresses may then be
+	// outside of the cluster's range.
 	Foreign func() bool
 	Log     *slog.Logger
 
-	// Addresses are served instead of the Service's and Local, at Port instead of 53, and nothing is done to devices and
-	// rules: for tests and benchmarks on loopback. nil and 0: as on a node.
+	// Addresses and Port, if set, replace the Service's address, Local, and port 53. Devices and
+	// rules are then not changed. They are for tests and benchmarks on loopback.
 	Addresses []netip.Addr
 	Port      uint16
 }
 
-// Server answers DNS on a node.
+// Server answers DNS queries on a node.
 type Server struct {
 	cfg     Config
 	index   *zone.Index
@@ -57,15 +61,15 @@ type Server struct {
 	counters
 
 	fronts map[netip.Addr]*front
-	told   string // what was last said of addresses that are not served
+	told   string // the last logged error about addresses that are not served
 
-	source source // what the chain was made of
+	source source // inputs of the current chain
 
 	mu   sync.Mutex
-	kept []*counts // of every zone that ever was
+	kept []*counts // of all zones that have ever been configured
 }
 
-// New starts nothing.
+// New returns a Server. It starts nothing.
 func New(cfg Config) *Server {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -79,11 +83,12 @@ func New(cfg Config) *Server {
 	return s
 }
 
-// tendEvery is the time between two looks at files and rules that others may change.
+// tendEvery is the time between checks of files and rules that other programs may change.
 const tendEvery = 10 * time.Second
 
-// Run serves until ctx ends. It begins when the node knows the cluster, be it from its checkpoint: before, questions
-// would be answered wrongly. Addresses stay on the node when it ends.
+// Run serves DNS until ctx ends or an error occurs. It starts when the view of the cluster is
+// complete, possibly from the checkpoint; earlier answers would be wrong. The addresses remain on
+// the node when it returns.
 func (s *Server) Run(ctx context.Context, objects agent.Objects, reports agent.Reporter) error {
 	select {
 	case <-objects.Synced():
@@ -114,14 +119,14 @@ func (s *Server) Run(ctx context.Context, objects agent.Objects, reports agent.R
 	}
 }
 
-// The kinds that are followed.
+// The kinds of objects that the server follows.
 const (
 	kindService   = "Service"
 	kindSlice     = "EndpointSlice"
 	kindConfigMap = "ConfigMap"
 )
 
-// follow takes up what has changed.
+// follow updates the index, the chain and the listeners after objects have changed.
 func (s *Server) follow(ctx context.Context, c agent.Changed, objects agent.Objects, reports agent.Reporter) error {
 	var services, parts []zone.Key
 	configured, addressed := c.All, c.All
@@ -151,7 +156,7 @@ func (s *Server) follow(ctx context.Context, c agent.Changed, objects agent.Obje
 	return s.serve(ctx, objects, false)
 }
 
-// stop ends what serves.
+// stop closes all listeners and the chain.
 func (s *Server) stop() {
 	for a, f := range s.fronts {
 		f.close()
@@ -162,7 +167,7 @@ func (s *Server) stop() {
 	}
 }
 
-// wanted are the addresses to serve at.
+// wanted returns the addresses at which DNS must be served.
 func (s *Server) wanted(objects agent.Objects) []netip.Addr {
 	if s.cfg.Addresses != nil {
 		return s.cfg.Addresses
@@ -183,8 +188,8 @@ func (s *Server) wanted(objects agent.Objects) []netip.Addr {
 	return out
 }
 
-// serve brings what is served to the addresses that are wanted. One that cannot be had keeps the others from nothing:
-// it is tried again with the next tick.
+// serve opens and closes listeners according to the wanted addresses. An address that cannot be
+// opened does not affect the others; it is tried again at the next check.
 func (s *Server) serve(ctx context.Context, objects agent.Objects, tended bool) error {
 	want := s.wanted(objects)
 	if s.cfg.Addresses == nil && (!slices.Equal(want, s.holder.have) || tended && !s.holder.intact(ctx)) {
@@ -221,7 +226,7 @@ func (s *Server) serve(ctx context.Context, objects agent.Objects, tended bool) 
 	s.pages(ctx)
 	if err := errors.Join(errs...); err != nil && err.Error() != s.told {
 		s.told = err.Error()
-		s.cfg.Log.Error("DNS is not served everywhere", "err", err)
+		s.cfg.Log.Error("DNS is not served at all addresses", "err", err)
 	} else if err == nil {
 		s.told = ""
 	}
@@ -231,7 +236,7 @@ func (s *Server) serve(ctx context.Context, objects agent.Objects, tended bool) 
 	return nil
 }
 
-// permitted says who may ask: pods, and the node itself.
+// permitted returns the clients that the server answers: pods, and the node itself.
 func (s *Server) permitted(objects agent.Objects) *clients {
 	c := &clients{local: map[netip.Addr]struct{}{}}
 	c.prefixes = append(c.prefixes, objects.Cluster().ClusterPrefixes()...)
@@ -242,7 +247,7 @@ func (s *Server) permitted(objects agent.Objects) *clients {
 	}
 	all, err := net.InterfaceAddrs()
 	if err != nil {
-		s.cfg.Log.Warn("the node's own addresses are not known", "err", err)
+		s.cfg.Log.Warn("the node's own addresses cannot be listed", "err", err)
 	}
 	for _, a := range all {
 		if n, ok := a.(*net.IPNet); ok {
@@ -254,16 +259,17 @@ func (s *Server) permitted(objects agent.Objects) *clients {
 	return c
 }
 
-// The ports of CoreDNS' pages, which a Corefile turns on.
+// The ports of CoreDNS's HTTP endpoints, which a Corefile enables.
 const (
 	healthPort  = 8080
 	readyPort   = 8181
 	metricsPort = 9153
 )
 
-// pages serves what the Corefile turns on of health, ready and metrics at each address, to whom DNS is served to. The ports
-// of other pages are left to the pods in the node's network: who listens at one address of a node takes a port from all who
-// want it at any. A port that is taken is no reason to serve no DNS.
+// pages serves the enabled health, ready and metrics endpoints at each address, to DNS clients
+// only. Disabled endpoints leave their ports free for pods on the host network: a listener at one
+// address prevents others from listening on all addresses. DNS is served even if such a port is
+// already in use.
 func (s *Server) pages(ctx context.Context) {
 	c := s.chain.Load()
 	if s.cfg.Port != 53 || c == nil {
@@ -287,7 +293,7 @@ func (s *Server) pages(ctx context.Context) {
 				var lc net.ListenConfig
 				l, err := lc.Listen(ctx, "tcp", netip.AddrPortFrom(a, p.port).String())
 				if err != nil {
-					s.cfg.Log.Warn("a page of the DNS server is not served", "path", p.path, "err", err)
+					s.cfg.Log.Warn("an HTTP endpoint of the DNS server is not served", "path", p.path, "err", err)
 					continue
 				}
 				f.page(ctx, l, p.port, p.path, s.onlyClients(p.show))
@@ -298,29 +304,29 @@ func (s *Server) pages(ctx context.Context) {
 
 func (s *Server) metricsPage(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-	_ = s.Metrics(w) // who went away in the middle misses the rest
+	_ = s.Metrics(w) // an error means that the client has disconnected
 }
 
-// onlyClients refuses those whom DNS is not served to.
+// onlyClients rejects requests from clients that DNS is not served to.
 func (s *Server) onlyClients(h http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		at, err := netip.ParseAddrPort(r.RemoteAddr)
 		if err != nil || !s.clients.Load().permits(at.Addr().Unmap()) {
-			http.Error(w, "not for you", http.StatusForbidden)
+			http.Error(w, "this client is not served", http.StatusForbidden)
 			return
 		}
 		h(w, r)
 	}
 }
 
-// allCounts are the figures of all zones.
+// allCounts returns the counters of all zones.
 func (s *Server) allCounts() []*counts {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.kept)
 }
 
-// countsOf are the figures of a zone, which outlive the server block.
+// countsOf returns the counters of a zone, which outlive its server block.
 func (s *Server) countsOf(name string, errs bool) *counts {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -340,5 +346,5 @@ func (s *Server) countsOf(name string, errs bool) *counts {
 	return c
 }
 
-// maxCounted bounds the zones that figures are kept of.
+// maxCounted is the maximum number of zones with counters.
 const maxCounted = 256

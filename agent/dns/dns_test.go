@@ -60,12 +60,12 @@ func start(t *testing.T, objects ...any) *rig {
 	return r
 }
 
-// begin is false when somebody else got a port of the server's before the server did.
+// begin returns false if another program has taken one of the server's ports.
 func (r *rig) begin() bool {
 	r.Helper()
 	pc, l := bothPorts(r.T)
 	port := l.Addr().(*net.TCPAddr).AddrPort().Port()
-	resolv := filepath.Join(r.TempDir(), "resolv.conf") // nothing of a test reaches the machine's own resolver
+	resolv := filepath.Join(r.TempDir(), "resolv.conf") // no test queries the machine's own resolver
 	if err := errors.Join(pc.Close(), l.Close(), os.WriteFile(resolv, nil, 0o644)); err != nil {
 		r.Fatal(err)
 	}
@@ -123,7 +123,7 @@ func (r *rig) tryFor(limit time.Duration, network, name string, kind uint16) (*d
 	return out, err
 }
 
-// ask returns code and records in short.
+// ask returns the response code and the records in a short form.
 func (r *rig) ask(network, name string, kind uint16) string {
 	r.Helper()
 	m, err := r.try(network, name, kind)
@@ -142,7 +142,7 @@ func short(m *dns.Msg) string {
 	return strings.Join(out, ", ")
 }
 
-// expect waits until a question has the answer: a change takes a moment to be seen.
+// expect waits until a query has the answer, because a change takes effect with a delay.
 func (r *rig) expect(name string, kind uint16, want string) {
 	r.Helper()
 	got := ""
@@ -154,7 +154,7 @@ func (r *rig) expect(name string, kind uint16, want string) {
 	})
 }
 
-// upstream is another server, which answers as f says.
+// upstream starts another server, which answers with f.
 func upstream(t *testing.T, f dns.HandlerFunc) string {
 	t.Helper()
 	pc, l := bothPorts(t)
@@ -168,7 +168,8 @@ func upstream(t *testing.T, f dns.HandlerFunc) string {
 	return pc.LocalAddr().String()
 }
 
-// bothPorts are UDP's and TCP's of one number. One that is free of one sort may be a connection's of the other.
+// bothPorts returns a UDP and a TCP listener on the same port. A port that is free for one protocol
+// may be used for the other.
 func bothPorts(t *testing.T) (net.PacketConn, net.Listener) {
 	t.Helper()
 	var errs []error
@@ -220,13 +221,15 @@ func table(t *testing.T, asked *atomic.Int64, lines ...string) dns.HandlerFunc {
 	}
 }
 
-// Names of the cluster, of other servers, of stub domains, hosts entries and rewritten names, over UDP and TCP.
+// Names of the cluster, of upstream servers, of stub domains, hosts entries and rewritten names,
+// over UDP and TCP.
 func TestCorefile(t *testing.T) {
 	for !answersByCorefile(t) && !t.Failed() {
 	}
 }
 
-// answersByCorefile is false when the machine was so slow that the other servers may have been asked twice.
+// answersByCorefile returns false if the machine was so slow that the other servers may have been
+// queried twice.
 func answersByCorefile(t *testing.T) bool {
 	t.Helper()
 	var outside, stub atomic.Int64
@@ -308,7 +311,7 @@ corp.test:53 {
 	return true
 }
 
-// What a client may send without a name, and how it is answered.
+// The replies to messages without a regular question.
 func TestMessages(t *testing.T) {
 	var all []discoveryv1.Endpoint
 	for i := range 300 {
@@ -349,8 +352,8 @@ func TestMessages(t *testing.T) {
 	}
 }
 
-// A Corefile that is refused leaves the last good one in force, also in the next process; what is not understood is
-// told once, in an Event of the ConfigMap.
+// An invalid Corefile leaves the last valid one active, also in the next process. Unsupported parts
+// are reported once, in an Event for the ConfigMap.
 func TestCorefileChanges(t *testing.T) {
 	const zone = ".:53 {\n kubernetes cluster.local\n hosts {\n 192.0.2.%d host.lan\n fallthrough\n }\n%s}\n"
 	r := start(t, coreDNS(fmt.Sprintf(zone, 1, ""), nil))
@@ -379,7 +382,8 @@ func TestCorefileChanges(t *testing.T) {
 	r.expect("host.lan.", dns.TypeA, "SERVFAIL") // the node has no resolver
 }
 
-// A Service that comes is answered, and one that goes is not; the address of one that is served by agents is theirs.
+// A new Service is answered, and a deleted one is not. The address of the Service that agents serve
+// is theirs.
 func TestFollows(t *testing.T) {
 	r := start(t)
 	r.cluster.Put(service("default", "late", "10.96.0.8"))

@@ -10,17 +10,17 @@ import (
 	"keelson.dev/keelson/agent/dns/zone"
 )
 
-// hostsTable is what the texts of a hosts plugin say.
+// hostsTable holds the entries of a hosts plugin.
 type hostsTable struct {
-	byName    map[string][]netip.Addr // fully qualified, lower case
+	byName    map[string][]netip.Addr // fully qualified, in lower case
 	byAddress map[netip.Addr][]string
 }
 
-// maxHostNames bounds a table.
+// maxHostNames is the maximum number of names in a table.
 const maxHostNames = 50000
 
-// parseHosts reads texts in the form of a hosts file: an address and its names per line, # begins a comment. Lines that
-// are none are left out, as every reader of hosts files does.
+// hosts parses texts in the format of a hosts file: an address and its names per line, with
+// comments after #. Invalid lines are skipped, as in other parsers of hosts files.
 func parseHosts(texts ...string) *hostsTable {
 	t := &hostsTable{byName: map[string][]netip.Addr{}, byAddress: map[netip.Addr][]string{}}
 	count := 0
@@ -50,7 +50,7 @@ func parseHosts(texts ...string) *hostsTable {
 	return t
 }
 
-// answer returns the records of a name, and whether there are any of whichever type.
+// answer returns the records of a name. found reports whether the name has records of any type.
 func (t *hostsTable) answer(owner, name string, kind uint16, ttl uint32, reverse bool) (out []dns.RR, found bool) {
 	h := dns.RR_Header{Name: owner, Rrtype: kind, Class: dns.ClassINET, Ttl: ttl}
 	if reverse && kind == dns.TypePTR {

@@ -27,7 +27,7 @@ import (
 	"keelson.dev/keelson/test/testenv/space"
 )
 
-// pair joins a pod's namespace to the node's.
+// pair connects a pod's namespace to the node's.
 func pair(t *testing.T, node, pod netns.NsHandle) {
 	t.Helper()
 	up := func(ns netns.NsHandle, name, address string, gateway net.IP) error {
@@ -62,13 +62,14 @@ func pair(t *testing.T, node, pod netns.NsHandle) {
 	}
 }
 
-// pagesOnDemand sees that the ports of pages are left to pods in the node's network, unless the Corefile asks for a page.
+// pagesOnDemand checks that the ports of HTTP endpoints are free for pods on the host network
+// unless the Corefile enables an endpoint.
 func pagesOnDemand(t *testing.T, node netns.NsHandle, at netip.Addr, cluster *fake.Cluster, until func(func() error)) {
 	t.Helper()
 	listens := func() (yes bool) {
 		if err := space.In(node, func() error {
 			c, err := net.Dial("tcp", netip.AddrPortFrom(at, metricsPort).String())
-			if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET) { // it closes just now
+			if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET) { // the listener is being closed
 				return nil
 			}
 			if err == nil {
@@ -100,7 +101,8 @@ func pagesOnDemand(t *testing.T, node netns.NsHandle, at netip.Addr, cluster *fa
 	}
 }
 
-// silentBetweenAgents sees that between two agents nobody is told that there is no server: who asks then asks again.
+// silentBetweenAgents checks that no ICMP errors are sent while no agent runs, so that clients
+// retry.
 func silentBetweenAgents(t *testing.T, pod netns.NsHandle) {
 	t.Helper()
 	if err := space.In(pod, func() error {
@@ -124,7 +126,7 @@ func silentBetweenAgents(t *testing.T, pod netns.NsHandle) {
 	}
 }
 
-// untracked sees that no question has an entry of connection tracking.
+// untracked checks that no query has a conntrack entry.
 func untracked(t *testing.T, node netns.NsHandle) {
 	t.Helper()
 	if err := space.In(node, func() error {
@@ -145,7 +147,7 @@ func untracked(t *testing.T, node netns.NsHandle) {
 	}
 }
 
-// track has a rule that looks at connections, so that the kernel tracks those that nobody excepts.
+// track adds a rule that matches connections, so that the kernel tracks those that are not exempt.
 func track(t *testing.T, node netns.NsHandle) {
 	t.Helper()
 	if err := space.In(node, func() error {
@@ -161,10 +163,11 @@ func track(t *testing.T, node netns.NsHandle) {
 	}
 }
 
-// again is when musl's resolver asks a second time; others wait longer.
+// again is the time after which musl's resolver retries; other resolvers wait longer.
 const again = 2500 * time.Millisecond
 
-// gap is the longest time between two answers that a pod gets while something is done, of questions all two milliseconds.
+// gap returns the longest time between two answers to queries of a pod, sent every two
+// milliseconds, while do runs.
 func gap(t *testing.T, pod netns.NsHandle, at netip.Addr, do func()) (longest time.Duration) {
 	t.Helper()
 	var conn net.Conn
@@ -188,7 +191,7 @@ func gap(t *testing.T, pod netns.NsHandle, at netip.Addr, do func()) (longest ti
 		for {
 			select {
 			case <-tick.C:
-				_, _ = conn.Write(packet) // while nobody listens there may be an error
+				_, _ = conn.Write(packet) // an error is expected while no server listens
 			case <-ended:
 				return
 			}
@@ -213,7 +216,8 @@ func gap(t *testing.T, pod netns.NsHandle, at netip.Addr, do func()) (longest ti
 	return longest
 }
 
-// goesToAddOn sees that the Service's address leaves the node once an add-on has the Service.
+// goesToAddOn checks that the Service's address is removed from the node when an add-on serves the
+// Service.
 func goesToAddOn(t *testing.T, node netns.NsHandle, svc *v1.Service, cluster *fake.Cluster, until func(func() error)) {
 	t.Helper()
 	addon := svc.DeepCopy()
@@ -237,8 +241,8 @@ func goesToAddOn(t *testing.T, node netns.NsHandle, svc *v1.Service, cluster *fa
 	})
 }
 
-// A pod reaches its node's DNS at the Service's address and at the link-local one, without an entry of connection
-// tracking; the next agent finds the addresses, and one that is not wanted any more is taken away.
+// A pod reaches its node's DNS at the Service's address and at the link-local one, without a
+// conntrack entry. The next agent finds the addresses, and removes one that is no longer wanted.
 //
 // P22
 func TestOnANode(t *testing.T) {
@@ -280,7 +284,7 @@ func TestOnANode(t *testing.T) {
 				return err
 			}
 			defer conn.Close()
-			c := dns.Client{Net: network, Timeout: time.Second} // asked again until it is answered
+			c := dns.Client{Net: network, Timeout: time.Second} // repeated until there is an answer
 			out, _, err := c.ExchangeWithConn(m, &dns.Conn{Conn: conn})
 			if err != nil {
 				return err
@@ -307,7 +311,8 @@ func TestOnANode(t *testing.T) {
 		}
 	}
 	pagesOnDemand(t, node, own, cluster, until)
-	// What was asked before there was a server to answer met no rule either, and may be remembered: begin anew.
+	// Packets before the server started met no rules and may have conntrack entries, so flush the
+	// table.
 	if err := space.In(node, func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }); err != nil {
 		t.Fatal(err)
 	}

@@ -5,18 +5,19 @@ import (
 	"hash/maphash"
 )
 
-// memo remembers answers of one socket as they went out. A packet that differs from one before in its id alone gets the
-// same answer, as long as neither the Corefile nor any Service has changed since. Only one goroutine uses it.
+// memo caches the packed answers of one socket. A packet that differs from an earlier one only in
+// its ID gets the same answer, as long as neither the Corefile nor a Service has changed. It is not
+// safe for concurrent use.
 type memo struct {
 	seed  maphash.Seed
 	slots []remembered
 }
 
-// The bounds of a memo: half a megabyte at most.
+// The limits of an memo: at most half a megabyte.
 const (
 	memoSlots  = 1024
-	memoPacket = 160 // bytes of a question
-	memoReply  = 320 // bytes of an answer
+	memoPacket = 160 // bytes of a query
+	memoReply  = 320 // bytes of a reply
 )
 
 type remembered struct {
@@ -25,7 +26,7 @@ type remembered struct {
 	serial uint32
 	kind   uint16
 	rcode  int
-	packet []byte // without its id
+	packet []byte // without the ID
 	reply  []byte
 }
 
@@ -35,7 +36,7 @@ func (m *memo) slot(packet []byte) *remembered {
 	return &m.slots[maphash.Bytes(m.seed, packet)%memoSlots]
 }
 
-// find returns the answer to a packet; nil when there is none that is good.
+// find returns the cached reply to a packet, or nil if there is none that is valid.
 func (m *memo) find(packet []byte, c *chain, serial uint32) *remembered {
 	if len(packet) < 12 || len(packet) > memoPacket {
 		return nil
@@ -47,7 +48,7 @@ func (m *memo) find(packet []byte, c *chain, serial uint32) *remembered {
 	return s
 }
 
-// put remembers an answer that was made when chain and index were those given.
+// put caches a reply that was computed with the given chain and index serial.
 func (m *memo) put(packet, reply []byte, in *incoming, c *chain, serial uint32, rcode int) {
 	if len(packet) > memoPacket || len(reply) > memoReply || !in.same {
 		return

@@ -8,34 +8,34 @@ import (
 	"github.com/miekg/dns"
 )
 
-// The sizes of answers, in bytes.
+// The maximum sizes of replies, in bytes.
 const (
 	plainUDP = 512  // without EDNS
-	mostUDP  = 1232 // with it, whatever the client can take: no larger one is sure to arrive whole (DNS flag day 2020)
+	mostUDP  = 1232 // with EDNS, even if the client accepts more: larger packets may be fragmented (DNS flag day 2020)
 	mostTCP  = 65535
 )
 
-// How many records of endpoints an answer has at most: what is more does not fit.
+// The maximum number of endpoint records in an answer. More records would not fit.
 const (
-	fewRecords  = 100  // over UDP, where the rest is to be had over TCP
+	fewRecords  = 100  // over UDP; the client can retry over TCP
 	manyRecords = 2000 // over TCP
 )
 
-// incoming is a message of a client that is worth an answer.
+// incoming is a message of a client that is being answered.
 type incoming struct {
 	msg   dns.Msg
 	ask   ask
-	size  int // that the answer may have
+	size  int // maximum size of the reply
 	tcp   bool
 	began time.Time
 	bytes int
 	block *block
 	zone  string
-	same  bool // the same packet gets the same answer again, as long as nothing changes
+	same  bool // the same packet gets the same reply as long as nothing changes
 }
 
-// read reads a message. ok is false for what gets no answer at all: answers to nothing, and what has no header.
-// refused is an answer that says why there is no other.
+// read parses a message. ok is false for packets that get no reply: replies, and packets without a
+// complete header. refused is a reply for a message that is not answered otherwise.
 func (c *chain) read(packet []byte, tcp bool, in *incoming) (refused *dns.Msg, ok bool) {
 	if len(packet) < 12 || packet[2]&0x80 != 0 {
 		return nil, false
@@ -80,13 +80,13 @@ func (c *chain) read(packet []byte, tcp bool, in *incoming) (refused *dns.Msg, o
 	switch {
 	case q.Qclass != dns.ClassINET, q.Qtype == dns.TypeAXFR, q.Qtype == dns.TypeIXFR, q.Qtype == dns.TypeOPT:
 		return in.reply(result{rcode: dns.RcodeRefused}), true
-	case q.Qtype == dns.TypeANY: // RFC 8482: all records at once are of use to nobody but those who attack by them
+	case q.Qtype == dns.TypeANY: // RFC 8482: ANY queries are mainly used in amplification attacks
 		return in.reply(result{answer: []dns.RR{&dns.HINFO{Hdr: dns.RR_Header{Name: q.Name, Rrtype: dns.TypeHINFO, Class: dns.ClassINET, Ttl: 3600}, Cpu: "RFC8482"}}}), true
 	}
 	return nil, true
 }
 
-// refusal answers what could not be read whole by its header alone.
+// refusal returns an error reply to a packet, using only its header.
 func refusal(packet []byte, rcode int) *dns.Msg {
 	m := &dns.Msg{}
 	m.Id = uint16(packet[0])<<8 | uint16(packet[1])
@@ -96,7 +96,7 @@ func refusal(packet []byte, rcode int) *dns.Msg {
 	return m
 }
 
-// lower is the name in lower case; most are.
+// lower returns the name in lower case. It does not allocate if the name already is.
 func lower(name string) string {
 	for i := range len(name) {
 		if c := name[i]; c >= 'A' && c <= 'Z' {
@@ -106,7 +106,7 @@ func lower(name string) string {
 	return name
 }
 
-// reply answers a message, or returns what takes time to know it.
+// reply returns the reply to a message, or a function that obtains the reply, which takes time.
 func (c *chain) reply(in *incoming) (reply *dns.Msg, later func(context.Context) *dns.Msg) {
 	r, then := c.answer(in.block, in.ask)
 	if then == nil {
@@ -115,7 +115,7 @@ func (c *chain) reply(in *incoming) (reply *dns.Msg, later func(context.Context)
 	return nil, func(ctx context.Context) *dns.Msg { return in.reply(then(ctx)) }
 }
 
-// reply puts a result into the client's message.
+// reply places a response in a reply to the client's message.
 func (in *incoming) reply(r result) *dns.Msg {
 	in.same = r.authoritative && len(r.answer) < 2 && in.block != nil && !in.block.cfg.Log
 	m := &dns.Msg{}
@@ -141,8 +141,8 @@ func edns(do bool) *dns.OPT {
 	return o
 }
 
-// pack writes a message into buf, cut to size. Names are compressed where there is more than one record: for one it
-// is not worth the time.
+// pack packs a message into buf and truncates it to size. Names are compressed only if there are
+// more than two records; for fewer, compression costs more time than it saves.
 func pack(m *dns.Msg, size int, buf []byte) ([]byte, error) {
 	if len(m.Answer)+len(m.Ns)+len(m.Extra) > 2 {
 		m.Compress = true

@@ -14,13 +14,14 @@ import (
 	"github.com/miekg/dns"
 )
 
-// Types that are counted by name; all others are "other", as with CoreDNS.
+// countedTypes are the record types that are counted by name. All others count as "other", as in
+// CoreDNS.
 var countedTypes = []uint16{dns.TypeA, dns.TypeAAAA, dns.TypeSRV, dns.TypePTR, dns.TypeCNAME, dns.TypeTXT, dns.TypeMX, dns.TypeNS, dns.TypeSOA, dns.TypeHTTPS, dns.TypeANY}
 
-// Response codes that are counted by name.
+// countedCodes are the response codes that are counted by name.
 var countedCodes = []int{dns.RcodeSuccess, dns.RcodeNameError, dns.RcodeServerFailure, dns.RcodeRefused, dns.RcodeFormatError, dns.RcodeNotImplemented}
 
-// durations are the bounds of the buckets of times, sizes those of sizes.
+// The bucket bounds of histograms: durations in seconds, sizes in bytes.
 var (
 	durations = []float64{0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096, 8.192}
 	sizes     = []float64{100, 200, 300, 400, 511, 1023, 2047, 4095, 8291, 16000, 32000, 48000, 64000}
@@ -44,10 +45,11 @@ func (h *histogram) add(v float64) {
 	h.sum.Add(uint64(v / h.scale))
 }
 
-// counts are the figures of one server block. They live as long as the server, whatever becomes of the block.
+// counts are the counters of one server block. They live as long as the server, even if the block
+// is removed.
 type counts struct {
 	zone     string
-	requests [2][2][]atomic.Uint64 // UDP, TCP; IPv4, IPv6; type
+	requests [2][2][]atomic.Uint64 // by protocol (UDP, TCP), family (IPv4, IPv6) and type
 	codes    []atomic.Uint64
 	time     *histogram
 	request  *histogram
@@ -59,7 +61,7 @@ type counts struct {
 	errs  bool
 	log   *slog.Logger
 	told  time.Time
-	since int // failures not told of since
+	since int // failures since the last log line
 }
 
 func newCounts(zone string, log *slog.Logger) *counts {
@@ -73,7 +75,7 @@ func newCounts(zone string, log *slog.Logger) *counts {
 	return c
 }
 
-// count counts one question that was answered.
+// count counts one answered query.
 func (c *counts) count(kind uint16, tcp, six bool, rcode, asked, bytes int, took time.Duration) {
 	proto, family := 0, 0
 	if tcp {
@@ -105,11 +107,11 @@ func (c *counts) hit(m *dns.Msg) {
 	}
 }
 
-// tellEvery is the time between two lines about questions that failed.
+// tellEvery is the time between two log lines about failed queries.
 const tellEvery = 10 * time.Second
 
-// failed logs that a question could not be answered, where the Corefile wants errors: one line in a while, with how
-// many there were.
+// failed logs that a query could not be answered, if the Corefile enables errors. It logs at most
+// once per tellEvery, with the number of failures since the last line.
 func (c *counts) failed(name string, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -117,11 +119,11 @@ func (c *counts) failed(name string, err error) {
 	if !c.errs || time.Since(c.told) < tellEvery {
 		return
 	}
-	c.log.Warn("a question could not be answered", "name", name, "zone", c.zone, "err", err, "since the last line", c.since)
+	c.log.Warn("a query could not be answered", "name", name, "zone", c.zone, "err", err, "since the last line", c.since)
 	c.told, c.since = time.Now(), 0
 }
 
-// Metrics writes what CoreDNS tells of itself, under the same names, as far as there is such a thing here.
+// Metrics writes the metrics of CoreDNS that apply, under the same names.
 func (s *Server) Metrics(to io.Writer) error {
 	w := &writer{w: bufio.NewWriter(to)}
 	all := s.allCounts()
@@ -258,7 +260,7 @@ func codeName(i int) string {
 	return "other"
 }
 
-// writer writes Prometheus' text form; what fails is kept by the buffer, and told when it is flushed.
+// writer writes the Prometheus text format. The buffer records errors and returns them from Flush.
 type writer struct{ w *bufio.Writer }
 
 func (w *writer) family(name, kind, help string) {

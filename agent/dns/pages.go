@@ -9,7 +9,8 @@ import (
 	"keelson.dev/keelson/internal/connlimit"
 )
 
-// page serves one path until it or the front is closed. Connections, headers and time are bounded.
+// page serves one HTTP path until the server or the listener is closed. Connections, headers and
+// time are limited.
 func (f *front) page(ctx context.Context, l net.Listener, port uint16, path string, h http.HandlerFunc) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+path, h)
@@ -22,6 +23,6 @@ func (f *front) page(ctx context.Context, l net.Listener, port uint16, path stri
 	f.done.Go(func() {
 		stop := context.AfterFunc(ctx, func() { srv.Close() })
 		defer stop()
-		_ = srv.Serve(connlimit.New(l, connlimit.Limits{Total: 32, PerSource: 16, Unauthenticated: 32, UnauthenticatedPerSource: 16})) // it ends when it is closed
+		_ = srv.Serve(connlimit.New(l, connlimit.Limits{Total: 32, PerSource: 16, Unauthenticated: 32, UnauthenticatedPerSource: 16})) // returns an error when it is closed
 	})
 }

@@ -13,11 +13,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// F101: what docs/reference/dns.md says of others at the server's port: another address of the node is free, all addresses are for those
-// who share ports as the server does, and questions for the server's address come to the server even then.
+// F101: the statements of docs/reference/dns.md about other listeners at the server's port. Another
+// address of the node is free. All addresses are available to programs that use SO_REUSEPORT like
+// the server. Queries to the server's address reach the server even then.
 func TestOthersAtThePort(t *testing.T) {
 	var err error
-	for range 20 { // a connection of somebody else may have the port at another address, which is no matter of the server's
+	for range 20 { // a connection of another program may use the port at another address
 		if err = othersAtThePort(t); !errors.Is(err, unix.EADDRINUSE) {
 			break
 		}
@@ -66,7 +67,7 @@ func othersAtThePort(t *testing.T) error {
 	return nil
 }
 
-// heard sees that packets to the server's address come to the server and not to somebody else.
+// heard checks that packets to the server's address reach the server and no other program.
 func heard(t *testing.T, own *front, other net.PacketConn, port uint16) {
 	t.Helper()
 	const n = 16

@@ -11,14 +11,15 @@ import (
 	"keelson.dev/keelson/agent/dns/zone"
 )
 
-// rewritten is a question as rules made it, and how answers are changed back.
+// rewritten is a query after the rewrite rules, and the rules for its answer.
 type rewritten struct {
 	name  string
 	kind  uint16
 	rules []corefile.AnswerRule
 }
 
-// rewrite applies rules to a question in order. The first that matches is the last, unless it says continue.
+// rewrite applies the rules to a query in order. The first matching rule ends the evaluation,
+// unless it specifies continue.
 func rewrite(rules []corefile.Rewrite, name string, kind uint16) rewritten {
 	out := rewritten{name: name, kind: kind}
 	for i := range rules {
@@ -43,7 +44,8 @@ func rewrite(rules []corefile.Rewrite, name string, kind uint16) rewritten {
 	return out
 }
 
-// renamed is the name that a rule makes of another; ok is false when it does not match or makes none.
+// renamed returns the name after a rule. ok is false if the rule does not match or if the result is
+// not a valid name.
 func renamed(r *corefile.Rewrite, name string) (to string, ok bool) {
 	switch r.Kind {
 	case "exact":
@@ -72,7 +74,7 @@ func renamed(r *corefile.Rewrite, name string) (to string, ok bool) {
 	return to, true
 }
 
-// filled puts what groups matched into {1}, {2} ...
+// filled replaces {1}, {2} ... in a rule with the matched groups.
 func filled(to string, groups []string) string {
 	for i := 1; i < len(groups); i++ {
 		to = strings.ReplaceAll(to, "{"+strconv.Itoa(i)+"}", groups[i])
@@ -80,8 +82,8 @@ func filled(to string, groups []string) string {
 	return to
 }
 
-// back changes the names in an answer: those of the question as it was rewritten become those that were asked for, and
-// then what the rules say.
+// back changes the names in an answer: the rewritten name of the query becomes the original name,
+// and then the answer rules are applied.
 func (w rewritten) back(m *dns.Msg, asked string) {
 	for _, section := range [][]dns.RR{m.Answer, m.Extra} {
 		for _, rr := range section {
@@ -132,8 +134,8 @@ func changeValue(rr dns.RR, r corefile.AnswerRule) {
 	}
 }
 
-// turned lets the addresses at the end of an answer begin with another one each time, so that clients that take the
-// first spread over all.
+// turned rotates the address records at the end of an answer, so that clients that use the first
+// address are distributed over all of them.
 func turned(rrs []dns.RR, turn uint32) {
 	first := slices.IndexFunc(rrs, func(rr dns.RR) bool {
 		t := rr.Header().Rrtype

@@ -23,22 +23,22 @@ import (
 	"keelson.dev/keelson/internal/connlimit"
 )
 
-// The bounds of clients.
+// The limits for clients.
 const (
-	maxWaiting       = 2000             // questions that wait for other servers, of all clients
+	maxWaiting       = 2000             // queries of all clients that wait for other servers
 	maxWaitingEach   = 200              // of one client
-	readTime         = 5 * time.Second  // for a question over TCP, once it has begun
-	idleTime         = 10 * time.Second // between two
+	readTime         = 5 * time.Second  // for reading a query over TCP after its length
+	idleTime         = 10 * time.Second // between two queries
 	writeTime        = 5 * time.Second
-	maxOnConnection  = 1000    // questions on one connection
-	maxQuestion      = 4096    // bytes of one
-	receiveBuffer    = 1 << 20 // bytes of questions that wait to be read
-	maxSockets       = 4       // that share an address
+	maxOnConnection  = 1000    // queries on one connection
+	maxQuestion      = 4096    // bytes of one query
+	receiveBuffer    = 1 << 20 // bytes of unread queries per socket
+	maxSockets       = 4       // sockets that share an address
 	maxConnections   = 256
 	connectionsOfOne = 32
 )
 
-// waiting bounds what waits for other servers.
+// waiting limits the queries that wait for other servers.
 type waiting struct {
 	mu  sync.Mutex
 	all int
@@ -65,8 +65,9 @@ func (w *waiting) leave(a netip.Addr) {
 	}
 }
 
-// clients says whom the server is for: pods and processes of its node. An address of a node can be reached from outside
-// of it; whoever comes from there gets no answer, for answers are larger than questions, and senders can be forged.
+// clients are the clients that the server answers: pods and processes of its node. The node's
+// addresses are reachable from other hosts. Answering those would enable amplification attacks,
+// because answers are larger than queries and source addresses can be forged.
 type clients struct {
 	prefixes []netip.Prefix
 	local    map[netip.Addr]struct{}
@@ -85,7 +86,7 @@ func (c *clients) permits(a netip.Addr) bool {
 	return ok
 }
 
-// front is what is served at one address.
+// front holds the sockets at one address.
 type front struct {
 	udp    []*net.UDPConn
 	tcp    net.Listener
@@ -94,14 +95,14 @@ type front struct {
 	done   sync.WaitGroup
 }
 
-// listen takes the address: nothing is answered yet.
+// listen opens the sockets at an address. It does not answer queries yet.
 func listen(ctx context.Context, at netip.AddrPort) (*front, error) {
 	f := &front{}
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var failed error
 		err := c.Control(func(fd uintptr) {
 			failed = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
-			// more than the system allows everybody; without the right to it what is allowed has to do
+			// exceeds the system's default limit; without the privilege, the default applies
 			_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer)
 		})
 		return errors.Join(err, failed)
@@ -113,7 +114,7 @@ func listen(ctx context.Context, at netip.AddrPort) (*front, error) {
 			return nil, fmt.Errorf("serving DNS at %s: %w", at, err)
 		}
 		f.udp = append(f.udp, c.(*net.UDPConn))
-		if at.Port() == 0 { // of tests: all sockets have the port that the first one got
+		if at.Port() == 0 { // in tests: all sockets share the port of the first one
 			at = c.LocalAddr().(*net.UDPAddr).AddrPort()
 		}
 	}
@@ -142,7 +143,7 @@ func (f *front) close() {
 	f.done.Wait()
 }
 
-// start answers at the address until the front is closed.
+// start answers queries at the address until the listener is closed.
 func (s *Server) start(ctx context.Context, f *front) {
 	ctx, f.cancel = context.WithCancel(ctx)
 	for _, c := range f.udp {
@@ -153,7 +154,8 @@ func (s *Server) start(ctx context.Context, f *front) {
 	})
 }
 
-// packets answers what comes over one UDP socket. What is known is answered at once, in this goroutine.
+// packets answers the queries of one UDP socket. Queries that are known locally are answered in
+// this goroutine.
 func (s *Server) packets(ctx context.Context, c *net.UDPConn, more *sync.WaitGroup) {
 	buf, out, seen := make([]byte, maxQuestion), make([]byte, mostUDP), newMemo()
 	for {
@@ -162,7 +164,7 @@ func (s *Server) packets(ctx context.Context, c *net.UDPConn, more *sync.WaitGro
 			if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
 				return
 			}
-			continue // a client's port that is closed shows up here
+			continue // reports a client's closed port
 		}
 		from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
 		if !s.clients.Load().permits(from.Addr()) {
@@ -170,7 +172,7 @@ func (s *Server) packets(ctx context.Context, c *net.UDPConn, more *sync.WaitGro
 			continue
 		}
 		in := &incoming{began: time.Now()}
-		force, serial := s.chain.Load(), s.index.Serial() // before the answer is made of them
+		force, serial := s.chain.Load(), s.index.Serial() // read before the answer is computed from them
 		if old := seen.find(buf[:n], force, serial); old != nil {
 			out = append(out[:0], old.reply...)
 			out[0], out[1] = buf[0], buf[1]
@@ -187,13 +189,13 @@ func (s *Server) packets(ctx context.Context, c *net.UDPConn, more *sync.WaitGro
 			continue
 		}
 		if packed := s.finish(in, reply, from.Addr(), out[:cap(out)]); packed != nil {
-			_, _ = c.WriteToUDPAddrPort(packed, from) // a client that is gone is no fault
+			_, _ = c.WriteToUDPAddrPort(packed, from) // an error means that the client is gone
 			seen.put(buf[:n], packed, in, force, serial, reply.Rcode)
 		}
 	}
 }
 
-// wait answers when it is known, in a goroutine of its own.
+// wait answers a query in a new goroutine when the reply is available.
 func (s *Server) wait(ctx context.Context, c *net.UDPConn, from netip.AddrPort, in *incoming, later func(context.Context) *dns.Msg, more *sync.WaitGroup) {
 	if !s.waiting.enter(from.Addr()) {
 		if packed := s.finish(in, in.reply(result{rcode: dns.RcodeServerFailure}), from.Addr(), nil); packed != nil {
@@ -209,7 +211,7 @@ func (s *Server) wait(ctx context.Context, c *net.UDPConn, from netip.AddrPort, 
 	})
 }
 
-// take reads a message and answers it. A fault in that is this message's alone.
+// take parses a message and answers it. A panic affects only this message.
 func (s *Server) take(c *chain, packet []byte, tcp bool, in *incoming) (reply *dns.Msg, later func(context.Context) *dns.Msg) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -227,7 +229,7 @@ func (s *Server) take(c *chain, packet []byte, tcp bool, in *incoming) (reply *d
 	return c.reply(in)
 }
 
-// guarded runs what takes time.
+// guarded runs later and converts a panic into a SERVFAIL reply.
 func (s *Server) guarded(ctx context.Context, in *incoming, later func(context.Context) *dns.Msg) (reply *dns.Msg) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -240,11 +242,11 @@ func (s *Server) guarded(ctx context.Context, in *incoming, later func(context.C
 
 func (s *Server) fault(p any) {
 	if s.panics.Add(1)%1000 == 1 {
-		s.cfg.Log.Error("a question met a fault of the DNS server and was not answered", "fault", p, "stack", string(debug.Stack()))
+		s.cfg.Log.Error("a query caused a panic of the DNS server and was not answered", "fault", p, "stack", string(debug.Stack()))
 	}
 }
 
-// finish packs an answer and counts it; nil when there is none to be sent.
+// finish packs a reply and counts it. It returns nil if no reply can be sent.
 func (s *Server) finish(in *incoming, m *dns.Msg, from netip.Addr, buf []byte) []byte {
 	size := in.size
 	if size == 0 {
@@ -268,7 +270,7 @@ func (s *Server) finish(in *incoming, m *dns.Msg, from netip.Addr, buf []byte) [
 	return packed
 }
 
-// connections takes TCP connections until the listener is closed.
+// connections accepts TCP connections until the listener is closed.
 func (s *Server) connections(ctx context.Context, l net.Listener, more *sync.WaitGroup) {
 	for {
 		c, err := l.Accept()
@@ -287,7 +289,7 @@ func (s *Server) connections(ctx context.Context, l net.Listener, more *sync.Wai
 	}
 }
 
-// connection answers the questions of one connection, one after the other.
+// connection answers the queries of one connection sequentially.
 func (s *Server) connection(ctx context.Context, c net.Conn) {
 	at, err := netip.ParseAddrPort(c.RemoteAddr().String())
 	if err != nil {
@@ -337,12 +339,12 @@ func (s *Server) connection(ctx context.Context, c net.Conn) {
 	}
 }
 
-// counters of a server.
+// counters are the counters of a Server.
 type counters struct {
 	panics, refused, dropped atomic.Uint64
 }
 
-// waits is how many questions wait for other servers.
+// waits returns the number of queries that wait for other servers.
 func (s *Server) waits() int {
 	s.waiting.mu.Lock()
 	defer s.waiting.mu.Unlock()

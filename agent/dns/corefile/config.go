@@ -10,7 +10,7 @@ import (
 	"github.com/miekg/dns"
 )
 
-// Default is what a cluster without a Corefile does.
+// Default is the Corefile of a cluster that has none.
 const Default = `.:53 {
     errors
     kubernetes cluster.local in-addr.arpa ip6.arpa {
@@ -29,12 +29,12 @@ const Default = `.:53 {
 }
 `
 
-// DefaultFor is Default for a cluster of another domain.
+// DefaultFor returns Default for a cluster with the given domain.
 func DefaultFor(domain string) string {
 	return strings.ReplaceAll(Default, "cluster.local", strings.TrimSuffix(domain, "."))
 }
 
-// Warning is what is written and has no effect.
+// Warning is a part of the Corefile that has no effect.
 type Warning struct {
 	Line int
 	What string
@@ -42,19 +42,19 @@ type Warning struct {
 
 func (w Warning) String() string { return fmt.Sprintf("line %d: %s", w.Line, w.What) }
 
-// Config is what a Corefile means.
+// Config is a parsed Corefile.
 type Config struct {
 	Servers    []Server
 	Warnings   []Warning
-	Health     bool // GET :8080/health
-	Ready      bool // GET :8181/ready
-	Prometheus bool // GET :9153/metrics
+	Health     bool // serve GET :8080/health
+	Ready      bool // serve GET :8181/ready
+	Prometheus bool // serve GET :9153/metrics
 	LameDuck   time.Duration
 }
 
-// Server is a server block: names of its zones are answered by its plugins, in CoreDNS' order.
+// Server is a server block: its plugins answer the names in its zones, in the order of CoreDNS.
 type Server struct {
-	Zones       []string // lower case, fully qualified
+	Zones       []string // in lower case, fully qualified
 	Log, Errors bool
 	Loadbalance bool
 	Cache       *Cache
@@ -62,12 +62,12 @@ type Server struct {
 	Hosts       *Hosts
 	Kubernetes  *Kubernetes
 	Forwards    []Forward
-	BufferSize  int // of UDP answers, bytes
+	BufferSize  int // maximum size of UDP answers, in bytes
 }
 
-// Kubernetes is the plugin of that name.
+// Kubernetes is the kubernetes plugin.
 type Kubernetes struct {
-	Zones       []string // of Services
+	Zones       []string // cluster zones
 	Reverse     []string // reverse zones
 	TTL         uint32
 	Pods        bool
@@ -77,13 +77,13 @@ type Kubernetes struct {
 	Fall        Fall
 }
 
-// Fall says for which names the next plugin is asked when this one knows nothing.
-type Fall struct{ Zones []string } // nil = for none
+// Fall lists the zones for which the next plugin is run if this one has no answer.
+type Fall struct{ Zones []string } // nil = no zones
 
-// Through says whether the next one is asked for the name.
+// Through reports whether the next plugin is run for the name.
 func (f Fall) Through(name string) bool { return Matches(f.Zones, name) != "" }
 
-// Matches is the longest of the zones that the name lies in; "" when it lies in none.
+// Matches returns the longest of the zones that contains the name, or "".
 func Matches(zones []string, name string) string {
 	best := ""
 	for _, z := range zones {
@@ -94,7 +94,7 @@ func Matches(zones []string, name string) string {
 	return best
 }
 
-// In says whether a name in lower case lies in a zone, both fully qualified.
+// In reports whether a lower-case name is in a zone. Both are fully qualified.
 func In(zone, name string) bool {
 	if zone == "." {
 		return true
@@ -102,64 +102,64 @@ func In(zone, name string) bool {
 	return strings.HasSuffix(name, zone) && (len(name) == len(zone) || name[len(name)-len(zone)-1] == '.')
 }
 
-// Hosts are entries of the form of a hosts file.
+// Hosts is the hosts plugin.
 type Hosts struct {
 	Zones   []string
-	File    string // a path; "" = none
+	File    string // path of a hosts file; "" = none
 	Inline  []string
 	TTL     uint32
 	Reverse bool
 	Fall    Fall
 }
 
-// Cache bounds what is remembered of upstreams' answers.
+// Cache is the cache plugin for the answers of upstream servers.
 type Cache struct {
 	Zones            []string
 	Most, MostDenied time.Duration
 	Least            time.Duration
 	LeastDenied      time.Duration
-	Capacity         int // answers
+	Capacity         int // number of answers
 	CapacityDenied   int
-	Stale            time.Duration // how long an answer that has expired may still be given
-	StaleVerify      bool          // only when the upstream does not answer
+	Stale            time.Duration // how long an expired answer may still be served
+	StaleVerify      bool          // serve expired answers only if the upstream server does not respond
 	ServFail         time.Duration
-	Disabled         []string // zones of which no answers are kept
-	DisabledDenial   []string // zones of which it is not kept that there is nothing
+	Disabled         []string // zones whose answers are not cached
+	DisabledDenial   []string // zones whose negative answers are not cached
 }
 
-// Forward sends questions to other servers.
+// Forward is the forward plugin.
 type Forward struct {
 	From          string
-	To            []string // addresses, HOST:PORT with tls:// before it, or paths of resolv.conf files
+	To            []string // HOST:PORT addresses, optionally with tls://, or paths of resolv.conf files
 	Except        []string
-	Policy        string // random, round_robin, sequential
-	MaxFails      int    // 0 = an upstream never counts as down
-	MaxConcurrent int    // 0 = the server's own bound
+	Policy        string // random, round_robin or sequential
+	MaxFails      int    // 0 = an upstream server is never considered down
+	MaxConcurrent int    // 0 = the server's default
 	ForceTCP      bool
 	PreferUDP     bool
 	TLSServer     string
 	HealthEvery   time.Duration
 }
 
-// Rewrite changes what is asked. Names are fully qualified and lower case.
+// Rewrite is a rule of the rewrite plugin. Names are fully qualified and in lower case.
 type Rewrite struct {
-	Continue bool // the rules below are tried too
+	Continue bool // later rules are applied too
 	Kind     string
 	From, To string
-	Pattern  *regexp.Regexp // of kind regex
+	Pattern  *regexp.Regexp // for kind regex
 	Answers  []AnswerRule
 	FromType uint16
 	ToType   uint16
 }
 
-// AnswerRule changes names in answers.
+// AnswerRule rewrites names in answers.
 type AnswerRule struct {
 	Pattern *regexp.Regexp
 	To      string
-	Values  bool // names in records' data, not owners
+	Values  bool // apply to names in the data of records instead of owner names
 }
 
-// Read reads a Corefile whole: what it means, or a *Error that refuses it.
+// Read parses a Corefile. It returns an *Error if the Corefile is invalid.
 func Read(text string) (*Config, error) {
 	blocks, err := Parse(text)
 	if err != nil {
@@ -193,7 +193,7 @@ func Read(text string) (*Config, error) {
 	return c, nil
 }
 
-// maxWarnings bounds what is told of one Corefile.
+// maxWarnings is the maximum number of warnings per Corefile.
 const maxWarnings = 64
 
 func (c *Config) warn(line int, format string, args ...any) {
@@ -202,7 +202,8 @@ func (c *Config) warn(line int, format string, args ...any) {
 	}
 }
 
-// zones reads the keys of a block; what agents do not serve is left out and told.
+// zones parses the keys of a server block. Keys that agents do not support are omitted with a
+// warning.
 func (c *Config) zones(b Block) (out []string) {
 	if strings.HasPrefix(b.Keys[0], "(") {
 		c.warn(b.Line, "snippets are not understood: %s has no effect", b.Keys[0])
@@ -221,7 +222,7 @@ func (c *Config) zones(b Block) (out []string) {
 			}
 			key = rest
 		}
-		if i := strings.LastIndexByte(key, ':'); i > strings.IndexByte(key, '/') { // a range of IPv6 has colons of its own
+		if i := strings.LastIndexByte(key, ':'); i > strings.IndexByte(key, '/') { // the colons of an IPv6 prefix precede its slash
 			if key[i+1:] != "53" {
 				c.warn(b.Line, "%s: only port 53 is served; the key has no effect", k)
 				continue
@@ -238,7 +239,7 @@ func (c *Config) zones(b Block) (out []string) {
 	return out
 }
 
-// zoneOf reads a zone: a name, or a range of addresses, which is a reverse zone.
+// zoneOf parses a zone: a name, or an address prefix that stands for a reverse zone.
 func zoneOf(s string) (string, error) {
 	if strings.Contains(s, "/") {
 		p, err := netip.ParsePrefix(s)
@@ -276,13 +277,13 @@ func reverseZone(p netip.Prefix) (string, error) {
 	return dns.Fqdn(strings.Join(labels[total-p.Bits()/step:], ".")), nil
 }
 
-// reader reads the directives of one server block.
+// reader parses the directives of one server block.
 type reader struct {
 	c *Config
 	s *Server
 }
 
-// directive reads one plugin.
+// directive parses the directive of one plugin.
 func (r *reader) directive(d Directive) error {
 	switch d.Name {
 	case "errors":
@@ -306,7 +307,8 @@ func (r *reader) directive(d Directive) error {
 			r.c.warn(d.Line, "loadbalance %s is not understood: answers go round", d.Args[0])
 		}
 	case "loop", "reload", "cancel", "metadata", "nsid":
-		// the agent looks for loops itself, a changed Corefile is read at once, and every question has a deadline
+		// the agent detects loops itself, reads a changed Corefile immediately, and gives every
+		// query a deadline
 		r.ignoreLines(d)
 	case "bufsize":
 		return r.bufsize(d)
@@ -326,7 +328,7 @@ func (r *reader) directive(d Directive) error {
 	return nil
 }
 
-// ignoreLines tells of lines in braces that nothing is made of.
+// ignoreLines warns of the lines in braces that have no effect.
 func (r *reader) ignoreLines(d Directive) {
 	for _, l := range d.Lines {
 		if d.Name == "log" && l.Name == "class" || d.Name == "errors" && l.Name == "consolidate" {
@@ -337,7 +339,7 @@ func (r *reader) ignoreLines(d Directive) {
 	}
 }
 
-// address reads where a plugin listens, which cannot be chosen.
+// address warns if the listen address of a plugin is not the fixed one.
 func (r *reader) address(d Directive, fixed string) {
 	if len(d.Args) > 0 && strings.TrimPrefix(d.Args[0], "0.0.0.0") != fixed {
 		r.c.warn(d.Line, "%s %s: it is served at the DNS server's addresses and port %s", d.Name, d.Args[0], fixed[1:])
@@ -355,7 +357,7 @@ func (r *reader) health(d Directive) error {
 		if err != nil {
 			return wrong(l.Line, "health: lameduck %s: %v", l.Args[0], err)
 		}
-		r.c.LameDuck = t // nothing waits for it: the node's server has no successor that it could make way for
+		r.c.LameDuck = t // no effect: the node's DNS server has no replacement that could take over
 	}
 	return nil
 }

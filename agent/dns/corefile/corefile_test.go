@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// The Corefiles that clusters come with are understood whole.
+// The common Corefiles of clusters are supported completely.
 func TestCommonFiles(t *testing.T) {
 	for name, text := range map[string]string{
 		"default":        Default,
@@ -58,7 +58,7 @@ consul.local:53 {
 	}
 }
 
-// Every option has its effect on what is read.
+// Every option has its effect on the configuration.
 func TestOptions(t *testing.T) {
 	c, err := Read(`
 example.com:53 10.1.0.0/16 fd00::/16 dns://other.test { # comment
@@ -117,7 +117,8 @@ example.com:53 10.1.0.0/16 fd00::/16 dns://other.test { # comment
 	}
 }
 
-// What is wrong is refused with its line, what is unknown is told with its line and leaves the rest in force.
+// An invalid directive is rejected with its line. An unknown directive is reported with its line,
+// and the rest remains effective.
 func TestRefusals(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                                      "line 1: no server block is for port 53",
@@ -162,7 +163,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// No text makes a fault or takes long.
+// No text causes a panic or takes long to parse.
 func FuzzRead(f *testing.F) {
 	f.Add(Default)
 	f.Add(".:53 {\n rewrite stop {\n name regex (.*) {1}\n answer auto\n }\n}")

@@ -1,6 +1,7 @@
-// Package corefile reads the configuration of the cluster's DNS: the common part of a Corefile, the language of CoreDNS
-// (coredns.io/manual). What is not understood is a Warning with its line and has no effect; what is understood and wrong
-// refuses the whole text, as CoreDNS does when it reloads. Reading is pure: no file is opened here.
+// Package corefile parses the configuration of the cluster DNS: a subset of the Corefile, CoreDNS's
+// configuration language (coredns.io/manual). An unsupported part becomes a Warning with its line
+// and has no effect. An invalid part makes the whole text invalid, as when CoreDNS reloads. Parsing
+// is pure and opens no files.
 package corefile
 
 import (
@@ -8,7 +9,7 @@ import (
 	"strings"
 )
 
-// The bounds of a text.
+// The limits of a Corefile.
 const (
 	MaxText   = 256 << 10 // bytes
 	maxTokens = 20000
@@ -17,7 +18,7 @@ const (
 	maxDepth  = 4
 )
 
-// Error refuses a Corefile.
+// Error describes why a Corefile is invalid.
 type Error struct {
 	Line int
 	What string
@@ -29,7 +30,7 @@ func wrong(line int, format string, args ...any) error {
 	return &Error{line, fmt.Sprintf(format, args...)}
 }
 
-// token is one word. Braces that group are tokens of their own, which quoted ones are not.
+// token is one word. An unquoted brace is a separate token.
 type token struct {
 	text   string
 	line   int
@@ -39,7 +40,8 @@ type token struct {
 func (t token) opens() bool  { return t.text == "{" && !t.quoted }
 func (t token) closes() bool { return t.text == "}" && !t.quoted }
 
-// lex cuts a text into tokens: words between white space, "quoted" ones with \" for a quote, # begins a comment.
+// lex splits a text into tokens. Tokens are separated by white space and may be "quoted", with \"
+// for a quote. # starts a comment.
 func lex(text string) ([]token, error) {
 	if len(text) > MaxText {
 		return nil, wrong(1, "the text has %d bytes; %d are the most", len(text), MaxText)
@@ -73,7 +75,7 @@ func lex(text string) ([]token, error) {
 	return out, nil
 }
 
-// word reads the token at i. lines is how many line ends stand in it.
+// word reads the token at i. lines is the number of line breaks in it.
 func word(text string, i, line int) (t token, next, lines int, err error) {
 	t.line = line
 	if text[i] != '"' {
@@ -104,7 +106,7 @@ func word(text string, i, line int) (t token, next, lines int, err error) {
 	return t, 0, 0, wrong(line, "a quote is not closed")
 }
 
-// Directive is one line of a block: a name, arguments, and lines of its own in braces.
+// Directive is one line of a block: a name, arguments, and nested lines in braces.
 type Directive struct {
 	Name  string
 	Args  []string
@@ -112,14 +114,14 @@ type Directive struct {
 	Line  int
 }
 
-// Block is a server block: the zones that it is for, and what it does.
+// Block is a server block: its zones and directives.
 type Block struct {
 	Keys       []string
 	Directives []Directive
 	Line       int
 }
 
-// Parse reads the structure of a Corefile, whatever its words mean.
+// Parse parses the structure of a Corefile without interpreting the directives.
 func Parse(text string) ([]Block, error) {
 	tokens, err := lex(text)
 	if err != nil {
@@ -164,7 +166,7 @@ func (p *parser) more() bool  { return p.at < len(p.tokens) }
 func (p *parser) peek() token { return p.tokens[p.at] }
 func (p *parser) next() token { p.at++; return p.tokens[p.at-1] }
 
-// lines reads { ... }: one directive a line.
+// lines parses { ... } with one directive per line.
 func (p *parser) lines(depth int) ([]Directive, error) {
 	open := p.next()
 	if depth > maxDepth {

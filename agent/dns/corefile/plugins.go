@@ -12,7 +12,7 @@ import (
 	"github.com/miekg/dns"
 )
 
-// number reads a whole number within bounds.
+// number parses an integer between least and most.
 func number(s string, least, most int) (int, error) {
 	n, err := strconv.Atoi(s)
 	if err != nil || n < least || n > most {
@@ -21,10 +21,10 @@ func number(s string, least, most int) (int, error) {
 	return n, nil
 }
 
-// maxTime is the longest time that a Corefile may state.
+// maxTime is the maximum duration in a Corefile.
 const maxTime = 7 * 24 * time.Hour
 
-// seconds reads a duration, or a number of seconds.
+// seconds parses a duration or a number of seconds.
 func seconds(s string) (time.Duration, error) {
 	if n, err := strconv.Atoi(s); err == nil {
 		s = strconv.Itoa(n) + "s"
@@ -36,7 +36,7 @@ func seconds(s string) (time.Duration, error) {
 	return t, nil
 }
 
-// names reads zones.
+// names parses zones.
 func names(args []string) ([]string, error) {
 	var out []string
 	for _, a := range args {
@@ -49,7 +49,7 @@ func names(args []string) ([]string, error) {
 	return out, nil
 }
 
-// fall reads fallthrough: all zones of the block unless some are named.
+// fall parses fallthrough. Without arguments it applies to all zones.
 func (r *reader) fall(l Directive) (Fall, error) {
 	z, err := names(l.Args)
 	if err != nil {
@@ -92,7 +92,7 @@ func (r *reader) kubernetes(d Directive) (err error) {
 	return nil
 }
 
-// ttl reads for how long answers of a plugin are good.
+// ttl parses the TTL of a plugin's answers.
 func ttl(plugin string, l Directive, least, most int) (uint32, error) {
 	if len(l.Args) != 1 {
 		return 0, wrong(l.Line, "%s: ttl wants one number", plugin)
@@ -178,7 +178,7 @@ func (r *reader) hostsLine(h *Hosts, l Directive) (err error) {
 		return err
 	case "no_reverse":
 		h.Reverse = false
-	case "reload": // the file is read again when it has changed
+	case "reload": // no effect: a changed file is always read again
 	case "fallthrough":
 		h.Fall, err = r.fall(l)
 		return err
@@ -281,7 +281,7 @@ func (r *reader) cacheLine(c *Cache, l Directive) error {
 	return nil
 }
 
-// maxUpstreams is how many servers one forward may name.
+// maxUpstreams is the maximum number of servers of one forward directive.
 const maxUpstreams = 15
 
 func (r *reader) forward(d Directive) error {
@@ -362,22 +362,22 @@ func (r *reader) forwardLine(f *Forward, l Directive) (err error) {
 		if len(l.Args) > 1 {
 			r.c.warn(l.Line, "forward: health_check %s is not understood and has no effect", strings.Join(l.Args[1:], " "))
 		}
-	case "expire": // connections are not kept
+	case "expire": // no effect: connections are not reused
 	default:
 		r.c.warn(l.Line, "forward: %s is not understood and has no effect", l.Name)
 	}
 	return nil
 }
 
-// Upstream is a server to forward to, or the path of a resolv.conf that names some.
+// Upstream is an upstream server, or the path of a resolv.conf file.
 type Upstream struct {
 	Path    string
 	Address netip.AddrPort
 	TLS     bool
-	Server  string // the name of its certificate
+	Server  string // expected name in its certificate
 }
 
-// ServerAddress reads one server of a forward.
+// ServerAddress parses one upstream server of a forward directive.
 func ServerAddress(s string) (Upstream, error) {
 	if strings.HasPrefix(s, "/") {
 		return Upstream{Path: s}, nil
@@ -410,7 +410,8 @@ func ServerAddress(s string) (Upstream, error) {
 	return u, nil
 }
 
-// maxRewrites bounds the rules of a server block: each costs every question.
+// maxRewrites is the maximum number of rules per server block, because each rule costs time for
+// every query.
 const maxRewrites = 256
 
 func (r *reader) rewrite(d Directive) error {
@@ -424,7 +425,7 @@ func (r *reader) rewrite(d Directive) error {
 		args = args[1:]
 	}
 	lines := d.Lines
-	if len(args) == 0 && len(lines) > 0 { // rewrite stop { name ...; answer ... }
+	if len(args) == 0 && len(lines) > 0 { // form: rewrite stop { name ...; answer ... }
 		args = append([]string{lines[0].Name}, lines[0].Args...)
 		lines = lines[1:]
 	}
@@ -466,7 +467,8 @@ func (r *reader) rewrite(d Directive) error {
 	return nil
 }
 
-// rewriteName reads [exact|prefix|suffix|substring|regex] FROM TO, and returns what follows.
+// rewriteName parses [exact|prefix|suffix|substring|regex] FROM TO, and returns the remaining
+// arguments.
 func rewriteName(out *Rewrite, line int, args []string) (rest []string, err error) {
 	out.Kind = "exact"
 	if len(args) > 2 {
@@ -507,14 +509,14 @@ func rewriteType(out *Rewrite, line int, args []string) error {
 	return nil
 }
 
-// answerRule reads answer auto, answer name FROM TO and answer value FROM TO.
+// answerRule parses answer auto, answer name FROM TO and answer value FROM TO.
 func answerRule(out *Rewrite, l Directive) error {
 	if l.Name != "answer" {
 		return wrong(l.Line, "rewrite: %s: want answer auto, answer name FROM TO or answer value FROM TO", l.Name)
 	}
 	args := l.Args
 	if len(args) == 1 && args[0] == "auto" {
-		return nil // answers come under the name that was asked in any case
+		return nil // answers always carry the name of the query
 	}
 	rule := AnswerRule{}
 	if len(args) == 3 && (args[0] == "name" || args[0] == "value") {

@@ -8,18 +8,18 @@ import (
 	"github.com/miekg/dns"
 )
 
-// CacheConfig bounds a Cache.
+// CacheConfig sets the limits of a Cache.
 type CacheConfig struct {
-	Bytes                   int64 // of each of both parts; 0 = 8 MiB
-	Capacity, Denied        int   // answers of each part; 0 = none is kept
+	Bytes                   int64 // memory of each of the two parts, in bytes; 0 = 8 MiB
+	Capacity, Denied        int   // number of answers in each part; 0 = no answers are cached
 	Least, Most             time.Duration
 	LeastDenied, MostDenied time.Duration
 	ServFail                time.Duration
-	Stale                   time.Duration // an answer that has expired is kept for so long
+	Stale                   time.Duration // how long an expired answer is kept
 }
 
-// Cache remembers answers, those that say there is something apart from those that say there is nothing: questions
-// for names that nobody has must not push out those that are used. Safe for concurrent use.
+// Cache caches answers. Positive and negative answers are in separate parts, so that queries for
+// nonexistent names cannot evict positive answers. It is safe for concurrent use.
 type Cache struct {
 	cfg  CacheConfig
 	mu   sync.Mutex
@@ -31,7 +31,7 @@ type part struct {
 	bytes int64
 	most  int
 	by    map[Question]*list.Element
-	order list.List // of *stored, latest used first
+	order list.List // of *stored, most recently used first
 }
 
 type stored struct {
@@ -41,7 +41,7 @@ type stored struct {
 	until  time.Time
 }
 
-// cost is what an entry takes, its place in map and list included.
+// cost returns the memory of an entry, including its map and list elements.
 func (s *stored) cost() int64 { return int64(len(s.packed)+len(s.q.Name)) + 256 }
 
 const defaultBytes = 8 << 20
@@ -57,7 +57,8 @@ func NewCache(cfg CacheConfig) *Cache {
 	return c
 }
 
-// Get returns what is remembered: TTLs are what is left of them. stale says that the answer has expired.
+// Get returns a cached answer with its remaining TTL, or nil. stale reports that the answer has
+// expired.
 func (c *Cache) Get(q Question, now time.Time) (m *dns.Msg, stale bool) {
 	c.mu.Lock()
 	s := c.good.find(q)
@@ -88,8 +89,8 @@ func (p *part) find(q Question) *stored {
 	return e.Value.(*stored)
 }
 
-// Put remembers an answer for as long as its records say, within the bounds of the configuration. The answer that is
-// given on has the same times.
+// Put caches an answer for its TTL, within the configured limits. It also sets the TTLs in m to the
+// cached TTL.
 func (c *Cache) Put(q Question, m *dns.Msg, now time.Time) {
 	if m.Truncated {
 		return
@@ -139,14 +140,14 @@ func (p *part) drop(e *list.Element) {
 	delete(p.by, s.q)
 }
 
-// Len is how many answers of each part there are.
+// Len returns the number of positive and negative answers.
 func (c *Cache) Len() (good, none int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.good.order.Len(), c.none.order.Len()
 }
 
-// Bytes is what all entries take by estimate.
+// Bytes returns the estimated memory of all entries.
 func (c *Cache) Bytes() int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -155,7 +156,7 @@ func (c *Cache) Bytes() int64 {
 
 func clamp(t, least, most time.Duration) time.Duration { return min(max(t, least), most) }
 
-// leastTTL is the shortest of the records' times.
+// leastTTL returns the smallest TTL of the records.
 func leastTTL(rrs []dns.RR) time.Duration {
 	least := uint32(1 << 31)
 	for _, rr := range rrs {
@@ -167,7 +168,7 @@ func leastTTL(rrs []dns.RR) time.Duration {
 	return time.Duration(least) * time.Second
 }
 
-// denialTTL is how long nothing is nothing: what the zone's SOA says (RFC 2308).
+// denialTTL returns the TTL of a negative answer according to the zone's SOA record (RFC 2308).
 func denialTTL(m *dns.Msg) time.Duration {
 	for _, rr := range m.Ns {
 		if soa, ok := rr.(*dns.SOA); ok {
@@ -177,7 +178,7 @@ func denialTTL(m *dns.Msg) time.Duration {
 	return 0
 }
 
-// setTTL changes the times of all records.
+// setTTL changes the TTLs of all records.
 func setTTL(m *dns.Msg, to func(uint32) uint32) {
 	for _, section := range [][]dns.RR{m.Answer, m.Ns, m.Extra} {
 		for _, rr := range section {

@@ -21,8 +21,8 @@ func answer(t testing.TB, lines ...string) *dns.Msg {
 	return m
 }
 
-// An answer is given for as long as its records say, within the bounds, with what is left of their time; then it is
-// stale for a while, and then gone.
+// An answer is cached for its TTL within the limits, and returned with its remaining TTL. Then it
+// is stale for a while, and then removed.
 func TestTimes(t *testing.T) {
 	c := NewCache(CacheConfig{Capacity: 10, Denied: 10, Least: 5 * time.Second, Most: 30 * time.Second, MostDenied: 20 * time.Second, Stale: time.Minute})
 	now := time.Unix(1e9, 0)
@@ -40,7 +40,7 @@ func TestTimes(t *testing.T) {
 	for _, s := range []struct {
 		q     Question
 		after time.Duration
-		ttl   int // -1 = nothing
+		ttl   int // -1 = no answer
 		stale bool
 	}{{long, 0, 30, false}, {long, 12 * time.Second, 18, false}, {long, 31 * time.Second, 0, true}, {long, 91 * time.Second, -1, false},
 		{short, 4 * time.Second, 1, false}, {none, 9 * time.Second, 1, false}, {none, 11 * time.Second, 0, true}, {Question{Name: "long.", Type: 28}, 0, -1, false}} {
@@ -55,7 +55,8 @@ func TestTimes(t *testing.T) {
 	}
 }
 
-// However much is asked, what is kept stays within its bytes, and names that nobody has push out none that somebody has.
+// However many queries there are, the cache stays within its bytes, and nonexistent names evict no
+// positive answers.
 func TestBounds(t *testing.T) {
 	c := NewCache(CacheConfig{Bytes: 64 << 10, Capacity: 1 << 20, Denied: 1 << 20, Most: time.Hour, MostDenied: time.Hour, LeastDenied: time.Second})
 	now := time.Unix(1e9, 0)
@@ -81,7 +82,8 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// What does not belong to the answer is left out, wherever it stands; the aliases on the way stay.
+// Records that do not belong to the answer are removed from every section; aliases on the way are
+// kept.
 func TestClean(t *testing.T) {
 	m := answer(t, "b.example. 60 IN CNAME c.example.", "a.example. 60 IN CNAME b.example.", "c.example. 60 IN A 192.0.2.1", "bank.example. 60 IN A 192.0.2.6")
 	m.Extra = answer(t, "a.example. 60 IN A 192.0.2.7").Answer
@@ -92,7 +94,7 @@ func TestClean(t *testing.T) {
 	}
 }
 
-// No answer of a server makes a fault, or lets through what is no answer.
+// No answer of a server causes a panic, and no unrelated records are accepted.
 func FuzzAnswer(f *testing.F) {
 	m := answer(f, "www.example. 60 IN CNAME a.example.", "a.example. 60 IN A 192.0.2.1")
 	m.SetQuestion("www.example.", dns.TypeA)

@@ -1,5 +1,5 @@
-// Package forward asks other DNS servers: over UDP and then TCP, or TLS, with checked answers, in bounds of time and of how
-// much is asked at once; and it remembers what they said, in bounds of bytes.
+// Package forward queries other DNS servers over UDP, TCP or TLS, and caches their answers. It
+// validates answers, and limits time, concurrency and memory.
 package forward
 
 import (
@@ -19,18 +19,18 @@ import (
 	"github.com/miekg/dns"
 )
 
-// The bounds of one exchange.
+// The limits of one exchange.
 const (
-	answerTime = 2 * time.Second // of one try
-	udpSize    = 1232            // bytes that a server may answer over UDP
-	maxStray   = 64              // packets that are no answer to the question, before the try is given up
-	maxRecords = 2048            // of one answer that are looked at
+	answerTime = 2 * time.Second // timeout of one attempt
+	udpSize    = 1232            // maximum size of a UDP answer, in bytes
+	maxStray   = 64              // packets that do not answer the query, after which the attempt fails
+	maxRecords = 2048            // records of one answer that are considered
 )
 
-// Target is one server.
+// Target is one upstream server.
 type Target struct {
 	Address netip.AddrPort
-	TLS     *tls.Config // nil = plain
+	TLS     *tls.Config // nil = no TLS
 }
 
 func (t Target) String() string {
@@ -40,22 +40,22 @@ func (t Target) String() string {
 	return t.Address.String()
 }
 
-// errStray says that nothing but other packets came.
-var errStray = errors.New("only packets came that do not answer the question")
+// errStray is returned if only packets arrived that do not answer the query.
+var errStray = errors.New("received only packets that do not answer the query")
 
-// Question is what is asked elsewhere.
+// Question is a question to upstream servers.
 type Question struct {
-	Name   string // lower case, fully qualified
+	Name   string // in lower case, fully qualified
 	Type   uint16
-	DNSSEC bool // records of DNSSEC are wanted
-	CD     bool // checking disabled: the client checks signatures itself
+	DNSSEC bool // request DNSSEC records
+	CD     bool // checking disabled: the client validates signatures itself
 }
 
-// message is the question on the wire, with an id that nobody can guess.
+// message returns the query message with an unpredictable ID.
 func (q Question) message() (*dns.Msg, error) {
 	var id [2]byte
 	if _, err := rand.Read(id[:]); err != nil {
-		return nil, fmt.Errorf("an id for a question: %w", err)
+		return nil, fmt.Errorf("creating the ID of a query: %w", err)
 	}
 	m := &dns.Msg{}
 	m.SetQuestion(q.Name, q.Type)
@@ -65,19 +65,19 @@ func (q Question) message() (*dns.Msg, error) {
 	return m, nil
 }
 
-// answers says whether m answers the question that was asked.
+// answers reports whether m answers the query.
 func answers(m, asked *dns.Msg) bool {
 	if m.Id != asked.Id || !m.Response || m.Opcode != dns.OpcodeQuery {
 		return false
 	}
-	if len(m.Question) == 0 { // servers that understand nothing leave it out
+	if len(m.Question) == 0 { // servers omit the question in some error responses
 		return m.Rcode == dns.RcodeFormatError || m.Rcode == dns.RcodeServerFailure || m.Rcode == dns.RcodeRefused || m.Rcode == dns.RcodeNotImplemented
 	}
 	a, b := m.Question[0], asked.Question[0]
 	return len(m.Question) == 1 && a.Qtype == b.Qtype && a.Qclass == b.Qclass && strings.EqualFold(a.Name, b.Name)
 }
 
-// exchange asks one server once. An answer that was cut is asked for again over TCP.
+// exchange queries one server once. A truncated UDP answer is requested again over TCP.
 func exchange(ctx context.Context, t Target, q Question, tcp bool) (*dns.Msg, error) {
 	asked, err := q.message()
 	if err != nil {
@@ -98,7 +98,7 @@ func exchange(ctx context.Context, t Target, q Question, tcp bool) (*dns.Msg, er
 	return overTCP(ctx, t, asked, packed)
 }
 
-// dial connects for one question: who does not answer in time is not waited for.
+// dial connects to a server for one query, with the deadline of ctx.
 func dial(ctx context.Context, network string, t Target) (net.Conn, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, network, t.Address.String())
@@ -113,7 +113,8 @@ func dial(ctx context.Context, network string, t Target) (net.Conn, error) {
 	return conn, nil
 }
 
-// overUDP uses a socket, and with it a random port, for this question alone: only the server's own packets reach it.
+// overUDP uses a new socket, and thus a random port, for each query. The socket is connected, so
+// that it receives only packets from the server.
 func overUDP(ctx context.Context, t Target, asked *dns.Msg, packed []byte) (*dns.Msg, error) {
 	conn, err := dial(ctx, "udp", t)
 	if err != nil {
@@ -134,7 +135,7 @@ func overUDP(ctx context.Context, t Target, asked *dns.Msg, packed []byte) (*dns
 			continue
 		}
 		if err := m.Unpack(buf[:n]); err != nil {
-			if !m.Truncated { // one that was cut may end anywhere
+			if !m.Truncated { // a truncated message may end anywhere
 				continue
 			}
 		}
@@ -176,14 +177,15 @@ func overTCP(ctx context.Context, t Target, asked *dns.Msg, packed []byte) (*dns
 	return m, nil
 }
 
-// Clean leaves in an answer what belongs to the question: the records of its name, and of the names that these lead to.
-// What a server adds of its own, a client must not take for an answer to what it did not ask.
+// Clean removes the records that do not belong to the question. It keeps the records of the
+// question's name and of the names that its aliases lead to. A client must not accept records that
+// it did not request.
 func Clean(m *dns.Msg, q Question) {
 	wanted := map[string]struct{}{q.Name: {}}
 	if len(m.Answer) > maxRecords {
 		m.Answer = m.Answer[:maxRecords]
 	}
-	// An alias may stand after what it leads to: look again as long as names are found.
+	// An alias may follow its target in the message, so repeat until no more names are found.
 	for before := 0; before != len(wanted); {
 		before = len(wanted)
 		for _, rr := range m.Answer {

@@ -15,49 +15,50 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// Config of a Forwarder.
+// Config is the configuration of a Forwarder.
 type Config struct {
 	Targets       []Target
-	Policy        string        // random, round_robin, sequential
-	MaxFails      int           // failures in a row after which a server is left out; 0 = never
-	MaxConcurrent int64         // questions at once; 0 = 1000
-	HealthEvery   time.Duration // between two looks at a server that is left out
+	Policy        string        // random, round_robin or sequential
+	MaxFails      int           // consecutive failures after which a server is considered down; 0 = never
+	MaxConcurrent int64         // concurrent queries; 0 = 1000
+	HealthEvery   time.Duration // interval of the probes of a server that is down
 	TCP           bool
 	Log           *slog.Logger
 }
 
-// wholeTime is what one question may take with all servers that are tried.
+// wholeTime is the timeout of a question for all servers together.
 const wholeTime = 5 * time.Second
 
-// defaultConcurrent is how many questions one Forwarder has on their way at most: each takes a file and some memory.
+// defaultConcurrent is the default and maximum of Config.MaxConcurrent. Each query requires a file
+// descriptor and memory.
 const defaultConcurrent = 1000
 
-// ErrBusy says that too many questions are on their way.
-var ErrBusy = errors.New("too many questions are on their way to other servers")
+// ErrBusy is returned if too many queries are in progress.
+var ErrBusy = errors.New("too many queries to other servers are in progress")
 
-// Forwarder asks servers. Its counters may be read at any time.
+// Forwarder queries upstream servers. Its counters may be read at any time.
 type Forwarder struct {
 	cfg     Config
 	servers []*server
 	turn    atomic.Uint32
 	busy    atomic.Int64
-	life    context.Context // of looks at servers that are left out
+	life    context.Context // context of the probes
 	end     context.CancelFunc
 	looks   sync.WaitGroup
 
-	Refused atomic.Uint64 // questions that found too many on their way
+	Refused atomic.Uint64 // questions rejected with ErrBusy
 }
 
-// server is one target with what is known of its health.
+// server is an upstream server and its health.
 type server struct {
 	target Target
 	fails  atomic.Int32
-	looked atomic.Bool // somebody looks whether it is back
+	looked atomic.Bool // a probe is running
 
 	requests, failures atomic.Uint64
 }
 
-// New starts nothing.
+// New returns a Forwarder. It starts nothing.
 func New(cfg Config) *Forwarder {
 	if cfg.MaxConcurrent <= 0 || cfg.MaxConcurrent > defaultConcurrent {
 		cfg.MaxConcurrent = defaultConcurrent
@@ -76,14 +77,14 @@ func New(cfg Config) *Forwarder {
 	return f
 }
 
-// Close ends what looks after servers and waits for it.
+// Close stops the probes and waits for them.
 func (f *Forwarder) Close() {
 	f.end()
 	f.looks.Wait()
 }
 
-// Ask returns the first answer that any server gives. That a server does not know is an answer, that it fails is one
-// only when no other does better.
+// Ask returns the first usable answer of a server. NXDOMAIN is usable. SERVFAIL and REFUSED are
+// returned only if no server has a better answer.
 func (f *Forwarder) Ask(ctx context.Context, q Question) (*dns.Msg, error) {
 	if f.busy.Add(1) > f.cfg.MaxConcurrent {
 		f.busy.Add(-1)
@@ -121,7 +122,8 @@ func (f *Forwarder) Ask(ctx context.Context, q Question) (*dns.Msg, error) {
 	return nil, err
 }
 
-// order is in which order servers are tried: those that count as down come last, for all may only seem to be.
+// order returns the servers in the order in which they are tried. Servers that are down come last
+// rather than being omitted, because all of them may be.
 func (f *Forwarder) order() []*server {
 	n := len(f.servers)
 	if n == 0 {
@@ -151,13 +153,13 @@ func (f *Forwarder) down(s *server) bool {
 	return f.cfg.MaxFails > 0 && int(s.fails.Load()) >= f.cfg.MaxFails
 }
 
-// failed counts a failure. A server that is left out from now on is looked at until it answers, whatever its answer.
+// failed counts a failure. A server that becomes down is probed until it responds in any way.
 func (f *Forwarder) failed(s *server) {
 	s.fails.Add(1)
 	if !f.down(s) || !s.looked.CompareAndSwap(false, true) {
 		return
 	}
-	f.cfg.Log.Warn("a DNS server that questions are forwarded to does not answer", "server", s.target.String())
+	f.cfg.Log.Warn("an upstream DNS server does not respond", "server", s.target.String())
 	f.looks.Add(1)
 	go func() {
 		defer f.looks.Done()
@@ -165,21 +167,21 @@ func (f *Forwarder) failed(s *server) {
 		for wait.Delay(f.life, f.cfg.HealthEvery) == nil {
 			if _, err := exchange(f.life, s.target, Question{Name: ".", Type: dns.TypeNS}, f.cfg.TCP); err == nil {
 				s.fails.Store(0)
-				f.cfg.Log.Info("a DNS server that questions are forwarded to answers again", "server", s.target.String())
+				f.cfg.Log.Info("an upstream DNS server responds again", "server", s.target.String())
 				return
 			}
 		}
 	}()
 }
 
-// ServerCounts is what was asked of one server.
+// ServerCounts are the counters of one upstream server.
 type ServerCounts struct {
 	To                 string
 	Requests, Failures uint64
 	Down               bool
 }
 
-// Counts tells what was asked of each server.
+// Counts returns the counters of each server.
 func (f *Forwarder) Counts() []ServerCounts {
 	out := make([]ServerCounts, 0, len(f.servers))
 	for _, s := range f.servers {

@@ -11,37 +11,37 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// Version of the specification of names that is kept.
+// Version is the implemented version of the Kubernetes DNS specification.
 const Version = "1.1.0"
 
-// Options are what a Corefile says of the cluster's names.
+// Options are the settings of the cluster's zone in a Corefile.
 type Options struct {
 	TTL         uint32 // seconds
-	Pods        bool   // names of pods are answered, whether or not there is such a pod
-	PodNames    bool   // endpoints without a hostname are called as their pods
+	Pods        bool   // answer names of pods, whether or not the pod exists
+	PodNames    bool   // name endpoints without a hostname after their pods
 	IgnoreEmpty bool   // a Service without endpoints has no name
 	Namespaces  []string
-	Servers     []netip.Addr // where this DNS is served: what ns.dns.ZONE says
+	Servers     []netip.Addr // addresses of this DNS server, the records of ns.dns.ZONE
 }
 
-// Answer is what the zone says to a question.
+// Answer is the zone's answer to a question.
 type Answer struct {
 	Rcode   int
 	Records []dns.RR
 	Extra   []dns.RR
-	// Alias is the name that the last record, a CNAME, leads to, when the question was not for the CNAME itself: who
-	// answers has to find what is there.
+	// Alias is the target of the last record, if it is a CNAME and the question was not for the
+	// CNAME itself. The caller must resolve it.
 	Alias string
-	// Cut says that there are more records than were wanted.
+	// Cut reports that there are more records than the requested maximum.
 	Cut bool
 }
 
-// question is one question as it is being answered.
+// question is a question that is being answered.
 type question struct {
 	x     *Index
 	o     *Options
-	zone  string // "cluster.local."
-	owner string // as it was asked
+	zone  string // for example "cluster.local."
+	owner string // the name in the client's spelling
 	kind  uint16
 	turn  uint32
 	most  int
@@ -49,9 +49,9 @@ type question struct {
 	out   Answer
 }
 
-// Answer answers a name of the zone. owner is the name as it was asked, name the same in lower case, which ends in zone;
-// both are fully qualified. Records of a set begin with another one as turn moves on; of endpoints there are not many more
-// than most.
+// Answer answers a question about a name in the zone. owner is the name in the client's spelling,
+// name the same in lower case; both are fully qualified. turn selects the record with which a set
+// starts. most is the approximate maximum number of endpoint records.
 func (x *Index) Answer(o *Options, zone, owner, name string, kind uint16, turn uint32, most int) Answer {
 	q := question{x: x, o: o, zone: zone, owner: owner, kind: kind, turn: turn, most: most}
 	rel := strings.TrimSuffix(strings.TrimSuffix(name, zone), ".")
@@ -61,7 +61,7 @@ func (x *Index) Answer(o *Options, zone, owner, name string, kind uint16, turn u
 	return q.out
 }
 
-// find looks at the name below the zone.
+// find answers a name, given relative to the zone.
 func (q *question) find(rel string) {
 	switch rel {
 	case "":
@@ -106,16 +106,17 @@ func (q *question) apex() {
 	}
 }
 
-// SOA is the record by which a negative answer of the zone says how long it holds.
+// SOA returns the SOA record of the zone, whose minimum TTL applies to negative answers.
 func SOA(zone string, ttl, serial uint32) *dns.SOA {
 	return &dns.SOA{Hdr: dns.RR_Header{Name: zone, Rrtype: dns.TypeSOA, Class: dns.ClassINET, Ttl: ttl},
 		Ns: "ns.dns." + zone, Mbox: "hostmaster." + zone, Serial: serial, Refresh: 7200, Retry: 1800, Expire: 86400, Minttl: ttl}
 }
 
-// Serial counts the changes of the index.
+// Serial returns the number of changes of the index.
 func (x *Index) Serial() uint32 { return x.serial.Load() }
 
-// below answers what stands before ".svc": NS, SERVICE.NS, HOST.SERVICE.NS, _PROTO.SERVICE.NS, _PORT._PROTO.SERVICE.NS.
+// below answers names below "svc": NS, SERVICE.NS, HOST.SERVICE.NS, _PROTO.SERVICE.NS and
+// _PORT._PROTO.SERVICE.NS.
 func (q *question) below(rest string) {
 	rest, namespace := cutLast(rest)
 	if q.hidden(namespace) {
@@ -155,7 +156,7 @@ func (q *question) below(rest string) {
 	}
 }
 
-// hidden says that the Corefile leaves the namespace out.
+// hidden reports whether the Corefile excludes the namespace.
 func (q *question) hidden(namespace string) bool {
 	if len(q.o.Namespaces) == 0 {
 		return false
@@ -168,7 +169,7 @@ func (q *question) hidden(namespace string) bool {
 	return true
 }
 
-// cutLast takes the last label off: "a.b.c" is "a.b" and "c".
+// cutLast splits off the last label: "a.b.c" becomes "a.b" and "c".
 func cutLast(name string) (rest, last string) {
 	if i := strings.LastIndexByte(name, '.'); i >= 0 {
 		return name[:i], name[i+1:]
@@ -176,7 +177,8 @@ func cutLast(name string) (rest, last string) {
 	return "", name
 }
 
-// empty says that no endpoint is ready, of a Service that should have some.
+// empty reports whether a Service that is neither headless nor of type ExternalName has no ready
+// endpoint.
 func (e *entry) empty() bool {
 	if e.headless || e.service.Spec.Type == v1.ServiceTypeExternalName {
 		return false
@@ -187,7 +189,7 @@ func (e *entry) empty() bool {
 	return true
 }
 
-// speaks says whether a named port of the Service has the protocol, in lower case.
+// speaks reports whether a named port of the Service has the protocol, given in lower case.
 func (e *entry) speaks(proto string) bool {
 	for i := range e.service.Spec.Ports {
 		if p := &e.service.Spec.Ports[i]; p.Name != "" && strings.EqualFold(protocol(p.Protocol), proto) {
@@ -204,7 +206,7 @@ func protocol(p v1.Protocol) string {
 	return string(p)
 }
 
-// external is a Service that is a name elsewhere.
+// external answers the name of an ExternalName Service.
 func (q *question) external(e *entry, rest string) {
 	target := dns.Fqdn(strings.ToLower(e.service.Spec.ExternalName))
 	if rest != "" || target == "." {
@@ -217,7 +219,7 @@ func (q *question) external(e *entry, rest string) {
 	}
 }
 
-// service answers the Service's own name.
+// service answers the name of a Service.
 func (q *question) service(e *entry) {
 	if q.kind == dns.TypeSRV {
 		q.ports(e, nil)
@@ -238,8 +240,8 @@ func (q *question) service(e *entry) {
 	q.addresses(all)
 }
 
-// appendNew appends the addresses of texts that have not been seen: an endpoint may stand in two EndpointSlices for a
-// moment.
+// appendNew appends the parsed addresses that are not in seen. An endpoint may temporarily be in
+// two EndpointSlices.
 func appendNew(all []netip.Addr, texts []string, seen map[netip.Addr]struct{}) []netip.Addr {
 	for _, t := range texts {
 		a, err := netip.ParseAddr(t)
@@ -280,7 +282,7 @@ func (q *question) endpoint(e *entry, host string) {
 	q.addresses(all)
 }
 
-// port answers _PORT._PROTO.SERVICE.NS. The name exists as long as the Service has the port.
+// port answers _PORT._PROTO.SERVICE.NS. The name exists if the Service has the port.
 func (q *question) port(e *entry, name, proto string) {
 	for i := range e.service.Spec.Ports {
 		p := &e.service.Spec.Ports[i]
@@ -294,7 +296,7 @@ func (q *question) port(e *entry, name, proto string) {
 	q.out.Rcode = dns.RcodeNameError
 }
 
-// ports adds the SRV records of one port, or of all when only is nil.
+// ports adds the SRV records of one port, or of all ports if only is nil.
 func (q *question) ports(e *entry, only *v1.ServicePort) {
 	if e.headless {
 		for p, ep := range e.ready {
@@ -324,7 +326,7 @@ func (q *question) ports(e *entry, only *v1.ServicePort) {
 	q.weigh()
 }
 
-// is says whether an EndpointSlice's port is the Service's.
+// is reports whether an EndpointSlice's port is the given port of the Service.
 func is(p *discoveryv1.EndpointPort, of *v1.ServicePort) bool {
 	proto := v1.ProtocolTCP
 	if p.Protocol != nil {
@@ -333,7 +335,7 @@ func is(p *discoveryv1.EndpointPort, of *v1.ServicePort) bool {
 	return p.Name != nil && *p.Name == of.Name && strings.EqualFold(string(proto), protocol(of.Protocol))
 }
 
-// portOf adds the SRV record of an endpoint's port, with its addresses.
+// portOf adds the SRV record of an endpoint's port and the endpoint's addresses.
 func (q *question) portOf(e *entry, ep *discoveryv1.Endpoint, p *discoveryv1.EndpointPort) {
 	if p.Port == nil || *p.Port < 1 || *p.Port > 65535 {
 		return
@@ -355,7 +357,7 @@ func (q *question) portOf(e *entry, ep *discoveryv1.Endpoint, p *discoveryv1.End
 	}
 }
 
-// weigh gives all SRV records the same weight.
+// weigh sets the same weight in all SRV records.
 func (q *question) weigh() {
 	n := len(q.out.Records)
 	if n == 0 {
@@ -367,7 +369,7 @@ func (q *question) weigh() {
 	}
 }
 
-// pod answers A-B-C-D.NS.pod: the address that the name spells.
+// pod answers A-B-C-D.NS.pod with the address in the name.
 func (q *question) pod(rest string) {
 	rest, namespace := cutLast(rest)
 	if q.hidden(namespace) {
@@ -388,7 +390,7 @@ func (q *question) pod(rest string) {
 	q.addresses([]netip.Addr{a})
 }
 
-// addresses adds the records of the family that was asked for.
+// addresses adds the address records of the requested family.
 func (q *question) addresses(all []netip.Addr) {
 	if q.kind != dns.TypeA && q.kind != dns.TypeAAAA {
 		return
@@ -401,7 +403,8 @@ func (q *question) addresses(all []netip.Addr) {
 	Rotate(q.out.Records, q.turn)
 }
 
-// Rotate moves the first n records of a set to its end, where n is turn as far as it matters.
+// Rotate moves the first records of a set to its end. Their number is turn modulo the size of the
+// set.
 func Rotate(rrs []dns.RR, turn uint32) {
 	if len(rrs) < 2 {
 		return
@@ -429,8 +432,8 @@ func (q *question) header(owner string, kind uint16) dns.RR_Header {
 
 func (q *question) add(rr dns.RR) { q.out.Records = append(q.out.Records, rr) }
 
-// Reverse answers a name below in-addr.arpa or ip6.arpa, given as name in lower case; found is false when no Service
-// has the address. zone is where the names that it answers with lie.
+// Reverse answers a lower-case name in in-addr.arpa or ip6.arpa. found is false if no Service has
+// the address. The names in the answer are in zone.
 func (x *Index) Reverse(o *Options, zone, owner, name string, kind uint16) (out Answer, found bool) {
 	addr, ok := reversed(name)
 	if !ok {
@@ -464,7 +467,7 @@ func (x *Index) Reverse(o *Options, zone, owner, name string, kind uint16) (out 
 	return q.out, found
 }
 
-// same says whether a text is the address in another spelling, which IPv6 has.
+// same reports whether text is the address in another spelling, which only IPv6 has.
 func same(text string, a netip.Addr) bool {
 	if a.Is4() {
 		return false
@@ -473,7 +476,7 @@ func same(text string, a netip.Addr) bool {
 	return err == nil && a == b
 }
 
-// pointer adds a PTR record once.
+// pointer adds a PTR record unless it already exists.
 func (q *question) pointer(to string) {
 	for _, rr := range q.out.Records {
 		if rr.(*dns.PTR).Ptr == to {
@@ -483,10 +486,10 @@ func (q *question) pointer(to string) {
 	q.add(&dns.PTR{Hdr: q.header(q.owner, dns.TypePTR), Ptr: to})
 }
 
-// ReverseAddress is the address that a name of the reverse zones, in lower case, stands for.
+// ReverseAddress returns the address of a lower-case name in a reverse zone.
 func ReverseAddress(name string) (netip.Addr, bool) { return reversed(name) }
 
-// reversed is the address that a name of the reverse zones stands for.
+// reversed returns the address of a lower-case name in a reverse zone.
 func reversed(name string) (netip.Addr, bool) {
 	if rest, ok := strings.CutSuffix(name, ".in-addr.arpa."); ok {
 		var b [4]byte
@@ -514,7 +517,7 @@ func reversed(name string) (netip.Addr, bool) {
 	return netip.AddrFrom16(b), true
 }
 
-// octet reads a number of 0 to 255 without leading zeros.
+// octet parses a number from 0 to 255 without leading zeros.
 func octet(s string, to *byte) bool {
 	if s == "" || len(s) > 3 || len(s) > 1 && s[0] == '0' {
 		return false

@@ -1,6 +1,7 @@
-// Package zone is the cluster's own part of DNS: which names and addresses Services have, by Kubernetes' DNS
-// specification (github.com/kubernetes/dns, docs/specification.md, 1.1). An Index is filled with Services and their
-// EndpointSlices; Answer is a function of the index and a question. Nothing here knows of sockets or time.
+// Package zone implements the cluster's DNS zone: the names and addresses of Services according to
+// the Kubernetes DNS specification (github.com/kubernetes/dns, docs/specification.md, 1.1). An
+// Index is filled with Services and their EndpointSlices. Answer is a function of the index and a
+// question. The package uses neither sockets nor time.
 package zone
 
 import (
@@ -14,30 +15,30 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// Key names a Service.
+// Key identifies a Service.
 type Key struct{ Namespace, Name string }
 
-// Index is what is known of Services, by name and by address. One change costs the Service that it is of: Services keep
-// pointers to the objects that the node holds anyway. Safe for concurrent use.
+// Index indexes Services by name and by address. The cost of a change depends only on the changed
+// Service. Services refer to objects that the node holds anyway. It is safe for concurrent use.
 type Index struct {
 	mu         sync.RWMutex
 	services   map[Key]*entry
-	namespaces map[string]int // Services in it
+	namespaces map[string]int // namespace → number of Services
 	byAddress  map[netip.Addr][]*entry
-	serial     atomic.Uint32 // changes so far; moves on after what it counts
+	serial     atomic.Uint32 // number of changes; incremented after each change
 
 	sync  sync.Mutex // held by Sync and Update
 	held  map[Key]heldSlice
-	parts map[Key][]*discoveryv1.EndpointSlice // by Service, also where there is none yet; never changed in place
+	parts map[Key][]*discoveryv1.EndpointSlice // by Service, even if the Service does not exist yet; slices are never modified in place
 }
 
-// heldSlice is an EndpointSlice as it was seen last.
+// heldSlice is the last seen state of an EndpointSlice.
 type heldSlice struct {
 	object  *discoveryv1.EndpointSlice
 	service string
 }
 
-// entry is one Service. It is replaced, never changed, but for what is made of it on demand.
+// entry is one Service. It is immutable except for byHost, which is built on demand.
 type entry struct {
 	key      Key
 	service  *v1.Service
@@ -45,7 +46,7 @@ type entry struct {
 	headless bool
 
 	once   sync.Once
-	byHost map[string][]place // of Services with many endpoints
+	byHost map[string][]place // only for Services with many endpoints
 }
 
 // New returns an empty index.
@@ -54,7 +55,7 @@ func New() *Index {
 		held: map[Key]heldSlice{}, parts: map[Key][]*discoveryv1.EndpointSlice{}}
 }
 
-// Put sets one Service with all of its EndpointSlices, or takes it away when service is nil.
+// Put sets a Service and all of its EndpointSlices. It removes the Service if service is nil.
 func (x *Index) Put(k Key, service *v1.Service, parts []*discoveryv1.EndpointSlice) {
 	var now *entry
 	if service != nil {
@@ -97,15 +98,15 @@ func (x *Index) unlink(a netip.Addr, e *entry) {
 	x.byAddress[a] = left
 }
 
-// Len is how many Services there are.
+// Len returns the number of Services.
 func (x *Index) Len() int {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	return len(x.services)
 }
 
-// Sync brings the index to the Services and EndpointSlices given, and says how many Services it had to look into:
-// objects are immutable, and what is the same object as before is left alone.
+// Sync sets all Services and EndpointSlices, and returns the number of Services that were updated.
+// Objects are immutable: an object with an unchanged pointer is skipped.
 func (x *Index) Sync(services []*v1.Service, parts []*discoveryv1.EndpointSlice) (changed int) {
 	x.sync.Lock()
 	defer x.sync.Unlock()
@@ -145,13 +146,14 @@ func (x *Index) Sync(services []*v1.Service, parts []*discoveryv1.EndpointSlice)
 	return len(dirty)
 }
 
-// Source is where objects are read from.
+// Source provides the current objects.
 type Source interface {
 	Service(namespace, name string) (*v1.Service, bool)
 	EndpointSlice(namespace, name string) (*discoveryv1.EndpointSlice, bool)
 }
 
-// Update looks at the Services and EndpointSlices of the names given, and says how many Services it had to look into.
+// Update reads the named Services and EndpointSlices from a Source, and returns the number of
+// Services that were updated.
 func (x *Index) Update(services, parts []Key, from Source) (changed int) {
 	x.sync.Lock()
 	defer x.sync.Unlock()
@@ -160,7 +162,7 @@ func (x *Index) Update(services, parts []Key, from Source) (changed int) {
 		dirty[k] = struct{}{}
 	}
 	for _, k := range parts {
-		p, _ := from.EndpointSlice(k.Namespace, k.Name) // nil when it is gone
+		p, _ := from.EndpointSlice(k.Namespace, k.Name) // nil if it was deleted
 		x.part(k, p, dirty)
 	}
 	for k := range dirty {
@@ -170,7 +172,8 @@ func (x *Index) Update(services, parts []Key, from Source) (changed int) {
 	return len(dirty)
 }
 
-// part notes what an EndpointSlice is now, nil when it is gone, and the Services that it concerns.
+// part records the current state of an EndpointSlice (nil = deleted) and adds the affected Services
+// to dirty.
 func (x *Index) part(k Key, p *discoveryv1.EndpointSlice, dirty map[Key]struct{}) {
 	have, ok := x.held[k]
 	if ok && have.object == p {
@@ -201,8 +204,8 @@ func (x *Index) part(k Key, p *discoveryv1.EndpointSlice, dirty map[Key]struct{}
 	dirty[of] = struct{}{}
 }
 
-// addresses calls do with every address that leads back to the Service: its own, or those of the ready endpoints of a
-// headless one.
+// addresses calls do for every address with a reverse name: the Service's cluster IPs, or the ready
+// endpoints of a headless Service.
 func (e *entry) addresses(do func(netip.Addr)) {
 	if !e.headless {
 		e.own(do)
@@ -217,7 +220,7 @@ func (e *entry) addresses(do func(netip.Addr)) {
 	}
 }
 
-// own are the Service's own addresses.
+// own calls do for each cluster IP of the Service.
 func (e *entry) own(do func(netip.Addr)) {
 	s := &e.service.Spec
 	if s.Type == v1.ServiceTypeExternalName {
@@ -236,8 +239,8 @@ func (e *entry) own(do func(netip.Addr)) {
 	}
 }
 
-// ready yields the ready endpoints. Whether a pod counts that is not ready (publishNotReadyAddresses) has been
-// judged by who wrote the EndpointSlice.
+// ready yields the ready endpoints. The EndpointSlice controller has already applied
+// publishNotReadyAddresses.
 func (e *entry) ready(do func(*discoveryv1.EndpointSlice, *discoveryv1.Endpoint) bool) {
 	for _, p := range e.parts {
 		if p.AddressType == discoveryv1.AddressTypeFQDN {
@@ -254,16 +257,17 @@ func (e *entry) ready(do func(*discoveryv1.EndpointSlice, *discoveryv1.Endpoint)
 	}
 }
 
-// many is from how many endpoints on a Service's endpoints are found by a map, which takes memory, and not one by one.
+// many is the number of endpoints from which host names are looked up in a map, which costs memory,
+// instead of linearly.
 const many = 64
 
-// place is an endpoint with the EndpointSlice that it stands in.
+// place is an endpoint and its EndpointSlice.
 type place struct {
 	part     *discoveryv1.EndpointSlice
 	endpoint *discoveryv1.Endpoint
 }
 
-// host calls do with the ready endpoints of that name.
+// host calls do for the ready endpoints with the given host name.
 func (e *entry) host(name string, podNames bool, do func(*discoveryv1.EndpointSlice, *discoveryv1.Endpoint)) {
 	total := 0
 	for _, p := range e.parts {
@@ -289,7 +293,7 @@ func (e *entry) host(name string, podNames bool, do func(*discoveryv1.EndpointSl
 	}
 }
 
-// named says whether an endpoint has the name, without making one.
+// named reports whether an endpoint has the host name, without allocating the name.
 func named(ep *discoveryv1.Endpoint, name string, podNames bool) bool {
 	if podNames || ep.Hostname != nil && *ep.Hostname != "" {
 		return hostOf(ep, podNames) == name
@@ -308,8 +312,8 @@ func named(ep *discoveryv1.Endpoint, name string, podNames bool) bool {
 	return true
 }
 
-// hostOf is the name of an endpoint below its Service: its hostname, that of its pod where the Corefile wants so, or
-// else its address with dashes.
+// hostOf returns the name of an endpoint below its Service. This is its hostname, or the name of
+// its pod if podNames is set, or its address with dashes.
 func hostOf(ep *discoveryv1.Endpoint, podNames bool) string {
 	if ep.Hostname != nil && *ep.Hostname != "" {
 		return strings.ToLower(*ep.Hostname)

@@ -46,7 +46,7 @@ func port(name string, n int32) []discoveryv1.EndpointPort {
 	return []discoveryv1.EndpointPort{{Name: ptr(name), Port: ptr(n), Protocol: ptr(v1.ProtocolTCP)}}
 }
 
-// example is a cluster that has every kind of Service.
+// example returns a cluster with every kind of Service.
 func example() *Index {
 	x := New()
 	web := service("default", "kubernetes", "10.3.0.1", tcp("https", 443))
@@ -73,7 +73,7 @@ func example() *Index {
 	return x
 }
 
-// text is an answer as people write it.
+// text returns an answer in readable form.
 func (a Answer) text() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "  %s", dns.RcodeToString[a.Rcode])
@@ -92,7 +92,8 @@ func (a Answer) text() string {
 	return b.String()
 }
 
-// Every kind of record of the specification, and what is next to it: testdata/answers.txt has questions and answers.
+// Every kind of record of the specification, and similar names: testdata/answers.txt has questions
+// and answers.
 func TestAnswers(t *testing.T) {
 	x := example()
 	o := &Options{TTL: 5, Pods: true, Servers: []netip.Addr{netip.MustParseAddr("10.3.0.10")}}
@@ -135,7 +136,7 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// What a Corefile may say of the zone.
+// The options of the zone in a Corefile.
 func TestOptions(t *testing.T) {
 	x := example()
 	code := func(o Options, name string) int {
@@ -163,7 +164,8 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// A Service of many endpoints is answered by its first ones, whichever way it is asked, and each of them is found by name.
+// A query for a Service with many endpoints returns the first ones, for every type, and each
+// endpoint is found by its name.
 func TestManyEndpoints(t *testing.T) {
 	x := New()
 	big := service("default", "big", v1.ClusterIPNone, tcp("http", 80))
@@ -187,7 +189,7 @@ func TestManyEndpoints(t *testing.T) {
 	}
 }
 
-// Answers of one name begin with another address each time.
+// Answers for one name start with a different address each time.
 func TestRotation(t *testing.T) {
 	x := example()
 	const name = "headless.default.svc.cluster.local."
@@ -202,11 +204,11 @@ func TestRotation(t *testing.T) {
 	}
 }
 
-// Whatever comes and goes in whichever order, the index is that of a new one with the same objects, and a Service that
-// exists is never told not to.
+// Whatever objects are added and removed in any order, the index equals a new one with the same
+// objects. An existing Service always has its name.
 func TestSyncIsAsNew(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		x, y := New(), New() // y is told what has changed
+		x, y := New(), New() // y is updated with the changed objects
 		services, parts := map[string]*v1.Service{}, map[string]*discoveryv1.EndpointSlice{}
 		ips := []string{"10.3.0.1", "10.3.0.2", v1.ClusterIPNone}
 		for range rapid.IntRange(1, 30).Draw(t, "steps") {
@@ -292,7 +294,7 @@ func compare(t *rapid.T, x, fresh *Index) {
 	}
 }
 
-// A change costs the Service that it is of, and none of the others is looked into.
+// A change costs only the changed Service; others are not read.
 func TestOneChangeCostsOneService(t *testing.T) {
 	x := New()
 	var services []*v1.Service
@@ -314,7 +316,7 @@ func TestOneChangeCostsOneService(t *testing.T) {
 	}
 }
 
-// No name makes a fault, and every answer can be sent.
+// No name causes a panic, and every answer can be packed.
 func FuzzAnswer(f *testing.F) {
 	for _, s := range []string{"kubernetes.default.svc.cluster.local.", "_https._tcp.headless.default.svc.cluster.local.", "1-2-3-4.default.pod.cluster.local.",
 		"1.0.3.10.in-addr.arpa.", "..svc.cluster.local.", "a..b.cluster.local.", "cluster.local.", "_._..svc.cluster.local."} {
