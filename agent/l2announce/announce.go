@@ -1,14 +1,16 @@
-// Package l2announce answers on the node's links for the addresses of load balancers that the control plane has given it
-// to answer for: ARP for IPv4, neighbour discovery for IPv6. Each address has one such node at a time.
+// Package l2announce answers address resolution requests for load balancer addresses on the node's
+// links: ARP for IPv4, neighbor discovery for IPv6. The control plane assigns each address to one
+// node at a time.
 //
-// It answers by raw sockets of its own and not by the kernel. Addresses of the node's own would be answered for by
-// whatever node has them, or by none, as arp_ignore says; proxy entries are heeded only for addresses that are routed by
-// another interface than the one that is asked on. What is answered here is the same in all modes of the proxy, whose
-// rules take the packets that follow, and ends with the process: a node that hangs answers no more.
+// It answers through its own raw sockets instead of the kernel's address resolution. If the
+// addresses were assigned to interfaces, every node that has one of them would answer, or none,
+// depending on arp_ignore. Proxy entries work only for addresses that are routed through another
+// interface than the one that received the request. The answers are independent of the proxy mode,
+// whose rules handle the packets that follow. They stop when the process stops or hangs.
 //
-// Who takes an address over tells the whole link, so that the last to do so has it. A node that was cut off from the
-// control plane goes on answering whoever asks, and stops when it hears that another has the address; it tells the link
-// of nothing before a control plane has confirmed what it knows.
+// A node that takes over an address announces it to the whole link, so that the latest announcement
+// wins. A node that is disconnected from the control plane continues to answer requests. It does
+// not announce an address before a control plane has confirmed its view.
 package l2announce
 
 import (
@@ -29,35 +31,36 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// announcedBy is the annotation of a Service that names the node that answers for its addresses.
+// announcedBy is the annotation of a Service that names the node that announces its addresses.
 const announcedBy = "keelson.dev/announced-by"
 
-// lookEvery is how often the interfaces are looked at without cause.
+// lookEvery is the interval between checks of the interfaces.
 const lookEvery = 5 * time.Second
 
-// repeats are when the link is told of an address, after it was taken over: a frame may be lost.
+// repeats are the delays at which a new address is announced; frames may be lost.
 var repeats = []time.Duration{0, 200 * time.Millisecond, time.Second, 3 * time.Second}
 
-// Announcer answers for addresses.
+// Announcer announces the addresses of load balancers.
 type Announcer struct {
 	Node string
-	// NodeIPs are the node's addresses. Whose link has no network that an address is in answers on that of the first.
+	// NodeIPs are the node's addresses. An address that is in no network of an interface is
+	// announced on the link of the first of them.
 	NodeIPs []netip.Addr
 	Log     *slog.Logger
 }
 
-// state is that of one Run.
+// state is the state of one Run.
 type state struct {
 	*Announcer
-	want      map[types.NamespacedName][]netip.Addr // of each Service
+	want      map[types.NamespacedName][]netip.Addr // addresses of each Service
 	links     map[int]*link
-	at        map[netip.Addr]int // the link of each address
+	at        map[netip.Addr]int // address → index of its link
 	due       []due
 	confirmed bool
-	problem   string // that was told last
+	problem   string // the problem that was logged last
 }
 
-// due is when the link is to be told of an address once more.
+// due is a pending announcement of an address.
 type due struct {
 	at      time.Time
 	begun   time.Time
@@ -65,7 +68,7 @@ type due struct {
 	address netip.Addr
 }
 
-// Run answers until ctx ends.
+// Run announces the addresses until ctx ends.
 func (n *Announcer) Run(ctx context.Context, objects agent.Objects, _ agent.Reporter) error {
 	s := &state{Announcer: n, want: map[types.NamespacedName][]netip.Addr{}, links: map[int]*link{}, at: map[netip.Addr]int{}}
 	defer func() {
@@ -105,7 +108,7 @@ func (n *Announcer) Run(ctx context.Context, objects agent.Objects, _ agent.Repo
 	}
 }
 
-// take brings what is wanted to the view, and says whether that changed.
+// take updates the wanted addresses from the view and reports whether they changed.
 func (s *state) take(objects agent.Objects, c agent.Changed) bool {
 	changed := false
 	one := func(key types.NamespacedName, svc *v1.Service) {
@@ -138,7 +141,7 @@ func (s *state) take(objects agent.Objects, c agent.Changed) bool {
 	return changed
 }
 
-// addressesOf are those of a Service that this node answers for.
+// addressesOf returns the addresses of a Service that this node announces.
 func (s *state) addressesOf(svc *v1.Service) []netip.Addr {
 	if svc == nil || svc.Spec.Type != v1.ServiceTypeLoadBalancer || svc.Annotations[announcedBy] != s.Node {
 		return nil
@@ -155,7 +158,7 @@ func (s *state) addressesOf(svc *v1.Service) []netip.Addr {
 	return out
 }
 
-// settle makes the links answer for what is wanted, and tells them of what is new on them.
+// settle assigns the wanted addresses to links and announces those that are new on their link.
 func (s *state) settle(ctx context.Context) {
 	nets, err := networks()
 	if err != nil {
@@ -168,7 +171,7 @@ func (s *state) settle(ctx context.Context) {
 		for _, a := range addresses {
 			n, ok := s.linkOf(a, nets)
 			if !ok {
-				errs = append(errs, errors.New("no interface has a network with "+a.String()+", and none the node's address: check --node-ip"))
+				errs = append(errs, errors.New("no interface has a network that contains "+a.String()+", and no interface has the node's address: check --node-ip"))
 				continue
 			}
 			at[a] = n.index
@@ -198,44 +201,44 @@ func (s *state) settle(ctx context.Context) {
 	s.at = at
 	for a, index := range at {
 		if before[a] != index {
-			s.Log.Info("answers for an address of a load balancer", "address", a, "link", s.links[index].name)
+			s.Log.Info("announcing an address of a load balancer", "address", a, "link", s.links[index].name)
 			s.tell(a, time.Now())
 		}
 	}
 	for a := range before {
 		if at[a] == 0 {
-			s.Log.Info("answers no longer for an address of a load balancer", "address", a)
+			s.Log.Info("stopped announcing an address of a load balancer", "address", a)
 		}
 	}
 	s.trouble(errors.Join(errs...))
 }
 
-// trouble tells what is wrong, once for as long as it is so.
+// trouble logs an error, once until it changes.
 func (s *state) trouble(err error) {
 	text := ""
 	if err != nil {
 		text = err.Error()
 	}
 	if text != s.problem && text != "" {
-		s.Log.Warn("addresses of load balancers are not answered for", "why", text)
+		s.Log.Warn("some addresses of load balancers are not announced", "why", text)
 	}
 	s.problem = text
 }
 
-// tell has the link told of an address, now and some times more.
+// tell schedules the announcements of an address. It does nothing before the view is confirmed.
 func (s *state) tell(a netip.Addr, now time.Time) {
 	if s.confirmed {
 		s.due = append(slices.DeleteFunc(s.due, func(d due) bool { return d.address == a }), due{at: now, begun: now, address: a})
 	}
 }
 
-// repeat tells what is due, and says when to call again.
+// repeat sends the announcements that are due and returns when to call it again.
 func (s *state) repeat(now time.Time) time.Duration {
 	next, left := time.Hour, s.due[:0]
 	for _, d := range s.due {
 		l := s.links[s.at[d.address]]
 		if l == nil {
-			continue // it is no longer ours
+			continue // this node no longer announces the address
 		}
 		if !d.at.After(now) {
 			l.tell(d.address)
@@ -251,7 +254,7 @@ func (s *state) repeat(now time.Time) time.Duration {
 	return next
 }
 
-// network is one of an interface.
+// network is a network of an interface.
 type network struct {
 	prefix netip.Prefix // with the interface's own address
 	name   string
@@ -259,10 +262,11 @@ type network struct {
 	mac    net.HardwareAddr
 }
 
-// networks are those of interfaces on which others are asked for by ARP and neighbour discovery.
+// networks returns the networks of interfaces that use ARP and neighbor discovery, longest prefix
+// first.
 func networks() ([]network, error) {
 	links, err := netlink.LinkList()
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // pods come and go meanwhile; the node's links do not
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // an interrupted dump may miss pod interfaces, but not the node's links
 		return nil, errors.Join(errors.New("listing interfaces"), err)
 	}
 	var out []network
@@ -273,7 +277,7 @@ func networks() ([]network, error) {
 		}
 		addrs, err := netlink.AddrList(l, netlink.FAMILY_ALL)
 		if err != nil {
-			continue // it is gone
+			continue // the interface no longer exists
 		}
 		for _, a := range addrs {
 			ip, ok := netip.AddrFromSlice(a.IP)
@@ -287,10 +291,11 @@ func networks() ([]network, error) {
 	return out, nil
 }
 
-// unixNoARP is IFF_NOARP: nobody asks on such an interface.
+// unixNoARP is IFF_NOARP: the interface does not use ARP.
 const unixNoARP = 0x80
 
-// linkOf is the network that an address is in, the smallest one, else that of the node's first address.
+// linkOf returns the smallest network that contains the address. If there is none, it returns the
+// network of the first of the node's addresses.
 func (s *state) linkOf(a netip.Addr, nets []network) (network, bool) {
 	for _, n := range nets {
 		if !n.prefix.IsSingleIP() && n.prefix.Contains(a) {

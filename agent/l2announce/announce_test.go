@@ -22,7 +22,7 @@ import (
 	"keelson.dev/keelson/test/testenv/space"
 )
 
-// cluster is what the agents of a test are told.
+// cluster holds the objects that the agents of a test see.
 type cluster struct {
 	mu        sync.Mutex
 	services  []*v1.Service
@@ -38,7 +38,7 @@ func (c *cluster) set(services ...*v1.Service) {
 	}
 }
 
-// view is what one of them sees.
+// view is the view of one agent.
 type view struct {
 	agent.Objects
 	*cluster
@@ -66,7 +66,7 @@ type host struct {
 	mac net.HardwareAddr
 }
 
-// hosts makes machines on one link, a bridge in a namespace of its own.
+// hosts creates machines on one link, a bridge in a separate namespace.
 func hosts(t *testing.T, names ...string) map[string]host {
 	t.Helper()
 	hub := space.New(t)
@@ -124,7 +124,7 @@ func hosts(t *testing.T, names ...string) map[string]host {
 	return out
 }
 
-// knows is where the kernel of a host believes an address to be.
+// knows returns the MAC address that the kernel of a host has for an address.
 func (h host) knows(a netip.Addr) (mac string) {
 	_ = space.In(h.ns, func() error {
 		family := unix.AF_INET
@@ -142,7 +142,7 @@ func (h host) knows(a netip.Addr) (mac string) {
 	return mac
 }
 
-// knock makes the kernel of a host look for an address.
+// knock makes the kernel of a host resolve an address.
 func (h host) knock(a netip.Addr) error {
 	return space.In(h.ns, func() error {
 		c, err := net.Dial("udp", netip.AddrPortFrom(a, 9).String())
@@ -164,7 +164,7 @@ func announced(by string, addresses ...netip.Addr) *v1.Service {
 	return s
 }
 
-// runs starts the agent of a host, until the returned function is called.
+// runs starts the agent of a host. It runs until the returned function is called.
 func (h host) runs(t *testing.T, name, ip string, v view) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -201,16 +201,16 @@ var (
 	far  = netip.MustParseAddr("198.51.100.1") // on no link
 )
 
-// F117: whoever asks on the link finds the node that answers; the moment another takes over, those who knew the first are
-// told, with IPv4 and IPv6, also of an address that no link has a network for, and although the kernel heeds no address
-// but its own.
+// F117: a host on the link reaches the node that announces the address. When another node takes
+// over, hosts that know the first node are updated, with IPv4 and IPv6. This holds for an address
+// without a network on the link too, although the kernel answers only for its own addresses.
 func TestAnswersOnTheLink(t *testing.T) {
 	at := hosts(t, "client", "w1", "w2")
 	w1, w2, client := at["w1"], at["w2"], at["client"]
 	both := &cluster{}
 	w1.runs(t, "w1", "192.0.2.2", view{cluster: both, confirmed: confirmed()})
 	w2.runs(t, "w2", "192.0.2.3", view{cluster: both, confirmed: confirmed()})
-	if err := space.In(client.ns, func() error { // it is on the link that the uplinks are on
+	if err := space.In(client.ns, func() error { // it is on the same link as the uplinks
 		l, err := netlink.LinkByName("eth0")
 		if err != nil {
 			return err
@@ -241,7 +241,7 @@ func TestAnswersOnTheLink(t *testing.T) {
 	})
 	both.set(announced("w2", all...))
 	began := time.Now()
-	eventually(t, "the client is told of w2 without asking", is(w2)) // no knock: only what w2 says itself moves it
+	eventually(t, "the client is told of w2 without asking", is(w2)) // no knock: only the announcement of w2 changes the entry
 	t.Logf("moved after %v", time.Since(began))
 	both.set()
 	forget(t, client, all)
@@ -273,7 +273,8 @@ func forget(t *testing.T, h host, all []netip.Addr) {
 	}
 }
 
-// F117: before a control plane has confirmed what a node knows it answers whoever asks, and takes nothing from another.
+// F117: before a control plane has confirmed a node's view, the node answers requests, and takes no
+// address over from another node.
 func TestTellsNothingUnconfirmed(t *testing.T) {
 	at := hosts(t, "client", "w1", "w2")
 	now, old := &cluster{}, &cluster{}
@@ -285,7 +286,7 @@ func TestTellsNothingUnconfirmed(t *testing.T) {
 		}
 		return errors.New("it does not")
 	})
-	// w2 comes back with what it knew before it lost its power.
+	// w2 restarts after a power failure with its old view.
 	back := view{cluster: old, confirmed: make(chan struct{})}
 	old.set(announced("w2", vip4, vip6))
 	at["w2"].runs(t, "w2", "192.0.2.3", back)
@@ -307,7 +308,7 @@ func TestTellsNothingUnconfirmed(t *testing.T) {
 	})
 }
 
-// F117: who asks is answered while somebody else floods the link with questions.
+// F117: requests are answered while another host floods the link with requests.
 func TestAnswersInAFlood(t *testing.T) {
 	at := hosts(t, "client", "w1", "flood")
 	c := &cluster{}

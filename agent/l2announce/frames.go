@@ -6,19 +6,19 @@ import (
 	"net/netip"
 )
 
-// The frames are few and short, and what comes in is checked byte by byte against the documents that define them; a
-// library would bring packages for sockets and the rest of both protocols along.
+// The few frames are short, and are validated byte by byte according to the documents that define
+// them. A library would add packages for sockets and the rest of both protocols.
 
-// The lengths of what is read and written, in bytes, without the header of the link.
+// The lengths of packets in bytes, without the link-layer header.
 const (
-	arpLength     = 28 // RFC 826, for Ethernet and IPv4
-	headerLength  = 40 // of IPv6, RFC 8200
-	nsLength      = 24 // of a neighbour solicitation without options, RFC 4861
-	naLength      = 32 // of an advertisement with the link-layer address
+	arpLength     = 28 // for Ethernet and IPv4, RFC 826
+	headerLength  = 40 // IPv6 header, RFC 8200
+	nsLength      = 24 // neighbor solicitation without options, RFC 4861
+	naLength      = 32 // neighbor advertisement with the link-layer address option
 	longestPacket = 1500
 )
 
-// Numbers of the protocols.
+// Protocol numbers.
 const (
 	arpRequest, arpReply = 1, 2
 	etherIPv4            = 0x0800
@@ -30,14 +30,14 @@ const (
 	flagOverride         = 0x20
 )
 
-// question is somebody who wants to know where an address is.
+// question is an ARP request or a neighbor solicitation.
 type question struct {
 	target netip.Addr
-	from   netip.Addr       // unspecified: it wants to know whether it may have the address itself
-	mac    net.HardwareAddr // to answer to
+	from   netip.Addr       // unspecified: duplicate address detection
+	mac    net.HardwareAddr // link-layer address for the answer
 }
 
-// parseARP reads an ARP request. ok is false for whatever else it is.
+// parseARP parses an ARP request. ok is false for all other packets.
 func parseARP(b []byte) (q question, ok bool) {
 	if len(b) < arpLength || binary.BigEndian.Uint16(b[0:]) != 1 || binary.BigEndian.Uint16(b[2:]) != etherIPv4 ||
 		b[4] != 6 || b[5] != 4 || binary.BigEndian.Uint16(b[6:]) != arpRequest {
@@ -47,13 +47,13 @@ func parseARP(b []byte) (q question, ok bool) {
 		target: netip.AddrFrom4([4]byte(b[24:28])), from: netip.AddrFrom4([4]byte(b[14:18])),
 		mac: net.HardwareAddr(append([]byte(nil), b[8:14]...)),
 	}
-	if q.mac[0]&1 != 0 || q.target == q.from { // a group asks, or somebody announces an address
+	if q.mac[0]&1 != 0 || q.target == q.from { // a multicast sender, or a gratuitous ARP
 		return question{}, false
 	}
 	return q, true
 }
 
-// arp builds a packet of ARP that says that an address is at mac.
+// arp builds an ARP packet that states that an address is at mac.
 func arp(operation uint16, mac net.HardwareAddr, address netip.Addr, toMAC net.HardwareAddr, to netip.Addr) []byte {
 	b := make([]byte, arpLength)
 	binary.BigEndian.PutUint16(b[0:], 1)
@@ -67,8 +67,8 @@ func arp(operation uint16, mac net.HardwareAddr, address netip.Addr, toMAC net.H
 	return b
 }
 
-// parseNS reads an IPv6 packet with a neighbour solicitation, which is valid by section 7.1.1 of RFC 4861; mac is where
-// its frame came from.
+// parseNS parses an IPv6 packet with a neighbor solicitation and validates it according to RFC
+// 4861, section 7.1.1. mac is the source of its frame.
 func parseNS(b []byte, mac net.HardwareAddr) (q question, ok bool) {
 	if len(b) < headerLength+nsLength || b[0]>>4 != 6 || b[6] != nextICMPv6 || b[7] != 255 || len(mac) != 6 {
 		return question{}, false
@@ -98,7 +98,8 @@ func parseNS(b []byte, mac net.HardwareAddr) (q question, ok bool) {
 	return question{target: target, from: from, mac: append(net.HardwareAddr(nil), mac...)}, true
 }
 
-// advertisement builds an IPv6 packet that says that an address is at mac. to is who asked; invalid: everybody on the link.
+// advertisement builds a neighbor advertisement that states that an address is at mac. to is the
+// solicitation's source; an invalid address addresses all nodes on the link.
 func advertisement(address netip.Addr, mac net.HardwareAddr, to netip.Addr) []byte {
 	flags := byte(flagOverride | flagSolicited)
 	if !to.IsValid() || to.IsUnspecified() {
@@ -119,22 +120,23 @@ func advertisement(address netip.Addr, mac net.HardwareAddr, to netip.Addr) []by
 	return b
 }
 
-// allNodes is the group of all nodes of a link.
+// allNodes is the all-nodes multicast group of a link.
 var allNodes = netip.MustParseAddr("ff02::1")
 
-// groupOf is the group in which who wants to know an address asks (RFC 4291, section 2.7.1).
+// groupOf returns the solicited-node multicast group of an address (RFC 4291, section 2.7.1).
 func groupOf(a netip.Addr) netip.Addr {
 	raw := a.As16()
 	return netip.AddrFrom16([16]byte{0: 0xff, 1: 0x02, 11: 1, 12: 0xff, 13: raw[13], 14: raw[14], 15: raw[15]})
 }
 
-// groupMAC is the link's address of a group.
+// groupMAC returns the Ethernet address of a multicast group.
 func groupMAC(group netip.Addr) net.HardwareAddr {
 	raw := group.As16()
 	return net.HardwareAddr{0x33, 0x33, raw[12], raw[13], raw[14], raw[15]}
 }
 
-// checksum is that of ICMPv6 (RFC 4443, section 2.3); 0 for a message that has the right one in it.
+// checksum returns the ICMPv6 checksum (RFC 4443, section 2.3). It returns 0 for a message that
+// contains its valid checksum.
 func checksum(from, to netip.Addr, body []byte) uint16 {
 	sum := uint32(len(body)) + nextICMPv6
 	add := func(b []byte) {

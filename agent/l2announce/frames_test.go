@@ -12,7 +12,7 @@ var (
 	macB = net.HardwareAddr{2, 0, 0, 0, 0, 0xb}
 )
 
-// solicitation builds a neighbour solicitation as a host sends it.
+// solicitation builds a neighbor solicitation as a host sends it.
 func solicitation(target, from netip.Addr, options ...byte) []byte {
 	to := groupOf(target)
 	body := append(make([]byte, nsLength), options...)
@@ -27,7 +27,7 @@ func solicitation(target, from netip.Addr, options ...byte) []byte {
 	return append(b, body...)
 }
 
-// F117: who asks is understood, and what only looks like a question is not.
+// F117: requests are parsed, and packets that only resemble requests are not.
 func TestQuestions(t *testing.T) {
 	vip, asker := netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("192.0.2.1")
 	q, ok := parseARP(arp(arpRequest, macA, asker, make(net.HardwareAddr, 6), vip))
@@ -67,7 +67,8 @@ func TestQuestions(t *testing.T) {
 	}
 }
 
-// F117: whatever comes in is read without going beyond it, and what is taken for a question has an answer that is valid.
+// F117: arbitrary packets are parsed without reading beyond their end, and every packet that is
+// parsed as a request has a valid answer.
 func FuzzFrames(f *testing.F) {
 	f.Add(arp(arpRequest, macA, netip.MustParseAddr("192.0.2.1"), macB, netip.MustParseAddr("192.0.2.10")))
 	f.Add(solicitation(netip.MustParseAddr("2001:db8::10"), netip.MustParseAddr("2001:db8::1"), optionSource, 1, 2, 0, 0, 0, 0, 0xa))

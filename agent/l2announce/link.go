@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What is read of a link at most: more than hosts that live on one have to ask. What is beyond it waits in the kernel,
-// which drops what does not fit; who asks asks again.
+// The maximum rate of packets read from a link, above the normal rate of address resolution.
+// Further packets wait in the kernel, which drops those that do not fit; hosts retry.
 const (
 	readsAtOnce = 500
 	readsWindow = 50 * time.Millisecond
@@ -26,15 +26,15 @@ const (
 
 // link answers on one interface.
 //
-// Goroutines: one reads each socket; they end with the sockets.
+// Goroutines: one reader per socket, which ends when the socket is closed.
 type link struct {
 	name  string
 	index int
 	mac   net.HardwareAddr
 	log   *slog.Logger
 
-	arp, ndp *os.File // raw sockets; either may be nil until an address of its family is there
-	groups   int      // a socket that is a member of the groups in which others ask; -1 = none
+	arp, ndp *os.File // raw sockets; each is nil until an address of its family is added
+	groups   int      // socket that is a member of the multicast groups; -1 = none
 	member   map[netip.Addr]int
 
 	held    atomic.Pointer[map[netip.Addr]bool]
@@ -47,14 +47,15 @@ func newLink(name string, index int, mac net.HardwareAddr, log *slog.Logger) *li
 	return l
 }
 
-// hold makes the link answer for these addresses and no others. For one for which it cannot it does not, until it is called again.
+// hold sets the addresses for which the link answers. An address that fails is not answered for
+// until the next call.
 func (l *link) hold(ctx context.Context, want map[netip.Addr]bool) error {
 	before, held := *l.held.Load(), make(map[netip.Addr]bool, len(want))
 	var errs []error
 	for a := range want {
 		if !before[a] {
 			if err := l.begin(ctx, a); err != nil {
-				errs = append(errs, fmt.Errorf("answering for %s on %s: %w", a, l.name, err))
+				errs = append(errs, fmt.Errorf("announcing %s on %s: %w", a, l.name, err))
 				continue
 			}
 		}
@@ -69,10 +70,10 @@ func (l *link) hold(ctx context.Context, want map[netip.Addr]bool) error {
 	return errors.Join(errs...)
 }
 
-// answers says whether the link does for an address.
+// answers reports whether the link answers for an address.
 func (l *link) answers(a netip.Addr) bool { return (*l.held.Load())[a] }
 
-// begin opens what an address needs.
+// begin opens the sockets that an address requires.
 func (l *link) begin(ctx context.Context, a netip.Addr) (err error) {
 	if a.Is4() {
 		if l.arp == nil {
@@ -91,7 +92,8 @@ func (l *link) begin(ctx context.Context, a netip.Addr) (err error) {
 	return l.join(groupOf(a))
 }
 
-// join makes the interface take what is asked in a group, and tells switches that look.
+// join joins a multicast group on the interface, so that the interface receives its packets and
+// snooping switches forward them.
 func (l *link) join(group netip.Addr) error {
 	if l.member[group] > 0 {
 		l.member[group]++
@@ -100,7 +102,7 @@ func (l *link) join(group netip.Addr) error {
 	if l.groups < 0 {
 		fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
-			return fmt.Errorf("making a socket for groups: %w", err)
+			return fmt.Errorf("creating the socket for multicast groups: %w", err)
 		}
 		l.groups = fd
 	}
@@ -117,12 +119,12 @@ func (l *link) leave(group netip.Addr) {
 		return
 	}
 	delete(l.member, group)
-	if l.groups >= 0 { // an interface that is gone has no groups
+	if l.groups >= 0 { // fails if the interface no longer exists, which is harmless
 		_ = unix.SetsockoptIPv6Mreq(l.groups, unix.IPPROTO_IPV6, unix.IPV6_LEAVE_GROUP, &unix.IPv6Mreq{Multiaddr: group.As16(), Interface: uint32(l.index)})
 	}
 }
 
-// close ends everything of the link, and returns when its readers have.
+// close closes the sockets and waits for their readers.
 func (l *link) close() {
 	for _, f := range []*os.File{l.arp, l.ndp} {
 		if f != nil {
@@ -135,11 +137,12 @@ func (l *link) close() {
 	l.readers.Wait()
 }
 
-// open makes a socket for packets of a protocol on an interface. The kernel makes and takes the frames' headers.
+// open opens a packet socket for a protocol on an interface. The kernel adds and removes the
+// link-layer header.
 func open(index int, protocol uint16, filter []bpf.Instruction) (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
-		return nil, fmt.Errorf("making a raw socket: %w", err)
+		return nil, fmt.Errorf("creating a raw socket: %w", err)
 	}
 	f := os.NewFile(uintptr(fd), "packets")
 	raw, err := bpf.Assemble(filter)
@@ -150,7 +153,7 @@ func open(index int, protocol uint16, filter []bpf.Instruction) (*os.File, error
 		}
 		err = unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]})
 	}
-	if err == nil { // after the filter: nothing comes before it is bound
+	if err == nil { // bind after the filter is attached, so that the socket receives no unfiltered packets
 		err = unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: bigEndian(protocol), Ifindex: index})
 	}
 	if err != nil {
@@ -164,7 +167,8 @@ func bigEndian(n uint16) uint16 {
 	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, n))
 }
 
-// What the kernel lets through: questions of others. The agent is not woken for anything else.
+// Socket filters that accept only requests from other hosts. The agent is not woken for other
+// packets.
 var (
 	arpFilter = []bpf.Instruction{
 		bpf.LoadExtension{Num: bpf.ExtType},
@@ -177,7 +181,7 @@ var (
 	nsFilter = []bpf.Instruction{
 		bpf.LoadExtension{Num: bpf.ExtType},
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.PACKET_OUTGOING, SkipTrue: 5},
-		bpf.LoadAbsolute{Off: 6, Size: 2}, // the next header and the hop limit
+		bpf.LoadAbsolute{Off: 6, Size: 2}, // next header and hop limit
 		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: nextICMPv6<<8 | 255, SkipTrue: 3},
 		bpf.LoadAbsolute{Off: headerLength, Size: 1},
 		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: icmpNS, SkipTrue: 1},
@@ -186,7 +190,7 @@ var (
 	}
 )
 
-// read hands packets over until the socket is closed.
+// read passes packets to answer until the socket is closed.
 func (l *link) read(ctx context.Context, f *os.File, answer func(packet []byte, mac net.HardwareAddr)) {
 	conn, err := f.SyscallConn()
 	if err != nil {
@@ -224,7 +228,7 @@ func (l *link) read(ctx context.Context, f *os.File, answer func(packet []byte, 
 			}
 		case errors.Is(failed, unix.ENXIO) || errors.Is(failed, unix.EBADF):
 			return
-		default: // the interface is down, for one: the next look finds out; each such read counts as one
+		default: // for example, the interface is down; the next check detects it. Such a read counts toward the rate limit.
 		}
 	}
 }
@@ -247,7 +251,8 @@ func (l *link) answerNS(packet []byte, mac net.HardwareAddr) {
 	l.send(l.ndp, unix.ETH_P_IPV6, advertisement(q.target, l.mac, q.from), to)
 }
 
-// tell says to everybody on the link that an address is here. ARP has two forms of that, and not all hosts heed both.
+// tell announces an address to all hosts on the link. ARP has two forms of announcements, and some
+// hosts accept only one of them.
 func (l *link) tell(a netip.Addr) {
 	if a.Is6() {
 		l.send(l.ndp, unix.ETH_P_IPV6, advertisement(a, l.mac, netip.Addr{}), groupMAC(allNodes))
@@ -258,7 +263,7 @@ func (l *link) tell(a netip.Addr) {
 	l.send(l.arp, unix.ETH_P_ARP, arp(arpReply, l.mac, a, everybody, a), everybody)
 }
 
-// send writes a packet, or drops it where the link does not take it now: who wants to know asks again.
+// send sends a packet. It drops the packet if the link does not accept it now, because hosts retry.
 func (l *link) send(f *os.File, protocol uint16, packet []byte, to net.HardwareAddr) {
 	if f == nil {
 		return

@@ -10,7 +10,8 @@ import (
 	"keelson.dev/keelson/test/testenv/space"
 )
 
-// F117: a link that could not begin to answer for an address does not claim to, says so each time, and begins when it can.
+// F117: a link that failed to open the sockets for an address does not report the address as held,
+// returns the error each time, and answers as soon as it succeeds.
 func TestBeginsWhenItCan(t *testing.T) {
 	h := hosts(t, "w1")["w1"]
 	want := map[netip.Addr]bool{vip4: true, vip6: true}
