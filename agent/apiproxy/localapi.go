@@ -1,10 +1,11 @@
-// Package apiproxy leads connections to an address of the node's loopback on to a replica of the control plane that is
-// ready, whichever that is: who runs on the node needs no load balancer and no list of replicas. TLS is between the
-// client and the replica, whose certificate names 127.0.0.1.
+// Package apiproxy forwards connections from a loopback address of the node to a ready replica of
+// the control plane. Programs on the node need neither a load balancer nor a list of replicas. TLS
+// is end to end between the client and the replica; replica certificates include 127.0.0.1.
 //
-// Replicas are taken from the EndpointSlice of Service default/kubernetes, as the agent knows it: from its checkpoint
-// while no replica has answered yet. One that cannot be reached is left out for a moment. A connection to a replica that
-// has been out of the slice for a while is closed, so that its client, a watch perhaps, goes on elsewhere.
+// The replicas come from the EndpointSlice of Service default/kubernetes in the agent's view, which
+// may be that of the checkpoint. A replica that cannot be reached is tried last for a short time.
+// Connections to a replica that is no longer in the slice are closed after a delay, so that their
+// clients reconnect to another replica.
 package apiproxy
 
 import (
@@ -27,44 +28,47 @@ import (
 )
 
 const (
-	// maxConns is how many connections are led on at a time, of two files each.
+	// maxConns is the default limit of concurrent connections, each of which uses two file
+	// descriptors.
 	maxConns = 1024
-	// dialTimeout is how long one replica may take to answer a dial: on a link that a cluster lives on, it takes far less.
+	// dialTimeout is the timeout for connecting to one replica. On a link that can carry a cluster,
+	// connecting takes far less time.
 	dialTimeout = time.Second
-	// shunned is how long a replica that did not answer is asked last.
+	// shunned is how long a replica that could not be reached is tried last.
 	shunned = 5 * time.Second
-	// parting is how long the requests of a replica that is no longer listed have to end by themselves.
+	// parting is the default of Config.DrainTime.
 	parting = 10 * time.Second
-	// listenAgain is when an address that another program has is asked for again.
+	// listenAgain is the interval at which listening is retried while another program uses the
+	// address.
 	listenAgain = 10 * time.Second
-	// unacknowledged is how long what was sent to a replica may wait for its acknowledgement.
+	// unacknowledged is the maximum time that data sent to a replica may remain unacknowledged.
 	unacknowledged = 10 * time.Second
 )
 
-// vanished has the kernel find replicas whose machine is gone without a word.
+// vanished detects replicas whose machine has failed.
 var vanished = net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: time.Second, Count: 5}
 
-// Config is what a Server is made of.
+// Config is the configuration of a Server.
 type Config struct {
-	Address netip.AddrPort // where it listens, on loopback
+	Address netip.AddrPort // loopback address to listen on
 	Log     *slog.Logger
-	Limit   int // connections at a time; 0: 1024
-	// Parting is how long connections outlive the listing of their replica; 0: ten seconds.
+	Limit   int // maximum number of concurrent connections; 0 = 1024
+	// Parting is how long connections to a removed replica are kept; 0 = ten seconds.
 	Parting time.Duration
 }
 
-// Server leads connections on.
+// Server forwards connections to replicas.
 type Server struct {
 	cfg Config
 
 	mu      sync.Mutex
 	next    int
-	failed  map[netip.AddrPort]time.Time // replicas that did not answer, and when
+	failed  map[netip.AddrPort]time.Time // replicas that could not be reached, and when
 	open    map[*conn]struct{}
-	refused bool // that there are too many was told
+	refused bool // the limit has been logged
 }
 
-// conn is one connection that is led on.
+// conn is one forwarded connection.
 type conn struct {
 	client, replica net.Conn
 	to              netip.AddrPort
@@ -75,13 +79,14 @@ func (c *conn) close() {
 	c.replica.Close()
 }
 
-// New makes a Server; it listens when it runs.
+// New returns a Server. It does not listen until it runs.
 func New(cfg Config) *Server {
 	cfg.Parting, cfg.Limit = cmp.Or(cfg.Parting, parting), cmp.Or(cfg.Limit, maxConns)
 	return &Server{cfg: cfg, failed: map[netip.AddrPort]time.Time{}, open: map[*conn]struct{}{}}
 }
 
-// Run leads connections on until ctx ends. An address that another program has is told once and asked for again.
+// Run forwards connections until ctx ends. If another program uses the address, it logs this once
+// and retries.
 func (s *Server) Run(ctx context.Context, objects agent.Objects, _ agent.Reporter) error {
 	ln, err := s.listen(ctx)
 	if err != nil {
@@ -90,7 +95,7 @@ func (s *Server) Run(ctx context.Context, objects agent.Objects, _ agent.Reporte
 	return s.Serve(ctx, ln, objects)
 }
 
-// listen waits for the address.
+// listen listens on the address. It retries while another program uses it.
 func (s *Server) listen(ctx context.Context) (net.Listener, error) {
 	for told := false; ; {
 		ln, err := new(net.ListenConfig).Listen(ctx, "tcp", s.cfg.Address.String())
@@ -102,7 +107,7 @@ func (s *Server) listen(ctx context.Context) (net.Listener, error) {
 		}
 		if !told {
 			told = true
-			s.cfg.Log.Warn("the address for clients of the API on this node is another program's: 'ss -ltnp' tells whose; --local-api-address moves it", "address", s.cfg.Address)
+			s.cfg.Log.Warn("another program uses the address for clients of the API on this node: 'ss -ltnp' shows which one; --local-api-address selects another address", "address", s.cfg.Address)
 		}
 		if err := wait.Delay(ctx, listenAgain); err != nil {
 			return nil, err
@@ -110,7 +115,7 @@ func (s *Server) listen(ctx context.Context) (net.Listener, error) {
 	}
 }
 
-// Serve leads on what comes to ln, which it closes.
+// Serve forwards the connections that ln accepts. It closes ln.
 func (s *Server) Serve(ctx context.Context, ln net.Listener, objects agent.Objects) error {
 	var conns sync.WaitGroup
 	ctx, cancel := context.WithCancel(ctx)
@@ -148,11 +153,11 @@ func (s *Server) tooMany() {
 	defer s.mu.Unlock()
 	if !s.refused {
 		s.refused = true
-		s.cfg.Log.Warn("connections to the API on this node are refused: there are too many", "limit", s.cfg.Limit, "address", s.cfg.Address)
+		s.cfg.Log.Warn("connections to the API on this node are refused: the limit is reached", "limit", s.cfg.Limit, "address", s.cfg.Address)
 	}
 }
 
-// lead joins a client to a replica until one of them ends.
+// lead connects a client to a replica until one of them closes the connection.
 func (s *Server) lead(ctx context.Context, client net.Conn, objects agent.Objects) {
 	defer client.Close()
 	c := &conn{client: client}
@@ -166,7 +171,7 @@ func (s *Server) lead(ctx context.Context, client net.Conn, objects agent.Object
 		}
 	}
 	if c.replica == nil {
-		return // the client sees that nobody is there
+		return // the client's connection is closed
 	}
 	s.mu.Lock()
 	s.open[c] = struct{}{}
@@ -178,12 +183,13 @@ func (s *Server) lead(ctx context.Context, client net.Conn, objects agent.Object
 		s.mu.Unlock()
 	}()
 	if ctx.Err() != nil {
-		return // whoever closes all may have passed already
+		return // closeAll may already have run
 	}
 	join(client, c.replica)
 }
 
-// impatient has a connection end when what was sent is not acknowledged, and marks it as one to a replica.
+// impatient sets the packet mark of connections to replicas, and the timeout for unacknowledged
+// data.
 func impatient(network, address string, raw syscall.RawConn) error {
 	err := agent.MarkReplicaConn(network, address, raw)
 	if err != nil {
@@ -194,7 +200,7 @@ func impatient(network, address string, raw syscall.RawConn) error {
 	}), err)
 }
 
-// join copies both ways until both have ended, or one has failed.
+// join copies in both directions until both have ended or one has failed.
 func join(a, b net.Conn) {
 	var both sync.WaitGroup
 	one := func(to, from net.Conn) {
@@ -212,7 +218,7 @@ func join(a, b net.Conn) {
 	both.Wait()
 }
 
-// replicas are those that are ready, in the slice's order.
+// replicas returns the addresses of the ready replicas, in the order of the slice.
 func replicas(objects agent.Objects) []netip.AddrPort {
 	slice, ok := objects.EndpointSlice("default", "kubernetes")
 	if !ok || len(slice.Ports) == 0 || slice.Ports[0].Port == nil {
@@ -232,12 +238,14 @@ func replicas(objects agent.Objects) []netip.AddrPort {
 	return out
 }
 
-// own leaves out the address that is listened at: a replica that was told to advertise it would be led to itself for ever.
+// own removes the address of this server. A replica that advertises this address would otherwise
+// cause a loop.
 func (s *Server) own(all []netip.AddrPort) []netip.AddrPort {
 	return slices.DeleteFunc(all, func(a netip.AddrPort) bool { return a == s.cfg.Address })
 }
 
-// inTurn has each replica be the first in turn; those that did not answer lately come last.
+// inTurn returns the replicas, starting with a different one at each call. Replicas that recently
+// failed come last.
 func (s *Server) inTurn(all []netip.AddrPort, now time.Time) []netip.AddrPort {
 	if len(all) == 0 {
 		return nil
@@ -258,7 +266,7 @@ func (s *Server) shuns(a netip.AddrPort, now time.Time) int {
 	return 0
 }
 
-// answered remembers who did not answer.
+// answered records whether a replica could be reached.
 func (s *Server) answered(a netip.AddrPort, well bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -267,10 +275,10 @@ func (s *Server) answered(a netip.AddrPort, well bool) {
 	}
 }
 
-// part closes connections to replicas that have not been listed for a while.
+// part closes connections to replicas that have not been listed for Parting.
 func (s *Server) part(ctx context.Context, objects agent.Objects) {
 	changes := objects.Follow(ctx, "EndpointSlice")
-	gone := map[netip.AddrPort]time.Time{} // since when
+	gone := map[netip.AddrPort]time.Time{} // replica → when it was removed from the list
 	due := time.NewTimer(time.Hour)
 	defer due.Stop()
 	for {
@@ -290,8 +298,8 @@ func (s *Server) part(ctx context.Context, objects agent.Objects) {
 	}
 }
 
-// partFrom closes what is due, and says when to call again. Nobody is parted from while nobody is listed: then it is the
-// list that is missing.
+// partFrom closes the connections that are due and returns when to call it again. It closes none
+// while the list is empty, because then the list itself is missing.
 func (s *Server) partFrom(listed []netip.AddrPort, gone map[netip.AddrPort]time.Time, now time.Time) time.Duration {
 	next := time.Hour
 	for _, a := range listed {
@@ -328,7 +336,7 @@ func (s *Server) partFrom(listed []netip.AddrPort, gone map[netip.AddrPort]time.
 			next = min(next, left)
 			continue
 		}
-		s.cfg.Log.Info("connections to a replica that is not ready are closed", "replica", a)
+		s.cfg.Log.Info("closing the connections to a replica that is no longer ready", "replica", a)
 		s.closeAll(func(c *conn) bool { return c.to == a })
 		delete(gone, a)
 	}

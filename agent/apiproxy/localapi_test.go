@@ -18,7 +18,7 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// view is what an agent knows of the replicas.
+// view is an agent's view of the replicas.
 type view struct {
 	agent.Objects
 	mu      sync.Mutex
@@ -34,7 +34,7 @@ func (v *view) EndpointSlice(namespace, name string) (*discoveryv1.EndpointSlice
 
 func (v *view) Follow(context.Context, ...string) <-chan agent.Changed { return v.changes }
 
-// set lists replicas; those with a "-" before them are not ready.
+// set lists replicas; those with the prefix "-" are not ready.
 func (v *view) set(port int32, addresses ...string) {
 	s := &discoveryv1.EndpointSlice{Ports: []discoveryv1.EndpointPort{{Port: &port}}}
 	for _, a := range addresses {
@@ -48,7 +48,7 @@ func (v *view) set(port int32, addresses ...string) {
 	v.changes <- agent.Changed{Keys: map[agent.ObjectKey]struct{}{{Kind: "EndpointSlice", Namespace: "default", Name: "kubernetes"}: {}}}
 }
 
-// replica says its name to each client, then what it is told.
+// replica sends its name to each client and then echoes the client's data.
 func replica(t *testing.T, address string) net.Listener {
 	t.Helper()
 	ln, err := net.Listen("tcp", address)
@@ -73,7 +73,7 @@ func replica(t *testing.T, address string) net.Listener {
 	return ln
 }
 
-// serve runs a Server over a view until the test ends.
+// serve runs a Server with a view until the test ends.
 func serve(t *testing.T, cfg Config) (*view, string) {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -92,7 +92,7 @@ func serve(t *testing.T, cfg Config) (*view, string) {
 	return v, ln.Addr().String()
 }
 
-// dial says who answers; "" where nobody does.
+// dial returns the name of the replica that responds; "" if none does.
 func dial(t *testing.T, address string) (net.Conn, string) {
 	t.Helper()
 	c, err := net.Dial("tcp", address)
@@ -108,7 +108,8 @@ func dial(t *testing.T, address string) (net.Conn, string) {
 	return c, strings.TrimSpace(string(name))
 }
 
-// Every client gets to a replica that is ready, whichever dies; where there is none it is told so at once.
+// Every client reaches a ready replica, whichever replica fails. Without a ready replica, the
+// connection is closed immediately.
 func TestLeadsToReplicas(t *testing.T) { // F5
 	v, at := serve(t, Config{})
 	if _, who := dial(t, at); who != "" {
@@ -141,7 +142,8 @@ func TestLeadsToReplicas(t *testing.T) { // F5
 	}
 }
 
-// Connections to a replica that is no longer listed are closed after a while, and only those; none while nobody is listed.
+// Connections to a replica that is no longer listed are closed after a while, and no others. None
+// are closed while the list is empty.
 func TestPartsFromReplicas(t *testing.T) {
 	v, at := serve(t, Config{Parting: 50 * time.Millisecond})
 	ln := replica(t, "127.0.0.2:0")
@@ -168,7 +170,7 @@ func TestPartsFromReplicas(t *testing.T) {
 	}
 }
 
-// What is open is bounded, and what was closed makes room.
+// The number of open connections is limited, and closed connections free their slots.
 func TestConnectionsAreBounded(t *testing.T) {
 	v, at := serve(t, Config{Limit: 2})
 	ln := replica(t, "127.0.0.2:0")
@@ -191,7 +193,8 @@ func TestConnectionsAreBounded(t *testing.T) {
 	}
 }
 
-// A list that is empty parts nobody; who comes back to it in time is not parted from.
+// An empty list closes no connections, and a replica that returns to the list in time keeps its
+// connections.
 func TestPartingIsPatient(t *testing.T) {
 	a, b := netip.MustParseAddrPort("192.0.2.1:6443"), netip.MustParseAddrPort("192.0.2.2:6443")
 	s := New(Config{Log: slog.New(slog.DiscardHandler)})
