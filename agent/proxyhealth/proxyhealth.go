@@ -1,5 +1,6 @@
-// Package proxyhealth answers load balancers in front of nodes as kube-proxy does at its health port. /healthz reports
-// whether the node should get new connections, /livez whether its Service rules are up to date.
+// Package proxyhealth serves the health endpoints of kube-proxy for load balancers in front of
+// nodes. /healthz reports whether the node should receive new connections, /livez whether its
+// Service rules are up to date.
 package proxyhealth
 
 import (
@@ -22,36 +23,38 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// taintToBeDeleted is the taint by which the cluster autoscaler announces that it removes a node.
+// taintToBeDeleted is the taint by which the cluster autoscaler announces that it will remove a
+// node.
 const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
 
-// The bounds of the server. Anybody who reaches the node may ask it.
+// Limits of the server, which accepts unauthenticated clients.
 const (
-	connections    = 64 // at once
+	connections    = 64 // concurrent connections
 	requestTimeout = 5 * time.Second
 	maxHeader      = 4 << 10
-	// lateAfter is how long a change may wait for its rules: twice the sync period of kube-proxy.
+	// lateAfter is how long a change may be pending while the node is still healthy: twice the sync
+	// period of kube-proxy.
 	lateAfter   = time.Minute
-	listenAgain = 10 * time.Second // after the address was another program's
+	listenAgain = 10 * time.Second // retry interval while another program uses the address
 )
 
-// Config is what a Server is made of.
+// Config is the configuration of a Server.
 type Config struct {
-	Address string // HOST:PORT; an empty host is all addresses of the node
+	Address string // HOST:PORT; an empty host means all addresses of the node
 	Log     *slog.Logger
 }
 
-// Server answers for the proxy that reports to it.
+// Server serves the health of the proxy that reports to it.
 type Server struct {
 	cfg Config
 
 	mu      sync.Mutex
-	updated time.Time // when rules were last complete; zero: never
-	pending time.Time // since when a change waits for its rules; zero: none does
+	updated time.Time // when the rules last included all changes; zero: never
+	pending time.Time // when the oldest pending change was queued; zero: no change is pending
 	codes   map[string]map[int]uint64
 }
 
-// New returns a Server. It listens when it runs.
+// New returns a Server. It does not listen until it runs.
 func New(c Config) *Server {
 	return &Server{cfg: c, codes: map[string]map[int]uint64{pathHealthz: {}, pathLivez: {}}}
 }
@@ -61,7 +64,7 @@ const (
 	pathLivez   = "/livez"
 )
 
-// Queued reports that a change waits for its rules. A nil Server ignores it.
+// Queued reports that a change is pending. A nil Server ignores the call.
 func (s *Server) Queued() {
 	if s == nil {
 		return
@@ -73,7 +76,7 @@ func (s *Server) Queued() {
 	}
 }
 
-// Updated reports that the rules show all changes. A nil Server ignores it.
+// Updated reports that the rules include all changes. A nil Server ignores the call.
 func (s *Server) Updated() {
 	if s == nil {
 		return
@@ -83,13 +86,13 @@ func (s *Server) Updated() {
 	s.updated, s.pending = time.Now(), time.Time{}
 }
 
-// familyHealth is the part of a response about one address family.
+// familyHealth is the part of a response for one address family.
 type familyHealth struct {
 	LastUpdated time.Time `json:"lastUpdated"`
 	Healthy     bool      `json:"healthy"`
 }
 
-// response is what kube-proxy answers.
+// response is kube-proxy's response.
 type response struct {
 	LastUpdated  time.Time                    `json:"lastUpdated"`
 	CurrentTime  time.Time                    `json:"currentTime"`
@@ -98,7 +101,8 @@ type response struct {
 	Status       map[v1.IPFamily]familyHealth `json:"status,omitempty"`
 }
 
-// health returns the state of the rules, which are written for all families of the cluster at once.
+// health returns the state of the rules, which are written for all address families at the same
+// time.
 func (s *Server) health(cluster agent.Cluster) response {
 	now := time.Now()
 	s.mu.Lock()
@@ -118,7 +122,8 @@ func (s *Server) health(cluster agent.Cluster) response {
 	return out
 }
 
-// eligible reports whether load balancers should send new connections to the node: it is known, and nobody removes it.
+// eligible reports whether load balancers should send new connections to the node: the node exists
+// and is not being removed.
 func eligible(node *v1.Node) bool {
 	if node == nil || !node.DeletionTimestamp.IsZero() {
 		return false
@@ -131,7 +136,7 @@ func eligible(node *v1.Node) bool {
 	return true
 }
 
-// handler answers both paths.
+// handler returns the handler of both paths.
 func (s *Server) handler(objects agent.Objects) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc(pathHealthz, func(w http.ResponseWriter, _ *http.Request) {
@@ -151,7 +156,7 @@ func (s *Server) handler(objects agent.Objects) http.Handler {
 func (s *Server) answer(w http.ResponseWriter, path string, h response, ok bool) {
 	code := http.StatusServiceUnavailable
 	if ok {
-		// While all is well, clients read the time of the response here, as kube-proxy tells it.
+		// While the proxy is healthy, lastUpdated is the time of the response, as in kube-proxy.
 		code, h.LastUpdated = http.StatusOK, h.CurrentTime
 	}
 	s.mu.Lock()
@@ -162,11 +167,11 @@ func (s *Server) answer(w http.ResponseWriter, path string, h response, ok bool)
 	w.WriteHeader(code)
 	raw, err := json.Marshal(h)
 	if err == nil {
-		_, _ = w.Write(raw) // the client is gone, then
+		_, _ = w.Write(raw) // an error means that the client has disconnected
 	}
 }
 
-// Run answers until ctx ends. An address that another program has is logged once and tried again.
+// Run serves until ctx ends. If another program uses the address, it logs this once and retries.
 func (s *Server) Run(ctx context.Context, objects agent.Objects, _ agent.Reporter) error {
 	ln, err := s.listen(ctx)
 	if err != nil {
@@ -195,7 +200,7 @@ func (s *Server) listen(ctx context.Context) (net.Listener, error) {
 	}
 }
 
-// serve answers connections to ln, which it closes.
+// serve serves the connections that ln accepts. It closes ln.
 func (s *Server) serve(ctx context.Context, ln net.Listener, objects agent.Objects) error {
 	server := &http.Server{Handler: s.handler(objects), ReadTimeout: requestTimeout, WriteTimeout: requestTimeout,
 		IdleTimeout: requestTimeout, MaxHeaderBytes: maxHeader,
@@ -206,13 +211,13 @@ func (s *Server) serve(ctx context.Context, ln net.Listener, objects agent.Objec
 	case err := <-ended:
 		return fmt.Errorf("answering load balancers in front of nodes: %w", err)
 	case <-ctx.Done():
-		_ = server.Close() // requests are short, and their clients ask again
+		_ = server.Close() // requests are short, and their clients retry
 		<-ended
 		return ctx.Err()
 	}
 }
 
-// WriteMetrics writes how many requests got which status, under kube-proxy's names.
+// WriteMetrics writes the number of requests by status code, under kube-proxy's metric names.
 func (s *Server) WriteMetrics(w io.Writer) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -47,8 +47,8 @@ func get(t *testing.T, s *Server, k *known, path string) (int, map[string]any) {
 	return w.Code, body
 }
 
-// F117: /healthz answers 503 while the node is being removed or its rules are late, and /livez only while rules are
-// late.
+// F117: /healthz returns 503 while the node is being removed or its rules are late, and /livez only
+// while the rules are late.
 func TestHealthOfTheProxy(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		s, k := New(Config{}), &known{inside: fake.NewCluster()}
@@ -105,7 +105,8 @@ func TestHealthOfTheProxy(t *testing.T) {
 	})
 }
 
-// F117: the port answers both paths and no others, waits for an address of another program, and closes at the end.
+// F117: the port serves both paths and no others, waits for an address that another program uses,
+// and is closed at the end.
 func TestHealthPort(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
