@@ -1,9 +1,11 @@
-// Package kubelet serves the part of kubelet's HTTPS API by which programs look at a node: metrics-server, Prometheus,
-// and whoever asks the proxy subresource of a Node. Who asks is known by a client certificate of the cluster or by a
-// bearer token, and what they may do is judged by the control plane, as with kubelet: the subresources of the Node.
+// Package kubelet serves the read-only part of kubelet's HTTPS API, for metrics-server, Prometheus,
+// and the proxy subresource of Nodes. Clients authenticate with a client certificate of the cluster
+// or a bearer token. The control plane authorizes them for the subresources of the Node, as it does
+// for kubelet.
 //
-// Everybody who reaches the node can knock: connections, headers, time and what is asked at once are bounded, and a
-// stranger's connection makes way for the next one's.
+// The server is reachable for unauthenticated clients. It therefore limits connections, headers,
+// time and concurrent requests. When the limit is reached, an unauthenticated connection is closed
+// in favor of a new one.
 package kubelet
 
 import (
@@ -26,32 +28,32 @@ import (
 	"keelson.dev/keelson/internal/ttlcache"
 )
 
-// The bounds of a server.
+// The limits of a server.
 const (
-	patience    = 5 * time.Second  // for a handshake, a request's header and a review
-	answerTime  = 30 * time.Second // for a whole answer
-	idleTime    = 90 * time.Second // between two requests: longer than anybody scrapes apart
-	maxHeader   = 16 << 10         // bytes; a token takes up to 4 KiB
-	maxAnswers  = 8                // at once
-	maxReviews  = 4                // at once
-	verdictSize = 256 << 10        // bytes of remembered verdicts
+	patience    = 5 * time.Second  // for a handshake, a request's header, and a review
+	answerTime  = 30 * time.Second // for a complete response
+	idleTime    = 90 * time.Second // between two requests; longer than common scrape intervals
+	maxHeader   = 16 << 10         // bytes; a token may have 4 KiB
+	maxAnswers  = 8                // concurrent requests
+	maxReviews  = 4                // concurrent reviews
+	verdictSize = 256 << 10        // bytes of cached decisions
 )
 
-// Config is what a server answers from. Fields are required unless they say otherwise.
+// Config is the configuration of a Server. Fields are required unless stated otherwise.
 type Config struct {
-	Listen string // "10.0.0.7:10250", ":10250"
+	Listen string // for example "10.0.0.7:10250" or ":10250"
 	Trust  agent.Trust
-	// Resource and Metrics write Prometheus text, Summary writes JSON.
+	// Resource and Metrics write the Prometheus text format, Summary writes JSON.
 	Resource, Metrics func(context.Context, io.Writer) error
 	Summary           func(ctx context.Context, w io.Writer, cpuAndMemory bool) error
 	Pods              func() []*v1.Pod
-	Logged            func() []byte // the last lines of the agent's own log
-	Settings          func() []byte // the agent's, a line for each
-	// Reach reports whether the node reaches a name or an address.
+	Logged            func() []byte // the last lines of the agent's log
+	Settings          func() []byte // the agent's settings, one per line
+	// Reach reports whether the node can reach a name or an address.
 	Reach func(ctx context.Context, host string) Reach
 	Log   *slog.Logger // may be nil
 
-	connections connlimit.Limits // of tests
+	connections connlimit.Limits // set by tests only
 }
 
 // Server is the HTTPS server of a node.
@@ -63,7 +65,7 @@ type Server struct {
 	reviews  chan struct{}
 }
 
-// New starts nothing.
+// New returns a Server. It starts nothing.
 func New(cfg Config) *Server {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -75,7 +77,7 @@ func New(cfg Config) *Server {
 		answers: make(chan struct{}, maxAnswers), reviews: make(chan struct{}, maxReviews)}
 }
 
-// Run serves until ctx ends, or the port cannot be had.
+// Run serves until ctx ends. It returns an error if it cannot listen on the port.
 func (s *Server) Run(ctx context.Context) error {
 	var lc net.ListenConfig
 	ln, err := lc.Listen(ctx, "tcp", s.cfg.Listen)
@@ -85,7 +87,7 @@ func (s *Server) Run(ctx context.Context) error {
 	return s.Serve(ctx, ln)
 }
 
-// Serve is Run on a listener, which it closes.
+// Serve is Run with a listener, which it closes.
 func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	front := connlimit.New(ln, s.cfg.connections)
 	srv := &http.Server{
@@ -93,7 +95,7 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 		ReadHeaderTimeout: patience, ReadTimeout: answerTime, WriteTimeout: answerTime, IdleTimeout: idleTime,
 		MaxHeaderBytes: maxHeader,
 		ErrorLog:       slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
-		TLSNextProto:   map[string]func(*http.Server, *tls.Conn, http.Handler){}, // HTTP/1.1 alone: a connection is one request
+		TLSNextProto:   map[string]func(*http.Server, *tls.Conn, http.Handler){}, // HTTP/1.1 only, so that each connection serves one request at a time
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			return context.WithValue(ctx, placeKey{}, connlimit.FromConn(c))
 		},
@@ -103,7 +105,7 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	defer stop()
 	err := srv.Serve(tls.NewListener(front, &tls.Config{
 		MinVersion: tls.VersionTLS12,
-		// A certificate of somebody else's is no reason to hang up: the answer says 401. See who.
+		// A certificate of another CA does not fail the handshake; the response is 401. See who.
 		ClientAuth: tls.RequestClientCert,
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 			return s.cfg.Trust.Serving()
@@ -116,7 +118,7 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	return fmt.Errorf("serving kubelet's API at %s: %w", ln.Addr(), err)
 }
 
-// placeKey is where a request's context has the connection's place at the door.
+// placeKey is the context key of the request's *connlimit.Conn.
 type placeKey struct{}
 
 // ServeHTTP implements http.Handler.
@@ -131,19 +133,20 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		defer func() { <-s.answers }()
 	default:
 		w.Header().Set("Retry-After", "1")
-		http.Error(w, "the node answers as much as it does at once: try again", http.StatusTooManyRequests)
+		http.Error(w, "the node serves its maximum number of concurrent requests: try again", http.StatusTooManyRequests)
 		return
 	}
 	s.answer(w, r)
 }
 
-// agentLog is where the last lines of the agent's own log are, below the path where kubelet has the node's logs.
+// agentLog is the path of the last lines of the agent's log, below the path of kubelet's node logs.
 const agentLog = "/logs/keelson-agent.log"
 
-// agentSettings is where its settings are, for those who may read its log.
+// agentSettings is the path of the agent's settings. Reading it requires the same permission as the
+// log.
 const agentSettings = "/logs/keelson-agent-settings.txt"
 
-// served is what there is, for those who ask for something else.
+// served is the error message for an unknown path.
 const served = "this node serves /healthz, /metrics, /metrics/resource, /stats/summary, /pods, " + reachPath + ", " + agentLog + " and " + agentSettings + "; " +
 	"logs of containers, exec, attach and port-forward go through the API server"
 
@@ -176,7 +179,7 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request) {
 	}
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		w.Header().Set("Allow", "GET, HEAD")
-		http.Error(w, "what this node serves is read with GET", http.StatusMethodNotAllowed)
+		http.Error(w, "this node serves GET and HEAD requests only", http.StatusMethodNotAllowed)
 		return
 	}
 	serve()
@@ -188,10 +191,10 @@ func (s *Server) text(w http.ResponseWriter, r *http.Request, content []byte) {
 	s.ended(r, err)
 }
 
-// ended notes an answer that was not finished; most often nobody reads it any more.
+// ended logs a response that could not be completed, usually because the client has disconnected.
 func (s *Server) ended(r *http.Request, err error) {
 	if err != nil {
-		s.log.Debug("an answer was not finished", "path", r.URL.Path, "source", r.RemoteAddr, "err", err)
+		s.log.Debug("a response was not completed", "path", r.URL.Path, "source", r.RemoteAddr, "err", err)
 	}
 }
 
@@ -213,7 +216,7 @@ func (s *Server) summary(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// late knows whether anything was written.
+// late records whether anything was written.
 type late struct {
 	http.ResponseWriter
 	begun bool
@@ -224,7 +227,7 @@ func (l *late) Write(p []byte) (int, error) {
 	return l.ResponseWriter.Write(p)
 }
 
-// pods writes the list of the node's pods, one at a time.
+// pods writes the list of the node's pods, one pod at a time.
 func (s *Server) pods(w http.ResponseWriter, r *http.Request) {
 	running := r.URL.Path == "/runningpods" || r.URL.Path == "/runningpods/"
 	w.Header().Set("Content-Type", "application/json")

@@ -88,7 +88,7 @@ type judge struct {
 	asked []agent.Review
 	down  bool
 
-	revoked []byte // DER of a certificate
+	revoked []byte // DER form of a certificate
 }
 
 func (j *judge) Serving() (*tls.Certificate, error) { return &j.server, nil }
@@ -121,7 +121,7 @@ func (j *judge) count() int {
 	return len(j.asked)
 }
 
-// bed is a running server and who asks it.
+// bed is a running server and its clients.
 type bed struct {
 	t     *testing.T
 	ca    *authority
@@ -166,7 +166,7 @@ func newBed(t *testing.T, change ...func(*Config)) *bed {
 	return b
 }
 
-// client asks from 127.0.0.N, perhaps with a certificate.
+// client connects from 127.0.0.N, optionally with a certificate.
 func (b *bed) client(n byte, certs ...tls.Certificate) *http.Client {
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, n)}}
 	tr := &http.Transport{DialContext: d.DialContext, TLSClientConfig: &tls.Config{RootCAs: b.ca.pool(), Certificates: certs}}
@@ -195,7 +195,8 @@ func (b *bed) ask(c *http.Client, method, path, token string) (int, string, http
 	return resp.StatusCode, string(body), resp.Header
 }
 
-// Who is known and may is answered; strangers get 401, who may not 403, and each path asks for its subresource.
+// An authorized client receives the response. An unauthenticated client receives 401, an
+// unauthorized client 403, and each path requires its subresource.
 func TestWhoMay(t *testing.T) {
 	b := newBed(t)
 	other := newAuthority(t)
@@ -252,7 +253,8 @@ func TestWhoMay(t *testing.T) {
 	}
 }
 
-// The control plane is asked once for many scrapes; while it does not answer, nobody is let in and it is said why.
+// The control plane is queried once for many requests. While it does not respond, all clients are
+// rejected with the reason.
 func TestVerdictsAreRemembered(t *testing.T) {
 	b := newBed(t)
 	c := b.client(1)
@@ -276,8 +278,9 @@ func TestVerdictsAreRemembered(t *testing.T) {
 	}
 }
 
-// A verdict on a node's certificate is cached for two seconds at most, so that a revoked certificate is refused by then. The
-// certificate is part of the question: another certificate of the same name has a verdict of its own. F51
+// A decision about a node's certificate is cached for at most two seconds, so that a revoked
+// certificate is rejected by then. The certificate is part of the cache key: another certificate
+// with the same name has a separate decision. F51
 func TestRevokedCertificateIsRefused(t *testing.T) {
 	b := newBed(t)
 	stolen := b.ca.issue(t, x509.ExtKeyUsageClientAuth, "system:node:w2", "system:nodes", "system:masters")
@@ -306,8 +309,8 @@ func TestRevokedCertificateIsRefused(t *testing.T) {
 	}
 }
 
-// A thousand connections that say nothing, and others that say too much, keep nobody out who comes from elsewhere, and
-// do not pile up.
+// A thousand idle connections, and others that send too much, do not prevent clients from other
+// addresses from connecting, and do not accumulate.
 func TestIdleConnections(t *testing.T) {
 	b := newBed(t, func(c *Config) {
 		c.connections = connlimit.Limits{Total: 256, PerSource: 128, Unauthenticated: 64, UnauthenticatedPerSource: 32}
@@ -325,7 +328,7 @@ func TestIdleConnections(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if err := wait.For(ctx, time.Millisecond, func() error { // those that were shown out have to end
+	if err := wait.For(ctx, time.Millisecond, func() error { // the closed connections must end
 		if n := runtime.NumGoroutine() - before; n > 200 {
 			return fmt.Errorf("%d goroutines for them", n)
 		}
@@ -346,7 +349,7 @@ func TestIdleConnections(t *testing.T) {
 	}
 }
 
-// Answers are bounded in number; who comes too many is told to come again.
+// The number of concurrent responses is limited; further clients are asked to retry.
 func TestAnswersAtOnce(t *testing.T) {
 	hold, held := make(chan struct{}), make(chan struct{}, 2*maxAnswers)
 	b := newBed(t, func(c *Config) {

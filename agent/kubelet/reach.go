@@ -6,18 +6,20 @@ import (
 	"net/http"
 )
 
-// Reach reports whether the node reaches a host outside of the cluster.
+// Reach reports whether the node can reach a host outside of the cluster.
 type Reach struct {
-	Addresses []string `json:"addresses,omitempty"` // of a name
-	// Unresolved is why the name has no address, NoRoute why there is no route to the address; "" = no problem.
+	Addresses []string `json:"addresses,omitempty"` // addresses of a name
+	// Unresolved states why the name has no address, NoRoute why there is no route to the address;
+	// "" = no problem.
 	Unresolved string `json:"unresolved,omitempty"`
 	NoRoute    string `json:"noRoute,omitempty"`
 }
 
-// reachPath answers for one name or address, in the parameter host. 'kctl net trace' reads it.
+// reachPath returns the reachability of one name or address, given by the parameter host. 'kctl net
+// trace' uses it.
 const reachPath = "/keelson/reach"
 
-// longestHost is the length of the longest DNS name.
+// longestHost is the maximum length of a DNS name.
 const longestHost = 253
 
 func (s *Server) reach(w http.ResponseWriter, r *http.Request) {

@@ -14,28 +14,28 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// How long verdicts are remembered: as long as kubelet remembers a token, and a refusal. A token that is not
-// believed may be believed a moment later, when it was made by a replica that is ahead.
+// Cache durations of decisions, as in kubelet. A token that is not authenticated may become valid a
+// moment later, when a replica that lags behind has caught up.
 const (
 	allowedFor = 2 * time.Minute
 	refusedFor = 30 * time.Second
 	unknownFor = 5 * time.Second
-	// nodeFor is how long a verdict on a node's certificate is cached, which is the longest that a revoked
-	// certificate is accepted.
+	// nodeFor is the cache duration of a decision about a node's certificate. It limits how long a
+	// revoked certificate is accepted.
 	nodeFor     = 2 * time.Second
-	maxIdentity = 256 // groups of a certificate
+	maxIdentity = 256 // maximum number of groups in a certificate
 )
 
-// admit says whether who asks may, and answers those who may not.
+// admit reports whether the client is authorized. Otherwise it writes the error response.
 func (s *Server) admit(w http.ResponseWriter, r *http.Request) bool {
 	q, ok := s.who(r)
 	if !ok {
-		unauthorized(w, "show a client certificate of the cluster, or a bearer token")
+		unauthorized(w, "present a client certificate of the cluster or a bearer token")
 		return false
 	}
 	q.Verb, q.Subresources = verbs[r.Method], subresources(r.URL.Path)
 	if q.Verb == "" {
-		http.Error(w, "what this node serves is read with GET", http.StatusMethodNotAllowed)
+		http.Error(w, "this node serves GET and HEAD requests only", http.StatusMethodNotAllowed)
 		return false
 	}
 	v, err := s.verdict(r.Context(), q)
@@ -44,12 +44,12 @@ func (s *Server) admit(w http.ResponseWriter, r *http.Request) bool {
 		w.Header().Set("Retry-After", "1")
 		http.Error(w, err.Error(), http.StatusTooManyRequests)
 	case err != nil:
-		s.log.Warn("who asks could not be judged", "source", r.RemoteAddr, "err", err)
+		s.log.Warn("a client could not be authorized", "source", r.RemoteAddr, "err", err)
 		w.Header().Set("Retry-After", "5")
-		http.Error(w, "who asks, and what they may do, is judged by the control plane, which did not answer this node: try again",
+		http.Error(w, "the control plane authorizes clients and did not respond to this node: try again",
 			http.StatusServiceUnavailable)
 	case !v.Authenticated:
-		unauthorized(w, "the token is not one of this cluster's or has expired, or the certificate was revoked")
+		unauthorized(w, "the token was not issued by this cluster or has expired, or the certificate was revoked")
 	case !v.Allowed:
 		http.Error(w, fmt.Sprintf("Forbidden (user=%s, verb=%s, resource=nodes, subresource(s)=%v)", v.User, q.Verb, q.Subresources),
 			http.StatusForbidden)
@@ -67,7 +67,8 @@ func unauthorized(w http.ResponseWriter, why string) {
 var verbs = map[string]string{http.MethodGet: "get", http.MethodHead: "get", http.MethodPost: "create",
 	http.MethodPut: "update", http.MethodPatch: "patch", http.MethodDelete: "delete"}
 
-// subresources are those of the Node of which any gives the right to a path, as with kubelet.
+// subresources returns the subresources of the Node that authorize access to a path, as in kubelet.
+// Any one of them is sufficient.
 func subresources(path string) []string {
 	below := func(root string) bool { return path == root || strings.HasPrefix(path, root+"/") }
 	switch {
@@ -87,7 +88,8 @@ func subresources(path string) []string {
 	return []string{"proxy"}
 }
 
-// who reads who asks from the request: a certificate of the cluster first, then a token.
+// who returns the client's identity from its certificate, if the cluster issued it, or from a
+// bearer token.
 func (s *Server) who(r *http.Request) (q agent.Review, ok bool) {
 	if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
 		if cas := s.cfg.Trust.Authorities(); cas != nil {
@@ -111,12 +113,12 @@ func (s *Server) who(r *http.Request) (q agent.Review, ok bool) {
 	return agent.Review{}, false
 }
 
-// nodeUserPrefix begins the user names of nodes, whose certificates can be revoked.
+// nodeUserPrefix is the prefix of the user names of nodes, whose certificates can be revoked.
 const nodeUserPrefix = "system:node:"
 
-var errCrowd = errors.New("the node has as many reviewed as it does at once: try again")
+var errCrowd = errors.New("the node performs its maximum number of concurrent reviews: try again")
 
-// verdict asks the control plane, unless it has answered the same lately.
+// verdict returns a cached decision, or sends the review to the control plane.
 func (s *Server) verdict(ctx context.Context, q agent.Review) (agent.Verdict, error) {
 	key := sum(q)
 	if v, ok := s.verdicts.Get(key, time.Now()); ok {
@@ -148,7 +150,7 @@ func (s *Server) verdict(ctx context.Context, q agent.Review) (agent.Verdict, er
 	return v, nil
 }
 
-// sum tells reviews apart; no token is kept.
+// sum returns the cache key of a review. It is a hash, so that no tokens are stored.
 func sum(q agent.Review) (out [32]byte) {
 	h := sha256.New()
 	for _, part := range slices.Concat([]string{q.Token, q.User, string(q.Certificate), q.Verb, strings.Join(q.Subresources, ",")}, q.Groups) {
