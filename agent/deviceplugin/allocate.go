@@ -16,18 +16,19 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// errShort says that there are not devices enough.
+// errShort is returned if too few devices are available.
 var errShort = errors.New("requested number of devices unavailable")
 
-// need is what one container asks for of one resource.
+// need is the request of one container for devices of one resource.
 type need struct {
 	container string
 	resource  string
 	count     int64
-	passes    bool // the container ends before the next begins, and leaves its devices to it
+	passes    bool // the container exits before the next one starts, which may reuse its devices
 }
 
-// needs are the devices that a pod asks for, in the order in which its containers begin. The lock is held.
+// needs returns the devices that a pod requests, in the order in which its containers start. The
+// caller holds the lock.
 func (m *Manager) needs(pod *v1.Pod) []need {
 	m.load()
 	var out []need
@@ -62,7 +63,7 @@ func (m *Manager) Allocate(ctx context.Context, pod *v1.Pod) error {
 	m.mu.Unlock()
 	defer m.unreserve(pod.UID)
 	until, fresh := time.Now().Add(m.cfg.Patience), false
-	left := map[string][]string{} // by resource: of init containers that have ended by the time of the next
+	left := map[string][]string{} // by resource: devices of init containers that will have exited before the next container starts
 	for _, n := range needs {
 		has, ok := r.Containers[n.container][n.resource]
 		if !ok {
@@ -85,9 +86,9 @@ func (m *Manager) Allocate(ctx context.Context, pod *v1.Pod) error {
 	if !fresh {
 		return nil
 	}
-	// Before the pod is told that it has them: nothing is made for it that would not be found again.
+	// The record is saved before the pod may use the devices, so that an allocation is never lost.
 	if err := save(m.file(pod.UID), r); err != nil {
-		return fmt.Errorf("writing down the devices of pod %s/%s: %w", pod.Namespace, pod.Name, err)
+		return fmt.Errorf("recording the devices of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -96,7 +97,7 @@ func (m *Manager) Allocate(ctx context.Context, pod *v1.Pod) error {
 	return nil
 }
 
-// copy is a record that may be changed; that of a pod without one is empty.
+// copy returns a copy of the record that may be modified. For a nil record it returns an empty one.
 func (r *record) copy(pod *v1.Pod) *record {
 	out := &record{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name, Containers: map[string]map[string]given{}}
 	if r != nil {
@@ -107,7 +108,7 @@ func (r *record) copy(pod *v1.Pod) *record {
 	return out
 }
 
-// give chooses devices for a container and asks their plugin what it needs to see them.
+// give reserves devices for a container and calls Allocate of their plugin.
 func (m *Manager) give(ctx context.Context, pod *v1.Pod, n need, left []string, until time.Time) (g given, err error) {
 	ids, p, err := m.choose(ctx, pod.UID, n, left, until)
 	if err != nil {
@@ -126,13 +127,13 @@ func (m *Manager) give(ctx context.Context, pod *v1.Pod, n need, left []string, 
 	return given{IDs: ids, Answer: a, Prepare: p.options.GetPreStartRequired()}, nil
 }
 
-// failed words what a plugin did wrong.
+// failed returns the error of a failed plugin call.
 func (p *plugin) failed(call string, err error) error {
 	return fmt.Errorf("device plugin of %s: %s: %s", p.resource, call, shortened(err.Error()))
 }
 
-// choose reserves devices for a container: those that are left to it first. It waits until the time given for a plugin
-// that has only just gone, and for pods that are about to end.
+// choose reserves devices for a container, preferring those in left. If devices are missing because
+// their plugin has just disconnected or a pod is terminating, it waits until the given time.
 func (m *Manager) choose(ctx context.Context, pod types.UID, n need, left []string, until time.Time) ([]string, *plugin, error) {
 	waiting, stop := context.WithDeadline(ctx, until)
 	defer stop()
@@ -144,7 +145,7 @@ func (m *Manager) choose(ctx context.Context, pod types.UID, n need, left []stri
 		}
 		if news == nil {
 			news = m.Changes(waiting)
-			continue // what has changed before is seen now
+			continue // changes before the subscription are included in the next attempt
 		}
 		select {
 		case <-news:
@@ -171,7 +172,7 @@ func (m *Manager) tryChoose(ctx context.Context, pod types.UID, n need, left []s
 	defer m.mu.Unlock()
 	used := m.used(n.resource)
 	ids = pick(ids, int(n.count), preferred, slices.DeleteFunc(free, func(id string) bool { return used[id] }))
-	if int64(len(ids)) < n.count { // another pod was faster
+	if int64(len(ids)) < n.count { // another pod has reserved devices in the meantime
 		return nil, nil, fmt.Errorf("%w for %s. Requested: %d, Available: %d", errShort, n.resource, n.count, len(ids))
 	}
 	if m.reserved[pod] == nil {
@@ -186,12 +187,13 @@ func (m *Manager) tryChoose(ctx context.Context, pod types.UID, n need, left []s
 	return ids, p, nil
 }
 
-// free are the devices that nobody has, and their plugin; an error when they are too few.
+// free returns the unused healthy devices and their plugin. It returns an error if there are too
+// few.
 func (m *Manager) free(pod types.UID, n need, left []string) ([]string, *plugin, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for uid, err := range m.damaged {
-		return nil, nil, fmt.Errorf("which devices pod %s has is not known: end that pod: %w", uid, err)
+		return nil, nil, fmt.Errorf("the devices of pod %s are unknown: delete that pod: %w", uid, err)
 	}
 	r := m.resources[n.resource]
 	if r == nil {
@@ -202,13 +204,14 @@ func (m *Manager) free(pod types.UID, n need, left []string) ([]string, *plugin,
 	if have := int64(len(out) + len(left)); have < n.count {
 		return nil, nil, fmt.Errorf("%w for %s. Requested: %d, Available: %d", errShort, n.resource, n.count, have)
 	}
-	if r.plugin == nil { // what is left by an init container would do, and nobody can say how it is seen
+	if r.plugin == nil { // the devices in left would suffice, but without the plugin their settings are unknown
 		return nil, nil, fmt.Errorf("%w for %s: %w", errShort, n.resource, errGone)
 	}
 	return out, r.plugin, nil
 }
 
-// pick completes a choice: with those that the plugin prefers and that are free, then with the first of the free. Pure.
+// pick adds devices to chosen until there are count: first free devices that the plugin prefers,
+// then other free devices. It is pure.
 func pick(chosen []string, count int, preferred, free []string) []string {
 	out, open := slices.Clone(chosen), map[string]bool{}
 	for _, id := range free {
@@ -224,12 +227,12 @@ func pick(chosen []string, count int, preferred, free []string) []string {
 	return out
 }
 
-// preferred asks the plugin which devices it would take. Its answer is a wish.
+// preferred asks the plugin which devices it prefers. The answer is not binding.
 func (p *plugin) preferred(ctx context.Context, limit time.Duration, available, must []string, count int64) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	res, err := p.client.GetPreferredAllocation(ctx, &api.PreferredAllocationRequest{ContainerRequests: []*api.ContainerPreferredAllocationRequest{
-		{AvailableDeviceIDs: available, MustIncludeDeviceIDs: must, AllocationSize: int32(count)}}}) // there are as many: it fits
+		{AvailableDeviceIDs: available, MustIncludeDeviceIDs: must, AllocationSize: int32(count)}}}) // count cannot overflow, because that many devices exist
 	if err != nil {
 		return nil, p.failed("GetPreferredAllocation", err)
 	}
@@ -239,7 +242,8 @@ func (p *plugin) preferred(ctx context.Context, limit time.Duration, available, 
 	return res.ContainerResponses[0].GetDeviceIDs(), nil
 }
 
-// used are the devices of a resource that pods have or are about to have. The lock is held.
+// used returns the devices of a resource that pods have or have reserved. The caller holds the
+// lock.
 func (m *Manager) used(name string) map[string]bool {
 	out := map[string]bool{}
 	for _, r := range m.pods {
@@ -255,7 +259,7 @@ func (m *Manager) used(name string) map[string]bool {
 	return out
 }
 
-// unreserve ends the reservations of a pod: it has what it has by its record.
+// unreserve removes the reservations of a pod. Its record, if saved, keeps the devices allocated.
 func (m *Manager) unreserve(pod types.UID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -265,8 +269,9 @@ func (m *Manager) unreserve(pod types.UID) {
 	}
 }
 
-// passing says that a lack of devices may be over soon: their plugin has only just gone, as when it or the agent begins
-// again, or a pod that has some of them is being ended.
+// passing reports whether missing devices may soon be available. Their plugin has just
+// disconnected, as during a restart of the plugin or agent, or a pod that has devices is
+// terminating.
 func (m *Manager) passing(name string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -295,7 +300,7 @@ func (m *Manager) Container(ctx context.Context, pod *v1.Pod, container string) 
 		missing = missing || n.container == container && !has
 	}
 	m.mu.Unlock()
-	if missing { // a pod of before its resource had a plugin
+	if missing { // the pod started before its resource had a plugin
 		if err := m.Allocate(ctx, pod); err != nil {
 			return out, err
 		}
@@ -323,7 +328,7 @@ func (r *record) of(container string) map[string]given {
 	return r.Containers[container]
 }
 
-// prepare has the plugin make devices ready for a container that starts.
+// prepare calls PreStartContainer of the plugin for the devices of a container.
 func (m *Manager) prepare(ctx context.Context, name string, ids []string) error {
 	m.mu.Lock()
 	var p *plugin
@@ -332,7 +337,7 @@ func (m *Manager) prepare(ctx context.Context, name string, ids []string) error 
 	}
 	m.mu.Unlock()
 	if p == nil {
-		return fmt.Errorf("devices of %s are to be prepared before each start: %w", name, errGone)
+		return fmt.Errorf("preparing devices of %s before the container starts: %w", name, errGone)
 	}
 	ctx, cancel := context.WithTimeout(ctx, m.cfg.AllocateLimit)
 	defer cancel()

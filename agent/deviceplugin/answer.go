@@ -15,7 +15,8 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// answer is what a plugin wants a container to have, as it lies on disk.
+// answer are the settings of a container from an Allocate response, in the form in which they are
+// stored.
 type answer struct {
 	Envs        map[string]string `json:"envs,omitempty"`
 	Mounts      []mount           `json:"mounts,omitempty"`
@@ -36,10 +37,10 @@ type device struct {
 	Permissions string `json:"permissions"`
 }
 
-// taken judges the answer for one container.
+// taken validates the response for one container.
 func taken(res *api.AllocateResponse) (a answer, err error) {
 	if n := len(res.GetContainerResponses()); n != 1 {
-		return a, fmt.Errorf("answers for %d containers where one was asked about", n)
+		return a, fmt.Errorf("responses for %d containers, and one was requested", n)
 	}
 	c := res.ContainerResponses[0]
 	for what, n := range map[string]int{"variables": len(c.Envs), "mounts": len(c.Mounts), "devices": len(c.Devices), "annotations": len(c.Annotations),
@@ -51,7 +52,7 @@ func taken(res *api.AllocateResponse) (a answer, err error) {
 	a.Envs, a.Annotations = c.Envs, c.Annotations
 	for k, v := range c.Envs {
 		if k == "" || strings.ContainsAny(k, "=\x00") || strings.Contains(v, "\x00") {
-			return a, fmt.Errorf("%q is no name or value of a variable", shortened(k))
+			return a, fmt.Errorf("%q is not a valid environment variable", shortened(k))
 		}
 	}
 	for _, d := range c.Mounts {
@@ -65,13 +66,13 @@ func taken(res *api.AllocateResponse) (a answer, err error) {
 			return a, fmt.Errorf("a device: %w", err)
 		}
 		if strings.Trim(d.Permissions, "rwm") != "" || len(d.Permissions) > 3 {
-			return a, fmt.Errorf("device %s has the permissions %q: they are made of r, w and m", shortened(d.HostPath), shortened(d.Permissions))
+			return a, fmt.Errorf("device %s has the permissions %q: want a combination of r, w and m", shortened(d.HostPath), shortened(d.Permissions))
 		}
 		a.Devices = append(a.Devices, device{Container: d.ContainerPath, Host: d.HostPath, Permissions: d.Permissions})
 	}
 	for _, d := range c.CdiDevices {
 		if _, _, _, err := parser.ParseQualifiedName(d.GetName()); err != nil || len(d.GetName()) > maxID {
-			return a, fmt.Errorf("%q is no name of a CDI device, as vendor/class=name", shortened(d.GetName()))
+			return a, fmt.Errorf("%q is not a CDI device name: want vendor/class=name", shortened(d.GetName()))
 		}
 		a.CDI = append(a.CDI, d.GetName())
 	}
@@ -81,14 +82,14 @@ func taken(res *api.AllocateResponse) (a answer, err error) {
 func absolute(paths ...string) error {
 	for _, p := range paths {
 		if !filepath.IsAbs(p) || len(p) > maxText || strings.Contains(p, "\x00") {
-			return fmt.Errorf("%q is no absolute path", shortened(p))
+			return fmt.Errorf("%q is not an absolute path", shortened(p))
 		}
 	}
 	return nil
 }
 
-// add puts what belongs to devices of one resource to what a container has of others. What two plugins both want
-// to say of a variable, a path or an annotation is said by the first: their resources come in order.
+// add adds the settings of one resource to those of a container. If two plugins set the same
+// variable, path or annotation, the first one wins; callers add resources in order.
 func (a *answer) add(out *agent.PluginDevices, seen map[string]bool) {
 	first := func(kind, name string) bool {
 		key := kind + "\x00" + name
@@ -126,5 +127,5 @@ func (a *answer) add(out *agent.PluginDevices, seen map[string]bool) {
 	}
 }
 
-// errGone says that a plugin cannot be asked.
-var errGone = errors.New("its device plugin is not there")
+// errGone is returned if the plugin of a resource is not connected.
+var errGone = errors.New("its device plugin is not connected")

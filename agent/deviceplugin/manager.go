@@ -1,9 +1,10 @@
-// Package deviceplugin gives out the devices of device plugins (kubelet's v1beta1 API): it lets plugins register, keeps
-// their lists of devices, which the node tells of as extended resources, and asks them for what a container needs to
-// see its devices.
+// Package deviceplugin manages device plugins (kubelet's v1beta1 API). It accepts their
+// registrations, tracks their devices, which the node advertises as extended resources, and
+// allocates devices to containers.
 //
-// Who has which devices is on disk before the first container of a pod is made, and is kept until the pod has ended:
-// neither an agent nor a plugin that begins again gives a device to a second pod.
+// An allocation is stored on disk before the first container of a pod is created, and remains until
+// the pod has ended. Neither a restart of the agent nor one of a plugin can therefore allocate a
+// device to a second pod.
 package deviceplugin
 
 import (
@@ -23,60 +24,60 @@ import (
 	"keelson.dev/keelson/internal/keylock"
 )
 
-// Bounds of what plugins may say.
+// Limits of the data that plugins may send.
 const (
-	maxResources = 64      // names
-	maxDevices   = 1 << 14 // of one plugin
-	maxID        = 256     // bytes of a device's name
-	maxNodes     = 64      // NUMA nodes of a device; more are not told of
-	maxList      = 4 << 20 // bytes of one list
-	maxAnswer    = 1 << 20 // bytes of any other answer
+	maxResources = 64      // number of resources
+	maxDevices   = 1 << 14 // devices of one plugin
+	maxID        = 256     // bytes of a device ID
+	maxNodes     = 64      // NUMA nodes of a device; further nodes are ignored
+	maxList      = 4 << 20 // bytes of one device list
+	maxAnswer    = 1 << 20 // bytes of any other response
 	maxThings    = 1024    // variables, mounts, devices, annotations and CDI devices of one container, each
-	maxText      = 4096    // bytes of a path, or of a plugin's own words
+	maxText      = 4096    // bytes of a path or of a plugin's error message
 )
 
-// Config says where things are. What is zero has the value that the comment names.
+// Config is the configuration of a Manager. The comments state the defaults of zero durations.
 type Config struct {
-	Dir          string // kubelet's device-plugins folder, in which plugins find the agent; "" = none do
-	Registration string // kubelet's plugins_registry folder; "" = no plugins are looked for
-	State        string // folder for records
+	Dir          string // kubelet's device-plugins directory with the registration socket; "" = none
+	Registration string // kubelet's plugins_registry directory, which is scanned for plugins; "" = none
+	State        string // directory for records
 	Objects      agent.Objects
 	Log          *slog.Logger
 
-	AllocateLimit time.Duration // of an Allocate or PreStartContainer: 30 s
-	AskLimit      time.Duration // of any other question: 10 s
-	Grace         time.Duration // for which the devices of a plugin that went are counted: 5 min
-	Patience      time.Duration // for which a pod waits for a plugin that is about to come back: 10 s
+	AllocateLimit time.Duration // timeout of Allocate and PreStartContainer: 30 s
+	AskLimit      time.Duration // timeout of other calls: 10 s
+	Grace         time.Duration // how long the devices of a disconnected plugin count toward capacity: 5 min
+	Patience      time.Duration // how long a pod waits for a plugin to reconnect: 10 s
 }
 
 // Manager implements agent.Plugins.
 type Manager struct {
 	cfg   Config
-	locks keylock.Locks // by pod: of allocations and releases
+	locks keylock.Locks // per pod, for allocations and releases
 
 	mu        sync.Mutex
 	loaded    bool
 	resources map[string]*pool
 	pods      map[types.UID]*record
-	damaged   map[types.UID]error // records that cannot be read: which devices they speak of is not known
+	damaged   map[types.UID]error // records that cannot be read, so that the pod's devices are unknown
 	reserved  map[types.UID]map[string]map[string]bool
-	pending   map[string]*plugin // by resource: the newest that registered, until its first list
+	pending   map[string]*plugin // by resource: the newest registration, until its first device list
 	sockets   map[string]*plugin // by registration socket
-	run       context.Context    // of Run; nil while it does not run
+	run       context.Context    // context of Run; nil while Run is not active
 	serving   sync.WaitGroup
 	watchers  agent.Watchers
 }
 
 var _ agent.Plugins = (*Manager)(nil)
 
-// pool is the devices of one resource.
+// pool holds the devices of one resource.
 type pool struct {
-	plugin  *plugin // nil while there is none
+	plugin  *plugin // nil while no plugin is connected
 	devices map[string]bool
-	gone    time.Time // since when there is no plugin
+	gone    time.Time // when the plugin disconnected
 }
 
-// New starts nothing.
+// New returns a Manager. It starts nothing.
 func New(cfg Config) *Manager {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -101,8 +102,9 @@ func (m *Manager) Manages(name v1.ResourceName) bool {
 	return m.resources[string(name)] != nil
 }
 
-// Resources are what the node tells of its devices. A plugin that went has none that could be given out; its devices are
-// counted for a while, and then there are none: 0 says that there is such a resource, whose plugin is not there.
+// Resources returns the extended resources of the node. The devices of a disconnected plugin are
+// not allocatable, but count toward capacity for the grace period. Afterwards the capacity is 0,
+// which shows that the resource exists but its plugin is missing.
 func (m *Manager) Resources() (capacity, allocatable v1.ResourceList) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -122,7 +124,7 @@ func (m *Manager) Resources() (capacity, allocatable v1.ResourceList) {
 	return capacity, allocatable
 }
 
-// healthy are the devices that may be given out, in order.
+// healthy returns the devices that may be allocated, in order.
 func (p *pool) healthy() []string {
 	if p.plugin == nil {
 		return nil
@@ -159,7 +161,8 @@ func (m *Manager) Health(uid types.UID) map[string][]v1.ResourceStatus {
 	return out
 }
 
-// health of a device is not known while its plugin is not there, nor that of one of which the plugin has stopped to speak.
+// health returns the health of a device. It is unknown while the plugin is disconnected or if the
+// plugin no longer lists the device.
 func (p *pool) health(id string) v1.ResourceHealthStatus {
 	if p == nil || p.plugin == nil {
 		return v1.ResourceHealthStatusUnknown
@@ -174,7 +177,7 @@ func (p *pool) health(id string) v1.ResourceHealthStatus {
 	}
 }
 
-// Given are the devices of a pod's containers, by container and resource.
+// AllocatedDevices returns the devices of a pod by container and resource.
 func (m *Manager) Given(pod types.UID) map[string]map[string][]agent.PluginDevice {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -195,7 +198,8 @@ func (m *Manager) Given(pod types.UID) map[string]map[string][]agent.PluginDevic
 	return out
 }
 
-// Allocatable are the devices that may be given out, those that pods have included, by resource.
+// AllocatableDevices returns the devices that can be allocated, including those that are, by
+// resource.
 func (m *Manager) Allocatable() map[string][]agent.PluginDevice {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -209,7 +213,7 @@ func (m *Manager) Allocatable() map[string][]agent.PluginDevice {
 	return out
 }
 
-// told is a device with what its plugin said of it.
+// told returns a device with its NUMA nodes.
 func (p *pool) told(id string) agent.PluginDevice {
 	d := agent.PluginDevice{ID: id}
 	if p != nil && p.plugin != nil {
@@ -221,7 +225,8 @@ func (p *pool) told(id string) agent.PluginDevice {
 // Changes implements agent.Plugins.
 func (m *Manager) Changes(ctx context.Context) <-chan struct{} { return m.watchers.Changes(ctx) }
 
-// listed takes over what a plugin tells. The first list of a plugin puts it in the place of the one before.
+// listed stores the device list of a plugin. With its first list, a new registration replaces the
+// previous one of the resource.
 func (m *Manager) listed(p *plugin, devices map[string]bool, numa map[string][]int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -232,11 +237,11 @@ func (m *Manager) listed(p *plugin, devices map[string]bool, numa map[string][]i
 		r = &pool{}
 		m.resources[p.resource] = r
 		if err := m.saveNames(); err != nil {
-			m.cfg.Log.Error("an agent that begins anew would not know of a plugin", "resource", p.resource, "err", err)
+			m.cfg.Log.Error("a resource name could not be recorded: a restarted agent would not know the resource", "resource", p.resource, "err", err)
 		}
 	case r.plugin != nil && r.plugin != p:
 		if m.pending[p.resource] != p {
-			return // another has registered since
+			return // another plugin has registered in the meantime
 		}
 		r.plugin.end()
 	}
@@ -251,28 +256,28 @@ func (m *Manager) listed(p *plugin, devices map[string]bool, numa map[string][]i
 	m.watchers.Tell()
 }
 
-// lost notes that a plugin is no more.
+// lost records that a plugin has disconnected.
 func (m *Manager) lost(p *plugin, why error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.run == nil || m.run.Err() != nil {
-		return // it is we who end; the next Run begins with no plugins
+		return // Run is ending; the next Run starts without plugins
 	}
 	if m.pending[p.resource] == p {
 		delete(m.pending, p.resource)
 	}
 	r := m.resources[p.resource]
 	if r == nil || r.plugin != p {
-		m.cfg.Log.Warn("a device plugin that registered does not list its devices", "resource", p.resource, "socket", p.endpoint, "err", why)
+		m.cfg.Log.Warn("a registered device plugin does not list its devices", "resource", p.resource, "socket", p.endpoint, "err", why)
 		return
 	}
-	m.cfg.Log.Warn("a device plugin is gone: its devices are not given out", "resource", p.resource, "socket", p.endpoint, "err", why)
+	m.cfg.Log.Warn("a device plugin disconnected: its devices are not allocated", "resource", p.resource, "socket", p.endpoint, "err", why)
 	r.plugin, r.gone = nil, time.Now()
 	time.AfterFunc(m.cfg.Grace, m.again)
 	m.watchers.Tell()
 }
 
-// anew forgets the plugins of an earlier Run. The lock is held.
+// anew removes the plugins of an earlier Run. The caller holds the lock.
 func (m *Manager) anew() {
 	clear(m.pending)
 	clear(m.sockets)
@@ -285,15 +290,16 @@ func (m *Manager) anew() {
 	m.watchers.Tell()
 }
 
-// again has the node told of anew.
+// again notifies subscribers of a change.
 func (m *Manager) again() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.watchers.Tell()
 }
 
-// known says whether one more resource may be told of; the one that has been without a plugin for longest, and that no
-// pod has devices of, makes room for it. The lock is held.
+// known returns an error if the limit of resources is reached. Before that, it removes the resource
+// that has been without a plugin for the longest time and whose devices no pod uses. The caller
+// holds the lock.
 func (m *Manager) known(name string) error {
 	m.load()
 	all := len(m.pending)
@@ -313,7 +319,7 @@ func (m *Manager) known(name string) error {
 		}
 	}
 	if oldest == "" {
-		return fmt.Errorf("a node has %d resources of device plugins at most", maxResources)
+		return fmt.Errorf("the maximum of %d device plugin resources per node is reached", maxResources)
 	}
 	delete(m.resources, oldest)
 	return nil

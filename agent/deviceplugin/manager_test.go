@@ -17,10 +17,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// A plugin registers by itself or waits in the registration folder; the node tells of its devices, of those that are not
-// well as capacity alone; what it says changes the node at once, and its end leaves nothing to give out. F92
+// A plugin registers itself or is found in the registration directory. The node advertises its
+// devices; unhealthy devices count toward capacity only. A changed list changes the node at once,
+// and after the plugin has exited no device is allocatable. F92
 func TestPluginsComeAndGo(t *testing.T) {
-	r := newRig(t, func(c *Config) { c.Grace = 3 * time.Second }) // long enough to be seen on a machine that is busy
+	r := newRig(t, func(c *Config) { c.Grace = 3 * time.Second }) // long enough to be observed on a busy machine
 	list := filepath.Join(r.dir, "list")
 	put(t, list, "a,b,c!")
 	for _, how := range []string{"", "--registry=" + r.cfg.Registration} {
@@ -34,10 +35,10 @@ func TestPluginsComeAndGo(t *testing.T) {
 		put(t, list, "a!,b!,c,d,e,f")
 		p.signal(t)
 		r.has(thing, 6, 4)
-		r.registered(p, true, 1) // it has devices before it has heard that
+		r.registered(p, true, 1) // it has devices before it receives the response
 		p.once()
 		r.has(thing, 6, 0)
-		r.has(thing, 0, 0) // when its grace is over
+		r.has(thing, 0, 0) // after the grace period
 		if got := p.asked(t); got != "" {
 			t.Errorf("%q: the plugin was asked: %s", how, got)
 		}
@@ -45,14 +46,14 @@ func TestPluginsComeAndGo(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// a plugin takes the place of one that is there
+	// a plugin replaces a registered one
 	r.plugin("one", "--devices=x,y")
 	r.has(thing, 2, 2)
 	r.plugin("two", "--devices=z")
 	r.has(thing, 1, 1)
 }
 
-// A list, an answer or a registration that breaks the bounds harms that plugin alone. F92
+// A list, a response or a registration that exceeds the limits affects that plugin only. F92
 func TestBadPlugins(t *testing.T) {
 	r := newRig(t)
 	r.plugin("good", "--resource=example.com/good")
@@ -90,7 +91,7 @@ func TestBadPlugins(t *testing.T) {
 		r.has(name, 2, 2)
 		pod := podOf(mode, asks("c", 1, "example.com/good"), asks("d", 1, name))
 		if r.m.cfg.AllocateLimit = 30 * time.Second; mode == "slow" {
-			r.m.cfg.AllocateLimit = 3 * time.Second // in which the good one answers, however busy the machine is
+			r.m.cfg.AllocateLimit = 3 * time.Second // enough time for the valid plugin, even on a busy machine
 		}
 		err := r.m.Allocate(t.Context(), pod)
 		if err == nil || !strings.HasPrefix(err.Error(), want) || len(err.Error()) > 1024 {
@@ -111,13 +112,14 @@ func zero(list v1.ResourceList, name string) bool {
 	return q.IsZero()
 }
 
-// A plugin that says something new all the time changes the node ten times at once and then each second. F92
+// A plugin that sends new lists continuously changes the node ten times at once and then once per
+// second. F92
 func TestEndlessLists(t *testing.T) {
 	r := newRig(t)
 	news := r.m.Changes(t.Context())
 	begin := time.Now()
 	r.plugin("endless", "--mode=endless")
-	for range 2 { // it has begun, however long that took
+	for range 2 { // it has started, however long that took
 		<-news
 	}
 	n := 2
@@ -135,7 +137,7 @@ func TestEndlessLists(t *testing.T) {
 	}
 }
 
-// Names are those of extended resources, of a limited number. F92
+// Names must be those of extended resources, and their number is limited. F92
 func TestNames(t *testing.T) {
 	for name, fine := range map[string]bool{"example.com/thing": true, "thing": false, "": false, "kubernetes.io/thing": false, "a.kubernetes.io/x": false,
 		"requests.example.com/x": false, "example.com/" + strings.Repeat("x", 64): false, "example.com/a/b": false, "EXAMPLE.com/x": false} {
@@ -159,8 +161,9 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// Who asks gets devices of its own, the same ones again when it asks again; init containers leave theirs to those after
-// them, sidecars keep theirs; who asks for more than there is gets none. F92
+// A pod gets devices of its own, and the same ones when the call is repeated. Init containers leave
+// theirs to later containers; sidecars keep theirs. A request for more devices than exist gets
+// none. F92
 func TestAllocation(t *testing.T) {
 	r := newRig(t)
 	p := r.plugin("thing", "--devices=a,b,c,d!,e")
@@ -193,7 +196,8 @@ func TestAllocation(t *testing.T) {
 	}
 }
 
-// A plugin says which devices it would give; what it says of others is no matter. F92
+// The plugin's preferred devices are allocated; its preference for unavailable devices is ignored.
+// F92
 func TestPreference(t *testing.T) {
 	r := newRig(t)
 	p := r.plugin("thing", "--devices=a,b,c,d", "--prefer")
@@ -226,7 +230,8 @@ func TestPick(t *testing.T) {
 	}
 }
 
-// What a container is made with, merged over resources; its devices are prepared before each start where that is asked. F92
+// The settings of a container, merged over resources. Its devices are prepared before each start if
+// the plugin requires it. F92
 func TestContainers(t *testing.T) {
 	r := newRig(t)
 	p := r.plugin("thing", "--prepare", "--mount=/opt/things:/things", "--cdi="+r.dir)
@@ -279,8 +284,8 @@ func TestContainers(t *testing.T) {
 	}
 }
 
-// An agent that begins again knows who has what; plugins register again by themselves; a pod that comes before they have
-// waits for them. F92
+// A restarted agent has all allocations; plugins register again by themselves; a pod that starts
+// before they have done so waits for them. F92
 func TestNewAgent(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.Patience = 20 * time.Second })
 	p := r.plugin("thing", "--devices=a,b")
@@ -319,7 +324,7 @@ func TestNewAgent(t *testing.T) {
 	}
 }
 
-// A pod that comes while another is being ended waits for its devices. F92
+// A pod that starts while another one is terminating waits for its devices. F92
 func TestDevicesOfAnEndingPod(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.Patience = 20 * time.Second })
 	r.plugin("thing", "--devices=a")
@@ -342,7 +347,7 @@ func TestDevicesOfAnEndingPod(t *testing.T) {
 	select {
 	case err := <-done:
 		t.Fatalf("it did not wait: %v", err)
-	case <-news: // reservations of nobody are no news
+	case <-news: // a call without reservations sends no notification
 		t.Fatal("something changed")
 	case <-time.After(100 * time.Millisecond):
 	}
@@ -352,7 +357,7 @@ func TestDevicesOfAnEndingPod(t *testing.T) {
 	if err := <-done; err != nil || r.given(two) != "x:a" {
 		t.Errorf("%v: has %s", err, r.given(two))
 	}
-	// who is ended itself does not wait on
+	// a call that is canceled does not wait
 	ctx, cancel := context.WithCancel(t.Context())
 	gone := two.DeepCopy()
 	gone.DeletionTimestamp = &metav1.Time{Time: time.Now()}
@@ -364,7 +369,8 @@ func TestDevicesOfAnEndingPod(t *testing.T) {
 	}
 }
 
-// The health of devices follows their plugin; of what it does not speak of it is not known. F92
+// The health of devices is that of their plugin. It is unknown for devices that the plugin does not
+// list. F92
 func TestHealth(t *testing.T) {
 	r := newRig(t)
 	list := filepath.Join(r.dir, "list")
@@ -404,7 +410,8 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// Whoever comes at the same time: no device is given to two pods, and who is refused was so for a lack of devices. F92
+// Whatever pods start at the same time, no device is allocated to two of them, and a pod is
+// rejected only if devices are missing. F92
 func TestNoDeviceTwice(t *testing.T) {
 	r := newRig(t)
 	r.plugin("thing", "--devices=a,b,c,d,e,f,g", "--prefer")

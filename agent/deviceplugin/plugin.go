@@ -27,20 +27,21 @@ type plugin struct {
 	client  api.DevicePluginClient
 	options *api.DevicePluginOptions
 
-	numa map[string][]int64 // nodes of the devices listed last, of those that have any; read and written with the manager's lock
+	numa map[string][]int64 // NUMA nodes of the devices in the last list; protected by the Manager's lock
 }
 
-// How many lists of a plugin are read at once, and one more each: who says more waits. Each list may change the node.
+// The rate limit for device lists: a burst, and then one per interval. A plugin that sends more
+// must wait, because each list may update the Node.
 const (
 	listsAtOnce = 10
 	listEvery   = time.Second
 )
 
-// follow reads the lists of a plugin until that ends, and says why it did.
+// follow processes the device lists of a plugin until the stream ends, and returns the reason.
 func (m *Manager) follow(ctx context.Context, p *plugin) error {
 	conn, err := grpc.NewClient("unix://"+p.endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)), grpc.WithMaxHeaderListSize(maxText),
-		// a plugin may begin to serve after it has registered
+		// a plugin may start to serve after it has registered
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 2, MaxDelay: time.Second},
 			MinConnectTimeout: time.Second}))
 	if err != nil {
@@ -77,7 +78,8 @@ func (m *Manager) follow(ctx context.Context, p *plugin) error {
 	}
 }
 
-// ask waits until the plugin answers, and asks for its options unless it has told them.
+// ask waits until the plugin responds, and stores its options unless the registration contained
+// them.
 func (p *plugin) ask(ctx context.Context, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -94,10 +96,10 @@ func (p *plugin) ask(ctx context.Context, limit time.Duration) error {
 	return nil
 }
 
-// judged are the devices of a list, and whether each is well.
+// judged validates a device list and returns whether each device is healthy.
 func judged(list []*api.Device) (map[string]bool, error) {
 	if len(list) > maxDevices {
-		return nil, fmt.Errorf("%d devices: a plugin has %d at most", len(list), maxDevices)
+		return nil, fmt.Errorf("%d devices: a plugin may have at most %d", len(list), maxDevices)
 	}
 	out := make(map[string]bool, len(list))
 	for _, d := range list {
@@ -106,7 +108,7 @@ func judged(list []*api.Device) (map[string]bool, error) {
 		case id == "":
 			return nil, errors.New("a device has no name")
 		case len(id) > maxID || !utf8.ValidString(id):
-			return nil, fmt.Errorf("device %q: names have %d bytes of UTF-8 at most", shortened(id), maxID)
+			return nil, fmt.Errorf("device %q: IDs have at most %d bytes of UTF-8", shortened(id), maxID)
 		case twice:
 			return nil, fmt.Errorf("device %q is listed twice", id)
 		}
@@ -115,7 +117,7 @@ func judged(list []*api.Device) (map[string]bool, error) {
 	return out, nil
 }
 
-// nodes are the NUMA nodes of the devices of a list.
+// nodes returns the NUMA nodes of the devices in a list.
 func nodes(list []*api.Device) map[string][]int64 {
 	out := map[string][]int64{}
 	for _, d := range list {

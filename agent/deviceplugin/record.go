@@ -20,17 +20,17 @@ import (
 	"keelson.dev/keelson/internal/durable"
 )
 
-// version of what is on disk. Fields are added under new names and never change their meaning; who reads skips those
-// that it does not know.
+// version is the version of the format on disk. New fields get new names and never change their
+// meaning; readers ignore unknown fields.
 const version = 1
 
-// maxRecord is how many bytes of a record are read.
+// maxRecord is the maximum size of a record, in bytes.
 const maxRecord = 16 << 20
 
-// namesFile holds the names of resources, beside a file for each pod.
+// namesFile is the file with the names of resources. Each pod has a separate file.
 const namesFile = "resources.json"
 
-// record is what a pod was given: by container and resource.
+// record stores the allocations of a pod by container and resource.
 type record struct {
 	UID        types.UID                   `json:"uid"`
 	Namespace  string                      `json:"namespace"`
@@ -38,14 +38,14 @@ type record struct {
 	Containers map[string]map[string]given `json:"containers"`
 }
 
-// given is what one container was given of one resource.
+// given is the allocation of one resource to one container.
 type given struct {
 	IDs     []string `json:"ids"`
 	Answer  answer   `json:"answer"`
-	Prepare bool     `json:"prepare,omitempty"` // the plugin is asked before each start
+	Prepare bool     `json:"prepare,omitempty"` // call PreStartContainer before each start
 }
 
-// envelope is a file: a whole one says what its checksum says.
+// envelope is the content of a file. Its checksum detects damage.
 type envelope struct {
 	Version  int             `json:"version"`
 	Checksum string          `json:"checksum"` // SHA-256 of the bytes of content
@@ -84,9 +84,9 @@ func read(file string, content any) error {
 	sum := sha256.Sum256(e.Content)
 	switch {
 	case e.Version != version:
-		return fmt.Errorf("version %d: this agent knows version %d", e.Version, version)
+		return fmt.Errorf("version %d: this agent supports version %d", e.Version, version)
 	case hex.EncodeToString(sum[:]) != e.Checksum:
-		return errors.New("the checksum is another")
+		return errors.New("the checksum does not match")
 	}
 	return json.Unmarshal(e.Content, content)
 }
@@ -95,7 +95,7 @@ func (m *Manager) file(pod types.UID) string {
 	return filepath.Join(m.cfg.State, "pod-"+filepath.Base(string(pod))+".json")
 }
 
-// load reads what an earlier life wrote, once. The lock is held.
+// load reads the records of an earlier process, once. The caller holds the lock.
 func (m *Manager) load() {
 	if m.loaded {
 		return
@@ -104,17 +104,17 @@ func (m *Manager) load() {
 	now := time.Now()
 	var names []string
 	if err := read(filepath.Join(m.cfg.State, namesFile), &names); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		m.cfg.Log.Error("the names of plugins' resources of an earlier life", "err", err)
+		m.cfg.Log.Error("the recorded resource names of device plugins cannot be read", "err", err)
 	}
 	files, err := filepath.Glob(filepath.Join(m.cfg.State, "pod-*.json"))
 	if err != nil {
-		m.cfg.Log.Error("what pods have of plugins' devices", "err", err)
+		m.cfg.Log.Error("the records of pods' devices cannot be listed", "err", err)
 	}
 	for _, f := range files {
 		uid := types.UID(strings.TrimSuffix(strings.TrimPrefix(filepath.Base(f), "pod-"), ".json"))
 		r := &record{}
 		if err := read(f, r); err != nil {
-			m.cfg.Log.Error("which devices a pod has is not known: none are given out until it is gone", "uid", uid, "file", f, "err", err)
+			m.cfg.Log.Error("the devices of a pod are unknown: no devices are allocated until the pod is deleted", "uid", uid, "file", f, "err", err)
 			m.damaged[uid] = fmt.Errorf("record %s: %w", f, err)
 			continue
 		}
@@ -155,7 +155,7 @@ func (m *Manager) Release(pod types.UID) error {
 		return nil
 	}
 	if err := os.Remove(m.file(pod)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("taking back the devices of plugins: %w", err)
+		return fmt.Errorf("releasing the devices of plugins: %w", err)
 	}
 	delete(m.pods, pod)
 	delete(m.damaged, pod)

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Records are read whatever was added to them, and not when they are damaged or of a later version: then nothing is
-// given out until the pod whose devices are not known is gone. F92
+// Records with additional fields are read. Damaged records and those of a later version are not;
+// then no devices are allocated until the pod with unknown devices is deleted. F92
 func TestRecords(t *testing.T) {
 	r := newRig(t)
 	r.plugin("thing", "--devices=a,b")

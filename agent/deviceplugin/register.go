@@ -25,15 +25,15 @@ import (
 )
 
 const (
-	socketName = "kubelet.sock" // by which plugins know whom to register with
+	socketName = "kubelet.sock" // the socket at which plugins register
 	scanEvery  = 5 * time.Second
 
-	maxStrangers = 64       // connections of those who register
-	maxRequest   = 64 << 10 // bytes of what they say
+	maxStrangers = 64       // connections of registering plugins
+	maxRequest   = 64 << 10 // bytes of a registration
 )
 
-// Run lets plugins register until ctx ends. The sockets of an earlier life are removed first: by that plugins see that
-// they have to register anew.
+// Run accepts registrations of plugins until ctx ends or an error occurs. It first removes the
+// sockets of an earlier process, which is the signal for plugins to register again.
 func (m *Manager) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer m.serving.Wait()
@@ -52,7 +52,7 @@ func (m *Manager) Run(ctx context.Context) error {
 	if m.cfg.Dir != "" {
 		l, err := m.listen()
 		if err != nil {
-			return fmt.Errorf("letting device plugins register: %w", err)
+			return fmt.Errorf("accepting registrations of device plugins: %w", err)
 		}
 		s := grpc.NewServer(grpc.MaxRecvMsgSize(maxRequest), grpc.MaxConcurrentStreams(4), grpc.ConnectionTimeout(5*time.Second),
 			grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: time.Minute}))
@@ -69,7 +69,7 @@ func (m *Manager) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case err := <-failed:
-			return fmt.Errorf("letting device plugins register: %w", err)
+			return fmt.Errorf("accepting registrations of device plugins: %w", err)
 		case <-t.C:
 		}
 	}
@@ -94,7 +94,7 @@ func (m *Manager) listen() (net.Listener, error) {
 	return net.Listen("unix", filepath.Join(m.cfg.Dir, socketName))
 }
 
-// registrar translates for those who register by themselves.
+// registrar implements the Registration service.
 type registrar struct {
 	api.UnimplementedRegistrationServer
 	m *Manager
@@ -103,7 +103,7 @@ type registrar struct {
 // Register implements the Registration service.
 func (r registrar) Register(_ context.Context, q *api.RegisterRequest) (*api.Empty, error) {
 	if err := r.m.register(q); err != nil {
-		r.m.cfg.Log.Warn("a device plugin is refused", "resource", shortened(q.GetResourceName()), "err", err)
+		r.m.cfg.Log.Warn("the registration of a device plugin is rejected", "resource", shortened(q.GetResourceName()), "err", err)
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
 	return &api.Empty{}, nil
@@ -111,27 +111,27 @@ func (r registrar) Register(_ context.Context, q *api.RegisterRequest) (*api.Emp
 
 func (m *Manager) register(q *api.RegisterRequest) error {
 	if !slices.Contains(api.SupportedVersions[:], q.GetVersion()) {
-		return fmt.Errorf("version %q of the device plugin API is not known: it has to be one of %q", shortened(q.GetVersion()), api.SupportedVersions)
+		return fmt.Errorf("version %q of the device plugin API is not supported: want one of %q", shortened(q.GetVersion()), api.SupportedVersions)
 	}
 	name := q.GetEndpoint()
 	if name == "" || name != filepath.Base(name) || name == "." || name == ".." || name == socketName {
-		return fmt.Errorf("endpoint %q: it has to be the name of a socket in the folder %s", shortened(name), m.cfg.Dir)
+		return fmt.Errorf("endpoint %q: want the name of a socket in directory %s", shortened(name), m.cfg.Dir)
 	}
 	_, err := m.begin(q.GetResourceName(), filepath.Join(m.cfg.Dir, name), q.GetOptions())
 	return err
 }
 
-// registrations is the folder where plugins wait for the agent to come.
+// registrations returns the scanner of the directory in which plugins announce themselves.
 func (m *Manager) registrations() *csi.RegistrationFolder {
 	return &csi.RegistrationFolder{Dir: m.cfg.Registration, Kind: registration.DevicePlugin, Log: m.cfg.Log,
 		OnRegister: func(_ context.Context, socket string, info *registration.PluginInfo) error {
 			if !slices.ContainsFunc(info.GetSupportedVersions(), func(v string) bool { return slices.Contains(api.SupportedVersions[:], v) }) {
-				return fmt.Errorf("device plugin %s speaks %q, of which none is %s", shortened(info.GetName()),
+				return fmt.Errorf("device plugin %s supports versions %q: want %s", shortened(info.GetName()),
 					info.GetSupportedVersions(), api.Version)
 			}
 			endpoint := filepath.Clean(strings.TrimPrefix(info.GetEndpoint(), "unix://"))
 			if !filepath.IsAbs(endpoint) {
-				return fmt.Errorf("device plugin %s registers with the endpoint %q: it has to be the path of a socket on the node",
+				return fmt.Errorf("device plugin %s registers with the endpoint %q: want the absolute path of a socket on the node",
 					shortened(info.GetName()), shortened(info.GetEndpoint()))
 			}
 			p, err := m.begin(info.GetName(), endpoint, nil)
@@ -153,7 +153,7 @@ func (m *Manager) registrations() *csi.RegistrationFolder {
 		}}
 }
 
-// begin listens to a plugin of a resource from now on. options is nil when the plugin is to be asked.
+// begin starts to watch a plugin of a resource. If options is nil, the plugin is asked for them.
 func (m *Manager) begin(name, endpoint string, options *api.DevicePluginOptions) (*plugin, error) {
 	if err := extended(name); err != nil {
 		return nil, err
@@ -161,7 +161,7 @@ func (m *Manager) begin(name, endpoint string, options *api.DevicePluginOptions)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.run == nil {
-		return nil, errors.New("the agent is ending")
+		return nil, errors.New("the agent is stopping")
 	}
 	if err := m.known(name); err != nil {
 		return nil, err
@@ -180,12 +180,12 @@ func (m *Manager) begin(name, endpoint string, options *api.DevicePluginOptions)
 	return p, nil
 }
 
-// extended says why a name is not that of an extended resource, as Kubernetes has it.
+// extended returns an error if a name is not a valid extended resource name in Kubernetes.
 func extended(name string) error {
 	domain, _, ok := strings.Cut(name, "/")
 	switch {
 	case !ok, strings.Contains(domain, "kubernetes.io"), strings.HasPrefix(name, "requests."):
-		return fmt.Errorf("resource %q: a device plugin's is named DOMAIN/NAME, with a domain of its own", shortened(name))
+		return fmt.Errorf("resource %q: want DOMAIN/NAME with a domain other than kubernetes.io", shortened(name))
 	}
 	if msgs := validation.IsQualifiedName("requests." + name); len(msgs) > 0 {
 		return fmt.Errorf("resource %q: %s", shortened(name), msgs[0])
@@ -193,7 +193,7 @@ func extended(name string) error {
 	return nil
 }
 
-// shortened bounds the words of others, which become events.
+// shortened limits the length of a plugin's text, which may become part of an Event.
 func shortened(s string) string {
 	const most = 512
 	if len(s) > most {

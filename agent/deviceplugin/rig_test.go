@@ -26,7 +26,7 @@ import (
 
 const thing = "example.com/thing"
 
-// binary is run as processes of its own, as on a node.
+// binary is run in separate processes, as on a node.
 var binary = fake.Program{Package: "test/e2e/deviceplugin"}
 
 func TestMain(m *testing.M) {
@@ -38,10 +38,10 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// rig is a manager with folders of its own.
+// rig is a manager with its own directories.
 type rig struct {
 	*testing.T
-	dir     string // a short one: sockets are below it
+	dir     string // a short path, because sockets are below it
 	cfg     Config
 	m       *Manager
 	cluster *fake.Cluster
@@ -78,8 +78,9 @@ func (w writer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// begin runs a new manager on the rig's folders, as an agent that begins anew does. It is there for plugins when begin returns:
-// one that came before would have its socket removed and would register twice.
+// begin runs a new manager on the rig's directories, like a restarted agent. The manager accepts
+// registrations when begin returns. A plugin that registered earlier would have its socket removed
+// and would register twice.
 func (r *rig) begin() {
 	r.Helper()
 	if r.end != nil {
@@ -98,7 +99,7 @@ func (r *rig) begin() {
 	r.eventually(func() error { _, err := os.Stat(filepath.Join(r.cfg.Dir, socketName)); return err })
 }
 
-// process is a plugin that runs.
+// process is a running plugin.
 type process struct {
 	*exec.Cmd
 	log  string
@@ -106,7 +107,7 @@ type process struct {
 	once func()
 }
 
-// plugin runs one until the test ends.
+// plugin runs a plugin until the test ends.
 func (r *rig) plugin(name string, args ...string) *process {
 	r.Helper()
 	path, err := binary.Path()
@@ -124,13 +125,14 @@ func (r *rig) plugin(name string, args ...string) *process {
 	return p
 }
 
-// asked is what the plugin was asked. That it has registered it writes down on its own time.
+// asked returns the calls that the plugin received. The plugin logs its registration
+// asynchronously.
 func (p *process) asked(t *testing.T) string {
 	t.Helper()
 	return strings.Join(slices.DeleteFunc(p.lines(t), func(l string) bool { return l == "" || strings.HasPrefix(l, "registered ") }), "; ")
 }
 
-// registered waits until the plugin has heard so often what became of its registration.
+// registered waits until the plugin has received the given number of responses to its registration.
 func (r *rig) registered(p *process, well bool, times int) {
 	r.Helper()
 	want := fmt.Sprint("registered ", well)
@@ -152,7 +154,7 @@ func (p *process) lines(t *testing.T) []string {
 	return strings.Split(strings.TrimSpace(string(b)), "\n")
 }
 
-// eventually waits until f is nil.
+// eventually waits until f returns nil.
 func (r *rig) eventually(f func() error) {
 	r.Helper()
 	ctx, cancel := context.WithTimeout(r.Context(), time.Minute)
@@ -162,7 +164,7 @@ func (r *rig) eventually(f func() error) {
 	}
 }
 
-// has waits until the node tells of so many devices and healthy ones.
+// has waits until the node advertises the given numbers of devices and healthy devices.
 func (r *rig) has(name string, all, healthy int64) {
 	r.Helper()
 	r.eventually(func() error {
@@ -175,7 +177,8 @@ func (r *rig) has(name string, all, healthy int64) {
 	})
 }
 
-// asks is a container that asks for devices: "init-", "side-" and other names tell its kind.
+// asks returns a container that requests devices. Its name determines its kind: "init-", "side-" or
+// another.
 func asks(name string, n int64, of ...string) v1.Container {
 	c := v1.Container{Name: name, Resources: v1.ResourceRequirements{Limits: v1.ResourceList{}}}
 	for _, o := range append(of, thing)[:max(1, len(of))] {
@@ -201,7 +204,7 @@ func podOf(uid string, containers ...v1.Container) *v1.Pod {
 	return p
 }
 
-// given is which devices the containers of a pod have, by its record.
+// given returns the devices of the containers of a pod according to its record.
 func (r *rig) given(p *v1.Pod) string {
 	r.m.mu.Lock()
 	defer r.m.mu.Unlock()
