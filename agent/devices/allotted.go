@@ -8,17 +8,19 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 )
 
-// A claim's devices are other claims' no more until it has been released here, whatever the control plane says: one that was restored from a
-// backup may know nothing of the claim, or not that it has devices, and gives them away again while pods use them; so may one whose pods were
-// deleted by force. Who holds a device keeps it; the other claim's pods wait.
+// A claim's devices remain in use on this node until the claim has been released here, whatever the
+// control plane reports. A control plane that was restored from a backup may not know the claim or
+// its allocation, and may allocate the devices again while pods use them. The same can happen after
+// pods were deleted by force. The claim that holds a device on the node keeps it, and the pods of
+// the other claim wait.
 
-// allotment is one device that was given to a claim.
+// allotment is one device that is allocated to a claim.
 type allotment struct {
 	Driver string `json:"driver"`
 	Pool   string `json:"pool"`
 	Device string `json:"device"`
-	Share  string `json:"share,omitempty"` // of a device that several claims share
-	Admin  bool   `json:"admin,omitempty"` // it is looked at only, which takes it from nobody
+	Share  string `json:"share,omitempty"` // set for a device that several claims share
+	Admin  bool   `json:"admin,omitempty"` // admin access, which does not exclude other claims
 }
 
 func (a allotment) String() string {
@@ -29,7 +31,7 @@ func (a allotment) sameDevice(b allotment) bool {
 	return a.Driver == b.Driver && a.Pool == b.Pool && a.Device == b.Device
 }
 
-// allotted are the devices of a claim, in one order whatever the order of its results.
+// allotted returns the devices of a claim in a fixed order.
 func allotted(claim *resourcev1.ResourceClaim) []allotment {
 	out := []allotment{}
 	if claim.Status.Allocation == nil {
@@ -49,8 +51,9 @@ func allotted(claim *resourcev1.ResourceClaim) []allotment {
 	return out
 }
 
-// has are the devices of a record: as it says, or, where an agent wrote it that did not note them, as its drivers called them and as the
-// control plane knows them. all is false where there may be others.
+// has returns the devices of a record. Earlier agents did not store them; for such a record it
+// returns the devices that the drivers prepared and those that the control plane has allocated. all
+// is false if there may be others.
 func (d *Devices) has(r *record) (has []allotment, all bool) {
 	if r.Allotted != nil {
 		return r.Allotted, true
@@ -66,15 +69,15 @@ func (d *Devices) has(r *record) (has []allotment, all bool) {
 	return has, len(has) > 0
 }
 
-// known says that the control plane knows of a device that a record has. What claims take of a device that they share is right in its
-// books then.
+// known reports whether the control plane has allocated the device to the record's claim. If so,
+// its accounting of shared devices includes this claim.
 func (d *Devices) known(r *record, a allotment) bool {
 	c, ok := d.cfg.Objects.ResourceClaim(r.Namespace, r.Name)
 	return ok && c.UID == r.UID && slices.Contains(allotted(c), a)
 }
 
-// free says why a claim's devices are not to be had yet: pods of another claim have one on this node. Of a damaged record nothing is known
-// but its claim, which holds nobody up.
+// free returns an error if pods of another claim use one of the claim's devices on this node.
+// Damaged records are ignored, because their devices are unknown.
 func (d *Devices) free(claim *resourcev1.ResourceClaim) error {
 	all, _, err := d.records()
 	if err != nil {
@@ -85,13 +88,13 @@ func (d *Devices) free(claim *resourcev1.ResourceClaim) error {
 			continue
 		}
 		if what := d.conflict(r, allotted(claim)); what != "" {
-			return fmt.Errorf("%s is in use on this node by resourceclaim %s/%s of uid %s (%s): it is free when they have ended", what, r.Namespace, r.Name, r.UID, r.users())
+			return fmt.Errorf("%s is in use on this node by resourceclaim %s/%s with uid %s (%s): it is available after they have ended", what, r.Namespace, r.Name, r.UID, r.users())
 		}
 	}
 	return nil
 }
 
-// conflict names what of these devices the claim of a record has; "" = nothing.
+// conflict describes the first of the wanted devices that the record's claim holds; "" = none.
 func (d *Devices) conflict(r *record, wanted []allotment) string {
 	has, all := d.has(r)
 	for _, w := range wanted {
@@ -110,7 +113,8 @@ func (d *Devices) conflict(r *record, wanted []allotment) string {
 	return ""
 }
 
-// unchanged says why a claim of which this node has a record cannot be had: pods have it with other devices than it has now.
+// unchanged returns an error if pods on this node use the claim with other devices than its current
+// allocation.
 func (r *record) unchanged(claim *resourcev1.ResourceClaim) error {
 	if r.Allotted == nil || slices.Equal(r.Allotted, allotted(claim)) {
 		return nil
@@ -119,13 +123,13 @@ func (r *record) unchanged(claim *resourcev1.ResourceClaim) error {
 	if len(r.Allotted) > 0 {
 		former = r.Allotted[0].String()
 	}
-	return fmt.Errorf("it is in use on this node with other devices than it has now (%s, for %s): it can be had when they have ended; delete them where they do not end by themselves", former, r.users())
+	return fmt.Errorf("it is in use on this node with other devices than its current ones (%s, for %s): it is available after they have ended; delete them if they do not end by themselves", former, r.users())
 }
 
-// users names the pods of a record, a few of them.
+// users names a few pods of a record.
 func (r *record) users() string {
 	const most = 3
-	out := "pods of uid " + strings.Join(asStrings(r.Pods[:min(len(r.Pods), most)]), ", ")
+	out := "pods with uid " + strings.Join(asStrings(r.Pods[:min(len(r.Pods), most)]), ", ")
 	if len(r.Pods) > most {
 		out += fmt.Sprintf(" and %d more", len(r.Pods)-most)
 	}

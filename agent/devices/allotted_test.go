@@ -17,16 +17,17 @@ import (
 	"keelson.dev/keelson/agent/fake"
 )
 
-// life is what a node does with devices around a restore: pod p has what claim "a" had, and the control plane knows of other things then.
+// life is a scenario around a restore: pod p has the devices of claim "a", and the restored control
+// plane has other allocations.
 type life struct {
 	had    []allotment // of claim a, for pod p
-	old    bool        // by an agent that did not note it
-	now    []allotment // what claim a has by the restored store, for pod r; nil = it has nothing
-	anew   bool        // it is another claim of that name
-	absent bool        // it is not there
+	old    bool        // recorded by an agent that did not store devices
+	now    []allotment // devices of claim a in the restored store, for pod r; nil = none
+	anew   bool        // another claim with the same name
+	absent bool        // the claim does not exist
 	other  []allotment // of claim b, for pod q
-	again  bool        // the agent begins again in between
-	first  bool        // r comes before q
+	again  bool        // the agent restarts in between
+	first  bool        // r starts before q
 }
 
 func (l life) String() string {
@@ -58,7 +59,8 @@ func given(name string, uid types.UID, all []allotment) *resourcev1.ResourceClai
 	return c
 }
 
-// clash is what must not be: two have one device. Shares of one that the control plane has in its books go together.
+// clash reports whether two allocations conflict because they contain the same device. Shares of a
+// device that the control plane has accounted for do not conflict.
 func clash(a, b []allotment, booked bool) bool {
 	for _, x := range a {
 		for _, y := range b {
@@ -70,7 +72,8 @@ func clash(a, b []allotment, booked bool) bool {
 	return false
 }
 
-// play is one life. It says whether no device was given to two, and each to whom it belongs in the end.
+// play runs one scenario. It reports whether no device was given to two claims and each claim has
+// its devices in the end.
 func (l life) play(t *testing.T, dir string, number int) bool {
 	state, cluster := t.TempDir(), fake.NewCluster()
 	agentOf := func() *Devices { return New(Config{Registration: dir, State: state, Objects: cluster}) }
@@ -143,7 +146,7 @@ func sorted(all []allotment) []allotment {
 	return allotted(given("x", "x", all))
 }
 
-// unnote makes of a record what an agent wrote that did not note the devices of claims.
+// unnote turns a record into one written by an agent that did not store the devices of claims.
 func unnote(t *testing.T, file string, had []allotment) {
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -165,8 +168,9 @@ func unnote(t *testing.T, file string, had []allotment) {
 	}
 }
 
-// After a restore no device is prepared for a claim while pods of another one have it on the node, by whatever the control plane says of both;
-// nor does a pod get the devices that others have by a former allocation of its claim. In the end everyone has his.
+// After a restore, no device is prepared for a claim while pods of another claim have it on the
+// node, whatever the control plane reports about both. A pod does not get the devices of an earlier
+// allocation of its claim that other pods have. In the end every pod has its devices.
 func TestNoDeviceIsOfTwoClaimsAfterARestore(t *testing.T) {
 	dir := short(t)
 	spawn(t, dir, "a.example.com", "")
@@ -187,9 +191,9 @@ func TestNoDeviceIsOfTwoClaimsAfterARestore(t *testing.T) {
 		booked := !l.anew && slices.Equal(sorted(l.had), sorted(l.now))
 		switch {
 		case clash(l.now, l.other, true):
-			continue // no store gives two claims one device
+			continue // no store allocates one device to two claims
 		case l.old && (slices.Contains(l.had, look) || !booked && !l.anew && l.now != nil):
-			continue // such a record does not tell what is looked at only, and goes by what its claim has now as well
+			continue // such a record does not show admin access, and the current devices of its claim count too
 		}
 		count++
 		if !l.play(t, dir, count) {

@@ -1,6 +1,7 @@
-// Package devices has the DRA drivers of this node prepare the devices of pods' ResourceClaims before their containers are
-// made, and take them back after the last pod of a claim has ended. What was asked of a driver is on disk before
-// it is asked: whatever ends in between, an agent that begins again takes back what no pod needs.
+// Package devices asks the DRA drivers of this node to prepare the devices of ResourceClaims before
+// the containers of a pod are created, and to unprepare them after the last pod of a claim has
+// ended. Each request is stored on disk before the driver is called. After a crash, the agent
+// therefore unprepares all devices that no pod needs.
 package devices
 
 import (
@@ -26,19 +27,19 @@ import (
 	"keelson.dev/keelson/internal/keylock"
 )
 
-// Bounds of what a driver may take and answer.
+// Limits of calls to drivers and their responses.
 const (
 	callLimit  = 45 * time.Second
 	maxAnswer  = 1 << 20 // bytes
-	maxDevices = 128     // of a claim
-	maxCDI     = 64      // names of one device
-	maxName    = 256     // bytes of one, and of any other name
+	maxDevices = 128     // devices of a claim
+	maxCDI     = 64      // CDI device names of one device
+	maxName    = 256     // bytes of a CDI device name and of any other name
 )
 
-// Config says where things are.
+// Config is the configuration of Devices.
 type Config struct {
-	Registration string // folder where drivers register; "" = none do
-	State        string // folder for records
+	Registration string // directory in which drivers register; "" = none
+	State        string // directory for records
 	Objects      agent.Objects
 	Log          *slog.Logger // may be nil
 }
@@ -48,17 +49,17 @@ var _ agent.Devices = (*Devices)(nil)
 // Devices implements agent.Devices.
 type Devices struct {
 	cfg   Config
-	locks keylock.Locks // by claim
-	// entering is held while it is found out whether devices are free, and written down whose they are.
+	locks keylock.Locks // per claim
+	// entering is held while a claim's devices are checked and recorded as in use.
 	entering sync.Mutex
 	*registry
 
 	mu   sync.Mutex
-	told map[types.UID]bool    // of which damaged records the log speaks
-	held map[types.UID]*record // what the files say, once somebody has asked; shared: not modified
+	told map[types.UID]bool    // damaged records that have been logged
+	held map[types.UID]*record // the records on disk, loaded on first use; shared: must not be modified
 }
 
-// New starts nothing.
+// New returns Devices. It starts nothing.
 func New(cfg Config) *Devices {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -88,7 +89,8 @@ func (d *Devices) Prepare(ctx context.Context, pod *v1.Pod) (agent.ClaimedDevice
 	return out, nil
 }
 
-// claim finds the claim of an entry, which has to have devices and to be kept for the pod; nil when none was needed.
+// claim returns the claim of an entry. The claim must be allocated and reserved for the pod. It
+// returns nil if the entry requires no claim.
 func (d *Devices) claim(pod *v1.Pod, entry *v1.PodResourceClaim) (*resourcev1.ResourceClaim, error) {
 	name, own, err := resourceclaim.Name(pod, entry)
 	if err != nil || name == nil {
@@ -134,8 +136,8 @@ func (d *Devices) prepare(ctx context.Context, pod types.UID, claim *resourcev1.
 	return r.Devices, d.write(file, r)
 }
 
-// enter puts into the record of a claim, before the first driver hears of it, that a pod has it, and which devices that are. No two
-// claims have one by it.
+// enter records that a pod uses the claim and its devices, before the first driver is called. It
+// ensures that no two records hold the same device.
 func (d *Devices) enter(file string, pod types.UID, claim *resourcev1.ResourceClaim) (*record, error) {
 	d.entering.Lock()
 	defer d.entering.Unlock()
@@ -150,7 +152,7 @@ func (d *Devices) enter(file string, pod types.UID, claim *resourcev1.ResourceCl
 		return nil, err
 	}
 	if r.Allotted == nil {
-		if !r.Prepared { // else it has had them from before agents noted it
+		if !r.Prepared { // a prepared record was written by an agent that did not store devices; it already holds them
 			if err := d.free(claim); err != nil {
 				return nil, err
 			}
@@ -163,7 +165,7 @@ func (d *Devices) enter(file string, pod types.UID, claim *resourcev1.ResourceCl
 	return r, d.write(file, r)
 }
 
-// drivers are those of a claim's devices, in order.
+// drivers returns the drivers of a claim's devices, in order.
 func drivers(claim *resourcev1.ResourceClaim) []string {
 	all := map[string]bool{}
 	for i := range claim.Status.Allocation.Devices.Results {
@@ -172,7 +174,7 @@ func drivers(claim *resourcev1.ResourceClaim) []string {
 	return slices.Sorted(maps.Keys(all))
 }
 
-// call dials a driver and asks it one thing.
+// call connects to a driver and makes one call.
 func (d *Devices) call(ctx context.Context, name string, ask func(context.Context, dra.DRAPluginClient) error) error {
 	endpoint, err := d.endpoint(ctx, name)
 	if err != nil {
@@ -192,7 +194,7 @@ func (d *Devices) call(ctx context.Context, name string, ask func(context.Contex
 	return nil
 }
 
-// ask has a driver prepare its devices of a claim.
+// ask asks a driver to prepare its devices of a claim.
 func (d *Devices) ask(ctx context.Context, name string, r *record) (out []agent.ClaimedDevice, err error) {
 	err = d.call(ctx, name, func(ctx context.Context, c dra.DRAPluginClient) error {
 		res, err := c.NodePrepareResources(ctx, &dra.NodePrepareResourcesRequest{Claims: []*dra.Claim{r.wire()}})
@@ -202,7 +204,7 @@ func (d *Devices) ask(ctx context.Context, name string, r *record) (out []agent.
 		answer := res.GetClaims()[string(r.UID)]
 		switch {
 		case answer == nil:
-			return errors.New("NodePrepareResources: the answer does not speak of the claim")
+			return errors.New("NodePrepareResources: the response does not contain the claim")
 		case answer.GetError() != "":
 			return fmt.Errorf("NodePrepareResources: %s", shortened(answer.GetError()))
 		}
@@ -212,7 +214,7 @@ func (d *Devices) ask(ctx context.Context, name string, r *record) (out []agent.
 	return out, err
 }
 
-// taken judges the devices of an answer.
+// taken validates the devices of a response.
 func taken(driver string, list []*dra.Device) ([]agent.ClaimedDevice, error) {
 	if len(list) > maxDevices {
 		return nil, fmt.Errorf("NodePrepareResources: %d devices: %d at most", len(list), maxDevices)
@@ -225,7 +227,7 @@ func taken(driver string, list []*dra.Device) ([]agent.ClaimedDevice, error) {
 		}
 		for _, id := range dev.GetCdiDeviceIds() {
 			if _, _, _, err := parser.ParseQualifiedName(id); err != nil || len(id) > maxName {
-				return nil, fmt.Errorf("NodePrepareResources: device %s: %q is no name of a CDI device, as vendor/class=name", shortened(dev.GetDeviceName()), shortened(id))
+				return nil, fmt.Errorf("NodePrepareResources: device %s: %q is not a CDI device name: want vendor/class=name", shortened(dev.GetDeviceName()), shortened(id))
 			}
 		}
 		for _, name := range slices.Concat(dev.GetRequestNames(), []string{dev.GetPoolName(), dev.GetDeviceName(), dev.GetShareId()}) {
@@ -239,7 +241,7 @@ func taken(driver string, list []*dra.Device) ([]agent.ClaimedDevice, error) {
 	return out, nil
 }
 
-// shortened bounds a driver's words, which become events.
+// shortened limits the length of a driver's text, which may become part of an Event.
 func shortened(s string) string {
 	const most = 512
 	if len(s) > most {
@@ -280,7 +282,7 @@ func (d *Devices) release(ctx context.Context, pod, claim types.UID) error {
 		r.Pods = others
 		return d.write(file, r)
 	}
-	if r.Prepared { // a pod that comes meanwhile has them prepared anew
+	if r.Prepared { // a pod that starts in the meantime must prepare the devices again
 		r.Prepared = false
 		if err := d.write(file, r); err != nil {
 			return err
@@ -295,14 +297,14 @@ func (d *Devices) release(ctx context.Context, pod, claim types.UID) error {
 			answer := res.GetClaims()[string(r.UID)]
 			switch {
 			case answer == nil:
-				return errors.New("NodeUnprepareResources: the answer does not speak of the claim")
+				return errors.New("NodeUnprepareResources: the response does not contain the claim")
 			case answer.GetError() != "":
 				return fmt.Errorf("NodeUnprepareResources: %s", shortened(answer.GetError()))
 			}
 			return nil
 		})
 		if err != nil {
-			return fmt.Errorf("taking back the devices of resourceclaim %s/%s: %w", r.Namespace, r.Name, err)
+			return fmt.Errorf("unpreparing the devices of resourceclaim %s/%s: %w", r.Namespace, r.Name, err)
 		}
 	}
 	return d.remove(claim)

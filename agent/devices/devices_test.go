@@ -25,7 +25,7 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// driverBinary is run as processes of its own, as on a node.
+// driverBinary is run in separate processes, as on a node.
 var driverBinary = fake.Program{Package: "test/e2e/devicedriver"}
 
 func TestMain(m *testing.M) {
@@ -37,7 +37,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// spawn runs a driver until the returned function is called. Its registration socket is there when spawn returns.
+// spawn runs a driver until the returned function is called. Its registration socket exists when
+// spawn returns.
 func spawn(t *testing.T, dir, name, mode string, more ...string) (stop func()) {
 	t.Helper()
 	path, err := driverBinary.Path()
@@ -90,7 +91,7 @@ func logOf(t *testing.T, dir, name string) []string {
 	return out
 }
 
-// short is a folder whose path leaves room for the names of sockets.
+// short returns a directory whose path leaves room for the names of sockets.
 func short(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "dra")
@@ -119,8 +120,8 @@ func podOf(name string, claims ...*resourcev1.ResourceClaim) *v1.Pod {
 	return p
 }
 
-// Drivers prepare a claim once for all of its pods on the node and take it back after the last of them, also when the agent
-// was another one meanwhile, and when the driver was away.
+// Drivers prepare a claim once for all of its pods on the node and unprepare it after the last of
+// them. This holds across restarts of the agent and while the driver is unavailable.
 func TestPrepareAndRelease(t *testing.T) {
 	dir, state, cluster := short(t), t.TempDir(), fake.NewCluster()
 	stop := spawn(t, dir, "a.example.com", "")
@@ -138,7 +139,7 @@ func TestPrepareAndRelease(t *testing.T) {
 		len(got["both"]) != 2 || got["both"][1].CDI[0] != "b.example.com/gpu=uid-both" {
 		t.Errorf("prepared %+v", got)
 	}
-	d = New(Config{Registration: dir, State: state, Objects: cluster}) // another life
+	d = New(Config{Registration: dir, State: state, Objects: cluster}) // a restarted agent
 	if again, err := d.Prepare(ctx, p); err != nil || fmt.Sprint(again) != fmt.Sprint(got) {
 		t.Errorf("in another life %+v, %v", again, err)
 	}
@@ -160,7 +161,7 @@ func TestPrepareAndRelease(t *testing.T) {
 		t.Errorf("pods %v, %v", pods, err)
 	}
 	spawn(t, dir, "a.example.com", "")
-	d = New(Config{Registration: dir, State: state, Objects: fake.NewCluster()}) // which knows nothing of the claims
+	d = New(Config{Registration: dir, State: state, Objects: fake.NewCluster()}) // an agent that has none of the claims
 	for _, pod := range []types.UID{"pod-p", "pod-p", "pod-q", "pod-x"} {
 		if err := d.Release(ctx, &v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: pod}}); err != nil {
 			t.Errorf("release of %s: %v", pod, err)
@@ -177,7 +178,8 @@ func TestPrepareAndRelease(t *testing.T) {
 	}
 }
 
-// What is not there, not allocated or not for the pod is told by its name, and nobody is asked.
+// The error for a claim that is missing, not allocated or not reserved for the pod names the claim,
+// and no driver is called.
 func TestPrepareRefuses(t *testing.T) {
 	dir, template := short(t), "t"
 	for want, change := range map[string]func(p *v1.Pod, c *resourcev1.ResourceClaim){
@@ -205,10 +207,11 @@ func TestPrepareRefuses(t *testing.T) {
 	}
 }
 
-// A driver that answers nothing, too much or nonsense, or not at all, costs its claim's pods their start and nothing else.
+// A driver that returns nothing, too much or garbage, or does not respond, only prevents the pods
+// of its claims from starting.
 func TestHostileDrivers(t *testing.T) {
 	for mode, want := range map[string]string{
-		"silent": "the answer does not speak of the claim", "refuses": "NodePrepareResources: no no ", "floods": "200 devices: 128 at most",
+		"silent": "the response does not contain the claim", "refuses": "NodePrepareResources: no no ", "floods": "200 devices: 128 at most",
 		"huge": "received message larger than max", "path": `"../../etc/shadow" is no name of a CDI device`, "old": "registered DRA drivers: a.example.com",
 		"hangs": "DeadlineExceeded",
 	} {
@@ -222,7 +225,7 @@ func TestHostileDrivers(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			if mode == "hangs" {
-				d.folder.Scan(ctx) // that it is found does not count as its answer
+				d.folder.Scan(ctx) // the time until it is found does not count toward its response
 				ctx, cancel = context.WithTimeout(ctx, time.Second)
 				defer cancel()
 			}
@@ -237,7 +240,7 @@ func TestHostileDrivers(t *testing.T) {
 				}
 				return
 			}
-			if err := d.Release(t.Context(), p); err != nil { // what it may have done is taken back
+			if err := d.Release(t.Context(), p); err != nil { // the devices that it may have prepared are unprepared
 				t.Error(err)
 			}
 			if log := logOf(t, dir, "a.example.com"); !slices.Contains(log, "unprepare ns/c uid-c") {
@@ -247,7 +250,7 @@ func TestHostileDrivers(t *testing.T) {
 	}
 }
 
-// While a driver does not take a device back, the pod is not done.
+// While a driver fails to unprepare a device, the pod is not released.
 func TestReleaseFails(t *testing.T) {
 	dir, cluster := short(t), fake.NewCluster()
 	stop := spawn(t, dir, "a.example.com", "keeps")
@@ -272,8 +275,9 @@ func TestReleaseFails(t *testing.T) {
 	}
 }
 
-// A record that cannot be read holds the pods that it may be about, tells them which file it is and what to do, and the log
-// once. The others begin and end, in another life of the agent too; when the file is gone, so are the rest.
+// A damaged record blocks the pods that it may concern. Their error names the file and the remedy,
+// and the log contains it once. Other pods start and end, also after a restart of the agent. After
+// the file is removed, the blocked pods end too.
 func TestDamagedRecord(t *testing.T) {
 	for name, content := range map[string]string{
 		"empty": "", "cut": `{"version":1,"uid":"uid-bad","na`, "of another version": `{"version":7,"uid":"uid-bad"}`, "of another claim": `{"version":1,"uid":"uid-good"}`,
@@ -308,7 +312,7 @@ func TestDamagedRecord(t *testing.T) {
 				t.Errorf("pods without a part in it: %v", err)
 			}
 			_, again := d.Prepare(ctx, held)
-			gone := &v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: held.UID}} // of which nothing else is known any more
+			gone := &v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: held.UID}} // a pod of which only the UID is known
 			for _, err := range []error{again, d.Release(ctx, held), d.Release(ctx, gone)} {
 				if !errors.Is(err, agent.ErrDamagedRecord) || !strings.Contains(err.Error(), file) || !strings.Contains(err.Error(), "then remove the file") || len(err.Error()) > 1000 {
 					t.Errorf("a pod that it may be about: %v", err)

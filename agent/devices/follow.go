@@ -19,24 +19,24 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// A driver tells of its devices by a stream. What it may say there:
+// A driver reports the health of its devices through a stream, with these limits:
 const (
-	maxReport   = 4 << 20 // bytes of one
+	maxReport   = 4 << 20 // bytes of one report
 	maxReported = 4096    // devices
-	atOnce      = 10      // reports that are read at once, and
+	atOnce      = 10      // burst of reports; then one report per interval
 	reportEvery = time.Second
-	askAgain    = 5 * time.Second // after a stream has ended
+	askAgain    = 5 * time.Second // delay after a stream has ended
 )
 
-// follow keeps a connection to a driver until ctx ends: that it stands says that the driver is there, and over it come
-// reports of the health of its devices, if it tells any.
+// follow keeps a connection to a driver until ctx ends. The driver is available while the
+// connection is established. Health reports arrive over the same connection.
 func (r *registry) follow(ctx context.Context, p *plugin) {
 	conn, err := grpc.NewClient("unix://"+p.endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReport)), grpc.WithIdleTimeout(0), grpc.WithMaxHeaderListSize(maxName*16),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 2, MaxDelay: 2 * time.Second},
 			MinConnectTimeout: time.Second}))
 	if err != nil {
-		r.log.Warn("a DRA driver cannot be followed", "driver", p.name, "err", err)
+		r.log.Warn("the connection to a DRA driver cannot be maintained", "driver", p.name, "err", err)
 		return
 	}
 	defer conn.Close()
@@ -54,7 +54,8 @@ func (r *registry) follow(ctx context.Context, p *plugin) {
 	}
 }
 
-// listen reads a driver's reports, and asks again when they end. One without that service is not asked again.
+// listen reads a driver's health reports, and opens a new stream when one ends. It stops if the
+// driver does not implement the service.
 func (r *registry) listen(ctx context.Context, p *plugin, conn *grpc.ClientConn) {
 	var client drahealth.DRAResourceHealthClient = drahealth.V1Alpha1ClientWrapper{Client: drahealthalpha.NewDRAResourceHealthClient(conn)}
 	if slices.Contains(p.services, drahealth.DRAResourceHealthService) {
@@ -69,7 +70,7 @@ func (r *registry) listen(ctx context.Context, p *plugin, conn *grpc.ClientConn)
 		}
 		if why := shortened(err.Error()); why != told {
 			told = why
-			r.log.Warn("a DRA driver does not tell of the health of its devices: it is asked again", "driver", p.name, "again in", askAgain, "err", why)
+			r.log.Warn("a DRA driver's stream of device health failed and is opened again", "driver", p.name, "again in", askAgain, "err", why)
 		}
 		if wait.Delay(ctx, askAgain) != nil {
 			return
@@ -77,7 +78,8 @@ func (r *registry) listen(ctx context.Context, p *plugin, conn *grpc.ClientConn)
 	}
 }
 
-// reports reads one stream until it ends, and says why it did. A driver that says more than one report a second waits.
+// reports reads one stream until it ends and returns the reason. A driver that exceeds the rate
+// limit must wait.
 func (r *registry) reports(ctx context.Context, p *plugin, client drahealth.DRAResourceHealthClient) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -107,7 +109,7 @@ func (r *registry) reports(ctx context.Context, p *plugin, client drahealth.DRAR
 	}
 }
 
-// judged are the devices of a report.
+// judged validates a report and returns the health of its devices.
 func judged(list []*drahealth.DeviceHealth) (map[device]wellness, error) {
 	if len(list) > maxReported {
 		return nil, fmt.Errorf("a report of %d devices: %d at most", len(list), maxReported)
@@ -119,7 +121,7 @@ func judged(list []*drahealth.DeviceHealth) (map[device]wellness, error) {
 			return nil, errors.New("a report of a device without a pool or a name")
 		}
 		if len(d.pool) > maxName || len(d.name) > maxName {
-			return nil, fmt.Errorf("a report of device %q of pool %q: names have %d bytes at most", shortened(d.name), shortened(d.pool), maxName)
+			return nil, fmt.Errorf("a report of device %q of pool %q: names have at most %d bytes", shortened(d.name), shortened(d.pool), maxName)
 		}
 		out[d] = wellness{status: statusOf(h.GetHealth()), message: message(h.GetMessage()), lasts: lasting(h.GetHealthCheckTimeoutSeconds())}
 	}

@@ -14,16 +14,16 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// For how long a report counts: unless the driver says otherwise, and at most.
+// How long a report is valid: by default, and at most.
 const (
 	reportLasts = 30 * time.Second
 	reportMost  = 24 * time.Hour
 )
 
-// device is one of a driver's.
+// device identifies a device of a driver.
 type device struct{ pool, name string }
 
-// wellness is what a driver told of a device.
+// wellness is the reported health of a device.
 type wellness struct {
 	status  v1.ResourceHealthStatus
 	message string
@@ -31,8 +31,9 @@ type wellness struct {
 	until   time.Time
 }
 
-// health keeps what drivers told of their devices. A report is of all devices of its driver; of one that it leaves out, or of
-// a driver that says no more, the last word counts as long as it was meant to.
+// health caches the health that drivers reported. A report contains all devices of its driver. If a
+// report omits a device, or the driver stops reporting, the last report about the device remains
+// valid until it expires.
 type health struct {
 	changed func()
 
@@ -40,18 +41,18 @@ type health struct {
 	byDriver map[string]*told
 }
 
-// told is what the newest plugin of a driver said.
+// told is the health reported by the newest plugin of a driver.
 type told struct {
-	order   int // of the plugin
+	order   int // registration order of the plugin
 	devices map[device]wellness
-	timer   *time.Timer // of the next report that no longer counts
+	timer   *time.Timer // fires when the next report expires
 }
 
 func newHealth(changed func()) *health {
 	return &health{changed: changed, byDriver: map[string]*told{}}
 }
 
-// report takes over what a plugin told, unless a newer one of its driver speaks.
+// report stores the report of a plugin, unless a newer plugin of its driver has reported.
 func (h *health) report(p *plugin, devices map[device]wellness, now time.Time) {
 	h.mu.Lock()
 	t := h.byDriver[p.name]
@@ -81,7 +82,8 @@ func (h *health) report(p *plugin, devices map[device]wellness, now time.Time) {
 	}
 }
 
-// arm has changes told when the next report ends to count. The lock is held.
+// arm schedules a change notification for the time when the next report expires. The caller holds
+// the lock.
 func (h *health) arm(t *told, now time.Time) {
 	var next time.Time
 	for _, w := range t.devices {
@@ -102,7 +104,8 @@ func (h *health) arm(t *told, now time.Time) {
 	}
 }
 
-// forget drops what a plugin told that is no more: what counts of it has been said to last, but nobody could take it back.
+// forget removes the reports of a plugin that has disconnected. They may not have expired, but the
+// driver could no longer correct them.
 func (h *health) forget(p *plugin) {
 	h.mu.Lock()
 	t := h.byDriver[p.name]
@@ -140,7 +143,7 @@ func statusOf(s drahealth.HealthStatus) v1.ResourceHealthStatus {
 	return v1.ResourceHealthStatusUnknown
 }
 
-// message is what the status of a pod has room for.
+// message limits a message to the maximum length in a pod's status.
 func message(s string) string {
 	const end = "..."
 	if len(s) > v1.ResourceHealthMessageMaxLength {
@@ -156,7 +159,8 @@ func lasting(seconds int64) time.Duration {
 	return min(time.Duration(min(seconds, int64(reportMost/time.Second)))*time.Second, reportMost)
 }
 
-// entries are the records of a pod's prepared claims, by the names of the entries of spec.resourceClaims.
+// entries returns the records of a pod's prepared claims, by the names of the entries in
+// spec.resourceClaims.
 func (d *Devices) entries(pod *v1.Pod) map[string]*record {
 	if len(pod.Spec.ResourceClaims) == 0 {
 		return nil
@@ -173,7 +177,7 @@ func (d *Devices) entries(pod *v1.Pod) map[string]*record {
 	return has
 }
 
-// uses calls back for each prepared claim that a container names.
+// uses calls each for every prepared claim that a container refers to.
 func uses(pod *v1.Pod, has map[string]*record, each func(container string, r *record, use v1.ResourceClaim)) {
 	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for i := range list {
@@ -199,8 +203,8 @@ func (d *Devices) Health(pod *v1.Pod) map[string][]v1.ResourceStatus {
 	return out
 }
 
-// Claimed is what a pod's containers have of its claims, by the containers' names; of a claim that a container names more than
-// once, each device is there once.
+// Claimed returns the claims and devices that each container of a pod uses, by container name. A
+// device is listed once even if the container refers to its claim more than once.
 func (d *Devices) Claimed(pod *v1.Pod) map[string][]agent.ContainerClaim {
 	out := map[string][]agent.ContainerClaim{}
 	uses(pod, d.entries(pod), func(container string, r *record, use v1.ResourceClaim) {
@@ -223,7 +227,7 @@ func (d *Devices) Claimed(pod *v1.Pod) map[string][]agent.ContainerClaim {
 	return out
 }
 
-// status words the health of the devices that a container uses by one of its claims.
+// status returns the health of the devices that a container uses through one of its claims.
 func (d *Devices) status(r *record, use v1.ResourceClaim, now time.Time) v1.ResourceStatus {
 	s := v1.ResourceStatus{Name: v1.ResourceName("claim:" + use.Name)}
 	if use.Request != "" {
@@ -231,7 +235,7 @@ func (d *Devices) status(r *record, use v1.ResourceClaim, now time.Time) v1.Reso
 	}
 	for _, dev := range r.Devices {
 		if dev.Driver == "" || !dev.For(use.Request) {
-			continue // prepared by an agent that did not note which device it is
+			continue // prepared by an earlier agent that did not store the device's name
 		}
 		id := v1.ResourceID(dev.Driver + "/" + dev.Pool + "/" + dev.Device)
 		if slices.ContainsFunc(s.Resources, func(h v1.ResourceHealth) bool { return h.ResourceID == id }) {

@@ -22,7 +22,7 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// until waits for what a test looks at.
+// until waits until look returns nil.
 func until(t *testing.T, look func() error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -53,7 +53,7 @@ func say(t *testing.T, file, lines string) {
 	}
 }
 
-// using is a pod whose container uses a claim, and a request of it.
+// using returns a pod whose container uses a claim, and a request of it.
 func using(d *Devices, t *testing.T, cluster *fake.Cluster) *v1.Pod {
 	t.Helper()
 	c := claimOf("c", "a.example.com")
@@ -93,8 +93,9 @@ func saying(d *Devices, p *v1.Pod, health, message string) func() error {
 	}
 }
 
-// What a driver tells of its devices is known for the pods that have them, by the newest version of the service that it names,
-// also in another life of the agent; and it is not known what the driver has not told, and when the driver is gone.
+// The health that a driver reports is available for the pods that have its devices. The newest
+// supported version of the service is used, also after a restart of the agent. Health is unknown
+// for devices without a report and when the driver is gone.
 func TestHealth(t *testing.T) {
 	for services, method := range map[string]string{"": "/v1alpha1.", "v1alpha1.DRAResourceHealth": "/v1alpha1.", "v1alpha1.DRAResourceHealth,v1.DRAResourceHealth": "/v1."} {
 		t.Run(services, func(t *testing.T) {
@@ -125,7 +126,7 @@ func TestHealth(t *testing.T) {
 			d = New(Config{Registration: dir, State: state, Objects: cluster})
 			following(t, d)
 			until(t, saying(d, p, "Unhealthy", "the fan is broken"))
-			until(t, func() error { // the first report may be read before it is seen that the connection stands
+			until(t, func() error { // the first report may be read before the connection state is updated
 				if got := d.Drivers(); !slices.Equal(got, []string{"a.example.com"}) {
 					return fmt.Errorf("drivers %v", got)
 				}
@@ -144,7 +145,7 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// A driver that says nothing of health is asked once; its devices are of unknown health.
+// A driver without the health service is queried once; the health of its devices is unknown.
 func TestHealthIsNotTold(t *testing.T) {
 	dir, cluster := short(t), fake.NewCluster()
 	spawn(t, dir, "a.example.com", "")
@@ -164,8 +165,8 @@ func TestHealthIsNotTold(t *testing.T) {
 	}
 }
 
-// A driver whose reports break a bound is not believed, is asked again, and costs nobody else anything. One that says
-// more than is read waits.
+// Reports that exceed a limit are ignored, and the driver's stream is opened again; other drivers
+// are not affected. A driver that sends too many reports must wait.
 func TestHostileHealth(t *testing.T) {
 	for mode, want := range map[string]string{"health-floods": "a report of 5000 devices: 4096 at most", "health-huge": "received message larger than max",
 		"health-nameless": "a report of a device without a pool or a name"} {
@@ -201,7 +202,8 @@ func TestHostileHealth(t *testing.T) {
 		for range 3 {
 			<-news
 		}
-		// Ten at once, and one more each second: how many a machine has time for does not matter, how many it may have does.
+		// A burst of ten, and one more per second: only the maximum is checked, because a slow
+		// machine may process fewer.
 		var n int
 		if _, err := fmt.Sscan(*d.Health(p)["app"][0].Resources[0].Message, &n); err != nil || n > atOnce+3+int(time.Since(began)/reportEvery)+30 {
 			t.Errorf("%d reports were read, %v", n, err)
@@ -209,7 +211,7 @@ func TestHostileHealth(t *testing.T) {
 	})
 }
 
-// lineLog hands over what is logged; what nobody reads is lost.
+// lineLog passes log lines on; lines that nobody reads are lost.
 type lineLog chan string
 
 func (l lineLog) Write(b []byte) (int, error) {
@@ -220,8 +222,9 @@ func (l lineLog) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// A report counts for as long as it says, thirty seconds otherwise and a day at most; a device that the next report leaves
-// out keeps its health until then. What an older plugin of a driver says after a newer one does not count.
+// A report is valid for its stated time, for thirty seconds by default, and for at most a day. A
+// device that the next report omits keeps its health until then. A report of an older plugin after
+// one of a newer plugin is ignored.
 func TestReports(t *testing.T) {
 	h := newHealth(func() {})
 	old, newer := &plugin{name: "d", order: 1}, &plugin{name: "d", order: 2}
@@ -270,7 +273,8 @@ func TestReports(t *testing.T) {
 	}
 }
 
-// A device that was prepared by an agent that did not note its names is left out; nothing else is told wrong.
+// A device that was prepared by an agent that did not store its name is omitted; all others are
+// reported correctly.
 func TestHealthOfOldRecords(t *testing.T) {
 	d := New(Config{State: t.TempDir(), Objects: fake.NewCluster()})
 	r := &record{Version: recordVersion, Namespace: "ns", Name: "c", UID: "uid-c", Pods: nil, Prepared: true, Devices: []agent.ClaimedDevice{{CDI: []string{"a/b=c"}}}}

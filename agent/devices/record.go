@@ -21,22 +21,22 @@ import (
 	"keelson.dev/keelson/internal/durable"
 )
 
-// recordVersion is that of what is on disk. Fields are added under new names and never change their meaning; who reads
-// skips those that it does not know.
+// recordVersion is the version of the format on disk. New fields get new names and never change
+// their meaning; readers ignore unknown fields.
 const recordVersion = 1
 
-// maxRecord is how many bytes of a record are read.
+// maxRecord is the maximum size of a record, in bytes.
 const maxRecord = 16 << 20
 
-// record is what is known of a claim of which drivers were asked.
+// record is the state of a claim for which drivers have been called.
 type record struct {
 	Version   int                   `json:"version"`
 	Namespace string                `json:"namespace"`
 	Name      string                `json:"name"`
 	UID       types.UID             `json:"uid"`
 	Drivers   []string              `json:"drivers"`
-	Allotted  []allotment           `json:"allotted,omitempty"` // its devices, as long as there is a record
-	Pods      []types.UID           `json:"pods"`               // that use it here
+	Allotted  []allotment           `json:"allotted,omitempty"` // the claim's devices, for as long as the record exists
+	Pods      []types.UID           `json:"pods"`               // pods on this node that use the claim
 	Prepared  bool                  `json:"prepared,omitempty"`
 	Devices   []agent.ClaimedDevice `json:"devices,omitempty"`
 }
@@ -58,7 +58,7 @@ func (d *Devices) write(file string, r *record) error {
 		err = durable.Write(file, b)
 	}
 	if err != nil {
-		return fmt.Errorf("writing down the devices of resourceclaim %s/%s: %w", r.Namespace, r.Name, err)
+		return fmt.Errorf("recording the devices of resourceclaim %s/%s: %w", r.Namespace, r.Name, err)
 	}
 	d.mu.Lock()
 	if d.held != nil {
@@ -81,7 +81,7 @@ func (d *Devices) remove(claim types.UID) error {
 	return nil
 }
 
-// of are the records of the prepared claims of a pod, by the names of the claims.
+// of returns the records of a pod's prepared claims, by claim name.
 func (d *Devices) of(pod types.UID) map[string]*record {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -104,7 +104,8 @@ func (d *Devices) of(pod types.UID) map[string]*record {
 	return out
 }
 
-// read returns nil when there is no record of a claim. One that cannot be used is agent.ErrDamagedRecord.
+// read returns the record of a claim, or nil if there is none. A record that cannot be used is an
+// error that wraps agent.ErrDamagedRecord.
 func (d *Devices) read(claim types.UID) (*record, error) {
 	file := d.file(claim)
 	r, err := readFile(file)
@@ -112,13 +113,13 @@ func (d *Devices) read(claim types.UID) (*record, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, nil
 	case err == nil && r.Version != recordVersion:
-		err = fmt.Errorf("version %d: this agent knows version %d", r.Version, recordVersion)
+		err = fmt.Errorf("version %d: this agent supports version %d", r.Version, recordVersion)
 	case err == nil && r.UID != claim:
-		err = fmt.Errorf("it speaks of uid %q", shortened(string(r.UID)))
+		err = fmt.Errorf("it contains uid %q", shortened(string(r.UID)))
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: %s: which pods use the resourceclaim of uid %s and what its drivers prepared is not known (%w): "+
-			"see that its drivers take the devices back, by a restart of the node for one, then remove the file", agent.ErrDamagedRecord, file, claim, err)
+		return nil, fmt.Errorf("%w: %s: the pods and prepared devices of the resourceclaim with uid %s are unknown (%w): "+
+			"make sure that its drivers release the devices, for example by a restart of the node, then remove the file", agent.ErrDamagedRecord, file, claim, err)
 	}
 	return r, nil
 }
@@ -137,7 +138,8 @@ func readFile(name string) (*record, error) {
 	return &r, json.Unmarshal(b, &r)
 }
 
-// records are those of all claims; damaged says why the others cannot be read, by their claims, and the log too.
+// records returns the records of all claims. damaged contains the errors of unreadable records by
+// claim; they are also logged.
 func (d *Devices) records() (all []*record, damaged map[types.UID]error, err error) {
 	if all, damaged, err = d.scan(); err == nil {
 		d.tell(damaged)
@@ -163,7 +165,7 @@ func (d *Devices) scan() (all []*record, damaged map[types.UID]error, err error)
 	return all, damaged, nil
 }
 
-// tell has the log speak of each damaged record once.
+// tell logs each damaged record once.
 func (d *Devices) tell(damaged map[types.UID]error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -171,13 +173,13 @@ func (d *Devices) tell(damaged map[types.UID]error) {
 	for claim, why := range damaged {
 		if !d.told[claim] {
 			d.told[claim] = true
-			d.cfg.Log.Error("pods that may have devices of a claim cannot end", "err", why)
+			d.cfg.Log.Error("pods that may use a claim cannot be removed, because its record is damaged", "err", why)
 		}
 	}
 }
 
-// mayConcern says whether the pod may have devices by the record of a claim that cannot be read. Of a pod of an earlier life
-// nothing is known but its name, of others which claims they use.
+// mayConcern reports whether the pod may use the claim of a damaged record. For a pod of an earlier
+// agent process, the claims are unknown.
 func (d *Devices) mayConcern(claim types.UID, pod *v1.Pod) bool {
 	if len(pod.Spec.Containers) == 0 {
 		return true

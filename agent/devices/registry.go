@@ -21,13 +21,13 @@ import (
 	"keelson.dev/keelson/csi"
 )
 
-// ErrNoDriver says that no driver of that name is registered on the node.
+// ErrNoDriver is returned if no driver with the name is registered on the node.
 var ErrNoDriver = errors.New("driver name not found in the list of registered DRA drivers")
 
-// scanEvery is the time between two looks at the registration folder.
+// scanEvery is the interval between scans of the registration directory.
 const scanEvery = 5 * time.Second
 
-// registry knows the DRA drivers of this node by the sockets at which they register, as they do with a kubelet.
+// registry tracks the DRA drivers of this node by their registration sockets, as kubelet does.
 type registry struct {
 	folder csi.RegistrationFolder
 	log    *slog.Logger
@@ -37,20 +37,20 @@ type registry struct {
 	mu       sync.Mutex
 	known    map[string]*plugin // by registration socket
 	order    int
-	run      context.Context // of Run; nil while it does not run
+	run      context.Context // context of Run; nil while Run is not active
 	serving  sync.WaitGroup
 	watchers agent.Watchers
 }
 
-// plugin is a driver that registered.
+// plugin is a registered driver.
 type plugin struct {
 	name     string
 	endpoint string
 	services []string
-	order    int // the newest of a name is used: the older one is about to end
+	order    int // registration order; of several plugins with one name, the newest is used, because the others are about to exit
 
 	connected bool
-	end       context.CancelFunc // nil while nobody follows it
+	end       context.CancelFunc // nil while no connection is maintained
 }
 
 func newRegistry(dir string, log *slog.Logger) *registry {
@@ -60,7 +60,7 @@ func newRegistry(dir string, log *slog.Logger) *registry {
 	return r
 }
 
-// Run looks for drivers that come and go until ctx ends, and follows those that are there.
+// Run scans for drivers until ctx ends, and maintains connections to them.
 func (r *registry) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer r.serving.Wait()
@@ -91,7 +91,7 @@ func (r *registry) Run(ctx context.Context) error {
 	}
 }
 
-// begin follows a plugin while Run runs. The lock is held.
+// begin starts maintaining the connection to a plugin if Run is active. The caller holds the lock.
 func (r *registry) begin(p *plugin) {
 	if r.run == nil {
 		return
@@ -127,7 +127,7 @@ func (r *registry) gone(socket string) {
 	r.watchers.Tell()
 }
 
-// drop forgets what registered at a socket. The lock is held.
+// drop removes the plugin that registered at a socket. The caller holds the lock.
 func (r *registry) drop(socket string) {
 	if p := r.known[socket]; p != nil && p.end != nil {
 		p.end()
@@ -145,7 +145,7 @@ func (r *registry) connected(p *plugin, is bool) {
 	}
 }
 
-// Drivers are the names of those that are there, in order.
+// Drivers returns the names of the connected drivers, in order.
 func (r *registry) Drivers() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -161,24 +161,25 @@ func (r *registry) Drivers() []string {
 // Changes implements agent.Devices.
 func (r *registry) Changes(ctx context.Context) <-chan struct{} { return r.watchers.Changes(ctx) }
 
-// usable judges what a driver says of itself.
+// usable validates the registration of a driver.
 func usable(info *registration.PluginInfo) (*plugin, error) {
 	name := info.GetName()
 	if msgs := validation.IsDNS1123Subdomain(name); len(msgs) > 0 || len(name) > resourcev1.DriverNameMaxLength {
-		return nil, fmt.Errorf("a DRA driver registers as %q: a driver's name is a DNS subdomain of %d bytes at most", shortened(name), resourcev1.DriverNameMaxLength)
+		return nil, fmt.Errorf("a DRA driver registers as %q: a driver name is a DNS subdomain of at most %d bytes", shortened(name), resourcev1.DriverNameMaxLength)
 	}
 	if !slices.Contains(info.GetSupportedVersions(), dra.DRAPluginService) {
-		return nil, fmt.Errorf("DRA driver %s speaks %q, of which none is %s: a newer release of the driver is needed", name,
+		return nil, fmt.Errorf("DRA driver %s supports versions %q, and %s is required: install a newer release of the driver", name,
 			info.GetSupportedVersions(), dra.DRAPluginService)
 	}
 	endpoint := filepath.Clean(strings.TrimPrefix(info.GetEndpoint(), "unix://"))
 	if !filepath.IsAbs(endpoint) {
-		return nil, fmt.Errorf("DRA driver %s registers with the endpoint %q: it has to be the path of a socket on the node", name, shortened(info.GetEndpoint()))
+		return nil, fmt.Errorf("DRA driver %s registers with the endpoint %q: want the absolute path of a socket on the node", name, shortened(info.GetEndpoint()))
 	}
 	return &plugin{name: name, endpoint: endpoint, services: info.GetSupportedVersions()}, nil
 }
 
-// endpoint is the socket of a driver. One that the last look at the folder did not find is looked for.
+// endpoint returns the socket of a driver. If the last scan did not find the driver, it scans
+// again.
 func (r *registry) endpoint(ctx context.Context, name string) (string, error) {
 	if e := r.newest(name); e != "" {
 		return e, nil
