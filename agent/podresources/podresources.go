@@ -1,6 +1,6 @@
-// Package podresources answers kubelet's pod resources API (v1) on a socket of the node: which devices the containers of the
-// node's pods have, of device plugins and by claims. Monitoring agents ask it whose device is whose. No processor or memory
-// is any container's own here, so that their lists are empty.
+// Package podresources serves kubelet's pod resources API (v1) on a Unix socket. It lists the
+// devices of containers that device plugins or ResourceClaims provide; monitoring agents use it.
+// The lists of exclusive CPUs and memory are empty, because containers get none.
 package podresources
 
 import (
@@ -29,56 +29,57 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Bounds of who asks; the rates are kubelet's.
+// Limits for clients; the request rate is kubelet's.
 const (
-	perSecond  = 100 // questions
+	perSecond  = 100 // requests
 	atOnce     = 10
 	maxClients = 64       // connections
-	maxStreams = 8        // questions under way of one connection
+	maxStreams = 8        // concurrent requests per connection
 	maxRequest = 4 << 10  // bytes
 	maxAnswer  = 16 << 20 // bytes
 	idle       = 5 * time.Minute
 )
 
-// Plugins tells of the devices of device plugins.
+// Plugins provides the devices of device plugins.
 type Plugins interface {
-	// Given are the devices of a pod's containers, by container and resource.
+	// Given returns the devices of a pod by container and resource.
 	Given(pod types.UID) map[string]map[string][]agent.PluginDevice
-	// Allocatable are those that may be given out, those that pods have included, by resource.
+	// Allocatable returns the devices that can be allocated, including those that are, by resource.
 	Allocatable() map[string][]agent.PluginDevice
 }
 
-// Claims tells what the containers of a pod have of its claims, by the containers' names.
+// Claims provides the devices that the containers of a pod use through its claims, by container
+// name.
 type Claims interface {
 	Claimed(pod *v1.Pod) map[string][]agent.ContainerClaim
 }
 
-// Config says where things are.
+// Config is the configuration of a Server.
 type Config struct {
-	Socket  string // path
+	Socket  string // path of the Unix socket
 	Pods    func() []*v1.Pod
 	Plugins Plugins
 	Claims  Claims
 }
 
-// Server answers on a socket.
+// Server serves the API on a socket.
 type Server struct {
 	api.UnimplementedPodResourcesListerServer
 	cfg   Config
 	limit *rate.Limiter
 }
 
-// New starts nothing.
+// New returns a Server. It starts nothing.
 func New(cfg Config) *Server {
 	return &Server{cfg: cfg, limit: rate.NewLimiter(perSecond, atOnce)}
 }
 
-// Run answers until ctx ends.
+// Run serves until ctx ends or an error occurs.
 func (s *Server) Run(ctx context.Context) error {
 	if err := os.MkdirAll(filepath.Dir(s.cfg.Socket), 0o750); err != nil {
 		return fmt.Errorf("pod resources: %w", err)
 	}
-	if err := os.Remove(s.cfg.Socket); err != nil && !errors.Is(err, fs.ErrNotExist) { // of an earlier life
+	if err := os.Remove(s.cfg.Socket); err != nil && !errors.Is(err, fs.ErrNotExist) { // left by an earlier process
 		return fmt.Errorf("pod resources: %w", err)
 	}
 	l, err := net.Listen("unix", s.cfg.Socket)
@@ -97,15 +98,15 @@ func (s *Server) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// admit lets in no more questions than a kubelet does.
+// admit rejects requests beyond kubelet's rate limit.
 func (s *Server) admit(ctx context.Context, q any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 	if !s.limit.Allow() {
-		return nil, status.Errorf(codes.ResourceExhausted, "rejected by rate limit: %d questions each second and %d at once", perSecond, atOnce)
+		return nil, status.Errorf(codes.ResourceExhausted, "rejected by rate limit: at most %d requests per second and %d at once", perSecond, atOnce)
 	}
 	return next(ctx, q)
 }
 
-// List implements the service: all pods that have not ended.
+// List implements the service. It returns all pods that have not ended.
 func (s *Server) List(context.Context, *api.ListPodResourcesRequest) (*api.ListPodResourcesResponse, error) {
 	out := &api.ListPodResourcesResponse{}
 	for _, p := range s.cfg.Pods() {
@@ -133,8 +134,8 @@ func (s *Server) Get(_ context.Context, q *api.GetPodResourcesRequest) (*api.Get
 	return nil, status.Errorf(codes.NotFound, "pod %s/%s is not on this node", shortened(q.GetPodNamespace()), shortened(q.GetPodName()))
 }
 
-// GetAllocatableResources implements the service: the devices of plugins, whether pods have them or not. Those of DRA drivers
-// are told of by their ResourceSlices.
+// GetAllocatableResources implements the service. It returns the devices of device plugins, whether
+// or not pods use them. Devices of DRA drivers are published in ResourceSlices instead.
 func (s *Server) GetAllocatableResources(context.Context, *api.AllocatableResourcesRequest) (*api.AllocatableResourcesResponse, error) {
 	out := &api.AllocatableResourcesResponse{}
 	all := s.cfg.Plugins.Allocatable()
@@ -144,7 +145,8 @@ func (s *Server) GetAllocatableResources(context.Context, *api.AllocatableResour
 	return out, nil
 }
 
-// of are the resources of the containers of a pod that may run side by side: sidecars, which are init containers, among them.
+// of returns the resources of the containers of a pod that run concurrently: its containers and
+// sidecars.
 func (s *Server) of(p *v1.Pod) *api.PodResources {
 	out := &api.PodResources{Namespace: p.Namespace, Name: p.Name}
 	given, claimed := s.cfg.Plugins.Given(p.UID), s.cfg.Claims.Claimed(p)
@@ -169,7 +171,7 @@ func (s *Server) of(p *v1.Pod) *api.PodResources {
 	return out
 }
 
-// devices are an entry for each set of NUMA nodes, in order.
+// devices returns one entry per set of NUMA nodes, in order.
 func devices(resource string, list []agent.PluginDevice) []*api.ContainerDevices {
 	var out []*api.ContainerDevices
 	by := map[string]*api.ContainerDevices{}
@@ -212,7 +214,7 @@ func active(p *v1.Pod) bool {
 	return p.Status.Phase != v1.PodSucceeded && p.Status.Phase != v1.PodFailed
 }
 
-// shortened bounds the words of who asks.
+// shortened limits the length of text that comes from a client.
 func shortened(s string) string {
 	const most = 256
 	if len(s) > most {

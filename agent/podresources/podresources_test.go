@@ -44,7 +44,7 @@ func pod(ns, name string, phase v1.PodPhase) *v1.Pod {
 		Spec: v1.PodSpec{InitContainers: []v1.Container{{Name: "init"}, {Name: "side", RestartPolicy: &always}}, Containers: []v1.Container{{Name: "app"}}}}
 }
 
-// serve is a client of a server that runs until the test ends.
+// serve returns a client of a server that runs until the test ends.
 func serve(t *testing.T) (api.PodResourcesListerClient, *Server) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "pr")
@@ -97,7 +97,8 @@ const user = `name: "user" namespace: "ns"
 	containers: {name: "app" devices: {resource_name: "example.com/a" device_ids: "1" topology: {nodes: {ID: 0} nodes: {ID: 1}}} devices: {resource_name: "example.com/a" device_ids: "2"}
 	  dynamic_resources: {claim_name: "c" claim_namespace: "ns" claim_resources: {driver_name: "d" pool_name: "p" device_name: "gpu-0" share_id: "s" cdi_devices: {name: "v/c=1"} cdi_devices: {name: "v/c=2"}}}}`
 
-// The answers name the devices of plugins and of claims of each container that may run, of pods that have not ended.
+// The responses list the devices of plugins and of claims for each container that may run, of pods
+// that have not ended.
 func TestAnswers(t *testing.T) {
 	c, _ := serve(t)
 	list, err := c.List(t.Context(), &api.ListPodResourcesRequest{})
@@ -115,8 +116,8 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// Who asks too often is refused in one sentence, and let in again later; who asks with too many bytes is refused; many who say
-// nothing keep no one else out for good.
+// A client that sends too many requests is rejected with one sentence and accepted again later. A
+// request with too many bytes is rejected. Many idle clients do not exclude others permanently.
 func TestHostileClients(t *testing.T) {
 	c, s := serve(t)
 	refused := 0
@@ -128,7 +129,7 @@ func TestHostileClients(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// however slow the machine is, the limiter itself refuses the eleventh of one moment
+	// the limiter itself rejects the eleventh request at the same time, however slow the machine is
 	now := time.Now()
 	for range atOnce {
 		s.limit.AllowN(now, 1)
