@@ -83,8 +83,8 @@ func TestBadPlugins(t *testing.T) {
 	for mode, want := range map[string]string{
 		"slow":     "device plugin of example.com/slow: Allocate: rpc error: code = DeadlineExceeded",
 		"refuses":  "device plugin of example.com/refuses: Allocate: rpc error: code = Unknown desc = no no ",
-		"short":    "device plugin of example.com/short: Allocate: answers for 0 containers",
-		"relative": `device plugin of example.com/relative: Allocate: a mount: "etc" is no absolute path`,
+		"short":    "device plugin of example.com/short: Allocate: responses for 0 containers",
+		"relative": `device plugin of example.com/relative: Allocate: a mount: "etc" is not an absolute path`,
 	} {
 		name := "example.com/" + mode
 		r.plugin(mode, "--mode="+mode, "--resource="+name)

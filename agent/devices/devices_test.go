@@ -235,7 +235,7 @@ func TestHostileDrivers(t *testing.T) {
 			}
 			if mode == "old" {
 				b, _ := os.ReadFile(filepath.Join(dir, "a.example.com.log"))
-				if !strings.Contains(string(b), "registered false DRA driver a.example.com speaks [\"v1beta1.DRAPlugin\"], of which none is v1.DRAPlugin") {
+				if !strings.Contains(string(b), "registered false DRA driver a.example.com supports versions [\"v1beta1.DRAPlugin\"], and v1.DRAPlugin is required") {
 					t.Errorf("the driver was told %s", b)
 				}
 				return

@@ -62,19 +62,19 @@ func TestPlanEncrypted(t *testing.T) {
 				"peer w2 " + pub("w2") + " at [fd89::102]:51871: [fd44:0:0:1::/64]\npods 1420 bytes\n"},
 		{"no key", situation(ModeWireGuard, "10.89.0.101/24", w1, node("w2", "10.244.1.0/24", "10.89.0.102")),
 			refused4 + "wireguard on port 51871 [10.244.0.0], 1440 bytes\npods 1440 bytes\n" +
-				"missing: node w2 has told no WireGuard key, and nothing goes to its pods unencrypted: start its agent with --pod-network=wireguard, in a release that supports it\n"},
+				"missing: node w2 has published no WireGuard key, and traffic to its pods is never sent unencrypted: start its agent with --pod-network=wireguard, in a release that supports it\n"},
 		{"one key twice", situation(ModeWireGuard, "10.89.0.101/24", w1, keyed(node("w2", "10.244.1.0/24", "10.89.0.102")), copied, ours),
 			refused4 + "route 10.244.1.0/24 by the tunnel to 10.244.1.0\nwireguard on port 51871 [10.244.0.0], 1440 bytes\n" +
 				"peer w2 " + pub("w2") + " at 10.89.0.102:51871: [10.244.1.0/24]\npods 1440 bytes\n" +
-				"missing: nodes w2 and w3 have one WireGuard key, and pods of the second are not reached: remove wireguard.json from the state folder of the one that was copied\n" +
-				"missing: nodes w1 and w4 have one WireGuard key, and pods of the second are not reached: remove wireguard.json from the state folder of the one that was copied\n"},
+				"missing: nodes w2 and w3 have the same WireGuard key, and pods of the second are not reachable: remove wireguard.json from the state directory of the node that was copied\n" +
+				"missing: nodes w1 and w4 have the same WireGuard key, and pods of the second are not reachable: remove wireguard.json from the state directory of the node that was copied\n"},
 		{"one range twice", situation(ModeWireGuard, "10.89.0.101/24", w1, keyed(node("w2", "10.244.1.0/24", "10.89.0.102")), keyed(node("w3", "10.244.1.0/24", "10.89.0.103"))),
 			refused4 + "route 10.244.1.0/24 by the tunnel to 10.244.1.0\nwireguard on port 51871 [10.244.0.0], 1440 bytes\n" +
 				"peer w2 " + pub("w2") + " at 10.89.0.102:51871: [10.244.1.0/24]\npeer w3 " + pub("w3") + " at 10.89.0.103:51871: []\npods 1440 bytes\n" +
 				"missing: node w3 has pods in 10.244.1.0/24, which is another node's\n"},
 		{"no address of the family", situation(ModeWireGuard, "10.89.0.101/24", w1, keyed(node("w2", "10.244.1.0/24", "fd89::102"))),
 			refused4 + "wireguard on port 51871 [10.244.0.0], 1440 bytes\npods 1440 bytes\n" +
-				"missing: node w2 has no IPv4 address, in which this node speaks to others: its pods are not reached\n"},
+				"missing: node w2 has no IPv4 address, the family of this node's tunnel: its pods are not reachable\n"},
 		{"no link", Situation{Mode: ModeWireGuard, Self: "w1", Pods: prefixesOf("10.244.0.0/16"), Nodes: []*agent.Peer{keyed(node("w2", "10.244.1.0/24", "10.89.0.102"))}},
 			"refuse 10.244.0.0/16\npods 0 bytes\nmissing: no interface of this node holds its address: check --node-ip\n"},
 	} {

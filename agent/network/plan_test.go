@@ -75,7 +75,7 @@ func TestPlan(t *testing.T) {
 			refused4 + "route 10.244.1.0/24 by the tunnel to 10.244.1.0\ntunnel from 10.89.0.101 as " + mac("w1") + " [10.244.0.0], 1450 bytes\n" +
 				"peer w2 " + mac("w2") + " at 10.89.0.102: [10.244.1.0]\npods 1450 bytes\n"},
 		{"routes alone", situation(ModeRoutes, "10.89.0.101/24", node("w1", "10.244.0.0/24", "10.89.0.101"), node("w2", "10.244.1.0/24", "10.89.1.102")),
-			refused4 + "pods 1500 bytes\nmissing: node w2 has no IPv4 address on a link of this node: its pods in 10.244.1.0/24 are reached with --pod-network=auto or vxlan only\n"},
+			refused4 + "pods 1500 bytes\nmissing: node w2 has no IPv4 address on a link of this node: its pods in 10.244.1.0/24 are reachable only with --pod-network=auto or vxlan\n"},
 		{"both families", situation("", "10.89.0.101/24,fd89::101/64", node("w1", "10.244.0.0/24,fd44::/64", "10.89.0.101,fd89::101"),
 			node("w2", "10.244.1.0/24,fd44:0:0:1::/64", "10.89.0.102,fd89::102"), node("w3", "10.244.2.0/24,fd44:0:0:2::/64", "10.89.1.103,fd89:0:0:1::103")),
 			refused4 + "route 10.244.1.0/24 by node 10.89.0.102\nroute 10.244.2.0/24 by the tunnel to 10.244.2.0\nrefuse fd44::/48\n" +
@@ -92,7 +92,7 @@ func TestPlan(t *testing.T) {
 				"peer w2 " + mac("w2") + " at 10.89.0.102: [10.244.1.0 fd44::1:ffff:ffff:ffff:ffff]\npods 1450 bytes\n"},
 		{"no address", situation("", "10.89.0.101/24", node("w1", "10.244.0.0/24", "10.89.0.101"), node("w2", "10.244.1.0/24", "not an address")),
 			refused4 + "tunnel from 10.89.0.101 as " + mac("w1") + " [10.244.0.0], 1450 bytes\npods 1450 bytes\n" +
-				"missing: node w2 has no IPv4 address, in which this node speaks to others: its pods are not reached\n"},
+				"missing: node w2 has no IPv4 address, the family of this node's tunnel: its pods are not reachable\n"},
 		{"one range twice", situation("", "10.89.0.101/24", node("w1", "10.244.0.0/24", "10.89.0.101"), node("w2", "10.244.1.0/24", "10.89.0.102"),
 			node("w3", "10.244.1.0/24", "10.89.0.103"), node("w4", "10.244.0.0/24", "10.89.0.104")),
 			refused4 + "route 10.244.1.0/24 by node 10.89.0.102\npods 1500 bytes\nmissing: node w3 has pods in 10.244.1.0/24, which is another node's\n" +

@@ -272,7 +272,7 @@ func (w *world) withoutKeys(a *machine, r1 *Routes, right func(...string) func()
 	w.has("w1", strings.NewReplacer("10.244.3.0/24 tunnel 10.244.3.0\n", "", "fd44:0:0:3::/64 tunnel fd44::3:ffff:ffff:ffff:ffff\n", "").Replace(securedRoutesOfW1))
 	w.eventually("a peer without a key", right("w2, again"))
 	w.eventually("what is said of it", func() error {
-		if why := r1.Unreached(); !strings.Contains(why, "node w3 has told no WireGuard key, and nothing goes to its pods unencrypted") {
+		if why := r1.Unreached(); !strings.Contains(why, "node w3 has published no WireGuard key, and traffic to its pods is never sent unencrypted") {
 			return errors.New(why)
 		}
 		return nil

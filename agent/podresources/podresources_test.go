@@ -123,7 +123,7 @@ func TestHostileClients(t *testing.T) {
 	refused := 0
 	for range 500 {
 		switch _, err := c.List(t.Context(), &api.ListPodResourcesRequest{}); {
-		case status.Code(err) == codes.ResourceExhausted && strings.Contains(err.Error(), "rejected by rate limit: 100 questions each second and 10 at once"):
+		case status.Code(err) == codes.ResourceExhausted && strings.Contains(err.Error(), "rejected by rate limit: at most 100 requests per second and 10 at once"):
 			refused++
 		case err != nil:
 			t.Fatal(err)
