@@ -235,8 +235,8 @@ func TestWhoMay(t *testing.T) {
 		{"what there is not", masters, "GET", "/exec/default/p/c", "", 404, "this node serves /healthz"},
 		{"cAdvisor's", masters, "GET", "/metrics/cadvisor", "", 404, "/metrics/resource"},
 		{"a folder above", masters, "GET", "/metrics/../pods/..", "", 404, "this node serves"},
-		{"written to", masters, "POST", "/pods", "", 405, "read with GET"},
-		{"an unknown method", masters, "PURGE", "/pods", "", 405, "read with GET"},
+		{"written to", masters, "POST", "/pods", "", 405, "GET and HEAD requests only"},
+		{"an unknown method", masters, "PURGE", "/pods", "", 405, "GET and HEAD requests only"},
 	} {
 		code, body, _ := b.ask(c.client, c.method, c.path, c.token)
 		if code != c.code || !strings.Contains(body, c.want) {

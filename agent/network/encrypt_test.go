@@ -311,12 +311,12 @@ func TestKeyOfTheNode(t *testing.T) {
 	}
 	for text, want := range map[string]string{
 		fmt.Sprintf(`{"version":1,"privateKey":%q,"since":3}`, a):   "",
-		fmt.Sprintf(`{"version":2,"privateKey":%q}`, a):             "of version 2, of a later release",
-		fmt.Sprintf(`{"privateKey":%q}`, a):                         "is no WireGuard key of an agent: remove it",
-		`{"version":1,"privateKey":"abc"}`:                          "holds no WireGuard key: remove it",
-		fmt.Sprintf(`{"version":1,"privateKey":%q}`, wgtypes.Key{}): "holds no WireGuard key: remove it",
-		"": "is no WireGuard key of an agent: remove it",
-		"{" + strings.Repeat(" ", keyLimit) + "}": "is no WireGuard key of an agent: remove it",
+		fmt.Sprintf(`{"version":2,"privateKey":%q}`, a):             "has version 2 of a later release",
+		fmt.Sprintf(`{"privateKey":%q}`, a):                         "is not a WireGuard key file of an agent: remove it",
+		`{"version":1,"privateKey":"abc"}`:                          "contains no valid WireGuard key: remove it",
+		fmt.Sprintf(`{"version":1,"privateKey":%q}`, wgtypes.Key{}): "contains no valid WireGuard key: remove it",
+		"": "is not a WireGuard key file of an agent: remove it",
+		"{" + strings.Repeat(" ", keyLimit) + "}": "is not a WireGuard key file of an agent: remove it",
 	} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)

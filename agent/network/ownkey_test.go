@@ -70,7 +70,7 @@ func TestKeyIsReplaced(t *testing.T) {
 	if err := durable.Write(file, []byte("none")); err != nil {
 		t.Fatal(err)
 	}
-	if err := <-ended; err == nil || !strings.Contains(err.Error(), "is no WireGuard key") {
+	if err := <-ended; err == nil || !strings.Contains(err.Error(), "is not a WireGuard key file") {
 		t.Errorf("it ends with %v", err)
 	}
 	if k.Key() != made {

@@ -112,7 +112,7 @@ func TestPlan(t *testing.T) {
 	}
 	small := situation(ModeVXLAN, "fd89::101/64", node("w1", "fd44::/64", "fd89::101"), node("w2", "fd44:0:0:1::/64", "fd89::102"))
 	small.Links[0].MTU = 1300
-	if got := Plan(small).Missing; len(got) != 1 || !strings.Contains(got[0], "IPv6 needs 1280") {
+	if got := Plan(small).Missing; len(got) != 1 || !strings.Contains(got[0], "IPv6 requires 1280") {
 		t.Errorf("a link of 1300 bytes: %q", got)
 	}
 }
