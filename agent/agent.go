@@ -245,10 +245,10 @@ type Volumes interface {
 	// Refresh rewrites projected content (ConfigMap, Secret, token) that has changed. Each rewrite
 	// is atomic.
 	Refresh(ctx context.Context, pod *v1.Pod) error
-	// GiveUp aborts the kernel's pending I/O for a pod whose killed processes do not exit, for
+	// AbortIO aborts the kernel's pending I/O for a pod whose killed processes do not exit, for
 	// example because a file server does not respond. Data that has not been written is lost. It
 	// succeeds if nothing is pending.
-	GiveUp(ctx context.Context, pod types.UID) error
+	AbortIO(ctx context.Context, pod types.UID) error
 	// UnmountAll unmounts and removes all volumes of the pod. It succeeds if the pod has none.
 	UnmountAll(ctx context.Context, pod types.UID) error
 	// Pods lists the pods that still have mounted or stored volumes, for the cleanup after a crash.
@@ -295,9 +295,9 @@ type ContainerClaim struct {
 	Devices         []ClaimedDevice
 }
 
-// For reports whether the device was allocated for the named request of its claim. An empty request
+// MatchesRequest reports whether the device was allocated for the named request of its claim. An empty request
 // names the whole claim.
-func (d *ClaimedDevice) For(request string) bool {
+func (d *ClaimedDevice) MatchesRequest(request string) bool {
 	return request == "" || len(d.Requests) == 0 || slices.ContainsFunc(d.Requests, func(name string) bool {
 		main, _, _ := strings.Cut(name, "/")
 		return main == request
@@ -358,7 +358,7 @@ type Objects interface {
 	// Follow delivers the changed objects of the given kinds, coalesced, from the first complete
 	// view until ctx ends. It also delivers a value when only the view's revision has changed. In
 	// the first value, All is true.
-	Follow(ctx context.Context, kinds ...string) <-chan Changed
+	Follow(ctx context.Context, kinds ...string) <-chan ObjectChanges
 	// Cluster returns the cluster settings of the session's Welcome message.
 	Cluster() Cluster
 }
@@ -377,38 +377,38 @@ const NamedPortGroups = "keelson.dev/named-port-groups"
 // ObjectKey identifies one object of the view.
 type ObjectKey struct{ Kind, Namespace, Name string }
 
-// Changed are the changes that a follower has not received yet. A read of the view after receiving
+// ObjectChanges are the changes that a follower has not received yet. A read of the view after receiving
 // them returns the state at Revision or later.
-type Changed struct {
+type ObjectChanges struct {
 	Revision uint64
 	All      bool // any object may have changed: this is the first value, or more than MaxChanged objects changed
 	Keys     map[ObjectKey]struct{}
 }
 
-// MaxChanged is the maximum number of Keys. Changed with more keys set All instead.
-const MaxChanged = 4096
+// MaxChangedKeys is the maximum number of Keys. Changed with more keys set All instead.
+const MaxChangedKeys = 4096
 
-// And adds later changes.
-func (c *Changed) And(later Changed) {
+// Merge adds later changes.
+func (c *ObjectChanges) Merge(later ObjectChanges) {
 	c.Revision, c.All = later.Revision, c.All || later.All
 	if c.All {
 		c.Keys = nil
 		return
 	}
 	for k := range later.Keys {
-		c.Name(k)
+		c.AddKey(k)
 	}
 }
 
-// Name adds one changed object.
-func (c *Changed) Name(k ObjectKey) {
+// AddKey adds one changed object.
+func (c *ObjectChanges) AddKey(k ObjectKey) {
 	if c.All {
 		return
 	}
 	if c.Keys == nil {
 		c.Keys = make(map[ObjectKey]struct{})
 	}
-	if c.Keys[k] = struct{}{}; len(c.Keys) > MaxChanged {
+	if c.Keys[k] = struct{}{}; len(c.Keys) > MaxChangedKeys {
 		c.All, c.Keys = true, nil
 	}
 }
@@ -434,15 +434,19 @@ type Cluster struct {
 }
 
 // PodPrefixes returns the prefixes of this node's pods. It is empty while the node has none.
-func (c Cluster) PodPrefixes() []netip.Prefix { return prefixes(c.PodCIDRs, c.PodCIDR) }
+func (c Cluster) PodPrefixes() []netip.Prefix { return parsePrefixes(c.PodCIDRs, c.PodCIDR) }
 
 // ClusterPrefixes returns the prefixes of all pods.
-func (c Cluster) ClusterPrefixes() []netip.Prefix { return prefixes(c.ClusterCIDRs, c.ClusterCIDR) }
+func (c Cluster) ClusterPrefixes() []netip.Prefix {
+	return parsePrefixes(c.ClusterCIDRs, c.ClusterCIDR)
+}
 
 // ServicePrefixes returns the prefixes of cluster IPs.
-func (c Cluster) ServicePrefixes() []netip.Prefix { return prefixes(c.ServiceCIDRs, c.ServiceCIDR) }
+func (c Cluster) ServicePrefixes() []netip.Prefix {
+	return parsePrefixes(c.ServiceCIDRs, c.ServiceCIDR)
+}
 
-func prefixes(all []string, first string) []netip.Prefix {
+func parsePrefixes(all []string, first string) []netip.Prefix {
 	if len(all) == 0 {
 		all = []string{first}
 	}

@@ -14,23 +14,23 @@ import (
 
 // AttachedVolumes reports which attachable volumes the node uses.
 type AttachedVolumes interface {
-	// InUse returns the names, as in Node.status.volumesInUse, of the volumes that may be mounted
+	// VolumesInUse returns the names, as in Node.status.volumesInUse, of the volumes that may be mounted
 	// or are waiting for their attachment. held is the subset that may be mounted. The lists
 	// outlive the agent.
-	InUse() (names, held []v1.UniqueVolumeName, err error)
-	// Alone lists the ReadWriteOncePod claims that pods of this node hold. The list outlives the
+	VolumesInUse() (names, held []v1.UniqueVolumeName, err error)
+	// ExclusiveClaims lists the ReadWriteOncePod claims that pods of this node hold. The list outlives the
 	// agent.
-	Alone() ([]ClaimHeld, error)
-	// Attached lists the pods that use attachable volumes.
-	Attached() ([]types.UID, error)
+	ExclusiveClaims() ([]HeldClaim, error)
+	// PodsWithAttachedVolumes lists the pods that use attachable volumes.
+	PodsWithAttachedVolumes() ([]types.UID, error)
 	// UsesChanged returns a channel that is signaled when the result of another method may have
 	// changed.
 	UsesChanged() <-chan struct{}
 }
 
-// ClaimHeld is a ReadWriteOncePod claim that a pod of the node holds. The pod holds the claim until
+// HeldClaim is a ReadWriteOncePod claim that a pod of the node holds. The pod holds the claim until
 // its volumes are unmounted.
-type ClaimHeld struct {
+type HeldClaim struct {
 	Pod    types.UID `json:"pod"`
 	Claim  types.UID `json:"claim"`
 	Volume string    `json:"volume,omitempty"` // name of the PersistentVolume; "" if an earlier agent did not record it
@@ -40,14 +40,14 @@ type ClaimHeld struct {
 // AllHeld instead.
 const ClaimsHeldAnnotation = "keelson.dev/claims-held"
 
-// AllHeld is the annotation's value if the list is too long. The node may then hold any claim.
-const AllHeld = "all"
+// AllClaimsHeld is the annotation's value if the list is too long. The node may then hold any claim.
+const AllClaimsHeld = "all"
 
-// TellsClaim reports whether the node's object lists the claim as held, or all claims.
-func TellsClaim(n *v1.Node, h ClaimHeld) bool {
+// NodeReportsClaim reports whether the node's object lists the claim as held, or all claims.
+func NodeReportsClaim(n *v1.Node, h HeldClaim) bool {
 	told := n.Annotations[ClaimsHeldAnnotation]
-	var list []ClaimHeld
-	return told == AllHeld || json.Unmarshal([]byte(told), &list) == nil && slices.Contains(list, h)
+	var list []HeldClaim
+	return told == AllClaimsHeld || json.Unmarshal([]byte(told), &list) == nil && slices.Contains(list, h)
 }
 
 // AttachmentName returns the name of the VolumeAttachment of a driver's volume to a node, as in
@@ -56,10 +56,10 @@ func AttachmentName(handle, driver, node string) string {
 	return fmt.Sprintf("csi-%x", sha256.Sum256([]byte(handle+driver+node)))
 }
 
-// AttachmentTo finds the VolumeAttachment of a driver's volume to a node by its name, as in
+// FindAttachment finds the VolumeAttachment of a driver's volume to a node by its name, as in
 // Kubernetes. Its source is not compared: it names the PersistentVolume that was attached first,
 // and another one may have the same handle.
-func AttachmentTo(all []*storagev1.VolumeAttachment, node, driver, handle string) (*storagev1.VolumeAttachment, bool) {
+func FindAttachment(all []*storagev1.VolumeAttachment, node, driver, handle string) (*storagev1.VolumeAttachment, bool) {
 	name := AttachmentName(handle, driver, node)
 	i := slices.IndexFunc(all, func(a *storagev1.VolumeAttachment) bool {
 		return a.Name == name && a.Spec.NodeName == node && a.Spec.Attacher == driver

@@ -5,15 +5,15 @@ import v1 "k8s.io/api/core/v1"
 // The Service of the cluster DNS, named as in every installation of CoreDNS. The control plane sets
 // the annotation when the agents serve DNS at the Service's addresses.
 const (
-	DNSNamespace = "kube-system"
-	DNSService   = "kube-dns"
-	ServedBy     = "keelson.dev/served-by"
-	ServedByNode = "agent"
+	DNSNamespace       = "kube-system"
+	DNSService         = "kube-dns"
+	ServedByAnnotation = "keelson.dev/served-by"
+	ServedByAgent      = "agent"
 )
 
-// ServesDNS reports whether the agents serve DNS at the addresses of a Service: it is the cluster's
+// AgentsServeDNS reports whether the agents serve DNS at the addresses of a Service: it is the cluster's
 // DNS Service and has no selector. If it has a selector, the selected pods serve DNS.
-func ServesDNS(s *v1.Service) bool {
-	return s.Namespace == DNSNamespace && s.Name == DNSService && len(s.Spec.Selector) == 0 && s.Annotations[ServedBy] == ServedByNode &&
+func AgentsServeDNS(s *v1.Service) bool {
+	return s.Namespace == DNSNamespace && s.Name == DNSService && len(s.Spec.Selector) == 0 && s.Annotations[ServedByAnnotation] == ServedByAgent &&
 		s.Spec.Type != v1.ServiceTypeExternalName && s.DeletionTimestamp == nil
 }

@@ -16,7 +16,7 @@ import (
 // FieldValue returns a pod's field for the downward API, as environment variables and downwardAPI
 // volumes contain it. An unknown path is an error that names the path. FieldValue is pure.
 func FieldValue(pod *v1.Pod, path string) (string, error) {
-	if field, key, ok := subscript(path); ok {
+	if field, key, ok := splitSubscript(path); ok {
 		switch field {
 		case "metadata.labels":
 			return pod.Labels[key], nil
@@ -33,9 +33,9 @@ func FieldValue(pod *v1.Pod, path string) (string, error) {
 	case "metadata.uid":
 		return string(pod.UID), nil
 	case "metadata.labels":
-		return quoted(pod.Labels), nil
+		return formatMap(pod.Labels), nil
 	case "metadata.annotations":
-		return quoted(pod.Annotations), nil
+		return formatMap(pod.Annotations), nil
 	case "spec.nodeName", "spec.host": // spec.host is the deprecated name of spec.nodeName
 		return pod.Spec.NodeName, nil
 	case "spec.serviceAccountName":
@@ -60,8 +60,8 @@ func FieldValue(pod *v1.Pod, path string) (string, error) {
 	return "", fmt.Errorf("unsupported fieldPath: %v", path)
 }
 
-// subscript splits a path such as "metadata.labels['key']" into the field and the key.
-func subscript(path string) (field, key string, ok bool) {
+// splitSubscript splits a path such as "metadata.labels['key']" into the field and the key.
+func splitSubscript(path string) (field, key string, ok bool) {
 	open := strings.Index(path, "['")
 	if open < 0 || !strings.HasSuffix(path, "']") || open+2 > len(path)-2 {
 		return "", "", false
@@ -69,8 +69,8 @@ func subscript(path string) (field, key string, ok bool) {
 	return path[:open], path[open+2 : len(path)-2], true
 }
 
-// quoted formats a map as lines key="value", sorted by key.
-func quoted(m map[string]string) string {
+// formatMap formats a map as lines key="value", sorted by key.
+func formatMap(m map[string]string) string {
 	lines := make([]string, 0, len(m))
 	for _, k := range slices.Sorted(maps.Keys(m)) {
 		lines = append(lines, k+"="+strconv.Quote(m[k]))

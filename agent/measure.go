@@ -13,14 +13,14 @@ import (
 // MeasuredRuntime is a Runtime that measures the resource usage of pods.
 type MeasuredRuntime interface {
 	Runtime
-	// Measure reads the current usage of the machine, of all pods together and of each running pod.
+	// MeasureUsage reads the current usage of the machine, of all pods together and of each running pod.
 	// It reads several files per pod and caches nothing; frequent callers cache the result. A pod
 	// that ends during the call is omitted.
-	Measure(context.Context) (*Measured, error)
+	MeasureUsage(context.Context) (*UsageSnapshot, error)
 }
 
-// Measured is the result of one measurement.
-type Measured struct {
+// UsageSnapshot is the result of one measurement.
+type UsageSnapshot struct {
 	Machine Usage // everything that runs on the machine
 	Root    Usage // the cgroup of all pods and everything else in it
 	Pods    []PodUsage
@@ -55,9 +55,9 @@ type VolumeStorage struct {
 	Name, Claim string // Claim is the name of the PersistentVolumeClaim; "" = not a persistent volume
 	At          time.Time
 	Used        uint64
-	// Own is the usage of the volume's own file system; nil = the volume is a directory on the
+	// FileSystem is the usage of the volume's own file system; nil = the volume is a directory on the
 	// node's disk.
-	Own *Disk
+	FileSystem *Disk
 }
 
 // Disk is the capacity and the free space of a file system, in bytes and in inodes.
@@ -101,54 +101,54 @@ type InterfaceUsage struct {
 	ReceiveErrors, SendingErrors uint64
 }
 
-// NodeUsed is the recent usage of a node and its pods. It is shared: receivers must not modify it.
-type NodeUsed struct {
-	At   time.Time // time of the measurement
-	Node *Used     // nil after the first measurement
-	Pods []PodUsed // only pods all of whose containers were measured over a window
+// NodeAverageUsage is the recent usage of a node and its pods. It is shared: receivers must not modify it.
+type NodeAverageUsage struct {
+	At   time.Time         // time of the measurement
+	Node *AverageUsage     // nil after the first measurement
+	Pods []PodAverageUsage // only pods all of whose containers were measured over a window
 }
 
 // UsageReporter is a Reporter that also reports resource usage.
 type UsageReporter interface {
-	// Used replaces the usage that was reported before. It never blocks.
-	Used(u *NodeUsed)
+	// ReportUsage replaces the usage that was reported before. It never blocks.
+	ReportUsage(u *NodeAverageUsage)
 }
 
-// PodUsed is the recent usage of the running containers of a pod.
-type PodUsed struct {
+// PodAverageUsage is the recent usage of the running containers of a pod.
+type PodAverageUsage struct {
 	UID        types.UID
-	Containers []ContainerUsed
+	Containers []ContainerAverageUsage
 }
 
-// ContainerUsed is the recent usage of a container.
-type ContainerUsed struct {
+// ContainerAverageUsage is the recent usage of a container.
+type ContainerAverageUsage struct {
 	Name string
-	Used
+	AverageUsage
 }
 
-// Used is a CPU usage averaged over a window, and the memory at the end of the window.
-type Used struct {
+// AverageUsage is a CPU usage averaged over a window, and the memory at the end of the window.
+type AverageUsage struct {
 	CPU    uint64        // in billionths of a CPU, averaged over Window
 	Memory uint64        // working set in bytes, at the end of Window
 	Window time.Duration // the window ends with the measurement
 }
 
-// Trust provides the certificate of a node's HTTPS server and authenticates and authorizes its
+// ServerTrust provides the certificate of a node's HTTPS server and authenticates and authorizes its
 // clients.
-type Trust interface {
-	// Serving returns the server's certificate: the one that the cluster issued, or a self-signed
+type ServerTrust interface {
+	// ServingCertificate returns the server's certificate: the one that the cluster issued, or a self-signed
 	// one until then.
-	Serving() (*tls.Certificate, error)
-	// Authorities returns the CA certificates for client certificates. It returns nil while they
+	ServingCertificate() (*tls.Certificate, error)
+	// ClientCAs returns the CA certificates for client certificates. It returns nil while they
 	// are unknown.
-	Authorities() *x509.CertPool
-	// Review sends the review to the control plane. An error that wraps ErrNoReview carries no
+	ClientCAs() *x509.CertPool
+	// ReviewAccess sends the review to the control plane. An error that wraps ErrNoReview carries no
 	// statement about the client.
-	Review(ctx context.Context, q Review) (Verdict, error)
+	ReviewAccess(ctx context.Context, q AccessReview) (AccessDecision, error)
 }
 
-// Review asks whether a client may use any of the listed subresources of this node.
-type Review struct {
+// AccessReview asks whether a client may use any of the listed subresources of this node.
+type AccessReview struct {
 	Token        string // the client's bearer token; if empty, a certificate names User and Groups
 	User         string
 	Groups       []string
@@ -157,13 +157,13 @@ type Review struct {
 	Subresources []string
 }
 
-// Verdict is the result of an Review. A client that is not authenticated is not allowed.
-type Verdict struct {
+// AccessDecision is the result of an Review. A client that is not authenticated is not allowed.
+type AccessDecision struct {
 	Authenticated bool
 	User          string
 	Allowed       bool
 	Reason        string // may be empty
 }
 
-// ErrNoReview is returned if no control plane could be reached for a review.
-var ErrNoReview = errors.New("no control plane has judged this")
+// ErrReviewUnavailable is returned if no control plane could be reached for a review.
+var ErrReviewUnavailable = errors.New("no control plane has judged this")

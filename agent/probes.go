@@ -21,22 +21,22 @@ type ProbeTarget struct {
 
 // ProbeState is the state of a container according to its probes.
 type ProbeState struct {
-	Started bool   // the startup probe has passed, or there is none
-	Ready   bool   // the readiness probe passes, or there is none; false before Started
-	GaveUp  string // "liveness" or "startup" if that probe reached its failure threshold; the container must then be restarted
-	Cause   string // message of the last failure of GaveUp
+	Started     bool   // the startup probe has passed, or there is none
+	Ready       bool   // the readiness probe passes, or there is none; false before Started
+	FailedProbe string // "liveness" or "startup" if that probe reached its failure threshold; the container must then be restarted
+	Cause       string // message of the last failure of GaveUp
 }
 
 // ProbeEvent reports a change of the state, or a probe result that must be counted or reported.
 type ProbeEvent struct {
-	State   ProbeState
-	Probe   string // probe of this result: "startup", "liveness", "readiness"; "" for the first event
-	OK      bool
-	Message string // message of a failure
-	Warning string // warning of a successful probe, if any
-	Start   time.Time
-	Took    time.Duration
-	Quick   bool // a failure that does not count: an early attempt before the first period has passed
+	State     ProbeState
+	Probe     string // probe of this result: "startup", "liveness", "readiness"; "" for the first event
+	OK        bool
+	Message   string // message of a failure
+	Warning   string // warning of a successful probe, if any
+	Start     time.Time
+	Took      time.Duration
+	Uncounted bool // a failure that does not count: an early attempt before the first period has passed
 }
 
 // Prober runs probes.

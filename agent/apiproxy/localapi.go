@@ -34,27 +34,27 @@ const (
 	// dialTimeout is the timeout for connecting to one replica. On a link that can carry a cluster,
 	// connecting takes far less time.
 	dialTimeout = time.Second
-	// shunned is how long a replica that could not be reached is tried last.
-	shunned = 5 * time.Second
-	// parting is the default of Config.DrainTime.
-	parting = 10 * time.Second
-	// listenAgain is the interval at which listening is retried while another program uses the
+	// failedPenalty is how long a replica that could not be reached is tried last.
+	failedPenalty = 5 * time.Second
+	// defaultDrainTime is the default of Config.DrainTime.
+	defaultDrainTime = 10 * time.Second
+	// listenRetry is the interval at which listening is retried while another program uses the
 	// address.
-	listenAgain = 10 * time.Second
-	// unacknowledged is the maximum time that data sent to a replica may remain unacknowledged.
-	unacknowledged = 10 * time.Second
+	listenRetry = 10 * time.Second
+	// userTimeout is the maximum time that data sent to a replica may remain unacknowledged.
+	userTimeout = 10 * time.Second
 )
 
-// vanished detects replicas whose machine has failed.
-var vanished = net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: time.Second, Count: 5}
+// keepAlive detects replicas whose machine has failed.
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: time.Second, Count: 5}
 
 // Config is the configuration of a Server.
 type Config struct {
 	Address netip.AddrPort // loopback address to listen on
 	Log     *slog.Logger
 	Limit   int // maximum number of concurrent connections; 0 = 1024
-	// Parting is how long connections to a removed replica are kept; 0 = ten seconds.
-	Parting time.Duration
+	// DrainTime is how long connections to a removed replica are kept; 0 = ten seconds.
+	DrainTime time.Duration
 }
 
 // Server forwards connections to replicas.
@@ -64,39 +64,39 @@ type Server struct {
 	mu      sync.Mutex
 	next    int
 	failed  map[netip.AddrPort]time.Time // replicas that could not be reached, and when
-	open    map[*conn]struct{}
+	open    map[*proxiedConn]struct{}
 	refused bool // the limit has been logged
 }
 
-// conn is one forwarded connection.
-type conn struct {
+// proxiedConn is one forwarded connection.
+type proxiedConn struct {
 	client, replica net.Conn
-	to              netip.AddrPort
+	replicaAddr     netip.AddrPort
 }
 
-func (c *conn) close() {
+func (c *proxiedConn) closeBoth() {
 	c.client.Close()
 	c.replica.Close()
 }
 
 // New returns a Server. It does not listen until it runs.
 func New(cfg Config) *Server {
-	cfg.Parting, cfg.Limit = cmp.Or(cfg.Parting, parting), cmp.Or(cfg.Limit, maxConns)
-	return &Server{cfg: cfg, failed: map[netip.AddrPort]time.Time{}, open: map[*conn]struct{}{}}
+	cfg.DrainTime, cfg.Limit = cmp.Or(cfg.DrainTime, defaultDrainTime), cmp.Or(cfg.Limit, maxConns)
+	return &Server{cfg: cfg, failed: map[netip.AddrPort]time.Time{}, open: map[*proxiedConn]struct{}{}}
 }
 
 // Run forwards connections until ctx ends. If another program uses the address, it logs this once
 // and retries.
 func (s *Server) Run(ctx context.Context, objects agent.Objects, _ agent.Reporter) error {
-	ln, err := s.listen(ctx)
+	ln, err := s.waitForAddress(ctx)
 	if err != nil {
 		return err
 	}
 	return s.Serve(ctx, ln, objects)
 }
 
-// listen listens on the address. It retries while another program uses it.
-func (s *Server) listen(ctx context.Context) (net.Listener, error) {
+// waitForAddress listens on the address. It retries while another program uses it.
+func (s *Server) waitForAddress(ctx context.Context) (net.Listener, error) {
 	for told := false; ; {
 		ln, err := new(net.ListenConfig).Listen(ctx, "tcp", s.cfg.Address.String())
 		if err == nil {
@@ -109,7 +109,7 @@ func (s *Server) listen(ctx context.Context) (net.Listener, error) {
 			told = true
 			s.cfg.Log.Warn("another program uses the address for clients of the API on this node: 'ss -ltnp' shows which one; --local-api-address selects another address", "address", s.cfg.Address)
 		}
-		if err := wait.Delay(ctx, listenAgain); err != nil {
+		if err := wait.Delay(ctx, listenRetry); err != nil {
 			return nil, err
 		}
 	}
@@ -123,9 +123,9 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener, objects agent.Objec
 	defer cancel()
 	defer context.AfterFunc(ctx, func() {
 		ln.Close()
-		s.closeAll(func(*conn) bool { return true })
+		s.closeAll(func(*proxiedConn) bool { return true })
 	})()
-	conns.Go(func() { s.part(ctx, objects) })
+	conns.Go(func() { s.drainRemoved(ctx, objects) })
 	slots := make(chan struct{}, s.cfg.Limit)
 	for {
 		client, err := ln.Accept()
@@ -139,16 +139,16 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener, objects agent.Objec
 		case slots <- struct{}{}:
 			conns.Go(func() {
 				defer func() { <-slots }()
-				s.lead(ctx, client, objects)
+				s.proxyConnection(ctx, client, objects)
 			})
 		default:
 			client.Close()
-			s.tooMany()
+			s.logRefused()
 		}
 	}
 }
 
-func (s *Server) tooMany() {
+func (s *Server) logRefused() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.refused {
@@ -157,16 +157,16 @@ func (s *Server) tooMany() {
 	}
 }
 
-// lead connects a client to a replica until one of them closes the connection.
-func (s *Server) lead(ctx context.Context, client net.Conn, objects agent.Objects) {
+// proxyConnection connects a client to a replica until one of them closes the connection.
+func (s *Server) proxyConnection(ctx context.Context, client net.Conn, objects agent.Objects) {
 	defer client.Close()
-	c := &conn{client: client}
-	for _, to := range s.inTurn(s.own(replicas(objects)), time.Now()) {
-		d := net.Dialer{Timeout: dialTimeout, KeepAliveConfig: vanished, Control: impatient}
+	c := &proxiedConn{client: client}
+	for _, to := range s.rotateReplicas(s.withoutSelf(readyReplicas(objects)), time.Now()) {
+		d := net.Dialer{Timeout: dialTimeout, KeepAliveConfig: keepAlive, Control: configureSocket}
 		replica, err := d.DialContext(ctx, "tcp", to.String())
-		s.answered(to, err == nil)
+		s.recordDial(to, err == nil)
 		if err == nil {
-			c.replica, c.to = replica, to
+			c.replica, c.replicaAddr = replica, to
 			break
 		}
 	}
@@ -177,7 +177,7 @@ func (s *Server) lead(ctx context.Context, client net.Conn, objects agent.Object
 	s.open[c] = struct{}{}
 	s.mu.Unlock()
 	defer func() {
-		c.close()
+		c.closeBoth()
 		s.mu.Lock()
 		delete(s.open, c)
 		s.mu.Unlock()
@@ -185,23 +185,23 @@ func (s *Server) lead(ctx context.Context, client net.Conn, objects agent.Object
 	if ctx.Err() != nil {
 		return // closeAll may already have run
 	}
-	join(client, c.replica)
+	copyBothWays(client, c.replica)
 }
 
-// impatient sets the packet mark of connections to replicas, and the timeout for unacknowledged
+// configureSocket sets the packet mark of connections to replicas, and the timeout for unacknowledged
 // data.
-func impatient(network, address string, raw syscall.RawConn) error {
+func configureSocket(network, address string, raw syscall.RawConn) error {
 	err := agent.MarkReplicaConn(network, address, raw)
 	if err != nil {
 		return err
 	}
 	return errors.Join(raw.Control(func(fd uintptr) {
-		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(unacknowledged.Milliseconds()))
+		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(userTimeout.Milliseconds()))
 	}), err)
 }
 
-// join copies in both directions until both have ended or one has failed.
-func join(a, b net.Conn) {
+// copyBothWays copies in both directions until both have ended or one has failed.
+func copyBothWays(a, b net.Conn) {
 	var both sync.WaitGroup
 	one := func(to, from net.Conn) {
 		if _, err := io.Copy(to, from); err != nil {
@@ -218,8 +218,8 @@ func join(a, b net.Conn) {
 	both.Wait()
 }
 
-// replicas returns the addresses of the ready replicas, in the order of the slice.
-func replicas(objects agent.Objects) []netip.AddrPort {
+// readyReplicas returns the addresses of the ready replicas, in the order of the slice.
+func readyReplicas(objects agent.Objects) []netip.AddrPort {
 	slice, ok := objects.EndpointSlice("default", "kubernetes")
 	if !ok || len(slice.Ports) == 0 || slice.Ports[0].Port == nil {
 		return nil
@@ -238,15 +238,15 @@ func replicas(objects agent.Objects) []netip.AddrPort {
 	return out
 }
 
-// own removes the address of this server. A replica that advertises this address would otherwise
+// withoutSelf removes the address of this server. A replica that advertises this address would otherwise
 // cause a loop.
-func (s *Server) own(all []netip.AddrPort) []netip.AddrPort {
+func (s *Server) withoutSelf(all []netip.AddrPort) []netip.AddrPort {
 	return slices.DeleteFunc(all, func(a netip.AddrPort) bool { return a == s.cfg.Address })
 }
 
-// inTurn returns the replicas, starting with a different one at each call. Replicas that recently
+// rotateReplicas returns the replicas, starting with a different one at each call. Replicas that recently
 // failed come last.
-func (s *Server) inTurn(all []netip.AddrPort, now time.Time) []netip.AddrPort {
+func (s *Server) rotateReplicas(all []netip.AddrPort, now time.Time) []netip.AddrPort {
 	if len(all) == 0 {
 		return nil
 	}
@@ -255,19 +255,19 @@ func (s *Server) inTurn(all []netip.AddrPort, now time.Time) []netip.AddrPort {
 	s.next++
 	at := s.next % len(all)
 	out := slices.Concat(all[at:], all[:at])
-	slices.SortStableFunc(out, func(a, b netip.AddrPort) int { return cmp.Compare(s.shuns(a, now), s.shuns(b, now)) })
+	slices.SortStableFunc(out, func(a, b netip.AddrPort) int { return cmp.Compare(s.failurePenalty(a, now), s.failurePenalty(b, now)) })
 	return out
 }
 
-func (s *Server) shuns(a netip.AddrPort, now time.Time) int {
-	if at, ok := s.failed[a]; ok && now.Sub(at) < shunned {
+func (s *Server) failurePenalty(a netip.AddrPort, now time.Time) int {
+	if at, ok := s.failed[a]; ok && now.Sub(at) < failedPenalty {
 		return 1
 	}
 	return 0
 }
 
-// answered records whether a replica could be reached.
-func (s *Server) answered(a netip.AddrPort, well bool) {
+// recordDial records whether a replica could be reached.
+func (s *Server) recordDial(a netip.AddrPort, well bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if delete(s.failed, a); !well {
@@ -275,8 +275,8 @@ func (s *Server) answered(a netip.AddrPort, well bool) {
 	}
 }
 
-// part closes connections to replicas that have not been listed for Parting.
-func (s *Server) part(ctx context.Context, objects agent.Objects) {
+// drainRemoved closes connections to replicas that have not been listed for Parting.
+func (s *Server) drainRemoved(ctx context.Context, objects agent.Objects) {
 	changes := objects.Follow(ctx, "EndpointSlice")
 	gone := map[netip.AddrPort]time.Time{} // replica → when it was removed from the list
 	due := time.NewTimer(time.Hour)
@@ -294,13 +294,13 @@ func (s *Server) part(ctx context.Context, objects agent.Objects) {
 			}
 		case <-due.C:
 		}
-		due.Reset(s.partFrom(replicas(objects), gone, time.Now()))
+		due.Reset(s.closeDrained(readyReplicas(objects), gone, time.Now()))
 	}
 }
 
-// partFrom closes the connections that are due and returns when to call it again. It closes none
+// closeDrained closes the connections that are due and returns when to call it again. It closes none
 // while the list is empty, because then the list itself is missing.
-func (s *Server) partFrom(listed []netip.AddrPort, gone map[netip.AddrPort]time.Time, now time.Time) time.Duration {
+func (s *Server) closeDrained(listed []netip.AddrPort, gone map[netip.AddrPort]time.Time, now time.Time) time.Duration {
 	next := time.Hour
 	for _, a := range listed {
 		delete(gone, a)
@@ -311,7 +311,7 @@ func (s *Server) partFrom(listed []netip.AddrPort, gone map[netip.AddrPort]time.
 	s.mu.Lock()
 	used := map[netip.AddrPort]bool{}
 	for c := range s.open {
-		used[c.to] = true
+		used[c.replicaAddr] = true
 	}
 	for a := range s.failed {
 		if !slices.Contains(listed, a) {
@@ -332,23 +332,23 @@ func (s *Server) partFrom(listed []netip.AddrPort, gone map[netip.AddrPort]time.
 		if !known {
 			since, gone[a] = now, now
 		}
-		if left := s.cfg.Parting - now.Sub(since); left > 0 {
+		if left := s.cfg.DrainTime - now.Sub(since); left > 0 {
 			next = min(next, left)
 			continue
 		}
 		s.cfg.Log.Info("closing the connections to a replica that is no longer ready", "replica", a)
-		s.closeAll(func(c *conn) bool { return c.to == a })
+		s.closeAll(func(c *proxiedConn) bool { return c.replicaAddr == a })
 		delete(gone, a)
 	}
 	return next
 }
 
-func (s *Server) closeAll(which func(*conn) bool) {
+func (s *Server) closeAll(which func(*proxiedConn) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for c := range s.open {
 		if which(c) {
-			c.close()
+			c.closeBoth()
 		}
 	}
 }

@@ -23,7 +23,7 @@ type view struct {
 	agent.Objects
 	mu      sync.Mutex
 	slice   *discoveryv1.EndpointSlice
-	changes chan agent.Changed
+	changes chan agent.ObjectChanges
 }
 
 func (v *view) EndpointSlice(namespace, name string) (*discoveryv1.EndpointSlice, bool) {
@@ -32,7 +32,7 @@ func (v *view) EndpointSlice(namespace, name string) (*discoveryv1.EndpointSlice
 	return v.slice, v.slice != nil && namespace == "default" && name == "kubernetes"
 }
 
-func (v *view) Follow(context.Context, ...string) <-chan agent.Changed { return v.changes }
+func (v *view) Follow(context.Context, ...string) <-chan agent.ObjectChanges { return v.changes }
 
 // set lists replicas; those with the prefix "-" are not ready.
 func (v *view) set(port int32, addresses ...string) {
@@ -45,7 +45,7 @@ func (v *view) set(port int32, addresses ...string) {
 	v.mu.Lock()
 	v.slice = s
 	v.mu.Unlock()
-	v.changes <- agent.Changed{Keys: map[agent.ObjectKey]struct{}{{Kind: "EndpointSlice", Namespace: "default", Name: "kubernetes"}: {}}}
+	v.changes <- agent.ObjectChanges{Keys: map[agent.ObjectKey]struct{}{{Kind: "EndpointSlice", Namespace: "default", Name: "kubernetes"}: {}}}
 }
 
 // replica sends its name to each client and then echoes the client's data.
@@ -81,7 +81,7 @@ func serve(t *testing.T, cfg Config) (*view, string) {
 		t.Fatal(err)
 	}
 	cfg.Log = slog.New(slog.DiscardHandler)
-	v := &view{changes: make(chan agent.Changed, 16)}
+	v := &view{changes: make(chan agent.ObjectChanges, 16)}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -145,7 +145,7 @@ func TestLeadsToReplicas(t *testing.T) { // F5
 // Connections to a replica that is no longer listed are closed after a while, and no others. None
 // are closed while the list is empty.
 func TestPartsFromReplicas(t *testing.T) {
-	v, at := serve(t, Config{Parting: 50 * time.Millisecond})
+	v, at := serve(t, Config{DrainTime: 50 * time.Millisecond})
 	ln := replica(t, "127.0.0.2:0")
 	port := ln.Addr().(*net.TCPAddr).Port
 	replica(t, fmt.Sprintf("127.0.0.3:%d", port))
@@ -199,7 +199,7 @@ func TestPartingIsPatient(t *testing.T) {
 	a, b := netip.MustParseAddrPort("192.0.2.1:6443"), netip.MustParseAddrPort("192.0.2.2:6443")
 	s := New(Config{Log: slog.New(slog.DiscardHandler)})
 	here, there := net.Pipe()
-	c := &conn{client: here, replica: there, to: a}
+	c := &proxiedConn{client: here, replica: there, replicaAddr: a}
 	s.open[c] = struct{}{}
 	gone, now := map[netip.AddrPort]time.Time{}, time.Unix(1000, 0)
 	closed := func() bool { return here.SetDeadline(time.Time{}) != nil }
@@ -210,15 +210,15 @@ func TestPartingIsPatient(t *testing.T) {
 		closed bool
 	}{
 		{0, []netip.AddrPort{a, b}, time.Hour, false},
-		{time.Second, []netip.AddrPort{b}, parting, false},
-		{4 * time.Second, []netip.AddrPort{b}, parting - 4*time.Second, false},
+		{time.Second, []netip.AddrPort{b}, defaultDrainTime, false},
+		{4 * time.Second, []netip.AddrPort{b}, defaultDrainTime - 4*time.Second, false},
 		{time.Hour, nil, time.Hour, false},
 		{time.Second, []netip.AddrPort{a, b}, time.Hour, false},
-		{time.Second, []netip.AddrPort{b}, parting, false},
-		{parting, []netip.AddrPort{b}, time.Hour, true},
+		{time.Second, []netip.AddrPort{b}, defaultDrainTime, false},
+		{defaultDrainTime, []netip.AddrPort{b}, time.Hour, true},
 	} {
 		now = now.Add(step.after)
-		if next := s.partFrom(step.listed, gone, now); next != step.next || closed() != step.closed {
+		if next := s.closeDrained(step.listed, gone, now); next != step.next || closed() != step.closed {
 			t.Fatalf("step %d: again in %v, want %v; closed %v, want %v", i, next, step.next, closed(), step.closed)
 		}
 	}

@@ -20,7 +20,7 @@ func TestConnectionsToReplicasAreMarked(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer ln.Close()
-	d := net.Dialer{Control: impatient}
+	d := net.Dialer{Control: configureSocket}
 	c, err := d.Dial("tcp", ln.Addr().String())
 	if err != nil {
 		t.Fatal(err)

@@ -16,22 +16,22 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// errShort is returned if too few devices are available.
-var errShort = errors.New("requested number of devices unavailable")
+// errUnavailable is returned if too few devices are available.
+var errUnavailable = errors.New("requested number of devices unavailable")
 
-// need is the request of one container for devices of one resource.
-type need struct {
+// deviceRequest is the request of one container for devices of one resource.
+type deviceRequest struct {
 	container string
 	resource  string
 	count     int64
-	passes    bool // the container exits before the next one starts, which may reuse its devices
+	reusable  bool // the container exits before the next one starts, which may reuse its devices
 }
 
-// needs returns the devices that a pod requests, in the order in which its containers start. The
+// deviceRequests returns the devices that a pod requests, in the order in which its containers start. The
 // caller holds the lock.
-func (m *Manager) needs(pod *v1.Pod) []need {
-	m.load()
-	var out []need
+func (m *Manager) deviceRequests(pod *v1.Pod) []deviceRequest {
+	m.loadRecords()
+	var out []deviceRequest
 	add := func(c *v1.Container, passes bool) {
 		var names []string
 		for name, q := range c.Resources.Limits {
@@ -42,7 +42,7 @@ func (m *Manager) needs(pod *v1.Pod) []need {
 		slices.Sort(names)
 		for _, name := range names {
 			q := c.Resources.Limits[v1.ResourceName(name)]
-			out = append(out, need{container: c.Name, resource: name, count: saturate.Value(&q), passes: passes})
+			out = append(out, deviceRequest{container: c.Name, resource: name, count: saturate.Value(&q), reusable: passes})
 		}
 	}
 	for i := range pod.Spec.InitContainers {
@@ -59,26 +59,26 @@ func (m *Manager) needs(pod *v1.Pod) []need {
 func (m *Manager) Allocate(ctx context.Context, pod *v1.Pod) error {
 	defer m.locks.Lock(string(pod.UID))()
 	m.mu.Lock()
-	needs, r := m.needs(pod), m.pods[pod.UID].copy(pod)
+	needs, r := m.deviceRequests(pod), m.pods[pod.UID].cloneFor(pod)
 	m.mu.Unlock()
-	defer m.unreserve(pod.UID)
-	until, fresh := time.Now().Add(m.cfg.Patience), false
+	defer m.cancelReservations(pod.UID)
+	until, fresh := time.Now().Add(m.cfg.ReturnWait), false
 	left := map[string][]string{} // by resource: devices of init containers that will have exited before the next container starts
 	for _, n := range needs {
 		has, ok := r.Containers[n.container][n.resource]
 		if !ok {
 			var err error
-			if has, err = m.give(ctx, pod, n, left[n.resource], until); err != nil {
+			if has, err = m.allocateDevices(ctx, pod, n, left[n.resource], until); err != nil {
 				return err
 			}
 			if r.Containers[n.container] == nil {
-				r.Containers[n.container] = map[string]given{}
+				r.Containers[n.container] = map[string]allocation{}
 			}
 			r.Containers[n.container][n.resource] = has
 			fresh = true
 		}
 		rest := slices.DeleteFunc(slices.Clone(left[n.resource]), func(id string) bool { return slices.Contains(has.IDs, id) })
-		if n.passes {
+		if n.reusable {
 			rest = append(rest, has.IDs...)
 		}
 		left[n.resource] = rest
@@ -87,19 +87,19 @@ func (m *Manager) Allocate(ctx context.Context, pod *v1.Pod) error {
 		return nil
 	}
 	// The record is saved before the pod may use the devices, so that an allocation is never lost.
-	if err := save(m.file(pod.UID), r); err != nil {
+	if err := saveRecord(m.recordPath(pod.UID), r); err != nil {
 		return fmt.Errorf("recording the devices of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.pods[pod.UID] = r
-	m.watchers.Tell()
+	m.notifier.Notify()
 	return nil
 }
 
-// copy returns a copy of the record that may be modified. For a nil record it returns an empty one.
-func (r *record) copy(pod *v1.Pod) *record {
-	out := &record{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name, Containers: map[string]map[string]given{}}
+// cloneFor returns a copy of the record that may be modified. For a nil record it returns an empty one.
+func (r *podRecord) cloneFor(pod *v1.Pod) *podRecord {
+	out := &podRecord{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name, Containers: map[string]map[string]allocation{}}
 	if r != nil {
 		for c, has := range r.Containers {
 			out.Containers[c] = maps.Clone(has)
@@ -108,9 +108,9 @@ func (r *record) copy(pod *v1.Pod) *record {
 	return out
 }
 
-// give reserves devices for a container and calls Allocate of their plugin.
-func (m *Manager) give(ctx context.Context, pod *v1.Pod, n need, left []string, until time.Time) (g given, err error) {
-	ids, p, err := m.choose(ctx, pod.UID, n, left, until)
+// allocateDevices reserves devices for a container and calls Allocate of their plugin.
+func (m *Manager) allocateDevices(ctx context.Context, pod *v1.Pod, n deviceRequest, left []string, until time.Time) (g allocation, err error) {
+	ids, p, err := m.reserveDevices(ctx, pod.UID, n, left, until)
 	if err != nil {
 		return g, err
 	}
@@ -118,29 +118,29 @@ func (m *Manager) give(ctx context.Context, pod *v1.Pod, n need, left []string, 
 	defer cancel()
 	res, err := p.client.Allocate(ctx, &api.AllocateRequest{ContainerRequests: []*api.ContainerAllocateRequest{{DevicesIds: ids}}})
 	if err != nil {
-		return g, p.failed("Allocate", err)
+		return g, p.callError("Allocate", err)
 	}
-	a, err := taken(res)
+	a, err := parseAllocation(res)
 	if err != nil {
-		return g, p.failed("Allocate", err)
+		return g, p.callError("Allocate", err)
 	}
-	return given{IDs: ids, Answer: a, Prepare: p.options.GetPreStartRequired()}, nil
+	return allocation{IDs: ids, Answer: a, Prepare: p.options.GetPreStartRequired()}, nil
 }
 
-// failed returns the error of a failed plugin call.
-func (p *plugin) failed(call string, err error) error {
-	return fmt.Errorf("device plugin of %s: %s: %s", p.resource, call, shortened(err.Error()))
+// callError returns the error of a failed plugin call.
+func (p *registeredPlugin) callError(call string, err error) error {
+	return fmt.Errorf("device plugin of %s: %s: %s", p.resource, call, truncateText(err.Error()))
 }
 
-// choose reserves devices for a container, preferring those in left. If devices are missing because
+// reserveDevices reserves devices for a container, preferring those in left. If devices are missing because
 // their plugin has just disconnected or a pod is terminating, it waits until the given time.
-func (m *Manager) choose(ctx context.Context, pod types.UID, n need, left []string, until time.Time) ([]string, *plugin, error) {
+func (m *Manager) reserveDevices(ctx context.Context, pod types.UID, n deviceRequest, left []string, until time.Time) ([]string, *registeredPlugin, error) {
 	waiting, stop := context.WithDeadline(ctx, until)
 	defer stop()
 	var news <-chan struct{}
 	for {
-		ids, p, err := m.tryChoose(ctx, pod, n, left)
-		if !errors.Is(err, errShort) || !m.passing(n.resource) {
+		ids, p, err := m.tryReserve(ctx, pod, n, left)
+		if !errors.Is(err, errUnavailable) || !m.isShortageTransient(n.resource) {
 			return ids, p, err
 		}
 		if news == nil {
@@ -155,8 +155,8 @@ func (m *Manager) choose(ctx context.Context, pod types.UID, n need, left []stri
 	}
 }
 
-func (m *Manager) tryChoose(ctx context.Context, pod types.UID, n need, left []string) ([]string, *plugin, error) {
-	free, p, err := m.free(pod, n, left)
+func (m *Manager) tryReserve(ctx context.Context, pod types.UID, n deviceRequest, left []string) ([]string, *registeredPlugin, error) {
+	free, p, err := m.freeDevices(pod, n, left)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -164,16 +164,16 @@ func (m *Manager) tryChoose(ctx context.Context, pod types.UID, n need, left []s
 	missing := n.count - int64(len(ids))
 	var preferred []string
 	if missing > 0 && p.options.GetGetPreferredAllocationAvailable() {
-		if preferred, err = p.preferred(ctx, m.cfg.AskLimit, slices.Concat(ids, free), ids, n.count); err != nil {
+		if preferred, err = p.preferredDevices(ctx, m.cfg.QueryLimit, slices.Concat(ids, free), ids, n.count); err != nil {
 			return nil, nil, err
 		}
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	used := m.used(n.resource)
-	ids = pick(ids, int(n.count), preferred, slices.DeleteFunc(free, func(id string) bool { return used[id] }))
+	used := m.usedDevices(n.resource)
+	ids = selectDevices(ids, int(n.count), preferred, slices.DeleteFunc(free, func(id string) bool { return used[id] }))
 	if int64(len(ids)) < n.count { // another pod has reserved devices in the meantime
-		return nil, nil, fmt.Errorf("%w for %s. Requested: %d, Available: %d", errShort, n.resource, n.count, len(ids))
+		return nil, nil, fmt.Errorf("%w for %s. Requested: %d, Available: %d", errUnavailable, n.resource, n.count, len(ids))
 	}
 	if m.reserved[pod] == nil {
 		m.reserved[pod] = map[string]map[string]bool{}
@@ -187,9 +187,9 @@ func (m *Manager) tryChoose(ctx context.Context, pod types.UID, n need, left []s
 	return ids, p, nil
 }
 
-// free returns the unused healthy devices and their plugin. It returns an error if there are too
+// freeDevices returns the unused healthy devices and their plugin. It returns an error if there are too
 // few.
-func (m *Manager) free(pod types.UID, n need, left []string) ([]string, *plugin, error) {
+func (m *Manager) freeDevices(pod types.UID, n deviceRequest, left []string) ([]string, *registeredPlugin, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for uid, err := range m.damaged {
@@ -197,22 +197,22 @@ func (m *Manager) free(pod types.UID, n need, left []string) ([]string, *plugin,
 	}
 	r := m.resources[n.resource]
 	if r == nil {
-		return nil, nil, fmt.Errorf("%s: %w", n.resource, errGone)
+		return nil, nil, fmt.Errorf("%s: %w", n.resource, errPluginMissing)
 	}
-	used := m.used(n.resource)
-	out := slices.DeleteFunc(r.healthy(), func(id string) bool { return used[id] })
+	used := m.usedDevices(n.resource)
+	out := slices.DeleteFunc(r.healthyDevices(), func(id string) bool { return used[id] })
 	if have := int64(len(out) + len(left)); have < n.count {
-		return nil, nil, fmt.Errorf("%w for %s. Requested: %d, Available: %d", errShort, n.resource, n.count, have)
+		return nil, nil, fmt.Errorf("%w for %s. Requested: %d, Available: %d", errUnavailable, n.resource, n.count, have)
 	}
 	if r.plugin == nil { // the devices in left would suffice, but without the plugin their settings are unknown
-		return nil, nil, fmt.Errorf("%w for %s: %w", errShort, n.resource, errGone)
+		return nil, nil, fmt.Errorf("%w for %s: %w", errUnavailable, n.resource, errPluginMissing)
 	}
 	return out, r.plugin, nil
 }
 
-// pick adds devices to chosen until there are count: first free devices that the plugin prefers,
+// selectDevices adds devices to chosen until there are count: first free devices that the plugin prefers,
 // then other free devices. It is pure.
-func pick(chosen []string, count int, preferred, free []string) []string {
+func selectDevices(chosen []string, count int, preferred, free []string) []string {
 	out, open := slices.Clone(chosen), map[string]bool{}
 	for _, id := range free {
 		open[id] = true
@@ -227,14 +227,14 @@ func pick(chosen []string, count int, preferred, free []string) []string {
 	return out
 }
 
-// preferred asks the plugin which devices it prefers. The answer is not binding.
-func (p *plugin) preferred(ctx context.Context, limit time.Duration, available, must []string, count int64) ([]string, error) {
+// preferredDevices asks the plugin which devices it prefers. The answer is not binding.
+func (p *registeredPlugin) preferredDevices(ctx context.Context, limit time.Duration, available, must []string, count int64) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	res, err := p.client.GetPreferredAllocation(ctx, &api.PreferredAllocationRequest{ContainerRequests: []*api.ContainerPreferredAllocationRequest{
 		{AvailableDeviceIDs: available, MustIncludeDeviceIDs: must, AllocationSize: int32(count)}}}) // count cannot overflow, because that many devices exist
 	if err != nil {
-		return nil, p.failed("GetPreferredAllocation", err)
+		return nil, p.callError("GetPreferredAllocation", err)
 	}
 	if len(res.GetContainerResponses()) == 0 {
 		return nil, nil
@@ -242,9 +242,9 @@ func (p *plugin) preferred(ctx context.Context, limit time.Duration, available, 
 	return res.ContainerResponses[0].GetDeviceIDs(), nil
 }
 
-// used returns the devices of a resource that pods have or have reserved. The caller holds the
+// usedDevices returns the devices of a resource that pods have or have reserved. The caller holds the
 // lock.
-func (m *Manager) used(name string) map[string]bool {
+func (m *Manager) usedDevices(name string) map[string]bool {
 	out := map[string]bool{}
 	for _, r := range m.pods {
 		for _, has := range r.Containers {
@@ -259,23 +259,23 @@ func (m *Manager) used(name string) map[string]bool {
 	return out
 }
 
-// unreserve removes the reservations of a pod. Its record, if saved, keeps the devices allocated.
-func (m *Manager) unreserve(pod types.UID) {
+// cancelReservations removes the reservations of a pod. Its record, if saved, keeps the devices allocated.
+func (m *Manager) cancelReservations(pod types.UID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.reserved[pod] != nil {
 		delete(m.reserved, pod)
-		m.watchers.Tell()
+		m.notifier.Notify()
 	}
 }
 
-// passing reports whether missing devices may soon be available. Their plugin has just
+// isShortageTransient reports whether missing devices may soon be available. Their plugin has just
 // disconnected, as during a restart of the plugin or agent, or a pod that has devices is
 // terminating.
-func (m *Manager) passing(name string) bool {
+func (m *Manager) isShortageTransient(name string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if r := m.resources[name]; r != nil && r.plugin == nil && time.Since(r.gone) < m.cfg.Patience {
+	if r := m.resources[name]; r != nil && r.plugin == nil && time.Since(r.lostAt) < m.cfg.ReturnWait {
 		return true
 	}
 	for uid, r := range m.pods {
@@ -295,8 +295,8 @@ func (m *Manager) passing(name string) bool {
 func (m *Manager) Container(ctx context.Context, pod *v1.Pod, container string) (out agent.PluginDevices, err error) {
 	m.mu.Lock()
 	var missing bool
-	for _, n := range m.needs(pod) {
-		_, has := m.pods[pod.UID].of(container)[n.resource]
+	for _, n := range m.deviceRequests(pod) {
+		_, has := m.pods[pod.UID].containerDevices(container)[n.resource]
 		missing = missing || n.container == container && !has
 	}
 	m.mu.Unlock()
@@ -306,43 +306,43 @@ func (m *Manager) Container(ctx context.Context, pod *v1.Pod, container string) 
 		}
 	}
 	m.mu.Lock()
-	has := m.pods[pod.UID].of(container)
+	has := m.pods[pod.UID].containerDevices(container)
 	m.mu.Unlock()
 	seen := map[string]bool{}
 	for _, name := range slices.Sorted(maps.Keys(has)) {
 		g := has[name]
 		if g.Prepare {
-			if err := m.prepare(ctx, name, g.IDs); err != nil {
+			if err := m.preStart(ctx, name, g.IDs); err != nil {
 				return agent.PluginDevices{}, err
 			}
 		}
-		g.Answer.add(&out, seen)
+		g.Answer.addTo(&out, seen)
 	}
 	return out, nil
 }
 
-func (r *record) of(container string) map[string]given {
+func (r *podRecord) containerDevices(container string) map[string]allocation {
 	if r == nil {
 		return nil
 	}
 	return r.Containers[container]
 }
 
-// prepare calls PreStartContainer of the plugin for the devices of a container.
-func (m *Manager) prepare(ctx context.Context, name string, ids []string) error {
+// preStart calls PreStartContainer of the plugin for the devices of a container.
+func (m *Manager) preStart(ctx context.Context, name string, ids []string) error {
 	m.mu.Lock()
-	var p *plugin
+	var p *registeredPlugin
 	if r := m.resources[name]; r != nil {
 		p = r.plugin
 	}
 	m.mu.Unlock()
 	if p == nil {
-		return fmt.Errorf("preparing devices of %s before the container starts: %w", name, errGone)
+		return fmt.Errorf("preparing devices of %s before the container starts: %w", name, errPluginMissing)
 	}
 	ctx, cancel := context.WithTimeout(ctx, m.cfg.AllocateLimit)
 	defer cancel()
 	if _, err := p.client.PreStartContainer(ctx, &api.PreStartContainerRequest{DevicesIds: ids}); err != nil {
-		return p.failed("PreStartContainer", err)
+		return p.callError("PreStartContainer", err)
 	}
 	return nil
 }

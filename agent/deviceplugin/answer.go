@@ -15,9 +15,9 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// answer are the settings of a container from an Allocate response, in the form in which they are
+// containerSettings are the settings of a container from an Allocate response, in the form in which they are
 // stored.
-type answer struct {
+type containerSettings struct {
 	Envs        map[string]string `json:"envs,omitempty"`
 	Mounts      []mount           `json:"mounts,omitempty"`
 	Devices     []device          `json:"devices,omitempty"`
@@ -37,60 +37,60 @@ type device struct {
 	Permissions string `json:"permissions"`
 }
 
-// taken validates the response for one container.
-func taken(res *api.AllocateResponse) (a answer, err error) {
+// parseAllocation validates the response for one container.
+func parseAllocation(res *api.AllocateResponse) (a containerSettings, err error) {
 	if n := len(res.GetContainerResponses()); n != 1 {
 		return a, fmt.Errorf("responses for %d containers, and one was requested", n)
 	}
 	c := res.ContainerResponses[0]
 	for what, n := range map[string]int{"variables": len(c.Envs), "mounts": len(c.Mounts), "devices": len(c.Devices), "annotations": len(c.Annotations),
 		"CDI devices": len(c.CdiDevices)} {
-		if n > maxThings {
-			return a, fmt.Errorf("%d %s: %d at most", n, what, maxThings)
+		if n > maxSettings {
+			return a, fmt.Errorf("%d %s: %d at most", n, what, maxSettings)
 		}
 	}
 	a.Envs, a.Annotations = c.Envs, c.Annotations
 	for k, v := range c.Envs {
 		if k == "" || strings.ContainsAny(k, "=\x00") || strings.Contains(v, "\x00") {
-			return a, fmt.Errorf("%q is not a valid environment variable", shortened(k))
+			return a, fmt.Errorf("%q is not a valid environment variable", truncateText(k))
 		}
 	}
 	for _, d := range c.Mounts {
-		if err := absolute(d.ContainerPath, d.HostPath); err != nil {
+		if err := checkAbsolute(d.ContainerPath, d.HostPath); err != nil {
 			return a, fmt.Errorf("a mount: %w", err)
 		}
 		a.Mounts = append(a.Mounts, mount{Container: d.ContainerPath, Host: d.HostPath, ReadOnly: d.ReadOnly})
 	}
 	for _, d := range c.Devices {
-		if err := absolute(d.ContainerPath, d.HostPath); err != nil {
+		if err := checkAbsolute(d.ContainerPath, d.HostPath); err != nil {
 			return a, fmt.Errorf("a device: %w", err)
 		}
 		if strings.Trim(d.Permissions, "rwm") != "" || len(d.Permissions) > 3 {
-			return a, fmt.Errorf("device %s has the permissions %q: want a combination of r, w and m", shortened(d.HostPath), shortened(d.Permissions))
+			return a, fmt.Errorf("device %s has the permissions %q: want a combination of r, w and m", truncateText(d.HostPath), truncateText(d.Permissions))
 		}
 		a.Devices = append(a.Devices, device{Container: d.ContainerPath, Host: d.HostPath, Permissions: d.Permissions})
 	}
 	for _, d := range c.CdiDevices {
 		if _, _, _, err := parser.ParseQualifiedName(d.GetName()); err != nil || len(d.GetName()) > maxID {
-			return a, fmt.Errorf("%q is not a CDI device name: want vendor/class=name", shortened(d.GetName()))
+			return a, fmt.Errorf("%q is not a CDI device name: want vendor/class=name", truncateText(d.GetName()))
 		}
 		a.CDI = append(a.CDI, d.GetName())
 	}
 	return a, nil
 }
 
-func absolute(paths ...string) error {
+func checkAbsolute(paths ...string) error {
 	for _, p := range paths {
 		if !filepath.IsAbs(p) || len(p) > maxText || strings.Contains(p, "\x00") {
-			return fmt.Errorf("%q is not an absolute path", shortened(p))
+			return fmt.Errorf("%q is not an absolute path", truncateText(p))
 		}
 	}
 	return nil
 }
 
-// add adds the settings of one resource to those of a container. If two plugins set the same
+// addTo adds the settings of one resource to those of a container. If two plugins set the same
 // variable, path or annotation, the first one wins; callers add resources in order.
-func (a *answer) add(out *agent.PluginDevices, seen map[string]bool) {
+func (a *containerSettings) addTo(out *agent.PluginDevices, seen map[string]bool) {
 	first := func(kind, name string) bool {
 		key := kind + "\x00" + name
 		was := seen[key]
@@ -127,5 +127,5 @@ func (a *answer) add(out *agent.PluginDevices, seen map[string]bool) {
 	}
 }
 
-// errGone is returned if the plugin of a resource is not connected.
-var errGone = errors.New("its device plugin is not connected")
+// errPluginMissing is returned if the plugin of a resource is not connected.
+var errPluginMissing = errors.New("its device plugin is not connected")

@@ -32,7 +32,7 @@ const (
 	maxNodes     = 64      // NUMA nodes of a device; further nodes are ignored
 	maxList      = 4 << 20 // bytes of one device list
 	maxAnswer    = 1 << 20 // bytes of any other response
-	maxThings    = 1024    // variables, mounts, devices, annotations and CDI devices of one container, each
+	maxSettings  = 1024    // variables, mounts, devices, annotations and CDI devices of one container, each
 	maxText      = 4096    // bytes of a path or of a plugin's error message
 )
 
@@ -45,9 +45,9 @@ type Config struct {
 	Log          *slog.Logger
 
 	AllocateLimit time.Duration // timeout of Allocate and PreStartContainer: 30 s
-	AskLimit      time.Duration // timeout of other calls: 10 s
+	QueryLimit    time.Duration // timeout of other calls: 10 s
 	Grace         time.Duration // how long the devices of a disconnected plugin count toward capacity: 5 min
-	Patience      time.Duration // how long a pod waits for a plugin to reconnect: 10 s
+	ReturnWait    time.Duration // how long a pod waits for a plugin to reconnect: 10 s
 }
 
 // Manager implements agent.Plugins.
@@ -57,24 +57,24 @@ type Manager struct {
 
 	mu        sync.Mutex
 	loaded    bool
-	resources map[string]*pool
-	pods      map[types.UID]*record
+	resources map[string]*devicePool
+	pods      map[types.UID]*podRecord
 	damaged   map[types.UID]error // records that cannot be read, so that the pod's devices are unknown
 	reserved  map[types.UID]map[string]map[string]bool
-	pending   map[string]*plugin // by resource: the newest registration, until its first device list
-	sockets   map[string]*plugin // by registration socket
-	run       context.Context    // context of Run; nil while Run is not active
+	pending   map[string]*registeredPlugin // by resource: the newest registration, until its first device list
+	sockets   map[string]*registeredPlugin // by registration socket
+	runCtx    context.Context              // context of Run; nil while Run is not active
 	serving   sync.WaitGroup
-	watchers  agent.Watchers
+	notifier  agent.ChangeNotifier
 }
 
 var _ agent.Plugins = (*Manager)(nil)
 
-// pool holds the devices of one resource.
-type pool struct {
-	plugin  *plugin // nil while no plugin is connected
+// devicePool holds the devices of one resource.
+type devicePool struct {
+	plugin  *registeredPlugin // nil while no plugin is connected
 	devices map[string]bool
-	gone    time.Time // when the plugin disconnected
+	lostAt  time.Time // when the plugin disconnected
 }
 
 // New returns a Manager. It starts nothing.
@@ -85,20 +85,20 @@ func New(cfg Config) *Manager {
 	for _, d := range []struct {
 		to        *time.Duration
 		otherwise time.Duration
-	}{{&cfg.AllocateLimit, 30 * time.Second}, {&cfg.AskLimit, 10 * time.Second}, {&cfg.Grace, 5 * time.Minute}, {&cfg.Patience, 10 * time.Second}} {
+	}{{&cfg.AllocateLimit, 30 * time.Second}, {&cfg.QueryLimit, 10 * time.Second}, {&cfg.Grace, 5 * time.Minute}, {&cfg.ReturnWait, 10 * time.Second}} {
 		if *d.to == 0 {
 			*d.to = d.otherwise
 		}
 	}
-	return &Manager{cfg: cfg, resources: map[string]*pool{}, pods: map[types.UID]*record{}, damaged: map[types.UID]error{},
-		reserved: map[types.UID]map[string]map[string]bool{}, pending: map[string]*plugin{}, sockets: map[string]*plugin{}}
+	return &Manager{cfg: cfg, resources: map[string]*devicePool{}, pods: map[types.UID]*podRecord{}, damaged: map[types.UID]error{},
+		reserved: map[types.UID]map[string]map[string]bool{}, pending: map[string]*registeredPlugin{}, sockets: map[string]*registeredPlugin{}}
 }
 
 // Manages implements agent.Plugins.
 func (m *Manager) Manages(name v1.ResourceName) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.load()
+	m.loadRecords()
 	return m.resources[string(name)] != nil
 }
 
@@ -108,14 +108,14 @@ func (m *Manager) Manages(name v1.ResourceName) bool {
 func (m *Manager) Resources() (capacity, allocatable v1.ResourceList) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.load()
+	m.loadRecords()
 	capacity, allocatable = v1.ResourceList{}, v1.ResourceList{}
 	for name, p := range m.resources {
 		all, healthy := int64(len(p.devices)), int64(0)
 		switch {
 		case p.plugin != nil:
-			healthy = int64(len(p.healthy()))
-		case time.Since(p.gone) >= m.cfg.Grace:
+			healthy = int64(len(p.healthyDevices()))
+		case time.Since(p.lostAt) >= m.cfg.Grace:
 			all = 0
 		}
 		capacity[v1.ResourceName(name)] = *resource.NewQuantity(all, resource.DecimalSI)
@@ -124,8 +124,8 @@ func (m *Manager) Resources() (capacity, allocatable v1.ResourceList) {
 	return capacity, allocatable
 }
 
-// healthy returns the devices that may be allocated, in order.
-func (p *pool) healthy() []string {
+// healthyDevices returns the devices that may be allocated, in order.
+func (p *devicePool) healthyDevices() []string {
 	if p.plugin == nil {
 		return nil
 	}
@@ -143,7 +143,7 @@ func (p *pool) healthy() []string {
 func (m *Manager) Health(uid types.UID) map[string][]v1.ResourceStatus {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.load()
+	m.loadRecords()
 	r := m.pods[uid]
 	if r == nil {
 		return nil
@@ -153,7 +153,7 @@ func (m *Manager) Health(uid types.UID) map[string][]v1.ResourceStatus {
 		for _, name := range slices.Sorted(maps.Keys(has)) {
 			s := v1.ResourceStatus{Name: v1.ResourceName(name)}
 			for _, id := range has[name].IDs {
-				s.Resources = append(s.Resources, v1.ResourceHealth{ResourceID: v1.ResourceID(id), Health: m.resources[name].health(id)})
+				s.Resources = append(s.Resources, v1.ResourceHealth{ResourceID: v1.ResourceID(id), Health: m.resources[name].deviceHealth(id)})
 			}
 			out[container] = append(out[container], s)
 		}
@@ -161,9 +161,9 @@ func (m *Manager) Health(uid types.UID) map[string][]v1.ResourceStatus {
 	return out
 }
 
-// health returns the health of a device. It is unknown while the plugin is disconnected or if the
+// deviceHealth returns the health of a device. It is unknown while the plugin is disconnected or if the
 // plugin no longer lists the device.
-func (p *pool) health(id string) v1.ResourceHealthStatus {
+func (p *devicePool) deviceHealth(id string) v1.ResourceHealthStatus {
 	if p == nil || p.plugin == nil {
 		return v1.ResourceHealthStatusUnknown
 	}
@@ -178,10 +178,10 @@ func (p *pool) health(id string) v1.ResourceHealthStatus {
 }
 
 // AllocatedDevices returns the devices of a pod by container and resource.
-func (m *Manager) Given(pod types.UID) map[string]map[string][]agent.PluginDevice {
+func (m *Manager) AllocatedDevices(pod types.UID) map[string]map[string][]agent.PluginDevice {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.load()
+	m.loadRecords()
 	r := m.pods[pod]
 	if r == nil {
 		return nil
@@ -191,7 +191,7 @@ func (m *Manager) Given(pod types.UID) map[string]map[string][]agent.PluginDevic
 		out[container] = map[string][]agent.PluginDevice{}
 		for name, g := range has {
 			for _, id := range g.IDs {
-				out[container][name] = append(out[container][name], m.resources[name].told(id))
+				out[container][name] = append(out[container][name], m.resources[name].pluginDevice(id))
 			}
 		}
 	}
@@ -200,21 +200,21 @@ func (m *Manager) Given(pod types.UID) map[string]map[string][]agent.PluginDevic
 
 // AllocatableDevices returns the devices that can be allocated, including those that are, by
 // resource.
-func (m *Manager) Allocatable() map[string][]agent.PluginDevice {
+func (m *Manager) AllocatableDevices() map[string][]agent.PluginDevice {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.load()
+	m.loadRecords()
 	out := map[string][]agent.PluginDevice{}
 	for name, p := range m.resources {
-		for _, id := range p.healthy() {
-			out[name] = append(out[name], p.told(id))
+		for _, id := range p.healthyDevices() {
+			out[name] = append(out[name], p.pluginDevice(id))
 		}
 	}
 	return out
 }
 
-// told returns a device with its NUMA nodes.
-func (p *pool) told(id string) agent.PluginDevice {
+// pluginDevice returns a device with its NUMA nodes.
+func (p *devicePool) pluginDevice(id string) agent.PluginDevice {
 	d := agent.PluginDevice{ID: id}
 	if p != nil && p.plugin != nil {
 		d.Nodes = p.plugin.numa[id]
@@ -223,18 +223,18 @@ func (p *pool) told(id string) agent.PluginDevice {
 }
 
 // Changes implements agent.Plugins.
-func (m *Manager) Changes(ctx context.Context) <-chan struct{} { return m.watchers.Changes(ctx) }
+func (m *Manager) Changes(ctx context.Context) <-chan struct{} { return m.notifier.Subscribe(ctx) }
 
-// listed stores the device list of a plugin. With its first list, a new registration replaces the
+// setDevices stores the device list of a plugin. With its first list, a new registration replaces the
 // previous one of the resource.
-func (m *Manager) listed(p *plugin, devices map[string]bool, numa map[string][]int64) {
+func (m *Manager) setDevices(p *registeredPlugin, devices map[string]bool, numa map[string][]int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.load()
+	m.loadRecords()
 	r := m.resources[p.resource]
 	switch {
 	case r == nil:
-		r = &pool{}
+		r = &devicePool{}
 		m.resources[p.resource] = r
 		if err := m.saveNames(); err != nil {
 			m.cfg.Log.Error("a resource name could not be recorded: a restarted agent would not know the resource", "resource", p.resource, "err", err)
@@ -243,7 +243,7 @@ func (m *Manager) listed(p *plugin, devices map[string]bool, numa map[string][]i
 		if m.pending[p.resource] != p {
 			return // another plugin has registered in the meantime
 		}
-		r.plugin.end()
+		r.plugin.stop()
 	}
 	if m.pending[p.resource] == p {
 		delete(m.pending, p.resource)
@@ -253,14 +253,14 @@ func (m *Manager) listed(p *plugin, devices map[string]bool, numa map[string][]i
 		return
 	}
 	r.plugin, r.devices = p, devices
-	m.watchers.Tell()
+	m.notifier.Notify()
 }
 
-// lost records that a plugin has disconnected.
-func (m *Manager) lost(p *plugin, why error) {
+// removePlugin records that a plugin has disconnected.
+func (m *Manager) removePlugin(p *registeredPlugin, why error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.run == nil || m.run.Err() != nil {
+	if m.runCtx == nil || m.runCtx.Err() != nil {
 		return // Run is ending; the next Run starts without plugins
 	}
 	if m.pending[p.resource] == p {
@@ -272,36 +272,36 @@ func (m *Manager) lost(p *plugin, why error) {
 		return
 	}
 	m.cfg.Log.Warn("a device plugin disconnected: its devices are not allocated", "resource", p.resource, "socket", p.endpoint, "err", why)
-	r.plugin, r.gone = nil, time.Now()
-	time.AfterFunc(m.cfg.Grace, m.again)
-	m.watchers.Tell()
+	r.plugin, r.lostAt = nil, time.Now()
+	time.AfterFunc(m.cfg.Grace, m.notifyChange)
+	m.notifier.Notify()
 }
 
-// anew removes the plugins of an earlier Run. The caller holds the lock.
-func (m *Manager) anew() {
+// resetPlugins removes the plugins of an earlier Run. The caller holds the lock.
+func (m *Manager) resetPlugins() {
 	clear(m.pending)
 	clear(m.sockets)
 	for _, r := range m.resources {
 		if r.plugin != nil {
-			r.plugin, r.gone = nil, time.Now()
-			time.AfterFunc(m.cfg.Grace, m.again)
+			r.plugin, r.lostAt = nil, time.Now()
+			time.AfterFunc(m.cfg.Grace, m.notifyChange)
 		}
 	}
-	m.watchers.Tell()
+	m.notifier.Notify()
 }
 
-// again notifies subscribers of a change.
-func (m *Manager) again() {
+// notifyChange notifies subscribers of a change.
+func (m *Manager) notifyChange() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.watchers.Tell()
+	m.notifier.Notify()
 }
 
-// known returns an error if the limit of resources is reached. Before that, it removes the resource
+// admitResource returns an error if the limit of resources is reached. Before that, it removes the resource
 // that has been without a plugin for the longest time and whose devices no pod uses. The caller
 // holds the lock.
-func (m *Manager) known(name string) error {
-	m.load()
+func (m *Manager) admitResource(name string) error {
+	m.loadRecords()
 	all := len(m.pending)
 	for n := range m.pending {
 		if m.resources[n] != nil {
@@ -313,8 +313,8 @@ func (m *Manager) known(name string) error {
 	}
 	oldest := ""
 	for n, r := range m.resources {
-		if r.plugin == nil && m.pending[n] == nil && time.Since(r.gone) >= m.cfg.Grace && len(m.used(n)) == 0 &&
-			(oldest == "" || r.gone.Before(m.resources[oldest].gone)) {
+		if r.plugin == nil && m.pending[n] == nil && time.Since(r.lostAt) >= m.cfg.Grace && len(m.usedDevices(n)) == 0 &&
+			(oldest == "" || r.lostAt.Before(m.resources[oldest].lostAt)) {
 			oldest = n
 		}
 	}

@@ -97,7 +97,7 @@ func TestBadPlugins(t *testing.T) {
 		if err == nil || !strings.HasPrefix(err.Error(), want) || len(err.Error()) > 1024 {
 			t.Errorf("%s: %v", mode, err)
 		}
-		if pods, err := r.m.Pods(); err != nil || len(pods) > 0 || len(r.m.used("example.com/good")) > 0 {
+		if pods, err := r.m.Pods(); err != nil || len(pods) > 0 || len(r.m.usedDevices("example.com/good")) > 0 {
 			t.Errorf("%s: all or none: pods %v have devices, %v", mode, pods, err)
 		}
 	}
@@ -141,22 +141,25 @@ func TestEndlessLists(t *testing.T) {
 func TestNames(t *testing.T) {
 	for name, fine := range map[string]bool{"example.com/thing": true, "thing": false, "": false, "kubernetes.io/thing": false, "a.kubernetes.io/x": false,
 		"requests.example.com/x": false, "example.com/" + strings.Repeat("x", 64): false, "example.com/a/b": false, "EXAMPLE.com/x": false} {
-		if err := extended(name); (err == nil) != fine {
+		if err := checkResourceName(name); (err == nil) != fine {
 			t.Errorf("%q: %v", name, err)
 		}
 	}
-	r := newRig(t, func(c *Config) { c.AskLimit, c.Grace = 10*time.Second, time.Millisecond })
+	r := newRig(t, func(c *Config) { c.QueryLimit, c.Grace = 10*time.Second, time.Millisecond })
 	var err error
-	r.eventually(func() error { _, err := r.m.begin("example.com/r0", filepath.Join(r.dir, "none"), nil); return err })
+	r.eventually(func() error {
+		_, err := r.m.startPlugin("example.com/r0", filepath.Join(r.dir, "none"), nil)
+		return err
+	})
 	for i := range maxResources {
 		if err == nil {
-			_, err = r.m.begin(fmt.Sprint("example.com/r", i), filepath.Join(r.dir, "none"), nil)
+			_, err = r.m.startPlugin(fmt.Sprint("example.com/r", i), filepath.Join(r.dir, "none"), nil)
 		}
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.m.begin("example.com/more", filepath.Join(r.dir, "none"), nil); err == nil || !strings.Contains(err.Error(), "64 resources") {
+	if _, err := r.m.startPlugin("example.com/more", filepath.Join(r.dir, "none"), nil); err == nil || !strings.Contains(err.Error(), "64 resources") {
 		t.Errorf("one too many: %v", err)
 	}
 }
@@ -214,7 +217,7 @@ func TestPreference(t *testing.T) {
 	if err := r.m.Allocate(t.Context(), podOf("2", asks("x", 1, "example.com/odd"))); err != nil {
 		t.Error(err)
 	}
-	if used := r.m.used("example.com/odd"); len(used) != 1 || !used["c"] {
+	if used := r.m.usedDevices("example.com/odd"); len(used) != 1 || !used["c"] {
 		t.Errorf("given %v", used)
 	}
 }
@@ -223,7 +226,7 @@ func TestPick(t *testing.T) {
 	for _, c := range []struct{ chosen, preferred, free, want string }{
 		{"", "", "a b c", "a b"}, {"z", "", "a b", "a z"}, {"", "c", "a b c", "a c"}, {"", "x c c", "a b c", "a c"}, {"x y", "a", "a b", "x y"}, {"", "", "a", "a"},
 	} {
-		got := pick(strings.Fields(c.chosen), 2, strings.Fields(c.preferred), strings.Fields(c.free))
+		got := selectDevices(strings.Fields(c.chosen), 2, strings.Fields(c.preferred), strings.Fields(c.free))
 		if strings.Join(got, " ") != c.want {
 			t.Errorf("%+v: %v", c, got)
 		}
@@ -279,7 +282,7 @@ func TestContainers(t *testing.T) {
 	}
 	p.once()
 	r.has(thing, 2, 0)
-	if _, err := r.m.Container(t.Context(), pod, "x"); !errors.Is(err, errGone) {
+	if _, err := r.m.Container(t.Context(), pod, "x"); !errors.Is(err, errPluginMissing) {
 		t.Errorf("nobody is there who would prepare it: %v", err)
 	}
 }
@@ -287,7 +290,7 @@ func TestContainers(t *testing.T) {
 // A restarted agent has all allocations; plugins register again by themselves; a pod that starts
 // before they have done so waits for them. F92
 func TestNewAgent(t *testing.T) {
-	r := newRig(t, func(c *Config) { c.Patience = 20 * time.Second })
+	r := newRig(t, func(c *Config) { c.ReturnWait = 20 * time.Second })
 	p := r.plugin("thing", "--devices=a,b")
 	r.has(thing, 2, 2)
 	r.registered(p, true, 1)
@@ -326,7 +329,7 @@ func TestNewAgent(t *testing.T) {
 
 // A pod that starts while another one is terminating waits for its devices. F92
 func TestDevicesOfAnEndingPod(t *testing.T) {
-	r := newRig(t, func(c *Config) { c.Patience = 20 * time.Second })
+	r := newRig(t, func(c *Config) { c.ReturnWait = 20 * time.Second })
 	r.plugin("thing", "--devices=a")
 	r.has(thing, 1, 1)
 	one, two := podOf("1", asks("x", 1)), podOf("2", asks("x", 1))
@@ -335,7 +338,7 @@ func TestDevicesOfAnEndingPod(t *testing.T) {
 		t.Fatal(err)
 	}
 	begin := time.Now()
-	if err := r.m.Allocate(t.Context(), two); !errors.Is(err, errShort) || time.Since(begin) > 10*time.Second {
+	if err := r.m.Allocate(t.Context(), two); !errors.Is(err, errUnavailable) || time.Since(begin) > 10*time.Second {
 		t.Errorf("who has it stays: %v", err)
 	}
 	ending := one.DeepCopy()
@@ -428,7 +431,7 @@ func TestNoDeviceTwice(t *testing.T) {
 				defer mu.Unlock()
 				if err != nil {
 					refused++
-					if !errors.Is(err, errShort) {
+					if !errors.Is(err, errUnavailable) {
 						t.Error(err)
 					}
 					return
@@ -436,7 +439,7 @@ func TestNoDeviceTwice(t *testing.T) {
 				r.m.mu.Lock()
 				defer r.m.mu.Unlock()
 				for _, c := range []string{"x", "y"} {
-					for _, id := range r.m.pods[p.UID].of(c)[thing].IDs {
+					for _, id := range r.m.pods[p.UID].containerDevices(c)[thing].IDs {
 						if owner[id] != "" {
 							t.Errorf("round %d: device %s is with pod %s and %s/%s", round, id, owner[id], p.UID, c)
 						}
@@ -446,8 +449,8 @@ func TestNoDeviceTwice(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		if refused == 0 || len(r.m.used(thing)) != len(owner) {
-			t.Errorf("round %d: %d of 8 refused; %d devices with pods, %d counted", round, refused, len(owner), len(r.m.used(thing)))
+		if refused == 0 || len(r.m.usedDevices(thing)) != len(owner) {
+			t.Errorf("round %d: %d of 8 refused; %d devices with pods, %d counted", round, refused, len(owner), len(r.m.usedDevices(thing)))
 		}
 		for i := range 8 {
 			if err := r.m.Release(types.UID(fmt.Sprint(i))); err != nil {

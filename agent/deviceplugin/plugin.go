@@ -17,11 +17,11 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// plugin is one registration of a plugin.
-type plugin struct {
+// registeredPlugin is one registration of a plugin.
+type registeredPlugin struct {
 	resource string
 	endpoint string
-	end      context.CancelFunc
+	stop     context.CancelFunc
 
 	// Set by follow before the first list.
 	client  api.DevicePluginClient
@@ -37,8 +37,8 @@ const (
 	listEvery   = time.Second
 )
 
-// follow processes the device lists of a plugin until the stream ends, and returns the reason.
-func (m *Manager) follow(ctx context.Context, p *plugin) error {
+// watchDevices processes the device lists of a plugin until the stream ends, and returns the reason.
+func (m *Manager) watchDevices(ctx context.Context, p *registeredPlugin) error {
 	conn, err := grpc.NewClient("unix://"+p.endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)), grpc.WithMaxHeaderListSize(maxText),
 		// a plugin may start to serve after it has registered
@@ -49,7 +49,7 @@ func (m *Manager) follow(ctx context.Context, p *plugin) error {
 	}
 	defer conn.Close()
 	p.client = api.NewDevicePluginClient(conn)
-	if err := p.ask(ctx, m.cfg.AskLimit); err != nil {
+	if err := p.fetchOptions(ctx, m.cfg.QueryLimit); err != nil {
 		return err
 	}
 	stream, err := p.client.ListAndWatch(ctx, &api.Empty{}, grpc.MaxCallRecvMsgSize(maxList))
@@ -62,11 +62,11 @@ func (m *Manager) follow(ctx context.Context, p *plugin) error {
 		if err != nil {
 			return fmt.Errorf("ListAndWatch: %w", err)
 		}
-		devices, err := judged(res.GetDevices())
+		devices, err := parseDevices(res.GetDevices())
 		if err != nil {
 			return fmt.Errorf("ListAndWatch: %w", err)
 		}
-		m.listed(p, devices, nodes(res.GetDevices()))
+		m.setDevices(p, devices, numaNodes(res.GetDevices()))
 		if earned := int(time.Since(since) / listEvery); earned > 0 {
 			left, since = min(listsAtOnce, left+earned), time.Now()
 		}
@@ -78,9 +78,9 @@ func (m *Manager) follow(ctx context.Context, p *plugin) error {
 	}
 }
 
-// ask waits until the plugin responds, and stores its options unless the registration contained
+// fetchOptions waits until the plugin responds, and stores its options unless the registration contained
 // them.
-func (p *plugin) ask(ctx context.Context, limit time.Duration) error {
+func (p *registeredPlugin) fetchOptions(ctx context.Context, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	got, err := p.client.GetDevicePluginOptions(ctx, &api.Empty{}, grpc.WaitForReady(true))
@@ -96,8 +96,8 @@ func (p *plugin) ask(ctx context.Context, limit time.Duration) error {
 	return nil
 }
 
-// judged validates a device list and returns whether each device is healthy.
-func judged(list []*api.Device) (map[string]bool, error) {
+// parseDevices validates a device list and returns whether each device is healthy.
+func parseDevices(list []*api.Device) (map[string]bool, error) {
 	if len(list) > maxDevices {
 		return nil, fmt.Errorf("%d devices: a plugin may have at most %d", len(list), maxDevices)
 	}
@@ -108,7 +108,7 @@ func judged(list []*api.Device) (map[string]bool, error) {
 		case id == "":
 			return nil, errors.New("a device has no name")
 		case len(id) > maxID || !utf8.ValidString(id):
-			return nil, fmt.Errorf("device %q: IDs have at most %d bytes of UTF-8", shortened(id), maxID)
+			return nil, fmt.Errorf("device %q: IDs have at most %d bytes of UTF-8", truncateText(id), maxID)
 		case twice:
 			return nil, fmt.Errorf("device %q is listed twice", id)
 		}
@@ -117,8 +117,8 @@ func judged(list []*api.Device) (map[string]bool, error) {
 	return out, nil
 }
 
-// nodes returns the NUMA nodes of the devices in a list.
-func nodes(list []*api.Device) map[string][]int64 {
+// numaNodes returns the NUMA nodes of the devices in a list.
+func numaNodes(list []*api.Device) map[string][]int64 {
 	out := map[string][]int64{}
 	for _, d := range list {
 		for _, n := range d.GetTopology().GetNodes() {

@@ -20,9 +20,9 @@ import (
 	"keelson.dev/keelson/internal/durable"
 )
 
-// version is the version of the format on disk. New fields get new names and never change their
+// recordVersion is the version of the format on disk. New fields get new names and never change their
 // meaning; readers ignore unknown fields.
-const version = 1
+const recordVersion = 1
 
 // maxRecord is the maximum size of a record, in bytes.
 const maxRecord = 16 << 20
@@ -30,35 +30,35 @@ const maxRecord = 16 << 20
 // namesFile is the file with the names of resources. Each pod has a separate file.
 const namesFile = "resources.json"
 
-// record stores the allocations of a pod by container and resource.
-type record struct {
-	UID        types.UID                   `json:"uid"`
-	Namespace  string                      `json:"namespace"`
-	Name       string                      `json:"name"`
-	Containers map[string]map[string]given `json:"containers"`
+// podRecord stores the allocations of a pod by container and resource.
+type podRecord struct {
+	UID        types.UID                        `json:"uid"`
+	Namespace  string                           `json:"namespace"`
+	Name       string                           `json:"name"`
+	Containers map[string]map[string]allocation `json:"containers"`
 }
 
-// given is the allocation of one resource to one container.
-type given struct {
-	IDs     []string `json:"ids"`
-	Answer  answer   `json:"answer"`
-	Prepare bool     `json:"prepare,omitempty"` // call PreStartContainer before each start
+// allocation is the allocation of one resource to one container.
+type allocation struct {
+	IDs     []string          `json:"ids"`
+	Answer  containerSettings `json:"answer"`
+	Prepare bool              `json:"prepare,omitempty"` // call PreStartContainer before each start
 }
 
-// envelope is the content of a file. Its checksum detects damage.
-type envelope struct {
+// recordFile is the content of a file. Its checksum detects damage.
+type recordFile struct {
 	Version  int             `json:"version"`
 	Checksum string          `json:"checksum"` // SHA-256 of the bytes of content
 	Content  json.RawMessage `json:"content"`
 }
 
-func save(file string, content any) error {
+func saveRecord(file string, content any) error {
 	b, err := json.Marshal(content)
 	if err != nil {
 		return err
 	}
 	sum := sha256.Sum256(b)
-	if b, err = json.Marshal(envelope{Version: version, Checksum: hex.EncodeToString(sum[:]), Content: b}); err != nil {
+	if b, err = json.Marshal(recordFile{Version: recordVersion, Checksum: hex.EncodeToString(sum[:]), Content: b}); err != nil {
 		return err
 	}
 	if len(b) > maxRecord {
@@ -67,7 +67,7 @@ func save(file string, content any) error {
 	return durable.Write(file, b)
 }
 
-func read(file string, content any) error {
+func readRecord(file string, content any) error {
 	f, err := os.Open(file)
 	if err != nil {
 		return err
@@ -77,33 +77,33 @@ func read(file string, content any) error {
 	if err != nil {
 		return err
 	}
-	var e envelope
+	var e recordFile
 	if err := json.Unmarshal(b, &e); err != nil {
 		return err
 	}
 	sum := sha256.Sum256(e.Content)
 	switch {
-	case e.Version != version:
-		return fmt.Errorf("version %d: this agent supports version %d", e.Version, version)
+	case e.Version != recordVersion:
+		return fmt.Errorf("version %d: this agent supports version %d", e.Version, recordVersion)
 	case hex.EncodeToString(sum[:]) != e.Checksum:
 		return errors.New("the checksum does not match")
 	}
 	return json.Unmarshal(e.Content, content)
 }
 
-func (m *Manager) file(pod types.UID) string {
+func (m *Manager) recordPath(pod types.UID) string {
 	return filepath.Join(m.cfg.State, "pod-"+filepath.Base(string(pod))+".json")
 }
 
-// load reads the records of an earlier process, once. The caller holds the lock.
-func (m *Manager) load() {
+// loadRecords reads the records of an earlier process, once. The caller holds the lock.
+func (m *Manager) loadRecords() {
 	if m.loaded {
 		return
 	}
 	m.loaded = true
 	now := time.Now()
 	var names []string
-	if err := read(filepath.Join(m.cfg.State, namesFile), &names); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := readRecord(filepath.Join(m.cfg.State, namesFile), &names); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		m.cfg.Log.Error("the recorded resource names of device plugins cannot be read", "err", err)
 	}
 	files, err := filepath.Glob(filepath.Join(m.cfg.State, "pod-*.json"))
@@ -112,8 +112,8 @@ func (m *Manager) load() {
 	}
 	for _, f := range files {
 		uid := types.UID(strings.TrimSuffix(strings.TrimPrefix(filepath.Base(f), "pod-"), ".json"))
-		r := &record{}
-		if err := read(f, r); err != nil {
+		r := &podRecord{}
+		if err := readRecord(f, r); err != nil {
 			m.cfg.Log.Error("the devices of a pod are unknown: no devices are allocated until the pod is deleted", "uid", uid, "file", f, "err", err)
 			m.damaged[uid] = fmt.Errorf("record %s: %w", f, err)
 			continue
@@ -124,24 +124,24 @@ func (m *Manager) load() {
 		}
 	}
 	for _, n := range names {
-		if extended(n) == nil && len(m.resources) < maxResources {
-			m.resources[n] = &pool{gone: now}
+		if checkResourceName(n) == nil && len(m.resources) < maxResources {
+			m.resources[n] = &devicePool{lostAt: now}
 		}
 	}
 	if len(m.resources) > 0 {
-		time.AfterFunc(m.cfg.Grace, m.again)
+		time.AfterFunc(m.cfg.Grace, m.notifyChange)
 	}
 }
 
 func (m *Manager) saveNames() error {
-	return save(filepath.Join(m.cfg.State, namesFile), slices.Sorted(maps.Keys(m.resources)))
+	return saveRecord(filepath.Join(m.cfg.State, namesFile), slices.Sorted(maps.Keys(m.resources)))
 }
 
 // Pods implements agent.Plugins.
 func (m *Manager) Pods() ([]types.UID, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.load()
+	m.loadRecords()
 	return slices.Concat(slices.Sorted(maps.Keys(m.pods)), slices.Sorted(maps.Keys(m.damaged))), nil
 }
 
@@ -150,15 +150,15 @@ func (m *Manager) Release(pod types.UID) error {
 	defer m.locks.Lock(string(pod))()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.load()
+	m.loadRecords()
 	if m.pods[pod] == nil && m.damaged[pod] == nil {
 		return nil
 	}
-	if err := os.Remove(m.file(pod)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Remove(m.recordPath(pod)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("releasing the devices of plugins: %w", err)
 	}
 	delete(m.pods, pod)
 	delete(m.damaged, pod)
-	m.watchers.Tell()
+	m.notifier.Notify()
 	return nil
 }

@@ -28,8 +28,8 @@ const (
 	socketName = "kubelet.sock" // the socket at which plugins register
 	scanEvery  = 5 * time.Second
 
-	maxStrangers = 64       // connections of registering plugins
-	maxRequest   = 64 << 10 // bytes of a registration
+	maxConnections = 64       // connections of registering plugins
+	maxRequest     = 64 << 10 // bytes of a registration
 )
 
 // Run accepts registrations of plugins until ctx ends or an error occurs. It first removes the
@@ -39,28 +39,28 @@ func (m *Manager) Run(ctx context.Context) error {
 	defer m.serving.Wait()
 	defer cancel()
 	m.mu.Lock()
-	m.load()
-	m.anew()
-	m.run = ctx
+	m.loadRecords()
+	m.resetPlugins()
+	m.runCtx = ctx
 	m.mu.Unlock()
 	defer func() {
 		m.mu.Lock()
-		m.run = nil
+		m.runCtx = nil
 		m.mu.Unlock()
 	}()
 	failed := make(chan error, 1)
 	if m.cfg.Dir != "" {
-		l, err := m.listen()
+		l, err := m.listenForPlugins()
 		if err != nil {
 			return fmt.Errorf("accepting registrations of device plugins: %w", err)
 		}
 		s := grpc.NewServer(grpc.MaxRecvMsgSize(maxRequest), grpc.MaxConcurrentStreams(4), grpc.ConnectionTimeout(5*time.Second),
 			grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: time.Minute}))
-		api.RegisterRegistrationServer(s, registrar{m: m})
-		go func() { failed <- s.Serve(netutil.LimitListener(l, maxStrangers)) }()
+		api.RegisterRegistrationServer(s, registrationServer{m: m})
+		go func() { failed <- s.Serve(netutil.LimitListener(l, maxConnections)) }()
 		defer s.Stop()
 	}
-	folder := m.registrations()
+	folder := m.registrationFolder()
 	t := time.NewTicker(scanEvery)
 	defer t.Stop()
 	for {
@@ -75,7 +75,7 @@ func (m *Manager) Run(ctx context.Context) error {
 	}
 }
 
-func (m *Manager) listen() (net.Listener, error) {
+func (m *Manager) listenForPlugins() (net.Listener, error) {
 	if err := os.MkdirAll(m.cfg.Dir, 0o750); err != nil {
 		return nil, err
 	}
@@ -94,47 +94,47 @@ func (m *Manager) listen() (net.Listener, error) {
 	return net.Listen("unix", filepath.Join(m.cfg.Dir, socketName))
 }
 
-// registrar implements the Registration service.
-type registrar struct {
+// registrationServer implements the Registration service.
+type registrationServer struct {
 	api.UnimplementedRegistrationServer
 	m *Manager
 }
 
 // Register implements the Registration service.
-func (r registrar) Register(_ context.Context, q *api.RegisterRequest) (*api.Empty, error) {
-	if err := r.m.register(q); err != nil {
-		r.m.cfg.Log.Warn("the registration of a device plugin is rejected", "resource", shortened(q.GetResourceName()), "err", err)
+func (r registrationServer) Register(_ context.Context, q *api.RegisterRequest) (*api.Empty, error) {
+	if err := r.m.registerPlugin(q); err != nil {
+		r.m.cfg.Log.Warn("the registration of a device plugin is rejected", "resource", truncateText(q.GetResourceName()), "err", err)
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
 	return &api.Empty{}, nil
 }
 
-func (m *Manager) register(q *api.RegisterRequest) error {
+func (m *Manager) registerPlugin(q *api.RegisterRequest) error {
 	if !slices.Contains(api.SupportedVersions[:], q.GetVersion()) {
-		return fmt.Errorf("version %q of the device plugin API is not supported: want one of %q", shortened(q.GetVersion()), api.SupportedVersions)
+		return fmt.Errorf("version %q of the device plugin API is not supported: want one of %q", truncateText(q.GetVersion()), api.SupportedVersions)
 	}
 	name := q.GetEndpoint()
 	if name == "" || name != filepath.Base(name) || name == "." || name == ".." || name == socketName {
-		return fmt.Errorf("endpoint %q: want the name of a socket in directory %s", shortened(name), m.cfg.Dir)
+		return fmt.Errorf("endpoint %q: want the name of a socket in directory %s", truncateText(name), m.cfg.Dir)
 	}
-	_, err := m.begin(q.GetResourceName(), filepath.Join(m.cfg.Dir, name), q.GetOptions())
+	_, err := m.startPlugin(q.GetResourceName(), filepath.Join(m.cfg.Dir, name), q.GetOptions())
 	return err
 }
 
-// registrations returns the scanner of the directory in which plugins announce themselves.
-func (m *Manager) registrations() *csi.RegistrationFolder {
+// registrationFolder returns the scanner of the directory in which plugins announce themselves.
+func (m *Manager) registrationFolder() *csi.RegistrationFolder {
 	return &csi.RegistrationFolder{Dir: m.cfg.Registration, Kind: registration.DevicePlugin, Log: m.cfg.Log,
 		OnRegister: func(_ context.Context, socket string, info *registration.PluginInfo) error {
 			if !slices.ContainsFunc(info.GetSupportedVersions(), func(v string) bool { return slices.Contains(api.SupportedVersions[:], v) }) {
-				return fmt.Errorf("device plugin %s supports versions %q: want %s", shortened(info.GetName()),
+				return fmt.Errorf("device plugin %s supports versions %q: want %s", truncateText(info.GetName()),
 					info.GetSupportedVersions(), api.Version)
 			}
 			endpoint := filepath.Clean(strings.TrimPrefix(info.GetEndpoint(), "unix://"))
 			if !filepath.IsAbs(endpoint) {
 				return fmt.Errorf("device plugin %s registers with the endpoint %q: want the absolute path of a socket on the node",
-					shortened(info.GetName()), shortened(info.GetEndpoint()))
+					truncateText(info.GetName()), truncateText(info.GetEndpoint()))
 			}
-			p, err := m.begin(info.GetName(), endpoint, nil)
+			p, err := m.startPlugin(info.GetName(), endpoint, nil)
 			if err != nil {
 				return err
 			}
@@ -147,54 +147,54 @@ func (m *Manager) registrations() *csi.RegistrationFolder {
 			m.mu.Lock()
 			defer m.mu.Unlock()
 			if p := m.sockets[socket]; p != nil {
-				p.end()
+				p.stop()
 				delete(m.sockets, socket)
 			}
 		}}
 }
 
-// begin starts to watch a plugin of a resource. If options is nil, the plugin is asked for them.
-func (m *Manager) begin(name, endpoint string, options *api.DevicePluginOptions) (*plugin, error) {
-	if err := extended(name); err != nil {
+// startPlugin starts to watch a plugin of a resource. If options is nil, the plugin is asked for them.
+func (m *Manager) startPlugin(name, endpoint string, options *api.DevicePluginOptions) (*registeredPlugin, error) {
+	if err := checkResourceName(name); err != nil {
 		return nil, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.run == nil {
+	if m.runCtx == nil {
 		return nil, errors.New("the agent is stopping")
 	}
-	if err := m.known(name); err != nil {
+	if err := m.admitResource(name); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancel(m.run)
-	p := &plugin{resource: name, endpoint: endpoint, end: cancel, options: options}
+	ctx, cancel := context.WithCancel(m.runCtx)
+	p := &registeredPlugin{resource: name, endpoint: endpoint, stop: cancel, options: options}
 	if before := m.pending[name]; before != nil {
-		before.end()
+		before.stop()
 	}
 	m.pending[name] = p
 	m.cfg.Log.Info("a device plugin registers", "resource", name, "socket", endpoint)
 	m.serving.Go(func() {
 		defer cancel()
-		m.lost(p, m.follow(ctx, p))
+		m.removePlugin(p, m.watchDevices(ctx, p))
 	})
 	return p, nil
 }
 
-// extended returns an error if a name is not a valid extended resource name in Kubernetes.
-func extended(name string) error {
+// checkResourceName returns an error if a name is not a valid extended resource name in Kubernetes.
+func checkResourceName(name string) error {
 	domain, _, ok := strings.Cut(name, "/")
 	switch {
 	case !ok, strings.Contains(domain, "kubernetes.io"), strings.HasPrefix(name, "requests."):
-		return fmt.Errorf("resource %q: want DOMAIN/NAME with a domain other than kubernetes.io", shortened(name))
+		return fmt.Errorf("resource %q: want DOMAIN/NAME with a domain other than kubernetes.io", truncateText(name))
 	}
 	if msgs := validation.IsQualifiedName("requests." + name); len(msgs) > 0 {
-		return fmt.Errorf("resource %q: %s", shortened(name), msgs[0])
+		return fmt.Errorf("resource %q: %s", truncateText(name), msgs[0])
 	}
 	return nil
 }
 
-// shortened limits the length of a plugin's text, which may become part of an Event.
-func shortened(s string) string {
+// truncateText limits the length of a plugin's text, which may become part of an Event.
+func truncateText(s string) string {
 	const most = 512
 	if len(s) > most {
 		s = s[:most] + "..."

@@ -57,7 +57,7 @@ func newRig(t *testing.T, change ...func(*Config)) *rig {
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	r := &rig{T: t, dir: dir, cluster: fake.NewCluster()}
 	r.cfg = Config{Dir: filepath.Join(dir, "p"), Registration: filepath.Join(dir, "r"), State: filepath.Join(dir, "s"), Objects: r.cluster,
-		Log: slog.New(slog.NewTextHandler(writer{t}, nil)), Patience: time.Millisecond}
+		Log: slog.New(slog.NewTextHandler(writer{t}, nil)), ReturnWait: time.Millisecond}
 	for _, f := range change {
 		f(&r.cfg)
 	}
@@ -211,7 +211,7 @@ func (r *rig) given(p *v1.Pod) string {
 	var out []string
 	for _, list := range [][]v1.Container{p.Spec.InitContainers, p.Spec.Containers} {
 		for _, c := range list {
-			if has, ok := r.m.pods[p.UID].of(c.Name)[thing]; ok {
+			if has, ok := r.m.pods[p.UID].containerDevices(c.Name)[thing]; ok {
 				out = append(out, c.Name+":"+strings.Join(has.IDs, ","))
 			}
 		}

@@ -24,15 +24,15 @@ type allotment struct {
 }
 
 func (a allotment) String() string {
-	return fmt.Sprintf("device %s of pool %s of DRA driver %s", shortened(a.Device), shortened(a.Pool), a.Driver)
+	return fmt.Sprintf("device %s of pool %s of DRA driver %s", truncateText(a.Device), truncateText(a.Pool), a.Driver)
 }
 
 func (a allotment) sameDevice(b allotment) bool {
 	return a.Driver == b.Driver && a.Pool == b.Pool && a.Device == b.Device
 }
 
-// allotted returns the devices of a claim in a fixed order.
-func allotted(claim *resourcev1.ResourceClaim) []allotment {
+// allocatedDevices returns the devices of a claim in a fixed order.
+func allocatedDevices(claim *resourcev1.ResourceClaim) []allotment {
 	out := []allotment{}
 	if claim.Status.Allocation == nil {
 		return out
@@ -51,10 +51,10 @@ func allotted(claim *resourcev1.ResourceClaim) []allotment {
 	return out
 }
 
-// has returns the devices of a record. Earlier agents did not store them; for such a record it
+// recordedDevices returns the devices of a record. Earlier agents did not store them; for such a record it
 // returns the devices that the drivers prepared and those that the control plane has allocated. all
 // is false if there may be others.
-func (d *Devices) has(r *record) (has []allotment, all bool) {
+func (d *Devices) recordedDevices(r *claimRecord) (has []allotment, all bool) {
 	if r.Allotted != nil {
 		return r.Allotted, true
 	}
@@ -64,22 +64,22 @@ func (d *Devices) has(r *record) (has []allotment, all bool) {
 		}
 	}
 	if c, ok := d.cfg.Objects.ResourceClaim(r.Namespace, r.Name); ok && c.UID == r.UID && c.Status.Allocation != nil {
-		return append(has, allotted(c)...), true
+		return append(has, allocatedDevices(c)...), true
 	}
 	return has, len(has) > 0
 }
 
-// known reports whether the control plane has allocated the device to the record's claim. If so,
+// isAllocatedTo reports whether the control plane has allocated the device to the record's claim. If so,
 // its accounting of shared devices includes this claim.
-func (d *Devices) known(r *record, a allotment) bool {
+func (d *Devices) isAllocatedTo(r *claimRecord, a allotment) bool {
 	c, ok := d.cfg.Objects.ResourceClaim(r.Namespace, r.Name)
-	return ok && c.UID == r.UID && slices.Contains(allotted(c), a)
+	return ok && c.UID == r.UID && slices.Contains(allocatedDevices(c), a)
 }
 
-// free returns an error if pods of another claim use one of the claim's devices on this node.
+// checkFree returns an error if pods of another claim use one of the claim's devices on this node.
 // Damaged records are ignored, because their devices are unknown.
-func (d *Devices) free(claim *resourcev1.ResourceClaim) error {
-	all, _, err := d.records()
+func (d *Devices) checkFree(claim *resourcev1.ResourceClaim) error {
+	all, _, err := d.readAllRecords()
 	if err != nil {
 		return err
 	}
@@ -87,16 +87,16 @@ func (d *Devices) free(claim *resourcev1.ResourceClaim) error {
 		if r.UID == claim.UID {
 			continue
 		}
-		if what := d.conflict(r, allotted(claim)); what != "" {
-			return fmt.Errorf("%s is in use on this node by resourceclaim %s/%s with uid %s (%s): it is available after they have ended", what, r.Namespace, r.Name, r.UID, r.users())
+		if what := d.findConflict(r, allocatedDevices(claim)); what != "" {
+			return fmt.Errorf("%s is in use on this node by resourceclaim %s/%s with uid %s (%s): it is available after they have ended", what, r.Namespace, r.Name, r.UID, r.describeUsers())
 		}
 	}
 	return nil
 }
 
-// conflict describes the first of the wanted devices that the record's claim holds; "" = none.
-func (d *Devices) conflict(r *record, wanted []allotment) string {
-	has, all := d.has(r)
+// findConflict describes the first of the wanted devices that the record's claim holds; "" = none.
+func (d *Devices) findConflict(r *claimRecord, wanted []allotment) string {
+	has, all := d.recordedDevices(r)
 	for _, w := range wanted {
 		if w.Admin {
 			continue
@@ -105,7 +105,7 @@ func (d *Devices) conflict(r *record, wanted []allotment) string {
 			return w.String() + ", or may be,"
 		}
 		for _, h := range has {
-			if !h.Admin && h.sameDevice(w) && (h.Share == "" || w.Share == "" || h.Share == w.Share || !d.known(r, h)) {
+			if !h.Admin && h.sameDevice(w) && (h.Share == "" || w.Share == "" || h.Share == w.Share || !d.isAllocatedTo(r, h)) {
 				return w.String()
 			}
 		}
@@ -113,21 +113,21 @@ func (d *Devices) conflict(r *record, wanted []allotment) string {
 	return ""
 }
 
-// unchanged returns an error if pods on this node use the claim with other devices than its current
+// checkUnchanged returns an error if pods on this node use the claim with other devices than its current
 // allocation.
-func (r *record) unchanged(claim *resourcev1.ResourceClaim) error {
-	if r.Allotted == nil || slices.Equal(r.Allotted, allotted(claim)) {
+func (r *claimRecord) checkUnchanged(claim *resourcev1.ResourceClaim) error {
+	if r.Allotted == nil || slices.Equal(r.Allotted, allocatedDevices(claim)) {
 		return nil
 	}
 	former := "no device"
 	if len(r.Allotted) > 0 {
 		former = r.Allotted[0].String()
 	}
-	return fmt.Errorf("it is in use on this node with other devices than its current ones (%s, for %s): it is available after they have ended; delete them if they do not end by themselves", former, r.users())
+	return fmt.Errorf("it is in use on this node with other devices than its current ones (%s, for %s): it is available after they have ended; delete them if they do not end by themselves", former, r.describeUsers())
 }
 
-// users names a few pods of a record.
-func (r *record) users() string {
+// describeUsers names a few pods of a record.
+func (r *claimRecord) describeUsers() string {
 	const most = 3
 	out := "pods with uid " + strings.Join(asStrings(r.Pods[:min(len(r.Pods), most)]), ", ")
 	if len(r.Pods) > most {

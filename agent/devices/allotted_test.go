@@ -143,7 +143,7 @@ func (l life) play(t *testing.T, dir string, number int) bool {
 }
 
 func sorted(all []allotment) []allotment {
-	return allotted(given("x", "x", all))
+	return allocatedDevices(given("x", "x", all))
 }
 
 // unnote turns a record into one written by an agent that did not store the devices of claims.
@@ -152,7 +152,7 @@ func unnote(t *testing.T, file string, had []allotment) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var r record
+	var r claimRecord
 	if err := json.Unmarshal(b, &r); err != nil {
 		t.Fatal(err)
 	}

@@ -50,13 +50,13 @@ var _ agent.Devices = (*Devices)(nil)
 type Devices struct {
 	cfg   Config
 	locks keylock.Locks // per claim
-	// entering is held while a claim's devices are checked and recorded as in use.
-	entering sync.Mutex
-	*registry
+	// recordMu is held while a claim's devices are checked and recorded as in use.
+	recordMu sync.Mutex
+	*driverRegistry
 
-	mu   sync.Mutex
-	told map[types.UID]bool    // damaged records that have been logged
-	held map[types.UID]*record // the records on disk, loaded on first use; shared: must not be modified
+	mu            sync.Mutex
+	loggedDamaged map[types.UID]bool         // damaged records that have been logged
+	records       map[types.UID]*claimRecord // the records on disk, loaded on first use; shared: must not be modified
 }
 
 // New returns Devices. It starts nothing.
@@ -64,7 +64,7 @@ func New(cfg Config) *Devices {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Devices{cfg: cfg, registry: newRegistry(cfg.Registration, cfg.Log), told: map[types.UID]bool{}}
+	return &Devices{cfg: cfg, driverRegistry: newRegistry(cfg.Registration, cfg.Log), loggedDamaged: map[types.UID]bool{}}
 }
 
 // Prepare implements agent.Devices.
@@ -75,23 +75,23 @@ func (d *Devices) Prepare(ctx context.Context, pod *v1.Pod) (agent.ClaimedDevice
 	out := agent.ClaimedDevices{}
 	for i := range pod.Spec.ResourceClaims {
 		entry := &pod.Spec.ResourceClaims[i]
-		claim, err := d.claim(pod, entry)
+		claim, err := d.findClaim(pod, entry)
 		if err != nil {
 			return nil, err
 		}
 		if claim == nil {
 			continue
 		}
-		if out[entry.Name], err = d.prepare(ctx, pod.UID, claim); err != nil {
+		if out[entry.Name], err = d.prepareClaim(ctx, pod.UID, claim); err != nil {
 			return nil, fmt.Errorf("preparing the devices of resourceclaim %s/%s: %w", claim.Namespace, claim.Name, err)
 		}
 	}
 	return out, nil
 }
 
-// claim returns the claim of an entry. The claim must be allocated and reserved for the pod. It
+// findClaim returns the claim of an entry. The claim must be allocated and reserved for the pod. It
 // returns nil if the entry requires no claim.
-func (d *Devices) claim(pod *v1.Pod, entry *v1.PodResourceClaim) (*resourcev1.ResourceClaim, error) {
+func (d *Devices) findClaim(pod *v1.Pod, entry *v1.PodResourceClaim) (*resourcev1.ResourceClaim, error) {
 	name, own, err := resourceclaim.Name(pod, entry)
 	if err != nil || name == nil {
 		return nil, err
@@ -114,10 +114,10 @@ func (d *Devices) claim(pod *v1.Pod, entry *v1.PodResourceClaim) (*resourcev1.Re
 	return claim, nil
 }
 
-func (d *Devices) prepare(ctx context.Context, pod types.UID, claim *resourcev1.ResourceClaim) ([]agent.ClaimedDevice, error) {
+func (d *Devices) prepareClaim(ctx context.Context, pod types.UID, claim *resourcev1.ResourceClaim) ([]agent.ClaimedDevice, error) {
 	defer d.locks.Lock(string(claim.UID))()
-	file := d.file(claim.UID)
-	r, err := d.enter(file, pod, claim)
+	file := d.recordPath(claim.UID)
+	r, err := d.recordUse(file, pod, claim)
 	if err != nil {
 		return nil, err
 	}
@@ -126,47 +126,47 @@ func (d *Devices) prepare(ctx context.Context, pod types.UID, claim *resourcev1.
 	}
 	r.Devices = nil
 	for _, name := range r.Drivers {
-		got, err := d.ask(ctx, name, r)
+		got, err := d.prepareWithDriver(ctx, name, r)
 		if err != nil {
 			return nil, err
 		}
 		r.Devices = append(r.Devices, got...)
 	}
 	r.Prepared = true
-	return r.Devices, d.write(file, r)
+	return r.Devices, d.writeRecord(file, r)
 }
 
-// enter records that a pod uses the claim and its devices, before the first driver is called. It
+// recordUse records that a pod uses the claim and its devices, before the first driver is called. It
 // ensures that no two records hold the same device.
-func (d *Devices) enter(file string, pod types.UID, claim *resourcev1.ResourceClaim) (*record, error) {
-	d.entering.Lock()
-	defer d.entering.Unlock()
-	r, err := d.read(claim.UID)
+func (d *Devices) recordUse(file string, pod types.UID, claim *resourcev1.ResourceClaim) (*claimRecord, error) {
+	d.recordMu.Lock()
+	defer d.recordMu.Unlock()
+	r, err := d.readRecord(claim.UID)
 	if err != nil {
 		return nil, err
 	}
 	if r == nil {
-		r = &record{Version: recordVersion, Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID, Drivers: drivers(claim)}
+		r = &claimRecord{Version: recordVersion, Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID, Drivers: claimDrivers(claim)}
 	}
-	if err := r.unchanged(claim); err != nil {
+	if err := r.checkUnchanged(claim); err != nil {
 		return nil, err
 	}
 	if r.Allotted == nil {
 		if !r.Prepared { // a prepared record was written by an agent that did not store devices; it already holds them
-			if err := d.free(claim); err != nil {
+			if err := d.checkFree(claim); err != nil {
 				return nil, err
 			}
 		}
-		r.Allotted = allotted(claim)
+		r.Allotted = allocatedDevices(claim)
 	}
 	if !slices.Contains(r.Pods, pod) {
 		r.Pods = append(r.Pods, pod)
 	}
-	return r, d.write(file, r)
+	return r, d.writeRecord(file, r)
 }
 
-// drivers returns the drivers of a claim's devices, in order.
-func drivers(claim *resourcev1.ResourceClaim) []string {
+// claimDrivers returns the drivers of a claim's devices, in order.
+func claimDrivers(claim *resourcev1.ResourceClaim) []string {
 	all := map[string]bool{}
 	for i := range claim.Status.Allocation.Devices.Results {
 		all[claim.Status.Allocation.Devices.Results[i].Driver] = true
@@ -174,9 +174,9 @@ func drivers(claim *resourcev1.ResourceClaim) []string {
 	return slices.Sorted(maps.Keys(all))
 }
 
-// call connects to a driver and makes one call.
-func (d *Devices) call(ctx context.Context, name string, ask func(context.Context, dra.DRAPluginClient) error) error {
-	endpoint, err := d.endpoint(ctx, name)
+// callDriver connects to a driver and makes one call.
+func (d *Devices) callDriver(ctx context.Context, name string, ask func(context.Context, dra.DRAPluginClient) error) error {
+	endpoint, err := d.findEndpoint(ctx, name)
 	if err != nil {
 		return err
 	}
@@ -194,10 +194,10 @@ func (d *Devices) call(ctx context.Context, name string, ask func(context.Contex
 	return nil
 }
 
-// ask asks a driver to prepare its devices of a claim.
-func (d *Devices) ask(ctx context.Context, name string, r *record) (out []agent.ClaimedDevice, err error) {
-	err = d.call(ctx, name, func(ctx context.Context, c dra.DRAPluginClient) error {
-		res, err := c.NodePrepareResources(ctx, &dra.NodePrepareResourcesRequest{Claims: []*dra.Claim{r.wire()}})
+// prepareWithDriver asks a driver to prepare its devices of a claim.
+func (d *Devices) prepareWithDriver(ctx context.Context, name string, r *claimRecord) (out []agent.ClaimedDevice, err error) {
+	err = d.callDriver(ctx, name, func(ctx context.Context, c dra.DRAPluginClient) error {
+		res, err := c.NodePrepareResources(ctx, &dra.NodePrepareResourcesRequest{Claims: []*dra.Claim{r.draClaim()}})
 		if err != nil {
 			return fmt.Errorf("NodePrepareResources: %w", err)
 		}
@@ -206,33 +206,33 @@ func (d *Devices) ask(ctx context.Context, name string, r *record) (out []agent.
 		case answer == nil:
 			return errors.New("NodePrepareResources: the response does not contain the claim")
 		case answer.GetError() != "":
-			return fmt.Errorf("NodePrepareResources: %s", shortened(answer.GetError()))
+			return fmt.Errorf("NodePrepareResources: %s", truncateText(answer.GetError()))
 		}
-		out, err = taken(name, answer.GetDevices())
+		out, err = parseDevices(name, answer.GetDevices())
 		return err
 	})
 	return out, err
 }
 
-// taken validates the devices of a response.
-func taken(driver string, list []*dra.Device) ([]agent.ClaimedDevice, error) {
+// parseDevices validates the devices of a response.
+func parseDevices(driver string, list []*dra.Device) ([]agent.ClaimedDevice, error) {
 	if len(list) > maxDevices {
 		return nil, fmt.Errorf("NodePrepareResources: %d devices: %d at most", len(list), maxDevices)
 	}
 	var out []agent.ClaimedDevice
 	for _, dev := range list {
 		if len(dev.GetCdiDeviceIds()) > maxCDI || len(dev.GetRequestNames()) > maxDevices {
-			return nil, fmt.Errorf("NodePrepareResources: device %s has %d CDI names and %d requests: %d and %d at most", shortened(dev.GetDeviceName()),
+			return nil, fmt.Errorf("NodePrepareResources: device %s has %d CDI names and %d requests: %d and %d at most", truncateText(dev.GetDeviceName()),
 				len(dev.GetCdiDeviceIds()), len(dev.GetRequestNames()), maxCDI, maxDevices)
 		}
 		for _, id := range dev.GetCdiDeviceIds() {
 			if _, _, _, err := parser.ParseQualifiedName(id); err != nil || len(id) > maxName {
-				return nil, fmt.Errorf("NodePrepareResources: device %s: %q is not a CDI device name: want vendor/class=name", shortened(dev.GetDeviceName()), shortened(id))
+				return nil, fmt.Errorf("NodePrepareResources: device %s: %q is not a CDI device name: want vendor/class=name", truncateText(dev.GetDeviceName()), truncateText(id))
 			}
 		}
 		for _, name := range slices.Concat(dev.GetRequestNames(), []string{dev.GetPoolName(), dev.GetDeviceName(), dev.GetShareId()}) {
 			if len(name) > maxName {
-				return nil, fmt.Errorf("NodePrepareResources: device %s: the name %q: %d bytes at most", shortened(dev.GetDeviceName()), shortened(name), maxName)
+				return nil, fmt.Errorf("NodePrepareResources: device %s: the name %q: %d bytes at most", truncateText(dev.GetDeviceName()), truncateText(name), maxName)
 			}
 		}
 		out = append(out, agent.ClaimedDevice{Requests: dev.GetRequestNames(), CDI: dev.GetCdiDeviceIds(),
@@ -241,8 +241,8 @@ func taken(driver string, list []*dra.Device) ([]agent.ClaimedDevice, error) {
 	return out, nil
 }
 
-// shortened limits the length of a driver's text, which may become part of an Event.
-func shortened(s string) string {
+// truncateText limits the length of a driver's text, which may become part of an Event.
+func truncateText(s string) string {
 	const most = 512
 	if len(s) > most {
 		return s[:most] + "..."
@@ -252,14 +252,14 @@ func shortened(s string) string {
 
 // Release implements agent.Devices.
 func (d *Devices) Release(ctx context.Context, pod *v1.Pod) error {
-	all, damaged, err := d.records()
+	all, damaged, err := d.readAllRecords()
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, r := range all {
 		if slices.Contains(r.Pods, pod.UID) {
-			errs = append(errs, d.release(ctx, pod.UID, r.UID))
+			errs = append(errs, d.releaseClaim(ctx, pod.UID, r.UID))
 		}
 	}
 	for claim, why := range damaged {
@@ -270,27 +270,27 @@ func (d *Devices) Release(ctx context.Context, pod *v1.Pod) error {
 	return errors.Join(errs...)
 }
 
-func (d *Devices) release(ctx context.Context, pod, claim types.UID) error {
+func (d *Devices) releaseClaim(ctx context.Context, pod, claim types.UID) error {
 	defer d.locks.Lock(string(claim))()
-	file := d.file(claim)
-	r, err := d.read(claim)
+	file := d.recordPath(claim)
+	r, err := d.readRecord(claim)
 	if err != nil || r == nil {
 		return err
 	}
 	others := slices.DeleteFunc(slices.Clone(r.Pods), func(p types.UID) bool { return p == pod })
 	if len(others) > 0 {
 		r.Pods = others
-		return d.write(file, r)
+		return d.writeRecord(file, r)
 	}
 	if r.Prepared { // a pod that starts in the meantime must prepare the devices again
 		r.Prepared = false
-		if err := d.write(file, r); err != nil {
+		if err := d.writeRecord(file, r); err != nil {
 			return err
 		}
 	}
 	for _, name := range r.Drivers {
-		err := d.call(ctx, name, func(ctx context.Context, c dra.DRAPluginClient) error {
-			res, err := c.NodeUnprepareResources(ctx, &dra.NodeUnprepareResourcesRequest{Claims: []*dra.Claim{r.wire()}})
+		err := d.callDriver(ctx, name, func(ctx context.Context, c dra.DRAPluginClient) error {
+			res, err := c.NodeUnprepareResources(ctx, &dra.NodeUnprepareResourcesRequest{Claims: []*dra.Claim{r.draClaim()}})
 			if err != nil {
 				return fmt.Errorf("NodeUnprepareResources: %w", err)
 			}
@@ -299,7 +299,7 @@ func (d *Devices) release(ctx context.Context, pod, claim types.UID) error {
 			case answer == nil:
 				return errors.New("NodeUnprepareResources: the response does not contain the claim")
 			case answer.GetError() != "":
-				return fmt.Errorf("NodeUnprepareResources: %s", shortened(answer.GetError()))
+				return fmt.Errorf("NodeUnprepareResources: %s", truncateText(answer.GetError()))
 			}
 			return nil
 		})
@@ -307,5 +307,5 @@ func (d *Devices) release(ctx context.Context, pod, claim types.UID) error {
 			return fmt.Errorf("unpreparing the devices of resourceclaim %s/%s: %w", r.Namespace, r.Name, err)
 		}
 	}
-	return d.remove(claim)
+	return d.removeRecord(claim)
 }

@@ -23,14 +23,14 @@ import (
 const (
 	maxReport   = 4 << 20 // bytes of one report
 	maxReported = 4096    // devices
-	atOnce      = 10      // burst of reports; then one report per interval
+	reportBurst = 10      // burst of reports; then one report per interval
 	reportEvery = time.Second
-	askAgain    = 5 * time.Second // delay after a stream has ended
+	healthRetry = 5 * time.Second // delay after a stream has ended
 )
 
-// follow keeps a connection to a driver until ctx ends. The driver is available while the
+// maintainConnection keeps a connection to a driver until ctx ends. The driver is available while the
 // connection is established. Health reports arrive over the same connection.
-func (r *registry) follow(ctx context.Context, p *plugin) {
+func (r *driverRegistry) maintainConnection(ctx context.Context, p *driverPlugin) {
 	conn, err := grpc.NewClient("unix://"+p.endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReport)), grpc.WithIdleTimeout(0), grpc.WithMaxHeaderListSize(maxName*16),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 2, MaxDelay: 2 * time.Second},
@@ -40,11 +40,11 @@ func (r *registry) follow(ctx context.Context, p *plugin) {
 		return
 	}
 	defer conn.Close()
-	defer r.connected(p, false)
-	r.serving.Go(func() { r.listen(ctx, p, conn) })
+	defer r.setConnected(p, false)
+	r.serving.Go(func() { r.watchHealth(ctx, p, conn) })
 	for {
 		state := conn.GetState()
-		r.connected(p, state == connectivity.Ready)
+		r.setConnected(p, state == connectivity.Ready)
 		if state == connectivity.Idle {
 			conn.Connect()
 		}
@@ -54,52 +54,52 @@ func (r *registry) follow(ctx context.Context, p *plugin) {
 	}
 }
 
-// listen reads a driver's health reports, and opens a new stream when one ends. It stops if the
+// watchHealth reads a driver's health reports, and opens a new stream when one ends. It stops if the
 // driver does not implement the service.
-func (r *registry) listen(ctx context.Context, p *plugin, conn *grpc.ClientConn) {
+func (r *driverRegistry) watchHealth(ctx context.Context, p *driverPlugin, conn *grpc.ClientConn) {
 	var client drahealth.DRAResourceHealthClient = drahealth.V1Alpha1ClientWrapper{Client: drahealthalpha.NewDRAResourceHealthClient(conn)}
 	if slices.Contains(p.services, drahealth.DRAResourceHealthService) {
 		client = drahealth.NewDRAResourceHealthClient(conn)
 	}
-	defer r.health.forget(p)
+	defer r.health.removePlugin(p)
 	told := ""
 	for {
-		err := r.reports(ctx, p, client)
+		err := r.readReports(ctx, p, client)
 		if ctx.Err() != nil || status.Code(err) == codes.Unimplemented {
 			return
 		}
-		if why := shortened(err.Error()); why != told {
+		if why := truncateText(err.Error()); why != told {
 			told = why
-			r.log.Warn("a DRA driver's stream of device health failed and is opened again", "driver", p.name, "again in", askAgain, "err", why)
+			r.log.Warn("a DRA driver's stream of device health failed and is opened again", "driver", p.name, "again in", healthRetry, "err", why)
 		}
-		if wait.Delay(ctx, askAgain) != nil {
+		if wait.Delay(ctx, healthRetry) != nil {
 			return
 		}
 	}
 }
 
-// reports reads one stream until it ends and returns the reason. A driver that exceeds the rate
+// readReports reads one stream until it ends and returns the reason. A driver that exceeds the rate
 // limit must wait.
-func (r *registry) reports(ctx context.Context, p *plugin, client drahealth.DRAResourceHealthClient) error {
+func (r *driverRegistry) readReports(ctx context.Context, p *driverPlugin, client drahealth.DRAResourceHealthClient) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, err := client.NodeWatchResources(ctx, &drahealth.NodeWatchResourcesRequest{}, grpc.WaitForReady(true))
 	if err != nil {
 		return err
 	}
-	left, since := atOnce, time.Now()
+	left, since := reportBurst, time.Now()
 	for {
 		res, err := stream.Recv()
 		if err != nil {
 			return err
 		}
-		devices, err := judged(res.GetDevices())
+		devices, err := parseHealth(res.GetDevices())
 		if err != nil {
 			return err
 		}
-		r.health.report(p, devices, time.Now())
+		r.health.setReport(p, devices, time.Now())
 		if earned := int(time.Since(since) / reportEvery); earned > 0 {
-			left, since = min(atOnce, left+earned), time.Now()
+			left, since = min(reportBurst, left+earned), time.Now()
 		}
 		if left--; left <= 0 {
 			if err := wait.Delay(ctx, reportEvery); err != nil {
@@ -109,21 +109,21 @@ func (r *registry) reports(ctx context.Context, p *plugin, client drahealth.DRAR
 	}
 }
 
-// judged validates a report and returns the health of its devices.
-func judged(list []*drahealth.DeviceHealth) (map[device]wellness, error) {
+// parseHealth validates a report and returns the health of its devices.
+func parseHealth(list []*drahealth.DeviceHealth) (map[deviceID]deviceHealth, error) {
 	if len(list) > maxReported {
 		return nil, fmt.Errorf("a report of %d devices: %d at most", len(list), maxReported)
 	}
-	out := make(map[device]wellness, len(list))
+	out := make(map[deviceID]deviceHealth, len(list))
 	for _, h := range list {
-		d := device{h.GetDevice().GetPoolName(), h.GetDevice().GetDeviceName()}
+		d := deviceID{h.GetDevice().GetPoolName(), h.GetDevice().GetDeviceName()}
 		if d.pool == "" || d.name == "" {
 			return nil, errors.New("a report of a device without a pool or a name")
 		}
 		if len(d.pool) > maxName || len(d.name) > maxName {
-			return nil, fmt.Errorf("a report of device %q of pool %q: names have at most %d bytes", shortened(d.name), shortened(d.pool), maxName)
+			return nil, fmt.Errorf("a report of device %q of pool %q: names have at most %d bytes", truncateText(d.name), truncateText(d.pool), maxName)
 		}
-		out[d] = wellness{status: statusOf(h.GetHealth()), message: message(h.GetMessage()), lasts: lasting(h.GetHealthCheckTimeoutSeconds())}
+		out[d] = deviceHealth{status: statusOf(h.GetHealth()), message: truncateMessage(h.GetMessage()), validFor: reportLifetime(h.GetHealthCheckTimeoutSeconds())}
 	}
 	return out, nil
 }

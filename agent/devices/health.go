@@ -16,48 +16,48 @@ import (
 
 // How long a report is valid: by default, and at most.
 const (
-	reportLasts = 30 * time.Second
-	reportMost  = 24 * time.Hour
+	defaultReportLifetime = 30 * time.Second
+	maxReportLifetime     = 24 * time.Hour
 )
 
-// device identifies a device of a driver.
-type device struct{ pool, name string }
+// deviceID identifies a device of a driver.
+type deviceID struct{ pool, name string }
 
-// wellness is the reported health of a device.
-type wellness struct {
-	status  v1.ResourceHealthStatus
-	message string
-	lasts   time.Duration
-	until   time.Time
+// deviceHealth is the reported health of a device.
+type deviceHealth struct {
+	status     v1.ResourceHealthStatus
+	message    string
+	validFor   time.Duration
+	validUntil time.Time
 }
 
-// health caches the health that drivers reported. A report contains all devices of its driver. If a
+// healthCache caches the health that drivers reported. A report contains all devices of its driver. If a
 // report omits a device, or the driver stops reporting, the last report about the device remains
 // valid until it expires.
-type health struct {
+type healthCache struct {
 	changed func()
 
 	mu       sync.Mutex
-	byDriver map[string]*told
+	byDriver map[string]*driverHealth
 }
 
-// told is the health reported by the newest plugin of a driver.
-type told struct {
+// driverHealth is the health reported by the newest plugin of a driver.
+type driverHealth struct {
 	order   int // registration order of the plugin
-	devices map[device]wellness
+	devices map[deviceID]deviceHealth
 	timer   *time.Timer // fires when the next report expires
 }
 
-func newHealth(changed func()) *health {
-	return &health{changed: changed, byDriver: map[string]*told{}}
+func newHealth(changed func()) *healthCache {
+	return &healthCache{changed: changed, byDriver: map[string]*driverHealth{}}
 }
 
-// report stores the report of a plugin, unless a newer plugin of its driver has reported.
-func (h *health) report(p *plugin, devices map[device]wellness, now time.Time) {
+// setReport stores the report of a plugin, unless a newer plugin of its driver has reported.
+func (h *healthCache) setReport(p *driverPlugin, devices map[deviceID]deviceHealth, now time.Time) {
 	h.mu.Lock()
 	t := h.byDriver[p.name]
 	if t == nil {
-		t = &told{devices: map[device]wellness{}}
+		t = &driverHealth{devices: map[deviceID]deviceHealth{}}
 		h.byDriver[p.name] = t
 	}
 	if p.order < t.order {
@@ -65,30 +65,33 @@ func (h *health) report(p *plugin, devices map[device]wellness, now time.Time) {
 		return
 	}
 	t.order = p.order
-	maps.DeleteFunc(t.devices, func(d device, w wellness) bool { _, again := devices[d]; return !again && !now.Before(w.until) })
+	maps.DeleteFunc(t.devices, func(d deviceID, w deviceHealth) bool {
+		_, again := devices[d]
+		return !again && !now.Before(w.validUntil)
+	})
 	news := false
 	for d, w := range devices {
 		before, had := t.devices[d]
-		news = news || !had || before.status != w.status || before.message != w.message || !now.Before(before.until)
-		w.until = now.Add(w.lasts)
+		news = news || !had || before.status != w.status || before.message != w.message || !now.Before(before.validUntil)
+		w.validUntil = now.Add(w.validFor)
 		if _, had := t.devices[d]; had || len(t.devices) < 2*maxReported {
 			t.devices[d] = w
 		}
 	}
-	h.arm(t, now)
+	h.scheduleExpiry(t, now)
 	h.mu.Unlock()
 	if news {
 		h.changed()
 	}
 }
 
-// arm schedules a change notification for the time when the next report expires. The caller holds
+// scheduleExpiry schedules a change notification for the time when the next report expires. The caller holds
 // the lock.
-func (h *health) arm(t *told, now time.Time) {
+func (h *healthCache) scheduleExpiry(t *driverHealth, now time.Time) {
 	var next time.Time
 	for _, w := range t.devices {
-		if w.until.After(now) && (next.IsZero() || w.until.Before(next)) {
-			next = w.until
+		if w.validUntil.After(now) && (next.IsZero() || w.validUntil.Before(next)) {
+			next = w.validUntil
 		}
 	}
 	if t.timer != nil {
@@ -97,16 +100,16 @@ func (h *health) arm(t *told, now time.Time) {
 	if !next.IsZero() {
 		t.timer = time.AfterFunc(next.Sub(now), func() {
 			h.mu.Lock()
-			h.arm(t, time.Now())
+			h.scheduleExpiry(t, time.Now())
 			h.mu.Unlock()
 			h.changed()
 		})
 	}
 }
 
-// forget removes the reports of a plugin that has disconnected. They may not have expired, but the
+// removePlugin removes the reports of a plugin that has disconnected. They may not have expired, but the
 // driver could no longer correct them.
-func (h *health) forget(p *plugin) {
+func (h *healthCache) removePlugin(p *driverPlugin) {
 	h.mu.Lock()
 	t := h.byDriver[p.name]
 	mine := t != nil && t.order == p.order
@@ -122,11 +125,11 @@ func (h *health) forget(p *plugin) {
 	}
 }
 
-func (h *health) of(driver string, d device, now time.Time) (v1.ResourceHealthStatus, string) {
+func (h *healthCache) deviceHealthAt(driver string, d deviceID, now time.Time) (v1.ResourceHealthStatus, string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if t := h.byDriver[driver]; t != nil {
-		if w, ok := t.devices[d]; ok && now.Before(w.until) {
+		if w, ok := t.devices[d]; ok && now.Before(w.validUntil) {
 			return w.status, w.message
 		}
 	}
@@ -143,8 +146,8 @@ func statusOf(s drahealth.HealthStatus) v1.ResourceHealthStatus {
 	return v1.ResourceHealthStatusUnknown
 }
 
-// message limits a message to the maximum length in a pod's status.
-func message(s string) string {
+// truncateMessage limits a message to the maximum length in a pod's status.
+func truncateMessage(s string) string {
 	const end = "..."
 	if len(s) > v1.ResourceHealthMessageMaxLength {
 		s = strings.ToValidUTF8(s[:v1.ResourceHealthMessageMaxLength-len(end)], "") + end
@@ -152,20 +155,20 @@ func message(s string) string {
 	return s
 }
 
-func lasting(seconds int64) time.Duration {
+func reportLifetime(seconds int64) time.Duration {
 	if seconds <= 0 {
-		return reportLasts
+		return defaultReportLifetime
 	}
-	return min(time.Duration(min(seconds, int64(reportMost/time.Second)))*time.Second, reportMost)
+	return min(time.Duration(min(seconds, int64(maxReportLifetime/time.Second)))*time.Second, maxReportLifetime)
 }
 
-// entries returns the records of a pod's prepared claims, by the names of the entries in
+// preparedClaims returns the records of a pod's prepared claims, by the names of the entries in
 // spec.resourceClaims.
-func (d *Devices) entries(pod *v1.Pod) map[string]*record {
+func (d *Devices) preparedClaims(pod *v1.Pod) map[string]*claimRecord {
 	if len(pod.Spec.ResourceClaims) == 0 {
 		return nil
 	}
-	mine, has := d.of(pod.UID), map[string]*record{}
+	mine, has := d.preparedRecords(pod.UID), map[string]*claimRecord{}
 	for i := range pod.Spec.ResourceClaims {
 		entry := &pod.Spec.ResourceClaims[i]
 		if name, _, err := resourceclaim.Name(pod, entry); err == nil && name != nil {
@@ -177,8 +180,8 @@ func (d *Devices) entries(pod *v1.Pod) map[string]*record {
 	return has
 }
 
-// uses calls each for every prepared claim that a container refers to.
-func uses(pod *v1.Pod, has map[string]*record, each func(container string, r *record, use v1.ResourceClaim)) {
+// forEachUse calls each for every prepared claim that a container refers to.
+func forEachUse(pod *v1.Pod, has map[string]*claimRecord, each func(container string, r *claimRecord, use v1.ResourceClaim)) {
 	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for i := range list {
 			for _, use := range list[i].Resources.Claims {
@@ -192,22 +195,22 @@ func uses(pod *v1.Pod, has map[string]*record, each func(container string, r *re
 
 // Health implements agent.Devices.
 func (d *Devices) Health(pod *v1.Pod) map[string][]v1.ResourceStatus {
-	has := d.entries(pod)
+	has := d.preparedClaims(pod)
 	if len(has) == 0 {
 		return nil
 	}
 	out, now := map[string][]v1.ResourceStatus{}, time.Now()
-	uses(pod, has, func(container string, r *record, use v1.ResourceClaim) {
-		out[container] = append(out[container], d.status(r, use, now))
+	forEachUse(pod, has, func(container string, r *claimRecord, use v1.ResourceClaim) {
+		out[container] = append(out[container], d.claimStatus(r, use, now))
 	})
 	return out
 }
 
-// Claimed returns the claims and devices that each container of a pod uses, by container name. A
+// ContainerClaims returns the claims and devices that each container of a pod uses, by container name. A
 // device is listed once even if the container refers to its claim more than once.
-func (d *Devices) Claimed(pod *v1.Pod) map[string][]agent.ContainerClaim {
+func (d *Devices) ContainerClaims(pod *v1.Pod) map[string][]agent.ContainerClaim {
 	out := map[string][]agent.ContainerClaim{}
-	uses(pod, d.entries(pod), func(container string, r *record, use v1.ResourceClaim) {
+	forEachUse(pod, d.preparedClaims(pod), func(container string, r *claimRecord, use v1.ResourceClaim) {
 		all := out[container]
 		i := slices.IndexFunc(all, func(c agent.ContainerClaim) bool { return c.Name == r.Name })
 		if i < 0 {
@@ -218,7 +221,7 @@ func (d *Devices) Claimed(pod *v1.Pod) map[string][]agent.ContainerClaim {
 			same := func(o agent.ClaimedDevice) bool {
 				return o.Driver == dev.Driver && o.Pool == dev.Pool && o.Device == dev.Device && o.ShareID == dev.ShareID && slices.Equal(o.CDI, dev.CDI)
 			}
-			if dev.For(use.Request) && !slices.ContainsFunc(all[i].Devices, same) {
+			if dev.MatchesRequest(use.Request) && !slices.ContainsFunc(all[i].Devices, same) {
 				all[i].Devices = append(all[i].Devices, dev)
 			}
 		}
@@ -227,14 +230,14 @@ func (d *Devices) Claimed(pod *v1.Pod) map[string][]agent.ContainerClaim {
 	return out
 }
 
-// status returns the health of the devices that a container uses through one of its claims.
-func (d *Devices) status(r *record, use v1.ResourceClaim, now time.Time) v1.ResourceStatus {
+// claimStatus returns the health of the devices that a container uses through one of its claims.
+func (d *Devices) claimStatus(r *claimRecord, use v1.ResourceClaim, now time.Time) v1.ResourceStatus {
 	s := v1.ResourceStatus{Name: v1.ResourceName("claim:" + use.Name)}
 	if use.Request != "" {
 		s.Name += v1.ResourceName("/" + use.Request)
 	}
 	for _, dev := range r.Devices {
-		if dev.Driver == "" || !dev.For(use.Request) {
+		if dev.Driver == "" || !dev.MatchesRequest(use.Request) {
 			continue // prepared by an earlier agent that did not store the device's name
 		}
 		id := v1.ResourceID(dev.Driver + "/" + dev.Pool + "/" + dev.Device)
@@ -243,7 +246,7 @@ func (d *Devices) status(r *record, use v1.ResourceClaim, now time.Time) v1.Reso
 		}
 		h := v1.ResourceHealth{ResourceID: id}
 		var text string
-		if h.Health, text = d.health.of(dev.Driver, device{dev.Pool, dev.Device}, now); text != "" {
+		if h.Health, text = d.health.deviceHealthAt(dev.Driver, deviceID{dev.Pool, dev.Device}, now); text != "" {
 			h.Message = &text
 		}
 		s.Resources = append(s.Resources, h)

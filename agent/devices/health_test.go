@@ -107,7 +107,7 @@ func TestHealth(t *testing.T) {
 			p := using(d, t, cluster)
 			stop := following(t, d)
 			until(t, saying(d, p, "Unknown", ""))
-			if got := fmt.Sprintf("%+v", d.Claimed(p)); got != "map[app:[{Namespace:ns Name:c Devices:[{Requests:[r] CDI:[a.example.com/gpu=uid-c] Driver:a.example.com Pool:w1 Device:gpu-0 ShareID:}]}]]" {
+			if got := fmt.Sprintf("%+v", d.ContainerClaims(p)); got != "map[app:[{Namespace:ns Name:c Devices:[{Requests:[r] CDI:[a.example.com/gpu=uid-c] Driver:a.example.com Pool:w1 Device:gpu-0 ShareID:}]}]]" {
 				t.Errorf("the pod has %s", got)
 			}
 			say(t, file, "gpu-0 HEALTHY 3600\n")
@@ -205,7 +205,7 @@ func TestHostileHealth(t *testing.T) {
 		// A burst of ten, and one more per second: only the maximum is checked, because a slow
 		// machine may process fewer.
 		var n int
-		if _, err := fmt.Sscan(*d.Health(p)["app"][0].Resources[0].Message, &n); err != nil || n > atOnce+3+int(time.Since(began)/reportEvery)+30 {
+		if _, err := fmt.Sscan(*d.Health(p)["app"][0].Resources[0].Message, &n); err != nil || n > reportBurst+3+int(time.Since(began)/reportEvery)+30 {
 			t.Errorf("%d reports were read, %v", n, err)
 		}
 	})
@@ -227,23 +227,23 @@ func (l lineLog) Write(b []byte) (int, error) {
 // one of a newer plugin is ignored.
 func TestReports(t *testing.T) {
 	h := newHealth(func() {})
-	old, newer := &plugin{name: "d", order: 1}, &plugin{name: "d", order: 2}
+	old, newer := &driverPlugin{name: "d", order: 1}, &driverPlugin{name: "d", order: 2}
 	begin := time.Now().Add(1000 * time.Hour) // no timer fires
 	at := func(s int) time.Time { return begin.Add(time.Duration(s) * time.Second) }
-	report := func(p *plugin, second int, devices ...*drahealth.DeviceHealth) {
+	report := func(p *driverPlugin, second int, devices ...*drahealth.DeviceHealth) {
 		t.Helper()
-		j, err := judged(devices)
+		j, err := parseHealth(devices)
 		if err != nil {
 			t.Fatal(err)
 		}
-		h.report(p, j, at(second))
+		h.setReport(p, j, at(second))
 	}
 	dev := func(name string, s drahealth.HealthStatus, seconds int64) *drahealth.DeviceHealth {
 		return &drahealth.DeviceHealth{Device: &drahealth.DeviceIdentifier{PoolName: "p", DeviceName: name}, Health: s, HealthCheckTimeoutSeconds: seconds}
 	}
 	is := func(name string, second int, want v1.ResourceHealthStatus) {
 		t.Helper()
-		if got, _ := h.of("d", device{"p", name}, at(second)); got != want {
+		if got, _ := h.deviceHealthAt("d", deviceID{"p", name}, at(second)); got != want {
 			t.Errorf("%s after %d s is %s, want %s", name, second, got, want)
 		}
 	}
@@ -264,11 +264,11 @@ func TestReports(t *testing.T) {
 	is("b", 99, v1.ResourceHealthStatusUnhealthy)
 	report(old, 11, dev("a", drahealth.HealthStatus_HEALTHY, 0))
 	is("a", 39, v1.ResourceHealthStatusUnhealthy)
-	h.forget(old)
+	h.removePlugin(old)
 	is("a", 39, v1.ResourceHealthStatusUnhealthy)
-	h.forget(newer)
+	h.removePlugin(newer)
 	is("a", 12, v1.ResourceHealthStatusUnknown)
-	if m := message(strings.Repeat("ä", 2000)); len(m) > v1.ResourceHealthMessageMaxLength || !strings.HasSuffix(m, "ä...") {
+	if m := truncateMessage(strings.Repeat("ä", 2000)); len(m) > v1.ResourceHealthMessageMaxLength || !strings.HasSuffix(m, "ä...") {
 		t.Errorf("%d bytes, ends with %q", len(m), m[len(m)-8:])
 	}
 }
@@ -277,18 +277,18 @@ func TestReports(t *testing.T) {
 // reported correctly.
 func TestHealthOfOldRecords(t *testing.T) {
 	d := New(Config{State: t.TempDir(), Objects: fake.NewCluster()})
-	r := &record{Version: recordVersion, Namespace: "ns", Name: "c", UID: "uid-c", Pods: nil, Prepared: true, Devices: []agent.ClaimedDevice{{CDI: []string{"a/b=c"}}}}
+	r := &claimRecord{Version: recordVersion, Namespace: "ns", Name: "c", UID: "uid-c", Pods: nil, Prepared: true, Devices: []agent.ClaimedDevice{{CDI: []string{"a/b=c"}}}}
 	c := claimOf("c", "a.example.com")
 	p := podOf("p", c)
 	p.Spec.Containers = []v1.Container{{Name: "app", Resources: v1.ResourceRequirements{Claims: []v1.ResourceClaim{{Name: "c"}}}}}
-	if err := d.write(d.file(r.UID), r); err != nil {
+	if err := d.writeRecord(d.recordPath(r.UID), r); err != nil {
 		t.Fatal(err)
 	}
 	if h := d.Health(p); h != nil {
 		t.Errorf("of a pod without devices: %v", h)
 	}
 	r.Pods = append(r.Pods, p.UID)
-	if err := d.write(d.file(r.UID), r); err != nil {
+	if err := d.writeRecord(d.recordPath(r.UID), r); err != nil {
 		t.Fatal(err)
 	}
 	if got := healthOf(d, p); got != "app claim:c" {

@@ -28,8 +28,8 @@ const recordVersion = 1
 // maxRecord is the maximum size of a record, in bytes.
 const maxRecord = 16 << 20
 
-// record is the state of a claim for which drivers have been called.
-type record struct {
+// claimRecord is the state of a claim for which drivers have been called.
+type claimRecord struct {
 	Version   int                   `json:"version"`
 	Namespace string                `json:"namespace"`
 	Name      string                `json:"name"`
@@ -41,15 +41,15 @@ type record struct {
 	Devices   []agent.ClaimedDevice `json:"devices,omitempty"`
 }
 
-func (r *record) wire() *dra.Claim {
+func (r *claimRecord) draClaim() *dra.Claim {
 	return &dra.Claim{Namespace: r.Namespace, Name: r.Name, Uid: string(r.UID)}
 }
 
-func (d *Devices) file(claim types.UID) string {
+func (d *Devices) recordPath(claim types.UID) string {
 	return filepath.Join(d.cfg.State, filepath.Base(string(claim))+".json")
 }
 
-func (d *Devices) write(file string, r *record) error {
+func (d *Devices) writeRecord(file string, r *claimRecord) error {
 	b, err := json.Marshal(r)
 	if err == nil && len(b) > maxRecord {
 		err = fmt.Errorf("%d bytes: %d at most", len(b), maxRecord)
@@ -61,42 +61,42 @@ func (d *Devices) write(file string, r *record) error {
 		return fmt.Errorf("recording the devices of resourceclaim %s/%s: %w", r.Namespace, r.Name, err)
 	}
 	d.mu.Lock()
-	if d.held != nil {
+	if d.records != nil {
 		now := *r
 		now.Pods = slices.Clone(r.Pods)
-		d.held[r.UID] = &now
+		d.records[r.UID] = &now
 	}
 	d.mu.Unlock()
-	d.watchers.Tell()
+	d.notifier.Notify()
 	return nil
 }
 
-func (d *Devices) remove(claim types.UID) error {
-	if err := os.Remove(d.file(claim)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+func (d *Devices) removeRecord(claim types.UID) error {
+	if err := os.Remove(d.recordPath(claim)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	d.mu.Lock()
-	delete(d.held, claim)
+	delete(d.records, claim)
 	d.mu.Unlock()
 	return nil
 }
 
-// of returns the records of a pod's prepared claims, by claim name.
-func (d *Devices) of(pod types.UID) map[string]*record {
+// preparedRecords returns the records of a pod's prepared claims, by claim name.
+func (d *Devices) preparedRecords(pod types.UID) map[string]*claimRecord {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.held == nil {
-		all, _, err := d.scan()
+	if d.records == nil {
+		all, _, err := d.scanRecords()
 		if err != nil {
 			return nil
 		}
-		d.held = map[types.UID]*record{}
+		d.records = map[types.UID]*claimRecord{}
 		for _, r := range all {
-			d.held[r.UID] = r
+			d.records[r.UID] = r
 		}
 	}
-	out := map[string]*record{}
-	for _, r := range d.held {
+	out := map[string]*claimRecord{}
+	for _, r := range d.records {
 		if r.Prepared && slices.Contains(r.Pods, pod) {
 			out[r.Name] = r
 		}
@@ -104,10 +104,10 @@ func (d *Devices) of(pod types.UID) map[string]*record {
 	return out
 }
 
-// read returns the record of a claim, or nil if there is none. A record that cannot be used is an
+// readRecord returns the record of a claim, or nil if there is none. A record that cannot be used is an
 // error that wraps agent.ErrDamagedRecord.
-func (d *Devices) read(claim types.UID) (*record, error) {
-	file := d.file(claim)
+func (d *Devices) readRecord(claim types.UID) (*claimRecord, error) {
+	file := d.recordPath(claim)
 	r, err := readFile(file)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -115,7 +115,7 @@ func (d *Devices) read(claim types.UID) (*record, error) {
 	case err == nil && r.Version != recordVersion:
 		err = fmt.Errorf("version %d: this agent supports version %d", r.Version, recordVersion)
 	case err == nil && r.UID != claim:
-		err = fmt.Errorf("it contains uid %q", shortened(string(r.UID)))
+		err = fmt.Errorf("it contains uid %q", truncateText(string(r.UID)))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: the pods and prepared devices of the resourceclaim with uid %s are unknown (%w): "+
@@ -124,7 +124,7 @@ func (d *Devices) read(claim types.UID) (*record, error) {
 	return r, nil
 }
 
-func readFile(name string) (*record, error) {
+func readFile(name string) (*claimRecord, error) {
 	f, err := os.Open(name)
 	if err != nil {
 		return nil, err
@@ -134,20 +134,20 @@ func readFile(name string) (*record, error) {
 	if err != nil {
 		return nil, err
 	}
-	var r record
+	var r claimRecord
 	return &r, json.Unmarshal(b, &r)
 }
 
-// records returns the records of all claims. damaged contains the errors of unreadable records by
+// readAllRecords returns the records of all claims. damaged contains the errors of unreadable records by
 // claim; they are also logged.
-func (d *Devices) records() (all []*record, damaged map[types.UID]error, err error) {
-	if all, damaged, err = d.scan(); err == nil {
-		d.tell(damaged)
+func (d *Devices) readAllRecords() (all []*claimRecord, damaged map[types.UID]error, err error) {
+	if all, damaged, err = d.scanRecords(); err == nil {
+		d.logDamaged(damaged)
 	}
 	return all, damaged, err
 }
 
-func (d *Devices) scan() (all []*record, damaged map[types.UID]error, err error) {
+func (d *Devices) scanRecords() (all []*claimRecord, damaged map[types.UID]error, err error) {
 	files, err := filepath.Glob(filepath.Join(d.cfg.State, "*.json"))
 	if err != nil {
 		return nil, nil, err
@@ -155,7 +155,7 @@ func (d *Devices) scan() (all []*record, damaged map[types.UID]error, err error)
 	damaged = map[types.UID]error{}
 	for _, f := range files {
 		claim := types.UID(strings.TrimSuffix(filepath.Base(f), ".json"))
-		switch r, err := d.read(claim); {
+		switch r, err := d.readRecord(claim); {
 		case err != nil:
 			damaged[claim] = err
 		case r != nil:
@@ -165,14 +165,14 @@ func (d *Devices) scan() (all []*record, damaged map[types.UID]error, err error)
 	return all, damaged, nil
 }
 
-// tell logs each damaged record once.
-func (d *Devices) tell(damaged map[types.UID]error) {
+// logDamaged logs each damaged record once.
+func (d *Devices) logDamaged(damaged map[types.UID]error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	maps.DeleteFunc(d.told, func(claim types.UID, _ bool) bool { return damaged[claim] == nil })
+	maps.DeleteFunc(d.loggedDamaged, func(claim types.UID, _ bool) bool { return damaged[claim] == nil })
 	for claim, why := range damaged {
-		if !d.told[claim] {
-			d.told[claim] = true
+		if !d.loggedDamaged[claim] {
+			d.loggedDamaged[claim] = true
 			d.cfg.Log.Error("pods that may use a claim cannot be removed, because its record is damaged", "err", why)
 		}
 	}
@@ -201,7 +201,7 @@ func (d *Devices) mayConcern(claim types.UID, pod *v1.Pod) bool {
 
 // Pods implements agent.Devices.
 func (d *Devices) Pods() ([]types.UID, error) {
-	all, _, err := d.records()
+	all, _, err := d.readAllRecords()
 	if err != nil {
 		return nil, err
 	}

@@ -27,56 +27,56 @@ var ErrNoDriver = errors.New("driver name not found in the list of registered DR
 // scanEvery is the interval between scans of the registration directory.
 const scanEvery = 5 * time.Second
 
-// registry tracks the DRA drivers of this node by their registration sockets, as kubelet does.
-type registry struct {
+// driverRegistry tracks the DRA drivers of this node by their registration sockets, as kubelet does.
+type driverRegistry struct {
 	folder csi.RegistrationFolder
 	log    *slog.Logger
 
-	health *health
+	health *healthCache
 
 	mu       sync.Mutex
-	known    map[string]*plugin // by registration socket
+	plugins  map[string]*driverPlugin // by registration socket
 	order    int
-	run      context.Context // context of Run; nil while Run is not active
+	runCtx   context.Context // context of Run; nil while Run is not active
 	serving  sync.WaitGroup
-	watchers agent.Watchers
+	notifier agent.ChangeNotifier
 }
 
-// plugin is a registered driver.
-type plugin struct {
+// driverPlugin is a registered driver.
+type driverPlugin struct {
 	name     string
 	endpoint string
 	services []string
 	order    int // registration order; of several plugins with one name, the newest is used, because the others are about to exit
 
 	connected bool
-	end       context.CancelFunc // nil while no connection is maintained
+	stop      context.CancelFunc // nil while no connection is maintained
 }
 
-func newRegistry(dir string, log *slog.Logger) *registry {
-	r := &registry{log: log, known: map[string]*plugin{}}
-	r.health = newHealth(r.watchers.Tell)
-	r.folder = csi.RegistrationFolder{Dir: dir, Kind: registration.DRAPlugin, OnRegister: r.came, OnRemove: r.gone, Log: log}
+func newRegistry(dir string, log *slog.Logger) *driverRegistry {
+	r := &driverRegistry{log: log, plugins: map[string]*driverPlugin{}}
+	r.health = newHealth(r.notifier.Notify)
+	r.folder = csi.RegistrationFolder{Dir: dir, Kind: registration.DRAPlugin, OnRegister: r.addDriver, OnRemove: r.removeDriver, Log: log}
 	return r
 }
 
 // Run scans for drivers until ctx ends, and maintains connections to them.
-func (r *registry) Run(ctx context.Context) error {
+func (r *driverRegistry) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer r.serving.Wait()
 	defer cancel()
 	r.mu.Lock()
-	r.run = ctx
-	for _, p := range r.known {
-		r.begin(p)
+	r.runCtx = ctx
+	for _, p := range r.plugins {
+		r.startFollowing(p)
 	}
 	r.mu.Unlock()
 	defer func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		r.run = nil
-		for _, p := range r.known {
-			p.end = nil
+		r.runCtx = nil
+		for _, p := range r.plugins {
+			p.stop = nil
 		}
 	}()
 	t := time.NewTicker(scanEvery)
@@ -91,66 +91,66 @@ func (r *registry) Run(ctx context.Context) error {
 	}
 }
 
-// begin starts maintaining the connection to a plugin if Run is active. The caller holds the lock.
-func (r *registry) begin(p *plugin) {
-	if r.run == nil {
+// startFollowing starts maintaining the connection to a plugin if Run is active. The caller holds the lock.
+func (r *driverRegistry) startFollowing(p *driverPlugin) {
+	if r.runCtx == nil {
 		return
 	}
-	ctx, cancel := context.WithCancel(r.run)
-	p.end = cancel
+	ctx, cancel := context.WithCancel(r.runCtx)
+	p.stop = cancel
 	r.serving.Go(func() {
 		defer cancel()
-		r.follow(ctx, p)
+		r.maintainConnection(ctx, p)
 	})
 }
 
-func (r *registry) came(_ context.Context, socket string, info *registration.PluginInfo) error {
-	p, err := usable(info)
+func (r *driverRegistry) addDriver(_ context.Context, socket string, info *registration.PluginInfo) error {
+	p, err := parseRegistration(info)
 	if err != nil {
 		return err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.drop(socket)
+	r.dropSocket(socket)
 	r.order++
 	p.order = r.order
-	r.known[socket] = p
-	r.begin(p)
+	r.plugins[socket] = p
+	r.startFollowing(p)
 	r.log.Info("DRA driver found", "driver", p.name, "socket", p.endpoint)
 	return nil
 }
 
-func (r *registry) gone(socket string) {
+func (r *driverRegistry) removeDriver(socket string) {
 	r.mu.Lock()
-	r.drop(socket)
+	r.dropSocket(socket)
 	r.mu.Unlock()
-	r.watchers.Tell()
+	r.notifier.Notify()
 }
 
-// drop removes the plugin that registered at a socket. The caller holds the lock.
-func (r *registry) drop(socket string) {
-	if p := r.known[socket]; p != nil && p.end != nil {
-		p.end()
+// dropSocket removes the plugin that registered at a socket. The caller holds the lock.
+func (r *driverRegistry) dropSocket(socket string) {
+	if p := r.plugins[socket]; p != nil && p.stop != nil {
+		p.stop()
 	}
-	delete(r.known, socket)
+	delete(r.plugins, socket)
 }
 
-func (r *registry) connected(p *plugin, is bool) {
+func (r *driverRegistry) setConnected(p *driverPlugin, is bool) {
 	r.mu.Lock()
 	news := p.connected != is
 	p.connected = is
 	r.mu.Unlock()
 	if news {
-		r.watchers.Tell()
+		r.notifier.Notify()
 	}
 }
 
 // Drivers returns the names of the connected drivers, in order.
-func (r *registry) Drivers() []string {
+func (r *driverRegistry) Drivers() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	all := map[string]bool{}
-	for _, p := range r.known {
+	for _, p := range r.plugins {
 		if p.connected {
 			all[p.name] = true
 		}
@@ -159,13 +159,15 @@ func (r *registry) Drivers() []string {
 }
 
 // Changes implements agent.Devices.
-func (r *registry) Changes(ctx context.Context) <-chan struct{} { return r.watchers.Changes(ctx) }
+func (r *driverRegistry) Changes(ctx context.Context) <-chan struct{} {
+	return r.notifier.Subscribe(ctx)
+}
 
-// usable validates the registration of a driver.
-func usable(info *registration.PluginInfo) (*plugin, error) {
+// parseRegistration validates the registration of a driver.
+func parseRegistration(info *registration.PluginInfo) (*driverPlugin, error) {
 	name := info.GetName()
 	if msgs := validation.IsDNS1123Subdomain(name); len(msgs) > 0 || len(name) > resourcev1.DriverNameMaxLength {
-		return nil, fmt.Errorf("a DRA driver registers as %q: a driver name is a DNS subdomain of at most %d bytes", shortened(name), resourcev1.DriverNameMaxLength)
+		return nil, fmt.Errorf("a DRA driver registers as %q: a driver name is a DNS subdomain of at most %d bytes", truncateText(name), resourcev1.DriverNameMaxLength)
 	}
 	if !slices.Contains(info.GetSupportedVersions(), dra.DRAPluginService) {
 		return nil, fmt.Errorf("DRA driver %s supports versions %q, and %s is required: install a newer release of the driver", name,
@@ -173,29 +175,29 @@ func usable(info *registration.PluginInfo) (*plugin, error) {
 	}
 	endpoint := filepath.Clean(strings.TrimPrefix(info.GetEndpoint(), "unix://"))
 	if !filepath.IsAbs(endpoint) {
-		return nil, fmt.Errorf("DRA driver %s registers with the endpoint %q: want the absolute path of a socket on the node", name, shortened(info.GetEndpoint()))
+		return nil, fmt.Errorf("DRA driver %s registers with the endpoint %q: want the absolute path of a socket on the node", name, truncateText(info.GetEndpoint()))
 	}
-	return &plugin{name: name, endpoint: endpoint, services: info.GetSupportedVersions()}, nil
+	return &driverPlugin{name: name, endpoint: endpoint, services: info.GetSupportedVersions()}, nil
 }
 
-// endpoint returns the socket of a driver. If the last scan did not find the driver, it scans
+// findEndpoint returns the socket of a driver. If the last scan did not find the driver, it scans
 // again.
-func (r *registry) endpoint(ctx context.Context, name string) (string, error) {
-	if e := r.newest(name); e != "" {
+func (r *driverRegistry) findEndpoint(ctx context.Context, name string) (string, error) {
+	if e := r.newestEndpoint(name); e != "" {
 		return e, nil
 	}
 	r.folder.Scan(ctx)
-	if e := r.newest(name); e != "" {
+	if e := r.newestEndpoint(name); e != "" {
 		return e, nil
 	}
 	return "", fmt.Errorf("%w: %s", ErrNoDriver, name)
 }
 
-func (r *registry) newest(name string) string {
+func (r *driverRegistry) newestEndpoint(name string) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	best := &plugin{}
-	for _, p := range r.known {
+	best := &driverPlugin{}
+	for _, p := range r.plugins {
 		if p.name == name && p.order > best.order {
 			best = p
 		}

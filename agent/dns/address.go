@@ -20,21 +20,21 @@ import (
 // Table is the name of the nftables table of the DNS server.
 const Table = "keelson-dns"
 
-// holder maintains the server's addresses on the node's loopback device, and the rules that exempt
+// addressHolder maintains the server's addresses on the node's loopback device, and the rules that exempt
 // DNS from connection tracking. A query and its answer are only two packets, so tracking would cost
 // an entry per query. It has also lost queries that a client sends twice at the same time. A record
 // on disk lists the addresses, so that a later agent process removes those that are no longer
 // wanted. The addresses remain when the agent exits.
-type holder struct {
+type addressHolder struct {
 	file string // the record; deleted by a reboot, like the loopback addresses
 	nft  knftables.Interface
 	have []netip.Addr
 	read bool
 }
 
-// hold brings the loopback device and the rules to the wanted addresses.
-func (h *holder) hold(ctx context.Context, want []netip.Addr) error {
-	if err := h.recall(); err != nil {
+// setAddresses brings the loopback device and the rules to the wanted addresses.
+func (h *addressHolder) setAddresses(ctx context.Context, want []netip.Addr) error {
+	if err := h.readRecord(); err != nil {
 		return err
 	}
 	lo, err := netlink.LinkByName("lo")
@@ -49,33 +49,33 @@ func (h *holder) hold(ctx context.Context, want []netip.Addr) error {
 			all = append(all, a)
 		}
 	}
-	if err := h.record(all); err != nil {
+	if err := h.writeRecord(all); err != nil {
 		return err
 	}
 	for _, a := range want {
-		if err := netlink.AddrAdd(lo, address(a)); err != nil && !errors.Is(err, unix.EEXIST) {
+		if err := netlink.AddrAdd(lo, hostAddress(a)); err != nil && !errors.Is(err, unix.EEXIST) {
 			return fmt.Errorf("adding %s to finding the loopback device: %w", a, err)
 		}
 	}
 	for _, a := range all {
 		if !slices.Contains(want, a) {
-			if err := netlink.AddrDel(lo, address(a)); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+			if err := netlink.AddrDel(lo, hostAddress(a)); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
 				return fmt.Errorf("removing %s from finding the loopback device: %w", a, err)
 			}
 		}
 	}
-	if err := h.rules(ctx, want); err != nil {
+	if err := h.writeRules(ctx, want); err != nil {
 		return err
 	}
-	return h.record(want)
+	return h.writeRecord(want)
 }
 
-func address(a netip.Addr) *netlink.Addr {
+func hostAddress(a netip.Addr) *netlink.Addr {
 	return &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}, Scope: unix.RT_SCOPE_HOST}
 }
 
-// recall reads the record once.
-func (h *holder) recall() error {
+// readRecord reads the record once.
+func (h *addressHolder) readRecord() error {
 	if h.read {
 		return nil
 	}
@@ -92,7 +92,7 @@ func (h *holder) recall() error {
 	return nil
 }
 
-func (h *holder) record(all []netip.Addr) error {
+func (h *addressHolder) writeRecord(all []netip.Addr) error {
 	if slices.Equal(all, h.have) {
 		return nil
 	}
@@ -110,10 +110,10 @@ func (h *holder) record(all []netip.Addr) error {
 	return nil
 }
 
-// rules rewrites the whole table. While no agent runs, the rules drop ICMP "port unreachable"
+// writeRules rewrites the whole table. While no agent runs, the rules drop ICMP "port unreachable"
 // messages. A client that receives one gives up at once; without it, the client retries a moment
 // later.
-func (h *holder) rules(ctx context.Context, all []netip.Addr) error {
+func (h *addressHolder) writeRules(ctx context.Context, all []netip.Addr) error {
 	if h.nft == nil {
 		nft, err := knftables.New(knftables.InetFamily, Table)
 		if err != nil {
@@ -156,8 +156,8 @@ func (h *holder) rules(ctx context.Context, all []netip.Addr) error {
 	return nil
 }
 
-// intact reports whether the rules still exist. A firewall that is reloaded may flush all rules.
-func (h *holder) intact(ctx context.Context) bool {
+// hasRules reports whether the rules still exist. A firewall that is reloaded may flush all rules.
+func (h *addressHolder) hasRules(ctx context.Context) bool {
 	if h.nft == nil {
 		return true
 	}

@@ -73,14 +73,14 @@ func TestHostileClients(t *testing.T) {
 func TestStrangers(t *testing.T) {
 	objects := fake.NewCluster()
 	s := New(Config{Local: LinkLocal})
-	c := s.permitted(objects)
+	c := s.permittedClients(objects)
 	for a, want := range map[string]bool{"10.88.3.4": true, "127.0.0.1": true, "::1": true, "192.0.2.1": false, "10.99.0.1": false, "2001:db8::1": false} {
-		if got := c.permits(netip.MustParseAddr(a)); got != want {
+		if got := c.isAllowed(netip.MustParseAddr(a)); got != want {
 			t.Errorf("%s: %v", a, got)
 		}
 	}
-	s = New(Config{Foreign: func() bool { return true }})
-	if c := s.permitted(objects); !c.permits(netip.MustParseAddr("10.99.0.1")) || c.permits(netip.MustParseAddr("192.0.2.1")) {
+	s = New(Config{ForeignNetwork: func() bool { return true }})
+	if c := s.permittedClients(objects); !c.isAllowed(netip.MustParseAddr("10.99.0.1")) || c.isAllowed(netip.MustParseAddr("192.0.2.1")) {
 		t.Error("with a network product, its pods' addresses are served, and public ones are not")
 	}
 }
@@ -141,20 +141,20 @@ func lie(pc net.PacketConn) {
 // The number of waiting queries is limited per client and in total; other queries are answered in
 // the meantime.
 func TestWaitingIsBounded(t *testing.T) {
-	w := waiting{of: map[netip.Addr]int{}}
+	w := waitLimiter{perClient: map[netip.Addr]int{}}
 	a, b := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
 	n := 0
-	for w.enter(a) {
+	for w.acquireSlot(a) {
 		n++
 	}
-	if n != maxWaitingEach || !w.enter(b) {
+	if n != maxWaitingEach || !w.acquireSlot(b) {
 		t.Errorf("one client has %d on their way", n)
 	}
 	for range n {
-		w.leave(a)
+		w.releaseSlot(a)
 	}
-	w.leave(b)
-	if w.all != 0 || len(w.of) != 0 {
+	w.releaseSlot(b)
+	if w.all != 0 || len(w.perClient) != 0 {
 		t.Errorf("%d are left", w.all)
 	}
 }
@@ -198,8 +198,8 @@ func sameQuestionsAreOne(t *testing.T) bool {
 		}()
 	}
 	r.until(func() error {
-		if r.s.waits() != cap(done) && !late() {
-			return fmt.Errorf("%d wait", r.s.waits())
+		if r.s.waitingQueries() != cap(done) && !late() {
+			return fmt.Errorf("%d wait", r.s.waitingQueries())
 		}
 		return nil
 	})
@@ -271,15 +271,15 @@ func FuzzPacket(f *testing.F) {
 	s.index.Sync(objects.Services(), nil)
 	s.configure(objects, objects)
 	f.Fuzz(func(t *testing.T, p []byte) {
-		in := &incoming{began: time.Now()}
-		reply, later := s.take(s.chain.Load(), p, false, in)
+		in := &clientQuery{receivedAt: time.Now()}
+		reply, later := s.handleMessage(s.chain.Load(), p, false, in)
 		if s.panics.Load() > 0 {
 			t.Fatalf("%x made a fault", p)
 		}
 		if later != nil || reply == nil {
 			return
 		}
-		if out := s.finish(in, reply, netip.MustParseAddr("127.0.0.1"), nil); len(out) > mostUDP {
+		if out := s.packAndCount(in, reply, netip.MustParseAddr("127.0.0.1"), nil); len(out) > maxUDP {
 			t.Errorf("%x: an answer of %d bytes", p, len(out))
 		}
 	})

@@ -26,12 +26,12 @@ func BenchmarkService(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	buf, from := make([]byte, mostUDP), netip.MustParseAddr("10.244.0.1")
+	buf, from := make([]byte, maxUDP), netip.MustParseAddr("10.244.0.1")
 	b.ReportAllocs()
 	for b.Loop() {
-		in := &incoming{began: time.Now()}
-		reply, _ := s.take(s.chain.Load(), packet, false, in)
-		if s.finish(in, reply, from, buf) == nil {
+		in := &clientQuery{receivedAt: time.Now()}
+		reply, _ := s.handleMessage(s.chain.Load(), packet, false, in)
+		if s.packAndCount(in, reply, from, buf) == nil {
 			b.Fatal("no answer")
 		}
 	}

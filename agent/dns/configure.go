@@ -30,76 +30,76 @@ const (
 	etcCoreDNS  = "/etc/coredns" // where CoreDNS pods mount the ConfigMap's keys as files
 )
 
-// source are the inputs of a chain. The chain is rebuilt when they change.
-type source struct {
-	text    string            // of the Corefile
-	files   map[string]string // contents of the files that the Corefile refers to, by path
-	servers string            // addresses that are served
-	said    string            // the message that was reported last about the Corefile
+// chainSource are the inputs of a chain. The chain is rebuilt when they change.
+type chainSource struct {
+	text        string            // of the Corefile
+	files       map[string]string // contents of the files that the Corefile refers to, by path
+	servers     string            // addresses that are served
+	lastMessage string            // the message that was reported last about the Corefile
 }
 
-// maxFile is the maximum size of a file that a Corefile refers to.
-const maxFile = 1 << 20
+// maxFileBytes is the maximum size of a file that a Corefile refers to.
+const maxFileBytes = 1 << 20
 
 // configure builds a new chain if the Corefile or a file that it refers to has changed. If the
 // Corefile is invalid, the last valid one remains active.
 func (s *Server) configure(objects agent.Objects, reports agent.Reporter) {
 	var keys map[string]string
 	var about *v1.ConfigMap
-	text := corefile.DefaultFor(domain(objects))
+	text := corefile.DefaultFor(clusterDomain(objects))
 	if cm, ok := objects.ConfigMap(agent.DNSNamespace, configMap); ok {
 		keys, about = cm.Data, cm
 		if t := cm.Data[corefileKey]; t != "" {
 			text = t
 		}
 	}
-	cfg, err := corefile.Read(text)
+	cfg, err := corefile.ParseConfig(text)
 	if err != nil {
-		s.refuse(about, reports, err)
+		s.reportRefused(about, reports, err)
 		if s.chain.Load() != nil && s.source.text != "" {
 			text = s.source.text
-		} else if text, err = s.lastGood(); err != nil {
-			text = corefile.DefaultFor(domain(objects))
+		} else if text, err = s.readLastCorefile(); err != nil {
+			text = corefile.DefaultFor(clusterDomain(objects))
 		}
-		if cfg, err = corefile.Read(text); err != nil { // the last Corefile was valid for another release
-			text = corefile.DefaultFor(domain(objects))
-			if cfg, err = corefile.Read(text); err != nil {
+		if cfg, err = corefile.ParseConfig(text); err != nil { // the last Corefile was valid for another release
+			text = corefile.DefaultFor(clusterDomain(objects))
+			if cfg, err = corefile.ParseConfig(text); err != nil {
 				s.cfg.Log.Error("the default Corefile is invalid", "err", err)
 				return
 			}
 		}
 	} else {
-		s.warn(about, reports, cfg.Warnings)
-		s.keepGood(about, text)
+		s.reportWarnings(about, reports, cfg.Warnings)
+		s.saveCorefile(about, text)
 	}
-	files := s.files(cfg, keys)
-	servers := fmt.Sprint(s.wanted(objects))
+	files := s.readFiles(cfg, keys)
+	servers := fmt.Sprint(s.wantedAddresses(objects))
 	if s.chain.Load() != nil && text == s.source.text && maps.Equal(files, s.source.files) && servers == s.source.servers {
 		return
 	}
-	next := s.build(cfg, files, s.wanted(objects))
+	next := s.buildChain(cfg, files, s.wantedAddresses(objects))
 	old := s.chain.Swap(next)
 	s.source.text, s.source.files, s.source.servers = text, files, servers
 	if old != nil {
-		old.close()
+		old.shutDown()
 		s.cfg.Log.Info("the DNS configuration has changed", "server blocks", len(next.blocks))
 	}
 }
 
-func domain(objects agent.Objects) string {
+func clusterDomain(objects agent.Objects) string {
 	if d := objects.Cluster().Domain; d != "" {
 		return d
 	}
 	return "cluster.local"
 }
 
-// lastGood returns the Corefile that was active in an earlier process.
-func (s *Server) lastGood() (string, error) {
+// readLastCorefile returns the Corefile that was active in an earlier process.
+func (s *Server) readLastCorefile() (string, error) {
 	raw, err := os.ReadFile(filepath.Join(s.cfg.StateDir, "Corefile"))
 	return string(raw), err
 }
 
-func (s *Server) keepGood(about *v1.ConfigMap, text string) {
+func (s *Server) saveCorefile(about *v1.ConfigMap, text string) {
 	if about == nil || text == s.source.text {
 		return
 	}
@@ -113,9 +113,9 @@ func (s *Server) keepGood(about *v1.ConfigMap, text string) {
 	}
 }
 
-// files reads the files that a configuration refers to. Files in the directory of the CoreDNS
+// readFiles reads the files that a configuration refers to. Files in the directory of the CoreDNS
 // ConfigMap are read from its keys, others from the node. Unreadable files are empty.
-func (s *Server) files(cfg *corefile.Config, keys map[string]string) map[string]string {
+func (s *Server) readFiles(cfg *corefile.Config, keys map[string]string) map[string]string {
 	out := map[string]string{}
 	read := func(name string) {
 		if _, ok := out[name]; ok || name == "" {
@@ -135,7 +135,7 @@ func (s *Server) files(cfg *corefile.Config, keys map[string]string) map[string]
 			return
 		}
 		defer f.Close()
-		if raw, err := io.ReadAll(io.LimitReader(f, maxFile)); err == nil {
+		if raw, err := io.ReadAll(io.LimitReader(f, maxFileBytes)); err == nil {
 			out[name] = string(raw)
 		}
 	}
@@ -154,11 +154,11 @@ func (s *Server) files(cfg *corefile.Config, keys map[string]string) map[string]
 	return out
 }
 
-// build builds a chain from a configuration.
-func (s *Server) build(cfg *corefile.Config, files map[string]string, own []netip.Addr) *chain {
-	c := &chain{index: s.index, byZone: map[string]*block{}, health: cfg.Health, ready: cfg.Ready, prom: cfg.Prometheus}
+// buildChain builds a chain from a configuration.
+func (s *Server) buildChain(cfg *corefile.Config, files map[string]string, own []netip.Addr) *serverChain {
+	c := &serverChain{index: s.index, byZone: map[string]*serverBlock{}, health: cfg.Health, ready: cfg.Ready, prometheus: cfg.Prometheus}
 	for _, b := range cfg.Servers {
-		next := &block{cfg: b, counts: s.countsOf(b.Zones[0], b.Errors)}
+		next := &serverBlock{cfg: b, counts: s.zoneCountsOf(b.Zones[0], b.Errors)}
 		if k := b.Kubernetes; k != nil {
 			next.options = zone.Options{TTL: k.TTL, Pods: k.Pods, PodNames: k.PodNames, IgnoreEmpty: k.IgnoreEmpty, Namespaces: k.Namespaces, Servers: own}
 		}
@@ -166,12 +166,12 @@ func (s *Server) build(cfg *corefile.Config, files map[string]string, own []neti
 			next.hosts = parseHosts(append([]string{files[h.File]}, h.Inline...)...)
 		}
 		if k := b.Cache; k != nil {
-			next.cache = forward.NewCache(forward.CacheConfig{Capacity: k.Capacity, Denied: k.CapacityDenied, Least: k.Least, Most: k.Most,
-				LeastDenied: k.LeastDenied, MostDenied: k.MostDenied, ServFail: k.ServFail, Stale: k.Stale})
+			next.cache = forward.NewCache(forward.CacheConfig{Capacity: k.Capacity, Denied: k.CapacityDenied, MinTTL: k.MinTTL, MaxTTL: k.MaxTTL,
+				MinDenialTTL: k.MinDenialTTL, MaxDenialTTL: k.MaxDenialTTL, ServFail: k.ServFail, Stale: k.Stale})
 		}
 		for _, f := range b.Forwards {
-			next.forwards = append(next.forwards, &route{from: f.From, except: f.Except, to: forward.New(forward.Config{
-				Targets: s.targets(f, files, own), Policy: f.Policy, MaxFails: f.MaxFails, MaxConcurrent: int64(f.MaxConcurrent),
+			next.forwards = append(next.forwards, &forwardRule{from: f.From, except: f.Except, forwarder: forward.New(forward.Config{
+				Targets: s.forwardTargets(f, files, own), Policy: f.Policy, MaxFails: f.MaxFails, MaxConcurrent: int64(f.MaxConcurrent),
 				HealthEvery: f.HealthEvery, TCP: f.ForceTCP, Log: s.cfg.Log})})
 		}
 		c.blocks = append(c.blocks, next)
@@ -182,21 +182,21 @@ func (s *Server) build(cfg *corefile.Config, files map[string]string, own []neti
 	return c
 }
 
-// close stops the health probes of upstream servers and waits for background refreshes.
-func (c *chain) close() {
+// shutDown stops the health probes of upstream servers and waits for background refreshes.
+func (c *serverChain) shutDown() {
 	for _, b := range c.blocks {
 		for _, f := range b.forwards {
-			f.to.Close()
+			f.forwarder.Close()
 		}
 		b.refreshes.Wait()
 	}
 }
 
-// targets returns the upstream servers of a forward rule. It omits this server itself, because a
+// forwardTargets returns the upstream servers of a forward rule. It omits this server itself, because a
 // query that it cannot answer would loop.
-func (s *Server) targets(f corefile.Forward, files map[string]string, own []netip.Addr) (out []forward.Target) {
+func (s *Server) forwardTargets(f corefile.Forward, files map[string]string, own []netip.Addr) (out []forward.Target) {
 	add := func(text string) {
-		u, err := corefile.ServerAddress(text)
+		u, err := corefile.ParseUpstream(text)
 		if err != nil || u.Path != "" {
 			return
 		}
@@ -232,35 +232,35 @@ func (s *Server) targets(f corefile.Forward, files map[string]string, own []neti
 	return out
 }
 
-// refuse reports an invalid Corefile, once.
-func (s *Server) refuse(about *v1.ConfigMap, reports agent.Reporter, err error) {
-	s.say(about, reports, "CorefileRefused", fmt.Sprintf("%v: nodes go on with the last Corefile that was good", err), func() { s.refused.Add(1) })
+// reportRefused reports an invalid Corefile, once.
+func (s *Server) reportRefused(about *v1.ConfigMap, reports agent.Reporter, err error) {
+	s.reportEvent(about, reports, "CorefileRefused", fmt.Sprintf("%v: nodes go on with the last Corefile that was good", err), func() { s.refused.Add(1) })
 }
 
-// warn reports the parts of a Corefile that have no effect, once.
-func (s *Server) warn(about *v1.ConfigMap, reports agent.Reporter, all []corefile.Warning) {
+// reportWarnings reports the parts of a Corefile that have no effect, once.
+func (s *Server) reportWarnings(about *v1.ConfigMap, reports agent.Reporter, all []corefile.Warning) {
 	if len(all) == 0 {
-		s.source.said = ""
+		s.source.lastMessage = ""
 		return
 	}
 	var lines []string
 	for _, w := range all {
 		lines = append(lines, w.String())
 	}
-	s.say(about, reports, "CorefileNotUnderstood", "A part of the Corefile has no effect: "+strings.Join(lines, "; "), func() {})
+	s.reportEvent(about, reports, "CorefileNotUnderstood", "A part of the Corefile has no effect: "+strings.Join(lines, "; "), func() {})
 }
 
-// say creates an Event for the ConfigMap unless the message is unchanged. All nodes report the same
+// reportEvent creates an Event for the ConfigMap unless the message is unchanged. All nodes report the same
 // message, which the API aggregates into one Event with a count.
-func (s *Server) say(about *v1.ConfigMap, reports agent.Reporter, reason, message string, first func()) {
+func (s *Server) reportEvent(about *v1.ConfigMap, reports agent.Reporter, reason, message string, first func()) {
 	const limit = 1024 // limit of the API's validation
 	if len(message) > limit {
 		message = message[:limit-3] + "..."
 	}
-	if about == nil || s.source.said == message {
+	if about == nil || s.source.lastMessage == message {
 		return
 	}
-	s.source.said = message
+	s.source.lastMessage = message
 	first()
 	s.cfg.Log.Warn("the Corefile in ConfigMap kube-system/coredns", "reason", reason, "message", message)
 	now := metav1.NewTime(time.Now())

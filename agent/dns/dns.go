@@ -39,10 +39,10 @@ type Config struct {
 	RunDir     string     // directory of the record of addresses
 	ResolvConf string     // the node's resolv.conf, which replaces /etc/resolv.conf in a Corefile
 	Local      netip.Addr // address that is served in addition to the address of the Service; zero: none
-	// Foreign reports whether a third-party network plugin attaches pods. Pod addresses may then be
+	// ForeignNetwork reports whether a third-party network plugin attaches pods. Pod addresses may then be
 	// outside of the cluster's range.
-	Foreign func() bool
-	Log     *slog.Logger
+	ForeignNetwork func() bool
+	Log            *slog.Logger
 
 	// Addresses and Port, if set, replace the Service's address, Local, and port 53. Devices and
 	// rules are then not changed. They are for tests and benchmarks on loopback.
@@ -54,19 +54,19 @@ type Config struct {
 type Server struct {
 	cfg     Config
 	index   *zone.Index
-	chain   atomic.Pointer[chain]
-	clients atomic.Pointer[clients]
-	waiting waiting
-	holder  holder
-	counters
+	chain   atomic.Pointer[serverChain]
+	clients atomic.Pointer[allowedClients]
+	waiting waitLimiter
+	holder  addressHolder
+	serverCounters
 
-	fronts map[netip.Addr]*front
-	told   string // the last logged error about addresses that are not served
+	listeners map[netip.Addr]*addressListener
+	lastError string // the last logged error about addresses that are not served
 
-	source source // inputs of the current chain
+	source chainSource // inputs of the current chain
 
-	mu   sync.Mutex
-	kept []*counts // of all zones that have ever been configured
+	mu         sync.Mutex
+	zoneCounts []*zoneCounters // of all zones that have ever been configured
 }
 
 // New returns a Server. It starts nothing.
@@ -77,14 +77,14 @@ func New(cfg Config) *Server {
 	if cfg.Port == 0 {
 		cfg.Port = 53
 	}
-	s := &Server{cfg: cfg, index: zone.New(), fronts: map[netip.Addr]*front{}, waiting: waiting{of: map[netip.Addr]int{}}}
+	s := &Server{cfg: cfg, index: zone.New(), listeners: map[netip.Addr]*addressListener{}, waiting: waitLimiter{perClient: map[netip.Addr]int{}}}
 	s.holder.file = filepath.Join(cfg.RunDir, "dns-addresses.json")
-	s.clients.Store(&clients{})
+	s.clients.Store(&allowedClients{})
 	return s
 }
 
-// tendEvery is the time between checks of files and rules that other programs may change.
-const tendEvery = 10 * time.Second
+// checkInterval is the time between checks of files and rules that other programs may change.
+const checkInterval = 10 * time.Second
 
 // Run serves DNS until ctx ends or an error occurs. It starts when the view of the cluster is
 // complete, possibly from the checkpoint; earlier answers would be wrong. The addresses remain on
@@ -95,9 +95,9 @@ func (s *Server) Run(ctx context.Context, objects agent.Objects, reports agent.R
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	defer s.stop()
+	defer s.closeAll()
 	changes := objects.Follow(ctx, kindService, kindSlice, kindConfigMap)
-	tick := time.NewTicker(tendEvery)
+	tick := time.NewTicker(checkInterval)
 	defer tick.Stop()
 	for {
 		select {
@@ -105,14 +105,14 @@ func (s *Server) Run(ctx context.Context, objects agent.Objects, reports agent.R
 			return ctx.Err()
 		case <-tick.C:
 			s.configure(objects, reports)
-			if err := s.serve(ctx, objects, true); err != nil {
+			if err := s.updateListeners(ctx, objects, true); err != nil {
 				return err
 			}
 		case c, ok := <-changes:
 			if !ok {
 				return ctx.Err()
 			}
-			if err := s.follow(ctx, c, objects, reports); err != nil {
+			if err := s.applyChanges(ctx, c, objects, reports); err != nil {
 				return err
 			}
 		}
@@ -126,8 +126,8 @@ const (
 	kindConfigMap = "ConfigMap"
 )
 
-// follow updates the index, the chain and the listeners after objects have changed.
-func (s *Server) follow(ctx context.Context, c agent.Changed, objects agent.Objects, reports agent.Reporter) error {
+// applyChanges updates the index, the chain and the listeners after objects have changed.
+func (s *Server) applyChanges(ctx context.Context, c agent.ObjectChanges, objects agent.Objects, reports agent.Reporter) error {
 	var services, parts []zone.Key
 	configured, addressed := c.All, c.All
 	for k := range c.Keys {
@@ -150,25 +150,25 @@ func (s *Server) follow(ctx context.Context, c agent.Changed, objects agent.Obje
 		s.configure(objects, reports)
 	}
 	if !addressed {
-		s.pages(ctx)
+		s.updateHTTPServers(ctx)
 		return nil
 	}
-	return s.serve(ctx, objects, false)
+	return s.updateListeners(ctx, objects, false)
 }
 
-// stop closes all listeners and the chain.
-func (s *Server) stop() {
-	for a, f := range s.fronts {
-		f.close()
-		delete(s.fronts, a)
+// closeAll closes all listeners and the chain.
+func (s *Server) closeAll() {
+	for a, f := range s.listeners {
+		f.shutDown()
+		delete(s.listeners, a)
 	}
 	if c := s.chain.Load(); c != nil {
-		c.close()
+		c.shutDown()
 	}
 }
 
-// wanted returns the addresses at which DNS must be served.
-func (s *Server) wanted(objects agent.Objects) []netip.Addr {
+// wantedAddresses returns the addresses at which DNS must be served.
+func (s *Server) wantedAddresses(objects agent.Objects) []netip.Addr {
 	if s.cfg.Addresses != nil {
 		return s.cfg.Addresses
 	}
@@ -177,7 +177,7 @@ func (s *Server) wanted(objects agent.Objects) []netip.Addr {
 		out = append(out, s.cfg.Local)
 	}
 	svc, ok := objects.Service(agent.DNSNamespace, agent.DNSService)
-	if !ok || !agent.ServesDNS(svc) {
+	if !ok || !agent.AgentsServeDNS(svc) {
 		return out
 	}
 	for _, text := range append([]string{svc.Spec.ClusterIP}, svc.Spec.ClusterIPs...) {
@@ -188,13 +188,13 @@ func (s *Server) wanted(objects agent.Objects) []netip.Addr {
 	return out
 }
 
-// serve opens and closes listeners according to the wanted addresses. An address that cannot be
+// updateListeners opens and closes listeners according to the wanted addresses. An address that cannot be
 // opened does not affect the others; it is tried again at the next check.
-func (s *Server) serve(ctx context.Context, objects agent.Objects, tended bool) error {
-	want := s.wanted(objects)
-	if s.cfg.Addresses == nil && (!slices.Equal(want, s.holder.have) || tended && !s.holder.intact(ctx)) {
+func (s *Server) updateListeners(ctx context.Context, objects agent.Objects, tended bool) error {
+	want := s.wantedAddresses(objects)
+	if s.cfg.Addresses == nil && (!slices.Equal(want, s.holder.have) || tended && !s.holder.hasRules(ctx)) {
 		limit, cancel := context.WithTimeout(ctx, 30*time.Second)
-		err := s.holder.hold(limit, want)
+		err := s.holder.setAddresses(limit, want)
 		cancel()
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -203,44 +203,44 @@ func (s *Server) serve(ctx context.Context, objects agent.Objects, tended bool) 
 			return err
 		}
 	}
-	s.clients.Store(s.permitted(objects))
-	for a, f := range s.fronts {
+	s.clients.Store(s.permittedClients(objects))
+	for a, f := range s.listeners {
 		if !slices.Contains(want, a) {
-			f.close()
-			delete(s.fronts, a)
+			f.shutDown()
+			delete(s.listeners, a)
 		}
 	}
 	var errs []error
 	for _, a := range want {
-		if s.fronts[a] != nil {
+		if s.listeners[a] != nil {
 			continue
 		}
-		f, err := listen(ctx, netip.AddrPortFrom(a, s.cfg.Port))
+		f, err := listenAt(ctx, netip.AddrPortFrom(a, s.cfg.Port))
 		if err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		s.fronts[a] = f
-		s.start(ctx, f)
+		s.listeners[a] = f
+		s.startServing(ctx, f)
 	}
-	s.pages(ctx)
-	if err := errors.Join(errs...); err != nil && err.Error() != s.told {
-		s.told = err.Error()
+	s.updateHTTPServers(ctx)
+	if err := errors.Join(errs...); err != nil && err.Error() != s.lastError {
+		s.lastError = err.Error()
 		s.cfg.Log.Error("DNS is not served at all addresses", "err", err)
 	} else if err == nil {
-		s.told = ""
+		s.lastError = ""
 	}
-	if len(s.fronts) == 0 && len(want) > 0 {
+	if len(s.listeners) == 0 && len(want) > 0 {
 		return fmt.Errorf("no address to serve DNS at: %w", errors.Join(errs...))
 	}
 	return nil
 }
 
-// permitted returns the clients that the server answers: pods, and the node itself.
-func (s *Server) permitted(objects agent.Objects) *clients {
-	c := &clients{local: map[netip.Addr]struct{}{}}
+// permittedClients returns the clients that the server answers: pods, and the node itself.
+func (s *Server) permittedClients(objects agent.Objects) *allowedClients {
+	c := &allowedClients{local: map[netip.Addr]struct{}{}}
 	c.prefixes = append(c.prefixes, objects.Cluster().ClusterPrefixes()...)
-	if s.cfg.Foreign != nil && s.cfg.Foreign() {
+	if s.cfg.ForeignNetwork != nil && s.cfg.ForeignNetwork() {
 		for _, p := range []string{"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7"} {
 			c.prefixes = append(c.prefixes, netip.MustParsePrefix(p))
 		}
@@ -266,29 +266,29 @@ const (
 	metricsPort = 9153
 )
 
-// pages serves the enabled health, ready and metrics endpoints at each address, to DNS clients
+// updateHTTPServers serves the enabled health, ready and metrics endpoints at each address, to DNS clients
 // only. Disabled endpoints leave their ports free for pods on the host network: a listener at one
 // address prevents others from listening on all addresses. DNS is served even if such a port is
 // already in use.
-func (s *Server) pages(ctx context.Context) {
+func (s *Server) updateHTTPServers(ctx context.Context) {
 	c := s.chain.Load()
 	if s.cfg.Port != 53 || c == nil {
 		return
 	}
 	ok := func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("OK")) }
-	for a, f := range s.fronts {
+	for a, f := range s.listeners {
 		for _, p := range []struct {
 			on   bool
 			port uint16
 			path string
 			show http.HandlerFunc
 		}{
-			{c.health, healthPort, "/health", ok}, {c.ready, readyPort, "/ready", ok}, {c.prom, metricsPort, "/metrics", s.metricsPage},
+			{c.health, healthPort, "/health", ok}, {c.ready, readyPort, "/ready", ok}, {c.prometheus, metricsPort, "/metrics", s.metricsPage},
 		} {
-			switch have := f.pages[p.port]; {
+			switch have := f.httpServers[p.port]; {
 			case !p.on && have != nil:
 				have.Close()
-				delete(f.pages, p.port)
+				delete(f.httpServers, p.port)
 			case p.on && have == nil:
 				var lc net.ListenConfig
 				l, err := lc.Listen(ctx, "tcp", netip.AddrPortFrom(a, p.port).String())
@@ -296,7 +296,7 @@ func (s *Server) pages(ctx context.Context) {
 					s.cfg.Log.Warn("an HTTP endpoint of the DNS server is not served", "path", p.path, "err", err)
 					continue
 				}
-				f.page(ctx, l, p.port, p.path, s.onlyClients(p.show))
+				f.serveHTTPPath(ctx, l, p.port, p.path, s.onlyClients(p.show))
 			}
 		}
 	}
@@ -311,7 +311,7 @@ func (s *Server) metricsPage(w http.ResponseWriter, _ *http.Request) {
 func (s *Server) onlyClients(h http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		at, err := netip.ParseAddrPort(r.RemoteAddr)
-		if err != nil || !s.clients.Load().permits(at.Addr().Unmap()) {
+		if err != nil || !s.clients.Load().isAllowed(at.Addr().Unmap()) {
 			http.Error(w, "this client is not served", http.StatusForbidden)
 			return
 		}
@@ -319,32 +319,32 @@ func (s *Server) onlyClients(h http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// allCounts returns the counters of all zones.
-func (s *Server) allCounts() []*counts {
+// allZoneCounts returns the counters of all zones.
+func (s *Server) allZoneCounts() []*zoneCounters {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.Clone(s.kept)
+	return slices.Clone(s.zoneCounts)
 }
 
-// countsOf returns the counters of a zone, which outlive its server block.
-func (s *Server) countsOf(name string, errs bool) *counts {
+// zoneCountsOf returns the counters of a zone, which outlive its server block.
+func (s *Server) zoneCountsOf(name string, errs bool) *zoneCounters {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, c := range s.kept {
+	for _, c := range s.zoneCounts {
 		if c.zone == name {
 			c.mu.Lock()
-			c.errs = errs
+			c.logErrors = errs
 			c.mu.Unlock()
 			return c
 		}
 	}
 	c := newCounts(name, s.cfg.Log)
-	c.errs = errs
-	if len(s.kept) < maxCounted {
-		s.kept = append(s.kept, c)
+	c.logErrors = errs
+	if len(s.zoneCounts) < maxCountedZones {
+		s.zoneCounts = append(s.zoneCounts, c)
 	}
 	return c
 }
 
-// maxCounted is the maximum number of zones with counters.
-const maxCounted = 256
+// maxCountedZones is the maximum number of zones with counters.
+const maxCountedZones = 256

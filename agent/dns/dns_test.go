@@ -395,13 +395,13 @@ func TestFollows(t *testing.T) {
 	dnsService := service("kube-system", "kube-dns", "10.96.0.10")
 	dnsService.Annotations = map[string]string{"keelson.dev/served-by": "agent"}
 	r.cluster.Put(dnsService)
-	if got := fmt.Sprint(s.wanted(r.cluster)); got != "[169.254.20.10 10.96.0.10]" {
+	if got := fmt.Sprint(s.wantedAddresses(r.cluster)); got != "[169.254.20.10 10.96.0.10]" {
 		t.Errorf("with the Service: %s", got)
 	}
 	own := dnsService.DeepCopy()
 	own.Spec.Selector = map[string]string{"k8s-app": "kube-dns"}
 	r.cluster.Put(own)
-	if got := fmt.Sprint(s.wanted(r.cluster)); got != "[169.254.20.10]" {
+	if got := fmt.Sprint(s.wantedAddresses(r.cluster)); got != "[169.254.20.10]" {
 		t.Errorf("with an add-on's Service: %s", got)
 	}
 }

@@ -5,24 +5,24 @@ import (
 	"hash/maphash"
 )
 
-// memo caches the packed answers of one socket. A packet that differs from an earlier one only in
+// answerCache caches the packed answers of one socket. A packet that differs from an earlier one only in
 // its ID gets the same answer, as long as neither the Corefile nor a Service has changed. It is not
 // safe for concurrent use.
-type memo struct {
+type answerCache struct {
 	seed  maphash.Seed
-	slots []remembered
+	slots []cachedReply
 }
 
 // The limits of an memo: at most half a megabyte.
 const (
-	memoSlots  = 1024
-	memoPacket = 160 // bytes of a query
-	memoReply  = 320 // bytes of a reply
+	answerCacheSlots = 1024
+	maxCachedQuery   = 160 // bytes of a query
+	maxCachedReply   = 320 // bytes of a reply
 )
 
-type remembered struct {
-	chain  *chain
-	block  *block
+type cachedReply struct {
+	chain  *serverChain
+	block  *serverBlock
 	serial uint32
 	kind   uint16
 	rcode  int
@@ -30,31 +30,33 @@ type remembered struct {
 	reply  []byte
 }
 
-func newMemo() *memo { return &memo{seed: maphash.MakeSeed(), slots: make([]remembered, memoSlots)} }
-
-func (m *memo) slot(packet []byte) *remembered {
-	return &m.slots[maphash.Bytes(m.seed, packet)%memoSlots]
+func newAnswerCache() *answerCache {
+	return &answerCache{seed: maphash.MakeSeed(), slots: make([]cachedReply, answerCacheSlots)}
 }
 
-// find returns the cached reply to a packet, or nil if there is none that is valid.
-func (m *memo) find(packet []byte, c *chain, serial uint32) *remembered {
-	if len(packet) < 12 || len(packet) > memoPacket {
+func (m *answerCache) slotFor(packet []byte) *cachedReply {
+	return &m.slots[maphash.Bytes(m.seed, packet)%answerCacheSlots]
+}
+
+// findReply returns the cached reply to a packet, or nil if there is none that is valid.
+func (m *answerCache) findReply(packet []byte, c *serverChain, serial uint32) *cachedReply {
+	if len(packet) < 12 || len(packet) > maxCachedQuery {
 		return nil
 	}
-	s := m.slot(packet[2:])
+	s := m.slotFor(packet[2:])
 	if s.chain != c || s.serial != serial || !bytes.Equal(s.packet, packet[2:]) {
 		return nil
 	}
 	return s
 }
 
-// put caches a reply that was computed with the given chain and index serial.
-func (m *memo) put(packet, reply []byte, in *incoming, c *chain, serial uint32, rcode int) {
-	if len(packet) > memoPacket || len(reply) > memoReply || !in.same {
+// storeReply caches a reply that was computed with the given chain and index serial.
+func (m *answerCache) storeReply(packet, reply []byte, in *clientQuery, c *serverChain, serial uint32, rcode int) {
+	if len(packet) > maxCachedQuery || len(reply) > maxCachedReply || !in.cacheable {
 		return
 	}
-	s := m.slot(packet[2:])
-	s.chain, s.block, s.serial, s.kind, s.rcode = c, in.block, serial, in.ask.kind, rcode
+	s := m.slotFor(packet[2:])
+	s.chain, s.block, s.serial, s.kind, s.rcode = c, in.block, serial, in.query.kind, rcode
 	s.packet = append(s.packet[:0], packet[2:]...)
 	s.reply = append(s.reply[:0], reply...)
 }

@@ -10,84 +10,84 @@ import (
 
 // The maximum sizes of replies, in bytes.
 const (
-	plainUDP = 512  // without EDNS
-	mostUDP  = 1232 // with EDNS, even if the client accepts more: larger packets may be fragmented (DNS flag day 2020)
-	mostTCP  = 65535
+	maxPlainUDP = 512  // without EDNS
+	maxUDP      = 1232 // with EDNS, even if the client accepts more: larger packets may be fragmented (DNS flag day 2020)
+	maxTCP      = 65535
 )
 
 // The maximum number of endpoint records in an answer. More records would not fit.
 const (
-	fewRecords  = 100  // over UDP; the client can retry over TCP
-	manyRecords = 2000 // over TCP
+	maxUDPRecords = 100  // over UDP; the client can retry over TCP
+	maxTCPRecords = 2000 // over TCP
 )
 
-// incoming is a message of a client that is being answered.
-type incoming struct {
-	msg   dns.Msg
-	ask   ask
-	size  int // maximum size of the reply
-	tcp   bool
-	began time.Time
-	bytes int
-	block *block
-	zone  string
-	same  bool // the same packet gets the same reply as long as nothing changes
+// clientQuery is a message of a client that is being answered.
+type clientQuery struct {
+	msg        dns.Msg
+	query      query
+	size       int // maximum size of the reply
+	tcp        bool
+	receivedAt time.Time
+	bytes      int
+	block      *serverBlock
+	zone       string
+	cacheable  bool // the same packet gets the same reply as long as nothing changes
 }
 
-// read parses a message. ok is false for packets that get no reply: replies, and packets without a
+// parseQuery parses a message. ok is false for packets that get no reply: replies, and packets without a
 // complete header. refused is a reply for a message that is not answered otherwise.
-func (c *chain) read(packet []byte, tcp bool, in *incoming) (refused *dns.Msg, ok bool) {
+func (c *serverChain) parseQuery(packet []byte, tcp bool, in *clientQuery) (refused *dns.Msg, ok bool) {
 	if len(packet) < 12 || packet[2]&0x80 != 0 {
 		return nil, false
 	}
 	in.tcp, in.bytes = tcp, len(packet)
 	m := &in.msg
 	if err := m.Unpack(packet); err != nil {
-		return refusal(packet, dns.RcodeFormatError), true
+		return errorReply(packet, dns.RcodeFormatError), true
 	}
-	in.size = plainUDP
+	in.size = maxPlainUDP
 	opt := m.IsEdns0()
 	if opt != nil {
-		in.size = min(max(int(opt.UDPSize()), plainUDP), mostUDP)
+		in.size = min(max(int(opt.UDPSize()), maxPlainUDP), maxUDP)
 		if opt.Version() != 0 {
-			r := refusal(packet, dns.RcodeSuccess)
-			r.SetEdns0(mostUDP, false)
+			r := errorReply(packet, dns.RcodeSuccess)
+			r.SetEdns0(maxUDP, false)
 			r.IsEdns0().SetExtendedRcode(dns.RcodeBadVers)
 			r.Rcode = dns.RcodeBadVers
 			return r, true
 		}
-		in.ask.do = opt.Do()
+		in.query.do = opt.Do()
 	}
-	in.ask.most = fewRecords
+	in.query.maxRecords = maxUDPRecords
 	if tcp {
-		in.size, in.ask.most = mostTCP, manyRecords
+		in.size, in.query.maxRecords = maxTCP, maxTCPRecords
 	}
 	if m.Opcode != dns.OpcodeQuery {
-		return refusal(packet, dns.RcodeNotImplemented), true
+		return errorReply(packet, dns.RcodeNotImplemented), true
 	}
 	if len(m.Question) != 1 || len(m.Answer) > 0 || len(m.Ns) > 0 {
-		return refusal(packet, dns.RcodeFormatError), true
+		return errorReply(packet, dns.RcodeFormatError), true
 	}
 	q := m.Question[0]
-	in.ask.owner, in.ask.kind, in.ask.cd = q.Name, q.Qtype, m.CheckingDisabled
-	in.ask.name = lower(q.Name)
-	if in.block, in.zone = c.find(in.ask.name); in.block == nil {
-		return in.reply(result{rcode: dns.RcodeRefused}), true
+	in.query.owner, in.query.kind, in.query.cd = q.Name, q.Qtype, m.CheckingDisabled
+	in.query.name = lowerName(q.Name)
+	if in.block, in.zone = c.findBlock(in.query.name); in.block == nil {
+		return in.newReply(response{rcode: dns.RcodeRefused}), true
 	}
 	if n := in.block.cfg.BufferSize; n > 0 && !tcp {
-		in.size = min(in.size, max(n, plainUDP))
+		in.size = min(in.size, max(n, maxPlainUDP))
 	}
 	switch {
 	case q.Qclass != dns.ClassINET, q.Qtype == dns.TypeAXFR, q.Qtype == dns.TypeIXFR, q.Qtype == dns.TypeOPT:
-		return in.reply(result{rcode: dns.RcodeRefused}), true
+		return in.newReply(response{rcode: dns.RcodeRefused}), true
 	case q.Qtype == dns.TypeANY: // RFC 8482: ANY queries are mainly used in amplification attacks
-		return in.reply(result{answer: []dns.RR{&dns.HINFO{Hdr: dns.RR_Header{Name: q.Name, Rrtype: dns.TypeHINFO, Class: dns.ClassINET, Ttl: 3600}, Cpu: "RFC8482"}}}), true
+		return in.newReply(response{answer: []dns.RR{&dns.HINFO{Hdr: dns.RR_Header{Name: q.Name, Rrtype: dns.TypeHINFO, Class: dns.ClassINET, Ttl: 3600}, Cpu: "RFC8482"}}}), true
 	}
 	return nil, true
 }
 
-// refusal returns an error reply to a packet, using only its header.
-func refusal(packet []byte, rcode int) *dns.Msg {
+// errorReply returns an error reply to a packet, using only its header.
+func errorReply(packet []byte, rcode int) *dns.Msg {
 	m := &dns.Msg{}
 	m.Id = uint16(packet[0])<<8 | uint16(packet[1])
 	m.Response, m.Rcode = true, rcode
@@ -96,8 +96,8 @@ func refusal(packet []byte, rcode int) *dns.Msg {
 	return m
 }
 
-// lower returns the name in lower case. It does not allocate if the name already is.
-func lower(name string) string {
+// lowerName returns the name in lower case. It does not allocate if the name already is.
+func lowerName(name string) string {
 	for i := range len(name) {
 		if c := name[i]; c >= 'A' && c <= 'Z' {
 			return strings.ToLower(name)
@@ -106,18 +106,18 @@ func lower(name string) string {
 	return name
 }
 
-// reply returns the reply to a message, or a function that obtains the reply, which takes time.
-func (c *chain) reply(in *incoming) (reply *dns.Msg, later func(context.Context) *dns.Msg) {
-	r, then := c.answer(in.block, in.ask)
+// answerMessage returns the reply to a message, or a function that obtains the reply, which takes time.
+func (c *serverChain) answerMessage(in *clientQuery) (reply *dns.Msg, later func(context.Context) *dns.Msg) {
+	r, then := c.answerQuery(in.block, in.query)
 	if then == nil {
-		return in.reply(r), nil
+		return in.newReply(r), nil
 	}
-	return nil, func(ctx context.Context) *dns.Msg { return in.reply(then(ctx)) }
+	return nil, func(ctx context.Context) *dns.Msg { return in.newReply(then(ctx)) }
 }
 
-// reply places a response in a reply to the client's message.
-func (in *incoming) reply(r result) *dns.Msg {
-	in.same = r.authoritative && len(r.answer) < 2 && in.block != nil && !in.block.cfg.Log
+// newReply places a response in a reply to the client's message.
+func (in *clientQuery) newReply(r response) *dns.Msg {
+	in.cacheable = r.authoritative && len(r.answer) < 2 && in.block != nil && !in.block.cfg.Log
 	m := &dns.Msg{}
 	m.Id, m.Opcode, m.Response = in.msg.Id, in.msg.Opcode, true
 	m.RecursionDesired, m.RecursionAvailable = in.msg.RecursionDesired, true
@@ -125,25 +125,25 @@ func (in *incoming) reply(r result) *dns.Msg {
 	m.Authoritative, m.Rcode = r.authoritative, r.rcode
 	m.Question = in.msg.Question
 	m.Answer, m.Ns, m.Extra = r.answer, r.ns, r.extra
-	m.Truncated = r.cut && !in.tcp
+	m.Truncated = r.truncated && !in.tcp
 	if in.msg.IsEdns0() != nil {
-		m.Extra = append(m.Extra[:len(m.Extra):len(m.Extra)], edns(in.ask.do))
+		m.Extra = append(m.Extra[:len(m.Extra):len(m.Extra)], newOPT(in.query.do))
 	}
 	return m
 }
 
-func edns(do bool) *dns.OPT {
+func newOPT(do bool) *dns.OPT {
 	o := &dns.OPT{Hdr: dns.RR_Header{Name: ".", Rrtype: dns.TypeOPT}}
-	o.SetUDPSize(mostUDP)
+	o.SetUDPSize(maxUDP)
 	if do {
 		o.SetDo()
 	}
 	return o
 }
 
-// pack packs a message into buf and truncates it to size. Names are compressed only if there are
+// packMessage packs a message into buf and truncates it to size. Names are compressed only if there are
 // more than two records; for fewer, compression costs more time than it saves.
-func pack(m *dns.Msg, size int, buf []byte) ([]byte, error) {
+func packMessage(m *dns.Msg, size int, buf []byte) ([]byte, error) {
 	if len(m.Answer)+len(m.Ns)+len(m.Extra) > 2 {
 		m.Compress = true
 	}

@@ -39,15 +39,15 @@ func newHistogram(bounds []float64, scale float64) *histogram {
 	return &histogram{bounds: bounds, buckets: make([]atomic.Uint64, len(bounds)+1), scale: scale}
 }
 
-func (h *histogram) add(v float64) {
+func (h *histogram) addValue(v float64) {
 	i, _ := slices.BinarySearch(h.bounds, v)
 	h.buckets[i].Add(1)
 	h.sum.Add(uint64(v / h.scale))
 }
 
-// counts are the counters of one server block. They live as long as the server, even if the block
+// zoneCounters are the counters of one server block. They live as long as the server, even if the block
 // is removed.
-type counts struct {
+type zoneCounters struct {
 	zone     string
 	requests [2][2][]atomic.Uint64 // by protocol (UDP, TCP), family (IPv4, IPv6) and type
 	codes    []atomic.Uint64
@@ -57,15 +57,15 @@ type counts struct {
 
 	hits, denials, misses, stale atomic.Uint64
 
-	mu    sync.Mutex
-	errs  bool
-	log   *slog.Logger
-	told  time.Time
-	since int // failures since the last log line
+	mu               sync.Mutex
+	logErrors        bool
+	log              *slog.Logger
+	lastLogged       time.Time
+	failuresSinceLog int // failures since the last log line
 }
 
-func newCounts(zone string, log *slog.Logger) *counts {
-	c := &counts{zone: zone, log: log, codes: make([]atomic.Uint64, len(countedCodes)+1),
+func newCounts(zone string, log *slog.Logger) *zoneCounters {
+	c := &zoneCounters{zone: zone, log: log, codes: make([]atomic.Uint64, len(countedCodes)+1),
 		time: newHistogram(durations, 1e-9), request: newHistogram(sizes, 1), response: newHistogram(sizes, 1)}
 	for i := range c.requests {
 		for j := range c.requests[i] {
@@ -75,8 +75,8 @@ func newCounts(zone string, log *slog.Logger) *counts {
 	return c
 }
 
-// count counts one answered query.
-func (c *counts) count(kind uint16, tcp, six bool, rcode, asked, bytes int, took time.Duration) {
+// countResponse counts one answered query.
+func (c *zoneCounters) countResponse(kind uint16, tcp, six bool, rcode, asked, bytes int, took time.Duration) {
 	proto, family := 0, 0
 	if tcp {
 		proto = 1
@@ -94,12 +94,12 @@ func (c *counts) count(kind uint16, tcp, six bool, rcode, asked, bytes int, took
 		r = len(countedCodes)
 	}
 	c.codes[r].Add(1)
-	c.time.add(took.Seconds())
-	c.request.add(float64(asked))
-	c.response.add(float64(bytes))
+	c.time.addValue(took.Seconds())
+	c.request.addValue(float64(asked))
+	c.response.addValue(float64(bytes))
 }
 
-func (c *counts) hit(m *dns.Msg) {
+func (c *zoneCounters) countHit(m *dns.Msg) {
 	if m.Rcode == dns.RcodeSuccess && len(m.Answer) > 0 {
 		c.hits.Add(1)
 	} else {
@@ -107,28 +107,28 @@ func (c *counts) hit(m *dns.Msg) {
 	}
 }
 
-// tellEvery is the time between two log lines about failed queries.
-const tellEvery = 10 * time.Second
+// logInterval is the time between two log lines about failed queries.
+const logInterval = 10 * time.Second
 
-// failed logs that a query could not be answered, if the Corefile enables errors. It logs at most
+// logFailure logs that a query could not be answered, if the Corefile enables errors. It logs at most
 // once per tellEvery, with the number of failures since the last line.
-func (c *counts) failed(name string, err error) {
+func (c *zoneCounters) logFailure(name string, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.since++
-	if !c.errs || time.Since(c.told) < tellEvery {
+	c.failuresSinceLog++
+	if !c.logErrors || time.Since(c.lastLogged) < logInterval {
 		return
 	}
-	c.log.Warn("a query could not be answered", "name", name, "zone", c.zone, "err", err, "since the last line", c.since)
-	c.told, c.since = time.Now(), 0
+	c.log.Warn("a query could not be answered", "name", name, "zone", c.zone, "err", err, "since the last line", c.failuresSinceLog)
+	c.lastLogged, c.failuresSinceLog = time.Now(), 0
 }
 
 // Metrics writes the metrics of CoreDNS that apply, under the same names.
 func (s *Server) Metrics(to io.Writer) error {
-	w := &writer{w: bufio.NewWriter(to)}
-	all := s.allCounts()
-	w.family("coredns_build_info", "gauge", "A metric with a constant '1' value labeled by version, revision, and goversion.")
-	w.line("coredns_build_info", 1, `goversion="",revision="",version="keelson"`)
+	w := &metricsWriter{w: bufio.NewWriter(to)}
+	all := s.allZoneCounts()
+	w.writeFamily("coredns_build_info", "gauge", "A metric with a constant '1' value labeled by version, revision, and goversion.")
+	w.writeValue("coredns_build_info", 1, `goversion="",revision="",version="keelson"`)
 	labels := func(zone, more string) string {
 		l := `server="dns://:53",view="",zone="` + zone + `"`
 		if more != "" {
@@ -136,43 +136,43 @@ func (s *Server) Metrics(to io.Writer) error {
 		}
 		return l
 	}
-	w.family("coredns_dns_requests_total", "counter", "Questions that were asked, by zone, protocol, family and type.")
+	w.writeFamily("coredns_dns_requests_total", "counter", "Questions that were asked, by zone, protocol, family and type.")
 	for _, c := range all {
 		for p, proto := range []string{"udp", "tcp"} {
 			for f := range 2 {
 				for t := range c.requests[p][f] {
 					if n := c.requests[p][f][t].Load(); n > 0 {
-						w.line("coredns_dns_requests_total", float64(n), labels(c.zone, fmt.Sprintf(`family="%d",proto="%s",type="%s"`, f+1, proto, typeName(t))))
+						w.writeValue("coredns_dns_requests_total", float64(n), labels(c.zone, fmt.Sprintf(`family="%d",proto="%s",type="%s"`, f+1, proto, typeName(t))))
 					}
 				}
 			}
 		}
 	}
-	w.family("coredns_dns_responses_total", "counter", "Answers, by zone and response code.")
+	w.writeFamily("coredns_dns_responses_total", "counter", "Answers, by zone and response code.")
 	for _, c := range all {
 		for i := range c.codes {
 			if n := c.codes[i].Load(); n > 0 {
-				w.line("coredns_dns_responses_total", float64(n), labels(c.zone, `plugin="",rcode="`+codeName(i)+`"`))
+				w.writeValue("coredns_dns_responses_total", float64(n), labels(c.zone, `plugin="",rcode="`+codeName(i)+`"`))
 			}
 		}
 	}
-	w.family("coredns_dns_request_duration_seconds", "histogram", "The time that answers took.")
+	w.writeFamily("coredns_dns_request_duration_seconds", "histogram", "The time that answers took.")
 	for _, c := range all {
-		w.histogram("coredns_dns_request_duration_seconds", c.time, labels(c.zone, ""))
+		w.writeHistogram("coredns_dns_request_duration_seconds", c.time, labels(c.zone, ""))
 	}
-	w.family("coredns_dns_request_size_bytes", "histogram", "The size of questions.")
+	w.writeFamily("coredns_dns_request_size_bytes", "histogram", "The size of questions.")
 	for _, c := range all {
-		w.histogram("coredns_dns_request_size_bytes", c.request, labels(c.zone, ""))
+		w.writeHistogram("coredns_dns_request_size_bytes", c.request, labels(c.zone, ""))
 	}
-	w.family("coredns_dns_response_size_bytes", "histogram", "The size of answers.")
+	w.writeFamily("coredns_dns_response_size_bytes", "histogram", "The size of answers.")
 	for _, c := range all {
-		w.histogram("coredns_dns_response_size_bytes", c.response, labels(c.zone, ""))
+		w.writeHistogram("coredns_dns_response_size_bytes", c.response, labels(c.zone, ""))
 	}
 	s.cacheMetrics(w, all)
 	s.forwardMetrics(w)
 	one := func(name, help string, v uint64) {
-		w.family(name, "counter", help)
-		w.line(name, float64(v), "")
+		w.writeFamily(name, "counter", help)
+		w.writeValue(name, float64(v), "")
 	}
 	one("coredns_panics_total", "Questions that were not answered because of a fault of the server.", s.panics.Load())
 	one("coredns_reload_failed_total", "Corefiles that were refused.", s.refused.Load())
@@ -180,36 +180,36 @@ func (s *Server) Metrics(to io.Writer) error {
 	return w.w.Flush()
 }
 
-func (s *Server) cacheMetrics(w *writer, all []*counts) {
-	cacheLabels := func(c *counts, kind string) string {
+func (s *Server) cacheMetrics(w *metricsWriter, all []*zoneCounters) {
+	cacheLabels := func(c *zoneCounters, kind string) string {
 		return `server="dns://:53",type="` + kind + `",view="",zones="` + c.zone + `"`
 	}
-	w.family("coredns_cache_hits_total", "counter", "Questions that the cache answered.")
+	w.writeFamily("coredns_cache_hits_total", "counter", "Questions that the cache answered.")
 	for _, c := range all {
-		w.line("coredns_cache_hits_total", float64(c.hits.Load()), cacheLabels(c, "success"))
-		w.line("coredns_cache_hits_total", float64(c.denials.Load()), cacheLabels(c, "denial"))
+		w.writeValue("coredns_cache_hits_total", float64(c.hits.Load()), cacheLabels(c, "success"))
+		w.writeValue("coredns_cache_hits_total", float64(c.denials.Load()), cacheLabels(c, "denial"))
 	}
-	w.family("coredns_cache_misses_total", "counter", "Questions that the cache did not answer.")
+	w.writeFamily("coredns_cache_misses_total", "counter", "Questions that the cache did not answer.")
 	for _, c := range all {
-		w.line("coredns_cache_misses_total", float64(c.misses.Load()), `server="dns://:53",view="",zones="`+c.zone+`"`)
+		w.writeValue("coredns_cache_misses_total", float64(c.misses.Load()), `server="dns://:53",view="",zones="`+c.zone+`"`)
 	}
-	w.family("coredns_cache_served_stale_total", "counter", "Questions that an answer was good enough for that had expired.")
+	w.writeFamily("coredns_cache_served_stale_total", "counter", "Questions that an answer was good enough for that had expired.")
 	for _, c := range all {
-		w.line("coredns_cache_served_stale_total", float64(c.stale.Load()), `server="dns://:53",view="",zones="`+c.zone+`"`)
+		w.writeValue("coredns_cache_served_stale_total", float64(c.stale.Load()), `server="dns://:53",view="",zones="`+c.zone+`"`)
 	}
-	w.family("coredns_cache_entries", "gauge", "Answers in the cache.")
+	w.writeFamily("coredns_cache_entries", "gauge", "Answers in the cache.")
 	if c := s.chain.Load(); c != nil {
 		for _, b := range c.blocks {
 			if b.cache != nil {
 				good, none := b.cache.Len()
-				w.line("coredns_cache_entries", float64(good), cacheLabels(b.counts, "success"))
-				w.line("coredns_cache_entries", float64(none), cacheLabels(b.counts, "denial"))
+				w.writeValue("coredns_cache_entries", float64(good), cacheLabels(b.counts, "success"))
+				w.writeValue("coredns_cache_entries", float64(none), cacheLabels(b.counts, "denial"))
 			}
 		}
 	}
 }
 
-func (s *Server) forwardMetrics(w *writer) {
+func (s *Server) forwardMetrics(w *metricsWriter) {
 	c := s.chain.Load()
 	if c == nil {
 		return
@@ -217,7 +217,7 @@ func (s *Server) forwardMetrics(w *writer) {
 	var requests, failures, refused, down strings.Builder
 	for _, b := range c.blocks {
 		for _, r := range b.forwards {
-			for _, n := range r.to.Counts() {
+			for _, n := range r.forwarder.Counts() {
 				l := `proxy_name="forward",to="` + n.To + `",zone="` + b.counts.zone + `"`
 				fmt.Fprintf(&requests, "coredns_forward_requests_total{%s} %d\n", l, n.Requests)
 				fmt.Fprintf(&failures, "coredns_proxy_healthcheck_failures_total{%s} %d\n", l, n.Failures)
@@ -227,7 +227,7 @@ func (s *Server) forwardMetrics(w *writer) {
 				}
 				fmt.Fprintf(&down, "keelson_dns_upstream_down{%s} %d\n", l, state)
 			}
-			fmt.Fprintf(&refused, "coredns_forward_max_concurrent_rejects_total{zone=\"%s\"} %d\n", b.counts.zone, r.to.Refused.Load())
+			fmt.Fprintf(&refused, "coredns_forward_max_concurrent_rejects_total{zone=\"%s\"} %d\n", b.counts.zone, r.forwarder.Refused.Load())
 		}
 	}
 	for _, f := range []struct {
@@ -240,7 +240,7 @@ func (s *Server) forwardMetrics(w *writer) {
 		{"keelson_dns_upstream_down", "gauge", "1 for a server that is left out because it does not answer.", &down},
 	} {
 		if f.lines.Len() > 0 {
-			w.family(f.name, f.kind, f.help)
+			w.writeFamily(f.name, f.kind, f.help)
 			_, _ = w.w.WriteString(f.lines.String())
 		}
 	}
@@ -260,28 +260,28 @@ func codeName(i int) string {
 	return "other"
 }
 
-// writer writes the Prometheus text format. The buffer records errors and returns them from Flush.
-type writer struct{ w *bufio.Writer }
+// metricsWriter writes the Prometheus text format. The buffer records errors and returns them from Flush.
+type metricsWriter struct{ w *bufio.Writer }
 
-func (w *writer) family(name, kind, help string) {
+func (w *metricsWriter) writeFamily(name, kind, help string) {
 	fmt.Fprintf(w.w, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, kind)
 }
 
-func (w *writer) line(name string, v float64, labels string) {
+func (w *metricsWriter) writeValue(name string, v float64, labels string) {
 	if labels != "" {
 		labels = "{" + labels + "}"
 	}
 	fmt.Fprintf(w.w, "%s%s %v\n", name, labels, v)
 }
 
-func (w *writer) histogram(name string, h *histogram, labels string) {
+func (w *metricsWriter) writeHistogram(name string, h *histogram, labels string) {
 	total := uint64(0)
 	for i, b := range h.bounds {
 		total += h.buckets[i].Load()
-		w.line(name+"_bucket", float64(total), fmt.Sprintf(`%s,le="%v"`, labels, b))
+		w.writeValue(name+"_bucket", float64(total), fmt.Sprintf(`%s,le="%v"`, labels, b))
 	}
 	total += h.buckets[len(h.bounds)].Load()
-	w.line(name+"_bucket", float64(total), labels+`,le="+Inf"`)
-	w.line(name+"_sum", float64(h.sum.Load())*h.scale, labels)
-	w.line(name+"_count", float64(total), labels)
+	w.writeValue(name+"_bucket", float64(total), labels+`,le="+Inf"`)
+	w.writeValue(name+"_sum", float64(h.sum.Load())*h.scale, labels)
+	w.writeValue(name+"_count", float64(total), labels)
 }

@@ -9,17 +9,17 @@ import (
 	"keelson.dev/keelson/internal/connlimit"
 )
 
-// page serves one HTTP path until the server or the listener is closed. Connections, headers and
+// serveHTTPPath serves one HTTP path until the server or the listener is closed. Connections, headers and
 // time are limited.
-func (f *front) page(ctx context.Context, l net.Listener, port uint16, path string, h http.HandlerFunc) {
+func (f *addressListener) serveHTTPPath(ctx context.Context, l net.Listener, port uint16, path string, h http.HandlerFunc) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+path, h)
 	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 5 * time.Second, WriteTimeout: 10 * time.Second,
 		IdleTimeout: time.Minute, MaxHeaderBytes: 8 << 10}
-	if f.pages == nil {
-		f.pages = make(map[uint16]*http.Server)
+	if f.httpServers == nil {
+		f.httpServers = make(map[uint16]*http.Server)
 	}
-	f.pages[port] = srv
+	f.httpServers[port] = srv
 	f.done.Go(func() {
 		stop := context.AfterFunc(ctx, func() { srv.Close() })
 		defer stop()

@@ -30,11 +30,11 @@ func TestOthersAtThePort(t *testing.T) {
 
 func othersAtThePort(t *testing.T) error {
 	t.Helper()
-	own, err := listen(t.Context(), netip.MustParseAddrPort("127.0.0.1:0"))
+	own, err := listenAt(t.Context(), netip.MustParseAddrPort("127.0.0.1:0"))
 	if err != nil {
 		return err
 	}
-	defer own.close()
+	defer own.shutDown()
 	port := own.udp[0].LocalAddr().(*net.UDPAddr).AddrPort().Port()
 	sharing := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var failed error
@@ -68,7 +68,7 @@ func othersAtThePort(t *testing.T) error {
 }
 
 // heard checks that packets to the server's address reach the server and no other program.
-func heard(t *testing.T, own *front, other net.PacketConn, port uint16) {
+func heard(t *testing.T, own *addressListener, other net.PacketConn, port uint16) {
 	t.Helper()
 	const n = 16
 	for range n {

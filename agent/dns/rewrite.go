@@ -11,17 +11,17 @@ import (
 	"keelson.dev/keelson/agent/dns/zone"
 )
 
-// rewritten is a query after the rewrite rules, and the rules for its answer.
-type rewritten struct {
+// rewrittenQuery is a query after the rewrite rules, and the rules for its answer.
+type rewrittenQuery struct {
 	name  string
 	kind  uint16
 	rules []corefile.AnswerRule
 }
 
-// rewrite applies the rules to a query in order. The first matching rule ends the evaluation,
+// rewriteQuery applies the rules to a query in order. The first matching rule ends the evaluation,
 // unless it specifies continue.
-func rewrite(rules []corefile.Rewrite, name string, kind uint16) rewritten {
-	out := rewritten{name: name, kind: kind}
+func rewriteQuery(rules []corefile.Rewrite, name string, kind uint16) rewrittenQuery {
+	out := rewrittenQuery{name: name, kind: kind}
 	for i := range rules {
 		r := &rules[i]
 		if r.Kind == "type" {
@@ -30,7 +30,7 @@ func rewrite(rules []corefile.Rewrite, name string, kind uint16) rewritten {
 			}
 			out.kind = r.ToType
 		} else {
-			to, ok := renamed(r, out.name)
+			to, ok := applyRule(r, out.name)
 			if !ok {
 				continue
 			}
@@ -44,9 +44,9 @@ func rewrite(rules []corefile.Rewrite, name string, kind uint16) rewritten {
 	return out
 }
 
-// renamed returns the name after a rule. ok is false if the rule does not match or if the result is
+// applyRule returns the name after a rule. ok is false if the rule does not match or if the result is
 // not a valid name.
-func renamed(r *corefile.Rewrite, name string) (to string, ok bool) {
+func applyRule(r *corefile.Rewrite, name string) (to string, ok bool) {
 	switch r.Kind {
 	case "exact":
 		to, ok = r.To, name == r.From
@@ -61,7 +61,7 @@ func renamed(r *corefile.Rewrite, name string) (to string, ok bool) {
 		to = strings.ReplaceAll(name, r.From, r.To)
 	case "regex":
 		if m := r.Pattern.FindStringSubmatch(name); m != nil {
-			to, ok = filled(r.To, m), true
+			to, ok = expandGroups(r.To, m), true
 		}
 	}
 	if !ok {
@@ -74,17 +74,17 @@ func renamed(r *corefile.Rewrite, name string) (to string, ok bool) {
 	return to, true
 }
 
-// filled replaces {1}, {2} ... in a rule with the matched groups.
-func filled(to string, groups []string) string {
+// expandGroups replaces {1}, {2} ... in a rule with the matched groups.
+func expandGroups(to string, groups []string) string {
 	for i := 1; i < len(groups); i++ {
 		to = strings.ReplaceAll(to, "{"+strconv.Itoa(i)+"}", groups[i])
 	}
 	return to
 }
 
-// back changes the names in an answer: the rewritten name of the query becomes the original name,
+// restoreNames changes the names in an answer: the rewritten name of the query becomes the original name,
 // and then the answer rules are applied.
-func (w rewritten) back(m *dns.Msg, asked string) {
+func (w rewrittenQuery) restoreNames(m *dns.Msg, asked string) {
 	for _, section := range [][]dns.RR{m.Answer, m.Extra} {
 		for _, rr := range section {
 			h := rr.Header()
@@ -96,8 +96,8 @@ func (w rewritten) back(m *dns.Msg, asked string) {
 			}
 			for _, r := range w.rules {
 				if r.Values {
-					changeValue(rr, r)
-				} else if n, ok := replaced(h.Name, r); ok {
+					rewriteAnswerValue(rr, r)
+				} else if n, ok := rewriteAnswerName(h.Name, r); ok {
 					h.Name = n
 				}
 			}
@@ -105,17 +105,17 @@ func (w rewritten) back(m *dns.Msg, asked string) {
 	}
 }
 
-func replaced(name string, r corefile.AnswerRule) (string, bool) {
+func rewriteAnswerName(name string, r corefile.AnswerRule) (string, bool) {
 	m := r.Pattern.FindStringSubmatch(name)
 	if m == nil {
 		return "", false
 	}
-	to := dns.Fqdn(filled(r.To, m))
+	to := dns.Fqdn(expandGroups(r.To, m))
 	_, ok := dns.IsDomainName(to)
 	return to, ok && len(to) <= 254
 }
 
-func changeValue(rr dns.RR, r corefile.AnswerRule) {
+func rewriteAnswerValue(rr dns.RR, r corefile.AnswerRule) {
 	var to *string
 	switch rr := rr.(type) {
 	case *dns.CNAME:
@@ -129,14 +129,14 @@ func changeValue(rr dns.RR, r corefile.AnswerRule) {
 	default:
 		return
 	}
-	if n, ok := replaced(*to, r); ok {
+	if n, ok := rewriteAnswerName(*to, r); ok {
 		*to = n
 	}
 }
 
-// turned rotates the address records at the end of an answer, so that clients that use the first
+// rotateAddresses rotates the address records at the end of an answer, so that clients that use the first
 // address are distributed over all of them.
-func turned(rrs []dns.RR, turn uint32) {
+func rotateAddresses(rrs []dns.RR, turn uint32) {
 	first := slices.IndexFunc(rrs, func(rr dns.RR) bool {
 		t := rr.Header().Rrtype
 		return t == dns.TypeA || t == dns.TypeAAAA

@@ -38,42 +38,42 @@ const (
 	connectionsOfOne = 32
 )
 
-// waiting limits the queries that wait for other servers.
-type waiting struct {
-	mu  sync.Mutex
-	all int
-	of  map[netip.Addr]int
+// waitLimiter limits the queries that wait for other servers.
+type waitLimiter struct {
+	mu        sync.Mutex
+	all       int
+	perClient map[netip.Addr]int
 }
 
-func (w *waiting) enter(a netip.Addr) bool {
+func (w *waitLimiter) acquireSlot(a netip.Addr) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.all >= maxWaiting || w.of[a] >= maxWaitingEach {
+	if w.all >= maxWaiting || w.perClient[a] >= maxWaitingEach {
 		return false
 	}
 	w.all++
-	w.of[a]++
+	w.perClient[a]++
 	return true
 }
 
-func (w *waiting) leave(a netip.Addr) {
+func (w *waitLimiter) releaseSlot(a netip.Addr) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.all--
-	if w.of[a]--; w.of[a] == 0 {
-		delete(w.of, a)
+	if w.perClient[a]--; w.perClient[a] == 0 {
+		delete(w.perClient, a)
 	}
 }
 
-// clients are the clients that the server answers: pods and processes of its node. The node's
+// allowedClients are the clients that the server answers: pods and processes of its node. The node's
 // addresses are reachable from other hosts. Answering those would enable amplification attacks,
 // because answers are larger than queries and source addresses can be forged.
-type clients struct {
+type allowedClients struct {
 	prefixes []netip.Prefix
 	local    map[netip.Addr]struct{}
 }
 
-func (c *clients) permits(a netip.Addr) bool {
+func (c *allowedClients) isAllowed(a netip.Addr) bool {
 	for _, p := range c.prefixes {
 		if p.Contains(a) {
 			return true
@@ -86,18 +86,18 @@ func (c *clients) permits(a netip.Addr) bool {
 	return ok
 }
 
-// front holds the sockets at one address.
-type front struct {
-	udp    []*net.UDPConn
-	tcp    net.Listener
-	pages  map[uint16]*http.Server // by port
-	cancel context.CancelFunc
-	done   sync.WaitGroup
+// addressListener holds the sockets at one address.
+type addressListener struct {
+	udp         []*net.UDPConn
+	tcp         net.Listener
+	httpServers map[uint16]*http.Server // by port
+	cancel      context.CancelFunc
+	done        sync.WaitGroup
 }
 
-// listen opens the sockets at an address. It does not answer queries yet.
-func listen(ctx context.Context, at netip.AddrPort) (*front, error) {
-	f := &front{}
+// listenAt opens the sockets at an address. It does not answer queries yet.
+func listenAt(ctx context.Context, at netip.AddrPort) (*addressListener, error) {
+	f := &addressListener{}
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var failed error
 		err := c.Control(func(fd uintptr) {
@@ -110,7 +110,7 @@ func listen(ctx context.Context, at netip.AddrPort) (*front, error) {
 	for range min(runtime.GOMAXPROCS(0), maxSockets) {
 		c, err := lc.ListenPacket(ctx, "udp", at.String())
 		if err != nil {
-			f.close()
+			f.shutDown()
 			return nil, fmt.Errorf("serving DNS at %s: %w", at, err)
 		}
 		f.udp = append(f.udp, c.(*net.UDPConn))
@@ -120,14 +120,14 @@ func listen(ctx context.Context, at netip.AddrPort) (*front, error) {
 	}
 	l, err := lc.Listen(ctx, "tcp", at.String())
 	if err != nil {
-		f.close()
+		f.shutDown()
 		return nil, fmt.Errorf("serving DNS at %s: %w", at, err)
 	}
 	f.tcp = l
 	return f, nil
 }
 
-func (f *front) close() {
+func (f *addressListener) shutDown() {
 	if f.cancel != nil {
 		f.cancel()
 	}
@@ -137,27 +137,27 @@ func (f *front) close() {
 	if f.tcp != nil {
 		f.tcp.Close()
 	}
-	for _, s := range f.pages {
+	for _, s := range f.httpServers {
 		s.Close()
 	}
 	f.done.Wait()
 }
 
-// start answers queries at the address until the listener is closed.
-func (s *Server) start(ctx context.Context, f *front) {
+// startServing answers queries at the address until the listener is closed.
+func (s *Server) startServing(ctx context.Context, f *addressListener) {
 	ctx, f.cancel = context.WithCancel(ctx)
 	for _, c := range f.udp {
-		f.done.Go(func() { s.packets(ctx, c, &f.done) })
+		f.done.Go(func() { s.serveUDP(ctx, c, &f.done) })
 	}
 	f.done.Go(func() {
-		s.connections(ctx, connlimit.New(f.tcp, connlimit.Limits{Total: maxConnections, PerSource: connectionsOfOne, Unauthenticated: maxConnections, UnauthenticatedPerSource: connectionsOfOne}), &f.done)
+		s.acceptTCP(ctx, connlimit.New(f.tcp, connlimit.Limits{Total: maxConnections, PerSource: connectionsOfOne, Unauthenticated: maxConnections, UnauthenticatedPerSource: connectionsOfOne}), &f.done)
 	})
 }
 
-// packets answers the queries of one UDP socket. Queries that are known locally are answered in
+// serveUDP answers the queries of one UDP socket. Queries that are known locally are answered in
 // this goroutine.
-func (s *Server) packets(ctx context.Context, c *net.UDPConn, more *sync.WaitGroup) {
-	buf, out, seen := make([]byte, maxQuestion), make([]byte, mostUDP), newMemo()
+func (s *Server) serveUDP(ctx context.Context, c *net.UDPConn, more *sync.WaitGroup) {
+	buf, out, seen := make([]byte, maxQuestion), make([]byte, maxUDP), newAnswerCache()
 	for {
 		n, from, err := c.ReadFromUDPAddrPort(buf)
 		if err != nil {
@@ -167,111 +167,111 @@ func (s *Server) packets(ctx context.Context, c *net.UDPConn, more *sync.WaitGro
 			continue // reports a client's closed port
 		}
 		from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
-		if !s.clients.Load().permits(from.Addr()) {
+		if !s.clients.Load().isAllowed(from.Addr()) {
 			s.dropped.Add(1)
 			continue
 		}
-		in := &incoming{began: time.Now()}
+		in := &clientQuery{receivedAt: time.Now()}
 		force, serial := s.chain.Load(), s.index.Serial() // read before the answer is computed from them
-		if old := seen.find(buf[:n], force, serial); old != nil {
+		if old := seen.findReply(buf[:n], force, serial); old != nil {
 			out = append(out[:0], old.reply...)
 			out[0], out[1] = buf[0], buf[1]
 			_, _ = c.WriteToUDPAddrPort(out, from)
-			old.block.counts.count(old.kind, false, from.Addr().Is6(), old.rcode, n, len(out), time.Since(in.began))
+			old.block.counts.countResponse(old.kind, false, from.Addr().Is6(), old.rcode, n, len(out), time.Since(in.receivedAt))
 			continue
 		}
-		reply, later := s.take(force, buf[:n], false, in)
+		reply, later := s.handleMessage(force, buf[:n], false, in)
 		if later != nil {
-			s.wait(ctx, c, from, in, later, more)
+			s.answerLater(ctx, c, from, in, later, more)
 			continue
 		}
 		if reply == nil {
 			continue
 		}
-		if packed := s.finish(in, reply, from.Addr(), out[:cap(out)]); packed != nil {
+		if packed := s.packAndCount(in, reply, from.Addr(), out[:cap(out)]); packed != nil {
 			_, _ = c.WriteToUDPAddrPort(packed, from) // an error means that the client is gone
-			seen.put(buf[:n], packed, in, force, serial, reply.Rcode)
+			seen.storeReply(buf[:n], packed, in, force, serial, reply.Rcode)
 		}
 	}
 }
 
-// wait answers a query in a new goroutine when the reply is available.
-func (s *Server) wait(ctx context.Context, c *net.UDPConn, from netip.AddrPort, in *incoming, later func(context.Context) *dns.Msg, more *sync.WaitGroup) {
-	if !s.waiting.enter(from.Addr()) {
-		if packed := s.finish(in, in.reply(result{rcode: dns.RcodeServerFailure}), from.Addr(), nil); packed != nil {
+// answerLater answers a query in a new goroutine when the reply is available.
+func (s *Server) answerLater(ctx context.Context, c *net.UDPConn, from netip.AddrPort, in *clientQuery, later func(context.Context) *dns.Msg, more *sync.WaitGroup) {
+	if !s.waiting.acquireSlot(from.Addr()) {
+		if packed := s.packAndCount(in, in.newReply(response{rcode: dns.RcodeServerFailure}), from.Addr(), nil); packed != nil {
 			_, _ = c.WriteToUDPAddrPort(packed, from)
 		}
 		return
 	}
 	more.Go(func() {
-		defer s.waiting.leave(from.Addr())
-		if packed := s.finish(in, s.guarded(ctx, in, later), from.Addr(), nil); packed != nil {
+		defer s.waiting.releaseSlot(from.Addr())
+		if packed := s.packAndCount(in, s.runRecovering(ctx, in, later), from.Addr(), nil); packed != nil {
 			_, _ = c.WriteToUDPAddrPort(packed, from)
 		}
 	})
 }
 
-// take parses a message and answers it. A panic affects only this message.
-func (s *Server) take(c *chain, packet []byte, tcp bool, in *incoming) (reply *dns.Msg, later func(context.Context) *dns.Msg) {
+// handleMessage parses a message and answers it. A panic affects only this message.
+func (s *Server) handleMessage(c *serverChain, packet []byte, tcp bool, in *clientQuery) (reply *dns.Msg, later func(context.Context) *dns.Msg) {
 	defer func() {
 		if p := recover(); p != nil {
-			s.fault(p)
+			s.logPanic(p)
 			reply, later = nil, nil
 		}
 	}()
-	refused, ok := c.read(packet, tcp, in)
+	refused, ok := c.parseQuery(packet, tcp, in)
 	if !ok {
 		return nil, nil
 	}
 	if refused != nil {
 		return refused, nil
 	}
-	return c.reply(in)
+	return c.answerMessage(in)
 }
 
-// guarded runs later and converts a panic into a SERVFAIL reply.
-func (s *Server) guarded(ctx context.Context, in *incoming, later func(context.Context) *dns.Msg) (reply *dns.Msg) {
+// runRecovering runs later and converts a panic into a SERVFAIL reply.
+func (s *Server) runRecovering(ctx context.Context, in *clientQuery, later func(context.Context) *dns.Msg) (reply *dns.Msg) {
 	defer func() {
 		if p := recover(); p != nil {
-			s.fault(p)
-			reply = in.reply(result{rcode: dns.RcodeServerFailure})
+			s.logPanic(p)
+			reply = in.newReply(response{rcode: dns.RcodeServerFailure})
 		}
 	}()
 	return later(ctx)
 }
 
-func (s *Server) fault(p any) {
+func (s *Server) logPanic(p any) {
 	if s.panics.Add(1)%1000 == 1 {
 		s.cfg.Log.Error("a query caused a panic of the DNS server and was not answered", "fault", p, "stack", string(debug.Stack()))
 	}
 }
 
-// finish packs a reply and counts it. It returns nil if no reply can be sent.
-func (s *Server) finish(in *incoming, m *dns.Msg, from netip.Addr, buf []byte) []byte {
+// packAndCount packs a reply and counts it. It returns nil if no reply can be sent.
+func (s *Server) packAndCount(in *clientQuery, m *dns.Msg, from netip.Addr, buf []byte) []byte {
 	size := in.size
 	if size == 0 {
-		size = plainUDP
+		size = maxPlainUDP
 	}
-	packed, err := pack(m, size, buf)
+	packed, err := packMessage(m, size, buf)
 	if err != nil {
-		m = in.reply(result{rcode: dns.RcodeServerFailure})
+		m = in.newReply(response{rcode: dns.RcodeServerFailure})
 		if packed, err = m.Pack(); err != nil {
 			return nil
 		}
 	}
 	if in.block != nil {
-		took := time.Since(in.began)
-		in.block.counts.count(in.ask.kind, in.tcp, from.Is6(), m.Rcode, in.bytes, len(packed), took)
+		took := time.Since(in.receivedAt)
+		in.block.counts.countResponse(in.query.kind, in.tcp, from.Is6(), m.Rcode, in.bytes, len(packed), took)
 		if in.block.cfg.Log {
-			s.cfg.Log.LogAttrs(context.Background(), slog.LevelInfo, "answered", slog.String("client", from.String()), slog.String("name", in.ask.owner),
-				slog.String("type", dns.TypeToString[in.ask.kind]), slog.String("code", dns.RcodeToString[m.Rcode]), slog.Int("bytes", len(packed)), slog.Duration("took", took))
+			s.cfg.Log.LogAttrs(context.Background(), slog.LevelInfo, "answered", slog.String("client", from.String()), slog.String("name", in.query.owner),
+				slog.String("type", dns.TypeToString[in.query.kind]), slog.String("code", dns.RcodeToString[m.Rcode]), slog.Int("bytes", len(packed)), slog.Duration("took", took))
 		}
 	}
 	return packed
 }
 
-// connections accepts TCP connections until the listener is closed.
-func (s *Server) connections(ctx context.Context, l net.Listener, more *sync.WaitGroup) {
+// acceptTCP accepts TCP connections until the listener is closed.
+func (s *Server) acceptTCP(ctx context.Context, l net.Listener, more *sync.WaitGroup) {
 	for {
 		c, err := l.Accept()
 		if err != nil {
@@ -284,19 +284,19 @@ func (s *Server) connections(ctx context.Context, l net.Listener, more *sync.Wai
 			defer c.Close()
 			stop := context.AfterFunc(ctx, func() { c.Close() })
 			defer stop()
-			s.connection(ctx, c)
+			s.serveTCP(ctx, c)
 		})
 	}
 }
 
-// connection answers the queries of one connection sequentially.
-func (s *Server) connection(ctx context.Context, c net.Conn) {
+// serveTCP answers the queries of one connection sequentially.
+func (s *Server) serveTCP(ctx context.Context, c net.Conn) {
 	at, err := netip.ParseAddrPort(c.RemoteAddr().String())
 	if err != nil {
 		return
 	}
 	from := at.Addr().Unmap()
-	if !s.clients.Load().permits(from) {
+	if !s.clients.Load().isAllowed(from) {
 		s.dropped.Add(1)
 		return
 	}
@@ -316,20 +316,20 @@ func (s *Server) connection(ctx context.Context, c net.Conn) {
 		if _, err := io.ReadFull(c, packet); err != nil {
 			return
 		}
-		in := &incoming{began: time.Now()}
-		reply, later := s.take(s.chain.Load(), packet, true, in)
+		in := &clientQuery{receivedAt: time.Now()}
+		reply, later := s.handleMessage(s.chain.Load(), packet, true, in)
 		if later != nil {
-			if !s.waiting.enter(from) {
-				reply = in.reply(result{rcode: dns.RcodeServerFailure})
+			if !s.waiting.acquireSlot(from) {
+				reply = in.newReply(response{rcode: dns.RcodeServerFailure})
 			} else {
-				reply = s.guarded(ctx, in, later)
-				s.waiting.leave(from)
+				reply = s.runRecovering(ctx, in, later)
+				s.waiting.releaseSlot(from)
 			}
 		}
 		if reply == nil {
 			return
 		}
-		packed := s.finish(in, reply, from, nil)
+		packed := s.packAndCount(in, reply, from, nil)
 		if packed == nil || c.SetWriteDeadline(time.Now().Add(writeTime)) != nil {
 			return
 		}
@@ -339,13 +339,13 @@ func (s *Server) connection(ctx context.Context, c net.Conn) {
 	}
 }
 
-// counters are the counters of a Server.
-type counters struct {
+// serverCounters are the counters of a Server.
+type serverCounters struct {
 	panics, refused, dropped atomic.Uint64
 }
 
-// waits returns the number of queries that wait for other servers.
-func (s *Server) waits() int {
+// waitingQueries returns the number of queries that wait for other servers.
+func (s *Server) waitingQueries() int {
 	s.waiting.mu.Lock()
 	defer s.waiting.mu.Unlock()
 	return s.waiting.all

@@ -153,7 +153,7 @@ type Container struct {
 // Rank returns those that may go, who goes first first: pods that use more than they requested, then those of less
 // priority, then those that are furthest above their request. Pods without which a cluster does not work stay.
 func Rank(list []Candidate) []Candidate {
-	out := slices.DeleteFunc(slices.Clone(list), func(c Candidate) bool { return agent.Critical(c.Pod) })
+	out := slices.DeleteFunc(slices.Clone(list), func(c Candidate) bool { return agent.IsCritical(c.Pod) })
 	slices.SortFunc(out, func(a, b Candidate) int {
 		return cmp.Or(
 			cmp.Compare(within(a), within(b)),

@@ -31,7 +31,7 @@ type Cluster struct {
 	objects     map[string]any // "Kind/namespace/name"
 	revision    uint64
 	watchers    map[chan map[string]struct{}]map[string]struct{}
-	followers   map[chan agent.Changed]func(agent.ObjectKey) bool
+	followers   map[chan agent.ObjectChanges]func(agent.ObjectKey) bool
 	synced      chan struct{}
 	unconfirmed chan struct{} // nil: confirmed from the start
 	cond        chan struct{} // closed and replaced at each report
@@ -54,7 +54,7 @@ var (
 // NewCluster returns an empty cluster that is synced already.
 func NewCluster() *Cluster {
 	c := &Cluster{About: agent.Cluster{Name: "fake", Domain: "cluster.local", ServiceCIDR: "10.96.0.0/12", ClusterCIDR: "10.88.0.0/16"},
-		objects: map[string]any{}, watchers: map[chan map[string]struct{}]map[string]struct{}{}, followers: map[chan agent.Changed]func(agent.ObjectKey) bool{}, synced: make(chan struct{}), cond: make(chan struct{}),
+		objects: map[string]any{}, watchers: map[chan map[string]struct{}]map[string]struct{}{}, followers: map[chan agent.ObjectChanges]func(agent.ObjectKey) bool{}, synced: make(chan struct{}), cond: make(chan struct{}),
 		gates: map[types.UID]chan struct{}{}, history: map[types.UID][]v1.PodStatus{}, gone: map[types.UID]bool{}, events: map[string]*v1.Event{}}
 	close(c.synced)
 	return c
@@ -121,13 +121,13 @@ func (c *Cluster) changed(key string) {
 	part := strings.SplitN(key, "/", 4)
 	kind := part[0]
 	for ch, wants := range c.followers {
-		news := agent.Changed{Revision: c.revision}
+		news := agent.ObjectChanges{Revision: c.revision}
 		if k := (agent.ObjectKey{Kind: kind, Namespace: part[1], Name: part[2]}); wants(k) {
-			news.Name(k)
+			news.AddKey(k)
 		}
 		select {
 		case old := <-ch:
-			old.And(news)
+			old.Merge(news)
 			news = old
 		default:
 		}
@@ -213,7 +213,7 @@ func (c *Cluster) VolumeAttachment(driver, handle string) (*storagev1.VolumeAtta
 	if n, ok := c.Node(); ok {
 		node = n.Name
 	}
-	return agent.AttachmentTo(list[*storagev1.VolumeAttachment](c), node, driver, handle)
+	return agent.FindAttachment(list[*storagev1.VolumeAttachment](c), node, driver, handle)
 }
 
 // RuntimeClass implements agent.Objects.
@@ -303,11 +303,11 @@ func (c *Cluster) Unconfirmed() (confirm func()) {
 func (c *Cluster) Cluster() agent.Cluster { return c.About }
 
 // Follow implements agent.Objects.
-func (c *Cluster) Follow(ctx context.Context, kinds ...string) <-chan agent.Changed {
-	ch := make(chan agent.Changed, 1)
+func (c *Cluster) Follow(ctx context.Context, kinds ...string) <-chan agent.ObjectChanges {
+	ch := make(chan agent.ObjectChanges, 1)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	ch <- agent.Changed{Revision: c.revision, All: true}
+	ch <- agent.ObjectChanges{Revision: c.revision, All: true}
 	c.followers[ch] = func(k agent.ObjectKey) bool { return slices.Contains(kinds, k.Kind) }
 	context.AfterFunc(ctx, func() {
 		c.mu.Lock()

@@ -20,7 +20,7 @@ type Devices struct {
 	mu       sync.Mutex
 	prepared map[types.UID]bool
 	sick     bool
-	watchers agent.Watchers
+	watchers agent.ChangeNotifier
 }
 
 var _ agent.Devices = (*Devices)(nil)
@@ -92,8 +92,8 @@ func (d *Devices) Sicken(sick bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.sick = sick
-	d.watchers.Tell()
+	d.watchers.Notify()
 }
 
 // Changes implements agent.Devices.
-func (d *Devices) Changes(ctx context.Context) <-chan struct{} { return d.watchers.Changes(ctx) }
+func (d *Devices) Changes(ctx context.Context) <-chan struct{} { return d.watchers.Subscribe(ctx) }

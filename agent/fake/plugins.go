@@ -27,7 +27,7 @@ type Plugins struct {
 	given    map[types.UID]map[string][]string
 	asks     map[types.UID]int // under way
 	sick     map[string]bool
-	watchers agent.Watchers
+	watchers agent.ChangeNotifier
 }
 
 var _ agent.Plugins = (*Plugins)(nil)
@@ -72,7 +72,7 @@ func (p *Plugins) Allocate(ctx context.Context, pod *v1.Pod) error {
 		p.given = map[types.UID]map[string][]string{}
 	}
 	p.given[pod.UID] = mine
-	p.watchers.Tell()
+	p.watchers.Notify()
 	return nil
 }
 
@@ -106,7 +106,7 @@ func (p *Plugins) Sick(id string, is bool) {
 		p.sick = map[string]bool{}
 	}
 	p.sick[id] = is
-	p.watchers.Tell()
+	p.watchers.Notify()
 }
 
 // Health implements agent.Plugins.
@@ -142,7 +142,7 @@ func (p *Plugins) Release(pod types.UID) error {
 		return fmt.Errorf("pod %s is being given devices", pod) // the real one waits
 	}
 	delete(p.given, pod)
-	p.watchers.Tell()
+	p.watchers.Notify()
 	return nil
 }
 
@@ -154,4 +154,4 @@ func (p *Plugins) Pods() ([]types.UID, error) {
 }
 
 // Changes implements agent.Plugins.
-func (p *Plugins) Changes(ctx context.Context) <-chan struct{} { return p.watchers.Changes(ctx) }
+func (p *Plugins) Changes(ctx context.Context) <-chan struct{} { return p.watchers.Subscribe(ctx) }

@@ -51,8 +51,8 @@ func (v *Volumes) Refresh(ctx context.Context, pod *v1.Pod) error {
 	return v.enter(ctx, v.Clock, "Refresh", pod.Name)
 }
 
-// GiveUp implements agent.Volumes.
-func (v *Volumes) GiveUp(ctx context.Context, pod types.UID) error {
+// AbortIO implements agent.Volumes.
+func (v *Volumes) AbortIO(ctx context.Context, pod types.UID) error {
 	return v.enter(ctx, v.Clock, "GiveUp", string(pod))
 }
 

@@ -30,27 +30,27 @@ import (
 
 // The limits of a server.
 const (
-	patience    = 5 * time.Second  // for a handshake, a request's header, and a review
-	answerTime  = 30 * time.Second // for a complete response
-	idleTime    = 90 * time.Second // between two requests; longer than common scrape intervals
-	maxHeader   = 16 << 10         // bytes; a token may have 4 KiB
-	maxAnswers  = 8                // concurrent requests
-	maxReviews  = 4                // concurrent reviews
-	verdictSize = 256 << 10        // bytes of cached decisions
+	requestTimeout    = 5 * time.Second  // for a handshake, a request's header, and a review
+	responseTimeout   = 30 * time.Second // for a complete response
+	idleTimeout       = 90 * time.Second // between two requests; longer than common scrape intervals
+	maxHeader         = 16 << 10         // bytes; a token may have 4 KiB
+	maxRequests       = 8                // concurrent requests
+	maxReviews        = 4                // concurrent reviews
+	decisionCacheSize = 256 << 10        // bytes of cached decisions
 )
 
 // Config is the configuration of a Server. Fields are required unless stated otherwise.
 type Config struct {
-	Listen string // for example "10.0.0.7:10250" or ":10250"
-	Trust  agent.Trust
+	Listen      string // for example "10.0.0.7:10250" or ":10250"
+	ServerTrust agent.ServerTrust
 	// Resource and Metrics write the Prometheus text format, Summary writes JSON.
 	Resource, Metrics func(context.Context, io.Writer) error
 	Summary           func(ctx context.Context, w io.Writer, cpuAndMemory bool) error
 	Pods              func() []*v1.Pod
-	Logged            func() []byte // the last lines of the agent's log
+	AgentLog          func() []byte // the last lines of the agent's log
 	Settings          func() []byte // the agent's settings, one per line
 	// Reach reports whether the node can reach a name or an address.
-	Reach func(ctx context.Context, host string) Reach
+	Reach func(ctx context.Context, host string) Reachability
 	Log   *slog.Logger // may be nil
 
 	connections connlimit.Limits // set by tests only
@@ -58,11 +58,11 @@ type Config struct {
 
 // Server is the HTTPS server of a node.
 type Server struct {
-	cfg      Config
-	log      *slog.Logger
-	verdicts *ttlcache.Cache[[32]byte, agent.Verdict]
-	answers  chan struct{}
-	reviews  chan struct{}
+	cfg          Config
+	log          *slog.Logger
+	decisions    *ttlcache.Cache[[32]byte, agent.AccessDecision]
+	requestSlots chan struct{}
+	reviewSlots  chan struct{}
 }
 
 // New returns a Server. It starts nothing.
@@ -73,8 +73,8 @@ func New(cfg Config) *Server {
 	if cfg.connections == (connlimit.Limits{}) {
 		cfg.connections = connlimit.Limits{Total: 256, PerSource: 128, Unauthenticated: 64, UnauthenticatedPerSource: 32}
 	}
-	return &Server{cfg: cfg, log: cfg.Log, verdicts: ttlcache.New[[32]byte, agent.Verdict](verdictSize),
-		answers: make(chan struct{}, maxAnswers), reviews: make(chan struct{}, maxReviews)}
+	return &Server{cfg: cfg, log: cfg.Log, decisions: ttlcache.New[[32]byte, agent.AccessDecision](decisionCacheSize),
+		requestSlots: make(chan struct{}, maxRequests), reviewSlots: make(chan struct{}, maxReviews)}
 }
 
 // Run serves until ctx ends. It returns an error if it cannot listen on the port.
@@ -92,12 +92,12 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	front := connlimit.New(ln, s.cfg.connections)
 	srv := &http.Server{
 		Handler:           s,
-		ReadHeaderTimeout: patience, ReadTimeout: answerTime, WriteTimeout: answerTime, IdleTimeout: idleTime,
+		ReadHeaderTimeout: requestTimeout, ReadTimeout: responseTimeout, WriteTimeout: responseTimeout, IdleTimeout: idleTimeout,
 		MaxHeaderBytes: maxHeader,
 		ErrorLog:       slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 		TLSNextProto:   map[string]func(*http.Server, *tls.Conn, http.Handler){}, // HTTP/1.1 only, so that each connection serves one request at a time
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-			return context.WithValue(ctx, placeKey{}, connlimit.FromConn(c))
+			return context.WithValue(ctx, connKey{}, connlimit.FromConn(c))
 		},
 		BaseContext: func(net.Listener) context.Context { return ctx },
 	}
@@ -108,7 +108,7 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 		// A certificate of another CA does not fail the handshake; the response is 401. See who.
 		ClientAuth: tls.RequestClientCert,
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-			return s.cfg.Trust.Serving()
+			return s.cfg.ServerTrust.ServingCertificate()
 		},
 	}))
 	srv.Close()
@@ -118,25 +118,25 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	return fmt.Errorf("serving kubelet's API at %s: %w", ln.Addr(), err)
 }
 
-// placeKey is the context key of the request's *connlimit.Conn.
-type placeKey struct{}
+// connKey is the context key of the request's *connlimit.Conn.
+type connKey struct{}
 
 // ServeHTTP implements http.Handler.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if !s.admit(w, r) {
+	if !s.authorizeRequest(w, r) {
 		return
 	}
-	place, _ := r.Context().Value(placeKey{}).(*connlimit.Conn)
+	place, _ := r.Context().Value(connKey{}).(*connlimit.Conn)
 	place.MarkAuthenticated()
 	select {
-	case s.answers <- struct{}{}:
-		defer func() { <-s.answers }()
+	case s.requestSlots <- struct{}{}:
+		defer func() { <-s.requestSlots }()
 	default:
 		w.Header().Set("Retry-After", "1")
 		http.Error(w, "the node serves its maximum number of concurrent requests: try again", http.StatusTooManyRequests)
 		return
 	}
-	s.answer(w, r)
+	s.serveRequest(w, r)
 }
 
 // agentLog is the path of the last lines of the agent's log, below the path of kubelet's node logs.
@@ -146,35 +146,35 @@ const agentLog = "/logs/keelson-agent.log"
 // log.
 const agentSettings = "/logs/keelson-agent-settings.txt"
 
-// served is the error message for an unknown path.
-const served = "this node serves /healthz, /metrics, /metrics/resource, /stats/summary, /pods, " + reachPath + ", " + agentLog + " and " + agentSettings + "; " +
+// servedPaths is the error message for an unknown path.
+const servedPaths = "this node serves /healthz, /metrics, /metrics/resource, /stats/summary, /pods, " + reachPath + ", " + agentLog + " and " + agentSettings + "; " +
 	"logs of containers, exec, attach and port-forward go through the API server"
 
-func (s *Server) answer(w http.ResponseWriter, r *http.Request) {
+func (s *Server) serveRequest(w http.ResponseWriter, r *http.Request) {
 	prometheus := func(write func(context.Context, io.Writer) error) {
 		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-		s.ended(r, write(r.Context(), w))
+		s.logUnfinished(r, write(r.Context(), w))
 	}
 	var serve func()
 	switch r.URL.Path {
 	case "/healthz", "/healthz/ping":
-		serve = func() { s.text(w, r, []byte("ok")) }
+		serve = func() { s.writeText(w, r, []byte("ok")) }
 	case "/metrics/resource":
 		serve = func() { prometheus(s.cfg.Resource) }
 	case "/metrics":
 		serve = func() { prometheus(s.cfg.Metrics) }
 	case "/stats/summary", "/stats/summary/":
-		serve = func() { s.summary(w, r) }
+		serve = func() { s.serveSummary(w, r) }
 	case "/pods", "/pods/", "/runningpods", "/runningpods/":
-		serve = func() { s.pods(w, r) }
+		serve = func() { s.servePods(w, r) }
 	case agentLog:
-		serve = func() { s.text(w, r, s.cfg.Logged()) }
+		serve = func() { s.writeText(w, r, s.cfg.AgentLog()) }
 	case reachPath:
-		serve = func() { s.reach(w, r) }
+		serve = func() { s.serveReach(w, r) }
 	case agentSettings:
-		serve = func() { s.text(w, r, s.cfg.Settings()) }
+		serve = func() { s.writeText(w, r, s.cfg.Settings()) }
 	default:
-		http.Error(w, "404 page not found: "+served, http.StatusNotFound)
+		http.Error(w, "404 page not found: "+servedPaths, http.StatusNotFound)
 		return
 	}
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
@@ -185,20 +185,20 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request) {
 	serve()
 }
 
-func (s *Server) text(w http.ResponseWriter, r *http.Request, content []byte) {
+func (s *Server) writeText(w http.ResponseWriter, r *http.Request, content []byte) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	_, err := w.Write(content)
-	s.ended(r, err)
+	s.logUnfinished(r, err)
 }
 
-// ended logs a response that could not be completed, usually because the client has disconnected.
-func (s *Server) ended(r *http.Request, err error) {
+// logUnfinished logs a response that could not be completed, usually because the client has disconnected.
+func (s *Server) logUnfinished(r *http.Request, err error) {
 	if err != nil {
 		s.log.Debug("a response was not completed", "path", r.URL.Path, "source", r.RemoteAddr, "err", err)
 	}
 }
 
-func (s *Server) summary(w http.ResponseWriter, r *http.Request) {
+func (s *Server) serveSummary(w http.ResponseWriter, r *http.Request) {
 	only := false
 	if v := r.URL.Query().Get("only_cpu_and_memory"); v != "" {
 		var err error
@@ -208,27 +208,27 @@ func (s *Server) summary(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	w.Header().Set("Content-Type", "application/json")
-	out := &late{ResponseWriter: w}
-	if err := s.cfg.Summary(r.Context(), out, only); err != nil && !out.begun {
+	out := &trackedWriter{ResponseWriter: w}
+	if err := s.cfg.Summary(r.Context(), out, only); err != nil && !out.written {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 	} else {
-		s.ended(r, err)
+		s.logUnfinished(r, err)
 	}
 }
 
-// late records whether anything was written.
-type late struct {
+// trackedWriter records whether anything was written.
+type trackedWriter struct {
 	http.ResponseWriter
-	begun bool
+	written bool
 }
 
-func (l *late) Write(p []byte) (int, error) {
-	l.begun = true
+func (l *trackedWriter) Write(p []byte) (int, error) {
+	l.written = true
 	return l.ResponseWriter.Write(p)
 }
 
-// pods writes the list of the node's pods, one pod at a time.
-func (s *Server) pods(w http.ResponseWriter, r *http.Request) {
+// servePods writes the list of the node's pods, one pod at a time.
+func (s *Server) servePods(w http.ResponseWriter, r *http.Request) {
 	running := r.URL.Path == "/runningpods" || r.URL.Path == "/runningpods/"
 	w.Header().Set("Content-Type", "application/json")
 	_, err := io.WriteString(w, `{"kind":"PodList","apiVersion":"v1","metadata":{},"items":[`)
@@ -250,5 +250,5 @@ func (s *Server) pods(w http.ResponseWriter, r *http.Request) {
 	if err == nil {
 		_, err = io.WriteString(w, "]}\n")
 	}
-	s.ended(r, err)
+	s.logUnfinished(r, err)
 }

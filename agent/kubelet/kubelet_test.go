@@ -85,34 +85,34 @@ type judge struct {
 	server tls.Certificate
 
 	mu    sync.Mutex
-	asked []agent.Review
+	asked []agent.AccessReview
 	down  bool
 
 	revoked []byte // DER form of a certificate
 }
 
-func (j *judge) Serving() (*tls.Certificate, error) { return &j.server, nil }
-func (j *judge) Authorities() *x509.CertPool        { return j.ca.pool() }
-func (j *judge) Review(_ context.Context, q agent.Review) (agent.Verdict, error) {
+func (j *judge) ServingCertificate() (*tls.Certificate, error) { return &j.server, nil }
+func (j *judge) ClientCAs() *x509.CertPool                     { return j.ca.pool() }
+func (j *judge) ReviewAccess(_ context.Context, q agent.AccessReview) (agent.AccessDecision, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.asked = append(j.asked, q)
 	if j.down {
-		return agent.Verdict{}, fmt.Errorf("%w: no replica is known", agent.ErrNoReview)
+		return agent.AccessDecision{}, fmt.Errorf("%w: no replica is known", agent.ErrReviewUnavailable)
 	}
 	if j.revoked != nil && bytes.Equal(q.Certificate, j.revoked) {
-		return agent.Verdict{}, nil
+		return agent.AccessDecision{}, nil
 	}
 	user := q.User
 	if q.Token != "" {
 		var ok bool
 		if user, ok = strings.CutPrefix(q.Token, "token-of-"); !ok {
-			return agent.Verdict{}, nil
+			return agent.AccessDecision{}, nil
 		}
 	}
 	may := user == "scraper" && slices.Contains(q.Subresources, "metrics") || slices.Contains(q.Groups, "system:masters") || user == "admin" ||
 		user == "prober" && slices.Contains(q.Subresources, "healthz")
-	return agent.Verdict{Authenticated: true, User: user, Allowed: may}, nil
+	return agent.AccessDecision{Authenticated: true, User: user, Allowed: may}, nil
 }
 
 func (j *judge) count() int {
@@ -136,13 +136,13 @@ func newBed(t *testing.T, change ...func(*Config)) *bed {
 	write := func(text string) func(context.Context, io.Writer) error {
 		return func(_ context.Context, w io.Writer) error { _, err := io.WriteString(w, text); return err }
 	}
-	cfg := Config{Trust: b.judge, Resource: write("node_cpu 1\n"), Metrics: write("go_goroutines 7\n"),
+	cfg := Config{ServerTrust: b.judge, Resource: write("node_cpu 1\n"), Metrics: write("go_goroutines 7\n"),
 		Summary: func(_ context.Context, w io.Writer, only bool) error {
 			_, err := fmt.Fprintf(w, `{"only":%v}`, only)
 			return err
 		},
-		Reach:  func(_ context.Context, host string) Reach { return Reach{NoRoute: "none to " + host} },
-		Logged: func() []byte { return []byte("the last line\n") }, Settings: func() []byte { return []byte("node-name: w1\n") }, Pods: func() []*v1.Pod {
+		Reach:    func(_ context.Context, host string) Reachability { return Reachability{NoRoute: "none to " + host} },
+		AgentLog: func() []byte { return []byte("the last line\n") }, Settings: func() []byte { return []byte("node-name: w1\n") }, Pods: func() []*v1.Pod {
 			running := v1.PodStatus{Phase: v1.PodRunning}
 			return []*v1.Pod{{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, {ObjectMeta: metav1.ObjectMeta{Name: "b"}, Status: running}}
 		}}
@@ -351,16 +351,16 @@ func TestIdleConnections(t *testing.T) {
 
 // The number of concurrent responses is limited; further clients are asked to retry.
 func TestAnswersAtOnce(t *testing.T) {
-	hold, held := make(chan struct{}), make(chan struct{}, 2*maxAnswers)
+	hold, held := make(chan struct{}), make(chan struct{}, 2*maxRequests)
 	b := newBed(t, func(c *Config) {
 		c.Resource = func(_ context.Context, w io.Writer) error { held <- struct{}{}; <-hold; return nil }
 	})
 	var wg sync.WaitGroup
-	for range maxAnswers {
+	for range maxRequests {
 		c := b.client(1)
 		wg.Go(func() { b.ask(c, "GET", "/metrics/resource", "token-of-scraper") })
 	}
-	for range maxAnswers {
+	for range maxRequests {
 		<-held
 	}
 	code, body, header := b.ask(b.client(1), "GET", "/metrics/resource", "token-of-scraper")

@@ -6,8 +6,8 @@ import (
 	"net/http"
 )
 
-// Reach reports whether the node can reach a host outside of the cluster.
-type Reach struct {
+// Reachability reports whether the node can reach a host outside of the cluster.
+type Reachability struct {
 	Addresses []string `json:"addresses,omitempty"` // addresses of a name
 	// Unresolved states why the name has no address, NoRoute why there is no route to the address;
 	// "" = no problem.
@@ -19,21 +19,21 @@ type Reach struct {
 // trace' uses it.
 const reachPath = "/keelson/reach"
 
-// longestHost is the maximum length of a DNS name.
-const longestHost = 253
+// maxHostLength is the maximum length of a DNS name.
+const maxHostLength = 253
 
-func (s *Server) reach(w http.ResponseWriter, r *http.Request) {
+func (s *Server) serveReach(w http.ResponseWriter, r *http.Request) {
 	host := r.URL.Query().Get("host")
-	if host == "" || len(host) > longestHost {
+	if host == "" || len(host) > maxHostLength {
 		http.Error(w, "host: want a name or an address of at most 253 characters", http.StatusBadRequest)
 		return
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), patience)
+	ctx, cancel := context.WithTimeout(r.Context(), requestTimeout)
 	defer cancel()
 	raw, err := json.Marshal(s.cfg.Reach(ctx, host))
 	if err == nil {
 		w.Header().Set("Content-Type", "application/json")
 		_, err = w.Write(raw)
 	}
-	s.ended(r, err)
+	s.logUnfinished(r, err)
 }

@@ -26,21 +26,21 @@ const (
 	maxIdentity = 256 // maximum number of groups in a certificate
 )
 
-// admit reports whether the client is authorized. Otherwise it writes the error response.
-func (s *Server) admit(w http.ResponseWriter, r *http.Request) bool {
-	q, ok := s.who(r)
+// authorizeRequest reports whether the client is authorized. Otherwise it writes the error response.
+func (s *Server) authorizeRequest(w http.ResponseWriter, r *http.Request) bool {
+	q, ok := s.identifyClient(r)
 	if !ok {
-		unauthorized(w, "present a client certificate of the cluster or a bearer token")
+		writeUnauthorized(w, "present a client certificate of the cluster or a bearer token")
 		return false
 	}
-	q.Verb, q.Subresources = verbs[r.Method], subresources(r.URL.Path)
+	q.Verb, q.Subresources = verbs[r.Method], requiredSubresources(r.URL.Path)
 	if q.Verb == "" {
 		http.Error(w, "this node serves GET and HEAD requests only", http.StatusMethodNotAllowed)
 		return false
 	}
-	v, err := s.verdict(r.Context(), q)
+	v, err := s.reviewCached(r.Context(), q)
 	switch {
-	case errors.Is(err, errCrowd):
+	case errors.Is(err, errTooManyReviews):
 		w.Header().Set("Retry-After", "1")
 		http.Error(w, err.Error(), http.StatusTooManyRequests)
 	case err != nil:
@@ -49,7 +49,7 @@ func (s *Server) admit(w http.ResponseWriter, r *http.Request) bool {
 		http.Error(w, "the control plane authorizes clients and did not respond to this node: try again",
 			http.StatusServiceUnavailable)
 	case !v.Authenticated:
-		unauthorized(w, "the token was not issued by this cluster or has expired, or the certificate was revoked")
+		writeUnauthorized(w, "the token was not issued by this cluster or has expired, or the certificate was revoked")
 	case !v.Allowed:
 		http.Error(w, fmt.Sprintf("Forbidden (user=%s, verb=%s, resource=nodes, subresource(s)=%v)", v.User, q.Verb, q.Subresources),
 			http.StatusForbidden)
@@ -59,7 +59,7 @@ func (s *Server) admit(w http.ResponseWriter, r *http.Request) bool {
 	return false
 }
 
-func unauthorized(w http.ResponseWriter, why string) {
+func writeUnauthorized(w http.ResponseWriter, why string) {
 	w.Header().Set("WWW-Authenticate", "Bearer")
 	http.Error(w, "Unauthorized: "+why, http.StatusUnauthorized)
 }
@@ -67,9 +67,9 @@ func unauthorized(w http.ResponseWriter, why string) {
 var verbs = map[string]string{http.MethodGet: "get", http.MethodHead: "get", http.MethodPost: "create",
 	http.MethodPut: "update", http.MethodPatch: "patch", http.MethodDelete: "delete"}
 
-// subresources returns the subresources of the Node that authorize access to a path, as in kubelet.
+// requiredSubresources returns the subresources of the Node that authorize access to a path, as in kubelet.
 // Any one of them is sufficient.
-func subresources(path string) []string {
+func requiredSubresources(path string) []string {
 	below := func(root string) bool { return path == root || strings.HasPrefix(path, root+"/") }
 	switch {
 	case below("/stats"):
@@ -88,11 +88,11 @@ func subresources(path string) []string {
 	return []string{"proxy"}
 }
 
-// who returns the client's identity from its certificate, if the cluster issued it, or from a
+// identifyClient returns the client's identity from its certificate, if the cluster issued it, or from a
 // bearer token.
-func (s *Server) who(r *http.Request) (q agent.Review, ok bool) {
+func (s *Server) identifyClient(r *http.Request) (q agent.AccessReview, ok bool) {
 	if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
-		if cas := s.cfg.Trust.Authorities(); cas != nil {
+		if cas := s.cfg.ServerTrust.ClientCAs(); cas != nil {
 			leaf := r.TLS.PeerCertificates[0]
 			between := x509.NewCertPool()
 			for _, c := range r.TLS.PeerCertificates[1:] {
@@ -101,38 +101,38 @@ func (s *Server) who(r *http.Request) (q agent.Review, ok bool) {
 			_, err := leaf.Verify(x509.VerifyOptions{Roots: cas, Intermediates: between,
 				KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
 			if user, groups := leaf.Subject.CommonName, leaf.Subject.Organization; err == nil && user != "" && len(groups) <= maxIdentity {
-				return agent.Review{User: user, Groups: append(slices.Clone(groups), "system:authenticated"),
+				return agent.AccessReview{User: user, Groups: append(slices.Clone(groups), "system:authenticated"),
 					Certificate: leaf.Raw}, true
 			}
 		}
 	}
 	kind, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	if token = strings.TrimSpace(token); strings.EqualFold(kind, "Bearer") && token != "" {
-		return agent.Review{Token: token}, true
+		return agent.AccessReview{Token: token}, true
 	}
-	return agent.Review{}, false
+	return agent.AccessReview{}, false
 }
 
 // nodeUserPrefix is the prefix of the user names of nodes, whose certificates can be revoked.
 const nodeUserPrefix = "system:node:"
 
-var errCrowd = errors.New("the node performs its maximum number of concurrent reviews: try again")
+var errTooManyReviews = errors.New("the node performs its maximum number of concurrent reviews: try again")
 
-// verdict returns a cached decision, or sends the review to the control plane.
-func (s *Server) verdict(ctx context.Context, q agent.Review) (agent.Verdict, error) {
-	key := sum(q)
-	if v, ok := s.verdicts.Get(key, time.Now()); ok {
+// reviewCached returns a cached decision, or sends the review to the control plane.
+func (s *Server) reviewCached(ctx context.Context, q agent.AccessReview) (agent.AccessDecision, error) {
+	key := reviewKey(q)
+	if v, ok := s.decisions.Get(key, time.Now()); ok {
 		return v, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	select {
-	case s.reviews <- struct{}{}:
-		defer func() { <-s.reviews }()
+	case s.reviewSlots <- struct{}{}:
+		defer func() { <-s.reviewSlots }()
 	case <-ctx.Done():
-		return agent.Verdict{}, errCrowd
+		return agent.AccessDecision{}, errTooManyReviews
 	}
-	v, err := s.cfg.Trust.Review(ctx, q)
+	v, err := s.cfg.ServerTrust.ReviewAccess(ctx, q)
 	if err != nil {
 		return v, err
 	}
@@ -146,12 +146,12 @@ func (s *Server) verdict(ctx context.Context, q agent.Review) (agent.Verdict, er
 	if strings.HasPrefix(q.User, nodeUserPrefix) {
 		life = min(life, nodeFor)
 	}
-	s.verdicts.Put(key, v, int64(len(v.User)+len(v.Reason)), time.Now().Add(life))
+	s.decisions.Put(key, v, int64(len(v.User)+len(v.Reason)), time.Now().Add(life))
 	return v, nil
 }
 
-// sum returns the cache key of a review. It is a hash, so that no tokens are stored.
-func sum(q agent.Review) (out [32]byte) {
+// reviewKey returns the cache key of a review. It is a hash, so that no tokens are stored.
+func reviewKey(q agent.AccessReview) (out [32]byte) {
 	h := sha256.New()
 	for _, part := range slices.Concat([]string{q.Token, q.User, string(q.Certificate), q.Verb, strings.Join(q.Subresources, ",")}, q.Groups) {
 		fmt.Fprintf(h, "%d:%s", len(part), part)

@@ -31,14 +31,14 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// announcedBy is the annotation of a Service that names the node that announces its addresses.
-const announcedBy = "keelson.dev/announced-by"
+// announcedByAnnotation is the annotation of a Service that names the node that announces its addresses.
+const announcedByAnnotation = "keelson.dev/announced-by"
 
-// lookEvery is the interval between checks of the interfaces.
-const lookEvery = 5 * time.Second
+// checkInterval is the interval between checks of the interfaces.
+const checkInterval = 5 * time.Second
 
-// repeats are the delays at which a new address is announced; frames may be lost.
-var repeats = []time.Duration{0, 200 * time.Millisecond, time.Second, 3 * time.Second}
+// repeatDelays are the delays at which a new address is announced; frames may be lost.
+var repeatDelays = []time.Duration{0, 200 * time.Millisecond, time.Second, 3 * time.Second}
 
 // Announcer announces the addresses of load balancers.
 type Announcer struct {
@@ -49,35 +49,35 @@ type Announcer struct {
 	Log     *slog.Logger
 }
 
-// state is the state of one Run.
-type state struct {
+// announcerState is the state of one Run.
+type announcerState struct {
 	*Announcer
-	want      map[types.NamespacedName][]netip.Addr // addresses of each Service
-	links     map[int]*link
-	at        map[netip.Addr]int // address → index of its link
-	due       []due
+	wanted    map[types.NamespacedName][]netip.Addr // addresses of each Service
+	links     map[int]*announcerLink
+	linkIndex map[netip.Addr]int // address → index of its link
+	repeats   []pendingRepeat
 	confirmed bool
 	problem   string // the problem that was logged last
 }
 
-// due is a pending announcement of an address.
-type due struct {
-	at      time.Time
-	begun   time.Time
-	repeat  int
-	address netip.Addr
+// pendingRepeat is a pending announcement of an address.
+type pendingRepeat struct {
+	at        time.Time
+	startedAt time.Time
+	repeat    int
+	address   netip.Addr
 }
 
 // Run announces the addresses until ctx ends.
 func (n *Announcer) Run(ctx context.Context, objects agent.Objects, _ agent.Reporter) error {
-	s := &state{Announcer: n, want: map[types.NamespacedName][]netip.Addr{}, links: map[int]*link{}, at: map[netip.Addr]int{}}
+	s := &announcerState{Announcer: n, wanted: map[types.NamespacedName][]netip.Addr{}, links: map[int]*announcerLink{}, linkIndex: map[netip.Addr]int{}}
 	defer func() {
 		for _, l := range s.links {
-			l.close()
+			l.shutDown()
 		}
 	}()
 	changes, confirmed := objects.Follow(ctx, "Service"), objects.Confirmed()
-	look := time.NewTicker(lookEvery)
+	look := time.NewTicker(checkInterval)
 	defer look.Stop()
 	again := time.NewTimer(time.Hour)
 	defer again.Stop()
@@ -87,43 +87,43 @@ func (n *Announcer) Run(ctx context.Context, objects agent.Objects, _ agent.Repo
 			return ctx.Err()
 		case <-confirmed:
 			confirmed, s.confirmed = nil, true
-			for a := range s.at {
-				s.tell(a, time.Now())
+			for a := range s.linkIndex {
+				s.scheduleAnnouncements(a, time.Now())
 			}
 		case c, ok := <-changes:
 			if !ok {
 				return ctx.Err()
 			}
-			if !s.take(objects, c) {
+			if !s.updateWanted(objects, c) {
 				continue
 			}
-			s.settle(ctx)
+			s.updateLinks(ctx)
 		case <-look.C:
-			if len(s.want) > 0 {
-				s.settle(ctx)
+			if len(s.wanted) > 0 {
+				s.updateLinks(ctx)
 			}
 		case <-again.C:
 		}
-		again.Reset(s.repeat(time.Now()))
+		again.Reset(s.sendDue(time.Now()))
 	}
 }
 
-// take updates the wanted addresses from the view and reports whether they changed.
-func (s *state) take(objects agent.Objects, c agent.Changed) bool {
+// updateWanted updates the wanted addresses from the view and reports whether they changed.
+func (s *announcerState) updateWanted(objects agent.Objects, c agent.ObjectChanges) bool {
 	changed := false
 	one := func(key types.NamespacedName, svc *v1.Service) {
-		addresses := s.addressesOf(svc)
-		if slices.Equal(addresses, s.want[key]) {
+		addresses := s.announcedAddresses(svc)
+		if slices.Equal(addresses, s.wanted[key]) {
 			return
 		}
 		if changed = true; len(addresses) == 0 {
-			delete(s.want, key)
+			delete(s.wanted, key)
 			return
 		}
-		s.want[key] = addresses
+		s.wanted[key] = addresses
 	}
 	if c.All {
-		gone := maps.Clone(s.want)
+		gone := maps.Clone(s.wanted)
 		for _, svc := range objects.Services() {
 			key := types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}
 			one(key, svc)
@@ -141,9 +141,9 @@ func (s *state) take(objects agent.Objects, c agent.Changed) bool {
 	return changed
 }
 
-// addressesOf returns the addresses of a Service that this node announces.
-func (s *state) addressesOf(svc *v1.Service) []netip.Addr {
-	if svc == nil || svc.Spec.Type != v1.ServiceTypeLoadBalancer || svc.Annotations[announcedBy] != s.Node {
+// announcedAddresses returns the addresses of a Service that this node announces.
+func (s *announcerState) announcedAddresses(svc *v1.Service) []netip.Addr {
+	if svc == nil || svc.Spec.Type != v1.ServiceTypeLoadBalancer || svc.Annotations[announcedByAnnotation] != s.Node {
 		return nil
 	}
 	var out []netip.Addr
@@ -158,18 +158,18 @@ func (s *state) addressesOf(svc *v1.Service) []netip.Addr {
 	return out
 }
 
-// settle assigns the wanted addresses to links and announces those that are new on their link.
-func (s *state) settle(ctx context.Context) {
-	nets, err := networks()
+// updateLinks assigns the wanted addresses to links and announces those that are new on their link.
+func (s *announcerState) updateLinks(ctx context.Context) {
+	nets, err := listNetworks()
 	if err != nil {
-		s.trouble(err)
+		s.logProblem(err)
 		return
 	}
 	at, byLink := map[netip.Addr]int{}, map[int]map[netip.Addr]bool{}
 	var errs []error
-	for _, addresses := range s.want {
+	for _, addresses := range s.wanted {
 		for _, a := range addresses {
-			n, ok := s.linkOf(a, nets)
+			n, ok := s.selectLink(a, nets)
 			if !ok {
 				errs = append(errs, errors.New("no interface has a network that contains "+a.String()+", and no interface has the node's address: check --node-ip"))
 				continue
@@ -181,28 +181,28 @@ func (s *state) settle(ctx context.Context) {
 			byLink[n.index][a] = true
 			if l := s.links[n.index]; l == nil || !slices.Equal(l.mac, n.mac) {
 				if l != nil {
-					l.close()
+					l.shutDown()
 				}
 				s.links[n.index] = newLink(n.name, n.index, n.mac, s.Log)
-				maps.DeleteFunc(s.at, func(_ netip.Addr, index int) bool { return index == n.index })
+				maps.DeleteFunc(s.linkIndex, func(_ netip.Addr, index int) bool { return index == n.index })
 			}
 		}
 	}
 	for index, l := range s.links {
 		if byLink[index] == nil {
-			l.close()
+			l.shutDown()
 			delete(s.links, index)
-		} else if err := l.hold(ctx, byLink[index]); err != nil {
+		} else if err := l.setAddresses(ctx, byLink[index]); err != nil {
 			errs = append(errs, err)
-			maps.DeleteFunc(at, func(a netip.Addr, on int) bool { return on == index && !l.answers(a) })
+			maps.DeleteFunc(at, func(a netip.Addr, on int) bool { return on == index && !l.isHeld(a) })
 		}
 	}
-	before := s.at
-	s.at = at
+	before := s.linkIndex
+	s.linkIndex = at
 	for a, index := range at {
 		if before[a] != index {
 			s.Log.Info("announcing an address of a load balancer", "address", a, "link", s.links[index].name)
-			s.tell(a, time.Now())
+			s.scheduleAnnouncements(a, time.Now())
 		}
 	}
 	for a := range before {
@@ -210,11 +210,11 @@ func (s *state) settle(ctx context.Context) {
 			s.Log.Info("stopped announcing an address of a load balancer", "address", a)
 		}
 	}
-	s.trouble(errors.Join(errs...))
+	s.logProblem(errors.Join(errs...))
 }
 
-// trouble logs an error, once until it changes.
-func (s *state) trouble(err error) {
+// logProblem logs an error, once until it changes.
+func (s *announcerState) logProblem(err error) {
 	text := ""
 	if err != nil {
 		text = err.Error()
@@ -225,51 +225,51 @@ func (s *state) trouble(err error) {
 	s.problem = text
 }
 
-// tell schedules the announcements of an address. It does nothing before the view is confirmed.
-func (s *state) tell(a netip.Addr, now time.Time) {
+// scheduleAnnouncements schedules the announcements of an address. It does nothing before the view is confirmed.
+func (s *announcerState) scheduleAnnouncements(a netip.Addr, now time.Time) {
 	if s.confirmed {
-		s.due = append(slices.DeleteFunc(s.due, func(d due) bool { return d.address == a }), due{at: now, begun: now, address: a})
+		s.repeats = append(slices.DeleteFunc(s.repeats, func(d pendingRepeat) bool { return d.address == a }), pendingRepeat{at: now, startedAt: now, address: a})
 	}
 }
 
-// repeat sends the announcements that are due and returns when to call it again.
-func (s *state) repeat(now time.Time) time.Duration {
-	next, left := time.Hour, s.due[:0]
-	for _, d := range s.due {
-		l := s.links[s.at[d.address]]
+// sendDue sends the announcements that are due and returns when to call it again.
+func (s *announcerState) sendDue(now time.Time) time.Duration {
+	next, left := time.Hour, s.repeats[:0]
+	for _, d := range s.repeats {
+		l := s.links[s.linkIndex[d.address]]
 		if l == nil {
 			continue // this node no longer announces the address
 		}
 		if !d.at.After(now) {
-			l.tell(d.address)
-			if d.repeat++; d.repeat == len(repeats) {
+			l.announceAddress(d.address)
+			if d.repeat++; d.repeat == len(repeatDelays) {
 				continue
 			}
-			d.at = d.begun.Add(repeats[d.repeat])
+			d.at = d.startedAt.Add(repeatDelays[d.repeat])
 		}
 		next = min(next, max(d.at.Sub(now), time.Millisecond))
 		left = append(left, d)
 	}
-	s.due = left
+	s.repeats = left
 	return next
 }
 
-// network is a network of an interface.
-type network struct {
+// linkNetwork is a network of an interface.
+type linkNetwork struct {
 	prefix netip.Prefix // with the interface's own address
 	name   string
 	index  int
 	mac    net.HardwareAddr
 }
 
-// networks returns the networks of interfaces that use ARP and neighbor discovery, longest prefix
+// listNetworks returns the networks of interfaces that use ARP and neighbor discovery, longest prefix
 // first.
-func networks() ([]network, error) {
+func listNetworks() ([]linkNetwork, error) {
 	links, err := netlink.LinkList()
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // an interrupted dump may miss pod interfaces, but not the node's links
 		return nil, errors.Join(errors.New("listing interfaces"), err)
 	}
-	var out []network
+	var out []linkNetwork
 	for _, l := range links {
 		at := l.Attrs()
 		if at.Flags&net.FlagUp == 0 || at.Flags&(net.FlagLoopback|net.FlagPointToPoint) != 0 || len(at.HardwareAddr) != 6 || at.RawFlags&unixNoARP != 0 {
@@ -283,29 +283,29 @@ func networks() ([]network, error) {
 			ip, ok := netip.AddrFromSlice(a.IP)
 			ones, _ := a.Mask.Size()
 			if ok && !ip.IsLinkLocalUnicast() {
-				out = append(out, network{netip.PrefixFrom(ip.Unmap(), ones), at.Name, at.Index, at.HardwareAddr})
+				out = append(out, linkNetwork{netip.PrefixFrom(ip.Unmap(), ones), at.Name, at.Index, at.HardwareAddr})
 			}
 		}
 	}
-	slices.SortFunc(out, func(a, b network) int { return cmp.Compare(b.prefix.Bits(), a.prefix.Bits()) })
+	slices.SortFunc(out, func(a, b linkNetwork) int { return cmp.Compare(b.prefix.Bits(), a.prefix.Bits()) })
 	return out, nil
 }
 
 // unixNoARP is IFF_NOARP: the interface does not use ARP.
 const unixNoARP = 0x80
 
-// linkOf returns the smallest network that contains the address. If there is none, it returns the
+// selectLink returns the smallest network that contains the address. If there is none, it returns the
 // network of the first of the node's addresses.
-func (s *state) linkOf(a netip.Addr, nets []network) (network, bool) {
+func (s *announcerState) selectLink(a netip.Addr, nets []linkNetwork) (linkNetwork, bool) {
 	for _, n := range nets {
 		if !n.prefix.IsSingleIP() && n.prefix.Contains(a) {
 			return n, true
 		}
 	}
 	for _, ip := range s.NodeIPs {
-		if i := slices.IndexFunc(nets, func(n network) bool { return n.prefix.Addr() == ip }); i >= 0 {
+		if i := slices.IndexFunc(nets, func(n linkNetwork) bool { return n.prefix.Addr() == ip }); i >= 0 {
 			return nets[i], true
 		}
 	}
-	return network{}, false
+	return linkNetwork{}, false
 }

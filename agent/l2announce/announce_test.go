@@ -26,7 +26,7 @@ import (
 type cluster struct {
 	mu        sync.Mutex
 	services  []*v1.Service
-	followers []chan agent.Changed
+	followers []chan agent.ObjectChanges
 }
 
 func (c *cluster) set(services ...*v1.Service) {
@@ -34,7 +34,7 @@ func (c *cluster) set(services ...*v1.Service) {
 	defer c.mu.Unlock()
 	c.services = services
 	for _, f := range c.followers {
-		f <- agent.Changed{All: true}
+		f <- agent.ObjectChanges{All: true}
 	}
 }
 
@@ -51,11 +51,11 @@ func (v view) Services() []*v1.Service {
 	return v.services
 }
 func (v view) Confirmed() <-chan struct{} { return v.confirmed }
-func (v view) Follow(context.Context, ...string) <-chan agent.Changed {
+func (v view) Follow(context.Context, ...string) <-chan agent.ObjectChanges {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	f := make(chan agent.Changed, 64)
-	f <- agent.Changed{All: true}
+	f := make(chan agent.ObjectChanges, 64)
+	f <- agent.ObjectChanges{All: true}
 	v.followers = append(v.followers, f)
 	return f
 }
@@ -156,7 +156,7 @@ func (h host) knock(a netip.Addr) error {
 }
 
 func announced(by string, addresses ...netip.Addr) *v1.Service {
-	s := &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web", Annotations: map[string]string{announcedBy: by}},
+	s := &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web", Annotations: map[string]string{announcedByAnnotation: by}},
 		Spec: v1.ServiceSpec{Type: v1.ServiceTypeLoadBalancer}}
 	for _, a := range addresses {
 		s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, v1.LoadBalancerIngress{IP: a.String()})
@@ -324,18 +324,18 @@ func TestAnswersInAFlood(t *testing.T) {
 				return err
 			}
 			out := newLink("eth0", l.Attrs().Index, l.Attrs().HardwareAddr, slog.New(slog.DiscardHandler))
-			if out.arp, err = open(out.index, unix.ETH_P_ARP, arpFilter); err != nil {
+			if out.arp, err = openRawSocket(out.index, unix.ETH_P_ARP, arpFilter); err != nil {
 				return err
 			}
-			defer out.close()
+			defer out.shutDown()
 			everybody := net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
-			question := arp(arpRequest, out.mac, netip.MustParseAddr("192.0.2.3"), make(net.HardwareAddr, 6), netip.MustParseAddr("192.0.2.200"))
+			question := buildARP(arpRequest, out.mac, netip.MustParseAddr("192.0.2.3"), make(net.HardwareAddr, 6), netip.MustParseAddr("192.0.2.200"))
 			for {
 				select {
 				case <-stop:
 					return nil
 				default:
-					out.send(out.arp, unix.ETH_P_ARP, question, everybody)
+					out.sendPacket(out.arp, unix.ETH_P_ARP, question, everybody)
 					sent++
 				}
 			}

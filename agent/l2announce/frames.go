@@ -11,11 +11,11 @@ import (
 
 // The lengths of packets in bytes, without the link-layer header.
 const (
-	arpLength     = 28 // for Ethernet and IPv4, RFC 826
-	headerLength  = 40 // IPv6 header, RFC 8200
-	nsLength      = 24 // neighbor solicitation without options, RFC 4861
-	naLength      = 32 // neighbor advertisement with the link-layer address option
-	longestPacket = 1500
+	arpLength    = 28 // for Ethernet and IPv4, RFC 826
+	headerLength = 40 // IPv6 header, RFC 8200
+	nsLength     = 24 // neighbor solicitation without options, RFC 4861
+	naLength     = 32 // neighbor advertisement with the link-layer address option
+	maxPacket    = 1500
 )
 
 // Protocol numbers.
@@ -30,31 +30,31 @@ const (
 	flagOverride         = 0x20
 )
 
-// question is an ARP request or a neighbor solicitation.
-type question struct {
+// addressQuery is an ARP request or a neighbor solicitation.
+type addressQuery struct {
 	target netip.Addr
 	from   netip.Addr       // unspecified: duplicate address detection
 	mac    net.HardwareAddr // link-layer address for the answer
 }
 
 // parseARP parses an ARP request. ok is false for all other packets.
-func parseARP(b []byte) (q question, ok bool) {
+func parseARP(b []byte) (q addressQuery, ok bool) {
 	if len(b) < arpLength || binary.BigEndian.Uint16(b[0:]) != 1 || binary.BigEndian.Uint16(b[2:]) != etherIPv4 ||
 		b[4] != 6 || b[5] != 4 || binary.BigEndian.Uint16(b[6:]) != arpRequest {
-		return question{}, false
+		return addressQuery{}, false
 	}
-	q = question{
+	q = addressQuery{
 		target: netip.AddrFrom4([4]byte(b[24:28])), from: netip.AddrFrom4([4]byte(b[14:18])),
 		mac: net.HardwareAddr(append([]byte(nil), b[8:14]...)),
 	}
 	if q.mac[0]&1 != 0 || q.target == q.from { // a multicast sender, or a gratuitous ARP
-		return question{}, false
+		return addressQuery{}, false
 	}
 	return q, true
 }
 
-// arp builds an ARP packet that states that an address is at mac.
-func arp(operation uint16, mac net.HardwareAddr, address netip.Addr, toMAC net.HardwareAddr, to netip.Addr) []byte {
+// buildARP builds an ARP packet that states that an address is at mac.
+func buildARP(operation uint16, mac net.HardwareAddr, address netip.Addr, toMAC net.HardwareAddr, to netip.Addr) []byte {
 	b := make([]byte, arpLength)
 	binary.BigEndian.PutUint16(b[0:], 1)
 	binary.BigEndian.PutUint16(b[2:], etherIPv4)
@@ -69,38 +69,38 @@ func arp(operation uint16, mac net.HardwareAddr, address netip.Addr, toMAC net.H
 
 // parseNS parses an IPv6 packet with a neighbor solicitation and validates it according to RFC
 // 4861, section 7.1.1. mac is the source of its frame.
-func parseNS(b []byte, mac net.HardwareAddr) (q question, ok bool) {
+func parseNS(b []byte, mac net.HardwareAddr) (q addressQuery, ok bool) {
 	if len(b) < headerLength+nsLength || b[0]>>4 != 6 || b[6] != nextICMPv6 || b[7] != 255 || len(mac) != 6 {
-		return question{}, false
+		return addressQuery{}, false
 	}
 	length := int(binary.BigEndian.Uint16(b[4:]))
 	if length < nsLength || headerLength+length > len(b) {
-		return question{}, false
+		return addressQuery{}, false
 	}
 	body := b[headerLength : headerLength+length]
 	from, to := netip.AddrFrom16([16]byte(b[8:24])), netip.AddrFrom16([16]byte(b[24:40]))
 	target := netip.AddrFrom16([16]byte(body[8:24]))
-	if body[0] != icmpNS || body[1] != 0 || target.IsMulticast() || from.IsMulticast() || checksum(from, to, body) != 0 {
-		return question{}, false
+	if body[0] != icmpNS || body[1] != 0 || target.IsMulticast() || from.IsMulticast() || icmpv6Checksum(from, to, body) != 0 {
+		return addressQuery{}, false
 	}
 	for rest := body[nsLength:]; len(rest) > 0; {
 		if len(rest) < 2 || rest[1] == 0 || int(rest[1])*8 > len(rest) {
-			return question{}, false
+			return addressQuery{}, false
 		}
 		if rest[0] == optionSource && from.IsUnspecified() {
-			return question{}, false
+			return addressQuery{}, false
 		}
 		rest = rest[int(rest[1])*8:]
 	}
-	if from.IsUnspecified() && to != groupOf(target) || mac[0]&1 != 0 {
-		return question{}, false
+	if from.IsUnspecified() && to != solicitedNodeGroup(target) || mac[0]&1 != 0 {
+		return addressQuery{}, false
 	}
-	return question{target: target, from: from, mac: append(net.HardwareAddr(nil), mac...)}, true
+	return addressQuery{target: target, from: from, mac: append(net.HardwareAddr(nil), mac...)}, true
 }
 
-// advertisement builds a neighbor advertisement that states that an address is at mac. to is the
+// buildAdvertisement builds a neighbor advertisement that states that an address is at mac. to is the
 // solicitation's source; an invalid address addresses all nodes on the link.
-func advertisement(address netip.Addr, mac net.HardwareAddr, to netip.Addr) []byte {
+func buildAdvertisement(address netip.Addr, mac net.HardwareAddr, to netip.Addr) []byte {
 	flags := byte(flagOverride | flagSolicited)
 	if !to.IsValid() || to.IsUnspecified() {
 		flags, to = flagOverride, allNodes
@@ -116,15 +116,15 @@ func advertisement(address netip.Addr, mac net.HardwareAddr, to netip.Addr) []by
 	copy(body[8:24], address.AsSlice())
 	body[24], body[25] = optionTarget, 1
 	copy(body[26:32], mac)
-	binary.BigEndian.PutUint16(body[2:], checksum(address, to, body))
+	binary.BigEndian.PutUint16(body[2:], icmpv6Checksum(address, to, body))
 	return b
 }
 
 // allNodes is the all-nodes multicast group of a link.
 var allNodes = netip.MustParseAddr("ff02::1")
 
-// groupOf returns the solicited-node multicast group of an address (RFC 4291, section 2.7.1).
-func groupOf(a netip.Addr) netip.Addr {
+// solicitedNodeGroup returns the solicited-node multicast group of an address (RFC 4291, section 2.7.1).
+func solicitedNodeGroup(a netip.Addr) netip.Addr {
 	raw := a.As16()
 	return netip.AddrFrom16([16]byte{0: 0xff, 1: 0x02, 11: 1, 12: 0xff, 13: raw[13], 14: raw[14], 15: raw[15]})
 }
@@ -135,9 +135,9 @@ func groupMAC(group netip.Addr) net.HardwareAddr {
 	return net.HardwareAddr{0x33, 0x33, raw[12], raw[13], raw[14], raw[15]}
 }
 
-// checksum returns the ICMPv6 checksum (RFC 4443, section 2.3). It returns 0 for a message that
+// icmpv6Checksum returns the ICMPv6 checksum (RFC 4443, section 2.3). It returns 0 for a message that
 // contains its valid checksum.
-func checksum(from, to netip.Addr, body []byte) uint16 {
+func icmpv6Checksum(from, to netip.Addr, body []byte) uint16 {
 	sum := uint32(len(body)) + nextICMPv6
 	add := func(b []byte) {
 		for i := 0; i+1 < len(b); i += 2 {

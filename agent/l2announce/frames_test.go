@@ -14,11 +14,11 @@ var (
 
 // solicitation builds a neighbor solicitation as a host sends it.
 func solicitation(target, from netip.Addr, options ...byte) []byte {
-	to := groupOf(target)
+	to := solicitedNodeGroup(target)
 	body := append(make([]byte, nsLength), options...)
 	body[0] = icmpNS
 	copy(body[8:24], target.AsSlice())
-	sum := checksum(from, to, body)
+	sum := icmpv6Checksum(from, to, body)
 	body[2], body[3] = byte(sum>>8), byte(sum)
 	b := make([]byte, headerLength)
 	b[0], b[4], b[5], b[6], b[7] = 6<<4, byte(len(body)>>8), byte(len(body)), nextICMPv6, 255
@@ -30,7 +30,7 @@ func solicitation(target, from netip.Addr, options ...byte) []byte {
 // F117: requests are parsed, and packets that only resemble requests are not.
 func TestQuestions(t *testing.T) {
 	vip, asker := netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("192.0.2.1")
-	q, ok := parseARP(arp(arpRequest, macA, asker, make(net.HardwareAddr, 6), vip))
+	q, ok := parseARP(buildARP(arpRequest, macA, asker, make(net.HardwareAddr, 6), vip))
 	if !ok || q.target != vip || q.from != asker || q.mac.String() != macA.String() {
 		t.Errorf("ARP: %+v %v", q, ok)
 	}
@@ -43,10 +43,10 @@ func TestQuestions(t *testing.T) {
 		t.Errorf("NS of who wants the address: %+v %v", q, ok)
 	}
 	changed := func(b []byte, at int, to byte) []byte { b = bytes.Clone(b); b[at] = to; return b }
-	request := arp(arpRequest, macA, asker, make(net.HardwareAddr, 6), vip)
+	request := buildARP(arpRequest, macA, asker, make(net.HardwareAddr, 6), vip)
 	for name, b := range map[string][]byte{
 		"short": request[:27], "a reply": changed(request, 7, 2), "other hardware": changed(request, 1, 6), "other protocol": changed(request, 3, 1),
-		"long hardware addresses": changed(request, 4, 8), "a group that asks": changed(request, 8, 3), "an announcement": arp(arpRequest, macA, vip, macB, vip),
+		"long hardware addresses": changed(request, 4, 8), "a group that asks": changed(request, 8, 3), "an announcement": buildARP(arpRequest, macA, vip, macB, vip),
 	} {
 		if _, ok := parseARP(b); ok {
 			t.Errorf("ARP, %s, was taken for a question", name)
@@ -70,17 +70,17 @@ func TestQuestions(t *testing.T) {
 // F117: arbitrary packets are parsed without reading beyond their end, and every packet that is
 // parsed as a request has a valid answer.
 func FuzzFrames(f *testing.F) {
-	f.Add(arp(arpRequest, macA, netip.MustParseAddr("192.0.2.1"), macB, netip.MustParseAddr("192.0.2.10")))
+	f.Add(buildARP(arpRequest, macA, netip.MustParseAddr("192.0.2.1"), macB, netip.MustParseAddr("192.0.2.10")))
 	f.Add(solicitation(netip.MustParseAddr("2001:db8::10"), netip.MustParseAddr("2001:db8::1"), optionSource, 1, 2, 0, 0, 0, 0, 0xa))
 	f.Add(solicitation(netip.MustParseAddr("2001:db8::10"), netip.IPv6Unspecified()))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if q, ok := parseARP(b); ok && (!q.target.Is4() || len(arp(arpReply, macB, q.target, q.mac, q.from)) != arpLength) {
+		if q, ok := parseARP(b); ok && (!q.target.Is4() || len(buildARP(arpReply, macB, q.target, q.mac, q.from)) != arpLength) {
 			t.Errorf("%+v", q)
 		}
 		if q, ok := parseNS(b, macA); ok {
-			a := advertisement(q.target, macB, q.from)
+			a := buildAdvertisement(q.target, macB, q.from)
 			from, to := netip.AddrFrom16([16]byte(a[8:24])), netip.AddrFrom16([16]byte(a[24:40]))
-			if from != q.target || checksum(from, to, a[headerLength:]) != 0 || to.IsUnspecified() {
+			if from != q.target || icmpv6Checksum(from, to, a[headerLength:]) != 0 || to.IsUnspecified() {
 				t.Errorf("%+v is answered with %x", q, a)
 			}
 		}

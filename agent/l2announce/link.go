@@ -24,37 +24,37 @@ const (
 	readsWindow = 50 * time.Millisecond
 )
 
-// link answers on one interface.
+// announcerLink answers on one interface.
 //
 // Goroutines: one reader per socket, which ends when the socket is closed.
-type link struct {
+type announcerLink struct {
 	name  string
 	index int
 	mac   net.HardwareAddr
 	log   *slog.Logger
 
-	arp, ndp *os.File // raw sockets; each is nil until an address of its family is added
-	groups   int      // socket that is a member of the multicast groups; -1 = none
-	member   map[netip.Addr]int
+	arp, ndp    *os.File // raw sockets; each is nil until an address of its family is added
+	groupSocket int      // socket that is a member of the multicast groups; -1 = none
+	groupUsers  map[netip.Addr]int
 
 	held    atomic.Pointer[map[netip.Addr]bool]
 	readers sync.WaitGroup
 }
 
-func newLink(name string, index int, mac net.HardwareAddr, log *slog.Logger) *link {
-	l := &link{name: name, index: index, mac: mac, log: log.With("link", name), groups: -1, member: map[netip.Addr]int{}}
+func newLink(name string, index int, mac net.HardwareAddr, log *slog.Logger) *announcerLink {
+	l := &announcerLink{name: name, index: index, mac: mac, log: log.With("link", name), groupSocket: -1, groupUsers: map[netip.Addr]int{}}
 	l.held.Store(&map[netip.Addr]bool{})
 	return l
 }
 
-// hold sets the addresses for which the link answers. An address that fails is not answered for
+// setAddresses sets the addresses for which the link answers. An address that fails is not answered for
 // until the next call.
-func (l *link) hold(ctx context.Context, want map[netip.Addr]bool) error {
+func (l *announcerLink) setAddresses(ctx context.Context, want map[netip.Addr]bool) error {
 	before, held := *l.held.Load(), make(map[netip.Addr]bool, len(want))
 	var errs []error
 	for a := range want {
 		if !before[a] {
-			if err := l.begin(ctx, a); err != nil {
+			if err := l.openFor(ctx, a); err != nil {
 				errs = append(errs, fmt.Errorf("announcing %s on %s: %w", a, l.name, err))
 				continue
 			}
@@ -64,82 +64,82 @@ func (l *link) hold(ctx context.Context, want map[netip.Addr]bool) error {
 	l.held.Store(&held)
 	for a := range before {
 		if !want[a] && a.Is6() {
-			l.leave(groupOf(a))
+			l.leaveGroup(solicitedNodeGroup(a))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// answers reports whether the link answers for an address.
-func (l *link) answers(a netip.Addr) bool { return (*l.held.Load())[a] }
+// isHeld reports whether the link answers for an address.
+func (l *announcerLink) isHeld(a netip.Addr) bool { return (*l.held.Load())[a] }
 
-// begin opens the sockets that an address requires.
-func (l *link) begin(ctx context.Context, a netip.Addr) (err error) {
+// openFor opens the sockets that an address requires.
+func (l *announcerLink) openFor(ctx context.Context, a netip.Addr) (err error) {
 	if a.Is4() {
 		if l.arp == nil {
-			if l.arp, err = open(l.index, unix.ETH_P_ARP, arpFilter); err == nil {
-				l.readers.Go(func() { l.read(ctx, l.arp, l.answerARP) })
+			if l.arp, err = openRawSocket(l.index, unix.ETH_P_ARP, arpFilter); err == nil {
+				l.readers.Go(func() { l.readPackets(ctx, l.arp, l.answerARP) })
 			}
 		}
 		return err
 	}
 	if l.ndp == nil {
-		if l.ndp, err = open(l.index, unix.ETH_P_IPV6, nsFilter); err != nil {
+		if l.ndp, err = openRawSocket(l.index, unix.ETH_P_IPV6, nsFilter); err != nil {
 			return err
 		}
-		l.readers.Go(func() { l.read(ctx, l.ndp, l.answerNS) })
+		l.readers.Go(func() { l.readPackets(ctx, l.ndp, l.answerNS) })
 	}
-	return l.join(groupOf(a))
+	return l.joinGroup(solicitedNodeGroup(a))
 }
 
-// join joins a multicast group on the interface, so that the interface receives its packets and
+// joinGroup joins a multicast group on the interface, so that the interface receives its packets and
 // snooping switches forward them.
-func (l *link) join(group netip.Addr) error {
-	if l.member[group] > 0 {
-		l.member[group]++
+func (l *announcerLink) joinGroup(group netip.Addr) error {
+	if l.groupUsers[group] > 0 {
+		l.groupUsers[group]++
 		return nil
 	}
-	if l.groups < 0 {
+	if l.groupSocket < 0 {
 		fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
 			return fmt.Errorf("creating the socket for multicast groups: %w", err)
 		}
-		l.groups = fd
+		l.groupSocket = fd
 	}
-	err := unix.SetsockoptIPv6Mreq(l.groups, unix.IPPROTO_IPV6, unix.IPV6_JOIN_GROUP, &unix.IPv6Mreq{Multiaddr: group.As16(), Interface: uint32(l.index)})
+	err := unix.SetsockoptIPv6Mreq(l.groupSocket, unix.IPPROTO_IPV6, unix.IPV6_JOIN_GROUP, &unix.IPv6Mreq{Multiaddr: group.As16(), Interface: uint32(l.index)})
 	if err != nil && !errors.Is(err, unix.EADDRINUSE) {
 		return fmt.Errorf("joining group %s: %w", group, err)
 	}
-	l.member[group] = 1
+	l.groupUsers[group] = 1
 	return nil
 }
 
-func (l *link) leave(group netip.Addr) {
-	if l.member[group]--; l.member[group] > 0 {
+func (l *announcerLink) leaveGroup(group netip.Addr) {
+	if l.groupUsers[group]--; l.groupUsers[group] > 0 {
 		return
 	}
-	delete(l.member, group)
-	if l.groups >= 0 { // fails if the interface no longer exists, which is harmless
-		_ = unix.SetsockoptIPv6Mreq(l.groups, unix.IPPROTO_IPV6, unix.IPV6_LEAVE_GROUP, &unix.IPv6Mreq{Multiaddr: group.As16(), Interface: uint32(l.index)})
+	delete(l.groupUsers, group)
+	if l.groupSocket >= 0 { // fails if the interface no longer exists, which is harmless
+		_ = unix.SetsockoptIPv6Mreq(l.groupSocket, unix.IPPROTO_IPV6, unix.IPV6_LEAVE_GROUP, &unix.IPv6Mreq{Multiaddr: group.As16(), Interface: uint32(l.index)})
 	}
 }
 
-// close closes the sockets and waits for their readers.
-func (l *link) close() {
+// shutDown closes the sockets and waits for their readers.
+func (l *announcerLink) shutDown() {
 	for _, f := range []*os.File{l.arp, l.ndp} {
 		if f != nil {
 			f.Close()
 		}
 	}
-	if l.groups >= 0 {
-		unix.Close(l.groups)
+	if l.groupSocket >= 0 {
+		unix.Close(l.groupSocket)
 	}
 	l.readers.Wait()
 }
 
-// open opens a packet socket for a protocol on an interface. The kernel adds and removes the
+// openRawSocket opens a packet socket for a protocol on an interface. The kernel adds and removes the
 // link-layer header.
-func open(index int, protocol uint16, filter []bpf.Instruction) (*os.File, error) {
+func openRawSocket(index int, protocol uint16, filter []bpf.Instruction) (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("creating a raw socket: %w", err)
@@ -175,7 +175,7 @@ var (
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.PACKET_OUTGOING, SkipTrue: 3},
 		bpf.LoadAbsolute{Off: 6, Size: 2},
 		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: arpRequest, SkipTrue: 1},
-		bpf.RetConstant{Val: longestPacket},
+		bpf.RetConstant{Val: maxPacket},
 		bpf.RetConstant{Val: 0},
 	}
 	nsFilter = []bpf.Instruction{
@@ -185,18 +185,18 @@ var (
 		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: nextICMPv6<<8 | 255, SkipTrue: 3},
 		bpf.LoadAbsolute{Off: headerLength, Size: 1},
 		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: icmpNS, SkipTrue: 1},
-		bpf.RetConstant{Val: longestPacket},
+		bpf.RetConstant{Val: maxPacket},
 		bpf.RetConstant{Val: 0},
 	}
 )
 
-// read passes packets to answer until the socket is closed.
-func (l *link) read(ctx context.Context, f *os.File, answer func(packet []byte, mac net.HardwareAddr)) {
+// readPackets passes packets to answer until the socket is closed.
+func (l *announcerLink) readPackets(ctx context.Context, f *os.File, answer func(packet []byte, mac net.HardwareAddr)) {
 	conn, err := f.SyscallConn()
 	if err != nil {
 		return
 	}
-	buf := make([]byte, longestPacket)
+	buf := make([]byte, maxPacket)
 	began, reads := time.Now(), 0
 	for {
 		var n int
@@ -233,13 +233,13 @@ func (l *link) read(ctx context.Context, f *os.File, answer func(packet []byte, 
 	}
 }
 
-func (l *link) answerARP(packet []byte, _ net.HardwareAddr) {
+func (l *announcerLink) answerARP(packet []byte, _ net.HardwareAddr) {
 	if q, ok := parseARP(packet); ok && (*l.held.Load())[q.target] {
-		l.send(l.arp, unix.ETH_P_ARP, arp(arpReply, l.mac, q.target, q.mac, q.from), q.mac)
+		l.sendPacket(l.arp, unix.ETH_P_ARP, buildARP(arpReply, l.mac, q.target, q.mac, q.from), q.mac)
 	}
 }
 
-func (l *link) answerNS(packet []byte, mac net.HardwareAddr) {
+func (l *announcerLink) answerNS(packet []byte, mac net.HardwareAddr) {
 	q, ok := parseNS(packet, mac)
 	if !ok || !(*l.held.Load())[q.target] {
 		return
@@ -248,23 +248,23 @@ func (l *link) answerNS(packet []byte, mac net.HardwareAddr) {
 	if q.from.IsUnspecified() {
 		to = groupMAC(allNodes)
 	}
-	l.send(l.ndp, unix.ETH_P_IPV6, advertisement(q.target, l.mac, q.from), to)
+	l.sendPacket(l.ndp, unix.ETH_P_IPV6, buildAdvertisement(q.target, l.mac, q.from), to)
 }
 
-// tell announces an address to all hosts on the link. ARP has two forms of announcements, and some
+// announceAddress announces an address to all hosts on the link. ARP has two forms of announcements, and some
 // hosts accept only one of them.
-func (l *link) tell(a netip.Addr) {
+func (l *announcerLink) announceAddress(a netip.Addr) {
 	if a.Is6() {
-		l.send(l.ndp, unix.ETH_P_IPV6, advertisement(a, l.mac, netip.Addr{}), groupMAC(allNodes))
+		l.sendPacket(l.ndp, unix.ETH_P_IPV6, buildAdvertisement(a, l.mac, netip.Addr{}), groupMAC(allNodes))
 		return
 	}
 	everybody := net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
-	l.send(l.arp, unix.ETH_P_ARP, arp(arpRequest, l.mac, a, make(net.HardwareAddr, 6), a), everybody)
-	l.send(l.arp, unix.ETH_P_ARP, arp(arpReply, l.mac, a, everybody, a), everybody)
+	l.sendPacket(l.arp, unix.ETH_P_ARP, buildARP(arpRequest, l.mac, a, make(net.HardwareAddr, 6), a), everybody)
+	l.sendPacket(l.arp, unix.ETH_P_ARP, buildARP(arpReply, l.mac, a, everybody, a), everybody)
 }
 
-// send sends a packet. It drops the packet if the link does not accept it now, because hosts retry.
-func (l *link) send(f *os.File, protocol uint16, packet []byte, to net.HardwareAddr) {
+// sendPacket sends a packet. It drops the packet if the link does not accept it now, because hosts retry.
+func (l *announcerLink) sendPacket(f *os.File, protocol uint16, packet []byte, to net.HardwareAddr) {
 	if f == nil {
 		return
 	}

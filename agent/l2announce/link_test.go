@@ -18,8 +18,8 @@ func TestBeginsWhenItCan(t *testing.T) {
 	l := newLink("eth0", 1<<30, h.mac, slog.New(slog.NewTextHandler(t.Output(), nil)))
 	err := space.In(h.ns, func() error {
 		for range 2 {
-			if err := l.hold(t.Context(), want); err == nil || l.answers(vip4) || l.answers(vip6) {
-				t.Errorf("on an interface that there is not: %v, answers %v %v", err, l.answers(vip4), l.answers(vip6))
+			if err := l.setAddresses(t.Context(), want); err == nil || l.isHeld(vip4) || l.isHeld(vip6) {
+				t.Errorf("on an interface that there is not: %v, answers %v %v", err, l.isHeld(vip4), l.isHeld(vip6))
 			}
 		}
 		on, err := netlink.LinkByName("eth0")
@@ -27,13 +27,13 @@ func TestBeginsWhenItCan(t *testing.T) {
 			return err
 		}
 		l.index = on.Attrs().Index
-		return l.hold(t.Context(), want)
+		return l.setAddresses(t.Context(), want)
 	})
-	defer l.close()
-	if err != nil || !l.answers(vip4) || !l.answers(vip6) {
-		t.Errorf("%v, answers %v %v", err, l.answers(vip4), l.answers(vip6))
+	defer l.shutDown()
+	if err != nil || !l.isHeld(vip4) || !l.isHeld(vip6) {
+		t.Errorf("%v, answers %v %v", err, l.isHeld(vip4), l.isHeld(vip6))
 	}
-	if err := space.In(h.ns, func() error { return l.hold(t.Context(), nil) }); err != nil || l.answers(vip4) || len(l.member) > 0 {
-		t.Errorf("%v, answers %v, groups %v", err, l.answers(vip4), l.member)
+	if err := space.In(h.ns, func() error { return l.setAddresses(t.Context(), nil) }); err != nil || l.isHeld(vip4) || len(l.groupUsers) > 0 {
+		t.Errorf("%v, answers %v, groups %v", err, l.isHeld(vip4), l.groupUsers)
 	}
 }

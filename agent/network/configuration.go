@@ -18,15 +18,15 @@ import (
 // configurationLimit is the maximum size of a CNI configuration file, in bytes.
 const configurationLimit = 1 << 20
 
-// load reads a third-party CNI configuration. Its errors name the file and the line.
-func load(path string) (*libcni.NetworkConfigList, error) {
+// loadConfiguration reads a third-party CNI configuration. Its errors name the file and the line.
+func loadConfiguration(path string) (*libcni.NetworkConfigList, error) {
 	raw, err := readLimited(path)
 	if err != nil {
 		return nil, fmt.Errorf("network configuration %s: %w", path, err)
 	}
-	at, err := flaw(raw, filepath.Ext(path) == ".conflist")
+	at, err := findConfigurationError(raw, filepath.Ext(path) == ".conflist")
 	if errors.Is(err, errNoPlugins) {
-		if list, err := parse(path, raw); err == nil {
+		if list, err := parseConfiguration(path, raw); err == nil {
 			return list, nil // the plugins are in other files
 		}
 	}
@@ -34,14 +34,14 @@ func load(path string) (*libcni.NetworkConfigList, error) {
 		return nil, fmt.Errorf("network configuration %s, line %d: %w: correct the file, or remove it to use Keelson's own network",
 			path, 1+bytes.Count(raw[:min(at, len(raw))], []byte("\n")), err)
 	}
-	list, err := parse(path, raw)
+	list, err := parseConfiguration(path, raw)
 	if err != nil {
 		return nil, fmt.Errorf("network configuration %s, line 1: %w", path, err)
 	}
 	return list, nil
 }
 
-func parse(path string, raw []byte) (*libcni.NetworkConfigList, error) {
+func parseConfiguration(path string, raw []byte) (*libcni.NetworkConfigList, error) {
 	if filepath.Ext(path) != ".conflist" {
 		one, err := libcni.ConfFromBytes(raw)
 		if err != nil {
@@ -80,12 +80,12 @@ func readLimited(path string) ([]byte, error) {
 
 var errNoPlugins = errors.New("it lists no plugins")
 
-// flaw returns the error for which libcni would reject the configuration, and its byte offset in
+// findConfigurationError returns the error for which libcni would reject the configuration, and its byte offset in
 // the file.
-func flaw(raw []byte, list bool) (at int, err error) {
+func findConfigurationError(raw []byte, list bool) (at int, err error) {
 	var top map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &top); err != nil {
-		return offsetOf(err, len(raw)), err
+		return errorOffset(err, len(raw)), err
 	}
 	where := func(part []byte) int { return max(0, bytes.Index(raw, part)) }
 	text := func(in map[string]json.RawMessage, key string) (string, int, error) {
@@ -112,7 +112,7 @@ func flaw(raw []byte, list bool) (at int, err error) {
 		}
 	}
 	if !list {
-		return typed(raw, 0)
+		return checkPluginType(raw, 0)
 	}
 	value, ok := top["plugins"]
 	if !ok {
@@ -129,7 +129,7 @@ func flaw(raw []byte, list bool) (at int, err error) {
 	for _, p := range plugins {
 		i := bytes.Index(raw[from:], p)
 		from += max(0, i)
-		if at, err := typed(p, from); err != nil {
+		if at, err := checkPluginType(p, from); err != nil {
 			return at, err
 		}
 		from += len(p)
@@ -137,9 +137,9 @@ func flaw(raw []byte, list bool) (at int, err error) {
 	return 0, nil
 }
 
-// typed checks that a plugin names its type. at is the plugin's byte offset in the file, which is
+// checkPluginType checks that a plugin names its type. at is the plugin's byte offset in the file, which is
 // returned with an error.
-func typed(plugin []byte, at int) (int, error) {
+func checkPluginType(plugin []byte, at int) (int, error) {
 	var p struct {
 		Type string `json:"type"`
 	}
@@ -155,8 +155,8 @@ func typed(plugin []byte, at int) (int, error) {
 	return 0, nil
 }
 
-// offsetOf returns the byte offset of a JSON syntax or type error.
-func offsetOf(err error, end int) int {
+// errorOffset returns the byte offset of a JSON syntax or type error.
+func errorOffset(err error, end int) int {
 	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
 		return max(0, int(syntax.Offset)-1)
 	}

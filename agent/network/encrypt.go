@@ -17,7 +17,7 @@ const (
 	// DefaultWireGuardPort is the UDP port for traffic between nodes.
 	DefaultWireGuardPort = 51871
 	// The bytes that WireGuard adds to a packet: 32 bytes of its own, and the UDP and IP headers.
-	encrypted4, encrypted6 = 32 + 8 + 20, 32 + 8 + 40
+	wireguardOverhead4, wireguardOverhead6 = 32 + 8 + 20, 32 + 8 + 40
 )
 
 // Encryption are the settings of ModeWireGuard.
@@ -47,25 +47,25 @@ type WireGuardPeer struct {
 	Allowed  []netip.Prefix // the node's pod ranges in both families; disjoint from those of other peers
 }
 
-// encrypt adds the encrypted tunnel, and the routes to the pods of all nodes with a known key.
+// addWireGuard adds the encrypted tunnel, and the routes to the pods of all nodes with a known key.
 // Packets to the pods of other nodes have no route and are rejected; they are never sent
 // unencrypted.
-func (l *Layout) encrypt(s Situation, uplink Link, outer netip.Addr, nodes []*agent.Peer) {
+func (l *Layout) addWireGuard(s Situation, uplink Link, outer netip.Addr, nodes []*agent.Peer) {
 	if !outer.IsValid() {
 		l.Missing = append(l.Missing, noUplink)
 		return
 	}
-	overhead := encrypted4
+	overhead := wireguardOverhead4
 	if outer.Is6() {
-		overhead = encrypted6
+		overhead = wireguardOverhead6
 	}
 	w := WireGuard{Encryption: s.Encryption, MTU: uplink.MTU - overhead, Pods: s.Pods}
-	for _, p := range s.Own {
+	for _, p := range s.OwnPods {
 		w.Addrs = append(w.Addrs, InnerAddr(p))
 	}
 	holders := map[wgtypes.Key]string{s.Encryption.Key.PublicKey(): s.Self}
 	for _, n := range nodes {
-		key, to := wgtypes.Key(n.WireGuardKey), addressOf(n, outer.Is4())
+		key, to := wgtypes.Key(n.WireGuardKey), addressInFamily(n, outer.Is4())
 		other, taken := holders[key]
 		switch {
 		case key == wgtypes.Key{}:
@@ -77,13 +77,13 @@ func (l *Layout) encrypt(s Situation, uplink Link, outer netip.Addr, nodes []*ag
 				"remove %s from the state directory of the node that was copied", other, n.Name, KeyFile))
 			continue
 		case !to.IsValid():
-			l.Missing = append(l.Missing, fmt.Sprintf("node %s has no %s address, the family of this node's tunnel: its pods are not reachable", n.Name, family(outer)))
+			l.Missing = append(l.Missing, fmt.Sprintf("node %s has no %s address, the family of this node's tunnel: its pods are not reachable", n.Name, familyName(outer)))
 			continue
 		}
 		holders[key] = n.Name
 		peer := WireGuardPeer{Node: n.Name, Key: key, Endpoint: netip.AddrPortFrom(to, uint16(s.Encryption.Port))}
 		for _, p := range podPrefixes(n) {
-			if slices.Contains(s.Own, p) {
+			if slices.Contains(s.OwnPods, p) {
 				continue // reach has already reported this range
 			}
 			if l.Routes[p].Via.IsValid() {

@@ -117,7 +117,7 @@ func TestPlanEncryptedHoldsTogether(t *testing.T) {
 		}
 		layouts := map[string]Layout{}
 		for _, n := range nodes {
-			s := Situation{Mode: ModeWireGuard, Self: n.Name, Nodes: nodes, Own: n.PodCIDRs, Links: []Link{{"eth0", 1500, places[n.Name]}}, NodeIPs: n.Addresses,
+			s := Situation{Mode: ModeWireGuard, Self: n.Name, Nodes: nodes, OwnPods: n.PodCIDRs, Links: []Link{{"eth0", 1500, places[n.Name]}}, NodeIPs: n.Addresses,
 				Pods: prefixesOf("10.244.0.0/16"), Encryption: Encryption{Key: keyOf(cmpOr(keys[n.Name], n.Name)), Port: 51871}}
 			l := Plan(s)
 			layouts[n.Name] = l
@@ -247,7 +247,7 @@ func TestChangesOfTheTunnel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		d := &device{peers: map[wgtypes.Key]*wgtypes.Peer{}}
 		before := draw(t, "before")
-		cfg, _ := changes(d.read(), before)
+		cfg, _ := wireGuardChanges(d.read(), before)
 		d.apply(cfg)
 		switch rapid.IntRange(0, 5).Draw(t, "damage") {
 		case 1:
@@ -270,9 +270,9 @@ func TestChangesOfTheTunnel(t *testing.T) {
 		if rapid.Bool().Draw(t, "other nodes") {
 			want = draw(t, "wanted")
 		}
-		cfg, _ = changes(d.read(), want)
+		cfg, _ = wireGuardChanges(d.read(), want)
 		d.apply(cfg)
-		if more, same := changes(d.read(), want); !same {
+		if more, same := wireGuardChanges(d.read(), want); !same {
 			t.Fatalf("after the change there is still %+v to do", more)
 		}
 		if d.PrivateKey.PublicKey() != want.Key.PublicKey() || d.ListenPort != want.Port || d.FirewallMark != 0 || len(d.peers) != len(want.Peers) {
@@ -326,7 +326,7 @@ func TestKeyOfTheNode(t *testing.T) {
 			t.Errorf("%.60s: %v, want %q", text, err, want)
 		}
 	}
-	raw, _ := json.Marshal(keyForm{1, a.String()})
+	raw, _ := json.Marshal(keyFile{1, a.String()})
 	if err := os.WriteFile(path, raw, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -342,14 +342,14 @@ func TestKeyOfTheNode(t *testing.T) {
 // agent are removed.
 func TestRulesOfTheTunnel(t *testing.T) {
 	fake := knftables.NewFake(knftables.InetFamily, tunnelTable)
-	secure := rulesOf(Layout{WireGuard: &WireGuard{Pods: prefixesOf("10.244.0.0/16,fd44::/48")}})
+	secure := tunnelRulesetOf(Layout{WireGuard: &WireGuard{Pods: prefixesOf("10.244.0.0/16,fd44::/48")}})
 	for _, c := range []struct {
 		name string
-		want rules
+		want tunnelRuleset
 		text string
 	}{
-		{"none", rules{}, ""},
-		{"vxlan", rulesOf(Layout{Tunnel: &Tunnel{}, Peers: []Peer{{Outer: netip.MustParseAddr("192.0.2.8")}, {Outer: netip.MustParseAddr("192.0.2.7")},
+		{"none", tunnelRuleset{}, ""},
+		{"vxlan", tunnelRulesetOf(Layout{Tunnel: &Tunnel{}, Peers: []Peer{{Outer: netip.MustParseAddr("192.0.2.8")}, {Outer: netip.MustParseAddr("192.0.2.7")},
 			{Outer: netip.MustParseAddr("2001:db8::7")}}}),
 			"add rule inet keelson-tunnel arrived iifname keelson0 udp dport 4789 counter drop\n" +
 				"add rule inet keelson-tunnel forwarded iifname keelson0 udp dport 4789 ip daddr { 192.0.2.7, 192.0.2.8 } counter drop\n" +
@@ -358,15 +358,15 @@ func TestRulesOfTheTunnel(t *testing.T) {
 		{"wireguard", secure, "add rule inet keelson-tunnel encrypted oifname keelson-wg fib saddr type local masquerade\n" +
 			"add rule inet keelson-tunnel guard iifname != { keelson-wg , keelson0 , lo } ip saddr 10.244.0.0/16 ip daddr 10.244.0.0/16 counter drop\n" +
 			"add rule inet keelson-tunnel guard iifname != { keelson-wg , keelson0 , lo } ip6 saddr fd44::/48 ip6 daddr fd44::/48 counter drop\n"},
-		{"wireguard of one family", rulesOf(Layout{WireGuard: &WireGuard{Pods: prefixesOf("10.244.0.0/16")}}),
+		{"wireguard of one family", tunnelRulesetOf(Layout{WireGuard: &WireGuard{Pods: prefixesOf("10.244.0.0/16")}}),
 			"add rule inet keelson-tunnel encrypted oifname keelson-wg fib saddr type local masquerade\n" +
 				"add rule inet keelson-tunnel guard iifname != { keelson-wg , keelson0 , lo } ip saddr 10.244.0.0/16 ip daddr 10.244.0.0/16 counter drop\n"},
-		{"vxlan again", rulesOf(Layout{Tunnel: &Tunnel{}}), "add rule inet keelson-tunnel arrived iifname keelson0 udp dport 4789 counter drop\n" +
+		{"vxlan again", tunnelRulesetOf(Layout{Tunnel: &Tunnel{}}), "add rule inet keelson-tunnel arrived iifname keelson0 udp dport 4789 counter drop\n" +
 			"add rule inet keelson-tunnel source oifname keelson-vx fib saddr type local masquerade\n"},
-		{"none again", rules{}, ""},
+		{"none again", tunnelRuleset{}, ""},
 	} {
-		s := &source{nft: fake} // of a new agent
-		if err := s.sync(t.Context(), c.want); err != nil {
+		s := &tunnelRules{nft: fake} // of a new agent
+		if err := s.syncRules(t.Context(), c.want); err != nil {
 			t.Fatalf("%s: %v", c.name, err)
 		}
 		var got strings.Builder

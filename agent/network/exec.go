@@ -30,12 +30,12 @@ type executor struct {
 
 var _ invoke.Exec = (*executor)(nil)
 
-var brief = []string{"GOMAXPROCS=1", "GOGC=off"}
+var pluginEnv = []string{"GOMAXPROCS=1", "GOGC=off"}
 
 const (
-	outputLimit  = 1 << 20         // bytes of each output stream of a plugin
-	killPatience = 2 * time.Second // time for a killed plugin to exit
-	busyRetries  = 5               // retries, one second apart, of a plugin whose file is being written
+	outputLimit = 1 << 20         // bytes of each output stream of a plugin
+	killWait    = 2 * time.Second // time for a killed plugin to exit
+	busyRetries = 5               // retries, one second apart, of a plugin whose file is being written
 )
 
 // FindInPath implements invoke.Exec.
@@ -47,7 +47,7 @@ func (e *executor) FindInPath(plugin string, paths []string) (string, error) {
 // ends.
 func (e *executor) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
 	for try := 0; ; try++ {
-		out, err := execOnce(ctx, path, stdin, append(environ[:len(environ):len(environ)], brief...))
+		out, err := execOnce(ctx, path, stdin, append(environ[:len(environ):len(environ)], pluginEnv...))
 		if !errors.Is(err, syscall.ETXTBSY) || try == busyRetries {
 			return out, err
 		}
@@ -58,11 +58,11 @@ func (e *executor) ExecPlugin(ctx context.Context, path string, stdin []byte, en
 }
 
 func execOnce(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
-	var stdout, stderr bounded
+	var stdout, stderr limitedOutput
 	c := exec.Command(path)
 	c.Env, c.Stdin, c.Stdout, c.Stderr = environ, bytes.NewReader(stdin), &stdout, &stderr
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	c.WaitDelay = killPatience // for processes that keep the streams open after the plugin has exited
+	c.WaitDelay = killWait // for processes that keep the streams open after the plugin has exited
 	if err := ctx.Err(); err != nil {
 		return nil, pluginError(path, err, nil, nil)
 	}
@@ -83,7 +83,7 @@ func execOnce(ctx context.Context, path string, stdin []byte, environ []string) 
 		if err != nil {
 			return nil, pluginError(path, err, stdout.Bytes(), stderr.Bytes())
 		}
-		if stdout.over {
+		if stdout.truncated {
 			return nil, pluginError(path, fmt.Errorf("its output exceeds %d bytes", outputLimit), nil, nil)
 		}
 		return stdout.Bytes(), nil
@@ -93,7 +93,7 @@ func execOnce(ctx context.Context, path string, stdin []byte, environ []string) 
 	cause := fmt.Errorf("it did not exit in time and was killed: %w", context.Cause(ctx))
 	select {
 	case <-ended:
-	case <-time.After(2 * killPatience): // the kernel cannot kill it yet; the goroutine that waits for it will reap it
+	case <-time.After(2 * killWait): // the kernel cannot kill it yet; the goroutine that waits for it will reap it
 		cause = fmt.Errorf("it did not exit in time and cannot be killed: %w", context.Cause(ctx))
 	}
 	return nil, pluginError(path, cause, nil, nil)
@@ -110,22 +110,22 @@ func pluginError(path string, cause error, stdout, stderr []byte) error {
 	if errors.Is(cause, fs.ErrNotExist) || len(stdout)+len(stderr) == 0 {
 		return failed
 	}
-	return fmt.Errorf("%w: its output was %q", failed, clip(append(bytes.TrimSpace(stdout), bytes.TrimSpace(stderr)...)))
+	return fmt.Errorf("%w: its output was %q", failed, truncateOutput(append(bytes.TrimSpace(stdout), bytes.TrimSpace(stderr)...)))
 }
 
-func clip(b []byte) []byte { return b[:min(len(b), 1024)] }
+func truncateOutput(b []byte) []byte { return b[:min(len(b), 1024)] }
 
-// bounded keeps the first outputLimit bytes that are written to it.
-type bounded struct {
-	buf  bytes.Buffer
-	over bool
+// limitedOutput keeps the first outputLimit bytes that are written to it.
+type limitedOutput struct {
+	buf       bytes.Buffer
+	truncated bool
 }
 
-func (b *bounded) Bytes() []byte { return b.buf.Bytes() }
+func (b *limitedOutput) Bytes() []byte { return b.buf.Bytes() }
 
-func (b *bounded) Write(p []byte) (int, error) {
+func (b *limitedOutput) Write(p []byte) (int, error) {
 	if room := outputLimit - b.buf.Len(); len(p) > room {
-		b.over = true
+		b.truncated = true
 		b.buf.Write(p[:room])
 	} else {
 		b.buf.Write(p)

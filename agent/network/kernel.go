@@ -25,8 +25,8 @@ const (
 	refusedMetric = 8192
 )
 
-// families returns the address families that the kernel supports.
-func families() []int {
+// kernelFamilies returns the address families that the kernel supports.
+func kernelFamilies() []int {
 	out := []int{netlink.FAMILY_V4}
 	if _, err := os.Stat("/proc/sys/net/ipv6"); err == nil {
 		out = append(out, netlink.FAMILY_V6)
@@ -34,8 +34,8 @@ func families() []int {
 	return out
 }
 
-// linksOf returns the interfaces that hold an address of the node.
-func linksOf(nodeIPs []netip.Addr) ([]Link, error) {
+// nodeLinks returns the interfaces that hold an address of the node.
+func nodeLinks(nodeIPs []netip.Addr) ([]Link, error) {
 	all, err := netlink.LinkList()
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // an interrupted dump may miss pod interfaces, but not the node's links
 		return nil, fmt.Errorf("listing interfaces: %w", err)
@@ -51,7 +51,7 @@ func linksOf(nodeIPs []netip.Addr) ([]Link, error) {
 			continue
 		}
 		for _, a := range addrs {
-			p, ok := prefix(a.IPNet)
+			p, ok := toPrefix(a.IPNet)
 			if !ok || a.LinkIndex != l.Attrs().Index || p.Addr().IsLinkLocalUnicast() {
 				continue
 			}
@@ -65,8 +65,8 @@ func linksOf(nodeIPs []netip.Addr) ([]Link, error) {
 	return out, nil
 }
 
-// switchOn is a sysctl that must be 1, with the instruction for setting it by hand.
-type switchOn struct {
+// requiredSysctl is a sysctl that must be 1, with the instruction for setting it by hand.
+type requiredSysctl struct {
 	path, remedy string
 	needed       bool
 }
@@ -75,9 +75,9 @@ type switchOn struct {
 // bridge, six those for IPv6. All of them are per network namespace.
 func enableForwarding(bridged, six bool) error {
 	if six {
-		keepRouters()
+		keepRouterAdvertisements()
 	}
-	for _, s := range []switchOn{
+	for _, s := range []requiredSysctl{
 		{"/proc/sys/net/ipv4/ip_forward", "set net.ipv4.ip_forward=1", true},
 		{"/proc/sys/net/ipv6/conf/all/forwarding", "set net.ipv6.conf.all.forwarding=1", six},
 		{"/proc/sys/net/bridge/bridge-nf-call-iptables", "load it with 'modprobe br_netfilter'", bridged},
@@ -96,9 +96,9 @@ func enableForwarding(bridged, six bool) error {
 	return nil
 }
 
-// keepRouters makes links continue to accept router advertisements if they do so now. A host with
+// keepRouterAdvertisements makes links continue to accept router advertisements if they do so now. A host with
 // forwarding enabled otherwise ignores router advertisements and would lose its default route.
-func keepRouters() {
+func keepRouterAdvertisements() {
 	if raw, err := os.ReadFile("/proc/sys/net/ipv6/conf/all/forwarding"); err == nil && strings.TrimSpace(string(raw)) == "1" {
 		return
 	}
@@ -114,9 +114,9 @@ func keepRouters() {
 	}
 }
 
-// install programs the layout in the kernel. Problems with single nodes do not prevent the rest;
+// installLayout programs the layout in the kernel. Problems with single nodes do not prevent the rest;
 // they are returned in problems.
-func install(l Layout) (problems []string, err error) {
+func installLayout(l Layout) (problems []string, err error) {
 	problems = slices.Clone(l.Missing)
 	index, err := installTunnel(l.Tunnel)
 	if err != nil {
@@ -138,13 +138,13 @@ func install(l Layout) (problems []string, err error) {
 	if err = errors.Join(failed, err); err != nil {
 		return problems, err
 	}
-	return append(problems, refused...), fitBridge(l.MTU)
+	return append(problems, refused...), setBridgeMTU(l.MTU)
 }
 
 // installTunnel creates or updates this node's end of the VXLAN tunnel. It removes the tunnel if
 // want is nil.
 func installTunnel(want *Tunnel) (index int, err error) {
-	have, err := linkNamed(tunnelName)
+	have, err := findLink(tunnelName)
 	if err != nil {
 		return 0, err
 	}
@@ -202,7 +202,7 @@ func tunnelAddrs(l netlink.Link, want []netip.Addr) error {
 	}
 	there := map[netip.Addr]bool{}
 	for _, a := range have {
-		p, ok := prefix(a.IPNet)
+		p, ok := toPrefix(a.IPNet)
 		if !ok || p.Addr().IsLinkLocalUnicast() {
 			continue
 		}
@@ -254,7 +254,7 @@ func installPeers(index int, peers []Peer) (problems []string) {
 		}
 		return n
 	}
-	for _, f := range append(families(), unix.AF_BRIDGE) {
+	for _, f := range append(kernelFamilies(), unix.AF_BRIDGE) {
 		have, err := netlink.NeighList(index, f)
 		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
 			problems = append(problems, fmt.Sprintf("listing the tunnel's neighbors: %v", err))
@@ -281,7 +281,7 @@ func installPeers(index int, peers []Peer) (problems []string) {
 // installRoutes makes want the only routes with routeProtocol.
 func installRoutes(want map[netip.Prefix]Route, tunnel int) (problems []string, err error) {
 	var have []netlink.Route
-	for _, f := range families() {
+	for _, f := range kernelFamilies() {
 		list, err := netlink.RouteListFiltered(f, &netlink.Route{Protocol: routeProtocol}, netlink.RT_FILTER_PROTOCOL)
 		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // the next sync sees the routes that this dump missed
 			return nil, fmt.Errorf("listing routes: %w", err)
@@ -291,7 +291,7 @@ func installRoutes(want map[netip.Prefix]Route, tunnel int) (problems []string, 
 	var errs []error
 	fine := map[netip.Prefix]bool{}
 	for _, h := range have {
-		p, ok := prefix(h.Dst)
+		p, ok := toPrefix(h.Dst)
 		w, wanted := want[p]
 		if ok && wanted && !fine[p] && sameRoute(h, w, tunnel) {
 			fine[p] = true
@@ -305,11 +305,11 @@ func installRoutes(want map[netip.Prefix]Route, tunnel int) (problems []string, 
 		if fine[p] {
 			continue
 		}
-		if p.Addr().Is6() && len(families()) < 2 {
+		if p.Addr().Is6() && len(kernelFamilies()) < 2 {
 			errs = append(errs, fmt.Errorf("route to pods %s: this kernel has no IPv6: enable IPv6, or create the cluster with IPv4 only", p))
 			continue
 		}
-		if err := netlink.RouteReplace(routeOf(w, tunnel)); err != nil {
+		if err := netlink.RouteReplace(kernelRoute(w, tunnel)); err != nil {
 			if w.Via.IsValid() {
 				problems = append(problems, fmt.Sprintf("route to pods %s via node %s: %v", p, w.Via, err))
 			} else {
@@ -320,7 +320,7 @@ func installRoutes(want map[netip.Prefix]Route, tunnel int) (problems []string, 
 	return problems, errors.Join(errs...)
 }
 
-func routeOf(w Route, tunnel int) *netlink.Route {
+func kernelRoute(w Route, tunnel int) *netlink.Route {
 	r := &netlink.Route{Dst: ipNet(w.Pods), Protocol: routeProtocol}
 	switch {
 	case !w.Via.IsValid():
@@ -380,9 +380,9 @@ func removeBridge() error {
 	return nil
 }
 
-// fitBridge sets the MTU of the bridge to mtu, or to the smallest MTU of its ports. Packets that
+// setBridgeMTU sets the MTU of the bridge to mtu, or to the smallest MTU of its ports. Packets that
 // the bridge routes to a pod must fit the pod's interface.
-func fitBridge(mtu int) error {
+func setBridgeMTU(mtu int) error {
 	bridge, err := netlink.LinkByName(cni.Bridge)
 	if err != nil || mtu == 0 {
 		return nil // the bridge does not exist yet; the first pod creates it
@@ -409,7 +409,7 @@ func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-func prefix(n *net.IPNet) (netip.Prefix, bool) {
+func toPrefix(n *net.IPNet) (netip.Prefix, bool) {
 	if n == nil {
 		return netip.Prefix{}, false
 	}

@@ -219,7 +219,7 @@ func (s seenFrom) Cluster() agent.Cluster {
 // keep runs Routes on a node until the test ends.
 func (w *world) keep(name string, foreign func() bool) *Routes {
 	w.t.Helper()
-	return w.run(name, &Routes{Foreign: foreign})
+	return w.run(name, &Routes{ForeignNetwork: foreign})
 }
 
 func (w *world) run(name string, r *Routes) *Routes {

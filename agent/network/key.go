@@ -23,7 +23,7 @@ const keyVersion = 1
 // keyLimit is the maximum size of the file, in bytes.
 const keyLimit = 64 << 10
 
-type keyForm struct {
+type keyFile struct {
 	Version int    `json:"version"`
 	Private string `json:"privateKey"`
 }
@@ -39,7 +39,7 @@ func OpenKey(folder string) (wgtypes.Key, error) {
 	if key, err = wgtypes.GeneratePrivateKey(); err != nil {
 		return wgtypes.Key{}, fmt.Errorf("creating a WireGuard key: %w", err)
 	}
-	raw, err := json.Marshal(keyForm{keyVersion, key.String()})
+	raw, err := json.Marshal(keyFile{keyVersion, key.String()})
 	if err == nil {
 		err = durable.Write(path, raw)
 	}
@@ -68,7 +68,7 @@ func readKey(path string) (wgtypes.Key, error) {
 	if err != nil {
 		return none, fmt.Errorf("reading the WireGuard key: %w", err)
 	}
-	var form keyForm
+	var form keyFile
 	if err := json.Unmarshal(raw, &form); err != nil || form.Version < 1 {
 		return none, fmt.Errorf("%s is not a WireGuard key file of an agent: remove it to give the node a new key", path)
 	}

@@ -49,9 +49,9 @@ type Network struct {
 	// senders enforces the source addresses of pods on Keelson's own network.
 	senders *senderCheck
 
-	mu    sync.Mutex
-	cache map[string]*libcni.NetworkConfigList // by the inputs of the configuration
-	last  statuses
+	mu          sync.Mutex
+	cache       map[string]*libcni.NetworkConfigList // by the inputs of the configuration
+	statusCache pluginStatus
 	// attached are the sandboxes that this process has attached or is attaching. A list of
 	// sandboxes may be older.
 	attached map[string]bool
@@ -82,15 +82,15 @@ func New(c Config) *Network {
 	return n
 }
 
-// limited returns a context with the deadline of a CNI operation.
-func (n *Network) limited(ctx context.Context, verb string) (context.Context, context.CancelFunc) {
+// withDeadline returns a context with the deadline of a CNI operation.
+func (n *Network) withDeadline(ctx context.Context, verb string) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, n.cfg.Deadline, fmt.Errorf("CNI %s took longer than %s", verb, n.cfg.Deadline))
 }
 
 // Ready returns nil if a configuration exists and its plugins are installed. Plugins that support
 // the STATUS verb must also report that they are ready.
 func (n *Network) Ready() error {
-	list, err := n.list(false)
+	list, err := n.activeConfiguration(false)
 	if err != nil {
 		return err
 	}
@@ -102,7 +102,7 @@ func (n *Network) Ready() error {
 	if list.Name == cni.Name {
 		return nil // Keelson's own plugins require nothing but their files
 	}
-	return n.last.of(string(list.Bytes), func() error {
+	return n.statusCache.cachedOrQuery(string(list.Bytes), func() error {
 		ctx, cancel := context.WithTimeoutCause(context.Background(), statusLimit, fmt.Errorf("CNI STATUS took longer than %s", statusLimit))
 		defer cancel()
 		if err := n.cni.GetStatusNetworkList(ctx, list); err != nil {
@@ -119,35 +119,35 @@ const (
 	statusEvery = 5 * time.Second
 )
 
-// statuses caches the result of STATUS.
-type statuses struct {
+// pluginStatus caches the result of STATUS.
+type pluginStatus struct {
 	mu   sync.Mutex
 	list string // the configuration that was queried
 	at   time.Time
-	said error
+	err  error
 }
 
-// of returns the result of ask, or a previous result for the same configuration that is at most
+// cachedOrQuery returns the result of ask, or a previous result for the same configuration that is at most
 // statusEvery old.
-func (s *statuses) of(list string, ask func() error) error {
+func (s *pluginStatus) cachedOrQuery(list string, ask func() error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.list != list || time.Since(s.at) > statusEvery {
-		s.said = ask()
+		s.err = ask()
 		s.list, s.at = list, time.Now()
 	}
-	return s.said
+	return s.err
 }
 
-// list returns the third-party configuration if there is one, and otherwise Keelson's own. ports
+// activeConfiguration returns the third-party configuration if there is one, and otherwise Keelson's own. ports
 // adds the portmap plugin to Keelson's own.
-func (n *Network) list(ports bool) (*libcni.NetworkConfigList, error) {
+func (n *Network) activeConfiguration(ports bool) (*libcni.NetworkConfigList, error) {
 	path, err := cni.FindOperatorConfig(n.cfg.ConfDir)
 	if err != nil {
 		return nil, err
 	}
 	if path != "" {
-		return load(path)
+		return loadConfiguration(path)
 	}
 	cidrs := n.cfg.PodCIDRs()
 	if len(cidrs) == 0 {
@@ -233,27 +233,27 @@ func protocolName(p int32) string {
 // Add attaches the sandbox. Loopback must be up. Adding an attached sandbox returns its current
 // status.
 func (n *Network) Add(ctx context.Context, r agent.NetworkRequest) (agent.NetworkStatus, error) {
-	list, err := n.list(len(portMappings(r)) > 0)
+	list, err := n.activeConfiguration(len(portMappings(r)) > 0)
 	if err != nil {
 		return agent.NetworkStatus{}, err
 	}
-	if err := canShape(list, r); err != nil {
+	if err := checkBandwidthSupport(list, r); err != nil {
 		return agent.NetworkStatus{}, err
 	}
 	rt := runtimeConf(r)
 	n.adding.RLock()
 	defer n.adding.RUnlock()
-	n.note(r.SandboxID, true)
-	adding, cancel := n.limited(ctx, "ADD")
+	n.recordAttached(r.SandboxID, true)
+	adding, cancel := n.withDeadline(ctx, "ADD")
 	defer cancel()
 	if cached, err := n.cni.GetNetworkListCachedResult(list, rt); err == nil && cached != nil {
-		if unchecked(list) || n.cni.CheckNetworkList(adding, list, rt) == nil {
+		if lacksCheckVerb(list) || n.cni.CheckNetworkList(adding, list, rt) == nil {
 			if list.Name == cni.Name {
 				if err := n.checkSender(adding, r.SandboxID, r.Namespace, cached); err != nil {
 					return agent.NetworkStatus{}, fmt.Errorf("network %q: pod %s/%s: %w", list.Name, r.Namespace, r.Name, err)
 				}
 			}
-			return status(cached)
+			return parseStatus(cached)
 		}
 	}
 	if list.Name == cni.Name && slices.ContainsFunc(n.cfg.PodCIDRs(), func(p netip.Prefix) bool { return p.Addr().Is6() }) {
@@ -263,23 +263,23 @@ func (n *Network) Add(ctx context.Context, r agent.NetworkRequest) (agent.Networ
 	}
 	res, err := n.cni.AddNetworkList(adding, list, rt)
 	if err == nil && list.Name == cni.Name {
-		err = errors.Join(n.checkSender(adding, r.SandboxID, r.Namespace, res), n.shape(res, r))
+		err = errors.Join(n.checkSender(adding, r.SandboxID, r.Namespace, res), n.limitBandwidth(res, r))
 	}
 	if err != nil {
 		// A failed ADD may have been partly executed; the CNI specification requires a DEL.
-		undoing, cancel := n.limited(context.WithoutCancel(ctx), "DEL")
+		undoing, cancel := n.withDeadline(context.WithoutCancel(ctx), "DEL")
 		defer cancel()
-		if derr := n.undo(undoing, list, rt); derr != nil {
+		if derr := n.undoAdd(undoing, list, rt); derr != nil {
 			n.cfg.Log.Warn("releasing a failed attachment", "sandbox", r.SandboxID, "err", derr)
 		}
-		n.note(r.SandboxID, false)
-		n.senders.forget(r.SandboxID)
+		n.recordAttached(r.SandboxID, false)
+		n.senders.removeSandbox(r.SandboxID)
 		return agent.NetworkStatus{}, fmt.Errorf("network %q: CNI ADD for pod %s/%s: %w", list.Name, r.Namespace, r.Name, err)
 	}
-	return status(res)
+	return parseStatus(res)
 }
 
-func status(res types.Result) (agent.NetworkStatus, error) {
+func parseStatus(res types.Result) (agent.NetworkStatus, error) {
 	r, err := current.NewResultFromResult(res)
 	if err != nil {
 		return agent.NetworkStatus{}, fmt.Errorf("CNI result: %w", err)
@@ -305,9 +305,9 @@ func status(res types.Result) (agent.NetworkStatus, error) {
 	return s, nil
 }
 
-// undo undoes an ADD that did not succeed. It calls DEL of each plugin even if another one fails.
+// undoAdd undoes an ADD that did not succeed. It calls DEL of each plugin even if another one fails.
 // It skips plugins that are not installed, because they cannot have created anything.
-func (n *Network) undo(ctx context.Context, list *libcni.NetworkConfigList, rt *libcni.RuntimeConf) error {
+func (n *Network) undoAdd(ctx context.Context, list *libcni.NetworkConfigList, rt *libcni.RuntimeConf) error {
 	var errs []error
 	for _, p := range slices.Backward(list.Plugins) {
 		if _, err := n.exec.FindInPath(p.Network.Type, n.cfg.BinDirs); err != nil {
@@ -324,7 +324,7 @@ func (n *Network) ipamDir() string { return filepath.Join(n.cfg.RunDir, "ipam") 
 
 // Describe returns the active configuration as indented JSON, for display.
 func (n *Network) Describe() string {
-	l, err := n.list(true)
+	l, err := n.activeConfiguration(true)
 	if err != nil {
 		return err.Error()
 	}

@@ -41,25 +41,25 @@ func (k *OwnKey) Changed() <-chan struct{} { return k.forOthers }
 
 // Follow reloads the key whenever the file changes, until ctx ends or the file contains no valid
 // key. In the latter case the previous key remains in use.
-func (k *OwnKey) Follow(ctx context.Context) error { return k.follow(ctx, filewatch.PollInterval) }
+func (k *OwnKey) Follow(ctx context.Context) error { return k.followFile(ctx, filewatch.PollInterval) }
 
-func (k *OwnKey) follow(ctx context.Context, every time.Duration) error {
+func (k *OwnKey) followFile(ctx context.Context, every time.Duration) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	mark := filewatch.TakeSnapshot(filepath.Join(k.folder, KeyFile)) // taken before the file is read, so that a later change is noticed
-	if err := k.again(); err != nil {
+	if err := k.reload(); err != nil {
 		return err
 	}
 	_ = filewatch.Follow(ctx, every, mark, func() {
-		if err := k.again(); err != nil {
+		if err := k.reload(); err != nil {
 			stop(err)
 		}
 	})
 	return context.Cause(ctx)
 }
 
-// again reads the file and signals a changed key.
-func (k *OwnKey) again() error {
+// reload reads the file and signals a changed key.
+func (k *OwnKey) reload() error {
 	key, err := OpenKey(k.folder)
 	if err != nil {
 		return err

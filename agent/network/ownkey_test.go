@@ -42,11 +42,11 @@ func TestKeyIsReplaced(t *testing.T) {
 	file := filepath.Join(folder, KeyFile)
 	first := k.Key()
 	ended := make(chan error, 1)
-	follow := func() { ended <- k.follow(ctx, time.Millisecond) }
+	follow := func() { ended <- k.followFile(ctx, time.Millisecond) }
 	go follow()
 
 	next := keyOf("next")
-	raw, err := json.Marshal(keyForm{keyVersion, next.String()})
+	raw, err := json.Marshal(keyFile{keyVersion, next.String()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,7 +56,7 @@ func TestKeyIsReplaced(t *testing.T) {
 	if got := told(t, ctx, k); got != next {
 		t.Errorf("the key is %s, want that of the file", got.PublicKey())
 	}
-	if r := (&Routes{OwnKey: k, Encryption: Encryption{Port: 7}}).encryption(); r.Key != next || r.Port != 7 {
+	if r := (&Routes{OwnKey: k, Encryption: Encryption{Port: 7}}).currentEncryption(); r.Key != next || r.Port != 7 {
 		t.Errorf("routes go by port %d and key %s", r.Port, r.Key.PublicKey())
 	}
 	if err := os.Remove(file); err != nil {

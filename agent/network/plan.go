@@ -45,7 +45,7 @@ const (
 	// The bytes that VXLAN adds to a packet: the inner Ethernet header, the VXLAN header, and the
 	// UDP and IP headers.
 	overhead4, overhead6 = 14 + 8 + 8 + 20, 14 + 8 + 8 + 40
-	leastMTU6            = 1280 // required by IPv6 (RFC 8200)
+	minMTU6              = 1280 // required by IPv6 (RFC 8200)
 
 	noUplink = "no interface of this node holds its address: check --node-ip"
 )
@@ -63,7 +63,7 @@ type Situation struct {
 	Self    string
 	NodeIPs []netip.Addr // addresses of this node, the primary one first
 	Links   []Link
-	Own     []netip.Prefix // this node's pod ranges
+	OwnPods []netip.Prefix // this node's pod ranges
 	Nodes   []*agent.Peer  // the other nodes
 	// Pods and Services are the cluster's ranges.
 	Pods, Services []netip.Prefix
@@ -149,41 +149,41 @@ func Plan(s Situation) Layout {
 	for _, p := range slices.Concat(s.Pods, s.Services) {
 		l.Routes[p] = Route{Pods: p}
 	}
-	uplink, outer := s.uplink()
+	uplink, outer := s.findUplink()
 	var tunneled []*agent.Peer
 	nodes := slices.Clone(s.Nodes)
 	slices.SortFunc(nodes, func(a, b *agent.Peer) int { return cmp.Compare(a.Name, b.Name) })
 	for _, n := range nodes {
-		if n.Name != s.Self && l.reach(s, n) {
+		if n.Name != s.Self && l.addNodeRoutes(s, n) {
 			tunneled = append(tunneled, n)
 		}
 	}
 	l.MTU = uplink.MTU
 	switch {
 	case s.Mode == ModeWireGuard:
-		l.encrypt(s, uplink, outer, tunneled)
+		l.addWireGuard(s, uplink, outer, tunneled)
 	case len(tunneled) > 0:
-		l.dig(s, uplink, outer, tunneled)
+		l.addTunnel(s, uplink, outer, tunneled)
 	}
-	if l.MTU > 0 && l.MTU < leastMTU6 && slices.ContainsFunc(s.Pods, func(p netip.Prefix) bool { return p.Addr().Is6() }) {
-		l.Missing = append(l.Missing, fmt.Sprintf("the MTU of pod interfaces would be %d, and IPv6 requires %d: give link %s a larger MTU", l.MTU, leastMTU6, uplink.Name))
+	if l.MTU > 0 && l.MTU < minMTU6 && slices.ContainsFunc(s.Pods, func(p netip.Prefix) bool { return p.Addr().Is6() }) {
+		l.Missing = append(l.Missing, fmt.Sprintf("the MTU of pod interfaces would be %d, and IPv6 requires %d: give link %s a larger MTU", l.MTU, minMTU6, uplink.Name))
 	}
 	return l
 }
 
-// Overlap returns an error if an address of this node is in a range of the cluster. Packets to that
+// CheckOverlap returns an error if an address of this node is in a range of the cluster. Packets to that
 // address would be routed to pods or Services.
-func (s Situation) Overlap() error {
+func (s Situation) CheckOverlap() error {
 	for _, ip := range s.NodeIPs {
-		if flag, p := s.within(ip); flag != "" {
+		if flag, p := s.clusterRangeOf(ip); flag != "" {
 			return fmt.Errorf("--node-ip %s is in the cluster's --%s %s: give the node an address outside of the range, or create the cluster with a range in which no machine has an address", ip, flag, p)
 		}
 	}
 	return nil
 }
 
-// within returns the cluster range that contains an address, and the flag that set it; "" = none.
-func (s Situation) within(ip netip.Addr) (flag string, in netip.Prefix) {
+// clusterRangeOf returns the cluster range that contains an address, and the flag that set it; "" = none.
+func (s Situation) clusterRangeOf(ip netip.Addr) (flag string, in netip.Prefix) {
 	for flag, list := range map[string][]netip.Prefix{"cluster-cidr": s.Pods, "service-cidr": s.Services} {
 		for _, p := range list {
 			if p.Contains(ip.Unmap()) {
@@ -194,17 +194,17 @@ func (s Situation) within(ip netip.Addr) (flag string, in netip.Prefix) {
 	return "", netip.Prefix{}
 }
 
-// reach adds the routes to a node's pods. It returns true if some of them require a tunnel; dig or
+// addNodeRoutes adds the routes to a node's pods. It returns true if some of them require a tunnel; dig or
 // encrypt adds those.
-func (l *Layout) reach(s Situation, n *agent.Peer) (tunnel bool) {
+func (l *Layout) addNodeRoutes(s Situation, n *agent.Peer) (tunnel bool) {
 	for _, ip := range n.Addresses {
-		if flag, p := s.within(ip); flag != "" {
+		if flag, p := s.clusterRangeOf(ip); flag != "" {
 			l.Missing = append(l.Missing, fmt.Sprintf("node %s has address %s, which is in the cluster's --%s %s: give it one outside", n.Name, ip, flag, p))
 			return false
 		}
 	}
 	for _, p := range podPrefixes(n) {
-		if slices.Contains(s.Own, p) || l.Routes[p].Via.IsValid() {
+		if slices.Contains(s.OwnPods, p) || l.Routes[p].Via.IsValid() {
 			l.Missing = append(l.Missing, fmt.Sprintf("node %s has pods in %s, which is another node's", n.Name, p))
 			continue
 		}
@@ -212,13 +212,13 @@ func (l *Layout) reach(s Situation, n *agent.Peer) (tunnel bool) {
 			tunnel = true
 			continue
 		}
-		if via, ok := s.neighbour(n, p.Addr().Is4()); ok {
+		if via, ok := s.neighborAddress(n, p.Addr().Is4()); ok {
 			l.Routes[p] = Route{Pods: p, Via: via}
 			continue
 		}
 		if s.Mode == ModeRoutes {
 			l.Missing = append(l.Missing, fmt.Sprintf("node %s has no %s address on a link of this node: its pods in %s are reachable only with --pod-network=auto or vxlan",
-				n.Name, family(p.Addr()), p))
+				n.Name, familyName(p.Addr()), p))
 			continue
 		}
 		tunnel = true
@@ -226,8 +226,8 @@ func (l *Layout) reach(s Situation, n *agent.Peer) (tunnel bool) {
 	return tunnel
 }
 
-// dig adds the VXLAN tunnel and the routes to the pods of nodes that require it.
-func (l *Layout) dig(s Situation, uplink Link, outer netip.Addr, nodes []*agent.Peer) {
+// addTunnel adds the VXLAN tunnel and the routes to the pods of nodes that require it.
+func (l *Layout) addTunnel(s Situation, uplink Link, outer netip.Addr, nodes []*agent.Peer) {
 	if !outer.IsValid() {
 		l.Missing = append(l.Missing, noUplink)
 		return
@@ -237,14 +237,14 @@ func (l *Layout) dig(s Situation, uplink Link, outer netip.Addr, nodes []*agent.
 		overhead = overhead6
 	}
 	t := Tunnel{Local: outer, MAC: HardwareAddr(s.Self).String(), MTU: uplink.MTU - overhead}
-	for _, p := range s.Own {
+	for _, p := range s.OwnPods {
 		t.Addrs = append(t.Addrs, InnerAddr(p))
 	}
 	macs := map[string]string{t.MAC: s.Self}
 	for _, n := range nodes {
-		to := addressOf(n, outer.Is4())
+		to := addressInFamily(n, outer.Is4())
 		if !to.IsValid() {
-			l.Missing = append(l.Missing, fmt.Sprintf("node %s has no %s address, the family of this node's tunnel: its pods are not reachable", n.Name, family(outer)))
+			l.Missing = append(l.Missing, fmt.Sprintf("node %s has no %s address, the family of this node's tunnel: its pods are not reachable", n.Name, familyName(outer)))
 			continue
 		}
 		peer := Peer{Node: n.Name, MAC: HardwareAddr(n.Name).String(), Outer: to}
@@ -254,7 +254,7 @@ func (l *Layout) dig(s Situation, uplink Link, outer netip.Addr, nodes []*agent.
 		}
 		macs[peer.MAC] = n.Name
 		for _, p := range podPrefixes(n) {
-			if slices.Contains(s.Own, p) {
+			if slices.Contains(s.OwnPods, p) {
 				continue
 			}
 			peer.Inner = append(peer.Inner, InnerAddr(p))
@@ -267,8 +267,8 @@ func (l *Layout) dig(s Situation, uplink Link, outer netip.Addr, nodes []*agent.
 	l.Tunnel, l.MTU = &t, t.MTU
 }
 
-// uplink returns the link that holds the first of the node's addresses, and this address.
-func (s Situation) uplink() (Link, netip.Addr) {
+// findUplink returns the link that holds the first of the node's addresses, and this address.
+func (s Situation) findUplink() (Link, netip.Addr) {
 	for _, ip := range s.NodeIPs {
 		for _, link := range s.Links {
 			for _, a := range link.Addrs {
@@ -281,8 +281,8 @@ func (s Situation) uplink() (Link, netip.Addr) {
 	return Link{}, netip.Addr{}
 }
 
-// neighbour returns an address of a node that is on one of this node's links.
-func (s Situation) neighbour(n *agent.Peer, four bool) (netip.Addr, bool) {
+// neighborAddress returns an address of a node that is on one of this node's links.
+func (s Situation) neighborAddress(n *agent.Peer, four bool) (netip.Addr, bool) {
 	for _, ip := range n.Addresses {
 		if ip.Is4() != four || slices.Contains(s.NodeIPs, ip) {
 			continue
@@ -298,7 +298,7 @@ func (s Situation) neighbour(n *agent.Peer, four bool) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-func addressOf(n *agent.Peer, four bool) netip.Addr {
+func addressInFamily(n *agent.Peer, four bool) netip.Addr {
 	for _, ip := range n.Addresses {
 		if ip.Is4() == four {
 			return ip
@@ -318,7 +318,7 @@ func podPrefixes(n *agent.Peer) []netip.Prefix {
 	return out
 }
 
-func family(a netip.Addr) string {
+func familyName(a netip.Addr) string {
 	if a.Is4() {
 		return "IPv4"
 	}

@@ -45,7 +45,7 @@ func situation(mode Mode, addrs string, nodes ...*agent.Peer) Situation {
 	s.Links = []Link{link}
 	for _, n := range nodes {
 		if n.Name == s.Self {
-			s.Own = n.PodCIDRs
+			s.OwnPods = n.PodCIDRs
 		} else {
 			s.Nodes = append(s.Nodes, n)
 		}
@@ -149,7 +149,7 @@ func TestPlanHoldsTogether(t *testing.T) {
 			if two {
 				s.Pods, s.Services = append(s.Pods, netip.MustParsePrefix("fd44::/48")), append(s.Services, netip.MustParsePrefix("fd96::/112"))
 			}
-			s.Own = nodes[slices.IndexFunc(nodes, func(n *agent.Peer) bool { return n.Name == self })].PodCIDRs
+			s.OwnPods = nodes[slices.IndexFunc(nodes, func(n *agent.Peer) bool { return n.Name == self })].PodCIDRs
 			for _, p := range places[self] {
 				s.NodeIPs = append(s.NodeIPs, p.Addr())
 			}

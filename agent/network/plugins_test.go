@@ -451,7 +451,7 @@ func TestPluginFails(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(bin, "fuse"), []byte(broken), 0o755); err != nil {
 			h.fail("%v", err)
 		}
-		list, err := h.list(false)
+		list, err := h.activeConfiguration(false)
 		if err != nil {
 			h.fail("%v", err)
 		}

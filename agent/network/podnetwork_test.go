@@ -22,7 +22,7 @@ func TestAllOwn(t *testing.T) {
 	}
 	want := func(own bool, when string) {
 		t.Helper()
-		if got := AllOwn(conf, run); got != own {
+		if got := AllPodsOnOwnNetwork(conf, run); got != own {
 			t.Errorf("%s: AllOwn is %v", when, got)
 		}
 	}
@@ -38,7 +38,7 @@ func TestAllOwn(t *testing.T) {
 	want(true, "it is removed")
 	write(filepath.Join(run, "cache", "results", "calico-4567-eth0"))
 	want(false, "a pod still has the other network")
-	if AllOwn(filepath.Join(run, "cache", "results", "calico-4567-eth0"), t.TempDir()) {
+	if AllPodsOnOwnNetwork(filepath.Join(run, "cache", "results", "calico-4567-eth0"), t.TempDir()) {
 		t.Error("a folder that cannot be read counts as Keelson's")
 	}
 }

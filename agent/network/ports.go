@@ -12,9 +12,9 @@ import (
 	"keelson.dev/keelson/cni"
 )
 
-// made returns the interfaces in the cached ADD result of a sandbox on Keelson's own network. It
+// createdInterfaces returns the interfaces in the cached ADD result of a sandbox on Keelson's own network. It
 // returns none if the result is unknown.
-func (n *Network) made(a asAttached) []*types100.Interface {
+func (n *Network) createdInterfaces(a cachedAttachment) []*types100.Interface {
 	if a.list.Name != cni.Name {
 		return nil
 	}
@@ -29,10 +29,10 @@ func (n *Network) made(a asAttached) []*types100.Interface {
 	return result.Interfaces
 }
 
-// port returns the host's end of the veth pair of a sandbox on Keelson's own network, from the
+// hostPort returns the host's end of the veth pair of a sandbox on Keelson's own network, from the
 // cached ADD result. It returns nil if it is unknown.
-func (n *Network) port(a asAttached) *types100.Interface {
-	for _, i := range n.made(a) {
+func (n *Network) hostPort(a cachedAttachment) *types100.Interface {
+	for _, i := range n.createdInterfaces(a) {
 		if l, err := netlink.LinkByName(i.Name); i.Sandbox == "" && err == nil && l.Type() == "veth" {
 			return i
 		}
@@ -40,10 +40,10 @@ func (n *Network) port(a asAttached) *types100.Interface {
 	return nil
 }
 
-// unplug removes the host's end of a veth pair that the plugin did not remove, because the
+// removePort removes the host's end of a veth pair that the plugin did not remove, because the
 // sandbox's network namespace was already unpinned. If a process or another mount still holds the
 // namespace, the pair would remain.
-func unplug(port *types100.Interface) error {
+func removePort(port *types100.Interface) error {
 	if port == nil {
 		return nil
 	}
@@ -68,16 +68,16 @@ func (n *Network) collectPorts(keep []string) error {
 	if err != nil {
 		return nil // the bridge does not exist
 	}
-	attached, _ := n.remembered("") // unreadable records count as missing
+	attached, _ := n.cachedAttachments("") // unreadable records count as missing
 	recorded, ours := map[string]bool{}, map[string]bool{}
 	for _, a := range attached {
-		for _, i := range n.made(a) {
+		for _, i := range n.createdInterfaces(a) {
 			recorded[a.rt.ContainerID] = true
 			ours[i.Name] = ours[i.Name] || i.Sandbox == ""
 		}
 	}
-	wanted := n.kept(keep)
-	for id := range n.holders() {
+	wanted := n.keptSandboxes(keep)
+	for id := range n.addressHolders() {
 		if wanted[id] && !recorded[id] {
 			return nil
 		}

@@ -27,35 +27,35 @@ type Routes struct {
 	// OwnKey, if not nil, replaces the key in Encryption and is followed for changes.
 	OwnKey  *OwnKey
 	Objects agent.Objects
-	// Foreign reports whether a third-party network plugin attaches pods. Routes are then the
+	// ForeignNetwork reports whether a third-party network plugin attaches pods. Routes are then the
 	// plugin's task, and Keelson's are removed.
-	Foreign func() bool
-	Log     *slog.Logger
+	ForeignNetwork func() bool
+	Log            *slog.Logger
 
-	laid     atomic.Pointer[laid]   // the last planned layout
-	problems atomic.Pointer[string] // the problems that were logged last; nil: none
-	source   source
+	current  atomic.Pointer[plannedLayout] // the last planned layout
+	problems atomic.Pointer[string]        // the problems that were logged last; nil: none
+	source   tunnelRules
 }
 
-// laid is a layout and the names of the links that it depends on.
-type laid struct {
+// plannedLayout is a layout and the names of the links that it depends on.
+type plannedLayout struct {
 	layout Layout
 	links  map[string]bool
 }
 
 // Intervals and timeouts of Run.
 const (
-	resync      = 30 * time.Second // between unconditional syncs
-	lookAgain   = 5 * time.Second  // between checks for a third-party plugin, and between syncs while problems exist
-	nftLimit    = 30 * time.Second // per transaction
-	sourceEvery = 30 * time.Second // between checks of the tunnel's rules
+	resyncInterval = 30 * time.Second // between unconditional syncs
+	checkInterval  = 5 * time.Second  // between checks for a third-party plugin, and between syncs while problems exist
+	nftLimit       = 30 * time.Second // per transaction
+	sourceEvery    = 30 * time.Second // between checks of the tunnel's rules
 )
 
 // Run enables forwarding and keeps the kernel's routes and tunnels in sync with the nodes, until
 // ctx ends or an error occurs. Changes by other programs are repaired when the kernel reports them.
 // Everything remains when Run returns, so that traffic continues without the agent.
 func (r *Routes) Run(ctx context.Context) error {
-	tick := time.NewTicker(lookAgain)
+	tick := time.NewTicker(checkInterval)
 	defer tick.Stop()
 	changes := r.Objects.Changes(ctx)
 	select {
@@ -64,14 +64,14 @@ func (r *Routes) Run(ctx context.Context) error {
 		return ctx.Err()
 	}
 	for {
-		if err := r.keep(ctx, changes, tick.C); err != nil {
+		if err := r.maintain(ctx, changes, tick.C); err != nil {
 			return err
 		}
 	}
 }
 
-// keep does the work of Run until the subscription to kernel events ends, and then returns nil.
-func (r *Routes) keep(ctx context.Context, changes <-chan map[string]struct{}, tick <-chan time.Time) error {
+// maintain does the work of Run until the subscription to kernel events ends, and then returns nil.
+func (r *Routes) maintain(ctx context.Context, changes <-chan map[string]struct{}, tick <-chan time.Time) error {
 	var replaced <-chan struct{}
 	if r.OwnKey != nil {
 		replaced = r.OwnKey.forRoutes
@@ -79,13 +79,13 @@ func (r *Routes) keep(ctx context.Context, changes <-chan map[string]struct{}, t
 	watching, stop := context.WithCancel(ctx)
 	defer stop()
 	damage := make(chan struct{}, 1)
-	cut, err := r.watch(watching, damage)
+	cut, err := r.watchKernel(watching, damage)
 	if err != nil {
 		return err
 	}
 	for vanished := false; ; {
-		foreign, looked := r.Foreign(), time.Now()
-		err := r.sync(ctx, foreign)
+		foreign, looked := r.ForeignNetwork(), time.Now()
+		err := r.syncKernel(ctx, foreign)
 		if gone := errors.Is(err, unix.ENODEV); gone && !vanished {
 			vanished = true
 			continue // another program removed an interface during the sync
@@ -114,14 +114,14 @@ func (r *Routes) keep(ctx context.Context, changes <-chan map[string]struct{}, t
 			case <-cut:
 				return nil
 			case <-tick:
-				relevant = r.Unreached() != "" || r.Foreign() != foreign || time.Since(looked) >= resync
+				relevant = r.Unreached() != "" || r.ForeignNetwork() != foreign || time.Since(looked) >= resyncInterval
 			}
 		}
 	}
 }
 
-// sync programs the current layout in the kernel.
-func (r *Routes) sync(ctx context.Context, foreign bool) error {
+// syncKernel programs the current layout in the kernel.
+func (r *Routes) syncKernel(ctx context.Context, foreign bool) error {
 	layout, links := Layout{}, map[string]bool{}
 	if !foreign {
 		cluster := r.Objects.Cluster()
@@ -130,16 +130,16 @@ func (r *Routes) sync(ctx context.Context, foreign bool) error {
 			return err
 		}
 		var err error
-		if layout, links, err = r.plan(); err != nil {
+		if layout, links, err = r.planLayout(); err != nil {
 			return err
 		}
 	} else if err := enableForwarding(false, false); err != nil {
 		return err
 	}
-	r.laid.Store(&laid{layout, links})
-	problems, err := install(layout)
+	r.current.Store(&plannedLayout{layout, links})
+	problems, err := installLayout(layout)
 	if err == nil {
-		err = r.source.sync(ctx, rulesOf(layout))
+		err = r.source.syncRules(ctx, tunnelRulesetOf(layout))
 	}
 	if err != nil {
 		return err
@@ -156,8 +156,8 @@ func (r *Routes) sync(ctx context.Context, foreign bool) error {
 	return nil
 }
 
-func (r *Routes) plan() (Layout, map[string]bool, error) {
-	links, err := linksOf(r.NodeIPs)
+func (r *Routes) planLayout() (Layout, map[string]bool, error) {
+	links, err := nodeLinks(r.NodeIPs)
 	if err != nil {
 		return Layout{}, nil, err
 	}
@@ -166,10 +166,10 @@ func (r *Routes) plan() (Layout, map[string]bool, error) {
 		names[l.Name] = true
 	}
 	cluster := r.Objects.Cluster()
-	s := Situation{Mode: r.Mode, Self: r.Node, NodeIPs: r.NodeIPs, Links: links, Own: cluster.PodPrefixes(),
+	s := Situation{Mode: r.Mode, Self: r.Node, NodeIPs: r.NodeIPs, Links: links, OwnPods: cluster.PodPrefixes(),
 		Nodes: r.Objects.Peers(), Pods: cluster.ClusterPrefixes(), Services: cluster.ServicePrefixes(),
-		Encryption: r.encryption()}
-	return Plan(s), names, s.Overlap()
+		Encryption: r.currentEncryption()}
+	return Plan(s), names, s.CheckOverlap()
 }
 
 // Unreached states the nodes whose pods are not reachable and the reasons; "" = all pods are
@@ -183,10 +183,10 @@ func (r *Routes) Unreached() string {
 
 // MTU returns the MTU of pod interfaces, or 0 if it is unknown.
 func (r *Routes) MTU() int {
-	if l := r.laid.Load(); l != nil {
+	if l := r.current.Load(); l != nil {
 		return l.layout.MTU
 	}
-	l, _, err := r.plan() // a pod may start before the first sync
+	l, _, err := r.planLayout() // a pod may start before the first sync
 	if err != nil {
 		return 0
 	}
@@ -196,14 +196,14 @@ func (r *Routes) MTU() int {
 // Remove removes all routes, tunnels and rules for the pod network, for a node that leaves its
 // cluster. It removes the bridge only if no pods are attached to it.
 func Remove(ctx context.Context) error {
-	if _, err := install(Layout{}); err != nil {
+	if _, err := installLayout(Layout{}); err != nil {
 		return fmt.Errorf("removing the routes to other nodes' pods: %w", err)
 	}
-	return errors.Join(new(source).sync(ctx, rules{}), removeSenders(ctx), removeBridge())
+	return errors.Join(new(tunnelRules).syncRules(ctx, tunnelRuleset{}), removeSenders(ctx), removeBridge())
 }
 
-// encryption returns the encryption settings with the current key.
-func (r *Routes) encryption() Encryption {
+// currentEncryption returns the encryption settings with the current key.
+func (r *Routes) currentEncryption() Encryption {
 	e := r.Encryption
 	if r.OwnKey != nil {
 		e.Key = r.OwnKey.Key()

@@ -30,8 +30,8 @@ import (
 
 // Intervals of the sender check.
 const (
-	sendersLook = 5 * time.Second  // between checks for changes of nftables by other programs
-	portsLook   = 30 * time.Second // between repairs of the bridge's ports and forwarding entries
+	rulesInterval = 5 * time.Second  // between checks for changes of nftables by other programs
+	portsInterval = 30 * time.Second // between repairs of the bridge's ports and forwarding entries
 )
 
 // senderCheck maintains the rules that allow a pod of Keelson's own network to send only from its
@@ -43,64 +43,64 @@ type senderCheck struct {
 	wake     chan struct{} // wakes maintain after a pod was removed
 
 	mu      sync.Mutex
-	want    map[string]podPort // by sandbox; nil: recorded has not been called yet
+	wanted  map[string]podPort // by sandbox; nil: recorded has not been called yet
 	version uint64             // version of wanted
 
-	write   sync.Mutex // held while the kernel is changed or read
-	nft     knftables.Interface
-	applied map[string]map[string]bool
-	shown   uint64 // version that the kernel has
-	built   bool   // the table contains applied
-	seen    uint32 // ruleset generation at the last successful check
-	rules   string // digest of the rules at that check
+	write             sync.Mutex // held while the kernel is changed or read
+	nft               knftables.Interface
+	applied           map[string]map[string]bool
+	appliedVersion    uint64 // version that the kernel has
+	built             bool   // the table contains applied
+	checkedGeneration uint32 // ruleset generation at the last successful check
+	rules             string // digest of the rules at that check
 }
 
 func newSenderCheck(recorded func() map[string]podPort, log *slog.Logger) *senderCheck {
 	return &senderCheck{recorded: recorded, log: log, wake: make(chan struct{}, 1)}
 }
 
-// load calls recorded once. The caller holds mu.
-func (s *senderCheck) load() {
-	if s.want == nil {
-		s.want = s.recorded()
+// loadRecorded calls recorded once. The caller holds mu.
+func (s *senderCheck) loadRecorded() {
+	if s.wanted == nil {
+		s.wanted = s.recorded()
 		s.version++
 	}
 }
 
-// admit returns once the kernel checks the packets that the sandbox's pod sends.
-func (s *senderCheck) admit(ctx context.Context, sandbox string, p podPort) error {
+// addPort returns once the kernel checks the packets that the sandbox's pod sends.
+func (s *senderCheck) addPort(ctx context.Context, sandbox string, p podPort) error {
 	s.mu.Lock()
-	s.load()
-	s.want[sandbox] = p
+	s.loadRecorded()
+	s.wanted[sandbox] = p
 	s.version++
 	s.mu.Unlock()
-	return errors.Join(s.sync(ctx), fitPort(p))
+	return errors.Join(s.syncTable(ctx), configurePort(p))
 }
 
-// forget removes a sandbox; maintain then removes its rules.
-func (s *senderCheck) forget(sandbox string) {
+// removeSandbox removes a sandbox; maintain then removes its rules.
+func (s *senderCheck) removeSandbox(sandbox string) {
 	s.mu.Lock()
-	s.load()
-	_, had := s.want[sandbox]
-	delete(s.want, sandbox)
+	s.loadRecorded()
+	_, had := s.wanted[sandbox]
+	delete(s.wanted, sandbox)
 	if had {
 		s.version++
 	}
 	s.mu.Unlock()
 	if had {
-		signal(s.wake)
+		signalChannel(s.wake)
 	}
 }
 
-// sync brings the table to the wanted state. Concurrent callers share a transaction.
-func (s *senderCheck) sync(ctx context.Context) error {
+// syncTable brings the table to the wanted state. Concurrent callers share a transaction.
+func (s *senderCheck) syncTable(ctx context.Context) error {
 	s.write.Lock()
 	defer s.write.Unlock()
 	s.mu.Lock()
-	s.load()
-	want, version := maps.Clone(s.want), s.version
+	s.loadRecorded()
+	want, version := maps.Clone(s.wanted), s.version
 	s.mu.Unlock()
-	if s.built && s.shown == version {
+	if s.built && s.appliedVersion == version {
 		return nil
 	}
 	if s.nft == nil {
@@ -118,7 +118,7 @@ func (s *senderCheck) sync(ctx context.Context) error {
 		tx := s.nft.NewTransaction()
 		changeSenders(tx, s.applied, elements)
 		if tx.NumOperations() == 0 || s.nft.Run(ctx, tx) == nil {
-			s.applied, s.shown = elements, version
+			s.applied, s.appliedVersion = elements, version
 			return nil
 		}
 		s.built = false // another program changed the table
@@ -128,21 +128,21 @@ func (s *senderCheck) sync(ctx context.Context) error {
 	if err := s.nft.Run(ctx, tx); err != nil {
 		return fmt.Errorf("enforcing the source addresses of pods: %w", err)
 	}
-	s.applied, s.shown, s.built, s.rules, s.seen = elements, version, true, "", 0
+	s.applied, s.appliedVersion, s.built, s.rules, s.checkedGeneration = elements, version, true, "", 0
 	return nil
 }
 
-// run repairs rules, ports and forwarding entries until ctx ends or an error occurs. They remain
+// maintain repairs rules, ports and forwarding entries until ctx ends or an error occurs. They remain
 // when it returns.
-func (s *senderCheck) run(ctx context.Context) error {
-	look, ports := time.NewTicker(sendersLook), time.NewTicker(portsLook)
+func (s *senderCheck) maintain(ctx context.Context) error {
+	look, ports := time.NewTicker(rulesInterval), time.NewTicker(portsInterval)
 	defer look.Stop()
 	defer ports.Stop()
-	if err := s.keepPorts(); err != nil {
+	if err := s.repairPorts(); err != nil {
 		return err
 	}
 	for {
-		if err := s.sync(ctx); err != nil && ctx.Err() == nil {
+		if err := s.syncTable(ctx); err != nil && ctx.Err() == nil {
 			return err
 		}
 		select {
@@ -150,24 +150,24 @@ func (s *senderCheck) run(ctx context.Context) error {
 			return ctx.Err()
 		case <-s.wake:
 		case <-look.C:
-			if err := s.inspect(ctx); err != nil && ctx.Err() == nil {
+			if err := s.checkTable(ctx); err != nil && ctx.Err() == nil {
 				return err
 			}
 		case <-ports.C:
-			if err := s.keepPorts(); err != nil {
+			if err := s.repairPorts(); err != nil {
 				return err
 			}
 		}
 	}
 }
 
-// inspect compares the table with the last state that was written. If they differ, the next sync
+// checkTable compares the table with the last state that was written. If they differ, the next sync
 // rebuilds the table.
-func (s *senderCheck) inspect(ctx context.Context) error {
+func (s *senderCheck) checkTable(ctx context.Context) error {
 	s.write.Lock()
 	defer s.write.Unlock()
 	at, err := nftables.Generation()
-	if err != nil || !s.built || at == s.seen {
+	if err != nil || !s.built || at == s.checkedGeneration {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, nftLimit)
@@ -185,7 +185,7 @@ func (s *senderCheck) inspect(ctx context.Context) error {
 		s.built = false
 		return nil
 	}
-	s.seen, s.rules = at, rules
+	s.checkedGeneration, s.rules = at, rules
 	return err
 }
 
@@ -246,22 +246,22 @@ func parseSenders(raw []byte) (elements map[string]map[string]bool, rules string
 	return elements, hex.EncodeToString(digest.Sum(nil)), nil
 }
 
-// keepPorts repairs the bridge's ports, its forwarding entries and the settings of the bridge.
-func (s *senderCheck) keepPorts() error {
+// repairPorts repairs the bridge's ports, its forwarding entries and the settings of the bridge.
+func (s *senderCheck) repairPorts() error {
 	s.mu.Lock()
-	s.load()
-	want := slices.Collect(maps.Values(s.want))
+	s.loadRecorded()
+	want := slices.Collect(maps.Values(s.wanted))
 	s.mu.Unlock()
 	errs := []error{refuseRedirects()}
 	for _, p := range want {
-		errs = append(errs, fitPort(p))
+		errs = append(errs, configurePort(p))
 	}
 	return errors.Join(errs...)
 }
 
-// fitPort disables learning on the port and adds a sticky forwarding entry for the pod, which no
+// configurePort disables learning on the port and adds a sticky forwarding entry for the pod, which no
 // frame can move to another port. A missing port is not an error.
-func fitPort(p podPort) error {
+func configurePort(p podPort) error {
 	link, err := netlink.LinkByName(p.Name)
 	if err != nil || link.Attrs().MasterIndex == 0 {
 		return nil
@@ -317,8 +317,8 @@ func removeSenders(ctx context.Context) error {
 	return nil
 }
 
-// portOf returns the port that the bridge plugin created, from the result of ADD.
-func portOf(res types.Result) (p podPort, ok bool) {
+// parsePort returns the port that the bridge plugin created, from the result of ADD.
+func parsePort(res types.Result) (p podPort, ok bool) {
 	result, err := types100.GetResult(res)
 	if err != nil {
 		return p, false
@@ -343,7 +343,7 @@ func portOf(res types.Result) (p podPort, ok bool) {
 // the cache.
 func (n *Network) recordedPorts() map[string]podPort {
 	out := map[string]podPort{}
-	attached, _ := n.remembered("") // unreadable records have no port
+	attached, _ := n.cachedAttachments("") // unreadable records have no port
 	for _, a := range attached {
 		if a.list.Name != cni.Name {
 			continue
@@ -352,10 +352,10 @@ func (n *Network) recordedPorts() map[string]podPort {
 		if err != nil || cached == nil {
 			continue
 		}
-		if p, ok := portOf(cached); ok {
+		if p, ok := parsePort(cached); ok {
 			for _, arg := range a.rt.Args {
 				if arg[0] == namespaceArg {
-					p.Exempt = n.exempt(arg[1])
+					p.Exempt = n.isExempt(arg[1])
 				}
 			}
 			out[a.rt.ContainerID] = p
@@ -364,40 +364,40 @@ func (n *Network) recordedPorts() map[string]podPort {
 	return out
 }
 
-// exempt reports whether the pods of a namespace may send from any address.
-func (n *Network) exempt(namespace string) bool {
-	return slices.Contains(n.cfg.SourceExempt, namespace) || n.unchecked()
+// isExempt reports whether the pods of a namespace may send from any address.
+func (n *Network) isExempt(namespace string) bool {
+	return slices.Contains(n.cfg.SourceExempt, namespace) || n.checksNoSender()
 }
 
-// unchecked reports whether the pods of all namespaces are exempt.
-func (n *Network) unchecked() bool { return slices.Contains(n.cfg.SourceExempt, "*") }
+// checksNoSender reports whether the pods of all namespaces are exempt.
+func (n *Network) checksNoSender() bool { return slices.Contains(n.cfg.SourceExempt, "*") }
 
 // checkSender returns once the kernel checks the source addresses of a pod on Keelson's own
 // network. It adds no check if the pod's namespace is exempt.
 func (n *Network) checkSender(ctx context.Context, sandbox, namespace string, res types.Result) error {
-	p, ok := portOf(res)
+	p, ok := parsePort(res)
 	if !ok {
 		return errors.New("the result of the bridge plugin names no port of the bridge or no eth0 of the pod: install the plugins of this release")
 	}
 	if err := refuseRedirects(); err != nil {
 		return err
 	}
-	if n.unchecked() {
+	if n.checksNoSender() {
 		return nil
 	}
-	p.Exempt = n.exempt(namespace)
-	return n.senders.admit(ctx, sandbox, p)
+	p.Exempt = n.isExempt(namespace)
+	return n.senders.addPort(ctx, sandbox, p)
 }
 
-// KeepSenders maintains the check of source addresses until ctx ends or an error occurs. The rules
+// MaintainSenderCheck maintains the check of source addresses until ctx ends or an error occurs. The rules
 // remain when it returns.
-func (n *Network) KeepSenders(ctx context.Context) error {
-	if n.unchecked() {
+func (n *Network) MaintainSenderCheck(ctx context.Context) error {
+	if n.checksNoSender() {
 		if err := removeSenders(ctx); err != nil {
 			return err
 		}
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	return n.senders.run(ctx)
+	return n.senders.maintain(ctx)
 }

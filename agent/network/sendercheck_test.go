@@ -343,7 +343,7 @@ func TestSendersAreKept(t *testing.T) {
 		if _, err := h.Add(t.Context(), a.NetworkRequest); err != nil {
 			t.Fatal(err)
 		}
-		if err := h.senders.sync(t.Context()); err != nil {
+		if err := h.senders.syncTable(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		if after, _, err := listSenders(t.Context()); err != nil || sendersDiffer(after, before) != nil {
@@ -357,13 +357,13 @@ func TestSendersAreKept(t *testing.T) {
 			"first rule":      {"insert", "rule", "bridge", SenderTable, "from-pod", "accept"},
 		} {
 			// A check before the damage, as the running agent makes one every few seconds.
-			if err := h.senders.inspect(t.Context()); err != nil {
+			if err := h.senders.checkTable(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			if out, err := exec.Command("nft", damage...).CombinedOutput(); err != nil {
 				t.Fatalf("%s: %v: %s", name, err, out)
 			}
-			if err := errors.Join(h.senders.inspect(t.Context()), h.senders.sync(t.Context())); err != nil {
+			if err := errors.Join(h.senders.checkTable(t.Context()), h.senders.syncTable(t.Context())); err != nil {
 				t.Fatalf("%s: %v", name, err)
 			}
 			if a.reaches(b, spoofed) {
@@ -373,7 +373,7 @@ func TestSendersAreKept(t *testing.T) {
 		if err := h.Del(t.Context(), a.NetworkRequest); err != nil {
 			t.Fatal(err)
 		}
-		if err := h.senders.sync(t.Context()); err != nil {
+		if err := h.senders.syncTable(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		if left := h.senderState(); strings.Contains(left, a.mac.String()) || !strings.Contains(left, b.mac.String()) {
@@ -411,7 +411,7 @@ func TestSendersAreRepairedWhileTheyRun(t *testing.T) {
 			h.fail("%v", err)
 		}
 		defer ns.Close()
-		go onThread(ns, func() { ended <- h.KeepSenders(ctx) })
+		go onThread(ns, func() { ended <- h.MaintainSenderCheck(ctx) })
 		if out, err := exec.Command("nft", "flush", "ruleset").CombinedOutput(); err != nil {
 			h.fail("%v: %s", err, out)
 		}

@@ -98,17 +98,17 @@ func TestSendersShareATransaction(t *testing.T) {
 	counted := &countedRuns{Interface: knftables.NewFake(knftables.BridgeFamily, SenderTable)}
 	s.nft = counted
 	for range 3 {
-		if err := s.sync(t.Context()); err != nil {
+		if err := s.syncTable(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if counted.runs != 1 {
 		t.Errorf("%d transactions for one state", counted.runs)
 	}
-	s.forget("sandbox0")
-	s.forget("sandbox1")
-	s.forget("unknown")
-	if err := s.sync(t.Context()); err != nil {
+	s.removeSandbox("sandbox0")
+	s.removeSandbox("sandbox1")
+	s.removeSandbox("unknown")
+	if err := s.syncTable(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if counted.runs != 2 || len(s.applied[setPorts]) != 0 {

@@ -15,9 +15,9 @@ import (
 	"keelson.dev/keelson/cni"
 )
 
-// canShape returns an error if the request has a bandwidth limit that the third-party network would
+// checkBandwidthSupport returns an error if the request has a bandwidth limit that the third-party network would
 // not enforce.
-func canShape(list *libcni.NetworkConfigList, r agent.NetworkRequest) error {
+func checkBandwidthSupport(list *libcni.NetworkConfigList, r agent.NetworkRequest) error {
 	if r.Ingress == 0 && r.Egress == 0 || list.Name == cni.Name {
 		return nil
 	}
@@ -30,9 +30,9 @@ func canShape(list *libcni.NetworkConfigList, r agent.NetworkRequest) error {
 		"add the bandwidth plugin to its configuration, or remove the pod's annotations", list.Name, r.Namespace, r.Name)
 }
 
-// shape limits the bandwidth of a sandbox on Keelson's own network. Ingress is limited at the
+// limitBandwidth limits the bandwidth of a sandbox on Keelson's own network. Ingress is limited at the
 // host's end of the veth pair, egress at the sandbox's end.
-func (n *Network) shape(res types.Result, r agent.NetworkRequest) error {
+func (n *Network) limitBandwidth(res types.Result, r agent.NetworkRequest) error {
 	if r.Ingress == 0 && r.Egress == 0 {
 		return nil
 	}
@@ -43,21 +43,21 @@ func (n *Network) shape(res types.Result, r agent.NetworkRequest) error {
 	if r.Ingress > 0 {
 		for _, i := range result.Interfaces {
 			if l, err := netlink.LinkByName(i.Name); i.Sandbox == "" && err == nil && l.Type() == "veth" {
-				if err := limit(nil, l, r.Ingress); err != nil {
+				if err := setRateLimit(nil, l, r.Ingress); err != nil {
 					return fmt.Errorf("limiting the ingress bandwidth of pod %s/%s to %d bit/s: %w", r.Namespace, r.Name, r.Ingress, err)
 				}
 			}
 		}
 	}
 	if r.Egress > 0 {
-		if err := limitInside(r.NetNS, r.Egress); err != nil {
+		if err := limitEgress(r.NetNS, r.Egress); err != nil {
 			return fmt.Errorf("limiting the egress bandwidth of pod %s/%s to %d bit/s: %w", r.Namespace, r.Name, r.Egress, err)
 		}
 	}
 	return nil
 }
 
-func limitInside(path string, rate int64) error {
+func limitEgress(path string, rate int64) error {
 	ns, err := netns.GetFromPath(path)
 	if err != nil {
 		return err
@@ -72,20 +72,20 @@ func limitInside(path string, rate int64) error {
 	if err != nil {
 		return err
 	}
-	return limit(h, l, rate)
+	return setRateLimit(h, l, rate)
 }
 
 // Parameters of the token bucket: a packet waits at most a quarter of a second, and the bucket
 // admits a packet of any size.
 const (
 	queueMicros = 250_000
-	leastBurst  = 128 << 10 // bytes; segments before segmentation offload have up to 64 KiB
+	minBurst    = 128 << 10 // bytes; segments before segmentation offload have up to 64 KiB
 )
 
-// limit sets a token bucket filter with the given rate (bits per second) on a link.
-func limit(h *netlink.Handle, l netlink.Link, rate int64) error {
+// setRateLimit sets a token bucket filter with the given rate (bits per second) on a link.
+func setRateLimit(h *netlink.Handle, l netlink.Link, rate int64) error {
 	bytes := uint64(max(rate/8, 1))
-	burst := uint32(min(max(bytes/100, leastBurst), 1<<30)) // 10 ms at the given rate
+	burst := uint32(min(max(bytes/100, minBurst), 1<<30)) // 10 ms at the given rate
 	tbf := &netlink.Tbf{
 		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT},
 		Rate:       bytes, Buffer: netlink.Xmittime(bytes, burst),

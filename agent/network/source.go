@@ -25,45 +25,45 @@ const (
 	chainForwarded = "forwarded" // drops packets from pods to the VXLAN port of other nodes
 )
 
-// source maintains the nftables rules of a tunnel. They masquerade the node's own packets through
+// tunnelRules maintains the nftables rules of a tunnel. They masquerade the node's own packets through
 // the tunnel. Replies to another address of the node would not return through the tunnel but over
 // links that may not carry pod addresses. With WireGuard, they drop pod-to-pod packets that arrive
 // over a link, because these are unencrypted and may be forged. With VXLAN, they prevent pods from
 // reaching the tunnel port on any node, because the sender of a VXLAN packet sets its inner source
 // address.
-type source struct {
-	nft    knftables.Interface
-	is     rules
-	looked time.Time // zero: never checked
+type tunnelRules struct {
+	nft       knftables.Interface
+	applied   tunnelRuleset
+	checkedAt time.Time // zero: never checked
 }
 
-// rules are the parameters of the rules for a layout. The zero value means no rules.
-type rules struct {
+// tunnelRuleset are the parameters of the rules for a layout. The zero value means no rules.
+type tunnelRuleset struct {
 	device string // interface of the tunnel
 	pods   string // the cluster's pod ranges, separated by spaces; for the guard
 	ends   string // addresses of the VXLAN ends, separated by spaces
 }
 
-func rulesOf(l Layout) rules {
+func tunnelRulesetOf(l Layout) tunnelRuleset {
 	switch {
 	case l.WireGuard != nil:
 		var all []string
 		for _, p := range l.WireGuard.Pods {
 			all = append(all, p.String())
 		}
-		return rules{device: wireguardName, pods: strings.Join(all, " ")}
+		return tunnelRuleset{device: wireguardName, pods: strings.Join(all, " ")}
 	case l.Tunnel != nil:
 		var ends []string
 		for _, p := range l.Peers {
 			ends = append(ends, p.Outer.String())
 		}
 		slices.Sort(ends)
-		return rules{device: tunnelName, ends: strings.Join(ends, " ")}
+		return tunnelRuleset{device: tunnelName, ends: strings.Join(ends, " ")}
 	}
-	return rules{}
+	return tunnelRuleset{}
 }
 
-func (r rules) chains() []string {
+func (r tunnelRuleset) chainNames() []string {
 	switch r.device {
 	case wireguardName:
 		return []string{chainEncrypted, chainGuard}
@@ -73,15 +73,15 @@ func (r rules) chains() []string {
 	return nil
 }
 
-// sync creates, updates or removes the rules.
-func (s *source) sync(ctx context.Context, want rules) error {
-	known := !s.looked.IsZero() && s.is == want
-	if known && (want == rules{} || time.Since(s.looked) < sourceEvery) {
+// syncRules creates, updates or removes the rules.
+func (s *tunnelRules) syncRules(ctx context.Context, want tunnelRuleset) error {
+	known := !s.checkedAt.IsZero() && s.applied == want
+	if known && (want == tunnelRuleset{} || time.Since(s.checkedAt) < sourceEvery) {
 		return nil
 	}
 	if s.nft == nil {
 		nft, err := knftables.New(knftables.InetFamily, tunnelTable)
-		if err != nil && want != (rules{}) {
+		if err != nil && want != (tunnelRuleset{}) {
 			return fmt.Errorf("the tunnel needs nftables: %w: install nft and a kernel with nf_tables", err)
 		}
 		if err != nil {
@@ -98,21 +98,21 @@ func (s *source) sync(ctx context.Context, want rules) error {
 	slices.Sort(chains)
 	// Chain names do not show the ranges. The rules of an earlier agent process are therefore
 	// rewritten.
-	if same := slices.Equal(chains, want.chains()); !same || want.pods+want.ends != "" && !known {
-		if err := s.nft.Run(ctx, s.change(want)); err != nil {
+	if same := slices.Equal(chains, want.chainNames()); !same || want.pods+want.ends != "" && !known {
+		if err := s.nft.Run(ctx, s.buildTransaction(want)); err != nil {
 			return fmt.Errorf("rules of the tunnel: %w", err)
 		}
 	}
-	s.is, s.looked = want, time.Now()
+	s.applied, s.checkedAt = want, time.Now()
 	return nil
 }
 
-func (s *source) change(want rules) *knftables.Transaction {
+func (s *tunnelRules) buildTransaction(want tunnelRuleset) *knftables.Transaction {
 	tx := s.nft.NewTransaction()
 	table := &knftables.Table{Comment: knftables.PtrTo("Keelson pod network")}
 	tx.Add(table) // Delete requires that the table exists
 	tx.Delete(&knftables.Table{})
-	if want == (rules{}) {
+	if want == (tunnelRuleset{}) {
 		return tx
 	}
 	tx.Add(table)
@@ -147,7 +147,7 @@ func (s *source) change(want rules) *knftables.Transaction {
 
 // closeTunnel adds the rules that prevent pods from reaching the tunnel port. They apply after
 // Service rules have changed the destination.
-func (s *source) closeTunnel(tx *knftables.Transaction, want rules,
+func (s *tunnelRules) closeTunnel(tx *knftables.Transaction, want tunnelRuleset,
 	chain func(string, knftables.BaseChainType, knftables.BaseChainHook, knftables.BaseChainPriority)) {
 	from := fmt.Sprintf("iifname %s udp dport %d", cni.Bridge, tunnelPort)
 	chain(chainArrived, knftables.FilterType, knftables.InputHook, knftables.FilterPriority)

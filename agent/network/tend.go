@@ -16,8 +16,8 @@ import (
 	"keelson.dev/keelson/cni"
 )
 
-// note records whether a sandbox is attached by this process.
-func (n *Network) note(id string, attached bool) {
+// recordAttached records whether a sandbox is attached by this process.
+func (n *Network) recordAttached(id string, attached bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if attached {
@@ -27,20 +27,20 @@ func (n *Network) note(id string, attached bool) {
 	}
 }
 
-// asAttached is the configuration and the arguments with which a sandbox was attached.
-type asAttached struct {
+// cachedAttachment is the configuration and the arguments with which a sandbox was attached.
+type cachedAttachment struct {
 	list *libcni.NetworkConfigList
 	rt   *libcni.RuntimeConf
 }
 
-// remembered returns the attachments of a sandbox from libcni's cache. An empty id selects all
+// cachedAttachments returns the attachments of a sandbox from libcni's cache. An empty id selects all
 // sandboxes.
-func (n *Network) remembered(id string) ([]asAttached, error) {
+func (n *Network) cachedAttachments(id string) ([]cachedAttachment, error) {
 	cached, err := n.cni.GetCachedAttachments(id)
 	if err != nil {
 		return nil, nil // the cache does not exist
 	}
-	var out []asAttached
+	var out []cachedAttachment
 	var errs []error
 	for _, a := range cached {
 		list, err := libcni.NetworkConfFromBytes(a.Config)
@@ -48,7 +48,7 @@ func (n *Network) remembered(id string) ([]asAttached, error) {
 			errs = append(errs, fmt.Errorf("cached configuration of sandbox %s: %w", id, err))
 			continue
 		}
-		out = append(out, asAttached{list, &libcni.RuntimeConf{ContainerID: a.ContainerID, NetNS: a.NetNS, IfName: a.IfName,
+		out = append(out, cachedAttachment{list, &libcni.RuntimeConf{ContainerID: a.ContainerID, NetNS: a.NetNS, IfName: a.IfName,
 			Args: a.CniArgs, CapabilityArgs: a.CapabilityArgs}})
 	}
 	return out, errors.Join(errs...)
@@ -56,31 +56,31 @@ func (n *Network) remembered(id string) ([]asAttached, error) {
 
 // Check verifies an attachment with the configuration that created it.
 func (n *Network) Check(ctx context.Context, r agent.NetworkRequest) error {
-	ctx, cancel := n.limited(ctx, "CHECK")
+	ctx, cancel := n.withDeadline(ctx, "CHECK")
 	defer cancel()
-	attached, err := n.remembered(r.SandboxID)
+	attached, err := n.cachedAttachments(r.SandboxID)
 	if err != nil {
 		return err
 	}
 	if len(attached) == 0 {
-		list, err := n.list(len(portMappings(r)) > 0)
+		list, err := n.activeConfiguration(len(portMappings(r)) > 0)
 		if err != nil {
 			return err
 		}
-		attached = []asAttached{{list, runtimeConf(r)}}
+		attached = []cachedAttachment{{list, runtimeConf(r)}}
 	}
 	var errs []error
 	for _, a := range attached {
-		if err := n.cni.CheckNetworkList(ctx, a.list, a.rt); err != nil && !unchecked(a.list) {
+		if err := n.cni.CheckNetworkList(ctx, a.list, a.rt); err != nil && !lacksCheckVerb(a.list) {
 			errs = append(errs, fmt.Errorf("network %q: CNI CHECK for pod %s/%s: %w", a.list.Name, r.Namespace, r.Name, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// unchecked reports whether a configuration's CNI version is older than the CHECK verb. libcni
+// lacksCheckVerb reports whether a configuration's CNI version is older than the CHECK verb. libcni
 // returns an error for such a version.
-func unchecked(list *libcni.NetworkConfigList) bool {
+func lacksCheckVerb(list *libcni.NetworkConfigList) bool {
 	switch list.CNIVersion {
 	case "", "0.1.0", "0.2.0", "0.3.0", "0.3.1":
 		return true
@@ -91,22 +91,22 @@ func unchecked(list *libcni.NetworkConfigList) bool {
 // Del detaches the sandbox with the cached configuration of its attachment. If the cache has none,
 // an agent may have crashed during ADD; DEL is then called with the active configuration.
 func (n *Network) Del(ctx context.Context, r agent.NetworkRequest) (err error) {
-	ctx, cancel := n.limited(ctx, "DEL")
+	ctx, cancel := n.withDeadline(ctx, "DEL")
 	defer cancel()
-	n.note(r.SandboxID, false)
+	n.recordAttached(r.SandboxID, false)
 	defer func() {
 		if err == nil { // after a failed DEL the port may still exist and must still be checked
-			n.senders.forget(r.SandboxID)
+			n.senders.removeSandbox(r.SandboxID)
 		}
 	}()
-	attached, err := n.remembered(r.SandboxID)
+	attached, err := n.cachedAttachments(r.SandboxID)
 	if err != nil || len(attached) > 0 {
 		errs := []error{err}
 		for _, a := range attached {
-			port := n.port(a)
+			port := n.hostPort(a)
 			err := n.cni.DelNetworkList(ctx, a.list, a.rt)
 			if err == nil {
-				err = unplug(port)
+				err = removePort(port)
 			}
 			if err != nil {
 				errs = append(errs, fmt.Errorf("network %q: CNI DEL for pod %s/%s: %w", a.list.Name, r.Namespace, r.Name, err))
@@ -114,11 +114,11 @@ func (n *Network) Del(ctx context.Context, r agent.NetworkRequest) (err error) {
 		}
 		return errors.Join(errs...)
 	}
-	list, err := n.list(len(portMappings(r)) > 0)
+	list, err := n.activeConfiguration(len(portMappings(r)) > 0)
 	if err != nil {
 		return nil // without a configuration, nothing was attached
 	}
-	if err := n.undo(ctx, list, runtimeConf(r)); err != nil {
+	if err := n.undoAdd(ctx, list, runtimeConf(r)); err != nil {
 		return fmt.Errorf("network %q: CNI DEL for pod %s/%s: %w", list.Name, r.Namespace, r.Name, err)
 	}
 	return nil
@@ -135,8 +135,8 @@ func (n *Network) GC(ctx context.Context, keep []string) error {
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		errs = append(errs, fmt.Errorf("reading cached attachments: %w", err))
 	}
-	lost := n.holders()
-	wanted := n.kept(keep) // after the lists were read: a listed sandbox that was not attached before is garbage
+	lost := n.addressHolders()
+	wanted := n.keptSandboxes(keep) // after the lists were read: a listed sandbox that was not attached before is garbage
 	for _, a := range attached {
 		if !wanted[a.ContainerID] {
 			errs = append(errs, n.Del(ctx, agent.NetworkRequest{SandboxID: a.ContainerID, NetNS: a.NetNS}))
@@ -148,10 +148,10 @@ func (n *Network) GC(ctx context.Context, keep []string) error {
 			errs = append(errs, n.Del(ctx, agent.NetworkRequest{SandboxID: id}))
 		}
 	}
-	return errors.Join(append(errs, n.collect(ctx, keep))...)
+	return errors.Join(append(errs, n.collectGarbage(ctx, keep))...)
 }
 
-func (n *Network) kept(keep []string) map[string]bool {
+func (n *Network) keptSandboxes(keep []string) map[string]bool {
 	wanted := map[string]bool{}
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -164,8 +164,8 @@ func (n *Network) kept(keep []string) map[string]bool {
 	return wanted
 }
 
-// collect removes unused ports and calls the GC verb of the active configuration's plugins.
-func (n *Network) collect(ctx context.Context, keep []string) error {
+// collectGarbage removes unused ports and calls the GC verb of the active configuration's plugins.
+func (n *Network) collectGarbage(ctx context.Context, keep []string) error {
 	if !n.adding.TryLock() {
 		return nil
 	}
@@ -174,14 +174,14 @@ func (n *Network) collect(ctx context.Context, keep []string) error {
 }
 
 func (n *Network) collectByPlugins(ctx context.Context, keep []string) error {
-	list, err := n.list(false)
+	list, err := n.activeConfiguration(false)
 	if err != nil {
 		return nil // without a configuration there are no plugins
 	}
-	ctx, cancel := n.limited(ctx, "GC")
+	ctx, cancel := n.withDeadline(ctx, "GC")
 	defer cancel()
 	args := &libcni.GCArgs{ValidAttachments: []types.GCAttachment{}}
-	for id := range n.kept(keep) {
+	for id := range n.keptSandboxes(keep) {
 		args.ValidAttachments = append(args.ValidAttachments, types.GCAttachment{ContainerID: id, IfName: ifName})
 	}
 	if err := n.cni.GCNetworkList(ctx, list, args); err != nil {
@@ -190,9 +190,9 @@ func (n *Network) collectByPlugins(ctx context.Context, keep []string) error {
 	return nil
 }
 
-// holders returns the sandboxes that hold an address of Keelson's own network. The IPAM plugin
+// addressHolders returns the sandboxes that hold an address of Keelson's own network. The IPAM plugin
 // stores one file per address, with the sandbox's ID in its first line.
-func (n *Network) holders() map[string]bool {
+func (n *Network) addressHolders() map[string]bool {
 	out := map[string]bool{}
 	files, err := filepath.Glob(filepath.Join(n.ipamDir(), cni.Name, "*"))
 	if err != nil {

@@ -210,7 +210,7 @@ func TestForeignNetworkHasItsOwnRoutes(t *testing.T) {
 	var foreign atomic.Bool
 	objects := fake.NewCluster()
 	objects.Put(node("w2", "10.244.1.0/24", "10.89.0.102"))
-	nl, stop, done := routesOn(t, &Routes{Objects: objects, Foreign: foreign.Load}, "10.89.0.101/24")
+	nl, stop, done := routesOn(t, &Routes{Objects: objects, ForeignNetwork: foreign.Load}, "10.89.0.101/24")
 	for i, has := range []int{3, 0, 3} { // to w2, and refusals for the other pods and for Services
 		foreign.Store(has == 0)
 		objects.Put(node("w2", "10.244.1.0/24", "10.89.0.102")) // any news of nodes: the timer is slower
@@ -240,7 +240,7 @@ func TestNodeAmongPodsIsRefused(t *testing.T) {
 	} {
 		objects := fake.NewCluster()
 		objects.Put(node("w2", "10.244.1.0/24", "10.89.0.102"))
-		nl, _, done := routesOn(t, &Routes{Objects: objects, Foreign: func() bool { return false }}, address)
+		nl, _, done := routesOn(t, &Routes{Objects: objects, ForeignNetwork: func() bool { return false }}, address)
 		select {
 		case err := <-done:
 			if err == nil || !strings.Contains(err.Error(), want) {

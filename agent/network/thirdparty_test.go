@@ -205,7 +205,7 @@ func TestPluginsInFilesOfTheirOwn(t *testing.T) {
 		os.WriteFile(filepath.Join(beside, "a.conf"), []byte(`{"type":"ptp"}`), 0o644)); err != nil {
 		t.Fatal(err)
 	}
-	if list, err := load(path); err != nil || len(list.Plugins) != 1 || list.Plugins[0].Network.Type != "ptp" {
+	if list, err := loadConfiguration(path); err != nil || len(list.Plugins) != 1 || list.Plugins[0].Network.Type != "ptp" {
 		t.Errorf("%v, %v", list, err)
 	}
 }
@@ -264,7 +264,7 @@ func TestBandwidth(t *testing.T) {
 		}
 		defer here.Close()
 		a := h.mustRemember(r)
-		outside, err := here.LinkByName(h.port(a).Name)
+		outside, err := here.LinkByName(h.hostPort(a).Name)
 		if err != nil {
 			h.fail("%v", err)
 		}
@@ -295,9 +295,9 @@ func TestBandwidth(t *testing.T) {
 	})
 }
 
-func (h *host) mustRemember(r agent.NetworkRequest) asAttached {
+func (h *host) mustRemember(r agent.NetworkRequest) cachedAttachment {
 	h.Helper()
-	all, err := h.remembered(r.SandboxID)
+	all, err := h.cachedAttachments(r.SandboxID)
 	if err != nil || len(all) != 1 {
 		h.fail("remembered: %v, %v", all, err)
 	}

@@ -12,11 +12,11 @@ import (
 	"keelson.dev/keelson/cni"
 )
 
-// watch subscribes to kernel events until ctx ends. It signals damage when something that Routes
+// watchKernel subscribes to kernel events until ctx ends. It signals damage when something that Routes
 // maintains or depends on has changed. All subscriptions exist when it returns. cut is signaled
 // when a subscription ends, for example because events were lost; the caller must then sync and
 // subscribe again.
-func (r *Routes) watch(ctx context.Context, damage chan<- struct{}) (cut <-chan struct{}, err error) {
+func (r *Routes) watchKernel(ctx context.Context, damage chan<- struct{}) (cut <-chan struct{}, err error) {
 	ended := make(chan struct{}, 1)
 	routes, links := make(chan netlink.RouteUpdate, 64), make(chan netlink.LinkUpdate, 64)
 	addrs, neighs := make(chan netlink.AddrUpdate, 64), make(chan netlink.NeighUpdate, 64)
@@ -25,34 +25,34 @@ func (r *Routes) watch(ctx context.Context, damage chan<- struct{}) (cut <-chan 
 		open func() error
 		read func()
 	}{
-		{"routes", func() error { return netlink.RouteSubscribe(routes, ctx.Done()) }, func() { follow(routes, r.concernsRoute, damage) }},
-		{"interfaces", func() error { return netlink.LinkSubscribe(links, ctx.Done()) }, func() { follow(links, r.concernsLink, damage) }},
+		{"routes", func() error { return netlink.RouteSubscribe(routes, ctx.Done()) }, func() { forwardUpdates(routes, r.concernsRoute, damage) }},
+		{"interfaces", func() error { return netlink.LinkSubscribe(links, ctx.Done()) }, func() { forwardUpdates(links, r.concernsLink, damage) }},
 		{"addresses", func() error { return netlink.AddrSubscribe(addrs, ctx.Done()) },
-			func() { follow(addrs, func(netlink.AddrUpdate) bool { return true }, damage) }},
-		{"neighbours", func() error { return netlink.NeighSubscribe(neighs, ctx.Done()) }, func() { follow(neighs, r.concernsNeighbour, damage) }},
+			func() { forwardUpdates(addrs, func(netlink.AddrUpdate) bool { return true }, damage) }},
+		{"neighbours", func() error { return netlink.NeighSubscribe(neighs, ctx.Done()) }, func() { forwardUpdates(neighs, r.concernsNeighbour, damage) }},
 	} {
 		if err := s.open(); err != nil {
 			return nil, fmt.Errorf("subscribing to the kernel's %s: %w", s.what, err)
 		}
 		go func() {
 			s.read()
-			signal(ended)
+			signalChannel(ended)
 		}()
 	}
 	return ended, nil
 }
 
-// follow reads a subscription to its end and signals damage for each relevant update.
-func follow[T any](from <-chan T, concerns func(T) bool, damage chan<- struct{}) {
+// forwardUpdates reads a subscription to its end and signals damage for each relevant update.
+func forwardUpdates[T any](from <-chan T, concerns func(T) bool, damage chan<- struct{}) {
 	for u := range from {
 		if concerns(u) {
-			signal(damage)
+			signalChannel(damage)
 		}
 	}
 }
 
-// signal signals a channel with a buffer of one. It does not block.
-func signal(c chan<- struct{}) {
+// signalChannel signals a channel with a buffer of one. It does not block.
+func signalChannel(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:
@@ -63,8 +63,8 @@ func (r *Routes) concernsRoute(u netlink.RouteUpdate) bool {
 	if u.Protocol == routeProtocol || u.Protocol == unix.RTPROT_KERNEL && u.Table == unix.RT_TABLE_MAIN {
 		return true // Keelson's routes, or the connected routes of links, for which there is no other event
 	}
-	l := r.laid.Load()
-	p, ok := prefix(u.Dst)
+	l := r.current.Load()
+	p, ok := toPrefix(u.Dst)
 	if l == nil || !ok {
 		return false
 	}
@@ -78,7 +78,7 @@ func (r *Routes) concernsLink(u netlink.LinkUpdate) bool {
 	if name == tunnelName || name == wireguardName || name == cni.Bridge {
 		return true
 	}
-	l := r.laid.Load()
+	l := r.current.Load()
 	return l != nil && l.links[name]
 }
 
@@ -90,6 +90,6 @@ func (r *Routes) concernsNeighbour(u netlink.NeighUpdate) bool {
 		return true
 	}
 	at, ok := netip.AddrFromSlice(u.IP)
-	l := r.laid.Load()
+	l := r.current.Load()
 	return ok && l != nil && slices.ContainsFunc(l.layout.Peers, func(p Peer) bool { return slices.Contains(p.Inner, at.Unmap()) })
 }

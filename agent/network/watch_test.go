@@ -16,7 +16,7 @@ func TestRemovedNeighbourIsSeen(t *testing.T) {
 	m.check(m.nl.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: tunnelName}, PeerName: "other"}))
 	m.up(tunnelName)
 	var r Routes
-	r.laid.Store(&laid{layout: Layout{Peers: []Peer{{Inner: []netip.Addr{netip.MustParseAddr("10.244.3.0"), netip.MustParseAddr("fd44::3")}}}}})
+	r.current.Store(&plannedLayout{layout: Layout{Peers: []Peer{{Inner: []netip.Addr{netip.MustParseAddr("10.244.3.0"), netip.MustParseAddr("fd44::3")}}}}})
 	done := make(chan struct{})
 	defer close(done)
 	updates := make(chan netlink.NeighUpdate, 64)

@@ -15,10 +15,10 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
 
-// NeedWireGuard returns nil if this machine supports WireGuard. Otherwise its error states the
+// CheckWireGuard returns nil if this machine supports WireGuard. Otherwise its error states the
 // reason and the remedy.
-func NeedWireGuard() error {
-	if have, err := linkNamed(wireguardName); err == nil && have != nil && have.Type() == kindWireGuard {
+func CheckWireGuard() error {
+	if have, err := findLink(wireguardName); err == nil && have != nil && have.Type() == kindWireGuard {
 		return nil
 	}
 	try := &netlink.Wireguard{LinkAttrs: netlink.LinkAttrs{Name: wireguardName + "-try"}}
@@ -38,8 +38,8 @@ func NeedWireGuard() error {
 
 const kindWireGuard = "wireguard"
 
-// linkNamed returns the named interface, or nil if it does not exist.
-func linkNamed(name string) (netlink.Link, error) {
+// findLink returns the named interface, or nil if it does not exist.
+func findLink(name string) (netlink.Link, error) {
 	l, err := netlink.LinkByName(name)
 	if _, absent := errors.AsType[netlink.LinkNotFoundError](err); absent {
 		return nil, nil
@@ -62,7 +62,7 @@ func removeLink(l netlink.Link) error {
 // tunnel if want is nil. The returned index is 0 if the interface does not exist. It may be valid
 // although an error is returned.
 func installWireGuard(want *WireGuard) (index int, err error) {
-	have, err := linkNamed(wireguardName)
+	have, err := findLink(wireguardName)
 	if err != nil {
 		return 0, err
 	}
@@ -83,35 +83,35 @@ func installWireGuard(want *WireGuard) (index int, err error) {
 			return 0, fmt.Errorf("creating the encrypted tunnel: %w", err)
 		}
 	}
-	return have.Attrs().Index, fitWireGuard(have, want)
+	return have.Attrs().Index, updateWireGuard(have, want)
 }
 
-func fitWireGuard(have netlink.Link, want *WireGuard) error {
+func updateWireGuard(have netlink.Link, want *WireGuard) error {
 	if have.Attrs().MTU != want.MTU {
 		if err := netlink.LinkSetMTU(have, want.MTU); err != nil {
 			return fmt.Errorf("setting the MTU of %s to %d: %w", wireguardName, want.MTU, err)
 		}
 	}
-	if err := configure(want); err != nil {
+	if err := configureWireGuard(want); err != nil {
 		return err
 	}
 	if have.Attrs().Flags&net.FlagUp == 0 {
 		if err := netlink.LinkSetUp(have); err != nil {
-			return fmt.Errorf("setting %s up: %w", wireguardName, portTaken(err, want.Port))
+			return fmt.Errorf("setting %s up: %w", wireguardName, explainPortInUse(err, want.Port))
 		}
 	}
 	return tunnelAddrs(have, want.Addrs)
 }
 
-func portTaken(err error, port int) error {
+func explainPortInUse(err error, port int) error {
 	if errors.Is(err, unix.EADDRINUSE) {
 		return fmt.Errorf("%w: another program uses UDP port %d: stop that program, or give the agents of all nodes another --wireguard-port", err, port)
 	}
 	return err
 }
 
-// configure sets the keys and peers of the tunnel.
-func configure(want *WireGuard) error {
+// configureWireGuard sets the keys and peers of the tunnel.
+func configureWireGuard(want *WireGuard) error {
 	c, err := wgctrl.New()
 	if err != nil {
 		return fmt.Errorf("opening the kernel's WireGuard interface: %w", err)
@@ -124,7 +124,7 @@ func configure(want *WireGuard) error {
 	if err != nil {
 		return fmt.Errorf("reading the encrypted tunnel %s: %w", wireguardName, err)
 	}
-	cfg, same := changes(have, want)
+	cfg, same := wireGuardChanges(have, want)
 	if same {
 		return nil
 	}
@@ -132,15 +132,15 @@ func configure(want *WireGuard) error {
 		err = unix.ENODEV
 	}
 	if err != nil {
-		return fmt.Errorf("configuring the encrypted tunnel %s: %w", wireguardName, portTaken(err, want.Port))
+		return fmt.Errorf("configuring the encrypted tunnel %s: %w", wireguardName, explainPortInUse(err, want.Port))
 	}
 	return nil
 }
 
-// changes returns the changes that bring a device to the wanted state; same reports that there are
+// wireGuardChanges returns the changes that bring a device to the wanted state; same reports that there are
 // none. Removed peers precede others, because their allowed ranges may move to another peer. It is
 // pure.
-func changes(have *wgtypes.Device, want *WireGuard) (cfg wgtypes.Config, same bool) {
+func wireGuardChanges(have *wgtypes.Device, want *WireGuard) (cfg wgtypes.Config, same bool) {
 	same = true
 	if have.PrivateKey.PublicKey() != want.Key.PublicKey() { // compare public keys, because the kernel clamps the private key
 		cfg.PrivateKey, same = &want.Key, false
@@ -180,7 +180,7 @@ func sameEndpoint(have, want netip.AddrPort) bool {
 func sameAllowed(have []net.IPNet, want []netip.Prefix) bool {
 	is := map[netip.Prefix]bool{}
 	for _, n := range have {
-		if p, ok := prefix(&n); ok {
+		if p, ok := toPrefix(&n); ok {
 			is[p] = true
 		}
 	}

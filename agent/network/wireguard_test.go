@@ -26,7 +26,7 @@ func needsWireGuard(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root for network namespaces")
 	}
-	if err := NeedWireGuard(); err != nil {
+	if err := CheckWireGuard(); err != nil {
 		if os.Getenv("KEELSON_NEEDS_WIREGUARD") != "" {
 			t.Fatal(err)
 		}
@@ -39,7 +39,7 @@ func needsWireGuard(t *testing.T) {
 func TestKernelWithoutWireGuard(t *testing.T) {
 	m := newMachine(t, "w1")
 	m.in(func() error {
-		err := NeedWireGuard()
+		err := CheckWireGuard()
 		if err != nil && (!strings.Contains(err.Error(), "--pod-network=wireguard: this machine's kernel has no WireGuard: load it with 'modprobe wireguard'") ||
 			strings.Contains(err.Error(), "\n")) {
 			t.Errorf("refused by %v", err)
@@ -55,7 +55,7 @@ func TestKernelWithoutWireGuard(t *testing.T) {
 // secured has a node encrypt, with a key of a name.
 func (w *world) secured(name, key string) *Routes {
 	w.t.Helper()
-	return w.run(name, &Routes{Foreign: never, Mode: ModeWireGuard, Encryption: Encryption{Key: keyOf(key), Port: DefaultWireGuardPort}})
+	return w.run(name, &Routes{ForeignNetwork: never, Mode: ModeWireGuard, Encryption: Encryption{Key: keyOf(key), Port: DefaultWireGuardPort}})
 }
 
 // device is a node's end of the encrypted tunnel.

@@ -131,7 +131,7 @@ type Config struct {
 	Volumes agent.Volumes
 	Devices agent.Devices
 	Prober  agent.Prober
-	Trust   agent.Trust // of the node's own HTTPS server; the session's
+	Trust   agent.ServerTrust // of the node's own HTTPS server; the session's
 
 	Log *slog.Logger
 	// Recent are the last lines of Log, which the node's API shows; nil = none.

@@ -230,8 +230,8 @@ func (o *observed) askVolumes(w watched) {
 	if w.volumes == nil {
 		return
 	}
-	names, held, err := w.volumes.InUse()
-	alone, bad := w.volumes.Alone()
+	names, held, err := w.volumes.VolumesInUse()
+	alone, bad := w.volumes.ExclusiveClaims()
 	if err == nil && bad == nil { // else the control plane goes by what it knows
 		o.volumes = uses{names, held, alone}
 	}

@@ -126,7 +126,7 @@ func (f *fence) look() error {
 	if err := f.confirm(); err != nil {
 		return err
 	}
-	pods, err := f.volumes.Attached()
+	pods, err := f.volumes.PodsWithAttachedVolumes()
 	if err != nil || len(pods) == 0 {
 		return err
 	}
@@ -155,7 +155,7 @@ func (f *fence) look() error {
 // uses is what a node tells of its volumes.
 type uses struct {
 	names, held []v1.UniqueVolumeName // attached volumes, and those of them that may be mounted; names is nil = not known
-	alone       []agent.ClaimHeld     // claims that pods have for themselves
+	alone       []agent.HeldClaim     // claims that pods have for themselves
 }
 
 // tells adds what the control plane goes by.
@@ -178,7 +178,7 @@ func toldHeld[T any](held []T) string {
 	}
 	b, err := json.Marshal(held)
 	if err != nil || len(b) > mostHeld {
-		return agent.AllHeld
+		return agent.AllClaimsHeld
 	}
 	return string(b)
 }

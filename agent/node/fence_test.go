@@ -17,10 +17,10 @@ import (
 // using are pods with attached volumes.
 type using struct{ pods []types.UID }
 
-func (u *using) InUse() (_, _ []v1.UniqueVolumeName, _ error) { return nil, nil, nil }
-func (u *using) Alone() ([]agent.ClaimHeld, error)            { return nil, nil }
-func (u *using) Attached() ([]types.UID, error)               { return u.pods, nil }
-func (u *using) UsesChanged() <-chan struct{}                 { return nil }
+func (u *using) VolumesInUse() (_, _ []v1.UniqueVolumeName, _ error) { return nil, nil, nil }
+func (u *using) ExclusiveClaims() ([]agent.HeldClaim, error)         { return nil, nil }
+func (u *using) PodsWithAttachedVolumes() ([]types.UID, error)       { return u.pods, nil }
+func (u *using) UsesChanged() <-chan struct{}                        { return nil }
 
 // F110: pods with attached volumes end when the control plane has been silent for too long, counted from what the agent
 // before heard.
@@ -77,7 +77,7 @@ func TestFence(t *testing.T) {
 // node that cannot read what it uses tells nothing.
 func TestNodesTellWhatTheyHold(t *testing.T) {
 	f := &fence{}
-	tells := func(inUse, held []v1.UniqueVolumeName, alone ...agent.ClaimHeld) *v1.Node {
+	tells := func(inUse, held []v1.UniqueVolumeName, alone ...agent.HeldClaim) *v1.Node {
 		n := &v1.Node{}
 		n.Annotations = map[string]string{}
 		f.tells(n, uses{inUse, held, alone})
@@ -102,13 +102,13 @@ func TestNodesTellWhatTheyHold(t *testing.T) {
 	if n := tells([]v1.UniqueVolumeName{}, nil); n.Annotations[agent.ClaimsHeldAnnotation] != "[]" {
 		t.Errorf("no claims: %v", n.Annotations)
 	}
-	one := agent.ClaimHeld{Pod: "p", Claim: "c", Volume: "v"}
-	for _, claims := range [][]agent.ClaimHeld{{one}, slices.Repeat([]agent.ClaimHeld{one}, 4000)} {
+	one := agent.HeldClaim{Pod: "p", Claim: "c", Volume: "v"}
+	for _, claims := range [][]agent.HeldClaim{{one}, slices.Repeat([]agent.HeldClaim{one}, 4000)} {
 		n := tells([]v1.UniqueVolumeName{}, nil, claims...)
-		if got, want := n.Annotations[agent.ClaimsHeldAnnotation], `[{"pod":"p","claim":"c","volume":"v"}]`; !agent.TellsClaim(n, one) || len(claims) == 1 && got != want || len(claims) > 1 && got != "all" {
+		if got, want := n.Annotations[agent.ClaimsHeldAnnotation], `[{"pod":"p","claim":"c","volume":"v"}]`; !agent.NodeReportsClaim(n, one) || len(claims) == 1 && got != want || len(claims) > 1 && got != "all" {
 			t.Errorf("%d claims: %.100s", len(claims), got)
 		}
-		if two := (agent.ClaimHeld{Pod: "p2", Claim: "c"}); agent.TellsClaim(n, two) != (len(claims) > 1) {
+		if two := (agent.HeldClaim{Pod: "p2", Claim: "c"}); agent.NodeReportsClaim(n, two) != (len(claims) > 1) {
 			t.Errorf("of %d claims another one is told: %v", len(claims), len(claims) == 1)
 		}
 	}

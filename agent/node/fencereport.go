@@ -155,7 +155,7 @@ func (f *fence) stored(report string) (shortest time.Duration, all bool, err err
 	} else {
 		all = false
 	}
-	names, _, err := f.volumes.InUse()
+	names, _, err := f.volumes.VolumesInUse()
 	if err != nil {
 		return 0, false, err
 	}

@@ -28,7 +28,7 @@ type fenceView struct {
 }
 
 func (v *fenceView) Confirmed() <-chan struct{} { return v.confirmed }
-func (v *fenceView) InUse() (_, _ []v1.UniqueVolumeName, _ error) {
+func (v *fenceView) VolumesInUse() (_, _ []v1.UniqueVolumeName, _ error) {
 	return []v1.UniqueVolumeName{inUseName}, nil, nil
 }
 

@@ -19,15 +19,15 @@ import (
 // statistics measures what the node and its pods use.
 func (n *Node) statistics(rt agent.MeasuredRuntime, pods *pod.Set) *stats.Source {
 	memory, share := n.cfg.Capacity[v1.ResourceMemory]
-	return stats.New(stats.Config{NodeName: n.cfg.NodeName, Measure: rt.Measure, Share: share, Memory: saturate.Value(&memory),
+	return stats.New(stats.Config{NodeName: n.cfg.NodeName, Measure: rt.MeasureUsage, Share: share, Memory: saturate.Value(&memory),
 		Started: time.Now(), Disk: func() (agent.Disk, error) { return pod.DiskOf(existing(n.cfg.StateDir)) },
 		Pods: n.session.Pods, Storage: pods.Storage})
 }
 
 // kubelet is the node's own HTTPS server, on every address of the node.
-func (n *Node) kubelet(source *stats.Source, trust agent.Trust) *kubelet.Server {
-	return kubelet.New(kubelet.Config{Listen: net.JoinHostPort("", strconv.Itoa(int(n.cfg.KubeletPort))), Trust: trust,
-		Resource: source.Resource, Metrics: n.metrics(source), Summary: source.Summary, Pods: n.session.Pods, Logged: n.cfg.Recent.Bytes,
+func (n *Node) kubelet(source *stats.Source, trust agent.ServerTrust) *kubelet.Server {
+	return kubelet.New(kubelet.Config{Listen: net.JoinHostPort("", strconv.Itoa(int(n.cfg.KubeletPort))), ServerTrust: trust,
+		Resource: source.Resource, Metrics: n.metrics(source), Summary: source.Summary, Pods: n.session.Pods, AgentLog: n.cfg.Recent.Bytes,
 		Settings: n.cfg.settings, Reach: reach,
 		Log: n.cfg.Log.With("part", "kubelet API")})
 }

@@ -34,8 +34,8 @@ func (c *Config) WithNetwork() error {
 	}
 	foreign := func() bool { path, err := cni.FindOperatorConfig(c.CNIConfDir); return err == nil && path != "" }
 	c.foreignNetwork = foreign
-	c.ownPods = func() bool { return network.AllOwn(c.CNIConfDir, filepath.Join(c.RunDir, "cni")) }
-	routes := &network.Routes{Node: c.NodeName, Mode: c.podNetwork, Encryption: c.wireguard, OwnKey: c.ownKey, Foreign: foreign, Log: log.With("part", "network")}
+	c.ownPods = func() bool { return network.AllPodsOnOwnNetwork(c.CNIConfDir, filepath.Join(c.RunDir, "cni")) }
+	routes := &network.Routes{Node: c.NodeName, Mode: c.podNetwork, Encryption: c.wireguard, OwnKey: c.ownKey, ForeignNetwork: foreign, Log: log.With("part", "network")}
 	c.unreached = routes.Unreached
 	for _, s := range c.NodeIPs {
 		if ip, err := netip.ParseAddr(s); err == nil {
@@ -46,8 +46,8 @@ func (c *Config) WithNetwork() error {
 	if len(c.NodeIPs) > 0 {
 		ip, _ = netip.ParseAddr(c.NodeIPs[0]) // the invalid one was refused by Complete
 	}
-	flows, health := proxy.NewFlows(), proxy.NewHealthChecks(log.With("part", "proxy"))
-	rules := &proxy.Proxy{Node: c.NodeName, NodeIP: ip, Mode: c.ProxyMode, NodePorts: c.NodePortAddresses, Foreign: foreign,
+	flows, health := proxy.NewStaleFlowCleaner(), proxy.NewHealthChecks(log.With("part", "proxy"))
+	rules := &proxy.Proxy{Node: c.NodeName, NodeIP: ip, Mode: c.ProxyMode, NodePorts: c.NodePortAddresses, ForeignNetwork: foreign,
 		Flows: flows, Health: health, Metrics: proxy.NewMetrics(), Log: log.With("part", "proxy")}
 	var pods *network.Network // set before a part runs
 	c.Network = func(o agent.Objects) agent.Network {
@@ -76,14 +76,16 @@ func (c *Config) WithNetwork() error {
 	}
 	local, _ := netip.ParseAddr(c.DNSLocal) // none, where it is none
 	c.dns = dns.New(dns.Config{Node: c.NodeName, StateDir: filepath.Join(c.StateDir, "dns"), RunDir: c.RunDir, ResolvConf: c.ResolvConf,
-		Local: local, Foreign: foreign, Log: log.With("part", "dns")})
+		Local: local, ForeignNetwork: foreign, Log: log.With("part", "dns")})
 	c.Extra = map[string]func(context.Context, agent.Objects, agent.Reporter) error{
 		"dns":            c.dns.Run,
 		"udp flows":      func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return flows.Run(ctx) },
 		"service health": func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return health.Run(ctx) },
 		"announcements":  c.announcements(log),
-		partSenders:      func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return pods.KeepSenders(ctx) },
-		partRoutes:       func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return routes.Run(ctx) },
+		partSenders: func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error {
+			return pods.MaintainSenderCheck(ctx)
+		},
+		partRoutes: func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return routes.Run(ctx) },
 	}
 	if answers != nil {
 		c.Extra["proxy health"] = answers.Run
@@ -100,16 +102,16 @@ func (c *Config) WithNetwork() error {
 // serviceListens tells the Service rules on which ports this agent listens where its settings are not the default ones.
 func (c *Config) serviceListens(rules *proxy.Proxy) {
 	if c.KubeletPort > 0 {
-		rules.Listens = append(rules.Listens, agentport.Port{Proto: "tcp", Number: uint16(c.KubeletPort)})
+		rules.ListenPorts = append(rules.ListenPorts, agentport.Port{Proto: "tcp", Number: uint16(c.KubeletPort)})
 	}
 	if c.wireguard.Port > 0 {
-		rules.Listens = append(rules.Listens, agentport.Port{Proto: "udp", Number: uint16(c.wireguard.Port)})
+		rules.ListenPorts = append(rules.ListenPorts, agentport.Port{Proto: "udp", Number: uint16(c.wireguard.Port)})
 	}
 }
 
 // encrypt opens the node's own key, of which others are told the public half.
 func (c *Config) encrypt() (err error) {
-	if err := network.NeedWireGuard(); err != nil {
+	if err := network.CheckWireGuard(); err != nil {
 		return err
 	}
 	if c.ownKey, err = network.OpenOwnKey(c.StateDir, c.Log.With("part", "network")); err != nil {

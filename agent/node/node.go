@@ -134,7 +134,7 @@ func New(cfg Config) (*Node, error) {
 	if rt, ok := runtime.(agent.MeasuredRuntime); ok {
 		source := n.statistics(rt, pods)
 		if to, ok := n.session.(agent.UsageReporter); ok {
-			n.own("usage", func(ctx context.Context) error { return source.Tell(ctx, to.Used) })
+			n.own("usage", func(ctx context.Context) error { return source.Tell(ctx, to.ReportUsage) })
 		}
 		if cfg.KubeletPort != 0 && trust != nil {
 			n.own("kubelet API", n.kubelet(source, trust).Run)
@@ -161,7 +161,7 @@ func (n *Node) evictions(runtime agent.Runtime, pods *pod.Set) {
 		return
 	}
 	if rt, ok := runtime.(agent.MeasuredRuntime); ok {
-		p.measure = rt.Measure
+		p.measure = rt.MeasureUsage
 	}
 	if n.room != nil {
 		p.images, n.room.held = n.room, p.spares
@@ -209,7 +209,7 @@ func (n *Node) policies(runtime agent.Runtime) agent.PolicyGuard {
 	if foreign == nil || n.cfg.Network == nil {
 		return nil
 	}
-	policies := policy.New(policy.Config{Objects: n.session, Sandboxes: runtime, Off: func() bool { return !n.cfg.NetworkPolicy || foreign() },
+	policies := policy.New(policy.Config{Objects: n.session, Sandboxes: runtime, Disabled: func() bool { return !n.cfg.NetworkPolicy || foreign() },
 		Log: n.cfg.Log.With("part", "network policies")})
 	n.policyMetrics = policies.WriteMetrics
 	n.own(partPolicies, policies.Run)

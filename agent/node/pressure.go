@@ -110,7 +110,7 @@ type pressure struct {
 
 	// of run alone
 	log      *slog.Logger
-	measure  func(context.Context) (*agent.Measured, error) // nil: memory cannot be measured, nor pods be ranked by it
+	measure  func(context.Context) (*agent.UsageSnapshot, error) // nil: memory cannot be measured, nor pods be ranked by it
 	pods     evictable
 	images   cleared // nil: not the agent's own
 	objects  agent.Objects
@@ -347,7 +347,7 @@ func (p *pressure) evict(ctx context.Context, s eviction.Signal, r eviction.Read
 // candidates are the pods with what they have of what the node is short of. One of which nothing is known has nothing.
 func (p *pressure) candidates(ctx context.Context, s eviction.Signal) ([]eviction.Candidate, error) {
 	// Those that may not go are not measured either.
-	pods := slices.DeleteFunc(p.pods.Evictable(), agent.Critical)
+	pods := slices.DeleteFunc(p.pods.Evictable(), agent.IsCritical)
 	if len(pods) == 0 {
 		return nil, nil
 	}

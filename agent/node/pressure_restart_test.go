@@ -43,9 +43,9 @@ func (h *heir) start() {
 		h.stop()
 	}
 	log := slog.New(slog.DiscardHandler)
-	alike := func(context.Context) (*agent.Measured, error) {
+	alike := func(context.Context) (*agent.UsageSnapshot, error) {
 		u := agent.Usage{HasMemory: true, WorkingSet: mib}
-		return &agent.Measured{Pods: []agent.PodUsage{{UID: "first", Usage: u}, {UID: "second", Usage: u}}}, nil
+		return &agent.UsageSnapshot{Pods: []agent.PodUsage{{UID: "first", Usage: u}, {UID: "second", Usage: u}}}, nil
 	}
 	cfg := pod.Config{NodeName: "w1", HostIPs: h.cfg.NodeIPs, Paths: h.cfg.paths(), Runtime: h.rt, Images: h.cfg.Images, Volumes: h.cfg.Volumes, Devices: &fake.Devices{},
 		Objects: h.cluster, Reporter: h.cluster, Prober: probe.New(probe.Config{Ask: probe.AlwaysPass}), ResolvConf: os.DevNull, Log: log}

@@ -137,11 +137,11 @@ func (c *crowd) MeasureStorage(_ context.Context, pods []*v1.Pod) map[types.UID]
 	return out
 }
 
-func (c *crowd) measure(context.Context) (*agent.Measured, error) {
+func (c *crowd) measure(context.Context) (*agent.UsageSnapshot, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.walks++
-	m := &agent.Measured{}
+	m := &agent.UsageSnapshot{}
 	for uid, has := range c.has {
 		u := agent.Usage{HasMemory: true, WorkingSet: uint64(has[eviction.Memory])}
 		m.Pods = append(m.Pods, agent.PodUsage{UID: uid, Usage: u, Containers: []agent.ContainerUsage{{Name: "app", Usage: u}}})

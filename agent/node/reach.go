@@ -12,7 +12,7 @@ import (
 )
 
 // reach resolves a host with the resolver of the node, and looks up the route to its addresses. It sends packets to DNS servers only.
-func reach(ctx context.Context, host string) (out kubelet.Reach) {
+func reach(ctx context.Context, host string) (out kubelet.Reachability) {
 	ips := []netip.Addr{}
 	if ip, err := netip.ParseAddr(host); err == nil {
 		ips = append(ips, ip)

@@ -31,13 +31,13 @@ type insideUsage struct {
 	container agent.ContainerUsage
 }
 
-// Measure implements agent.MeasuredRuntime.
-func (r *Runtime) Measure(ctx context.Context) (*agent.Measured, error) {
+// MeasureUsage implements agent.MeasuredRuntime.
+func (r *Runtime) MeasureUsage(ctx context.Context) (*agent.UsageSnapshot, error) {
 	if err := r.wait(ctx); err != nil {
 		return nil, err
 	}
 	m := meter{tree: r.cgroups}
-	out := &agent.Measured{Machine: m.machine(), Root: m.usage("")}
+	out := &agent.UsageSnapshot{Machine: m.machine(), Root: m.usage("")}
 	for _, p := range r.running() {
 		if ctx.Err() != nil {
 			return nil, ctx.Err()

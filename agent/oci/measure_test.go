@@ -95,7 +95,7 @@ func TestMeasure(t *testing.T) {
 	r.run(sb, sc, r.containerConfig("busy", "x=$(head -c 20000000 /dev/zero | tr '\\0' a); i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done; echo burnt; exec sleep 1000"))
 	r.waitLog("busy", "burnt")
 	r.output(sb, sc, "over", "true")
-	got, err := r.Measure(r.ctx())
+	got, err := r.MeasureUsage(r.ctx())
 	if err != nil {
 		t.Fatal(err)
 	}

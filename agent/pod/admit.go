@@ -62,7 +62,7 @@ func Admit(pod *v1.Pod, others []*v1.Pod, node *v1.Node) *Stop {
 // some, and those that tolerate the taint; short of disk none but those without which it may not work. What it had taken
 // before a reboot it does not refuse: that goes one by one, if it has to.
 func pressure(pod *v1.Pod, node *v1.Node) (pressed []v1.NodeConditionType) {
-	if agent.Critical(pod) || pod.Status.StartTime != nil {
+	if agent.IsCritical(pod) || pod.Status.StartTime != nil {
 		return nil
 	}
 	for _, c := range node.Status.Conditions {

@@ -17,7 +17,7 @@ func devicesOf(spec *v1.Container, all agent.ClaimedDevices) []*cri.CDIDevice {
 	seen := map[string]bool{}
 	for _, use := range spec.Resources.Claims {
 		for _, d := range all[use.Name] {
-			if !d.For(use.Request) {
+			if !d.MatchesRequest(use.Request) {
 				continue
 			}
 			for _, name := range d.CDI {

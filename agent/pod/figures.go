@@ -121,7 +121,7 @@ func (s *Set) Storage() map[types.UID]agent.PodStorage {
 				if !ok {
 					continue
 				}
-				v.At, v.Own, v.Used = l.at, &l.disk, l.disk.Capacity-min(l.disk.Capacity, l.disk.Available)
+				v.At, v.FileSystem, v.Used = l.at, &l.disk, l.disk.Capacity-min(l.disk.Capacity, l.disk.Available)
 			}
 			known = append(known, v)
 		}

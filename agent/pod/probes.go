@@ -94,7 +94,7 @@ func (w *worker) probed(ctx context.Context, t agent.ProbeTarget, e agent.ProbeE
 	case e.Warning != "":
 		w.events.event(t.Pod, fieldPath(t.Pod, t.Container.Name), v1.EventTypeWarning, "ProbeWarning",
 			fmt.Sprintf("%s probe warning: %s", title(e.Probe), e.Warning))
-	case !e.OK && !e.Quick:
+	case !e.OK && !e.Uncounted:
 		w.events.event(t.Pod, fieldPath(t.Pod, t.Container.Name), v1.EventTypeWarning, "Unhealthy", fmt.Sprintf("%s probe failed: %s", title(e.Probe), e.Message))
 	}
 	if e.Probe != "" && !stopping && e.OK && changed {

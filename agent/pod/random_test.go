@@ -120,7 +120,7 @@ func TestStepOnAnyObservation(t *testing.T) {
 					c.Hash = specHash(containerSpec(pod, n))
 				}
 				o.Containers = append(o.Containers, c)
-				o.Probes[c.ID] = agent.ProbeState{Started: rapid.Bool().Draw(r, "started"), GaveUp: rapid.SampledFrom([]string{"", "liveness", "startup"}).Draw(r, "gaveup")}
+				o.Probes[c.ID] = agent.ProbeState{Started: rapid.Bool().Draw(r, "started"), FailedProbe: rapid.SampledFrom([]string{"", "liveness", "startup"}).Draw(r, "gaveup")}
 				o.Images[n] = Image{Ref: "x", Attempt: c.Attempt + uint32(rapid.IntRange(0, 1).Draw(r, "image"))}
 			}
 		}

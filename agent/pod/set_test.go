@@ -437,7 +437,7 @@ func TestLivenessRestarts(t *testing.T) {
 				return
 			case <-fail:
 			}
-			on(agent.ProbeEvent{State: agent.ProbeState{Started: true, Ready: true, GaveUp: "liveness"}, Probe: "liveness", Message: "HTTP probe failed with statuscode: 500"})
+			on(agent.ProbeEvent{State: agent.ProbeState{Started: true, Ready: true, FailedProbe: "liveness"}, Probe: "liveness", Message: "HTTP probe failed with statuscode: 500"})
 		}}
 		n.start()
 		defer func() { n.stop() }()

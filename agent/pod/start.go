@@ -142,7 +142,7 @@ func (w *worker) killContainer(ctx context.Context, a Action) error {
 	_, err := w.cfg.Runtime.StopContainer(ctx, &cri.StopContainerRequest{ContainerId: a.ID, Timeout: int64((left + time.Second - 1) / time.Second)})
 	if errors.Is(err, agent.ErrStillRunning) {
 		w.log.Warn("a container was killed and does not end: what a file server of the pod was waited for is given up", "container", a.Container)
-		err = errors.Join(err, w.cfg.Volumes.GiveUp(ctx, pod.UID))
+		err = errors.Join(err, w.cfg.Volumes.AbortIO(ctx, pod.UID))
 	}
 	return err
 }

@@ -383,16 +383,16 @@ func (s *step) watch(spec *v1.Container, c Container, sb Sandbox) {
 		s.kill(c, grace(s.pod), fmt.Sprintf("Container %s definition changed, will be restarted", c.Name))
 	case c.Sandbox != sb.ID:
 		s.kill(c, grace(s.pod), "Pod sandbox changed, it will be killed and re-created.")
-	case probe.GaveUp != "":
+	case probe.FailedProbe != "":
 		g := grace(s.pod)
 		p := spec.LivenessProbe
-		if probe.GaveUp == "startup" {
+		if probe.FailedProbe == "startup" {
 			p = spec.StartupProbe
 		}
 		if p != nil && p.TerminationGracePeriodSeconds != nil {
 			g = time.Duration(*p.TerminationGracePeriodSeconds) * time.Second
 		}
-		s.kill(c, g, fmt.Sprintf("Container %s failed %s probe, will be restarted", c.Name, probe.GaveUp))
+		s.kill(c, g, fmt.Sprintf("Container %s failed %s probe, will be restarted", c.Name, probe.FailedProbe))
 	}
 }
 

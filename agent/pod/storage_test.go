@@ -263,11 +263,11 @@ func TestStorageIsTold(t *testing.T) {
 		virtual.Wait()
 		got := n.set.Storage()
 		p := got["u1"]
-		if len(p.Volumes) != 2 || p.At.IsZero() || p.Used < 3*mi || p.Volumes[0].Used < 2*mi || p.Volumes[0].Own != nil || p.Containers["app"].Layer < mi {
+		if len(p.Volumes) != 2 || p.At.IsZero() || p.Used < 3*mi || p.Volumes[0].Used < 2*mi || p.Volumes[0].FileSystem != nil || p.Containers["app"].Layer < mi {
 			t.Errorf("with limits: %+v", p)
 		}
-		if p = got["u2"]; !p.At.IsZero() || p.Used != 0 || len(p.Volumes) != 1 || p.Volumes[0].Claim != "c" || p.Volumes[0].Own == nil ||
-			p.Volumes[0].Own.Capacity == 0 || p.Volumes[0].At.IsZero() {
+		if p = got["u2"]; !p.At.IsZero() || p.Used != 0 || len(p.Volumes) != 1 || p.Volumes[0].Claim != "c" || p.Volumes[0].FileSystem == nil ||
+			p.Volumes[0].FileSystem.Capacity == 0 || p.Volumes[0].At.IsZero() {
 			t.Errorf("without limits: %+v", p)
 		}
 	})

@@ -262,7 +262,7 @@ func (x *world) command(line string) {
 			case "ready":
 				st.Ready = v == "true"
 			case "gave-up":
-				st.GaveUp = v
+				st.FailedProbe = v
 			}
 		}
 		x.o().Probes[c.ID] = st

@@ -40,26 +40,26 @@ const (
 	idle       = 5 * time.Minute
 )
 
-// Plugins provides the devices of device plugins.
-type Plugins interface {
-	// Given returns the devices of a pod by container and resource.
-	Given(pod types.UID) map[string]map[string][]agent.PluginDevice
-	// Allocatable returns the devices that can be allocated, including those that are, by resource.
-	Allocatable() map[string][]agent.PluginDevice
+// PluginSource provides the devices of device plugins.
+type PluginSource interface {
+	// AllocatedDevices returns the devices of a pod by container and resource.
+	AllocatedDevices(pod types.UID) map[string]map[string][]agent.PluginDevice
+	// AllocatableDevices returns the devices that can be allocated, including those that are, by resource.
+	AllocatableDevices() map[string][]agent.PluginDevice
 }
 
-// Claims provides the devices that the containers of a pod use through its claims, by container
+// ClaimSource provides the devices that the containers of a pod use through its claims, by container
 // name.
-type Claims interface {
-	Claimed(pod *v1.Pod) map[string][]agent.ContainerClaim
+type ClaimSource interface {
+	ContainerClaims(pod *v1.Pod) map[string][]agent.ContainerClaim
 }
 
 // Config is the configuration of a Server.
 type Config struct {
 	Socket  string // path of the Unix socket
 	Pods    func() []*v1.Pod
-	Plugins Plugins
-	Claims  Claims
+	Plugins PluginSource
+	Claims  ClaimSource
 }
 
 // Server serves the API on a socket.
@@ -87,7 +87,7 @@ func (s *Server) Run(ctx context.Context) error {
 		return fmt.Errorf("pod resources: %w", err)
 	}
 	g := grpc.NewServer(grpc.MaxRecvMsgSize(maxRequest), grpc.MaxSendMsgSize(maxAnswer), grpc.MaxConcurrentStreams(maxStreams),
-		grpc.MaxHeaderListSize(maxRequest), grpc.ConnectionTimeout(5*time.Second), grpc.UnaryInterceptor(s.admit),
+		grpc.MaxHeaderListSize(maxRequest), grpc.ConnectionTimeout(5*time.Second), grpc.UnaryInterceptor(s.limitRate),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: idle}))
 	api.RegisterPodResourcesListerServer(g, s)
 	stop := context.AfterFunc(ctx, g.Stop)
@@ -98,8 +98,8 @@ func (s *Server) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// admit rejects requests beyond kubelet's rate limit.
-func (s *Server) admit(ctx context.Context, q any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+// limitRate rejects requests beyond kubelet's rate limit.
+func (s *Server) limitRate(ctx context.Context, q any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 	if !s.limit.Allow() {
 		return nil, status.Errorf(codes.ResourceExhausted, "rejected by rate limit: at most %d requests per second and %d at once", perSecond, atOnce)
 	}
@@ -110,8 +110,8 @@ func (s *Server) admit(ctx context.Context, q any, _ *grpc.UnaryServerInfo, next
 func (s *Server) List(context.Context, *api.ListPodResourcesRequest) (*api.ListPodResourcesResponse, error) {
 	out := &api.ListPodResourcesResponse{}
 	for _, p := range s.cfg.Pods() {
-		if active(p) {
-			out.PodResources = append(out.PodResources, s.of(p))
+		if isActive(p) {
+			out.PodResources = append(out.PodResources, s.podResources(p))
 		}
 	}
 	slices.SortFunc(out.PodResources, func(a, b *api.PodResources) int {
@@ -126,37 +126,37 @@ func (s *Server) Get(_ context.Context, q *api.GetPodResourcesRequest) (*api.Get
 		if p.Namespace != q.GetPodNamespace() || p.Name != q.GetPodName() {
 			continue
 		}
-		if !active(p) {
+		if !isActive(p) {
 			return nil, status.Errorf(codes.NotFound, "pod %s/%s has ended", p.Namespace, p.Name)
 		}
-		return &api.GetPodResourcesResponse{PodResources: s.of(p)}, nil
+		return &api.GetPodResourcesResponse{PodResources: s.podResources(p)}, nil
 	}
-	return nil, status.Errorf(codes.NotFound, "pod %s/%s is not on this node", shortened(q.GetPodNamespace()), shortened(q.GetPodName()))
+	return nil, status.Errorf(codes.NotFound, "pod %s/%s is not on this node", truncateText(q.GetPodNamespace()), truncateText(q.GetPodName()))
 }
 
 // GetAllocatableResources implements the service. It returns the devices of device plugins, whether
 // or not pods use them. Devices of DRA drivers are published in ResourceSlices instead.
 func (s *Server) GetAllocatableResources(context.Context, *api.AllocatableResourcesRequest) (*api.AllocatableResourcesResponse, error) {
 	out := &api.AllocatableResourcesResponse{}
-	all := s.cfg.Plugins.Allocatable()
+	all := s.cfg.Plugins.AllocatableDevices()
 	for _, name := range slices.Sorted(maps.Keys(all)) {
-		out.Devices = append(out.Devices, devices(name, all[name])...)
+		out.Devices = append(out.Devices, groupByNodes(name, all[name])...)
 	}
 	return out, nil
 }
 
-// of returns the resources of the containers of a pod that run concurrently: its containers and
+// podResources returns the resources of the containers of a pod that run concurrently: its containers and
 // sidecars.
-func (s *Server) of(p *v1.Pod) *api.PodResources {
+func (s *Server) podResources(p *v1.Pod) *api.PodResources {
 	out := &api.PodResources{Namespace: p.Namespace, Name: p.Name}
-	given, claimed := s.cfg.Plugins.Given(p.UID), s.cfg.Claims.Claimed(p)
+	given, claimed := s.cfg.Plugins.AllocatedDevices(p.UID), s.cfg.Claims.ContainerClaims(p)
 	add := func(c *v1.Container) {
 		r := &api.ContainerResources{Name: c.Name}
 		for _, name := range slices.Sorted(maps.Keys(given[c.Name])) {
-			r.Devices = append(r.Devices, devices(name, given[c.Name][name])...)
+			r.Devices = append(r.Devices, groupByNodes(name, given[c.Name][name])...)
 		}
 		for _, claim := range claimed[c.Name] {
-			r.DynamicResources = append(r.DynamicResources, dynamic(claim))
+			r.DynamicResources = append(r.DynamicResources, dynamicResource(claim))
 		}
 		out.Containers = append(out.Containers, r)
 	}
@@ -171,8 +171,8 @@ func (s *Server) of(p *v1.Pod) *api.PodResources {
 	return out
 }
 
-// devices returns one entry per set of NUMA nodes, in order.
-func devices(resource string, list []agent.PluginDevice) []*api.ContainerDevices {
+// groupByNodes returns one entry per set of NUMA nodes, in order.
+func groupByNodes(resource string, list []agent.PluginDevice) []*api.ContainerDevices {
 	var out []*api.ContainerDevices
 	by := map[string]*api.ContainerDevices{}
 	for _, d := range list {
@@ -194,7 +194,7 @@ func devices(resource string, list []agent.PluginDevice) []*api.ContainerDevices
 	return out
 }
 
-func dynamic(claim agent.ContainerClaim) *api.DynamicResource {
+func dynamicResource(claim agent.ContainerClaim) *api.DynamicResource {
 	out := &api.DynamicResource{ClaimNamespace: claim.Namespace, ClaimName: claim.Name}
 	for i := range claim.Devices {
 		d := &claim.Devices[i]
@@ -210,12 +210,12 @@ func dynamic(claim agent.ContainerClaim) *api.DynamicResource {
 	return out
 }
 
-func active(p *v1.Pod) bool {
+func isActive(p *v1.Pod) bool {
 	return p.Status.Phase != v1.PodSucceeded && p.Status.Phase != v1.PodFailed
 }
 
-// shortened limits the length of text that comes from a client.
-func shortened(s string) string {
+// truncateText limits the length of text that comes from a client.
+func truncateText(s string) string {
 	const most = 256
 	if len(s) > most {
 		s = s[:most] + "..."

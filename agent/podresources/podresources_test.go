@@ -28,15 +28,17 @@ import (
 
 type plugins map[types.UID]map[string]map[string][]agent.PluginDevice
 
-func (p plugins) Given(uid types.UID) map[string]map[string][]agent.PluginDevice { return p[uid] }
+func (p plugins) AllocatedDevices(uid types.UID) map[string]map[string][]agent.PluginDevice {
+	return p[uid]
+}
 
-func (p plugins) Allocatable() map[string][]agent.PluginDevice {
+func (p plugins) AllocatableDevices() map[string][]agent.PluginDevice {
 	return map[string][]agent.PluginDevice{"example.com/b": {{ID: "z"}}, "example.com/a": {{ID: "0", Nodes: []int64{0}}, {ID: "1", Nodes: []int64{0, 1}}, {ID: "2", Nodes: []int64{0}}}}
 }
 
 type claims map[types.UID]map[string][]agent.ContainerClaim
 
-func (c claims) Claimed(p *v1.Pod) map[string][]agent.ContainerClaim { return c[p.UID] }
+func (c claims) ContainerClaims(p *v1.Pod) map[string][]agent.ContainerClaim { return c[p.UID] }
 
 func pod(ns, name string, phase v1.PodPhase) *v1.Pod {
 	always := v1.ContainerRestartPolicyAlways

@@ -38,14 +38,14 @@ func listTable(ctx context.Context) (tableContents, error) {
 	if err != nil {
 		return tableContents{cost: cost}, fmt.Errorf("listing table %s: %w: %s", Table, err, bytes.TrimSpace(complaint.Bytes()))
 	}
-	began := ownTime()
+	began := threadCPUTime()
 	out, err := parseTable(raw)
-	out.cost = cost + ownTime() - began
+	out.cost = cost + threadCPUTime() - began
 	return out, err
 }
 
-// ownTime returns the CPU time of the current thread.
-func ownTime() time.Duration {
+// threadCPUTime returns the CPU time of the current thread.
+func threadCPUTime() time.Duration {
 	var t unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t) != nil {
 		return 0
@@ -92,16 +92,16 @@ func parseTable(raw []byte) (tableContents, error) {
 			}
 		case o.Rule != nil:
 			out.rules[o.Rule.Chain]++
-			out.code[o.Rule.Chain] = id(out.code[o.Rule.Chain], fmt.Sprint(o.Rule.Handle), string(o.Rule.Expr))
+			out.code[o.Rule.Chain] = hashID(out.code[o.Rule.Chain], fmt.Sprint(o.Rule.Handle), string(o.Rule.Expr))
 		case o.Set != nil:
 			out.elements[o.Set.Name] = map[string]bool{}
 			for _, e := range o.Set.Elem {
-				out.elements[o.Set.Name][word(e)] = true
+				out.elements[o.Set.Name][elementKey(e)] = true
 			}
 		case o.Map != nil:
 			out.elements[o.Map.Name] = map[string]bool{}
 			for _, e := range o.Map.Elem {
-				out.elements[o.Map.Name][pair(e)] = true
+				out.elements[o.Map.Name][mapElement(e)] = true
 			}
 		}
 	}
@@ -114,8 +114,8 @@ func parseTable(raw []byte) (tableContents, error) {
 	return out, nil
 }
 
-// word returns a key in the form in which rulesets write it.
-func word(raw json.RawMessage) string {
+// elementKey returns a key in the form in which rulesets write it.
+func elementKey(raw json.RawMessage) string {
 	var text string
 	if json.Unmarshal(raw, &text) == nil {
 		return text
@@ -132,17 +132,17 @@ func word(raw json.RawMessage) string {
 	if json.Unmarshal(raw, &o) == nil {
 		switch {
 		case o.Elem != nil:
-			return word(o.Elem.Val)
+			return elementKey(o.Elem.Val)
 		case len(o.Range) == 2:
 			return o.Range[0] + "-" + o.Range[1]
 		case o.Prefix != nil:
-			if s, err := spanOf(fmt.Sprintf("%s/%d", o.Prefix.Addr, o.Prefix.Len)); err == nil {
+			if s, err := parseRange(fmt.Sprintf("%s/%d", o.Prefix.Addr, o.Prefix.Len)); err == nil {
 				return s.String()
 			}
 		case len(o.Concat) > 0:
 			var parts []string
 			for _, c := range o.Concat {
-				parts = append(parts, word(c))
+				parts = append(parts, elementKey(c))
 			}
 			return strings.Join(parts, " . ")
 		}
@@ -150,8 +150,8 @@ func word(raw json.RawMessage) string {
 	return string(raw)
 }
 
-// pair returns "key : goto chain" or "key : jump chain".
-func pair(raw json.RawMessage) string {
+// mapElement returns "key : goto chain" or "key : jump chain".
+func mapElement(raw json.RawMessage) string {
 	var kv []json.RawMessage
 	if json.Unmarshal(raw, &kv) != nil || len(kv) != 2 {
 		return string(raw)
@@ -159,16 +159,16 @@ func pair(raw json.RawMessage) string {
 	var verdict struct{ Goto, Jump *struct{ Target string } }
 	switch err := json.Unmarshal(kv[1], &verdict); {
 	case err == nil && verdict.Goto != nil:
-		return word(kv[0]) + " : goto " + verdict.Goto.Target
+		return elementKey(kv[0]) + " : goto " + verdict.Goto.Target
 	case err == nil && verdict.Jump != nil:
-		return word(kv[0]) + " : jump " + verdict.Jump.Target
+		return elementKey(kv[0]) + " : jump " + verdict.Jump.Target
 	}
 	return string(raw)
 }
 
-// replaced returns an error that names a chain whose rules differ from those of the last check, or
+// findReplacedChain returns an error that names a chain whose rules differ from those of the last check, or
 // nil.
-func (t tableContents) replaced(before map[string]string) error {
+func (t tableContents) findReplacedChain(before map[string]string) error {
 	for _, name := range slices.Sorted(maps.Keys(before)) {
 		if now, ok := t.code[name]; ok && now != before[name] {
 			return fmt.Errorf("the rules of chain %s differ from those that were written", name)
@@ -177,8 +177,8 @@ func (t tableContents) replaced(before map[string]string) error {
 	return nil
 }
 
-// differs returns an error that describes the first difference from the ruleset, or nil.
-func (t tableContents) differs(want ruleset) error {
+// findDifference returns an error that describes the first difference from the ruleset, or nil.
+func (t tableContents) findDifference(want ruleset) error {
 	rules := map[string]int{}
 	for _, c := range baseChains {
 		rules[c.name+" "+string(c.hook)] = len(baseRules(c, bridge))

@@ -27,10 +27,10 @@ type Config struct {
 	Objects agent.Objects
 	// Sandboxes is queried once for the addresses of pods that are already running.
 	Sandboxes Sandboxes
-	// Off reports that the agent must not enforce policies, because a third-party network plugin
+	// Disabled reports that the agent must not enforce policies, because a third-party network plugin
 	// attaches the pods or the operator disabled enforcement. The table is then removed.
-	Off func() bool
-	Log *slog.Logger
+	Disabled func() bool
+	Log      *slog.Logger
 }
 
 // Sandboxes is the part of agent.Runtime that returns the addresses of pods.
@@ -41,39 +41,39 @@ type Sandboxes interface {
 
 // Enforcer enforces the NetworkPolicies on the node. It implements agent.PolicyGuard.
 type Enforcer struct {
-	cfg   Config
-	wake  chan struct{} // buffered; signaled when addresses have changed
-	read  reading
-	every time.Duration // between checks
+	cfg      Config
+	wake     chan struct{} // buffered; signaled when addresses have changed
+	policies policyCache
+	interval time.Duration // between checks
 
-	mu       sync.Mutex
-	owners   map[netip.Addr]types.UID // the pod that has an address
-	of       map[types.UID][]netip.Addr
-	asked    uint64          // incremented with every change of owners
-	shown    uint64          // version of owners that the kernel's rules reflect
-	revision uint64          // the kernel's rules reflect at least this revision of the view
-	awaited  int             // number of waiting Guard calls
-	moved    chan struct{}   // closed and replaced when shown or reason changes
-	kernel   map[string]bool // addresses with rules in the kernel that this process wrote
-	split    int             // number of sets that exceeded the limit and were not merged
-	why      string          // why the kernel's rules are not current, for the error of Guard
+	mu             sync.Mutex
+	owners         map[netip.Addr]types.UID // the pod that has an address
+	addresses      map[types.UID][]netip.Addr
+	wantedVersion  uint64          // incremented with every change of owners
+	appliedVersion uint64          // version of owners that the kernel's rules reflect
+	revision       uint64          // the kernel's rules reflect at least this revision of the view
+	waiters        int             // number of waiting Guard calls
+	progress       chan struct{}   // closed and replaced when shown or reason changes
+	programmed     map[string]bool // addresses with rules in the kernel that this process wrote
+	unmergedSets   int             // number of sets that exceeded the limit and were not merged
+	reason         string          // why the kernel's rules are not current, for the error of Guard
 }
 
 var _ agent.PolicyGuard = (*Enforcer)(nil)
 
 // New returns an Enforcer. It does nothing until Run is called.
 func New(c Config) *Enforcer {
-	return &Enforcer{cfg: c, wake: make(chan struct{}, 1), every: lookEvery, owners: map[netip.Addr]types.UID{}, of: map[types.UID][]netip.Addr{},
-		moved: make(chan struct{}), why: "the rules of network policies have not been written yet"}
+	return &Enforcer{cfg: c, wake: make(chan struct{}, 1), interval: checkInterval, owners: map[netip.Addr]types.UID{}, addresses: map[types.UID][]netip.Addr{},
+		progress: make(chan struct{}), reason: "the rules of network policies have not been written yet"}
 }
 
 // Intervals and timeouts of Run and Guard.
 const (
-	lookEvery   = 5 * time.Second  // between checks whether enforcement is disabled and whether another program changed nftables
-	lookShare   = 50               // reading the table takes at most 1/50 of a CPU
-	nftLimit    = 30 * time.Second // per transaction
-	guardLimit  = 10 * time.Second // for the rules to be in place before a container starts
-	sandboxWait = time.Minute      // for listing the addresses of running pods
+	checkInterval   = 5 * time.Second  // between checks whether enforcement is disabled and whether another program changed nftables
+	checkCostFactor = 50               // reading the table takes at most 1/50 of a CPU
+	nftLimit        = 30 * time.Second // per transaction
+	guardLimit      = 10 * time.Second // for the rules to be in place before a container starts
+	sandboxWait     = time.Minute      // for listing the addresses of running pods
 )
 
 // Guard implements agent.PolicyGuard.
@@ -81,40 +81,40 @@ func (e *Enforcer) Guard(ctx context.Context, pod *v1.Pod, addresses []string) e
 	if pod.Spec.HostNetwork {
 		return nil
 	}
-	own := parse(addresses)
+	own := parseAddresses(addresses)
 	e.mu.Lock()
-	moved := e.attach(pod.UID, own)
-	want := e.asked
-	stale := slices.ContainsFunc(own, func(a netip.Addr) bool { return e.kernel[a.String()] })
+	moved := e.setAddresses(pod.UID, own)
+	want := e.wantedVersion
+	stale := slices.ContainsFunc(own, func(a netip.Addr) bool { return e.programmed[a.String()] })
 	e.mu.Unlock()
 	if moved {
-		e.poke()
+		e.wakeUp()
 	}
-	if e.cfg.Off() || !stale && !e.selected(pod) {
+	if e.cfg.Disabled() || !stale && !e.isSelected(pod) {
 		return nil
 	}
-	return e.await(ctx, want)
+	return e.waitApplied(ctx, want)
 }
 
-// await waits until the kernel's rules reflect the wanted version of owners.
-func (e *Enforcer) await(ctx context.Context, want uint64) error {
+// waitApplied waits until the kernel's rules reflect the wanted version of owners.
+func (e *Enforcer) waitApplied(ctx context.Context, want uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, guardLimit)
 	defer cancel()
 	waiting := false
 	defer func() {
 		e.mu.Lock()
 		if waiting {
-			e.awaited--
+			e.waiters--
 		}
 		e.mu.Unlock()
 	}()
 	for {
 		e.mu.Lock()
-		shown, moved, why := e.shown >= want, e.moved, e.why
+		shown, moved, why := e.appliedVersion >= want, e.progress, e.reason
 		if !shown && !waiting {
-			e.awaited++
+			e.waiters++
 			waiting = true
-			e.poke()
+			e.wakeUp()
 		}
 		e.mu.Unlock()
 		if shown {
@@ -131,27 +131,27 @@ func (e *Enforcer) await(ctx context.Context, want uint64) error {
 	}
 }
 
-func (e *Enforcer) poke() {
+func (e *Enforcer) wakeUp() {
 	select {
 	case e.wake <- struct{}{}:
 	default:
 	}
 }
 
-// selected reports whether a policy of the view selects the pod.
-func (e *Enforcer) selected(pod *v1.Pod) bool {
+// isSelected reports whether a policy of the view selects the pod.
+func (e *Enforcer) isSelected(pod *v1.Pod) bool {
 	for _, p := range e.cfg.Objects.NetworkPolicies() {
 		if p.Namespace != pod.Namespace {
 			continue
 		}
-		if r := e.read.policy(p, e.cfg.Log); r != nil && r.selects(pod.Namespace, pod.Labels) {
+		if r := e.policies.parsePolicy(p, e.cfg.Log); r != nil && r.selectsPod(pod.Namespace, pod.Labels) {
 			return true
 		}
 	}
 	return false
 }
 
-func parse(addresses []string) []netip.Addr {
+func parseAddresses(addresses []string) []netip.Addr {
 	var out []netip.Addr
 	for _, s := range addresses {
 		if a, err := netip.ParseAddr(s); err == nil {
@@ -161,34 +161,34 @@ func parse(addresses []string) []netip.Addr {
 	return out
 }
 
-// attach records the addresses of a pod and reports whether they changed. An address belongs to the
+// setAddresses records the addresses of a pod and reports whether they changed. An address belongs to the
 // pod for which it was recorded last. The caller holds the lock.
-func (e *Enforcer) attach(uid types.UID, addresses []netip.Addr) (moved bool) {
-	if slices.Equal(e.of[uid], addresses) {
+func (e *Enforcer) setAddresses(uid types.UID, addresses []netip.Addr) (moved bool) {
+	if slices.Equal(e.addresses[uid], addresses) {
 		return false
 	}
-	e.detach(uid)
+	e.removePod(uid)
 	for _, a := range addresses {
 		if before, ok := e.owners[a]; ok {
-			e.of[before] = slices.DeleteFunc(slices.Clone(e.of[before]), func(b netip.Addr) bool { return a == b })
+			e.addresses[before] = slices.DeleteFunc(slices.Clone(e.addresses[before]), func(b netip.Addr) bool { return a == b })
 		}
 		e.owners[a] = uid
 	}
-	e.of[uid] = slices.Clone(addresses)
-	e.asked++
+	e.addresses[uid] = slices.Clone(addresses)
+	e.wantedVersion++
 	return true
 }
 
-// detach removes a pod and its addresses. The caller holds the lock.
-func (e *Enforcer) detach(uid types.UID) {
-	for _, a := range e.of[uid] {
+// removePod removes a pod and its addresses. The caller holds the lock.
+func (e *Enforcer) removePod(uid types.UID) {
+	for _, a := range e.addresses[uid] {
 		delete(e.owners, a)
 	}
-	delete(e.of, uid)
+	delete(e.addresses, uid)
 }
 
-// adopt records the addresses of pods that an earlier process started.
-func (e *Enforcer) adopt(ctx context.Context) error {
+// addRunningPods records the addresses of pods that an earlier process started.
+func (e *Enforcer) addRunningPods(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, sandboxWait)
 	defer cancel()
 	res, err := e.cfg.Sandboxes.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
@@ -212,8 +212,8 @@ func (e *Enforcer) adopt(ctx context.Context) error {
 		}
 		uid := types.UID(s.Labels[agent.LabelPodUID])
 		e.mu.Lock()
-		if _, known := e.of[uid]; !known { // a call of Guard has recorded newer addresses
-			e.attach(uid, parse(addresses))
+		if _, known := e.addresses[uid]; !known { // a call of Guard has recorded newer addresses
+			e.setAddresses(uid, parseAddresses(addresses))
 		}
 		e.mu.Unlock()
 	}
@@ -226,47 +226,47 @@ func (e *Enforcer) adopt(ctx context.Context) error {
 func (e *Enforcer) Run(ctx context.Context) error {
 	nft, err := knftables.New(knftables.InetFamily, Table)
 	if err != nil {
-		e.say("nftables is not usable: " + err.Error())
+		e.setReason("nftables is not usable: " + err.Error())
 		return fmt.Errorf("network policies need nftables: %w: install nft and a kernel with nf_tables", err)
 	}
 	changes := e.cfg.Objects.Follow(ctx, "NetworkPolicy", "AddressGroup", "Pod")
-	t := &turn{e: e, nft: nft, generation: nftables.Generation, listed: listTable, bridges: filterBridges}
-	if err := e.adopt(ctx); err != nil {
+	t := &enforcerRun{e: e, nft: nft, generation: nftables.Generation, listTable: listTable, filterBridges: filterBridges}
+	if err := e.addRunningPods(ctx); err != nil {
 		return err
 	}
-	if err := t.follow(ctx, changes); err != nil && ctx.Err() == nil {
-		e.say(err.Error())
+	if err := t.programChanges(ctx, changes); err != nil && ctx.Err() == nil {
+		e.setReason(err.Error())
 		return fmt.Errorf("programming network policies: %w", err)
 	}
 	return ctx.Err()
 }
 
-// say sets the reason that Guard reports when its wait times out.
-func (e *Enforcer) say(why string) {
+// setReason sets the reason that Guard reports when its wait times out.
+func (e *Enforcer) setReason(why string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.why = why
+	e.reason = why
 }
 
-// show records that the kernel's rules reflect a version of owners and a revision, and wakes
+// recordApplied records that the kernel's rules reflect a version of owners and a revision, and wakes
 // waiting Guard calls.
-func (e *Enforcer) show(asked, revision uint64, r ruleset) {
+func (e *Enforcer) recordApplied(asked, revision uint64, r ruleset) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.shown, e.revision, e.why = asked, revision, "the last change is being written"
-	e.split, e.kernel = r.split, map[string]bool{}
+	e.appliedVersion, e.revision, e.reason = asked, revision, "the last change is being written"
+	e.unmergedSets, e.programmed = r.unmergedSets, map[string]bool{}
 	for _, m := range r.maps {
 		for a := range m {
-			e.kernel[a] = true
+			e.programmed[a] = true
 		}
 	}
-	close(e.moved)
-	e.moved = make(chan struct{})
+	close(e.progress)
+	e.progress = make(chan struct{})
 }
 
-// pods returns the pods of the view that have addresses. If certain is true, it removes the pods
+// podsWithAddresses returns the pods of the view that have addresses. If certain is true, it removes the pods
 // that are no longer in the view. Otherwise unknown reports whether there are any.
-func (e *Enforcer) pods(certain bool) (pods []Pod, asked uint64, strangers bool) {
+func (e *Enforcer) podsWithAddresses(certain bool) (pods []Pod, asked uint64, unknown bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	// The view must be read with the lock held. It then contains every pod that Guard has recorded.
@@ -275,33 +275,33 @@ func (e *Enforcer) pods(certain bool) (pods []Pod, asked uint64, strangers bool)
 	for _, p := range e.cfg.Objects.Pods() {
 		view[p.UID] = p
 	}
-	for uid, addresses := range e.of {
+	for uid, addresses := range e.addresses {
 		p, ok := view[uid]
 		switch {
 		case !ok && certain:
-			e.detach(uid)
+			e.removePod(uid)
 		case !ok:
-			strangers = true
+			unknown = true
 		case !p.Spec.HostNetwork && len(addresses) > 0:
-			pods = append(pods, podOf(p, addresses))
+			pods = append(pods, newPod(p, addresses))
 		}
 	}
 	slices.SortFunc(pods, func(a, b Pod) int { return a.Addresses[0].Compare(b.Addresses[0]) })
-	return pods, e.asked, strangers
+	return pods, e.wantedVersion, unknown
 }
 
-// wanted reports whether a Guard call is waiting.
-func (e *Enforcer) wanted() bool {
+// hasWaiters reports whether a Guard call is waiting.
+func (e *Enforcer) hasWaiters() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.awaited > 0
+	return e.waiters > 0
 }
 
-// reading caches parsed policies. Objects are immutable, so that a cached policy is valid for the
+// policyCache caches parsed policies. Objects are immutable, so that a cached policy is valid for the
 // same pointer.
-type reading struct {
-	mu  sync.Mutex
-	was map[string]readPolicy
+type policyCache struct {
+	mu     sync.Mutex
+	parsed map[string]readPolicy
 }
 
 type readPolicy struct {
@@ -309,40 +309,40 @@ type readPolicy struct {
 	policy *policy // nil: its podSelector cannot be parsed
 }
 
-// policy parses a policy. It logs the parts that cannot be parsed, once per object.
-func (r *reading) policy(p *networkingv1.NetworkPolicy, log *slog.Logger) *policy {
+// parsePolicy parses a policy. It logs the parts that cannot be parsed, once per object.
+func (r *policyCache) parsePolicy(p *networkingv1.NetworkPolicy, log *slog.Logger) *policy {
 	key := p.Namespace + "/" + p.Name
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if was, ok := r.was[key]; ok && was.object == p {
+	if was, ok := r.parsed[key]; ok && was.object == p {
 		return was.policy
 	}
-	out, err := read(p)
+	out, err := parsePolicy(p)
 	if err != nil {
 		log.Warn("a part of a network policy is invalid and allows nothing", "err", err)
 	}
-	if r.was == nil {
-		r.was = map[string]readPolicy{}
+	if r.parsed == nil {
+		r.parsed = map[string]readPolicy{}
 	}
-	r.was[key] = readPolicy{p, out}
+	r.parsed[key] = readPolicy{p, out}
 	return out
 }
 
-// all parses all policies and removes others from the cache.
-func (r *reading) all(objects []*networkingv1.NetworkPolicy, log *slog.Logger) []*policy {
+// parseAll parses all policies and removes others from the cache.
+func (r *policyCache) parseAll(objects []*networkingv1.NetworkPolicy, log *slog.Logger) []*policy {
 	var out []*policy
 	keep := make(map[string]bool, len(objects))
 	for _, p := range objects {
 		keep[p.Namespace+"/"+p.Name] = true
-		if one := r.policy(p, log); one != nil {
+		if one := r.parsePolicy(p, log); one != nil {
 			out = append(out, one)
 		}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for key := range r.was {
+	for key := range r.parsed {
 		if !keep[key] {
-			delete(r.was, key)
+			delete(r.parsed, key)
 		}
 	}
 	return out

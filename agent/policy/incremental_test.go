@@ -44,16 +44,16 @@ func (r *recorded) Run(ctx context.Context, tx *knftables.Transaction) error {
 }
 
 // memory returns an enforcer with a table in memory, whose steps the test runs itself.
-func memory(cluster *fake.Cluster) (*turn, *recorded) {
-	e := New(Config{Objects: cluster, Sandboxes: sandboxes{}, Off: func() bool { return false }, Log: slog.New(slog.DiscardHandler)})
+func memory(cluster *fake.Cluster) (*enforcerRun, *recorded) {
+	e := New(Config{Objects: cluster, Sandboxes: sandboxes{}, Disabled: func() bool { return false }, Log: slog.New(slog.DiscardHandler)})
 	nft := &recorded{Fake: knftables.NewFake(knftables.InetFamily, Table)}
-	return &turn{e: e, nft: nft, bridges: func() error { return nil }, generation: func() (uint32, error) { return 0, nil }}, nft
+	return &enforcerRun{e: e, nft: nft, filterBridges: func() error { return nil }, generation: func() (uint32, error) { return 0, nil }}, nft
 }
 
-func (t *turn) own(p *place) {
+func (t *enforcerRun) own(p *place) {
 	t.e.mu.Lock()
 	defer t.e.mu.Unlock()
-	t.e.attach(p.uid(), p.addresses)
+	t.e.setAddresses(p.uid(), p.addresses)
 }
 
 // sorted returns the contents of a table: rules in their order, elements in alphabetical order.
@@ -104,18 +104,18 @@ func TestIncrementalPoliciesAreFromScratch(t *testing.T) {
 			policies = append(slices.DeleteFunc(policies, func(o *networkingv1.NetworkPolicy) bool { return o.Name == p.Name && o.Namespace == p.Namespace }), p)
 			r.put(policies...)
 			due := <-changes
-			if err := it.apply(t.Context(), due, true); err != nil {
+			if err := it.applyView(t.Context(), due, true); err != nil {
 				due.All = true // as Run does after an error
-				must(t, it.apply(t.Context(), due, true))
+				must(t, it.applyView(t.Context(), due, true))
 			}
 			again, scratch := memory(r.cluster)
-			again.e.owners, again.e.of = it.e.owners, it.e.of
-			must(t, again.apply(t.Context(), agent.Changed{All: true}, true))
+			again.e.owners, again.e.addresses = it.e.owners, it.e.addresses
+			must(t, again.applyView(t.Context(), agent.ObjectChanges{All: true}, true))
 			if got, want := sorted(nft), sorted(scratch); got != want {
 				t.Fatalf("seed %d, step %d:\n%s\nfrom scratch:\n%s", seed, step, got, want)
 			}
 			nft.said = nil
-			must(t, it.apply(t.Context(), agent.Changed{All: true}, true))
+			must(t, it.applyView(t.Context(), agent.ObjectChanges{All: true}, true))
 			if len(nft.said) > 0 {
 				t.Fatalf("seed %d, step %d: nothing has changed, and was written:\n%s", seed, step, strings.Join(nft.said, "\n"))
 			}
@@ -147,12 +147,12 @@ func TestManyPoliciesAndLargeGroups(t *testing.T) {
 	it, nft := memory(cluster)
 	nft.deaf = true
 	it.own(web)
-	must(t, it.apply(t.Context(), agent.Changed{All: true}, true))
+	must(t, it.applyView(t.Context(), agent.ObjectChanges{All: true}, true))
 	nft.said = nil
 	cluster.Put(large(10000, "10.95.0.1"))
-	due := agent.Changed{}
-	due.Name(agent.ObjectKey{Kind: "AddressGroup", Name: "large"})
-	must(t, it.apply(t.Context(), due, true))
+	due := agent.ObjectChanges{}
+	due.AddKey(agent.ObjectKey{Kind: "AddressGroup", Name: "large"})
+	must(t, it.applyView(t.Context(), due, true))
 	if len(nft.said) != 1 || !strings.Contains(nft.said[0], "{ 10.95.0.1 }") {
 		t.Errorf("one address came, and %d steps were made: %.200s", len(nft.said), strings.Join(nft.said, "; "))
 	}
@@ -183,7 +183,7 @@ func TestHostilePolicies(t *testing.T) {
 	cluster.Put(p, g)
 	it, nft := memory(cluster)
 	it.own(web)
-	must(t, it.apply(t.Context(), agent.Changed{All: true}, true))
+	must(t, it.applyView(t.Context(), agent.ObjectChanges{All: true}, true))
 	var held []string
 	for _, s := range it.applied.sets {
 		held = slices.AppendSeq(held, maps.Keys(s.elements))
@@ -211,7 +211,7 @@ func FuzzBlock(f *testing.F) {
 			return fmt.Sprintf("%d.%d.%d.%d/%d", ip>>24, ip>>16&255, ip>>8&255, ip&255, bits%33)
 		}
 		within := func(ip, base uint32, bits uint8) bool { return ip>>(32-bits%33) == base>>(32-bits%33) }
-		spans, err := block(cidr(base, bits), []string{cidr(e1, b1), cidr(e2, b2)})
+		spans, err := parseIPBlock(cidr(base, bits), []string{cidr(e1, b1), cidr(e2, b2)})
 		must(t, err)
 		ip := addrs(strings.Split(cidr(probe, 0), "/")[0])[0]
 		in := 0
@@ -235,7 +235,7 @@ func FuzzBlock(f *testing.F) {
 func TestPoliciesInCommonAreCompiledOnce(t *testing.T) {
 	var policies []*policy
 	for i := range 1000 {
-		p, err := read(&networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: fmt.Sprint("p", i)}, Spec: networkingv1.NetworkPolicySpec{
+		p, err := parsePolicy(&networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: fmt.Sprint("p", i)}, Spec: networkingv1.NetworkPolicySpec{
 			Ingress: []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: fmt.Sprintf("10.%d.%d.0/25", i>>8, i&255)}}}}}}})
 		must(t, err)
 		policies = append(policies, p)
@@ -244,7 +244,7 @@ func TestPoliciesInCommonAreCompiledOnce(t *testing.T) {
 	for i := range 100 {
 		pods = append(pods, Pod{Namespace: "a", Ports: []NamedPort{{"http", "tcp", 80}}, Addresses: addrs(fmt.Sprintf("10.88.0.%d", i))})
 	}
-	made := func(pods []Pod) float64 { return testing.AllocsPerRun(3, func() { compile(pods, policies) }) }
+	made := func(pods []Pod) float64 { return testing.AllocsPerRun(3, func() { compileRules(pods, policies) }) }
 	if one, all := made(pods[:1]), made(pods); all > 3*one {
 		t.Fatalf("rules of %d pods with the same policies take %.0f allocations, those of one %.0f", len(pods), all, one)
 	}
@@ -260,12 +260,12 @@ func TestReplacedRulesAreDamage(t *testing.T) {
 	it.generation = func() (uint32, error) { at++; return at, nil }
 	var policies []*policy
 	for i := range 2 {
-		p, err := read(&networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: fmt.Sprint("p", i)}, Spec: networkingv1.NetworkPolicySpec{
+		p, err := parsePolicy(&networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: fmt.Sprint("p", i)}, Spec: networkingv1.NetworkPolicySpec{
 			PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}}})
 		must(t, err)
 		policies = append(policies, p)
 	}
-	it.applied, it.built = compile([]Pod{pod}, policies[:1]).withSets(nil, func(string) bool { return true }, nil), true
+	it.applied, it.built = compileRules([]Pod{pod}, policies[:1]).withSets(nil, func(string) bool { return true }, nil), true
 	listing := func(verdict string, handle int) (out tableContents) {
 		var parts []string
 		for _, c := range baseChains {
@@ -301,12 +301,12 @@ func TestReplacedRulesAreDamage(t *testing.T) {
 		handle  int
 		fine    bool
 	}{{"drop", 1, true}, {"drop", 1, true}, {"accept", 1, false}, {"accept", 1, true}, {"accept", 2, false}} {
-		it.built, it.rest = true, time.Time{}
+		it.built, it.nextCheck = true, time.Time{}
 		if i == 3 {
-			it.proven = nil // as a rebuild does
+			it.chainCode = nil // as a rebuild does
 		}
-		it.listed = func(context.Context) (tableContents, error) { return listing(step.verdict, step.handle), nil }
-		must(t, it.check(t.Context()))
+		it.listTable = func(context.Context) (tableContents, error) { return listing(step.verdict, step.handle), nil }
+		must(t, it.checkTable(t.Context()))
 		if it.built != step.fine {
 			t.Fatalf("step %d, %v: taken for whole: %v", i, step, it.built)
 		}
@@ -338,17 +338,17 @@ func TestOneOfManyPolicies(t *testing.T) {
 	for i := range 1000 {
 		cluster.Put(group(i, 20), policy(i))
 	}
-	must(t, it.apply(t.Context(), agent.Changed{All: true}, true))
-	step := func(what string, most int, due agent.Changed) {
+	must(t, it.applyView(t.Context(), agent.ObjectChanges{All: true}, true))
+	step := func(what string, most int, due agent.ObjectChanges) {
 		t.Helper()
 		nft.said = nil
-		must(t, it.apply(t.Context(), due, true))
+		must(t, it.applyView(t.Context(), due, true))
 		if n := len(nft.said); n == 0 || n > most {
 			t.Errorf("%s: %d steps were made, at most %d are due: %.300s", what, n, most, strings.Join(nft.said, "; "))
 		}
 	}
-	changed := func(kind, name string) (due agent.Changed) {
-		due.Name(agent.ObjectKey{Kind: kind, Namespace: map[bool]string{true: "a"}[kind == "NetworkPolicy"], Name: name})
+	changed := func(kind, name string) (due agent.ObjectChanges) {
+		due.AddKey(agent.ObjectKey{Kind: kind, Namespace: map[bool]string{true: "a"}[kind == "NetworkPolicy"], Name: name})
 		return due
 	}
 	const chain = 8 // steps that write the rules of the pods' chain: they name the policies

@@ -89,14 +89,14 @@ func TestFirstPacket(t *testing.T) {
 func TestGuardIsBounded(t *testing.T) {
 	r := settled(t)
 	r.put(denyAll("a"))
-	r.e = New(Config{Objects: r.cluster, Sandboxes: sandboxes{}, Off: r.off.Load})
+	r.e = New(Config{Objects: r.cluster, Sandboxes: sandboxes{}, Disabled: r.off.Load})
 	if err := r.e.Guard(t.Context(), r.places[2].object(), r.places[2].strings()); err != nil {
 		t.Errorf("a pod without policies: %v", err)
 	}
 	host := r.places[0].object()
 	host.Spec.HostNetwork = true
 	must(t, r.e.Guard(t.Context(), host, nil))
-	r.e.say("nft is missing")
+	r.e.setReason("nft is missing")
 	ctx, cancel := context.WithDeadline(t.Context(), time.Now())
 	defer cancel()
 	err := r.e.Guard(ctx, r.places[0].object(), r.places[0].strings())
@@ -218,7 +218,7 @@ func TestDamageIsMended(t *testing.T) {
 		deadline := time.Now().Add(patience)
 		for r.differs(t) != nil && time.Now().Before(deadline) {
 			r.e.mu.Lock()
-			moved := r.e.moved
+			moved := r.e.progress
 			r.e.mu.Unlock()
 			if r.differs(t) == nil {
 				break
@@ -243,7 +243,7 @@ func TestDamageIsMended(t *testing.T) {
 	r.nft(t, "replace rule inet "+Table+" sent handle "+handle+" ct state established,related drop")
 	for deadline := time.Now().Add(patience); !strings.Contains(chain(), first); {
 		r.e.mu.Lock()
-		moved := r.e.moved
+		moved := r.e.progress
 		r.e.mu.Unlock()
 		if strings.Contains(chain(), first) {
 			break
@@ -262,7 +262,7 @@ func TestDamageIsMended(t *testing.T) {
 	r.off.Store(true) // a third-party network is installed: the next check removes the table
 	deadline := time.Now().Add(patience)
 	for strings.Contains(r.nft(t, "list", "tables"), Table) && time.Now().Before(deadline) {
-		r.e.poke()
+		r.e.wakeUp()
 	}
 	if left := r.nft(t, "list", "tables"); strings.Contains(left, Table) {
 		t.Errorf("switched off, and still there: %s", left)
@@ -283,14 +283,14 @@ func (r *rig) tableNames(t *testing.T) map[string]bool {
 // differs compares the kernel with the complete rules for the enforcer's input.
 func (r *rig) differs(t *testing.T) error {
 	t.Helper()
-	pods, _, _ := r.e.pods(true)
-	want := compile(pods, r.e.read.all(r.cluster.NetworkPolicies(), r.e.cfg.Log)).withSets(nil, func(string) bool { return true }, r.cluster.AddressGroup)
+	pods, _, _ := r.e.podsWithAddresses(true)
+	want := compileRules(pods, r.e.policies.parseAll(r.cluster.NetworkPolicies(), r.e.cfg.Log)).withSets(nil, func(string) bool { return true }, r.cluster.AddressGroup)
 	return space.In(r.node, func() error {
 		have, err := listTable(t.Context())
 		if err != nil {
 			return err
 		}
-		return have.differs(want)
+		return have.findDifference(want)
 	})
 }
 

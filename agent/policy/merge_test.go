@@ -41,13 +41,13 @@ func TestMergedAgainstOracle(t *testing.T) {
 			for name, g := range has {
 				groups[name] = g
 			}
-			p, err := read(sent)
+			p, err := parsePolicy(sent)
 			must(t, err)
 			objects, policies = append(objects, o), append(policies, p)
 		}
 		for _, limit := range []int{mergedLimit, rnd.IntN(20)} {
-			r := compile(local(places), policies).filled(&filler{nil, func(string) bool { return true },
-				func(name string) (*v1.Endpoints, bool) { g, ok := groups[name]; return g, ok }, map[source]map[string]bool{}, limit})
+			r := compileRules(local(places), policies).fillSets(&setFiller{nil, func(string) bool { return true },
+				func(name string) (*v1.Endpoints, bool) { g, ok := groups[name]; return g, ok }, map[setSource]map[string]bool{}, limit})
 			j := judged{t, r}
 			for _, a := range everyPair(places) {
 				if got, may := j.passes(a), permitted(objects, a); got != may {
@@ -91,13 +91,13 @@ func TestRulesDoNotGrowWithPolicies(t *testing.T) {
 			if c.peer != nil {
 				peer = c.peer(i)
 			}
-			p, err := read(&networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: fmt.Sprint("p", i), Annotations: map[string]string{agent.AddressGroups: name}},
+			p, err := parsePolicy(&networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: fmt.Sprint("p", i), Annotations: map[string]string{agent.AddressGroups: name}},
 				Spec: networkingv1.NetworkPolicySpec{Ingress: []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{peer},
 					Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt32(c.port(i)))}}}}}})
 			must(t, err)
 			policies = append(policies, p)
 		}
-		r := compile([]Pod{{Namespace: "a", Addresses: addrs("10.88.0.10")}}, policies).
+		r := compileRules([]Pod{{Namespace: "a", Addresses: addrs("10.88.0.10")}}, policies).
 			withSets(nil, func(string) bool { return true }, func(name string) (*v1.Endpoints, bool) { g, ok := groups[name]; return g, ok })
 		for name, lines := range r.chains {
 			if len(lines) > c.most {

@@ -26,19 +26,19 @@ const (
 	metricUnmerged = "keelson_network_policy_unmerged_sets"
 )
 
-// drops is the number of dropped packets and bytes.
-type drops struct{ packets, bytes uint64 }
+// dropCount is the number of dropped packets and bytes.
+type dropCount struct{ packets, bytes uint64 }
 
 // WriteMetrics writes the packets dropped for each isolated pod of the node in the Prometheus text
 // format, with at most two rows per pod. The kernel counts; it is read only when metrics are
 // requested.
 func (e *Enforcer) WriteMetrics(_ context.Context, to io.Writer) error {
 	e.mu.Lock()
-	judged, split, owners := len(e.kernel) > 0, e.split, maps.Clone(e.owners)
+	judged, split, owners := len(e.programmed) > 0, e.unmergedSets, maps.Clone(e.owners)
 	e.mu.Unlock()
 	w := bufio.NewWriter(to)
 	fmt.Fprintf(w, "# HELP %s Sets of several address groups that exceeded the limit and were not merged\n# TYPE %s gauge\n%s %d\n", metricUnmerged, metricUnmerged, metricUnmerged, split)
-	if !judged || e.cfg.Off() {
+	if !judged || e.cfg.Disabled() {
 		return w.Flush()
 	}
 	pods := map[types.UID]*v1.Pod{}
@@ -46,10 +46,10 @@ func (e *Enforcer) WriteMetrics(_ context.Context, to io.Writer) error {
 		pods[p.UID] = p
 	}
 	type row struct{ namespace, pod, direction string }
-	sums := map[row]drops{}
+	sums := map[row]dropCount{}
 	for _, d := range directions {
 		for _, f := range families {
-			counts, err := countsOf(dropped(d, f))
+			counts, err := countsOf(droppedSet(d, f))
 			if err != nil {
 				e.cfg.Log.Debug("the drop counters of network policies cannot be read", "err", err)
 				return w.Flush()
@@ -57,7 +57,7 @@ func (e *Enforcer) WriteMetrics(_ context.Context, to io.Writer) error {
 			for address, n := range counts {
 				if p := pods[owners[address]]; p != nil {
 					at := row{p.Namespace, p.Name, map[string]string{"i": "ingress", "e": "egress"}[d.letter]}
-					sums[at] = drops{sums[at].packets + n.packets, sums[at].bytes + n.bytes}
+					sums[at] = dropCount{sums[at].packets + n.packets, sums[at].bytes + n.bytes}
 				}
 			}
 		}
@@ -67,9 +67,9 @@ func (e *Enforcer) WriteMetrics(_ context.Context, to io.Writer) error {
 	})
 	for _, m := range []struct {
 		name, help string
-		of         func(drops) uint64
-	}{{MetricPackets, "Packets that the network policies of a pod dropped", func(d drops) uint64 { return d.packets }},
-		{MetricBytes, "Bytes of packets that the network policies of a pod dropped", func(d drops) uint64 { return d.bytes }}} {
+		of         func(dropCount) uint64
+	}{{MetricPackets, "Packets that the network policies of a pod dropped", func(d dropCount) uint64 { return d.packets }},
+		{MetricBytes, "Bytes of packets that the network policies of a pod dropped", func(d dropCount) uint64 { return d.bytes }}} {
 		fmt.Fprintf(w, "# HELP %s %s\n# TYPE %s counter\n", m.name, m.help, m.name)
 		for _, r := range rows {
 			fmt.Fprintf(w, "%s{namespace=%q,pod=%q,direction=%q} %d\n", m.name, r.namespace, r.pod, r.direction, m.of(sums[r]))
@@ -83,7 +83,7 @@ func (e *Enforcer) WriteMetrics(_ context.Context, to io.Writer) error {
 const nftaElementExpressions = 11
 
 // countsOf returns the counters of a set by address.
-func countsOf(set string) (map[netip.Addr]drops, error) {
+func countsOf(set string) (map[netip.Addr]dropCount, error) {
 	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP)
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.NFPROTO_INET, Version: nl.NFNETLINK_V0})
 	req.AddData(nl.NewRtAttr(unix.NFTA_SET_ELEM_LIST_TABLE, nl.ZeroTerminated(Table)))
@@ -95,37 +95,37 @@ func countsOf(set string) (map[netip.Addr]drops, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the elements of %s: %w", set, err)
 	}
-	out := map[netip.Addr]drops{}
+	out := map[netip.Addr]dropCount{}
 	for _, m := range msgs {
 		if len(m) < nl.SizeofNfgenmsg {
 			continue
 		}
-		list, err := nl.ParseRouteAttr(attributes(m[nl.SizeofNfgenmsg:])[unix.NFTA_SET_ELEM_LIST_ELEMENTS])
+		list, err := nl.ParseRouteAttr(netlinkAttributes(m[nl.SizeofNfgenmsg:])[unix.NFTA_SET_ELEM_LIST_ELEMENTS])
 		if err != nil {
 			return nil, fmt.Errorf("the elements of %s: %w", set, err)
 		}
 		for _, e := range list {
-			a := attributes(e.Value)
-			address, ok := netip.AddrFromSlice(attributes(a[unix.NFTA_SET_ELEM_KEY])[unix.NFTA_DATA_VALUE])
+			a := netlinkAttributes(e.Value)
+			address, ok := netip.AddrFromSlice(netlinkAttributes(a[unix.NFTA_SET_ELEM_KEY])[unix.NFTA_DATA_VALUE])
 			expr := a[unix.NFTA_SET_ELEM_EXPR]
 			if more, err := nl.ParseRouteAttr(a[nftaElementExpressions]); err == nil && len(more) > 0 {
 				expr = more[0].Value
 			}
-			counter := attributes(expr)
+			counter := netlinkAttributes(expr)
 			if name := bytes.TrimRight(counter[unix.NFTA_EXPR_NAME], "\x00"); !ok || string(name) != "counter" {
 				continue
 			}
-			n := attributes(counter[unix.NFTA_EXPR_DATA])
+			n := netlinkAttributes(counter[unix.NFTA_EXPR_DATA])
 			if p, b := n[unix.NFTA_COUNTER_PACKETS], n[unix.NFTA_COUNTER_BYTES]; len(p) == 8 && len(b) == 8 {
-				out[address] = drops{binary.BigEndian.Uint64(p), binary.BigEndian.Uint64(b)}
+				out[address] = dropCount{binary.BigEndian.Uint64(p), binary.BigEndian.Uint64(b)}
 			}
 		}
 	}
 	return out, nil
 }
 
-// attributes returns the attributes of a message by type, or nil if it cannot be parsed.
-func attributes(raw []byte) map[uint16][]byte {
+// netlinkAttributes returns the attributes of a message by type, or nil if it cannot be parsed.
+func netlinkAttributes(raw []byte) map[uint16][]byte {
 	list, err := nl.ParseRouteAttr(raw)
 	if err != nil {
 		return nil

@@ -44,8 +44,8 @@ type NamedPort struct {
 	Port        uint16
 }
 
-// podOf returns the part of a pod that policies depend on.
-func podOf(p *v1.Pod, addresses []netip.Addr) Pod {
+// newPod returns the part of a pod that policies depend on.
+func newPod(p *v1.Pod, addresses []netip.Addr) Pod {
 	out := Pod{UID: p.UID, Namespace: p.Namespace, Labels: p.Labels, Addresses: addresses}
 	for n, list := range [][]v1.Container{p.Spec.InitContainers, p.Spec.Containers} {
 		for i := range list {
@@ -54,7 +54,7 @@ func podOf(p *v1.Pod, addresses []netip.Addr) Pod {
 			}
 			for _, port := range list[i].Ports {
 				if port.Name != "" && port.ContainerPort > 0 && port.ContainerPort < 1<<16 {
-					out.Ports = append(out.Ports, NamedPort{port.Name, protocol(port.Protocol), uint16(port.ContainerPort)})
+					out.Ports = append(out.Ports, NamedPort{port.Name, protocolName(port.Protocol), uint16(port.ContainerPort)})
 				}
 			}
 		}
@@ -62,7 +62,7 @@ func podOf(p *v1.Pod, addresses []netip.Addr) Pod {
 	return out
 }
 
-func protocol(p v1.Protocol) string { return strings.ToLower(string(cmp.Or(p, v1.ProtocolTCP))) }
+func protocolName(p v1.Protocol) string { return strings.ToLower(string(cmp.Or(p, v1.ProtocolTCP))) }
 
 // policy is a parsed NetworkPolicy.
 type policy struct {
@@ -75,15 +75,15 @@ type policy struct {
 
 // rule allows traffic that matches one of its peers and one of its ports.
 type rule struct {
-	anybody bool
+	anyPeer bool
 	groups  []string
-	blocks  []span // disjoint, in order
+	blocks  []addressRange // disjoint, in order
 	anyPort bool
 	ports   []portRange
 	named   []NamedPort // Port is 0
-	// callers are the groups of pods that have a named port. They are set only for egress rules
+	// portGroups are the groups of pods that have a named port. They are set only for egress rules
 	// that allow destinations without selectors.
-	callers map[NamedPort]string
+	portGroups map[NamedPort]string
 }
 
 type portRange struct {
@@ -93,27 +93,27 @@ type portRange struct {
 
 // policy parses a NetworkPolicy. Parts that cannot be parsed allow nothing and are reported in the
 // error.
-func read(p *networkingv1.NetworkPolicy) (*policy, error) {
+func parsePolicy(p *networkingv1.NetworkPolicy) (*policy, error) {
 	out := &policy{key: p.Namespace + "/" + p.Name, namespace: p.Namespace}
 	var err error
 	if out.selector, err = metav1.LabelSelectorAsSelector(&p.Spec.PodSelector); err != nil {
 		return nil, fmt.Errorf("NetworkPolicy %s: spec.podSelector: %w", out.key, err)
 	}
-	r := reader{key: out.key, callers: readCallers(p.Annotations[agent.NamedPortGroups])}
+	r := policyParser{key: out.key, portGroups: parseNamedPortGroups(p.Annotations[agent.NamedPortGroups])}
 	if names := p.Annotations[agent.AddressGroups]; names != "" {
 		r.groups = strings.Split(names, ",")
 	}
 	in, eg := []rule{}, []rule{}
 	for i := range p.Spec.Ingress {
 		from := &p.Spec.Ingress[i]
-		in = append(in, r.rule(from.From, from.Ports))
+		in = append(in, r.parseRule(from.From, from.Ports))
 		out.named = out.named || len(in[i].named) > 0
 	}
 	for i := range p.Spec.Egress {
 		to := &p.Spec.Egress[i]
-		rule := r.rule(to.To, to.Ports)
-		if rule.anybody || len(rule.blocks) > 0 {
-			rule.callers = r.callers
+		rule := r.parseRule(to.To, to.Ports)
+		if rule.anyPeer || len(rule.blocks) > 0 {
+			rule.portGroups = r.portGroups
 		}
 		eg = append(eg, rule)
 	}
@@ -126,9 +126,9 @@ func read(p *networkingv1.NetworkPolicy) (*policy, error) {
 	return out, r.err
 }
 
-// readCallers parses the annotation agent.NamedPortGroups. It omits entries that cannot be parsed;
+// parseNamedPortGroups parses the annotation agent.NamedPortGroups. It omits entries that cannot be parsed;
 // their ports allow nothing.
-func readCallers(text string) map[NamedPort]string {
+func parseNamedPortGroups(text string) map[NamedPort]string {
 	out := map[NamedPort]string{}
 	for part := range strings.SplitSeq(text, ",") {
 		port, group, _ := strings.Cut(strings.TrimSpace(part), "=")
@@ -140,29 +140,29 @@ func readCallers(text string) map[NamedPort]string {
 	return out
 }
 
-// reader parses the rules of one policy in order. It assigns the next address group to each peer
+// policyParser parses the rules of one policy in order. It assigns the next address group to each peer
 // with selectors.
-type reader struct {
+type policyParser struct {
 	key    string
 	groups []string
-	// callers are the groups of pods that have a named port.
-	callers map[NamedPort]string
-	err     error // the first parse error
+	// portGroups are the groups of pods that have a named port.
+	portGroups map[NamedPort]string
+	err        error // the first parse error
 }
 
-func (r *reader) fail(format string, args ...any) {
+func (r *policyParser) recordError(format string, args ...any) {
 	if r.err == nil {
 		r.err = fmt.Errorf("NetworkPolicy "+r.key+": "+format, args...)
 	}
 }
 
-func (r *reader) rule(peers []networkingv1.NetworkPolicyPeer, ports []networkingv1.NetworkPolicyPort) rule {
-	out := rule{anybody: len(peers) == 0, anyPort: len(ports) == 0}
+func (r *policyParser) parseRule(peers []networkingv1.NetworkPolicyPeer, ports []networkingv1.NetworkPolicyPort) rule {
+	out := rule{anyPeer: len(peers) == 0, anyPort: len(ports) == 0}
 	for _, p := range peers {
 		if p.IPBlock != nil {
-			spans, err := block(p.IPBlock.CIDR, p.IPBlock.Except)
+			spans, err := parseIPBlock(p.IPBlock.CIDR, p.IPBlock.Except)
 			if err != nil {
-				r.fail("ipBlock: %w", err)
+				r.recordError("ipBlock: %w", err)
 			}
 			out.blocks = append(out.blocks, spans...)
 			continue
@@ -171,7 +171,7 @@ func (r *reader) rule(peers []networkingv1.NetworkPolicyPeer, ports []networking
 			continue // matches no peer
 		}
 		if len(r.groups) == 0 {
-			r.fail("a peer has no address group")
+			r.recordError("a peer has no address group")
 			continue
 		}
 		if name := strings.TrimSpace(r.groups[0]); name != "" && !slices.Contains(out.groups, name) {
@@ -179,7 +179,7 @@ func (r *reader) rule(peers []networkingv1.NetworkPolicyPeer, ports []networking
 		}
 		r.groups = r.groups[1:]
 	}
-	out.blocks = join(out.blocks)
+	out.blocks = mergeRanges(out.blocks)
 	for _, p := range ports {
 		out.addPort(p)
 	}
@@ -190,7 +190,7 @@ func (r *reader) rule(peers []networkingv1.NetworkPolicyPeer, ports []networking
 func (r *rule) addPort(p networkingv1.NetworkPolicyPort) {
 	proto := "tcp"
 	if p.Protocol != nil {
-		proto = protocol(*p.Protocol)
+		proto = protocolName(*p.Protocol)
 	}
 	switch {
 	case proto != "tcp" && proto != "udp" && proto != "sctp": // allows nothing
@@ -209,8 +209,8 @@ func (r *rule) addPort(p networkingv1.NetworkPolicyPort) {
 	}
 }
 
-// resolved replaces named ports with their numbers in a pod.
-func (r rule) resolved(pod []NamedPort) rule {
+// resolvePorts replaces named ports with their numbers in a pod.
+func (r rule) resolvePorts(pod []NamedPort) rule {
 	if len(r.named) == 0 {
 		return r
 	}
@@ -243,8 +243,8 @@ func joinPorts(in []portRange) []portRange {
 	return out
 }
 
-// id returns a short hash of the parts that is valid in nft names.
-func id(parts ...string) string {
+// hashID returns a short hash of the parts that is valid in nft names.
+func hashID(parts ...string) string {
 	h := sha256.New()
 	for _, p := range parts {
 		fmt.Fprintf(h, "%d:%s", len(p), p)

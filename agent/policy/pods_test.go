@@ -32,9 +32,9 @@ func (m *moving) Pods() []*v1.Pod {
 // Otherwise it would run without its policies.
 func TestPodThatComesMeanwhile(t *testing.T) {
 	view := &moving{inMemory: fake.NewCluster()}
-	e := New(Config{Objects: view, Sandboxes: sandboxes{}, Off: func() bool { return false }, Log: slog.New(slog.DiscardHandler)})
+	e := New(Config{Objects: view, Sandboxes: sandboxes{}, Disabled: func() bool { return false }, Log: slog.New(slog.DiscardHandler)})
 	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", UID: "u"}}
-	attach := func() bool { return e.attach(pod.UID, []netip.Addr{netip.MustParseAddr("10.88.0.7")}) }
+	attach := func() bool { return e.setAddresses(pod.UID, []netip.Addr{netip.MustParseAddr("10.88.0.7")}) }
 	came := false
 	view.then = func() {
 		view.Put(pod)
@@ -43,16 +43,16 @@ func TestPodThatComesMeanwhile(t *testing.T) {
 			attach()
 		}
 	}
-	e.pods(true)
+	e.podsWithAddresses(true)
 	if e.mu.Lock(); !came {
 		attach()
 	}
 	e.mu.Unlock()
-	if pods, _, _ := e.pods(true); len(pods) != 1 || pods[0].UID != pod.UID {
+	if pods, _, _ := e.podsWithAddresses(true); len(pods) != 1 || pods[0].UID != pod.UID {
 		t.Errorf("the pods are %+v", pods)
 	}
 	view.Delete(pod)
-	if pods, _, _ := e.pods(true); len(pods) != 0 {
+	if pods, _, _ := e.podsWithAddresses(true); len(pods) != 0 {
 		t.Errorf("once it has gone the pods are %+v", pods)
 	}
 }

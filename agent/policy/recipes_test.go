@@ -180,13 +180,13 @@ func TestRecipes(t *testing.T) {
 				for name, g := range has {
 					groups[name] = g
 				}
-				p, err := read(sent)
+				p, err := parsePolicy(sent)
 				if err != nil {
 					t.Fatal(err)
 				}
 				policies = append(policies, p)
 			}
-			r := compile(local(places), policies).withSets(nil, func(string) bool { return true }, func(name string) (*v1.Endpoints, bool) { g, ok := groups[name]; return g, ok })
+			r := compileRules(local(places), policies).withSets(nil, func(string) bool { return true }, func(name string) (*v1.Endpoints, bool) { g, ok := groups[name]; return g, ok })
 			j := judged{t, r}
 			for _, a := range everyPair(places) {
 				name := title(a)
@@ -211,7 +211,7 @@ func local(places []*place) []Pod {
 	var out []Pod
 	for _, p := range places {
 		if p.local {
-			out = append(out, podOf(p.object(), p.addresses))
+			out = append(out, newPod(p.object(), p.addresses))
 		}
 	}
 	return out
@@ -278,7 +278,7 @@ func golden(t *testing.T, file string, r ruleset) {
 	t.Helper()
 	fake := knftables.NewFake(knftables.InetFamily, Table)
 	tx := fake.NewTransaction()
-	rebuild(tx, nil, r, bridge)
+	addRebuild(tx, nil, r, bridge)
 	if err := fake.Run(t.Context(), tx); err != nil {
 		t.Fatal(err)
 	}

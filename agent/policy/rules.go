@@ -14,10 +14,10 @@ const Table = "keelson-policy"
 
 // baseChain is a base chain of the table. A change of its hook or priority requires a new name.
 type baseChain struct {
-	name     string
-	hook     knftables.BaseChainHook
-	priority string
-	ways     []direction // ways that are evaluated, in this order
+	name       string
+	hook       knftables.BaseChainHook
+	priority   string
+	directions []direction // ways that are evaluated, in this order
 }
 
 // One chain evaluates both directions: after egress is allowed, evaluation returns to the chain and
@@ -31,16 +31,16 @@ var baseChains = []baseChain{
 	{"sent", knftables.OutputHook, "filter", []direction{directions[1], directions[0]}},
 }
 
-// base adds the table, maps, sets and base chains that are missing, and rewrites the rules of the
+// addBase adds the table, maps, sets and base chains that are missing, and rewrites the rules of the
 // base chains.
-func base(tx *knftables.Transaction, bridge string) {
+func addBase(tx *knftables.Transaction, bridge string) {
 	tx.Add(&knftables.Table{Comment: knftables.PtrTo("Keelson NetworkPolicies")})
 	for _, f := range families {
-		addr := content{six: f.six}.kind()
-		tx.Add(&knftables.Set{Name: selves(f), Type: addr + " . " + addr})
+		addr := setContent{six: f.six}.nftType()
+		tx.Add(&knftables.Set{Name: selfSet(f), Type: addr + " . " + addr})
 		for _, d := range directions {
-			tx.Add(&knftables.Map{Name: verdicts(d, f), Type: addr + " : verdict"})
-			tx.Add(&knftables.Set{Name: dropped(d, f), Type: addr + " ; counter"}) // each element has a counter
+			tx.Add(&knftables.Map{Name: verdictMap(d, f), Type: addr + " : verdict"})
+			tx.Add(&knftables.Set{Name: droppedSet(d, f), Type: addr + " ; counter"}) // each element has a counter
 		}
 	}
 	for _, c := range baseChains {
@@ -61,25 +61,25 @@ func baseRules(c baseChain, bridge string) []string {
 	from := `iifname "` + bridge + `" ip6 `
 	switch c.hook {
 	case knftables.ForwardHook:
-		rules = append(rules, from+"saddr fe80::/10 "+exempt+"accept", from+"saddr fe80::/10 drop", from+"daddr fe80::/10 drop")
+		rules = append(rules, from+"saddr fe80::/10 "+neighborDiscoveryMatch+"accept", from+"saddr fe80::/10 drop", from+"daddr fe80::/10 drop")
 	case knftables.InputHook:
-		rules = append(rules, from+"saddr fe80::/10 "+exempt+"accept", from+"saddr fe80::/10 drop", from+"daddr fe80::/10 "+exempt+"accept",
+		rules = append(rules, from+"saddr fe80::/10 "+neighborDiscoveryMatch+"accept", from+"saddr fe80::/10 drop", from+"daddr fe80::/10 "+neighborDiscoveryMatch+"accept",
 			from+"daddr fe80::/10 drop")
 	}
 	if c.hook == knftables.OutputHook {
 		rules = append(rules, "fib saddr type local accept")
 	}
-	for _, d := range c.ways {
+	for _, d := range c.directions {
 		for _, f := range families {
-			rules = append(rules, f.ip+" "+d.own+" vmap @"+verdicts(d, f))
+			rules = append(rules, f.ip+" "+d.own+" vmap @"+verdictMap(d, f))
 		}
 	}
 	return rules
 }
 
-// rebuild adds the operations that replace the contents of the table by the ruleset, in one atomic
+// addRebuild adds the operations that replace the contents of the table by the ruleset, in one atomic
 // transaction. have lists the names of the current objects by kind.
-func rebuild(tx *knftables.Transaction, have map[string][]string, to ruleset, bridge string) {
+func addRebuild(tx *knftables.Transaction, have map[string][]string, to ruleset, bridge string) {
 	// Flush requires that the table exists; adding an existing table has no effect.
 	tx.Add(&knftables.Table{Comment: knftables.PtrTo("Keelson NetworkPolicies")})
 	for _, m := range have["map"] {
@@ -91,16 +91,16 @@ func rebuild(tx *knftables.Transaction, have map[string][]string, to ruleset, br
 	for _, s := range have["set"] {
 		tx.Flush(&knftables.Set{Name: s})
 	}
-	base(tx, bridge)
-	change(tx, ruleset{}, to)
+	addBase(tx, bridge)
+	addChanges(tx, ruleset{}, to)
 	kept := map[string]bool{}
 	for _, c := range baseChains {
 		kept[c.name] = true
 	}
 	for _, f := range families {
-		kept[selves(f)] = true
+		kept[selfSet(f)] = true
 		for _, d := range directions {
-			kept[verdicts(d, f)], kept[dropped(d, f)] = true, true
+			kept[verdictMap(d, f)], kept[droppedSet(d, f)] = true, true
 		}
 	}
 	for name := range to.chains {
@@ -123,8 +123,8 @@ func rebuild(tx *knftables.Transaction, have map[string][]string, to ruleset, br
 	}
 }
 
-// change adds the operations that change the kernel's rules from one ruleset to another.
-func change(tx *knftables.Transaction, from, to ruleset) {
+// addChanges adds the operations that change the kernel's rules from one ruleset to another.
+func addChanges(tx *knftables.Transaction, from, to ruleset) {
 	// New sets and chains come first, because rules and maps refer to them. Unused ones are deleted
 	// last.
 	for _, name := range slices.Sorted(maps.Keys(to.sets)) {
@@ -174,13 +174,13 @@ func change(tx *knftables.Transaction, from, to ruleset) {
 	}
 }
 
-func changeSet(tx *knftables.Transaction, name string, from, to *set) {
+func changeSet(tx *knftables.Transaction, name string, from, to *filledSet) {
 	if from == to {
 		return
 	}
 	var old map[string]bool
 	if from == nil {
-		s := &knftables.Set{Name: name, Type: to.kind()}
+		s := &knftables.Set{Name: name, Type: to.nftType()}
 		if len(to.spans) > 0 {
 			s.Flags = []knftables.SetFlag{knftables.IntervalFlag}
 		}
@@ -192,16 +192,16 @@ func changeSet(tx *knftables.Transaction, name string, from, to *set) {
 }
 
 func changeElements(tx *knftables.Transaction, name string, from, to map[string]bool) {
-	for _, e := range lacking(from, to) {
+	for _, e := range missingElements(from, to) {
 		tx.Delete(&knftables.Element{Set: name, Key: strings.Split(e, " . ")})
 	}
-	for _, e := range lacking(to, from) {
+	for _, e := range missingElements(to, from) {
 		tx.Add(&knftables.Element{Set: name, Key: strings.Split(e, " . ")})
 	}
 }
 
-// lacking returns the elements of one set that the other lacks, in order.
-func lacking(of, in map[string]bool) (out []string) {
+// missingElements returns the elements of one set that the other lacks, in order.
+func missingElements(of, in map[string]bool) (out []string) {
 	for e := range of {
 		if !in[e] {
 			out = append(out, e)

@@ -12,30 +12,30 @@ import (
 
 // ruleset is the complete set of rules in the kernel except the base.
 type ruleset struct {
-	shape
-	chains map[string][]string // rules in order
-	sets   map[string]*set
-	split  int // number of sets that exceeded the limit and were replaced by one rule per group
+	ruleShape
+	chains       map[string][]string // rules in order
+	sets         map[string]*filledSet
+	unmergedSets int // number of sets that exceeded the limit and were replaced by one rule per group
 }
 
-// set is an nftables set with its elements. It is immutable.
-type set struct {
-	content
-	elements map[string]bool   // parts of an element are joined by " . "
-	parts    []map[string]bool // elements of each source
+// filledSet is an nftables set with its elements. It is immutable.
+type filledSet struct {
+	setContent
+	elements       map[string]bool   // parts of an element are joined by " . "
+	sourceElements []map[string]bool // elements of each source
 }
 
-// content describes the contents of a set: address groups, or address ranges.
-type content struct {
+// setContent describes the contents of a set: address groups, or address ranges.
+type setContent struct {
 	six     bool
-	ports   bool     // elements contain a protocol and a port in addition to the address
-	sources []source // in order, without duplicates
+	ports   bool        // elements contain a protocol and a port in addition to the address
+	sources []setSource // in order, without duplicates
 	spans   []string
 }
 
-// source is the part of a set that comes from one address group. It consists of the group's
+// setSource is the part of a set that comes from one address group. It consists of the group's
 // addresses alone, with a named port of theirs, or with a fixed port.
-type source struct {
+type setSource struct {
 	group string
 	six   bool
 	named NamedPort // Port is 0
@@ -47,17 +47,17 @@ type onePort struct {
 	number uint16
 }
 
-func (c *content) sort() {
-	slices.SortFunc(c.sources, func(a, b source) int {
+func (c *setContent) sortSources() {
+	slices.SortFunc(c.sources, func(a, b setSource) int {
 		return cmp.Or(cmp.Compare(a.group, b.group), cmp.Compare(a.named.Proto, b.named.Proto), cmp.Compare(a.named.Name, b.named.Name),
 			cmp.Compare(a.port.proto, b.port.proto), cmp.Compare(a.port.number, b.port.number))
 	})
 }
 
-// name returns a name that is derived from the contents.
-func (c content) name() string {
+// setName returns a name that is derived from the contents.
+func (c setContent) setName() string {
 	if len(c.spans) > 0 {
-		return c.prefix() + id(c.spans...)
+		return c.namePrefix() + hashID(c.spans...)
 	}
 	var words []string
 	for _, s := range c.sources {
@@ -66,11 +66,11 @@ func (c content) name() string {
 			words = append(words, s.named.Proto, s.named.Name, s.port.proto, fmt.Sprint(s.port.number))
 		}
 	}
-	return c.prefix() + id(words...)
+	return c.namePrefix() + hashID(words...)
 }
 
-// prefix returns a prefix that only sets with the same element type have.
-func (c content) prefix() string {
+// namePrefix returns a prefix that only sets with the same element type have.
+func (c setContent) namePrefix() string {
 	f := families[0]
 	if c.six {
 		f = families[1]
@@ -84,8 +84,8 @@ func (c content) prefix() string {
 	return "group-" + f.digit + "-"
 }
 
-// kind returns the nft type of the set.
-func (c content) kind() string {
+// nftType returns the nft type of the set.
+func (c setContent) nftType() string {
 	kind := "ipv4_addr"
 	if c.six {
 		kind = "ipv6_addr"
@@ -96,8 +96,8 @@ func (c content) kind() string {
 	return kind
 }
 
-// fill returns the source's elements for the current state of its group. A nil group has none.
-func (s source) fill(group *v1.Endpoints) map[string]bool {
+// elements returns the source's elements for the current state of its group. A nil group has none.
+func (s setSource) elements(group *v1.Endpoints) map[string]bool {
 	out := map[string]bool{}
 	if group == nil {
 		return out
@@ -112,7 +112,7 @@ func (s source) fill(group *v1.Endpoints) map[string]bool {
 			suffixes = []string{""}
 		default:
 			for _, p := range part.Ports {
-				if p.Name == s.named.Name && protocol(p.Protocol) == s.named.Proto && p.Port > 0 && p.Port < 1<<16 {
+				if p.Name == s.named.Name && protocolName(p.Protocol) == s.named.Proto && p.Port > 0 && p.Port < 1<<16 {
 					suffixes = append(suffixes, fmt.Sprintf(" . %s . %d", s.named.Proto, p.Port))
 				}
 			}
@@ -135,38 +135,38 @@ func (s source) fill(group *v1.Endpoints) map[string]bool {
 	return out
 }
 
-// filler fills sets from the current address groups. It reuses the elements of groups that have not
+// setFiller fills sets from the current address groups. It reuses the elements of groups that have not
 // changed.
-type filler struct {
-	before  map[string]*set
-	changed func(group string) bool
-	group   func(name string) (*v1.Endpoints, bool)
-	parts   map[source]map[string]bool
-	limit   int // maximum number of elements of all sets with several sources
+type setFiller struct {
+	previous       map[string]*filledSet
+	changed        func(group string) bool
+	group          func(name string) (*v1.Endpoints, bool)
+	sourceElements map[setSource]map[string]bool
+	limit          int // maximum number of elements of all sets with several sources
 }
 
 // withSets returns the rules with all sets filled. It reuses previous sets whose groups have not
 // changed.
-func (r shape) withSets(before map[string]*set, changed func(group string) bool, group func(name string) (*v1.Endpoints, bool)) ruleset {
-	return r.filled(&filler{before, changed, group, map[source]map[string]bool{}, mergedLimit})
+func (r ruleShape) withSets(before map[string]*filledSet, changed func(group string) bool, group func(name string) (*v1.Endpoints, bool)) ruleset {
+	return r.fillSets(&setFiller{before, changed, group, map[setSource]map[string]bool{}, mergedLimit})
 }
 
-func (r shape) filled(f *filler) ruleset {
-	for _, s := range f.before {
+func (r ruleShape) fillSets(f *setFiller) ruleset {
+	for _, s := range f.previous {
 		for i, of := range s.sources {
 			if !f.changed(of.group) {
-				f.parts[of] = s.parts[i]
+				f.sourceElements[of] = s.sourceElements[i]
 			}
 		}
 	}
-	out := ruleset{shape: r, chains: make(map[string][]string, len(r.chains)), sets: make(map[string]*set, len(r.sets))}
+	out := ruleset{ruleShape: r, chains: make(map[string][]string, len(r.chains)), sets: make(map[string]*filledSet, len(r.sets))}
 	large := f.tooLarge(r.sets)
 	for name, c := range r.sets {
 		if !large[name] {
-			out.sets[name] = f.set(name, c)
+			out.sets[name] = f.fillSet(name, c)
 		}
 	}
-	out.split = len(large)
+	out.unmergedSets = len(large)
 	for name, lines := range r.chains {
 		texts := make([]string, 0, len(lines))
 		for _, l := range lines {
@@ -174,10 +174,10 @@ func (r shape) filled(f *filler) ruleset {
 				texts = append(texts, l.text)
 				continue
 			}
-			for _, s := range l.instead {
+			for _, s := range l.substitutes {
 				texts = append(texts, s.text)
 				if out.sets[s.set] == nil {
-					out.sets[s.set] = f.set(s.set, s.of)
+					out.sets[s.set] = f.fillSet(s.set, s.content)
 				}
 			}
 		}
@@ -186,19 +186,19 @@ func (r shape) filled(f *filler) ruleset {
 	return out
 }
 
-func (f *filler) part(of source) map[string]bool {
-	p, ok := f.parts[of]
+func (f *setFiller) elementsOf(of setSource) map[string]bool {
+	p, ok := f.sourceElements[of]
 	if !ok {
 		g, _ := f.group(of.group)
-		p = of.fill(g)
-		f.parts[of] = p
+		p = of.elements(g)
+		f.sourceElements[of] = p
 	}
 	return p
 }
 
 // tooLarge returns the sets with several sources that exceed the limit. Smaller sets are admitted
 // first.
-func (f *filler) tooLarge(sets map[string]content) map[string]bool {
+func (f *setFiller) tooLarge(sets map[string]setContent) map[string]bool {
 	type sized struct {
 		name string
 		size int
@@ -211,7 +211,7 @@ func (f *filler) tooLarge(sets map[string]content) map[string]bool {
 		}
 		s := sized{name: name}
 		for _, of := range c.sources {
-			s.size += f.size(of)
+			s.size += f.maxSize(of)
 		}
 		sum += s.size
 		all = append(all, s)
@@ -230,23 +230,23 @@ func (f *filler) tooLarge(sets map[string]content) map[string]bool {
 	return large
 }
 
-// size returns the maximum number of elements of a source. Elements with a fixed port are not
+// maxSize returns the maximum number of elements of a source. Elements with a fixed port are not
 // computed for this, because there may be too many.
-func (f *filler) size(of source) int {
-	if p, ok := f.parts[of]; ok {
+func (f *setFiller) maxSize(of setSource) int {
+	if p, ok := f.sourceElements[of]; ok {
 		return len(p)
 	}
 	of.port = onePort{}
-	return len(f.part(of))
+	return len(f.elementsOf(of))
 }
 
-// set returns the set with its elements.
-func (f *filler) set(name string, c content) *set {
-	old := f.before[name]
-	if old != nil && slices.Equal(old.sources, c.sources) && !slices.ContainsFunc(c.sources, func(of source) bool { return f.changed(of.group) }) {
+// fillSet returns the set with its elements.
+func (f *setFiller) fillSet(name string, c setContent) *filledSet {
+	old := f.previous[name]
+	if old != nil && slices.Equal(old.sources, c.sources) && !slices.ContainsFunc(c.sources, func(of setSource) bool { return f.changed(of.group) }) {
 		return old
 	}
-	out := &set{content: c}
+	out := &filledSet{setContent: c}
 	if len(c.spans) > 0 {
 		out.elements = make(map[string]bool, len(c.spans))
 		for _, s := range c.spans {
@@ -255,44 +255,44 @@ func (f *filler) set(name string, c content) *set {
 		return out
 	}
 	for _, of := range c.sources {
-		out.parts = append(out.parts, f.part(of))
+		out.sourceElements = append(out.sourceElements, f.elementsOf(of))
 	}
 	switch {
-	case len(out.parts) == 1:
-		out.elements = out.parts[0]
+	case len(out.sourceElements) == 1:
+		out.elements = out.sourceElements[0]
 	case old != nil:
-		out.follow(old, f.changed)
+		out.updateElements(old, f.changed)
 	default:
 		out.elements = map[string]bool{}
-		for _, p := range out.parts {
+		for _, p := range out.sourceElements {
 			maps.Copy(out.elements, p)
 		}
 	}
 	return out
 }
 
-// follow computes the elements from those of the old set and the sources that were added, removed
+// updateElements computes the elements from those of the old set and the sources that were added, removed
 // or changed.
-func (s *set) follow(old *set, changed func(group string) bool) {
+func (s *filledSet) updateElements(old *filledSet, changed func(group string) bool) {
 	s.elements = maps.Clone(old.elements)
-	had, stays := make(map[source]bool, len(old.sources)), make(map[source]bool, len(s.sources))
+	had, stays := make(map[setSource]bool, len(old.sources)), make(map[setSource]bool, len(s.sources))
 	for _, of := range old.sources {
 		had[of] = true
 	}
 	for _, of := range s.sources {
 		stays[of] = had[of] && !changed(of.group)
 	}
-	for i, part := range old.parts {
+	for i, part := range old.sourceElements {
 		if stays[old.sources[i]] {
 			continue
 		}
 		for e := range part {
-			if !slices.ContainsFunc(s.parts, func(p map[string]bool) bool { return p[e] }) {
+			if !slices.ContainsFunc(s.sourceElements, func(p map[string]bool) bool { return p[e] }) {
 				delete(s.elements, e)
 			}
 		}
 	}
-	for i, part := range s.parts {
+	for i, part := range s.sourceElements {
 		if !stays[s.sources[i]] {
 			maps.Copy(s.elements, part)
 		}

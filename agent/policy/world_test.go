@@ -138,7 +138,7 @@ func callers(p *networkingv1.NetworkPolicy, places []*place, groups map[string]*
 			if port.Port == nil || port.Port.Type != intstr.String {
 				continue
 			}
-			want := NamedPort{Name: port.Port.StrVal, Proto: protocol(ptr.Deref(port.Protocol, ""))}
+			want := NamedPort{Name: port.Port.StrVal, Proto: protocolName(ptr.Deref(port.Protocol, ""))}
 			g := &v1.Endpoints{ObjectMeta: metav1.ObjectMeta{Name: "callers-of-" + want.Proto + "-" + want.Name}}
 			for _, at := range places {
 				if !at.stranger && slices.ContainsFunc(at.ports, func(n NamedPort) bool { return n.Name == want.Name && n.Proto == want.Proto }) {
@@ -495,8 +495,8 @@ func newRig(s *site) *rig {
 // start runs an enforcer in the node's namespace.
 func (r *rig) start(t testing.TB, before sandboxes) {
 	t.Helper()
-	r.e = New(Config{Objects: r.cluster, Sandboxes: before, Off: r.off.Load, Log: slog.New(slog.DiscardHandler)})
-	r.e.every = 20 * time.Millisecond
+	r.e = New(Config{Objects: r.cluster, Sandboxes: before, Disabled: r.off.Load, Log: slog.New(slog.DiscardHandler)})
+	r.e.interval = 20 * time.Millisecond
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- space.In(r.node, func() error { return r.e.Run(ctx) }) }()
@@ -518,7 +518,7 @@ func (r *rig) settle(t testing.TB) {
 	defer cancel()
 	for {
 		r.e.mu.Lock()
-		shown, moved, why := r.e.shown == r.e.asked && r.e.revision >= revision, r.e.moved, r.e.why
+		shown, moved, why := r.e.appliedVersion == r.e.wantedVersion && r.e.revision >= revision, r.e.progress, r.e.reason
 		r.e.mu.Unlock()
 		if shown {
 			return

@@ -134,7 +134,7 @@ func (w *watch) run(ctx context.Context, kind string, spec *v1.Probe, pass bool)
 		now := time.Now()
 		changed, quick := m.result(r, now)
 		event := agent.ProbeEvent{Probe: kind, OK: ok, Message: message, Warning: string(warned), Start: begin,
-			Took: now.Sub(begin), Quick: quick}
+			Took: now.Sub(begin), Uncounted: quick}
 		if done := w.tell(m, r, changed, event); done {
 			return
 		}
@@ -158,7 +158,7 @@ func (w *watch) tell(m *machine, r outcome, changed bool, e agent.ProbeEvent) (d
 			w.state.Ready = m.pass
 		}
 		if m.gaveUp {
-			w.state.GaveUp, w.state.Cause = m.kind, e.Message
+			w.state.FailedProbe, w.state.Cause = m.kind, e.Message
 			done = true
 		}
 	}

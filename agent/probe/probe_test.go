@@ -79,7 +79,7 @@ func observe(t *testing.T, a *app, c *v1.Container, resume *agent.ProbeState, d 
 		defer close(done)
 		New(Config{Ask: a.ask}).Watch(ctx, agent.ProbeTarget{Pod: &v1.Pod{}, Container: c, StartedAt: a.start, Resume: resume}, func(e agent.ProbeEvent) {
 			if e.Probe == "" || e.State != last {
-				log = append(log, fmt.Sprintf("%s started=%t ready=%t%s", time.Since(a.start), e.State.Started, e.State.Ready, e.State.GaveUp))
+				log = append(log, fmt.Sprintf("%s started=%t ready=%t%s", time.Since(a.start), e.State.Started, e.State.Ready, e.State.FailedProbe))
 			}
 			last = e.State
 		})

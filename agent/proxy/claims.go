@@ -5,18 +5,18 @@ import (
 	"slices"
 )
 
-// claims lists, for each frontend, the Ports that use it, in the order of precedence. Anybody may
+// frontendClaims lists, for each frontend, the Ports that use it, in the order of precedence. Anybody may
 // set any address as an external IP. An address that the cluster assigned to a Service therefore
 // takes precedence over external IPs; among equal claims, the lowest Port ID does.
-type claims map[Frontend][]claim
+type frontendClaims map[Frontend][]frontendClaim
 
-type claim struct {
+type frontendClaim struct {
 	external bool
 	id       string
 }
 
-func (c claim) compare(d claim) int {
-	class := func(c claim) int {
+func (c frontendClaim) compareClaims(d frontendClaim) int {
+	class := func(c frontendClaim) int {
 		if c.external {
 			return 1
 		}
@@ -25,25 +25,25 @@ func (c claim) compare(d claim) int {
 	return cmp.Or(cmp.Compare(class(c), class(d)), cmp.Compare(c.id, d.id))
 }
 
-// move replaces the claims of the old state of a Port with those of its new state. It adds to
+// updateClaims replaces the claims of the old state of a Port with those of its new state. It adds to
 // touched the IDs of other Ports that gain or lose a frontend. old and now may be nil.
-func (c claims) move(old, now *Port, touched map[string]struct{}) {
+func (c frontendClaims) updateClaims(old, now *Port, touched map[string]struct{}) {
 	if old != nil && now != nil && slices.Equal(old.Internal, now.Internal) && slices.Equal(old.External, now.External) {
 		return
 	}
-	each := func(p *Port, do func(Frontend, claim)) {
+	each := func(p *Port, do func(Frontend, frontendClaim)) {
 		if p == nil {
 			return
 		}
 		for _, f := range p.Internal {
-			do(f, claim{false, p.ID})
+			do(f, frontendClaim{false, p.ID})
 		}
 		for _, f := range p.External {
-			do(f, claim{true, p.ID})
+			do(f, frontendClaim{true, p.ID})
 		}
 	}
-	each(old, func(f Frontend, by claim) {
-		at, ok := slices.BinarySearchFunc(c[f], by, claim.compare)
+	each(old, func(f Frontend, by frontendClaim) {
+		at, ok := slices.BinarySearchFunc(c[f], by, frontendClaim.compareClaims)
 		if !ok {
 			return
 		}
@@ -53,8 +53,8 @@ func (c claims) move(old, now *Port, touched map[string]struct{}) {
 			touched[c[f][0].id] = struct{}{}
 		}
 	})
-	each(now, func(f Frontend, by claim) {
-		at, ok := slices.BinarySearchFunc(c[f], by, claim.compare)
+	each(now, func(f Frontend, by frontendClaim) {
+		at, ok := slices.BinarySearchFunc(c[f], by, frontendClaim.compareClaims)
 		if ok {
 			return
 		}
@@ -65,13 +65,13 @@ func (c claims) move(old, now *Port, touched map[string]struct{}) {
 	})
 }
 
-// granted returns the Port with only the frontends at which its claim has precedence.
-func (c claims) granted(p *Port) *Port {
+// grantedPort returns the Port with only the frontends at which its claim has precedence.
+func (c frontendClaims) grantedPort(p *Port) *Port {
 	if p == nil {
 		return nil
 	}
 	lost := func(external bool) func(Frontend) bool {
-		return func(f Frontend) bool { return len(c[f]) == 0 || c[f][0] != claim{external, p.ID} }
+		return func(f Frontend) bool { return len(c[f]) == 0 || c[f][0] != frontendClaim{external, p.ID} }
 	}
 	if !slices.ContainsFunc(p.Internal, lost(false)) && !slices.ContainsFunc(p.External, lost(true)) {
 		return p

@@ -18,10 +18,10 @@ const (
 	sweepRounds   = 64
 )
 
-// sweep deletes the stale flows of the current network namespace.
-func sweep(s staleFlows) error {
+// deleteStaleFlows deletes the stale flows of the current network namespace.
+func deleteStaleFlows(s staleFlows) error {
 	families := map[uint8]bool{}
-	for at := range s.picture {
+	for at := range s.servers {
 		family := uint8(unix.AF_INET)
 		if at.Addr().Is6() {
 			family = unix.AF_INET6
@@ -29,16 +29,16 @@ func sweep(s staleFlows) error {
 		families[family] = true
 	}
 	for family := range families {
-		if err := s.sweep(family); err != nil {
+		if err := s.deleteFamily(family); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (s staleFlows) sweep(family uint8) error {
+func (s staleFlows) deleteFamily(family uint8) error {
 	for range sweepRounds {
-		found, more, err := s.find(family)
+		found, more, err := s.findStaleFlows(family)
 		if err != nil {
 			return err
 		}
@@ -56,15 +56,15 @@ func (s staleFlows) sweep(family uint8) error {
 	return nil // the table changes faster than it can be read; the flows of the first rounds are deleted
 }
 
-// find collects stale flows in the kernel's encoding. more reports that further flows may be stale.
-func (s staleFlows) find(family uint8) (found [][]byte, more bool, err error) {
+// findStaleFlows collects stale flows in the kernel's encoding. more reports that further flows may be stale.
+func (s staleFlows) findStaleFlows(family uint8) (found [][]byte, more bool, err error) {
 	err = conntrackRequest(family, nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP).ExecuteIter(unix.NETLINK_NETFILTER, 0,
 		func(m []byte) bool {
 			if len(m) < nl.SizeofNfgenmsg {
 				return true
 			}
 			flow := m[nl.SizeofNfgenmsg:]
-			if to, answers, ok := udpFlow(flow); ok && s.stale(to, answers) {
+			if to, answers, ok := udpFlow(flow); ok && s.isStale(to, answers) {
 				found = append(found, bytes.Clone(flow))
 			}
 			more = len(found) == flowsPerRound
@@ -84,7 +84,7 @@ func conntrackRequest(family uint8, operation, flags int) *nl.NetlinkRequest {
 
 // udpFlow returns the original destination of a UDP flow and the source of its replies.
 func udpFlow(flow []byte) (to, answers netip.AddrPort, ok bool) {
-	tuples := attributes(flow)
+	tuples := netlinkAttributes(flow)
 	_, to, okTo := udpTuple(tuples[nl.CTA_TUPLE_ORIG])
 	answers, _, okAnswers := udpTuple(tuples[nl.CTA_TUPLE_REPLY])
 	return to, answers, okTo && okAnswers
@@ -92,8 +92,8 @@ func udpFlow(flow []byte) (to, answers netip.AddrPort, ok bool) {
 
 // udpTuple parses one direction of a UDP flow.
 func udpTuple(tuple []byte) (source, destination netip.AddrPort, ok bool) {
-	parts := attributes(tuple)
-	ips, proto := attributes(parts[nl.CTA_TUPLE_IP]), attributes(parts[nl.CTA_TUPLE_PROTO])
+	parts := netlinkAttributes(tuple)
+	ips, proto := netlinkAttributes(parts[nl.CTA_TUPLE_IP]), netlinkAttributes(parts[nl.CTA_TUPLE_PROTO])
 	if n := proto[nl.CTA_PROTO_NUM]; len(n) != 1 || n[0] != unix.IPPROTO_UDP {
 		return source, destination, false
 	}
@@ -113,9 +113,9 @@ func udpTuple(tuple []byte) (source, destination netip.AddrPort, ok bool) {
 	return source, destination, okSource && okDestination
 }
 
-// attributes returns the netlink attributes in b by type. It returns no attributes if b is
+// netlinkAttributes returns the netlink attributes in b by type. It returns no attributes if b is
 // malformed.
-func attributes(b []byte) map[uint16][]byte {
+func netlinkAttributes(b []byte) map[uint16][]byte {
 	out := map[uint16][]byte{}
 	list, err := nl.ParseRouteAttr(b)
 	if err != nil {

@@ -17,10 +17,10 @@ type candidate struct {
 
 // candidates are the usable endpoints of one port. Terminating endpoints that still serve receive
 // traffic only if no endpoint is ready.
-type candidates struct{ ready, ending []candidate }
+type candidates struct{ ready, terminating []candidate }
 
-// endpointsOf returns the endpoints of a port in one address family, as seen from a location.
-func endpointsOf(portName string, parts map[string]*discoveryv1.EndpointSlice, v6 bool, at Place) candidates {
+// findCandidates returns the endpoints of a port in one address family, as seen from a location.
+func findCandidates(portName string, parts map[string]*discoveryv1.EndpointSlice, v6 bool, at Location) candidates {
 	var out candidates
 	family := discoveryv1.AddressTypeIPv4
 	if v6 {
@@ -30,16 +30,16 @@ func endpointsOf(portName string, parts map[string]*discoveryv1.EndpointSlice, v
 		if s.AddressType != family || servedByOther(s.Labels) {
 			continue
 		}
-		port := portOf(portName, s)
+		port := slicePort(portName, s)
 		if port < 1 || port > 65535 {
 			continue
 		}
 		for i := range s.Endpoints {
 			e := &s.Endpoints[i]
-			c := candidateOf(e, at)
+			c := newCandidate(e, at)
 			for _, a := range e.Addresses {
 				ip, err := netip.ParseAddr(a)
-				if err != nil || ip.Is6() != v6 || ip.Zone() != "" || special(ip) {
+				if err != nil || ip.Is6() != v6 || ip.Zone() != "" || isSpecialAddress(ip) {
 					continue
 				}
 				c.IP, c.Port = ip, port
@@ -47,7 +47,7 @@ func endpointsOf(portName string, parts map[string]*discoveryv1.EndpointSlice, v
 				case is.Ready == nil || *is.Ready:
 					out.ready = append(out.ready, c)
 				case is.Serving != nil && *is.Serving && is.Terminating != nil && *is.Terminating:
-					out.ending = append(out.ending, c)
+					out.terminating = append(out.terminating, c)
 				}
 			}
 		}
@@ -55,16 +55,16 @@ func endpointsOf(portName string, parts map[string]*discoveryv1.EndpointSlice, v
 	return out
 }
 
-// special reports whether an address is loopback, link-local, multicast, unspecified or
+// isSpecialAddress reports whether an address is loopback, link-local, multicast, unspecified or
 // IPv4-mapped. Such an endpoint would let the author of an EndpointSlice reach the nodes' loopback
 // listeners or a metadata server.
-func special(ip netip.Addr) bool {
+func isSpecialAddress(ip netip.Addr) bool {
 	return ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsMulticast() || ip.IsUnspecified() || ip.Is4In6()
 }
 
-// portOf returns the port number of a Service port in a slice, or 0 if the slice does not have the
+// slicePort returns the port number of a Service port in a slice, or 0 if the slice does not have the
 // port.
-func portOf(name string, s *discoveryv1.EndpointSlice) int32 {
+func slicePort(name string, s *discoveryv1.EndpointSlice) int32 {
 	var port int32
 	for _, p := range s.Ports {
 		if p.Port != nil && (p.Name == nil && name == "" || p.Name != nil && *p.Name == name) {
@@ -74,7 +74,7 @@ func portOf(name string, s *discoveryv1.EndpointSlice) int32 {
 	return port
 }
 
-func candidateOf(e *discoveryv1.Endpoint, at Place) candidate {
+func newCandidate(e *discoveryv1.Endpoint, at Location) candidate {
 	c := candidate{Backend: Backend{Local: e.NodeName != nil && *e.NodeName == at.Node}}
 	if h := e.Hints; h != nil {
 		c.hintsNodes, c.hintsZones = len(h.ForNodes) > 0, len(h.ForZones) > 0
@@ -84,33 +84,35 @@ func candidateOf(e *discoveryv1.Endpoint, at Place) candidate {
 	return c
 }
 
-// cluster returns the backends of traffic that may go to any node. These are the ready endpoints
+// clusterBackends returns the backends of traffic that may go to any node. These are the ready endpoints
 // that hints assign to this node. It returns all ready endpoints if the hints do not apply, and the
 // terminating endpoints if none is ready.
-func (c candidates) cluster() []Backend {
+func (c candidates) clusterBackends() []Backend {
 	if len(c.ready) == 0 {
-		return distinct(c.ending)
+		return distinctBackends(c.terminating)
 	}
-	return distinct(hinted(c.ready))
+	return distinctBackends(hintedCandidates(c.ready))
 }
 
-// local returns the backends of traffic that must stay on this node. It ignores hints, because the
+// localBackends returns the backends of traffic that must stay on this node. It ignores hints, because the
 // traffic policy takes precedence over them.
-func (c candidates) local() []Backend {
-	if here := localOnly(c.ready); len(here) > 0 {
-		return distinct(here)
+func (c candidates) localBackends() []Backend {
+	if here := localCandidates(c.ready); len(here) > 0 {
+		return distinctBackends(here)
 	}
-	return distinct(localOnly(c.ending))
+	return distinctBackends(localCandidates(c.terminating))
 }
 
-// serving returns all ready and terminating endpoints.
-func (c candidates) serving() []Backend { return distinct(slices.Concat(c.ready, c.ending)) }
+// servingBackends returns all ready and terminating endpoints.
+func (c candidates) servingBackends() []Backend {
+	return distinctBackends(slices.Concat(c.ready, c.terminating))
+}
 
-// hinted returns the endpoints whose hints name this node. If there are none, it returns the
+// hintedCandidates returns the endpoints whose hints name this node. If there are none, it returns the
 // endpoints whose hints name this node's zone. Hints apply only if every endpoint has them and at
 // least one matches. Otherwise all endpoints are returned: the controller may be in the middle of
 // an update, or no endpoint would remain.
-func hinted(ready []candidate) []candidate {
+func hintedCandidates(ready []candidate) []candidate {
 	for _, mode := range []struct{ has, mine func(candidate) bool }{
 		{func(c candidate) bool { return c.hintsNodes }, func(c candidate) bool { return c.forNode }},
 		{func(c candidate) bool { return c.hintsZones }, func(c candidate) bool { return c.forZone }},
@@ -118,18 +120,18 @@ func hinted(ready []candidate) []candidate {
 		if slices.ContainsFunc(ready, func(c candidate) bool { return !mode.has(c) }) {
 			continue
 		}
-		if mine := keep(ready, mode.mine); len(mine) > 0 {
+		if mine := filterCandidates(ready, mode.mine); len(mine) > 0 {
 			return mine
 		}
 	}
 	return ready
 }
 
-func localOnly(all []candidate) []candidate {
-	return keep(all, func(c candidate) bool { return c.Local })
+func localCandidates(all []candidate) []candidate {
+	return filterCandidates(all, func(c candidate) bool { return c.Local })
 }
 
-func keep(all []candidate, wanted func(candidate) bool) []candidate {
+func filterCandidates(all []candidate, wanted func(candidate) bool) []candidate {
 	var out []candidate
 	for _, c := range all {
 		if wanted(c) {
@@ -139,8 +141,8 @@ func keep(all []candidate, wanted func(candidate) bool) []candidate {
 	return out
 }
 
-// distinct returns the backends in order, without duplicates.
-func distinct(all []candidate) []Backend {
+// distinctBackends returns the backends in order, without duplicates.
+func distinctBackends(all []candidate) []Backend {
 	out := make([]Backend, 0, len(all))
 	for _, c := range all {
 		out = append(out, c.Backend)

@@ -37,35 +37,35 @@ func TestHints(t *testing.T) {
 	const all = "10.244.0.2:8080 10.244.1.2:8080 10.244.2.2:8080"
 	for name, c := range map[string]struct {
 		change            func(*v1.Service)
-		at                Place
+		at                Location
 		endpoints         []discoveryv1.Endpoint
 		internal, outside string
 	}{
-		"the zone's": {nil, Place{"w1", "a"}, []discoveryv1.Endpoint{hint(here, "a", ""), hint(near, "a", ""), hint(far, "b", "")},
+		"the zone's": {nil, Location{"w1", "a"}, []discoveryv1.Endpoint{hint(here, "a", ""), hint(near, "a", ""), hint(far, "b", "")},
 			"10.244.0.2:8080 10.244.1.2:8080", "10.244.0.2:8080 10.244.1.2:8080"},
-		"the hint counts, not where the endpoint is": {nil, Place{"w1", "a"}, []discoveryv1.Endpoint{hint(here, "b", ""), hint(near, "b", ""), hint(far, "a", "")},
+		"the hint counts, not where the endpoint is": {nil, Location{"w1", "a"}, []discoveryv1.Endpoint{hint(here, "b", ""), hint(near, "b", ""), hint(far, "a", "")},
 			"10.244.2.2:8080", "10.244.2.2:8080"},
-		"the node's": {nil, Place{"w1", "a"}, []discoveryv1.Endpoint{hint(here, "a", "w1"), hint(near, "a", "w2"), hint(far, "b", "w3")},
+		"the node's": {nil, Location{"w1", "a"}, []discoveryv1.Endpoint{hint(here, "a", "w1"), hint(near, "a", "w2"), hint(far, "b", "w3")},
 			"10.244.0.2:8080", "10.244.0.2:8080"},
-		"no endpoint of the node, so the zone's": {nil, Place{"w9", "a"}, []discoveryv1.Endpoint{hint(here, "a", "w1"), hint(near, "a", "w2"), hint(far, "b", "w3")},
+		"no endpoint of the node, so the zone's": {nil, Location{"w9", "a"}, []discoveryv1.Endpoint{hint(here, "a", "w1"), hint(near, "a", "w2"), hint(far, "b", "w3")},
 			"10.244.0.2:8080 10.244.1.2:8080", "10.244.0.2:8080 10.244.1.2:8080"},
-		"neither node nor zone, so all": {nil, Place{"w9", "z"}, []discoveryv1.Endpoint{hint(here, "a", "w1"), hint(near, "a", "w2"), hint(far, "b", "w3")}, all, all},
-		"a node without a zone":         {nil, Place{"w1", ""}, []discoveryv1.Endpoint{hint(here, "a", ""), hint(near, "a", ""), hint(far, "b", "")}, all, all},
-		"one has no hint, so none counts": {nil, Place{"w1", "a"}, []discoveryv1.Endpoint{hint(here, "a", ""), near, hint(far, "b", "")},
+		"neither node nor zone, so all": {nil, Location{"w9", "z"}, []discoveryv1.Endpoint{hint(here, "a", "w1"), hint(near, "a", "w2"), hint(far, "b", "w3")}, all, all},
+		"a node without a zone":         {nil, Location{"w1", ""}, []discoveryv1.Endpoint{hint(here, "a", ""), hint(near, "a", ""), hint(far, "b", "")}, all, all},
+		"one has no hint, so none counts": {nil, Location{"w1", "a"}, []discoveryv1.Endpoint{hint(here, "a", ""), near, hint(far, "b", "")},
 			all, all},
-		"one has no hint of a node, so zones count": {nil, Place{"w1", "a"}, []discoveryv1.Endpoint{hint(here, "a", "w1"), hint(near, "a", ""), hint(far, "b", "w3")},
+		"one has no hint of a node, so zones count": {nil, Location{"w1", "a"}, []discoveryv1.Endpoint{hint(here, "a", "w1"), hint(near, "a", ""), hint(far, "b", "w3")},
 			"10.244.0.2:8080 10.244.1.2:8080", "10.244.0.2:8080 10.244.1.2:8080"},
-		"of those that are not ready none is asked": {nil, Place{"w1", "a"}, []discoveryv1.Endpoint{hint(here, "a", ""), unready, hint(far, "b", "")},
+		"of those that are not ready none is asked": {nil, Location{"w1", "a"}, []discoveryv1.Endpoint{hint(here, "a", ""), unready, hint(far, "b", "")},
 			"10.244.0.2:8080", "10.244.0.2:8080"},
-		"only unready ones are for the zone, so all": {nil, Place{"w1", "a"}, []discoveryv1.Endpoint{hint(unready, "a", ""), hint(near, "b", ""), hint(far, "b", "")},
+		"only unready ones are for the zone, so all": {nil, Location{"w1", "a"}, []discoveryv1.Endpoint{hint(unready, "a", ""), hint(near, "b", ""), hint(far, "b", "")},
 			"10.244.1.2:8080 10.244.2.2:8080", "10.244.1.2:8080 10.244.2.2:8080"},
-		"internal local wins": {internalLocal, Place{"w1", "a"}, []discoveryv1.Endpoint{hint(here, "b", ""), hint(near, "a", ""), hint(far, "a", "")},
+		"internal local wins": {internalLocal, Location{"w1", "a"}, []discoveryv1.Endpoint{hint(here, "b", ""), hint(near, "a", ""), hint(far, "a", "")},
 			"10.244.0.2:8080", "10.244.1.2:8080 10.244.2.2:8080"},
-		"external local wins": {externalLocal, Place{"w1", "a"}, []discoveryv1.Endpoint{hint(here, "b", ""), hint(near, "a", ""), hint(far, "a", "")},
+		"external local wins": {externalLocal, Location{"w1", "a"}, []discoveryv1.Endpoint{hint(here, "b", ""), hint(near, "a", ""), hint(far, "a", "")},
 			"10.244.1.2:8080 10.244.2.2:8080", "10.244.0.2:8080"},
-		"local with only one that ends, while others are ready elsewhere": {externalLocal, Place{"w1", "a"}, []discoveryv1.Endpoint{endingHere, near},
+		"local with only one that ends, while others are ready elsewhere": {externalLocal, Location{"w1", "a"}, []discoveryv1.Endpoint{endingHere, near},
 			"10.244.1.2:8080", "10.244.0.3:8080"},
-		"local with one that ends beside a ready one": {internalLocal, Place{"w1", "a"}, []discoveryv1.Endpoint{endingHere, here, near},
+		"local with one that ends beside a ready one": {internalLocal, Location{"w1", "a"}, []discoveryv1.Endpoint{endingHere, here, near},
 			"10.244.0.2:8080", "10.244.0.2:8080 10.244.1.2:8080"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -93,15 +93,15 @@ func TestRulesFollowTheZone(t *testing.T) {
 	objects.Put(node("w1", "a"), service("web", "10.96.0.10", 0),
 		slice("web", hint(endpoint("10.244.0.2", "w1", true, true, false), "a", ""), hint(endpoint("10.244.1.2", "w2", true, true, false), "b", "")))
 	s := newState(nil, "w1")
-	take := func(news agent.Changed) (changes []Change) {
-		s.take(objects, news)
-		return s.model.Settle()
+	take := func(news agent.ObjectChanges) (changes []Change) {
+		s.updateModel(objects, news)
+		return s.model.UpdatePorts()
 	}
-	named := func(name string) (c agent.Changed) {
-		c.Name(agent.ObjectKey{Kind: "Node", Name: name})
+	named := func(name string) (c agent.ObjectChanges) {
+		c.AddKey(agent.ObjectKey{Kind: "Node", Name: name})
 		return c
 	}
-	if take(agent.Changed{All: true}); addresses(only(t, s.model).Cluster) != "10.244.0.2:8080" {
+	if take(agent.ObjectChanges{All: true}); addresses(only(t, s.model).Cluster) != "10.244.0.2:8080" {
 		t.Error(addresses(only(t, s.model).Cluster))
 	}
 	if c := take(named("w0")); len(c) != 0 {

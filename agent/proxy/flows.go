@@ -10,36 +10,38 @@ import (
 	"sync"
 )
 
-// Flows deletes the conntrack entries of UDP flows to endpoints that no longer exist. UDP has no
+// StaleFlowCleaner deletes the conntrack entries of UDP flows to endpoints that no longer exist. UDP has no
 // connection end that the kernel could detect. A client that keeps sending from one port would
 // otherwise be directed to the removed endpoint for as long as it sends.
-type Flows struct {
-	mu   sync.Mutex
-	want picture
-	gone picture // frontends that were removed and whose flows have not been deleted yet
-	news chan struct{}
+type StaleFlowCleaner struct {
+	mu      sync.Mutex
+	current udpServers
+	removed udpServers // frontends that were removed and whose flows have not been deleted yet
+	changed chan struct{}
 }
 
-// NewFlows returns a cleaner without frontends.
-func NewFlows() *Flows { return &Flows{want: picture{}, gone: picture{}, news: make(chan struct{}, 1)} }
+// NewStaleFlowCleaner returns a cleaner without frontends.
+func NewStaleFlowCleaner() *StaleFlowCleaner {
+	return &StaleFlowCleaner{current: udpServers{}, removed: udpServers{}, changed: make(chan struct{}, 1)}
+}
 
-// picture maps a UDP frontend to the endpoints that may answer it. The frontend is an address and a
+// udpServers maps a UDP frontend to the endpoints that may answer it. The frontend is an address and a
 // port; a node port has the unspecified address.
-type picture map[netip.AddrPort]map[netip.AddrPort]bool
+type udpServers map[netip.AddrPort]map[netip.AddrPort]bool
 
-// take adds the frontends and endpoints of a UDP Port.
-func (p picture) take(port *Port) {
+// addPort adds the frontends and endpoints of a UDP Port.
+func (p udpServers) addPort(port *Port) {
 	serving := make(map[netip.AddrPort]bool, len(port.Serving))
 	for _, b := range port.Serving {
 		serving[netip.AddrPortFrom(b.IP, uint16(b.Port))] = true
 	}
-	for _, f := range fronts(port) {
+	for _, f := range frontendAddrs(port) {
 		p[f] = serving
 	}
 }
 
-// fronts returns the addresses and ports of all frontends of a Port.
-func fronts(p *Port) []netip.AddrPort {
+// frontendAddrs returns the addresses and ports of all frontends of a Port.
+func frontendAddrs(p *Port) []netip.AddrPort {
 	var out []netip.AddrPort
 	for _, list := range [][]Frontend{p.Internal, p.External} {
 		for _, f := range list {
@@ -49,94 +51,94 @@ func fronts(p *Port) []netip.AddrPort {
 	return out
 }
 
-// show records changes of the Service rules.
-func (f *Flows) show(changes []Change) {
+// rulesChanged records changes of the Service rules.
+func (f *StaleFlowCleaner) rulesChanged(changes []Change) {
 	news := false
 	f.mu.Lock()
 	for _, c := range changes {
 		if c.Old != nil && c.Old.Proto == "udp" {
 			news = true
-			for _, front := range fronts(c.Old) {
-				delete(f.want, front)
-				f.gone[front] = map[netip.AddrPort]bool{}
+			for _, front := range frontendAddrs(c.Old) {
+				delete(f.current, front)
+				f.removed[front] = map[netip.AddrPort]bool{}
 			}
 		}
 	}
 	for _, c := range changes { // a frontend that one Service released may now belong to another
 		if c.New != nil && c.New.Proto == "udp" {
 			news = true
-			f.want.take(c.New)
+			f.current.addPort(c.New)
 		}
 	}
-	for front := range f.gone {
-		if f.want[front] != nil {
-			delete(f.gone, front)
+	for front := range f.removed {
+		if f.current[front] != nil {
+			delete(f.removed, front)
 		}
 	}
 	f.mu.Unlock()
 	if news {
-		f.wake()
+		f.signalChange()
 	}
 }
 
-func (f *Flows) wake() {
+func (f *StaleFlowCleaner) signalChange() {
 	select {
-	case f.news <- struct{}{}:
+	case f.changed <- struct{}{}:
 	default:
 	}
 }
 
 // Run deletes stale flows whenever the rules of a UDP Service have changed, until ctx ends or the
 // kernel returns an error. The next Run retries the flows that could not be deleted.
-func (f *Flows) Run(ctx context.Context) error {
+func (f *StaleFlowCleaner) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-f.news:
+		case <-f.changed:
 		}
-		if err := f.forget(); err != nil {
-			f.wake()
+		if err := f.deleteStale(); err != nil {
+			f.signalChange()
 			return err
 		}
 	}
 }
 
-// forget deletes the stale flows that the kernel currently holds.
-func (f *Flows) forget() error {
+// deleteStale deletes the stale flows that the kernel currently holds.
+func (f *StaleFlowCleaner) deleteStale() error {
 	f.mu.Lock()
-	gone := f.gone
-	f.gone = picture{}
+	gone := f.removed
+	f.removed = udpServers{}
 	all := maps.Clone(gone)
-	maps.Copy(all, f.want)
+	maps.Copy(all, f.current)
 	f.mu.Unlock()
 	if len(all) == 0 {
 		return nil
 	}
-	err := forget(all)
+	err := deleteFlows(all)
 	if err != nil {
 		f.mu.Lock()
-		maps.Copy(f.gone, gone)
+		maps.Copy(f.removed, gone)
 		f.mu.Unlock()
 	}
 	return err
 }
 
-func forget(p picture) error {
-	own, err := ownAddresses()
+func deleteFlows(p udpServers) error {
+	own, err := interfaceAddresses()
 	if err != nil {
 		return fmt.Errorf("deleting UDP flows to removed endpoints: %w", err)
 	}
-	if err := sweep(staleFlows{p, own}); err != nil {
+	if err := deleteStaleFlows(staleFlows{p, own}); err != nil {
 		return fmt.Errorf("deleting UDP flows to removed endpoints: %w: "+
 			"the kernel needs nf_conntrack_netlink (modprobe nf_conntrack_netlink)", err)
 	}
 	return nil
 }
 
-// ownAddresses returns the addresses at which node ports are served: all interface addresses except
+// interfaceAddresses returns the addresses at which node ports are served: all interface addresses except
 // loopback.
-func ownAddresses() (map[netip.Addr]bool, error) {
+func interfaceAddresses() (map[netip.Addr]bool, error) {
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {
 		return nil, errors.Join(errors.New("listing the node's addresses"), err)
@@ -152,18 +154,18 @@ func ownAddresses() (map[netip.Addr]bool, error) {
 
 // staleFlows finds the flows to a frontend that are not answered by one of its endpoints.
 type staleFlows struct {
-	picture picture
-	own     map[netip.Addr]bool
+	servers       udpServers
+	nodeAddresses map[netip.Addr]bool
 }
 
-func (s staleFlows) stale(to, answers netip.AddrPort) bool {
-	serving, ok := s.picture[to]
-	if !ok && s.own[to.Addr()] {
-		any := netip.IPv4Unspecified()
+func (s staleFlows) isStale(to, answers netip.AddrPort) bool {
+	serving, ok := s.servers[to]
+	if !ok && s.nodeAddresses[to.Addr()] {
+		nodePortIP := netip.IPv4Unspecified()
 		if to.Addr().Is6() {
-			any = netip.IPv6Unspecified()
+			nodePortIP = netip.IPv6Unspecified()
 		}
-		serving, ok = s.picture[netip.AddrPortFrom(any, to.Port())]
+		serving, ok = s.servers[netip.AddrPortFrom(nodePortIP, to.Port())]
 	}
 	return ok && !serving[answers]
 }

@@ -69,7 +69,7 @@ func TestGolden(t *testing.T) {
 				parts []*discoveryv1.EndpointSlice
 			}{{"before", c.before}, {"after", c.after}} {
 				m.Replace(c.services, step.parts)
-				changes := m.Settle()
+				changes := m.UpdatePorts()
 				for _, w := range []Writer{n, ipt, vs} {
 					var err error
 					if step.name == "before" {
@@ -99,22 +99,22 @@ func golden(t *testing.T, name, got string) {
 		lines = append(lines, strings.TrimRight(line, " "))
 	}
 	got = strings.Join(lines, "\n")
-	path := filepath.Join("testdata", name)
+	goldenPath := filepath.Join("testdata", name)
 	if *rewrite {
 		if err := os.MkdirAll("testdata", 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+		if err := os.WriteFile(goldenPath, []byte(got), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		return
 	}
-	want, err := os.ReadFile(path)
+	want, err := os.ReadFile(goldenPath)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got != string(want) {
-		t.Errorf("%s differs (-rewrite writes it anew):\n%s", path, diff(string(want), got))
+		t.Errorf("%s differs (-rewrite writes it anew):\n%s", goldenPath, diff(string(want), got))
 	}
 }
 

@@ -26,15 +26,15 @@ import (
 type HealthChecks struct {
 	Log *slog.Logger // may be nil
 
-	mu     sync.Mutex
-	want   map[int32]health
-	news   chan struct{}
-	listen func(port int32) (net.Listener, error) // nil: listen on all addresses of the node
+	mu      sync.Mutex
+	wanted  map[int32]serviceHealth
+	changed chan struct{}
+	listen  func(port int32) (net.Listener, error) // nil: listen on all addresses of the node
 }
 
 // NewHealthChecks returns HealthChecks without Services.
 func NewHealthChecks(log *slog.Logger) *HealthChecks {
-	return &HealthChecks{Log: log, news: make(chan struct{}, 1)}
+	return &HealthChecks{Log: log, changed: make(chan struct{}, 1)}
 }
 
 // Limits for unauthenticated clients of the health check ports.
@@ -44,8 +44,8 @@ const (
 	healthRetry       = 10 * time.Second // delay before a failed listen is retried
 )
 
-// health is the response at the health check port of a Service.
-type health struct {
+// serviceHealth is the response at the health check port of a Service.
+type serviceHealth struct {
 	port    int32
 	Service struct {
 		Namespace string `json:"namespace"`
@@ -54,9 +54,9 @@ type health struct {
 	LocalEndpoints int `json:"localEndpoints"`
 }
 
-// healthOf returns the response for a Service. ok is false if the Service has no health check node
+// computeHealth returns the response for a Service. ok is false if the Service has no health check node
 // port.
-func healthOf(s *v1.Service, parts map[string]*discoveryv1.EndpointSlice, node string) (h health, ok bool) {
+func computeHealth(s *v1.Service, parts map[string]*discoveryv1.EndpointSlice, node string) (h serviceHealth, ok bool) {
 	h.port = s.Spec.HealthCheckNodePort
 	if h.port == 0 || s.Spec.Type != v1.ServiceTypeLoadBalancer ||
 		s.Spec.ExternalTrafficPolicy != v1.ServiceExternalTrafficPolicyLocal {
@@ -80,24 +80,24 @@ func healthOf(s *v1.Service, parts map[string]*discoveryv1.EndpointSlice, node s
 	return h, true
 }
 
-// show replaces the responses of all Services. If two Services have the same port, the first one by
+// setHealth replaces the responses of all Services. If two Services have the same port, the first one by
 // namespace and name is served.
-func (c *HealthChecks) show(of map[types.NamespacedName]health) {
-	want := make(map[int32]health, len(of))
+func (c *HealthChecks) setHealth(of map[types.NamespacedName]serviceHealth) {
+	want := make(map[int32]serviceHealth, len(of))
 	for _, h := range of {
 		if have, ok := want[h.port]; !ok || h.Service.Namespace+"/"+h.Service.Name < have.Service.Namespace+"/"+have.Service.Name {
 			want[h.port] = h
 		}
 	}
 	c.mu.Lock()
-	same := maps.Equal(c.want, want)
-	c.want = want
+	same := maps.Equal(c.wanted, want)
+	c.wanted = want
 	c.mu.Unlock()
 	if same {
 		return
 	}
 	select {
-	case c.news <- struct{}{}:
+	case c.changed <- struct{}{}:
 	default:
 	}
 }
@@ -107,30 +107,30 @@ func (c *HealthChecks) Run(ctx context.Context) error {
 	open := map[int32]*healthPort{}
 	defer func() {
 		for _, p := range open {
-			p.close()
+			p.shutDown()
 		}
 	}()
 	retry := time.NewTicker(healthRetry)
 	defer retry.Stop()
 	for {
 		c.mu.Lock()
-		want := maps.Clone(c.want)
+		want := maps.Clone(c.wanted)
 		c.mu.Unlock()
-		c.follow(open, want)
+		c.syncPorts(open, want)
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-retry.C:
-		case <-c.news:
+		case <-c.changed:
 		}
 	}
 }
 
-// follow opens and closes ports and updates their responses.
-func (c *HealthChecks) follow(open map[int32]*healthPort, want map[int32]health) {
+// syncPorts opens and closes ports and updates their responses.
+func (c *HealthChecks) syncPorts(open map[int32]*healthPort, want map[int32]serviceHealth) {
 	for port, p := range open {
 		if _, ok := want[port]; !ok {
-			p.close()
+			p.shutDown()
 			delete(open, port)
 		}
 	}
@@ -138,7 +138,7 @@ func (c *HealthChecks) follow(open map[int32]*healthPort, want map[int32]health)
 		p := open[port]
 		if p == nil {
 			var err error
-			if p, err = c.open(port); err != nil {
+			if p, err = c.openPort(port); err != nil {
 				if c.Log != nil {
 					c.Log.Warn("the health check node port of a Service cannot be opened", "service",
 						h.Service.Namespace+"/"+h.Service.Name, "port", port, "err", err)
@@ -147,18 +147,18 @@ func (c *HealthChecks) follow(open map[int32]*healthPort, want map[int32]health)
 			}
 			open[port] = p
 		}
-		p.says.Store(&h)
+		p.health.Store(&h)
 	}
 }
 
 // healthPort is one open health check port.
 type healthPort struct {
-	says   atomic.Pointer[health]
+	health atomic.Pointer[serviceHealth]
 	server *http.Server
 	done   chan struct{}
 }
 
-func (c *HealthChecks) open(port int32) (*healthPort, error) {
+func (c *HealthChecks) openPort(port int32) (*healthPort, error) {
 	listen := c.listen
 	if listen == nil {
 		listen = func(port int32) (net.Listener, error) { return net.Listen("tcp", fmt.Sprintf(":%d", port)) }
@@ -181,7 +181,7 @@ func (c *HealthChecks) open(port int32) (*healthPort, error) {
 	return p, nil
 }
 
-func (p *healthPort) close() {
+func (p *healthPort) shutDown() {
 	_ = p.server.Close() // there is no state to save
 	<-p.done
 }
@@ -189,9 +189,9 @@ func (p *healthPort) close() {
 // ServeHTTP responds with the number of ready endpoints on this node. The status is 200 if there
 // are any and 503 otherwise.
 func (p *healthPort) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
-	h := p.says.Load()
+	h := p.health.Load()
 	if h == nil {
-		h = &health{}
+		h = &serviceHealth{}
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")

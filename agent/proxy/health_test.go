@@ -36,11 +36,11 @@ func TestHealthCheckNodePort(t *testing.T) {
 		}
 		return ln, err
 	}
-	model := NewModel(Place{Node: "w1"})
+	model := NewModel(Location{Node: "w1"})
 	show := func() {
 		model.Replace(objects.Services(), objects.EndpointSlices())
-		model.Settle()
-		checks.show(model.health)
+		model.UpdatePorts()
+		checks.setHealth(model.health)
 	}
 	done := make(chan error, 1)
 	go func() { done <- checks.Run(ctx) }()

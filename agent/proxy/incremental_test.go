@@ -19,12 +19,12 @@ import (
 var (
 	testBase = Base{ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:96::/112")},
 		PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10::/64")}}
-	testPlace = Place{Node: "w1", Zone: "a"}
+	testPlace = Location{Node: "w1", Zone: "a"}
 )
 
 // onFakes returns an nftables writer in memory and a function that dumps its rules.
-func onFakes(d dialect) (*nft, func() string) {
-	n := speaking(d)
+func onFakes(d tableDialect) (*nft, func() string) {
+	n := newNFTDialect(d)
 	n.read = nil
 	fakes := map[knftables.Family]*knftables.Fake{}
 	n.open = func(f knftables.Family) (knftables.Interface, error) {
@@ -56,7 +56,7 @@ func sortedElements(dump string) string {
 }
 
 // nftDialect is the dialect of mode nftables.
-var nftDialect = dialect{table: Table, frame: family.skeletonOf, piece: family.render}
+var nftDialect = tableDialect{table: Table, skeleton: family.fullSkeleton, render: family.renderPort}
 
 // restored holds the tables of iptables in memory, as written by iptables-restore.
 type restored map[string]map[string][]string
@@ -129,7 +129,7 @@ func (r restored) text() string {
 	for _, table := range slices.Sorted(maps.Keys(r)) {
 		for _, name := range slices.Sorted(maps.Keys(r[table])) {
 			rules := slices.Clone(r[table][name])
-			if sharedChain(name) {
+			if isSharedChain(name) {
 				slices.Sort(rules)
 			}
 			fmt.Fprintf(&b, "%s %s\n  %s\n", table, name, strings.Join(rules, "\n  "))
@@ -166,21 +166,21 @@ func (d *drawn) change(t *rapid.T, m *Model) {
 	switch rapid.IntRange(0, 5).Draw(t, "what") {
 	case 0:
 		delete(d.services, name)
-		m.Service(key, nil)
+		m.SetService(key, nil)
 	case 1, 2:
 		d.services[name] = drawService(t, name, i)
-		m.Service(key, d.services[name])
+		m.SetService(key, d.services[name])
 	default:
 		v6 := rapid.Bool().Draw(t, "v6")
 		part := fmt.Sprint(name, "-", v6, rapid.IntRange(0, 1).Draw(t, "part"))
 		key.Name = part
 		if rapid.IntRange(0, 3).Draw(t, "gone") == 0 {
 			delete(d.parts, part)
-			m.Slice(key, nil)
+			m.SetSlice(key, nil)
 			return
 		}
 		d.parts[part] = drawSlice(t, name, part, v6)
-		m.Slice(key, d.parts[part])
+		m.SetSlice(key, d.parts[part])
 	}
 }
 
@@ -272,7 +272,7 @@ func TestIncrementalIsFromScratch(t *testing.T) {
 		d := &drawn{map[string]*v1.Service{}, map[string]*discoveryv1.EndpointSlice{}}
 		m := NewModel(testPlace)
 		n, dump := onFakes(nftDialect)
-		beside, besideDump := onFakes(dialect{ipvsTable, besideIPVS, besideIPVSPort})
+		beside, besideDump := onFakes(tableDialect{ipvsTable, ipvsSkeleton, renderForIPVS})
 		ipt, text := inMemory()
 		vs := newFakeIPVS()
 		writers := []Writer{n, beside, ipt, vs}
@@ -285,21 +285,21 @@ func TestIncrementalIsFromScratch(t *testing.T) {
 			for range rapid.IntRange(1, 3).Draw(t, "changes at once") {
 				d.change(t, m)
 			}
-			changes := m.Settle()
+			changes := m.UpdatePorts()
 			for _, w := range writers {
 				if err := w.Apply(ctx, changes); err != nil {
 					t.Fatalf("%T: %v", w, err)
 				}
 			}
 			fresh := Compute(slices.Collect(maps.Values(d.services)), slices.Collect(maps.Values(d.parts)), testPlace)
-			if !maps.EqualFunc(m.Ports(), fresh.Ports(), (*Port).equal) {
+			if !maps.EqualFunc(m.Ports(), fresh.Ports(), (*Port).equalPort) {
 				t.Fatalf("step by step:\n%+v\nfrom nothing:\n%+v", m.Ports(), fresh.Ports())
 			}
 			if err := resolvesAll(ipt, m.Ports()); err != nil {
 				t.Fatalf("%v\n%s", err, text())
 			}
 			n2, dump2 := onFakes(nftDialect)
-			beside2, besideDump2 := onFakes(dialect{ipvsTable, besideIPVS, besideIPVSPort})
+			beside2, besideDump2 := onFakes(tableDialect{ipvsTable, ipvsSkeleton, renderForIPVS})
 			ipt2, text2 := inMemory()
 			vs2 := newFakeIPVS()
 			for _, w := range []Writer{n2, beside2, ipt2, vs2} {
@@ -314,7 +314,7 @@ func TestIncrementalIsFromScratch(t *testing.T) {
 				}
 			}
 			// A new agent finds the rules of the old one, and leaves the same rules.
-			n3 := speaking(nftDialect)
+			n3 := newNFTDialect(nftDialect)
 			n3.read = nil
 			n3.open = func(f knftables.Family) (knftables.Interface, error) {
 				for _, t := range n.tables {
@@ -342,18 +342,18 @@ type fakeIPVS struct {
 
 func newFakeIPVS() *fakeIPVS {
 	w := newIPVS()
-	w.beside, _ = onFakes(dialect{ipvsTable, besideIPVS, besideIPVSPort})
-	k := &fakeServers{servers: map[virtual]pool{}, held: map[netip.Addr]bool{}}
+	w.nft, _ = onFakes(tableDialect{ipvsTable, ipvsSkeleton, renderForIPVS})
+	k := &fakeServers{servers: map[virtualServer]realServers{}, held: map[netip.Addr]bool{}}
 	k.own = map[netip.Addr]bool{netip.MustParseAddr("10.89.0.101"): true, netip.MustParseAddr("fd00:89::101"): true}
-	w.door = func() (ipvsDoor, error) { k.linked = true; return k, nil }
-	w.linked = func() (bool, error) { return k.linked, nil }
-	w.own = func() (map[netip.Addr]bool, error) { return maps.Clone(k.own), nil }
-	w.check = func() error { return nil }
+	w.open = func() (ipvsInterface, error) { k.linked = true; return k, nil }
+	w.linkExists = func() (bool, error) { return k.linked, nil }
+	w.interfaceAddresses = func() (map[netip.Addr]bool, error) { return maps.Clone(k.own), nil }
+	w.checkKernel = func() error { return nil }
 	return &fakeIPVS{w, k}
 }
 
 type fakeServers struct {
-	servers map[virtual]pool
+	servers map[virtualServer]realServers
 	held    map[netip.Addr]bool
 	own     map[netip.Addr]bool // addresses of the node
 	linked  bool                // the interface exists
@@ -362,10 +362,10 @@ type fakeServers struct {
 
 func (k *fakeServers) Close() {}
 
-func (k *fakeServers) Read() (map[virtual]pool, map[netip.Addr]bool, error) {
-	out := map[virtual]pool{}
+func (k *fakeServers) Read() (map[virtualServer]realServers, map[netip.Addr]bool, error) {
+	out := map[virtualServer]realServers{}
 	for v, p := range k.servers {
-		if v.ours(k.held, k.own) {
+		if v.isOurs(k.held, k.own) {
 			out[v] = maps.Clone(p)
 		}
 	}
@@ -391,7 +391,7 @@ func (k *fakeServers) Do(c ipvsCommand) error {
 		delete(k.held, c.server.IP)
 	case "-A":
 		err = refuse(there)
-		k.servers[c.server] = pool{}
+		k.servers[c.server] = realServers{}
 	case "-D":
 		err = refuse(!there)
 		delete(k.servers, c.server)

@@ -22,31 +22,31 @@ type iptables struct{ tables []*iptFamily }
 // iptFamily holds the rules of one address family.
 type iptFamily struct {
 	family
-	base     Base
-	built    bool
-	hairpin  map[netip.Addr]int
-	services map[string]map[string]*Port // Service → Port ID → Port
-	text     map[string]int              // chain → expected number of rules
-	seen     map[string]string           // chain → its rules at the last Intact, if they have not been written since
-	run      func(ctx context.Context, input string, program string, args ...string) (string, error)
+	base       Base
+	built      bool
+	hairpin    map[netip.Addr]int
+	services   map[string]map[string]*Port // Service → Port ID → Port
+	ruleCounts map[string]int              // chain → expected number of rules
+	shownRules map[string]string           // chain → its rules at the last Intact, if they have not been written since
+	run        func(ctx context.Context, input string, program string, args ...string) (string, error)
 }
 
 func newIPTables() *iptables {
-	return &iptables{tables: []*iptFamily{{family: ipv4, run: execute}, {family: ipv6, run: execute}}}
+	return &iptables{tables: []*iptFamily{{family: ipv4, run: runProgram}, {family: ipv6, run: runProgram}}}
 }
 
 // maxOutput limits the output of a program, in bytes.
 const maxOutput = 64 << 20
 
-// execute runs a program with the given standard input and returns its output. It stops the program
+// runProgram runs a program with the given standard input and returns its output. It stops the program
 // after writeLimit.
-func execute(ctx context.Context, input, program string, args ...string) (string, error) {
+func runProgram(ctx context.Context, input, program string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, writeLimit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Stdin = strings.NewReader(input)
-	var out limited
-	var problem limited
+	var out limitedBuffer
+	var problem limitedBuffer
 	cmd.Stdout, cmd.Stderr = &out, &problem
 	if err := cmd.Run(); err != nil {
 		said := strings.TrimSpace(problem.String())
@@ -58,18 +58,18 @@ func execute(ctx context.Context, input, program string, args ...string) (string
 	return out.String(), nil
 }
 
-// limited discards everything beyond maxOutput bytes.
-type limited struct{ bytes.Buffer }
+// limitedBuffer discards everything beyond maxOutput bytes.
+type limitedBuffer struct{ bytes.Buffer }
 
-func (l *limited) Write(p []byte) (int, error) {
+func (l *limitedBuffer) Write(p []byte) (int, error) {
 	if room := maxOutput - l.Len(); room > 0 {
 		l.Buffer.Write(p[:min(len(p), room)])
 	}
 	return len(p), nil
 }
 
-// program returns the name of an iptables program for the address family.
-func (f family) program(suffix string) string {
+// programName returns the name of an iptables program for the address family.
+func (f family) programName(suffix string) string {
 	if f.v6 {
 		return "ip6tables" + suffix
 	}
@@ -93,60 +93,60 @@ var iptTables = []string{"mangle", "nat", "filter"}
 // Sync implements Writer.
 func (w *iptables) Sync(ctx context.Context, base Base, ports iter.Seq[*Port]) error {
 	for _, t := range w.tables {
-		needed := t.wanted(base)
-		for range t.ports(ports) {
+		needed := t.isNeeded(base)
+		for range t.familyPorts(ports) {
 			needed = true
 			break
 		}
 		if !needed {
 			t.base = base
-			if err := t.clean(ctx); err != nil {
+			if err := t.cleanFamily(ctx); err != nil {
 				return err
 			}
 			continue
 		}
-		if err := t.sync(ctx, base, t.ports(ports)); err != nil {
+		if err := t.syncFamily(ctx, base, t.familyPorts(ports)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (t *iptFamily) sync(ctx context.Context, base Base, ports iter.Seq[*Port]) error {
+func (t *iptFamily) syncFamily(ctx context.Context, base Base, ports iter.Seq[*Port]) error {
 	t.built, t.base = false, base
-	t.hairpin, t.text, t.seen = map[netip.Addr]int{}, map[string]int{}, map[string]string{}
+	t.hairpin, t.ruleCounts, t.shownRules = map[netip.Addr]int{}, map[string]int{}, map[string]string{}
 	t.services = map[string]map[string]*Port{}
 	all := t.iptSkeleton(base)
 	for p := range ports {
-		t.add(all, p)
+		t.addPort(all, p)
 	}
 	for service := range t.services {
 		t.addService(all, service)
 	}
 	for ip := range t.hairpin {
-		all.rule("nat", chainPostrouting, t.hairpinRule(ip))
+		all.addRule("nat", chainPostrouting, t.hairpinRule(ip))
 	}
-	there, err := t.save(ctx)
+	there, err := t.readRules(ctx)
 	if err != nil {
 		return err
 	}
 	var b strings.Builder
 	for _, table := range iptTables {
-		all.write(&b, table, there)
+		all.writeTable(&b, table, there)
 	}
-	if _, err := t.run(ctx, b.String(), t.program("-restore"), "--noflush", "-w", "5"); err != nil {
+	if _, err := t.run(ctx, b.String(), t.programName("-restore"), "--noflush", "-w", "5"); err != nil {
 		return fmt.Errorf("writing Service rules: %w", err)
 	}
-	for name, rules := range all.flat() {
-		t.text[name] = len(rules)
+	for name, rules := range all.byTableAndChain() {
+		t.ruleCounts[name] = len(rules)
 	}
 	t.built = true
 	return nil
 }
 
-// add renders a Port into a set of chains, counts its hairpin pods and records the Port.
-func (t *iptFamily) add(into iptRules, p *Port) {
-	for _, ip := range t.ipt(into, p) {
+// addPort renders a Port into a set of chains, counts its hairpin pods and records the Port.
+func (t *iptFamily) addPort(into iptRules, p *Port) {
+	for _, ip := range t.addPortRules(into, p) {
 		t.hairpin[ip]++
 	}
 	service := p.serviceName()
@@ -156,10 +156,10 @@ func (t *iptFamily) add(into iptRules, p *Port) {
 	t.services[service][p.ID] = p
 }
 
-// remove renders a Port into the set of chains to be replaced or deleted and removes the Port's
+// removePort renders a Port into the set of chains to be replaced or deleted and removes the Port's
 // record.
-func (t *iptFamily) remove(into iptRules, p *Port) {
-	for _, ip := range t.ipt(into, p) {
+func (t *iptFamily) removePort(into iptRules, p *Port) {
+	for _, ip := range t.addPortRules(into, p) {
 		if t.hairpin[ip]--; t.hairpin[ip] == 0 {
 			delete(t.hairpin, ip)
 		}
@@ -172,15 +172,15 @@ func (t *iptFamily) remove(into iptRules, p *Port) {
 
 // addService renders the rules that the Ports of a Service share.
 func (t *iptFamily) addService(into iptRules, service string) {
-	iptService(into, service, slices.Collect(maps.Values(t.services[service])))
+	addServiceRules(into, service, slices.Collect(maps.Values(t.services[service])))
 }
 
-// save returns the rules of Keelson's chains, and the jumps to them from built-in chains, by "table
+// readRules returns the rules of Keelson's chains, and the jumps to them from built-in chains, by "table
 // chain".
-func (t *iptFamily) save(ctx context.Context) (map[string][]string, error) {
+func (t *iptFamily) readRules(ctx context.Context) (map[string][]string, error) {
 	out := map[string][]string{}
 	for _, table := range iptTables {
-		text, err := t.run(ctx, "", t.program("-save"), "-t", table)
+		text, err := t.run(ctx, "", t.programName("-save"), "-t", table)
 		if err != nil {
 			return nil, fmt.Errorf("reading the Service rules: %w", err)
 		}
@@ -206,21 +206,21 @@ func (t *iptFamily) save(ctx context.Context) (map[string][]string, error) {
 // Apply implements Writer.
 func (w *iptables) Apply(ctx context.Context, changes []Change) error {
 	for _, t := range w.tables {
-		mine := t.changes(changes)
+		mine := t.familyChanges(changes)
 		if len(mine) == 0 {
 			continue
 		}
 		if !t.built {
-			if err := t.sync(ctx, t.base, added(mine)); err != nil {
+			if err := t.syncFamily(ctx, t.base, addedPorts(mine)); err != nil {
 				return err
 			}
 			continue
 		}
-		text := t.change(mine)
+		text := t.changeInput(mine)
 		if text == "" {
 			continue
 		}
-		if _, err := t.run(ctx, text, t.program("-restore"), "--noflush", "-w", "5"); err != nil {
+		if _, err := t.run(ctx, text, t.programName("-restore"), "--noflush", "-w", "5"); err != nil {
 			t.built = false
 			return fmt.Errorf("writing Service rules: %w", err)
 		}
@@ -228,8 +228,8 @@ func (w *iptables) Apply(ctx context.Context, changes []Change) error {
 	return nil
 }
 
-// change returns the input for iptables-restore that applies the changes.
-func (t *iptFamily) change(changes []Change) string {
+// changeInput returns the input for iptables-restore that applies the changes.
+func (t *iptFamily) changeInput(changes []Change) string {
 	before := maps.Clone(t.hairpin)
 	old, now := iptRules{}, iptRules{}
 	services := map[string]bool{}
@@ -245,10 +245,10 @@ func (t *iptFamily) change(changes []Change) string {
 	}
 	for _, c := range changes {
 		if c.Old != nil {
-			t.remove(old, c.Old)
+			t.removePort(old, c.Old)
 		}
 		if c.New != nil {
-			t.add(now, c.New)
+			t.addPort(now, c.New)
 		}
 	}
 	for service := range services {
@@ -256,12 +256,12 @@ func (t *iptFamily) change(changes []Change) string {
 	}
 	for _, ip := range slices.SortedFunc(maps.Keys(before), netip.Addr.Compare) {
 		if t.hairpin[ip] == 0 {
-			old.rule("nat", chainPostrouting, t.hairpinRule(ip))
+			old.addRule("nat", chainPostrouting, t.hairpinRule(ip))
 		}
 	}
 	for _, ip := range slices.SortedFunc(maps.Keys(t.hairpin), netip.Addr.Compare) {
 		if before[ip] == 0 {
-			now.rule("nat", chainPostrouting, t.hairpinRule(ip))
+			now.addRule("nat", chainPostrouting, t.hairpinRule(ip))
 		}
 	}
 	var b strings.Builder
@@ -284,13 +284,13 @@ func (t *iptFamily) changeTable(b *strings.Builder, table string, old, now iptRu
 	}
 	for _, name := range slices.Sorted(maps.Keys(now[table])) {
 		rules := now[table][name]
-		if sharedChain(name) {
+		if isSharedChain(name) {
 			had := setOf(old[table][name])
 			for _, r := range rules {
 				if !had[r] {
 					adds = append(adds, "-A "+name+" "+r)
-					t.text[table+" "+name]++
-					delete(t.seen, table+" "+name)
+					t.ruleCounts[table+" "+name]++
+					delete(t.shownRules, table+" "+name)
 				}
 			}
 			continue
@@ -302,24 +302,24 @@ func (t *iptFamily) changeTable(b *strings.Builder, table string, old, now iptRu
 		for _, r := range rules {
 			adds = append(adds, "-A "+name+" "+r)
 		}
-		t.text[table+" "+name] = len(rules)
-		delete(t.seen, table+" "+name)
+		t.ruleCounts[table+" "+name] = len(rules)
+		delete(t.shownRules, table+" "+name)
 	}
 	for _, name := range slices.Sorted(maps.Keys(old[table])) {
-		if sharedChain(name) {
+		if isSharedChain(name) {
 			stays := setOf(now[table][name])
 			for _, r := range old[table][name] {
 				if !stays[r] {
 					drops = append(drops, "-D "+name+" "+r)
-					t.text[table+" "+name]--
-					delete(t.seen, table+" "+name)
+					t.ruleCounts[table+" "+name]--
+					delete(t.shownRules, table+" "+name)
 				}
 			}
 		} else if _, ok := now[table][name]; !ok {
 			heads = append(heads, ":"+name+" - [0:0]")
 			gone = append(gone, "-X "+name)
-			delete(t.text, table+" "+name)
-			delete(t.seen, table+" "+name)
+			delete(t.ruleCounts, table+" "+name)
+			delete(t.shownRules, table+" "+name)
 		}
 	}
 	if len(heads)+len(drops)+len(adds) == 0 {
@@ -342,19 +342,19 @@ func (w *iptables) Intact(ctx context.Context) (bool, error) {
 		if !t.built {
 			continue
 		}
-		there, err := t.save(ctx)
+		there, err := t.readRules(ctx)
 		if err != nil {
 			return false, err
 		}
-		for name, n := range t.text {
+		for name, n := range t.ruleCounts {
 			rules, ok := there[name]
 			text := strings.Join(rules, "\n")
-			if was, looked := t.seen[name]; !ok || len(rules) != n || looked && was != text {
+			if was, looked := t.shownRules[name]; !ok || len(rules) != n || looked && was != text {
 				return false, nil
 			}
-			t.seen[name] = text
+			t.shownRules[name] = text
 		}
-		for _, j := range t.jumps() {
+		for _, j := range t.kernelJumps() {
 			if !slices.ContainsFunc(there[j.table+" "+j.from], func(r string) bool { return strings.HasSuffix(r, "-j "+j.to) }) {
 				return false, nil
 			}
@@ -367,17 +367,17 @@ func (w *iptables) Intact(ctx context.Context) (bool, error) {
 func (w *iptables) Clean(ctx context.Context) error {
 	var errs []error
 	for _, t := range w.tables {
-		errs = append(errs, t.clean(ctx))
+		errs = append(errs, t.cleanFamily(ctx))
 	}
 	return errors.Join(errs...)
 }
 
-func (t *iptFamily) clean(ctx context.Context) error {
+func (t *iptFamily) cleanFamily(ctx context.Context) error {
 	t.built = false
-	if _, err := exec.LookPath(t.program("-save")); err != nil {
+	if _, err := exec.LookPath(t.programName("-save")); err != nil {
 		return nil //nolint:nilerr // without the program there are no such rules
 	}
-	there, err := t.save(ctx)
+	there, err := t.readRules(ctx)
 	if err != nil {
 		if t.v6 || errors.Is(err, unix.ENOENT) {
 			return nil // a kernel without IPv6 has no rules
@@ -408,6 +408,6 @@ func (t *iptFamily) clean(ctx context.Context) error {
 	if b.Len() == 0 {
 		return nil
 	}
-	_, err = t.run(ctx, b.String(), t.program("-restore"), "--noflush", "-w", "5")
+	_, err = t.run(ctx, b.String(), t.programName("-restore"), "--noflush", "-w", "5")
 	return err
 }

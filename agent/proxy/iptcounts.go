@@ -19,12 +19,12 @@ func (w *iptables) Counts(ctx context.Context) (Counts, error) {
 		}
 		first := t.firstAddresses()
 		for table, into := range map[string]map[Frontend]uint64{"nat": out.Connections, "filter": out.Unserved} {
-			text, err := t.run(ctx, "", t.program("-save"), "-c", "-t", table)
+			text, err := t.run(ctx, "", t.programName("-save"), "-c", "-t", table)
 			if err != nil {
 				return out, err
 			}
 			for line := range strings.SplitSeq(text, "\n") {
-				if at, n, ok := t.counter(line, first); ok {
+				if at, n, ok := t.parseCounter(line, first); ok {
 					into[at] += n
 				}
 			}
@@ -44,9 +44,9 @@ type portAnywhere struct {
 func (t *iptFamily) firstAddresses() map[portAnywhere]netip.Addr {
 	out := map[portAnywhere]netip.Addr{}
 	for service, ports := range t.services {
-		chain := chainAddress + short(service)
+		chain := chainAddress + shortHash(service)
 		for _, p := range ports {
-			if i := slices.IndexFunc(p.External, func(f Frontend) bool { return !f.NodePort() }); i >= 0 {
+			if i := slices.IndexFunc(p.External, func(f Frontend) bool { return !f.IsNodePort() }); i >= 0 {
 				at := p.External[i]
 				out[portAnywhere{chain, at.Proto, at.Port}] = at.IP
 			}
@@ -55,9 +55,9 @@ func (t *iptFamily) firstAddresses() map[portAnywhere]netip.Addr {
 	return out
 }
 
-// counter parses a rule with its counters: [packets:bytes] -A KEELSON-SERVICES -d IP/32 -p tcp -m
+// parseCounter parses a rule with its counters: [packets:bytes] -A KEELSON-SERVICES -d IP/32 -p tcp -m
 // tcp --dport N -j ...
-func (f family) counter(line string, first map[portAnywhere]netip.Addr) (at Frontend, n uint64, ok bool) {
+func (f family) parseCounter(line string, first map[portAnywhere]netip.Addr) (at Frontend, n uint64, ok bool) {
 	words := strings.Fields(line)
 	if len(words) < 3 || words[1] != "-A" || words[len(words)-1] == "RETURN" {
 		return at, 0, false
@@ -87,7 +87,7 @@ func (f family) counter(line string, first map[portAnywhere]netip.Addr) (at Fron
 		}
 	}
 	if ofService {
-		whole := chain[:min(len(chain), len(chainAddress)+shortDigits)]
+		whole := chain[:min(len(chain), len(chainAddress)+shortHashDigits)]
 		if at.IP, ok = first[portAnywhere{whole, at.Proto, at.Port}]; !ok {
 			return at, 0, false
 		}

@@ -22,56 +22,56 @@ func (p *Port) serviceName() string {
 	return name
 }
 
-// aimed is an external frontend and the end of its rule: comment and target.
-type aimed struct {
-	at Frontend
-	to string
+// frontendRule is an external frontend and the end of its rule: comment and target.
+type frontendRule struct {
+	frontend Frontend
+	target   string
 }
 
-// iptService renders the rules that the Ports of a Service share: external addresses and source
+// addServiceRules renders the rules that the Ports of a Service share: external addresses and source
 // ranges. It is pure.
-func iptService(into iptRules, service string, ports []*Port) {
+func addServiceRules(into iptRules, service string, ports []*Port) {
 	slices.SortFunc(ports, func(a, b *Port) int { return strings.Compare(a.ID, b.ID) })
-	var dispatched, refused, guarded []aimed
-	fw := "KEELSON-FW-" + short(service)
+	var dispatched, refused, guarded []frontendRule
+	fw := "KEELSON-FW-" + shortHash(service)
 	for _, p := range ports {
-		to, verdict := p.iptOutside()
+		to, verdict := p.iptExternalTargets()
 		for _, at := range p.External {
-			if at.NodePort() {
+			if at.IsNodePort() {
 				continue
 			}
 			if to != "" {
-				dispatched = append(dispatched, aimed{at, commented(p.Name) + " -j " + to})
+				dispatched = append(dispatched, frontendRule{at, commentMatch(p.Name) + " -j " + to})
 			}
 			if verdict != "" {
-				refused = append(refused, aimed{at, " -j " + verdict})
+				refused = append(refused, frontendRule{at, " -j " + verdict})
 			}
 		}
 		for _, at := range p.Guarded {
-			guarded = append(guarded, aimed{at, " -j " + fw})
+			guarded = append(guarded, frontendRule{at, " -j " + fw})
 		}
 		if len(p.Guarded) > 0 && into["mangle"][fw] == nil { // all ports of a Service have the same ranges
 			for _, s := range p.Sources {
-				into.rule("mangle", fw, "-s "+s.String()+" -j RETURN")
+				into.addRule("mangle", fw, "-s "+s.String()+" -j RETURN")
 			}
-			into.rule("mangle", fw, "-j DROP")
+			into.addRule("mangle", fw, "-j DROP")
 		}
 	}
-	into.pairs("nat", chainServices, service, dispatched)
-	into.pairs("filter", chainRefusals, service, refused)
-	into.pairs("mangle", chainGuard, service, guarded)
+	into.addPairRules("nat", chainServices, service, dispatched)
+	into.addPairRules("filter", chainRefusals, service, refused)
+	into.addPairRules("mangle", chainGuard, service, guarded)
 }
 
-func commented(name string) string { return ` -m comment --comment "` + comment(name) + `"` }
+func commentMatch(name string) string { return ` -m comment --comment "` + sanitizeComment(name) + `"` }
 
-// iptOutside returns the chain that serves external traffic, or "" if no endpoint serves it. It
+// iptExternalTargets returns the chain that serves external traffic, or "" if no endpoint serves it. It
 // also returns the target that rejects traffic that this node does not serve, or "" if this node
 // serves all of it.
-func (p *Port) iptOutside() (chain, refusal string) {
+func (p *Port) iptExternalTargets() (chain, refusal string) {
 	chain = "KEELSON-EXT-" + p.ID
 	switch {
 	case len(p.Outside) == 0:
-		return "", iptRefusal(without(p.KeepSource, p))
+		return "", iptRefusal(noBackendVerdict(p.KeepSource, p))
 	case p.KeepSource && len(p.Here) == 0:
 		return chain, iptRefusal("goto " + chainSilent)
 	}
@@ -86,16 +86,16 @@ func iptRefusal(verdict string) string {
 	return chainDeny
 }
 
-// group is a group of external addresses with the same ports of a Service.
-type group struct {
+// addressGroup is a group of external addresses with the same ports of a Service.
+type addressGroup struct {
 	addresses []netip.Addr
-	ports     []aimed // ports of the first address
+	ports     []frontendRule // ports of the first address
 }
 
-// costs returns the number of rules of a group in each of three forms: a rule for each pair; a
+// ruleCosts returns the number of rules of a group in each of three forms: a rule for each pair; a
 // chain with the group's ports; a chain that excludes the missing ports and jumps to the Service's
 // chain with all ports.
-func (g *group) costs(ports int) (direct, own, whole int) {
+func (g *addressGroup) ruleCosts(ports int) (direct, own, whole int) {
 	a, n := len(g.addresses), len(g.ports)
 	whole = a
 	if lacking := ports - n; lacking > 0 {
@@ -104,32 +104,32 @@ func (g *group) costs(ports int) (direct, own, whole int) {
 	return a * n, a + n, whole
 }
 
-// pairs adds rules to a shared chain for the frontends of a Service. If all addresses have all
+// addPairRules adds rules to a shared chain for the frontends of a Service. If all addresses have all
 // ports, the number of rules is at most the sum of addresses and ports. Another Service or the
 // cluster may hold some pairs. Addresses that lack ports are therefore grouped by their remaining
 // ports, and each group takes the form with the fewest rules.
-func (r iptRules) pairs(table, shared, service string, all []aimed) {
-	groups, ports := grouped(all)
-	port := func(chain string, p aimed, to string) {
-		r.rule(table, chain, matching(Frontend{netip.IPv4Unspecified(), p.at.Proto, p.at.Port})+to)
+func (r iptRules) addPairRules(table, shared, service string, all []frontendRule) {
+	groups, ports := groupAddresses(all)
+	port := func(chain string, p frontendRule, to string) {
+		r.addRule(table, chain, matchFrontend(Frontend{netip.IPv4Unspecified(), p.frontend.Proto, p.frontend.Port})+to)
 	}
 	saved := 0
 	for _, g := range groups {
-		direct, own, whole := g.costs(len(ports))
+		direct, own, whole := g.ruleCosts(len(ports))
 		saved += max(0, min(direct, own)-whole)
 	}
-	common, hasCommon := chainAddress+short(service), saved > 0 && saved >= len(ports)
+	common, hasCommon := chainAddress+shortHash(service), saved > 0 && saved >= len(ports)
 	if hasCommon {
 		for _, p := range ports {
-			port(common, p, p.to)
+			port(common, p, p.target)
 		}
 	}
 	for i, g := range groups {
 		chain := common + hexNumber(i)
-		direct, own, whole := g.costs(len(ports))
+		direct, own, whole := g.ruleCosts(len(ports))
 		switch {
 		case hasCommon && whole < min(direct, own):
-			lacking := missing(ports, g.ports)
+			lacking := missingPorts(ports, g.ports)
 			if len(lacking) == 0 {
 				chain = common
 				break
@@ -137,21 +137,21 @@ func (r iptRules) pairs(table, shared, service string, all []aimed) {
 			for _, p := range lacking {
 				port(chain, p, " -j RETURN")
 			}
-			r.rule(table, chain, "-j "+common)
+			r.addRule(table, chain, "-j "+common)
 		case own < direct:
 			for _, p := range g.ports {
-				port(chain, p, p.to)
+				port(chain, p, p.target)
 			}
 		default:
 			for _, ip := range g.addresses {
 				for _, p := range g.ports {
-					r.rule(table, shared, matching(Frontend{ip, p.at.Proto, p.at.Port})+p.to)
+					r.addRule(table, shared, matchFrontend(Frontend{ip, p.frontend.Proto, p.frontend.Port})+p.target)
 				}
 			}
 			continue
 		}
 		for _, ip := range g.addresses {
-			r.rule(table, shared, "-d "+netip.PrefixFrom(ip, ip.BitLen()).String()+commented(service)+" -j "+chain)
+			r.addRule(table, shared, "-d "+netip.PrefixFrom(ip, ip.BitLen()).String()+commentMatch(service)+" -j "+chain)
 		}
 	}
 }
@@ -162,27 +162,27 @@ func hexNumber(i int) string {
 	return string([]byte{digits[i>>12&15], digits[i>>8&15], digits[i>>4&15], digits[i&15]})
 }
 
-// grouped groups the addresses of frontends by their ports. It returns the groups in the order of
+// groupAddresses groups the addresses of frontends by their ports. It returns the groups in the order of
 // their first address, and all ports in order.
-func grouped(all []aimed) (groups []*group, ports []aimed) {
-	byPort := func(a, b aimed) int {
-		return cmp.Or(strings.Compare(a.at.Proto, b.at.Proto), cmp.Compare(a.at.Port, b.at.Port))
+func groupAddresses(all []frontendRule) (groups []*addressGroup, ports []frontendRule) {
+	byPort := func(a, b frontendRule) int {
+		return cmp.Or(strings.Compare(a.frontend.Proto, b.frontend.Proto), cmp.Compare(a.frontend.Port, b.frontend.Port))
 	}
 	slices.SortFunc(all, byPort)
-	has := map[netip.Addr]*group{}
+	has := map[netip.Addr]*addressGroup{}
 	keys := map[netip.Addr][]byte{}
 	for _, p := range all {
 		if n := len(ports); n == 0 || byPort(ports[n-1], p) != 0 {
 			ports = append(ports, p)
 		}
-		if has[p.at.IP] == nil {
-			has[p.at.IP] = &group{addresses: []netip.Addr{p.at.IP}}
+		if has[p.frontend.IP] == nil {
+			has[p.frontend.IP] = &addressGroup{addresses: []netip.Addr{p.frontend.IP}}
 		}
-		has[p.at.IP].ports = append(has[p.at.IP].ports, p)
+		has[p.frontend.IP].ports = append(has[p.frontend.IP].ports, p)
 		n := len(ports)
-		keys[p.at.IP] = append(keys[p.at.IP], byte(n>>16), byte(n>>8), byte(n))
+		keys[p.frontend.IP] = append(keys[p.frontend.IP], byte(n>>16), byte(n>>8), byte(n))
 	}
-	same := map[string]*group{}
+	same := map[string]*addressGroup{}
 	for _, ip := range slices.SortedFunc(maps.Keys(has), netip.Addr.Compare) {
 		key := string(keys[ip])
 		if g := same[key]; g != nil {
@@ -195,10 +195,10 @@ func grouped(all []aimed) (groups []*group, ports []aimed) {
 	return groups, ports
 }
 
-// missing returns the ports that a group lacks. Both lists are sorted.
-func missing(ports, has []aimed) (out []aimed) {
+// missingPorts returns the ports that a group lacks. Both lists are sorted.
+func missingPorts(ports, has []frontendRule) (out []frontendRule) {
 	for _, p := range ports {
-		if len(has) > 0 && has[0].at.Proto == p.at.Proto && has[0].at.Port == p.at.Port {
+		if len(has) > 0 && has[0].frontend.Proto == p.frontend.Proto && has[0].frontend.Port == p.frontend.Port {
 			has = has[1:]
 			continue
 		}

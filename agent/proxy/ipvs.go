@@ -29,26 +29,26 @@ import (
 // externalTrafficPolicy Local is served only by this node's endpoints, for pods and for the node
 // itself too.
 type ipvs struct {
-	beside  *nft
-	base    Base
-	node    []netip.Addr // addresses at which node ports are served
-	servers map[virtual]pool
-	holders map[netip.Addr]int // address → number of virtual servers
-	door    func() (ipvsDoor, error)
-	linked  func() (bool, error) // reports whether the interface exists
-	own     func() (map[netip.Addr]bool, error)
-	check   func() error
+	nft                *nft
+	base               Base
+	nodeIPs            []netip.Addr // addresses at which node ports are served
+	servers            map[virtualServer]realServers
+	addressUses        map[netip.Addr]int // address → number of virtual servers
+	open               func() (ipvsInterface, error)
+	linkExists         func() (bool, error) // reports whether the interface exists
+	interfaceAddresses func() (map[netip.Addr]bool, error)
+	checkKernel        func() error
 }
 
-// virtual identifies a virtual server.
-type virtual struct {
+// virtualServer identifies a virtual server.
+type virtualServer struct {
 	Frontend
 	affinity int32
 }
 
-// pool maps the real servers of a virtual server to their weights. The weight is 1, or 0 for a
+// realServers maps the real servers of a virtual server to their weights. The weight is 1, or 0 for a
 // server that only keeps its existing connections.
-type pool map[netip.AddrPort]int
+type realServers map[netip.AddrPort]int
 
 // ipvsLink is the name of the interface that holds the addresses of virtual servers.
 const ipvsLink = "keelson-ipvs0"
@@ -56,25 +56,25 @@ const ipvsLink = "keelson-ipvs0"
 // ipvsTable is the nftables table of mode ipvs.
 const ipvsTable = "keelson-ipvs"
 
-// ipvsDoor is the kernel's IPVS.
-type ipvsDoor interface {
+// ipvsInterface is the kernel's IPVS.
+type ipvsInterface interface {
 	Do(ipvsCommand) error
 	// Read returns Keelson's virtual servers and the addresses of its interface.
-	Read() (servers map[virtual]pool, addresses map[netip.Addr]bool, err error)
+	Read() (servers map[virtualServer]realServers, addresses map[netip.Addr]bool, err error)
 	Close()
 }
 
 func newIPVS() *ipvs {
-	return &ipvs{beside: speaking(dialect{table: ipvsTable, frame: besideIPVS, piece: besideIPVSPort}), servers: map[virtual]pool{},
-		holders: map[netip.Addr]int{}, door: openIPVS, linked: hasIPVSLink, own: ownAddresses, check: hasIPVS}
+	return &ipvs{nft: newNFTDialect(tableDialect{table: ipvsTable, skeleton: ipvsSkeleton, render: renderForIPVS}), servers: map[virtualServer]realServers{},
+		addressUses: map[netip.Addr]int{}, open: openIPVS, linkExists: hasIPVSLink, interfaceAddresses: interfaceAddresses, checkKernel: hasIPVS}
 }
 
 // Check implements Writer.
 func (w *ipvs) Check(ctx context.Context) error {
-	if err := w.check(); err != nil {
+	if err := w.checkKernel(); err != nil {
 		return err
 	}
-	return w.beside.Check(ctx)
+	return w.nft.Check(ctx)
 }
 
 func hasIPVS() error {
@@ -87,7 +87,7 @@ func hasIPVS() error {
 // ipvsCommand is one change of IPVS. Its text is the equivalent command line of ip or ipvsadm.
 type ipvsCommand struct {
 	verb   string // "address add", "address del", "-A", "-D", "-a", "-e", "-d"
-	server virtual
+	server virtualServer
 	to     netip.AddrPort
 	weight int
 }
@@ -112,21 +112,21 @@ func (c ipvsCommand) String() string {
 	return text
 }
 
-// virtuals returns the virtual servers of a Port. It is pure.
-func virtuals(p *Port, node []netip.Addr) map[virtual]pool {
-	out := map[virtual]pool{}
+// virtualServers returns the virtual servers of a Port. It is pure.
+func virtualServers(p *Port, node []netip.Addr) map[virtualServer]realServers {
+	out := map[virtualServer]realServers{}
 	add := func(at Frontend, to []Backend) {
 		if len(to) == 0 {
 			return // nftables rejects or drops this traffic
 		}
-		servers := pool{}
+		servers := realServers{}
 		for _, b := range p.Serving {
 			servers[netip.AddrPortFrom(b.IP, uint16(b.Port))] = 0
 		}
 		for _, b := range to {
 			servers[netip.AddrPortFrom(b.IP, uint16(b.Port))] = 1
 		}
-		out[virtual{at, p.Affinity}] = servers
+		out[virtualServer{at, p.Affinity}] = servers
 	}
 	for _, at := range p.Internal {
 		add(at, p.Cluster)
@@ -136,7 +136,7 @@ func virtuals(p *Port, node []netip.Addr) map[virtual]pool {
 		outside = p.Here
 	}
 	for _, at := range p.External {
-		if !at.NodePort() {
+		if !at.IsNodePort() {
 			add(at, outside)
 			continue
 		}
@@ -151,20 +151,20 @@ func virtuals(p *Port, node []netip.Addr) map[virtual]pool {
 
 // ipvsPlan returns the commands that change the servers and the interface's addresses from one
 // state to another. It is pure.
-func ipvsPlan(from, to map[virtual]pool, held, wanted map[netip.Addr]bool) []ipvsCommand {
+func ipvsPlan(from, to map[virtualServer]realServers, held, wanted map[netip.Addr]bool) []ipvsCommand {
 	var out []ipvsCommand
 	byAddress := func(a, b netip.Addr) int { return a.Compare(b) }
 	for _, ip := range slices.SortedFunc(maps.Keys(wanted), byAddress) {
 		if !held[ip] {
-			out = append(out, ipvsCommand{verb: "address add", server: virtual{Frontend: Frontend{IP: ip}}})
+			out = append(out, ipvsCommand{verb: "address add", server: virtualServer{Frontend: Frontend{IP: ip}}})
 		}
 	}
-	for _, v := range slices.SortedFunc(maps.Keys(from), virtual.compare) {
+	for _, v := range slices.SortedFunc(maps.Keys(from), virtualServer.compareServers) {
 		if _, ok := to[v]; !ok {
 			out = append(out, ipvsCommand{verb: "-D", server: v})
 		}
 	}
-	for _, v := range slices.SortedFunc(maps.Keys(to), virtual.compare) {
+	for _, v := range slices.SortedFunc(maps.Keys(to), virtualServer.compareServers) {
 		old, ok := from[v]
 		if !ok {
 			out = append(out, ipvsCommand{verb: "-A", server: v})
@@ -186,27 +186,27 @@ func ipvsPlan(from, to map[virtual]pool, held, wanted map[netip.Addr]bool) []ipv
 	}
 	for _, ip := range slices.SortedFunc(maps.Keys(held), byAddress) {
 		if !wanted[ip] {
-			out = append(out, ipvsCommand{verb: "address del", server: virtual{Frontend: Frontend{IP: ip}}})
+			out = append(out, ipvsCommand{verb: "address del", server: virtualServer{Frontend: Frontend{IP: ip}}})
 		}
 	}
 	return out
 }
 
-func (v virtual) compare(w virtual) int {
+func (v virtualServer) compareServers(w virtualServer) int {
 	return strings.Compare(fmt.Sprint(v.IP.StringExpanded(), v.Proto, 100000+v.Port, v.affinity),
 		fmt.Sprint(w.IP.StringExpanded(), w.Proto, 100000+w.Port, w.affinity))
 }
 
 // own returns the addresses at which node ports are served, in order.
 func (w *ipvs) nodeAddresses() ([]netip.Addr, error) {
-	own, err := w.own()
+	own, err := w.interfaceAddresses()
 	if err != nil {
 		return nil, err
 	}
 	var out []netip.Addr
 	for ip := range own {
 		in := func(p netip.Prefix) bool { return p.Contains(ip) }
-		if w.holders[ip] == 0 && !ip.IsLinkLocalUnicast() && (len(w.base.NodePorts) == 0 || slices.ContainsFunc(w.base.NodePorts, in)) {
+		if w.addressUses[ip] == 0 && !ip.IsLinkLocalUnicast() && (len(w.base.NodePorts) == 0 || slices.ContainsFunc(w.base.NodePorts, in)) {
 			out = append(out, ip)
 		}
 	}
@@ -219,7 +219,7 @@ func (w *ipvs) Sync(ctx context.Context, base Base, ports iter.Seq[*Port]) error
 	if err := w.Check(ctx); err != nil {
 		return err
 	}
-	door, err := w.door()
+	door, err := w.open()
 	if err != nil {
 		return err
 	}
@@ -229,37 +229,37 @@ func (w *ipvs) Sync(ctx context.Context, base Base, ports iter.Seq[*Port]) error
 	if err != nil {
 		return err
 	}
-	w.holders = map[netip.Addr]int{}
+	w.addressUses = map[netip.Addr]int{}
 	for ip := range held {
-		w.holders[ip] = 1
+		w.addressUses[ip] = 1
 	}
-	if w.node, err = w.nodeAddresses(); err != nil {
+	if w.nodeIPs, err = w.nodeAddresses(); err != nil {
 		return err
 	}
-	want := map[virtual]pool{}
+	want := map[virtualServer]realServers{}
 	for p := range ports {
-		maps.Copy(want, virtuals(p, w.node))
+		maps.Copy(want, virtualServers(p, w.nodeIPs))
 	}
 	// The masquerading rules must exist before the servers that require them.
-	if err := w.beside.Sync(ctx, base, ports); err != nil {
+	if err := w.nft.Sync(ctx, base, ports); err != nil {
 		return err
 	}
-	w.servers, w.holders = want, w.holdersOf(want)
-	return run(door, ipvsPlan(there, want, held, keysOf(w.holders)))
+	w.servers, w.addressUses = want, w.countAddressUses(want)
+	return runCommands(door, ipvsPlan(there, want, held, addressSet(w.addressUses)))
 }
 
-// holdersOf counts the servers per address, without the node's own addresses.
-func (w *ipvs) holdersOf(servers map[virtual]pool) map[netip.Addr]int {
+// countAddressUses counts the servers per address, without the node's own addresses.
+func (w *ipvs) countAddressUses(servers map[virtualServer]realServers) map[netip.Addr]int {
 	out := map[netip.Addr]int{}
 	for v := range servers {
-		if !slices.Contains(w.node, v.IP) {
+		if !slices.Contains(w.nodeIPs, v.IP) {
 			out[v.IP]++
 		}
 	}
 	return out
 }
 
-func keysOf(counts map[netip.Addr]int) map[netip.Addr]bool {
+func addressSet(counts map[netip.Addr]int) map[netip.Addr]bool {
 	out := make(map[netip.Addr]bool, len(counts))
 	for ip := range counts {
 		out[ip] = true
@@ -267,7 +267,7 @@ func keysOf(counts map[netip.Addr]int) map[netip.Addr]bool {
 	return out
 }
 
-func run(door ipvsDoor, plan []ipvsCommand) error {
+func runCommands(door ipvsInterface, plan []ipvsCommand) error {
 	for _, c := range plan {
 		if err := door.Do(c); err != nil {
 			return fmt.Errorf("%s: %w", c, err)
@@ -278,41 +278,41 @@ func run(door ipvsDoor, plan []ipvsCommand) error {
 
 // Apply implements Writer.
 func (w *ipvs) Apply(ctx context.Context, changes []Change) error {
-	if err := w.beside.Apply(ctx, changes); err != nil {
+	if err := w.nft.Apply(ctx, changes); err != nil {
 		return err
 	}
-	door, err := w.door()
+	door, err := w.open()
 	if err != nil {
 		return err
 	}
 	defer door.Close()
-	from, to := map[virtual]pool{}, map[virtual]pool{}
+	from, to := map[virtualServer]realServers{}, map[virtualServer]realServers{}
 	for _, c := range changes {
 		if c.Old != nil {
-			maps.Copy(from, virtuals(c.Old, w.node))
+			maps.Copy(from, virtualServers(c.Old, w.nodeIPs))
 		}
 		if c.New != nil {
-			maps.Copy(to, virtuals(c.New, w.node))
+			maps.Copy(to, virtualServers(c.New, w.nodeIPs))
 		}
 	}
 	held, wanted := map[netip.Addr]bool{}, map[netip.Addr]bool{}
 	for _, side := range []struct {
-		servers map[virtual]pool
+		servers map[virtualServer]realServers
 		by      int
 	}{{to, 1}, {from, -1}} {
-		for ip, n := range w.holdersOf(side.servers) {
-			if w.holders[ip] > 0 {
+		for ip, n := range w.countAddressUses(side.servers) {
+			if w.addressUses[ip] > 0 {
 				held[ip] = true
 			}
-			w.holders[ip] += side.by * n
+			w.addressUses[ip] += side.by * n
 		}
 	}
-	for _, servers := range []map[virtual]pool{from, to} {
-		for ip := range w.holdersOf(servers) {
-			if w.holders[ip] > 0 {
+	for _, servers := range []map[virtualServer]realServers{from, to} {
+		for ip := range w.countAddressUses(servers) {
+			if w.addressUses[ip] > 0 {
 				wanted[ip] = true
 			} else {
-				delete(w.holders, ip)
+				delete(w.addressUses, ip)
 			}
 		}
 	}
@@ -320,40 +320,40 @@ func (w *ipvs) Apply(ctx context.Context, changes []Change) error {
 		delete(w.servers, v)
 	}
 	maps.Copy(w.servers, to)
-	return run(door, ipvsPlan(from, to, held, wanted))
+	return runCommands(door, ipvsPlan(from, to, held, wanted))
 }
 
 // Intact implements Writer.
 func (w *ipvs) Intact(ctx context.Context) (bool, error) {
-	if ok, err := w.beside.Intact(ctx); !ok || err != nil {
+	if ok, err := w.nft.Intact(ctx); !ok || err != nil {
 		return ok, err
 	}
 	now, err := w.nodeAddresses()
-	if err != nil || !slices.Equal(now, w.node) {
+	if err != nil || !slices.Equal(now, w.nodeIPs) {
 		return false, err
 	}
-	door, err := w.door()
+	door, err := w.open()
 	if err != nil {
 		return false, err
 	}
 	defer door.Close()
 	there, held, err := door.Read()
-	return err == nil && len(ipvsPlan(there, w.servers, held, keysOf(w.holders))) == 0, err
+	return err == nil && len(ipvsPlan(there, w.servers, held, addressSet(w.addressUses))) == 0, err
 }
 
 // Clean implements Writer. The interface marks that mode ipvs was in use. If it does not exist, all
 // virtual servers belong to other programs. The interface is therefore removed last, so that an
 // interrupted Clean can be repeated.
 func (w *ipvs) Clean(ctx context.Context) error {
-	err := w.beside.Clean(ctx)
-	if there, lerr := w.linked(); !there || lerr != nil {
+	err := w.nft.Clean(ctx)
+	if there, lerr := w.linkExists(); !there || lerr != nil {
 		return errors.Join(err, lerr)
 	}
 	return errors.Join(err, w.cleanServers())
 }
 
 func (w *ipvs) cleanServers() error {
-	door, err := w.door()
+	door, err := w.open()
 	if err != nil {
 		return err
 	}
@@ -362,7 +362,7 @@ func (w *ipvs) cleanServers() error {
 	if err != nil {
 		return err
 	}
-	if err := run(door, ipvsPlan(there, nil, held, nil)); err != nil {
+	if err := runCommands(door, ipvsPlan(there, nil, held, nil)); err != nil {
 		return err
 	}
 	return removeIPVSLink()
@@ -371,14 +371,14 @@ func (w *ipvs) cleanServers() error {
 // Remove removes the virtual servers of mode ipvs and the interface that held their addresses. Call
 // it after the agent has exited, on a node that leaves its cluster. It does nothing if the
 // interface does not exist.
-func Remove() error { return newIPVS().remove() }
+func Remove() error { return newIPVS().removeServersAndLink() }
 
-func (w *ipvs) remove() error {
-	there, err := w.linked()
+func (w *ipvs) removeServersAndLink() error {
+	there, err := w.linkExists()
 	if !there || err != nil {
 		return err
 	}
-	if w.check() == nil {
+	if w.checkKernel() == nil {
 		err = w.cleanServers()
 	} else {
 		err = removeIPVSLink() // a kernel without IPVS has no virtual servers
@@ -416,7 +416,7 @@ func removeIPVSLink() error {
 
 // Counts implements Writer. Connections are counted by IPVS, rejects by nftables.
 func (w *ipvs) Counts(ctx context.Context) (Counts, error) {
-	out, err := w.beside.Counts(ctx)
+	out, err := w.nft.Counts(ctx)
 	if err != nil {
 		return out, err
 	}
@@ -427,18 +427,18 @@ func (w *ipvs) Counts(ctx context.Context) (Counts, error) {
 	defer h.Close()
 	all, err := h.GetServices()
 	for _, s := range all {
-		if v, ok := virtualOf(s); ok {
+		if v, ok := parseVirtualServer(s); ok {
 			out.Connections[v.Frontend] += uint64(s.Stats.Connections)
 		}
 	}
 	return out, err
 }
 
-// virtualOf converts a virtual server of the kernel. It returns false for a server with a firewall
+// parseVirtualServer converts a virtual server of the kernel. It returns false for a server with a firewall
 // mark or another protocol.
-func virtualOf(s *moby.Service) (virtual, bool) {
+func parseVirtualServer(s *moby.Service) (virtualServer, bool) {
 	ip, ok := netip.AddrFromSlice(s.Address)
-	v := virtual{Frontend: Frontend{IP: ip.Unmap(), Proto: protocolName(byte(s.Protocol)), Port: int32(s.Port)}}
+	v := virtualServer{Frontend: Frontend{IP: ip.Unmap(), Proto: protocolName(byte(s.Protocol)), Port: int32(s.Port)}}
 	if s.Flags&ipvsPersistent != 0 {
 		v.affinity = int32(s.Timeout)
 	}
@@ -454,7 +454,7 @@ type ipvsKernel struct {
 	link netlink.Link
 }
 
-func openIPVS() (ipvsDoor, error) {
+func openIPVS() (ipvsInterface, error) {
 	link, err := netlink.LinkByName(ipvsLink)
 	if err != nil {
 		attrs := netlink.NewLinkAttrs()
@@ -486,12 +486,12 @@ func openIPVS() (ipvsDoor, error) {
 
 func (k *ipvsKernel) Close() { k.h.Close() }
 
-// ours reports whether a virtual server is Keelson's: its address is held by Keelson's interface or
+// isOurs reports whether a virtual server is Keelson's: its address is held by Keelson's interface or
 // by the node.
-func (v virtual) ours(held, own map[netip.Addr]bool) bool { return held[v.IP] || own[v.IP] }
+func (v virtualServer) isOurs(held, own map[netip.Addr]bool) bool { return held[v.IP] || own[v.IP] }
 
 // Read implements ipvsDoor.
-func (k *ipvsKernel) Read() (map[virtual]pool, map[netip.Addr]bool, error) {
+func (k *ipvsKernel) Read() (map[virtualServer]realServers, map[netip.Addr]bool, error) {
 	list, err := netlink.AddrList(k.link, netlink.FAMILY_ALL)
 	if err != nil {
 		return nil, nil, err
@@ -502,7 +502,7 @@ func (k *ipvsKernel) Read() (map[virtual]pool, map[netip.Addr]bool, error) {
 			held[ip.Unmap()] = true
 		}
 	}
-	own, err := ownAddresses()
+	own, err := interfaceAddresses()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -510,18 +510,18 @@ func (k *ipvsKernel) Read() (map[virtual]pool, map[netip.Addr]bool, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("reading virtual servers: %w", err)
 	}
-	out := map[virtual]pool{}
+	out := map[virtualServer]realServers{}
 	for _, s := range all {
-		v, ok := virtualOf(s)
-		if !ok || !v.ours(held, own) {
+		v, ok := parseVirtualServer(s)
+		if !ok || !v.isOurs(held, own) {
 			continue
 		}
-		real, err := k.h.GetDestinations(s)
+		destinations, err := k.h.GetDestinations(s)
 		if err != nil {
 			return nil, nil, fmt.Errorf("reading a virtual server: %w", err)
 		}
-		out[v] = pool{}
-		for _, d := range real {
+		out[v] = realServers{}
+		for _, d := range destinations {
 			if ip, ok := netip.AddrFromSlice(d.Address); ok {
 				out[v][netip.AddrPortFrom(ip.Unmap(), d.Port)] = d.Weight
 			}
@@ -541,7 +541,7 @@ func (k *ipvsKernel) Do(c ipvsCommand) error {
 		}
 		return netlink.AddrDel(k.link, a)
 	}
-	s, d := c.message()
+	s, d := c.netlinkMessage()
 	switch c.verb {
 	case "-A":
 		return k.h.NewService(s)
@@ -556,8 +556,8 @@ func (k *ipvsKernel) Do(c ipvsCommand) error {
 	}
 }
 
-// message returns the command in the form that the kernel expects.
-func (c ipvsCommand) message() (*moby.Service, *moby.Destination) {
+// netlinkMessage returns the command in the form that the kernel expects.
+func (c ipvsCommand) netlinkMessage() (*moby.Service, *moby.Destination) {
 	family, bits := uint16(unix.AF_INET), ^uint32(0)
 	if c.server.IP.Is6() {
 		family, bits = unix.AF_INET6, 128

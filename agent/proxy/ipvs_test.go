@@ -19,26 +19,26 @@ import (
 // addresses. Virtual servers of other programs remain: those at other addresses, and all of them on
 // a node on which mode ipvs was never active.
 func TestVirtualServersOfOthersStay(t *testing.T) {
-	elsewhere := virtual{Frontend: Frontend{netip.MustParseAddr("192.0.2.200"), "tcp", 80}}
-	atNode := virtual{Frontend: Frontend{netip.MustParseAddr("10.89.0.101"), "tcp", 80}}
-	backends := pool{netip.MustParseAddrPort("192.0.2.201:80"): 1}
+	elsewhere := virtualServer{Frontend: Frontend{netip.MustParseAddr("192.0.2.200"), "tcp", 80}}
+	atNode := virtualServer{Frontend: Frontend{netip.MustParseAddr("10.89.0.101"), "tcp", 80}}
+	backends := realServers{netip.MustParseAddrPort("192.0.2.201:80"): 1}
 	ports := Compute([]*v1.Service{service("web", "10.96.0.10", 30080)},
 		[]*discoveryv1.EndpointSlice{slice("web", endpoint("10.244.0.2", "w1", true, true, false))}, testPlace).Ports()
 	denied := errors.New("denied")
 	for _, c := range []struct {
 		name  string
 		used  bool // mode ipvs was active
-		there virtual
+		there virtualServer
 		clean func(*fakeIPVS) error
 		want  error
 	}{
 		{"another mode", true, elsewhere, func(f *fakeIPVS) error { return f.Clean(t.Context()) }, nil},
-		{"a node that leaves", true, elsewhere, func(f *fakeIPVS) error { return f.remove() }, nil},
+		{"a node that leaves", true, elsewhere, func(f *fakeIPVS) error { return f.removeServersAndLink() }, nil},
 		{"a node of another mode", false, atNode, func(f *fakeIPVS) error { return f.Clean(t.Context()) }, nil},
-		{"a node of another mode that leaves", false, atNode, func(f *fakeIPVS) error { return f.remove() }, nil},
+		{"a node of another mode that leaves", false, atNode, func(f *fakeIPVS) error { return f.removeServersAndLink() }, nil},
 		{"an interface that nobody can look for", false, atNode, func(f *fakeIPVS) error {
-			f.linked = func() (bool, error) { return false, denied }
-			return f.remove()
+			f.linkExists = func() (bool, error) { return false, denied }
+			return f.removeServersAndLink()
 		}, denied},
 	} {
 		t.Run(c.name, func(t *testing.T) {

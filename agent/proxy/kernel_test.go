@@ -124,7 +124,7 @@ func TestKernel(t *testing.T) {
 	}
 	rules := newState(newNFT(), "w1")
 	if err := space.In(node, func() error {
-		return p.apply(t.Context(), rules, objects, objects, agent.Changed{All: true})
+		return p.applyChanges(t.Context(), rules, objects, objects, agent.ObjectChanges{All: true})
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -169,14 +169,16 @@ func TestKernel(t *testing.T) {
 
 // reachesAddedRanges connects to an address outside the original Service range, whose route is
 // removed with its Service.
-func reachesAddedRanges(t *testing.T, p *Proxy, rules *state, node, pod netns.NsHandle, objects *fake.Cluster, services []*v1.Service) {
+func reachesAddedRanges(t *testing.T, p *Proxy, rules *proxyState, node, pod netns.NsHandle, objects *fake.Cluster, services []*v1.Service) {
 	for who, ns := range map[string]netns.NsHandle{"host": node, "pod": pod} {
 		if got, err := ask(ns, "10.97.0.5:80"); err != nil || !strings.HasPrefix(got, "a ") {
 			t.Errorf("%s to a Service of an added range: %q, %v", who, got, err)
 		}
 	}
 	objects.Delete(services[slices.IndexFunc(services, func(s *v1.Service) bool { return s.Name == "far" })])
-	if err := space.In(node, func() error { return p.apply(t.Context(), rules, objects, objects, agent.Changed{All: true}) }); err != nil {
+	if err := space.In(node, func() error {
+		return p.applyChanges(t.Context(), rules, objects, objects, agent.ObjectChanges{All: true})
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := ask(node, "10.97.0.5:80"); err == nil || !strings.Contains(err.Error(), "unreachable") {
@@ -230,7 +232,7 @@ func TestUDPFlows(t *testing.T) {
 		answers(t, pod(t, node, name, ip, netip.MustParseAddr(ip).Prev().String()), name)
 	}
 	addr(t, node, "lo", "10.89.0.101/32", "")
-	p := &Proxy{Node: "w1", NodeIP: netip.MustParseAddr("10.89.0.101"), Flows: NewFlows(), Log: slog.New(slog.DiscardHandler)}
+	p := &Proxy{Node: "w1", NodeIP: netip.MustParseAddr("10.89.0.101"), Flows: NewStaleFlowCleaner(), Log: slog.New(slog.DiscardHandler)}
 	objects := fake.NewCluster()
 	objects.About.ServiceCIDR, objects.About.ClusterCIDR = "10.96.0.0/16", "10.244.0.0/16"
 	udp := service("dns", "10.96.0.10", 30053, func(s *v1.Service) { s.Spec.Ports[0].Protocol = v1.ProtocolUDP })
@@ -242,13 +244,13 @@ func TestUDPFlows(t *testing.T) {
 		part.Ports[0].Protocol = &proto
 		objects.Put(part)
 		if err := space.In(node, func() (err error) {
-			if err := p.apply(context.Background(), st, objects, objects, agent.Changed{All: true}); err != nil {
+			if err := p.applyChanges(context.Background(), st, objects, objects, agent.ObjectChanges{All: true}); err != nil {
 				return err
 			}
 			if ok, err := st.writer.Intact(context.Background()); !ok || err != nil {
 				t.Error("the kernel's rules are not as they were made", err)
 			}
-			return p.Flows.forget()
+			return p.Flows.deleteStale()
 		}); err != nil {
 			t.Fatal(err)
 		}

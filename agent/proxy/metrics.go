@@ -21,19 +21,19 @@ type Metrics struct {
 	all, full, partial, programming histogram
 	lastSync                        time.Time
 	failures                        uint64
-	began                           time.Time
+	startedAt                       time.Time
 }
 
 // NewMetrics returns Metrics that ignore changes made before the current time when they measure
 // programming latency.
 func NewMetrics() *Metrics {
-	sync := exponential(0.001, 2, 15)
-	programming := slices.Concat(linear(0.25, 0.25, 2), linear(1, 1, 59), linear(60, 5, 12), linear(120, 30, 7))
-	return &Metrics{all: histogram{bounds: sync}, full: histogram{bounds: sync}, partial: histogram{bounds: sync},
-		programming: histogram{bounds: programming}, began: time.Now()}
+	syncBounds := exponentialBounds(0.001, 2, 15)
+	programming := slices.Concat(linearBounds(0.25, 0.25, 2), linearBounds(1, 1, 59), linearBounds(60, 5, 12), linearBounds(120, 30, 7))
+	return &Metrics{all: histogram{bounds: syncBounds}, full: histogram{bounds: syncBounds}, partial: histogram{bounds: syncBounds},
+		programming: histogram{bounds: programming}, startedAt: time.Now()}
 }
 
-func exponential(start, factor float64, n int) (out []float64) {
+func exponentialBounds(start, factor float64, n int) (out []float64) {
 	for range n {
 		out = append(out, start)
 		start *= factor
@@ -41,30 +41,30 @@ func exponential(start, factor float64, n int) (out []float64) {
 	return out
 }
 
-func linear(start, width float64, n int) (out []float64) {
+func linearBounds(start, width float64, n int) (out []float64) {
 	for i := range n {
 		out = append(out, start+float64(i)*width)
 	}
 	return out
 }
 
-// synced records that all rules or a part of them were written.
-func (m *Metrics) synced(took time.Duration, all bool) {
+// countSync records that all rules or a part of them were written.
+func (m *Metrics) countSync(took time.Duration, all bool) {
 	if m == nil {
 		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.lastSync = time.Now()
-	m.all.observe(took)
+	m.all.observeDuration(took)
 	if all {
-		m.full.observe(took)
+		m.full.observeDuration(took)
 	} else {
-		m.partial.observe(took)
+		m.partial.observeDuration(took)
 	}
 }
 
-func (m *Metrics) failed() {
+func (m *Metrics) countFailure() {
 	if m == nil {
 		return
 	}
@@ -73,14 +73,14 @@ func (m *Metrics) failed() {
 	m.failures++
 }
 
-// programmed records the latency between a change of a pod or Service and its rules.
-func (m *Metrics) programmed(changed, now time.Time) {
-	if m == nil || changed.Before(m.began) {
+// observeProgramming records the latency between a change of a pod or Service and its rules.
+func (m *Metrics) observeProgramming(changed, now time.Time) {
+	if m == nil || changed.Before(m.startedAt) {
 		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.programming.observe(now.Sub(changed))
+	m.programming.observeDuration(now.Sub(changed))
 }
 
 // histogram counts durations in seconds.
@@ -91,7 +91,7 @@ type histogram struct {
 	n      uint64
 }
 
-func (h *histogram) observe(d time.Duration) {
+func (h *histogram) observeDuration(d time.Duration) {
 	if h.counts == nil {
 		h.counts = make([]uint64, len(h.bounds))
 	}
@@ -103,7 +103,7 @@ func (h *histogram) observe(d time.Duration) {
 	}
 }
 
-func (h *histogram) write(w io.Writer, name, help string) {
+func (h *histogram) writePrometheus(w io.Writer, name, help string) {
 	fmt.Fprintf(w, "# HELP %s %s\n# TYPE %s histogram\n", name, help, name)
 	var sum uint64
 	for i, le := range h.bounds {
@@ -119,19 +119,19 @@ func (h *histogram) write(w io.Writer, name, help string) {
 func (p *Proxy) WriteMetrics(ctx context.Context, to io.Writer) error {
 	w := bufio.NewWriter(to)
 	if m := p.Metrics; m != nil {
-		m.write(w, p.Mode)
+		m.writePrometheus(w, p.Mode)
 	}
-	p.connections(ctx, w)
+	p.writeConnectionCounts(ctx, w)
 	return w.Flush()
 }
 
-func (m *Metrics) write(w io.Writer, mode Mode) {
+func (m *Metrics) writePrometheus(w io.Writer, mode Mode) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.programming.write(w, "kubeproxy_network_programming_duration_seconds", "In Cluster Network Programming Latency in seconds")
-	m.full.write(w, "kubeproxy_sync_full_proxy_rules_duration_seconds", "SyncProxyRules latency in seconds for full resyncs")
-	m.partial.write(w, "kubeproxy_sync_partial_proxy_rules_duration_seconds", "SyncProxyRules latency in seconds for partial syncs")
-	m.all.write(w, "kubeproxy_sync_proxy_rules_duration_seconds", "SyncProxyRules latency in seconds")
+	m.programming.writePrometheus(w, "kubeproxy_network_programming_duration_seconds", "In Cluster Network Programming Latency in seconds")
+	m.full.writePrometheus(w, "kubeproxy_sync_full_proxy_rules_duration_seconds", "SyncProxyRules latency in seconds for full resyncs")
+	m.partial.writePrometheus(w, "kubeproxy_sync_partial_proxy_rules_duration_seconds", "SyncProxyRules latency in seconds for partial syncs")
+	m.all.writePrometheus(w, "kubeproxy_sync_proxy_rules_duration_seconds", "SyncProxyRules latency in seconds")
 	const last = "kubeproxy_sync_proxy_rules_last_timestamp_seconds"
 	at := 0.0
 	if !m.lastSync.IsZero() {
@@ -145,16 +145,16 @@ func (m *Metrics) write(w io.Writer, mode Mode) {
 	fmt.Fprintf(w, "# HELP %s Cumulative proxy rules that could not be written\n# TYPE %s counter\n%s %d\n", failures, failures, failures, m.failures)
 }
 
-// connections writes the number of connections through each Service since its rules were created,
+// writeConnectionCounts writes the number of connections through each Service since its rules were created,
 // and the number of packets that found no endpoint. The kernel counts; it is read only when metrics
 // are requested.
-func (p *Proxy) connections(ctx context.Context, w io.Writer) {
+func (p *Proxy) writeConnectionCounts(ctx context.Context, w io.Writer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.now == nil || !p.now.built {
+	if p.current == nil || !p.current.built {
 		return
 	}
-	counts, err := p.now.writer.Counts(ctx)
+	counts, err := p.current.writer.Counts(ctx)
 	if err != nil {
 		p.Log.Debug("the connection counters of Services cannot be read", "err", err)
 		return
@@ -165,8 +165,8 @@ func (p *Proxy) connections(ctx context.Context, w io.Writer) {
 	}{{MetricConnections, "Connections for which this node selected an endpoint, by frontend", counts.Connections},
 		{MetricUnserved, "Packets to a Service without a usable endpoint, by frontend", counts.Unserved}} {
 		fmt.Fprintf(w, "# HELP %s %s\n# TYPE %s counter\n", m.name, m.help, m.name)
-		by := countsByPort(p.now.model.Ports(), m.counts)
-		for _, l := range slices.SortedFunc(maps.Keys(by), func(a, b label) int {
+		by := countsByPort(p.current.model.Ports(), m.counts)
+		for _, l := range slices.SortedFunc(maps.Keys(by), func(a, b countLabels) int {
 			return cmp.Or(cmp.Compare(a.port, b.port), cmp.Compare(a.proto, b.proto), cmp.Compare(a.from, b.from))
 		}) {
 			ns, rest, _ := strings.Cut(l.port, "/")
@@ -182,32 +182,32 @@ const (
 	MetricUnserved    = "keelson_service_unserved_packets_total"
 )
 
-type label struct{ port, proto, from string }
+type countLabels struct{ port, proto, from string }
 
 // countsByPort assigns the counters of frontends to Service ports. It is pure.
-func countsByPort(ports map[string]*Port, counts map[Frontend]uint64) map[label]uint64 {
-	out := map[label]uint64{}
-	nodePorts := map[Frontend]label{}
+func countsByPort(ports map[string]*Port, counts map[Frontend]uint64) map[countLabels]uint64 {
+	out := map[countLabels]uint64{}
+	nodePorts := map[Frontend]countLabels{}
 	for _, p := range ports {
 		for _, f := range p.Internal {
 			if n := counts[f]; n > 0 {
-				out[label{p.Name, p.Proto, "cluster"}] += n
+				out[countLabels{p.Name, p.Proto, "cluster"}] += n
 			}
 		}
 		for _, f := range p.External {
-			if f.NodePort() {
-				nodePorts[f] = label{p.Name, p.Proto, "outside"}
+			if f.IsNodePort() {
+				nodePorts[f] = countLabels{p.Name, p.Proto, "outside"}
 			}
 			if n := counts[f]; n > 0 {
-				out[label{p.Name, p.Proto, "outside"}] += n
+				out[countLabels{p.Name, p.Proto, "outside"}] += n
 			}
 		}
 	}
 	for f, n := range counts { // node ports are counted at the node's addresses
-		if f.NodePort() {
+		if f.IsNodePort() {
 			continue
 		}
-		if l, ok := nodePorts[f.anywhere()]; ok {
+		if l, ok := nodePorts[f.nodePortFrontend()]; ok {
 			out[l] += n
 		}
 	}

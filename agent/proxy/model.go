@@ -22,11 +22,11 @@ type Frontend struct {
 	Port  int32
 }
 
-// NodePort reports whether the frontend stands for all addresses of the node.
-func (f Frontend) NodePort() bool { return f.IP.IsUnspecified() }
+// IsNodePort reports whether the frontend stands for all addresses of the node.
+func (f Frontend) IsNodePort() bool { return f.IP.IsUnspecified() }
 
-// anywhere returns the node port frontend with the same protocol and port.
-func (f Frontend) anywhere() Frontend {
+// nodePortFrontend returns the node port frontend with the same protocol and port.
+func (f Frontend) nodePortFrontend() Frontend {
 	ip := netip.IPv4Unspecified()
 	if f.IP.Is6() {
 		ip = netip.IPv6Unspecified()
@@ -52,7 +52,7 @@ type Port struct {
 	// Guarded are the External frontends that only clients in Sources may use.
 	Guarded []Frontend
 	Sources []netip.Prefix // shared by all ports of a Service
-	guard   *chain         // nftables chain for Sources, shared by all ports of a Service; nil if all clients are allowed
+	guard   *nftChain      // nftables chain for Sources, shared by all ports of a Service; nil if all clients are allowed
 	// Cluster are the backends of internal traffic. Outside are the backends of external traffic
 	// that may go to any node. Here are the backends on this node, for external traffic that must
 	// stay on it (KeepSource).
@@ -71,17 +71,17 @@ type Port struct {
 	Affinity   int32 // seconds for which a client keeps its backend; 0 = no affinity
 }
 
-func (p *Port) equal(q *Port) bool {
+func (p *Port) equalPort(q *Port) bool {
 	return p.Name == q.Name && p.ID == q.ID && p.Proto == q.Proto && p.V6 == q.V6 && p.StayInside == q.StayInside && p.Wide == q.Wide &&
 		p.KeepSource == q.KeepSource && p.Affinity == q.Affinity &&
 		slices.Equal(p.Internal, q.Internal) && slices.Equal(p.External, q.External) && slices.Equal(p.Guarded, q.Guarded) &&
-		p.guard.equal(q.guard) && slices.Equal(p.Cluster, q.Cluster) && slices.Equal(p.Outside, q.Outside) &&
+		p.guard.sameChain(q.guard) && slices.Equal(p.Cluster, q.Cluster) && slices.Equal(p.Outside, q.Outside) &&
 		slices.Equal(p.Here, q.Here) && slices.Equal(p.Serving, q.Serving)
 }
 
-// local returns the addresses of the backends on this node, which may reach themselves through the
+// localAddresses returns the addresses of the backends on this node, which may reach themselves through the
 // Service.
-func (p *Port) local() (out []netip.Addr) {
+func (p *Port) localAddresses() (out []netip.Addr) {
 	for _, list := range [][]Backend{p.Cluster, p.Outside, p.Here} {
 		for _, b := range list {
 			if b.Local {
@@ -103,67 +103,67 @@ func (c Change) ID() string {
 	return c.Old.ID
 }
 
-// Place is a node and its zone, which the hints of endpoints name.
-type Place struct{ Node, Zone string }
+// Location is a node and its zone, which the hints of endpoints name.
+type Location struct{ Node, Zone string }
 
 // Model computes the rules of this node and updates them Service by Service: the cost of a change
 // does not depend on the number of Services. It is deterministic: its result does not depend on the
 // order in which objects arrive. It is not safe for concurrent use.
 type Model struct {
-	at     Place
-	taken  *Reserved // nil: nothing is reserved
-	known  map[types.NamespacedName]*known
-	parts  map[types.NamespacedName]types.NamespacedName // EndpointSlice → Service
-	claims claims
-	wanted map[string]*Port // requested by Services, by ID
-	ports  map[string]*Port // granted, by ID
-	dirty  map[types.NamespacedName]struct{}
-	health map[types.NamespacedName]health
+	location     Location
+	reserved     *Reserved // nil: nothing is reserved
+	services     map[types.NamespacedName]*serviceObjects
+	sliceService map[types.NamespacedName]types.NamespacedName // EndpointSlice → Service
+	claims       frontendClaims
+	wanted       map[string]*Port // requested by Services, by ID
+	ports        map[string]*Port // granted, by ID
+	dirty        map[types.NamespacedName]struct{}
+	health       map[types.NamespacedName]serviceHealth
 }
 
-// known are a Service and its EndpointSlices. Either may arrive first.
-type known struct {
-	service *v1.Service
-	parts   map[string]*discoveryv1.EndpointSlice // by name
-	ids     []string
+// serviceObjects are a Service and its EndpointSlices. Either may arrive first.
+type serviceObjects struct {
+	service        *v1.Service
+	endpointSlices map[string]*discoveryv1.EndpointSlice // by name
+	ids            []string
 }
 
 // NewModel returns a model without Services.
-func NewModel(at Place) *Model {
-	return &Model{at: at, known: map[types.NamespacedName]*known{}, parts: map[types.NamespacedName]types.NamespacedName{},
-		claims: claims{}, wanted: map[string]*Port{}, ports: map[string]*Port{}, dirty: map[types.NamespacedName]struct{}{},
-		health: map[types.NamespacedName]health{}}
+func NewModel(at Location) *Model {
+	return &Model{location: at, services: map[types.NamespacedName]*serviceObjects{}, sliceService: map[types.NamespacedName]types.NamespacedName{},
+		claims: frontendClaims{}, wanted: map[string]*Port{}, ports: map[string]*Port{}, dirty: map[types.NamespacedName]struct{}{},
+		health: map[types.NamespacedName]serviceHealth{}}
 }
 
 // Compute returns the model of the given objects.
-func Compute(services []*v1.Service, parts []*discoveryv1.EndpointSlice, at Place) *Model {
+func Compute(services []*v1.Service, parts []*discoveryv1.EndpointSlice, at Location) *Model {
 	m := NewModel(at)
 	m.Replace(services, parts)
-	m.Settle()
+	m.UpdatePorts()
 	return m
 }
 
 // Ports returns all Ports by ID. Callers must not modify them.
 func (m *Model) Ports() map[string]*Port { return m.ports }
 
-// Move sets the node's location.
-func (m *Model) Move(at Place) {
-	if m.at == at {
+// SetLocation sets the node's location.
+func (m *Model) SetLocation(at Location) {
+	if m.location == at {
 		return
 	}
-	m.at = at
-	for key := range m.known {
+	m.location = at
+	for key := range m.services {
 		m.dirty[key] = struct{}{}
 	}
 }
 
-// Reserve sets the addresses and ports at which no Service captures external traffic.
-func (m *Model) Reserve(r *Reserved) {
-	if m.taken.equal(r) {
+// SetReserved sets the addresses and ports at which no Service captures external traffic.
+func (m *Model) SetReserved(r *Reserved) {
+	if m.reserved.equalReserved(r) {
 		return
 	}
-	m.taken = r
-	for key, k := range m.known {
+	m.reserved = r
+	for key, k := range m.services {
 		if s := k.service; s != nil && (len(s.Spec.ExternalIPs) > 0 || s.Spec.Type == v1.ServiceTypeNodePort || s.Spec.Type == v1.ServiceTypeLoadBalancer ||
 			len(s.Status.LoadBalancer.Ingress) > 0) {
 			m.dirty[key] = struct{}{}
@@ -172,11 +172,11 @@ func (m *Model) Reserve(r *Reserved) {
 }
 
 // Place returns the node's location.
-func (m *Model) At() Place { return m.at }
+func (m *Model) Location() Location { return m.location }
 
-// Service sets the current state of a Service; nil = deleted.
-func (m *Model) Service(key types.NamespacedName, s *v1.Service) {
-	k := m.know(key)
+// SetService sets the current state of a Service; nil = deleted.
+func (m *Model) SetService(key types.NamespacedName, s *v1.Service) {
+	k := m.ensureService(key)
 	if k.service == s {
 		return
 	}
@@ -184,40 +184,40 @@ func (m *Model) Service(key types.NamespacedName, s *v1.Service) {
 	m.dirty[key] = struct{}{}
 }
 
-func (m *Model) know(key types.NamespacedName) *known {
-	k := m.known[key]
+func (m *Model) ensureService(key types.NamespacedName) *serviceObjects {
+	k := m.services[key]
 	if k == nil {
-		k = &known{}
-		m.known[key] = k
+		k = &serviceObjects{}
+		m.services[key] = k
 		m.dirty[key] = struct{}{}
 	}
 	return k
 }
 
-// Slice sets the current state of an EndpointSlice; nil = deleted.
-func (m *Model) Slice(key types.NamespacedName, s *discoveryv1.EndpointSlice) {
-	was, had := m.parts[key]
+// SetSlice sets the current state of an EndpointSlice; nil = deleted.
+func (m *Model) SetSlice(key types.NamespacedName, s *discoveryv1.EndpointSlice) {
+	was, had := m.sliceService[key]
 	var is types.NamespacedName
 	if s != nil {
 		is = types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[discoveryv1.LabelServiceName]}
 	}
 	if had && was != is {
-		delete(m.known[was].parts, key.Name)
-		delete(m.parts, key)
+		delete(m.services[was].endpointSlices, key.Name)
+		delete(m.sliceService, key)
 		m.dirty[was] = struct{}{}
 	}
 	if s == nil || is.Name == "" {
 		return
 	}
-	k := m.know(is)
-	if k.parts[key.Name] == s {
+	k := m.ensureService(is)
+	if k.endpointSlices[key.Name] == s {
 		return
 	}
-	if k.parts == nil {
-		k.parts = make(map[string]*discoveryv1.EndpointSlice, 1)
+	if k.endpointSlices == nil {
+		k.endpointSlices = make(map[string]*discoveryv1.EndpointSlice, 1)
 	}
-	k.parts[key.Name] = s
-	m.parts[key] = is
+	k.endpointSlices[key.Name] = s
+	m.sliceService[key] = is
 	m.dirty[is] = struct{}{}
 }
 
@@ -227,37 +227,37 @@ func (m *Model) Replace(services []*v1.Service, parts []*discoveryv1.EndpointSli
 	for _, s := range services {
 		key := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
 		is[key] = struct{}{}
-		m.Service(key, s)
+		m.SetService(key, s)
 	}
-	for key, k := range m.known {
+	for key, k := range m.services {
 		if _, ok := is[key]; !ok && k.service != nil {
-			m.Service(key, nil)
+			m.SetService(key, nil)
 		}
 	}
 	clear(is)
 	for _, s := range parts {
 		key := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
 		is[key] = struct{}{}
-		m.Slice(key, s)
+		m.SetSlice(key, s)
 	}
-	for key := range m.parts {
+	for key := range m.sliceService {
 		if _, ok := is[key]; !ok {
-			m.Slice(key, nil)
+			m.SetSlice(key, nil)
 		}
 	}
 }
 
-// Settle returns the changes since its last call, in the order of IDs.
-func (m *Model) Settle() []Change {
+// UpdatePorts returns the changes since its last call, in the order of IDs.
+func (m *Model) UpdatePorts() []Change {
 	touched := map[string]struct{}{}
 	for key := range m.dirty {
-		m.settle(key, touched)
+		m.updateService(key, touched)
 	}
 	clear(m.dirty)
 	var out []Change
 	for _, id := range slices.Sorted(maps.Keys(touched)) {
-		old, now := m.ports[id], m.claims.granted(m.wanted[id])
-		if old == nil && now == nil || old != nil && now != nil && old.equal(now) {
+		old, now := m.ports[id], m.claims.grantedPort(m.wanted[id])
+		if old == nil && now == nil || old != nil && now != nil && old.equalPort(now) {
 			continue
 		}
 		if now == nil {
@@ -281,18 +281,18 @@ func servedByOther(labels map[string]string) bool {
 	return named || headless
 }
 
-// settle recomputes one Service and adds the IDs of all affected Ports to touched. These include
+// updateService recomputes one Service and adds the IDs of all affected Ports to touched. These include
 // Ports of other Services that claim the same frontend.
-func (m *Model) settle(key types.NamespacedName, touched map[string]struct{}) {
-	k := m.known[key]
+func (m *Model) updateService(key types.NamespacedName, touched map[string]struct{}) {
+	k := m.services[key]
 	if k == nil {
 		return
 	}
 	var ports []*Port
 	delete(m.health, key)
-	if k.service != nil && !agent.ServesDNS(k.service) && !servedByOther(k.service.Labels) { // where agents serve DNS, the DNS Service's address is the node's own
-		ports = portsOf(k.service, k.parts, m.at, m.taken)
-		if h, ok := healthOf(k.service, k.parts, m.at.Node); ok {
+	if k.service != nil && !agent.AgentsServeDNS(k.service) && !servedByOther(k.service.Labels) { // where agents serve DNS, the DNS Service's address is the node's own
+		ports = computePorts(k.service, k.endpointSlices, m.location, m.reserved)
+		if h, ok := computeHealth(k.service, k.endpointSlices, m.location.Node); ok {
 			m.health[key] = h
 		}
 	}
@@ -300,18 +300,18 @@ func (m *Model) settle(key types.NamespacedName, touched map[string]struct{}) {
 	for i, p := range ports {
 		ids[i], kept[p.ID] = p.ID, true
 		touched[p.ID] = struct{}{}
-		m.claims.move(m.wanted[p.ID], p, touched)
+		m.claims.updateClaims(m.wanted[p.ID], p, touched)
 		m.wanted[p.ID] = p
 	}
 	for _, id := range k.ids {
 		if !kept[id] {
 			touched[id] = struct{}{}
-			m.claims.move(m.wanted[id], nil, touched)
+			m.claims.updateClaims(m.wanted[id], nil, touched)
 			delete(m.wanted, id)
 		}
 	}
 	k.ids = ids
-	if k.service == nil && len(k.parts) == 0 {
-		delete(m.known, key)
+	if k.service == nil && len(k.endpointSlices) == 0 {
+		delete(m.services, key)
 	}
 }

@@ -78,7 +78,7 @@ func TestComputeBackends(t *testing.T) {
 			[]*discoveryv1.EndpointSlice{slice("a", ready, away)}, "10.244.0.2:8080 10.244.1.2:8080", "10.244.0.2:8080"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := only(t, Compute([]*v1.Service{c.svc}, c.parts, Place{Node: "w1"}))
+			p := only(t, Compute([]*v1.Service{c.svc}, c.parts, Location{Node: "w1"}))
 			if got := addresses(p.Cluster); got != c.internal {
 				t.Errorf("cluster traffic goes to %q, want %q", got, c.internal)
 			}
@@ -88,7 +88,7 @@ func TestComputeBackends(t *testing.T) {
 		})
 	}
 	for _, none := range []*v1.Service{service("headless", v1.ClusterIPNone, 0), service("ext", "", 0, func(s *v1.Service) { s.Spec.Type = v1.ServiceTypeExternalName })} {
-		if m := Compute([]*v1.Service{none}, nil, Place{Node: "w1"}); len(m.Ports()) != 0 {
+		if m := Compute([]*v1.Service{none}, nil, Location{Node: "w1"}); len(m.Ports()) != 0 {
 			t.Errorf("service %s got rules: %v", none.Name, m.Ports())
 		}
 	}
@@ -106,7 +106,7 @@ func (p *Port) taking() []Backend {
 func TestHostileEndpoints(t *testing.T) {
 	good := endpoint("10.244.0.2", "w1", true, true, false)
 	for _, bad := range []string{"127.0.0.1", "169.254.169.254", "224.0.0.1", "0.0.0.0", "fd00::1", "::ffff:10.244.0.9", "10.244.0.300", "", "fe80::1%eth0"} {
-		p := only(t, Compute([]*v1.Service{service("a", "10.96.0.10", 0)}, []*discoveryv1.EndpointSlice{slice("a", good, endpoint(bad, "w1", true, true, false))}, Place{Node: "w1"}))
+		p := only(t, Compute([]*v1.Service{service("a", "10.96.0.10", 0)}, []*discoveryv1.EndpointSlice{slice("a", good, endpoint(bad, "w1", true, true, false))}, Location{Node: "w1"}))
 		if got := addresses(p.Cluster); got != "10.244.0.2:8080" {
 			t.Errorf("%q: %s", bad, got)
 		}
@@ -114,23 +114,23 @@ func TestHostileEndpoints(t *testing.T) {
 	for _, port := range []int32{0, -1, 65536, 1 << 30} {
 		part := slice("a", good)
 		part.Ports[0].Port = &port
-		p := only(t, Compute([]*v1.Service{service("a", "10.96.0.10", 0)}, []*discoveryv1.EndpointSlice{part}, Place{Node: "w1"}))
+		p := only(t, Compute([]*v1.Service{service("a", "10.96.0.10", 0)}, []*discoveryv1.EndpointSlice{part}, Location{Node: "w1"}))
 		if len(p.Cluster) != 0 {
 			t.Errorf("port %d: %s", port, addresses(p.Cluster))
 		}
 	}
 	for _, bad := range []v1.ServicePort{{Port: 0}, {Port: 65536}, {Port: 80, NodePort: 1 << 20}, {Port: -1}, {Port: 80, Protocol: "TCP } ; flush ruleset"}} {
-		m := Compute([]*v1.Service{service("a", "10.96.0.10", 0, func(s *v1.Service) { s.Spec.Ports = append(s.Spec.Ports, bad) })}, nil, Place{Node: "w1"})
+		m := Compute([]*v1.Service{service("a", "10.96.0.10", 0, func(s *v1.Service) { s.Spec.Ports = append(s.Spec.Ports, bad) })}, nil, Location{Node: "w1"})
 		if len(m.Ports()) != 1 {
 			t.Errorf("%+v: %v", bad, m.Ports())
 		}
 	}
 	long := service(strings.Repeat("n", 63), "10.96.0.10", 0)
 	long.Namespace = strings.Repeat("m", 63)
-	if got := comment(only(t, Compute([]*v1.Service{long}, nil, Place{})).Name); len(got) > 127 {
+	if got := sanitizeComment(only(t, Compute([]*v1.Service{long}, nil, Location{})).Name); len(got) > 127 {
 		t.Errorf("a comment of %d bytes", len(got))
 	}
-	if got := comment("a\" }; flush ruleset; {"); got != "aflushruleset" {
+	if got := sanitizeComment("a\" }; flush ruleset; {"); got != "aflushruleset" {
 		t.Errorf("%q", got)
 	}
 }
@@ -139,11 +139,11 @@ func TestHostileEndpoints(t *testing.T) {
 // even without endpoints. A Service that lost an external address gets it back when the other
 // Service is deleted.
 func TestClusterAddressesAreNotTaken(t *testing.T) {
-	m := NewModel(Place{Node: "w1"})
+	m := NewModel(Location{Node: "w1"})
 	key := func(name string) types.NamespacedName { return types.NamespacedName{Namespace: "default", Name: name} }
 	at := Frontend{netip.MustParseAddr("10.96.0.1"), "tcp", 80}
 	owner := func() (out string) {
-		m.Settle()
+		m.UpdatePorts()
 		for _, p := range m.Ports() {
 			if slices.Contains(p.Internal, at) || slices.Contains(p.External, at) {
 				out += p.Name
@@ -153,17 +153,17 @@ func TestClusterAddressesAreNotTaken(t *testing.T) {
 	}
 	for i := range 10 { // the order of names differs from the order of rules
 		name := fmt.Sprint("thief", i)
-		m.Service(key(name), service(name, fmt.Sprint("10.96.1.", i), 0, func(s *v1.Service) { s.Spec.ExternalIPs = []string{"10.96.0.1"} }))
+		m.SetService(key(name), service(name, fmt.Sprint("10.96.1.", i), 0, func(s *v1.Service) { s.Spec.ExternalIPs = []string{"10.96.0.1"} }))
 	}
 	first := owner()
 	if !strings.HasPrefix(first, "default/thief") || strings.Count(first, "thief") != 1 {
 		t.Errorf("before there is a victim %q has the address, want one", first)
 	}
-	m.Service(key("victim"), service("victim", "10.96.0.1", 0))
+	m.SetService(key("victim"), service("victim", "10.96.0.1", 0))
 	if got := owner(); got != "default/victim:http" {
 		t.Errorf("%s has the address of the victim", got)
 	}
-	m.Service(key("victim"), nil)
+	m.SetService(key("victim"), nil)
 	if got := owner(); got != first {
 		t.Errorf("after the victim is gone %s has the address, want %s", got, first)
 	}
@@ -181,7 +181,7 @@ func TestFrontends(t *testing.T) {
 		s.Spec.LoadBalancerSourceRanges = []string{"198.51.100.0/24", " 198.51.100.128/25", "2001:db8:1::/48"}
 		s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
 		s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: "192.0.2.80", IPMode: &vip}, {IP: "192.0.2.81", IPMode: &proxyMode}, {Hostname: "lb"}, {IP: "2001:db8::80"}}
-	})}, []*discoveryv1.EndpointSlice{slice("a", endpoint("10.244.0.2", "w1", true, true, false)), six}, Place{Node: "w1"})
+	})}, []*discoveryv1.EndpointSlice{slice("a", endpoint("10.244.0.2", "w1", true, true, false)), six}, Location{Node: "w1"})
 	var got []string
 	for _, p := range m.Ports() {
 		got = append(got, strings.TrimSpace(fmt.Sprintln(p.V6, p.Internal, p.External, p.Guarded, p.Sources, addresses(p.Cluster), p.Affinity)))
@@ -202,12 +202,12 @@ func TestServicesOfOtherProxies(t *testing.T) {
 	ready := endpoint("10.244.0.2", "w1", true, true, false)
 	for _, label := range []string{labelServiceProxyName, v1.IsHeadlessService} {
 		other := service("web", "10.96.0.1", 0, func(s *v1.Service) { s.Labels = map[string]string{label: "x"} })
-		if m := Compute([]*v1.Service{other}, []*discoveryv1.EndpointSlice{slice("web", ready)}, Place{Node: "w1"}); len(m.Ports()) > 0 {
+		if m := Compute([]*v1.Service{other}, []*discoveryv1.EndpointSlice{slice("web", ready)}, Location{Node: "w1"}); len(m.Ports()) > 0 {
 			t.Errorf("%s: a Service with it has the ports %v", label, m.Ports())
 		}
 		part := slice("web", ready)
 		part.Labels[label] = ""
-		m := Compute([]*v1.Service{service("web", "10.96.0.1", 0)}, []*discoveryv1.EndpointSlice{part}, Place{Node: "w1"})
+		m := Compute([]*v1.Service{service("web", "10.96.0.1", 0)}, []*discoveryv1.EndpointSlice{part}, Location{Node: "w1"})
 		if backends := only(t, m).taking(); len(backends) > 0 {
 			t.Errorf("%s: an EndpointSlice with it gives %s", label, addresses(backends))
 		}

@@ -15,49 +15,49 @@ import (
 
 // nft writes nftables rules: one table per address family. Each change is one transaction.
 type nft struct {
-	dialect
+	tableDialect
 	tables []*nftTable
 	open   func(knftables.Family) (knftables.Interface, error)
-	read   func(f family, table, chain string) (map[string]shown, error) // reads the kernel's rules; nil: not supported, rules are not compared
+	read   func(f family, table, chain string) (map[string]shownChain, error) // reads the kernel's rules; nil: not supported, rules are not compared
 }
 
-// dialect determines the contents of a table: all rules of Services, or only those that mode ipvs
+// tableDialect determines the contents of a table: all rules of Services, or only those that mode ipvs
 // requires.
-type dialect struct {
-	table string
-	frame func(family, Base) *skeleton
-	piece func(family, *Port) piece
+type tableDialect struct {
+	table    string
+	skeleton func(family, Base) *tableSkeleton
+	render   func(family, *Port) portRules
 }
 
 // nftTable is one table and its state in the kernel.
 type nftTable struct {
 	family
-	dialect
-	nft      knftables.Interface
-	read     func(f family, table, chain string) (map[string]shown, error)
-	base     Base
-	built    bool
-	shared   map[string]int     // chain → number of Ports that use it
-	hairpin  map[netip.Addr]int // pod → number of Ports through which it may reach itself
-	elements map[string]digest  // map → digest of the elements that it should contain
-	rules    map[string]int     // chain → number of rules that it should contain
-	proven   map[string]shown   // chain → what the kernel returned for it after it was written, if it could be read
-	fresh    []string           // chains that the current transaction writes
-	checked  uint32             // ruleset generation at which this table was last found intact
+	tableDialect
+	nft              knftables.Interface
+	read             func(f family, table, chain string) (map[string]shownChain, error)
+	base             Base
+	built            bool
+	sharedUses       map[string]int           // chain → number of Ports that use it
+	hairpinUses      map[netip.Addr]int       // pod → number of Ports through which it may reach itself
+	elements         map[string]elementDigest // map → digest of the elements that it should contain
+	rules            map[string]int           // chain → number of rules that it should contain
+	shownChains      map[string]shownChain    // chain → what the kernel returned for it after it was written, if it could be read
+	writtenChains    []string                 // chains that the current transaction writes
+	intactGeneration uint32                   // ruleset generation at which this table was last found intact
 }
 
 func newNFT() *nft {
-	return speaking(dialect{table: Table, frame: family.skeletonOf, piece: family.render})
+	return newNFTDialect(tableDialect{table: Table, skeleton: family.fullSkeleton, render: family.renderPort})
 }
 
-func speaking(d dialect) *nft {
-	n := &nft{dialect: d, read: kernelRules, tables: []*nftTable{{family: ipv4, dialect: d}, {family: ipv6, dialect: d}}}
+func newNFTDialect(d tableDialect) *nft {
+	n := &nft{tableDialect: d, read: kernelRules, tables: []*nftTable{{family: ipv4, tableDialect: d}, {family: ipv6, tableDialect: d}}}
 	n.open = func(f knftables.Family) (knftables.Interface, error) { return knftables.New(f, d.table) }
 	return n
 }
 
-// handle opens the connection to nftables for the table.
-func (t *nftTable) handle(n *nft) error {
+// openTable opens the connection to nftables for the table.
+func (t *nftTable) openTable(n *nft) error {
 	if t.nft != nil {
 		return nil
 	}
@@ -73,7 +73,7 @@ func (t *nftTable) handle(n *nft) error {
 
 // Check implements Writer.
 func (n *nft) Check(context.Context) error {
-	if err := n.tables[0].handle(n); err != nil {
+	if err := n.tables[0].openTable(n); err != nil {
 		return fmt.Errorf("Service rules need nftables: %w: install nft and a kernel with nf_tables, or choose another --proxy-mode", err)
 	}
 	return nil
@@ -85,74 +85,74 @@ func (n *nft) Sync(ctx context.Context, base Base, ports iter.Seq[*Port]) error 
 		return err
 	}
 	for _, t := range n.tables {
-		needed := t.wanted(base)
-		for range t.ports(ports) {
+		needed := t.isNeeded(base)
+		for range t.familyPorts(ports) {
 			needed = true
 			break
 		}
 		if !needed {
-			if err := n.drop(ctx, t); err != nil {
+			if err := n.deleteTable(ctx, t); err != nil {
 				return err
 			}
 			t.base = base
 			continue
 		}
-		if err := n.sync(ctx, t, base, t.ports(ports)); err != nil {
+		if err := n.syncTable(ctx, t, base, t.familyPorts(ports)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// sync replaces the contents of a table in one transaction. It keeps the sets that store client
+// syncTable replaces the contents of a table in one transaction. It keeps the sets that store client
 // affinity.
-func (n *nft) sync(ctx context.Context, t *nftTable, base Base, ports iter.Seq[*Port]) error {
-	if err := t.handle(n); err != nil {
+func (n *nft) syncTable(ctx context.Context, t *nftTable, base Base, ports iter.Seq[*Port]) error {
+	if err := t.openTable(n); err != nil {
 		return err
 	}
-	frame := t.frame(t.family, base)
-	there, err := t.look(ctx)
+	frame := t.skeleton(t.family, base)
+	there, err := t.listContents(ctx)
 	if err != nil {
 		return err
 	}
 	fine := true
 	if t.read != nil && len(there.chains) > 0 {
-		if fine, err = sound(t.family, t.table); err != nil {
+		if fine, err = isTableActive(t.family, t.table); err != nil {
 			return fmt.Errorf("reading the Service rules: %w", err)
 		}
 	}
 	t.built, t.base = false, base
-	t.shared, t.hairpin, t.elements, t.rules = map[string]int{}, map[netip.Addr]int{}, map[string]digest{}, map[string]int{}
-	t.checked, t.proven = 0, map[string]shown{}
+	t.sharedUses, t.hairpinUses, t.elements, t.rules = map[string]int{}, map[netip.Addr]int{}, map[string]elementDigest{}, map[string]int{}
+	t.intactGeneration, t.shownChains = 0, map[string]shownChain{}
 	for _, r := range frame.rules {
 		t.rules[r.Chain]++
 	}
 	tx := t.nft.NewTransaction()
-	if !there.chains[frame.marker()] || !fine {
-		there = contents{}
+	if !there.chains[frame.markerChain()] || !fine {
+		there = tableContents{}
 		tx.Add(&knftables.Table{})
 		tx.Delete(&knftables.Table{})
 	}
-	frame.begin(tx, there)
-	wanted := contents{chains: map[string]bool{frame.marker(): true}, sets: map[string]bool{}}
+	frame.writeSkeleton(tx, there)
+	wanted := tableContents{chains: map[string]bool{frame.markerChain(): true}, sets: map[string]bool{}}
 	for _, c := range frame.chains {
 		wanted.chains[c.Name] = true
 	}
-	t.fill(tx, ports, there, wanted)
-	there.prune(tx, wanted)
-	if err := t.run(ctx, tx); err != nil {
+	t.addPorts(tx, ports, there, wanted)
+	there.deleteUnwanted(tx, wanted)
+	if err := t.runTransaction(ctx, tx); err != nil {
 		return err
 	}
 	t.built = true
-	return t.learn()
+	return t.recordShownChains()
 }
 
-// contents lists the chains of a table and the sets that store client affinity.
-type contents struct{ chains, sets map[string]bool }
+// tableContents lists the chains of a table and the sets that store client affinity.
+type tableContents struct{ chains, sets map[string]bool }
 
-// look reads the contents of the table. It returns empty contents if the table does not exist.
-func (t *nftTable) look(ctx context.Context) (contents, error) {
-	out := contents{chains: map[string]bool{}, sets: map[string]bool{}}
+// listContents reads the contents of the table. It returns empty contents if the table does not exist.
+func (t *nftTable) listContents(ctx context.Context) (tableContents, error) {
+	out := tableContents{chains: map[string]bool{}, sets: map[string]bool{}}
 	all, err := t.nft.ListAll(ctx)
 	if knftables.IsNotFound(err) {
 		return out, nil
@@ -171,8 +171,8 @@ func (t *nftTable) look(ctx context.Context) (contents, error) {
 	return out, nil
 }
 
-// begin writes the skeleton and flushes its current contents.
-func (s *skeleton) begin(tx *knftables.Transaction, there contents) {
+// writeSkeleton writes the skeleton and flushes its current contents.
+func (s *tableSkeleton) writeSkeleton(tx *knftables.Transaction, there tableContents) {
 	old := len(there.chains) > 0
 	if !old {
 		tx.Add(&knftables.Table{Comment: knftables.PtrTo("Keelson Service rules")})
@@ -192,7 +192,7 @@ func (s *skeleton) begin(tx *knftables.Transaction, there contents) {
 	for _, c := range s.chains {
 		tx.Add(c)
 	}
-	tx.Add(&knftables.Chain{Name: s.marker()})
+	tx.Add(&knftables.Chain{Name: s.markerChain()})
 	for _, name := range slices.Sorted(maps.Keys(there.chains)) {
 		tx.Flush(&knftables.Chain{Name: name})
 	}
@@ -201,8 +201,8 @@ func (s *skeleton) begin(tx *knftables.Transaction, there contents) {
 	}
 }
 
-// prune deletes the chains and sets that are not in wanted. No other rule may refer to them.
-func (c contents) prune(tx *knftables.Transaction, wanted contents) {
+// deleteUnwanted deletes the chains and sets that are not in wanted. No other rule may refer to them.
+func (c tableContents) deleteUnwanted(tx *knftables.Transaction, wanted tableContents) {
 	for _, name := range slices.Sorted(maps.Keys(c.chains)) {
 		if !wanted.chains[name] {
 			tx.Delete(&knftables.Chain{Name: name})
@@ -215,15 +215,15 @@ func (c contents) prune(tx *knftables.Transaction, wanted contents) {
 	}
 }
 
-// fill writes all Ports.
-func (t *nftTable) fill(tx *knftables.Transaction, ports iter.Seq[*Port], there, wanted contents) {
+// addPorts writes all Ports.
+func (t *nftTable) addPorts(tx *knftables.Transaction, ports iter.Seq[*Port], there, wanted tableContents) {
 	var order []*Port
 	for p := range ports {
 		order = append(order, p)
 	}
 	slices.SortFunc(order, func(a, b *Port) int { return strings.Compare(a.ID, b.ID) })
 	for _, p := range order {
-		of := t.piece(t.family, p)
+		of := t.render(t.family, p)
 		for _, c := range of.own {
 			wanted.chains[c.name] = true
 			t.rules[c.name] = len(c.rules)
@@ -232,38 +232,38 @@ func (t *nftTable) fill(tx *knftables.Transaction, ports iter.Seq[*Port], there,
 				if there.sets[c.name] && there.chains[c.name] {
 					continue // keep the clients that it stores
 				}
-				tx.Add(t.clients(c))
+				tx.Add(t.clientSet(c))
 			}
 		}
-		t.count(of, 1)
-		t.ensure(tx, of, func(chain) bool { return true })
+		t.countUses(of, 1)
+		t.addChains(tx, of, func(nftChain) bool { return true })
 		for _, m := range slices.Sorted(maps.Keys(of.elements)) {
-			t.elements[m] = t.elements[m].with(of.elements[m], 1)
+			t.elements[m] = t.elements[m].addElements(of.elements[m], 1)
 			for _, e := range of.elements[m] {
-				tx.Add(e.of(m))
+				tx.Add(e.toMapElement(m))
 			}
 		}
 	}
-	for _, ip := range slices.SortedFunc(maps.Keys(t.hairpin), netip.Addr.Compare) {
-		tx.Add(hairpinOf(ip))
+	for _, ip := range slices.SortedFunc(maps.Keys(t.hairpinUses), netip.Addr.Compare) {
+		tx.Add(hairpinElement(ip))
 	}
-	for name := range t.shared {
+	for name := range t.sharedUses {
 		wanted.chains[name] = true
 	}
 }
 
-// ensure adds the shared chains of p that are used for the first time, and its own chains for which
+// addChains adds the shared chains of p that are used for the first time, and its own chains for which
 // changed returns true.
-func (t *nftTable) ensure(tx *knftables.Transaction, p piece, changed func(chain) bool) {
+func (t *nftTable) addChains(tx *knftables.Transaction, p portRules, changed func(nftChain) bool) {
 	var rules []*knftables.Rule
-	write := func(c chain) {
+	write := func(c nftChain) {
 		tx.Add(&knftables.Chain{Name: c.name})
 		for _, r := range c.rules {
 			rules = append(rules, &knftables.Rule{Chain: c.name, Rule: r})
 		}
 	}
 	for _, c := range p.shared {
-		if t.shared[c.name] == 1 {
+		if t.sharedUses[c.name] == 1 {
 			write(c)
 		}
 	}
@@ -277,18 +277,18 @@ func (t *nftTable) ensure(tx *knftables.Transaction, p piece, changed func(chain
 	}
 }
 
-// count adds by to the number of users of each shared chain and hairpin address.
-func (t *nftTable) count(p piece, by int) {
+// countUses adds by to the number of users of each shared chain and hairpin address.
+func (t *nftTable) countUses(p portRules, by int) {
 	for _, c := range p.shared {
 		t.rules[c.name] = len(c.rules)
-		if t.shared[c.name] += by; t.shared[c.name] == 0 {
-			delete(t.shared, c.name)
+		if t.sharedUses[c.name] += by; t.sharedUses[c.name] == 0 {
+			delete(t.sharedUses, c.name)
 			delete(t.rules, c.name)
 		}
 	}
 	for _, ip := range distinctAddrs(p.hairpin) {
-		if t.hairpin[ip] += by; t.hairpin[ip] == 0 {
-			delete(t.hairpin, ip)
+		if t.hairpinUses[ip] += by; t.hairpinUses[ip] == 0 {
+			delete(t.hairpinUses, ip)
 		}
 	}
 }
@@ -299,12 +299,12 @@ func distinctAddrs(all []netip.Addr) []netip.Addr {
 	return slices.Compact(out)
 }
 
-func hairpinOf(ip netip.Addr) *knftables.Element {
+func hairpinElement(ip netip.Addr) *knftables.Element {
 	return &knftables.Element{Set: setHairpin, Key: []string{ip.String(), ip.String()}}
 }
 
-// of returns the element for the named map.
-func (e element) of(m string) *knftables.Element {
+// toMapElement returns the element for the named map.
+func (e mapElement) toMapElement(m string) *knftables.Element {
 	// Key and Value are single strings rather than parts, because a transaction may contain
 	// hundreds of thousands of elements.
 	out := &knftables.Element{Map: m, Key: []string{e.key}, Value: []string{e.value}}
@@ -317,25 +317,25 @@ func (e element) of(m string) *knftables.Element {
 // Apply implements Writer.
 func (n *nft) Apply(ctx context.Context, changes []Change) error {
 	for _, t := range n.tables {
-		mine := t.changes(changes)
+		mine := t.familyChanges(changes)
 		if len(mine) == 0 {
 			continue
 		}
 		if !t.built { // first Ports of this family
-			if err := n.sync(ctx, t, t.base, added(mine)); err != nil {
+			if err := n.syncTable(ctx, t, t.base, addedPorts(mine)); err != nil {
 				return err
 			}
 			continue
 		}
 		tx := t.nft.NewTransaction()
-		t.fresh = nil
-		t.change(tx, mine)
+		t.writtenChains = nil
+		t.addChanges(tx, mine)
 		if tx.NumOperations() == 0 {
 			continue
 		}
-		err := t.run(ctx, tx)
-		if err == nil && len(t.fresh) > 0 {
-			err = t.learn(t.fresh...)
+		err := t.runTransaction(ctx, tx)
+		if err == nil && len(t.writtenChains) > 0 {
+			err = t.recordShownChains(t.writtenChains...)
 		}
 		if err != nil {
 			t.built = false
@@ -345,21 +345,21 @@ func (n *nft) Apply(ctx context.Context, changes []Change) error {
 	return nil
 }
 
-// change adds the operations for the changes. An element may move from one Port to another, so all
+// addChanges adds the operations for the changes. An element may move from one Port to another, so all
 // deletions precede the additions.
-func (t *nftTable) change(tx *knftables.Transaction, changes []Change) {
+func (t *nftTable) addChanges(tx *knftables.Transaction, changes []Change) {
 	type place struct{ m, key string }
-	gone, come := map[place]element{}, map[place]element{}
-	oldChains, newChains := map[string]chain{}, map[string]chain{}
-	shared, hairpin := maps.Clone(t.shared), maps.Clone(t.hairpin)
-	var pieces []piece
-	gather := func(p *Port, into map[place]element, chains map[string]chain, by int) {
+	gone, come := map[place]mapElement{}, map[place]mapElement{}
+	oldChains, newChains := map[string]nftChain{}, map[string]nftChain{}
+	shared, hairpin := maps.Clone(t.sharedUses), maps.Clone(t.hairpinUses)
+	var pieces []portRules
+	gather := func(p *Port, into map[place]mapElement, chains map[string]nftChain, by int) {
 		if p == nil {
 			return
 		}
-		of := t.piece(t.family, p)
+		of := t.render(t.family, p)
 		for m, list := range of.elements {
-			t.elements[m] = t.elements[m].with(list, by)
+			t.elements[m] = t.elements[m].addElements(list, by)
 			for _, e := range list {
 				into[place{m, e.key}] = e
 			}
@@ -367,7 +367,7 @@ func (t *nftTable) change(tx *knftables.Transaction, changes []Change) {
 		for _, c := range of.own {
 			chains[c.name] = c
 		}
-		t.count(of, by)
+		t.countUses(of, by)
 		if by > 0 {
 			pieces = append(pieces, of)
 		}
@@ -384,27 +384,27 @@ func (t *nftTable) change(tx *knftables.Transaction, changes []Change) {
 	for name, c := range newChains {
 		t.rules[name] = len(c.rules)
 	}
-	differs := func(c chain) bool {
+	differs := func(c nftChain) bool {
 		old, ok := oldChains[c.name]
 		return !ok || !slices.Equal(old.rules, c.rules)
 	}
-	t.rechain(tx, pieces, shared, oldChains, differs)
+	t.replaceChains(tx, pieces, shared, oldChains, differs)
 	order := func(a, b place) int { return strings.Compare(a.m+" "+a.key, b.m+" "+b.key) }
 	for _, at := range slices.SortedFunc(maps.Keys(gone), order) {
 		if e, ok := come[at]; !ok || e != gone[at] {
-			tx.Delete(gone[at].of(at.m))
+			tx.Delete(gone[at].toMapElement(at.m))
 		}
 	}
 	for _, at := range slices.SortedFunc(maps.Keys(come), order) {
 		if e, ok := gone[at]; !ok || e != come[at] {
-			tx.Add(come[at].of(at.m))
+			tx.Add(come[at].toMapElement(at.m))
 		}
 	}
-	t.rehair(tx, hairpin)
-	var dead []chain
+	t.updateHairpins(tx, hairpin)
+	var dead []nftChain
 	for name := range shared {
-		if t.shared[name] == 0 {
-			dead = append(dead, chain{name: name})
+		if t.sharedUses[name] == 0 {
+			dead = append(dead, nftChain{name: name})
 		}
 	}
 	for name, c := range oldChains {
@@ -412,24 +412,24 @@ func (t *nftTable) change(tx *knftables.Transaction, changes []Change) {
 			dead = append(dead, c)
 		}
 	}
-	remove(tx, dead)
+	deleteChains(tx, dead)
 	for _, c := range dead {
-		delete(t.proven, c.name)
+		delete(t.shownChains, c.name)
 	}
-	for _, c := range t.fresh {
-		delete(t.proven, c)
+	for _, c := range t.writtenChains {
+		delete(t.shownChains, c)
 	}
 }
 
-// rechain writes the chains that are new or have changed.
-func (t *nftTable) rechain(tx *knftables.Transaction, pieces []piece, before map[string]int, old map[string]chain, differs func(chain) bool) {
+// replaceChains writes the chains that are new or have changed.
+func (t *nftTable) replaceChains(tx *knftables.Transaction, pieces []portRules, before map[string]int, old map[string]nftChain, differs func(nftChain) bool) {
 	var rules []*knftables.Rule
 	made := map[string]bool{}
 	for _, p := range pieces {
 		for _, c := range p.shared {
 			if before[c.name] == 0 && !made[c.name] {
 				made[c.name] = true
-				t.fresh = append(t.fresh, c.name)
+				t.writtenChains = append(t.writtenChains, c.name)
 				tx.Add(&knftables.Chain{Name: c.name})
 				for _, r := range c.rules {
 					rules = append(rules, &knftables.Rule{Chain: c.name, Rule: r})
@@ -441,9 +441,9 @@ func (t *nftTable) rechain(tx *knftables.Transaction, pieces []piece, before map
 				continue
 			}
 			if _, ok := old[c.name]; c.affinity > 0 && !ok {
-				tx.Add(t.clients(c))
+				tx.Add(t.clientSet(c))
 			}
-			t.fresh = append(t.fresh, c.name)
+			t.writtenChains = append(t.writtenChains, c.name)
 			tx.Add(&knftables.Chain{Name: c.name})
 			tx.Flush(&knftables.Chain{Name: c.name})
 			for _, r := range c.rules {
@@ -456,22 +456,22 @@ func (t *nftTable) rechain(tx *knftables.Transaction, pieces []piece, before map
 	}
 }
 
-func (t *nftTable) rehair(tx *knftables.Transaction, before map[netip.Addr]int) {
+func (t *nftTable) updateHairpins(tx *knftables.Transaction, before map[netip.Addr]int) {
 	for _, ip := range slices.SortedFunc(maps.Keys(before), netip.Addr.Compare) {
-		if t.hairpin[ip] == 0 {
-			tx.Delete(hairpinOf(ip))
+		if t.hairpinUses[ip] == 0 {
+			tx.Delete(hairpinElement(ip))
 		}
 	}
-	for _, ip := range slices.SortedFunc(maps.Keys(t.hairpin), netip.Addr.Compare) {
+	for _, ip := range slices.SortedFunc(maps.Keys(t.hairpinUses), netip.Addr.Compare) {
 		if before[ip] == 0 {
-			tx.Add(hairpinOf(ip))
+			tx.Add(hairpinElement(ip))
 		}
 	}
 }
 
-// remove deletes chains that may refer to each other.
-func remove(tx *knftables.Transaction, dead []chain) {
-	slices.SortFunc(dead, func(a, b chain) int { return strings.Compare(b.name, a.name) })
+// deleteChains deletes chains that may refer to each other.
+func deleteChains(tx *knftables.Transaction, dead []nftChain) {
+	slices.SortFunc(dead, func(a, b nftChain) int { return strings.Compare(b.name, a.name) })
 	for _, c := range dead {
 		tx.Flush(&knftables.Chain{Name: c.name})
 	}
@@ -485,7 +485,7 @@ func remove(tx *knftables.Transaction, dead []chain) {
 	}
 }
 
-func (t *nftTable) run(ctx context.Context, tx *knftables.Transaction) error {
+func (t *nftTable) runTransaction(ctx context.Context, tx *knftables.Transaction) error {
 	ctx, cancel := context.WithTimeout(ctx, writeLimit)
 	defer cancel()
 	if err := t.nft.Run(ctx, tx); err != nil {
@@ -494,29 +494,29 @@ func (t *nftTable) run(ctx context.Context, tx *knftables.Transaction) error {
 	return nil
 }
 
-// drop deletes a table.
-func (n *nft) drop(ctx context.Context, t *nftTable) error {
-	if err := t.handle(n); err != nil {
+// deleteTable deletes a table.
+func (n *nft) deleteTable(ctx context.Context, t *nftTable) error {
+	if err := t.openTable(n); err != nil {
 		if t.v6 { // a kernel without IPv6 has no such table
 			return nil
 		}
 		return err
 	}
 	t.built = false
-	there, err := t.look(ctx)
+	there, err := t.listContents(ctx)
 	if err != nil || len(there.chains) == 0 {
 		return err
 	}
 	tx := t.nft.NewTransaction()
 	tx.Delete(&knftables.Table{})
-	return t.run(ctx, tx)
+	return t.runTransaction(ctx, tx)
 }
 
 // Clean implements Writer.
 func (n *nft) Clean(ctx context.Context) error {
 	var errs []error
 	for _, t := range n.tables {
-		errs = append(errs, n.drop(ctx, t))
+		errs = append(errs, n.deleteTable(ctx, t))
 	}
 	return errors.Join(errs...)
 }

@@ -49,8 +49,8 @@ const (
 	nftaGenerationID = 1
 )
 
-// ask sends a request to nftables and calls each with the attributes of every response message.
-func (f family) ask(operation, flags int, request []*nl.RtAttr, each func(map[uint16][]byte)) error {
+// queryNFTables sends a request to nftables and calls each with the attributes of every response message.
+func (f family) queryNFTables(operation, flags int, request []*nl.RtAttr, each func(map[uint16][]byte)) error {
 	r := nl.NewNetlinkRequest(nfnlNFTables<<8|operation, flags)
 	kind := uint8(unix.AF_INET)
 	if f.v6 {
@@ -62,15 +62,15 @@ func (f family) ask(operation, flags int, request []*nl.RtAttr, each func(map[ui
 	}
 	return r.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(m []byte) bool {
 		if len(m) > nl.SizeofNfgenmsg {
-			each(attributes(m[nl.SizeofNfgenmsg:]))
+			each(netlinkAttributes(m[nl.SizeofNfgenmsg:]))
 		}
 		return true
 	})
 }
 
-// generation returns the ruleset generation, which increases with the transaction of any program.
-func (f family) generation() (id uint32, err error) {
-	err = f.ask(nftGetGeneration, 0, nil, func(a map[uint16][]byte) {
+// rulesetGeneration returns the ruleset generation, which increases with the transaction of any program.
+func (f family) rulesetGeneration() (id uint32, err error) {
+	err = f.queryNFTables(nftGetGeneration, 0, nil, func(a map[uint16][]byte) {
 		if v := a[nftaGenerationID]; len(v) == 4 {
 			id = binary.BigEndian.Uint32(v)
 		}
@@ -78,10 +78,10 @@ func (f family) generation() (id uint32, err error) {
 	return id, err
 }
 
-// elements calls each with every element of a set or map.
-func (f family) elements(table, set string, each func(element []byte)) error {
+// forEachElement calls each with every element of a set or map.
+func (f family) forEachElement(table, set string, each func(element []byte)) error {
 	request := []*nl.RtAttr{nl.NewRtAttr(nftaTable, nl.ZeroTerminated(table)), nl.NewRtAttr(nftaName, nl.ZeroTerminated(set))}
-	err := f.ask(nftGetElements, unix.NLM_F_DUMP, request, func(a map[uint16][]byte) {
+	err := f.queryNFTables(nftGetElements, unix.NLM_F_DUMP, request, func(a map[uint16][]byte) {
 		list, err := nl.ParseRouteAttr(a[nftaListElements])
 		if err != nil {
 			return
@@ -96,14 +96,14 @@ func (f family) elements(table, set string, each func(element []byte)) error {
 	return nil
 }
 
-// digest identifies a set of elements independently of their order.
-type digest struct {
+// elementDigest identifies a set of elements independently of their order.
+type elementDigest struct {
 	n   int
 	sum uint64
 }
 
-// with returns the digest with the elements added, or removed if by is -1.
-func (d digest) with(list []element, by int) digest {
+// addElements returns the digest with the elements added, or removed if by is -1.
+func (d elementDigest) addElements(list []mapElement, by int) elementDigest {
 	for _, e := range list {
 		h := fnv.New64a()
 		_, _ = io.WriteString(h, e.key+" : "+e.value)
@@ -113,9 +113,9 @@ func (d digest) with(list []element, by int) digest {
 	return d
 }
 
-// element parses an element of a map and returns the key and value as they were written.
-func (f family) element(m string, e map[uint16][]byte) (out element) {
-	key, data := attributes(e[nftaElementKey])[nftaDataValue], attributes(e[nftaElementData])
+// parseElement parses an element of a map and returns the key and value as they were written.
+func (f family) parseElement(m string, e map[uint16][]byte) (out mapElement) {
+	key, data := netlinkAttributes(e[nftaElementKey])[nftaDataValue], netlinkAttributes(e[nftaElementData])
 	name, nodePort := strings.CutPrefix(m, nodePortPrefix)
 	chosen := strings.HasPrefix(name, mapEndpoints) || strings.HasPrefix(name, mapLocalEndpoints)
 	var parts []string
@@ -144,7 +144,7 @@ func (f family) element(m string, e map[uint16][]byte) (out element) {
 		out.value = ip.String() + " . " + strconv.Itoa(int(binary.BigEndian.Uint16(v[f.bits/8:])))
 		return out
 	}
-	verdict := attributes(data[nftaDataVerdict])
+	verdict := netlinkAttributes(data[nftaDataVerdict])
 	if code := verdict[nftaVerdictCode]; len(code) == 4 {
 		switch int32(binary.BigEndian.Uint32(code)) {
 		case nftGoto:
@@ -162,7 +162,7 @@ func (n *nft) Intact(context.Context) (bool, error) {
 		if !t.built {
 			continue
 		}
-		ok, err := t.intact()
+		ok, err := t.isIntact()
 		if errors.Is(err, netlink.ErrDumpInterrupted) || errors.Is(err, unix.EINTR) {
 			continue // rules are changing at this moment; the next check reads them again
 		}
@@ -176,21 +176,21 @@ func (n *nft) Intact(context.Context) (bool, error) {
 	return true, nil
 }
 
-func (t *nftTable) intact() (bool, error) {
-	now, err := t.generation() // read first: a change during the comparison is detected by the next check
+func (t *nftTable) isIntact() (bool, error) {
+	now, err := t.rulesetGeneration() // read first: a change during the comparison is detected by the next check
 	if err != nil {
 		return false, err
 	}
-	if now == t.checked {
+	if now == t.intactGeneration {
 		return true, nil
 	}
-	if ok, err := t.compare(); !ok || err != nil {
+	if ok, err := t.compareChains(); !ok || err != nil {
 		return false, err
 	}
-	for _, m := range t.frame(t.family, t.base).maps {
-		var shown digest
-		if err := t.family.elements(t.table, m.Name, func(e []byte) {
-			shown = shown.with([]element{t.element(m.Name, attributes(e))}, 1)
+	for _, m := range t.skeleton(t.family, t.base).maps {
+		var shown elementDigest
+		if err := t.family.forEachElement(t.table, m.Name, func(e []byte) {
+			shown = shown.addElements([]mapElement{t.parseElement(m.Name, netlinkAttributes(e))}, 1)
 		}); err != nil {
 			return false, err
 		}
@@ -199,10 +199,10 @@ func (t *nftTable) intact() (bool, error) {
 		}
 	}
 	count := 0
-	if err := t.family.elements(t.table, setHairpin, func([]byte) { count++ }); err != nil || count != len(t.hairpin) {
+	if err := t.family.forEachElement(t.table, setHairpin, func([]byte) { count++ }); err != nil || count != len(t.hairpinUses) {
 		return false, err
 	}
-	t.checked = now
+	t.intactGeneration = now
 	return true, nil
 }
 
@@ -223,8 +223,8 @@ func (n *nft) Counts(context.Context) (Counts, error) {
 			continue
 		}
 		for set, into := range map[string]map[Frontend]uint64{setConnections: out.Connections, setUnserved: out.Unserved} {
-			err := t.family.elements(t.table, set, func(e []byte) {
-				if at, count, ok := t.counted(attributes(e)); ok {
+			err := t.family.forEachElement(t.table, set, func(e []byte) {
+				if at, count, ok := t.parseCounted(netlinkAttributes(e)); ok {
 					into[at] += count
 				}
 			})
@@ -236,9 +236,9 @@ func (n *nft) Counts(context.Context) (Counts, error) {
 	return out, nil
 }
 
-// counted parses an element of a set that counts connections.
-func (f family) counted(e map[uint16][]byte) (at Frontend, count uint64, ok bool) {
-	key := attributes(e[nftaElementKey])[nftaDataValue]
+// parseCounted parses an element of a set that counts connections.
+func (f family) parseCounted(e map[uint16][]byte) (at Frontend, count uint64, ok bool) {
+	key := netlinkAttributes(e[nftaElementKey])[nftaDataValue]
 	n := f.bits / 8
 	if len(key) != n+8 { // each part of a key is padded to 4 bytes
 		return at, 0, false
@@ -249,8 +249,8 @@ func (f family) counted(e map[uint16][]byte) (at Frontend, count uint64, ok bool
 	if list, err := nl.ParseRouteAttr(e[nftaElementExprs]); err == nil && len(list) > 0 {
 		expr = list[0].Value
 	}
-	a := attributes(expr)
-	packets := attributes(a[nftaExprData])[nftaCounterPkts]
+	a := netlinkAttributes(expr)
+	packets := netlinkAttributes(a[nftaExprData])[nftaCounterPkts]
 	if cString(a[nftaExprName]) != "counter" || len(packets) != 8 {
 		return at, 0, false
 	}

@@ -55,113 +55,113 @@ const (
 // deleted Services expire likewise.
 const countedFor = 24 * time.Hour
 
-// element is an element of a map, or of a set if value is empty.
-type element struct{ key, value, comment string }
+// mapElement is an element of a map, or of a set if value is empty.
+type mapElement struct{ key, value, comment string }
 
-// chain is a chain of one Port, or a chain that several Ports share.
-type chain struct {
+// nftChain is a chain of one Port, or a chain that several Ports share.
+type nftChain struct {
 	name     string
 	rules    []string
 	affinity int32 // seconds; if not 0, a set with the chain's name stores the clients
 }
 
-// equal reports whether two chains whose names are hashes of their rules are equal. Either may be
+// sameChain reports whether two chains whose names are hashes of their rules are equal. Either may be
 // nil.
-func (c *chain) equal(d *chain) bool {
+func (c *nftChain) sameChain(d *nftChain) bool {
 	return c == d || c != nil && d != nil && c.name == d.name
 }
 
-// piece are the elements and chains of a Port.
-type piece struct {
-	elements map[string][]element // by map
-	own      []chain
-	shared   []chain
+// portRules are the elements and chains of a Port.
+type portRules struct {
+	elements map[string][]mapElement // by map
+	own      []nftChain
+	shared   []nftChain
 	hairpin  []netip.Addr // pods that may reach themselves through the Service
 }
 
-func (f family) key(at Frontend) string {
-	if at.NodePort() {
+func (f family) elementKey(at Frontend) string {
+	if at.IsNodePort() {
 		return at.Proto + " . " + strconv.Itoa(int(at.Port))
 	}
 	return at.IP.String() + " . " + at.Proto + " . " + strconv.Itoa(int(at.Port))
 }
 
-// mapFor returns the name of the map that contains a frontend.
-func mapFor(name string, at Frontend) string {
-	if at.NodePort() {
+// mapName returns the name of the map that contains a frontend.
+func mapName(name string, at Frontend) string {
+	if at.IsNodePort() {
 		return nodePortPrefix + name
 	}
 	return name
 }
 
-// render returns the elements and chains of a Port. It is pure.
-func (f family) render(p *Port) piece {
-	out := piece{elements: map[string][]element{}}
+// renderPort returns the elements and chains of a Port. It is pure.
+func (f family) renderPort(p *Port) portRules {
+	out := portRules{elements: map[string][]mapElement{}}
 	add := func(m string, at Frontend, value string) {
-		m = mapFor(m, at)
-		out.elements[m] = append(out.elements[m], element{f.key(at), value, comment(p.Name)})
+		m = mapName(m, at)
+		out.elements[m] = append(out.elements[m], mapElement{f.elementKey(at), value, sanitizeComment(p.Name)})
 	}
 	chains := map[string]bool{}
 	for _, at := range p.Internal {
-		if to := f.balance(&out, p, at, internalPrefix, p.Cluster, mapEndpoints, chains); to != "" {
+		if to := f.addBalancing(&out, p, at, internalPrefix, p.Cluster, mapEndpoints, chains); to != "" {
 			add(mapServices, at, "goto "+to)
 		} else {
-			add(mapRefused, at, without(p.StayInside, p))
+			add(mapRefused, at, noBackendVerdict(p.StayInside, p))
 		}
 	}
 	for _, at := range p.External {
-		to := f.balance(&out, p, at, "out-", p.Outside, mapEndpoints, chains)
+		to := f.addBalancing(&out, p, at, "out-", p.Outside, mapEndpoints, chains)
 		if to == "" {
-			add(mapRefused, at, without(p.KeepSource, p))
+			add(mapRefused, at, noBackendVerdict(p.KeepSource, p))
 			continue
 		}
 		if !p.KeepSource {
-			add(mapServices, at, "goto "+f.masked(&out, to, chains))
+			add(mapServices, at, "goto "+f.addMasqueradeChain(&out, to, chains))
 			continue
 		}
-		add(mapServices, at, "goto "+mapFor(chainShort, at))
+		add(mapServices, at, "goto "+mapName(chainShort, at))
 		add(mapInside, at, "goto "+to)
-		if here := f.balance(&out, p, at, "loc-", p.Here, mapLocalEndpoints, chains); here != "" {
+		if here := f.addBalancing(&out, p, at, "loc-", p.Here, mapLocalEndpoints, chains); here != "" {
 			add(mapLocal, at, "goto "+here)
 		} else {
 			add(mapRefused, at, "goto "+chainSilent) // other nodes have backends: Kubernetes specifies that this node drops the packets
 		}
 	}
-	out.guard(p, add)
-	out.hairpin = p.local()
+	out.addGuard(p, add)
+	out.hairpin = p.localAddresses()
 	return out
 }
 
-// without returns the verdict for traffic without a backend. Traffic that must stay on this node is
+// noBackendVerdict returns the verdict for traffic without a backend. Traffic that must stay on this node is
 // dropped if other nodes could serve it, as Kubernetes specifies. Other traffic is rejected.
-func without(stays bool, p *Port) string {
+func noBackendVerdict(stays bool, p *Port) string {
 	if stays && len(p.Serving) > 0 {
 		return "goto " + chainSilent
 	}
 	return "goto " + chainUnserved
 }
 
-// balance adds the chain that selects one of the backends for a frontend and returns the chain's
+// addBalancing adds the chain that selects one of the backends for a frontend and returns the chain's
 // name. It returns "" if there are no backends.
-func (f family) balance(out *piece, p *Port, at Frontend, prefix string, to []Backend, endpoints string, made map[string]bool) string {
+func (f family) addBalancing(out *portRules, p *Port, at Frontend, prefix string, to []Backend, endpoints string, made map[string]bool) string {
 	if len(to) == 0 {
 		return ""
 	}
 	if p.Affinity > 0 {
-		return f.sticky(out, p, prefix, to, made)
+		return f.addAffinityChains(out, p, prefix, to, made)
 	}
 	if prefix != internalPrefix && p.Wide {
-		return f.once(out, p, prefix, to, made)
+		return f.addChoiceChain(out, p, prefix, to, made)
 	}
-	m, key := mapFor(endpoints+at.Proto, at), strconv.Itoa(int(at.Port))
-	if !at.NodePort() {
+	m, key := mapName(endpoints+at.Proto, at), strconv.Itoa(int(at.Port))
+	if !at.IsNodePort() {
 		key = at.IP.String() + " . " + key
 	}
 	for i, b := range to {
-		out.elements[m] = append(out.elements[m], element{key: key + " . " + strconv.Itoa(i),
+		out.elements[m] = append(out.elements[m], mapElement{key: key + " . " + strconv.Itoa(i),
 			value: b.IP.String() + " . " + strconv.Itoa(int(b.Port))})
 	}
-	c := f.pick(m, at, len(to))
+	c := f.pickChain(m, at, len(to))
 	if !made[c.name] {
 		made[c.name] = true
 		out.shared = append(out.shared, c)
@@ -180,9 +180,9 @@ const (
 	maxMappedPairs     = 64 // per Service
 )
 
-// once adds the chain of a Port that selects one of the endpoints for all external frontends, and
+// addChoiceChain adds the chain of a Port that selects one of the endpoints for all external frontends, and
 // returns its name.
-func (f family) once(out *piece, p *Port, prefix string, to []Backend, made map[string]bool) string {
+func (f family) addChoiceChain(out *portRules, p *Port, prefix string, to []Backend, made map[string]bool) string {
 	name := prefix + p.ID
 	if made[name] {
 		return name
@@ -192,35 +192,35 @@ func (f family) once(out *piece, p *Port, prefix string, to []Backend, made map[
 	for i, b := range to {
 		choice[i] = fmt.Sprintf("%d : %s . %d", i, b.IP, b.Port)
 	}
-	out.own = append(out.own, chain{name: name, rules: []string{f.counting(setConnections),
+	out.own = append(out.own, nftChain{name: name, rules: []string{f.countRule(setConnections),
 		fmt.Sprintf("meta l4proto %s dnat %s to numgen random mod %d map { %s }", p.Proto, f.ip, len(to), strings.Join(choice, " , "))}})
 	return name
 }
 
-// chosenBy returns the packet fields by which a backend is selected.
-func (f family) chosenBy(nodePort bool, proto string) string {
+// choiceKey returns the packet fields by which a backend is selected.
+func (f family) choiceKey(nodePort bool, proto string) string {
 	if nodePort {
 		return proto + " dport"
 	}
 	return f.ip + " daddr . " + proto + " dport"
 }
 
-// pick returns the chain for all frontends in a map that have n backends.
-func (f family) pick(endpoints string, at Frontend, n int) chain {
-	return chain{name: "pick-" + strings.Replace(endpoints, mapEndpoints, "", 1) + "-" + strconv.Itoa(n), rules: []string{
-		f.counting(setConnections),
-		fmt.Sprintf("meta l4proto %s dnat %s to %s . numgen random mod %d map @%s", at.Proto, f.ip, f.chosenBy(at.NodePort(), at.Proto), n, endpoints),
+// pickChain returns the chain for all frontends in a map that have n backends.
+func (f family) pickChain(endpoints string, at Frontend, n int) nftChain {
+	return nftChain{name: "pick-" + strings.Replace(endpoints, mapEndpoints, "", 1) + "-" + strconv.Itoa(n), rules: []string{
+		f.countRule(setConnections),
+		fmt.Sprintf("meta l4proto %s dnat %s to %s . numgen random mod %d map @%s", at.Proto, f.ip, f.choiceKey(at.IsNodePort(), at.Proto), n, endpoints),
 	}}
 }
 
-func (f family) counting(set string) string {
+func (f family) countRule(set string) string {
 	return fmt.Sprintf("update @%s { %s daddr . meta l4proto . th dport counter }", set, f.ip)
 }
 
-// masked adds a chain that marks packets for masquerading and then goes to another chain. It
+// addMasqueradeChain adds a chain that marks packets for masquerading and then goes to another chain. It
 // returns the chain's name.
-func (f family) masked(out *piece, to string, made map[string]bool) string {
-	c := chain{name: "masked-" + to, rules: []string{markStatement, "goto " + to}}
+func (f family) addMasqueradeChain(out *portRules, to string, made map[string]bool) string {
+	c := nftChain{name: "masked-" + to, rules: []string{markStatement, "goto " + to}}
 	if !made[c.name] {
 		made[c.name] = true
 		if strings.HasPrefix(to, "pick-") {
@@ -232,22 +232,22 @@ func (f family) masked(out *piece, to string, made map[string]bool) string {
 	return c.name
 }
 
-// sticky adds a chain and a client set for every backend, and returns the name of the chain that
+// addAffinityChains adds a chain and a client set for every backend, and returns the name of the chain that
 // selects the backend.
-func (f family) sticky(out *piece, p *Port, prefix string, to []Backend, made map[string]bool) string {
-	front := chain{name: prefix + p.ID, rules: []string{f.counting(setConnections)}}
+func (f family) addAffinityChains(out *portRules, p *Port, prefix string, to []Backend, made map[string]bool) string {
+	front := nftChain{name: prefix + p.ID, rules: []string{f.countRule(setConnections)}}
 	if made[front.name] {
 		return front.name
 	}
 	made[front.name] = true
 	choice := make([]string, len(to))
 	for i, b := range to {
-		own := "ep-" + p.ID + "-" + short(fmt.Sprint(b.target(), p.Affinity)) // the name contains the timeout, because a set's timeout cannot be changed
+		own := "ep-" + p.ID + "-" + shortHash(fmt.Sprint(b.addrPort(), p.Affinity)) // the name contains the timeout, because a set's timeout cannot be changed
 		if !made[own] {
 			made[own] = true
-			out.own = append(out.own, chain{name: own, affinity: p.Affinity, rules: []string{
+			out.own = append(out.own, nftChain{name: own, affinity: p.Affinity, rules: []string{
 				fmt.Sprintf("update @%s { %s saddr }", own, f.ip),
-				fmt.Sprintf("meta l4proto %s dnat to %s", p.Proto, b.target()),
+				fmt.Sprintf("meta l4proto %s dnat to %s", p.Proto, b.addrPort()),
 			}})
 		}
 		front.rules = append(front.rules, fmt.Sprintf("%s saddr @%s goto %s", f.ip, own, own))
@@ -258,8 +258,8 @@ func (f family) sticky(out *piece, p *Port, prefix string, to []Backend, made ma
 	return front.name
 }
 
-// guard adds the rules that admit only the clients of loadBalancerSourceRanges.
-func (out *piece) guard(p *Port, add func(m string, at Frontend, value string)) {
+// addGuard adds the rules that admit only the clients of loadBalancerSourceRanges.
+func (out *portRules) addGuard(p *Port, add func(m string, at Frontend, value string)) {
 	if len(p.Guarded) == 0 {
 		return
 	}
@@ -271,15 +271,15 @@ func (out *piece) guard(p *Port, add func(m string, at Frontend, value string)) 
 
 // guardChain returns the chain that drops packets of clients outside the ranges. Ports with the
 // same ranges share the chain, because its name is a hash of the ranges.
-func (f family) guardChain(ranges []netip.Prefix) *chain {
+func (f family) guardChain(ranges []netip.Prefix) *nftChain {
 	rule := "drop"
 	if len(ranges) > 0 {
-		rule = fmt.Sprintf("%s saddr != { %s } drop", f.ip, joined(ranges))
+		rule = fmt.Sprintf("%s saddr != { %s } drop", f.ip, joinPrefixes(ranges))
 	}
-	return &chain{name: "fw-" + short(rule), rules: []string{rule}}
+	return &nftChain{name: "fw-" + shortHash(rule), rules: []string{rule}}
 }
 
-func joined(all []netip.Prefix) string {
+func joinPrefixes(all []netip.Prefix) string {
 	out := make([]string, len(all))
 	for i, p := range all {
 		out[i] = p.String()
@@ -287,25 +287,25 @@ func joined(all []netip.Prefix) string {
 	return strings.Join(out, ", ")
 }
 
-// shortDigits is the number of digits that short returns.
-const shortDigits = 12
+// shortHashDigits is the number of digits that short returns.
+const shortHashDigits = 12
 
-// short returns a short hexadecimal hash of s.
-func short(s string) string {
+// shortHash returns a short hexadecimal hash of s.
+func shortHash(s string) string {
 	sum := sha256.Sum256([]byte(s))
-	return hex.EncodeToString(sum[:shortDigits/2])
+	return hex.EncodeToString(sum[:shortHashDigits/2])
 }
 
-// skeleton is a table without Services: maps, sets, and base chains with their rules in order.
-type skeleton struct {
+// tableSkeleton is a table without Services: maps, sets, and base chains with their rules in order.
+type tableSkeleton struct {
 	maps   []*knftables.Map
 	sets   []*knftables.Set
 	chains []*knftables.Chain
 	rules  []*knftables.Rule
 }
 
-// marker returns the name of a chain that identifies the skeleton of a table.
-func (s *skeleton) marker() string {
+// markerChain returns the name of a chain that identifies the skeleton of a table.
+func (s *tableSkeleton) markerChain() string {
 	sum := sha256.New()
 	for _, m := range s.maps {
 		fmt.Fprintln(sum, m.Name, m.Type, m.TypeOf)
@@ -319,27 +319,29 @@ func (s *skeleton) marker() string {
 	return "version-" + hex.EncodeToString(sum.Sum(nil)[:6])
 }
 
-func (s *skeleton) hook(name string, kind knftables.BaseChainType, hook knftables.BaseChainHook, priority knftables.BaseChainPriority) {
+func (s *tableSkeleton) addHookChain(name string, kind knftables.BaseChainType, hook knftables.BaseChainHook, priority knftables.BaseChainPriority) {
 	s.chains = append(s.chains, &knftables.Chain{Name: name, Type: knftables.PtrTo(kind), Hook: knftables.PtrTo(hook),
 		Priority: knftables.PtrTo(priority)})
 }
 
-func (s *skeleton) chain(name string) { s.chains = append(s.chains, &knftables.Chain{Name: name}) }
+func (s *tableSkeleton) addChain(name string) {
+	s.chains = append(s.chains, &knftables.Chain{Name: name})
+}
 
-func (s *skeleton) rule(chain, format string, args ...any) {
+func (s *tableSkeleton) addRule(chain, format string, args ...any) {
 	s.rules = append(s.rules, &knftables.Rule{Chain: chain, Rule: fmt.Sprintf(format, args...)})
 }
 
-// bypass exempts the agent's own connections to replicas from a chain of the output hook.
-func (s *skeleton) bypass(chain string, hook knftables.BaseChainHook) {
+// addBypass exempts the agent's own connections to replicas from a chain of the output hook.
+func (s *tableSkeleton) addBypass(chain string, hook knftables.BaseChainHook) {
 	if hook == knftables.OutputHook {
-		s.rule(chain, "meta mark and %#x != 0 return", agent.ReplicaMark)
+		s.addRule(chain, "meta mark and %#x != 0 return", agent.ReplicaMark)
 	}
 }
 
-// skeletonOf returns the table of mode nftables without Services. It is pure.
-func (f family) skeletonOf(b Base) *skeleton {
-	s := &skeleton{}
+// fullSkeleton returns the table of mode nftables without Services. It is pure.
+func (f family) fullSkeleton(b Base) *tableSkeleton {
+	s := &tableSkeleton{}
 	address := f.ip + " daddr . meta l4proto . th dport"
 	for _, kind := range []struct{ prefix, of string }{{"", f.addr + " . inet_proto . inet_service"},
 		{nodePortPrefix, "inet_proto . inet_service"}} {
@@ -351,7 +353,7 @@ func (f family) skeletonOf(b Base) *skeleton {
 		for _, proto := range []string{"tcp", "udp", "sctp"} {
 			for _, m := range []string{mapEndpoints, mapLocalEndpoints} {
 				s.maps = append(s.maps, &knftables.Map{Name: kind.prefix + m + proto,
-					TypeOf: fmt.Sprintf("%s . numgen random mod 2 : %s daddr . %s dport", f.chosenBy(kind.prefix != "", proto), f.ip, proto)})
+					TypeOf: fmt.Sprintf("%s . numgen random mod 2 : %s daddr . %s dport", f.choiceKey(kind.prefix != "", proto), f.ip, proto)})
 			}
 		}
 	}
@@ -362,84 +364,84 @@ func (f family) skeletonOf(b Base) *skeleton {
 			Size: knftables.PtrTo(uint64(65535))})
 	}
 	at := fmt.Sprintf("fib daddr type local %s daddr != %s", f.ip, f.loopback)
-	if chosen := f.of(b.NodePorts); len(chosen) > 0 {
-		at += fmt.Sprintf(" %s daddr { %s }", f.ip, joined(chosen))
+	if chosen := f.familyPrefixes(b.NodePorts); len(chosen) > 0 {
+		at += fmt.Sprintf(" %s daddr { %s }", f.ip, joinPrefixes(chosen))
 	} else if len(b.NodePorts) > 0 {
 		at = "" // no address of this family
 	}
-	s.chain(chainRefuse)
-	s.chain(chainUnserved)
-	s.chain(chainSilent)
-	s.chain(chainDispatch)
-	s.rule(chainDispatch, "%s vmap @%s", address, mapServices)
+	s.addChain(chainRefuse)
+	s.addChain(chainUnserved)
+	s.addChain(chainSilent)
+	s.addChain(chainDispatch)
+	s.addRule(chainDispatch, "%s vmap @%s", address, mapServices)
 	if at != "" {
-		s.rule(chainDispatch, "%s meta l4proto . th dport vmap @%s", at, nodePortPrefix+mapServices)
+		s.addRule(chainDispatch, "%s meta l4proto . th dport vmap @%s", at, nodePortPrefix+mapServices)
 	}
-	s.shortcuts(f, "", address, f.of(b.PodCIDRs))
-	s.shortcuts(f, nodePortPrefix, "meta l4proto . th dport", f.of(b.PodCIDRs))
+	s.addShortcutChains(f, "", address, f.familyPrefixes(b.PodCIDRs))
+	s.addShortcutChains(f, nodePortPrefix, "meta l4proto . th dport", f.familyPrefixes(b.PodCIDRs))
 	for _, hook := range []knftables.BaseChainHook{knftables.PreroutingHook, knftables.OutputHook} {
-		s.hook("guard-"+string(hook), knftables.FilterType, hook, knftables.DNATPriority+"-10")
-		s.bypass("guard-"+string(hook), hook)
-		s.rule("guard-"+string(hook), "ct state new %s vmap @%s", address, mapFirewall)
-		s.hook("nat-"+string(hook), knftables.NATType, hook, knftables.DNATPriority)
-		s.bypass("nat-"+string(hook), hook)
-		s.rule("nat-"+string(hook), "jump %s", chainDispatch)
+		s.addHookChain("guard-"+string(hook), knftables.FilterType, hook, knftables.DNATPriority+"-10")
+		s.addBypass("guard-"+string(hook), hook)
+		s.addRule("guard-"+string(hook), "ct state new %s vmap @%s", address, mapFirewall)
+		s.addHookChain("nat-"+string(hook), knftables.NATType, hook, knftables.DNATPriority)
+		s.addBypass("nat-"+string(hook), hook)
+		s.addRule("nat-"+string(hook), "jump %s", chainDispatch)
 	}
-	s.masquerades(f, f.of(b.PodCIDRs))
-	s.refusals(f, address, at, f.of(b.ServiceCIDRs))
+	s.addMasqueradeRules(f, f.familyPrefixes(b.PodCIDRs))
+	s.addRefusalRules(f, address, at, f.familyPrefixes(b.ServiceCIDRs))
 	return s
 }
 
-// shortcuts adds the chains for external traffic that must stay on the node. Pods and the node
+// addShortcutChains adds the chains for external traffic that must stay on the node. Pods and the node
 // itself may use any endpoint, as with the cluster IP.
-func (s *skeleton) shortcuts(f family, prefix, key string, pods []netip.Prefix) {
+func (s *tableSkeleton) addShortcutChains(f family, prefix, key string, pods []netip.Prefix) {
 	name := prefix + chainShort
-	s.chain(name)
+	s.addChain(name)
 	if len(pods) > 0 {
-		s.rule(name, "%s saddr { %s } %s vmap @%s", f.ip, joined(pods), key, prefix+mapInside)
+		s.addRule(name, "%s saddr { %s } %s vmap @%s", f.ip, joinPrefixes(pods), key, prefix+mapInside)
 	}
-	s.rule(name, "fib saddr type local %s %s vmap @%s", markStatement, key, prefix+mapInside)
-	s.rule(name, "%s vmap @%s", key, prefix+mapLocal)
+	s.addRule(name, "fib saddr type local %s %s vmap @%s", markStatement, key, prefix+mapInside)
+	s.addRule(name, "%s vmap @%s", key, prefix+mapLocal)
 }
 
-func (s *skeleton) masquerades(f family, pods []netip.Prefix) {
+func (s *tableSkeleton) addMasqueradeRules(f family, pods []netip.Prefix) {
 	const name = "nat-postrouting"
-	s.hook(name, knftables.NATType, knftables.PostroutingHook, knftables.SNATPriority)
-	s.rule(name, "meta mark and %s != 0 meta mark set meta mark xor %s masquerade", markMasquerade, markMasquerade)
-	s.rule(name, "ct status dnat %s saddr . %s daddr @%s masquerade", f.ip, f.ip, setHairpin)
+	s.addHookChain(name, knftables.NATType, knftables.PostroutingHook, knftables.SNATPriority)
+	s.addRule(name, "meta mark and %s != 0 meta mark set meta mark xor %s masquerade", markMasquerade, markMasquerade)
+	s.addRule(name, "ct status dnat %s saddr . %s daddr @%s masquerade", f.ip, f.ip, setHairpin)
 	for _, p := range pods {
 		// Hosts outside the cluster have no route to pods: such traffic takes the node's address.
-		s.rule(name, "%s saddr %s %s daddr != { %s } masquerade", f.ip, p, f.ip, joined(pods))
+		s.addRule(name, "%s saddr %s %s daddr != { %s } masquerade", f.ip, p, f.ip, joinPrefixes(pods))
 	}
 }
 
-// refusals adds the rules that reject traffic without a backend before it is routed or delivered.
+// addRefusalRules adds the rules that reject traffic without a backend before it is routed or delivered.
 // They apply to the frontends in the "refused" maps. They also apply to addresses in the Service
 // ranges that no rule has changed and that are not local; the agent serves DNS at a local one.
-func (s *skeleton) refusals(f family, address, nodePort string, services []netip.Prefix) {
+func (s *tableSkeleton) addRefusalRules(f family, address, nodePort string, services []netip.Prefix) {
 	// the kernel limits the rate of ICMP errors
-	s.rule(chainRefuse, "meta l4proto tcp reject with tcp reset")
-	s.rule(chainRefuse, "reject")
-	s.rule(chainUnserved, "%s", f.counting(setUnserved))
-	s.rule(chainUnserved, "goto %s", chainRefuse)
-	s.rule(chainSilent, "%s", f.counting(setUnserved))
-	s.rule(chainSilent, "drop")
+	s.addRule(chainRefuse, "meta l4proto tcp reject with tcp reset")
+	s.addRule(chainRefuse, "reject")
+	s.addRule(chainUnserved, "%s", f.countRule(setUnserved))
+	s.addRule(chainUnserved, "goto %s", chainRefuse)
+	s.addRule(chainSilent, "%s", f.countRule(setUnserved))
+	s.addRule(chainSilent, "drop")
 	for _, hook := range []knftables.BaseChainHook{knftables.InputHook, knftables.ForwardHook, knftables.OutputHook} {
 		name := "refuse-" + string(hook)
-		s.hook(name, knftables.FilterType, hook, knftables.FilterPriority)
-		s.bypass(name, hook)
-		s.rule(name, "ct state new %s vmap @%s", address, mapRefused)
+		s.addHookChain(name, knftables.FilterType, hook, knftables.FilterPriority)
+		s.addBypass(name, hook)
+		s.addRule(name, "ct state new %s vmap @%s", address, mapRefused)
 		if hook == knftables.InputHook && nodePort != "" {
-			s.rule(name, "ct state new %s meta l4proto . th dport vmap @%s", nodePort, nodePortPrefix+mapRefused)
+			s.addRule(name, "ct state new %s meta l4proto . th dport vmap @%s", nodePort, nodePortPrefix+mapRefused)
 		}
 		if hook != knftables.InputHook && len(services) > 0 {
-			s.rule(name, "%s daddr { %s } fib daddr type != local goto %s", f.ip, joined(services), chainRefuse)
+			s.addRule(name, "%s daddr { %s } fib daddr type != local goto %s", f.ip, joinPrefixes(services), chainRefuse)
 		}
 	}
 }
 
-// clients returns the set that stores the clients of a chain's backend.
-func (f family) clients(c chain) *knftables.Set {
+// clientSet returns the set that stores the clients of a chain's backend.
+func (f family) clientSet(c nftChain) *knftables.Set {
 	return &knftables.Set{Name: c.name, Type: f.addr, Flags: []knftables.SetFlag{knftables.DynamicFlag, knftables.TimeoutFlag},
 		Timeout: knftables.PtrTo(time.Duration(c.affinity) * time.Second), Size: knftables.PtrTo(uint64(65535))}
 }

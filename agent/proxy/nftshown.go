@@ -14,40 +14,40 @@ import (
 // The code is therefore read right after the text was written, and compared later. A rule that
 // another program replaced differs in its code or its number.
 
-// shown is the kernel's representation of a chain.
-type shown struct {
+// shownChain is the kernel's representation of a chain.
+type shownChain struct {
 	rules  int
 	digest uint64 // digest of the rules, in order
 }
 
-func (s shown) and(rule map[uint16][]byte) shown {
+func (s shownChain) addRule(rule map[uint16][]byte) shownChain {
 	h := fnv.New64a()
 	_, _ = h.Write(rule[nftaRuleHandle])
 	_, _ = h.Write(rule[nftaRuleCode])
-	return shown{s.rules + 1, s.digest*31 + h.Sum64()}
+	return shownChain{s.rules + 1, s.digest*31 + h.Sum64()}
 }
 
 // kernelRules reads the rules of a chain, or those of all chains of a table if chain is "".
-func kernelRules(f family, table, chain string) (map[string]shown, error) {
-	out := map[string]shown{}
+func kernelRules(f family, table, chain string) (map[string]shownChain, error) {
+	out := map[string]shownChain{}
 	request := []*nl.RtAttr{nl.NewRtAttr(nftaTable, nl.ZeroTerminated(table))}
 	if chain != "" {
 		request = append(request, nl.NewRtAttr(nftaName, nl.ZeroTerminated(chain)))
 	}
-	err := f.ask(nftGetRule, unix.NLM_F_DUMP, request, func(a map[uint16][]byte) {
+	err := f.queryNFTables(nftGetRule, unix.NLM_F_DUMP, request, func(a map[uint16][]byte) {
 		if name := cString(a[nftaName]); cString(a[nftaTable]) == table && (chain == "" || name == chain) {
-			out[name] = out[name].and(a)
+			out[name] = out[name].addRule(a)
 		}
 	})
 	return out, err
 }
 
-// sound reports whether the table is active (not dormant) and all of its base chains have the
+// isTableActive reports whether the table is active (not dormant) and all of its base chains have the
 // policy accept.
-func sound(f family, table string) (bool, error) {
+func isTableActive(f family, table string) (bool, error) {
 	ok := true
 	request := []*nl.RtAttr{nl.NewRtAttr(nftaTable, nl.ZeroTerminated(table))}
-	err := f.ask(nftGetChain, unix.NLM_F_DUMP, request, func(a map[uint16][]byte) {
+	err := f.queryNFTables(nftGetChain, unix.NLM_F_DUMP, request, func(a map[uint16][]byte) {
 		if p := a[nftaChainPolicy]; cString(a[nftaTable]) == table && len(p) == 4 && binary.BigEndian.Uint32(p) != nftAccept {
 			ok = false
 		}
@@ -55,7 +55,7 @@ func sound(f family, table string) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	err = f.ask(nftGetTable, 0, request, func(a map[uint16][]byte) {
+	err = f.queryNFTables(nftGetTable, 0, request, func(a map[uint16][]byte) {
 		if flags := a[nftaTableFlags]; len(flags) == 4 && binary.BigEndian.Uint32(flags)&nftDormant != 0 {
 			ok = false
 		}
@@ -63,51 +63,51 @@ func sound(f family, table string) (bool, error) {
 	return ok, err
 }
 
-// learn reads and stores the kernel's representation of chains that were just written. Without
+// recordShownChains reads and stores the kernel's representation of chains that were just written. Without
 // names it reads all chains.
-func (t *nftTable) learn(chains ...string) error {
+func (t *nftTable) recordShownChains(chains ...string) error {
 	if t.read == nil {
 		return nil
 	}
 	if len(chains) == 0 {
 		now, err := t.read(t.family, t.table, "")
 		if err == nil {
-			t.proven = now
+			t.shownChains = now
 		}
-		return unsettled(err)
+		return ignoreConcurrentChange(err)
 	}
 	for _, c := range chains {
 		now, err := t.read(t.family, t.table, c)
 		if err != nil {
-			return unsettled(err)
+			return ignoreConcurrentChange(err)
 		}
-		t.proven[c] = now[c]
+		t.shownChains[c] = now[c]
 	}
 	return nil
 }
 
-// unsettled returns nil for an error that is caused by a concurrent change of rules. The next check
+// ignoreConcurrentChange returns nil for an error that is caused by a concurrent change of rules. The next check
 // reads the rules again.
-func unsettled(err error) error {
+func ignoreConcurrentChange(err error) error {
 	if errors.Is(err, netlink.ErrDumpInterrupted) || errors.Is(err, unix.EINTR) || errors.Is(err, unix.ENOENT) {
 		return nil
 	}
 	return err
 }
 
-// compare reports whether all chains are unchanged since they were written. For a chain that could
+// compareChains reports whether all chains are unchanged since they were written. For a chain that could
 // not be read then, the current representation is stored.
-func (t *nftTable) compare() (bool, error) {
+func (t *nftTable) compareChains() (bool, error) {
 	now, err := kernelRules(t.family, t.table, "")
 	if err != nil || len(now) != len(t.rules) {
 		return false, err
 	}
 	for name, n := range t.rules {
-		was, known := t.proven[name]
+		was, known := t.shownChains[name]
 		if now[name].rules != n || known && was != now[name] {
 			return false, nil
 		}
-		t.proven[name] = now[name]
+		t.shownChains[name] = now[name]
 	}
-	return sound(t.family, t.table)
+	return isTableActive(t.family, t.table)
 }

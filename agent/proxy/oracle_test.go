@@ -198,10 +198,10 @@ func oracle(svc *v1.Service, parts map[string]*discoveryv1.EndpointSlice, client
 		return b
 	}
 	anywhere, here := prefer(all["ready"], all["ending"]), prefer(all["ready here"], all["ending here"])
-	any := len(all["ready"])+len(all["ending"]) > 0
+	anyEndpoint := len(all["ready"])+len(all["ending"]) > 0
 	if kind == "cluster" {
 		if p := svc.Spec.InternalTrafficPolicy; p != nil && *p == v1.ServiceInternalTrafficPolicyLocal {
-			return expected{to: here, drop: any}
+			return expected{to: here, drop: anyEndpoint}
 		}
 		return expected{to: anywhere}
 	}
@@ -217,9 +217,9 @@ func oracle(svc *v1.Service, parts map[string]*discoveryv1.EndpointSlice, client
 		return out
 	}
 	if client != "outside" {
-		return expected{to: anywhere, drop: any}
+		return expected{to: anywhere, drop: anyEndpoint}
 	}
-	return expected{to: here, drop: any, source: own}
+	return expected{to: here, drop: anyEndpoint, source: own}
 }
 
 // try connects and returns an error if the result differs from the expected one.
@@ -275,7 +275,7 @@ func TestKernelAgainstOracle(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			m := NewModel(Place{Node: "w1"})
+			m := NewModel(Location{Node: "w1"})
 			base := testBase
 			base.NodePorts = []netip.Prefix{netip.MustParsePrefix(nodeV4 + "/32"), netip.MustParsePrefix(nodeV6 + "/128")}
 			do := func(f func() error) {
@@ -292,7 +292,7 @@ func TestKernelAgainstOracle(t *testing.T) {
 				for range 3 {
 					disturb(r, m, services, parts)
 				}
-				changes := m.Settle()
+				changes := m.UpdatePorts()
 				do(func() error { return w.Apply(t.Context(), changes) })
 				do(func() error {
 					ok, err := w.Intact(t.Context())
@@ -340,7 +340,7 @@ func routeServices(b Base) error {
 	p := &Proxy{Node: "w1", NodeIP: netip.MustParseAddr(nodeV4)}
 	s := newState(nil, "w1")
 	s.base = b
-	return p.follow(s, s.routes())
+	return p.syncRoutes(s, s.wantedRoutes())
 }
 
 // disturb makes a random change.
@@ -368,7 +368,7 @@ func disturb(r *rand.Rand, m *Model, services map[string]*v1.Service, parts map[
 				s.Spec.LoadBalancerSourceRanges = []string{outsideV4 + "/32", outsideV6 + "/128"}
 			}
 		})
-		m.Service(key, services[name])
+		m.SetService(key, services[name])
 		return
 	}
 	for _, v6 := range []bool{false, true} {
@@ -394,7 +394,7 @@ func disturb(r *rand.Rand, m *Model, services map[string]*v1.Service, parts map[
 		}
 		part.Name = fmt.Sprint(name, "-", v6)
 		parts[part.Name] = part
-		m.Slice(types.NamespacedName{Namespace: "default", Name: part.Name}, part)
+		m.SetSlice(types.NamespacedName{Namespace: "default", Name: part.Name}, part)
 	}
 }
 

@@ -167,7 +167,7 @@ func pairsOf(ports map[string]*Port) (n int) {
 // at a target although no Port has it.
 func resolvesAll(w *iptables, ports map[string]*Port) error {
 	for _, t := range w.tables {
-		rules, err := t.save(context.Background())
+		rules, err := t.readRules(context.Background())
 		if err != nil {
 			return err
 		}
@@ -177,21 +177,21 @@ func resolvesAll(w *iptables, ports map[string]*Port) error {
 			if p.V6 != t.v6 {
 				continue
 			}
-			to, refusal := p.iptOutside()
+			to, refusal := p.iptExternalTargets()
 			for _, at := range p.External {
-				if at.NodePort() {
+				if at.IsNodePort() {
 					continue
 				}
 				addresses[Frontend{IP: at.IP}], numbers[Frontend{Proto: at.Proto, Port: at.Port}] = true, true
 				want["nat"][at], want["filter"][at] = to, refusal
 			}
 			for _, at := range p.Guarded {
-				want["mangle"][at] = "KEELSON-FW-" + short(p.serviceName())
+				want["mangle"][at] = "KEELSON-FW-" + shortHash(p.serviceName())
 			}
 			for _, at := range p.Internal { // may be an external address too
 				addresses[Frontend{IP: at.IP}], numbers[Frontend{Proto: at.Proto, Port: at.Port}] = true, true
 				if want["nat"][at] = "KEELSON-SVC-" + p.ID; len(p.Cluster) == 0 {
-					want["nat"][at], want["filter"][at] = "", iptRefusal(without(p.StayInside, p))
+					want["nat"][at], want["filter"][at] = "", iptRefusal(noBackendVerdict(p.StayInside, p))
 				}
 			}
 		}
@@ -279,7 +279,7 @@ func BenchmarkManyPairs(b *testing.B) {
 						sync += time.Since(begin)
 						begin = time.Now()
 						m.Replace(services, fewer)
-						if err := w.Apply(context.Background(), m.Settle()); err != nil {
+						if err := w.Apply(context.Background(), m.UpdatePorts()); err != nil {
 							return err
 						}
 						apply += time.Since(begin)

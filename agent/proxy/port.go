@@ -17,16 +17,16 @@ import (
 // none.
 const defaultAffinity = 10800
 
-// portsOf returns the ports of a Service, in each address family in which it has a cluster IP.
-func portsOf(svc *v1.Service, parts map[string]*discoveryv1.EndpointSlice, at Place, reserved *Reserved) []*Port {
+// computePorts returns the ports of a Service, in each address family in which it has a cluster IP.
+func computePorts(svc *v1.Service, parts map[string]*discoveryv1.EndpointSlice, at Location, reserved *Reserved) []*Port {
 	if svc.Spec.Type == v1.ServiceTypeExternalName {
 		return nil
 	}
 	var out []*Port
 	for _, ip := range clusterIPs(svc) {
-		common := outsideOf(svc, ip.Is6())
+		common := findExternalAddresses(svc, ip.Is6())
 		for _, p := range svc.Spec.Ports {
-			if !sane(p) {
+			if !isValidPort(p) {
 				continue // an invalid Service must not break the rules of all Services
 			}
 			out = append(out, servicePort(svc, p, ip, common, parts, at, reserved))
@@ -35,9 +35,9 @@ func portsOf(svc *v1.Service, parts map[string]*discoveryv1.EndpointSlice, at Pl
 	return out
 }
 
-// sane reports whether rules can be written for a port. The API server validates ports; this is a
+// isValidPort reports whether rules can be written for a port. The API server validates ports; this is a
 // second check.
-func sane(p v1.ServicePort) bool {
+func isValidPort(p v1.ServicePort) bool {
 	switch p.Protocol {
 	case "", v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP:
 		return p.Port > 0 && p.Port <= 65535 && p.NodePort >= 0 && p.NodePort <= 65535
@@ -62,7 +62,7 @@ func clusterIPs(svc *v1.Service) []netip.Addr {
 	return out
 }
 
-func servicePort(svc *v1.Service, p v1.ServicePort, ip netip.Addr, common outside, parts map[string]*discoveryv1.EndpointSlice, at Place,
+func servicePort(svc *v1.Service, p v1.ServicePort, ip netip.Addr, common externalAddresses, parts map[string]*discoveryv1.EndpointSlice, at Location,
 	reserved *Reserved) *Port {
 	proto := strings.ToLower(string(cmp.Or(p.Protocol, v1.ProtocolTCP)))
 	out := &Port{Name: svc.Namespace + "/" + svc.Name + ":" + cmp.Or(p.Name, fmt.Sprint(p.Port)), Proto: proto, V6: ip.Is6()}
@@ -73,14 +73,14 @@ func servicePort(svc *v1.Service, p v1.ServicePort, ip netip.Addr, common outsid
 	sum := sha256.Sum256([]byte(unique))
 	out.ID = hex.EncodeToString(sum[:6])
 	out.Internal = []Frontend{{ip, proto, p.Port}}
-	out.external(p, common, reserved)
+	out.addExternalFrontends(p, common, reserved)
 	if svc.Spec.SessionAffinity == v1.ServiceAffinityClientIP {
 		out.Affinity = defaultAffinity
 		if c := svc.Spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
 			out.Affinity = min(max(*c.ClientIP.TimeoutSeconds, 1), 86400)
 		}
 	}
-	out.route(svc, endpointsOf(p.Name, parts, out.V6, at))
+	out.assignBackends(svc, findCandidates(p.Name, parts, out.V6, at))
 	return out
 }
 
@@ -88,19 +88,19 @@ func servicePort(svc *v1.Service, p v1.ServicePort, ip netip.Addr, common outsid
 // Service.
 func maxAddresses(svc *v1.Service) int { return max(maxServicePairs/max(len(svc.Spec.Ports), 1), 1) }
 
-// outside are the external addresses that the ports of a Service share, in one address family.
-type outside struct {
-	addresses []netip.Addr        // external IPs and load balancer addresses, without duplicates
-	balanced  map[netip.Addr]bool // load balancer addresses
-	most      int                 // maximum number of addresses per port
-	wide      bool                // value for Port.Wide
-	sources   []netip.Prefix      // allowed clients of a load balancer; nil = all
-	guard     *chain              // nftables chain for sources; nil if all clients are allowed
+// externalAddresses are the external addresses that the ports of a Service share, in one address family.
+type externalAddresses struct {
+	addresses  []netip.Addr        // external IPs and load balancer addresses, without duplicates
+	balanced   map[netip.Addr]bool // load balancer addresses
+	maxPerPort int                 // maximum number of addresses per port
+	wide       bool                // value for Port.Wide
+	sources    []netip.Prefix      // allowed clients of a load balancer; nil = all
+	guard      *nftChain           // nftables chain for sources; nil if all clients are allowed
 }
 
-// outsideOf returns the external addresses of a Service and the clients that may use them.
-func outsideOf(svc *v1.Service, v6 bool) outside {
-	out := outside{balanced: map[netip.Addr]bool{}, most: maxAddresses(svc)}
+// findExternalAddresses returns the external addresses of a Service and the clients that may use them.
+func findExternalAddresses(svc *v1.Service, v6 bool) externalAddresses {
+	out := externalAddresses{balanced: map[netip.Addr]bool{}, maxPerPort: maxAddresses(svc)}
 	has := map[netip.Addr]bool{}
 	add := func(s string) (netip.Addr, bool) {
 		ip, err := netip.ParseAddr(s)
@@ -118,7 +118,7 @@ func outsideOf(svc *v1.Service, v6 bool) outside {
 		add(a)
 	}
 	if svc.Spec.Type == v1.ServiceTypeLoadBalancer {
-		out.sources = sources(svc, v6)
+		out.sources = sourceRanges(svc, v6)
 	}
 	if out.sources != nil {
 		f := ipv4
@@ -139,15 +139,15 @@ func outsideOf(svc *v1.Service, v6 bool) outside {
 	return out
 }
 
-// external adds the frontends of external traffic, except reserved ones.
-func (p *Port) external(port v1.ServicePort, all outside, reserved *Reserved) {
+// addExternalFrontends adds the frontends of external traffic, except reserved ones.
+func (p *Port) addExternalFrontends(port v1.ServicePort, all externalAddresses, reserved *Reserved) {
 	p.Sources, p.guard, p.Wide = all.sources, all.guard, all.wide
 	for _, ip := range all.addresses {
-		if len(p.External) >= all.most {
+		if len(p.External) >= all.maxPerPort {
 			break
 		}
 		f := Frontend{ip, p.Proto, port.Port}
-		if !reserved.serves(f) {
+		if !reserved.allowsFrontend(f) {
 			continue
 		}
 		p.External = append(p.External, f)
@@ -156,19 +156,19 @@ func (p *Port) external(port v1.ServicePort, all outside, reserved *Reserved) {
 		}
 	}
 	if port.NodePort != 0 {
-		any := netip.IPv4Unspecified()
+		nodePortIP := netip.IPv4Unspecified()
 		if p.V6 {
-			any = netip.IPv6Unspecified()
+			nodePortIP = netip.IPv6Unspecified()
 		}
-		if f := (Frontend{any, p.Proto, port.NodePort}); reserved.serves(f) {
+		if f := (Frontend{nodePortIP, p.Proto, port.NodePort}); reserved.allowsFrontend(f) {
 			p.External = append(p.External, f)
 		}
 	}
 }
 
-// sources returns loadBalancerSourceRanges in order; nil = all clients. If all ranges belong to the
+// sourceRanges returns loadBalancerSourceRanges in order; nil = all clients. If all ranges belong to the
 // other family, it returns an empty list.
-func sources(svc *v1.Service, v6 bool) []netip.Prefix {
+func sourceRanges(svc *v1.Service, v6 bool) []netip.Prefix {
 	if len(svc.Spec.LoadBalancerSourceRanges) == 0 {
 		return nil
 	}
@@ -200,21 +200,21 @@ func distinctPrefixes(sorted []netip.Prefix) []netip.Prefix {
 	return out
 }
 
-// route assigns the endpoints to the kinds of traffic. Equal lists share their memory.
-func (p *Port) route(svc *v1.Service, found candidates) {
+// assignBackends assigns the endpoints to the kinds of traffic. Equal lists share their memory.
+func (p *Port) assignBackends(svc *v1.Service, found candidates) {
 	shared := func(a, b []Backend) []Backend {
 		if slices.Equal(a, b) {
 			return a
 		}
 		return b
 	}
-	p.Outside = found.cluster()
+	p.Outside = found.clusterBackends()
 	p.Cluster = p.Outside
-	p.Serving = shared(p.Outside, found.serving())
+	p.Serving = shared(p.Outside, found.servingBackends())
 	if t := svc.Spec.InternalTrafficPolicy; t != nil && *t == v1.ServiceInternalTrafficPolicyLocal {
-		p.StayInside, p.Cluster = true, shared(p.Outside, found.local())
+		p.StayInside, p.Cluster = true, shared(p.Outside, found.localBackends())
 	}
 	if svc.Spec.ExternalTrafficPolicy == v1.ServiceExternalTrafficPolicyLocal {
-		p.KeepSource, p.Here = true, shared(p.Outside, found.local())
+		p.KeepSource, p.Here = true, shared(p.Outside, found.localBackends())
 	}
 }

@@ -30,24 +30,24 @@ type Proxy struct {
 	// NodePorts are the addresses at which node ports are served. If empty, they are served at all
 	// addresses of the node except loopback.
 	NodePorts []netip.Prefix
-	// Foreign reports whether a third-party network plugin attaches pods. The plugin then
+	// ForeignNetwork reports whether a third-party network plugin attaches pods. The plugin then
 	// masquerades the pods' traffic to other networks. nil: no.
-	Foreign func() bool
+	ForeignNetwork func() bool
 	// ControlPlane provides the addresses of replicas; nil: unknown.
 	ControlPlane agent.ControlPlane
-	// Listens are ports on which this node's agent listens, in addition to the default ports of
+	// ListenPorts are ports on which this node's agent listens, in addition to the default ports of
 	// every agent.
-	Listens []agentport.Port
-	Flows   *Flows        // notified of changes of the rules; may be nil
-	Health  *HealthChecks // notified of the health of Services; may be nil
-	Metrics *Metrics      // may be nil
-	Synced  Synced        // notified of pending changes; may be nil
-	Log     *slog.Logger
+	ListenPorts []agentport.Port
+	Flows       *StaleFlowCleaner // notified of changes of the rules; may be nil
+	Health      *HealthChecks     // notified of the health of Services; may be nil
+	Metrics     *Metrics          // may be nil
+	Synced      Synced            // notified of pending changes; may be nil
+	Log         *slog.Logger
 
 	writer func(Mode) (Writer, error) // nil: NewWriter
 
-	mu  sync.Mutex // held while rules are written or read
-	now *state
+	mu      sync.Mutex // held while rules are written or read
+	current *proxyState
 }
 
 // Synced is notified when changes are pending and when the rules include all changes.
@@ -56,17 +56,17 @@ type Synced interface {
 	Updated() // the rules include all changes
 }
 
-// state is the state of one Run.
-type state struct {
-	writer   Writer
-	model    *Model
-	base     Base
-	built    bool // the kernel's rules match the model
-	foreign  bool // the base was computed for a third-party network
-	routed   map[netip.Prefix]bool
-	outlying map[netip.Prefix]int // addresses of Services outside the Service ranges, and the number of Ports with each
-	seen     map[types.NamespacedName]string
-	replicas []netip.AddrPort // addresses of replicas at the last update
+// proxyState is the state of one Run.
+type proxyState struct {
+	writer                 Writer
+	model                  *Model
+	base                   Base
+	built                  bool // the kernel's rules match the model
+	foreign                bool // the base was computed for a third-party network
+	routes                 map[netip.Prefix]bool
+	addressesOutsideRanges map[netip.Prefix]int // addresses of Services outside the Service ranges, and the number of Ports with each
+	reportedSlices         map[types.NamespacedName]string
+	replicas               []netip.AddrPort // addresses of replicas at the last update
 }
 
 // Intervals and timeouts of Run.
@@ -84,9 +84,9 @@ func (p *Proxy) Run(ctx context.Context, objects agent.Objects, reports agent.Re
 		mode = ModeNFTables
 	}
 	if mode == ModeNone {
-		return p.idle(ctx, objects, reports)
+		return p.runWithoutRules(ctx, objects, reports)
 	}
-	p.queued() // all rules are pending
+	p.notifyQueued() // all rules are pending
 	open := p.writer
 	if open == nil {
 		open = NewWriter
@@ -100,7 +100,7 @@ func (p *Proxy) Run(ctx context.Context, objects agent.Objects, reports agent.Re
 	}
 	s := newState(w, p.Node)
 	p.mu.Lock()
-	p.now = s
+	p.current = s
 	p.mu.Unlock()
 	changes := objects.Follow(ctx, "Service", "EndpointSlice", "Node", "Peer")
 	tick, check := time.NewTicker(foreignEvery), time.NewTicker(intactEvery)
@@ -111,17 +111,17 @@ func (p *Proxy) Run(ctx context.Context, objects agent.Objects, reports agent.Re
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-tick.C:
-			if s.built && (p.foreign() != s.foreign || !s.model.taken.equal(p.reserved(objects))) {
-				err = p.apply(ctx, s, objects, reports, agent.Changed{})
+			if s.built && (p.isForeignNetwork() != s.foreign || !s.model.reserved.equalReserved(p.computeReserved(objects))) {
+				err = p.applyChanges(ctx, s, objects, reports, agent.ObjectChanges{})
 			}
 		case <-check.C:
-			err = p.mend(ctx, s)
+			err = p.repairRules(ctx, s)
 		case c, ok := <-changes:
 			if !ok {
 				return ctx.Err()
 			}
-			p.queued()
-			err = p.apply(ctx, s, objects, reports, c)
+			p.notifyQueued()
+			err = p.applyChanges(ctx, s, objects, reports, c)
 		}
 		if err != nil {
 			return fmt.Errorf("programming Service rules: %w", err)
@@ -135,20 +135,20 @@ func (p *Proxy) Run(ctx context.Context, objects agent.Objects, reports agent.Re
 	}
 }
 
-func (p *Proxy) queued() {
+func (p *Proxy) notifyQueued() {
 	if p.Synced != nil {
 		p.Synced.Queued()
 	}
 }
 
-func newState(w Writer, node string) *state {
-	return &state{writer: w, model: NewModel(Place{Node: node}), outlying: map[netip.Prefix]int{},
-		seen: map[types.NamespacedName]string{}}
+func newState(w Writer, node string) *proxyState {
+	return &proxyState{writer: w, model: NewModel(Location{Node: node}), addressesOutsideRanges: map[netip.Prefix]int{},
+		reportedSlices: map[types.NamespacedName]string{}}
 }
 
-// idle runs on a node whose Services another program serves. It removes all rules and reports every
+// runWithoutRules runs on a node whose Services another program serves. It removes all rules and reports every
 // revision as applied.
-func (p *Proxy) idle(ctx context.Context, objects agent.Objects, reports agent.Reporter) error {
+func (p *Proxy) runWithoutRules(ctx context.Context, objects agent.Objects, reports agent.Reporter) error {
 	if err := errors.Join(cleanOthers(ctx, ModeNone), removeSink()); err != nil {
 		return err
 	}
@@ -158,19 +158,19 @@ func (p *Proxy) idle(ctx context.Context, objects agent.Objects, reports agent.R
 	return ctx.Err()
 }
 
-func (p *Proxy) foreign() bool { return p.Foreign != nil && p.Foreign() }
+func (p *Proxy) isForeignNetwork() bool { return p.ForeignNetwork != nil && p.ForeignNetwork() }
 
-// mend writes all rules again if another program has changed or removed some of them.
-func (p *Proxy) mend(ctx context.Context, s *state) error {
+// repairRules writes all rules again if another program has changed or removed some of them.
+func (p *Proxy) repairRules(ctx context.Context, s *proxyState) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !s.built {
 		return nil
 	}
-	if len(s.routed) > 0 && !sunk() {
+	if len(s.routes) > 0 && !isSinkUp() {
 		p.Log.Warn("interface " + sinkName + " was removed or disabled by another program and is created again")
-		s.routed = nil
-		if err := p.follow(s, s.routes()); err != nil {
+		s.routes = nil
+		if err := p.syncRoutes(s, s.wantedRoutes()); err != nil {
 			return err
 		}
 	}
@@ -184,23 +184,23 @@ func (p *Proxy) mend(ctx context.Context, s *state) error {
 	}
 	p.Log.Warn("the Service rules were changed by another program and are written again: does something flush them?")
 	s.built = false
-	return p.sync(ctx, s)
+	return p.writeAllRules(ctx, s)
 }
 
-// standing returns the node's own object.
-type standing interface{ Node() (*v1.Node, bool) }
+// nodeGetter returns the node's own object.
+type nodeGetter interface{ Node() (*v1.Node, bool) }
 
-// placeOf returns the location of a node according to its labels.
-func placeOf(node string, objects standing) Place {
-	at := Place{Node: node}
+// nodeLocation returns the location of a node according to its labels.
+func nodeLocation(node string, objects nodeGetter) Location {
+	at := Location{Node: node}
 	if n, ok := objects.Node(); ok {
 		at.Zone = n.Labels[v1.LabelTopologyZone]
 	}
 	return at
 }
 
-// baseOf returns the settings of the rules from those of the cluster.
-func (p *Proxy) baseOf(c agent.Cluster, foreign bool) Base {
+// computeBase returns the settings of the rules from those of the cluster.
+func (p *Proxy) computeBase(c agent.Cluster, foreign bool) Base {
 	b := Base{ServiceCIDRs: c.ServicePrefixes(), NodePorts: p.NodePorts}
 	if !foreign {
 		b.PodCIDRs = c.ClusterPrefixes()
@@ -208,49 +208,49 @@ func (p *Proxy) baseOf(c agent.Cluster, foreign bool) Base {
 	return b
 }
 
-// apply updates the model with the changed objects and programs the resulting changes.
-func (p *Proxy) apply(ctx context.Context, s *state, objects agent.Objects, reports agent.Reporter, news agent.Changed) error {
+// applyChanges updates the model with the changed objects and programs the resulting changes.
+func (p *Proxy) applyChanges(ctx context.Context, s *proxyState, objects agent.Objects, reports agent.Reporter, news agent.ObjectChanges) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	begin := time.Now()
-	foreign := p.foreign()
-	base := p.baseOf(objects.Cluster(), foreign)
-	if s.foreign = foreign; !base.equal(s.base) {
-		s.base, s.built, s.routed = base, false, nil
-		s.recount()
+	foreign := p.isForeignNetwork()
+	base := p.computeBase(objects.Cluster(), foreign)
+	if s.foreign = foreign; !base.equalBase(s.base) {
+		s.base, s.built, s.routes = base, false, nil
+		s.recountOutsideAddresses()
 	}
-	if replicas := p.replicas(); machinesMayDiffer(news) || !slices.Equal(replicas, s.replicas) {
+	if replicas := p.replicaAddresses(); mayConcernMachines(news) || !slices.Equal(replicas, s.replicas) {
 		s.replicas = replicas
-		s.model.Reserve(p.reserved(objects))
+		s.model.SetReserved(p.computeReserved(objects))
 	}
-	fresh := s.take(objects, news)
-	changes := s.model.Settle()
-	s.outlie(changes)
-	if err := p.follow(s, s.routes()); err != nil {
+	fresh := s.updateModel(objects, news)
+	changes := s.model.UpdatePorts()
+	s.countOutsideAddresses(changes)
+	if err := p.syncRoutes(s, s.wantedRoutes()); err != nil {
 		return err
 	}
-	if err := p.write(ctx, s, changes); err != nil {
+	if err := p.writeChanges(ctx, s, changes); err != nil {
 		return err
 	}
 	if p.Synced != nil {
 		p.Synced.Updated()
 	}
 	if p.Flows != nil {
-		p.Flows.show(changes)
+		p.Flows.rulesChanged(changes)
 	}
 	if p.Health != nil {
-		p.Health.show(s.model.health)
+		p.Health.setHealth(s.model.health)
 	}
 	if news.Revision > 0 {
 		reports.ProxyApplied(news.Revision)
 	}
-	s.report(p.Node, fresh, reports, begin, p.Metrics)
+	s.reportSlices(p.Node, fresh, reports, begin, p.Metrics)
 	return nil
 }
 
-// machinesMayDiffer reports whether a change may concern the cluster's machines. An empty change
+// mayConcernMachines reports whether a change may concern the cluster's machines. An empty change
 // stands for one that no object shows.
-func machinesMayDiffer(news agent.Changed) bool {
+func mayConcernMachines(news agent.ObjectChanges) bool {
 	if news.All || news.Revision == 0 && len(news.Keys) == 0 {
 		return true
 	}
@@ -262,13 +262,13 @@ func machinesMayDiffer(news agent.Changed) bool {
 	return false
 }
 
-// take updates the model from the view and returns the EndpointSlices among the changed objects.
-func (s *state) take(objects agent.Objects, news agent.Changed) (fresh []*discoveryv1.EndpointSlice) {
+// updateModel updates the model from the view and returns the EndpointSlices among the changed objects.
+func (s *proxyState) updateModel(objects agent.Objects, news agent.ObjectChanges) (fresh []*discoveryv1.EndpointSlice) {
 	if news.All {
-		s.model.Move(placeOf(s.model.At().Node, objects))
+		s.model.SetLocation(nodeLocation(s.model.Location().Node, objects))
 		fresh = objects.EndpointSlices()
 		s.model.Replace(objects.Services(), fresh)
-		maps.DeleteFunc(s.seen, func(k types.NamespacedName, _ string) bool {
+		maps.DeleteFunc(s.reportedSlices, func(k types.NamespacedName, _ string) bool {
 			_, ok := objects.EndpointSlice(k.Namespace, k.Name)
 			return !ok
 		})
@@ -279,27 +279,27 @@ func (s *state) take(objects agent.Objects, news agent.Changed) (fresh []*discov
 		switch k.Kind {
 		case "Service":
 			svc, _ := objects.Service(k.Namespace, k.Name)
-			s.model.Service(key, svc)
+			s.model.SetService(key, svc)
 		case "EndpointSlice":
 			part, ok := objects.EndpointSlice(k.Namespace, k.Name)
-			s.model.Slice(key, part)
+			s.model.SetSlice(key, part)
 			if ok {
 				fresh = append(fresh, part)
 			} else {
-				delete(s.seen, key)
+				delete(s.reportedSlices, key)
 			}
 		case "Node":
-			if k.Name == s.model.At().Node {
-				s.model.Move(placeOf(k.Name, objects))
+			if k.Name == s.model.Location().Node {
+				s.model.SetLocation(nodeLocation(k.Name, objects))
 			}
 		}
 	}
 	return fresh
 }
 
-// write programs the changes. It writes all rules if the kernel's rules do not match the model or
+// writeChanges programs the changes. It writes all rules if the kernel's rules do not match the model or
 // if the changes are rejected.
-func (p *Proxy) write(ctx context.Context, s *state, changes []Change) error {
+func (p *Proxy) writeChanges(ctx context.Context, s *proxyState, changes []Change) error {
 	if s.built && len(changes) == 0 {
 		return nil
 	}
@@ -307,42 +307,42 @@ func (p *Proxy) write(ctx context.Context, s *state, changes []Change) error {
 		begin := time.Now()
 		err := s.writer.Apply(ctx, changes)
 		if err == nil {
-			p.Metrics.synced(time.Since(begin), false)
+			p.Metrics.countSync(time.Since(begin), false)
 			return nil
 		}
 		if ctx.Err() != nil {
 			return errors.Join(ctx.Err(), err)
 		}
 		s.built = false
-		p.Metrics.failed()
+		p.Metrics.countFailure()
 		p.Log.Warn("a change of the Service rules was rejected: all rules are written again", "err", err)
 	}
-	return p.sync(ctx, s)
+	return p.writeAllRules(ctx, s)
 }
 
-func (p *Proxy) sync(ctx context.Context, s *state) error {
+func (p *Proxy) writeAllRules(ctx context.Context, s *proxyState) error {
 	begin := time.Now()
 	if err := s.writer.Sync(ctx, s.base, maps.Values(s.model.Ports())); err != nil {
-		p.Metrics.failed()
+		p.Metrics.countFailure()
 		return err
 	}
 	s.built = true
-	p.Metrics.synced(time.Since(begin), true)
+	p.Metrics.countSync(time.Since(begin), true)
 	return nil
 }
 
-// report reports to the timeline which new EndpointSlices this node routes.
-func (s *state) report(node string, fresh []*discoveryv1.EndpointSlice, reports agent.Reporter, begin time.Time, m *Metrics) {
+// reportSlices reports to the timeline which new EndpointSlices this node routes.
+func (s *proxyState) reportSlices(node string, fresh []*discoveryv1.EndpointSlice, reports agent.Reporter, begin time.Time, m *Metrics) {
 	now := time.Now()
 	for _, e := range fresh {
 		tp, trigger := e.Annotations[traceParent], e.Annotations[v1.EndpointsLastChangeTriggerTime]
 		key := types.NamespacedName{Namespace: e.Namespace, Name: e.Name}
-		if tp == "" && trigger == "" || s.seen[key] == e.ResourceVersion {
+		if tp == "" && trigger == "" || s.reportedSlices[key] == e.ResourceVersion {
 			continue
 		}
-		s.seen[key] = e.ResourceVersion
+		s.reportedSlices[key] = e.ResourceVersion
 		if at, err := time.Parse(time.RFC3339Nano, trigger); err == nil {
-			m.programmed(at, now)
+			m.observeProgramming(at, now)
 		}
 		if tp != "" {
 			reports.Stages(tp, "endpointslice/"+e.Namespace+"/"+e.Name, []agent.StageTime{{

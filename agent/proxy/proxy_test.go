@@ -199,7 +199,7 @@ func TestDamageIsMended(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			do(func() error { return p.apply(t.Context(), s, objects, objects, agent.Changed{All: true}) })
+			do(func() error { return p.applyChanges(t.Context(), s, objects, objects, agent.ObjectChanges{All: true}) })
 			for _, d := range damages {
 				do(func() error {
 					if out, err := exec.CommandContext(t.Context(), d[0], d[1:]...).CombinedOutput(); err != nil {
@@ -209,7 +209,7 @@ func TestDamageIsMended(t *testing.T) {
 					if ok, err := w.Intact(t.Context()); ok || err != nil {
 						t.Errorf("%v is not noticed: %v", d, err)
 					}
-					return p.mend(t.Context(), s)
+					return p.repairRules(t.Context(), s)
 				})
 				if err := try(town.node, "10.96.0.10:80", expected{to: map[string]bool{"a": true}}); err != nil {
 					t.Errorf("after %v: %v", d, err)
@@ -241,17 +241,17 @@ func TestTakeOverUnderTraffic(t *testing.T) {
 	town := newTown(t)
 	echo(t, town.clients["a"], "0.0.0.0:9090")
 	m := Compute([]*v1.Service{service("web", "10.96.0.10", 30080), service("sticky", "10.96.0.11", 0, func(s *v1.Service) { s.Spec.SessionAffinity = v1.ServiceAffinityClientIP }),
-		service("echo", "10.96.0.12", 0)}, nil, Place{Node: "w1"})
+		service("echo", "10.96.0.12", 0)}, nil, Location{Node: "w1"})
 	port := int32(9090)
 	long := slice("echo", endpoint("10.244.0.2", "w1", true, true, false))
 	long.Ports[0].Port = &port
 	both := []*v1.Service{}
-	for _, k := range m.known {
+	for _, k := range m.services {
 		both = append(both, k.service)
 	}
 	m.Replace(both, append(sliceList(slice("web", endpoint("10.244.0.2", "w1", true, true, false), endpoint("10.244.0.6", "w1", true, true, false)),
 		slice("sticky", endpoint("10.244.0.2", "w1", true, true, false), endpoint("10.244.0.6", "w1", true, true, false))), long))
-	m.Settle()
+	m.UpdatePorts()
 	do := func(f func() error) {
 		t.Helper()
 		if err := space.In(town.node, f); err != nil {
@@ -355,11 +355,11 @@ func TestForeignNetworkMasquerades(t *testing.T) {
 	objects.About.ServiceCIDR, objects.About.ClusterCIDR = "10.96.0.0/16", "10.244.0.0/16"
 	objects.Put(service("web", "10.96.0.10", 30080), slice("web", endpoint("10.244.0.2", "w1", true, true, false)))
 	foreign := false
-	p := &Proxy{Node: "w1", Foreign: func() bool { return foreign }, Log: slog.New(slog.DiscardHandler)}
+	p := &Proxy{Node: "w1", ForeignNetwork: func() bool { return foreign }, Log: slog.New(slog.DiscardHandler)}
 	n, dump := onFakes(nftDialect)
 	s := newState(n, "w1")
 	for _, foreign = range []bool{false, true, false} {
-		if err := p.apply(t.Context(), s, objects, objects, agent.Changed{All: true}); err != nil {
+		if err := p.applyChanges(t.Context(), s, objects, objects, agent.ObjectChanges{All: true}); err != nil {
 			t.Fatal(err)
 		}
 		if text := dump(); strings.Contains(text, rule) == foreign || !strings.Contains(text, "10.244.0.2") {

@@ -33,8 +33,8 @@ type Reserved struct {
 	whole    bool                        // a rule for one port captures all ports of an address that is not the node's own
 }
 
-// equal reports whether two sets reserve the same addresses and ports.
-func (r *Reserved) equal(o *Reserved) bool {
+// equalReserved reports whether two sets reserve the same addresses and ports.
+func (r *Reserved) equalReserved(o *Reserved) bool {
 	if r == nil || o == nil {
 		return r == o
 	}
@@ -43,14 +43,14 @@ func (r *Reserved) equal(o *Reserved) bool {
 		r.detached == o.detached && r.whole == o.whole
 }
 
-// serves reports whether a Service may capture traffic to an external frontend.
-func (r *Reserved) serves(f Frontend) bool {
+// allowsFrontend reports whether a Service may capture traffic to an external frontend.
+func (r *Reserved) allowsFrontend(f Frontend) bool {
 	if r == nil {
 		return true
 	}
 	port := agentport.Port{Proto: f.Proto, Number: uint16(f.Port)}
 	_, ofAgents := r.agents[port]
-	if f.NodePort() {
+	if f.IsNodePort() {
 		_, ofReplica := r.local[port.Number]
 		return !ofAgents && (!ofReplica || f.Proto != "tcp")
 	}
@@ -69,8 +69,8 @@ func (r *Reserved) serves(f Frontend) bool {
 	return !r.whole || own || !machine && !replica
 }
 
-// reservation are the inputs for computing Reserved.
-type reservation struct {
+// reservedInputs are the inputs for computing Reserved.
+type reservedInputs struct {
 	cluster  agent.Cluster
 	node     *v1.Node // may be nil
 	peers    []*agent.Peer
@@ -81,9 +81,9 @@ type reservation struct {
 	whole    bool
 }
 
-// reserve returns the addresses and ports that belong to the cluster. The ports of a replica are
+// computeReserved returns the addresses and ports that belong to the cluster. The ports of a replica are
 // reserved at all known addresses of its machine. It is pure.
-func (x reservation) reserve() *Reserved {
+func (x reservedInputs) computeReserved() *Reserved {
 	r := &Reserved{machines: map[netip.Addr]struct{}{}, agents: map[agentport.Port]struct{}{}, replicas: map[netip.Addr][]uint16{},
 		own: map[netip.Addr]struct{}{}, local: map[uint16]struct{}{}, detached: x.detached, whole: x.whole}
 	for _, p := range slices.Concat(agentport.Default(), x.listens) {
@@ -140,23 +140,23 @@ func (x reservation) reserve() *Reserved {
 	return r
 }
 
-// replicas returns the known addresses and ports of replicas.
-func (p *Proxy) replicas() []netip.AddrPort {
+// replicaAddresses returns the known addresses and ports of replicas.
+func (p *Proxy) replicaAddresses() []netip.AddrPort {
 	if p.ControlPlane == nil {
 		return nil
 	}
 	return p.ControlPlane.ReplicaAddresses()
 }
 
-// reserved returns the currently reserved addresses and ports.
-func (p *Proxy) reserved(objects agent.Objects) *Reserved {
-	x := reservation{cluster: objects.Cluster(), peers: objects.Peers(), listens: p.Listens, own: machineAddresses(), whole: p.Mode == ModeIPVS}
+// computeReserved returns the currently reserved addresses and ports.
+func (p *Proxy) computeReserved(objects agent.Objects) *Reserved {
+	x := reservedInputs{cluster: objects.Cluster(), peers: objects.Peers(), listens: p.ListenPorts, own: machineAddresses(), whole: p.Mode == ModeIPVS}
 	x.node, _ = objects.Node()
-	x.replicas = p.replicas()
+	x.replicas = p.replicaAddresses()
 	if p.ControlPlane != nil {
 		x.detached = p.ControlPlane.Disconnected() >= disconnectedAfter
 	}
-	return x.reserve()
+	return x.computeReserved()
 }
 
 // machineAddresses returns the addresses of this machine's interfaces, except those of ipvsLink. It

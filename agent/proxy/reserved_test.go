@@ -25,9 +25,9 @@ import (
 
 // hostileReservation is a cluster with a replica and an agent on one machine (10.89.0.11), a
 // replica alone (10.89.0.12), a worker (10.89.0.102) and this node.
-func hostileReservation() reservation {
+func hostileReservation() reservedInputs {
 	addr, prefix := netip.MustParseAddr, netip.MustParsePrefix
-	return reservation{cluster: agent.Cluster{ClusterCIDR: "10.244.0.0/16", ServiceCIDR: "10.96.0.0/16"},
+	return reservedInputs{cluster: agent.Cluster{ClusterCIDR: "10.244.0.0/16", ServiceCIDR: "10.96.0.0/16"},
 		node: &v1.Node{Status: v1.NodeStatus{Addresses: []v1.NodeAddress{{Type: v1.NodeExternalIP, Address: "198.51.100.1"}}}},
 		peers: []*agent.Peer{{Name: "cp1", PodCIDRs: []netip.Prefix{prefix("10.250.1.0/24")}, Addresses: []netip.Addr{addr("10.89.0.11"), addr("fd00:89::11")}},
 			{Name: "w2", PodCIDRs: []netip.Prefix{prefix("10.244.2.0/24")}, Addresses: []netip.Addr{addr("10.89.0.102")}}},
@@ -74,21 +74,21 @@ func TestReservedFrontends(t *testing.T) {
 		at := netip.MustParseAddrPort(c.at)
 		f := Frontend{IP: at.Addr(), Proto: c.proto, Port: int32(at.Port())}
 		x := hostileReservation()
-		if got := x.reserve().serves(f); got != c.serves {
+		if got := x.computeReserved().allowsFrontend(f); got != c.serves {
 			t.Errorf("%s/%s is served: %v, want %v", c.at, c.proto, got, c.serves)
 		}
 		x.detached = true
-		if got := x.reserve().serves(f); got != c.detached {
+		if got := x.computeReserved().allowsFrontend(f); got != c.detached {
 			t.Errorf("without a session: %s/%s is served: %v, want %v", c.at, c.proto, got, c.detached)
 		}
 		x.detached, x.whole = false, true
-		if got := x.reserve().serves(f); got != c.ipvs {
+		if got := x.computeReserved().allowsFrontend(f); got != c.ipvs {
 			t.Errorf("in mode ipvs: %s/%s is served: %v, want %v", c.at, c.proto, got, c.ipvs)
 		}
 	}
 	x := hostileReservation()
 	x.own = append(x.own, netip.MustParseAddr("10.89.0.12"))
-	if x.reserve().serves(Frontend{netip.IPv4Unspecified(), "tcp", 6443}) {
+	if x.computeReserved().allowsFrontend(Frontend{netip.IPv4Unspecified(), "tcp", 6443}) {
 		t.Error("a node port is served where a replica of the same machine listens")
 	}
 }
@@ -118,17 +118,17 @@ func TestNoWriterServesReservedAddresses(t *testing.T) {
 		s.Spec.Ports[0].Port = 6443
 	})
 	m := NewModel(testPlace)
-	m.Reserve(hostileReservation().reserve())
+	m.SetReserved(hostileReservation().computeReserved())
 	m.Replace(append(services, bad), nil)
 	for _, name := range []string{"bad", "good", "wide"} {
 		part := slice(name, endpoint("10.244.0.2", "w1", true, true, false))
-		m.Slice(types.NamespacedName{Namespace: "default", Name: part.Name}, part)
+		m.SetSlice(types.NamespacedName{Namespace: "default", Name: part.Name}, part)
 	}
-	changes := m.Settle()
+	changes := m.UpdatePorts()
 	n, dump := onFakes(nftDialect)
 	ipt, text := inMemory()
 	vs := newFakeIPVS()
-	beside, besideDump := onFakes(dialect{ipvsTable, besideIPVS, besideIPVSPort})
+	beside, besideDump := onFakes(tableDialect{ipvsTable, ipvsSkeleton, renderForIPVS})
 	writers := []Writer{n, ipt, vs, beside}
 	shows := func() map[string]string {
 		return map[string]string{"nft": dump(), "iptables": text(), "ipvs": vs.kernel.text(), "beside ipvs": besideDump()}
@@ -161,22 +161,22 @@ func TestNoWriterServesReservedAddresses(t *testing.T) {
 	// 10.89.0.11:80 is a port of a machine that nothing of the cluster uses.
 	never := []string{"10.244.7.7", "10.96.0.99", "169.254.20.10", "10.250.1.9", "10.96.0.98", "10.89.0.11 . tcp . 6443", "10.89.0.11/32 -p tcp -m tcp --dport 6443", "10.89.0.11 tcp 6443"}
 	expect("with a session", []string{"10.89.0.11", "10.89.0.12", "192.0.2.1", "10.96.0.66", "10.96.0.10"}, never)
-	reserve := func(change func(*reservation)) {
+	reserve := func(change func(*reservedInputs)) {
 		x := hostileReservation()
 		change(&x)
-		m.Reserve(x.reserve())
-		changes := m.Settle()
+		m.SetReserved(x.computeReserved())
+		changes := m.UpdatePorts()
 		for _, w := range writers {
 			if err := w.Apply(t.Context(), changes); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
-	reserve(func(x *reservation) { x.detached = true })
+	reserve(func(x *reservedInputs) { x.detached = true })
 	expect("without a session", []string{"192.0.2.1", "10.96.0.66", "10.96.0.10"}, append([]string{"10.89.0.11", "10.89.0.12"}, never...))
-	reserve(func(*reservation) {})
+	reserve(func(*reservedInputs) {})
 	expect("with a session again", []string{"10.89.0.11", "10.89.0.12", "192.0.2.1"}, never)
-	reserve(func(x *reservation) { x.replicas = append(x.replicas, netip.MustParseAddrPort("192.0.2.1:80")) })
+	reserve(func(x *reservedInputs) { x.replicas = append(x.replicas, netip.MustParseAddrPort("192.0.2.1:80")) })
 	for writer, all := range shows() {
 		if strings.Contains(all, "192.0.2.1") {
 			t.Errorf("%s serves the address of a replica that is new:\n%s", writer, all)
@@ -225,9 +225,9 @@ func TestProxyReservesMachines(t *testing.T) {
 	p := &Proxy{Node: "w1", ControlPlane: control, Log: slog.New(slog.DiscardHandler)}
 	r := &recorder{}
 	s := newState(r, "w1")
-	external := func(c agent.Changed) string {
+	external := func(c agent.ObjectChanges) string {
 		t.Helper()
-		if err := p.apply(t.Context(), s, objects, objects, c); err != nil {
+		if err := p.applyChanges(t.Context(), s, objects, objects, c); err != nil {
 			t.Fatal(err)
 		}
 		var out []string
@@ -238,28 +238,28 @@ func TestProxyReservesMachines(t *testing.T) {
 		}
 		return strings.Join(out, " ")
 	}
-	if got := external(agent.Changed{All: true}); got != "10.89.0.12 10.89.0.102 192.0.2.1" {
+	if got := external(agent.ObjectChanges{All: true}); got != "10.89.0.12 10.89.0.102 192.0.2.1" {
 		t.Errorf("at first %q", got)
 	}
 	objects.Put(&agent.Peer{Name: "w2", Addresses: []netip.Addr{netip.MustParseAddr("10.89.0.102")}})
-	if got := external(agent.Changed{Revision: 2, Keys: map[agent.ObjectKey]struct{}{{Kind: "Peer", Name: "w2"}: {}}}); got != "10.89.0.12 192.0.2.1" {
+	if got := external(agent.ObjectChanges{Revision: 2, Keys: map[agent.ObjectKey]struct{}{{Kind: "Peer", Name: "w2"}: {}}}); got != "10.89.0.12 192.0.2.1" {
 		t.Errorf("with the node %q", got)
 	}
 	control.replicas = append(control.replicas, netip.MustParseAddrPort("192.0.2.1:10250"))
-	if got := external(agent.Changed{Revision: 3}); got != "10.89.0.12" { // any object may have changed
+	if got := external(agent.ObjectChanges{Revision: 3}); got != "10.89.0.12" { // any object may have changed
 		t.Errorf("with a new replica %q", got)
 	}
 	control.replicas = control.replicas[:1]
 	control.silent = disconnectedAfter - time.Second
-	if got := external(agent.Changed{}); got != "10.89.0.12 192.0.2.1" {
+	if got := external(agent.ObjectChanges{}); got != "10.89.0.12 192.0.2.1" {
 		t.Errorf("shortly without a session %q", got)
 	}
 	control.silent = disconnectedAfter
-	if got := external(agent.Changed{}); got != "192.0.2.1" {
+	if got := external(agent.ObjectChanges{}); got != "192.0.2.1" {
 		t.Errorf("without a session %q", got)
 	}
 	control.silent = 0
-	if got := external(agent.Changed{}); got != "10.89.0.12 192.0.2.1" {
+	if got := external(agent.ObjectChanges{}); got != "10.89.0.12 192.0.2.1" {
 		t.Errorf("with a session again %q", got)
 	}
 }
@@ -279,7 +279,7 @@ func TestKernelKeepsReservedAddresses(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			m := NewModel(Place{Node: "w1"})
+			m := NewModel(Location{Node: "w1"})
 			services := hostile("10.244.0.6", "10.96.0.99", outsideV4, "10.244.0.6", "10.96.0.99", outsideV4)
 			services[0].Spec.LoadBalancerSourceRanges = nil
 			services[0].Spec.Ports = append(services[0].Spec.Ports, v1.ServicePort{Name: "pods", Port: 8080, Protocol: v1.ProtocolTCP})
@@ -298,8 +298,8 @@ func TestKernelKeepsReservedAddresses(t *testing.T) {
 			}
 			do(func() error { return routeServices(base) })
 			write := func(r *Reserved) {
-				m.Reserve(r)
-				m.Settle()
+				m.SetReserved(r)
+				m.UpdatePorts()
 				do(func() error { return w.Sync(t.Context(), base, maps.Values(m.Ports())) })
 			}
 			ask := func(client, address string, mark bool) (answer string) {
@@ -315,7 +315,7 @@ func TestKernelKeepsReservedAddresses(t *testing.T) {
 			}
 			x := hostileReservation()
 			x.replicas = []netip.AddrPort{netip.MustParseAddrPort(outsideV4 + ":6443")}
-			write(x.reserve())
+			write(x.computeReserved())
 			for _, client := range []string{"node", "a"} {
 				for address, want := range map[string]string{"10.244.0.6:8080": "b", "10.96.0.11:80": "b", outsideV4 + ":6443": "replica", outsideV4 + ":80": "a"} {
 					if got := ask(client, address, false); got != want {
@@ -407,7 +407,7 @@ func manyExternalAddresses(t *testing.T, mode Mode) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := NewModel(Place{Node: "w1"})
+	m := NewModel(Location{Node: "w1"})
 	do(func() error { return w.Sync(t.Context(), testBase, maps.Values(m.Ports())) })
 	key := types.NamespacedName{Namespace: "default", Name: "web"}
 	for _, local := range []bool{false, true} {
@@ -432,11 +432,11 @@ func manyExternalAddresses(t *testing.T, mode Mode) {
 				for _, name := range []string{"second", "third"} {
 					part.Ports = append(part.Ports, discoveryv1.EndpointPort{Name: &name, Port: part.Ports[0].Port})
 				}
-				m.Service(key, svc)
+				m.SetService(key, svc)
 				six.Ports = part.Ports
-				m.Slice(types.NamespacedName{Namespace: "default", Name: part.Name}, part)
-				m.Slice(types.NamespacedName{Namespace: "default", Name: six.Name}, six)
-				changes := m.Settle()
+				m.SetSlice(types.NamespacedName{Namespace: "default", Name: part.Name}, part)
+				m.SetSlice(types.NamespacedName{Namespace: "default", Name: six.Name}, six)
+				changes := m.UpdatePorts()
 				do(func() error { return w.Apply(t.Context(), changes) })
 				do(func() error {
 					ok, err := w.Intact(t.Context())
@@ -463,7 +463,7 @@ func manyExternalAddresses(t *testing.T, mode Mode) {
 				do(func() error {
 					counts, err := w.Counts(t.Context())
 					of := map[bool]map[Frontend]uint64{true: counts.Connections, false: counts.Unserved}[len(pods) > 0]
-					if err == nil && countsByPort(m.Ports(), of)[label{"default/web:second", "tcp", "outside"}] == 0 {
+					if err == nil && countsByPort(m.Ports(), of)[countLabels{"default/web:second", "tcp", "outside"}] == 0 {
 						err = fmt.Errorf("%d addresses, pods %v: packets to the second port are not counted: %v", n, pods, of)
 					}
 					return err

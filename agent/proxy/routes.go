@@ -15,8 +15,8 @@ import (
 // Cluster IPs are in the cluster's Service ranges, which are routed as a whole. Each cluster IP of
 // a range that was added later (ServiceCIDR) is routed individually.
 
-// beyond returns the cluster IPs of a Port that no range contains.
-func (s *state) beyond(p *Port) []netip.Prefix {
+// addressesOutsideRange returns the cluster IPs of a Port that no range contains.
+func (s *proxyState) addressesOutsideRange(p *Port) []netip.Prefix {
 	var out []netip.Prefix
 	for _, at := range p.Internal {
 		if !slices.ContainsFunc(s.base.ServiceCIDRs, func(c netip.Prefix) bool { return c.Contains(at.IP) }) {
@@ -26,65 +26,65 @@ func (s *state) beyond(p *Port) []netip.Prefix {
 	return out
 }
 
-// outlie updates the number of Ports per address outside the ranges.
-func (s *state) outlie(changes []Change) {
+// countOutsideAddresses updates the number of Ports per address outside the ranges.
+func (s *proxyState) countOutsideAddresses(changes []Change) {
 	for _, c := range changes {
 		if c.New != nil {
-			for _, ip := range s.beyond(c.New) {
-				s.outlying[ip]++
+			for _, ip := range s.addressesOutsideRange(c.New) {
+				s.addressesOutsideRanges[ip]++
 			}
 		}
 		if c.Old != nil {
-			for _, ip := range s.beyond(c.Old) {
-				if s.outlying[ip]--; s.outlying[ip] == 0 {
-					delete(s.outlying, ip)
+			for _, ip := range s.addressesOutsideRange(c.Old) {
+				if s.addressesOutsideRanges[ip]--; s.addressesOutsideRanges[ip] == 0 {
+					delete(s.addressesOutsideRanges, ip)
 				}
 			}
 		}
 	}
 }
 
-// recount counts these addresses again after the ranges have changed.
-func (s *state) recount() {
-	clear(s.outlying)
+// recountOutsideAddresses counts these addresses again after the ranges have changed.
+func (s *proxyState) recountOutsideAddresses() {
+	clear(s.addressesOutsideRanges)
 	for _, p := range s.model.Ports() {
-		s.outlie([]Change{{New: p}})
+		s.countOutsideAddresses([]Change{{New: p}})
 	}
 }
 
-// routes returns the prefixes that must be routed: the Service ranges and the addresses outside
+// wantedRoutes returns the prefixes that must be routed: the Service ranges and the addresses outside
 // them.
-func (s *state) routes() map[netip.Prefix]bool {
+func (s *proxyState) wantedRoutes() map[netip.Prefix]bool {
 	out := map[netip.Prefix]bool{}
 	for _, c := range s.base.ServiceCIDRs {
 		out[c] = true
 	}
-	for ip := range s.outlying {
+	for ip := range s.addressesOutsideRanges {
 		out[ip] = true
 	}
 	return out
 }
 
-// follow adds a route for each prefix in want and removes the others. Rules in the output hook
+// syncRoutes adds a route for each prefix in want and removes the others. Rules in the output hook
 // rewrite the destination of the host's own packets, but only if the packets already have a route.
 // The route leads to an interface with nothing behind it. Packets that no rule has rewritten end
 // there instead of leaving through the uplink, for example while the rules are flushed.
-func (p *Proxy) follow(s *state, want map[netip.Prefix]bool) error {
-	if maps.Equal(want, s.routed) || !p.NodeIP.IsValid() {
+func (p *Proxy) syncRoutes(s *proxyState, want map[netip.Prefix]bool) error {
+	if maps.Equal(want, s.routes) || !p.NodeIP.IsValid() {
 		return nil
 	}
-	up, err := p.uplink()
+	up, err := p.findUplink()
 	if err != nil {
 		return err
 	}
-	link, err := sinkLike(up.link)
+	link, err := ensureSink(up.link)
 	if err != nil {
 		return err
 	}
 	route := func(to netip.Prefix) *netlink.Route {
 		r := &netlink.Route{Dst: &net.IPNet{IP: to.Addr().AsSlice(), Mask: net.CIDRMask(to.Bits(), to.Addr().BitLen())},
 			LinkIndex: link, Priority: 100}
-		if from := up.source(p.NodeIP, to.Addr().Is4()); from.IsValid() {
+		if from := up.sourceAddress(p.NodeIP, to.Addr().Is4()); from.IsValid() {
 			r.Src = from.AsSlice()
 		}
 		if to.Addr().Is4() {
@@ -92,11 +92,11 @@ func (p *Proxy) follow(s *state, want map[netip.Prefix]bool) error {
 		}
 		return r
 	}
-	next := maps.Clone(s.routed)
+	next := maps.Clone(s.routes)
 	if next == nil {
 		next = map[netip.Prefix]bool{}
 	}
-	defer func() { s.routed = next }() // record the routes that were changed, even if a later one fails
+	defer func() { s.routes = next }() // record the routes that were changed, even if a later one fails
 	for _, to := range slices.SortedFunc(maps.Keys(want), netip.Prefix.Compare) {
 		if next[to] {
 			continue
@@ -106,7 +106,7 @@ func (p *Proxy) follow(s *state, want map[netip.Prefix]bool) error {
 		}
 		next[to] = true
 	}
-	for _, to := range slices.SortedFunc(maps.Keys(s.routed), netip.Prefix.Compare) {
+	for _, to := range slices.SortedFunc(maps.Keys(s.routes), netip.Prefix.Compare) {
 		if want[to] {
 			continue
 		}
@@ -124,8 +124,8 @@ type uplink struct {
 	addrs []netip.Addr
 }
 
-// source returns the source address of the host's own connections in an address family.
-func (u uplink) source(node netip.Addr, four bool) netip.Addr {
+// sourceAddress returns the source address of the host's own connections in an address family.
+func (u uplink) sourceAddress(node netip.Addr, four bool) netip.Addr {
 	if node.Is4() == four {
 		return node
 	}
@@ -137,7 +137,7 @@ func (u uplink) source(node netip.Addr, four bool) netip.Addr {
 	return netip.Addr{}
 }
 
-func (p *Proxy) uplink() (uplink, error) {
+func (p *Proxy) findUplink() (uplink, error) {
 	links, err := netlink.LinkList()
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // an interrupted dump may miss pod interfaces, but not the node's uplink
 		return uplink{}, fmt.Errorf("listing interfaces: %w", err)
@@ -166,10 +166,10 @@ const sinkName = "keelson-sink"
 // sinkMTU is the maximum MTU of a bridge; loopback has a larger one.
 const sinkMTU = 65535
 
-// sinkLike creates the sink with the MTU of the uplink, because the kernel segments the host's
+// ensureSink creates the sink with the MTU of the uplink, because the kernel segments the host's
 // packets to Services by the route's MTU. The sink is a bridge without ports: every kernel that can
 // attach pods has bridges. It sends no ARP requests.
-func sinkLike(up netlink.Link) (int, error) {
+func ensureSink(up netlink.Link) (int, error) {
 	l, err := netlink.LinkByName(sinkName)
 	if err != nil {
 		attrs := netlink.NewLinkAttrs()
@@ -188,8 +188,8 @@ func sinkLike(up netlink.Link) (int, error) {
 	return l.Attrs().Index, nil
 }
 
-// sunk reports whether the sink exists and is up. The kernel removes the routes with the interface.
-func sunk() bool {
+// isSinkUp reports whether the sink exists and is up. The kernel removes the routes with the interface.
+func isSinkUp() bool {
 	l, err := netlink.LinkByName(sinkName)
 	return err == nil && l.Attrs().Flags&net.FlagUp != 0
 }

@@ -53,8 +53,8 @@ func TestNothingForServicesLeaves(t *testing.T) {
 	s := newState(nil, "w1")
 	s.base = Base{ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:96::/112")}}
 	for range 2 { // the second run simulates the next agent
-		s.routed = nil
-		if err := space.In(node, func() error { return p.follow(s, s.routes()) }); err != nil {
+		s.routes = nil
+		if err := space.In(node, func() error { return p.syncRoutes(s, s.wantedRoutes()) }); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -90,11 +90,11 @@ func TestNothingForServicesLeaves(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := space.In(node, func() error {
-		if sunk() {
+		if isSinkUp() {
 			return errors.New("it is not seen that the interface is gone")
 		}
-		s.routed = nil
-		if err := p.follow(s, s.routes()); err != nil || !sunk() {
+		s.routes = nil
+		if err := p.syncRoutes(s, s.wantedRoutes()); err != nil || !isSinkUp() {
 			return errors.Join(errors.New("the interface is not back"), err)
 		}
 		return removeSink()

@@ -41,7 +41,7 @@ type Base struct {
 	NodePorts []netip.Prefix
 }
 
-func (b Base) equal(c Base) bool {
+func (b Base) equalBase(c Base) bool {
 	return slices.Equal(b.ServiceCIDRs, c.ServiceCIDRs) && slices.Equal(b.PodCIDRs, c.PodCIDRs) &&
 		slices.Equal(b.NodePorts, c.NodePorts)
 }
@@ -121,8 +121,8 @@ var (
 	ipv6 = family{v6: true, ip: "ip6", addr: "ipv6_addr", loopback: "::1", bits: 128}
 )
 
-// of returns the prefixes of the family.
-func (f family) of(all []netip.Prefix) []netip.Prefix {
+// familyPrefixes returns the prefixes of the family.
+func (f family) familyPrefixes(all []netip.Prefix) []netip.Prefix {
 	var out []netip.Prefix
 	for _, p := range all {
 		if p.Addr().Is6() == f.v6 {
@@ -132,13 +132,13 @@ func (f family) of(all []netip.Prefix) []netip.Prefix {
 	return out
 }
 
-// wanted reports whether the base requires a table of the family even without Ports.
-func (f family) wanted(b Base) bool {
-	return !f.v6 || len(f.of(b.ServiceCIDRs)) > 0 || len(f.of(b.PodCIDRs)) > 0
+// isNeeded reports whether the base requires a table of the family even without Ports.
+func (f family) isNeeded(b Base) bool {
+	return !f.v6 || len(f.familyPrefixes(b.ServiceCIDRs)) > 0 || len(f.familyPrefixes(b.PodCIDRs)) > 0
 }
 
-// ports returns the Ports of the family.
-func (f family) ports(all iter.Seq[*Port]) iter.Seq[*Port] {
+// familyPorts returns the Ports of the family.
+func (f family) familyPorts(all iter.Seq[*Port]) iter.Seq[*Port] {
 	return func(yield func(*Port) bool) {
 		for p := range all {
 			if p.V6 == f.v6 && !yield(p) {
@@ -148,8 +148,8 @@ func (f family) ports(all iter.Seq[*Port]) iter.Seq[*Port] {
 	}
 }
 
-// changes returns the changes of the family.
-func (f family) changes(all []Change) []Change {
+// familyChanges returns the changes of the family.
+func (f family) familyChanges(all []Change) []Change {
 	var out []Change
 	for _, c := range all {
 		if p := c.New; p != nil && p.V6 == f.v6 || p == nil && c.Old.V6 == f.v6 {
@@ -159,8 +159,8 @@ func (f family) changes(all []Change) []Change {
 	return out
 }
 
-// added returns the new Ports of the changes.
-func added(changes []Change) iter.Seq[*Port] {
+// addedPorts returns the new Ports of the changes.
+func addedPorts(changes []Change) iter.Seq[*Port] {
 	return func(yield func(*Port) bool) {
 		for _, c := range changes {
 			if c.New != nil && !yield(c.New) {
@@ -170,12 +170,12 @@ func added(changes []Change) iter.Seq[*Port] {
 	}
 }
 
-// target returns the backend's address and port in the form of nft and iptables.
-func (b Backend) target() string { return netip.AddrPortFrom(b.IP, uint16(b.Port)).String() }
+// addrPort returns the backend's address and port in the form of nft and iptables.
+func (b Backend) addrPort() string { return netip.AddrPortFrom(b.IP, uint16(b.Port)).String() }
 
-// comment returns a name in a form that is allowed in a rule's comment. It removes other characters
+// sanitizeComment returns a name in a form that is allowed in a rule's comment. It removes other characters
 // and truncates the name to 120 bytes.
-func comment(name string) string {
+func sanitizeComment(name string) string {
 	keep := func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-./:_", r) {
 			return r

@@ -29,13 +29,13 @@ const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
 
 // Limits of the server, which accepts unauthenticated clients.
 const (
-	connections    = 64 // concurrent connections
+	maxConnections = 64 // concurrent connections
 	requestTimeout = 5 * time.Second
 	maxHeader      = 4 << 10
 	// lateAfter is how long a change may be pending while the node is still healthy: twice the sync
 	// period of kube-proxy.
 	lateAfter   = time.Minute
-	listenAgain = 10 * time.Second // retry interval while another program uses the address
+	listenRetry = 10 * time.Second // retry interval while another program uses the address
 )
 
 // Config is the configuration of a Server.
@@ -92,8 +92,8 @@ type familyHealth struct {
 	Healthy     bool      `json:"healthy"`
 }
 
-// response is kube-proxy's response.
-type response struct {
+// healthResponse is kube-proxy's response.
+type healthResponse struct {
 	LastUpdated  time.Time                    `json:"lastUpdated"`
 	CurrentTime  time.Time                    `json:"currentTime"`
 	NodeEligible *bool                        `json:"nodeEligible,omitempty"`
@@ -101,14 +101,14 @@ type response struct {
 	Status       map[v1.IPFamily]familyHealth `json:"status,omitempty"`
 }
 
-// health returns the state of the rules, which are written for all address families at the same
+// computeHealth returns the state of the rules, which are written for all address families at the same
 // time.
-func (s *Server) health(cluster agent.Cluster) response {
+func (s *Server) computeHealth(cluster agent.Cluster) healthResponse {
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	healthy := s.pending.IsZero() || now.Sub(s.pending) < lateAfter
-	out := response{LastUpdated: s.updated, CurrentTime: now, Healthy: healthy, Status: map[v1.IPFamily]familyHealth{}}
+	out := healthResponse{LastUpdated: s.updated, CurrentTime: now, Healthy: healthy, Status: map[v1.IPFamily]familyHealth{}}
 	if s.updated.IsZero() {
 		return out
 	}
@@ -122,9 +122,9 @@ func (s *Server) health(cluster agent.Cluster) response {
 	return out
 }
 
-// eligible reports whether load balancers should send new connections to the node: the node exists
+// isNodeEligible reports whether load balancers should send new connections to the node: the node exists
 // and is not being removed.
-func eligible(node *v1.Node) bool {
+func isNodeEligible(node *v1.Node) bool {
 	if node == nil || !node.DeletionTimestamp.IsZero() {
 		return false
 	}
@@ -136,24 +136,24 @@ func eligible(node *v1.Node) bool {
 	return true
 }
 
-// handler returns the handler of both paths.
-func (s *Server) handler(objects agent.Objects) http.Handler {
+// newHandler returns the handler of both paths.
+func (s *Server) newHandler(objects agent.Objects) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc(pathHealthz, func(w http.ResponseWriter, _ *http.Request) {
-		h := s.health(objects.Cluster())
+		h := s.computeHealth(objects.Cluster())
 		node, _ := objects.Node()
-		ok := eligible(node)
+		ok := isNodeEligible(node)
 		h.NodeEligible = &ok
-		s.answer(w, pathHealthz, h, h.Healthy && ok)
+		s.writeResponse(w, pathHealthz, h, h.Healthy && ok)
 	})
 	mux.HandleFunc(pathLivez, func(w http.ResponseWriter, _ *http.Request) {
-		h := s.health(objects.Cluster())
-		s.answer(w, pathLivez, h, h.Healthy)
+		h := s.computeHealth(objects.Cluster())
+		s.writeResponse(w, pathLivez, h, h.Healthy)
 	})
 	return mux
 }
 
-func (s *Server) answer(w http.ResponseWriter, path string, h response, ok bool) {
+func (s *Server) writeResponse(w http.ResponseWriter, path string, h healthResponse, ok bool) {
 	code := http.StatusServiceUnavailable
 	if ok {
 		// While the proxy is healthy, lastUpdated is the time of the response, as in kube-proxy.
@@ -173,14 +173,14 @@ func (s *Server) answer(w http.ResponseWriter, path string, h response, ok bool)
 
 // Run serves until ctx ends. If another program uses the address, it logs this once and retries.
 func (s *Server) Run(ctx context.Context, objects agent.Objects, _ agent.Reporter) error {
-	ln, err := s.listen(ctx)
+	ln, err := s.waitForAddress(ctx)
 	if err != nil {
 		return err
 	}
-	return s.serve(ctx, ln, objects)
+	return s.serveHealth(ctx, ln, objects)
 }
 
-func (s *Server) listen(ctx context.Context) (net.Listener, error) {
+func (s *Server) waitForAddress(ctx context.Context) (net.Listener, error) {
 	for logged := false; ; {
 		ln, err := new(net.ListenConfig).Listen(ctx, "tcp", s.cfg.Address)
 		if err == nil {
@@ -194,19 +194,19 @@ func (s *Server) listen(ctx context.Context) (net.Listener, error) {
 			s.cfg.Log.Warn("another program uses the address at which the agent answers load balancers in front of nodes: "+
 				"'ss -ltnp' shows which one; --proxy-healthz-address moves the agent's", "address", s.cfg.Address)
 		}
-		if err := wait.Delay(ctx, listenAgain); err != nil {
+		if err := wait.Delay(ctx, listenRetry); err != nil {
 			return nil, err
 		}
 	}
 }
 
-// serve serves the connections that ln accepts. It closes ln.
-func (s *Server) serve(ctx context.Context, ln net.Listener, objects agent.Objects) error {
-	server := &http.Server{Handler: s.handler(objects), ReadTimeout: requestTimeout, WriteTimeout: requestTimeout,
+// serveHealth serves the connections that ln accepts. It closes ln.
+func (s *Server) serveHealth(ctx context.Context, ln net.Listener, objects agent.Objects) error {
+	server := &http.Server{Handler: s.newHandler(objects), ReadTimeout: requestTimeout, WriteTimeout: requestTimeout,
 		IdleTimeout: requestTimeout, MaxHeaderBytes: maxHeader,
 		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)}
 	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(netutil.LimitListener(ln, connections)) }()
+	go func() { ended <- server.Serve(netutil.LimitListener(ln, maxConnections)) }()
 	select {
 	case err := <-ended:
 		return fmt.Errorf("answering load balancers in front of nodes: %w", err)

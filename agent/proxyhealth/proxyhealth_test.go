@@ -36,7 +36,7 @@ func (k *known) Cluster() agent.Cluster {
 func get(t *testing.T, s *Server, k *known, path string) (int, map[string]any) {
 	t.Helper()
 	w := httptest.NewRecorder()
-	s.handler(k).ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+	s.newHandler(k).ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
 	if h := w.Header(); h.Get("Content-Type") != "application/json" || h.Get("X-Content-Type-Options") != "nosniff" {
 		t.Errorf("%s: headers %v", path, h)
 	}
@@ -119,7 +119,7 @@ func TestHealthPort(t *testing.T) {
 	s := New(Config{Address: taken.Addr().String(), Log: slog.New(slog.DiscardHandler)})
 	ended := make(chan error, 1)
 	ctx, stop := context.WithCancel(t.Context())
-	go func() { ended <- s.serve(ctx, ln, &known{inside: fake.NewCluster(), node: &v1.Node{}}) }()
+	go func() { ended <- s.serveHealth(ctx, ln, &known{inside: fake.NewCluster(), node: &v1.Node{}}) }()
 	for path, want := range map[string]int{"/healthz": 200, "/livez": 200, "/": 404, "/metrics": 404} {
 		res, err := http.Get("http://" + ln.Addr().String() + path)
 		if err != nil {
@@ -140,13 +140,13 @@ func TestHealthPort(t *testing.T) {
 	}
 	short, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := s.listen(short); err == nil {
+	if _, err := s.waitForAddress(short); err == nil {
 		t.Error("an address that another program has was listened on")
 	}
 	taken.Close()
 	later, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	again, err := s.listen(later)
+	again, err := s.waitForAddress(later)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -83,7 +83,7 @@ func TestCertificatesAreTold(t *testing.T) {
 // cluster's. F51
 func TestCertificatesBeforeEnrolment(t *testing.T) {
 	s := New(Config{NodeName: "w1", StateDir: t.TempDir()})
-	if _, err := s.Serving(); err != nil {
+	if _, err := s.ServingCertificate(); err != nil {
 		t.Fatal(err)
 	}
 	var out strings.Builder

@@ -13,22 +13,22 @@ type follower struct {
 	kinds []string
 
 	mu      sync.Mutex
-	pending agent.Changed
+	pending agent.ObjectChanges
 	due     bool
 	wake    chan struct{}
 }
 
 // tell adds a batch, which is complete.
-func (f *follower) tell(c agent.Changed) {
-	mine := agent.Changed{Revision: c.Revision, All: c.All}
+func (f *follower) tell(c agent.ObjectChanges) {
+	mine := agent.ObjectChanges{Revision: c.Revision, All: c.All}
 	for k := range c.Keys {
 		if slices.Contains(f.kinds, k.Kind) {
-			mine.Name(k)
+			mine.AddKey(k)
 		}
 	}
 	f.mu.Lock()
 	f.due = f.due || mine.All || len(mine.Keys) > 0 || mine.Revision != f.pending.Revision
-	f.pending.And(mine)
+	f.pending.Merge(mine)
 	f.mu.Unlock()
 	select {
 	case f.wake <- struct{}{}:
@@ -37,26 +37,26 @@ func (f *follower) tell(c agent.Changed) {
 }
 
 // take returns what is due.
-func (f *follower) take() (agent.Changed, bool) {
+func (f *follower) take() (agent.ObjectChanges, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.due {
-		return agent.Changed{}, false
+		return agent.ObjectChanges{}, false
 	}
 	out := f.pending
-	f.pending, f.due = agent.Changed{Revision: out.Revision}, false
+	f.pending, f.due = agent.ObjectChanges{Revision: out.Revision}, false
 	return out, true
 }
 
 // Follow implements agent.Objects.
-func (s *Session) Follow(ctx context.Context, kinds ...string) <-chan agent.Changed {
-	out := make(chan agent.Changed)
+func (s *Session) Follow(ctx context.Context, kinds ...string) <-chan agent.ObjectChanges {
+	out := make(chan agent.ObjectChanges)
 	f := &follower{kinds: kinds, wake: make(chan struct{}, 1)}
 	v := s.view
 	v.mu.Lock()
 	v.followers[f] = struct{}{}
 	if v.known {
-		f.tell(agent.Changed{Revision: v.revision, All: true})
+		f.tell(agent.ObjectChanges{Revision: v.revision, All: true})
 	} else {
 		f.pending.All = true // due with the first batch
 	}

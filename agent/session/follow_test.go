@@ -66,7 +66,7 @@ func TestFollow(t *testing.T) {
 		t.Errorf("a full assignment: %+v", c)
 	}
 	many := &fleetv1.ObjectSet{}
-	for i := range agent.MaxChanged + 1 {
+	for i := range agent.MaxChangedKeys + 1 {
 		many.Upserts = append(many.Upserts, sent(t, fmt.Sprint("s", i), 11))
 	}
 	applied(t, s.view, many, 11)
@@ -79,4 +79,4 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-func has(c agent.Changed, k agent.ObjectKey) bool { _, ok := c.Keys[k]; return ok }
+func has(c agent.ObjectChanges, k agent.ObjectKey) bool { _, ok := c.Keys[k]; return ok }

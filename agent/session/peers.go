@@ -123,7 +123,7 @@ func (v *view) applyNode(into *contents, n *v1.Node, full bool) error {
 // peerChanged is called under the lock.
 func (v *view) peerChanged(name string) {
 	v.changed[kindPeer] = struct{}{}
-	v.named.Name(agent.ObjectKey{Kind: kindPeer, Name: name})
+	v.named.AddKey(agent.ObjectKey{Kind: kindPeer, Name: name})
 }
 
 // differingPeers tells of which peers the two differ.

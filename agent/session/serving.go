@@ -37,10 +37,10 @@ type serving struct {
 	hurry chan struct{} // buffered: it is to be signed before its time
 }
 
-var _ agent.Trust = (*Session)(nil)
+var _ agent.ServerTrust = (*Session)(nil)
 
-// Serving implements agent.Trust.
-func (s *Session) Serving() (*tls.Certificate, error) {
+// ServingCertificate implements agent.Trust.
+func (s *Session) ServingCertificate() (*tls.Certificate, error) {
 	s.serving.mu.Lock()
 	defer s.serving.mu.Unlock()
 	if s.serving.cert == nil {
@@ -62,8 +62,8 @@ func (s *Session) addresses() (out []net.IP) {
 	return out
 }
 
-// Authorities implements agent.Trust.
-func (s *Session) Authorities() *x509.CertPool {
+// ClientCAs implements agent.Trust.
+func (s *Session) ClientCAs() *x509.CertPool {
 	select {
 	case <-s.identified:
 		return s.id.roots()
@@ -72,15 +72,15 @@ func (s *Session) Authorities() *x509.CertPool {
 	}
 }
 
-// Review implements agent.Trust. Any replica may answer.
-func (s *Session) Review(ctx context.Context, q agent.Review) (agent.Verdict, error) {
+// ReviewAccess implements agent.Trust. Any replica may answer.
+func (s *Session) ReviewAccess(ctx context.Context, q agent.AccessReview) (agent.AccessDecision, error) {
 	last := errors.New("no replica is known")
 	for _, l := range s.replicas.candidates(time.Now()) {
 		got, err := fleetv1.NewFleetClient(l.conn).Review(ctx, &fleetv1.ReviewRequest{
 			Token: q.Token, User: q.User, Groups: q.Groups, Certificate: q.Certificate, Verb: q.Verb,
 			Subresources: q.Subresources})
 		if err == nil {
-			return agent.Verdict{Authenticated: got.Authenticated, User: got.User,
+			return agent.AccessDecision{Authenticated: got.Authenticated, User: got.User,
 				Allowed: got.Authenticated && got.Allowed, Reason: got.Reason}, nil
 		}
 		last = err
@@ -91,7 +91,7 @@ func (s *Session) Review(ctx context.Context, q agent.Review) (agent.Verdict, er
 			break
 		}
 	}
-	return agent.Verdict{}, fmt.Errorf("%w: %w", agent.ErrNoReview, last)
+	return agent.AccessDecision{}, fmt.Errorf("%w: %w", agent.ErrReviewUnavailable, last)
 }
 
 // keepServing has the server's certificate signed, and signed anew when two thirds of its life are over.

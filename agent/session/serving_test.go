@@ -32,21 +32,21 @@ func TestReplicaOfTheReleaseBefore(t *testing.T) {
 	defer conn.Close()
 	s := New(Config{NodeName: "w1", StateDir: t.TempDir(), HTTPS: true, NodeIPs: []string{"192.0.2.1", "2001:db8::1"}})
 	s.replicas.open["old:6444"] = &link{address: "old:6444", conn: conn, stop: func() {}}
-	v, err := s.Review(t.Context(), agent.Review{Token: "t", Verb: "get", Subresources: []string{"metrics"}})
-	if v.Allowed || v.Authenticated || !errors.Is(err, agent.ErrNoReview) || !strings.Contains(err.Error(), "old:6444") || !strings.Contains(err.Error(), "bring it up to date") {
+	v, err := s.ReviewAccess(t.Context(), agent.AccessReview{Token: "t", Verb: "get", Subresources: []string{"metrics"}})
+	if v.Allowed || v.Authenticated || !errors.Is(err, agent.ErrReviewUnavailable) || !strings.Contains(err.Error(), "old:6444") || !strings.Contains(err.Error(), "bring it up to date") {
 		t.Errorf("%+v %v", v, err)
 	}
 	if _, err := s.signServing(t.Context()); err == nil || !strings.Contains(err.Error(), "Unimplemented") {
 		t.Errorf("signed: %v", err)
 	}
-	if s.Authorities() != nil {
+	if s.ClientCAs() != nil {
 		t.Error("it believes in authorities before it has joined")
 	}
-	cert, err := s.Serving()
+	cert, err := s.ServingCertificate()
 	if err != nil || len(cert.Leaf.IPAddresses) != 2 || cert.Leaf.Subject.CommonName != "w1@self-signed" || time.Until(cert.Leaf.NotAfter) < 24*time.Hour {
 		t.Fatalf("%+v %v", cert, err)
 	}
-	if again, err := s.Serving(); err != nil || again != cert {
+	if again, err := s.ServingCertificate(); err != nil || again != cert {
 		t.Error("each connection gets another certificate")
 	}
 }

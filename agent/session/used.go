@@ -12,13 +12,13 @@ import (
 // usedLately is the newest of what the node used, for every replica to be told.
 type usedLately struct {
 	mu     sync.Mutex
-	newest *agent.NodeUsed // nil = nothing was measured
+	newest *agent.NodeAverageUsage // nil = nothing was measured
 	moved  chan struct{}
 }
 
 func newUsedLately() *usedLately { return &usedLately{moved: make(chan struct{})} }
 
-func (l *usedLately) set(u *agent.NodeUsed) {
+func (l *usedLately) set(u *agent.NodeAverageUsage) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.newest = u
@@ -26,14 +26,14 @@ func (l *usedLately) set(u *agent.NodeUsed) {
 	l.moved = make(chan struct{})
 }
 
-func (l *usedLately) get() (*agent.NodeUsed, <-chan struct{}) {
+func (l *usedLately) get() (*agent.NodeAverageUsage, <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.newest, l.moved
 }
 
-// Used replaces what the node used lately. It never blocks.
-func (s *Session) Used(u *agent.NodeUsed) { s.used.set(u) }
+// ReportUsage replaces what the node used lately. It never blocks.
+func (s *Session) ReportUsage(u *agent.NodeAverageUsage) { s.used.set(u) }
 
 // sendUsed tells a replica what the node used, whenever it was measured anew.
 func (s *Session) sendUsed(ctx context.Context, up *standbyUp) {
@@ -53,7 +53,7 @@ func (s *Session) sendUsed(ctx context.Context, up *standbyUp) {
 	}
 }
 
-func usageMessage(u *agent.NodeUsed, now time.Time) *fleetv1.NodeUsage {
+func usageMessage(u *agent.NodeAverageUsage, now time.Time) *fleetv1.NodeUsage {
 	out := &fleetv1.NodeUsage{AgeNano: int64(now.Sub(u.At))}
 	if u.Node != nil {
 		out.Node = usedMessage(*u.Node)
@@ -61,13 +61,13 @@ func usageMessage(u *agent.NodeUsed, now time.Time) *fleetv1.NodeUsage {
 	for _, p := range u.Pods {
 		one := &fleetv1.PodUsage{Uid: string(p.UID)}
 		for _, c := range p.Containers {
-			one.Containers = append(one.Containers, &fleetv1.ContainerUsage{Name: c.Name, Used: usedMessage(c.Used)})
+			one.Containers = append(one.Containers, &fleetv1.ContainerUsage{Name: c.Name, Used: usedMessage(c.AverageUsage)})
 		}
 		out.Pods = append(out.Pods, one)
 	}
 	return out
 }
 
-func usedMessage(u agent.Used) *fleetv1.Used {
+func usedMessage(u agent.AverageUsage) *fleetv1.Used {
 	return &fleetv1.Used{CpuNano: u.CPU, Memory: u.Memory, WindowNano: int64(u.Window)}
 }

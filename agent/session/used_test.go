@@ -22,10 +22,12 @@ func (u upward) Send(m *fleetv1.StandbyUp) error     { u.sent <- m; return nil }
 func (u upward) Recv() (*fleetv1.StandbyDown, error) { panic("nothing is received here") }
 func (u upward) next() *fleetv1.NodeUsage            { return (<-u.sent).GetUsage() }
 func newUpward() upward                              { return upward{sent: make(chan *fleetv1.StandbyUp, 4)} }
-func usedOf(cpu uint64) agent.Used                   { return agent.Used{CPU: cpu, Memory: 5, Window: time.Second} }
-func usedBy(at time.Time, pods ...agent.PodUsed) *agent.NodeUsed {
+func usedOf(cpu uint64) agent.AverageUsage {
+	return agent.AverageUsage{CPU: cpu, Memory: 5, Window: time.Second}
+}
+func usedBy(at time.Time, pods ...agent.PodAverageUsage) *agent.NodeAverageUsage {
 	n := usedOf(7)
-	return &agent.NodeUsed{At: at, Node: &n, Pods: pods}
+	return &agent.NodeAverageUsage{At: at, Node: &n, Pods: pods}
 }
 
 // Each replica is told what was used: what is new at once, and one that connects later the newest, with its age.
@@ -40,7 +42,7 @@ func TestReplicasAreToldWhatWasUsed(t *testing.T) {
 		if len(early.sent) != 0 {
 			t.Fatal("something is told before anything was measured")
 		}
-		s.Used(usedBy(time.Now(), agent.PodUsed{UID: "u1", Containers: []agent.ContainerUsed{{Name: "app", Used: usedOf(3)}}}))
+		s.ReportUsage(usedBy(time.Now(), agent.PodAverageUsage{UID: "u1", Containers: []agent.ContainerAverageUsage{{Name: "app", AverageUsage: usedOf(3)}}}))
 		m := early.next()
 		if m.GetAgeNano() != 0 || m.GetNode().GetCpuNano() != 7 || len(m.GetPods()) != 1 || m.Pods[0].Uid != "u1" {
 			t.Fatalf("told: %v", m)
@@ -53,7 +55,7 @@ func TestReplicasAreToldWhatWasUsed(t *testing.T) {
 		if age := late.next().GetAgeNano(); age != int64(3*time.Second) {
 			t.Errorf("a replica that connects 3 s later is told of an age of %v", time.Duration(age))
 		}
-		s.Used(usedBy(time.Now()))
+		s.ReportUsage(usedBy(time.Now()))
 		if a, b := early.next(), late.next(); len(a.GetPods()) != 0 || len(b.GetPods()) != 0 {
 			t.Errorf("told: %v, %v", a, b)
 		}

@@ -73,7 +73,7 @@ type view struct {
 	now       *contents
 	next      *contents           // a full assignment on its way; nil otherwise
 	changed   map[string]struct{} // kinds changed since readers were last told
-	named     agent.Changed       // the same, object by object
+	named     agent.ObjectChanges // the same, object by object
 	revision  uint64
 	cluster   agent.Cluster
 	known     bool // a full assignment or checkpoint has been loaded
@@ -136,7 +136,7 @@ func (v *view) apply(set *fleetv1.ObjectSet) error {
 		into.put(k, held{o.Revision, obj})
 		if !set.Full {
 			v.changed[o.Kind] = struct{}{}
-			v.named.Name(agent.ObjectKey{Kind: k.kind, Namespace: k.namespace, Name: k.name})
+			v.named.AddKey(agent.ObjectKey{Kind: k.kind, Namespace: k.namespace, Name: k.name})
 		}
 	}
 	for _, p := range set.Peers {
@@ -156,7 +156,7 @@ func (v *view) apply(set *fleetv1.ObjectSet) error {
 		if h, ok := into.get(k); ok && string(h.object.GetUID()) == r.Uid {
 			into.remove(k)
 			v.changed[r.Kind] = struct{}{}
-			v.named.Name(agent.ObjectKey{Kind: k.kind, Namespace: k.namespace, Name: k.name})
+			v.named.AddKey(agent.ObjectKey{Kind: k.kind, Namespace: k.namespace, Name: k.name})
 		}
 	}
 	return nil
@@ -196,7 +196,7 @@ func (v *view) complete(revision uint64, full bool) {
 	for f := range v.followers {
 		f.tell(v.named)
 	}
-	v.named = agent.Changed{}
+	v.named = agent.ObjectChanges{}
 	_, pods := changed["Pod"]
 	live := make(map[types.UID]struct{})
 	if pods {
@@ -218,11 +218,11 @@ func (v *view) discard() {
 }
 
 // differing adds the kinds, and the objects, of which the two differ.
-func differing(a, b *contents, into map[string]struct{}, named *agent.Changed) {
+func differing(a, b *contents, into map[string]struct{}, named *agent.ObjectChanges) {
 	for _, kind := range kindNames {
 		tell := func(k objectKey) {
 			into[kind] = struct{}{}
-			named.Name(agent.ObjectKey{Kind: k.kind, Namespace: k.namespace, Name: k.name})
+			named.AddKey(agent.ObjectKey{Kind: k.kind, Namespace: k.namespace, Name: k.name})
 		}
 		for k, x := range a.byKind[kind] {
 			if y, ok := b.byKind[kind][k]; !ok || x.revision != y.revision || x.object.GetUID() != y.object.GetUID() {
@@ -237,7 +237,7 @@ func differing(a, b *contents, into map[string]struct{}, named *agent.Changed) {
 	}
 	differingPeers(a.peers, b.peers, func(name string) {
 		into[kindPeer] = struct{}{}
-		named.Name(agent.ObjectKey{Kind: kindPeer, Name: name})
+		named.AddKey(agent.ObjectKey{Kind: kindPeer, Name: name})
 	})
 }
 
@@ -368,7 +368,7 @@ func (s *Session) CSIDriver(name string) (*storagev1.CSIDriver, bool) {
 
 // VolumeAttachment implements agent.Objects.
 func (s *Session) VolumeAttachment(driver, handle string) (*storagev1.VolumeAttachment, bool) {
-	return agent.AttachmentTo(list[*storagev1.VolumeAttachment](s, "VolumeAttachment"), s.cfg.NodeName, driver, handle)
+	return agent.FindAttachment(list[*storagev1.VolumeAttachment](s, "VolumeAttachment"), s.cfg.NodeName, driver, handle)
 }
 
 // Services implements agent.Objects.

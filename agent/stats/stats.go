@@ -25,7 +25,7 @@ const Every = 10 * time.Second
 // Config is what figures are made from.
 type Config struct {
 	NodeName string
-	Measure  func(context.Context) (*agent.Measured, error)
+	Measure  func(context.Context) (*agent.UsageSnapshot, error)
 	// Share says that the node is only a part of its machine, with a capacity of its own: what the cgroup of its pods
 	// uses counts then.
 	Share bool

@@ -26,12 +26,12 @@ func usage(cpu time.Duration) agent.Usage {
 }
 
 // measure counts how often it is asked; each time a second of CPU time has gone by on the node, half of one in the pod.
-func measure(asked *int) func(context.Context) (*agent.Measured, error) {
-	return func(context.Context) (*agent.Measured, error) {
+func measure(asked *int) func(context.Context) (*agent.UsageSnapshot, error) {
+	return func(context.Context) (*agent.UsageSnapshot, error) {
 		*asked++
 		n := time.Duration(*asked)
 		started := time.Now().Add(-time.Minute)
-		return &agent.Measured{Machine: usage(n * 10 * time.Second), Root: usage(n * time.Second), Pods: []agent.PodUsage{{UID: "u1", Namespace: "kube-system",
+		return &agent.UsageSnapshot{Machine: usage(n * 10 * time.Second), Root: usage(n * time.Second), Pods: []agent.PodUsage{{UID: "u1", Namespace: "kube-system",
 			Name: "static", Started: started, Usage: usage(n * 500 * time.Millisecond), Network: []agent.InterfaceUsage{{Name: "eth0", Received: 7, Sent: 9}},
 			Containers: []agent.ContainerUsage{{Name: "app", Started: started, Usage: usage(n * 250 * time.Millisecond)}}}}}, nil
 	}
@@ -157,7 +157,7 @@ func TestSummaryOfStorage(t *testing.T) {
 		Storage: func() map[types.UID]agent.PodStorage {
 			return map[types.UID]agent.PodStorage{"u1": {At: at, Used: 9, Containers: map[string]agent.ContainerStorage{"app": {Layer: 3, Logs: 2}},
 				Volumes: []agent.VolumeStorage{{Name: "scratch", At: at, Used: 4},
-					{Name: "data", Claim: "c", At: at, Used: 5, Own: &agent.Disk{Capacity: 50, Available: 45, Inodes: 8, InodesFree: 7}}}}}
+					{Name: "data", Claim: "c", At: at, Used: 5, FileSystem: &agent.Disk{Capacity: 50, Available: 45, Inodes: 8, InodesFree: 7}}}}}
 		}})
 	var b bytes.Buffer
 	if err := s.Summary(t.Context(), &b, false); err != nil {
@@ -186,7 +186,7 @@ func TestSummaryOfStorage(t *testing.T) {
 
 // What cannot be measured is told in a metric, and as an error where there is nothing to show.
 func TestFailures(t *testing.T) {
-	s := New(Config{NodeName: "w1", Measure: func(context.Context) (*agent.Measured, error) { return nil, errors.New("no cgroups") }})
+	s := New(Config{NodeName: "w1", Measure: func(context.Context) (*agent.UsageSnapshot, error) { return nil, errors.New("no cgroups") }})
 	var out bytes.Buffer
 	if err := s.Resource(t.Context(), &out); err != nil || !strings.Contains(out.String(), "\nresource_scrape_error 1\n") {
 		t.Errorf("%v %s", err, out.String())
@@ -195,8 +195,8 @@ func TestFailures(t *testing.T) {
 		t.Errorf("the summary: %v", err)
 	}
 	out.Reset()
-	s = New(Config{NodeName: "w1", Measure: func(context.Context) (*agent.Measured, error) {
-		return &agent.Measured{Machine: usage(time.Second)}, errors.New("some of it")
+	s = New(Config{NodeName: "w1", Measure: func(context.Context) (*agent.UsageSnapshot, error) {
+		return &agent.UsageSnapshot{Machine: usage(time.Second)}, errors.New("some of it")
 	}})
 	if err := s.Resource(t.Context(), &out); err != nil || !strings.Contains(out.String(), "\nresource_scrape_error 1\n") || !strings.Contains(out.String(), "\nnode_cpu_usage_seconds_total 1 ") {
 		t.Errorf("a part: %v %s", err, out.String())
@@ -209,13 +209,13 @@ func TestFailures(t *testing.T) {
 
 // A scrape of a full node leaves next to nothing behind.
 func BenchmarkResource(b *testing.B) {
-	m := &agent.Measured{Machine: usage(time.Hour)}
+	m := &agent.UsageSnapshot{Machine: usage(time.Hour)}
 	for i := range 110 {
 		p := agent.PodUsage{UID: types.UID(fmt.Sprint(i)), Namespace: "default", Name: fmt.Sprintf("pod-%d", i), Started: time.Now(), Usage: usage(time.Minute)}
 		p.Containers = []agent.ContainerUsage{{Name: "app", Started: time.Now(), Usage: usage(time.Minute)}}
 		m.Pods = append(m.Pods, p)
 	}
-	s := New(Config{NodeName: "w1", Measure: func(context.Context) (*agent.Measured, error) { return m, nil }})
+	s := New(Config{NodeName: "w1", Measure: func(context.Context) (*agent.UsageSnapshot, error) { return m, nil }})
 	b.ReportAllocs()
 	for b.Loop() {
 		if err := s.Resource(b.Context(), discard{}); err != nil {

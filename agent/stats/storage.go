@@ -37,9 +37,9 @@ func (s storage) addTo(out *summary.PodStats, uid types.UID) {
 	}
 	for _, v := range p.Volumes {
 		one := summary.VolumeStats{Name: v.Name, FsStats: s.fs(v.At, v.Used)}
-		if v.Own != nil {
-			one.FsStats = fsStats(v.At, v.Own, v.Used)
-			files := v.Own.Inodes - min(v.Own.Inodes, v.Own.InodesFree)
+		if v.FileSystem != nil {
+			one.FsStats = fsStats(v.At, v.FileSystem, v.Used)
+			files := v.FileSystem.Inodes - min(v.FileSystem.Inodes, v.FileSystem.InodesFree)
 			one.InodesUsed = &files
 		}
 		if v.Claim != "" {

@@ -13,7 +13,7 @@ const TellEvery = 15 * time.Second
 
 // Tell measures every TellEvery and tells what was used since the measurement before, until ctx ends. What was measured
 // for somebody else a moment ago is not measured again.
-func (s *Source) Tell(ctx context.Context, tell func(*agent.NodeUsed)) error {
+func (s *Source) Tell(ctx context.Context, tell func(*agent.NodeAverageUsage)) error {
 	m := meter{}
 	for {
 		sample, err := s.Sample(ctx)
@@ -34,20 +34,20 @@ func (s *Source) Tell(ctx context.Context, tell func(*agent.NodeUsed)) error {
 type meter map[key]reading
 
 // used is what was used since the sample before, and makes this one the one before.
-func (m *meter) used(sample *Sample) *agent.NodeUsed {
+func (m *meter) used(sample *Sample) *agent.NodeAverageUsage {
 	next := make(meter, len(*m))
-	out := &agent.NodeUsed{At: sample.At}
+	out := &agent.NodeAverageUsage{At: sample.At}
 	if u, ok := m.since(next, key{}, &sample.Node, time.Time{}); ok {
 		out.Node = &u
 	}
 	for i := range sample.Pods {
 		p, whole := &sample.Pods[i], true
-		one := agent.PodUsed{UID: p.UID, Containers: make([]agent.ContainerUsed, 0, len(p.Containers))}
+		one := agent.PodAverageUsage{UID: p.UID, Containers: make([]agent.ContainerAverageUsage, 0, len(p.Containers))}
 		for j := range p.Containers {
 			c := &p.Containers[j]
 			u, ok := m.since(next, key{p.UID, c.Name}, &c.Usage, c.Started)
 			if whole = whole && ok; ok {
-				one.Containers = append(one.Containers, agent.ContainerUsed{Name: c.Name, Used: u})
+				one.Containers = append(one.Containers, agent.ContainerAverageUsage{Name: c.Name, AverageUsage: u})
 			}
 		}
 		// A part of a pod would look like a pod that uses little.
@@ -61,7 +61,7 @@ func (m *meter) used(sample *Sample) *agent.NodeUsed {
 
 // since is what was used since the sample before, or since the start of what started after it, unless that is too
 // short ago for a figure that means something.
-func (m *meter) since(next meter, k key, u *agent.Usage, started time.Time) (out agent.Used, ok bool) {
+func (m *meter) since(next meter, k key, u *agent.Usage, started time.Time) (out agent.AverageUsage, ok bool) {
 	if !u.HasCPU || !u.HasMemory {
 		return out, false
 	}
@@ -76,5 +76,5 @@ func (m *meter) since(next meter, k key, u *agent.Usage, started time.Time) (out
 	if !known || d <= 0 || u.CPU < before.cpu {
 		return out, false
 	}
-	return agent.Used{CPU: uint64(float64(u.CPU-before.cpu) / d.Seconds()), Memory: u.WorkingSet, Window: d}, true
+	return agent.AverageUsage{CPU: uint64(float64(u.CPU-before.cpu) / d.Seconds()), Memory: u.WorkingSet, Window: d}, true
 }

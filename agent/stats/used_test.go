@@ -16,8 +16,8 @@ func TestUseIsToldEvery15Seconds(t *testing.T) {
 		asked := 0
 		s := New(Config{NodeName: "w1", Measure: measure(&asked)})
 		ctx, cancel := context.WithCancel(t.Context())
-		told, done := make(chan *agent.NodeUsed, 8), make(chan error, 1)
-		go func() { done <- s.Tell(ctx, func(u *agent.NodeUsed) { told <- u }) }()
+		told, done := make(chan *agent.NodeAverageUsage, 8), make(chan error, 1)
+		go func() { done <- s.Tell(ctx, func(u *agent.NodeAverageUsage) { told <- u }) }()
 		first := <-told
 		if first.Node != nil {
 			t.Errorf("a rate of one measurement: %+v", first.Node)

@@ -67,8 +67,8 @@ func (v *Volumes) inUse(f func(pod types.UID, name v1.UniqueVolumeName, held boo
 	return nil
 }
 
-// InUse implements agent.AttachedVolumes. What it lists lies on disk.
-func (v *Volumes) InUse() (names, held []v1.UniqueVolumeName, err error) {
+// VolumesInUse implements agent.AttachedVolumes. What it lists lies on disk.
+func (v *Volumes) VolumesInUse() (names, held []v1.UniqueVolumeName, err error) {
 	names = []v1.UniqueVolumeName{}
 	err = v.inUse(func(_ types.UID, name v1.UniqueVolumeName, has bool) {
 		names = append(names, name)
@@ -84,8 +84,8 @@ func (v *Volumes) InUse() (names, held []v1.UniqueVolumeName, err error) {
 	return slices.Compact(names), slices.Compact(held), nil
 }
 
-// Attached lists the pods that use attached volumes.
-func (v *Volumes) Attached() ([]types.UID, error) {
+// PodsWithAttachedVolumes lists the pods that use attached volumes.
+func (v *Volumes) PodsWithAttachedVolumes() ([]types.UID, error) {
 	var pods []types.UID
 	if err := v.inUse(func(p types.UID, _ v1.UniqueVolumeName, _ bool) { pods = append(pods, p) }); err != nil {
 		return nil, fmt.Errorf("listing the pods with attached volumes: %w", err)

@@ -94,12 +94,12 @@ func TestAttachedVolume(t *testing.T) {
 	holds := false
 	uses := func(v *Volumes, want bool) {
 		t.Helper()
-		names, held, err := v.InUse()
+		names, held, err := v.VolumesInUse()
 		must(t, err)
 		if slices.Equal(held, []v1.UniqueVolumeName{odd}) != holds || !holds && len(held) > 0 {
 			t.Errorf("held %v, want %v", held, holds)
 		}
-		pods, err := v.Attached()
+		pods, err := v.PodsWithAttachedVolumes()
 		must(t, err)
 		if slices.Equal(names, []v1.UniqueVolumeName{odd}) != want || slices.Equal(pods, []types.UID{"u1"}) != want || !want && len(names)+len(pods) > 0 {
 			t.Errorf("in use %v by %v, want %v", names, pods, want)
@@ -194,7 +194,7 @@ func TestAnUpgradeWhilePodsWait(t *testing.T) {
 		if stop(); <-done == nil {
 			t.Error("mounted")
 		}
-		names, held, err := n.v.InUse()
+		names, held, err := n.v.VolumesInUse()
 		if must(t, err); !slices.Equal(names, []v1.UniqueVolumeName{odd}) {
 			t.Errorf("in use %v", names)
 		}
@@ -203,7 +203,7 @@ func TestAnUpgradeWhilePodsWait(t *testing.T) {
 	a, b := join(false), join(false)
 	for _, n := range []node{a, b} {
 		legacy(t, n.file, n.r)
-		if _, held, err := n.v.InUse(); err != nil || len(held) != 1 {
+		if _, held, err := n.v.VolumesInUse(); err != nil || len(held) != 1 {
 			t.Errorf("before anybody has looked: %v, %v", held, err)
 		}
 		if holds(n) || holds(n) {
@@ -214,7 +214,7 @@ func TestAnUpgradeWhilePodsWait(t *testing.T) {
 	known(a.c, v1.ConditionTrue, true, true)
 	_, err := a.v.MountAll(t.Context(), pod("u1", a.claim))
 	must(t, err)
-	if _, held, err := a.v.InUse(); err != nil || len(held) != 1 {
+	if _, held, err := a.v.VolumesInUse(); err != nil || len(held) != 1 {
 		t.Errorf("the node that got it says %v, %v", held, err)
 	}
 	must(t, a.v.UnmountAll(t.Context(), "u1"))
@@ -275,8 +275,8 @@ func TestDisksAreAttached(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)
 		}
-		names, held, err := v.InUse()
-		users, uerr := v.Attached()
+		names, held, err := v.VolumesInUse()
+		users, uerr := v.PodsWithAttachedVolumes()
 		if slices.Equal(held, []v1.UniqueVolumeName{name}) != holds || !holds && len(held) > 0 {
 			t.Errorf("held %v, want %v", held, holds)
 		}
@@ -322,7 +322,7 @@ func TestDisksAreAttached(t *testing.T) {
 	if _, err := v.MountAll(t.Context(), pod("u2", inline)); err == nil || !strings.Contains(err.Error(), "iscsiadm is not on this node") {
 		t.Errorf("%v", err)
 	}
-	if names, _, err := v.InUse(); err != nil || len(names) > 0 {
+	if names, _, err := v.VolumesInUse(); err != nil || len(names) > 0 {
 		t.Errorf("in use %v, %v", names, err)
 	}
 	must(t, v.UnmountAll(t.Context(), "u2"))

@@ -38,8 +38,8 @@ func (v *Volumes) nfs(ctx context.Context, pod *v1.Pod, name string, vol nfs.Vol
 	return m, v.cfg.NFS.Mount(ctx, vol, dir)
 }
 
-// GiveUp implements agent.Volumes.
-func (v *Volumes) GiveUp(ctx context.Context, uid types.UID) error {
+// AbortIO implements agent.Volumes.
+func (v *Volumes) AbortIO(ctx context.Context, uid types.UID) error {
 	if err := checkUID(uid); err != nil {
 		return err
 	}

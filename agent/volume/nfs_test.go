@@ -272,7 +272,7 @@ func (p *program) kill(uid types.UID) {
 			return nil
 		default:
 		}
-		return errors.Join(errors.New("a program that was killed waits for its server"), p.f.volumes.GiveUp(p.f.Context(), uid))
+		return errors.Join(errors.New("a program that was killed waits for its server"), p.f.volumes.AbortIO(p.f.Context(), uid))
 	}); err != nil {
 		p.f.Fatal(err)
 	}

@@ -32,7 +32,7 @@ func (v *Volumes) alone(ctx context.Context, pod *v1.Pod, claim *v1.PersistentVo
 	if err := checkUID(claim.UID); err != nil {
 		return fmt.Errorf("claim %s/%s: %w", claim.Namespace, claim.Name, err)
 	}
-	mine := agent.ClaimHeld{Pod: pod.UID, Claim: claim.UID, Volume: pv.Name}
+	mine := agent.HeldClaim{Pod: pod.UID, Claim: claim.UID, Volume: pv.Name}
 	elsewhere := v.reached(pv)
 	_, unheard := pv.Annotations[unheardAnnotation]
 	if err := v.mark(claim, mine, unheard && elsewhere); err != nil || !elsewhere {
@@ -50,15 +50,15 @@ func (v *Volumes) reached(pv *v1.PersistentVolume) bool {
 	return pv.Spec.CSI.Driver != local.DriverName && !attachRequired(pv.Spec.CSI.Driver, about)
 }
 
-func (v *Volumes) markFile(h agent.ClaimHeld) string {
+func (v *Volumes) markFile(h agent.HeldClaim) string {
 	return filepath.Join(v.podDir(h.Pod), "alone", string(h.Claim))
 }
 
 // mark makes the mark of a pod, unless another pod has one of the claim or of its volume, or it is not known yet whether one of another node does.
 // A pod that has its mark already keeps it.
-func (v *Volumes) mark(claim *v1.PersistentVolumeClaim, mine agent.ClaimHeld, unheard bool) error {
+func (v *Volumes) mark(claim *v1.PersistentVolumeClaim, mine agent.HeldClaim, unheard bool) error {
 	defer v.locks.Lock("alone")()
-	all, err := v.Alone()
+	all, err := v.ExclusiveClaims()
 	if err != nil {
 		return fmt.Errorf("looking for other pods with claim %s/%s: %w", claim.Namespace, claim.Name, err)
 	}
@@ -91,7 +91,7 @@ func (v *Volumes) mark(claim *v1.PersistentVolumeClaim, mine agent.ClaimHeld, un
 	if !has {
 		v.mu.Lock()
 		if v.untold == nil {
-			v.untold = map[agent.ClaimHeld]bool{}
+			v.untold = map[agent.HeldClaim]bool{}
 		}
 		v.untold[mine] = true
 		v.mu.Unlock()
@@ -101,7 +101,7 @@ func (v *Volumes) mark(claim *v1.PersistentVolumeClaim, mine agent.ClaimHeld, un
 
 // untilTold waits until the control plane has heard that a pod has its claim for itself. What was marked before the agent began is among the
 // first that it tells.
-func (v *Volumes) untilTold(ctx context.Context, claim *v1.PersistentVolumeClaim, mine agent.ClaimHeld) error {
+func (v *Volumes) untilTold(ctx context.Context, claim *v1.PersistentVolumeClaim, mine agent.HeldClaim) error {
 	v.mu.Lock()
 	waits := v.untold[mine]
 	v.mu.Unlock()
@@ -110,7 +110,7 @@ func (v *Volumes) untilTold(ctx context.Context, claim *v1.PersistentVolumeClaim
 	}
 	known, err := v.untilKnown(ctx, func() bool {
 		n, ok := v.cfg.Objects.Node()
-		return ok && agent.TellsClaim(n, mine)
+		return ok && agent.NodeReportsClaim(n, mine)
 	})
 	switch {
 	case err != nil:
@@ -125,21 +125,21 @@ func (v *Volumes) untilTold(ctx context.Context, claim *v1.PersistentVolumeClaim
 	return nil
 }
 
-// Alone implements agent.AttachedVolumes. What it lists lies on disk.
-func (v *Volumes) Alone() ([]agent.ClaimHeld, error) {
+// ExclusiveClaims implements agent.AttachedVolumes. What it lists lies on disk.
+func (v *Volumes) ExclusiveClaims() ([]agent.HeldClaim, error) {
 	pods, err := v.Pods()
 	if err != nil {
 		return nil, err
 	}
-	var out []agent.ClaimHeld
+	var out []agent.HeldClaim
 	for _, p := range pods {
 		entries, err := os.ReadDir(filepath.Join(v.podDir(p), "alone"))
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			return nil, fmt.Errorf("listing the claims that pods have for themselves: %w", err)
 		}
 		for _, e := range entries {
-			h := agent.ClaimHeld{Pod: p, Claim: types.UID(e.Name())}
-			var noted agent.ClaimHeld
+			h := agent.HeldClaim{Pod: p, Claim: types.UID(e.Name())}
+			var noted agent.HeldClaim
 			b, err := os.ReadFile(v.markFile(h))
 			if errors.Is(err, os.ErrNotExist) || strings.HasSuffix(e.Name(), ".tmp") { // on its way to be one
 				continue
@@ -150,7 +150,7 @@ func (v *Volumes) Alone() ([]agent.ClaimHeld, error) {
 			out = append(out, h)
 		}
 	}
-	slices.SortFunc(out, func(a, b agent.ClaimHeld) int {
+	slices.SortFunc(out, func(a, b agent.HeldClaim) int {
 		return strings.Compare(string(a.Pod)+"\x00"+string(a.Claim), string(b.Pod)+"\x00"+string(b.Claim))
 	})
 	return out, nil

@@ -72,7 +72,7 @@ func TestOnePodPerVolume(t *testing.T) {
 	must(t, os.MkdirAll(filepath.Dir(mark), 0o750))
 	must(t, os.WriteFile(mark, nil, 0o600))
 	must(t, mount("u1"))
-	if held, err := v.Alone(); err != nil || !slices.Equal(held, []agent.ClaimHeld{{Pod: "u1", Claim: "c1", Volume: pv.Name}}) {
+	if held, err := v.ExclusiveClaims(); err != nil || !slices.Equal(held, []agent.HeldClaim{{Pod: "u1", Claim: "c1", Volume: pv.Name}}) {
 		t.Errorf("held %+v, %v", held, err)
 	}
 	pvc, pv = pvc.DeepCopy(), pv.DeepCopy()
@@ -84,7 +84,7 @@ func TestOnePodPerVolume(t *testing.T) {
 	must(t, v.UnmountAll(t.Context(), "u1"))
 	must(t, mount("u2"))
 	must(t, v.UnmountAll(t.Context(), "u2"))
-	if held, err := v.Alone(); err != nil || len(held) > 0 {
+	if held, err := v.ExclusiveClaims(); err != nil || len(held) > 0 {
 		t.Errorf("held %+v, %v", held, err)
 	}
 }
@@ -130,7 +130,7 @@ func TestVolumesOfOnePodAreToldOf(t *testing.T) {
 	says(again, "u1", "")
 	must(t, v.UnmountAll(t.Context(), "u1"))
 	says(v, "u2", "since a backup was restored it is not known yet")
-	if held, err := v.Alone(); err != nil || len(held) > 0 {
+	if held, err := v.ExclusiveClaims(); err != nil || len(held) > 0 {
 		t.Errorf("a pod that waits holds %+v, %v", held, err)
 	}
 	pv.Annotations = nil

@@ -76,7 +76,7 @@ type Volumes struct {
 	doubtful    map[string]bool      // records of volumes whose driver did not say that it published them
 	late        map[string]time.Time // places of such that are gone, since when
 	locks       keylock.Locks
-	untold      map[agent.ClaimHeld]bool // marks of this agent of which the control plane is not known to have heard
+	untold      map[agent.HeldClaim]bool // marks of this agent of which the control plane is not known to have heard
 	uses        chan struct{}            // buffered: attached volumes are used, or are no more
 }
 

@@ -48,21 +48,21 @@ func TestReview(t *testing.T) {
 	b.awaitReady("w1", "True")
 	for _, c := range []struct {
 		name string
-		q    agent.Review
-		want agent.Verdict
+		q    agent.AccessReview
+		want agent.AccessDecision
 	}{
-		{"who may", agent.Review{Token: "token-of-scraper", Subresources: []string{"metrics"}}, agent.Verdict{Authenticated: true, User: "scraper", Allowed: true}},
-		{"who may not that", agent.Review{Token: "token-of-scraper", Subresources: []string{"pods", "proxy"}}, agent.Verdict{Authenticated: true, User: "scraper"}},
-		{"nobody", agent.Review{Token: "made-up", Subresources: []string{"metrics"}}, agent.Verdict{}},
-		{"a certificate", agent.Review{User: "admin", Groups: []string{"system:masters"}, Subresources: []string{"pods", "proxy"}}, agent.Verdict{Authenticated: true, User: "admin", Allowed: true}},
+		{"who may", agent.AccessReview{Token: "token-of-scraper", Subresources: []string{"metrics"}}, agent.AccessDecision{Authenticated: true, User: "scraper", Allowed: true}},
+		{"who may not that", agent.AccessReview{Token: "token-of-scraper", Subresources: []string{"pods", "proxy"}}, agent.AccessDecision{Authenticated: true, User: "scraper"}},
+		{"nobody", agent.AccessReview{Token: "made-up", Subresources: []string{"metrics"}}, agent.AccessDecision{}},
+		{"a certificate", agent.AccessReview{User: "admin", Groups: []string{"system:masters"}, Subresources: []string{"pods", "proxy"}}, agent.AccessDecision{Authenticated: true, User: "admin", Allowed: true}},
 	} {
 		c.q.Verb = "get"
-		got, err := n.Review(t.Context(), c.q)
+		got, err := n.ReviewAccess(t.Context(), c.q)
 		if err != nil || got != c.want {
 			t.Errorf("%s: %+v %v", c.name, got, err)
 		}
 	}
-	for what, q := range map[string]agent.Review{
+	for what, q := range map[string]agent.AccessReview{
 		"both":              {Token: "a", User: "b", Verb: "get", Subresources: []string{"metrics"}},
 		"neither":           {Verb: "get", Subresources: []string{"metrics"}},
 		"a verb":            {Token: "a", Verb: "bind", Subresources: []string{"metrics"}},
@@ -71,7 +71,7 @@ func TestReview(t *testing.T) {
 		"a long token":      {Token: strings.Repeat("a", 64<<10), Verb: "get", Subresources: []string{"metrics"}},
 		"many groups":       {User: "a", Groups: make([]string, 1000), Verb: "get", Subresources: []string{"metrics"}},
 	} {
-		if got, err := n.Review(t.Context(), q); err == nil || !errors.Is(err, agent.ErrNoReview) || got.Allowed || got.Authenticated {
+		if got, err := n.ReviewAccess(t.Context(), q); err == nil || !errors.Is(err, agent.ErrReviewUnavailable) || got.Allowed || got.Authenticated {
 			t.Errorf("%s: %+v %v", what, got, err)
 		}
 	}
@@ -79,7 +79,7 @@ func TestReview(t *testing.T) {
 	b.kill("cp2")
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	if _, err := n.Review(ctx, agent.Review{Token: "token-of-scraper", Verb: "get", Subresources: []string{"metrics"}}); !errors.Is(err, agent.ErrNoReview) {
+	if _, err := n.ReviewAccess(ctx, agent.AccessReview{Token: "token-of-scraper", Verb: "get", Subresources: []string{"metrics"}}); !errors.Is(err, agent.ErrReviewUnavailable) {
 		t.Errorf("with no replica: %v", err)
 	}
 }
@@ -91,14 +91,14 @@ func TestServingCertificate(t *testing.T) {
 	b.nodeIPs = []string{"127.0.0.1", "192.0.2.200", "10.96.0.1"}
 	n := b.join("w1", nil)
 	b.eventually("a certificate of the cluster", func() error {
-		cert, err := n.Serving()
+		cert, err := n.ServingCertificate()
 		if err != nil {
 			return err
 		}
 		_, err = cert.Leaf.Verify(x509.VerifyOptions{Roots: b.trust.Pool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
 		return err
 	})
-	cert, err := n.Serving()
+	cert, err := n.ServingCertificate()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,7 +106,7 @@ func TestServingCertificate(t *testing.T) {
 	if len(cert.Leaf.IPAddresses)+len(cert.Leaf.DNSNames) > 0 || cert.Leaf.Subject.CommonName != "system:node:w1" {
 		t.Errorf("it names %v %v, of %s", cert.Leaf.IPAddresses, cert.Leaf.DNSNames, cert.Leaf.Subject)
 	}
-	if _, err := cert.Leaf.Verify(x509.VerifyOptions{Roots: n.Authorities(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err == nil {
+	if _, err := cert.Leaf.Verify(x509.VerifyOptions{Roots: n.ClientCAs(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err == nil {
 		t.Error("it is good for a client as well")
 	}
 	b.mu.Lock()

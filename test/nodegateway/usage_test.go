@@ -9,10 +9,10 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-func usedBy(cpu uint64) *agent.NodeUsed {
-	u := agent.Used{CPU: cpu, Memory: 1 << 20, Window: 15 * time.Second}
-	return &agent.NodeUsed{At: time.Now(), Node: &u, Pods: []agent.PodUsed{
-		{UID: "u1", Containers: []agent.ContainerUsed{{Name: "app", Used: u}}}}}
+func usedBy(cpu uint64) *agent.NodeAverageUsage {
+	u := agent.AverageUsage{CPU: cpu, Memory: 1 << 20, Window: 15 * time.Second}
+	return &agent.NodeAverageUsage{At: time.Now(), Node: &u, Pods: []agent.PodAverageUsage{
+		{UID: "u1", Containers: []agent.ContainerAverageUsage{{Name: "app", AverageUsage: u}}}}}
 }
 
 // knows waits until a replica knows what a node used.
@@ -33,7 +33,7 @@ func TestEveryReplicaKnowsTheUsage(t *testing.T) {
 	b := newBed(t, "cp1", "cp2")
 	n := b.join("w1", nil)
 	b.awaitReady("w1", "True")
-	n.Used(usedBy(250))
+	n.ReportUsage(usedBy(250))
 	b.knows("cp1", "w1", 250)
 	b.knows("cp2", "w1", 250)
 	b.kill("cp2")

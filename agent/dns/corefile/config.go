@@ -74,28 +74,28 @@ type Kubernetes struct {
 	PodNames    bool
 	IgnoreEmpty bool
 	Namespaces  []string
-	Fall        Fall
+	Fall        Fallthrough
 }
 
-// Fall lists the zones for which the next plugin is run if this one has no answer.
-type Fall struct{ Zones []string } // nil = no zones
+// Fallthrough lists the zones for which the next plugin is run if this one has no answer.
+type Fallthrough struct{ Zones []string } // nil = no zones
 
-// Through reports whether the next plugin is run for the name.
-func (f Fall) Through(name string) bool { return Matches(f.Zones, name) != "" }
+// Includes reports whether the next plugin is run for the name.
+func (f Fallthrough) Includes(name string) bool { return LongestZone(f.Zones, name) != "" }
 
-// Matches returns the longest of the zones that contains the name, or "".
-func Matches(zones []string, name string) string {
+// LongestZone returns the longest of the zones that contains the name, or "".
+func LongestZone(zones []string, name string) string {
 	best := ""
 	for _, z := range zones {
-		if len(z) > len(best) && In(z, name) {
+		if len(z) > len(best) && IsInZone(z, name) {
 			best = z
 		}
 	}
 	return best
 }
 
-// In reports whether a lower-case name is in a zone. Both are fully qualified.
-func In(zone, name string) bool {
+// IsInZone reports whether a lower-case name is in a zone. Both are fully qualified.
+func IsInZone(zone, name string) bool {
 	if zone == "." {
 		return true
 	}
@@ -109,22 +109,22 @@ type Hosts struct {
 	Inline  []string
 	TTL     uint32
 	Reverse bool
-	Fall    Fall
+	Fall    Fallthrough
 }
 
 // Cache is the cache plugin for the answers of upstream servers.
 type Cache struct {
-	Zones            []string
-	Most, MostDenied time.Duration
-	Least            time.Duration
-	LeastDenied      time.Duration
-	Capacity         int // number of answers
-	CapacityDenied   int
-	Stale            time.Duration // how long an expired answer may still be served
-	StaleVerify      bool          // serve expired answers only if the upstream server does not respond
-	ServFail         time.Duration
-	Disabled         []string // zones whose answers are not cached
-	DisabledDenial   []string // zones whose negative answers are not cached
+	Zones                []string
+	MaxTTL, MaxDenialTTL time.Duration
+	MinTTL               time.Duration
+	MinDenialTTL         time.Duration
+	Capacity             int // number of answers
+	CapacityDenied       int
+	Stale                time.Duration // how long an expired answer may still be served
+	StaleVerify          bool          // serve expired answers only if the upstream server does not respond
+	ServFail             time.Duration
+	Disabled             []string // zones whose answers are not cached
+	DisabledDenial       []string // zones whose negative answers are not cached
 }
 
 // Forward is the forward plugin.
@@ -159,36 +159,36 @@ type AnswerRule struct {
 	Values  bool // apply to names in the data of records instead of owner names
 }
 
-// Read parses a Corefile. It returns an *Error if the Corefile is invalid.
-func Read(text string) (*Config, error) {
-	blocks, err := Parse(text)
+// ParseConfig parses a Corefile. It returns an *Error if the Corefile is invalid.
+func ParseConfig(text string) (*Config, error) {
+	blocks, err := ParseBlocks(text)
 	if err != nil {
 		return nil, err
 	}
 	c := &Config{}
 	taken := map[string]bool{}
 	for _, b := range blocks {
-		zones := c.zones(b)
+		zones := c.parseZones(b)
 		if len(zones) == 0 {
 			continue
 		}
 		for _, z := range zones {
 			if taken[z] {
-				return nil, wrong(b.Line, "zone %s is configured twice", z)
+				return nil, errorAt(b.Line, "zone %s is configured twice", z)
 			}
 			taken[z] = true
 		}
 		s := Server{Zones: zones}
-		r := &reader{c: c, s: &s}
+		r := &pluginParser{c: c, s: &s}
 		for _, d := range b.Directives {
-			if err := r.directive(d); err != nil {
+			if err := r.parseDirective(d); err != nil {
 				return nil, err
 			}
 		}
 		c.Servers = append(c.Servers, s)
 	}
 	if len(c.Servers) == 0 {
-		return nil, wrong(1, "no server block is for port 53: begin with .:53 { ... }")
+		return nil, errorAt(1, "no server block is for port 53: begin with .:53 { ... }")
 	}
 	return c, nil
 }
@@ -196,42 +196,42 @@ func Read(text string) (*Config, error) {
 // maxWarnings is the maximum number of warnings per Corefile.
 const maxWarnings = 64
 
-func (c *Config) warn(line int, format string, args ...any) {
+func (c *Config) addWarning(line int, format string, args ...any) {
 	if len(c.Warnings) < maxWarnings {
 		c.Warnings = append(c.Warnings, Warning{line, fmt.Sprintf(format, args...)})
 	}
 }
 
-// zones parses the keys of a server block. Keys that agents do not support are omitted with a
+// parseZones parses the keys of a server block. Keys that agents do not support are omitted with a
 // warning.
-func (c *Config) zones(b Block) (out []string) {
+func (c *Config) parseZones(b Block) (out []string) {
 	if strings.HasPrefix(b.Keys[0], "(") {
-		c.warn(b.Line, "snippets are not understood: %s has no effect", b.Keys[0])
+		c.addWarning(b.Line, "snippets are not understood: %s has no effect", b.Keys[0])
 		return nil
 	}
 	if b.Keys[0] == "import" {
-		c.warn(b.Line, "import is not understood: write what it would read into the Corefile")
+		c.addWarning(b.Line, "import is not understood: write what it would read into the Corefile")
 		return nil
 	}
 	for _, k := range b.Keys {
 		key := k
 		if scheme, rest, ok := strings.Cut(k, "://"); ok {
 			if scheme != "dns" {
-				c.warn(b.Line, "%s: only plain DNS is served; the key has no effect", k)
+				c.addWarning(b.Line, "%s: only plain DNS is served; the key has no effect", k)
 				continue
 			}
 			key = rest
 		}
 		if i := strings.LastIndexByte(key, ':'); i > strings.IndexByte(key, '/') { // the colons of an IPv6 prefix precede its slash
 			if key[i+1:] != "53" {
-				c.warn(b.Line, "%s: only port 53 is served; the key has no effect", k)
+				c.addWarning(b.Line, "%s: only port 53 is served; the key has no effect", k)
 				continue
 			}
 			key = key[:i]
 		}
-		z, err := zoneOf(key)
+		z, err := parseZone(key)
 		if err != nil {
-			c.warn(b.Line, "%s: %v; the key has no effect", k, err)
+			c.addWarning(b.Line, "%s: %v; the key has no effect", k, err)
 			continue
 		}
 		out = append(out, z)
@@ -239,8 +239,8 @@ func (c *Config) zones(b Block) (out []string) {
 	return out
 }
 
-// zoneOf parses a zone: a name, or an address prefix that stands for a reverse zone.
-func zoneOf(s string) (string, error) {
+// parseZone parses a zone: a name, or an address prefix that stands for a reverse zone.
+func parseZone(s string) (string, error) {
 	if strings.Contains(s, "/") {
 		p, err := netip.ParsePrefix(s)
 		if err != nil {
@@ -277,14 +277,14 @@ func reverseZone(p netip.Prefix) (string, error) {
 	return dns.Fqdn(strings.Join(labels[total-p.Bits()/step:], ".")), nil
 }
 
-// reader parses the directives of one server block.
-type reader struct {
+// pluginParser parses the directives of one server block.
+type pluginParser struct {
 	c *Config
 	s *Server
 }
 
-// directive parses the directive of one plugin.
-func (r *reader) directive(d Directive) error {
+// parseDirective parses the directive of one plugin.
+func (r *pluginParser) parseDirective(d Directive) error {
 	switch d.Name {
 	case "errors":
 		r.s.Errors = true
@@ -294,84 +294,84 @@ func (r *reader) directive(d Directive) error {
 		r.ignoreLines(d)
 	case "health":
 		r.c.Health = true
-		return r.health(d)
+		return r.parseHealth(d)
 	case "ready":
 		r.c.Ready = true
-		r.address(d, ":8181")
+		r.checkAddress(d, ":8181")
 	case "prometheus":
 		r.c.Prometheus = true
-		r.address(d, ":9153")
+		r.checkAddress(d, ":9153")
 	case "loadbalance":
 		r.s.Loadbalance = true
 		if len(d.Args) > 0 && d.Args[0] != "round_robin" {
-			r.c.warn(d.Line, "loadbalance %s is not understood: answers go round", d.Args[0])
+			r.c.addWarning(d.Line, "loadbalance %s is not understood: answers go round", d.Args[0])
 		}
 	case "loop", "reload", "cancel", "metadata", "nsid":
 		// the agent detects loops itself, reads a changed Corefile immediately, and gives every
 		// query a deadline
 		r.ignoreLines(d)
 	case "bufsize":
-		return r.bufsize(d)
+		return r.parseBufsize(d)
 	case "kubernetes":
-		return r.kubernetes(d)
+		return r.parseKubernetes(d)
 	case "hosts":
-		return r.hosts(d)
+		return r.parseHosts(d)
 	case "cache":
-		return r.cache(d)
+		return r.parseCache(d)
 	case "forward":
-		return r.forward(d)
+		return r.parseForward(d)
 	case "rewrite":
-		return r.rewrite(d)
+		return r.parseRewrite(d)
 	default:
-		r.c.warn(d.Line, "plugin %s is not understood and has no effect", d.Name)
+		r.c.addWarning(d.Line, "plugin %s is not understood and has no effect", d.Name)
 	}
 	return nil
 }
 
 // ignoreLines warns of the lines in braces that have no effect.
-func (r *reader) ignoreLines(d Directive) {
+func (r *pluginParser) ignoreLines(d Directive) {
 	for _, l := range d.Lines {
 		if d.Name == "log" && l.Name == "class" || d.Name == "errors" && l.Name == "consolidate" {
-			r.c.warn(l.Line, "%s: %s is not understood: all is logged, a part of it where it is much", d.Name, l.Name)
+			r.c.addWarning(l.Line, "%s: %s is not understood: all is logged, a part of it where it is much", d.Name, l.Name)
 			continue
 		}
-		r.c.warn(l.Line, "%s: %s is not understood and has no effect", d.Name, l.Name)
+		r.c.addWarning(l.Line, "%s: %s is not understood and has no effect", d.Name, l.Name)
 	}
 }
 
-// address warns if the listen address of a plugin is not the fixed one.
-func (r *reader) address(d Directive, fixed string) {
+// checkAddress warns if the listen address of a plugin is not the fixed one.
+func (r *pluginParser) checkAddress(d Directive, fixed string) {
 	if len(d.Args) > 0 && strings.TrimPrefix(d.Args[0], "0.0.0.0") != fixed {
-		r.c.warn(d.Line, "%s %s: it is served at the DNS server's addresses and port %s", d.Name, d.Args[0], fixed[1:])
+		r.c.addWarning(d.Line, "%s %s: it is served at the DNS server's addresses and port %s", d.Name, d.Args[0], fixed[1:])
 	}
 }
 
-func (r *reader) health(d Directive) error {
-	r.address(d, ":8080")
+func (r *pluginParser) parseHealth(d Directive) error {
+	r.checkAddress(d, ":8080")
 	for _, l := range d.Lines {
 		if l.Name != "lameduck" || len(l.Args) != 1 {
-			r.c.warn(l.Line, "health: %s is not understood and has no effect", l.Name)
+			r.c.addWarning(l.Line, "health: %s is not understood and has no effect", l.Name)
 			continue
 		}
-		t, err := seconds(l.Args[0])
+		t, err := parseDuration(l.Args[0])
 		if err != nil {
-			return wrong(l.Line, "health: lameduck %s: %v", l.Args[0], err)
+			return errorAt(l.Line, "health: lameduck %s: %v", l.Args[0], err)
 		}
 		r.c.LameDuck = t // no effect: the node's DNS server has no replacement that could take over
 	}
 	return nil
 }
 
-func (r *reader) bufsize(d Directive) error {
+func (r *pluginParser) parseBufsize(d Directive) error {
 	n := 1232
 	if len(d.Args) > 0 {
 		var err error
-		if n, err = number(d.Args[0], 512, 4096); err != nil {
-			return wrong(d.Line, "bufsize %s: %v", d.Args[0], err)
+		if n, err = parseNumber(d.Args[0], 512, 4096); err != nil {
+			return errorAt(d.Line, "bufsize %s: %v", d.Args[0], err)
 		}
 	}
 	if n > 1232 {
-		r.c.warn(d.Line, "bufsize %d: UDP answers have 1232 bytes at most", n)
+		r.c.addWarning(d.Line, "bufsize %d: UDP answers have 1232 bytes at most", n)
 	}
 	r.s.BufferSize = min(n, 1232)
 	return nil

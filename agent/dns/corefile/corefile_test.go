@@ -42,25 +42,25 @@ consul.local:53 {
     cache 30
     forward . 10.150.0.1
 }`} {
-		c, err := Read(text)
+		c, err := ParseConfig(text)
 		if err != nil || len(c.Warnings) != 0 {
 			t.Errorf("%s: %v %v", name, err, c)
 		}
 	}
-	c, err := Read(DefaultFor("prod.example."))
+	c, err := ParseConfig(DefaultFor("prod.example."))
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := c.Servers[0]
 	if fmt.Sprint(s.Zones, s.Kubernetes.Zones, s.Kubernetes.Reverse, s.Kubernetes.Fall.Zones) != "[.] [prod.example.] [in-addr.arpa. ip6.arpa.] [in-addr.arpa. ip6.arpa.]" ||
-		s.Kubernetes.TTL != 30 || s.Cache.Most != 30*time.Second || s.Cache.MostDenied != 30*time.Second || s.Forwards[0].To[0] != "/etc/resolv.conf" || c.Health || c.Ready || c.Prometheus {
+		s.Kubernetes.TTL != 30 || s.Cache.MaxTTL != 30*time.Second || s.Cache.MaxDenialTTL != 30*time.Second || s.Forwards[0].To[0] != "/etc/resolv.conf" || c.Health || c.Ready || c.Prometheus {
 		t.Errorf("%+v %+v %+v", s, s.Kubernetes, s.Cache)
 	}
 }
 
 // Every option has its effect on the configuration.
 func TestOptions(t *testing.T) {
-	c, err := Read(`
+	c, err := ParseConfig(`
 example.com:53 10.1.0.0/16 fd00::/16 dns://other.test { # comment
     cache 1h {
         success 100 60 5
@@ -98,18 +98,18 @@ example.com:53 10.1.0.0/16 fd00::/16 dns://other.test { # comment
 		t.Errorf("zones %s", got)
 	}
 	k := s.Cache
-	if k.Capacity != 100 || k.Most != time.Minute || k.Least != 5*time.Second || k.CapacityDenied != 10 || k.MostDenied != 20*time.Second || k.Stale != 2*time.Hour || !k.StaleVerify || k.ServFail != time.Second {
+	if k.Capacity != 100 || k.MaxTTL != time.Minute || k.MinTTL != 5*time.Second || k.CapacityDenied != 10 || k.MaxDenialTTL != 20*time.Second || k.Stale != 2*time.Hour || !k.StaleVerify || k.ServFail != time.Second {
 		t.Errorf("cache %+v", k)
 	}
 	f := s.Forwards[0]
 	if len(f.To) != 4 || len(f.Except) != 2 || f.Policy != "sequential" || !f.ForceTCP || f.MaxFails != 3 || f.MaxConcurrent != 7 || f.HealthEvery != 2*time.Second {
 		t.Errorf("forward %+v", f)
 	}
-	if u, err := ServerAddress(f.To[1]); err != nil || !u.TLS || u.Server != "dns.example" || u.Address.String() != "192.0.2.2:853" {
+	if u, err := ParseUpstream(f.To[1]); err != nil || !u.TLS || u.Server != "dns.example" || u.Address.String() != "192.0.2.2:853" {
 		t.Errorf("%+v %v", u, err)
 	}
 	h := s.Hosts
-	if h.File != "" || len(h.Inline) != 1 || h.TTL != 9 || h.Reverse || !h.Fall.Through("a.x.test.") || h.Fall.Through("y.test.") {
+	if h.File != "" || len(h.Inline) != 1 || h.TTL != 9 || h.Reverse || !h.Fall.Includes("a.x.test.") || h.Fall.Includes("y.test.") {
 		t.Errorf("hosts %+v", h)
 	}
 	if len(s.Rewrites) != 3 || !s.Rewrites[0].Continue || s.Rewrites[1].Pattern == nil || len(s.Rewrites[1].Answers) != 1 || s.Rewrites[2].ToType != 1 || s.BufferSize != 700 {
@@ -140,7 +140,7 @@ func TestRefusals(t *testing.T) {
 		".:53 {\n a {\n b {\n c {\n d {\n e\n }\n }\n }\n }\n}": "line 5: braces are nested deeper than 4",
 		strings.Repeat("a", MaxText+1):                          "line 1: the text has",
 	} {
-		_, err := Read(text)
+		_, err := ParseConfig(text)
 		var e *Error
 		if !errors.As(err, &e) || !strings.HasPrefix(err.Error(), "Corefile "+want) {
 			t.Errorf("%.60q: %v\nwant %s", text, err, want)
@@ -156,7 +156,7 @@ func TestRefusals(t *testing.T) {
 		".:53 {\n rewrite ttl a 5\n}":                               "line 2: rewrite ttl is not understood",
 		".:53 {\n cache 30 {\n prefetch 5\n }\n}":                   "line 3: cache: prefetch is not understood",
 	} {
-		c, err := Read(text)
+		c, err := ParseConfig(text)
 		if err != nil || len(c.Warnings) != 1 || !strings.HasPrefix(c.Warnings[0].String(), want) || len(c.Servers) != 1 {
 			t.Errorf("%q: %v %v\nwant %s", text, err, c, want)
 		}
@@ -170,7 +170,7 @@ func FuzzRead(f *testing.F) {
 	f.Add("a {\n forward . tls://[::1]:1%x { except y }\n}\n(b) { }")
 	f.Add("10.0.0.0/8 fd00::/8 {\n hosts x y {\n ::1 a\n }\n}")
 	f.Fuzz(func(t *testing.T, text string) {
-		c, err := Read(text)
+		c, err := ParseConfig(text)
 		if err != nil {
 			return
 		}

@@ -26,7 +26,7 @@ type Error struct {
 
 func (e *Error) Error() string { return fmt.Sprintf("Corefile line %d: %s", e.Line, e.What) }
 
-func wrong(line int, format string, args ...any) error {
+func errorAt(line int, format string, args ...any) error {
 	return &Error{line, fmt.Sprintf(format, args...)}
 }
 
@@ -37,14 +37,14 @@ type token struct {
 	quoted bool
 }
 
-func (t token) opens() bool  { return t.text == "{" && !t.quoted }
-func (t token) closes() bool { return t.text == "}" && !t.quoted }
+func (t token) isOpeningBrace() bool { return t.text == "{" && !t.quoted }
+func (t token) isClosingBrace() bool { return t.text == "}" && !t.quoted }
 
-// lex splits a text into tokens. Tokens are separated by white space and may be "quoted", with \"
+// splitTokens splits a text into tokens. Tokens are separated by white space and may be "quoted", with \"
 // for a quote. # starts a comment.
-func lex(text string) ([]token, error) {
+func splitTokens(text string) ([]token, error) {
 	if len(text) > MaxText {
-		return nil, wrong(1, "the text has %d bytes; %d are the most", len(text), MaxText)
+		return nil, errorAt(1, "the text has %d bytes; %d are the most", len(text), MaxText)
 	}
 	text = strings.TrimPrefix(text, "\ufeff")
 	var out []token
@@ -61,12 +61,12 @@ func lex(text string) ([]token, error) {
 				i++
 			}
 		default:
-			t, next, lines, err := word(text, i, line)
+			t, next, lines, err := readToken(text, i, line)
 			if err != nil {
 				return nil, err
 			}
 			if len(t.text) > maxToken || len(out) >= maxTokens {
-				return nil, wrong(line, "a word has at most %d bytes, and a Corefile %d words", maxToken, maxTokens)
+				return nil, errorAt(line, "a word has at most %d bytes, and a Corefile %d words", maxToken, maxTokens)
 			}
 			out = append(out, t)
 			i, line = next, line+lines
@@ -75,8 +75,8 @@ func lex(text string) ([]token, error) {
 	return out, nil
 }
 
-// word reads the token at i. lines is the number of line breaks in it.
-func word(text string, i, line int) (t token, next, lines int, err error) {
+// readToken reads the token at i. lines is the number of line breaks in it.
+func readToken(text string, i, line int) (t token, next, lines int, err error) {
 	t.line = line
 	if text[i] != '"' {
 		end := i
@@ -103,7 +103,7 @@ func word(text string, i, line int) (t token, next, lines int, err error) {
 			b.WriteByte(c)
 		}
 	}
-	return t, 0, 0, wrong(line, "a quote is not closed")
+	return t, 0, 0, errorAt(line, "a quote is not closed")
 }
 
 // Directive is one line of a block: a name, arguments, and nested lines in braces.
@@ -121,35 +121,35 @@ type Block struct {
 	Line       int
 }
 
-// Parse parses the structure of a Corefile without interpreting the directives.
-func Parse(text string) ([]Block, error) {
-	tokens, err := lex(text)
+// ParseBlocks parses the structure of a Corefile without interpreting the directives.
+func ParseBlocks(text string) ([]Block, error) {
+	tokens, err := splitTokens(text)
 	if err != nil {
 		return nil, err
 	}
 	p := &parser{tokens: tokens}
 	var out []Block
-	for p.more() {
+	for p.hasMore() {
 		if len(out) >= maxBlocks {
-			return nil, wrong(p.peek().line, "a Corefile has at most %d server blocks", maxBlocks)
+			return nil, errorAt(p.peekToken().line, "a Corefile has at most %d server blocks", maxBlocks)
 		}
-		b := Block{Line: p.peek().line}
-		for p.more() && !p.peek().opens() {
-			t := p.next()
-			if t.closes() {
-				return nil, wrong(t.line, "a } closes nothing")
+		b := Block{Line: p.peekToken().line}
+		for p.hasMore() && !p.peekToken().isOpeningBrace() {
+			t := p.nextToken()
+			if t.isClosingBrace() {
+				return nil, errorAt(t.line, "a } closes nothing")
 			}
 			if key := strings.TrimSuffix(t.text, ","); key != "" {
 				b.Keys = append(b.Keys, key)
 			}
 		}
-		if !p.more() {
-			return nil, wrong(b.Line, "the server block has no { ... }")
+		if !p.hasMore() {
+			return nil, errorAt(b.Line, "the server block has no { ... }")
 		}
 		if len(b.Keys) == 0 {
-			return nil, wrong(b.Line, "a server block needs a zone before its {")
+			return nil, errorAt(b.Line, "a server block needs a zone before its {")
 		}
-		if b.Directives, err = p.lines(1); err != nil {
+		if b.Directives, err = p.parseLines(1); err != nil {
 			return nil, err
 		}
 		out = append(out, b)
@@ -162,38 +162,38 @@ type parser struct {
 	at     int
 }
 
-func (p *parser) more() bool  { return p.at < len(p.tokens) }
-func (p *parser) peek() token { return p.tokens[p.at] }
-func (p *parser) next() token { p.at++; return p.tokens[p.at-1] }
+func (p *parser) hasMore() bool    { return p.at < len(p.tokens) }
+func (p *parser) peekToken() token { return p.tokens[p.at] }
+func (p *parser) nextToken() token { p.at++; return p.tokens[p.at-1] }
 
-// lines parses { ... } with one directive per line.
-func (p *parser) lines(depth int) ([]Directive, error) {
-	open := p.next()
+// parseLines parses { ... } with one directive per line.
+func (p *parser) parseLines(depth int) ([]Directive, error) {
+	open := p.nextToken()
 	if depth > maxDepth {
-		return nil, wrong(open.line, "braces are nested deeper than %d", maxDepth)
+		return nil, errorAt(open.line, "braces are nested deeper than %d", maxDepth)
 	}
 	var out []Directive
-	for p.more() {
-		t := p.next()
-		if t.closes() {
+	for p.hasMore() {
+		t := p.nextToken()
+		if t.isClosingBrace() {
 			return out, nil
 		}
-		if t.opens() {
-			return nil, wrong(t.line, "a { stands where the name of a directive should")
+		if t.isOpeningBrace() {
+			return nil, errorAt(t.line, "a { stands where the name of a directive should")
 		}
 		d := Directive{Name: t.text, Line: t.line}
-		for p.more() && p.peek().line == t.line && !p.peek().closes() {
-			if !p.peek().opens() {
-				d.Args = append(d.Args, p.next().text)
+		for p.hasMore() && p.peekToken().line == t.line && !p.peekToken().isClosingBrace() {
+			if !p.peekToken().isOpeningBrace() {
+				d.Args = append(d.Args, p.nextToken().text)
 				continue
 			}
 			var err error
-			if d.Lines, err = p.lines(depth + 1); err != nil {
+			if d.Lines, err = p.parseLines(depth + 1); err != nil {
 				return nil, err
 			}
 			break
 		}
 		out = append(out, d)
 	}
-	return nil, wrong(open.line, "the { is not closed")
+	return nil, errorAt(open.line, "the { is not closed")
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/miekg/dns"
 )
 
-// number parses an integer between least and most.
-func number(s string, least, most int) (int, error) {
+// parseNumber parses an integer between least and most.
+func parseNumber(s string, least, most int) (int, error) {
 	n, err := strconv.Atoi(s)
 	if err != nil || n < least || n > most {
 		return 0, fmt.Errorf("want a number from %d to %d", least, most)
@@ -24,8 +24,8 @@ func number(s string, least, most int) (int, error) {
 // maxTime is the maximum duration in a Corefile.
 const maxTime = 7 * 24 * time.Hour
 
-// seconds parses a duration or a number of seconds.
-func seconds(s string) (time.Duration, error) {
+// parseDuration parses a duration or a number of seconds.
+func parseDuration(s string) (time.Duration, error) {
 	if n, err := strconv.Atoi(s); err == nil {
 		s = strconv.Itoa(n) + "s"
 	}
@@ -36,11 +36,11 @@ func seconds(s string) (time.Duration, error) {
 	return t, nil
 }
 
-// names parses zones.
-func names(args []string) ([]string, error) {
+// parseZoneNames parses zones.
+func parseZoneNames(args []string) ([]string, error) {
 	var out []string
 	for _, a := range args {
-		z, err := zoneOf(a)
+		z, err := parseZone(a)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", a, err)
 		}
@@ -49,39 +49,39 @@ func names(args []string) ([]string, error) {
 	return out, nil
 }
 
-// fall parses fallthrough. Without arguments it applies to all zones.
-func (r *reader) fall(l Directive) (Fall, error) {
-	z, err := names(l.Args)
+// parseFallthrough parses fallthrough. Without arguments it applies to all zones.
+func (r *pluginParser) parseFallthrough(l Directive) (Fallthrough, error) {
+	z, err := parseZoneNames(l.Args)
 	if err != nil {
-		return Fall{}, wrong(l.Line, "fallthrough %v", err)
+		return Fallthrough{}, errorAt(l.Line, "fallthrough %v", err)
 	}
 	if len(z) == 0 {
 		z = []string{"."}
 	}
-	return Fall{z}, nil
+	return Fallthrough{z}, nil
 }
 
-func (r *reader) kubernetes(d Directive) (err error) {
+func (r *pluginParser) parseKubernetes(d Directive) (err error) {
 	if r.s.Kubernetes != nil {
-		return wrong(d.Line, "kubernetes stands twice in one server block")
+		return errorAt(d.Line, "kubernetes stands twice in one server block")
 	}
 	k := &Kubernetes{TTL: 5}
-	zones, err := names(d.Args)
+	zones, err := parseZoneNames(d.Args)
 	if err != nil {
-		return wrong(d.Line, "kubernetes %v", err)
+		return errorAt(d.Line, "kubernetes %v", err)
 	}
 	if len(zones) == 0 {
 		zones = r.s.Zones
 	}
 	for _, z := range zones {
-		if In("in-addr.arpa.", z) || In("ip6.arpa.", z) {
+		if IsInZone("in-addr.arpa.", z) || IsInZone("ip6.arpa.", z) {
 			k.Reverse = append(k.Reverse, z)
 		} else {
 			k.Zones = append(k.Zones, z)
 		}
 	}
 	if len(k.Zones) == 0 {
-		return wrong(d.Line, "kubernetes needs the cluster's zone, not only reverse zones")
+		return errorAt(d.Line, "kubernetes needs the cluster's zone, not only reverse zones")
 	}
 	for _, l := range d.Lines {
 		if err := r.kubernetesLine(k, l); err != nil {
@@ -92,22 +92,22 @@ func (r *reader) kubernetes(d Directive) (err error) {
 	return nil
 }
 
-// ttl parses the TTL of a plugin's answers.
-func ttl(plugin string, l Directive, least, most int) (uint32, error) {
+// parseTTL parses the TTL of a plugin's answers.
+func parseTTL(plugin string, l Directive, least, most int) (uint32, error) {
 	if len(l.Args) != 1 {
-		return 0, wrong(l.Line, "%s: ttl wants one number", plugin)
+		return 0, errorAt(l.Line, "%s: ttl wants one number", plugin)
 	}
-	n, err := number(l.Args[0], least, most)
+	n, err := parseNumber(l.Args[0], least, most)
 	if err != nil {
-		return 0, wrong(l.Line, "%s: ttl %s: %v", plugin, l.Args[0], err)
+		return 0, errorAt(l.Line, "%s: ttl %s: %v", plugin, l.Args[0], err)
 	}
 	return uint32(n), nil
 }
 
-func (r *reader) kubernetesLine(k *Kubernetes, l Directive) (err error) {
+func (r *pluginParser) kubernetesLine(k *Kubernetes, l Directive) (err error) {
 	switch l.Name {
 	case "ttl":
-		k.TTL, err = ttl("kubernetes", l, 0, 3600)
+		k.TTL, err = parseTTL("kubernetes", l, 0, 3600)
 		return err
 	case "pods":
 		switch strings.Join(l.Args, " ") {
@@ -116,9 +116,9 @@ func (r *reader) kubernetesLine(k *Kubernetes, l Directive) (err error) {
 		case "disabled":
 			k.Pods = false
 		case "verified":
-			r.c.warn(l.Line, "kubernetes: pods verified is not understood: a node knows its own pods only; names of pods are not answered")
+			r.c.addWarning(l.Line, "kubernetes: pods verified is not understood: a node knows its own pods only; names of pods are not answered")
 		default:
-			return wrong(l.Line, "kubernetes: pods %s: want disabled or insecure", strings.Join(l.Args, " "))
+			return errorAt(l.Line, "kubernetes: pods %s: want disabled or insecure", strings.Join(l.Args, " "))
 		}
 	case "endpoint_pod_names":
 		k.PodNames = true
@@ -127,26 +127,26 @@ func (r *reader) kubernetesLine(k *Kubernetes, l Directive) (err error) {
 			k.IgnoreEmpty = true
 			return nil
 		}
-		return wrong(l.Line, "kubernetes: ignore wants empty_service")
+		return errorAt(l.Line, "kubernetes: ignore wants empty_service")
 	case "namespaces":
 		if len(l.Args) == 0 {
-			return wrong(l.Line, "kubernetes: namespaces wants names")
+			return errorAt(l.Line, "kubernetes: namespaces wants names")
 		}
 		k.Namespaces = l.Args
 	case "fallthrough":
-		k.Fall, err = r.fall(l)
+		k.Fall, err = r.parseFallthrough(l)
 		return err
 	case "endpoint", "tls", "kubeconfig", "apiserver_qps", "apiserver_burst", "apiserver_max_inflight", "startup_timeout":
-		r.c.warn(l.Line, "kubernetes: %s has no effect: the agent has its own session with the control plane", l.Name)
+		r.c.addWarning(l.Line, "kubernetes: %s has no effect: the agent has its own session with the control plane", l.Name)
 	default:
-		r.c.warn(l.Line, "kubernetes: %s is not understood and has no effect", l.Name)
+		r.c.addWarning(l.Line, "kubernetes: %s is not understood and has no effect", l.Name)
 	}
 	return nil
 }
 
-func (r *reader) hosts(d Directive) (err error) {
+func (r *pluginParser) parseHosts(d Directive) (err error) {
 	if r.s.Hosts != nil {
-		return wrong(d.Line, "hosts stands twice in one server block")
+		return errorAt(d.Line, "hosts stands twice in one server block")
 	}
 	h := &Hosts{File: "/etc/hosts", TTL: 3600, Reverse: true, Zones: r.s.Zones}
 	args := d.Args
@@ -155,8 +155,8 @@ func (r *reader) hosts(d Directive) (err error) {
 		args = args[1:]
 	}
 	if len(args) > 0 {
-		if h.Zones, err = names(args); err != nil {
-			return wrong(d.Line, "hosts %v", err)
+		if h.Zones, err = parseZoneNames(args); err != nil {
+			return errorAt(d.Line, "hosts %v", err)
 		}
 	}
 	for _, l := range d.Lines {
@@ -171,39 +171,39 @@ func (r *reader) hosts(d Directive) (err error) {
 	return nil
 }
 
-func (r *reader) hostsLine(h *Hosts, l Directive) (err error) {
+func (r *pluginParser) hostsLine(h *Hosts, l Directive) (err error) {
 	switch l.Name {
 	case "ttl":
-		h.TTL, err = ttl("hosts", l, 1, 65535)
+		h.TTL, err = parseTTL("hosts", l, 1, 65535)
 		return err
 	case "no_reverse":
 		h.Reverse = false
 	case "reload": // no effect: a changed file is always read again
 	case "fallthrough":
-		h.Fall, err = r.fall(l)
+		h.Fall, err = r.parseFallthrough(l)
 		return err
 	default:
 		if _, err := netip.ParseAddr(l.Name); err != nil || len(l.Args) == 0 {
-			return wrong(l.Line, "hosts: %s is neither an address with names nor an option", l.Name)
+			return errorAt(l.Line, "hosts: %s is neither an address with names nor an option", l.Name)
 		}
 		h.Inline = append(h.Inline, l.Name+" "+strings.Join(l.Args, " "))
 	}
 	return nil
 }
 
-func (r *reader) cache(d Directive) (err error) {
-	c := &Cache{Most: time.Hour, MostDenied: 30 * time.Minute, Least: 5 * time.Second, LeastDenied: 5 * time.Second,
+func (r *pluginParser) parseCache(d Directive) (err error) {
+	c := &Cache{MaxTTL: time.Hour, MaxDenialTTL: 30 * time.Minute, MinTTL: 5 * time.Second, MinDenialTTL: 5 * time.Second,
 		Capacity: 9984, CapacityDenied: 9984, ServFail: 5 * time.Second, Zones: r.s.Zones}
 	args := d.Args
 	if len(args) > 0 {
-		if t, err := seconds(args[0]); err == nil {
-			c.Most, c.MostDenied = t, t
+		if t, err := parseDuration(args[0]); err == nil {
+			c.MaxTTL, c.MaxDenialTTL = t, t
 			args = args[1:]
 		}
 	}
 	if len(args) > 0 {
-		if c.Zones, err = names(args); err != nil {
-			return wrong(d.Line, "cache %v", err)
+		if c.Zones, err = parseZoneNames(args); err != nil {
+			return errorAt(d.Line, "cache %v", err)
 		}
 	}
 	for _, l := range d.Lines {
@@ -215,25 +215,25 @@ func (r *reader) cache(d Directive) (err error) {
 	return nil
 }
 
-func (r *reader) cacheLine(c *Cache, l Directive) error {
+func (r *pluginParser) cacheLine(c *Cache, l Directive) error {
 	switch l.Name {
 	case "success", "denial":
-		capacity, most, least := &c.Capacity, &c.Most, &c.Least
+		capacity, most, least := &c.Capacity, &c.MaxTTL, &c.MinTTL
 		if l.Name == "denial" {
-			capacity, most, least = &c.CapacityDenied, &c.MostDenied, &c.LeastDenied
+			capacity, most, least = &c.CapacityDenied, &c.MaxDenialTTL, &c.MinDenialTTL
 		}
 		if len(l.Args) == 0 {
-			return wrong(l.Line, "cache: %s wants a capacity", l.Name)
+			return errorAt(l.Line, "cache: %s wants a capacity", l.Name)
 		}
-		n, err := number(l.Args[0], 0, 1<<20)
+		n, err := parseNumber(l.Args[0], 0, 1<<20)
 		if err != nil {
-			return wrong(l.Line, "cache: %s %s: %v", l.Name, l.Args[0], err)
+			return errorAt(l.Line, "cache: %s %s: %v", l.Name, l.Args[0], err)
 		}
 		*capacity = n
 		for i, to := range []*time.Duration{most, least} {
 			if len(l.Args) > i+1 {
-				if *to, err = seconds(l.Args[i+1]); err != nil {
-					return wrong(l.Line, "cache: %s %s: %v", l.Name, l.Args[i+1], err)
+				if *to, err = parseDuration(l.Args[i+1]); err != nil {
+					return errorAt(l.Line, "cache: %s %s: %v", l.Name, l.Args[i+1], err)
 				}
 			}
 		}
@@ -244,28 +244,28 @@ func (r *reader) cacheLine(c *Cache, l Directive) error {
 				c.StaleVerify = a == "verify"
 				continue
 			}
-			t, err := seconds(a)
+			t, err := parseDuration(a)
 			if err != nil {
-				return wrong(l.Line, "cache: serve_stale %s: %v", a, err)
+				return errorAt(l.Line, "cache: serve_stale %s: %v", a, err)
 			}
 			c.Stale = t
 		}
 	case "servfail":
 		if len(l.Args) != 1 {
-			return wrong(l.Line, "cache: servfail wants one time")
+			return errorAt(l.Line, "cache: servfail wants one time")
 		}
-		t, err := seconds(l.Args[0])
+		t, err := parseDuration(l.Args[0])
 		if err != nil || t > 5*time.Minute {
-			return wrong(l.Line, "cache: servfail %s: want a time from 0s to 5m", l.Args[0])
+			return errorAt(l.Line, "cache: servfail %s: want a time from 0s to 5m", l.Args[0])
 		}
 		c.ServFail = t
 	case "disable":
 		if len(l.Args) == 0 || l.Args[0] != "success" && l.Args[0] != "denial" {
-			return wrong(l.Line, "cache: disable wants success or denial")
+			return errorAt(l.Line, "cache: disable wants success or denial")
 		}
-		zones, err := names(l.Args[1:])
+		zones, err := parseZoneNames(l.Args[1:])
 		if err != nil {
-			return wrong(l.Line, "cache: disable %v", err)
+			return errorAt(l.Line, "cache: disable %v", err)
 		}
 		if len(zones) == 0 {
 			zones = []string{"."}
@@ -276,7 +276,7 @@ func (r *reader) cacheLine(c *Cache, l Directive) error {
 			c.DisabledDenial = append(c.DisabledDenial, zones...)
 		}
 	default:
-		r.c.warn(l.Line, "cache: %s is not understood and has no effect", l.Name)
+		r.c.addWarning(l.Line, "cache: %s is not understood and has no effect", l.Name)
 	}
 	return nil
 }
@@ -284,21 +284,21 @@ func (r *reader) cacheLine(c *Cache, l Directive) error {
 // maxUpstreams is the maximum number of servers of one forward directive.
 const maxUpstreams = 15
 
-func (r *reader) forward(d Directive) error {
+func (r *pluginParser) parseForward(d Directive) error {
 	if len(d.Args) < 2 {
-		return wrong(d.Line, "forward wants a zone and at least one server: forward . /etc/resolv.conf")
+		return errorAt(d.Line, "forward wants a zone and at least one server: forward . /etc/resolv.conf")
 	}
-	from, err := zoneOf(d.Args[0])
+	from, err := parseZone(d.Args[0])
 	if err != nil {
-		return wrong(d.Line, "forward %s: %v", d.Args[0], err)
+		return errorAt(d.Line, "forward %s: %v", d.Args[0], err)
 	}
 	f := Forward{From: from, To: d.Args[1:], Policy: "random", MaxFails: 2, HealthEvery: 500 * time.Millisecond}
 	if len(f.To) > maxUpstreams {
-		return wrong(d.Line, "forward names %d servers; %d are the most", len(f.To), maxUpstreams)
+		return errorAt(d.Line, "forward names %d servers; %d are the most", len(f.To), maxUpstreams)
 	}
 	for _, to := range f.To {
-		if _, err := ServerAddress(to); err != nil {
-			return wrong(d.Line, "forward: %v", err)
+		if _, err := ParseUpstream(to); err != nil {
+			return errorAt(d.Line, "forward: %v", err)
 		}
 	}
 	for _, l := range d.Lines {
@@ -310,10 +310,10 @@ func (r *reader) forward(d Directive) error {
 	return nil
 }
 
-func (r *reader) forwardLine(f *Forward, l Directive) (err error) {
+func (r *pluginParser) forwardLine(f *Forward, l Directive) (err error) {
 	one := func() (string, error) {
 		if len(l.Args) != 1 {
-			return "", wrong(l.Line, "forward: %s wants one value", l.Name)
+			return "", errorAt(l.Line, "forward: %s wants one value", l.Name)
 		}
 		return l.Args[0], nil
 	}
@@ -322,15 +322,15 @@ func (r *reader) forwardLine(f *Forward, l Directive) (err error) {
 		if err != nil {
 			return err
 		}
-		if *to, err = number(v, 0, most); err != nil {
-			return wrong(l.Line, "forward: %s %s: %v", l.Name, v, err)
+		if *to, err = parseNumber(v, 0, most); err != nil {
+			return errorAt(l.Line, "forward: %s %s: %v", l.Name, v, err)
 		}
 		return nil
 	}
 	switch l.Name {
 	case "except":
-		if f.Except, err = names(l.Args); err != nil {
-			return wrong(l.Line, "forward: except %v", err)
+		if f.Except, err = parseZoneNames(l.Args); err != nil {
+			return errorAt(l.Line, "forward: except %v", err)
 		}
 	case "force_tcp":
 		f.ForceTCP = true
@@ -342,7 +342,7 @@ func (r *reader) forwardLine(f *Forward, l Directive) (err error) {
 			return err
 		}
 		if v != "random" && v != "round_robin" && v != "sequential" {
-			return wrong(l.Line, "forward: policy %s: want random, round_robin or sequential", v)
+			return errorAt(l.Line, "forward: policy %s: want random, round_robin or sequential", v)
 		}
 		f.Policy = v
 	case "max_fails":
@@ -354,17 +354,17 @@ func (r *reader) forwardLine(f *Forward, l Directive) (err error) {
 		return err
 	case "health_check":
 		if len(l.Args) == 0 {
-			return wrong(l.Line, "forward: health_check wants a time")
+			return errorAt(l.Line, "forward: health_check wants a time")
 		}
 		if f.HealthEvery, err = time.ParseDuration(l.Args[0]); err != nil || f.HealthEvery < 100*time.Millisecond || f.HealthEvery > time.Hour {
-			return wrong(l.Line, "forward: health_check %s: want a time from 100ms to 1h", l.Args[0])
+			return errorAt(l.Line, "forward: health_check %s: want a time from 100ms to 1h", l.Args[0])
 		}
 		if len(l.Args) > 1 {
-			r.c.warn(l.Line, "forward: health_check %s is not understood and has no effect", strings.Join(l.Args[1:], " "))
+			r.c.addWarning(l.Line, "forward: health_check %s is not understood and has no effect", strings.Join(l.Args[1:], " "))
 		}
 	case "expire": // no effect: connections are not reused
 	default:
-		r.c.warn(l.Line, "forward: %s is not understood and has no effect", l.Name)
+		r.c.addWarning(l.Line, "forward: %s is not understood and has no effect", l.Name)
 	}
 	return nil
 }
@@ -377,8 +377,8 @@ type Upstream struct {
 	Server  string // expected name in its certificate
 }
 
-// ServerAddress parses one upstream server of a forward directive.
-func ServerAddress(s string) (Upstream, error) {
+// ParseUpstream parses one upstream server of a forward directive.
+func ParseUpstream(s string) (Upstream, error) {
 	if strings.HasPrefix(s, "/") {
 		return Upstream{Path: s}, nil
 	}
@@ -414,9 +414,9 @@ func ServerAddress(s string) (Upstream, error) {
 // every query.
 const maxRewrites = 256
 
-func (r *reader) rewrite(d Directive) error {
+func (r *pluginParser) parseRewrite(d Directive) error {
 	if len(r.s.Rewrites) >= maxRewrites {
-		return wrong(d.Line, "a server block has at most %d rewrite rules", maxRewrites)
+		return errorAt(d.Line, "a server block has at most %d rewrite rules", maxRewrites)
 	}
 	args := d.Args
 	out := Rewrite{}
@@ -430,7 +430,7 @@ func (r *reader) rewrite(d Directive) error {
 		lines = lines[1:]
 	}
 	if len(args) == 0 {
-		return wrong(d.Line, "rewrite wants a field, what to look for and what to put there")
+		return errorAt(d.Line, "rewrite wants a field, what to look for and what to put there")
 	}
 	var err error
 	switch args[0] {
@@ -448,14 +448,14 @@ func (r *reader) rewrite(d Directive) error {
 			rest = rest[n:]
 		}
 		if len(rest) > 0 {
-			return wrong(d.Line, "rewrite: %s follows nothing", strings.Join(rest, " "))
+			return errorAt(d.Line, "rewrite: %s follows nothing", strings.Join(rest, " "))
 		}
 	case "type":
 		if err := rewriteType(&out, d.Line, args[1:]); err != nil {
 			return err
 		}
 	default:
-		r.c.warn(d.Line, "rewrite %s is not understood and has no effect", args[0])
+		r.c.addWarning(d.Line, "rewrite %s is not understood and has no effect", args[0])
 		return nil
 	}
 	for _, l := range lines {
@@ -479,7 +479,7 @@ func rewriteName(out *Rewrite, line int, args []string) (rest []string, err erro
 		}
 	}
 	if len(args) < 2 {
-		return nil, wrong(line, "rewrite name wants what to look for and what to put there")
+		return nil, errorAt(line, "rewrite name wants what to look for and what to put there")
 	}
 	out.From, out.To = strings.ToLower(args[0]), strings.ToLower(args[1])
 	switch out.Kind {
@@ -489,7 +489,7 @@ func rewriteName(out *Rewrite, line int, args []string) (rest []string, err erro
 		out.From, out.To = dns.Fqdn(out.From), dns.Fqdn(out.To)
 	case "regex":
 		if out.Pattern, err = regexp.Compile(args[0]); err != nil {
-			return nil, wrong(line, "rewrite name regex %s: %v", args[0], err)
+			return nil, errorAt(line, "rewrite name regex %s: %v", args[0], err)
 		}
 		out.To = args[1]
 	}
@@ -498,12 +498,12 @@ func rewriteName(out *Rewrite, line int, args []string) (rest []string, err erro
 
 func rewriteType(out *Rewrite, line int, args []string) error {
 	if len(args) != 2 {
-		return wrong(line, "rewrite type wants two types")
+		return errorAt(line, "rewrite type wants two types")
 	}
 	from, ok := dns.StringToType[strings.ToUpper(args[0])]
 	to, ok2 := dns.StringToType[strings.ToUpper(args[1])]
 	if !ok || !ok2 {
-		return wrong(line, "rewrite type %s %s: one is no type of records", args[0], args[1])
+		return errorAt(line, "rewrite type %s %s: one is no type of records", args[0], args[1])
 	}
 	out.Kind, out.FromType, out.ToType = "type", from, to
 	return nil
@@ -512,7 +512,7 @@ func rewriteType(out *Rewrite, line int, args []string) error {
 // answerRule parses answer auto, answer name FROM TO and answer value FROM TO.
 func answerRule(out *Rewrite, l Directive) error {
 	if l.Name != "answer" {
-		return wrong(l.Line, "rewrite: %s: want answer auto, answer name FROM TO or answer value FROM TO", l.Name)
+		return errorAt(l.Line, "rewrite: %s: want answer auto, answer name FROM TO or answer value FROM TO", l.Name)
 	}
 	args := l.Args
 	if len(args) == 1 && args[0] == "auto" {
@@ -524,11 +524,11 @@ func answerRule(out *Rewrite, l Directive) error {
 		args = args[1:]
 	}
 	if len(args) != 2 {
-		return wrong(l.Line, "rewrite: want answer auto, answer name FROM TO or answer value FROM TO")
+		return errorAt(l.Line, "rewrite: want answer auto, answer name FROM TO or answer value FROM TO")
 	}
 	var err error
 	if rule.Pattern, err = regexp.Compile(args[0]); err != nil {
-		return wrong(l.Line, "rewrite: answer %s: %v", args[0], err)
+		return errorAt(l.Line, "rewrite: answer %s: %v", args[0], err)
 	}
 	rule.To = args[1]
 	out.Answers = append(out.Answers, rule)

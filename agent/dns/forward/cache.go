@@ -10,39 +10,39 @@ import (
 
 // CacheConfig sets the limits of a Cache.
 type CacheConfig struct {
-	Bytes                   int64 // memory of each of the two parts, in bytes; 0 = 8 MiB
-	Capacity, Denied        int   // number of answers in each part; 0 = no answers are cached
-	Least, Most             time.Duration
-	LeastDenied, MostDenied time.Duration
-	ServFail                time.Duration
-	Stale                   time.Duration // how long an expired answer is kept
+	Bytes                      int64 // memory of each of the two parts, in bytes; 0 = 8 MiB
+	Capacity, Denied           int   // number of answers in each part; 0 = no answers are cached
+	MinTTL, MaxTTL             time.Duration
+	MinDenialTTL, MaxDenialTTL time.Duration
+	ServFail                   time.Duration
+	Stale                      time.Duration // how long an expired answer is kept
 }
 
 // Cache caches answers. Positive and negative answers are in separate parts, so that queries for
 // nonexistent names cannot evict positive answers. It is safe for concurrent use.
 type Cache struct {
-	cfg  CacheConfig
-	mu   sync.Mutex
-	good part
-	none part
+	cfg      CacheConfig
+	mu       sync.Mutex
+	positive cachePart
+	negative cachePart
 }
 
-type part struct {
-	bytes int64
-	most  int
-	by    map[Question]*list.Element
-	order list.List // of *stored, most recently used first
+type cachePart struct {
+	bytes    int64
+	capacity int
+	by       map[Question]*list.Element
+	order    list.List // of *stored, most recently used first
 }
 
-type stored struct {
+type cacheEntry struct {
 	q      Question
 	packed []byte
 	at     time.Time
 	until  time.Time
 }
 
-// cost returns the memory of an entry, including its map and list elements.
-func (s *stored) cost() int64 { return int64(len(s.packed)+len(s.q.Name)) + 256 }
+// memoryCost returns the memory of an entry, including its map and list elements.
+func (s *cacheEntry) memoryCost() int64 { return int64(len(s.packed)+len(s.q.Name)) + 256 }
 
 const defaultBytes = 8 << 20
 
@@ -52,8 +52,8 @@ func NewCache(cfg CacheConfig) *Cache {
 		cfg.Bytes = defaultBytes
 	}
 	c := &Cache{cfg: cfg}
-	c.good = part{most: cfg.Capacity, by: map[Question]*list.Element{}}
-	c.none = part{most: cfg.Denied, by: map[Question]*list.Element{}}
+	c.positive = cachePart{capacity: cfg.Capacity, by: map[Question]*list.Element{}}
+	c.negative = cachePart{capacity: cfg.Denied, by: map[Question]*list.Element{}}
 	return c
 }
 
@@ -61,9 +61,9 @@ func NewCache(cfg CacheConfig) *Cache {
 // expired.
 func (c *Cache) Get(q Question, now time.Time) (m *dns.Msg, stale bool) {
 	c.mu.Lock()
-	s := c.good.find(q)
+	s := c.positive.findEntry(q)
 	if s == nil || now.After(s.until) {
-		if n := c.none.find(q); n != nil && (s == nil || n.until.After(s.until)) {
+		if n := c.negative.findEntry(q); n != nil && (s == nil || n.until.After(s.until)) {
 			s = n
 		}
 	}
@@ -80,13 +80,13 @@ func (c *Cache) Get(q Question, now time.Time) (m *dns.Msg, stale bool) {
 	return m, now.After(s.until)
 }
 
-func (p *part) find(q Question) *stored {
+func (p *cachePart) findEntry(q Question) *cacheEntry {
 	e := p.by[q]
 	if e == nil {
 		return nil
 	}
 	p.order.MoveToFront(e)
-	return e.Value.(*stored)
+	return e.Value.(*cacheEntry)
 }
 
 // Put caches an answer for its TTL, within the configured limits. It also sets the TTLs in m to the
@@ -95,17 +95,17 @@ func (c *Cache) Put(q Question, m *dns.Msg, now time.Time) {
 	if m.Truncated {
 		return
 	}
-	p, life := &c.good, clamp(leastTTL(m.Answer), c.cfg.Least, c.cfg.Most)
+	p, life := &c.positive, clampTTL(minTTL(m.Answer), c.cfg.MinTTL, c.cfg.MaxTTL)
 	switch {
 	case m.Rcode == dns.RcodeSuccess && len(m.Answer) > 0:
 	case m.Rcode == dns.RcodeNameError || m.Rcode == dns.RcodeSuccess:
-		p, life = &c.none, clamp(denialTTL(m), c.cfg.LeastDenied, c.cfg.MostDenied)
+		p, life = &c.negative, clampTTL(denialTTL(m), c.cfg.MinDenialTTL, c.cfg.MaxDenialTTL)
 	case m.Rcode == dns.RcodeServerFailure:
-		p, life = &c.none, c.cfg.ServFail
+		p, life = &c.negative, c.cfg.ServFail
 	default:
 		return
 	}
-	if p.most == 0 || life <= 0 {
+	if p.capacity == 0 || life <= 0 {
 		return
 	}
 	seconds := uint32(life / time.Second)
@@ -114,29 +114,29 @@ func (c *Cache) Put(q Question, m *dns.Msg, now time.Time) {
 	if err != nil {
 		return
 	}
-	s := &stored{q, packed, now, now.Add(life)}
-	if s.cost() > c.cfg.Bytes/16 {
+	s := &cacheEntry{q, packed, now, now.Add(life)}
+	if s.memoryCost() > c.cfg.Bytes/16 {
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	p.put(s, c.cfg.Bytes)
+	p.storeEntry(s, c.cfg.Bytes)
 }
 
-func (p *part) put(s *stored, bytes int64) {
+func (p *cachePart) storeEntry(s *cacheEntry, bytes int64) {
 	if e := p.by[s.q]; e != nil {
-		p.drop(e)
+		p.removeEntry(e)
 	}
 	p.by[s.q] = p.order.PushFront(s)
-	p.bytes += s.cost()
-	for p.bytes > bytes || p.order.Len() > p.most {
-		p.drop(p.order.Back())
+	p.bytes += s.memoryCost()
+	for p.bytes > bytes || p.order.Len() > p.capacity {
+		p.removeEntry(p.order.Back())
 	}
 }
 
-func (p *part) drop(e *list.Element) {
-	s := p.order.Remove(e).(*stored)
-	p.bytes -= s.cost()
+func (p *cachePart) removeEntry(e *list.Element) {
+	s := p.order.Remove(e).(*cacheEntry)
+	p.bytes -= s.memoryCost()
 	delete(p.by, s.q)
 }
 
@@ -144,20 +144,20 @@ func (p *part) drop(e *list.Element) {
 func (c *Cache) Len() (good, none int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.good.order.Len(), c.none.order.Len()
+	return c.positive.order.Len(), c.negative.order.Len()
 }
 
 // Bytes returns the estimated memory of all entries.
 func (c *Cache) Bytes() int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.good.bytes + c.none.bytes
+	return c.positive.bytes + c.negative.bytes
 }
 
-func clamp(t, least, most time.Duration) time.Duration { return min(max(t, least), most) }
+func clampTTL(t, least, most time.Duration) time.Duration { return min(max(t, least), most) }
 
-// leastTTL returns the smallest TTL of the records.
-func leastTTL(rrs []dns.RR) time.Duration {
+// minTTL returns the smallest TTL of the records.
+func minTTL(rrs []dns.RR) time.Duration {
 	least := uint32(1 << 31)
 	for _, rr := range rrs {
 		least = min(least, rr.Header().Ttl)

@@ -24,7 +24,7 @@ func answer(t testing.TB, lines ...string) *dns.Msg {
 // An answer is cached for its TTL within the limits, and returned with its remaining TTL. Then it
 // is stale for a while, and then removed.
 func TestTimes(t *testing.T) {
-	c := NewCache(CacheConfig{Capacity: 10, Denied: 10, Least: 5 * time.Second, Most: 30 * time.Second, MostDenied: 20 * time.Second, Stale: time.Minute})
+	c := NewCache(CacheConfig{Capacity: 10, Denied: 10, MinTTL: 5 * time.Second, MaxTTL: 30 * time.Second, MaxDenialTTL: 20 * time.Second, Stale: time.Minute})
 	now := time.Unix(1e9, 0)
 	long, short, none := Question{Name: "long.", Type: 1}, Question{Name: "short.", Type: 1}, Question{Name: "none.", Type: 1}
 	c.Put(long, answer(t, "long. 3600 IN A 192.0.2.1"), now)
@@ -58,7 +58,7 @@ func TestTimes(t *testing.T) {
 // However many queries there are, the cache stays within its bytes, and nonexistent names evict no
 // positive answers.
 func TestBounds(t *testing.T) {
-	c := NewCache(CacheConfig{Bytes: 64 << 10, Capacity: 1 << 20, Denied: 1 << 20, Most: time.Hour, MostDenied: time.Hour, LeastDenied: time.Second})
+	c := NewCache(CacheConfig{Bytes: 64 << 10, Capacity: 1 << 20, Denied: 1 << 20, MaxTTL: time.Hour, MaxDenialTTL: time.Hour, MinDenialTTL: time.Second})
 	now := time.Unix(1e9, 0)
 	kept := Question{Name: "kept.", Type: 1}
 	c.Put(kept, answer(t, "kept. 60 IN A 192.0.2.1"), now)
@@ -73,7 +73,7 @@ func TestBounds(t *testing.T) {
 	if m, _ := c.Get(kept, now); m == nil {
 		t.Error("what somebody has was pushed out")
 	}
-	small := NewCache(CacheConfig{Capacity: 3, Most: time.Hour})
+	small := NewCache(CacheConfig{Capacity: 3, MaxTTL: time.Hour})
 	for i := range 9 {
 		small.Put(Question{Name: fmt.Sprint(i)}, answer(t, "a. 60 IN A 192.0.2.1"), now)
 	}
@@ -88,7 +88,7 @@ func TestClean(t *testing.T) {
 	m := answer(t, "b.example. 60 IN CNAME c.example.", "a.example. 60 IN CNAME b.example.", "c.example. 60 IN A 192.0.2.1", "bank.example. 60 IN A 192.0.2.6")
 	m.Extra = answer(t, "a.example. 60 IN A 192.0.2.7").Answer
 	m.Ns = answer(t, "example. 60 IN SOA a. b. 1 1 1 1 1", "other. 60 IN SOA a. b. 1 1 1 1 1", "bank.example. 60 IN A 192.0.2.6").Answer
-	Clean(m, Question{Name: "a.example.", Type: dns.TypeA})
+	RemoveUnrelated(m, Question{Name: "a.example.", Type: dns.TypeA})
 	if len(m.Answer) != 3 || len(m.Extra) != 0 || len(m.Ns) != 1 {
 		t.Errorf("%v", m)
 	}
@@ -110,8 +110,8 @@ func FuzzAnswer(f *testing.F) {
 		if m.Unpack(p) != nil {
 			return
 		}
-		Clean(m, q)
-		c := NewCache(CacheConfig{Capacity: 1, Denied: 1, Most: time.Hour, MostDenied: time.Hour})
+		RemoveUnrelated(m, q)
+		c := NewCache(CacheConfig{Capacity: 1, Denied: 1, MaxTTL: time.Hour, MaxDenialTTL: time.Hour})
 		c.Put(q, m, time.Unix(1e9, 0))
 		c.Get(q, time.Unix(1e9, 0))
 	})

@@ -21,10 +21,10 @@ import (
 
 // The limits of one exchange.
 const (
-	answerTime = 2 * time.Second // timeout of one attempt
-	udpSize    = 1232            // maximum size of a UDP answer, in bytes
-	maxStray   = 64              // packets that do not answer the query, after which the attempt fails
-	maxRecords = 2048            // records of one answer that are considered
+	tryTimeout      = 2 * time.Second // timeout of one attempt
+	udpSize         = 1232            // maximum size of a UDP answer, in bytes
+	maxStrayPackets = 64              // packets that do not answer the query, after which the attempt fails
+	maxRecords      = 2048            // records of one answer that are considered
 )
 
 // Target is one upstream server.
@@ -40,8 +40,8 @@ func (t Target) String() string {
 	return t.Address.String()
 }
 
-// errStray is returned if only packets arrived that do not answer the query.
-var errStray = errors.New("received only packets that do not answer the query")
+// errNoAnswer is returned if only packets arrived that do not answer the query.
+var errNoAnswer = errors.New("received only packets that do not answer the query")
 
 // Question is a question to upstream servers.
 type Question struct {
@@ -51,8 +51,8 @@ type Question struct {
 	CD     bool // checking disabled: the client validates signatures itself
 }
 
-// message returns the query message with an unpredictable ID.
-func (q Question) message() (*dns.Msg, error) {
+// newMessage returns the query message with an unpredictable ID.
+func (q Question) newMessage() (*dns.Msg, error) {
 	var id [2]byte
 	if _, err := rand.Read(id[:]); err != nil {
 		return nil, fmt.Errorf("creating the ID of a query: %w", err)
@@ -65,8 +65,8 @@ func (q Question) message() (*dns.Msg, error) {
 	return m, nil
 }
 
-// answers reports whether m answers the query.
-func answers(m, asked *dns.Msg) bool {
+// isAnswerTo reports whether m answers the query.
+func isAnswerTo(m, asked *dns.Msg) bool {
 	if m.Id != asked.Id || !m.Response || m.Opcode != dns.OpcodeQuery {
 		return false
 	}
@@ -77,9 +77,9 @@ func answers(m, asked *dns.Msg) bool {
 	return len(m.Question) == 1 && a.Qtype == b.Qtype && a.Qclass == b.Qclass && strings.EqualFold(a.Name, b.Name)
 }
 
-// exchange queries one server once. A truncated UDP answer is requested again over TCP.
-func exchange(ctx context.Context, t Target, q Question, tcp bool) (*dns.Msg, error) {
-	asked, err := q.message()
+// exchangeOnce queries one server once. A truncated UDP answer is requested again over TCP.
+func exchangeOnce(ctx context.Context, t Target, q Question, tcp bool) (*dns.Msg, error) {
+	asked, err := q.newMessage()
 	if err != nil {
 		return nil, err
 	}
@@ -87,7 +87,7 @@ func exchange(ctx context.Context, t Target, q Question, tcp bool) (*dns.Msg, er
 	if err != nil {
 		return nil, fmt.Errorf("question for %q: %w", q.Name, err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, answerTime)
+	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
 	defer cancel()
 	if t.TLS == nil && !tcp {
 		m, err := overUDP(ctx, t, asked, packed)
@@ -98,8 +98,8 @@ func exchange(ctx context.Context, t Target, q Question, tcp bool) (*dns.Msg, er
 	return overTCP(ctx, t, asked, packed)
 }
 
-// dial connects to a server for one query, with the deadline of ctx.
-func dial(ctx context.Context, network string, t Target) (net.Conn, error) {
+// dialTarget connects to a server for one query, with the deadline of ctx.
+func dialTarget(ctx context.Context, network string, t Target) (net.Conn, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, network, t.Address.String())
 	if err != nil {
@@ -116,7 +116,7 @@ func dial(ctx context.Context, network string, t Target) (net.Conn, error) {
 // overUDP uses a new socket, and thus a random port, for each query. The socket is connected, so
 // that it receives only packets from the server.
 func overUDP(ctx context.Context, t Target, asked *dns.Msg, packed []byte) (*dns.Msg, error) {
-	conn, err := dial(ctx, "udp", t)
+	conn, err := dialTarget(ctx, "udp", t)
 	if err != nil {
 		return nil, err
 	}
@@ -125,7 +125,7 @@ func overUDP(ctx context.Context, t Target, asked *dns.Msg, packed []byte) (*dns
 		return nil, err
 	}
 	buf := make([]byte, udpSize+1)
-	for range maxStray {
+	for range maxStrayPackets {
 		n, err := conn.Read(buf)
 		if err != nil {
 			return nil, err
@@ -139,15 +139,15 @@ func overUDP(ctx context.Context, t Target, asked *dns.Msg, packed []byte) (*dns
 				continue
 			}
 		}
-		if answers(m, asked) {
+		if isAnswerTo(m, asked) {
 			return m, nil
 		}
 	}
-	return nil, errStray
+	return nil, errNoAnswer
 }
 
 func overTCP(ctx context.Context, t Target, asked *dns.Msg, packed []byte) (*dns.Msg, error) {
-	conn, err := dial(ctx, "tcp", t)
+	conn, err := dialTarget(ctx, "tcp", t)
 	if err != nil {
 		return nil, err
 	}
@@ -170,17 +170,17 @@ func overTCP(ctx context.Context, t Target, asked *dns.Msg, packed []byte) (*dns
 	if err := m.Unpack(buf); err != nil {
 		return nil, err
 	}
-	if !answers(m, asked) {
-		return nil, errStray
+	if !isAnswerTo(m, asked) {
+		return nil, errNoAnswer
 	}
 	m.Truncated = false
 	return m, nil
 }
 
-// Clean removes the records that do not belong to the question. It keeps the records of the
+// RemoveUnrelated removes the records that do not belong to the question. It keeps the records of the
 // question's name and of the names that its aliases lead to. A client must not accept records that
 // it did not request.
-func Clean(m *dns.Msg, q Question) {
+func RemoveUnrelated(m *dns.Msg, q Question) {
 	wanted := map[string]struct{}{q.Name: {}}
 	if len(m.Answer) > maxRecords {
 		m.Answer = m.Answer[:maxRecords]

@@ -26,8 +26,8 @@ type Config struct {
 	Log           *slog.Logger
 }
 
-// wholeTime is the timeout of a question for all servers together.
-const wholeTime = 5 * time.Second
+// askTimeout is the timeout of a question for all servers together.
+const askTimeout = 5 * time.Second
 
 // defaultConcurrent is the default and maximum of Config.MaxConcurrent. Each query requires a file
 // descriptor and memory.
@@ -38,22 +38,22 @@ var ErrBusy = errors.New("too many queries to other servers are in progress")
 
 // Forwarder queries upstream servers. Its counters may be read at any time.
 type Forwarder struct {
-	cfg     Config
-	servers []*server
-	turn    atomic.Uint32
-	busy    atomic.Int64
-	life    context.Context // context of the probes
-	end     context.CancelFunc
-	looks   sync.WaitGroup
+	cfg        Config
+	servers    []*server
+	rotation   atomic.Uint32
+	busy       atomic.Int64
+	probeCtx   context.Context // context of the probes
+	stopProbes context.CancelFunc
+	probes     sync.WaitGroup
 
 	Refused atomic.Uint64 // questions rejected with ErrBusy
 }
 
 // server is an upstream server and its health.
 type server struct {
-	target Target
-	fails  atomic.Int32
-	looked atomic.Bool // a probe is running
+	target  Target
+	fails   atomic.Int32
+	probing atomic.Bool // a probe is running
 
 	requests, failures atomic.Uint64
 }
@@ -70,7 +70,7 @@ func New(cfg Config) *Forwarder {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	f := &Forwarder{cfg: cfg}
-	f.life, f.end = context.WithCancel(context.Background())
+	f.probeCtx, f.stopProbes = context.WithCancel(context.Background())
 	for _, t := range cfg.Targets {
 		f.servers = append(f.servers, &server{target: t})
 	}
@@ -79,8 +79,8 @@ func New(cfg Config) *Forwarder {
 
 // Close stops the probes and waits for them.
 func (f *Forwarder) Close() {
-	f.end()
-	f.looks.Wait()
+	f.stopProbes()
+	f.probes.Wait()
 }
 
 // Ask returns the first usable answer of a server. NXDOMAIN is usable. SERVFAIL and REFUSED are
@@ -92,24 +92,24 @@ func (f *Forwarder) Ask(ctx context.Context, q Question) (*dns.Msg, error) {
 		return nil, ErrBusy
 	}
 	defer f.busy.Add(-1)
-	ctx, cancel := context.WithTimeout(ctx, wholeTime)
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	err := errors.New("no server to forward to is configured")
 	var poor *dns.Msg
-	for _, s := range f.order() {
+	for _, s := range f.serverOrder() {
 		if ctx.Err() != nil {
 			break
 		}
 		s.requests.Add(1)
-		m, tried := exchange(ctx, s.target, q, f.cfg.TCP)
+		m, tried := exchangeOnce(ctx, s.target, q, f.cfg.TCP)
 		if tried != nil {
 			s.failures.Add(1)
 			err = fmt.Errorf("server %s: %w", s.target, tried)
-			f.failed(s)
+			f.countFailure(s)
 			continue
 		}
 		s.fails.Store(0)
-		Clean(m, q)
+		RemoveUnrelated(m, q)
 		if m.Rcode == dns.RcodeServerFailure || m.Rcode == dns.RcodeRefused {
 			poor = m
 			continue
@@ -122,9 +122,9 @@ func (f *Forwarder) Ask(ctx context.Context, q Question) (*dns.Msg, error) {
 	return nil, err
 }
 
-// order returns the servers in the order in which they are tried. Servers that are down come last
+// serverOrder returns the servers in the order in which they are tried. Servers that are down come last
 // rather than being omitted, because all of them may be.
-func (f *Forwarder) order() []*server {
+func (f *Forwarder) serverOrder() []*server {
 	n := len(f.servers)
 	if n == 0 {
 		return nil
@@ -133,14 +133,14 @@ func (f *Forwarder) order() []*server {
 	switch f.cfg.Policy {
 	case "sequential":
 	case "round_robin":
-		first = int(f.turn.Add(1) % uint32(n))
+		first = int(f.rotation.Add(1) % uint32(n))
 	default:
 		first = rand.IntN(n)
 	}
 	out, down := make([]*server, 0, n), []*server(nil)
 	for i := range n {
 		s := f.servers[(first+i)%n]
-		if f.down(s) {
+		if f.isDown(s) {
 			down = append(down, s)
 		} else {
 			out = append(out, s)
@@ -149,23 +149,23 @@ func (f *Forwarder) order() []*server {
 	return append(out, down...)
 }
 
-func (f *Forwarder) down(s *server) bool {
+func (f *Forwarder) isDown(s *server) bool {
 	return f.cfg.MaxFails > 0 && int(s.fails.Load()) >= f.cfg.MaxFails
 }
 
-// failed counts a failure. A server that becomes down is probed until it responds in any way.
-func (f *Forwarder) failed(s *server) {
+// countFailure counts a failure. A server that becomes down is probed until it responds in any way.
+func (f *Forwarder) countFailure(s *server) {
 	s.fails.Add(1)
-	if !f.down(s) || !s.looked.CompareAndSwap(false, true) {
+	if !f.isDown(s) || !s.probing.CompareAndSwap(false, true) {
 		return
 	}
 	f.cfg.Log.Warn("an upstream DNS server does not respond", "server", s.target.String())
-	f.looks.Add(1)
+	f.probes.Add(1)
 	go func() {
-		defer f.looks.Done()
-		defer s.looked.Store(false)
-		for wait.Delay(f.life, f.cfg.HealthEvery) == nil {
-			if _, err := exchange(f.life, s.target, Question{Name: ".", Type: dns.TypeNS}, f.cfg.TCP); err == nil {
+		defer f.probes.Done()
+		defer s.probing.Store(false)
+		for wait.Delay(f.probeCtx, f.cfg.HealthEvery) == nil {
+			if _, err := exchangeOnce(f.probeCtx, s.target, Question{Name: ".", Type: dns.TypeNS}, f.cfg.TCP); err == nil {
 				s.fails.Store(0)
 				f.cfg.Log.Info("an upstream DNS server responds again", "server", s.target.String())
 				return
@@ -185,7 +185,7 @@ type ServerCounts struct {
 func (f *Forwarder) Counts() []ServerCounts {
 	out := make([]ServerCounts, 0, len(f.servers))
 	for _, s := range f.servers {
-		out = append(out, ServerCounts{s.target.String(), s.requests.Load(), s.failures.Load(), f.down(s)})
+		out = append(out, ServerCounts{s.target.String(), s.requests.Load(), s.failures.Load(), f.isDown(s)})
 	}
 	return out
 }

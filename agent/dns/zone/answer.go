@@ -32,8 +32,8 @@ type Answer struct {
 	// Alias is the target of the last record, if it is a CNAME and the question was not for the
 	// CNAME itself. The caller must resolve it.
 	Alias string
-	// Cut reports that there are more records than the requested maximum.
-	Cut bool
+	// Truncated reports that there are more records than the requested maximum.
+	Truncated bool
 }
 
 // question is a question that is being answered.
@@ -57,25 +57,25 @@ func (x *Index) Answer(o *Options, zone, owner, name string, kind uint16, turn u
 	rel := strings.TrimSuffix(strings.TrimSuffix(name, zone), ".")
 	x.mu.RLock()
 	defer x.mu.RUnlock()
-	q.find(rel)
+	q.resolve(rel)
 	return q.out
 }
 
-// find answers a name, given relative to the zone.
-func (q *question) find(rel string) {
+// resolve answers a name, given relative to the zone.
+func (q *question) resolve(rel string) {
 	switch rel {
 	case "":
-		q.apex()
+		q.answerApex()
 		return
 	case "svc", "dns":
 		return
 	case "dns-version":
 		if q.kind == dns.TypeTXT {
-			q.add(&dns.TXT{Hdr: q.header(q.owner, dns.TypeTXT), Txt: []string{Version}})
+			q.addRecord(&dns.TXT{Hdr: q.recordHeader(q.owner, dns.TypeTXT), Txt: []string{Version}})
 		}
 		return
 	case "ns.dns":
-		q.addresses(q.o.Servers)
+		q.addAddresses(q.o.Servers)
 		return
 	case "pod":
 		if !q.o.Pods {
@@ -84,24 +84,24 @@ func (q *question) find(rel string) {
 		return
 	}
 	if rest, ok := strings.CutSuffix(rel, ".svc"); ok {
-		q.below(rest)
+		q.answerService(rest)
 		return
 	}
 	if rest, ok := strings.CutSuffix(rel, ".pod"); ok && q.o.Pods {
-		q.pod(rest)
+		q.answerPod(rest)
 		return
 	}
 	q.out.Rcode = dns.RcodeNameError
 }
 
-func (q *question) apex() {
+func (q *question) answerApex() {
 	switch q.kind {
 	case dns.TypeSOA:
-		q.add(SOA(q.zone, q.o.TTL, q.x.serial.Load()))
+		q.addRecord(SOA(q.zone, q.o.TTL, q.x.serial.Load()))
 	case dns.TypeNS:
-		q.add(&dns.NS{Hdr: q.header(q.owner, dns.TypeNS), Ns: "ns.dns." + q.zone})
+		q.addRecord(&dns.NS{Hdr: q.recordHeader(q.owner, dns.TypeNS), Ns: "ns.dns." + q.zone})
 		for _, a := range q.o.Servers {
-			q.out.Extra = append(q.out.Extra, q.address("ns.dns."+q.zone, a))
+			q.out.Extra = append(q.out.Extra, q.addressRecord("ns.dns."+q.zone, a))
 		}
 	}
 }
@@ -115,11 +115,11 @@ func SOA(zone string, ttl, serial uint32) *dns.SOA {
 // Serial returns the number of changes of the index.
 func (x *Index) Serial() uint32 { return x.serial.Load() }
 
-// below answers names below "svc": NS, SERVICE.NS, HOST.SERVICE.NS, _PROTO.SERVICE.NS and
+// answerService answers names below "svc": NS, SERVICE.NS, HOST.SERVICE.NS, _PROTO.SERVICE.NS and
 // _PORT._PROTO.SERVICE.NS.
-func (q *question) below(rest string) {
+func (q *question) answerService(rest string) {
 	rest, namespace := cutLast(rest)
-	if q.hidden(namespace) {
+	if q.isHidden(namespace) {
 		q.out.Rcode = dns.RcodeNameError
 		return
 	}
@@ -131,33 +131,33 @@ func (q *question) below(rest string) {
 	}
 	rest, service := cutLast(rest)
 	e := q.x.services[Key{namespace, service}]
-	if e == nil || q.o.IgnoreEmpty && e.empty() {
+	if e == nil || q.o.IgnoreEmpty && e.hasNoEndpoints() {
 		q.out.Rcode = dns.RcodeNameError
 		return
 	}
 	if e.service.Spec.Type == v1.ServiceTypeExternalName {
-		q.external(e, rest)
+		q.answerExternalName(e, rest)
 		return
 	}
 	first, second := cutLast(rest)
 	switch {
 	case rest == "":
-		q.service(e)
+		q.answerServiceName(e)
 	case first == "" && strings.HasPrefix(second, "_"):
-		if !e.speaks(second[1:]) {
+		if !e.hasProtocol(second[1:]) {
 			q.out.Rcode = dns.RcodeNameError
 		}
 	case first == "":
-		q.endpoint(e, second)
+		q.answerEndpoint(e, second)
 	case strings.HasPrefix(first, "_") && strings.HasPrefix(second, "_") && !strings.Contains(first, "."):
-		q.port(e, first[1:], second[1:])
+		q.answerPort(e, first[1:], second[1:])
 	default:
 		q.out.Rcode = dns.RcodeNameError
 	}
 }
 
-// hidden reports whether the Corefile excludes the namespace.
-func (q *question) hidden(namespace string) bool {
+// isHidden reports whether the Corefile excludes the namespace.
+func (q *question) isHidden(namespace string) bool {
 	if len(q.o.Namespaces) == 0 {
 		return false
 	}
@@ -177,67 +177,67 @@ func cutLast(name string) (rest, last string) {
 	return "", name
 }
 
-// empty reports whether a Service that is neither headless nor of type ExternalName has no ready
+// hasNoEndpoints reports whether a Service that is neither headless nor of type ExternalName has no ready
 // endpoint.
-func (e *entry) empty() bool {
+func (e *serviceEntry) hasNoEndpoints() bool {
 	if e.headless || e.service.Spec.Type == v1.ServiceTypeExternalName {
 		return false
 	}
-	for range e.ready {
+	for range e.readyEndpoints {
 		return false
 	}
 	return true
 }
 
-// speaks reports whether a named port of the Service has the protocol, given in lower case.
-func (e *entry) speaks(proto string) bool {
+// hasProtocol reports whether a named port of the Service has the protocol, given in lower case.
+func (e *serviceEntry) hasProtocol(proto string) bool {
 	for i := range e.service.Spec.Ports {
-		if p := &e.service.Spec.Ports[i]; p.Name != "" && strings.EqualFold(protocol(p.Protocol), proto) {
+		if p := &e.service.Spec.Ports[i]; p.Name != "" && strings.EqualFold(protocolName(p.Protocol), proto) {
 			return true
 		}
 	}
 	return false
 }
 
-func protocol(p v1.Protocol) string {
+func protocolName(p v1.Protocol) string {
 	if p == "" {
 		return string(v1.ProtocolTCP)
 	}
 	return string(p)
 }
 
-// external answers the name of an ExternalName Service.
-func (q *question) external(e *entry, rest string) {
+// answerExternalName answers the name of an ExternalName Service.
+func (q *question) answerExternalName(e *serviceEntry, rest string) {
 	target := dns.Fqdn(strings.ToLower(e.service.Spec.ExternalName))
 	if rest != "" || target == "." {
 		q.out.Rcode = dns.RcodeNameError
 		return
 	}
-	q.add(&dns.CNAME{Hdr: q.header(q.owner, dns.TypeCNAME), Target: target})
+	q.addRecord(&dns.CNAME{Hdr: q.recordHeader(q.owner, dns.TypeCNAME), Target: target})
 	if q.kind != dns.TypeCNAME {
 		q.out.Alias = target
 	}
 }
 
-// service answers the name of a Service.
-func (q *question) service(e *entry) {
+// answerServiceName answers the name of a Service.
+func (q *question) answerServiceName(e *serviceEntry) {
 	if q.kind == dns.TypeSRV {
-		q.ports(e, nil)
+		q.addServicePorts(e, nil)
 		return
 	}
 	var all []netip.Addr
 	if e.headless {
 		seen := map[netip.Addr]struct{}{}
-		for _, ep := range e.ready {
+		for _, ep := range e.readyEndpoints {
 			if all = appendNew(all, ep.Addresses, seen); len(all) >= q.most {
-				q.out.Cut = true
+				q.out.Truncated = true
 				break
 			}
 		}
 	} else {
-		e.own(func(a netip.Addr) { all = append(all, a) })
+		e.forEachClusterIP(func(a netip.Addr) { all = append(all, a) })
 	}
-	q.addresses(all)
+	q.addAddresses(all)
 }
 
 // appendNew appends the parsed addresses that are not in seen. An endpoint may temporarily be in
@@ -256,16 +256,16 @@ func appendNew(all []netip.Addr, texts []string, seen map[netip.Addr]struct{}) [
 	return all
 }
 
-// endpoint answers HOST.SERVICE.NS.
-func (q *question) endpoint(e *entry, host string) {
+// answerEndpoint answers HOST.SERVICE.NS.
+func (q *question) answerEndpoint(e *serviceEntry, host string) {
 	found := false
 	var all []netip.Addr
 	seen := map[netip.Addr]struct{}{}
-	e.host(host, q.o.PodNames, func(p *discoveryv1.EndpointSlice, ep *discoveryv1.Endpoint) {
+	e.forEachHost(host, q.o.PodNames, func(p *discoveryv1.EndpointSlice, ep *discoveryv1.Endpoint) {
 		found = true
 		if q.kind == dns.TypeSRV {
 			for i := range p.Ports {
-				q.portOf(e, ep, &p.Ports[i])
+				q.addEndpointPort(e, ep, &p.Ports[i])
 			}
 			return
 		}
@@ -276,19 +276,19 @@ func (q *question) endpoint(e *entry, host string) {
 		return
 	}
 	if q.kind == dns.TypeSRV {
-		q.weigh()
+		q.setWeights()
 		return
 	}
-	q.addresses(all)
+	q.addAddresses(all)
 }
 
-// port answers _PORT._PROTO.SERVICE.NS. The name exists if the Service has the port.
-func (q *question) port(e *entry, name, proto string) {
+// answerPort answers _PORT._PROTO.SERVICE.NS. The name exists if the Service has the port.
+func (q *question) answerPort(e *serviceEntry, name, proto string) {
 	for i := range e.service.Spec.Ports {
 		p := &e.service.Spec.Ports[i]
-		if p.Name != "" && strings.EqualFold(p.Name, name) && strings.EqualFold(protocol(p.Protocol), proto) {
+		if p.Name != "" && strings.EqualFold(p.Name, name) && strings.EqualFold(protocolName(p.Protocol), proto) {
 			if q.kind == dns.TypeSRV {
-				q.ports(e, p)
+				q.addServicePorts(e, p)
 			}
 			return
 		}
@@ -296,51 +296,51 @@ func (q *question) port(e *entry, name, proto string) {
 	q.out.Rcode = dns.RcodeNameError
 }
 
-// ports adds the SRV records of one port, or of all ports if only is nil.
-func (q *question) ports(e *entry, only *v1.ServicePort) {
+// addServicePorts adds the SRV records of one port, or of all ports if only is nil.
+func (q *question) addServicePorts(e *serviceEntry, only *v1.ServicePort) {
 	if e.headless {
-		for p, ep := range e.ready {
+		for p, ep := range e.readyEndpoints {
 			for i := range p.Ports {
-				if only == nil || is(&p.Ports[i], only) {
-					q.portOf(e, ep, &p.Ports[i])
+				if only == nil || isServicePort(&p.Ports[i], only) {
+					q.addEndpointPort(e, ep, &p.Ports[i])
 				}
 			}
 			if len(q.out.Records) >= q.most {
-				q.out.Cut = true
+				q.out.Truncated = true
 				break
 			}
 		}
-		q.weigh()
+		q.setWeights()
 		return
 	}
 	target := e.key.Name + "." + e.key.Namespace + ".svc." + q.zone
 	for i := range e.service.Spec.Ports {
 		p := &e.service.Spec.Ports[i]
 		if only == nil || p == only {
-			q.add(&dns.SRV{Hdr: q.header(q.owner, dns.TypeSRV), Port: uint16(p.Port), Target: target})
+			q.addRecord(&dns.SRV{Hdr: q.recordHeader(q.owner, dns.TypeSRV), Port: uint16(p.Port), Target: target})
 		}
 	}
 	if len(q.out.Records) > 0 {
-		e.own(func(a netip.Addr) { q.out.Extra = append(q.out.Extra, q.address(target, a)) })
+		e.forEachClusterIP(func(a netip.Addr) { q.out.Extra = append(q.out.Extra, q.addressRecord(target, a)) })
 	}
-	q.weigh()
+	q.setWeights()
 }
 
-// is reports whether an EndpointSlice's port is the given port of the Service.
-func is(p *discoveryv1.EndpointPort, of *v1.ServicePort) bool {
+// isServicePort reports whether an EndpointSlice's port is the given port of the Service.
+func isServicePort(p *discoveryv1.EndpointPort, of *v1.ServicePort) bool {
 	proto := v1.ProtocolTCP
 	if p.Protocol != nil {
 		proto = *p.Protocol
 	}
-	return p.Name != nil && *p.Name == of.Name && strings.EqualFold(string(proto), protocol(of.Protocol))
+	return p.Name != nil && *p.Name == of.Name && strings.EqualFold(string(proto), protocolName(of.Protocol))
 }
 
-// portOf adds the SRV record of an endpoint's port and the endpoint's addresses.
-func (q *question) portOf(e *entry, ep *discoveryv1.Endpoint, p *discoveryv1.EndpointPort) {
+// addEndpointPort adds the SRV record of an endpoint's port and the endpoint's addresses.
+func (q *question) addEndpointPort(e *serviceEntry, ep *discoveryv1.Endpoint, p *discoveryv1.EndpointPort) {
 	if p.Port == nil || *p.Port < 1 || *p.Port > 65535 {
 		return
 	}
-	target := hostOf(ep, q.o.PodNames) + "." + e.key.Name + "." + e.key.Namespace + ".svc." + q.zone
+	target := endpointHostName(ep, q.o.PodNames) + "." + e.key.Name + "." + e.key.Namespace + ".svc." + q.zone
 	at := target + strconv.Itoa(int(*p.Port))
 	if _, ok := q.seen[at]; ok {
 		return // the same endpoint in another EndpointSlice
@@ -349,16 +349,16 @@ func (q *question) portOf(e *entry, ep *discoveryv1.Endpoint, p *discoveryv1.End
 		q.seen = map[string]struct{}{}
 	}
 	q.seen[at] = struct{}{}
-	q.add(&dns.SRV{Hdr: q.header(q.owner, dns.TypeSRV), Port: uint16(*p.Port), Target: target})
+	q.addRecord(&dns.SRV{Hdr: q.recordHeader(q.owner, dns.TypeSRV), Port: uint16(*p.Port), Target: target})
 	for _, t := range ep.Addresses {
 		if a, err := netip.ParseAddr(t); err == nil {
-			q.out.Extra = append(q.out.Extra, q.address(target, a))
+			q.out.Extra = append(q.out.Extra, q.addressRecord(target, a))
 		}
 	}
 }
 
-// weigh sets the same weight in all SRV records.
-func (q *question) weigh() {
+// setWeights sets the same weight in all SRV records.
+func (q *question) setWeights() {
 	n := len(q.out.Records)
 	if n == 0 {
 		return
@@ -369,10 +369,10 @@ func (q *question) weigh() {
 	}
 }
 
-// pod answers A-B-C-D.NS.pod with the address in the name.
-func (q *question) pod(rest string) {
+// answerPod answers A-B-C-D.NS.pod with the address in the name.
+func (q *question) answerPod(rest string) {
 	rest, namespace := cutLast(rest)
-	if q.hidden(namespace) {
+	if q.isHidden(namespace) {
 		q.out.Rcode = dns.RcodeNameError
 		return
 	}
@@ -387,17 +387,17 @@ func (q *question) pod(rest string) {
 		q.out.Rcode = dns.RcodeNameError
 		return
 	}
-	q.addresses([]netip.Addr{a})
+	q.addAddresses([]netip.Addr{a})
 }
 
-// addresses adds the address records of the requested family.
-func (q *question) addresses(all []netip.Addr) {
+// addAddresses adds the address records of the requested family.
+func (q *question) addAddresses(all []netip.Addr) {
 	if q.kind != dns.TypeA && q.kind != dns.TypeAAAA {
 		return
 	}
 	for _, a := range all {
 		if a.Is4() == (q.kind == dns.TypeA) {
-			q.add(q.address(q.owner, a))
+			q.addRecord(q.addressRecord(q.owner, a))
 		}
 	}
 	Rotate(q.out.Records, q.turn)
@@ -417,25 +417,25 @@ func Rotate(rrs []dns.RR, turn uint32) {
 	copy(rrs, turned)
 }
 
-func (q *question) address(owner string, a netip.Addr) dns.RR {
+func (q *question) addressRecord(owner string, a netip.Addr) dns.RR {
 	if a.Is4() {
 		b := a.As4()
-		return &dns.A{Hdr: q.header(owner, dns.TypeA), A: net.IP(b[:])}
+		return &dns.A{Hdr: q.recordHeader(owner, dns.TypeA), A: net.IP(b[:])}
 	}
 	b := a.As16()
-	return &dns.AAAA{Hdr: q.header(owner, dns.TypeAAAA), AAAA: net.IP(b[:])}
+	return &dns.AAAA{Hdr: q.recordHeader(owner, dns.TypeAAAA), AAAA: net.IP(b[:])}
 }
 
-func (q *question) header(owner string, kind uint16) dns.RR_Header {
+func (q *question) recordHeader(owner string, kind uint16) dns.RR_Header {
 	return dns.RR_Header{Name: owner, Rrtype: kind, Class: dns.ClassINET, Ttl: q.o.TTL}
 }
 
-func (q *question) add(rr dns.RR) { q.out.Records = append(q.out.Records, rr) }
+func (q *question) addRecord(rr dns.RR) { q.out.Records = append(q.out.Records, rr) }
 
 // Reverse answers a lower-case name in in-addr.arpa or ip6.arpa. found is false if no Service has
 // the address. The names in the answer are in zone.
 func (x *Index) Reverse(o *Options, zone, owner, name string, kind uint16) (out Answer, found bool) {
-	addr, ok := reversed(name)
+	addr, ok := parseReverseName(name)
 	if !ok {
 		return out, false
 	}
@@ -443,7 +443,7 @@ func (x *Index) Reverse(o *Options, zone, owner, name string, kind uint16) (out 
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	for _, e := range x.byAddress[addr] {
-		if q.hidden(e.key.Namespace) {
+		if q.isHidden(e.key.Namespace) {
 			continue
 		}
 		found = true
@@ -452,14 +452,14 @@ func (x *Index) Reverse(o *Options, zone, owner, name string, kind uint16) (out 
 		}
 		base := e.key.Name + "." + e.key.Namespace + ".svc." + zone
 		if !e.headless {
-			q.add(&dns.PTR{Hdr: q.header(owner, dns.TypePTR), Ptr: base})
+			q.addRecord(&dns.PTR{Hdr: q.recordHeader(owner, dns.TypePTR), Ptr: base})
 			continue
 		}
 		text := addr.String()
-		for _, ep := range e.ready {
+		for _, ep := range e.readyEndpoints {
 			for _, a := range ep.Addresses {
-				if a == text || same(a, addr) {
-					q.pointer(hostOf(ep, o.PodNames) + "." + base)
+				if a == text || sameAddress(a, addr) {
+					q.addPointer(endpointHostName(ep, o.PodNames) + "." + base)
 				}
 			}
 		}
@@ -467,8 +467,8 @@ func (x *Index) Reverse(o *Options, zone, owner, name string, kind uint16) (out 
 	return q.out, found
 }
 
-// same reports whether text is the address in another spelling, which only IPv6 has.
-func same(text string, a netip.Addr) bool {
+// sameAddress reports whether text is the address in another spelling, which only IPv6 has.
+func sameAddress(text string, a netip.Addr) bool {
 	if a.Is4() {
 		return false
 	}
@@ -476,26 +476,26 @@ func same(text string, a netip.Addr) bool {
 	return err == nil && a == b
 }
 
-// pointer adds a PTR record unless it already exists.
-func (q *question) pointer(to string) {
+// addPointer adds a PTR record unless it already exists.
+func (q *question) addPointer(to string) {
 	for _, rr := range q.out.Records {
 		if rr.(*dns.PTR).Ptr == to {
 			return
 		}
 	}
-	q.add(&dns.PTR{Hdr: q.header(q.owner, dns.TypePTR), Ptr: to})
+	q.addRecord(&dns.PTR{Hdr: q.recordHeader(q.owner, dns.TypePTR), Ptr: to})
 }
 
 // ReverseAddress returns the address of a lower-case name in a reverse zone.
-func ReverseAddress(name string) (netip.Addr, bool) { return reversed(name) }
+func ReverseAddress(name string) (netip.Addr, bool) { return parseReverseName(name) }
 
-// reversed returns the address of a lower-case name in a reverse zone.
-func reversed(name string) (netip.Addr, bool) {
+// parseReverseName returns the address of a lower-case name in a reverse zone.
+func parseReverseName(name string) (netip.Addr, bool) {
 	if rest, ok := strings.CutSuffix(name, ".in-addr.arpa."); ok {
 		var b [4]byte
 		for i := range b {
 			var label string
-			if rest, label = cutLast(rest); !octet(label, &b[i]) {
+			if rest, label = cutLast(rest); !parseOctet(label, &b[i]) {
 				return netip.Addr{}, false
 			}
 		}
@@ -517,8 +517,8 @@ func reversed(name string) (netip.Addr, bool) {
 	return netip.AddrFrom16(b), true
 }
 
-// octet parses a number from 0 to 255 without leading zeros.
-func octet(s string, to *byte) bool {
+// parseOctet parses a number from 0 to 255 without leading zeros.
+func parseOctet(s string, to *byte) bool {
 	if s == "" || len(s) > 3 || len(s) > 1 && s[0] == '0' {
 		return false
 	}

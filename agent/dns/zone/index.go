@@ -22,14 +22,14 @@ type Key struct{ Namespace, Name string }
 // Service. Services refer to objects that the node holds anyway. It is safe for concurrent use.
 type Index struct {
 	mu         sync.RWMutex
-	services   map[Key]*entry
+	services   map[Key]*serviceEntry
 	namespaces map[string]int // namespace → number of Services
-	byAddress  map[netip.Addr][]*entry
+	byAddress  map[netip.Addr][]*serviceEntry
 	serial     atomic.Uint32 // number of changes; incremented after each change
 
-	sync  sync.Mutex // held by Sync and Update
-	held  map[Key]heldSlice
-	parts map[Key][]*discoveryv1.EndpointSlice // by Service, even if the Service does not exist yet; slices are never modified in place
+	sync            sync.Mutex // held by Sync and Update
+	heldSlices      map[Key]heldSlice
+	slicesByService map[Key][]*discoveryv1.EndpointSlice // by Service, even if the Service does not exist yet; slices are never modified in place
 }
 
 // heldSlice is the last seen state of an EndpointSlice.
@@ -38,28 +38,28 @@ type heldSlice struct {
 	service string
 }
 
-// entry is one Service. It is immutable except for byHost, which is built on demand.
-type entry struct {
-	key      Key
-	service  *v1.Service
-	parts    []*discoveryv1.EndpointSlice
-	headless bool
+// serviceEntry is one Service. It is immutable except for byHost, which is built on demand.
+type serviceEntry struct {
+	key            Key
+	service        *v1.Service
+	endpointSlices []*discoveryv1.EndpointSlice
+	headless       bool
 
 	once   sync.Once
-	byHost map[string][]place // only for Services with many endpoints
+	byHost map[string][]endpointRef // only for Services with many endpoints
 }
 
 // New returns an empty index.
 func New() *Index {
-	return &Index{services: map[Key]*entry{}, namespaces: map[string]int{}, byAddress: map[netip.Addr][]*entry{},
-		held: map[Key]heldSlice{}, parts: map[Key][]*discoveryv1.EndpointSlice{}}
+	return &Index{services: map[Key]*serviceEntry{}, namespaces: map[string]int{}, byAddress: map[netip.Addr][]*serviceEntry{},
+		heldSlices: map[Key]heldSlice{}, slicesByService: map[Key][]*discoveryv1.EndpointSlice{}}
 }
 
-// Put sets a Service and all of its EndpointSlices. It removes the Service if service is nil.
-func (x *Index) Put(k Key, service *v1.Service, parts []*discoveryv1.EndpointSlice) {
-	var now *entry
+// SetService sets a Service and all of its EndpointSlices. It removes the Service if service is nil.
+func (x *Index) SetService(k Key, service *v1.Service, parts []*discoveryv1.EndpointSlice) {
+	var now *serviceEntry
 	if service != nil {
-		now = &entry{key: k, service: service, parts: parts, headless: service.Spec.ClusterIP == v1.ClusterIPNone && service.Spec.Type != v1.ServiceTypeExternalName}
+		now = &serviceEntry{key: k, service: service, endpointSlices: parts, headless: service.Spec.ClusterIP == v1.ClusterIPNone && service.Spec.Type != v1.ServiceTypeExternalName}
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -69,7 +69,7 @@ func (x *Index) Put(k Key, service *v1.Service, parts []*discoveryv1.EndpointSli
 	}
 	defer x.serial.Add(1)
 	if old != nil {
-		old.addresses(func(a netip.Addr) { x.unlink(a, old) })
+		old.forEachAddress(func(a netip.Addr) { x.removeAddress(a, old) })
 	}
 	if now == nil {
 		delete(x.services, k)
@@ -82,15 +82,15 @@ func (x *Index) Put(k Key, service *v1.Service, parts []*discoveryv1.EndpointSli
 		x.namespaces[k.Namespace]++
 	}
 	x.services[k] = now
-	now.addresses(func(a netip.Addr) {
+	now.forEachAddress(func(a netip.Addr) {
 		if !slices.Contains(x.byAddress[a], now) {
 			x.byAddress[a] = append(x.byAddress[a], now)
 		}
 	})
 }
 
-func (x *Index) unlink(a netip.Addr, e *entry) {
-	left := slices.DeleteFunc(x.byAddress[a], func(o *entry) bool { return o == e })
+func (x *Index) removeAddress(a netip.Addr, e *serviceEntry) {
+	left := slices.DeleteFunc(x.byAddress[a], func(o *serviceEntry) bool { return o == e })
 	if len(left) == 0 {
 		delete(x.byAddress, a)
 		return
@@ -115,12 +115,12 @@ func (x *Index) Sync(services []*v1.Service, parts []*discoveryv1.EndpointSlice)
 	for _, p := range parts {
 		k := Key{p.Namespace, p.Name}
 		present[k] = struct{}{}
-		x.part(k, p, dirty)
+		x.updateSlice(k, p, dirty)
 	}
-	if len(present) < len(x.held) {
-		for k := range x.held {
+	if len(present) < len(x.heldSlices) {
+		for k := range x.heldSlices {
 			if _, ok := present[k]; !ok {
-				x.part(k, nil, dirty)
+				x.updateSlice(k, nil, dirty)
 			}
 		}
 	}
@@ -141,7 +141,7 @@ func (x *Index) Sync(services []*v1.Service, parts []*discoveryv1.EndpointSlice)
 	}
 	x.mu.RUnlock()
 	for k := range dirty {
-		x.Put(k, all[k], x.parts[k])
+		x.SetService(k, all[k], x.slicesByService[k])
 	}
 	return len(dirty)
 }
@@ -163,55 +163,55 @@ func (x *Index) Update(services, parts []Key, from Source) (changed int) {
 	}
 	for _, k := range parts {
 		p, _ := from.EndpointSlice(k.Namespace, k.Name) // nil if it was deleted
-		x.part(k, p, dirty)
+		x.updateSlice(k, p, dirty)
 	}
 	for k := range dirty {
 		s, _ := from.Service(k.Namespace, k.Name)
-		x.Put(k, s, x.parts[k])
+		x.SetService(k, s, x.slicesByService[k])
 	}
 	return len(dirty)
 }
 
-// part records the current state of an EndpointSlice (nil = deleted) and adds the affected Services
+// updateSlice records the current state of an EndpointSlice (nil = deleted) and adds the affected Services
 // to dirty.
-func (x *Index) part(k Key, p *discoveryv1.EndpointSlice, dirty map[Key]struct{}) {
-	have, ok := x.held[k]
+func (x *Index) updateSlice(k Key, p *discoveryv1.EndpointSlice, dirty map[Key]struct{}) {
+	have, ok := x.heldSlices[k]
 	if ok && have.object == p {
 		return
 	}
 	if ok {
 		of := Key{k.Namespace, have.service}
-		left := make([]*discoveryv1.EndpointSlice, 0, len(x.parts[of]))
-		for _, other := range x.parts[of] {
+		left := make([]*discoveryv1.EndpointSlice, 0, len(x.slicesByService[of]))
+		for _, other := range x.slicesByService[of] {
 			if other != have.object {
 				left = append(left, other)
 			}
 		}
-		if x.parts[of] = left; len(left) == 0 {
-			delete(x.parts, of)
+		if x.slicesByService[of] = left; len(left) == 0 {
+			delete(x.slicesByService, of)
 		}
-		delete(x.held, k)
+		delete(x.heldSlices, k)
 		dirty[of] = struct{}{}
 	}
 	if p == nil {
 		return
 	}
 	of := Key{k.Namespace, p.Labels[discoveryv1.LabelServiceName]}
-	next := append(slices.Clone(x.parts[of]), p)
+	next := append(slices.Clone(x.slicesByService[of]), p)
 	slices.SortFunc(next, func(a, b *discoveryv1.EndpointSlice) int { return strings.Compare(a.Name, b.Name) })
-	x.parts[of] = slices.Clip(next)
-	x.held[k] = heldSlice{p, of.Name}
+	x.slicesByService[of] = slices.Clip(next)
+	x.heldSlices[k] = heldSlice{p, of.Name}
 	dirty[of] = struct{}{}
 }
 
-// addresses calls do for every address with a reverse name: the Service's cluster IPs, or the ready
+// forEachAddress calls do for every address with a reverse name: the Service's cluster IPs, or the ready
 // endpoints of a headless Service.
-func (e *entry) addresses(do func(netip.Addr)) {
+func (e *serviceEntry) forEachAddress(do func(netip.Addr)) {
 	if !e.headless {
-		e.own(do)
+		e.forEachClusterIP(do)
 		return
 	}
-	for _, ep := range e.ready {
+	for _, ep := range e.readyEndpoints {
 		for _, a := range ep.Addresses {
 			if ip, err := netip.ParseAddr(a); err == nil {
 				do(ip)
@@ -220,8 +220,8 @@ func (e *entry) addresses(do func(netip.Addr)) {
 	}
 }
 
-// own calls do for each cluster IP of the Service.
-func (e *entry) own(do func(netip.Addr)) {
+// forEachClusterIP calls do for each cluster IP of the Service.
+func (e *serviceEntry) forEachClusterIP(do func(netip.Addr)) {
 	s := &e.service.Spec
 	if s.Type == v1.ServiceTypeExternalName {
 		return
@@ -239,10 +239,10 @@ func (e *entry) own(do func(netip.Addr)) {
 	}
 }
 
-// ready yields the ready endpoints. The EndpointSlice controller has already applied
+// readyEndpoints yields the ready endpoints. The EndpointSlice controller has already applied
 // publishNotReadyAddresses.
-func (e *entry) ready(do func(*discoveryv1.EndpointSlice, *discoveryv1.Endpoint) bool) {
-	for _, p := range e.parts {
+func (e *serviceEntry) readyEndpoints(do func(*discoveryv1.EndpointSlice, *discoveryv1.Endpoint) bool) {
+	for _, p := range e.endpointSlices {
 		if p.AddressType == discoveryv1.AddressTypeFQDN {
 			continue
 		}
@@ -257,46 +257,46 @@ func (e *entry) ready(do func(*discoveryv1.EndpointSlice, *discoveryv1.Endpoint)
 	}
 }
 
-// many is the number of endpoints from which host names are looked up in a map, which costs memory,
+// hostMapThreshold is the number of endpoints from which host names are looked up in a map, which costs memory,
 // instead of linearly.
-const many = 64
+const hostMapThreshold = 64
 
-// place is an endpoint and its EndpointSlice.
-type place struct {
-	part     *discoveryv1.EndpointSlice
+// endpointRef is an endpoint and its EndpointSlice.
+type endpointRef struct {
+	slice    *discoveryv1.EndpointSlice
 	endpoint *discoveryv1.Endpoint
 }
 
-// host calls do for the ready endpoints with the given host name.
-func (e *entry) host(name string, podNames bool, do func(*discoveryv1.EndpointSlice, *discoveryv1.Endpoint)) {
+// forEachHost calls do for the ready endpoints with the given host name.
+func (e *serviceEntry) forEachHost(name string, podNames bool, do func(*discoveryv1.EndpointSlice, *discoveryv1.Endpoint)) {
 	total := 0
-	for _, p := range e.parts {
+	for _, p := range e.endpointSlices {
 		total += len(p.Endpoints)
 	}
-	if total < many || podNames {
-		for p, ep := range e.ready {
-			if named(ep, name, podNames) {
+	if total < hostMapThreshold || podNames {
+		for p, ep := range e.readyEndpoints {
+			if hasHostName(ep, name, podNames) {
 				do(p, ep)
 			}
 		}
 		return
 	}
 	e.once.Do(func() {
-		e.byHost = make(map[string][]place, total)
-		for p, ep := range e.ready {
-			n := hostOf(ep, false)
-			e.byHost[n] = append(e.byHost[n], place{p, ep})
+		e.byHost = make(map[string][]endpointRef, total)
+		for p, ep := range e.readyEndpoints {
+			n := endpointHostName(ep, false)
+			e.byHost[n] = append(e.byHost[n], endpointRef{p, ep})
 		}
 	})
 	for _, at := range e.byHost[name] {
-		do(at.part, at.endpoint)
+		do(at.slice, at.endpoint)
 	}
 }
 
-// named reports whether an endpoint has the host name, without allocating the name.
-func named(ep *discoveryv1.Endpoint, name string, podNames bool) bool {
+// hasHostName reports whether an endpoint has the host name, without allocating the name.
+func hasHostName(ep *discoveryv1.Endpoint, name string, podNames bool) bool {
 	if podNames || ep.Hostname != nil && *ep.Hostname != "" {
-		return hostOf(ep, podNames) == name
+		return endpointHostName(ep, podNames) == name
 	}
 	if len(ep.Addresses) == 0 || len(ep.Addresses[0]) != len(name) {
 		return false
@@ -312,9 +312,9 @@ func named(ep *discoveryv1.Endpoint, name string, podNames bool) bool {
 	return true
 }
 
-// hostOf returns the name of an endpoint below its Service. This is its hostname, or the name of
+// endpointHostName returns the name of an endpoint below its Service. This is its hostname, or the name of
 // its pod if podNames is set, or its address with dashes.
-func hostOf(ep *discoveryv1.Endpoint, podNames bool) string {
+func endpointHostName(ep *discoveryv1.Endpoint, podNames bool) string {
 	if ep.Hostname != nil && *ep.Hostname != "" {
 		return strings.ToLower(*ep.Hostname)
 	}

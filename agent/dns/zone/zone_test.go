@@ -157,7 +157,7 @@ func TestOptions(t *testing.T) {
 	pod := service("default", "pods", v1.ClusterIPNone)
 	ep := endpoint("10.3.0.9", "", true)
 	ep.TargetRef = &v1.ObjectReference{Kind: "Pod", Name: "web-7f"}
-	x.Put(Key{"default", "pods"}, pod, []*discoveryv1.EndpointSlice{part(pod, "p", nil, ep)})
+	x.SetService(Key{"default", "pods"}, pod, []*discoveryv1.EndpointSlice{part(pod, "p", nil, ep)})
 	a := x.Answer(&Options{PodNames: true}, "cluster.local.", "web-7f.pods.default.svc.cluster.local.", "web-7f.pods.default.svc.cluster.local.", dns.TypeA, 0, 100)
 	if len(a.Records) != 1 {
 		t.Errorf("an endpoint by its pod's name: %s", a.text())
@@ -177,8 +177,8 @@ func TestManyEndpoints(t *testing.T) {
 	const name = "big.default.svc.cluster.local."
 	for _, kind := range []uint16{dns.TypeA, dns.TypeSRV} {
 		a := x.Answer(&Options{}, "cluster.local.", name, name, kind, 0, 100)
-		if !a.Cut || len(a.Records) != 100 {
-			t.Errorf("%s: %d records, cut %v", dns.TypeToString[kind], len(a.Records), a.Cut)
+		if !a.Truncated || len(a.Records) != 100 {
+			t.Errorf("%s: %d records, cut %v", dns.TypeToString[kind], len(a.Records), a.Truncated)
 		}
 	}
 	for _, i := range []int{0, 64, 999} {
@@ -288,9 +288,9 @@ func compare(t *rapid.T, x, fresh *Index) {
 			t.Fatalf("%s: %v %s\nwant %v %s", q, a, got.text(), b, want.text())
 		}
 	}
-	if len(x.byAddress) != len(fresh.byAddress) || len(x.namespaces) != len(fresh.namespaces) || len(x.held) != len(fresh.held) || len(x.parts) != len(fresh.parts) {
-		t.Fatalf("something is left over: %d addresses, %d namespaces, %d slices; want %d, %d, %d", len(x.byAddress), len(x.namespaces), len(x.held),
-			len(fresh.byAddress), len(fresh.namespaces), len(fresh.held))
+	if len(x.byAddress) != len(fresh.byAddress) || len(x.namespaces) != len(fresh.namespaces) || len(x.heldSlices) != len(fresh.heldSlices) || len(x.slicesByService) != len(fresh.slicesByService) {
+		t.Fatalf("something is left over: %d addresses, %d namespaces, %d slices; want %d, %d, %d", len(x.byAddress), len(x.namespaces), len(x.heldSlices),
+			len(fresh.byAddress), len(fresh.namespaces), len(fresh.heldSlices))
 	}
 }
 

@@ -105,7 +105,7 @@ func policiesNode(ctx context.Context, args []string) error {
 	}
 	objects := fake.NewCluster()
 	found := running{pods: guarded(objects, *n, *pods, *all), told: make(chan struct{})}
-	e := policy.New(policy.Config{Objects: objects, Sandboxes: found, Off: func() bool { return false }, Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
+	e := policy.New(policy.Config{Objects: objects, Sandboxes: found, Disabled: func() bool { return false }, Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	begin := time.Now()

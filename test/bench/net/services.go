@@ -234,7 +234,7 @@ func (t *town) serveFew(ctx context.Context, mode proxy.Mode) error {
 		return err
 	}
 	base := proxy.Base{ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/14")}}
-	return w.Sync(ctx, base, maps.Values(proxy.Compute(services, parts, proxy.Place{Node: "w1"}).Ports()))
+	return w.Sync(ctx, base, maps.Values(proxy.Compute(services, parts, proxy.Location{Node: "w1"}).Ports()))
 }
 
 // held is the memory of this process's heap and stacks that the system gave and that is in use.
