@@ -295,8 +295,8 @@ type ContainerClaim struct {
 	Devices         []ClaimedDevice
 }
 
-// MatchesRequest reports whether the device was allocated for the named request of its claim. An empty request
-// names the whole claim.
+// MatchesRequest reports whether the device was allocated for the named request of its claim. An
+// empty request names the whole claim.
 func (d *ClaimedDevice) MatchesRequest(request string) bool {
 	return request == "" || len(d.Requests) == 0 || slices.ContainsFunc(d.Requests, func(name string) bool {
 		main, _, _ := strings.Cut(name, "/")
@@ -377,15 +377,15 @@ const NamedPortGroups = "keelson.dev/named-port-groups"
 // ObjectKey identifies one object of the view.
 type ObjectKey struct{ Kind, Namespace, Name string }
 
-// ObjectChanges are the changes that a follower has not received yet. A read of the view after receiving
-// them returns the state at Revision or later.
+// ObjectChanges are the changes that a follower has not received yet. A read of the view after
+// receiving them returns the state at Revision or later.
 type ObjectChanges struct {
 	Revision uint64
-	All      bool // any object may have changed: this is the first value, or more than MaxChanged objects changed
+	All      bool // any object may have changed: this is the first value, or more than MaxChangedKeys objects changed
 	Keys     map[ObjectKey]struct{}
 }
 
-// MaxChangedKeys is the maximum number of Keys. Changed with more keys set All instead.
+// MaxChangedKeys is the maximum number of Keys. ObjectChanges with more keys set All instead.
 const MaxChangedKeys = 4096
 
 // Merge adds later changes.

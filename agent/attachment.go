@@ -14,12 +14,12 @@ import (
 
 // AttachedVolumes reports which attachable volumes the node uses.
 type AttachedVolumes interface {
-	// VolumesInUse returns the names, as in Node.status.volumesInUse, of the volumes that may be mounted
-	// or are waiting for their attachment. held is the subset that may be mounted. The lists
-	// outlive the agent.
+	// VolumesInUse returns the names, as in Node.status.volumesInUse, of the volumes that may be
+	// mounted or are waiting for their attachment. held is the subset that may be mounted. The
+	// lists outlive the agent.
 	VolumesInUse() (names, held []v1.UniqueVolumeName, err error)
-	// ExclusiveClaims lists the ReadWriteOncePod claims that pods of this node hold. The list outlives the
-	// agent.
+	// ExclusiveClaims lists the ReadWriteOncePod claims that pods of this node hold. The list
+	// outlives the agent.
 	ExclusiveClaims() ([]HeldClaim, error)
 	// PodsWithAttachedVolumes lists the pods that use attachable volumes.
 	PodsWithAttachedVolumes() ([]types.UID, error)
@@ -37,7 +37,7 @@ type HeldClaim struct {
 }
 
 // ClaimsHeldAnnotation is the Node annotation that lists the held claims in JSON. Its value may be
-// AllHeld instead.
+// AllClaimsHeld instead.
 const ClaimsHeldAnnotation = "keelson.dev/claims-held"
 
 // AllClaimsHeld is the annotation's value if the list is too long. The node may then hold any claim.

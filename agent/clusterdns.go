@@ -11,8 +11,8 @@ const (
 	ServedByAgent      = "agent"
 )
 
-// AgentsServeDNS reports whether the agents serve DNS at the addresses of a Service: it is the cluster's
-// DNS Service and has no selector. If it has a selector, the selected pods serve DNS.
+// AgentsServeDNS reports whether the agents serve DNS at the addresses of a Service: it is the
+// cluster's DNS Service and has no selector. If it has a selector, the selected pods serve DNS.
 func AgentsServeDNS(s *v1.Service) bool {
 	return s.Namespace == DNSNamespace && s.Name == DNSService && len(s.Spec.Selector) == 0 && s.Annotations[ServedByAnnotation] == ServedByAgent &&
 		s.Spec.Type != v1.ServiceTypeExternalName && s.DeletionTimestamp == nil

@@ -13,9 +13,9 @@ import (
 // MeasuredRuntime is a Runtime that measures the resource usage of pods.
 type MeasuredRuntime interface {
 	Runtime
-	// MeasureUsage reads the current usage of the machine, of all pods together and of each running pod.
-	// It reads several files per pod and caches nothing; frequent callers cache the result. A pod
-	// that ends during the call is omitted.
+	// MeasureUsage reads the current usage of the machine, of all pods together and of each running
+	// pod. It reads several files per pod and caches nothing; frequent callers cache the result. A
+	// pod that ends during the call is omitted.
 	MeasureUsage(context.Context) (*UsageSnapshot, error)
 }
 
@@ -55,8 +55,8 @@ type VolumeStorage struct {
 	Name, Claim string // Claim is the name of the PersistentVolumeClaim; "" = not a persistent volume
 	At          time.Time
 	Used        uint64
-	// FileSystem is the usage of the volume's own file system; nil = the volume is a directory on the
-	// node's disk.
+	// FileSystem is the usage of the volume's own file system; nil = the volume is a directory on
+	// the node's disk.
 	FileSystem *Disk
 }
 
@@ -133,17 +133,17 @@ type AverageUsage struct {
 	Window time.Duration // the window ends with the measurement
 }
 
-// ServerTrust provides the certificate of a node's HTTPS server and authenticates and authorizes its
-// clients.
+// ServerTrust provides the certificate of a node's HTTPS server and authenticates and authorizes
+// its clients.
 type ServerTrust interface {
-	// ServingCertificate returns the server's certificate: the one that the cluster issued, or a self-signed
-	// one until then.
+	// ServingCertificate returns the server's certificate: the one that the cluster issued, or a
+	// self-signed one until then.
 	ServingCertificate() (*tls.Certificate, error)
-	// ClientCAs returns the CA certificates for client certificates. It returns nil while they
-	// are unknown.
+	// ClientCAs returns the CA certificates for client certificates. It returns nil while they are
+	// unknown.
 	ClientCAs() *x509.CertPool
-	// ReviewAccess sends the review to the control plane. An error that wraps ErrNoReview carries no
-	// statement about the client.
+	// ReviewAccess sends the review to the control plane. An error that wraps ErrReviewUnavailable
+	// carries no statement about the client.
 	ReviewAccess(ctx context.Context, q AccessReview) (AccessDecision, error)
 }
 
@@ -157,7 +157,8 @@ type AccessReview struct {
 	Subresources []string
 }
 
-// AccessDecision is the result of an Review. A client that is not authenticated is not allowed.
+// AccessDecision is the result of an AccessReview. A client that is not authenticated is not
+// allowed.
 type AccessDecision struct {
 	Authenticated bool
 	User          string

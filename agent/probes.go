@@ -24,7 +24,7 @@ type ProbeState struct {
 	Started     bool   // the startup probe has passed, or there is none
 	Ready       bool   // the readiness probe passes, or there is none; false before Started
 	FailedProbe string // "liveness" or "startup" if that probe reached its failure threshold; the container must then be restarted
-	Cause       string // message of the last failure of GaveUp
+	Cause       string // message of the last failure of FailedProbe
 }
 
 // ProbeEvent reports a change of the state, or a probe result that must be counted or reported.

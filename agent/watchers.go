@@ -11,8 +11,8 @@ type ChangeNotifier struct {
 	subscribers map[chan struct{}]bool
 }
 
-// Subscribe returns a channel that is signaled on changes until ctx ends. A slow subscriber receives
-// one signal for several changes.
+// Subscribe returns a channel that is signaled on changes until ctx ends. A slow subscriber
+// receives one signal for several changes.
 func (w *ChangeNotifier) Subscribe(ctx context.Context) <-chan struct{} {
 	c := make(chan struct{}, 1)
 	w.mu.Lock()

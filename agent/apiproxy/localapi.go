@@ -188,8 +188,8 @@ func (s *Server) proxyConnection(ctx context.Context, client net.Conn, objects a
 	copyBothWays(client, c.replica)
 }
 
-// configureSocket sets the packet mark of connections to replicas, and the timeout for unacknowledged
-// data.
+// configureSocket sets the packet mark of connections to replicas, and the timeout for
+// unacknowledged data.
 func configureSocket(network, address string, raw syscall.RawConn) error {
 	err := agent.MarkReplicaConn(network, address, raw)
 	if err != nil {
@@ -238,14 +238,14 @@ func readyReplicas(objects agent.Objects) []netip.AddrPort {
 	return out
 }
 
-// withoutSelf removes the address of this server. A replica that advertises this address would otherwise
-// cause a loop.
+// withoutSelf removes the address of this server. A replica that advertises this address would
+// otherwise cause a loop.
 func (s *Server) withoutSelf(all []netip.AddrPort) []netip.AddrPort {
 	return slices.DeleteFunc(all, func(a netip.AddrPort) bool { return a == s.cfg.Address })
 }
 
-// rotateReplicas returns the replicas, starting with a different one at each call. Replicas that recently
-// failed come last.
+// rotateReplicas returns the replicas, starting with a different one at each call. Replicas that
+// recently failed come last.
 func (s *Server) rotateReplicas(all []netip.AddrPort, now time.Time) []netip.AddrPort {
 	if len(all) == 0 {
 		return nil
@@ -275,7 +275,7 @@ func (s *Server) recordDial(a netip.AddrPort, well bool) {
 	}
 }
 
-// drainRemoved closes connections to replicas that have not been listed for Parting.
+// drainRemoved closes connections to replicas that have not been listed for DrainTime.
 func (s *Server) drainRemoved(ctx context.Context, objects agent.Objects) {
 	changes := objects.Follow(ctx, "EndpointSlice")
 	gone := map[netip.AddrPort]time.Time{} // replica → when it was removed from the list
@@ -298,8 +298,8 @@ func (s *Server) drainRemoved(ctx context.Context, objects agent.Objects) {
 	}
 }
 
-// closeDrained closes the connections that are due and returns when to call it again. It closes none
-// while the list is empty, because then the list itself is missing.
+// closeDrained closes the connections that are due and returns when to call it again. It closes
+// none while the list is empty, because then the list itself is missing.
 func (s *Server) closeDrained(listed []netip.AddrPort, gone map[netip.AddrPort]time.Time, now time.Time) time.Duration {
 	next := time.Hour
 	for _, a := range listed {

@@ -27,8 +27,8 @@ type deviceRequest struct {
 	reusable  bool // the container exits before the next one starts, which may reuse its devices
 }
 
-// deviceRequests returns the devices that a pod requests, in the order in which its containers start. The
-// caller holds the lock.
+// deviceRequests returns the devices that a pod requests, in the order in which its containers
+// start. The caller holds the lock.
 func (m *Manager) deviceRequests(pod *v1.Pod) []deviceRequest {
 	m.loadRecords()
 	var out []deviceRequest
@@ -132,8 +132,9 @@ func (p *registeredPlugin) callError(call string, err error) error {
 	return fmt.Errorf("device plugin of %s: %s: %s", p.resource, call, truncateText(err.Error()))
 }
 
-// reserveDevices reserves devices for a container, preferring those in left. If devices are missing because
-// their plugin has just disconnected or a pod is terminating, it waits until the given time.
+// reserveDevices reserves devices for a container, preferring those in left. If devices are missing
+// because their plugin has just disconnected or a pod is terminating, it waits until the given
+// time.
 func (m *Manager) reserveDevices(ctx context.Context, pod types.UID, n deviceRequest, left []string, until time.Time) ([]string, *registeredPlugin, error) {
 	waiting, stop := context.WithDeadline(ctx, until)
 	defer stop()
@@ -187,8 +188,8 @@ func (m *Manager) tryReserve(ctx context.Context, pod types.UID, n deviceRequest
 	return ids, p, nil
 }
 
-// freeDevices returns the unused healthy devices and their plugin. It returns an error if there are too
-// few.
+// freeDevices returns the unused healthy devices and their plugin. It returns an error if there are
+// too few.
 func (m *Manager) freeDevices(pod types.UID, n deviceRequest, left []string) ([]string, *registeredPlugin, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -210,8 +211,8 @@ func (m *Manager) freeDevices(pod types.UID, n deviceRequest, left []string) ([]
 	return out, r.plugin, nil
 }
 
-// selectDevices adds devices to chosen until there are count: first free devices that the plugin prefers,
-// then other free devices. It is pure.
+// selectDevices adds devices to chosen until there are count: first free devices that the plugin
+// prefers, then other free devices. It is pure.
 func selectDevices(chosen []string, count int, preferred, free []string) []string {
 	out, open := slices.Clone(chosen), map[string]bool{}
 	for _, id := range free {
@@ -242,8 +243,8 @@ func (p *registeredPlugin) preferredDevices(ctx context.Context, limit time.Dura
 	return res.ContainerResponses[0].GetDeviceIDs(), nil
 }
 
-// usedDevices returns the devices of a resource that pods have or have reserved. The caller holds the
-// lock.
+// usedDevices returns the devices of a resource that pods have or have reserved. The caller holds
+// the lock.
 func (m *Manager) usedDevices(name string) map[string]bool {
 	out := map[string]bool{}
 	for _, r := range m.pods {

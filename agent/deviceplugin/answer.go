@@ -15,8 +15,8 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// containerSettings are the settings of a container from an Allocate response, in the form in which they are
-// stored.
+// containerSettings are the settings of a container from an Allocate response, in the form in which
+// they are stored.
 type containerSettings struct {
 	Envs        map[string]string `json:"envs,omitempty"`
 	Mounts      []mount           `json:"mounts,omitempty"`

@@ -161,8 +161,8 @@ func (m *Manager) Health(uid types.UID) map[string][]v1.ResourceStatus {
 	return out
 }
 
-// deviceHealth returns the health of a device. It is unknown while the plugin is disconnected or if the
-// plugin no longer lists the device.
+// deviceHealth returns the health of a device. It is unknown while the plugin is disconnected or if
+// the plugin no longer lists the device.
 func (p *devicePool) deviceHealth(id string) v1.ResourceHealthStatus {
 	if p == nil || p.plugin == nil {
 		return v1.ResourceHealthStatusUnknown
@@ -225,8 +225,8 @@ func (p *devicePool) pluginDevice(id string) agent.PluginDevice {
 // Changes implements agent.Plugins.
 func (m *Manager) Changes(ctx context.Context) <-chan struct{} { return m.notifier.Subscribe(ctx) }
 
-// setDevices stores the device list of a plugin. With its first list, a new registration replaces the
-// previous one of the resource.
+// setDevices stores the device list of a plugin. With its first list, a new registration replaces
+// the previous one of the resource.
 func (m *Manager) setDevices(p *registeredPlugin, devices map[string]bool, numa map[string][]int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -297,9 +297,9 @@ func (m *Manager) notifyChange() {
 	m.notifier.Notify()
 }
 
-// admitResource returns an error if the limit of resources is reached. Before that, it removes the resource
-// that has been without a plugin for the longest time and whose devices no pod uses. The caller
-// holds the lock.
+// admitResource returns an error if the limit of resources is reached. Before that, it removes the
+// resource that has been without a plugin for the longest time and whose devices no pod uses. The
+// caller holds the lock.
 func (m *Manager) admitResource(name string) error {
 	m.loadRecords()
 	all := len(m.pending)

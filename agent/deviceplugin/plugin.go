@@ -23,7 +23,7 @@ type registeredPlugin struct {
 	endpoint string
 	stop     context.CancelFunc
 
-	// Set by follow before the first list.
+	// Set by watchDevices before the first list.
 	client  api.DevicePluginClient
 	options *api.DevicePluginOptions
 
@@ -78,8 +78,8 @@ func (m *Manager) watchDevices(ctx context.Context, p *registeredPlugin) error {
 	}
 }
 
-// fetchOptions waits until the plugin responds, and stores its options unless the registration contained
-// them.
+// fetchOptions waits until the plugin responds, and stores its options unless the registration
+// contained them.
 func (p *registeredPlugin) fetchOptions(ctx context.Context, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

@@ -20,8 +20,8 @@ import (
 	"keelson.dev/keelson/internal/durable"
 )
 
-// recordVersion is the version of the format on disk. New fields get new names and never change their
-// meaning; readers ignore unknown fields.
+// recordVersion is the version of the format on disk. New fields get new names and never change
+// their meaning; readers ignore unknown fields.
 const recordVersion = 1
 
 // maxRecord is the maximum size of a record, in bytes.

@@ -51,9 +51,9 @@ func allocatedDevices(claim *resourcev1.ResourceClaim) []allotment {
 	return out
 }
 
-// recordedDevices returns the devices of a record. Earlier agents did not store them; for such a record it
-// returns the devices that the drivers prepared and those that the control plane has allocated. all
-// is false if there may be others.
+// recordedDevices returns the devices of a record. Earlier agents did not store them; for such a
+// record it returns the devices that the drivers prepared and those that the control plane has
+// allocated. all is false if there may be others.
 func (d *Devices) recordedDevices(r *claimRecord) (has []allotment, all bool) {
 	if r.Allotted != nil {
 		return r.Allotted, true
@@ -69,8 +69,8 @@ func (d *Devices) recordedDevices(r *claimRecord) (has []allotment, all bool) {
 	return has, len(has) > 0
 }
 
-// isAllocatedTo reports whether the control plane has allocated the device to the record's claim. If so,
-// its accounting of shared devices includes this claim.
+// isAllocatedTo reports whether the control plane has allocated the device to the record's claim.
+// If so, its accounting of shared devices includes this claim.
 func (d *Devices) isAllocatedTo(r *claimRecord, a allotment) bool {
 	c, ok := d.cfg.Objects.ResourceClaim(r.Namespace, r.Name)
 	return ok && c.UID == r.UID && slices.Contains(allocatedDevices(c), a)
@@ -113,8 +113,8 @@ func (d *Devices) findConflict(r *claimRecord, wanted []allotment) string {
 	return ""
 }
 
-// checkUnchanged returns an error if pods on this node use the claim with other devices than its current
-// allocation.
+// checkUnchanged returns an error if pods on this node use the claim with other devices than its
+// current allocation.
 func (r *claimRecord) checkUnchanged(claim *resourcev1.ResourceClaim) error {
 	if r.Allotted == nil || slices.Equal(r.Allotted, allocatedDevices(claim)) {
 		return nil

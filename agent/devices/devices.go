@@ -136,8 +136,8 @@ func (d *Devices) prepareClaim(ctx context.Context, pod types.UID, claim *resour
 	return r.Devices, d.writeRecord(file, r)
 }
 
-// recordUse records that a pod uses the claim and its devices, before the first driver is called. It
-// ensures that no two records hold the same device.
+// recordUse records that a pod uses the claim and its devices, before the first driver is called.
+// It ensures that no two records hold the same device.
 func (d *Devices) recordUse(file string, pod types.UID, claim *resourcev1.ResourceClaim) (*claimRecord, error) {
 	d.recordMu.Lock()
 	defer d.recordMu.Unlock()

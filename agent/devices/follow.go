@@ -28,8 +28,8 @@ const (
 	healthRetry = 5 * time.Second // delay after a stream has ended
 )
 
-// maintainConnection keeps a connection to a driver until ctx ends. The driver is available while the
-// connection is established. Health reports arrive over the same connection.
+// maintainConnection keeps a connection to a driver until ctx ends. The driver is available while
+// the connection is established. Health reports arrive over the same connection.
 func (r *driverRegistry) maintainConnection(ctx context.Context, p *driverPlugin) {
 	conn, err := grpc.NewClient("unix://"+p.endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReport)), grpc.WithIdleTimeout(0), grpc.WithMaxHeaderListSize(maxName*16),
@@ -54,8 +54,8 @@ func (r *driverRegistry) maintainConnection(ctx context.Context, p *driverPlugin
 	}
 }
 
-// watchHealth reads a driver's health reports, and opens a new stream when one ends. It stops if the
-// driver does not implement the service.
+// watchHealth reads a driver's health reports, and opens a new stream when one ends. It stops if
+// the driver does not implement the service.
 func (r *driverRegistry) watchHealth(ctx context.Context, p *driverPlugin, conn *grpc.ClientConn) {
 	var client drahealth.DRAResourceHealthClient = drahealth.V1Alpha1ClientWrapper{Client: drahealthalpha.NewDRAResourceHealthClient(conn)}
 	if slices.Contains(p.services, drahealth.DRAResourceHealthService) {

@@ -31,9 +31,9 @@ type deviceHealth struct {
 	validUntil time.Time
 }
 
-// healthCache caches the health that drivers reported. A report contains all devices of its driver. If a
-// report omits a device, or the driver stops reporting, the last report about the device remains
-// valid until it expires.
+// healthCache caches the health that drivers reported. A report contains all devices of its driver.
+// If a report omits a device, or the driver stops reporting, the last report about the device
+// remains valid until it expires.
 type healthCache struct {
 	changed func()
 
@@ -85,8 +85,8 @@ func (h *healthCache) setReport(p *driverPlugin, devices map[deviceID]deviceHeal
 	}
 }
 
-// scheduleExpiry schedules a change notification for the time when the next report expires. The caller holds
-// the lock.
+// scheduleExpiry schedules a change notification for the time when the next report expires. The
+// caller holds the lock.
 func (h *healthCache) scheduleExpiry(t *driverHealth, now time.Time) {
 	var next time.Time
 	for _, w := range t.devices {
@@ -107,8 +107,8 @@ func (h *healthCache) scheduleExpiry(t *driverHealth, now time.Time) {
 	}
 }
 
-// removePlugin removes the reports of a plugin that has disconnected. They may not have expired, but the
-// driver could no longer correct them.
+// removePlugin removes the reports of a plugin that has disconnected. They may not have expired,
+// but the driver could no longer correct them.
 func (h *healthCache) removePlugin(p *driverPlugin) {
 	h.mu.Lock()
 	t := h.byDriver[p.name]
@@ -206,8 +206,8 @@ func (d *Devices) Health(pod *v1.Pod) map[string][]v1.ResourceStatus {
 	return out
 }
 
-// ContainerClaims returns the claims and devices that each container of a pod uses, by container name. A
-// device is listed once even if the container refers to its claim more than once.
+// ContainerClaims returns the claims and devices that each container of a pod uses, by container
+// name. A device is listed once even if the container refers to its claim more than once.
 func (d *Devices) ContainerClaims(pod *v1.Pod) map[string][]agent.ContainerClaim {
 	out := map[string][]agent.ContainerClaim{}
 	forEachUse(pod, d.preparedClaims(pod), func(container string, r *claimRecord, use v1.ResourceClaim) {

@@ -104,8 +104,8 @@ func (d *Devices) preparedRecords(pod types.UID) map[string]*claimRecord {
 	return out
 }
 
-// readRecord returns the record of a claim, or nil if there is none. A record that cannot be used is an
-// error that wraps agent.ErrDamagedRecord.
+// readRecord returns the record of a claim, or nil if there is none. A record that cannot be used
+// is an error that wraps agent.ErrDamagedRecord.
 func (d *Devices) readRecord(claim types.UID) (*claimRecord, error) {
 	file := d.recordPath(claim)
 	r, err := readFile(file)
@@ -138,8 +138,8 @@ func readFile(name string) (*claimRecord, error) {
 	return &r, json.Unmarshal(b, &r)
 }
 
-// readAllRecords returns the records of all claims. damaged contains the errors of unreadable records by
-// claim; they are also logged.
+// readAllRecords returns the records of all claims. damaged contains the errors of unreadable
+// records by claim; they are also logged.
 func (d *Devices) readAllRecords() (all []*claimRecord, damaged map[types.UID]error, err error) {
 	if all, damaged, err = d.scanRecords(); err == nil {
 		d.logDamaged(damaged)

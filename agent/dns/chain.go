@@ -33,7 +33,7 @@ type serverBlock struct {
 	forwards []*forwardRule
 	cache    *forward.Cache
 	counts   *zoneCounters
-	pending  sync.Map // forward.Question → *call
+	pending  sync.Map // forward.Question → *pendingQuery
 
 	refreshes sync.WaitGroup // background refreshes of expired answers
 }
@@ -63,11 +63,11 @@ type response struct {
 	ns            []dns.RR
 	extra         []dns.RR
 	truncated     bool
-	plugin        string // from that answered
+	plugin        string // plugin that answered
 }
 
-// findBlock returns the server block of a lower-case name and its zone. The block is nil if there is
-// none.
+// findBlock returns the server block of a lower-case name and its zone. The block is nil if there
+// is none.
 func (c *serverChain) findBlock(name string) (*serverBlock, string) {
 	for at := 0; ; {
 		if b := c.byZone[name[at:]]; b != nil {
@@ -82,8 +82,8 @@ func (c *serverChain) findBlock(name string) (*serverBlock, string) {
 	return c.byZone["."], "."
 }
 
-// answerQuery returns the response if it is known locally. Otherwise it returns a function that obtains
-// the response, which takes time and may be called from another goroutine.
+// answerQuery returns the response if it is known locally. Otherwise it returns a function that
+// obtains the response, which takes time and may be called from another goroutine.
 func (c *serverChain) answerQuery(b *serverBlock, q query) (response, func(context.Context) response) {
 	w := rewrittenQuery{name: q.name, kind: q.kind}
 	if len(b.cfg.Rewrites) > 0 {
@@ -247,8 +247,8 @@ func (b *serverBlock) queryUpstream(f *forwardRule, q query) (response, func(con
 	}
 }
 
-// fetchOnce queries an upstream server, once for all identical concurrent queries. The caller owns the
-// returned message.
+// fetchOnce queries an upstream server, once for all identical concurrent queries. The caller owns
+// the returned message.
 func (b *serverBlock) fetchOnce(ctx context.Context, f *forwardRule, q forward.Question) (*dns.Msg, error) {
 	c := &pendingQuery{done: make(chan struct{})}
 	if other, busy := b.pending.LoadOrStore(q, c); busy {
@@ -276,8 +276,8 @@ func (b *serverBlock) fetchOnce(ctx context.Context, f *forwardRule, q forward.Q
 	return c.msg.Copy(), nil
 }
 
-// cachedAnswer returns the cached answer of a question. It returns nil if there is none or if it has
-// expired.
+// cachedAnswer returns the cached answer of a question. It returns nil if there is none or if it
+// has expired.
 func (b *serverBlock) cachedAnswer(q forward.Question) *dns.Msg {
 	if b.cache == nil || corefile.LongestZone(b.cfg.Cache.Zones, q.Name) == "" {
 		return nil

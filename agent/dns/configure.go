@@ -30,7 +30,7 @@ const (
 	etcCoreDNS  = "/etc/coredns" // where CoreDNS pods mount the ConfigMap's keys as files
 )
 
-// chainSource are the inputs of a chain. The chain is rebuilt when they change.
+// chainSource are the inputs of a serverChain. The chain is rebuilt when they change.
 type chainSource struct {
 	text        string            // of the Corefile
 	files       map[string]string // contents of the files that the Corefile refers to, by path
@@ -192,8 +192,8 @@ func (c *serverChain) shutDown() {
 	}
 }
 
-// forwardTargets returns the upstream servers of a forward rule. It omits this server itself, because a
-// query that it cannot answer would loop.
+// forwardTargets returns the upstream servers of a forward rule. It omits this server itself,
+// because a query that it cannot answer would loop.
 func (s *Server) forwardTargets(f corefile.Forward, files map[string]string, own []netip.Addr) (out []forward.Target) {
 	add := func(text string) {
 		u, err := corefile.ParseUpstream(text)
@@ -250,8 +250,8 @@ func (s *Server) reportWarnings(about *v1.ConfigMap, reports agent.Reporter, all
 	s.reportEvent(about, reports, "CorefileNotUnderstood", "A part of the Corefile has no effect: "+strings.Join(lines, "; "), func() {})
 }
 
-// reportEvent creates an Event for the ConfigMap unless the message is unchanged. All nodes report the same
-// message, which the API aggregates into one Event with a count.
+// reportEvent creates an Event for the ConfigMap unless the message is unchanged. All nodes report
+// the same message, which the API aggregates into one Event with a count.
 func (s *Server) reportEvent(about *v1.ConfigMap, reports agent.Reporter, reason, message string, first func()) {
 	const limit = 1024 // limit of the API's validation
 	if len(message) > limit {

@@ -1,9 +1,9 @@
 // Package dns is the cluster DNS on a node. It answers the node's pods from the node's own view, at
 // the address of Service kube-system/kube-dns and at a link-local address, even while no control
 // plane is reachable. It is configured by a Corefile (package corefile). Package zone holds the
-// names of the cluster; package forward queries other servers for the rest. A chain is an active
-// Corefile and answers queries. The Server manages the sockets, addresses, rules, files, and the
-// cluster's objects.
+// names of the cluster; package forward queries other servers for the rest. A serverChain is an
+// active Corefile and answers queries. The Server manages the sockets, addresses, rules, files, and
+// the cluster's objects.
 //
 // Goroutines: one per UDP socket, which immediately answers queries that are known locally; one per
 // TCP connection; one per query that waits for another server, up to a limit; and one that follows
@@ -39,8 +39,8 @@ type Config struct {
 	RunDir     string     // directory of the record of addresses
 	ResolvConf string     // the node's resolv.conf, which replaces /etc/resolv.conf in a Corefile
 	Local      netip.Addr // address that is served in addition to the address of the Service; zero: none
-	// ForeignNetwork reports whether a third-party network plugin attaches pods. Pod addresses may then be
-	// outside of the cluster's range.
+	// ForeignNetwork reports whether a third-party network plugin attaches pods. Pod addresses may
+	// then be outside of the cluster's range.
 	ForeignNetwork func() bool
 	Log            *slog.Logger
 
@@ -188,8 +188,8 @@ func (s *Server) wantedAddresses(objects agent.Objects) []netip.Addr {
 	return out
 }
 
-// updateListeners opens and closes listeners according to the wanted addresses. An address that cannot be
-// opened does not affect the others; it is tried again at the next check.
+// updateListeners opens and closes listeners according to the wanted addresses. An address that
+// cannot be opened does not affect the others; it is tried again at the next check.
 func (s *Server) updateListeners(ctx context.Context, objects agent.Objects, tended bool) error {
 	want := s.wantedAddresses(objects)
 	if s.cfg.Addresses == nil && (!slices.Equal(want, s.holder.have) || tended && !s.holder.hasRules(ctx)) {
@@ -266,10 +266,10 @@ const (
 	metricsPort = 9153
 )
 
-// updateHTTPServers serves the enabled health, ready and metrics endpoints at each address, to DNS clients
-// only. Disabled endpoints leave their ports free for pods on the host network: a listener at one
-// address prevents others from listening on all addresses. DNS is served even if such a port is
-// already in use.
+// updateHTTPServers serves the enabled health, ready and metrics endpoints at each address, to DNS
+// clients only. Disabled endpoints leave their ports free for pods on the host network: a listener
+// at one address prevents others from listening on all addresses. DNS is served even if such a port
+// is already in use.
 func (s *Server) updateHTTPServers(ctx context.Context) {
 	c := s.chain.Load()
 	if s.cfg.Port != 53 || c == nil {

@@ -19,7 +19,7 @@ type hostsTable struct {
 // maxHostNames is the maximum number of names in a table.
 const maxHostNames = 50000
 
-// hosts parses texts in the format of a hosts file: an address and its names per line, with
+// parseHosts parses texts in the format of a hosts file: an address and its names per line, with
 // comments after #. Invalid lines are skipped, as in other parsers of hosts files.
 func parseHosts(texts ...string) *hostsTable {
 	t := &hostsTable{byName: map[string][]netip.Addr{}, byAddress: map[netip.Addr][]string{}}

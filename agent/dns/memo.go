@@ -5,15 +5,15 @@ import (
 	"hash/maphash"
 )
 
-// answerCache caches the packed answers of one socket. A packet that differs from an earlier one only in
-// its ID gets the same answer, as long as neither the Corefile nor a Service has changed. It is not
-// safe for concurrent use.
+// answerCache caches the packed answers of one socket. A packet that differs from an earlier one
+// only in its ID gets the same answer, as long as neither the Corefile nor a Service has changed.
+// It is not safe for concurrent use.
 type answerCache struct {
 	seed  maphash.Seed
 	slots []cachedReply
 }
 
-// The limits of an memo: at most half a megabyte.
+// The limits of an answerCache: at most half a megabyte.
 const (
 	answerCacheSlots = 1024
 	maxCachedQuery   = 160 // bytes of a query

@@ -34,8 +34,8 @@ type clientQuery struct {
 	cacheable  bool // the same packet gets the same reply as long as nothing changes
 }
 
-// parseQuery parses a message. ok is false for packets that get no reply: replies, and packets without a
-// complete header. refused is a reply for a message that is not answered otherwise.
+// parseQuery parses a message. ok is false for packets that get no reply: replies, and packets
+// without a complete header. refused is a reply for a message that is not answered otherwise.
 func (c *serverChain) parseQuery(packet []byte, tcp bool, in *clientQuery) (refused *dns.Msg, ok bool) {
 	if len(packet) < 12 || packet[2]&0x80 != 0 {
 		return nil, false
@@ -141,8 +141,8 @@ func newOPT(do bool) *dns.OPT {
 	return o
 }
 
-// packMessage packs a message into buf and truncates it to size. Names are compressed only if there are
-// more than two records; for fewer, compression costs more time than it saves.
+// packMessage packs a message into buf and truncates it to size. Names are compressed only if there
+// are more than two records; for fewer, compression costs more time than it saves.
 func packMessage(m *dns.Msg, size int, buf []byte) ([]byte, error) {
 	if len(m.Answer)+len(m.Ns)+len(m.Extra) > 2 {
 		m.Compress = true

@@ -45,8 +45,8 @@ func (h *histogram) addValue(v float64) {
 	h.sum.Add(uint64(v / h.scale))
 }
 
-// zoneCounters are the counters of one server block. They live as long as the server, even if the block
-// is removed.
+// zoneCounters are the counters of one server block. They live as long as the server, even if the
+// block is removed.
 type zoneCounters struct {
 	zone     string
 	requests [2][2][]atomic.Uint64 // by protocol (UDP, TCP), family (IPv4, IPv6) and type
@@ -110,8 +110,8 @@ func (c *zoneCounters) countHit(m *dns.Msg) {
 // logInterval is the time between two log lines about failed queries.
 const logInterval = 10 * time.Second
 
-// logFailure logs that a query could not be answered, if the Corefile enables errors. It logs at most
-// once per tellEvery, with the number of failures since the last line.
+// logFailure logs that a query could not be answered, if the Corefile enables errors. It logs at
+// most once per logInterval, with the number of failures since the last line.
 func (c *zoneCounters) logFailure(name string, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -9,8 +9,8 @@ import (
 	"keelson.dev/keelson/internal/connlimit"
 )
 
-// serveHTTPPath serves one HTTP path until the server or the listener is closed. Connections, headers and
-// time are limited.
+// serveHTTPPath serves one HTTP path until the server or the listener is closed. Connections,
+// headers and time are limited.
 func (f *addressListener) serveHTTPPath(ctx context.Context, l net.Listener, port uint16, path string, h http.HandlerFunc) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+path, h)

@@ -44,8 +44,8 @@ func rewriteQuery(rules []corefile.Rewrite, name string, kind uint16) rewrittenQ
 	return out
 }
 
-// applyRule returns the name after a rule. ok is false if the rule does not match or if the result is
-// not a valid name.
+// applyRule returns the name after a rule. ok is false if the rule does not match or if the result
+// is not a valid name.
 func applyRule(r *corefile.Rewrite, name string) (to string, ok bool) {
 	switch r.Kind {
 	case "exact":
@@ -82,8 +82,8 @@ func expandGroups(to string, groups []string) string {
 	return to
 }
 
-// restoreNames changes the names in an answer: the rewritten name of the query becomes the original name,
-// and then the answer rules are applied.
+// restoreNames changes the names in an answer: the rewritten name of the query becomes the original
+// name, and then the answer rules are applied.
 func (w rewrittenQuery) restoreNames(m *dns.Msg, asked string) {
 	for _, section := range [][]dns.RR{m.Answer, m.Extra} {
 		for _, rr := range section {
@@ -134,8 +134,8 @@ func rewriteAnswerValue(rr dns.RR, r corefile.AnswerRule) {
 	}
 }
 
-// rotateAddresses rotates the address records at the end of an answer, so that clients that use the first
-// address are distributed over all of them.
+// rotateAddresses rotates the address records at the end of an answer, so that clients that use the
+// first address are distributed over all of them.
 func rotateAddresses(rrs []dns.RR, turn uint32) {
 	first := slices.IndexFunc(rrs, func(rr dns.RR) bool {
 		t := rr.Header().Rrtype

@@ -65,9 +65,9 @@ func (w *waitLimiter) releaseSlot(a netip.Addr) {
 	}
 }
 
-// allowedClients are the clients that the server answers: pods and processes of its node. The node's
-// addresses are reachable from other hosts. Answering those would enable amplification attacks,
-// because answers are larger than queries and source addresses can be forged.
+// allowedClients are the clients that the server answers: pods and processes of its node. The
+// node's addresses are reachable from other hosts. Answering those would enable amplification
+// attacks, because answers are larger than queries and source addresses can be forged.
 type allowedClients struct {
 	prefixes []netip.Prefix
 	local    map[netip.Addr]struct{}

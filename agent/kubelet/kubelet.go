@@ -105,7 +105,8 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	defer stop()
 	err := srv.Serve(tls.NewListener(front, &tls.Config{
 		MinVersion: tls.VersionTLS12,
-		// A certificate of another CA does not fail the handshake; the response is 401. See who.
+		// A certificate of another CA does not fail the handshake; the response is 401. See
+		// identifyClient.
 		ClientAuth: tls.RequestClientCert,
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 			return s.cfg.ServerTrust.ServingCertificate()

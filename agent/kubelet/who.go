@@ -67,8 +67,8 @@ func writeUnauthorized(w http.ResponseWriter, why string) {
 var verbs = map[string]string{http.MethodGet: "get", http.MethodHead: "get", http.MethodPost: "create",
 	http.MethodPut: "update", http.MethodPatch: "patch", http.MethodDelete: "delete"}
 
-// requiredSubresources returns the subresources of the Node that authorize access to a path, as in kubelet.
-// Any one of them is sufficient.
+// requiredSubresources returns the subresources of the Node that authorize access to a path, as in
+// kubelet. Any one of them is sufficient.
 func requiredSubresources(path string) []string {
 	below := func(root string) bool { return path == root || strings.HasPrefix(path, root+"/") }
 	switch {
@@ -88,8 +88,8 @@ func requiredSubresources(path string) []string {
 	return []string{"proxy"}
 }
 
-// identifyClient returns the client's identity from its certificate, if the cluster issued it, or from a
-// bearer token.
+// identifyClient returns the client's identity from its certificate, if the cluster issued it, or
+// from a bearer token.
 func (s *Server) identifyClient(r *http.Request) (q agent.AccessReview, ok bool) {
 	if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
 		if cas := s.cfg.ServerTrust.ClientCAs(); cas != nil {

@@ -262,8 +262,8 @@ type linkNetwork struct {
 	mac    net.HardwareAddr
 }
 
-// listNetworks returns the networks of interfaces that use ARP and neighbor discovery, longest prefix
-// first.
+// listNetworks returns the networks of interfaces that use ARP and neighbor discovery, longest
+// prefix first.
 func listNetworks() ([]linkNetwork, error) {
 	links, err := netlink.LinkList()
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // an interrupted dump may miss pod interfaces, but not the node's links
@@ -294,8 +294,8 @@ func listNetworks() ([]linkNetwork, error) {
 // unixNoARP is IFF_NOARP: the interface does not use ARP.
 const unixNoARP = 0x80
 
-// selectLink returns the smallest network that contains the address. If there is none, it returns the
-// network of the first of the node's addresses.
+// selectLink returns the smallest network that contains the address. If there is none, it returns
+// the network of the first of the node's addresses.
 func (s *announcerState) selectLink(a netip.Addr, nets []linkNetwork) (linkNetwork, bool) {
 	for _, n := range nets {
 		if !n.prefix.IsSingleIP() && n.prefix.Contains(a) {

@@ -98,8 +98,8 @@ func parseNS(b []byte, mac net.HardwareAddr) (q addressQuery, ok bool) {
 	return addressQuery{target: target, from: from, mac: append(net.HardwareAddr(nil), mac...)}, true
 }
 
-// buildAdvertisement builds a neighbor advertisement that states that an address is at mac. to is the
-// solicitation's source; an invalid address addresses all nodes on the link.
+// buildAdvertisement builds a neighbor advertisement that states that an address is at mac. to is
+// the solicitation's source; an invalid address addresses all nodes on the link.
 func buildAdvertisement(address netip.Addr, mac net.HardwareAddr, to netip.Addr) []byte {
 	flags := byte(flagOverride | flagSolicited)
 	if !to.IsValid() || to.IsUnspecified() {
@@ -135,8 +135,8 @@ func groupMAC(group netip.Addr) net.HardwareAddr {
 	return net.HardwareAddr{0x33, 0x33, raw[12], raw[13], raw[14], raw[15]}
 }
 
-// icmpv6Checksum returns the ICMPv6 checksum (RFC 4443, section 2.3). It returns 0 for a message that
-// contains its valid checksum.
+// icmpv6Checksum returns the ICMPv6 checksum (RFC 4443, section 2.3). It returns 0 for a message
+// that contains its valid checksum.
 func icmpv6Checksum(from, to netip.Addr, body []byte) uint16 {
 	sum := uint32(len(body)) + nextICMPv6
 	add := func(b []byte) {

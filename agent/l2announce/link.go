@@ -47,8 +47,8 @@ func newLink(name string, index int, mac net.HardwareAddr, log *slog.Logger) *an
 	return l
 }
 
-// setAddresses sets the addresses for which the link answers. An address that fails is not answered for
-// until the next call.
+// setAddresses sets the addresses for which the link answers. An address that fails is not answered
+// for until the next call.
 func (l *announcerLink) setAddresses(ctx context.Context, want map[netip.Addr]bool) error {
 	before, held := *l.held.Load(), make(map[netip.Addr]bool, len(want))
 	var errs []error
@@ -92,8 +92,8 @@ func (l *announcerLink) openFor(ctx context.Context, a netip.Addr) (err error) {
 	return l.joinGroup(solicitedNodeGroup(a))
 }
 
-// joinGroup joins a multicast group on the interface, so that the interface receives its packets and
-// snooping switches forward them.
+// joinGroup joins a multicast group on the interface, so that the interface receives its packets
+// and snooping switches forward them.
 func (l *announcerLink) joinGroup(group netip.Addr) error {
 	if l.groupUsers[group] > 0 {
 		l.groupUsers[group]++
@@ -137,8 +137,8 @@ func (l *announcerLink) shutDown() {
 	l.readers.Wait()
 }
 
-// openRawSocket opens a packet socket for a protocol on an interface. The kernel adds and removes the
-// link-layer header.
+// openRawSocket opens a packet socket for a protocol on an interface. The kernel adds and removes
+// the link-layer header.
 func openRawSocket(index int, protocol uint16, filter []bpf.Instruction) (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -251,8 +251,8 @@ func (l *announcerLink) answerNS(packet []byte, mac net.HardwareAddr) {
 	l.sendPacket(l.ndp, unix.ETH_P_IPV6, buildAdvertisement(q.target, l.mac, q.from), to)
 }
 
-// announceAddress announces an address to all hosts on the link. ARP has two forms of announcements, and some
-// hosts accept only one of them.
+// announceAddress announces an address to all hosts on the link. ARP has two forms of
+// announcements, and some hosts accept only one of them.
 func (l *announcerLink) announceAddress(a netip.Addr) {
 	if a.Is6() {
 		l.sendPacket(l.ndp, unix.ETH_P_IPV6, buildAdvertisement(a, l.mac, netip.Addr{}), groupMAC(allNodes))

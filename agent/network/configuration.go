@@ -80,8 +80,8 @@ func readLimited(path string) ([]byte, error) {
 
 var errNoPlugins = errors.New("it lists no plugins")
 
-// findConfigurationError returns the error for which libcni would reject the configuration, and its byte offset in
-// the file.
+// findConfigurationError returns the error for which libcni would reject the configuration, and its
+// byte offset in the file.
 func findConfigurationError(raw []byte, list bool) (at int, err error) {
 	var top map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &top); err != nil {
@@ -137,8 +137,8 @@ func findConfigurationError(raw []byte, list bool) (at int, err error) {
 	return 0, nil
 }
 
-// checkPluginType checks that a plugin names its type. at is the plugin's byte offset in the file, which is
-// returned with an error.
+// checkPluginType checks that a plugin names its type. at is the plugin's byte offset in the file,
+// which is returned with an error.
 func checkPluginType(plugin []byte, at int) (int, error) {
 	var p struct {
 		Type string `json:"type"`

@@ -84,7 +84,7 @@ func (l *Layout) addWireGuard(s Situation, uplink Link, outer netip.Addr, nodes 
 		peer := WireGuardPeer{Node: n.Name, Key: key, Endpoint: netip.AddrPortFrom(to, uint16(s.Encryption.Port))}
 		for _, p := range podPrefixes(n) {
 			if slices.Contains(s.OwnPods, p) {
-				continue // reach has already reported this range
+				continue // addNodeRoutes has already reported this range
 			}
 			if l.Routes[p].Via.IsValid() {
 				l.Missing = append(l.Missing, fmt.Sprintf("node %s has pods in %s, which is another node's", n.Name, p))

@@ -96,8 +96,9 @@ func enableForwarding(bridged, six bool) error {
 	return nil
 }
 
-// keepRouterAdvertisements makes links continue to accept router advertisements if they do so now. A host with
-// forwarding enabled otherwise ignores router advertisements and would lose its default route.
+// keepRouterAdvertisements makes links continue to accept router advertisements if they do so now.
+// A host with forwarding enabled otherwise ignores router advertisements and would lose its default
+// route.
 func keepRouterAdvertisements() {
 	if raw, err := os.ReadFile("/proc/sys/net/ipv6/conf/all/forwarding"); err == nil && strings.TrimSpace(string(raw)) == "1" {
 		return
@@ -114,8 +115,8 @@ func keepRouterAdvertisements() {
 	}
 }
 
-// installLayout programs the layout in the kernel. Problems with single nodes do not prevent the rest;
-// they are returned in problems.
+// installLayout programs the layout in the kernel. Problems with single nodes do not prevent the
+// rest; they are returned in problems.
 func installLayout(l Layout) (problems []string, err error) {
 	problems = slices.Clone(l.Missing)
 	index, err := installTunnel(l.Tunnel)

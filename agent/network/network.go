@@ -127,8 +127,8 @@ type pluginStatus struct {
 	err  error
 }
 
-// cachedOrQuery returns the result of ask, or a previous result for the same configuration that is at most
-// statusEvery old.
+// cachedOrQuery returns the result of ask, or a previous result for the same configuration that is
+// at most statusEvery old.
 func (s *pluginStatus) cachedOrQuery(list string, ask func() error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -139,8 +139,8 @@ func (s *pluginStatus) cachedOrQuery(list string, ask func() error) error {
 	return s.err
 }
 
-// activeConfiguration returns the third-party configuration if there is one, and otherwise Keelson's own. ports
-// adds the portmap plugin to Keelson's own.
+// activeConfiguration returns the third-party configuration if there is one, and otherwise
+// Keelson's own. ports adds the portmap plugin to Keelson's own.
 func (n *Network) activeConfiguration(ports bool) (*libcni.NetworkConfigList, error) {
 	path, err := cni.FindOperatorConfig(n.cfg.ConfDir)
 	if err != nil {
@@ -305,8 +305,8 @@ func parseStatus(res types.Result) (agent.NetworkStatus, error) {
 	return s, nil
 }
 
-// undoAdd undoes an ADD that did not succeed. It calls DEL of each plugin even if another one fails.
-// It skips plugins that are not installed, because they cannot have created anything.
+// undoAdd undoes an ADD that did not succeed. It calls DEL of each plugin even if another one
+// fails. It skips plugins that are not installed, because they cannot have created anything.
 func (n *Network) undoAdd(ctx context.Context, list *libcni.NetworkConfigList, rt *libcni.RuntimeConf) error {
 	var errs []error
 	for _, p := range slices.Backward(list.Plugins) {

@@ -171,8 +171,8 @@ func Plan(s Situation) Layout {
 	return l
 }
 
-// CheckOverlap returns an error if an address of this node is in a range of the cluster. Packets to that
-// address would be routed to pods or Services.
+// CheckOverlap returns an error if an address of this node is in a range of the cluster. Packets to
+// that address would be routed to pods or Services.
 func (s Situation) CheckOverlap() error {
 	for _, ip := range s.NodeIPs {
 		if flag, p := s.clusterRangeOf(ip); flag != "" {
@@ -194,8 +194,8 @@ func (s Situation) clusterRangeOf(ip netip.Addr) (flag string, in netip.Prefix) 
 	return "", netip.Prefix{}
 }
 
-// addNodeRoutes adds the routes to a node's pods. It returns true if some of them require a tunnel; dig or
-// encrypt adds those.
+// addNodeRoutes adds the routes to a node's pods. It returns true if some of them require a tunnel;
+// addTunnel or addWireGuard adds those.
 func (l *Layout) addNodeRoutes(s Situation, n *agent.Peer) (tunnel bool) {
 	for _, ip := range n.Addresses {
 		if flag, p := s.clusterRangeOf(ip); flag != "" {

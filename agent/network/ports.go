@@ -12,8 +12,8 @@ import (
 	"keelson.dev/keelson/cni"
 )
 
-// createdInterfaces returns the interfaces in the cached ADD result of a sandbox on Keelson's own network. It
-// returns none if the result is unknown.
+// createdInterfaces returns the interfaces in the cached ADD result of a sandbox on Keelson's own
+// network. It returns none if the result is unknown.
 func (n *Network) createdInterfaces(a cachedAttachment) []*types100.Interface {
 	if a.list.Name != cni.Name {
 		return nil

@@ -27,8 +27,8 @@ type Routes struct {
 	// OwnKey, if not nil, replaces the key in Encryption and is followed for changes.
 	OwnKey  *OwnKey
 	Objects agent.Objects
-	// ForeignNetwork reports whether a third-party network plugin attaches pods. Routes are then the
-	// plugin's task, and Keelson's are removed.
+	// ForeignNetwork reports whether a third-party network plugin attaches pods. Routes are then
+	// the plugin's task, and Keelson's are removed.
 	ForeignNetwork func() bool
 	Log            *slog.Logger
 

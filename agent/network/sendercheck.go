@@ -132,8 +132,8 @@ func (s *senderCheck) syncTable(ctx context.Context) error {
 	return nil
 }
 
-// maintain repairs rules, ports and forwarding entries until ctx ends or an error occurs. They remain
-// when it returns.
+// maintain repairs rules, ports and forwarding entries until ctx ends or an error occurs. They
+// remain when it returns.
 func (s *senderCheck) maintain(ctx context.Context) error {
 	look, ports := time.NewTicker(rulesInterval), time.NewTicker(portsInterval)
 	defer look.Stop()
@@ -161,8 +161,8 @@ func (s *senderCheck) maintain(ctx context.Context) error {
 	}
 }
 
-// checkTable compares the table with the last state that was written. If they differ, the next sync
-// rebuilds the table.
+// checkTable compares the table with the last state that was written. If they differ, the next
+// syncTable rebuilds the table.
 func (s *senderCheck) checkTable(ctx context.Context) error {
 	s.write.Lock()
 	defer s.write.Unlock()
@@ -259,8 +259,8 @@ func (s *senderCheck) repairPorts() error {
 	return errors.Join(errs...)
 }
 
-// configurePort disables learning on the port and adds a sticky forwarding entry for the pod, which no
-// frame can move to another port. A missing port is not an error.
+// configurePort disables learning on the port and adds a sticky forwarding entry for the pod, which
+// no frame can move to another port. A missing port is not an error.
 func configurePort(p podPort) error {
 	link, err := netlink.LinkByName(p.Name)
 	if err != nil || link.Attrs().MasterIndex == 0 {
@@ -389,8 +389,8 @@ func (n *Network) checkSender(ctx context.Context, sandbox, namespace string, re
 	return n.senders.addPort(ctx, sandbox, p)
 }
 
-// MaintainSenderCheck maintains the check of source addresses until ctx ends or an error occurs. The rules
-// remain when it returns.
+// MaintainSenderCheck maintains the check of source addresses until ctx ends or an error occurs.
+// The rules remain when it returns.
 func (n *Network) MaintainSenderCheck(ctx context.Context) error {
 	if n.checksNoSender() {
 		if err := removeSenders(ctx); err != nil {

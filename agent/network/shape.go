@@ -15,8 +15,8 @@ import (
 	"keelson.dev/keelson/cni"
 )
 
-// checkBandwidthSupport returns an error if the request has a bandwidth limit that the third-party network would
-// not enforce.
+// checkBandwidthSupport returns an error if the request has a bandwidth limit that the third-party
+// network would not enforce.
 func checkBandwidthSupport(list *libcni.NetworkConfigList, r agent.NetworkRequest) error {
 	if r.Ingress == 0 && r.Egress == 0 || list.Name == cni.Name {
 		return nil
@@ -30,8 +30,8 @@ func checkBandwidthSupport(list *libcni.NetworkConfigList, r agent.NetworkReques
 		"add the bandwidth plugin to its configuration, or remove the pod's annotations", list.Name, r.Namespace, r.Name)
 }
 
-// limitBandwidth limits the bandwidth of a sandbox on Keelson's own network. Ingress is limited at the
-// host's end of the veth pair, egress at the sandbox's end.
+// limitBandwidth limits the bandwidth of a sandbox on Keelson's own network. Ingress is limited at
+// the host's end of the veth pair, egress at the sandbox's end.
 func (n *Network) limitBandwidth(res types.Result, r agent.NetworkRequest) error {
 	if r.Ingress == 0 && r.Egress == 0 {
 		return nil

@@ -25,12 +25,12 @@ const (
 	chainForwarded = "forwarded" // drops packets from pods to the VXLAN port of other nodes
 )
 
-// tunnelRules maintains the nftables rules of a tunnel. They masquerade the node's own packets through
-// the tunnel. Replies to another address of the node would not return through the tunnel but over
-// links that may not carry pod addresses. With WireGuard, they drop pod-to-pod packets that arrive
-// over a link, because these are unencrypted and may be forged. With VXLAN, they prevent pods from
-// reaching the tunnel port on any node, because the sender of a VXLAN packet sets its inner source
-// address.
+// tunnelRules maintains the nftables rules of a tunnel. They masquerade the node's own packets
+// through the tunnel. Replies to another address of the node would not return through the tunnel
+// but over links that may not carry pod addresses. With WireGuard, they drop pod-to-pod packets
+// that arrive over a link, because these are unencrypted and may be forged. With VXLAN, they
+// prevent pods from reaching the tunnel port on any node, because the sender of a VXLAN packet sets
+// its inner source address.
 type tunnelRules struct {
 	nft       knftables.Interface
 	applied   tunnelRuleset

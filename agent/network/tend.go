@@ -33,8 +33,8 @@ type cachedAttachment struct {
 	rt   *libcni.RuntimeConf
 }
 
-// cachedAttachments returns the attachments of a sandbox from libcni's cache. An empty id selects all
-// sandboxes.
+// cachedAttachments returns the attachments of a sandbox from libcni's cache. An empty id selects
+// all sandboxes.
 func (n *Network) cachedAttachments(id string) ([]cachedAttachment, error) {
 	cached, err := n.cni.GetCachedAttachments(id)
 	if err != nil {
@@ -190,8 +190,8 @@ func (n *Network) collectByPlugins(ctx context.Context, keep []string) error {
 	return nil
 }
 
-// addressHolders returns the sandboxes that hold an address of Keelson's own network. The IPAM plugin
-// stores one file per address, with the sandbox's ID in its first line.
+// addressHolders returns the sandboxes that hold an address of Keelson's own network. The IPAM
+// plugin stores one file per address, with the sandbox's ID in its first line.
 func (n *Network) addressHolders() map[string]bool {
 	out := map[string]bool{}
 	files, err := filepath.Glob(filepath.Join(n.ipamDir(), cni.Name, "*"))

@@ -12,10 +12,10 @@ import (
 	"keelson.dev/keelson/cni"
 )
 
-// watchKernel subscribes to kernel events until ctx ends. It signals damage when something that Routes
-// maintains or depends on has changed. All subscriptions exist when it returns. cut is signaled
-// when a subscription ends, for example because events were lost; the caller must then sync and
-// subscribe again.
+// watchKernel subscribes to kernel events until ctx ends. It signals damage when something that
+// Routes maintains or depends on has changed. All subscriptions exist when it returns. cut is
+// signaled when a subscription ends, for example because events were lost; the caller must then
+// sync and subscribe again.
 func (r *Routes) watchKernel(ctx context.Context, damage chan<- struct{}) (cut <-chan struct{}, err error) {
 	ended := make(chan struct{}, 1)
 	routes, links := make(chan netlink.RouteUpdate, 64), make(chan netlink.LinkUpdate, 64)

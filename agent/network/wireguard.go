@@ -137,9 +137,9 @@ func configureWireGuard(want *WireGuard) error {
 	return nil
 }
 
-// wireGuardChanges returns the changes that bring a device to the wanted state; same reports that there are
-// none. Removed peers precede others, because their allowed ranges may move to another peer. It is
-// pure.
+// wireGuardChanges returns the changes that bring a device to the wanted state; same reports that
+// there are none. Removed peers precede others, because their allowed ranges may move to another
+// peer. It is pure.
 func wireGuardChanges(have *wgtypes.Device, want *WireGuard) (cfg wgtypes.Config, same bool) {
 	same = true
 	if have.PrivateKey.PublicKey() != want.Key.PublicKey() { // compare public keys, because the kernel clamps the private key

@@ -48,8 +48,8 @@ type PluginSource interface {
 	AllocatableDevices() map[string][]agent.PluginDevice
 }
 
-// ClaimSource provides the devices that the containers of a pod use through its claims, by container
-// name.
+// ClaimSource provides the devices that the containers of a pod use through its claims, by
+// container name.
 type ClaimSource interface {
 	ContainerClaims(pod *v1.Pod) map[string][]agent.ContainerClaim
 }
@@ -145,8 +145,8 @@ func (s *Server) GetAllocatableResources(context.Context, *api.AllocatableResour
 	return out, nil
 }
 
-// podResources returns the resources of the containers of a pod that run concurrently: its containers and
-// sidecars.
+// podResources returns the resources of the containers of a pod that run concurrently: its
+// containers and sidecars.
 func (s *Server) podResources(p *v1.Pod) *api.PodResources {
 	out := &api.PodResources{Namespace: p.Namespace, Name: p.Name}
 	given, claimed := s.cfg.Plugins.AllocatedDevices(p.UID), s.cfg.Claims.ContainerClaims(p)

@@ -14,12 +14,12 @@ type ruleShape struct {
 	chains map[string][]ruleLine
 	maps   map[string]map[string]string // map → pod address → verdict
 	selves map[string]map[string]bool   // addresses of isolated pods; a pod's traffic to itself is accepted
-	owners map[string]map[string]string // dropped name → address of an isolated pod → pod UID
+	owners map[string]map[string]string // droppedSet name → address of an isolated pod → pod UID
 	sets   map[string]setContent        // sets that the lines refer to, including those of ipBlocks
 }
 
-// ruleLine is a rule. If the set that it refers to is too large, substitutes replace it: one rule per
-// group.
+// ruleLine is a rule. If the set that it refers to is too large, substitutes replace it: one rule
+// per group.
 type ruleLine struct {
 	text        string
 	set         string // "" if the line has no substitutes
@@ -59,15 +59,15 @@ var directions = []direction{
 	{"e", "saddr", "daddr", "jump", "return", func(p *policy) *[]rule { return p.egress }},
 }
 
-// verdictMap returns the name of the verdict map of a direction and family. selves returns the name
-// of the set of pods' own addresses. dropped returns the name of the set that counts dropped
-// packets per address.
+// verdictMap returns the name of the verdict map of a direction and family. selfSet returns the
+// name of the set of pods' own addresses. droppedSet returns the name of the set that counts
+// dropped packets per address.
 func verdictMap(d direction, f family) string { return "pods-" + d.letter + f.digit }
 func selfSet(f family) string                 { return "self-" + f.digit }
 func droppedSet(d direction, f family) string { return "dropped-" + d.letter + f.digit }
 
-// neighborDiscoveryMatch matches the ICMPv6 messages by which hosts on a link discover each other. Policies do not
-// apply to them.
+// neighborDiscoveryMatch matches the ICMPv6 messages by which hosts on a link discover each other.
+// Policies do not apply to them.
 const neighborDiscoveryMatch = "icmpv6 type { mld-listener-query, mld-listener-report, mld-listener-done, nd-router-solicit, nd-router-advert, " +
 	"nd-neighbor-solicit, nd-neighbor-advert, mld2-listener-report } "
 
@@ -98,18 +98,18 @@ func compileRules(pods []Pod, policies []*policy) ruleShape {
 	return r.ruleShape
 }
 
-// compiler builds a shape. Pods with the same policies share a chain, because the pods of a node
-// may have a thousand policies in common. A chain and its sets are named after the lowest address
-// of these pods. The names stay the same when policies change, so that a change rewrites the rules
-// of one policy rather than all.
+// compiler builds a ruleShape. Pods with the same policies share a chain, because the pods of a
+// node may have a thousand policies in common. A chain and its sets are named after the lowest
+// address of these pods. The names stay the same when policies change, so that a change rewrites
+// the rules of one policy rather than all.
 type compiler struct {
 	ruleShape
 	chainNames map[chainKey]string
 	setNames   map[string]string // names of sets with several groups, by content
 }
 
-// chainKey identifies a chain: the keys of its policies, and the pod's named ports if the policies use
-// them.
+// chainKey identifies a chain: the keys of its policies, and the pod's named ports if the policies
+// use them.
 type chainKey struct{ way, family, policies, ports string }
 
 // addPod adds the map entries that direct a pod's traffic to the chain of its policies.

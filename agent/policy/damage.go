@@ -23,7 +23,7 @@ type tableContents struct {
 	cost     time.Duration              // CPU time for reading the table
 }
 
-// listed lists Keelson's table with nft.
+// listTable lists Keelson's table with nft.
 func listTable(ctx context.Context) (tableContents, error) {
 	runtime.LockOSThread() // ClockGettime returns the CPU time of the current thread
 	defer runtime.UnlockOSThread()
@@ -166,8 +166,8 @@ func mapElement(raw json.RawMessage) string {
 	return string(raw)
 }
 
-// findReplacedChain returns an error that names a chain whose rules differ from those of the last check, or
-// nil.
+// findReplacedChain returns an error that names a chain whose rules differ from those of the last
+// check, or nil.
 func (t tableContents) findReplacedChain(before map[string]string) error {
 	for _, name := range slices.Sorted(maps.Keys(before)) {
 		if now, ok := t.code[name]; ok && now != before[name] {

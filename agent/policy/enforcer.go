@@ -27,8 +27,8 @@ type Config struct {
 	Objects agent.Objects
 	// Sandboxes is queried once for the addresses of pods that are already running.
 	Sandboxes Sandboxes
-	// Disabled reports that the agent must not enforce policies, because a third-party network plugin
-	// attaches the pods or the operator disabled enforcement. The table is then removed.
+	// Disabled reports that the agent must not enforce policies, because a third-party network
+	// plugin attaches the pods or the operator disabled enforcement. The table is then removed.
 	Disabled func() bool
 	Log      *slog.Logger
 }
@@ -53,7 +53,7 @@ type Enforcer struct {
 	appliedVersion uint64          // version of owners that the kernel's rules reflect
 	revision       uint64          // the kernel's rules reflect at least this revision of the view
 	waiters        int             // number of waiting Guard calls
-	progress       chan struct{}   // closed and replaced when shown or reason changes
+	progress       chan struct{}   // closed and replaced when appliedVersion or reason changes
 	programmed     map[string]bool // addresses with rules in the kernel that this process wrote
 	unmergedSets   int             // number of sets that exceeded the limit and were not merged
 	reason         string          // why the kernel's rules are not current, for the error of Guard
@@ -161,8 +161,8 @@ func parseAddresses(addresses []string) []netip.Addr {
 	return out
 }
 
-// setAddresses records the addresses of a pod and reports whether they changed. An address belongs to the
-// pod for which it was recorded last. The caller holds the lock.
+// setAddresses records the addresses of a pod and reports whether they changed. An address belongs
+// to the pod for which it was recorded last. The caller holds the lock.
 func (e *Enforcer) setAddresses(uid types.UID, addresses []netip.Addr) (moved bool) {
 	if slices.Equal(e.addresses[uid], addresses) {
 		return false
@@ -248,8 +248,8 @@ func (e *Enforcer) setReason(why string) {
 	e.reason = why
 }
 
-// recordApplied records that the kernel's rules reflect a version of owners and a revision, and wakes
-// waiting Guard calls.
+// recordApplied records that the kernel's rules reflect a version of owners and a revision, and
+// wakes waiting Guard calls.
 func (e *Enforcer) recordApplied(asked, revision uint64, r ruleset) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -264,8 +264,8 @@ func (e *Enforcer) recordApplied(asked, revision uint64, r ruleset) {
 	e.progress = make(chan struct{})
 }
 
-// podsWithAddresses returns the pods of the view that have addresses. If certain is true, it removes the pods
-// that are no longer in the view. Otherwise unknown reports whether there are any.
+// podsWithAddresses returns the pods of the view that have addresses. If certain is true, it
+// removes the pods that are no longer in the view. Otherwise unknown reports whether there are any.
 func (e *Enforcer) podsWithAddresses(certain bool) (pods []Pod, asked uint64, unknown bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -297,8 +297,8 @@ func (e *Enforcer) hasWaiters() bool {
 	return e.waiters > 0
 }
 
-// policyCache caches parsed policies. Objects are immutable, so that a cached policy is valid for the
-// same pointer.
+// policyCache caches parsed policies. Objects are immutable, so that a cached policy is valid for
+// the same pointer.
 type policyCache struct {
 	mu     sync.Mutex
 	parsed map[string]readPolicy
@@ -348,7 +348,8 @@ func (r *policyCache) parseAll(objects []*networkingv1.NetworkPolicy, log *slog.
 	return out
 }
 
-// bridges enables IP filtering of traffic between pods over the bridge, in both address families.
+// filterBridges enables IP filtering of traffic between pods over the bridge, in both address
+// families.
 func filterBridges() error {
 	for _, f := range []string{"/proc/sys/net/bridge/bridge-nf-call-iptables", "/proc/sys/net/bridge/bridge-nf-call-ip6tables"} {
 		raw, err := os.ReadFile(f)

@@ -284,8 +284,8 @@ func (m *mergedRules) groupRule(set, port, remark string) string {
 	return joinWords(fmt.Sprintf("%s %s @%s", m.f.ip, m.d.peer, set), port, m.d.allow, remark)
 }
 
-// singlePorts returns the individual ports of a rule. few is false if the rule has more than fewPorts
-// ports, or none.
+// singlePorts returns the individual ports of a rule. few is false if the rule has more than
+// maxSetPorts ports, or none.
 func (r rule) singlePorts() (out []onePort, few bool) {
 	if r.anyPort {
 		return nil, false

@@ -91,8 +91,8 @@ type portRange struct {
 	from, to uint16
 }
 
-// policy parses a NetworkPolicy. Parts that cannot be parsed allow nothing and are reported in the
-// error.
+// parsePolicy parses a NetworkPolicy. Parts that cannot be parsed allow nothing and are reported in
+// the error.
 func parsePolicy(p *networkingv1.NetworkPolicy) (*policy, error) {
 	out := &policy{key: p.Namespace + "/" + p.Name, namespace: p.Namespace}
 	var err error
@@ -126,8 +126,8 @@ func parsePolicy(p *networkingv1.NetworkPolicy) (*policy, error) {
 	return out, r.err
 }
 
-// parseNamedPortGroups parses the annotation agent.NamedPortGroups. It omits entries that cannot be parsed;
-// their ports allow nothing.
+// parseNamedPortGroups parses the annotation agent.NamedPortGroups. It omits entries that cannot be
+// parsed; their ports allow nothing.
 func parseNamedPortGroups(text string) map[NamedPort]string {
 	out := map[NamedPort]string{}
 	for part := range strings.SplitSeq(text, ",") {
@@ -140,8 +140,8 @@ func parseNamedPortGroups(text string) map[NamedPort]string {
 	return out
 }
 
-// policyParser parses the rules of one policy in order. It assigns the next address group to each peer
-// with selectors.
+// policyParser parses the rules of one policy in order. It assigns the next address group to each
+// peer with selectors.
 type policyParser struct {
 	key    string
 	groups []string

@@ -17,7 +17,7 @@ type baseChain struct {
 	name       string
 	hook       knftables.BaseChainHook
 	priority   string
-	directions []direction // ways that are evaluated, in this order
+	directions []direction // directions that are evaluated, in this order
 }
 
 // One chain evaluates both directions: after egress is allowed, evaluation returns to the chain and
@@ -31,8 +31,8 @@ var baseChains = []baseChain{
 	{"sent", knftables.OutputHook, "filter", []direction{directions[1], directions[0]}},
 }
 
-// addBase adds the table, maps, sets and base chains that are missing, and rewrites the rules of the
-// base chains.
+// addBase adds the table, maps, sets and base chains that are missing, and rewrites the rules of
+// the base chains.
 func addBase(tx *knftables.Transaction, bridge string) {
 	tx.Add(&knftables.Table{Comment: knftables.PtrTo("Keelson NetworkPolicies")})
 	for _, f := range families {
@@ -77,8 +77,8 @@ func baseRules(c baseChain, bridge string) []string {
 	return rules
 }
 
-// addRebuild adds the operations that replace the contents of the table by the ruleset, in one atomic
-// transaction. have lists the names of the current objects by kind.
+// addRebuild adds the operations that replace the contents of the table by the ruleset, in one
+// atomic transaction. have lists the names of the current objects by kind.
 func addRebuild(tx *knftables.Transaction, have map[string][]string, to ruleset, bridge string) {
 	// Flush requires that the table exists; adding an existing table has no effect.
 	tx.Add(&knftables.Table{Comment: knftables.PtrTo("Keelson NetworkPolicies")})

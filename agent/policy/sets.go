@@ -135,8 +135,8 @@ func (s setSource) elements(group *v1.Endpoints) map[string]bool {
 	return out
 }
 
-// setFiller fills sets from the current address groups. It reuses the elements of groups that have not
-// changed.
+// setFiller fills sets from the current address groups. It reuses the elements of groups that have
+// not changed.
 type setFiller struct {
 	previous       map[string]*filledSet
 	changed        func(group string) bool
@@ -271,8 +271,8 @@ func (f *setFiller) fillSet(name string, c setContent) *filledSet {
 	return out
 }
 
-// updateElements computes the elements from those of the old set and the sources that were added, removed
-// or changed.
+// updateElements computes the elements from those of the old set and the sources that were added,
+// removed or changed.
 func (s *filledSet) updateElements(old *filledSet, changed func(group string) bool) {
 	s.elements = maps.Clone(old.elements)
 	had, stays := make(map[setSource]bool, len(old.sources)), make(map[setSource]bool, len(s.sources))

@@ -93,9 +93,9 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// isViewUsable reports whether the view may be programmed. A view from a checkpoint may be older than the
-// rules in the kernel. These rules stay until the view is confirmed, or until a pod waits for newer
-// rules and the view contains all running pods.
+// isViewUsable reports whether the view may be programmed. A view from a checkpoint may be older
+// than the rules in the kernel. These rules stay until the view is confirmed, or until a pod waits
+// for newer rules and the view contains all running pods.
 func (t *enforcerRun) isViewUsable(ctx context.Context, certain bool) (bool, error) {
 	if t.built || certain {
 		return true, nil
@@ -223,8 +223,8 @@ func (t *enforcerRun) removeTable(ctx context.Context) error {
 	return nil
 }
 
-// checkTable checks for changes by other programs: a firewall that is reloaded may flush all rules. It
-// skips the check if the ruleset generation has not changed since the last check.
+// checkTable checks for changes by other programs: a firewall that is reloaded may flush all rules.
+// It skips the check if the ruleset generation has not changed since the last check.
 func (t *enforcerRun) checkTable(ctx context.Context) error {
 	if !t.built || time.Now().Before(t.nextCheck) {
 		return nil

@@ -5,9 +5,9 @@ import (
 	"slices"
 )
 
-// frontendClaims lists, for each frontend, the Ports that use it, in the order of precedence. Anybody may
-// set any address as an external IP. An address that the cluster assigned to a Service therefore
-// takes precedence over external IPs; among equal claims, the lowest Port ID does.
+// frontendClaims lists, for each frontend, the Ports that use it, in the order of precedence.
+// Anybody may set any address as an external IP. An address that the cluster assigned to a Service
+// therefore takes precedence over external IPs; among equal claims, the lowest Port ID does.
 type frontendClaims map[Frontend][]frontendClaim
 
 type frontendClaim struct {
@@ -25,8 +25,8 @@ func (c frontendClaim) compareClaims(d frontendClaim) int {
 	return cmp.Or(cmp.Compare(class(c), class(d)), cmp.Compare(c.id, d.id))
 }
 
-// updateClaims replaces the claims of the old state of a Port with those of its new state. It adds to
-// touched the IDs of other Ports that gain or lose a frontend. old and now may be nil.
+// updateClaims replaces the claims of the old state of a Port with those of its new state. It adds
+// to touched the IDs of other Ports that gain or lose a frontend. old and now may be nil.
 func (c frontendClaims) updateClaims(old, now *Port, touched map[string]struct{}) {
 	if old != nil && now != nil && slices.Equal(old.Internal, now.Internal) && slices.Equal(old.External, now.External) {
 		return

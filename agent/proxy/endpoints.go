@@ -62,8 +62,8 @@ func isSpecialAddress(ip netip.Addr) bool {
 	return ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsMulticast() || ip.IsUnspecified() || ip.Is4In6()
 }
 
-// slicePort returns the port number of a Service port in a slice, or 0 if the slice does not have the
-// port.
+// slicePort returns the port number of a Service port in a slice, or 0 if the slice does not have
+// the port.
 func slicePort(name string, s *discoveryv1.EndpointSlice) int32 {
 	var port int32
 	for _, p := range s.Ports {
@@ -84,9 +84,9 @@ func newCandidate(e *discoveryv1.Endpoint, at Location) candidate {
 	return c
 }
 
-// clusterBackends returns the backends of traffic that may go to any node. These are the ready endpoints
-// that hints assign to this node. It returns all ready endpoints if the hints do not apply, and the
-// terminating endpoints if none is ready.
+// clusterBackends returns the backends of traffic that may go to any node. These are the ready
+// endpoints that hints assign to this node. It returns all ready endpoints if the hints do not
+// apply, and the terminating endpoints if none is ready.
 func (c candidates) clusterBackends() []Backend {
 	if len(c.ready) == 0 {
 		return distinctBackends(c.terminating)
@@ -94,8 +94,8 @@ func (c candidates) clusterBackends() []Backend {
 	return distinctBackends(hintedCandidates(c.ready))
 }
 
-// localBackends returns the backends of traffic that must stay on this node. It ignores hints, because the
-// traffic policy takes precedence over them.
+// localBackends returns the backends of traffic that must stay on this node. It ignores hints,
+// because the traffic policy takes precedence over them.
 func (c candidates) localBackends() []Backend {
 	if here := localCandidates(c.ready); len(here) > 0 {
 		return distinctBackends(here)
@@ -108,10 +108,10 @@ func (c candidates) servingBackends() []Backend {
 	return distinctBackends(slices.Concat(c.ready, c.terminating))
 }
 
-// hintedCandidates returns the endpoints whose hints name this node. If there are none, it returns the
-// endpoints whose hints name this node's zone. Hints apply only if every endpoint has them and at
-// least one matches. Otherwise all endpoints are returned: the controller may be in the middle of
-// an update, or no endpoint would remain.
+// hintedCandidates returns the endpoints whose hints name this node. If there are none, it returns
+// the endpoints whose hints name this node's zone. Hints apply only if every endpoint has them and
+// at least one matches. Otherwise all endpoints are returned: the controller may be in the middle
+// of an update, or no endpoint would remain.
 func hintedCandidates(ready []candidate) []candidate {
 	for _, mode := range []struct{ has, mine func(candidate) bool }{
 		{func(c candidate) bool { return c.hintsNodes }, func(c candidate) bool { return c.forNode }},

@@ -10,9 +10,9 @@ import (
 	"sync"
 )
 
-// StaleFlowCleaner deletes the conntrack entries of UDP flows to endpoints that no longer exist. UDP has no
-// connection end that the kernel could detect. A client that keeps sending from one port would
-// otherwise be directed to the removed endpoint for as long as it sends.
+// StaleFlowCleaner deletes the conntrack entries of UDP flows to endpoints that no longer exist.
+// UDP has no connection end that the kernel could detect. A client that keeps sending from one port
+// would otherwise be directed to the removed endpoint for as long as it sends.
 type StaleFlowCleaner struct {
 	mu      sync.Mutex
 	current udpServers
@@ -25,8 +25,8 @@ func NewStaleFlowCleaner() *StaleFlowCleaner {
 	return &StaleFlowCleaner{current: udpServers{}, removed: udpServers{}, changed: make(chan struct{}, 1)}
 }
 
-// udpServers maps a UDP frontend to the endpoints that may answer it. The frontend is an address and a
-// port; a node port has the unspecified address.
+// udpServers maps a UDP frontend to the endpoints that may answer it. The frontend is an address
+// and a port; a node port has the unspecified address.
 type udpServers map[netip.AddrPort]map[netip.AddrPort]bool
 
 // addPort adds the frontends and endpoints of a UDP Port.
@@ -136,8 +136,8 @@ func deleteFlows(p udpServers) error {
 	return nil
 }
 
-// interfaceAddresses returns the addresses at which node ports are served: all interface addresses except
-// loopback.
+// interfaceAddresses returns the addresses at which node ports are served: all interface addresses
+// except loopback.
 func interfaceAddresses() (map[netip.Addr]bool, error) {
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {

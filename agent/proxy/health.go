@@ -54,8 +54,8 @@ type serviceHealth struct {
 	LocalEndpoints int `json:"localEndpoints"`
 }
 
-// computeHealth returns the response for a Service. ok is false if the Service has no health check node
-// port.
+// computeHealth returns the response for a Service. ok is false if the Service has no health check
+// node port.
 func computeHealth(s *v1.Service, parts map[string]*discoveryv1.EndpointSlice, node string) (h serviceHealth, ok bool) {
 	h.port = s.Spec.HealthCheckNodePort
 	if h.port == 0 || s.Spec.Type != v1.ServiceTypeLoadBalancer ||
@@ -80,8 +80,8 @@ func computeHealth(s *v1.Service, parts map[string]*discoveryv1.EndpointSlice, n
 	return h, true
 }
 
-// setHealth replaces the responses of all Services. If two Services have the same port, the first one by
-// namespace and name is served.
+// setHealth replaces the responses of all Services. If two Services have the same port, the first
+// one by namespace and name is served.
 func (c *HealthChecks) setHealth(of map[types.NamespacedName]serviceHealth) {
 	want := make(map[int32]serviceHealth, len(of))
 	for _, h := range of {

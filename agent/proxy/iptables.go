@@ -38,8 +38,8 @@ func newIPTables() *iptables {
 // maxOutput limits the output of a program, in bytes.
 const maxOutput = 64 << 20
 
-// runProgram runs a program with the given standard input and returns its output. It stops the program
-// after writeLimit.
+// runProgram runs a program with the given standard input and returns its output. It stops the
+// program after writeLimit.
 func runProgram(ctx context.Context, input, program string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, writeLimit)
 	defer cancel()
@@ -175,8 +175,8 @@ func (t *iptFamily) addService(into iptRules, service string) {
 	addServiceRules(into, service, slices.Collect(maps.Values(t.services[service])))
 }
 
-// readRules returns the rules of Keelson's chains, and the jumps to them from built-in chains, by "table
-// chain".
+// readRules returns the rules of Keelson's chains, and the jumps to them from built-in chains, by
+// "table chain".
 func (t *iptFamily) readRules(ctx context.Context) (map[string][]string, error) {
 	out := map[string][]string{}
 	for _, table := range iptTables {

@@ -55,8 +55,8 @@ func (t *iptFamily) firstAddresses() map[portAnywhere]netip.Addr {
 	return out
 }
 
-// parseCounter parses a rule with its counters: [packets:bytes] -A KEELSON-SERVICES -d IP/32 -p tcp -m
-// tcp --dport N -j ...
+// parseCounter parses a rule with its counters: [packets:bytes] -A KEELSON-SERVICES -d IP/32 -p tcp
+// -m tcp --dport N -j ...
 func (f family) parseCounter(line string, first map[portAnywhere]netip.Addr) (at Frontend, n uint64, ok bool) {
 	words := strings.Fields(line)
 	if len(words) < 3 || words[1] != "-A" || words[len(words)-1] == "RETURN" {

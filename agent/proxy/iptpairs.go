@@ -28,8 +28,8 @@ type frontendRule struct {
 	target   string
 }
 
-// addServiceRules renders the rules that the Ports of a Service share: external addresses and source
-// ranges. It is pure.
+// addServiceRules renders the rules that the Ports of a Service share: external addresses and
+// source ranges. It is pure.
 func addServiceRules(into iptRules, service string, ports []*Port) {
 	slices.SortFunc(ports, func(a, b *Port) int { return strings.Compare(a.ID, b.ID) })
 	var dispatched, refused, guarded []frontendRule
@@ -64,9 +64,9 @@ func addServiceRules(into iptRules, service string, ports []*Port) {
 
 func commentMatch(name string) string { return ` -m comment --comment "` + sanitizeComment(name) + `"` }
 
-// iptExternalTargets returns the chain that serves external traffic, or "" if no endpoint serves it. It
-// also returns the target that rejects traffic that this node does not serve, or "" if this node
-// serves all of it.
+// iptExternalTargets returns the chain that serves external traffic, or "" if no endpoint serves
+// it. It also returns the target that rejects traffic that this node does not serve, or "" if this
+// node serves all of it.
 func (p *Port) iptExternalTargets() (chain, refusal string) {
 	chain = "KEELSON-EXT-" + p.ID
 	switch {
@@ -104,8 +104,8 @@ func (g *addressGroup) ruleCosts(ports int) (direct, own, whole int) {
 	return a * n, a + n, whole
 }
 
-// addPairRules adds rules to a shared chain for the frontends of a Service. If all addresses have all
-// ports, the number of rules is at most the sum of addresses and ports. Another Service or the
+// addPairRules adds rules to a shared chain for the frontends of a Service. If all addresses have
+// all ports, the number of rules is at most the sum of addresses and ports. Another Service or the
 // cluster may hold some pairs. Addresses that lack ports are therefore grouped by their remaining
 // ports, and each group takes the form with the fewest rules.
 func (r iptRules) addPairRules(table, shared, service string, all []frontendRule) {
@@ -162,8 +162,8 @@ func hexNumber(i int) string {
 	return string([]byte{digits[i>>12&15], digits[i>>8&15], digits[i>>4&15], digits[i&15]})
 }
 
-// groupAddresses groups the addresses of frontends by their ports. It returns the groups in the order of
-// their first address, and all ports in order.
+// groupAddresses groups the addresses of frontends by their ports. It returns the groups in the
+// order of their first address, and all ports in order.
 func groupAddresses(all []frontendRule) (groups []*addressGroup, ports []frontendRule) {
 	byPort := func(a, b frontendRule) int {
 		return cmp.Or(strings.Compare(a.frontend.Proto, b.frontend.Proto), cmp.Compare(a.frontend.Port, b.frontend.Port))

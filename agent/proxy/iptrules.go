@@ -126,8 +126,8 @@ func (f family) iptSkeleton(b Base) iptRules {
 	return r
 }
 
-// own returns the destination matches of the addresses at which node ports are served. Each match
-// requires its own rule.
+// nodeAddresses returns the destination matches of the addresses at which node ports are served.
+// Each match requires its own rule.
 func (f family) nodeAddresses(b Base) []string {
 	if len(b.NodePorts) == 0 {
 		return []string{"! -d " + f.loopback + " -m addrtype --dst-type LOCAL"}
@@ -152,8 +152,9 @@ func matchFrontend(at Frontend) string {
 	return match
 }
 
-// addPortRules renders a Port into chains, without the rules for external addresses (iptService). It returns
-// the local pods, which may reach themselves through the Port. It is pure.
+// addPortRules renders a Port into chains, without the rules for external addresses
+// (addServiceRules). It returns the local pods, which may reach themselves through the Port. It is
+// pure.
 func (t *iptFamily) addPortRules(into iptRules, p *Port) (local []netip.Addr) {
 	inside := t.addBalancingChain(into, p, "SVC", p.Cluster)
 	for _, at := range p.Internal {
@@ -204,8 +205,8 @@ func (t *iptFamily) addExternalRules(into iptRules, p *Port, all string) {
 	}
 }
 
-// addBalancingChain adds the chain that selects one of the backends and returns its name. It returns "" if
-// there are no backends.
+// addBalancingChain adds the chain that selects one of the backends and returns its name. It
+// returns "" if there are no backends.
 func (t *iptFamily) addBalancingChain(into iptRules, p *Port, kind string, to []Backend) string {
 	if len(to) == 0 {
 		return ""
@@ -238,8 +239,8 @@ func (t *iptFamily) addBalancingChain(into iptRules, p *Port, kind string, to []
 	return name
 }
 
-// writeTable writes one table's part of the input for iptables-restore. It replaces all current rules of
-// Keelson.
+// writeTable writes one table's part of the input for iptables-restore. It replaces all current
+// rules of Keelson.
 func (r iptRules) writeTable(b *strings.Builder, table string, there map[string][]string) {
 	b.WriteString("*" + table + "\n")
 	names := slices.Sorted(maps.Keys(r[table]))

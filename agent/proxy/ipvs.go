@@ -46,8 +46,8 @@ type virtualServer struct {
 	affinity int32
 }
 
-// realServers maps the real servers of a virtual server to their weights. The weight is 1, or 0 for a
-// server that only keeps its existing connections.
+// realServers maps the real servers of a virtual server to their weights. The weight is 1, or 0 for
+// a server that only keeps its existing connections.
 type realServers map[netip.AddrPort]int
 
 // ipvsLink is the name of the interface that holds the addresses of virtual servers.
@@ -197,7 +197,7 @@ func (v virtualServer) compareServers(w virtualServer) int {
 		fmt.Sprint(w.IP.StringExpanded(), w.Proto, 100000+w.Port, w.affinity))
 }
 
-// own returns the addresses at which node ports are served, in order.
+// nodeAddresses returns the addresses at which node ports are served, in order.
 func (w *ipvs) nodeAddresses() ([]netip.Addr, error) {
 	own, err := w.interfaceAddresses()
 	if err != nil {
@@ -434,8 +434,8 @@ func (w *ipvs) Counts(ctx context.Context) (Counts, error) {
 	return out, err
 }
 
-// parseVirtualServer converts a virtual server of the kernel. It returns false for a server with a firewall
-// mark or another protocol.
+// parseVirtualServer converts a virtual server of the kernel. It returns false for a server with a
+// firewall mark or another protocol.
 func parseVirtualServer(s *moby.Service) (virtualServer, bool) {
 	ip, ok := netip.AddrFromSlice(s.Address)
 	v := virtualServer{Frontend: Frontend{IP: ip.Unmap(), Proto: protocolName(byte(s.Protocol)), Port: int32(s.Port)}}
@@ -486,11 +486,11 @@ func openIPVS() (ipvsInterface, error) {
 
 func (k *ipvsKernel) Close() { k.h.Close() }
 
-// isOurs reports whether a virtual server is Keelson's: its address is held by Keelson's interface or
-// by the node.
+// isOurs reports whether a virtual server is Keelson's: its address is held by Keelson's interface
+// or by the node.
 func (v virtualServer) isOurs(held, own map[netip.Addr]bool) bool { return held[v.IP] || own[v.IP] }
 
-// Read implements ipvsDoor.
+// Read implements ipvsInterface.
 func (k *ipvsKernel) Read() (map[virtualServer]realServers, map[netip.Addr]bool, error) {
 	list, err := netlink.AddrList(k.link, netlink.FAMILY_ALL)
 	if err != nil {
@@ -530,7 +530,7 @@ func (k *ipvsKernel) Read() (map[virtualServer]realServers, map[netip.Addr]bool,
 	return out, held, nil
 }
 
-// Do implements ipvsDoor.
+// Do implements ipvsInterface.
 func (k *ipvsKernel) Do(c ipvsCommand) error {
 	switch c.verb {
 	case "address add", "address del":

@@ -145,9 +145,9 @@ func (m *Metrics) writePrometheus(w io.Writer, mode Mode) {
 	fmt.Fprintf(w, "# HELP %s Cumulative proxy rules that could not be written\n# TYPE %s counter\n%s %d\n", failures, failures, failures, m.failures)
 }
 
-// writeConnectionCounts writes the number of connections through each Service since its rules were created,
-// and the number of packets that found no endpoint. The kernel counts; it is read only when metrics
-// are requested.
+// writeConnectionCounts writes the number of connections through each Service since its rules were
+// created, and the number of packets that found no endpoint. The kernel counts; it is read only
+// when metrics are requested.
 func (p *Proxy) writeConnectionCounts(ctx context.Context, w io.Writer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

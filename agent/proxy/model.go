@@ -79,8 +79,8 @@ func (p *Port) equalPort(q *Port) bool {
 		slices.Equal(p.Here, q.Here) && slices.Equal(p.Serving, q.Serving)
 }
 
-// localAddresses returns the addresses of the backends on this node, which may reach themselves through the
-// Service.
+// localAddresses returns the addresses of the backends on this node, which may reach themselves
+// through the Service.
 func (p *Port) localAddresses() (out []netip.Addr) {
 	for _, list := range [][]Backend{p.Cluster, p.Outside, p.Here} {
 		for _, b := range list {
@@ -171,7 +171,7 @@ func (m *Model) SetReserved(r *Reserved) {
 	}
 }
 
-// Place returns the node's location.
+// Location returns the node's location.
 func (m *Model) Location() Location { return m.location }
 
 // SetService sets the current state of a Service; nil = deleted.
@@ -281,8 +281,8 @@ func servedByOther(labels map[string]string) bool {
 	return named || headless
 }
 
-// updateService recomputes one Service and adds the IDs of all affected Ports to touched. These include
-// Ports of other Services that claim the same frontend.
+// updateService recomputes one Service and adds the IDs of all affected Ports to touched. These
+// include Ports of other Services that claim the same frontend.
 func (m *Model) updateService(key types.NamespacedName, touched map[string]struct{}) {
 	k := m.services[key]
 	if k == nil {

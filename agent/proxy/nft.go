@@ -21,8 +21,8 @@ type nft struct {
 	read   func(f family, table, chain string) (map[string]shownChain, error) // reads the kernel's rules; nil: not supported, rules are not compared
 }
 
-// tableDialect determines the contents of a table: all rules of Services, or only those that mode ipvs
-// requires.
+// tableDialect determines the contents of a table: all rules of Services, or only those that mode
+// ipvs requires.
 type tableDialect struct {
 	table    string
 	skeleton func(family, Base) *tableSkeleton
@@ -104,8 +104,8 @@ func (n *nft) Sync(ctx context.Context, base Base, ports iter.Seq[*Port]) error 
 	return nil
 }
 
-// syncTable replaces the contents of a table in one transaction. It keeps the sets that store client
-// affinity.
+// syncTable replaces the contents of a table in one transaction. It keeps the sets that store
+// client affinity.
 func (n *nft) syncTable(ctx context.Context, t *nftTable, base Base, ports iter.Seq[*Port]) error {
 	if err := t.openTable(n); err != nil {
 		return err
@@ -252,8 +252,8 @@ func (t *nftTable) addPorts(tx *knftables.Transaction, ports iter.Seq[*Port], th
 	}
 }
 
-// addChains adds the shared chains of p that are used for the first time, and its own chains for which
-// changed returns true.
+// addChains adds the shared chains of p that are used for the first time, and its own chains for
+// which changed returns true.
 func (t *nftTable) addChains(tx *knftables.Transaction, p portRules, changed func(nftChain) bool) {
 	var rules []*knftables.Rule
 	write := func(c nftChain) {
@@ -345,8 +345,8 @@ func (n *nft) Apply(ctx context.Context, changes []Change) error {
 	return nil
 }
 
-// addChanges adds the operations for the changes. An element may move from one Port to another, so all
-// deletions precede the additions.
+// addChanges adds the operations for the changes. An element may move from one Port to another, so
+// all deletions precede the additions.
 func (t *nftTable) addChanges(tx *knftables.Transaction, changes []Change) {
 	type place struct{ m, key string }
 	gone, come := map[place]mapElement{}, map[place]mapElement{}

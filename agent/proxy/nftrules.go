@@ -65,8 +65,8 @@ type nftChain struct {
 	affinity int32 // seconds; if not 0, a set with the chain's name stores the clients
 }
 
-// sameChain reports whether two chains whose names are hashes of their rules are equal. Either may be
-// nil.
+// sameChain reports whether two chains whose names are hashes of their rules are equal. Either may
+// be nil.
 func (c *nftChain) sameChain(d *nftChain) bool {
 	return c == d || c != nil && d != nil && c.name == d.name
 }
@@ -132,8 +132,9 @@ func (f family) renderPort(p *Port) portRules {
 	return out
 }
 
-// noBackendVerdict returns the verdict for traffic without a backend. Traffic that must stay on this node is
-// dropped if other nodes could serve it, as Kubernetes specifies. Other traffic is rejected.
+// noBackendVerdict returns the verdict for traffic without a backend. Traffic that must stay on
+// this node is dropped if other nodes could serve it, as Kubernetes specifies. Other traffic is
+// rejected.
 func noBackendVerdict(stays bool, p *Port) string {
 	if stays && len(p.Serving) > 0 {
 		return "goto " + chainSilent
@@ -141,8 +142,8 @@ func noBackendVerdict(stays bool, p *Port) string {
 	return "goto " + chainUnserved
 }
 
-// addBalancing adds the chain that selects one of the backends for a frontend and returns the chain's
-// name. It returns "" if there are no backends.
+// addBalancing adds the chain that selects one of the backends for a frontend and returns the
+// chain's name. It returns "" if there are no backends.
 func (f family) addBalancing(out *portRules, p *Port, at Frontend, prefix string, to []Backend, endpoints string, made map[string]bool) string {
 	if len(to) == 0 {
 		return ""
@@ -180,8 +181,8 @@ const (
 	maxMappedPairs     = 64 // per Service
 )
 
-// addChoiceChain adds the chain of a Port that selects one of the endpoints for all external frontends, and
-// returns its name.
+// addChoiceChain adds the chain of a Port that selects one of the endpoints for all external
+// frontends, and returns its name.
 func (f family) addChoiceChain(out *portRules, p *Port, prefix string, to []Backend, made map[string]bool) string {
 	name := prefix + p.ID
 	if made[name] {
@@ -217,8 +218,8 @@ func (f family) countRule(set string) string {
 	return fmt.Sprintf("update @%s { %s daddr . meta l4proto . th dport counter }", set, f.ip)
 }
 
-// addMasqueradeChain adds a chain that marks packets for masquerading and then goes to another chain. It
-// returns the chain's name.
+// addMasqueradeChain adds a chain that marks packets for masquerading and then goes to another
+// chain. It returns the chain's name.
 func (f family) addMasqueradeChain(out *portRules, to string, made map[string]bool) string {
 	c := nftChain{name: "masked-" + to, rules: []string{markStatement, "goto " + to}}
 	if !made[c.name] {
@@ -232,8 +233,8 @@ func (f family) addMasqueradeChain(out *portRules, to string, made map[string]bo
 	return c.name
 }
 
-// addAffinityChains adds a chain and a client set for every backend, and returns the name of the chain that
-// selects the backend.
+// addAffinityChains adds a chain and a client set for every backend, and returns the name of the
+// chain that selects the backend.
 func (f family) addAffinityChains(out *portRules, p *Port, prefix string, to []Backend, made map[string]bool) string {
 	front := nftChain{name: prefix + p.ID, rules: []string{f.countRule(setConnections)}}
 	if made[front.name] {
@@ -287,7 +288,7 @@ func joinPrefixes(all []netip.Prefix) string {
 	return strings.Join(out, ", ")
 }
 
-// shortHashDigits is the number of digits that short returns.
+// shortHashDigits is the number of digits that shortHash returns.
 const shortHashDigits = 12
 
 // shortHash returns a short hexadecimal hash of s.
@@ -392,8 +393,8 @@ func (f family) fullSkeleton(b Base) *tableSkeleton {
 	return s
 }
 
-// addShortcutChains adds the chains for external traffic that must stay on the node. Pods and the node
-// itself may use any endpoint, as with the cluster IP.
+// addShortcutChains adds the chains for external traffic that must stay on the node. Pods and the
+// node itself may use any endpoint, as with the cluster IP.
 func (s *tableSkeleton) addShortcutChains(f family, prefix, key string, pods []netip.Prefix) {
 	name := prefix + chainShort
 	s.addChain(name)
@@ -415,9 +416,10 @@ func (s *tableSkeleton) addMasqueradeRules(f family, pods []netip.Prefix) {
 	}
 }
 
-// addRefusalRules adds the rules that reject traffic without a backend before it is routed or delivered.
-// They apply to the frontends in the "refused" maps. They also apply to addresses in the Service
-// ranges that no rule has changed and that are not local; the agent serves DNS at a local one.
+// addRefusalRules adds the rules that reject traffic without a backend before it is routed or
+// delivered. They apply to the frontends in the "refused" maps. They also apply to addresses in the
+// Service ranges that no rule has changed and that are not local; the agent serves DNS at a local
+// one.
 func (s *tableSkeleton) addRefusalRules(f family, address, nodePort string, services []netip.Prefix) {
 	// the kernel limits the rate of ICMP errors
 	s.addRule(chainRefuse, "meta l4proto tcp reject with tcp reset")

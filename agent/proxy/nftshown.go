@@ -42,8 +42,8 @@ func kernelRules(f family, table, chain string) (map[string]shownChain, error) {
 	return out, err
 }
 
-// isTableActive reports whether the table is active (not dormant) and all of its base chains have the
-// policy accept.
+// isTableActive reports whether the table is active (not dormant) and all of its base chains have
+// the policy accept.
 func isTableActive(f family, table string) (bool, error) {
 	ok := true
 	request := []*nl.RtAttr{nl.NewRtAttr(nftaTable, nl.ZeroTerminated(table))}
@@ -63,8 +63,8 @@ func isTableActive(f family, table string) (bool, error) {
 	return ok, err
 }
 
-// recordShownChains reads and stores the kernel's representation of chains that were just written. Without
-// names it reads all chains.
+// recordShownChains reads and stores the kernel's representation of chains that were just written.
+// Without names it reads all chains.
 func (t *nftTable) recordShownChains(chains ...string) error {
 	if t.read == nil {
 		return nil
@@ -86,8 +86,8 @@ func (t *nftTable) recordShownChains(chains ...string) error {
 	return nil
 }
 
-// ignoreConcurrentChange returns nil for an error that is caused by a concurrent change of rules. The next check
-// reads the rules again.
+// ignoreConcurrentChange returns nil for an error that is caused by a concurrent change of rules.
+// The next check reads the rules again.
 func ignoreConcurrentChange(err error) error {
 	if errors.Is(err, netlink.ErrDumpInterrupted) || errors.Is(err, unix.EINTR) || errors.Is(err, unix.ENOENT) {
 		return nil
@@ -95,8 +95,8 @@ func ignoreConcurrentChange(err error) error {
 	return err
 }
 
-// compareChains reports whether all chains are unchanged since they were written. For a chain that could
-// not be read then, the current representation is stored.
+// compareChains reports whether all chains are unchanged since they were written. For a chain that
+// could not be read then, the current representation is stored.
 func (t *nftTable) compareChains() (bool, error) {
 	now, err := kernelRules(t.family, t.table, "")
 	if err != nil || len(now) != len(t.rules) {

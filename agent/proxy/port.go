@@ -35,8 +35,8 @@ func computePorts(svc *v1.Service, parts map[string]*discoveryv1.EndpointSlice, 
 	return out
 }
 
-// isValidPort reports whether rules can be written for a port. The API server validates ports; this is a
-// second check.
+// isValidPort reports whether rules can be written for a port. The API server validates ports; this
+// is a second check.
 func isValidPort(p v1.ServicePort) bool {
 	switch p.Protocol {
 	case "", v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP:
@@ -166,8 +166,8 @@ func (p *Port) addExternalFrontends(port v1.ServicePort, all externalAddresses, 
 	}
 }
 
-// sourceRanges returns loadBalancerSourceRanges in order; nil = all clients. If all ranges belong to the
-// other family, it returns an empty list.
+// sourceRanges returns loadBalancerSourceRanges in order; nil = all clients. If all ranges belong
+// to the other family, it returns an empty list.
 func sourceRanges(svc *v1.Service, v6 bool) []netip.Prefix {
 	if len(svc.Spec.LoadBalancerSourceRanges) == 0 {
 		return nil

@@ -146,8 +146,8 @@ func newState(w Writer, node string) *proxyState {
 		reportedSlices: map[types.NamespacedName]string{}}
 }
 
-// runWithoutRules runs on a node whose Services another program serves. It removes all rules and reports every
-// revision as applied.
+// runWithoutRules runs on a node whose Services another program serves. It removes all rules and
+// reports every revision as applied.
 func (p *Proxy) runWithoutRules(ctx context.Context, objects agent.Objects, reports agent.Reporter) error {
 	if err := errors.Join(cleanOthers(ctx, ModeNone), removeSink()); err != nil {
 		return err
@@ -297,8 +297,8 @@ func (s *proxyState) updateModel(objects agent.Objects, news agent.ObjectChanges
 	return fresh
 }
 
-// writeChanges programs the changes. It writes all rules if the kernel's rules do not match the model or
-// if the changes are rejected.
+// writeChanges programs the changes. It writes all rules if the kernel's rules do not match the
+// model or if the changes are rejected.
 func (p *Proxy) writeChanges(ctx context.Context, s *proxyState, changes []Change) error {
 	if s.built && len(changes) == 0 {
 		return nil

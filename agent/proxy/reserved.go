@@ -81,8 +81,8 @@ type reservedInputs struct {
 	whole    bool
 }
 
-// computeReserved returns the addresses and ports that belong to the cluster. The ports of a replica are
-// reserved at all known addresses of its machine. It is pure.
+// computeReserved returns the addresses and ports that belong to the cluster. The ports of a
+// replica are reserved at all known addresses of its machine. It is pure.
 func (x reservedInputs) computeReserved() *Reserved {
 	r := &Reserved{machines: map[netip.Addr]struct{}{}, agents: map[agentport.Port]struct{}{}, replicas: map[netip.Addr][]uint16{},
 		own: map[netip.Addr]struct{}{}, local: map[uint16]struct{}{}, detached: x.detached, whole: x.whole}

@@ -52,8 +52,8 @@ func (s *proxyState) recountOutsideAddresses() {
 	}
 }
 
-// wantedRoutes returns the prefixes that must be routed: the Service ranges and the addresses outside
-// them.
+// wantedRoutes returns the prefixes that must be routed: the Service ranges and the addresses
+// outside them.
 func (s *proxyState) wantedRoutes() map[netip.Prefix]bool {
 	out := map[netip.Prefix]bool{}
 	for _, c := range s.base.ServiceCIDRs {

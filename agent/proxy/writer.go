@@ -173,8 +173,8 @@ func addedPorts(changes []Change) iter.Seq[*Port] {
 // addrPort returns the backend's address and port in the form of nft and iptables.
 func (b Backend) addrPort() string { return netip.AddrPortFrom(b.IP, uint16(b.Port)).String() }
 
-// sanitizeComment returns a name in a form that is allowed in a rule's comment. It removes other characters
-// and truncates the name to 120 bytes.
+// sanitizeComment returns a name in a form that is allowed in a rule's comment. It removes other
+// characters and truncates the name to 120 bytes.
 func sanitizeComment(name string) string {
 	keep := func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-./:_", r) {

@@ -101,8 +101,8 @@ type healthResponse struct {
 	Status       map[v1.IPFamily]familyHealth `json:"status,omitempty"`
 }
 
-// computeHealth returns the state of the rules, which are written for all address families at the same
-// time.
+// computeHealth returns the state of the rules, which are written for all address families at the
+// same time.
 func (s *Server) computeHealth(cluster agent.Cluster) healthResponse {
 	now := time.Now()
 	s.mu.Lock()
@@ -122,8 +122,8 @@ func (s *Server) computeHealth(cluster agent.Cluster) healthResponse {
 	return out
 }
 
-// isNodeEligible reports whether load balancers should send new connections to the node: the node exists
-// and is not being removed.
+// isNodeEligible reports whether load balancers should send new connections to the node: the node
+// exists and is not being removed.
 func isNodeEligible(node *v1.Node) bool {
 	if node == nil || !node.DeletionTimestamp.IsZero() {
 		return false

@@ -40,8 +40,8 @@ type token struct {
 func (t token) isOpeningBrace() bool { return t.text == "{" && !t.quoted }
 func (t token) isClosingBrace() bool { return t.text == "}" && !t.quoted }
 
-// splitTokens splits a text into tokens. Tokens are separated by white space and may be "quoted", with \"
-// for a quote. # starts a comment.
+// splitTokens splits a text into tokens. Tokens are separated by white space and may be "quoted",
+// with \" for a quote. # starts a comment.
 func splitTokens(text string) ([]token, error) {
 	if len(text) > MaxText {
 		return nil, errorAt(1, "the text has %d bytes; %d are the most", len(text), MaxText)

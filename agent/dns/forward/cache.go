@@ -31,7 +31,7 @@ type cachePart struct {
 	bytes    int64
 	capacity int
 	by       map[Question]*list.Element
-	order    list.List // of *stored, most recently used first
+	order    list.List // of *cacheEntry, most recently used first
 }
 
 type cacheEntry struct {

@@ -177,9 +177,9 @@ func overTCP(ctx context.Context, t Target, asked *dns.Msg, packed []byte) (*dns
 	return m, nil
 }
 
-// RemoveUnrelated removes the records that do not belong to the question. It keeps the records of the
-// question's name and of the names that its aliases lead to. A client must not accept records that
-// it did not request.
+// RemoveUnrelated removes the records that do not belong to the question. It keeps the records of
+// the question's name and of the names that its aliases lead to. A client must not accept records
+// that it did not request.
 func RemoveUnrelated(m *dns.Msg, q Question) {
 	wanted := map[string]struct{}{q.Name: {}}
 	if len(m.Answer) > maxRecords {

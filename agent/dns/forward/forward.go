@@ -122,8 +122,8 @@ func (f *Forwarder) Ask(ctx context.Context, q Question) (*dns.Msg, error) {
 	return nil, err
 }
 
-// serverOrder returns the servers in the order in which they are tried. Servers that are down come last
-// rather than being omitted, because all of them may be.
+// serverOrder returns the servers in the order in which they are tried. Servers that are down come
+// last rather than being omitted, because all of them may be.
 func (f *Forwarder) serverOrder() []*server {
 	n := len(f.servers)
 	if n == 0 {

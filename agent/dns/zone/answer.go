@@ -177,8 +177,8 @@ func cutLast(name string) (rest, last string) {
 	return "", name
 }
 
-// hasNoEndpoints reports whether a Service that is neither headless nor of type ExternalName has no ready
-// endpoint.
+// hasNoEndpoints reports whether a Service that is neither headless nor of type ExternalName has no
+// ready endpoint.
 func (e *serviceEntry) hasNoEndpoints() bool {
 	if e.headless || e.service.Spec.Type == v1.ServiceTypeExternalName {
 		return false

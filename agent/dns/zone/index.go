@@ -172,8 +172,8 @@ func (x *Index) Update(services, parts []Key, from Source) (changed int) {
 	return len(dirty)
 }
 
-// updateSlice records the current state of an EndpointSlice (nil = deleted) and adds the affected Services
-// to dirty.
+// updateSlice records the current state of an EndpointSlice (nil = deleted) and adds the affected
+// Services to dirty.
 func (x *Index) updateSlice(k Key, p *discoveryv1.EndpointSlice, dirty map[Key]struct{}) {
 	have, ok := x.heldSlices[k]
 	if ok && have.object == p {
@@ -204,8 +204,8 @@ func (x *Index) updateSlice(k Key, p *discoveryv1.EndpointSlice, dirty map[Key]s
 	dirty[of] = struct{}{}
 }
 
-// forEachAddress calls do for every address with a reverse name: the Service's cluster IPs, or the ready
-// endpoints of a headless Service.
+// forEachAddress calls do for every address with a reverse name: the Service's cluster IPs, or the
+// ready endpoints of a headless Service.
 func (e *serviceEntry) forEachAddress(do func(netip.Addr)) {
 	if !e.headless {
 		e.forEachClusterIP(do)
@@ -257,8 +257,8 @@ func (e *serviceEntry) readyEndpoints(do func(*discoveryv1.EndpointSlice, *disco
 	}
 }
 
-// hostMapThreshold is the number of endpoints from which host names are looked up in a map, which costs memory,
-// instead of linearly.
+// hostMapThreshold is the number of endpoints from which host names are looked up in a map, which
+// costs memory, instead of linearly.
 const hostMapThreshold = 64
 
 // endpointRef is an endpoint and its EndpointSlice.
@@ -312,8 +312,8 @@ func hasHostName(ep *discoveryv1.Endpoint, name string, podNames bool) bool {
 	return true
 }
 
-// endpointHostName returns the name of an endpoint below its Service. This is its hostname, or the name of
-// its pod if podNames is set, or its address with dashes.
+// endpointHostName returns the name of an endpoint below its Service. This is its hostname, or the
+// name of its pod if podNames is set, or its address with dashes.
 func endpointHostName(ep *discoveryv1.Endpoint, podNames bool) string {
 	if ep.Hostname != nil && *ep.Hostname != "" {
 		return strings.ToLower(*ep.Hostname)
