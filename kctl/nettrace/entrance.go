@@ -18,11 +18,11 @@ import (
 	"keelson.dev/keelson/ingressproxy/route"
 )
 
-// Entrances is what was read of what leads requests from outside to Services.
+// Entrances contains the objects that route requests from outside the cluster to Services.
 type Entrances struct {
 	Classes   []*networkingv1.IngressClass
 	Ingresses []*networkingv1.Ingress
-	Secrets   []*corev1.Secret // that Pairs names
+	Secrets   []*corev1.Secret // the Secrets that Pairs returns
 
 	GatewayClasses []*gw.GatewayClass
 	Gateways       []*gw.Gateway
@@ -31,7 +31,7 @@ type Entrances struct {
 	Grants         []*gw.ReferenceGrant
 }
 
-// The lists of Entrances as Unread names them.
+// Names of the lists of Entrances in Unread.
 const (
 	IngressClasses = "ingressclasses"
 	Ingresses      = "ingresses"
@@ -41,23 +41,24 @@ const (
 )
 
 const (
-	// entryNamespace is where proxies run.
+	// entryNamespace is the namespace of the ingress proxies.
 	entryNamespace = "keelson-entry"
-	// forGateway is on a proxies' Service: the Gateway, as namespace/name.
+	// forGateway is the annotation of the ingress proxies' Service that names their Gateway, as
+	// namespace/name.
 	forGateway = "keelson.dev/for-gateway"
-	// proxyStatus is the port that proxies of Gateways have for themselves.
+	// proxyStatus is the port that the proxies of Gateways reserve for their status.
 	proxyStatus = 10254
 )
 
-// door is an IngressClass or a Gateway that proxies of Keelson serve.
+// door is an IngressClass or a Gateway that Keelson's ingress proxies serve.
 type door struct {
-	class   string                 // of Ingresses, or
-	gateway *gateway.Gateway       // with
-	judged  *gateway.Evaluation    // all that is so of Gateways
-	service *corev1.Service        // in front of the proxies; nil: it is not made
-	table   func() *route.Table    // what the proxies serve
-	problem func() (says string)   // why nothing is served; "" = it is
-	wrong   func(c claim) []string // what is wrong with what claims a host
+	class   string                 // name of the IngressClass, or empty
+	gateway *gateway.Gateway       // the Gateway, or nil
+	judged  *gateway.Evaluation    // the evaluation of all Gateways; set together with gateway
+	service *corev1.Service        // the Service of the proxies; nil if it does not exist
+	table   func() *route.Table    // the routing table of the proxies
+	problem func() (says string)   // why the proxies serve nothing, or empty
+	wrong   func(c claim) []string // problems of the object that claims a host
 }
 
 func (d *door) String() string {
@@ -67,16 +68,16 @@ func (d *door) String() string {
 	return "ingress class " + d.class
 }
 
-// claim is an object that names a host, and the door that it is served by.
+// claim is an object with rules for a host, and the IngressClass or Gateway that serves it.
 type claim struct {
-	what    string // "ingress shop/web"
+	what    string // such as "ingress shop/web"
 	door    *door
-	why     string // there is no door
+	why     string // why nothing serves the object, if door is nil
 	ingress *networkingv1.Ingress
 	route   *gateway.Route
 }
 
-// given is a World as the proxies' translators ask for it.
+// given adapts a World to the interface of the packages that compute the proxies' routing tables.
 type given struct{ *World }
 
 // Service implements entry.World.
@@ -118,7 +119,7 @@ func (g given) labels(name string) (map[string]string, bool) {
 	return nil, false
 }
 
-// doors are all that Keelson serves.
+// doors returns all IngressClasses and Gateways that Keelson serves.
 func (x *tracer) doors() (out []*door) {
 	e, w := x.Entrances, given{x.World}
 	for _, c := range e.Classes {
@@ -153,7 +154,7 @@ func (x *tracer) doors() (out []*door) {
 	return out
 }
 
-// denied is the message of a condition that is false; "" = it is not.
+// denied returns the message of a condition of one of the types that is False, or "".
 func denied(list []metav1.Condition, kinds ...string) string {
 	for _, c := range list {
 		if c.Status == metav1.ConditionFalse && slices.Contains(kinds, c.Type) {
@@ -163,7 +164,7 @@ func denied(list []metav1.Condition, kinds ...string) string {
 	return ""
 }
 
-// wrongRoute is what is wrong with a route at a Gateway.
+// wrongRoute returns the problems of a route at a Gateway.
 func wrongRoute(r *gateway.Route, g *gateway.Gateway) (out []string) {
 	if r == nil {
 		return nil
@@ -187,13 +188,14 @@ func wrongRoute(r *gateway.Route, g *gateway.Gateway) (out []string) {
 	return slices.Compact(out)
 }
 
-// names says whether a host in an object means a name; every host does not name it.
+// names reports whether a host in an object matches a name. A host that matches every name does not
+// count.
 func names(host, name string, wild route.Wildcard) bool {
 	h, err := route.ParseHost(host, wild)
 	return err == nil && h != (route.Host{}) && h.Matches(name)
 }
 
-// claims are the objects that name a host, those that Keelson serves first.
+// claims returns the objects with rules for a host, those that Keelson serves first.
 func (x *tracer) claims(host string) (out []claim) {
 	if x.Entrances == nil {
 		return nil
@@ -220,7 +222,7 @@ func (x *tracer) claims(host string) (out []claim) {
 	return out
 }
 
-// ofClass is the door of a class of Ingresses, or why there is none.
+// ofClass returns the door of an IngressClass, or the reason why there is none.
 func (x *tracer) ofClass(doors []*door, class string) (*door, string) {
 	for _, d := range doors {
 		if d.gateway == nil && d.class == class {
@@ -241,7 +243,7 @@ func (x *tracer) ofClass(doors []*door, class string) (*door, string) {
 	return nil, fmt.Sprintf("its class %s does not exist: nobody serves it", class)
 }
 
-// gatewayClaims are those of routes and of listeners.
+// gatewayClaims returns the claims of routes and listeners.
 func (x *tracer) gatewayClaims(doors []*door, host string) (out []claim) {
 	served := map[types.NamespacedName]*door{}
 	routes := map[string]*gateway.Route{}
@@ -295,7 +297,7 @@ func (x *tracer) gatewayClaims(doors []*door, host string) (out []claim) {
 	return out
 }
 
-// noGateway says why a Gateway that a route names is not served.
+// noGateway returns the reason why the Gateway of a route is not served.
 func (x *tracer) noGateway(at types.NamespacedName) string {
 	for _, kind := range []string{Gateways, GatewayClasses} {
 		if slices.Contains(x.Unread, kind) {
@@ -316,7 +318,7 @@ func (x *tracer) noGateway(at types.NamespacedName) string {
 	return fmt.Sprintf("its gateway %s does not exist: nobody serves it", at)
 }
 
-// Pairs are the Secrets that a trace to a target asks for, by namespace and name.
+// Pairs returns the names of the Secrets that a trace to a target needs.
 func Pairs(w *World, t Target) (out []types.NamespacedName) {
 	x := &tracer{World: w, target: t}
 	add := func(namespace, name string) {
@@ -359,7 +361,7 @@ func certificates(l gw.Listener) []gw.SecretObjectReference {
 	return l.TLS.CertificateRefs
 }
 
-// Behind are the Services whose EndpointSlices a trace through an entrance asks for.
+// Behind returns the Services whose EndpointSlices a trace through an ingress proxy needs.
 func Behind(w *World, t Target) (out []corev1.Service) {
 	x := &tracer{World: w, target: t}
 	for _, d := range x.leading() {
@@ -381,7 +383,7 @@ func Behind(w *World, t Target) (out []corev1.Service) {
 	return out
 }
 
-// leading are the doors that the target may lead to.
+// leading returns the doors through which the target may be reached.
 func (x *tracer) leading() (out []*door) {
 	if x.Entrances == nil {
 		return nil
@@ -398,7 +400,7 @@ func (x *tracer) leading() (out []*door) {
 	return out
 }
 
-// poolOf takes the key of a pool apart, as the translators make it: namespace/service/port for Ingresses,
+// poolOf splits the key of a pool of endpoints: namespace/service/port for Ingresses,
 // service/namespace/service:port/protocol for Gateways.
 func poolOf(key string) (namespace, service, port string, ok bool) {
 	parts := strings.Split(key, "/")
@@ -412,7 +414,8 @@ func poolOf(key string) (namespace, service, port string, ok bool) {
 	return "", "", "", false
 }
 
-// Outside says whether a target is a name that no Service has, which an entrance may serve.
+// Outside reports whether a target is a host name that no Service has, so that an Ingress or a
+// Gateway may serve it.
 func Outside(w *World, t Target) bool {
 	_, err := netip.ParseAddr(t.Host)
 	return err != nil && strings.Contains(t.Host, ".") && len(Meant(w, t)) == 0

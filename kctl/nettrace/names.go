@@ -8,14 +8,15 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// fewDots is how many dots a name must have in a pod to be asked for as it is before the search domains are tried.
+// fewDots is the number of dots (ndots) from which a pod's resolver tries a name before the search
+// domains.
 const fewDots = 5
 
-// unresolvable are the top-level domains that resolve nowhere.
+// unresolvable are the reserved top-level domains that never resolve.
 var unresolvable = []string{"invalid", "test", "example"}
 
-// resolve finds the Service that a name means in the pod, and the host before it, where it names one; ok is false where the
-// way ends or leaves the cluster.
+// resolve returns the Service to which a name resolves in the pod, and the pod's host name before
+// it, if any. ok is false if the trace ends or leaves the cluster.
 func (x *tracer) resolve() (svc *corev1.Service, host string, ok bool) {
 	name := strings.ToLower(strings.TrimSuffix(x.target.Host, "."))
 	policy := x.Pod.Spec.DNSPolicy
@@ -64,7 +65,7 @@ func (x *tracer) resolve() (svc *corev1.Service, host string, ok bool) {
 	return nil, "", false
 }
 
-// foreign says whether a name that is no Service's means something outside of the cluster.
+// foreign reports whether a name that no Service has is a name outside the cluster.
 func (x *tracer) foreign(name string) bool {
 	dots := strings.Count(name, ".")
 	switch {
@@ -77,7 +78,7 @@ func (x *tracer) foreign(name string) bool {
 	return !slices.ContainsFunc(x.Namespaces, func(ns corev1.Namespace) bool { return ns.Name == namespace })
 }
 
-// otherResolver says that the pod does not ask the cluster for names.
+// otherResolver reports whether the pod does not use the cluster's DNS.
 func (x *tracer) otherResolver(policy corev1.DNSPolicy) bool {
 	why, mend := "its dnsPolicy is "+string(policy), string(corev1.DNSClusterFirst)
 	if policy == corev1.DNSClusterFirst {
@@ -91,7 +92,7 @@ func (x *tracer) otherResolver(policy corev1.DNSPolicy) bool {
 		Mend: []string{"# set spec.dnsPolicy of the pod's template to " + mend}})
 }
 
-// mayAsk says whether policies let the pod ask the cluster's DNS.
+// mayAsk reports whether NetworkPolicies allow the pod to use the cluster's DNS.
 func (x *tracer) mayAsk() bool {
 	dns := endpoint{namespace: dnsNamespace, labels: map[string]string{"k8s-app": "kube-dns"}, port: 53, proto: corev1.ProtocolUDP}
 	v := x.judge(x.Pod, egress, dns)
@@ -104,10 +105,10 @@ func (x *tracer) mayAsk() bool {
 		Mend:    []string{allowing(x.Pod, egress, dns, v)}})
 }
 
-// dnsNamespace is where policies look for the cluster's DNS.
+// dnsNamespace is the namespace of the cluster's DNS for NetworkPolicies.
 const dnsNamespace = "kube-system"
 
-// candidates are the names that the pod's resolver asks for, in order.
+// candidates returns the names that the pod's resolver tries, in order.
 func (x *tracer) candidates(name string) []string {
 	search := []string{x.Pod.Namespace + ".svc." + x.Domain, "svc." + x.Domain, x.Domain}
 	dots := fewDots
@@ -132,7 +133,7 @@ func (x *tracer) candidates(name string) []string {
 	return append(out, name)
 }
 
-// split takes a name of the form [HOST.]SERVICE.NAMESPACE.svc.DOMAIN apart.
+// split splits a name of the form [HOST.]SERVICE.NAMESPACE.svc.DOMAIN.
 func (x *tracer) split(full string) (service, namespace, host string, ok bool) {
 	rest, ok := strings.CutSuffix(full, ".svc."+x.Domain)
 	parts := strings.Split(rest, ".")
@@ -149,7 +150,7 @@ func (x *tracer) split(full string) (service, namespace, host string, ok bool) {
 	return "", "", "", false
 }
 
-// noSuchService says where a Service of that name is.
+// noSuchService returns a failed step with the namespaces in which a Service of that name exists.
 func (x *tracer) noSuchService(tried []string) Step {
 	s := Step{Name: "name", Stops: true, Says: fmt.Sprintf("%s is nobody's name: NXDOMAIN", x.target.Host)}
 	for _, full := range tried {

@@ -1,5 +1,5 @@
-// Package nettrace follows a connection from a pod on its way through the cluster's network, from the name to the pod that
-// answers, and says where it stops. It is pure: it judges objects that somebody else has read.
+// Package nettrace traces a connection from a pod through the cluster's network, from the name to
+// the pod that responds, and shows where it fails. It is pure: the caller reads the objects.
 package nettrace
 
 import (
@@ -18,27 +18,29 @@ import (
 	"keelson.dev/keelson/controlplane/api/balancer"
 )
 
-// World is what was read for one trace. A list that is named in Unread is not known, rather than empty.
+// World contains the objects that were read for one trace. A list that is named in Unread is
+// unknown, not empty.
 type World struct {
-	Domain string // of the cluster's names
+	Domain string // DNS domain of the cluster
 	Unread []string
 
-	Pod        *corev1.Pod // from which the connection begins
+	Pod        *corev1.Pod // source of the connection
 	Nodes      []corev1.Node
 	Namespaces []corev1.Namespace
 	Services   []corev1.Service
-	Slices     []discoveryv1.EndpointSlice // of the Services that the target may mean
-	Pods       []corev1.Pod                // behind the endpoints, or with the address that was asked for
+	Slices     []discoveryv1.EndpointSlice // of the Services to which the target may resolve
+	Pods       []corev1.Pod                // of the endpoints, or with the target's address
 	Policies   []networkingv1.NetworkPolicy
-	Ranges     []networkingv1.ServiceCIDR // of addresses of Services
+	Ranges     []networkingv1.ServiceCIDR // ranges of Service addresses
 
-	// Reach is what the pod's node answered about a target outside of the cluster; nil = it was not asked, or did not answer.
+	// Reach is the answer of the pod's node about a target outside the cluster; nil if it was not
+	// asked or did not respond.
 	Reach *Reach
 
-	Entrances *Entrances // nil: they were not asked for
+	Entrances *Entrances // nil if they were not read
 }
 
-// The lists as Unread names them.
+// Names of the lists in Unread.
 const (
 	Nodes      = "nodes"
 	Namespaces = "namespaces"
@@ -49,54 +51,53 @@ const (
 	Ranges     = "servicecidrs"
 )
 
-// Reach reports whether a node reaches a host, as its agent answers at /keelson/reach.
+// Reach reports whether a node reaches a host. It is the response of the agent at /keelson/reach.
 type Reach struct {
 	Addresses  []string `json:"addresses"`
 	Unresolved string   `json:"unresolved"`
 	NoRoute    string   `json:"noRoute"`
 }
 
-// Step is one part of the way.
+// Step is one step of a trace.
 type Step struct {
-	// "name", "address", "rule", "endpoint", "route", "policy"; through an Ingress or a Gateway "entrance", "listener",
-	// "match", "backend" and "proxy", too.
+	// "name", "address", "rule", "endpoint", "route" or "policy"; through an Ingress or a Gateway
+	// also "entrance", "listener", "match", "backend" and "proxy".
 	Name    string   `json:"name"`
 	Says    string   `json:"says"`
 	Stops   bool     `json:"stops,omitempty"`
-	Partly  bool     `json:"partly,omitempty"` // for some of the ends
+	Partly  bool     `json:"partly,omitempty"` // fails only for some of the endpoints
 	Details []string `json:"details,omitempty"`
-	Mend    []string `json:"mend,omitempty"` // commands, in order
+	Mend    []string `json:"mend,omitempty"` // commands that repair the problem, in order
 }
 
-// Report is the way, up to where it stops.
+// Report contains the steps of a trace, up to the step that fails.
 type Report struct {
 	From   string   `json:"from"`
 	To     string   `json:"to"`
 	Steps  []Step   `json:"steps"`
-	Stops  string   `json:"stops,omitempty"`  // the name of the step; "" = it gets through
-	Partly bool     `json:"partly,omitempty"` // some connections get through, and some do not
+	Stops  string   `json:"stops,omitempty"`  // name of the step that fails; empty if the connection is possible
+	Partly bool     `json:"partly,omitempty"` // some connections are possible and some fail
 	Unread []string `json:"unread,omitempty"`
 }
 
-// Target is where a connection is to go.
+// Target is the destination of a connection.
 type Target struct {
 	Host  string
-	Port  int32           // 0 = any
-	Proto corev1.Protocol // "" = that of the port
+	Port  int32           // 0 for any
+	Proto corev1.Protocol // empty for the protocol of the port
 
-	Scheme string // of a URL: "http" or "https"
+	Scheme string // of a URL: "http" or "https"; otherwise empty
 	Path   string // of a URL, with its query
 }
 
-// most bounds the endpoints that are told one by one.
+// most is the maximum number of endpoints that are listed individually.
 const most = 10
 
-// TargetForms names the forms of a target for people.
+// TargetForms describes the accepted forms of a target.
 const TargetForms = "SERVICE, SERVICE.NAMESPACE, svc/NAME, a host name or an ADDRESS, each with :PORT and /PROTOCOL if need be, or a URL"
 
-// ParseTarget reads HOST, HOST:PORT or HOST:PORT/PROTOCOL; an IPv6 address with a port stands in brackets. HOST may be
-// svc/NAME or service/NAME, too.
-// A URL is http://HOST[:PORT][/PATH], or https.
+// ParseTarget parses HOST, HOST:PORT or HOST:PORT/PROTOCOL, or a URL http://HOST[:PORT][/PATH] or
+// https. An IPv6 address with a port requires brackets. HOST may also be svc/NAME or service/NAME.
 func ParseTarget(s string) (Target, error) {
 	if strings.Contains(s, "://") {
 		return parseURL(s)
@@ -152,14 +153,14 @@ func parseURL(s string) (t Target, err error) {
 	return t, nil
 }
 
-// tracer walks.
+// tracer holds the state of one trace.
 type tracer struct {
 	*World
 	target Target
 	report Report
 }
 
-// Trace follows the connection.
+// Trace traces a connection from w.Pod to a target.
 func Trace(w *World, t Target) Report {
 	x := &tracer{World: w, target: t}
 	x.report = Report{From: x.from(), To: t.String(), Steps: []Step{}, Unread: w.Unread}
@@ -167,7 +168,7 @@ func Trace(w *World, t Target) Report {
 	return x.report
 }
 
-// String is the target as it was asked for.
+// String returns the target as the user wrote it.
 func (t Target) String() string {
 	s := t.Host
 	if t.Scheme != "" {
@@ -196,7 +197,7 @@ func (x *tracer) from() string {
 	return s
 }
 
-// step adds a part of the way, and says whether it goes on.
+// step adds a step, and reports whether the trace continues.
 func (x *tracer) step(s Step) bool {
 	x.report.Steps = append(x.report.Steps, s)
 	x.report.Partly = x.report.Partly || s.Partly
@@ -206,7 +207,7 @@ func (x *tracer) step(s Step) bool {
 	return !s.Stops
 }
 
-// walk goes from the name to the pods.
+// walk traces from the name to the pods.
 func (x *tracer) walk() {
 	if x.Pod.Status.PodIP == "" {
 		x.step(Step{Name: "pod", Stops: true, Says: "it has no address: it does not run",
@@ -226,7 +227,7 @@ func (x *tracer) walk() {
 	}
 }
 
-// toAddress is a connection to an address without a name.
+// toAddress traces a connection to an IP address.
 func (x *tracer) toAddress(ip netip.Addr) {
 	for i := range x.Services {
 		svc := &x.Services[i]
@@ -286,7 +287,7 @@ func (x *tracer) proto() corev1.Protocol {
 
 const balancersAddress = "the load balancer's address"
 
-// addressOf says what of a Service an address is; "" = nothing.
+// addressOf returns which kind of address of a Service ip is, or "".
 func addressOf(svc *corev1.Service, ip netip.Addr) string {
 	is := func(s string) bool {
 		a, err := netip.ParseAddr(s)
@@ -318,7 +319,7 @@ func addresses(p *corev1.Pod) (out []string) {
 	return out
 }
 
-// Meant are the Services that a target may mean, whose EndpointSlices a trace needs.
+// Meant returns the Services to which a target may resolve. A trace needs their EndpointSlices.
 func Meant(w *World, t Target) (out []corev1.Service) {
 	x := &tracer{World: w, target: t}
 	ip, err := netip.ParseAddr(t.Host)

@@ -8,8 +8,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// nowhere returns the step at which a connection to an address ends that no Service, pod or node has, or nil when the
-// connection may leave the cluster.
+// nowhere returns the failed step for an address that no Service, pod or node has. It returns nil
+// if the connection may leave the cluster.
 func (x *tracer) nowhere(ip netip.Addr) *Step {
 	stop := func(mend, format string, args ...any) *Step {
 		return &Step{Name: "route", Stops: true, Says: fmt.Sprintf(format, args...), Mend: []string{mend}}
@@ -38,13 +38,13 @@ func (x *tracer) nowhere(ip netip.Addr) *Step {
 	return nil
 }
 
-// noRoute returns the step at which a connection ends whose node has no route to it.
+// noRoute returns the failed step for a node without a route to an address.
 func (x *tracer) noRoute(to string) Step {
 	return Step{Name: "route", Stops: true, Says: fmt.Sprintf("node %s of the pod has no route to %s, which no Service, pod or node has: %s", x.Pod.Spec.NodeName, to, x.Reach.NoRoute),
 		Mend: []string{"# add a route on node " + x.Pod.Spec.NodeName + ", such as a default route"}}
 }
 
-// podRanges are the ranges of the pods of a node.
+// podRanges returns the pod CIDRs of a node.
 func podRanges(n *corev1.Node) []string {
 	if len(n.Spec.PodCIDRs) == 0 && n.Spec.PodCIDR != "" {
 		return []string{n.Spec.PodCIDR}
@@ -59,7 +59,8 @@ func inRanges(ip netip.Addr, cidrs []string) bool {
 	})
 }
 
-// hasFamily reports whether the pod has an address of the family of ip. A pod in its node's network has the node's.
+// hasFamily reports whether the pod has an address of the family of ip. A pod in the host network
+// has the node's addresses.
 func (x *tracer) hasFamily(ip netip.Addr) bool {
 	own := addresses(x.Pod)
 	if n := x.node(x.Pod.Spec.NodeName); x.Pod.Spec.HostNetwork && n != nil {
@@ -73,7 +74,7 @@ func (x *tracer) hasFamily(ip netip.Addr) bool {
 	})
 }
 
-// podFamily4 reports whether the pod's first address is of IPv4.
+// podFamily4 reports whether the pod's first address is an IPv4 address.
 func (x *tracer) podFamily4() bool {
 	a, err := netip.ParseAddr(x.Pod.Status.PodIP)
 	return err == nil && a.Unmap().Is4()

@@ -13,17 +13,17 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// endpoint is the other side of a connection as a policy sees it.
+// endpoint is the peer of a connection as a NetworkPolicy sees it.
 type endpoint struct {
-	ip        netip.Addr // may be invalid: only selectors can mean it
-	namespace string     // "" = it is no pod
+	ip        netip.Addr // may be invalid; then only selectors can match
+	namespace string     // empty if it is not a pod
 	labels    map[string]string
-	ports     []corev1.ContainerPort // of the pod at which the connection arrives
-	port      int32                  // 0 = any
+	ports     []corev1.ContainerPort // container ports of the destination pod
+	port      int32                  // 0 for any
 	proto     corev1.Protocol
 }
 
-// direction is what of a policy counts.
+// direction is Ingress or Egress.
 type direction networkingv1.PolicyType
 
 const (
@@ -31,10 +31,10 @@ const (
 	egress  = direction(networkingv1.PolicyTypeEgress)
 )
 
-// verdict is what the policies of a pod say of a connection.
+// verdict is the decision of the policies of a pod about a connection.
 type verdict struct {
 	allowed bool
-	by      []string // the policies that allow it, or all that isolate the pod; none: it is not isolated
+	by      []string // the policies that allow the connection, or else all that isolate the pod; empty if the pod is not isolated
 }
 
 func (v verdict) policies() string {
@@ -44,7 +44,7 @@ func (v verdict) policies() string {
 	return "policies " + strings.Join(v.by, ", ")
 }
 
-// isolate is the reason of a refusal.
+// isolate returns the reason why the connection is denied.
 func (v verdict) isolate() string {
 	if len(v.by) == 1 {
 		return v.policies() + " isolates it"
@@ -52,7 +52,7 @@ func (v verdict) isolate() string {
 	return v.policies() + " isolate it"
 }
 
-// policy says what the policies of both sides say.
+// policy returns the step with the decisions of the policies of both sides.
 func (x *tracer) policy(all []backend) Step {
 	s := Step{Name: "policy"}
 	if slices.Contains(x.Unread, Policies) || slices.Contains(x.Unread, Namespaces) {
@@ -76,7 +76,7 @@ func (x *tracer) policy(all []backend) Step {
 			tell("sending is allowed by " + out.policies())
 		}
 		in := verdict{allowed: true}
-		if b.pod != nil && !(x.Pod.Spec.HostNetwork && x.Pod.Spec.NodeName == b.pod.Spec.NodeName) { // a node reaches its own pods
+		if b.pod != nil && !(x.Pod.Spec.HostNetwork && x.Pod.Spec.NodeName == b.pod.Spec.NodeName) { // a node always reaches its own pods
 			in = x.judge(b.pod, ingress, x.near(b))
 		}
 		if !in.allowed {
@@ -104,8 +104,8 @@ func (x *tracer) policy(all []backend) Step {
 	return s
 }
 
-// allowing returns the command that lets a connection through: a further policy. Policies add up, so that a policy which
-// isolates pods, such as a default-deny policy, stays as it is.
+// allowing returns the command that adds a policy which allows the connection. Policies are
+// additive, so existing policies, such as a default-deny policy, stay unchanged.
 func allowing(p *corev1.Pod, d direction, other endpoint, v verdict) string {
 	side := "from"
 	if d == egress {
@@ -132,7 +132,7 @@ func allowing(p *corev1.Pod, d direction, other endpoint, v verdict) string {
 		p.Namespace, selected, strings.ToLower(string(d)), side, peer, port, v.policies())
 }
 
-// far is a backend as the policies of the sender see it.
+// far returns a backend as the policies of the source see it.
 func (x *tracer) far(b backend) endpoint {
 	e := endpoint{ip: b.ip, port: b.port, proto: b.proto}
 	if b.pod != nil && !b.pod.Spec.HostNetwork {
@@ -141,7 +141,7 @@ func (x *tracer) far(b backend) endpoint {
 	return e
 }
 
-// near is the sender as the policies of a backend see it.
+// near returns the source as the policies of a backend see it.
 func (x *tracer) near(b backend) endpoint {
 	e := endpoint{port: b.port, proto: b.proto, ports: portsOf(b.pod)}
 	e.ip, _ = netip.ParseAddr(x.Pod.Status.PodIP)
@@ -158,10 +158,10 @@ func portsOf(p *corev1.Pod) (out []corev1.ContainerPort) {
 	return out
 }
 
-// judge is what the policies of a pod say of a connection with the other side.
+// judge returns the decision of the policies of a pod about a connection with a peer.
 func (x *tracer) judge(p *corev1.Pod, d direction, other endpoint) verdict {
 	if p.Spec.HostNetwork {
-		return verdict{allowed: true} // policies do not apply there
+		return verdict{allowed: true} // policies do not apply in the host network
 	}
 	var isolating []string
 	for i := range x.Policies {
@@ -177,7 +177,8 @@ func (x *tracer) judge(p *corev1.Pod, d direction, other endpoint) verdict {
 	return verdict{allowed: len(isolating) == 0, by: isolating}
 }
 
-// Isolating are the names of the policies that isolate a pod, by direction. A pod on the host's network is isolated by none.
+// Isolating returns the names of the policies that isolate a pod, by direction. A pod in the host
+// network is not isolated.
 func Isolating(policies []networkingv1.NetworkPolicy, p *corev1.Pod) (in, out []string) {
 	for i := range policies {
 		np := &policies[i]
@@ -194,7 +195,7 @@ func Isolating(policies []networkingv1.NetworkPolicy, p *corev1.Pod) (in, out []
 	return in, out
 }
 
-// about says whether a policy is about a direction.
+// about reports whether a policy applies to a direction.
 func about(np *networkingv1.NetworkPolicy, d direction) bool {
 	if len(np.Spec.PolicyTypes) == 0 {
 		return d == ingress || len(np.Spec.Egress) > 0
@@ -213,7 +214,7 @@ func (x *tracer) allows(np *networkingv1.NetworkPolicy, d direction, other endpo
 	return slices.ContainsFunc(np.Spec.Egress, func(r networkingv1.NetworkPolicyEgressRule) bool { return rule(r.To, r.Ports) })
 }
 
-// means says whether a peer of a policy is the other side.
+// means reports whether a peer of a policy matches the other endpoint.
 func (x *tracer) means(np *networkingv1.NetworkPolicy, p networkingv1.NetworkPolicyPeer, other endpoint) bool {
 	if b := p.IPBlock; b != nil {
 		within := func(cidr string) bool {
@@ -236,8 +237,8 @@ func (x *tracer) means(np *networkingv1.NetworkPolicy, p networkingv1.NetworkPol
 	return false
 }
 
-// portMeant says whether a port of a policy is the one at which the connection arrives. A connection to any port is allowed
-// where one is.
+// portMeant reports whether a port of a policy matches the destination port. A connection to any
+// port matches every port of a policy.
 func portMeant(p networkingv1.NetworkPolicyPort, other endpoint) bool {
 	proto := corev1.ProtocolTCP
 	if p.Protocol != nil {

@@ -7,7 +7,7 @@ import (
 	"unicode"
 )
 
-// Print writes a report for a person.
+// Print writes a report as text.
 func (r Report) Print(out io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "from %s\nto   %s\n\n", r.From, r.To)
@@ -44,7 +44,7 @@ func (r Report) Print(out io.Writer) error {
 	return err
 }
 
-// printable keeps what objects say from steering the terminal.
+// printable replaces control characters, so that texts of objects cannot control the terminal.
 func printable(r rune) rune {
 	if r == '\n' || unicode.IsPrint(r) {
 		return r

@@ -8,7 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// toBackends goes on from the ends: the way to their nodes, and what policies say of it.
+// toBackends continues from the endpoints: the routes to their nodes, and the NetworkPolicies.
 func (x *tracer) toBackends(all []backend) {
 	route, reached := x.routes(all)
 	if !x.step(route) {
@@ -17,7 +17,7 @@ func (x *tracer) toBackends(all []backend) {
 	x.step(x.policy(reached))
 }
 
-// routes says how each end is reached, and which are.
+// routes returns the step with the route to each backend, and the backends that are reachable.
 func (x *tracer) routes(all []backend) (s Step, reached []backend) {
 	s = Step{Name: "route"}
 	if slices.Contains(x.Unread, Nodes) {
@@ -56,7 +56,7 @@ func (x *tracer) routes(all []backend) (s Step, reached []backend) {
 	return s, reached
 }
 
-// route is the way to one end.
+// route describes the route to one backend, and reports whether it exists.
 func (x *tracer) route(b backend) (says string, ok bool) {
 	name := x.nodeOf(b)
 	if name == "" {

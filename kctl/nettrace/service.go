@@ -10,17 +10,18 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// backend is one end at which a connection may arrive.
+// backend is one possible destination of the connection.
 type backend struct {
 	ip    netip.Addr
 	port  int32
 	proto corev1.Protocol
 	node  string
-	pod   *corev1.Pod // nil: it is no pod that is known
+	pod   *corev1.Pod // nil if it is not a known pod
 }
 
-// toService goes on from a Service. host is the pod of a headless one that was asked for; what is by which address it was
-// asked, "" by its name.
+// toService continues from a Service. host is the host name of a pod of a headless Service, or
+// empty. what is the kind of address by which the Service was reached, or empty if it was reached
+// by its name.
 func (x *tracer) toService(svc *corev1.Service, host, what string) {
 	if svc.Spec.Type == corev1.ServiceTypeExternalName {
 		x.step(Step{Name: "address", Says: fmt.Sprintf("service %s/%s is another name for %s: the connection goes where that leads", svc.Namespace, svc.Name, svc.Spec.ExternalName)})
@@ -53,7 +54,7 @@ func (x *tracer) toService(svc *corev1.Service, host, what string) {
 	x.toBackends(ready)
 }
 
-// port finds the Service's port that is meant.
+// port returns the port of the Service that the target selects.
 func (x *tracer) port(svc *corev1.Service, headless bool) (*corev1.ServicePort, bool) {
 	var have []string
 	for i := range svc.Spec.Ports {
@@ -74,7 +75,7 @@ func (x *tracer) port(svc *corev1.Service, headless bool) (*corev1.ServicePort, 
 		}
 		have = append(have, fmt.Sprintf("%d/%s", p.Port, proto))
 	}
-	if headless { // nothing stands between: what the pods listen on counts
+	if headless { // a headless Service has no proxy, so the ports of the pods count
 		return nil, true
 	}
 	return nil, x.step(Step{Name: "rule", Stops: true, Says: fmt.Sprintf("service %s/%s has no port %s: nobody answers there", svc.Namespace, svc.Name, x.wanted()),
@@ -89,9 +90,9 @@ func (x *tracer) wanted() string {
 	return s + "/" + string(x.proto())
 }
 
-// endpoints are those of a Service's port, and the ready ones of them.
+// endpoints returns the endpoints of a port of a Service, and the ready ones.
 func (x *tracer) endpoints(svc *corev1.Service, port *corev1.ServicePort, host string) (all, ready []backend) {
-	var last []backend // that terminate and still answer: they are used when there is no other
+	var last []backend // terminating endpoints that still serve: they are used if no other endpoint is ready
 	for i := range x.Slices {
 		s := &x.Slices[i]
 		if s.Namespace != svc.Namespace || s.Labels[discoveryv1.LabelServiceName] != svc.Name {
@@ -158,7 +159,7 @@ func (x *tracer) backends(e discoveryv1.Endpoint, namespace string, port int32, 
 	return out
 }
 
-// tellEndpoints says which there are.
+// tellEndpoints adds the step with the endpoints of a Service.
 func (x *tracer) tellEndpoints(svc *corev1.Service, host string, all, ready []backend) bool {
 	if slices.Contains(x.Unread, Slices) {
 		return x.step(Step{Name: "endpoint", Stops: true, Says: "endpointslices may not be read, so that it is not known who answers"})
@@ -186,7 +187,7 @@ func (x *tracer) tellEndpoints(svc *corev1.Service, host string, all, ready []ba
 	return x.step(s)
 }
 
-// called is how a backend is told of.
+// called returns the name under which a backend is shown.
 func (x *tracer) called(b backend) string {
 	s := b.ip.String()
 	if b.port != 0 {

@@ -17,10 +17,10 @@ import (
 	"keelson.dev/keelson/ingressproxy/route"
 )
 
-// host is the target's as rules know it.
+// host returns the normalized host of the target, as the routing table uses it.
 func (x *tracer) host() string { return route.NormalizeHost(x.target.Host) }
 
-// entered are scheme and port by which the target enters.
+// entered returns the scheme and the port at which the request reaches the proxies.
 func (x *tracer) entered() (scheme string, port uint16) {
 	scheme, port = x.target.Scheme, uint16(x.target.Port)
 	switch {
@@ -37,7 +37,7 @@ func (x *tracer) entered() (scheme string, port uint16) {
 	return scheme, port
 }
 
-// addressed is the door whose proxies have the address that a URL names.
+// addressed returns the door whose proxies have the address in a URL, or nil.
 func (x *tracer) addressed() *door {
 	ip, err := netip.ParseAddr(x.target.Host)
 	if err != nil || x.target.Scheme == "" || x.Entrances == nil {
@@ -51,7 +51,7 @@ func (x *tracer) addressed() *door {
 	return nil
 }
 
-// match asks the proxies' own table.
+// match looks up the target in the routing table of the proxies.
 func (x *tracer) match(d *door) (route.Found, bool) {
 	index, _ := route.Compile(d.table())
 	_, port := x.entered()
@@ -69,7 +69,7 @@ func (x *tracer) request(method string) *http.Request {
 	return &http.Request{Method: method, Host: x.target.Host, Header: http.Header{}, URL: &url.URL{Path: path, RawQuery: query}}
 }
 
-// enter goes on to the door that serves the target's host.
+// enter continues at the door that serves the target's host.
 func (x *tracer) enter(all []claim) {
 	c := all[0]
 	for _, other := range all {
@@ -99,7 +99,7 @@ func (x *tracer) enter(all []claim) {
 	x.through(c)
 }
 
-// outward are the addresses of a Service for clients outside.
+// outward returns the addresses of a Service for clients outside the cluster.
 func outward(s *corev1.Service) (out []string) {
 	if s == nil {
 		return nil
@@ -112,7 +112,7 @@ func outward(s *corev1.Service) (out []string) {
 	return append(out, s.Spec.ExternalIPs...)
 }
 
-// owner is the object of the rule that was found, as claims name it.
+// owner returns the object of the rule that matched, in the form of claim.what.
 func owner(f route.Found) string {
 	parts := strings.SplitN(f.Rule.Name, "/", 4)
 	if len(parts) < 3 {
@@ -121,7 +121,8 @@ func owner(f route.Found) string {
 	return parts[0] + " " + parts[1] + "/" + parts[2]
 }
 
-// through goes on through a door: what its proxies serve, the way to them, and the way from them to the pods.
+// through continues through the ingress proxies of a door: their rules, the connection to them, and
+// the connection from them to the pods.
 func (x *tracer) through(c claim) {
 	d := c.door
 	if why := d.problem(); why != "" {
@@ -161,7 +162,7 @@ func (d *door) mend() []string {
 	return []string{fmt.Sprintf("kctl -n %s describe gateway/%s", d.gateway.Object.Namespace, d.gateway.Object.Name)}
 }
 
-// listener says which listener takes the connection, and whether it has a certificate.
+// listener adds the step with the listener that accepts the connection, and its certificate.
 func (x *tracer) listener(d *door, c claim) bool {
 	scheme, port := x.entered()
 	s := Step{Name: "listener", Mend: d.mend()}
@@ -212,7 +213,7 @@ func (x *tracer) listener(d *door, c claim) bool {
 	return x.step(s)
 }
 
-// sni is the server name that a client asks for: none for an address.
+// sni returns the server name that a client sends, which is empty for an IP address.
 func (x *tracer) sni() string {
 	if _, err := netip.ParseAddr(x.target.Host); err == nil {
 		return ""
@@ -220,7 +221,7 @@ func (x *tracer) sni() string {
 	return x.target.Host
 }
 
-// unserved says of each listener of a Gateway where it is, and why it is not served.
+// unserved returns the address of each listener of a Gateway, and why it is not served.
 func (x *tracer) unserved(d *door) (out []string) {
 	status := d.gateway.Status(gateway.ProxyState{}, metav1.Time{})
 	for i, l := range d.gateway.Object.Spec.Listeners {
@@ -236,7 +237,7 @@ func (x *tracer) unserved(d *door) (out []string) {
 	return out
 }
 
-// ruled says which rule was found, and what it does.
+// ruled adds the step with the rule that matched, and its action.
 func (x *tracer) ruled(d *door, c claim, f route.Found) bool {
 	s := Step{Name: "match", Says: fmt.Sprintf("%s: %s", owner(f), matchText(f))}
 	if r := f.Rule.Filters.Redirect; r != nil {
@@ -275,7 +276,7 @@ func (x *tracer) ruled(d *door, c claim, f route.Found) bool {
 	return x.step(s)
 }
 
-// matchText is a match as a person reads it.
+// matchText describes a match.
 func matchText(f route.Found) string {
 	host := "every host"
 	if len(f.Rule.Hosts) > 0 {
@@ -288,7 +289,7 @@ func matchText(f route.Found) string {
 	return host + ", " + asks(f.Match)
 }
 
-// asks is what a match asks of a request.
+// asks describes the requirements of a match.
 func asks(m *route.Match) string {
 	if m == nil {
 		return "every path"
@@ -311,7 +312,7 @@ func asks(m *route.Match) string {
 	return strings.Join(out, ", ")
 }
 
-// noRule says that no rule is for the request, and which is nearest.
+// noRule returns the failed step for a request without a matching rule, with the most similar rule.
 func (x *tracer) noRule(d *door, c claim, f route.Found) Step {
 	path := x.request(http.MethodGet).URL.Path
 	s := Step{Name: "match", Stops: true, Says: fmt.Sprintf("no rule of %s is for %s%s: the proxy answers 404", d, x.target.Host, path), Details: d.wrong(c), Mend: d.mend()}
@@ -348,7 +349,8 @@ func commonLength(a, b string) (n int) {
 	return n
 }
 
-// proxies goes on to the proxies of a door, and says which take the connection.
+// proxies adds the steps to the proxies of a door, and returns the ready ones. ok is false if the
+// trace ends there.
 func (x *tracer) proxies(d *door) (ready []backend, ok bool) {
 	_, port := x.entered()
 	asked := x.target
@@ -369,7 +371,7 @@ func (x *tracer) proxies(d *door) (ready []backend, ok bool) {
 	return ready, x.report.Stops == ""
 }
 
-// behind goes on from a proxy to the pods.
+// behind continues from a proxy to the pods.
 func (x *tracer) behind(d *door, c claim, f route.Found, proxies []backend) {
 	table := d.table()
 	var all []backend
@@ -406,7 +408,8 @@ func (x *tracer) behind(d *door, c claim, f route.Found, proxies []backend) {
 	x.fromProxies(proxies, all)
 }
 
-// fromProxies goes on from each proxy that may have the request. Those of one node that policies cannot tell apart have one way.
+// fromProxies continues from each proxy that may handle the request. Proxies on the same node that
+// policies cannot distinguish are traced once.
 func (x *tracer) fromProxies(proxies, all []backend) {
 	var first []backend
 	alike := map[string]int{}
@@ -449,7 +452,7 @@ func (x *tracer) fromProxies(proxies, all []backend) {
 			break
 		}
 		for _, s := range w.Steps {
-			if s.Stops && stopped < len(ways) { // by the others it gets through
+			if s.Stops && stopped < len(ways) { // the other proxies reach the pods
 				s.Stops, s.Partly = false, true
 			}
 			x.step(s)
@@ -457,12 +460,12 @@ func (x *tracer) fromProxies(proxies, all []backend) {
 	}
 }
 
-// kindOf is what the way from a pod depends on.
+// kindOf returns the properties of a proxy's pod on which the trace depends.
 func kindOf(p *corev1.Pod) string {
 	return fmt.Sprint(p.Spec.NodeName, p.Namespace, p.Labels, p.Spec.HostNetwork)
 }
 
-// passing is how many ways get through.
+// passing returns the number of reports without a failed step.
 func passing(ways []Report) (n int) {
 	for _, w := range ways {
 		if w.Stops == "" {
@@ -472,7 +475,7 @@ func passing(ways []Report) (n int) {
 	return n
 }
 
-// backendAt is an endpoint of a pool with what is known of its pod.
+// backendAt returns the backend at an address, with its pod if known.
 func (x *tracer) backendAt(at netip.AddrPort) backend {
 	b := backend{ip: at.Addr(), port: int32(at.Port()), proto: corev1.ProtocolTCP}
 	for i := range x.Pods {
