@@ -13,6 +13,9 @@ import (
 	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/kinds/expressions"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 const (
@@ -30,15 +33,15 @@ type policy struct {
 	operations []admissionv1.OperationType
 }
 
-func validatePolicy(p policy, texts *expressions, spec *field.Path) field.ErrorList {
+func validatePolicy(p policy, texts *expressions.Collector, spec *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if p.failure == nil {
 		errs = append(errs, field.Required(spec.Child("failurePolicy"), ""))
 	} else {
-		errs = append(errs, listed(*p.failure, spec.Child("failurePolicy"), admissionv1.Fail, admissionv1.Ignore)...)
+		errs = append(errs, fieldrules.Supported(*p.failure, spec.Child("failurePolicy"), admissionv1.Fail, admissionv1.Ignore)...)
 	}
 	if p.params != nil {
-		texts.params = true
+		texts.Params = true
 		errs = append(errs, validateParamKind(p.params, spec.Child("paramKind"))...)
 	}
 	if p.match == nil {
@@ -62,15 +65,15 @@ func validatePolicy(p policy, texts *expressions, spec *field.Path) field.ErrorL
 			errs = append(errs, field.Required(at.Child("expression"), "expression is not specified"))
 			continue
 		}
-		texts.add(Variable, v.Expression, at.Child("expression"))
-		texts.all[len(texts.all)-1].Name = v.Name
+		texts.Add(expressions.Variable, v.Expression, at.Child("expression"))
+		texts.InAllCategory[len(texts.InAllCategory)-1].Name = v.Name
 	}
 	return errs
 }
 
-func validateValidatingPolicy(p *admissionv1.ValidatingAdmissionPolicy, o *options) field.ErrorList {
+func validateValidatingPolicy(p *admissionv1.ValidatingAdmissionPolicy, o *expressions.Options) field.ErrorList {
 	spec, s := field.NewPath("spec"), &p.Spec
-	var texts expressions
+	var texts expressions.Collector
 	errs := validatePolicy(policy{s.FailurePolicy, s.ParamKind, s.MatchConstraints, s.MatchConditions, s.Variables, nil}, &texts, spec)
 	if len(s.Validations) == 0 && len(s.AuditAnnotations) == 0 {
 		const why = "validations or auditAnnotations must contain at least one item"
@@ -91,21 +94,21 @@ func validateValidatingPolicy(p *admissionv1.ValidatingAdmissionPolicy, o *optio
 		}
 		seen[a.Key] = true
 	}
-	return append(errs, o.judged(&texts)...)
+	return append(errs, o.Compiled(&texts)...)
 }
 
-func validateValidation(v *admissionv1.Validation, texts *expressions, at *field.Path) field.ErrorList {
+func validateValidation(v *admissionv1.Validation, texts *expressions.Collector, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if strings.TrimSpace(v.Expression) == "" {
 		errs = append(errs, field.Required(at.Child("expression"), "expression is not specified"))
 	} else {
-		texts.add(Validation, v.Expression, at.Child("expression"))
+		texts.Add(expressions.Validation, v.Expression, at.Child("expression"))
 	}
 	if m := v.MessageExpression; m != "" {
 		if strings.TrimSpace(m) == "" {
 			errs = append(errs, field.Invalid(at.Child("messageExpression"), m, "must be non-empty if specified"))
 		} else {
-			texts.add(Message, m, at.Child("messageExpression"))
+			texts.Add(expressions.Message, m, at.Child("messageExpression"))
 		}
 	}
 	switch message := strings.TrimSpace(v.Message); {
@@ -115,19 +118,19 @@ func validateValidation(v *admissionv1.Validation, texts *expressions, at *field
 		errs = append(errs, field.Invalid(at.Child("message"), v.Message, "message must not contain line breaks"))
 	}
 	if v.Reason != nil {
-		errs = append(errs, listed(*v.Reason, at.Child("reason"), metav1.StatusReasonForbidden, metav1.StatusReasonInvalid,
+		errs = append(errs, fieldrules.Supported(*v.Reason, at.Child("reason"), metav1.StatusReasonForbidden, metav1.StatusReasonInvalid,
 			metav1.StatusReasonRequestEntityTooLarge)...)
 	}
 	return errs
 }
 
-func validateAuditAnnotation(policy string, a admissionv1.AuditAnnotation, texts *expressions, at *field.Path) field.ErrorList {
+func validateAuditAnnotation(policy string, a admissionv1.AuditAnnotation, texts *expressions.Collector, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if policy == "" {
 		errs = append(errs, field.Invalid(at.Child("key"), a.Key, "requires metadata.name be non-empty"))
 	} else {
 		whole := policy + "/" + a.Key
-		errs = append(errs, invalid(at.Child("key"), whole, validation.IsQualifiedName(whole))...)
+		errs = append(errs, fieldrules.Invalid(at.Child("key"), whole, validation.IsQualifiedName(whole))...)
 	}
 	switch text, here := strings.TrimSpace(a.ValueExpression), at.Child("valueExpression"); {
 	case text == "":
@@ -135,14 +138,14 @@ func validateAuditAnnotation(policy string, a admissionv1.AuditAnnotation, texts
 	case len(text) > maxAuditAnnotationLen:
 		errs = append(errs, field.Required(here, fmt.Sprintf("must not exceed %d bytes in length", maxAuditAnnotationLen)))
 	default:
-		texts.add(AuditAnnotation, text, here)
+		texts.Add(expressions.AuditAnnotation, text, here)
 	}
 	return errs
 }
 
-func validateMutatingPolicy(s *admissionv1.MutatingAdmissionPolicySpec, o *options) field.ErrorList {
+func validateMutatingPolicy(s *admissionv1.MutatingAdmissionPolicySpec, o *expressions.Options) field.ErrorList {
 	spec := field.NewPath("spec")
-	var texts expressions
+	var texts expressions.Collector
 	errs := validatePolicy(policy{s.FailurePolicy, s.ParamKind, s.MatchConstraints, s.MatchConditions, s.Variables, mutableOperations}, &texts, spec)
 	at := spec.Child("mutations")
 	if len(s.Mutations) == 0 {
@@ -154,15 +157,15 @@ func validateMutatingPolicy(s *admissionv1.MutatingAdmissionPolicySpec, o *optio
 	if s.ReinvocationPolicy == "" {
 		errs = append(errs, field.Required(spec.Child("reinvocationPolicy"), ""))
 	} else {
-		errs = append(errs, listed(s.ReinvocationPolicy, spec.Child("reinvocationPolicy"),
+		errs = append(errs, fieldrules.Supported(s.ReinvocationPolicy, spec.Child("reinvocationPolicy"),
 			admissionv1.IfNeededReinvocationPolicy, admissionv1.NeverReinvocationPolicy)...)
 	}
-	return append(errs, o.judged(&texts)...)
+	return append(errs, o.Compiled(&texts)...)
 }
 
-func validateMutation(m *admissionv1.Mutation, texts *expressions, at *field.Path) field.ErrorList {
+func validateMutation(m *admissionv1.Mutation, texts *expressions.Collector, at *field.Path) field.ErrorList {
 	patch, apply := at.Child("jsonPatch"), at.Child("applyConfiguration")
-	expression := func(set bool, text string, here, other *field.Path, use Use, wrong bool) field.ErrorList {
+	expression := func(set bool, text string, here, other *field.Path, use expressions.Use, wrong bool) field.ErrorList {
 		var errs field.ErrorList
 		switch {
 		case !set:
@@ -170,7 +173,7 @@ func validateMutation(m *admissionv1.Mutation, texts *expressions, at *field.Pat
 		case strings.TrimSpace(text) == "":
 			errs = append(errs, field.Required(here.Child("expression"), "expression is not specified"))
 		default:
-			texts.add(use, text, here.Child("expression"))
+			texts.Add(use, text, here.Child("expression"))
 		}
 		if wrong {
 			errs = append(errs, field.Forbidden(other, fmt.Sprintf("must not be specified when patchType is %s", m.PatchType)))
@@ -181,9 +184,9 @@ func validateMutation(m *admissionv1.Mutation, texts *expressions, at *field.Pat
 	case "":
 		return field.ErrorList{field.Required(at.Child("patchType"), "")}
 	case admissionv1.PatchTypeJSONPatch:
-		return expression(m.JSONPatch != nil, val(m.JSONPatch).Expression, patch, apply, PatchMutation, m.ApplyConfiguration != nil)
+		return expression(m.JSONPatch != nil, fieldrules.Deref(m.JSONPatch).Expression, patch, apply, expressions.PatchMutation, m.ApplyConfiguration != nil)
 	case admissionv1.PatchTypeApplyConfiguration:
-		return expression(m.ApplyConfiguration != nil, val(m.ApplyConfiguration).Expression, apply, patch, ApplyMutation, m.JSONPatch != nil)
+		return expression(m.ApplyConfiguration != nil, fieldrules.Deref(m.ApplyConfiguration).Expression, apply, patch, expressions.ApplyMutation, m.JSONPatch != nil)
 	}
 	return field.ErrorList{field.NotSupported(at.Child("patchType"), m.PatchType,
 		[]admissionv1.PatchType{admissionv1.PatchTypeApplyConfiguration, admissionv1.PatchTypeJSONPatch})}
@@ -225,7 +228,7 @@ func validateMatch(m *admissionv1.MatchResources, at *field.Path, operations ...
 	if m.MatchPolicy == nil {
 		errs = append(errs, field.Required(at.Child("matchPolicy"), ""))
 	} else {
-		errs = append(errs, listed(*m.MatchPolicy, at.Child("matchPolicy"), admissionv1.Equivalent, admissionv1.Exact)...)
+		errs = append(errs, fieldrules.Supported(*m.MatchPolicy, at.Child("matchPolicy"), admissionv1.Equivalent, admissionv1.Exact)...)
 	}
 	for _, s := range []struct {
 		name     string
@@ -235,13 +238,13 @@ func validateMatch(m *admissionv1.MatchResources, at *field.Path, operations ...
 			errs = append(errs, field.Required(at.Child(s.name), ""))
 			continue
 		}
-		errs = append(errs, validateSelector(s.selector, at.Child(s.name))...)
+		errs = append(errs, fieldrules.ValidateSelector(s.selector, at.Child(s.name))...)
 	}
 	rules := func(list []admissionv1.NamedRuleWithOperations, at *field.Path) {
 		for i, r := range list {
 			here := at.Index(i).Child("resourceNames")
 			for j, n := range r.ResourceNames {
-				errs = append(errs, invalid(here.Index(j), n, path.ValidatePathSegmentName(n, false))...)
+				errs = append(errs, fieldrules.Invalid(here.Index(j), n, path.ValidatePathSegmentName(n, false))...)
 				if slices.Contains(r.ResourceNames[:j], n) {
 					errs = append(errs, field.Duplicate(here.Index(j), n))
 				}
@@ -260,7 +263,7 @@ func validatePolicyBinding(policy string, params *admissionv1.ParamRef, match *a
 	if policy == "" {
 		errs = append(errs, field.Required(spec.Child("policyName"), ""))
 	} else {
-		errs = append(errs, invalid(spec.Child("policyName"), policy, apivalidation.NameIsDNSSubdomain(policy, false))...)
+		errs = append(errs, fieldrules.Invalid(spec.Child("policyName"), policy, apivalidation.NameIsDNSSubdomain(policy, false))...)
 	}
 	if params != nil {
 		errs = append(errs, validateParamRef(params, spec.Child("paramRef"))...)
@@ -275,13 +278,13 @@ func validateParamRef(p *admissionv1.ParamRef, at *field.Path) field.ErrorList {
 	const both = "name and selector are mutually exclusive"
 	var errs field.ErrorList
 	if p.Name != "" {
-		errs = append(errs, invalid(at.Child("name"), p.Name, path.ValidatePathSegmentName(p.Name, false))...)
+		errs = append(errs, fieldrules.Invalid(at.Child("name"), p.Name, path.ValidatePathSegmentName(p.Name, false))...)
 		if p.Selector != nil {
 			errs = append(errs, field.Forbidden(at.Child("name"), both))
 		}
 	}
 	if p.Selector != nil {
-		errs = append(errs, validateSelector(p.Selector, at.Child("selector"))...)
+		errs = append(errs, fieldrules.ValidateSelector(p.Selector, at.Child("selector"))...)
 		if p.Name != "" {
 			errs = append(errs, field.Forbidden(at.Child("selector"), both))
 		}
@@ -289,10 +292,10 @@ func validateParamRef(p *admissionv1.ParamRef, at *field.Path) field.ErrorList {
 	if p.Name == "" && p.Selector == nil {
 		errs = append(errs, field.Required(at, "one of name or selector must be specified"))
 	}
-	if a := val(p.ParameterNotFoundAction); a == "" {
+	if a := fieldrules.Deref(p.ParameterNotFoundAction); a == "" {
 		errs = append(errs, field.Required(at.Child("parameterNotFoundAction"), ""))
 	} else {
-		errs = append(errs, listed(a, at.Child("parameterNotFoundAction"), admissionv1.DenyAction, admissionv1.AllowAction)...)
+		errs = append(errs, fieldrules.Supported(a, at.Child("parameterNotFoundAction"), admissionv1.DenyAction, admissionv1.AllowAction)...)
 	}
 	return errs
 }
@@ -300,7 +303,7 @@ func validateParamRef(p *admissionv1.ParamRef, at *field.Path) field.ErrorList {
 func validateActions(actions []admissionv1.ValidationAction, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i, a := range actions {
-		errs = append(errs, listed(a, at.Index(i), admissionv1.Audit, admissionv1.Deny, admissionv1.Warn)...)
+		errs = append(errs, fieldrules.Supported(a, at.Index(i), admissionv1.Audit, admissionv1.Deny, admissionv1.Warn)...)
 		if slices.Contains(actions[:i], a) {
 			errs = append(errs, field.Duplicate(at.Index(i), a))
 		}

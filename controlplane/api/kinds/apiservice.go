@@ -11,26 +11,27 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/custom"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
 )
 
-// apiServiceKind is what is said of a version of a group: served here, or by a Service in the cluster.
+// APIServiceKind is what is said of a version of a group: served here, or by a Service in the cluster.
 func apiServiceKind() *api.Kind {
 	type service = apiregistrationv1.APIService
-	k := newKind(names{
-		gv: apiregistrationv1.SchemeGroupVersion, kind: "APIService", conditional: true, plural: "apiservices", singular: "apiservice",
-		global: true, rule: pathSegment,
+	k := builder.New(builder.Names{
+		GroupVersion: apiregistrationv1.SchemeGroupVersion, Kind: "APIService", Conditional: true, Plural: "apiservices", Singular: "apiservice",
+		ClusterScoped: true, Rule: builder.PathSegment,
 	}, func(l *apiregistrationv1.APIServiceList) *[]service { return &l.Items })
 	k.Categories = []string{"api-extensions"}
-	k.Default = defaults(func(s *service) {
+	k.Default = builder.Default(func(s *service) {
 		if s.Spec.Service != nil && s.Spec.Service.Port == nil {
 			port := int32(443)
 			s.Spec.Service.Port = &port
 		}
 	})
-	hasStatus(k, func(s *service) *apiregistrationv1.APIServiceStatus { return &s.Status }, halves[*service]{
-		spec: func(s *service) any { return s.Spec },
-		keep: func(obj, old *service) { obj.Spec = *old.Spec.DeepCopy() },
-		status: func(obj, old *service) {
+	builder.SeparateStatus(k, func(s *service) *apiregistrationv1.APIServiceStatus { return &s.Status }, builder.Accessors[*service]{
+		Spec:     func(s *service) any { return s.Spec },
+		CopySpec: func(obj, old *service) { obj.Spec = *old.Spec.DeepCopy() },
+		Status: func(obj, old *service) {
 			obj.Status = apiregistrationv1.APIServiceStatus{}
 			switch {
 			case old != nil:
@@ -40,10 +41,10 @@ func apiServiceKind() *api.Kind {
 			}
 		},
 	})
-	uncounted(k)
-	keepsMetadata(k)
-	check(k, validateAPIService)
-	checkStatus(k, func(s, _ *service) (errs field.ErrorList) {
+	builder.OmitGeneration(k)
+	builder.KeepMetadataOnStatus(k)
+	builder.AddValidation(k, validateAPIService)
+	builder.AddStatusValidation(k, func(s, _ *service) (errs field.ErrorList) {
 		for i, c := range s.Status.Conditions {
 			switch c.Status {
 			case apiregistrationv1.ConditionTrue, apiregistrationv1.ConditionFalse, apiregistrationv1.ConditionUnknown:
@@ -55,9 +56,9 @@ func apiServiceKind() *api.Kind {
 		return errs
 	})
 	k.Types = custom.APIServiceTypes
-	k.Columns = columns(nameCol, col("Service"), col("Available"), ageCol)
-	k.Row = row(func(s *service, now time.Time) []any {
-		return []any{s.Name, serviceOf(s), availability(s), age(s, now)}
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Service"), builder.StringColumn("Available"), builder.AgeColumn)
+	k.Row = builder.Row(func(s *service, now time.Time) []any {
+		return []any{s.Name, serviceOf(s), availability(s), builder.Age(s, now)}
 	})
 	return k
 }

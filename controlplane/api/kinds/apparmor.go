@@ -6,6 +6,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 const apparmorPrefix = corev1.DeprecatedAppArmorBetaContainerAnnotationKeyPrefix
@@ -64,7 +66,7 @@ func annotatedContainers(p *corev1.Pod, f func(name string, context **corev1.Sec
 // copyApparmor copies the AppArmor annotations of a new pod to the containers that have no profile of their own.
 func copyApparmor(p *corev1.Pod) {
 	annotatedContainers(p, func(_ string, context **corev1.SecurityContext, profile *corev1.AppArmorProfile) {
-		if profile == nil || semanticEqual(profile, podApparmor(&p.Spec)) {
+		if profile == nil || fieldrules.SemanticEqual(profile, podApparmor(&p.Spec)) {
 			return
 		}
 		if *context == nil {
@@ -77,7 +79,7 @@ func copyApparmor(p *corev1.Pod) {
 // warnOfApparmor returns the warnings for the annotations that copyApparmor copies or cannot copy.
 func warnOfApparmor(p *corev1.Pod) (out []string) {
 	annotatedContainers(p, func(name string, _ **corev1.SecurityContext, profile *corev1.AppArmorProfile) {
-		if profile == nil || !semanticEqual(profile, podApparmor(&p.Spec)) {
+		if profile == nil || !fieldrules.SemanticEqual(profile, podApparmor(&p.Spec)) {
 			out = append(out, apparmorWarning(field.NewPath("metadata", "annotations"), name))
 		}
 	})
@@ -91,7 +93,7 @@ func apparmorWarning(annotations *field.Path, container string) string {
 // validateApparmorAnnotations judges the AppArmor annotations of a pod or a template.
 func validateApparmorAnnotations(annotations map[string]string, s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	for _, key := range sorted(annotations) {
+	for _, key := range fieldrules.SortedKeys(annotations) {
 		name, is := strings.CutPrefix(key, apparmorPrefix)
 		if !is {
 			continue
@@ -149,12 +151,12 @@ func validateApparmorMatch(p *corev1.Pod) field.ErrorList {
 func validateApparmorUpdate(obj, old *corev1.Pod) field.ErrorList {
 	var errs field.ErrorList
 	at := field.NewPath("metadata", "annotations")
-	for _, key := range sorted(old.Annotations) {
+	for _, key := range fieldrules.SortedKeys(old.Annotations) {
 		if now, kept := obj.Annotations[key]; strings.HasPrefix(key, apparmorPrefix) && (!kept || now != old.Annotations[key]) {
 			errs = append(errs, field.Forbidden(at.Key(key), "may not remove or update AppArmor annotations"))
 		}
 	}
-	for _, key := range sorted(obj.Annotations) {
+	for _, key := range fieldrules.SortedKeys(obj.Annotations) {
 		if _, had := old.Annotations[key]; strings.HasPrefix(key, apparmorPrefix) && !had {
 			errs = append(errs, field.Forbidden(at.Key(key), "may not add AppArmor annotations"))
 		}

@@ -9,32 +9,34 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 // certificateSigningRequestKind: what a request asks for never changes, and who asks is written by the server. Its
 // conditions and its certificate are set through its facets: approval by who approves, status by who signs.
 func certificateSigningRequestKind() *api.Kind {
-	k := newKind(names{
-		gv: certificatesv1.SchemeGroupVersion, kind: "CertificateSigningRequest", plural: "certificatesigningrequests",
-		singular: "certificatesigningrequest", short: []string{"csr"}, global: true, rule: pathSegment,
+	k := builder.New(builder.Names{
+		GroupVersion: certificatesv1.SchemeGroupVersion, Kind: "CertificateSigningRequest", Plural: "certificatesigningrequests",
+		Singular: "certificatesigningrequest", Short: []string{"csr"}, ClusterScoped: true, Rule: builder.PathSegment,
 	}, func(l *certificatesv1.CertificateSigningRequestList) *[]certificatesv1.CertificateSigningRequest {
 		return &l.Items
 	})
-	hasStatus(k, func(o *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequestStatus {
+	builder.SeparateStatus(k, func(o *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequestStatus {
 		return &o.Status
-	}, halves[*certificatesv1.CertificateSigningRequest]{
-		spec: func(c *certificatesv1.CertificateSigningRequest) any { return c.Spec },
-		keep: func(obj, old *certificatesv1.CertificateSigningRequest) { obj.Spec = *old.Spec.DeepCopy() },
-		status: func(obj, old *certificatesv1.CertificateSigningRequest) {
+	}, builder.Accessors[*certificatesv1.CertificateSigningRequest]{
+		Spec:     func(c *certificatesv1.CertificateSigningRequest) any { return c.Spec },
+		CopySpec: func(obj, old *certificatesv1.CertificateSigningRequest) { obj.Spec = *old.Spec.DeepCopy() },
+		Status: func(obj, old *certificatesv1.CertificateSigningRequest) {
 			obj.Status = certificatesv1.CertificateSigningRequestStatus{}
 			if old != nil {
 				obj.Status = *old.Status.DeepCopy()
 			}
 		},
 	})
-	prepare(k, func(c *certificatesv1.CertificateSigningRequest) { c.Generation = 0 })
-	prepareUpdate(k, func(obj, old *certificatesv1.CertificateSigningRequest) { obj.Spec = *old.Spec.DeepCopy() })
-	check(k, func(c *certificatesv1.CertificateSigningRequest) field.ErrorList {
+	builder.PrepareCreate(k, func(c *certificatesv1.CertificateSigningRequest) { c.Generation = 0 })
+	builder.PrepareUpdate(k, func(obj, old *certificatesv1.CertificateSigningRequest) { obj.Spec = *old.Spec.DeepCopy() })
+	builder.AddValidation(k, func(c *certificatesv1.CertificateSigningRequest) field.ErrorList {
 		return validateCSR(&c.Spec, field.NewPath("spec"))
 	})
 	// Who approves does not write the certificate, who signs not what was approved or denied.
@@ -45,22 +47,22 @@ func certificateSigningRequestKind() *api.Kind {
 		keepDecision(s.Conditions, old.Conditions, certificatesv1.CertificateApproved)
 		keepDecision(s.Conditions, old.Conditions, certificatesv1.CertificateDenied)
 	})
-	checkFacet(k, "status", func(obj, old *certificatesv1.CertificateSigningRequest) field.ErrorList {
+	builder.AddSubresourceValidation(k, "status", func(obj, old *certificatesv1.CertificateSigningRequest) field.ErrorList {
 		return validateCSRStatus(&obj.Status, &old.Status, false)
 	})
-	checkFacet(k, "approval", func(obj, old *certificatesv1.CertificateSigningRequest) field.ErrorList {
+	builder.AddSubresourceValidation(k, "approval", func(obj, old *certificatesv1.CertificateSigningRequest) field.ErrorList {
 		return validateCSRStatus(&obj.Status, &old.Status, true)
 	})
-	k.Fields = fieldsOf(func(c *certificatesv1.CertificateSigningRequest) fields.Set {
+	k.Fields = builder.Fields(func(c *certificatesv1.CertificateSigningRequest) fields.Set {
 		return fields.Set{"spec.signerName": c.Spec.SignerName}
 	})
-	k.Columns = columns(nameCol, ageCol, col("SignerName"), col("Requestor"), col("RequestedDuration"), col("Condition"))
-	k.Row = row(func(c *certificatesv1.CertificateSigningRequest, now time.Time) []any {
-		requested := none
+	k.Columns = builder.Columns(builder.NameColumn, builder.AgeColumn, builder.StringColumn("SignerName"), builder.StringColumn("Requestor"), builder.StringColumn("RequestedDuration"), builder.StringColumn("Condition"))
+	k.Row = builder.Row(func(c *certificatesv1.CertificateSigningRequest, now time.Time) []any {
+		requested := builder.None
 		if s := c.Spec.ExpirationSeconds; s != nil {
 			requested = duration.HumanDuration(time.Duration(*s) * time.Second)
 		}
-		return []any{c.Name, age(c, now), orNone(c.Spec.SignerName), c.Spec.Username, requested, csrState(&c.Status)}
+		return []any{c.Name, builder.Age(c, now), builder.OrNone(c.Spec.SignerName), c.Spec.Username, requested, csrState(&c.Status)}
 	})
 	return k
 }
@@ -74,7 +76,7 @@ func csrFacet(k *api.Kind, name string, keep func(s, old *certificatesv1.Certifi
 		now, was := obj.(*certificatesv1.CertificateSigningRequest), old.(*certificatesv1.CertificateSigningRequest)
 		keep(&now.Status, &was.Status)
 	}
-	addSub(k, name, &facet)
+	builder.AddSubresource(k, name, &facet)
 }
 
 // csrState is where a request stands, in one word or a few.
@@ -100,34 +102,34 @@ func csrState(s *certificatesv1.CertificateSigningRequestStatus) string {
 }
 
 func clusterTrustBundleKind() *api.Kind {
-	k := newKind(names{
-		gv: certificatesv1.SchemeGroupVersion, kind: "ClusterTrustBundle", conditional: true, plural: "clustertrustbundles",
-		singular: "clustertrustbundle", global: true, rule: pathSegment,
+	k := builder.New(builder.Names{
+		GroupVersion: certificatesv1.SchemeGroupVersion, Kind: "ClusterTrustBundle", Conditional: true, Plural: "clustertrustbundles",
+		Singular: "clustertrustbundle", ClusterScoped: true, Rule: builder.PathSegment,
 	}, func(l *certificatesv1.ClusterTrustBundleList) *[]certificatesv1.ClusterTrustBundle { return &l.Items })
-	check(k, func(b *certificatesv1.ClusterTrustBundle) field.ErrorList {
-		errs := invalid(field.NewPath("metadata", "name"), b.Name, trustBundleName(b.Spec.SignerName, b.Name))
+	builder.AddValidation(k, func(b *certificatesv1.ClusterTrustBundle) field.ErrorList {
+		errs := fieldrules.Invalid(field.NewPath("metadata", "name"), b.Name, trustBundleName(b.Spec.SignerName, b.Name))
 		if b.Spec.SignerName != "" {
 			errs = append(errs, validateSignerName(b.Spec.SignerName, field.NewPath("spec", "signerName"))...)
 		}
 		return errs
 	})
 	trust := field.NewPath("spec", "trustBundle")
-	k.ValidateCreate = onCreate(func(b *certificatesv1.ClusterTrustBundle) field.ErrorList {
+	k.ValidateCreate = builder.CreateValidation(func(b *certificatesv1.ClusterTrustBundle) field.ErrorList {
 		return validateTrustBundle(b.Spec.TrustBundle, trust)
 	})
-	checkUpdate(k, func(obj, old *certificatesv1.ClusterTrustBundle) field.ErrorList {
-		errs := sameOr(obj.Spec.SignerName, old.Spec.SignerName, field.NewPath("spec", "signerName"))
+	builder.AddUpdateValidation(k, func(obj, old *certificatesv1.ClusterTrustBundle) field.ErrorList {
+		errs := fieldrules.Unchanged(obj.Spec.SignerName, old.Spec.SignerName, field.NewPath("spec", "signerName"))
 		if obj.Spec.TrustBundle != old.Spec.TrustBundle {
 			errs = append(errs, validateTrustBundle(obj.Spec.TrustBundle, trust)...)
 		}
 		return errs
 	})
-	k.Fields = fieldsOf(func(b *certificatesv1.ClusterTrustBundle) fields.Set {
+	k.Fields = builder.Fields(func(b *certificatesv1.ClusterTrustBundle) fields.Set {
 		return fields.Set{"spec.signerName": b.Spec.SignerName}
 	})
-	k.Columns = columns(nameCol, col("SignerName"))
-	k.Row = row(func(b *certificatesv1.ClusterTrustBundle, _ time.Time) []any {
-		return []any{b.Name, orNone(b.Spec.SignerName)}
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("SignerName"))
+	k.Row = builder.Row(func(b *certificatesv1.ClusterTrustBundle, _ time.Time) []any {
+		return []any{b.Name, builder.OrNone(b.Spec.SignerName)}
 	})
 	return k
 }

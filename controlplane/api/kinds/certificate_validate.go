@@ -15,6 +15,8 @@ import (
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 const (
@@ -23,8 +25,6 @@ const (
 	minCertificate = 600 // seconds
 	maxTrustBundle = 1 << 20
 	maxRSABits     = 16384
-	// omitted stands in causes for values that are long or binary.
-	omitted = "<value omitted>"
 )
 
 var keyUsages = []certificatesv1.KeyUsage{
@@ -40,7 +40,7 @@ var keyUsages = []certificatesv1.KeyUsage{
 func validateCSR(s *certificatesv1.CertificateSigningRequestSpec, spec *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if err := checkRequest(s.Request); err != nil {
-		errs = append(errs, field.Invalid(spec.Child("request"), omitted, err.Error()))
+		errs = append(errs, field.Invalid(spec.Child("request"), fieldrules.OmittedValue, err.Error()))
 	}
 	usages := spec.Child("usages")
 	if len(s.Usages) == 0 {
@@ -164,7 +164,7 @@ func validateCSRConditions(list []certificatesv1.CertificateSigningRequestCondit
 		if c.Status == "" {
 			errs = append(errs, field.Required(here.Child("status"), ""))
 		} else {
-			errs = append(errs, listed(c.Status, here.Child("status"), allowed...)...)
+			errs = append(errs, fieldrules.Supported(c.Status, here.Child("status"), allowed...)...)
 		}
 		if seen[c.Type] {
 			errs = append(errs, field.Duplicate(here.Child("type"), c.Type))
@@ -263,7 +263,7 @@ func validateTrustBundle(text string, at *field.Path) field.ErrorList {
 			break
 		}
 		if why := notAnchor(block); why != "" {
-			errs = append(errs, field.Invalid(at, omitted, fmt.Sprintf("entry %d "+why, i)))
+			errs = append(errs, field.Invalid(at, fieldrules.OmittedValue, fmt.Sprintf("entry %d "+why, i)))
 			continue
 		}
 		if places[string(block.Bytes)] == nil {
@@ -275,11 +275,11 @@ func validateTrustBundle(text string, at *field.Path) field.ErrorList {
 	case len(errs) > 0:
 		return errs
 	case len(order) == 0:
-		return field.ErrorList{field.Invalid(at, omitted, "at least one trust anchor must be provided")}
+		return field.ErrorList{field.Invalid(at, fieldrules.OmittedValue, "at least one trust anchor must be provided")}
 	}
 	for _, cert := range order {
 		if len(places[cert]) > 1 {
-			errs = append(errs, field.Invalid(at, omitted, fmt.Sprintf("duplicate trust anchor (indices %v)", places[cert])))
+			errs = append(errs, field.Invalid(at, fieldrules.OmittedValue, fmt.Sprintf("duplicate trust anchor (indices %v)", places[cert])))
 		}
 	}
 	return errs

@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 // F110: what a volume is to be made of stands in both fields, whichever a user set.
@@ -27,7 +29,7 @@ func TestClaimsHaveOneSource(t *testing.T) {
 	} {
 		claim := &corev1.PersistentVolumeClaim{Spec: c.set}
 		defaultClaim(claim)
-		if !semanticEqual(claim.Spec.DataSource, c.want.DataSource) || !semanticEqual(claim.Spec.DataSourceRef, c.want.DataSourceRef) {
+		if !fieldrules.SemanticEqual(claim.Spec.DataSource, c.want.DataSource) || !fieldrules.SemanticEqual(claim.Spec.DataSourceRef, c.want.DataSourceRef) {
 			t.Errorf("%s: %+v, %+v", c.about, claim.Spec.DataSource, claim.Spec.DataSourceRef)
 		}
 	}
@@ -55,14 +57,14 @@ func TestClaimsDropSourcesOfOtherNamespaces(t *testing.T) {
 		changed, old := &corev1.PersistentVolumeClaim{Spec: *c.set.DeepCopy()}, &corev1.PersistentVolumeClaim{}
 		k.PrepareUpdate(changed, old)
 		for _, got := range []*corev1.PersistentVolumeClaim{claim, changed} {
-			if !semanticEqual(got.Spec.DataSource, c.want.DataSource) || !semanticEqual(got.Spec.DataSourceRef, c.want.DataSourceRef) {
+			if !fieldrules.SemanticEqual(got.Spec.DataSource, c.want.DataSource) || !fieldrules.SemanticEqual(got.Spec.DataSourceRef, c.want.DataSourceRef) {
 				t.Errorf("%s: %+v, %+v", about, got.Spec.DataSource, got.Spec.DataSourceRef)
 			}
 		}
 		stored := &corev1.PersistentVolumeClaim{Spec: spec{DataSourceRef: elsewhere.DeepCopy()}}
 		again := stored.DeepCopy()
 		k.PrepareUpdate(again, stored)
-		if !semanticEqual(again.Spec.DataSourceRef, elsewhere) {
+		if !fieldrules.SemanticEqual(again.Spec.DataSourceRef, elsewhere) {
 			t.Errorf("%s: an update of a stored claim left %+v", about, again.Spec.DataSourceRef)
 		}
 	}

@@ -8,6 +8,8 @@ import (
 	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 func deviceKey(driver, pool, device, share string) string {
@@ -23,14 +25,14 @@ func allocatedDevices(s *resourcev1.ResourceClaimStatus) map[string]bool {
 	out := map[string]bool{}
 	if s.Allocation != nil {
 		for _, r := range s.Allocation.Devices.Results {
-			out[deviceKey(r.Driver, r.Pool, r.Device, string(val(r.ShareID)))] = true
+			out[deviceKey(r.Driver, r.Pool, r.Device, string(fieldrules.Deref(r.ShareID)))] = true
 		}
 	}
 	return out
 }
 
 func statusKey(d resourcev1.AllocatedDeviceStatus) string {
-	return deviceKey(d.Driver, d.Pool, d.Device, val(d.ShareID))
+	return deviceKey(d.Driver, d.Pool, d.Device, fieldrules.Deref(d.ShareID))
 }
 
 // dropDeallocated takes away what drivers told of devices that a claim has no longer: who deallocates it need not know
@@ -48,7 +50,7 @@ func dropDeallocated(s, old *resourcev1.ResourceClaimStatus) {
 // validateClaimStatus judges which devices a claim has, who may use them, and what their drivers tell of them.
 func validateClaimStatus(obj, was *resourcev1.ResourceClaim, at *field.Path) field.ErrorList {
 	s, old := &obj.Status, &was.Status
-	errs := each(s.ReservedFor, resourcev1.ResourceClaimReservedForMaxSize, at.Child("reservedFor"),
+	errs := fieldrules.Items(s.ReservedFor, resourcev1.ResourceClaimReservedForMaxSize, at.Child("reservedFor"),
 		func(r resourcev1.ResourceClaimConsumerReference) string { return string(r.UID) },
 		func(r resourcev1.ResourceClaimConsumerReference, at *field.Path) field.ErrorList {
 			var errs field.ErrorList
@@ -60,7 +62,7 @@ func validateClaimStatus(obj, was *resourcev1.ResourceClaim, at *field.Path) fie
 			return errs
 		})
 	allocated := allocatedDevices(s)
-	errs = append(errs, each(s.Devices, -1, at.Child("devices"),
+	errs = append(errs, fieldrules.Items(s.Devices, -1, at.Child("devices"),
 		statusKey, func(d resourcev1.AllocatedDeviceStatus, at *field.Path) field.ErrorList {
 			return validateDeviceStatus(&d, allocated, at)
 		})...)
@@ -77,7 +79,7 @@ func validateClaimStatus(obj, was *resourcev1.ResourceClaim, at *field.Path) fie
 	switch {
 	case s.Allocation == nil:
 	case old.Allocation != nil:
-		errs = append(errs, sameOr(s.Allocation, old.Allocation, at.Child("allocation"))...)
+		errs = append(errs, fieldrules.Unchanged(s.Allocation, old.Allocation, at.Child("allocation"))...)
 	default:
 		errs = append(errs, validateAllocation(s.Allocation, namesOfRequests(&obj.Spec.Devices), at.Child("allocation"))...)
 	}
@@ -86,23 +88,23 @@ func validateClaimStatus(obj, was *resourcev1.ResourceClaim, at *field.Path) fie
 
 func validateAllocation(a *resourcev1.AllocationResult, names requestNames, at *field.Path) field.ErrorList {
 	devices := at.Child("devices")
-	errs := each(a.Devices.Results, resourcev1.AllocationResultsMaxSize, devices.Child("results"), nil,
+	errs := fieldrules.Items(a.Devices.Results, resourcev1.AllocationResultsMaxSize, devices.Child("results"), nil,
 		func(r resourcev1.DeviceRequestAllocationResult, at *field.Path) field.ErrorList {
 			errs := names.reference(r.Request, at.Child("request"))
-			errs = append(errs, validateDriverName(r.Driver, at.Child("driver"))...)
+			errs = append(errs, fieldrules.ValidateDriverName(r.Driver, at.Child("driver"))...)
 			errs = append(errs, poolName(r.Pool, at.Child("pool"))...)
-			errs = append(errs, labelOf(r.Device, at.Child("device"))...)
+			errs = append(errs, fieldrules.DNSLabel(r.Device, at.Child("device"))...)
 			errs = append(errs, bindingConditions(r.BindingConditions, r.BindingFailureConditions, at)...)
-			errs = append(errs, each(r.Tolerations, resourcev1.DeviceTolerationsMaxLength, at.Child("tolerations"), nil, validateDeviceToleration)...)
+			errs = append(errs, fieldrules.Items(r.Tolerations, resourcev1.DeviceTolerationsMaxLength, at.Child("tolerations"), nil, validateDeviceToleration)...)
 			if r.ShareID != nil {
 				errs = append(errs, shareID(string(*r.ShareID), at.Child("shareID"))...)
 			}
 			return append(errs, skippedOperations(r.SkipNodeOperations, at.Child("skipNodeOperations"))...)
 		})
-	errs = append(errs, each(a.Devices.Config, 2*resourcev1.DeviceConfigMaxSize, devices.Child("config"), nil,
+	errs = append(errs, fieldrules.Items(a.Devices.Config, 2*resourcev1.DeviceConfigMaxSize, devices.Child("config"), nil,
 		func(c resourcev1.DeviceAllocationConfiguration, at *field.Path) field.ErrorList {
-			errs := oneOf(c.Source, at.Child("source"), resourcev1.AllocationConfigSourceClaim, resourcev1.AllocationConfigSourceClass)
-			errs = append(errs, each(c.Requests, resourcev1.DeviceRequestsMaxSize, at.Child("requests"), itself, names.reference)...)
+			errs := fieldrules.OneOf(c.Source, at.Child("source"), resourcev1.AllocationConfigSourceClaim, resourcev1.AllocationConfigSourceClass)
+			errs = append(errs, fieldrules.Items(c.Requests, resourcev1.DeviceRequestsMaxSize, at.Child("requests"), fieldrules.Itself, names.reference)...)
 			return append(errs, validateDeviceConfig(&c.DeviceConfiguration, at)...)
 		})...)
 	if a.NodeSelector != nil {
@@ -112,9 +114,9 @@ func validateAllocation(a *resourcev1.AllocationResult, names requestNames, at *
 }
 
 func validateDeviceStatus(d *resourcev1.AllocatedDeviceStatus, allocated map[string]bool, at *field.Path) field.ErrorList {
-	errs := validateDriverName(d.Driver, at.Child("driver"))
+	errs := fieldrules.ValidateDriverName(d.Driver, at.Child("driver"))
 	errs = append(errs, poolName(d.Pool, at.Child("pool"))...)
-	errs = append(errs, labelOf(d.Device, at.Child("device"))...)
+	errs = append(errs, fieldrules.DNSLabel(d.Device, at.Child("device"))...)
 	if d.ShareID != nil {
 		errs = append(errs, shareID(*d.ShareID, at.Child("shareID"))...)
 	}
@@ -139,7 +141,7 @@ func validateDeviceStatus(d *resourcev1.AllocatedDeviceStatus, allocated map[str
 	if len(n.HardwareAddress) > resourcev1.NetworkDeviceDataHardwareAddressMaxLength {
 		errs = append(errs, field.TooLong(network.Child("hardwareAddress"), "", resourcev1.NetworkDeviceDataHardwareAddressMaxLength))
 	}
-	return append(errs, each(n.IPs, resourcev1.NetworkDeviceDataMaxIPs, network.Child("ips"), itself,
+	return append(errs, fieldrules.Items(n.IPs, resourcev1.NetworkDeviceDataMaxIPs, network.Child("ips"), fieldrules.Itself,
 		func(ip string, at *field.Path) field.ErrorList { return validation.IsValidInterfaceAddress(at, ip) })...)
 }
 

@@ -11,54 +11,56 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 func configMapKind() *api.Kind {
-	k := newKind(names{
-		gv: corev1.SchemeGroupVersion, kind: "ConfigMap", plural: "configmaps", singular: "configmap", short: []string{"cm"},
+	k := builder.New(builder.Names{
+		GroupVersion: corev1.SchemeGroupVersion, Kind: "ConfigMap", Plural: "configmaps", Singular: "configmap", Short: []string{"cm"},
 	}, func(l *corev1.ConfigMapList) *[]corev1.ConfigMap { return &l.Items })
-	check(k, func(c *corev1.ConfigMap) field.ErrorList {
+	builder.AddValidation(k, func(c *corev1.ConfigMap) field.ErrorList {
 		var errs field.ErrorList
 		size := 0
-		for _, key := range sorted(c.Data) {
+		for _, key := range fieldrules.SortedKeys(c.Data) {
 			size += len(c.Data[key])
-			errs = append(errs, invalid(field.NewPath("data").Key(key), key, validation.IsConfigMapKey(key))...)
+			errs = append(errs, fieldrules.Invalid(field.NewPath("data").Key(key), key, validation.IsConfigMapKey(key))...)
 			if _, twice := c.BinaryData[key]; twice {
 				errs = append(errs, field.Invalid(field.NewPath("data").Key(key), key, "duplicate of key present in binaryData"))
 			}
 		}
-		for _, key := range sorted(c.BinaryData) {
+		for _, key := range fieldrules.SortedKeys(c.BinaryData) {
 			size += len(c.BinaryData[key])
-			errs = append(errs, invalid(field.NewPath("binaryData").Key(key), key, validation.IsConfigMapKey(key))...)
+			errs = append(errs, fieldrules.Invalid(field.NewPath("binaryData").Key(key), key, validation.IsConfigMapKey(key))...)
 		}
 		return append(errs, tooBig(size, field.NewPath(""))...)
 	})
-	checkUpdate(k, func(obj, old *corev1.ConfigMap) field.ErrorList {
-		if !isTrue(old.Immutable) {
+	builder.AddUpdateValidation(k, func(obj, old *corev1.ConfigMap) field.ErrorList {
+		if !fieldrules.IsTrue(old.Immutable) {
 			return nil
 		}
 		errs := staysImmutable(obj.Immutable)
 		if !maps.Equal(obj.Data, old.Data) {
 			errs = append(errs, field.Forbidden(field.NewPath("data"), immutableMsg))
 		}
-		if !semanticEqual(obj.BinaryData, old.BinaryData) {
+		if !fieldrules.SemanticEqual(obj.BinaryData, old.BinaryData) {
 			errs = append(errs, field.Forbidden(field.NewPath("binaryData"), immutableMsg))
 		}
 		return errs
 	})
-	k.Columns = columns(nameCol, col("Data"), ageCol)
-	k.Row = row(func(c *corev1.ConfigMap, now time.Time) []any {
-		return []any{c.Name, int64(len(c.Data) + len(c.BinaryData)), age(c, now)}
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Data"), builder.AgeColumn)
+	k.Row = builder.Row(func(c *corev1.ConfigMap, now time.Time) []any {
+		return []any{c.Name, int64(len(c.Data) + len(c.BinaryData)), builder.Age(c, now)}
 	})
 	return k
 }
 
 func secretKind() *api.Kind {
-	k := newKind(names{
-		gv: corev1.SchemeGroupVersion, kind: "Secret", plural: "secrets", singular: "secret",
+	k := builder.New(builder.Names{
+		GroupVersion: corev1.SchemeGroupVersion, Kind: "Secret", Plural: "secrets", Singular: "secret",
 	}, func(l *corev1.SecretList) *[]corev1.Secret { return &l.Items })
-	k.Default = defaults(func(s *corev1.Secret) {
-		setDefault(&s.Type, corev1.SecretTypeOpaque)
+	k.Default = builder.Default(func(s *corev1.Secret) {
+		builder.SetDefault(&s.Type, corev1.SecretTypeOpaque)
 		// stringData is for writing only: it is stored as data and never read back.
 		if len(s.StringData) > 0 && s.Data == nil {
 			s.Data = make(map[string][]byte, len(s.StringData))
@@ -68,23 +70,23 @@ func secretKind() *api.Kind {
 		}
 		s.StringData = nil
 	})
-	check(k, validateSecret)
-	checkUpdate(k, func(obj, old *corev1.Secret) field.ErrorList {
-		errs := sameOr(obj.Type, old.Type, field.NewPath("type"))
-		if !isTrue(old.Immutable) {
+	builder.AddValidation(k, validateSecret)
+	builder.AddUpdateValidation(k, func(obj, old *corev1.Secret) field.ErrorList {
+		errs := fieldrules.Unchanged(obj.Type, old.Type, field.NewPath("type"))
+		if !fieldrules.IsTrue(old.Immutable) {
 			return errs
 		}
 		errs = append(errs, staysImmutable(obj.Immutable)...)
-		if !semanticEqual(obj.Data, old.Data) {
+		if !fieldrules.SemanticEqual(obj.Data, old.Data) {
 			errs = append(errs, field.Forbidden(field.NewPath("data"), immutableMsg))
 		}
 		return errs
 	})
-	k.Columns = columns(nameCol, col("Type"), col("Data"), ageCol)
-	k.Row = row(func(s *corev1.Secret, now time.Time) []any {
-		return []any{s.Name, string(s.Type), int64(len(s.Data)), age(s, now)}
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Type"), builder.StringColumn("Data"), builder.AgeColumn)
+	k.Row = builder.Row(func(s *corev1.Secret, now time.Time) []any {
+		return []any{s.Name, string(s.Type), int64(len(s.Data)), builder.Age(s, now)}
 	})
-	k.Fields = fieldsOf(func(s *corev1.Secret) fields.Set { return fields.Set{"type": string(s.Type)} })
+	k.Fields = builder.Fields(func(s *corev1.Secret) fields.Set { return fields.Set{"type": string(s.Type)} })
 	return k
 }
 
@@ -105,9 +107,9 @@ func validateSecret(s *corev1.Secret) field.ErrorList {
 	var errs field.ErrorList
 	data := field.NewPath("data")
 	size := 0
-	for _, key := range sorted(s.Data) {
+	for _, key := range fieldrules.SortedKeys(s.Data) {
 		size += len(s.Data[key])
-		errs = append(errs, invalid(data.Key(key), key, validation.IsConfigMapKey(key))...)
+		errs = append(errs, fieldrules.Invalid(data.Key(key), key, validation.IsConfigMapKey(key))...)
 	}
 	errs = append(errs, tooBig(size, data)...)
 	for _, key := range secretKeys[s.Type] {
@@ -146,7 +148,7 @@ func validateSecret(s *corev1.Secret) field.ErrorList {
 const immutableMsg = "field is immutable when `immutable` is set"
 
 func staysImmutable(now *bool) field.ErrorList {
-	if isTrue(now) {
+	if fieldrules.IsTrue(now) {
 		return nil
 	}
 	return field.ErrorList{field.Forbidden(field.NewPath("immutable"), immutableMsg)}
@@ -158,5 +160,3 @@ func tooBig(size int, at *field.Path) field.ErrorList {
 	}
 	return nil
 }
-
-func isTrue(b *bool) bool { return b != nil && *b }

@@ -7,6 +7,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/validation"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 // containerRole says which of a pod's three lists a container is in.
@@ -33,7 +35,7 @@ func validateContainers(s *corev1.PodSpec, volumes map[string]corev1.VolumeSourc
 		case seen[name]:
 			errs = append(errs, field.Duplicate(here, name))
 		default:
-			errs = append(errs, invalid(here, name, utilvalidation.IsDNS1123Label(name))...)
+			errs = append(errs, fieldrules.Invalid(here, name, utilvalidation.IsDNS1123Label(name))...)
 		}
 		seen[name] = true
 	}
@@ -46,7 +48,7 @@ func validateContainers(s *corev1.PodSpec, volumes map[string]corev1.VolumeSourc
 		c, here := &s.InitContainers[i], at.Child("initContainers").Index(i)
 		unique(c.Name, here.Child("name"))
 		role := initial
-		if val(c.RestartPolicy) == corev1.ContainerRestartPolicyAlways {
+		if fieldrules.Deref(c.RestartPolicy) == corev1.ContainerRestartPolicyAlways {
 			role = sidecar
 		}
 		errs = append(errs, validateContainer(c, role, s, volumes, here)...)
@@ -82,8 +84,8 @@ func validateContainer(c *corev1.Container, role containerRole, s *corev1.PodSpe
 	if c.Image == "" {
 		errs = append(errs, field.Required(at.Child("image"), ""))
 	}
-	errs = append(errs, oneOf(c.ImagePullPolicy, at.Child("imagePullPolicy"), corev1.PullAlways, corev1.PullIfNotPresent, corev1.PullNever)...)
-	errs = append(errs, requiredOf(c.TerminationMessagePolicy, at.Child("terminationMessagePolicy"),
+	errs = append(errs, fieldrules.OneOf(c.ImagePullPolicy, at.Child("imagePullPolicy"), corev1.PullAlways, corev1.PullIfNotPresent, corev1.PullNever)...)
+	errs = append(errs, fieldrules.RequiredOneOf(c.TerminationMessagePolicy, at.Child("terminationMessagePolicy"),
 		corev1.TerminationMessageReadFile, corev1.TerminationMessageFallbackToLogsOnError)...)
 	if role != ephemeral {
 		errs = append(errs, validateRestarts(c, at)...)
@@ -113,14 +115,14 @@ func validateContainer(c *corev1.Container, role containerRole, s *corev1.PodSpe
 // onlyDebug refuses what a container that was added to a running pod cannot have.
 func onlyDebug(c *corev1.Container, at *field.Path) field.ErrorList {
 	const no = "cannot be set for an Ephemeral Container"
-	errs := forbid(at, no, map[string]bool{
+	errs := fieldrules.ForbidSet(at, no, map[string]bool{
 		"ports": len(c.Ports) > 0, "livenessProbe": c.LivenessProbe != nil, "readinessProbe": c.ReadinessProbe != nil,
 		"startupProbe": c.StartupProbe != nil, "lifecycle": c.Lifecycle != nil,
 		"resources":    len(c.Resources.Limits)+len(c.Resources.Requests)+len(c.Resources.Claims) > 0,
 		"resizePolicy": len(c.ResizePolicy) > 0, "restartPolicy": c.RestartPolicy != nil, "restartPolicyRules": len(c.RestartPolicyRules) > 0,
 	})
 	for i, m := range c.VolumeMounts {
-		errs = append(errs, forbid(at.Child("volumeMounts").Index(i), no, map[string]bool{"subPath": m.SubPath != "", "subPathExpr": m.SubPathExpr != ""})...)
+		errs = append(errs, fieldrules.ForbidSet(at.Child("volumeMounts").Index(i), no, map[string]bool{"subPath": m.SubPath != "", "subPathExpr": m.SubPathExpr != ""})...)
 	}
 	return errs
 }
@@ -132,7 +134,7 @@ func validatePorts(ports []corev1.ContainerPort, at *field.Path) field.ErrorList
 		here := at.Index(i)
 		if p.Name != "" {
 			if msgs := utilvalidation.IsValidPortName(p.Name); len(msgs) > 0 {
-				errs = append(errs, invalid(here.Child("name"), p.Name, msgs)...)
+				errs = append(errs, fieldrules.Invalid(here.Child("name"), p.Name, msgs)...)
 			} else if names[p.Name] {
 				errs = append(errs, field.Duplicate(here.Child("name"), p.Name))
 			}
@@ -141,12 +143,12 @@ func validatePorts(ports []corev1.ContainerPort, at *field.Path) field.ErrorList
 		if p.ContainerPort == 0 {
 			errs = append(errs, field.Required(here.Child("containerPort"), ""))
 		} else {
-			errs = append(errs, invalid(here.Child("containerPort"), p.ContainerPort, utilvalidation.IsValidPortNum(int(p.ContainerPort)))...)
+			errs = append(errs, fieldrules.Invalid(here.Child("containerPort"), p.ContainerPort, utilvalidation.IsValidPortNum(int(p.ContainerPort)))...)
 		}
 		if p.HostPort != 0 {
-			errs = append(errs, invalid(here.Child("hostPort"), p.HostPort, utilvalidation.IsValidPortNum(int(p.HostPort)))...)
+			errs = append(errs, fieldrules.Invalid(here.Child("hostPort"), p.HostPort, utilvalidation.IsValidPortNum(int(p.HostPort)))...)
 		}
-		errs = append(errs, validateProtocol(p.Protocol, here.Child("protocol"))...)
+		errs = append(errs, fieldrules.ValidateProtocol(p.Protocol, here.Child("protocol"))...)
 	}
 	return errs
 }
@@ -189,13 +191,13 @@ func validateEnv(env []corev1.EnvVar, at *field.Path) field.ErrorList {
 		if e.Name == "" {
 			errs = append(errs, field.Required(here.Child("name"), ""))
 		} else {
-			errs = append(errs, invalid(here.Child("name"), e.Name, utilvalidation.IsRelaxedEnvVarName(e.Name))...)
+			errs = append(errs, fieldrules.Invalid(here.Child("name"), e.Name, utilvalidation.IsRelaxedEnvVarName(e.Name))...)
 		}
 		if e.ValueFrom == nil {
 			continue
 		}
 		from := here.Child("valueFrom")
-		switch n := countSet(*e.ValueFrom); {
+		switch n := fieldrules.CountSet(*e.ValueFrom); {
 		case n == 0:
 			errs = append(errs, field.Invalid(from, "", "must specify one of: `fieldRef`, `resourceFieldRef`, `configMapKeyRef`, `secretKeyRef` or `fileKeyRef`"))
 		case e.Value != "":
@@ -229,17 +231,17 @@ func validateFileKey(r *corev1.FileKeySelector, at *field.Path) field.ErrorList 
 		}
 		return errs
 	}
-	errs := required(r.Key, "key", invalid(at.Child("key"), r.Key, utilvalidation.IsRelaxedEnvVarName(r.Key)))
-	errs = append(errs, required(r.VolumeName, "volumeName", labelOf(r.VolumeName, at.Child("volumeName")))...)
-	return append(errs, required(r.Path, "path", noBacksteps(r.Path, at.Child("path")))...)
+	errs := required(r.Key, "key", fieldrules.Invalid(at.Child("key"), r.Key, utilvalidation.IsRelaxedEnvVarName(r.Key)))
+	errs = append(errs, required(r.VolumeName, "volumeName", fieldrules.DNSLabel(r.VolumeName, at.Child("volumeName")))...)
+	return append(errs, required(r.Path, "path", fieldrules.NoBacksteps(r.Path, at.Child("path")))...)
 }
 
 func validateKeyRef(name, key string, at *field.Path) field.ErrorList {
-	errs := invalid(at.Child("name"), name, validation.NameIsDNSSubdomain(name, false))
+	errs := fieldrules.Invalid(at.Child("name"), name, validation.NameIsDNSSubdomain(name, false))
 	if key == "" {
 		return append(errs, field.Required(at.Child("key"), ""))
 	}
-	return append(errs, invalid(at.Child("key"), key, utilvalidation.IsConfigMapKey(key))...)
+	return append(errs, fieldrules.Invalid(at.Child("key"), key, utilvalidation.IsConfigMapKey(key))...)
 }
 
 func validateEnvFrom(from []corev1.EnvFromSource, at *field.Path) field.ErrorList {
@@ -247,9 +249,9 @@ func validateEnvFrom(from []corev1.EnvFromSource, at *field.Path) field.ErrorLis
 	for i, e := range from {
 		here := at.Index(i)
 		if e.Prefix != "" {
-			errs = append(errs, invalid(here.Child("prefix"), e.Prefix, utilvalidation.IsRelaxedEnvVarName(e.Prefix))...)
+			errs = append(errs, fieldrules.Invalid(here.Child("prefix"), e.Prefix, utilvalidation.IsRelaxedEnvVarName(e.Prefix))...)
 		}
-		switch n := countSet(e); {
+		switch n := fieldrules.CountSet(e); {
 		case n == 0:
 			errs = append(errs, field.Invalid(at, "", "must specify one of: `configMapRef` or `secretRef`"))
 		case n > 1:
@@ -270,15 +272,7 @@ func requiredPrefix(name string, at *field.Path) field.ErrorList {
 	if name == "" {
 		return field.ErrorList{field.Required(at, "")}
 	}
-	return invalid(at, name, validation.NameIsDNSSubdomain(name, true))
-}
-
-// requiredSubdomain refuses a name that is empty or not a subdomain.
-func requiredSubdomain(name string, at *field.Path) field.ErrorList {
-	if name == "" {
-		return field.ErrorList{field.Required(at, "")}
-	}
-	return invalid(at, name, validation.NameIsDNSSubdomain(name, false))
+	return fieldrules.Invalid(at, name, validation.NameIsDNSSubdomain(name, true))
 }
 
 // validateContainerSecurity judges a container's security context. hostUsers is true where the pod has no user namespace.
@@ -288,13 +282,13 @@ func validateContainerSecurity(c *corev1.SecurityContext, hostUsers bool, at *fi
 	}
 	var errs field.ErrorList
 	if c.RunAsUser != nil {
-		errs = append(errs, invalid(at.Child("runAsUser"), *c.RunAsUser, utilvalidation.IsValidUserID(*c.RunAsUser))...)
+		errs = append(errs, fieldrules.Invalid(at.Child("runAsUser"), *c.RunAsUser, utilvalidation.IsValidUserID(*c.RunAsUser))...)
 	}
 	if c.RunAsGroup != nil {
-		errs = append(errs, invalid(at.Child("runAsGroup"), *c.RunAsGroup, utilvalidation.IsValidGroupID(*c.RunAsGroup))...)
+		errs = append(errs, fieldrules.Invalid(at.Child("runAsGroup"), *c.RunAsGroup, utilvalidation.IsValidGroupID(*c.RunAsGroup))...)
 	}
 	if c.AllowPrivilegeEscalation != nil && !*c.AllowPrivilegeEscalation {
-		if isTrue(c.Privileged) {
+		if fieldrules.IsTrue(c.Privileged) {
 			errs = append(errs, field.Invalid(at, c, "cannot set `allowPrivilegeEscalation` to false and `privileged` to true"))
 		}
 		if c.Capabilities != nil {
@@ -306,7 +300,7 @@ func validateContainerSecurity(c *corev1.SecurityContext, hostUsers bool, at *fi
 		}
 	}
 	if c.ProcMount != nil {
-		errs = append(errs, listed(*c.ProcMount, at.Child("procMount"), corev1.DefaultProcMount, corev1.UnmaskedProcMount)...)
+		errs = append(errs, fieldrules.Supported(*c.ProcMount, at.Child("procMount"), corev1.DefaultProcMount, corev1.UnmaskedProcMount)...)
 		if hostUsers && *c.ProcMount == corev1.UnmaskedProcMount {
 			errs = append(errs, field.Invalid(at.Child("procMount"), c.ProcMount, "`hostUsers` must be false to use `Unmasked`"))
 		}

@@ -14,24 +14,26 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 // cronJobSuffix is what a cron job's name is followed by in the names of its jobs.
 const cronJobSuffix = len("-1234567890")
 
 func cronJobKind() *api.Kind {
-	k := newKind(names{
-		gv: batchv1.SchemeGroupVersion, kind: "CronJob", plural: "cronjobs", singular: "cronjob", short: []string{"cj"}, all: true,
+	k := builder.New(builder.Names{
+		GroupVersion: batchv1.SchemeGroupVersion, Kind: "CronJob", Plural: "cronjobs", Singular: "cronjob", Short: []string{"cj"}, InAllCategory: true,
 	}, func(l *batchv1.CronJobList) *[]batchv1.CronJob { return &l.Items })
-	k.Default = defaults(func(c *batchv1.CronJob) {
+	k.Default = builder.Default(func(c *batchv1.CronJob) {
 		s := &c.Spec
-		setDefault(&s.ConcurrencyPolicy, batchv1.AllowConcurrent)
-		setDefaultPtr(&s.Suspend, false)
-		setDefaultPtr(&s.SuccessfulJobsHistoryLimit, 3)
-		setDefaultPtr(&s.FailedJobsHistoryLimit, 1)
+		builder.SetDefault(&s.ConcurrencyPolicy, batchv1.AllowConcurrent)
+		builder.SetDefaultPtr(&s.Suspend, false)
+		builder.SetDefaultPtr(&s.SuccessfulJobsHistoryLimit, 3)
+		builder.SetDefaultPtr(&s.FailedJobsHistoryLimit, 1)
 		defaultCronJobTemplate(&s.JobTemplate.Spec)
 	})
-	specAndStatus(k, func(c *batchv1.CronJob) *batchv1.CronJobSpec { return &c.Spec },
+	builder.SeparateSpecAndStatus(k, func(c *batchv1.CronJob) *batchv1.CronJobSpec { return &c.Spec },
 		func(c *batchv1.CronJob) *batchv1.CronJobStatus { return &c.Status })
 	before := k.Validate
 	k.Validate = func(o api.Object) field.ErrorList {
@@ -42,12 +44,12 @@ func cronJobKind() *api.Kind {
 		}
 		return errs
 	}
-	k.Columns = columns(nameCol, col("Schedule"), col("Timezone"), boolCol("Suspend"), numCol("Active"), col("Last Schedule"), ageCol,
-		wide("Containers"), wide("Images"), wide("Selector"))
-	k.Row = row(func(c *batchv1.CronJob, now time.Time) []any {
-		last, zone, suspended := none, none, unset
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Schedule"), builder.StringColumn("Timezone"), builder.BoolColumn("Suspend"), builder.NumberColumn("Active"), builder.StringColumn("Last Schedule"), builder.AgeColumn,
+		builder.WideColumn("Containers"), builder.WideColumn("Images"), builder.WideColumn("Selector"))
+	k.Row = builder.Row(func(c *batchv1.CronJob, now time.Time) []any {
+		last, zone, suspended := builder.None, builder.None, builder.Unset
 		if t := c.Status.LastScheduleTime; t != nil {
-			last = since(*t, now)
+			last = builder.Since(*t, now)
 		}
 		if c.Spec.TimeZone != nil {
 			zone = *c.Spec.TimeZone
@@ -59,7 +61,7 @@ func cronJobKind() *api.Kind {
 			suspended = "False"
 		}
 		containers, images := containersAndImages(&c.Spec.JobTemplate.Spec.Template.Spec)
-		return []any{c.Name, c.Spec.Schedule, zone, suspended, int64(len(c.Status.Active)), last, age(c, now),
+		return []any{c.Name, c.Spec.Schedule, zone, suspended, int64(len(c.Status.Active)), last, builder.Age(c, now),
 			containers, images, metav1.FormatLabelSelector(c.Spec.JobTemplate.Spec.Selector)}
 	})
 	return k
@@ -73,7 +75,7 @@ func defaultCronJobTemplate(s *batchv1.JobSpec) {
 
 func validateCronJobSpec(s *batchv1.CronJobSpec, at *field.Path) field.ErrorList {
 	errs := validateSchedule(s.Schedule, at.Child("schedule"))
-	errs = append(errs, nonNegative(val(s.StartingDeadlineSeconds), at.Child("startingDeadlineSeconds"))...)
+	errs = append(errs, fieldrules.NonNegative(fieldrules.Deref(s.StartingDeadlineSeconds), at.Child("startingDeadlineSeconds"))...)
 	if s.TimeZone != nil {
 		errs = append(errs, validateTimeZone(*s.TimeZone, at.Child("timeZone"))...)
 	}
@@ -83,11 +85,11 @@ func validateCronJobSpec(s *batchv1.CronJobSpec, at *field.Path) field.ErrorList
 	if sel := s.JobTemplate.Spec.Selector; sel != nil {
 		errs = append(errs, field.Invalid(job.Child("selector"), sel, "`selector` will be auto-generated"))
 	}
-	if m := s.JobTemplate.Spec.ManualSelector; isTrue(m) {
+	if m := s.JobTemplate.Spec.ManualSelector; fieldrules.IsTrue(m) {
 		errs = append(errs, field.NotSupported(job.Child("manualSelector"), *m, []string{"nil", "false"}))
 	}
-	errs = append(errs, nonNegative(val(s.SuccessfulJobsHistoryLimit), at.Child("successfulJobsHistoryLimit"))...)
-	return append(errs, nonNegative(val(s.FailedJobsHistoryLimit), at.Child("failedJobsHistoryLimit"))...)
+	errs = append(errs, fieldrules.NonNegative(fieldrules.Deref(s.SuccessfulJobsHistoryLimit), at.Child("successfulJobsHistoryLimit"))...)
+	return append(errs, fieldrules.NonNegative(fieldrules.Deref(s.FailedJobsHistoryLimit), at.Child("failedJobsHistoryLimit"))...)
 }
 
 func validateConcurrency(p batchv1.ConcurrencyPolicy, at *field.Path) field.ErrorList {

@@ -9,29 +9,30 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/custom"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
 )
 
 // customResourceDefinitionKind is the kind whose objects are kinds. What its objects must be like is judged where
 // they are served (apiserver/crd): it takes the schema libraries and CEL.
 func customResourceDefinitionKind() *api.Kind {
-	k := newKind(names{
-		gv: apiextensionsv1.SchemeGroupVersion, kind: "CustomResourceDefinition", conditional: true, plural: "customresourcedefinitions",
-		singular: "customresourcedefinition", short: []string{"crd", "crds"}, global: true,
+	k := builder.New(builder.Names{
+		GroupVersion: apiextensionsv1.SchemeGroupVersion, Kind: "CustomResourceDefinition", Conditional: true, Plural: "customresourcedefinitions",
+		Singular: "customresourcedefinition", Short: []string{"crd", "crds"}, ClusterScoped: true,
 	}, func(l *apiextensionsv1.CustomResourceDefinitionList) *[]apiextensionsv1.CustomResourceDefinition {
 		return &l.Items
 	})
 	type definition = apiextensionsv1.CustomResourceDefinition
 	k.Categories = []string{"api-extensions"}
-	k.Default = defaults(func(c *definition) {
+	k.Default = builder.Default(func(c *definition) {
 		apiextensionsv1.SetDefaults_CustomResourceDefinition(c)
 		if conv := c.Spec.Conversion; conv.Webhook != nil && conv.Webhook.ClientConfig != nil && conv.Webhook.ClientConfig.Service != nil {
 			apiextensionsv1.SetDefaults_ServiceReference(conv.Webhook.ClientConfig.Service)
 		}
 	})
-	hasStatus(k, func(c *definition) *apiextensionsv1.CustomResourceDefinitionStatus { return &c.Status }, halves[*definition]{
-		spec: func(c *definition) any { return c.Spec },
-		keep: func(obj, old *definition) { obj.Spec = *old.Spec.DeepCopy() },
-		status: func(obj, old *definition) {
+	builder.SeparateStatus(k, func(c *definition) *apiextensionsv1.CustomResourceDefinitionStatus { return &c.Status }, builder.Accessors[*definition]{
+		Spec:     func(c *definition) any { return c.Spec },
+		CopySpec: func(obj, old *definition) { obj.Spec = *old.Spec.DeepCopy() },
+		Status: func(obj, old *definition) {
 			obj.Status = apiextensionsv1.CustomResourceDefinitionStatus{}
 			if old != nil {
 				obj.Status = *old.Status.DeepCopy()
@@ -50,8 +51,8 @@ func customResourceDefinitionKind() *api.Kind {
 	}
 	k.Storage.Hub.Light = custom.PackedDefinitions()
 	k.Types = custom.DefinitionTypes
-	k.Columns = columns(nameCol, dateCol)
-	k.Row = row(func(c *definition, _ time.Time) []any { return []any{c.Name, date(c)} })
+	k.Columns = builder.Columns(builder.NameColumn, builder.CreatedAtColumn)
+	k.Row = builder.Row(func(c *definition, _ time.Time) []any { return []any{c.Name, builder.CreatedAt(c)} })
 	return k
 }
 

@@ -14,40 +14,42 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 func daemonSetKind() *api.Kind {
-	k := newKind(names{
-		gv: appsv1.SchemeGroupVersion, kind: "DaemonSet", plural: "daemonsets", singular: "daemonset",
-		short: []string{"ds"}, all: true,
+	k := builder.New(builder.Names{
+		GroupVersion: appsv1.SchemeGroupVersion, Kind: "DaemonSet", Plural: "daemonsets", Singular: "daemonset",
+		Short: []string{"ds"}, InAllCategory: true,
 	}, func(l *appsv1.DaemonSetList) *[]appsv1.DaemonSet { return &l.Items })
-	k.Default = defaults(defaultDaemonSet)
-	specAndStatus(k, func(d *appsv1.DaemonSet) *appsv1.DaemonSetSpec { return &d.Spec },
+	k.Default = builder.Default(defaultDaemonSet)
+	builder.SeparateSpecAndStatus(k, func(d *appsv1.DaemonSet) *appsv1.DaemonSetSpec { return &d.Spec },
 		func(d *appsv1.DaemonSet) *appsv1.DaemonSetStatus { return &d.Status })
-	prepare(k, func(d *appsv1.DaemonSet) { setTemplateGeneration(d, 1) })
+	builder.PrepareCreate(k, func(d *appsv1.DaemonSet) { setTemplateGeneration(d, 1) })
 	before := k.PrepareUpdate
 	k.PrepareUpdate = func(obj, old api.Object) {
 		before(obj, old)
 		keepTemplateGeneration(obj.(*appsv1.DaemonSet), old.(*appsv1.DaemonSet))
 	}
-	check(k, func(d *appsv1.DaemonSet) field.ErrorList {
+	builder.AddValidation(k, func(d *appsv1.DaemonSet) field.ErrorList {
 		return append(validateDaemonSetSpec(&d.Spec, field.NewPath("spec")), switches(d, api.RestartAnnotation)...)
 	})
-	checkUpdate(k, func(obj, old *appsv1.DaemonSet) field.ErrorList {
-		return sameOr(obj.Spec.Selector, old.Spec.Selector, field.NewPath("spec", "selector"))
+	builder.AddUpdateValidation(k, func(obj, old *appsv1.DaemonSet) field.ErrorList {
+		return fieldrules.Unchanged(obj.Spec.Selector, old.Spec.Selector, field.NewPath("spec", "selector"))
 	})
 	validateMeta := k.Subresources["status"].ValidateUpdate
 	k.Subresources["status"].ValidateUpdate = func(obj, old api.Object) field.ErrorList {
 		now, was := &obj.(*appsv1.DaemonSet).Status, &old.(*appsv1.DaemonSet).Status
 		return append(validateMeta(obj, old), validateDaemonSetStatus(now, was, field.NewPath("status"))...)
 	}
-	k.Columns = columns(nameCol, numCol("Desired"), numCol("Current"), numCol("Ready"), numCol("Up-to-date"), numCol("Available"),
-		col("Node Selector"), ageCol, wide("Containers"), wide("Images"), wide("Selector"))
-	k.Row = row(func(d *appsv1.DaemonSet, now time.Time) []any {
+	k.Columns = builder.Columns(builder.NameColumn, builder.NumberColumn("Desired"), builder.NumberColumn("Current"), builder.NumberColumn("Ready"), builder.NumberColumn("Up-to-date"), builder.NumberColumn("Available"),
+		builder.StringColumn("Node Selector"), builder.AgeColumn, builder.WideColumn("Containers"), builder.WideColumn("Images"), builder.WideColumn("Selector"))
+	k.Row = builder.Row(func(d *appsv1.DaemonSet, now time.Time) []any {
 		s := &d.Status
 		containers, images := containersAndImages(&d.Spec.Template.Spec)
 		return []any{d.Name, int64(s.DesiredNumberScheduled), int64(s.CurrentNumberScheduled), int64(s.NumberReady),
-			int64(s.UpdatedNumberScheduled), int64(s.NumberAvailable), labels.FormatLabels(d.Spec.Template.Spec.NodeSelector), age(d, now),
+			int64(s.UpdatedNumberScheduled), int64(s.NumberAvailable), labels.FormatLabels(d.Spec.Template.Spec.NodeSelector), builder.Age(d, now),
 			containers, images, metav1.FormatLabelSelector(d.Spec.Selector)}
 	})
 	return k
@@ -55,13 +57,13 @@ func daemonSetKind() *api.Kind {
 
 func defaultDaemonSet(d *appsv1.DaemonSet) {
 	u := &d.Spec.UpdateStrategy
-	setDefault(&u.Type, appsv1.RollingUpdateDaemonSetStrategyType)
+	builder.SetDefault(&u.Type, appsv1.RollingUpdateDaemonSetStrategyType)
 	if u.Type == appsv1.RollingUpdateDaemonSetStrategyType {
-		setDefaultPtr(&u.RollingUpdate, appsv1.RollingUpdateDaemonSet{})
-		setDefaultPtr(&u.RollingUpdate.MaxUnavailable, intstr.FromInt32(1))
-		setDefaultPtr(&u.RollingUpdate.MaxSurge, intstr.FromInt32(0))
+		builder.SetDefaultPtr(&u.RollingUpdate, appsv1.RollingUpdateDaemonSet{})
+		builder.SetDefaultPtr(&u.RollingUpdate.MaxUnavailable, intstr.FromInt32(1))
+		builder.SetDefaultPtr(&u.RollingUpdate.MaxSurge, intstr.FromInt32(0))
 	}
-	setDefaultPtr(&d.Spec.RevisionHistoryLimit, 10)
+	builder.SetDefaultPtr(&d.Spec.RevisionHistoryLimit, 10)
 	DefaultPodTemplate(&d.Spec.Template)
 }
 
@@ -78,7 +80,7 @@ func setTemplateGeneration(d *appsv1.DaemonSet, n int64) {
 
 func keepTemplateGeneration(obj, old *appsv1.DaemonSet) {
 	n, _ := strconv.ParseInt(old.Annotations[appsv1.DeprecatedTemplateGeneration], 10, 64)
-	if !semanticEqual(obj.Spec.Template, old.Spec.Template) {
+	if !fieldrules.SemanticEqual(obj.Spec.Template, old.Spec.Template) {
 		n++
 	}
 	setTemplateGeneration(obj, max(n, 1))
@@ -86,9 +88,9 @@ func keepTemplateGeneration(obj, old *appsv1.DaemonSet) {
 
 func validateDaemonSetSpec(s *appsv1.DaemonSetSpec, at *field.Path) field.ErrorList {
 	errs := validateSelected("DaemonSet", s.Selector, &s.Template, at)
-	errs = append(errs, nonNegative(s.MinReadySeconds, at.Child("minReadySeconds"))...)
+	errs = append(errs, fieldrules.NonNegative(s.MinReadySeconds, at.Child("minReadySeconds"))...)
 	errs = append(errs, validateDaemonSetStrategy(&s.UpdateStrategy, at.Child("updateStrategy"))...)
-	return append(errs, nonNegative(val(s.RevisionHistoryLimit), at.Child("revisionHistoryLimit"))...)
+	return append(errs, fieldrules.NonNegative(fieldrules.Deref(s.RevisionHistoryLimit), at.Child("revisionHistoryLimit"))...)
 }
 
 func validateDaemonSetStrategy(u *appsv1.DaemonSetUpdateStrategy, at *field.Path) field.ErrorList {
@@ -105,30 +107,30 @@ func validateDaemonSetStrategy(u *appsv1.DaemonSetUpdateStrategy, at *field.Path
 	if u.RollingUpdate == nil {
 		return field.ErrorList{field.Required(at, "")}
 	}
-	unavailable, surge := val(u.RollingUpdate.MaxUnavailable), val(u.RollingUpdate.MaxSurge)
-	errs := validateIntOrPercent(unavailable, at.Child("maxUnavailable"))
-	errs = append(errs, validateIntOrPercent(surge, at.Child("maxSurge"))...)
+	unavailable, surge := fieldrules.Deref(u.RollingUpdate.MaxUnavailable), fieldrules.Deref(u.RollingUpdate.MaxSurge)
+	errs := fieldrules.ValidateIntOrPercent(unavailable, at.Child("maxUnavailable"))
+	errs = append(errs, fieldrules.ValidateIntOrPercent(surge, at.Child("maxSurge"))...)
 	errs = append(errs, atMostAll(unavailable, at.Child("maxUnavailable"))...)
 	errs = append(errs, atMostAll(surge, at.Child("maxSurge"))...)
 	switch {
-	case !isZero(unavailable) && !isZero(surge):
+	case !fieldrules.IsZero(unavailable) && !fieldrules.IsZero(surge):
 		errs = append(errs, field.Invalid(at.Child("maxSurge"), surge.String(), "may not be set when maxUnavailable is non-zero"))
-	case isZero(unavailable) && isZero(surge):
+	case fieldrules.IsZero(unavailable) && fieldrules.IsZero(surge):
 		errs = append(errs, field.Required(at.Child("maxUnavailable"), "cannot be 0 when maxSurge is 0"))
 	}
 	return errs
 }
 
 func validateDaemonSetStatus(s, old *appsv1.DaemonSetStatus, at *field.Path) field.ErrorList {
-	errs := nonNegative(s.ObservedGeneration, at.Child("observedGeneration"))
+	errs := fieldrules.NonNegative(s.ObservedGeneration, at.Child("observedGeneration"))
 	counts := map[string]int32{
 		"currentNumberScheduled": s.CurrentNumberScheduled, "numberMisscheduled": s.NumberMisscheduled,
 		"desiredNumberScheduled": s.DesiredNumberScheduled, "numberReady": s.NumberReady,
 		"updatedNumberScheduled": s.UpdatedNumberScheduled, "numberAvailable": s.NumberAvailable,
 		"numberUnavailable": s.NumberUnavailable,
 	}
-	for _, name := range sorted(counts) {
-		errs = append(errs, nonNegative(counts[name], at.Child(name))...)
+	for _, name := range fieldrules.SortedKeys(counts) {
+		errs = append(errs, fieldrules.NonNegative(counts[name], at.Child(name))...)
 	}
 	return append(errs, collisions(s.CollisionCount, old.CollisionCount, at)...)
 }
@@ -151,16 +153,4 @@ func validateSelected(kind string, selector *metav1.LabelSelector, t *corev1.Pod
 		errs = append(errs, field.Invalid(at.Child("template", "metadata", "labels"), t.Labels, "`selector` does not match template `labels`"))
 	}
 	return append(errs, validateLastingTemplate(kind, t, at.Child("template"))...)
-}
-
-// validateLastingTemplate judges the template of pods that are to run for ever.
-func validateLastingTemplate(kind string, t *corev1.PodTemplateSpec, at *field.Path) field.ErrorList {
-	errs := ValidatePodTemplate(t, at)
-	if p := t.Spec.RestartPolicy; p != corev1.RestartPolicyAlways && p != "" {
-		errs = append(errs, field.NotSupported(at.Child("spec", "restartPolicy"), p, []corev1.RestartPolicy{corev1.RestartPolicyAlways}))
-	}
-	if t.Spec.ActiveDeadlineSeconds != nil {
-		errs = append(errs, field.Forbidden(at.Child("spec", "activeDeadlineSeconds"), "activeDeadlineSeconds in "+kind+" is not Supported"))
-	}
-	return errs
 }

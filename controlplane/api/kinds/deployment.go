@@ -1,10 +1,7 @@
 package kinds
 
 import (
-	"errors"
 	"fmt"
-	"strconv"
-	"strings"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -13,79 +10,80 @@ import (
 	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/intstr"
-	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 func deploymentKind() *api.Kind {
-	k := newKind(names{
-		gv: appsv1.SchemeGroupVersion, kind: "Deployment", plural: "deployments", singular: "deployment", short: []string{"deploy"}, all: true,
+	k := builder.New(builder.Names{
+		GroupVersion: appsv1.SchemeGroupVersion, Kind: "Deployment", Plural: "deployments", Singular: "deployment", Short: []string{"deploy"}, InAllCategory: true,
 	}, func(l *appsv1.DeploymentList) *[]appsv1.Deployment { return &l.Items })
-	k.Default = defaults(defaultDeployment)
-	hasStatus(k, func(o *appsv1.Deployment) *appsv1.DeploymentStatus { return &o.Status }, halves[*appsv1.Deployment]{
-		spec: func(d *appsv1.Deployment) any { return d.Spec },
-		keep: func(obj, old *appsv1.Deployment) {
+	k.Default = builder.Default(defaultDeployment)
+	builder.SeparateStatus(k, func(o *appsv1.Deployment) *appsv1.DeploymentStatus { return &o.Status }, builder.Accessors[*appsv1.Deployment]{
+		Spec: func(d *appsv1.Deployment) any { return d.Spec },
+		CopySpec: func(obj, old *appsv1.Deployment) {
 			obj.Spec = *old.Spec.DeepCopy()
 			obj.Labels = old.Labels
 		},
-		status: func(obj, old *appsv1.Deployment) {
+		Status: func(obj, old *appsv1.Deployment) {
 			obj.Status = appsv1.DeploymentStatus{}
 			if old != nil {
 				obj.Status = *old.Status.DeepCopy()
 			}
 		},
 	})
-	check(k, func(d *appsv1.Deployment) field.ErrorList {
+	builder.AddValidation(k, func(d *appsv1.Deployment) field.ErrorList {
 		errs := validateDeploymentSpec(&d.Spec, field.NewPath("spec"))
 		return append(errs, switches(d, api.RollbackAnnotation, api.RestartAnnotation, api.RebalanceAnnotation)...)
 	})
-	checkUpdate(k, func(obj, old *appsv1.Deployment) field.ErrorList {
-		return sameOr(obj.Spec.Selector, old.Spec.Selector, field.NewPath("spec", "selector"))
+	builder.AddUpdateValidation(k, func(obj, old *appsv1.Deployment) field.ErrorList {
+		return fieldrules.Unchanged(obj.Spec.Selector, old.Spec.Selector, field.NewPath("spec", "selector"))
 	})
 	status := k.Subresources["status"]
 	validateMeta := status.ValidateUpdate
 	status.ValidateUpdate = func(obj, old api.Object) field.ErrorList {
 		return append(validateMeta(obj, old), validateDeploymentStatus(&obj.(*appsv1.Deployment).Status, field.NewPath("status"))...)
 	}
-	addScale(k, scaled{
-		replicas: func(o api.Object) **int32 { return &o.(*appsv1.Deployment).Spec.Replicas },
-		current:  func(o api.Object) int32 { return o.(*appsv1.Deployment).Status.Replicas },
-		selector: func(o api.Object) *metav1.LabelSelector { return o.(*appsv1.Deployment).Spec.Selector },
+	builder.AddScale(k, builder.ScaleAccessors{
+		Replicas: func(o api.Object) **int32 { return &o.(*appsv1.Deployment).Spec.Replicas },
+		Current:  func(o api.Object) int32 { return o.(*appsv1.Deployment).Status.Replicas },
+		Selector: func(o api.Object) *metav1.LabelSelector { return o.(*appsv1.Deployment).Spec.Selector },
 	})
-	k.Columns = columns(nameCol, col("Ready"), col("Up-to-date"), col("Available"), ageCol,
-		wide("Containers"), wide("Images"), wide("Selector"))
-	k.Row = row(func(d *appsv1.Deployment, now time.Time) []any {
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Ready"), builder.StringColumn("Up-to-date"), builder.StringColumn("Available"), builder.AgeColumn,
+		builder.WideColumn("Containers"), builder.WideColumn("Images"), builder.WideColumn("Selector"))
+	k.Row = builder.Row(func(d *appsv1.Deployment, now time.Time) []any {
 		containers, images := containersAndImages(&d.Spec.Template.Spec)
-		return []any{d.Name, fmt.Sprintf("%d/%d", d.Status.ReadyReplicas, val(d.Spec.Replicas)), int64(d.Status.UpdatedReplicas),
-			int64(d.Status.AvailableReplicas), age(d, now), containers, images, metav1.FormatLabelSelector(d.Spec.Selector)}
+		return []any{d.Name, fmt.Sprintf("%d/%d", d.Status.ReadyReplicas, fieldrules.Deref(d.Spec.Replicas)), int64(d.Status.UpdatedReplicas),
+			int64(d.Status.AvailableReplicas), builder.Age(d, now), containers, images, metav1.FormatLabelSelector(d.Spec.Selector)}
 	})
 	return k
 }
 
 func defaultDeployment(d *appsv1.Deployment) {
 	s := &d.Spec
-	setDefaultPtr(&s.Replicas, 1)
-	setDefault(&s.Strategy.Type, appsv1.RollingUpdateDeploymentStrategyType)
+	builder.SetDefaultPtr(&s.Replicas, 1)
+	builder.SetDefault(&s.Strategy.Type, appsv1.RollingUpdateDeploymentStrategyType)
 	if s.Strategy.Type == appsv1.RollingUpdateDeploymentStrategyType {
-		setDefaultPtr(&s.Strategy.RollingUpdate, appsv1.RollingUpdateDeployment{})
-		setDefaultPtr(&s.Strategy.RollingUpdate.MaxUnavailable, intstr.FromString("25%"))
-		setDefaultPtr(&s.Strategy.RollingUpdate.MaxSurge, intstr.FromString("25%"))
+		builder.SetDefaultPtr(&s.Strategy.RollingUpdate, appsv1.RollingUpdateDeployment{})
+		builder.SetDefaultPtr(&s.Strategy.RollingUpdate.MaxUnavailable, intstr.FromString("25%"))
+		builder.SetDefaultPtr(&s.Strategy.RollingUpdate.MaxSurge, intstr.FromString("25%"))
 	}
-	setDefaultPtr(&s.RevisionHistoryLimit, 10)
-	setDefaultPtr(&s.ProgressDeadlineSeconds, 600)
+	builder.SetDefaultPtr(&s.RevisionHistoryLimit, 10)
+	builder.SetDefaultPtr(&s.ProgressDeadlineSeconds, 600)
 	DefaultPodTemplate(&s.Template)
 }
 
 func validateDeploymentSpec(s *appsv1.DeploymentSpec, at *field.Path) field.ErrorList {
-	errs := nonNegative(val(s.Replicas), at.Child("replicas"))
+	errs := fieldrules.NonNegative(fieldrules.Deref(s.Replicas), at.Child("replicas"))
 	errs = append(errs, validateWorkload(s.Selector, &s.Template, at)...)
 	errs = append(errs, validateStrategy(&s.Strategy, at.Child("strategy"))...)
-	errs = append(errs, nonNegative(s.MinReadySeconds, at.Child("minReadySeconds"))...)
-	errs = append(errs, nonNegative(val(s.RevisionHistoryLimit), at.Child("revisionHistoryLimit"))...)
+	errs = append(errs, fieldrules.NonNegative(s.MinReadySeconds, at.Child("minReadySeconds"))...)
+	errs = append(errs, fieldrules.NonNegative(fieldrules.Deref(s.RevisionHistoryLimit), at.Child("revisionHistoryLimit"))...)
 	if p := s.ProgressDeadlineSeconds; p != nil {
-		errs = append(errs, nonNegative(*p, at.Child("progressDeadlineSeconds"))...)
+		errs = append(errs, fieldrules.NonNegative(*p, at.Child("progressDeadlineSeconds"))...)
 		if *p <= s.MinReadySeconds {
 			errs = append(errs, field.Invalid(at.Child("progressDeadlineSeconds"), *p, "must be greater than minReadySeconds"))
 		}
@@ -102,36 +100,36 @@ func validateStrategy(s *appsv1.DeploymentStrategy, at *field.Path) field.ErrorL
 		return nil
 	case appsv1.RollingUpdateDeploymentStrategyType:
 	default:
-		return oneOf(s.Type, at, appsv1.RecreateDeploymentStrategyType, appsv1.RollingUpdateDeploymentStrategyType)
+		return fieldrules.OneOf(s.Type, at, appsv1.RecreateDeploymentStrategyType, appsv1.RollingUpdateDeploymentStrategyType)
 	}
 	at = at.Child("rollingUpdate")
 	if s.RollingUpdate == nil {
 		return field.ErrorList{field.Required(at, "this should be defaulted and never be nil")}
 	}
-	unavailable, surge := val(s.RollingUpdate.MaxUnavailable), val(s.RollingUpdate.MaxSurge)
-	errs := validateIntOrPercent(unavailable, at.Child("maxUnavailable"))
-	errs = append(errs, validateIntOrPercent(surge, at.Child("maxSurge"))...)
-	if n, ok := percentOf(unavailable); ok && n > 100 {
+	unavailable, surge := fieldrules.Deref(s.RollingUpdate.MaxUnavailable), fieldrules.Deref(s.RollingUpdate.MaxSurge)
+	errs := fieldrules.ValidateIntOrPercent(unavailable, at.Child("maxUnavailable"))
+	errs = append(errs, fieldrules.ValidateIntOrPercent(surge, at.Child("maxSurge"))...)
+	if n, ok := fieldrules.PercentOf(unavailable); ok && n > 100 {
 		errs = append(errs, field.Invalid(at.Child("maxUnavailable"), unavailable.String(), "must not be greater than 100%"))
 	}
-	if isZero(unavailable) && isZero(surge) {
+	if fieldrules.IsZero(unavailable) && fieldrules.IsZero(surge) {
 		errs = append(errs, field.Invalid(at.Child("maxUnavailable"), unavailable.String(), "may not be 0 when `maxSurge` is 0"))
 	}
 	return errs
 }
 
 func validateDeploymentStatus(s *appsv1.DeploymentStatus, at *field.Path) field.ErrorList {
-	errs := nonNegative(s.ObservedGeneration, at.Child("observedGeneration"))
-	errs = append(errs, nonNegative(s.Replicas, at.Child("replicas"))...)
+	errs := fieldrules.NonNegative(s.ObservedGeneration, at.Child("observedGeneration"))
+	errs = append(errs, fieldrules.NonNegative(s.Replicas, at.Child("replicas"))...)
 	parts := map[string]int32{"updatedReplicas": s.UpdatedReplicas, "readyReplicas": s.ReadyReplicas, "availableReplicas": s.AvailableReplicas}
-	for _, name := range sorted(parts) {
+	for _, name := range fieldrules.SortedKeys(parts) {
 		n := parts[name]
-		errs = append(errs, nonNegative(n, at.Child(name))...)
+		errs = append(errs, fieldrules.NonNegative(n, at.Child(name))...)
 		if n > s.Replicas {
 			errs = append(errs, field.Invalid(at.Child(name), n, "cannot be greater than status.replicas"))
 		}
 	}
-	errs = append(errs, nonNegative(s.UnavailableReplicas, at.Child("unavailableReplicas"))...)
+	errs = append(errs, fieldrules.NonNegative(s.UnavailableReplicas, at.Child("unavailableReplicas"))...)
 	if s.AvailableReplicas > s.ReadyReplicas {
 		errs = append(errs, field.Invalid(at.Child("availableReplicas"), s.AvailableReplicas, "cannot be greater than readyReplicas"))
 	}
@@ -162,40 +160,6 @@ func validateWorkload(selector *metav1.LabelSelector, t *corev1.PodTemplateSpec,
 		errs = append(errs, field.Forbidden(at.Child("template", "spec", "activeDeadlineSeconds"), "activeDeadlineSeconds in ReplicaSet is not Supported"))
 	}
 	return errs
-}
-
-// validateIntOrPercent accepts 0, 5 and "25%".
-func validateIntOrPercent(v intstr.IntOrString, at *field.Path) field.ErrorList {
-	if v.Type == intstr.Int {
-		return nonNegative(v.IntVal, at)
-	}
-	return invalid(at, v.StrVal, validation.IsValidPercent(v.StrVal))
-}
-
-// percentOf is the number of a percentage: the largest that there is for one beyond all numbers.
-func percentOf(v intstr.IntOrString) (int, bool) {
-	digits, ok := strings.CutSuffix(v.StrVal, "%")
-	if v.Type != intstr.String || !ok {
-		return 0, false
-	}
-	n, err := strconv.Atoi(digits)
-	return n, err == nil || errors.Is(err, strconv.ErrRange)
-}
-
-func isZero(v intstr.IntOrString) bool {
-	if v.Type == intstr.Int {
-		return v.IntVal == 0
-	}
-	n, ok := percentOf(v)
-	return ok && n == 0
-}
-
-func containersAndImages(s *corev1.PodSpec) (containers, images string) {
-	var c, i []string
-	for _, x := range s.Containers {
-		c, i = append(c, x.Name), append(i, x.Image)
-	}
-	return strings.Join(c, ","), strings.Join(i, ",")
 }
 
 // switches refuses values of annotations by which something is asked for, other than yes and no.

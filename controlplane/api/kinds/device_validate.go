@@ -10,6 +10,8 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 // semanticVersion is a version by semver.org, 2.0.0.
@@ -93,7 +95,7 @@ func validatePolicyValues(capacity, preset resource.Quantity, values []resource.
 			errs = append(errs, field.Invalid(at.Index(i), values[i].String(), "values must be sorted in ascending order"))
 		}
 	}
-	errs = append(errs, each(values, maxPolicyValues, at, func(q resource.Quantity) string { return q.AsDec().String() },
+	errs = append(errs, fieldrules.Items(values, maxPolicyValues, at, func(q resource.Quantity) string { return q.AsDec().String() },
 		func(q resource.Quantity, at *field.Path) field.ErrorList {
 			if q.Cmp(capacity) > 0 {
 				return field.ErrorList{field.Invalid(at, q.String(), "option is larger than capacity value: "+capacity.String())}
@@ -173,7 +175,7 @@ func validatePolicyRange(capacity, preset resource.Quantity, r *resourcev1.Capac
 // validateNodeResources judges what of the node's own resources a device takes along.
 func validateNodeResources(d *resourcev1.Device, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	for _, name := range sorted(d.NodeAllocatableResources) {
+	for _, name := range fieldrules.SortedKeys(d.NodeAllocatableResources) {
 		n, here := d.NodeAllocatableResources[name], at.Key(string(name))
 		if name != corev1.ResourceCPU && name != corev1.ResourceMemory && name != corev1.ResourceEphemeralStorage &&
 			!strings.HasPrefix(string(name), corev1.ResourceHugePagesPrefix) {

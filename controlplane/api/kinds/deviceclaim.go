@@ -9,14 +9,17 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/expressions"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-func resourceClaimKind(o *options) *api.Kind {
-	k := newKind(names{
-		gv: resourcev1.SchemeGroupVersion, kind: "ResourceClaim", plural: "resourceclaims", singular: "resourceclaim",
+func resourceClaimKind(o *expressions.Options) *api.Kind {
+	k := builder.New(builder.Names{
+		GroupVersion: resourcev1.SchemeGroupVersion, Kind: "ResourceClaim", Plural: "resourceclaims", Singular: "resourceclaim",
 	}, func(l *resourcev1.ResourceClaimList) *[]resourcev1.ResourceClaim { return &l.Items })
 	k.ReturnsDeleted = true
-	k.Default = defaults(func(c *resourcev1.ResourceClaim) {
+	k.Default = builder.Default(func(c *resourcev1.ResourceClaim) {
 		defaultDevices(&c.Spec)
 		if a := c.Status.Allocation; a != nil {
 			for i := range a.Devices.Results {
@@ -24,24 +27,24 @@ func resourceClaimKind(o *options) *api.Kind {
 			}
 		}
 	})
-	hasStatus(k, func(o *resourcev1.ResourceClaim) *resourcev1.ResourceClaimStatus { return &o.Status }, halves[*resourcev1.ResourceClaim]{
-		spec: func(c *resourcev1.ResourceClaim) any { return c.Spec },
-		keep: func(obj, old *resourcev1.ResourceClaim) { obj.Spec = *old.Spec.DeepCopy() },
-		status: func(obj, old *resourcev1.ResourceClaim) {
+	builder.SeparateStatus(k, func(o *resourcev1.ResourceClaim) *resourcev1.ResourceClaimStatus { return &o.Status }, builder.Accessors[*resourcev1.ResourceClaim]{
+		Spec:     func(c *resourcev1.ResourceClaim) any { return c.Spec },
+		CopySpec: func(obj, old *resourcev1.ResourceClaim) { obj.Spec = *old.Spec.DeepCopy() },
+		Status: func(obj, old *resourcev1.ResourceClaim) {
 			obj.Status = resourcev1.ResourceClaimStatus{}
 			if old != nil {
 				obj.Status = *old.Status.DeepCopy()
 			}
 		},
 	})
-	keepsMetadata(k)
-	prepare(k, func(c *resourcev1.ResourceClaim) { c.Generation = 0 })
+	builder.KeepMetadataOnStatus(k)
+	builder.PrepareCreate(k, func(c *resourcev1.ResourceClaim) { c.Generation = 0 })
 	// What is asked for never changes, so that it is judged once.
-	k.ValidateCreate = onCreate(func(c *resourcev1.ResourceClaim) field.ErrorList {
+	k.ValidateCreate = builder.CreateValidation(func(c *resourcev1.ResourceClaim) field.ErrorList {
 		return validateClaim(&c.Spec, field.NewPath("spec", "devices"), o)
 	})
-	checkUpdate(k, func(obj, old *resourcev1.ResourceClaim) field.ErrorList {
-		return sameOr(obj.Spec, old.Spec, field.NewPath("spec"))
+	builder.AddUpdateValidation(k, func(obj, old *resourcev1.ResourceClaim) field.ErrorList {
+		return fieldrules.Unchanged(obj.Spec, old.Spec, field.NewPath("spec"))
 	})
 	status := k.Subresources["status"]
 	keepSpec := status.PrepareUpdate
@@ -49,12 +52,12 @@ func resourceClaimKind(o *options) *api.Kind {
 		keepSpec(obj, old)
 		dropDeallocated(&obj.(*resourcev1.ResourceClaim).Status, &old.(*resourcev1.ResourceClaim).Status)
 	}
-	checkStatus(k, func(obj, old *resourcev1.ResourceClaim) field.ErrorList {
+	builder.AddStatusValidation(k, func(obj, old *resourcev1.ResourceClaim) field.ErrorList {
 		return validateClaimStatus(obj, old, field.NewPath("status"))
 	})
-	k.Columns = columns(nameCol, col("State"), ageCol)
-	k.Row = row(func(c *resourcev1.ResourceClaim, now time.Time) []any {
-		return []any{c.Name, claimState(c), age(c, now)}
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("State"), builder.AgeColumn)
+	k.Row = builder.Row(func(c *resourcev1.ResourceClaim, now time.Time) []any {
+		return []any{c.Name, claimState(c), builder.Age(c, now)}
 	})
 	return k
 }
@@ -75,56 +78,56 @@ func claimState(c *resourcev1.ResourceClaim) string {
 	return strings.Join(states, ",")
 }
 
-func resourceClaimTemplateKind(o *options) *api.Kind {
-	k := newKind(names{
-		gv: resourcev1.SchemeGroupVersion, kind: "ResourceClaimTemplate", plural: "resourceclaimtemplates", singular: "resourceclaimtemplate",
+func resourceClaimTemplateKind(o *expressions.Options) *api.Kind {
+	k := builder.New(builder.Names{
+		GroupVersion: resourcev1.SchemeGroupVersion, Kind: "ResourceClaimTemplate", Plural: "resourceclaimtemplates", Singular: "resourceclaimtemplate",
 	}, func(l *resourcev1.ResourceClaimTemplateList) *[]resourcev1.ResourceClaimTemplate { return &l.Items })
 	k.ReturnsDeleted = true
-	k.Default = defaults(func(c *resourcev1.ResourceClaimTemplate) { defaultDevices(&c.Spec.Spec) })
-	k.ValidateCreate = onCreate(func(c *resourcev1.ResourceClaimTemplate) field.ErrorList {
+	k.Default = builder.Default(func(c *resourcev1.ResourceClaimTemplate) { defaultDevices(&c.Spec.Spec) })
+	k.ValidateCreate = builder.CreateValidation(func(c *resourcev1.ResourceClaimTemplate) field.ErrorList {
 		errs := validateTemplateMeta(&c.Spec.ObjectMeta, field.NewPath("spec", "metadata"))
 		return append(errs, validateClaim(&c.Spec.Spec, field.NewPath("spec", "spec", "devices"), o)...)
 	})
-	checkUpdate(k, func(obj, old *resourcev1.ResourceClaimTemplate) field.ErrorList {
-		return sameOr(obj.Spec, old.Spec, field.NewPath("spec"))
+	builder.AddUpdateValidation(k, func(obj, old *resourcev1.ResourceClaimTemplate) field.ErrorList {
+		return fieldrules.Unchanged(obj.Spec, old.Spec, field.NewPath("spec"))
 	})
 	return k
 }
 
-func deviceClassKind(o *options) *api.Kind {
-	k := newKind(names{
-		gv: resourcev1.SchemeGroupVersion, kind: "DeviceClass", plural: "deviceclasses", singular: "deviceclass", global: true, rule: longName,
+func deviceClassKind(o *expressions.Options) *api.Kind {
+	k := builder.New(builder.Names{
+		GroupVersion: resourcev1.SchemeGroupVersion, Kind: "DeviceClass", Plural: "deviceclasses", Singular: "deviceclass", ClusterScoped: true, Rule: builder.DNSSubdomain,
 	}, func(l *resourcev1.DeviceClassList) *[]resourcev1.DeviceClass { return &l.Items })
 	k.ReturnsDeleted = true
-	countsGeneration(k, func(c *resourcev1.DeviceClass) any { return c.Spec })
-	check(k, func(c *resourcev1.DeviceClass) field.ErrorList {
+	builder.CountGenerations(k, func(c *resourcev1.DeviceClass) any { return c.Spec })
+	builder.AddValidation(k, func(c *resourcev1.DeviceClass) field.ErrorList {
 		return validateDeviceClass(&c.Spec, field.NewPath("spec"), o)
 	})
 	return k
 }
 
 func resourceSliceKind() *api.Kind {
-	k := newKind(names{
-		gv: resourcev1.SchemeGroupVersion, kind: "ResourceSlice", plural: "resourceslices", singular: "resourceslice", global: true,
+	k := builder.New(builder.Names{
+		GroupVersion: resourcev1.SchemeGroupVersion, Kind: "ResourceSlice", Plural: "resourceslices", Singular: "resourceslice", ClusterScoped: true,
 	}, func(l *resourcev1.ResourceSliceList) *[]resourcev1.ResourceSlice { return &l.Items })
 	k.ReturnsDeleted = true
-	countsGeneration(k, func(s *resourcev1.ResourceSlice) any { return s.Spec })
-	check(k, func(s *resourcev1.ResourceSlice) field.ErrorList {
+	builder.CountGenerations(k, func(s *resourcev1.ResourceSlice) any { return s.Spec })
+	builder.AddValidation(k, func(s *resourcev1.ResourceSlice) field.ErrorList {
 		return validateSlice(&s.Spec, field.NewPath("spec"))
 	})
-	checkUpdate(k, func(obj, old *resourcev1.ResourceSlice) field.ErrorList {
+	builder.AddUpdateValidation(k, func(obj, old *resourcev1.ResourceSlice) field.ErrorList {
 		spec := field.NewPath("spec")
-		errs := sameOr(obj.Spec.Pool.Name, old.Spec.Pool.Name, spec.Child("pool", "name"))
-		errs = append(errs, sameOr(obj.Spec.Driver, old.Spec.Driver, spec.Child("driver"))...)
-		return append(errs, sameOr(obj.Spec.NodeName, old.Spec.NodeName, spec.Child("nodeName"))...)
+		errs := fieldrules.Unchanged(obj.Spec.Pool.Name, old.Spec.Pool.Name, spec.Child("pool", "name"))
+		errs = append(errs, fieldrules.Unchanged(obj.Spec.Driver, old.Spec.Driver, spec.Child("driver"))...)
+		return append(errs, fieldrules.Unchanged(obj.Spec.NodeName, old.Spec.NodeName, spec.Child("nodeName"))...)
 	})
-	k.Fields = fieldsOf(func(s *resourcev1.ResourceSlice) fields.Set {
-		return fields.Set{resourcev1.ResourceSliceSelectorNodeName: val(s.Spec.NodeName), resourcev1.ResourceSliceSelectorDriver: s.Spec.Driver,
+	k.Fields = builder.Fields(func(s *resourcev1.ResourceSlice) fields.Set {
+		return fields.Set{resourcev1.ResourceSliceSelectorNodeName: fieldrules.Deref(s.Spec.NodeName), resourcev1.ResourceSliceSelectorDriver: s.Spec.Driver,
 			resourcev1.ResourceSliceSelectorPoolName: s.Spec.Pool.Name}
 	})
-	k.Columns = columns(nameCol, col("Node"), col("Driver"), col("Pool"), ageCol)
-	k.Row = row(func(s *resourcev1.ResourceSlice, now time.Time) []any {
-		return []any{s.Name, val(s.Spec.NodeName), s.Spec.Driver, s.Spec.Pool.Name, age(s, now)}
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Node"), builder.StringColumn("Driver"), builder.StringColumn("Pool"), builder.AgeColumn)
+	k.Row = builder.Row(func(s *resourcev1.ResourceSlice, now time.Time) []any {
+		return []any{s.Name, fieldrules.Deref(s.Spec.NodeName), s.Spec.Driver, s.Spec.Pool.Name, builder.Age(s, now)}
 	})
 	return k
 }
@@ -132,9 +135,9 @@ func resourceSliceKind() *api.Kind {
 // defaultDevices: a request is for one device, and what tolerates a taint tolerates its value.
 func defaultDevices(s *resourcev1.ResourceClaimSpec) {
 	one := func(mode *resourcev1.DeviceAllocationMode, count *int64) {
-		setDefault(mode, resourcev1.DeviceAllocationModeExactCount)
+		builder.SetDefault(mode, resourcev1.DeviceAllocationModeExactCount)
 		if *mode == resourcev1.DeviceAllocationModeExactCount {
-			setDefault(count, 1)
+			builder.SetDefault(count, 1)
 		}
 	}
 	for i := range s.Devices.Requests {
@@ -152,6 +155,6 @@ func defaultDevices(s *resourcev1.ResourceClaimSpec) {
 
 func defaultTolerations(list []resourcev1.DeviceToleration) {
 	for i := range list {
-		setDefault(&list[i].Operator, resourcev1.DeviceTolerationOpEqual)
+		builder.SetDefault(&list[i].Operator, resourcev1.DeviceTolerationOpEqual)
 	}
 }

@@ -8,6 +8,9 @@ import (
 	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/kinds/expressions"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 // requestNames are the requests of a claim, each with its alternatives.
@@ -31,51 +34,21 @@ func (n requestNames) has(name string) bool {
 	return ok && (!alternative || slices.Contains(subs, sub))
 }
 
-// each judges the items of a list, which are so many at most and of which none has the key of another. A list that is
-// too long is not looked at.
-func each[T any](list []T, limit int, at *field.Path, key func(T) string, judge func(T, *field.Path) field.ErrorList) field.ErrorList {
-	if limit >= 0 && len(list) > limit {
-		return field.ErrorList{field.TooMany(at, len(list), limit)}
-	}
-	var errs field.ErrorList
-	for i, item := range list {
-		errs = append(errs, judge(item, at.Index(i))...)
-	}
-	if key == nil {
-		return errs
-	}
-	seen := map[string]bool{}
-	for i, item := range list {
-		if k := key(item); seen[k] {
-			errs = append(errs, field.Duplicate(at.Index(i), k))
-		} else {
-			seen[k] = true
-		}
-	}
-	return errs
-}
-
-func itself(s string) string { return s }
-
-func labelOf(name string, at *field.Path) field.ErrorList {
-	return invalid(at, name, validation.IsDNS1123Label(name))
-}
-
 // claimCheck goes through a claim.
 type claimCheck struct {
 	names requestNames
-	texts expressions
+	texts expressions.Collector
 	// constrained are the attributes that constraints are about, by the request that they are about; "" = all.
 	constrained map[string][]string
 }
 
-func validateClaim(s *resourcev1.ResourceClaimSpec, at *field.Path, o *options) field.ErrorList {
+func validateClaim(s *resourcev1.ResourceClaimSpec, at *field.Path, o *expressions.Options) field.ErrorList {
 	d := &s.Devices
 	c := &claimCheck{names: namesOfRequests(d), constrained: map[string][]string{}}
 	for _, k := range d.Constraints {
-		attribute := string(val(k.MatchAttribute))
+		attribute := string(fieldrules.Deref(k.MatchAttribute))
 		if k.MatchAttribute == nil {
-			attribute = string(val(k.DistinctAttribute))
+			attribute = string(fieldrules.Deref(k.DistinctAttribute))
 		}
 		for _, r := range k.Requests {
 			c.constrained[r] = append(c.constrained[r], attribute)
@@ -84,18 +57,18 @@ func validateClaim(s *resourcev1.ResourceClaimSpec, at *field.Path, o *options) 
 			c.constrained[""] = append(c.constrained[""], attribute)
 		}
 	}
-	errs := each(d.Requests, resourcev1.DeviceRequestsMaxSize, at.Child("requests"), func(r resourcev1.DeviceRequest) string { return r.Name }, c.request)
-	errs = append(errs, each(d.Constraints, resourcev1.DeviceConstraintsMaxSize, at.Child("constraints"), nil, c.constraint)...)
-	errs = append(errs, each(d.Config, resourcev1.DeviceConfigMaxSize, at.Child("config"), nil,
+	errs := fieldrules.Items(d.Requests, resourcev1.DeviceRequestsMaxSize, at.Child("requests"), func(r resourcev1.DeviceRequest) string { return r.Name }, c.request)
+	errs = append(errs, fieldrules.Items(d.Constraints, resourcev1.DeviceConstraintsMaxSize, at.Child("constraints"), nil, c.constraint)...)
+	errs = append(errs, fieldrules.Items(d.Config, resourcev1.DeviceConfigMaxSize, at.Child("config"), nil,
 		func(k resourcev1.DeviceClaimConfiguration, at *field.Path) field.ErrorList {
-			errs := each(k.Requests, resourcev1.DeviceRequestsMaxSize, at.Child("requests"), itself, c.reference)
+			errs := fieldrules.Items(k.Requests, resourcev1.DeviceRequestsMaxSize, at.Child("requests"), fieldrules.Itself, c.reference)
 			return append(errs, validateDeviceConfig(&k.DeviceConfiguration, at)...)
 		})...)
-	return append(errs, o.judged(&c.texts)...)
+	return append(errs, o.Compiled(&c.texts)...)
 }
 
 func (c *claimCheck) request(r resourcev1.DeviceRequest, at *field.Path) field.ErrorList {
-	errs := labelOf(r.Name, at.Child("name"))
+	errs := fieldrules.DNSLabel(r.Name, at.Child("name"))
 	switch {
 	case r.Exactly == nil && len(r.FirstAvailable) == 0:
 		errs = append(errs, field.Required(at, "exactly one of `exactly` or `firstAvailable` is required"))
@@ -106,10 +79,10 @@ func (c *claimCheck) request(r resourcev1.DeviceRequest, at *field.Path) field.E
 		errs = append(errs, c.wanted(wantedDevice{r.Name, e.DeviceClassName, e.Selectors, e.DerivedAttributes, e.AllocationMode, e.Count,
 			e.Tolerations}, at.Child("exactly"))...)
 	default:
-		errs = append(errs, each(r.FirstAvailable, resourcev1.FirstAvailableDeviceRequestMaxSize, at.Child("firstAvailable"),
+		errs = append(errs, fieldrules.Items(r.FirstAvailable, resourcev1.FirstAvailableDeviceRequestMaxSize, at.Child("firstAvailable"),
 			func(s resourcev1.DeviceSubRequest) string { return s.Name },
 			func(s resourcev1.DeviceSubRequest, at *field.Path) field.ErrorList {
-				return append(labelOf(s.Name, at.Child("name")), c.wanted(wantedDevice{r.Name + "/" + s.Name, s.DeviceClassName, s.Selectors,
+				return append(fieldrules.DNSLabel(s.Name, at.Child("name")), c.wanted(wantedDevice{r.Name + "/" + s.Name, s.DeviceClassName, s.Selectors,
 					s.DerivedAttributes, s.AllocationMode, s.Count, s.Tolerations}, at)...)
 			})...)
 	}
@@ -132,10 +105,10 @@ func (c *claimCheck) wanted(w wantedDevice, at *field.Path) field.ErrorList {
 	if class := at.Child("deviceClassName"); w.class == "" {
 		errs = append(errs, field.Required(class, ""))
 	} else {
-		errs = append(errs, invalid(class, w.class, validation.IsDNS1123Subdomain(w.class))...)
+		errs = append(errs, fieldrules.Invalid(class, w.class, validation.IsDNS1123Subdomain(w.class))...)
 	}
 	errs = append(errs, validateDeviceSelectors(w.selectors, at.Child("selectors"), &c.texts)...)
-	errs = append(errs, each(w.derived, resourcev1.DeviceDerivedAttributesMaxSize, at.Child("derivedAttributes"),
+	errs = append(errs, fieldrules.Items(w.derived, resourcev1.DeviceDerivedAttributesMaxSize, at.Child("derivedAttributes"),
 		func(d resourcev1.DeviceDerivedAttribute) string { return string(d.Name) },
 		func(d resourcev1.DeviceDerivedAttribute, at *field.Path) field.ErrorList {
 			return c.derived(d, w.request, at)
@@ -151,9 +124,9 @@ func (c *claimCheck) wanted(w wantedDevice, at *field.Path) field.ErrorList {
 			errs = append(errs, field.Invalid(count, w.count, "must be greater than zero"))
 		}
 	default:
-		errs = append(errs, listed(w.mode, at.Child("allocationMode"), resourcev1.DeviceAllocationModeAll, resourcev1.DeviceAllocationModeExactCount)...)
+		errs = append(errs, fieldrules.Supported(w.mode, at.Child("allocationMode"), resourcev1.DeviceAllocationModeAll, resourcev1.DeviceAllocationModeExactCount)...)
 	}
-	return append(errs, each(w.tolerations, resourcev1.DeviceTolerationsMaxLength, at.Child("tolerations"), nil, validateDeviceToleration)...)
+	return append(errs, fieldrules.Items(w.tolerations, resourcev1.DeviceTolerationsMaxLength, at.Child("tolerations"), nil, validateDeviceToleration)...)
 }
 
 // derived judges an attribute that is made of others: a constraint on the request must use it.
@@ -172,26 +145,26 @@ func (c *claimCheck) derived(d resourcev1.DeviceDerivedAttribute, request string
 		errs = append(errs, field.Invalid(name, d.Name,
 			"must be referenced by at least one matchAttribute or distinctAttribute constraint targeting this request"))
 	}
-	return append(errs, deviceExpression(d.Expression, DerivedValue, at.Child("expression"), &c.texts)...)
+	return append(errs, deviceExpression(d.Expression, expressions.DerivedValue, at.Child("expression"), &c.texts)...)
 }
 
-func validateDeviceSelectors(list []resourcev1.DeviceSelector, at *field.Path, texts *expressions) field.ErrorList {
-	return each(list, resourcev1.DeviceSelectorsMaxSize, at, nil, func(s resourcev1.DeviceSelector, at *field.Path) field.ErrorList {
+func validateDeviceSelectors(list []resourcev1.DeviceSelector, at *field.Path, texts *expressions.Collector) field.ErrorList {
+	return fieldrules.Items(list, resourcev1.DeviceSelectorsMaxSize, at, nil, func(s resourcev1.DeviceSelector, at *field.Path) field.ErrorList {
 		if s.CEL == nil {
 			return field.ErrorList{field.Required(at.Child("cel"), "")}
 		}
-		return deviceExpression(s.CEL.Expression, DeviceSelector, at.Child("cel", "expression"), texts)
+		return deviceExpression(s.CEL.Expression, expressions.DeviceSelector, at.Child("cel", "expression"), texts)
 	})
 }
 
-func deviceExpression(text string, use Use, at *field.Path, texts *expressions) field.ErrorList {
+func deviceExpression(text string, use expressions.Use, at *field.Path, texts *expressions.Collector) field.ErrorList {
 	switch {
 	case strings.TrimSpace(text) == "":
 		return field.ErrorList{field.Required(at, "")}
 	case len(text) > resourcev1.CELSelectorExpressionMaxLength:
 		return field.ErrorList{field.TooLong(at, "", resourcev1.CELSelectorExpressionMaxLength)}
 	}
-	texts.add(use, text, at)
+	texts.Add(use, text, at)
 	return nil
 }
 
@@ -208,7 +181,7 @@ func (n requestNames) reference(name string, at *field.Path) field.ErrorList {
 	}
 	var errs field.ErrorList
 	for _, p := range parts {
-		errs = append(errs, labelOf(p, at)...)
+		errs = append(errs, fieldrules.DNSLabel(p, at)...)
 	}
 	if !n.has(name) {
 		errs = append(errs, missing)
@@ -217,7 +190,7 @@ func (n requestNames) reference(name string, at *field.Path) field.ErrorList {
 }
 
 func (c *claimCheck) constraint(k resourcev1.DeviceConstraint, at *field.Path) field.ErrorList {
-	errs := each(k.Requests, resourcev1.DeviceRequestsMaxSize, at.Child("requests"), itself, c.reference)
+	errs := fieldrules.Items(k.Requests, resourcev1.DeviceRequestsMaxSize, at.Child("requests"), fieldrules.Itself, c.reference)
 	switch {
 	case k.MatchAttribute != nil && k.DistinctAttribute != nil:
 		errs = append(errs, field.Invalid(at, "{`matchAttribute`, `distinctAttribute`}", `exactly one of "matchAttribute" or "distinctAttribute" is required, but multiple fields are set`))
@@ -231,23 +204,17 @@ func (c *claimCheck) constraint(k resourcev1.DeviceConstraint, at *field.Path) f
 	return errs
 }
 
-func validateDeviceClass(s *resourcev1.DeviceClassSpec, spec *field.Path, o *options) field.ErrorList {
-	var texts expressions
+func validateDeviceClass(s *resourcev1.DeviceClassSpec, spec *field.Path, o *expressions.Options) field.ErrorList {
+	var texts expressions.Collector
 	errs := validateDeviceSelectors(s.Selectors, spec.Child("selectors"), &texts)
-	errs = append(errs, each(s.Config, resourcev1.DeviceConfigMaxSize, spec.Child("config"), nil,
+	errs = append(errs, fieldrules.Items(s.Config, resourcev1.DeviceConfigMaxSize, spec.Child("config"), nil,
 		func(c resourcev1.DeviceClassConfiguration, at *field.Path) field.ErrorList {
 			return validateDeviceConfig(&c.DeviceConfiguration, at)
 		})...)
 	if n := s.ExtendedResourceName; n != nil && !isExtendedResource(*n) {
 		errs = append(errs, field.Invalid(spec.Child("extendedResourceName"), *n, "must be a valid extended resource name"))
 	}
-	return append(errs, o.judged(&texts)...)
-}
-
-// isExtendedResource: one with a domain that is not Kubernetes' own, and of which there can be a quota.
-func isExtendedResource(name string) bool {
-	native := !strings.Contains(name, "/") || strings.Contains(name, "kubernetes.io/")
-	return !native && !strings.HasPrefix(name, "requests.") && len(validation.IsQualifiedName("requests."+name)) == 0
+	return append(errs, o.Compiled(&texts)...)
 }
 
 func validateDeviceToleration(t resourcev1.DeviceToleration, at *field.Path) field.ErrorList {
@@ -261,12 +228,12 @@ func validateDeviceToleration(t resourcev1.DeviceToleration, at *field.Path) fie
 			errs = append(errs, field.Invalid(at.Child("value"), t.Value, "must be empty for operator `Exists`"))
 		}
 	case resourcev1.DeviceTolerationOpEqual:
-		errs = append(errs, invalid(at.Child("value"), t.Value, validation.IsValidLabelValue(t.Value))...)
+		errs = append(errs, fieldrules.Invalid(at.Child("value"), t.Value, validation.IsValidLabelValue(t.Value))...)
 	default:
-		errs = append(errs, listed(t.Operator, at.Child("operator"), resourcev1.DeviceTolerationOpEqual, resourcev1.DeviceTolerationOpExists)...)
+		errs = append(errs, fieldrules.Supported(t.Operator, at.Child("operator"), resourcev1.DeviceTolerationOpEqual, resourcev1.DeviceTolerationOpExists)...)
 	}
 	if t.Effect != "" {
-		errs = append(errs, listed(t.Effect, at.Child("effect"), deviceEffects...)...)
+		errs = append(errs, fieldrules.Supported(t.Effect, at.Child("effect"), deviceEffects...)...)
 	}
 	return errs
 }

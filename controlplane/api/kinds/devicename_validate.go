@@ -9,6 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 // qualified judges the name of an attribute or a capacity: an identifier, or one in a driver's domain.
@@ -27,7 +29,7 @@ func qualified(name resourcev1.QualifiedName, at *field.Path) field.ErrorList {
 	if domain == "" {
 		errs = append(errs, field.Invalid(at, "", "the domain must not be empty"))
 	} else {
-		errs = append(errs, validateDriverName(domain, at)...)
+		errs = append(errs, fieldrules.ValidateDriverName(domain, at)...)
 	}
 	if id == "" {
 		return append(errs, field.Invalid(at, "", "the name must not be empty"))
@@ -40,7 +42,7 @@ func deviceID(id string, at *field.Path) field.ErrorList {
 	if len(id) > resourcev1.DeviceMaxIDLength {
 		errs = append(errs, field.TooLong(at, "", resourcev1.DeviceMaxIDLength))
 	}
-	return append(errs, invalid(at, id, content.IsCIdentifier(id))...)
+	return append(errs, fieldrules.Invalid(at, id, content.IsCIdentifier(id))...)
 }
 
 func fullyQualified(name resourcev1.FullyQualifiedName, at *field.Path) field.ErrorList {
@@ -60,7 +62,7 @@ func poolName(name string, at *field.Path) field.ErrorList {
 		errs = append(errs, field.TooLong(at, "", resourcev1.PoolNameMaxLength))
 	}
 	for _, part := range strings.Split(name, "/") {
-		errs = append(errs, invalid(at, part, validation.IsDNS1123Subdomain(part))...)
+		errs = append(errs, fieldrules.Invalid(at, part, validation.IsDNS1123Subdomain(part))...)
 	}
 	return errs
 }
@@ -69,7 +71,7 @@ func validateDeviceConfig(c *resourcev1.DeviceConfiguration, at *field.Path) fie
 	if c.Opaque == nil {
 		return field.ErrorList{field.Required(at.Child("opaque"), "")}
 	}
-	errs := validateDriverName(c.Opaque.Driver, at.Child("opaque", "driver"))
+	errs := fieldrules.ValidateDriverName(c.Opaque.Driver, at.Child("opaque", "driver"))
 	return append(errs, rawObject(c.Opaque.Parameters, resourcev1.OpaqueParametersMaxLength, at.Child("opaque", "parameters"))...)
 }
 
@@ -83,7 +85,7 @@ func rawObject(e runtime.RawExtension, limit int, at *field.Path) field.ErrorLis
 	}
 	var v any
 	if err := json.Unmarshal(e.Raw, &v); err != nil {
-		return field.ErrorList{field.Invalid(at, omitted, "error parsing data as JSON: "+err.Error())}
+		return field.ErrorList{field.Invalid(at, fieldrules.OmittedValue, "error parsing data as JSON: "+err.Error())}
 	}
 	switch v.(type) {
 	case nil:
@@ -91,17 +93,17 @@ func rawObject(e runtime.RawExtension, limit int, at *field.Path) field.ErrorLis
 	case map[string]any:
 		return nil
 	}
-	return field.ErrorList{field.Invalid(at, omitted, "must be a valid JSON object")}
+	return field.ErrorList{field.Invalid(at, fieldrules.OmittedValue, "must be a valid JSON object")}
 }
 
 // bindingConditions judges what a device waits for before a pod is bound, and what ends the wait.
 func bindingConditions(wait, fail []string, at *field.Path) field.ErrorList {
 	waits, fails := at.Child("bindingConditions"), at.Child("bindingFailureConditions")
 	label := func(name string, at *field.Path) field.ErrorList {
-		return invalid(at, name, validation.IsQualifiedName(name))
+		return fieldrules.Invalid(at, name, validation.IsQualifiedName(name))
 	}
-	errs := each(wait, resourcev1.BindingConditionsMaxSize, waits, itself, label)
-	errs = append(errs, each(fail, resourcev1.BindingFailureConditionsMaxSize, fails, itself, label)...)
+	errs := fieldrules.Items(wait, resourcev1.BindingConditionsMaxSize, waits, fieldrules.Itself, label)
+	errs = append(errs, fieldrules.Items(fail, resourcev1.BindingFailureConditionsMaxSize, fails, fieldrules.Itself, label)...)
 	known := map[string]bool{}
 	for _, w := range wait {
 		known[w] = true
@@ -122,10 +124,10 @@ func bindingConditions(wait, fail []string, at *field.Path) field.ErrorList {
 
 func skippedOperations(list []resourcev1.SkipNodeOperation, at *field.Path) field.ErrorList {
 	has := map[resourcev1.SkipNodeOperation]bool{}
-	errs := each(list, -1, at, func(o resourcev1.SkipNodeOperation) string { return string(o) },
+	errs := fieldrules.Items(list, -1, at, func(o resourcev1.SkipNodeOperation) string { return string(o) },
 		func(o resourcev1.SkipNodeOperation, at *field.Path) field.ErrorList {
 			has[o] = true
-			return listed(o, at, resourcev1.SkipNodeOperationAll, resourcev1.SkipNodeOperationNodePrepareResources,
+			return fieldrules.Supported(o, at, resourcev1.SkipNodeOperationAll, resourcev1.SkipNodeOperationNodePrepareResources,
 				resourcev1.SkipNodeOperationNodeUnprepareResources)
 		})
 	if has[resourcev1.SkipNodeOperationNodePrepareResources] && !has[resourcev1.SkipNodeOperationNodeUnprepareResources] && !has[resourcev1.SkipNodeOperationAll] {

@@ -12,22 +12,24 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 // eventTTL is how long an event is kept after it was last written.
 const eventTTL = time.Hour
 
 func eventKind() *api.Kind {
-	k := newKind(names{
-		gv: corev1.SchemeGroupVersion, kind: "Event", putCreates: true, plural: "events", singular: "event", short: []string{"ev"},
-		rule: pathSegment, // clients of the older API may give any name
+	k := builder.New(builder.Names{
+		GroupVersion: corev1.SchemeGroupVersion, Kind: "Event", CreateOnUpdate: true, Plural: "events", Singular: "event", Short: []string{"ev"},
+		Rule: builder.PathSegment, // clients of the older API may give any name
 	}, func(l *corev1.EventList) *[]corev1.Event { return &l.Items })
 	k.TTL = eventTTL
-	check(k, validateEvent)
-	k.Columns = columns(col("Last Seen"), col("Type"), col("Reason"), col("Object"), wide("Subobject"), wide("Source"),
-		col("Message"), wide("First Seen"), wide("Count"), func() columnDef { c := nameCol; c.Priority = 1; return c }())
-	k.Row = row(eventRow)
-	k.Fields = fieldsOf(eventFields)
+	builder.AddValidation(k, validateEvent)
+	k.Columns = builder.Columns(builder.StringColumn("Last Seen"), builder.StringColumn("Type"), builder.StringColumn("Reason"), builder.StringColumn("Object"), builder.WideColumn("Subobject"), builder.WideColumn("Source"),
+		builder.StringColumn("Message"), builder.WideColumn("First Seen"), builder.WideColumn("Count"), func() builder.ColumnDefinition { c := builder.NameColumn; c.Priority = 1; return c }())
+	k.Row = builder.Row(eventRow)
+	k.Fields = builder.Fields(eventFields)
 	return k
 }
 
@@ -54,7 +56,7 @@ func validateReporter(name string, at *field.Path) field.ErrorList {
 	if name == "" {
 		errs = append(errs, field.Required(at, ""))
 	}
-	return append(errs, invalid(at, name, validation.IsQualifiedName(name))...)
+	return append(errs, fieldrules.Invalid(at, name, validation.IsQualifiedName(name))...)
 }
 
 // eventNamespace judges the namespace of an Event's object. Events of cluster-scoped objects, which have no namespace, are in
@@ -71,16 +73,16 @@ func eventNamespace(event, object string, timed bool, at *field.Path) field.Erro
 }
 
 func eventRow(e *corev1.Event, now time.Time) []any {
-	first := since(e.FirstTimestamp, now)
+	first := builder.Since(e.FirstTimestamp, now)
 	if e.FirstTimestamp.IsZero() {
-		first = since(microTime(e.EventTime), now)
+		first = builder.Since(builder.MicroTime(e.EventTime), now)
 	}
 	last, count := first, int64(e.Count)
 	if !e.LastTimestamp.IsZero() {
-		last = since(e.LastTimestamp, now)
+		last = builder.Since(e.LastTimestamp, now)
 	}
 	if e.Series != nil {
-		last, count = since(microTime(e.Series.LastObservedTime), now), int64(e.Series.Count)
+		last, count = builder.Since(builder.MicroTime(e.Series.LastObservedTime), now), int64(e.Series.Count)
 	} else if count == 0 {
 		count = 1
 	}
@@ -125,4 +127,23 @@ func eventFields(e *corev1.Event) fields.Set {
 		"source":                         source,
 		"type":                           e.Type,
 	}
+}
+
+const (
+	maxEventText = 128
+	maxEventNote = 1024
+)
+
+func validateEventText(name, value string) field.ErrorList {
+	switch {
+	case value == "":
+		return field.ErrorList{field.Required(field.NewPath(name), "")}
+	case len(value) > maxEventText:
+		return field.ErrorList{tooLong(name, maxEventText)}
+	}
+	return nil
+}
+
+func tooLong(name string, most int) *field.Error {
+	return field.Invalid(field.NewPath(name), "", fmt.Sprintf("can have at most %d characters", most))
 }

@@ -11,43 +11,45 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 const defaultPrecedence = 1000
 
 func flowSchemaKind() *api.Kind {
-	k := newKind(names{
-		gv: flowcontrolv1.SchemeGroupVersion, kind: "FlowSchema", plural: "flowschemas", singular: "flowschema", global: true,
+	k := builder.New(builder.Names{
+		GroupVersion: flowcontrolv1.SchemeGroupVersion, Kind: "FlowSchema", Plural: "flowschemas", Singular: "flowschema", ClusterScoped: true,
 	}, func(l *flowcontrolv1.FlowSchemaList) *[]flowcontrolv1.FlowSchema { return &l.Items })
-	k.Default = defaults(func(f *flowcontrolv1.FlowSchema) { setDefault(&f.Spec.MatchingPrecedence, defaultPrecedence) })
-	hasStatus(k, func(o *flowcontrolv1.FlowSchema) *flowcontrolv1.FlowSchemaStatus { return &o.Status }, halves[*flowcontrolv1.FlowSchema]{
-		spec: func(f *flowcontrolv1.FlowSchema) any { return f.Spec },
-		keep: func(obj, old *flowcontrolv1.FlowSchema) { obj.Spec = *old.Spec.DeepCopy() },
-		status: func(obj, old *flowcontrolv1.FlowSchema) {
+	k.Default = builder.Default(func(f *flowcontrolv1.FlowSchema) { builder.SetDefault(&f.Spec.MatchingPrecedence, defaultPrecedence) })
+	builder.SeparateStatus(k, func(o *flowcontrolv1.FlowSchema) *flowcontrolv1.FlowSchemaStatus { return &o.Status }, builder.Accessors[*flowcontrolv1.FlowSchema]{
+		Spec:     func(f *flowcontrolv1.FlowSchema) any { return f.Spec },
+		CopySpec: func(obj, old *flowcontrolv1.FlowSchema) { obj.Spec = *old.Spec.DeepCopy() },
+		Status: func(obj, old *flowcontrolv1.FlowSchema) {
 			obj.Status = flowcontrolv1.FlowSchemaStatus{}
 			if old != nil {
 				obj.Status = *old.Status.DeepCopy()
 			}
 		},
 	})
-	check(k, func(f *flowcontrolv1.FlowSchema) field.ErrorList {
+	builder.AddValidation(k, func(f *flowcontrolv1.FlowSchema) field.ErrorList {
 		spec := field.NewPath("spec")
 		errs := validateFlowSchema(f.Name, &f.Spec, spec)
-		if fixed := mandatoryFlowSchema(f.Name); fixed != nil && !semanticEqual(f.Spec, *fixed) {
+		if fixed := mandatoryFlowSchema(f.Name); fixed != nil && !fieldrules.SemanticEqual(f.Spec, *fixed) {
 			errs = append(errs, field.Invalid(spec, f.Spec, fmt.Sprintf("spec of '%s' must equal the fixed value", f.Name)))
 		}
 		return errs
 	})
-	checkStatus(k, func(obj, _ *flowcontrolv1.FlowSchema) field.ErrorList {
+	builder.AddStatusValidation(k, func(obj, _ *flowcontrolv1.FlowSchema) field.ErrorList {
 		types := make([]string, len(obj.Status.Conditions))
 		for i, c := range obj.Status.Conditions {
 			types[i] = string(c.Type)
 		}
 		return validateFlowConditions(types)
 	})
-	k.Columns = columns(nameCol, col("PriorityLevel"), col("MatchingPrecedence"), col("DistinguisherMethod"), ageCol, col("MissingPL"))
-	k.Row = row(func(f *flowcontrolv1.FlowSchema, now time.Time) []any {
-		distinguisher, missing := none, "?"
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("PriorityLevel"), builder.StringColumn("MatchingPrecedence"), builder.StringColumn("DistinguisherMethod"), builder.AgeColumn, builder.StringColumn("MissingPL"))
+	k.Row = builder.Row(func(f *flowcontrolv1.FlowSchema, now time.Time) []any {
+		distinguisher, missing := builder.None, "?"
 		if d := f.Spec.DistinguisherMethod; d != nil {
 			distinguisher = string(d.Type)
 		}
@@ -57,7 +59,7 @@ func flowSchemaKind() *api.Kind {
 				break
 			}
 		}
-		return []any{f.Name, f.Spec.PriorityLevelConfiguration.Name, int64(f.Spec.MatchingPrecedence), distinguisher, age(f, now), missing}
+		return []any{f.Name, f.Spec.PriorityLevelConfiguration.Name, int64(f.Spec.MatchingPrecedence), distinguisher, builder.Age(f, now), missing}
 	})
 	return k
 }
@@ -107,14 +109,14 @@ func validateFlowSchema(name string, s *flowcontrolv1.FlowSchemaSpec, spec *fiel
 		errs = append(errs, field.Invalid(at, p, "only the schema named 'exempt' may have matchingPrecedence 1"))
 	}
 	if d := s.DistinguisherMethod; d != nil {
-		errs = append(errs, listed(d.Type, spec.Child("distinguisherMethod", "type"),
+		errs = append(errs, fieldrules.Supported(d.Type, spec.Child("distinguisherMethod", "type"),
 			flowcontrolv1.FlowDistinguisherMethodByNamespaceType, flowcontrolv1.FlowDistinguisherMethodByUserType)...)
 	}
 	level := spec.Child("priorityLevelConfiguration", "name")
 	if n := s.PriorityLevelConfiguration.Name; n == "" {
 		errs = append(errs, field.Required(level, "must reference a priority level"))
 	} else {
-		errs = append(errs, invalid(level, n, apivalidation.NameIsDNSSubdomain(n, false))...)
+		errs = append(errs, fieldrules.Invalid(level, n, apivalidation.NameIsDNSSubdomain(n, false))...)
 	}
 	for i := range s.Rules {
 		errs = append(errs, validateFlowRule(&s.Rules[i], spec.Child("rules").Index(i))...)
@@ -169,7 +171,7 @@ func validateFlowSubject(s *flowcontrolv1.Subject, at *field.Path) field.ErrorLi
 		}
 	}
 	kinds := []flowcontrolv1.SubjectKind{flowcontrolv1.SubjectKindGroup, flowcontrolv1.SubjectKindServiceAccount, flowcontrolv1.SubjectKindUser}
-	if wrong := listed(s.Kind, at.Child("kind"), kinds...); len(wrong) > 0 {
+	if wrong := fieldrules.Supported(s.Kind, at.Child("kind"), kinds...); len(wrong) > 0 {
 		return wrong
 	}
 	switch {
@@ -203,12 +205,12 @@ func validateFlowAccount(a *flowcontrolv1.ServiceAccountSubject, at *field.Path)
 	if a.Name == "" {
 		errs = append(errs, field.Required(at.Child("name"), ""))
 	} else if a.Name != flowcontrolv1.NameAll {
-		errs = append(errs, invalid(at.Child("name"), a.Name, apivalidation.ValidateServiceAccountName(a.Name, false))...)
+		errs = append(errs, fieldrules.Invalid(at.Child("name"), a.Name, apivalidation.ValidateServiceAccountName(a.Name, false))...)
 	}
 	if a.Namespace == "" {
 		return append(errs, field.Required(at.Child("namespace"), "must specify namespace for service account"))
 	}
-	return append(errs, invalid(at.Child("namespace"), a.Namespace, apivalidation.ValidateNamespaceName(a.Namespace, false))...)
+	return append(errs, fieldrules.Invalid(at.Child("namespace"), a.Namespace, apivalidation.ValidateNamespaceName(a.Namespace, false))...)
 }
 
 func validateFlowResources(r *flowcontrolv1.ResourcePolicyRule, at *field.Path) field.ErrorList {

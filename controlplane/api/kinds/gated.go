@@ -3,6 +3,8 @@ package kinds
 import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 // While a pod has scheduling gates, what picks its node may become narrower: nothing
@@ -79,5 +81,5 @@ func narrowerTerm(now, was corev1.NodeSelectorTerm) bool {
 }
 
 func begins(now, was []corev1.NodeSelectorRequirement) bool {
-	return len(now) >= len(was) && (len(was) == 0 || semanticEqual(now[:len(was)], was))
+	return len(now) >= len(was) && (len(was) == 0 || fieldrules.SemanticEqual(now[:len(was)], was))
 }

@@ -14,29 +14,30 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
 )
 
-func autoscalerNames(gv schema.GroupVersion) names {
-	return names{
-		gv: gv, kind: "HorizontalPodAutoscaler", plural: "horizontalpodautoscalers", singular: "horizontalpodautoscaler",
-		short: []string{"hpa"}, all: true,
+func autoscalerNames(gv schema.GroupVersion) builder.Names {
+	return builder.Names{
+		GroupVersion: gv, Kind: "HorizontalPodAutoscaler", Plural: "horizontalpodautoscalers", Singular: "horizontalpodautoscaler",
+		Short: []string{"hpa"}, InAllCategory: true,
 	}
 }
 
 // autoscalerKinds are the two versions of an autoscaler. It is stored as v2; v1 has what it cannot say in annotations.
 func autoscalerKinds() []*api.Kind {
-	k := newKind(autoscalerNames(autoscalingv2.SchemeGroupVersion),
+	k := builder.New(autoscalerNames(autoscalingv2.SchemeGroupVersion),
 		func(l *autoscalingv2.HorizontalPodAutoscalerList) *[]autoscalingv2.HorizontalPodAutoscaler {
 			return &l.Items
 		})
-	k.Default = defaults(defaultAutoscaler)
-	specAndStatus(k, func(h *autoscalingv2.HorizontalPodAutoscaler) *autoscalingv2.HorizontalPodAutoscalerSpec {
+	k.Default = builder.Default(defaultAutoscaler)
+	builder.SeparateSpecAndStatus(k, func(h *autoscalingv2.HorizontalPodAutoscaler) *autoscalingv2.HorizontalPodAutoscalerSpec {
 		return &h.Spec
 	},
 		func(h *autoscalingv2.HorizontalPodAutoscaler) *autoscalingv2.HorizontalPodAutoscalerStatus {
 			return &h.Status
 		})
-	check(k, func(h *autoscalingv2.HorizontalPodAutoscaler) field.ErrorList {
+	builder.AddValidation(k, func(h *autoscalingv2.HorizontalPodAutoscaler) field.ErrorList {
 		return validateAutoscalerSpec(&h.Spec, field.NewPath("spec"))
 	})
 	validateMeta := k.Subresources["status"].ValidateUpdate
@@ -44,20 +45,20 @@ func autoscalerKinds() []*api.Kind {
 		s := &obj.(*autoscalingv2.HorizontalPodAutoscaler).Status
 		return append(validateMeta(obj, old), validateAutoscalerStatus(s.CurrentReplicas, s.DesiredReplicas)...)
 	}
-	k.Columns = columns(nameCol, col("Reference"), col("Targets"), col("MinPods"), col("MaxPods"), col("Replicas"), ageCol)
-	k.Row = row(autoscalerRow)
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Reference"), builder.StringColumn("Targets"), builder.StringColumn("MinPods"), builder.StringColumn("MaxPods"), builder.StringColumn("Replicas"), builder.AgeColumn)
+	k.Row = builder.Row(autoscalerRow)
 	return []*api.Kind{k, firstAutoscalerKind(k)}
 }
 
 // firstAutoscalerKind is v1, another view of what is stored as v2.
 func firstAutoscalerKind(hub *api.Kind) *api.Kind {
 	type v1 = *autoscalingv1.HorizontalPodAutoscaler
-	k := newKind(autoscalerNames(autoscalingv1.SchemeGroupVersion),
+	k := builder.New(autoscalerNames(autoscalingv1.SchemeGroupVersion),
 		func(l *autoscalingv1.HorizontalPodAutoscalerList) *[]autoscalingv1.HorizontalPodAutoscaler {
 			return &l.Items
 		})
 	k.Storage = hub.Storage
-	k.Default = defaults(func(h v1) { setDefaultPtr(&h.Spec.MinReplicas, 1) })
+	k.Default = builder.Default(func(h v1) { builder.SetDefaultPtr(&h.Spec.MinReplicas, 1) })
 	k.Storage.Known = append(k.Storage.Known, api.Version{
 		GVK: k.GVK, New: k.New, Shallow: k.Ops.Shallow, Default: k.Default,
 		ToHub: func(o api.Object) (api.Object, error) { return autoscalerFromV1(o.(v1)) },
@@ -68,13 +69,13 @@ func firstAutoscalerKind(hub *api.Kind) *api.Kind {
 		}),
 		To: func(_ context.Context, o api.Object) (api.Object, error) { return autoscalerFromV1(o.(v1)) },
 	}
-	hasStatus(k, func(h v1) *autoscalingv1.HorizontalPodAutoscalerStatus { return &h.Status }, halves[v1]{
-		spec: func(h v1) any { return [2]any{h.Spec, only(h.Annotations, autoscalerSpecNotes)} },
-		keep: func(obj, old v1) {
+	builder.SeparateStatus(k, func(h v1) *autoscalingv1.HorizontalPodAutoscalerStatus { return &h.Status }, builder.Accessors[v1]{
+		Spec: func(h v1) any { return [2]any{h.Spec, only(h.Annotations, autoscalerSpecNotes)} },
+		CopySpec: func(obj, old v1) {
 			obj.Spec = *old.Spec.DeepCopy()
 			obj.Annotations = exchanged(obj.Annotations, old.Annotations, autoscalerSpecNotes)
 		},
-		status: func(obj, old v1) {
+		Status: func(obj, old v1) {
 			if old == nil {
 				obj.Status = autoscalingv1.HorizontalPodAutoscalerStatus{}
 				obj.Annotations = exchanged(obj.Annotations, nil, autoscalerStatusNotes)
@@ -84,7 +85,7 @@ func firstAutoscalerKind(hub *api.Kind) *api.Kind {
 			obj.Annotations = exchanged(obj.Annotations, old.Annotations, autoscalerStatusNotes)
 		},
 	})
-	check(k, func(h v1) field.ErrorList {
+	builder.AddValidation(k, func(h v1) field.ErrorList {
 		whole, err := autoscalerFromV1(h)
 		if err != nil {
 			return field.ErrorList{field.Invalid(field.NewPath("metadata", "annotations"), field.OmitValueType{}, err.Error())}
@@ -101,7 +102,7 @@ func firstAutoscalerKind(hub *api.Kind) *api.Kind {
 		return errs
 	}
 	k.Columns = hub.Columns
-	k.Row = row(func(h v1, now time.Time) []any {
+	k.Row = builder.Row(func(h v1, now time.Time) []any {
 		whole, err := autoscalerFromV1(h)
 		if err != nil {
 			whole = &autoscalingv2.HorizontalPodAutoscaler{ObjectMeta: h.ObjectMeta}
@@ -114,7 +115,7 @@ func firstAutoscalerKind(hub *api.Kind) *api.Kind {
 const defaultCPUUtilization = 80
 
 func defaultAutoscaler(h *autoscalingv2.HorizontalPodAutoscaler) {
-	setDefaultPtr(&h.Spec.MinReplicas, 1)
+	builder.SetDefaultPtr(&h.Spec.MinReplicas, 1)
 	if len(h.Spec.Metrics) == 0 {
 		h.Spec.Metrics = []autoscalingv2.MetricSpec{cpuMetric(defaultCPUUtilization)}
 	}
@@ -122,11 +123,11 @@ func defaultAutoscaler(h *autoscalingv2.HorizontalPodAutoscaler) {
 	if b == nil {
 		return
 	}
-	setDefaultPtr(&b.ScaleUp, autoscalingv2.HPAScalingRules{})
-	setDefaultPtr(&b.ScaleUp.StabilizationWindowSeconds, 0)
-	setDefaultPtr(&b.ScaleDown, autoscalingv2.HPAScalingRules{})
+	builder.SetDefaultPtr(&b.ScaleUp, autoscalingv2.HPAScalingRules{})
+	builder.SetDefaultPtr(&b.ScaleUp.StabilizationWindowSeconds, 0)
+	builder.SetDefaultPtr(&b.ScaleDown, autoscalingv2.HPAScalingRules{})
 	for _, r := range []*autoscalingv2.HPAScalingRules{b.ScaleUp, b.ScaleDown} {
-		setDefaultPtr(&r.SelectPolicy, autoscalingv2.MaxChangePolicySelect)
+		builder.SetDefaultPtr(&r.SelectPolicy, autoscalingv2.MaxChangePolicySelect)
 		if r.Policies != nil {
 			continue
 		}
@@ -149,12 +150,12 @@ func cpuMetric(percent int32) autoscalingv2.MetricSpec {
 }
 
 func autoscalerRow(h *autoscalingv2.HorizontalPodAutoscaler, now time.Time) []any {
-	least := unset
+	least := builder.Unset
 	if h.Spec.MinReplicas != nil {
 		least = fmt.Sprint(*h.Spec.MinReplicas)
 	}
 	return []any{h.Name, h.Spec.ScaleTargetRef.Kind + "/" + h.Spec.ScaleTargetRef.Name,
-		showMetrics(h.Spec.Metrics, h.Status.CurrentMetrics), least, int64(h.Spec.MaxReplicas), int64(h.Status.CurrentReplicas), age(h, now)}
+		showMetrics(h.Spec.Metrics, h.Status.CurrentMetrics), least, int64(h.Spec.MaxReplicas), int64(h.Status.CurrentReplicas), builder.Age(h, now)}
 }
 
 // shownMetrics is how many metrics a table has room for.
@@ -162,7 +163,7 @@ const shownMetrics = 2
 
 func showMetrics(specs []autoscalingv2.MetricSpec, statuses []autoscalingv2.MetricStatus) string {
 	if len(specs) == 0 {
-		return none
+		return builder.None
 	}
 	var list []string
 	for i := range specs {
@@ -193,7 +194,7 @@ func showMetric(m *autoscalingv2.MetricSpec, now *autoscalingv2.MetricStatus) st
 		}
 		return showValue(&m.Object.Target, current)
 	case m.Type == autoscalingv2.PodsMetricSourceType && m.Pods != nil:
-		measured := unknown
+		measured := builder.Unknown
 		if now.Pods != nil {
 			measured = showQuantity(now.Pods.Current.AverageValue)
 		}
@@ -213,7 +214,7 @@ func showMetric(m *autoscalingv2.MetricSpec, now *autoscalingv2.MetricStatus) st
 }
 
 func showValue(t *autoscalingv2.MetricTarget, current *autoscalingv2.MetricValueStatus) string {
-	measured := unknown
+	measured := builder.Unknown
 	if t.AverageValue != nil {
 		if current != nil && current.AverageValue != nil {
 			measured = current.AverageValue.String()
@@ -227,7 +228,7 @@ func showValue(t *autoscalingv2.MetricTarget, current *autoscalingv2.MetricValue
 }
 
 func showShare(name corev1.ResourceName, t *autoscalingv2.MetricTarget, current *autoscalingv2.MetricValueStatus) string {
-	measured, wanted := unknown, "<auto>"
+	measured, wanted := builder.Unknown, "<auto>"
 	switch {
 	case t.AverageValue != nil:
 		if current != nil {

@@ -4,6 +4,8 @@ import (
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	"k8s.io/apimachinery/pkg/api/resource"
+
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 // specToV1 is a metric as it stands in v1's annotation: what kind of target it is follows there from which are set.
@@ -12,12 +14,12 @@ func specToV1(m *autoscalingv2.MetricSpec) autoscalingv1.MetricSpec {
 	if s := m.Object; s != nil {
 		out.Object = &autoscalingv1.ObjectMetricSource{
 			Target: autoscalingv1.CrossVersionObjectReference(s.DescribedObject), MetricName: s.Metric.Name,
-			TargetValue: val(s.Target.Value), Selector: s.Metric.Selector, AverageValue: s.Target.AverageValue,
+			TargetValue: fieldrules.Deref(s.Target.Value), Selector: s.Metric.Selector, AverageValue: s.Target.AverageValue,
 		}
 	}
 	if s := m.Pods; s != nil {
 		out.Pods = &autoscalingv1.PodsMetricSource{
-			MetricName: s.Metric.Name, TargetAverageValue: val(s.Target.AverageValue), Selector: s.Metric.Selector,
+			MetricName: s.Metric.Name, TargetAverageValue: fieldrules.Deref(s.Target.AverageValue), Selector: s.Metric.Selector,
 		}
 	}
 	if s := m.Resource; s != nil {
@@ -98,27 +100,27 @@ func statusToV1(m *autoscalingv2.MetricStatus) autoscalingv1.MetricStatus {
 	if s := m.Object; s != nil {
 		out.Object = &autoscalingv1.ObjectMetricStatus{
 			Target: autoscalingv1.CrossVersionObjectReference(s.DescribedObject), MetricName: s.Metric.Name,
-			CurrentValue: val(s.Current.Value), Selector: s.Metric.Selector, AverageValue: s.Current.AverageValue,
+			CurrentValue: fieldrules.Deref(s.Current.Value), Selector: s.Metric.Selector, AverageValue: s.Current.AverageValue,
 		}
 	}
 	if s := m.Pods; s != nil {
 		out.Pods = &autoscalingv1.PodsMetricStatus{
-			MetricName: s.Metric.Name, CurrentAverageValue: val(s.Current.AverageValue), Selector: s.Metric.Selector,
+			MetricName: s.Metric.Name, CurrentAverageValue: fieldrules.Deref(s.Current.AverageValue), Selector: s.Metric.Selector,
 		}
 	}
 	if s := m.Resource; s != nil {
 		out.Resource = &autoscalingv1.ResourceMetricStatus{
-			Name: s.Name, CurrentAverageUtilization: s.Current.AverageUtilization, CurrentAverageValue: val(s.Current.AverageValue),
+			Name: s.Name, CurrentAverageUtilization: s.Current.AverageUtilization, CurrentAverageValue: fieldrules.Deref(s.Current.AverageValue),
 		}
 	}
 	if s := m.ContainerResource; s != nil {
 		out.ContainerResource = &autoscalingv1.ContainerResourceMetricStatus{
-			Name: s.Name, CurrentAverageUtilization: s.Current.AverageUtilization, CurrentAverageValue: val(s.Current.AverageValue), Container: s.Container,
+			Name: s.Name, CurrentAverageUtilization: s.Current.AverageUtilization, CurrentAverageValue: fieldrules.Deref(s.Current.AverageValue), Container: s.Container,
 		}
 	}
 	if s := m.External; s != nil {
 		out.External = &autoscalingv1.ExternalMetricStatus{
-			MetricName: s.Metric.Name, MetricSelector: s.Metric.Selector, CurrentValue: val(s.Current.Value), CurrentAverageValue: s.Current.AverageValue,
+			MetricName: s.Metric.Name, MetricSelector: s.Metric.Selector, CurrentValue: fieldrules.Deref(s.Current.Value), CurrentAverageValue: s.Current.AverageValue,
 		}
 	}
 	return out

@@ -11,6 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 const (
@@ -20,7 +22,7 @@ const (
 
 func validateAutoscalerSpec(s *autoscalingv2.HorizontalPodAutoscalerSpec, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	least := val(s.MinReplicas)
+	least := fieldrules.Deref(s.MinReplicas)
 	if least < 0 {
 		errs = append(errs, field.Invalid(at.Child("minReplicas"), least, "must be greater than or equal to 0"))
 	}
@@ -62,7 +64,7 @@ func MeasuresWithoutPods(s *autoscalingv2.HorizontalPodAutoscalerSpec) bool {
 
 func validateAutoscalerStatus(current, desired int32) field.ErrorList {
 	at := field.NewPath("status")
-	return append(nonNegative(current, at.Child("currentReplicas")), nonNegative(desired, at.Child("desiredReplicas"))...)
+	return append(fieldrules.NonNegative(current, at.Child("currentReplicas")), fieldrules.NonNegative(desired, at.Child("desiredReplicas"))...)
 }
 
 // validateSegment judges a name that stands in the path of a URL; absent is what is said when there is none.
@@ -70,7 +72,7 @@ func validateSegment(name, absent string, at *field.Path) field.ErrorList {
 	if name == "" {
 		return field.ErrorList{field.Required(at, absent)}
 	}
-	return invalid(at, name, path.IsValidPathSegmentName(name))
+	return fieldrules.Invalid(at, name, path.IsValidPathSegmentName(name))
 }
 
 func validateScaleRef(r autoscalingv2.CrossVersionObjectReference, at *field.Path) field.ErrorList {
@@ -221,7 +223,7 @@ func validateContainerMetric(m *autoscalingv2.ContainerResourceMetricSource, at 
 	if m.Container == "" {
 		errs = append(errs, field.Required(at.Child("container"), "must specify a container"))
 	} else {
-		errs = append(errs, invalid(at.Child("container"), m.Container, utilvalidation.IsDNS1123Label(m.Container))...)
+		errs = append(errs, fieldrules.Invalid(at.Child("container"), m.Container, utilvalidation.IsDNS1123Label(m.Container))...)
 	}
 	return append(errs, validateShare(&m.Target, at.Child("target"))...)
 }

@@ -12,28 +12,30 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 // ingressClassAnnotation named the class before there was a field for it.
 const ingressClassAnnotation = "kubernetes.io/ingress.class"
 
 func ingressKind() *api.Kind {
-	k := newKind(names{
-		gv: networkingv1.SchemeGroupVersion, kind: "Ingress", plural: "ingresses", singular: "ingress",
-		short: []string{"ing"},
+	k := builder.New(builder.Names{
+		GroupVersion: networkingv1.SchemeGroupVersion, Kind: "Ingress", Plural: "ingresses", Singular: "ingress",
+		Short: []string{"ing"},
 	}, func(l *networkingv1.IngressList) *[]networkingv1.Ingress { return &l.Items })
-	hasStatus(k, func(o *networkingv1.Ingress) *networkingv1.IngressStatus { return &o.Status }, halves[*networkingv1.Ingress]{
-		spec: func(i *networkingv1.Ingress) any { return i.Spec },
-		keep: func(obj, old *networkingv1.Ingress) { obj.Spec = *old.Spec.DeepCopy() },
-		status: func(obj, old *networkingv1.Ingress) {
+	builder.SeparateStatus(k, func(o *networkingv1.Ingress) *networkingv1.IngressStatus { return &o.Status }, builder.Accessors[*networkingv1.Ingress]{
+		Spec:     func(i *networkingv1.Ingress) any { return i.Spec },
+		CopySpec: func(obj, old *networkingv1.Ingress) { obj.Spec = *old.Spec.DeepCopy() },
+		Status: func(obj, old *networkingv1.Ingress) {
 			obj.Status = networkingv1.IngressStatus{}
 			if old != nil {
 				obj.Status = *old.Status.DeepCopy()
 			}
 		},
 	})
-	check(k, func(i *networkingv1.Ingress) field.ErrorList { return validateIngress(&i.Spec, field.NewPath("spec")) })
-	k.ValidateCreate = onCreate(func(i *networkingv1.Ingress) field.ErrorList {
+	builder.AddValidation(k, func(i *networkingv1.Ingress) field.ErrorList { return validateIngress(&i.Spec, field.NewPath("spec")) })
+	k.ValidateCreate = builder.CreateValidation(func(i *networkingv1.Ingress) field.ErrorList {
 		class, set := i.Annotations[ingressClassAnnotation]
 		if !set || i.Spec.IngressClassName == nil || class == *i.Spec.IngressClassName {
 			return nil
@@ -41,19 +43,19 @@ func ingressKind() *api.Kind {
 		return field.ErrorList{field.Invalid(field.NewPath("annotations").Child(ingressClassAnnotation), class,
 			"must match `ingressClassName` when both are specified")}
 	})
-	checkStatus(k, func(obj, old *networkingv1.Ingress) field.ErrorList {
+	builder.AddStatusValidation(k, func(obj, old *networkingv1.Ingress) field.ErrorList {
 		return validateIngressStatus(obj.Status.LoadBalancer.Ingress, old.Status.LoadBalancer.Ingress)
 	})
-	k.Columns = columns(nameCol, col("Class"), col("Hosts"), col("Address"), col("Ports"), ageCol)
-	k.Row = row(func(i *networkingv1.Ingress, now time.Time) []any {
-		class, ports := none, "80"
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Class"), builder.StringColumn("Hosts"), builder.StringColumn("Address"), builder.StringColumn("Ports"), builder.AgeColumn)
+	k.Row = builder.Row(func(i *networkingv1.Ingress, now time.Time) []any {
+		class, ports := builder.None, "80"
 		if i.Spec.IngressClassName != nil {
 			class = *i.Spec.IngressClassName
 		}
 		if len(i.Spec.TLS) > 0 {
 			ports = "80, 443"
 		}
-		return []any{i.Name, class, ingressHosts(i.Spec.Rules), ingressAddress(i.Status.LoadBalancer.Ingress), ports, age(i, now)}
+		return []any{i.Name, class, ingressHosts(i.Spec.Rules), ingressAddress(i.Status.LoadBalancer.Ingress), ports, builder.Age(i, now)}
 	})
 	return k
 }
@@ -107,20 +109,20 @@ func validateIngress(s *networkingv1.IngressSpec, spec *field.Path) field.ErrorL
 			errs = append(errs, validateIngressHost(h, at.Child("hosts").Index(j))...)
 		}
 		if t.SecretName != "" {
-			errs = append(errs, invalid(at.Child("secretName"), t.SecretName, apivalidation.NameIsDNSSubdomain(t.SecretName, false))...)
+			errs = append(errs, fieldrules.Invalid(at.Child("secretName"), t.SecretName, apivalidation.NameIsDNSSubdomain(t.SecretName, false))...)
 		}
 	}
 	if c := s.IngressClassName; c != nil {
-		errs = append(errs, invalid(spec.Child("ingressClassName"), *c, apivalidation.NameIsDNSSubdomain(*c, false))...)
+		errs = append(errs, fieldrules.Invalid(spec.Child("ingressClassName"), *c, apivalidation.NameIsDNSSubdomain(*c, false))...)
 	}
 	return errs
 }
 
 func validateIngressHost(host string, at *field.Path) field.ErrorList {
 	if strings.Contains(host, "*") {
-		return invalid(at, host, validation.IsWildcardDNS1123Subdomain(host))
+		return fieldrules.Invalid(at, host, validation.IsWildcardDNS1123Subdomain(host))
 	}
-	return invalid(at, host, validation.IsDNS1123Subdomain(host))
+	return fieldrules.Invalid(at, host, validation.IsDNS1123Subdomain(host))
 }
 
 func validateIngressRule(r *networkingv1.IngressRule, at *field.Path) field.ErrorList {
@@ -191,15 +193,15 @@ func validateIngressBackend(b *networkingv1.IngressBackend, at *field.Path) fiel
 	if b.Service.Name == "" {
 		errs = append(errs, field.Required(service.Child("name"), ""))
 	} else {
-		errs = append(errs, invalid(service.Child("name"), b.Service.Name, validation.IsDNS1123Label(b.Service.Name))...)
+		errs = append(errs, fieldrules.Invalid(service.Child("name"), b.Service.Name, validation.IsDNS1123Label(b.Service.Name))...)
 	}
 	switch p := b.Service.Port; {
 	case p.Name != "" && p.Number != 0:
 		errs = append(errs, field.Invalid(at, "", "cannot set both port name & port number"))
 	case p.Name != "":
-		errs = append(errs, invalid(service.Child("port", "name"), p.Name, validation.IsValidPortName(p.Name))...)
+		errs = append(errs, fieldrules.Invalid(service.Child("port", "name"), p.Name, validation.IsValidPortName(p.Name))...)
 	case p.Number != 0:
-		errs = append(errs, invalid(service.Child("port", "number"), p.Number, validation.IsValidPortNum(int(p.Number)))...)
+		errs = append(errs, fieldrules.Invalid(service.Child("port", "number"), p.Number, validation.IsValidPortNum(int(p.Number)))...)
 	default:
 		errs = append(errs, field.Required(at, "port name or number is required"))
 	}
@@ -210,10 +212,10 @@ func validateIngressBackend(b *networkingv1.IngressBackend, at *field.Path) fiel
 func validateTypedReference(group *string, kind, name string, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if group != nil {
-		errs = append(errs, invalid(at.Child("apiGroup"), *group, validation.IsDNS1123Subdomain(*group))...)
+		errs = append(errs, fieldrules.Invalid(at.Child("apiGroup"), *group, validation.IsDNS1123Subdomain(*group))...)
 	}
-	errs = append(errs, requiredSegment(kind, at.Child("kind"))...)
-	return append(errs, requiredSegment(name, at.Child("name"))...)
+	errs = append(errs, fieldrules.RequiredPathSegment(kind, at.Child("kind"))...)
+	return append(errs, fieldrules.RequiredPathSegment(name, at.Child("name"))...)
 }
 
 // validateIngressStatus lets addresses be that were reported before.
@@ -229,7 +231,7 @@ func validateIngressStatus(list, old []networkingv1.IngressLoadBalancerIngress) 
 			errs = append(errs, validation.IsValidIPForLegacyField(at.Child("ip"), in.IP, true, known)...)
 		}
 		if h := in.Hostname; h != "" {
-			errs = append(errs, invalid(at.Child("hostname"), h, validation.IsDNS1123Subdomain(h))...)
+			errs = append(errs, fieldrules.Invalid(at.Child("hostname"), h, validation.IsDNS1123Subdomain(h))...)
 			if isIP(h) {
 				errs = append(errs, field.Invalid(at.Child("hostname"), h, "must be a DNS name, not an IP address"))
 			}

@@ -8,22 +8,24 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 // maxIngressController is the longest name of an Ingress controller, in bytes.
 const maxIngressController = 250
 
 func ingressClassKind() *api.Kind {
-	k := newKind(names{
-		gv: networkingv1.SchemeGroupVersion, kind: "IngressClass", plural: "ingressclasses", singular: "ingressclass", global: true,
+	k := builder.New(builder.Names{
+		GroupVersion: networkingv1.SchemeGroupVersion, Kind: "IngressClass", Plural: "ingressclasses", Singular: "ingressclass", ClusterScoped: true,
 	}, func(l *networkingv1.IngressClassList) *[]networkingv1.IngressClass { return &l.Items })
-	k.Default = defaults(func(c *networkingv1.IngressClass) {
+	k.Default = builder.Default(func(c *networkingv1.IngressClass) {
 		if p := c.Spec.Parameters; p != nil {
-			setDefaultPtr(&p.Scope, networkingv1.IngressClassParametersReferenceScopeCluster)
+			builder.SetDefaultPtr(&p.Scope, networkingv1.IngressClassParametersReferenceScopeCluster)
 		}
 	})
-	countsGeneration(k, func(c *networkingv1.IngressClass) any { return c.Spec })
-	check(k, func(c *networkingv1.IngressClass) field.ErrorList {
+	builder.CountGenerations(k, func(c *networkingv1.IngressClass) any { return c.Spec })
+	builder.AddValidation(k, func(c *networkingv1.IngressClass) field.ErrorList {
 		at := field.NewPath("spec", "controller")
 		var errs field.ErrorList
 		switch n := c.Spec.Controller; {
@@ -40,12 +42,12 @@ func ingressClassKind() *api.Kind {
 		}
 		return errs
 	})
-	checkUpdate(k, func(obj, old *networkingv1.IngressClass) field.ErrorList {
-		return sameOr(obj.Spec.Controller, old.Spec.Controller, field.NewPath("spec", "controller"))
+	builder.AddUpdateValidation(k, func(obj, old *networkingv1.IngressClass) field.ErrorList {
+		return fieldrules.Unchanged(obj.Spec.Controller, old.Spec.Controller, field.NewPath("spec", "controller"))
 	})
-	k.Columns = columns(nameCol, col("Controller"), col("Parameters"), ageCol)
-	k.Row = row(func(c *networkingv1.IngressClass, now time.Time) []any {
-		parameters := none
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Controller"), builder.StringColumn("Parameters"), builder.AgeColumn)
+	k.Row = builder.Row(func(c *networkingv1.IngressClass, now time.Time) []any {
+		parameters := builder.None
 		if p := c.Spec.Parameters; p != nil {
 			parameters = p.Kind
 			if p.APIGroup != nil {
@@ -53,7 +55,7 @@ func ingressClassKind() *api.Kind {
 			}
 			parameters += "/" + p.Name
 		}
-		return []any{c.Name, c.Spec.Controller, parameters, age(c, now)}
+		return []any{c.Name, c.Spec.Controller, parameters, builder.Age(c, now)}
 	})
 	return k
 }
@@ -72,7 +74,7 @@ func validateIngressParameters(p *networkingv1.IngressClassParametersReference, 
 		if p.Namespace == nil {
 			return append(errs, field.Required(here, "`parameters.scope` is set to 'Namespace'"))
 		}
-		errs = append(errs, invalid(here, *p.Namespace, validation.IsDNS1123Label(*p.Namespace))...)
+		errs = append(errs, fieldrules.Invalid(here, *p.Namespace, validation.IsDNS1123Label(*p.Namespace))...)
 	default:
 		errs = append(errs, field.NotSupported(at.Child("scope"), *p.Scope, []string{
 			networkingv1.IngressClassParametersReferenceScopeCluster, networkingv1.IngressClassParametersReferenceScopeNamespace}))

@@ -16,6 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 // The labels of a job's pods, each under its name of today and that of before Kubernetes 1.27.
@@ -25,10 +27,10 @@ const (
 )
 
 func jobKind() *api.Kind {
-	k := newKind(names{
-		gv: batchv1.SchemeGroupVersion, kind: "Job", plural: "jobs", singular: "job", all: true,
+	k := builder.New(builder.Names{
+		GroupVersion: batchv1.SchemeGroupVersion, Kind: "Job", Plural: "jobs", Singular: "job", InAllCategory: true,
 	}, func(l *batchv1.JobList) *[]batchv1.Job { return &l.Items })
-	k.Default = defaults(func(j *batchv1.Job) {
+	k.Default = builder.Default(func(j *batchv1.Job) {
 		defaultJobSpec(&j.Spec)
 		if len(j.Labels) == 0 && len(j.Spec.Template.Labels) > 0 {
 			j.Labels = j.Spec.Template.Labels // the same map: selectOwnPods recognizes labels that a client did not set
@@ -37,23 +39,23 @@ func jobKind() *api.Kind {
 	k.Propagation = metav1.DeletePropagationOrphan // as it was before there was a garbage collector
 	k.DeleteWarning = "pods of a job outlive it by default; ask for propagationPolicy=Background to delete them too, or for " +
 		"propagationPolicy=Orphan to keep them without this warning"
-	specAndStatus(k, func(j *batchv1.Job) *batchv1.JobSpec { return &j.Spec },
+	builder.SeparateSpecAndStatus(k, func(j *batchv1.Job) *batchv1.JobSpec { return &j.Spec },
 		func(j *batchv1.Job) *batchv1.JobStatus { return &j.Status })
-	prepare(k, selectOwnPods)
-	check(k, validateJob)
-	checkUpdate(k, validateJobUpdate)
+	builder.PrepareCreate(k, selectOwnPods)
+	builder.AddValidation(k, validateJob)
+	builder.AddUpdateValidation(k, validateJobUpdate)
 	validateMeta := k.Subresources["status"].ValidateUpdate
 	k.Subresources["status"].ValidateUpdate = func(obj, old api.Object) field.ErrorList {
 		return append(validateMeta(obj, old), validateJobStatusUpdate(obj.(*batchv1.Job), old.(*batchv1.Job))...)
 	}
-	k.Columns = columns(nameCol, col("Status"), col("Completions"), col("Duration"), ageCol,
-		wide("Containers"), wide("Images"), wide("Selector"))
-	k.Row = row(func(j *batchv1.Job, now time.Time) []any {
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Status"), builder.StringColumn("Completions"), builder.StringColumn("Duration"), builder.AgeColumn,
+		builder.WideColumn("Containers"), builder.WideColumn("Images"), builder.WideColumn("Selector"))
+	k.Row = builder.Row(func(j *batchv1.Job, now time.Time) []any {
 		containers, images := containersAndImages(&j.Spec.Template.Spec)
-		return []any{j.Name, jobState(j), jobCompletions(j), jobDuration(&j.Status, now), age(j, now),
+		return []any{j.Name, jobState(j), jobCompletions(j), jobDuration(&j.Status, now), builder.Age(j, now),
 			containers, images, metav1.FormatLabelSelector(j.Spec.Selector)}
 	})
-	k.Fields = fieldsOf(func(j *batchv1.Job) fields.Set {
+	k.Fields = builder.Fields(func(j *batchv1.Job) fields.Set {
 		return fields.Set{"status.successful": strconv.Itoa(int(j.Status.Succeeded))}
 	})
 	return k
@@ -61,22 +63,22 @@ func jobKind() *api.Kind {
 
 func defaultJobSpec(s *batchv1.JobSpec) {
 	if s.Completions == nil && s.Parallelism == nil {
-		setDefaultPtr(&s.Completions, 1)
+		builder.SetDefaultPtr(&s.Completions, 1)
 	}
-	setDefaultPtr(&s.Parallelism, 1)
+	builder.SetDefaultPtr(&s.Parallelism, 1)
 	if s.BackoffLimit == nil {
-		setDefaultPtr(&s.BackoffLimit, 6)
+		builder.SetDefaultPtr(&s.BackoffLimit, 6)
 		if s.BackoffLimitPerIndex != nil {
 			*s.BackoffLimit = math.MaxInt32
 		}
 	}
-	setDefaultPtr(&s.CompletionMode, batchv1.NonIndexedCompletion)
-	setDefaultPtr(&s.Suspend, false)
-	setDefaultPtr(&s.ManualSelector, false)
+	builder.SetDefaultPtr(&s.CompletionMode, batchv1.NonIndexedCompletion)
+	builder.SetDefaultPtr(&s.Suspend, false)
+	builder.SetDefaultPtr(&s.ManualSelector, false)
 	if s.PodFailurePolicy != nil {
-		setDefaultPtr(&s.PodReplacementPolicy, batchv1.Failed)
+		builder.SetDefaultPtr(&s.PodReplacementPolicy, batchv1.Failed)
 	}
-	setDefaultPtr(&s.PodReplacementPolicy, batchv1.TerminatingOrFailed)
+	builder.SetDefaultPtr(&s.PodReplacementPolicy, batchv1.TerminatingOrFailed)
 	defaultFailurePolicy(s.PodFailurePolicy)
 	DefaultPodTemplate(&s.Template)
 }
@@ -88,7 +90,7 @@ func defaultFailurePolicy(p *batchv1.PodFailurePolicy) {
 	for i := range p.Rules {
 		patterns := p.Rules[i].OnPodConditions
 		for j := range patterns {
-			setDefault(&patterns[j].Status, corev1.ConditionTrue)
+			builder.SetDefault(&patterns[j].Status, corev1.ConditionTrue)
 		}
 	}
 }
@@ -97,7 +99,7 @@ func defaultFailurePolicy(p *batchv1.PodFailurePolicy) {
 // unless the selector is manual. Labels of the job that were defaulted from the template get them too; labels that a
 // client set do not, even if they equal the template's. A tracking label with another value stays; validation refuses it.
 func selectOwnPods(j *batchv1.Job) {
-	if isTrue(j.Spec.ManualSelector) {
+	if fieldrules.IsTrue(j.Spec.ManualSelector) {
 		j.Labels = maps.Clone(j.Labels)
 		return
 	}
@@ -154,7 +156,7 @@ func jobState(j *batchv1.Job) string {
 }
 
 func jobCompletions(j *batchv1.Job) string {
-	switch parallel := val(j.Spec.Parallelism); {
+	switch parallel := fieldrules.Deref(j.Spec.Parallelism); {
 	case j.Spec.Completions != nil:
 		return fmt.Sprintf("%d/%d", j.Status.Succeeded, *j.Spec.Completions)
 	case parallel > 1:

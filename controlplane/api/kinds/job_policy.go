@@ -10,6 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 const (
@@ -33,7 +35,7 @@ func validateFailurePolicy(s *batchv1.JobSpec, at *field.Path) field.ErrorList {
 }
 
 func validateFailureRule(s *batchv1.JobSpec, r *batchv1.PodFailurePolicyRule, at *field.Path) field.ErrorList {
-	errs := known(r.Action, at.Child("action"), batchv1.PodFailurePolicyActionCount, batchv1.PodFailurePolicyActionFailIndex,
+	errs := fieldrules.SupportedOrRequired(r.Action, at.Child("action"), batchv1.PodFailurePolicyActionCount, batchv1.PodFailurePolicyActionFailIndex,
 		batchv1.PodFailurePolicyActionFailJob, batchv1.PodFailurePolicyActionIgnore)
 	if r.Action == batchv1.PodFailurePolicyActionFailIndex && s.BackoffLimitPerIndex == nil {
 		errs = append(errs, field.Invalid(at.Child("action"), r.Action, "requires the backoffLimitPerIndex to be set"))
@@ -46,8 +48,8 @@ func validateFailureRule(s *batchv1.JobSpec, r *batchv1.PodFailurePolicyRule, at
 		errs = append(errs, field.TooMany(here, n, maxFailureConditions))
 	}
 	for i, p := range r.OnPodConditions {
-		errs = append(errs, invalid(here.Index(i).Child("type"), p.Type, utilvalidation.IsQualifiedName(string(p.Type)))...)
-		errs = append(errs, known(p.Status, here.Index(i).Child("status"), corev1.ConditionFalse, corev1.ConditionTrue, corev1.ConditionUnknown)...)
+		errs = append(errs, fieldrules.Invalid(here.Index(i).Child("type"), p.Type, utilvalidation.IsQualifiedName(string(p.Type)))...)
+		errs = append(errs, fieldrules.SupportedOrRequired(p.Status, here.Index(i).Child("status"), corev1.ConditionFalse, corev1.ConditionTrue, corev1.ConditionUnknown)...)
 	}
 	switch conditions := len(r.OnPodConditions) > 0; {
 	case r.OnExitCodes != nil && conditions:
@@ -58,19 +60,8 @@ func validateFailureRule(s *batchv1.JobSpec, r *batchv1.PodFailurePolicyRule, at
 	return errs
 }
 
-// known is oneOf for values whose absence is answered with the list as well.
-func known[T ~string](v T, at *field.Path, allowed ...T) field.ErrorList {
-	switch {
-	case v == "":
-		return field.ErrorList{field.Required(at, fmt.Sprintf("valid values: %q", allowed))}
-	case !slices.Contains(allowed, v):
-		return field.ErrorList{field.NotSupported(at, v, allowed)}
-	}
-	return nil
-}
-
 func validateExitCodes(s *batchv1.JobSpec, r *batchv1.PodFailurePolicyOnExitCodesRequirement, at *field.Path) field.ErrorList {
-	errs := known(r.Operator, at.Child("operator"), batchv1.PodFailurePolicyOnExitCodesOpIn, batchv1.PodFailurePolicyOnExitCodesOpNotIn)
+	errs := fieldrules.SupportedOrRequired(r.Operator, at.Child("operator"), batchv1.PodFailurePolicyOnExitCodesOpIn, batchv1.PodFailurePolicyOnExitCodesOpNotIn)
 	if n := r.ContainerName; n != nil {
 		called := func(c corev1.Container) bool { return c.Name == *n }
 		if !slices.ContainsFunc(s.Template.Spec.Containers, called) && !slices.ContainsFunc(s.Template.Spec.InitContainers, called) {
@@ -108,7 +99,7 @@ func validateSuccessPolicy(s *batchv1.JobSpec, at *field.Path) field.ErrorList {
 		errs = append(errs, field.TooMany(at, n, maxSuccessRules))
 	}
 	for i := range s.SuccessPolicy.Rules {
-		errs = append(errs, validateSuccessRule(val(s.Completions), &s.SuccessPolicy.Rules[i], at.Index(i))...)
+		errs = append(errs, validateSuccessRule(fieldrules.Deref(s.Completions), &s.SuccessPolicy.Rules[i], at.Index(i))...)
 	}
 	return errs
 }
@@ -131,7 +122,7 @@ func validateSuccessRule(completions int32, r *batchv1.SuccessPolicyRule, at *fi
 	}
 	if n := r.SucceededCount; n != nil {
 		here := at.Child("succeededCount")
-		errs = append(errs, nonNegative(*n, here)...)
+		errs = append(errs, fieldrules.NonNegative(*n, here)...)
 		if *n > completions {
 			errs = append(errs, field.Invalid(here, *n, fmt.Sprintf("must be less than or equal to %d (the number of specified completions)", completions)))
 		}

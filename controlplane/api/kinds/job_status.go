@@ -6,6 +6,8 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 // validateJobStatusUpdate judges a report about a job. What the stored status has wrong already may stay.
@@ -41,7 +43,7 @@ func validateJobStatusUpdate(obj, old *batchv1.Job) field.ErrorList {
 		wrong("failed", now.Failed, "cannot decrease the failed counter")
 	}
 	// An indexed job whose completions equal its parallelism can be scaled down, and with it what has succeeded.
-	elastic := isIndexed(&obj.Spec) && obj.Spec.Completions != nil && *obj.Spec.Completions == val(obj.Spec.Parallelism)
+	elastic := isIndexed(&obj.Spec) && obj.Spec.Completions != nil && *obj.Spec.Completions == fieldrules.Deref(obj.Spec.Parallelism)
 	if now.Succeeded < was.Succeeded && !elastic {
 		wrong("succeeded", now.Succeeded, "cannot decrease the succeeded counter")
 	}
@@ -49,7 +51,7 @@ func validateJobStatusUpdate(obj, old *batchv1.Job) field.ErrorList {
 		wrong("completionTime", now.CompletionTime, "completionTime cannot be mutated")
 	}
 	resumes := hasJobCondition(was, batchv1.JobSuspended) && !hasJobCondition(now, batchv1.JobSuspended)
-	if was.StartTime != nil && !was.StartTime.Equal(now.StartTime) && !isTrue(obj.Spec.Suspend) && !resumes {
+	if was.StartTime != nil && !was.StartTime.Equal(now.StartTime) && !fieldrules.IsTrue(obj.Spec.Suspend) && !resumes {
 		wrong("startTime", now.StartTime, "field is immutable for unsuspended job once set")
 	}
 	return errs
@@ -61,8 +63,8 @@ func validateJobStatus(j *batchv1.Job) field.ErrorList {
 	for _, n := range []struct {
 		name  string
 		value int32
-	}{{"active", s.Active}, {"succeeded", s.Succeeded}, {"failed", s.Failed}, {"ready", val(s.Ready)}, {"terminating", val(s.Terminating)}} {
-		errs = append(errs, nonNegative(n.value, at.Child(n.name))...)
+	}{{"active", s.Active}, {"succeeded", s.Succeeded}, {"failed", s.Failed}, {"ready", fieldrules.Deref(s.Ready)}, {"terminating", fieldrules.Deref(s.Terminating)}} {
+		errs = append(errs, fieldrules.NonNegative(n.value, at.Child(n.name))...)
 	}
 	if u := s.UncountedTerminatedPods; u != nil {
 		seen := map[types.UID]bool{}
@@ -136,7 +138,7 @@ func validateJobTimes(s *batchv1.JobStatus, at *field.Path) field.ErrorList {
 
 func validateFinishedJob(j *batchv1.Job, at *field.Path) field.ErrorList {
 	s := &j.Status
-	neverRan := isTrue(j.Spec.Suspend) && j.Spec.Completions != nil && *j.Spec.Completions == 0
+	neverRan := fieldrules.IsTrue(j.Spec.Suspend) && j.Spec.Completions != nil && *j.Spec.Completions == 0
 	var errs field.ErrorList
 	if s.Active > 0 {
 		errs = append(errs, field.Invalid(at.Child("active"), s.Active, "active>0 is invalid for finished job"))
@@ -147,14 +149,14 @@ func validateFinishedJob(j *batchv1.Job, at *field.Path) field.ErrorList {
 	if u := s.UncountedTerminatedPods; u != nil && len(u.Failed)+len(u.Succeeded) > 0 {
 		errs = append(errs, field.Invalid(at.Child("uncountedTerminatedPods"), u, "uncountedTerminatedPods needs to be empty for finished job"))
 	}
-	if val(s.Terminating) > 0 {
+	if fieldrules.Deref(s.Terminating) > 0 {
 		errs = append(errs, field.Invalid(at.Child("terminating"), *s.Terminating, "terminating>0 is invalid for finished job"))
 	}
 	return errs
 }
 
 func validateJobIndexes(j *batchv1.Job, at *field.Path) field.ErrorList {
-	s, completions := &j.Status, val(j.Spec.Completions)
+	s, completions := &j.Status, fieldrules.Deref(j.Spec.Completions)
 	done, failed := at.Child("completedIndexes"), at.Child("failedIndexes")
 	var errs field.ErrorList
 	if j.Spec.Completions != nil {

@@ -10,6 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 // The bounds of jobs: what is counted by index in a status stays readable.
@@ -34,7 +36,7 @@ func validateJob(j *batchv1.Job) field.ErrorList {
 		errs = append(errs, field.Invalid(spec.Child("template", "metadata", "labels"), j.Spec.Template.Labels,
 			"`selector` does not match template `labels`"))
 	}
-	if n := val(j.Spec.Completions); isIndexed(&j.Spec) && n > 0 { // pods are called after it and their index
+	if n := fieldrules.Deref(j.Spec.Completions); isIndexed(&j.Spec) && n > 0 { // pods are called after it and their index
 		last := fmt.Sprintf("%s-%d", j.Name, n-1)
 		if len(utilvalidation.IsDNS1123Label(last)) > 0 {
 			errs = append(errs, field.Invalid(field.NewPath("metadata", "name"), j.Name,
@@ -44,11 +46,13 @@ func validateJob(j *batchv1.Job) field.ErrorList {
 	return errs
 }
 
-func isIndexed(s *batchv1.JobSpec) bool { return val(s.CompletionMode) == batchv1.IndexedCompletion }
+func isIndexed(s *batchv1.JobSpec) bool {
+	return fieldrules.Deref(s.CompletionMode) == batchv1.IndexedCompletion
+}
 
 // validateGeneratedSelector refuses a selector, or labels of the template, that are in the way of the job's own.
 func validateGeneratedSelector(j *batchv1.Job) field.ErrorList {
-	if isTrue(j.Spec.ManualSelector) || j.Spec.Selector == nil {
+	if fieldrules.IsTrue(j.Spec.ManualSelector) || j.Spec.Selector == nil {
 		return nil
 	}
 	var errs field.ErrorList
@@ -86,9 +90,9 @@ func validateJobSpec(s *batchv1.JobSpec, at *field.Path) field.ErrorList {
 		{"ttlSecondsAfterFinished", s.TTLSecondsAfterFinished}, {"backoffLimitPerIndex", s.BackoffLimitPerIndex},
 		{"maxFailedIndexes", s.MaxFailedIndexes},
 	} {
-		errs = append(errs, nonNegative(val(n.value), at.Child(n.name))...)
+		errs = append(errs, fieldrules.NonNegative(fieldrules.Deref(n.value), at.Child(n.name))...)
 	}
-	errs = append(errs, nonNegative(val(s.ActiveDeadlineSeconds), at.Child("activeDeadlineSeconds"))...)
+	errs = append(errs, fieldrules.NonNegative(fieldrules.Deref(s.ActiveDeadlineSeconds), at.Child("activeDeadlineSeconds"))...)
 	if s.MaxFailedIndexes != nil && s.BackoffLimitPerIndex == nil {
 		errs = append(errs, field.Required(at.Child("backoffLimitPerIndex"), "when maxFailedIndexes is specified"))
 	}
@@ -162,24 +166,24 @@ func validateCompletionMode(s *batchv1.JobSpec, at *field.Path) field.ErrorList 
 	if s.Completions == nil {
 		errs = append(errs, field.Required(at.Child("completions"), fmt.Sprintf("when completion mode is %s", mode)))
 	}
-	if val(s.Parallelism) > maxIndexedParallelism {
+	if fieldrules.Deref(s.Parallelism) > maxIndexedParallelism {
 		wrong("parallelism", s.Parallelism, "must be less than or equal to %d when completion mode is %s", maxIndexedParallelism, mode)
 	}
-	failed := val(s.MaxFailedIndexes)
+	failed := fieldrules.Deref(s.MaxFailedIndexes)
 	if s.Completions != nil && failed > *s.Completions {
 		wrong("maxFailedIndexes", s.MaxFailedIndexes, "must be less than or equal to completions")
 	}
 	if failed > maxFailedIndexes {
 		wrong("maxFailedIndexes", s.MaxFailedIndexes, "must be less than or equal to %d", maxFailedIndexes)
 	}
-	if val(s.Completions) <= manyCompletions || s.BackoffLimitPerIndex == nil {
+	if fieldrules.Deref(s.Completions) <= manyCompletions || s.BackoffLimitPerIndex == nil {
 		return errs
 	}
 	const rule = "must be less than or equal to %d when completions are above %d and used with backoff limit per index"
 	if s.MaxFailedIndexes == nil {
 		errs = append(errs, field.Required(at.Child("maxFailedIndexes"), fmt.Sprintf("must be specified when completions is above %d", manyCompletions)))
 	}
-	if val(s.Parallelism) > maxOfMany {
+	if fieldrules.Deref(s.Parallelism) > maxOfMany {
 		wrong("parallelism", s.Parallelism, rule, maxOfMany, manyCompletions)
 	}
 	if failed > maxOfMany {
@@ -195,18 +199,18 @@ func validateJobUpdate(obj, old *batchv1.Job) field.ErrorList {
 	var errs field.ErrorList
 	switch {
 	case !isIndexed(now):
-		errs = append(errs, sameOr(now.Completions, was.Completions, spec.Child("completions"))...)
-	case now.Completions == nil || semanticEqual(now.Completions, was.Completions):
-	case *now.Completions != val(now.Parallelism):
+		errs = append(errs, fieldrules.Unchanged(now.Completions, was.Completions, spec.Child("completions"))...)
+	case now.Completions == nil || fieldrules.SemanticEqual(now.Completions, was.Completions):
+	case *now.Completions != fieldrules.Deref(now.Parallelism):
 		errs = append(errs, field.Invalid(spec.Child("completions"), *now.Completions, "can only be modified in tandem with spec.parallelism"))
 	}
-	errs = append(errs, sameOr(now.Selector, was.Selector, spec.Child("selector"))...)
+	errs = append(errs, fieldrules.Unchanged(now.Selector, was.Selector, spec.Child("selector"))...)
 	errs = append(errs, validateJobTemplateUpdate(obj, old, spec.Child("template"))...)
-	errs = append(errs, sameOr(now.CompletionMode, was.CompletionMode, spec.Child("completionMode"))...)
-	errs = append(errs, sameOr(now.PodFailurePolicy, was.PodFailurePolicy, spec.Child("podFailurePolicy"))...)
-	errs = append(errs, sameOr(now.BackoffLimitPerIndex, was.BackoffLimitPerIndex, spec.Child("backoffLimitPerIndex"))...)
-	errs = append(errs, sameOr(now.ManagedBy, was.ManagedBy, spec.Child("managedBy"))...)
-	return append(errs, sameOr(now.SuccessPolicy, was.SuccessPolicy, spec.Child("successPolicy"))...)
+	errs = append(errs, fieldrules.Unchanged(now.CompletionMode, was.CompletionMode, spec.Child("completionMode"))...)
+	errs = append(errs, fieldrules.Unchanged(now.PodFailurePolicy, was.PodFailurePolicy, spec.Child("podFailurePolicy"))...)
+	errs = append(errs, fieldrules.Unchanged(now.BackoffLimitPerIndex, was.BackoffLimitPerIndex, spec.Child("backoffLimitPerIndex"))...)
+	errs = append(errs, fieldrules.Unchanged(now.ManagedBy, was.ManagedBy, spec.Child("managedBy"))...)
+	return append(errs, fieldrules.Unchanged(now.SuccessPolicy, was.SuccessPolicy, spec.Child("successPolicy"))...)
 }
 
 // validateJobTemplateUpdate keeps the template, but for what says where pods go and what they ask for, while the job is
@@ -214,8 +218,8 @@ func validateJobUpdate(obj, old *batchv1.Job) field.ErrorList {
 func validateJobTemplateUpdate(obj, old *batchv1.Job, at *field.Path) field.ErrorList {
 	now, was := &obj.Spec.Template, &old.Spec.Template
 	begun := old.Status.StartTime != nil && !hasJobCondition(&old.Status, batchv1.JobSuspended) || old.Status.Active > 0
-	if !isTrue(old.Spec.Suspend) || begun {
-		return sameOr(now, was, at)
+	if !fieldrules.IsTrue(old.Spec.Suspend) || begun {
+		return fieldrules.Unchanged(now, was, at)
 	}
 	was = was.DeepCopy()
 	switch a := now.Spec.Affinity; {
@@ -233,7 +237,7 @@ func validateJobTemplateUpdate(obj, old *batchv1.Job, at *field.Path) field.Erro
 	was.Annotations, was.Labels = now.Annotations, now.Labels
 	sameResources(was.Spec.Containers, now.Spec.Containers)
 	sameResources(was.Spec.InitContainers, now.Spec.InitContainers)
-	return sameOr(now, was, at)
+	return fieldrules.Unchanged(now, was, at)
 }
 
 // sameResources makes containers ask for what others of their names ask for.

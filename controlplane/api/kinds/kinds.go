@@ -7,26 +7,24 @@ package kinds
 import (
 	"fmt"
 	"slices"
-	"time"
 
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"keelson.dev/keelson/controlplane/api"
 	answers "keelson.dev/keelson/controlplane/api/fields"
+	"keelson.dev/keelson/controlplane/api/kinds/expressions"
 )
 
 // All returns the table of every built-in kind.
 func All(with ...Option) *api.Kinds {
-	o := &options{}
+	o := &expressions.Options{}
 	for _, set := range with {
 		set(o)
 	}
-	events := eventKind()
+	coreEvents := eventKind()
 	return api.NewKinds(stored(answered(slices.Concat([]*api.Kind{
 		namespaceKind(), nodeKind(), podKind(), serviceKind(), endpointsKind(),
-		configMapKind(), secretKind(), serviceAccountKind(), events, newEventKind(events),
+		configMapKind(), secretKind(), serviceAccountKind(), coreEvents, newEventKind(coreEvents),
 		persistentVolumeKind(), persistentVolumeClaimKind(),
 		deploymentKind(), replicaSetKind(),
 		endpointSliceKind(), leaseKind(),
@@ -48,7 +46,7 @@ func All(with ...Option) *api.Kinds {
 	}, workloads())...)...)...)
 }
 
-// stored completes the storages of the kinds that are stored as they are: with what was added to a kind after newKind.
+// stored completes the storages of the kinds that are stored as they are: with what was added to a kind after New.
 func stored(all ...*api.Kind) []*api.Kind {
 	for _, k := range all {
 		if k.Storage != nil && k.Conversion == nil {
@@ -95,82 +93,4 @@ func deprecation(k *api.Kind) string {
 		text += fmt.Sprintf("; use %s %s", by.GroupVersion(), by.Kind)
 	}
 	return text
-}
-
-// names are how a kind is spelled.
-type names struct {
-	gv       schema.GroupVersion
-	kind     string
-	plural   string
-	singular string
-	short    []string
-	all      bool // member of the category "all"
-	// global kinds have no namespace
-	global bool
-	rule   nameRule // of metadata.name; nil = a DNS subdomain
-	// conditional kinds are updated at a stated resourceVersion only
-	conditional bool
-	// putCreates kinds are created by an update of an object that is not there
-	putCreates bool
-	// categories are those beside "all"
-	categories []string
-}
-
-// newKind starts a stored kind of Go types T and L (its list, in which items finds the objects). The caller adds
-// what is particular to the kind; name and age are the columns until then. It has a storage of its own, below its resource.
-func newKind[T, L any, P api.PtrTo[T], PL api.ListOf[L]](n names, items func(*L) *[]T) *api.Kind {
-	k := &api.Kind{
-		GVK:        n.gv.WithKind(n.kind),
-		Resource:   n.plural,
-		Singular:   n.singular,
-		ShortNames: n.short,
-		Categories: n.categories,
-		Namespaced: !n.global,
-		New:        func() api.Object { return P(new(T)) },
-		NewList:    func() runtime.Object { return PL(new(L)) },
-		Ops:        api.OpsOf[T, L, P, PL](items),
-		Typed:      true,
-
-		Conditional:     n.conditional,
-		CreatesByUpdate: n.putCreates,
-
-		Storage: &api.Storage{Prefix: api.StorageRoot + n.plural + "/", Namespaced: !n.global},
-		Columns: columns(nameCol, ageCol),
-		Row: func(o api.Object, now time.Time) []any {
-			return []any{o.GetName(), age(o, now)}
-		},
-	}
-	if n.all {
-		k.Categories = append([]string{"all"}, n.categories...)
-	}
-	checkMeta(k, n.rule)
-	return k
-}
-
-// newVirtual starts a kind that is answered, not stored.
-func newVirtual[T any, P api.PtrTo[T]](n names) *api.Kind {
-	return &api.Kind{
-		GVK:        n.gv.WithKind(n.kind),
-		Resource:   n.plural,
-		Singular:   n.singular,
-		Virtual:    true,
-		Typed:      true,
-		Namespaced: !n.global,
-		Verbs:      []string{"create"},
-		New:        func() api.Object { return P(new(T)) },
-	}
-}
-
-// defaults, row and fieldsOf let the functions of a kind take its own type.
-
-func defaults[P api.Object](f func(P)) func(api.Object) {
-	return func(o api.Object) { f(o.(P)) }
-}
-
-func row[P api.Object](f func(obj P, now time.Time) []any) func(api.Object, time.Time) []any {
-	return func(o api.Object, now time.Time) []any { return f(o.(P), now) }
-}
-
-func fieldsOf[P api.Object](f func(P) fields.Set) func(api.Object) fields.Set {
-	return func(o api.Object) fields.Set { return f(o.(P)) }
 }

@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 var t0 = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -125,13 +126,13 @@ func TestAnyObject(t *testing.T) {
 					k.Default(obj)
 					k.Default(old)
 					again := obj.DeepCopyObject().(api.Object)
-					if k.Default(again); !semanticEqual(again, obj) {
+					if k.Default(again); !fieldrules.SemanticEqual(again, obj) {
 						t.Fatalf("seed %d: defaulting twice is not defaulting once", seed)
 					}
 				}
 				before := old.DeepCopyObject()
 				tryAll(k, obj.DeepCopyObject().(api.Object), old)
-				if !semanticEqual(before, old) {
+				if !fieldrules.SemanticEqual(before, old) {
 					t.Fatalf("seed %d: the stored object was changed", seed)
 				}
 				tryAll(k, k.New(), old) // never defaulted
@@ -157,7 +158,7 @@ func tryAll(k *api.Kind, obj, old api.Object) {
 	if k.GracePeriod != nil {
 		k.GracePeriod(obj, nil)
 	}
-	for _, name := range sorted(k.Subresources) {
+	for _, name := range fieldrules.SortedKeys(k.Subresources) {
 		s := k.Subresources[name]
 		if s.PrepareUpdate != nil {
 			o := obj.DeepCopyObject().(api.Object)

@@ -7,13 +7,14 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
 )
 
 func leaseKind() *api.Kind {
-	k := newKind(names{
-		gv: coordinationv1.SchemeGroupVersion, kind: "Lease", conditional: true, putCreates: true, plural: "leases", singular: "lease",
+	k := builder.New(builder.Names{
+		GroupVersion: coordinationv1.SchemeGroupVersion, Kind: "Lease", Conditional: true, CreateOnUpdate: true, Plural: "leases", Singular: "lease",
 	}, func(l *coordinationv1.LeaseList) *[]coordinationv1.Lease { return &l.Items })
-	check(k, func(l *coordinationv1.Lease) field.ErrorList {
+	builder.AddValidation(k, func(l *coordinationv1.Lease) field.ErrorList {
 		var errs field.ErrorList
 		spec := field.NewPath("spec")
 		if d := l.Spec.LeaseDurationSeconds; d != nil && *d <= 0 {
@@ -24,13 +25,13 @@ func leaseKind() *api.Kind {
 		}
 		return errs
 	})
-	k.Columns = columns(nameCol, col("Holder"), ageCol)
-	k.Row = row(func(l *coordinationv1.Lease, now time.Time) []any {
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Holder"), builder.AgeColumn)
+	k.Row = builder.Row(func(l *coordinationv1.Lease, now time.Time) []any {
 		holder := ""
 		if l.Spec.HolderIdentity != nil {
 			holder = *l.Spec.HolderIdentity
 		}
-		return []any{l.Name, holder, age(l, now)}
+		return []any{l.Name, holder, builder.Age(l, now)}
 	})
 	return k
 }

@@ -12,13 +12,15 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 func limitRangeKind() *api.Kind {
-	k := newKind(names{
-		gv: corev1.SchemeGroupVersion, kind: "LimitRange", putCreates: true, plural: "limitranges", singular: "limitrange", short: []string{"limits"},
+	k := builder.New(builder.Names{
+		GroupVersion: corev1.SchemeGroupVersion, Kind: "LimitRange", CreateOnUpdate: true, Plural: "limitranges", Singular: "limitrange", Short: []string{"limits"},
 	}, func(l *corev1.LimitRangeList) *[]corev1.LimitRange { return &l.Items })
-	k.Default = defaults(func(r *corev1.LimitRange) {
+	k.Default = builder.Default(func(r *corev1.LimitRange) {
 		for i := range r.Spec.Limits {
 			l := &r.Spec.Limits[i]
 			defaultLimits(l)
@@ -27,11 +29,11 @@ func limitRangeKind() *api.Kind {
 			}
 		}
 	})
-	check(k, func(r *corev1.LimitRange) field.ErrorList {
+	builder.AddValidation(k, func(r *corev1.LimitRange) field.ErrorList {
 		return validateLimitRange(&r.Spec, field.NewPath("spec", "limits"))
 	})
-	k.Columns = columns(nameCol, dateCol)
-	k.Row = row(func(r *corev1.LimitRange, _ time.Time) []any { return []any{r.Name, date(r)} })
+	k.Columns = builder.Columns(builder.NameColumn, builder.CreatedAtColumn)
+	k.Row = builder.Row(func(r *corev1.LimitRange, _ time.Time) []any { return []any{r.Name, builder.CreatedAt(r)} })
 	return k
 }
 
@@ -72,7 +74,7 @@ func validateLimitRange(s *corev1.LimitRangeSpec, at *field.Path) field.ErrorLis
 }
 
 func validateLimitType(t corev1.LimitType, at *field.Path) field.ErrorList {
-	if errs := invalid(at, t, utilvalidation.IsQualifiedName(string(t))); len(errs) > 0 {
+	if errs := fieldrules.Invalid(at, t, utilvalidation.IsQualifiedName(string(t))); len(errs) > 0 {
 		return errs
 	}
 	known := []corev1.LimitType{corev1.LimitTypePod, corev1.LimitTypeContainer, corev1.LimitTypePersistentVolumeClaim}
@@ -95,7 +97,7 @@ func validateLimits(l *corev1.LimitRangeItem, at *field.Path) field.ErrorList {
 			}
 			continue
 		}
-		for _, name := range sorted(part.list) {
+		for _, name := range fieldrules.SortedKeys(part.list) {
 			keys[name] = true
 			here := at.Child(part.name).Key(string(name))
 			if l.Type == corev1.LimitTypePod || l.Type == corev1.LimitTypeContainer {
@@ -112,7 +114,7 @@ func validateLimits(l *corev1.LimitRangeItem, at *field.Path) field.ErrorList {
 			errs = append(errs, field.Required(at.Child("limits"), "either minimum or maximum storage value is required, but neither was provided"))
 		}
 	}
-	for _, name := range sorted(keys) {
+	for _, name := range fieldrules.SortedKeys(keys) {
 		errs = append(errs, validateLimit(l, name, at)...)
 	}
 	return errs

@@ -10,27 +10,28 @@ import (
 	metricsv1beta1 "k8s.io/metrics/pkg/apis/metrics/v1beta1"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
 )
 
 // nodeMetricsKind and podMetricsKind are made of what agents said last, when somebody asks.
 
 func nodeMetricsKind() *api.Kind {
-	k := newVirtual[metricsv1beta1.NodeMetrics](names{
-		gv: metricsv1beta1.SchemeGroupVersion, kind: "NodeMetrics", plural: "nodes", singular: "node", global: true})
+	k := builder.NewVirtual[metricsv1beta1.NodeMetrics](builder.Names{
+		GroupVersion: metricsv1beta1.SchemeGroupVersion, Kind: "NodeMetrics", Plural: "nodes", Singular: "node", ClusterScoped: true})
 	told[metricsv1beta1.NodeMetrics, metricsv1beta1.NodeMetricsList](k,
 		func(l *metricsv1beta1.NodeMetricsList) *[]metricsv1beta1.NodeMetrics { return &l.Items })
-	k.Row = row(func(m *metricsv1beta1.NodeMetrics, _ time.Time) []any {
+	k.Row = builder.Row(func(m *metricsv1beta1.NodeMetrics, _ time.Time) []any {
 		return used(m.Name, m.Window.Duration, m.Usage)
 	})
 	return k
 }
 
 func podMetricsKind() *api.Kind {
-	k := newVirtual[metricsv1beta1.PodMetrics](names{
-		gv: metricsv1beta1.SchemeGroupVersion, kind: "PodMetrics", plural: "pods", singular: "pod"})
+	k := builder.NewVirtual[metricsv1beta1.PodMetrics](builder.Names{
+		GroupVersion: metricsv1beta1.SchemeGroupVersion, Kind: "PodMetrics", Plural: "pods", Singular: "pod"})
 	told[metricsv1beta1.PodMetrics, metricsv1beta1.PodMetricsList](k,
 		func(l *metricsv1beta1.PodMetricsList) *[]metricsv1beta1.PodMetrics { return &l.Items })
-	k.Row = row(func(m *metricsv1beta1.PodMetrics, _ time.Time) []any {
+	k.Row = builder.Row(func(m *metricsv1beta1.PodMetrics, _ time.Time) []any {
 		lists := make([]corev1.ResourceList, len(m.Containers))
 		for i := range m.Containers {
 			lists[i] = m.Containers[i].Usage
@@ -45,11 +46,11 @@ func told[T, L any, P api.PtrTo[T], PL api.ListOf[L]](k *api.Kind, items func(*L
 	k.Verbs = []string{string(api.VerbGet), string(api.VerbList)}
 	k.NewList = func() runtime.Object { return PL(new(L)) }
 	k.Ops = api.OpsOf[T, L, P, PL](items)
-	k.Columns = columns(nameCol, formed("cpu", "quantity"), formed("memory", "quantity"), formed("Window", "duration"))
+	k.Columns = builder.Columns(builder.NameColumn, formed("cpu", "quantity"), formed("memory", "quantity"), formed("Window", "duration"))
 }
 
 func formed(name, format string) metav1.TableColumnDefinition {
-	c := col(name)
+	c := builder.StringColumn(name)
 	c.Format = format
 	return c
 }

@@ -11,26 +11,28 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 func namespaceKind() *api.Kind {
-	k := newKind(names{
-		gv: corev1.SchemeGroupVersion, kind: "Namespace", plural: "namespaces", singular: "namespace", short: []string{"ns"},
-		global: true, rule: validation.ValidateNamespaceName,
+	k := builder.New(builder.Names{
+		GroupVersion: corev1.SchemeGroupVersion, Kind: "Namespace", Plural: "namespaces", Singular: "namespace", Short: []string{"ns"},
+		ClusterScoped: true, Rule: validation.ValidateNamespaceName,
 	}, func(l *corev1.NamespaceList) *[]corev1.Namespace { return &l.Items })
 	// Namespaces are not deleted by the dozen: each takes everything in it along.
 	k.Verbs = []string{"create", "delete", "get", "list", "patch", "update", "watch"}
-	k.Default = defaults(func(ns *corev1.Namespace) {
+	k.Default = builder.Default(func(ns *corev1.Namespace) {
 		labelWithName(ns)
-		setDefault(&ns.Status.Phase, corev1.NamespaceActive)
+		builder.SetDefault(&ns.Status.Phase, corev1.NamespaceActive)
 	})
-	hasStatus(k, func(o *corev1.Namespace) *corev1.NamespaceStatus { return &o.Status }, halves[*corev1.Namespace]{
-		spec: func(ns *corev1.Namespace) any { return ns.Spec },
-		keep: func(obj, old *corev1.Namespace) {
+	builder.SeparateStatus(k, func(o *corev1.Namespace) *corev1.NamespaceStatus { return &o.Status }, builder.Accessors[*corev1.Namespace]{
+		Spec: func(ns *corev1.Namespace) any { return ns.Spec },
+		CopySpec: func(obj, old *corev1.Namespace) {
 			obj.Spec = *old.Spec.DeepCopy()
 			labelWithName(obj)
 		},
-		status: func(obj, old *corev1.Namespace) {
+		Status: func(obj, old *corev1.Namespace) {
 			obj.Status = corev1.NamespaceStatus{Phase: corev1.NamespaceActive}
 			if old != nil {
 				obj.Status = *old.Status.DeepCopy()
@@ -40,7 +42,7 @@ func namespaceKind() *api.Kind {
 			}
 		},
 	})
-	prepare(k, func(ns *corev1.Namespace) {
+	builder.PrepareCreate(k, func(ns *corev1.Namespace) {
 		ns.Generation = 0
 		// The registry keeps a terminating namespace until spec.finalizers is empty. The namespace controller removes
 		// this finalizer through subresource "finalize" when the namespace has no content.
@@ -48,7 +50,7 @@ func namespaceKind() *api.Kind {
 			ns.Spec.Finalizers = append(ns.Spec.Finalizers, corev1.FinalizerKubernetes)
 		}
 	})
-	check(k, func(ns *corev1.Namespace) field.ErrorList {
+	builder.AddValidation(k, func(ns *corev1.Namespace) field.ErrorList {
 		// As in Kubernetes, these errors name the list and not the item.
 		var errs field.ErrorList
 		for _, f := range ns.Spec.Finalizers {
@@ -56,15 +58,15 @@ func namespaceKind() *api.Kind {
 		}
 		return errs
 	})
-	checkStatus(k, func(obj, _ *corev1.Namespace) field.ErrorList { return validateNamespacePhase(obj) })
-	k.PrepareDelete = defaults(func(ns *corev1.Namespace) { ns.Status.Phase = corev1.NamespaceTerminating })
-	prepareUpdate(k, func(obj, old *corev1.Namespace) {
+	builder.AddStatusValidation(k, func(obj, _ *corev1.Namespace) field.ErrorList { return validateNamespacePhase(obj) })
+	k.PrepareDelete = builder.Default(func(ns *corev1.Namespace) { ns.Status.Phase = corev1.NamespaceTerminating })
+	builder.PrepareUpdate(k, func(obj, old *corev1.Namespace) {
 		// A client that replaces the object with its own manifest must not take
 		// away what protects the contents.
 		obj.Spec.Finalizers = slices.Clone(old.Spec.Finalizers)
 	})
-	validateMeta := facetMetaUpdate(k.GVK)
-	addSub(k, "finalize", &api.Subresource{
+	validateMeta := builder.FacetMetaUpdate(k.GVK)
+	builder.AddSubresource(k, "finalize", &api.Subresource{
 		Verbs: []string{"update"},
 		PrepareUpdate: func(o, was api.Object) {
 			obj, old := o.(*corev1.Namespace), was.(*corev1.Namespace)
@@ -79,15 +81,15 @@ func namespaceKind() *api.Kind {
 			return errs
 		},
 	})
-	k.Columns = columns(nameCol, col("Status"), ageCol)
-	k.Row = row(func(ns *corev1.Namespace, now time.Time) []any {
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Status"), builder.AgeColumn)
+	k.Row = builder.Row(func(ns *corev1.Namespace, now time.Time) []any {
 		phase := ns.Status.Phase
 		if ns.DeletionTimestamp != nil {
 			phase = corev1.NamespaceTerminating
 		}
-		return []any{ns.Name, string(phase), age(ns, now)}
+		return []any{ns.Name, string(phase), builder.Age(ns, now)}
 	})
-	k.Fields = fieldsOf(func(ns *corev1.Namespace) fields.Set {
+	k.Fields = builder.Fields(func(ns *corev1.Namespace) fields.Set {
 		return fields.Set{"status.phase": string(ns.Status.Phase)}
 	})
 	return k
@@ -107,7 +109,7 @@ func labelWithName(ns *corev1.Namespace) {
 
 func validateSpecFinalizer(f corev1.FinalizerName, at *field.Path) field.ErrorList {
 	name := string(f)
-	return append(invalid(at, name, utilvalidation.IsQualifiedName(name)), validateFinalizer(name, at)...)
+	return append(fieldrules.Invalid(at, name, utilvalidation.IsQualifiedName(name)), builder.ValidateFinalizer(name, at)...)
 }
 
 // validateNamespacePhase refuses a phase that does not match deletionTimestamp. Its errors name the field "Phase", as in

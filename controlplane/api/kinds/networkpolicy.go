@@ -12,21 +12,23 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 func networkPolicyKind() *api.Kind {
-	k := newKind(names{
-		gv: networkingv1.SchemeGroupVersion, kind: "NetworkPolicy", plural: "networkpolicies", singular: "networkpolicy",
-		short: []string{"netpol"},
+	k := builder.New(builder.Names{
+		GroupVersion: networkingv1.SchemeGroupVersion, Kind: "NetworkPolicy", Plural: "networkpolicies", Singular: "networkpolicy",
+		Short: []string{"netpol"},
 	}, func(l *networkingv1.NetworkPolicyList) *[]networkingv1.NetworkPolicy { return &l.Items })
-	k.Default = defaults(defaultNetworkPolicy)
-	countsGeneration(k, func(p *networkingv1.NetworkPolicy) any { return p.Spec })
-	check(k, func(p *networkingv1.NetworkPolicy) field.ErrorList {
+	k.Default = builder.Default(defaultNetworkPolicy)
+	builder.CountGenerations(k, func(p *networkingv1.NetworkPolicy) any { return p.Spec })
+	builder.AddValidation(k, func(p *networkingv1.NetworkPolicy) field.ErrorList {
 		return validateNetworkPolicy(&p.Spec, field.NewPath("spec"))
 	})
-	k.Columns = columns(nameCol, col("Pod-Selector"), ageCol)
-	k.Row = row(func(p *networkingv1.NetworkPolicy, now time.Time) []any {
-		return []any{p.Name, metav1.FormatLabelSelector(&p.Spec.PodSelector), age(p, now)}
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Pod-Selector"), builder.AgeColumn)
+	k.Row = builder.Row(func(p *networkingv1.NetworkPolicy, now time.Time) []any {
+		return []any{p.Name, metav1.FormatLabelSelector(&p.Spec.PodSelector), builder.Age(p, now)}
 	})
 	return k
 }
@@ -35,7 +37,7 @@ func networkPolicyKind() *api.Kind {
 func defaultNetworkPolicy(p *networkingv1.NetworkPolicy) {
 	ports := func(list []networkingv1.NetworkPolicyPort) {
 		for i := range list {
-			setDefaultPtr(&list[i].Protocol, corev1.ProtocolTCP)
+			builder.SetDefaultPtr(&list[i].Protocol, corev1.ProtocolTCP)
 		}
 	}
 	for i := range p.Spec.Ingress {
@@ -53,7 +55,7 @@ func defaultNetworkPolicy(p *networkingv1.NetworkPolicy) {
 }
 
 func validateNetworkPolicy(s *networkingv1.NetworkPolicySpec, spec *field.Path) field.ErrorList {
-	errs := validateSelector(&s.PodSelector, spec.Child("podSelector"))
+	errs := fieldrules.ValidateSelector(&s.PodSelector, spec.Child("podSelector"))
 	rule := func(ports []networkingv1.NetworkPolicyPort, peers []networkingv1.NetworkPolicyPeer, at *field.Path, side string) {
 		for i := range ports {
 			errs = append(errs, validatePolicyPort(&ports[i], at.Child("ports").Index(i))...)
@@ -94,19 +96,19 @@ func validatePolicyPort(p *networkingv1.NetworkPolicyPort, at *field.Path) field
 			errs = append(errs, field.Invalid(end, *p.EndPort, "may not be specified when `port` is not specified"))
 		}
 	case p.Port.Type == intstr.Int:
-		errs = append(errs, invalid(at.Child("port"), p.Port.IntVal, validation.IsValidPortNum(int(p.Port.IntVal)))...)
+		errs = append(errs, fieldrules.Invalid(at.Child("port"), p.Port.IntVal, validation.IsValidPortNum(int(p.Port.IntVal)))...)
 		if p.EndPort == nil {
 			break
 		}
 		if *p.EndPort < p.Port.IntVal {
 			errs = append(errs, field.Invalid(end, *p.EndPort, "must be greater than or equal to `port`"))
 		}
-		errs = append(errs, invalid(end, *p.EndPort, validation.IsValidPortNum(int(*p.EndPort)))...)
+		errs = append(errs, fieldrules.Invalid(end, *p.EndPort, validation.IsValidPortNum(int(*p.EndPort)))...)
 	default:
 		if p.EndPort != nil {
 			errs = append(errs, field.Invalid(end, *p.EndPort, "may not be specified when `port` is non-numeric"))
 		}
-		errs = append(errs, invalid(at.Child("port"), p.Port.StrVal, validation.IsValidPortName(p.Port.StrVal))...)
+		errs = append(errs, fieldrules.Invalid(at.Child("port"), p.Port.StrVal, validation.IsValidPortName(p.Port.StrVal))...)
 	}
 	return errs
 }
@@ -114,10 +116,10 @@ func validatePolicyPort(p *networkingv1.NetworkPolicyPort, at *field.Path) field
 func validatePolicyPeer(p *networkingv1.NetworkPolicyPeer, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if p.PodSelector != nil {
-		errs = append(errs, validateSelector(p.PodSelector, at.Child("podSelector"))...)
+		errs = append(errs, fieldrules.ValidateSelector(p.PodSelector, at.Child("podSelector"))...)
 	}
 	if p.NamespaceSelector != nil {
-		errs = append(errs, validateSelector(p.NamespaceSelector, at.Child("namespaceSelector"))...)
+		errs = append(errs, fieldrules.ValidateSelector(p.NamespaceSelector, at.Child("namespaceSelector"))...)
 	}
 	if p.IPBlock != nil {
 		errs = append(errs, validateIPBlock(p.IPBlock, at.Child("ipBlock"))...)

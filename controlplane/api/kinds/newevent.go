@@ -12,26 +12,28 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 // newEventKind is the Event of group events.k8s.io: the same events as those of the core group, which is where they
 // are stored, under other names and with stricter rules for those who make them.
-func newEventKind(core *api.Kind) *api.Kind {
-	k := newKind(names{
-		gv: eventsv1.SchemeGroupVersion, kind: "Event", putCreates: true, plural: "events", singular: "event", short: []string{"ev"},
+func newEventKind(coreEvents *api.Kind) *api.Kind {
+	k := builder.New(builder.Names{
+		GroupVersion: eventsv1.SchemeGroupVersion, Kind: "Event", CreateOnUpdate: true, Plural: "events", Singular: "event", Short: []string{"ev"},
 	}, func(l *eventsv1.EventList) *[]eventsv1.Event { return &l.Items })
-	k.TTL = core.TTL
-	k.Storage = core.Storage
+	k.TTL = coreEvents.TTL
+	k.Storage = coreEvents.Storage
 	k.Storage.Known = append(k.Storage.Known, api.Version{
 		GVK: k.GVK, New: k.New, Shallow: k.Ops.Shallow,
 		ToHub: func(o api.Object) (api.Object, error) { return coreEvent(o.(*eventsv1.Event)), nil },
 	})
 	k.Conversion = eventConversion
-	check(k, validateNewEvent)
-	checkUpdate(k, validateNewEventUpdate)
-	k.Columns = core.Columns
-	k.Row = row(func(e *eventsv1.Event, now time.Time) []any { return eventRow(coreEvent(e), now) })
-	k.Fields = fieldsOf(newEventFields)
+	builder.AddValidation(k, validateNewEvent)
+	builder.AddUpdateValidation(k, validateNewEventUpdate)
+	k.Columns = coreEvents.Columns
+	k.Row = builder.Row(func(e *eventsv1.Event, now time.Time) []any { return eventRow(coreEvent(e), now) })
+	k.Fields = builder.Fields(newEventFields)
 	return k
 }
 
@@ -52,25 +54,6 @@ func validateNewEvent(e *eventsv1.Event) field.ErrorList {
 		errs = append(errs, field.Invalid(field.NewPath("type"), "", fmt.Sprintf("has invalid value: %s", e.Type)))
 	}
 	return append(append(errs, validateEventSeries(e.Series)...), validateOldEventFields(e)...)
-}
-
-const (
-	maxEventText = 128
-	maxEventNote = 1024
-)
-
-func validateEventText(name, value string) field.ErrorList {
-	switch {
-	case value == "":
-		return field.ErrorList{field.Required(field.NewPath(name), "")}
-	case len(value) > maxEventText:
-		return field.ErrorList{tooLong(name, maxEventText)}
-	}
-	return nil
-}
-
-func tooLong(name string, most int) *field.Error {
-	return field.Invalid(field.NewPath(name), "", fmt.Sprintf("can have at most %d characters", most))
 }
 
 func validateEventSeries(s *eventsv1.EventSeries) field.ErrorList {
@@ -114,7 +97,7 @@ func validateNewEventUpdate(e, old *eventsv1.Event) field.ErrorList {
 		{"reportingController", e.ReportingController, old.ReportingController},
 		{"reportingInstance", e.ReportingInstance, old.ReportingInstance},
 	} {
-		errs = append(errs, sameOr(f.now, f.was, field.NewPath(f.name))...)
+		errs = append(errs, fieldrules.Unchanged(f.now, f.was, field.NewPath(f.name))...)
 	}
 	return errs
 }

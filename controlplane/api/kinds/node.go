@@ -17,6 +17,8 @@ import (
 	netutils "k8s.io/utils/net"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 const (
@@ -25,10 +27,10 @@ const (
 )
 
 func nodeKind() *api.Kind {
-	k := newKind(names{
-		gv: corev1.SchemeGroupVersion, kind: "Node", plural: "nodes", singular: "node", short: []string{"no"}, global: true,
+	k := builder.New(builder.Names{
+		GroupVersion: corev1.SchemeGroupVersion, Kind: "Node", Plural: "nodes", Singular: "node", Short: []string{"no"}, ClusterScoped: true,
 	}, func(l *corev1.NodeList) *[]corev1.Node { return &l.Items })
-	k.Default = defaults(func(n *corev1.Node) {
+	k.Default = builder.Default(func(n *corev1.Node) {
 		if n.Status.Allocatable == nil && n.Status.Capacity != nil {
 			n.Status.Allocatable = n.Status.Capacity.DeepCopy()
 		}
@@ -39,24 +41,24 @@ func nodeKind() *api.Kind {
 			n.Spec.PodCIDRs = []string{n.Spec.PodCIDR}
 		}
 	})
-	hasStatus(k, func(o *corev1.Node) *corev1.NodeStatus { return &o.Status }, halves[*corev1.Node]{
-		spec: func(n *corev1.Node) any { return n.Spec },
-		keep: func(obj, old *corev1.Node) { obj.Spec = *old.Spec.DeepCopy() },
-		status: func(obj, old *corev1.Node) {
+	builder.SeparateStatus(k, func(o *corev1.Node) *corev1.NodeStatus { return &o.Status }, builder.Accessors[*corev1.Node]{
+		Spec:     func(n *corev1.Node) any { return n.Spec },
+		CopySpec: func(obj, old *corev1.Node) { obj.Spec = *old.Spec.DeepCopy() },
+		Status: func(obj, old *corev1.Node) {
 			// A node registers itself with its status, so creation keeps it.
 			if old != nil {
 				obj.Status = *old.Status.DeepCopy()
 			}
 		},
 	})
-	prepare(k, func(n *corev1.Node) { n.Generation, n.Spec.ConfigSource, n.Status.Config = 0, nil, nil })
-	prepareUpdate(k, func(obj, old *corev1.Node) {
+	builder.PrepareCreate(k, func(n *corev1.Node) { n.Generation, n.Spec.ConfigSource, n.Status.Config = 0, nil, nil })
+	builder.PrepareUpdate(k, func(obj, old *corev1.Node) {
 		if old.Spec.ConfigSource == nil {
 			obj.Spec.ConfigSource = nil
 		}
 	})
-	check(k, validateNode)
-	checkUpdate(k, validateNodeUpdate)
+	builder.AddValidation(k, validateNode)
+	builder.AddUpdateValidation(k, validateNodeUpdate)
 	status := k.Subresources["status"]
 	validateMeta := status.ValidateUpdate
 	status.ValidateUpdate = func(obj, old api.Object) field.ErrorList {
@@ -64,13 +66,13 @@ func nodeKind() *api.Kind {
 		errs := append(validateMeta(obj, old), validateNodeAnnotations(n.Annotations, field.NewPath("metadata", "annotations"))...)
 		return append(append(errs, validateNodeStatus(n)...), validateNodeAddresses(n)...)
 	}
-	k.Columns = columns(nameCol, col("Status"), col("Roles"), ageCol, col("Version"),
-		wide("Internal-IP"), wide("External-IP"), wide("OS-Image"), wide("Kernel-Version"), wide("Container-Runtime"))
-	k.Row = row(nodeRow)
-	k.Fields = fieldsOf(func(n *corev1.Node) fields.Set {
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Status"), builder.StringColumn("Roles"), builder.AgeColumn, builder.StringColumn("Version"),
+		builder.WideColumn("Internal-IP"), builder.WideColumn("External-IP"), builder.WideColumn("OS-Image"), builder.WideColumn("Kernel-Version"), builder.WideColumn("Container-Runtime"))
+	k.Row = builder.Row(nodeRow)
+	k.Fields = builder.Fields(func(n *corev1.Node) fields.Set {
 		return fields.Set{"spec.unschedulable": strconv.FormatBool(n.Spec.Unschedulable)}
 	})
-	addSub(k, "proxy", &api.Subresource{GVK: corev1.SchemeGroupVersion.WithKind("NodeProxyOptions"), Verbs: proxied})
+	builder.AddSubresource(k, "proxy", &api.Subresource{GVK: corev1.SchemeGroupVersion.WithKind("NodeProxyOptions"), Verbs: builder.ProxyVerbs})
 	return k
 }
 
@@ -121,7 +123,7 @@ func validateNodeAnnotations(annotations map[string]string, at *field.Path) fiel
 		switch owner := entry.PodSignature.PodController; {
 		case owner == nil:
 			errs = append(errs, field.Required(here, ""))
-		case !val(owner.Controller):
+		case !fieldrules.Deref(owner.Controller):
 			errs = append(errs, field.Invalid(here.Child("PodController", "Controller"), false, "must point to a controller"))
 		}
 	}
@@ -214,12 +216,12 @@ func validateTaints(taints []corev1.Taint, at *field.Path) field.ErrorList {
 	seen := map[identity]bool{}
 	for i, t := range taints {
 		p := at.Index(i)
-		errs = append(errs, invalid(p.Child("key"), t.Key, validation.IsQualifiedName(t.Key))...)
-		errs = append(errs, invalid(p.Child("value"), t.Value, validation.IsValidLabelValue(t.Value))...)
+		errs = append(errs, fieldrules.Invalid(p.Child("key"), t.Key, validation.IsQualifiedName(t.Key))...)
+		errs = append(errs, fieldrules.Invalid(p.Child("value"), t.Value, validation.IsValidLabelValue(t.Value))...)
 		if t.Effect == "" {
 			errs = append(errs, field.Required(p.Child("effect"), ""))
 		} else {
-			errs = append(errs, listed(t.Effect, p.Child("effect"),
+			errs = append(errs, fieldrules.Supported(t.Effect, p.Child("effect"),
 				corev1.TaintEffectNoSchedule, corev1.TaintEffectPreferNoSchedule, corev1.TaintEffectNoExecute)...)
 		}
 		id := identity{t.Key, t.Effect}
@@ -236,8 +238,8 @@ func validateTaints(taints []corev1.Taint, at *field.Path) field.ErrorList {
 func nodeRow(n *corev1.Node, now time.Time) []any {
 	runtime := n.Status.NodeInfo.ContainerRuntimeVersion
 	return []any{
-		n.Name, nodeState(n), orNone(strings.Join(nodeRoles(n), ",")), age(n, now), n.Status.NodeInfo.KubeletVersion,
-		orNone(nodeAddress(n, corev1.NodeInternalIP)), orNone(nodeAddress(n, corev1.NodeExternalIP)),
+		n.Name, nodeState(n), builder.OrNone(strings.Join(nodeRoles(n), ",")), builder.Age(n, now), n.Status.NodeInfo.KubeletVersion,
+		builder.OrNone(nodeAddress(n, corev1.NodeInternalIP)), builder.OrNone(nodeAddress(n, corev1.NodeExternalIP)),
 		orUnknown(n.Status.NodeInfo.OSImage), orUnknown(n.Status.NodeInfo.KernelVersion), orUnknown(runtime),
 	}
 }
@@ -283,7 +285,7 @@ func nodeAddress(n *corev1.Node, t corev1.NodeAddressType) string {
 
 func orUnknown(s string) string {
 	if s == "" {
-		return unknown
+		return builder.Unknown
 	}
 	return s
 }

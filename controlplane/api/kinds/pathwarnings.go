@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 // volumePath is the path of a file in a volume and the source that writes it ("" where the volume has one source).
@@ -48,7 +50,7 @@ func projectedPaths(s *corev1.VolumeProjection) (out []volumePath) {
 	case s.ServiceAccountToken != nil:
 		return []volumePath{{s.ServiceAccountToken.Path, "ServiceAccountToken"}}
 	case s.ClusterTrustBundle != nil:
-		name := val(s.ClusterTrustBundle.SignerName)
+		name := fieldrules.Deref(s.ClusterTrustBundle.SignerName)
 		if s.ClusterTrustBundle.Name != nil {
 			name = *s.ClusterTrustBundle.Name
 		}

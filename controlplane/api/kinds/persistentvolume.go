@@ -2,7 +2,6 @@ package kinds
 
 import (
 	"path"
-	"slices"
 	"strings"
 	"time"
 
@@ -12,38 +11,40 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 	"keelson.dev/keelson/internal/saturate"
 )
 
 func persistentVolumeKind() *api.Kind {
-	k := newKind(names{
-		gv: corev1.SchemeGroupVersion, kind: "PersistentVolume", plural: "persistentvolumes", singular: "persistentvolume",
-		short: []string{"pv"}, global: true,
+	k := builder.New(builder.Names{
+		GroupVersion: corev1.SchemeGroupVersion, Kind: "PersistentVolume", Plural: "persistentvolumes", Singular: "persistentvolume",
+		Short: []string{"pv"}, ClusterScoped: true,
 	}, func(l *corev1.PersistentVolumeList) *[]corev1.PersistentVolume { return &l.Items })
 	k.ReturnsDeleted = true
-	k.Default = defaults(func(v *corev1.PersistentVolume) {
-		setDefault(&v.Status.Phase, corev1.VolumePending)
-		setDefault(&v.Spec.PersistentVolumeReclaimPolicy, corev1.PersistentVolumeReclaimRetain)
-		setDefaultPtr(&v.Spec.VolumeMode, corev1.PersistentVolumeFilesystem)
+	k.Default = builder.Default(func(v *corev1.PersistentVolume) {
+		builder.SetDefault(&v.Status.Phase, corev1.VolumePending)
+		builder.SetDefault(&v.Spec.PersistentVolumeReclaimPolicy, corev1.PersistentVolumeReclaimRetain)
+		builder.SetDefaultPtr(&v.Spec.VolumeMode, corev1.PersistentVolumeFilesystem)
 		if h := v.Spec.HostPath; h != nil {
-			setDefaultPtr(&h.Type, corev1.HostPathUnset)
+			builder.SetDefaultPtr(&h.Type, corev1.HostPathUnset)
 		}
 		if d := v.Spec.ISCSI; d != nil {
-			setDefault(&d.ISCSIInterface, "default")
+			builder.SetDefault(&d.ISCSIInterface, "default")
 		}
 		roundResources(v.Spec.Capacity)
 	})
-	hasStatus(k, func(o *corev1.PersistentVolume) *corev1.PersistentVolumeStatus { return &o.Status }, halves[*corev1.PersistentVolume]{
-		spec: func(v *corev1.PersistentVolume) any { return v.Spec },
-		keep: func(obj, old *corev1.PersistentVolume) { obj.Spec = *old.Spec.DeepCopy() },
-		status: func(obj, old *corev1.PersistentVolume) {
+	builder.SeparateStatus(k, func(o *corev1.PersistentVolume) *corev1.PersistentVolumeStatus { return &o.Status }, builder.Accessors[*corev1.PersistentVolume]{
+		Spec:     func(v *corev1.PersistentVolume) any { return v.Spec },
+		CopySpec: func(obj, old *corev1.PersistentVolume) { obj.Spec = *old.Spec.DeepCopy() },
+		Status: func(obj, old *corev1.PersistentVolume) {
 			obj.Status = corev1.PersistentVolumeStatus{Phase: corev1.VolumePending}
 			if old != nil {
 				obj.Status = *old.Status.DeepCopy()
 			}
 		},
 	})
-	prepare(k, func(v *corev1.PersistentVolume) {
+	builder.PrepareCreate(k, func(v *corev1.PersistentVolume) {
 		v.Generation = 0
 		if !v.CreationTimestamp.IsZero() {
 			v.Status.LastPhaseTransitionTime = v.CreationTimestamp.DeepCopy()
@@ -58,11 +59,11 @@ func persistentVolumeKind() *api.Kind {
 			now.LastPhaseTransitionTime = was.LastPhaseTransitionTime.DeepCopy()
 		}
 	}
-	check(k, validatePersistentVolume)
-	checkUpdate(k, validatePersistentVolumeUpdate)
-	k.Columns = columns(nameCol, col("Capacity"), col("Access Modes"), col("Reclaim Policy"), col("Status"), col("Claim"),
-		col("StorageClass"), col("VolumeAttributesClass"), col("Reason"), ageCol, wide("VolumeMode"))
-	k.Row = row(func(v *corev1.PersistentVolume, now time.Time) []any {
+	builder.AddValidation(k, validatePersistentVolume)
+	builder.AddUpdateValidation(k, validatePersistentVolumeUpdate)
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Capacity"), builder.StringColumn("Access Modes"), builder.StringColumn("Reclaim Policy"), builder.StringColumn("Status"), builder.StringColumn("Claim"),
+		builder.StringColumn("StorageClass"), builder.StringColumn("VolumeAttributesClass"), builder.StringColumn("Reason"), builder.AgeColumn, builder.WideColumn("VolumeMode"))
+	k.Row = builder.Row(func(v *corev1.PersistentVolume, now time.Time) []any {
 		claim := ""
 		if r := v.Spec.ClaimRef; r != nil {
 			claim = r.Namespace + "/" + r.Name
@@ -77,9 +78,9 @@ func persistentVolumeKind() *api.Kind {
 		}
 		return []any{v.Name, quantity(v.Spec.Capacity, corev1.ResourceStorage), accessModes(v.Spec.AccessModes),
 			string(v.Spec.PersistentVolumeReclaimPolicy), phase, claim, class, orUnset(v.Spec.VolumeAttributesClassName),
-			v.Status.Reason, age(v, now), orUnset(v.Spec.VolumeMode)}
+			v.Status.Reason, builder.Age(v, now), orUnset(v.Spec.VolumeMode)}
 	})
-	k.Fields = fieldsOf(func(v *corev1.PersistentVolume) fields.Set {
+	k.Fields = builder.Fields(func(v *corev1.PersistentVolume) fields.Set {
 		return fields.Set{"status.phase": string(v.Status.Phase), "spec.storageClassName": v.Spec.StorageClassName}
 	})
 	return k
@@ -89,7 +90,7 @@ func validatePersistentVolume(v *corev1.PersistentVolume) field.ErrorList {
 	spec := field.NewPath("spec")
 	errs := validateAccessModes(v.Spec.AccessModes, spec.Child("accessModes"), "")
 	errs = append(errs, validateCapacity(v.Spec.Capacity, spec.Child("capacity"))...)
-	errs = append(errs, oneOf(v.Spec.PersistentVolumeReclaimPolicy, spec.Child("persistentVolumeReclaimPolicy"),
+	errs = append(errs, fieldrules.OneOf(v.Spec.PersistentVolumeReclaimPolicy, spec.Child("persistentVolumeReclaimPolicy"),
 		corev1.PersistentVolumeReclaimDelete, corev1.PersistentVolumeReclaimRecycle, corev1.PersistentVolumeReclaimRetain)...)
 	if h := v.Spec.HostPath; h != nil && path.Clean(h.Path) == "/" &&
 		v.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRecycle {
@@ -99,7 +100,7 @@ func validatePersistentVolume(v *corev1.PersistentVolume) field.ErrorList {
 	errs = append(errs, validateVolumeMode(v.Spec.VolumeMode, spec.Child("volumeMode"))...)
 	errs = append(errs, validateVolumeAttributesOf(&v.Spec, spec)...)
 	if c := v.Spec.StorageClassName; c != "" {
-		errs = append(errs, invalid(spec.Child("storageClassName"), c, validation.NameIsDNSSubdomain(c, false))...)
+		errs = append(errs, fieldrules.Invalid(spec.Child("storageClassName"), c, validation.NameIsDNSSubdomain(c, false))...)
 	}
 	errs = append(errs, validatePVSource(&v.Spec, v.Name, spec)...)
 	if a := v.Spec.NodeAffinity; a != nil {
@@ -124,8 +125,8 @@ func validatePersistentVolumeUpdate(obj, old *corev1.PersistentVolume) field.Err
 		errs = append(errs, field.Forbidden(spec.Child("persistentvolumesource"),
 			"spec.persistentvolumesource is immutable after creation\nchanged: "+strings.Join(fields, ", ")))
 	}
-	errs = append(errs, sameOr(obj.Spec.VolumeMode, old.Spec.VolumeMode, field.NewPath("volumeMode"))...)
-	if was := old.Spec.NodeAffinity; was != nil && !semanticEqual(obj.Spec.NodeAffinity, renameBetaLabels(was, obj.Spec.NodeAffinity)) {
+	errs = append(errs, fieldrules.Unchanged(obj.Spec.VolumeMode, old.Spec.VolumeMode, field.NewPath("volumeMode"))...)
+	if was := old.Spec.NodeAffinity; was != nil && !fieldrules.SemanticEqual(obj.Spec.NodeAffinity, renameBetaLabels(was, obj.Spec.NodeAffinity)) {
 		errs = append(errs, field.Invalid(field.NewPath("nodeAffinity"), obj.Spec.NodeAffinity,
 			validation.FieldImmutableErrorMsg+", except for updating from beta label to GA"))
 	}
@@ -186,12 +187,12 @@ func validatePVSource(s *corev1.PersistentVolumeSpec, volume string, spec *field
 		if s.Local.Path == "" {
 			errs = append(errs, field.Required(spec.Child("local", "path"), ""))
 		}
-		errs = append(errs, noBacksteps(s.Local.Path, spec.Child("local", "path"))...)
+		errs = append(errs, fieldrules.NoBacksteps(s.Local.Path, spec.Child("local", "path"))...)
 		if s.NodeAffinity == nil {
 			errs = append(errs, field.Required(spec.Child("nodeAffinity"), "Local volume requires node affinity"))
 		}
 	case "csi":
-		errs = append(errs, validateDriverName(s.CSI.Driver, spec.Child("csi", "driver"))...)
+		errs = append(errs, fieldrules.ValidateDriverName(s.CSI.Driver, spec.Child("csi", "driver"))...)
 		if s.CSI.VolumeHandle == "" {
 			errs = append(errs, field.Required(spec.Child("csi", "volumeHandle"), ""))
 		}
@@ -221,19 +222,15 @@ func validateDriverSecrets(c *corev1.CSIPersistentVolumeSource, csi *field.Path)
 		if s.ref.Name == "" {
 			errs = append(errs, field.Required(name, ""))
 		} else {
-			errs = append(errs, invalid(name, s.ref.Name, validation.NameIsDNSSubdomain(s.ref.Name, false))...)
+			errs = append(errs, fieldrules.Invalid(name, s.ref.Name, validation.NameIsDNSSubdomain(s.ref.Name, false))...)
 		}
 		if s.ref.Namespace == "" {
 			errs = append(errs, field.Required(namespace, ""))
 		} else {
-			errs = append(errs, invalid(namespace, s.ref.Namespace, validation.NameIsDNSLabel(s.ref.Namespace, false))...)
+			errs = append(errs, fieldrules.Invalid(namespace, s.ref.Namespace, validation.NameIsDNSLabel(s.ref.Namespace, false))...)
 		}
 	}
 	return errs
-}
-
-var knownAccessModes = []corev1.PersistentVolumeAccessMode{
-	corev1.ReadOnlyMany, corev1.ReadWriteMany, corev1.ReadWriteOnce, corev1.ReadWriteOncePod,
 }
 
 // validateCapacity judges the capacity of a volume, which is that of storage alone.
@@ -245,7 +242,7 @@ func validateCapacity(capacity corev1.ResourceList, at *field.Path) field.ErrorL
 	if _, ok := capacity[corev1.ResourceStorage]; !ok || len(capacity) > 1 {
 		errs = append(errs, field.NotSupported(at, capacity, []corev1.ResourceName{corev1.ResourceStorage}))
 	}
-	for _, name := range sorted(capacity) {
+	for _, name := range fieldrules.SortedKeys(capacity) {
 		q, here := capacity[name], at.Key(string(name))
 		if q.Sign() < 0 {
 			errs = append(errs, field.Invalid(here, saturate.Value(&q), "must be a valid resource quantity"))
@@ -255,34 +252,6 @@ func validateCapacity(capacity corev1.ResourceList, at *field.Path) field.ErrorL
 		}
 	}
 	return errs
-}
-
-// validateAccessModes judges the access modes of a volume or claim. missing is the detail of the error when it has none.
-func validateAccessModes(modes []corev1.PersistentVolumeAccessMode, at *field.Path, missing string) field.ErrorList {
-	var errs field.ErrorList
-	if len(modes) == 0 {
-		errs = append(errs, field.Required(at, missing))
-	}
-	once, others := false, false
-	for _, m := range modes {
-		errs = append(errs, listed(m, at, knownAccessModes...)...)
-		if m == corev1.ReadWriteOncePod {
-			once = true
-		} else if slices.Contains(knownAccessModes, m) {
-			others = true
-		}
-	}
-	if once && others {
-		errs = append(errs, field.Forbidden(at, "may not use ReadWriteOncePod with other access modes"))
-	}
-	return errs
-}
-
-func validateVolumeMode(m *corev1.PersistentVolumeMode, at *field.Path) field.ErrorList {
-	if m == nil {
-		return nil
-	}
-	return listed(*m, at, corev1.PersistentVolumeBlock, corev1.PersistentVolumeFilesystem)
 }
 
 // shortModes are the access modes in a row.
@@ -317,7 +286,7 @@ func quantity(l corev1.ResourceList, name corev1.ResourceName) string {
 
 func orUnset[T ~string](p *T) string {
 	if p == nil || *p == "" {
-		return unset
+		return builder.Unset
 	}
 	return string(*p)
 }
@@ -332,7 +301,7 @@ func validateVolumeAttributesOf(s *corev1.PersistentVolumeSpec, spec *field.Path
 	if class == "" {
 		errs = append(errs, field.Required(at, "an empty string is disallowed"))
 	} else {
-		errs = append(errs, invalid(at, class, validation.NameIsDNSSubdomain(class, false))...)
+		errs = append(errs, fieldrules.Invalid(at, class, validation.NameIsDNSSubdomain(class, false))...)
 	}
 	if s.CSI == nil {
 		errs = append(errs, field.Required(spec.Child("csi"), "has to be specified when using volumeAttributesClassName"))

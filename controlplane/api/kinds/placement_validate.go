@@ -10,6 +10,8 @@ import (
 	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 const notPositive = "must be greater than zero"
@@ -22,7 +24,7 @@ func validateTolerations(list []corev1.Toleration, at *field.Path) field.ErrorLi
 	for i, t := range list {
 		here := at.Index(i)
 		if t.Key != "" {
-			errs = append(errs, invalid(here.Child("key"), t.Key, utilvalidation.IsQualifiedName(t.Key))...)
+			errs = append(errs, fieldrules.Invalid(here.Child("key"), t.Key, utilvalidation.IsQualifiedName(t.Key))...)
 		} else if t.Operator != corev1.TolerationOpExists {
 			errs = append(errs, field.Invalid(here.Child("operator"), t.Operator,
 				"operator must be Exists when `key` is empty, which means \"match all values and all keys\""))
@@ -32,7 +34,7 @@ func validateTolerations(list []corev1.Toleration, at *field.Path) field.ErrorLi
 		}
 		switch t.Operator {
 		case corev1.TolerationOpEqual, "":
-			errs = append(errs, invalid(here.Child("operator"), t.Value, utilvalidation.IsValidLabelValue(t.Value))...)
+			errs = append(errs, fieldrules.Invalid(here.Child("operator"), t.Value, utilvalidation.IsValidLabelValue(t.Value))...)
 		case corev1.TolerationOpExists:
 			if t.Value != "" {
 				errs = append(errs, field.Invalid(here.Child("operator"), t.Value, "value must be empty when `operator` is 'Exists'"))
@@ -45,7 +47,7 @@ func validateTolerations(list []corev1.Toleration, at *field.Path) field.ErrorLi
 				[]corev1.TolerationOperator{corev1.TolerationOpEqual, corev1.TolerationOpExists}))
 		}
 		if t.Effect != "" {
-			errs = append(errs, listed(t.Effect, here.Child("effect"),
+			errs = append(errs, fieldrules.Supported(t.Effect, here.Child("effect"),
 				corev1.TaintEffectNoSchedule, corev1.TaintEffectPreferNoSchedule, corev1.TaintEffectNoExecute)...)
 		}
 	}
@@ -102,10 +104,10 @@ func validateNodeSelectorTerm(t *corev1.NodeSelectorTerm, preferred bool, at *fi
 	for i, r := range t.MatchExpressions {
 		here := at.Child("matchExpressions").Index(i)
 		errs = append(errs, validateNodeRequirement(r, here)...)
-		errs = append(errs, invalid(here.Child("key"), r.Key, utilvalidation.IsQualifiedName(r.Key))...)
+		errs = append(errs, fieldrules.Invalid(here.Child("key"), r.Key, utilvalidation.IsQualifiedName(r.Key))...)
 		for j, v := range r.Values {
 			if !preferred {
-				errs = append(errs, invalid(here.Child("values").Index(j), v, utilvalidation.IsValidLabelValue(v))...)
+				errs = append(errs, fieldrules.Invalid(here.Child("values").Index(j), v, utilvalidation.IsValidLabelValue(v))...)
 			}
 		}
 	}
@@ -115,7 +117,7 @@ func validateNodeSelectorTerm(t *corev1.NodeSelectorTerm, preferred bool, at *fi
 			errs = append(errs, field.Invalid(here.Child("key"), r.Key, "not a valid field selector key"))
 		} else {
 			for j, v := range r.Values {
-				errs = append(errs, invalid(here.Child("values").Index(j), v, validation.NameIsDNSSubdomain(v, false))...)
+				errs = append(errs, fieldrules.Invalid(here.Child("values").Index(j), v, validation.NameIsDNSSubdomain(v, false))...)
 			}
 		}
 		if r.Operator != corev1.NodeSelectorOpIn && r.Operator != corev1.NodeSelectorOpNotIn {
@@ -161,11 +163,11 @@ func validatePodTerms(required []corev1.PodAffinityTerm, preferred []corev1.Weig
 }
 
 func validatePodTerm(t *corev1.PodAffinityTerm, at *field.Path) field.ErrorList {
-	errs := validateSelector(t.LabelSelector, at.Child("labelSelector"))
-	errs = append(errs, validateSelector(t.NamespaceSelector, at.Child("namespaceSelector"))...)
+	errs := fieldrules.ValidateSelector(t.LabelSelector, at.Child("labelSelector"))
+	errs = append(errs, fieldrules.ValidateSelector(t.NamespaceSelector, at.Child("namespaceSelector"))...)
 	errs = append(errs, validateLabelKeys(t.MatchLabelKeys, t.MismatchLabelKeys, t.LabelSelector, at)...)
 	for _, ns := range t.Namespaces {
-		errs = append(errs, invalid(at.Child("namespace"), ns, utilvalidation.IsDNS1123Label(ns))...)
+		errs = append(errs, fieldrules.Invalid(at.Child("namespace"), ns, utilvalidation.IsDNS1123Label(ns))...)
 	}
 	errs = append(errs, requiredTopologyKey(t.TopologyKey, at.Child("topologyKey"))...)
 	return append(errs, metavalidation.ValidateLabelName(t.TopologyKey, at.Child("topologyKey"))...)
@@ -250,18 +252,11 @@ func requiredTopologyKey(key string, at *field.Path) field.ErrorList {
 	return nil
 }
 
-func validateSelector(s *metav1.LabelSelector, at *field.Path) field.ErrorList {
-	if s == nil {
-		return nil
-	}
-	return metavalidation.ValidateLabelSelector(s, metavalidation.LabelSelectorValidationOptions{}, at)
-}
-
 func validateInclusion(p *corev1.NodeInclusionPolicy, at *field.Path) field.ErrorList {
 	if p == nil {
 		return nil
 	}
-	return listed(*p, at, corev1.NodeInclusionPolicyHonor, corev1.NodeInclusionPolicyIgnore)
+	return fieldrules.Supported(*p, at, corev1.NodeInclusionPolicyHonor, corev1.NodeInclusionPolicyIgnore)
 }
 
 func validateSpread(list []corev1.TopologySpreadConstraint, at *field.Path) field.ErrorList {
@@ -272,8 +267,8 @@ func validateSpread(list []corev1.TopologySpreadConstraint, at *field.Path) fiel
 			errs = append(errs, field.Invalid(here.Child("maxSkew"), c.MaxSkew, notPositive))
 		}
 		errs = append(errs, requiredTopologyKey(c.TopologyKey, here.Child("topologyKey"))...)
-		errs = append(errs, listed(c.WhenUnsatisfiable, here.Child("whenUnsatisfiable"), corev1.DoNotSchedule, corev1.ScheduleAnyway)...)
-		errs = append(errs, validateSelector(c.LabelSelector, here.Child("labelSelector"))...)
+		errs = append(errs, fieldrules.Supported(c.WhenUnsatisfiable, here.Child("whenUnsatisfiable"), corev1.DoNotSchedule, corev1.ScheduleAnyway)...)
+		errs = append(errs, fieldrules.ValidateSelector(c.LabelSelector, here.Child("labelSelector"))...)
 		errs = append(errs, validateLabelKeys(c.MatchLabelKeys, nil, c.LabelSelector, here)...)
 		errs = append(errs, validateInclusion(c.NodeAffinityPolicy, here.Child("nodeAffinityPolicy"))...)
 		errs = append(errs, validateInclusion(c.NodeTaintsPolicy, here.Child("nodeTaintsPolicy"))...)

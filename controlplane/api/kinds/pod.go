@@ -11,18 +11,20 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 func podKind() *api.Kind {
-	k := newKind(names{
-		gv: corev1.SchemeGroupVersion, kind: "Pod", plural: "pods", singular: "pod", short: []string{"po"}, all: true,
+	k := builder.New(builder.Names{
+		GroupVersion: corev1.SchemeGroupVersion, Kind: "Pod", Plural: "pods", Singular: "pod", Short: []string{"po"}, InAllCategory: true,
 	}, func(l *corev1.PodList) *[]corev1.Pod { return &l.Items })
 	k.ReturnsDeleted, k.ShowsTrace = true, true
-	k.Default = defaults(defaultPod)
-	hasStatus(k, func(o *corev1.Pod) *corev1.PodStatus { return &o.Status }, halves[*corev1.Pod]{
-		spec: func(p *corev1.Pod) any { return p.Spec },
-		keep: func(obj, old *corev1.Pod) { obj.Spec = *old.Spec.DeepCopy() },
-		status: func(obj, old *corev1.Pod) {
+	k.Default = builder.Default(defaultPod)
+	builder.SeparateStatus(k, func(o *corev1.Pod) *corev1.PodStatus { return &o.Status }, builder.Accessors[*corev1.Pod]{
+		Spec:     func(p *corev1.Pod) any { return p.Spec },
+		CopySpec: func(obj, old *corev1.Pod) { obj.Spec = *old.Spec.DeepCopy() },
+		Status: func(obj, old *corev1.Pod) {
 			// F56
 			obj.Status = corev1.PodStatus{Phase: corev1.PodPending}
 			if old != nil {
@@ -41,11 +43,11 @@ func podKind() *api.Kind {
 		copyApparmor(o.(*corev1.Pod))
 		positiveGrace(&o.(*corev1.Pod).Spec)
 	}
-	check(k, validatePod)
-	k.ValidateCreate = onCreate(func(p *corev1.Pod) field.ErrorList {
+	builder.AddValidation(k, validatePod)
+	k.ValidateCreate = builder.CreateValidation(func(p *corev1.Pod) field.ErrorList {
 		return append(validateSeccompMatch(p), validateApparmorMatch(p)...)
 	})
-	checkUpdate(k, validatePodUpdate)
+	builder.AddUpdateValidation(k, validatePodUpdate)
 	status := k.Subresources["status"]
 	keepSpec := status.PrepareUpdate
 	status.PrepareUpdate = func(obj, old api.Object) {
@@ -62,9 +64,9 @@ func podKind() *api.Kind {
 	addPodSubresources(k)
 	k.GracePeriod = func(o api.Object, requested *int64) int64 { return podGracePeriod(o.(*corev1.Pod), requested) }
 	k.Columns = podColumns
-	k.Row = row(podRow)
+	k.Row = builder.Row(podRow)
 	k.Storage.Index = &api.Index{Field: "spec.nodeName", Of: func(o api.Object) string { return o.(*corev1.Pod).Spec.NodeName }}
-	k.Fields = fieldsOf(func(p *corev1.Pod) fields.Set {
+	k.Fields = builder.Fields(func(p *corev1.Pod) fields.Set {
 		return fields.Set{
 			"spec.nodeName":            p.Spec.NodeName,
 			"spec.restartPolicy":       string(p.Spec.RestartPolicy),
@@ -84,16 +86,16 @@ func addPodSubresources(k *api.Kind) {
 	core := corev1.SchemeGroupVersion
 	create := []string{"create"}
 	connect := []string{"create", "get"}
-	addSub(k, "binding", &api.Subresource{GVK: core.WithKind("Binding"), Verbs: create,
+	builder.AddSubresource(k, "binding", &api.Subresource{GVK: core.WithKind("Binding"), Verbs: create,
 		New: func() runtime.Object { return &corev1.Binding{} }})
-	addSub(k, "eviction", &api.Subresource{GVK: policyv1.SchemeGroupVersion.WithKind("Eviction"), Verbs: create,
+	builder.AddSubresource(k, "eviction", &api.Subresource{GVK: policyv1.SchemeGroupVersion.WithKind("Eviction"), Verbs: create,
 		New: func() runtime.Object { return &policyv1.Eviction{} }})
-	addSub(k, "log", &api.Subresource{GVK: k.GVK, Verbs: []string{"get"}})
-	addSub(k, "exec", &api.Subresource{GVK: core.WithKind("PodExecOptions"), Verbs: connect})
-	addSub(k, "attach", &api.Subresource{GVK: core.WithKind("PodAttachOptions"), Verbs: connect})
-	addSub(k, "portforward", &api.Subresource{GVK: core.WithKind("PodPortForwardOptions"), Verbs: connect})
-	addSub(k, "proxy", &api.Subresource{GVK: core.WithKind("PodProxyOptions"), Verbs: proxied})
-	addSub(k, "ephemeralcontainers", &api.Subresource{
+	builder.AddSubresource(k, "log", &api.Subresource{GVK: k.GVK, Verbs: []string{"get"}})
+	builder.AddSubresource(k, "exec", &api.Subresource{GVK: core.WithKind("PodExecOptions"), Verbs: connect})
+	builder.AddSubresource(k, "attach", &api.Subresource{GVK: core.WithKind("PodAttachOptions"), Verbs: connect})
+	builder.AddSubresource(k, "portforward", &api.Subresource{GVK: core.WithKind("PodPortForwardOptions"), Verbs: connect})
+	builder.AddSubresource(k, "proxy", &api.Subresource{GVK: core.WithKind("PodProxyOptions"), Verbs: builder.ProxyVerbs})
+	builder.AddSubresource(k, "ephemeralcontainers", &api.Subresource{
 		Verbs: []string{"get", "patch", "update"},
 		PrepareUpdate: func(o, was api.Object) {
 			obj, old := o.(*corev1.Pod), was.(*corev1.Pod)
@@ -103,7 +105,7 @@ func addPodSubresources(k *api.Kind) {
 			obj.ResourceVersion = rv
 			obj.Spec.EphemeralContainers = want
 			DefaultPodSpec(&obj.Spec)
-			if !semanticEqual(want, old.Spec.EphemeralContainers) {
+			if !fieldrules.SemanticEqual(want, old.Spec.EphemeralContainers) {
 				obj.Generation++
 			}
 		},
@@ -112,10 +114,10 @@ func addPodSubresources(k *api.Kind) {
 			if _, mirror := old.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
 				return field.ErrorList{field.Forbidden(field.NewPath(""), "static pods do not support ephemeral containers")}
 			}
-			return slices.Concat(metaUpdate(obj, old), k.Judge(obj, old), validateMetaUpdate(obj, old), validateEphemeralUpdate(obj, old))
+			return slices.Concat(builder.MetaUpdate(obj, old), k.Judge(obj, old), validateMetaUpdate(obj, old), validateEphemeralUpdate(obj, old))
 		},
 	})
-	addSub(k, "resize", &api.Subresource{
+	builder.AddSubresource(k, "resize", &api.Subresource{
 		Verbs:         []string{"get", "patch", "update"},
 		PrepareUpdate: func(obj, old api.Object) { keepAllButResources(obj.(*corev1.Pod), old.(*corev1.Pod)) },
 		ValidateUpdate: func(o, was api.Object) field.ErrorList {
@@ -123,7 +125,7 @@ func addPodSubresources(k *api.Kind) {
 			if errs := validateResizable(old); len(errs) > 0 {
 				return errs
 			}
-			return slices.Concat(metaUpdate(obj, old), k.Judge(obj, old), validateResize(obj, old))
+			return slices.Concat(builder.MetaUpdate(obj, old), k.Judge(obj, old), validateResize(obj, old))
 		},
 	})
 }

@@ -7,10 +7,13 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
+
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-var podColumns = columns(nameCol, col("Ready"), col("Status"), col("Restarts"), ageCol,
-	wide("IP"), wide("Node"), wide("Nominated Node"), wide("Readiness Gates"))
+var podColumns = builder.Columns(builder.NameColumn, builder.StringColumn("Ready"), builder.StringColumn("Status"), builder.StringColumn("Restarts"), builder.AgeColumn,
+	builder.WideColumn("IP"), builder.WideColumn("Node"), builder.WideColumn("Nominated Node"), builder.WideColumn("Readiness Gates"))
 
 // nodeLost is the reason of a pod whose node does not answer.
 const nodeLost = "NodeLost"
@@ -25,8 +28,8 @@ func podRow(p *corev1.Pod, now time.Time) []any {
 	if len(p.Status.PodIPs) > 0 {
 		ip = p.Status.PodIPs[0].IP
 	}
-	return []any{p.Name, fmt.Sprintf("%d/%d", s.ready, s.total), s.reason, restarts, age(p, now),
-		orNone(ip), orNone(p.Spec.NodeName), orNone(p.Status.NominatedNodeName), readinessGates(p)}
+	return []any{p.Name, fmt.Sprintf("%d/%d", s.ready, s.total), s.reason, restarts, builder.Age(p, now),
+		builder.OrNone(ip), builder.OrNone(p.Spec.NodeName), builder.OrNone(p.Status.NominatedNodeName), readinessGates(p)}
 }
 
 // PodReason is the STATUS of a pod as kubectl shows it: the one word that says most.
@@ -96,7 +99,7 @@ func (s *podSummary) walkInits(p *corev1.Pod, sidecars map[string]bool) (sidecar
 		t, w := c.State.Terminated, c.State.Waiting
 		switch {
 		case t != nil && t.ExitCode == 0:
-		case sidecars[c.Name] && isTrue(c.Started):
+		case sidecars[c.Name] && fieldrules.IsTrue(c.Started):
 			if c.Ready {
 				s.ready++
 			}
@@ -152,7 +155,7 @@ func ended(t *corev1.ContainerStateTerminated) string {
 
 func readinessGates(p *corev1.Pod) string {
 	if len(p.Spec.ReadinessGates) == 0 {
-		return none
+		return builder.None
 	}
 	passed := 0
 	for _, g := range p.Spec.ReadinessGates {

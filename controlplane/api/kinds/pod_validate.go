@@ -10,6 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 func validatePod(p *corev1.Pod) field.ErrorList {
@@ -111,7 +113,7 @@ func validatePodUpdate(obj, old *corev1.Pod) field.ErrorList {
 	if len(old.Spec.SchedulingGates) > 0 {
 		errs = append(errs, narrowPlacement(now, &old.Spec, spec)...)
 	}
-	if val(old.Spec.TerminationGracePeriodSeconds) < 0 && val(now.TerminationGracePeriodSeconds) == 1 {
+	if fieldrules.Deref(old.Spec.TerminationGracePeriodSeconds) < 0 && fieldrules.Deref(now.TerminationGracePeriodSeconds) == 1 {
 		now.TerminationGracePeriodSeconds = old.Spec.TerminationGracePeriodSeconds
 	}
 	if old.Spec.NodeName == "" { // F90: binding by patch
@@ -177,7 +179,7 @@ func validateEphemeralUpdate(obj, old *corev1.Pod) field.ErrorList {
 		switch n, ok := now[c.Name]; {
 		case !ok:
 			errs = append(errs, field.Forbidden(at, fmt.Sprintf("existing ephemeral containers %q may not be removed\n", c.Name)))
-		case !semanticEqual(n, c):
+		case !fieldrules.SemanticEqual(n, c):
 			errs = append(errs, field.Forbidden(at, fmt.Sprintf("existing ephemeral containers %q may not be changed\nchanged: %s",
 				c.Name, strings.Join(changedFields(n.EphemeralContainerCommon, c.EphemeralContainerCommon, ""), ", "))))
 		}
@@ -190,7 +192,7 @@ func changedFields[T any](now, was T, prefix string) []string {
 	a, b := reflect.ValueOf(now), reflect.ValueOf(was)
 	var out []string
 	for i := range a.NumField() {
-		if !semanticEqual(a.Field(i).Interface(), b.Field(i).Interface()) {
+		if !fieldrules.SemanticEqual(a.Field(i).Interface(), b.Field(i).Interface()) {
 			name, _, _ := strings.Cut(a.Type().Field(i).Tag.Get("json"), ",")
 			out = append(out, prefix+name)
 		}

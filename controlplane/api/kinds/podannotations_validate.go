@@ -8,6 +8,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 // Annotations of old versions, which Kubernetes still validates. None has an effect.
@@ -35,7 +37,7 @@ func validatePodAnnotations(annotations map[string]string, s *corev1.PodSpec, at
 	if cost, ok := annotations[corev1.PodDeletionCost]; ok && !validDeletionCost(cost) {
 		errs = append(errs, field.Invalid(at.Key(corev1.PodDeletionCost), cost, "must be a 32bit integer"))
 	}
-	for _, key := range sorted(annotations) {
+	for _, key := range fieldrules.SortedKeys(annotations) {
 		if key == seccompPodAnnotation || strings.HasPrefix(key, seccompContainerAnnotation) {
 			errs = append(errs, validateSeccompAnnotation(annotations[key], at.Child(key))...)
 		}
@@ -55,7 +57,7 @@ func validateSeccompAnnotation(profile string, at *field.Path) field.ErrorList {
 		return nil
 	}
 	if name, local := strings.CutPrefix(profile, corev1.SeccompLocalhostProfileNamePrefix); local {
-		return validateDescending(name, at)
+		return fieldrules.ValidateDescending(name, at)
 	}
 	return field.ErrorList{field.Invalid(at, profile, "must be a valid seccomp profile")}
 }

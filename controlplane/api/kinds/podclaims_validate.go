@@ -7,6 +7,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 // validatePodClaims judges the devices that a pod claims, and which container sees those of which claim. The names of the
@@ -16,12 +18,12 @@ func validatePodClaims(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 		if name == nil {
 			return nil
 		}
-		return invalid(at, *name, validation.NameIsDNSSubdomain(*name, false))
+		return fieldrules.Invalid(at, *name, validation.NameIsDNSSubdomain(*name, false))
 	}
 	var names []string
-	errs := each(s.ResourceClaims, -1, at.Child("resourceClaims"), nil,
+	errs := fieldrules.Items(s.ResourceClaims, -1, at.Child("resourceClaims"), nil,
 		func(c corev1.PodResourceClaim, at *field.Path) field.ErrorList {
-			errs := labelOf(c.Name, at.Child("name"))
+			errs := fieldrules.DNSLabel(c.Name, at.Child("name"))
 			switch {
 			case c.Name == "":
 				errs = field.ErrorList{field.Required(at.Child("name"), "")}
@@ -54,7 +56,7 @@ func validatePodClaims(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 // validateClaimUses judges which of the pod's claims a container uses.
 func validateClaimUses(uses []corev1.ResourceClaim, names []string, at *field.Path) field.ErrorList {
 	errs := overlappingUses(uses, at)
-	return append(errs, each(uses, -1, at, nil, func(u corev1.ResourceClaim, at *field.Path) field.ErrorList {
+	return append(errs, fieldrules.Items(uses, -1, at, nil, func(u corev1.ResourceClaim, at *field.Path) field.ErrorList {
 		if u.Name == "" {
 			return field.ErrorList{field.Required(at, "")}
 		}
@@ -70,7 +72,7 @@ func validateClaimUses(uses []corev1.ResourceClaim, names []string, at *field.Pa
 			errs = append(errs, missing)
 		}
 		if u.Request != "" {
-			errs = append(errs, labelOf(u.Request, at.Child("request"))...)
+			errs = append(errs, fieldrules.DNSLabel(u.Request, at.Child("request"))...)
 		}
 		return errs
 	})...)
@@ -96,7 +98,7 @@ func overlappingUses(uses []corev1.ResourceClaim, at *field.Path) field.ErrorLis
 // validateClaimStatuses judges which claims a pod's status names: they are those of its entries.
 func validateClaimStatuses(p *corev1.Pod, at *field.Path) field.ErrorList {
 	seen := map[string]bool{}
-	return each(p.Status.ResourceClaimStatuses, -1, at, nil,
+	return fieldrules.Items(p.Status.ResourceClaimStatuses, -1, at, nil,
 		func(s corev1.PodResourceClaimStatus, at *field.Path) field.ErrorList {
 			var errs field.ErrorList
 			if !slices.ContainsFunc(p.Spec.ResourceClaims, func(c corev1.PodResourceClaim) bool { return c.Name == s.Name }) {
@@ -107,7 +109,7 @@ func validateClaimStatuses(p *corev1.Pod, at *field.Path) field.ErrorList {
 			}
 			seen[s.Name] = true
 			if s.ResourceClaimName != nil {
-				errs = append(errs, invalid(at.Child("resourceClaimName"), *s.ResourceClaimName, validation.NameIsDNSSubdomain(*s.ResourceClaimName, false))...)
+				errs = append(errs, fieldrules.Invalid(at.Child("resourceClaimName"), *s.ResourceClaimName, validation.NameIsDNSSubdomain(*s.ResourceClaimName, false))...)
 			}
 			return errs
 		})

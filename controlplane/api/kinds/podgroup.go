@@ -12,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 // Groups of pods that are scheduled together, and Workloads, which controllers make groups of. What Kubernetes has behind
@@ -22,15 +24,15 @@ import (
 const PodGroupProtection = "scheduling.k8s.io/podgroup-protection"
 
 func workloadKind() *api.Kind {
-	k := newKind(names{
-		gv: schedulingv1beta1.SchemeGroupVersion, kind: "Workload", plural: "workloads", singular: "workload",
+	k := builder.New(builder.Names{
+		GroupVersion: schedulingv1beta1.SchemeGroupVersion, Kind: "Workload", Plural: "workloads", Singular: "workload",
 	}, func(l *schedulingv1beta1.WorkloadList) *[]schedulingv1beta1.Workload { return &l.Items })
-	check(k, func(w *schedulingv1beta1.Workload) field.ErrorList {
+	builder.AddValidation(k, func(w *schedulingv1beta1.Workload) field.ErrorList {
 		at := field.NewPath("spec")
 		errs := validateControllerRef(w.Spec.ControllerRef, at.Child("controllerRef"))
 		return append(errs, validateGroupTemplates(w.Spec.PodGroupTemplates, at.Child("podGroupTemplates"))...)
 	})
-	checkUpdate(k, func(obj, old *schedulingv1beta1.Workload) field.ErrorList {
+	builder.AddUpdateValidation(k, func(obj, old *schedulingv1beta1.Workload) field.ErrorList {
 		at := field.NewPath("spec")
 		errs := unchanged(obj.Spec.ControllerRef, old.Spec.ControllerRef, at.Child("controllerRef"))
 		return append(errs, validateGroupTemplatesUpdate(obj.Spec.PodGroupTemplates, old.Spec.PodGroupTemplates,
@@ -40,26 +42,26 @@ func workloadKind() *api.Kind {
 }
 
 func podGroupKind() *api.Kind {
-	k := newKind(names{
-		gv: schedulingv1beta1.SchemeGroupVersion, kind: "PodGroup", plural: "podgroups", singular: "podgroup",
+	k := builder.New(builder.Names{
+		GroupVersion: schedulingv1beta1.SchemeGroupVersion, Kind: "PodGroup", Plural: "podgroups", Singular: "podgroup",
 	}, func(l *schedulingv1beta1.PodGroupList) *[]schedulingv1beta1.PodGroup { return &l.Items })
-	k.Default = defaults(func(g *schedulingv1beta1.PodGroup) {
+	k.Default = builder.Default(func(g *schedulingv1beta1.PodGroup) {
 		if g.Spec.DisruptionMode == nil {
 			g.Spec.DisruptionMode = &schedulingv1beta1.DisruptionMode{Single: &schedulingv1beta1.SingleDisruptionMode{}}
 		}
 	})
-	specAndStatus(k, func(g *schedulingv1beta1.PodGroup) *schedulingv1beta1.PodGroupSpec { return &g.Spec },
+	builder.SeparateSpecAndStatus(k, func(g *schedulingv1beta1.PodGroup) *schedulingv1beta1.PodGroupSpec { return &g.Spec },
 		func(g *schedulingv1beta1.PodGroup) *schedulingv1beta1.PodGroupStatus { return &g.Status })
-	uncounted(k)
-	keepsMetadata(k)
-	check(k, func(g *schedulingv1beta1.PodGroup) field.ErrorList {
+	builder.OmitGeneration(k)
+	builder.KeepMetadataOnStatus(k)
+	builder.AddValidation(k, func(g *schedulingv1beta1.PodGroup) field.ErrorList {
 		at := field.NewPath("spec")
 		errs := validateWorkloadRef(g.Spec.WorkloadRef, at.Child("workloadRef"))
 		return append(errs, validateGroupTerms(&schedulingv1beta1.PodGroupTemplate{
 			SchedulingPolicy: g.Spec.SchedulingPolicy, DisruptionMode: g.Spec.DisruptionMode,
 			PriorityClassName: g.Spec.PriorityClassName, Priority: g.Spec.Priority}, at)...)
 	})
-	checkUpdate(k, func(obj, old *schedulingv1beta1.PodGroup) field.ErrorList {
+	builder.AddUpdateValidation(k, func(obj, old *schedulingv1beta1.PodGroup) field.ErrorList {
 		at, now, was := field.NewPath("spec"), &obj.Spec, &old.Spec
 		errs := unchanged(now.WorkloadRef, was.WorkloadRef, at.Child("workloadRef"))
 		errs = append(errs, validatePolicyUpdate(&now.SchedulingPolicy, &was.SchedulingPolicy, at.Child("schedulingPolicy"))...)
@@ -74,7 +76,7 @@ func podGroupKind() *api.Kind {
 		// Kubernetes takes them out where groups may not claim devices.
 		obj.(*schedulingv1beta1.PodGroup).Status.ResourceClaimStatuses = nil
 	}
-	checkStatus(k, func(obj, _ *schedulingv1beta1.PodGroup) field.ErrorList {
+	builder.AddStatusValidation(k, func(obj, _ *schedulingv1beta1.PodGroup) field.ErrorList {
 		return metavalidation.ValidateConditions(obj.Status.Conditions, field.NewPath("status", "conditions"))
 	})
 	return k
@@ -82,7 +84,7 @@ func podGroupKind() *api.Kind {
 
 // unchanged refuses a change of an immutable field in the words of declared rules.
 func unchanged(obj, old any, at *field.Path) field.ErrorList {
-	if semanticEqual(obj, old) {
+	if fieldrules.SemanticEqual(obj, old) {
 		return nil
 	}
 	return field.ErrorList{field.Invalid(at, nil, "field is immutable")}

@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"keelson.dev/keelson/controlplane/api/fields"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 // Pods that every Kubernetes accepts on a node with Linux and without SELinux are accepted, without a warning. F38
@@ -86,7 +87,7 @@ func TestAppArmorAnnotations(t *testing.T) {
 		All().ByType(p).PrepareCreate(p)
 		got := ""
 		if s := p.Spec.Containers[0].SecurityContext; s != nil && s.AppArmorProfile != nil {
-			got = strings.TrimSpace(string(s.AppArmorProfile.Type) + " " + val(s.AppArmorProfile.LocalhostProfile))
+			got = strings.TrimSpace(string(s.AppArmorProfile.Type) + " " + fieldrules.Deref(s.AppArmorProfile.LocalhostProfile))
 		}
 		if got != c.profile {
 			t.Errorf("%s: profile %q, want %q", c.text, got, c.profile)

@@ -8,6 +8,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 const (
@@ -58,7 +60,7 @@ func validateOS(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	if s.OS.Name == "" {
 		return append(errs, field.Required(at.Child("os", "name"), ""))
 	}
-	if bad := listed(s.OS.Name, at.Child("os"), corev1.Linux, corev1.Windows); len(bad) > 0 {
+	if bad := fieldrules.Supported(s.OS.Name, at.Child("os"), corev1.Linux, corev1.Windows); len(bad) > 0 {
 		return append(errs, bad...)
 	}
 	if s.OS.Name == corev1.Windows {
@@ -81,16 +83,16 @@ func validateWindows(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	if c == nil {
 		c = &corev1.PodSecurityContext{}
 	}
-	errs := forbid(at.Child("securityContext"), notOfWindows, map[string]bool{
+	errs := fieldrules.ForbidSet(at.Child("securityContext"), notOfWindows, map[string]bool{
 		"appArmorProfile": c.AppArmorProfile != nil, "seLinuxOptions": c.SELinuxOptions != nil, "seccompProfile": c.SeccompProfile != nil,
 		"fsGroup": c.FSGroup != nil, "fsGroupChangePolicy": c.FSGroupChangePolicy != nil, "sysctls": len(c.Sysctls) > 0,
 		"runAsUser": c.RunAsUser != nil, "runAsGroup": c.RunAsGroup != nil, "supplementalGroups": c.SupplementalGroups != nil,
 		"supplementalGroupsPolicy": c.SupplementalGroupsPolicy != nil, "seLinuxChangePolicy": c.SELinuxChangePolicy != nil,
 	})
-	errs = append(errs, forbid(at, notOfWindows, map[string]bool{"hostUsers": s.HostUsers != nil, "hostPID": s.HostPID,
+	errs = append(errs, fieldrules.ForbidSet(at, notOfWindows, map[string]bool{"hostUsers": s.HostUsers != nil, "hostPID": s.HostPID,
 		"hostIPC": s.HostIPC, "shareProcessNamespace": s.ShareProcessNamespace != nil})...)
 	eachContainer(s, at, func(_ string, c *corev1.SecurityContext, at *field.Path) {
-		errs = append(errs, forbid(at.Child("securityContext"), notOfWindows, map[string]bool{
+		errs = append(errs, fieldrules.ForbidSet(at.Child("securityContext"), notOfWindows, map[string]bool{
 			"appArmorProfile": c.AppArmorProfile != nil, "seLinuxOptions": c.SELinuxOptions != nil, "seccompProfile": c.SeccompProfile != nil,
 			"capabilities": c.Capabilities != nil, "readOnlyRootFilesystem": c.ReadOnlyRootFilesystem != nil,
 			"privileged": c.Privileged != nil, "allowPrivilegeEscalation": c.AllowPrivilegeEscalation != nil,
@@ -119,7 +121,7 @@ func validateHostProcess(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 					fmt.Sprintf("pod hostProcess value must be identical if both are specified, was %v", *ofPod)))
 			}
 		}
-		if isTrue(own) {
+		if fieldrules.IsTrue(own) {
 			host++
 		}
 	})
@@ -144,7 +146,7 @@ func validateWindowsOptions(o *corev1.WindowsSecurityContextOptions, at *field.P
 	}
 	var errs field.ErrorList
 	if n := o.GMSACredentialSpecName; n != nil {
-		errs = append(errs, invalid(at.Child("gmsaCredentialSpecName"), *n, utilvalidation.IsDNS1123Subdomain(*n))...)
+		errs = append(errs, fieldrules.Invalid(at.Child("gmsaCredentialSpecName"), *n, utilvalidation.IsDNS1123Subdomain(*n))...)
 	}
 	if c := o.GMSACredentialSpec; c != nil && *c == "" {
 		errs = append(errs, field.Invalid(at.Child("gmsaCredentialSpec"), *c, "gmsaCredentialSpec cannot be an empty string"))
@@ -153,7 +155,7 @@ func validateWindowsOptions(o *corev1.WindowsSecurityContextOptions, at *field.P
 			fmt.Sprintf("gmsaCredentialSpec size must be under %d KiB", maxCredentialSpecKiB)))
 	}
 	if o.RunAsUserName != nil {
-		errs = append(errs, invalid(at.Child("runAsUserName"), *o.RunAsUserName, windowsUserName(*o.RunAsUserName))...)
+		errs = append(errs, fieldrules.Invalid(at.Child("runAsUserName"), *o.RunAsUserName, windowsUserName(*o.RunAsUserName))...)
 	}
 	return errs
 }

@@ -5,6 +5,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 // Defaults of a pod that others compare with.
@@ -14,20 +17,15 @@ const (
 	DefaultTokenSeconds       = int64(3600) // life of a projected service account token
 )
 
-// DefaultPodTemplate fills what a template leaves out. Resources, host ports and
-// service links are filled only in pods themselves, so that a template stays
-// what its author wrote and its hash with it.
-func DefaultPodTemplate(t *corev1.PodTemplateSpec) { DefaultPodSpec(&t.Spec) }
-
 // DefaultPodSpec fills what a pod's specification leaves out, in pods and templates alike.
 func DefaultPodSpec(s *corev1.PodSpec) {
-	setDefault(&s.DNSPolicy, corev1.DNSClusterFirst)
-	setDefault(&s.RestartPolicy, corev1.RestartPolicyAlways)
-	setDefaultPtr(&s.SecurityContext, corev1.PodSecurityContext{})
-	setDefaultPtr(&s.TerminationGracePeriodSeconds, DefaultGracePeriodSeconds)
-	setDefault(&s.SchedulerName, corev1.DefaultSchedulerName)
+	builder.SetDefault(&s.DNSPolicy, corev1.DNSClusterFirst)
+	builder.SetDefault(&s.RestartPolicy, corev1.RestartPolicyAlways)
+	builder.SetDefaultPtr(&s.SecurityContext, corev1.PodSecurityContext{})
+	builder.SetDefaultPtr(&s.TerminationGracePeriodSeconds, DefaultGracePeriodSeconds)
+	builder.SetDefault(&s.SchedulerName, corev1.DefaultSchedulerName)
 	// The two names of one field, of which older clients write only the second.
-	setDefault(&s.ServiceAccountName, s.DeprecatedServiceAccount)
+	builder.SetDefault(&s.ServiceAccountName, s.DeprecatedServiceAccount)
 	s.DeprecatedServiceAccount = s.ServiceAccountName
 	for i := range s.Volumes {
 		defaultVolume(&s.Volumes[i].VolumeSource)
@@ -48,21 +46,21 @@ func DefaultPodSpec(s *corev1.PodSpec) {
 // defaultPod fills what only a pod itself has filled.
 func defaultPod(p *corev1.Pod) {
 	DefaultPodSpec(&p.Spec)
-	setDefaultPtr(&p.Spec.EnableServiceLinks, corev1.DefaultEnableServiceLinks)
+	builder.SetDefaultPtr(&p.Spec.EnableServiceLinks, corev1.DefaultEnableServiceLinks)
 	for _, list := range [][]corev1.Container{p.Spec.InitContainers, p.Spec.Containers} {
 		for i := range list {
 			requestWhatIsLimited(&list[i].Resources)
 			if p.Spec.HostNetwork {
 				for j := range list[i].Ports {
-					setDefault(&list[i].Ports[j].HostPort, list[i].Ports[j].ContainerPort)
+					builder.SetDefault(&list[i].Ports[j].HostPort, list[i].Ports[j].ContainerPort)
 				}
 			}
 		}
 	}
-	setDefault(&p.Status.Phase, corev1.PodPending)
+	builder.SetDefault(&p.Status.Phase, corev1.PodPending)
 	// PrepareCreate empties the status; defaulting runs once more after the
 	// mutating stage, so the class is that of the resources as admitted.
-	setDefault(&p.Status.QOSClass, QOSClass(&p.Spec))
+	builder.SetDefault(&p.Status.QOSClass, QOSClass(&p.Spec))
 }
 
 func requestWhatIsLimited(r *corev1.ResourceRequirements) {
@@ -84,14 +82,14 @@ func defaultContainer(c *corev1.Container) {
 			c.ImagePullPolicy = corev1.PullAlways
 		}
 	}
-	setDefault(&c.TerminationMessagePath, corev1.TerminationMessagePathDefault)
-	setDefault(&c.TerminationMessagePolicy, corev1.TerminationMessageReadFile)
+	builder.SetDefault(&c.TerminationMessagePath, corev1.TerminationMessagePathDefault)
+	builder.SetDefault(&c.TerminationMessagePolicy, corev1.TerminationMessageReadFile)
 	for i := range c.Ports {
-		setDefault(&c.Ports[i].Protocol, corev1.ProtocolTCP)
+		builder.SetDefault(&c.Ports[i].Protocol, corev1.ProtocolTCP)
 	}
 	for i := range c.Env {
 		if from := c.Env[i].ValueFrom; from != nil && from.FieldRef != nil {
-			setDefault(&from.FieldRef.APIVersion, "v1")
+			builder.SetDefault(&from.FieldRef.APIVersion, "v1")
 		}
 	}
 	roundResources(c.Resources.Limits)
@@ -111,21 +109,21 @@ func defaultContainer(c *corev1.Container) {
 }
 
 func defaultProbe(p *corev1.Probe) {
-	setDefault(&p.TimeoutSeconds, 1)
-	setDefault(&p.PeriodSeconds, 10)
-	setDefault(&p.SuccessThreshold, 1)
-	setDefault(&p.FailureThreshold, 3)
+	builder.SetDefault(&p.TimeoutSeconds, 1)
+	builder.SetDefault(&p.PeriodSeconds, 10)
+	builder.SetDefault(&p.SuccessThreshold, 1)
+	builder.SetDefault(&p.FailureThreshold, 3)
 	if p.HTTPGet != nil {
 		defaultHTTPGet(p.HTTPGet)
 	}
 	if p.GRPC != nil {
-		setDefaultPtr(&p.GRPC.Service, "")
+		builder.SetDefaultPtr(&p.GRPC.Service, "")
 	}
 }
 
 func defaultHTTPGet(h *corev1.HTTPGetAction) {
-	setDefault(&h.Path, "/")
-	setDefault(&h.Scheme, corev1.URISchemeHTTP)
+	builder.SetDefault(&h.Path, "/")
+	builder.SetDefault(&h.Scheme, corev1.URISchemeHTTP)
 }
 
 // imageTag is the tag of an image's name: "latest" when it has neither tag nor
@@ -151,29 +149,29 @@ func roundResources(l corev1.ResourceList) {
 }
 
 func defaultVolume(v *corev1.VolumeSource) {
-	if countSet(*v) == 0 {
+	if fieldrules.CountSet(*v) == 0 {
 		v.EmptyDir = &corev1.EmptyDirVolumeSource{}
 	}
 	switch {
 	case v.HostPath != nil:
-		setDefaultPtr(&v.HostPath.Type, corev1.HostPathUnset)
+		builder.SetDefaultPtr(&v.HostPath.Type, corev1.HostPathUnset)
 	case v.ISCSI != nil:
-		setDefault(&v.ISCSI.ISCSIInterface, "default")
+		builder.SetDefault(&v.ISCSI.ISCSIInterface, "default")
 	case v.Secret != nil:
-		setDefaultPtr(&v.Secret.DefaultMode, DefaultFileMode)
+		builder.SetDefaultPtr(&v.Secret.DefaultMode, DefaultFileMode)
 	case v.ConfigMap != nil:
-		setDefaultPtr(&v.ConfigMap.DefaultMode, DefaultFileMode)
+		builder.SetDefaultPtr(&v.ConfigMap.DefaultMode, DefaultFileMode)
 	case v.DownwardAPI != nil:
-		setDefaultPtr(&v.DownwardAPI.DefaultMode, DefaultFileMode)
+		builder.SetDefaultPtr(&v.DownwardAPI.DefaultMode, DefaultFileMode)
 		defaultDownward(v.DownwardAPI.Items)
 	case v.Ephemeral != nil && v.Ephemeral.VolumeClaimTemplate != nil:
-		setDefaultPtr(&v.Ephemeral.VolumeClaimTemplate.Spec.VolumeMode, corev1.PersistentVolumeFilesystem)
+		builder.SetDefaultPtr(&v.Ephemeral.VolumeClaimTemplate.Spec.VolumeMode, corev1.PersistentVolumeFilesystem)
 	case v.Projected != nil:
-		setDefaultPtr(&v.Projected.DefaultMode, DefaultFileMode)
+		builder.SetDefaultPtr(&v.Projected.DefaultMode, DefaultFileMode)
 		for i := range v.Projected.Sources {
 			p := &v.Projected.Sources[i]
 			if p.ServiceAccountToken != nil {
-				setDefaultPtr(&p.ServiceAccountToken.ExpirationSeconds, DefaultTokenSeconds)
+				builder.SetDefaultPtr(&p.ServiceAccountToken.ExpirationSeconds, DefaultTokenSeconds)
 			}
 			if p.DownwardAPI != nil {
 				defaultDownward(p.DownwardAPI.Items)
@@ -185,7 +183,7 @@ func defaultVolume(v *corev1.VolumeSource) {
 func defaultDownward(items []corev1.DownwardAPIVolumeFile) {
 	for i := range items {
 		if r := items[i].FieldRef; r != nil {
-			setDefault(&r.APIVersion, "v1")
+			builder.SetDefault(&r.APIVersion, "v1")
 		}
 	}
 }

@@ -12,6 +12,8 @@ import (
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/component-helpers/node/util/sysctl"
+
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 // The limits of DNS and of resolv.conf.
@@ -21,23 +23,11 @@ const (
 	maxSearchChars = 2048
 )
 
-// ValidatePodTemplate judges a template's metadata and pod specification.
-func ValidatePodTemplate(t *corev1.PodTemplateSpec, at *field.Path) field.ErrorList {
-	errs := metavalidation.ValidateLabels(t.Labels, at.Child("labels"))
-	errs = append(errs, validation.ValidateAnnotations(t.Annotations, at.Child("annotations"))...)
-	errs = append(errs, validatePodAnnotations(t.Annotations, &t.Spec, at.Child("annotations"))...)
-	errs = append(errs, validatePodSpec(&t.Spec, at.Child("spec"))...)
-	if len(t.Spec.EphemeralContainers) > 0 {
-		errs = append(errs, field.Forbidden(at.Child("spec", "ephemeralContainers"), "ephemeral containers not allowed in pod template"))
-	}
-	return errs
-}
-
 // validatePodSpec judges a pod's specification after defaulting. F38
 func validatePodSpec(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	volumes, errs := validateVolumes(s.Volumes, at.Child("volumes"))
 	errs = append(errs, validateContainers(s, volumes, at)...)
-	errs = append(errs, requiredOf(s.RestartPolicy, at.Child("restartPolicy"),
+	errs = append(errs, fieldrules.RequiredOneOf(s.RestartPolicy, at.Child("restartPolicy"),
 		corev1.RestartPolicyAlways, corev1.RestartPolicyOnFailure, corev1.RestartPolicyNever)...)
 	errs = append(errs, validateDNS(s, at)...)
 	errs = append(errs, metavalidation.ValidateLabels(s.NodeSelector, at.Child("nodeSelector"))...)
@@ -57,7 +47,7 @@ func validatePodSpec(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 		errs = append(errs, field.Invalid(at.Child("activeDeadlineSeconds"), *d, utilvalidation.InclusiveRangeError(1, math.MaxInt32)))
 	}
 	if p := s.PreemptionPolicy; p != nil {
-		errs = append(errs, requiredOf(*p, at.Child("preemptionPolicy"), corev1.PreemptLowerPriority, corev1.PreemptNever)...)
+		errs = append(errs, fieldrules.RequiredOneOf(*p, at.Child("preemptionPolicy"), corev1.PreemptLowerPriority, corev1.PreemptNever)...)
 	}
 	if s.Overhead != nil {
 		errs = append(errs, validateResources(&corev1.ResourceRequirements{Limits: s.Overhead}, at.Child("overhead"))...)
@@ -70,24 +60,24 @@ func validateSpecNames(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	subdomain := func(v, name string) {
 		if v != "" {
-			errs = append(errs, invalid(at.Child(name), v, validation.NameIsDNSSubdomain(v, false))...)
+			errs = append(errs, fieldrules.Invalid(at.Child(name), v, validation.NameIsDNSSubdomain(v, false))...)
 		}
 	}
 	subdomain(s.ServiceAccountName, "serviceAccountName")
 	subdomain(s.NodeName, "nodeName")
 	subdomain(s.PriorityClassName, "priorityClassName")
 	if n := s.RuntimeClassName; n != nil {
-		errs = append(errs, invalid(at.Child("runtimeClassName"), *n, validation.NameIsDNSSubdomain(*n, false))...)
+		errs = append(errs, fieldrules.Invalid(at.Child("runtimeClassName"), *n, validation.NameIsDNSSubdomain(*n, false))...)
 	}
 	if g, here := s.SchedulingGroup, at.Child("schedulingGroup"); g != nil && g.PodGroupName == nil {
 		errs = append(errs, field.Invalid(here.Child("podGroupName"), g.PodGroupName, "must specify one of: `podGroupName`"))
 	} else if g != nil {
 		here = here.Child("podGroupName")
-		errs = append(errs, invalid(here, *g.PodGroupName, validation.NameIsDNSSubdomain(*g.PodGroupName, false))...)
+		errs = append(errs, fieldrules.Invalid(here, *g.PodGroupName, validation.NameIsDNSSubdomain(*g.PodGroupName, false))...)
 	}
 	label := func(v, name string) {
 		if v != "" {
-			errs = append(errs, invalid(at.Child(name), v, utilvalidation.IsDNS1123Label(v))...)
+			errs = append(errs, fieldrules.Invalid(at.Child(name), v, utilvalidation.IsDNS1123Label(v))...)
 		}
 	}
 	label(s.Hostname, "hostname")
@@ -96,18 +86,18 @@ func validateSpecNames(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 		here := at.Child("hostAliases").Index(i)
 		errs = append(errs, utilvalidation.IsValidIP(here.Child("ip"), a.IP)...)
 		for j, h := range a.Hostnames {
-			errs = append(errs, invalid(here.Child("hostnames").Index(j), h, utilvalidation.IsDNS1123Subdomain(h))...)
+			errs = append(errs, fieldrules.Invalid(here.Child("hostnames").Index(j), h, utilvalidation.IsDNS1123Subdomain(h))...)
 		}
 	}
 	for i, r := range s.ReadinessGates {
-		errs = append(errs, invalid(at.Child("readinessGates").Index(i).Child("conditionType"), r.ConditionType,
+		errs = append(errs, fieldrules.Invalid(at.Child("readinessGates").Index(i).Child("conditionType"), r.ConditionType,
 			utilvalidation.IsQualifiedName(string(r.ConditionType)))...)
 	}
 	return errs
 }
 
 func validateDNS(s *corev1.PodSpec, at *field.Path) field.ErrorList {
-	errs := requiredOf(s.DNSPolicy, at.Child("dnsPolicy"), corev1.DNSClusterFirstWithHostNet, corev1.DNSClusterFirst, corev1.DNSDefault, corev1.DNSNone)
+	errs := fieldrules.RequiredOneOf(s.DNSPolicy, at.Child("dnsPolicy"), corev1.DNSClusterFirstWithHostNet, corev1.DNSClusterFirst, corev1.DNSDefault, corev1.DNSNone)
 	c, here := s.DNSConfig, at.Child("dnsConfig")
 	if s.DNSPolicy == corev1.DNSNone && c == nil {
 		errs = append(errs, field.Required(here, "must provide `dnsConfig` when `dnsPolicy` is None"))
@@ -130,7 +120,7 @@ func validateDNS(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	for i, d := range c.Searches {
 		chars += len(d) + 1
 		if d != "." {
-			errs = append(errs, invalid(here.Child("searches").Index(i), d, utilvalidation.IsDNS1123SubdomainWithUnderscore(trimDot(d)))...)
+			errs = append(errs, fieldrules.Invalid(here.Child("searches").Index(i), d, utilvalidation.IsDNS1123SubdomainWithUnderscore(trimDot(d)))...)
 		}
 	}
 	if chars > maxSearchChars+1 {
@@ -156,7 +146,7 @@ func validateGates(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	seen := map[string]bool{}
 	for i, g := range s.SchedulingGates {
 		here := at.Child("schedulingGates").Index(i)
-		errs = append(errs, invalid(here, g.Name, utilvalidation.IsQualifiedName(g.Name))...)
+		errs = append(errs, fieldrules.Invalid(here, g.Name, utilvalidation.IsQualifiedName(g.Name))...)
 		if seen[g.Name] {
 			errs = append(errs, field.Duplicate(here, g.Name))
 		}
@@ -181,29 +171,29 @@ func validatePodSecurity(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	at = at.Child("securityContext")
 	var errs field.ErrorList
 	if c.RunAsUser != nil {
-		errs = append(errs, invalid(at.Child("runAsUser"), *c.RunAsUser, utilvalidation.IsValidUserID(*c.RunAsUser))...)
+		errs = append(errs, fieldrules.Invalid(at.Child("runAsUser"), *c.RunAsUser, utilvalidation.IsValidUserID(*c.RunAsUser))...)
 	}
 	if c.RunAsGroup != nil {
-		errs = append(errs, invalid(at.Child("runAsGroup"), *c.RunAsGroup, utilvalidation.IsValidGroupID(*c.RunAsGroup))...)
+		errs = append(errs, fieldrules.Invalid(at.Child("runAsGroup"), *c.RunAsGroup, utilvalidation.IsValidGroupID(*c.RunAsGroup))...)
 	}
 	if c.FSGroup != nil {
-		errs = append(errs, invalid(at.Child("fsGroup"), *c.FSGroup, utilvalidation.IsValidGroupID(*c.FSGroup))...)
+		errs = append(errs, fieldrules.Invalid(at.Child("fsGroup"), *c.FSGroup, utilvalidation.IsValidGroupID(*c.FSGroup))...)
 	}
 	for i, g := range c.SupplementalGroups {
-		errs = append(errs, invalid(at.Child("supplementalGroups").Index(i), g, utilvalidation.IsValidGroupID(g))...)
+		errs = append(errs, fieldrules.Invalid(at.Child("supplementalGroups").Index(i), g, utilvalidation.IsValidGroupID(g))...)
 	}
 	errs = append(errs, validateSysctls(s, at.Child("sysctls"))...)
 	if p := c.SELinuxChangePolicy; p != nil {
-		errs = append(errs, listed(*p, at.Child("seLinuxChangePolicy"), corev1.SELinuxChangePolicyMountOption,
+		errs = append(errs, fieldrules.Supported(*p, at.Child("seLinuxChangePolicy"), corev1.SELinuxChangePolicyMountOption,
 			corev1.SELinuxChangePolicyRecursive)...)
 	}
 	errs = append(errs, validateWindowsOptions(c.WindowsOptions, at.Child("windowsOptions"))...)
 	if p := c.SupplementalGroupsPolicy; p != nil {
-		errs = append(errs, listed(*p, at.Child("supplementalGroupsPolicy"), corev1.SupplementalGroupsPolicyMerge,
+		errs = append(errs, fieldrules.Supported(*p, at.Child("supplementalGroupsPolicy"), corev1.SupplementalGroupsPolicyMerge,
 			corev1.SupplementalGroupsPolicyStrict)...)
 	}
 	if p := c.FSGroupChangePolicy; p != nil {
-		errs = append(errs, listed(*p, at.Child("fsGroupChangePolicy"), corev1.FSGroupChangeAlways,
+		errs = append(errs, fieldrules.Supported(*p, at.Child("fsGroupChangePolicy"), corev1.FSGroupChangeAlways,
 			corev1.FSGroupChangeOnRootMismatch)...)
 	}
 	errs = append(errs, validateAppArmor(c.AppArmorProfile, at.Child("appArmorProfile"))...)
@@ -214,13 +204,13 @@ func validatePodSecurity(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 // paths begin with a capital.
 func validateHostNamespaces(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	if s.HostPID && isTrue(s.ShareProcessNamespace) {
+	if s.HostPID && fieldrules.IsTrue(s.ShareProcessNamespace) {
 		errs = append(errs, field.Invalid(at.Child("shareProcessNamespace"), *s.ShareProcessNamespace, "ShareProcessNamespace and HostPID cannot both be enabled"))
 	}
 	if s.HostUsers == nil || *s.HostUsers {
 		return errs
 	}
-	errs = append(errs, forbid(at, "when `hostUsers` is false", map[string]bool{"hostNetwork": s.HostNetwork, "HostPID": s.HostPID, "HostIPC": s.HostIPC})...)
+	errs = append(errs, fieldrules.ForbidSet(at, "when `hostUsers` is false", map[string]bool{"hostNetwork": s.HostNetwork, "HostPID": s.HostPID, "HostIPC": s.HostIPC})...)
 	eachContainerOf(s, at, func(c *corev1.Container, at *field.Path) {
 		if len(c.VolumeDevices) > 0 {
 			errs = append(errs, field.Forbidden(at.Child("volumeDevices"), "when `hostUsers` is false"))
@@ -282,7 +272,7 @@ func validateSeccomp(p *corev1.SeccompProfile, at *field.Path) field.ErrorList {
 	if p.Type == "" {
 		errs = append(errs, field.Required(at.Child("type"), "type is required when seccompProfile is set"))
 	} else {
-		errs = append(errs, listed(p.Type, at.Child("type"), corev1.SeccompProfileTypeLocalhost, corev1.SeccompProfileTypeRuntimeDefault,
+		errs = append(errs, fieldrules.Supported(p.Type, at.Child("type"), corev1.SeccompProfileTypeLocalhost, corev1.SeccompProfileTypeRuntimeDefault,
 			corev1.SeccompProfileTypeUnconfined)...)
 	}
 	local := p.Type == corev1.SeccompProfileTypeLocalhost
@@ -292,7 +282,7 @@ func validateSeccomp(p *corev1.SeccompProfile, at *field.Path) field.ErrorList {
 	case !local && p.LocalhostProfile != nil:
 		errs = append(errs, field.Invalid(at.Child("localhostProfile"), p, "can only be set when seccomp type is Localhost"))
 	case local:
-		errs = append(errs, validateDescending(*p.LocalhostProfile, at.Child("localhostProfile"))...)
+		errs = append(errs, fieldrules.ValidateDescending(*p.LocalhostProfile, at.Child("localhostProfile"))...)
 	}
 	return errs
 }

@@ -5,6 +5,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
+
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 const statusOfPod = `{metadata: {name: a}, spec: {restartPolicy: OnFailure, resourceClaims: [{name: r, resourceClaimName: x}],
@@ -95,7 +97,7 @@ func TestKeepTerminated(t *testing.T) {
 	want.InitContainerStatuses[0], want.ContainerStatuses[1] = old.Status.InitContainerStatuses[0], old.Status.ContainerStatuses[1]
 	before := reported.DeepCopy()
 	got := KeepTerminated(&old.Spec, &old.Status, reported)
-	if !semanticEqual(got, want) || !semanticEqual(reported, before) {
+	if !fieldrules.SemanticEqual(got, want) || !fieldrules.SemanticEqual(reported, before) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 	if _, wrong := update(t, old, "status", func(p *corev1.Pod) { p.Status = *got }); wrong != nil {

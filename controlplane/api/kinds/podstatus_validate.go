@@ -11,6 +11,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/validation"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 const (
@@ -26,7 +29,7 @@ const (
 // podIPs agree. Where both are set and differ, podIP counts.
 func prepareStatus(now, was *corev1.PodStatus) {
 	// The class follows from the spec, which cannot change in this way.
-	setDefault(&now.QOSClass, was.QOSClass)
+	builder.SetDefault(&now.QOSClass, was.QOSClass)
 	switch {
 	case now.PodIP != "" && (len(now.PodIPs) == 0 || now.PodIPs[0].IP != now.PodIP):
 		now.PodIPs = []corev1.PodIP{{IP: now.PodIP}}
@@ -40,7 +43,7 @@ func prepareStatus(now, was *corev1.PodStatus) {
 	if now.NodeAllocatableResourceClaimStatuses == nil {
 		now.NodeAllocatableResourceClaimStatuses = was.NodeAllocatableResourceClaimStatuses
 	}
-	setDefault(&now.ObservedGeneration, was.ObservedGeneration)
+	builder.SetDefault(&now.ObservedGeneration, was.ObservedGeneration)
 	observed := map[corev1.PodConditionType][]int64{}
 	for _, c := range was.Conditions {
 		observed[c.Type] = append(observed[c.Type], c.ObservedGeneration)
@@ -48,7 +51,7 @@ func prepareStatus(now, was *corev1.PodStatus) {
 	for i := range now.Conditions {
 		c := &now.Conditions[i]
 		if old := observed[c.Type]; len(old) > 0 { // a type can occur more than once
-			setDefault(&c.ObservedGeneration, old[0])
+			builder.SetDefault(&c.ObservedGeneration, old[0])
 			observed[c.Type] = old[1:]
 		}
 	}
@@ -113,7 +116,7 @@ func validatePodConditions(conditions []corev1.PodCondition, at *field.Path) fie
 		if c.ObservedGeneration < 0 {
 			errs = append(errs, field.Invalid(at.Index(i).Child("observedGeneration"), c.ObservedGeneration, notNegative))
 		}
-		errs = append(errs, invalid(at.Index(i).Child("Type"), string(c.Type), utilvalidation.IsQualifiedName(string(c.Type)))...)
+		errs = append(errs, fieldrules.Invalid(at.Index(i).Child("Type"), string(c.Type), utilvalidation.IsQualifiedName(string(c.Type)))...)
 	}
 	return errs
 }
@@ -124,7 +127,7 @@ func validateNomination(obj, old *corev1.Pod, at *field.Path) field.ErrorList {
 	if name == "" || name == old.Status.NominatedNodeName {
 		return nil
 	}
-	errs := invalid(at, name, validation.NameIsDNSSubdomain(name, false))
+	errs := fieldrules.Invalid(at, name, validation.NameIsDNSSubdomain(name, false))
 	if old.Spec.NodeName != "" {
 		errs = append(errs, field.Forbidden(at, "may not be set on pods that are already bound to a node"))
 	}
@@ -283,9 +286,9 @@ func validateContainerUsers(list []corev1.ContainerStatus, os *corev1.PodOS, at 
 		if u.UID < 0 || u.UID > math.MaxUint32 {
 			errs = append(errs, field.Invalid(here.Child("uid"), u.UID, fmt.Sprintf("must be between 0 and %d, inclusive", int64(math.MaxUint32))))
 		}
-		errs = append(errs, invalid(here.Child("gid"), u.GID, utilvalidation.IsValidGroupID(u.GID))...)
+		errs = append(errs, fieldrules.Invalid(here.Child("gid"), u.GID, utilvalidation.IsValidGroupID(u.GID))...)
 		for j, g := range u.SupplementalGroups {
-			errs = append(errs, invalid(here.Child("supplementalGroups").Index(j), g, utilvalidation.IsValidGroupID(g))...)
+			errs = append(errs, fieldrules.Invalid(here.Child("supplementalGroups").Index(j), g, utilvalidation.IsValidGroupID(g))...)
 		}
 	}
 	return errs
@@ -336,7 +339,7 @@ func validateHealths(list []corev1.ResourceHealth, at *field.Path) field.ErrorLi
 	seen := map[corev1.ResourceID]bool{}
 	for i, r := range list {
 		here := at.Index(i)
-		errs = append(errs, listed(r.Health, here.Child("health"), corev1.ResourceHealthStatusHealthy,
+		errs = append(errs, fieldrules.Supported(r.Health, here.Child("health"), corev1.ResourceHealthStatusHealthy,
 			corev1.ResourceHealthStatusUnhealthy, corev1.ResourceHealthStatusUnknown)...)
 		if m := r.Message; m != nil && *m == "" {
 			errs = append(errs, field.Required(here.Child("message"), "must be non-empty if specified"))
@@ -377,12 +380,12 @@ func validateExtendedClaim(e *corev1.PodExtendedResourceClaimStatus, s *corev1.P
 			errs = append(errs, field.Invalid(here.Child("resourceName"), m.ResourceName, "must match the extended resource name of an "+
 				"entry in spec.initContainers.resources.requests or spec.containers.resources.requests"))
 		}
-		errs = append(errs, labelOf(m.RequestName, at.Child("requestName"))...)
+		errs = append(errs, fieldrules.DNSLabel(m.RequestName, at.Child("requestName"))...)
 		if seen[m] {
 			errs = append(errs, field.Duplicate(here.Child("containerName"), m.ContainerName),
 				field.Duplicate(here.Child("resourceName"), m.ResourceName), field.Duplicate(here.Child("requestName"), m.RequestName))
 		}
 		seen[m] = true
 	}
-	return append(errs, requiredSubdomain(e.ResourceClaimName, at.Child("resourceClaimName"))...)
+	return append(errs, fieldrules.RequiredSubdomain(e.ResourceClaimName, at.Child("resourceClaimName"))...)
 }

@@ -8,6 +8,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 // warner collects the warnings about one object.
@@ -30,7 +32,7 @@ var deprecatedNodeLabels = map[string]string{
 	"node-role.kubernetes.io/master":                `use "node-role.kubernetes.io/control-plane" instead`,
 }
 
-// nodeTerm warns of deprecated labels in a selector of nodes; judgeValues also of values that no label can have.
+// AddNodeTerm warns of deprecated labels in a selector of nodes; judgeValues also of values that no label can have.
 func (w *warner) nodeTerm(t *corev1.NodeSelectorTerm, judgeValues bool, at *field.Path) {
 	for i, e := range t.MatchExpressions {
 		here := at.Child("matchExpressions").Index(i)
@@ -97,7 +99,7 @@ func podWarnings(s *corev1.PodSpec, meta *metav1.ObjectMeta, at *field.Path) []s
 }
 
 func (w *warner) placement(s *corev1.PodSpec, spec *field.Path) {
-	for _, key := range sorted(s.NodeSelector) {
+	for _, key := range fieldrules.SortedKeys(s.NodeSelector) {
 		if why := deprecatedNodeLabels[key]; why != "" {
 			w.add(spec.Child("nodeSelector").Key(key), "%s", why)
 		}
@@ -192,13 +194,13 @@ func (w *warner) securityAnnotations(s *corev1.PodSpec, meta *metav1.ObjectMeta,
 		if at == nil || !annotated || c.AppArmorProfile != nil {
 			return
 		}
-		if own := podApparmor(s); own == nil || !semanticEqual(own, apparmorProfile(value)) {
+		if own := podApparmor(s); own == nil || !fieldrules.SemanticEqual(own, apparmorProfile(value)) {
 			*w = append(*w, apparmorWarning(annotations, name))
 		}
 	})
 }
 
-// eachContainerOf calls f for every container of a pod: the init containers, the others, the ephemeral ones.
+// EachContainerOf calls f for every container of a pod: the init containers, the others, the ephemeral ones.
 func eachContainerOf(s *corev1.PodSpec, spec *field.Path, f func(c *corev1.Container, at *field.Path)) {
 	for i := range s.InitContainers {
 		f(&s.InitContainers[i], spec.Child("initContainers").Index(i))

@@ -9,6 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 // Defaults and limits of a priority level.
@@ -23,29 +25,29 @@ const (
 )
 
 func priorityLevelKind() *api.Kind {
-	k := newKind(names{
-		gv: flowcontrolv1.SchemeGroupVersion, kind: "PriorityLevelConfiguration", plural: "prioritylevelconfigurations",
-		singular: "prioritylevelconfiguration", global: true,
+	k := builder.New(builder.Names{
+		GroupVersion: flowcontrolv1.SchemeGroupVersion, Kind: "PriorityLevelConfiguration", Plural: "prioritylevelconfigurations",
+		Singular: "prioritylevelconfiguration", ClusterScoped: true,
 	}, func(l *flowcontrolv1.PriorityLevelConfigurationList) *[]flowcontrolv1.PriorityLevelConfiguration {
 		return &l.Items
 	})
-	k.Default = defaults(defaultPriorityLevel)
-	hasStatus(k, func(o *flowcontrolv1.PriorityLevelConfiguration) *flowcontrolv1.PriorityLevelConfigurationStatus {
+	k.Default = builder.Default(defaultPriorityLevel)
+	builder.SeparateStatus(k, func(o *flowcontrolv1.PriorityLevelConfiguration) *flowcontrolv1.PriorityLevelConfigurationStatus {
 		return &o.Status
-	}, halves[*flowcontrolv1.PriorityLevelConfiguration]{
-		spec: func(p *flowcontrolv1.PriorityLevelConfiguration) any { return p.Spec },
-		keep: func(obj, old *flowcontrolv1.PriorityLevelConfiguration) { obj.Spec = *old.Spec.DeepCopy() },
-		status: func(obj, old *flowcontrolv1.PriorityLevelConfiguration) {
+	}, builder.Accessors[*flowcontrolv1.PriorityLevelConfiguration]{
+		Spec:     func(p *flowcontrolv1.PriorityLevelConfiguration) any { return p.Spec },
+		CopySpec: func(obj, old *flowcontrolv1.PriorityLevelConfiguration) { obj.Spec = *old.Spec.DeepCopy() },
+		Status: func(obj, old *flowcontrolv1.PriorityLevelConfiguration) {
 			obj.Status = flowcontrolv1.PriorityLevelConfigurationStatus{}
 			if old != nil {
 				obj.Status = *old.Status.DeepCopy()
 			}
 		},
 	})
-	check(k, func(p *flowcontrolv1.PriorityLevelConfiguration) field.ErrorList {
+	builder.AddValidation(k, func(p *flowcontrolv1.PriorityLevelConfiguration) field.ErrorList {
 		spec := field.NewPath("spec")
 		errs := validatePriorityLevel(p.Name, &p.Spec, spec)
-		if p.Name == flowcontrolv1.PriorityLevelConfigurationNameCatchAll && !semanticEqual(p.Spec, catchAllLevel()) {
+		if p.Name == flowcontrolv1.PriorityLevelConfigurationNameCatchAll && !fieldrules.SemanticEqual(p.Spec, catchAllLevel()) {
 			errs = append(errs, field.Invalid(spec, p.Spec, fmt.Sprintf("spec of '%s' must equal the fixed value", p.Name)))
 		}
 		// Of the level that is exempt, what it lends may be changed.
@@ -56,39 +58,39 @@ func priorityLevelKind() *api.Kind {
 		}
 		return errs
 	})
-	checkStatus(k, func(obj, _ *flowcontrolv1.PriorityLevelConfiguration) field.ErrorList {
+	builder.AddStatusValidation(k, func(obj, _ *flowcontrolv1.PriorityLevelConfiguration) field.ErrorList {
 		types := make([]string, len(obj.Status.Conditions))
 		for i, c := range obj.Status.Conditions {
 			types[i] = string(c.Type)
 		}
 		return validateFlowConditions(types)
 	})
-	k.Columns = columns(nameCol, col("Type"), col("NominalConcurrencyShares"), col("Queues"), col("HandSize"), col("QueueLengthLimit"), ageCol)
-	k.Row = row(func(p *flowcontrolv1.PriorityLevelConfiguration, now time.Time) []any {
-		shares, queues, hand, length := any(none), any(none), any(none), any(none)
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Type"), builder.StringColumn("NominalConcurrencyShares"), builder.StringColumn("Queues"), builder.StringColumn("HandSize"), builder.StringColumn("QueueLengthLimit"), builder.AgeColumn)
+	k.Row = builder.Row(func(p *flowcontrolv1.PriorityLevelConfiguration, now time.Time) []any {
+		shares, queues, hand, length := any(builder.None), any(builder.None), any(builder.None), any(builder.None)
 		if l := p.Spec.Limited; l != nil {
-			shares = val(l.NominalConcurrencyShares)
+			shares = fieldrules.Deref(l.NominalConcurrencyShares)
 			if q := l.LimitResponse.Queuing; q != nil {
 				queues, hand, length = q.Queues, q.HandSize, q.QueueLengthLimit
 			}
 		}
-		return []any{p.Name, string(p.Spec.Type), shares, queues, hand, length, age(p, now)}
+		return []any{p.Name, string(p.Spec.Type), shares, queues, hand, length, builder.Age(p, now)}
 	})
 	return k
 }
 
 func defaultPriorityLevel(p *flowcontrolv1.PriorityLevelConfiguration) {
 	if e := p.Spec.Exempt; e != nil {
-		setDefaultPtr(&e.NominalConcurrencyShares, 0)
-		setDefaultPtr(&e.LendablePercent, 0)
+		builder.SetDefaultPtr(&e.NominalConcurrencyShares, 0)
+		builder.SetDefaultPtr(&e.LendablePercent, 0)
 	}
 	if l := p.Spec.Limited; l != nil {
-		setDefaultPtr(&l.NominalConcurrencyShares, defaultShares)
-		setDefaultPtr(&l.LendablePercent, 0)
+		builder.SetDefaultPtr(&l.NominalConcurrencyShares, defaultShares)
+		builder.SetDefaultPtr(&l.LendablePercent, 0)
 		if q := l.LimitResponse.Queuing; q != nil {
-			setDefault(&q.Queues, defaultQueues)
-			setDefault(&q.HandSize, defaultHandSize)
-			setDefault(&q.QueueLengthLimit, defaultQueueLength)
+			builder.SetDefault(&q.Queues, defaultQueues)
+			builder.SetDefault(&q.HandSize, defaultHandSize)
+			builder.SetDefault(&q.QueueLengthLimit, defaultQueueLength)
 		}
 	}
 }
@@ -126,7 +128,7 @@ func validatePriorityLevel(name string, s *flowcontrolv1.PriorityLevelConfigurat
 		}
 		errs = append(errs, validateLimited(s.Limited, spec.Child("limited"))...)
 	default:
-		errs = append(errs, listed(s.Type, spec.Child("type"), flowcontrolv1.PriorityLevelEnablementExempt, flowcontrolv1.PriorityLevelEnablementLimited)...)
+		errs = append(errs, fieldrules.Supported(s.Type, spec.Child("type"), flowcontrolv1.PriorityLevelEnablementExempt, flowcontrolv1.PriorityLevelEnablementLimited)...)
 	}
 	return errs
 }
@@ -134,10 +136,10 @@ func validatePriorityLevel(name string, s *flowcontrolv1.PriorityLevelConfigurat
 // validateShares judges what a level has of the server, and what it lends to others.
 func validateShares(shares, lendable *int32, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	if val(shares) < 0 {
+	if fieldrules.Deref(shares) < 0 {
 		errs = append(errs, field.Invalid(at.Child("nominalConcurrencyShares"), *shares, "must be a non-negative integer"))
 	}
-	if p := val(lendable); p < 0 || p > 100 {
+	if p := fieldrules.Deref(lendable); p < 0 || p > 100 {
 		errs = append(errs, field.Invalid(at.Child("lendablePercent"), p, "must be between 0 and 100, inclusive"))
 	}
 	return errs
@@ -145,7 +147,7 @@ func validateShares(shares, lendable *int32, at *field.Path) field.ErrorList {
 
 func validateLimited(l *flowcontrolv1.LimitedPriorityLevelConfiguration, at *field.Path) field.ErrorList {
 	errs := validateShares(l.NominalConcurrencyShares, l.LendablePercent, at)
-	if b := val(l.BorrowingLimitPercent); b < 0 {
+	if b := fieldrules.Deref(l.BorrowingLimitPercent); b < 0 {
 		errs = append(errs, field.Invalid(at.Child("borrowingLimitPercent"), b, "if specified, must be a non-negative integer"))
 	}
 	response := at.Child("limitResponse")
@@ -161,7 +163,7 @@ func validateLimited(l *flowcontrolv1.LimitedPriorityLevelConfiguration, at *fie
 		}
 		errs = append(errs, validateQueuing(q, queuing)...)
 	default:
-		errs = append(errs, listed(l.LimitResponse.Type, response.Child("type"), flowcontrolv1.LimitResponseTypeQueue, flowcontrolv1.LimitResponseTypeReject)...)
+		errs = append(errs, fieldrules.Supported(l.LimitResponse.Type, response.Child("type"), flowcontrolv1.LimitResponseTypeQueue, flowcontrolv1.LimitResponseTypeReject)...)
 	}
 	return errs
 }

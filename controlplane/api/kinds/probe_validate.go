@@ -2,18 +2,18 @@ package kinds
 
 import (
 	"fmt"
-	"path"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 // validateHealth judges hooks and probes; a plain init container has neither.
 func validateHealth(c *corev1.Container, role containerRole, s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	if role == initial {
-		return forbid(at, "may not be set for init containers without restartPolicy=Always", map[string]bool{
+		return fieldrules.ForbidSet(at, "may not be set for init containers without restartPolicy=Always", map[string]bool{
 			"lifecycle": c.Lifecycle != nil, "livenessProbe": c.LivenessProbe != nil,
 			"readinessProbe": c.ReadinessProbe != nil, "startupProbe": c.StartupProbe != nil,
 		})
@@ -45,11 +45,11 @@ func validateProbe(p *corev1.Probe, once bool, at *field.Path) field.ErrorList {
 	}
 	var errs field.ErrorList
 	errs = append(errs, validateHandler(handlers{p.Exec, p.HTTPGet, p.TCPSocket, p.GRPC, nil}, nil, at)...)
-	errs = append(errs, nonNegative(p.InitialDelaySeconds, at.Child("initialDelaySeconds"))...)
-	errs = append(errs, nonNegative(p.TimeoutSeconds, at.Child("timeoutSeconds"))...)
-	errs = append(errs, nonNegative(p.PeriodSeconds, at.Child("periodSeconds"))...)
-	errs = append(errs, nonNegative(p.SuccessThreshold, at.Child("successThreshold"))...)
-	errs = append(errs, nonNegative(p.FailureThreshold, at.Child("failureThreshold"))...)
+	errs = append(errs, fieldrules.NonNegative(p.InitialDelaySeconds, at.Child("initialDelaySeconds"))...)
+	errs = append(errs, fieldrules.NonNegative(p.TimeoutSeconds, at.Child("timeoutSeconds"))...)
+	errs = append(errs, fieldrules.NonNegative(p.PeriodSeconds, at.Child("periodSeconds"))...)
+	errs = append(errs, fieldrules.NonNegative(p.SuccessThreshold, at.Child("successThreshold"))...)
+	errs = append(errs, fieldrules.NonNegative(p.FailureThreshold, at.Child("failureThreshold"))...)
 	if once && p.SuccessThreshold != 1 {
 		errs = append(errs, field.Invalid(at.Child("successThreshold"), p.SuccessThreshold, "must be 1"))
 	}
@@ -90,17 +90,17 @@ func validateHandler(h handlers, grace *int64, at *field.Path) field.ErrorList {
 		if http.Path == "" {
 			errs = append(errs, field.Required(here.Child("path"), ""))
 		}
-		errs = append(errs, validatePortNumOrName(http.Port, here.Child("port"))...)
-		errs = append(errs, oneOf(http.Scheme, here.Child("scheme"), corev1.URISchemeHTTP, corev1.URISchemeHTTPS)...)
+		errs = append(errs, fieldrules.ValidatePortNumOrName(http.Port, here.Child("port"))...)
+		errs = append(errs, fieldrules.OneOf(http.Scheme, here.Child("scheme"), corev1.URISchemeHTTP, corev1.URISchemeHTTPS)...)
 		for _, h := range http.HTTPHeaders {
-			errs = append(errs, invalid(here.Child("httpHeaders"), h.Name, utilvalidation.IsHTTPHeaderName(h.Name))...)
+			errs = append(errs, fieldrules.Invalid(here.Child("httpHeaders"), h.Name, utilvalidation.IsHTTPHeaderName(h.Name))...)
 		}
 	case "tcpSocket":
-		errs = append(errs, validatePortNumOrName(h.tcp.Port, at.Child("tcpSocket", "port"))...)
+		errs = append(errs, fieldrules.ValidatePortNumOrName(h.tcp.Port, at.Child("tcpSocket", "port"))...)
 	case "grpc":
-		errs = append(errs, invalid(at.Child("grpc", "port"), h.grpc.Port, utilvalidation.IsValidPortNum(int(h.grpc.Port)))...)
+		errs = append(errs, fieldrules.Invalid(at.Child("grpc", "port"), h.grpc.Port, utilvalidation.IsValidPortNum(int(h.grpc.Port)))...)
 		if m := h.grpc.Mode; m != nil {
-			errs = append(errs, oneOf(*m, at.Child("grpc", "mode"), corev1.GRPCProbeModePlaintext, corev1.GRPCProbeModeTLS)...)
+			errs = append(errs, fieldrules.OneOf(*m, at.Child("grpc", "mode"), corev1.GRPCProbeModePlaintext, corev1.GRPCProbeModeTLS)...)
 		}
 	case "sleep":
 		if n := h.sleep.Seconds; grace != nil && (n < 0 || n > *grace) {
@@ -109,21 +109,4 @@ func validateHandler(h handlers, grace *int64, at *field.Path) field.ErrorList {
 		}
 	}
 	return errs
-}
-
-// validateDescending refuses a path that leaves the folder it is relative to.
-func validateDescending(p string, at *field.Path) field.ErrorList {
-	if path.IsAbs(p) {
-		return field.ErrorList{field.Invalid(at, p, "must be a relative path")}
-	}
-	return noBacksteps(p, at)
-}
-
-func noBacksteps(p string, at *field.Path) field.ErrorList {
-	for _, part := range strings.Split(p, "/") {
-		if part == ".." {
-			return field.ErrorList{field.Invalid(at, p, "must not contain '..'")}
-		}
-	}
-	return nil
 }

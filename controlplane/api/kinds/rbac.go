@@ -11,23 +11,25 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 func roleKind() *api.Kind {
-	k := newKind(names{
-		gv: rbacv1.SchemeGroupVersion, kind: "Role", putCreates: true, plural: "roles", singular: "role", rule: pathSegment,
+	k := builder.New(builder.Names{
+		GroupVersion: rbacv1.SchemeGroupVersion, Kind: "Role", CreateOnUpdate: true, Plural: "roles", Singular: "role", Rule: builder.PathSegment,
 	}, func(l *rbacv1.RoleList) *[]rbacv1.Role { return &l.Items })
-	check(k, func(r *rbacv1.Role) field.ErrorList { return validateRules(r.Rules, true) })
-	k.Columns = columns(nameCol, dateCol)
-	k.Row = func(o api.Object, _ time.Time) []any { return []any{o.GetName(), date(o)} }
+	builder.AddValidation(k, func(r *rbacv1.Role) field.ErrorList { return validateRules(r.Rules, true) })
+	k.Columns = builder.Columns(builder.NameColumn, builder.CreatedAtColumn)
+	k.Row = func(o api.Object, _ time.Time) []any { return []any{o.GetName(), builder.CreatedAt(o)} }
 	return k
 }
 
 func clusterRoleKind() *api.Kind {
-	k := newKind(names{
-		gv: rbacv1.SchemeGroupVersion, kind: "ClusterRole", putCreates: true, plural: "clusterroles", singular: "clusterrole", rule: pathSegment, global: true,
+	k := builder.New(builder.Names{
+		GroupVersion: rbacv1.SchemeGroupVersion, Kind: "ClusterRole", CreateOnUpdate: true, Plural: "clusterroles", Singular: "clusterrole", Rule: builder.PathSegment, ClusterScoped: true,
 	}, func(l *rbacv1.ClusterRoleList) *[]rbacv1.ClusterRole { return &l.Items })
-	check(k, func(r *rbacv1.ClusterRole) field.ErrorList {
+	builder.AddValidation(k, func(r *rbacv1.ClusterRole) field.ErrorList {
 		errs := validateRules(r.Rules, false)
 		if a := r.AggregationRule; a != nil {
 			at := field.NewPath("aggregationRule", "clusterRoleSelectors")
@@ -41,49 +43,49 @@ func clusterRoleKind() *api.Kind {
 		}
 		return errs
 	})
-	k.Columns = columns(nameCol, dateCol)
-	k.Row = func(o api.Object, _ time.Time) []any { return []any{o.GetName(), date(o)} }
+	k.Columns = builder.Columns(builder.NameColumn, builder.CreatedAtColumn)
+	k.Row = func(o api.Object, _ time.Time) []any { return []any{o.GetName(), builder.CreatedAt(o)} }
 	return k
 }
 
-var bindingColumns = columns(nameCol, col("Role"), ageCol, wide("Users"), wide("Groups"), wide("ServiceAccounts"))
+var bindingColumns = builder.Columns(builder.NameColumn, builder.StringColumn("Role"), builder.AgeColumn, builder.WideColumn("Users"), builder.WideColumn("Groups"), builder.WideColumn("ServiceAccounts"))
 
 func roleBindingKind() *api.Kind {
-	k := newKind(names{
-		gv: rbacv1.SchemeGroupVersion, kind: "RoleBinding", putCreates: true, plural: "rolebindings", singular: "rolebinding", rule: pathSegment,
+	k := builder.New(builder.Names{
+		GroupVersion: rbacv1.SchemeGroupVersion, Kind: "RoleBinding", CreateOnUpdate: true, Plural: "rolebindings", Singular: "rolebinding", Rule: builder.PathSegment,
 	}, func(l *rbacv1.RoleBindingList) *[]rbacv1.RoleBinding { return &l.Items })
-	k.Default = defaults(func(b *rbacv1.RoleBinding) { defaultBinding(&b.RoleRef, b.Subjects) })
-	check(k, func(b *rbacv1.RoleBinding) field.ErrorList {
+	k.Default = builder.Default(func(b *rbacv1.RoleBinding) { defaultBinding(&b.RoleRef, b.Subjects) })
+	builder.AddValidation(k, func(b *rbacv1.RoleBinding) field.ErrorList {
 		return validateBinding(b.RoleRef, b.Subjects, true, "Role", "ClusterRole")
 	})
-	checkUpdate(k, func(obj, old *rbacv1.RoleBinding) field.ErrorList { return sameRole(obj.RoleRef, old.RoleRef) })
+	builder.AddUpdateValidation(k, func(obj, old *rbacv1.RoleBinding) field.ErrorList { return sameRole(obj.RoleRef, old.RoleRef) })
 	k.Columns = bindingColumns
-	k.Row = row(func(b *rbacv1.RoleBinding, now time.Time) []any { return bindingRow(b, b.RoleRef, b.Subjects, now) })
+	k.Row = builder.Row(func(b *rbacv1.RoleBinding, now time.Time) []any { return bindingRow(b, b.RoleRef, b.Subjects, now) })
 	return k
 }
 
 func clusterRoleBindingKind() *api.Kind {
-	k := newKind(names{
-		gv: rbacv1.SchemeGroupVersion, kind: "ClusterRoleBinding", putCreates: true, plural: "clusterrolebindings", singular: "clusterrolebinding",
-		rule: pathSegment, global: true,
+	k := builder.New(builder.Names{
+		GroupVersion: rbacv1.SchemeGroupVersion, Kind: "ClusterRoleBinding", CreateOnUpdate: true, Plural: "clusterrolebindings", Singular: "clusterrolebinding",
+		Rule: builder.PathSegment, ClusterScoped: true,
 	}, func(l *rbacv1.ClusterRoleBindingList) *[]rbacv1.ClusterRoleBinding { return &l.Items })
-	k.Default = defaults(func(b *rbacv1.ClusterRoleBinding) { defaultBinding(&b.RoleRef, b.Subjects) })
-	check(k, func(b *rbacv1.ClusterRoleBinding) field.ErrorList {
+	k.Default = builder.Default(func(b *rbacv1.ClusterRoleBinding) { defaultBinding(&b.RoleRef, b.Subjects) })
+	builder.AddValidation(k, func(b *rbacv1.ClusterRoleBinding) field.ErrorList {
 		return validateBinding(b.RoleRef, b.Subjects, false, "ClusterRole")
 	})
-	checkUpdate(k, func(obj, old *rbacv1.ClusterRoleBinding) field.ErrorList { return sameRole(obj.RoleRef, old.RoleRef) })
+	builder.AddUpdateValidation(k, func(obj, old *rbacv1.ClusterRoleBinding) field.ErrorList { return sameRole(obj.RoleRef, old.RoleRef) })
 	k.Columns = bindingColumns
-	k.Row = row(func(b *rbacv1.ClusterRoleBinding, now time.Time) []any {
+	k.Row = builder.Row(func(b *rbacv1.ClusterRoleBinding, now time.Time) []any {
 		return bindingRow(b, b.RoleRef, b.Subjects, now)
 	})
 	return k
 }
 
 func defaultBinding(ref *rbacv1.RoleRef, subjects []rbacv1.Subject) {
-	setDefault(&ref.APIGroup, rbacv1.GroupName)
+	builder.SetDefault(&ref.APIGroup, rbacv1.GroupName)
 	for i := range subjects {
 		if s := &subjects[i]; s.Kind == rbacv1.UserKind || s.Kind == rbacv1.GroupKind {
-			setDefault(&s.APIGroup, rbacv1.GroupName)
+			builder.SetDefault(&s.APIGroup, rbacv1.GroupName)
 		}
 	}
 }
@@ -116,14 +118,14 @@ func validateRules(rules []rbacv1.PolicyRule, namespaced bool) field.ErrorList {
 
 func validateBinding(ref rbacv1.RoleRef, subjects []rbacv1.Subject, namespaced bool, roleKinds ...string) field.ErrorList {
 	at := field.NewPath("roleRef")
-	errs := oneOf(ref.APIGroup, at.Child("apiGroup"), rbacv1.GroupName)
+	errs := fieldrules.OneOf(ref.APIGroup, at.Child("apiGroup"), rbacv1.GroupName)
 	if !slices.Contains(roleKinds, ref.Kind) {
 		errs = append(errs, field.NotSupported(at.Child("kind"), ref.Kind, roleKinds))
 	}
 	if ref.Name == "" {
 		errs = append(errs, field.Required(at.Child("name"), ""))
 	} else {
-		errs = append(errs, invalid(at.Child("name"), ref.Name, pathSegment(ref.Name, false))...)
+		errs = append(errs, fieldrules.Invalid(at.Child("name"), ref.Name, builder.PathSegment(ref.Name, false))...)
 	}
 	for i, s := range subjects {
 		errs = append(errs, validateSubject(s, namespaced, field.NewPath("subjects").Index(i))...)
@@ -139,7 +141,7 @@ func validateSubject(s rbacv1.Subject, namespaced bool, at *field.Path) field.Er
 	switch s.Kind {
 	case rbacv1.ServiceAccountKind:
 		if s.Name != "" {
-			errs = append(errs, invalid(at.Child("name"), s.Name, validation.IsDNS1123Subdomain(s.Name))...)
+			errs = append(errs, fieldrules.Invalid(at.Child("name"), s.Name, validation.IsDNS1123Subdomain(s.Name))...)
 		}
 		if s.APIGroup != "" {
 			errs = append(errs, field.NotSupported(at.Child("apiGroup"), s.APIGroup, []string{""}))
@@ -151,7 +153,7 @@ func validateSubject(s rbacv1.Subject, namespaced bool, at *field.Path) field.Er
 		if s.Name == "" {
 			errs = append(errs, field.Invalid(at.Child("name"), s.Name, strings.ToLower(s.Kind)+" name cannot be empty"))
 		}
-		errs = append(errs, oneOf(s.APIGroup, at.Child("apiGroup"), rbacv1.GroupName)...)
+		errs = append(errs, fieldrules.OneOf(s.APIGroup, at.Child("apiGroup"), rbacv1.GroupName)...)
 	default:
 		errs = append(errs, field.NotSupported(at.Child("kind"), s.Kind,
 			[]string{rbacv1.ServiceAccountKind, rbacv1.UserKind, rbacv1.GroupKind}))
@@ -179,5 +181,5 @@ func bindingRow(o api.Object, ref rbacv1.RoleRef, subjects []rbacv1.Subject, now
 		}
 	}
 	list := func(l []string) string { return strings.Join(l, ", ") }
-	return []any{o.GetName(), ref.Kind + "/" + ref.Name, age(o, now), list(users), list(groups), list(accounts)}
+	return []any{o.GetName(), ref.Kind + "/" + ref.Name, builder.Age(o, now), list(users), list(groups), list(accounts)}
 }

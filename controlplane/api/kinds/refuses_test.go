@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 // The sentences of the commonest rules.
@@ -84,7 +85,7 @@ func changes[P api.Object](t *testing.T, text string, cases ...changed[P]) {
 		if got := lines(errs); got != c.want || obj.GetGeneration() != c.generation {
 			t.Errorf("change %d (%s): generation %d, want %d\n got  %s\n want %s", i, c.sub, obj.GetGeneration(), c.generation, got, c.want)
 		}
-		if !semanticEqual(old, was) {
+		if !fieldrules.SemanticEqual(old, was) {
 			t.Errorf("change %d (%s): the stored object was changed", i, c.sub)
 		}
 	}

@@ -10,50 +10,52 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 func replicaSetKind() *api.Kind {
-	k := newKind(names{
-		gv: appsv1.SchemeGroupVersion, kind: "ReplicaSet", plural: "replicasets", singular: "replicaset", short: []string{"rs"}, all: true,
+	k := builder.New(builder.Names{
+		GroupVersion: appsv1.SchemeGroupVersion, Kind: "ReplicaSet", Plural: "replicasets", Singular: "replicaset", Short: []string{"rs"}, InAllCategory: true,
 	}, func(l *appsv1.ReplicaSetList) *[]appsv1.ReplicaSet { return &l.Items })
 	k.ShowsTrace = true
-	k.Default = defaults(func(r *appsv1.ReplicaSet) {
-		setDefaultPtr(&r.Spec.Replicas, 1)
+	k.Default = builder.Default(func(r *appsv1.ReplicaSet) {
+		builder.SetDefaultPtr(&r.Spec.Replicas, 1)
 		DefaultPodTemplate(&r.Spec.Template)
 	})
-	hasStatus(k, func(o *appsv1.ReplicaSet) *appsv1.ReplicaSetStatus { return &o.Status }, halves[*appsv1.ReplicaSet]{
-		spec: func(r *appsv1.ReplicaSet) any { return r.Spec },
-		keep: func(obj, old *appsv1.ReplicaSet) { obj.Spec = *old.Spec.DeepCopy() },
-		status: func(obj, old *appsv1.ReplicaSet) {
+	builder.SeparateStatus(k, func(o *appsv1.ReplicaSet) *appsv1.ReplicaSetStatus { return &o.Status }, builder.Accessors[*appsv1.ReplicaSet]{
+		Spec:     func(r *appsv1.ReplicaSet) any { return r.Spec },
+		CopySpec: func(obj, old *appsv1.ReplicaSet) { obj.Spec = *old.Spec.DeepCopy() },
+		Status: func(obj, old *appsv1.ReplicaSet) {
 			obj.Status = appsv1.ReplicaSetStatus{}
 			if old != nil {
 				obj.Status = *old.Status.DeepCopy()
 			}
 		},
 	})
-	check(k, func(r *appsv1.ReplicaSet) field.ErrorList {
+	builder.AddValidation(k, func(r *appsv1.ReplicaSet) field.ErrorList {
 		at := field.NewPath("spec")
-		errs := nonNegative(val(r.Spec.Replicas), at.Child("replicas"))
-		errs = append(errs, nonNegative(r.Spec.MinReadySeconds, at.Child("minReadySeconds"))...)
+		errs := fieldrules.NonNegative(fieldrules.Deref(r.Spec.Replicas), at.Child("replicas"))
+		errs = append(errs, fieldrules.NonNegative(r.Spec.MinReadySeconds, at.Child("minReadySeconds"))...)
 		errs = append(errs, validateWorkload(r.Spec.Selector, &r.Spec.Template, at)...)
 		return append(errs, switches(r, api.RebalanceAnnotation)...)
 	})
-	checkUpdate(k, func(obj, old *appsv1.ReplicaSet) field.ErrorList {
-		return sameOr(obj.Spec.Selector, old.Spec.Selector, field.NewPath("spec", "selector"))
+	builder.AddUpdateValidation(k, func(obj, old *appsv1.ReplicaSet) field.ErrorList {
+		return fieldrules.Unchanged(obj.Spec.Selector, old.Spec.Selector, field.NewPath("spec", "selector"))
 	})
-	addScale(k, scaled{
-		replicas: func(o api.Object) **int32 { return &o.(*appsv1.ReplicaSet).Spec.Replicas },
-		current:  func(o api.Object) int32 { return o.(*appsv1.ReplicaSet).Status.Replicas },
-		selector: func(o api.Object) *metav1.LabelSelector { return o.(*appsv1.ReplicaSet).Spec.Selector },
+	builder.AddScale(k, builder.ScaleAccessors{
+		Replicas: func(o api.Object) **int32 { return &o.(*appsv1.ReplicaSet).Spec.Replicas },
+		Current:  func(o api.Object) int32 { return o.(*appsv1.ReplicaSet).Status.Replicas },
+		Selector: func(o api.Object) *metav1.LabelSelector { return o.(*appsv1.ReplicaSet).Spec.Selector },
 	})
-	k.Columns = columns(nameCol, numCol("Desired"), numCol("Current"), numCol("Ready"), ageCol,
-		wide("Containers"), wide("Images"), wide("Selector"))
-	k.Row = row(func(r *appsv1.ReplicaSet, now time.Time) []any {
+	k.Columns = builder.Columns(builder.NameColumn, builder.NumberColumn("Desired"), builder.NumberColumn("Current"), builder.NumberColumn("Ready"), builder.AgeColumn,
+		builder.WideColumn("Containers"), builder.WideColumn("Images"), builder.WideColumn("Selector"))
+	k.Row = builder.Row(func(r *appsv1.ReplicaSet, now time.Time) []any {
 		containers, images := containersAndImages(&r.Spec.Template.Spec)
-		return []any{r.Name, int64(val(r.Spec.Replicas)), int64(r.Status.Replicas), int64(r.Status.ReadyReplicas), age(r, now),
+		return []any{r.Name, int64(fieldrules.Deref(r.Spec.Replicas)), int64(r.Status.Replicas), int64(r.Status.ReadyReplicas), builder.Age(r, now),
 			containers, images, metav1.FormatLabelSelector(r.Spec.Selector)}
 	})
-	k.Fields = fieldsOf(func(r *appsv1.ReplicaSet) fields.Set {
+	k.Fields = builder.Fields(func(r *appsv1.ReplicaSet) fields.Set {
 		return fields.Set{"status.replicas": strconv.Itoa(int(r.Status.Replicas))}
 	})
 	return k

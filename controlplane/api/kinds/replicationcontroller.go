@@ -12,42 +12,44 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 func replicationControllerKind() *api.Kind {
-	k := newKind(names{
-		gv: corev1.SchemeGroupVersion, kind: "ReplicationController", plural: "replicationcontrollers",
-		singular: "replicationcontroller", short: []string{"rc"}, all: true, rule: longName,
+	k := builder.New(builder.Names{
+		GroupVersion: corev1.SchemeGroupVersion, Kind: "ReplicationController", Plural: "replicationcontrollers",
+		Singular: "replicationcontroller", Short: []string{"rc"}, InAllCategory: true, Rule: builder.DNSSubdomain,
 	}, func(l *corev1.ReplicationControllerList) *[]corev1.ReplicationController { return &l.Items })
-	k.Default = defaults(defaultReplicationController)
+	k.Default = builder.Default(defaultReplicationController)
 	k.Propagation = metav1.DeletePropagationOrphan // as it was before there was a garbage collector
-	specAndStatus(k, func(r *corev1.ReplicationController) *corev1.ReplicationControllerSpec { return &r.Spec },
+	builder.SeparateSpecAndStatus(k, func(r *corev1.ReplicationController) *corev1.ReplicationControllerSpec { return &r.Spec },
 		func(r *corev1.ReplicationController) *corev1.ReplicationControllerStatus { return &r.Status })
-	check(k, func(r *corev1.ReplicationController) field.ErrorList {
+	builder.AddValidation(k, func(r *corev1.ReplicationController) field.ErrorList {
 		return validateReplicationController(&r.Spec, field.NewPath("spec"))
 	})
 	validateMeta := k.Subresources["status"].ValidateUpdate
 	k.Subresources["status"].ValidateUpdate = func(obj, old api.Object) field.ErrorList {
 		return append(validateMeta(obj, old), validateReplicationControllerStatus(&obj.(*corev1.ReplicationController).Status, field.NewPath("status"))...)
 	}
-	addScale(k, scaled{
-		replicas: func(o api.Object) **int32 { return &o.(*corev1.ReplicationController).Spec.Replicas },
-		current:  func(o api.Object) int32 { return o.(*corev1.ReplicationController).Status.Replicas },
-		selector: func(o api.Object) *metav1.LabelSelector {
+	builder.AddScale(k, builder.ScaleAccessors{
+		Replicas: func(o api.Object) **int32 { return &o.(*corev1.ReplicationController).Spec.Replicas },
+		Current:  func(o api.Object) int32 { return o.(*corev1.ReplicationController).Status.Replicas },
+		Selector: func(o api.Object) *metav1.LabelSelector {
 			return &metav1.LabelSelector{MatchLabels: o.(*corev1.ReplicationController).Spec.Selector}
 		},
 	})
-	k.Columns = columns(nameCol, numCol("Desired"), numCol("Current"), numCol("Ready"), ageCol,
-		wide("Containers"), wide("Images"), wide("Selector"))
-	k.Row = row(func(r *corev1.ReplicationController, now time.Time) []any {
+	k.Columns = builder.Columns(builder.NameColumn, builder.NumberColumn("Desired"), builder.NumberColumn("Current"), builder.NumberColumn("Ready"), builder.AgeColumn,
+		builder.WideColumn("Containers"), builder.WideColumn("Images"), builder.WideColumn("Selector"))
+	k.Row = builder.Row(func(r *corev1.ReplicationController, now time.Time) []any {
 		containers, images := "", ""
 		if r.Spec.Template != nil {
 			containers, images = containersAndImages(&r.Spec.Template.Spec)
 		}
-		return []any{r.Name, int64(val(r.Spec.Replicas)), int64(r.Status.Replicas), int64(r.Status.ReadyReplicas), age(r, now),
+		return []any{r.Name, int64(fieldrules.Deref(r.Spec.Replicas)), int64(r.Status.Replicas), int64(r.Status.ReadyReplicas), builder.Age(r, now),
 			containers, images, labels.FormatLabels(r.Spec.Selector)}
 	})
-	k.Fields = fieldsOf(func(r *corev1.ReplicationController) fields.Set {
+	k.Fields = builder.Fields(func(r *corev1.ReplicationController) fields.Set {
 		return fields.Set{"status.replicas": strconv.Itoa(int(r.Status.Replicas))}
 	})
 	return k
@@ -66,15 +68,15 @@ func defaultReplicationController(r *corev1.ReplicationController) {
 		}
 		DefaultPodTemplate(t)
 	}
-	setDefaultPtr(&r.Spec.Replicas, 1)
+	builder.SetDefaultPtr(&r.Spec.Replicas, 1)
 }
 
 func validateReplicationController(s *corev1.ReplicationControllerSpec, at *field.Path) field.ErrorList {
-	errs := nonNegative(s.MinReadySeconds, at.Child("minReadySeconds"))
+	errs := fieldrules.NonNegative(s.MinReadySeconds, at.Child("minReadySeconds"))
 	if len(s.Selector) == 0 {
 		errs = append(errs, field.Required(at.Child("selector"), ""))
 	}
-	errs = append(errs, nonNegative(val(s.Replicas), at.Child("replicas"))...)
+	errs = append(errs, fieldrules.NonNegative(fieldrules.Deref(s.Replicas), at.Child("replicas"))...)
 	at = at.Child("template")
 	if s.Template == nil {
 		return append(errs, field.Required(at, ""))
@@ -86,9 +88,9 @@ func validateReplicationController(s *corev1.ReplicationControllerSpec, at *fiel
 }
 
 func validateReplicationControllerStatus(s *corev1.ReplicationControllerStatus, at *field.Path) field.ErrorList {
-	errs := nonNegative(s.Replicas, at.Child("replicas"))
-	errs = append(errs, nonNegative(s.ObservedGeneration, at.Child("observedGeneration"))...)
-	errs = append(errs, parts(s.Replicas, at, map[string]int32{
+	errs := fieldrules.NonNegative(s.Replicas, at.Child("replicas"))
+	errs = append(errs, fieldrules.NonNegative(s.ObservedGeneration, at.Child("observedGeneration"))...)
+	errs = append(errs, fieldrules.PartsOfReplicas(s.Replicas, at, map[string]int32{
 		"fullyLabeledReplicas": s.FullyLabeledReplicas, "readyReplicas": s.ReadyReplicas, "availableReplicas": s.AvailableReplicas,
 	})...)
 	if s.AvailableReplicas > s.ReadyReplicas {
@@ -98,24 +100,24 @@ func validateReplicationControllerStatus(s *corev1.ReplicationControllerStatus, 
 }
 
 func podTemplateKind() *api.Kind {
-	k := newKind(names{
-		gv: corev1.SchemeGroupVersion, kind: "PodTemplate", plural: "podtemplates", singular: "podtemplate",
+	k := builder.New(builder.Names{
+		GroupVersion: corev1.SchemeGroupVersion, Kind: "PodTemplate", Plural: "podtemplates", Singular: "podtemplate",
 	}, func(l *corev1.PodTemplateList) *[]corev1.PodTemplate { return &l.Items })
 	k.ReturnsDeleted = true
-	k.Default = defaults(func(t *corev1.PodTemplate) { DefaultPodTemplate(&t.Template) })
+	k.Default = builder.Default(func(t *corev1.PodTemplate) { DefaultPodTemplate(&t.Template) })
 	k.PrepareCreate = func(o api.Object) { o.SetGeneration(1) }
 	k.PrepareUpdate = func(obj, old api.Object) {
 		k.Default(obj)
 		obj.SetGeneration(old.GetGeneration())
-		if !semanticEqual(obj.(*corev1.PodTemplate).Template, old.(*corev1.PodTemplate).Template) {
+		if !fieldrules.SemanticEqual(obj.(*corev1.PodTemplate).Template, old.(*corev1.PodTemplate).Template) {
 			obj.SetGeneration(old.GetGeneration() + 1)
 		}
 	}
-	check(k, func(t *corev1.PodTemplate) field.ErrorList {
+	builder.AddValidation(k, func(t *corev1.PodTemplate) field.ErrorList {
 		return ValidatePodTemplate(&t.Template, field.NewPath("template"))
 	})
-	k.Columns = columns(nameCol, col("Containers"), col("Images"), col("Pod Labels"))
-	k.Row = row(func(t *corev1.PodTemplate, _ time.Time) []any {
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Containers"), builder.StringColumn("Images"), builder.StringColumn("Pod Labels"))
+	k.Row = builder.Row(func(t *corev1.PodTemplate, _ time.Time) []any {
 		containers, images := containersAndImages(&t.Template.Spec)
 		return []any{t.Name, containers, images, labels.FormatLabels(t.Template.Labels)}
 	})

@@ -7,6 +7,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 // keepAllButResources lets a resize change what the containers of a pod may use, and nothing else. Lists of other
@@ -22,7 +24,7 @@ func keepAllButResources(obj, old *corev1.Pod) {
 		obj.Spec.Containers = resized(wanted.Containers, obj.Spec.Containers)
 	}
 	DefaultPodSpec(&obj.Spec)
-	if !semanticEqual(obj.Spec, old.Spec) {
+	if !fieldrules.SemanticEqual(obj.Spec, old.Spec) {
 		obj.Generation++
 	}
 }
@@ -75,17 +77,17 @@ func validateResize(obj, old *corev1.Pod) field.ErrorList {
 	errs = append(errs, validateResized(now.Containers, old.Spec.Containers, spec.Child("containers"))...)
 	for i := range now.InitContainers {
 		c, before, at := &now.InitContainers[i], &old.Spec.InitContainers[i], spec.Child("initContainers").Index(i)
-		changed := !semanticEqual(*c, *before)
+		changed := !fieldrules.SemanticEqual(*c, *before)
 		errs = append(errs, validateRemoved(&c.Resources, &before.Resources, at.Child("resources"))...)
-		if restoreCPUAndMemory(c, before); !semanticEqual(*c, *before) {
+		if restoreCPUAndMemory(c, before); !fieldrules.SemanticEqual(*c, *before) {
 			errs = append(errs, field.Forbidden(at, "only cpu and memory resources for init or sidecar containers are mutable"))
 		}
-		if changed && val(c.RestartPolicy) != corev1.ContainerRestartPolicyAlways && slices.ContainsFunc(c.ResizePolicy,
+		if changed && fieldrules.Deref(c.RestartPolicy) != corev1.ContainerRestartPolicyAlways && slices.ContainsFunc(c.ResizePolicy,
 			func(p corev1.ContainerResizePolicy) bool { return p.RestartPolicy == corev1.RestartContainer }) {
 			errs = append(errs, field.Forbidden(at, "non-sidecar init containers with a resize policy of RestartContainer cannot be resized"))
 		}
 	}
-	if len(errs) == 0 && !semanticEqual(*now, old.Spec) {
+	if len(errs) == 0 && !fieldrules.SemanticEqual(*now, old.Spec) {
 		errs = append(errs, field.Forbidden(spec, onlyCPUAndMemory))
 	}
 	return errs
@@ -116,7 +118,7 @@ func otherContainers(now, was []corev1.Container, list string) (errs field.Error
 func validateResized(now, was []corev1.Container, at *field.Path) (errs field.ErrorList) {
 	for i := range now {
 		errs = append(errs, validateRemoved(&now[i].Resources, &was[i].Resources, at.Index(i).Child("resources"))...)
-		if restoreCPUAndMemory(&now[i], &was[i]); !semanticEqual(now[i], was[i]) {
+		if restoreCPUAndMemory(&now[i], &was[i]); !fieldrules.SemanticEqual(now[i], was[i]) {
 			errs = append(errs, field.Forbidden(field.NewPath("spec"), onlyCPUAndMemory))
 		}
 	}
@@ -166,8 +168,8 @@ func validateResizePolicy(policies []corev1.ContainerResizePolicy, restarts core
 			errs = append(errs, field.Duplicate(at.Index(i), p.ResourceName))
 		}
 		seen[p.ResourceName] = true
-		errs = append(errs, oneOf(p.ResourceName, at, corev1.ResourceCPU, corev1.ResourceMemory)...)
-		errs = append(errs, oneOf(p.RestartPolicy, at, corev1.NotRequired, corev1.RestartContainer)...)
+		errs = append(errs, fieldrules.OneOf(p.ResourceName, at, corev1.ResourceCPU, corev1.ResourceMemory)...)
+		errs = append(errs, fieldrules.OneOf(p.RestartPolicy, at, corev1.NotRequired, corev1.RestartContainer)...)
 		if restarts == corev1.RestartPolicyNever && p.RestartPolicy != corev1.NotRequired {
 			errs = append(errs, field.Invalid(at, p.RestartPolicy, "must be 'NotRequired' when pod `restartPolicy` is 'Never'"))
 		}

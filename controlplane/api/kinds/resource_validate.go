@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 	"keelson.dev/keelson/internal/quantitytext"
 	"keelson.dev/keelson/internal/saturate"
 )
@@ -26,7 +27,7 @@ func validateResources(r *corev1.ResourceRequirements, at *field.Path) field.Err
 		list corev1.ResourceList
 		at   *field.Path
 	}{{r.Limits, at.Child("limits")}, {r.Requests, at.Child("requests")}} {
-		for _, name := range sorted(side.list) {
+		for _, name := range fieldrules.SortedKeys(side.list) {
 			q := side.list[name]
 			here := side.at.Key(string(name))
 			errs = append(errs, validateContainerResourceName(name, here)...)
@@ -36,7 +37,7 @@ func validateResources(r *corev1.ResourceRequirements, at *field.Path) field.Err
 			cpuOrMemory = cpuOrMemory || name == corev1.ResourceCPU || name == corev1.ResourceMemory
 		}
 	}
-	for _, name := range sorted(r.Requests) {
+	for _, name := range fieldrules.SortedKeys(r.Requests) {
 		request := r.Requests[name]
 		limit, limited := r.Limits[name]
 		here := at.Child("requests")
@@ -106,7 +107,7 @@ func validateContainerResourceName(name corev1.ResourceName, at *field.Path) fie
 // validateQuantities judges the resources of a node. Their names may be anything, as in Kubernetes.
 func validateQuantities(l corev1.ResourceList, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	for _, name := range sorted(l) {
+	for _, name := range fieldrules.SortedKeys(l) {
 		errs = append(errs, validateCountedQuantity(name, l[name], at.Child(string(name)))...)
 	}
 	return errs

@@ -8,27 +8,28 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/validation"
-	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 func resourceQuotaKind() *api.Kind {
-	k := newKind(names{
-		gv: corev1.SchemeGroupVersion, kind: "ResourceQuota", plural: "resourcequotas", singular: "resourcequota", short: []string{"quota"},
+	k := builder.New(builder.Names{
+		GroupVersion: corev1.SchemeGroupVersion, Kind: "ResourceQuota", Plural: "resourcequotas", Singular: "resourcequota", Short: []string{"quota"},
 	}, func(l *corev1.ResourceQuotaList) *[]corev1.ResourceQuota { return &l.Items })
 	k.ReturnsDeleted = true
-	k.Default = defaults(func(q *corev1.ResourceQuota) {
+	k.Default = builder.Default(func(q *corev1.ResourceQuota) {
 		roundResources(q.Spec.Hard)
 		roundResources(q.Status.Hard)
 		roundResources(q.Status.Used)
 	})
-	specAndStatus(k, func(q *corev1.ResourceQuota) *corev1.ResourceQuotaSpec { return &q.Spec },
+	builder.SeparateSpecAndStatus(k, func(q *corev1.ResourceQuota) *corev1.ResourceQuotaSpec { return &q.Spec },
 		func(q *corev1.ResourceQuota) *corev1.ResourceQuotaStatus { return &q.Status })
-	uncounted(k)
-	check(k, func(q *corev1.ResourceQuota) field.ErrorList { return validateQuota(&q.Spec, field.NewPath("spec")) })
-	checkUpdate(k, func(obj, old *corev1.ResourceQuota) field.ErrorList {
+	builder.OmitGeneration(k)
+	builder.AddValidation(k, func(q *corev1.ResourceQuota) field.ErrorList { return validateQuota(&q.Spec, field.NewPath("spec")) })
+	builder.AddUpdateValidation(k, func(obj, old *corev1.ResourceQuota) field.ErrorList {
 		if slices.Equal(scopesOf(&obj.Spec), scopesOf(&old.Spec)) {
 			return nil
 		}
@@ -40,10 +41,10 @@ func resourceQuotaKind() *api.Kind {
 		errs := append(validateMeta(obj, old), validateQuotaResources(s.Hard, at.Child("hard"))...)
 		return append(errs, validateQuotaResources(s.Used, at.Child("used"))...)
 	}
-	k.Columns = columns(nameCol, col("Request"), col("Limit"), ageCol)
-	k.Row = row(func(q *corev1.ResourceQuota, now time.Time) []any {
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Request"), builder.StringColumn("Limit"), builder.AgeColumn)
+	k.Row = builder.Row(func(q *corev1.ResourceQuota, now time.Time) []any {
 		var requests, limits []string
-		for _, name := range sorted(q.Status.Hard) {
+		for _, name := range fieldrules.SortedKeys(q.Status.Hard) {
 			used, hard := q.Status.Used[name], q.Status.Hard[name]
 			text := fmt.Sprintf("%s: %s/%s", name, used.String(), hard.String())
 			if strings.HasPrefix(string(name), "limits.") {
@@ -52,7 +53,7 @@ func resourceQuotaKind() *api.Kind {
 				requests = append(requests, text)
 			}
 		}
-		return []any{q.Name, strings.Join(requests, ", "), strings.Join(limits, ", "), age(q, now)}
+		return []any{q.Name, strings.Join(requests, ", "), strings.Join(limits, ", "), builder.Age(q, now)}
 	})
 	return k
 }
@@ -63,48 +64,9 @@ func scopesOf(s *corev1.ResourceQuotaSpec) []corev1.ResourceQuotaScope {
 	return slices.Compact(out)
 }
 
-// quotaResources are the names without a domain that a quota may bound, beside counted objects and huge pages.
-var quotaResources = []corev1.ResourceName{
-	corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage,
-	corev1.ResourceRequestsCPU, corev1.ResourceRequestsMemory, corev1.ResourceRequestsStorage, corev1.ResourceRequestsEphemeralStorage,
-	corev1.ResourceLimitsCPU, corev1.ResourceLimitsMemory, corev1.ResourceLimitsEphemeralStorage,
-	corev1.ResourcePods, corev1.ResourceQuotas, corev1.ResourceServices, corev1.ResourceReplicationControllers,
-	corev1.ResourceSecrets, corev1.ResourcePersistentVolumeClaims, corev1.ResourceConfigMaps,
-	corev1.ResourceServicesNodePorts, corev1.ResourceServicesLoadBalancers,
-}
-
-// podResources are those of them that count by the pods of a scope.
-var podResources = []corev1.ResourceName{
-	corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourcePods, corev1.ResourceRequestsCPU, corev1.ResourceRequestsMemory,
-	corev1.ResourceLimitsCPU, corev1.ResourceLimitsMemory,
-}
-
-// countedResources are whole numbers.
-var countedResources = []corev1.ResourceName{
-	corev1.ResourcePods, corev1.ResourceQuotas, corev1.ResourceServices, corev1.ResourceReplicationControllers,
-	corev1.ResourceSecrets, corev1.ResourceConfigMaps, corev1.ResourcePersistentVolumeClaims,
-	corev1.ResourceServicesNodePorts, corev1.ResourceServicesLoadBalancers,
-}
-
-func isHugePages(n string) bool {
-	return strings.HasPrefix(n, corev1.ResourceHugePagesPrefix) || strings.HasPrefix(n, corev1.ResourceRequestsHugePagesPrefix)
-}
-
-// validateResourceName judges a resource of any kind.
-func validateResourceName(name corev1.ResourceName, at *field.Path) field.ErrorList {
-	n := string(name)
-	if errs := invalid(at, n, utilvalidation.IsQualifiedName(n)); len(errs) > 0 {
-		return errs
-	}
-	if !strings.Contains(n, "/") && name != corev1.ResourceStorage && !slices.Contains(quotaResources, name) && !isHugePages(n) {
-		return field.ErrorList{field.Invalid(at, n, "must be a standard resource type or fully qualified")}
-	}
-	return nil
-}
-
 func validateQuotaResources(list corev1.ResourceList, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	for _, name := range sorted(list) {
+	for _, name := range fieldrules.SortedKeys(list) {
 		q, here := list[name], at.Key(string(name))
 		errs = append(errs, validateResourceName(name, here)...)
 		if n := string(name); !strings.Contains(n, "/") && !slices.Contains(quotaResources, name) && !isHugePages(n) {
@@ -152,7 +114,7 @@ func validateScope(
 	default:
 		return append(errs, field.Invalid(at, shown, "unsupported scope"))
 	}
-	for _, name := range sorted(hard) {
+	for _, name := range fieldrules.SortedKeys(hard) {
 		pages := strings.HasPrefix(string(name), corev1.ResourceHugePagesPrefix) || strings.HasPrefix(string(name), corev1.ResourceRequestsHugePagesPrefix)
 		if (pages || slices.Contains(quotaResources, name)) && !slices.Contains(applies, name) {
 			errs = append(errs, field.Invalid(all, shownAll, "unsupported scope applied to resource"))

@@ -7,17 +7,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-)
 
-// validateTemplateMeta judges the metadata that objects made from a template get.
-func validateTemplateMeta(m *metav1.ObjectMeta, at *field.Path) field.ErrorList {
-	errs := apivalidation.ValidateAnnotations(m.Annotations, at.Child("annotations"))
-	return append(errs, metavalidation.ValidateLabels(m.Labels, at.Child("labels"))...)
-}
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
+)
 
 // nodes is where devices can be reached: one of its ways, never two.
 type nodes struct {
@@ -35,7 +30,7 @@ func (n nodes) judge(at *field.Path, empty string) (field.ErrorList, []string) {
 			errs = append(errs, field.Invalid(at.Child("nodeName"), "", empty))
 		} else {
 			ways = append(ways, "`nodeName`")
-			errs = append(errs, invalid(at.Child("nodeName"), *n.name, apivalidation.NameIsDNSSubdomain(*n.name, false))...)
+			errs = append(errs, fieldrules.Invalid(at.Child("nodeName"), *n.name, apivalidation.NameIsDNSSubdomain(*n.name, false))...)
 		}
 	}
 	if n.selector != nil {
@@ -57,7 +52,7 @@ func isTrueIfSet(b *bool, at *field.Path) (field.ErrorList, bool) {
 }
 
 func validateSlice(s *resourcev1.ResourceSliceSpec, spec *field.Path) field.ErrorList {
-	errs := validateDriverName(s.Driver, spec.Child("driver"))
+	errs := fieldrules.ValidateDriverName(s.Driver, spec.Child("driver"))
 	errs = append(errs, poolName(s.Pool.Name, spec.Child("pool", "name"))...)
 	if n := s.Pool.ResourceSliceCount; n <= 0 {
 		errs = append(errs, field.Invalid(spec.Child("pool", "resourceSliceCount"), n, "must be greater than zero"))
@@ -84,9 +79,9 @@ func validateSlice(s *resourcev1.ResourceSliceSpec, spec *field.Path) field.Erro
 	if s.SharedCounters != nil && s.Devices != nil {
 		errs = append(errs, field.Invalid(spec, "", "only one of `sharedCounters` or `devices` is allowed"))
 	}
-	errs = append(errs, each(s.Devices, maxDevices(s.Devices), spec.Child("devices"), func(d resourcev1.Device) string { return d.Name },
+	errs = append(errs, fieldrules.Items(s.Devices, maxDevices(s.Devices), spec.Child("devices"), func(d resourcev1.Device) string { return d.Name },
 		func(d resourcev1.Device, at *field.Path) field.ErrorList { return validateDevice(&d, each1, at) })...)
-	errs = append(errs, each(s.SharedCounters, resourcev1.ResourceSliceMaxCounterSets, spec.Child("sharedCounters"),
+	errs = append(errs, fieldrules.Items(s.SharedCounters, resourcev1.ResourceSliceMaxCounterSets, spec.Child("sharedCounters"),
 		func(c resourcev1.CounterSet) string { return c.Name },
 		func(c resourcev1.CounterSet, at *field.Path) field.ErrorList {
 			return validateCounters(c.Name, "name", c.Counters, resourcev1.ResourceSliceMaxCountersPerCounterSet, at)
@@ -116,7 +111,7 @@ func validateCounters(name, called string, counters map[string]resourcev1.Counte
 	if name == "" {
 		errs = append(errs, field.Required(at.Child(called), ""))
 	} else {
-		errs = append(errs, labelOf(name, at.Child(called))...)
+		errs = append(errs, fieldrules.DNSLabel(name, at.Child(called))...)
 	}
 	here := at.Child("counters")
 	switch {
@@ -125,20 +120,20 @@ func validateCounters(name, called string, counters map[string]resourcev1.Counte
 	case len(counters) > limit:
 		return append(errs, field.TooMany(here, len(counters), limit))
 	}
-	for _, c := range sorted(counters) {
-		errs = append(errs, labelOf(c, here)...)
+	for _, c := range fieldrules.SortedKeys(counters) {
+		errs = append(errs, fieldrules.DNSLabel(c, here)...)
 	}
 	return errs
 }
 
 func validateDevice(d *resourcev1.Device, perDevice bool, at *field.Path) field.ErrorList {
-	errs := labelOf(d.Name, at.Child("name"))
+	errs := fieldrules.DNSLabel(d.Name, at.Child("name"))
 	if n := len(d.Attributes) + len(d.Capacity); n > resourcev1.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
 		return append(errs, field.Invalid(at, n, fmt.Sprintf("the total number of attributes and capacities must not exceed %d",
 			resourcev1.ResourceSliceMaxAttributesAndCapacitiesPerDevice)))
 	}
 	values := 0
-	for _, name := range sorted(d.Attributes) {
+	for _, name := range fieldrules.SortedKeys(d.Attributes) {
 		a := d.Attributes[name]
 		values += max(1, len(a.BoolValues)+len(a.IntValues)+len(a.StringValues)+len(a.VersionValues))
 		errs = append(errs, qualified(name, at.Child("attributes"))...)
@@ -148,23 +143,23 @@ func validateDevice(d *resourcev1.Device, perDevice bool, at *field.Path) field.
 		errs = append(errs, field.Invalid(at, values, fmt.Sprintf("the total number of attribute values must not exceed %d",
 			resourcev1.ResourceSliceMaxAttributeValuesPerDevice)))
 	}
-	for _, name := range sorted(d.Capacity) {
+	for _, name := range fieldrules.SortedKeys(d.Capacity) {
 		c, here := d.Capacity[name], at.Child("capacity")
 		errs = append(errs, qualified(name, here)...)
 		switch policy := here.Key(string(name)).Child("requestPolicy"); {
 		case c.RequestPolicy == nil:
-		case !val(d.AllowMultipleAllocations):
+		case !fieldrules.Deref(d.AllowMultipleAllocations):
 			errs = append(errs, field.Forbidden(policy, "allowMultipleAllocations must be true"))
 		default:
 			errs = append(errs, validateRequestPolicy(c.Value, c.RequestPolicy, policy)...)
 		}
 	}
-	errs = append(errs, each(d.Taints, resourcev1.DeviceTaintsMaxLength, at.Child("taints"), nil, validateDeviceTaint)...)
-	errs = append(errs, each(d.ConsumesCounters, resourcev1.ResourceSliceMaxDeviceCounterConsumptionsPerDevice, at.Child("consumesCounters"),
+	errs = append(errs, fieldrules.Items(d.Taints, resourcev1.DeviceTaintsMaxLength, at.Child("taints"), nil, validateDeviceTaint)...)
+	errs = append(errs, fieldrules.Items(d.ConsumesCounters, resourcev1.ResourceSliceMaxDeviceCounterConsumptionsPerDevice, at.Child("consumesCounters"),
 		func(c resourcev1.DeviceCounterConsumption) string { return c.CounterSet },
 		func(c resourcev1.DeviceCounterConsumption, at *field.Path) field.ErrorList {
 			errs := validateCounters(c.CounterSet, "counterSet", c.Counters, resourcev1.ResourceSliceMaxCountersPerDeviceCounterConsumption, at)
-			return append(errs, each(c.CompatibilityGroups, resourcev1.DeviceCompatibilityGroupsMaxSize, at.Child("compatibilityGroups"), itself, labelOf)...)
+			return append(errs, fieldrules.Items(c.CompatibilityGroups, resourcev1.DeviceCompatibilityGroupsMaxSize, at.Child("compatibilityGroups"), fieldrules.Itself, fieldrules.DNSLabel)...)
 		})...)
 	errs = append(errs, validateDeviceNodes(d, perDevice, at)...)
 	errs = append(errs, bindingConditions(d.BindingConditions, d.BindingFailureConditions, at)...)
@@ -194,12 +189,12 @@ func validateDeviceNodes(d *resourcev1.Device, perDevice bool, at *field.Path) f
 func validateDeviceTaint(t resourcev1.DeviceTaint, at *field.Path) field.ErrorList {
 	errs := metavalidation.ValidateLabelName(t.Key, at.Child("key"))
 	if t.Value != "" {
-		errs = append(errs, invalid(at.Child("value"), t.Value, validation.IsValidLabelValue(t.Value))...)
+		errs = append(errs, fieldrules.Invalid(at.Child("value"), t.Value, validation.IsValidLabelValue(t.Value))...)
 	}
 	if t.Effect == "" {
 		return append(errs, field.Required(at.Child("effect"), ""))
 	}
-	return append(errs, listed(t.Effect, at.Child("effect"), deviceEffects...)...)
+	return append(errs, fieldrules.Supported(t.Effect, at.Child("effect"), deviceEffects...)...)
 }
 
 // validatePartitionType: the devices that consume counters have the attribute that says of which type they are.

@@ -7,6 +7,8 @@ import (
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 var (
@@ -37,7 +39,7 @@ func validateRule(r *admissionv1.RuleWithOperations, at *field.Path, operations 
 		errs = append(errs, field.Invalid(at.Child("operations"), r.Operations, "if '*' is present, must not specify other operations"))
 	}
 	for i, op := range r.Operations {
-		errs = append(errs, listed(op, at.Child("operations").Index(i), operations...)...)
+		errs = append(errs, fieldrules.Supported(op, at.Child("operations").Index(i), operations...)...)
 	}
 	required(len(r.APIGroups), "apiGroups")
 	alone(r.APIGroups, "apiGroups", "API groups")
@@ -50,7 +52,7 @@ func validateRule(r *admissionv1.RuleWithOperations, at *field.Path, operations 
 	}
 	errs = append(errs, validateRuleResources(r.Resources, at.Child("resources"))...)
 	if r.Scope != nil {
-		errs = append(errs, listed(*r.Scope, at.Child("scope"), admissionv1.AllScopes, admissionv1.ClusterScope, admissionv1.NamespacedScope)...)
+		errs = append(errs, fieldrules.Supported(*r.Scope, at.Child("scope"), admissionv1.AllScopes, admissionv1.ClusterScope, admissionv1.NamespacedScope)...)
 	}
 	return errs
 }

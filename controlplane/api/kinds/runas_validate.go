@@ -8,6 +8,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 // The limits of a container's rules for its restart.
@@ -31,20 +33,20 @@ func validateRestarts(c *corev1.Container, at *field.Path) field.ErrorList {
 		}
 		return nil
 	}
-	errs := listed(*c.RestartPolicy, at.Child("restartPolicy"),
+	errs := fieldrules.Supported(*c.RestartPolicy, at.Child("restartPolicy"),
 		corev1.ContainerRestartPolicyAlways, corev1.ContainerRestartPolicyNever, corev1.ContainerRestartPolicyOnFailure)
 	if n := len(c.RestartPolicyRules); n > maxRestartRules {
 		errs = append(errs, field.TooMany(rules, n, maxRestartRules))
 	}
 	for i, r := range c.RestartPolicyRules {
-		errs = append(errs, listed(r.Action, rules.Index(i).Child("action"),
+		errs = append(errs, fieldrules.Supported(r.Action, rules.Index(i).Child("action"),
 			corev1.ContainerRestartRuleActionRestart, corev1.ContainerRestartRuleActionRestartAllContainers)...)
 		here := rules.Index(i).Child("exitCodes")
 		if r.ExitCodes == nil {
 			errs = append(errs, field.Required(here, "must be specified"))
 			continue
 		}
-		errs = append(errs, listed(r.ExitCodes.Operator, here.Child("operator"),
+		errs = append(errs, fieldrules.Supported(r.ExitCodes.Operator, here.Child("operator"),
 			corev1.ContainerRestartRuleOnExitCodesOpIn, corev1.ContainerRestartRuleOnExitCodesOpNotIn)...)
 		if n := len(r.ExitCodes.Values); n > maxExitCodes {
 			errs = append(errs, field.TooMany(here.Child("values"), n, maxExitCodes))
@@ -92,14 +94,14 @@ func validateHostname(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 		return nil
 	}
 	at, name := at.Child("hostnameOverride"), *s.HostnameOverride
-	errs := invalid(at, name, utilvalidation.IsDNS1123Subdomain(name))
+	errs := fieldrules.Invalid(at, name, utilvalidation.IsDNS1123Subdomain(name))
 	if len(name) > maxHostname {
 		errs = append(errs, field.TooLong(at, name, maxHostname))
 	}
 	if s.HostNetwork {
 		errs = append(errs, field.Forbidden(at, "may not be specified when hostNetwork is true"))
 	}
-	if isTrue(s.SetHostnameAsFQDN) {
+	if fieldrules.IsTrue(s.SetHostnameAsFQDN) {
 		errs = append(errs, field.Forbidden(at, "may not be specified when setHostnameAsFQDN is true"))
 	}
 	return errs
@@ -112,9 +114,9 @@ func validateAppArmor(p *corev1.AppArmorProfile, at *field.Path) field.ErrorList
 	if p.Type == "" {
 		return field.ErrorList{field.Required(at.Child("type"), "type is required when appArmorProfile is set")}
 	}
-	errs := listed(p.Type, at.Child("type"), corev1.AppArmorProfileTypeLocalhost, corev1.AppArmorProfileTypeRuntimeDefault,
+	errs := fieldrules.Supported(p.Type, at.Child("type"), corev1.AppArmorProfileTypeLocalhost, corev1.AppArmorProfileTypeRuntimeDefault,
 		corev1.AppArmorProfileTypeUnconfined)
-	local, name := p.Type == corev1.AppArmorProfileTypeLocalhost, val(p.LocalhostProfile)
+	local, name := p.Type == corev1.AppArmorProfileTypeLocalhost, fieldrules.Deref(p.LocalhostProfile)
 	switch {
 	case len(errs) > 0:
 	case local && strings.TrimSpace(name) != name:
@@ -135,7 +137,7 @@ func validateAppArmor(p *corev1.AppArmorProfile, at *field.Path) field.ErrorList
 func validateMountKind(m *corev1.VolumeMount, privileged bool, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if p := m.MountPropagation; p != nil {
-		errs = append(errs, listed(*p, at.Child("mountPropagation"),
+		errs = append(errs, fieldrules.Supported(*p, at.Child("mountPropagation"),
 			corev1.MountPropagationBidirectional, corev1.MountPropagationHostToContainer, corev1.MountPropagationNone)...)
 		if *p == corev1.MountPropagationBidirectional && !privileged {
 			errs = append(errs, field.Forbidden(at.Child("mountPropagation"),
@@ -146,7 +148,7 @@ func validateMountKind(m *corev1.VolumeMount, privileged bool, at *field.Path) f
 	if r == nil {
 		return errs
 	}
-	errs = append(errs, listed(*r, here, corev1.RecursiveReadOnlyDisabled, corev1.RecursiveReadOnlyEnabled,
+	errs = append(errs, fieldrules.Supported(*r, here, corev1.RecursiveReadOnlyDisabled, corev1.RecursiveReadOnlyEnabled,
 		corev1.RecursiveReadOnlyIfPossible)...)
 	if *r != corev1.RecursiveReadOnlyEnabled && *r != corev1.RecursiveReadOnlyIfPossible {
 		return errs

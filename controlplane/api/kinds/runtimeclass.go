@@ -10,24 +10,28 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 func runtimeClassKind() *api.Kind {
-	k := newKind(names{
-		gv: nodev1.SchemeGroupVersion, kind: "RuntimeClass", conditional: true, putCreates: true, plural: "runtimeclasses", singular: "runtimeclass", global: true,
+	k := builder.New(builder.Names{
+		GroupVersion: nodev1.SchemeGroupVersion, Kind: "RuntimeClass", Conditional: true, CreateOnUpdate: true, Plural: "runtimeclasses", Singular: "runtimeclass", ClusterScoped: true,
 	}, func(l *nodev1.RuntimeClassList) *[]nodev1.RuntimeClass { return &l.Items })
-	check(k, func(c *nodev1.RuntimeClass) field.ErrorList {
+	builder.AddValidation(k, func(c *nodev1.RuntimeClass) field.ErrorList {
 		at := field.NewPath("handler")
 		if c.Handler == "" {
 			return append(field.ErrorList{field.Required(at, "")}, validateRuntimeClass(c)...)
 		}
-		return append(invalid(at, c.Handler, validation.IsDNS1123Label(c.Handler)), validateRuntimeClass(c)...)
+		return append(fieldrules.Invalid(at, c.Handler, validation.IsDNS1123Label(c.Handler)), validateRuntimeClass(c)...)
 	})
-	checkUpdate(k, func(obj, old *nodev1.RuntimeClass) field.ErrorList {
-		return sameOr(obj.Handler, old.Handler, field.NewPath("handler"))
+	builder.AddUpdateValidation(k, func(obj, old *nodev1.RuntimeClass) field.ErrorList {
+		return fieldrules.Unchanged(obj.Handler, old.Handler, field.NewPath("handler"))
 	})
-	k.Columns = columns(nameCol, col("Handler"), ageCol)
-	k.Row = row(func(c *nodev1.RuntimeClass, now time.Time) []any { return []any{c.Name, c.Handler, age(c, now)} })
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Handler"), builder.AgeColumn)
+	k.Row = builder.Row(func(c *nodev1.RuntimeClass, now time.Time) []any {
+		return []any{c.Name, c.Handler, builder.Age(c, now)}
+	})
 	return k
 }
 

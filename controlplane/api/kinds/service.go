@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 // Spaces in which a Service reserves values; a value is held by one Service at a time.
@@ -31,17 +33,17 @@ const (
 const clientIPTimeout = int32(3 * 60 * 60) // seconds; Kubernetes' default
 
 func serviceKind() *api.Kind {
-	k := newKind(names{
-		gv: corev1.SchemeGroupVersion, kind: "Service", putCreates: true, plural: "services", singular: "service", short: []string{"svc"}, all: true,
-		rule: validation.NameIsDNSLabel,
+	k := builder.New(builder.Names{
+		GroupVersion: corev1.SchemeGroupVersion, Kind: "Service", CreateOnUpdate: true, Plural: "services", Singular: "service", Short: []string{"svc"}, InAllCategory: true,
+		Rule: validation.NameIsDNSLabel,
 	}, func(l *corev1.ServiceList) *[]corev1.Service { return &l.Items })
 	k.ReturnsDeleted = true
-	k.Default = defaults(defaultService)
-	k.OwnedDefault = defaults(defaultOwnedService)
-	hasStatus(k, func(o *corev1.Service) *corev1.ServiceStatus { return &o.Status }, halves[*corev1.Service]{
-		spec: func(s *corev1.Service) any { return s.Spec },
-		keep: func(obj, old *corev1.Service) { obj.Spec = *old.Spec.DeepCopy() },
-		status: func(obj, old *corev1.Service) {
+	k.Default = builder.Default(defaultService)
+	k.OwnedDefault = builder.Default(defaultOwnedService)
+	builder.SeparateStatus(k, func(o *corev1.Service) *corev1.ServiceStatus { return &o.Status }, builder.Accessors[*corev1.Service]{
+		Spec:     func(s *corev1.Service) any { return s.Spec },
+		CopySpec: func(obj, old *corev1.Service) { obj.Spec = *old.Spec.DeepCopy() },
+		Status: func(obj, old *corev1.Service) {
 			obj.Status = corev1.ServiceStatus{}
 			if old != nil {
 				obj.Status = *old.Status.DeepCopy()
@@ -57,18 +59,18 @@ func serviceKind() *api.Kind {
 		keep(obj, old)
 		defaultIPModes(obj.(*corev1.Service))
 	}
-	prepare(k, func(s *corev1.Service) { s.Generation = 0 })
-	prepareUpdate(k, keepAllocated)
-	check(k, validateService)
-	checkUpdate(k, validateServiceUpdate)
-	checkStatus(k, validateServiceStatus)
+	builder.PrepareCreate(k, func(s *corev1.Service) { s.Generation = 0 })
+	builder.PrepareUpdate(k, keepAllocated)
+	builder.AddValidation(k, validateService)
+	builder.AddUpdateValidation(k, validateServiceUpdate)
+	builder.AddStatusValidation(k, validateServiceStatus)
 	k.Reservations = func(o api.Object) []api.Reservation { return serviceReservations(o.(*corev1.Service)) }
-	k.Columns = columns(nameCol, col("Type"), col("Cluster-IP"), col("External-IP"), col("Port(s)"), ageCol, wide("Selector"))
-	k.Row = row(serviceRow)
-	k.Fields = fieldsOf(func(s *corev1.Service) fields.Set {
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Type"), builder.StringColumn("Cluster-IP"), builder.StringColumn("External-IP"), builder.StringColumn("Port(s)"), builder.AgeColumn, builder.WideColumn("Selector"))
+	k.Row = builder.Row(serviceRow)
+	k.Fields = builder.Fields(func(s *corev1.Service) fields.Set {
 		return fields.Set{"spec.clusterIP": s.Spec.ClusterIP, "spec.type": string(s.Spec.Type)}
 	})
-	addSub(k, "proxy", &api.Subresource{GVK: corev1.SchemeGroupVersion.WithKind("ServiceProxyOptions"), Verbs: proxied})
+	builder.AddSubresource(k, "proxy", &api.Subresource{GVK: corev1.SchemeGroupVersion.WithKind("ServiceProxyOptions"), Verbs: builder.ProxyVerbs})
 	return k
 }
 
@@ -88,19 +90,19 @@ func defaultService(s *corev1.Service) {
 // does not own clusterIPs.
 func defaultOwnedService(s *corev1.Service) {
 	spec := &s.Spec
-	setDefault(&spec.Type, corev1.ServiceTypeClusterIP)
-	setDefault(&spec.SessionAffinity, corev1.ServiceAffinityNone)
+	builder.SetDefault(&spec.Type, corev1.ServiceTypeClusterIP)
+	builder.SetDefault(&spec.SessionAffinity, corev1.ServiceAffinityNone)
 	if spec.SessionAffinity == corev1.ServiceAffinityNone {
 		spec.SessionAffinityConfig = nil
 	}
 	if spec.SessionAffinity == corev1.ServiceAffinityClientIP {
-		setDefaultPtr(&spec.SessionAffinityConfig, corev1.SessionAffinityConfig{})
-		setDefaultPtr(&spec.SessionAffinityConfig.ClientIP, corev1.ClientIPConfig{})
-		setDefaultPtr(&spec.SessionAffinityConfig.ClientIP.TimeoutSeconds, clientIPTimeout)
+		builder.SetDefaultPtr(&spec.SessionAffinityConfig, corev1.SessionAffinityConfig{})
+		builder.SetDefaultPtr(&spec.SessionAffinityConfig.ClientIP, corev1.ClientIPConfig{})
+		builder.SetDefaultPtr(&spec.SessionAffinityConfig.ClientIP.TimeoutSeconds, clientIPTimeout)
 	}
 	for i := range spec.Ports {
 		p := &spec.Ports[i]
-		setDefault(&p.Protocol, corev1.ProtocolTCP)
+		builder.SetDefault(&p.Protocol, corev1.ProtocolTCP)
 		if p.TargetPort == (intstr.IntOrString{}) || p.TargetPort == intstr.FromString("") {
 			p.TargetPort = intstr.FromInt32(p.Port)
 		}
@@ -110,11 +112,11 @@ func defaultOwnedService(s *corev1.Service) {
 		return
 	}
 	if externallyAccessible(spec) {
-		setDefault(&spec.ExternalTrafficPolicy, corev1.ServiceExternalTrafficPolicyCluster)
+		builder.SetDefault(&spec.ExternalTrafficPolicy, corev1.ServiceExternalTrafficPolicyCluster)
 	}
-	setDefaultPtr(&spec.InternalTrafficPolicy, corev1.ServiceInternalTrafficPolicyCluster)
+	builder.SetDefaultPtr(&spec.InternalTrafficPolicy, corev1.ServiceInternalTrafficPolicyCluster)
 	if spec.Type == corev1.ServiceTypeLoadBalancer {
-		setDefaultPtr(&spec.AllocateLoadBalancerNodePorts, true)
+		builder.SetDefaultPtr(&spec.AllocateLoadBalancerNodePorts, true)
 	}
 }
 
@@ -122,7 +124,7 @@ func defaultOwnedService(s *corev1.Service) {
 func defaultIPModes(s *corev1.Service) {
 	for i := range s.Status.LoadBalancer.Ingress {
 		if in := &s.Status.LoadBalancer.Ingress[i]; in.IP != "" {
-			setDefaultPtr(&in.IPMode, corev1.LoadBalancerIPModeVIP)
+			builder.SetDefaultPtr(&in.IPMode, corev1.LoadBalancerIPModeVIP)
 		}
 	}
 }
@@ -186,7 +188,7 @@ func dropAddresses(spec, old *corev1.ServiceSpec) {
 	if slices.Equal(spec.IPFamilies, old.IPFamilies) {
 		spec.IPFamilies = nil
 	}
-	if val(spec.IPFamilyPolicy) == val(old.IPFamilyPolicy) {
+	if fieldrules.Deref(spec.IPFamilyPolicy) == fieldrules.Deref(old.IPFamilyPolicy) {
 		spec.IPFamilyPolicy = nil
 	}
 }
@@ -211,10 +213,10 @@ func dropBalancing(spec, old *corev1.ServiceSpec) {
 	if old.Type != corev1.ServiceTypeLoadBalancer || spec.Type == corev1.ServiceTypeLoadBalancer {
 		return
 	}
-	if isTrue(spec.AllocateLoadBalancerNodePorts) == isTrue(old.AllocateLoadBalancerNodePorts) {
+	if fieldrules.IsTrue(spec.AllocateLoadBalancerNodePorts) == fieldrules.IsTrue(old.AllocateLoadBalancerNodePorts) {
 		spec.AllocateLoadBalancerNodePorts = nil
 	}
-	if semanticEqual(spec.LoadBalancerClass, old.LoadBalancerClass) {
+	if fieldrules.SemanticEqual(spec.LoadBalancerClass, old.LoadBalancerClass) {
 		spec.LoadBalancerClass = nil
 	}
 }
@@ -316,8 +318,8 @@ func serviceRow(s *corev1.Service, now time.Time) []any {
 		}
 		ports = append(ports, text+"/"+string(p.Protocol))
 	}
-	return []any{s.Name, string(s.Spec.Type), orNone(s.Spec.ClusterIP), externalIP(s), orNone(strings.Join(ports, ",")),
-		age(s, now), labels.FormatLabels(s.Spec.Selector)}
+	return []any{s.Name, string(s.Spec.Type), builder.OrNone(s.Spec.ClusterIP), externalIP(s), builder.OrNone(strings.Join(ports, ",")),
+		builder.Age(s, now), labels.FormatLabels(s.Spec.Selector)}
 }
 
 func externalIP(s *corev1.Service) string {
@@ -339,5 +341,5 @@ func externalIP(s *corev1.Service) string {
 			return "<pending>"
 		}
 	}
-	return orNone(strings.Join(ips, ","))
+	return builder.OrNone(strings.Join(ips, ","))
 }

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api/balancer"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 // maxAffinitySeconds is a day, the longest session affinity.
@@ -20,7 +21,7 @@ const maxAffinitySeconds = 86400
 
 func validateService(s *corev1.Service) field.ErrorList {
 	spec := field.NewPath("spec")
-	errs := oneOf(s.Spec.Type, spec.Child("type"), corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort,
+	errs := fieldrules.OneOf(s.Spec.Type, spec.Child("type"), corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort,
 		corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeExternalName)
 	errs = append(errs, validateSessionAffinity(&s.Spec, spec)...)
 	if s.Spec.Selector != nil {
@@ -130,9 +131,9 @@ func validateTopologyMode(s *corev1.Service) field.ErrorList {
 }
 
 func validateSessionAffinity(s *corev1.ServiceSpec, spec *field.Path) field.ErrorList {
-	errs := oneOf(s.SessionAffinity, spec.Child("sessionAffinity"), corev1.ServiceAffinityNone, corev1.ServiceAffinityClientIP)
+	errs := fieldrules.OneOf(s.SessionAffinity, spec.Child("sessionAffinity"), corev1.ServiceAffinityNone, corev1.ServiceAffinityClientIP)
 	if c := s.SessionAffinityConfig; c != nil && c.ClientIP != nil {
-		if t := val(c.ClientIP.TimeoutSeconds); t <= 0 || t > maxAffinitySeconds {
+		if t := fieldrules.Deref(c.ClientIP.TimeoutSeconds); t <= 0 || t > maxAffinitySeconds {
 			errs = append(errs, field.Invalid(spec.Child("sessionAffinityConfig", "clientIP", "timeoutSeconds"), t,
 				fmt.Sprintf("must be greater than 0 and less than %d", maxAffinitySeconds)))
 		}
@@ -147,7 +148,7 @@ func headlessService(s *corev1.ServiceSpec) bool {
 
 func validateExternalName(s *corev1.ServiceSpec, spec *field.Path) field.ErrorList {
 	const no = "may not be set for ExternalName services"
-	errs := forbid(spec, no, map[string]bool{
+	errs := fieldrules.ForbidSet(spec, no, map[string]bool{
 		"clusterIPs": len(s.ClusterIPs) > 0, "ipFamilies": len(s.IPFamilies) > 0, "ipFamilyPolicy": s.IPFamilyPolicy != nil,
 	})
 	at := spec.Child("externalName")
@@ -156,7 +157,7 @@ func validateExternalName(s *corev1.ServiceSpec, spec *field.Path) field.ErrorLi
 	if name == "" {
 		return append(errs, field.Required(at, ""))
 	}
-	return append(errs, invalid(at, name, validation.IsDNS1123Subdomain(name))...)
+	return append(errs, fieldrules.Invalid(at, name, validation.IsDNS1123Subdomain(name))...)
 }
 
 // ValidateClusterIPs validates the cluster addresses and the IP families of a Service that is no ExternalName.
@@ -197,13 +198,13 @@ func validateFamilies(s *corev1.ServiceSpec, spec *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i, f := range s.IPFamilies {
 		here := spec.Child("ipFamilies").Index(i)
-		errs = append(errs, listed(f, here, corev1.IPv4Protocol, corev1.IPv6Protocol)...)
+		errs = append(errs, fieldrules.Supported(f, here, corev1.IPv4Protocol, corev1.IPv6Protocol)...)
 		if slices.Contains(s.IPFamilies[:i], f) {
 			errs = append(errs, field.Duplicate(here, f))
 		}
 	}
 	if p := s.IPFamilyPolicy; p != nil {
-		errs = append(errs, listed(*p, spec.Child("ipFamilyPolicy"),
+		errs = append(errs, fieldrules.Supported(*p, spec.Child("ipFamilyPolicy"),
 			corev1.IPFamilyPolicyPreferDualStack, corev1.IPFamilyPolicyRequireDualStack, corev1.IPFamilyPolicySingleStack)...)
 	}
 	return errs
@@ -237,7 +238,7 @@ func validateAddressFamilies(s *corev1.ServiceSpec, at *field.Path) field.ErrorL
 func validateTrafficPolicies(s *corev1.ServiceSpec, spec *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if p := s.InternalTrafficPolicy; p != nil {
-		errs = append(errs, listed(*p, spec.Child("internalTrafficPolicy"),
+		errs = append(errs, fieldrules.Supported(*p, spec.Child("internalTrafficPolicy"),
 			corev1.ServiceInternalTrafficPolicyCluster, corev1.ServiceInternalTrafficPolicyLocal)...)
 	}
 	if d := s.TrafficDistribution; d != nil {
@@ -247,7 +248,7 @@ func validateTrafficPolicies(s *corev1.ServiceSpec, spec *field.Path) field.Erro
 	}
 	at := spec.Child("externalTrafficPolicy")
 	if externallyAccessible(s) {
-		errs = append(errs, oneOf(s.ExternalTrafficPolicy, at,
+		errs = append(errs, fieldrules.OneOf(s.ExternalTrafficPolicy, at,
 			corev1.ServiceExternalTrafficPolicyCluster, corev1.ServiceExternalTrafficPolicyLocal)...)
 	} else if s.ExternalTrafficPolicy != "" {
 		errs = append(errs, field.Invalid(at, s.ExternalTrafficPolicy, "may only be set for externally-accessible services"))
@@ -272,7 +273,7 @@ func validateBalancerFields(s *corev1.ServiceSpec, spec *field.Path) field.Error
 	class := spec.Child("loadBalancerClass")
 	if s.Type == corev1.ServiceTypeLoadBalancer {
 		if c := s.LoadBalancerClass; c != nil {
-			errs = append(errs, invalid(class, *c, validation.IsQualifiedName(*c))...)
+			errs = append(errs, fieldrules.Invalid(class, *c, validation.IsQualifiedName(*c))...)
 		}
 		return errs
 	}
@@ -296,7 +297,7 @@ func validateHealthPort(s *corev1.ServiceSpec, at *field.Path) field.ErrorList {
 	case !needsHealthPort(s):
 		return field.ErrorList{field.Invalid(at, n, "may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'")}
 	}
-	if errs := invalid(at, n, validation.IsValidPortNum(int(n))); len(errs) > 0 {
+	if errs := fieldrules.Invalid(at, n, validation.IsValidPortNum(int(n))); len(errs) > 0 {
 		return errs
 	}
 	for _, p := range s.Ports {
@@ -327,17 +328,17 @@ func validateServicePorts(s *corev1.ServiceSpec, at *field.Path) field.ErrorList
 		case p.Name == "" && len(s.Ports) > 1:
 			errs = append(errs, field.Required(here.Child("name"), ""))
 		case p.Name != "":
-			errs = append(errs, invalid(here.Child("name"), p.Name, validation.IsDNS1123Label(p.Name))...)
+			errs = append(errs, fieldrules.Invalid(here.Child("name"), p.Name, validation.IsDNS1123Label(p.Name))...)
 			if names[p.Name] {
 				errs = append(errs, field.Duplicate(here.Child("name"), p.Name))
 			}
 			names[p.Name] = true
 		}
-		errs = append(errs, invalid(here.Child("port"), p.Port, validation.IsValidPortNum(int(p.Port)))...)
-		errs = append(errs, validateProtocol(p.Protocol, here.Child("protocol"))...)
-		errs = append(errs, validatePortNumOrName(p.TargetPort, here.Child("targetPort"))...)
+		errs = append(errs, fieldrules.Invalid(here.Child("port"), p.Port, validation.IsValidPortNum(int(p.Port)))...)
+		errs = append(errs, fieldrules.ValidateProtocol(p.Protocol, here.Child("protocol"))...)
+		errs = append(errs, fieldrules.ValidatePortNumOrName(p.TargetPort, here.Child("targetPort"))...)
 		if p.AppProtocol != nil {
-			errs = append(errs, invalid(here.Child("appProtocol"), *p.AppProtocol, validation.IsQualifiedName(*p.AppProtocol))...)
+			errs = append(errs, fieldrules.Invalid(here.Child("appProtocol"), *p.AppProtocol, validation.IsQualifiedName(*p.AppProtocol))...)
 		}
 		if key := fmt.Sprintf("%s-%d", p.Protocol, p.Port); ports[key] {
 			errs = append(errs, field.Duplicate(here, internalPort{Protocol: p.Protocol, Port: p.Port}))
@@ -364,18 +365,6 @@ func validateNodePort(t corev1.ServiceType, p corev1.ServicePort, seen map[strin
 	return nil
 }
 
-func validateProtocol(p corev1.Protocol, at *field.Path) field.ErrorList {
-	return oneOf(p, at, corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP)
-}
-
-// validatePortNumOrName judges a port that may be the name of a container's port.
-func validatePortNumOrName(p intstr.IntOrString, at *field.Path) field.ErrorList {
-	if p.Type == intstr.String {
-		return invalid(at, p.StrVal, validation.IsValidPortName(p.StrVal))
-	}
-	return invalid(at, p.IntVal, validation.IsValidPortNum(int(p.IntVal)))
-}
-
 // validateServiceUpdate keeps the addresses and families of a Service, which clients may have cached. A second family may be
 // added and released.
 func validateServiceUpdate(obj, old *corev1.Service) field.ErrorList {
@@ -386,7 +375,7 @@ func validateServiceUpdate(obj, old *corev1.Service) field.ErrorList {
 		errs = append(errs, field.Forbidden(spec.Child("healthCheckNodePort"), "field is immutable"))
 	}
 	both := obj.Spec.Type == corev1.ServiceTypeLoadBalancer && old.Spec.Type == corev1.ServiceTypeLoadBalancer
-	if both && !semanticEqual(obj.Spec.LoadBalancerClass, old.Spec.LoadBalancerClass) {
+	if both && !fieldrules.SemanticEqual(obj.Spec.LoadBalancerClass, old.Spec.LoadBalancerClass) {
 		errs = append(errs, field.Invalid(spec.Child("loadBalancerClass"), obj.Spec.LoadBalancerClass, "may not change once set"))
 	}
 	if obj.Spec.Type == corev1.ServiceTypeExternalName || old.Spec.Type == corev1.ServiceTypeExternalName {
@@ -416,7 +405,7 @@ func validateAddressUpdate(s, old *corev1.ServiceSpec, spec *field.Path) field.E
 			errs = append(errs, field.Invalid(at.Index(i), now, mayNotChange))
 		}
 	}
-	if len(was) > len(now) && len(now) == 1 && val(s.IPFamilyPolicy) != corev1.IPFamilyPolicySingleStack {
+	if len(was) > len(now) && len(now) == 1 && fieldrules.Deref(s.IPFamilyPolicy) != corev1.IPFamilyPolicySingleStack {
 		errs = append(errs, field.Invalid(spec.Child("ipFamilyPolicy"), s.IPFamilyPolicy,
 			"must be set to 'SingleStack' when releasing the secondary clusterIP"))
 	}
@@ -433,7 +422,7 @@ func validateFamilyUpdate(s, old *corev1.ServiceSpec, spec *field.Path) field.Er
 			errs = append(errs, field.Invalid(at, now, mayNotChange))
 		}
 	}
-	if len(was) > len(now) && len(now) == 1 && val(s.IPFamilyPolicy) != corev1.IPFamilyPolicySingleStack {
+	if len(was) > len(now) && len(now) == 1 && fieldrules.Deref(s.IPFamilyPolicy) != corev1.IPFamilyPolicySingleStack {
 		errs = append(errs, field.Invalid(spec.Child("ipFamilyPolicy"), s.IPFamilyPolicy,
 			"must be set to 'SingleStack' when releasing the secondary ipFamily"))
 	}
@@ -459,12 +448,12 @@ func validateServiceStatus(s, _ *corev1.Service) field.ErrorList {
 		case in.IPMode != nil && in.IP == "":
 			errs = append(errs, field.Forbidden(mode, "may not be specified when `ip` is not set"))
 		case in.IPMode != nil:
-			errs = append(errs, listed(*in.IPMode, mode, corev1.LoadBalancerIPModeProxy, corev1.LoadBalancerIPModeVIP)...)
+			errs = append(errs, fieldrules.Supported(*in.IPMode, mode, corev1.LoadBalancerIPModeProxy, corev1.LoadBalancerIPModeVIP)...)
 		}
 		if in.Hostname == "" {
 			continue
 		}
-		errs = append(errs, invalid(here.Child("hostname"), in.Hostname, validation.IsDNS1123Subdomain(in.Hostname))...)
+		errs = append(errs, fieldrules.Invalid(here.Child("hostname"), in.Hostname, validation.IsDNS1123Subdomain(in.Hostname))...)
 		if net.ParseIP(in.Hostname) != nil {
 			errs = append(errs, field.Invalid(here.Child("hostname"), in.Hostname, "must be a DNS name, not an IP address"))
 		}

@@ -8,23 +8,24 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
 )
 
 func serviceAccountKind() *api.Kind {
-	k := newKind(names{
-		gv: corev1.SchemeGroupVersion, kind: "ServiceAccount", plural: "serviceaccounts", singular: "serviceaccount", short: []string{"sa"},
+	k := builder.New(builder.Names{
+		GroupVersion: corev1.SchemeGroupVersion, Kind: "ServiceAccount", Plural: "serviceaccounts", Singular: "serviceaccount", Short: []string{"sa"},
 	}, func(l *corev1.ServiceAccountList) *[]corev1.ServiceAccount { return &l.Items })
 	k.ReturnsDeleted = true
-	addSub(k, "token", &api.Subresource{
+	builder.AddSubresource(k, "token", &api.Subresource{
 		GVK:   authenticationv1.SchemeGroupVersion.WithKind("TokenRequest"),
 		New:   func() runtime.Object { return &authenticationv1.TokenRequest{} },
 		Verbs: []string{"create"},
 	})
 	k.PrepareCreate = func(o api.Object) { nameSecrets(o.(*corev1.ServiceAccount)) }
 	k.PrepareUpdate = func(o, _ api.Object) { nameSecrets(o.(*corev1.ServiceAccount)) }
-	k.Columns = columns(nameCol, col("Secrets"), ageCol)
-	k.Row = row(func(s *corev1.ServiceAccount, now time.Time) []any {
-		return []any{s.Name, int64(len(s.Secrets)), age(s, now)}
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Secrets"), builder.AgeColumn)
+	k.Row = builder.Row(func(s *corev1.ServiceAccount, now time.Time) []any {
+		return []any{s.Name, int64(len(s.Secrets)), builder.Age(s, now)}
 	})
 	return k
 }

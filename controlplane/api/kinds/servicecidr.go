@@ -14,36 +14,38 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 func serviceCIDRKind() *api.Kind {
-	k := newKind(names{
-		gv: networkingv1.SchemeGroupVersion, kind: "ServiceCIDR", plural: "servicecidrs", singular: "servicecidr", global: true,
+	k := builder.New(builder.Names{
+		GroupVersion: networkingv1.SchemeGroupVersion, Kind: "ServiceCIDR", Plural: "servicecidrs", Singular: "servicecidr", ClusterScoped: true,
 	}, func(l *networkingv1.ServiceCIDRList) *[]networkingv1.ServiceCIDR { return &l.Items })
-	hasStatus(k, func(o *networkingv1.ServiceCIDR) *networkingv1.ServiceCIDRStatus { return &o.Status }, halves[*networkingv1.ServiceCIDR]{
-		spec: func(c *networkingv1.ServiceCIDR) any { return c.Spec },
-		keep: func(obj, old *networkingv1.ServiceCIDR) { obj.Spec = *old.Spec.DeepCopy() },
-		status: func(obj, old *networkingv1.ServiceCIDR) {
+	builder.SeparateStatus(k, func(o *networkingv1.ServiceCIDR) *networkingv1.ServiceCIDRStatus { return &o.Status }, builder.Accessors[*networkingv1.ServiceCIDR]{
+		Spec:     func(c *networkingv1.ServiceCIDR) any { return c.Spec },
+		CopySpec: func(obj, old *networkingv1.ServiceCIDR) { obj.Spec = *old.Spec.DeepCopy() },
+		Status: func(obj, old *networkingv1.ServiceCIDR) {
 			obj.Status = networkingv1.ServiceCIDRStatus{}
 			if old != nil {
 				obj.Status = *old.Status.DeepCopy()
 			}
 		},
 	})
-	uncounted(k)
-	keepsMetadata(k)
-	check(k, func(c *networkingv1.ServiceCIDR) field.ErrorList {
+	builder.OmitGeneration(k)
+	builder.KeepMetadataOnStatus(k)
+	builder.AddValidation(k, func(c *networkingv1.ServiceCIDR) field.ErrorList {
 		return validateServiceCIDRs(c.Spec.CIDRs, field.NewPath("spec", "cidrs"))
 	})
-	checkUpdate(k, func(obj, old *networkingv1.ServiceCIDR) field.ErrorList {
+	builder.AddUpdateValidation(k, func(obj, old *networkingv1.ServiceCIDR) field.ErrorList {
 		return validateServiceCIDRUpdate(obj.Spec.CIDRs, old.Spec.CIDRs, field.NewPath("spec", "cidrs"))
 	})
-	checkStatus(k, func(obj, _ *networkingv1.ServiceCIDR) field.ErrorList {
+	builder.AddStatusValidation(k, func(obj, _ *networkingv1.ServiceCIDR) field.ErrorList {
 		return metavalidation.ValidateConditions(obj.Status.Conditions, field.NewPath("status", "conditions"))
 	})
-	k.Columns = columns(nameCol, col("CIDRs"), ageCol)
-	k.Row = row(func(c *networkingv1.ServiceCIDR, now time.Time) []any {
-		return []any{c.Name, strings.Join(c.Spec.CIDRs, ","), age(c, now)}
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("CIDRs"), builder.AgeColumn)
+	k.Row = builder.Row(func(c *networkingv1.ServiceCIDR, now time.Time) []any {
+		return []any{c.Name, strings.Join(c.Spec.CIDRs, ","), builder.Age(c, now)}
 	})
 	return k
 }
@@ -85,37 +87,37 @@ func validateServiceCIDRUpdate(cidrs, old []string, at *field.Path) field.ErrorL
 }
 
 func ipAddressKind() *api.Kind {
-	k := newKind(names{
-		gv: networkingv1.SchemeGroupVersion, kind: "IPAddress", plural: "ipaddresses", singular: "ipaddress",
-		short: []string{"ip"}, global: true, rule: ipName,
+	k := builder.New(builder.Names{
+		GroupVersion: networkingv1.SchemeGroupVersion, Kind: "IPAddress", Plural: "ipaddresses", Singular: "ipaddress",
+		Short: []string{"ip"}, ClusterScoped: true, Rule: ipName,
 	}, func(l *networkingv1.IPAddressList) *[]networkingv1.IPAddress { return &l.Items })
-	check(k, func(a *networkingv1.IPAddress) field.ErrorList {
+	builder.AddValidation(k, func(a *networkingv1.IPAddress) field.ErrorList {
 		at, ref := field.NewPath("spec", "parentRef"), a.Spec.ParentRef
 		if ref == nil {
 			return field.ErrorList{field.Required(at, "")}
 		}
 		var errs field.ErrorList
 		if ref.Group != "" {
-			errs = append(errs, invalid(at.Child("group"), ref.Group, validation.IsDNS1123Subdomain(ref.Group))...)
+			errs = append(errs, fieldrules.Invalid(at.Child("group"), ref.Group, validation.IsDNS1123Subdomain(ref.Group))...)
 		}
-		errs = append(errs, requiredSegment(ref.Resource, at.Child("resource"))...)
-		errs = append(errs, requiredSegment(ref.Name, at.Child("name"))...)
+		errs = append(errs, fieldrules.RequiredPathSegment(ref.Resource, at.Child("resource"))...)
+		errs = append(errs, fieldrules.RequiredPathSegment(ref.Name, at.Child("name"))...)
 		if ref.Namespace != "" {
-			errs = append(errs, requiredSegment(ref.Namespace, at.Child("namespace"))...)
+			errs = append(errs, fieldrules.RequiredPathSegment(ref.Namespace, at.Child("namespace"))...)
 		}
 		return errs
 	})
-	checkUpdate(k, func(obj, old *networkingv1.IPAddress) field.ErrorList {
-		return sameOr(obj.Spec.ParentRef, old.Spec.ParentRef, field.NewPath("spec", "parentRef"))
+	builder.AddUpdateValidation(k, func(obj, old *networkingv1.IPAddress) field.ErrorList {
+		return fieldrules.Unchanged(obj.Spec.ParentRef, old.Spec.ParentRef, field.NewPath("spec", "parentRef"))
 	})
-	k.Fields = fieldsOf(func(a *networkingv1.IPAddress) fields.Set {
-		ref := val(a.Spec.ParentRef)
+	k.Fields = builder.Fields(func(a *networkingv1.IPAddress) fields.Set {
+		ref := fieldrules.Deref(a.Spec.ParentRef)
 		return fields.Set{"spec.parentRef.group": ref.Group, "spec.parentRef.resource": ref.Resource,
 			"spec.parentRef.namespace": ref.Namespace, "spec.parentRef.name": ref.Name}
 	})
-	k.Columns = columns(nameCol, col("ParentRef")) // Kubernetes shows no age of them
-	k.Row = row(func(a *networkingv1.IPAddress, _ time.Time) []any {
-		parent := none
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("ParentRef")) // Kubernetes shows no age of them
+	k.Row = builder.Row(func(a *networkingv1.IPAddress, _ time.Time) []any {
+		parent := builder.None
 		if ref := a.Spec.ParentRef; ref != nil {
 			parent = strings.ToLower(schema.GroupResource{Group: ref.Group, Resource: ref.Resource}.String())
 			if ref.Namespace != "" {

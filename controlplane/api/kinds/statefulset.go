@@ -13,66 +13,68 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 func statefulSetKind() *api.Kind {
-	k := newKind(names{
-		gv: appsv1.SchemeGroupVersion, kind: "StatefulSet", plural: "statefulsets", singular: "statefulset",
-		short: []string{"sts"}, all: true, rule: apivalidation.NameIsDNSLabel, // pods are called after it
+	k := builder.New(builder.Names{
+		GroupVersion: appsv1.SchemeGroupVersion, Kind: "StatefulSet", Plural: "statefulsets", Singular: "statefulset",
+		Short: []string{"sts"}, InAllCategory: true, Rule: apivalidation.NameIsDNSLabel, // pods are called after it
 	}, func(l *appsv1.StatefulSetList) *[]appsv1.StatefulSet { return &l.Items })
-	k.Default = defaults(defaultStatefulSet)
-	specAndStatus(k, func(s *appsv1.StatefulSet) *appsv1.StatefulSetSpec { return &s.Spec },
+	k.Default = builder.Default(defaultStatefulSet)
+	builder.SeparateSpecAndStatus(k, func(s *appsv1.StatefulSet) *appsv1.StatefulSetSpec { return &s.Spec },
 		func(s *appsv1.StatefulSet) *appsv1.StatefulSetStatus { return &s.Status })
-	check(k, func(s *appsv1.StatefulSet) field.ErrorList {
+	builder.AddValidation(k, func(s *appsv1.StatefulSet) field.ErrorList {
 		return append(validateStatefulSetSpec(&s.Spec, field.NewPath("spec")), switches(s, api.RestartAnnotation, api.RebalanceAnnotation)...)
 	})
-	k.ValidateCreate = onCreate(func(s *appsv1.StatefulSet) field.ErrorList { // the name is immutable
+	k.ValidateCreate = builder.CreateValidation(func(s *appsv1.StatefulSet) field.ErrorList { // the name is immutable
 		if s.Spec.ServiceName == "" {
 			return nil
 		}
-		return invalid(field.NewPath("spec", "serviceName"), s.Spec.ServiceName, validation.IsDNS1123Label(s.Spec.ServiceName))
+		return fieldrules.Invalid(field.NewPath("spec", "serviceName"), s.Spec.ServiceName, validation.IsDNS1123Label(s.Spec.ServiceName))
 	})
-	checkUpdate(k, validateStatefulSetUpdate)
+	builder.AddUpdateValidation(k, validateStatefulSetUpdate)
 	validateMeta := k.Subresources["status"].ValidateUpdate
 	k.Subresources["status"].ValidateUpdate = func(obj, old api.Object) field.ErrorList {
 		now, was := &obj.(*appsv1.StatefulSet).Status, &old.(*appsv1.StatefulSet).Status
 		return append(validateMeta(obj, old), validateStatefulSetStatus(now, was, field.NewPath("status"))...)
 	}
-	addScale(k, scaled{
-		replicas: func(o api.Object) **int32 { return &o.(*appsv1.StatefulSet).Spec.Replicas },
-		current:  func(o api.Object) int32 { return o.(*appsv1.StatefulSet).Status.Replicas },
-		selector: func(o api.Object) *metav1.LabelSelector { return o.(*appsv1.StatefulSet).Spec.Selector },
+	builder.AddScale(k, builder.ScaleAccessors{
+		Replicas: func(o api.Object) **int32 { return &o.(*appsv1.StatefulSet).Spec.Replicas },
+		Current:  func(o api.Object) int32 { return o.(*appsv1.StatefulSet).Status.Replicas },
+		Selector: func(o api.Object) *metav1.LabelSelector { return o.(*appsv1.StatefulSet).Spec.Selector },
 	})
-	k.Columns = columns(nameCol, col("Ready"), ageCol, wide("Containers"), wide("Images"))
-	k.Row = row(func(s *appsv1.StatefulSet, now time.Time) []any {
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Ready"), builder.AgeColumn, builder.WideColumn("Containers"), builder.WideColumn("Images"))
+	k.Row = builder.Row(func(s *appsv1.StatefulSet, now time.Time) []any {
 		containers, images := containersAndImages(&s.Spec.Template.Spec)
-		return []any{s.Name, fmt.Sprintf("%d/%d", s.Status.ReadyReplicas, val(s.Spec.Replicas)), age(s, now), containers, images}
+		return []any{s.Name, fmt.Sprintf("%d/%d", s.Status.ReadyReplicas, fieldrules.Deref(s.Spec.Replicas)), builder.Age(s, now), containers, images}
 	})
 	return k
 }
 
 func defaultStatefulSet(o *appsv1.StatefulSet) {
 	s := &o.Spec
-	setDefault(&s.PodManagementPolicy, appsv1.OrderedReadyPodManagement)
+	builder.SetDefault(&s.PodManagementPolicy, appsv1.OrderedReadyPodManagement)
 	u := &s.UpdateStrategy
 	if u.Type == "" {
 		u.Type = appsv1.RollingUpdateStatefulSetStrategyType
-		setDefaultPtr(&u.RollingUpdate, appsv1.RollingUpdateStatefulSetStrategy{})
+		builder.SetDefaultPtr(&u.RollingUpdate, appsv1.RollingUpdateStatefulSetStrategy{})
 	}
 	if u.Type == appsv1.RollingUpdateStatefulSetStrategyType && u.RollingUpdate != nil {
-		setDefaultPtr(&u.RollingUpdate.Partition, 0)
-		setDefaultPtr(&u.RollingUpdate.MaxUnavailable, intstr.FromInt32(1))
+		builder.SetDefaultPtr(&u.RollingUpdate.Partition, 0)
+		builder.SetDefaultPtr(&u.RollingUpdate.MaxUnavailable, intstr.FromInt32(1))
 	}
-	setDefaultPtr(&s.PersistentVolumeClaimRetentionPolicy, appsv1.StatefulSetPersistentVolumeClaimRetentionPolicy{})
-	setDefault(&s.PersistentVolumeClaimRetentionPolicy.WhenDeleted, appsv1.RetainPersistentVolumeClaimRetentionPolicyType)
-	setDefault(&s.PersistentVolumeClaimRetentionPolicy.WhenScaled, appsv1.RetainPersistentVolumeClaimRetentionPolicyType)
-	setDefaultPtr(&s.Replicas, 1)
-	setDefaultPtr(&s.RevisionHistoryLimit, 10)
+	builder.SetDefaultPtr(&s.PersistentVolumeClaimRetentionPolicy, appsv1.StatefulSetPersistentVolumeClaimRetentionPolicy{})
+	builder.SetDefault(&s.PersistentVolumeClaimRetentionPolicy.WhenDeleted, appsv1.RetainPersistentVolumeClaimRetentionPolicyType)
+	builder.SetDefault(&s.PersistentVolumeClaimRetentionPolicy.WhenScaled, appsv1.RetainPersistentVolumeClaimRetentionPolicyType)
+	builder.SetDefaultPtr(&s.Replicas, 1)
+	builder.SetDefaultPtr(&s.RevisionHistoryLimit, 10)
 	DefaultPodTemplate(&s.Template)
 	for i := range s.VolumeClaimTemplates {
 		c := &s.VolumeClaimTemplates[i]
-		setDefault(&c.APIVersion, "v1")
-		setDefault(&c.Kind, "PersistentVolumeClaim")
+		builder.SetDefault(&c.APIVersion, "v1")
+		builder.SetDefault(&c.Kind, "PersistentVolumeClaim")
 		defaultClaim(c)
 	}
 }
@@ -93,10 +95,10 @@ func validateStatefulSetSpec(s *appsv1.StatefulSetSpec, at *field.Path) field.Er
 		errs = append(errs, retention(p.WhenDeleted, here.Child("whenDeleted"))...)
 		errs = append(errs, retention(p.WhenScaled, here.Child("whenScaled"))...)
 	}
-	errs = append(errs, nonNegative(val(s.Replicas), at.Child("replicas"))...)
-	errs = append(errs, nonNegative(s.MinReadySeconds, at.Child("minReadySeconds"))...)
+	errs = append(errs, fieldrules.NonNegative(fieldrules.Deref(s.Replicas), at.Child("replicas"))...)
+	errs = append(errs, fieldrules.NonNegative(s.MinReadySeconds, at.Child("minReadySeconds"))...)
 	if s.Ordinals != nil {
-		errs = append(errs, nonNegative(s.Ordinals.Start, at.Child("ordinals", "start"))...)
+		errs = append(errs, fieldrules.NonNegative(s.Ordinals.Start, at.Child("ordinals", "start"))...)
 	}
 	errs = append(errs, validateClaimTemplates(s.VolumeClaimTemplates, at.Child("volumeClaimTemplates"))...)
 	return append(errs, validateSelected("StatefulSet", s.Selector, withClaims(s), at)...)
@@ -121,10 +123,10 @@ func validateStatefulSetStrategy(u *appsv1.StatefulSetUpdateStrategy, at *field.
 		return nil
 	}
 	at = at.Child("rollingUpdate")
-	errs := nonNegative(val(u.RollingUpdate.Partition), at.Child("partition"))
+	errs := fieldrules.NonNegative(fieldrules.Deref(u.RollingUpdate.Partition), at.Child("partition"))
 	if m := u.RollingUpdate.MaxUnavailable; m != nil {
-		errs = append(errs, validateIntOrPercent(*m, at.Child("maxUnavailable"))...)
-		if isZero(*m) {
+		errs = append(errs, fieldrules.ValidateIntOrPercent(*m, at.Child("maxUnavailable"))...)
+		if fieldrules.IsZero(*m) {
 			errs = append(errs, field.Invalid(at.Child("maxUnavailable"), m.String(), "cannot be 0"))
 		}
 		errs = append(errs, atMostAll(*m, at.Child("maxUnavailable"))...)
@@ -134,7 +136,7 @@ func validateStatefulSetStrategy(u *appsv1.StatefulSetUpdateStrategy, at *field.
 
 // atMostAll refuses a percentage above 100.
 func atMostAll(v intstr.IntOrString, at *field.Path) field.ErrorList {
-	if n, ok := percentOf(v); ok && n > 100 {
+	if n, ok := fieldrules.PercentOf(v); ok && n > 100 {
 		return field.ErrorList{field.Invalid(at, v.String(), "must not be greater than 100%")}
 	}
 	return nil
@@ -164,7 +166,7 @@ func validateClaimTemplates(claims []corev1.PersistentVolumeClaim, at *field.Pat
 		case seen[c.Name]:
 			errs = append(errs, field.Duplicate(name, c.Name))
 		default:
-			errs = append(errs, invalid(name, c.Name, apivalidation.NameIsDNSLabel(c.Name, false))...)
+			errs = append(errs, fieldrules.Invalid(name, c.Name, apivalidation.NameIsDNSLabel(c.Name, false))...)
 		}
 		seen[c.Name] = true
 		errs = append(errs, validateClaimSpec(&c.Spec, here.Child("spec"))...)
@@ -188,7 +190,7 @@ func withClaims(s *appsv1.StatefulSetSpec) *corev1.PodTemplateSpec {
 			t.Spec.Volumes = append(t.Spec.Volumes, v)
 		}
 	}
-	for _, name := range sorted(claimed) {
+	for _, name := range fieldrules.SortedKeys(claimed) {
 		if len(apivalidation.NameIsDNSLabel(name, false)) > 0 {
 			continue // said of the claim
 		}
@@ -205,7 +207,7 @@ func validateStatefulSetUpdate(obj, old *appsv1.StatefulSet) field.ErrorList {
 	now.Replicas, now.Template, now.UpdateStrategy = old.Spec.Replicas, old.Spec.Template, old.Spec.UpdateStrategy
 	now.MinReadySeconds, now.Ordinals, now.RevisionHistoryLimit = old.Spec.MinReadySeconds, old.Spec.Ordinals, old.Spec.RevisionHistoryLimit
 	now.PersistentVolumeClaimRetentionPolicy = old.Spec.PersistentVolumeClaimRetentionPolicy
-	if semanticEqual(now, old.Spec) {
+	if fieldrules.SemanticEqual(now, old.Spec) {
 		return nil
 	}
 	return field.ErrorList{field.Forbidden(field.NewPath("spec"), "updates to statefulset spec for fields other than 'replicas', 'ordinals', "+
@@ -213,9 +215,9 @@ func validateStatefulSetUpdate(obj, old *appsv1.StatefulSet) field.ErrorList {
 }
 
 func validateStatefulSetStatus(s, old *appsv1.StatefulSetStatus, at *field.Path) field.ErrorList {
-	errs := nonNegative(s.Replicas, at.Child("replicas"))
-	errs = append(errs, nonNegative(s.ObservedGeneration, at.Child("observedGeneration"))...)
-	errs = append(errs, parts(s.Replicas, at, map[string]int32{
+	errs := fieldrules.NonNegative(s.Replicas, at.Child("replicas"))
+	errs = append(errs, fieldrules.NonNegative(s.ObservedGeneration, at.Child("observedGeneration"))...)
+	errs = append(errs, fieldrules.PartsOfReplicas(s.Replicas, at, map[string]int32{
 		"readyReplicas": s.ReadyReplicas, "currentReplicas": s.CurrentReplicas, "updatedReplicas": s.UpdatedReplicas,
 		"availableReplicas": s.AvailableReplicas,
 	})...)
@@ -225,24 +227,12 @@ func validateStatefulSetStatus(s, old *appsv1.StatefulSetStatus, at *field.Path)
 	return append(errs, collisions(s.CollisionCount, old.CollisionCount, at)...)
 }
 
-// parts judges numbers of pods of a status, each of which is a part of all.
-func parts(all int32, at *field.Path, of map[string]int32) field.ErrorList {
-	var errs field.ErrorList
-	for _, name := range sorted(of) {
-		errs = append(errs, nonNegative(of[name], at.Child(name))...)
-		if of[name] > all {
-			errs = append(errs, field.Invalid(at.Child(name), of[name], "cannot be greater than status.replicas"))
-		}
-	}
-	return errs
-}
-
 // collisions judges a count that only grows.
 func collisions(now, was *int32, at *field.Path) field.ErrorList {
 	at = at.Child("collisionCount")
-	errs := nonNegative(val(now), at)
-	if was != nil && val(now) < *was {
-		errs = append(errs, field.Invalid(at, val(now), "cannot be decremented"))
+	errs := fieldrules.NonNegative(fieldrules.Deref(now), at)
+	if was != nil && fieldrules.Deref(now) < *was {
+		errs = append(errs, field.Invalid(at, fieldrules.Deref(now), "cannot be decremented"))
 	}
 	return errs
 }

@@ -4,18 +4,18 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 // The documented limits of what drivers and their classes say, in bytes unless said otherwise.
 const (
-	maxDriverName       = 63  // CSI's, of GetPluginInfoResponse.name
 	maxCSINodeID        = 256 // CSI's, of NodeGetInfoResponse.node_id
 	maxClassParameters  = 512 // entries
 	maxParametersSize   = 256 << 10
@@ -24,17 +24,6 @@ const (
 	minNodeUpdatePeriod = 10 // seconds
 )
 
-func validateDriverName(name string, at *field.Path) field.ErrorList {
-	if name == "" {
-		return field.ErrorList{field.Required(at, "")}
-	}
-	var errs field.ErrorList
-	if len(name) > maxDriverName {
-		errs = append(errs, field.TooLong(at, name, maxDriverName))
-	}
-	return append(errs, invalid(at, name, validation.IsDNS1123Subdomain(strings.ToLower(name)))...)
-}
-
 // validateParameters judges what a class hands to its driver.
 func validateParameters(p map[string]string, at *field.Path) field.ErrorList {
 	if len(p) > maxClassParameters {
@@ -42,7 +31,7 @@ func validateParameters(p map[string]string, at *field.Path) field.ErrorList {
 	}
 	var errs field.ErrorList
 	size := 0
-	for _, k := range sorted(p) {
+	for _, k := range fieldrules.SortedKeys(p) {
 		if k == "" {
 			errs = append(errs, field.Invalid(at, k, "field can not be empty."))
 		}
@@ -73,7 +62,7 @@ func validateTopologies(terms []corev1.TopologySelectorTerm, at *field.Path) fie
 				}
 				values[v] = true
 			}
-			errs = append(errs, invalid(expr.Child("key"), e.Key, validation.IsQualifiedName(e.Key))...)
+			errs = append(errs, fieldrules.Invalid(expr.Child("key"), e.Key, validation.IsQualifiedName(e.Key))...)
 			if keys[e.Key] {
 				errs = append(errs, field.Duplicate(expr.Child("key"), e.Key))
 			}
@@ -99,16 +88,16 @@ func sameTopology(a, b corev1.TopologySelectorTerm) bool {
 		}
 		return out
 	}
-	return semanticEqual(set(a), set(b))
+	return fieldrules.SemanticEqual(set(a), set(b))
 }
 
 func validateCSIDriver(s *storagev1.CSIDriverSpec, spec *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for _, m := range s.VolumeLifecycleModes {
-		errs = append(errs, oneOf(m, spec.Child("volumeLifecycleModes"),
+		errs = append(errs, fieldrules.OneOf(m, spec.Child("volumeLifecycleModes"),
 			storagev1.VolumeLifecyclePersistent, storagev1.VolumeLifecycleEphemeral)...)
 	}
-	errs = append(errs, oneOf(val(s.FSGroupPolicy), spec.Child("fsGroupPolicy"),
+	errs = append(errs, fieldrules.OneOf(fieldrules.Deref(s.FSGroupPolicy), spec.Child("fsGroupPolicy"),
 		storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy, storagev1.FileFSGroupPolicy, storagev1.NoneFSGroupPolicy)...)
 	audiences := map[string]bool{}
 	for i, t := range s.TokenRequests {
@@ -142,7 +131,7 @@ func validateCSINodeDrivers(drivers []storagev1.CSINodeDriver, at *field.Path) f
 	seen := map[string]bool{}
 	for i, d := range drivers {
 		here := at.Index(i)
-		errs = append(errs, validateDriverName(d.Name, here.Child("name"))...)
+		errs = append(errs, fieldrules.ValidateDriverName(d.Name, here.Child("name"))...)
 		if d.NodeID == "" {
 			errs = append(errs, field.Required(here.Child("nodeID"), ""))
 		}
@@ -150,7 +139,7 @@ func validateCSINodeDrivers(drivers []storagev1.CSINodeDriver, at *field.Path) f
 			errs = append(errs, field.Invalid(here.Child("nodeID"), d.NodeID, fmt.Sprintf("must be %d characters or less", maxCSINodeID)))
 		}
 		if d.Allocatable != nil && d.Allocatable.Count != nil {
-			errs = append(errs, nonNegative(*d.Allocatable.Count, here.Child("allocatable", "count"))...)
+			errs = append(errs, fieldrules.NonNegative(*d.Allocatable.Count, here.Child("allocatable", "count"))...)
 		}
 		if seen[d.Name] {
 			errs = append(errs, field.Duplicate(here.Child("name"), d.Name))
@@ -166,14 +155,14 @@ func validateCSINodeDrivers(drivers []storagev1.CSINodeDriver, at *field.Path) f
 				errs = append(errs, field.Duplicate(here, key))
 			}
 			keys[key] = true
-			errs = append(errs, invalid(here, key, validation.IsQualifiedName(key))...)
+			errs = append(errs, fieldrules.Invalid(here, key, validation.IsQualifiedName(key))...)
 		}
 	}
 	return errs
 }
 
 func validateVolumeAttachment(s *storagev1.VolumeAttachmentSpec, spec *field.Path) field.ErrorList {
-	errs := validateDriverName(s.Attacher, spec.Child("attacher"))
+	errs := fieldrules.ValidateDriverName(s.Attacher, spec.Child("attacher"))
 	source := spec.Child("source")
 	const one = "must specify exactly one of inlineVolumeSpec and persistentVolumeName"
 	switch name := s.Source.PersistentVolumeName; {
@@ -186,21 +175,21 @@ func validateVolumeAttachment(s *storagev1.VolumeAttachmentSpec, spec *field.Pat
 	case *name == "":
 		errs = append(errs, field.Required(source.Child("persistentVolumeName"), "must specify non empty persistentVolumeName"))
 	default:
-		errs = append(errs, invalid(source.Child("persistentVolumeName"), *name, apivalidation.NameIsDNSSubdomain(*name, false))...)
+		errs = append(errs, fieldrules.Invalid(source.Child("persistentVolumeName"), *name, apivalidation.NameIsDNSSubdomain(*name, false))...)
 	}
-	return append(errs, invalid(spec.Child("nodeName"), s.NodeName, apivalidation.NameIsDNSSubdomain(s.NodeName, false))...)
+	return append(errs, fieldrules.Invalid(spec.Child("nodeName"), s.NodeName, apivalidation.NameIsDNSSubdomain(s.NodeName, false))...)
 }
 
 // validateInlineVolume judges a volume without an object of its own: it is a driver's, and nobody claims it.
 func validateInlineVolume(s *corev1.PersistentVolumeSpec, at *field.Path) field.ErrorList {
-	errs := forbid(at, "may not be specified in the context of inline volumes", map[string]bool{
+	errs := fieldrules.ForbidSet(at, "may not be specified in the context of inline volumes", map[string]bool{
 		"claimRef": s.ClaimRef != nil, "capacity": len(s.Capacity) > 0, "storageClassName": s.StorageClassName != "",
 		"persistentVolumeReclaimPolicy": s.PersistentVolumeReclaimPolicy != "", "nodeAffinity": s.NodeAffinity != nil,
 	})
 	if s.CSI == nil {
 		errs = append(errs, field.Required(at.Child("csi"), "has to be specified in the context of inline volumes"))
 	} else {
-		errs = append(errs, validateDriverName(s.CSI.Driver, at.Child("csi", "driver"))...)
+		errs = append(errs, fieldrules.ValidateDriverName(s.CSI.Driver, at.Child("csi", "driver"))...)
 		if s.CSI.VolumeHandle == "" {
 			errs = append(errs, field.Required(at.Child("csi", "volumeHandle"), ""))
 		}

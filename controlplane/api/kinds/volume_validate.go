@@ -11,6 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 // Life of a projected service account token, in seconds.
@@ -38,7 +40,7 @@ func validateVolumes(volumes []corev1.Volume, at *field.Path) (map[string]corev1
 		case twice:
 			errs = append(errs, field.Duplicate(here.Child("name"), v.Name))
 		default:
-			errs = append(errs, invalid(here.Child("name"), v.Name, utilvalidation.IsDNS1123Label(v.Name))...)
+			errs = append(errs, fieldrules.Invalid(here.Child("name"), v.Name, utilvalidation.IsDNS1123Label(v.Name))...)
 		}
 		errs = append(errs, validateVolumeSource(&v.VolumeSource, v.Name, here)...)
 		if len(errs) == before { // mounts of another volume have nothing to refer to
@@ -66,8 +68,8 @@ func volumeSources(v *corev1.VolumeSource) []namedSource {
 
 // namedSource is a member of a union by its field's name.
 type namedSource struct {
-	name string
-	set  bool
+	Name string
+	Set  bool
 }
 
 // firstMember returns the first member that is set, which is the one that is validated, and refuses the further ones. what names
@@ -75,11 +77,11 @@ type namedSource struct {
 func firstMember(members []namedSource, what string, at *field.Path) (first string, errs field.ErrorList) {
 	for _, m := range members {
 		switch {
-		case !m.set:
+		case !m.Set:
 		case first == "":
-			first = m.name
+			first = m.Name
 		default:
-			errs = append(errs, field.Forbidden(at.Child(m.name), "may not specify more than 1 "+what+" type"))
+			errs = append(errs, field.Forbidden(at.Child(m.Name), "may not specify more than 1 "+what+" type"))
 		}
 	}
 	return first, errs
@@ -110,7 +112,7 @@ func validateVolumeSource(v *corev1.VolumeSource, name string, at *field.Path) f
 	case "ephemeral":
 		errs = append(errs, validateOwnClaim(v.Ephemeral, at.Child("ephemeral", "volumeClaimTemplate"))...)
 	case "csi":
-		errs = append(errs, validateDriverName(v.CSI.Driver, at.Child("csi", "driver"))...)
+		errs = append(errs, fieldrules.ValidateDriverName(v.CSI.Driver, at.Child("csi", "driver"))...)
 		if r := v.CSI.NodePublishSecretRef; r != nil && r.Name == "" {
 			errs = append(errs, field.Required(at.Child("csi", "nodePublishSecretRef", "name"), ""))
 		}
@@ -186,8 +188,8 @@ func validateHostPath(h *corev1.HostPathVolumeSource, at *field.Path) field.Erro
 	if h.Path == "" {
 		return field.ErrorList{field.Required(at.Child("path"), "")}
 	}
-	errs := noBacksteps(h.Path, at.Child("path"))
-	return append(errs, listed(val(h.Type), at.Child("type"), corev1.HostPathUnset, corev1.HostPathBlockDev, corev1.HostPathCharDev,
+	errs := fieldrules.NoBacksteps(h.Path, at.Child("path"))
+	return append(errs, fieldrules.Supported(fieldrules.Deref(h.Type), at.Child("type"), corev1.HostPathUnset, corev1.HostPathBlockDev, corev1.HostPathCharDev,
 		corev1.HostPathDirectory, corev1.HostPathDirectoryOrCreate, corev1.HostPathFile, corev1.HostPathFileOrCreate,
 		corev1.HostPathSocket)...)
 }
@@ -241,7 +243,7 @@ func validateFilePath(p string, at *field.Path) field.ErrorList {
 	if p == "" {
 		return field.ErrorList{field.Required(at, "")}
 	}
-	errs := validateDescending(p, at)
+	errs := fieldrules.ValidateDescending(p, at)
 	if strings.HasPrefix(p, "..") && !strings.HasPrefix(p, "../") {
 		errs = append(errs, field.Invalid(at, p, "must not start with '..'"))
 	}
@@ -283,9 +285,9 @@ func validateFieldRef(r *corev1.ObjectFieldSelector, allowed []string, at *field
 	case r.APIVersion != "v1":
 		return unconverted("unsupported pod version: " + r.APIVersion)
 	case subscripted && path == "metadata.annotations":
-		return invalid(at, strings.ToLower(key), utilvalidation.IsQualifiedName(strings.ToLower(key)))
+		return fieldrules.Invalid(at, strings.ToLower(key), utilvalidation.IsQualifiedName(strings.ToLower(key)))
 	case subscripted && path == "metadata.labels":
-		return invalid(at, key, utilvalidation.IsQualifiedName(key))
+		return fieldrules.Invalid(at, key, utilvalidation.IsQualifiedName(key))
 	case subscripted:
 		return unconverted("field label does not support subscript: " + r.FieldPath)
 	case path == "spec.host": // the old name of spec.nodeName
@@ -293,7 +295,7 @@ func validateFieldRef(r *corev1.ObjectFieldSelector, allowed []string, at *field
 	case !slices.Contains(knownFields, path):
 		return unconverted("field label not supported: " + path)
 	}
-	return oneOf(path, at.Child("fieldPath"), allowed...)
+	return fieldrules.OneOf(path, at.Child("fieldPath"), allowed...)
 }
 
 // knownFields are the fields of a pod that a reference can name anywhere. Each use allows some of them.
@@ -305,7 +307,7 @@ func validateProjected(p *corev1.ProjectedVolumeSource, at *field.Path) field.Er
 	errs = append(errs, validateProjectedPaths(p, at)...)
 	for i := range p.Sources {
 		s, here := &p.Sources[i], at.Child("sources").Index(i)
-		if countSet(*s) > 1 {
+		if fieldrules.CountSet(*s) > 1 {
 			errs = append(errs, field.Forbidden(here, "may not specify more than 1 volume type per source"))
 		}
 		if c := s.Secret; c != nil {
@@ -319,7 +321,7 @@ func validateProjected(p *corev1.ProjectedVolumeSource, at *field.Path) field.Er
 		}
 		if t := s.ServiceAccountToken; t != nil {
 			seconds := here.Child("serviceAccountToken", "expirationSeconds")
-			if n := val(t.ExpirationSeconds); n < minTokenSeconds {
+			if n := fieldrules.Deref(t.ExpirationSeconds); n < minTokenSeconds {
 				errs = append(errs, field.Invalid(seconds, n, "may not specify a duration less than 10 minutes"))
 			} else if n > maxTokenSeconds {
 				errs = append(errs, field.Invalid(seconds, n, "may not specify a duration larger than 2^32 seconds"))
@@ -393,15 +395,15 @@ func validateMounts(c *corev1.Container, volumes map[string]corev1.VolumeSource,
 			errs = append(errs, field.Invalid(here.Child("mountPath"), m.MountPath, "must not already exist as a path in volumeDevices"))
 		}
 		if m.SubPath != "" {
-			errs = append(errs, validateDescending(m.SubPath, at.Child("subPath"))...)
+			errs = append(errs, fieldrules.ValidateDescending(m.SubPath, at.Child("subPath"))...)
 		}
 		if m.SubPathExpr != "" {
 			if m.SubPath != "" {
 				errs = append(errs, field.Invalid(here.Child("subPathExpr"), m.SubPathExpr, "subPathExpr and subPath are mutually exclusive"))
 			}
-			errs = append(errs, validateDescending(m.SubPathExpr, at.Child("subPathExpr"))...)
+			errs = append(errs, fieldrules.ValidateDescending(m.SubPathExpr, at.Child("subPathExpr"))...)
 		}
-		errs = append(errs, validateMountKind(&m, c.SecurityContext != nil && isTrue(c.SecurityContext.Privileged), at)...)
+		errs = append(errs, validateMountKind(&m, c.SecurityContext != nil && fieldrules.IsTrue(c.SecurityContext.Privileged), at)...)
 	}
 	return errs
 }
@@ -433,7 +435,7 @@ func validateDevices(c *corev1.Container, volumes map[string]corev1.VolumeSource
 		if paths[d.DevicePath] {
 			errs = append(errs, field.Invalid(path, d.DevicePath, "must be unique"))
 		}
-		if len(noBacksteps(d.DevicePath, path)) > 0 {
+		if len(fieldrules.NoBacksteps(d.DevicePath, path)) > 0 {
 			errs = append(errs, field.Invalid(path, d.DevicePath, "can not contain backsteps ('..')"))
 		} else {
 			paths[d.DevicePath] = true

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 // ObjectWarnings returns Kubernetes' warnings about an object that is valid. old is the stored object, nil on create.
@@ -79,7 +80,7 @@ func changesSpec(obj, old api.Object) bool {
 		}
 		return v.FieldByName("Template").Interface()
 	}
-	return !semanticEqual(spec(obj), spec(old))
+	return !fieldrules.SemanticEqual(spec(obj), spec(old))
 }
 
 // workloadWarnings covers pods and the kinds that have a template of pods. Templates are judged when they are new and
@@ -88,7 +89,7 @@ func workloadWarnings(obj, old api.Object) []string {
 	var w warner
 	spec := field.NewPath("spec")
 	if old == nil {
-		w.podName(obj)
+		addPodNameWarning(&w, obj)
 	}
 	judged := old == nil || changesSpec(obj, old)
 	template := func(t *corev1.PodTemplateSpec, at *field.Path) {
@@ -116,16 +117,16 @@ func workloadWarnings(obj, old api.Object) []string {
 		for i := range o.Spec.VolumeClaimTemplates {
 			w.claim(&o.Spec.VolumeClaimTemplates[i].Spec, spec.Child("volumeClaimTemplates").Index(i))
 		}
-		if val(o.Spec.RevisionHistoryLimit) < 0 {
+		if fieldrules.Deref(o.Spec.RevisionHistoryLimit) < 0 {
 			w.add(spec.Child("revisionHistoryLimit"),
 				"a negative value retains all historical revisions; a value >= 0 is recommended")
 		}
 	case *batchv1.Job:
-		w.job(&o.Spec, spec, judged)
+		addJobWarning(&w, &o.Spec, spec, judged)
 		template(&o.Spec.Template, spec.Child("template"))
 	case *batchv1.CronJob:
 		at := spec.Child("jobTemplate", "spec")
-		w.job(&o.Spec.JobTemplate.Spec, at, judged)
+		addJobWarning(&w, &o.Spec.JobTemplate.Spec, at, judged)
 		template(&o.Spec.JobTemplate.Spec.Template, at.Child("template"))
 		if old != nil && strings.Contains(o.Spec.Schedule, "TZ") {
 			w = append(w, "cannot use TZ or CRON_TZ in spec.spec.schedule, use timeZone instead, see "+
@@ -135,8 +136,8 @@ func workloadWarnings(obj, old api.Object) []string {
 	return w
 }
 
-// podName warns of a name that pods take over and that is no DNS label.
-func (w *warner) podName(obj api.Object) {
+// addPodNameWarning warns of a name that pods take over and that is no DNS label.
+func addPodNameWarning(w *warner, obj api.Object) {
 	what := "Pod names and hostnames"
 	switch obj.(type) {
 	case *corev1.Pod:
@@ -150,9 +151,9 @@ func (w *warner) podName(obj api.Object) {
 	}
 }
 
-// job warns of more indexes than the status of a Job can describe.
-func (w *warner) job(s *batchv1.JobSpec, at *field.Path, judged bool) {
-	if judged && val(s.CompletionMode) == batchv1.IndexedCompletion && val(s.Completions) > 100_000 && val(s.Parallelism) > 10_000 {
+// addJobWarning warns of more indexes than the status of a Job can describe.
+func addJobWarning(w *warner, s *batchv1.JobSpec, at *field.Path, judged bool) {
+	if judged && fieldrules.Deref(s.CompletionMode) == batchv1.IndexedCompletion && fieldrules.Deref(s.Completions) > 100_000 && fieldrules.Deref(s.Parallelism) > 10_000 {
 		w.add(at, "In Indexed Jobs with a number of completions higher than 10^5 and a parallelism higher than 10^4, "+
 			"Kubernetes might not be able to track completedIndexes when a big number of indexes fail")
 	}
@@ -197,7 +198,7 @@ func serviceWarnings(s *corev1.Service) []string {
 	if !external && s.Spec.ExternalName != "" {
 		w = append(w, fmt.Sprintf("spec.externalName is ignored when spec.type is not %q", corev1.ServiceTypeExternalName))
 	}
-	if val(s.Spec.TrafficDistribution) == corev1.ServiceTrafficDistributionPreferClose {
+	if fieldrules.Deref(s.Spec.TrafficDistribution) == corev1.ServiceTrafficDistributionPreferClose {
 		w = append(w, fmt.Sprintf("spec.trafficDistribution: %q is deprecated; use %q",
 			corev1.ServiceTrafficDistributionPreferClose, corev1.ServiceTrafficDistributionPreferSameZone))
 	}
@@ -297,7 +298,7 @@ func storageWarnings(obj, old api.Object) []string {
 				w.add(at.Child("matchExpressions").Index(i).Child("key"), "%s is %s", e.Key, why)
 			}
 		}
-		for _, key := range sorted(o.NodeTopology.MatchLabels) {
+		for _, key := range fieldrules.SortedKeys(o.NodeTopology.MatchLabels) {
 			if why := deprecatedNodeLabels[key]; why != "" {
 				w.add(at.Child("matchLabels").Child(key), "%s", why)
 			}
@@ -305,7 +306,7 @@ func storageWarnings(obj, old api.Object) []string {
 	case *storagev1.CSIDriver:
 		before, _ := old.(*storagev1.CSIDriver)
 		if len(o.Spec.TokenRequests) > 0 && o.Spec.ServiceAccountTokenInSecrets == nil &&
-			(before == nil || !semanticEqual(before.Spec.TokenRequests, o.Spec.TokenRequests)) {
+			(before == nil || !fieldrules.SemanticEqual(before.Spec.TokenRequests, o.Spec.TokenRequests)) {
 			w = append(w, "spec.serviceAccountTokenInSecrets is unset; if supported by this CSI driver, "+
 				"set to true to prevent possible logging of tokens in volume attributes")
 		}
@@ -349,7 +350,7 @@ func runtimeClassWarnings(c *nodev1.RuntimeClass) []string {
 	if c.Scheduling == nil {
 		return nil
 	}
-	for _, key := range sorted(c.Scheduling.NodeSelector) {
+	for _, key := range fieldrules.SortedKeys(c.Scheduling.NodeSelector) {
 		if why := deprecatedNodeLabels[key]; why != "" {
 			w.add(field.NewPath("scheduling", "nodeSelector"), "%s", why)
 		}

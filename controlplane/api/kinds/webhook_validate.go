@@ -8,14 +8,17 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/kinds/expressions"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 // maxMatchConditions is how many match conditions a webhook or a policy may have.
 const maxMatchConditions = 64
 
-func validateWebhooks(hooks []admissionv1.MutatingWebhook, o *options) field.ErrorList {
+func validateWebhooks(hooks []admissionv1.MutatingWebhook, o *expressions.Options) field.ErrorList {
 	var errs field.ErrorList
-	var texts expressions
+	var texts expressions.Collector
 	seen := map[string]bool{}
 	for i := range hooks {
 		w, at := &hooks[i], field.NewPath("webhooks").Index(i)
@@ -26,36 +29,36 @@ func validateWebhooks(hooks []admissionv1.MutatingWebhook, o *options) field.Err
 		}
 		seen[w.Name] = true
 	}
-	return append(errs, o.judged(&texts)...)
+	return append(errs, o.Compiled(&texts)...)
 }
 
-func validateWebhook(w *admissionv1.MutatingWebhook, at *field.Path, texts *expressions) field.ErrorList {
+func validateWebhook(w *admissionv1.MutatingWebhook, at *field.Path, texts *expressions.Collector) field.ErrorList {
 	errs := validation.IsFullyQualifiedName(at.Child("name"), w.Name)
 	for i := range w.Rules {
 		errs = append(errs, validateRule(&w.Rules[i], at.Child("rules").Index(i))...)
 	}
 	if p := w.FailurePolicy; p != nil {
-		errs = append(errs, listed(*p, at.Child("failurePolicy"), admissionv1.Fail, admissionv1.Ignore)...)
+		errs = append(errs, fieldrules.Supported(*p, at.Child("failurePolicy"), admissionv1.Fail, admissionv1.Ignore)...)
 	}
 	if p := w.MatchPolicy; p != nil {
-		errs = append(errs, listed(*p, at.Child("matchPolicy"), admissionv1.Equivalent, admissionv1.Exact)...)
+		errs = append(errs, fieldrules.Supported(*p, at.Child("matchPolicy"), admissionv1.Equivalent, admissionv1.Exact)...)
 	}
 	if e := w.SideEffects; e == nil {
 		errs = append(errs, field.Required(at.Child("sideEffects"), "must specify one of None, NoneOnDryRun"))
 	} else {
-		errs = append(errs, listed(*e, at.Child("sideEffects"), admissionv1.SideEffectClassNone, admissionv1.SideEffectClassNoneOnDryRun)...)
+		errs = append(errs, fieldrules.Supported(*e, at.Child("sideEffects"), admissionv1.SideEffectClassNone, admissionv1.SideEffectClassNoneOnDryRun)...)
 	}
 	if s := w.TimeoutSeconds; s != nil && (*s < 1 || *s > 30) {
 		errs = append(errs, field.Invalid(at.Child("timeoutSeconds"), *s, "the timeout value must be between 1 and 30 seconds"))
 	}
 	if w.NamespaceSelector != nil {
-		errs = append(errs, validateSelector(w.NamespaceSelector, at.Child("namespaceSelector"))...)
+		errs = append(errs, fieldrules.ValidateSelector(w.NamespaceSelector, at.Child("namespaceSelector"))...)
 	}
 	if w.ObjectSelector != nil {
-		errs = append(errs, validateSelector(w.ObjectSelector, at.Child("objectSelector"))...)
+		errs = append(errs, fieldrules.ValidateSelector(w.ObjectSelector, at.Child("objectSelector"))...)
 	}
 	if p := w.ReinvocationPolicy; p != nil {
-		errs = append(errs, listed(*p, at.Child("reinvocationPolicy"), admissionv1.IfNeededReinvocationPolicy, admissionv1.NeverReinvocationPolicy)...)
+		errs = append(errs, fieldrules.Supported(*p, at.Child("reinvocationPolicy"), admissionv1.IfNeededReinvocationPolicy, admissionv1.NeverReinvocationPolicy)...)
 	}
 	switch cc, here := &w.ClientConfig, at.Child("clientConfig"); {
 	case (cc.URL == nil) == (cc.Service == nil):
@@ -66,16 +69,6 @@ func validateWebhook(w *admissionv1.MutatingWebhook, at *field.Path, texts *expr
 		errs = append(errs, validateWebhookService(cc.Service, here.Child("service"))...)
 	}
 	return append(errs, validateMatchConditions(w.MatchConditions, at.Child("matchConditions"), texts)...)
-}
-
-// listed refuses a value that is not one of those listed, an empty one too.
-func listed[T ~string](v T, at *field.Path, allowed ...T) field.ErrorList {
-	for _, a := range allowed {
-		if v == a {
-			return nil
-		}
-	}
-	return field.ErrorList{field.NotSupported(at, v, allowed)}
 }
 
 func validateWebhookURL(text string, at *field.Path) field.ErrorList {
@@ -111,12 +104,12 @@ func validateWebhookService(s *admissionv1.ServiceReference, at *field.Path) fie
 	if s.Namespace == "" {
 		errs = append(errs, field.Required(at.Child("namespace"), ""))
 	}
-	if port := val(s.Port); s.Port != nil {
+	if port := fieldrules.Deref(s.Port); s.Port != nil {
 		if wrong := validation.IsValidPortNum(int(port)); len(wrong) > 0 {
 			errs = append(errs, field.Invalid(at.Child("port"), port, "port is not valid: "+strings.Join(wrong, ", ")))
 		}
 	}
-	path, here := val(s.Path), at.Child("path")
+	path, here := fieldrules.Deref(s.Path), at.Child("path")
 	switch path {
 	case "", "/":
 		return errs
@@ -150,7 +143,7 @@ func validateReviewVersions(versions []string, at *field.Path) field.ErrorList {
 			continue
 		}
 		seen[v] = true
-		errs = append(errs, invalid(at.Index(i), v, validation.IsDNS1035Label(v))...)
+		errs = append(errs, fieldrules.Invalid(at.Index(i), v, validation.IsDNS1035Label(v))...)
 	}
 	if !seen["v1"] && !seen["v1beta1"] {
 		errs = append(errs, field.Invalid(at, versions, "must include at least one of v1, v1beta1"))
@@ -159,7 +152,7 @@ func validateReviewVersions(versions []string, at *field.Path) field.ErrorList {
 }
 
 // validateMatchConditions judges the conditions and hands their expressions on.
-func validateMatchConditions(list []admissionv1.MatchCondition, at *field.Path, texts *expressions) field.ErrorList {
+func validateMatchConditions(list []admissionv1.MatchCondition, at *field.Path, texts *expressions.Collector) field.ErrorList {
 	var errs field.ErrorList
 	if len(list) > maxMatchConditions {
 		return field.ErrorList{field.TooMany(at, len(list), maxMatchConditions)}
@@ -170,7 +163,7 @@ func validateMatchConditions(list []admissionv1.MatchCondition, at *field.Path, 
 		if text := strings.TrimSpace(c.Expression); text == "" {
 			errs = append(errs, field.Required(here.Child("expression"), ""))
 		} else {
-			texts.add(MatchCondition, text, here.Child("expression"))
+			texts.Add(expressions.MatchCondition, text, here.Child("expression"))
 		}
 		switch {
 		case c.Name == "":
@@ -178,7 +171,7 @@ func validateMatchConditions(list []admissionv1.MatchCondition, at *field.Path, 
 		case seen[c.Name]:
 			errs = append(errs, field.Duplicate(here.Child("name"), c.Name))
 		default:
-			errs = append(errs, invalid(here.Child("name"), c.Name, validation.IsQualifiedName(c.Name))...)
+			errs = append(errs, fieldrules.Invalid(here.Child("name"), c.Name, validation.IsQualifiedName(c.Name))...)
 		}
 		seen[c.Name] = true
 	}

@@ -8,24 +8,26 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/expressions"
 )
 
-func validatingWebhookKind(o *options) *api.Kind {
-	k := newKind(names{
-		gv: admissionv1.SchemeGroupVersion, kind: "ValidatingWebhookConfiguration", conditional: true, plural: "validatingwebhookconfigurations",
-		singular: "validatingwebhookconfiguration", global: true, categories: []string{"api-extensions"},
+func validatingWebhookKind(o *expressions.Options) *api.Kind {
+	k := builder.New(builder.Names{
+		GroupVersion: admissionv1.SchemeGroupVersion, Kind: "ValidatingWebhookConfiguration", Conditional: true, Plural: "validatingwebhookconfigurations",
+		Singular: "validatingwebhookconfiguration", ClusterScoped: true, Categories: []string{"api-extensions"},
 	}, func(l *admissionv1.ValidatingWebhookConfigurationList) *[]admissionv1.ValidatingWebhookConfiguration {
 		return &l.Items
 	})
-	k.Default = defaults(func(c *admissionv1.ValidatingWebhookConfiguration) {
+	k.Default = builder.Default(func(c *admissionv1.ValidatingWebhookConfiguration) {
 		for i := range c.Webhooks {
 			w := &c.Webhooks[i]
 			defaultWebhook(webhook{&w.FailurePolicy, &w.MatchPolicy, &w.NamespaceSelector, &w.ObjectSelector, &w.TimeoutSeconds,
 				w.ClientConfig.Service, w.Rules})
 		}
 	})
-	countsGeneration(k, func(c *admissionv1.ValidatingWebhookConfiguration) any { return c.Webhooks })
-	check(k, func(c *admissionv1.ValidatingWebhookConfiguration) field.ErrorList {
+	builder.CountGenerations(k, func(c *admissionv1.ValidatingWebhookConfiguration) any { return c.Webhooks })
+	builder.AddValidation(k, func(c *admissionv1.ValidatingWebhookConfiguration) field.ErrorList {
 		hooks := make([]admissionv1.MutatingWebhook, len(c.Webhooks))
 		for i, w := range c.Webhooks {
 			hooks[i] = admissionv1.MutatingWebhook{
@@ -36,35 +38,35 @@ func validatingWebhookKind(o *options) *api.Kind {
 		}
 		return validateWebhooks(hooks, o)
 	})
-	k.Columns = columns(nameCol, numCol("Webhooks"), ageCol)
-	k.Row = row(func(c *admissionv1.ValidatingWebhookConfiguration, now time.Time) []any {
-		return []any{c.Name, int64(len(c.Webhooks)), age(c, now)}
+	k.Columns = builder.Columns(builder.NameColumn, builder.NumberColumn("Webhooks"), builder.AgeColumn)
+	k.Row = builder.Row(func(c *admissionv1.ValidatingWebhookConfiguration, now time.Time) []any {
+		return []any{c.Name, int64(len(c.Webhooks)), builder.Age(c, now)}
 	})
 	return k
 }
 
-func mutatingWebhookKind(o *options) *api.Kind {
-	k := newKind(names{
-		gv: admissionv1.SchemeGroupVersion, kind: "MutatingWebhookConfiguration", conditional: true, plural: "mutatingwebhookconfigurations",
-		singular: "mutatingwebhookconfiguration", global: true, categories: []string{"api-extensions"},
+func mutatingWebhookKind(o *expressions.Options) *api.Kind {
+	k := builder.New(builder.Names{
+		GroupVersion: admissionv1.SchemeGroupVersion, Kind: "MutatingWebhookConfiguration", Conditional: true, Plural: "mutatingwebhookconfigurations",
+		Singular: "mutatingwebhookconfiguration", ClusterScoped: true, Categories: []string{"api-extensions"},
 	}, func(l *admissionv1.MutatingWebhookConfigurationList) *[]admissionv1.MutatingWebhookConfiguration {
 		return &l.Items
 	})
-	k.Default = defaults(func(c *admissionv1.MutatingWebhookConfiguration) {
+	k.Default = builder.Default(func(c *admissionv1.MutatingWebhookConfiguration) {
 		for i := range c.Webhooks {
 			w := &c.Webhooks[i]
-			setDefaultPtr(&w.ReinvocationPolicy, admissionv1.NeverReinvocationPolicy)
+			builder.SetDefaultPtr(&w.ReinvocationPolicy, admissionv1.NeverReinvocationPolicy)
 			defaultWebhook(webhook{&w.FailurePolicy, &w.MatchPolicy, &w.NamespaceSelector, &w.ObjectSelector, &w.TimeoutSeconds,
 				w.ClientConfig.Service, w.Rules})
 		}
 	})
-	countsGeneration(k, func(c *admissionv1.MutatingWebhookConfiguration) any { return c.Webhooks })
-	check(k, func(c *admissionv1.MutatingWebhookConfiguration) field.ErrorList {
+	builder.CountGenerations(k, func(c *admissionv1.MutatingWebhookConfiguration) any { return c.Webhooks })
+	builder.AddValidation(k, func(c *admissionv1.MutatingWebhookConfiguration) field.ErrorList {
 		return validateWebhooks(c.Webhooks, o)
 	})
-	k.Columns = columns(nameCol, numCol("Webhooks"), ageCol)
-	k.Row = row(func(c *admissionv1.MutatingWebhookConfiguration, now time.Time) []any {
-		return []any{c.Name, int64(len(c.Webhooks)), age(c, now)}
+	k.Columns = builder.Columns(builder.NameColumn, builder.NumberColumn("Webhooks"), builder.AgeColumn)
+	k.Row = builder.Row(func(c *admissionv1.MutatingWebhookConfiguration, now time.Time) []any {
+		return []any{c.Name, int64(len(c.Webhooks)), builder.Age(c, now)}
 	})
 	return k
 }
@@ -87,15 +89,15 @@ const (
 )
 
 func defaultWebhook(w webhook) {
-	setDefaultPtr(w.failure, admissionv1.Fail)
-	setDefaultPtr(w.match, admissionv1.Equivalent)
-	setDefaultPtr(w.namespaces, metav1.LabelSelector{})
-	setDefaultPtr(w.objects, metav1.LabelSelector{})
-	setDefaultPtr(w.timeout, webhookSeconds)
+	builder.SetDefaultPtr(w.failure, admissionv1.Fail)
+	builder.SetDefaultPtr(w.match, admissionv1.Equivalent)
+	builder.SetDefaultPtr(w.namespaces, metav1.LabelSelector{})
+	builder.SetDefaultPtr(w.objects, metav1.LabelSelector{})
+	builder.SetDefaultPtr(w.timeout, webhookSeconds)
 	if w.service != nil {
-		setDefaultPtr(&w.service.Port, webhookPort)
+		builder.SetDefaultPtr(&w.service.Port, webhookPort)
 	}
 	for i := range w.rules {
-		setDefaultPtr(&w.rules[i].Scope, admissionv1.AllScopes)
+		builder.SetDefaultPtr(&w.rules[i].Scope, admissionv1.AllScopes)
 	}
 }

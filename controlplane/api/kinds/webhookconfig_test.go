@@ -7,6 +7,8 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/kinds/expressions"
 )
 
 const (
@@ -122,8 +124,8 @@ func TestWebhookUpdate(t *testing.T) {
 
 // Expressions are handed to the compiler with what they are for, and what it finds is a cause like the others.
 func TestExpressionsAreCompiled(t *testing.T) {
-	var seen []Expression
-	all := All(Compiling(func(list []Expression) field.ErrorList {
+	var seen []expressions.Expression
+	all := All(Compiling(func(list []expressions.Expression) field.ErrorList {
 		seen = append(seen, list...)
 		return field.ErrorList{field.Invalid(list[0].At, list[0].Text, "compilation failed")}
 	}))
@@ -131,21 +133,21 @@ func TestExpressionsAreCompiled(t *testing.T) {
 	if got := lines(all.ByType(c).Judge(c, nil)); got != invalidText("webhooks[0].matchConditions[0].expression", "1 +", "compilation failed") {
 		t.Error(got)
 	}
-	if len(seen) != 1 || seen[0].Use != MatchCondition || seen[0].Params {
+	if len(seen) != 1 || seen[0].Use != expressions.MatchCondition || seen[0].Params {
 		t.Errorf("compiled %+v", seen)
 	}
 	seen = nil
 	p := load[*admissionv1.ValidatingAdmissionPolicy](t, policyText("paramKind: {apiVersion: v1, kind: ConfigMap}, variables: [{name: v, expression: '1'}], "+
 		"validations: [{expression: a, messageExpression: b}], auditAnnotations: [{key: k, valueExpression: c}]"))
 	all.ByType(p).Judge(p, nil)
-	var uses []Use
+	var uses []expressions.Use
 	for _, e := range seen {
 		uses = append(uses, e.Use)
 		if !e.Params {
 			t.Errorf("%s may use params", e.Text)
 		}
 	}
-	if len(uses) != 4 || uses[0] != Variable || seen[0].Name != "v" || uses[1] != Validation || uses[2] != Message || uses[3] != AuditAnnotation {
+	if len(uses) != 4 || uses[0] != expressions.Variable || seen[0].Name != "v" || uses[1] != expressions.Validation || uses[2] != expressions.Message || uses[3] != expressions.AuditAnnotation {
 		t.Errorf("compiled %+v", seen)
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
 // patchedOnto is a document with a patch upon it: maps are merged, null removes, the rest is put in place.
@@ -375,7 +376,7 @@ func TestAutoscalersConvertWhole(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !semanticEqual(back, before) || !semanticEqual(h, before) {
+		if !fieldrules.SemanticEqual(back, before) || !fieldrules.SemanticEqual(h, before) {
 			a, _ := yaml.Marshal(before)
 			b, _ := yaml.Marshal(back)
 			t.Fatalf("seed %d:\n%s\nbecame\n%s", seed, a, b)

@@ -9,14 +9,14 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/expressions"
 )
 
-// Judge compiles the expressions of an object that is written: it is the kinds.Compile of policies, webhooks and device
+// Judge compiles the expressions of an object that is written: it is the expressions.Compile of policies, webhooks and device
 // classes and claims. The environments are made when the first such object comes.
-func (a *Admission) Judge(list []kinds.Expression) field.ErrorList {
+func (a *Admission) Judge(list []expressions.Expression) field.ErrorList {
 	var errs field.ErrorList
-	wrong := func(e kinds.Expression, err error) {
+	wrong := func(e expressions.Expression, err error) {
 		switch {
 		case errors.Is(err, errTooComplex):
 			errs = append(errs, field.Forbidden(e.At, err.Error()))
@@ -27,7 +27,7 @@ func (a *Admission) Judge(list []kinds.Expression) field.ErrorList {
 	d := Declared{Params: len(list) > 0 && list[0].Params, Authorizer: true}
 	var variables []Variable
 	for _, e := range list {
-		if e.Use == kinds.Variable {
+		if e.Use == expressions.Variable {
 			variables = append(variables, Variable{Name: e.Name, Expression: e.Text})
 		}
 	}
@@ -38,21 +38,21 @@ func (a *Admission) Judge(list []kinds.Expression) field.ErrorList {
 	for _, e := range list {
 		var err error
 		switch e.Use {
-		case kinds.Variable:
+		case expressions.Variable:
 			err = scope.programs[e.Name].err
-		case kinds.MatchCondition:
+		case expressions.MatchCondition:
 			_, err = plain.Compile(e.Text, cel.BoolType)
-		case kinds.Validation:
+		case expressions.Validation:
 			_, err = scope.Compile(e.Text, cel.BoolType)
-		case kinds.Message:
+		case expressions.Message:
 			_, err = scope.CompileWith(e.Text, silent, cel.StringType)
-		case kinds.AuditAnnotation:
+		case expressions.AuditAnnotation:
 			_, err = scope.Compile(e.Text, cel.StringType, cel.NullType)
-		case kinds.ApplyMutation:
+		case expressions.ApplyMutation:
 			_, err = scope.CompileWith(e.Text, patches, types.NewObjectType("Object"))
-		case kinds.PatchMutation:
+		case expressions.PatchMutation:
 			_, err = scope.CompileWith(e.Text, patches, cel.ListType(types.NewObjectType("JSONPatch")))
-		case kinds.DeviceSelector, kinds.DerivedValue:
+		case expressions.DeviceSelector, expressions.DerivedValue:
 			err = device.judge(e)
 		}
 		wrong(e, err)
@@ -68,16 +68,16 @@ type deviceJudge struct {
 
 // judge refuses what does not compile and what costs too much: each selector may cost so much, and all derived values
 // together. Who is over that is refused once.
-func (j *deviceJudge) judge(e kinds.Expression) error {
+func (j *deviceJudge) judge(e expressions.Expression) error {
 	d, err := j.of.devices()
 	if err != nil {
 		return fmt.Errorf("unexpected error loading CEL environment: %w", err)
 	}
-	cost, err := d.judge(e.Text, e.Use == kinds.DeviceSelector)
+	cost, err := d.judge(e.Text, e.Use == expressions.DeviceSelector)
 	if err != nil {
 		return err
 	}
-	if e.Use == kinds.DeviceSelector {
+	if e.Use == expressions.DeviceSelector {
 		if cost > resourcev1.CELSelectorExpressionMaxCost {
 			return errTooComplex
 		}

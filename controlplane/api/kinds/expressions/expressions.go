@@ -1,6 +1,9 @@
-package kinds
+// Package expressions declares the CEL expressions that objects contain, and the compiler that validates them.
+package expressions
 
-import "k8s.io/apimachinery/pkg/util/validation/field"
+import (
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
 
 // Use is what an expression is for, which says what it may refer to and what it must evaluate to.
 type Use int
@@ -32,28 +35,23 @@ type Expression struct {
 // Compiling. Without it expressions are judged as text only.
 type Compile func([]Expression) field.ErrorList
 
-// Option changes what All returns.
-type Option func(*options)
+// Options has the settings of kinds.All that the packages of the API groups use.
+type Options struct{ Compile Compile }
 
-type options struct{ compile Compile }
-
-// Compiling makes the kinds whose objects hold CEL expressions have them compiled by f when they are written.
-func Compiling(f Compile) Option { return func(o *options) { o.compile = f } }
-
-// expressions collects those of one object.
-type expressions struct {
-	all    []Expression
-	params bool
+// Collector collects those of one object.
+type Collector struct {
+	InAllCategory []Expression
+	Params        bool
 }
 
-func (e *expressions) add(use Use, text string, at *field.Path) {
-	e.all = append(e.all, Expression{Use: use, Text: text, Params: e.params, At: at})
+func (e *Collector) Add(use Use, text string, at *field.Path) {
+	e.InAllCategory = append(e.InAllCategory, Expression{Use: use, Text: text, Params: e.Params, At: at})
 }
 
-// judged is what is wrong with what was collected, when there is who can tell.
-func (o *options) judged(e *expressions) field.ErrorList {
-	if o.compile == nil || len(e.all) == 0 {
+// Compiled is what is wrong with what was collected, when there is who can tell.
+func (o *Options) Compiled(e *Collector) field.ErrorList {
+	if o.Compile == nil || len(e.InAllCategory) == 0 {
 		return nil
 	}
-	return o.compile(e.all)
+	return o.Compile(e.InAllCategory)
 }

@@ -1,4 +1,4 @@
-package kinds
+package builder
 
 import (
 	"fmt"
@@ -10,19 +10,20 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// scaled is how the scale of a kind is reached.
-type scaled struct {
-	replicas func(api.Object) **int32
-	current  func(api.Object) int32
-	selector func(api.Object) *metav1.LabelSelector
+// ScaleAccessors is how the scale of a kind is reached.
+type ScaleAccessors struct {
+	Replicas func(api.Object) **int32
+	Current  func(api.Object) int32
+	Selector func(api.Object) *metav1.LabelSelector
 }
 
-// addScale gives k the subresource "scale".
-func addScale(k *api.Kind, s scaled) {
+// AddScale gives k the subresource "scale".
+func AddScale(k *api.Kind, s ScaleAccessors) {
 	gvk := autoscalingv1.SchemeGroupVersion.WithKind("Scale")
-	addSub(k, "scale", &api.Subresource{
+	AddSubresource(k, "scale", &api.Subresource{
 		GVK:   gvk,
 		New:   func() runtime.Object { return &autoscalingv1.Scale{} },
 		Verbs: []string{"get", "patch", "update"},
@@ -30,11 +31,11 @@ func addScale(k *api.Kind, s scaled) {
 			out := &autoscalingv1.Scale{
 				ObjectMeta: metav1.ObjectMeta{Name: o.GetName(), Namespace: o.GetNamespace(), UID: o.GetUID(),
 					ResourceVersion: o.GetResourceVersion(), CreationTimestamp: o.GetCreationTimestamp()},
-				Spec:   autoscalingv1.ScaleSpec{Replicas: val(*s.replicas(o))},
-				Status: autoscalingv1.ScaleStatus{Replicas: s.current(o)},
+				Spec:   autoscalingv1.ScaleSpec{Replicas: fieldrules.Deref(*s.Replicas(o))},
+				Status: autoscalingv1.ScaleStatus{Replicas: s.Current(o)},
 			}
 			out.SetGroupVersionKind(gvk)
-			if sel, err := metav1.LabelSelectorAsSelector(s.selector(o)); err == nil {
+			if sel, err := metav1.LabelSelectorAsSelector(s.Selector(o)); err == nil {
 				out.Status.Selector = sel.String()
 			}
 			return out
@@ -44,7 +45,7 @@ func addScale(k *api.Kind, s scaled) {
 			if !ok {
 				return apierrors.NewBadRequest(fmt.Sprintf("expected a Scale for %s %q, got %T", k.Resource, o.GetName(), body))
 			}
-			if errs := nonNegative(scale.Spec.Replicas, field.NewPath("spec", "replicas")); len(errs) > 0 {
+			if errs := fieldrules.NonNegative(scale.Spec.Replicas, field.NewPath("spec", "replicas")); len(errs) > 0 {
 				return apierrors.NewInvalid(gvk.GroupKind(), o.GetName(), errs)
 			}
 			if rv := scale.ResourceVersion; rv != "" && rv != o.GetResourceVersion() {
@@ -52,7 +53,7 @@ func addScale(k *api.Kind, s scaled) {
 					fmt.Errorf("the object has been modified; please apply your changes to the latest version and try again"))
 			}
 			n := scale.Spec.Replicas
-			if p := s.replicas(o); *p == nil || **p != n {
+			if p := s.Replicas(o); *p == nil || **p != n {
 				*p = &n
 				o.SetGeneration(o.GetGeneration() + 1)
 			}

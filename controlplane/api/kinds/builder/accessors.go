@@ -1,0 +1,28 @@
+package builder
+
+import (
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// copied is a pointer to T that knows how to copy all of it.
+type copied[T any] interface {
+	*T
+	DeepCopy() *T
+}
+
+// SeparateSpecAndStatus makes spec and status of a kind, which stand where spec and status say, separately writable.
+func SeparateSpecAndStatus[P api.Object, S, T any, PS copied[S], PT copied[T]](k *api.Kind, spec func(P) *S, status func(P) *T) {
+	var none P
+	SeparateStatus(k, status, Accessors[P]{
+		Spec:     func(o P) any { return *spec(o) },
+		CopySpec: func(obj, old P) { *spec(obj) = *PS(spec(old)).DeepCopy() },
+		Status: func(obj, old P) {
+			if any(old) == any(none) {
+				var empty T
+				*status(obj) = empty
+				return
+			}
+			*status(obj) = *PT(status(old)).DeepCopy()
+		},
+	})
+}

@@ -1,0 +1,78 @@
+package builder
+
+import (
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// Columns in the words of kubectl. A wide column is shown by "-o wide" only.
+var (
+	NameColumn = metav1.TableColumnDefinition{Name: "Name", Type: "string", Format: "name", Description: "Name must be unique within its namespace or, for kinds without one, within the cluster."}
+	AgeColumn  = metav1.TableColumnDefinition{Name: "Age", Type: "string", Description: "Time since the object was created."}
+)
+
+// Columns returns its arguments as the columns of a table.
+func Columns(cols ...metav1.TableColumnDefinition) []metav1.TableColumnDefinition { return cols }
+
+// StringColumn returns a column of type string.
+func StringColumn(name string) metav1.TableColumnDefinition {
+	return metav1.TableColumnDefinition{Name: name, Type: "string", Description: name}
+}
+
+// NumberColumn returns a column of type integer.
+func NumberColumn(name string) metav1.TableColumnDefinition {
+	return metav1.TableColumnDefinition{Name: name, Type: "integer", Description: name}
+}
+
+// BoolColumn returns a column of type boolean.
+func BoolColumn(name string) metav1.TableColumnDefinition {
+	return metav1.TableColumnDefinition{Name: name, Type: "boolean", Description: name}
+}
+
+// WideColumn returns a column of type string that "kubectl get -o wide" shows.
+func WideColumn(name string) metav1.TableColumnDefinition {
+	c := StringColumn(name)
+	c.Priority = 1
+	return c
+}
+
+const (
+	Unknown = "<unknown>"
+	None    = "<none>"
+	Unset   = "<unset>"
+)
+
+// Age is the time since o was created, as kubectl writes it.
+func Age(o api.Object, now time.Time) string { return Since(o.GetCreationTimestamp(), now) }
+
+// Since returns the time between t and now as kubectl prints it, or "<unknown>" if t is zero.
+func Since(t metav1.Time, now time.Time) string {
+	if t.IsZero() {
+		return Unknown
+	}
+	return duration.HumanDuration(now.Sub(t.Time))
+}
+
+// OrNone shows an absent value.
+func OrNone(s string) string {
+	if s == "" {
+		return None
+	}
+	return s
+}
+
+// ColumnDefinition is the definition of a column of a table.
+type ColumnDefinition = metav1.TableColumnDefinition
+
+// MicroTime converts a time with microseconds to a metav1.Time.
+func MicroTime(t metav1.MicroTime) metav1.Time { return metav1.Time{Time: t.Time} }
+
+// CreatedAtColumn and date are for the few kinds that show when they were made instead of their age.
+var CreatedAtColumn = ColumnDefinition{Name: "Created At", Type: "date", Description: "When the object was created."}
+
+// CreatedAt returns the cell of CreatedAtColumn.
+func CreatedAt(o api.Object) any { return o.GetCreationTimestamp().UTC().Format(time.RFC3339) }
