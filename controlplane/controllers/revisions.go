@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
 	"keelson.dev/keelson/controlplane/client"
 )
 
@@ -207,7 +207,7 @@ func TemplateOf(r *appsv1.ControllerRevision) (*corev1.PodTemplateSpec, error) {
 	if err := json.Unmarshal(r.Data.Raw, &patch); err != nil {
 		return nil, fmt.Errorf("reading the template of revision %s: %w", storeKey(r), err)
 	}
-	kinds.DefaultPodTemplate(&patch.Spec.Template)
+	podspec.DefaultPodTemplate(&patch.Spec.Template)
 	return &patch.Spec.Template, nil
 }
 

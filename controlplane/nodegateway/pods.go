@@ -15,7 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"keelson.dev/keelson/controlplane/api"
-	apikinds "keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
 	"keelson.dev/keelson/controlplane/client"
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
@@ -90,7 +90,7 @@ func (x *session) writeStatus(ctx context.Context, namespace, name string, uid t
 			}
 			return nil
 		}
-		want := mergePodStatus(&pod.Status, apikinds.KeepTerminated(&pod.Spec, &pod.Status, reported))
+		want := mergePodStatus(&pod.Status, podspec.KeepTerminated(&pod.Spec, &pod.Status, reported))
 		if equality.Semantic.DeepEqual(&pod.Status, want) {
 			return nil
 		}

@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"keelson.dev/keelson/controlplane/api/kinds/core"
 )
 
 // What drivers and nodes say of a claim's size has the names and states that Kubernetes knows.
@@ -60,7 +62,7 @@ func TestClaimsNameOtherAttributes(t *testing.T) {
 		{"gold", "nil", "silver", "spec.volumeAttributesClassName: Forbidden: update to nil is forbidden when status.currentVolumeAttributesClassName is not nil"},
 		{"gold", "", "silver", "spec.volumeAttributesClassName: Forbidden: update to empty string is forbidden when status.currentVolumeAttributesClassName is not nil"},
 	} {
-		errs := validateClaimUpdate(claim(one.to, one.has), claim(one.from, one.has))
+		errs := core.ValidateClaimUpdate(claim(one.to, one.has), claim(one.from, one.has))
 		if got := errs.ToAggregate(); (got == nil) != (one.want == "") || got != nil && got.Error() != one.want {
 			t.Errorf("from %q to %q with %q: %v", one.from, one.to, one.has, got)
 		}

@@ -5,6 +5,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
@@ -28,7 +29,7 @@ func TestClaimsHaveOneSource(t *testing.T) {
 			DataSource: &corev1.TypedLocalObjectReference{Kind: "Pod", Name: "a"}, DataSourceRef: wrong}},
 	} {
 		claim := &corev1.PersistentVolumeClaim{Spec: c.set}
-		defaultClaim(claim)
+		podspec.DefaultClaim(claim)
 		if !fieldrules.SemanticEqual(claim.Spec.DataSource, c.want.DataSource) || !fieldrules.SemanticEqual(claim.Spec.DataSourceRef, c.want.DataSourceRef) {
 			t.Errorf("%s: %+v, %+v", c.about, claim.Spec.DataSource, claim.Spec.DataSourceRef)
 		}

@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
@@ -108,7 +109,7 @@ func validateAllocation(a *resourcev1.AllocationResult, names requestNames, at *
 			return append(errs, validateDeviceConfig(&c.DeviceConfiguration, at)...)
 		})...)
 	if a.NodeSelector != nil {
-		errs = append(errs, validateNodeSelector(a.NodeSelector, at.Child("nodeSelector"))...)
+		errs = append(errs, podspec.ValidateNodeSelector(a.NodeSelector, at.Child("nodeSelector"))...)
 	}
 	return errs
 }

@@ -15,6 +15,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
@@ -60,7 +61,7 @@ func cronJobKind() *api.Kind {
 		case s != nil:
 			suspended = "False"
 		}
-		containers, images := containersAndImages(&c.Spec.JobTemplate.Spec.Template.Spec)
+		containers, images := podspec.ContainersAndImages(&c.Spec.JobTemplate.Spec.Template.Spec)
 		return []any{c.Name, c.Spec.Schedule, zone, suspended, int64(len(c.Status.Active)), last, builder.Age(c, now),
 			containers, images, metav1.FormatLabelSelector(c.Spec.JobTemplate.Spec.Selector)}
 	})
@@ -70,7 +71,7 @@ func cronJobKind() *api.Kind {
 // defaultCronJobTemplate fills the pods of a job to be; the job itself is filled when it is made.
 func defaultCronJobTemplate(s *batchv1.JobSpec) {
 	defaultFailurePolicy(s.PodFailurePolicy)
-	DefaultPodTemplate(&s.Template)
+	podspec.DefaultPodTemplate(&s.Template)
 }
 
 func validateCronJobSpec(s *batchv1.CronJobSpec, at *field.Path) field.ErrorList {

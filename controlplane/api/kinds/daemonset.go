@@ -15,6 +15,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
@@ -47,7 +48,7 @@ func daemonSetKind() *api.Kind {
 		builder.StringColumn("Node Selector"), builder.AgeColumn, builder.WideColumn("Containers"), builder.WideColumn("Images"), builder.WideColumn("Selector"))
 	k.Row = builder.Row(func(d *appsv1.DaemonSet, now time.Time) []any {
 		s := &d.Status
-		containers, images := containersAndImages(&d.Spec.Template.Spec)
+		containers, images := podspec.ContainersAndImages(&d.Spec.Template.Spec)
 		return []any{d.Name, int64(s.DesiredNumberScheduled), int64(s.CurrentNumberScheduled), int64(s.NumberReady),
 			int64(s.UpdatedNumberScheduled), int64(s.NumberAvailable), labels.FormatLabels(d.Spec.Template.Spec.NodeSelector), builder.Age(d, now),
 			containers, images, metav1.FormatLabelSelector(d.Spec.Selector)}
@@ -64,7 +65,7 @@ func defaultDaemonSet(d *appsv1.DaemonSet) {
 		builder.SetDefaultPtr(&u.RollingUpdate.MaxSurge, intstr.FromInt32(0))
 	}
 	builder.SetDefaultPtr(&d.Spec.RevisionHistoryLimit, 10)
-	DefaultPodTemplate(&d.Spec.Template)
+	podspec.DefaultPodTemplate(&d.Spec.Template)
 }
 
 // The generation of a template was once a field and is an annotation since: it counts the changes of the template, and
@@ -152,5 +153,5 @@ func validateSelected(kind string, selector *metav1.LabelSelector, t *corev1.Pod
 	if s, err := metav1.LabelSelectorAsSelector(selector); err == nil && !s.Empty() && !s.Matches(labels.Set(t.Labels)) {
 		errs = append(errs, field.Invalid(at.Child("template", "metadata", "labels"), t.Labels, "`selector` does not match template `labels`"))
 	}
-	return append(errs, validateLastingTemplate(kind, t, at.Child("template"))...)
+	return append(errs, podspec.ValidateLastingTemplate(kind, t, at.Child("template"))...)
 }

@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
 )
 
 // defaulted compares an object's defaulted form with the one expected, as YAML.
@@ -184,7 +185,7 @@ func TestImageTag(t *testing.T) {
 		"nginx": "latest", "nginx:1": "1", "host:5000/nginx": "latest", "host:5000/nginx:latest": "latest",
 		"nginx@sha256:ab": "", "host:5000/nginx:2@sha256:ab": "2", "": "latest",
 	} {
-		if got := imageTag(image); got != want {
+		if got := podspec.ImageTag(image); got != want {
 			t.Errorf("%q: %q, want %q", image, got, want)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
@@ -55,7 +56,7 @@ func deploymentKind() *api.Kind {
 	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Ready"), builder.StringColumn("Up-to-date"), builder.StringColumn("Available"), builder.AgeColumn,
 		builder.WideColumn("Containers"), builder.WideColumn("Images"), builder.WideColumn("Selector"))
 	k.Row = builder.Row(func(d *appsv1.Deployment, now time.Time) []any {
-		containers, images := containersAndImages(&d.Spec.Template.Spec)
+		containers, images := podspec.ContainersAndImages(&d.Spec.Template.Spec)
 		return []any{d.Name, fmt.Sprintf("%d/%d", d.Status.ReadyReplicas, fieldrules.Deref(d.Spec.Replicas)), int64(d.Status.UpdatedReplicas),
 			int64(d.Status.AvailableReplicas), builder.Age(d, now), containers, images, metav1.FormatLabelSelector(d.Spec.Selector)}
 	})
@@ -73,7 +74,7 @@ func defaultDeployment(d *appsv1.Deployment) {
 	}
 	builder.SetDefaultPtr(&s.RevisionHistoryLimit, 10)
 	builder.SetDefaultPtr(&s.ProgressDeadlineSeconds, 600)
-	DefaultPodTemplate(&s.Template)
+	podspec.DefaultPodTemplate(&s.Template)
 }
 
 func validateDeploymentSpec(s *appsv1.DeploymentSpec, at *field.Path) field.ErrorList {
@@ -152,7 +153,7 @@ func validateWorkload(selector *metav1.LabelSelector, t *corev1.PodTemplateSpec,
 	} else if !s.Empty() && !s.Matches(labels.Set(t.Labels)) {
 		errs = append(errs, field.Invalid(at.Child("template", "metadata", "labels"), t.Labels, "`selector` does not match template `labels`"))
 	}
-	errs = append(errs, ValidatePodTemplate(t, at.Child("template"))...)
+	errs = append(errs, podspec.ValidatePodTemplate(t, at.Child("template"))...)
 	if p := t.Spec.RestartPolicy; p != corev1.RestartPolicyAlways && p != "" {
 		errs = append(errs, field.NotSupported(at.Child("template", "spec", "restartPolicy"), p, []corev1.RestartPolicy{corev1.RestartPolicyAlways}))
 	}

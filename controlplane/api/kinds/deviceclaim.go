@@ -10,6 +10,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
 	"keelson.dev/keelson/controlplane/api/kinds/expressions"
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
@@ -85,7 +86,7 @@ func resourceClaimTemplateKind(o *expressions.Options) *api.Kind {
 	k.ReturnsDeleted = true
 	k.Default = builder.Default(func(c *resourcev1.ResourceClaimTemplate) { defaultDevices(&c.Spec.Spec) })
 	k.ValidateCreate = builder.CreateValidation(func(c *resourcev1.ResourceClaimTemplate) field.ErrorList {
-		errs := validateTemplateMeta(&c.Spec.ObjectMeta, field.NewPath("spec", "metadata"))
+		errs := podspec.ValidateTemplateMeta(&c.Spec.ObjectMeta, field.NewPath("spec", "metadata"))
 		return append(errs, validateClaim(&c.Spec.Spec, field.NewPath("spec", "spec", "devices"), o)...)
 	})
 	builder.AddUpdateValidation(k, func(obj, old *resourcev1.ResourceClaimTemplate) field.ErrorList {

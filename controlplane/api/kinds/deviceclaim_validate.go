@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
 	"keelson.dev/keelson/controlplane/api/kinds/expressions"
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
@@ -211,7 +212,7 @@ func validateDeviceClass(s *resourcev1.DeviceClassSpec, spec *field.Path, o *exp
 		func(c resourcev1.DeviceClassConfiguration, at *field.Path) field.ErrorList {
 			return validateDeviceConfig(&c.DeviceConfiguration, at)
 		})...)
-	if n := s.ExtendedResourceName; n != nil && !isExtendedResource(*n) {
+	if n := s.ExtendedResourceName; n != nil && !podspec.IsExtendedResource(*n) {
 		errs = append(errs, field.Invalid(spec.Child("extendedResourceName"), *n, "must be a valid extended resource name"))
 	}
 	return append(errs, o.Compiled(&texts)...)

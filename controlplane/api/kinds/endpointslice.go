@@ -15,6 +15,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/core"
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
@@ -63,8 +64,8 @@ func endpointSliceKind() *api.Kind {
 		for _, p := range e.Endpoints {
 			addresses = append(addresses, p.Addresses...)
 		}
-		return []any{e.Name, string(e.AddressType), firstOf(ports, " + %d more...", builder.Unset),
-			firstOf(addresses, " + %d more...", builder.Unset), builder.Age(e, now)}
+		return []any{e.Name, string(e.AddressType), core.FirstOf(ports, " + %d more...", builder.Unset),
+			core.FirstOf(addresses, " + %d more...", builder.Unset), builder.Age(e, now)}
 	})
 	return k
 }
@@ -184,5 +185,5 @@ func sliceAddress(t discoveryv1.AddressType, a string, at *field.Path) field.Err
 	if is4 := net.ParseIP(a).To4() != nil; is4 != (t == discoveryv1.AddressTypeIPv4) {
 		errs = append(errs, field.Invalid(at, a, fmt.Sprintf("must be an %s address", t)))
 	}
-	return append(errs, nonSpecial(a, at)...)
+	return append(errs, core.NonSpecial(a, at)...)
 }

@@ -8,6 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
 )
 
 // What a pod may say of the claims that are made for it: labels and annotations, a specification, and volume names that
@@ -42,9 +44,9 @@ func TestEphemeralVolumeClaims(t *testing.T) {
 	} {
 		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: c.pod}, Spec: corev1.PodSpec{Volumes: c.volumes}}
 		at := field.NewPath("spec", "volumes")
-		_, errs := validateVolumes(p.Spec.Volumes, at)
+		_, errs := podspec.ValidateVolumes(p.Spec.Volumes, at)
 		var got []string
-		for _, e := range append(errs, validateOwnClaims(p, at)...) {
+		for _, e := range append(errs, podspec.ValidateOwnClaims(p, at)...) {
 			got = append(got, e.Field)
 		}
 		if !slices.Equal(got, c.want) {

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/core"
 )
 
 // A lease may lose its holder: client-go's election does that when it is cancelled.
@@ -118,9 +119,9 @@ func TestHealthCheckNodePort(t *testing.T) {
 		has(t, c.name, judge[*corev1.Service](t, c.text), want...)
 	}
 	s := load[*corev1.Service](t, lb(local+"healthCheckNodePort: 30002"))
-	held := serviceReservations(s)
+	held := core.ServiceReservations(s)
 	if !slices.ContainsFunc(held, func(r api.Reservation) bool {
-		return r == api.Reservation{Space: SpaceNodePorts, Value: "TCP-30002", Field: "spec.healthCheckNodePort"}
+		return r == api.Reservation{Space: core.SpaceNodePorts, Value: "TCP-30002", Field: "spec.healthCheckNodePort"}
 	}) {
 		t.Errorf("it reserves %v", held)
 	}

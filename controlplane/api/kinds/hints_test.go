@@ -6,21 +6,23 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"keelson.dev/keelson/controlplane/api/kinds/core"
 )
 
 // What is asked of traffic's ways is judged as Kubernetes judges it.
 func TestValidateTopology(t *testing.T) {
 	svc := func(change func(s *corev1.Service)) *corev1.Service {
 		s := &corev1.Service{Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}}
-		defaultService(s)
+		core.DefaultService(s)
 		change(s)
 		return s
 	}
 	for _, how := range []string{"PreferClose", "PreferSameZone", "PreferSameNode"} {
-		has(t, how, validateService(svc(func(s *corev1.Service) { s.Spec.TrafficDistribution = &how })))
+		has(t, how, core.ValidateService(svc(func(s *corev1.Service) { s.Spec.TrafficDistribution = &how })))
 	}
 	for _, how := range []string{"", "Far", "preferclose"} {
-		has(t, how, validateService(svc(func(s *corev1.Service) { s.Spec.TrafficDistribution = &how })),
+		has(t, how, core.ValidateService(svc(func(s *corev1.Service) { s.Spec.TrafficDistribution = &how })),
 			`spec.trafficDistribution: Unsupported value: `+fmt.Sprintf("%q", how)+`: supported values: "PreferClose", "PreferSameZone", "PreferSameNode"`)
 	}
 	modes := func(old, mode string) *corev1.Service {
@@ -28,8 +30,8 @@ func TestValidateTopology(t *testing.T) {
 			s.Annotations = map[string]string{corev1.DeprecatedAnnotationTopologyAwareHints: old, corev1.AnnotationTopologyMode: mode}
 		})
 	}
-	has(t, "one annotation by two names", validateService(modes("Auto", "Auto")))
-	has(t, "two annotations", validateService(modes("Auto", "Disabled")),
+	has(t, "one annotation by two names", core.ValidateService(modes("Auto", "Auto")))
+	has(t, "two annotations", core.ValidateService(modes("Auto", "Disabled")),
 		`metadata.annotations[service.kubernetes.io/topology-mode]: Invalid value: "Disabled": must match annotations[service.kubernetes.io/topology-aware-hints] when both are specified`)
 
 	slice := func(h discoveryv1.EndpointHints) *discoveryv1.EndpointSlice {

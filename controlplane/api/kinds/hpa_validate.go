@@ -12,6 +12,7 @@ import (
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
@@ -218,7 +219,7 @@ func validateContainerMetric(m *autoscalingv2.ContainerResourceMetricSource, at 
 	if m.Name == "" {
 		errs = append(errs, field.Required(at.Child("name"), "must specify a resource name"))
 	} else {
-		errs = append(errs, validateContainerResourceName(m.Name, at.Child("name"))...)
+		errs = append(errs, podspec.ValidateContainerResourceName(m.Name, at.Child("name"))...)
 	}
 	if m.Container == "" {
 		errs = append(errs, field.Required(at.Child("container"), "must specify a container"))

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/core"
 )
 
 // IPAllocator is the label value that marks the IPAddresses of Services.
@@ -22,8 +23,8 @@ const DefaultServiceCIDR = "kubernetes"
 // ClusterAddresses are the addresses that a Service has in the cluster, in their canonical form.
 func ClusterAddresses(s *corev1.Service) []string {
 	var out []string
-	for _, r := range serviceReservations(s) {
-		if r.Space != SpaceClusterIPs {
+	for _, r := range core.ServiceReservations(s) {
+		if r.Space != core.SpaceClusterIPs {
 			continue
 		}
 		if a, err := netip.ParseAddr(r.Value); err == nil {

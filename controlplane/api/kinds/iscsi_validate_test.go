@@ -7,6 +7,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/kinds/core"
+	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
 )
 
 // What no node could log in to is refused with the field, in pods and in PersistentVolumes; what is left out has its default. F110
@@ -44,8 +47,8 @@ func TestISCSI(t *testing.T) {
 	}
 	p, v := &corev1.Pod{Spec: corev1.PodSpec{Volumes: []corev1.Volume{{VolumeSource: corev1.VolumeSource{ISCSI: &corev1.ISCSIVolumeSource{}}}}}},
 		&corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{ISCSI: &corev1.ISCSIPersistentVolumeSource{}}}}
-	defaultVolume(&p.Spec.Volumes[0].VolumeSource)
-	persistentVolumeKind().Default(v)
+	podspec.DefaultVolume(&p.Spec.Volumes[0].VolumeSource)
+	core.PersistentVolumeKind().Default(v)
 	if p.Spec.Volumes[0].ISCSI.ISCSIInterface != "default" || v.Spec.ISCSI.ISCSIInterface != "default" {
 		t.Errorf("interfaces are %q and %q", p.Spec.Volumes[0].ISCSI.ISCSIInterface, v.Spec.ISCSI.ISCSIInterface)
 	}

@@ -17,6 +17,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
@@ -51,7 +52,7 @@ func jobKind() *api.Kind {
 	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Status"), builder.StringColumn("Completions"), builder.StringColumn("Duration"), builder.AgeColumn,
 		builder.WideColumn("Containers"), builder.WideColumn("Images"), builder.WideColumn("Selector"))
 	k.Row = builder.Row(func(j *batchv1.Job, now time.Time) []any {
-		containers, images := containersAndImages(&j.Spec.Template.Spec)
+		containers, images := podspec.ContainersAndImages(&j.Spec.Template.Spec)
 		return []any{j.Name, jobState(j), jobCompletions(j), jobDuration(&j.Status, now), builder.Age(j, now),
 			containers, images, metav1.FormatLabelSelector(j.Spec.Selector)}
 	})
@@ -80,7 +81,7 @@ func defaultJobSpec(s *batchv1.JobSpec) {
 	}
 	builder.SetDefaultPtr(&s.PodReplacementPolicy, batchv1.TerminatingOrFailed)
 	defaultFailurePolicy(s.PodFailurePolicy)
-	DefaultPodTemplate(&s.Template)
+	podspec.DefaultPodTemplate(&s.Template)
 }
 
 func defaultFailurePolicy(p *batchv1.PodFailurePolicy) {

@@ -11,6 +11,7 @@ import (
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
@@ -127,7 +128,7 @@ func validateJobSpec(s *batchv1.JobSpec, at *field.Path) field.ErrorList {
 
 // validateJobTemplate judges pods that are to end.
 func validateJobTemplate(s *batchv1.JobSpec, at *field.Path) field.ErrorList {
-	errs := ValidatePodTemplate(&s.Template, at)
+	errs := podspec.ValidatePodTemplate(&s.Template, at)
 	at = at.Child("spec", "restartPolicy")
 	switch p := s.Template.Spec.RestartPolicy; {
 	case p == corev1.RestartPolicyAlways || p == "":

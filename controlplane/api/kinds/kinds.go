@@ -12,6 +12,8 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	answers "keelson.dev/keelson/controlplane/api/fields"
+	"keelson.dev/keelson/controlplane/api/kinds/core"
+	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
 	"keelson.dev/keelson/controlplane/api/kinds/expressions"
 )
 
@@ -21,11 +23,11 @@ func All(with ...Option) *api.Kinds {
 	for _, set := range with {
 		set(o)
 	}
-	coreEvents := eventKind()
+	coreEvents := core.EventKind()
 	return api.NewKinds(stored(answered(slices.Concat([]*api.Kind{
-		namespaceKind(), nodeKind(), podKind(), serviceKind(), endpointsKind(),
-		configMapKind(), secretKind(), serviceAccountKind(), coreEvents, newEventKind(coreEvents),
-		persistentVolumeKind(), persistentVolumeClaimKind(),
+		core.NamespaceKind(), core.NodeKind(), podspec.PodKind(), core.ServiceKind(), core.EndpointsKind(),
+		core.ConfigMapKind(), core.SecretKind(), core.ServiceAccountKind(), coreEvents, newEventKind(coreEvents),
+		core.PersistentVolumeKind(), core.PersistentVolumeClaimKind(),
 		deploymentKind(), replicaSetKind(),
 		endpointSliceKind(), leaseKind(),
 		ingressKind(), ingressClassKind(), networkPolicyKind(), serviceCIDRKind(), ipAddressKind(), runtimeClassKind(),
@@ -42,7 +44,7 @@ func All(with ...Option) *api.Kinds {
 		tokenReviewKind(), selfSubjectReviewKind(),
 		subjectAccessReviewKind(), selfSubjectAccessReviewKind(),
 		localSubjectAccessReviewKind(), selfSubjectRulesReviewKind(),
-		componentStatusKind(), bindingKind(), nodeMetricsKind(), podMetricsKind(),
+		core.ComponentStatusKind(), core.BindingKind(), nodeMetricsKind(), podMetricsKind(),
 	}, workloads())...)...)...)
 }
 

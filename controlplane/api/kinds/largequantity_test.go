@@ -7,6 +7,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
 )
 
 // F38: page sizes that take long to parse or do not fit an int64 are refused, and large whole numbers are whole.
@@ -24,7 +26,7 @@ func TestLargeQuantities(t *testing.T) {
 		{"hugepages-1m", "1Gi", true},
 	} {
 		began := time.Now()
-		errs := validateHugePages(c.name, resource.MustParse(c.value), field.NewPath("at"))
+		errs := podspec.ValidateHugePages(c.name, resource.MustParse(c.value), field.NewPath("at"))
 		if took := time.Since(began); took > 2*time.Second {
 			t.Errorf("%s took %v", c.name, took)
 		}
@@ -33,7 +35,7 @@ func TestLargeQuantities(t *testing.T) {
 		}
 	}
 	for value, wrong := range map[string]bool{"1": false, "9E": false, "9E1": false, "100E": false, "500m": true, "1e-9": true, "9000000000000000000.5": true} {
-		errs := validateCountedQuantity("example.com/device", resource.MustParse(value), field.NewPath("at"))
+		errs := podspec.ValidateCountedQuantity("example.com/device", resource.MustParse(value), field.NewPath("at"))
 		if (len(errs) > 0) != wrong {
 			t.Errorf("%s devices: %v", value, errs)
 		}

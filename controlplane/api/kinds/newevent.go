@@ -13,6 +13,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/core"
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
@@ -32,23 +33,23 @@ func newEventKind(coreEvents *api.Kind) *api.Kind {
 	builder.AddValidation(k, validateNewEvent)
 	builder.AddUpdateValidation(k, validateNewEventUpdate)
 	k.Columns = coreEvents.Columns
-	k.Row = builder.Row(func(e *eventsv1.Event, now time.Time) []any { return eventRow(coreEvent(e), now) })
+	k.Row = builder.Row(func(e *eventsv1.Event, now time.Time) []any { return core.EventRow(coreEvent(e), now) })
 	k.Fields = builder.Fields(newEventFields)
 	return k
 }
 
 // validateNewEvent wants an event that its component can be known by, and nothing of what only old clients set.
 func validateNewEvent(e *eventsv1.Event) field.ErrorList {
-	errs := eventNamespace(e.Namespace, e.Regarding.Namespace, !e.EventTime.IsZero(), field.NewPath("regarding", "namespace"))
+	errs := core.EventNamespace(e.Namespace, e.Regarding.Namespace, !e.EventTime.IsZero(), field.NewPath("regarding", "namespace"))
 	if e.EventTime.IsZero() {
 		errs = append(errs, field.Required(field.NewPath("eventTime"), ""))
 	}
-	errs = append(errs, validateReporter(e.ReportingController, field.NewPath("reportingController"))...)
-	errs = append(errs, validateEventText("reportingInstance", e.ReportingInstance)...)
-	errs = append(errs, validateEventText("action", e.Action)...)
-	errs = append(errs, validateEventText("reason", e.Reason)...)
-	if len(e.Note) > maxEventNote {
-		errs = append(errs, tooLong("note", maxEventNote))
+	errs = append(errs, core.ValidateReporter(e.ReportingController, field.NewPath("reportingController"))...)
+	errs = append(errs, core.ValidateEventText("reportingInstance", e.ReportingInstance)...)
+	errs = append(errs, core.ValidateEventText("action", e.Action)...)
+	errs = append(errs, core.ValidateEventText("reason", e.Reason)...)
+	if len(e.Note) > core.MaxEventNote {
+		errs = append(errs, core.TooLong("note", core.MaxEventNote))
 	}
 	if e.Type != corev1.EventTypeNormal && e.Type != corev1.EventTypeWarning {
 		errs = append(errs, field.Invalid(field.NewPath("type"), "", fmt.Sprintf("has invalid value: %s", e.Type)))

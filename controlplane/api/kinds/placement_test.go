@@ -5,12 +5,14 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
 )
 
 // F84, F85: a pod's rules about other pods get the values of its own labels when it is made. Labels that it lacks, and
 // a selector of nothing, add nothing; a key that was selected already is refused.
 func TestLabelKeysAreMerged(t *testing.T) {
-	k := podKind()
+	k := podspec.PodKind()
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "a", Labels: map[string]string{"rev": "7", "app": "web"}}}
 	p.Spec.Containers = []corev1.Container{{Name: "c", Image: "i"}}
 	selector := func() *metav1.LabelSelector {

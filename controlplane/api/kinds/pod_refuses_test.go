@@ -5,6 +5,8 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+
+	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
 )
 
 // F38: rules that combine fields of a pod.
@@ -48,10 +50,10 @@ func TestPodFieldsTogether(t *testing.T) {
 // F38: a negative grace period is accepted and becomes one second.
 func TestNegativeGracePeriod(t *testing.T) {
 	pod := load[*corev1.Pod](t, "{metadata: {name: a}, spec: {nodeName: n, terminationGracePeriodSeconds: -1, containers: [{name: c, image: i}]}}")
-	if got := podGracePeriod(pod, nil); got != 1 {
+	if got := podspec.PodGracePeriod(pod, nil); got != 1 {
 		t.Errorf("a stored pod has a grace period of %d s", got)
 	}
-	if got := podGracePeriod(pod, ptr(int64(-5))); got != 1 {
+	if got := podspec.PodGracePeriod(pod, ptr(int64(-5))); got != 1 {
 		t.Errorf("a deletion with -5 s has a grace period of %d s", got)
 	}
 	k := All().ByType(pod)

@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
 )
 
 // Each rule of a new pod, with the field and the text of Kubernetes. F38
@@ -72,7 +74,7 @@ func TestPodRulesOfKubernetes(t *testing.T) {
 
 // An update of a pod changes images, the deadline, tolerations and gates; the fault of any other change names the fields. F38
 func TestPodUpdateRules(t *testing.T) {
-	const rule = "spec: Forbidden: " + podUpdateRule + "\nchanged: spec."
+	const rule = "spec: Forbidden: " + podspec.PodUpdateRule + "\nchanged: spec."
 	set := func(f func(*corev1.PodSpec)) func(*corev1.Pod) { return func(p *corev1.Pod) { f(&p.Spec) } }
 	changes(t, "{metadata: {name: a, annotations: {controller.kubernetes.io/pod-deletion-cost: x}}, spec: {activeDeadlineSeconds: 10, nodeSelector: {a: b}, "+
 		"schedulingGates: [{name: g}], tolerations: [{key: t, operator: Exists}], containers: [{name: c, image: i}], initContainers: [{name: i, image: i}]}}",

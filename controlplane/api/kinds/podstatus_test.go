@@ -6,6 +6,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
+	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
@@ -54,8 +55,8 @@ func TestPodStatusRules(t *testing.T) {
 			"status.containerStatuses[0].user.linux.uid: Invalid value: -1: must be between 0 and 4294967295, inclusive"},
 		{allocated("example.com/g", "Healthy"), ""},
 		{allocated("claim:r/q", "Healthy"), ""},
-		{allocated("claim:r", "Healthy"), invalidText(health+"name", "claim:r", notInClaimUses)},
-		{allocated("cpu", "Ill"), invalidText(health+"name", "cpu", notInRequests) + "\n" + health +
+		{allocated("claim:r", "Healthy"), invalidText(health+"name", "claim:r", podspec.NotInClaimUses)},
+		{allocated("cpu", "Ill"), invalidText(health+"name", "cpu", podspec.NotInRequests) + "\n" + health +
 			`resources[0].health: Unsupported value: "Ill": supported values: "Healthy", "Unhealthy", "Unknown"`},
 		{status("ephemeralContainerStatuses: [{name: e, allocatedResourcesStatus: [{name: cpu}]}]"),
 			"status.ephemeralContainerStatuses[0].allocatedResourcesStatus: Forbidden: must not be specified in container status"},
@@ -96,7 +97,7 @@ func TestKeepTerminated(t *testing.T) {
 	want := reported.DeepCopy()
 	want.InitContainerStatuses[0], want.ContainerStatuses[1] = old.Status.InitContainerStatuses[0], old.Status.ContainerStatuses[1]
 	before := reported.DeepCopy()
-	got := KeepTerminated(&old.Spec, &old.Status, reported)
+	got := podspec.KeepTerminated(&old.Spec, &old.Status, reported)
 	if !fieldrules.SemanticEqual(got, want) || !fieldrules.SemanticEqual(reported, before) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
@@ -21,7 +22,7 @@ func replicaSetKind() *api.Kind {
 	k.ShowsTrace = true
 	k.Default = builder.Default(func(r *appsv1.ReplicaSet) {
 		builder.SetDefaultPtr(&r.Spec.Replicas, 1)
-		DefaultPodTemplate(&r.Spec.Template)
+		podspec.DefaultPodTemplate(&r.Spec.Template)
 	})
 	builder.SeparateStatus(k, func(o *appsv1.ReplicaSet) *appsv1.ReplicaSetStatus { return &o.Status }, builder.Accessors[*appsv1.ReplicaSet]{
 		Spec:     func(r *appsv1.ReplicaSet) any { return r.Spec },
@@ -51,7 +52,7 @@ func replicaSetKind() *api.Kind {
 	k.Columns = builder.Columns(builder.NameColumn, builder.NumberColumn("Desired"), builder.NumberColumn("Current"), builder.NumberColumn("Ready"), builder.AgeColumn,
 		builder.WideColumn("Containers"), builder.WideColumn("Images"), builder.WideColumn("Selector"))
 	k.Row = builder.Row(func(r *appsv1.ReplicaSet, now time.Time) []any {
-		containers, images := containersAndImages(&r.Spec.Template.Spec)
+		containers, images := podspec.ContainersAndImages(&r.Spec.Template.Spec)
 		return []any{r.Name, int64(fieldrules.Deref(r.Spec.Replicas)), int64(r.Status.Replicas), int64(r.Status.ReadyReplicas), builder.Age(r, now),
 			containers, images, metav1.FormatLabelSelector(r.Spec.Selector)}
 	})

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
@@ -35,7 +36,7 @@ func (n nodes) judge(at *field.Path, empty string) (field.ErrorList, []string) {
 	}
 	if n.selector != nil {
 		ways = append(ways, "`nodeSelector`")
-		errs = append(errs, validateNodeSelector(n.selector, at.Child("nodeSelector"))...)
+		errs = append(errs, podspec.ValidateNodeSelector(n.selector, at.Child("nodeSelector"))...)
 	}
 	more, set := isTrueIfSet(n.all, at.Child("allNodes"))
 	if errs = append(errs, more...); set {

@@ -11,6 +11,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
@@ -39,12 +40,12 @@ func runtimeClassKind() *api.Kind {
 func validateRuntimeClass(c *nodev1.RuntimeClass) field.ErrorList {
 	var errs field.ErrorList
 	if c.Overhead != nil {
-		errs = append(errs, validateResources(&corev1.ResourceRequirements{Limits: c.Overhead.PodFixed}, field.NewPath("overhead"))...)
+		errs = append(errs, podspec.ValidateResources(&corev1.ResourceRequirements{Limits: c.Overhead.PodFixed}, field.NewPath("overhead"))...)
 	}
 	if s := c.Scheduling; s != nil {
 		at := field.NewPath("scheduling")
 		errs = append(errs, metavalidation.ValidateLabels(s.NodeSelector, at.Child("nodeSelector"))...)
-		errs = append(errs, validateTolerations(s.Tolerations, at.Child("tolerations"))...)
+		errs = append(errs, podspec.ValidateTolerations(s.Tolerations, at.Child("tolerations"))...)
 		type identity struct {
 			key, value string
 			operator   corev1.TolerationOperator

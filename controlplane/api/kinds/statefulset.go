@@ -14,6 +14,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
@@ -47,7 +48,7 @@ func statefulSetKind() *api.Kind {
 	})
 	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Ready"), builder.AgeColumn, builder.WideColumn("Containers"), builder.WideColumn("Images"))
 	k.Row = builder.Row(func(s *appsv1.StatefulSet, now time.Time) []any {
-		containers, images := containersAndImages(&s.Spec.Template.Spec)
+		containers, images := podspec.ContainersAndImages(&s.Spec.Template.Spec)
 		return []any{s.Name, fmt.Sprintf("%d/%d", s.Status.ReadyReplicas, fieldrules.Deref(s.Spec.Replicas)), builder.Age(s, now), containers, images}
 	})
 	return k
@@ -70,12 +71,12 @@ func defaultStatefulSet(o *appsv1.StatefulSet) {
 	builder.SetDefault(&s.PersistentVolumeClaimRetentionPolicy.WhenScaled, appsv1.RetainPersistentVolumeClaimRetentionPolicyType)
 	builder.SetDefaultPtr(&s.Replicas, 1)
 	builder.SetDefaultPtr(&s.RevisionHistoryLimit, 10)
-	DefaultPodTemplate(&s.Template)
+	podspec.DefaultPodTemplate(&s.Template)
 	for i := range s.VolumeClaimTemplates {
 		c := &s.VolumeClaimTemplates[i]
 		builder.SetDefault(&c.APIVersion, "v1")
 		builder.SetDefault(&c.Kind, "PersistentVolumeClaim")
-		defaultClaim(c)
+		podspec.DefaultClaim(c)
 	}
 }
 
@@ -169,7 +170,7 @@ func validateClaimTemplates(claims []corev1.PersistentVolumeClaim, at *field.Pat
 			errs = append(errs, fieldrules.Invalid(name, c.Name, apivalidation.NameIsDNSLabel(c.Name, false))...)
 		}
 		seen[c.Name] = true
-		errs = append(errs, validateClaimSpec(&c.Spec, here.Child("spec"))...)
+		errs = append(errs, podspec.ValidateClaimSpec(&c.Spec, here.Child("spec"))...)
 	}
 	return errs
 }

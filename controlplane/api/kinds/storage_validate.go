@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
@@ -109,9 +110,9 @@ func validateCSIDriver(s *storagev1.CSIDriverSpec, spec *field.Path) field.Error
 		audiences[t.Audience] = true
 		switch at, e := at.Child("expirationSeconds"), t.ExpirationSeconds; {
 		case e == nil:
-		case *e < minTokenSeconds:
+		case *e < podspec.MinTokenSeconds:
 			errs = append(errs, field.Invalid(at, *e, "may not specify a duration less than 10 minutes"))
-		case *e > maxTokenSeconds:
+		case *e > podspec.MaxTokenSeconds:
 			errs = append(errs, field.Invalid(at, *e, "may not specify a duration larger than 2^32 seconds"))
 		}
 	}
@@ -194,8 +195,8 @@ func validateInlineVolume(s *corev1.PersistentVolumeSpec, at *field.Path) field.
 			errs = append(errs, field.Required(at.Child("csi", "volumeHandle"), ""))
 		}
 	}
-	errs = append(errs, validateAccessModes(s.AccessModes, at.Child("accessModes"), "at least 1 access mode is required")...)
-	return append(errs, validateVolumeMode(s.VolumeMode, at.Child("volumeMode"))...)
+	errs = append(errs, podspec.ValidateAccessModes(s.AccessModes, at.Child("accessModes"), "at least 1 access mode is required")...)
+	return append(errs, podspec.ValidateVolumeMode(s.VolumeMode, at.Child("volumeMode"))...)
 }
 
 func validateAttachmentStatus(s *storagev1.VolumeAttachmentStatus, at *field.Path) field.ErrorList {

@@ -11,6 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/core"
+	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
 )
 
 // update runs an update through the kind as the registry does and returns what was judged.
@@ -131,7 +133,7 @@ func TestCreate(t *testing.T) {
 		}
 	}
 	mixed := load[*corev1.Pod](t, "{metadata: {name: a}, spec: {containers: [{name: c, image: i, resources: {limits: {cpu: 1, memory: 1}}}, {name: d, image: i}]}}")
-	if q := QOSClass(&mixed.Spec); q != corev1.PodQOSBurstable {
+	if q := podspec.QOSClass(&mixed.Spec); q != corev1.PodQOSBurstable {
 		t.Errorf("one container without limits: %s", q)
 	}
 	ns := load[*corev1.Namespace](t, "{metadata: {name: a}}")
@@ -170,7 +172,7 @@ func TestGracePeriod(t *testing.T) {
 		{"w1", "Running", nil, ptr(int64(-3)), 1},
 	} {
 		p := &corev1.Pod{Spec: corev1.PodSpec{NodeName: c.node, TerminationGracePeriodSeconds: c.spec}, Status: corev1.PodStatus{Phase: c.phase}}
-		if got := podGracePeriod(p, c.requested); got != c.want {
+		if got := podspec.PodGracePeriod(p, c.requested); got != c.want {
 			t.Errorf("%+v: %d", c, got)
 		}
 	}
@@ -207,7 +209,7 @@ func TestImmutable(t *testing.T) {
 
 func TestServiceUpdate(t *testing.T) {
 	stored := load[*corev1.Service](t, "{metadata: {name: a}, spec: {type: NodePort, clusterIP: 10.96.0.9, ports: [{port: 80, nodePort: 30080}]}}")
-	held := func(s *corev1.Service) string { return fmt.Sprint(serviceReservations(s)) }
+	held := func(s *corev1.Service) string { return fmt.Sprint(core.ServiceReservations(s)) }
 	const all = "[{clusterips 10.96.0.9 spec.clusterIPs[0]} {nodeports TCP-30080 spec.ports[0].nodePort}]"
 	if got := held(stored); got != all {
 		t.Errorf("reserved %s", got)

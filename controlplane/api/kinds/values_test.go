@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
 )
 
 // A value that nothing knows the meaning of is refused, and so is one whose effect another field takes away: neither
@@ -78,7 +80,7 @@ func TestGatedPodsSayWhyTheyWait(t *testing.T) {
 		p := load[*corev1.Pod](t, "{metadata: {name: a}, spec: {"+gates+" containers: [{name: c, image: i}]}, status: {conditions: [{type: x}]}}")
 		All().ByType(p).PrepareCreate(p)
 		got := ""
-		if c := podCondition(p, corev1.PodScheduled); c != nil && c.Status == corev1.ConditionFalse {
+		if c := podspec.PodCondition(p, corev1.PodScheduled); c != nil && c.Status == corev1.ConditionFalse {
 			got = c.Reason
 		}
 		if got != want {

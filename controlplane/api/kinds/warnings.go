@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
@@ -66,7 +67,7 @@ func ObjectWarnings(obj, old api.Object) []string {
 // NewObjectWarnings returns the warnings about a new object as the client sent it, before PrepareCreate.
 func NewObjectWarnings(obj api.Object) []string {
 	if p, is := obj.(*corev1.Pod); is {
-		return warnOfApparmor(p)
+		return podspec.WarnOfApparmor(p)
 	}
 	return nil
 }
@@ -86,7 +87,7 @@ func changesSpec(obj, old api.Object) bool {
 // workloadWarnings covers pods and the kinds that have a template of pods. Templates are judged when they are new and
 // when the specification changes; pods are judged when they are new.
 func workloadWarnings(obj, old api.Object) []string {
-	var w warner
+	var w podspec.Warnings
 	spec := field.NewPath("spec")
 	if old == nil {
 		addPodNameWarning(&w, obj)
@@ -94,13 +95,13 @@ func workloadWarnings(obj, old api.Object) []string {
 	judged := old == nil || changesSpec(obj, old)
 	template := func(t *corev1.PodTemplateSpec, at *field.Path) {
 		if judged && t != nil {
-			w = append(w, podWarnings(&t.Spec, &t.ObjectMeta, at)...)
+			w = append(w, podspec.PodWarnings(&t.Spec, &t.ObjectMeta, at)...)
 		}
 	}
 	switch o := obj.(type) {
 	case *corev1.Pod:
 		if old == nil {
-			w = append(w, podWarnings(&o.Spec, &o.ObjectMeta, nil)...)
+			w = append(w, podspec.PodWarnings(&o.Spec, &o.ObjectMeta, nil)...)
 		}
 	case *corev1.PodTemplate:
 		template(&o.Template, field.NewPath("template"))
@@ -115,10 +116,10 @@ func workloadWarnings(obj, old api.Object) []string {
 	case *appsv1.StatefulSet:
 		template(&o.Spec.Template, spec.Child("template"))
 		for i := range o.Spec.VolumeClaimTemplates {
-			w.claim(&o.Spec.VolumeClaimTemplates[i].Spec, spec.Child("volumeClaimTemplates").Index(i))
+			w.AddClaim(&o.Spec.VolumeClaimTemplates[i].Spec, spec.Child("volumeClaimTemplates").Index(i))
 		}
 		if fieldrules.Deref(o.Spec.RevisionHistoryLimit) < 0 {
-			w.add(spec.Child("revisionHistoryLimit"),
+			w.Add(spec.Child("revisionHistoryLimit"),
 				"a negative value retains all historical revisions; a value >= 0 is recommended")
 		}
 	case *batchv1.Job:
@@ -137,7 +138,7 @@ func workloadWarnings(obj, old api.Object) []string {
 }
 
 // addPodNameWarning warns of a name that pods take over and that is no DNS label.
-func addPodNameWarning(w *warner, obj api.Object) {
+func addPodNameWarning(w *podspec.Warnings, obj api.Object) {
 	what := "Pod names and hostnames"
 	switch obj.(type) {
 	case *corev1.Pod:
@@ -152,15 +153,15 @@ func addPodNameWarning(w *warner, obj api.Object) {
 }
 
 // addJobWarning warns of more indexes than the status of a Job can describe.
-func addJobWarning(w *warner, s *batchv1.JobSpec, at *field.Path, judged bool) {
+func addJobWarning(w *podspec.Warnings, s *batchv1.JobSpec, at *field.Path, judged bool) {
 	if judged && fieldrules.Deref(s.CompletionMode) == batchv1.IndexedCompletion && fieldrules.Deref(s.Completions) > 100_000 && fieldrules.Deref(s.Parallelism) > 10_000 {
-		w.add(at, "In Indexed Jobs with a number of completions higher than 10^5 and a parallelism higher than 10^4, "+
+		w.Add(at, "In Indexed Jobs with a number of completions higher than 10^5 and a parallelism higher than 10^4, "+
 			"Kubernetes might not be able to track completedIndexes when a big number of indexes fail")
 	}
 }
 
 func serviceWarnings(s *corev1.Service) []string {
-	var w warner
+	var w podspec.Warnings
 	spec := field.NewPath("spec")
 	if _, set := s.Annotations[corev1.DeprecatedAnnotationTopologyAwareHints]; set {
 		w = append(w, fmt.Sprintf("annotation %s is deprecated, please use %s instead",
@@ -206,7 +207,7 @@ func serviceWarnings(s *corev1.Service) []string {
 }
 
 func networkWarnings(obj, old api.Object) []string {
-	var w warner
+	var w podspec.Warnings
 	switch o := obj.(type) {
 	case *corev1.Endpoints:
 		for i, s := range o.Subsets {
@@ -255,10 +256,10 @@ func networkWarnings(obj, old api.Object) []string {
 }
 
 func storageWarnings(obj, old api.Object) []string {
-	var w warner
+	var w podspec.Warnings
 	class := func(at *field.Path) {
 		if _, set := obj.GetAnnotations()[corev1.BetaStorageClassAnnotation]; set {
-			w.add(at.Key(corev1.BetaStorageClassAnnotation), `deprecated since v1.8; use "storageClassName" attribute instead`)
+			w.Add(at.Key(corev1.BetaStorageClassAnnotation), `deprecated since v1.8; use "storageClassName" attribute instead`)
 		}
 	}
 	annotations := field.NewPath("metadata", "annotations")
@@ -266,25 +267,25 @@ func storageWarnings(obj, old api.Object) []string {
 	case *corev1.PersistentVolume:
 		class(annotations)
 		if _, set := o.Annotations[corev1.MountOptionAnnotation]; set {
-			w.add(annotations.Key(corev1.MountOptionAnnotation), `deprecated since v1.31; use "mountOptions" attribute instead`)
+			w.Add(annotations.Key(corev1.MountOptionAnnotation), `deprecated since v1.31; use "mountOptions" attribute instead`)
 		}
 		if o.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRecycle {
-			w.add(field.NewPath("spec", "persistentVolumeReclaimPolicy"), "The Recycle reclaim policy is deprecated. "+
+			w.Add(field.NewPath("spec", "persistentVolumeReclaimPolicy"), "The Recycle reclaim policy is deprecated. "+
 				"Instead, the recommended approach is to use dynamic provisioning.")
 		}
 		if a := o.Spec.NodeAffinity; a != nil && a.Required != nil {
 			for i := range a.Required.NodeSelectorTerms {
-				w.nodeTerm(&a.Required.NodeSelectorTerms[i], false, field.NewPath("spec", "nodeAffinity", "required", "nodeSelectorTerms").Index(i))
+				w.AddNodeTerm(&a.Required.NodeSelectorTerms[i], false, field.NewPath("spec", "nodeAffinity", "required", "nodeSelectorTerms").Index(i))
 			}
 		}
 	case *corev1.PersistentVolumeClaim:
 		class(annotations)
-		w.claim(&o.Spec, field.NewPath("spec"))
+		w.AddClaim(&o.Spec, field.NewPath("spec"))
 	case *storagev1.StorageClass:
 		for i, t := range o.AllowedTopologies {
 			for j, e := range t.MatchLabelExpressions {
-				if why := deprecatedNodeLabels[e.Key]; why != "" {
-					w.add(field.NewPath("allowedTopologies").Index(i).Child("matchLabelExpressions").Index(j).Child("key"), "%s", why)
+				if why := podspec.DeprecatedNodeLabels[e.Key]; why != "" {
+					w.Add(field.NewPath("allowedTopologies").Index(i).Child("matchLabelExpressions").Index(j).Child("key"), "%s", why)
 				}
 			}
 		}
@@ -294,13 +295,13 @@ func storageWarnings(obj, old api.Object) []string {
 		}
 		at := field.NewPath("nodeTopology")
 		for i, e := range o.NodeTopology.MatchExpressions {
-			if why := deprecatedNodeLabels[e.Key]; why != "" {
-				w.add(at.Child("matchExpressions").Index(i).Child("key"), "%s is %s", e.Key, why)
+			if why := podspec.DeprecatedNodeLabels[e.Key]; why != "" {
+				w.Add(at.Child("matchExpressions").Index(i).Child("key"), "%s is %s", e.Key, why)
 			}
 		}
 		for _, key := range fieldrules.SortedKeys(o.NodeTopology.MatchLabels) {
-			if why := deprecatedNodeLabels[key]; why != "" {
-				w.add(at.Child("matchLabels").Child(key), "%s", why)
+			if why := podspec.DeprecatedNodeLabels[key]; why != "" {
+				w.Add(at.Child("matchLabels").Child(key), "%s", why)
 			}
 		}
 	case *storagev1.CSIDriver:
@@ -315,7 +316,7 @@ func storageWarnings(obj, old api.Object) []string {
 }
 
 func nodeWarnings(n *corev1.Node) []string {
-	var w warner
+	var w podspec.Warnings
 	if n.Spec.ConfigSource != nil {
 		w = append(w, "spec.configSource: the feature is removed")
 	}
@@ -329,7 +330,7 @@ func nodeWarnings(n *corev1.Node) []string {
 }
 
 func quotaWarnings(q *corev1.ResourceQuota) []string {
-	var w warner
+	var w podspec.Warnings
 	for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceStorage, corev1.ResourceEphemeralStorage} {
 		requests, limits := "requests."+name, "limits."+name
 		request, requested := q.Spec.Hard[requests]
@@ -346,13 +347,13 @@ func quotaWarnings(q *corev1.ResourceQuota) []string {
 }
 
 func runtimeClassWarnings(c *nodev1.RuntimeClass) []string {
-	var w warner
+	var w podspec.Warnings
 	if c.Scheduling == nil {
 		return nil
 	}
 	for _, key := range fieldrules.SortedKeys(c.Scheduling.NodeSelector) {
-		if why := deprecatedNodeLabels[key]; why != "" {
-			w.add(field.NewPath("scheduling", "nodeSelector"), "%s", why)
+		if why := podspec.DeprecatedNodeLabels[key]; why != "" {
+			w.Add(field.NewPath("scheduling", "nodeSelector"), "%s", why)
 		}
 	}
 	return w

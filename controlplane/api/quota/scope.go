@@ -7,7 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
 )
 
 // inScopes says whether an object is one of those that a quota is about. Scopes are of pods, and one of claims: with
@@ -46,9 +46,9 @@ func podInScope(pod *corev1.Pod, r *corev1.ScopedResourceSelectorRequirement) bo
 	case corev1.ResourceQuotaScopeNotTerminating:
 		return !terminating(pod)
 	case corev1.ResourceQuotaScopeBestEffort:
-		return kinds.QOSClass(&pod.Spec) == corev1.PodQOSBestEffort
+		return podspec.QOSClass(&pod.Spec) == corev1.PodQOSBestEffort
 	case corev1.ResourceQuotaScopeNotBestEffort:
-		return kinds.QOSClass(&pod.Spec) != corev1.PodQOSBestEffort
+		return podspec.QOSClass(&pod.Spec) != corev1.PodQOSBestEffort
 	case corev1.ResourceQuotaScopePriorityClass:
 		if pod.Spec.PriorityClassName == "" {
 			return selects(r, nil)

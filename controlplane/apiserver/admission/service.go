@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/core"
 )
 
 // errTaken says that somebody was faster; who asks again gets another.
@@ -30,7 +30,7 @@ func serviceAllocation(c Config) func(ctx context.Context, a *api.Attempt) error
 		svc := a.Whole.(*corev1.Service)
 		var had []corev1.IPFamily
 		if before, ok := a.Stored.(*corev1.Service); ok {
-			kinds.SyncClusterIPs(&svc.Spec, &before.Spec)
+			core.SyncClusterIPs(&svc.Spec, &before.Spec)
 			keepAllocated(svc, before)
 			keepFamilies(svc, before)
 			had = before.Spec.IPFamilies
@@ -39,7 +39,7 @@ func serviceAllocation(c Config) func(ctx context.Context, a *api.Attempt) error
 			svc.Spec.ClusterIPs = []string{svc.Spec.ClusterIP}
 		}
 		// As in Kubernetes, faults of the addresses and families come before all others: the allocation needs valid ones.
-		if errs := kinds.ValidateClusterIPs(&svc.Spec, field.NewPath("spec")); len(errs) > 0 {
+		if errs := core.ValidateClusterIPs(&svc.Spec, field.NewPath("spec")); len(errs) > 0 {
 			return apierrors.NewInvalid(a.Kind.GVK.GroupKind(), svc.Name, errs)
 		}
 		if errs := chooseFamilies(svc, serviceFamilies(c), had); len(errs) > 0 {

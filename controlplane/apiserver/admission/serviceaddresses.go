@@ -12,6 +12,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/core"
 )
 
 // serviceRange is where Services get addresses; cidr is the ServiceCIDR that says so, nil for the range that the
@@ -165,7 +166,7 @@ func take(a *api.Attempt, svc *corev1.Service, address string, i int) func(api.O
 			return kinds.AddressOf(svc, address), nil
 		case kinds.IsAddressOf(have, svc):
 			return stored, nil
-		case a.Picked(kinds.SpaceClusterIPs, address): // in the moment after it was looked at
+		case a.Picked(core.SpaceClusterIPs, address): // in the moment after it was looked at
 			return nil, apierrors.NewConflict(a.Kind.GVR().GroupResource(), svc.Name, errTaken)
 		}
 		return nil, apierrors.NewInvalid(a.Kind.GVK.GroupKind(), svc.Name, field.ErrorList{

@@ -11,7 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 
-	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
 	"keelson.dev/keelson/controlplane/api/quota"
 )
 
@@ -81,7 +81,7 @@ func podTolerations(c Cluster) func(ctx context.Context, a *Attempt) error {
 				pod.Spec.Tolerations = mergeTolerations(pod.Spec.Tolerations, more)
 			}
 		}
-		if kinds.QOSClass(&pod.Spec) != corev1.PodQOSBestEffort {
+		if podspec.QOSClass(&pod.Spec) != corev1.PodQOSBestEffort {
 			pod.Spec.Tolerations = mergeTolerations(pod.Spec.Tolerations, []corev1.Toleration{{
 				Key: corev1.TaintNodeMemoryPressure, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}})
 		}

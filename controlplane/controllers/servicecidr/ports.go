@@ -8,7 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/core"
 )
 
 // portIndex indexes Services by their node ports, for example "TCP-30080".
@@ -21,7 +21,7 @@ func nodePorts(o api.Object) []string {
 		return nil
 	}
 	var out []string
-	for _, p := range kinds.NodePorts(svc) {
+	for _, p := range core.NodePorts(svc) {
 		out = append(out, p.Value())
 	}
 	return out
@@ -32,10 +32,10 @@ func nodePorts(o api.Object) []string {
 // can have one port, or a port can be out of range, only if a Service is older than port
 // reservations. Neither is repaired, because clients may rely on the port.
 func JudgePorts(svc *corev1.Service, sharing func(port string) []*corev1.Service) (out []Fault) {
-	for _, p := range kinds.NodePorts(svc) {
-		if p.Port < kinds.MinNodePort || p.Port > kinds.MaxNodePort {
+	for _, p := range core.NodePorts(svc) {
+		if p.Port < core.MinNodePort || p.Port > core.MaxNodePort {
 			out = append(out, Fault{Reason: "PortOutOfRange", Message: fmt.Sprintf("Node port %s is not within %d-%d; create the Service again, or give it another",
-				p, kinds.MinNodePort, kinds.MaxNodePort)})
+				p, core.MinNodePort, core.MaxNodePort)})
 		}
 		all := slices.Clone(sharing(p.Value()))
 		if len(all) < 2 {

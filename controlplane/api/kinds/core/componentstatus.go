@@ -1,0 +1,45 @@
+package core
+
+import (
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+)
+
+// ComponentStatusKind is that of the statuses that are made of what the cluster knows of itself when somebody asks.
+func ComponentStatusKind() *api.Kind {
+	k := builder.NewVirtual[corev1.ComponentStatus](builder.Names{
+		GroupVersion: corev1.SchemeGroupVersion, Kind: "ComponentStatus", Plural: "componentstatuses", Singular: "componentstatus", ClusterScoped: true})
+	k.ShortNames = []string{"cs"}
+	k.Verbs = []string{string(api.VerbGet), string(api.VerbList)}
+	k.NewList = func() runtime.Object { return &corev1.ComponentStatusList{} }
+	k.Ops = api.OpsOf[corev1.ComponentStatus, corev1.ComponentStatusList, *corev1.ComponentStatus, *corev1.ComponentStatusList](
+		func(l *corev1.ComponentStatusList) *[]corev1.ComponentStatus { return &l.Items })
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Status"), builder.StringColumn("Message"), builder.StringColumn("Error"))
+	k.Row = builder.Row(func(c *corev1.ComponentStatus, _ time.Time) []any {
+		state, message, fault := "Unknown", "", ""
+		for _, is := range c.Conditions {
+			if is.Type != corev1.ComponentHealthy {
+				continue
+			}
+			state, message, fault = "Unhealthy", is.Message, is.Error
+			if is.Status == corev1.ConditionTrue {
+				state = "Healthy"
+			}
+			break
+		}
+		return []any{c.Name, state, message, fault}
+	})
+	return k
+}
+
+// BindingKind takes what subresource binding of pods takes, with the pod's name in the body.
+func BindingKind() *api.Kind {
+	k := builder.NewVirtual[corev1.Binding](builder.Names{GroupVersion: corev1.SchemeGroupVersion, Kind: "Binding", Plural: "bindings", Singular: "binding"})
+	k.Acts = true
+	return k
+}

@@ -1,0 +1,128 @@
+// Package core describes the kinds of the core API group, except Pod, which is in core/podspec.
+package core
+
+import (
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/validation"
+	"k8s.io/apimachinery/pkg/fields"
+	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
+)
+
+// NamespaceKind describes the kind Namespace.
+func NamespaceKind() *api.Kind {
+	k := builder.New(builder.Names{
+		GroupVersion: corev1.SchemeGroupVersion, Kind: "Namespace", Plural: "namespaces", Singular: "namespace", Short: []string{"ns"},
+		ClusterScoped: true, Rule: validation.ValidateNamespaceName,
+	}, func(l *corev1.NamespaceList) *[]corev1.Namespace { return &l.Items })
+	// Namespaces are not deleted by the dozen: each takes everything in it along.
+	k.Verbs = []string{"create", "delete", "get", "list", "patch", "update", "watch"}
+	k.Default = builder.Default(func(ns *corev1.Namespace) {
+		labelWithName(ns)
+		builder.SetDefault(&ns.Status.Phase, corev1.NamespaceActive)
+	})
+	builder.SeparateStatus(k, func(o *corev1.Namespace) *corev1.NamespaceStatus { return &o.Status }, builder.Accessors[*corev1.Namespace]{
+		Spec: func(ns *corev1.Namespace) any { return ns.Spec },
+		CopySpec: func(obj, old *corev1.Namespace) {
+			obj.Spec = *old.Spec.DeepCopy()
+			labelWithName(obj)
+		},
+		Status: func(obj, old *corev1.Namespace) {
+			obj.Status = corev1.NamespaceStatus{Phase: corev1.NamespaceActive}
+			if old != nil {
+				obj.Status = *old.Status.DeepCopy()
+			}
+			if obj.DeletionTimestamp != nil {
+				obj.Status.Phase = corev1.NamespaceTerminating
+			}
+		},
+	})
+	builder.PrepareCreate(k, func(ns *corev1.Namespace) {
+		ns.Generation = 0
+		// The registry keeps a terminating namespace until spec.finalizers is empty. The namespace controller removes
+		// this finalizer through subresource "finalize" when the namespace has no content.
+		if !slices.Contains(ns.Spec.Finalizers, corev1.FinalizerKubernetes) {
+			ns.Spec.Finalizers = append(ns.Spec.Finalizers, corev1.FinalizerKubernetes)
+		}
+	})
+	builder.AddValidation(k, func(ns *corev1.Namespace) field.ErrorList {
+		// As in Kubernetes, these errors name the list and not the item.
+		var errs field.ErrorList
+		for _, f := range ns.Spec.Finalizers {
+			errs = append(errs, validateSpecFinalizer(f, field.NewPath("spec", "finalizers"))...)
+		}
+		return errs
+	})
+	builder.AddStatusValidation(k, func(obj, _ *corev1.Namespace) field.ErrorList { return validateNamespacePhase(obj) })
+	k.PrepareDelete = builder.Default(func(ns *corev1.Namespace) { ns.Status.Phase = corev1.NamespaceTerminating })
+	builder.PrepareUpdate(k, func(obj, old *corev1.Namespace) {
+		// A client that replaces the object with its own manifest must not take
+		// away what protects the contents.
+		obj.Spec.Finalizers = slices.Clone(old.Spec.Finalizers)
+	})
+	validateMeta := builder.FacetMetaUpdate(k.GVK)
+	builder.AddSubresource(k, "finalize", &api.Subresource{
+		Verbs: []string{"update"},
+		PrepareUpdate: func(o, was api.Object) {
+			obj, old := o.(*corev1.Namespace), was.(*corev1.Namespace)
+			obj.Status, obj.Generation = *old.Status.DeepCopy(), old.Generation
+			labelWithName(obj)
+		},
+		ValidateUpdate: func(obj, old api.Object) field.ErrorList {
+			errs := validateMeta(obj, old)
+			for i, f := range obj.(*corev1.Namespace).Spec.Finalizers {
+				errs = append(errs, validateSpecFinalizer(f, field.NewPath("spec", "finalizers").Index(i))...)
+			}
+			return errs
+		},
+	})
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Status"), builder.AgeColumn)
+	k.Row = builder.Row(func(ns *corev1.Namespace, now time.Time) []any {
+		phase := ns.Status.Phase
+		if ns.DeletionTimestamp != nil {
+			phase = corev1.NamespaceTerminating
+		}
+		return []any{ns.Name, string(phase), builder.Age(ns, now)}
+	})
+	k.Fields = builder.Fields(func(ns *corev1.Namespace) fields.Set {
+		return fields.Set{"status.phase": string(ns.Status.Phase)}
+	})
+	return k
+}
+
+// labelWithName sets the label that holds the namespace's name. Selectors of policies select namespaces by it, so no
+// request can remove it.
+func labelWithName(ns *corev1.Namespace) {
+	if ns.Name == "" || ns.Labels[corev1.LabelMetadataName] == ns.Name {
+		return
+	}
+	if ns.Labels == nil {
+		ns.Labels = map[string]string{}
+	}
+	ns.Labels[corev1.LabelMetadataName] = ns.Name
+}
+
+func validateSpecFinalizer(f corev1.FinalizerName, at *field.Path) field.ErrorList {
+	name := string(f)
+	return append(fieldrules.Invalid(at, name, utilvalidation.IsQualifiedName(name)), builder.ValidateFinalizer(name, at)...)
+}
+
+// validateNamespacePhase refuses a phase that does not match deletionTimestamp. Its errors name the field "Phase", as in
+// Kubernetes.
+func validateNamespacePhase(ns *corev1.Namespace) field.ErrorList {
+	at, phase := field.NewPath("status", "Phase"), ns.Status.Phase
+	switch terminating := ns.DeletionTimestamp != nil; {
+	case terminating && phase != corev1.NamespaceTerminating:
+		return field.ErrorList{field.Invalid(at, phase, "may only be 'Terminating' if `deletionTimestamp` is not empty")}
+	case !terminating && phase != corev1.NamespaceActive:
+		return field.ErrorList{field.Invalid(at, phase, "may only be 'Active' if `deletionTimestamp` is empty")}
+	}
+	return nil
+}

@@ -1,0 +1,182 @@
+package core
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/validation"
+	"k8s.io/apimachinery/pkg/fields"
+	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
+	"keelson.dev/keelson/internal/saturate"
+)
+
+// PersistentVolumeClaimKind describes the kind PersistentVolumeClaim.
+func PersistentVolumeClaimKind() *api.Kind {
+	k := builder.New(builder.Names{
+		GroupVersion: corev1.SchemeGroupVersion, Kind: "PersistentVolumeClaim", Plural: "persistentvolumeclaims",
+		Singular: "persistentvolumeclaim", Short: []string{"pvc"},
+	}, func(l *corev1.PersistentVolumeClaimList) *[]corev1.PersistentVolumeClaim { return &l.Items })
+	k.ReturnsDeleted = true
+	k.Default = builder.Default(podspec.DefaultClaim)
+	k.OwnedDefault = builder.Default(podspec.DefaultOwnedClaim)
+	builder.SeparateStatus(k, func(o *corev1.PersistentVolumeClaim) *corev1.PersistentVolumeClaimStatus { return &o.Status }, builder.Accessors[*corev1.PersistentVolumeClaim]{
+		Spec:     func(c *corev1.PersistentVolumeClaim) any { return c.Spec },
+		CopySpec: func(obj, old *corev1.PersistentVolumeClaim) { obj.Spec = *old.Spec.DeepCopy() },
+		Status: func(obj, old *corev1.PersistentVolumeClaim) {
+			obj.Status = corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimPending}
+			if old != nil {
+				obj.Status = *old.Status.DeepCopy()
+			}
+		},
+	})
+	builder.PrepareCreate(k, func(c *corev1.PersistentVolumeClaim) {
+		c.Generation = 0
+		podspec.DropForeignSource(&c.Spec, nil)
+		podspec.DropUnknownSource(&c.Spec, nil)
+	})
+	builder.PrepareUpdate(k, func(obj, old *corev1.PersistentVolumeClaim) {
+		podspec.DropForeignSource(&obj.Spec, &old.Spec)
+		podspec.DropUnknownSource(&obj.Spec, &old.Spec)
+	})
+	builder.AddValidation(k, func(c *corev1.PersistentVolumeClaim) field.ErrorList {
+		return podspec.ValidateClaimSpec(&c.Spec, field.NewPath("spec"))
+	})
+	builder.AddUpdateValidation(k, ValidateClaimUpdate)
+	builder.AddStatusValidation(k, func(obj, _ *corev1.PersistentVolumeClaim) field.ErrorList { return validateClaimGrowth(&obj.Status) })
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Status"), builder.StringColumn("Volume"), builder.StringColumn("Capacity"), builder.StringColumn("Access Modes"),
+		builder.StringColumn("StorageClass"), builder.StringColumn("VolumeAttributesClass"), builder.AgeColumn, builder.WideColumn("VolumeMode"))
+	k.Row = builder.Row(claimRow)
+	k.Fields = builder.Fields(func(c *corev1.PersistentVolumeClaim) fields.Set {
+		return fields.Set{"status.phase": string(c.Status.Phase), "spec.volumeName": c.Spec.VolumeName}
+	})
+	return k
+}
+
+// ValidateClaimUpdate lets a claim be bound, get the default class and, once it is bound, be of another size: a larger
+// one, or one that is still larger than what it has, where growing did not succeed.
+func ValidateClaimUpdate(obj, old *corev1.PersistentVolumeClaim) field.ErrorList {
+	spec := field.NewPath("spec")
+	now, was := obj.Spec.DeepCopy(), old.Spec.DeepCopy()
+	if was.VolumeName == "" {
+		now.VolumeName = ""
+	}
+	const annotation = corev1.BetaStorageClassAnnotation
+	class, annotated := old.Annotations[annotation]
+	given := was.StorageClassName == nil && now.StorageClassName != nil && (!annotated || *now.StorageClassName == class)
+	if given {
+		now.StorageClassName = nil
+	}
+	var errs field.ErrorList
+	if kept, ok := obj.Annotations[annotation]; kept != class && !(given && annotated && !ok) {
+		errs = append(errs, field.Invalid(field.NewPath("metadata", "annotations", annotation), kept, validation.FieldImmutableErrorMsg))
+	}
+	if obj.Status.Phase == corev1.ClaimBound {
+		now.VolumeAttributesClassName = was.VolumeAttributesClassName
+	}
+	newSize, oldSize := now.Resources.Requests[corev1.ResourceStorage], was.Resources.Requests[corev1.ResourceStorage]
+	if now.Resources.Requests != nil && obj.Status.Phase == corev1.ClaimBound {
+		now.Resources.Requests[corev1.ResourceStorage] = oldSize
+	}
+	if !fieldrules.SemanticEqual(now, was) {
+		errs = append(errs, field.Forbidden(spec,
+			"spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims"))
+	}
+	if newSize.Cmp(oldSize) < 0 && newSize.Cmp(old.Status.Capacity[corev1.ResourceStorage]) <= 0 {
+		errs = append(errs, field.Forbidden(spec.Child("resources", "requests", "storage"), "field can not be less than status.capacity: volumes do not shrink; "+
+			"ask for more than the claim has, or make a smaller claim and copy the data"))
+	}
+	errs = append(errs, fieldrules.Unchanged(obj.Spec.VolumeMode, old.Spec.VolumeMode, field.NewPath("volumeMode"))...)
+	return append(errs, validateAttributesUpdate(obj, old, spec.Child("volumeAttributesClassName"))...)
+}
+
+// validateAttributesUpdate lets a claim name another class of attributes, and none only as long as its volume has none: one
+// that has been applied can be replaced, and not taken away.
+func validateAttributesUpdate(obj, old *corev1.PersistentVolumeClaim, at *field.Path) field.ErrorList {
+	now := obj.Spec.VolumeAttributesClassName
+	switch {
+	case fieldrules.SemanticEqual(now, old.Spec.VolumeAttributesClassName) || old.Status.CurrentVolumeAttributesClassName == nil:
+		return nil
+	case now == nil:
+		return field.ErrorList{field.Forbidden(at, "update to nil is forbidden when status.currentVolumeAttributesClassName is not nil")}
+	case *now == "":
+		return field.ErrorList{field.Forbidden(at, "update to empty string is forbidden when status.currentVolumeAttributesClassName is not nil")}
+	}
+	return nil
+}
+
+// resizeStates are how far a claim has grown.
+var resizeStates = []corev1.ClaimResourceStatus{
+	corev1.PersistentVolumeClaimControllerResizeInProgress, corev1.PersistentVolumeClaimControllerResizeInfeasible,
+	corev1.PersistentVolumeClaimNodeResizePending, corev1.PersistentVolumeClaimNodeResizeInProgress,
+	corev1.PersistentVolumeClaimNodeResizeInfeasible,
+}
+
+// validateClaimGrowth judges what drivers and nodes say of a claim's size.
+func validateClaimGrowth(s *corev1.PersistentVolumeClaimStatus) field.ErrorList {
+	at := field.NewPath("status")
+	var errs field.ErrorList
+	usable := func(list corev1.ResourceList, name corev1.ResourceName, at *field.Path) {
+		if q := list[name]; q.Sign() < 0 {
+			errs = append(errs, field.Invalid(at.Key(string(name)), saturate.Value(&q), "must be a valid resource quantity"))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Capacity)) {
+		usable(s.Capacity, name, at.Child("capacity"))
+	}
+	states := at.Child("allocatedResourceStatuses")
+	for _, name := range slices.Sorted(maps.Keys(s.AllocatedResourceStatuses)) {
+		errs = append(errs, validateClaimResource(string(name), states)...)
+		if !slices.Contains(resizeStates, s.AllocatedResourceStatuses[name]) {
+			errs = append(errs, field.NotSupported(states, name, slices.Sorted(slices.Values(resizeStates))))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.AllocatedResources)) {
+		if wrong := validateClaimResource(string(name), at.Child("allocatedResources")); len(wrong) > 0 {
+			errs = append(errs, wrong...)
+			continue
+		}
+		usable(s.AllocatedResources, name, at.Child("allocatedResources"))
+	}
+	return errs
+}
+
+// validateClaimResource judges the name of what a claim has: storage, or something of another domain.
+func validateClaimResource(name string, at *field.Path) field.ErrorList {
+	if wrong := utilvalidation.IsQualifiedName(name); len(wrong) > 0 {
+		return fieldrules.Invalid(at, name, wrong)
+	}
+	if native := !strings.Contains(name, "/") || strings.Contains(name, corev1.ResourceDefaultNamespacePrefix); native {
+		return fieldrules.OneOf(corev1.ResourceName(name), at, corev1.ResourceStorage)
+	}
+	return nil
+}
+
+func claimRow(c *corev1.PersistentVolumeClaim, now time.Time) []any {
+	phase := string(c.Status.Phase)
+	if c.DeletionTimestamp != nil {
+		phase = "Terminating"
+	}
+	capacity, modes := "", ""
+	if c.Spec.VolumeName != "" {
+		capacity, modes = quantity(c.Status.Capacity, corev1.ResourceStorage), accessModes(c.Status.AccessModes)
+	}
+	return []any{c.Name, phase, c.Spec.VolumeName, capacity, modes, ClaimClass(c),
+		orUnset(c.Spec.VolumeAttributesClassName), builder.Age(c, now), orUnset(c.Spec.VolumeMode)}
+}
+
+// ClaimClass is the name of the claim's storage class, "" for none.
+func ClaimClass(c *corev1.PersistentVolumeClaim) string {
+	if class, ok := c.Annotations[corev1.BetaStorageClassAnnotation]; ok {
+		return class
+	}
+	return fieldrules.Deref(c.Spec.StorageClassName)
+}

@@ -1,0 +1,165 @@
+package podspec
+
+import (
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
+)
+
+const apparmorPrefix = corev1.DeprecatedAppArmorBetaContainerAnnotationKeyPrefix
+
+// apparmorProfile returns the profile that an annotation's value stands for; nil if it stands for none.
+func apparmorProfile(value string) *corev1.AppArmorProfile {
+	switch value {
+	case corev1.DeprecatedAppArmorBetaProfileNameUnconfined:
+		return &corev1.AppArmorProfile{Type: corev1.AppArmorProfileTypeUnconfined}
+	case corev1.DeprecatedAppArmorBetaProfileRuntimeDefault:
+		return &corev1.AppArmorProfile{Type: corev1.AppArmorProfileTypeRuntimeDefault}
+	}
+	name, local := strings.CutPrefix(value, corev1.DeprecatedAppArmorBetaProfileNamePrefix)
+	if !local || name == "" {
+		return nil
+	}
+	return &corev1.AppArmorProfile{Type: corev1.AppArmorProfileTypeLocalhost, LocalhostProfile: &name}
+}
+
+// isWindows reports whether a pod declares that it is for nodes with Windows.
+func isWindows(s *corev1.PodSpec) bool { return s.OS != nil && s.OS.Name == corev1.Windows }
+
+// podApparmor returns the profile of a pod's security context.
+func podApparmor(s *corev1.PodSpec) *corev1.AppArmorProfile {
+	if s.SecurityContext == nil {
+		return nil
+	}
+	return s.SecurityContext.AppArmorProfile
+}
+
+// annotatedContainers calls f for each container that has an AppArmor annotation and no profile of its own. context is
+// the container's own security context, to be set by f.
+func annotatedContainers(p *corev1.Pod, f func(name string, context **corev1.SecurityContext, profile *corev1.AppArmorProfile)) {
+	if isWindows(&p.Spec) {
+		return
+	}
+	visit := func(name string, context **corev1.SecurityContext) {
+		value, annotated := p.Annotations[apparmorPrefix+name]
+		if !annotated || *context != nil && (*context).AppArmorProfile != nil {
+			return
+		}
+		profile := apparmorProfile(value)
+		if len(validateAppArmor(profile, nil)) > 0 {
+			profile = nil
+		}
+		f(name, context, profile)
+	}
+	for i := range p.Spec.InitContainers {
+		visit(p.Spec.InitContainers[i].Name, &p.Spec.InitContainers[i].SecurityContext)
+	}
+	for i := range p.Spec.Containers {
+		visit(p.Spec.Containers[i].Name, &p.Spec.Containers[i].SecurityContext)
+	}
+}
+
+// copyApparmor copies the AppArmor annotations of a new pod to the containers that have no profile of their own.
+func copyApparmor(p *corev1.Pod) {
+	annotatedContainers(p, func(_ string, context **corev1.SecurityContext, profile *corev1.AppArmorProfile) {
+		if profile == nil || fieldrules.SemanticEqual(profile, podApparmor(&p.Spec)) {
+			return
+		}
+		if *context == nil {
+			*context = &corev1.SecurityContext{}
+		}
+		(*context).AppArmorProfile = profile
+	})
+}
+
+// WarnOfApparmor returns the warnings for the annotations that copyApparmor copies or cannot copy.
+func WarnOfApparmor(p *corev1.Pod) (out []string) {
+	annotatedContainers(p, func(name string, _ **corev1.SecurityContext, profile *corev1.AppArmorProfile) {
+		if profile == nil || !fieldrules.SemanticEqual(profile, podApparmor(&p.Spec)) {
+			out = append(out, apparmorWarning(field.NewPath("metadata", "annotations"), name))
+		}
+	})
+	return out
+}
+
+func apparmorWarning(annotations *field.Path, container string) string {
+	return fmt.Sprintf(`%s: deprecated since v1.30; use the "appArmorProfile" field instead`, annotations.Key(apparmorPrefix+container))
+}
+
+// validateApparmorAnnotations judges the AppArmor annotations of a pod or a template.
+func validateApparmorAnnotations(annotations map[string]string, s *corev1.PodSpec, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for _, key := range fieldrules.SortedKeys(annotations) {
+		name, is := strings.CutPrefix(key, apparmorPrefix)
+		if !is {
+			continue
+		}
+		found := false
+		eachContainer(s, nil, func(c string, _ *corev1.SecurityContext, _ *field.Path) { found = found || c == name })
+		if !found {
+			errs = append(errs, field.Invalid(at.Key(key), name, "container not found"))
+		}
+		value := annotations[key]
+		if value != "" && !strings.HasPrefix(value, corev1.DeprecatedAppArmorBetaProfileNamePrefix) && apparmorProfile(value) == nil {
+			errs = append(errs, field.Invalid(at.Key(key), value, fmt.Sprintf("invalid AppArmor profile name: %q", value)))
+		}
+	}
+	return errs
+}
+
+// validateApparmorMatch judges whether the AppArmor annotations of a new pod contradict its profiles.
+func validateApparmorMatch(p *corev1.Pod) field.ErrorList {
+	if isWindows(&p.Spec) {
+		return nil
+	}
+	var errs field.ErrorList
+	eachContainer(&p.Spec, field.NewPath("spec"), func(name string, c *corev1.SecurityContext, at *field.Path) {
+		profile := c.AppArmorProfile
+		if profile == nil {
+			profile = podApparmor(&p.Spec)
+		}
+		value, annotated := p.Annotations[apparmorPrefix+name]
+		if profile == nil || !annotated {
+			return
+		}
+		at = at.Child("securityContext", "appArmorProfile")
+		local, isLocal := strings.CutPrefix(value, corev1.DeprecatedAppArmorBetaProfileNamePrefix)
+		same := true
+		switch profile.Type {
+		case corev1.AppArmorProfileTypeUnconfined:
+			same = value == corev1.DeprecatedAppArmorBetaProfileNameUnconfined
+		case corev1.AppArmorProfileTypeRuntimeDefault:
+			same = value == corev1.DeprecatedAppArmorBetaProfileRuntimeDefault
+		case corev1.AppArmorProfileTypeLocalhost:
+			same = isLocal
+			if isLocal && (profile.LocalhostProfile == nil || *profile.LocalhostProfile != local) {
+				errs = append(errs, field.Forbidden(at.Child("localhostProfile"), "apparmor profile in annotation and field must match"))
+			}
+		}
+		if !same {
+			errs = append(errs, field.Forbidden(at.Child("type"), "apparmor type in annotation and field must match"))
+		}
+	})
+	return errs
+}
+
+// validateApparmorUpdate keeps the AppArmor annotations of a pod.
+func validateApparmorUpdate(obj, old *corev1.Pod) field.ErrorList {
+	var errs field.ErrorList
+	at := field.NewPath("metadata", "annotations")
+	for _, key := range fieldrules.SortedKeys(old.Annotations) {
+		if now, kept := obj.Annotations[key]; strings.HasPrefix(key, apparmorPrefix) && (!kept || now != old.Annotations[key]) {
+			errs = append(errs, field.Forbidden(at.Key(key), "may not remove or update AppArmor annotations"))
+		}
+	}
+	for _, key := range fieldrules.SortedKeys(obj.Annotations) {
+		if _, had := old.Annotations[key]; strings.HasPrefix(key, apparmorPrefix) && !had {
+			errs = append(errs, field.Forbidden(at.Key(key), "may not add AppArmor annotations"))
+		}
+	}
+	return errs
+}

@@ -1,0 +1,184 @@
+package podspec
+
+import (
+	"slices"
+	"strconv"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
+)
+
+// PodKind describes the kind Pod.
+func PodKind() *api.Kind {
+	k := builder.New(builder.Names{
+		GroupVersion: corev1.SchemeGroupVersion, Kind: "Pod", Plural: "pods", Singular: "pod", Short: []string{"po"}, InAllCategory: true,
+	}, func(l *corev1.PodList) *[]corev1.Pod { return &l.Items })
+	k.ReturnsDeleted, k.ShowsTrace = true, true
+	k.Default = builder.Default(defaultPod)
+	builder.SeparateStatus(k, func(o *corev1.Pod) *corev1.PodStatus { return &o.Status }, builder.Accessors[*corev1.Pod]{
+		Spec:     func(p *corev1.Pod) any { return p.Spec },
+		CopySpec: func(obj, old *corev1.Pod) { obj.Spec = *old.Spec.DeepCopy() },
+		Status: func(obj, old *corev1.Pod) {
+			// F56
+			obj.Status = corev1.PodStatus{Phase: corev1.PodPending}
+			if old != nil {
+				obj.Status = *old.Status.DeepCopy()
+			} else if len(obj.Spec.SchedulingGates) > 0 {
+				// Nobody looks at the pod until its gates are open: so it says itself why it waits.
+				obj.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
+					Reason: corev1.PodReasonSchedulingGated, Message: "Scheduling is blocked due to non-empty scheduling gates"}}
+			}
+		},
+	})
+	prepare := k.PrepareCreate
+	k.PrepareCreate = func(o api.Object) {
+		prepare(o)
+		mergeLabelKeys(o.(*corev1.Pod))
+		copyApparmor(o.(*corev1.Pod))
+		positiveGrace(&o.(*corev1.Pod).Spec)
+	}
+	builder.AddValidation(k, validatePod)
+	k.ValidateCreate = builder.CreateValidation(func(p *corev1.Pod) field.ErrorList {
+		return append(validateSeccompMatch(p), validateApparmorMatch(p)...)
+	})
+	builder.AddUpdateValidation(k, validatePodUpdate)
+	status := k.Subresources["status"]
+	keepSpec := status.PrepareUpdate
+	status.PrepareUpdate = func(obj, old api.Object) {
+		keepSpec(obj, old)
+		// Who owns a pod is no report of its node.
+		obj.SetOwnerReferences(old.GetOwnerReferences())
+		prepareStatus(&obj.(*corev1.Pod).Status, &old.(*corev1.Pod).Status)
+	}
+	validateMeta := status.ValidateUpdate
+	status.ValidateUpdate = func(obj, old api.Object) field.ErrorList {
+		pod, was := obj.(*corev1.Pod), old.(*corev1.Pod)
+		return slices.Concat(validateMeta(obj, old), validateMetaUpdate(pod, was), validatePodStatusUpdate(pod, was))
+	}
+	addPodSubresources(k)
+	k.GracePeriod = func(o api.Object, requested *int64) int64 { return PodGracePeriod(o.(*corev1.Pod), requested) }
+	k.Columns = podColumns
+	k.Row = builder.Row(PodRow)
+	k.Storage.Index = &api.Index{Field: "spec.nodeName", Of: func(o api.Object) string { return o.(*corev1.Pod).Spec.NodeName }}
+	k.Fields = builder.Fields(func(p *corev1.Pod) fields.Set {
+		return fields.Set{
+			"spec.nodeName":            p.Spec.NodeName,
+			"spec.restartPolicy":       string(p.Spec.RestartPolicy),
+			"spec.schedulerName":       p.Spec.SchedulerName,
+			"spec.serviceAccountName":  p.Spec.ServiceAccountName,
+			"spec.hostNetwork":         strconv.FormatBool(p.Spec.HostNetwork),
+			"status.phase":             string(p.Status.Phase),
+			"status.podIP":             p.Status.PodIP,
+			"status.podIPs":            "", // Kubernetes accepts the label and compares with nothing
+			"status.nominatedNodeName": p.Status.NominatedNodeName,
+		}
+	})
+	return k
+}
+
+func addPodSubresources(k *api.Kind) {
+	core := corev1.SchemeGroupVersion
+	create := []string{"create"}
+	connect := []string{"create", "get"}
+	builder.AddSubresource(k, "binding", &api.Subresource{GVK: core.WithKind("Binding"), Verbs: create,
+		New: func() runtime.Object { return &corev1.Binding{} }})
+	builder.AddSubresource(k, "eviction", &api.Subresource{GVK: policyv1.SchemeGroupVersion.WithKind("Eviction"), Verbs: create,
+		New: func() runtime.Object { return &policyv1.Eviction{} }})
+	builder.AddSubresource(k, "log", &api.Subresource{GVK: k.GVK, Verbs: []string{"get"}})
+	builder.AddSubresource(k, "exec", &api.Subresource{GVK: core.WithKind("PodExecOptions"), Verbs: connect})
+	builder.AddSubresource(k, "attach", &api.Subresource{GVK: core.WithKind("PodAttachOptions"), Verbs: connect})
+	builder.AddSubresource(k, "portforward", &api.Subresource{GVK: core.WithKind("PodPortForwardOptions"), Verbs: connect})
+	builder.AddSubresource(k, "proxy", &api.Subresource{GVK: core.WithKind("PodProxyOptions"), Verbs: builder.ProxyVerbs})
+	builder.AddSubresource(k, "ephemeralcontainers", &api.Subresource{
+		Verbs: []string{"get", "patch", "update"},
+		PrepareUpdate: func(o, was api.Object) {
+			obj, old := o.(*corev1.Pod), was.(*corev1.Pod)
+			want := obj.Spec.EphemeralContainers
+			rv := obj.ResourceVersion
+			*obj = *old.DeepCopy()
+			obj.ResourceVersion = rv
+			obj.Spec.EphemeralContainers = want
+			DefaultPodSpec(&obj.Spec)
+			if !fieldrules.SemanticEqual(want, old.Spec.EphemeralContainers) {
+				obj.Generation++
+			}
+		},
+		ValidateUpdate: func(o, was api.Object) field.ErrorList {
+			obj, old := o.(*corev1.Pod), was.(*corev1.Pod)
+			if _, mirror := old.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
+				return field.ErrorList{field.Forbidden(field.NewPath(""), "static pods do not support ephemeral containers")}
+			}
+			return slices.Concat(builder.MetaUpdate(obj, old), k.Judge(obj, old), validateMetaUpdate(obj, old), validateEphemeralUpdate(obj, old))
+		},
+	})
+	builder.AddSubresource(k, "resize", &api.Subresource{
+		Verbs:         []string{"get", "patch", "update"},
+		PrepareUpdate: func(obj, old api.Object) { keepAllButResources(obj.(*corev1.Pod), old.(*corev1.Pod)) },
+		ValidateUpdate: func(o, was api.Object) field.ErrorList {
+			obj, old := o.(*corev1.Pod), was.(*corev1.Pod)
+			if errs := validateResizable(old); len(errs) > 0 {
+				return errs
+			}
+			return slices.Concat(builder.MetaUpdate(obj, old), k.Judge(obj, old), validateResize(obj, old))
+		},
+	})
+}
+
+// positiveGrace turns a negative grace period into one second, which Kubernetes treats it as. Templates keep the negative
+// value, so that their hash stays; their pods get one second.
+func positiveGrace(s *corev1.PodSpec) {
+	if g := s.TerminationGracePeriodSeconds; g != nil && *g < 0 {
+		*g = 1
+	}
+}
+
+// PodGracePeriod is how many seconds a pod is given to end: none when nothing of
+// it can be running, else what the caller asks for, or else what the pod does.
+func PodGracePeriod(p *corev1.Pod, requested *int64) int64 {
+	if p.Spec.NodeName == "" || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
+		return 0
+	}
+	period := DefaultGracePeriodSeconds
+	if requested != nil {
+		period = *requested
+	} else if p.Spec.TerminationGracePeriodSeconds != nil {
+		period = *p.Spec.TerminationGracePeriodSeconds
+	}
+	if period < 0 {
+		return 1
+	}
+	return period
+}
+
+// QOSClass is the class of a pod: Guaranteed when every container limits both
+// cpu and memory and requests all of that, BestEffort when none asks for
+// anything, Burstable between.
+func QOSClass(s *corev1.PodSpec) corev1.PodQOSClass {
+	lists := slices.Concat(s.InitContainers, s.Containers)
+	guaranteed, asks := true, false
+	for i := range lists {
+		r := &lists[i].Resources
+		for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory} {
+			limit, limited := r.Limits[name]
+			request, requested := r.Requests[name]
+			asks = asks || limited && !limit.IsZero() || requested && !request.IsZero()
+			if !limited || limit.IsZero() || requested && limit.Cmp(request) != 0 {
+				guaranteed = false
+			}
+		}
+	}
+	switch {
+	case !asks:
+		return corev1.PodQOSBestEffort
+	case guaranteed:
+		return corev1.PodQOSGuaranteed
+	}
+	return corev1.PodQOSBurstable
+}

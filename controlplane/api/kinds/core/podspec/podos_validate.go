@@ -1,0 +1,196 @@
+package podspec
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
+)
+
+const (
+	notOfWindows = "cannot be set for a windows pod"
+	notOfLinux   = "windows options cannot be set for a linux pod"
+)
+
+// The limits of a container's identity on Windows.
+const (
+	maxCredentialSpecKiB = 64
+	maxUserDomain        = 256
+	maxUserName          = 104
+)
+
+var (
+	controlCharacter = regexp.MustCompile(`[[:cntrl:]]+`)
+	netBIOSName      = regexp.MustCompile(`^[^\\/:\*\?"<>|\.][^\\/:\*\?"<>|]{0,14}$`)
+	dnsDomain        = regexp.MustCompile(`^[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?(?:\.[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?)*$`)
+	badUserCharacter = regexp.MustCompile(`["/\\:;|=,\+\*\?<>@\[\]]`)
+	dotsAndSpaces    = regexp.MustCompile(`^[\. ]+$`)
+)
+
+// eachContainer calls f for every container of a pod with its security context (never nil) and its path.
+func eachContainer(s *corev1.PodSpec, at *field.Path, f func(name string, c *corev1.SecurityContext, at *field.Path)) {
+	visit := func(name string, c *corev1.SecurityContext, at *field.Path) {
+		if c == nil {
+			c = &corev1.SecurityContext{}
+		}
+		f(name, c, at)
+	}
+	for i := range s.InitContainers {
+		visit(s.InitContainers[i].Name, s.InitContainers[i].SecurityContext, at.Child("initContainers").Index(i))
+	}
+	for i := range s.Containers {
+		visit(s.Containers[i].Name, s.Containers[i].SecurityContext, at.Child("containers").Index(i))
+	}
+	for i := range s.EphemeralContainers {
+		visit(s.EphemeralContainers[i].Name, s.EphemeralContainers[i].SecurityContext, at.Child("ephemeralContainers").Index(i))
+	}
+}
+
+// validateOS judges the operating system of a pod, and the fields that belong to the other one.
+func validateOS(s *corev1.PodSpec, at *field.Path) field.ErrorList {
+	errs := validateHostProcess(s, at)
+	if s.OS == nil {
+		return errs
+	}
+	if s.OS.Name == "" {
+		return append(errs, field.Required(at.Child("os", "name"), ""))
+	}
+	if bad := fieldrules.Supported(s.OS.Name, at.Child("os"), corev1.Linux, corev1.Windows); len(bad) > 0 {
+		return append(errs, bad...)
+	}
+	if s.OS.Name == corev1.Windows {
+		return append(errs, validateWindows(s, at)...)
+	}
+	if c := s.SecurityContext; c != nil && c.WindowsOptions != nil {
+		errs = append(errs, field.Forbidden(at.Child("securityContext", "windowsOptions"), notOfLinux))
+	}
+	eachContainer(s, at, func(_ string, c *corev1.SecurityContext, at *field.Path) {
+		if c.WindowsOptions != nil {
+			errs = append(errs, field.Forbidden(at.Child("securityContext", "windowsOptions"), notOfLinux))
+		}
+	})
+	return errs
+}
+
+// validateWindows refuses the fields of Linux in a pod of Windows.
+func validateWindows(s *corev1.PodSpec, at *field.Path) field.ErrorList {
+	c := s.SecurityContext
+	if c == nil {
+		c = &corev1.PodSecurityContext{}
+	}
+	errs := fieldrules.ForbidSet(at.Child("securityContext"), notOfWindows, map[string]bool{
+		"appArmorProfile": c.AppArmorProfile != nil, "seLinuxOptions": c.SELinuxOptions != nil, "seccompProfile": c.SeccompProfile != nil,
+		"fsGroup": c.FSGroup != nil, "fsGroupChangePolicy": c.FSGroupChangePolicy != nil, "sysctls": len(c.Sysctls) > 0,
+		"runAsUser": c.RunAsUser != nil, "runAsGroup": c.RunAsGroup != nil, "supplementalGroups": c.SupplementalGroups != nil,
+		"supplementalGroupsPolicy": c.SupplementalGroupsPolicy != nil, "seLinuxChangePolicy": c.SELinuxChangePolicy != nil,
+	})
+	errs = append(errs, fieldrules.ForbidSet(at, notOfWindows, map[string]bool{"hostUsers": s.HostUsers != nil, "hostPID": s.HostPID,
+		"hostIPC": s.HostIPC, "shareProcessNamespace": s.ShareProcessNamespace != nil})...)
+	eachContainer(s, at, func(_ string, c *corev1.SecurityContext, at *field.Path) {
+		errs = append(errs, fieldrules.ForbidSet(at.Child("securityContext"), notOfWindows, map[string]bool{
+			"appArmorProfile": c.AppArmorProfile != nil, "seLinuxOptions": c.SELinuxOptions != nil, "seccompProfile": c.SeccompProfile != nil,
+			"capabilities": c.Capabilities != nil, "readOnlyRootFilesystem": c.ReadOnlyRootFilesystem != nil,
+			"privileged": c.Privileged != nil, "allowPrivilegeEscalation": c.AllowPrivilegeEscalation != nil,
+			"procMount": c.ProcMount != nil, "runAsUser": c.RunAsUser != nil, "runAsGroup": c.RunAsGroup != nil,
+		})...)
+	})
+	return errs
+}
+
+// validateHostProcess judges containers of Windows that run in the node's own environment: all of a pod's containers
+// do, or none.
+func validateHostProcess(s *corev1.PodSpec, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	var ofPod *bool
+	if c := s.SecurityContext; c != nil && c.WindowsOptions != nil {
+		ofPod = c.WindowsOptions.HostProcess
+	}
+	all, host := 0, 0
+	eachContainer(s, at, func(_ string, c *corev1.SecurityContext, at *field.Path) {
+		all++
+		own := ofPod
+		if o := c.WindowsOptions; o != nil && o.HostProcess != nil {
+			own = o.HostProcess
+			if ofPod != nil && *ofPod != *own {
+				errs = append(errs, field.Invalid(at.Child("securityContext", "windowsOptions", "hostProcess"), *own,
+					fmt.Sprintf("pod hostProcess value must be identical if both are specified, was %v", *ofPod)))
+			}
+		}
+		if fieldrules.IsTrue(own) {
+			host++
+		}
+	})
+	if host == 0 {
+		return errs
+	}
+	if host != all {
+		errs = append(errs, field.Invalid(at, "",
+			"If pod contains any hostProcess containers then all containers must be HostProcess containers"))
+	}
+	if !s.HostNetwork {
+		errs = append(errs, field.Invalid(at.Child("hostNetwork"), false,
+			"hostNetwork must be true if pod contains any hostProcess containers"))
+	}
+	return errs
+}
+
+// validateWindowsOptions judges the identity of a container on Windows.
+func validateWindowsOptions(o *corev1.WindowsSecurityContextOptions, at *field.Path) field.ErrorList {
+	if o == nil {
+		return nil
+	}
+	var errs field.ErrorList
+	if n := o.GMSACredentialSpecName; n != nil {
+		errs = append(errs, fieldrules.Invalid(at.Child("gmsaCredentialSpecName"), *n, utilvalidation.IsDNS1123Subdomain(*n))...)
+	}
+	if c := o.GMSACredentialSpec; c != nil && *c == "" {
+		errs = append(errs, field.Invalid(at.Child("gmsaCredentialSpec"), *c, "gmsaCredentialSpec cannot be an empty string"))
+	} else if c != nil && len(*c) > maxCredentialSpecKiB<<10 {
+		errs = append(errs, field.Invalid(at.Child("gmsaCredentialSpec"), *c,
+			fmt.Sprintf("gmsaCredentialSpec size must be under %d KiB", maxCredentialSpecKiB)))
+	}
+	if o.RunAsUserName != nil {
+		errs = append(errs, fieldrules.Invalid(at.Child("runAsUserName"), *o.RunAsUserName, windowsUserName(*o.RunAsUserName))...)
+	}
+	return errs
+}
+
+// windowsUserName returns what is wrong with a user's name, which may follow a domain and a backslash.
+func windowsUserName(name string) []string {
+	domain, user, hasDomain := strings.Cut(name, `\`)
+	if !hasDomain {
+		domain, user = "", name
+	}
+	switch {
+	case name == "":
+		return []string{"runAsUserName cannot be an empty string"}
+	case controlCharacter.MatchString(name):
+		return []string{"runAsUserName cannot contain control characters"}
+	case strings.Count(name, `\`) > 1:
+		return []string{"runAsUserName cannot contain more than one backslash"}
+	}
+	var out []string
+	if len(domain) >= maxUserDomain {
+		out = append(out, fmt.Sprintf("runAsUserName's Domain length must be under %d characters", maxUserDomain))
+	}
+	if hasDomain && !netBIOSName.MatchString(domain) && !dnsDomain.MatchString(domain) {
+		out = append(out, "runAsUserName's Domain doesn't match the NetBios nor the DNS format")
+	}
+	if user == "" {
+		out = append(out, "runAsUserName's User cannot be empty")
+	} else if len(user) > maxUserName {
+		out = append(out, fmt.Sprintf("runAsUserName's User length must not be longer than %d characters", maxUserName))
+	}
+	if dotsAndSpaces.MatchString(user) {
+		out = append(out, "runAsUserName's User cannot contain only periods or spaces")
+	}
+	if badUserCharacter.MatchString(user) {
+		out = append(out, `runAsUserName's User cannot contain the following characters: "/\:;|=,+*?<>@[]`)
+	}
+	return out
+}

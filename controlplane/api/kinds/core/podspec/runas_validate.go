@@ -1,0 +1,201 @@
+package podspec
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
+)
+
+// The limits of a container's rules for its restart.
+const (
+	maxRestartRules = 20
+	maxExitCodes    = 255
+)
+
+// maxHostname is what the kernel takes. maxAppArmorName is the longest path without its end.
+const (
+	maxHostname     = 64
+	maxAppArmorName = 4095
+)
+
+// validateRestarts judges a container's own restart policy and the rules that go before it.
+func validateRestarts(c *corev1.Container, at *field.Path) field.ErrorList {
+	rules := at.Child("restartPolicyRules")
+	if c.RestartPolicy == nil {
+		if len(c.RestartPolicyRules) > 0 {
+			return field.ErrorList{field.Required(at.Child("restartPolicy"), "must specify restartPolicy when restart rules are used")}
+		}
+		return nil
+	}
+	errs := fieldrules.Supported(*c.RestartPolicy, at.Child("restartPolicy"),
+		corev1.ContainerRestartPolicyAlways, corev1.ContainerRestartPolicyNever, corev1.ContainerRestartPolicyOnFailure)
+	if n := len(c.RestartPolicyRules); n > maxRestartRules {
+		errs = append(errs, field.TooMany(rules, n, maxRestartRules))
+	}
+	for i, r := range c.RestartPolicyRules {
+		errs = append(errs, fieldrules.Supported(r.Action, rules.Index(i).Child("action"),
+			corev1.ContainerRestartRuleActionRestart, corev1.ContainerRestartRuleActionRestartAllContainers)...)
+		here := rules.Index(i).Child("exitCodes")
+		if r.ExitCodes == nil {
+			errs = append(errs, field.Required(here, "must be specified"))
+			continue
+		}
+		errs = append(errs, fieldrules.Supported(r.ExitCodes.Operator, here.Child("operator"),
+			corev1.ContainerRestartRuleOnExitCodesOpIn, corev1.ContainerRestartRuleOnExitCodesOpNotIn)...)
+		if n := len(r.ExitCodes.Values); n > maxExitCodes {
+			errs = append(errs, field.TooMany(here.Child("values"), n, maxExitCodes))
+		}
+	}
+	return errs
+}
+
+// validateStopSignal judges the signal that asks a container to end; which signals there are depends on the system.
+func validateStopSignal(s *corev1.Signal, os *corev1.PodOS, at *field.Path) field.ErrorList {
+	if s == nil {
+		return nil
+	}
+	if os == nil {
+		return field.ErrorList{field.Forbidden(at, "may not be set for containers with empty `spec.os.name`")}
+	}
+	switch {
+	case os.Name == corev1.Windows && *s != corev1.SIGKILL && *s != corev1.SIGTERM:
+		return field.ErrorList{field.NotSupported(at, s, []corev1.Signal{corev1.SIGKILL, corev1.SIGTERM})}
+	case os.Name == corev1.Linux && !slices.Contains(linuxSignals, string(*s)):
+		return field.ErrorList{field.NotSupported(at, s, linuxSignals)}
+	}
+	return nil
+}
+
+// linuxSignals are the names of the signals of Linux, in order, with those for programs' own use by their distance from the
+// first or the last.
+var linuxSignals = func() []string {
+	all := strings.Fields("SIGABRT SIGALRM SIGBUS SIGCHLD SIGCLD SIGCONT SIGFPE SIGHUP SIGILL SIGINT SIGIO SIGIOT SIGKILL SIGPIPE SIGPOLL " +
+		"SIGPROF SIGPWR SIGQUIT SIGRTMAX SIGRTMIN SIGSEGV SIGSTKFLT SIGSTOP SIGSYS SIGTERM SIGTRAP SIGTSTP SIGTTIN SIGTTOU SIGURG SIGUSR1 " +
+		"SIGUSR2 SIGVTALRM SIGWINCH SIGXCPU SIGXFSZ")
+	for i := 1; i <= 15; i++ {
+		all = append(all, fmt.Sprintf("SIGRTMIN+%d", i))
+	}
+	for i := 1; i <= 14; i++ {
+		all = append(all, fmt.Sprintf("SIGRTMAX-%d", i))
+	}
+	slices.Sort(all)
+	return all
+}()
+
+// validateHostname judges a host name that takes the place of all else that names a pod.
+func validateHostname(s *corev1.PodSpec, at *field.Path) field.ErrorList {
+	if s.HostnameOverride == nil {
+		return nil
+	}
+	at, name := at.Child("hostnameOverride"), *s.HostnameOverride
+	errs := fieldrules.Invalid(at, name, utilvalidation.IsDNS1123Subdomain(name))
+	if len(name) > maxHostname {
+		errs = append(errs, field.TooLong(at, name, maxHostname))
+	}
+	if s.HostNetwork {
+		errs = append(errs, field.Forbidden(at, "may not be specified when hostNetwork is true"))
+	}
+	if fieldrules.IsTrue(s.SetHostnameAsFQDN) {
+		errs = append(errs, field.Forbidden(at, "may not be specified when setHostnameAsFQDN is true"))
+	}
+	return errs
+}
+
+func validateAppArmor(p *corev1.AppArmorProfile, at *field.Path) field.ErrorList {
+	if p == nil {
+		return nil
+	}
+	if p.Type == "" {
+		return field.ErrorList{field.Required(at.Child("type"), "type is required when appArmorProfile is set")}
+	}
+	errs := fieldrules.Supported(p.Type, at.Child("type"), corev1.AppArmorProfileTypeLocalhost, corev1.AppArmorProfileTypeRuntimeDefault,
+		corev1.AppArmorProfileTypeUnconfined)
+	local, name := p.Type == corev1.AppArmorProfileTypeLocalhost, fieldrules.Deref(p.LocalhostProfile)
+	switch {
+	case len(errs) > 0:
+	case local && strings.TrimSpace(name) != name:
+		errs = append(errs, field.Invalid(at.Child("localhostProfile"), name, "must not be padded with whitespace"))
+	case local && name == "":
+		errs = append(errs, field.Required(at.Child("localhostProfile"), "must be set when AppArmor type is Localhost"))
+	case !local && p.LocalhostProfile != nil:
+		errs = append(errs, field.Invalid(at.Child("localhostProfile"), name,
+			"can only be set when AppArmor type is Localhost"))
+	}
+	if local && len(name) > maxAppArmorName {
+		errs = append(errs, field.TooLong(at.Child("localhostProfile"), "", maxAppArmorName))
+	}
+	return errs
+}
+
+// validateMountKind judges how a mount is shared and how far it is read-only.
+func validateMountKind(m *corev1.VolumeMount, privileged bool, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if p := m.MountPropagation; p != nil {
+		errs = append(errs, fieldrules.Supported(*p, at.Child("mountPropagation"),
+			corev1.MountPropagationBidirectional, corev1.MountPropagationHostToContainer, corev1.MountPropagationNone)...)
+		if *p == corev1.MountPropagationBidirectional && !privileged {
+			errs = append(errs, field.Forbidden(at.Child("mountPropagation"),
+				"Bidirectional mount propagation is available only to privileged containers"))
+		}
+	}
+	r, here := m.RecursiveReadOnly, at.Child("recursiveReadOnly")
+	if r == nil {
+		return errs
+	}
+	errs = append(errs, fieldrules.Supported(*r, here, corev1.RecursiveReadOnlyDisabled, corev1.RecursiveReadOnlyEnabled,
+		corev1.RecursiveReadOnlyIfPossible)...)
+	if *r != corev1.RecursiveReadOnlyEnabled && *r != corev1.RecursiveReadOnlyIfPossible {
+		return errs
+	}
+	if !m.ReadOnly {
+		errs = append(errs, field.Forbidden(here, "may only be specified when readOnly is true"))
+	}
+	if p := m.MountPropagation; p != nil && *p != corev1.MountPropagationNone {
+		errs = append(errs, field.Forbidden(here, "may only be specified when mountPropagation is None or not specified"))
+	}
+	return errs
+}
+
+// resourceNames are the resources that a variable or a file can name, beside huge pages.
+var resourceNames = []string{"limits.cpu", "limits.ephemeral-storage", "limits.memory", "requests.cpu", "requests.ephemeral-storage", "requests.memory"}
+
+const byteUnits = "1 1k 1M 1G 1T 1P 1E 1Ki 1Mi 1Gi 1Ti 1Pi 1Ei"
+
+// validateResourceRef validates the resource and the divisor of a resourceFieldRef. file is true for files of a downward API
+// volume, which require containerName. As in Kubernetes, errors about the divisor show the resource.
+func validateResourceRef(r *corev1.ResourceFieldSelector, file bool, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	_, kind, _ := strings.Cut(r.Resource, ".")
+	huge := strings.HasPrefix(r.Resource, "limits."+corev1.ResourceHugePagesPrefix) || strings.HasPrefix(r.Resource, "requests."+corev1.ResourceHugePagesPrefix)
+	known := slices.Contains(resourceNames, r.Resource)
+	switch {
+	case file && r.ContainerName == "":
+		errs = append(errs, field.Required(at.Child("containerName"), ""))
+	case r.Resource == "":
+		errs = append(errs, field.Required(at.Child("resource"), ""))
+	case !known && !huge:
+		errs = append(errs, field.NotSupported(at.Child("resource"), r.Resource, resourceNames))
+	}
+	if r.Divisor.IsZero() || !known && !huge {
+		return errs
+	}
+	units, shown, of := byteUnits, strings.ReplaceAll(byteUnits, " ", ", "), kind
+	switch {
+	case kind == "cpu":
+		units, shown = "1m 1", "1m and 1"
+	case kind == "ephemeral-storage":
+		of = "local ephemeral storage"
+	case huge:
+		of = "hugepages"
+	}
+	if !slices.Contains(strings.Fields(units), r.Divisor.String()) {
+		errs = append(errs, field.Invalid(at.Child("divisor"), r.Resource, "only divisor's values "+shown+" are supported with the "+of+" resource"))
+	}
+	return errs
+}

@@ -1,0 +1,454 @@
+package podspec
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
+)
+
+// Life of a projected service account token, in seconds.
+const (
+	MinTokenSeconds = 10 * 60
+	MaxTokenSeconds = 1 << 32
+)
+
+// Fields of the pod that its own containers may be told, by environment and by file.
+var (
+	envFields = []string{"metadata.name", "metadata.namespace", "metadata.uid", "spec.nodeName", "spec.serviceAccountName",
+		"status.hostIP", "status.hostIPs", "status.podIP", "status.podIPs"}
+	fileFields = []string{"metadata.annotations", "metadata.labels", "metadata.name", "metadata.namespace", "metadata.uid"}
+)
+
+// ValidateVolumes judges the volumes and returns them by name, for the mounts.
+func ValidateVolumes(volumes []corev1.Volume, at *field.Path) (map[string]corev1.VolumeSource, field.ErrorList) {
+	var errs field.ErrorList
+	byName := make(map[string]corev1.VolumeSource, len(volumes))
+	for i := range volumes {
+		v, here, before := &volumes[i], at.Index(i), len(errs)
+		switch _, twice := byName[v.Name]; {
+		case v.Name == "":
+			errs = append(errs, field.Required(here.Child("name"), ""))
+		case twice:
+			errs = append(errs, field.Duplicate(here.Child("name"), v.Name))
+		default:
+			errs = append(errs, fieldrules.Invalid(here.Child("name"), v.Name, utilvalidation.IsDNS1123Label(v.Name))...)
+		}
+		errs = append(errs, validateVolumeSource(&v.VolumeSource, v.Name, here)...)
+		if len(errs) == before { // mounts of another volume have nothing to refer to
+			byName[v.Name] = v.VolumeSource
+		}
+	}
+	return byName, errs
+}
+
+// volumeSources are the sources of a volume in the order in which Kubernetes looks at them, by the names in its errors.
+func volumeSources(v *corev1.VolumeSource) []NamedSource {
+	return []NamedSource{
+		{"emptyDir", v.EmptyDir != nil}, {"hostPath", v.HostPath != nil}, {"gitRepo", v.GitRepo != nil},
+		{"gcePersistentDisk", v.GCEPersistentDisk != nil}, {"awsElasticBlockStore", v.AWSElasticBlockStore != nil},
+		{"secret", v.Secret != nil}, {"nfs", v.NFS != nil}, {"iscsi", v.ISCSI != nil}, {"glusterfs", v.Glusterfs != nil},
+		{"flocker", v.Flocker != nil}, {"persistentVolumeClaim", v.PersistentVolumeClaim != nil}, {"rbd", v.RBD != nil},
+		{"cinder", v.Cinder != nil}, {"cephFS", v.CephFS != nil}, {"quobyte", v.Quobyte != nil}, {"downwarAPI", v.DownwardAPI != nil},
+		{"fc", v.FC != nil}, {"flexVolume", v.FlexVolume != nil}, {"configMap", v.ConfigMap != nil}, {"azureFile", v.AzureFile != nil},
+		{"vsphereVolume", v.VsphereVolume != nil}, {"photonPersistentDisk", v.PhotonPersistentDisk != nil},
+		{"portworxVolume", v.PortworxVolume != nil}, {"azureDisk", v.AzureDisk != nil}, {"storageos", v.StorageOS != nil},
+		{"projected", v.Projected != nil}, {"scaleIO", v.ScaleIO != nil}, {"csi", v.CSI != nil}, {"ephemeral", v.Ephemeral != nil},
+		{"image", v.Image != nil},
+	}
+}
+
+// NamedSource is a member of a union by its field's name.
+type NamedSource struct {
+	Name string
+	Set  bool
+}
+
+// FirstMember returns the first member that is set, which is the one that is validated, and refuses the further ones. what names
+// the union in errors.
+func FirstMember(members []NamedSource, what string, at *field.Path) (first string, errs field.ErrorList) {
+	for _, m := range members {
+		switch {
+		case !m.Set:
+		case first == "":
+			first = m.Name
+		default:
+			errs = append(errs, field.Forbidden(at.Child(m.Name), "may not specify more than 1 "+what+" type"))
+		}
+	}
+	return first, errs
+}
+
+func validateVolumeSource(v *corev1.VolumeSource, name string, at *field.Path) field.ErrorList {
+	first, errs := FirstMember(volumeSources(v), "volume", at)
+	switch first {
+	case "":
+		return field.ErrorList{field.Required(at, "must specify a volume type")}
+	case "emptyDir":
+		if s := v.EmptyDir.SizeLimit; s != nil && s.Sign() < 0 {
+			errs = append(errs, field.Forbidden(at.Child("emptyDir", "sizeLimit"), "SizeLimit field must be a valid resource quantity"))
+		}
+	case "hostPath":
+		errs = append(errs, ValidateHostPath(v.HostPath, at.Child("hostPath"))...)
+	case "secret":
+		errs = append(errs, validateNamedFiles(v.Secret.SecretName, "secretName", v.Secret.DefaultMode, v.Secret.Items, at.Child("secret"))...)
+	case "configMap":
+		errs = append(errs, validateNamedFiles(v.ConfigMap.Name, "name", v.ConfigMap.DefaultMode, v.ConfigMap.Items, at.Child("configMap"))...)
+	case "downwarAPI":
+		errs = append(errs, validateMode(v.DownwardAPI.DefaultMode, at.Child("downwardAPI", "defaultMode"))...)
+		errs = append(errs, validateDownward(v.DownwardAPI.Items, at.Child("downwardAPI"))...)
+	case "persistentVolumeClaim":
+		if v.PersistentVolumeClaim.ClaimName == "" {
+			errs = append(errs, field.Required(at.Child("persistentVolumeClaim", "claimName"), ""))
+		}
+	case "ephemeral":
+		errs = append(errs, validateOwnClaim(v.Ephemeral, at.Child("ephemeral", "volumeClaimTemplate"))...)
+	case "csi":
+		errs = append(errs, fieldrules.ValidateDriverName(v.CSI.Driver, at.Child("csi", "driver"))...)
+		if r := v.CSI.NodePublishSecretRef; r != nil && r.Name == "" {
+			errs = append(errs, field.Required(at.Child("csi", "nodePublishSecretRef", "name"), ""))
+		}
+	case "nfs":
+		errs = append(errs, ValidateNFS(v.NFS, at.Child("nfs"))...)
+	case "iscsi":
+		errs = append(errs, validateInlineISCSI(v.ISCSI, at.Child("iscsi"))...)
+	case "projected":
+		errs = append(errs, validateProjected(v.Projected, at.Child("projected"))...)
+	}
+	if d := v.ISCSI; d != nil && d.InitiatorName != nil && len(name)+1+len(d.TargetPortal) > maxISCSIInterface {
+		errs = append(errs, field.Invalid(at.Child("name"), name, longISCSIName))
+	}
+	return errs
+}
+
+func validateOwnClaim(e *corev1.EphemeralVolumeSource, at *field.Path) field.ErrorList {
+	if e.VolumeClaimTemplate == nil {
+		return field.ErrorList{field.Required(at, "")}
+	}
+	errs := validateOwnClaimMeta(&e.VolumeClaimTemplate.ObjectMeta, at.Child("metadata"))
+	return append(errs, ValidateClaimSpec(&e.VolumeClaimTemplate.Spec, at.Child("spec"))...)
+}
+
+// validateOwnClaimMeta lets a claim that is made for a pod have labels and annotations: all else is the pod's to say.
+func validateOwnClaimMeta(m *metav1.ObjectMeta, at *field.Path) field.ErrorList {
+	errs := ValidateTemplateMeta(m, at)
+	const no = "cannot be set"
+	for _, f := range []struct {
+		name string
+		set  bool
+	}{
+		{"name", m.Name != ""}, {"generateName", m.GenerateName != ""}, {"namespace", m.Namespace != ""}, {"selfLink", m.SelfLink != ""},
+		{"uid", m.UID != ""}, {"resourceVersion", m.ResourceVersion != ""}, {"generation", m.Generation != 0},
+		{"creationTimestamp", !m.CreationTimestamp.IsZero()}, {"deletionTimestamp", m.DeletionTimestamp != nil},
+		{"deletionGracePeriodSeconds", m.DeletionGracePeriodSeconds != nil}, {"ownerReferences", m.OwnerReferences != nil},
+		{"finalizers", m.Finalizers != nil}, {"managedFields", m.ManagedFields != nil},
+	} {
+		if f.set {
+			errs = append(errs, field.Forbidden(at.Child(f.name), no))
+		}
+	}
+	return errs
+}
+
+// ValidateOwnClaims judges the names of the claims that are made for a pod, which has a name of its own by now.
+func ValidateOwnClaims(p *corev1.Pod, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	made := map[string]bool{}
+	for i := range p.Spec.Volumes {
+		if p.Spec.Volumes[i].Ephemeral != nil {
+			made[p.Name+"-"+p.Spec.Volumes[i].Name] = true
+		}
+	}
+	for i := range p.Spec.Volumes {
+		v := &p.Spec.Volumes[i]
+		if c := v.PersistentVolumeClaim; c != nil && p.Name != "" && made[c.ClaimName] {
+			errs = append(errs, field.Invalid(at.Index(i).Child("persistentVolumeClaim", "claimName"), c.ClaimName,
+				"must not reference a PVC that gets created for an ephemeral volume"))
+		}
+		if v.Ephemeral == nil || p.Name == "" || v.Name == "" {
+			continue
+		}
+		claim := p.Name + "-" + v.Name
+		for _, wrong := range validation.NameIsDNSSubdomain(claim, false) {
+			errs = append(errs, field.Invalid(at.Index(i).Child("name"), v.Name, fmt.Sprintf("PVC name %q: %v", claim, wrong)))
+		}
+	}
+	return errs
+}
+
+// ValidateHostPath returns the errors in a hostPath volume.
+func ValidateHostPath(h *corev1.HostPathVolumeSource, at *field.Path) field.ErrorList {
+	if h.Path == "" {
+		return field.ErrorList{field.Required(at.Child("path"), "")}
+	}
+	errs := fieldrules.NoBacksteps(h.Path, at.Child("path"))
+	return append(errs, fieldrules.Supported(fieldrules.Deref(h.Type), at.Child("type"), corev1.HostPathUnset, corev1.HostPathBlockDev, corev1.HostPathCharDev,
+		corev1.HostPathDirectory, corev1.HostPathDirectoryOrCreate, corev1.HostPathFile, corev1.HostPathFileOrCreate,
+		corev1.HostPathSocket)...)
+}
+
+// ValidateNFS returns the errors in an nfs volume.
+func ValidateNFS(n *corev1.NFSVolumeSource, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if n.Server == "" {
+		errs = append(errs, field.Required(at.Child("server"), ""))
+	}
+	if n.Path == "" {
+		errs = append(errs, field.Required(at.Child("path"), ""))
+	}
+	if !path.IsAbs(n.Path) {
+		errs = append(errs, field.Invalid(at.Child("path"), n.Path, "must be an absolute path"))
+	}
+	return errs
+}
+
+func validateMode(m *int32, at *field.Path) field.ErrorList {
+	if m != nil && (*m < 0 || *m > 0o777) {
+		return field.ErrorList{field.Invalid(at, *m, "must be a number between 0 and 0777 (octal), both inclusive")}
+	}
+	return nil
+}
+
+func validateNamedFiles(name, nameField string, mode *int32, items []corev1.KeyToPath, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if name == "" {
+		errs = append(errs, field.Required(at.Child(nameField), ""))
+	}
+	errs = append(errs, validateMode(mode, at.Child("defaultMode"))...)
+	return append(errs, validateItems(items, at.Child("items"))...)
+}
+
+func validateItems(items []corev1.KeyToPath, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for i, item := range items {
+		here := at.Index(i)
+		if item.Key == "" {
+			errs = append(errs, field.Required(here.Child("key"), ""))
+		}
+		errs = append(errs, validateFilePath(item.Path, here.Child("path"))...)
+		errs = append(errs, validateMode(item.Mode, here.Child("mode"))...)
+	}
+	return errs
+}
+
+// validateFilePath judges where in a volume a file is put. Names that start with
+// ".." are the links by which a volume is renewed in one step.
+func validateFilePath(p string, at *field.Path) field.ErrorList {
+	if p == "" {
+		return field.ErrorList{field.Required(at, "")}
+	}
+	errs := fieldrules.ValidateDescending(p, at)
+	if strings.HasPrefix(p, "..") && !strings.HasPrefix(p, "../") {
+		errs = append(errs, field.Invalid(at, p, "must not start with '..'"))
+	}
+	return errs
+}
+
+// validateDownward judges the files of a downward API volume. As in Kubernetes, the errors name the volume and not the item.
+func validateDownward(items []corev1.DownwardAPIVolumeFile, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for _, item := range items {
+		errs = append(errs, validateFilePath(item.Path, at.Child("path"))...)
+		errs = append(errs, validateMode(item.Mode, at.Child("mode"))...)
+		switch {
+		case item.FieldRef != nil:
+			errs = append(errs, validateFieldRef(item.FieldRef, fileFields, at.Child("fieldRef"))...)
+			if item.ResourceFieldRef != nil {
+				errs = append(errs, field.Invalid(at, "resource", "fieldRef and resourceFieldRef can not be specified simultaneously"))
+			}
+		case item.ResourceFieldRef != nil:
+			errs = append(errs, validateResourceRef(item.ResourceFieldRef, true, at.Child("resourceFieldRef"))...)
+		default:
+			errs = append(errs, field.Required(at, "one of fieldRef and resourceFieldRef is required"))
+		}
+	}
+	return errs
+}
+
+func validateFieldRef(r *corev1.ObjectFieldSelector, allowed []string, at *field.Path) field.ErrorList {
+	unconverted := func(why string) field.ErrorList {
+		return field.ErrorList{field.Invalid(at.Child("fieldPath"), r.FieldPath, "error converting fieldPath: "+why)}
+	}
+	path, subscripted, key := r.FieldPath, strings.HasSuffix(r.FieldPath, "']"), ""
+	if subscripted {
+		path, key, subscripted = strings.Cut(strings.TrimSuffix(r.FieldPath, "']"), "['")
+	}
+	switch {
+	case r.FieldPath == "":
+		return field.ErrorList{field.Required(at.Child("fieldPath"), "")}
+	case r.APIVersion != "v1":
+		return unconverted("unsupported pod version: " + r.APIVersion)
+	case subscripted && path == "metadata.annotations":
+		return fieldrules.Invalid(at, strings.ToLower(key), utilvalidation.IsQualifiedName(strings.ToLower(key)))
+	case subscripted && path == "metadata.labels":
+		return fieldrules.Invalid(at, key, utilvalidation.IsQualifiedName(key))
+	case subscripted:
+		return unconverted("field label does not support subscript: " + r.FieldPath)
+	case path == "spec.host": // the old name of spec.nodeName
+		path = "spec.nodeName"
+	case !slices.Contains(knownFields, path):
+		return unconverted("field label not supported: " + path)
+	}
+	return fieldrules.OneOf(path, at.Child("fieldPath"), allowed...)
+}
+
+// knownFields are the fields of a pod that a reference can name anywhere. Each use allows some of them.
+var knownFields = strings.Fields("metadata.annotations metadata.labels metadata.name metadata.namespace metadata.uid spec.nodeName " +
+	"spec.restartPolicy spec.serviceAccountName spec.schedulerName status.phase status.hostIP status.hostIPs status.podIP status.podIPs")
+
+func validateProjected(p *corev1.ProjectedVolumeSource, at *field.Path) field.ErrorList {
+	errs := validateMode(p.DefaultMode, at.Child("defaultMode"))
+	errs = append(errs, validateProjectedPaths(p, at)...)
+	for i := range p.Sources {
+		s, here := &p.Sources[i], at.Child("sources").Index(i)
+		if fieldrules.CountSet(*s) > 1 {
+			errs = append(errs, field.Forbidden(here, "may not specify more than 1 volume type per source"))
+		}
+		if c := s.Secret; c != nil {
+			errs = append(errs, validateNamedFiles(c.Name, "name", nil, c.Items, here.Child("secret"))...)
+		}
+		if c := s.ConfigMap; c != nil {
+			errs = append(errs, validateNamedFiles(c.Name, "name", nil, c.Items, here.Child("configMap"))...)
+		}
+		if s.DownwardAPI != nil {
+			errs = append(errs, validateDownward(s.DownwardAPI.Items, here.Child("downwardAPI"))...)
+		}
+		if t := s.ServiceAccountToken; t != nil {
+			seconds := here.Child("serviceAccountToken", "expirationSeconds")
+			if n := fieldrules.Deref(t.ExpirationSeconds); n < MinTokenSeconds {
+				errs = append(errs, field.Invalid(seconds, n, "may not specify a duration less than 10 minutes"))
+			} else if n > MaxTokenSeconds {
+				errs = append(errs, field.Invalid(seconds, n, "may not specify a duration larger than 2^32 seconds"))
+			}
+			errs = append(errs, validateFilePath(t.Path, at.Child("path"))...) // Kubernetes names the volume
+		}
+	}
+	return errs
+}
+
+// validateProjectedPaths refuses two items of a projected volume at one path. Keys without items are not compared: of these
+// the last source wins. As in Kubernetes, the errors name the volume and, for objects, the object.
+func validateProjectedPaths(p *corev1.ProjectedVolumeSource, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	seen := map[string]bool{}
+	add := func(path, shown string) {
+		if path != "" && seen[path] {
+			errs = append(errs, field.Invalid(at, shown, "conflicting duplicate paths"))
+		}
+		seen[path] = true
+	}
+	for i := range p.Sources {
+		s := &p.Sources[i]
+		if s.Secret != nil {
+			for _, item := range s.Secret.Items {
+				add(item.Path, s.Secret.Name)
+			}
+		}
+		if s.ConfigMap != nil {
+			for _, item := range s.ConfigMap.Items {
+				add(item.Path, s.ConfigMap.Name)
+			}
+		}
+		if s.DownwardAPI != nil {
+			for _, item := range s.DownwardAPI.Items {
+				add(item.Path, item.Path)
+			}
+		}
+		if s.ClusterTrustBundle != nil {
+			add(s.ClusterTrustBundle.Path, s.ClusterTrustBundle.Path)
+		}
+	}
+	return errs
+}
+
+func validateMounts(c *corev1.Container, volumes map[string]corev1.VolumeSource, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	paths, names, devices := map[string]bool{}, map[string]bool{}, map[string]bool{}
+	for _, d := range c.VolumeDevices {
+		names[d.Name], devices[d.DevicePath] = true, true
+	}
+	for i, m := range c.VolumeMounts {
+		here := at.Index(i)
+		if m.Name == "" {
+			errs = append(errs, field.Required(here.Child("name"), ""))
+		}
+		if _, ok := volumes[m.Name]; !ok {
+			errs = append(errs, field.NotFound(here.Child("name"), m.Name))
+		}
+		if m.MountPath == "" {
+			errs = append(errs, field.Required(here.Child("mountPath"), ""))
+		}
+		if paths[m.MountPath] {
+			errs = append(errs, field.Invalid(here.Child("mountPath"), m.MountPath, "must be unique"))
+		}
+		paths[m.MountPath] = true
+		if names[m.Name] {
+			errs = append(errs, field.Invalid(here.Child("name"), m.Name, "must not already exist in volumeDevices"))
+		}
+		if devices[m.MountPath] {
+			errs = append(errs, field.Invalid(here.Child("mountPath"), m.MountPath, "must not already exist as a path in volumeDevices"))
+		}
+		if m.SubPath != "" {
+			errs = append(errs, fieldrules.ValidateDescending(m.SubPath, at.Child("subPath"))...)
+		}
+		if m.SubPathExpr != "" {
+			if m.SubPath != "" {
+				errs = append(errs, field.Invalid(here.Child("subPathExpr"), m.SubPathExpr, "subPathExpr and subPath are mutually exclusive"))
+			}
+			errs = append(errs, fieldrules.ValidateDescending(m.SubPathExpr, at.Child("subPathExpr"))...)
+		}
+		errs = append(errs, validateMountKind(&m, c.SecurityContext != nil && fieldrules.IsTrue(c.SecurityContext.Privileged), at)...)
+	}
+	return errs
+}
+
+func validateDevices(c *corev1.Container, volumes map[string]corev1.VolumeSource, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	mounted, mounts := map[string]bool{}, map[string]bool{}
+	for _, m := range c.VolumeMounts {
+		mounted[m.Name], mounts[m.MountPath] = true, true
+	}
+	names, paths := map[string]bool{}, map[string]bool{}
+	for i, d := range c.VolumeDevices {
+		name, path := at.Index(i).Child("name"), at.Index(i).Child("devicePath")
+		v, ok := volumes[d.Name]
+		if d.Name == "" {
+			errs = append(errs, field.Required(name, ""))
+		}
+		if names[d.Name] {
+			errs = append(errs, field.Invalid(name, d.Name, "must be unique"))
+		}
+		if !ok {
+			errs = append(errs, field.NotFound(name, d.Name))
+		} else if v.PersistentVolumeClaim == nil && v.Ephemeral == nil {
+			errs = append(errs, field.Invalid(name, d.Name, "can only use volume source type of PersistentVolumeClaim or Ephemeral for block mode"))
+		}
+		if d.DevicePath == "" {
+			errs = append(errs, field.Required(path, ""))
+		}
+		if paths[d.DevicePath] {
+			errs = append(errs, field.Invalid(path, d.DevicePath, "must be unique"))
+		}
+		if len(fieldrules.NoBacksteps(d.DevicePath, path)) > 0 {
+			errs = append(errs, field.Invalid(path, d.DevicePath, "can not contain backsteps ('..')"))
+		} else {
+			paths[d.DevicePath] = true
+		}
+		if mounted[d.Name] {
+			errs = append(errs, field.Invalid(name, d.Name, "must not already exist in volumeMounts"))
+		}
+		if mounts[d.DevicePath] {
+			errs = append(errs, field.Invalid(path, d.DevicePath, "must not already exist as a path in volumeMounts"))
+		}
+		names[d.Name] = d.Name != ""
+	}
+	return errs
+}
