@@ -13,7 +13,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/apiregistration"
 	"keelson.dev/keelson/controlplane/apiserver/aggregation"
 )
 
@@ -222,7 +222,7 @@ func (s *Server) TouchAPIServices(obj api.Object) {
 // checkAPIService says whether the server is available, and which version the write of its condition made; "" = none
 // was needed.
 func (s *Server) checkAPIService(ctx context.Context, fence uint64, one *apiregistrationv1.APIService) (passed bool, written string, err error) {
-	c := kinds.LocalAPIService(s.cfg.Clock())
+	c := apiregistration.LocalAPIService(s.cfg.Clock())
 	if one.Spec.Service != nil {
 		c = s.aggregation.Check(ctx, s.known, one)
 	}

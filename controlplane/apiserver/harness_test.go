@@ -20,6 +20,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/networking"
 	"keelson.dev/keelson/controlplane/apiserver/authn"
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/controlplane/registry"
@@ -74,7 +75,7 @@ func startAdjusted(t testing.TB, change func(*Config), adjust func(*Server), opt
 	all := kinds.All()
 	scheme := api.Scheme()
 	r.registry = registry.New(r.store, all, append([]registry.Option{registry.WithScheme(scheme), registry.WithLog(quiet),
-		registry.WithCompanions(&corev1.Service{}, kinds.ServiceCompanions), registry.WithHistory(historyKept, 16<<20)}, opts...)...)
+		registry.WithCompanions(&corev1.Service{}, networking.ServiceCompanions), registry.WithHistory(historyKept, 16<<20)}, opts...)...)
 	serving := trust.CA.Rotator(pki.ReplicaServing("test", net.ParseIP("10.96.0.1"), "127.0.0.1"), now)
 	cfg := Config{
 		Name: "test", Registry: r.registry, Kinds: all, Scheme: scheme, Listener: ln,

@@ -23,6 +23,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/networking"
 	"keelson.dev/keelson/controlplane/api/quota"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/registry"
@@ -235,7 +236,7 @@ func fleetOf(t *testing.T, change ...func(*Config)) (stores []raftstore.Store, c
 	for _, name := range c.Names() {
 		all, scheme := kinds.All(), api.Scheme()
 		reg := registry.New(c.Replica(name), all, registry.WithScheme(scheme), registry.WithLog(quiet),
-			registry.WithCompanions(&corev1.Service{}, kinds.ServiceCompanions))
+			registry.WithCompanions(&corev1.Service{}, networking.ServiceCompanions))
 		cfg := Config{Name: name, Registry: reg, Kinds: all, Scheme: scheme, Log: quiet}
 		for _, f := range change {
 			f(&cfg)

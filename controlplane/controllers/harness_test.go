@@ -23,6 +23,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/networking"
 	"keelson.dev/keelson/controlplane/api/podaddress"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
@@ -133,7 +134,7 @@ func newWorld(t *testing.T, o options) *world {
 	t.Helper()
 	store := storetest.NewMemory()
 	table := kinds.All()
-	reg := registry.New(store, table, registry.WithCompanions(&corev1.Service{}, kinds.ServiceCompanions))
+	reg := registry.New(store, table, registry.WithCompanions(&corev1.Service{}, networking.ServiceCompanions))
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() {

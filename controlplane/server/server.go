@@ -24,6 +24,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/networking"
 	"keelson.dev/keelson/controlplane/api/podaddress"
 	"keelson.dev/keelson/controlplane/apiserver"
 	"keelson.dev/keelson/controlplane/apiserver/audit"
@@ -268,7 +269,7 @@ func wire(cfg Config, cluster Cluster, trust *pki.Trust) (r *Replica, err error)
 		registry.WithHistory(0, registry.HistoryOf(r.cfg.MemoryLimit)),
 		registry.WithShortFields(func() bool { return r.level.seen.Load() >= levelShortFields }),
 		registry.WithCompanions(&corev1.Node{}, nodegateway.NodeCompanions),
-		registry.WithCompanions(&corev1.Service{}, kinds.ServiceCompanions))
+		registry.WithCompanions(&corev1.Service{}, networking.ServiceCompanions))
 	own := pki.Client(replicaUser+cfg.Name, api.GroupMasters)
 	own.Life = cfg.certificateLife
 	probe := r.ca.Rotator(own)

@@ -27,6 +27,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/custom"
 	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/networking"
 	"keelson.dev/keelson/controlplane/apiserver"
 	"keelson.dev/keelson/controlplane/apiserver/cel"
 	"keelson.dev/keelson/controlplane/pki"
@@ -133,7 +134,7 @@ func serve(ctx context.Context) (s *server, done func() error, err error) {
 	quiet := slog.New(slog.NewTextHandler(io.Discard, nil))
 	store := storetest.NewMemory()
 	reg := registry.New(store, s.kinds, registry.WithScheme(s.scheme), registry.WithLog(quiet),
-		registry.WithCompanions(&corev1.Service{}, kinds.ServiceCompanions))
+		registry.WithCompanions(&corev1.Service{}, networking.ServiceCompanions))
 	serving := trust.CA.Rotator(pki.ReplicaServing("test", net.ParseIP("10.96.0.1"), "127.0.0.1"), time.Now)
 	front := apiserver.New(apiserver.Config{
 		Name: "test", Registry: reg, Kinds: s.kinds, Scheme: s.scheme, Listener: ln,

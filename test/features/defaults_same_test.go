@@ -52,7 +52,7 @@ var sameDefaults = []struct{ upstream, value, source string }{
 	{manager + " --mirroring-max-endpoints-per-subset", "1000", "controlplane/controllers/endpointslice/mirror.go: const MaxMirrored = 1000"},
 	{manager + " --node-cidr-mask-size-ipv4", "24", "controlplane/controllers/nodecidr/nodecidr.go: cmp.Or(o.NodeBits4, 24)"},
 	{manager + " --node-cidr-mask-size-ipv6", "64", "controlplane/controllers/nodecidr/nodecidr.go: cmp.Or(o.NodeBits6, 64)"},
-	{apiserver + " --event-ttl", "1h", "controlplane/api/kinds/event.go: const eventTTL = time.Hour"},
+	{apiserver + " --event-ttl", "1h", "controlplane/api/kinds/core/event.go: const eventTTL = time.Hour"},
 	{apiserver + " --request-timeout, --min-request-timeout", "1m, 1800", "controlplane/apiserver/config.go: {&c.RequestTimeout, time.Minute}, {&c.MinWatch, 30 * time.Minute}"},
 	{apiserver + " --max-requests-inflight, --max-mutating-requests-inflight", "400, 200", "controlplane/apiserver/flowcontrol/flow.go: Read: 400, Write: 200"},
 	{apiserver + " --service-node-port-range", "30000-32767", "controlplane/apiserver/config.go: c.NodePorts = [2]int{30000, 32767}"},

@@ -7,6 +7,8 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"keelson.dev/keelson/controlplane/api/kinds/admissionregistration"
 )
 
 const constraints = "matchConstraints: {resourceRules: [{" + podRule + "}]}"
@@ -63,7 +65,7 @@ func TestValidatingPolicy(t *testing.T) {
 	one := func(v string) string { return policyText("validations: [{" + v + "}]") }
 	note := func(a string) string { return policyText("auditAnnotations: [" + a + "]") }
 	const at, key = "spec.validations[0]", "spec.auditAnnotations[0].key"
-	long := strings.Repeat("a", maxAuditAnnotationLen+1)
+	long := strings.Repeat("a", admissionregistration.MaxAuditAnnotationLen+1)
 	refuses[*admissionv1.ValidatingAdmissionPolicy](t,
 		bad{policyText(""), "spec.validations: Required value: validations or auditAnnotations must contain at least one item\n" +
 			"spec.auditAnnotations: Required value: validations or auditAnnotations must contain at least one item"},

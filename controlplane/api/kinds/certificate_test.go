@@ -14,6 +14,8 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+
+	"keelson.dev/keelson/controlplane/api/kinds/certificates"
 )
 
 // made are a request and certificates as PEM.
@@ -180,7 +182,7 @@ func TestClusterTrustBundle(t *testing.T) {
 		bad{bundle("a", "", strings.Replace(pems.authority, "-----\n", "-----\na: b\n\n", 1)), trust + "entry 0 has PEM block headers"},
 		bad{bundle("a", "", "-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n"), trust + "entry 0 does not parse as X.509"},
 		bad{bundle("a", "", pems.authority+pems.another+pems.authority), trust + "duplicate trust anchor (indices [0 2])"},
-		bad{bundle("a", "", strings.Repeat("a", maxTrustBundle+1)), "spec.trustBundle: Too long: may not be more than 1048576 bytes"},
+		bad{bundle("a", "", strings.Repeat("a", certificates.MaxTrustBundle+1)), "spec.trustBundle: Too long: may not be more than 1048576 bytes"},
 	)
 	changes(t, bundle("x.io:y:a", "x.io/y", pems.authority),
 		changed[*certificatesv1.ClusterTrustBundle]{change: func(b *certificatesv1.ClusterTrustBundle) { b.Spec.TrustBundle = pems.leaf }, want: trust + "entry 0 does not have the CA bit set"},

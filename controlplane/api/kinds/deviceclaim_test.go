@@ -11,6 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"keelson.dev/keelson/controlplane/api/kinds/resource"
 )
 
 // claimFaults are those of what a claim asks for, which a template asks for too; text makes an object of it, whose field
@@ -164,12 +166,12 @@ func TestResourceClaimStatus(t *testing.T) {
 	now.DeletionTimestamp = &metav1.Time{Time: t0}
 	reserve(now, "2")
 	now.Status.Allocation.Devices.Results[0].Device = "e"
-	got := lines(validateClaimStatus(now, old, nil))
+	got := lines(resource.ValidateClaimStatus(now, old, nil))
 	if !strings.Contains(got, "new entries may not be added while") || !strings.HasSuffix(got, "field is immutable") {
 		t.Error(got)
 	}
 	for want, c := range map[string]*cl{"pending": load[*cl](t, claim(request)), "allocated,reserved": old, "deleted,allocated,reserved": now} {
-		if got := claimState(c); got != want {
+		if got := resource.ClaimState(c); got != want {
 			t.Errorf("%s, not %s", got, want)
 		}
 	}

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
+
+	"keelson.dev/keelson/controlplane/api/kinds/flowcontrol"
 )
 
 const (
@@ -68,7 +70,7 @@ func TestFlowSchemaValidation(t *testing.T) {
 
 func TestMandatoryFlowSchemas(t *testing.T) {
 	for _, name := range []string{"exempt", "catch-all"} {
-		f := &flowcontrolv1.FlowSchema{Spec: *mandatoryFlowSchema(name)}
+		f := &flowcontrolv1.FlowSchema{Spec: *flowcontrol.MandatoryFlowSchema(name)}
 		f.Name = name
 		k := All().ByType(f)
 		if got := lines(k.Judge(f, nil)); got != "" {
@@ -141,7 +143,7 @@ func TestPriorityLevelValidation(t *testing.T) {
 		bad{queuing("queues: 256"), q + ".handSize: Invalid value: 8: required entropy bits of deckSize 256 and handSize 8 should not be greater than 60"},
 		bad{queuing("handSize: 11"), q + ".handSize: Invalid value: 11: required entropy bits of deckSize 64 and handSize 11 should not be greater than 60"},
 	)
-	all := catchAllLevel()
+	all := flowcontrol.CatchAllLevel()
 	p := &flowcontrolv1.PriorityLevelConfiguration{Spec: all}
 	p.Name = "catch-all"
 	if got := lines(All().ByType(p).Judge(p, nil)); got != "" {

@@ -8,6 +8,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"keelson.dev/keelson/controlplane/api/kinds/core"
+	"keelson.dev/keelson/controlplane/api/kinds/discovery"
 )
 
 // What is asked of traffic's ways is judged as Kubernetes judges it.
@@ -50,12 +51,12 @@ func TestValidateTopology(t *testing.T) {
 		}
 		return out
 	}
-	has(t, "hints", validateEndpointSlice(slice(discoveryv1.EndpointHints{ForZones: zones("a", "b"), ForNodes: nodes("w1", "w2.example")})))
-	has(t, "wrong names", validateEndpointSlice(slice(discoveryv1.EndpointHints{ForZones: zones("a/b"), ForNodes: nodes("W1")})),
+	has(t, "hints", discovery.ValidateEndpointSlice(slice(discoveryv1.EndpointHints{ForZones: zones("a", "b"), ForNodes: nodes("w1", "w2.example")})))
+	has(t, "wrong names", discovery.ValidateEndpointSlice(slice(discoveryv1.EndpointHints{ForZones: zones("a/b"), ForNodes: nodes("W1")})),
 		`endpoints[0].hints.forZones[0].name: Invalid value: "a/b"`, `endpoints[0].hints.forNodes[0].name: Invalid value: "W1"`)
-	has(t, "twice", validateEndpointSlice(slice(discoveryv1.EndpointHints{ForZones: zones("a", "a"), ForNodes: nodes("w1", "w1")})),
+	has(t, "twice", discovery.ValidateEndpointSlice(slice(discoveryv1.EndpointHints{ForZones: zones("a", "a"), ForNodes: nodes("w1", "w1")})),
 		`endpoints[0].hints.forZones[1].name: Duplicate value: "a"`, `endpoints[0].hints.forNodes[1].name: Duplicate value: "w1"`)
 	nine := []string{"a", "b", "c", "d", "e", "f", "g", "h", "i"}
-	has(t, "too many", validateEndpointSlice(slice(discoveryv1.EndpointHints{ForZones: zones(nine...), ForNodes: nodes(nine...)})),
+	has(t, "too many", discovery.ValidateEndpointSlice(slice(discoveryv1.EndpointHints{ForZones: zones(nine...), ForNodes: nodes(nine...)})),
 		`endpoints[0].hints.forZones: Too many: 9: must have at most 8 items`, `endpoints[0].hints.forNodes: Too many: 9: must have at most 8 items`)
 }

@@ -6,6 +6,8 @@ import (
 
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"keelson.dev/keelson/controlplane/api/kinds/networking"
 )
 
 func ingress(spec string) string { return "{metadata: {name: a}, spec: {" + spec + "}}" }
@@ -63,7 +65,7 @@ func TestIngressUpdate(t *testing.T) {
 		changed[*networkingv1.Ingress]{change: func(i *networkingv1.Ingress) { i.Labels = map[string]string{"a": "b"} }, generation: 1},
 		// The rule about both classes is for new objects.
 		changed[*networkingv1.Ingress]{change: func(i *networkingv1.Ingress) {
-			i.Annotations, i.Spec.IngressClassName = map[string]string{ingressClassAnnotation: "x"}, ptr("y")
+			i.Annotations, i.Spec.IngressClassName = map[string]string{networking.IngressClassAnnotation: "x"}, ptr("y")
 		}, generation: 2},
 		changed[*networkingv1.Ingress]{sub: "status", change: func(i *networkingv1.Ingress) {
 			i.Spec.Rules = nil

@@ -12,9 +12,28 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	answers "keelson.dev/keelson/controlplane/api/fields"
+	"keelson.dev/keelson/controlplane/api/kinds/admissionregistration"
+	"keelson.dev/keelson/controlplane/api/kinds/apiextensions"
+	"keelson.dev/keelson/controlplane/api/kinds/apiregistration"
+	"keelson.dev/keelson/controlplane/api/kinds/apps"
+	"keelson.dev/keelson/controlplane/api/kinds/authentication"
+	"keelson.dev/keelson/controlplane/api/kinds/authorization"
+	"keelson.dev/keelson/controlplane/api/kinds/certificates"
+	"keelson.dev/keelson/controlplane/api/kinds/coordination"
 	"keelson.dev/keelson/controlplane/api/kinds/core"
 	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
+	"keelson.dev/keelson/controlplane/api/kinds/discovery"
+	"keelson.dev/keelson/controlplane/api/kinds/events"
 	"keelson.dev/keelson/controlplane/api/kinds/expressions"
+	"keelson.dev/keelson/controlplane/api/kinds/flowcontrol"
+	"keelson.dev/keelson/controlplane/api/kinds/metrics"
+	"keelson.dev/keelson/controlplane/api/kinds/networking"
+	"keelson.dev/keelson/controlplane/api/kinds/node"
+	"keelson.dev/keelson/controlplane/api/kinds/policy"
+	"keelson.dev/keelson/controlplane/api/kinds/rbac"
+	"keelson.dev/keelson/controlplane/api/kinds/resource"
+	"keelson.dev/keelson/controlplane/api/kinds/scheduling"
+	"keelson.dev/keelson/controlplane/api/kinds/storage"
 )
 
 // All returns the table of every built-in kind.
@@ -26,25 +45,25 @@ func All(with ...Option) *api.Kinds {
 	coreEvents := core.EventKind()
 	return api.NewKinds(stored(answered(slices.Concat([]*api.Kind{
 		core.NamespaceKind(), core.NodeKind(), podspec.PodKind(), core.ServiceKind(), core.EndpointsKind(),
-		core.ConfigMapKind(), core.SecretKind(), core.ServiceAccountKind(), coreEvents, newEventKind(coreEvents),
+		core.ConfigMapKind(), core.SecretKind(), core.ServiceAccountKind(), coreEvents, events.NewEventKind(coreEvents),
 		core.PersistentVolumeKind(), core.PersistentVolumeClaimKind(),
-		deploymentKind(), replicaSetKind(),
-		endpointSliceKind(), leaseKind(),
-		ingressKind(), ingressClassKind(), networkPolicyKind(), serviceCIDRKind(), ipAddressKind(), runtimeClassKind(),
-		storageClassKind(), csiDriverKind(), csiNodeKind(), volumeAttachmentKind(),
-		csiStorageCapacityKind(), volumeAttributesClassKind(),
-		validatingWebhookKind(o), mutatingWebhookKind(o), validatingPolicyKind(o), validatingPolicyBindingKind(),
-		mutatingPolicyKind(o), mutatingPolicyBindingKind(),
-		certificateSigningRequestKind(), clusterTrustBundleKind(),
-		flowSchemaKind(), priorityLevelKind(),
-		deviceClassKind(o), resourceClaimKind(o), resourceClaimTemplateKind(o), resourceSliceKind(),
-		priorityClassKind(), workloadKind(), podGroupKind(), podDisruptionBudgetKind(),
-		roleKind(), clusterRoleKind(), roleBindingKind(), clusterRoleBindingKind(), apiServiceKind(),
-		customResourceDefinitionKind(),
-		tokenReviewKind(), selfSubjectReviewKind(),
-		subjectAccessReviewKind(), selfSubjectAccessReviewKind(),
-		localSubjectAccessReviewKind(), selfSubjectRulesReviewKind(),
-		core.ComponentStatusKind(), core.BindingKind(), nodeMetricsKind(), podMetricsKind(),
+		apps.DeploymentKind(), apps.ReplicaSetKind(),
+		discovery.EndpointSliceKind(), coordination.LeaseKind(),
+		networking.IngressKind(), networking.IngressClassKind(), networking.NetworkPolicyKind(), networking.ServiceCIDRKind(), networking.IPAddressKind(), node.RuntimeClassKind(),
+		storage.StorageClassKind(), storage.CSIDriverKind(), storage.CSINodeKind(), storage.VolumeAttachmentKind(),
+		storage.CSIStorageCapacityKind(), storage.VolumeAttributesClassKind(),
+		admissionregistration.ValidatingWebhookKind(o), admissionregistration.MutatingWebhookKind(o), admissionregistration.ValidatingPolicyKind(o), admissionregistration.ValidatingPolicyBindingKind(),
+		admissionregistration.MutatingPolicyKind(o), admissionregistration.MutatingPolicyBindingKind(),
+		certificates.CertificateSigningRequestKind(), certificates.ClusterTrustBundleKind(),
+		flowcontrol.FlowSchemaKind(), flowcontrol.PriorityLevelKind(),
+		resource.DeviceClassKind(o), resource.ResourceClaimKind(o), resource.ResourceClaimTemplateKind(o), resource.ResourceSliceKind(),
+		scheduling.PriorityClassKind(), scheduling.WorkloadKind(), scheduling.PodGroupKind(), policy.PodDisruptionBudgetKind(),
+		rbac.RoleKind(), rbac.ClusterRoleKind(), rbac.RoleBindingKind(), rbac.ClusterRoleBindingKind(), apiregistration.APIServiceKind(),
+		apiextensions.CustomResourceDefinitionKind(),
+		authentication.TokenReviewKind(), authentication.SelfSubjectReviewKind(),
+		authorization.SubjectAccessReviewKind(), authorization.SelfSubjectAccessReviewKind(),
+		authorization.LocalSubjectAccessReviewKind(), authorization.SelfSubjectRulesReviewKind(),
+		core.ComponentStatusKind(), core.BindingKind(), metrics.NodeMetricsKind(), metrics.PodMetricsKind(),
 	}, workloads())...)...)...)
 }
 

@@ -6,6 +6,8 @@ import (
 
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"keelson.dev/keelson/controlplane/api/kinds/storage"
 )
 
 func TestStorageClassRules(t *testing.T) {
@@ -15,7 +17,7 @@ func TestStorageClassRules(t *testing.T) {
 	refuses[*storagev1.StorageClass](t,
 		bad{class("parameters: {a: b}, allowedTopologies: [" + term(zone) + "]"), ""},
 		bad{class("parameters: {'': b}"), invalidText("parameters", "", "field can not be empty.")},
-		bad{class("parameters: {a: " + strings.Repeat("a", maxParametersSize) + "}"), "parameters: Too long: may not be more than 262144 bytes"},
+		bad{class("parameters: {a: " + strings.Repeat("a", storage.MaxParametersSize) + "}"), "parameters: Too long: may not be more than 262144 bytes"},
 		bad{class("allowedTopologies: [" + term("{key: zone}") + "]"), at + ".values: Required value"},
 		bad{class("allowedTopologies: [" + term("{key: zone, values: [a, a]}") + "]"), at + `.values[1]: Duplicate value: "a"`},
 		bad{class("allowedTopologies: [" + term("{key: 'z z', values: [a]}") + "]"), invalidText(at+".key", "z z", validation.IsQualifiedName("z z")[0])},
@@ -111,7 +113,7 @@ func TestVolumeAttachmentRules(t *testing.T) {
 	changes(t, attachment("persistentVolumeName: v"),
 		changed[*storagev1.VolumeAttachment]{sub: "status", change: func(a *storagev1.VolumeAttachment) {
 			a.Status.AttachError = &storagev1.VolumeError{Message: strings.Repeat("a", 1025), ErrorCode: ptr(int32(-1))}
-			a.Status.AttachmentMetadata = map[string]string{"a": strings.Repeat("a", maxAttachmentSize)}
+			a.Status.AttachmentMetadata = map[string]string{"a": strings.Repeat("a", storage.MaxAttachmentSize)}
 		}, want: "status.attachmentMetadata: Too long: may not be more than 262144 bytes\nstatus.attachError.message: Too long: may not be more than 1024 bytes\n" +
 			"status.attachError.errorCode: Invalid value: -1: must be between 0 and 2147483647, inclusive"},
 	)
@@ -150,7 +152,7 @@ func TestVolumeAttributesClass(t *testing.T) {
 		bad{"{metadata: {name: a}, driverName: x.io}", "parameters: Required value: must contain at least one key/value pair"},
 		bad{"{metadata: {name: a}, driverName: x.io, parameters: {}}", "parameters: Required value: must contain at least one key/value pair"},
 		bad{"{metadata: {name: a}, driverName: x.io, parameters: {'': b}}", invalidText("parameters", "", "field can not be empty.")},
-		bad{"{metadata: {name: a}, driverName: x.io, parameters: {a: " + strings.Repeat("a", maxParametersSize) + "}}", "parameters: Too long: may not be more than 262144 bytes"},
+		bad{"{metadata: {name: a}, driverName: x.io, parameters: {a: " + strings.Repeat("a", storage.MaxParametersSize) + "}}", "parameters: Too long: may not be more than 262144 bytes"},
 		bad{"{metadata: {name: A}, driverName: x.io, parameters: {a: b}}", invalidText("metadata.name", "A", notSubdomain)},
 	)
 	changes(t, "{metadata: {name: a}, driverName: x.io, parameters: {a: b}}",

@@ -21,6 +21,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
+	"keelson.dev/keelson/controlplane/api/kinds/networking"
 )
 
 // ObjectWarnings returns Kubernetes' warnings about an object that is valid. old is the stored object, nil on create.
@@ -248,8 +249,8 @@ func networkWarnings(obj, old api.Object) []string {
 			peers(o.Spec.Egress[i].To, field.NewPath("spec", "egress").Index(i).Child("to"))
 		}
 	case *networkingv1.Ingress:
-		if _, set := o.Annotations[ingressClassAnnotation]; set && old == nil && o.Spec.IngressClassName == nil {
-			w = append(w, fmt.Sprintf("annotation %q is deprecated, please use 'spec.ingressClassName' instead", ingressClassAnnotation))
+		if _, set := o.Annotations[networking.IngressClassAnnotation]; set && old == nil && o.Spec.IngressClassName == nil {
+			w = append(w, fmt.Sprintf("annotation %q is deprecated, please use 'spec.ingressClassName' instead", networking.IngressClassAnnotation))
 		}
 	}
 	return w

@@ -4,6 +4,9 @@ import (
 	"slices"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/apps"
+	"keelson.dev/keelson/controlplane/api/kinds/autoscaling"
+	"keelson.dev/keelson/controlplane/api/kinds/batch"
 	"keelson.dev/keelson/controlplane/api/kinds/core"
 )
 
@@ -12,7 +15,7 @@ import (
 func workloads() []*api.Kind {
 	return slices.Concat([]*api.Kind{
 		core.ReplicationControllerKind(), core.PodTemplateKind(), core.LimitRangeKind(), core.ResourceQuotaKind(),
-		statefulSetKind(), daemonSetKind(), controllerRevisionKind(),
-		jobKind(), cronJobKind(),
-	}, autoscalerKinds())
+		apps.StatefulSetKind(), apps.DaemonSetKind(), apps.ControllerRevisionKind(),
+		batch.JobKind(), batch.CronJobKind(),
+	}, autoscaling.AutoscalerKinds())
 }

@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/batch"
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
@@ -522,7 +523,7 @@ func TestJobStatusUpdates(t *testing.T) {
 		if c.want != "" {
 			want = []string{c.want}
 		}
-		has(t, c.name, validateJobStatusUpdate(now, c.from), want...)
+		has(t, c.name, batch.ValidateJobStatusUpdate(now, c.from), want...)
 	}
 }
 
@@ -557,7 +558,7 @@ func TestJobStartTimeUpdates(t *testing.T) {
 		old.Status = c.was
 		now := old.DeepCopy()
 		now.Status = c.now
-		errs := validateJobStatusUpdate(now, old)
+		errs := batch.ValidateJobStatusUpdate(now, old)
 		if (c.want == "") != (len(errs) == 0) || len(errs) > 0 && !strings.HasPrefix(errs[0].Error(), c.want) {
 			t.Errorf("%s: %v, want %q", c.name, errs, c.want)
 		}

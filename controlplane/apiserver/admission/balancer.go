@@ -12,7 +12,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/balancer"
-	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/networking"
 )
 
 // balancerPools refuses pools of load balancers that cannot be read or have addresses that something else has, and
@@ -41,7 +41,7 @@ func balancerPools(c Config) func(ctx context.Context, a *Attempt) error {
 			if err != nil {
 				return nil // nobody gets an address of it
 			}
-			if err := balancer.Conflict(have, rangesOf("ServiceCIDR "+o.Name, kinds.RangesOf(o)...)); err != nil {
+			if err := balancer.Conflict(have, rangesOf("ServiceCIDR "+o.Name, networking.RangesOf(o)...)); err != nil {
 				return apierrors.NewInvalid(a.Kind.GVK.GroupKind(), o.Name, field.ErrorList{field.Invalid(field.NewPath("spec", "cidrs"), o.Spec.CIDRs,
 					fmt.Sprintf("load balancers have addresses of it: %s", err))})
 			}
@@ -80,7 +80,7 @@ func judgePools(ctx context.Context, c Config, o, before *corev1.ConfigMap) erro
 		return nil
 	}
 	if err := read("servicecidrs", func(o api.Object) {
-		taken = append(taken, rangesOf("ServiceCIDR "+o.GetName(), kinds.RangesOf(o.(*networkingv1.ServiceCIDR))...)...)
+		taken = append(taken, rangesOf("ServiceCIDR "+o.GetName(), networking.RangesOf(o.(*networkingv1.ServiceCIDR))...)...)
 	}); err != nil {
 		return err
 	}

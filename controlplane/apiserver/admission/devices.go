@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/resource"
 )
 
 // deviceTaintTimes fills in when the taints of devices were added.
@@ -19,7 +19,7 @@ func deviceTaintTimes(clock func() time.Time) func(context.Context, *Attempt) er
 	return func(_ context.Context, a *Attempt) error {
 		if s, ok := a.Whole.(*resourcev1.ResourceSlice); ok && (a.Creates() || a.Updates()) {
 			old, _ := a.Stored.(*resourcev1.ResourceSlice)
-			kinds.TimeDeviceTaints(s, old, metav1.NewTime(clock().UTC().Truncate(time.Second)))
+			resource.TimeDeviceTaints(s, old, metav1.NewTime(clock().UTC().Truncate(time.Second)))
 		}
 		return nil
 	}
@@ -32,7 +32,7 @@ func deviceAdmins(c Cluster) func(context.Context, *Attempt) error {
 		if a.Kind.GVK.Group != resourcev1.GroupName || a.Whole == nil {
 			return nil
 		}
-		at := kinds.DeviceAdminAccess(a.Whole, a.Stored)
+		at := resource.DeviceAdminAccess(a.Whole, a.Stored)
 		if at == nil {
 			return nil
 		}

@@ -16,7 +16,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/balancer"
-	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/networking"
 	"keelson.dev/keelson/internal/agentport"
 )
 
@@ -181,10 +181,10 @@ func ownAddresses(ctx context.Context, c Config) (*clusterOwn, error) {
 		return nil, err
 	}
 	for _, o := range ranges {
-		own.services = append(own.services, kinds.RangesOf(o.(*networkingv1.ServiceCIDR))...)
+		own.services = append(own.services, networking.RangesOf(o.(*networkingv1.ServiceCIDR))...)
 	}
 	if s, ok := c.Cluster.Get(ctx, "services", dnsNamespace, dnsService); ok {
-		own.dns = addressesOf(kinds.ClusterAddresses(s.(*corev1.Service)))
+		own.dns = addressesOf(networking.ClusterAddresses(s.(*corev1.Service)))
 	}
 	return own, own.machines(ctx, c)
 }

@@ -8,13 +8,13 @@ import (
 	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/scheduling"
 )
 
 // podGroupProtection marks new groups, so that none goes before its pods have ended.
 func podGroupProtection(_ context.Context, a *Attempt) error {
 	if g, ok := a.Whole.(*schedulingv1beta1.PodGroup); ok && a.Creates() {
-		addFinalizer(g, kinds.PodGroupProtection)
+		addFinalizer(g, scheduling.PodGroupProtection)
 	}
 	return nil
 }

@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/networking"
 	"keelson.dev/keelson/controlplane/api/kinds/core"
 )
 
@@ -39,7 +39,7 @@ func serviceRanges(ctx context.Context, c Config, fresh bool) ([]serviceRange, e
 	}
 	for _, o := range all {
 		cidr := o.(*networkingv1.ServiceCIDR)
-		for _, p := range kinds.ServiceRanges(cidr) {
+		for _, p := range networking.ServiceRanges(cidr) {
 			if slices.Contains(families, familyOf(p.Addr())) && p != c.ServiceCIDR.Masked() && p != c.SecondServiceCIDR {
 				out = append(out, serviceRange{p, cidr})
 			}
@@ -126,9 +126,9 @@ func serviceAddresses(c Config) func(ctx context.Context, a *api.Attempt) error 
 		svc := a.Whole.(*corev1.Service)
 		var had []string
 		if before, ok := a.Stored.(*corev1.Service); ok {
-			had = kinds.ClusterAddresses(before)
+			had = networking.ClusterAddresses(before)
 		}
-		have := kinds.ClusterAddresses(svc)
+		have := networking.ClusterAddresses(svc)
 		ranges, err := serviceRanges(ctx, c, false)
 		if err == nil && slices.ContainsFunc(have, func(address string) bool { return !slices.Contains(had, address) && !inAny(ranges, address) }) {
 			ranges, err = serviceRanges(ctx, c, true)
@@ -163,8 +163,8 @@ func take(a *api.Attempt, svc *corev1.Service, address string, i int) func(api.O
 		have, ok := stored.(*networkingv1.IPAddress)
 		switch {
 		case !ok:
-			return kinds.AddressOf(svc, address), nil
-		case kinds.IsAddressOf(have, svc):
+			return networking.AddressOf(svc, address), nil
+		case networking.IsAddressOf(have, svc):
 			return stored, nil
 		case a.Picked(core.SpaceClusterIPs, address): // in the moment after it was looked at
 			return nil, apierrors.NewConflict(a.Kind.GVR().GroupResource(), svc.Name, errTaken)
@@ -177,7 +177,7 @@ func take(a *api.Attempt, svc *corev1.Service, address string, i int) func(api.O
 // release removes the IPAddress of a Service.
 func release(svc *corev1.Service) func(api.Object) (api.Object, error) {
 	return func(stored api.Object) (api.Object, error) {
-		if have, ok := stored.(*networkingv1.IPAddress); ok && kinds.IsAddressOf(have, svc) {
+		if have, ok := stored.(*networkingv1.IPAddress); ok && networking.IsAddressOf(have, svc) {
 			return nil, nil
 		}
 		return stored, nil

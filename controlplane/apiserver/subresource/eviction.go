@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/policy"
 	"keelson.dev/keelson/controlplane/registry"
 )
 
@@ -202,7 +202,7 @@ func (v *Verbs) afford(ctx context.Context, pdb *policyv1.PodDisruptionBudget, p
 		return nil, violation("The disruption budget %s does not allow evicting pods currently because it failed sync: %v",
 			pdb.Name, unknown)
 	}
-	desired, err := kinds.DesiredHealthy(pdb, expected)
+	desired, err := policy.DesiredHealthy(pdb, expected)
 	if err != nil {
 		return nil, apierrors.NewInternalError(fmt.Errorf("reading PodDisruptionBudget %s/%s: %w", pdb.Namespace, pdb.Name, err))
 	}
@@ -301,7 +301,7 @@ func (v *Verbs) count(ctx context.Context, pdb *policyv1.PodDisruptionBudget) (
 		}
 		selected = append(selected, p)
 	}
-	expected, _, unknown = kinds.ExpectedPods(pdb, selected, func(namespace string, c *metav1.OwnerReference) (*kinds.PodScale, error) {
+	expected, _, unknown = policy.ExpectedPods(pdb, selected, func(namespace string, c *metav1.OwnerReference) (*policy.PodScale, error) {
 		return v.scale(ctx, namespace, c)
 	})
 	return healthy, expected, unknown, nil
@@ -309,8 +309,8 @@ func (v *Verbs) count(ctx context.Context, pdb *policyv1.PodDisruptionBudget) (
 
 // scale returns how many pods a controller requests, or nil if it does not exist. The Deployment of a ReplicaSet counts
 // for all its ReplicaSets.
-func (v *Verbs) scale(ctx context.Context, namespace string, c *metav1.OwnerReference) (*kinds.PodScale, error) {
-	k, err := kinds.ScaleKind(v.Kinds, c)
+func (v *Verbs) scale(ctx context.Context, namespace string, c *metav1.OwnerReference) (*policy.PodScale, error) {
+	k, err := policy.ScaleKind(v.Kinds, c)
 	if err != nil {
 		return nil, err
 	}
@@ -332,5 +332,5 @@ func (v *Verbs) scale(ctx context.Context, namespace string, c *metav1.OwnerRefe
 	if !ok {
 		return nil, fmt.Errorf("%s does not implement the scale subresource", k.GroupResource())
 	}
-	return kinds.PodScaleOf(scale, c), nil
+	return policy.PodScaleOf(scale, c), nil
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/robfig/cron/v3"
 	batchv1 "k8s.io/api/batch/v1"
 
-	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/batch"
 )
 
 // times are the times of a schedule in a time zone.
@@ -27,7 +27,7 @@ func timesOf(c *batchv1.CronJob, local *time.Location) (times, *Event) {
 		t.zone = zone
 	}
 	var err error
-	if t.schedule, err = kinds.ParseSchedule(c.Spec.Schedule); err != nil {
+	if t.schedule, err = batch.ParseSchedule(c.Spec.Schedule); err != nil {
 		return t, warningEvent("UnparseableSchedule", "unparseable schedule: %q : %v", c.Spec.Schedule, err)
 	}
 	return t, nil

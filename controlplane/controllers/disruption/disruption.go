@@ -19,7 +19,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/policy"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
 )
@@ -121,10 +121,10 @@ func (r *reconciler) reconcileBudget(ctx context.Context, key controllers.Key) (
 	if len(pods) == 0 {
 		r.term.Events.Event(b, corev1.EventTypeNormal, "NoPods", "No matching pods found")
 	}
-	scale := func(namespace string, c *metav1.OwnerReference) (*kinds.PodScale, error) {
+	scale := func(namespace string, c *metav1.OwnerReference) (*policy.PodScale, error) {
 		return r.controllerScale(ctx, namespace, c)
 	}
-	expected, unmanaged, unknown := kinds.ExpectedPods(b, pods, scale)
+	expected, unmanaged, unknown := policy.ExpectedPods(b, pods, scale)
 	if unknown != nil {
 		r.term.Events.Eventf(b, corev1.EventTypeWarning, "CalculateExpectedPodCountFailed",
 			"Failed to calculate the number of expected pods: %v", unknown)
@@ -164,8 +164,8 @@ const unknownAgain = 30 * time.Second
 // controllerScale returns how many pods a controller requests, or nil if it does not exist. For a
 // ReplicaSet of a Deployment it returns the scale of the Deployment. Controllers without a cache
 // are read from the API.
-func (r *reconciler) controllerScale(ctx context.Context, namespace string, c *metav1.OwnerReference) (*kinds.PodScale, error) {
-	k, err := kinds.ScaleKind(r.term.Client.Kinds(), c)
+func (r *reconciler) controllerScale(ctx context.Context, namespace string, c *metav1.OwnerReference) (*policy.PodScale, error) {
+	k, err := policy.ScaleKind(r.term.Client.Kinds(), c)
 	if err != nil {
 		return nil, err
 	}
@@ -203,9 +203,9 @@ func (r *reconciler) controllerScale(ctx context.Context, namespace string, c *m
 	case err != nil:
 		return nil, fmt.Errorf("reading the scale of %s %s/%s: %w", c.Kind, namespace, c.Name, err)
 	}
-	return kinds.PodScaleOf(out.(*autoscalingv1.Scale), c), nil
+	return policy.PodScaleOf(out.(*autoscalingv1.Scale), c), nil
 }
 
-func scaleFrom(uid types.UID, replicas *int32) *kinds.PodScale {
-	return &kinds.PodScale{Controller: uid, Replicas: int(ptr.Deref(replicas, 1))}
+func scaleFrom(uid types.UID, replicas *int32) *policy.PodScale {
+	return &policy.PodScale{Controller: uid, Replicas: int(ptr.Deref(replicas, 1))}
 }

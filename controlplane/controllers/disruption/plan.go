@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/policy"
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
@@ -33,7 +33,7 @@ func Status(b *policyv1.PodDisruptionBudget, pods []*corev1.Pod, expected int, u
 			ObservedGeneration: b.Status.ObservedGeneration, LastTransitionTime: metav1.NewTime(now)})
 		return s, 0, nil
 	}
-	desired, err := kinds.DesiredHealthy(b, expected)
+	desired, err := policy.DesiredHealthy(b, expected)
 	if err != nil {
 		return s, 0, err
 	}

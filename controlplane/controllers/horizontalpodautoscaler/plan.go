@@ -14,7 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/autoscaling"
 )
 
 // Options apply to all autoscalers.
@@ -97,7 +97,7 @@ func switchedOff(h *autoscalingv2.HorizontalPodAutoscaler, t Target) bool {
 	own := slices.ContainsFunc(h.Status.Conditions, func(c autoscalingv2.HorizontalPodAutoscalerCondition) bool {
 		return c.Type == autoscalingv2.ScaledToZero && c.Status == corev1.ConditionTrue
 	})
-	return !own || least == 0 && !kinds.MeasuresWithoutPods(&h.Spec)
+	return !own || least == 0 && !autoscaling.MeasuresWithoutPods(&h.Spec)
 }
 
 // PlanAutoscaler computes the next step.

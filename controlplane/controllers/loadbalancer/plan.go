@@ -17,14 +17,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/controlplane/api/balancer"
-	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/networking"
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
 // Reservation returns the IPAddress that reserves an address for a Service. Its name is the
 // address: names are unique in the store, so two Services cannot have one address.
 func Reservation(s *corev1.Service, a netip.Addr) *networkingv1.IPAddress {
-	out := kinds.AddressOf(s, a.String())
+	out := networking.AddressOf(s, a.String())
 	out.Labels[networkingv1.LabelManagedBy] = balancer.Allocator
 	return out
 }

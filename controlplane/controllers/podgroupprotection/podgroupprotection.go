@@ -15,7 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 
-	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/scheduling"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
 )
@@ -75,13 +75,13 @@ func (r *reconciler) reconcilePodGroup(ctx context.Context, key controllers.Key)
 	if err != nil {
 		return 0, err
 	}
-	return 0, controllers.UpdateFinalizer(ctx, r.term.Client, g, kinds.PodGroupProtection, inUse)
+	return 0, controllers.UpdateFinalizer(ctx, r.term.Client, g, scheduling.PodGroupProtection, inUse)
 }
 
 // inUse reports whether a pod still needs a group that is being deleted. Before it returns false it
 // lists the pods from the API, because a pod may not be cached yet.
 func (r *reconciler) inUse(ctx context.Context, g *schedulingv1beta1.PodGroup) (bool, error) {
-	if g.DeletionTimestamp == nil || !slices.Contains(g.Finalizers, kinds.PodGroupProtection) {
+	if g.DeletionTimestamp == nil || !slices.Contains(g.Finalizers, scheduling.PodGroupProtection) {
 		return false, nil
 	}
 	name := g.Namespace + "/" + g.Name

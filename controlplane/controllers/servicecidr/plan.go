@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/networking"
 )
 
 // Finalizer keeps a ServiceCIDR until no address needs it.
@@ -39,7 +39,7 @@ func Next(c *networkingv1.ServiceCIDR, needed bool) Step {
 		return Step{Finalizers: append(slices.Clone(c.Finalizers), Finalizer)}
 	case c.DeletionTimestamp == nil:
 		message := "Services get addresses from it"
-		if slices.ContainsFunc(kinds.RangesOf(c), func(p netip.Prefix) bool { return p.Addr().Is6() }) {
+		if slices.ContainsFunc(networking.RangesOf(c), func(p netip.Prefix) bool { return p.Addr().Is6() }) {
 			message = "Services are assigned IPv4 addresses of this range. IPv6 addresses are not assigned"
 		}
 		return Step{Ready: changedCondition(c, metav1.ConditionTrue, "Ready", message)}
@@ -63,14 +63,14 @@ func changedCondition(c *networkingv1.ServiceCIDR, status metav1.ConditionStatus
 
 // Needed reports whether an address is in c and in no other ServiceCIDR that is not being deleted.
 func Needed(c *networkingv1.ServiceCIDR, all []*networkingv1.ServiceCIDR, addresses []netip.Addr) bool {
-	own := kinds.RangesOf(c)
+	own := networking.RangesOf(c)
 	var others []netip.Prefix
 	for _, o := range all {
 		if o.Name != c.Name && o.DeletionTimestamp == nil {
-			others = append(others, kinds.RangesOf(o)...)
+			others = append(others, networking.RangesOf(o)...)
 		}
 	}
-	return slices.ContainsFunc(addresses, func(a netip.Addr) bool { return kinds.InRanges(a, own) && !kinds.InRanges(a, others) })
+	return slices.ContainsFunc(addresses, func(a netip.Addr) bool { return networking.InRanges(a, own) && !networking.InRanges(a, others) })
 }
 
 // Fault is a problem with an address or a port of a Service.
@@ -91,21 +91,21 @@ func Judge(svc *corev1.Service, address string, ranges []netip.Prefix, have *net
 	switch {
 	case err != nil:
 		return Fault{Reason: "ClusterIPNotValid", Message: fmt.Sprintf("Cluster IP %s is no IP address; create the Service again", address)}
-	case !kinds.InRanges(ip, ranges):
+	case !networking.InRanges(ip, ranges):
 		return Fault{Reason: "ClusterIPOutOfRange", Message: fmt.Sprintf(
 			"Cluster IP [%s]: %s is in no ServiceCIDR; create one that has it, or the Service again", family, address)}
 	case have == nil:
 		return Fault{Reason: "ClusterIPNotAllocated", Create: true, Message: fmt.Sprintf(
 			"Cluster IP [%s]: %s had no IPAddress, which is made", family, address)}
-	case kinds.IsAddressOf(have, svc):
-		want := kinds.AddressOf(svc, address)
+	case networking.IsAddressOf(have, svc):
+		want := networking.AddressOf(svc, address)
 		for k, v := range want.Labels {
 			if have.Labels[k] != v {
 				return Fault{Replace: true}
 			}
 		}
 		return Fault{}
-	case parent != nil && slices.Contains(kinds.ClusterAddresses(parent), address):
+	case parent != nil && slices.Contains(networking.ClusterAddresses(parent), address):
 		return Fault{Reason: "ClusterIPAlreadyAllocated", Message: fmt.Sprintf(
 			"Cluster IP [%s]: %s is that of Service %s/%s too; create this Service again", family, address, parent.Namespace, parent.Name)}
 	}

@@ -10,7 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"pgregory.net/rapid"
 
-	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/networking"
 )
 
 func serviceAt(name, address string) *corev1.Service {
@@ -31,7 +31,7 @@ func TestRepairComesToRest(t *testing.T) {
 			services[name] = serviceAt(name, address.Draw(t, name))
 		}
 		for range rapid.IntRange(0, 4).Draw(t, "addresses") {
-			a := kinds.AddressOf(serviceAt(rapid.SampledFrom([]string{"a", "b", "c", "gone"}).Draw(t, "parent"), ""), address.Draw(t, "address"))
+			a := networking.AddressOf(serviceAt(rapid.SampledFrom([]string{"a", "b", "c", "gone"}).Draw(t, "parent"), ""), address.Draw(t, "address"))
 			switch rapid.IntRange(0, 3).Draw(t, "harm") {
 			case 0:
 				a.Labels = nil
@@ -57,7 +57,7 @@ func TestRepairComesToRest(t *testing.T) {
 				}
 			}
 			if f.Create || f.Replace {
-				have[s.Spec.ClusterIP] = kinds.AddressOf(s, s.Spec.ClusterIP)
+				have[s.Spec.ClusterIP] = networking.AddressOf(s, s.Spec.ClusterIP)
 			}
 			return f.Create || f.Replace
 		}
@@ -78,18 +78,18 @@ func TestRepairComesToRest(t *testing.T) {
 		}
 		for _, s := range services {
 			at := s.Spec.ClusterIP
-			inside := kinds.InRanges(netip.MustParseAddr(at), ranges)
+			inside := networking.InRanges(netip.MustParseAddr(at), ranges)
 			f, a := judge(s), have[at]
 			switch {
 			case !inside:
 				if f.Reason != "ClusterIPOutOfRange" {
 					t.Fatalf("%s outside of all ranges: %+v", at, f)
 				}
-			case a == nil || a.Labels[networkingv1.LabelManagedBy] != kinds.IPAllocator || services[a.Spec.ParentRef.Name].Spec.ClusterIP != at:
+			case a == nil || a.Labels[networkingv1.LabelManagedBy] != networking.IPAllocator || services[a.Spec.ParentRef.Name].Spec.ClusterIP != at:
 				t.Fatalf("%s is told by %+v", at, a)
-			case !kinds.IsAddressOf(a, s) && f.Reason != "ClusterIPAlreadyAllocated":
+			case !networking.IsAddressOf(a, s) && f.Reason != "ClusterIPAlreadyAllocated":
 				t.Fatalf("a second Service at %s: %+v", at, f)
-			case kinds.IsAddressOf(a, s) && f != (Fault{}):
+			case networking.IsAddressOf(a, s) && f != (Fault{}):
 				t.Fatalf("the Service that has %s: %+v", at, f)
 			}
 		}
@@ -138,7 +138,7 @@ func TestServiceCIDRComesToRest(t *testing.T) {
 			}
 		}
 		held := slices.Contains(c.Finalizers, Finalizer)
-		if c.DeletionTimestamp == nil && (!held || len(kinds.ServiceRanges(c)) != 1) || c.DeletionTimestamp != nil && (held && !needed || len(kinds.ServiceRanges(c)) != 0) {
+		if c.DeletionTimestamp == nil && (!held || len(networking.ServiceRanges(c)) != 1) || c.DeletionTimestamp != nil && (held && !needed || len(networking.ServiceRanges(c)) != 0) {
 			t.Fatalf("deleted %v, needed %v: %+v", c.DeletionTimestamp != nil, needed, c)
 		}
 	})

@@ -15,7 +15,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/networking"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
 )
@@ -38,7 +38,7 @@ func NewRepair(d controllers.Deps) *controllers.Controller {
 	cidrs := client.Informer[*networkingv1.ServiceCIDR](d.Informers)
 	addresses := client.Informer[*networkingv1.IPAddress](d.Informers)
 	services := client.Informer[*corev1.Service](d.Informers)
-	controllers.Index(services, addressIndex, func(o api.Object) []string { return kinds.ClusterAddresses(o.(*corev1.Service)) })
+	controllers.Index(services, addressIndex, func(o api.Object) []string { return networking.ClusterAddresses(o.(*corev1.Service)) })
 	controllers.Index(services, portIndex, nodePorts)
 	return &controllers.Controller{
 		Name:    "ipallocator-repair-controller",
@@ -47,7 +47,7 @@ func NewRepair(d controllers.Deps) *controllers.Controller {
 			controllers.OnInformer(services, func(c controllers.Change[*corev1.Service]) []controllers.Key {
 				keys := []controllers.Key{{Kind: serviceKey, Namespace: c.New.Namespace, Name: c.New.Name}, {Kind: portsKey, Namespace: c.New.Namespace, Name: c.New.Name}}
 				if c.Type == controllers.Deleted {
-					for _, a := range kinds.ClusterAddresses(c.New) {
+					for _, a := range networking.ClusterAddresses(c.New) {
 						keys = append(keys, controllers.Key{Kind: addressKey, Name: a})
 					}
 				}
@@ -97,7 +97,7 @@ func (r *repair) reconcileAddress(ctx context.Context, key controllers.Key) (tim
 		return time.Second, nil // the default ServiceCIDR is being created
 	}
 	var errs []error
-	for _, address := range kinds.ClusterAddresses(svc) {
+	for _, address := range networking.ClusterAddresses(svc) {
 		have, _ := controllers.Cached[*networkingv1.IPAddress](r.addresses, "", address)
 		if f := Judge(svc, address, ranges, have, r.parentService(have)); f != (Fault{}) {
 			errs = append(errs, r.repairAddress(ctx, svc, address, ranges))
@@ -118,7 +118,7 @@ func (r *repair) reportNodePorts(svc *corev1.Service) {
 func (r *repair) serviceRanges() []netip.Prefix {
 	var out []netip.Prefix
 	for _, c := range controllers.CachedAll[*networkingv1.ServiceCIDR](r.cidrs) {
-		out = append(out, kinds.RangesOf(c)...)
+		out = append(out, networking.RangesOf(c)...)
 	}
 	return out
 }
@@ -139,7 +139,7 @@ func (r *repair) parentService(a *networkingv1.IPAddress) *corev1.Service {
 // two kinds may have different revisions.
 func (r *repair) repairAddress(ctx context.Context, cached *corev1.Service, address string, ranges []netip.Prefix) error {
 	svc, err := client.Get[*corev1.Service](ctx, r.term.Client, cached.Namespace, cached.Name)
-	if apierrors.IsNotFound(err) || err == nil && !slices.Contains(kinds.ClusterAddresses(svc), address) {
+	if apierrors.IsNotFound(err) || err == nil && !slices.Contains(networking.ClusterAddresses(svc), address) {
 		return nil
 	}
 	if err != nil {
@@ -163,7 +163,7 @@ func (r *repair) repairAddress(ctx context.Context, cached *corev1.Service, addr
 	if !f.Create && !f.Replace {
 		return nil
 	}
-	if _, err := client.Create(ctx, r.term.Client, kinds.AddressOf(svc, address)); err != nil && !apierrors.IsAlreadyExists(err) {
+	if _, err := client.Create(ctx, r.term.Client, networking.AddressOf(svc, address)); err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("creating IPAddress %s of service %s/%s: %w", address, svc.Namespace, svc.Name, err)
 	}
 	return nil
@@ -181,21 +181,21 @@ func (r *repair) deleteAddress(ctx context.Context, a *networkingv1.IPAddress) e
 // enough.
 func (r *repair) removeOrphan(ctx context.Context, address string) (time.Duration, error) {
 	a, ok := controllers.Cached[*networkingv1.IPAddress](r.addresses, "", address)
-	if !ok || a.Labels[networkingv1.LabelManagedBy] != kinds.IPAllocator || a.DeletionTimestamp != nil {
+	if !ok || a.Labels[networkingv1.LabelManagedBy] != networking.IPAllocator || a.DeletionTimestamp != nil {
 		return 0, nil
 	}
 	ref := a.Spec.ParentRef
 	if ref == nil || ref.Group != "" || ref.Resource != "services" {
 		return 0, nil
 	}
-	if svc := r.parentService(a); svc != nil && slices.Contains(kinds.ClusterAddresses(svc), address) {
+	if svc := r.parentService(a); svc != nil && slices.Contains(networking.ClusterAddresses(svc), address) {
 		return 0, nil
 	}
 	if left := grace - r.term.Now().Sub(a.CreationTimestamp.Time); left > 0 {
 		return left, nil
 	}
 	svc, err := client.Get[*corev1.Service](ctx, r.term.Client, ref.Namespace, ref.Name)
-	if err == nil && slices.Contains(kinds.ClusterAddresses(svc), address) {
+	if err == nil && slices.Contains(networking.ClusterAddresses(svc), address) {
 		return 0, nil
 	}
 	if err != nil && !apierrors.IsNotFound(err) {

@@ -16,7 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 
-	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/networking"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
 )
@@ -25,7 +25,7 @@ import (
 const lookAgain = time.Minute
 
 // defaultKey is the key of the default ServiceCIDR.
-var defaultKey = controllers.Key{Kind: "default", Name: kinds.DefaultServiceCIDR}
+var defaultKey = controllers.Key{Kind: "default", Name: networking.DefaultServiceCIDR}
 
 // New returns the controller of ServiceCIDRs. serviceCIDR is the range with which the cluster was
 // created.
@@ -103,7 +103,7 @@ func (r *ranges) ensureDefaultRange(ctx context.Context) error {
 	for i := range cidrs {
 		cidrs[i] = strings.TrimSpace(cidrs[i])
 	}
-	if have, ok := controllers.Cached[*networkingv1.ServiceCIDR](r.cidrs, "", kinds.DefaultServiceCIDR); ok {
+	if have, ok := controllers.Cached[*networkingv1.ServiceCIDR](r.cidrs, "", networking.DefaultServiceCIDR); ok {
 		if len(have.Spec.CIDRs) != 1 || len(cidrs) != 2 || have.Spec.CIDRs[0] != cidrs[0] || have.DeletionTimestamp != nil {
 			return nil
 		}
@@ -114,7 +114,7 @@ func (r *ranges) ensureDefaultRange(ctx context.Context) error {
 		}
 		return nil
 	}
-	c := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: kinds.DefaultServiceCIDR},
+	c := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: networking.DefaultServiceCIDR},
 		Spec: networkingv1.ServiceCIDRSpec{CIDRs: cidrs}}
 	if _, err := client.Create(ctx, r.term.Client, c); err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("creating the default ServiceCIDR %s: %w", r.cluster, err)
@@ -132,7 +132,7 @@ func (r *ranges) isRangeNeeded(ctx context.Context, c *networkingv1.ServiceCIDR)
 	}
 	var used []netip.Addr
 	addresses, err := client.List[*networkingv1.IPAddress](ctx, r.term.Client, "", metav1.ListOptions{
-		LabelSelector: networkingv1.LabelManagedBy + "=" + kinds.IPAllocator})
+		LabelSelector: networkingv1.LabelManagedBy + "=" + networking.IPAllocator})
 	if err != nil {
 		return false, fmt.Errorf("listing IPAddresses: %w", err)
 	}
@@ -146,7 +146,7 @@ func (r *ranges) isRangeNeeded(ctx context.Context, c *networkingv1.ServiceCIDR)
 		return false, fmt.Errorf("listing Services: %w", err)
 	}
 	for _, s := range services { // a Service that an older replica wrote may have no IPAddress yet
-		for _, a := range kinds.ClusterAddresses(s) {
+		for _, a := range networking.ClusterAddresses(s) {
 			used = append(used, netip.MustParseAddr(a))
 		}
 	}

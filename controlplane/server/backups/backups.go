@@ -16,7 +16,7 @@ import (
 
 	"github.com/robfig/cron/v3"
 
-	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/batch"
 	"keelson.dev/keelson/internal/backoff"
 	"keelson.dev/keelson/internal/wait"
 )
@@ -47,7 +47,7 @@ func (o Options) Check() error {
 		}
 		return nil
 	}
-	schedule, err := kinds.ParseSchedule(o.Schedule)
+	schedule, err := batch.ParseSchedule(o.Schedule)
 	if err != nil {
 		return fmt.Errorf("--backup-schedule %q: %w: want cron's five fields, such as \"0 */6 * * *\", or \"@daily\"", o.Schedule, err)
 	}
@@ -120,7 +120,7 @@ func New(c Config) (*Keeper, error) {
 	if err := c.Check(); err != nil || c.Schedule == "" {
 		return nil, err
 	}
-	schedule, err := kinds.ParseSchedule(c.Schedule)
+	schedule, err := batch.ParseSchedule(c.Schedule)
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,240 @@
+package apps
+
+import (
+	"fmt"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
+)
+
+// StatefulSetKind describes the kind StatefulSet.
+func StatefulSetKind() *api.Kind {
+	k := builder.New(builder.Names{
+		GroupVersion: appsv1.SchemeGroupVersion, Kind: "StatefulSet", Plural: "statefulsets", Singular: "statefulset",
+		Short: []string{"sts"}, InAllCategory: true, Rule: apivalidation.NameIsDNSLabel, // pods are called after it
+	}, func(l *appsv1.StatefulSetList) *[]appsv1.StatefulSet { return &l.Items })
+	k.Default = builder.Default(defaultStatefulSet)
+	builder.SeparateSpecAndStatus(k, func(s *appsv1.StatefulSet) *appsv1.StatefulSetSpec { return &s.Spec },
+		func(s *appsv1.StatefulSet) *appsv1.StatefulSetStatus { return &s.Status })
+	builder.AddValidation(k, func(s *appsv1.StatefulSet) field.ErrorList {
+		return append(validateStatefulSetSpec(&s.Spec, field.NewPath("spec")), switches(s, api.RestartAnnotation, api.RebalanceAnnotation)...)
+	})
+	k.ValidateCreate = builder.CreateValidation(func(s *appsv1.StatefulSet) field.ErrorList { // the name is immutable
+		if s.Spec.ServiceName == "" {
+			return nil
+		}
+		return fieldrules.Invalid(field.NewPath("spec", "serviceName"), s.Spec.ServiceName, validation.IsDNS1123Label(s.Spec.ServiceName))
+	})
+	builder.AddUpdateValidation(k, validateStatefulSetUpdate)
+	validateMeta := k.Subresources["status"].ValidateUpdate
+	k.Subresources["status"].ValidateUpdate = func(obj, old api.Object) field.ErrorList {
+		now, was := &obj.(*appsv1.StatefulSet).Status, &old.(*appsv1.StatefulSet).Status
+		return append(validateMeta(obj, old), validateStatefulSetStatus(now, was, field.NewPath("status"))...)
+	}
+	builder.AddScale(k, builder.ScaleAccessors{
+		Replicas: func(o api.Object) **int32 { return &o.(*appsv1.StatefulSet).Spec.Replicas },
+		Current:  func(o api.Object) int32 { return o.(*appsv1.StatefulSet).Status.Replicas },
+		Selector: func(o api.Object) *metav1.LabelSelector { return o.(*appsv1.StatefulSet).Spec.Selector },
+	})
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Ready"), builder.AgeColumn, builder.WideColumn("Containers"), builder.WideColumn("Images"))
+	k.Row = builder.Row(func(s *appsv1.StatefulSet, now time.Time) []any {
+		containers, images := podspec.ContainersAndImages(&s.Spec.Template.Spec)
+		return []any{s.Name, fmt.Sprintf("%d/%d", s.Status.ReadyReplicas, fieldrules.Deref(s.Spec.Replicas)), builder.Age(s, now), containers, images}
+	})
+	return k
+}
+
+func defaultStatefulSet(o *appsv1.StatefulSet) {
+	s := &o.Spec
+	builder.SetDefault(&s.PodManagementPolicy, appsv1.OrderedReadyPodManagement)
+	u := &s.UpdateStrategy
+	if u.Type == "" {
+		u.Type = appsv1.RollingUpdateStatefulSetStrategyType
+		builder.SetDefaultPtr(&u.RollingUpdate, appsv1.RollingUpdateStatefulSetStrategy{})
+	}
+	if u.Type == appsv1.RollingUpdateStatefulSetStrategyType && u.RollingUpdate != nil {
+		builder.SetDefaultPtr(&u.RollingUpdate.Partition, 0)
+		builder.SetDefaultPtr(&u.RollingUpdate.MaxUnavailable, intstr.FromInt32(1))
+	}
+	builder.SetDefaultPtr(&s.PersistentVolumeClaimRetentionPolicy, appsv1.StatefulSetPersistentVolumeClaimRetentionPolicy{})
+	builder.SetDefault(&s.PersistentVolumeClaimRetentionPolicy.WhenDeleted, appsv1.RetainPersistentVolumeClaimRetentionPolicyType)
+	builder.SetDefault(&s.PersistentVolumeClaimRetentionPolicy.WhenScaled, appsv1.RetainPersistentVolumeClaimRetentionPolicyType)
+	builder.SetDefaultPtr(&s.Replicas, 1)
+	builder.SetDefaultPtr(&s.RevisionHistoryLimit, 10)
+	podspec.DefaultPodTemplate(&s.Template)
+	for i := range s.VolumeClaimTemplates {
+		c := &s.VolumeClaimTemplates[i]
+		builder.SetDefault(&c.APIVersion, "v1")
+		builder.SetDefault(&c.Kind, "PersistentVolumeClaim")
+		podspec.DefaultClaim(c)
+	}
+}
+
+func validateStatefulSetSpec(s *appsv1.StatefulSetSpec, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	switch s.PodManagementPolicy {
+	case "":
+		errs = append(errs, field.Required(at.Child("podManagementPolicy"), ""))
+	case appsv1.OrderedReadyPodManagement, appsv1.ParallelPodManagement:
+	default:
+		errs = append(errs, field.Invalid(at.Child("podManagementPolicy"), s.PodManagementPolicy,
+			fmt.Sprintf("must be '%s' or '%s'", appsv1.OrderedReadyPodManagement, appsv1.ParallelPodManagement)))
+	}
+	errs = append(errs, validateStatefulSetStrategy(&s.UpdateStrategy, at.Child("updateStrategy"))...)
+	if p := s.PersistentVolumeClaimRetentionPolicy; p != nil {
+		here := at.Child("persistentVolumeClaimRetentionPolicy")
+		errs = append(errs, retention(p.WhenDeleted, here.Child("whenDeleted"))...)
+		errs = append(errs, retention(p.WhenScaled, here.Child("whenScaled"))...)
+	}
+	errs = append(errs, fieldrules.NonNegative(fieldrules.Deref(s.Replicas), at.Child("replicas"))...)
+	errs = append(errs, fieldrules.NonNegative(s.MinReadySeconds, at.Child("minReadySeconds"))...)
+	if s.Ordinals != nil {
+		errs = append(errs, fieldrules.NonNegative(s.Ordinals.Start, at.Child("ordinals", "start"))...)
+	}
+	errs = append(errs, validateClaimTemplates(s.VolumeClaimTemplates, at.Child("volumeClaimTemplates"))...)
+	return append(errs, validateSelected("StatefulSet", s.Selector, withClaims(s), at)...)
+}
+
+func validateStatefulSetStrategy(u *appsv1.StatefulSetUpdateStrategy, at *field.Path) field.ErrorList {
+	switch u.Type {
+	case "":
+		return field.ErrorList{field.Required(at, "")}
+	case appsv1.OnDeleteStatefulSetStrategyType:
+		if u.RollingUpdate != nil {
+			return field.ErrorList{field.Invalid(at.Child("rollingUpdate"), u.RollingUpdate,
+				fmt.Sprintf("only allowed for updateStrategy '%s'", appsv1.RollingUpdateStatefulSetStrategyType))}
+		}
+		return nil
+	case appsv1.RollingUpdateStatefulSetStrategyType:
+	default:
+		return field.ErrorList{field.Invalid(at, *u,
+			fmt.Sprintf("must be '%s' or '%s'", appsv1.RollingUpdateStatefulSetStrategyType, appsv1.OnDeleteStatefulSetStrategyType))}
+	}
+	if u.RollingUpdate == nil {
+		return nil
+	}
+	at = at.Child("rollingUpdate")
+	errs := fieldrules.NonNegative(fieldrules.Deref(u.RollingUpdate.Partition), at.Child("partition"))
+	if m := u.RollingUpdate.MaxUnavailable; m != nil {
+		errs = append(errs, fieldrules.ValidateIntOrPercent(*m, at.Child("maxUnavailable"))...)
+		if fieldrules.IsZero(*m) {
+			errs = append(errs, field.Invalid(at.Child("maxUnavailable"), m.String(), "cannot be 0"))
+		}
+		errs = append(errs, atMostAll(*m, at.Child("maxUnavailable"))...)
+	}
+	return errs
+}
+
+// atMostAll refuses a percentage above 100.
+func atMostAll(v intstr.IntOrString, at *field.Path) field.ErrorList {
+	if n, ok := fieldrules.PercentOf(v); ok && n > 100 {
+		return field.ErrorList{field.Invalid(at, v.String(), "must not be greater than 100%")}
+	}
+	return nil
+}
+
+func retention(p appsv1.PersistentVolumeClaimRetentionPolicyType, at *field.Path) field.ErrorList {
+	known := []appsv1.PersistentVolumeClaimRetentionPolicyType{
+		appsv1.RetainPersistentVolumeClaimRetentionPolicyType, appsv1.DeletePersistentVolumeClaimRetentionPolicyType,
+	}
+	for _, k := range known {
+		if p == k {
+			return nil
+		}
+	}
+	return field.ErrorList{field.NotSupported(at, p, known)}
+}
+
+// validateClaimTemplates judges the claims that each pod gets: one that could not be made would hold the pods for ever.
+func validateClaimTemplates(claims []corev1.PersistentVolumeClaim, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	seen := map[string]bool{}
+	for i := range claims {
+		c, here := &claims[i], at.Index(i)
+		switch name := here.Child("metadata", "name"); {
+		case c.Name == "":
+			errs = append(errs, field.Required(name, ""))
+		case seen[c.Name]:
+			errs = append(errs, field.Duplicate(name, c.Name))
+		default:
+			errs = append(errs, fieldrules.Invalid(name, c.Name, apivalidation.NameIsDNSLabel(c.Name, false))...)
+		}
+		seen[c.Name] = true
+		errs = append(errs, podspec.ValidateClaimSpec(&c.Spec, here.Child("spec"))...)
+	}
+	return errs
+}
+
+// withClaims is the template of the pods with the volumes that come of the claims, which hide volumes of their names.
+func withClaims(s *appsv1.StatefulSetSpec) *corev1.PodTemplateSpec {
+	if len(s.VolumeClaimTemplates) == 0 {
+		return &s.Template
+	}
+	t := s.Template
+	claimed := map[string]bool{}
+	t.Spec.Volumes = nil
+	for i := range s.VolumeClaimTemplates {
+		claimed[s.VolumeClaimTemplates[i].Name] = true
+	}
+	for _, v := range s.Template.Spec.Volumes {
+		if !claimed[v.Name] {
+			t.Spec.Volumes = append(t.Spec.Volumes, v)
+		}
+	}
+	for _, name := range fieldrules.SortedKeys(claimed) {
+		if len(apivalidation.NameIsDNSLabel(name, false)) > 0 {
+			continue // said of the claim
+		}
+		t.Spec.Volumes = append(t.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name},
+		}})
+	}
+	return &t
+}
+
+// validateStatefulSetUpdate lets change what the pods that are there can follow.
+func validateStatefulSetUpdate(obj, old *appsv1.StatefulSet) field.ErrorList {
+	now := obj.Spec
+	now.Replicas, now.Template, now.UpdateStrategy = old.Spec.Replicas, old.Spec.Template, old.Spec.UpdateStrategy
+	now.MinReadySeconds, now.Ordinals, now.RevisionHistoryLimit = old.Spec.MinReadySeconds, old.Spec.Ordinals, old.Spec.RevisionHistoryLimit
+	now.PersistentVolumeClaimRetentionPolicy = old.Spec.PersistentVolumeClaimRetentionPolicy
+	if fieldrules.SemanticEqual(now, old.Spec) {
+		return nil
+	}
+	return field.ErrorList{field.Forbidden(field.NewPath("spec"), "updates to statefulset spec for fields other than 'replicas', 'ordinals', "+
+		"'template', 'updateStrategy', 'revisionHistoryLimit', 'persistentVolumeClaimRetentionPolicy' and 'minReadySeconds' are forbidden")}
+}
+
+func validateStatefulSetStatus(s, old *appsv1.StatefulSetStatus, at *field.Path) field.ErrorList {
+	errs := fieldrules.NonNegative(s.Replicas, at.Child("replicas"))
+	errs = append(errs, fieldrules.NonNegative(s.ObservedGeneration, at.Child("observedGeneration"))...)
+	errs = append(errs, fieldrules.PartsOfReplicas(s.Replicas, at, map[string]int32{
+		"readyReplicas": s.ReadyReplicas, "currentReplicas": s.CurrentReplicas, "updatedReplicas": s.UpdatedReplicas,
+		"availableReplicas": s.AvailableReplicas,
+	})...)
+	if s.AvailableReplicas > s.ReadyReplicas {
+		errs = append(errs, field.Invalid(at.Child("availableReplicas"), s.AvailableReplicas, "cannot be greater than status.readyReplicas"))
+	}
+	return append(errs, collisions(s.CollisionCount, old.CollisionCount, at)...)
+}
+
+// collisions judges a count that only grows.
+func collisions(now, was *int32, at *field.Path) field.ErrorList {
+	at = at.Child("collisionCount")
+	errs := fieldrules.NonNegative(fieldrules.Deref(now), at)
+	if was != nil && fieldrules.Deref(now) < *was {
+		errs = append(errs, field.Invalid(at, fieldrules.Deref(now), "cannot be decremented"))
+	}
+	return errs
+}

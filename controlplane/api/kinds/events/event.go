@@ -1,0 +1,162 @@
+// Package events describes the kinds of the API group events.k8s.io.
+package events
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/core"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
+)
+
+// NewEventKind is the Event of group events.k8s.io: the same events as those of the core group, which is where they
+// are stored, under other names and with stricter rules for those who make them.
+func NewEventKind(coreEvents *api.Kind) *api.Kind {
+	k := builder.New(builder.Names{
+		GroupVersion: eventsv1.SchemeGroupVersion, Kind: "Event", CreateOnUpdate: true, Plural: "events", Singular: "event", Short: []string{"ev"},
+	}, func(l *eventsv1.EventList) *[]eventsv1.Event { return &l.Items })
+	k.TTL = coreEvents.TTL
+	k.Storage = coreEvents.Storage
+	k.Storage.Known = append(k.Storage.Known, api.Version{
+		GVK: k.GVK, New: k.New, Shallow: k.Ops.Shallow,
+		ToHub: func(o api.Object) (api.Object, error) { return coreEvent(o.(*eventsv1.Event)), nil },
+	})
+	k.Conversion = eventConversion
+	builder.AddValidation(k, validateNewEvent)
+	builder.AddUpdateValidation(k, validateNewEventUpdate)
+	k.Columns = coreEvents.Columns
+	k.Row = builder.Row(func(e *eventsv1.Event, now time.Time) []any { return core.EventRow(coreEvent(e), now) })
+	k.Fields = builder.Fields(newEventFields)
+	return k
+}
+
+// validateNewEvent wants an event that its component can be known by, and nothing of what only old clients set.
+func validateNewEvent(e *eventsv1.Event) field.ErrorList {
+	errs := core.EventNamespace(e.Namespace, e.Regarding.Namespace, !e.EventTime.IsZero(), field.NewPath("regarding", "namespace"))
+	if e.EventTime.IsZero() {
+		errs = append(errs, field.Required(field.NewPath("eventTime"), ""))
+	}
+	errs = append(errs, core.ValidateReporter(e.ReportingController, field.NewPath("reportingController"))...)
+	errs = append(errs, core.ValidateEventText("reportingInstance", e.ReportingInstance)...)
+	errs = append(errs, core.ValidateEventText("action", e.Action)...)
+	errs = append(errs, core.ValidateEventText("reason", e.Reason)...)
+	if len(e.Note) > core.MaxEventNote {
+		errs = append(errs, core.TooLong("note", core.MaxEventNote))
+	}
+	if e.Type != corev1.EventTypeNormal && e.Type != corev1.EventTypeWarning {
+		errs = append(errs, field.Invalid(field.NewPath("type"), "", fmt.Sprintf("has invalid value: %s", e.Type)))
+	}
+	return append(append(errs, validateEventSeries(e.Series)...), validateOldEventFields(e)...)
+}
+
+func validateEventSeries(s *eventsv1.EventSeries) field.ErrorList {
+	var errs field.ErrorList
+	if s != nil && s.Count < 2 {
+		errs = append(errs, field.Invalid(field.NewPath("series", "count"), s.Count, "should be at least 2"))
+	}
+	if s != nil && s.LastObservedTime.IsZero() {
+		errs = append(errs, field.Required(field.NewPath("series", "lastObservedTime"), ""))
+	}
+	return errs
+}
+
+func validateOldEventFields(e *eventsv1.Event) field.ErrorList {
+	var errs field.ErrorList
+	for _, f := range []struct {
+		name string
+		set  bool
+	}{
+		{"deprecatedFirstTimestamp", !e.DeprecatedFirstTimestamp.IsZero()},
+		{"deprecatedLastTimestamp", !e.DeprecatedLastTimestamp.IsZero()},
+		{"deprecatedCount", e.DeprecatedCount != 0}, {"deprecatedSource", e.DeprecatedSource != corev1.EventSource{}},
+	} {
+		if f.set {
+			errs = append(errs, field.Invalid(field.NewPath(f.name), "", "needs to be unset"))
+		}
+	}
+	return errs
+}
+
+// validateNewEventUpdate lets the series of an event grow, and nothing else of it change.
+func validateNewEventUpdate(e, old *eventsv1.Event) field.ErrorList {
+	var errs field.ErrorList
+	for _, f := range []struct {
+		name     string
+		now, was any
+	}{
+		{"regarding", e.Regarding, old.Regarding}, {"reason", e.Reason, old.Reason}, {"note", e.Note, old.Note},
+		{"type", e.Type, old.Type}, {"eventTime", micro(e.EventTime), micro(old.EventTime)},
+		{"action", e.Action, old.Action}, {"related", e.Related, old.Related},
+		{"reportingController", e.ReportingController, old.ReportingController},
+		{"reportingInstance", e.ReportingInstance, old.ReportingInstance},
+	} {
+		errs = append(errs, fieldrules.Unchanged(f.now, f.was, field.NewPath(f.name))...)
+	}
+	return errs
+}
+
+// micro is a time as precisely as it is kept.
+func micro(t metav1.MicroTime) metav1.MicroTime {
+	return metav1.NewMicroTime(t.Truncate(time.Microsecond).UTC())
+}
+
+// newEventFields are the selectors, asked about an event as it is stored.
+func newEventFields(e *corev1.Event) fields.Set {
+	o := e.InvolvedObject
+	return fields.Set{
+		"regarding.kind":            o.Kind,
+		"regarding.namespace":       o.Namespace,
+		"regarding.name":            o.Name,
+		"regarding.uid":             string(o.UID),
+		"regarding.apiVersion":      o.APIVersion,
+		"regarding.resourceVersion": o.ResourceVersion,
+		"regarding.fieldPath":       o.FieldPath,
+		"reason":                    e.Reason,
+		"reportingController":       e.ReportingController,
+		"type":                      e.Type,
+	}
+}
+
+var eventConversion = &api.Conversion{
+	From: api.EachFrom(func(o api.Object) (api.Object, error) { return newEvent(o.(*corev1.Event)), nil }),
+	To:   func(_ context.Context, o api.Object) (api.Object, error) { return coreEvent(o.(*eventsv1.Event)), nil },
+}
+
+// coreEvent is an event under its core names.
+func coreEvent(e *eventsv1.Event) *corev1.Event {
+	out := &corev1.Event{
+		ObjectMeta: e.ObjectMeta, InvolvedObject: e.Regarding, Related: e.Related,
+		Reason: e.Reason, Message: e.Note, Type: e.Type, EventTime: e.EventTime, Action: e.Action,
+		ReportingController: e.ReportingController, ReportingInstance: e.ReportingInstance,
+		Source: e.DeprecatedSource, Count: e.DeprecatedCount,
+		FirstTimestamp: e.DeprecatedFirstTimestamp, LastTimestamp: e.DeprecatedLastTimestamp,
+	}
+	if s := e.Series; s != nil {
+		out.Series = &corev1.EventSeries{Count: s.Count, LastObservedTime: s.LastObservedTime}
+	}
+	return out
+}
+
+// newEvent is the inverse of coreEvent.
+func newEvent(e *corev1.Event) *eventsv1.Event {
+	out := &eventsv1.Event{
+		ObjectMeta: e.ObjectMeta, Regarding: e.InvolvedObject, Related: e.Related,
+		Reason: e.Reason, Note: e.Message, Type: e.Type, EventTime: e.EventTime, Action: e.Action,
+		ReportingController: e.ReportingController, ReportingInstance: e.ReportingInstance,
+		DeprecatedSource: e.Source, DeprecatedCount: e.Count,
+		DeprecatedFirstTimestamp: e.FirstTimestamp, DeprecatedLastTimestamp: e.LastTimestamp,
+	}
+	if s := e.Series; s != nil {
+		out.Series = &eventsv1.EventSeries{Count: s.Count, LastObservedTime: s.LastObservedTime}
+	}
+	return out
+}

@@ -1,0 +1,66 @@
+// Package node describes the kinds of the API group node.k8s.io.
+package node
+
+import (
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
+	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
+)
+
+// RuntimeClassKind describes the kind RuntimeClass.
+func RuntimeClassKind() *api.Kind {
+	k := builder.New(builder.Names{
+		GroupVersion: nodev1.SchemeGroupVersion, Kind: "RuntimeClass", Conditional: true, CreateOnUpdate: true, Plural: "runtimeclasses", Singular: "runtimeclass", ClusterScoped: true,
+	}, func(l *nodev1.RuntimeClassList) *[]nodev1.RuntimeClass { return &l.Items })
+	builder.AddValidation(k, func(c *nodev1.RuntimeClass) field.ErrorList {
+		at := field.NewPath("handler")
+		if c.Handler == "" {
+			return append(field.ErrorList{field.Required(at, "")}, validateRuntimeClass(c)...)
+		}
+		return append(fieldrules.Invalid(at, c.Handler, validation.IsDNS1123Label(c.Handler)), validateRuntimeClass(c)...)
+	})
+	builder.AddUpdateValidation(k, func(obj, old *nodev1.RuntimeClass) field.ErrorList {
+		return fieldrules.Unchanged(obj.Handler, old.Handler, field.NewPath("handler"))
+	})
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Handler"), builder.AgeColumn)
+	k.Row = builder.Row(func(c *nodev1.RuntimeClass, now time.Time) []any {
+		return []any{c.Name, c.Handler, builder.Age(c, now)}
+	})
+	return k
+}
+
+// validateRuntimeClass judges what a class adds to its pods: resources, and where they run.
+func validateRuntimeClass(c *nodev1.RuntimeClass) field.ErrorList {
+	var errs field.ErrorList
+	if c.Overhead != nil {
+		errs = append(errs, podspec.ValidateResources(&corev1.ResourceRequirements{Limits: c.Overhead.PodFixed}, field.NewPath("overhead"))...)
+	}
+	if s := c.Scheduling; s != nil {
+		at := field.NewPath("scheduling")
+		errs = append(errs, metavalidation.ValidateLabels(s.NodeSelector, at.Child("nodeSelector"))...)
+		errs = append(errs, podspec.ValidateTolerations(s.Tolerations, at.Child("tolerations"))...)
+		type identity struct {
+			key, value string
+			operator   corev1.TolerationOperator
+			effect     corev1.TaintEffect
+		}
+		seen := map[identity]bool{}
+		for i, t := range s.Tolerations {
+			id := identity{t.Key, t.Value, t.Operator, t.Effect}
+			if seen[id] {
+				errs = append(errs, field.Duplicate(at.Child("tolerations").Index(i), t))
+			}
+			seen[id] = true
+		}
+	}
+	return errs
+}

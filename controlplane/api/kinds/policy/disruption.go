@@ -1,0 +1,99 @@
+package policy
+
+import (
+	"fmt"
+
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// PodScale is the number of pods that a controller requests.
+type PodScale struct {
+	Controller types.UID
+	Replicas   int
+}
+
+// ExpectedPods returns how many pods a budget counts on, given the pods that it selects. A budget whose
+// minAvailable is a number counts the pods themselves. Every other budget counts what the controllers of the
+// pods request; unmanaged are the names of the pods without a controller, which such a budget does not
+// count.
+//
+// scale returns what a controller of a pod requests, or nil if the controller does not exist.
+func ExpectedPods(b *policyv1.PodDisruptionBudget, pods []*corev1.Pod,
+	scale func(namespace string, controller *metav1.OwnerReference) (*PodScale, error)) (
+	expected int, unmanaged []string, err error) {
+	switch {
+	case b.Spec.MinAvailable != nil && b.Spec.MinAvailable.Type == intstr.Int:
+		return len(pods), nil, nil
+	case b.Spec.MinAvailable == nil && b.Spec.MaxUnavailable == nil:
+		return 0, nil, nil
+	}
+	references, controllers := map[types.UID]bool{}, map[types.UID]bool{}
+	for _, p := range pods {
+		ref := metav1.GetControllerOfNoCopy(p)
+		if ref == nil {
+			unmanaged = append(unmanaged, p.Name)
+			continue
+		}
+		if references[ref.UID] {
+			continue
+		}
+		references[ref.UID] = true
+		s, err := scale(p.Namespace, ref)
+		if err != nil {
+			return 0, unmanaged, err
+		}
+		if s == nil {
+			return 0, unmanaged, fmt.Errorf("found no controllers for pod %q", p.Name)
+		}
+		if !controllers[s.Controller] {
+			controllers[s.Controller] = true
+			expected += s.Replicas
+		}
+	}
+	return expected, unmanaged, nil
+}
+
+// ScaleKind returns the kind of a pod's controller, in the version that the reference names. It fails if the
+// kind is not served or has no subresource scale.
+func ScaleKind(table *api.Kinds, controller *metav1.OwnerReference) (*api.Kind, error) {
+	gv, err := schema.ParseGroupVersion(controller.APIVersion)
+	if err != nil {
+		return nil, err
+	}
+	k := table.ByGVK(gv.WithKind(controller.Kind))
+	switch {
+	case k == nil:
+		return nil, fmt.Errorf("no matches for kind %q in version %q", controller.Kind, controller.APIVersion)
+	case k.Subresources["scale"] == nil || !k.Namespaced:
+		return nil, fmt.Errorf("%s does not implement the scale subresource", k.GroupResource())
+	}
+	return k, nil
+}
+
+// PodScaleOf returns the scale of a controller, or nil if it has another UID than the reference.
+func PodScaleOf(scale *autoscalingv1.Scale, controller *metav1.OwnerReference) *PodScale {
+	if scale.UID != controller.UID {
+		return nil
+	}
+	return &PodScale{Controller: scale.UID, Replicas: int(scale.Spec.Replicas)}
+}
+
+// DesiredHealthy returns how many of the expected pods a budget requires to be healthy.
+func DesiredHealthy(b *policyv1.PodDisruptionBudget, expected int) (int, error) {
+	switch {
+	case b.Spec.MinAvailable != nil:
+		return intstr.GetScaledValueFromIntOrPercent(b.Spec.MinAvailable, expected, true)
+	case b.Spec.MaxUnavailable != nil:
+		away, err := intstr.GetScaledValueFromIntOrPercent(b.Spec.MaxUnavailable, expected, true)
+		return max(0, expected-away), err
+	}
+	return 0, nil
+}

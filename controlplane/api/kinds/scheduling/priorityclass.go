@@ -1,0 +1,80 @@
+package scheduling
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds/builder"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
+)
+
+const (
+	// MaxUserPriority is the highest value of a priority class that users make.
+	MaxUserPriority = int32(1000000000)
+	systemPrefix    = "system-"
+)
+
+// SystemPriorities are the classes that every cluster has.
+var SystemPriorities = map[string]int32{
+	"system-cluster-critical": 2 * MaxUserPriority,
+	"system-node-critical":    2*MaxUserPriority + 1000,
+}
+
+// PriorityClassKind describes the kind PriorityClass.
+func PriorityClassKind() *api.Kind {
+	k := builder.New(builder.Names{
+		GroupVersion: schedulingv1.SchemeGroupVersion, Kind: "PriorityClass", Plural: "priorityclasses", Singular: "priorityclass",
+		Short: []string{"pc"}, ClusterScoped: true,
+	}, func(l *schedulingv1.PriorityClassList) *[]schedulingv1.PriorityClass { return &l.Items })
+	k.Default = builder.Default(func(c *schedulingv1.PriorityClass) {
+		builder.SetDefaultPtr(&c.PreemptionPolicy, corev1.PreemptLowerPriority)
+	})
+	builder.AddValidation(k, func(c *schedulingv1.PriorityClass) field.ErrorList {
+		var errs field.ErrorList
+		if strings.HasPrefix(c.Name, systemPrefix) {
+			if why := notSystemClass(c); why != "" {
+				errs = append(errs, field.Forbidden(field.NewPath("metadata", "name"),
+					"priority class names with '"+systemPrefix+"' prefix are reserved for system use only. error: "+why))
+			}
+		} else if c.Value > MaxUserPriority {
+			errs = append(errs, field.Forbidden(field.NewPath("value"),
+				fmt.Sprintf("maximum allowed value of a user defined priority is %v", MaxUserPriority)))
+		}
+		return append(errs, fieldrules.OneOf(fieldrules.Deref(c.PreemptionPolicy), field.NewPath("preemptionPolicy"),
+			corev1.PreemptLowerPriority, corev1.PreemptNever)...)
+	})
+	builder.AddUpdateValidation(k, func(obj, old *schedulingv1.PriorityClass) field.ErrorList {
+		var errs field.ErrorList
+		if obj.Value != old.Value {
+			errs = append(errs, field.Forbidden(field.NewPath("value"), "may not be changed in an update."))
+		}
+		return append(errs, fieldrules.Unchanged(obj.PreemptionPolicy, old.PreemptionPolicy, field.NewPath("preemptionPolicy"))...)
+	})
+	k.PrepareCreate = builder.Default(func(c *schedulingv1.PriorityClass) { c.Generation = 1 })
+	k.Uncounted = true
+	k.Columns = builder.Columns(builder.NameColumn, builder.NumberColumn("Value"), builder.BoolColumn("Global-Default"), builder.AgeColumn, builder.StringColumn("PreemptionPolicy"))
+	k.Row = builder.Row(func(c *schedulingv1.PriorityClass, now time.Time) []any {
+		return []any{c.Name, int64(c.Value), c.GlobalDefault, builder.Age(c, now), string(fieldrules.Deref(c.PreemptionPolicy))}
+	})
+	return k
+}
+
+// notSystemClass says in what a class differs from the system's of its name; "" in nothing.
+func notSystemClass(c *schedulingv1.PriorityClass) string {
+	want, ok := SystemPriorities[c.Name]
+	switch {
+	case !ok:
+		return c.Name + " is not a known system priority class"
+	case c.Value != want:
+		return fmt.Sprintf("value of %v PriorityClass must be %v", c.Name, want)
+	case c.GlobalDefault:
+		return fmt.Sprintf("globalDefault of %v PriorityClass must be false", c.Name)
+	}
+	return ""
+}
