@@ -11,8 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/api/kinds/networking"
 	"keelson.dev/keelson/controlplane/api/kinds/core"
+	"keelson.dev/keelson/controlplane/api/kinds/networking"
 )
 
 // serviceRange is where Services get addresses; cidr is the ServiceCIDR that says so, nil for the range that the

@@ -66,7 +66,7 @@ func validatePolicy(p policy, texts *expressions.Collector, spec *field.Path) fi
 			continue
 		}
 		texts.Add(expressions.Variable, v.Expression, at.Child("expression"))
-		texts.InAllCategory[len(texts.InAllCategory)-1].Name = v.Name
+		texts.All[len(texts.All)-1].Name = v.Name
 	}
 	return errs
 }

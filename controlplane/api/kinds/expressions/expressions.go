@@ -5,7 +5,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// Use is what an expression is for, which says what it may refer to and what it must evaluate to.
+// Use is the purpose of an expression. It determines the variables of the expression and the type of its result.
 type Use int
 
 // The uses.
@@ -30,28 +30,29 @@ type Expression struct {
 	At     *field.Path
 }
 
-// Compile says what is wrong with the expressions of one object, which are in the order in which they may refer to each
-// other. An environment for CEL takes megabytes, and lies where expressions are evaluated: All is told of it by
-// Compiling. Without it expressions are judged as text only.
+// Compile returns the errors in the expressions of one object. An expression may refer to those before it in the list.
+// A CEL environment takes megabytes and belongs to the packages that evaluate expressions, so the compiler is passed to
+// kinds.All with kinds.Compiling. Without a compiler only the text of expressions is validated.
 type Compile func([]Expression) field.ErrorList
 
 // Options has the settings of kinds.All that the packages of the API groups use.
 type Options struct{ Compile Compile }
 
-// Collector collects those of one object.
+// Collector collects the expressions of one object.
 type Collector struct {
-	InAllCategory []Expression
-	Params        bool
+	All    []Expression
+	Params bool
 }
 
+// Add appends an expression at a path.
 func (e *Collector) Add(use Use, text string, at *field.Path) {
-	e.InAllCategory = append(e.InAllCategory, Expression{Use: use, Text: text, Params: e.Params, At: at})
+	e.All = append(e.All, Expression{Use: use, Text: text, Params: e.Params, At: at})
 }
 
-// Compiled is what is wrong with what was collected, when there is who can tell.
+// Compiled returns the errors of the collected expressions. Without a compiler it returns none.
 func (o *Options) Compiled(e *Collector) field.ErrorList {
-	if o.Compile == nil || len(e.InAllCategory) == 0 {
+	if o.Compile == nil || len(e.All) == 0 {
 		return nil
 	}
-	return o.Compile(e.InAllCategory)
+	return o.Compile(e.All)
 }
