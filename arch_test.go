@@ -33,6 +33,7 @@ var law = []rule{
 
 	{"controlplane/server", []string{"controlplane", "raftstore", "proto"}, "wiring"},
 	{"=controlplane/api/kinds", []string{"controlplane/api"}, "the list of all kinds"},
+	{"controlplane/api/kinds/kindstest", []string{"=controlplane/api", "=controlplane/api/kinds", "=controlplane/api/kinds/fieldrules"}, "the tests of all groups share it"},
 	{"controlplane/api/kinds/fieldrules", nil, "rules for values depend on no kind"},
 	{"controlplane/api/kinds/expressions", nil, "expressions are declared without the kinds that contain them"},
 	{"controlplane/api/kinds/builder", []string{"=controlplane/api", "=controlplane/api/kinds/fieldrules"}, "the construction of a kind depends on no kind"},

@@ -1,4 +1,4 @@
-package kinds
+package kinds_test
 
 import (
 	_ "embed"
@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"keelson.dev/keelson/controlplane/api/kinds"
 )
 
 // columnsText is what Kubernetes' own printers say of each kind.
@@ -19,7 +21,7 @@ var columnsText string
 // Kubernetes shows when it was made.
 func TestColumns(t *testing.T) {
 	var b strings.Builder
-	for _, k := range All().All() {
+	for _, k := range kinds.All().All() {
 		var cols []string
 		for _, c := range k.Columns {
 			col := c.Name

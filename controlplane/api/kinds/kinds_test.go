@@ -1,47 +1,20 @@
-package kinds
+package kinds_test
 
 import (
 	"context"
-	"math/rand"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/intstr"
-	"sigs.k8s.io/randfill"
-	"sigs.k8s.io/yaml"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds"
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
+	"keelson.dev/keelson/controlplane/api/kinds/kindstest"
 )
-
-var t0 = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-
-// load reads an object and defaults it, as the pipeline does before it validates.
-func load[P api.Object](t *testing.T, text string) P {
-	t.Helper()
-	var zero P
-	k := All().ByType(zero)
-	o := k.New()
-	if err := yaml.UnmarshalStrict([]byte(text), o); err != nil {
-		t.Fatalf("%v in:\n%s", err, text)
-	}
-	if o.GetNamespace() == "" && k.Namespaced {
-		o.SetNamespace("default")
-	}
-	if k.Default != nil {
-		k.Default(o)
-	}
-	return o.(P)
-}
 
 func TestTableIsWhole(t *testing.T) {
 	scheme := api.Scheme()
-	ks := All()
+	ks := kinds.All()
 	for _, k := range ks.All() {
 		t.Run(k.GVK.Kind, func(t *testing.T) {
 			o := k.New()
@@ -69,7 +42,7 @@ func TestTableIsWhole(t *testing.T) {
 			if gvks, _, err := scheme.ObjectKinds(k.NewList()); err != nil || gvks[0] != k.ListGVK() {
 				t.Errorf("list: %v, %v; want %v", gvks, err, k.ListGVK())
 			}
-			if got := len(k.Row(o, t0)); got != len(k.Columns) {
+			if got := len(k.Row(o, kindstest.Now)); got != len(k.Columns) {
 				t.Errorf("%d cells for %d columns", got, len(k.Columns))
 			}
 			named := false
@@ -89,39 +62,19 @@ func TestTableIsWhole(t *testing.T) {
 	}
 }
 
-// filler makes random objects: every field, also nonsense, is possible.
-func filler(seed int64) *randfill.Filler {
-	return randfill.New().RandSource(rand.NewSource(seed)).NilChance(0.4).NumElements(0, 3).MaxDepth(14).Funcs(
-		func(q *resource.Quantity, c randfill.Continue) {
-			*q = *resource.NewMilliQuantity(c.Int63n(5000)-500, resource.DecimalSI)
-		},
-		func(x *metav1.Time, c randfill.Continue) {
-			*x = metav1.NewTime(t0.Add(-time.Duration(c.Int63n(int64(time.Hour)))))
-		},
-		func(x *metav1.MicroTime, c randfill.Continue) { *x = metav1.NewMicroTime(t0) },
-		func(x *intstr.IntOrString, c randfill.Continue) { *x = intstr.FromInt32(int32(c.Intn(70000))) },
-		func(x *runtime.RawExtension, _ randfill.Continue) {},
-		func(x *metav1.FieldsV1, _ randfill.Continue) {},
-		func(x *storagev1.VolumeAttachmentSource, c randfill.Continue) {},
-		func(x *corev1.ServiceType, c randfill.Continue) {
-			*x = []corev1.ServiceType{"", "ClusterIP", "NodePort", "LoadBalancer", "ExternalName", "Other"}[c.Intn(6)]
-		},
-	)
-}
-
 // What is defaulted once stays as it is when defaulted again, and none of the
 // functions of a kind panics at any object: both halves of an API server must be
 // able to trust that.
 func TestAnyObject(t *testing.T) {
-	for _, k := range All().All() {
+	for _, k := range kinds.All().All() {
 		if k.Virtual {
 			continue
 		}
 		t.Run(k.GVK.Kind, func(t *testing.T) {
 			for seed := range int64(60) {
 				obj, old := k.New(), k.New()
-				filler(seed).Fill(obj)
-				filler(seed + 1000).Fill(old)
+				kindstest.NewFiller(seed).Fill(obj)
+				kindstest.NewFiller(seed + 1000).Fill(old)
 				if k.Default != nil {
 					k.Default(obj)
 					k.Default(old)
@@ -144,7 +97,7 @@ func TestAnyObject(t *testing.T) {
 func tryAll(k *api.Kind, obj, old api.Object) {
 	k.Validate(obj)
 	k.ValidateUpdate(obj, old)
-	k.Row(obj, t0)
+	k.Row(obj, kindstest.Now)
 	stored := obj
 	if k.Conversion != nil {
 		stored, _ = k.Conversion.To(context.Background(), obj)
@@ -179,8 +132,8 @@ func tryAll(k *api.Kind, obj, old api.Object) {
 
 // A mutation of what update functions made must not reach the stored object.
 func TestUpdateSharesNothingWithStored(t *testing.T) {
-	k := All().ByType((*corev1.Pod)(nil))
-	old := load[*corev1.Pod](t, podText)
+	k := kinds.All().ByType((*corev1.Pod)(nil))
+	old := kindstest.Load[*corev1.Pod](t, kindstest.PodText)
 	old.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady}}
 	obj := old.DeepCopy()
 	k.PrepareUpdate(obj, old)
@@ -191,10 +144,3 @@ func TestUpdateSharesNothingWithStored(t *testing.T) {
 		t.Error("the stored object was changed")
 	}
 }
-
-const podText = `
-metadata: {name: web}
-spec:
-  containers:
-  - {name: web, image: nginx}
-`

@@ -1,4 +1,4 @@
-package kinds
+package kinds_test
 
 import (
 	"maps"
@@ -10,6 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/kindstest"
 )
 
 // statusKeeps lists the metadata that a request to the status of a kind cannot change, as in Kubernetes 1.37.
@@ -24,7 +26,7 @@ var allMetadata = []string{"annotations", "finalizers", "labels", "ownerReferenc
 
 // F38: a request to the status of a kind changes the metadata that it changes in Kubernetes.
 func TestStatusMetadata(t *testing.T) {
-	for _, k := range All().All() {
+	for _, k := range kinds.All().All() {
 		status := k.Subresources["status"]
 		if status == nil || k.Virtual {
 			continue
@@ -60,7 +62,7 @@ func TestStatusMetadataFaults(t *testing.T) {
 	noUID := func(o api.Object) {
 		o.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "n"}})
 	}
-	for _, k := range All().All() {
+	for _, k := range kinds.All().All() {
 		status := k.Subresources["status"]
 		if status == nil || k.Virtual {
 			continue
@@ -72,10 +74,10 @@ func TestStatusMetadataFaults(t *testing.T) {
 			fault   func(api.Object)
 			refused bool
 		}{
-			{invalidText("metadata.finalizers", "a b/c", validation.IsQualifiedName("a b/c")[0]), set("a b/c"), writesFinalizers},
+			{kindstest.InvalidText("metadata.finalizers", "a b/c", validation.IsQualifiedName("a b/c")[0]), set("a b/c"), writesFinalizers},
 			{`metadata.finalizers: Invalid value: ["orphan","foregroundDeletion"]: finalizer orphan and foregroundDeletion cannot be both set`,
 				set("orphan", "foregroundDeletion"), writesFinalizers},
-			{invalidText("metadata.finalizers[0]", "nodomain", notQualified), set("nodomain"),
+			{kindstest.InvalidText("metadata.finalizers[0]", "nodomain", kindstest.NotQualified), set("nodomain"),
 				writesFinalizers && !slices.Contains(unqualifiedInStatus, k.GVK.Kind)},
 			{"metadata.ownerReferences[0].uid: Required value: must not be empty", noUID, !slices.Contains(keeps, "ownerReferences")},
 		} {
@@ -86,7 +88,7 @@ func TestStatusMetadataFaults(t *testing.T) {
 			}
 			c.fault(obj)
 			status.PrepareUpdate(obj, old)
-			got := lines(status.ValidateUpdate(obj, old))
+			got := kindstest.JoinErrors(status.ValidateUpdate(obj, old))
 			if slices.Contains(strings.Split(got, "\n"), c.want) != c.refused {
 				t.Errorf("%s: want %q: %v, got %s", k.GVK, c.want, c.refused, got)
 			}

@@ -1,4 +1,4 @@
-package kinds
+package kinds_test
 
 import (
 	"fmt"
@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds"
 )
 
 // prefixes are where clusters have their objects. A line may be added; none may ever change.
@@ -86,8 +87,8 @@ func TestPrefixesStay(t *testing.T) {
 		slices.Sort(out)
 		return strings.Join(out, "")
 	}
-	all := All().All()
-	back := slices.Clone(All().All())
+	all := kinds.All().All()
+	back := slices.Clone(kinds.All().All())
 	slices.Reverse(back)
 	if got := lines(all); got != prefixes {
 		t.Errorf("the storages are\n%s", got)
@@ -99,7 +100,7 @@ func TestPrefixesStay(t *testing.T) {
 
 // The operations of each kind do what reflection over its fields would.
 func TestOps(t *testing.T) {
-	for _, k := range All().Table().Stored() {
+	for _, k := range kinds.All().Table().Stored() {
 		obj := k.New()
 		obj.SetName("a")
 		obj.SetLabels(map[string]string{"a": "b"})
@@ -129,7 +130,7 @@ func TestOps(t *testing.T) {
 	}
 	from, to := &corev1.Pod{}, &corev1.Pod{Spec: corev1.PodSpec{NodeName: "n"}, Status: corev1.PodStatus{Phase: corev1.PodPending}}
 	from.Status = corev1.PodStatus{Phase: corev1.PodRunning}
-	pods := All().ByType(to)
+	pods := kinds.All().ByType(to)
 	if pods.Ops.SetStatus(to, from); to.Status.Phase != corev1.PodRunning || to.Spec.NodeName != "n" {
 		t.Errorf("got %+v", to)
 	}
@@ -140,7 +141,7 @@ func TestOps(t *testing.T) {
 
 // What cannot be served together is refused, and leaves what is served as it is.
 func TestTableRefuses(t *testing.T) {
-	ks := All()
+	ks := kinds.All()
 	pods := ks.ByType(&corev1.Pod{})
 	another := func(change func(*api.Kind, *api.Storage)) *api.Kind {
 		k, s := *pods, *pods.Storage
@@ -177,7 +178,7 @@ func TestTableRefuses(t *testing.T) {
 
 // One change is seen whole, and those who follow the table hear of it.
 func TestTableChanges(t *testing.T) {
-	ks := All()
+	ks := kinds.All()
 	was := ks.Table()
 	old := ks.ByType(&corev1.ConfigMap{})
 	next := *old

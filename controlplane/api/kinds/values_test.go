@@ -1,4 +1,4 @@
-package kinds
+package kinds_test
 
 import (
 	"strings"
@@ -6,7 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
+	"keelson.dev/keelson/controlplane/api/kinds/kindstest"
 )
 
 // A value that nothing knows the meaning of is refused, and so is one whose effect another field takes away: neither
@@ -70,21 +70,6 @@ func TestValuesWithoutMeaning(t *testing.T) {
 		if c.want != "" {
 			want = []string{c.want}
 		}
-		has(t, c.text, judge[*corev1.Pod](t, c.text), want...)
-	}
-}
-
-// Nobody looks at a pod with gates, so it says from the beginning why it is on no node.
-func TestGatedPodsSayWhyTheyWait(t *testing.T) {
-	for gates, want := range map[string]string{"": "", "schedulingGates: [{name: a.test/b}],": "SchedulingGated"} {
-		p := load[*corev1.Pod](t, "{metadata: {name: a}, spec: {"+gates+" containers: [{name: c, image: i}]}, status: {conditions: [{type: x}]}}")
-		All().ByType(p).PrepareCreate(p)
-		got := ""
-		if c := podspec.PodCondition(p, corev1.PodScheduled); c != nil && c.Status == corev1.ConditionFalse {
-			got = c.Reason
-		}
-		if got != want {
-			t.Errorf("gates %q: %q, want %q", gates, got, want)
-		}
+		kindstest.CheckErrors(t, c.text, kindstest.ValidationErrors[*corev1.Pod](t, c.text), want...)
 	}
 }

@@ -1,4 +1,4 @@
-package kinds
+package kinds_test
 
 import (
 	"strings"
@@ -14,6 +14,8 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/kindstest"
 )
 
 // warned is an object and the warnings about a new one, a line for each, or the end of the only warning after "…".
@@ -22,8 +24,8 @@ type warned struct{ text, want string }
 func warns[P api.Object](t *testing.T, cases ...warned) {
 	t.Helper()
 	for _, c := range cases {
-		o := load[P](t, c.text)
-		got := strings.Join(ObjectWarnings(o, nil), "\n")
+		o := kindstest.Load[P](t, c.text)
+		got := strings.Join(kinds.ObjectWarnings(o, nil), "\n")
 		if end, cut := strings.CutPrefix(c.want, "…"); cut && strings.HasSuffix(got, end) && !strings.Contains(got, "\n") {
 			continue
 		}
@@ -82,13 +84,14 @@ func TestPodWarnings(t *testing.T) {
 			"metadata.annotations[scheduler.alpha.kubernetes.io/critical-pod]: non-functional in v1.16+; use the \"priorityClassName\" field instead\n" +
 				"metadata.annotations[seccomp.security.alpha.kubernetes.io/pod]: non-functional in v1.27+; use the \"seccompProfile\" field instead"},
 	)
-	p := load[*corev1.Pod](t, pod("imagePullSecrets: [{}]"))
-	if got := ObjectWarnings(p, p); len(got) > 0 {
+	p := kindstest.Load[*corev1.Pod](t, pod("imagePullSecrets: [{}]"))
+	if got := kinds.ObjectWarnings(p, p); len(got) > 0 {
 		t.Errorf("an update of a pod warns %q", got)
 	}
 }
 
 const notLabelValue = "preference.matchExpressions[0].values[0]: - is invalid, a valid label must be an empty string or consist of " +
+
 	"alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  " +
 	"or '12345', regex used for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')"
 
@@ -136,8 +139,8 @@ func TestObjectWarnings(t *testing.T) {
 	warns[*corev1.Secret](t, warned{"{type: kubernetes.io/tls, data: {tls.crt: '', tls.key: ''}}", "tls: failed to find any PEM data in certificate input"})
 	warns[*nodev1.RuntimeClass](t, warned{"{scheduling: {nodeSelector: {beta.kubernetes.io/os: a}}}", "scheduling.nodeSelector: " + label})
 	warns[*resourcev1.ResourceSlice](t, warned{"{spec: {driver: A.io}}", `spec.driver: driver names should be lowercase; "A.io" contains uppercase characters`})
-	d := load[*appsv1.Deployment](t, of("selector: {}, "+template))
-	if got := ObjectWarnings(d, d); len(got) > 0 {
+	d := kindstest.Load[*appsv1.Deployment](t, of("selector: {}, "+template))
+	if got := kinds.ObjectWarnings(d, d); len(got) > 0 {
 		t.Errorf("an update that leaves the specification warns %q", got)
 	}
 }

@@ -1,0 +1,155 @@
+package admissionregistration_test
+
+import (
+	"strings"
+	"testing"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/expressions"
+	"keelson.dev/keelson/controlplane/api/kinds/kindstest"
+)
+
+const (
+	hookRest = "sideEffects: None, admissionReviewVersions: [v1]"
+	hookURL  = "clientConfig: {url: 'https://a.b/c'}"
+	podRule  = "operations: [CREATE], apiGroups: [''], apiVersions: [v1], resources: [pods]"
+)
+
+func hooks(list string) string { return "{metadata: {name: a}, webhooks: [" + list + "]}" }
+
+// hook is a configuration with one webhook, right but for what rest says.
+func hook(rest string) string { return hooks("{name: a.b.c, " + rest + "}") }
+
+func hookRules(rule string) string {
+	return hook(hookRest + ", " + hookURL + ", rules: [{" + rule + "}]")
+}
+
+var webhookFaults = func() []kindstest.BadObject {
+	const at, rule = "webhooks[0]", "webhooks[0].rules[0]"
+	url := func(u string) string { return hook(hookRest + ", clientConfig: {url: '" + u + "'}") }
+	service := func(s string) string { return hook(hookRest + ", clientConfig: {service: {" + s + "}}") }
+	only := func(what string) string { return hook(hookRest + ", " + hookURL + ", " + what) }
+	resources := func(r string) string {
+		return hookRules("operations: [CREATE], apiGroups: [''], apiVersions: [v1], resources: [" + r + "]")
+	}
+	const form = "; desired format: https://host[/path]"
+	const here = at + ".clientConfig.service"
+	return []kindstest.BadObject{
+		{hookRules(podRule), ""},
+		{hooks(""), ""},
+		{service("name: s, namespace: n, path: /a/b"), ""},
+		{resources("pods/*, '*/scale', deployments"), ""},
+		{hooks("{" + hookRest + ", " + hookURL + "}"), at + ".name: Required value"},
+		{hooks("{name: a.b, " + hookRest + ", " + hookURL + "}"), kindstest.InvalidText(at+".name", "a.b", "should be a domain with at least three segments separated by dots")},
+		{hooks("{name: a.b.c, " + hookRest + ", " + hookURL + "}, {name: a.b.c, " + hookRest + ", " + hookURL + "}"), `webhooks[1].name: Duplicate value: "a.b.c"`},
+		{hook("admissionReviewVersions: [v1], " + hookURL), at + ".sideEffects: Required value: must specify one of None, NoneOnDryRun"},
+		{hook("sideEffects: Some, admissionReviewVersions: [v1], " + hookURL), at + `.sideEffects: Unsupported value: "Some": supported values: "None", "NoneOnDryRun"`},
+		{hook("sideEffects: None, " + hookURL), at + ".admissionReviewVersions: Required value: must specify one of v1, v1beta1"},
+		{hook("sideEffects: None, admissionReviewVersions: [v2], " + hookURL), at + `.admissionReviewVersions: Invalid value: ["v2"]: must include at least one of v1, v1beta1`},
+		{hook("sideEffects: None, admissionReviewVersions: [v1, v1], " + hookURL), kindstest.InvalidText(at+".admissionReviewVersions[1]", "v1", "duplicate version")},
+		{hook("sideEffects: None, admissionReviewVersions: [v1, V2], " + hookURL), kindstest.InvalidText(at+".admissionReviewVersions[1]", "V2", validation.IsDNS1035Label("V2")[0])},
+		{hook(hookRest), at + ".clientConfig: Required value: exactly one of url or service is required"},
+		{hook(hookRest + ", clientConfig: {url: 'https://a', service: {name: a, namespace: b}}"), at + ".clientConfig: Required value: exactly one of url or service is required"},
+		{url("http://a.b"), kindstest.InvalidText(at+".clientConfig.url", "http", "'https' is the only allowed URL scheme"+form)},
+		{url("https:///a"), kindstest.InvalidText(at+".clientConfig.url", "", "host must be specified"+form)},
+		{url("https://u:p@a/b?c=d#e"), kindstest.InvalidText(at+".clientConfig.url", "u:p", "user information is not permitted in the URL") + "\n" +
+			kindstest.InvalidText(at+".clientConfig.url", "e", "fragments are not permitted in the URL") + "\n" +
+			kindstest.InvalidText(at+".clientConfig.url", "c=d", "query parameters are not permitted in the URL")},
+		{url("https://a b"), at + `.clientConfig.url: Required value: url must be a valid URL: parse "https://a b": invalid character " " in host name` + form},
+		{service("namespace: n"), here + ".name: Required value"},
+		{service("name: s"), here + ".namespace: Required value"},
+		{service("name: s, namespace: n, port: 0"), here + ".port: Invalid value: 0: port is not valid: must be between 1 and 65535, inclusive"},
+		{service("name: s, namespace: n, path: a"), kindstest.InvalidText(here+".path", "a", "must start with a '/'") + "\n" + kindstest.InvalidText(here+".path", "a", "segment[0] may not be empty")},
+		{service("name: s, namespace: n, path: //"), kindstest.InvalidText(here+".path", "//", "segment[0] may not be empty")},
+		{service("name: s, namespace: n, path: /a//B"), kindstest.InvalidText(here+".path", "/a//B", "segment[1] may not be empty") + "\n" + kindstest.InvalidText(here+".path", "/a//B", "segment[2]: "+kindstest.NotSubdomain)},
+		{only("failurePolicy: Retry"), at + `.failurePolicy: Unsupported value: "Retry": supported values: "Fail", "Ignore"`},
+		{only("matchPolicy: Near"), at + `.matchPolicy: Unsupported value: "Near": supported values: "Equivalent", "Exact"`},
+		{only("timeoutSeconds: 31"), at + ".timeoutSeconds: Invalid value: 31: the timeout value must be between 1 and 30 seconds"},
+		{only("timeoutSeconds: 0"), at + ".timeoutSeconds: Invalid value: 0: the timeout value must be between 1 and 30 seconds"},
+		{only("namespaceSelector: {matchExpressions: [{key: a, operator: Near}]}"), at + `.namespaceSelector.matchExpressions[0].operator: Invalid value: "Near": not a valid selector operator`},
+		{only("objectSelector: {matchLabels: {'a b': c}}"), kindstest.InvalidText(at+".objectSelector.matchLabels", "a b", validation.IsQualifiedName("a b")[0])},
+		{hookRules("apiGroups: [''], apiVersions: [v1], resources: [pods]"), rule + ".operations: Required value"},
+		{hookRules("operations: ['*', CREATE], apiGroups: [''], apiVersions: [v1], resources: [pods]"), rule + `.operations: Invalid value: ["*","CREATE"]: if '*' is present, must not specify other operations`},
+		{hookRules("operations: [READ], apiGroups: [''], apiVersions: [v1], resources: [pods]"), rule + `.operations[0]: Unsupported value: "READ": supported values: "*", "CONNECT", "CREATE", "DELETE", "UPDATE"`},
+		{hookRules("operations: [CREATE]"), rule + ".apiGroups: Required value\n" + rule + ".apiVersions: Required value\n" + rule + ".resources: Required value"},
+		{hookRules("operations: [CREATE], apiGroups: [a, '*'], apiVersions: ['*', v1, ''], resources: [pods]"), rule + `.apiGroups: Invalid value: ["a","*"]: if '*' is present, must not specify other API groups` + "\n" +
+			rule + `.apiVersions: Invalid value: ["*","v1",""]: if '*' is present, must not specify other API versions` + "\n" + rule + ".apiVersions[2]: Required value"},
+		{hookRules(podRule + ", scope: World"), rule + `.scope: Unsupported value: "World": supported values: "*", "Cluster", "Namespaced"`},
+		{resources("''"), rule + ".resources[0]: Required value"},
+		{resources("'pods/*', pods/status"), kindstest.InvalidText(rule+".resources[1]", "pods/status", "if 'pods/*' is present, must not specify pods/status")},
+		{resources("'*/status', pods/status"), kindstest.InvalidText(rule+".resources[1]", "pods/status", "if '*/status' is present, must not specify pods/status")},
+		{resources("'*/*', pods"), rule + `.resources: Invalid value: ["*/*","pods"]: if '*/*' is present, must not specify other resources`},
+		{resources("'*', pods"), rule + `.resources: Invalid value: ["*","pods"]: if '*' is present, must not specify other resources without subresources`},
+		{only("matchConditions: [{name: n}]"), at + ".matchConditions[0].expression: Required value"},
+		{only("matchConditions: [{expression: 'true'}]"), at + ".matchConditions[0].name: Required value"},
+		{only("matchConditions: [{name: a b, expression: 'true'}]"), kindstest.InvalidText(at+".matchConditions[0].name", "a b", validation.IsQualifiedName("a b")[0])},
+		{only("matchConditions: [{name: m, expression: 'true'}, {name: m, expression: 'true'}]"), at + `.matchConditions[1].name: Duplicate value: "m"`},
+		{only("matchConditions: [" + strings.Repeat("{name: m, expression: 'true'}, ", 65) + "]"), at + ".matchConditions: Too many: 65: must have at most 64 items"},
+	}
+}()
+
+func TestWebhookValidation(t *testing.T) {
+	kindstest.CheckRefused[*admissionv1.ValidatingWebhookConfiguration](t, webhookFaults...)
+	kindstest.CheckRefused[*admissionv1.MutatingWebhookConfiguration](t, webhookFaults...)
+	kindstest.CheckRefused[*admissionv1.MutatingWebhookConfiguration](t,
+		kindstest.BadObject{hook(hookRest + ", " + hookURL + ", reinvocationPolicy: Often"), `webhooks[0].reinvocationPolicy: Unsupported value: "Often": supported values: "IfNeeded", "Never"`})
+}
+
+func TestWebhookDefaults(t *testing.T) {
+	const given = "clientConfig: {service: {name: s, namespace: x}}, " + hookRest + ", rules: [{" + podRule + "}]"
+	const filled = "clientConfig: {service: {name: s, namespace: x, port: 443}}, " + hookRest + ", rules: [{" + podRule + ", scope: '*'}], " +
+		"failurePolicy: Fail, matchPolicy: Equivalent, namespaceSelector: {}, objectSelector: {}, timeoutSeconds: 10"
+	kindstest.CheckDefaults[*admissionv1.ValidatingWebhookConfiguration](t, hook(given), hook(filled))
+	kindstest.CheckDefaults[*admissionv1.MutatingWebhookConfiguration](t, hook(given), hook(filled+", reinvocationPolicy: Never"))
+}
+
+func TestWebhookUpdate(t *testing.T) {
+	kindstest.CheckChanges(t, hookRules(podRule),
+		kindstest.Change[*admissionv1.ValidatingWebhookConfiguration]{Change: func(c *admissionv1.ValidatingWebhookConfiguration) { c.Labels = map[string]string{"a": "b"} }, Generation: 1},
+		kindstest.Change[*admissionv1.ValidatingWebhookConfiguration]{Change: func(c *admissionv1.ValidatingWebhookConfiguration) { c.Webhooks = nil }, Generation: 2},
+	)
+	// What was stored when more side effects were allowed may stay.
+	kindstest.CheckChanges(t, hook("sideEffects: Unknown, admissionReviewVersions: [v1], "+hookURL),
+		kindstest.Change[*admissionv1.MutatingWebhookConfiguration]{Change: func(c *admissionv1.MutatingWebhookConfiguration) {
+			c.Webhooks[0].TimeoutSeconds = kindstest.Ptr(int32(5))
+		}, Generation: 2})
+	for _, got := range []string{kindstest.PrintTable[*admissionv1.ValidatingWebhookConfiguration](t, hookRules(podRule)), kindstest.PrintTable[*admissionv1.MutatingWebhookConfiguration](t, hookRules(podRule))} {
+		if got != "NAME|WEBHOOKS|AGE\na|1|3h" {
+			t.Error(got)
+		}
+	}
+}
+
+// Expressions are handed to the compiler with what they are for, and what it finds is a cause like the others.
+func TestExpressionsAreCompiled(t *testing.T) {
+	var seen []expressions.Expression
+	all := kinds.All(kinds.Compiling(func(list []expressions.Expression) field.ErrorList {
+		seen = append(seen, list...)
+		return field.ErrorList{field.Invalid(list[0].At, list[0].Text, "compilation failed")}
+	}))
+	c := kindstest.Load[*admissionv1.ValidatingWebhookConfiguration](t, hook(hookRest+", "+hookURL+", matchConditions: [{name: m, expression: ' 1 + '}]"))
+	if got := kindstest.JoinErrors(all.ByType(c).Judge(c, nil)); got != kindstest.InvalidText("webhooks[0].matchConditions[0].expression", "1 +", "compilation failed") {
+		t.Error(got)
+	}
+	if len(seen) != 1 || seen[0].Use != expressions.MatchCondition || seen[0].Params {
+		t.Errorf("compiled %+v", seen)
+	}
+	seen = nil
+	p := kindstest.Load[*admissionv1.ValidatingAdmissionPolicy](t, policyText("paramKind: {apiVersion: v1, kind: ConfigMap}, variables: [{name: v, expression: '1'}], "+
+		"validations: [{expression: a, messageExpression: b}], auditAnnotations: [{key: k, valueExpression: c}]"))
+	all.ByType(p).Judge(p, nil)
+	var uses []expressions.Use
+	for _, e := range seen {
+		uses = append(uses, e.Use)
+		if !e.Params {
+			t.Errorf("%s may use params", e.Text)
+		}
+	}
+	if len(uses) != 4 || uses[0] != expressions.Variable || seen[0].Name != "v" || uses[1] != expressions.Validation || uses[2] != expressions.Message || uses[3] != expressions.AuditAnnotation {
+		t.Errorf("compiled %+v", seen)
+	}
+}

@@ -1,0 +1,143 @@
+package autoscaling_test
+
+import (
+	"context"
+	"testing"
+
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/randfill"
+	"sigs.k8s.io/yaml"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
+	"keelson.dev/keelson/controlplane/api/kinds/kindstest"
+)
+
+func autoscalerWrongs() []kindstest.InvalidPatch {
+	metric := func(s string) string { return "spec: {metrics: [{" + s + "}]}" }
+	target := func(s string) string {
+		return metric("type: Resource, resource: {name: cpu, target: {" + s + "}}")
+	}
+	rules := func(s string) string { return "spec: {behavior: {scaleUp: {" + s + "}}}" }
+	policy := func(s string) string { return rules("policies: [{" + s + "}]") }
+	const m0, up = "spec.metrics[0].", "spec.behavior.scaleUp."
+	return []kindstest.InvalidPatch{
+		{"spec: {minReplicas: 0}", "spec.metrics: Forbidden: must specify at least one Object or External metric to support scaling to zero replicas"},
+		{"spec: {minReplicas: -1}", "spec.minReplicas: Invalid value: -1: must be greater than or equal to 0"},
+		{"spec: {maxReplicas: -1}", "spec.maxReplicas: Invalid value: -1: must be greater than or equal to 1; spec.maxReplicas: Invalid value: -1: must be greater than or equal to `minReplicas`"},
+		{"spec: {maxReplicas: 0}", "spec.maxReplicas: Required value: must be set and greater than 0; spec.maxReplicas: Invalid value: 0: must be greater than or equal to `minReplicas`"},
+		{"spec: {minReplicas: 3}", "spec.maxReplicas: Invalid value: 2: must be greater than or equal to `minReplicas`"},
+		{"spec: {scaleTargetRef: {kind: null}}", "spec.scaleTargetRef.kind: Required value"},
+		{"spec: {scaleTargetRef: {name: null}}", "spec.scaleTargetRef.name: Required value"},
+		{"spec: {scaleTargetRef: {name: a/b}}", `spec.scaleTargetRef.name: Invalid value: "a/b": may not contain '/'`},
+		{metric("type: ''"), m0 + "type: Required value: must specify a metric source type; " + m0 + `type: Unsupported value: ""`},
+		{metric("type: Guess"), m0 + `type: Unsupported value: "Guess": supported values: "ContainerResource", "External", "Object", "Pods", "Resource"`},
+		{metric("type: Resource"), m0 + "resource: Required value: must populate information for the given metric source"},
+		{metric("type: Resource, resource: {name: cpu, target: {type: Utilization, averageUtilization: 1}}, pods: {metric: {name: a}, target: {type: AverageValue, averageValue: 1}}"),
+			m0 + "pods: Forbidden: must populate the given metric source only"},
+		{metric("type: Resource, resource: {target: {type: Utilization, averageUtilization: 1}}"), m0 + "resource.name: Required value: must specify a resource name"},
+		{target("averageUtilization: 1"), m0 + "resource.target.type: Required value: must specify a metric target type; " + m0 + "resource.target.type: Invalid value: \"\": must be either Utilization, Value, or AverageValue"},
+		{target("type: Utilization, averageUtilization: 0"), m0 + "resource.target.averageUtilization: Invalid value: 0: must be greater than 0"},
+		{target("type: AverageValue, averageValue: 0"), m0 + `resource.target.averageValue: Invalid value: "0": must be positive`},
+		{target("type: Utilization"), m0 + "resource.target.averageUtilization: Required value: must set either a target raw value or a target utilization"},
+		{target("type: Utilization, averageUtilization: 1, averageValue: 1"), m0 + "resource.target.averageValue: Forbidden: may not set both a target raw value and a target utilization"},
+		{metric("type: Pods, pods: {metric: {name: ''}, target: {type: AverageValue, averageValue: 1}}"), m0 + "pods.metric.name: Required value: must specify a metric name"},
+		{metric("type: Pods, pods: {metric: {name: a}, target: {type: Value, value: 1}}"), m0 + "pods.target.averageValue: Required value: must specify a positive target averageValue"},
+		{metric("type: External, external: {metric: {name: a}, target: {type: Value}}"), m0 + "external.target.averageValue: Required value: must set either a target value for metric or a per-pod target"},
+		{metric("type: External, external: {metric: {name: a}, target: {type: Value, value: 1, averageValue: 1}}"), m0 + "external.target.value: Forbidden: may not set both a target value for metric and a per-pod target"},
+		{metric("type: Object, object: {describedObject: {kind: A, name: b}, metric: {name: a}, target: {type: Value}}"), m0 + "object.target.averageValue: Required value: must set either a target value or averageValue"},
+		{metric("type: Object, object: {describedObject: {name: b}, metric: {name: a}, target: {type: Value, value: 1}}"), m0 + "object.describedObject.kind: Required value"},
+		{metric("type: ContainerResource, containerResource: {name: cpu, target: {type: Utilization, averageUtilization: 1}}"), m0 + "containerResource.container: Required value: must specify a container"},
+		{metric("type: ContainerResource, containerResource: {name: disk, container: c, target: {type: Utilization, averageUtilization: 1}}"), m0 + `containerResource.name: Invalid value: "disk": must be a standard resource type or fully qualified; ` +
+			m0 + `containerResource.name: Invalid value: "disk": must be a standard resource for containers`},
+		{rules("stabilizationWindowSeconds: -1"), up + "stabilizationWindowSeconds: Invalid value: -1: must be greater than or equal to zero"},
+		{rules("stabilizationWindowSeconds: 3601"), up + "stabilizationWindowSeconds: Invalid value: 3601: must be less than or equal to 3600"},
+		{rules("selectPolicy: Any"), up + `selectPolicy: Unsupported value: "Any": supported values: "Disabled", "Max", "Min"`},
+		{rules("policies: []"), up + "policies: Required value: must specify at least one Policy"},
+		{rules("tolerance: -1"), up + `tolerance: Invalid value: "-1": must be greater than or equal to 0`},
+		{policy("type: Steps, value: 1, periodSeconds: 1"), up + `policies[0].type: Unsupported value: "Steps": supported values: "Percent", "Pods"`},
+		{policy("type: Pods, value: 0, periodSeconds: 1"), up + "policies[0].value: Invalid value: 0: must be greater than zero"},
+		{policy("type: Pods, value: 1, periodSeconds: 0"), up + "policies[0].periodSeconds: Invalid value: 0: must be greater than zero"},
+		{policy("type: Pods, value: 1, periodSeconds: 1801"), up + "policies[0].periodSeconds: Invalid value: 1801: must be less than or equal to 1800"},
+	}
+}
+
+const autoscaler = "{metadata: {name: a}, spec: {maxReplicas: 2, scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: d}}}"
+
+func TestAutoscalerValidation(t *testing.T) {
+	kindstest.CheckRejected[*autoscalingv2.HorizontalPodAutoscaler](t, autoscaler, autoscalerWrongs())
+	kindstest.CheckRejected[*autoscalingv1.HorizontalPodAutoscaler](t, autoscaler, []kindstest.InvalidPatch{
+		{"spec: {minReplicas: 0}", "spec.metrics: Forbidden: must specify at least one Object or External metric to support scaling to zero replicas"},
+		{"spec: {targetCPUUtilizationPercentage: 0}", "spec.metrics[0].resource.target.averageUtilization: Invalid value: 0: must be greater than 0"},
+		{"metadata: {annotations: {autoscaling.alpha.kubernetes.io/metrics: '['}}", "metadata.annotations: Invalid value: autoscaling.alpha.kubernetes.io/metrics: unexpected end of JSON input"},
+		{`metadata: {annotations: {autoscaling.alpha.kubernetes.io/metrics: '[{"type":"Pods"}]'}}`, "spec.metrics[0].pods: Required value"},
+		{`metadata: {annotations: {autoscaling.alpha.kubernetes.io/behavior: '{"ScaleUp":{}}'}}`, "spec.behavior.scaleUp.policies: Required value"},
+	})
+}
+
+// Each valid autoscaler is as v2 what it was, after it has been v1 for somebody who has not changed it.
+func TestAutoscalersConvertWhole(t *testing.T) {
+	ctx := context.Background()
+	k := kinds.All().ByType(&autoscalingv1.HorizontalPodAutoscaler{})
+	seen := 0
+	for seed := range int64(400) {
+		h := &autoscalingv2.HorizontalPodAutoscaler{}
+		kindstest.NewFiller(seed).Funcs(func(q *resource.Quantity, c randfill.Continue) {
+			*q = *resource.NewMilliQuantity(c.Int63n(5000)+1, resource.DecimalSI)
+		}, metricFill).Fill(h)
+		h.Annotations = map[string]string{"mine": "kept"}
+		h.Spec.Behavior = nil
+		if seed%2 == 0 {
+			h.Spec.Behavior = &autoscalingv2.HorizontalPodAutoscalerBehavior{ScaleUp: &autoscalingv2.HPAScalingRules{
+				StabilizationWindowSeconds: kindstest.Ptr(int32(seed)), Tolerance: kindstest.Ptr(resource.MustParse("100m")),
+			}}
+		}
+		h.TypeMeta, h.Status.CurrentMetrics = metav1.TypeMeta{}, nil
+		for i := range h.Status.Conditions { // times are written to the second
+			h.Status.Conditions[i].LastTransitionTime = metav1.NewTime(kindstest.Now)
+		}
+		kinds.All().ByType(h).Default(h)
+		before := h.DeepCopy()
+		first, err := k.Conversion.From(ctx, []api.Object{h})
+		if err != nil {
+			t.Fatal(err)
+		}
+		back, err := k.Conversion.To(ctx, first[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !fieldrules.SemanticEqual(back, before) || !fieldrules.SemanticEqual(h, before) {
+			a, _ := yaml.Marshal(before)
+			b, _ := yaml.Marshal(back)
+			t.Fatalf("seed %d:\n%s\nbecame\n%s", seed, a, b)
+		}
+		seen += len(h.Spec.Metrics)
+	}
+	if seen < 400 {
+		t.Errorf("%d metrics only were converted", seen)
+	}
+}
+
+// metricFill makes metrics whose parts belong together.
+func metricFill(m *autoscalingv2.MetricSpec, c randfill.Continue) {
+	value, share := kindstest.Ptr(*resource.NewQuantity(c.Int63n(100)+1, resource.DecimalSI)), kindstest.Ptr(int32(c.Intn(99)+1))
+	id := autoscalingv2.MetricIdentifier{Name: "m", Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}}}
+	average := autoscalingv2.MetricTarget{Type: autoscalingv2.AverageValueMetricType, AverageValue: value}
+	whole := autoscalingv2.MetricTarget{Type: autoscalingv2.ValueMetricType, Value: value}
+	used := autoscalingv2.MetricTarget{Type: autoscalingv2.UtilizationMetricType, AverageUtilization: share}
+	*m = []autoscalingv2.MetricSpec{
+		{Type: "Resource", Resource: &autoscalingv2.ResourceMetricSource{Name: "cpu", Target: used}},
+		{Type: "Resource", Resource: &autoscalingv2.ResourceMetricSource{Name: "cpu", Target: average}},
+		{Type: "Resource", Resource: &autoscalingv2.ResourceMetricSource{Name: "memory", Target: used}},
+		{Type: "ContainerResource", ContainerResource: &autoscalingv2.ContainerResourceMetricSource{Name: "cpu", Container: "c", Target: used}},
+		{Type: "Pods", Pods: &autoscalingv2.PodsMetricSource{Metric: id, Target: average}},
+		{Type: "External", External: &autoscalingv2.ExternalMetricSource{Metric: id, Target: average}},
+		{Type: "External", External: &autoscalingv2.ExternalMetricSource{Metric: id, Target: whole}},
+		{Type: "Object", Object: &autoscalingv2.ObjectMetricSource{Metric: id, Target: whole}},
+		{Type: "Object", Object: &autoscalingv2.ObjectMetricSource{Metric: id, Target: average}},
+	}[c.Intn(9)]
+}

@@ -1,0 +1,231 @@
+package batch_test
+
+import (
+	"maps"
+	"strings"
+	"testing"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/batch"
+	"keelson.dev/keelson/controlplane/api/kinds/kindstest"
+)
+
+// endingWrongs are wrong in a job and in the template of one, which stands at the prefix.
+func endingWrongs(wrap func(string) string, at string) []kindstest.InvalidPatch {
+	indexed := func(more string) string { return wrap("completionMode: Indexed, completions: 3, " + more) }
+	rule := func(s string) string { return wrap("podFailurePolicy: {rules: [{" + s + "}]}") }
+	codes := func(s string) string { return rule("action: FailJob, onExitCodes: {" + s + "}") }
+	met := func(s string) string { return indexed("successPolicy: {rules: [{" + s + "}]}") }
+	const neg = ": Invalid value: -1: must be greater than or equal to 0"
+	r0 := at + "podFailurePolicy.rules[0]"
+	s0 := at + "successPolicy.rules[0]"
+	return []kindstest.InvalidPatch{
+		{wrap("parallelism: -1"), at + "parallelism" + neg},
+		{wrap("completions: -1"), at + "completions" + neg},
+		{wrap("backoffLimit: -1"), at + "backoffLimit" + neg},
+		{wrap("activeDeadlineSeconds: -1"), at + "activeDeadlineSeconds" + neg},
+		{wrap("ttlSecondsAfterFinished: -1"), at + "ttlSecondsAfterFinished" + neg},
+		{wrap("managedBy: me"), at + `managedBy: Invalid value: "me": must be a domain-prefixed path`},
+		{wrap("managedBy: example.com/" + strings.Repeat("a", 60)), at + "managedBy: Too long: may not be more than 63 bytes"},
+		{wrap("completionMode: Some"), at + `completionMode: Unsupported value: "Some": supported values: "NonIndexed", "Indexed"`},
+		{wrap("backoffLimitPerIndex: 1"), at + "backoffLimitPerIndex: Invalid value: 1: requires indexed completion mode"},
+		{indexed("maxFailedIndexes: 1"), at + "backoffLimitPerIndex: Required value: when maxFailedIndexes is specified"},
+		{indexed("backoffLimitPerIndex: 1, maxFailedIndexes: 4"), at + "maxFailedIndexes: Invalid value: 4: must be less than or equal to completions"},
+		{indexed("parallelism: 100001"), at + "parallelism: Invalid value: 100001: must be less than or equal to 100000 when completion mode is Indexed"},
+		{wrap("podReplacementPolicy: Soon"), at + `podReplacementPolicy: Unsupported value: "Soon": supported values: "Failed", "TerminatingOrFailed"`},
+		{wrap("template: {spec: {restartPolicy: Always}}"), at + `template.spec.restartPolicy: Required value: valid values: "OnFailure", "Never"`},
+		{rule("action: FailJob"), r0 + ": Invalid value: specifying one of OnExitCodes and OnPodConditions is required"},
+		{rule("action: FailIndex, onPodConditions: [{type: A}]"), r0 + `.action: Invalid value: "FailIndex": requires the backoffLimitPerIndex to be set`},
+		{rule("action: Cry, onPodConditions: [{type: A}]"), r0 + `.action: Unsupported value: "Cry": supported values: "Count", "FailIndex", "FailJob", "Ignore"`},
+		{rule("onPodConditions: [{type: A}]"), r0 + `.action: Required value: valid values: ["Count" "FailIndex" "FailJob" "Ignore"]`},
+		{rule("action: Count, onPodConditions: [{type: A, status: Maybe}]"), r0 + `.onPodConditions[0].status: Unsupported value: "Maybe": supported values: "False", "True", "Unknown"`},
+		{rule("action: Count, onPodConditions: [{type: A}], onExitCodes: {operator: In, values: [1]}"), r0 + ": Invalid value: specifying both OnExitCodes and OnPodConditions is not supported"},
+		{codes("operator: In"), r0 + ".onExitCodes.values: Invalid value: null: at least one value is required"},
+		{codes("operator: In, values: [0]"), r0 + ".onExitCodes.values[0]: Invalid value: 0: must not be 0 for the In operator"},
+		{codes("operator: In, values: [1, 1]"), r0 + ".onExitCodes.values[1]: Duplicate value: 1"},
+		{codes("operator: In, values: [2, 1]"), r0 + ".onExitCodes.values: Invalid value: [2,1]: must be ordered"},
+		{codes("operator: Near, values: [1]"), r0 + `.onExitCodes.operator: Unsupported value: "Near": supported values: "In", "NotIn"`},
+		{codes("operator: In, values: [1], containerName: other"), r0 + `.onExitCodes.containerName: Invalid value: "other": must be one of the container or initContainer names in the pod template`},
+		{wrap("successPolicy: {rules: [{succeededCount: 1}]}"), at + "successPolicy: Invalid value"},
+		{indexed("successPolicy: {}"), at + "successPolicy.rules: Required value: at least one rules must be specified when the successPolicy is specified"},
+		{met(""), s0 + ": Required value: at least one of succeededCount or succeededIndexes must be specified"},
+		{met("succeededCount: 4"), s0 + ".succeededCount: Invalid value: 4: must be less than or equal to 3 (the number of specified completions)"},
+		{met("succeededIndexes: '5'"), s0 + `.succeededIndexes: Invalid value: "5": error parsing succeededIndexes: too large index: "5"`},
+		{met("succeededIndexes: '1,0'"), s0 + `.succeededIndexes: Invalid value: "1,0": error parsing succeededIndexes: non-increasing order, previous: 1, current: 0`},
+		{met("succeededIndexes: '0-1', succeededCount: 3"), s0 + ".succeededCount: Invalid value: 3: must be less than or equal to 2 (the number of indexes in the specified succeededIndexes field)"},
+	}
+}
+
+func TestJobValidation(t *testing.T) {
+	spec := func(s string) string { return "spec: {" + s + "}" }
+	kindstest.CheckRejected[*batchv1.Job](t, "{metadata: {name: a}, spec: {"+kindstest.EndingTemplate+"}}", append(endingWrongs(spec, "spec."), []kindstest.InvalidPatch{
+		{"metadata: {name: A}", `metadata.name: Invalid value: "A"`},
+		{spec("selector: {matchLabels: {a: b}}"), "spec.selector: Invalid value; spec.template.metadata.labels: Invalid value"},
+		{spec("template: {metadata: {labels: {job-name: other}}}"), "spec.template.metadata.labels[job-name]: Invalid value"},
+		{spec("manualSelector: true"), "spec.selector: Required value; spec.template.metadata.labels: Invalid value: null: `selector` does not match template `labels`"},
+		{"metadata: {name: " + strings.Repeat("a", 63) + "}, " + spec("completionMode: Indexed, completions: 10"), "metadata.name: Invalid value: \"" + strings.Repeat("a", 63) + "\": will not able to create pod with invalid DNS label"},
+	}...))
+	kindstest.CheckRejected[*batchv1.Job](t, "{metadata: {name: a}, spec: {manualSelector: true, selector: {matchLabels: {a: b}}, template: {metadata: {labels: {a: b}}, spec: {restartPolicy: Never, containers: [{name: c, image: i}]}}}}", nil)
+}
+
+func TestCronJobValidation(t *testing.T) {
+	job := func(s string) string { return "spec: {jobTemplate: {spec: {" + s + "}}}" }
+	zone := func(s string) kindstest.InvalidPatch {
+		return kindstest.InvalidPatch{"spec: {timeZone: " + s + "}", "spec.timeZone: Invalid value: \"" + s + "\": "}
+	}
+	at := func(s string) kindstest.InvalidPatch {
+		return kindstest.InvalidPatch{"spec: {schedule: '" + s + "'}", "spec.schedule: Invalid value: \"" + s + "\": "}
+	}
+	kindstest.CheckRejected[*batchv1.CronJob](t, "{metadata: {name: a}, spec: {schedule: '* * * * *', jobTemplate: {spec: {"+kindstest.EndingTemplate+"}}}}",
+		append(endingWrongs(job, "spec.jobTemplate.spec."), []kindstest.InvalidPatch{
+			{"metadata: {name: " + strings.Repeat("a", 53) + "}", "metadata.name: Invalid value: \"" + strings.Repeat("a", 53) + "\": must be no more than 52 characters"},
+			{"spec: {schedule: ''}", "spec.schedule: Required value"},
+			at("* * * *"), at("60 * * * *"), at("@often"), at("a b c d e"),
+			{"spec: {schedule: 'TZ=UTC 0 * * * *'}", "spec.schedule: Invalid value: \"TZ=UTC 0 * * * *\": cannot use TZ or CRON_TZ in schedule, use timeZone field instead"},
+			{"spec: {schedule: TZ=UTC}", "spec.schedule: Invalid value; spec.schedule: Invalid value"},
+			zone("Nowhere/Town"), zone("../etc"), zone("Local"), zone("UTC/"),
+			{"spec: {timeZone: ''}", "spec.timeZone: Invalid value: \"\": timeZone must be nil or non-empty string"},
+			{"spec: {concurrencyPolicy: Maybe}", `spec.concurrencyPolicy: Unsupported value: "Maybe": supported values: "Allow", "Forbid", "Replace"`},
+			{"spec: {startingDeadlineSeconds: -1}", "spec.startingDeadlineSeconds: Invalid value: -1"},
+			{"spec: {successfulJobsHistoryLimit: -1}", "spec.successfulJobsHistoryLimit: Invalid value: -1"},
+			{"spec: {failedJobsHistoryLimit: -1}", "spec.failedJobsHistoryLimit: Invalid value: -1"},
+			{job("selector: {matchLabels: {a: b}}"), "spec.jobTemplate.spec.selector: Invalid value: {\"matchLabels\":{\"a\":\"b\"}}: `selector` will be auto-generated"},
+			{job("manualSelector: true"), `spec.jobTemplate.spec.manualSelector: Unsupported value: true: supported values: "nil", "false"`},
+		}...))
+	kindstest.CheckRejected[*batchv1.CronJob](t, "{metadata: {name: a}, spec: {schedule: '@daily', timeZone: Europe/Berlin, jobTemplate: {spec: {"+kindstest.EndingTemplate+"}}}}", nil)
+}
+
+func TestJobUpdates(t *testing.T) {
+	stored := func(more string) *batchv1.Job {
+		j := kindstest.Load[*batchv1.Job](t, "{metadata: {name: a, generation: 1}, spec: {"+more+kindstest.EndingTemplate+"}}")
+		j.UID = "u1"
+		kinds.All().ByType(j).PrepareCreate(j)
+		return j
+	}
+	node := func(j *batchv1.Job) { j.Spec.Template.Spec.NodeSelector = map[string]string{"a": "b"} }
+	running := stored("suspend: true, ")
+	running.Status.StartTime = kindstest.Ptr(kindstest.Ago(time.Second))
+	for _, c := range []struct {
+		name   string
+		job    *batchv1.Job
+		change func(*batchv1.Job)
+		want   string
+	}{
+		{"parallelism", stored(""), func(j *batchv1.Job) { j.Spec.Parallelism = kindstest.Ptr(int32(4)) }, ""},
+		{"completions", stored(""), func(j *batchv1.Job) { j.Spec.Completions = kindstest.Ptr(int32(4)) }, "spec.completions"},
+		{"elastic", stored("completionMode: Indexed, completions: 2, "), func(j *batchv1.Job) {
+			j.Spec.Completions, j.Spec.Parallelism = kindstest.Ptr(int32(4)), kindstest.Ptr(int32(4))
+		}, ""},
+		{"not in tandem", stored("completionMode: Indexed, completions: 2, "), func(j *batchv1.Job) { j.Spec.Completions = kindstest.Ptr(int32(4)) }, "spec.completions"},
+		{"mode", stored(""), func(j *batchv1.Job) { j.Spec.CompletionMode = kindstest.Ptr(batchv1.IndexedCompletion) }, "spec.completionMode"},
+		{"manager", stored(""), func(j *batchv1.Job) { j.Spec.ManagedBy = kindstest.Ptr("example.com/x") }, "spec.managedBy"},
+		{"template", stored(""), node, "spec.template"},
+		{"suspended", stored("suspend: true, "), node, ""},
+		{"suspended: resources", stored("suspend: true, "), func(j *batchv1.Job) {
+			j.Spec.Template.Spec.Containers[0].Resources.Requests = corev1.ResourceList{"cpu": resource.MustParse("1")}
+		}, ""},
+		{"suspended: image", stored("suspend: true, "), func(j *batchv1.Job) { j.Spec.Template.Spec.Containers[0].Image = "j" }, "spec.template"},
+		{"suspended, but begun", running, node, "spec.template"},
+	} {
+		if _, wrong := kindstest.RunUpdate(t, c.job, "", c.change); strings.Join(wrong, ",") != c.want {
+			t.Errorf("%s: %q, want %q", c.name, wrong, c.want)
+		}
+	}
+}
+
+// A job without a selector gets one that no other has; what is the user's stays.
+func TestJobSelectsItsPods(t *testing.T) {
+	j := kindstest.Load[*batchv1.Job](t, "{metadata: {name: a}, spec: {template: {metadata: {labels: {app: x}}, spec: {restartPolicy: Never, containers: [{name: c, image: i}]}}}}")
+	j.UID = "u1"
+	kinds.All().ByType(j).PrepareCreate(j)
+	want := map[string]string{"app": "x", "job-name": "a", "controller-uid": "u1", "batch.kubernetes.io/job-name": "a", "batch.kubernetes.io/controller-uid": "u1"}
+	if !maps.Equal(j.Spec.Template.Labels, want) || !maps.Equal(j.Labels, want) ||
+		!maps.Equal(j.Spec.Selector.MatchLabels, map[string]string{"batch.kubernetes.io/controller-uid": "u1"}) {
+		t.Errorf("labels %v and %v, selector %v", j.Spec.Template.Labels, j.Labels, j.Spec.Selector)
+	}
+}
+
+// What a report may not say of a job: an end without a reason, less than before, another end.
+func TestJobStatusUpdates(t *testing.T) {
+	j := kindstest.Load[*batchv1.Job](t, "{metadata: {name: a}, spec: {"+kindstest.EndingTemplate+"}}")
+	condition := func(types ...batchv1.JobConditionType) []batchv1.JobCondition {
+		var out []batchv1.JobCondition
+		for _, c := range types {
+			out = append(out, batchv1.JobCondition{Type: c, Status: corev1.ConditionTrue})
+		}
+		return out
+	}
+	done := j.DeepCopy()
+	done.Status = batchv1.JobStatus{Succeeded: 1, StartTime: kindstest.Ptr(kindstest.Ago(time.Minute)), CompletionTime: kindstest.Ptr(kindstest.Ago(time.Second)),
+		Conditions: condition(batchv1.JobSuccessCriteriaMet, batchv1.JobComplete)}
+	for _, c := range []struct {
+		name   string
+		from   *batchv1.Job
+		change func(*batchv1.JobStatus)
+		want   string
+	}{
+		{"complete", j, func(s *batchv1.JobStatus) { *s = done.Status }, ""},
+		{"negative", j, func(s *batchv1.JobStatus) { s.Active = -1 }, "status.active: Invalid value: -1: must be greater than or equal to 0"},
+		{"no reason", j, func(s *batchv1.JobStatus) {
+			s.Conditions, s.StartTime = condition(batchv1.JobFailed), kindstest.Ptr(kindstest.Ago(time.Second))
+		},
+			"status.conditions: Invalid value: cannot set Failed=True condition without the FailureTarget=true condition"},
+		{"no start", j, func(s *batchv1.JobStatus) { s.Conditions = condition(batchv1.JobFailed, batchv1.JobFailureTarget) }, "status.startTime: Required value: startTime is required for finished job"},
+		{"indexes", j, func(s *batchv1.JobStatus) { s.CompletedIndexes = "0" }, "status.completedIndexes: Invalid value: \"0\": cannot set non-empty completedIndexes when non-indexed completion mode"},
+		{"more ready", j, func(s *batchv1.JobStatus) { s.Ready = kindstest.Ptr(int32(1)) }, "status.ready: Invalid value: 1: cannot set more ready pods than active"},
+		{"less", done, func(s *batchv1.JobStatus) { s.Succeeded = 0 }, "status.succeeded: Invalid value: 0: cannot decrease the succeeded counter"},
+		{"active", done, func(s *batchv1.JobStatus) { s.Active = 1 }, "status.active: Invalid value: 1: active>0 is invalid for finished job"},
+	} {
+		now := c.from.DeepCopy()
+		c.change(&now.Status)
+		var want []string
+		if c.want != "" {
+			want = []string{c.want}
+		}
+		kindstest.CheckErrors(t, c.name, batch.ValidateJobStatusUpdate(now, c.from), want...)
+	}
+}
+
+// The start time of a job changes while the job is suspended and when it is resumed, and at no other time. F11
+func TestJobStartTimeUpdates(t *testing.T) {
+	at := func(n int) *metav1.Time { return kindstest.Ptr(metav1.NewTime(time.Unix(int64(n), 0))) }
+	paused := []batchv1.JobCondition{{Type: batchv1.JobSuspended, Status: corev1.ConditionTrue}}
+	resumed := []batchv1.JobCondition{{Type: batchv1.JobSuspended, Status: corev1.ConditionFalse}}
+	finished := []batchv1.JobCondition{{Type: batchv1.JobSuccessCriteriaMet, Status: corev1.ConditionTrue},
+		{Type: batchv1.JobComplete, Status: corev1.ConditionTrue}}
+	const immutable = "status.startTime: Invalid value: "
+	for _, c := range []struct {
+		name, spec string
+		was, now   batchv1.JobStatus
+		want       string
+	}{
+		{"running, moved", "", batchv1.JobStatus{StartTime: at(1)}, batchv1.JobStatus{StartTime: at(2)}, immutable},
+		{"running, removed", "", batchv1.JobStatus{StartTime: at(1)}, batchv1.JobStatus{}, immutable},
+		{"suspended, removed", "suspend: true, ", batchv1.JobStatus{StartTime: at(1)}, batchv1.JobStatus{Conditions: paused}, ""},
+		{"resumed", "", batchv1.JobStatus{StartTime: at(1), Conditions: paused},
+			batchv1.JobStatus{StartTime: at(2), Conditions: resumed}, ""},
+		{"resumed before", "", batchv1.JobStatus{StartTime: at(1), Conditions: resumed},
+			batchv1.JobStatus{StartTime: at(2), Conditions: resumed}, immutable},
+		{"nothing to do", "suspend: true, completions: 0, ", batchv1.JobStatus{},
+			batchv1.JobStatus{Conditions: finished, CompletionTime: at(3)}, ""},
+		{"elastic", "completionMode: Indexed, completions: 2, parallelism: 2, ",
+			batchv1.JobStatus{Succeeded: 2, CompletedIndexes: "0,1"}, batchv1.JobStatus{Succeeded: 1, CompletedIndexes: "0"}, ""},
+		{"not elastic", "completionMode: Indexed, completions: 2, parallelism: 1, ", batchv1.JobStatus{Succeeded: 2, CompletedIndexes: "0,1"},
+			batchv1.JobStatus{Succeeded: 1, CompletedIndexes: "0"}, "status.succeeded: "},
+	} {
+		old := kindstest.Load[*batchv1.Job](t, "{metadata: {name: a}, spec: {"+c.spec+kindstest.EndingTemplate+"}}")
+		old.Status = c.was
+		now := old.DeepCopy()
+		now.Status = c.now
+		errs := batch.ValidateJobStatusUpdate(now, old)
+		if (c.want == "") != (len(errs) == 0) || len(errs) > 0 && !strings.HasPrefix(errs[0].Error(), c.want) {
+			t.Errorf("%s: %v, want %q", c.name, errs, c.want)
+		}
+	}
+}

@@ -1,0 +1,333 @@
+package resource_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	resourcev1 "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/validate/content"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/kindstest"
+	"keelson.dev/keelson/controlplane/api/kinds/resource"
+)
+
+// claimFaults are those of what a claim asks for, which a template asks for too; text makes an object of it, whose field
+// at it is.
+func claimFaults(text func(devices string) string, at string) []kindstest.BadObject {
+	request := func(r string) string { return text("requests: [{name: r, " + r + "}]") }
+	exactly := func(e string) string { return request("exactly: {deviceClassName: c, " + e + "}") }
+	constraint := func(c string) string {
+		return text("requests: [{name: r, exactly: {deviceClassName: c}}], constraints: [{" + c + "}]")
+	}
+	config := func(c string) string {
+		return text("requests: [{name: r, exactly: {deviceClassName: c}}], config: [{" + c + "}]")
+	}
+	toleration := func(s string) string { return exactly("tolerations: [{" + s + "}]") }
+	req, con, cfg := at+".requests[0]", at+".constraints[0]", at+".config[0]"
+	tol := req + ".exactly.tolerations[0]"
+	const missing = "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'"
+	many := func(one string, n int) string { return strings.TrimSuffix(strings.Repeat(one+", ", n), ", ") }
+	return []kindstest.BadObject{
+		{exactly("selectors: [{cel: {expression: 'true'}}]"), ""},
+		{request("firstAvailable: [{name: a, deviceClassName: c}, {name: b, deviceClassName: c}]"), ""},
+		{constraint("requests: [r], matchAttribute: x.io/a"), ""},
+		{config("requests: [r], opaque: {driver: x.io, parameters: {a: b}}"), ""},
+		{text("requests: [{name: R, exactly: {deviceClassName: c}}]"), kindstest.InvalidText(req+".name", "R", kindstest.NotLabel)},
+		{request(""), req + ": Required value: exactly one of `exactly` or `firstAvailable` is required"},
+		{request("exactly: {deviceClassName: c}, firstAvailable: [{name: a, deviceClassName: c}]"), req + ": Invalid value: null: exactly one of `exactly` or `firstAvailable` is required, but multiple fields are set"},
+		{request("exactly: {}"), req + ".exactly.deviceClassName: Required value"},
+		{request("exactly: {deviceClassName: C}"), kindstest.InvalidText(req+".exactly.deviceClassName", "C", kindstest.NotSubdomain)},
+		{request("firstAvailable: [{name: A}]"), kindstest.InvalidText(req+".firstAvailable[0].name", "A", kindstest.NotLabel) + "\n" + req + ".firstAvailable[0].deviceClassName: Required value"},
+		{request("firstAvailable: [" + many("{name: a, deviceClassName: c}", 2) + "]"), req + `.firstAvailable[1]: Duplicate value: "a"`},
+		{request("firstAvailable: [" + many("{name: a, deviceClassName: c}", 9) + "]"), req + ".firstAvailable: Too many: 9: must have at most 8 items"},
+		{text("requests: [" + many("{name: r, exactly: {deviceClassName: c}}", 2) + "]"), at + `.requests[1]: Duplicate value: "r"`},
+		{text("requests: [" + many("{name: r, exactly: {deviceClassName: c}}", 33) + "]"), at + ".requests: Too many: 33: must have at most 32 items"},
+		{exactly("allocationMode: Some"), req + `.exactly.allocationMode: Unsupported value: "Some": supported values: "All", "ExactCount"`},
+		{exactly("allocationMode: All, count: 2"), req + ".exactly.count: Invalid value: 2: must not be specified when allocationMode is 'All'"},
+		{exactly("count: -1"), req + ".exactly.count: Invalid value: -1: must be greater than zero"},
+		{exactly("selectors: [{}]"), req + ".exactly.selectors[0].cel: Required value"},
+		{exactly("selectors: [{cel: {}}]"), req + ".exactly.selectors[0].cel.expression: Required value"},
+		{exactly("selectors: [{cel: {expression: " + strings.Repeat("a", 10241) + "}}]"), req + ".exactly.selectors[0].cel.expression: Too long: may not be more than 10240 bytes"},
+		{exactly("selectors: [" + many("{cel: {expression: a}}", 33) + "]"), req + ".exactly.selectors: Too many: 33: must have at most 32 items"},
+		{toleration("key: a b"), kindstest.InvalidText(tol+".key", "a b", validation.IsQualifiedName("a b")[0])},
+		{toleration("operator: Near"), tol + `.operator: Unsupported value: "Near": supported values: "Equal", "Exists"`},
+		{toleration("operator: Exists, value: v"), kindstest.InvalidText(tol+".value", "v", "must be empty for operator `Exists`")},
+		{toleration("value: a b"), kindstest.InvalidText(tol+".value", "a b", validation.IsValidLabelValue("a b")[0])},
+		{toleration("effect: Explode"), tol + `.effect: Unsupported value: "Explode": supported values: "NoExecute", "NoSchedule", "None"`},
+		{constraint("requests: [r]"), con + `: Required value: exactly one of "matchAttribute" or "distinctAttribute" is required`},
+		{constraint("matchAttribute: x.io/a, distinctAttribute: x.io/a"), con + ": Invalid value: \"{`matchAttribute`, `distinctAttribute`}\": exactly one of \"matchAttribute\" or \"distinctAttribute\" is required, but multiple fields are set"},
+		{constraint("matchAttribute: a"), kindstest.InvalidText(con+".matchAttribute", "a", "a fully qualified name must be a domain and a name separated by a slash")},
+		{constraint("matchAttribute: x.io/1"), kindstest.InvalidText(con+".matchAttribute", "1", content.IsCIdentifier("1")[0])},
+		{constraint("matchAttribute: x.io/a/b"), ""},
+		{constraint("matchAttribute: x.io/a/" + strings.Repeat("b", 96)), con + ".matchAttribute: Too long: may not be more than 96 bytes"},
+		{constraint("matchAttribute: /a"), kindstest.InvalidText(con+".matchAttribute", "", "the domain must not be empty")},
+		{constraint("distinctAttribute: x.io/"), kindstest.InvalidText(con+".distinctAttribute", "", "the name must not be empty")},
+		{constraint("requests: [s], matchAttribute: x.io/a"), kindstest.InvalidText(con+".requests[0]", "s", missing)},
+		{constraint("requests: [r/s/t], matchAttribute: x.io/a"), kindstest.InvalidText(con+".requests[0]", "r/s/t", missing)},
+		{text("requests: [{name: r, firstAvailable: [{name: a, deviceClassName: c}]}], constraints: [{requests: [r/a, r/b], matchAttribute: x.io/a}]"),
+			kindstest.InvalidText(con+".requests[1]", "r/b", missing)},
+		{constraint("requests: [r, r], matchAttribute: x.io/a"), con + `.requests[1]: Duplicate value: "r"`},
+		{config(""), cfg + ".opaque: Required value"},
+		{config("opaque: {parameters: {}}"), cfg + ".opaque.driver: Required value"},
+		{config("opaque: {driver: x.io}"), cfg + ".opaque.parameters: Required value"},
+		{config("opaque: {driver: x.io, parameters: 5}"), cfg + `.opaque.parameters: Invalid value: "<value omitted>": must be a valid JSON object`},
+		{config("opaque: {driver: x.io, parameters: {a: " + strings.Repeat("a", 10240) + "}}"), cfg + ".opaque.parameters: Too long: may not be more than 10240 bytes"},
+	}
+}
+
+func claim(devices string) string { return "{metadata: {name: a}, spec: {devices: {" + devices + "}}}" }
+
+func TestResourceClaimValidation(t *testing.T) {
+	kindstest.CheckRefused[*resourcev1.ResourceClaim](t, claimFaults(claim, "spec.devices")...)
+	template := func(devices string) string {
+		return "{metadata: {name: a}, spec: {spec: {devices: {" + devices + "}}}}"
+	}
+	kindstest.CheckRefused[*resourcev1.ResourceClaimTemplate](t, claimFaults(template, "spec.spec.devices")...)
+	kindstest.CheckRefused[*resourcev1.ResourceClaimTemplate](t,
+		kindstest.BadObject{"{metadata: {name: a}, spec: {metadata: {labels: {a b: c}, annotations: {c d: e}}}}", kindstest.InvalidText("spec.metadata.annotations", "c d", validation.IsQualifiedName("c d")[0]) + "\n" +
+			kindstest.InvalidText("spec.metadata.labels", "a b", validation.IsQualifiedName("a b")[0])})
+	kindstest.CheckDefaults[*resourcev1.ResourceClaim](t, claim("requests: [{name: r, exactly: {deviceClassName: c, tolerations: [{key: k}]}}, {name: s, firstAvailable: [{name: t, deviceClassName: c, allocationMode: All}]}]"),
+		claim("requests: [{name: r, exactly: {deviceClassName: c, allocationMode: ExactCount, count: 1, tolerations: [{key: k, operator: Equal}]}}, {name: s, firstAvailable: [{name: t, deviceClassName: c, allocationMode: All}]}]"))
+	kindstest.CheckChanges(t, template("requests: [{name: r, exactly: {deviceClassName: c}}]"),
+		kindstest.Change[*resourcev1.ResourceClaimTemplate]{Change: func(c *resourcev1.ResourceClaimTemplate) { c.Labels = map[string]string{"a": "b"} }})
+}
+
+func TestResourceClaimStatus(t *testing.T) {
+	type cl = resourcev1.ResourceClaim
+	const request = "requests: [{name: r, exactly: {deviceClassName: c}}]"
+	result := resourcev1.DeviceRequestAllocationResult{Request: "r", Driver: "x.io", Pool: "p", Device: "d"}
+	allocate := func(c *cl, change func(*resourcev1.DeviceRequestAllocationResult)) {
+		r := result
+		if change != nil {
+			change(&r)
+		}
+		c.Status.Allocation = &resourcev1.AllocationResult{Devices: resourcev1.DeviceAllocationResult{Results: []resourcev1.DeviceRequestAllocationResult{r}}}
+	}
+	with := func(change func(*resourcev1.DeviceRequestAllocationResult)) func(*cl) {
+		return func(c *cl) { allocate(c, change) }
+	}
+	reserve := func(c *cl, uids ...string) {
+		for _, u := range uids {
+			c.Status.ReservedFor = append(c.Status.ReservedFor, resourcev1.ResourceClaimConsumerReference{Resource: "pods", Name: "p", UID: types.UID(u)})
+		}
+	}
+	device := func(d resourcev1.AllocatedDeviceStatus) func(*cl) {
+		return func(c *cl) {
+			allocate(c, nil)
+			c.Status.Devices = []resourcev1.AllocatedDeviceStatus{d}
+		}
+	}
+	const res, dev = "status.allocation.devices.results[0]", "status.devices[0]"
+	kindstest.CheckChanges(t, claim(request),
+		kindstest.Change[*cl]{Sub: "status", Change: func(c *cl) { allocate(c, nil); reserve(c, "1", "2"); c.Spec.Devices.Requests = nil }},
+		kindstest.Change[*cl]{Sub: "status", Change: device(resourcev1.AllocatedDeviceStatus{Driver: "x.io", Pool: "p", Device: "d"})},
+		kindstest.Change[*cl]{Change: func(c *cl) { c.Labels = map[string]string{"a": "b"}; reserve(c, "1") }},
+		kindstest.Change[*cl]{Sub: "status", Change: func(c *cl) { reserve(c, "1") }, Want: "status.reservedFor: Forbidden: may not be specified when `allocated` is not set"},
+		kindstest.Change[*cl]{Sub: "status", Change: func(c *cl) { allocate(c, nil); reserve(c, "1", "1") }, Want: `status.reservedFor[1]: Duplicate value: "1"`},
+		kindstest.Change[*cl]{Sub: "status", Change: func(c *cl) {
+			allocate(c, nil)
+			c.Status.ReservedFor = []resourcev1.ResourceClaimConsumerReference{{}}
+		}, Want: "status.reservedFor[0].resource: Required value\nstatus.reservedFor[0].name: Required value\nstatus.reservedFor[0].uid: Required value"},
+		kindstest.Change[*cl]{Sub: "status", Change: with(func(r *resourcev1.DeviceRequestAllocationResult) { r.Request = "s" }),
+			Want: kindstest.InvalidText(res+".request", "s", "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'")},
+		kindstest.Change[*cl]{Sub: "status", Change: with(func(r *resourcev1.DeviceRequestAllocationResult) { r.Driver, r.Pool, r.Device = "", "", "D" }),
+			Want: res + ".driver: Required value\n" + res + ".pool: Required value\n" + kindstest.InvalidText(res+".device", "D", kindstest.NotLabel)},
+		kindstest.Change[*cl]{Sub: "status", Change: with(func(r *resourcev1.DeviceRequestAllocationResult) { r.Pool = "a//b" }), Want: kindstest.InvalidText(res+".pool", "", kindstest.NotSubdomain)},
+		kindstest.Change[*cl]{Sub: "status", Change: with(func(r *resourcev1.DeviceRequestAllocationResult) { r.ShareID = kindstest.Ptr(types.UID("X")) }),
+			Want: kindstest.InvalidText(res+".shareID", "X", "uid must be in RFC 4122 normalized form, `xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx` with lowercase hexadecimal characters")},
+		kindstest.Change[*cl]{Sub: "status", Change: with(func(r *resourcev1.DeviceRequestAllocationResult) {
+			r.BindingConditions, r.BindingFailureConditions = []string{"a"}, []string{"a"}
+		}), Want: kindstest.InvalidText(res+".bindingFailureConditions[0]", "a", "bindingFailureConditions must not overlap with bindingConditions")},
+		kindstest.Change[*cl]{Sub: "status", Change: with(func(r *resourcev1.DeviceRequestAllocationResult) { r.BindingConditions = []string{"a"} }),
+			Want: res + ".bindingFailureConditions: Invalid value: null: bindingFailureConditions are required to use bindingConditions"},
+		kindstest.Change[*cl]{Sub: "status", Change: with(func(r *resourcev1.DeviceRequestAllocationResult) {
+			r.SkipNodeOperations = []resourcev1.SkipNodeOperation{"NodePrepareResources"}
+		}), Want: res + `.skipNodeOperations: Invalid value: ["NodePrepareResources"]: NodePrepareResources cannot be skipped unless NodeUnprepareResources is also skipped`},
+		kindstest.Change[*cl]{Sub: "status", Change: func(c *cl) {
+			allocate(c, nil)
+			c.Status.Allocation.Devices.Config = []resourcev1.DeviceAllocationConfiguration{{Source: "FromSky", DeviceConfiguration: resourcev1.DeviceConfiguration{Opaque: &resourcev1.OpaqueDeviceConfiguration{Driver: "x", Parameters: runtime.RawExtension{Raw: []byte("{}")}}}}}
+		}, Want: `status.allocation.devices.config[0].source: Unsupported value: "FromSky": supported values: "FromClaim", "FromClass"`},
+		kindstest.Change[*cl]{Sub: "status", Change: device(resourcev1.AllocatedDeviceStatus{Driver: "x.io", Pool: "p", Device: "e"}), Want: kindstest.InvalidText(dev, "x.io/p/e", "must be an allocated device in the claim")},
+		kindstest.Change[*cl]{Sub: "status", Change: device(resourcev1.AllocatedDeviceStatus{Driver: "x.io", Pool: "p", Device: "d", Data: &runtime.RawExtension{Raw: []byte("[]")}}), Want: dev + `.data: Invalid value: "<value omitted>": must be a valid JSON object`},
+		kindstest.Change[*cl]{Sub: "status", Change: device(resourcev1.AllocatedDeviceStatus{Driver: "x.io", Pool: "p", Device: "d", NetworkData: &resourcev1.NetworkDeviceData{
+			InterfaceName: strings.Repeat("a", 257), HardwareAddress: strings.Repeat("a", 129), IPs: []string{"10.0.0.1/24", "10.0.0.1/24"}}}),
+			Want: dev + ".networkData.interfaceName: Too long: may not be more than 256 bytes\n" + dev + ".networkData.hardwareAddress: Too long: may not be more than 128 bytes\n" + dev + `.networkData.ips[1]: Duplicate value: "10.0.0.1/24"`},
+	)
+	// What was allocated stays, and a claim that is being deleted is reserved for nobody new.
+	old := kindstest.Load[*cl](t, claim(request))
+	old.ResourceVersion = "1"
+	allocate(old, nil)
+	reserve(old, "1")
+	now := old.DeepCopy()
+	now.DeletionTimestamp = &metav1.Time{Time: kindstest.Now}
+	reserve(now, "2")
+	now.Status.Allocation.Devices.Results[0].Device = "e"
+	got := kindstest.JoinErrors(resource.ValidateClaimStatus(now, old, nil))
+	if !strings.Contains(got, "new entries may not be added while") || !strings.HasSuffix(got, "field is immutable") {
+		t.Error(got)
+	}
+	for want, c := range map[string]*cl{"pending": kindstest.Load[*cl](t, claim(request)), "allocated,reserved": old, "deleted,allocated,reserved": now} {
+		if got := resource.ClaimState(c); got != want {
+			t.Errorf("%s, not %s", got, want)
+		}
+	}
+	if got := kindstest.PrintTable[*cl](t, claim(request)); got != "NAME|STATE|AGE\na|pending|3h" {
+		t.Error(got)
+	}
+	k := kinds.All().ByType(old)
+	// What was told of a device goes with the device.
+	used := old.DeepCopy()
+	used.Status.Devices = []resourcev1.AllocatedDeviceStatus{{Driver: "x.io", Pool: "p", Device: "d"}}
+	free := used.DeepCopy()
+	free.Status.Allocation, free.Status.ReservedFor = nil, nil
+	k.Subresources["status"].PrepareUpdate(free, used)
+	if errs := k.Subresources["status"].ValidateUpdate(free, used); len(errs) > 0 || free.Status.Devices != nil {
+		t.Errorf("deallocated: %v, devices %v", errs, free.Status.Devices)
+	}
+	now = old.DeepCopy()
+	now.Spec.Devices.Requests[0].Name = "s"
+	if got := kindstest.JoinErrors(k.ValidateUpdate(now, old)); !strings.HasPrefix(got, "spec: Invalid value: ") || !strings.HasSuffix(got, "field is immutable") {
+		t.Error(got)
+	}
+}
+
+func TestDerivedAttributes(t *testing.T) {
+	text := func(derived, constraints string) string {
+		return claim("requests: [{name: r, exactly: {deviceClassName: c, derivedAttributes: [" + derived + "]}}], constraints: [" + constraints + "]")
+	}
+	const at = "spec.devices.requests[0].exactly.derivedAttributes[0]"
+	kindstest.CheckRefused[*resourcev1.ResourceClaim](t,
+		kindstest.BadObject{text("{name: x.io/a, expression: '1'}", "{requests: [r], matchAttribute: x.io/a}"), ""},
+		kindstest.BadObject{text("{name: x.io/a, expression: '1'}", "{distinctAttribute: x.io/a}"), ""},
+		kindstest.BadObject{text("{expression: '1'}", ""), at + ".name: Required value"},
+		kindstest.BadObject{text("{name: x.io/a, expression: '1'}", ""), kindstest.InvalidText(at+".name", "x.io/a", "must be referenced by at least one matchAttribute or distinctAttribute constraint targeting this request")},
+		kindstest.BadObject{text("{name: x.io/a}", "{matchAttribute: x.io/a}"), at + ".expression: Required value"},
+	)
+}
+
+func TestDeviceClass(t *testing.T) {
+	class := func(spec string) string { return "{metadata: {name: a}, spec: {" + spec + "}}" }
+	config := func(c string) string { return class("config: [{" + c + "}]") }
+	extended := func(n string) kindstest.BadObject {
+		return kindstest.BadObject{class("extendedResourceName: " + n), kindstest.InvalidText("spec.extendedResourceName", n, "must be a valid extended resource name")}
+	}
+	kindstest.CheckRefused[*resourcev1.DeviceClass](t,
+		kindstest.BadObject{class("selectors: [{cel: {expression: 'true'}}], extendedResourceName: x.io/gpu"), ""},
+		kindstest.BadObject{class("selectors: [{}]"), "spec.selectors[0].cel: Required value"},
+		kindstest.BadObject{class("selectors: [{cel: {expression: ' '}}]"), "spec.selectors[0].cel.expression: Required value"},
+		kindstest.BadObject{config(""), "spec.config[0].opaque: Required value"},
+		kindstest.BadObject{config("opaque: {driver: x_, parameters: {}}"), kindstest.InvalidText("spec.config[0].opaque.driver", "x_", kindstest.NotSubdomain)},
+		kindstest.BadObject{config("opaque: {driver: x, parameters: [1]}"), `spec.config[0].opaque.parameters: Invalid value: "<value omitted>": must be a valid JSON object`},
+		extended("gpu"), extended("kubernetes.io/gpu"), extended("requests.x/gpu"), extended("x.io/a/b"),
+		kindstest.BadObject{"{metadata: {name: A}}", kindstest.InvalidText("metadata.name", "A", kindstest.NotSubdomain)},
+	)
+	kindstest.CheckChanges(t, class(""),
+		kindstest.Change[*resourcev1.DeviceClass]{Change: func(c *resourcev1.DeviceClass) { c.Spec.ExtendedResourceName = kindstest.Ptr("x.io/y") }, Generation: 2},
+		kindstest.Change[*resourcev1.DeviceClass]{Change: func(c *resourcev1.DeviceClass) { c.Labels = map[string]string{"a": "b"} }, Generation: 1})
+	for _, got := range []string{kindstest.PrintTable[*resourcev1.DeviceClass](t, class("")), kindstest.PrintTable[*resourcev1.ResourceClaimTemplate](t, "{metadata: {name: a}}")} {
+		if got != "NAME|AGE\na|3h" {
+			t.Error(got)
+		}
+	}
+}
+
+func TestResourceSliceValidation(t *testing.T) {
+	slice := func(rest string) string {
+		return "{metadata: {name: a}, spec: {driver: x.io, pool: {name: p, resourceSliceCount: 1}, " + rest + "}}"
+	}
+	devices := func(list string) string { return slice("nodeName: w, devices: [" + list + "]") }
+	device := func(rest string) string { return devices("{name: d, " + rest + "}") }
+	per := func(rest string) string {
+		return slice("perDeviceNodeSelection: true, devices: [{name: d, " + rest + "}]")
+	}
+	attribute := func(a string) string { return device("attributes: {a: {" + a + "}}") }
+	policy := func(p string) string {
+		return device("allowMultipleAllocations: true, capacity: {a: {value: 10, requestPolicy: {" + p + "}}}")
+	}
+	within := func(r string) string { return policy("default: 4, validRange: {" + r + "}") }
+	many := func(n int, one string) string {
+		var out []string
+		for i := range n {
+			out = append(out, fmt.Sprintf(one, i))
+		}
+		return strings.Join(out, ", ")
+	}
+	const at = "spec.devices[0]"
+	const attr, cap = at + ".attributes[a]", at + ".capacity[a].requestPolicy"
+	const one = "exactly one of `nodeName`, `nodeSelector`, `allNodes`, `perDeviceNodeSelection` is required"
+	const each1 = "exactly one of `nodeName`, `nodeSelector`, or `allNodes` is required when `perDeviceNodeSelection` is set to true in the ResourceSlice spec"
+	kindstest.CheckRefused[*resourcev1.ResourceSlice](t,
+		kindstest.BadObject{device("attributes: {a: {string: b}, x.io/c: {version: 1.2.3-rc.1+b}}, capacity: {m: {value: 1Gi}}, taints: [{key: k, effect: NoSchedule}]"), ""},
+		kindstest.BadObject{per("allNodes: true"), ""},
+		kindstest.BadObject{policy("default: 4, validValues: [2, 4]"), ""},
+		kindstest.BadObject{within("min: 2, max: 8, step: 2"), ""},
+		kindstest.BadObject{"{metadata: {name: a}, spec: {nodeName: n, pool: {resourceSliceCount: 0, generation: -1}}}", "spec.driver: Required value\nspec.pool.name: Required value\n" +
+			"spec.pool.resourceSliceCount: Invalid value: 0: must be greater than zero\nspec.pool.generation: Invalid value: -1: must be greater than or equal to zero"},
+		kindstest.BadObject{slice(""), "spec: Required value: " + one},
+		kindstest.BadObject{slice("nodeName: n, allNodes: true"), "spec: Invalid value: \"{`nodeName`, `allNodes`}\": " + one + ", but multiple fields are set"},
+		kindstest.BadObject{slice("nodeName: ''"), kindstest.InvalidText("spec.nodeName", "", "must be either unset or set to a non-empty string") + "\nspec: Required value: " + one},
+		kindstest.BadObject{slice("nodeName: W_1"), kindstest.InvalidText("spec.nodeName", "W_1", kindstest.NotSubdomain)},
+		kindstest.BadObject{slice("allNodes: false"), "spec.allNodes: Invalid value: false: must be either unset or set to true\nspec: Required value: " + one},
+		kindstest.BadObject{slice("nodeSelector: {}"), "spec.nodeSelector.nodeSelectorTerms: Required value: must have at least one node selector term\n" +
+			"spec.nodeSelector.nodeSelectorTerms: Invalid value: null: must have exactly one node selector term"},
+		kindstest.BadObject{slice("nodeName: n, sharedCounters: [{name: s, counters: {c: {value: 1}}}], devices: []"), `spec: Invalid value: "": only one of ` + "`sharedCounters` or `devices` is allowed"},
+		kindstest.BadObject{slice("nodeName: n, sharedCounters: [{counters: {C: {value: 1}}}, {name: s}]"), "spec.sharedCounters[0].name: Required value\n" + kindstest.InvalidText("spec.sharedCounters[0].counters", "C", kindstest.NotLabel) + "\nspec.sharedCounters[1].counters: Required value"},
+		kindstest.BadObject{devices("{name: D}"), kindstest.InvalidText(at+".name", "D", kindstest.NotLabel)},
+		kindstest.BadObject{devices("{name: d}, {name: d}"), `spec.devices[1]: Duplicate value: "d"`},
+		kindstest.BadObject{devices(many(129, "{name: d%d}")), "spec.devices: Too many: 129: must have at most 128 items"},
+		kindstest.BadObject{devices(many(65, "{name: d%d, taints: [{key: k, effect: NoSchedule}]}")), "spec.devices: Too many: 65: must have at most 64 items"},
+		kindstest.BadObject{attribute(""), kindstest.InvalidText(attr, "", "exactly one value must be specified")},
+		kindstest.BadObject{attribute("int: 1, bool: true"), attr + `: Invalid value: {"int":1,"bool":true}: exactly one value must be specified`},
+		kindstest.BadObject{attribute("version: v1"), kindstest.InvalidText(attr+".version", "v1", "must be a string compatible with semver.org spec 2.0.0")},
+		kindstest.BadObject{attribute("string: " + strings.Repeat("a", 65)), attr + ".string: Too long: may not be more than 64 bytes"},
+		kindstest.BadObject{attribute("strings: []"), attr + `.strings: Invalid value: []: must not be empty if specified`},
+		kindstest.BadObject{device("attributes: {1a: {int: 1}}"), kindstest.InvalidText(at+".attributes", "1a", content.IsCIdentifier("1a")[0])},
+		kindstest.BadObject{device("attributes: {" + strings.Repeat("a", 33) + ": {int: 1}}"), at + ".attributes: Too long: may not be more than 32 bytes"},
+		kindstest.BadObject{device("attributes: {" + many(33, "a%d: {int: 1}") + "}"), at + ": Invalid value: 33: the total number of attributes and capacities must not exceed 32"},
+		kindstest.BadObject{device("attributes: {a: {ints: [" + many(49, "%d") + "]}}"), at + ": Invalid value: 49: the total number of attribute values must not exceed 48"},
+		kindstest.BadObject{device("capacity: {a: {value: 1, requestPolicy: {}}}"), cap + ": Forbidden: allowMultipleAllocations must be true"},
+		kindstest.BadObject{policy("validValues: [1]"), cap + ".default: Required value: required when validValues is defined"},
+		kindstest.BadObject{policy("validRange: {}"), cap + ".default: Required value: required when validRange is defined"},
+		kindstest.BadObject{policy("default: 1, validValues: [1], validRange: {}"), cap + `: Forbidden: exactly one policy can be specified, cannot specify "validValues" and "validRange" at the same time`},
+		kindstest.BadObject{policy("default: 3, validValues: [20, 2, 2]"), kindstest.InvalidText(cap+".validValues[1]", "2", "values must be sorted in ascending order") + "\n" + kindstest.InvalidText(cap+".validValues[0]", "20", "option is larger than capacity value: 10") + "\n" +
+			cap + `.validValues[2]: Duplicate value: "2"` + "\n" + kindstest.InvalidText(cap+".validValues", "3", "default value is not valid according to the requestPolicy")},
+		kindstest.BadObject{within(""), cap + ".validRange.min: Required value: required when validRange is defined"},
+		kindstest.BadObject{within("min: 5, max: 3"), kindstest.InvalidText(cap+".validRange.min", "4", "default is less than min: 5") + "\n" + kindstest.InvalidText(cap+".validRange.max", "5", "min is larger than max: 3") + "\n" + kindstest.InvalidText(cap+".validRange.max", "4", "default is more than max: 3")},
+		kindstest.BadObject{within("min: 1, step: 2"), kindstest.InvalidText(cap+".validRange.step", "4", "value is not a multiple of a given step (2) from (1)")},
+		kindstest.BadObject{within("min: 0, step: 0"), kindstest.InvalidText(cap+".validRange.step", "0", "must be greater than zero")},
+		kindstest.BadObject{within("min: 0, step: 1u"), kindstest.InvalidText(cap+".validRange.step", "1u", "value cannot be represented as a milli value")},
+		kindstest.BadObject{device("taints: [{effect: Sad}]"), at + ".taints[0].key: Invalid value: \"\": " + validation.IsQualifiedName("")[0] + "\n" + at + ".taints[0].key: Invalid value: \"\": " + validation.IsQualifiedName("")[1] + "\n" +
+			at + `.taints[0].effect: Unsupported value: "Sad": supported values: "NoExecute", "NoSchedule", "None"`},
+		kindstest.BadObject{device("taints: [{key: k}]"), at + ".taints[0].effect: Required value"},
+		kindstest.BadObject{device("consumesCounters: [{}]"), at + ".consumesCounters[0].counterSet: Required value\n" + at + ".consumesCounters[0].counters: Required value"},
+		kindstest.BadObject{device("allNodes: true"), at + ": Invalid value: null: `nodeName`, `nodeSelector` and `allNodes` can only be set if `perDeviceNodeSelection` is set to true in the ResourceSlice spec"},
+		kindstest.BadObject{per(""), at + ": Required value: " + each1},
+		kindstest.BadObject{per("nodeName: n, allNodes: true"), at + ": Invalid value: \"{`nodeName`, `allNodes`}\": " + each1},
+		kindstest.BadObject{device("bindingFailureConditions: [a]"), at + ".bindingConditions: Invalid value: null: bindingConditions are required to use bindingFailureConditions"},
+		kindstest.BadObject{device("nodeAllocatableResources: {beans: {}}"), kindstest.InvalidText(at+".nodeAllocatableResources[beans]", "beans", "must be a node allocatable resource name") + "\n" + at + ".nodeAllocatableResources[beans]: Required value: at least one of mapping or overhead must be set"},
+		kindstest.BadObject{device("nodeAllocatableResources: {cpu: {mapping: {capacityKey: k}, overhead: {}}}"), at + `.nodeAllocatableResources[cpu].mapping.capacityKey: Not found: "k"` + "\n" +
+			at + ".nodeAllocatableResources[cpu].mapping.capacityMultiplier: Required value: capacityMultiplier is required when capacityKey is set\n" + kindstest.InvalidText(at+".nodeAllocatableResources[cpu].overhead", "", "at least one of perPod or perContainer must be set")},
+		kindstest.BadObject{slice("nodeName: n, partitionTypeAttribute: x.io/t, devices: [{name: d}]"), kindstest.InvalidText("spec.partitionTypeAttribute", "x.io/t", "may only be set on a slice which declares devices that consume counters")},
+		kindstest.BadObject{slice("nodeName: n, partitionTypeAttribute: x.io/t, devices: [{name: d, consumesCounters: [{counterSet: s, counters: {c: {value: 1}}}]}]"), at + ".attributes[x.io/t]: Required value: device consumes counters and `partitionTypeAttribute` names this attribute, so it must be set"},
+		kindstest.BadObject{slice("nodeName: n, skipNodeOperations: [Sleep]"), `spec.skipNodeOperations[0]: Unsupported value: "Sleep": supported values: "*", "NodePrepareResources", "NodeUnprepareResources"`},
+	)
+	kindstest.CheckChanges(t, devices("{name: d}"),
+		kindstest.Change[*resourcev1.ResourceSlice]{Change: func(s *resourcev1.ResourceSlice) { s.Spec.Devices = nil }, Generation: 2},
+		kindstest.Change[*resourcev1.ResourceSlice]{Change: func(s *resourcev1.ResourceSlice) {
+			s.Spec.Driver, s.Spec.Pool.Name, s.Spec.NodeName = "y.io", "q", kindstest.Ptr("m")
+		},
+			Want: kindstest.InvalidText("spec.pool.name", "q", "field is immutable") + "\n" + kindstest.InvalidText("spec.driver", "y.io", "field is immutable") + "\n" + kindstest.InvalidText("spec.nodeName", "m", "field is immutable"), Generation: 2})
+	if got := kindstest.PrintTable[*resourcev1.ResourceSlice](t, devices("")); got != "NAME|NODE|DRIVER|POOL|AGE\na|w|x.io|p|3h" {
+		t.Error(got)
+	}
+	s := kindstest.Load[*resourcev1.ResourceSlice](t, devices(""))
+	if got := kinds.All().ByType(s).Fields(s).String(); got != "spec.driver=x.io,spec.nodeName=w,spec.pool.name=p" {
+		t.Error(got)
+	}
+}

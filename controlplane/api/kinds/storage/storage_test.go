@@ -1,0 +1,167 @@
+package storage_test
+
+import (
+	"strings"
+	"testing"
+
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/kinds/kindstest"
+	"keelson.dev/keelson/controlplane/api/kinds/storage"
+)
+
+func TestStorageClassRules(t *testing.T) {
+	class := func(rest string) string { return "{metadata: {name: a}, provisioner: x.io/y, " + rest + "}" }
+	term := func(e string) string { return "{matchLabelExpressions: [" + e + "]}" }
+	const zone, at = "{key: zone, values: [a, b]}", "allowedTopologies[0].matchLabelExpressions[0]"
+	kindstest.CheckRefused[*storagev1.StorageClass](t,
+		kindstest.BadObject{class("parameters: {a: b}, allowedTopologies: [" + term(zone) + "]"), ""},
+		kindstest.BadObject{class("parameters: {'': b}"), kindstest.InvalidText("parameters", "", "field can not be empty.")},
+		kindstest.BadObject{class("parameters: {a: " + strings.Repeat("a", storage.MaxParametersSize) + "}"), "parameters: Too long: may not be more than 262144 bytes"},
+		kindstest.BadObject{class("allowedTopologies: [" + term("{key: zone}") + "]"), at + ".values: Required value"},
+		kindstest.BadObject{class("allowedTopologies: [" + term("{key: zone, values: [a, a]}") + "]"), at + `.values[1]: Duplicate value: "a"`},
+		kindstest.BadObject{class("allowedTopologies: [" + term("{key: 'z z', values: [a]}") + "]"), kindstest.InvalidText(at+".key", "z z", validation.IsQualifiedName("z z")[0])},
+		kindstest.BadObject{class("allowedTopologies: [" + term(zone+", {key: zone, values: [c]}") + "]"), `allowedTopologies[0].matchLabelExpressions[1].key: Duplicate value: "zone"`},
+		kindstest.BadObject{class("allowedTopologies: [" + term(zone) + ", " + term("{key: zone, values: [b, a]}") + "]"), `allowedTopologies[1].matchLabelExpressions: Duplicate value: ""`},
+		kindstest.BadObject{class("allowedTopologies: [{}]"), `allowedTopologies[0].matchLabelExpressions: Duplicate value: ""`},
+		kindstest.BadObject{class("reclaimPolicy: ''"), ""},
+		kindstest.BadObject{class("reclaimPolicy: Recycle"), `reclaimPolicy: Unsupported value: "Recycle": supported values: "Delete", "Retain"`},
+		kindstest.BadObject{class("volumeBindingMode: Later"), `volumeBindingMode: Unsupported value: "Later": supported values: "Immediate", "WaitForFirstConsumer"`},
+		kindstest.BadObject{"{metadata: {name: a}}", "provisioner: Required value"},
+	)
+}
+
+func TestCSIDriverRules(t *testing.T) {
+	driver := func(spec string) string { return "{metadata: {name: x.io}, spec: {" + spec + "}}" }
+	token := func(tokens string) string { return driver("tokenRequests: [" + tokens + "]") }
+	kindstest.CheckRefused[*storagev1.CSIDriver](t,
+		kindstest.BadObject{token("{audience: a, expirationSeconds: 600}, {}"), ""},
+		kindstest.BadObject{driver("volumeLifecycleModes: [Fleeting]"), `spec.volumeLifecycleModes: Unsupported value: "Fleeting": supported values: "Ephemeral", "Persistent"`},
+		kindstest.BadObject{driver("tokenRequests: [{}], serviceAccountTokenInSecrets: true"), ""},
+		kindstest.BadObject{driver("serviceAccountTokenInSecrets: false"), "spec.serviceAccountTokenInSecrets: Invalid value: false: serviceAccountTokenInSecrets is set but no tokenRequests are specified"},
+		kindstest.BadObject{driver("fsGroupPolicy: All"), `spec.fsGroupPolicy: Unsupported value: "All": supported values: "File", "None", "ReadWriteOnceWithFSType"`},
+		kindstest.BadObject{token("{audience: a}, {audience: a}"), `spec.tokenRequests[1].audience: Duplicate value: "a"`},
+		kindstest.BadObject{token("{}, {}"), `spec.tokenRequests[1].audience: Duplicate value: ""`},
+		kindstest.BadObject{token("{audience: a, expirationSeconds: 599}"), "spec.tokenRequests[0].expirationSeconds: Invalid value: 599: may not specify a duration less than 10 minutes"},
+		kindstest.BadObject{token("{audience: a, expirationSeconds: 4294967297}"), "spec.tokenRequests[0].expirationSeconds: Invalid value: 4294967297: may not specify a duration larger than 2^32 seconds"},
+		kindstest.BadObject{driver("nodeAllocatableUpdatePeriodSeconds: 9"), "spec.nodeAllocatableUpdatePeriodSeconds: Invalid value: 9: must be greater than or equal to 10 seconds"},
+		kindstest.BadObject{"{metadata: {name: X_io}}", kindstest.InvalidText("metadata.name", "X_io", kindstest.NotSubdomain)},
+	)
+	kindstest.CheckChanges(t, driver(""),
+		kindstest.Change[*storagev1.CSIDriver]{Change: func(d *storagev1.CSIDriver) { d.Spec.AttachRequired = kindstest.Ptr(false) },
+			Want: "spec.attachedRequired: Invalid value: false: field is immutable"},
+		kindstest.Change[*storagev1.CSIDriver]{Change: func(d *storagev1.CSIDriver) {
+			d.Spec.VolumeLifecycleModes = []storagev1.VolumeLifecycleMode{"Ephemeral"}
+		},
+			Want: `spec.volumeLifecycleModes: Invalid value: ["Ephemeral"]: field is immutable`},
+		kindstest.Change[*storagev1.CSIDriver]{Change: func(d *storagev1.CSIDriver) { d.Spec.PodInfoOnMount = kindstest.Ptr(true) }},
+	)
+}
+
+func TestCSINodeRules(t *testing.T) {
+	node := func(drivers string) string { return "{metadata: {name: n}, spec: {drivers: [" + drivers + "]}}" }
+	const at = "spec.drivers[0]"
+	kindstest.CheckRefused[*storagev1.CSINode](t,
+		kindstest.BadObject{node("{name: x.io, nodeID: i, topologyKeys: [a, b], allocatable: {count: 0}}"), ""},
+		kindstest.BadObject{node("{nodeID: i}"), at + ".name: Required value"},
+		kindstest.BadObject{node("{name: x_, nodeID: i}"), kindstest.InvalidText(at+".name", "x_", kindstest.NotSubdomain)},
+		kindstest.BadObject{node("{name: " + strings.Repeat("a", 64) + ", nodeID: i}"), at + ".name: Too long: may not be more than 63 bytes"},
+		kindstest.BadObject{node("{name: x}"), at + ".nodeID: Required value"},
+		kindstest.BadObject{node("{name: x, nodeID: " + strings.Repeat("a", 257) + "}"), kindstest.InvalidText(at+".nodeID", strings.Repeat("a", 257), "must be 256 characters or less")},
+		kindstest.BadObject{node("{name: x, nodeID: i, allocatable: {count: -1}}"), at + ".allocatable.count: Invalid value: -1: must be greater than or equal to 0"},
+		kindstest.BadObject{node("{name: x, nodeID: i}, {name: x, nodeID: j}"), `spec.drivers[1].name: Duplicate value: "x"`},
+		kindstest.BadObject{node("{name: x, nodeID: i, topologyKeys: ['']}"), at + ": Required value"},
+		kindstest.BadObject{node("{name: x, nodeID: i, topologyKeys: [a, a]}"), at + `: Duplicate value: "a"`},
+		kindstest.BadObject{node("{name: x, nodeID: i, topologyKeys: ['a b']}"), kindstest.InvalidText(at, "a b", validation.IsQualifiedName("a b")[0])},
+	)
+	was := kindstest.Load[*storagev1.CSINode](t, node("{name: x, nodeID: i}"))
+	now := was.DeepCopy()
+	now.Spec.Drivers[0].Allocatable = &storagev1.VolumeNodeResources{Count: kindstest.Ptr(int32(4))}
+	now.Spec.Drivers = append(now.Spec.Drivers, storagev1.CSINodeDriver{Name: "y", NodeID: "i"})
+	k := kinds.All().ByType(was)
+	was.ResourceVersion, now.ResourceVersion = "1", "1"
+	if got := kindstest.JoinErrors(k.ValidateUpdate(now, was)); got != "" {
+		t.Error(got)
+	}
+	now.Spec.Drivers[0].NodeID = "j"
+	if got := kindstest.JoinErrors(k.ValidateUpdate(now, was)); !strings.HasPrefix(got, "spec.drivers: Invalid value: ") || !strings.HasSuffix(got, "field is immutable") {
+		t.Error(got)
+	}
+}
+
+func TestVolumeAttachmentRules(t *testing.T) {
+	attachment := func(source string) string {
+		return "{metadata: {name: a}, spec: {attacher: x.io, nodeName: n, source: {" + source + "}}}"
+	}
+	const at = "spec.source"
+	inline := func(spec string) string { return attachment("inlineVolumeSpec: {" + spec + "}") }
+	const csi = "accessModes: [ReadWriteOnce], csi: {driver: x.io, volumeHandle: h}"
+	const context = ": Forbidden: may not be specified in the context of inline volumes"
+	kindstest.CheckRefused[*storagev1.VolumeAttachment](t,
+		kindstest.BadObject{attachment("persistentVolumeName: v"), ""},
+		kindstest.BadObject{inline(csi), ""},
+		kindstest.BadObject{attachment(""), at + ": Required value: must specify exactly one of inlineVolumeSpec and persistentVolumeName"},
+		kindstest.BadObject{attachment("persistentVolumeName: v, inlineVolumeSpec: {}"), at + ": Forbidden: must specify exactly one of inlineVolumeSpec and persistentVolumeName"},
+		kindstest.BadObject{attachment("persistentVolumeName: ''"), at + ".persistentVolumeName: Required value: must specify non empty persistentVolumeName"},
+		kindstest.BadObject{attachment("persistentVolumeName: V"), kindstest.InvalidText(at+".persistentVolumeName", "V", kindstest.NotSubdomain)},
+		kindstest.BadObject{"{metadata: {name: a}, spec: {nodeName: n, source: {persistentVolumeName: v}}}", "spec.attacher: Required value"},
+		kindstest.BadObject{"{metadata: {name: a}, spec: {attacher: a, source: {persistentVolumeName: v}}}", kindstest.InvalidText("spec.nodeName", "", kindstest.NotSubdomain)},
+		kindstest.BadObject{inline("accessModes: [ReadWriteOnce]"), at + ".inlineVolumeSpec.csi: Required value: has to be specified in the context of inline volumes"},
+		kindstest.BadObject{inline(csi + ", claimRef: {name: c}, capacity: {storage: 1}, storageClassName: s"), at + ".inlineVolumeSpec.capacity" + context + "\n" +
+			at + ".inlineVolumeSpec.claimRef" + context + "\n" + at + ".inlineVolumeSpec.storageClassName" + context},
+	)
+	kindstest.CheckChanges(t, attachment("persistentVolumeName: v"),
+		kindstest.Change[*storagev1.VolumeAttachment]{Sub: "status", Change: func(a *storagev1.VolumeAttachment) {
+			a.Status.AttachError = &storagev1.VolumeError{Message: strings.Repeat("a", 1025), ErrorCode: kindstest.Ptr(int32(-1))}
+			a.Status.AttachmentMetadata = map[string]string{"a": strings.Repeat("a", storage.MaxAttachmentSize)}
+		}, Want: "status.attachmentMetadata: Too long: may not be more than 262144 bytes\nstatus.attachError.message: Too long: may not be more than 1024 bytes\n" +
+			"status.attachError.errorCode: Invalid value: -1: must be between 0 and 2147483647, inclusive"},
+	)
+}
+
+func TestCSIStorageCapacity(t *testing.T) {
+	capacity := func(rest string) string { return "{metadata: {name: a}, storageClassName: c, " + rest + "}" }
+	kindstest.CheckRefused[*storagev1.CSIStorageCapacity](t,
+		kindstest.BadObject{capacity("capacity: 1Gi, nodeTopology: {matchLabels: {a: b}}"), ""},
+		kindstest.BadObject{"{metadata: {name: a}}", kindstest.InvalidText("storageClassName", "", kindstest.NotSubdomain)},
+		kindstest.BadObject{"{metadata: {name: a}, storageClassName: C}", kindstest.InvalidText("storageClassName", "C", kindstest.NotSubdomain)},
+		kindstest.BadObject{capacity("capacity: -1"), kindstest.InvalidText("capacity", "-1", "must be greater than or equal to 0")},
+		kindstest.BadObject{capacity("nodeTopology: {matchExpressions: [{key: a, operator: Near}]}"), `nodeTopology.matchExpressions[0].operator: Invalid value: "Near": not a valid selector operator`},
+		kindstest.BadObject{capacity("nodeTopology: {matchExpressions: [{key: a, operator: Exists, values: [b]}]}"), "nodeTopology.matchExpressions[0].values: Forbidden: may not be specified when `operator` is 'Exists' or 'DoesNotExist'"},
+		kindstest.BadObject{capacity("nodeTopology: {matchLabels: {a: 'b c'}}"), kindstest.InvalidText("nodeTopology.matchLabels", "b c", validation.IsValidLabelValue("b c")[0])},
+		kindstest.BadObject{capacity("nodeTopology: {matchLabels: {'a b': c}}"), kindstest.InvalidText("nodeTopology.matchLabels", "a b", validation.IsQualifiedName("a b")[0])},
+		kindstest.BadObject{"{metadata: {name: A}, storageClassName: c}", kindstest.InvalidText("metadata.name", "A", kindstest.NotSubdomain)},
+	)
+	kindstest.CheckChanges(t, capacity("capacity: 1Gi"),
+		kindstest.Change[*storagev1.CSIStorageCapacity]{Change: func(c *storagev1.CSIStorageCapacity) { c.Capacity = nil }},
+		kindstest.Change[*storagev1.CSIStorageCapacity]{Change: func(c *storagev1.CSIStorageCapacity) { c.StorageClassName = "d" }, Want: kindstest.InvalidText("storageClassName", "d", "field is immutable")},
+	)
+	for text, want := range map[string]string{capacity("capacity: 1Gi"): "a|c|1Gi", capacity(""): "a|c|<unset>"} {
+		if got := kindstest.PrintTable[*storagev1.CSIStorageCapacity](t, text); got != "NAME|STORAGECLASSNAME|CAPACITY\n"+want {
+			t.Error(got)
+		}
+	}
+}
+
+func TestVolumeAttributesClass(t *testing.T) {
+	kindstest.CheckRefused[*storagev1.VolumeAttributesClass](t,
+		kindstest.BadObject{"{metadata: {name: a}, driverName: x.io, parameters: {a: b}}", ""},
+		kindstest.BadObject{"{metadata: {name: a}, parameters: {a: b}}", "driverName: Required value"},
+		kindstest.BadObject{"{metadata: {name: a}, driverName: 'x y', parameters: {a: b}}", kindstest.InvalidText("driverName", "x y", validation.IsQualifiedName("x y")[0])},
+		kindstest.BadObject{"{metadata: {name: a}, driverName: x.io/a/b, parameters: {a: b}}", kindstest.InvalidText("driverName", "x.io/a/b", validation.IsQualifiedName("a/b/c")[0])},
+		kindstest.BadObject{"{metadata: {name: a}, driverName: x.io}", "parameters: Required value: must contain at least one key/value pair"},
+		kindstest.BadObject{"{metadata: {name: a}, driverName: x.io, parameters: {}}", "parameters: Required value: must contain at least one key/value pair"},
+		kindstest.BadObject{"{metadata: {name: a}, driverName: x.io, parameters: {'': b}}", kindstest.InvalidText("parameters", "", "field can not be empty.")},
+		kindstest.BadObject{"{metadata: {name: a}, driverName: x.io, parameters: {a: " + strings.Repeat("a", storage.MaxParametersSize) + "}}", "parameters: Too long: may not be more than 262144 bytes"},
+		kindstest.BadObject{"{metadata: {name: A}, driverName: x.io, parameters: {a: b}}", kindstest.InvalidText("metadata.name", "A", kindstest.NotSubdomain)},
+	)
+	kindstest.CheckChanges(t, "{metadata: {name: a}, driverName: x.io, parameters: {a: b}}",
+		kindstest.Change[*storagev1.VolumeAttributesClass]{Change: func(c *storagev1.VolumeAttributesClass) { c.DriverName = "y.io" }, Want: "driverName: Forbidden: updates to driverName are forbidden."},
+		kindstest.Change[*storagev1.VolumeAttributesClass]{Change: func(c *storagev1.VolumeAttributesClass) { c.Parameters["a"] = "c" }, Want: "parameters: Forbidden: updates to parameters are forbidden."},
+	)
+	if got := kindstest.PrintTable[*storagev1.VolumeAttributesClass](t, "{metadata: {name: a}, driverName: x.io}"); got != "NAME|DRIVERNAME|AGE\na|x.io|3h" {
+		t.Error(got)
+	}
+}
