@@ -198,7 +198,8 @@ func serviceWarnings(s *corev1.Service) []string {
 		w = append(w, fmt.Sprintf("spec.externalIPs is ignored when spec.type is %q", corev1.ServiceTypeExternalName))
 	}
 	if !external && s.Spec.ExternalName != "" {
-		w = append(w, fmt.Sprintf("spec.externalName is ignored when spec.type is not %q", corev1.ServiceTypeExternalName))
+		w = append(w, fmt.Sprintf("spec.externalName is ignored when spec.type is not %q",
+			corev1.ServiceTypeExternalName))
 	}
 	if fieldrules.Deref(s.Spec.TrafficDistribution) == corev1.ServiceTrafficDistributionPreferClose {
 		w = append(w, fmt.Sprintf("spec.trafficDistribution: %q is deprecated; use %q",
@@ -332,7 +333,8 @@ func nodeWarnings(n *corev1.Node) []string {
 
 func quotaWarnings(q *corev1.ResourceQuota) []string {
 	var w podspec.Warnings
-	for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceStorage, corev1.ResourceEphemeralStorage} {
+	for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceStorage,
+		corev1.ResourceEphemeralStorage} {
 		requests, limits := "requests."+name, "limits."+name
 		request, requested := q.Spec.Hard[requests]
 		if !requested && (name == corev1.ResourceCPU || name == corev1.ResourceMemory) {

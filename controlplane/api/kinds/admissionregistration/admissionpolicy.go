@@ -42,7 +42,8 @@ func ValidatingPolicyKind(o *expressions.Options) *api.Kind {
 	builder.AddStatusValidation(k, func(obj, _ *admissionv1.ValidatingAdmissionPolicy) field.ErrorList {
 		return validatePolicyStatus(&obj.Status, field.NewPath("status"))
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.NumberColumn("Validations"), builder.StringColumn("ParamKind"), builder.AgeColumn)
+	k.Columns = builder.Columns(builder.NameColumn, builder.NumberColumn("Validations"),
+		builder.StringColumn("ParamKind"), builder.AgeColumn)
 	k.Row = builder.Row(func(p *admissionv1.ValidatingAdmissionPolicy, now time.Time) []any {
 		return []any{p.Name, int64(len(p.Spec.Validations)), shownParamKind(p.Spec.ParamKind), builder.Age(p, now)}
 	})
@@ -64,7 +65,8 @@ func ValidatingPolicyBindingKind() *api.Kind {
 		errs := validatePolicyBinding(b.Spec.PolicyName, b.Spec.ParamRef, b.Spec.MatchResources, spec)
 		return append(errs, validateActions(b.Spec.ValidationActions, spec.Child("validationActions"))...)
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("PolicyName"), builder.StringColumn("ParamRef"), builder.AgeColumn)
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("PolicyName"),
+		builder.StringColumn("ParamRef"), builder.AgeColumn)
 	k.Row = builder.Row(func(b *admissionv1.ValidatingAdmissionPolicyBinding, now time.Time) []any {
 		return []any{b.Name, b.Spec.PolicyName, shownParamRef(b.Spec.ParamRef), builder.Age(b, now)}
 	})
@@ -88,7 +90,8 @@ func MutatingPolicyKind(o *expressions.Options) *api.Kind {
 	builder.AddValidation(k, func(p *admissionv1.MutatingAdmissionPolicy) field.ErrorList {
 		return validateMutatingPolicy(&p.Spec, o)
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.NumberColumn("Mutations"), builder.StringColumn("ParamKind"), builder.AgeColumn)
+	k.Columns = builder.Columns(builder.NameColumn, builder.NumberColumn("Mutations"),
+		builder.StringColumn("ParamKind"), builder.AgeColumn)
 	k.Row = builder.Row(func(p *admissionv1.MutatingAdmissionPolicy, now time.Time) []any {
 		return []any{p.Name, int64(len(p.Spec.Mutations)), shownParamKind(p.Spec.ParamKind), builder.Age(p, now)}
 	})
@@ -108,7 +111,8 @@ func MutatingPolicyBindingKind() *api.Kind {
 	builder.AddValidation(k, func(b *admissionv1.MutatingAdmissionPolicyBinding) field.ErrorList {
 		return validatePolicyBinding(b.Spec.PolicyName, b.Spec.ParamRef, b.Spec.MatchResources, field.NewPath("spec"), mutableOperations...)
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("PolicyName"), builder.StringColumn("ParamRef"), builder.AgeColumn)
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("PolicyName"),
+		builder.StringColumn("ParamRef"), builder.AgeColumn)
 	k.Row = builder.Row(func(b *admissionv1.MutatingAdmissionPolicyBinding, now time.Time) []any {
 		return []any{b.Name, b.Spec.PolicyName, shownParamRef(b.Spec.ParamRef), builder.Age(b, now)}
 	})

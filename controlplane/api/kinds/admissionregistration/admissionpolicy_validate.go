@@ -38,7 +38,8 @@ func validatePolicy(p policy, texts *expressions.Collector, spec *field.Path) fi
 	if p.failure == nil {
 		errs = append(errs, field.Required(spec.Child("failurePolicy"), ""))
 	} else {
-		errs = append(errs, fieldrules.Supported(*p.failure, spec.Child("failurePolicy"), admissionv1.Fail, admissionv1.Ignore)...)
+		errs = append(errs, fieldrules.Supported(*p.failure, spec.Child("failurePolicy"), admissionv1.Fail,
+			admissionv1.Ignore)...)
 	}
 	if p.params != nil {
 		texts.Params = true
@@ -118,13 +119,15 @@ func validateValidation(v *admissionv1.Validation, texts *expressions.Collector,
 		errs = append(errs, field.Invalid(at.Child("message"), v.Message, "message must not contain line breaks"))
 	}
 	if v.Reason != nil {
-		errs = append(errs, fieldrules.Supported(*v.Reason, at.Child("reason"), metav1.StatusReasonForbidden, metav1.StatusReasonInvalid,
+		errs = append(errs, fieldrules.Supported(*v.Reason, at.Child("reason"), metav1.StatusReasonForbidden,
+			metav1.StatusReasonInvalid,
 			metav1.StatusReasonRequestEntityTooLarge)...)
 	}
 	return errs
 }
 
-func validateAuditAnnotation(policy string, a admissionv1.AuditAnnotation, texts *expressions.Collector, at *field.Path) field.ErrorList {
+func validateAuditAnnotation(policy string, a admissionv1.AuditAnnotation, texts *expressions.Collector,
+	at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if policy == "" {
 		errs = append(errs, field.Invalid(at.Child("key"), a.Key, "requires metadata.name be non-empty"))
@@ -165,7 +168,8 @@ func validateMutatingPolicy(s *admissionv1.MutatingAdmissionPolicySpec, o *expre
 
 func validateMutation(m *admissionv1.Mutation, texts *expressions.Collector, at *field.Path) field.ErrorList {
 	patch, apply := at.Child("jsonPatch"), at.Child("applyConfiguration")
-	expression := func(set bool, text string, here, other *field.Path, use expressions.Use, wrong bool) field.ErrorList {
+	expression := func(set bool, text string, here, other *field.Path, use expressions.Use,
+		wrong bool) field.ErrorList {
 		var errs field.ErrorList
 		switch {
 		case !set:
@@ -184,9 +188,11 @@ func validateMutation(m *admissionv1.Mutation, texts *expressions.Collector, at 
 	case "":
 		return field.ErrorList{field.Required(at.Child("patchType"), "")}
 	case admissionv1.PatchTypeJSONPatch:
-		return expression(m.JSONPatch != nil, fieldrules.Deref(m.JSONPatch).Expression, patch, apply, expressions.PatchMutation, m.ApplyConfiguration != nil)
+		return expression(m.JSONPatch != nil, fieldrules.Deref(m.JSONPatch).Expression, patch, apply,
+			expressions.PatchMutation, m.ApplyConfiguration != nil)
 	case admissionv1.PatchTypeApplyConfiguration:
-		return expression(m.ApplyConfiguration != nil, fieldrules.Deref(m.ApplyConfiguration).Expression, apply, patch, expressions.ApplyMutation, m.JSONPatch != nil)
+		return expression(m.ApplyConfiguration != nil, fieldrules.Deref(m.ApplyConfiguration).Expression, apply, patch,
+			expressions.ApplyMutation, m.JSONPatch != nil)
 	}
 	return field.ErrorList{field.NotSupported(at.Child("patchType"), m.PatchType,
 		[]admissionv1.PatchType{admissionv1.PatchTypeApplyConfiguration, admissionv1.PatchTypeJSONPatch})}
@@ -228,7 +234,8 @@ func validateMatch(m *admissionv1.MatchResources, at *field.Path, operations ...
 	if m.MatchPolicy == nil {
 		errs = append(errs, field.Required(at.Child("matchPolicy"), ""))
 	} else {
-		errs = append(errs, fieldrules.Supported(*m.MatchPolicy, at.Child("matchPolicy"), admissionv1.Equivalent, admissionv1.Exact)...)
+		errs = append(errs, fieldrules.Supported(*m.MatchPolicy, at.Child("matchPolicy"), admissionv1.Equivalent,
+			admissionv1.Exact)...)
 	}
 	for _, s := range []struct {
 		name     string
@@ -263,7 +270,8 @@ func validatePolicyBinding(policy string, params *admissionv1.ParamRef, match *a
 	if policy == "" {
 		errs = append(errs, field.Required(spec.Child("policyName"), ""))
 	} else {
-		errs = append(errs, fieldrules.Invalid(spec.Child("policyName"), policy, apivalidation.NameIsDNSSubdomain(policy, false))...)
+		errs = append(errs, fieldrules.Invalid(spec.Child("policyName"), policy,
+			apivalidation.NameIsDNSSubdomain(policy, false))...)
 	}
 	if params != nil {
 		errs = append(errs, validateParamRef(params, spec.Child("paramRef"))...)
@@ -278,7 +286,8 @@ func validateParamRef(p *admissionv1.ParamRef, at *field.Path) field.ErrorList {
 	const both = "name and selector are mutually exclusive"
 	var errs field.ErrorList
 	if p.Name != "" {
-		errs = append(errs, fieldrules.Invalid(at.Child("name"), p.Name, path.ValidatePathSegmentName(p.Name, false))...)
+		errs = append(errs, fieldrules.Invalid(at.Child("name"), p.Name,
+			path.ValidatePathSegmentName(p.Name, false))...)
 		if p.Selector != nil {
 			errs = append(errs, field.Forbidden(at.Child("name"), both))
 		}
@@ -295,7 +304,8 @@ func validateParamRef(p *admissionv1.ParamRef, at *field.Path) field.ErrorList {
 	if a := fieldrules.Deref(p.ParameterNotFoundAction); a == "" {
 		errs = append(errs, field.Required(at.Child("parameterNotFoundAction"), ""))
 	} else {
-		errs = append(errs, fieldrules.Supported(a, at.Child("parameterNotFoundAction"), admissionv1.DenyAction, admissionv1.AllowAction)...)
+		errs = append(errs, fieldrules.Supported(a, at.Child("parameterNotFoundAction"), admissionv1.DenyAction,
+			admissionv1.AllowAction)...)
 	}
 	return errs
 }
@@ -303,7 +313,8 @@ func validateParamRef(p *admissionv1.ParamRef, at *field.Path) field.ErrorList {
 func validateActions(actions []admissionv1.ValidationAction, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i, a := range actions {
-		errs = append(errs, fieldrules.Supported(a, at.Index(i), admissionv1.Audit, admissionv1.Deny, admissionv1.Warn)...)
+		errs = append(errs, fieldrules.Supported(a, at.Index(i), admissionv1.Audit, admissionv1.Deny,
+			admissionv1.Warn)...)
 		if slices.Contains(actions[:i], a) {
 			errs = append(errs, field.Duplicate(at.Index(i), a))
 		}

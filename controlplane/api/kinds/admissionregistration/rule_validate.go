@@ -52,7 +52,8 @@ func validateRule(r *admissionv1.RuleWithOperations, at *field.Path, operations 
 	}
 	errs = append(errs, validateRuleResources(r.Resources, at.Child("resources"))...)
 	if r.Scope != nil {
-		errs = append(errs, fieldrules.Supported(*r.Scope, at.Child("scope"), admissionv1.AllScopes, admissionv1.ClusterScope, admissionv1.NamespacedScope)...)
+		errs = append(errs, fieldrules.Supported(*r.Scope, at.Child("scope"), admissionv1.AllScopes,
+			admissionv1.ClusterScope, admissionv1.NamespacedScope)...)
 	}
 	return errs
 }

@@ -38,15 +38,18 @@ func validateWebhook(w *admissionv1.MutatingWebhook, at *field.Path, texts *expr
 		errs = append(errs, validateRule(&w.Rules[i], at.Child("rules").Index(i))...)
 	}
 	if p := w.FailurePolicy; p != nil {
-		errs = append(errs, fieldrules.Supported(*p, at.Child("failurePolicy"), admissionv1.Fail, admissionv1.Ignore)...)
+		errs = append(errs, fieldrules.Supported(*p, at.Child("failurePolicy"), admissionv1.Fail,
+			admissionv1.Ignore)...)
 	}
 	if p := w.MatchPolicy; p != nil {
-		errs = append(errs, fieldrules.Supported(*p, at.Child("matchPolicy"), admissionv1.Equivalent, admissionv1.Exact)...)
+		errs = append(errs, fieldrules.Supported(*p, at.Child("matchPolicy"), admissionv1.Equivalent,
+			admissionv1.Exact)...)
 	}
 	if e := w.SideEffects; e == nil {
 		errs = append(errs, field.Required(at.Child("sideEffects"), "must specify one of None, NoneOnDryRun"))
 	} else {
-		errs = append(errs, fieldrules.Supported(*e, at.Child("sideEffects"), admissionv1.SideEffectClassNone, admissionv1.SideEffectClassNoneOnDryRun)...)
+		errs = append(errs, fieldrules.Supported(*e, at.Child("sideEffects"), admissionv1.SideEffectClassNone,
+			admissionv1.SideEffectClassNoneOnDryRun)...)
 	}
 	if s := w.TimeoutSeconds; s != nil && (*s < 1 || *s > 30) {
 		errs = append(errs, field.Invalid(at.Child("timeoutSeconds"), *s, "the timeout value must be between 1 and 30 seconds"))
@@ -58,7 +61,8 @@ func validateWebhook(w *admissionv1.MutatingWebhook, at *field.Path, texts *expr
 		errs = append(errs, fieldrules.ValidateSelector(w.ObjectSelector, at.Child("objectSelector"))...)
 	}
 	if p := w.ReinvocationPolicy; p != nil {
-		errs = append(errs, fieldrules.Supported(*p, at.Child("reinvocationPolicy"), admissionv1.IfNeededReinvocationPolicy, admissionv1.NeverReinvocationPolicy)...)
+		errs = append(errs, fieldrules.Supported(*p, at.Child("reinvocationPolicy"),
+			admissionv1.IfNeededReinvocationPolicy, admissionv1.NeverReinvocationPolicy)...)
 	}
 	switch cc, here := &w.ClientConfig, at.Child("clientConfig"); {
 	case (cc.URL == nil) == (cc.Service == nil):
@@ -152,7 +156,8 @@ func validateReviewVersions(versions []string, at *field.Path) field.ErrorList {
 }
 
 // validateMatchConditions judges the conditions and hands their expressions on.
-func validateMatchConditions(list []admissionv1.MatchCondition, at *field.Path, texts *expressions.Collector) field.ErrorList {
+func validateMatchConditions(list []admissionv1.MatchCondition, at *field.Path,
+	texts *expressions.Collector) field.ErrorList {
 	var errs field.ErrorList
 	if len(list) > maxMatchConditions {
 		return field.ErrorList{field.TooMany(at, len(list), maxMatchConditions)}

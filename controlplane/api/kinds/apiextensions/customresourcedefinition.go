@@ -30,17 +30,18 @@ func CustomResourceDefinitionKind() *api.Kind {
 			apiextensionsv1.SetDefaults_ServiceReference(conv.Webhook.ClientConfig.Service)
 		}
 	})
-	builder.SeparateStatus(k, func(c *definition) *apiextensionsv1.CustomResourceDefinitionStatus { return &c.Status }, builder.Accessors[*definition]{
-		Spec:     func(c *definition) any { return c.Spec },
-		CopySpec: func(obj, old *definition) { obj.Spec = *old.Spec.DeepCopy() },
-		Status: func(obj, old *definition) {
-			obj.Status = apiextensionsv1.CustomResourceDefinitionStatus{}
-			if old != nil {
-				obj.Status = *old.Status.DeepCopy()
-			}
-			recordStoredVersion(obj)
-		},
-	})
+	builder.SeparateStatus(k, func(c *definition) *apiextensionsv1.CustomResourceDefinitionStatus { return &c.Status },
+		builder.Accessors[*definition]{
+			Spec:     func(c *definition) any { return c.Spec },
+			CopySpec: func(obj, old *definition) { obj.Spec = *old.Spec.DeepCopy() },
+			Status: func(obj, old *definition) {
+				obj.Status = apiextensionsv1.CustomResourceDefinitionStatus{}
+				if old != nil {
+					obj.Status = *old.Status.DeepCopy()
+				}
+				recordStoredVersion(obj)
+			},
+		})
 	k.DeleteFinalizers = []string{apiextensionsv1.CustomResourceCleanupFinalizer}
 	k.PrepareDelete = func(o api.Object) {
 		c := o.(*definition)

@@ -29,19 +29,20 @@ func APIServiceKind() *api.Kind {
 			s.Spec.Service.Port = &port
 		}
 	})
-	builder.SeparateStatus(k, func(s *service) *apiregistrationv1.APIServiceStatus { return &s.Status }, builder.Accessors[*service]{
-		Spec:     func(s *service) any { return s.Spec },
-		CopySpec: func(obj, old *service) { obj.Spec = *old.Spec.DeepCopy() },
-		Status: func(obj, old *service) {
-			obj.Status = apiregistrationv1.APIServiceStatus{}
-			switch {
-			case old != nil:
-				obj.Status = *old.Status.DeepCopy()
-			case obj.Spec.Service == nil:
-				obj.Status.Conditions = []apiregistrationv1.APIServiceCondition{LocalAPIService(obj.CreationTimestamp.Time)}
-			}
-		},
-	})
+	builder.SeparateStatus(k, func(s *service) *apiregistrationv1.APIServiceStatus { return &s.Status },
+		builder.Accessors[*service]{
+			Spec:     func(s *service) any { return s.Spec },
+			CopySpec: func(obj, old *service) { obj.Spec = *old.Spec.DeepCopy() },
+			Status: func(obj, old *service) {
+				obj.Status = apiregistrationv1.APIServiceStatus{}
+				switch {
+				case old != nil:
+					obj.Status = *old.Status.DeepCopy()
+				case obj.Spec.Service == nil:
+					obj.Status.Conditions = []apiregistrationv1.APIServiceCondition{LocalAPIService(obj.CreationTimestamp.Time)}
+				}
+			},
+		})
 	builder.OmitGeneration(k)
 	builder.KeepMetadataOnStatus(k)
 	builder.AddValidation(k, validateAPIService)
@@ -57,7 +58,8 @@ func APIServiceKind() *api.Kind {
 		return errs
 	})
 	k.Types = custom.APIServiceTypes
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Service"), builder.StringColumn("Available"), builder.AgeColumn)
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Service"), builder.StringColumn("Available"),
+		builder.AgeColumn)
 	k.Row = builder.Row(func(s *service, now time.Time) []any {
 		return []any{s.Name, serviceOf(s), availability(s), builder.Age(s, now)}
 	})

@@ -29,7 +29,8 @@ func ControllerRevisionKind() *api.Kind {
 	builder.AddUpdateValidation(k, func(obj, old *appsv1.ControllerRevision) field.ErrorList {
 		return fieldrules.Unchanged(obj.Data, old.Data, field.NewPath("data"))
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Controller"), builder.StringColumn("Revision"), builder.AgeColumn)
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Controller"),
+		builder.StringColumn("Revision"), builder.AgeColumn)
 	k.Row = builder.Row(func(r *appsv1.ControllerRevision, now time.Time) []any {
 		controller := builder.None
 		if ref := metav1.GetControllerOf(r); ref != nil {

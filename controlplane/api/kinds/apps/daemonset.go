@@ -45,7 +45,8 @@ func DaemonSetKind() *api.Kind {
 		now, was := &obj.(*appsv1.DaemonSet).Status, &old.(*appsv1.DaemonSet).Status
 		return append(validateMeta(obj, old), validateDaemonSetStatus(now, was, field.NewPath("status"))...)
 	}
-	k.Columns = builder.Columns(builder.NameColumn, builder.NumberColumn("Desired"), builder.NumberColumn("Current"), builder.NumberColumn("Ready"), builder.NumberColumn("Up-to-date"), builder.NumberColumn("Available"),
+	k.Columns = builder.Columns(builder.NameColumn, builder.NumberColumn("Desired"), builder.NumberColumn("Current"),
+		builder.NumberColumn("Ready"), builder.NumberColumn("Up-to-date"), builder.NumberColumn("Available"),
 		builder.StringColumn("Node Selector"), builder.AgeColumn, builder.WideColumn("Containers"), builder.WideColumn("Images"), builder.WideColumn("Selector"))
 	k.Row = builder.Row(func(d *appsv1.DaemonSet, now time.Time) []any {
 		s := &d.Status
@@ -92,7 +93,8 @@ func validateDaemonSetSpec(s *appsv1.DaemonSetSpec, at *field.Path) field.ErrorL
 	errs := validateSelected("DaemonSet", s.Selector, &s.Template, at)
 	errs = append(errs, fieldrules.NonNegative(s.MinReadySeconds, at.Child("minReadySeconds"))...)
 	errs = append(errs, validateDaemonSetStrategy(&s.UpdateStrategy, at.Child("updateStrategy"))...)
-	return append(errs, fieldrules.NonNegative(fieldrules.Deref(s.RevisionHistoryLimit), at.Child("revisionHistoryLimit"))...)
+	return append(errs, fieldrules.NonNegative(fieldrules.Deref(s.RevisionHistoryLimit),
+		at.Child("revisionHistoryLimit"))...)
 }
 
 func validateDaemonSetStrategy(u *appsv1.DaemonSetUpdateStrategy, at *field.Path) field.ErrorList {
@@ -139,7 +141,8 @@ func validateDaemonSetStatus(s, old *appsv1.DaemonSetStatus, at *field.Path) fie
 
 // validateSelected judges the selector of a controller of pods, of a kind that says its name, and the template that
 // it has to select.
-func validateSelected(kind string, selector *metav1.LabelSelector, t *corev1.PodTemplateSpec, at *field.Path) field.ErrorList {
+func validateSelected(kind string, selector *metav1.LabelSelector, t *corev1.PodTemplateSpec,
+	at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if selector == nil {
 		if kind != "DaemonSet" { // of which Kubernetes says only that no selector selects nothing

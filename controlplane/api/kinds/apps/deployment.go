@@ -25,19 +25,20 @@ func DeploymentKind() *api.Kind {
 		GroupVersion: appsv1.SchemeGroupVersion, Kind: "Deployment", Plural: "deployments", Singular: "deployment", Short: []string{"deploy"}, InAllCategory: true,
 	}, func(l *appsv1.DeploymentList) *[]appsv1.Deployment { return &l.Items })
 	k.Default = builder.Default(defaultDeployment)
-	builder.SeparateStatus(k, func(o *appsv1.Deployment) *appsv1.DeploymentStatus { return &o.Status }, builder.Accessors[*appsv1.Deployment]{
-		Spec: func(d *appsv1.Deployment) any { return d.Spec },
-		CopySpec: func(obj, old *appsv1.Deployment) {
-			obj.Spec = *old.Spec.DeepCopy()
-			obj.Labels = old.Labels
-		},
-		Status: func(obj, old *appsv1.Deployment) {
-			obj.Status = appsv1.DeploymentStatus{}
-			if old != nil {
-				obj.Status = *old.Status.DeepCopy()
-			}
-		},
-	})
+	builder.SeparateStatus(k, func(o *appsv1.Deployment) *appsv1.DeploymentStatus { return &o.Status },
+		builder.Accessors[*appsv1.Deployment]{
+			Spec: func(d *appsv1.Deployment) any { return d.Spec },
+			CopySpec: func(obj, old *appsv1.Deployment) {
+				obj.Spec = *old.Spec.DeepCopy()
+				obj.Labels = old.Labels
+			},
+			Status: func(obj, old *appsv1.Deployment) {
+				obj.Status = appsv1.DeploymentStatus{}
+				if old != nil {
+					obj.Status = *old.Status.DeepCopy()
+				}
+			},
+		})
 	builder.AddValidation(k, func(d *appsv1.Deployment) field.ErrorList {
 		errs := validateDeploymentSpec(&d.Spec, field.NewPath("spec"))
 		return append(errs, switches(d, api.RollbackAnnotation, api.RestartAnnotation, api.RebalanceAnnotation)...)
@@ -55,12 +56,15 @@ func DeploymentKind() *api.Kind {
 		Current:  func(o api.Object) int32 { return o.(*appsv1.Deployment).Status.Replicas },
 		Selector: func(o api.Object) *metav1.LabelSelector { return o.(*appsv1.Deployment).Spec.Selector },
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Ready"), builder.StringColumn("Up-to-date"), builder.StringColumn("Available"), builder.AgeColumn,
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Ready"), builder.StringColumn("Up-to-date"),
+		builder.StringColumn("Available"), builder.AgeColumn,
 		builder.WideColumn("Containers"), builder.WideColumn("Images"), builder.WideColumn("Selector"))
 	k.Row = builder.Row(func(d *appsv1.Deployment, now time.Time) []any {
 		containers, images := podspec.ContainersAndImages(&d.Spec.Template.Spec)
-		return []any{d.Name, fmt.Sprintf("%d/%d", d.Status.ReadyReplicas, fieldrules.Deref(d.Spec.Replicas)), int64(d.Status.UpdatedReplicas),
-			int64(d.Status.AvailableReplicas), builder.Age(d, now), containers, images, metav1.FormatLabelSelector(d.Spec.Selector)}
+		return []any{d.Name, fmt.Sprintf("%d/%d", d.Status.ReadyReplicas, fieldrules.Deref(d.Spec.Replicas)),
+			int64(d.Status.UpdatedReplicas),
+			int64(d.Status.AvailableReplicas), builder.Age(d,
+				now), containers, images, metav1.FormatLabelSelector(d.Spec.Selector)}
 	})
 	return k
 }
@@ -84,7 +88,8 @@ func validateDeploymentSpec(s *appsv1.DeploymentSpec, at *field.Path) field.Erro
 	errs = append(errs, validateWorkload(s.Selector, &s.Template, at)...)
 	errs = append(errs, validateStrategy(&s.Strategy, at.Child("strategy"))...)
 	errs = append(errs, fieldrules.NonNegative(s.MinReadySeconds, at.Child("minReadySeconds"))...)
-	errs = append(errs, fieldrules.NonNegative(fieldrules.Deref(s.RevisionHistoryLimit), at.Child("revisionHistoryLimit"))...)
+	errs = append(errs, fieldrules.NonNegative(fieldrules.Deref(s.RevisionHistoryLimit),
+		at.Child("revisionHistoryLimit"))...)
 	if p := s.ProgressDeadlineSeconds; p != nil {
 		errs = append(errs, fieldrules.NonNegative(*p, at.Child("progressDeadlineSeconds"))...)
 		if *p <= s.MinReadySeconds {
@@ -103,7 +108,8 @@ func validateStrategy(s *appsv1.DeploymentStrategy, at *field.Path) field.ErrorL
 		return nil
 	case appsv1.RollingUpdateDeploymentStrategyType:
 	default:
-		return fieldrules.OneOf(s.Type, at, appsv1.RecreateDeploymentStrategyType, appsv1.RollingUpdateDeploymentStrategyType)
+		return fieldrules.OneOf(s.Type, at, appsv1.RecreateDeploymentStrategyType,
+			appsv1.RollingUpdateDeploymentStrategyType)
 	}
 	at = at.Child("rollingUpdate")
 	if s.RollingUpdate == nil {
@@ -157,7 +163,8 @@ func validateWorkload(selector *metav1.LabelSelector, t *corev1.PodTemplateSpec,
 	}
 	errs = append(errs, podspec.ValidatePodTemplate(t, at.Child("template"))...)
 	if p := t.Spec.RestartPolicy; p != corev1.RestartPolicyAlways && p != "" {
-		errs = append(errs, field.NotSupported(at.Child("template", "spec", "restartPolicy"), p, []corev1.RestartPolicy{corev1.RestartPolicyAlways}))
+		errs = append(errs, field.NotSupported(at.Child("template", "spec", "restartPolicy"), p,
+			[]corev1.RestartPolicy{corev1.RestartPolicyAlways}))
 	}
 	if t.Spec.ActiveDeadlineSeconds != nil {
 		errs = append(errs, field.Forbidden(at.Child("template", "spec", "activeDeadlineSeconds"), "activeDeadlineSeconds in ReplicaSet is not Supported"))

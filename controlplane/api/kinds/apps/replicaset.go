@@ -25,16 +25,17 @@ func ReplicaSetKind() *api.Kind {
 		builder.SetDefaultPtr(&r.Spec.Replicas, 1)
 		podspec.DefaultPodTemplate(&r.Spec.Template)
 	})
-	builder.SeparateStatus(k, func(o *appsv1.ReplicaSet) *appsv1.ReplicaSetStatus { return &o.Status }, builder.Accessors[*appsv1.ReplicaSet]{
-		Spec:     func(r *appsv1.ReplicaSet) any { return r.Spec },
-		CopySpec: func(obj, old *appsv1.ReplicaSet) { obj.Spec = *old.Spec.DeepCopy() },
-		Status: func(obj, old *appsv1.ReplicaSet) {
-			obj.Status = appsv1.ReplicaSetStatus{}
-			if old != nil {
-				obj.Status = *old.Status.DeepCopy()
-			}
-		},
-	})
+	builder.SeparateStatus(k, func(o *appsv1.ReplicaSet) *appsv1.ReplicaSetStatus { return &o.Status },
+		builder.Accessors[*appsv1.ReplicaSet]{
+			Spec:     func(r *appsv1.ReplicaSet) any { return r.Spec },
+			CopySpec: func(obj, old *appsv1.ReplicaSet) { obj.Spec = *old.Spec.DeepCopy() },
+			Status: func(obj, old *appsv1.ReplicaSet) {
+				obj.Status = appsv1.ReplicaSetStatus{}
+				if old != nil {
+					obj.Status = *old.Status.DeepCopy()
+				}
+			},
+		})
 	builder.AddValidation(k, func(r *appsv1.ReplicaSet) field.ErrorList {
 		at := field.NewPath("spec")
 		errs := fieldrules.NonNegative(fieldrules.Deref(r.Spec.Replicas), at.Child("replicas"))
@@ -50,11 +51,13 @@ func ReplicaSetKind() *api.Kind {
 		Current:  func(o api.Object) int32 { return o.(*appsv1.ReplicaSet).Status.Replicas },
 		Selector: func(o api.Object) *metav1.LabelSelector { return o.(*appsv1.ReplicaSet).Spec.Selector },
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.NumberColumn("Desired"), builder.NumberColumn("Current"), builder.NumberColumn("Ready"), builder.AgeColumn,
+	k.Columns = builder.Columns(builder.NameColumn, builder.NumberColumn("Desired"), builder.NumberColumn("Current"),
+		builder.NumberColumn("Ready"), builder.AgeColumn,
 		builder.WideColumn("Containers"), builder.WideColumn("Images"), builder.WideColumn("Selector"))
 	k.Row = builder.Row(func(r *appsv1.ReplicaSet, now time.Time) []any {
 		containers, images := podspec.ContainersAndImages(&r.Spec.Template.Spec)
-		return []any{r.Name, int64(fieldrules.Deref(r.Spec.Replicas)), int64(r.Status.Replicas), int64(r.Status.ReadyReplicas), builder.Age(r, now),
+		return []any{r.Name, int64(fieldrules.Deref(r.Spec.Replicas)), int64(r.Status.Replicas),
+			int64(r.Status.ReadyReplicas), builder.Age(r, now),
 			containers, images, metav1.FormatLabelSelector(r.Spec.Selector)}
 	})
 	k.Fields = builder.Fields(func(r *appsv1.ReplicaSet) fields.Set {

@@ -34,7 +34,8 @@ func StatefulSetKind() *api.Kind {
 		if s.Spec.ServiceName == "" {
 			return nil
 		}
-		return fieldrules.Invalid(field.NewPath("spec", "serviceName"), s.Spec.ServiceName, validation.IsDNS1123Label(s.Spec.ServiceName))
+		return fieldrules.Invalid(field.NewPath("spec", "serviceName"), s.Spec.ServiceName,
+			validation.IsDNS1123Label(s.Spec.ServiceName))
 	})
 	builder.AddUpdateValidation(k, validateStatefulSetUpdate)
 	validateMeta := k.Subresources["status"].ValidateUpdate
@@ -47,10 +48,12 @@ func StatefulSetKind() *api.Kind {
 		Current:  func(o api.Object) int32 { return o.(*appsv1.StatefulSet).Status.Replicas },
 		Selector: func(o api.Object) *metav1.LabelSelector { return o.(*appsv1.StatefulSet).Spec.Selector },
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Ready"), builder.AgeColumn, builder.WideColumn("Containers"), builder.WideColumn("Images"))
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Ready"), builder.AgeColumn,
+		builder.WideColumn("Containers"), builder.WideColumn("Images"))
 	k.Row = builder.Row(func(s *appsv1.StatefulSet, now time.Time) []any {
 		containers, images := podspec.ContainersAndImages(&s.Spec.Template.Spec)
-		return []any{s.Name, fmt.Sprintf("%d/%d", s.Status.ReadyReplicas, fieldrules.Deref(s.Spec.Replicas)), builder.Age(s, now), containers, images}
+		return []any{s.Name, fmt.Sprintf("%d/%d", s.Status.ReadyReplicas, fieldrules.Deref(s.Spec.Replicas)),
+			builder.Age(s, now), containers, images}
 	})
 	return k
 }
@@ -67,9 +70,12 @@ func defaultStatefulSet(o *appsv1.StatefulSet) {
 		builder.SetDefaultPtr(&u.RollingUpdate.Partition, 0)
 		builder.SetDefaultPtr(&u.RollingUpdate.MaxUnavailable, intstr.FromInt32(1))
 	}
-	builder.SetDefaultPtr(&s.PersistentVolumeClaimRetentionPolicy, appsv1.StatefulSetPersistentVolumeClaimRetentionPolicy{})
-	builder.SetDefault(&s.PersistentVolumeClaimRetentionPolicy.WhenDeleted, appsv1.RetainPersistentVolumeClaimRetentionPolicyType)
-	builder.SetDefault(&s.PersistentVolumeClaimRetentionPolicy.WhenScaled, appsv1.RetainPersistentVolumeClaimRetentionPolicyType)
+	builder.SetDefaultPtr(&s.PersistentVolumeClaimRetentionPolicy,
+		appsv1.StatefulSetPersistentVolumeClaimRetentionPolicy{})
+	builder.SetDefault(&s.PersistentVolumeClaimRetentionPolicy.WhenDeleted,
+		appsv1.RetainPersistentVolumeClaimRetentionPolicyType)
+	builder.SetDefault(&s.PersistentVolumeClaimRetentionPolicy.WhenScaled,
+		appsv1.RetainPersistentVolumeClaimRetentionPolicyType)
 	builder.SetDefaultPtr(&s.Replicas, 1)
 	builder.SetDefaultPtr(&s.RevisionHistoryLimit, 10)
 	podspec.DefaultPodTemplate(&s.Template)

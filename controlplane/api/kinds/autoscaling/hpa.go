@@ -46,7 +46,8 @@ func AutoscalerKinds() []*api.Kind {
 		s := &obj.(*autoscalingv2.HorizontalPodAutoscaler).Status
 		return append(validateMeta(obj, old), validateAutoscalerStatus(s.CurrentReplicas, s.DesiredReplicas)...)
 	}
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Reference"), builder.StringColumn("Targets"), builder.StringColumn("MinPods"), builder.StringColumn("MaxPods"), builder.StringColumn("Replicas"), builder.AgeColumn)
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Reference"), builder.StringColumn("Targets"),
+		builder.StringColumn("MinPods"), builder.StringColumn("MaxPods"), builder.StringColumn("Replicas"), builder.AgeColumn)
 	k.Row = builder.Row(autoscalerRow)
 	return []*api.Kind{k, firstAutoscalerKind(k)}
 }
@@ -70,22 +71,23 @@ func firstAutoscalerKind(hub *api.Kind) *api.Kind {
 		}),
 		To: func(_ context.Context, o api.Object) (api.Object, error) { return autoscalerFromV1(o.(v1)) },
 	}
-	builder.SeparateStatus(k, func(h v1) *autoscalingv1.HorizontalPodAutoscalerStatus { return &h.Status }, builder.Accessors[v1]{
-		Spec: func(h v1) any { return [2]any{h.Spec, only(h.Annotations, autoscalerSpecNotes)} },
-		CopySpec: func(obj, old v1) {
-			obj.Spec = *old.Spec.DeepCopy()
-			obj.Annotations = exchanged(obj.Annotations, old.Annotations, autoscalerSpecNotes)
-		},
-		Status: func(obj, old v1) {
-			if old == nil {
-				obj.Status = autoscalingv1.HorizontalPodAutoscalerStatus{}
-				obj.Annotations = exchanged(obj.Annotations, nil, autoscalerStatusNotes)
-				return
-			}
-			obj.Status = *old.Status.DeepCopy()
-			obj.Annotations = exchanged(obj.Annotations, old.Annotations, autoscalerStatusNotes)
-		},
-	})
+	builder.SeparateStatus(k, func(h v1) *autoscalingv1.HorizontalPodAutoscalerStatus { return &h.Status },
+		builder.Accessors[v1]{
+			Spec: func(h v1) any { return [2]any{h.Spec, only(h.Annotations, autoscalerSpecNotes)} },
+			CopySpec: func(obj, old v1) {
+				obj.Spec = *old.Spec.DeepCopy()
+				obj.Annotations = exchanged(obj.Annotations, old.Annotations, autoscalerSpecNotes)
+			},
+			Status: func(obj, old v1) {
+				if old == nil {
+					obj.Status = autoscalingv1.HorizontalPodAutoscalerStatus{}
+					obj.Annotations = exchanged(obj.Annotations, nil, autoscalerStatusNotes)
+					return
+				}
+				obj.Status = *old.Status.DeepCopy()
+				obj.Annotations = exchanged(obj.Annotations, old.Annotations, autoscalerStatusNotes)
+			},
+		})
 	builder.AddValidation(k, func(h v1) field.ErrorList {
 		whole, err := autoscalerFromV1(h)
 		if err != nil {
@@ -228,7 +230,8 @@ func showValue(t *autoscalingv2.MetricTarget, current *autoscalingv2.MetricValue
 	return measured + "/" + showQuantity(t.Value)
 }
 
-func showShare(name corev1.ResourceName, t *autoscalingv2.MetricTarget, current *autoscalingv2.MetricValueStatus) string {
+func showShare(name corev1.ResourceName, t *autoscalingv2.MetricTarget,
+	current *autoscalingv2.MetricValueStatus) string {
 	measured, wanted := builder.Unknown, "<auto>"
 	switch {
 	case t.AverageValue != nil:

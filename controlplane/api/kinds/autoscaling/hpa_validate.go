@@ -65,7 +65,8 @@ func MeasuresWithoutPods(s *autoscalingv2.HorizontalPodAutoscalerSpec) bool {
 
 func validateAutoscalerStatus(current, desired int32) field.ErrorList {
 	at := field.NewPath("status")
-	return append(fieldrules.NonNegative(current, at.Child("currentReplicas")), fieldrules.NonNegative(desired, at.Child("desiredReplicas"))...)
+	return append(fieldrules.NonNegative(current, at.Child("currentReplicas")),
+		fieldrules.NonNegative(desired, at.Child("desiredReplicas"))...)
 }
 
 // validateSegment judges a name that stands in the path of a URL; absent is what is said when there is none.
@@ -224,7 +225,8 @@ func validateContainerMetric(m *autoscalingv2.ContainerResourceMetricSource, at 
 	if m.Container == "" {
 		errs = append(errs, field.Required(at.Child("container"), "must specify a container"))
 	} else {
-		errs = append(errs, fieldrules.Invalid(at.Child("container"), m.Container, utilvalidation.IsDNS1123Label(m.Container))...)
+		errs = append(errs, fieldrules.Invalid(at.Child("container"), m.Container,
+			utilvalidation.IsDNS1123Label(m.Container))...)
 	}
 	return append(errs, validateShare(&m.Target, at.Child("target"))...)
 }

@@ -46,7 +46,8 @@ func CronJobKind() *api.Kind {
 		}
 		return errs
 	}
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Schedule"), builder.StringColumn("Timezone"), builder.BoolColumn("Suspend"), builder.NumberColumn("Active"), builder.StringColumn("Last Schedule"), builder.AgeColumn,
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Schedule"), builder.StringColumn("Timezone"),
+		builder.BoolColumn("Suspend"), builder.NumberColumn("Active"), builder.StringColumn("Last Schedule"), builder.AgeColumn,
 		builder.WideColumn("Containers"), builder.WideColumn("Images"), builder.WideColumn("Selector"))
 	k.Row = builder.Row(func(c *batchv1.CronJob, now time.Time) []any {
 		last, zone, suspended := builder.None, builder.None, builder.Unset
@@ -77,7 +78,8 @@ func defaultCronJobTemplate(s *batchv1.JobSpec) {
 
 func validateCronJobSpec(s *batchv1.CronJobSpec, at *field.Path) field.ErrorList {
 	errs := validateSchedule(s.Schedule, at.Child("schedule"))
-	errs = append(errs, fieldrules.NonNegative(fieldrules.Deref(s.StartingDeadlineSeconds), at.Child("startingDeadlineSeconds"))...)
+	errs = append(errs, fieldrules.NonNegative(fieldrules.Deref(s.StartingDeadlineSeconds),
+		at.Child("startingDeadlineSeconds"))...)
 	if s.TimeZone != nil {
 		errs = append(errs, validateTimeZone(*s.TimeZone, at.Child("timeZone"))...)
 	}
@@ -90,8 +92,10 @@ func validateCronJobSpec(s *batchv1.CronJobSpec, at *field.Path) field.ErrorList
 	if m := s.JobTemplate.Spec.ManualSelector; fieldrules.IsTrue(m) {
 		errs = append(errs, field.NotSupported(job.Child("manualSelector"), *m, []string{"nil", "false"}))
 	}
-	errs = append(errs, fieldrules.NonNegative(fieldrules.Deref(s.SuccessfulJobsHistoryLimit), at.Child("successfulJobsHistoryLimit"))...)
-	return append(errs, fieldrules.NonNegative(fieldrules.Deref(s.FailedJobsHistoryLimit), at.Child("failedJobsHistoryLimit"))...)
+	errs = append(errs, fieldrules.NonNegative(fieldrules.Deref(s.SuccessfulJobsHistoryLimit),
+		at.Child("successfulJobsHistoryLimit"))...)
+	return append(errs, fieldrules.NonNegative(fieldrules.Deref(s.FailedJobsHistoryLimit),
+		at.Child("failedJobsHistoryLimit"))...)
 }
 
 func validateConcurrency(p batchv1.ConcurrencyPolicy, at *field.Path) field.ErrorList {

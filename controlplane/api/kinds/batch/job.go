@@ -51,7 +51,8 @@ func JobKind() *api.Kind {
 	k.Subresources["status"].ValidateUpdate = func(obj, old api.Object) field.ErrorList {
 		return append(validateMeta(obj, old), ValidateJobStatusUpdate(obj.(*batchv1.Job), old.(*batchv1.Job))...)
 	}
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Status"), builder.StringColumn("Completions"), builder.StringColumn("Duration"), builder.AgeColumn,
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Status"), builder.StringColumn("Completions"),
+		builder.StringColumn("Duration"), builder.AgeColumn,
 		builder.WideColumn("Containers"), builder.WideColumn("Images"), builder.WideColumn("Selector"))
 	k.Row = builder.Row(func(j *batchv1.Job, now time.Time) []any {
 		containers, images := podspec.ContainersAndImages(&j.Spec.Template.Spec)

@@ -35,7 +35,8 @@ func validateFailurePolicy(s *batchv1.JobSpec, at *field.Path) field.ErrorList {
 }
 
 func validateFailureRule(s *batchv1.JobSpec, r *batchv1.PodFailurePolicyRule, at *field.Path) field.ErrorList {
-	errs := fieldrules.SupportedOrRequired(r.Action, at.Child("action"), batchv1.PodFailurePolicyActionCount, batchv1.PodFailurePolicyActionFailIndex,
+	errs := fieldrules.SupportedOrRequired(r.Action, at.Child("action"), batchv1.PodFailurePolicyActionCount,
+		batchv1.PodFailurePolicyActionFailIndex,
 		batchv1.PodFailurePolicyActionFailJob, batchv1.PodFailurePolicyActionIgnore)
 	if r.Action == batchv1.PodFailurePolicyActionFailIndex && s.BackoffLimitPerIndex == nil {
 		errs = append(errs, field.Invalid(at.Child("action"), r.Action, "requires the backoffLimitPerIndex to be set"))
@@ -48,8 +49,10 @@ func validateFailureRule(s *batchv1.JobSpec, r *batchv1.PodFailurePolicyRule, at
 		errs = append(errs, field.TooMany(here, n, maxFailureConditions))
 	}
 	for i, p := range r.OnPodConditions {
-		errs = append(errs, fieldrules.Invalid(here.Index(i).Child("type"), p.Type, utilvalidation.IsQualifiedName(string(p.Type)))...)
-		errs = append(errs, fieldrules.SupportedOrRequired(p.Status, here.Index(i).Child("status"), corev1.ConditionFalse, corev1.ConditionTrue, corev1.ConditionUnknown)...)
+		errs = append(errs, fieldrules.Invalid(here.Index(i).Child("type"), p.Type,
+			utilvalidation.IsQualifiedName(string(p.Type)))...)
+		errs = append(errs, fieldrules.SupportedOrRequired(p.Status, here.Index(i).Child("status"),
+			corev1.ConditionFalse, corev1.ConditionTrue, corev1.ConditionUnknown)...)
 	}
 	switch conditions := len(r.OnPodConditions) > 0; {
 	case r.OnExitCodes != nil && conditions:
@@ -61,7 +64,8 @@ func validateFailureRule(s *batchv1.JobSpec, r *batchv1.PodFailurePolicyRule, at
 }
 
 func validateExitCodes(s *batchv1.JobSpec, r *batchv1.PodFailurePolicyOnExitCodesRequirement, at *field.Path) field.ErrorList {
-	errs := fieldrules.SupportedOrRequired(r.Operator, at.Child("operator"), batchv1.PodFailurePolicyOnExitCodesOpIn, batchv1.PodFailurePolicyOnExitCodesOpNotIn)
+	errs := fieldrules.SupportedOrRequired(r.Operator, at.Child("operator"), batchv1.PodFailurePolicyOnExitCodesOpIn,
+		batchv1.PodFailurePolicyOnExitCodesOpNotIn)
 	if n := r.ContainerName; n != nil {
 		called := func(c corev1.Container) bool { return c.Name == *n }
 		if !slices.ContainsFunc(s.Template.Spec.Containers, called) && !slices.ContainsFunc(s.Template.Spec.InitContainers, called) {
@@ -99,7 +103,8 @@ func validateSuccessPolicy(s *batchv1.JobSpec, at *field.Path) field.ErrorList {
 		errs = append(errs, field.TooMany(at, n, maxSuccessRules))
 	}
 	for i := range s.SuccessPolicy.Rules {
-		errs = append(errs, validateSuccessRule(fieldrules.Deref(s.Completions), &s.SuccessPolicy.Rules[i], at.Index(i))...)
+		errs = append(errs, validateSuccessRule(fieldrules.Deref(s.Completions), &s.SuccessPolicy.Rules[i],
+			at.Index(i))...)
 	}
 	return errs
 }

@@ -63,7 +63,8 @@ func validateJobStatus(j *batchv1.Job) field.ErrorList {
 	for _, n := range []struct {
 		name  string
 		value int32
-	}{{"active", s.Active}, {"succeeded", s.Succeeded}, {"failed", s.Failed}, {"ready", fieldrules.Deref(s.Ready)}, {"terminating", fieldrules.Deref(s.Terminating)}} {
+	}{{"active", s.Active}, {"succeeded", s.Succeeded}, {"failed", s.Failed}, {"ready",
+		fieldrules.Deref(s.Ready)}, {"terminating", fieldrules.Deref(s.Terminating)}} {
 		errs = append(errs, fieldrules.NonNegative(n.value, at.Child(n.name))...)
 	}
 	if u := s.UncountedTerminatedPods; u != nil {

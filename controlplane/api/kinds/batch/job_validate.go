@@ -93,7 +93,8 @@ func validateJobSpec(s *batchv1.JobSpec, at *field.Path) field.ErrorList {
 	} {
 		errs = append(errs, fieldrules.NonNegative(fieldrules.Deref(n.value), at.Child(n.name))...)
 	}
-	errs = append(errs, fieldrules.NonNegative(fieldrules.Deref(s.ActiveDeadlineSeconds), at.Child("activeDeadlineSeconds"))...)
+	errs = append(errs, fieldrules.NonNegative(fieldrules.Deref(s.ActiveDeadlineSeconds),
+		at.Child("activeDeadlineSeconds"))...)
 	if s.MaxFailedIndexes != nil && s.BackoffLimitPerIndex == nil {
 		errs = append(errs, field.Required(at.Child("backoffLimitPerIndex"), "when maxFailedIndexes is specified"))
 	}
@@ -132,11 +133,14 @@ func validateJobTemplate(s *batchv1.JobSpec, at *field.Path) field.ErrorList {
 	at = at.Child("spec", "restartPolicy")
 	switch p := s.Template.Spec.RestartPolicy; {
 	case p == corev1.RestartPolicyAlways || p == "":
-		errs = append(errs, field.Required(at, fmt.Sprintf("valid values: %q, %q", corev1.RestartPolicyOnFailure, corev1.RestartPolicyNever)))
+		errs = append(errs, field.Required(at, fmt.Sprintf("valid values: %q, %q", corev1.RestartPolicyOnFailure,
+			corev1.RestartPolicyNever)))
 	case p != corev1.RestartPolicyOnFailure && p != corev1.RestartPolicyNever:
-		errs = append(errs, field.NotSupported(at, p, []corev1.RestartPolicy{corev1.RestartPolicyOnFailure, corev1.RestartPolicyNever}))
+		errs = append(errs, field.NotSupported(at, p,
+			[]corev1.RestartPolicy{corev1.RestartPolicyOnFailure, corev1.RestartPolicyNever}))
 	case s.PodFailurePolicy != nil && p != corev1.RestartPolicyNever:
-		errs = append(errs, field.Invalid(at, p, fmt.Sprintf("only %q is supported when podFailurePolicy is specified", corev1.RestartPolicyNever)))
+		errs = append(errs, field.Invalid(at, p,
+			fmt.Sprintf("only %q is supported when podFailurePolicy is specified", corev1.RestartPolicyNever)))
 	}
 	return errs
 }
@@ -208,8 +212,10 @@ func validateJobUpdate(obj, old *batchv1.Job) field.ErrorList {
 	errs = append(errs, fieldrules.Unchanged(now.Selector, was.Selector, spec.Child("selector"))...)
 	errs = append(errs, validateJobTemplateUpdate(obj, old, spec.Child("template"))...)
 	errs = append(errs, fieldrules.Unchanged(now.CompletionMode, was.CompletionMode, spec.Child("completionMode"))...)
-	errs = append(errs, fieldrules.Unchanged(now.PodFailurePolicy, was.PodFailurePolicy, spec.Child("podFailurePolicy"))...)
-	errs = append(errs, fieldrules.Unchanged(now.BackoffLimitPerIndex, was.BackoffLimitPerIndex, spec.Child("backoffLimitPerIndex"))...)
+	errs = append(errs, fieldrules.Unchanged(now.PodFailurePolicy, was.PodFailurePolicy,
+		spec.Child("podFailurePolicy"))...)
+	errs = append(errs, fieldrules.Unchanged(now.BackoffLimitPerIndex, was.BackoffLimitPerIndex,
+		spec.Child("backoffLimitPerIndex"))...)
 	errs = append(errs, fieldrules.Unchanged(now.ManagedBy, was.ManagedBy, spec.Child("managedBy"))...)
 	return append(errs, fieldrules.Unchanged(now.SuccessPolicy, was.SuccessPolicy, spec.Child("successPolicy"))...)
 }

@@ -67,7 +67,8 @@ func qualifiesFinalizers(gvk schema.GroupVersionKind) bool {
 }
 
 // standardFinalizers are the finalizers without a domain.
-var standardFinalizers = []string{string(corev1.FinalizerKubernetes), metav1.FinalizerOrphanDependents, metav1.FinalizerDeleteDependents}
+var standardFinalizers = []string{string(corev1.FinalizerKubernetes), metav1.FinalizerOrphanDependents,
+	metav1.FinalizerDeleteDependents}
 
 // validateFinalizers refuses finalizers that are neither standard nor qualified by a domain.
 func validateFinalizers(finalizers []string, at *field.Path) field.ErrorList {

@@ -48,22 +48,26 @@ func CertificateSigningRequestKind() *api.Kind {
 		keepDecision(s.Conditions, old.Conditions, certificatesv1.CertificateApproved)
 		keepDecision(s.Conditions, old.Conditions, certificatesv1.CertificateDenied)
 	})
-	builder.AddSubresourceValidation(k, "status", func(obj, old *certificatesv1.CertificateSigningRequest) field.ErrorList {
-		return validateCSRStatus(&obj.Status, &old.Status, false)
-	})
-	builder.AddSubresourceValidation(k, "approval", func(obj, old *certificatesv1.CertificateSigningRequest) field.ErrorList {
-		return validateCSRStatus(&obj.Status, &old.Status, true)
-	})
+	builder.AddSubresourceValidation(k, "status",
+		func(obj, old *certificatesv1.CertificateSigningRequest) field.ErrorList {
+			return validateCSRStatus(&obj.Status, &old.Status, false)
+		})
+	builder.AddSubresourceValidation(k, "approval",
+		func(obj, old *certificatesv1.CertificateSigningRequest) field.ErrorList {
+			return validateCSRStatus(&obj.Status, &old.Status, true)
+		})
 	k.Fields = builder.Fields(func(c *certificatesv1.CertificateSigningRequest) fields.Set {
 		return fields.Set{"spec.signerName": c.Spec.SignerName}
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.AgeColumn, builder.StringColumn("SignerName"), builder.StringColumn("Requestor"), builder.StringColumn("RequestedDuration"), builder.StringColumn("Condition"))
+	k.Columns = builder.Columns(builder.NameColumn, builder.AgeColumn, builder.StringColumn("SignerName"),
+		builder.StringColumn("Requestor"), builder.StringColumn("RequestedDuration"), builder.StringColumn("Condition"))
 	k.Row = builder.Row(func(c *certificatesv1.CertificateSigningRequest, now time.Time) []any {
 		requested := builder.None
 		if s := c.Spec.ExpirationSeconds; s != nil {
 			requested = duration.HumanDuration(time.Duration(*s) * time.Second)
 		}
-		return []any{c.Name, builder.Age(c, now), builder.OrNone(c.Spec.SignerName), c.Spec.Username, requested, csrState(&c.Status)}
+		return []any{c.Name, builder.Age(c, now), builder.OrNone(c.Spec.SignerName), c.Spec.Username, requested,
+			csrState(&c.Status)}
 	})
 	return k
 }
@@ -109,7 +113,8 @@ func ClusterTrustBundleKind() *api.Kind {
 		Singular: "clustertrustbundle", ClusterScoped: true, Rule: builder.PathSegment,
 	}, func(l *certificatesv1.ClusterTrustBundleList) *[]certificatesv1.ClusterTrustBundle { return &l.Items })
 	builder.AddValidation(k, func(b *certificatesv1.ClusterTrustBundle) field.ErrorList {
-		errs := fieldrules.Invalid(field.NewPath("metadata", "name"), b.Name, trustBundleName(b.Spec.SignerName, b.Name))
+		errs := fieldrules.Invalid(field.NewPath("metadata", "name"), b.Name,
+			trustBundleName(b.Spec.SignerName, b.Name))
 		if b.Spec.SignerName != "" {
 			errs = append(errs, validateSignerName(b.Spec.SignerName, field.NewPath("spec", "signerName"))...)
 		}

@@ -279,7 +279,8 @@ func validateTrustBundle(text string, at *field.Path) field.ErrorList {
 	}
 	for _, cert := range order {
 		if len(places[cert]) > 1 {
-			errs = append(errs, field.Invalid(at, fieldrules.OmittedValue, fmt.Sprintf("duplicate trust anchor (indices %v)", places[cert])))
+			errs = append(errs, field.Invalid(at, fieldrules.OmittedValue,
+				fmt.Sprintf("duplicate trust anchor (indices %v)", places[cert])))
 		}
 	}
 	return errs

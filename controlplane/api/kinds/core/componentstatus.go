@@ -17,9 +17,11 @@ func ComponentStatusKind() *api.Kind {
 	k.ShortNames = []string{"cs"}
 	k.Verbs = []string{string(api.VerbGet), string(api.VerbList)}
 	k.NewList = func() runtime.Object { return &corev1.ComponentStatusList{} }
-	k.Ops = api.OpsOf[corev1.ComponentStatus, corev1.ComponentStatusList, *corev1.ComponentStatus, *corev1.ComponentStatusList](
+	k.Ops = api.OpsOf[corev1.ComponentStatus, corev1.ComponentStatusList, *corev1.ComponentStatus,
+		*corev1.ComponentStatusList](
 		func(l *corev1.ComponentStatusList) *[]corev1.ComponentStatus { return &l.Items })
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Status"), builder.StringColumn("Message"), builder.StringColumn("Error"))
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Status"), builder.StringColumn("Message"),
+		builder.StringColumn("Error"))
 	k.Row = builder.Row(func(c *corev1.ComponentStatus, _ time.Time) []any {
 		state, message, fault := "Unknown", "", ""
 		for _, is := range c.Conditions {
@@ -39,7 +41,8 @@ func ComponentStatusKind() *api.Kind {
 
 // BindingKind takes what subresource binding of pods takes, with the pod's name in the body.
 func BindingKind() *api.Kind {
-	k := builder.NewVirtual[corev1.Binding](builder.Names{GroupVersion: corev1.SchemeGroupVersion, Kind: "Binding", Plural: "bindings", Singular: "binding"})
+	k := builder.NewVirtual[corev1.Binding](builder.Names{GroupVersion: corev1.SchemeGroupVersion, Kind: "Binding",
+		Plural: "bindings", Singular: "binding"})
 	k.Acts = true
 	return k
 }

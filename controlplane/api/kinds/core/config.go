@@ -25,14 +25,16 @@ func ConfigMapKind() *api.Kind {
 		size := 0
 		for _, key := range fieldrules.SortedKeys(c.Data) {
 			size += len(c.Data[key])
-			errs = append(errs, fieldrules.Invalid(field.NewPath("data").Key(key), key, validation.IsConfigMapKey(key))...)
+			errs = append(errs, fieldrules.Invalid(field.NewPath("data").Key(key), key,
+				validation.IsConfigMapKey(key))...)
 			if _, twice := c.BinaryData[key]; twice {
 				errs = append(errs, field.Invalid(field.NewPath("data").Key(key), key, "duplicate of key present in binaryData"))
 			}
 		}
 		for _, key := range fieldrules.SortedKeys(c.BinaryData) {
 			size += len(c.BinaryData[key])
-			errs = append(errs, fieldrules.Invalid(field.NewPath("binaryData").Key(key), key, validation.IsConfigMapKey(key))...)
+			errs = append(errs, fieldrules.Invalid(field.NewPath("binaryData").Key(key), key,
+				validation.IsConfigMapKey(key))...)
 		}
 		return append(errs, tooBig(size, field.NewPath(""))...)
 	})
@@ -84,7 +86,8 @@ func SecretKind() *api.Kind {
 		}
 		return errs
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Type"), builder.StringColumn("Data"), builder.AgeColumn)
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Type"), builder.StringColumn("Data"),
+		builder.AgeColumn)
 	k.Row = builder.Row(func(s *corev1.Secret, now time.Time) []any {
 		return []any{s.Name, string(s.Type), int64(len(s.Data)), builder.Age(s, now)}
 	})
@@ -141,7 +144,8 @@ func validateSecret(s *corev1.Secret) field.ErrorList {
 		}
 	case corev1.SecretTypeServiceAccountToken:
 		if s.Annotations[corev1.ServiceAccountNameKey] == "" {
-			errs = append(errs, field.Required(field.NewPath("metadata", "annotations").Key(corev1.ServiceAccountNameKey), ""))
+			errs = append(errs, field.Required(field.NewPath("metadata",
+				"annotations").Key(corev1.ServiceAccountNameKey), ""))
 		}
 	}
 	return errs

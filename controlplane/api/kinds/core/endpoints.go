@@ -72,10 +72,12 @@ func validateEndpointAddress(a *corev1.EndpointAddress, at *field.Path) field.Er
 	errs := validation.IsValidIP(at.Child("ip"), a.IP)
 	ip := NonSpecial(a.IP, at.Child("ip"))
 	if a.Hostname != "" {
-		errs = append(errs, fieldrules.Invalid(at.Child("hostname"), a.Hostname, validation.IsDNS1123Label(a.Hostname))...)
+		errs = append(errs, fieldrules.Invalid(at.Child("hostname"), a.Hostname,
+			validation.IsDNS1123Label(a.Hostname))...)
 	}
 	if a.NodeName != nil {
-		errs = append(errs, fieldrules.Invalid(at.Child("nodeName"), *a.NodeName, apivalidation.NameIsDNSSubdomain(*a.NodeName, false))...)
+		errs = append(errs, fieldrules.Invalid(at.Child("nodeName"), *a.NodeName,
+			apivalidation.NameIsDNSSubdomain(*a.NodeName, false))...)
 	}
 	return append(errs, ip...)
 }
@@ -92,10 +94,12 @@ func validateEndpointPort(p *corev1.EndpointPort, named bool, at *field.Path) fi
 	if p.Protocol == "" {
 		errs = append(errs, field.Required(at.Child("protocol"), ""))
 	} else {
-		errs = append(errs, fieldrules.Supported(p.Protocol, at.Child("protocol"), corev1.ProtocolSCTP, corev1.ProtocolTCP, corev1.ProtocolUDP)...)
+		errs = append(errs, fieldrules.Supported(p.Protocol, at.Child("protocol"), corev1.ProtocolSCTP,
+			corev1.ProtocolTCP, corev1.ProtocolUDP)...)
 	}
 	if p.AppProtocol != nil {
-		errs = append(errs, fieldrules.Invalid(at.Child("appProtocol"), *p.AppProtocol, validation.IsQualifiedName(*p.AppProtocol))...)
+		errs = append(errs, fieldrules.Invalid(at.Child("appProtocol"), *p.AppProtocol,
+			validation.IsQualifiedName(*p.AppProtocol))...)
 	}
 	return errs
 }

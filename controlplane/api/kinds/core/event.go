@@ -27,7 +27,8 @@ func EventKind() *api.Kind {
 	}, func(l *corev1.EventList) *[]corev1.Event { return &l.Items })
 	k.TTL = eventTTL
 	builder.AddValidation(k, validateEvent)
-	k.Columns = builder.Columns(builder.StringColumn("Last Seen"), builder.StringColumn("Type"), builder.StringColumn("Reason"), builder.StringColumn("Object"), builder.WideColumn("Subobject"), builder.WideColumn("Source"),
+	k.Columns = builder.Columns(builder.StringColumn("Last Seen"), builder.StringColumn("Type"),
+		builder.StringColumn("Reason"), builder.StringColumn("Object"), builder.WideColumn("Subobject"), builder.WideColumn("Source"),
 		builder.StringColumn("Message"), builder.WideColumn("First Seen"), builder.WideColumn("Count"), func() builder.ColumnDefinition { c := builder.NameColumn; c.Priority = 1; return c }())
 	k.Row = builder.Row(EventRow)
 	k.Fields = builder.Fields(eventFields)

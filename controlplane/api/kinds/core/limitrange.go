@@ -26,7 +26,8 @@ func LimitRangeKind() *api.Kind {
 		for i := range r.Spec.Limits {
 			l := &r.Spec.Limits[i]
 			defaultLimits(l)
-			for _, list := range []corev1.ResourceList{l.Max, l.Min, l.Default, l.DefaultRequest, l.MaxLimitRequestRatio} {
+			for _, list := range []corev1.ResourceList{l.Max, l.Min, l.Default, l.DefaultRequest,
+				l.MaxLimitRequestRatio} {
 				podspec.RoundResources(list)
 			}
 		}
@@ -51,7 +52,8 @@ func defaultLimits(l *corev1.LimitRangeItem) {
 	if l.DefaultRequest == nil {
 		l.DefaultRequest = corev1.ResourceList{}
 	}
-	for _, fill := range []struct{ to, from corev1.ResourceList }{{l.Default, l.Max}, {l.DefaultRequest, l.Default}, {l.DefaultRequest, l.Min}} {
+	for _, fill := range []struct{ to, from corev1.ResourceList }{{l.Default, l.Max}, {l.DefaultRequest, l.Default},
+		{l.DefaultRequest, l.Min}} {
 		for name, q := range fill.from {
 			if _, ok := fill.to[name]; !ok {
 				fill.to[name] = q.DeepCopy()

@@ -28,22 +28,23 @@ func NamespaceKind() *api.Kind {
 		labelWithName(ns)
 		builder.SetDefault(&ns.Status.Phase, corev1.NamespaceActive)
 	})
-	builder.SeparateStatus(k, func(o *corev1.Namespace) *corev1.NamespaceStatus { return &o.Status }, builder.Accessors[*corev1.Namespace]{
-		Spec: func(ns *corev1.Namespace) any { return ns.Spec },
-		CopySpec: func(obj, old *corev1.Namespace) {
-			obj.Spec = *old.Spec.DeepCopy()
-			labelWithName(obj)
-		},
-		Status: func(obj, old *corev1.Namespace) {
-			obj.Status = corev1.NamespaceStatus{Phase: corev1.NamespaceActive}
-			if old != nil {
-				obj.Status = *old.Status.DeepCopy()
-			}
-			if obj.DeletionTimestamp != nil {
-				obj.Status.Phase = corev1.NamespaceTerminating
-			}
-		},
-	})
+	builder.SeparateStatus(k, func(o *corev1.Namespace) *corev1.NamespaceStatus { return &o.Status },
+		builder.Accessors[*corev1.Namespace]{
+			Spec: func(ns *corev1.Namespace) any { return ns.Spec },
+			CopySpec: func(obj, old *corev1.Namespace) {
+				obj.Spec = *old.Spec.DeepCopy()
+				labelWithName(obj)
+			},
+			Status: func(obj, old *corev1.Namespace) {
+				obj.Status = corev1.NamespaceStatus{Phase: corev1.NamespaceActive}
+				if old != nil {
+					obj.Status = *old.Status.DeepCopy()
+				}
+				if obj.DeletionTimestamp != nil {
+					obj.Status.Phase = corev1.NamespaceTerminating
+				}
+			},
+		})
 	builder.PrepareCreate(k, func(ns *corev1.Namespace) {
 		ns.Generation = 0
 		// The registry keeps a terminating namespace until spec.finalizers is empty. The namespace controller removes
@@ -111,7 +112,8 @@ func labelWithName(ns *corev1.Namespace) {
 
 func validateSpecFinalizer(f corev1.FinalizerName, at *field.Path) field.ErrorList {
 	name := string(f)
-	return append(fieldrules.Invalid(at, name, utilvalidation.IsQualifiedName(name)), builder.ValidateFinalizer(name, at)...)
+	return append(fieldrules.Invalid(at, name, utilvalidation.IsQualifiedName(name)),
+		builder.ValidateFinalizer(name, at)...)
 }
 
 // validateNamespacePhase refuses a phase that does not match deletionTimestamp. Its errors name the field "Phase", as in

@@ -43,16 +43,17 @@ func NodeKind() *api.Kind {
 			n.Spec.PodCIDRs = []string{n.Spec.PodCIDR}
 		}
 	})
-	builder.SeparateStatus(k, func(o *corev1.Node) *corev1.NodeStatus { return &o.Status }, builder.Accessors[*corev1.Node]{
-		Spec:     func(n *corev1.Node) any { return n.Spec },
-		CopySpec: func(obj, old *corev1.Node) { obj.Spec = *old.Spec.DeepCopy() },
-		Status: func(obj, old *corev1.Node) {
-			// A node registers itself with its status, so creation keeps it.
-			if old != nil {
-				obj.Status = *old.Status.DeepCopy()
-			}
-		},
-	})
+	builder.SeparateStatus(k, func(o *corev1.Node) *corev1.NodeStatus { return &o.Status },
+		builder.Accessors[*corev1.Node]{
+			Spec:     func(n *corev1.Node) any { return n.Spec },
+			CopySpec: func(obj, old *corev1.Node) { obj.Spec = *old.Spec.DeepCopy() },
+			Status: func(obj, old *corev1.Node) {
+				// A node registers itself with its status, so creation keeps it.
+				if old != nil {
+					obj.Status = *old.Status.DeepCopy()
+				}
+			},
+		})
 	builder.PrepareCreate(k, func(n *corev1.Node) { n.Generation, n.Spec.ConfigSource, n.Status.Config = 0, nil, nil })
 	builder.PrepareUpdate(k, func(obj, old *corev1.Node) {
 		if old.Spec.ConfigSource == nil {
@@ -68,13 +69,15 @@ func NodeKind() *api.Kind {
 		errs := append(validateMeta(obj, old), validateNodeAnnotations(n.Annotations, field.NewPath("metadata", "annotations"))...)
 		return append(append(errs, validateNodeStatus(n)...), validateNodeAddresses(n)...)
 	}
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Status"), builder.StringColumn("Roles"), builder.AgeColumn, builder.StringColumn("Version"),
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Status"), builder.StringColumn("Roles"),
+		builder.AgeColumn, builder.StringColumn("Version"),
 		builder.WideColumn("Internal-IP"), builder.WideColumn("External-IP"), builder.WideColumn("OS-Image"), builder.WideColumn("Kernel-Version"), builder.WideColumn("Container-Runtime"))
 	k.Row = builder.Row(nodeRow)
 	k.Fields = builder.Fields(func(n *corev1.Node) fields.Set {
 		return fields.Set{"spec.unschedulable": strconv.FormatBool(n.Spec.Unschedulable)}
 	})
-	builder.AddSubresource(k, "proxy", &api.Subresource{GVK: corev1.SchemeGroupVersion.WithKind("NodeProxyOptions"), Verbs: builder.ProxyVerbs})
+	builder.AddSubresource(k, "proxy", &api.Subresource{GVK: corev1.SchemeGroupVersion.WithKind("NodeProxyOptions"),
+		Verbs: builder.ProxyVerbs})
 	return k
 }
 
@@ -240,7 +243,8 @@ func validateTaints(taints []corev1.Taint, at *field.Path) field.ErrorList {
 func nodeRow(n *corev1.Node, now time.Time) []any {
 	runtime := n.Status.NodeInfo.ContainerRuntimeVersion
 	return []any{
-		n.Name, nodeState(n), builder.OrNone(strings.Join(nodeRoles(n), ",")), builder.Age(n, now), n.Status.NodeInfo.KubeletVersion,
+		n.Name, nodeState(n), builder.OrNone(strings.Join(nodeRoles(n), ",")), builder.Age(n,
+			now), n.Status.NodeInfo.KubeletVersion,
 		builder.OrNone(nodeAddress(n, corev1.NodeInternalIP)), builder.OrNone(nodeAddress(n, corev1.NodeExternalIP)),
 		orUnknown(n.Status.NodeInfo.OSImage), orUnknown(n.Status.NodeInfo.KernelVersion), orUnknown(runtime),
 	}

@@ -36,16 +36,17 @@ func PersistentVolumeKind() *api.Kind {
 		}
 		podspec.RoundResources(v.Spec.Capacity)
 	})
-	builder.SeparateStatus(k, func(o *corev1.PersistentVolume) *corev1.PersistentVolumeStatus { return &o.Status }, builder.Accessors[*corev1.PersistentVolume]{
-		Spec:     func(v *corev1.PersistentVolume) any { return v.Spec },
-		CopySpec: func(obj, old *corev1.PersistentVolume) { obj.Spec = *old.Spec.DeepCopy() },
-		Status: func(obj, old *corev1.PersistentVolume) {
-			obj.Status = corev1.PersistentVolumeStatus{Phase: corev1.VolumePending}
-			if old != nil {
-				obj.Status = *old.Status.DeepCopy()
-			}
-		},
-	})
+	builder.SeparateStatus(k, func(o *corev1.PersistentVolume) *corev1.PersistentVolumeStatus { return &o.Status },
+		builder.Accessors[*corev1.PersistentVolume]{
+			Spec:     func(v *corev1.PersistentVolume) any { return v.Spec },
+			CopySpec: func(obj, old *corev1.PersistentVolume) { obj.Spec = *old.Spec.DeepCopy() },
+			Status: func(obj, old *corev1.PersistentVolume) {
+				obj.Status = corev1.PersistentVolumeStatus{Phase: corev1.VolumePending}
+				if old != nil {
+					obj.Status = *old.Status.DeepCopy()
+				}
+			},
+		})
 	builder.PrepareCreate(k, func(v *corev1.PersistentVolume) {
 		v.Generation = 0
 		if !v.CreationTimestamp.IsZero() {
@@ -63,7 +64,8 @@ func PersistentVolumeKind() *api.Kind {
 	}
 	builder.AddValidation(k, validatePersistentVolume)
 	builder.AddUpdateValidation(k, validatePersistentVolumeUpdate)
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Capacity"), builder.StringColumn("Access Modes"), builder.StringColumn("Reclaim Policy"), builder.StringColumn("Status"), builder.StringColumn("Claim"),
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Capacity"),
+		builder.StringColumn("Access Modes"), builder.StringColumn("Reclaim Policy"), builder.StringColumn("Status"), builder.StringColumn("Claim"),
 		builder.StringColumn("StorageClass"), builder.StringColumn("VolumeAttributesClass"), builder.StringColumn("Reason"), builder.AgeColumn, builder.WideColumn("VolumeMode"))
 	k.Row = builder.Row(func(v *corev1.PersistentVolume, now time.Time) []any {
 		claim := ""
@@ -92,7 +94,8 @@ func validatePersistentVolume(v *corev1.PersistentVolume) field.ErrorList {
 	spec := field.NewPath("spec")
 	errs := podspec.ValidateAccessModes(v.Spec.AccessModes, spec.Child("accessModes"), "")
 	errs = append(errs, validateCapacity(v.Spec.Capacity, spec.Child("capacity"))...)
-	errs = append(errs, fieldrules.OneOf(v.Spec.PersistentVolumeReclaimPolicy, spec.Child("persistentVolumeReclaimPolicy"),
+	errs = append(errs, fieldrules.OneOf(v.Spec.PersistentVolumeReclaimPolicy,
+		spec.Child("persistentVolumeReclaimPolicy"),
 		corev1.PersistentVolumeReclaimDelete, corev1.PersistentVolumeReclaimRecycle, corev1.PersistentVolumeReclaimRetain)...)
 	if h := v.Spec.HostPath; h != nil && path.Clean(h.Path) == "/" &&
 		v.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRecycle {
@@ -102,7 +105,8 @@ func validatePersistentVolume(v *corev1.PersistentVolume) field.ErrorList {
 	errs = append(errs, podspec.ValidateVolumeMode(v.Spec.VolumeMode, spec.Child("volumeMode"))...)
 	errs = append(errs, validateVolumeAttributesOf(&v.Spec, spec)...)
 	if c := v.Spec.StorageClassName; c != "" {
-		errs = append(errs, fieldrules.Invalid(spec.Child("storageClassName"), c, validation.NameIsDNSSubdomain(c, false))...)
+		errs = append(errs, fieldrules.Invalid(spec.Child("storageClassName"), c,
+			validation.NameIsDNSSubdomain(c, false))...)
 	}
 	errs = append(errs, validatePVSource(&v.Spec, v.Name, spec)...)
 	if a := v.Spec.NodeAffinity; a != nil {
@@ -128,7 +132,8 @@ func validatePersistentVolumeUpdate(obj, old *corev1.PersistentVolume) field.Err
 			"spec.persistentvolumesource is immutable after creation\nchanged: "+strings.Join(fields, ", ")))
 	}
 	errs = append(errs, fieldrules.Unchanged(obj.Spec.VolumeMode, old.Spec.VolumeMode, field.NewPath("volumeMode"))...)
-	if was := old.Spec.NodeAffinity; was != nil && !fieldrules.SemanticEqual(obj.Spec.NodeAffinity, renameBetaLabels(was, obj.Spec.NodeAffinity)) {
+	if was := old.Spec.NodeAffinity; was != nil && !fieldrules.SemanticEqual(obj.Spec.NodeAffinity,
+		renameBetaLabels(was, obj.Spec.NodeAffinity)) {
 		errs = append(errs, field.Invalid(field.NewPath("nodeAffinity"), obj.Spec.NodeAffinity,
 			validation.FieldImmutableErrorMsg+", except for updating from beta label to GA"))
 	}
@@ -224,12 +229,14 @@ func validateDriverSecrets(c *corev1.CSIPersistentVolumeSource, csi *field.Path)
 		if s.ref.Name == "" {
 			errs = append(errs, field.Required(name, ""))
 		} else {
-			errs = append(errs, fieldrules.Invalid(name, s.ref.Name, validation.NameIsDNSSubdomain(s.ref.Name, false))...)
+			errs = append(errs, fieldrules.Invalid(name, s.ref.Name,
+				validation.NameIsDNSSubdomain(s.ref.Name, false))...)
 		}
 		if s.ref.Namespace == "" {
 			errs = append(errs, field.Required(namespace, ""))
 		} else {
-			errs = append(errs, fieldrules.Invalid(namespace, s.ref.Namespace, validation.NameIsDNSLabel(s.ref.Namespace, false))...)
+			errs = append(errs, fieldrules.Invalid(namespace, s.ref.Namespace,
+				validation.NameIsDNSLabel(s.ref.Namespace, false))...)
 		}
 	}
 	return errs
@@ -261,7 +268,8 @@ var shortModes = []struct {
 	mode  corev1.PersistentVolumeAccessMode
 	short string
 }{
-	{corev1.ReadWriteOnce, "RWO"}, {corev1.ReadOnlyMany, "ROX"}, {corev1.ReadWriteMany, "RWX"}, {corev1.ReadWriteOncePod, "RWOP"},
+	{corev1.ReadWriteOnce, "RWO"}, {corev1.ReadOnlyMany, "ROX"}, {corev1.ReadWriteMany,
+		"RWX"}, {corev1.ReadWriteOncePod, "RWOP"},
 }
 
 func accessModes(modes []corev1.PersistentVolumeAccessMode) string {

@@ -52,7 +52,8 @@ func PersistentVolumeClaimKind() *api.Kind {
 	})
 	builder.AddUpdateValidation(k, ValidateClaimUpdate)
 	builder.AddStatusValidation(k, func(obj, _ *corev1.PersistentVolumeClaim) field.ErrorList { return validateClaimGrowth(&obj.Status) })
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Status"), builder.StringColumn("Volume"), builder.StringColumn("Capacity"), builder.StringColumn("Access Modes"),
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Status"), builder.StringColumn("Volume"),
+		builder.StringColumn("Capacity"), builder.StringColumn("Access Modes"),
 		builder.StringColumn("StorageClass"), builder.StringColumn("VolumeAttributesClass"), builder.AgeColumn, builder.WideColumn("VolumeMode"))
 	k.Row = builder.Row(claimRow)
 	k.Fields = builder.Fields(func(c *corev1.PersistentVolumeClaim) fields.Set {

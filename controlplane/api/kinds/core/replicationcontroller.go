@@ -41,14 +41,16 @@ func ReplicationControllerKind() *api.Kind {
 			return &metav1.LabelSelector{MatchLabels: o.(*corev1.ReplicationController).Spec.Selector}
 		},
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.NumberColumn("Desired"), builder.NumberColumn("Current"), builder.NumberColumn("Ready"), builder.AgeColumn,
+	k.Columns = builder.Columns(builder.NameColumn, builder.NumberColumn("Desired"), builder.NumberColumn("Current"),
+		builder.NumberColumn("Ready"), builder.AgeColumn,
 		builder.WideColumn("Containers"), builder.WideColumn("Images"), builder.WideColumn("Selector"))
 	k.Row = builder.Row(func(r *corev1.ReplicationController, now time.Time) []any {
 		containers, images := "", ""
 		if r.Spec.Template != nil {
 			containers, images = podspec.ContainersAndImages(&r.Spec.Template.Spec)
 		}
-		return []any{r.Name, int64(fieldrules.Deref(r.Spec.Replicas)), int64(r.Status.Replicas), int64(r.Status.ReadyReplicas), builder.Age(r, now),
+		return []any{r.Name, int64(fieldrules.Deref(r.Spec.Replicas)), int64(r.Status.Replicas),
+			int64(r.Status.ReadyReplicas), builder.Age(r, now),
 			containers, images, labels.FormatLabels(r.Spec.Selector)}
 	})
 	k.Fields = builder.Fields(func(r *corev1.ReplicationController) fields.Set {
@@ -119,7 +121,8 @@ func PodTemplateKind() *api.Kind {
 	builder.AddValidation(k, func(t *corev1.PodTemplate) field.ErrorList {
 		return podspec.ValidatePodTemplate(&t.Template, field.NewPath("template"))
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Containers"), builder.StringColumn("Images"), builder.StringColumn("Pod Labels"))
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Containers"), builder.StringColumn("Images"),
+		builder.StringColumn("Pod Labels"))
 	k.Row = builder.Row(func(t *corev1.PodTemplate, _ time.Time) []any {
 		containers, images := podspec.ContainersAndImages(&t.Template.Spec)
 		return []any{t.Name, containers, images, labels.FormatLabels(t.Template.Labels)}

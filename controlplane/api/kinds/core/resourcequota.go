@@ -30,7 +30,10 @@ func ResourceQuotaKind() *api.Kind {
 	builder.SeparateSpecAndStatus(k, func(q *corev1.ResourceQuota) *corev1.ResourceQuotaSpec { return &q.Spec },
 		func(q *corev1.ResourceQuota) *corev1.ResourceQuotaStatus { return &q.Status })
 	builder.OmitGeneration(k)
-	builder.AddValidation(k, func(q *corev1.ResourceQuota) field.ErrorList { return validateQuota(&q.Spec, field.NewPath("spec")) })
+	builder.AddValidation(k, func(q *corev1.ResourceQuota) field.ErrorList {
+		return validateQuota(&q.Spec,
+			field.NewPath("spec"))
+	})
 	builder.AddUpdateValidation(k, func(obj, old *corev1.ResourceQuota) field.ErrorList {
 		if slices.Equal(scopesOf(&obj.Spec), scopesOf(&old.Spec)) {
 			return nil
@@ -43,7 +46,8 @@ func ResourceQuotaKind() *api.Kind {
 		errs := append(validateMeta(obj, old), validateQuotaResources(s.Hard, at.Child("hard"))...)
 		return append(errs, validateQuotaResources(s.Used, at.Child("used"))...)
 	}
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Request"), builder.StringColumn("Limit"), builder.AgeColumn)
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Request"), builder.StringColumn("Limit"),
+		builder.AgeColumn)
 	k.Row = builder.Row(func(q *corev1.ResourceQuota, now time.Time) []any {
 		var requests, limits []string
 		for _, name := range fieldrules.SortedKeys(q.Status.Hard) {
@@ -71,7 +75,8 @@ func validateQuotaResources(list corev1.ResourceList, at *field.Path) field.Erro
 	for _, name := range fieldrules.SortedKeys(list) {
 		q, here := list[name], at.Key(string(name))
 		errs = append(errs, podspec.ValidateResourceName(name, here)...)
-		if n := string(name); !strings.Contains(n, "/") && !slices.Contains(podspec.QuotaResources, name) && !podspec.IsHugePages(n) {
+		if n := string(name); !strings.Contains(n, "/") && !slices.Contains(podspec.QuotaResources,
+			name) && !podspec.IsHugePages(n) {
 			errs = append(errs, field.Invalid(here, n, "must be a standard resource for quota"))
 		}
 		errs = append(errs, podspec.ValidateCountedQuantity(name, q, here)...)
@@ -117,7 +122,8 @@ func validateScope(
 		return append(errs, field.Invalid(at, shown, "unsupported scope"))
 	}
 	for _, name := range fieldrules.SortedKeys(hard) {
-		pages := strings.HasPrefix(string(name), corev1.ResourceHugePagesPrefix) || strings.HasPrefix(string(name), corev1.ResourceRequestsHugePagesPrefix)
+		pages := strings.HasPrefix(string(name), corev1.ResourceHugePagesPrefix) || strings.HasPrefix(string(name),
+			corev1.ResourceRequestsHugePagesPrefix)
 		if (pages || slices.Contains(podspec.QuotaResources, name)) && !slices.Contains(applies, name) {
 			errs = append(errs, field.Invalid(all, shownAll, "unsupported scope applied to resource"))
 		}

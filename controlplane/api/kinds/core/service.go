@@ -41,19 +41,20 @@ func ServiceKind() *api.Kind {
 	k.ReturnsDeleted = true
 	k.Default = builder.Default(DefaultService)
 	k.OwnedDefault = builder.Default(defaultOwnedService)
-	builder.SeparateStatus(k, func(o *corev1.Service) *corev1.ServiceStatus { return &o.Status }, builder.Accessors[*corev1.Service]{
-		Spec:     func(s *corev1.Service) any { return s.Spec },
-		CopySpec: func(obj, old *corev1.Service) { obj.Spec = *old.Spec.DeepCopy() },
-		Status: func(obj, old *corev1.Service) {
-			obj.Status = corev1.ServiceStatus{}
-			if old != nil {
-				obj.Status = *old.Status.DeepCopy()
-			}
-			if obj.Spec.Type != corev1.ServiceTypeLoadBalancer {
-				obj.Status.LoadBalancer = corev1.LoadBalancerStatus{}
-			}
-		},
-	})
+	builder.SeparateStatus(k, func(o *corev1.Service) *corev1.ServiceStatus { return &o.Status },
+		builder.Accessors[*corev1.Service]{
+			Spec:     func(s *corev1.Service) any { return s.Spec },
+			CopySpec: func(obj, old *corev1.Service) { obj.Spec = *old.Spec.DeepCopy() },
+			Status: func(obj, old *corev1.Service) {
+				obj.Status = corev1.ServiceStatus{}
+				if old != nil {
+					obj.Status = *old.Status.DeepCopy()
+				}
+				if obj.Spec.Type != corev1.ServiceTypeLoadBalancer {
+					obj.Status.LoadBalancer = corev1.LoadBalancerStatus{}
+				}
+			},
+		})
 	status := k.Subresources["status"]
 	keep := status.PrepareUpdate
 	status.PrepareUpdate = func(obj, old api.Object) {
@@ -66,12 +67,14 @@ func ServiceKind() *api.Kind {
 	builder.AddUpdateValidation(k, validateServiceUpdate)
 	builder.AddStatusValidation(k, validateServiceStatus)
 	k.Reservations = func(o api.Object) []api.Reservation { return ServiceReservations(o.(*corev1.Service)) }
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Type"), builder.StringColumn("Cluster-IP"), builder.StringColumn("External-IP"), builder.StringColumn("Port(s)"), builder.AgeColumn, builder.WideColumn("Selector"))
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Type"), builder.StringColumn("Cluster-IP"),
+		builder.StringColumn("External-IP"), builder.StringColumn("Port(s)"), builder.AgeColumn, builder.WideColumn("Selector"))
 	k.Row = builder.Row(serviceRow)
 	k.Fields = builder.Fields(func(s *corev1.Service) fields.Set {
 		return fields.Set{"spec.clusterIP": s.Spec.ClusterIP, "spec.type": string(s.Spec.Type)}
 	})
-	builder.AddSubresource(k, "proxy", &api.Subresource{GVK: corev1.SchemeGroupVersion.WithKind("ServiceProxyOptions"), Verbs: builder.ProxyVerbs})
+	builder.AddSubresource(k, "proxy", &api.Subresource{GVK: corev1.SchemeGroupVersion.WithKind("ServiceProxyOptions"),
+		Verbs: builder.ProxyVerbs})
 	return k
 }
 
@@ -321,7 +324,8 @@ func serviceRow(s *corev1.Service, now time.Time) []any {
 		}
 		ports = append(ports, text+"/"+string(p.Protocol))
 	}
-	return []any{s.Name, string(s.Spec.Type), builder.OrNone(s.Spec.ClusterIP), externalIP(s), builder.OrNone(strings.Join(ports, ",")),
+	return []any{s.Name, string(s.Spec.Type), builder.OrNone(s.Spec.ClusterIP), externalIP(s),
+		builder.OrNone(strings.Join(ports, ",")),
 		builder.Age(s, now), labels.FormatLabels(s.Spec.Selector)}
 }
 

@@ -127,12 +127,15 @@ func validateTopologyMode(s *corev1.Service) field.ErrorList {
 	if !both || !ok || old == mode {
 		return nil
 	}
-	return field.ErrorList{field.Invalid(field.NewPath("metadata", "annotations").Key(corev1.AnnotationTopologyMode), mode,
-		fmt.Sprintf("must match annotations[%s] when both are specified", corev1.DeprecatedAnnotationTopologyAwareHints))}
+	return field.ErrorList{field.Invalid(field.NewPath("metadata", "annotations").Key(corev1.AnnotationTopologyMode),
+		mode,
+		fmt.Sprintf("must match annotations[%s] when both are specified",
+			corev1.DeprecatedAnnotationTopologyAwareHints))}
 }
 
 func validateSessionAffinity(s *corev1.ServiceSpec, spec *field.Path) field.ErrorList {
-	errs := fieldrules.OneOf(s.SessionAffinity, spec.Child("sessionAffinity"), corev1.ServiceAffinityNone, corev1.ServiceAffinityClientIP)
+	errs := fieldrules.OneOf(s.SessionAffinity, spec.Child("sessionAffinity"), corev1.ServiceAffinityNone,
+		corev1.ServiceAffinityClientIP)
 	if c := s.SessionAffinityConfig; c != nil && c.ClientIP != nil {
 		if t := fieldrules.Deref(c.ClientIP.TimeoutSeconds); t <= 0 || t > maxAffinitySeconds {
 			errs = append(errs, field.Invalid(spec.Child("sessionAffinityConfig", "clientIP", "timeoutSeconds"), t,
@@ -339,7 +342,8 @@ func validateServicePorts(s *corev1.ServiceSpec, at *field.Path) field.ErrorList
 		errs = append(errs, fieldrules.ValidateProtocol(p.Protocol, here.Child("protocol"))...)
 		errs = append(errs, fieldrules.ValidatePortNumOrName(p.TargetPort, here.Child("targetPort"))...)
 		if p.AppProtocol != nil {
-			errs = append(errs, fieldrules.Invalid(here.Child("appProtocol"), *p.AppProtocol, validation.IsQualifiedName(*p.AppProtocol))...)
+			errs = append(errs, fieldrules.Invalid(here.Child("appProtocol"), *p.AppProtocol,
+				validation.IsQualifiedName(*p.AppProtocol))...)
 		}
 		if key := fmt.Sprintf("%s-%d", p.Protocol, p.Port); ports[key] {
 			errs = append(errs, field.Duplicate(here, internalPort{Protocol: p.Protocol, Port: p.Port}))
@@ -351,7 +355,8 @@ func validateServicePorts(s *corev1.ServiceSpec, at *field.Path) field.ErrorList
 	return errs
 }
 
-func validateNodePort(t corev1.ServiceType, p corev1.ServicePort, seen map[string]bool, at *field.Path) field.ErrorList {
+func validateNodePort(t corev1.ServiceType, p corev1.ServicePort, seen map[string]bool,
+	at *field.Path) field.ErrorList {
 	switch {
 	case p.NodePort == 0:
 		return nil
@@ -449,12 +454,14 @@ func validateServiceStatus(s, _ *corev1.Service) field.ErrorList {
 		case in.IPMode != nil && in.IP == "":
 			errs = append(errs, field.Forbidden(mode, "may not be specified when `ip` is not set"))
 		case in.IPMode != nil:
-			errs = append(errs, fieldrules.Supported(*in.IPMode, mode, corev1.LoadBalancerIPModeProxy, corev1.LoadBalancerIPModeVIP)...)
+			errs = append(errs, fieldrules.Supported(*in.IPMode, mode, corev1.LoadBalancerIPModeProxy,
+				corev1.LoadBalancerIPModeVIP)...)
 		}
 		if in.Hostname == "" {
 			continue
 		}
-		errs = append(errs, fieldrules.Invalid(here.Child("hostname"), in.Hostname, validation.IsDNS1123Subdomain(in.Hostname))...)
+		errs = append(errs, fieldrules.Invalid(here.Child("hostname"), in.Hostname,
+			validation.IsDNS1123Subdomain(in.Hostname))...)
 		if net.ParseIP(in.Hostname) != nil {
 			errs = append(errs, field.Invalid(here.Child("hostname"), in.Hostname, "must be a DNS name, not an IP address"))
 		}

@@ -45,7 +45,8 @@ func EndpointSliceKind() *api.Kind {
 		obj, stored := o.(*discoveryv1.EndpointSlice), was.(*discoveryv1.EndpointSlice)
 		old(obj)
 		obj.Generation = stored.Generation
-		if !fieldrules.SemanticEqual(obj.Ports, stored.Ports) || !fieldrules.SemanticEqual(obj.Endpoints, stored.Endpoints) {
+		if !fieldrules.SemanticEqual(obj.Ports, stored.Ports) || !fieldrules.SemanticEqual(obj.Endpoints,
+			stored.Endpoints) {
 			obj.Generation++
 		}
 	}
@@ -53,7 +54,8 @@ func EndpointSliceKind() *api.Kind {
 	builder.AddUpdateValidation(k, func(obj, old *discoveryv1.EndpointSlice) field.ErrorList {
 		return fieldrules.Unchanged(obj.AddressType, old.AddressType, field.NewPath("addressType"))
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("AddressType"), builder.StringColumn("Ports"), builder.StringColumn("Endpoints"), builder.AgeColumn)
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("AddressType"), builder.StringColumn("Ports"),
+		builder.StringColumn("Endpoints"), builder.AgeColumn)
 	k.Row = builder.Row(func(e *discoveryv1.EndpointSlice, now time.Time) []any {
 		var ports, addresses []string
 		for _, p := range e.Ports {
@@ -101,10 +103,12 @@ func ValidateEndpointSlice(e *discoveryv1.EndpointSlice) field.ErrorList {
 			errs = append(errs, sliceAddress(e.AddressType, a, here.Index(j))...)
 		}
 		if p.NodeName != nil {
-			errs = append(errs, fieldrules.Invalid(at.Index(i).Child("nodeName"), *p.NodeName, apivalidation.NameIsDNSSubdomain(*p.NodeName, false))...)
+			errs = append(errs, fieldrules.Invalid(at.Index(i).Child("nodeName"), *p.NodeName,
+				apivalidation.NameIsDNSSubdomain(*p.NodeName, false))...)
 		}
 		if p.Hostname != nil {
-			errs = append(errs, fieldrules.Invalid(at.Index(i).Child("hostname"), *p.Hostname, validation.IsDNS1123Label(*p.Hostname))...)
+			errs = append(errs, fieldrules.Invalid(at.Index(i).Child("hostname"), *p.Hostname,
+				validation.IsDNS1123Label(*p.Hostname))...)
 		}
 		if p.Hints != nil {
 			errs = append(errs, validateHints(p.Hints, at.Index(i).Child("hints"))...)
@@ -155,7 +159,8 @@ func validateSlicePorts(ports []discoveryv1.EndpointPort, at *field.Path) field.
 			errs = append(errs, fieldrules.Invalid(here.Child("name"), name, validation.IsDNS1123Label(name))...)
 		}
 		if p.AppProtocol != nil {
-			errs = append(errs, fieldrules.Invalid(here.Child("appProtocol"), *p.AppProtocol, validation.IsQualifiedName(*p.AppProtocol))...)
+			errs = append(errs, fieldrules.Invalid(here.Child("appProtocol"), *p.AppProtocol,
+				validation.IsQualifiedName(*p.AppProtocol))...)
 		}
 		if name := fieldrules.Deref(p.Name); seen[name] {
 			errs = append(errs, field.Duplicate(here.Child("name"), name))
@@ -165,7 +170,8 @@ func validateSlicePorts(ports []discoveryv1.EndpointPort, at *field.Path) field.
 		if p.Protocol == nil {
 			errs = append(errs, field.Required(here.Child("protocol"), ""))
 		} else {
-			errs = append(errs, fieldrules.Supported(*p.Protocol, here.Child("protocol"), corev1.ProtocolSCTP, corev1.ProtocolTCP, corev1.ProtocolUDP)...)
+			errs = append(errs, fieldrules.Supported(*p.Protocol, here.Child("protocol"), corev1.ProtocolSCTP,
+				corev1.ProtocolTCP, corev1.ProtocolUDP)...)
 		}
 		// Kubernetes accepts any number here. Whoever connects to the endpoints skips numbers that are not ports.
 	}

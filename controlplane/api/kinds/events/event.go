@@ -41,7 +41,8 @@ func NewEventKind(coreEvents *api.Kind) *api.Kind {
 
 // validateNewEvent wants an event that its component can be known by, and nothing of what only old clients set.
 func validateNewEvent(e *eventsv1.Event) field.ErrorList {
-	errs := core.EventNamespace(e.Namespace, e.Regarding.Namespace, !e.EventTime.IsZero(), field.NewPath("regarding", "namespace"))
+	errs := core.EventNamespace(e.Namespace, e.Regarding.Namespace, !e.EventTime.IsZero(),
+		field.NewPath("regarding", "namespace"))
 	if e.EventTime.IsZero() {
 		errs = append(errs, field.Required(field.NewPath("eventTime"), ""))
 	}

@@ -23,17 +23,21 @@ func FlowSchemaKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: flowcontrolv1.SchemeGroupVersion, Kind: "FlowSchema", Plural: "flowschemas", Singular: "flowschema", ClusterScoped: true,
 	}, func(l *flowcontrolv1.FlowSchemaList) *[]flowcontrolv1.FlowSchema { return &l.Items })
-	k.Default = builder.Default(func(f *flowcontrolv1.FlowSchema) { builder.SetDefault(&f.Spec.MatchingPrecedence, defaultPrecedence) })
-	builder.SeparateStatus(k, func(o *flowcontrolv1.FlowSchema) *flowcontrolv1.FlowSchemaStatus { return &o.Status }, builder.Accessors[*flowcontrolv1.FlowSchema]{
-		Spec:     func(f *flowcontrolv1.FlowSchema) any { return f.Spec },
-		CopySpec: func(obj, old *flowcontrolv1.FlowSchema) { obj.Spec = *old.Spec.DeepCopy() },
-		Status: func(obj, old *flowcontrolv1.FlowSchema) {
-			obj.Status = flowcontrolv1.FlowSchemaStatus{}
-			if old != nil {
-				obj.Status = *old.Status.DeepCopy()
-			}
-		},
+	k.Default = builder.Default(func(f *flowcontrolv1.FlowSchema) {
+		builder.SetDefault(&f.Spec.MatchingPrecedence,
+			defaultPrecedence)
 	})
+	builder.SeparateStatus(k, func(o *flowcontrolv1.FlowSchema) *flowcontrolv1.FlowSchemaStatus { return &o.Status },
+		builder.Accessors[*flowcontrolv1.FlowSchema]{
+			Spec:     func(f *flowcontrolv1.FlowSchema) any { return f.Spec },
+			CopySpec: func(obj, old *flowcontrolv1.FlowSchema) { obj.Spec = *old.Spec.DeepCopy() },
+			Status: func(obj, old *flowcontrolv1.FlowSchema) {
+				obj.Status = flowcontrolv1.FlowSchemaStatus{}
+				if old != nil {
+					obj.Status = *old.Status.DeepCopy()
+				}
+			},
+		})
 	builder.AddValidation(k, func(f *flowcontrolv1.FlowSchema) field.ErrorList {
 		spec := field.NewPath("spec")
 		errs := validateFlowSchema(f.Name, &f.Spec, spec)
@@ -49,7 +53,8 @@ func FlowSchemaKind() *api.Kind {
 		}
 		return validateFlowConditions(types)
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("PriorityLevel"), builder.StringColumn("MatchingPrecedence"), builder.StringColumn("DistinguisherMethod"), builder.AgeColumn, builder.StringColumn("MissingPL"))
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("PriorityLevel"),
+		builder.StringColumn("MatchingPrecedence"), builder.StringColumn("DistinguisherMethod"), builder.AgeColumn, builder.StringColumn("MissingPL"))
 	k.Row = builder.Row(func(f *flowcontrolv1.FlowSchema, now time.Time) []any {
 		distinguisher, missing := builder.None, "?"
 		if d := f.Spec.DistinguisherMethod; d != nil {
@@ -61,7 +66,8 @@ func FlowSchemaKind() *api.Kind {
 				break
 			}
 		}
-		return []any{f.Name, f.Spec.PriorityLevelConfiguration.Name, int64(f.Spec.MatchingPrecedence), distinguisher, builder.Age(f, now), missing}
+		return []any{f.Name, f.Spec.PriorityLevelConfiguration.Name, int64(f.Spec.MatchingPrecedence), distinguisher,
+			builder.Age(f, now), missing}
 	})
 	return k
 }
@@ -207,12 +213,14 @@ func validateFlowAccount(a *flowcontrolv1.ServiceAccountSubject, at *field.Path)
 	if a.Name == "" {
 		errs = append(errs, field.Required(at.Child("name"), ""))
 	} else if a.Name != flowcontrolv1.NameAll {
-		errs = append(errs, fieldrules.Invalid(at.Child("name"), a.Name, apivalidation.ValidateServiceAccountName(a.Name, false))...)
+		errs = append(errs, fieldrules.Invalid(at.Child("name"), a.Name,
+			apivalidation.ValidateServiceAccountName(a.Name, false))...)
 	}
 	if a.Namespace == "" {
 		return append(errs, field.Required(at.Child("namespace"), "must specify namespace for service account"))
 	}
-	return append(errs, fieldrules.Invalid(at.Child("namespace"), a.Namespace, apivalidation.ValidateNamespaceName(a.Namespace, false))...)
+	return append(errs, fieldrules.Invalid(at.Child("namespace"), a.Namespace,
+		apivalidation.ValidateNamespaceName(a.Namespace, false))...)
 }
 
 func validateFlowResources(r *flowcontrolv1.ResourcePolicyRule, at *field.Path) field.ErrorList {

@@ -48,7 +48,8 @@ func PriorityLevelKind() *api.Kind {
 	builder.AddValidation(k, func(p *flowcontrolv1.PriorityLevelConfiguration) field.ErrorList {
 		spec := field.NewPath("spec")
 		errs := validatePriorityLevel(p.Name, &p.Spec, spec)
-		if p.Name == flowcontrolv1.PriorityLevelConfigurationNameCatchAll && !fieldrules.SemanticEqual(p.Spec, CatchAllLevel()) {
+		if p.Name == flowcontrolv1.PriorityLevelConfigurationNameCatchAll && !fieldrules.SemanticEqual(p.Spec,
+			CatchAllLevel()) {
 			errs = append(errs, field.Invalid(spec, p.Spec, fmt.Sprintf("spec of '%s' must equal the fixed value", p.Name)))
 		}
 		// Of the level that is exempt, what it lends may be changed.
@@ -66,7 +67,8 @@ func PriorityLevelKind() *api.Kind {
 		}
 		return validateFlowConditions(types)
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Type"), builder.StringColumn("NominalConcurrencyShares"), builder.StringColumn("Queues"), builder.StringColumn("HandSize"), builder.StringColumn("QueueLengthLimit"), builder.AgeColumn)
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Type"),
+		builder.StringColumn("NominalConcurrencyShares"), builder.StringColumn("Queues"), builder.StringColumn("HandSize"), builder.StringColumn("QueueLengthLimit"), builder.AgeColumn)
 	k.Row = builder.Row(func(p *flowcontrolv1.PriorityLevelConfiguration, now time.Time) []any {
 		shares, queues, hand, length := any(builder.None), any(builder.None), any(builder.None), any(builder.None)
 		if l := p.Spec.Limited; l != nil {
@@ -129,7 +131,8 @@ func validatePriorityLevel(name string, s *flowcontrolv1.PriorityLevelConfigurat
 		}
 		errs = append(errs, validateLimited(s.Limited, spec.Child("limited"))...)
 	default:
-		errs = append(errs, fieldrules.Supported(s.Type, spec.Child("type"), flowcontrolv1.PriorityLevelEnablementExempt, flowcontrolv1.PriorityLevelEnablementLimited)...)
+		errs = append(errs, fieldrules.Supported(s.Type, spec.Child("type"),
+			flowcontrolv1.PriorityLevelEnablementExempt, flowcontrolv1.PriorityLevelEnablementLimited)...)
 	}
 	return errs
 }
@@ -164,7 +167,8 @@ func validateLimited(l *flowcontrolv1.LimitedPriorityLevelConfiguration, at *fie
 		}
 		errs = append(errs, validateQueuing(q, queuing)...)
 	default:
-		errs = append(errs, fieldrules.Supported(l.LimitResponse.Type, response.Child("type"), flowcontrolv1.LimitResponseTypeQueue, flowcontrolv1.LimitResponseTypeReject)...)
+		errs = append(errs, fieldrules.Supported(l.LimitResponse.Type, response.Child("type"),
+			flowcontrolv1.LimitResponseTypeQueue, flowcontrolv1.LimitResponseTypeReject)...)
 	}
 	return errs
 }

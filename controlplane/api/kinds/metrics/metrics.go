@@ -49,7 +49,8 @@ func told[T, L any, P api.PtrTo[T], PL api.ListOf[L]](k *api.Kind, items func(*L
 	k.Verbs = []string{string(api.VerbGet), string(api.VerbList)}
 	k.NewList = func() runtime.Object { return PL(new(L)) }
 	k.Ops = api.OpsOf[T, L, P, PL](items)
-	k.Columns = builder.Columns(builder.NameColumn, formed("cpu", "quantity"), formed("memory", "quantity"), formed("Window", "duration"))
+	k.Columns = builder.Columns(builder.NameColumn, formed("cpu", "quantity"), formed("memory", "quantity"),
+		formed("Window", "duration"))
 }
 
 func formed(name, format string) metav1.TableColumnDefinition {

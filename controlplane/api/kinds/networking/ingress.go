@@ -26,17 +26,21 @@ func IngressKind() *api.Kind {
 		GroupVersion: networkingv1.SchemeGroupVersion, Kind: "Ingress", Plural: "ingresses", Singular: "ingress",
 		Short: []string{"ing"},
 	}, func(l *networkingv1.IngressList) *[]networkingv1.Ingress { return &l.Items })
-	builder.SeparateStatus(k, func(o *networkingv1.Ingress) *networkingv1.IngressStatus { return &o.Status }, builder.Accessors[*networkingv1.Ingress]{
-		Spec:     func(i *networkingv1.Ingress) any { return i.Spec },
-		CopySpec: func(obj, old *networkingv1.Ingress) { obj.Spec = *old.Spec.DeepCopy() },
-		Status: func(obj, old *networkingv1.Ingress) {
-			obj.Status = networkingv1.IngressStatus{}
-			if old != nil {
-				obj.Status = *old.Status.DeepCopy()
-			}
-		},
+	builder.SeparateStatus(k, func(o *networkingv1.Ingress) *networkingv1.IngressStatus { return &o.Status },
+		builder.Accessors[*networkingv1.Ingress]{
+			Spec:     func(i *networkingv1.Ingress) any { return i.Spec },
+			CopySpec: func(obj, old *networkingv1.Ingress) { obj.Spec = *old.Spec.DeepCopy() },
+			Status: func(obj, old *networkingv1.Ingress) {
+				obj.Status = networkingv1.IngressStatus{}
+				if old != nil {
+					obj.Status = *old.Status.DeepCopy()
+				}
+			},
+		})
+	builder.AddValidation(k, func(i *networkingv1.Ingress) field.ErrorList {
+		return validateIngress(&i.Spec,
+			field.NewPath("spec"))
 	})
-	builder.AddValidation(k, func(i *networkingv1.Ingress) field.ErrorList { return validateIngress(&i.Spec, field.NewPath("spec")) })
 	k.ValidateCreate = builder.CreateValidation(func(i *networkingv1.Ingress) field.ErrorList {
 		class, set := i.Annotations[IngressClassAnnotation]
 		if !set || i.Spec.IngressClassName == nil || class == *i.Spec.IngressClassName {
@@ -48,7 +52,8 @@ func IngressKind() *api.Kind {
 	builder.AddStatusValidation(k, func(obj, old *networkingv1.Ingress) field.ErrorList {
 		return validateIngressStatus(obj.Status.LoadBalancer.Ingress, old.Status.LoadBalancer.Ingress)
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Class"), builder.StringColumn("Hosts"), builder.StringColumn("Address"), builder.StringColumn("Ports"), builder.AgeColumn)
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Class"), builder.StringColumn("Hosts"),
+		builder.StringColumn("Address"), builder.StringColumn("Ports"), builder.AgeColumn)
 	k.Row = builder.Row(func(i *networkingv1.Ingress, now time.Time) []any {
 		class, ports := builder.None, "80"
 		if i.Spec.IngressClassName != nil {
@@ -57,7 +62,8 @@ func IngressKind() *api.Kind {
 		if len(i.Spec.TLS) > 0 {
 			ports = "80, 443"
 		}
-		return []any{i.Name, class, ingressHosts(i.Spec.Rules), ingressAddress(i.Status.LoadBalancer.Ingress), ports, builder.Age(i, now)}
+		return []any{i.Name, class, ingressHosts(i.Spec.Rules), ingressAddress(i.Status.LoadBalancer.Ingress), ports,
+			builder.Age(i, now)}
 	})
 	return k
 }
@@ -111,11 +117,13 @@ func validateIngress(s *networkingv1.IngressSpec, spec *field.Path) field.ErrorL
 			errs = append(errs, validateIngressHost(h, at.Child("hosts").Index(j))...)
 		}
 		if t.SecretName != "" {
-			errs = append(errs, fieldrules.Invalid(at.Child("secretName"), t.SecretName, apivalidation.NameIsDNSSubdomain(t.SecretName, false))...)
+			errs = append(errs, fieldrules.Invalid(at.Child("secretName"), t.SecretName,
+				apivalidation.NameIsDNSSubdomain(t.SecretName, false))...)
 		}
 	}
 	if c := s.IngressClassName; c != nil {
-		errs = append(errs, fieldrules.Invalid(spec.Child("ingressClassName"), *c, apivalidation.NameIsDNSSubdomain(*c, false))...)
+		errs = append(errs, fieldrules.Invalid(spec.Child("ingressClassName"), *c,
+			apivalidation.NameIsDNSSubdomain(*c, false))...)
 	}
 	return errs
 }
@@ -195,15 +203,18 @@ func validateIngressBackend(b *networkingv1.IngressBackend, at *field.Path) fiel
 	if b.Service.Name == "" {
 		errs = append(errs, field.Required(service.Child("name"), ""))
 	} else {
-		errs = append(errs, fieldrules.Invalid(service.Child("name"), b.Service.Name, validation.IsDNS1123Label(b.Service.Name))...)
+		errs = append(errs, fieldrules.Invalid(service.Child("name"), b.Service.Name,
+			validation.IsDNS1123Label(b.Service.Name))...)
 	}
 	switch p := b.Service.Port; {
 	case p.Name != "" && p.Number != 0:
 		errs = append(errs, field.Invalid(at, "", "cannot set both port name & port number"))
 	case p.Name != "":
-		errs = append(errs, fieldrules.Invalid(service.Child("port", "name"), p.Name, validation.IsValidPortName(p.Name))...)
+		errs = append(errs, fieldrules.Invalid(service.Child("port", "name"), p.Name,
+			validation.IsValidPortName(p.Name))...)
 	case p.Number != 0:
-		errs = append(errs, fieldrules.Invalid(service.Child("port", "number"), p.Number, validation.IsValidPortNum(int(p.Number)))...)
+		errs = append(errs, fieldrules.Invalid(service.Child("port", "number"), p.Number,
+			validation.IsValidPortNum(int(p.Number)))...)
 	default:
 		errs = append(errs, field.Required(at, "port name or number is required"))
 	}

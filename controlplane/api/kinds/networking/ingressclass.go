@@ -46,7 +46,8 @@ func IngressClassKind() *api.Kind {
 	builder.AddUpdateValidation(k, func(obj, old *networkingv1.IngressClass) field.ErrorList {
 		return fieldrules.Unchanged(obj.Spec.Controller, old.Spec.Controller, field.NewPath("spec", "controller"))
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Controller"), builder.StringColumn("Parameters"), builder.AgeColumn)
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Controller"),
+		builder.StringColumn("Parameters"), builder.AgeColumn)
 	k.Row = builder.Row(func(c *networkingv1.IngressClass, now time.Time) []any {
 		parameters := builder.None
 		if p := c.Spec.Parameters; p != nil {

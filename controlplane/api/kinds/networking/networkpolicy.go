@@ -97,7 +97,8 @@ func validatePolicyPort(p *networkingv1.NetworkPolicyPort, at *field.Path) field
 			errs = append(errs, field.Invalid(end, *p.EndPort, "may not be specified when `port` is not specified"))
 		}
 	case p.Port.Type == intstr.Int:
-		errs = append(errs, fieldrules.Invalid(at.Child("port"), p.Port.IntVal, validation.IsValidPortNum(int(p.Port.IntVal)))...)
+		errs = append(errs, fieldrules.Invalid(at.Child("port"), p.Port.IntVal,
+			validation.IsValidPortNum(int(p.Port.IntVal)))...)
 		if p.EndPort == nil {
 			break
 		}
@@ -109,7 +110,8 @@ func validatePolicyPort(p *networkingv1.NetworkPolicyPort, at *field.Path) field
 		if p.EndPort != nil {
 			errs = append(errs, field.Invalid(end, *p.EndPort, "may not be specified when `port` is non-numeric"))
 		}
-		errs = append(errs, fieldrules.Invalid(at.Child("port"), p.Port.StrVal, validation.IsValidPortName(p.Port.StrVal))...)
+		errs = append(errs, fieldrules.Invalid(at.Child("port"), p.Port.StrVal,
+			validation.IsValidPortName(p.Port.StrVal))...)
 	}
 	return errs
 }

@@ -23,16 +23,17 @@ func ServiceCIDRKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: networkingv1.SchemeGroupVersion, Kind: "ServiceCIDR", Plural: "servicecidrs", Singular: "servicecidr", ClusterScoped: true,
 	}, func(l *networkingv1.ServiceCIDRList) *[]networkingv1.ServiceCIDR { return &l.Items })
-	builder.SeparateStatus(k, func(o *networkingv1.ServiceCIDR) *networkingv1.ServiceCIDRStatus { return &o.Status }, builder.Accessors[*networkingv1.ServiceCIDR]{
-		Spec:     func(c *networkingv1.ServiceCIDR) any { return c.Spec },
-		CopySpec: func(obj, old *networkingv1.ServiceCIDR) { obj.Spec = *old.Spec.DeepCopy() },
-		Status: func(obj, old *networkingv1.ServiceCIDR) {
-			obj.Status = networkingv1.ServiceCIDRStatus{}
-			if old != nil {
-				obj.Status = *old.Status.DeepCopy()
-			}
-		},
-	})
+	builder.SeparateStatus(k, func(o *networkingv1.ServiceCIDR) *networkingv1.ServiceCIDRStatus { return &o.Status },
+		builder.Accessors[*networkingv1.ServiceCIDR]{
+			Spec:     func(c *networkingv1.ServiceCIDR) any { return c.Spec },
+			CopySpec: func(obj, old *networkingv1.ServiceCIDR) { obj.Spec = *old.Spec.DeepCopy() },
+			Status: func(obj, old *networkingv1.ServiceCIDR) {
+				obj.Status = networkingv1.ServiceCIDRStatus{}
+				if old != nil {
+					obj.Status = *old.Status.DeepCopy()
+				}
+			},
+		})
 	builder.OmitGeneration(k)
 	builder.KeepMetadataOnStatus(k)
 	builder.AddValidation(k, func(c *networkingv1.ServiceCIDR) field.ErrorList {
@@ -100,7 +101,8 @@ func IPAddressKind() *api.Kind {
 		}
 		var errs field.ErrorList
 		if ref.Group != "" {
-			errs = append(errs, fieldrules.Invalid(at.Child("group"), ref.Group, validation.IsDNS1123Subdomain(ref.Group))...)
+			errs = append(errs, fieldrules.Invalid(at.Child("group"), ref.Group,
+				validation.IsDNS1123Subdomain(ref.Group))...)
 		}
 		errs = append(errs, fieldrules.RequiredPathSegment(ref.Resource, at.Child("resource"))...)
 		errs = append(errs, fieldrules.RequiredPathSegment(ref.Name, at.Child("name"))...)
@@ -117,7 +119,8 @@ func IPAddressKind() *api.Kind {
 		return fields.Set{"spec.parentRef.group": ref.Group, "spec.parentRef.resource": ref.Resource,
 			"spec.parentRef.namespace": ref.Namespace, "spec.parentRef.name": ref.Name}
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("ParentRef")) // Kubernetes shows no age of them
+	k.Columns = builder.Columns(builder.NameColumn,
+		builder.StringColumn("ParentRef")) // Kubernetes shows no age of them
 	k.Row = builder.Row(func(a *networkingv1.IPAddress, _ time.Time) []any {
 		parent := builder.None
 		if ref := a.Spec.ParentRef; ref != nil {

@@ -26,7 +26,8 @@ func RuntimeClassKind() *api.Kind {
 		if c.Handler == "" {
 			return append(field.ErrorList{field.Required(at, "")}, validateRuntimeClass(c)...)
 		}
-		return append(fieldrules.Invalid(at, c.Handler, validation.IsDNS1123Label(c.Handler)), validateRuntimeClass(c)...)
+		return append(fieldrules.Invalid(at, c.Handler, validation.IsDNS1123Label(c.Handler)),
+			validateRuntimeClass(c)...)
 	})
 	builder.AddUpdateValidation(k, func(obj, old *nodev1.RuntimeClass) field.ErrorList {
 		return fieldrules.Unchanged(obj.Handler, old.Handler, field.NewPath("handler"))
@@ -42,7 +43,8 @@ func RuntimeClassKind() *api.Kind {
 func validateRuntimeClass(c *nodev1.RuntimeClass) field.ErrorList {
 	var errs field.ErrorList
 	if c.Overhead != nil {
-		errs = append(errs, podspec.ValidateResources(&corev1.ResourceRequirements{Limits: c.Overhead.PodFixed}, field.NewPath("overhead"))...)
+		errs = append(errs, podspec.ValidateResources(&corev1.ResourceRequirements{Limits: c.Overhead.PodFixed},
+			field.NewPath("overhead"))...)
 	}
 	if s := c.Scheduling; s != nil {
 		at := field.NewPath("scheduling")

@@ -42,7 +42,8 @@ func PodDisruptionBudgetKind() *api.Kind {
 			errs = append(errs, metavalidation.ValidateLabelSelector(b.Spec.Selector, metavalidation.LabelSelectorValidationOptions{}, spec.Child("selector"))...)
 		}
 		if p := b.Spec.UnhealthyPodEvictionPolicy; p != nil {
-			errs = append(errs, fieldrules.Supported(*p, spec.Child("unhealthyPodEvictionPolicy"), policyv1.AlwaysAllow, policyv1.IfHealthyBudget)...)
+			errs = append(errs, fieldrules.Supported(*p, spec.Child("unhealthyPodEvictionPolicy"), policyv1.AlwaysAllow,
+				policyv1.IfHealthyBudget)...)
 		}
 		return errs
 	})
@@ -54,7 +55,8 @@ func PodDisruptionBudgetKind() *api.Kind {
 		errs = append(errs, fieldrules.NonNegative(s.DesiredHealthy, at.Child("desiredHealthy"))...)
 		return append(errs, fieldrules.NonNegative(s.ExpectedPods, at.Child("expectedPods"))...)
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Min Available"), builder.StringColumn("Max Unavailable"), builder.NumberColumn("Allowed Disruptions"), builder.AgeColumn)
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Min Available"),
+		builder.StringColumn("Max Unavailable"), builder.NumberColumn("Allowed Disruptions"), builder.AgeColumn)
 	k.Row = builder.Row(func(b *policyv1.PodDisruptionBudget, now time.Time) []any {
 		show := func(v *intstr.IntOrString) string {
 			if v == nil {
@@ -62,7 +64,8 @@ func PodDisruptionBudgetKind() *api.Kind {
 			}
 			return v.String()
 		}
-		return []any{b.Name, show(b.Spec.MinAvailable), show(b.Spec.MaxUnavailable), int64(b.Status.DisruptionsAllowed), builder.Age(b, now)}
+		return []any{b.Name, show(b.Spec.MinAvailable), show(b.Spec.MaxUnavailable), int64(b.Status.DisruptionsAllowed),
+			builder.Age(b, now)}
 	})
 	return k
 }

@@ -51,7 +51,8 @@ func ClusterRoleKind() *api.Kind {
 	return k
 }
 
-var bindingColumns = builder.Columns(builder.NameColumn, builder.StringColumn("Role"), builder.AgeColumn, builder.WideColumn("Users"), builder.WideColumn("Groups"), builder.WideColumn("ServiceAccounts"))
+var bindingColumns = builder.Columns(builder.NameColumn, builder.StringColumn("Role"), builder.AgeColumn,
+	builder.WideColumn("Users"), builder.WideColumn("Groups"), builder.WideColumn("ServiceAccounts"))
 
 // RoleBindingKind describes the kind RoleBinding.
 func RoleBindingKind() *api.Kind {
@@ -62,9 +63,15 @@ func RoleBindingKind() *api.Kind {
 	builder.AddValidation(k, func(b *rbacv1.RoleBinding) field.ErrorList {
 		return validateBinding(b.RoleRef, b.Subjects, true, "Role", "ClusterRole")
 	})
-	builder.AddUpdateValidation(k, func(obj, old *rbacv1.RoleBinding) field.ErrorList { return sameRole(obj.RoleRef, old.RoleRef) })
+	builder.AddUpdateValidation(k, func(obj, old *rbacv1.RoleBinding) field.ErrorList {
+		return sameRole(obj.RoleRef,
+			old.RoleRef)
+	})
 	k.Columns = bindingColumns
-	k.Row = builder.Row(func(b *rbacv1.RoleBinding, now time.Time) []any { return bindingRow(b, b.RoleRef, b.Subjects, now) })
+	k.Row = builder.Row(func(b *rbacv1.RoleBinding,
+		now time.Time) []any {
+		return bindingRow(b, b.RoleRef, b.Subjects, now)
+	})
 	return k
 }
 

@@ -96,16 +96,20 @@ func validateAllocation(a *resourcev1.AllocationResult, names requestNames, at *
 			errs = append(errs, poolName(r.Pool, at.Child("pool"))...)
 			errs = append(errs, fieldrules.DNSLabel(r.Device, at.Child("device"))...)
 			errs = append(errs, bindingConditions(r.BindingConditions, r.BindingFailureConditions, at)...)
-			errs = append(errs, fieldrules.Items(r.Tolerations, resourcev1.DeviceTolerationsMaxLength, at.Child("tolerations"), nil, validateDeviceToleration)...)
+			errs = append(errs, fieldrules.Items(r.Tolerations, resourcev1.DeviceTolerationsMaxLength,
+				at.Child("tolerations"), nil, validateDeviceToleration)...)
 			if r.ShareID != nil {
 				errs = append(errs, shareID(string(*r.ShareID), at.Child("shareID"))...)
 			}
 			return append(errs, skippedOperations(r.SkipNodeOperations, at.Child("skipNodeOperations"))...)
 		})
-	errs = append(errs, fieldrules.Items(a.Devices.Config, 2*resourcev1.DeviceConfigMaxSize, devices.Child("config"), nil,
+	errs = append(errs, fieldrules.Items(a.Devices.Config, 2*resourcev1.DeviceConfigMaxSize, devices.Child("config"),
+		nil,
 		func(c resourcev1.DeviceAllocationConfiguration, at *field.Path) field.ErrorList {
-			errs := fieldrules.OneOf(c.Source, at.Child("source"), resourcev1.AllocationConfigSourceClaim, resourcev1.AllocationConfigSourceClass)
-			errs = append(errs, fieldrules.Items(c.Requests, resourcev1.DeviceRequestsMaxSize, at.Child("requests"), fieldrules.Itself, names.reference)...)
+			errs := fieldrules.OneOf(c.Source, at.Child("source"), resourcev1.AllocationConfigSourceClaim,
+				resourcev1.AllocationConfigSourceClass)
+			errs = append(errs, fieldrules.Items(c.Requests, resourcev1.DeviceRequestsMaxSize, at.Child("requests"),
+				fieldrules.Itself, names.reference)...)
 			return append(errs, validateDeviceConfig(&c.DeviceConfiguration, at)...)
 		})...)
 	if a.NodeSelector != nil {
@@ -142,7 +146,8 @@ func validateDeviceStatus(d *resourcev1.AllocatedDeviceStatus, allocated map[str
 	if len(n.HardwareAddress) > resourcev1.NetworkDeviceDataHardwareAddressMaxLength {
 		errs = append(errs, field.TooLong(network.Child("hardwareAddress"), "", resourcev1.NetworkDeviceDataHardwareAddressMaxLength))
 	}
-	return append(errs, fieldrules.Items(n.IPs, resourcev1.NetworkDeviceDataMaxIPs, network.Child("ips"), fieldrules.Itself,
+	return append(errs, fieldrules.Items(n.IPs, resourcev1.NetworkDeviceDataMaxIPs, network.Child("ips"),
+		fieldrules.Itself,
 		func(ip string, at *field.Path) field.ErrorList { return validation.IsValidInterfaceAddress(at, ip) })...)
 }
 

@@ -95,7 +95,8 @@ func validatePolicyValues(capacity, preset resource.Quantity, values []resource.
 			errs = append(errs, field.Invalid(at.Index(i), values[i].String(), "values must be sorted in ascending order"))
 		}
 	}
-	errs = append(errs, fieldrules.Items(values, maxPolicyValues, at, func(q resource.Quantity) string { return q.AsDec().String() },
+	errs = append(errs, fieldrules.Items(values, maxPolicyValues, at,
+		func(q resource.Quantity) string { return q.AsDec().String() },
 		func(q resource.Quantity, at *field.Path) field.ErrorList {
 			if q.Cmp(capacity) > 0 {
 				return field.ErrorList{field.Invalid(at, q.String(), "option is larger than capacity value: "+capacity.String())}

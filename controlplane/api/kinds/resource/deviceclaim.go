@@ -30,16 +30,17 @@ func ResourceClaimKind(o *expressions.Options) *api.Kind {
 			}
 		}
 	})
-	builder.SeparateStatus(k, func(o *resourcev1.ResourceClaim) *resourcev1.ResourceClaimStatus { return &o.Status }, builder.Accessors[*resourcev1.ResourceClaim]{
-		Spec:     func(c *resourcev1.ResourceClaim) any { return c.Spec },
-		CopySpec: func(obj, old *resourcev1.ResourceClaim) { obj.Spec = *old.Spec.DeepCopy() },
-		Status: func(obj, old *resourcev1.ResourceClaim) {
-			obj.Status = resourcev1.ResourceClaimStatus{}
-			if old != nil {
-				obj.Status = *old.Status.DeepCopy()
-			}
-		},
-	})
+	builder.SeparateStatus(k, func(o *resourcev1.ResourceClaim) *resourcev1.ResourceClaimStatus { return &o.Status },
+		builder.Accessors[*resourcev1.ResourceClaim]{
+			Spec:     func(c *resourcev1.ResourceClaim) any { return c.Spec },
+			CopySpec: func(obj, old *resourcev1.ResourceClaim) { obj.Spec = *old.Spec.DeepCopy() },
+			Status: func(obj, old *resourcev1.ResourceClaim) {
+				obj.Status = resourcev1.ResourceClaimStatus{}
+				if old != nil {
+					obj.Status = *old.Status.DeepCopy()
+				}
+			},
+		})
 	builder.KeepMetadataOnStatus(k)
 	builder.PrepareCreate(k, func(c *resourcev1.ResourceClaim) { c.Generation = 0 })
 	// What is asked for never changes, so that it is judged once.
@@ -129,10 +130,12 @@ func ResourceSliceKind() *api.Kind {
 		return append(errs, fieldrules.Unchanged(obj.Spec.NodeName, old.Spec.NodeName, spec.Child("nodeName"))...)
 	})
 	k.Fields = builder.Fields(func(s *resourcev1.ResourceSlice) fields.Set {
-		return fields.Set{resourcev1.ResourceSliceSelectorNodeName: fieldrules.Deref(s.Spec.NodeName), resourcev1.ResourceSliceSelectorDriver: s.Spec.Driver,
+		return fields.Set{resourcev1.ResourceSliceSelectorNodeName: fieldrules.Deref(s.Spec.NodeName),
+			resourcev1.ResourceSliceSelectorDriver:   s.Spec.Driver,
 			resourcev1.ResourceSliceSelectorPoolName: s.Spec.Pool.Name}
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Node"), builder.StringColumn("Driver"), builder.StringColumn("Pool"), builder.AgeColumn)
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Node"), builder.StringColumn("Driver"),
+		builder.StringColumn("Pool"), builder.AgeColumn)
 	k.Row = builder.Row(func(s *resourcev1.ResourceSlice, now time.Time) []any {
 		return []any{s.Name, fieldrules.Deref(s.Spec.NodeName), s.Spec.Driver, s.Spec.Pool.Name, builder.Age(s, now)}
 	})

@@ -58,11 +58,14 @@ func validateClaim(s *resourcev1.ResourceClaimSpec, at *field.Path, o *expressio
 			c.constrained[""] = append(c.constrained[""], attribute)
 		}
 	}
-	errs := fieldrules.Items(d.Requests, resourcev1.DeviceRequestsMaxSize, at.Child("requests"), func(r resourcev1.DeviceRequest) string { return r.Name }, c.request)
-	errs = append(errs, fieldrules.Items(d.Constraints, resourcev1.DeviceConstraintsMaxSize, at.Child("constraints"), nil, c.constraint)...)
+	errs := fieldrules.Items(d.Requests, resourcev1.DeviceRequestsMaxSize, at.Child("requests"),
+		func(r resourcev1.DeviceRequest) string { return r.Name }, c.request)
+	errs = append(errs, fieldrules.Items(d.Constraints, resourcev1.DeviceConstraintsMaxSize, at.Child("constraints"),
+		nil, c.constraint)...)
 	errs = append(errs, fieldrules.Items(d.Config, resourcev1.DeviceConfigMaxSize, at.Child("config"), nil,
 		func(k resourcev1.DeviceClaimConfiguration, at *field.Path) field.ErrorList {
-			errs := fieldrules.Items(k.Requests, resourcev1.DeviceRequestsMaxSize, at.Child("requests"), fieldrules.Itself, c.reference)
+			errs := fieldrules.Items(k.Requests, resourcev1.DeviceRequestsMaxSize, at.Child("requests"),
+				fieldrules.Itself, c.reference)
 			return append(errs, validateDeviceConfig(&k.DeviceConfiguration, at)...)
 		})...)
 	return append(errs, o.Compiled(&c.texts)...)
@@ -80,11 +83,13 @@ func (c *claimCheck) request(r resourcev1.DeviceRequest, at *field.Path) field.E
 		errs = append(errs, c.wanted(wantedDevice{r.Name, e.DeviceClassName, e.Selectors, e.DerivedAttributes, e.AllocationMode, e.Count,
 			e.Tolerations}, at.Child("exactly"))...)
 	default:
-		errs = append(errs, fieldrules.Items(r.FirstAvailable, resourcev1.FirstAvailableDeviceRequestMaxSize, at.Child("firstAvailable"),
+		errs = append(errs, fieldrules.Items(r.FirstAvailable, resourcev1.FirstAvailableDeviceRequestMaxSize,
+			at.Child("firstAvailable"),
 			func(s resourcev1.DeviceSubRequest) string { return s.Name },
 			func(s resourcev1.DeviceSubRequest, at *field.Path) field.ErrorList {
-				return append(fieldrules.DNSLabel(s.Name, at.Child("name")), c.wanted(wantedDevice{r.Name + "/" + s.Name, s.DeviceClassName, s.Selectors,
-					s.DerivedAttributes, s.AllocationMode, s.Count, s.Tolerations}, at)...)
+				return append(fieldrules.DNSLabel(s.Name, at.Child("name")),
+					c.wanted(wantedDevice{r.Name + "/" + s.Name, s.DeviceClassName, s.Selectors,
+						s.DerivedAttributes, s.AllocationMode, s.Count, s.Tolerations}, at)...)
 			})...)
 	}
 	return errs
@@ -109,7 +114,8 @@ func (c *claimCheck) wanted(w wantedDevice, at *field.Path) field.ErrorList {
 		errs = append(errs, fieldrules.Invalid(class, w.class, validation.IsDNS1123Subdomain(w.class))...)
 	}
 	errs = append(errs, validateDeviceSelectors(w.selectors, at.Child("selectors"), &c.texts)...)
-	errs = append(errs, fieldrules.Items(w.derived, resourcev1.DeviceDerivedAttributesMaxSize, at.Child("derivedAttributes"),
+	errs = append(errs, fieldrules.Items(w.derived, resourcev1.DeviceDerivedAttributesMaxSize,
+		at.Child("derivedAttributes"),
 		func(d resourcev1.DeviceDerivedAttribute) string { return string(d.Name) },
 		func(d resourcev1.DeviceDerivedAttribute, at *field.Path) field.ErrorList {
 			return c.derived(d, w.request, at)
@@ -125,9 +131,11 @@ func (c *claimCheck) wanted(w wantedDevice, at *field.Path) field.ErrorList {
 			errs = append(errs, field.Invalid(count, w.count, "must be greater than zero"))
 		}
 	default:
-		errs = append(errs, fieldrules.Supported(w.mode, at.Child("allocationMode"), resourcev1.DeviceAllocationModeAll, resourcev1.DeviceAllocationModeExactCount)...)
+		errs = append(errs, fieldrules.Supported(w.mode, at.Child("allocationMode"), resourcev1.DeviceAllocationModeAll,
+			resourcev1.DeviceAllocationModeExactCount)...)
 	}
-	return append(errs, fieldrules.Items(w.tolerations, resourcev1.DeviceTolerationsMaxLength, at.Child("tolerations"), nil, validateDeviceToleration)...)
+	return append(errs, fieldrules.Items(w.tolerations, resourcev1.DeviceTolerationsMaxLength, at.Child("tolerations"),
+		nil, validateDeviceToleration)...)
 }
 
 // derived judges an attribute that is made of others: a constraint on the request must use it.
@@ -149,13 +157,15 @@ func (c *claimCheck) derived(d resourcev1.DeviceDerivedAttribute, request string
 	return append(errs, deviceExpression(d.Expression, expressions.DerivedValue, at.Child("expression"), &c.texts)...)
 }
 
-func validateDeviceSelectors(list []resourcev1.DeviceSelector, at *field.Path, texts *expressions.Collector) field.ErrorList {
-	return fieldrules.Items(list, resourcev1.DeviceSelectorsMaxSize, at, nil, func(s resourcev1.DeviceSelector, at *field.Path) field.ErrorList {
-		if s.CEL == nil {
-			return field.ErrorList{field.Required(at.Child("cel"), "")}
-		}
-		return deviceExpression(s.CEL.Expression, expressions.DeviceSelector, at.Child("cel", "expression"), texts)
-	})
+func validateDeviceSelectors(list []resourcev1.DeviceSelector, at *field.Path,
+	texts *expressions.Collector) field.ErrorList {
+	return fieldrules.Items(list, resourcev1.DeviceSelectorsMaxSize, at, nil,
+		func(s resourcev1.DeviceSelector, at *field.Path) field.ErrorList {
+			if s.CEL == nil {
+				return field.ErrorList{field.Required(at.Child("cel"), "")}
+			}
+			return deviceExpression(s.CEL.Expression, expressions.DeviceSelector, at.Child("cel", "expression"), texts)
+		})
 }
 
 func deviceExpression(text string, use expressions.Use, at *field.Path, texts *expressions.Collector) field.ErrorList {
@@ -191,7 +201,8 @@ func (n requestNames) reference(name string, at *field.Path) field.ErrorList {
 }
 
 func (c *claimCheck) constraint(k resourcev1.DeviceConstraint, at *field.Path) field.ErrorList {
-	errs := fieldrules.Items(k.Requests, resourcev1.DeviceRequestsMaxSize, at.Child("requests"), fieldrules.Itself, c.reference)
+	errs := fieldrules.Items(k.Requests, resourcev1.DeviceRequestsMaxSize, at.Child("requests"), fieldrules.Itself,
+		c.reference)
 	switch {
 	case k.MatchAttribute != nil && k.DistinctAttribute != nil:
 		errs = append(errs, field.Invalid(at, "{`matchAttribute`, `distinctAttribute`}", `exactly one of "matchAttribute" or "distinctAttribute" is required, but multiple fields are set`))
@@ -231,7 +242,8 @@ func validateDeviceToleration(t resourcev1.DeviceToleration, at *field.Path) fie
 	case resourcev1.DeviceTolerationOpEqual:
 		errs = append(errs, fieldrules.Invalid(at.Child("value"), t.Value, validation.IsValidLabelValue(t.Value))...)
 	default:
-		errs = append(errs, fieldrules.Supported(t.Operator, at.Child("operator"), resourcev1.DeviceTolerationOpEqual, resourcev1.DeviceTolerationOpExists)...)
+		errs = append(errs, fieldrules.Supported(t.Operator, at.Child("operator"), resourcev1.DeviceTolerationOpEqual,
+			resourcev1.DeviceTolerationOpExists)...)
 	}
 	if t.Effect != "" {
 		errs = append(errs, fieldrules.Supported(t.Effect, at.Child("effect"), deviceEffects...)...)

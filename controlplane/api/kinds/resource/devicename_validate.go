@@ -103,7 +103,8 @@ func bindingConditions(wait, fail []string, at *field.Path) field.ErrorList {
 		return fieldrules.Invalid(at, name, validation.IsQualifiedName(name))
 	}
 	errs := fieldrules.Items(wait, resourcev1.BindingConditionsMaxSize, waits, fieldrules.Itself, label)
-	errs = append(errs, fieldrules.Items(fail, resourcev1.BindingFailureConditionsMaxSize, fails, fieldrules.Itself, label)...)
+	errs = append(errs, fieldrules.Items(fail, resourcev1.BindingFailureConditionsMaxSize, fails, fieldrules.Itself,
+		label)...)
 	known := map[string]bool{}
 	for _, w := range wait {
 		known[w] = true
@@ -127,7 +128,8 @@ func skippedOperations(list []resourcev1.SkipNodeOperation, at *field.Path) fiel
 	errs := fieldrules.Items(list, -1, at, func(o resourcev1.SkipNodeOperation) string { return string(o) },
 		func(o resourcev1.SkipNodeOperation, at *field.Path) field.ErrorList {
 			has[o] = true
-			return fieldrules.Supported(o, at, resourcev1.SkipNodeOperationAll, resourcev1.SkipNodeOperationNodePrepareResources,
+			return fieldrules.Supported(o, at, resourcev1.SkipNodeOperationAll,
+				resourcev1.SkipNodeOperationNodePrepareResources,
 				resourcev1.SkipNodeOperationNodeUnprepareResources)
 		})
 	if has[resourcev1.SkipNodeOperationNodePrepareResources] && !has[resourcev1.SkipNodeOperationNodeUnprepareResources] && !has[resourcev1.SkipNodeOperationAll] {

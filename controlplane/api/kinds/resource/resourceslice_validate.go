@@ -31,7 +31,8 @@ func (n nodes) judge(at *field.Path, empty string) (field.ErrorList, []string) {
 			errs = append(errs, field.Invalid(at.Child("nodeName"), "", empty))
 		} else {
 			ways = append(ways, "`nodeName`")
-			errs = append(errs, fieldrules.Invalid(at.Child("nodeName"), *n.name, apivalidation.NameIsDNSSubdomain(*n.name, false))...)
+			errs = append(errs, fieldrules.Invalid(at.Child("nodeName"), *n.name,
+				apivalidation.NameIsDNSSubdomain(*n.name, false))...)
 		}
 	}
 	if n.selector != nil {
@@ -80,9 +81,11 @@ func validateSlice(s *resourcev1.ResourceSliceSpec, spec *field.Path) field.Erro
 	if s.SharedCounters != nil && s.Devices != nil {
 		errs = append(errs, field.Invalid(spec, "", "only one of `sharedCounters` or `devices` is allowed"))
 	}
-	errs = append(errs, fieldrules.Items(s.Devices, maxDevices(s.Devices), spec.Child("devices"), func(d resourcev1.Device) string { return d.Name },
+	errs = append(errs, fieldrules.Items(s.Devices, maxDevices(s.Devices), spec.Child("devices"),
+		func(d resourcev1.Device) string { return d.Name },
 		func(d resourcev1.Device, at *field.Path) field.ErrorList { return validateDevice(&d, each1, at) })...)
-	errs = append(errs, fieldrules.Items(s.SharedCounters, resourcev1.ResourceSliceMaxCounterSets, spec.Child("sharedCounters"),
+	errs = append(errs, fieldrules.Items(s.SharedCounters, resourcev1.ResourceSliceMaxCounterSets,
+		spec.Child("sharedCounters"),
 		func(c resourcev1.CounterSet) string { return c.Name },
 		func(c resourcev1.CounterSet, at *field.Path) field.ErrorList {
 			return validateCounters(c.Name, "name", c.Counters, resourcev1.ResourceSliceMaxCountersPerCounterSet, at)
@@ -155,12 +158,15 @@ func validateDevice(d *resourcev1.Device, perDevice bool, at *field.Path) field.
 			errs = append(errs, validateRequestPolicy(c.Value, c.RequestPolicy, policy)...)
 		}
 	}
-	errs = append(errs, fieldrules.Items(d.Taints, resourcev1.DeviceTaintsMaxLength, at.Child("taints"), nil, validateDeviceTaint)...)
-	errs = append(errs, fieldrules.Items(d.ConsumesCounters, resourcev1.ResourceSliceMaxDeviceCounterConsumptionsPerDevice, at.Child("consumesCounters"),
+	errs = append(errs, fieldrules.Items(d.Taints, resourcev1.DeviceTaintsMaxLength, at.Child("taints"), nil,
+		validateDeviceTaint)...)
+	errs = append(errs, fieldrules.Items(d.ConsumesCounters,
+		resourcev1.ResourceSliceMaxDeviceCounterConsumptionsPerDevice, at.Child("consumesCounters"),
 		func(c resourcev1.DeviceCounterConsumption) string { return c.CounterSet },
 		func(c resourcev1.DeviceCounterConsumption, at *field.Path) field.ErrorList {
 			errs := validateCounters(c.CounterSet, "counterSet", c.Counters, resourcev1.ResourceSliceMaxCountersPerDeviceCounterConsumption, at)
-			return append(errs, fieldrules.Items(c.CompatibilityGroups, resourcev1.DeviceCompatibilityGroupsMaxSize, at.Child("compatibilityGroups"), fieldrules.Itself, fieldrules.DNSLabel)...)
+			return append(errs, fieldrules.Items(c.CompatibilityGroups, resourcev1.DeviceCompatibilityGroupsMaxSize,
+				at.Child("compatibilityGroups"), fieldrules.Itself, fieldrules.DNSLabel)...)
 		})...)
 	errs = append(errs, validateDeviceNodes(d, perDevice, at)...)
 	errs = append(errs, bindingConditions(d.BindingConditions, d.BindingFailureConditions, at)...)

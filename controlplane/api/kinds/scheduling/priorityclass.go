@@ -54,13 +54,16 @@ func PriorityClassKind() *api.Kind {
 		if obj.Value != old.Value {
 			errs = append(errs, field.Forbidden(field.NewPath("value"), "may not be changed in an update."))
 		}
-		return append(errs, fieldrules.Unchanged(obj.PreemptionPolicy, old.PreemptionPolicy, field.NewPath("preemptionPolicy"))...)
+		return append(errs, fieldrules.Unchanged(obj.PreemptionPolicy, old.PreemptionPolicy,
+			field.NewPath("preemptionPolicy"))...)
 	})
 	k.PrepareCreate = builder.Default(func(c *schedulingv1.PriorityClass) { c.Generation = 1 })
 	k.Uncounted = true
-	k.Columns = builder.Columns(builder.NameColumn, builder.NumberColumn("Value"), builder.BoolColumn("Global-Default"), builder.AgeColumn, builder.StringColumn("PreemptionPolicy"))
+	k.Columns = builder.Columns(builder.NameColumn, builder.NumberColumn("Value"), builder.BoolColumn("Global-Default"),
+		builder.AgeColumn, builder.StringColumn("PreemptionPolicy"))
 	k.Row = builder.Row(func(c *schedulingv1.PriorityClass, now time.Time) []any {
-		return []any{c.Name, int64(c.Value), c.GlobalDefault, builder.Age(c, now), string(fieldrules.Deref(c.PreemptionPolicy))}
+		return []any{c.Name, int64(c.Value), c.GlobalDefault, builder.Age(c, now),
+			string(fieldrules.Deref(c.PreemptionPolicy))}
 	})
 	return k
 }

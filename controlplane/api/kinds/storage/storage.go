@@ -35,7 +35,8 @@ func StorageClassKind() *api.Kind {
 		if c.Provisioner == "" {
 			errs = append(errs, field.Required(at, ""))
 		} else {
-			errs = append(errs, fieldrules.Invalid(at, c.Provisioner, validation.IsQualifiedName(strings.ToLower(c.Provisioner)))...)
+			errs = append(errs, fieldrules.Invalid(at, c.Provisioner,
+				validation.IsQualifiedName(strings.ToLower(c.Provisioner)))...)
 		}
 		errs = append(errs, validateParameters(c.Parameters, field.NewPath("parameters"))...)
 		if p := fieldrules.Deref(c.ReclaimPolicy); p != "" { // an empty policy leaves the volume its default, Retain
@@ -49,16 +50,20 @@ func StorageClassKind() *api.Kind {
 	builder.AddUpdateValidation(k, func(obj, old *storagev1.StorageClass) field.ErrorList {
 		errs := fieldrules.Unchanged(obj.Parameters, old.Parameters, field.NewPath("parameters"))
 		errs = append(errs, fieldrules.Unchanged(obj.Provisioner, old.Provisioner, field.NewPath("provisioner"))...)
-		errs = append(errs, fieldrules.Unchanged(obj.ReclaimPolicy, old.ReclaimPolicy, field.NewPath("reclaimPolicy"))...)
-		return append(errs, fieldrules.Unchanged(obj.VolumeBindingMode, old.VolumeBindingMode, field.NewPath("volumeBindingMode"))...)
+		errs = append(errs, fieldrules.Unchanged(obj.ReclaimPolicy, old.ReclaimPolicy,
+			field.NewPath("reclaimPolicy"))...)
+		return append(errs, fieldrules.Unchanged(obj.VolumeBindingMode, old.VolumeBindingMode,
+			field.NewPath("volumeBindingMode"))...)
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Provisioner"), builder.StringColumn("ReclaimPolicy"), builder.StringColumn("VolumeBindingMode"), builder.StringColumn("AllowVolumeExpansion"), builder.AgeColumn)
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("Provisioner"),
+		builder.StringColumn("ReclaimPolicy"), builder.StringColumn("VolumeBindingMode"), builder.StringColumn("AllowVolumeExpansion"), builder.AgeColumn)
 	k.Row = builder.Row(func(c *storagev1.StorageClass, now time.Time) []any {
 		name := c.Name
 		if c.Annotations[DefaultClassAnnotation] == "true" {
 			name += " (default)"
 		}
-		return []any{name, c.Provisioner, string(fieldrules.Deref(c.ReclaimPolicy)), string(fieldrules.Deref(c.VolumeBindingMode)),
+		return []any{name, c.Provisioner, string(fieldrules.Deref(c.ReclaimPolicy)),
+			string(fieldrules.Deref(c.VolumeBindingMode)),
 			fieldrules.IsTrue(c.AllowVolumeExpansion), builder.Age(c, now)}
 	})
 	return k
@@ -82,15 +87,21 @@ func CSIDriverKind() *api.Kind {
 			s.VolumeLifecycleModes = []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecyclePersistent}
 		}
 	})
-	builder.AddValidation(k, func(d *storagev1.CSIDriver) field.ErrorList { return validateCSIDriver(&d.Spec, field.NewPath("spec")) })
+	builder.AddValidation(k, func(d *storagev1.CSIDriver) field.ErrorList {
+		return validateCSIDriver(&d.Spec,
+			field.NewPath("spec"))
+	})
 	builder.AddUpdateValidation(k, func(obj, old *storagev1.CSIDriver) field.ErrorList {
 		spec := field.NewPath("spec")
 		errs := fieldrules.Unchanged(obj.Spec.AttachRequired, old.Spec.AttachRequired, spec.Child("attachedRequired"))
-		errs = append(errs, fieldrules.Unchanged(obj.Spec.VolumeLifecycleModes, old.Spec.VolumeLifecycleModes, spec.Child("volumeLifecycleModes"))...)
-		return append(errs, fieldrules.Unchanged(obj.Spec.PreventPodSchedulingIfMissing, old.Spec.PreventPodSchedulingIfMissing,
+		errs = append(errs, fieldrules.Unchanged(obj.Spec.VolumeLifecycleModes, old.Spec.VolumeLifecycleModes,
+			spec.Child("volumeLifecycleModes"))...)
+		return append(errs, fieldrules.Unchanged(obj.Spec.PreventPodSchedulingIfMissing,
+			old.Spec.PreventPodSchedulingIfMissing,
 			spec.Child("preventPodSchedulingIfMissing"))...)
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.BoolColumn("AttachRequired"), builder.BoolColumn("PodInfoOnMount"), builder.BoolColumn("StorageCapacity"),
+	k.Columns = builder.Columns(builder.NameColumn, builder.BoolColumn("AttachRequired"),
+		builder.BoolColumn("PodInfoOnMount"), builder.BoolColumn("StorageCapacity"),
 		builder.StringColumn("TokenRequests"), builder.BoolColumn("RequiresRepublish"), builder.StringColumn("Modes"), builder.AgeColumn)
 	k.Row = builder.Row(func(d *storagev1.CSIDriver, now time.Time) []any {
 		var modes, tokens []string
@@ -104,7 +115,8 @@ func CSIDriverKind() *api.Kind {
 		if len(tokens) > 0 {
 			audience = strings.Join(tokens, ",")
 		}
-		return []any{d.Name, d.Spec.AttachRequired == nil || *d.Spec.AttachRequired, fieldrules.IsTrue(d.Spec.PodInfoOnMount),
+		return []any{d.Name, d.Spec.AttachRequired == nil || *d.Spec.AttachRequired,
+			fieldrules.IsTrue(d.Spec.PodInfoOnMount),
 			fieldrules.IsTrue(d.Spec.StorageCapacity), audience, fieldrules.IsTrue(d.Spec.RequiresRepublish), builder.OrNone(strings.Join(modes, ",")), builder.Age(d, now)}
 	})
 	return k
@@ -168,7 +180,8 @@ func VolumeAttachmentKind() *api.Kind {
 	})
 	attacher := builder.StringColumn("Attacher")
 	attacher.Format = "name"
-	k.Columns = builder.Columns(builder.NameColumn, attacher, builder.StringColumn("PV"), builder.StringColumn("Node"), builder.BoolColumn("Attached"), builder.AgeColumn)
+	k.Columns = builder.Columns(builder.NameColumn, attacher, builder.StringColumn("PV"), builder.StringColumn("Node"),
+		builder.BoolColumn("Attached"), builder.AgeColumn)
 	k.Row = builder.Row(func(a *storagev1.VolumeAttachment, now time.Time) []any {
 		return []any{a.Name, a.Spec.Attacher, fieldrules.Deref(a.Spec.Source.PersistentVolumeName), a.Spec.NodeName,
 			a.Status.Attached, builder.Age(a, now)}

@@ -176,9 +176,11 @@ func validateVolumeAttachment(s *storagev1.VolumeAttachmentSpec, spec *field.Pat
 	case *name == "":
 		errs = append(errs, field.Required(source.Child("persistentVolumeName"), "must specify non empty persistentVolumeName"))
 	default:
-		errs = append(errs, fieldrules.Invalid(source.Child("persistentVolumeName"), *name, apivalidation.NameIsDNSSubdomain(*name, false))...)
+		errs = append(errs, fieldrules.Invalid(source.Child("persistentVolumeName"), *name,
+			apivalidation.NameIsDNSSubdomain(*name, false))...)
 	}
-	return append(errs, fieldrules.Invalid(spec.Child("nodeName"), s.NodeName, apivalidation.NameIsDNSSubdomain(s.NodeName, false))...)
+	return append(errs, fieldrules.Invalid(spec.Child("nodeName"), s.NodeName,
+		apivalidation.NameIsDNSSubdomain(s.NodeName, false))...)
 }
 
 // validateInlineVolume judges a volume without an object of its own: it is a driver's, and nobody claims it.
@@ -195,7 +197,8 @@ func validateInlineVolume(s *corev1.PersistentVolumeSpec, at *field.Path) field.
 			errs = append(errs, field.Required(at.Child("csi", "volumeHandle"), ""))
 		}
 	}
-	errs = append(errs, podspec.ValidateAccessModes(s.AccessModes, at.Child("accessModes"), "at least 1 access mode is required")...)
+	errs = append(errs, podspec.ValidateAccessModes(s.AccessModes, at.Child("accessModes"),
+		"at least 1 access mode is required")...)
 	return append(errs, podspec.ValidateVolumeMode(s.VolumeMode, at.Child("volumeMode"))...)
 }
 

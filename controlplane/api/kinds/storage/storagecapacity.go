@@ -33,9 +33,11 @@ func CSIStorageCapacityKind() *api.Kind {
 	})
 	builder.AddUpdateValidation(k, func(obj, old *storagev1.CSIStorageCapacity) field.ErrorList {
 		errs := fieldrules.Unchanged(obj.NodeTopology, old.NodeTopology, field.NewPath("nodeTopology"))
-		return append(errs, fieldrules.Unchanged(obj.StorageClassName, old.StorageClassName, field.NewPath("storageClassName"))...)
+		return append(errs, fieldrules.Unchanged(obj.StorageClassName, old.StorageClassName,
+			field.NewPath("storageClassName"))...)
 	})
-	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("StorageClassName"), builder.StringColumn("Capacity"))
+	k.Columns = builder.Columns(builder.NameColumn, builder.StringColumn("StorageClassName"),
+		builder.StringColumn("Capacity"))
 	k.Row = builder.Row(func(c *storagev1.CSIStorageCapacity, _ time.Time) []any {
 		capacity := builder.Unset
 		if c.Capacity != nil {
@@ -59,7 +61,8 @@ func VolumeAttributesClassKind() *api.Kind {
 		if c.DriverName == "" {
 			errs = append(errs, field.Required(at, ""))
 		} else {
-			errs = append(errs, fieldrules.Invalid(at, c.DriverName, validation.IsQualifiedName(strings.ToLower(c.DriverName)))...)
+			errs = append(errs, fieldrules.Invalid(at, c.DriverName,
+				validation.IsQualifiedName(strings.ToLower(c.DriverName)))...)
 		}
 		errs = append(errs, validateParameters(c.Parameters, field.NewPath("parameters"))...)
 		if len(c.Parameters) == 0 {

@@ -40,7 +40,8 @@ func podApparmor(s *corev1.PodSpec) *corev1.AppArmorProfile {
 
 // annotatedContainers calls f for each container that has an AppArmor annotation and no profile of its own. context is
 // the container's own security context, to be set by f.
-func annotatedContainers(p *corev1.Pod, f func(name string, context **corev1.SecurityContext, profile *corev1.AppArmorProfile)) {
+func annotatedContainers(p *corev1.Pod, f func(name string, context **corev1.SecurityContext,
+	profile *corev1.AppArmorProfile)) {
 	if isWindows(&p.Spec) {
 		return
 	}
@@ -104,7 +105,8 @@ func validateApparmorAnnotations(annotations map[string]string, s *corev1.PodSpe
 			errs = append(errs, field.Invalid(at.Key(key), name, "container not found"))
 		}
 		value := annotations[key]
-		if value != "" && !strings.HasPrefix(value, corev1.DeprecatedAppArmorBetaProfileNamePrefix) && apparmorProfile(value) == nil {
+		if value != "" && !strings.HasPrefix(value,
+			corev1.DeprecatedAppArmorBetaProfileNamePrefix) && apparmorProfile(value) == nil {
 			errs = append(errs, field.Invalid(at.Key(key), value, fmt.Sprintf("invalid AppArmor profile name: %q", value)))
 		}
 	}

@@ -117,11 +117,13 @@ func ValidateClaimSpec(s *corev1.PersistentVolumeClaimSpec, spec *field.Path) fi
 		errs = append(errs, field.Invalid(at, size.String(), "must be greater than zero"))
 	}
 	if c := fieldrules.Deref(s.StorageClassName); c != "" {
-		errs = append(errs, fieldrules.Invalid(spec.Child("storageClassName"), c, apivalidation.NameIsDNSSubdomain(c, false))...)
+		errs = append(errs, fieldrules.Invalid(spec.Child("storageClassName"), c,
+			apivalidation.NameIsDNSSubdomain(c, false))...)
 	}
 	errs = append(errs, ValidateVolumeMode(s.VolumeMode, spec.Child("volumeMode"))...)
 	if c := fieldrules.Deref(s.VolumeAttributesClassName); c != "" {
-		errs = append(errs, fieldrules.Invalid(spec.Child("volumeAttributesClassName"), c, apivalidation.NameIsDNSSubdomain(c, false))...)
+		errs = append(errs, fieldrules.Invalid(spec.Child("volumeAttributesClassName"), c,
+			apivalidation.NameIsDNSSubdomain(c, false))...)
 	}
 	return append(errs, validateDataSources(s, spec)...)
 }
@@ -139,7 +141,8 @@ func validateDataSources(s *corev1.PersistentVolumeClaimSpec, spec *field.Path) 
 	errs = append(errs, validateDataSource(ref.APIGroup, ref.Kind, ref.Name, spec.Child("dataSourceRef"))...)
 	elsewhere := fieldrules.Deref(ref.Namespace)
 	if elsewhere != "" {
-		errs = append(errs, fieldrules.Invalid(spec.Child("dataSourceRef", "namespace"), elsewhere, apivalidation.ValidateNamespaceName(elsewhere, false))...)
+		errs = append(errs, fieldrules.Invalid(spec.Child("dataSourceRef", "namespace"), elsewhere,
+			apivalidation.ValidateNamespaceName(elsewhere, false))...)
 	}
 	// Kubernetes shows the path of the field where the wrong value would stand.
 	switch {

@@ -84,7 +84,8 @@ func validateContainer(c *corev1.Container, role containerRole, s *corev1.PodSpe
 	if c.Image == "" {
 		errs = append(errs, field.Required(at.Child("image"), ""))
 	}
-	errs = append(errs, fieldrules.OneOf(c.ImagePullPolicy, at.Child("imagePullPolicy"), corev1.PullAlways, corev1.PullIfNotPresent, corev1.PullNever)...)
+	errs = append(errs, fieldrules.OneOf(c.ImagePullPolicy, at.Child("imagePullPolicy"), corev1.PullAlways,
+		corev1.PullIfNotPresent, corev1.PullNever)...)
 	errs = append(errs, fieldrules.RequiredOneOf(c.TerminationMessagePolicy, at.Child("terminationMessagePolicy"),
 		corev1.TerminationMessageReadFile, corev1.TerminationMessageFallbackToLogsOnError)...)
 	if role != ephemeral {
@@ -122,7 +123,8 @@ func onlyDebug(c *corev1.Container, at *field.Path) field.ErrorList {
 		"resizePolicy": len(c.ResizePolicy) > 0, "restartPolicy": c.RestartPolicy != nil, "restartPolicyRules": len(c.RestartPolicyRules) > 0,
 	})
 	for i, m := range c.VolumeMounts {
-		errs = append(errs, fieldrules.ForbidSet(at.Child("volumeMounts").Index(i), no, map[string]bool{"subPath": m.SubPath != "", "subPathExpr": m.SubPathExpr != ""})...)
+		errs = append(errs, fieldrules.ForbidSet(at.Child("volumeMounts").Index(i), no,
+			map[string]bool{"subPath": m.SubPath != "", "subPathExpr": m.SubPathExpr != ""})...)
 	}
 	return errs
 }
@@ -143,10 +145,12 @@ func validatePorts(ports []corev1.ContainerPort, at *field.Path) field.ErrorList
 		if p.ContainerPort == 0 {
 			errs = append(errs, field.Required(here.Child("containerPort"), ""))
 		} else {
-			errs = append(errs, fieldrules.Invalid(here.Child("containerPort"), p.ContainerPort, utilvalidation.IsValidPortNum(int(p.ContainerPort)))...)
+			errs = append(errs, fieldrules.Invalid(here.Child("containerPort"), p.ContainerPort,
+				utilvalidation.IsValidPortNum(int(p.ContainerPort)))...)
 		}
 		if p.HostPort != 0 {
-			errs = append(errs, fieldrules.Invalid(here.Child("hostPort"), p.HostPort, utilvalidation.IsValidPortNum(int(p.HostPort)))...)
+			errs = append(errs, fieldrules.Invalid(here.Child("hostPort"), p.HostPort,
+				utilvalidation.IsValidPortNum(int(p.HostPort)))...)
 		}
 		errs = append(errs, fieldrules.ValidateProtocol(p.Protocol, here.Child("protocol"))...)
 	}
@@ -191,7 +195,8 @@ func validateEnv(env []corev1.EnvVar, at *field.Path) field.ErrorList {
 		if e.Name == "" {
 			errs = append(errs, field.Required(here.Child("name"), ""))
 		} else {
-			errs = append(errs, fieldrules.Invalid(here.Child("name"), e.Name, utilvalidation.IsRelaxedEnvVarName(e.Name))...)
+			errs = append(errs, fieldrules.Invalid(here.Child("name"), e.Name,
+				utilvalidation.IsRelaxedEnvVarName(e.Name))...)
 		}
 		if e.ValueFrom == nil {
 			continue
@@ -231,8 +236,10 @@ func validateFileKey(r *corev1.FileKeySelector, at *field.Path) field.ErrorList 
 		}
 		return errs
 	}
-	errs := required(r.Key, "key", fieldrules.Invalid(at.Child("key"), r.Key, utilvalidation.IsRelaxedEnvVarName(r.Key)))
-	errs = append(errs, required(r.VolumeName, "volumeName", fieldrules.DNSLabel(r.VolumeName, at.Child("volumeName")))...)
+	errs := required(r.Key, "key", fieldrules.Invalid(at.Child("key"), r.Key,
+		utilvalidation.IsRelaxedEnvVarName(r.Key)))
+	errs = append(errs, required(r.VolumeName, "volumeName",
+		fieldrules.DNSLabel(r.VolumeName, at.Child("volumeName")))...)
 	return append(errs, required(r.Path, "path", fieldrules.NoBacksteps(r.Path, at.Child("path")))...)
 }
 
@@ -249,7 +256,8 @@ func validateEnvFrom(from []corev1.EnvFromSource, at *field.Path) field.ErrorLis
 	for i, e := range from {
 		here := at.Index(i)
 		if e.Prefix != "" {
-			errs = append(errs, fieldrules.Invalid(here.Child("prefix"), e.Prefix, utilvalidation.IsRelaxedEnvVarName(e.Prefix))...)
+			errs = append(errs, fieldrules.Invalid(here.Child("prefix"), e.Prefix,
+				utilvalidation.IsRelaxedEnvVarName(e.Prefix))...)
 		}
 		switch n := fieldrules.CountSet(e); {
 		case n == 0:
@@ -282,10 +290,12 @@ func validateContainerSecurity(c *corev1.SecurityContext, hostUsers bool, at *fi
 	}
 	var errs field.ErrorList
 	if c.RunAsUser != nil {
-		errs = append(errs, fieldrules.Invalid(at.Child("runAsUser"), *c.RunAsUser, utilvalidation.IsValidUserID(*c.RunAsUser))...)
+		errs = append(errs, fieldrules.Invalid(at.Child("runAsUser"), *c.RunAsUser,
+			utilvalidation.IsValidUserID(*c.RunAsUser))...)
 	}
 	if c.RunAsGroup != nil {
-		errs = append(errs, fieldrules.Invalid(at.Child("runAsGroup"), *c.RunAsGroup, utilvalidation.IsValidGroupID(*c.RunAsGroup))...)
+		errs = append(errs, fieldrules.Invalid(at.Child("runAsGroup"), *c.RunAsGroup,
+			utilvalidation.IsValidGroupID(*c.RunAsGroup))...)
 	}
 	if c.AllowPrivilegeEscalation != nil && !*c.AllowPrivilegeEscalation {
 		if fieldrules.IsTrue(c.Privileged) {
@@ -300,7 +310,8 @@ func validateContainerSecurity(c *corev1.SecurityContext, hostUsers bool, at *fi
 		}
 	}
 	if c.ProcMount != nil {
-		errs = append(errs, fieldrules.Supported(*c.ProcMount, at.Child("procMount"), corev1.DefaultProcMount, corev1.UnmaskedProcMount)...)
+		errs = append(errs, fieldrules.Supported(*c.ProcMount, at.Child("procMount"), corev1.DefaultProcMount,
+			corev1.UnmaskedProcMount)...)
 		if hostUsers && *c.ProcMount == corev1.UnmaskedProcMount {
 			errs = append(errs, field.Invalid(at.Child("procMount"), c.ProcMount, "`hostUsers` must be false to use `Unmasked`"))
 		}

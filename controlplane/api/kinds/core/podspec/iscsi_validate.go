@@ -27,8 +27,9 @@ var (
 const mostPortals = 32
 
 func validateInlineISCSI(s *corev1.ISCSIVolumeSource, at *field.Path) field.ErrorList {
-	errs := validateISCSI(&corev1.ISCSIPersistentVolumeSource{TargetPortal: s.TargetPortal, IQN: s.IQN, Lun: s.Lun, ISCSIInterface: s.ISCSIInterface,
-		Portals: s.Portals, InitiatorName: s.InitiatorName}, "must be valid format starting with iqn, eui, or naa", at)
+	errs := validateISCSI(&corev1.ISCSIPersistentVolumeSource{TargetPortal: s.TargetPortal, IQN: s.IQN, Lun: s.Lun,
+		ISCSIInterface: s.ISCSIInterface,
+		Portals:        s.Portals, InitiatorName: s.InitiatorName}, "must be valid format starting with iqn, eui, or naa", at)
 	if (s.DiscoveryCHAPAuth || s.SessionCHAPAuth) && s.SecretRef == nil {
 		errs = append(errs, field.Required(at.Child("secretRef"), ""))
 	}

@@ -35,14 +35,16 @@ func ValidateTolerations(list []corev1.Toleration, at *field.Path) field.ErrorLi
 		}
 		switch t.Operator {
 		case corev1.TolerationOpEqual, "":
-			errs = append(errs, fieldrules.Invalid(here.Child("operator"), t.Value, utilvalidation.IsValidLabelValue(t.Value))...)
+			errs = append(errs, fieldrules.Invalid(here.Child("operator"), t.Value,
+				utilvalidation.IsValidLabelValue(t.Value))...)
 		case corev1.TolerationOpExists:
 			if t.Value != "" {
 				errs = append(errs, field.Invalid(here.Child("operator"), t.Value, "value must be empty when `operator` is 'Exists'"))
 			}
 		case corev1.TolerationOpLt, corev1.TolerationOpGt:
 			errs = append(errs, field.NotSupported(here.Child("operator"), t.Operator,
-				[]corev1.TolerationOperator{corev1.TolerationOpEqual, corev1.TolerationOpExists, corev1.TolerationOpLt, corev1.TolerationOpGt}))
+				[]corev1.TolerationOperator{corev1.TolerationOpEqual, corev1.TolerationOpExists, corev1.TolerationOpLt,
+					corev1.TolerationOpGt}))
 		default:
 			errs = append(errs, field.NotSupported(here.Child("operator"), t.Operator,
 				[]corev1.TolerationOperator{corev1.TolerationOpEqual, corev1.TolerationOpExists}))
@@ -109,7 +111,8 @@ func validateNodeSelectorTerm(t *corev1.NodeSelectorTerm, preferred bool, at *fi
 		errs = append(errs, fieldrules.Invalid(here.Child("key"), r.Key, utilvalidation.IsQualifiedName(r.Key))...)
 		for j, v := range r.Values {
 			if !preferred {
-				errs = append(errs, fieldrules.Invalid(here.Child("values").Index(j), v, utilvalidation.IsValidLabelValue(v))...)
+				errs = append(errs, fieldrules.Invalid(here.Child("values").Index(j), v,
+					utilvalidation.IsValidLabelValue(v))...)
 			}
 		}
 	}
@@ -119,7 +122,8 @@ func validateNodeSelectorTerm(t *corev1.NodeSelectorTerm, preferred bool, at *fi
 			errs = append(errs, field.Invalid(here.Child("key"), r.Key, "not a valid field selector key"))
 		} else {
 			for j, v := range r.Values {
-				errs = append(errs, fieldrules.Invalid(here.Child("values").Index(j), v, validation.NameIsDNSSubdomain(v, false))...)
+				errs = append(errs, fieldrules.Invalid(here.Child("values").Index(j), v,
+					validation.NameIsDNSSubdomain(v, false))...)
 			}
 		}
 		if r.Operator != corev1.NodeSelectorOpIn && r.Operator != corev1.NodeSelectorOpNotIn {
@@ -151,7 +155,8 @@ func validateNodeRequirement(r corev1.NodeSelectorRequirement, at *field.Path) f
 	return nil
 }
 
-func validatePodTerms(required []corev1.PodAffinityTerm, preferred []corev1.WeightedPodAffinityTerm, at *field.Path) field.ErrorList {
+func validatePodTerms(required []corev1.PodAffinityTerm, preferred []corev1.WeightedPodAffinityTerm,
+	at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i := range required {
 		errs = append(errs, validatePodTerm(&required[i], at.Child("requiredDuringSchedulingIgnoredDuringExecution").Index(i))...)
@@ -269,7 +274,8 @@ func validateSpread(list []corev1.TopologySpreadConstraint, at *field.Path) fiel
 			errs = append(errs, field.Invalid(here.Child("maxSkew"), c.MaxSkew, notPositive))
 		}
 		errs = append(errs, requiredTopologyKey(c.TopologyKey, here.Child("topologyKey"))...)
-		errs = append(errs, fieldrules.Supported(c.WhenUnsatisfiable, here.Child("whenUnsatisfiable"), corev1.DoNotSchedule, corev1.ScheduleAnyway)...)
+		errs = append(errs, fieldrules.Supported(c.WhenUnsatisfiable, here.Child("whenUnsatisfiable"),
+			corev1.DoNotSchedule, corev1.ScheduleAnyway)...)
 		errs = append(errs, fieldrules.ValidateSelector(c.LabelSelector, here.Child("labelSelector"))...)
 		errs = append(errs, validateLabelKeys(c.MatchLabelKeys, nil, c.LabelSelector, here)...)
 		errs = append(errs, validateInclusion(c.NodeAffinityPolicy, here.Child("nodeAffinityPolicy"))...)

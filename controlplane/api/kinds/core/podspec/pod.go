@@ -22,21 +22,22 @@ func PodKind() *api.Kind {
 	}, func(l *corev1.PodList) *[]corev1.Pod { return &l.Items })
 	k.ReturnsDeleted, k.ShowsTrace = true, true
 	k.Default = builder.Default(defaultPod)
-	builder.SeparateStatus(k, func(o *corev1.Pod) *corev1.PodStatus { return &o.Status }, builder.Accessors[*corev1.Pod]{
-		Spec:     func(p *corev1.Pod) any { return p.Spec },
-		CopySpec: func(obj, old *corev1.Pod) { obj.Spec = *old.Spec.DeepCopy() },
-		Status: func(obj, old *corev1.Pod) {
-			// F56
-			obj.Status = corev1.PodStatus{Phase: corev1.PodPending}
-			if old != nil {
-				obj.Status = *old.Status.DeepCopy()
-			} else if len(obj.Spec.SchedulingGates) > 0 {
-				// Nobody looks at the pod until its gates are open: so it says itself why it waits.
-				obj.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
-					Reason: corev1.PodReasonSchedulingGated, Message: "Scheduling is blocked due to non-empty scheduling gates"}}
-			}
-		},
-	})
+	builder.SeparateStatus(k, func(o *corev1.Pod) *corev1.PodStatus { return &o.Status },
+		builder.Accessors[*corev1.Pod]{
+			Spec:     func(p *corev1.Pod) any { return p.Spec },
+			CopySpec: func(obj, old *corev1.Pod) { obj.Spec = *old.Spec.DeepCopy() },
+			Status: func(obj, old *corev1.Pod) {
+				// F56
+				obj.Status = corev1.PodStatus{Phase: corev1.PodPending}
+				if old != nil {
+					obj.Status = *old.Status.DeepCopy()
+				} else if len(obj.Spec.SchedulingGates) > 0 {
+					// Nobody looks at the pod until its gates are open: so it says itself why it waits.
+					obj.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
+						Reason: corev1.PodReasonSchedulingGated, Message: "Scheduling is blocked due to non-empty scheduling gates"}}
+				}
+			},
+		})
 	prepare := k.PrepareCreate
 	k.PrepareCreate = func(o api.Object) {
 		prepare(o)
@@ -66,7 +67,8 @@ func PodKind() *api.Kind {
 	k.GracePeriod = func(o api.Object, requested *int64) int64 { return PodGracePeriod(o.(*corev1.Pod), requested) }
 	k.Columns = podColumns
 	k.Row = builder.Row(PodRow)
-	k.Storage.Index = &api.Index{Field: "spec.nodeName", Of: func(o api.Object) string { return o.(*corev1.Pod).Spec.NodeName }}
+	k.Storage.Index = &api.Index{Field: "spec.nodeName",
+		Of: func(o api.Object) string { return o.(*corev1.Pod).Spec.NodeName }}
 	k.Fields = builder.Fields(func(p *corev1.Pod) fields.Set {
 		return fields.Set{
 			"spec.nodeName":            p.Spec.NodeName,
@@ -89,13 +91,16 @@ func addPodSubresources(k *api.Kind) {
 	connect := []string{"create", "get"}
 	builder.AddSubresource(k, "binding", &api.Subresource{GVK: core.WithKind("Binding"), Verbs: create,
 		New: func() runtime.Object { return &corev1.Binding{} }})
-	builder.AddSubresource(k, "eviction", &api.Subresource{GVK: policyv1.SchemeGroupVersion.WithKind("Eviction"), Verbs: create,
-		New: func() runtime.Object { return &policyv1.Eviction{} }})
+	builder.AddSubresource(k, "eviction", &api.Subresource{GVK: policyv1.SchemeGroupVersion.WithKind("Eviction"),
+		Verbs: create,
+		New:   func() runtime.Object { return &policyv1.Eviction{} }})
 	builder.AddSubresource(k, "log", &api.Subresource{GVK: k.GVK, Verbs: []string{"get"}})
 	builder.AddSubresource(k, "exec", &api.Subresource{GVK: core.WithKind("PodExecOptions"), Verbs: connect})
 	builder.AddSubresource(k, "attach", &api.Subresource{GVK: core.WithKind("PodAttachOptions"), Verbs: connect})
-	builder.AddSubresource(k, "portforward", &api.Subresource{GVK: core.WithKind("PodPortForwardOptions"), Verbs: connect})
-	builder.AddSubresource(k, "proxy", &api.Subresource{GVK: core.WithKind("PodProxyOptions"), Verbs: builder.ProxyVerbs})
+	builder.AddSubresource(k, "portforward", &api.Subresource{GVK: core.WithKind("PodPortForwardOptions"),
+		Verbs: connect})
+	builder.AddSubresource(k, "proxy", &api.Subresource{GVK: core.WithKind("PodProxyOptions"),
+		Verbs: builder.ProxyVerbs})
 	builder.AddSubresource(k, "ephemeralcontainers", &api.Subresource{
 		Verbs: []string{"get", "patch", "update"},
 		PrepareUpdate: func(o, was api.Object) {
@@ -115,7 +120,8 @@ func addPodSubresources(k *api.Kind) {
 			if _, mirror := old.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
 				return field.ErrorList{field.Forbidden(field.NewPath(""), "static pods do not support ephemeral containers")}
 			}
-			return slices.Concat(builder.MetaUpdate(obj, old), k.Judge(obj, old), validateMetaUpdate(obj, old), validateEphemeralUpdate(obj, old))
+			return slices.Concat(builder.MetaUpdate(obj, old), k.Judge(obj, old), validateMetaUpdate(obj, old),
+				validateEphemeralUpdate(obj, old))
 		},
 	})
 	builder.AddSubresource(k, "resize", &api.Subresource{

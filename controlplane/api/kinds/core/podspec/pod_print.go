@@ -12,7 +12,8 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-var podColumns = builder.Columns(builder.NameColumn, builder.StringColumn("Ready"), builder.StringColumn("Status"), builder.StringColumn("Restarts"), builder.AgeColumn,
+var podColumns = builder.Columns(builder.NameColumn, builder.StringColumn("Ready"), builder.StringColumn("Status"),
+	builder.StringColumn("Restarts"), builder.AgeColumn,
 	builder.WideColumn("IP"), builder.WideColumn("Node"), builder.WideColumn("Nominated Node"), builder.WideColumn("Readiness Gates"))
 
 // nodeLost is the reason of a pod whose node does not answer.
@@ -90,7 +91,8 @@ func summarize(p *corev1.Pod) podSummary {
 // walkInits looks at the init containers in order, up to the one that holds the
 // pod up. The restarts of sidecars are counted apart: theirs count for ever,
 // those of the others only while the pod initializes.
-func (s *podSummary) walkInits(p *corev1.Pod, sidecars map[string]bool) (sidecarRestarts podSummary, initializing bool) {
+func (s *podSummary) walkInits(p *corev1.Pod, sidecars map[string]bool) (sidecarRestarts podSummary,
+	initializing bool) {
 	for i := range p.Status.InitContainerStatuses {
 		c := &p.Status.InitContainerStatuses[i]
 		s.countRestart(c)

@@ -171,7 +171,8 @@ func validateEphemeralUpdate(obj, old *corev1.Pod) field.ErrorList {
 	now := map[string]corev1.EphemeralContainer{}
 	for i, c := range obj.Spec.EphemeralContainers {
 		now[c.Name] = c
-		if !slices.ContainsFunc(old.Spec.EphemeralContainers, func(o corev1.EphemeralContainer) bool { return o.Name == c.Name }) {
+		if !slices.ContainsFunc(old.Spec.EphemeralContainers,
+			func(o corev1.EphemeralContainer) bool { return o.Name == c.Name }) {
 			// Agents would never start it, and 'kubectl debug' would wait for ever.
 			errs = append(errs, field.Forbidden(at.Index(i), "nodes of this cluster run no ephemeral containers; 'kubectl debug --copy-to' debugs a copy of the pod instead"))
 		}

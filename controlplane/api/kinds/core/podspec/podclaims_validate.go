@@ -56,26 +56,27 @@ func validatePodClaims(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 // validateClaimUses judges which of the pod's claims a container uses.
 func validateClaimUses(uses []corev1.ResourceClaim, names []string, at *field.Path) field.ErrorList {
 	errs := overlappingUses(uses, at)
-	return append(errs, fieldrules.Items(uses, -1, at, nil, func(u corev1.ResourceClaim, at *field.Path) field.ErrorList {
-		if u.Name == "" {
-			return field.ErrorList{field.Required(at, "")}
-		}
-		var errs field.ErrorList
-		if !slices.Contains(names, u.Name) {
-			missing := field.NotFound(at, u.Name)
-			missing.Detail = "must be one of the names in pod.spec.resourceClaims"
-			if len(names) == 0 {
-				missing.Detail += " which is empty"
-			} else {
-				missing.Detail += ": " + strings.Join(names, ", ")
+	return append(errs, fieldrules.Items(uses, -1, at, nil,
+		func(u corev1.ResourceClaim, at *field.Path) field.ErrorList {
+			if u.Name == "" {
+				return field.ErrorList{field.Required(at, "")}
 			}
-			errs = append(errs, missing)
-		}
-		if u.Request != "" {
-			errs = append(errs, fieldrules.DNSLabel(u.Request, at.Child("request"))...)
-		}
-		return errs
-	})...)
+			var errs field.ErrorList
+			if !slices.Contains(names, u.Name) {
+				missing := field.NotFound(at, u.Name)
+				missing.Detail = "must be one of the names in pod.spec.resourceClaims"
+				if len(names) == 0 {
+					missing.Detail += " which is empty"
+				} else {
+					missing.Detail += ": " + strings.Join(names, ", ")
+				}
+				errs = append(errs, missing)
+			}
+			if u.Request != "" {
+				errs = append(errs, fieldrules.DNSLabel(u.Request, at.Child("request"))...)
+			}
+			return errs
+		})...)
 }
 
 // overlappingUses finds uses of what an earlier use has already: the same request of a claim, or a claim as a whole.
@@ -101,7 +102,8 @@ func validateClaimStatuses(p *corev1.Pod, at *field.Path) field.ErrorList {
 	return fieldrules.Items(p.Status.ResourceClaimStatuses, -1, at, nil,
 		func(s corev1.PodResourceClaimStatus, at *field.Path) field.ErrorList {
 			var errs field.ErrorList
-			if !slices.ContainsFunc(p.Spec.ResourceClaims, func(c corev1.PodResourceClaim) bool { return c.Name == s.Name }) {
+			if !slices.ContainsFunc(p.Spec.ResourceClaims,
+				func(c corev1.PodResourceClaim) bool { return c.Name == s.Name }) {
 				errs = append(errs, field.Invalid(at.Child("name"), s.Name, "must match the name of an entry in `spec.resourceClaims`"))
 			}
 			if seen[s.Name] {
@@ -109,7 +111,8 @@ func validateClaimStatuses(p *corev1.Pod, at *field.Path) field.ErrorList {
 			}
 			seen[s.Name] = true
 			if s.ResourceClaimName != nil {
-				errs = append(errs, fieldrules.Invalid(at.Child("resourceClaimName"), *s.ResourceClaimName, validation.NameIsDNSSubdomain(*s.ResourceClaimName, false))...)
+				errs = append(errs, fieldrules.Invalid(at.Child("resourceClaimName"), *s.ResourceClaimName,
+					validation.NameIsDNSSubdomain(*s.ResourceClaimName, false))...)
 			}
 			return errs
 		})

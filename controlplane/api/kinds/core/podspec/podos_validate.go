@@ -89,8 +89,9 @@ func validateWindows(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 		"runAsUser": c.RunAsUser != nil, "runAsGroup": c.RunAsGroup != nil, "supplementalGroups": c.SupplementalGroups != nil,
 		"supplementalGroupsPolicy": c.SupplementalGroupsPolicy != nil, "seLinuxChangePolicy": c.SELinuxChangePolicy != nil,
 	})
-	errs = append(errs, fieldrules.ForbidSet(at, notOfWindows, map[string]bool{"hostUsers": s.HostUsers != nil, "hostPID": s.HostPID,
-		"hostIPC": s.HostIPC, "shareProcessNamespace": s.ShareProcessNamespace != nil})...)
+	errs = append(errs, fieldrules.ForbidSet(at, notOfWindows,
+		map[string]bool{"hostUsers": s.HostUsers != nil, "hostPID": s.HostPID,
+			"hostIPC": s.HostIPC, "shareProcessNamespace": s.ShareProcessNamespace != nil})...)
 	eachContainer(s, at, func(_ string, c *corev1.SecurityContext, at *field.Path) {
 		errs = append(errs, fieldrules.ForbidSet(at.Child("securityContext"), notOfWindows, map[string]bool{
 			"appArmorProfile": c.AppArmorProfile != nil, "seLinuxOptions": c.SELinuxOptions != nil, "seccompProfile": c.SeccompProfile != nil,
@@ -146,7 +147,8 @@ func validateWindowsOptions(o *corev1.WindowsSecurityContextOptions, at *field.P
 	}
 	var errs field.ErrorList
 	if n := o.GMSACredentialSpecName; n != nil {
-		errs = append(errs, fieldrules.Invalid(at.Child("gmsaCredentialSpecName"), *n, utilvalidation.IsDNS1123Subdomain(*n))...)
+		errs = append(errs, fieldrules.Invalid(at.Child("gmsaCredentialSpecName"), *n,
+			utilvalidation.IsDNS1123Subdomain(*n))...)
 	}
 	if c := o.GMSACredentialSpec; c != nil && *c == "" {
 		errs = append(errs, field.Invalid(at.Child("gmsaCredentialSpec"), *c, "gmsaCredentialSpec cannot be an empty string"))
@@ -155,7 +157,8 @@ func validateWindowsOptions(o *corev1.WindowsSecurityContextOptions, at *field.P
 			fmt.Sprintf("gmsaCredentialSpec size must be under %d KiB", maxCredentialSpecKiB)))
 	}
 	if o.RunAsUserName != nil {
-		errs = append(errs, fieldrules.Invalid(at.Child("runAsUserName"), *o.RunAsUserName, windowsUserName(*o.RunAsUserName))...)
+		errs = append(errs, fieldrules.Invalid(at.Child("runAsUserName"), *o.RunAsUserName,
+			windowsUserName(*o.RunAsUserName))...)
 	}
 	return errs
 }

@@ -49,10 +49,12 @@ func validatePodSpec(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 		errs = append(errs, field.Invalid(at.Child("activeDeadlineSeconds"), *d, utilvalidation.InclusiveRangeError(1, math.MaxInt32)))
 	}
 	if p := s.PreemptionPolicy; p != nil {
-		errs = append(errs, fieldrules.RequiredOneOf(*p, at.Child("preemptionPolicy"), corev1.PreemptLowerPriority, corev1.PreemptNever)...)
+		errs = append(errs, fieldrules.RequiredOneOf(*p, at.Child("preemptionPolicy"), corev1.PreemptLowerPriority,
+			corev1.PreemptNever)...)
 	}
 	if s.Overhead != nil {
-		errs = append(errs, ValidateResources(&corev1.ResourceRequirements{Limits: s.Overhead}, at.Child("overhead"))...)
+		errs = append(errs, ValidateResources(&corev1.ResourceRequirements{Limits: s.Overhead},
+			at.Child("overhead"))...)
 	}
 	return append(errs, validateGates(s, at)...)
 }
@@ -69,13 +71,15 @@ func validateSpecNames(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	subdomain(s.NodeName, "nodeName")
 	subdomain(s.PriorityClassName, "priorityClassName")
 	if n := s.RuntimeClassName; n != nil {
-		errs = append(errs, fieldrules.Invalid(at.Child("runtimeClassName"), *n, validation.NameIsDNSSubdomain(*n, false))...)
+		errs = append(errs, fieldrules.Invalid(at.Child("runtimeClassName"), *n,
+			validation.NameIsDNSSubdomain(*n, false))...)
 	}
 	if g, here := s.SchedulingGroup, at.Child("schedulingGroup"); g != nil && g.PodGroupName == nil {
 		errs = append(errs, field.Invalid(here.Child("podGroupName"), g.PodGroupName, "must specify one of: `podGroupName`"))
 	} else if g != nil {
 		here = here.Child("podGroupName")
-		errs = append(errs, fieldrules.Invalid(here, *g.PodGroupName, validation.NameIsDNSSubdomain(*g.PodGroupName, false))...)
+		errs = append(errs, fieldrules.Invalid(here, *g.PodGroupName,
+			validation.NameIsDNSSubdomain(*g.PodGroupName, false))...)
 	}
 	label := func(v, name string) {
 		if v != "" {
@@ -88,18 +92,21 @@ func validateSpecNames(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 		here := at.Child("hostAliases").Index(i)
 		errs = append(errs, utilvalidation.IsValidIP(here.Child("ip"), a.IP)...)
 		for j, h := range a.Hostnames {
-			errs = append(errs, fieldrules.Invalid(here.Child("hostnames").Index(j), h, utilvalidation.IsDNS1123Subdomain(h))...)
+			errs = append(errs, fieldrules.Invalid(here.Child("hostnames").Index(j), h,
+				utilvalidation.IsDNS1123Subdomain(h))...)
 		}
 	}
 	for i, r := range s.ReadinessGates {
-		errs = append(errs, fieldrules.Invalid(at.Child("readinessGates").Index(i).Child("conditionType"), r.ConditionType,
+		errs = append(errs, fieldrules.Invalid(at.Child("readinessGates").Index(i).Child("conditionType"),
+			r.ConditionType,
 			utilvalidation.IsQualifiedName(string(r.ConditionType)))...)
 	}
 	return errs
 }
 
 func validateDNS(s *corev1.PodSpec, at *field.Path) field.ErrorList {
-	errs := fieldrules.RequiredOneOf(s.DNSPolicy, at.Child("dnsPolicy"), corev1.DNSClusterFirstWithHostNet, corev1.DNSClusterFirst, corev1.DNSDefault, corev1.DNSNone)
+	errs := fieldrules.RequiredOneOf(s.DNSPolicy, at.Child("dnsPolicy"), corev1.DNSClusterFirstWithHostNet,
+		corev1.DNSClusterFirst, corev1.DNSDefault, corev1.DNSNone)
 	c, here := s.DNSConfig, at.Child("dnsConfig")
 	if s.DNSPolicy == corev1.DNSNone && c == nil {
 		errs = append(errs, field.Required(here, "must provide `dnsConfig` when `dnsPolicy` is None"))
@@ -122,7 +129,8 @@ func validateDNS(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	for i, d := range c.Searches {
 		chars += len(d) + 1
 		if d != "." {
-			errs = append(errs, fieldrules.Invalid(here.Child("searches").Index(i), d, utilvalidation.IsDNS1123SubdomainWithUnderscore(trimDot(d)))...)
+			errs = append(errs, fieldrules.Invalid(here.Child("searches").Index(i), d,
+				utilvalidation.IsDNS1123SubdomainWithUnderscore(trimDot(d)))...)
 		}
 	}
 	if chars > maxSearchChars+1 {
@@ -173,25 +181,31 @@ func validatePodSecurity(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	at = at.Child("securityContext")
 	var errs field.ErrorList
 	if c.RunAsUser != nil {
-		errs = append(errs, fieldrules.Invalid(at.Child("runAsUser"), *c.RunAsUser, utilvalidation.IsValidUserID(*c.RunAsUser))...)
+		errs = append(errs, fieldrules.Invalid(at.Child("runAsUser"), *c.RunAsUser,
+			utilvalidation.IsValidUserID(*c.RunAsUser))...)
 	}
 	if c.RunAsGroup != nil {
-		errs = append(errs, fieldrules.Invalid(at.Child("runAsGroup"), *c.RunAsGroup, utilvalidation.IsValidGroupID(*c.RunAsGroup))...)
+		errs = append(errs, fieldrules.Invalid(at.Child("runAsGroup"), *c.RunAsGroup,
+			utilvalidation.IsValidGroupID(*c.RunAsGroup))...)
 	}
 	if c.FSGroup != nil {
-		errs = append(errs, fieldrules.Invalid(at.Child("fsGroup"), *c.FSGroup, utilvalidation.IsValidGroupID(*c.FSGroup))...)
+		errs = append(errs, fieldrules.Invalid(at.Child("fsGroup"), *c.FSGroup,
+			utilvalidation.IsValidGroupID(*c.FSGroup))...)
 	}
 	for i, g := range c.SupplementalGroups {
-		errs = append(errs, fieldrules.Invalid(at.Child("supplementalGroups").Index(i), g, utilvalidation.IsValidGroupID(g))...)
+		errs = append(errs, fieldrules.Invalid(at.Child("supplementalGroups").Index(i), g,
+			utilvalidation.IsValidGroupID(g))...)
 	}
 	errs = append(errs, validateSysctls(s, at.Child("sysctls"))...)
 	if p := c.SELinuxChangePolicy; p != nil {
-		errs = append(errs, fieldrules.Supported(*p, at.Child("seLinuxChangePolicy"), corev1.SELinuxChangePolicyMountOption,
+		errs = append(errs, fieldrules.Supported(*p, at.Child("seLinuxChangePolicy"),
+			corev1.SELinuxChangePolicyMountOption,
 			corev1.SELinuxChangePolicyRecursive)...)
 	}
 	errs = append(errs, validateWindowsOptions(c.WindowsOptions, at.Child("windowsOptions"))...)
 	if p := c.SupplementalGroupsPolicy; p != nil {
-		errs = append(errs, fieldrules.Supported(*p, at.Child("supplementalGroupsPolicy"), corev1.SupplementalGroupsPolicyMerge,
+		errs = append(errs, fieldrules.Supported(*p, at.Child("supplementalGroupsPolicy"),
+			corev1.SupplementalGroupsPolicyMerge,
 			corev1.SupplementalGroupsPolicyStrict)...)
 	}
 	if p := c.FSGroupChangePolicy; p != nil {
@@ -274,7 +288,8 @@ func validateSeccomp(p *corev1.SeccompProfile, at *field.Path) field.ErrorList {
 	if p.Type == "" {
 		errs = append(errs, field.Required(at.Child("type"), "type is required when seccompProfile is set"))
 	} else {
-		errs = append(errs, fieldrules.Supported(p.Type, at.Child("type"), corev1.SeccompProfileTypeLocalhost, corev1.SeccompProfileTypeRuntimeDefault,
+		errs = append(errs, fieldrules.Supported(p.Type, at.Child("type"), corev1.SeccompProfileTypeLocalhost,
+			corev1.SeccompProfileTypeRuntimeDefault,
 			corev1.SeccompProfileTypeUnconfined)...)
 	}
 	local := p.Type == corev1.SeccompProfileTypeLocalhost

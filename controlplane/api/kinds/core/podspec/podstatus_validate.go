@@ -116,7 +116,8 @@ func validatePodConditions(conditions []corev1.PodCondition, at *field.Path) fie
 		if c.ObservedGeneration < 0 {
 			errs = append(errs, field.Invalid(at.Index(i).Child("observedGeneration"), c.ObservedGeneration, notNegative))
 		}
-		errs = append(errs, fieldrules.Invalid(at.Index(i).Child("Type"), string(c.Type), utilvalidation.IsQualifiedName(string(c.Type)))...)
+		errs = append(errs, fieldrules.Invalid(at.Index(i).Child("Type"), string(c.Type),
+			utilvalidation.IsQualifiedName(string(c.Type)))...)
 	}
 	return errs
 }
@@ -153,7 +154,8 @@ func restarts(c *corev1.Container, ofPod corev1.RestartPolicy, exitCode int32) b
 	policy := ofPod
 	if c.RestartPolicy != nil {
 		for _, r := range c.RestartPolicyRules {
-			if e := r.ExitCodes; e != nil && slices.Contains(e.Values, exitCode) == (e.Operator == corev1.ContainerRestartRuleOnExitCodesOpIn) {
+			if e := r.ExitCodes; e != nil && slices.Contains(e.Values,
+				exitCode) == (e.Operator == corev1.ContainerRestartRuleOnExitCodesOpIn) {
 				return true
 			}
 		}
@@ -288,14 +290,16 @@ func validateContainerUsers(list []corev1.ContainerStatus, os *corev1.PodOS, at 
 		}
 		errs = append(errs, fieldrules.Invalid(here.Child("gid"), u.GID, utilvalidation.IsValidGroupID(u.GID))...)
 		for j, g := range u.SupplementalGroups {
-			errs = append(errs, fieldrules.Invalid(here.Child("supplementalGroups").Index(j), g, utilvalidation.IsValidGroupID(g))...)
+			errs = append(errs, fieldrules.Invalid(here.Child("supplementalGroups").Index(j), g,
+				utilvalidation.IsValidGroupID(g))...)
 		}
 	}
 	return errs
 }
 
 // validateAllocated validates the health of devices: each belongs to a resource that its container requests or claims.
-func validateAllocated(list []corev1.ContainerStatus, containers []corev1.Container, s *corev1.PodStatus, at *field.Path) field.ErrorList {
+func validateAllocated(list []corev1.ContainerStatus, containers []corev1.Container, s *corev1.PodStatus,
+	at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i, status := range list {
 		n := slices.IndexFunc(containers, func(c corev1.Container) bool { return c.Name == status.Name })
@@ -310,7 +314,8 @@ func validateAllocated(list []corev1.ContainerStatus, containers []corev1.Contai
 	return errs
 }
 
-func validateAllocatedName(name corev1.ResourceName, c *corev1.Container, s *corev1.PodStatus, at *field.Path) field.ErrorList {
+func validateAllocatedName(name corev1.ResourceName, c *corev1.Container, s *corev1.PodStatus,
+	at *field.Path) field.ErrorList {
 	claimed, isClaim := strings.CutPrefix(string(name), claimResource)
 	if !isClaim {
 		if _, ok := c.Resources.Requests[name]; !ok {
@@ -355,7 +360,8 @@ func validateHealths(list []corev1.ResourceHealth, at *field.Path) field.ErrorLi
 }
 
 // validateExtendedClaim validates which claim serves the extended resources of which containers.
-func validateExtendedClaim(e *corev1.PodExtendedResourceClaimStatus, s *corev1.PodSpec, at *field.Path) field.ErrorList {
+func validateExtendedClaim(e *corev1.PodExtendedResourceClaimStatus, s *corev1.PodSpec,
+	at *field.Path) field.ErrorList {
 	if e == nil {
 		return nil
 	}

@@ -40,7 +40,8 @@ func ValidatePodTemplate(t *corev1.PodTemplateSpec, at *field.Path) field.ErrorL
 func ValidateLastingTemplate(kind string, t *corev1.PodTemplateSpec, at *field.Path) field.ErrorList {
 	errs := ValidatePodTemplate(t, at)
 	if p := t.Spec.RestartPolicy; p != corev1.RestartPolicyAlways && p != "" {
-		errs = append(errs, field.NotSupported(at.Child("spec", "restartPolicy"), p, []corev1.RestartPolicy{corev1.RestartPolicyAlways}))
+		errs = append(errs, field.NotSupported(at.Child("spec", "restartPolicy"), p,
+			[]corev1.RestartPolicy{corev1.RestartPolicyAlways}))
 	}
 	if t.Spec.ActiveDeadlineSeconds != nil {
 		errs = append(errs, field.Forbidden(at.Child("spec", "activeDeadlineSeconds"), "activeDeadlineSeconds in "+kind+" is not Supported"))

@@ -13,10 +13,11 @@ import (
 // validateHealth judges hooks and probes; a plain init container has neither.
 func validateHealth(c *corev1.Container, role containerRole, s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	if role == initial {
-		return fieldrules.ForbidSet(at, "may not be set for init containers without restartPolicy=Always", map[string]bool{
-			"lifecycle": c.Lifecycle != nil, "livenessProbe": c.LivenessProbe != nil,
-			"readinessProbe": c.ReadinessProbe != nil, "startupProbe": c.StartupProbe != nil,
-		})
+		return fieldrules.ForbidSet(at, "may not be set for init containers without restartPolicy=Always",
+			map[string]bool{
+				"lifecycle": c.Lifecycle != nil, "livenessProbe": c.LivenessProbe != nil,
+				"readinessProbe": c.ReadinessProbe != nil, "startupProbe": c.StartupProbe != nil,
+			})
 	}
 	var errs field.ErrorList
 	if l := c.Lifecycle; l != nil {
@@ -91,16 +92,20 @@ func validateHandler(h handlers, grace *int64, at *field.Path) field.ErrorList {
 			errs = append(errs, field.Required(here.Child("path"), ""))
 		}
 		errs = append(errs, fieldrules.ValidatePortNumOrName(http.Port, here.Child("port"))...)
-		errs = append(errs, fieldrules.OneOf(http.Scheme, here.Child("scheme"), corev1.URISchemeHTTP, corev1.URISchemeHTTPS)...)
+		errs = append(errs, fieldrules.OneOf(http.Scheme, here.Child("scheme"), corev1.URISchemeHTTP,
+			corev1.URISchemeHTTPS)...)
 		for _, h := range http.HTTPHeaders {
-			errs = append(errs, fieldrules.Invalid(here.Child("httpHeaders"), h.Name, utilvalidation.IsHTTPHeaderName(h.Name))...)
+			errs = append(errs, fieldrules.Invalid(here.Child("httpHeaders"), h.Name,
+				utilvalidation.IsHTTPHeaderName(h.Name))...)
 		}
 	case "tcpSocket":
 		errs = append(errs, fieldrules.ValidatePortNumOrName(h.tcp.Port, at.Child("tcpSocket", "port"))...)
 	case "grpc":
-		errs = append(errs, fieldrules.Invalid(at.Child("grpc", "port"), h.grpc.Port, utilvalidation.IsValidPortNum(int(h.grpc.Port)))...)
+		errs = append(errs, fieldrules.Invalid(at.Child("grpc", "port"), h.grpc.Port,
+			utilvalidation.IsValidPortNum(int(h.grpc.Port)))...)
 		if m := h.grpc.Mode; m != nil {
-			errs = append(errs, fieldrules.OneOf(*m, at.Child("grpc", "mode"), corev1.GRPCProbeModePlaintext, corev1.GRPCProbeModeTLS)...)
+			errs = append(errs, fieldrules.OneOf(*m, at.Child("grpc", "mode"), corev1.GRPCProbeModePlaintext,
+				corev1.GRPCProbeModeTLS)...)
 		}
 	case "sleep":
 		if n := h.sleep.Seconds; grace != nil && (n < 0 || n > *grace) {

@@ -161,7 +161,8 @@ func restoreCPUAndMemory(c, was *corev1.Container) {
 }
 
 // validateResizePolicy judges what becomes of a container whose resources change. restarts is the pod's policy.
-func validateResizePolicy(policies []corev1.ContainerResizePolicy, restarts corev1.RestartPolicy, at *field.Path) (errs field.ErrorList) {
+func validateResizePolicy(policies []corev1.ContainerResizePolicy, restarts corev1.RestartPolicy,
+	at *field.Path) (errs field.ErrorList) {
 	seen := map[corev1.ResourceName]bool{}
 	for i, p := range policies {
 		if seen[p.ResourceName] {

@@ -43,7 +43,8 @@ var countedResources = []corev1.ResourceName{
 
 // IsHugePages reports whether a resource name has the prefix of huge pages.
 func IsHugePages(n string) bool {
-	return strings.HasPrefix(n, corev1.ResourceHugePagesPrefix) || strings.HasPrefix(n, corev1.ResourceRequestsHugePagesPrefix)
+	return strings.HasPrefix(n, corev1.ResourceHugePagesPrefix) || strings.HasPrefix(n,
+		corev1.ResourceRequestsHugePagesPrefix)
 }
 
 // ValidateResourceName judges a resource of any kind.
@@ -52,7 +53,8 @@ func ValidateResourceName(name corev1.ResourceName, at *field.Path) field.ErrorL
 	if errs := fieldrules.Invalid(at, n, utilvalidation.IsQualifiedName(n)); len(errs) > 0 {
 		return errs
 	}
-	if !strings.Contains(n, "/") && name != corev1.ResourceStorage && !slices.Contains(QuotaResources, name) && !IsHugePages(n) {
+	if !strings.Contains(n, "/") && name != corev1.ResourceStorage && !slices.Contains(QuotaResources,
+		name) && !IsHugePages(n) {
 		return field.ErrorList{field.Invalid(at, n, "must be a standard resource type or fully qualified")}
 	}
 	return nil

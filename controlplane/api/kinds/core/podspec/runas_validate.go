@@ -114,7 +114,8 @@ func validateAppArmor(p *corev1.AppArmorProfile, at *field.Path) field.ErrorList
 	if p.Type == "" {
 		return field.ErrorList{field.Required(at.Child("type"), "type is required when appArmorProfile is set")}
 	}
-	errs := fieldrules.Supported(p.Type, at.Child("type"), corev1.AppArmorProfileTypeLocalhost, corev1.AppArmorProfileTypeRuntimeDefault,
+	errs := fieldrules.Supported(p.Type, at.Child("type"), corev1.AppArmorProfileTypeLocalhost,
+		corev1.AppArmorProfileTypeRuntimeDefault,
 		corev1.AppArmorProfileTypeUnconfined)
 	local, name := p.Type == corev1.AppArmorProfileTypeLocalhost, fieldrules.Deref(p.LocalhostProfile)
 	switch {
@@ -148,7 +149,8 @@ func validateMountKind(m *corev1.VolumeMount, privileged bool, at *field.Path) f
 	if r == nil {
 		return errs
 	}
-	errs = append(errs, fieldrules.Supported(*r, here, corev1.RecursiveReadOnlyDisabled, corev1.RecursiveReadOnlyEnabled,
+	errs = append(errs, fieldrules.Supported(*r, here, corev1.RecursiveReadOnlyDisabled,
+		corev1.RecursiveReadOnlyEnabled,
 		corev1.RecursiveReadOnlyIfPossible)...)
 	if *r != corev1.RecursiveReadOnlyEnabled && *r != corev1.RecursiveReadOnlyIfPossible {
 		return errs
@@ -172,7 +174,8 @@ const byteUnits = "1 1k 1M 1G 1T 1P 1E 1Ki 1Mi 1Gi 1Ti 1Pi 1Ei"
 func validateResourceRef(r *corev1.ResourceFieldSelector, file bool, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	_, kind, _ := strings.Cut(r.Resource, ".")
-	huge := strings.HasPrefix(r.Resource, "limits."+corev1.ResourceHugePagesPrefix) || strings.HasPrefix(r.Resource, "requests."+corev1.ResourceHugePagesPrefix)
+	huge := strings.HasPrefix(r.Resource, "limits."+corev1.ResourceHugePagesPrefix) || strings.HasPrefix(r.Resource,
+		"requests."+corev1.ResourceHugePagesPrefix)
 	known := slices.Contains(resourceNames, r.Resource)
 	switch {
 	case file && r.ContainerName == "":

@@ -40,7 +40,8 @@ func ValidateVolumes(volumes []corev1.Volume, at *field.Path) (map[string]corev1
 		case twice:
 			errs = append(errs, field.Duplicate(here.Child("name"), v.Name))
 		default:
-			errs = append(errs, fieldrules.Invalid(here.Child("name"), v.Name, utilvalidation.IsDNS1123Label(v.Name))...)
+			errs = append(errs, fieldrules.Invalid(here.Child("name"), v.Name,
+				utilvalidation.IsDNS1123Label(v.Name))...)
 		}
 		errs = append(errs, validateVolumeSource(&v.VolumeSource, v.Name, here)...)
 		if len(errs) == before { // mounts of another volume have nothing to refer to
@@ -190,7 +191,8 @@ func ValidateHostPath(h *corev1.HostPathVolumeSource, at *field.Path) field.Erro
 		return field.ErrorList{field.Required(at.Child("path"), "")}
 	}
 	errs := fieldrules.NoBacksteps(h.Path, at.Child("path"))
-	return append(errs, fieldrules.Supported(fieldrules.Deref(h.Type), at.Child("type"), corev1.HostPathUnset, corev1.HostPathBlockDev, corev1.HostPathCharDev,
+	return append(errs, fieldrules.Supported(fieldrules.Deref(h.Type), at.Child("type"), corev1.HostPathUnset,
+		corev1.HostPathBlockDev, corev1.HostPathCharDev,
 		corev1.HostPathDirectory, corev1.HostPathDirectoryOrCreate, corev1.HostPathFile, corev1.HostPathFileOrCreate,
 		corev1.HostPathSocket)...)
 }
@@ -405,7 +407,8 @@ func validateMounts(c *corev1.Container, volumes map[string]corev1.VolumeSource,
 			}
 			errs = append(errs, fieldrules.ValidateDescending(m.SubPathExpr, at.Child("subPathExpr"))...)
 		}
-		errs = append(errs, validateMountKind(&m, c.SecurityContext != nil && fieldrules.IsTrue(c.SecurityContext.Privileged), at)...)
+		errs = append(errs, validateMountKind(&m,
+			c.SecurityContext != nil && fieldrules.IsTrue(c.SecurityContext.Privileged), at)...)
 	}
 	return errs
 }
