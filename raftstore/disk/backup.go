@@ -46,13 +46,13 @@ type BackupInfo struct {
 // key it is sealed under, wrapped; the file is all that is needed besides the
 // key-encryption key.
 type backupHeader struct {
-	Cluster  string
-	Revision raftstore.Revision
-	Created  int64 // unix milliseconds
-	Keys     int
-	Bytes    int64
-	KeyID    string `json:",omitempty"`
-	Wrapped  []byte `json:",omitempty"`
+	Cluster  string             `json:"Cluster"`
+	Revision raftstore.Revision `json:"Revision"`
+	Created  int64              `json:"Created"` // unix milliseconds
+	Keys     int                `json:"Keys"`
+	Bytes    int64              `json:"Bytes"`
+	KeyID    string             `json:"KeyID,omitempty"`
+	Wrapped  []byte             `json:"Wrapped,omitempty"`
 }
 
 func (h backupHeader) info() BackupInfo {
