@@ -4,116 +4,43 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
-	"maps"
 	"net"
 	"net/http"
-	"os"
 	"path/filepath"
 	"slices"
 	"time"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/internal/clusterid"
 	"keelson.dev/keelson/internal/connlimit"
-	"keelson.dev/keelson/raftstore"
-	"keelson.dev/keelson/raftstore/mvcc"
 )
-
-func decodeIdentity(raw []byte) (rec identityRecord, err error) {
-	if err := json.Unmarshal(raw, &rec); err != nil {
-		return identityRecord{}, fmt.Errorf("the stored identity (%s): %w", identityKey, err)
-	}
-	return rec, nil
-}
-
-// identityIn returns the identity record of a state, or the zero record if it is absent or unreadable.
-func identityIn(v *mvcc.View) identityRecord {
-	it, ok := v.Get(identityKey)
-	if !ok {
-		return identityRecord{}
-	}
-	rec, _ := decodeIdentity(it.Value)
-	return rec
-}
-
-// startIncarnation returns the operation by which a recovery or restore starts a new incarnation
-// of the cluster. was is the record of the data that is replaced, and abandoned are the replicas
-// that are left behind, by name.
-func (c Config) startIncarnation(
-	v *mvcc.View, was identityRecord, abandoned map[string]string,
-) ([]raftstore.Op, error) {
-	found, err := c.abandonedBy()
-	if err != nil {
-		return nil, err
-	}
-	stored := identityIn(v)
-	known := max(was.Incarnation, stored.Incarnation)
-	if found != nil {
-		known = max(known, found.Newest)
-	}
-	rec := identityRecord{identityVersion, clusterid.Next(known, time.Now()), map[string]string{}}
-	// The newest address of a name counts.
-	for _, list := range []map[string]string{abandoned, was.Abandoned, stored.Abandoned} {
-		for _, name := range slices.Sorted(maps.Keys(list)) {
-			if _, has := rec.Abandoned[name]; !has && len(rec.Abandoned) < maxOlder {
-				rec.Abandoned[name] = list[name]
-			}
-		}
-	}
-	value, err := json.Marshal(rec)
-	if err != nil {
-		return nil, err
-	}
-	return []raftstore.Op{raftstore.Put(identityKey, value)}, nil
-}
-
-// abandonedBy returns what this replica has written about the later incarnation that it found; nil
-// when it found none.
-func (c Config) abandonedBy() (*abandonedRecord, error) {
-	var rec abandonedRecord
-	found, err := readJSON(filepath.Join(c.DataDir, abandonedFile), &rec)
-	if err != nil || !found {
-		return nil, err
-	}
-	return &rec, nil
-}
-
-// clearAbandoned removes that record: the data of this replica is replaced.
-func (c Config) clearAbandoned() error {
-	if err := os.Remove(filepath.Join(c.DataDir, abandonedFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
-}
 
 // abandonedReplica serves the API port of a replica whose cluster has a later incarnation. Its
 // store does not run. Clients get the reason; an administrator gets a status with an alarm.
 type abandonedReplica struct {
 	cfg     Config
-	cluster Cluster
+	cluster datadir.Cluster
 	ca      *pki.ClusterCA
-	rec     abandonedRecord
+	rec     datadir.AbandonedRecord
 }
 
 // serveAbandoned runs until ctx ends.
-func (c Config) serveAbandoned(ctx context.Context, cluster Cluster, rec abandonedRecord) error {
-	ca, err := pki.NewClusterCA(filepath.Join(c.DataDir, pkiFolder), time.Now)
+func (c Config) serveAbandoned(ctx context.Context, cluster datadir.Cluster, rec datadir.AbandonedRecord) error {
+	ca, err := pki.NewClusterCA(filepath.Join(c.DataDir, datadir.PKIFolder), time.Now)
 	if err != nil {
 		return err
 	}
 	r := &abandonedReplica{c, cluster, ca, rec}
 	c.Log.Error("this replica serves nobody until its data is replaced", "err", r.reason())
-	ln, err := net.Listen("tcp", at(c.Advertise, cluster.APIPort))
+	ln, err := net.Listen("tcp", datadir.HostPort(c.Advertise, cluster.APIPort))
 	if err != nil {
 		return fmt.Errorf("listening for the API: %w", err)
 	}
-	profile := pki.ReplicaServing(c.Name, cluster.serviceIP().AsSlice(), c.addresses()...)
+	profile := pki.ReplicaServing(c.Name, cluster.APIServiceIP().AsSlice(), c.addresses()...)
 	conf := ca.Server(ca.Serving(profile))
 	conf.NextProtos = []string{"http/1.1"}
 	srv := &http.Server{Handler: r, TLSConfig: conf, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
@@ -176,7 +103,7 @@ func (r *abandonedReplica) status() api.ClusterStatus {
 			Remedy: fmt.Sprintf("on the machine of %s stop it and run 'keelson-controlplane rebuild --server %s'; "+
 				"where its data may have writes that are missing there, copy its data folder first", r.cfg.Name, r.rec.From)}},
 		Members: []api.ClusterMember{{
-			Name: r.cfg.Name, Address: at(r.cfg.Advertise, r.cluster.PeerPort), Contact: -1, Version: r.cfg.Version,
+			Name: r.cfg.Name, Address: datadir.HostPort(r.cfg.Advertise, r.cluster.PeerPort), Contact: -1, Version: r.cfg.Version,
 			Ready: "no: " + r.reason().Error(),
 		}},
 	}

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"keelson.dev/keelson/controlplane/datadir"
 )
 
 // A replica that is given no address has the one of last time: the group's list says it, and before there is one what Init or
@@ -22,11 +24,11 @@ func TestAddressOfLastTime(t *testing.T) {
 		{name: "no member yet", members: `{"cp2": "192.0.2.9:6445"}`, first: `{"address": "192.0.2.3", "of a later release": 1}`, want: "192.0.2.3"},
 		{name: "just made", first: `{"address": "192.0.2.3"}`, want: "192.0.2.3"},
 		{name: "made by a release that kept none", want: "", wrong: "--advertise-address"},
-		{name: "damaged", first: `{"addr`, wrong: addressFile},
+		{name: "damaged", first: `{"addr`, wrong: datadir.AddressFile},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			conf := Config{Name: "cp1", DataDir: t.TempDir(), Advertise: c.given}
-			for name, text := range map[string]string{membersFile: c.members, addressFile: c.first} {
+			for name, text := range map[string]string{datadir.MembersFile: c.members, datadir.AddressFile: c.first} {
 				if text == "" {
 					continue
 				}

@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/client-go/tools/clientcmd"
 
+	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/internal/virtual"
 )
@@ -21,7 +22,7 @@ func TestAdminKubeconfigIsRenewedInTime(t *testing.T) {
 	dir := t.TempDir()
 	leaf := func(t *testing.T) *x509.Certificate {
 		t.Helper()
-		raw, err := os.ReadFile(filepath.Join(dir, adminFile))
+		raw, err := os.ReadFile(filepath.Join(dir, datadir.AdminFile))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -37,10 +38,10 @@ func TestAdminKubeconfigIsRenewedInTime(t *testing.T) {
 	}
 	virtual.Test(t, func(t *testing.T) {
 		conf := Config{Name: "cp1", DataDir: dir, Advertise: "192.0.2.11"}
-		if _, err := Init(conf, Cluster{}, Founding{}); err != nil {
+		if _, err := Init(conf, datadir.Cluster{}, Founding{}); err != nil {
 			t.Fatal(err)
 		}
-		ca, err := pki.NewClusterCA(filepath.Join(dir, pkiFolder), time.Now)
+		ca, err := pki.NewClusterCA(filepath.Join(dir, datadir.PKIFolder), time.Now)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -13,7 +13,9 @@ import (
 	"filippo.io/age"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/server/backups"
+	"keelson.dev/keelson/controlplane/datadir"
+	"keelson.dev/keelson/controlplane/recovery"
+	"keelson.dev/keelson/controlplane/recovery/backups"
 )
 
 // F52: a backup that a person has sealed by age opens with the identity alone, without any key of the cluster, and becomes a
@@ -48,11 +50,11 @@ func TestRestoreFromAge(t *testing.T) {
 	if err := refused(api.PathClusterVerify, raw); err == nil || !strings.Contains(err.Error(), "--identity") {
 		t.Errorf("a replica that is to verify it: %v", err)
 	}
-	b, err := InspectBackup(StoreOptions{}, file)
+	b, err := recovery.InspectBackup(datadir.StoreOptions{}, file)
 	if !errors.Is(err, backups.ErrNeedsIdentity) || b.Cluster != "" || !b.Sealed || !slices.Equal(b.Recipients, []string{"X25519"}) {
 		t.Errorf("without an identity it is said to be %+v, %v", b, err)
 	}
-	if b, err = InspectBackup(StoreOptions{Identity: id}, file); err != nil || b.Cluster == "" || len(b.Kinds) == 0 || b.KeyID != "" {
+	if b, err = recovery.InspectBackup(datadir.StoreOptions{Identity: id}, file); err != nil || b.Cluster == "" || len(b.Kinds) == 0 || b.KeyID != "" {
 		t.Errorf("with its identity it is said to be %+v, %v", b, err)
 	}
 
@@ -61,19 +63,19 @@ func TestRestoreFromAge(t *testing.T) {
 	if p.founded, err = Init(fresh, p.cluster, Founding{}); err != nil {
 		t.Fatal(err)
 	}
-	for what, o := range map[string]RestoreOptions{
+	for what, o := range map[string]recovery.RestoreOptions{
 		"no identity":        {AnyCluster: true},
 		"another identity":   {AnyCluster: true, Identity: other},
 		"of another cluster": {Identity: id},
 	} {
-		if _, err := Restore(fresh, file, o); err == nil {
+		if _, err := recovery.Restore(fresh.Dir(), file, o); err == nil {
 			t.Errorf("%s: it is restored", what)
 		}
-		if _, err := os.Stat(filepath.Join(fresh.DataDir, raftFolder)); !errors.Is(err, os.ErrNotExist) {
+		if _, err := os.Stat(filepath.Join(fresh.DataDir, datadir.RaftFolder)); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("%s: a refused restore has changed the disk: %v", what, err)
 		}
 	}
-	if _, err := Restore(fresh, file, RestoreOptions{AnyCluster: true, Identity: id}); err != nil {
+	if _, err := recovery.Restore(fresh.Dir(), file, recovery.RestoreOptions{AnyCluster: true, Identity: id}); err != nil {
 		t.Fatal(err)
 	}
 	p.start(fresh)

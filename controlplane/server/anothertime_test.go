@@ -10,6 +10,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/pki"
+	"keelson.dev/keelson/controlplane/recovery"
 	"keelson.dev/keelson/controlplane/server/rotation"
 )
 
@@ -25,7 +26,7 @@ func TestExchangeOfAnotherTime(t *testing.T) {
 	p.begins(t, "cp1", api.ClusterRotate{Kind: string(rotation.ServiceAccountKey), Keep: "0s"})
 	now := p.rotated(t, "cp1", rotation.ServiceAccountKey)
 	p.stop("cp1")
-	if _, err := Restore(p.members["cp1"].cfg, file, RestoreOptions{Replace: true}); err != nil {
+	if _, err := recovery.Restore(p.members["cp1"].cfg.Dir(), file, recovery.RestoreOptions{Replace: true}); err != nil {
 		t.Fatal(err)
 	}
 	p.again("cp1")

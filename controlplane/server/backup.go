@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/server/backups"
+	"keelson.dev/keelson/controlplane/recovery/backups"
 	"keelson.dev/keelson/internal/wait"
 )
 

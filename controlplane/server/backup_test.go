@@ -10,7 +10,9 @@ import (
 	"testing"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/server/backups"
+	"keelson.dev/keelson/controlplane/datadir"
+	"keelson.dev/keelson/controlplane/recovery"
+	"keelson.dev/keelson/controlplane/recovery/backups"
 )
 
 // A replica that is told to makes backups by itself, which can be restored from, and says how old they are; where it
@@ -36,8 +38,8 @@ func TestBackupsByThemselves(t *testing.T) {
 	if err != nil || len(made) != 1 {
 		t.Fatalf("there are %v, %v", made, err)
 	}
-	keys := KeyFile(p.members["cp1"].cfg.DataDir)
-	if info, err := Verify(StoreOptions{Keys: keys}, made[0]); err != nil || info.Keys == 0 || !info.Sealed {
+	keys := datadir.KeyFile(p.members["cp1"].cfg.DataDir)
+	if info, err := recovery.Verify(datadir.StoreOptions{Keys: keys}, made[0]); err != nil || info.Keys == 0 || !info.Sealed {
 		t.Errorf("it holds %+v, %v", info, err)
 	}
 	eventually(t, func() error {

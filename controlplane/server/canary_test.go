@@ -17,6 +17,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"keelson.dev/keelson/controlplane/datadir"
+	"keelson.dev/keelson/controlplane/recovery"
 	"keelson.dev/keelson/raftstore/disk"
 )
 
@@ -29,33 +31,33 @@ func TestCanaryOfANewCluster(t *testing.T) {
 		if where := p.sing(t, "cp1", "cp2"); len(where) > 0 {
 			t.Errorf("the canary is in clear in %v", where)
 		}
-		one, err := os.ReadFile(KeyFile(p.members["cp1"].cfg.DataDir))
+		one, err := os.ReadFile(datadir.KeyFile(p.members["cp1"].cfg.DataDir))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if two, err := os.ReadFile(KeyFile(p.members["cp2"].cfg.DataDir)); err != nil || !bytes.Equal(one, two) {
+		if two, err := os.ReadFile(datadir.KeyFile(p.members["cp2"].cfg.DataDir)); err != nil || !bytes.Equal(one, two) {
 			t.Errorf("the replica that joined has another key file, or none: %v", err)
 		}
 		// Without the key file nothing is written in clear instead: the replica does not start.
 		p.stop("cp2")
 		cfg := p.members["cp2"].cfg
-		if err := os.Remove(KeyFile(cfg.DataDir)); err != nil {
+		if err := os.Remove(datadir.KeyFile(cfg.DataDir)); err != nil {
 			t.Fatal(err)
 		}
 		if err := Run(context.Background(), cfg); !errors.Is(err, disk.ErrSealed) {
 			t.Errorf("a start without the key file: %v", err)
 		}
-		if err := os.RemoveAll(filepath.Join(cfg.DataDir, raftFolder)); err != nil {
+		if err := os.RemoveAll(filepath.Join(cfg.DataDir, datadir.RaftFolder)); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Rebuild(cfg, nil); !errors.Is(err, disk.ErrSealed) {
+		if _, err := recovery.Rebuild(cfg.Dir(), nil); !errors.Is(err, disk.ErrSealed) {
 			t.Errorf("a rebuild without the key file: %v", err)
 		}
 	})
 	t.Run("with none", func(t *testing.T) {
 		p := newPlane(t, 1, func(c *Config) {
 			smallSnapshots(c)
-			c.Store.Keys = NoKeys
+			c.Store.Keys = datadir.NoKeys
 		})
 		where := p.sing(t, "cp1")
 		for _, kind := range []string{"raft.journal", "snapshots", "backup"} {
@@ -66,7 +68,7 @@ func TestCanaryOfANewCluster(t *testing.T) {
 	})
 }
 
-func smallSnapshots(c *Config) { c.Store.SnapshotBytes = minSnapshotBytes }
+func smallSnapshots(c *Config) { c.Store.SnapshotBytes = datadir.MinSnapshotBytes }
 
 // sing writes a Secret with a canary and enough besides for a snapshot, and
 // returns the files on the replicas' disks, and of a backup, that hold the canary.
@@ -91,7 +93,7 @@ func (p *plane) sing(t *testing.T, replicas ...string) (where []string) {
 	}
 	for _, name := range replicas {
 		eventually(t, func() error {
-			made, err := filepath.Glob(filepath.Join(p.members[name].cfg.DataDir, raftFolder, "snapshots", "*"))
+			made, err := filepath.Glob(filepath.Join(p.members[name].cfg.DataDir, datadir.RaftFolder, "snapshots", "*"))
 			if err == nil && len(made) == 0 {
 				write()
 				err = errors.New("no snapshot on " + name)

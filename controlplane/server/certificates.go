@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"slices"
 	"strconv"
@@ -18,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/controlplane/pki"
 )
 
@@ -150,11 +152,11 @@ func (r *Replica) certificatesOf(ctx context.Context, peer string) (out api.Clus
 // ownPart reads what another replica says of itself at a path, at most so many bytes. lacks says what it means that it does
 // not know the path.
 func (r *Replica) ownPart(ctx context.Context, peer, path string, most int64, lacks string, into any) error {
-	host, _, err := splitHost(peer)
+	host, _, err := net.SplitHostPort(peer)
 	if err != nil {
 		return err
 	}
-	resp, err := r.peers.get(ctx, at(host, r.cluster.APIPort), path+"?local=true")
+	resp, err := r.peers.get(ctx, datadir.HostPort(host, r.cluster.APIPort), path+"?local=true")
 	if err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/pki"
+	"keelson.dev/keelson/controlplane/recovery"
 )
 
 // Every replica tells of its own and of the others' certificates; an exchange of the replicas' authority shows as it goes;
@@ -53,10 +54,10 @@ func TestClusterCertificates(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := pki.TrustPeerCA(TrustFolder(p.members["cp1"].cfg), file); err != nil {
+	if _, err := pki.TrustPeerCA(recovery.TrustFolder(p.members["cp1"].cfg.Dir()), file); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := pki.UsePeerCA(TrustFolder(p.members["cp1"].cfg), file); err != nil {
+	if _, err := pki.UsePeerCA(recovery.TrustFolder(p.members["cp1"].cfg.Dir()), file); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, func() error {

@@ -10,6 +10,7 @@ import (
 	authzfile "keelson.dev/keelson/controlplane/apiserver/authz/config"
 	"keelson.dev/keelson/controlplane/apiserver/cel"
 	"keelson.dev/keelson/controlplane/apiserver/podsecurity"
+	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/controlplane/scheduler"
 )
@@ -37,9 +38,9 @@ func (c Config) checkAccess() error {
 
 // checkKeys reads the key file that an operator keeps. That of the data folder is the replica's own.
 func (c Config) checkKeys() error {
-	if c.Store.Keys == NoKeys {
+	if c.Store.Keys == datadir.NoKeys {
 		return nil
 	}
-	_, err := c.Store.keyring()
+	_, err := c.Store.Keyring()
 	return err
 }

@@ -22,6 +22,7 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/authn"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers/serviceaccount"
+	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/controlplane/server/rotation"
 	"keelson.dev/keelson/internal/wait"
@@ -91,7 +92,7 @@ func (r *Replica) keepAdmin(ctx context.Context, interval time.Duration) error {
 func (r *Replica) renewAdmin() error {
 	r.admin.Lock()
 	defer r.admin.Unlock()
-	path := filepath.Join(r.cfg.DataDir, adminFile)
+	path := filepath.Join(r.cfg.DataDir, datadir.AdminFile)
 	raw, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

@@ -20,6 +20,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/pki"
+	"keelson.dev/keelson/controlplane/recovery"
 	"keelson.dev/keelson/controlplane/server/rotation"
 )
 
@@ -170,7 +171,7 @@ func TestClusterCARotates(t *testing.T) {
 func (p *plane) trustFiles(t *testing.T, name string) {
 	t.Helper()
 	for _, f := range []string{pki.FileCATrusted, pki.FileCAFormer, pki.FileCANext} {
-		if _, err := os.Stat(filepath.Join(TrustFolder(p.members[name].cfg), f)); err == nil {
+		if _, err := os.Stat(filepath.Join(recovery.TrustFolder(p.members[name].cfg.Dir()), f)); err == nil {
 			t.Errorf("%s is left at %s", f, name)
 		}
 	}

@@ -4,22 +4,16 @@
 package server
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
-	"net"
 	"net/netip"
-	"os"
-	"path/filepath"
-	"strconv"
 	"time"
 
 	authnfile "keelson.dev/keelson/controlplane/apiserver/authn/config"
 	authzfile "keelson.dev/keelson/controlplane/apiserver/authz/config"
-	"keelson.dev/keelson/controlplane/pki"
-	"keelson.dev/keelson/controlplane/server/backups"
+	"keelson.dev/keelson/controlplane/datadir"
+	"keelson.dev/keelson/controlplane/recovery/backups"
 	"keelson.dev/keelson/controlplane/vip"
 	"keelson.dev/keelson/internal/logtail"
 )
@@ -62,7 +56,7 @@ type Config struct {
 	Audit            AuditOptions
 	Authentication   authnfile.Options // the zero value: certificates and this cluster's tokens
 	Authorization    authzfile.Options // the zero value: Node, RBAC
-	Store            StoreOptions
+	Store            datadir.StoreOptions
 	Backups          backups.Options // the zero value: none by themselves
 	// MemoryLimit is what this replica may take, in bytes; 0 = apiserver's default.
 	MemoryLimit int64
@@ -90,103 +84,20 @@ type Config struct {
 
 const defaultPodEviction = 20 * time.Second
 
-// Cluster is what all replicas of a cluster have in common. It is fixed by Init
-// and handed to every joining replica.
-type Cluster struct {
-	Name        string `json:"name"`
-	ClusterCIDR string `json:"clusterCIDR"` // one prefix, or one of each family with a comma between
-	ServiceCIDR string `json:"serviceCIDR"` // of the same families in the same order
-	Domain      string `json:"domain"`
-	APIPort     int    `json:"apiPort"`
-	FleetPort   int    `json:"fleetPort"`
-	PeerPort    int    `json:"peerPort"`
-	// ID tells this cluster from all others, also from those of its name.
-	// A cluster that was made before there were any gets one from its name and CA.
-	ID string `json:"id,omitempty"`
-	// Encrypted says that no replica may write its store in clear for want of a
-	// key file. Clusters that were made before there was one by default have it false.
-	Encrypted bool `json:"encrypted,omitempty"`
+// Dir returns the data directory of the replica.
+func (c Config) Dir() datadir.Dir {
+	level := uint32(datadir.FeatureLevel)
+	if c.featureLevel != nil {
+		level = *c.featureLevel
+	}
+	return datadir.Dir{Name: c.Name, Path: c.DataDir, Advertise: c.Advertise, Store: c.Store, Log: c.Log, FeatureLevel: level}
 }
 
-// Defaults of a cluster.
-func (c *Cluster) defaults() {
-	set := func(s *string, v string) {
-		if *s == "" {
-			*s = v
-		}
-	}
-	set(&c.Name, "keelson")
-	set(&c.ClusterCIDR, "10.244.0.0/16")
-	set(&c.ServiceCIDR, "10.96.0.0/16")
-	set(&c.Domain, "cluster.local")
-	for _, p := range []struct {
-		port *int
-		v    int
-	}{{&c.APIPort, 6443}, {&c.FleetPort, 6444}, {&c.PeerPort, 6445}} {
-		if *p.port == 0 {
-			*p.port = p.v
-		}
-	}
-}
-
-// The files of a replica below its data folder.
-const (
-	pkiFolder    = "pki"
-	raftFolder   = "raft"
-	clusterFile  = "cluster.json"
-	foundersFile = "founder.json"       // on the replica that made the cluster: tokens to be stored once there is a store
-	peersFile    = "peers.json"         // on a replica that is to become a member: whom to ask for it
-	newcomerFile = "newcomer.json"      // the same list once the group has taken it in, until it has all that the group has
-	membersFile  = "members.json"       // who was a member last, for a replica that has to be rebuilt
-	storeFile    = "store.json"         // what was chosen for the disk of the store
-	standbyFile  = "standby.json"       // on a replica that joined without a vote, until it gets one
-	addressFile  = "address.json"       // what Init or Join was told of this replica's address, until the members' list has it
-	levelFile    = "feature-level.json" // the level of what is stored, as this replica knows it
-	lockFile     = "lock"               // held by the program that uses the folder
-	adminFile    = "admin.kubeconfig"
-)
-
-// ErrNotInitialised says that a data folder belongs to no cluster.
-var ErrNotInitialised = errors.New("the data folder belongs to no cluster: run 'init' on the first replica or 'join' on a further one")
-
-func writeJSON(path string, v any) error {
-	raw, err := json.MarshalIndent(v, "", "  ")
-	if err != nil {
-		return err
-	}
-	return pki.WriteFile(path, append(raw, '\n'))
-}
-
-// readJSON reports whether the file was there.
-func readJSON(path string, v any) (bool, error) {
-	raw, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	if err := json.Unmarshal(raw, v); err != nil {
-		return false, fmt.Errorf("reading %s: %w", path, err)
-	}
-	return true, nil
-}
-
-// load reads what Init or Join left.
-func (c Config) load() (Cluster, *pki.Trust, error) {
-	var cluster Cluster
-	found, err := readJSON(filepath.Join(c.DataDir, clusterFile), &cluster)
-	if err != nil {
-		return cluster, nil, err
-	}
-	if !found {
-		return cluster, nil, fmt.Errorf("%s: %w", c.DataDir, ErrNotInitialised)
-	}
-	trust, err := pki.Load(filepath.Join(c.DataDir, pkiFolder))
-	if err != nil {
-		return cluster, nil, err
-	}
-	return cluster, trust, cluster.identify(trust)
+// addressed is c with the address that the replica had last, where none is given.
+func (c Config) addressed() (Config, error) {
+	d, err := c.Dir().WithAddress()
+	c.Advertise = d.Advertise
+	return c, err
 }
 
 // check names the flag that is wrong.
@@ -205,7 +116,5 @@ func (c Config) check() error {
 			return err
 		}
 	}
-	return c.Store.check()
+	return c.Store.Check()
 }
-
-func at(host string, port int) string { return net.JoinHostPort(host, strconv.Itoa(port)) }

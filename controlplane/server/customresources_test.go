@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/recovery"
 	"keelson.dev/keelson/internal/wait"
 )
 
@@ -141,7 +142,7 @@ func TestCustomKindsAreNeverMissing(t *testing.T) {
 
 	// A replica that has lost its data gets it from the others.
 	p.stop("cp2")
-	if _, err := Rebuild(p.members["cp2"].cfg, nil); err != nil {
+	if _, err := recovery.Rebuild(p.members["cp2"].cfg.Dir(), nil); err != nil {
 		t.Fatal(err)
 	}
 	p.again("cp2")

@@ -17,6 +17,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+
+	"keelson.dev/keelson/controlplane/datadir"
 )
 
 // hardened is a replica that was made and started with nothing but its address, and somebody whom it does not know.
@@ -56,7 +58,7 @@ func TestHardenedDefaults(t *testing.T) {
 func (h *hardened) refused(t *testing.T, paths ...string) {
 	t.Helper()
 	for _, path := range paths {
-		resp, err := h.stranger.Get("https://" + at(h.cfg.Advertise, h.cluster.APIPort) + path)
+		resp, err := h.stranger.Get("https://" + datadir.HostPort(h.cfg.Advertise, h.cluster.APIPort) + path)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -86,7 +88,7 @@ func (h *hardened) files(t *testing.T) {
 		}
 		return nil
 	})
-	for _, must := range []string{"pki/ca.key", "pki/sa.key", "pki/store.keys", "pki/encryption.key", adminFile, "audit/audit.log"} {
+	for _, must := range []string{"pki/ca.key", "pki/sa.key", "pki/store.keys", "pki/encryption.key", datadir.AdminFile, "audit/audit.log"} {
 		if _, serr := os.Stat(filepath.Join(h.cfg.DataDir, must)); serr != nil {
 			t.Errorf("this test has not seen %s: %v", must, serr)
 		}
@@ -120,18 +122,18 @@ func (h *hardened) authorization(t *testing.T) {
 
 func (h *hardened) tls(t *testing.T) {
 	for what, port := range map[string]int{"the API": h.cluster.APIPort, "agents": h.cluster.FleetPort, "replicas": h.cluster.PeerPort} {
-		old, err := tls.Dial("tcp", at(h.cfg.Advertise, port), &tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS12})
+		old, err := tls.Dial("tcp", datadir.HostPort(h.cfg.Advertise, port), &tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS12})
 		if err == nil {
 			old.Close()
 			t.Errorf("the port for %s speaks TLS 1.2", what)
 		}
 	}
-	if c, err := tls.Dial("tcp", at(h.cfg.Advertise, h.cluster.APIPort), &tls.Config{InsecureSkipVerify: true}); err != nil {
+	if c, err := tls.Dial("tcp", datadir.HostPort(h.cfg.Advertise, h.cluster.APIPort), &tls.Config{InsecureSkipVerify: true}); err != nil {
 		t.Errorf("this test finds nothing: %v", err)
 	} else {
 		c.Close()
 	}
-	if resp, err := h.stranger.Get("http://" + at(h.cfg.Advertise, h.cluster.APIPort) + "/api"); err == nil {
+	if resp, err := h.stranger.Get("http://" + datadir.HostPort(h.cfg.Advertise, h.cluster.APIPort) + "/api"); err == nil {
 		resp.Body.Close()
 		if resp.StatusCode != http.StatusBadRequest {
 			t.Errorf("the API answers plain HTTP with %d", resp.StatusCode)
@@ -141,7 +143,7 @@ func (h *hardened) tls(t *testing.T) {
 
 func (h *hardened) addresses(t *testing.T) {
 	for _, port := range []int{h.cluster.APIPort, h.cluster.FleetPort, h.cluster.PeerPort} {
-		if c, err := tls.Dial("tcp", at("127.0.0.1", port), &tls.Config{InsecureSkipVerify: true}); err == nil {
+		if c, err := tls.Dial("tcp", datadir.HostPort("127.0.0.1", port), &tls.Config{InsecureSkipVerify: true}); err == nil {
 			c.Close()
 			t.Errorf("port %d listens at another address than --advertise-address", port)
 		}

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/internal/clusterid"
 	"keelson.dev/keelson/internal/wait"
 	"keelson.dev/keelson/raftstore"
@@ -33,42 +34,13 @@ import (
 // any other key.
 
 const (
-	identityKey     = api.StorageRoot + "keelson.dev/identity"
-	identityVersion = 1
-	identityEvery   = 5 * time.Second // how often the addresses of abandoned replicas are probed
-	identityAsk     = 2 * time.Second // how long a replica that starts waits for the identities of the others
-	olderShown      = time.Minute     // how long an alarm stays up after the last response of an abandoned replica
-	maxOlder        = 64              // abandoned replicas in alarms
-)
-
-// Files of the data folder.
-const (
-	abandonedFile = "abandoned.json" // on a replica whose cluster was recovered or restored without it
-	// joinedFile has the incarnation of the cluster that this replica joined. It counts until the
-	// data has the record.
-	joinedFile = "joined-identity.json"
+	identityEvery = 5 * time.Second // how often the addresses of abandoned replicas are probed
+	identityAsk   = 2 * time.Second // how long a replica that starts waits for the identities of the others
+	olderShown    = time.Minute     // how long an alarm stays up after the last response of an abandoned replica
 )
 
 // errAbandoned reports that the cluster of this replica has a later incarnation.
 var errAbandoned = errors.New("the cluster was recovered or restored without this replica")
-
-// identityRecord is what lies in the store. Later releases may add fields.
-type identityRecord struct {
-	Version     int    `json:"version"`
-	Incarnation uint64 `json:"incarnation"`
-	// Abandoned are the peer addresses of the replicas that were members before the recovery, by
-	// name.
-	Abandoned map[string]string `json:"abandoned,omitempty"`
-}
-
-// abandonedRecord is what lies in the data folder of an abandoned replica (abandonedFile).
-type abandonedRecord struct {
-	Version     int    `json:"version"`
-	Incarnation uint64 `json:"incarnation"` // of this replica's data
-	Newest      uint64 `json:"newest"`      // the latest incarnation that it has seen
-	From        string `json:"from"`        // the host from which it has that
-	At          int64  `json:"atUnixMs"`
-}
 
 // olderReplica is a replica of an earlier incarnation that has sent or answered a request.
 type olderReplica struct {
@@ -95,7 +67,7 @@ type identities struct {
 	older  map[string]olderReplica // by host
 }
 
-func newIdentities(cfg Config, cluster Cluster) *identities {
+func newIdentities(cfg Config, cluster datadir.Cluster) *identities {
 	return &identities{cluster: cluster.ID, self: cfg.Name, folder: cfg.DataDir, log: cfg.Log.With("part", "identity"),
 		abandoned: make(chan struct{}), older: map[string]olderReplica{}}
 }
@@ -150,8 +122,9 @@ func (d *identities) judge() {
 	if !d.known || d.newest <= d.own || d.isAbandoned() {
 		return
 	}
-	rec := abandonedRecord{identityVersion, d.own, d.newest, d.from, time.Now().UnixMilli()}
-	if err := writeJSON(filepath.Join(d.folder, abandonedFile), rec); err != nil {
+	rec := datadir.AbandonedRecord{Version: datadir.IdentityVersion, Incarnation: d.own, Newest: d.newest, From: d.from,
+		At: time.Now().UnixMilli()}
+	if err := datadir.WriteJSON(filepath.Join(d.folder, datadir.AbandonedFile), rec); err != nil {
 		d.log.Error("keeping that this replica is abandoned", "err", err)
 	}
 	close(d.abandoned)
@@ -170,7 +143,7 @@ func (d *identities) isAbandoned() bool {
 func (d *identities) noteOlder(host, name, says string) {
 	was, known := d.older[host]
 	if !known {
-		if len(d.older) >= maxOlder {
+		if len(d.older) >= datadir.MaxAbandoned {
 			return
 		}
 		was.first = time.Now()
@@ -300,7 +273,7 @@ func (t identified) RoundTrip(req *http.Request) (*http.Response, error) {
 // askIdentities compares identities with the last known members, before this replica takes part in
 // raft. Members that do not answer within identityAsk are compared later.
 func (r *Replica) askIdentities(ctx context.Context) error {
-	members, err := r.cfg.members()
+	members, err := r.cfg.Dir().Members()
 	if err != nil {
 		r.log.Warn("the identities of the last known members are not compared before this replica takes part", "err", err)
 	}
@@ -326,9 +299,9 @@ func (r *Replica) askIdentities(ctx context.Context) error {
 func (d *identities) keepJoined() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	path := filepath.Join(d.folder, joinedFile)
+	path := filepath.Join(d.folder, datadir.JoinedFile)
 	if d.seen {
-		return writeJSON(path, identityRecord{Version: identityVersion, Incarnation: d.newest})
+		return datadir.WriteJSON(path, datadir.IdentityRecord{Version: datadir.IdentityVersion, Incarnation: d.newest})
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) { // of an earlier join
 		return err
@@ -341,12 +314,12 @@ func (d *identities) keepJoined() error {
 func (r *Replica) probeIdentities(ctx context.Context, members map[string]string, unknown func(name, host string)) {
 	var asking sync.WaitGroup
 	for name, address := range members {
-		host, _, err := splitHost(address)
+		host, _, err := net.SplitHostPort(address)
 		if err != nil {
 			continue
 		}
 		asking.Go(func() {
-			resp, err := r.peers.get(ctx, at(host, r.cluster.APIPort), "/readyz")
+			resp, err := r.peers.get(ctx, datadir.HostPort(host, r.cluster.APIPort), "/readyz")
 			if err != nil {
 				return
 			}
@@ -408,7 +381,7 @@ func (r *Replica) probeAbandoned(ctx context.Context, all map[string]string) {
 	defer cancel()
 	members := map[string]bool{}
 	for _, m := range r.store.Status().Members {
-		if host, _, err := splitHost(m.Address); err == nil {
+		if host, _, err := net.SplitHostPort(m.Address); err == nil {
 			members[host] = true
 		}
 	}
@@ -428,11 +401,11 @@ func (d *identities) observeUnknown(host, name string) {
 
 // ownIdentity reads the record of this replica's data. A replica that has the data of a group has
 // the record in its first snapshot; a replica that joins has it when it has caught up.
-func (r *Replica) ownIdentity(ctx context.Context) (identityRecord, error) {
-	var joined identityRecord
+func (r *Replica) ownIdentity(ctx context.Context) (datadir.IdentityRecord, error) {
+	var joined datadir.IdentityRecord
 	known := !r.ids.joins
 	if r.ids.joins && !r.ids.empty {
-		found, err := readJSON(filepath.Join(r.cfg.DataDir, joinedFile), &joined)
+		found, err := datadir.ReadJSON(filepath.Join(r.cfg.DataDir, datadir.JoinedFile), &joined)
 		if err != nil {
 			return joined, err
 		}
@@ -445,17 +418,17 @@ func (r *Replica) ownIdentity(ctx context.Context) (identityRecord, error) {
 
 // storedIdentity reads the record in this replica's state, which is complete at once or when the
 // replica has caught up.
-func (r *Replica) storedIdentity(ctx context.Context, complete bool) (rec identityRecord, err error) {
+func (r *Replica) storedIdentity(ctx context.Context, complete bool) (rec datadir.IdentityRecord, err error) {
 	for !complete && !r.store.Ready() {
 		if err := wait.Delay(ctx, 20*time.Millisecond); err != nil {
 			return rec, err
 		}
 	}
 	for {
-		it, _, err := r.store.Get(ctx, identityKey, raftstore.ReadOptions{Local: true})
+		it, _, err := r.store.Get(ctx, datadir.IdentityKey, raftstore.ReadOptions{Local: true})
 		switch {
 		case err == nil:
-			return decodeIdentity(it.Value)
+			return datadir.DecodeIdentity(it.Value)
 		case errors.Is(err, raftstore.ErrNotFound):
 			return rec, nil
 		case ctx.Err() != nil:

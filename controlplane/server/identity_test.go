@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/datadir"
+	"keelson.dev/keelson/controlplane/recovery"
 	"keelson.dev/keelson/internal/clusterid"
 )
 
@@ -26,7 +28,7 @@ func TestAbandonedReplicasStopServing(t *testing.T) {
 	for _, name := range []string{"cp3", "cp2", "cp1"} {
 		_ = p.members[name].stop()
 	}
-	lost, err := Recover(p.members["cp1"].cfg, true)
+	lost, err := recovery.Recover(p.members["cp1"].cfg.Dir(), true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,8 +37,8 @@ func TestAbandonedReplicasStopServing(t *testing.T) {
 	}
 	p.again("cp1")
 	// cp3 was stopped before it had caught up the first time.
-	newcomer := filepath.Join(p.members["cp3"].cfg.DataDir, newcomerFile)
-	if err := writeJSON(newcomer, map[string]string{"cp1": at(address(1), p.cluster.PeerPort)}); err != nil {
+	newcomer := filepath.Join(p.members["cp3"].cfg.DataDir, datadir.NewcomerFile)
+	if err := datadir.WriteJSON(newcomer, map[string]string{"cp1": datadir.HostPort(address(1), p.cluster.PeerPort)}); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"cp2", "cp3"} { // together a majority of the members that they remember
@@ -58,7 +60,7 @@ func TestAbandonedReplicasStopServing(t *testing.T) {
 
 	for _, name := range []string{"cp2", "cp3"} {
 		p.stop(name)
-		if _, err := Rebuild(p.members[name].cfg, []string{address(1)}); err != nil {
+		if _, err := recovery.Rebuild(p.members[name].cfg.Dir(), []string{address(1)}); err != nil {
 			t.Fatal(err)
 		}
 		p.again(name)
@@ -114,7 +116,7 @@ func TestRestoreAbandonsTheOthers(t *testing.T) {
 	p.put("cp1", "later")
 	p.stop("cp1")
 	eventually(t, func() error { _, err := p.create("cp2", "without-cp1"); return err })
-	r, err := Restore(p.members["cp1"].cfg, file, RestoreOptions{Replace: true, Beside: true})
+	r, err := recovery.Restore(p.members["cp1"].cfg.Dir(), file, recovery.RestoreOptions{Replace: true, Beside: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,7 +139,7 @@ func TestRestoreAbandonsTheOthers(t *testing.T) {
 }
 
 func newTestIdentities(t *testing.T) *identities {
-	return newIdentities(Config{Name: "cp1", DataDir: t.TempDir(), Log: slog.New(slog.DiscardHandler)}, Cluster{ID: "c"})
+	return newIdentities(Config{Name: "cp1", DataDir: t.TempDir(), Log: slog.New(slog.DiscardHandler)}, datadir.Cluster{ID: "c"})
 }
 
 // A replica is abandoned by a later incarnation of its own cluster only, and only once its own
@@ -170,7 +172,7 @@ func TestLaterIncarnationAbandonsAReplica(t *testing.T) {
 			if got := d.isAbandoned(); got != c.abandoned {
 				t.Errorf("%s, %s: abandoned %v", c.what, order, got)
 			}
-			rec, err := Config{DataDir: d.folder}.abandonedBy()
+			rec, err := Config{DataDir: d.folder}.Dir().AbandonedBy()
 			if err != nil || (rec != nil) != c.abandoned {
 				t.Errorf("%s, %s: record %+v, error %v", c.what, order, rec, err)
 			}
@@ -182,12 +184,12 @@ func TestLaterIncarnationAbandonsAReplica(t *testing.T) {
 // when no replica sends one. F53
 func TestJoinedIncarnation(t *testing.T) {
 	d := newTestIdentities(t)
-	read := func() (rec identityRecord, found bool) {
+	read := func() (rec datadir.IdentityRecord, found bool) {
 		t.Helper()
 		if err := d.keepJoined(); err != nil {
 			t.Fatal(err)
 		}
-		found, err := readJSON(filepath.Join(d.folder, joinedFile), &rec)
+		found, err := datadir.ReadJSON(filepath.Join(d.folder, datadir.JoinedFile), &rec)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -227,8 +229,8 @@ func TestAlarmsOfAbandonedReplicas(t *testing.T) {
 	for i := range 1000 {
 		d.observe(clusterid.Identity{Cluster: "c"}, fmt.Sprint(i), "")
 	}
-	if got := d.alarms(now); len(got) != maxOlder {
-		t.Errorf("%d alarms, want %d", len(got), maxOlder)
+	if got := d.alarms(now); len(got) != datadir.MaxAbandoned {
+		t.Errorf("%d alarms, want %d", len(got), datadir.MaxAbandoned)
 	}
 }
 
@@ -258,7 +260,7 @@ func TestProbeOfAReleaseWithoutIdentities(t *testing.T) {
 		r.peers.ids = r.ids
 		r.peers.renew()
 		unknown := false
-		r.probeIdentities(t.Context(), map[string]string{"cp2": at(host, 1)},
+		r.probeIdentities(t.Context(), map[string]string{"cp2": datadir.HostPort(host, 1)},
 			func(name, at string) { unknown = name == "cp2" && at == host })
 		if unknown != want {
 			t.Errorf("a replica that shows %q: of a release without identities %v", shows, unknown)

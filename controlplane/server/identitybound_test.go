@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/internal/clusterid"
 	"keelson.dev/keelson/internal/virtual"
 	"keelson.dev/keelson/raftstore"
@@ -32,7 +33,7 @@ func TestReachableLaterIncarnationIsFoundInTime(t *testing.T) {
 			ids.settle(5)
 			var reachable atomic.Bool
 			members := func() []raftstore.Member { return []raftstore.Member{{ID: "cp1", Address: "192.0.2.1:1"}} }
-			r := newReplicas("cp2", Cluster{APIPort: 2}, members, func() *tls.Config { return &tls.Config{MinVersion: tls.VersionTLS13} },
+			r := newReplicas("cp2", datadir.Cluster{APIPort: 2}, members, func() *tls.Config { return &tls.Config{MinVersion: tls.VersionTLS13} },
 				slog.New(slog.DiscardHandler))
 			r.ids = ids
 			recovered := &http.Transport{DisableKeepAlives: true, DialTLSContext: func(context.Context, string, string) (net.Conn, error) {

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/internal/wait"
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
@@ -33,9 +34,9 @@ type Founding struct {
 	ReplicaTokenUses int    // how many replicas may join with the other; default 1
 }
 
-func (f *Founding) defaults(c Config, cluster Cluster) error {
+func (f *Founding) defaults(c Config, cluster datadir.Cluster) error {
 	if f.KubeconfigServer == "" {
-		f.KubeconfigServer = "https://" + at(c.Advertise, cluster.APIPort)
+		f.KubeconfigServer = "https://" + datadir.HostPort(c.Advertise, cluster.APIPort)
 	}
 	for _, u := range []struct {
 		flag string
@@ -71,18 +72,18 @@ type founder struct {
 
 // Init makes a new cluster on this replica's disk: its trust, its configuration
 // and the first join tokens. It refuses a folder that belongs to one.
-func Init(c Config, cluster Cluster, o Founding) (Founded, error) {
+func Init(c Config, cluster datadir.Cluster, o Founding) (Founded, error) {
 	if err := c.check(); err != nil {
 		return Founded{}, err
 	}
-	cluster.defaults()
+	cluster.SetDefaults()
 	if err := errors.Join(newName("--name", c.Name), newName("--cluster-name", cluster.Name)); err != nil {
 		return Founded{}, err
 	}
-	if err := cluster.validate(); err != nil {
+	if err := cluster.Validate(); err != nil {
 		return Founded{}, err
 	}
-	if err := cluster.reaches(c.Advertise); err != nil {
+	if err := cluster.CheckAdvertise(c.Advertise); err != nil {
 		return Founded{}, err
 	}
 	if err := o.defaults(c, cluster); err != nil {
@@ -93,8 +94,8 @@ func Init(c Config, cluster Cluster, o Founding) (Founded, error) {
 	if err != nil {
 		return Founded{}, err
 	}
-	cluster.Encrypted = c.Store.Keys != NoKeys
-	if err := cluster.identify(trust); err != nil {
+	cluster.Encrypted = c.Store.Keys != datadir.NoKeys
+	if err := cluster.SetID(trust); err != nil {
 		return Founded{}, err
 	}
 	node, replica := pki.NewToken(pki.RoleNode, trust.CA.Cert), pki.NewToken(pki.RoleControlPlane, trust.CA.Cert)
@@ -102,7 +103,7 @@ func Init(c Config, cluster Cluster, o Founding) (Founded, error) {
 		Tokens: []string{node.String(), replica.String()}, Expires: now.Add(nodeTokenLife), ReplicasUntil: now.Add(replicaTokenLife),
 		NodeUses: o.NodeTokenUses, ReplicaUses: o.ReplicaTokenUses,
 	}
-	if err := writeJSON(filepath.Join(c.DataDir, foundersFile), f); err != nil {
+	if err := datadir.WriteJSON(filepath.Join(c.DataDir, datadir.FounderFile), f); err != nil {
 		return Founded{}, err
 	}
 	admin, err := trust.CA.Issue(pki.Admin(), now)
@@ -110,9 +111,9 @@ func Init(c Config, cluster Cluster, o Founding) (Founded, error) {
 		return Founded{}, err
 	}
 	out := Founded{NodeToken: node.String(), ControlPlaneToken: replica.String(),
-		Kubeconfig: filepath.Join(c.DataDir, adminFile)}
+		Kubeconfig: filepath.Join(c.DataDir, datadir.AdminFile)}
 	if trust.StoreKeys != nil {
-		out.EncryptionKeys = KeyFile(c.DataDir)
+		out.EncryptionKeys = datadir.KeyFile(c.DataDir)
 	}
 	err = pki.Kubeconfig{
 		Cluster: cluster.Name, Server: o.KubeconfigServer, CAPEM: trust.CA.PEM(), User: "keelson-admin",
@@ -121,11 +122,11 @@ func Init(c Config, cluster Cluster, o Founding) (Founded, error) {
 	if err != nil {
 		return Founded{}, err
 	}
-	if err := c.keepAddress(); err != nil {
+	if err := c.Dir().SaveAddress(); err != nil {
 		return out, err
 	}
 	// Last: a folder with this file is a whole one.
-	return out, writeJSON(filepath.Join(c.DataDir, clusterFile), cluster)
+	return out, datadir.WriteJSON(filepath.Join(c.DataDir, datadir.ClusterFile), cluster)
 }
 
 // newName refuses a name that no further replica could have (fleet's EnrollReplica). It is asked of what is made anew alone:
@@ -138,15 +139,15 @@ func newName(flag, name string) error {
 }
 
 // initTrust makes the keys of a new cluster, that of its stores among them, and writes them to the data folder.
-func (c Config) initTrust(cluster Cluster, now time.Time) (*pki.Trust, error) {
+func (c Config) initTrust(cluster datadir.Cluster, now time.Time) (*pki.Trust, error) {
 	trust, err := pki.NewTrust(cluster.Name, now)
 	if err != nil {
 		return nil, err
 	}
-	if trust.StoreKeys, err = c.Store.storeKeys(now); err != nil {
+	if trust.StoreKeys, err = c.Store.NewKeys(now); err != nil {
 		return nil, err
 	}
-	err = trust.Save(filepath.Join(c.DataDir, pkiFolder))
+	err = trust.Save(filepath.Join(c.DataDir, datadir.PKIFolder))
 	if errors.Is(err, pki.ErrExists) {
 		return nil, fmt.Errorf("%s belongs to a cluster already: start it with 'run', or remove the folder to make a new one",
 			c.DataDir)
@@ -167,7 +168,7 @@ func Join(ctx context.Context, c Config, token string, servers []string) error {
 	if t.Role != pki.RoleControlPlane {
 		return fmt.Errorf("--token is for role %q: make one with 'kctl cluster token create --role controlplane'", t.Role)
 	}
-	if _, err := os.Stat(filepath.Join(c.DataDir, clusterFile)); err == nil {
+	if _, err := os.Stat(filepath.Join(c.DataDir, datadir.ClusterFile)); err == nil {
 		return fmt.Errorf("%s belongs to a cluster already: start it with 'run'", c.DataDir)
 	}
 	servers, err = fleetAddresses(servers)
@@ -203,16 +204,16 @@ func Join(ctx context.Context, c Config, token string, servers []string) error {
 
 // fleetAddresses completes addresses of replicas with the port at which they listen for agents.
 func fleetAddresses(servers []string) ([]string, error) {
-	var c Cluster
-	c.defaults()
+	var c datadir.Cluster
+	c.SetDefaults()
 	out := make([]string, len(servers))
 	for i, s := range servers {
-		host, port, err := splitHost(s)
+		host, port, err := net.SplitHostPort(s)
 		switch {
 		case err == nil && host != "" && port != "":
 			out[i] = s
 		case err != nil && s != "" && (!strings.Contains(s, ":") || net.ParseIP(strings.Trim(s, "[]")) != nil):
-			out[i] = at(strings.Trim(s, "[]"), c.FleetPort)
+			out[i] = datadir.HostPort(strings.Trim(s, "[]"), c.FleetPort)
 		default:
 			return nil, fmt.Errorf("--server %q: want the address of a replica, or HOST:PORT", s)
 		}
@@ -231,7 +232,7 @@ func enrollAt(ctx context.Context, server string, t pki.Token, c Config) (*fleet
 	}
 	defer conn.Close()
 	return fleetv1.NewEnrollmentClient(conn).EnrollReplica(ctx, &fleetv1.EnrollReplicaRequest{
-		Token: t.String(), Name: c.Name, PeerAddress: c.Advertise, FeatureLevel: c.understands(),
+		Token: t.String(), Name: c.Name, PeerAddress: c.Advertise, FeatureLevel: c.Dir().FeatureLevel,
 	})
 }
 
@@ -239,7 +240,7 @@ func enrollAt(ctx context.Context, server string, t pki.Token, c Config) (*fleet
 // the same ones stay. Others, of another cluster or of before an exchange, are of no use and are moved aside: no replica has
 // run with them, unless there is a store.
 func (c Config) saveJoined(trust *pki.Trust) error {
-	folder := filepath.Join(c.DataDir, pkiFolder)
+	folder := filepath.Join(c.DataDir, datadir.PKIFolder)
 	err := trust.Save(folder)
 	if !errors.Is(err, pki.ErrExists) {
 		return err
@@ -253,9 +254,9 @@ func (c Config) saveJoined(trust *pki.Trust) error {
 			return nil
 		}
 	}
-	if has, err := c.hasRaftData(); err != nil || has {
+	if has, err := c.Dir().HasRaftData(); err != nil || has {
 		return errors.Join(err, fmt.Errorf("%s has keys that are not this cluster's, a store and no %s: it may be what is left of a cluster: move it aside, or bring %s back",
-			c.DataDir, clusterFile, clusterFile))
+			c.DataDir, datadir.ClusterFile, datadir.ClusterFile))
 	}
 	if err := os.Rename(folder, folder+".aside-"+time.Now().UTC().Format("20060102T150405.000000Z")); err != nil {
 		return err
@@ -271,7 +272,7 @@ func keepJoined(c Config, a *fleetv1.EnrollReplicaResponse) error {
 	if err != nil {
 		return fmt.Errorf("the cluster's answer: %w", err)
 	}
-	var cluster Cluster
+	var cluster datadir.Cluster
 	if err := json.Unmarshal([]byte(a.GetClusterConfigJson()), &cluster); err != nil {
 		return fmt.Errorf("the cluster's answer: %w", err)
 	}
@@ -280,26 +281,26 @@ func keepJoined(c Config, a *fleetv1.EnrollReplicaResponse) error {
 	}
 	peers := map[string]string{}
 	for _, r := range a.GetReplicas() {
-		host, _, err := splitHost(r.GetApiAddress())
+		host, _, err := net.SplitHostPort(r.GetApiAddress())
 		if err != nil {
 			return fmt.Errorf("the cluster's answer: %w", err)
 		}
-		peers[r.GetName()] = at(host, cluster.PeerPort)
+		peers[r.GetName()] = datadir.HostPort(host, cluster.PeerPort)
 	}
-	if err := writeJSON(filepath.Join(c.DataDir, peersFile), peers); err != nil {
+	if err := datadir.WriteJSON(filepath.Join(c.DataDir, datadir.PeersFile), peers); err != nil {
 		return err
 	}
-	if err := c.keepAddress(); err != nil {
+	if err := c.Dir().SaveAddress(); err != nil {
 		return err
 	}
-	waits := filepath.Join(c.DataDir, standbyFile)
+	waits := filepath.Join(c.DataDir, datadir.StandbyFile)
 	if c.Standby {
-		err = writeJSON(waits, standbyRecord{Version: standbyVersion})
+		err = datadir.WriteJSON(waits, datadir.StandbyRecord{Version: datadir.StandbyVersion})
 	} else if err = os.Remove(waits); errors.Is(err, fs.ErrNotExist) { // it may be there of a join that was cut off
 		err = nil
 	}
 	if err != nil {
 		return err
 	}
-	return writeJSON(filepath.Join(c.DataDir, clusterFile), cluster)
+	return datadir.WriteJSON(filepath.Join(c.DataDir, datadir.ClusterFile), cluster)
 }

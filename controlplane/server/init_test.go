@@ -3,6 +3,8 @@ package server
 import (
 	"strings"
 	"testing"
+
+	"keelson.dev/keelson/controlplane/datadir"
 )
 
 // init takes no name that join would refuse of a further replica; what was made under such a name serves on.
@@ -17,7 +19,7 @@ func TestInitNames(t *testing.T) {
 		{"cp1", strings.Repeat("a", 64), "--cluster-name"},
 	} {
 		conf := Config{Name: c.name, DataDir: t.TempDir(), Advertise: "192.0.2.11"}
-		_, err := Init(conf, Cluster{Name: c.cluster}, Founding{})
+		_, err := Init(conf, datadir.Cluster{Name: c.cluster}, Founding{})
 		if (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
 			t.Errorf("--name %q --cluster-name %q: %v, want %q", c.name, c.cluster, err, c.says)
 		}

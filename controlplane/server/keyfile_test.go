@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/internal/virtual"
 	"keelson.dev/keelson/raftstore/disk"
@@ -44,7 +45,7 @@ func TestKeyFileIsLookedAtAgain(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		log := &lines{}
 		var taken atomic.Pointer[string]
-		s := &secrets{options: StoreOptions{Keys: file}, authorities: peers, log: slog.New(slog.NewTextHandler(log, nil)),
+		s := &secrets{options: datadir.StoreOptions{Keys: file}, authorities: peers, log: slog.New(slog.NewTextHandler(log, nil)),
 			rekey: func(k *disk.Keyring) error { id := k.Current(); taken.Store(&id); return nil }}
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)

@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/controlplane/server/rotation"
 	"keelson.dev/keelson/internal/backoff"
@@ -30,9 +31,6 @@ const (
 	keysKey    = api.StorageRoot + "keelson.dev/key-rotation"
 	maxKeysDoc = 64 << 10 // of the stored record
 )
-
-// formerKeysFile holds, beside the key file of the store, keys that only backups of before need.
-const formerKeysFile = "store-former.keys"
 
 func decodeRotation(raw []byte) (rec rotation.Record, err error) {
 	if len(raw) > maxKeysDoc {
@@ -71,10 +69,10 @@ type keys struct {
 
 func (r *Replica) wireKeys() {
 	r.keys = &keys{
-		store: r.store, folder: filepath.Join(r.cfg.DataDir, pkiFolder), trust: r.trust, ca: r.ca, renew: r.renewByCA, tokens: r.tokens, secrets: r.secrets,
+		store: r.store, folder: filepath.Join(r.cfg.DataDir, datadir.PKIFolder), trust: r.trust, ca: r.ca, renew: r.renewByCA, tokens: r.tokens, secrets: r.secrets,
 		rewrite: r.store.Rewrite, log: r.log.With("part", "keys"), changed: make(chan struct{}, 1),
 	}
-	if own := KeyFile(r.cfg.DataDir); r.cfg.Store.Keys == own {
+	if own := datadir.KeyFile(r.cfg.DataDir); r.cfg.Store.Keys == own {
 		r.keys.keyFile = own
 	}
 	r.keys.seen.Store(&rotation.Record{})
@@ -211,7 +209,7 @@ func (k *keys) exchangeOf(kind rotation.Kind) (exchange, error) {
 			believe: func(text []byte) error { return disk.BelieveKey(k.keyFile, text) },
 			use:     func(text []byte) error { return disk.UseKey(k.keyFile, text) },
 			drop: func(id string) error {
-				return disk.DropKey(k.keyFile, id, filepath.Join(k.folder, formerKeysFile))
+				return disk.DropKey(k.keyFile, id, filepath.Join(k.folder, datadir.FormerKeysFile))
 			},
 			reload: k.secrets.takeKeys,
 		}, nil

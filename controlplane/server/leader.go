@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"time"
 
@@ -58,6 +57,7 @@ import (
 	"keelson.dev/keelson/controlplane/controllers/volumeprotection"
 	"keelson.dev/keelson/controlplane/controllers/volumeprovision"
 	"keelson.dev/keelson/controlplane/controllers/volumesnapshot"
+	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/controlplane/scheduler"
 	"keelson.dev/keelson/controlplane/scheduler/config"
@@ -198,7 +198,7 @@ func (r *Replica) firstDefaults(ctx context.Context, term uint64) {
 
 // writeDefaults writes the DNS Service last: where that is, the others have been tried.
 func (r *Replica) writeDefaults(ctx context.Context, term uint64) error {
-	return errors.Join(r.api.EnsureBootstrap(ctx, term), r.api.EnsureStorage(ctx, term), r.api.EnsureDNSService(ctx, term, r.cluster.dnsIP()))
+	return errors.Join(r.api.EnsureBootstrap(ctx, term), r.api.EnsureStorage(ctx, term), r.api.EnsureDNSService(ctx, term, r.cluster.DNSServiceIP()))
 }
 
 // hasDefaults says whether some leader has written the default objects before.
@@ -216,7 +216,7 @@ func (r *Replica) keepDefaults(ctx context.Context, term uint64) error {
 		if err := wait.Delay(ctx, defaultsPeriod); err != nil {
 			return err
 		}
-		if err := errors.Join(r.api.EnsureSystemObjects(ctx, term), r.api.EnsureStorage(ctx, term), r.api.EnsureFlowControl(ctx, term), r.api.EnsureDNSService(ctx, term, r.cluster.dnsIP())); err != nil {
+		if err := errors.Join(r.api.EnsureSystemObjects(ctx, term), r.api.EnsureStorage(ctx, term), r.api.EnsureFlowControl(ctx, term), r.api.EnsureDNSService(ctx, term, r.cluster.DNSServiceIP())); err != nil {
 			return fmt.Errorf("writing the default objects: %w", err)
 		}
 	}
@@ -232,7 +232,7 @@ func (r *Replica) keepKubernetesService(ctx context.Context, system *client.Clie
 	for {
 		ready, changed := r.peers.readyAPIs()
 		if len(ready) > 0 {
-			if err := r.api.EnsureKubernetesService(ctx, term, r.cluster.serviceIP(), ready); err != nil {
+			if err := r.api.EnsureKubernetesService(ctx, term, r.cluster.APIServiceIP(), ready); err != nil {
 				if errors.Is(err, apiserver.ErrAddressTaken) {
 					r.tellAddressTaken(ctx, system, err)
 				}
@@ -307,9 +307,9 @@ func (r *Replica) storeFounderTokens(ctx context.Context, fence uint64) error {
 }
 
 func (r *Replica) recordFounderTokens(ctx context.Context, fence uint64) error {
-	path := filepath.Join(r.cfg.DataDir, foundersFile)
+	path := filepath.Join(r.cfg.DataDir, datadir.FounderFile)
 	var f founder
-	found, err := readJSON(path, &f)
+	found, err := datadir.ReadJSON(path, &f)
 	if err != nil || !found {
 		return err
 	}
@@ -330,15 +330,9 @@ func (r *Replica) recordFounderTokens(ctx context.Context, fence uint64) error {
 		}
 	}
 	// The file stays and marks the founder; the secrets in it go.
-	if err := writeJSON(path, founder{Expires: f.Expires}); err != nil {
+	if err := datadir.WriteJSON(path, founder{Expires: f.Expires}); err != nil {
 		return err
 	}
 	r.pending.Store(false)
 	return nil
-}
-
-// isFounder says whether this replica made the cluster, and so begins its raft group.
-func (c Config) isFounder() bool {
-	_, err := os.Stat(filepath.Join(c.DataDir, foundersFile))
-	return !errors.Is(err, os.ErrNotExist)
 }

@@ -6,73 +6,19 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"time"
 
-	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/internal/backoff"
 	"keelson.dev/keelson/internal/wait"
 	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/replica"
 )
 
-// The feature level of a cluster says in which forms its replicas may write what they store. A release reads every form
-// up to its own level; a form is written only once every replica has said that it reads it. The level lies in the store,
-// so that a backup carries it; the leader raises it, and nobody lowers it.
-//
-//	0  what was stored before there were levels
-//	1  managedFields in form 1 (registry/fieldform.go)
-//	2  exchanges of keys (server/rotation): a release that does not know how one kind is exchanged would go by the former key
-const (
-	FeatureLevel     = 2 // the highest that this release understands
-	levelShortFields = 1
-	levelRotation    = 2
-)
-
-const (
-	levelKey    = api.StorageRoot + "keelson.dev/feature-level"
-	levelEvery  = time.Second // how often members are asked while the level is below the leader's own
-	maxLevelDoc = 4 << 10     // of the stored record
-)
-
-// levelRecord is what lies in the store, and beside it in levelFile. Later releases may add fields: unknown ones are
-// ignored, and what Level says is the same in every version.
-type levelRecord struct {
-	Version int    `json:"version"`
-	Level   uint32 `json:"level"`
-	Release string `json:"release,omitempty"` // that raised it, for a person
-}
-
-const levelRecordVersion = 1
-
-func decodeLevel(raw []byte) (levelRecord, error) {
-	var rec levelRecord
-	if len(raw) > maxLevelDoc {
-		return rec, fmt.Errorf("the stored feature level (%s): a record of %d bytes", levelKey, len(raw))
-	}
-	if err := json.Unmarshal(raw, &rec); err != nil {
-		return rec, fmt.Errorf("the stored feature level (%s): %w", levelKey, err)
-	}
-	return rec, nil
-}
-
-// errLevel says that this release must not work on what is stored.
-var errLevel = errors.New("this release is too old for what is stored")
-
-// understood refuses what a release that understands levels up to own cannot read.
-func (rec levelRecord) understood(own uint32) error {
-	if rec.Level <= own {
-		return nil
-	}
-	by := ""
-	if rec.Release != "" {
-		by = ", raised by release " + rec.Release
-	}
-	return fmt.Errorf("%w: the cluster stores forms of feature level %d%s, and this release understands levels up to %d: "+
-		"start the release that the other replicas run, or one after it", errLevel, rec.Level, by, own)
-}
+// levelEvery is how often members are asked while the level is below the leader's own.
+const levelEvery = time.Second
 
 // raisedLevel is the level that the cluster may have: the highest that every member understands, as each has just said;
 // never less than it is. holding names who keeps it below own.
@@ -118,14 +64,14 @@ func (l *level) applied(ctx context.Context) (uint32, error) {
 }
 
 func (l *level) stored(ctx context.Context, o raftstore.ReadOptions) (uint32, error) {
-	it, _, err := l.store.Get(ctx, levelKey, o)
+	it, _, err := l.store.Get(ctx, datadir.LevelKey, o)
 	if errors.Is(err, raftstore.ErrNotFound) {
 		return 0, nil
 	}
 	if err != nil {
 		return 0, err
 	}
-	rec, err := decodeLevel(it.Value)
+	rec, err := datadir.DecodeLevel(it.Value)
 	return rec.Level, err
 }
 
@@ -159,7 +105,7 @@ func (l *level) Run(ctx context.Context) error {
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case errors.Is(err, errLevel), errors.Is(err, raftstore.ErrClosed):
+		case errors.Is(err, datadir.ErrLevelTooHigh), errors.Is(err, raftstore.ErrClosed):
 			return err
 		}
 		l.log.Warn("following the feature level", "err", err)
@@ -170,12 +116,12 @@ func (l *level) Run(ctx context.Context) error {
 }
 
 func (l *level) follow(ctx context.Context) error {
-	w, err := l.store.Watch(ctx, levelKey, 0)
+	w, err := l.store.Watch(ctx, datadir.LevelKey, 0)
 	if err != nil {
 		return err
 	}
 	defer w.Stop()
-	it, _, err := l.store.Get(ctx, levelKey, raftstore.ReadOptions{Local: true})
+	it, _, err := l.store.Get(ctx, datadir.LevelKey, raftstore.ReadOptions{Local: true})
 	if err == nil {
 		err = l.take(it.Value)
 	} else if errors.Is(err, raftstore.ErrNotFound) {
@@ -187,7 +133,7 @@ func (l *level) follow(ctx context.Context) error {
 	l.checked.Store(true)
 	for batch := range w.C() {
 		for _, ev := range batch.Events {
-			if ev.Kind != raftstore.EventPut || ev.Item.Key != levelKey {
+			if ev.Kind != raftstore.EventPut || ev.Item.Key != datadir.LevelKey {
 				continue
 			}
 			if err := l.take(ev.Item.Value); err != nil {
@@ -200,17 +146,17 @@ func (l *level) follow(ctx context.Context) error {
 
 // take takes a stored record in. It is on this replica's own disk before this replica writes by it.
 func (l *level) take(raw []byte) error {
-	rec, err := decodeLevel(raw)
+	rec, err := datadir.DecodeLevel(raw)
 	if err != nil {
 		return err
 	}
 	if rec.Level <= l.seen.Load() {
 		return nil
 	}
-	if err := keepLevel(l.folder, rec); err != nil {
+	if err := datadir.SaveLevel(l.folder, rec); err != nil {
 		return err
 	}
-	if err := rec.understood(l.own); err != nil {
+	if err := rec.CheckUnderstood(l.own); err != nil {
 		return err
 	}
 	l.seen.Store(rec.Level)
@@ -244,52 +190,26 @@ func (l *level) keep(ctx context.Context, fence raftstore.Fence) error {
 // raise raises the level as far as all members understand it, and returns where it is now.
 func (l *level) raise(ctx context.Context, fence raftstore.Fence) (to uint32, holding []string, err error) {
 	err = l.store.HoldMembers(ctx, func(ctx context.Context, members []replica.MemberLevel) error {
-		op := raftstore.Create(levelKey, nil)
-		var now levelRecord
-		it, _, err := l.store.Get(ctx, levelKey, raftstore.ReadOptions{})
+		op := raftstore.Create(datadir.LevelKey, nil)
+		var now datadir.LevelRecord
+		it, _, err := l.store.Get(ctx, datadir.LevelKey, raftstore.ReadOptions{})
 		switch {
 		case err == nil:
-			if now, err = decodeLevel(it.Value); err != nil {
+			if now, err = datadir.DecodeLevel(it.Value); err != nil {
 				return err
 			}
-			op = raftstore.Update(levelKey, nil, it.Modified)
+			op = raftstore.Update(datadir.LevelKey, nil, it.Modified)
 		case !errors.Is(err, raftstore.ErrNotFound):
 			return err
 		}
 		if to, holding = raisedLevel(now.Level, l.own, members); to <= now.Level {
 			return nil
 		}
-		if op.Value, err = json.Marshal(levelRecord{Version: levelRecordVersion, Level: to, Release: l.release}); err != nil {
+		if op.Value, err = json.Marshal(datadir.LevelRecord{Version: datadir.LevelRecordVersion, Level: to, Release: l.release}); err != nil {
 			return err
 		}
 		_, err = l.store.Commit(ctx, raftstore.Commit{Ops: []raftstore.Op{op}, Fence: fence})
 		return err
 	})
 	return to, holding, err
-}
-
-// keepLevel writes a level down beside the store, where a release that does not understand it finds it before it
-// touches the store.
-func keepLevel(folder string, rec levelRecord) error {
-	if err := writeJSON(filepath.Join(folder, levelFile), rec); err != nil {
-		return fmt.Errorf("keeping the feature level: %w", err)
-	}
-	return nil
-}
-
-// keptLevel refuses a data folder whose store this release does not understand.
-func (c Config) keptLevel() error {
-	var rec levelRecord
-	if _, err := readJSON(filepath.Join(c.DataDir, levelFile), &rec); err != nil {
-		return err
-	}
-	return rec.understood(c.understands())
-}
-
-// understands is the highest feature level that this replica understands.
-func (c Config) understands() uint32 {
-	if c.featureLevel != nil {
-		return *c.featureLevel
-	}
-	return FeatureLevel
 }

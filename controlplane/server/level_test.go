@@ -17,6 +17,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/datadir"
+	"keelson.dev/keelson/controlplane/recovery"
 	"keelson.dev/keelson/controlplane/server/rotation"
 	"keelson.dev/keelson/raftstore/disk"
 	"keelson.dev/keelson/raftstore/replica"
@@ -54,36 +56,6 @@ func TestRaisedLevel(t *testing.T) {
 		if to, holding := raisedLevel(c.now, c.own, c.members); to != c.to || strings.Join(holding, ", ") != c.holding {
 			t.Errorf("%s: %d %q, want %d %q", c.name, to, holding, c.to, c.holding)
 		}
-	}
-}
-
-func TestLevelRecord(t *testing.T) {
-	for _, c := range []struct {
-		raw   string
-		level uint32
-		bad   bool
-	}{
-		{`{"version":1,"level":1,"release":"v2"}`, 1, false},
-		{`{"version":9,"level":7,"forms":{"pods":"K2"}}`, 7, false}, // of a release to come
-		{`{}`, 0, false},
-		{``, 0, true},
-		{`{"level":-1}`, 0, true},
-		{`{"level":99999999999}`, 0, true},
-		{`{"level":1,"x":"` + strings.Repeat("y", maxLevelDoc) + `"}`, 0, true},
-	} {
-		rec, err := decodeLevel([]byte(c.raw))
-		if rec.Level != c.level && !c.bad || (err != nil) != c.bad {
-			t.Errorf("%.60s: %+v %v", c.raw, rec, err)
-		}
-	}
-	rec := levelRecord{Level: 2, Release: "v3"}
-	if err := rec.understood(2); err != nil {
-		t.Error(err)
-	}
-	want := "this release is too old for what is stored: the cluster stores forms of feature level 2, raised by release v3, " +
-		"and this release understands levels up to 1: start the release that the other replicas run, or one after it"
-	if err := rec.understood(1); !errors.Is(err, errLevel) || err.Error() != want {
-		t.Errorf("%v", err)
 	}
 }
 
@@ -141,7 +113,7 @@ func (p *plane) testLevelHeld(t *testing.T) {
 	for _, m := range s.Members {
 		levels[m.Name] = m.FeatureLevel
 	}
-	if s.FeatureLevel != 0 || levels["cp1"] != FeatureLevel || levels["cp2"] != FeatureLevel || levels["cp3"] != 0 {
+	if s.FeatureLevel != 0 || levels["cp1"] != datadir.FeatureLevel || levels["cp2"] != datadir.FeatureLevel || levels["cp3"] != 0 {
 		t.Errorf("level %d, understood %v", s.FeatureLevel, levels)
 	}
 	// cp3 would go on by the former key.
@@ -187,7 +159,7 @@ func (p *plane) exchange(name string) {
 // storedForm is what is stored of a ConfigMap, out of a backup.
 func (p *plane) storedForm(t *testing.T, name string) string {
 	t.Helper()
-	keys, err := disk.LoadKeyring(KeyFile(p.members["cp1"].cfg.DataDir))
+	keys, err := disk.LoadKeyring(datadir.KeyFile(p.members["cp1"].cfg.DataDir))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -214,7 +186,7 @@ func (p *plane) testLevelRaised(t *testing.T) {
 	}
 	eventually(t, func() error {
 		for name := range p.members {
-			if s := p.status(name); s.FeatureLevel != FeatureLevel || len(s.Alarms) > 0 {
+			if s := p.status(name); s.FeatureLevel != datadir.FeatureLevel || len(s.Alarms) > 0 {
 				return fmt.Errorf("%s says level %d, alarms %+v", name, s.FeatureLevel, s.Alarms)
 			}
 		}
@@ -256,10 +228,10 @@ func (p *plane) testLevelRaised(t *testing.T) {
 }
 
 func (p *plane) testLevelRefused(t *testing.T) {
-	sentence := fmt.Sprintf("the cluster stores forms of feature level %d", FeatureLevel)
+	sentence := fmt.Sprintf("the cluster stores forms of feature level %d", datadir.FeatureLevel)
 	old := p.config(4)
 	old.featureLevel = before()
-	err := Join(context.Background(), old, p.founded.ControlPlaneToken, []string{at(address(1), p.cluster.FleetPort)})
+	err := Join(context.Background(), old, p.founded.ControlPlaneToken, []string{datadir.HostPort(address(1), p.cluster.FleetPort)})
 	if err == nil || !strings.Contains(err.Error(), sentence) || !strings.Contains(err.Error(), "install the release of the other replicas") {
 		t.Errorf("joining: %v", err)
 	}
@@ -274,11 +246,11 @@ func (p *plane) testLevelRefused(t *testing.T) {
 	set := p.members["cp3"].cfg
 	set.featureLevel = before()
 	p.ends(t, set, sentence, "start the release that the other replicas run")
-	if err := os.Remove(filepath.Join(set.DataDir, levelFile)); err != nil {
+	if err := os.Remove(filepath.Join(set.DataDir, datadir.LevelFile)); err != nil {
 		t.Fatal(err)
 	}
 	p.ends(t, set, sentence, "start the release that the other replicas run")
-	if _, err := os.Stat(filepath.Join(set.DataDir, levelFile)); err != nil {
+	if _, err := os.Stat(filepath.Join(set.DataDir, datadir.LevelFile)); err != nil {
 		t.Errorf("it has not kept what it found: %v", err)
 	}
 	p.again("cp3")
@@ -302,7 +274,7 @@ func (p *plane) testLevelInExchange(t *testing.T) {
 	wait("cp1")
 	p.stop("cp3")
 	set := p.members["cp3"].cfg
-	set.featureLevel = new(uint32(levelRotation - 1))
+	set.featureLevel = new(uint32(datadir.LevelRotation - 1))
 	p.ends(t, set, "and this release understands levels up to 1", "start the release that the other replicas run")
 	p.again("cp3")
 	wait("cp3")
@@ -319,7 +291,7 @@ func (p *plane) ends(t *testing.T, c Config, says ...string) {
 	defer cancel()
 	c.Log = p.members["cp1"].cfg.Log
 	err := Run(ctx, c)
-	if ctx.Err() != nil || !errors.Is(err, errLevel) {
+	if ctx.Err() != nil || !errors.Is(err, datadir.ErrLevelTooHigh) {
 		t.Fatalf("%s: %v", c.Name, err)
 	}
 	for _, s := range says {
@@ -337,22 +309,22 @@ func (p *plane) testLevelRestored(t *testing.T) {
 	c := p.members["cp1"].cfg
 	set := c
 	set.featureLevel = before()
-	if _, err := Restore(set, file, RestoreOptions{Replace: true}); !errors.Is(err, errLevel) {
+	if _, err := recovery.Restore(set.Dir(), file, recovery.RestoreOptions{Replace: true}); !errors.Is(err, datadir.ErrLevelTooHigh) {
 		t.Errorf("the release before restores what it does not understand: %v", err)
 	}
-	if err := os.Remove(filepath.Join(c.DataDir, levelFile)); err != nil {
+	if err := os.Remove(filepath.Join(c.DataDir, datadir.LevelFile)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Restore(c, file, RestoreOptions{Replace: true}); err != nil {
+	if _, err := recovery.Restore(c.Dir(), file, recovery.RestoreOptions{Replace: true}); err != nil {
 		t.Fatal(err)
 	}
-	if err := set.keptLevel(); !errors.Is(err, errLevel) {
+	if err := set.Dir().CheckLevel(); !errors.Is(err, datadir.ErrLevelTooHigh) {
 		t.Errorf("the folder does not say what was restored: %v", err)
 	}
 	p.again("cp1")
 	p.holds("cp1", "long", "short-cp3")
 	eventually(t, func() error {
-		if s := p.status("cp1"); s.FeatureLevel != FeatureLevel {
+		if s := p.status("cp1"); s.FeatureLevel != datadir.FeatureLevel {
 			return fmt.Errorf("level %d", s.FeatureLevel)
 		}
 		return nil

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/internal/backoff"
 	"keelson.dev/keelson/internal/wait"
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
@@ -42,7 +43,7 @@ func (r *Replica) enrollReplica(_ context.Context, req *fleetv1.EnrollReplicaReq
 		known = known || m.ID == req.GetName()
 	}
 	if ip, err := netip.ParseAddr(req.GetPeerAddress()); err == nil && !known { // a member of such an address goes on
-		if said, _ := r.cluster.holds(ip); said != "" {
+		if said, _ := r.cluster.RangeOf(ip); said != "" {
 			return nil, status.Errorf(codes.InvalidArgument, "--advertise-address %s: give the machine another address, for the ranges of a cluster stay", said)
 		}
 	}
@@ -64,7 +65,7 @@ func (r *Replica) enrollReplica(_ context.Context, req *fleetv1.EnrollReplicaReq
 	}
 	list, _ := r.peers.List()
 	if len(list) == 0 { // before the first round: at least ourselves
-		list = []*fleetv1.Replica{{Name: r.cfg.Name, ApiAddress: at(r.cfg.Advertise, r.cluster.APIPort), FleetAddress: at(r.cfg.Advertise, r.cluster.FleetPort)}}
+		list = []*fleetv1.Replica{{Name: r.cfg.Name, ApiAddress: datadir.HostPort(r.cfg.Advertise, r.cluster.APIPort), FleetAddress: datadir.HostPort(r.cfg.Advertise, r.cluster.FleetPort)}}
 	}
 	return &fleetv1.EnrollReplicaResponse{
 		Files: map[string][]byte{bundleName: bundle}, Replicas: list, ClusterConfigJson: string(cluster),
@@ -81,7 +82,7 @@ func (r *Replica) leaveFirst(ctx context.Context) error {
 	if err != nil || len(peers) == 0 {
 		return err
 	}
-	switch has, err := r.cfg.hasRaftData(); {
+	switch has, err := r.cfg.Dir().HasRaftData(); {
 	case err != nil:
 		return err
 	case has: // it had begun to take part when it was stopped
@@ -120,7 +121,7 @@ func (r *Replica) becomeMember(ctx context.Context) error {
 		if err := r.knowBefore(peers); err != nil {
 			return err
 		}
-		body, err := json.Marshal(api.ClusterJoin{Name: r.cfg.Name, Address: at(r.cfg.Advertise, r.cluster.PeerPort), Standby: r.standby.Load()})
+		body, err := json.Marshal(api.ClusterJoin{Name: r.cfg.Name, Address: datadir.HostPort(r.cfg.Advertise, r.cluster.PeerPort), Standby: r.standby.Load()})
 		if err != nil {
 			return err
 		}
@@ -140,7 +141,7 @@ func (r *Replica) becomeMember(ctx context.Context) error {
 			switch resp.StatusCode {
 			case http.StatusOK:
 			case http.StatusPreconditionFailed:
-				return fmt.Errorf("%w: %w", errLevel, refusal(resp))
+				return fmt.Errorf("%w: %w", datadir.ErrLevelTooHigh, refusal(resp))
 			default:
 				return refusal(resp)
 			}
@@ -150,7 +151,7 @@ func (r *Replica) becomeMember(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if err := os.Rename(filepath.Join(r.cfg.DataDir, peersFile), filepath.Join(r.cfg.DataDir, newcomerFile)); err != nil {
+		if err := os.Rename(filepath.Join(r.cfg.DataDir, datadir.PeersFile), filepath.Join(r.cfg.DataDir, datadir.NewcomerFile)); err != nil {
 			return err
 		}
 	}
@@ -162,34 +163,20 @@ func (r *Replica) becomeMember(ctx context.Context) error {
 // knows of none: should it lose its data right after it was taken in, it will know
 // who has it.
 func (r *Replica) knowBefore(peers map[string]string) error {
-	if known, err := r.cfg.members(); err != nil || len(known) > 0 {
+	if known, err := r.cfg.Dir().Members(); err != nil || len(known) > 0 {
 		return err
 	}
 	known := maps.Clone(peers)
-	known[r.cfg.Name] = at(r.cfg.Advertise, r.cluster.PeerPort)
-	return writeJSON(filepath.Join(r.cfg.DataDir, membersFile), known)
+	known[r.cfg.Name] = datadir.HostPort(r.cfg.Advertise, r.cluster.PeerPort)
+	return datadir.WriteJSON(filepath.Join(r.cfg.DataDir, datadir.MembersFile), known)
 }
 
 // toBecomeMember are the replicas to ask, by name; none for one that is a member.
 func (r *Replica) toBecomeMember() (map[string]string, error) {
 	var peers map[string]string
-	_, err := readJSON(filepath.Join(r.cfg.DataDir, peersFile), &peers)
+	_, err := datadir.ReadJSON(filepath.Join(r.cfg.DataDir, datadir.PeersFile), &peers)
 	delete(peers, r.cfg.Name)
 	return peers, err
-}
-
-// joins says whether this replica's log may begin with the group's first day: it is to become a member, or is one and has never
-// had all that the group has.
-func (c Config) joins() (bool, error) {
-	for _, name := range []string{peersFile, newcomerFile} {
-		switch _, err := os.Stat(filepath.Join(c.DataDir, name)); {
-		case err == nil:
-			return true, nil
-		case !errors.Is(err, fs.ErrNotExist):
-			return false, err
-		}
-	}
-	return false, nil
 }
 
 // noteCaughtUp forgets that this replica is a newcomer once it has all that the group has.
@@ -200,7 +187,7 @@ func (r *Replica) noteCaughtUp() {
 	if joining, err := r.toBecomeMember(); err != nil || len(joining) > 0 {
 		return // it was one before, and asks to be one again
 	}
-	if err := os.Remove(filepath.Join(r.cfg.DataDir, newcomerFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Remove(filepath.Join(r.cfg.DataDir, datadir.NewcomerFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		r.log.Warn("this replica has all that the group has and cannot forget that it is a newcomer", "err", err)
 		return
 	}
@@ -216,7 +203,7 @@ func (r *Replica) askUntilDone(ctx context.Context, peers map[string]string, wha
 			attempt, cancel := context.WithTimeout(ctx, changeTimeout)
 			err := ask(attempt, address)
 			cancel()
-			if err == nil || errors.Is(err, errLevel) {
+			if err == nil || errors.Is(err, datadir.ErrLevelTooHigh) {
 				return err
 			}
 			errs = append(errs, fmt.Errorf("%s: %w", name, err))
@@ -231,20 +218,11 @@ func (r *Replica) askUntilDone(ctx context.Context, peers map[string]string, wha
 	}
 }
 
-// hasRaftData says whether this replica's disk holds anything of the group.
-func (c Config) hasRaftData() (bool, error) {
-	files, err := os.ReadDir(filepath.Join(c.DataDir, raftFolder))
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	return len(files) > 0, err
-}
-
 // keepMembers writes down who is a member whenever that changes, for the day on
 // which this replica has to be rebuilt and its log cannot be asked; and has the
 // gate look who is none any more.
 func (r *Replica) keepMembers(ctx context.Context) error {
-	written, err := r.cfg.members()
+	written, err := r.cfg.Dir().Members()
 	if err != nil {
 		r.log.Warn("reading the members of last time", "err", err)
 	}
@@ -257,7 +235,7 @@ func (r *Replica) keepMembers(ctx context.Context) error {
 		r.noteCaughtUp()
 		// Only a list that this replica is on tells whom to ask.
 		if _, mine := now[r.cfg.Name]; mine && !maps.Equal(now, written) {
-			if err := writeJSON(filepath.Join(r.cfg.DataDir, membersFile), now); err != nil {
+			if err := datadir.WriteJSON(filepath.Join(r.cfg.DataDir, datadir.MembersFile), now); err != nil {
 				return fmt.Errorf("keeping the list of members: %w", err)
 			}
 			written = now

@@ -15,8 +15,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/controlplane/pki"
-	"keelson.dev/keelson/raftstore/replica"
+	"keelson.dev/keelson/controlplane/recovery"
 )
 
 // Three replicas: status from any of them, stepping down, a member removed and
@@ -78,7 +79,7 @@ func (p *plane) testStepDown(t *testing.T) {
 }
 
 func (p *plane) testRemove(t *testing.T) {
-	peers, err := pki.NewPeers(TrustFolder(p.members["cp3"].cfg), pki.ReplicaPeer("cp3"), time.Now)
+	peers, err := pki.NewPeers(recovery.TrustFolder(p.members["cp3"].cfg.Dir()), pki.ReplicaPeer("cp3"), time.Now)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,7 +107,7 @@ func (p *plane) testRemove(t *testing.T) {
 	p.stop("cp3")
 	// Its data says that it is a member; it is not believed. A new beginning is.
 	cfg := p.members["cp3"].cfg
-	if _, err := Rebuild(cfg, nil); err != nil {
+	if _, err := recovery.Rebuild(cfg.Dir(), nil); err != nil {
 		t.Fatal(err)
 	}
 	p.again("cp3")
@@ -123,28 +124,28 @@ func (p *plane) testRebuild(t *testing.T) {
 	p.stop("cp2")
 	cfg := p.members["cp2"].cfg
 	// The disk is lost: without being told, the replica does not vote with an empty log.
-	if err := os.RemoveAll(filepath.Join(cfg.DataDir, raftFolder)); err != nil {
+	if err := os.RemoveAll(filepath.Join(cfg.DataDir, datadir.RaftFolder)); err != nil {
 		t.Fatal(err)
 	}
 	cfg.Log = slog.New(slog.DiscardHandler)
-	if err := Run(context.Background(), cfg); !errors.Is(err, errDataGone) {
+	if err := Run(context.Background(), cfg); !errors.Is(err, datadir.ErrDataGone) {
 		t.Fatalf("a replica whose data is gone: %v", err)
 	}
 	p.put("cp1", "without-cp2")
-	r, err := Rebuild(cfg, nil)
+	r, err := recovery.Rebuild(cfg.Dir(), nil)
 	if err != nil || len(r.Asks) != 2 {
 		t.Fatalf("%v %+v", err, r)
 	}
 	p.again("cp2")
 	p.holds("cp2", "a", "without-cp3", "without-cp2")
-	i, err := Inspect(p.members["cp2"].cfg)
-	if !errors.Is(err, ErrInUse) {
+	i, err := recovery.Inspect(p.members["cp2"].cfg.Dir())
+	if !errors.Is(err, datadir.ErrInUse) {
 		t.Errorf("%v %+v", err, i)
 	}
 	p.isNoNewcomer(t, cfg)
 	// As one that is killed after it was taken in, and before it has all that the group has.
 	p.stop("cp2")
-	if err := writeJSON(filepath.Join(cfg.DataDir, newcomerFile), map[string]string{}); err != nil {
+	if err := datadir.WriteJSON(filepath.Join(cfg.DataDir, datadir.NewcomerFile), map[string]string{}); err != nil {
 		t.Fatal(err)
 	}
 	p.again("cp2")
@@ -154,34 +155,11 @@ func (p *plane) testRebuild(t *testing.T) {
 func (p *plane) isNoNewcomer(t *testing.T, cfg Config) {
 	t.Helper()
 	eventually(t, func() error {
-		if joins, err := cfg.joins(); err != nil || joins {
+		if joins, err := cfg.Dir().IsJoining(); err != nil || joins {
 			return fmt.Errorf("%s has what the group has and joins still: %v, %v", cfg.Name, joins, err)
 		}
 		return nil
 	})
-}
-
-// Who is to become a member, or was taken in and has not all that the group has, knows it at its next start; one whose group was
-// recovered or restored has nobody to wait for.
-func TestNewcomersRemember(t *testing.T) {
-	for _, name := range []string{peersFile, newcomerFile} {
-		c := Config{Name: "cp1", DataDir: t.TempDir()}
-		joins := func(want bool) {
-			t.Helper()
-			if got, err := c.joins(); err != nil || got != want {
-				t.Errorf("%s: it joins: %v, %v", name, got, err)
-			}
-		}
-		joins(false)
-		if err := writeJSON(filepath.Join(c.DataDir, name), map[string]string{"cp2": "127.0.0.12:6445"}); err != nil {
-			t.Fatal(err)
-		}
-		joins(true)
-		if err := c.alone(replica.Config{Advertise: "127.0.0.11:6445"}); err != nil {
-			t.Fatal(err)
-		}
-		joins(false)
-	}
 }
 
 func (p *plane) testLostMajority(t *testing.T) {
@@ -203,11 +181,11 @@ func (p *plane) testLostMajority(t *testing.T) {
 		}
 	}
 	cfg := p.members["cp1"].cfg
-	lost, err := Recover(cfg, false)
-	if index, term := LastEntry(lost.Disk); !errors.Is(err, ErrUnsafe) || len(lost.Members) != 2 || index == 0 || term == 0 {
+	lost, err := recovery.Recover(cfg.Dir(), false)
+	if index, term := recovery.LastEntry(lost.Disk); !errors.Is(err, recovery.ErrUnsafe) || len(lost.Members) != 2 || index == 0 || term == 0 {
 		t.Fatalf("without being told: %v %+v", err, lost)
 	}
-	if _, err := Recover(cfg, true); err != nil {
+	if _, err := recovery.Recover(cfg.Dir(), true); err != nil {
 		t.Fatal(err)
 	}
 	p.again("cp1")
@@ -229,7 +207,7 @@ func (p *plane) testLostMajority(t *testing.T) {
 // notWhileOthersAnswer sees to it that a replica does not go on alone, told to or not, when another of three answers.
 func notWhileOthersAnswer(t *testing.T, cfg Config) {
 	t.Helper()
-	members, err := cfg.members()
+	members, err := cfg.Dir().Members()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -239,7 +217,7 @@ func notWhileOthersAnswer(t *testing.T, cfg Config) {
 	}
 	defer l.Close()
 	for _, really := range []bool{false, true} {
-		if _, err := Recover(cfg, really); !errors.Is(err, ErrNotLost) || !strings.Contains(err.Error(), "cp3 of 3 members answer") {
+		if _, err := recovery.Recover(cfg.Dir(), really); !errors.Is(err, recovery.ErrNotLost) || !strings.Contains(err.Error(), "cp3 of 3 members answer") {
 			t.Errorf("while cp3 answers, told to: %v: %v", really, err)
 		}
 	}

@@ -11,7 +11,9 @@ import (
 	"testing"
 	"time"
 
+	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/controlplane/pki"
+	"keelson.dev/keelson/controlplane/recovery"
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 	"keelson.dev/keelson/raftstore/disk"
 )
@@ -48,7 +50,7 @@ func TestJoinedAsStandby(t *testing.T) {
 		if err := keepJoined(c, answer); err != nil {
 			t.Fatal(err)
 		}
-		if waits, err := c.joinedAsStandby(); err != nil || waits != c.Standby {
+		if waits, err := c.Dir().JoinedAsStandby(); err != nil || waits != c.Standby {
 			t.Errorf("joined with --standby=%v it waits for a vote: %v, %v", c.Standby, waits, err)
 		}
 	}
@@ -61,7 +63,7 @@ func TestDamagedNewcomerIsRebuilt(t *testing.T) {
 	p.put("cp1", "a")
 	p.stop("cp2")
 	cfg := p.members["cp2"].cfg
-	journals, err := filepath.Glob(filepath.Join(cfg.DataDir, raftFolder, "raft.journal.*"))
+	journals, err := filepath.Glob(filepath.Join(cfg.DataDir, datadir.RaftFolder, "raft.journal.*"))
 	if err != nil || len(journals) == 0 {
 		t.Fatalf("journals: %v, %v", journals, err)
 	}
@@ -76,11 +78,11 @@ func TestDamagedNewcomerIsRebuilt(t *testing.T) {
 		}
 	}
 	// As it would be, had it fallen before it saw the list of members.
-	if err := os.Remove(filepath.Join(cfg.DataDir, membersFile)); err != nil {
+	if err := os.Remove(filepath.Join(cfg.DataDir, datadir.MembersFile)); err != nil {
 		t.Fatal(err)
 	}
 	r := &Replica{cfg: cfg, cluster: p.cluster}
-	if err := r.knowBefore(map[string]string{"cp1": at(address(1), p.cluster.PeerPort), "cp3": at(address(3), p.cluster.PeerPort)}); err != nil {
+	if err := r.knowBefore(map[string]string{"cp1": datadir.HostPort(address(1), p.cluster.PeerPort), "cp3": datadir.HostPort(address(3), p.cluster.PeerPort)}); err != nil {
 		t.Fatal(err)
 	}
 	cfg.Log = slog.New(slog.DiscardHandler)
@@ -88,7 +90,7 @@ func TestDamagedNewcomerIsRebuilt(t *testing.T) {
 	if !errors.Is(err, disk.ErrCorruptLog) || !strings.Contains(err.Error(), "raft.journal.") || !strings.Contains(err.Error(), "'keelson-controlplane rebuild'") {
 		t.Errorf("a damaged journal: %v", err)
 	}
-	rebuilt, err := Rebuild(cfg, nil)
+	rebuilt, err := recovery.Rebuild(cfg.Dir(), nil)
 	if err != nil || !slices.Equal(rebuilt.Asks, []string{"cp1", "cp3"}) {
 		t.Fatalf("rebuild: %v, asks %q", err, rebuilt.Asks)
 	}

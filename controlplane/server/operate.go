@@ -11,13 +11,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"slices"
 	"strings"
 	"time"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/server/backups"
+	"keelson.dev/keelson/controlplane/datadir"
+	"keelson.dev/keelson/controlplane/recovery"
+	"keelson.dev/keelson/controlplane/recovery/backups"
 	"keelson.dev/keelson/internal/wait"
 	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/disk"
@@ -147,11 +150,11 @@ func (r *Replica) forward(ctx context.Context, w http.ResponseWriter, req *http.
 // call asks the replica whose peer address is given, over its API. Headers are names
 // and values in turn.
 func (r *Replica) call(ctx context.Context, method, peer, path string, body []byte, headers ...string) (*http.Response, error) {
-	host, _, err := splitHost(peer)
+	host, _, err := net.SplitHostPort(peer)
 	if err != nil {
 		return nil, err
 	}
-	req, err := http.NewRequestWithContext(ctx, method, "https://"+at(host, r.cluster.APIPort)+path, bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, method, "https://"+datadir.HostPort(host, r.cluster.APIPort)+path, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
@@ -223,7 +226,7 @@ func (r *Replica) serveVerify(w http.ResponseWriter, req *http.Request) {
 		refuse(w, http.StatusBadRequest, err)
 		return
 	}
-	answer(w, describeBackup(info, v, builtIn()))
+	answer(w, recovery.DescribeBackup(info, v, recovery.BuiltInKinds()))
 }
 
 // serveBackup answers POST /cluster/backup with the state of the store.

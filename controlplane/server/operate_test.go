@@ -19,6 +19,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/datadir"
+	"keelson.dev/keelson/controlplane/recovery"
 	"keelson.dev/keelson/raftstore/disk"
 )
 
@@ -78,10 +80,10 @@ func TestOneReplica(t *testing.T) {
 	}
 	// Another program keeps off the folder while the replica runs.
 	cfg := p.members["cp1"].cfg
-	if _, err := Inspect(cfg); !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), fmt.Sprint(os.Getpid())) {
+	if _, err := recovery.Inspect(cfg.Dir()); !errors.Is(err, datadir.ErrInUse) || !strings.Contains(err.Error(), fmt.Sprint(os.Getpid())) {
 		t.Errorf("inspect beside a running replica: %v", err)
 	}
-	if _, err := Restore(cfg, p.founded.Kubeconfig, RestoreOptions{Replace: true}); !errors.Is(err, ErrInUse) {
+	if _, err := recovery.Restore(cfg.Dir(), p.founded.Kubeconfig, recovery.RestoreOptions{Replace: true}); !errors.Is(err, datadir.ErrInUse) {
 		t.Errorf("restore beside a running replica: %v", err)
 	}
 	// Nobody without the right gets near any of it. F34
@@ -119,15 +121,15 @@ func TestBackupAndRestore(t *testing.T) {
 	cfg.Advertise = "" // known from before
 	for name, c := range map[string]struct {
 		file string
-		o    RestoreOptions
+		o    recovery.RestoreOptions
 		want string
 	}{
-		"over data":      {file, RestoreOptions{}, "--replace"},
-		"a damaged file": {damaged, RestoreOptions{Replace: true}, damaged},
-		"no backup":      {p.founded.Kubeconfig, RestoreOptions{Replace: true}, "backup"},
-		"no file":        {file + "x", RestoreOptions{Replace: true}, "no such file"},
+		"over data":      {file, recovery.RestoreOptions{}, "--replace"},
+		"a damaged file": {damaged, recovery.RestoreOptions{Replace: true}, damaged},
+		"no backup":      {p.founded.Kubeconfig, recovery.RestoreOptions{Replace: true}, "backup"},
+		"no file":        {file + "x", recovery.RestoreOptions{Replace: true}, "no such file"},
 	} {
-		if _, err := Restore(cfg, c.file, c.o); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := recovery.Restore(cfg.Dir(), c.file, c.o); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
 		}
 	}
@@ -135,7 +137,7 @@ func TestBackupAndRestore(t *testing.T) {
 	p.holds("cp1", "a", "after")
 	p.stop("cp1")
 
-	r, err := Restore(cfg, file, RestoreOptions{Replace: true})
+	r, err := recovery.Restore(cfg.Dir(), file, recovery.RestoreOptions{Replace: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -163,14 +165,14 @@ func TestBackupAndRestore(t *testing.T) {
 	if q.founded, err = Init(other, p.cluster, Founding{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Restore(other, file, RestoreOptions{}); err == nil || !strings.Contains(err.Error(), "--any-cluster") {
+	if _, err := recovery.Restore(other.Dir(), file, recovery.RestoreOptions{}); err == nil || !strings.Contains(err.Error(), "--any-cluster") {
 		t.Errorf("a backup of another cluster: %v", err)
 	}
-	if _, err := Restore(other, file, RestoreOptions{AnyCluster: true}); err == nil || !strings.Contains(err.Error(), "--backup-keys") {
+	if _, err := recovery.Restore(other.Dir(), file, recovery.RestoreOptions{AnyCluster: true}); err == nil || !strings.Contains(err.Error(), "--backup-keys") {
 		t.Errorf("a backup under the key of another cluster: %v", err)
 	}
-	was := KeyFile(p.members["cp1"].cfg.DataDir)
-	if _, err := Restore(other, file, RestoreOptions{AnyCluster: true, BackupKeys: was}); err != nil {
+	was := datadir.KeyFile(p.members["cp1"].cfg.DataDir)
+	if _, err := recovery.Restore(other.Dir(), file, recovery.RestoreOptions{AnyCluster: true, BackupKeys: was}); err != nil {
 		t.Fatal(err)
 	}
 	q.start(other)
@@ -190,10 +192,10 @@ func TestConvertLog(t *testing.T) {
 	cfg := p.members["cp1"].cfg
 	for _, to := range []string{"wal", "bolt", "wal"} {
 		var done, total uint64
-		if err := ConvertLog(context.Background(), cfg, to, func(d, n uint64) { done, total = d, n }); err != nil || done != total || total == 0 {
+		if err := recovery.ConvertLog(context.Background(), cfg.Dir(), to, func(d, n uint64) { done, total = d, n }); err != nil || done != total || total == 0 {
 			t.Fatalf("to %s: %v, %d of %d entries", to, err, done, total)
 		}
-		if i, err := Inspect(cfg); err != nil || string(i.Disk.LogStore) != to || i.Disk.Owner != "cp1" || i.Members["cp1"] == "" {
+		if i, err := recovery.Inspect(cfg.Dir()); err != nil || string(i.Disk.LogStore) != to || i.Disk.Owner != "cp1" || i.Members["cp1"] == "" {
 			t.Errorf("after converting to %s: %v %+v", to, err, i)
 		}
 	}
@@ -212,7 +214,7 @@ func TestConvertLog(t *testing.T) {
 // A full quota: what is new is refused with a reason, status says what to do, and
 // deletions make room, also those that first mark the object and wait for others.
 func TestQuota(t *testing.T) {
-	p := newPlane(t, 1, func(c *Config) { c.Store.Quota = minQuota })
+	p := newPlane(t, 1, func(c *Config) { c.Store.Quota = datadir.MinQuota })
 	cs := p.client("cp1").CoreV1().ConfigMaps("default")
 	_, err := p.client("cp1").CoreV1().Pods("default").Create(context.Background(), &v1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "p"},

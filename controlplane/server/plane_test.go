@@ -25,7 +25,9 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/controlplane/pki"
+	"keelson.dev/keelson/controlplane/recovery"
 	"keelson.dev/keelson/internal/wait"
 )
 
@@ -34,7 +36,7 @@ type plane struct {
 	t       *testing.T // the test that runs now
 	whole   *testing.T // the one for which the plane is
 	dir     string
-	cluster Cluster
+	cluster datadir.Cluster
 	founded Founded
 	ca      *pki.Trust
 	members map[string]*running
@@ -86,7 +88,7 @@ func freePort(t *testing.T) int {
 		port := 20000 + rand.IntN(10000)
 		free := true
 		for n := 1; n <= 4 && free; n++ {
-			l, err := net.Listen("tcp", at(address(n), port))
+			l, err := net.Listen("tcp", datadir.HostPort(address(n), port))
 			if free = err == nil; free {
 				l.Close()
 			}
@@ -106,7 +108,7 @@ var givenPorts sync.Map
 func newPlane(t *testing.T, replicas int, change func(*Config)) *plane {
 	t.Helper()
 	p := &plane{t: t, whole: t, dir: t.TempDir(), members: map[string]*running{}}
-	p.cluster = Cluster{Name: "test", APIPort: freePort(t), FleetPort: freePort(t), PeerPort: freePort(t)}
+	p.cluster = datadir.Cluster{Name: "test", APIPort: freePort(t), FleetPort: freePort(t), PeerPort: freePort(t)}
 	for n := 1; n <= replicas; n++ {
 		c := p.config(n)
 		if change != nil {
@@ -119,7 +121,7 @@ func newPlane(t *testing.T, replicas int, change func(*Config)) *plane {
 			if p.founded, err = Init(c, p.cluster, Founding{ReplicaTokenUses: 100}); err != nil {
 				t.Fatal(err)
 			}
-			if p.ca, err = pki.Load(TrustFolder(c)); err != nil {
+			if p.ca, err = pki.Load(recovery.TrustFolder(c.Dir())); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -132,12 +134,12 @@ func newPlane(t *testing.T, replicas int, change func(*Config)) *plane {
 func (p *plane) config(n int) Config {
 	name := fmt.Sprintf("cp%d", n)
 	return Config{Name: name, DataDir: filepath.Join(p.dir, name), Advertise: address(n), Version: "test",
-		Store: StoreOptions{Heartbeat: 3 * time.Second}} // a machine that stalls for a second has nobody else lead
+		Store: datadir.StoreOptions{Heartbeat: 3 * time.Second}} // a machine that stalls for a second has nobody else lead
 }
 
 func (p *plane) join(c Config) {
 	p.t.Helper()
-	if err := Join(context.Background(), c, p.founded.ControlPlaneToken, []string{at(address(1), p.cluster.FleetPort)}); err != nil {
+	if err := Join(context.Background(), c, p.founded.ControlPlaneToken, []string{datadir.HostPort(address(1), p.cluster.FleetPort)}); err != nil {
 		p.t.Fatal(err)
 	}
 }
@@ -195,7 +197,7 @@ func (p *plane) rest(name string) *rest.Config {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	cfg.Host = "https://" + at(p.members[name].cfg.Advertise, p.cluster.APIPort)
+	cfg.Host = "https://" + datadir.HostPort(p.members[name].cfg.Advertise, p.cluster.APIPort)
 	cfg.QPS, cfg.Timeout = -1, soon
 	return cfg
 }
@@ -313,7 +315,7 @@ func (p *plane) knock(t *testing.T, to string, conf *tls.Config) error {
 	t.Helper()
 	conf = conf.Clone()
 	conf.NextProtos = []string{"h2"}
-	conn, err := tls.Dial("tcp", at(p.members[to].cfg.Advertise, p.cluster.PeerPort), conf)
+	conn, err := tls.Dial("tcp", datadir.HostPort(p.members[to].cfg.Advertise, p.cluster.PeerPort), conf)
 	if err != nil {
 		return err
 	}

@@ -15,7 +15,7 @@ import (
 // wireAddresses builds the judge of the addresses that nodes report for pods. The informers have not started.
 func (r *Replica) wireAddresses() (err error) {
 	r.addresses, err = podaddress.New(podaddress.Rules{
-		Services: r.cluster.servicePrefixes(), ForeignRanges: r.cfg.PodAddressRanges, MirrorPeers: r.cfg.MirrorPodPeers,
+		Services: r.cluster.ServicePrefixes(), ForeignRanges: r.cfg.PodAddressRanges, MirrorPeers: r.cfg.MirrorPodPeers,
 		Replicas: r.peers.listening, Sync: r.seeReports,
 	}, client.Informer[*corev1.Node](r.informers), client.Informer[*corev1.Pod](r.informers),
 		client.Informer[*networkingv1.ServiceCIDR](r.informers))

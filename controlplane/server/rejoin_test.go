@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/controlplane/pki"
 )
 
@@ -18,11 +19,11 @@ import (
 func TestJoinOverKeysOfAnother(t *testing.T) {
 	p := newPlane(t, 1, nil)
 	c := p.config(2)
-	folder := filepath.Join(c.DataDir, pkiFolder)
+	folder := filepath.Join(c.DataDir, datadir.PKIFolder)
 	if _, err := pki.Init(folder, "other", time.Now()); err != nil {
 		t.Fatal(err)
 	}
-	store := filepath.Join(c.DataDir, raftFolder)
+	store := filepath.Join(c.DataDir, datadir.RaftFolder)
 	if err := os.Mkdir(store, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -30,7 +31,7 @@ func TestJoinOverKeysOfAnother(t *testing.T) {
 		t.Fatal(err)
 	}
 	join := func() error {
-		return Join(context.Background(), c, p.founded.ControlPlaneToken, []string{at(address(1), p.cluster.FleetPort)})
+		return Join(context.Background(), c, p.founded.ControlPlaneToken, []string{datadir.HostPort(address(1), p.cluster.FleetPort)})
 	}
 	if err := join(); err == nil || !strings.Contains(err.Error(), c.DataDir) || !strings.Contains(err.Error(), "cluster.json") {
 		t.Fatalf("over a store of another cluster: %v", err)
@@ -39,7 +40,7 @@ func TestJoinOverKeysOfAnother(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 { // again over the cluster's own, as when it was cut off behind them
-		if err := os.Remove(filepath.Join(c.DataDir, clusterFile)); err != nil && !os.IsNotExist(err) {
+		if err := os.Remove(filepath.Join(c.DataDir, datadir.ClusterFile)); err != nil && !os.IsNotExist(err) {
 			t.Fatal(err)
 		}
 		if err := join(); err != nil {
@@ -60,7 +61,7 @@ func TestJoinOverKeysOfAnother(t *testing.T) {
 // Who joins with an address of the cluster's pods or Services is refused before anything is on its disk.
 func TestJoinFromARangeOfTheCluster(t *testing.T) {
 	p := newPlane(t, 1, nil)
-	to := []string{at(address(1), p.cluster.FleetPort)}
+	to := []string{datadir.HostPort(address(1), p.cluster.FleetPort)}
 	for a, want := range map[string]string{
 		"10.244.7.1": "--advertise-address 10.244.7.1 is in 10.244.0.0/16 of the cluster's pods: nodes would look for it among them: give the machine another address",
 		"10.96.0.9":  "--advertise-address 10.96.0.9 is in 10.96.0.0/16 of the cluster's Services: nodes would look for it among them",

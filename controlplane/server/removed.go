@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/raftstore"
 )
 
@@ -20,7 +21,6 @@ import (
 // the disk is wiped.
 
 const (
-	removedKey     = api.StorageRoot + "keelson.dev/removed-members"
 	removedVersion = 1
 	maxRemoved     = 64  // of whom something is told; the oldest go first
 	maxRemovedWhy  = 512 // bytes of why one was removed
@@ -52,7 +52,7 @@ type removedMember struct {
 }
 
 func (r *Replica) storedRemoved(ctx context.Context) (rec removedMembers, at raftstore.Revision, err error) {
-	at, err = r.storedRecord(ctx, removedKey, "list of removed members", &rec)
+	at, err = r.storedRecord(ctx, datadir.RemovedMembersKey, "list of removed members", &rec)
 	if err == nil && at == 0 {
 		rec.Version = removedVersion
 	}
@@ -85,7 +85,7 @@ func (r *Replica) noteRemoved(ctx context.Context, name, why string, had []api.C
 			}
 		}
 		rec.Members = append(rest, note.gone)
-		if err = r.commitRecord(ctx, removedKey, rec, at, 0); !conflicts(err) {
+		if err = r.commitRecord(ctx, datadir.RemovedMembersKey, rec, at, 0); !conflicts(err) {
 			return note, err
 		}
 	}
@@ -112,7 +112,7 @@ func (r *Replica) takeBack(ctx context.Context, note *removalNote, refused error
 			rec.Members = append(slices.Delete(rec.Members, i, i+1), note.after...)
 			slices.SortStableFunc(rec.Members, func(a, b removedMember) int { return cmp.Compare(a.At, b.At) })
 			rec.Members = rec.Members[max(0, len(rec.Members)-maxRemoved):]
-			err = r.commitRecord(ctx, removedKey, rec, at, 0)
+			err = r.commitRecord(ctx, datadir.RemovedMembersKey, rec, at, 0)
 		}
 		if conflicts(err) {
 			continue
@@ -144,7 +144,7 @@ func (r *Replica) dismissRemoved(ctx context.Context, name string) error {
 			return fmt.Errorf("%w was removed: replica %q is not among [%s]", raftstore.ErrUnknownMember, name, strings.Join(known, ", "))
 		}
 		rec.Members = rest
-		if err = r.commitRecord(ctx, removedKey, rec, at, 0); !conflicts(err) {
+		if err = r.commitRecord(ctx, datadir.RemovedMembersKey, rec, at, 0); !conflicts(err) {
 			return err
 		}
 	}

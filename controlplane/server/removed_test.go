@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/recovery"
 	"keelson.dev/keelson/controlplane/server/autopilot"
 	"keelson.dev/keelson/raftstore"
 )
@@ -17,7 +18,7 @@ import (
 func TestRemovedNameIsAnothersNow(t *testing.T) {
 	p := newPlane(t, 3, nil)
 	p.stop("cp2")
-	if _, err := Rebuild(p.members["cp2"].cfg, nil); err != nil {
+	if _, err := recovery.Rebuild(p.members["cp2"].cfg.Dir(), nil); err != nil {
 		t.Fatal(err)
 	}
 	p.again("cp2")

@@ -17,19 +17,18 @@ import (
 	"time"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/internal/wait"
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 	"keelson.dev/keelson/raftstore"
 )
-
-func splitHost(address string) (host, port string, err error) { return net.SplitHostPort(address) }
 
 // replicas knows the other replicas: where they are, from the raft membership,
 // and whether they answer, by asking. It knows nothing that is not asked for
 // again a second later.
 type replicas struct {
 	self    string
-	cluster Cluster
+	cluster datadir.Cluster
 	shared  string      // Config.SharedAPI
 	ids     *identities // nil: identities are not compared
 	members func() []raftstore.Member
@@ -49,7 +48,7 @@ const (
 	probeTime  = 2 * time.Second // of a request that a replica answers at once
 )
 
-func newReplicas(self string, cluster Cluster, members func() []raftstore.Member, client func() *tls.Config, log *slog.Logger) *replicas {
+func newReplicas(self string, cluster datadir.Cluster, members func() []raftstore.Member, client func() *tls.Config, log *slog.Logger) *replicas {
 	r := &replicas{
 		self: self, cluster: cluster, members: members, log: log, tls: client,
 		ready:   map[string]error{},
@@ -122,10 +121,10 @@ func (r *replicas) heardOf(name string) time.Time {
 
 // otherAddresses returns where a replica listens besides its ports for clients and agents: its port for replicas, and
 // the shared API address, which any replica may hold.
-func (c Cluster) otherAddresses(host, shared string) []string {
-	out := []string{at(host, c.PeerPort)}
+func otherAddresses(c datadir.Cluster, host, shared string) []string {
+	out := []string{datadir.HostPort(host, c.PeerPort)}
 	if shared != "" {
-		out = append(out, at(shared, c.APIPort))
+		out = append(out, datadir.HostPort(shared, c.APIPort))
 	}
 	return out
 }
@@ -180,8 +179,8 @@ func (r *replicas) round(ctx context.Context) {
 			r.log.Error("a member's address", "replica", m.ID, "address", m.Address, "err", err)
 			continue
 		}
-		list = append(list, &fleetv1.Replica{Name: m.ID, FleetAddress: at(host, r.cluster.FleetPort), ApiAddress: at(host, r.cluster.APIPort),
-			OtherAddresses: r.cluster.otherAddresses(host, r.shared)})
+		list = append(list, &fleetv1.Replica{Name: m.ID, FleetAddress: datadir.HostPort(host, r.cluster.FleetPort), ApiAddress: datadir.HostPort(host, r.cluster.APIPort),
+			OtherAddresses: otherAddresses(r.cluster, host, r.shared)})
 	}
 	slices.SortFunc(list, func(a, b *fleetv1.Replica) int { return compare(a.Name, b.Name) })
 	var wg sync.WaitGroup

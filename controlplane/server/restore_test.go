@@ -23,19 +23,17 @@ import (
 	"k8s.io/client-go/rest"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/controlplane/pki"
-	"keelson.dev/keelson/controlplane/registry"
-	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/controlplane/recovery"
 	"keelson.dev/keelson/raftstore/disk"
-	"keelson.dev/keelson/raftstore/mvcc"
 )
 
 // restored restores a backup over the data of a replica, which is started again.
 func (p *plane) restored(name, file string) {
 	p.t.Helper()
 	p.stop(name)
-	if _, err := Restore(p.members[name].cfg, file, RestoreOptions{Replace: true}); err != nil {
+	if _, err := recovery.Restore(p.members[name].cfg.Dir(), file, recovery.RestoreOptions{Replace: true}); err != nil {
 		p.t.Fatal(err)
 	}
 	p.again(name)
@@ -86,26 +84,26 @@ func TestRestoreWhileOthersAnswer(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	members, err := cfg.members()
+	members, err := cfg.Dir().Members()
 	if err != nil {
 		t.Fatal(err)
 	}
 	members["cp2"] = l.Addr().String()
-	if err := writeJSON(filepath.Join(cfg.DataDir, membersFile), members); err != nil {
+	if err := datadir.WriteJSON(filepath.Join(cfg.DataDir, datadir.MembersFile), members); err != nil {
 		t.Fatal(err)
 	}
-	r, err := Restore(cfg, file, RestoreOptions{Replace: true})
-	if !errors.Is(err, ErrOthersRun) || !strings.Contains(err.Error(), "cp2") || r.Moved != "" {
+	r, err := recovery.Restore(cfg.Dir(), file, recovery.RestoreOptions{Replace: true})
+	if !errors.Is(err, recovery.ErrOthersRun) || !strings.Contains(err.Error(), "cp2") || r.Moved != "" {
 		t.Errorf("while cp2 answers: %v, moved %q", err, r.Moved)
 	}
-	if _, err := Restore(cfg, file, RestoreOptions{Replace: true, Beside: true}); err != nil {
+	if _, err := recovery.Restore(cfg.Dir(), file, recovery.RestoreOptions{Replace: true, Beside: true}); err != nil {
 		t.Errorf("where cp2 is to be left behind: %v", err)
 	}
-	if err := writeJSON(filepath.Join(cfg.DataDir, membersFile), members); err != nil {
+	if err := datadir.WriteJSON(filepath.Join(cfg.DataDir, datadir.MembersFile), members); err != nil {
 		t.Fatal(err)
 	}
 	l.Close()
-	if _, err := Restore(cfg, file, RestoreOptions{Replace: true}); err != nil {
+	if _, err := recovery.Restore(cfg.Dir(), file, recovery.RestoreOptions{Replace: true}); err != nil {
 		t.Errorf("when cp2 is stopped: %v", err)
 	}
 	p.again("cp1")
@@ -153,7 +151,7 @@ func TestRestoreBringsNobodyBack(t *testing.T) {
 		})
 	}
 	p.stop("cp1")
-	r, err := Restore(p.members["cp1"].cfg, file, RestoreOptions{Replace: true})
+	r, err := recovery.Restore(p.members["cp1"].cfg.Dir(), file, recovery.RestoreOptions{Replace: true})
 	if err != nil || r.Unread != nil || strings.Join(r.Revoked, " ") != "w2 w3" || r.Tokens == 0 {
 		t.Errorf("carried over: %q, %d tokens, unread %v, error %v", r.Revoked, r.Tokens, r.Unread, err)
 	}
@@ -181,14 +179,14 @@ func TestRestoreBringsNobodyBack(t *testing.T) {
 	// Cut short after the previous data was moved aside, it is called again.
 	p.stop("cp1")
 	cfg := p.members["cp1"].cfg
-	conf, err := cfg.offlineStore(p.cluster)
+	conf, err := cfg.Dir().OfflineStoreConfig(p.cluster)
 	if err == nil {
 		_, err = disk.SetAside(conf.Disk())
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r, err = Restore(cfg, file, RestoreOptions{}); err != nil || r.Unread == nil || strings.Join(r.Revoked, " ") != "w2 w3" {
+	if r, err = recovery.Restore(cfg.Dir(), file, recovery.RestoreOptions{}); err != nil || r.Unread == nil || strings.Join(r.Revoked, " ") != "w2 w3" {
 		t.Errorf("carried over from what was moved aside: %q, unread %v, error %v", r.Revoked, r.Unread, err)
 	}
 }
@@ -245,7 +243,7 @@ func TestVolumesAreGivenAnewAfterARestore(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.stop("cp1")
-	r, err := Restore(p.members["cp1"].cfg, file, RestoreOptions{Replace: true})
+	r, err := recovery.Restore(p.members["cp1"].cfg.Dir(), file, recovery.RestoreOptions{Replace: true})
 	if err != nil || !slices.Equal(r.Joined, []string{"w3"}) || r.Unread != nil {
 		t.Errorf("joined since: %v, unread %v, error %v", r.Joined, r.Unread, err)
 	}
@@ -258,7 +256,7 @@ func TestVolumesAreGivenAnewAfterARestore(t *testing.T) {
 	}
 	has()
 	p.stop("cp1")
-	if _, err := Recover(p.members["cp1"].cfg, true); err != nil {
+	if _, err := recovery.Recover(p.members["cp1"].cfg.Dir(), true); err != nil {
 		t.Fatal(err)
 	}
 	p.again("cp1")
@@ -326,20 +324,5 @@ func (p *plane) nodeToken(t *testing.T) {
 	t.Helper()
 	if err := p.call("cp1", "POST", api.PathClusterTokens, api.ClusterToken{Role: string(pki.RoleNode)}, nil); err != nil {
 		t.Fatal(err)
-	}
-}
-
-// A Node that cannot be read keeps no store from being restored: the others are marked, and it stays as it is.
-func TestUnreadableNodesOfARestore(t *testing.T) {
-	form := registry.FormOf(kinds.All().ByType(&v1.Node{}).Storage)
-	good, err := form.Encode(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := mvcc.New()
-	m.Amend(raftstore.Put(form.Key("", "w1"), good), raftstore.Put(form.Key("", "w2"), []byte("cut short")))
-	ops, err := unheard(m.View())
-	if err != nil || len(ops) != 1 || ops[0].Key != form.Key("", "w1") {
-		t.Errorf("changed: %+v, error %v", ops, err)
 	}
 }

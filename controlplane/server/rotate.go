@@ -20,6 +20,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/controlplane/server/rotation"
 	"keelson.dev/keelson/raftstore"
@@ -362,7 +363,7 @@ func (r *Replica) beginRotation(ctx context.Context, q api.ClusterRotate, now ro
 		return rec, http.StatusBadRequest, err
 	}
 	// From here on no replica can be set back to a release that would go by the former key.
-	if err = r.level.allows(ctx, "an exchange of keys", levelRotation); errors.Is(err, errLevelLow) {
+	if err = r.level.allows(ctx, "an exchange of keys", datadir.LevelRotation); errors.Is(err, errLevelLow) {
 		return rec, http.StatusConflict, err
 	} else if err != nil {
 		return rec, 0, err

@@ -20,7 +20,9 @@ import (
 	"k8s.io/client-go/rest"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/controlplane/pki"
+	"keelson.dev/keelson/controlplane/recovery"
 	"keelson.dev/keelson/controlplane/server/rotation"
 	"keelson.dev/keelson/raftstore/disk"
 )
@@ -262,7 +264,7 @@ func (p *plane) dataKeys(t *testing.T) map[string][]uint32 {
 	t.Helper()
 	out := make(map[string][]uint32)
 	for name, m := range p.members {
-		b, err := os.ReadFile(filepath.Join(m.cfg.DataDir, raftFolder, "raft.keys"))
+		b, err := os.ReadFile(filepath.Join(m.cfg.DataDir, datadir.RaftFolder, "raft.keys"))
 		if err != nil || len(b) < 9 {
 			t.Fatalf("data keys of %s: %d bytes, %v", name, len(b), err)
 		}
@@ -281,15 +283,15 @@ func (p *plane) dataKeys(t *testing.T) map[string][]uint32 {
 func (p *plane) opens(t *testing.T, name, backup string, may bool) {
 	t.Helper()
 	cfg := p.members[name].cfg
-	b, err := InspectBackup(StoreOptions{Keys: KeyFile(cfg.DataDir)}, backup)
+	b, err := recovery.InspectBackup(datadir.StoreOptions{Keys: datadir.KeyFile(cfg.DataDir)}, backup)
 	if may && (err != nil || len(b.Kinds) == 0) || !may && !errors.Is(err, disk.ErrSealed) {
 		t.Errorf("a backup of before the exchange, at %s: %d kinds, %v", name, len(b.Kinds), err)
 	}
-	store, err := cfg.store(p.cluster)
+	store, err := cfg.Dir().StoreConfig(p.cluster)
 	if err != nil {
 		t.Fatal(err)
 	}
-	ring, err := cfg.keysOfBackups(p.cluster, "")
+	ring, err := recovery.BackupKeyring(cfg.Dir(), p.cluster, "")
 	if err != nil || ring.Current() != store.Keys.Current() || slices.Contains(ring.IDs(), b.KeyID) != may {
 		t.Errorf("%s would restore with the keys %v, current %s, %v; the backup's is %s", name, ring.IDs(), ring.Current(), err, b.KeyID)
 	}
@@ -298,7 +300,7 @@ func (p *plane) opens(t *testing.T, name, backup string, may bool) {
 // keepsSecret checks the files of a replica's trust: their modes, and whether the key of former backups is among them.
 func (p *plane) keepsSecret(t *testing.T, name string, former bool) {
 	t.Helper()
-	folder := TrustFolder(p.members[name].cfg)
+	folder := recovery.TrustFolder(p.members[name].cfg.Dir())
 	files, err := os.ReadDir(folder)
 	if err != nil {
 		t.Fatal(err)
@@ -308,7 +310,7 @@ func (p *plane) keepsSecret(t *testing.T, name string, former bool) {
 		if info, err := f.Info(); err != nil || info.Mode().Perm() != 0o600 {
 			t.Errorf("%s of %s has mode %v, %v", f.Name(), name, info.Mode(), err)
 		}
-		has = has || f.Name() == formerKeysFile
+		has = has || f.Name() == datadir.FormerKeysFile
 	}
 	if has != former {
 		t.Errorf("the key of former backups at %s: %v, want %v", name, has, former)

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/internal/filewatch"
 	"keelson.dev/keelson/raftstore/disk"
@@ -23,7 +24,7 @@ const secretsEvery = 2 * time.Second
 // replicas. A change takes effect by itself, or at once on SIGHUP. What cannot
 // be read changes nothing.
 type secrets struct {
-	options     StoreOptions
+	options     datadir.StoreOptions
 	authorities *pki.Peers
 	rekey       func(*disk.Keyring) error // gives the store new keys
 	log         *slog.Logger
@@ -101,7 +102,7 @@ func (s *secrets) readKeys(said string) string {
 func (s *secrets) takeKeys() error {
 	s.reading.Lock()
 	defer s.reading.Unlock()
-	ring, err := s.options.keyring()
+	ring, err := s.options.Keyring()
 	if err == nil {
 		err = s.rekey(ring)
 	}

@@ -16,7 +16,9 @@ import (
 	"testing"
 	"time"
 
+	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/controlplane/pki"
+	"keelson.dev/keelson/controlplane/recovery"
 	"keelson.dev/keelson/raftstore/disk"
 )
 
@@ -27,13 +29,13 @@ func TestCertificatesRotate(t *testing.T) {
 	p := newPlane(t, 2, func(c *Config) { c.certificateLife = life })
 	began := time.Now()
 	shown := func() *x509.Certificate {
-		peers, err := pki.NewPeers(TrustFolder(p.members["cp2"].cfg), pki.ReplicaPeer("cp2"), time.Now)
+		peers, err := pki.NewPeers(recovery.TrustFolder(p.members["cp2"].cfg.Dir()), pki.ReplicaPeer("cp2"), time.Now)
 		if err != nil {
 			t.Fatal(err)
 		}
 		conf := peers.Client()
 		conf.NextProtos = []string{"h2"}
-		conn, err := tls.Dial("tcp", at(p.members["cp1"].cfg.Advertise, p.cluster.PeerPort), conf)
+		conn, err := tls.Dial("tcp", datadir.HostPort(p.members["cp1"].cfg.Advertise, p.cluster.PeerPort), conf)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -66,7 +68,7 @@ func TestCertificatesRotate(t *testing.T) {
 // serve, and in the end a holder of the former keys is not let in. F51
 func TestAuthorityExchanged(t *testing.T) {
 	p := newPlane(t, 2, nil)
-	former, err := pki.NewPeers(TrustFolder(p.members["cp2"].cfg), pki.ReplicaPeer("cp2"), time.Now)
+	former, err := pki.NewPeers(recovery.TrustFolder(p.members["cp2"].cfg.Dir()), pki.ReplicaPeer("cp2"), time.Now)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +91,7 @@ func TestAuthorityExchanged(t *testing.T) {
 		}
 		for _, name := range []string{"cp1", "cp2"} {
 			was := read(name)
-			if err := step(TrustFolder(p.members[name].cfg)); err != nil {
+			if err := step(recovery.TrustFolder(p.members[name].cfg.Dir())); err != nil {
 				t.Fatal(err)
 			}
 			if err := syscall.Kill(os.Getpid(), syscall.SIGHUP); err != nil {
@@ -152,7 +154,7 @@ func TestEncryptionAtRest(t *testing.T) {
 	}
 	p.stop("cp1")
 	cfg := p.members["cp1"].cfg
-	err = filepath.WalkDir(filepath.Join(cfg.DataDir, raftFolder), func(path string, d fs.DirEntry, err error) error {
+	err = filepath.WalkDir(filepath.Join(cfg.DataDir, datadir.RaftFolder), func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
 		}
@@ -170,10 +172,10 @@ func TestEncryptionAtRest(t *testing.T) {
 	if err := Run(context.Background(), bare); !errors.Is(err, disk.ErrSealed) {
 		t.Errorf("a start without keys: %v", err)
 	}
-	if _, err := Verify(bare.Store, file); !errors.Is(err, disk.ErrSealed) {
+	if _, err := recovery.Verify(bare.Store, file); !errors.Is(err, disk.ErrSealed) {
 		t.Errorf("verifying a backup without keys: %v", err)
 	}
-	if i, err := Verify(cfg.Store, file); err != nil || !i.Sealed || i.KeyID != "first" {
+	if i, err := recovery.Verify(cfg.Store, file); err != nil || !i.Sealed || i.KeyID != "first" {
 		t.Errorf("verifying a backup with keys: %v %+v", err, i)
 	}
 	p.again("cp1")

@@ -1,20 +1,15 @@
 package server
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"reflect"
-	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -22,87 +17,10 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"keelson.dev/keelson/controlplane/api"
-	storev1 "keelson.dev/keelson/proto/store/v1"
-	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/controlplane/datadir"
+	"keelson.dev/keelson/controlplane/recovery"
 	"keelson.dev/keelson/raftstore/disk"
-	"keelson.dev/keelson/raftstore/mvcc"
 )
-
-func TestPlaces(t *testing.T) {
-	known := map[string]*api.Kind{}
-	for _, k := range builtIn() {
-		if k.Storage != nil {
-			known[k.Storage.Prefix] = k
-		}
-	}
-	for key, want := range map[string][3]string{
-		"/registry/pods/default/a":                 {"/registry/pods/", "", "pods"},
-		"/registry/namespaces/a":                   {"/registry/namespaces/", "", "namespaces"},
-		"/registry/deployments/default/a":          {"/registry/deployments/", "apps", "deployments"},
-		"/registry/shop.example/orders/default/a":  {"/registry/shop.example/orders/", "shop.example", "orders"},
-		"/registry/shop.example/orders/a":          {"/registry/shop.example/orders/", "shop.example", "orders"},
-		"/registry/keelson.dev/feature-level":      {"/registry/keelson.dev/", "", ""},
-		"/registry/keelson.dev/reservations/ip/10": {"/registry/keelson.dev/", "", ""},
-		"/registry/unheard/of/it":                  {"/registry/unheard/", "", ""},
-		"/registry/":                               {"/registry//", "", ""},
-		"":                                         {elsewhere, "", ""},
-		"/else/where":                              {elsewhere, "", ""},
-	} {
-		place, group, resource := placeOf(key, known)
-		if got := [3]string{place, group, resource}; got != want {
-			t.Errorf("%q lies at %q, want %q", key, got, want)
-		}
-	}
-}
-
-// FuzzInspectBackup: whatever a file holds, saying what is in it takes no more room than the file has, and no panic.
-func FuzzInspectBackup(f *testing.F) {
-	var good bytes.Buffer
-	if err := writeBackupOf(&good, map[string]string{"/registry/pods/default/a": "x", "/registry/a.b/c/d": "y", "/registry/keelson.dev/feature-level": `{"level":1}`}); err != nil {
-		f.Fatal(err)
-	}
-	f.Add(good.Bytes())
-	f.Add(good.Bytes()[:40])
-	all := builtIn()
-	f.Fuzz(func(t *testing.T, content []byte) {
-		info, v, err := disk.ReadBackup(bytes.NewReader(content), nil)
-		if err != nil {
-			return
-		}
-		b := describeBackup(info, v, all)
-		n := 0
-		for _, k := range b.Kinds {
-			n += k.Objects
-		}
-		if n != info.Keys || len(b.Kinds) > mostPlaces+1 {
-			t.Errorf("%d objects of %d kinds, the file tells of %d keys", n, len(b.Kinds), info.Keys)
-		}
-	})
-}
-
-// The places that a file may make up are bounded, and what is beyond is counted all the same.
-func TestManyPlaces(t *testing.T) {
-	state := map[string]string{}
-	for i := range mostPlaces + 50 {
-		state[fmt.Sprintf("/registry/g%d.example/things/n", i)] = "v"
-	}
-	var file bytes.Buffer
-	if err := writeBackupOf(&file, state); err != nil {
-		t.Fatal(err)
-	}
-	info, v, err := disk.ReadBackup(&file, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := describeBackup(info, v, builtIn())
-	n := 0
-	for _, k := range b.Kinds {
-		n += k.Objects
-	}
-	if len(b.Kinds) != mostPlaces+1 || n != len(state) {
-		t.Errorf("%d places with %d objects, want %d with %d", len(b.Kinds), n, mostPlaces+1, len(state))
-	}
-}
 
 // F52: a backup that is served holds what the cluster held, object by object and at the same revisions, lets nobody of the
 // cluster in, starts nothing, and leaves nothing behind; what a killed one has left goes at the next call.
@@ -139,10 +57,10 @@ func TestServeBackup(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	o := ServeOptions{Path: file, WorkDir: work, Store: StoreOptions{Keys: KeyFile(p.members["cp1"].cfg.DataDir)}, Log: slog.New(slog.DiscardHandler), Version: "test"}
+	o := recovery.ServeOptions{Path: file, WorkDir: work, Store: datadir.StoreOptions{Keys: datadir.KeyFile(p.members["cp1"].cfg.DataDir)}, Log: slog.New(slog.DiscardHandler), Version: "test"}
 	stop := errors.New("seen enough")
-	var s Served
-	err = ServeBackup(ctx, o, func(got Served) error {
+	var s recovery.Served
+	err = ServeBackup(ctx, o, func(got recovery.Served) error {
 		s = got
 		seenServed(t, p, live, s)
 		return stop
@@ -157,63 +75,13 @@ func TestServeBackup(t *testing.T) {
 	}
 
 	o.Store.Keys = ""
-	if err := ServeBackup(ctx, o, func(Served) error { return nil }); !errors.Is(err, disk.ErrSealed) {
+	if err := ServeBackup(ctx, o, func(recovery.Served) error { return nil }); !errors.Is(err, disk.ErrSealed) {
 		t.Errorf("without the key: %v", err)
 	}
 }
 
-// What a person may have put into the folder of trials stays there, whatever it is called, and so does the backup that a
-// verb is about, wherever it lies.
-func TestSweepServed(t *testing.T) {
-	work := t.TempDir()
-	for _, dir := range []string{"keelson-backup-march", "keelson-backup-20260401", api.TrialPrefix, api.TrialPrefix + "mine", api.TrialPrefix + "10", api.TrialPrefix + "11"} {
-		if err := os.Mkdir(filepath.Join(work, dir), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(work, dir, "today"), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, file := range []string{"keelson-backup-today", "keelson-backup-1", api.TrialPrefix + "12", api.TrialPrefix + "13", api.TrialPrefix + "14.old"} {
-		if err := os.WriteFile(filepath.Join(work, file), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	link := filepath.Join(t.TempDir(), "today")
-	if err := os.Symlink(filepath.Join(work, api.TrialPrefix+"12"), link); err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range []struct{ about, goes string }{
-		{filepath.Join(work, api.TrialPrefix+"10", "today"), api.TrialPrefix + "11 " + api.TrialPrefix + "12 " + api.TrialPrefix + "13"},
-		{link, api.TrialPrefix + "10"}, // its file is gone
-	} {
-		removed, err := SweepServed(work, c.about)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var names []string
-		for _, path := range removed {
-			names = append(names, filepath.Base(path))
-		}
-		if got := strings.Join(names, " "); got != c.goes {
-			t.Errorf("beside %s went %q, want %q", c.about, got, c.goes)
-		}
-	}
-	if err := os.WriteFile(filepath.Join(work, api.TrialPrefix+"12"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if removed, err := SweepServed(work, link); err != nil || len(removed) > 0 {
-		t.Errorf("with the backup behind a link went %v, %v", removed, err)
-	}
-	for _, stays := range []string{"keelson-backup-march/today", "keelson-backup-20260401/today", "keelson-backup-today", "keelson-backup-1", api.TrialPrefix + "mine/today", api.TrialPrefix + "14.old"} {
-		if _, err := os.Stat(filepath.Join(work, stays)); err != nil {
-			t.Error(err)
-		}
-	}
-}
-
 // seenServed looks at what is served of a backup of p in which live is.
-func seenServed(t *testing.T, p *plane, live *v1.ConfigMap, s Served) {
+func seenServed(t *testing.T, p *plane, live *v1.ConfigMap, s recovery.Served) {
 	ctx := context.Background()
 	info, err := os.Stat(s.Folder)
 	if err != nil || info.Mode().Perm() != 0o700 {
@@ -270,17 +138,4 @@ func resourceName(k api.ClusterBackupKind) string {
 		return k.Resource
 	}
 	return k.Resource + "." + k.Group
-}
-
-// writeBackupOf writes a backup in clear that holds a state.
-func writeBackupOf(w io.Writer, state map[string]string) error {
-	m := mvcc.New()
-	for key, value := range state {
-		p, err := mvcc.Proposal(raftstore.Commit{Ops: []raftstore.Op{raftstore.Put(key, []byte(value))}})
-		if err != nil {
-			return err
-		}
-		m.Apply(mvcc.Entry{Term: 1, Command: &storev1.Command{Kind: &storev1.Command_Batch{Batch: &storev1.Batch{Proposals: []*storev1.Proposal{p}}}}})
-	}
-	return disk.WriteClearBackup(w, "ours", time.Now(), m.View())
 }

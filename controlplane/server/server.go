@@ -34,11 +34,12 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/podsecurity"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/controlplane/nodegateway"
 	"keelson.dev/keelson/controlplane/pki"
+	"keelson.dev/keelson/controlplane/recovery/backups"
 	"keelson.dev/keelson/controlplane/registry"
 	"keelson.dev/keelson/controlplane/scheduler"
-	"keelson.dev/keelson/controlplane/server/backups"
 	"keelson.dev/keelson/controlplane/vip"
 	"keelson.dev/keelson/internal/lifecycle"
 	"keelson.dev/keelson/raftstore/disk"
@@ -51,7 +52,7 @@ const timelineStages = 65536
 // Replica is one control-plane replica, wired.
 type Replica struct {
 	cfg     Config
-	cluster Cluster
+	cluster datadir.Cluster
 	trust   *pki.Trust
 	log     *slog.Logger
 
@@ -117,27 +118,27 @@ func Run(ctx context.Context, cfg Config) error {
 	if err := cfg.check(); err != nil {
 		return err
 	}
-	cluster, trust, err := cfg.load()
+	cluster, trust, err := cfg.Dir().Load()
 	if err != nil {
 		return err
 	}
-	if err := cfg.keptLevel(); err != nil {
+	if err := cfg.Dir().CheckLevel(); err != nil {
 		return fmt.Errorf("replica %s: %w", cfg.Name, err)
 	}
-	if cfg.Store.Keys, err = cfg.keyFile(cluster); err != nil {
+	if cfg.Store.Keys, err = cfg.Dir().StoreKeyFile(cluster); err != nil {
 		return err
 	}
-	release, err := cfg.lock()
+	release, err := cfg.Dir().Lock()
 	if err != nil {
 		return err
 	}
 	defer release()
-	found, err := cfg.abandonedBy()
+	found, err := cfg.Dir().AbandonedBy()
 	if err == nil && found == nil {
 		if err = cfg.run(ctx, cluster, trust); !errors.Is(err, errAbandoned) {
 			return err
 		}
-		found, err = cfg.abandonedBy()
+		found, err = cfg.Dir().AbandonedBy()
 	}
 	if err == nil && found == nil {
 		err = errAbandoned // it could not be written
@@ -149,7 +150,7 @@ func Run(ctx context.Context, cfg Config) error {
 }
 
 // run runs the replica of a data folder that this process has locked.
-func (cfg Config) run(ctx context.Context, cluster Cluster, trust *pki.Trust) error {
+func (cfg Config) run(ctx context.Context, cluster datadir.Cluster, trust *pki.Trust) error {
 	r, err := wire(cfg, cluster, trust)
 	if err != nil {
 		return fmt.Errorf("replica %s: %w", cfg.Name, err)
@@ -217,10 +218,10 @@ func (r *Replica) runStore(ctx context.Context) error {
 
 // wire builds every part; nothing runs yet but the listeners, so that a taken
 // port is the first thing one hears of.
-func wire(cfg Config, cluster Cluster, trust *pki.Trust) (r *Replica, err error) {
+func wire(cfg Config, cluster datadir.Cluster, trust *pki.Trust) (r *Replica, err error) {
 	r = &Replica{cfg: cfg, cluster: cluster, trust: trust, log: cfg.Log, timeline: api.NewTimeline(timelineStages), restarts: newRestarts(), addressEvents: &addressEvents{now: time.Now}, queues: controllers.NewQueueMetrics(), left: make(chan struct{})}
 	var f founder
-	if _, err := readJSON(filepath.Join(cfg.DataDir, foundersFile), &f); err != nil {
+	if _, err := datadir.ReadJSON(filepath.Join(cfg.DataDir, datadir.FounderFile), &f); err != nil {
 		return nil, err
 	}
 	r.pending.Store(len(f.Tokens) > 0)
@@ -229,7 +230,7 @@ func wire(cfg Config, cluster Cluster, trust *pki.Trust) (r *Replica, err error)
 		return nil, err
 	}
 	r.ids = newIdentities(cfg, cluster)
-	conf, err := cfg.storeToRun(cluster)
+	conf, err := cfg.Dir().StoreConfigToRun(cluster)
 	if err != nil {
 		return nil, err
 	}
@@ -252,7 +253,7 @@ func wire(cfg Config, cluster Cluster, trust *pki.Trust) (r *Replica, err error)
 		}
 	}()
 	now := time.Now
-	if r.ca, err = pki.NewClusterCA(filepath.Join(cfg.DataDir, pkiFolder), now); err != nil {
+	if r.ca, err = pki.NewClusterCA(filepath.Join(cfg.DataDir, datadir.PKIFolder), now); err != nil {
 		return nil, err
 	}
 	serving := r.ca.Serving(r.servingProfile())
@@ -267,7 +268,7 @@ func wire(cfg Config, cluster Cluster, trust *pki.Trust) (r *Replica, err error)
 	r.kindsServed = all
 	r.registry = registry.New(r.store, all, registry.WithHistoryAge(conf.HistoryAge),
 		registry.WithHistory(0, registry.HistoryOf(r.cfg.MemoryLimit)),
-		registry.WithShortFields(func() bool { return r.level.seen.Load() >= levelShortFields }),
+		registry.WithShortFields(func() bool { return r.level.seen.Load() >= datadir.LevelShortFields }),
 		registry.WithCompanions(&corev1.Node{}, nodegateway.NodeCompanions),
 		registry.WithCompanions(&corev1.Service{}, networking.ServiceCompanions))
 	own := pki.Client(replicaUser+cfg.Name, api.GroupMasters)
@@ -294,26 +295,26 @@ func wire(cfg Config, cluster Cluster, trust *pki.Trust) (r *Replica, err error)
 func (r *Replica) wireStore(conf replica.Config, ln net.Listener) error {
 	r.gate = newGate(r.cfg.Name, func() []raftMember { return r.store.Status().Members }, func() bool { return r.store.Ready() },
 		r.log.With("part", "gate"))
-	newcomer, err := r.cfg.joins()
+	newcomer, err := r.cfg.Dir().IsJoining()
 	if err != nil {
 		return err
 	}
 	r.newcomer, r.gate.joins = newcomer, newcomer
-	has, err := r.cfg.hasRaftData()
+	has, err := r.cfg.Dir().HasRaftData()
 	if err != nil {
 		return err
 	}
 	r.ids.joins, r.ids.empty = newcomer || !has, !has
 	peer := pki.ReplicaPeer(r.cfg.Name, r.cfg.Advertise)
 	peer.Life = r.cfg.certificateLife
-	authorities, err := pki.NewPeers(filepath.Join(r.cfg.DataDir, pkiFolder), peer, time.Now)
+	authorities, err := pki.NewPeers(filepath.Join(r.cfg.DataDir, datadir.PKIFolder), peer, time.Now)
 	if err != nil {
 		return err
 	}
 	conf.Listener, conf.ServerTLS, conf.ClientTLS = r.gate.listen(ln), r.gate.guard(authorities.Server()), authorities.Client()
-	r.level = &level{own: r.cfg.understands(), release: r.cfg.Version, folder: r.cfg.DataDir, log: r.log.With("part", "feature level")}
+	r.level = &level{own: r.cfg.Dir().FeatureLevel, release: r.cfg.Version, folder: r.cfg.DataDir, log: r.log.With("part", "feature level")}
 	conf.FeatureLevel, conf.StoredLevel = r.level.own, r.level.applied
-	waits, err := r.cfg.joinedAsStandby()
+	waits, err := r.cfg.Dir().JoinedAsStandby()
 	if err != nil {
 		return err
 	}
@@ -359,20 +360,20 @@ func (l threeListeners) close() {
 }
 
 // listen opens the ports of this replica; a guest brings its own.
-func (c Config) listen(cluster Cluster) (threeListeners, error) {
+func (c Config) listen(cluster datadir.Cluster) (threeListeners, error) {
 	if c.guest != nil {
 		return c.guest.listeners, nil
 	}
 	return listen(c.Advertise, cluster)
 }
 
-func listen(host string, c Cluster) (l threeListeners, err error) {
+func listen(host string, c datadir.Cluster) (l threeListeners, err error) {
 	for _, p := range []struct {
 		into *net.Listener
 		port int
 		what string
 	}{{&l.api, c.APIPort, "the API"}, {&l.fleet, c.FleetPort, "agents"}, {&l.peer, c.PeerPort, "the other replicas"}} {
-		if *p.into, err = net.Listen("tcp", at(host, p.port)); err != nil {
+		if *p.into, err = net.Listen("tcp", datadir.HostPort(host, p.port)); err != nil {
 			l.close()
 			return l, fmt.Errorf("listening for %s: %w: is another replica running on this machine ('ss -ltnp'), and is --advertise-address one of its addresses?", p.what, err)
 		}
@@ -408,9 +409,9 @@ func (r *Replica) wireAPI(ln net.Listener, serving *pki.Rotator, all *api.Kinds)
 		Listener: ln, TLS: r.ca.Server(serving),
 		ClientCAs: r.ca.Pool, ClientSeen: r.keys.sawClient,
 		ServiceTokens: tokens, Authentication: r.authentication, Authorization: r.authorization,
-		ServiceCIDR:       r.cluster.servicePrefixes()[0],
-		SecondServiceCIDR: r.cluster.secondService(),
-		PodCIDRs:          r.cluster.clusterPrefixes(),
+		ServiceCIDR:       r.cluster.ServicePrefixes()[0],
+		SecondServiceCIDR: r.cluster.SecondServiceCIDR(),
+		PodCIDRs:          r.cluster.ClusterPrefixes(),
 		ExternalIPRanges:  r.cfg.ExternalIPRanges,
 		ReplicaAddresses:  r.peers.listening,
 		PodAddresses:      func() *podaddress.Index { return r.addresses },
@@ -455,7 +456,7 @@ func serverVersion(own string) version.Info {
 
 // servingProfile is that of the certificates of this replica's API and of its port for agents.
 func (r *Replica) servingProfile() pki.Profile {
-	p := pki.ReplicaServing(r.cfg.Name, r.cluster.serviceIP().AsSlice(), r.cfg.addresses()...)
+	p := pki.ReplicaServing(r.cfg.Name, r.cluster.APIServiceIP().AsSlice(), r.cfg.addresses()...)
 	p.Life = r.cfg.certificateLife
 	return p
 }

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/controlplane/vip"
 )
 
@@ -34,7 +35,7 @@ func (c Config) addresses() []string {
 // peerAddresses are those of the other members.
 func (r *Replica) peerAddresses() (out []netip.Addr) {
 	for _, m := range r.store.Status().Members {
-		host, _, err := splitHost(m.Address)
+		host, _, err := net.SplitHostPort(m.Address)
 		if err != nil || m.ID == r.cfg.Name {
 			continue
 		}
@@ -61,7 +62,7 @@ func listenShared(own net.Listener, ip string, port int) (net.Listener, error) {
 	free := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
 		return errors.Join(c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_FREEBIND, 1) }), err)
 	}}
-	shared, err := free.Listen(context.Background(), "tcp", at(ip, port))
+	shared, err := free.Listen(context.Background(), "tcp", datadir.HostPort(ip, port))
 	if err != nil {
 		return nil, fmt.Errorf("listening for the API at --api-address-shared: %w", err)
 	}

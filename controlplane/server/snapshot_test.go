@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/controlplane/recovery"
 )
 
 // twoVersions is a definition whose objects were stored in v1 and are stored in v2 now.
@@ -72,11 +74,11 @@ func TestStateComesFromASnapshot(t *testing.T) {
 	backup := p.backup("cp1")
 	p.stop("cp1")
 	cfg := p.members["cp1"].cfg
-	if _, err := Restore(cfg, backup, RestoreOptions{Replace: true}); err != nil {
+	if _, err := recovery.Restore(cfg.Dir(), backup, recovery.RestoreOptions{Replace: true}); err != nil {
 		t.Fatal(err)
 	}
 	for i, round := range []string{"with no log", "with a log that begins behind the snapshot"} {
-		found, err := Inspect(cfg)
+		found, err := recovery.Inspect(cfg.Dir())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -5,11 +5,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"reflect"
 	"time"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/controlplane/server/rotation"
 	"keelson.dev/keelson/internal/wait"
 )
@@ -113,11 +115,11 @@ func (r *Replica) staleAmong(ctx context.Context) (why string, known bool) {
 func (r *Replica) staleBefore(ctx context.Context, peer string) (why string, known bool) {
 	ctx, cancel := context.WithTimeout(ctx, staleAsk)
 	defer cancel()
-	host, _, err := splitHost(peer)
+	host, _, err := net.SplitHostPort(peer)
 	if err != nil {
 		return "", false
 	}
-	resp, err := r.peers.get(ctx, at(host, r.cluster.APIPort), api.PathClusterKeys)
+	resp, err := r.peers.get(ctx, datadir.HostPort(host, r.cluster.APIPort), api.PathClusterKeys)
 	if err != nil {
 		return "", false
 	}

@@ -11,7 +11,9 @@ import (
 	"testing"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/controlplane/pki"
+	"keelson.dev/keelson/controlplane/recovery"
 	"keelson.dev/keelson/controlplane/server/rotation"
 )
 
@@ -39,7 +41,7 @@ func TestReplicaOfBeforeAnExchange(t *testing.T) {
 	p.begins(t, "cp1", api.ClusterRotate{Kind: string(rotation.ServiceAccountKey), Keep: "0s"})
 	p.rotated(t, "cp2", rotation.ServiceAccountKey)
 	cfg := p.members["cp3"].cfg
-	if _, err := Rebuild(cfg, nil); err != nil {
+	if _, err := recovery.Rebuild(cfg.Dir(), nil); err != nil {
 		t.Fatal(err)
 	}
 	p.start(cfg)
@@ -72,7 +74,7 @@ func TestMemberWithStaleKeys(t *testing.T) {
 	})
 	p.stop("cp3")
 	cfg := p.members["cp3"].cfg
-	folder := filepath.Join(cfg.DataDir, pkiFolder)
+	folder := filepath.Join(cfg.DataDir, datadir.PKIFolder)
 	text, _, err := pki.NewServiceKey()
 	if err == nil {
 		err = errors.Join(pki.BelieveServiceKey(folder, text), pki.SignServiceKey(folder, text), pki.DropServiceKey(folder, former))

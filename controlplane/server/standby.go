@@ -15,31 +15,19 @@ import (
 	"time"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/internal/wait"
 )
 
 // A standby is a member without a vote. That it waits for one it remembers on its disk until it has got one: whoever joins
 // as a voter and is caught up with has no vote either, for a moment, and is none.
 
-// standbyRecord is what lies in standbyFile.
-type standbyRecord struct {
-	Version int `json:"version"`
-}
-
-const standbyVersion = 1
-
-func (c Config) joinedAsStandby() (bool, error) {
-	var rec standbyRecord
-	found, err := readJSON(filepath.Join(c.DataDir, standbyFile), &rec)
-	return found, err
-}
-
 // noteVote has this replica wait for a vote no more once it has one: should it lose its data, it joins anew as a voter.
 func (r *Replica) noteVote() {
 	if !r.standby.Load() || !hasVote(r.store.Status().Members, r.cfg.Name, r.store.Ready()) {
 		return
 	}
-	if err := os.Remove(filepath.Join(r.cfg.DataDir, standbyFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Remove(filepath.Join(r.cfg.DataDir, datadir.StandbyFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		r.log.Warn("this replica has a vote now and cannot forget that it waited for one", "err", err)
 		return
 	}
@@ -120,7 +108,7 @@ func (r *Replica) hearRemoval(ctx context.Context) error {
 
 // askRemoval is what the first member says that knows this replica to be none; "" when nobody does.
 func (r *Replica) askRemoval(ctx context.Context) string {
-	known, err := r.cfg.members()
+	known, err := r.cfg.Dir().Members()
 	if err != nil {
 		return ""
 	}

@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/datadir"
 )
 
 // member is what a replica says of another.
@@ -114,7 +115,7 @@ func TestAStandbyTakesThePlaceOfADeadReplica(t *testing.T) {
 		return nil
 	})
 	eventually(t, func() error {
-		if _, err := os.Stat(filepath.Join(standby.DataDir, standbyFile)); !errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Stat(filepath.Join(standby.DataDir, datadir.StandbyFile)); !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("the standby has a vote and waits for one still: %v", err)
 		}
 		return nil

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"slices"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/controlplane/registry"
 	"keelson.dev/keelson/raftstore"
 )
@@ -50,7 +52,7 @@ func (r *Replica) clusterStatus(ctx context.Context, local bool) api.ClusterStat
 	out.Alarms = append(out.Alarms, expiringAlarms(r.ownCertificates(), time.Now())...)
 	out.Alarms = append(out.Alarms, overdueAlarms(r.fleet.Certificates(), time.Now())...)
 	out.Alarms = append(out.Alarms, rotationAlarms(*r.keys.seen.Load(), time.Now())...)
-	out.Alarms = append(out.Alarms, r.cfg.Store.electionAlarms(s.Leaders, time.Now())...)
+	out.Alarms = append(out.Alarms, electionAlarms(r.cfg.Store, s.Leaders, time.Now())...)
 	out.Alarms = append(out.Alarms, r.ids.alarms(time.Now())...)
 	if s.Leader == r.cfg.Name {
 		out.Work, out.Failing = r.work.state()
@@ -159,11 +161,11 @@ func reason(err error) string {
 }
 
 func (r *Replica) statusOf(ctx context.Context, peer string) (*api.ClusterStatus, error) {
-	host, _, err := splitHost(peer)
+	host, _, err := net.SplitHostPort(peer)
 	if err != nil {
 		return nil, err
 	}
-	resp, err := r.peers.get(ctx, at(host, r.cluster.APIPort), api.PathClusterStatus+"?local=true")
+	resp, err := r.peers.get(ctx, datadir.HostPort(host, r.cluster.APIPort), api.PathClusterStatus+"?local=true")
 	if err != nil {
 		return nil, err
 	}

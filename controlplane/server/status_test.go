@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/internal/virtual"
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
@@ -42,7 +43,7 @@ func TestStatusOfWhoDoesNotAnswer(t *testing.T) {
 // When a replica was heard last is remembered after it has fallen silent.
 func TestHeardOf(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
-		r := newReplicas("cp1", Cluster{}, nil, func() *tls.Config { return new(tls.Config) }, slog.New(slog.NewTextHandler(io.Discard, nil)))
+		r := newReplicas("cp1", datadir.Cluster{}, nil, func() *tls.Config { return new(tls.Config) }, slog.New(slog.NewTextHandler(io.Discard, nil)))
 		list := []*fleetv1.Replica{{Name: "cp2"}, {Name: "cp3"}}
 		silent := errors.New("silent")
 		r.learn(list, []error{nil, silent})

@@ -16,7 +16,9 @@ import (
 	"k8s.io/client-go/rest"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/controlplane/pki"
+	"keelson.dev/keelson/controlplane/recovery"
 	"keelson.dev/keelson/controlplane/server/rotation"
 )
 
@@ -40,7 +42,7 @@ func (p *plane) leaves(t *testing.T, gone *running) {
 	t.Helper()
 	name := gone.cfg.Name
 	eventually(t, func() error { // it asks to be taken in no more
-		if _, err := os.Stat(filepath.Join(gone.cfg.DataDir, peersFile)); !errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Stat(filepath.Join(gone.cfg.DataDir, datadir.PeersFile)); !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("%s is being taken in: %v", name, err)
 		}
 		return nil
@@ -80,7 +82,7 @@ func TestKeysOfARemovedReplica(t *testing.T) {
 	p.stop("cp3")
 	delete(p.members, "cp3")
 	stolen := filepath.Join(t.TempDir(), "pki")
-	if err := os.CopyFS(stolen, os.DirFS(TrustFolder(gone.cfg))); err != nil {
+	if err := os.CopyFS(stolen, os.DirFS(recovery.TrustFolder(gone.cfg.Dir()))); err != nil {
 		t.Fatal(err)
 	}
 	trust, err := pki.Load(stolen)

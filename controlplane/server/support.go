@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/datadir"
 )
 
 // What a replica tells of itself for a support bundle, in bytes and time.
@@ -67,7 +68,7 @@ func (r *Replica) support(ctx context.Context) api.ClusterSupportPart {
 
 // ownMetrics asks this replica's own API, as a monitoring system does.
 func (r *Replica) ownMetrics(ctx context.Context) (string, error) {
-	resp, err := r.call(ctx, http.MethodGet, at(r.cfg.Advertise, r.cluster.PeerPort), "/metrics", nil)
+	resp, err := r.call(ctx, http.MethodGet, datadir.HostPort(r.cfg.Advertise, r.cluster.PeerPort), "/metrics", nil)
 	if err != nil {
 		return "", err
 	}

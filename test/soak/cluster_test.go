@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/controlplane/server"
 	"keelson.dev/keelson/test/testenv/loopback"
 )
@@ -20,7 +21,7 @@ import (
 type shape struct {
 	replicas, nodes int
 	heartbeat       time.Duration // of the nodes; 0 = as ever
-	store           server.StoreOptions
+	store           datadir.StoreOptions
 	run             func(context.Context, server.Config) error // runs a replica; nil = in this process
 }
 

@@ -22,7 +22,7 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 
-	"keelson.dev/keelson/controlplane/server"
+	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/internal/wait"
 )
 
@@ -137,7 +137,7 @@ func churn(t *testing.T, cs *kubernetes.Clientset, name string, pods int) {
 // pods is that after few. What is bounded and fills (the newest entries of the log, the timeline)
 // fills in the first waves.
 func TestChurnLeavesNothingBehind(t *testing.T) {
-	cs := start(t, shape{replicas: 1, nodes: 4, store: server.StoreOptions{HistoryAge: historyAge}})
+	cs := start(t, shape{replicas: 1, nodes: 4, store: datadir.StoreOptions{HistoryAge: historyAge}})
 	look(t, cs)
 	live(t, "a cluster of four nodes")
 	churn(t, cs, "first", *pods)

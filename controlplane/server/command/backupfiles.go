@@ -18,8 +18,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/datadir"
+	"keelson.dev/keelson/controlplane/recovery"
+	"keelson.dev/keelson/controlplane/recovery/backups"
 	"keelson.dev/keelson/controlplane/server"
-	"keelson.dev/keelson/controlplane/server/backups"
 	"keelson.dev/keelson/internal/diskheadroom"
 	"keelson.dev/keelson/raftstore/disk"
 )
@@ -40,7 +42,7 @@ func backupCommand(version string) *cobra.Command {
 
 // opener are the flags that say what opens a backup.
 type opener struct {
-	store   server.StoreOptions
+	store   datadir.StoreOptions
 	dataDir string
 }
 
@@ -56,8 +58,8 @@ func identityFlag(c *cobra.Command, to *string) {
 }
 
 // ready takes the keys of this machine's replica where no others are named.
-func (o *opener) ready() server.StoreOptions {
-	if own := server.KeyFile(o.dataDir); o.store.Keys == "" {
+func (o *opener) ready() datadir.StoreOptions {
+	if own := datadir.KeyFile(o.dataDir); o.store.Keys == "" {
 		if _, err := os.Stat(own); err == nil {
 			o.store.Keys = own
 		}
@@ -93,7 +95,7 @@ func (n *newest) find(ctx context.Context, dataDir string, note io.Writer) (back
 		return backups.Found{}, err
 	}
 	tellAhead(note, all)
-	return backups.Newest(all, cmp.Or(n.cluster, server.ClusterID(dataDir)))
+	return backups.Newest(all, cmp.Or(n.cluster, datadir.ClusterID(dataDir)))
 }
 
 // tellAhead names the backups whose time is still to come.
@@ -117,10 +119,10 @@ func (n *newest) chosen(ctx context.Context, args []string, dataDir, workDir str
 	if n.place.S3.URL == "" {
 		return found.Name, func() error { return nil }, nil
 	}
-	if _, err := server.SweepServed(workDir, ""); err != nil {
+	if _, err := recovery.SweepServed(workDir, ""); err != nil {
 		return "", nil, fmt.Errorf("--work-dir: %w", err)
 	}
-	f, err := server.FetchedFile(workDir)
+	f, err := recovery.FetchedFile(workDir)
 	if err != nil {
 		return "", nil, err
 	}
@@ -157,7 +159,7 @@ func backupInspectCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		b, err := server.InspectBackup(o.ready(), path)
+		b, err := recovery.InspectBackup(o.ready(), path)
 		err = errors.Join(opens(err), done())
 		if b.Cluster == "" && !b.Sealed {
 			return err
@@ -326,9 +328,9 @@ func backupServeCommand(version string) *cobra.Command {
 		if debug {
 			level = slog.LevelDebug
 		}
-		options := server.ServeOptions{Path: path, WorkDir: *workDir, DataDir: o.dataDir, Store: o.ready(), Version: version,
+		options := recovery.ServeOptions{Path: path, WorkDir: *workDir, DataDir: o.dataDir, Store: o.ready(), Version: version,
 			Log: slog.New(slog.NewTextHandler(c.ErrOrStderr(), &slog.HandlerOptions{Level: level}))}
-		err = server.ServeBackup(ctx, options, func(s server.Served) error { return tellServed(c.OutOrStdout(), output, path, s) })
+		err = server.ServeBackup(ctx, options, func(s recovery.Served) error { return tellServed(c.OutOrStdout(), output, path, s) })
 		if errors.Is(err, context.Canceled) && ctx.Err() != nil {
 			err = nil
 		}
@@ -342,7 +344,7 @@ func backupServeCommand(version string) *cobra.Command {
 	return c
 }
 
-func tellServed(w io.Writer, output, path string, s server.Served) error {
+func tellServed(w io.Writer, output, path string, s recovery.Served) error {
 	if output == "json" {
 		return json.NewEncoder(w).Encode(s)
 	}

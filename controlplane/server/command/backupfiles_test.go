@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"keelson.dev/keelson/controlplane/server"
+	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/raftstore/disk"
 	"keelson.dev/keelson/raftstore/mvcc"
 )
@@ -17,7 +17,7 @@ import (
 // flag, and the error names it.
 func TestFetchTheNewest(t *testing.T) {
 	dataDir, folder, to := founded(t), t.TempDir(), t.TempDir()
-	id := server.ClusterID(dataDir)
+	id := datadir.ClusterID(dataDir)
 	if id == "" {
 		t.Fatal("the data folder does not tell the cluster's ID")
 	}

@@ -3,7 +3,7 @@ package command
 import (
 	"github.com/spf13/cobra"
 
-	"keelson.dev/keelson/controlplane/server/backups"
+	"keelson.dev/keelson/controlplane/recovery/backups"
 )
 
 // backupFlags adds the backups that a replica makes by itself.

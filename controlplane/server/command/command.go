@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/controlplane/server"
 	"keelson.dev/keelson/internal/logtail"
 	"keelson.dev/keelson/internal/memory"
@@ -39,7 +40,7 @@ func New(version string) *cobra.Command {
 		withPreviousName(addFamilyCommand(), "add-family"))
 	// The second line is what an upgrade goes by: no replica goes back below the level of what is stored.
 	// It is no template's: one that is set by name brings every method of every type into the program.
-	root.Version = fmt.Sprintf("%s\nfeature level %d", version, server.FeatureLevel)
+	root.Version = fmt.Sprintf("%s\nfeature level %d", version, datadir.FeatureLevel)
 	configured(root)
 	return callAs(root, os.Args[0])
 }
@@ -62,7 +63,7 @@ func mayKnow(c *cobra.Command) {
 
 func initCommand() *cobra.Command {
 	var cfg server.Config
-	var cluster server.Cluster
+	var cluster datadir.Cluster
 	var founding server.Founding
 	var output string
 	c := &cobra.Command{
@@ -332,7 +333,7 @@ func auditFlags(c *cobra.Command, o *server.AuditOptions) {
 }
 
 // storeFlags adds what an operator may choose of a running store. finish reads the sizes.
-func storeFlags(c *cobra.Command, o *server.StoreOptions) (finish func() error) {
+func storeFlags(c *cobra.Command, o *datadir.StoreOptions) (finish func() error) {
 	diskFlags(c, o)
 	var quota, snapshot string
 	f := c.Flags()
@@ -340,7 +341,7 @@ func storeFlags(c *cobra.Command, o *server.StoreOptions) (finish func() error) 
 	f.StringVar(&snapshot, "snapshot-bytes", "64Mi", "size of the raft log after which a snapshot is taken")
 	f.IntVar(&o.HistoryRevisions, "history-revisions", 20000, "maximum number of revisions in the watch history")
 	f.DurationVar(&o.HistoryAge, "history-age", 5*time.Minute, "maximum age of revisions in the watch history")
-	f.DurationVar(&o.Heartbeat, "heartbeat-timeout", server.DefaultHeartbeat,
+	f.DurationVar(&o.Heartbeat, "heartbeat-timeout", datadir.DefaultHeartbeat,
 		"how long a leader may be unreachable before another is elected; increase it on slow machines or "+
 			"networks (docs/explanation/leader-election.md); must be the same on every replica")
 	f.DurationVar(&o.CompareEvery, "compare-interval", 10*time.Minute, "interval at which the leader compares the state of the replicas; a negative value disables it")
@@ -364,7 +365,7 @@ func storeFlags(c *cobra.Command, o *server.StoreOptions) (finish func() error) 
 }
 
 // diskFlags adds what every verb must know to read the store on this machine's disk.
-func diskFlags(c *cobra.Command, o *server.StoreOptions) {
+func diskFlags(c *cobra.Command, o *datadir.StoreOptions) {
 	c.Flags().StringVar(&o.LogStore, "log-store", "", "format of the raft log: bolt or wal (default: the existing format, or bolt for a new log; 'convert-log' "+
 		"changes it)")
 	c.Flags().StringVar(&o.Keys, "encryption-keys", "", "key file that encrypts the store on disk (default: pki/store.keys of the data directory, if it exists)")

@@ -1,6 +1,8 @@
 package command
 
-import "testing"
+import (
+	"testing"
+)
 
 // Each release has its own image of the proxies, so that an upgrade replaces them.
 func TestEntryImageIsTheReleases(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"keelson.dev/keelson/controlplane/recovery"
 	"keelson.dev/keelson/controlplane/server"
 )
 
@@ -27,7 +28,7 @@ func addFamilyCommand() *cobra.Command {
 			if pods == "" || services == "" {
 				return errors.New("--cluster-cidr and --service-cidr are needed: the ranges of the second family")
 			}
-			cluster, err := server.AddFamily(cfg, pods, services)
+			cluster, err := recovery.AddFamily(cfg.Dir(), pods, services)
 			if err != nil {
 				return err
 			}

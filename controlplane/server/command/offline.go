@@ -16,6 +16,8 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"keelson.dev/keelson/controlplane/datadir"
+	"keelson.dev/keelson/controlplane/recovery"
 	"keelson.dev/keelson/controlplane/server"
 	"keelson.dev/keelson/raftstore/disk"
 )
@@ -29,7 +31,7 @@ func offline(c *cobra.Command, cfg *server.Config) {
 
 func restoreCommand() *cobra.Command {
 	var cfg server.Config
-	var o server.RestoreOptions
+	var o recovery.RestoreOptions
 	c := &cobra.Command{
 		Use:   "restore FILE",
 		Short: "Restore the store of this replica from a backup",
@@ -49,7 +51,7 @@ func restoreCommand() *cobra.Command {
 			"  keelson-controlplane restore /backups/today --any-cluster",
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			r, err := server.Restore(cfg, args[0], o)
+			r, err := recovery.Restore(cfg.Dir(), args[0], o)
 			if err != nil {
 				return err
 			}
@@ -77,7 +79,7 @@ func restoreCommand() *cobra.Command {
 }
 
 // tellCarried says what was revoked or used up since the backup was made, and stays so.
-func tellCarried(w io.Writer, r server.Restored) {
+func tellCarried(w io.Writer, r recovery.Restored) {
 	if len(r.Revoked) > 0 {
 		fmt.Fprintf(w, "nodes that were revoked since the backup was made stay so: %s\n", strings.Join(r.Revoked, ", "))
 	}
@@ -113,7 +115,7 @@ func size(n int64) string {
 }
 
 func verifyCommand() *cobra.Command {
-	var o server.StoreOptions
+	var o datadir.StoreOptions
 	dataDir := ""
 	c := &cobra.Command{
 		Use:     "verify FILE",
@@ -121,12 +123,12 @@ func verifyCommand() *cobra.Command {
 		Example: "  keelson-controlplane verify /backups/today\n  keelson-controlplane verify /backups/today --encryption-keys /etc/keelson/keys",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			if own := server.KeyFile(dataDir); o.Keys == "" {
+			if own := datadir.KeyFile(dataDir); o.Keys == "" {
 				if _, err := os.Stat(own); err == nil {
 					o.Keys = own
 				}
 			}
-			info, err := server.Verify(o, args[0])
+			info, err := recovery.Verify(o, args[0])
 			if err != nil {
 				return err
 			}
@@ -142,8 +144,8 @@ func verifyCommand() *cobra.Command {
 }
 
 // tellLost says what a recovery would go on with, and without.
-func tellLost(w io.Writer, lost server.Lost) {
-	index, term := server.LastEntry(lost.Disk)
+func tellLost(w io.Writer, lost recovery.Lost) {
+	index, term := recovery.LastEntry(lost.Disk)
 	fmt.Fprintf(w, "this replica has everything up to entry %d of term %d; what was acknowledged beyond it is lost\n", index, term)
 	if all := lost.Disk.Snapshots; len(all) > 0 && all[0].Revision > 0 {
 		fmt.Fprintf(w, "its newest snapshot is of revision %d, %s; the log goes on from there\n", all[0].Revision, all[0].Taken.UTC().Format(time.RFC3339))
@@ -205,7 +207,7 @@ func confirmed(in io.Reader, w io.Writer, cluster string) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("that is not the name of the cluster, and nothing was changed: %w", server.ErrUnsafe)
+	return fmt.Errorf("that is not the name of the cluster, and nothing was changed: %w", recovery.ErrUnsafe)
 }
 
 func recoverCommand() *cobra.Command {
@@ -229,14 +231,14 @@ func recoverCommand() *cobra.Command {
 		Example: "  keelson-controlplane inspect\n  keelson-controlplane recover\n  keelson-controlplane recover --unsafe-lost-majority",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			lost, err := server.Recover(cfg, really)
+			lost, err := recovery.Recover(cfg.Dir(), really)
 			w := c.OutOrStdout()
-			if err == nil || errors.Is(err, server.ErrUnsafe) {
+			if err == nil || errors.Is(err, recovery.ErrUnsafe) {
 				tellLost(w, lost)
 			}
-			if in := c.InOrStdin(); errors.Is(err, server.ErrUnsafe) && asks(in) {
+			if in := c.InOrStdin(); errors.Is(err, recovery.ErrUnsafe) && asks(in) {
 				if err = confirmed(in, w, lost.Cluster); err == nil {
-					lost, err = server.Recover(cfg, true)
+					lost, err = recovery.Recover(cfg.Dir(), true)
 				}
 			}
 			if err != nil {
@@ -268,7 +270,7 @@ func rebuildCommand() *cobra.Command {
 		Example: "  keelson-controlplane rebuild\n  keelson-controlplane rebuild --server 192.0.2.12",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			r, err := server.Rebuild(cfg, servers)
+			r, err := recovery.Rebuild(cfg.Dir(), servers)
 			if err != nil {
 				return err
 			}
@@ -298,7 +300,7 @@ func convertCommand() *cobra.Command {
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			var said time.Time
-			err := server.ConvertLog(c.Context(), cfg, to, func(done, total uint64) {
+			err := recovery.ConvertLog(c.Context(), cfg.Dir(), to, func(done, total uint64) {
 				if now := time.Now(); now.Sub(said) > time.Second || done == total {
 					said = now
 					fmt.Fprintf(c.ErrOrStderr(), "%d of %d entries\n", done, total)
@@ -386,7 +388,7 @@ func inspectCommand() *cobra.Command {
 		Example: "  keelson-controlplane inspect",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			i, err := server.Inspect(cfg)
+			i, err := recovery.Inspect(cfg.Dir())
 			if i.Cluster.ID == "" {
 				return err
 			}
@@ -400,7 +402,7 @@ func inspectCommand() *cobra.Command {
 	return c
 }
 
-func printInspection(w io.Writer, i server.Inspection) error {
+func printInspection(w io.Writer, i recovery.Inspection) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	row := func(name, format string, args ...any) { fmt.Fprintf(t, name+"\t"+format+"\n", args...) }
 	row("cluster", "%s (%s)", i.Cluster.Name, i.Cluster.ID)
@@ -421,7 +423,7 @@ func printInspection(w io.Writer, i server.Inspection) error {
 	case i.Disk.LogStore != "":
 		row("log", "%s, no entries", i.Disk.LogStore)
 	}
-	if index, term := server.LastEntry(i.Disk); index > 0 {
+	if index, term := recovery.LastEntry(i.Disk); index > 0 {
 		row("last entry", "%d of term %d", index, term)
 	}
 	row("disk", "%s", size(i.Disk.Bytes))

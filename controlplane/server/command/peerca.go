@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"keelson.dev/keelson/controlplane/pki"
+	"keelson.dev/keelson/controlplane/recovery"
 	"keelson.dev/keelson/controlplane/server"
 )
 
@@ -52,7 +53,7 @@ func peerCACommand() *cobra.Command {
 		}
 	}
 	verb("create FILE", "Create a CA", cobra.ExactArgs(1), func(w io.Writer, args []string) error {
-		cluster, err := server.Identity(cfg)
+		cluster, err := recovery.Identity(cfg.Dir())
 		if err != nil {
 			return err
 		}
@@ -63,31 +64,31 @@ func peerCACommand() *cobra.Command {
 		return err
 	}, "make")
 	verb("trust FILE", "Trust a CA in addition to the current one", cobra.ExactArgs(1), func(w io.Writer, args []string) error {
-		cert, err := pki.TrustPeerCA(server.TrustFolder(cfg), args[0])
+		cert, err := pki.TrustPeerCA(recovery.TrustFolder(cfg.Dir()), args[0])
 		if err == nil {
 			fmt.Fprintf(w, "this replica believes %s too\n", short(cert))
 		}
 		return err
 	})
 	verb("use FILE", "Sign this replica's certificates with a CA", cobra.ExactArgs(1), func(w io.Writer, args []string) error {
-		cert, err := pki.UsePeerCA(server.TrustFolder(cfg), args[0])
+		cert, err := pki.UsePeerCA(recovery.TrustFolder(cfg.Dir()), args[0])
 		if err == nil {
 			fmt.Fprintf(w, "%s signs this replica's certificates; the former authority is still believed\n", short(cert))
 		}
 		return err
 	})
 	verb("prune", "Stop trusting all CAs except the current one", cobra.NoArgs, func(w io.Writer, _ []string) error {
-		if err := pki.ForgetPeerCAs(server.TrustFolder(cfg)); err != nil {
+		if err := pki.ForgetPeerCAs(recovery.TrustFolder(cfg.Dir())); err != nil {
 			return err
 		}
-		trust, err := pki.Load(server.TrustFolder(cfg))
+		trust, err := pki.Load(recovery.TrustFolder(cfg.Dir()))
 		if err == nil {
 			fmt.Fprintf(w, "this replica believes %s alone\n", short(trust.PeerAuthorities()[0]))
 		}
 		return err
 	}, "forget")
 	verb("list", "List the trusted CAs", cobra.NoArgs, func(w io.Writer, _ []string) error {
-		trust, err := pki.Load(server.TrustFolder(cfg))
+		trust, err := pki.Load(recovery.TrustFolder(cfg.Dir()))
 		if err != nil {
 			return err
 		}

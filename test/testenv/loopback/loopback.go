@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/controlplane/server"
 	"keelson.dev/keelson/internal/wait"
 )
@@ -28,7 +29,7 @@ type Shape struct {
 	Name      string
 	Replicas  int
 	Heartbeat time.Duration // of the nodes; 0 = as ever
-	Store     server.StoreOptions
+	Store     datadir.StoreOptions
 	Run       func(context.Context, server.Config) error // runs a replica; nil = in this process
 	Ready     time.Duration                              // how long each replica may take to be ready
 
@@ -78,7 +79,7 @@ func (p *Plane) start(ctx context.Context, dir string, s Shape) error {
 	if err != nil {
 		return fmt.Errorf("looking for ports: %w", err)
 	}
-	cluster := server.Cluster{Name: s.Name, ClusterCIDR: s.ClusterCIDR, ServiceCIDR: s.ServiceCIDR,
+	cluster := datadir.Cluster{Name: s.Name, ClusterCIDR: s.ClusterCIDR, ServiceCIDR: s.ServiceCIDR,
 		APIPort: ports[0], FleetPort: ports[1], PeerPort: ports[2]}
 	p.api, p.fleet = cluster.APIPort, cluster.FleetPort
 	p.Fleet = p.FleetAddress(0)

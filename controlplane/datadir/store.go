@@ -1,4 +1,4 @@
-package server
+package datadir
 
 import (
 	"crypto/rand"
@@ -10,12 +10,13 @@ import (
 	"path/filepath"
 	"time"
 
-	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/pki"
-	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/disk"
 	"keelson.dev/keelson/raftstore/replica"
 )
+
+// FormerKeysFile is a file beside the key file of the store, with keys that only backups of before a rotation need.
+const FormerKeysFile = "store-former.keys"
 
 // StoreOptions are what an operator may choose of the store. Zero values mean
 // its defaults.
@@ -40,8 +41,8 @@ const DefaultHeartbeat = 600 * time.Millisecond
 
 // The least that makes sense.
 const (
-	minQuota         = 16 << 20
-	minSnapshotBytes = 1 << 20
+	MinQuota         = 16 << 20
+	MinSnapshotBytes = 1 << 20
 	minHistory       = 1000
 	minHistoryAge    = time.Second
 	minCompare       = time.Second
@@ -49,18 +50,18 @@ const (
 	maxHeartbeat     = 10 * time.Second
 )
 
-// check names the flag that is wrong.
-func (o StoreOptions) check() error {
+// Check names the flag that is wrong.
+func (o StoreOptions) Check() error {
 	switch {
 	case o.LogStore != "" && o.LogStore != string(disk.LogBolt) && o.LogStore != string(disk.LogWAL):
 		return fmt.Errorf("--log-store %q: want %s or %s", o.LogStore, disk.LogBolt, disk.LogWAL)
-	case o.Quota != 0 && o.Quota < minQuota:
+	case o.Quota != 0 && o.Quota < MinQuota:
 		return fmt.Errorf("--store-quota %d bytes: want at least 16Mi", o.Quota)
 	case o.HistoryRevisions != 0 && o.HistoryRevisions < minHistory:
 		return fmt.Errorf("--history-revisions %d: want at least %d: watches of clients that were away for a moment would have to begin again", o.HistoryRevisions, minHistory)
 	case o.HistoryAge != 0 && o.HistoryAge < minHistoryAge:
 		return fmt.Errorf("--history-age %s: want at least %s", o.HistoryAge, minHistoryAge)
-	case o.SnapshotBytes != 0 && o.SnapshotBytes < minSnapshotBytes:
+	case o.SnapshotBytes != 0 && o.SnapshotBytes < MinSnapshotBytes:
 		return fmt.Errorf("--snapshot-bytes %d: want at least 1Mi", o.SnapshotBytes)
 	case o.Heartbeat != 0 && (o.Heartbeat < minHeartbeat || o.Heartbeat > maxHeartbeat):
 		return fmt.Errorf("--heartbeat-timeout %s: want %s to %s: below, a busy machine loses its leader for nothing; above, writes stand still for as long as that when a machine fails",
@@ -71,29 +72,8 @@ func (o StoreOptions) check() error {
 	return nil
 }
 
-// restless is from how many leaders within raftstore.LeadersWindow on an alarm tells of them: an upgrade of five replicas has fewer.
-const restless = 10
-
-// electionAlarms tell that the group elects again and again, and what helps.
-func (o StoreOptions) electionAlarms(leaders int, now time.Time) []api.ClusterAlarm {
-	if leaders < restless {
-		return nil
-	}
-	within := o.Heartbeat
-	if within == 0 {
-		within = DefaultHeartbeat
-	}
-	return []api.ClusterAlarm{{
-		Kind: "elections", Since: now.Add(-raftstore.LeadersWindow).UnixMilli(),
-		Message: fmt.Sprintf("%d leaders in the last %.0f minutes: the replicas do not hear each other for longer than %s again and again, and everything waits for each election",
-			leaders, raftstore.LeadersWindow.Minutes(), within),
-		Remedy: "'role changed' in the replicas' logs names the silent ones: give their machines processors and disks of their own, " +
-			"or run every replica with a longer --heartbeat-timeout (docs/explanation/leader-election.md)",
-	}}
-}
-
-// keyring reads the keys of --encryption-keys; nil when there are none.
-func (o StoreOptions) keyring() (*disk.Keyring, error) {
+// Keyring reads the keys of --encryption-keys; nil when there are none.
+func (o StoreOptions) Keyring() (*disk.Keyring, error) {
 	if o.Keys == "" {
 		return nil, nil
 	}
@@ -104,14 +84,14 @@ func (o StoreOptions) keyring() (*disk.Keyring, error) {
 	return k, nil
 }
 
-// backupKeys are the keys of a file, and those beside it that only backups of before an exchange of the key need: until the next
+// LoadBackupKeys are the keys of a file, and those beside it that only backups of before an exchange of the key need: until the next
 // backup is made there is none but such.
-func backupKeys(path string) (*disk.Keyring, error) {
+func LoadBackupKeys(path string) (*disk.Keyring, error) {
 	k, err := disk.LoadKeyring(path)
 	if err != nil {
 		return nil, err
 	}
-	former, err := disk.LoadKeyring(filepath.Join(filepath.Dir(path), formerKeysFile))
+	former, err := disk.LoadKeyring(filepath.Join(filepath.Dir(path), FormerKeysFile))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return k, nil
@@ -126,36 +106,21 @@ const NoKeys = "none"
 
 // KeyFile is where a replica keeps the key file that Init made, or that it
 // received when it joined.
-func KeyFile(dataDir string) string { return filepath.Join(dataDir, pkiFolder, pki.FileStoreKeys) }
+func KeyFile(dataDir string) string { return filepath.Join(dataDir, PKIFolder, pki.FileStoreKeys) }
 
-// ClusterID is the ID of the cluster that a data folder is of; "" where there is no such folder, or it cannot be read.
-func ClusterID(dataDir string) string {
-	var cluster Cluster
-	if found, err := readJSON(filepath.Join(dataDir, clusterFile), &cluster); err != nil || !found {
-		return ""
-	}
-	if cluster.ID == "" { // made before there were IDs
-		var err error
-		if cluster, _, err = (Config{DataDir: dataDir}).load(); err != nil {
-			return ""
-		}
-	}
-	return cluster.ID
-}
-
-// keyFile is the key file to use: the one that was chosen, or that of the data
+// StoreKeyFile is the key file to use: the one that was chosen, or that of the data
 // folder; "" when the store is not encrypted.
-func (c Config) keyFile(cluster Cluster) (string, error) {
+func (d Dir) StoreKeyFile(cluster Cluster) (string, error) {
 	switch {
-	case c.Store.Keys == NoKeys && cluster.Encrypted:
+	case d.Store.Keys == NoKeys && cluster.Encrypted:
 		return "", fmt.Errorf("--encryption-keys %s: cluster %s was made with encryption: a line 'clear' at the beginning of its key file "+
 			"has new data written in clear", NoKeys, cluster.Name)
-	case c.Store.Keys == NoKeys:
+	case d.Store.Keys == NoKeys:
 		return "", nil
-	case c.Store.Keys != "":
-		return c.Store.Keys, nil
+	case d.Store.Keys != "":
+		return d.Store.Keys, nil
 	}
-	own := KeyFile(c.DataDir)
+	own := KeyFile(d.Path)
 	switch _, err := os.Stat(own); {
 	case err == nil:
 		return own, nil
@@ -168,8 +133,8 @@ func (c Config) keyFile(cluster Cluster) (string, error) {
 	return "", nil
 }
 
-// storeKeys is the key file that Init makes; nil when the operator keeps one elsewhere or wants none.
-func (o StoreOptions) storeKeys(now time.Time) ([]byte, error) {
+// NewKeys is the key file that Init makes; nil when the operator keeps one elsewhere or wants none.
+func (o StoreOptions) NewKeys(now time.Time) ([]byte, error) {
 	switch o.Keys {
 	case NoKeys:
 		return nil, nil
@@ -179,7 +144,7 @@ func (o StoreOptions) storeKeys(now time.Time) ([]byte, error) {
 		_, _ = rand.Read(own[:]) // it never fails
 		return disk.NewKeys(fmt.Sprintf("init-%s-%x", now.UTC().Format("20060102-150405"), own))
 	}
-	_, err := o.keyring()
+	_, err := o.Keyring()
 	return nil, err
 }
 
@@ -188,80 +153,103 @@ type chosen struct {
 	LogStore string `json:"logStore"`
 }
 
-// choose remembers the log store of a data folder, also for when the data in it begins anew.
-func (c Config) choose(logStore string) error {
-	return writeJSON(filepath.Join(c.DataDir, storeFile), chosen{logStore})
+// SaveLogStore remembers the log store of a data folder, also for when the data in it begins anew.
+func (d Dir) SaveLogStore(logStore string) error {
+	return WriteJSON(filepath.Join(d.Path, storeFile), chosen{logStore})
 }
 
 // logStore is the log store that the flag names, or that the folder has.
-func (c Config) logStore() (disk.LogStoreKind, error) {
-	if c.Store.LogStore != "" {
-		return disk.LogStoreKind(c.Store.LogStore), nil
+func (d Dir) logStore() (disk.LogStoreKind, error) {
+	if d.Store.LogStore != "" {
+		return disk.LogStoreKind(d.Store.LogStore), nil
 	}
 	var was chosen
-	_, err := readJSON(filepath.Join(c.DataDir, storeFile), &was)
+	_, err := ReadJSON(filepath.Join(d.Path, storeFile), &was)
 	return disk.LogStoreKind(was.LogStore), err
 }
 
-// store is the configuration of the store on this replica's disk, without what
+// StoreConfig is the configuration of the store on this replica's disk, without what
 // a running one needs besides.
-func (c Config) store(cluster Cluster) (replica.Config, error) {
+func (d Dir) StoreConfig(cluster Cluster) (replica.Config, error) {
 	var err error
-	if c.Store.Keys, err = c.keyFile(cluster); err != nil {
+	if d.Store.Keys, err = d.StoreKeyFile(cluster); err != nil {
 		return replica.Config{}, err
 	}
-	keys, err := c.Store.keyring()
+	keys, err := d.Store.Keyring()
 	if err != nil {
 		return replica.Config{}, err
 	}
-	kind, err := c.logStore()
+	kind, err := d.logStore()
 	if err != nil {
 		return replica.Config{}, err
 	}
-	log := c.Log
+	log := d.Log
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
 	out := replica.Config{
-		Name: c.Name, DataDir: filepath.Join(c.DataDir, raftFolder), Cluster: cluster.ID,
-		LogStore: kind, Keys: keys, Quota: c.Store.Quota,
-		HistoryRevisions: c.Store.HistoryRevisions, HistoryAge: c.Store.HistoryAge,
-		SnapshotBytes: c.Store.SnapshotBytes, CompareEvery: c.Store.CompareEvery, HeartbeatTimeout: c.Store.Heartbeat,
+		Name: d.Name, DataDir: filepath.Join(d.Path, RaftFolder), Cluster: cluster.ID,
+		LogStore: kind, Keys: keys, Quota: d.Store.Quota,
+		HistoryRevisions: d.Store.HistoryRevisions, HistoryAge: d.Store.HistoryAge,
+		SnapshotBytes: d.Store.SnapshotBytes, CompareEvery: d.Store.CompareEvery, HeartbeatTimeout: d.Store.Heartbeat,
 		Logger: log.With("part", "store"),
 	}
-	if c.Advertise != "" {
-		out.Advertise = at(c.Advertise, cluster.PeerPort)
+	if d.Advertise != "" {
+		out.Advertise = HostPort(d.Advertise, cluster.PeerPort)
 	}
 	return out, nil
 }
 
-// storeToRun is the same for a store that is about to run: it refuses a disk
-// that must not take part in the group.
-func (c Config) storeToRun(cluster Cluster) (replica.Config, error) {
-	founds, err := c.begins()
+// OfflineStoreConfig is the store's configuration with the address that the replica
+// had last, where none is given.
+func (d Dir) OfflineStoreConfig(cluster Cluster) (replica.Config, error) {
+	d, err := d.WithAddress()
 	if err != nil {
 		return replica.Config{}, err
 	}
-	out, err := c.store(cluster)
+	return d.StoreConfig(cluster)
+}
+
+// StoreConfigToRun is the same for a store that is about to run: it refuses a disk
+// that must not take part in the group.
+func (d Dir) StoreConfigToRun(cluster Cluster) (replica.Config, error) {
+	founds, err := d.founds()
+	if err != nil {
+		return replica.Config{}, err
+	}
+	out, err := d.StoreConfig(cluster)
 	if err != nil {
 		return out, err
 	}
 	out.Bootstrap = founds
-	has, err := c.hasRaftData()
-	if err == nil && !has && c.Store.LogStore != "" {
-		err = c.choose(c.Store.LogStore)
+	has, err := d.HasRaftData()
+	if err == nil && !has && d.Store.LogStore != "" {
+		err = d.SaveLogStore(d.Store.LogStore)
 	}
 	return out, err
 }
 
-// identify gives the cluster the identity that its backups carry. It is made
-// once and stays, whatever becomes of the keys it was made from.
-func (c *Cluster) identify(trust *pki.Trust) error {
-	if trust == nil {
-		return errors.New("a cluster is known by its CA, and there is none")
+// ErrDataGone says that a replica which took part in the group has lost its disk.
+var ErrDataGone = errors.New("the data of this replica is gone, but it was a member of the group: " +
+	"it must not vote with an empty log. Run 'rebuild' to take the data from the other replicas, or 'restore' with a backup")
+
+// founds says whether this replica founds a group, and refuses one that would
+// take part in its own without what it has promised there.
+func (d Dir) founds() (bool, error) {
+	if _, err := os.Stat(filepath.Join(d.Path, PeersFile)); err == nil {
+		return false, nil // it joins
 	}
-	if c.ID == "" {
-		c.ID = c.Name + "-" + trust.CA.Hash()[:16]
+	has, err := d.HasRaftData()
+	if err != nil {
+		return false, err
 	}
-	return nil
+	members, err := d.Members()
+	if err != nil {
+		return false, err
+	}
+	_, was := members[d.Name]
+	if !has && (was || !d.IsFounder()) {
+		return false, fmt.Errorf("%s: %w", filepath.Join(d.Path, RaftFolder), ErrDataGone)
+	}
+	return d.IsFounder() && !was, nil
 }

@@ -1,4 +1,4 @@
-package server
+package recovery
 
 import (
 	"cmp"
@@ -8,6 +8,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/disk"
 	"keelson.dev/keelson/raftstore/mvcc"
@@ -99,8 +100,8 @@ func placeOf(key string, known map[string]*api.Kind) (place, group, resource str
 // ownRecords is where the cluster keeps what is no object: reservations, the feature level, the exchange of a key.
 const ownRecords = "keelson.dev"
 
-// describeBackup is what a person is told of a backup; v is nil where it could not be opened.
-func describeBackup(i disk.BackupInfo, v *mvcc.View, all []*api.Kind) api.ClusterBackup {
+// DescribeBackup is what a person is told of a backup; v is nil where it could not be opened.
+func DescribeBackup(i disk.BackupInfo, v *mvcc.View, all []*api.Kind) api.ClusterBackup {
 	out := api.ClusterBackup{
 		Cluster: i.Cluster, Revision: uint64(i.Revision), Keys: i.Keys, Bytes: i.Bytes, Format: i.Format, Sealed: i.Sealed, KeyID: i.KeyID,
 	}
@@ -111,13 +112,13 @@ func describeBackup(i disk.BackupInfo, v *mvcc.View, all []*api.Kind) api.Cluste
 		return out
 	}
 	out.Kinds = contents(v, all)
-	if it, ok := v.Get(levelKey); ok {
-		if rec, err := decodeLevel(it.Value); err == nil {
+	if it, ok := v.Get(datadir.LevelKey); ok {
+		if rec, err := datadir.DecodeLevel(it.Value); err == nil {
 			out.FeatureLevel = rec.Level
 		}
 	}
 	return out
 }
 
-// builtIn are the kinds that every cluster has.
-func builtIn() []*api.Kind { return kinds.All().All() }
+// BuiltInKinds are the kinds that every cluster has.
+func BuiltInKinds() []*api.Kind { return kinds.All().All() }

@@ -1,4 +1,4 @@
-package server
+package datadir
 
 import (
 	"errors"
@@ -8,7 +8,74 @@ import (
 	"strings"
 
 	"keelson.dev/keelson/controlplane/controllers/nodecidr"
+	"keelson.dev/keelson/controlplane/pki"
 )
+
+// Cluster is what all replicas of a cluster have in common. It is fixed by Init
+// and handed to every joining replica.
+type Cluster struct {
+	Name        string `json:"name"`
+	ClusterCIDR string `json:"clusterCIDR"` // one prefix, or one of each family with a comma between
+	ServiceCIDR string `json:"serviceCIDR"` // of the same families in the same order
+	Domain      string `json:"domain"`
+	APIPort     int    `json:"apiPort"`
+	FleetPort   int    `json:"fleetPort"`
+	PeerPort    int    `json:"peerPort"`
+	// ID tells this cluster from all others, also from those of its name.
+	// A cluster that was made before there were any gets one from its name and CA.
+	ID string `json:"id,omitempty"`
+	// Encrypted says that no replica may write its store in clear for want of a
+	// key file. Clusters that were made before there was one by default have it false.
+	Encrypted bool `json:"encrypted,omitempty"`
+}
+
+// Defaults of a cluster.
+func (c *Cluster) SetDefaults() {
+	set := func(s *string, v string) {
+		if *s == "" {
+			*s = v
+		}
+	}
+	set(&c.Name, "keelson")
+	set(&c.ClusterCIDR, "10.244.0.0/16")
+	set(&c.ServiceCIDR, "10.96.0.0/16")
+	set(&c.Domain, "cluster.local")
+	for _, p := range []struct {
+		port *int
+		v    int
+	}{{&c.APIPort, 6443}, {&c.FleetPort, 6444}, {&c.PeerPort, 6445}} {
+		if *p.port == 0 {
+			*p.port = p.v
+		}
+	}
+}
+
+// SetID gives the cluster the identity that its backups carry. It is made
+// once and stays, whatever becomes of the keys it was made from.
+func (c *Cluster) SetID(trust *pki.Trust) error {
+	if trust == nil {
+		return errors.New("a cluster is known by its CA, and there is none")
+	}
+	if c.ID == "" {
+		c.ID = c.Name + "-" + trust.CA.Hash()[:16]
+	}
+	return nil
+}
+
+// ClusterID is the ID of the cluster that a data folder is of; "" where there is no such folder, or it cannot be read.
+func ClusterID(dataDir string) string {
+	var cluster Cluster
+	if found, err := ReadJSON(filepath.Join(dataDir, ClusterFile), &cluster); err != nil || !found {
+		return ""
+	}
+	if cluster.ID == "" { // made before there were IDs
+		var err error
+		if cluster, _, err = (Dir{Path: dataDir}).Load(); err != nil {
+			return ""
+		}
+	}
+	return cluster.ID
+}
 
 // prefixesOf reads one prefix, or one of each family with a comma between.
 func prefixesOf(flag, text string) ([]netip.Prefix, error) {
@@ -36,8 +103,8 @@ const (
 	maxBits4            = 24
 )
 
-// validate names the field that is wrong.
-func (c Cluster) validate() error {
+// Validate names the field that is wrong.
+func (c Cluster) Validate() error {
 	pods, err := prefixesOf("--cluster-cidr", c.ClusterCIDR)
 	if err != nil {
 		return err
@@ -83,27 +150,27 @@ func (c Cluster) validate() error {
 	return nil
 }
 
-// reaches refuses an address of a replica that pods cannot be sent to, or that is in a range of the cluster's own.
-func (c Cluster) reaches(advertise string) error {
+// CheckAdvertise refuses an address of a replica that pods cannot be sent to, or that is in a range of the cluster's own.
+func (c Cluster) CheckAdvertise(advertise string) error {
 	ip, err := netip.ParseAddr(advertise)
 	if err != nil {
 		return nil // refused elsewhere
 	}
 	ip = ip.Unmap()
-	first := c.servicePrefixes()[0]
+	first := c.ServicePrefixes()[0]
 	if first.Addr().Is4() != ip.Is4() {
 		return fmt.Errorf("--advertise-address %s is not of the first family of --service-cidr %s: pods reach the API by that family; "+
 			"give an address of it, or put the other family first when the cluster is made", advertise, c.ServiceCIDR)
 	}
-	if said, flag := c.holds(ip); said != "" {
+	if said, flag := c.RangeOf(ip); said != "" {
 		return fmt.Errorf("--advertise-address %s: name a range that nobody has addresses of, by %s; or give the machine another address", said, flag)
 	}
 	return nil
 }
 
-// holds says in which of the cluster's ranges a machine's address is, in the words of 'kctl cluster up', and the flag of that; "" = in
+// RangeOf says in which of the cluster's ranges a machine's address is, in the words of 'kctl cluster up', and the flag of that; "" = in
 // none.
-func (c Cluster) holds(ip netip.Addr) (said, flag string) {
+func (c Cluster) RangeOf(ip netip.Addr) (said, flag string) {
 	for _, r := range []struct{ list, of, flag string }{{c.ClusterCIDR, "pods", "--cluster-cidr"}, {c.ServiceCIDR, "Services", "--service-cidr"}} {
 		for _, p := range mustPrefixes(r.list) {
 			if p.Contains(ip.Unmap()) {
@@ -114,8 +181,11 @@ func (c Cluster) holds(ip netip.Addr) (said, flag string) {
 	return "", ""
 }
 
-func (c Cluster) clusterPrefixes() []netip.Prefix { return mustPrefixes(c.ClusterCIDR) }
-func (c Cluster) servicePrefixes() []netip.Prefix { return mustPrefixes(c.ServiceCIDR) }
+// ClusterPrefixes returns the ranges of pods, one of each family.
+func (c Cluster) ClusterPrefixes() []netip.Prefix { return mustPrefixes(c.ClusterCIDR) }
+
+// ServicePrefixes returns the ranges of Services, one of each family.
+func (c Cluster) ServicePrefixes() []netip.Prefix { return mustPrefixes(c.ServiceCIDR) }
 
 // mustPrefixes reads what validate has accepted.
 func mustPrefixes(list string) []netip.Prefix {
@@ -126,57 +196,22 @@ func mustPrefixes(list string) []netip.Prefix {
 	return out
 }
 
-// secondService is the range of Services of the second family; the zero value where there is none.
-func (c Cluster) secondService() netip.Prefix {
-	if list := c.servicePrefixes(); len(list) > 1 {
+// SecondServiceCIDR is the range of Services of the second family; the zero value where there is none.
+func (c Cluster) SecondServiceCIDR() netip.Prefix {
+	if list := c.ServicePrefixes(); len(list) > 1 {
 		return list[1]
 	}
 	return netip.Prefix{}
 }
 
-// dnsIP is the address of Service kube-system/kube-dns: the tenth of the first range, as installations of Kubernetes have it.
-func (c Cluster) dnsIP() netip.Addr {
-	ip := c.servicePrefixes()[0].Addr()
+// DNSServiceIP is the address of Service kube-system/kube-dns: the tenth of the first range, as installations of Kubernetes have it.
+func (c Cluster) DNSServiceIP() netip.Addr {
+	ip := c.ServicePrefixes()[0].Addr()
 	for range 10 {
 		ip = ip.Next()
 	}
 	return ip
 }
 
-// serviceIP is the address of Service default/kubernetes: the first of the first range.
-func (c Cluster) serviceIP() netip.Addr { return c.servicePrefixes()[0].Addr().Next() }
-
-// AddFamily gives a cluster of one family a second one: on the disk of a stopped replica, and on each replica in turn with
-// the same ranges. Nodes get pod addresses of it, and Services that ask for it addresses, from when the leader has it; pods
-// that run keep what they have, and new pods get both.
-func AddFamily(c Config, clusterCIDR, serviceCIDR string) (Cluster, error) {
-	if c.DataDir == "" {
-		return Cluster{}, errors.New("--data-dir: a replica needs a folder for its data")
-	}
-	release, err := c.lock()
-	if err != nil {
-		return Cluster{}, err
-	}
-	defer release()
-	cluster, _, err := c.load()
-	if err != nil {
-		return cluster, err
-	}
-	pods, services := cluster.clusterPrefixes(), cluster.servicePrefixes()
-	next := cluster
-	next.ClusterCIDR = pods[0].String() + "," + clusterCIDR
-	next.ServiceCIDR = services[0].String() + "," + serviceCIDR
-	if len(pods) == 2 {
-		if next.ClusterCIDR == cluster.ClusterCIDR && next.ServiceCIDR == cluster.ServiceCIDR {
-			return cluster, nil // said again
-		}
-		return cluster, fmt.Errorf("the cluster has two families already: pods %s, Services %s", cluster.ClusterCIDR, cluster.ServiceCIDR)
-	}
-	if err := next.validate(); err != nil {
-		return cluster, err
-	}
-	if err := writeJSON(filepath.Join(c.DataDir, clusterFile), next); err != nil {
-		return cluster, err
-	}
-	return next, nil
-}
+// APIServiceIP is the address of Service default/kubernetes: the first of the first range.
+func (c Cluster) APIServiceIP() netip.Addr { return c.ServicePrefixes()[0].Addr().Next() }

@@ -1,4 +1,4 @@
-package server
+package recovery
 
 import (
 	"errors"
@@ -9,6 +9,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/datadir"
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/controlplane/registry"
 	"keelson.dev/keelson/raftstore"
@@ -32,7 +33,7 @@ type carried struct {
 	// revision is that of the previous data; 0 = not known.
 	revision raftstore.Revision
 	// identity is the identity of the previous data; zero = not known.
-	identity identityRecord
+	identity datadir.IdentityRecord
 }
 
 func newCarried() carried {
@@ -70,7 +71,7 @@ func (c *carried) read(conf replica.Config) error {
 	if err != nil {
 		return err
 	}
-	c.revision, c.identity = v.Revision(), identityIn(v)
+	c.revision, c.identity = v.Revision(), datadir.ReadIdentity(v)
 	c.before, err = c.clusterSecrets(v, pki.RevocationPrefix, pki.RevocationSecretType)
 	for o := (raftstore.ListOptions{Limit: 1000}); ; {
 		page, bad := v.List(nodeForm().Key("", ""), o)
@@ -149,7 +150,7 @@ func (c *carried) amend(v *mvcc.View) (ops []raftstore.Op, err error) {
 	}
 	slices.Sort(c.revoked)
 	if c.foreign {
-		ops = append(ops, raftstore.Delete(removedKey))
+		ops = append(ops, raftstore.Delete(datadir.RemovedMembersKey))
 	}
 	joined, err := c.strangers(v)
 	if err != nil {
@@ -161,8 +162,8 @@ func (c *carried) amend(v *mvcc.View) (ops []raftstore.Op, err error) {
 
 // carry reads what is carried over from the previous data, which is in the data folder, or where it was moved aside last. The
 // error says why it is not known, or not for certain, what was revoked in the end.
-func (c Config) carry(conf replica.Config, replace bool, into *carried) error {
-	has, err := c.hasRaftData()
+func carry(d datadir.Dir, conf replica.Config, replace bool, into *carried) error {
+	has, err := d.HasRaftData()
 	if err != nil || has && !replace {
 		return err // the restore is refused
 	}
