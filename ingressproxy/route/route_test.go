@@ -53,7 +53,7 @@ func TestCompileTellsFaults(t *testing.T) {
 		said = append(said, err.Error())
 	}
 	all := strings.Join(said, "\n")
-	for _, want := range []string{"listener l: rule r: path: expression", "rule h: header k", "rule q: query parameter k", "listener s: port 80 speaks HTTP", "listener again: another has port 80 and host *"} {
+	for _, want := range []string{"listener l: rule r: path: expression", "rule h: header k", "rule q: query parameter k", "listener s: port 80 already has protocol HTTP", "listener again: another listener has port 80 and host *"} {
 		if !strings.Contains(all, want) {
 			t.Errorf("%q is not said in:\n%s", want, all)
 		}
