@@ -60,7 +60,7 @@ func backupCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 		Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			if toFile != "" {
-				of, err := recipientsIn(toFile)
+				of, err := readRecipients(toFile)
 				if err != nil {
 					return fmt.Errorf("--recipients-file: %w", err)
 				}
@@ -71,7 +71,7 @@ func backupCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 					return errors.New("--recipient: want an age recipient, which starts with age1")
 				}
 			}
-			return backup(f, streams, args[0], to, diskheadroom.Target{ProtectedPath: beside})
+			return writeBackup(f, streams, args[0], to, diskheadroom.Target{ProtectedPath: beside})
 		},
 	}
 	c.Flags().StringArrayVar(&to, "recipient", nil, "age recipient (age1...) that can decrypt the backup (repeatable)")
@@ -90,10 +90,10 @@ func backupCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 			"  kctl cluster backup verify --encryption-keys /etc/keelson/keys /backups/today",
 		DisableFlagParsing: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			ctx, cancel := interruptible()
+			ctx, cancel := withSignals()
 			defer cancel()
-			if _, err := os.Stat(daemonProgram()); err == nil && !(len(args) == 1 && looksSealed(args[0])) {
-				return becomeDaemonVerb(append([]string{"verify"}, args...))
+			if _, err := os.Stat(daemonProgram()); err == nil && !(len(args) == 1 && isEncryptedBackup(args[0])) {
+				return execDaemonVerb(append([]string{"verify"}, args...))
 			}
 			if len(args) != 1 || args[0] == "--help" || args[0] == "-h" {
 				return cmd.Help()
@@ -125,14 +125,14 @@ func inspectBackupCommand(f cmdutil.Factory, streams genericiooptions.IOStreams)
 		DisableFlagParsing: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if _, err := os.Stat(daemonProgram()); err == nil {
-				return becomeDaemonVerb(append([]string{"backup", "inspect"}, args...))
+				return execDaemonVerb(append([]string{"backup", "inspect"}, args...))
 			}
 			if len(args) != 1 || args[0] == "--help" || args[0] == "-h" {
 				return cmd.Help()
 			}
-			ctx, cancel := interruptible()
+			ctx, cancel := withSignals()
 			defer cancel()
-			b, err := describedByServer(ctx, f, args[0])
+			b, err := describeAtServer(ctx, f, args[0])
 			if err != nil {
 				return err
 			}
@@ -144,7 +144,7 @@ func inspectBackupCommand(f cmdutil.Factory, streams genericiooptions.IOStreams)
 // printBackup writes a one-line summary of a backup, and a table with the number and size of its
 // objects by kind.
 func printBackup(w io.Writer, path string, b api.ClusterBackup) error {
-	fmt.Fprintln(w, summary(path, b))
+	fmt.Fprintln(w, backupSummary(path, b))
 	t := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
 	fmt.Fprintln(t, "RESOURCE\tOBJECTS\tSIZE")
 	for _, k := range b.Kinds {
@@ -152,25 +152,25 @@ func printBackup(w io.Writer, path string, b api.ClusterBackup) error {
 		if k.Group != "" {
 			name += "." + k.Group
 		}
-		fmt.Fprintf(t, "%s\t%d\t%s\n", name, k.Objects, size(k.Bytes))
+		fmt.Fprintf(t, "%s\t%d\t%s\n", name, k.Objects, formatSize(k.Bytes))
 	}
 	return t.Flush()
 }
 
-// backup writes a backup from a replica to path, or to standard output if path is "-". The file
+// writeBackup writes a backup from a replica to path, or to standard output if path is "-". The file
 // gets its name only after it is complete and its checksum is verified. If the transfer fails or a
 // signal interrupts it, the partial file is removed. If a store is on the same disk
 // (on.ProtectedPath), the disk headroom of that store stays free.
-func backup(f cmdutil.Factory, streams genericiooptions.IOStreams, path string, to []string, on diskheadroom.Target) error {
+func writeBackup(f cmdutil.Factory, streams genericiooptions.IOStreams, path string, to []string, on diskheadroom.Target) error {
 	if path == "-" {
 		// There is no file to remove, so signals keep their default effect.
-		n, err := receive(context.Background(), f, to, streams.Out, streams.ErrOut)
+		n, err := receiveBackup(context.Background(), f, to, streams.Out, streams.ErrOut)
 		if err == nil {
-			fmt.Fprintf(streams.ErrOut, "%s written\n", size(n))
+			fmt.Fprintf(streams.ErrOut, "%s written\n", formatSize(n))
 		}
 		return err
 	}
-	ctx, cancel := interruptible(syscall.SIGHUP)
+	ctx, cancel := withSignals(syscall.SIGHUP)
 	defer cancel()
 	var former int64 // size of the existing backup, which stays until the new one, of about the same size, is complete
 	if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
@@ -187,21 +187,21 @@ func backup(f cmdutil.Factory, streams genericiooptions.IOStreams, path string, 
 	if err != nil {
 		return err
 	}
-	n, err := receive(ctx, f, to, on.Writer(out), streams.ErrOut)
+	n, err := receiveBackup(ctx, f, to, on.Writer(out), streams.ErrOut)
 	if err == nil {
-		err = out.keep()
+		err = out.commit()
 	}
 	var stopped *interruption
 	switch {
 	case err == nil:
-		fmt.Fprintf(streams.ErrOut, "%s: %s, checked\n", path, size(n))
+		fmt.Fprintf(streams.ErrOut, "%s: %s, checked\n", path, formatSize(n))
 		return nil
 	case errors.As(context.Cause(ctx), &stopped):
-		err = fmt.Errorf("%w after %s: %s was not written", stopped, size(n), path)
+		err = fmt.Errorf("%w after %s: %s was not written", stopped, formatSize(n), path)
 	default:
 		err = fmt.Errorf("cannot back up to %s: %w", path, err)
 	}
-	return errors.Join(err, out.drop())
+	return errors.Join(err, out.discard())
 }
 
 // defaultDataDir is the default data directory of a replica.
@@ -210,8 +210,8 @@ const defaultDataDir = "/var/lib/keelson/controlplane"
 // maxRecipients is the maximum size of a file of age recipients, in bytes.
 const maxRecipients = 64 << 10
 
-// recipientsIn reads the age recipients in a file, one per line. The replica validates them.
-func recipientsIn(path string) (out []string, err error) {
+// readRecipients reads the age recipients in a file, one per line. The replica validates them.
+func readRecipients(path string) (out []string, err error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
@@ -240,32 +240,32 @@ func recipientsIn(path string) (out []string, err error) {
 	return out, nil
 }
 
-// receive copies a backup from a replica to w, and compares its checksum with the trailer of the
+// receiveBackup copies a backup from a replica to w, and compares its checksum with the trailer of the
 // response. It returns the number of bytes.
-func receive(ctx context.Context, f cmdutil.Factory, to []string, w, progress io.Writer) (int64, error) {
-	resp, err := stream(ctx, f, api.PathClusterBackup, url.Values{"recipient": to}, nil)
+func receiveBackup(ctx context.Context, f cmdutil.Factory, to []string, w, progress io.Writer) (int64, error) {
+	resp, err := postStream(ctx, f, api.PathClusterBackup, url.Values{"recipient": to}, nil)
 	if err != nil {
 		return 0, fmt.Errorf("requesting a backup: %w", err)
 	}
 	defer resp.Body.Close()
 	sum := sha256.New()
-	n, err := io.Copy(io.MultiWriter(w, sum), &reporting{r: resp.Body, w: progress, next: time.Now().Add(reportEvery)})
+	n, err := io.Copy(io.MultiWriter(w, sum), &progressReader{r: resp.Body, w: progress, next: time.Now().Add(progressInterval)})
 	if err != nil {
-		return n, fmt.Errorf("the backup was interrupted after %s: %w", size(n), err)
+		return n, fmt.Errorf("the backup was interrupted after %s: %w", formatSize(n), err)
 	}
 	switch want := resp.Trailer.Get(api.HeaderBackupSum); {
 	case want == "":
-		return n, fmt.Errorf("the backup was interrupted after %s: its checksum is missing", size(n))
+		return n, fmt.Errorf("the backup was interrupted after %s: its checksum is missing", formatSize(n))
 	case want != hex.EncodeToString(sum.Sum(nil)):
 		return n, errors.New("the backup was damaged in transit: its checksum does not match")
 	}
 	return n, nil
 }
 
-// reportEvery is the interval at which a long transfer prints the number of bytes.
-const reportEvery = 2 * time.Second
+// progressInterval is the interval at which a long transfer prints the number of bytes.
+const progressInterval = 2 * time.Second
 
-type reporting struct {
+type progressReader struct {
 	r    io.Reader
 	w    io.Writer
 	n    int64
@@ -273,19 +273,19 @@ type reporting struct {
 }
 
 // Read implements io.Reader.
-func (r *reporting) Read(p []byte) (int, error) {
+func (r *progressReader) Read(p []byte) (int, error) {
 	n, err := r.r.Read(p)
 	r.n += int64(n)
 	if now := time.Now(); now.After(r.next) {
-		r.next = now.Add(reportEvery)
-		fmt.Fprintf(r.w, "%s\n", size(r.n))
+		r.next = now.Add(progressInterval)
+		fmt.Fprintf(r.w, "%s\n", formatSize(r.n))
 	}
 	return n, err
 }
 
-// looksSealed reports whether a file has the header of an encrypted backup. A replica can verify
+// isEncryptedBackup reports whether a file has the header of an encrypted backup. A replica can verify
 // such a backup, because it has the keys.
-func looksSealed(path string) bool {
+func isEncryptedBackup(path string) bool {
 	in, err := os.Open(path)
 	if err != nil {
 		return false
@@ -297,47 +297,47 @@ func looksSealed(path string) bool {
 }
 
 func verifyAtServer(ctx context.Context, f cmdutil.Factory, streams genericiooptions.IOStreams, path string) error {
-	b, err := describedByServer(ctx, f, path)
+	b, err := describeAtServer(ctx, f, path)
 	if err == nil {
-		fmt.Fprintln(streams.Out, summary(path, b))
+		fmt.Fprintln(streams.Out, backupSummary(path, b))
 	}
 	return err
 }
 
-// describedBytes is the maximum size of a replica's description of a backup.
-const describedBytes = 4 << 20
+// maxDescriptionBytes is the maximum size of a replica's description of a backup.
+const maxDescriptionBytes = 4 << 20
 
-// describedByServer sends a backup to a replica, which verifies it and returns its description.
-func describedByServer(ctx context.Context, f cmdutil.Factory, path string) (b api.ClusterBackup, err error) {
+// describeAtServer sends a backup to a replica, which verifies it and returns its description.
+func describeAtServer(ctx context.Context, f cmdutil.Factory, path string) (b api.ClusterBackup, err error) {
 	in, err := os.Open(path)
 	if err != nil {
 		return b, err
 	}
 	defer in.Close()
-	resp, err := stream(ctx, f, api.PathClusterVerify, nil, in)
+	resp, err := postStream(ctx, f, api.PathClusterVerify, nil, in)
 	if err != nil {
 		return b, fmt.Errorf("%s: %w", path, err)
 	}
 	defer resp.Body.Close()
-	if err := json.NewDecoder(io.LimitReader(resp.Body, describedBytes)).Decode(&b); err != nil {
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxDescriptionBytes)).Decode(&b); err != nil {
 		return b, fmt.Errorf("%s: unexpected response: %w", path, err)
 	}
 	return b, nil
 }
 
-// summary returns a one-line description of a backup.
-func summary(path string, b api.ClusterBackup) string {
+// backupSummary returns a one-line description of a backup.
+func backupSummary(path string, b api.ClusterBackup) string {
 	sealed := ""
 	if b.Sealed {
 		sealed = ", encrypted"
 	}
 	return fmt.Sprintf("%s: whole. Cluster %s at revision %d of %s, %d keys, %s, format %d%s",
-		path, b.Cluster, b.Revision, time.UnixMilli(b.Created).UTC().Format(time.RFC3339), b.Keys, size(b.Bytes), b.Format, sealed)
+		path, b.Cluster, b.Revision, time.UnixMilli(b.Created).UTC().Format(time.RFC3339), b.Keys, formatSize(b.Bytes), b.Format, sealed)
 }
 
-// stream sends a POST request whose body or response is too large for memory. A status other than
+// postStream sends a POST request whose body or response is too large for memory. A status other than
 // 200 is returned as an error.
-func stream(ctx context.Context, f cmdutil.Factory, path string, query url.Values, body io.Reader) (*http.Response, error) {
+func postStream(ctx context.Context, f cmdutil.Factory, path string, query url.Values, body io.Reader) (*http.Response, error) {
 	cfg, err := f.ToRESTConfig()
 	if err != nil {
 		return nil, err

@@ -26,7 +26,7 @@ func createBackup(path string, byAge bool) (*backupFile, error) {
 	if real, err := filepath.EvalSymlinks(path); err == nil {
 		path = real // a symbolic link is kept, and its target is replaced
 	}
-	if err := replaceable(path, byAge); err != nil {
+	if err := checkReplaceable(path, byAge); err != nil {
 		return nil, err
 	}
 	f, err := os.OpenFile(path+".partial", os.O_CREATE|os.O_WRONLY|syscall.O_NOFOLLOW, 0o600)
@@ -34,7 +34,7 @@ func createBackup(path string, byAge bool) (*backupFile, error) {
 		return nil, err
 	}
 	b := &backupFile{File: f, path: path}
-	if err := b.claim(); err != nil {
+	if err := b.lockAndTruncate(); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	return b, nil
@@ -43,8 +43,8 @@ func createBackup(path string, byAge bool) (*backupFile, error) {
 // ageMagic is the prefix of every file that is encrypted with age.
 const ageMagic = "age-encryption.org/v1"
 
-// replaceable returns an error if the file at path exists and a backup must not replace it.
-func replaceable(path string, byAge bool) error {
+// checkReplaceable returns an error if the file at path exists and a backup must not replace it.
+func checkReplaceable(path string, byAge bool) error {
 	info, err := os.Stat(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -75,9 +75,9 @@ func replaceable(path string, byAge bool) error {
 	}
 }
 
-// claim locks the partial file against other processes, and truncates what a killed process left in
+// lockAndTruncate locks the partial file against other processes, and truncates what a killed process left in
 // it.
-func (b *backupFile) claim() error {
+func (b *backupFile) lockAndTruncate() error {
 	// A file system without locks is not an error; other processes are then not excluded.
 	if err := syscall.Flock(int(b.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); errors.Is(err, syscall.EWOULDBLOCK) {
 		return fmt.Errorf("another backup to %s is in progress", b.path)
@@ -96,8 +96,8 @@ func (b *backupFile) claim() error {
 	return errors.Join(b.Chmod(0o600), b.Truncate(0)) // the backup contains the Secrets of the cluster
 }
 
-// keep syncs the complete backup to disk and renames it to its name.
-func (b *backupFile) keep() error {
+// commit syncs the complete backup to disk and renames it to its name.
+func (b *backupFile) commit() error {
 	if err := b.Sync(); err != nil {
 		return err
 	}
@@ -107,8 +107,8 @@ func (b *backupFile) keep() error {
 	return errors.Join(syncFolder(filepath.Dir(b.path)), b.Close())
 }
 
-// drop removes an incomplete backup.
-func (b *backupFile) drop() error {
+// discard removes an incomplete backup.
+func (b *backupFile) discard() error {
 	err := os.Remove(b.Name())
 	if errors.Is(err, os.ErrNotExist) {
 		err = nil // the file was renamed before

@@ -39,7 +39,7 @@ func certsCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.
 	nodes := c.Flags().Bool("nodes", false, "list all certificates of every node, not only the first to expire of each use")
 	c.RunE = func(*cobra.Command, []string) error {
 		var all api.ClusterCertificates
-		if err := ask(f, "GET", api.PathClusterCertificates, nil, &all); err != nil {
+		if err := callAPI(f, "GET", api.PathClusterCertificates, nil, &all); err != nil {
 			return err
 		}
 		if done, err := printJSON(streams.Out, *output, all); done {
@@ -49,7 +49,7 @@ func certsCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.
 			return err
 		}
 		var keys api.ClusterKeys
-		if err := ask(f, "GET", api.PathClusterKeys, nil, &keys); err != nil {
+		if err := callAPI(f, "GET", api.PathClusterKeys, nil, &keys); err != nil {
 			if apierrors.IsNotFound(err) { // an earlier release
 				return nil
 			}
@@ -72,7 +72,7 @@ func printCerts(w io.Writer, all api.ClusterCertificates, nodes bool, now time.T
 		if c.Renews != 0 {
 			renews = time.Unix(c.Renews, 0).UTC().Format(time.DateOnly)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", kind, c.Use, holder, c.Key, time.Unix(c.Expires, 0).UTC().Format(time.DateOnly), left(c, now), renews)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", kind, c.Use, holder, c.Key, time.Unix(c.Expires, 0).UTC().Format(time.DateOnly), formatTimeLeft(c, now), renews)
 	}
 	type held struct {
 		c       api.ClusterCertificate
@@ -130,8 +130,8 @@ func printCerts(w io.Writer, all api.ClusterCertificates, nodes bool, now time.T
 	return nil
 }
 
-// left returns the time until a certificate expires, in whole days from 48 hours on.
-func left(c api.ClusterCertificate, now time.Time) string {
+// formatTimeLeft returns the time until a certificate expires, in whole days from 48 hours on.
+func formatTimeLeft(c api.ClusterCertificate, now time.Time) string {
 	switch d := time.Unix(c.Expires, 0).Sub(now); {
 	case d <= 0:
 		return "ENDED"

@@ -41,7 +41,7 @@ func clusterCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 			"  kctl cluster token create --role node",
 	}
 	c.AddCommand(upCommand(streams), upgradeCommand(streams), addCommand(streams), removeCommand(streams), resetCommand(streams))
-	group(c, statusCommand(f, streams), certsCommand(f, streams), rotateCommand(f, streams), renewCommand(f, streams), transferLeaderCommand(f, streams), withPreviousName(transferLeaderCommand(f, streams), "step-down"), memberCommand(f, streams),
+	newGroup(c, statusCommand(f, streams), certsCommand(f, streams), rotateCommand(f, streams), renewCommand(f, streams), transferLeaderCommand(f, streams), withPreviousName(transferLeaderCommand(f, streams), "step-down"), memberCommand(f, streams),
 		backupCommand(f, streams), restoreTestCommand(f, streams), withPreviousName(restoreTestCommand(f, streams), "restore-drill"), supportCommand(f, streams), compactCommand(f, streams), tokenCommand(f, streams), revokeCommand(f, streams))
 	for _, v := range [][3]string{
 		{"init", "Create a cluster, with its first replica on this machine", "init --advertise-address 192.0.2.11 --cluster-name prod"},
@@ -72,7 +72,7 @@ func daemonVerb(name, short, example string, parents ...string) *cobra.Command {
 		Use: name, Short: short, DisableFlagParsing: true,
 		Example: "  " + daemonAsKctl + " " + example,
 		RunE: func(_ *cobra.Command, args []string) error {
-			return becomeDaemonVerb(append(slices.Clone(path), args...))
+			return execDaemonVerb(append(slices.Clone(path), args...))
 		},
 	}
 }
@@ -81,8 +81,8 @@ func daemonVerb(name, short, example string, parents ...string) *cobra.Command {
 // show the name of kctl's command.
 const daemonAsKctl = "kctl cluster"
 
-// becomeDaemonVerb replaces this process with keelson-controlplane. It returns only on error.
-func becomeDaemonVerb(args []string) error {
+// execDaemonVerb replaces this process with keelson-controlplane. It returns only on error.
+func execDaemonVerb(args []string) error {
 	program := daemonProgram()
 	if _, err := os.Stat(program); err != nil {
 		return fmt.Errorf("'cluster %s' runs on a control-plane machine only: %w: install keelson-controlplane beside kctl", args[0], err)
@@ -114,7 +114,7 @@ func tokenCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			var answer api.ClusterTokenResult
-			if err := ask(f, "POST", api.PathClusterTokens, q, &answer); err != nil {
+			if err := callAPI(f, "POST", api.PathClusterTokens, q, &answer); err != nil {
 				return err
 			}
 			fmt.Fprintln(streams.Out, answer.Token)
@@ -129,17 +129,17 @@ func tokenCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.
 	c := &cobra.Command{Use: "token", Short: "Manage join tokens", Example: "  kctl cluster token create --role node\n" +
 		"  kctl cluster token list\n" +
 		"  kctl cluster token delete prv72v"}
-	flagWords(create, "role", fixed("node", "controlplane"))
-	return group(c, create, tokenListCommand(f, streams), tokenDeleteCommand(f, streams))
+	completeFlag(create, "role", fixedList("node", "controlplane"))
+	return newGroup(c, create, tokenListCommand(f, streams), tokenDeleteCommand(f, streams))
 }
 
-// ask sends a request to a path of the API that is not a resource, and decodes the JSON response
+// callAPI sends a request to a path of the API that is not a resource, and decodes the JSON response
 // into answer.
-func ask(f cmdutil.Factory, verb, path string, body, answer any) error {
-	return askWithin(context.Background(), f, verb, path, body, answer)
+func callAPI(f cmdutil.Factory, verb, path string, body, answer any) error {
+	return callAPIContext(context.Background(), f, verb, path, body, answer)
 }
 
-func askWithin(ctx context.Context, f cmdutil.Factory, verb, path string, body, answer any) error {
+func callAPIContext(ctx context.Context, f cmdutil.Factory, verb, path string, body, answer any) error {
 	cs, err := f.KubernetesClientSet()
 	if err != nil {
 		return err
@@ -166,9 +166,9 @@ func askWithin(ctx context.Context, f cmdutil.Factory, verb, path string, body, 
 	return nil
 }
 
-// show sends a request and prints the response with print, or as JSON if output is json.
-func show[T any](f cmdutil.Factory, streams genericiooptions.IOStreams, output, verb, path string, body any, into *T, print func(io.Writer, T) error) error {
-	if err := ask(f, verb, path, body, into); err != nil {
+// callAndPrint sends a request and prints the response with print, or as JSON if output is json.
+func callAndPrint[T any](f cmdutil.Factory, streams genericiooptions.IOStreams, output, verb, path string, body any, into *T, print func(io.Writer, T) error) error {
+	if err := callAPI(f, verb, path, body, into); err != nil {
 		return err
 	}
 	if done, err := printJSON(streams.Out, output, *into); done {
@@ -177,8 +177,8 @@ func show[T any](f cmdutil.Factory, streams genericiooptions.IOStreams, output, 
 	return print(streams.Out, *into)
 }
 
-// stamp formats a time of the API (milliseconds since 1970) in RFC 3339, UTC.
-func stamp(ms int64) string { return time.UnixMilli(ms).UTC().Format(time.RFC3339) }
+// formatTimestamp formats a time of the API (milliseconds since 1970) in RFC 3339, UTC.
+func formatTimestamp(ms int64) string { return time.UnixMilli(ms).UTC().Format(time.RFC3339) }
 
 // outputFlag adds the flag -o, --output to a command that prints a table by default.
 func outputFlag(c *cobra.Command) *string {

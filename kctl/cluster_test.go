@@ -128,7 +128,7 @@ func transcript(t *testing.T, p *aPlane, lines ...string) string {
 		root.SetOut(&out)
 		root.SetArgs(append([]string{"cluster"}, strings.Fields(line)...))
 		if c, err := root.ExecuteC(); err != nil {
-			fmt.Fprintln(&out, failure(c, err))
+			fmt.Fprintln(&out, commandErrorText(c, err))
 		}
 		fmt.Fprintln(&out)
 	}
@@ -284,7 +284,7 @@ func TestStatusWithoutALeader(t *testing.T) {
 		{[]api.ClusterMember{there, away}, "of 2 voters 1 answer and 2 are needed"},
 		{[]api.ClusterMember{there, there, away}, "the replicas elect one"},
 	} {
-		if got := leaderless(c.members); !strings.Contains(got, c.want) {
+		if got := describeLostLeader(c.members); !strings.Contains(got, c.want) {
 			t.Errorf("%+v: %q, want %q", c.members, got, c.want)
 		}
 	}
@@ -298,10 +298,10 @@ func TestBackupsMade(t *testing.T) {
 		{Name: "cp2"},
 		{Name: "cp3", Backups: &api.ClusterMemberBackups{Error: "no space left on device"}},
 	}
-	if have, want := backupsMade(members, now), "cp1 3h0m0s ago, next 2026-01-02T15:00:00Z; cp3 none yet"; have != want {
+	if have, want := describeBackups(members, now), "cp1 3h0m0s ago, next 2026-01-02T15:00:00Z; cp3 none yet"; have != want {
 		t.Errorf("it says %q, want %q", have, want)
 	}
-	if have := backupsMade(members[1:2], now); have != "" {
+	if have := describeBackups(members[1:2], now); have != "" {
 		t.Errorf("where no replica makes any it says %q", have)
 	}
 }

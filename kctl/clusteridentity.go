@@ -91,14 +91,14 @@ type knownIdentity struct {
 	latest clusterid.Identity
 }
 
-func (k *knownIdentity) get() clusterid.Identity {
+func (k *knownIdentity) current() clusterid.Identity {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.latest
 }
 
-// meet refuses a replica of an earlier incarnation and records a later one.
-func (k *knownIdentity) meet(theirs clusterid.Identity, replica string) error {
+// observe refuses a replica of an earlier incarnation and records a later one.
+func (k *knownIdentity) observe(theirs clusterid.Identity, replica string) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	switch {
@@ -110,15 +110,15 @@ func (k *knownIdentity) meet(theirs clusterid.Identity, replica string) error {
 		return nil // there is no earlier incarnation to refuse
 	}
 	k.latest = theirs
-	if err := k.record(); err != nil {
+	if err := k.writeToKubeconfig(); err != nil {
 		fmt.Fprintf(k.warn, "warning: the cluster was recovered or restored, "+
 			"and its new identity could not be recorded in the kubeconfig: %v\n", err)
 	}
 	return nil
 }
 
-// record writes the latest identity to the kubeconfig. The caller holds mu.
-func (k *knownIdentity) record() error {
+// writeToKubeconfig writes the latest identity to the kubeconfig. The caller holds mu.
+func (k *knownIdentity) writeToKubeconfig() error {
 	raw, err := json.Marshal(recordedIdentity{identityExtensionVersion, k.latest.Cluster, k.latest.Incarnation})
 	if err != nil {
 		return err
@@ -147,7 +147,7 @@ type comparingTransport struct {
 // RoundTrip implements http.RoundTripper.
 func (t *comparingTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	req = req.Clone(req.Context())
-	req.Header.Set(clusterid.Header, t.known.get().String())
+	req.Header.Set(clusterid.Header, t.known.current().String())
 	resp, err := t.next.RoundTrip(req)
 	if err != nil {
 		return nil, err
@@ -156,7 +156,7 @@ func (t *comparingTransport) RoundTrip(req *http.Request) (*http.Response, error
 	if err != nil {
 		return resp, nil // a release that has no identities
 	}
-	if err := t.known.meet(theirs, req.URL.Host); err != nil {
+	if err := t.known.observe(theirs, req.URL.Host); err != nil {
 		resp.Body.Close()
 		return nil, err
 	}

@@ -55,7 +55,7 @@ func TestKubeconfigRecordsTheIdentity(t *testing.T) {
 		flags.KubeConfig = &path
 		compareIdentities(flags, &warned)
 		var s api.ClusterStatus
-		return askWithin(context.Background(), cmdutil.NewFactory(cmdutil.NewMatchVersionFlags(flags)), "GET", api.PathClusterStatus, nil, &s)
+		return callAPIContext(context.Background(), cmdutil.NewFactory(cmdutil.NewMatchVersionFlags(flags)), "GET", api.PathClusterStatus, nil, &s)
 	}
 	for _, c := range []struct{ what, shows, sends, refused string }{
 		{"release without identities", "", "/0", ""},
@@ -73,8 +73,8 @@ func TestKubeconfigRecordsTheIdentity(t *testing.T) {
 		if c.refused == "" && err != nil || c.refused != "" && (err == nil || !strings.Contains(err.Error(), c.refused)) {
 			t.Errorf("%s: error %v, want %q", c.what, err, c.refused)
 		}
-		if c.refused != "" && strings.Contains(failure(nil, err), "Get ") {
-			t.Errorf("%s: not one sentence: %s", c.what, failure(nil, err))
+		if c.refused != "" && strings.Contains(commandErrorText(nil, err), "Get ") {
+			t.Errorf("%s: not one sentence: %s", c.what, commandErrorText(nil, err))
 		}
 		if got := sent.Load(); got != c.sends {
 			t.Errorf("%s: sent %v, want %s", c.what, got, c.sends)

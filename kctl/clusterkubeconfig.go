@@ -29,9 +29,9 @@ func machinesKubeconfig(name string) string {
 	return filepath.Join(home, ".kube", "keelson-"+name)
 }
 
-// keepKubeconfig writes the administrator's kubeconfig to a file of its own, or with
+// storeKubeconfig writes the administrator's kubeconfig to a file of its own, or with
 // --merge-kubeconfig into the user's default kubeconfig.
-func (r *raising) keepKubeconfig(ctx context.Context, out io.Writer, site *execute.Site) error {
+func (r *installFlags) storeKubeconfig(ctx context.Context, out io.Writer, site *execute.Site) error {
 	raw, err := site.Kubeconfig(ctx)
 	if err != nil {
 		return err
@@ -60,13 +60,13 @@ func (r *raising) keepKubeconfig(ctx context.Context, out io.Writer, site *execu
 // expires later (after 'kctl cluster renew'), that user is kept; the server and the CA are always
 // taken from raw.
 func writeKubeconfig(raw []byte, to string) error {
-	if before, err := os.ReadFile(to); err == nil && !sameCluster(before, raw) {
+	if before, err := os.ReadFile(to); err == nil && !shareCA(before, raw) {
 		if err := os.Rename(to, to+".before"); err != nil {
 			return err
 		}
 	} else if err == nil {
-		if goodUntil(before).After(goodUntil(raw)) {
-			if raw, err = withUserOf(raw, before); err != nil {
+		if kubeconfigExpiry(before).After(kubeconfigExpiry(raw)) {
+			if raw, err = withUserFrom(raw, before); err != nil {
 				return err
 			}
 		}
@@ -89,8 +89,8 @@ func writeKubeconfig(raw []byte, to string) error {
 	return os.Rename(part.Name(), to)
 }
 
-// withUserOf returns the kubeconfig raw with the current user of the kubeconfig other.
-func withUserOf(raw, other []byte) ([]byte, error) {
+// withUserFrom returns the kubeconfig raw with the current user of the kubeconfig other.
+func withUserFrom(raw, other []byte) ([]byte, error) {
 	c, err := clientcmd.Load(raw)
 	from, err2 := clientcmd.Load(other)
 	if err := errors.Join(err, err2); err != nil {
@@ -104,17 +104,17 @@ func withUserOf(raw, other []byte) ([]byte, error) {
 	return clientcmd.Write(*c)
 }
 
-// goodUntil returns the expiry of the client certificate of a kubeconfig's current user, or the
+// kubeconfigExpiry returns the expiry of the client certificate of a kubeconfig's current user, or the
 // zero time if there is none.
-func goodUntil(raw []byte) time.Time {
+func kubeconfigExpiry(raw []byte) time.Time {
 	c, err := clientcmd.Load(raw)
 	if err != nil || c.Contexts[c.CurrentContext] == nil {
 		return time.Time{}
 	}
-	return userUntil(c.AuthInfos[c.Contexts[c.CurrentContext].AuthInfo])
+	return certificateExpiry(c.AuthInfos[c.Contexts[c.CurrentContext].AuthInfo])
 }
 
-func userUntil(user *clientcmdapi.AuthInfo) time.Time {
+func certificateExpiry(user *clientcmdapi.AuthInfo) time.Time {
 	if user == nil {
 		return time.Time{}
 	}
@@ -129,8 +129,8 @@ func userUntil(user *clientcmdapi.AuthInfo) time.Time {
 	return cert.NotAfter
 }
 
-// sameCluster reports whether two kubeconfigs trust the same CA.
-func sameCluster(a, b []byte) bool {
+// shareCA reports whether two kubeconfigs trust the same CA.
+func shareCA(a, b []byte) bool {
 	x, err := clientcmd.Load(a)
 	y, err2 := clientcmd.Load(b)
 	if err != nil || err2 != nil {
@@ -168,7 +168,7 @@ func mergeKubeconfig(raw []byte, to, name string) error {
 		return fmt.Errorf("%s contains another cluster %s: rename it, delete it ('kctl config delete-cluster %s'), or leave out --merge-kubeconfig", to, name, name)
 	}
 	user := name + "-admin"
-	if into.Clusters[name] == nil || !userUntil(into.AuthInfos[user]).After(userUntil(from.AuthInfos[c.AuthInfo])) {
+	if into.Clusters[name] == nil || !certificateExpiry(into.AuthInfos[user]).After(certificateExpiry(from.AuthInfos[c.AuthInfo])) {
 		into.AuthInfos[user] = from.AuthInfos[c.AuthInfo]
 	}
 	into.Clusters[name] = from.Clusters[c.Cluster]

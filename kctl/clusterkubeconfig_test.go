@@ -78,7 +78,7 @@ func TestKubeconfigOfLongerUseStays(t *testing.T) {
 			t.Fatal(err)
 		}
 		is, err := os.ReadFile(renewed)
-		if got := goodUntil(is); err != nil || !got.Equal(now.Add(200*time.Hour)) || !strings.Contains(string(is), "192.0.2.12") || strings.Contains(string(is), "192.0.2.11") {
+		if got := kubeconfigExpiry(is); err != nil || !got.Equal(now.Add(200*time.Hour)) || !strings.Contains(string(is), "192.0.2.12") || strings.Contains(string(is), "192.0.2.11") {
 			t.Errorf("renewed: good until %v (%v)\n%s", got.Sub(now), err, is)
 		}
 	}
@@ -89,7 +89,7 @@ func TestKubeconfigOfLongerUseStays(t *testing.T) {
 			t.Fatal(err)
 		}
 		raw, err := os.ReadFile(to)
-		if got := goodUntil(raw); err != nil || !got.Equal(now.Add(c.want*time.Hour)) {
+		if got := kubeconfigExpiry(raw); err != nil || !got.Equal(now.Add(c.want*time.Hour)) {
 			t.Errorf("after one that is good for %dh it is good until %v (%v), want %dh", c.until, got.Sub(now), err, c.want)
 		}
 	}

@@ -42,11 +42,11 @@ func removeCommand(streams genericiooptions.IOStreams) *cobra.Command {
 			"  kctl cluster remove cp2 -f cluster.yaml --lost",
 		Args: cobra.ExactArgs(1),
 	}
-	file := machineFile(c)
+	file := addClusterFileFlag(c)
 	c.Flags().BoolVar(&lost, "lost", false, "the machine no longer exists: delete its member and its Node without contacting the machine")
 	c.Flags().BoolVar(&dryRun, "dry-run", false, "print the steps without running them")
 	c.RunE = func(_ *cobra.Command, args []string) error {
-		ctx, cancel := interruptible()
+		ctx, cancel := withSignals()
 		defer cancel()
 		return removeMachine(ctx, streams.Out, *file, args[0], lost, dryRun)
 	}
@@ -77,7 +77,7 @@ func removeMachine(ctx context.Context, out io.Writer, file, name string, lost, 
 		return fmt.Errorf("%w\n"+
 			"nothing was changed. If the machine no longer exists, use --lost", one.Err)
 	}
-	if err := inCluster(c, site.Facts()); err != nil {
+	if err := checkSameCluster(c, site.Facts()); err != nil {
 		return err
 	}
 	state, err := site.State(ctx)
@@ -96,7 +96,7 @@ func removeMachine(ctx context.Context, out io.Writer, file, name string, lost, 
 		plan.Show(out, steps)
 	default:
 		if err := site.Remove(ctx, steps); err != nil {
-			return interrupted(ctx, err)
+			return withInterruption(ctx, err)
 		}
 		fmt.Fprintf(out, "%s was removed from the cluster: delete it from %s. Otherwise 'kctl cluster up' adds it again\n", name, file)
 		if slices.ContainsFunc(steps, func(s plan.Step) bool { return s.Do == plan.Leave }) {
@@ -106,8 +106,8 @@ func removeMachine(ctx context.Context, out io.Writer, file, name string, lost, 
 	return nil
 }
 
-// inCluster returns an error if a machine of the file belongs to another cluster.
-func inCluster(c machines.Cluster, facts map[string]machines.Facts) error {
+// checkSameCluster returns an error if a machine of the file belongs to another cluster.
+func checkSameCluster(c machines.Cluster, facts map[string]machines.Facts) error {
 	for _, h := range c.Hosts {
 		if why := plan.ForeignReason(c, facts, h.Name); why != "" {
 			return fmt.Errorf("nothing was changed: %s", why)
@@ -131,10 +131,10 @@ func resetCommand(streams genericiooptions.IOStreams) *cobra.Command {
 			"  kctl cluster reset -f cluster.yaml --yes-remove prod",
 		Args: cobra.NoArgs,
 	}
-	file := machineFile(c)
+	file := addClusterFileFlag(c)
 	c.Flags().StringVar(&confirmed, "yes-remove", "", "name of the cluster to uninstall, which replaces the prompt (for scripts)")
 	c.RunE = func(*cobra.Command, []string) error {
-		ctx, cancel := interruptible()
+		ctx, cancel := withSignals()
 		defer cancel()
 		return resetMachines(ctx, streams.In, streams.Out, *file, confirmed)
 	}
@@ -163,7 +163,7 @@ func resetMachines(ctx context.Context, in io.Reader, out io.Writer, file, confi
 			missing = append(missing, err)
 		}
 	}
-	if err := inCluster(c, site.Facts()); err != nil {
+	if err := checkSameCluster(c, site.Facts()); err != nil {
 		return err
 	}
 	if err := plan.CheckForeignNodes(c, site.Facts()); err != nil {
@@ -175,11 +175,11 @@ func resetMachines(ctx context.Context, in io.Reader, out io.Writer, file, confi
 	}
 	workers, rest := plan.Reset(c, site.Facts())
 	if err := errors.Join(site.Reset(ctx, workers, rest), errors.Join(missing...)); err != nil {
-		return interrupted(ctx, fmt.Errorf("parts of the cluster were not removed:\n"+
+		return withInterruption(ctx, fmt.Errorf("parts of the cluster were not removed:\n"+
 			"%w", err))
 	}
 	if to := machinesKubeconfig(c.Name); raw != nil {
-		if is, err := os.ReadFile(to); err == nil && sameCluster(is, raw) {
+		if is, err := os.ReadFile(to); err == nil && shareCA(is, raw) {
 			if err := os.Remove(to); err != nil {
 				return err
 			}

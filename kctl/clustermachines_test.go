@@ -168,7 +168,7 @@ func (s *site) kctl(verb string, args ...string) (string, error) {
 	ctx := context.WithoutCancel(s.t.Context())
 	switch verb {
 	case "up", "add":
-		r := raising{file: s.file, newOnly: verb == "add"}
+		r := installFlags{file: s.file, newOnly: verb == "add"}
 		for _, a := range args {
 			switch a {
 			case "--dry-run":
@@ -183,14 +183,14 @@ func (s *site) kctl(verb string, args ...string) (string, error) {
 				}
 			}
 		}
-		err = r.run(ctx, &out)
+		err = r.install(ctx, &out)
 	case "upgrade":
 		u := machineUpgrade{file: s.file}
 		flags := pflag.NewFlagSet(verb, pflag.ContinueOnError)
 		flags.StringVar(&u.to, "to", "", "")
-		u.add(flags)
+		u.addFlags(flags)
 		if err = flags.Parse(args); err == nil {
-			err = u.run(ctx, &out)
+			err = u.upgradeMachines(ctx, &out)
 		}
 	case "remove":
 		lost, dry := false, false

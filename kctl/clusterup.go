@@ -18,15 +18,15 @@ import (
 	"keelson.dev/keelson/deploy/machines/release"
 )
 
-// machineFile adds the flag -f, --filename for the cluster file.
-func machineFile(c *cobra.Command) *string {
+// addClusterFileFlag adds the flag -f, --filename for the cluster file.
+func addClusterFileFlag(c *cobra.Command) *string {
 	f := ""
 	c.Flags().StringVarP(&f, "filename", "f", "cluster.yaml", "path of the cluster file (docs/how-to/install-with-cluster-file.md)")
 	return &f
 }
 
-// raising holds the flags and arguments of 'kctl cluster up' and 'kctl cluster add'.
-type raising struct {
+// installFlags holds the flags and arguments of 'kctl cluster up' and 'kctl cluster add'.
+type installFlags struct {
 	file, release  string
 	dryRun         bool
 	kubeconfig     string
@@ -34,7 +34,7 @@ type raising struct {
 	names          []string // machines to add; only for 'add'
 }
 
-func (r *raising) flags(c *cobra.Command) {
+func (r *installFlags) addFlags(c *cobra.Command) {
 	f := c.Flags()
 	f.StringVar(&r.release, "release", "", "release to install instead of the cluster file's: a directory made by 'make dist', a tarball, or a URL")
 	f.BoolVar(&r.dryRun, "dry-run", false, "print the steps without running them")
@@ -44,7 +44,7 @@ func (r *raising) flags(c *cobra.Command) {
 }
 
 func upCommand(streams genericiooptions.IOStreams) *cobra.Command {
-	var r raising
+	var r installFlags
 	c := &cobra.Command{
 		Use:   "up",
 		Short: "Create or update a cluster on the machines of a cluster file, by ssh",
@@ -70,19 +70,19 @@ func upCommand(streams genericiooptions.IOStreams) *cobra.Command {
 			"  kctl cluster up -f cluster.yaml --release ./keelson-v1.1.0-linux-amd64.tar.gz",
 		Args: cobra.NoArgs,
 	}
-	file := machineFile(c)
-	r.flags(c)
+	file := addClusterFileFlag(c)
+	r.addFlags(c)
 	c.RunE = func(*cobra.Command, []string) error {
 		r.file = *file
-		ctx, cancel := interruptible()
+		ctx, cancel := withSignals()
 		defer cancel()
-		return r.run(ctx, streams.Out)
+		return r.install(ctx, streams.Out)
 	}
 	return c
 }
 
 func addCommand(streams genericiooptions.IOStreams) *cobra.Command {
-	r := raising{newOnly: true}
+	r := installFlags{newOnly: true}
 	c := &cobra.Command{
 		Use:   "add [NAME...]",
 		Short: "Add new machines of a cluster file to the cluster, by ssh",
@@ -95,18 +95,18 @@ func addCommand(streams genericiooptions.IOStreams) *cobra.Command {
 			"  # Add a replica without a vote, which has roles: [standby] in the file\n" +
 			"  kctl cluster add -f cluster.yaml cp4",
 	}
-	file := machineFile(c)
-	r.flags(c)
+	file := addClusterFileFlag(c)
+	r.addFlags(c)
 	c.RunE = func(_ *cobra.Command, args []string) error {
 		r.file, r.names = *file, args
-		ctx, cancel := interruptible()
+		ctx, cancel := withSignals()
 		defer cancel()
-		return r.run(ctx, streams.Out)
+		return r.install(ctx, streams.Out)
 	}
 	return c
 }
 
-func (r *raising) run(ctx context.Context, out io.Writer) error {
+func (r *installFlags) install(ctx context.Context, out io.Writer) error {
 	c, err := machines.Load(r.file)
 	if err != nil {
 		return err
@@ -136,11 +136,11 @@ func (r *raising) run(ctx context.Context, out io.Writer) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
-	steps, state, err := r.plan(ctx, out, site, seen, rel)
+	steps, state, err := r.planSteps(ctx, out, site, seen, rel)
 	if err != nil {
 		return err
 	}
-	if err := r.forward(site, rel, steps); err != nil {
+	if err := r.checkNewerRelease(site, rel, steps); err != nil {
 		return err
 	}
 	switch {
@@ -151,20 +151,20 @@ func (r *raising) run(ctx context.Context, out io.Writer) error {
 		plan.Show(out, steps)
 	default:
 		fmt.Fprintln(out)
-		if err := install(ctx, site, rel, state, steps); err != nil {
-			return interrupted(ctx, err)
+		if err := runInstallSteps(ctx, site, rel, state, steps); err != nil {
+			return withInterruption(ctx, err)
 		}
 	}
 	if r.dryRun {
 		return nil
 	}
-	return r.keepKubeconfig(ctx, out, site)
+	return r.storeKubeconfig(ctx, out, site)
 }
 
-// forward returns an error if the release is not known to be later than the running one, unless it
+// checkNewerRelease returns an error if the release is not known to be later than the running one, unless it
 // was given by --release. The release in the cluster file may be older than the one of the last
 // upgrade.
-func (r *raising) forward(site *execute.Site, rel plan.Release, steps []plan.Step) error {
+func (r *installFlags) checkNewerRelease(site *execute.Site, rel plan.Release, steps []plan.Step) error {
 	machine, runs := plan.FindDowngrade(site.Cluster, site.Facts(), rel, steps)
 	if machine == "" || r.release != "" {
 		return nil
@@ -175,10 +175,10 @@ func (r *raising) forward(site *execute.Site, rel plan.Release, steps []plan.Ste
 		machine, runs, r.file, rel.Version, runs, rel.Version, site.Cluster.Release)
 }
 
-// install runs the steps. A replica cannot start with a release whose feature level is lower than
+// runInstallSteps runs the steps. A replica cannot start with a release whose feature level is lower than
 // that of the store. Therefore the release is uploaded first, and its programs report their feature
 // level before a replica is changed.
-func install(ctx context.Context, site *execute.Site, rel plan.Release, state plan.State, steps []plan.Step) error {
+func runInstallSteps(ctx context.Context, site *execute.Site, rel plan.Release, state plan.State, steps []plan.Step) error {
 	i := slices.IndexFunc(steps, func(s plan.Step) bool {
 		return s.Do == plan.ControlPlane && (s.ChangesPrograms || s.Start == plan.Join)
 	})
@@ -196,7 +196,7 @@ func install(ctx context.Context, site *execute.Site, rel plan.Release, state pl
 	if err := site.Install(ctx, uploads); err != nil {
 		return err
 	}
-	level, err := understands(ctx, site, steps[i], rel.Version)
+	level, err := readFeatureLevel(ctx, site, steps[i], rel.Version)
 	if err == nil && level < state.Level {
 		err = fmt.Errorf("release %s supports feature levels up to %d, and the cluster's store has level %d: no replica of that "+
 			"release can start. Use the release of the running replicas, or a later one", rel.Version, level, state.Level)
@@ -207,18 +207,18 @@ func install(ctx context.Context, site *execute.Site, rel plan.Release, state pl
 	return site.Install(ctx, rest)
 }
 
-// interrupted returns the interruption instead of err if a signal ended ctx, because the errors
+// withInterruption returns the interruption instead of err if a signal ended ctx, because the errors
 // that follow are its consequence.
-func interrupted(ctx context.Context, err error) error {
+func withInterruption(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return fmt.Errorf("%w: commands on the machines may still be running; run this command again to continue", cause)
 	}
 	return err
 }
 
-// plan prints the machines and the problems of them, and returns the steps and the state of the
+// planSteps prints the machines and the problems of them, and returns the steps and the state of the
 // cluster. It fails if a problem prevents the installation.
-func (r *raising) plan(ctx context.Context, out io.Writer, site *execute.Site, seen map[string]plan.Observation, rel plan.Release) ([]plan.Step, plan.State, error) {
+func (r *installFlags) planSteps(ctx context.Context, out io.Writer, site *execute.Site, seen map[string]plan.Observation, rel plan.Release) ([]plan.Step, plan.State, error) {
 	plan.ShowMachines(out, site.Cluster, seen)
 	state, err := site.State(ctx)
 	founder := plan.FoundingMachine(site.Cluster, site.Facts())

@@ -39,19 +39,19 @@ func upgradeCommand(streams genericiooptions.IOStreams) *cobra.Command {
 			"  kctl cluster upgrade -f cluster.yaml --to ./dist --drain w1,w2",
 		Args: cobra.NoArgs,
 	}
-	file := machineFile(c)
+	file := addClusterFileFlag(c)
 	c.Flags().StringVar(&u.to, "to", "", "release to install: a directory made by 'make dist', a tarball, or a URL")
-	u.add(c.Flags())
+	u.addFlags(c.Flags())
 	c.RunE = func(*cobra.Command, []string) error {
 		u.file = *file
-		ctx, cancel := interruptible()
+		ctx, cancel := withSignals()
 		defer cancel()
-		return interrupted(ctx, u.run(ctx, streams.Out))
+		return withInterruption(ctx, u.upgradeMachines(ctx, streams.Out))
 	}
 	return c
 }
 
-func (u *machineUpgrade) run(ctx context.Context, out io.Writer) error {
+func (u *machineUpgrade) upgradeMachines(ctx context.Context, out io.Writer) error {
 	if u.to == "" {
 		return errors.New("--to is missing: want a directory made by 'make dist', a tarball, or a URL")
 	}
@@ -72,34 +72,34 @@ func (u *machineUpgrade) run(ctx context.Context, out io.Writer) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
-	steps, _, err := (&raising{}).plan(ctx, out, site, seen, rel)
+	steps, _, err := (&installFlags{}).planSteps(ctx, out, site, seen, rel)
 	if err != nil {
 		return err
 	}
-	door := siteDoor{site}
-	if err := u.fits(ctx, c, door); err != nil {
+	door := siteClusterClient{site}
+	if err := u.checkMachines(ctx, c, door); err != nil {
 		return fmt.Errorf("nothing was changed: %w", err)
 	}
-	u.goal.Release = bare(rel.Version)
+	u.goal.Release = trimVersionPrefix(rel.Version)
 	if u.dryRun {
 		u.goal.Level = ^uint32(0) // the feature level can be read only from the programs on a machine, which a dry run does not upload
-	} else if err := u.bring(ctx, site, steps); err != nil {
+	} else if err := u.uploadRelease(ctx, site, steps); err != nil {
 		return err
 	}
 	of := func(d plan.Action) func(context.Context, string) error {
 		return func(ctx context.Context, host string) error { return installOn(ctx, site, steps, d, host) }
 	}
 	fmt.Fprintln(out)
-	if err := u.upgradeFlags.run(ctx, &upgraded{clusterDoor: door, replica: of(plan.ControlPlane), agent: of(plan.Agent)}, out); err != nil || u.dryRun {
+	if err := u.upgradeFlags.runUpgrade(ctx, &upgradeTarget{clusterClient: door, replica: of(plan.ControlPlane), agent: of(plan.Agent)}, out); err != nil || u.dryRun {
 		return err
 	}
-	u.inFile(out, c, rel)
+	u.printFileHint(out, c, rel)
 	return nil
 }
 
-// inFile prints the release that the cluster file should name after the upgrade, if it names
+// printFileHint prints the release that the cluster file should name after the upgrade, if it names
 // another one. 'kctl cluster up' installs the release of the file.
-func (u *machineUpgrade) inFile(out io.Writer, c machines.Cluster, rel plan.Release) {
+func (u *machineUpgrade) printFileHint(out io.Writer, c machines.Cluster, rel plan.Release) {
 	is := release.Version(c.Release)
 	if is == rel.Version || c.Release == "" {
 		return
@@ -114,14 +114,14 @@ func (u *machineUpgrade) inFile(out io.Writer, c machines.Cluster, rel plan.Rele
 	fmt.Fprintf(out, "%s names a release %s: have it say 'release: %s', since 'kctl cluster up' and 'add' go by it\n", u.file, is, to)
 }
 
-// fits returns an error if the file lacks a machine of the cluster. Each machine must be in the
+// checkMachines returns an error if the file lacks a machine of the cluster. Each machine must be in the
 // file or in --skip.
-func (u *machineUpgrade) fits(ctx context.Context, c machines.Cluster, door clusterDoor) error {
-	status, nodes, err := door.look(ctx)
+func (u *machineUpgrade) checkMachines(ctx context.Context, c machines.Cluster, door clusterClient) error {
+	status, nodes, err := door.readCluster(ctx)
 	if err != nil {
 		return fmt.Errorf("the cluster does not respond, and can be upgraded only while it does: %w", err)
 	}
-	s := stateOf(status, nodes)
+	s := upgradeState(status, nodes)
 	var strangers []string
 	check := func(name string, is func(machines.Host) bool) {
 		if h, err := c.Host(name); (err != nil || !is(h)) && !slices.Contains(u.goal.Skip, name) {
@@ -140,9 +140,9 @@ func (u *machineUpgrade) fits(ctx context.Context, c machines.Cluster, door clus
 	return nil
 }
 
-// bring uploads the release to the machines, which changes no running program, and reads the
+// uploadRelease uploads the release to the machines, which changes no running program, and reads the
 // feature level of its programs.
-func (u *machineUpgrade) bring(ctx context.Context, site *execute.Site, steps []plan.Step) error {
+func (u *machineUpgrade) uploadRelease(ctx context.Context, site *execute.Site, steps []plan.Step) error {
 	var uploads []plan.Step
 	for _, s := range steps {
 		if s.Do == plan.Upload && !slices.Contains(u.goal.Skip, s.Machine) {
@@ -157,22 +157,22 @@ func (u *machineUpgrade) bring(ctx context.Context, site *execute.Site, steps []
 			continue
 		}
 		var err error
-		u.goal.Level, err = understands(ctx, site, s, u.goal.Release)
+		u.goal.Level, err = readFeatureLevel(ctx, site, s, u.goal.Release)
 		return err
 	}
 	u.goal.Level = ^uint32(0) // no machine needs new programs
 	return nil
 }
 
-// understands runs the programs of an uploaded release on the machine of a step, and returns their
+// readFeatureLevel runs the programs of an uploaded release on the machine of a step, and returns their
 // feature level.
-func understands(ctx context.Context, site *execute.Site, step plan.Step, version string) (level uint32, err error) {
+func readFeatureLevel(ctx context.Context, site *execute.Site, step plan.Step, version string) (level uint32, err error) {
 	controlplane, agent, err := site.DaemonVersions(ctx, step.Machine, step.Files[0])
 	if err != nil {
 		return 0, err
 	}
-	said, level, err := releaseSaid(controlplane, agent)
-	if err == nil && said != bare(version) {
+	said, level, err := parseRelease(controlplane, agent)
+	if err == nil && said != trimVersionPrefix(version) {
 		err = fmt.Errorf("its programs have release %s", said)
 	}
 	if err != nil {
@@ -194,4 +194,4 @@ func installOn(ctx context.Context, site *execute.Site, steps []plan.Step, d pla
 	return site.Install(ctx, steps[i:i+1])
 }
 
-var _ upgrade.Cluster = (*upgraded)(nil)
+var _ upgrade.Cluster = (*upgradeTarget)(nil)

@@ -143,7 +143,7 @@ func TestClusterUpgradeStops(t *testing.T) {
 
 func TestUpgradeNodesParsed(t *testing.T) {
 	nodes, err := parseUpgradeNodes("w1\tkeelson://1\tdrained\ttrue\t{\"type\":\"Ready\",\"status\":\"False\",\"message\":\"no runtime\"}\t\t{\"type\":\"keelson.dev/Degraded\",\"status\":\"True\"}\n")
-	if err != nil || len(nodes) != 1 || nodes[0].Name != "w1" || !nodes[0].Spec.Unschedulable || nodeTrouble(&nodes[0]) != "it is not Ready: no runtime" || len(nodes[0].Status.Conditions) != 2 {
+	if err != nil || len(nodes) != 1 || nodes[0].Name != "w1" || !nodes[0].Spec.Unschedulable || nodeProblem(&nodes[0]) != "it is not Ready: no runtime" || len(nodes[0].Status.Conditions) != 2 {
 		t.Errorf("%+v %v", nodes, err)
 	}
 	for _, bad := range []string{"w1\tx\n", "w1\t\t\t\t{\t\t\n"} {

@@ -28,7 +28,7 @@ func statusCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 	}
 	output := outputFlag(c)
 	c.RunE = func(*cobra.Command, []string) error {
-		return show(f, streams, *output, "GET", api.PathClusterStatus, nil, new(api.ClusterStatus), printStatus)
+		return callAndPrint(f, streams, *output, "GET", api.PathClusterStatus, nil, new(api.ClusterStatus), printStatus)
 	}
 	return c
 }
@@ -38,26 +38,26 @@ func printStatus(w io.Writer, s api.ClusterStatus) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	fmt.Fprintf(t, "cluster\t%s (%s), answered by %s\n", s.Cluster, s.ID, s.Answered)
 	if s.Incarnation > 0 {
-		fmt.Fprintf(t, "identity\tsince the recovery or restore of %s\n", stamp(int64(s.Incarnation)))
+		fmt.Fprintf(t, "identity\tsince the recovery or restore of %s\n", formatTimestamp(int64(s.Incarnation)))
 	}
 	fmt.Fprintf(t, "leader\t%s in term %d, revision %d, %d log entries committed\n", cmp.Or(s.Leader, "none"), s.Term, s.Revision, s.CommitIndex)
 	if s.Leader == "" {
-		fmt.Fprintf(t, "NO LEADER\t%s\n", leaderless(s.Members))
+		fmt.Fprintf(t, "NO LEADER\t%s\n", describeLostLeader(s.Members))
 	}
-	fmt.Fprintf(t, "store\t%d keys, %s; history %s since revision %d\n", s.Keys, size(s.Bytes), size(s.HistoryBytes), s.Compacted)
+	fmt.Fprintf(t, "store\t%d keys, %s; history %s since revision %d\n", s.Keys, formatSize(s.Bytes), formatSize(s.HistoryBytes), s.Compacted)
 	quota := "no quota"
 	if s.Quota > 0 {
-		quota = fmt.Sprintf("%.1f%% of %s", 100*float64(s.Bytes+s.HistoryBytes)/float64(s.Quota), size(s.Quota))
+		quota = fmt.Sprintf("%.1f%% of %s", 100*float64(s.Bytes+s.HistoryBytes)/float64(s.Quota), formatSize(s.Quota))
 	}
 	fmt.Fprintf(t, "quota\t%s\n", quota)
-	fmt.Fprintf(t, "level\t%d%s\n", s.FeatureLevel, rises(s))
-	if made := backupsMade(s.Members, time.Now()); made != "" {
+	fmt.Fprintf(t, "level\t%d%s\n", s.FeatureLevel, describeLevelChange(s))
+	if made := describeBackups(s.Members, time.Now()); made != "" {
 		fmt.Fprintf(t, "backups\t%s\n", made)
 	}
 	if a := s.Autopilot; a != nil {
 		fmt.Fprintf(t, "autopilot\treplaces a voter that has not answered for %s; %s\n", time.Duration(a.After)*time.Millisecond, a.State)
 		for _, d := range a.Done {
-			fmt.Fprintf(t, "\t%s has the vote of %s since %s\n", d.Standby, d.Dead, stamp(d.At))
+			fmt.Fprintf(t, "\t%s has the vote of %s since %s\n", d.Standby, d.Dead, formatTimestamp(d.At))
 		}
 	}
 	if len(s.Alarms) == 0 {
@@ -68,7 +68,7 @@ func printStatus(w io.Writer, s api.ClusterStatus) error {
 		if a.Member != "" {
 			about = " of " + a.Member
 		}
-		fmt.Fprintf(t, "ALARM\t%s%s since %s: %s\n", a.Kind, about, stamp(a.Since), a.Message)
+		fmt.Fprintf(t, "ALARM\t%s%s since %s: %s\n", a.Kind, about, formatTimestamp(a.Since), a.Message)
 		fmt.Fprintf(t, "remedy\t%s\n", a.Remedy)
 	}
 	if err := t.Flush(); err != nil {
@@ -78,8 +78,8 @@ func printStatus(w io.Writer, s api.ClusterStatus) error {
 	return printMembers(w, s.Members)
 }
 
-// backupsMade says how old the backups are that replicas make by their schedules; "" where none does.
-func backupsMade(members []api.ClusterMember, now time.Time) string {
+// describeBackups says how old the backups are that replicas make by their schedules; "" where none does.
+func describeBackups(members []api.ClusterMember, now time.Time) string {
 	var out []string
 	for _, m := range members {
 		switch b := m.Backups; {
@@ -87,14 +87,14 @@ func backupsMade(members []api.ClusterMember, now time.Time) string {
 		case b.Last == 0:
 			out = append(out, m.Name+" none yet")
 		default:
-			out = append(out, fmt.Sprintf("%s %s, next %s", m.Name, ago(now.Sub(time.UnixMilli(b.Last))), stamp(b.Next)))
+			out = append(out, fmt.Sprintf("%s %s, next %s", m.Name, formatAge(now.Sub(time.UnixMilli(b.Last))), formatTimestamp(b.Next)))
 		}
 	}
 	return strings.Join(out, "; ")
 }
 
-// rises says when the feature level rises, where some replicas understand more than others.
-func rises(s api.ClusterStatus) string {
+// describeLevelChange says when the feature level rises, where some replicas understand more than others.
+func describeLevelChange(s api.ClusterStatus) string {
 	var best uint32
 	for _, m := range s.Members {
 		best = max(best, m.FeatureLevel)
@@ -114,8 +114,8 @@ func rises(s api.ClusterStatus) string {
 	return fmt.Sprintf("; %d waits for %s", best, strings.Join(below, ", "))
 }
 
-// leaderless says what becomes of a cluster without a leader.
-func leaderless(members []api.ClusterMember) string {
+// describeLostLeader says what becomes of a cluster without a leader.
+func describeLostLeader(members []api.ClusterMember) string {
 	voters, answer := 0, 0
 	for _, m := range members {
 		if m.Voter {
@@ -144,18 +144,18 @@ func printMembers(w io.Writer, members []api.ClusterMember) error {
 			applied, lag = fmt.Sprint(m.Applied), fmt.Sprint(m.Lag)
 		}
 		if m.Contact >= 0 {
-			heard = ago(time.Duration(m.Contact) * time.Millisecond)
+			heard = formatAge(time.Duration(m.Contact) * time.Millisecond)
 		}
 		disk, watchers := "-", "-"
 		if m.Version != "" { // the member reported its own status
-			disk, watchers = size(m.Disk), fmt.Sprint(m.Watchers)
+			disk, watchers = formatSize(m.Disk), fmt.Sprint(m.Watchers)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", m.Name, role(m), m.Address, applied, lag, heard, disk, watchers, cmp.Or(m.Version, "-"), m.Ready)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", m.Name, memberRole(m), m.Address, applied, lag, heard, disk, watchers, cmp.Or(m.Version, "-"), m.Ready)
 	}
 	return t.Flush()
 }
 
-func role(m api.ClusterMember) string {
+func memberRole(m api.ClusterMember) string {
 	switch {
 	case m.Leader:
 		return "leader"
@@ -167,8 +167,8 @@ func role(m api.ClusterMember) string {
 	return "learner"
 }
 
-// size formats a number of bytes with a binary unit.
-func size(n int64) string {
+// formatSize formats a number of bytes with a binary unit.
+func formatSize(n int64) string {
 	f, units := float64(n), []string{"B", "KiB", "MiB", "GiB", "TiB"}
 	for f >= 1024 && len(units) > 1 {
 		f, units = f/1024, units[1:]
@@ -179,8 +179,8 @@ func size(n int64) string {
 	return fmt.Sprintf("%.1f %s", f, units[0])
 }
 
-// ago formats an age.
-func ago(d time.Duration) string {
+// formatAge formats an age.
+func formatAge(d time.Duration) string {
 	switch {
 	case d < time.Second:
 		return "now"
@@ -205,7 +205,7 @@ func memberCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 	}
 	output := outputFlag(list)
 	list.RunE = func(*cobra.Command, []string) error {
-		return show(f, streams, *output, "GET", api.PathClusterMembers, nil, new([]api.ClusterMember), printMembers)
+		return callAndPrint(f, streams, *output, "GET", api.PathClusterMembers, nil, new([]api.ClusterMember), printMembers)
 	}
 	remove := &cobra.Command{
 		Use: "remove NAME", Short: "Remove a replica from the raft cluster permanently", Args: cobra.ExactArgs(1),
@@ -223,7 +223,7 @@ func memberCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 		Example: "  kctl cluster member remove cp2",
 		RunE: func(_ *cobra.Command, args []string) error {
 			var answer map[string]string
-			if err := ask(f, "DELETE", api.PathClusterMembers+"/"+url.PathEscape(args[0]), nil, &answer); err != nil {
+			if err := callAPI(f, "DELETE", api.PathClusterMembers+"/"+url.PathEscape(args[0]), nil, &answer); err != nil {
 				return err
 			}
 			fmt.Fprintf(streams.Out, "%s is no member any more. Stop its daemon; its data folder can go.\n", args[0])
@@ -232,8 +232,8 @@ func memberCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 			return nil
 		},
 	}
-	remove.ValidArgsFunction = words(memberNames(f))
-	return group(c, list, remove)
+	remove.ValidArgsFunction = completeArgument(memberNames(f))
+	return newGroup(c, list, remove)
 }
 
 func transferLeaderCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
@@ -247,7 +247,7 @@ func transferLeaderCommand(f cmdutil.Factory, streams genericiooptions.IOStreams
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			var r api.ClusterStepDownResult
-			if err := ask(f, "POST", api.PathClusterStepDown, api.ClusterStepDown{To: to}, &r); err != nil {
+			if err := callAPI(f, "POST", api.PathClusterStepDown, api.ClusterStepDown{To: to}, &r); err != nil {
 				return err
 			}
 			fmt.Fprintf(streams.Out, "%s leads now, after %s\n", r.To, cmp.Or(r.From, "no leader"))
@@ -255,7 +255,7 @@ func transferLeaderCommand(f cmdutil.Factory, streams genericiooptions.IOStreams
 		},
 	}
 	c.Flags().StringVar(&to, "to", "", "name of the replica that becomes the leader (default: the replica with the most recent log)")
-	flagWords(c, "to", memberNames(f))
+	completeFlag(c, "to", memberNames(f))
 	return c
 }
 
@@ -271,10 +271,10 @@ func compactCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			var r api.ClusterCompactResult
-			if err := ask(f, "POST", api.PathClusterCompact, api.ClusterCompact{Revision: revision}, &r); err != nil {
+			if err := callAPI(f, "POST", api.PathClusterCompact, api.ClusterCompact{Revision: revision}, &r); err != nil {
 				return err
 			}
-			fmt.Fprintf(streams.Out, "history up to revision %d is forgotten; what is left of it is %s\n", r.Compacted, size(r.HistoryBytes))
+			fmt.Fprintf(streams.Out, "history up to revision %d is forgotten; what is left of it is %s\n", r.Compacted, formatSize(r.HistoryBytes))
 			return nil
 		},
 	}
@@ -292,7 +292,7 @@ func revokeCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 			"effect. The machine can join again with a token of\n" +
 			"'kctl cluster token create --names NAME --replace'.",
 		Example:           "  kctl cluster revoke node/w1",
-		ValidArgsFunction: words(nodeNames(f)),
+		ValidArgsFunction: completeArgument(nodeNames(f)),
 		Args:              cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			name, ok := strings.CutPrefix(args[0], "node/")
@@ -300,7 +300,7 @@ func revokeCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 				return fmt.Errorf("%q: want node/NAME", args[0])
 			}
 			var answer api.ClusterRevoke
-			if err := ask(f, "POST", api.PathClusterRevoke, api.ClusterRevoke{Node: name}, &answer); err != nil {
+			if err := callAPI(f, "POST", api.PathClusterRevoke, api.ClusterRevoke{Node: name}, &answer); err != nil {
 				return err
 			}
 			fmt.Fprintf(streams.Out, "node/%s is revoked: what it was given before proves nothing any more.\n", name)

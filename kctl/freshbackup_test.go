@@ -28,7 +28,7 @@ func TestFreshBackupLeavesRoom(t *testing.T) {
 	flags.APIServer = &server.URL
 	dir, free := t.TempDir(), int64(1<<30)
 	in := diskheadroom.Target{Dir: dir, ProtectedPath: dir, Stat: func(string) (diskheadroom.Usage, error) { return diskheadroom.Usage{Free: free, Total: 2 << 30}, nil }}
-	path, done, err := freshBackup(t.Context(), cmdutil.NewFactory(flags), io.Discard, in)
+	path, done, err := createTemporaryBackup(t.Context(), cmdutil.NewFactory(flags), io.Discard, in)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,7 +37,7 @@ func TestFreshBackupLeavesRoom(t *testing.T) {
 	}
 	done()
 	free = 100 << 20
-	if _, _, err := freshBackup(t.Context(), cmdutil.NewFactory(flags), io.Discard, in); err == nil || !strings.Contains(err.Error(), dir+" is on the same disk") {
+	if _, _, err := createTemporaryBackup(t.Context(), cmdutil.NewFactory(flags), io.Discard, in); err == nil || !strings.Contains(err.Error(), dir+" is on the same disk") {
 		t.Errorf("where there is too little room it says %v", err)
 	}
 	only(t, dir, "", "")
@@ -90,7 +90,7 @@ func TestBackupLeavesRoomForTheStore(t *testing.T) {
 				}
 				return u, nil
 			}}
-			err := backup(cmdutil.NewFactory(flags), streams, path, nil, on)
+			err := writeBackup(cmdutil.NewFactory(flags), streams, path, nil, on)
 			if c.refused == "" && err != nil {
 				t.Fatal(err)
 			}

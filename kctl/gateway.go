@@ -26,7 +26,7 @@ func gatewayCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 		Short:   "Manage Gateway API: HTTP and gRPC routes from outside the cluster",
 		Example: "  kctl gateway install",
 	}
-	return group(c, gatewayInstallCommand(f, streams))
+	return newGroup(c, gatewayInstallCommand(f, streams))
 }
 
 func gatewayInstallCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
@@ -47,19 +47,19 @@ func gatewayInstallCommand(f cmdutil.Factory, streams genericiooptions.IOStreams
 			"  # Install the kinds without a GatewayClass\n" +
 			"  kctl gateway install --class ''",
 	}
-	return installs(c, f, streams, definitions.Gateway, "keelson", "the GatewayClass", func(ctx context.Context, cluster dynamic.Interface, class string) error {
-		return makeGatewayClass(ctx, cluster, streams, class)
+	return addInstall(c, f, streams, definitions.Gateway, "keelson", "the GatewayClass", func(ctx context.Context, cluster dynamic.Interface, class string) error {
+		return createGatewayClass(ctx, cluster, streams, class)
 	})
 }
 
-// makeGatewayClass creates the GatewayClass unless it exists.
-func makeGatewayClass(ctx context.Context, cluster dynamic.Interface, streams genericiooptions.IOStreams, name string) error {
+// createGatewayClass creates the GatewayClass unless it exists.
+func createGatewayClass(ctx context.Context, cluster dynamic.Interface, streams genericiooptions.IOStreams, name string) error {
 	class := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": gatewayClasses.GroupVersion().String(), "kind": "GatewayClass",
 		"metadata": map[string]any{"name": name},
 		"spec":     map[string]any{"controllerName": gatewayController},
 	}}
-	return makeClass(ctx, cluster, streams, gatewayClasses, class, func() error {
+	return createClass(ctx, cluster, streams, gatewayClasses, class, func() error {
 		have, err := cluster.Resource(gatewayClasses).Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return fmt.Errorf("reading GatewayClass %s: %w", name, err)

@@ -19,19 +19,19 @@ import (
 	"keelson.dev/keelson/kctl/definitions"
 )
 
-// mostInstalling is the time limit for installing CustomResourceDefinitions.
-const mostInstalling = time.Minute
+// installTimeout is the time limit for installing CustomResourceDefinitions.
+const installTimeout = time.Minute
 
-// installs adds a flag for the name of the classes to a command, which installs
+// addInstall adds a flag for the name of the classes to a command, which installs
 // CustomResourceDefinitions, prints each result, and then calls then to create the classes.
-func installs(c *cobra.Command, f cmdutil.Factory, streams genericiooptions.IOStreams, kinds definitions.Bundle, name, classes string,
+func addInstall(c *cobra.Command, f cmdutil.Factory, streams genericiooptions.IOStreams, kinds definitions.Bundle, name, classes string,
 	then func(ctx context.Context, cluster dynamic.Interface, name string) error) *cobra.Command {
 	class := c.Flags().String("class", name, "name of "+classes+" to create; if empty, none is created")
 	c.Args = cobra.NoArgs
 	c.RunE = func(*cobra.Command, []string) error {
-		ctx, cancel := interruptible()
+		ctx, cancel := withSignals()
 		defer cancel()
-		ctx, cancel = context.WithTimeout(ctx, mostInstalling)
+		ctx, cancel = context.WithTimeout(ctx, installTimeout)
 		defer cancel()
 		cluster, err := f.DynamicClient()
 		if err != nil {
@@ -52,10 +52,10 @@ func installs(c *cobra.Command, f cmdutil.Factory, streams genericiooptions.IOSt
 	return c
 }
 
-// makeClass creates a class unless it exists. If it exists, refuse decides whether that is an error.
-func makeClass(ctx context.Context, cluster dynamic.Interface, streams genericiooptions.IOStreams, kind schema.GroupVersionResource,
+// createClass creates a class unless it exists. If it exists, refuse decides whether that is an error.
+func createClass(ctx context.Context, cluster dynamic.Interface, streams genericiooptions.IOStreams, kind schema.GroupVersionResource,
 	class *unstructured.Unstructured, refuse func() error) error {
-	err := createServed(ctx, cluster, kind, class)
+	err := createWhenServed(ctx, cluster, kind, class)
 	verdict := "created"
 	if apierrors.IsAlreadyExists(err) {
 		verdict, err = "unchanged", refuse()
@@ -68,9 +68,9 @@ func makeClass(ctx context.Context, cluster dynamic.Interface, streams genericio
 	return err
 }
 
-// createServed creates a cluster-scoped object. It retries until the kind is served, because
+// createWhenServed creates a cluster-scoped object. It retries until the kind is served, because
 // replicas start to serve a new kind at different times.
-func createServed(ctx context.Context, cluster dynamic.Interface, kind schema.GroupVersionResource, o *unstructured.Unstructured) error {
+func createWhenServed(ctx context.Context, cluster dynamic.Interface, kind schema.GroupVersionResource, o *unstructured.Unstructured) error {
 	var refused error
 	err := wait.For(ctx, 100*time.Millisecond, func() error {
 		_, err := cluster.Resource(kind).Create(ctx, o, metav1.CreateOptions{})

@@ -14,13 +14,13 @@ type interruption struct{ signal syscall.Signal }
 // Error implements error.
 func (i *interruption) Error() string { return fmt.Sprintf("stopped by a signal (%s)", i.signal) }
 
-// code returns the exit code that shells use for a process ended by this signal.
-func (i *interruption) code() int { return 128 + int(i.signal) }
+// exitCode returns the exit code that shells use for a process ended by this signal.
+func (i *interruption) exitCode() int { return 128 + int(i.signal) }
 
-// interruptible returns a context that is canceled on SIGINT, SIGTERM and the signals in others,
+// withSignals returns a context that is canceled on SIGINT, SIGTERM and the signals in others,
 // with an *interruption as its cause. A second signal has its default effect, so that the process
 // can always be ended.
-func interruptible(others ...os.Signal) (context.Context, context.CancelFunc) {
+func withSignals(others ...os.Signal) (context.Context, context.CancelFunc) {
 	caught := make(chan os.Signal, 1)
 	ctx, end := context.WithCancelCause(context.Background())
 	for _, s := range append(others, os.Interrupt, syscall.SIGTERM) {

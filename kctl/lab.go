@@ -32,7 +32,7 @@ func labCommand(streams genericiooptions.IOStreams) *cobra.Command {
 			"kubeconfig.",
 		Example: "  kctl lab up\n  KEELSON_LAB=second kctl lab up\n  kctl lab status\n  kctl lab kill --daemon cp1\n  kctl lab partition w2\n  kctl lab restore w2\n  kctl lab down",
 	}
-	group(c, labUp(streams), labDown(streams), labStatus(streams), labExec(streams), labLoad(streams))
+	newGroup(c, labUp(streams), labDown(streams), labStatus(streams), labExec(streams), labLoad(streams))
 	c.AddCommand(labRestart(streams), labKill(streams), labReplace(streams), labUpgrade(streams))
 	c.AddCommand(labVerb(streams, "stop HOST", "Stop a host's daemon gracefully", (*lab.Lab).Stop))
 	plain := func(f func(*lab.Lab, string) error) func(*lab.Lab, context.Context, string) error {
@@ -79,9 +79,9 @@ func labUp(streams genericiooptions.IOStreams) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			ctx, cancel := interruptible()
+			ctx, cancel := withSignals()
 			defer cancel()
-			return upFrom(ctx, streams.Out, wanted, c.Flags())
+			return startLab(ctx, streams.Out, wanted, c.Flags())
 		},
 	}
 	labUpFlags(c.Flags(), &cfg)
@@ -150,7 +150,7 @@ func labStatus(streams genericiooptions.IOStreams) *cobra.Command {
 		Example: "  kctl lab status",
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			l, err := usableLab(streams)
+			l, err := openLab(streams)
 			if err != nil {
 				return err
 			}
@@ -168,10 +168,10 @@ func labExec(streams genericiooptions.IOStreams) *cobra.Command {
 		Short:              "Run a command in the namespaces of a host",
 		Example:            "  kctl lab exec w1 ip route\n  kctl lab exec w1 nft list ruleset",
 		Args:               cobra.MinimumNArgs(2),
-		ValidArgsFunction:  words(labHosts),
+		ValidArgsFunction:  completeArgument(labHosts),
 		DisableFlagParsing: true,
 		RunE: func(_ *cobra.Command, args []string) error {
-			l, err := usableLab(streams)
+			l, err := openLab(streams)
 			if err != nil {
 				return err
 			}
@@ -198,14 +198,14 @@ func labExec(streams genericiooptions.IOStreams) *cobra.Command {
 }
 
 func labVerb(streams genericiooptions.IOStreams, use, short string, do func(*lab.Lab, context.Context, string) error) *cobra.Command {
-	c := &cobra.Command{Use: use, Short: short, Args: cobra.ExactArgs(1), ValidArgsFunction: words(labHosts)}
+	c := &cobra.Command{Use: use, Short: short, Args: cobra.ExactArgs(1), ValidArgsFunction: completeArgument(labHosts)}
 	c.Example = fmt.Sprintf("  kctl lab %s w1", c.Name())
 	c.RunE = func(_ *cobra.Command, args []string) error {
-		l, err := usableLab(streams)
+		l, err := openLab(streams)
 		if err != nil {
 			return err
 		}
-		ctx, cancel := interruptible()
+		ctx, cancel := withSignals()
 		defer cancel()
 		if err := do(l, ctx, args[0]); err != nil {
 			return err
@@ -245,11 +245,11 @@ func labLoad(streams genericiooptions.IOStreams) *cobra.Command {
 		Example: "  docker save example.com/app:v1 -o app.tar && kctl lab load app.tar\n  kctl lab load app.tar.gz ./oci-layout",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			l, err := usableLab(streams)
+			l, err := openLab(streams)
 			if err != nil {
 				return err
 			}
-			ctx, cancel := interruptible()
+			ctx, cancel := withSignals()
 			defer cancel()
 			for _, file := range args {
 				loaded, err := l.LoadArchive(ctx, file)
@@ -298,22 +298,22 @@ func labReplace(streams genericiooptions.IOStreams) *cobra.Command {
 
 func labSupervise() *cobra.Command {
 	return &cobra.Command{Use: "supervise", Hidden: true, Args: cobra.NoArgs, RunE: func(*cobra.Command, []string) error {
-		return inLab(func(ctx context.Context, l *lab.Lab) error { return l.Supervise(ctx) })
+		return runInLab(func(ctx context.Context, l *lab.Lab) error { return l.Supervise(ctx) })
 	}}
 }
 
 func labForward() *cobra.Command {
 	return &cobra.Command{Use: "forward", Hidden: true, Args: cobra.NoArgs, RunE: func(*cobra.Command, []string) error {
-		return inLab(func(ctx context.Context, l *lab.Lab) error { return l.Forward(ctx) })
+		return runInLab(func(ctx context.Context, l *lab.Lab) error { return l.Forward(ctx) })
 	}}
 }
 
-func inLab(f func(context.Context, *lab.Lab) error) error {
+func runInLab(f func(context.Context, *lab.Lab) error) error {
 	l, err := lab.Open(os.Stdout)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := interruptible()
+	ctx, cancel := withSignals()
 	defer cancel()
 	return f(ctx, l)
 }
@@ -321,7 +321,7 @@ func inLab(f func(context.Context, *lab.Lab) error) error {
 func labRegistry() *cobra.Command {
 	var listen, folder string
 	c := &cobra.Command{Use: "serve-registry", Hidden: true, Args: cobra.NoArgs, RunE: func(*cobra.Command, []string) error {
-		ctx, cancel := interruptible()
+		ctx, cancel := withSignals()
 		defer cancel()
 		return lab.ServeRegistry(ctx, listen, folder)
 	}}

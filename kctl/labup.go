@@ -15,8 +15,8 @@ import (
 	"keelson.dev/keelson/deploy/lab"
 )
 
-// usableLab returns the running lab of this machine, or an error that states why there is none.
-func usableLab(streams genericiooptions.IOStreams) (*lab.Lab, error) {
+// openLab returns the running lab of this machine, or an error that states why there is none.
+func openLab(streams genericiooptions.IOStreams) (*lab.Lab, error) {
 	found, err := lab.FindLab(streams.Out)
 	if err == nil {
 		err = found.StateError()
@@ -24,9 +24,9 @@ func usableLab(streams genericiooptions.IOStreams) (*lab.Lab, error) {
 	return found.Lab, err
 }
 
-// upFrom creates the wanted lab, starts an existing lab that is down, or prints the running one. A
+// startLab creates the wanted lab, starts an existing lab that is down, or prints the running one. A
 // lab whose creation failed is recreated.
-func upFrom(ctx context.Context, out io.Writer, wanted *lab.Lab, flags *pflag.FlagSet) error {
+func startLab(ctx context.Context, out io.Writer, wanted *lab.Lab, flags *pflag.FlagSet) error {
 	found, err := lab.FindLab(out)
 	if err != nil {
 		return err
@@ -34,7 +34,7 @@ func upFrom(ctx context.Context, out io.Writer, wanted *lab.Lab, flags *pflag.Fl
 	if err := found.BusyError(); err != nil {
 		return err
 	}
-	if why := uselessFor(found); why != "" {
+	if why := rebuildReason(found); why != "" {
 		fmt.Fprintf(out, "taking away the lab that is there: %s\n", why)
 		down, cancel := context.WithTimeout(ctx, time.Minute)
 		defer cancel()
@@ -51,7 +51,7 @@ func upFrom(ctx context.Context, out io.Writer, wanted *lab.Lab, flags *pflag.Fl
 		}
 		return wanted.Up(ctx)
 	}
-	if err := sameFlags(found.Lab.Config, wanted.Config, flags); err != nil {
+	if err := checkUnchangedFlags(found.Lab.Config, wanted.Config, flags); err != nil {
 		return err
 	}
 	if found.State == lab.Down {
@@ -68,8 +68,8 @@ func upFrom(ctx context.Context, out io.Writer, wanted *lab.Lab, flags *pflag.Fl
 	return lab.PrintStatus(out, found.Lab.Status(ctx))
 }
 
-// uselessFor returns the reason why an existing lab has to be recreated, or "".
-func uselessFor(f lab.Found) string {
+// rebuildReason returns the reason why an existing lab has to be recreated, or "".
+func rebuildReason(f lab.Found) string {
 	switch {
 	case f.State == lab.Unfinished:
 		return "what built it or took it away was cut off"
@@ -79,9 +79,9 @@ func uselessFor(f lab.Found) string {
 	return ""
 }
 
-// sameFlags returns an error if a given flag differs from the value with which the existing lab was
+// checkUnchangedFlags returns an error if a given flag differs from the value with which the existing lab was
 // created.
-func sameFlags(is, want lab.Config, flags *pflag.FlagSet) error {
+func checkUnchangedFlags(is, want lab.Config, flags *pflag.FlagSet) error {
 	for _, f := range []struct {
 		name     string
 		is, want any
@@ -103,16 +103,16 @@ func sameFlags(is, want lab.Config, flags *pflag.FlagSet) error {
 		{"kubeconfig-out", filepath.Clean(is.Kubeconfig), want.Kubeconfig},
 	} {
 		if flags.Changed(f.name) && f.is != f.want {
-			return otherFlag(f.name, f.is, f.want)
+			return changedFlagError(f.name, f.is, f.want)
 		}
 	}
 	if name := "control-plane-flag"; flags.Changed(name) && !slices.Equal(is.ControlPlaneFlags, want.ControlPlaneFlags) {
-		return otherFlag(name, is.ControlPlaneFlags, want.ControlPlaneFlags)
+		return changedFlagError(name, is.ControlPlaneFlags, want.ControlPlaneFlags)
 	}
 	return nil
 }
 
-func otherFlag(name string, is, want any) error {
+func changedFlagError(name string, is, want any) error {
 	return fmt.Errorf("lab: the existing lab was created with --%s %v, not %v: leave out the flag, or delete the lab first "+
 		"with 'kctl lab down'", name, is, want)
 }

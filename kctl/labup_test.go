@@ -46,7 +46,7 @@ func TestFlagsOfALabThatIsThere(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return sameFlags(is, wanted.Config, c.Flags())
+		return checkUnchangedFlags(is, wanted.Config, c.Flags())
 	}
 	if err := refused(nil); err != nil {
 		t.Errorf("without flags: %v", err)
@@ -90,7 +90,7 @@ func TestUselessLabs(t *testing.T) {
 		if c.found.Lab == nil {
 			c.found.Lab = &lab.Lab{}
 		}
-		if got := uselessFor(c.found) != ""; got != c.want {
+		if got := rebuildReason(c.found) != ""; got != c.want {
 			t.Errorf("%s: taken away: %t, want %t", name, got, c.want)
 		}
 	}
@@ -114,7 +114,7 @@ func TestNamedLabIsTheCluster(t *testing.T) {
 	for set, want := range map[string]string{"": own, first: own, first + "@third": own, "/etc/prod.conf": "/etc/prod.conf",
 		first + "-copy": first + "-copy"} {
 		t.Setenv("KUBECONFIG", set)
-		if useLabWhereNothingElse(); os.Getenv("KUBECONFIG") != want {
+		if selectLabKubeconfig(); os.Getenv("KUBECONFIG") != want {
 			t.Errorf("KUBECONFIG=%q with %s=second: got %q, want %q", set, lab.NameEnv, os.Getenv("KUBECONFIG"), want)
 		}
 	}

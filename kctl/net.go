@@ -21,9 +21,9 @@ import (
 	"keelson.dev/keelson/kctl/nettrace"
 )
 
-// mostBehind is the maximum number of pods that are read as endpoints of Services, one request
+// maxEndpointPods is the maximum number of pods that are read as endpoints of Services, one request
 // each.
-const mostBehind = 100
+const maxEndpointPods = 100
 
 func netCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	c := &cobra.Command{
@@ -31,7 +31,7 @@ func netCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Co
 		Short:   "Inspect the cluster's network",
 		Example: "  kctl net trace web-0 db:5432\n  kctl net services -A\n  kctl net policies -A",
 	}
-	group(c, netTraceCommand(f, streams), netServicesCommand(f, streams), netPoliciesCommand(f, streams))
+	newGroup(c, netTraceCommand(f, streams), netServicesCommand(f, streams), netPoliciesCommand(f, streams))
 	return c
 }
 
@@ -89,11 +89,11 @@ func netTraceCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cob
 		if err != nil {
 			return err
 		}
-		info, err := oneObject(f, "net trace follows", []string{"pod", name})
+		info, err := getObject(f, "net trace follows", []string{"pod", name})
 		if err != nil {
 			return err
 		}
-		pod, ok := typed(info.Object).(*corev1.Pod)
+		pod, ok := toTyped(info.Object).(*corev1.Pod)
 		if !ok {
 			return fmt.Errorf("%s is not a pod", info.ObjectName())
 		}
@@ -110,7 +110,7 @@ func netTraceCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cob
 			ctx = context.Background()
 		}
 		r := &netReader{ctx: ctx, cs: cs, world: nettrace.World{Domain: *domain, Pod: pod}}
-		r.read(cluster, target)
+		r.readCluster(cluster, target)
 		if r.err != nil {
 			return fmt.Errorf("tracing from pod %s: %w", pod.Name, r.err)
 		}
@@ -148,72 +148,72 @@ type netReader struct {
 	err   error // the first error that is not a missing permission
 }
 
-// list reads a list of objects. If the user may not read it, or if it is longer than the limit, its
+// listForTrace reads a list of objects. If the user may not read it, or if it is longer than the limit, its
 // name is added to the unread lists of the trace.
-func list[L metav1.ListInterface](r *netReader, what string, o metav1.ListOptions, read func(context.Context, metav1.ListOptions) (L, error)) (got L, ok bool) {
+func listForTrace[L metav1.ListInterface](r *netReader, what string, o metav1.ListOptions, read func(context.Context, metav1.ListOptions) (L, error)) (got L, ok bool) {
 	if r.err != nil {
 		return got, false
 	}
-	o.Limit = mostRead
+	o.Limit = listLimit
 	got, err := read(r.ctx, o)
 	switch {
 	case apierrors.IsForbidden(err), apierrors.IsNotFound(err):
-		r.unread(what)
+		r.addUnread(what)
 		return got, false
 	case err != nil:
 		r.err = fmt.Errorf("reading %s: %w", what, err)
 		return got, false
 	}
 	if got.GetContinue() != "" {
-		r.unread(what)
+		r.addUnread(what)
 	}
 	return got, true
 }
 
-func (r *netReader) unread(what string) {
+func (r *netReader) addUnread(what string) {
 	if !slices.Contains(r.world.Unread, what) {
 		r.world.Unread = append(r.world.Unread, what)
 	}
 }
 
-func (r *netReader) read(cluster dynamic.Interface, t nettrace.Target) {
+func (r *netReader) readCluster(cluster dynamic.Interface, t nettrace.Target) {
 	w := &r.world
-	if l, ok := list(r, nettrace.Nodes, metav1.ListOptions{}, r.cs.CoreV1().Nodes().List); ok {
+	if l, ok := listForTrace(r, nettrace.Nodes, metav1.ListOptions{}, r.cs.CoreV1().Nodes().List); ok {
 		w.Nodes = l.Items
 	}
-	if l, ok := list(r, nettrace.Namespaces, metav1.ListOptions{}, r.cs.CoreV1().Namespaces().List); ok {
+	if l, ok := listForTrace(r, nettrace.Namespaces, metav1.ListOptions{}, r.cs.CoreV1().Namespaces().List); ok {
 		w.Namespaces = l.Items
 	}
-	if l, ok := list(r, nettrace.Services, metav1.ListOptions{}, r.cs.CoreV1().Services("").List); ok {
+	if l, ok := listForTrace(r, nettrace.Services, metav1.ListOptions{}, r.cs.CoreV1().Services("").List); ok {
 		w.Services = l.Items
 	}
-	if l, ok := list(r, nettrace.Policies, metav1.ListOptions{}, r.cs.NetworkingV1().NetworkPolicies("").List); ok {
+	if l, ok := listForTrace(r, nettrace.Policies, metav1.ListOptions{}, r.cs.NetworkingV1().NetworkPolicies("").List); ok {
 		w.Policies = l.Items
 	}
 	if ip, err := netip.ParseAddr(t.Host); err == nil {
-		if l, ok := list(r, nettrace.Ranges, metav1.ListOptions{}, r.cs.NetworkingV1().ServiceCIDRs().List); ok {
+		if l, ok := listForTrace(r, nettrace.Ranges, metav1.ListOptions{}, r.cs.NetworkingV1().ServiceCIDRs().List); ok {
 			w.Ranges = l.Items
 		}
 		o := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("status.podIP", ip.String()).String()}
-		if l, ok := list(r, nettrace.Pods, o, r.cs.CoreV1().Pods("").List); ok {
+		if l, ok := listForTrace(r, nettrace.Pods, o, r.cs.CoreV1().Pods("").List); ok {
 			w.Pods = l.Items
 		}
 	}
 	for _, svc := range nettrace.Meant(w, t) {
-		r.slices(svc.Namespace, svc.Name)
+		r.readEndpointSlices(svc.Namespace, svc.Name)
 	}
 	if t.Scheme != "" || nettrace.Outside(w, t) {
-		r.entrances(cluster, t)
+		r.readIngressObjects(cluster, t)
 	}
-	r.behind()
+	r.readEndpointPods()
 	if _, err := netip.ParseAddr(t.Host); len(nettrace.Meant(w, t)) == 0 && (err == nil && len(w.Pods) == 0 || nettrace.Outside(w, t)) {
-		r.reach(t.Host)
+		r.readReachability(t.Host)
 	}
 }
 
-// reach asks the agent of the pod's node whether a host outside the cluster resolves and has a
+// readReachability asks the agent of the pod's node whether a host outside the cluster resolves and has a
 // route. Agents of earlier releases do not support this; the trace then lacks the answer.
-func (r *netReader) reach(host string) {
+func (r *netReader) readReachability(host string) {
 	name := r.world.Pod.Spec.NodeName
 	if r.err != nil || name == "" {
 		return
@@ -223,28 +223,28 @@ func (r *netReader) reach(host string) {
 	var answer nettrace.Reach
 	switch {
 	case apierrors.IsForbidden(err):
-		r.unread("the routes of node " + name)
+		r.addUnread("the routes of node " + name)
 	case err == nil && json.Unmarshal(raw, &answer) == nil:
 		r.world.Reach = &answer
 	}
 }
 
-// behind reads the pods to which the endpoints refer.
-func (r *netReader) behind() {
+// readEndpointPods reads the pods to which the endpoints refer.
+func (r *netReader) readEndpointPods() {
 	n := 0
 	for _, s := range r.world.Slices {
 		for _, e := range s.Endpoints {
 			if e.TargetRef == nil || e.TargetRef.Kind != "Pod" || r.err != nil {
 				continue
 			}
-			if n++; n > mostBehind {
-				r.unread(nettrace.Pods)
+			if n++; n > maxEndpointPods {
+				r.addUnread(nettrace.Pods)
 				return
 			}
 			p, err := r.cs.CoreV1().Pods(s.Namespace).Get(r.ctx, e.TargetRef.Name, metav1.GetOptions{})
 			switch {
 			case apierrors.IsForbidden(err):
-				r.unread(nettrace.Pods)
+				r.addUnread(nettrace.Pods)
 				return
 			case apierrors.IsNotFound(err): // the pod was deleted; its endpoint will be removed
 			case err != nil:

@@ -16,29 +16,29 @@ import (
 	"keelson.dev/keelson/kctl/nettrace"
 )
 
-// mostPairs is the maximum number of Secrets that are read for one trace.
-const mostPairs = 50
+// maxTraceSecrets is the maximum number of Secrets that are read for one trace.
+const maxTraceSecrets = 50
 
-// entrances reads the objects that route requests from outside the cluster to Services: Ingresses,
+// readIngressObjects reads the objects that route requests from outside the cluster to Services: Ingresses,
 // Gateways, routes, their classes, and the Secrets of the target's host.
-func (r *netReader) entrances(cluster dynamic.Interface, t nettrace.Target) {
+func (r *netReader) readIngressObjects(cluster dynamic.Interface, t nettrace.Target) {
 	w := &r.world
 	w.Entrances = &nettrace.Entrances{}
 	e := w.Entrances
-	if l, ok := list(r, nettrace.IngressClasses, metav1.ListOptions{}, r.cs.NetworkingV1().IngressClasses().List); ok {
-		e.Classes = pointers(l.Items)
+	if l, ok := listForTrace(r, nettrace.IngressClasses, metav1.ListOptions{}, r.cs.NetworkingV1().IngressClasses().List); ok {
+		e.Classes = pointersTo(l.Items)
 	}
-	if l, ok := list(r, nettrace.Ingresses, metav1.ListOptions{}, r.cs.NetworkingV1().Ingresses("").List); ok {
-		e.Ingresses = pointers(l.Items)
+	if l, ok := listForTrace(r, nettrace.Ingresses, metav1.ListOptions{}, r.cs.NetworkingV1().Ingresses("").List); ok {
+		e.Ingresses = pointersTo(l.Items)
 	}
-	e.GatewayClasses = ofGateway[gw.GatewayClass](r, cluster, nettrace.GatewayClasses)
-	e.Gateways = ofGateway[gw.Gateway](r, cluster, nettrace.Gateways)
-	e.HTTPRoutes = ofGateway[gw.HTTPRoute](r, cluster, "httproutes")
-	e.GRPCRoutes = ofGateway[gw.GRPCRoute](r, cluster, "grpcroutes")
-	e.Grants = ofGateway[gw.ReferenceGrant](r, cluster, "referencegrants", "v1beta1") // v1beta1 has the same fields
+	e.GatewayClasses = listGatewayKind[gw.GatewayClass](r, cluster, nettrace.GatewayClasses)
+	e.Gateways = listGatewayKind[gw.Gateway](r, cluster, nettrace.Gateways)
+	e.HTTPRoutes = listGatewayKind[gw.HTTPRoute](r, cluster, "httproutes")
+	e.GRPCRoutes = listGatewayKind[gw.GRPCRoute](r, cluster, "grpcroutes")
+	e.Grants = listGatewayKind[gw.ReferenceGrant](r, cluster, "referencegrants", "v1beta1") // v1beta1 has the same fields
 	for i, at := range nettrace.Pairs(w, t) {
-		if i >= mostPairs {
-			r.unread(nettrace.Secrets)
+		if i >= maxTraceSecrets {
+			r.addUnread(nettrace.Secrets)
 			break
 		}
 		if r.err != nil {
@@ -47,7 +47,7 @@ func (r *netReader) entrances(cluster dynamic.Interface, t nettrace.Target) {
 		s, err := r.cs.CoreV1().Secrets(at.Namespace).Get(r.ctx, at.Name, metav1.GetOptions{})
 		switch {
 		case apierrors.IsForbidden(err):
-			r.unread(nettrace.Secrets)
+			r.addUnread(nettrace.Secrets)
 		case apierrors.IsNotFound(err): // the trace reports a missing Secret
 		case err != nil:
 			r.err = fmt.Errorf("reading secret %s: %w", at, err)
@@ -56,26 +56,26 @@ func (r *netReader) entrances(cluster dynamic.Interface, t nettrace.Target) {
 		}
 	}
 	for _, svc := range nettrace.Behind(w, t) {
-		r.slices(svc.Namespace, svc.Name)
+		r.readEndpointSlices(svc.Namespace, svc.Name)
 	}
 }
 
-// slices reads the EndpointSlices of a Service.
-func (r *netReader) slices(namespace, service string) {
+// readEndpointSlices reads the EndpointSlices of a Service.
+func (r *netReader) readEndpointSlices(namespace, service string) {
 	o := metav1.ListOptions{LabelSelector: labels.Set{discoveryv1.LabelServiceName: service}.String()}
-	if l, ok := list(r, nettrace.Slices, o, r.cs.DiscoveryV1().EndpointSlices(namespace).List); ok {
+	if l, ok := listForTrace(r, nettrace.Slices, o, r.cs.DiscoveryV1().EndpointSlices(namespace).List); ok {
 		r.world.Slices = append(r.world.Slices, l.Items...)
 	}
 }
 
-// ofGateway lists a kind of Gateway API. If the newest version is not served, it tries the older
+// listGatewayKind lists a kind of Gateway API. If the newest version is not served, it tries the older
 // versions. If the kind is not served at all, it returns no objects.
-func ofGateway[T any](r *netReader, cluster dynamic.Interface, resource string, older ...string) (out []*T) {
+func listGatewayKind[T any](r *netReader, cluster dynamic.Interface, resource string, older ...string) (out []*T) {
 	if r.err != nil {
 		return nil
 	}
 	read := func(version string) (*unstructured.UnstructuredList, error) {
-		return cluster.Resource(schema.GroupVersionResource{Group: gatewayClasses.Group, Version: version, Resource: resource}).List(r.ctx, metav1.ListOptions{Limit: mostRead})
+		return cluster.Resource(schema.GroupVersionResource{Group: gatewayClasses.Group, Version: version, Resource: resource}).List(r.ctx, metav1.ListOptions{Limit: listLimit})
 	}
 	l, err := read(gatewayClasses.Version)
 	for _, version := range older {
@@ -87,14 +87,14 @@ func ofGateway[T any](r *netReader, cluster dynamic.Interface, resource string, 
 	case apierrors.IsNotFound(err):
 		return nil
 	case apierrors.IsForbidden(err):
-		r.unread(resource)
+		r.addUnread(resource)
 		return nil
 	case err != nil:
 		r.err = fmt.Errorf("reading %s: %w", resource, err)
 		return nil
 	}
 	if l.GetContinue() != "" {
-		r.unread(resource)
+		r.addUnread(resource)
 	}
 	for _, u := range l.Items {
 		o := new(T)
@@ -107,7 +107,7 @@ func ofGateway[T any](r *netReader, cluster dynamic.Interface, resource string, 
 	return out
 }
 
-func pointers[T any](all []T) []*T {
+func pointersTo[T any](all []T) []*T {
 	out := make([]*T, len(all))
 	for i := range all {
 		out[i] = &all[i]

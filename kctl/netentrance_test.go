@@ -37,7 +37,7 @@ func TestTracesReadGatewayAPI(t *testing.T) {
 		return false, nil, nil
 	})
 	r := &netReader{ctx: t.Context(), cs: kubefake.NewClientset()}
-	r.entrances(cluster, nettrace.Target{Host: "shop.example.com", Scheme: "http"})
+	r.readIngressObjects(cluster, nettrace.Target{Host: "shop.example.com", Scheme: "http"})
 	if r.err != nil {
 		t.Fatal(r.err)
 	}

@@ -65,7 +65,7 @@ func netPoliciesCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 			"  kctl net policies -n shop db-0 -o json",
 	}
 	output := outputFlag(c)
-	return asksNodes(c, f, streams, "pod", "pods", func(ctx context.Context, cs kubernetes.Interface, ns, name string) ([]string, error) {
+	return asNodeCountCommand(c, f, streams, "pod", "pods", func(ctx context.Context, cs kubernetes.Interface, ns, name string) ([]string, error) {
 		uses, err := readIsolated(ctx, cs, ns, name)
 		if err != nil {
 			return nil, err
@@ -76,7 +76,7 @@ func netPoliciesCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 		}
 		for i := range uses {
 			u := &uses[i]
-			at := dropOf{u.Namespace, u.Pod, u.Node, "ingress"}
+			at := dropKey{u.Namespace, u.Pod, u.Node, "ingress"}
 			u.In = counts[at]
 			at.direction = "egress"
 			u.Out = counts[at]
@@ -92,7 +92,7 @@ func netPoliciesCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 // readIsolated returns the pods that NetworkPolicies isolate, without their counters.
 func readIsolated(ctx context.Context, cs kubernetes.Interface, ns, name string) ([]PolicyUse, error) {
 	var policies []networkingv1.NetworkPolicy
-	for o := (metav1.ListOptions{Limit: mostRead}); ; {
+	for o := (metav1.ListOptions{Limit: listLimit}); ; {
 		l, err := cs.NetworkingV1().NetworkPolicies(ns).List(ctx, o)
 		if err != nil {
 			return nil, fmt.Errorf("reading NetworkPolicies: %w", err)
@@ -118,7 +118,7 @@ func readIsolated(ctx context.Context, cs kubernetes.Interface, ns, name string)
 		take(p)
 		return out, nil
 	}
-	for o := (metav1.ListOptions{Limit: mostRead}); len(policies) > 0; {
+	for o := (metav1.ListOptions{Limit: listLimit}); len(policies) > 0; {
 		l, err := cs.CoreV1().Pods(ns).List(ctx, o)
 		if err != nil {
 			return nil, fmt.Errorf("reading pods: %w", err)
@@ -136,14 +136,14 @@ func readIsolated(ctx context.Context, cs kubernetes.Interface, ns, name string)
 	return out, nil
 }
 
-// dropOf identifies a counter of dropped packets: one pod, one direction, on one node.
-type dropOf struct{ namespace, pod, node, direction string }
+// dropKey identifies a counter of dropped packets: one pod, one direction, on one node.
+type dropKey struct{ namespace, pod, node, direction string }
 
 // parseDrops returns the counters of dropped packets in a node's metrics.
-func parseDrops(r io.Reader, node string) (map[dropOf]Dropped, error) {
-	out := map[dropOf]Dropped{}
+func parseDrops(r io.Reader, node string) (map[dropKey]Dropped, error) {
+	out := map[dropKey]Dropped{}
 	err := eachSample(r, []string{metricDroppedPackets, metricDroppedBytes}, func(name string, labels map[string]string, value uint64) {
-		at := dropOf{labels["namespace"], labels["pod"], node, labels["direction"]}
+		at := dropKey{labels["namespace"], labels["pod"], node, labels["direction"]}
 		d := out[at]
 		if name == metricDroppedBytes {
 			d.Bytes = value
@@ -159,13 +159,13 @@ func printPolicyUses(w io.Writer, uses []PolicyUse) error {
 	t := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
 	fmt.Fprint(t, "NAMESPACE\tPOD\tNODE\tINGRESS BY\tEGRESS BY\tDROPPED IN\tDROPPED OUT\n")
 	for _, u := range uses {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d\t%d\n", u.Namespace, u.Pod, cmp.Or(u.Node, "-"), briefly(u.Ingress), briefly(u.Egress), u.In.Packets, u.Out.Packets)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d\t%d\n", u.Namespace, u.Pod, cmp.Or(u.Node, "-"), joinFirst(u.Ingress), joinFirst(u.Egress), u.In.Packets, u.Out.Packets)
 	}
 	return t.Flush()
 }
 
-// briefly returns the first names, and how many more there are.
-func briefly(names []string) string {
+// joinFirst returns the first names, and how many more there are.
+func joinFirst(names []string) string {
 	const most = 3
 	text := strings.Join(names[:min(len(names), most)], ",")
 	if n := len(names) - most; n > 0 {

@@ -29,7 +29,7 @@ const (
 	metricUnserved    = "keelson_service_unserved_packets_total"
 	nodesAtOnce       = 8
 	nodeTime          = 15 * time.Second
-	mostMetrics       = 64 << 20 // maximum size of a node's metrics, in bytes
+	maxMetricsBytes   = 64 << 20 // maximum size of a node's metrics, in bytes
 )
 
 // ServiceUse counts the use of a Service on one node or on all nodes.
@@ -67,8 +67,8 @@ func netServicesCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 	}
 	output := outputFlag(c)
 	perNode := c.Flags().Bool("nodes", false, "show a row for each node that counted packets or connections")
-	return asksNodes(c, f, streams, "service", "Services", func(ctx context.Context, cs kubernetes.Interface, ns, name string) ([]string, error) {
-		services, err := readUses(ctx, cs, ns, name)
+	return asNodeCountCommand(c, f, streams, "service", "Services", func(ctx context.Context, cs kubernetes.Interface, ns, name string) ([]string, error) {
+		services, err := readServices(ctx, cs, ns, name)
 		if err != nil {
 			return nil, err
 		}
@@ -76,7 +76,7 @@ func netServicesCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 		if err != nil {
 			return nil, err
 		}
-		uses := joinUses(services, counts, *perNode)
+		uses := joinServiceUses(services, counts, *perNode)
 		done, err := printJSON(streams.Out, *output, uses)
 		if !done {
 			err = printUses(streams.Out, uses, *perNode)
@@ -85,10 +85,10 @@ func netServicesCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 	})
 }
 
-// asksNodes completes a command that shows counters of the nodes for one object, for all objects of
+// asNodeCountCommand completes a command that shows counters of the nodes for one object, for all objects of
 // a namespace, or with -A for all objects. show returns the nodes that could not be read, and why.
 // If there are any, they are printed and the exit code is 2.
-func asksNodes(c *cobra.Command, f cmdutil.Factory, streams genericiooptions.IOStreams, one, many string,
+func asNodeCountCommand(c *cobra.Command, f cmdutil.Factory, streams genericiooptions.IOStreams, one, many string,
 	show func(ctx context.Context, cs kubernetes.Interface, ns, name string) (unread []string, err error)) *cobra.Command {
 	everywhere := c.Flags().BoolP("all-namespaces", "A", false, "list the "+many+" of all namespaces")
 	c.Args = cobra.MaximumNArgs(1)
@@ -119,8 +119,8 @@ func asksNodes(c *cobra.Command, f cmdutil.Factory, streams genericiooptions.IOS
 	return c
 }
 
-// readUses returns the Services with the numbers of their endpoints, without counters.
-func readUses(ctx context.Context, cs kubernetes.Interface, ns, name string) ([]ServiceUse, error) {
+// readServices returns the Services with the numbers of their endpoints, without counters.
+func readServices(ctx context.Context, cs kubernetes.Interface, ns, name string) ([]ServiceUse, error) {
 	var services []corev1.Service
 	if name != "" {
 		s, err := cs.CoreV1().Services(ns).Get(ctx, name, metav1.GetOptions{})
@@ -129,11 +129,11 @@ func readUses(ctx context.Context, cs kubernetes.Interface, ns, name string) ([]
 		}
 		services = append(services, *s)
 	}
-	slicesOf := metav1.ListOptions{Limit: mostRead}
+	slicesOf := metav1.ListOptions{Limit: listLimit}
 	if name != "" {
 		slicesOf.LabelSelector = discoveryv1.LabelServiceName + "=" + name
 	}
-	for o := (metav1.ListOptions{Limit: mostRead}); name == ""; {
+	for o := (metav1.ListOptions{Limit: listLimit}); name == ""; {
 		l, err := cs.CoreV1().Services(ns).List(ctx, o)
 		if err != nil {
 			return nil, fmt.Errorf("reading Services: %w", err)
@@ -179,8 +179,8 @@ func readUses(ctx context.Context, cs kubernetes.Interface, ns, name string) ([]
 	return out, nil
 }
 
-// useOf identifies the counters of one Service on one node.
-type useOf struct{ namespace, name, node string }
+// serviceUseKey identifies the counters of one Service on one node.
+type serviceUseKey struct{ namespace, name, node string }
 
 // readCounts reads the metrics of all nodes, a few at a time, and parses them. unread lists the
 // nodes that did not respond, and why.
@@ -221,14 +221,14 @@ func readNode[M any](ctx context.Context, cs kubernetes.Interface, node string, 
 		return got, err
 	}
 	defer body.Close()
-	return parse(io.LimitReader(body, mostMetrics), node)
+	return parse(io.LimitReader(body, maxMetricsBytes), node)
 }
 
 // parseCounts returns the counters of Services in a node's metrics.
-func parseCounts(r io.Reader, node string) (map[useOf]ServiceUse, error) {
-	out := map[useOf]ServiceUse{}
+func parseCounts(r io.Reader, node string) (map[serviceUseKey]ServiceUse, error) {
+	out := map[serviceUseKey]ServiceUse{}
 	err := eachSample(r, []string{metricConnections, metricUnserved}, func(name string, labels map[string]string, value uint64) {
-		at := useOf{labels["namespace"], labels["service"], node}
+		at := serviceUseKey{labels["namespace"], labels["service"], node}
 		u := out[at]
 		switch {
 		case name == metricUnserved:
@@ -290,9 +290,9 @@ func parseSample(s string) (labels map[string]string, value uint64, ok bool) {
 	}
 }
 
-// joinUses returns the rows of the table, sorted by name: one for each Service, or with perNode one
+// joinServiceUses returns the rows of the table, sorted by name: one for each Service, or with perNode one
 // for each Service and node.
-func joinUses(services []ServiceUse, counts map[useOf]ServiceUse, perNode bool) []ServiceUse {
+func joinServiceUses(services []ServiceUse, counts map[serviceUseKey]ServiceUse, perNode bool) []ServiceUse {
 	nodes := map[[2]string][]string{}
 	for at := range counts {
 		k := [2]string{at.namespace, at.name}
@@ -302,7 +302,7 @@ func joinUses(services []ServiceUse, counts map[useOf]ServiceUse, perNode bool) 
 	for _, s := range services {
 		whole := s
 		for _, node := range slices.Sorted(slices.Values(nodes[[2]string{s.Namespace, s.Name}])) {
-			c := counts[useOf{s.Namespace, s.Name, node}]
+			c := counts[serviceUseKey{s.Namespace, s.Name, node}]
 			whole.Connections, whole.Outside, whole.Unserved = whole.Connections+c.Connections, whole.Outside+c.Outside, whole.Unserved+c.Unserved
 			if perNode {
 				one := s

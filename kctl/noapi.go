@@ -31,11 +31,11 @@ var (
 	silentDial  = regexp.MustCompile(`dial tcp (\S+): (?:connect: )?(i/o timeout|no route to host|network is unreachable|connection timed out)`)
 )
 
-// withoutAPI returns a sentence with the remedy for a client error that means that no API is
+// explainUnreachable returns a sentence with the remedy for a client error that means that no API is
 // reachable, and "" for other errors.
-func withoutAPI(text string) string {
+func explainUnreachable(text string) string {
 	if strings.Contains(text, noCluster) {
-		return unconfigured()
+		return explainNoCluster()
 	}
 	if m := unresolved.FindStringSubmatch(text); m != nil {
 		return fmt.Sprintf("the host %s of the API does not resolve (%s): correct the server in the kubeconfig or the DNS of this machine, or %s",
@@ -53,8 +53,8 @@ func withoutAPI(text string) string {
 	return ""
 }
 
-// unconfigured returns the reason why no kubeconfig names a cluster, and the remedy.
-func unconfigured() string {
+// explainNoCluster returns the reason why no kubeconfig names a cluster, and the remedy.
+func explainNoCluster() string {
 	const remedy = "start one on this machine with 'kctl lab up', or set KUBECONFIG or --kubeconfig"
 	files := filepath.SplitList(os.Getenv(clientcmd.RecommendedConfigPathEnvVar))
 	missing := slices.DeleteFunc(slices.Clone(files), func(file string) bool { _, err := os.Stat(file); return err == nil })
@@ -67,31 +67,31 @@ func unconfigured() string {
 	return "no cluster is configured: " + remedy
 }
 
-// withoutAPIOf returns the text of an error. The part that reports an unreachable API is replaced
+// errorText returns the text of an error. The part that reports an unreachable API is replaced
 // by the sentence of withoutAPI. An error response of the API stays unchanged, even if it reports a
 // connection that the API could not make.
-func withoutAPIOf(err error) string {
+func errorText(err error) string {
 	text := err.Error()
 	var answer apierrors.APIStatus
 	var client *url.Error
 	if errors.As(err, &answer) || !errors.As(err, &client) {
 		return text
 	}
-	if sentence := withoutAPI(client.Error()); sentence != "" {
+	if sentence := explainUnreachable(client.Error()); sentence != "" {
 		return strings.Replace(text, client.Error(), sentence, 1)
 	}
 	return text
 }
 
-// unreached are the texts with which kubectl reports that it cannot reach the API.
-var unreached = []string{"The connection to the server ", "Unable to connect to the server: ", "error validating data: failed to download openapi: Get "}
+// unreachablePrefixes are the texts with which kubectl reports that it cannot reach the API.
+var unreachablePrefixes = []string{"The connection to the server ", "Unable to connect to the server: ", "error validating data: failed to download openapi: Get "}
 
 // fatalText returns the text with which a command of kubectl exits. If the API is unreachable, it
 // is the sentence of withoutAPI.
 func fatalText(text string) string {
 	text = strings.TrimRight(text, "\n")
-	if slices.ContainsFunc(unreached, func(words string) bool { return strings.Contains(text, words) }) {
-		if sentence := withoutAPI(text); sentence != "" {
+	if slices.ContainsFunc(unreachablePrefixes, func(words string) bool { return strings.Contains(text, words) }) {
+		if sentence := explainUnreachable(text); sentence != "" {
 			return "error: " + sentence
 		}
 	}

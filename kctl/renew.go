@@ -40,7 +40,7 @@ func renewKubeconfig(f cmdutil.Factory, streams genericiooptions.IOStreams) erro
 	if err != nil {
 		return err
 	}
-	cluster, user, err := inUse(&all)
+	cluster, user, err := currentEntries(&all)
 	if err != nil {
 		return err
 	}
@@ -48,12 +48,12 @@ func renewKubeconfig(f cmdutil.Factory, streams genericiooptions.IOStreams) erro
 	var key []byte
 	certified := len(user.ClientCertificateData) > 0 || user.ClientCertificate != ""
 	if certified {
-		if key, q.CSR, err = newKeyAndRequest(); err != nil {
+		if key, q.CSR, err = newKeyAndCSR(); err != nil {
 			return err
 		}
 	}
 	var got api.ClusterKubeconfigResult
-	if err := ask(f, "POST", api.PathClusterKubeconfig, q, &got); err != nil {
+	if err := callAPI(f, "POST", api.PathClusterKubeconfig, q, &got); err != nil {
 		return err
 	}
 	authorities := 0
@@ -79,8 +79,8 @@ func renewKubeconfig(f cmdutil.Factory, streams genericiooptions.IOStreams) erro
 	return nil
 }
 
-// inUse returns the cluster and the user of the current context.
-func inUse(c *clientcmdapi.Config) (*clientcmdapi.Cluster, *clientcmdapi.AuthInfo, error) {
+// currentEntries returns the cluster and the user of the current context.
+func currentEntries(c *clientcmdapi.Config) (*clientcmdapi.Cluster, *clientcmdapi.AuthInfo, error) {
 	at := c.Contexts[c.CurrentContext]
 	if at == nil || c.Clusters[at.Cluster] == nil || c.AuthInfos[at.AuthInfo] == nil {
 		return nil, nil, fmt.Errorf("context %q of the kubeconfig refers to a cluster or a user that does not exist in it", c.CurrentContext)
@@ -88,9 +88,9 @@ func inUse(c *clientcmdapi.Config) (*clientcmdapi.Cluster, *clientcmdapi.AuthInf
 	return c.Clusters[at.Cluster], c.AuthInfos[at.AuthInfo], nil
 }
 
-// newKeyAndRequest returns a new private key and a certificate signing request for it, in PEM. The
+// newKeyAndCSR returns a new private key and a certificate signing request for it, in PEM. The
 // request has no subject: the server copies it from the client's certificate.
-func newKeyAndRequest() (key, csr []byte, err error) {
+func newKeyAndCSR() (key, csr []byte, err error) {
 	made, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, nil, err

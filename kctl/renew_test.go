@@ -65,7 +65,7 @@ func withKubeconfig(t *testing.T, path string, args ...string) (string, error) {
 	root.SetArgs(args)
 	c, err := root.ExecuteC()
 	if err != nil {
-		fmt.Fprintln(&out, failure(c, err))
+		fmt.Fprintln(&out, commandErrorText(c, err))
 	}
 	return out.String(), err
 }

@@ -30,15 +30,15 @@ import (
 	"keelson.dev/keelson/kctl/restoretest"
 )
 
-// served is the output of 'keelson-controlplane backup serve -o json'.
-type served struct {
+// servedBackup is the output of 'keelson-controlplane backup serve -o json'.
+type servedBackup struct {
 	Backup     api.ClusterBackup `json:"backup"`
 	API        string            `json:"api"`
 	Kubeconfig string            `json:"kubeconfig"`
 }
 
-// handedOn are the flags of restore-test that are passed to 'keelson-controlplane backup serve'.
-var handedOn = [][2]string{
+// forwardedFlags are the flags of restore-test that are passed to 'keelson-controlplane backup serve'.
+var forwardedFlags = [][2]string{
 	{"encryption-keys", "key file that decrypts the backup (default: the key file of the replica on this machine)"},
 	{"identity", "file with an age identity, for a backup that is encrypted with age"},
 	{"data-dir", "data directory of the replica on this machine (default /var/lib/keelson/controlplane)"},
@@ -84,7 +84,7 @@ func restoreTestCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 			"  kctl cluster restore-test /backups/today --offline",
 		Args: cobra.MaximumNArgs(1),
 	}
-	for _, h := range handedOn {
+	for _, h := range forwardedFlags {
 		c.Flags().String(h[0], "", h[1])
 	}
 	c.Flags().Bool("backup-s3-path-style", false, "put the name of the S3 bucket in the path of the URL, not in the host name")
@@ -92,13 +92,13 @@ func restoreTestCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 	fresh := c.Flags().Bool("fresh", false, "create a backup now and test it")
 	output := outputFlag(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
-		ctx, cancel := interruptible()
+		ctx, cancel := withSignals()
 		defer cancel()
 		if *fresh && (len(args) > 0 || *offline) {
 			return errors.New("--fresh creates a backup of the running cluster: it cannot be used with FILE or --offline")
 		}
 		var pass []string
-		for _, h := range handedOn {
+		for _, h := range forwardedFlags {
 			if fl := c.Flags().Lookup(h[0]); fl.Changed {
 				pass = append(pass, "--"+h[0], fl.Value.String())
 			}
@@ -107,7 +107,7 @@ func restoreTestCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 			pass = append(pass, "--backup-s3-path-style")
 		}
 		if *fresh {
-			path, done, err := freshBackup(ctx, f, streams.ErrOut, diskheadroom.Target{Dir: cmp.Or(c.Flags().Lookup("work-dir").Value.String(), "/var/tmp"),
+			path, done, err := createTemporaryBackup(ctx, f, streams.ErrOut, diskheadroom.Target{Dir: cmp.Or(c.Flags().Lookup("work-dir").Value.String(), "/var/tmp"),
 				ProtectedPath: cmp.Or(c.Flags().Lookup("data-dir").Value.String(), defaultDataDir)})
 			if err != nil {
 				return err
@@ -116,13 +116,13 @@ func restoreTestCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 			args = []string{path}
 		}
 		if len(args) == 0 && !*offline && !c.Flags().Changed("backup-cluster") {
-			s, err := clusterAsked(ctx, f)
+			s, err := readClusterStatus(ctx, f)
 			if err != nil {
 				return err
 			}
 			pass = append(pass, "--backup-cluster", s.ID)
 		}
-		rows, err := restoreDrill(ctx, f, streams.ErrOut, append(pass, args...), *offline)
+		rows, err := runRestoreTest(ctx, f, streams.ErrOut, append(pass, args...), *offline)
 		if err != nil {
 			var stopped *interruption
 			if errors.As(context.Cause(ctx), &stopped) {
@@ -131,24 +131,24 @@ func restoreTestCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 			return err
 		}
 		if done, err := printJSON(streams.Out, *output, rows); done {
-			return errors.Join(err, verdict(rows))
+			return errors.Join(err, testResult(rows))
 		}
-		return errors.Join(restoretest.Print(streams.Out, rows), verdict(rows))
+		return errors.Join(restoretest.Print(streams.Out, rows), testResult(rows))
 	}
 	return c
 }
 
-// freshBackup creates a backup in a temporary file, which done removes. The file is locked while
+// createTemporaryBackup creates a backup in a temporary file, which done removes. The file is locked while
 // this process runs. 'keelson-controlplane backup serve' removes unlocked files of this name, which
 // killed processes left.
-func freshBackup(ctx context.Context, f cmdutil.Factory, progress io.Writer, in diskheadroom.Target) (path string, done func(), err error) {
+func createTemporaryBackup(ctx context.Context, f cmdutil.Factory, progress io.Writer, in diskheadroom.Target) (path string, done func(), err error) {
 	out, err := os.CreateTemp(in.Dir, api.TrialPrefix) // mode 0600
 	if err != nil {
 		return "", nil, fmt.Errorf("--work-dir: %w", err)
 	}
 	done = func() { _ = os.Remove(out.Name()); _ = out.Close() }
 	if err = syscall.Flock(int(out.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err == nil {
-		_, err = receive(ctx, f, nil, in.Writer(out), progress)
+		_, err = receiveBackup(ctx, f, nil, in.Writer(out), progress)
 	}
 	if err != nil {
 		done()
@@ -157,35 +157,35 @@ func freshBackup(ctx context.Context, f cmdutil.Factory, progress io.Writer, in 
 	return out.Name(), done, nil
 }
 
-func verdict(rows []restoretest.Row) error {
+func testResult(rows []restoretest.Row) error {
 	if restoretest.Good(rows) {
 		return nil
 	}
 	return errors.New("the restore test failed: the restored objects differ from those that the backup should contain")
 }
 
-// restoreDrill serves a backup with a temporary replica, and compares its objects with the cluster,
+// runRestoreTest serves a backup with a temporary replica, and compares its objects with the cluster,
 // kind by kind.
-func restoreDrill(ctx context.Context, f cmdutil.Factory, progress io.Writer, args []string, offline bool) ([]restoretest.Row, error) {
+func runRestoreTest(ctx context.Context, f cmdutil.Factory, progress io.Writer, args []string, offline bool) ([]restoretest.Row, error) {
 	began := time.Now()
-	child, s, err := startServing(ctx, args)
+	child, s, err := startBackupServer(ctx, args)
 	if err != nil {
 		return nil, err
 	}
-	defer child.end()
+	defer child.stop()
 	made := time.UnixMilli(s.Backup.Created)
 	fmt.Fprintf(progress, "backup of cluster %s at revision %d, %s: restored and served within %s\n",
-		s.Backup.Cluster, s.Backup.Revision, ago(time.Since(made)), time.Since(began).Round(10*time.Millisecond))
-	restored, err := clientOf(clientcmd.BuildConfigFromFlags("", s.Kubeconfig))
+		s.Backup.Cluster, s.Backup.Revision, formatAge(time.Since(made)), time.Since(began).Round(10*time.Millisecond))
+	restored, err := newRESTClient(clientcmd.BuildConfigFromFlags("", s.Kubeconfig))
 	if err != nil {
 		return nil, err
 	}
 	var live rest.Interface
 	if !offline {
-		if live, err = clientOf(f.ToRESTConfig()); err != nil {
+		if live, err = newRESTClient(f.ToRESTConfig()); err != nil {
 			return nil, err
 		}
-		if err := ofThisCluster(ctx, f, s.Backup); err != nil {
+		if err := checkBackupOfCluster(ctx, f, s.Backup); err != nil {
 			return nil, err
 		}
 	}
@@ -194,7 +194,7 @@ func restoreDrill(ctx context.Context, f cmdutil.Factory, progress io.Writer, ar
 		if k.Resource == "" || k.Hidden {
 			continue
 		}
-		rows = append(rows, drillKind(ctx, k, s.Backup.Revision, restored, live))
+		rows = append(rows, compareKind(ctx, k, s.Backup.Revision, restored, live))
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
@@ -202,18 +202,18 @@ func restoreDrill(ctx context.Context, f cmdutil.Factory, progress io.Writer, ar
 	return rows, nil
 }
 
-// clusterAsked returns the status of the cluster with which the backup is compared.
-func clusterAsked(ctx context.Context, f cmdutil.Factory) (s api.ClusterStatus, err error) {
-	if err := askWithin(ctx, f, "GET", api.PathClusterStatus, nil, &s); err != nil {
+// readClusterStatus returns the status of the cluster with which the backup is compared.
+func readClusterStatus(ctx context.Context, f cmdutil.Factory) (s api.ClusterStatus, err error) {
+	if err := callAPIContext(ctx, f, "GET", api.PathClusterStatus, nil, &s); err != nil {
 		return s, fmt.Errorf("reading the status of the cluster: %w: use --offline to test the backup without the cluster", err)
 	}
 	return s, nil
 }
 
-// ofThisCluster returns an error if the backup is of another cluster, or if the cluster was
+// checkBackupOfCluster returns an error if the backup is of another cluster, or if the cluster was
 // restored from another backup since.
-func ofThisCluster(ctx context.Context, f cmdutil.Factory, b api.ClusterBackup) error {
-	s, err := clusterAsked(ctx, f)
+func checkBackupOfCluster(ctx context.Context, f cmdutil.Factory, b api.ClusterBackup) error {
+	s, err := readClusterStatus(ctx, f)
 	if err != nil {
 		return err
 	}
@@ -227,7 +227,7 @@ func ofThisCluster(ctx context.Context, f cmdutil.Factory, b api.ClusterBackup) 
 	return nil
 }
 
-func clientOf(cfg *rest.Config, err error) (rest.Interface, error) {
+func newRESTClient(cfg *rest.Config, err error) (rest.Interface, error) {
 	if err != nil {
 		return nil, err
 	}
@@ -240,9 +240,9 @@ func clientOf(cfg *rest.Config, err error) (rest.Interface, error) {
 	return cs.RESTClient(), nil
 }
 
-// drillKind lists a kind in the restored store and in the cluster, and compares the objects. live
+// compareKind lists a kind in the restored store and in the cluster, and compares the objects. live
 // is nil with --offline.
-func drillKind(ctx context.Context, k api.ClusterBackupKind, revision uint64, restored, live rest.Interface) restoretest.Row {
+func compareKind(ctx context.Context, k api.ClusterBackupKind, revision uint64, restored, live rest.Interface) restoretest.Row {
 	name := k.Resource
 	path := "/api/" + k.Version + "/" + k.Resource
 	if k.Group != "" {
@@ -256,11 +256,11 @@ func drillKind(ctx context.Context, k api.ClusterBackupKind, revision uint64, re
 		}
 	}
 	var err error
-	if one.Restored, err = listed(ctx, restored, name, path); err != nil {
+	if one.Restored, err = listObjects(ctx, restored, name, path); err != nil {
 		problem("in the restored store", err)
 	}
 	if live != nil {
-		switch one.Live, err = listed(ctx, live, name, path); {
+		switch one.Live, err = listObjects(ctx, live, name, path); {
 		case apierrors.IsNotFound(err): // the CustomResourceDefinition was deleted since the backup, with all objects
 			one.Live = map[string]restoretest.Object{}
 		case err != nil:
@@ -272,26 +272,26 @@ func drillKind(ctx context.Context, k api.ClusterBackupKind, revision uint64, re
 
 // A list has at most mostPages pages of drillPage objects.
 const (
-	drillPage = 250
-	mostPages = 40_000
+	testPageSize = 250
+	maxListPages = 40_000
 )
 
-// listed reads all objects of a path, page by page. If the continue token has expired, the list
+// listObjects reads all objects of a path, page by page. If the continue token has expired, the list
 // starts again, at most twice.
-func listed(ctx context.Context, c rest.Interface, resource, path string) (out map[string]restoretest.Object, err error) {
+func listObjects(ctx context.Context, c rest.Interface, resource, path string) (out map[string]restoretest.Object, err error) {
 	for range 3 {
-		if out, err = listOnce(ctx, c, resource, path); !apierrors.IsResourceExpired(err) {
+		if out, err = listObjectsOnce(ctx, c, resource, path); !apierrors.IsResourceExpired(err) {
 			break
 		}
 	}
 	return out, err
 }
 
-func listOnce(ctx context.Context, c rest.Interface, resource, path string) (map[string]restoretest.Object, error) {
+func listObjectsOnce(ctx context.Context, c rest.Interface, resource, path string) (map[string]restoretest.Object, error) {
 	out := map[string]restoretest.Object{}
 	next := ""
-	for range mostPages {
-		q := url.Values{"limit": {fmt.Sprint(drillPage)}}
+	for range maxListPages {
+		q := url.Values{"limit": {fmt.Sprint(testPageSize)}}
 		if next != "" {
 			q.Set("continue", next)
 		}
@@ -319,68 +319,68 @@ func listOnce(ctx context.Context, c rest.Interface, resource, path string) (map
 			return out, nil
 		}
 	}
-	return nil, fmt.Errorf("the list does not end after %d pages", mostPages)
+	return nil, fmt.Errorf("the list does not end after %d pages", maxListPages)
 }
 
-// serving is a process of 'keelson-controlplane backup serve'. It exits when its standard input is
+// serveProcess is a process of 'keelson-controlplane backup serve'. It exits when its standard input is
 // closed, also if kctl is killed.
-type serving struct {
+type serveProcess struct {
 	cmd   *exec.Cmd
 	stdin io.Closer
 }
 
-func (s *serving) end() {
+func (s *serveProcess) stop() {
 	s.stdin.Close()
 	gone := time.AfterFunc(time.Minute, func() { _ = s.cmd.Process.Kill() })
 	defer gone.Stop()
 	_ = s.cmd.Wait() // the comparison is complete, so its exit code does not matter
 }
 
-// servedBytes is the maximum size of the line of JSON that the process prints. Each kind takes
+// maxServeOutput is the maximum size of the line of JSON that the process prints. Each kind takes
 // about 150 bytes.
-const servedBytes = 4 << 20
+const maxServeOutput = 4 << 20
 
-// startServing starts 'keelson-controlplane backup serve' and waits until it serves the backup.
-func startServing(ctx context.Context, args []string) (*serving, served, error) {
-	program, err := drillProgram()
+// startBackupServer starts 'keelson-controlplane backup serve' and waits until it serves the backup.
+func startBackupServer(ctx context.Context, args []string) (*serveProcess, servedBackup, error) {
+	program, err := findDaemonProgram()
 	if err != nil {
-		return nil, served{}, err
+		return nil, servedBackup{}, err
 	}
 	cmd := exec.CommandContext(ctx, program, append([]string{"backup", "serve", "-o", "json", "--until-stdin-ends"}, args...)...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = time.Minute
 	var said bytes.Buffer
-	cmd.Stderr = &bounded{w: &said, left: 64 << 10}
+	cmd.Stderr = &limitedWriter{w: &said, left: 64 << 10}
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
-		return nil, served{}, err
+		return nil, servedBackup{}, err
 	}
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
-		return nil, served{}, err
+		return nil, servedBackup{}, err
 	}
 	if err := cmd.Start(); err != nil {
-		return nil, served{}, err
+		return nil, servedBackup{}, err
 	}
-	s := &serving{cmd: cmd, stdin: stdin}
-	line, err := bufio.NewReader(io.LimitReader(stdout, servedBytes)).ReadBytes('\n')
+	s := &serveProcess{cmd: cmd, stdin: stdin}
+	line, err := bufio.NewReader(io.LimitReader(stdout, maxServeOutput)).ReadBytes('\n')
 	if err != nil {
 		stdin.Close()
 		if ended := cmd.Wait(); ended != nil && ctx.Err() == nil {
-			return nil, served{}, fmt.Errorf("the backup cannot be served: %s", withKeyHint(lastLine(said.String(), ended)))
+			return nil, servedBackup{}, fmt.Errorf("the backup cannot be served: %s", withKeyHint(lastOutputLine(said.String(), ended)))
 		}
-		return nil, served{}, cmp.Or(context.Cause(ctx), err)
+		return nil, servedBackup{}, cmp.Or(context.Cause(ctx), err)
 	}
-	var out served
+	var out servedBackup
 	if err := json.Unmarshal(line, &out); err != nil {
-		s.end()
-		return nil, served{}, fmt.Errorf("unexpected output of 'keelson-controlplane backup serve': %w", err)
+		s.stop()
+		return nil, servedBackup{}, fmt.Errorf("unexpected output of 'keelson-controlplane backup serve': %w", err)
 	}
 	return s, out, nil
 }
 
-// drillProgram returns the path of keelson-controlplane, beside kctl or in $PATH.
-func drillProgram() (string, error) {
+// findDaemonProgram returns the path of keelson-controlplane, beside kctl or in $PATH.
+func findDaemonProgram() (string, error) {
 	beside := daemonProgram()
 	if _, err := os.Stat(beside); err == nil {
 		return beside, nil
@@ -402,21 +402,21 @@ func withKeyHint(said string) string {
 	return said + "; copy " + defaultDataDir + "/pki/store.keys from a replica of that cluster and name the copy"
 }
 
-// lastLine returns the last line that a program printed, without the program's name, or else its
+// lastOutputLine returns the last line that a program printed, without the program's name, or else its
 // exit error.
-func lastLine(said string, ended error) string {
+func lastOutputLine(said string, ended error) string {
 	lines := strings.Split(strings.TrimSpace(said), "\n")
 	return cmp.Or(strings.TrimPrefix(lines[len(lines)-1], "keelson-controlplane: "), ended.Error())
 }
 
-// bounded writes at most left bytes, and discards the rest.
-type bounded struct {
+// limitedWriter writes at most left bytes, and discards the rest.
+type limitedWriter struct {
 	w    io.Writer
 	left int
 }
 
 // Write implements io.Writer.
-func (b *bounded) Write(p []byte) (int, error) {
+func (b *limitedWriter) Write(p []byte) (int, error) {
 	n := min(len(p), b.left)
 	b.left -= n
 	if _, err := b.w.Write(p[:n]); err != nil {

@@ -12,7 +12,7 @@ import (
 func TestRestoreDrillSaysWhatItNeeds(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("PATH", dir)
-	_, err := drillProgram()
+	_, err := findDaemonProgram()
 	for _, want := range []string{"keelson-controlplane", filepath.Dir(daemonProgram()), "$PATH", "--encryption-keys"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("without the program: %v, want it to name %s", err, want)
@@ -23,10 +23,10 @@ func TestRestoreDrillSaysWhatItNeeds(t *testing.T) {
 	if err := os.WriteFile(program, []byte("#!/bin/sh\necho '"+said+"' >&2\nexit 1\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := drillProgram(); got != program || err != nil {
+	if got, err := findDaemonProgram(); got != program || err != nil {
 		t.Errorf("with the program in $PATH: %s, %v", got, err)
 	}
-	if _, _, err := startServing(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "copy "+defaultDataDir+"/pki/store.keys from a replica") {
+	if _, _, err := startBackupServer(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "copy "+defaultDataDir+"/pki/store.keys from a replica") {
 		t.Errorf("without the key: %v", err)
 	}
 }

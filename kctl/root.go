@@ -26,7 +26,7 @@ var Version = "dev"
 
 // Command returns the whole command tree for the given arguments (os.Args).
 func Command(args []string) *cobra.Command {
-	useLabWhereNothingElse()
+	selectLabKubeconfig()
 	streams := genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}
 	flags := genericclioptions.NewConfigFlags(true).WithDeprecatedPasswordFlag().
 		WithDiscoveryBurst(300).WithDiscoveryQPS(50).WithWarningPrinter(streams)
@@ -51,14 +51,14 @@ func Command(args []string) *cobra.Command {
 		"  kctl snapshot  Install volume snapshots\n" +
 		"  kctl lab       Run a whole cluster on this machine, and inject faults"
 	f := cmdutil.NewFactory(cmdutil.NewMatchVersionFlags(flags))
-	replace(root, versionCommand(f, streams))
+	replaceCommand(root, versionCommand(f, streams))
 	root.AddCommand(labCommand(streams), traceCommand(f, streams), whyCommand(f, streams), netCommand(f, streams), gatewayCommand(f, streams), snapshotCommand(f, streams), clusterCommand(f, streams))
-	plainArguments(root)
+	explainArguments(root)
 	return root
 }
 
-// replace replaces the subcommand that has the same name.
-func replace(root, with *cobra.Command) {
+// replaceCommand replaces the subcommand that has the same name.
+func replaceCommand(root, with *cobra.Command) {
 	for _, c := range root.Commands() {
 		if c.Name() == with.Name() {
 			root.RemoveCommand(c)
@@ -78,10 +78,10 @@ func labKubeconfig(root string) string {
 	return filepath.Join(home, ".kube", root)
 }
 
-// useLabWhereNothingElse sets $KUBECONFIG to the lab's kubeconfig if no other cluster is
+// selectLabKubeconfig sets $KUBECONFIG to the lab's kubeconfig if no other cluster is
 // configured. A lab selected by $KEELSON_LAB has precedence over ~/.kube/config, and over a
 // $KUBECONFIG of another lab of this machine.
-func useLabWhereNothingElse() {
+func selectLabKubeconfig() {
 	set, own := os.Getenv(clientcmd.RecommendedConfigPathEnvVar), LabKubeconfig()
 	switch {
 	case os.Getenv(lab.NameEnv) != "":
@@ -139,7 +139,7 @@ func Main() int {
 	silenceDiscovery()
 	cmdutil.BehaviorOnFatal(func(text string, code int) { // how kubectl's commands exit on an error
 		if text != "" {
-			fmt.Fprintln(os.Stderr, fatalText(text)+otherCA(text))
+			fmt.Fprintln(os.Stderr, fatalText(text)+untrustedCAHint(text))
 		}
 		os.Exit(code)
 	})
@@ -147,10 +147,10 @@ func Main() int {
 		if errors.Is(err, errFound) {
 			return exitFound
 		}
-		fmt.Fprintln(os.Stderr, failure(c, err))
+		fmt.Fprintln(os.Stderr, commandErrorText(c, err))
 		var stopped *interruption
 		if errors.As(err, &stopped) {
-			return stopped.code()
+			return stopped.exitCode()
 		}
 		return 1
 	}

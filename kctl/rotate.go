@@ -85,42 +85,42 @@ func rotateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 		case q == api.ClusterRotate{}, q.Kind == "" && !q.Abort && !q.Force:
 			return fmt.Errorf("the key to rotate is missing: want %s, or --status", strings.Join(keyKinds, ", "))
 		}
-		if err := show(f, streams, *output, verb, api.PathClusterKeys, body, &all, printKeys); err != nil || *output != "" || q.Kind != clusterCA || q.Abort {
+		if err := callAndPrint(f, streams, *output, verb, api.PathClusterKeys, body, &all, printKeys); err != nil || *output != "" || q.Kind != clusterCA || q.Abort {
 			return err
 		}
-		return renewAfter(f, streams, renewPatience)
+		return renewWhenSigned(f, streams, renewTimeout)
 	}
 	return c
 }
 
 const clusterCA = "cluster-ca"
 
-// renewPatience is how long 'rotate cluster-ca' waits for the new CA to sign.
-const renewPatience = 30 * time.Second
+// renewTimeout is how long 'rotate cluster-ca' waits for the new CA to sign.
+const renewTimeout = 30 * time.Second
 
-// heldUp returns the step of a rotation, and the replicas, nodes and users that delay it.
-func heldUp(all api.ClusterKeys) string {
+// describeWaiting returns the step of a rotation, and the replicas, nodes and users that delay it.
+func describeWaiting(all api.ClusterKeys) string {
 	said := fmt.Sprintf("the exchange is at step %s", all.Rotation.Step)
 	if len(all.Waiting) == 0 {
 		return said
 	}
-	said += " and waits for " + strings.Join(all.Waiting[:min(len(all.Waiting), maxWaiting)], "; ")
-	if more := len(all.Waiting) - maxWaiting; more > 0 {
+	said += " and waits for " + strings.Join(all.Waiting[:min(len(all.Waiting), maxWaitingShown)], "; ")
+	if more := len(all.Waiting) - maxWaitingShown; more > 0 {
 		said += fmt.Sprintf("; and for %d more", more)
 	}
 	return said
 }
 
-// renewAfter renews the kubeconfig in use as soon as the new CA signs. If that takes longer than
+// renewWhenSigned renews the kubeconfig in use as soon as the new CA signs. If that takes longer than
 // patience, it prints how to continue, and returns no error.
-func renewAfter(f cmdutil.Factory, streams genericiooptions.IOStreams, patience time.Duration) error {
+func renewWhenSigned(f cmdutil.Factory, streams genericiooptions.IOStreams, patience time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	over, _ := ctx.Deadline()
 	why := "the cluster has not said how far the exchange is"
 	err := wait.For(ctx, time.Second, func() error {
 		var all api.ClusterKeys
-		if err := askWithin(ctx, f, "GET", api.PathClusterKeys, nil, &all); err != nil {
+		if err := callAPIContext(ctx, f, "GET", api.PathClusterKeys, nil, &all); err != nil {
 			// At the deadline, the last status explains more than the timeout. A request can fail
 			// shortly before ctx is done, because the client compares its own clock with the
 			// deadline.
@@ -130,7 +130,7 @@ func renewAfter(f cmdutil.Factory, streams genericiooptions.IOStreams, patience 
 			return err
 		}
 		if r := all.Rotation; r != nil && (r.Step == "trust" || r.Step == "use") {
-			why = heldUp(all)
+			why = describeWaiting(all)
 			return fmt.Errorf("the exchange is at step %s", r.Step)
 		}
 		return nil
@@ -149,7 +149,7 @@ func printKeys(w io.Writer, all api.ClusterKeys) error {
 	t := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
 	fmt.Fprintln(t, "KIND\tKEY\tSIGNS AT\tBELIEVED AT")
 	for _, kind := range keyKinds {
-		for _, id := range keysOf(all, kind) {
+		for _, id := range keyIDs(all, kind) {
 			var signs, believed []string
 			for _, h := range all.Replicas {
 				for _, k := range h.Keys {
@@ -162,7 +162,7 @@ func printKeys(w io.Writer, all api.ClusterKeys) error {
 					}
 				}
 			}
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", kind, short(id), names(signs), names(believed))
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", kind, shortKeyID(id), joinNames(signs), joinNames(believed))
 		}
 	}
 	if err := t.Flush(); err != nil {
@@ -175,7 +175,7 @@ func printKeys(w io.Writer, all api.ClusterKeys) error {
 	}
 	for _, gone := range all.Removed {
 		fmt.Fprintf(w, "%s was removed %s and has had keys that are good still: %s. If its disk may be in wrong hands %s; 'kctl cluster rotate --clear-removed %[1]s' when it is wiped\n",
-			gone.Name, stamp(gone.At), strings.Join(gone.Kinds, ", "), ridOf(gone.Kinds))
+			gone.Name, formatTimestamp(gone.At), strings.Join(gone.Kinds, ", "), describeInvalidation(gone.Kinds))
 	}
 	return printRotation(w, all)
 }
@@ -183,8 +183,8 @@ func printKeys(w io.Writer, all api.ClusterKeys) error {
 // clusterSecret is the key that no rotation replaces.
 const clusterSecret = "cluster-secret"
 
-// ridOf returns the commands that make the keys of a removed replica invalid.
-func ridOf(kinds []string) string {
+// describeInvalidation returns the commands that make the keys of a removed replica invalid.
+func describeInvalidation(kinds []string) string {
 	exchanged := slices.DeleteFunc(slices.Clone(kinds), func(k string) bool { return k == clusterSecret })
 	var ways []string
 	if len(exchanged) > 0 {
@@ -196,16 +196,16 @@ func ridOf(kinds []string) string {
 	return strings.Join(ways, ", ")
 }
 
-// stepsOf returns the steps of a rotation, in order.
-func stepsOf(kind string) []string {
+// rotationSteps returns the steps of a rotation, in order.
+func rotationSteps(kind string) []string {
 	if kind == clusterCA {
 		return []string{"trust", "use", "wait", "serve", "forget"}
 	}
 	return []string{"trust", "use", "wait", "forget"}
 }
 
-// maxWaiting is the maximum number of names that are printed if a rotation waits for many nodes.
-const maxWaiting = 20
+// maxWaitingShown is the maximum number of names that are printed if a rotation waits for many nodes.
+const maxWaitingShown = 20
 
 // printRotation writes the state of the last rotation, and nothing if there was none.
 func printRotation(w io.Writer, all api.ClusterKeys) error {
@@ -216,23 +216,23 @@ func printRotation(w io.Writer, all api.ClusterKeys) error {
 	var err error
 	switch r.Step {
 	case "done", "aborted":
-		_, err = fmt.Fprintf(w, "exchange of %s: %s since %s\n", r.Kind, r.Step, stamp(r.Since))
+		_, err = fmt.Fprintf(w, "exchange of %s: %s since %s\n", r.Kind, r.Step, formatTimestamp(r.Since))
 	default:
-		steps := stepsOf(r.Kind)
+		steps := rotationSteps(r.Kind)
 		_, err = fmt.Fprintf(w, "exchange of %s: %s replaces %s; step %s, %d of %d, since %s\n",
-			r.Kind, short(r.New), short(r.Old), r.Step, slices.Index(steps, r.Step)+1, len(steps), stamp(r.Since))
-		for _, who := range all.Waiting[:min(len(all.Waiting), maxWaiting)] {
+			r.Kind, shortKeyID(r.New), shortKeyID(r.Old), r.Step, slices.Index(steps, r.Step)+1, len(steps), formatTimestamp(r.Since))
+		for _, who := range all.Waiting[:min(len(all.Waiting), maxWaitingShown)] {
 			fmt.Fprintf(w, "  waits for %s\n", who)
 		}
-		if more := len(all.Waiting) - maxWaiting; more > 0 {
+		if more := len(all.Waiting) - maxWaitingShown; more > 0 {
 			fmt.Fprintf(w, "  and for %d more\n", more)
 		}
 	}
 	return err
 }
 
-// keysOf returns the IDs of all keys of a kind, the signing keys first.
-func keysOf(all api.ClusterKeys, kind string) (ids []string) {
+// keyIDs returns the IDs of all keys of a kind, the signing keys first.
+func keyIDs(all api.ClusterKeys, kind string) (ids []string) {
 	for _, signing := range []bool{true, false} {
 		for _, h := range all.Replicas {
 			for _, k := range h.Keys {
@@ -251,15 +251,15 @@ func keysOf(all api.ClusterKeys, kind string) (ids []string) {
 	return ids
 }
 
-// short returns the first 16 characters of a digest, which suffice to distinguish keys. Other IDs
+// shortKeyID returns the first 16 characters of a digest, which suffice to distinguish keys. Other IDs
 // stay unchanged.
-func short(id string) string {
+func shortKeyID(id string) string {
 	if len(id) >= 43 { // a digest
 		return id[:16]
 	}
 	return id
 }
 
-func names(of []string) string {
+func joinNames(of []string) string {
 	return cmp.Or(strings.Join(of, ","), "-")
 }

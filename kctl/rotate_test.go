@@ -38,7 +38,7 @@ func TestWhyTheKubeconfigIsNotRenewed(t *testing.T) {
 	flags.APIServer, flags.KubeConfig = &s.URL, &none
 	var out bytes.Buffer
 	// The last question is about to be asked when time is up.
-	if err := renewAfter(cmdutil.NewFactory(flags), genericiooptions.IOStreams{Out: &out, ErrOut: &out}, 4*time.Second); err != nil {
+	if err := renewWhenSigned(cmdutil.NewFactory(flags), genericiooptions.IOStreams{Out: &out, ErrOut: &out}, 4*time.Second); err != nil {
 		t.Fatal(err)
 	}
 	want := "The kubeconfig in use is as it was: after 4s the exchange is at step trust and waits for node w3: it is away; cp2: it does not answer. " +
@@ -46,10 +46,10 @@ func TestWhyTheKubeconfigIsNotRenewed(t *testing.T) {
 	if out.String() != want {
 		t.Errorf("it says %swant %s", out.String(), want)
 	}
-	for range maxWaiting {
+	for range maxWaitingShown {
 		all.Waiting = append(all.Waiting, "node n: it is away")
 	}
-	if got := heldUp(all); !strings.HasSuffix(got, "; and for 2 more") {
+	if got := describeWaiting(all); !strings.HasSuffix(got, "; and for 2 more") {
 		t.Errorf("%s", got)
 	}
 }

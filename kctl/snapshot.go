@@ -34,7 +34,7 @@ func snapshotCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cob
 		Short:   "Manage snapshots of volumes",
 		Example: "  kctl snapshot install",
 	}
-	return group(c, snapshotInstallCommand(f, streams))
+	return newGroup(c, snapshotInstallCommand(f, streams))
 }
 
 func snapshotInstallCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
@@ -63,21 +63,21 @@ func snapshotInstallCommand(f cmdutil.Factory, streams genericiooptions.IOStream
 			"  kctl snapshot install --class ''",
 	}
 	const both = "the VolumeSnapshotClass and the VolumeGroupSnapshotClass"
-	return installs(c, f, streams, definitions.Snapshot, "standard", both, func(ctx context.Context, cluster dynamic.Interface, class string) error {
-		if err := makeSnapshotClass(ctx, cluster, streams, snapshotClasses, "VolumeSnapshotClass", defaultSnapshotClass, class); err != nil {
+	return addInstall(c, f, streams, definitions.Snapshot, "standard", both, func(ctx context.Context, cluster dynamic.Interface, class string) error {
+		if err := createSnapshotClass(ctx, cluster, streams, snapshotClasses, "VolumeSnapshotClass", defaultSnapshotClass, class); err != nil {
 			return err
 		}
-		return makeSnapshotClass(ctx, cluster, streams, groupSnapshotClasses, "VolumeGroupSnapshotClass", defaultGroupSnapshotClass, class)
+		return createSnapshotClass(ctx, cluster, streams, groupSnapshotClasses, "VolumeGroupSnapshotClass", defaultGroupSnapshotClass, class)
 	})
 }
 
-// makeSnapshotClass creates a class of one of the kinds unless it exists.
-func makeSnapshotClass(ctx context.Context, cluster dynamic.Interface, streams genericiooptions.IOStreams,
+// createSnapshotClass creates a class of one of the kinds unless it exists.
+func createSnapshotClass(ctx context.Context, cluster dynamic.Interface, streams genericiooptions.IOStreams,
 	of schema.GroupVersionResource, kind, isDefault, name string) error {
 	class := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": of.GroupVersion().String(), "kind": kind,
 		"metadata": map[string]any{"name": name, "annotations": map[string]any{isDefault: "true"}},
 		"driver":   localDriver, "deletionPolicy": "Delete",
 	}}
-	return makeClass(ctx, cluster, streams, of, class, func() error { return nil })
+	return createClass(ctx, cluster, streams, of, class, func() error { return nil })
 }

@@ -20,7 +20,7 @@ func TestStatusTellsOfStandbys(t *testing.T) {
 	}
 	for _, want := range []string{
 		"autopilot  replaces a voter that has not answered for 10m0s; cp3 has not answered for 11m0s, and no standby is caught up: cp4 is 3,212 entries behind\n",
-		"cp2 has the vote of cp0 since " + stamp(1_700_000_000_000) + "\n", "cp4       standby    192.0.2.14:6445",
+		"cp2 has the vote of cp0 since " + formatTimestamp(1_700_000_000_000) + "\n", "cp4       standby    192.0.2.14:6445",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, out.String())

@@ -28,11 +28,11 @@ import (
 
 // Bounds of a support bundle.
 const (
-	supportPart    = 4 << 20  // maximum size of a file in bytes; only the end of a larger file is kept
-	supportWhole   = 96 << 20 // maximum size of all files together in bytes
-	supportAsk     = 15 * time.Second
-	supportAtOnce  = 6
-	supportObjects = 500 // maximum number of objects of a kind
+	maxSupportFileBytes   = 4 << 20  // maximum size of a file in bytes; only the end of a larger file is kept
+	maxSupportBytes       = 96 << 20 // maximum size of all files together in bytes
+	supportRequestTimeout = 15 * time.Second
+	supportConcurrency    = 6
+	maxSupportObjects     = 500 // maximum number of objects of a kind
 )
 
 // supportKinds are the API paths whose objects are collected. Secrets and ConfigMaps are not among
@@ -65,7 +65,7 @@ func supportCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 	nodes := c.Flags().StringSlice("nodes", nil, "names of the nodes whose agents are asked (default: at most 50 nodes, nodes that are not Ready first)")
 	limit := c.Flags().Duration("timeout", 2*time.Minute, "time limit of the command; data that is not received in time is missing from the file")
 	c.RunE = func(_ *cobra.Command, args []string) error {
-		ctx, cancel := interruptible()
+		ctx, cancel := withSignals()
 		defer cancel()
 		name := "keelson-support-" + time.Now().UTC().Format("20060102T150405Z") + ".tar.gz"
 		if len(args) > 0 {
@@ -74,32 +74,32 @@ func supportCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 		if *limit <= 0 {
 			return fmt.Errorf("--timeout %s: want more than 0", *limit)
 		}
-		rc, err := clientOf(f.ToRESTConfig())
+		rc, err := newRESTClient(f.ToRESTConfig())
 		if err != nil {
 			return err
 		}
 		within, stop := context.WithTimeout(ctx, *limit)
 		defer stop()
-		b := &bundle{rest: rc, files: map[string][]byte{}, missing: map[string]string{}, left: supportWhole}
-		b.collect(within, *nodes)
+		b := &supportBundle{rest: rc, files: map[string][]byte{}, missing: map[string]string{}, left: maxSupportBytes}
+		b.collectAll(within, *nodes)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 		if len(b.files) == 0 {
 			return fmt.Errorf("no data could be collected: %s", b.missing["status.json"])
 		}
-		if err := b.write(name); err != nil {
+		if err := b.writeArchive(name); err != nil {
 			return err
 		}
 		fmt.Fprintf(streams.Out, "%s: %d files, %d are missing (CONTENTS.txt in it says which)\n", name, len(b.files), len(b.missing))
 		return nil
 	}
-	flagWords(c, "nodes", nodeNames(f))
+	completeFlag(c, "nodes", nodeNames(f))
 	return c
 }
 
-// bundle collects the redacted files of a support bundle. Its methods can be called concurrently.
-type bundle struct {
+// supportBundle collects the redacted files of a support bundle. Its methods can be called concurrently.
+type supportBundle struct {
 	rest rest.Interface
 
 	mu      sync.Mutex
@@ -108,30 +108,30 @@ type bundle struct {
 	left    int
 }
 
-// add adds a file. The caller has removed all secrets from its content.
-func (b *bundle) add(name string, content []byte) {
+// addFile adds a file. The caller has removed all secrets from its content.
+func (b *supportBundle) addFile(name string, content []byte) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if cut := len(content) - supportPart; cut > 0 {
+	if cut := len(content) - maxSupportFileBytes; cut > 0 {
 		content = append([]byte(fmt.Sprintf("(the first %d bytes are left out)\n", cut)), content[cut:]...)
 	}
 	if len(content) > b.left {
-		b.missing[name] = fmt.Sprintf("the bundle has %d bytes already, and this has %d", supportWhole-b.left, len(content))
+		b.missing[name] = fmt.Sprintf("the bundle has %d bytes already, and this has %d", maxSupportBytes-b.left, len(content))
 		return
 	}
 	b.left -= len(content)
 	b.files[name] = content
 }
 
-func (b *bundle) miss(name string, err error) {
+func (b *supportBundle) addMissing(name string, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.missing[name] = redact.Text(err.Error())
 }
 
-// ask sends a request to a path of the API and returns the body of the response.
-func (b *bundle) ask(ctx context.Context, verb, path string, body []byte) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, supportAsk)
+// request sends a request to a path of the API and returns the body of the response.
+func (b *supportBundle) request(ctx context.Context, verb, path string, body []byte) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, supportRequestTimeout)
 	defer cancel()
 	r := b.rest.Verb(verb).RequestURI(path).SetHeader("Accept", "application/json, */*")
 	if body != nil {
@@ -142,85 +142,85 @@ func (b *bundle) ask(ctx context.Context, verb, path string, body []byte) ([]byt
 		return nil, err
 	}
 	defer in.Close()
-	raw, err := io.ReadAll(io.LimitReader(in, 4*supportPart))
-	if err == nil && len(raw) == 4*supportPart {
-		err = fmt.Errorf("the response is larger than %d bytes", 4*supportPart)
+	raw, err := io.ReadAll(io.LimitReader(in, 4*maxSupportFileBytes))
+	if err == nil && len(raw) == 4*maxSupportFileBytes {
+		err = fmt.Errorf("the response is larger than %d bytes", 4*maxSupportFileBytes)
 	}
 	return raw, err
 }
 
-// object adds the redacted JSON response of a path as a file. It returns the response as received,
+// addJSON adds the redacted JSON response of a path as a file. It returns the response as received,
 // or nil if the request failed.
-func (b *bundle) object(ctx context.Context, name, path string) []byte {
-	raw, err := b.ask(ctx, "GET", path, nil)
+func (b *supportBundle) addJSON(ctx context.Context, name, path string) []byte {
+	raw, err := b.request(ctx, "GET", path, nil)
 	var clean []byte
 	if err == nil {
 		clean, err = redact.JSON(raw)
 	}
 	if err != nil {
-		b.miss(name, err)
+		b.addMissing(name, err)
 		return nil
 	}
-	b.add(name, clean)
+	b.addFile(name, clean)
 	return raw
 }
 
-// text adds the redacted text response of a path as a file.
-func (b *bundle) text(ctx context.Context, name, path string) {
-	raw, err := b.ask(ctx, "GET", path, nil)
+// addText adds the redacted text response of a path as a file.
+func (b *supportBundle) addText(ctx context.Context, name, path string) {
+	raw, err := b.request(ctx, "GET", path, nil)
 	if err != nil {
-		b.miss(name, err)
+		b.addMissing(name, err)
 		return
 	}
-	b.add(name, []byte(redact.Text(string(raw))))
+	b.addFile(name, []byte(redact.Text(string(raw))))
 }
 
-// agentSettings adds the settings of an agent. Agents of earlier releases respond with 404 to this
+// addAgentSettings adds the settings of an agent. Agents of earlier releases respond with 404 to this
 // path.
-func (b *bundle) agentSettings(ctx context.Context, name, path string) {
-	raw, err := b.ask(ctx, "GET", path, nil)
+func (b *supportBundle) addAgentSettings(ctx context.Context, name, path string) {
+	raw, err := b.request(ctx, "GET", path, nil)
 	if apierrors.IsNotFound(err) {
 		err = fmt.Errorf("the agent is of an earlier release, which does not report its settings, or the node does not exist: %w", err)
 	}
 	if err != nil {
-		b.miss(name, err)
+		b.addMissing(name, err)
 		return
 	}
-	b.add(name, []byte(redact.Text(string(raw))))
+	b.addFile(name, []byte(redact.Text(string(raw))))
 }
 
-// collect collects all files, with at most supportAtOnce jobs at a time.
-func (b *bundle) collect(ctx context.Context, nodes []string) {
-	b.add("kctl.txt", []byte(fmt.Sprintf("kctl %s\nmade %s\n", Version, time.Now().UTC().Format(time.RFC3339))))
+// collectAll collects all files, with at most supportAtOnce jobs at a time.
+func (b *supportBundle) collectAll(ctx context.Context, nodes []string) {
+	b.addFile("kctl.txt", []byte(fmt.Sprintf("kctl %s\nmade %s\n", Version, time.Now().UTC().Format(time.RFC3339))))
 	var jobs []func()
-	raw := b.object(ctx, "status.json", api.PathClusterStatus)
+	raw := b.addJSON(ctx, "status.json", api.PathClusterStatus)
 	var s api.ClusterStatus
 	if raw != nil && json.Unmarshal(raw, &s) == nil {
 		var text bytes.Buffer
 		if printStatus(&text, s) == nil {
-			b.add("status.txt", []byte(redact.Text(text.String())))
+			b.addFile("status.txt", []byte(redact.Text(text.String())))
 		}
 	}
 	for _, m := range s.Members {
-		jobs = append(jobs, func() { b.replica(ctx, m.Name) })
+		jobs = append(jobs, func() { b.addReplica(ctx, m.Name) })
 	}
 	for name, path := range map[string]string{"version.json": "/version", "certificates.json": api.PathClusterCertificates, "keys.json": api.PathClusterKeys} {
-		jobs = append(jobs, func() { b.object(ctx, name, path) })
+		jobs = append(jobs, func() { b.addJSON(ctx, name, path) })
 	}
 	for _, p := range supportKinds {
 		jobs = append(jobs, func() {
-			b.object(ctx, "objects/"+path.Base(p)+".json", fmt.Sprintf("%s?limit=%d", p, supportObjects))
+			b.addJSON(ctx, "objects/"+path.Base(p)+".json", fmt.Sprintf("%s?limit=%d", p, maxSupportObjects))
 		})
 	}
-	for _, name := range b.nodes(ctx, nodes) {
+	for _, name := range b.addNodes(ctx, nodes) {
 		jobs = append(jobs, func() {
 			at := "/api/v1/nodes/" + name + "/proxy"
-			b.text(ctx, "nodes/"+name+"/agent.log", at+api.AgentLogPath)
-			b.text(ctx, "nodes/"+name+"/metrics.txt", at+"/metrics")
-			b.agentSettings(ctx, "nodes/"+name+"/settings.txt", at+api.AgentSettingsPath)
+			b.addText(ctx, "nodes/"+name+"/agent.log", at+api.AgentLogPath)
+			b.addText(ctx, "nodes/"+name+"/metrics.txt", at+"/metrics")
+			b.addAgentSettings(ctx, "nodes/"+name+"/settings.txt", at+api.AgentSettingsPath)
 		})
 	}
-	turns := make(chan struct{}, supportAtOnce)
+	turns := make(chan struct{}, supportConcurrency)
 	var all sync.WaitGroup
 	for _, job := range jobs {
 		turns <- struct{}{}
@@ -229,27 +229,27 @@ func (b *bundle) collect(ctx context.Context, nodes []string) {
 	all.Wait()
 }
 
-// replica adds the log, the metrics and the settings of a replica.
-func (b *bundle) replica(ctx context.Context, name string) {
+// addReplica adds the log, the metrics and the settings of a replica.
+func (b *supportBundle) addReplica(ctx context.Context, name string) {
 	at := "replicas/" + name + "/"
 	q, err := json.Marshal(api.ClusterSupport{Replica: name})
 	var raw []byte
 	if err == nil {
-		raw, err = b.ask(ctx, "POST", api.PathClusterSupport, q)
+		raw, err = b.request(ctx, "POST", api.PathClusterSupport, q)
 	}
 	var part api.ClusterSupportPart
 	if err == nil {
 		err = json.Unmarshal(raw, &part)
 	}
 	if err != nil {
-		b.miss(at, err)
+		b.addMissing(at, err)
 		return
 	}
 	if part.Problem != "" {
-		b.miss(at+"metrics.txt", errors.New(part.Problem))
+		b.addMissing(at+"metrics.txt", errors.New(part.Problem))
 	}
-	b.add(at+"daemon.log", []byte(redact.Text(part.Log)))
-	b.add(at+"metrics.txt", []byte(redact.Text(part.Metrics)))
+	b.addFile(at+"daemon.log", []byte(redact.Text(part.Log)))
+	b.addFile(at+"metrics.txt", []byte(redact.Text(part.Metrics)))
 	var about strings.Builder
 	fmt.Fprintf(&about, "version: %s\ngo: %s\ngoroutines: %d\n\n", part.Version, part.Go, part.Goroutines)
 	names := make([]string, 0, len(part.Flags))
@@ -260,16 +260,16 @@ func (b *bundle) replica(ctx context.Context, name string) {
 	for _, flag := range names {
 		fmt.Fprintf(&about, "%s: %s\n", flag, part.Flags[flag])
 	}
-	b.add(at+"settings.txt", []byte(redact.Text(about.String())))
+	b.addFile(at+"settings.txt", []byte(redact.Text(about.String())))
 }
 
-// mostNodes is the maximum number of agents that are asked if --nodes is not given.
-const mostNodes = 50
+// maxDefaultNodes is the maximum number of agents that are asked if --nodes is not given.
+const maxDefaultNodes = 50
 
-// nodes adds the Nodes, and returns the names of the nodes whose agents are asked: those in named,
+// addNodes adds the Nodes, and returns the names of the nodes whose agents are asked: those in named,
 // or else the first mostNodes, with nodes that are not Ready first.
-func (b *bundle) nodes(ctx context.Context, named []string) []string {
-	raw := b.object(ctx, "objects/nodes.json", fmt.Sprintf("/api/v1/nodes?limit=%d", supportObjects))
+func (b *supportBundle) addNodes(ctx context.Context, named []string) []string {
+	raw := b.addJSON(ctx, "objects/nodes.json", fmt.Sprintf("/api/v1/nodes?limit=%d", maxSupportObjects))
 	if len(named) > 0 || raw == nil {
 		return named
 	}
@@ -282,7 +282,7 @@ func (b *bundle) nodes(ctx context.Context, named []string) []string {
 		}
 	}
 	if err := json.Unmarshal(raw, &list); err != nil {
-		b.miss("nodes/", err)
+		b.addMissing("nodes/", err)
 		return nil
 	}
 	var bad, good []string
@@ -298,20 +298,20 @@ func (b *bundle) nodes(ctx context.Context, named []string) []string {
 		}
 	}
 	all := append(bad, good...)
-	if more := len(all) - mostNodes; more > 0 {
-		b.miss("nodes/", fmt.Errorf("%d agents were not asked: select nodes with --nodes", more))
-		all = all[:mostNodes]
+	if more := len(all) - maxDefaultNodes; more > 0 {
+		b.addMissing("nodes/", fmt.Errorf("%d agents were not asked: select nodes with --nodes", more))
+		all = all[:maxDefaultNodes]
 	}
 	return all
 }
 
-// contents returns the text of CONTENTS.txt: the files of the bundle, and the missing files with
+// contentsText returns the text of CONTENTS.txt: the files of the bundle, and the missing files with
 // reasons.
-func (b *bundle) contents() []byte {
+func (b *supportBundle) contentsText() []byte {
 	var out strings.Builder
 	fmt.Fprintf(&out, "Taken out everywhere, and written as %q: contents of Secrets and ConfigMaps, values of environment variables,\n"+
 		"commands and arguments, annotations of others than the cluster, parameters, headers, and what looks like a key, a token\n"+
-		"or a password. Of each kind of object there are %d at most, of each file %d bytes.\n\nIn it:\n", redact.Out, supportObjects, supportPart)
+		"or a password. Of each kind of object there are %d at most, of each file %d bytes.\n\nIn it:\n", redact.Out, maxSupportObjects, maxSupportFileBytes)
 	for _, name := range sortedKeys(b.files) {
 		fmt.Fprintf(&out, "  %s\t%d bytes\n", name, len(b.files[name]))
 	}
@@ -333,9 +333,9 @@ func sortedKeys[V any](m map[string]V) []string {
 	return out
 }
 
-// write writes the archive to a new file. It fails if the file exists. An incomplete file is
+// writeArchive writes the archive to a new file. It fails if the file exists. An incomplete file is
 // removed.
-func (b *bundle) write(name string) (err error) {
+func (b *supportBundle) writeArchive(name string) (err error) {
 	f, err := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
@@ -348,7 +348,7 @@ func (b *bundle) write(name string) (err error) {
 	z := gzip.NewWriter(f)
 	t := tar.NewWriter(z)
 	root := strings.TrimSuffix(path.Base(name), ".tar.gz") + "/"
-	b.files["CONTENTS.txt"] = b.contents()
+	b.files["CONTENTS.txt"] = b.contentsText()
 	for _, file := range sortedKeys(b.files) {
 		head := &tar.Header{Name: root + file, Mode: 0o600, Size: int64(len(b.files[file])), ModTime: time.Now(), Typeflag: tar.TypeReg}
 		if err := t.WriteHeader(head); err != nil {

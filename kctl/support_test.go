@@ -159,21 +159,21 @@ func TestSupportBundleIsBounded(t *testing.T) {
 		}
 	}))
 	defer func() { srv.CloseClientConnections(); srv.Close() }()
-	rc, err := clientOf(&rest.Config{Host: srv.URL}, nil)
+	rc, err := newRESTClient(&rest.Config{Host: srv.URL}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &bundle{rest: rc, files: map[string][]byte{}, missing: map[string]string{}, left: supportWhole}
-	b.collect(ctx, []string{"w1"})
+	b := &supportBundle{rest: rc, files: map[string][]byte{}, missing: map[string]string{}, left: maxSupportBytes}
+	b.collectAll(ctx, []string{"w1"})
 	if b.files["status.txt"] == nil || b.missing["objects/pods.json"] == "" || b.missing["nodes/w1/agent.log"] == "" || b.missing["version.json"] == "" {
 		t.Errorf("in it are %v, missing %v", sortedKeys(b.files), b.missing)
 	}
-	b.add("long", make([]byte, supportPart+100))
-	if n := len(b.files["long"]); n > supportPart+60 || !strings.HasPrefix(string(b.files["long"]), "(the first 100 bytes are left out)") {
+	b.addFile("long", make([]byte, maxSupportFileBytes+100))
+	if n := len(b.files["long"]); n > maxSupportFileBytes+60 || !strings.HasPrefix(string(b.files["long"]), "(the first 100 bytes are left out)") {
 		t.Errorf("of a file that is too long there are %d bytes", n)
 	}
 	b.left = 10
-	if b.add("more", make([]byte, 11)); b.files["more"] != nil || b.missing["more"] == "" {
+	if b.addFile("more", make([]byte, 11)); b.files["more"] != nil || b.missing["more"] == "" {
 		t.Error("a bundle grows beyond its bound")
 	}
 }

@@ -38,9 +38,9 @@ type tokenRow struct {
 	Note    string   `json:"description,omitempty"`
 }
 
-// rowOf returns the row for the Secret of a token. Missing fields stay empty; only the control
+// newTokenRow returns the row for the Secret of a token. Missing fields stay empty; only the control
 // plane validates tokens.
-func rowOf(s *v1.Secret, now time.Time) tokenRow {
+func newTokenRow(s *v1.Secret, now time.Time) tokenRow {
 	text := func(key string) string { return string(s.Data[key]) }
 	r := tokenRow{ID: strings.TrimPrefix(s.Name, tokenSecrets), Used: text("used"), Uses: text("uses"), Replace: text("replace") == "true",
 		Expires: text("expiration"), Note: text("description")}
@@ -76,13 +76,13 @@ func tokenListCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *co
 				return err
 			}
 			rows := []tokenRow{}
-			for o := (metav1.ListOptions{FieldSelector: "type=" + tokenSecretsType, Limit: mostRead}); ; {
+			for o := (metav1.ListOptions{FieldSelector: "type=" + tokenSecretsType, Limit: listLimit}); ; {
 				page, err := cs.CoreV1().Secrets(metav1.NamespaceSystem).List(context.Background(), o)
 				if err != nil {
 					return err
 				}
 				for i := range page.Items {
-					rows = append(rows, rowOf(&page.Items[i], time.Now()))
+					rows = append(rows, newTokenRow(&page.Items[i], time.Now()))
 				}
 				if o.Continue = page.Continue; o.Continue == "" {
 					break
@@ -134,13 +134,13 @@ func printTokens(w io.Writer, rows []tokenRow) error {
 			expires += " (expired)"
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s of %s\t%s\t%s\t%s\t%s\n", r.ID, dash(r.Role), dash(r.Used), dash(r.Uses), expires, names,
-			dash(few(r.Joined)), dash(r.Note))
+			dash(joinLast(r.Joined)), dash(r.Note))
 	}
 	return t.Flush()
 }
 
-// few returns the last five names, and how many precede them.
-func few(names []string) string {
+// joinLast returns the last five names, and how many precede them.
+func joinLast(names []string) string {
 	const shown = 5
 	if len(names) <= shown {
 		return strings.Join(names, ",")

@@ -36,7 +36,7 @@ func TestTokenList(t *testing.T) {
 		record(pki.RoleControlPlane, pki.Grant{Expires: now.Add(time.Hour), Uses: 1}),
 		{Type: tokenSecretsType},
 	} {
-		rows = append(rows, rowOf(s, now))
+		rows = append(rows, newTokenRow(s, now))
 	}
 	var out strings.Builder
 	if err := printTokens(&out, rows); err != nil {

@@ -32,11 +32,11 @@ func traceCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.
 		Example: "  kctl trace deployment/hello\n  kctl trace pod hello-7d4b9c-x2x4z -o json",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			info, err := oneObject(f, "trace shows", args)
+			info, err := getObject(f, "trace shows", args)
 			if err != nil {
 				return err
 			}
-			stages, err := timelineOf(cmd.Context(), f, info)
+			stages, err := readTimeline(cmd.Context(), f, info)
 			if err != nil {
 				return err
 			}
@@ -48,19 +48,19 @@ func traceCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.
 			if err := printTimeline(streams.Out, stages); err != nil {
 				return err
 			}
-			printStanding(cmd.Context(), f, info, streams.Out)
+			printCurrentState(cmd.Context(), f, info, streams.Out)
 			return nil
 		},
 	}
 	c.ValidArgsFunction = kubectlcompletion.ResourceTypeAndNameCompletionFunc(f)
 	c.Flags().StringVarP(&output, "output", "o", "", "output format: json prints the records of the stages; empty prints text")
-	flagWords(c, "output", fixed("json"))
+	completeFlag(c, "output", fixedList("json"))
 	return c
 }
 
-// oneObject returns the object that the arguments of a command select. It fails if they select
+// getObject returns the object that the arguments of a command select. It fails if they select
 // several.
-func oneObject(f cmdutil.Factory, verb string, args []string) (*resource.Info, error) {
+func getObject(f cmdutil.Factory, verb string, args []string) (*resource.Info, error) {
 	namespace, _, err := f.ToRawKubeConfigLoader().Namespace()
 	if err != nil {
 		return nil, err
@@ -76,8 +76,8 @@ func oneObject(f cmdutil.Factory, verb string, args []string) (*resource.Info, e
 	return infos[0], nil
 }
 
-// timelineOf returns the stages of the apply that created or changed an object.
-func timelineOf(ctx context.Context, f cmdutil.Factory, info *resource.Info) ([]api.Stage, error) {
+// readTimeline returns the stages of the apply that created or changed an object.
+func readTimeline(ctx context.Context, f cmdutil.Factory, info *resource.Info) ([]api.Stage, error) {
 	if ctx == nil {
 		ctx = context.Background()
 	}
@@ -138,19 +138,21 @@ func printTimeline(w io.Writer, stages []api.Stage) error {
 		}
 	}
 	total := max(end.Sub(begin), time.Microsecond)
-	fmt.Fprintf(w, "trace %s  from %s  %s ms in all\n\n", stages[0].TraceID, begin.UTC().Format("15:04:05.000"), millis(total))
+	fmt.Fprintf(w, "trace %s  from %s  %s ms in all\n\n", stages[0].TraceID, begin.UTC().Format("15:04:05.000"), formatMillis(total))
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(t, "   START\t     TAKES\t\tSTAGE\tACTOR\tOBJECT\tDETAIL")
 	for _, s := range stages {
 		fmt.Fprintf(t, "%8s\t%10s\t%s\t%s\t%s\t%s\t%s\n",
-			millis(s.Start.Sub(begin)), millis(s.Duration), bar(s.Start.Sub(begin), s.Duration, total), s.Name, s.Actor, s.Object, s.Detail)
+			formatMillis(s.Start.Sub(begin)), formatMillis(s.Duration), drawBar(s.Start.Sub(begin), s.Duration, total), s.Name, s.Actor, s.Object, s.Detail)
 	}
 	return t.Flush()
 }
 
-func millis(d time.Duration) string { return fmt.Sprintf("%.1f", float64(d)/float64(time.Millisecond)) }
+func formatMillis(d time.Duration) string {
+	return fmt.Sprintf("%.1f", float64(d)/float64(time.Millisecond))
+}
 
-func bar(start, d, total time.Duration) string {
+func drawBar(start, d, total time.Duration) string {
 	from := int(int64(start) * barWidth / int64(total))
 	from = min(from, barWidth-1)
 	n := max(1, int(int64(d)*barWidth/int64(total)))

@@ -32,7 +32,7 @@ type upgradeFlags struct {
 	patience time.Duration
 }
 
-func (u *upgradeFlags) add(f *pflag.FlagSet) {
+func (u *upgradeFlags) addFlags(f *pflag.FlagSet) {
 	f.StringSliceVar(&u.goal.Drain, "drain", nil, "names of the nodes that are drained before their upgrade, one at a time, or 'all' (default: none, pods "+
 		"keep running)")
 	f.StringSliceVar(&u.goal.Skip, "skip", nil, "names of the replicas and nodes that are not upgraded")
@@ -65,16 +65,16 @@ func labUpgrade(streams genericiooptions.IOStreams) *cobra.Command {
 			if dir == "" {
 				return errors.New("--to is missing: want the directory of the new programs")
 			}
-			l, err := usableLab(streams)
+			l, err := openLab(streams)
 			if err != nil {
 				return err
 			}
-			ctx, cancel := interruptible()
+			ctx, cancel := withSignals()
 			defer cancel()
 			if dir, err = filepath.Abs(dir); err != nil {
 				return err
 			}
-			if u.goal.Release, u.goal.Level, err = releaseIn(ctx, dir); err != nil {
+			if u.goal.Release, u.goal.Level, err = readRelease(ctx, dir); err != nil {
 				return err
 			}
 			cfg, err := clientcmd.BuildConfigFromFlags("", l.Config.Kubeconfig)
@@ -86,16 +86,16 @@ func labUpgrade(streams genericiooptions.IOStreams) *cobra.Command {
 				return err
 			}
 			place := func(ctx context.Context, host string) error { return l.Replace(ctx, host, dir) }
-			return u.run(ctx, &upgraded{clusterDoor: &apiDoor{cs, streams.Out}, replica: place, agent: place}, streams.Out)
+			return u.runUpgrade(ctx, &upgradeTarget{clusterClient: &apiClusterClient{cs, streams.Out}, replica: place, agent: place}, streams.Out)
 		},
 	}
 	c.Flags().StringVar(&dir, "to", "", "directory of the new programs")
-	u.add(c.Flags())
+	u.addFlags(c.Flags())
 	return c
 }
 
-// run runs the steps of the upgrade, or prints them with --dry-run.
-func (u *upgradeFlags) run(ctx context.Context, s *upgraded, out io.Writer) error {
+// runUpgrade runs the steps of the upgrade, or prints them with --dry-run.
+func (u *upgradeFlags) runUpgrade(ctx context.Context, s *upgradeTarget, out io.Writer) error {
 	if u.dryRun {
 		now, err := s.ReadState(ctx)
 		if err != nil {
@@ -116,13 +116,13 @@ func (u *upgradeFlags) run(ctx context.Context, s *upgraded, out io.Writer) erro
 	}})
 }
 
-// askLimit is the time limit for 'PROGRAM --version'.
-const askLimit = 20 * time.Second
+// versionTimeout is the time limit for 'PROGRAM --version'.
+const versionTimeout = 20 * time.Second
 
-// releaseIn runs the programs in a directory with --version, and returns their release and feature
+// readRelease runs the programs in a directory with --version, and returns their release and feature
 // level.
-func releaseIn(ctx context.Context, dir string) (release string, level uint32, err error) {
-	ctx, cancel := context.WithTimeout(ctx, askLimit)
+func readRelease(ctx context.Context, dir string) (release string, level uint32, err error) {
+	ctx, cancel := context.WithTimeout(ctx, versionTimeout)
 	defer cancel()
 	var said [2]string
 	for i, name := range []string{"keelson-controlplane", "keelson-agent"} {
@@ -135,16 +135,16 @@ func releaseIn(ctx context.Context, dir string) (release string, level uint32, e
 		}
 		said[i] = string(raw)
 	}
-	release, level, err = releaseSaid(said[0], said[1])
+	release, level, err = parseRelease(said[0], said[1])
 	if err != nil {
 		return "", 0, fmt.Errorf("%s: %w", dir, err)
 	}
 	return release, level, nil
 }
 
-// releaseSaid parses the output of --version of both daemons. It fails if they are of different
+// parseRelease parses the output of --version of both daemons. It fails if they are of different
 // releases.
-func releaseSaid(controlplane, agent string) (release string, level uint32, err error) {
+func parseRelease(controlplane, agent string) (release string, level uint32, err error) {
 	first, rest, _ := strings.Cut(controlplane, "\n")
 	release, ok := strings.CutPrefix(first, "keelson-controlplane version ")
 	if !ok || release == "" {
@@ -160,11 +160,11 @@ func releaseSaid(controlplane, agent string) (release string, level uint32, err 
 	if !ok || ofAgent != release {
 		return "", 0, fmt.Errorf("keelson-controlplane is of release %s, and keelson-agent reports %q: want the same release", release, strings.TrimSpace(agent))
 	}
-	return bare(release), uint32(n), nil
+	return trimVersionPrefix(release), uint32(n), nil
 }
 
-// bare returns a release without a leading v, which only some outputs have.
-func bare(release string) string { return strings.TrimPrefix(release, "v") }
+// trimVersionPrefix returns a release without a leading v, which only some outputs have.
+func trimVersionPrefix(release string) string { return strings.TrimPrefix(release, "v") }
 
 // drainMark is the annotation of a node that an upgrade drains. Its value is the state of the
 // drain, and whether the node was cordoned before.
@@ -176,42 +176,42 @@ const (
 	drainNothing = "" // removes the annotation
 )
 
-// clusterDoor gives an upgrade administrator access to the cluster, through the API or through kctl
+// clusterClient gives an upgrade administrator access to the cluster, through the API or through kctl
 // on one of its machines.
-type clusterDoor interface {
-	// look returns the status of the cluster and its nodes. The nodes contain only the fields that
+type clusterClient interface {
+	// readCluster returns the status of the cluster and its nodes. The nodes contain only the fields that
 	// stateOf and Drain need.
-	look(ctx context.Context) (api.ClusterStatus, []v1.Node, error)
-	stepDown(ctx context.Context, to string) error
-	patch(ctx context.Context, node string, merge []byte) error
-	// evict drains a node: it evicts all pods except those of DaemonSets.
-	evict(ctx context.Context, node string) error
+	readCluster(ctx context.Context) (api.ClusterStatus, []v1.Node, error)
+	transferLeader(ctx context.Context, to string) error
+	mergePatchNode(ctx context.Context, node string, merge []byte) error
+	// drainNode drains a node: it evicts all pods except those of DaemonSets.
+	drainNode(ctx context.Context, node string) error
 }
 
-// upgraded implements upgrade.Cluster. The fields replica and agent install the programs on a host.
-type upgraded struct {
-	clusterDoor
+// upgradeTarget implements upgrade.Cluster. The fields replica and agent install the programs on a host.
+type upgradeTarget struct {
+	clusterClient
 	replica, agent func(ctx context.Context, host string) error
 }
 
 // ReadState implements upgrade.Cluster.
-func (s *upgraded) ReadState(ctx context.Context) (upgrade.State, error) {
-	status, nodes, err := s.look(ctx)
+func (s *upgradeTarget) ReadState(ctx context.Context) (upgrade.State, error) {
+	status, nodes, err := s.readCluster(ctx)
 	if err != nil {
 		return upgrade.State{}, err
 	}
-	return stateOf(status, nodes), nil
+	return upgradeState(status, nodes), nil
 }
 
-// stateOf converts the status and the nodes of a cluster to the state that decides the next step of
+// upgradeState converts the status and the nodes of a cluster to the state that decides the next step of
 // an upgrade.
-func stateOf(status api.ClusterStatus, nodes []v1.Node) (s upgrade.State) {
+func upgradeState(status api.ClusterStatus, nodes []v1.Node) (s upgrade.State) {
 	s.Level = status.FeatureLevel
 	if status.Work == api.WorkWaiting {
 		s.Busy = "the leader's work has not begun"
 	}
 	for _, m := range status.Members {
-		member := upgrade.Member{Name: m.Name, Release: bare(m.Version), Voter: m.Voter, Leader: m.Name == status.Leader}
+		member := upgrade.Member{Name: m.Name, Release: trimVersionPrefix(m.Version), Voter: m.Voter, Leader: m.Name == status.Leader}
 		if m.Ready != "yes" {
 			member.Problem = strings.TrimPrefix(m.Ready, "no: ")
 		}
@@ -225,15 +225,15 @@ func stateOf(status api.ClusterStatus, nodes []v1.Node) (s upgrade.State) {
 	for i := range nodes {
 		n := &nodes[i]
 		_, release, _ := strings.Cut(n.Status.NodeInfo.ContainerRuntimeVersion, "://")
-		s.Nodes = append(s.Nodes, upgrade.Node{Name: n.Name, Release: bare(release), Problem: nodeTrouble(n), Drained: strings.HasPrefix(n.Annotations[drainMark], drainDone)})
+		s.Nodes = append(s.Nodes, upgrade.Node{Name: n.Name, Release: trimVersionPrefix(release), Problem: nodeProblem(n), Drained: strings.HasPrefix(n.Annotations[drainMark], drainDone)})
 	}
 	slices.SortFunc(s.Members, func(a, b upgrade.Member) int { return strings.Compare(a.Name, b.Name) })
 	slices.SortFunc(s.Nodes, func(a, b upgrade.Node) int { return strings.Compare(a.Name, b.Name) })
 	return s
 }
 
-// nodeTrouble returns the reason why a node is not healthy, or "".
-func nodeTrouble(n *v1.Node) string {
+// nodeProblem returns the reason why a node is not healthy, or "".
+func nodeProblem(n *v1.Node) string {
 	ready := false
 	for _, c := range n.Status.Conditions {
 		switch {
@@ -252,35 +252,35 @@ func nodeTrouble(n *v1.Node) string {
 }
 
 // TransferLeadership implements upgrade.Cluster.
-func (s *upgraded) TransferLeadership(ctx context.Context, _, to string) error {
-	return s.stepDown(ctx, to)
+func (s *upgradeTarget) TransferLeadership(ctx context.Context, _, to string) error {
+	return s.transferLeader(ctx, to)
 }
 
 // Replica implements upgrade.Cluster.
-func (s *upgraded) Replica(ctx context.Context, name string) error { return s.replica(ctx, name) }
+func (s *upgradeTarget) Replica(ctx context.Context, name string) error { return s.replica(ctx, name) }
 
 // Agent implements upgrade.Cluster.
-func (s *upgraded) Agent(ctx context.Context, node string) error { return s.agent(ctx, node) }
+func (s *upgradeTarget) Agent(ctx context.Context, node string) error { return s.agent(ctx, node) }
 
 // drainLimit is the time limit for draining a node.
 const drainLimit = 15 * time.Minute
 
 // Drain implements upgrade.Cluster.
-func (s *upgraded) Drain(ctx context.Context, node string) error {
+func (s *upgradeTarget) Drain(ctx context.Context, node string) error {
 	ctx, cancel := context.WithTimeout(ctx, drainLimit)
 	defer cancel()
-	n, err := s.node(ctx, node)
+	n, err := s.getNode(ctx, node)
 	if err != nil {
 		return err
 	}
-	cordoned, before := tookNone(n), ""
+	cordoned, before := cordonedBeforeUpgrade(n), ""
 	if cordoned {
 		before = wasCordoned
 	}
 	if err := s.patchNode(ctx, node, true, drainBegun+before); err != nil {
 		return fmt.Errorf("cordoning node %s: %w", node, err)
 	}
-	if err := s.evict(ctx, node); err != nil {
+	if err := s.drainNode(ctx, node); err != nil {
 		undo := s.patchNode(context.WithoutCancel(ctx), node, cordoned, drainNothing)
 		return errors.Join(fmt.Errorf("draining node %s: %w. Drain the node yourself ('kctl drain --help' lists flags for such pods), or leave "+
 			"it out of --drain", node, err), undo)
@@ -288,8 +288,8 @@ func (s *upgraded) Drain(ctx context.Context, node string) error {
 	return s.patchNode(ctx, node, true, drainDone+before)
 }
 
-func (s *upgraded) node(ctx context.Context, name string) (*v1.Node, error) {
-	_, nodes, err := s.look(ctx)
+func (s *upgradeTarget) getNode(ctx context.Context, name string) (*v1.Node, error) {
+	_, nodes, err := s.readCluster(ctx)
 	for i := range nodes {
 		if nodes[i].Name == name {
 			return &nodes[i], nil
@@ -301,8 +301,8 @@ func (s *upgraded) node(ctx context.Context, name string) (*v1.Node, error) {
 	return nil, err
 }
 
-// tookNone reports whether a node was cordoned before the upgrade drained it.
-func tookNone(n *v1.Node) bool {
+// cordonedBeforeUpgrade reports whether a node was cordoned before the upgrade drained it.
+func cordonedBeforeUpgrade(n *v1.Node) bool {
 	if mark := n.Annotations[drainMark]; mark != "" {
 		return strings.HasSuffix(mark, wasCordoned)
 	}
@@ -310,16 +310,16 @@ func tookNone(n *v1.Node) bool {
 }
 
 // Return implements upgrade.Cluster.
-func (s *upgraded) Return(ctx context.Context, node string) error {
-	n, err := s.node(ctx, node)
+func (s *upgradeTarget) Return(ctx context.Context, node string) error {
+	n, err := s.getNode(ctx, node)
 	if err != nil {
 		return err
 	}
-	return s.patchNode(ctx, node, tookNone(n), drainNothing)
+	return s.patchNode(ctx, node, cordonedBeforeUpgrade(n), drainNothing)
 }
 
 // patchNode cordons or uncordons a node, and sets the drain annotation.
-func (s *upgraded) patchNode(ctx context.Context, node string, unschedulable bool, mark string) error {
+func (s *upgradeTarget) patchNode(ctx context.Context, node string, unschedulable bool, mark string) error {
 	value := any(mark)
 	if mark == drainNothing {
 		value = nil
@@ -331,5 +331,5 @@ func (s *upgraded) patchNode(ctx context.Context, node string, unschedulable boo
 	if err != nil {
 		return err
 	}
-	return s.patch(ctx, node, raw)
+	return s.mergePatchNode(ctx, node, raw)
 }

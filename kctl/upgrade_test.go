@@ -12,7 +12,7 @@ import (
 )
 
 func TestReleaseSaid(t *testing.T) {
-	release, level, err := releaseSaid("keelson-controlplane version v1.2.0\nfeature level 2\n", "keelson-agent version v1.2.0\n")
+	release, level, err := parseRelease("keelson-controlplane version v1.2.0\nfeature level 2\n", "keelson-agent version v1.2.0\n")
 	if err != nil || release != "1.2.0" || level != 2 {
 		t.Errorf("%s %d %v", release, level, err)
 	}
@@ -24,7 +24,7 @@ func TestReleaseSaid(t *testing.T) {
 		{"keelson-controlplane version v1\nfeature level 2\n", "keelson-agent version v2\n", `is of release v1, and keelson-agent reports "keelson-agent version v2": want the same release`},
 		{"keelson-controlplane version v1\nfeature level 2\n", "", "want the same release"},
 	} {
-		if _, _, err := releaseSaid(c.controlplane, c.agent); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, _, err := parseRelease(c.controlplane, c.agent); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%q, %q: %v; want %s", c.controlplane, c.agent, err, c.want)
 		}
 	}
@@ -45,7 +45,7 @@ func TestStateOfAnUpgrade(t *testing.T) {
 		return n
 	}
 	good := is(v1.NodeReady, v1.ConditionTrue, "")
-	got := stateOf(status, []v1.Node{
+	got := upgradeState(status, []v1.Node{
 		node("w2", "keelson://2", drainDone+wasCordoned, good, is(v1.NodeNetworkUnavailable, v1.ConditionFalse, "")),
 		node("w1", "keelson://v1", drainBegun, is(v1.NodeReady, v1.ConditionUnknown, "its agent is not heard of")),
 		node("w3", "", "", good, is("keelson.dev/Degraded", v1.ConditionTrue, "no probes")),
@@ -80,7 +80,7 @@ func TestWhoTookNoPods(t *testing.T) {
 	}{{"", false, false}, {"", true, true}, {drainBegun, true, false}, {drainBegun + wasCordoned, true, true}, {drainDone, true, false}, {drainDone + wasCordoned, true, true}} {
 		n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{drainMark: c.mark}}}
 		n.Spec.Unschedulable = c.cordoned
-		if got := tookNone(n); got != c.want {
+		if got := cordonedBeforeUpgrade(n); got != c.want {
 			t.Errorf("%+v: %v", c, got)
 		}
 	}

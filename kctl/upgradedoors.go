@@ -19,13 +19,13 @@ import (
 	"keelson.dev/keelson/deploy/machines/execute"
 )
 
-// apiDoor accesses the cluster through its API.
-type apiDoor struct {
+// apiClusterClient accesses the cluster through its API.
+type apiClusterClient struct {
 	cs  kubernetes.Interface
 	out io.Writer
 }
 
-func (d *apiDoor) look(ctx context.Context) (status api.ClusterStatus, _ []v1.Node, err error) {
+func (d *apiClusterClient) readCluster(ctx context.Context) (status api.ClusterStatus, _ []v1.Node, err error) {
 	raw, err := d.cs.CoreV1().RESTClient().Get().AbsPath(api.PathClusterStatus).DoRaw(ctx)
 	if err != nil {
 		return status, nil, fmt.Errorf("reading the cluster's status: %w", err)
@@ -40,7 +40,7 @@ func (d *apiDoor) look(ctx context.Context) (status api.ClusterStatus, _ []v1.No
 	return status, nodes.Items, nil
 }
 
-func (d *apiDoor) stepDown(ctx context.Context, to string) error {
+func (d *apiClusterClient) transferLeader(ctx context.Context, to string) error {
 	body, err := json.Marshal(api.ClusterStepDown{To: to})
 	if err != nil {
 		return err
@@ -48,12 +48,12 @@ func (d *apiDoor) stepDown(ctx context.Context, to string) error {
 	return d.cs.CoreV1().RESTClient().Post().AbsPath(api.PathClusterStepDown).SetHeader("Content-Type", "application/json").Body(body).Do(ctx).Error()
 }
 
-func (d *apiDoor) patch(ctx context.Context, node string, merge []byte) error {
+func (d *apiClusterClient) mergePatchNode(ctx context.Context, node string, merge []byte) error {
 	_, err := d.cs.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, merge, metav1.PatchOptions{FieldManager: "kctl-upgrade"})
 	return err
 }
 
-func (d *apiDoor) evict(ctx context.Context, node string) error {
+func (d *apiClusterClient) drainNode(ctx context.Context, node string) error {
 	h := &drain.Helper{Ctx: ctx, Client: d.cs, GracePeriodSeconds: -1, IgnoreAllDaemonSets: true, Out: d.out, ErrOut: d.out}
 	pods, errs := h.GetPodsForDeletion(node)
 	if err := errors.Join(errs...); err != nil {
@@ -62,10 +62,10 @@ func (d *apiDoor) evict(ctx context.Context, node string) error {
 	return h.DeleteOrEvictPods(pods.Pods())
 }
 
-// siteDoor accesses the cluster through kctl on a machine of the control plane, by ssh.
-type siteDoor struct{ site *execute.Site }
+// siteClusterClient accesses the cluster through kctl on a machine of the control plane, by ssh.
+type siteClusterClient struct{ site *execute.Site }
 
-const siteAsk = 2 * time.Minute // long enough for a slow machine to load its kctl
+const siteCommandTimeout = 2 * time.Minute // long enough for a slow machine to load its kctl
 
 // upgradeNodes prints one line for each node, with only the fields that an upgrade needs: complete
 // Nodes would be too much for a thousand nodes.
@@ -73,15 +73,15 @@ const upgradeNodes = `jsonpath={range .items[*]}{.metadata.name}{"\t"}{.status.n
 	`{.spec.unschedulable}{"\t"}{.status.conditions[?(@.type=="Ready")]}{"\t"}{.status.conditions[?(@.type=="NetworkUnavailable")]}{"\t"}` +
 	`{.status.conditions[?(@.type=="keelson.dev/Degraded")]}{"\n"}{end}`
 
-func (d siteDoor) look(ctx context.Context) (status api.ClusterStatus, nodes []v1.Node, err error) {
-	raw, err := d.site.Kctl(ctx, siteAsk, "cluster", "status", "-o", "json", "--request-timeout=30s")
+func (d siteClusterClient) readCluster(ctx context.Context) (status api.ClusterStatus, nodes []v1.Node, err error) {
+	raw, err := d.site.Kctl(ctx, siteCommandTimeout, "cluster", "status", "-o", "json", "--request-timeout=30s")
 	if err != nil {
 		return status, nil, err
 	}
 	if err := json.Unmarshal([]byte(raw), &status); err != nil {
 		return status, nil, fmt.Errorf("parsing the output of 'kctl cluster status': %w", err)
 	}
-	if raw, err = d.site.Kctl(ctx, siteAsk, "get", "nodes", "-o", upgradeNodes, "--request-timeout=30s"); err != nil {
+	if raw, err = d.site.Kctl(ctx, siteCommandTimeout, "get", "nodes", "-o", upgradeNodes, "--request-timeout=30s"); err != nil {
 		return status, nil, err
 	}
 	nodes, err = parseUpgradeNodes(raw)
@@ -114,18 +114,18 @@ func parseUpgradeNodes(raw string) (nodes []v1.Node, err error) {
 	return nodes, nil
 }
 
-func (d siteDoor) stepDown(ctx context.Context, to string) error {
+func (d siteClusterClient) transferLeader(ctx context.Context, to string) error {
 	// The machine may have kctl of an earlier release, which has only the previous name of transfer-leader.
-	_, err := d.site.Kctl(ctx, siteAsk, "cluster", "step-down", "--to", to)
+	_, err := d.site.Kctl(ctx, siteCommandTimeout, "cluster", "step-down", "--to", to)
 	return err
 }
 
-func (d siteDoor) patch(ctx context.Context, node string, merge []byte) error {
-	_, err := d.site.Kctl(ctx, siteAsk, "patch", "node", node, "--type=merge", "-p", string(merge))
+func (d siteClusterClient) mergePatchNode(ctx context.Context, node string, merge []byte) error {
+	_, err := d.site.Kctl(ctx, siteCommandTimeout, "patch", "node", node, "--type=merge", "-p", string(merge))
 	return err
 }
 
-func (d siteDoor) evict(ctx context.Context, node string) error {
+func (d siteClusterClient) drainNode(ctx context.Context, node string) error {
 	_, err := d.site.Kctl(ctx, drainLimit, "drain", node, "--ignore-daemonsets", "--timeout="+drainLimit.String())
 	return err
 }

@@ -18,13 +18,13 @@ import (
 	"keelson.dev/keelson/internal/clusterid"
 )
 
-// own are the commands below the root that are not kubectl's. They return their errors, and Main
+// ownVerbNames are the commands below the root that are not kubectl's. They return their errors, and Main
 // prints them. kubectl's commands print their own errors and exit.
-var own = []string{"lab", "trace", "why", "net", "cluster", "version"}
+var ownVerbNames = []string{"lab", "trace", "why", "net", "cluster", "version"}
 
-// group makes a command that only has subcommands. Without arguments it prints its help. An unknown
+// newGroup makes a command that only has subcommands. Without arguments it prints its help. An unknown
 // subcommand is an error; cobra would print the help and exit with 0.
-func group(c *cobra.Command, commands ...*cobra.Command) *cobra.Command {
+func newGroup(c *cobra.Command, commands ...*cobra.Command) *cobra.Command {
 	c.AddCommand(commands...)
 	c.Args = func(c *cobra.Command, args []string) error {
 		if len(args) == 0 {
@@ -72,14 +72,14 @@ type formError struct{ text string }
 // Error implements error.
 func (e *formError) Error() string { return e.text }
 
-// plainArguments makes the commands of Keelson below c report missing and unexpected arguments
+// explainArguments makes the commands of Keelson below c report missing and unexpected arguments
 // together with their usage.
-func plainArguments(c *cobra.Command) {
+func explainArguments(c *cobra.Command) {
 	for _, sub := range c.Commands() {
-		plainArguments(sub)
+		explainArguments(sub)
 	}
 	judge := c.Args
-	if judge == nil || c.HasSubCommands() || !isOwn(c) {
+	if judge == nil || c.HasSubCommands() || !isOwnVerb(c) {
 		return
 	}
 	c.Args = func(c *cobra.Command, args []string) error {
@@ -99,38 +99,38 @@ func plainArguments(c *cobra.Command) {
 	}
 }
 
-// failure returns the line that is printed for the error of a command. For commands of Keelson it
+// commandErrorText returns the line that is printed for the error of a command. For commands of Keelson it
 // starts with the command.
-func failure(c *cobra.Command, err error) string {
-	text := strings.TrimRight(withoutAPIOf(err), "\n")
+func commandErrorText(c *cobra.Command, err error) string {
+	text := strings.TrimRight(errorText(err), "\n")
 	var abandoned *clusterid.AbandonedError
 	if errors.As(err, &abandoned) {
 		text = abandoned.Error()
 	}
-	text += otherCA(text)
-	if c == nil || !isOwn(c) {
+	text += untrustedCAHint(text)
+	if c == nil || !isOwnVerb(c) {
 		return "error: " + strings.TrimPrefix(text, "error: ")
 	}
 	return c.CommandPath() + ": " + strings.TrimPrefix(text, "lab: ")
 }
 
-// otherCA returns the remedy for an error about an API certificate of an unknown CA, and "" for
+// untrustedCAHint returns the remedy for an error about an API certificate of an unknown CA, and "" for
 // other errors.
-func otherCA(text string) string {
-	if !strings.Contains(text, "certificate signed by unknown authority") || strings.Contains(text, otherCAHint) {
+func untrustedCAHint(text string) string {
+	if !strings.Contains(text, "certificate signed by unknown authority") || strings.Contains(text, untrustedCAText) {
 		return ""
 	}
-	return otherCAHint
+	return untrustedCAText
 }
 
-const otherCAHint = "\nThe kubeconfig in use does not trust the CA of this API. Either the cluster's CA was rotated and 'kctl cluster renew'\n" +
+const untrustedCAText = "\nThe kubeconfig in use does not trust the CA of this API. Either the cluster's CA was rotated and 'kctl cluster renew'\n" +
 	"was not run in time, or this is the API of another cluster. The replica that created the cluster keeps a valid\n" +
 	"kubeconfig: admin.kubeconfig in its data directory."
 
-func isOwn(c *cobra.Command) bool {
+func isOwnVerb(c *cobra.Command) bool {
 	for ; c.HasParent(); c = c.Parent() {
 		if !c.Parent().HasParent() {
-			return slices.Contains(own, c.Name())
+			return slices.Contains(ownVerbNames, c.Name())
 		}
 	}
 	return false
@@ -142,28 +142,28 @@ type completion = func(*cobra.Command, []string, string) ([]string, cobra.ShellC
 
 const completionTimeout = 2 * time.Second
 
-// words completes the first argument from list.
-func words(list func(context.Context) []string) completion {
+// completeArgument completes the first argument from list.
+func completeArgument(list func(context.Context) []string) completion {
 	return func(_ *cobra.Command, args []string, begin string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		return matching(list, begin), cobra.ShellCompDirectiveNoFileComp
+		return matchingWords(list, begin), cobra.ShellCompDirectiveNoFileComp
 	}
 }
 
-// flagWords completes the value of a flag from list.
-func flagWords(c *cobra.Command, flag string, list func(context.Context) []string) {
+// completeFlag completes the value of a flag from list.
+func completeFlag(c *cobra.Command, flag string, list func(context.Context) []string) {
 	err := c.RegisterFlagCompletionFunc(flag, func(_ *cobra.Command, _ []string, begin string) ([]string,
 		cobra.ShellCompDirective) {
-		return matching(list, begin), cobra.ShellCompDirectiveNoFileComp
+		return matchingWords(list, begin), cobra.ShellCompDirectiveNoFileComp
 	})
 	if err != nil {
 		panic(err) // the flag does not exist: a programming error
 	}
 }
 
-func matching(list func(context.Context) []string, begin string) []string {
+func matchingWords(list func(context.Context) []string, begin string) []string {
 	ctx, cancel := context.WithTimeout(context.Background(), completionTimeout)
 	defer cancel()
 	var out []string
@@ -176,8 +176,8 @@ func matching(list func(context.Context) []string, begin string) []string {
 	return out
 }
 
-// fixed returns a constant list.
-func fixed(list ...string) func(context.Context) []string {
+// fixedList returns a constant list.
+func fixedList(list ...string) func(context.Context) []string {
 	return func(context.Context) []string { return list }
 }
 
@@ -198,7 +198,7 @@ func labHosts(context.Context) []string {
 func memberNames(f cmdutil.Factory) func(context.Context) []string {
 	return func(ctx context.Context) []string {
 		var members []api.ClusterMember
-		if askWithin(ctx, f, "GET", api.PathClusterMembers, nil, &members) != nil {
+		if callAPIContext(ctx, f, "GET", api.PathClusterMembers, nil, &members) != nil {
 			return nil
 		}
 		var out []string

@@ -20,7 +20,7 @@ func run(line string) (code int, said string) {
 	root.SetOut(io.Discard)
 	root.SetArgs(args)
 	if c, err := root.ExecuteC(); err != nil {
-		return 1, failure(c, err)
+		return 1, commandErrorText(c, err)
 	}
 	return 0, ""
 }
@@ -129,10 +129,10 @@ func TestFailure(t *testing.T) {
 		{get, "error: no such resource", "error: no such resource"},
 		{root, "unknown", "error: unknown"},
 		{nil, "unknown", "error: unknown"},
-		{kill, "tls: certificate signed by unknown authority", "kctl lab kill: tls: certificate signed by unknown authority" + otherCAHint},
-		{get, "certificate signed by unknown authority", "error: certificate signed by unknown authority" + otherCAHint},
+		{kill, "tls: certificate signed by unknown authority", "kctl lab kill: tls: certificate signed by unknown authority" + untrustedCAText},
+		{get, "certificate signed by unknown authority", "error: certificate signed by unknown authority" + untrustedCAText},
 	} {
-		if got := failure(c.command, errors.New(c.err)); got != c.want {
+		if got := commandErrorText(c.command, errors.New(c.err)); got != c.want {
 			t.Errorf("%q, want %q", got, c.want)
 		}
 	}
@@ -179,7 +179,7 @@ func TestErrorsWithoutAnAPI(t *testing.T) {
 		"an answer of the API": {apierrors.NewInternalError(dial("dial tcp 192.0.2.1:443: connect: connection refused")),
 			`Internal error occurred: Get "https://192.0.2.1:6443/api": dial tcp 192.0.2.1:443: connect: connection refused`},
 	} {
-		if got := withoutAPIOf(c.err); got != c.want {
+		if got := errorText(c.err); got != c.want {
 			t.Errorf("%s: %s\nwant %s", what, got, c.want)
 		}
 	}

@@ -53,11 +53,11 @@ func whyCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Co
 	output := outputFlag(c)
 	c.ValidArgsFunction = kubectlcompletion.ResourceTypeAndNameCompletionFunc(f)
 	c.RunE = func(cmd *cobra.Command, args []string) error {
-		info, err := oneObject(f, "why explains", args)
+		info, err := getObject(f, "why explains", args)
 		if err != nil {
 			return err
 		}
-		r, err := explained(cmd.Context(), f, info)
+		r, err := explainObject(cmd.Context(), f, info)
 		if err != nil {
 			return err
 		}
@@ -73,8 +73,8 @@ func whyCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Co
 	return c
 }
 
-// explained reads the objects that the explanation of an object needs, and explains it.
-func explained(ctx context.Context, f cmdutil.Factory, info *resource.Info) (why.Report, error) {
+// explainObject reads the objects that the explanation of an object needs, and explains it.
+func explainObject(ctx context.Context, f cmdutil.Factory, info *resource.Info) (why.Report, error) {
 	if ctx == nil {
 		ctx = context.Background()
 	}
@@ -82,7 +82,7 @@ func explained(ctx context.Context, f cmdutil.Factory, info *resource.Info) (why
 	if err != nil {
 		return why.Report{}, err
 	}
-	subject := typed(info.Object)
+	subject := toTyped(info.Object)
 	r := &whyReader{ctx: ctx, cs: cs, world: why.World{Now: time.Now()}}
 	r.readFor(subject)
 	if r.err != nil {
@@ -91,9 +91,9 @@ func explained(ctx context.Context, f cmdutil.Factory, info *resource.Info) (why
 	return why.Explain(&r.world, subject), nil
 }
 
-// typed converts an unstructured object to the Go type of its kind. It returns the object unchanged
+// toTyped converts an unstructured object to the Go type of its kind. It returns the object unchanged
 // if kctl has no such type.
-func typed(o runtime.Object) runtime.Object {
+func toTyped(o runtime.Object) runtime.Object {
 	u, ok := o.(runtime.Unstructured)
 	if !ok {
 		return o
@@ -105,9 +105,9 @@ func typed(o runtime.Object) runtime.Object {
 	return out
 }
 
-// printStanding prints the current state of an object after its timeline.
-func printStanding(ctx context.Context, f cmdutil.Factory, info *resource.Info, w io.Writer) {
-	r, err := explained(ctx, f, info)
+// printCurrentState prints the current state of an object after its timeline.
+func printCurrentState(ctx context.Context, f cmdutil.Factory, info *resource.Info, w io.Writer) {
+	r, err := explainObject(ctx, f, info)
 	switch {
 	case err != nil:
 		fmt.Fprintf(w, "\nwhere it stands is not known: %v\n", err)

@@ -105,7 +105,7 @@ func runWhy(t *testing.T, cluster http.Handler, line string) (string, error) {
 	root.SetArgs(strings.Fields(line))
 	c, err := root.ExecuteC()
 	if err != nil && !errors.Is(err, errFound) {
-		fmt.Fprintln(&out, failure(c, err))
+		fmt.Fprintln(&out, commandErrorText(c, err))
 	}
 	return out.String(), err
 }

@@ -28,8 +28,8 @@ import (
 	"keelson.dev/keelson/kctl/why"
 )
 
-// mostRead is the maximum number of objects that are read of a list.
-const mostRead = 5000
+// listLimit is the maximum number of objects that are read of a list.
+const listLimit = 5000
 
 // whyReader reads only the objects that an explanation needs.
 type whyReader struct {
@@ -39,14 +39,14 @@ type whyReader struct {
 	err   error // the first error that is not a missing permission
 }
 
-// itemsOf reads a list of objects. If the user may not read it, if it is not served, or if it is
+// listForWhy reads a list of objects. If the user may not read it, if it is not served, or if it is
 // longer than mostRead, that is added to the unread lists of the report.
-func itemsOf[L metav1.ListInterface](r *whyReader, what string, options metav1.ListOptions,
+func listForWhy[L metav1.ListInterface](r *whyReader, what string, options metav1.ListOptions,
 	list func(context.Context, metav1.ListOptions) (L, error)) (got L, ok bool) {
 	if r.err != nil {
 		return got, false
 	}
-	options.Limit = mostRead
+	options.Limit = listLimit
 	got, err := list(r.ctx, options)
 	switch {
 	case apierrors.IsForbidden(err), apierrors.IsNotFound(err): // not found: the cluster does not serve the kind
@@ -57,7 +57,7 @@ func itemsOf[L metav1.ListInterface](r *whyReader, what string, options metav1.L
 		return got, false
 	}
 	if got.GetContinue() != "" {
-		r.world.Unread = append(r.world.Unread, fmt.Sprintf("%s after the first %d", what, mostRead))
+		r.world.Unread = append(r.world.Unread, fmt.Sprintf("%s after the first %d", what, listLimit))
 	}
 	return got, true
 }
@@ -66,108 +66,108 @@ func itemsOf[L metav1.ListInterface](r *whyReader, what string, options metav1.L
 func (r *whyReader) readFor(subject runtime.Object) {
 	switch o := subject.(type) {
 	case *corev1.Pod:
-		r.events(o.Namespace, fields.OneTermEqualSelector("involvedObject.uid", string(o.UID)).String())
-		r.around(o.Namespace, []corev1.Pod{*o})
-		r.statefulSet(o)
+		r.readEvents(o.Namespace, fields.OneTermEqualSelector("involvedObject.uid", string(o.UID)).String())
+		r.readDependencies(o.Namespace, []corev1.Pod{*o})
+		r.readStatefulSet(o)
 	case *appsv1.Deployment:
 		options := metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(o.Spec.Selector)}
-		if l, ok := itemsOf(r, why.ReplicaSets, options, r.cs.AppsV1().ReplicaSets(o.Namespace).List); ok {
+		if l, ok := listForWhy(r, why.ReplicaSets, options, r.cs.AppsV1().ReplicaSets(o.Namespace).List); ok {
 			r.world.ReplicaSets = l.Items
 		}
-		r.below(o.Namespace, o.Spec.Selector)
+		r.readPods(o.Namespace, o.Spec.Selector)
 	case *appsv1.ReplicaSet:
-		r.below(o.Namespace, o.Spec.Selector)
+		r.readPods(o.Namespace, o.Spec.Selector)
 	case *appsv1.StatefulSet:
-		r.below(o.Namespace, o.Spec.Selector)
+		r.readPods(o.Namespace, o.Spec.Selector)
 	case *appsv1.DaemonSet:
-		r.below(o.Namespace, o.Spec.Selector)
+		r.readPods(o.Namespace, o.Spec.Selector)
 	case *batchv1.Job:
-		r.below(o.Namespace, o.Spec.Selector)
+		r.readPods(o.Namespace, o.Spec.Selector)
 	case *autoscalingv2.HorizontalPodAutoscaler:
-		r.autoscaled(o)
+		r.readAutoscaled(o)
 	case *corev1.PersistentVolumeClaim:
-		if l, ok := itemsOf(r, why.Pods, metav1.ListOptions{}, r.cs.CoreV1().Pods(o.Namespace).List); ok {
+		if l, ok := listForWhy(r, why.Pods, metav1.ListOptions{}, r.cs.CoreV1().Pods(o.Namespace).List); ok {
 			r.world.Pods = l.Items
 		}
 		if o.Status.Phase == corev1.ClaimBound {
-			r.attached(o)
+			r.readAttachments(o)
 			break
 		}
-		r.events(o.Namespace, fields.OneTermEqualSelector("involvedObject.uid", string(o.UID)).String())
+		r.readEvents(o.Namespace, fields.OneTermEqualSelector("involvedObject.uid", string(o.UID)).String())
 	case *corev1.Node:
 		options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", o.Name).String()}
-		if l, ok := itemsOf(r, why.Placed, options, r.cs.CoreV1().Pods("").List); ok {
+		if l, ok := listForWhy(r, why.Placed, options, r.cs.CoreV1().Pods("").List); ok {
 			r.world.Placed = l.Items
 		}
 		if o.Spec.Unschedulable {
-			if l, ok := itemsOf(r, why.Budgets, metav1.ListOptions{}, r.cs.PolicyV1().PodDisruptionBudgets("").List); ok {
+			if l, ok := listForWhy(r, why.Budgets, metav1.ListOptions{}, r.cs.PolicyV1().PodDisruptionBudgets("").List); ok {
 				r.world.Budgets = l.Items
 			}
 		}
 	case *policyv1.PodDisruptionBudget:
-		r.below(o.Namespace, o.Spec.Selector)
+		r.readPods(o.Namespace, o.Spec.Selector)
 	case *corev1.Service:
 		if len(o.Spec.Selector) > 0 {
-			r.below(o.Namespace, nil)
-		} else if l, ok := itemsOf(r, why.Nodes, metav1.ListOptions{}, r.cs.CoreV1().Nodes().List); ok {
+			r.readPods(o.Namespace, nil)
+		} else if l, ok := listForWhy(r, why.Nodes, metav1.ListOptions{}, r.cs.CoreV1().Nodes().List); ok {
 			r.world.Nodes = l.Items
 		}
 		options := metav1.ListOptions{LabelSelector: labels.Set{discoveryv1.LabelServiceName: o.Name}.String()}
-		if l, ok := itemsOf(r, why.Slices, options, r.cs.DiscoveryV1().EndpointSlices(o.Namespace).List); ok {
+		if l, ok := listForWhy(r, why.Slices, options, r.cs.DiscoveryV1().EndpointSlices(o.Namespace).List); ok {
 			r.world.Slices = l.Items
 		}
 	case *networkingv1.Ingress:
-		r.ingress(o)
+		r.readIngress(o)
 	case *discoveryv1.EndpointSlice:
 		options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", o.Labels[discoveryv1.LabelServiceName]).String()}
-		if l, ok := itemsOf(r, why.Services, options, r.cs.CoreV1().Services(o.Namespace).List); ok {
+		if l, ok := listForWhy(r, why.Services, options, r.cs.CoreV1().Services(o.Namespace).List); ok {
 			r.world.Services = l.Items
 		}
 	}
 }
 
-// statefulSet reads the StatefulSet that controls a pod.
-func (r *whyReader) statefulSet(p *corev1.Pod) {
+// readStatefulSet reads the StatefulSet that controls a pod.
+func (r *whyReader) readStatefulSet(p *corev1.Pod) {
 	owner := metav1.GetControllerOf(p)
 	if owner == nil || owner.Kind != "StatefulSet" {
 		return
 	}
 	options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", owner.Name).String()}
-	l, ok := itemsOf(r, why.Sets, options, r.cs.AppsV1().StatefulSets(p.Namespace).List)
+	l, ok := listForWhy(r, why.Sets, options, r.cs.AppsV1().StatefulSets(p.Namespace).List)
 	if ok && len(l.Items) == 1 && l.Items[0].UID == owner.UID {
 		r.world.StatefulSet = &l.Items[0]
 	}
 }
 
-// attached reads the VolumeAttachments of a claim's volume, the nodes, and the events of the
+// readAttachments reads the VolumeAttachments of a claim's volume, the nodes, and the events of the
 // namespace, which include those of the pods that use the claim.
-func (r *whyReader) attached(c *corev1.PersistentVolumeClaim) {
-	if l, ok := itemsOf(r, why.Attachments, metav1.ListOptions{}, r.cs.StorageV1().VolumeAttachments().List); ok {
+func (r *whyReader) readAttachments(c *corev1.PersistentVolumeClaim) {
+	if l, ok := listForWhy(r, why.Attachments, metav1.ListOptions{}, r.cs.StorageV1().VolumeAttachments().List); ok {
 		r.world.Attachments = slices.DeleteFunc(l.Items, func(a storagev1.VolumeAttachment) bool {
 			return a.Spec.Source.PersistentVolumeName == nil || *a.Spec.Source.PersistentVolumeName != c.Spec.VolumeName
 		})
 	}
-	if l, ok := itemsOf(r, why.Nodes, metav1.ListOptions{}, r.cs.CoreV1().Nodes().List); ok {
+	if l, ok := listForWhy(r, why.Nodes, metav1.ListOptions{}, r.cs.CoreV1().Nodes().List); ok {
 		r.world.Nodes = l.Items
 	}
-	r.events(c.Namespace, "")
+	r.readEvents(c.Namespace, "")
 }
 
-// ingress reads the objects to which an Ingress refers. Only the Secrets of its TLS entries are
+// readIngress reads the objects to which an Ingress refers. Only the Secrets of its TLS entries are
 // read.
-func (r *whyReader) ingress(i *networkingv1.Ingress) {
-	if l, ok := itemsOf(r, why.Classes, metav1.ListOptions{}, r.cs.NetworkingV1().IngressClasses().List); ok {
+func (r *whyReader) readIngress(i *networkingv1.Ingress) {
+	if l, ok := listForWhy(r, why.Classes, metav1.ListOptions{}, r.cs.NetworkingV1().IngressClasses().List); ok {
 		r.world.Classes = l.Items
 	}
-	if l, ok := itemsOf(r, why.Services, metav1.ListOptions{}, r.cs.CoreV1().Services(i.Namespace).List); ok {
+	if l, ok := listForWhy(r, why.Services, metav1.ListOptions{}, r.cs.CoreV1().Services(i.Namespace).List); ok {
 		r.world.Services = l.Items
 	}
-	if l, ok := itemsOf(r, why.Slices, metav1.ListOptions{}, r.cs.DiscoveryV1().EndpointSlices(i.Namespace).List); ok {
+	if l, ok := listForWhy(r, why.Slices, metav1.ListOptions{}, r.cs.DiscoveryV1().EndpointSlices(i.Namespace).List); ok {
 		r.world.Slices = l.Items
 	}
 	for _, t := range i.Spec.TLS {
 		options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", t.SecretName).String()}
-		l, ok := itemsOf(r, why.Secrets, options, r.cs.CoreV1().Secrets(i.Namespace).List)
+		l, ok := listForWhy(r, why.Secrets, options, r.cs.CoreV1().Secrets(i.Namespace).List)
 		if !ok {
 			return
 		}
@@ -175,30 +175,30 @@ func (r *whyReader) ingress(i *networkingv1.Ingress) {
 	}
 }
 
-// below reads the pods that a selector matches, their events and their dependencies. A nil selector
+// readPods reads the pods that a selector matches, their events and their dependencies. A nil selector
 // matches all pods of the namespace.
-func (r *whyReader) below(namespace string, selector *metav1.LabelSelector) {
+func (r *whyReader) readPods(namespace string, selector *metav1.LabelSelector) {
 	options := metav1.ListOptions{}
 	if selector != nil {
 		options.LabelSelector = metav1.FormatLabelSelector(selector)
 	}
-	if l, ok := itemsOf(r, why.Pods, options, r.cs.CoreV1().Pods(namespace).List); ok {
+	if l, ok := listForWhy(r, why.Pods, options, r.cs.CoreV1().Pods(namespace).List); ok {
 		r.world.Pods = l.Items
 	}
-	r.events(namespace, "")
-	r.around(namespace, r.world.Pods)
+	r.readEvents(namespace, "")
+	r.readDependencies(namespace, r.world.Pods)
 }
 
-func (r *whyReader) events(namespace, selector string) {
-	if l, ok := itemsOf(r, why.Events, metav1.ListOptions{FieldSelector: selector}, r.cs.CoreV1().Events(namespace).List); ok {
+func (r *whyReader) readEvents(namespace, selector string) {
+	if l, ok := listForWhy(r, why.Events, metav1.ListOptions{FieldSelector: selector}, r.cs.CoreV1().Events(namespace).List); ok {
 		r.world.Events = l.Items
 	}
 }
 
-// around reads the dependencies of pods. The nodes are always read. For pods that are not
+// readDependencies reads the dependencies of pods. The nodes are always read. For pods that are not
 // scheduled, it also reads their claims, their pod groups, and the pods on the nodes.
-func (r *whyReader) around(namespace string, pods []corev1.Pod) {
-	if l, ok := itemsOf(r, why.Nodes, metav1.ListOptions{}, r.cs.CoreV1().Nodes().List); ok {
+func (r *whyReader) readDependencies(namespace string, pods []corev1.Pod) {
+	if l, ok := listForWhy(r, why.Nodes, metav1.ListOptions{}, r.cs.CoreV1().Nodes().List); ok {
 		r.world.Nodes = l.Items
 	}
 	waits, claims, grouped := false, false, false
@@ -210,39 +210,39 @@ func (r *whyReader) around(namespace string, pods []corev1.Pod) {
 		}
 	}
 	if waits && claims {
-		if l, ok := itemsOf(r, why.Claims, metav1.ListOptions{}, r.cs.CoreV1().PersistentVolumeClaims(namespace).List); ok {
+		if l, ok := listForWhy(r, why.Claims, metav1.ListOptions{}, r.cs.CoreV1().PersistentVolumeClaims(namespace).List); ok {
 			r.world.Claims = l.Items
 		}
 	}
 	if grouped {
-		if l, ok := itemsOf(r, why.Groups, metav1.ListOptions{}, r.cs.SchedulingV1beta1().PodGroups(namespace).List); ok {
+		if l, ok := listForWhy(r, why.Groups, metav1.ListOptions{}, r.cs.SchedulingV1beta1().PodGroups(namespace).List); ok {
 			r.world.Groups = l.Items
 		}
-		if l, ok := itemsOf(r, why.Mates, metav1.ListOptions{}, r.cs.CoreV1().Pods(namespace).List); ok {
+		if l, ok := listForWhy(r, why.Mates, metav1.ListOptions{}, r.cs.CoreV1().Pods(namespace).List); ok {
 			r.world.Mates = l.Items
 		}
 	}
-	if slices.ContainsFunc(pods, unheard) {
-		r.schedulers()
+	if slices.ContainsFunc(pods, isUnseenByScheduler) {
+		r.readSchedulers()
 	}
 	if waits {
 		running := fields.ParseSelectorOrDie("spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed").String()
-		if l, ok := itemsOf(r, why.Placed, metav1.ListOptions{FieldSelector: running}, r.cs.CoreV1().Pods("").List); ok {
+		if l, ok := listForWhy(r, why.Placed, metav1.ListOptions{FieldSelector: running}, r.cs.CoreV1().Pods("").List); ok {
 			r.world.Placed = l.Items
 		}
 	}
 }
 
-// unheard reports whether a pod is not scheduled and has no PodScheduled condition, so that no
+// isUnseenByScheduler reports whether a pod is not scheduled and has no PodScheduled condition, so that no
 // scheduler has handled it.
-func unheard(p corev1.Pod) bool {
+func isUnseenByScheduler(p corev1.Pod) bool {
 	return p.Spec.NodeName == "" && p.DeletionTimestamp == nil &&
 		!slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodScheduled })
 }
 
-// schedulers reads the scheduler names that the cluster's own scheduler serves. Many users lack the
+// readSchedulers reads the scheduler names that the cluster's own scheduler serves. Many users lack the
 // permission, and earlier releases do not report the names.
-func (r *whyReader) schedulers() {
+func (r *whyReader) readSchedulers() {
 	if r.err != nil {
 		return
 	}
@@ -258,17 +258,17 @@ func (r *whyReader) schedulers() {
 	r.world.Schedulers = s.Schedulers
 }
 
-// autoscaled reads the target of an autoscaler, its pods and which of them are measured.
-func (r *whyReader) autoscaled(h *autoscalingv2.HorizontalPodAutoscaler) {
-	r.events(h.Namespace, fields.OneTermEqualSelector("involvedObject.uid", string(h.UID)).String())
-	selector, ok := r.target(h)
+// readAutoscaled reads the target of an autoscaler, its pods and which of them are measured.
+func (r *whyReader) readAutoscaled(h *autoscalingv2.HorizontalPodAutoscaler) {
+	r.readEvents(h.Namespace, fields.OneTermEqualSelector("involvedObject.uid", string(h.UID)).String())
+	selector, ok := r.readScaleTarget(h)
 	if !ok {
 		r.world.Unread = append(r.world.Unread, why.Pods)
 		return
 	}
 	options := metav1.ListOptions{LabelSelector: selector}
 	if selector != "" {
-		if l, ok := itemsOf(r, why.Pods, options, r.cs.CoreV1().Pods(h.Namespace).List); ok {
+		if l, ok := listForWhy(r, why.Pods, options, r.cs.CoreV1().Pods(h.Namespace).List); ok {
 			r.world.Pods = l.Items
 		}
 	}
@@ -293,19 +293,19 @@ func (r *whyReader) autoscaled(h *autoscalingv2.HorizontalPodAutoscaler) {
 	}
 }
 
-// target reads the objects of the kind that an autoscaler scales, and returns the selector of its
+// readScaleTarget reads the objects of the kind that an autoscaler scales, and returns the selector of its
 // target, "" if the target does not exist. ok is false if the list could not be read or if the kind
 // is not supported.
-func (r *whyReader) target(h *autoscalingv2.HorizontalPodAutoscaler) (selector string, ok bool) {
+func (r *whyReader) readScaleTarget(h *autoscalingv2.HorizontalPodAutoscaler) (selector string, ok bool) {
 	var all runtime.Object
 	ref := h.Spec.ScaleTargetRef
 	switch apps := r.cs.AppsV1(); ref.APIVersion + " " + ref.Kind {
 	case "apps/v1 Deployment":
-		all, ok = itemsOf(r, why.Target, metav1.ListOptions{}, apps.Deployments(h.Namespace).List)
+		all, ok = listForWhy(r, why.Target, metav1.ListOptions{}, apps.Deployments(h.Namespace).List)
 	case "apps/v1 StatefulSet":
-		all, ok = itemsOf(r, why.Target, metav1.ListOptions{}, apps.StatefulSets(h.Namespace).List)
+		all, ok = listForWhy(r, why.Target, metav1.ListOptions{}, apps.StatefulSets(h.Namespace).List)
 	case "apps/v1 ReplicaSet":
-		all, ok = itemsOf(r, why.Target, metav1.ListOptions{}, apps.ReplicaSets(h.Namespace).List)
+		all, ok = listForWhy(r, why.Target, metav1.ListOptions{}, apps.ReplicaSets(h.Namespace).List)
 	}
 	if !ok {
 		return "", false
