@@ -212,7 +212,7 @@ func TestPrepareRefuses(t *testing.T) {
 func TestHostileDrivers(t *testing.T) {
 	for mode, want := range map[string]string{
 		"silent": "the response does not contain the claim", "refuses": "NodePrepareResources: no no ", "floods": "200 devices: 128 at most",
-		"huge": "received message larger than max", "path": `"../../etc/shadow" is no name of a CDI device`, "old": "registered DRA drivers: a.example.com",
+		"huge": "received message larger than max", "path": `"../../etc/shadow" is not a CDI device name`, "old": "registered DRA drivers: a.example.com",
 		"hangs": "DeadlineExceeded",
 	} {
 		t.Run(mode, func(t *testing.T) {
