@@ -12,7 +12,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// backupFile is a backup that is being written to FILE.partial. keep renames it to FILE. FILE is
+// backupFile is a backup that is being written to FILE.partial. commit renames it to FILE. FILE is
 // therefore always a complete backup.
 type backupFile struct {
 	*os.File
@@ -20,7 +20,7 @@ type backupFile struct {
 }
 
 // createBackup opens the partial file of a backup for path. An existing file at path stays until
-// keep replaces it; a file that is not a backup is refused. byAge is set if the new backup is
+// commit replaces it; a file that is not a backup is refused. byAge is set if the new backup is
 // encrypted with age: then an existing file that is encrypted with age counts as a backup.
 func createBackup(path string, byAge bool) (*backupFile, error) {
 	if real, err := filepath.EvalSymlinks(path); err == nil {

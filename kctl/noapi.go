@@ -68,7 +68,7 @@ func explainNoCluster() string {
 }
 
 // errorText returns the text of an error. The part that reports an unreachable API is replaced
-// by the sentence of withoutAPI. An error response of the API stays unchanged, even if it reports a
+// by the sentence of explainUnreachable. An error response of the API stays unchanged, even if it reports a
 // connection that the API could not make.
 func errorText(err error) string {
 	text := err.Error()
@@ -87,7 +87,7 @@ func errorText(err error) string {
 var unreachablePrefixes = []string{"The connection to the server ", "Unable to connect to the server: ", "error validating data: failed to download openapi: Get "}
 
 // fatalText returns the text with which a command of kubectl exits. If the API is unreachable, it
-// is the sentence of withoutAPI.
+// is the sentence of explainUnreachable.
 func fatalText(text string) string {
 	text = strings.TrimRight(text, "\n")
 	if slices.ContainsFunc(unreachablePrefixes, func(words string) bool { return strings.Contains(text, words) }) {

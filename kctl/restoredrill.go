@@ -270,7 +270,7 @@ func compareKind(ctx context.Context, k api.ClusterBackupKind, revision uint64, 
 	return restoretest.Compare(one, revision)
 }
 
-// A list has at most mostPages pages of drillPage objects.
+// A list has at most maxListPages pages of testPageSize objects.
 const (
 	testPageSize = 250
 	maxListPages = 40_000

@@ -189,7 +189,7 @@ func (b *supportBundle) addAgentSettings(ctx context.Context, name, path string)
 	b.addFile(name, []byte(redact.Text(string(raw))))
 }
 
-// collectAll collects all files, with at most supportAtOnce jobs at a time.
+// collectAll collects all files, with at most supportConcurrency jobs at a time.
 func (b *supportBundle) collectAll(ctx context.Context, nodes []string) {
 	b.addFile("kctl.txt", []byte(fmt.Sprintf("kctl %s\nmade %s\n", Version, time.Now().UTC().Format(time.RFC3339))))
 	var jobs []func()
@@ -267,7 +267,7 @@ func (b *supportBundle) addReplica(ctx context.Context, name string) {
 const maxDefaultNodes = 50
 
 // addNodes adds the Nodes, and returns the names of the nodes whose agents are asked: those in named,
-// or else the first mostNodes, with nodes that are not Ready first.
+// or else the first maxDefaultNodes, with nodes that are not Ready first.
 func (b *supportBundle) addNodes(ctx context.Context, named []string) []string {
 	raw := b.addJSON(ctx, "objects/nodes.json", fmt.Sprintf("/api/v1/nodes?limit=%d", maxSupportObjects))
 	if len(named) > 0 || raw == nil {

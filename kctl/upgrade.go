@@ -180,7 +180,7 @@ const (
 // on one of its machines.
 type clusterClient interface {
 	// readCluster returns the status of the cluster and its nodes. The nodes contain only the fields that
-	// stateOf and Drain need.
+	// upgradeState and Drain need.
 	readCluster(ctx context.Context) (api.ClusterStatus, []v1.Node, error)
 	transferLeader(ctx context.Context, to string) error
 	mergePatchNode(ctx context.Context, node string, merge []byte) error

@@ -40,7 +40,7 @@ type whyReader struct {
 }
 
 // listForWhy reads a list of objects. If the user may not read it, if it is not served, or if it is
-// longer than mostRead, that is added to the unread lists of the report.
+// longer than listLimit, that is added to the unread lists of the report.
 func listForWhy[L metav1.ListInterface](r *whyReader, what string, options metav1.ListOptions,
 	list func(context.Context, metav1.ListOptions) (L, error)) (got L, ok bool) {
 	if r.err != nil {
