@@ -1,9 +1,11 @@
-// Package eviction decides which pods of a node go that is short of memory or of disk, and when: pure. Who asks it looks
-// at the node every Interval, tells what was found, and does what the verdict says.
+// Package eviction decides which pods of a node with memory or disk pressure are evicted, and when.
+// It has no side effects. The caller reads the node's levels every Interval, passes them to
+// State.Next, and executes the verdict.
 //
-// The rules are Kubernetes': below a threshold the node is under pressure, and is called so for Hold after that is over.
-// While it is short one pod at a time goes, and the next one only when that one has ended and the node has been looked at
-// again. Of the disk whatever nobody needs goes first.
+// The rules are those of Kubernetes. Below a threshold, the node is under pressure; its condition
+// stays true for PressureTransition after the last shortage. Pods are evicted one at a time. The
+// next one is evicted only after the previous one has ended and the levels were read again. On a
+// full disk, unused data is removed first.
 package eviction
 
 import (
@@ -17,99 +19,102 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Signal is what a node may be short of.
+// Signal is a resource of which a node may have a shortage.
 type Signal int
 
-// The signals, in the order in which a shortage is met: memory runs out faster.
+// Signals in the order in which shortages are handled: memory runs out faster.
 const (
 	Memory Signal = iota
 	Disk
 	Inodes  // of the disk
-	Signals // how many there are
+	Signals // number of signals
 )
 
-// String is Kubernetes' name of the signal.
+// String returns the name of the Kubernetes eviction signal.
 func (s Signal) String() string {
 	return [...]string{"memory.available", "nodefs.available", "nodefs.inodesFree"}[s]
 }
 
-// Resource is what pods request of it. Inodes nobody can request.
+// Resource returns the resource that pods request. Inodes cannot be requested.
 func (s Signal) Resource() v1.ResourceName {
 	return [...]v1.ResourceName{v1.ResourceMemory, v1.ResourceEphemeralStorage, "inodes"}[s]
 }
 
-// OfDisk says that it comes back when something goes of the disk.
-func (s Signal) OfDisk() bool { return s == Disk || s == Inodes }
+// IsDisk reports whether removing data from the disk ends the shortage.
+func (s Signal) IsDisk() bool { return s == Disk || s == Inodes }
 
 const (
-	// Interval is the time between two looks, and the least between two evictions.
+	// Interval is the time between two readings, and the minimum between two evictions.
 	Interval = 10 * time.Second
-	// Hold is how long a node is called under pressure after it was short last, so that pods do not come and go with it.
-	Hold = 5 * time.Minute
-	// EndPatience is how long a pod that was told to go is waited for.
-	EndPatience = 30 * time.Second
-	// ReclaimPatience is how long is waited for all that goes of a disk without an eviction.
-	ReclaimPatience = 2 * time.Minute
+	// PressureTransition is how long a pressure condition stays true after the last shortage, so
+	// that it does not oscillate.
+	PressureTransition = 5 * time.Minute
+	// EvictionTimeout is how long an evicted pod is waited for before another one is evicted.
+	EvictionTimeout = 30 * time.Second
+	// ReclaimTimeout is how long the removal of unused data is waited for before a pod is evicted.
+	ReclaimTimeout = 2 * time.Minute
 )
 
-// Level is how much is left of something, and how much has to be. The zero value is that of something unknown, of which
-// a node is never short.
+// Level is the available amount of a resource and its threshold. The zero value is unknown and
+// never a shortage.
 type Level struct {
-	Left, Floor int64 // bytes, or how many
+	Left, Floor int64 // bytes or inodes
 	Known       bool
 }
 
-// Short says that there is less left than has to be.
-func (l Level) Short() bool { return l.Known && l.Left < l.Floor }
+// IsShort reports whether less than the threshold is available.
+func (l Level) IsShort() bool { return l.Known && l.Left < l.Floor }
 
-// Reading is one look at a node.
+// Reading is one reading of a node's levels.
 type Reading struct {
 	At     time.Time
 	Levels [Signals]Level
-	// Ended says that nothing is left of the pod that was evicted last. It was asked before the levels were read.
+	// Ended reports whether the evicted pod has ended completely. It is determined before the
+	// levels are read.
 	Ended bool
-	// Reclaiming is for how long what nobody needs has been going of the disk, after Verdict.Reclaim; Reclaimed says that all has.
+	// Reclaiming is the time since the removal of unused data started after Verdict.Reclaim.
+	// Reclaimed reports whether it is complete.
 	Reclaiming time.Duration
 	Reclaimed  bool
 }
 
-// State is what is remembered from one look to the next. The zero value remembers nothing.
+// State is the state between two readings. The zero value is the initial state.
 type State struct {
-	last    [Signals]time.Time // when the node was short; zero = never
-	victim  types.UID          // evicted last, and waited for
+	last    [Signals]time.Time // time of the last shortage; zero = never
+	victim  types.UID          // the last evicted pod, while it is waited for
 	evicted time.Time
 }
 
-// Short is when the node was short of something last; zero = never.
-func (s State) Short(of Signal) time.Time { return s.last[of] }
+// LastShort returns the time of the last shortage of a signal; zero = never.
+func (s State) LastShort(of Signal) time.Time { return s.last[of] }
 
-// WasShort notes that the node was short of something at a time, as an earlier life of the agent has seen it.
-func (s State) WasShort(of Signal, at time.Time) State {
+// WithShortage returns the state with a shortage at a time, as recorded by a previous agent.
+func (s State) WithShortage(of Signal, at time.Time) State {
 	s.last[of] = at
 	return s
 }
 
-// Verdict is what is to be done after a look.
+// Verdict is the result of a reading.
 type Verdict struct {
 	Pressure [Signals]bool
-	// Reclaim: whatever nobody needs is to go of the disk.
+	// Reclaim: unused data must be removed from the disk.
 	Reclaim bool
-	// Evict: a pod has to go for Signal.
+	// Evict: a pod must be evicted because of Signal.
 	Evict  bool
 	Signal Signal
 }
 
-// Next judges a look.
+// Next returns the state after a reading, and the verdict.
 func (s State) Next(r Reading) (State, Verdict) {
 	var v Verdict
 	for i := range Signals {
-		if r.Levels[i].Short() {
+		if r.Levels[i].IsShort() {
 			s.last[i] = r.At
 		}
-		v.Pressure[i] = !s.last[i].IsZero() && r.At.Sub(s.last[i]) < Hold
+		v.Pressure[i] = !s.last[i].IsZero() && r.At.Sub(s.last[i]) < PressureTransition
 	}
-	v.Reclaim = r.Levels[Disk].Short() || r.Levels[Inodes].Short()
-	if s.victim != "" && !r.Ended && r.At.Sub(s.evicted) < EndPatience {
+	v.Reclaim = r.Levels[Disk].IsShort() || r.Levels[Inodes].IsShort()
+	if s.victim != "" && !r.Ended && r.At.Sub(s.evicted) < EvictionTimeout {
 		return s, v
 	}
 	s.victim = ""
@@ -117,63 +122,64 @@ func (s State) Next(r Reading) (State, Verdict) {
 		return s, v
 	}
 	switch {
-	case r.Levels[Memory].Short():
+	case r.Levels[Memory].IsShort():
 		v.Evict, v.Signal = true, Memory
-	case v.Reclaim && r.Reclaiming > 0 && (r.Reclaimed || r.Reclaiming >= ReclaimPatience):
+	case v.Reclaim && r.Reclaiming > 0 && (r.Reclaimed || r.Reclaiming >= ReclaimTimeout):
 		v.Evict, v.Signal = true, Disk
-		if !r.Levels[Disk].Short() {
+		if !r.Levels[Disk].IsShort() {
 			v.Signal = Inodes
 		}
 	}
 	return s, v
 }
 
-// Evicted notes that a pod was told to go.
-func (s State) Evicted(uid types.UID, now time.Time) State {
+// WithEvicted returns the state after the eviction of a pod.
+func (s State) WithEvicted(uid types.UID, now time.Time) State {
 	s.victim, s.evicted = uid, now
 	return s
 }
 
-// Victim is the pod that was told to go and is waited for; "" = none.
+// Victim returns the evicted pod that is waited for; "" = none.
 func (s State) Victim() types.UID { return s.victim }
 
-// Candidate is a pod and what it has of what the node is short of.
+// Candidate is a pod and its usage of the resource.
 type Candidate struct {
 	Pod           *v1.Pod
-	Used, Request int64 // bytes, or how many
+	Used, Request int64 // bytes or inodes
 	Containers    []Container
 }
 
-// Container is the share of one of its containers.
+// Container is the usage of one container of a candidate.
 type Container struct {
 	Name          string
 	Used, Request int64
 }
 
-// Rank returns those that may go, who goes first first: pods that use more than they requested, then those of less
-// priority, then those that are furthest above their request. Pods without which a cluster does not work stay.
+// Rank returns the pods that may be evicted, first victim first: pods that use more than they
+// requested, then pods of lower priority, then pods that exceed their request most. Critical pods
+// are omitted.
 func Rank(list []Candidate) []Candidate {
 	out := slices.DeleteFunc(slices.Clone(list), func(c Candidate) bool { return agent.IsCritical(c.Pod) })
 	slices.SortFunc(out, func(a, b Candidate) int {
 		return cmp.Or(
-			cmp.Compare(within(a), within(b)),
-			cmp.Compare(priority(a.Pod), priority(b.Pod)),
+			cmp.Compare(withinRequest(a), withinRequest(b)),
+			cmp.Compare(podPriority(a.Pod), podPriority(b.Pod)),
 			cmp.Compare(b.Used-b.Request, a.Used-a.Request),
-			b.Pod.CreationTimestamp.Compare(a.Pod.CreationTimestamp.Time), // the younger has done less
+			b.Pod.CreationTimestamp.Compare(a.Pod.CreationTimestamp.Time), // the younger pod has done less work
 			cmp.Compare(a.Pod.UID, b.Pod.UID))
 	})
 	return out
 }
 
-// within is 1 for a pod that keeps to its request.
-func within(c Candidate) int {
+// withinRequest returns 1 for a pod that uses at most its request, otherwise 0.
+func withinRequest(c Candidate) int {
 	if c.Used > c.Request {
 		return 0
 	}
 	return 1
 }
 
-func priority(p *v1.Pod) int32 {
+func podPriority(p *v1.Pod) int32 {
 	if p.Spec.Priority == nil {
 		return 0
 	}

@@ -15,12 +15,12 @@ import (
 
 var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
-func level(left int64) Level { return Level{Left: left, Floor: 100, Known: true} }
+func newLevel(left int64) Level { return Level{Left: left, Floor: 100, Known: true} }
 
-// One line per look: what was found, and what is to be done. F95
+// One line per reading: the levels, and the verdict. F95
 func TestNext(t *testing.T) {
 	type look struct {
-		after        time.Duration // the look before
+		after        time.Duration // the previous reading
 		memory, disk int64
 		ended        bool
 		reclaiming   time.Duration
@@ -31,31 +31,31 @@ func TestNext(t *testing.T) {
 		"enough": {{0, 100, 100, false, 0, false, ""}, {Interval, 500, 500, false, 0, true, ""}},
 		"memory": {
 			{0, 99, 100, false, 0, false, "memory! evict memory.available"},
-			{Interval, 50, 100, false, 0, false, "memory!"}, // the one that was evicted has not ended
+			{Interval, 50, 100, false, 0, false, "memory!"}, // the evicted pod has not ended
 			{Interval, 50, 100, true, 0, false, "memory! evict memory.available"},
 			{Interval - 1, 50, 100, true, 0, false, "memory!"}, // too soon
 			{1, 50, 100, true, 0, false, "memory! evict memory.available"},
-			{Interval, 200, 100, true, 0, false, "memory!"}, // it is over, and held
-			{Hold - Interval - 1, 200, 100, true, 0, false, "memory!"},
+			{Interval, 200, 100, true, 0, false, "memory!"}, // the shortage is over, the condition stays true
+			{PressureTransition - Interval - 1, 200, 100, true, 0, false, "memory!"},
 			{1, 200, 100, true, 0, false, ""},
 		},
 		"a pod that does not end": {
 			{0, 99, 100, false, 0, false, "memory! evict memory.available"},
-			{EndPatience - 1, 99, 100, false, 0, false, "memory!"},
+			{EvictionTimeout - 1, 99, 100, false, 0, false, "memory!"},
 			{1, 99, 100, false, 0, false, "memory! evict memory.available"},
 		},
 		"disk": {
-			{0, 100, 99, false, 0, true, "disk! reclaim"}, // first what nobody needs
+			{0, 100, 99, false, 0, true, "disk! reclaim"}, // unused data first
 			{Interval, 100, 99, false, Interval, false, "disk! reclaim"},
 			{Interval, 100, 99, false, 2 * Interval, true, "disk! reclaim evict nodefs.available"},
 			{Interval, 100, 99, false, 3 * Interval, true, "disk! reclaim"},
 			{Interval, 100, 100, true, 4 * Interval, true, "disk!"},
-			{Hold, 100, 100, true, 0, true, ""},
+			{PressureTransition, 100, 100, true, 0, true, ""},
 		},
 		"a disk on which removing takes for ever": {
 			{0, 100, 99, false, 0, false, "disk! reclaim"},
-			{ReclaimPatience - 1, 100, 99, false, ReclaimPatience - 1, false, "disk! reclaim"},
-			{1, 100, 99, false, ReclaimPatience, false, "disk! reclaim evict nodefs.available"},
+			{ReclaimTimeout - 1, 100, 99, false, ReclaimTimeout - 1, false, "disk! reclaim"},
+			{1, 100, 99, false, ReclaimTimeout, false, "disk! reclaim evict nodefs.available"},
 		},
 		"both": {
 			{0, 99, 99, false, Interval, true, "memory! disk! reclaim evict memory.available"},
@@ -68,19 +68,19 @@ func TestNext(t *testing.T) {
 			for i, l := range looks {
 				now = now.Add(l.after)
 				var v Verdict
-				s, v = s.Next(Reading{now, [Signals]Level{Memory: level(l.memory), Disk: level(l.disk)}, l.ended, l.reclaiming, l.reclaimed})
-				if got := v.text(); got != l.want {
+				s, v = s.Next(Reading{now, [Signals]Level{Memory: newLevel(l.memory), Disk: newLevel(l.disk)}, l.ended, l.reclaiming, l.reclaimed})
+				if got := v.describe(); got != l.want {
 					t.Errorf("look %d: %q, want %q", i, got, l.want)
 				}
 				if v.Evict {
-					s = s.Evicted("u1", now)
+					s = s.WithEvicted("u1", now)
 				}
 			}
 		})
 	}
 }
 
-func (v Verdict) text() string {
+func (v Verdict) describe() string {
 	var out []string
 	for i, word := range []string{"memory!", "disk!", "inodes!"} {
 		if v.Pressure[i] {
@@ -96,8 +96,8 @@ func (v Verdict) text() string {
 	return strings.Join(out, " ")
 }
 
-// A disk that has no inodes left has what nobody needs removed first, as one without room; room is made before inodes, and memory
-// before both. F95
+// On a disk without free inodes, unused data is removed first, as without free space. Space comes
+// before inodes, and memory before both. F95
 func TestNextOfInodes(t *testing.T) {
 	var s State
 	for i, l := range []struct {
@@ -113,19 +113,19 @@ func TestNextOfInodes(t *testing.T) {
 	} {
 		now := epoch.Add(time.Duration(i) * Interval)
 		var v Verdict
-		s, v = s.Next(Reading{now, [Signals]Level{level(l.memory), level(l.disk), level(l.inodes)}, true, l.reclaiming, true})
-		if got := v.text(); got != l.want {
+		s, v = s.Next(Reading{now, [Signals]Level{newLevel(l.memory), newLevel(l.disk), newLevel(l.inodes)}, true, l.reclaiming, true})
+		if got := v.describe(); got != l.want {
 			t.Errorf("look %d: %q, want %q", i, got, l.want)
 		}
 		if v.Evict {
-			s = s.Evicted("u1", now)
+			s = s.WithEvicted("u1", now)
 		}
 	}
 }
 
-// Whatever happens to a node: nothing is evicted for what it has enough of, one pod at most in an interval, none while
-// another is waited for, of the disk none before what nobody needs has gone or long been going; and a node that stays short
-// of memory does evict. F95
+// Properties: nothing is evicted without a shortage. At most one pod is evicted per interval, and
+// none while another is waited for. On a full disk no pod is evicted before unused data is removed,
+// or its removal timed out. A node that stays short of memory evicts. F95
 func TestWhateverHappens(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		var s State
@@ -137,42 +137,42 @@ func TestWhateverHappens(t *testing.T) {
 				Reclaiming: time.Duration(rapid.IntRange(0, 200).Draw(r, "reclaiming")) * time.Second}
 			for i := range look.Levels {
 				look.Levels[i] = Level{rapid.Int64Range(-5, 10).Draw(r, "left"), 5, rapid.IntRange(0, 9).Draw(r, "known") > 0}
-				if look.Levels[i].Short() {
+				if look.Levels[i].IsShort() {
 					short[i] = now
 				}
 			}
 			var v Verdict
 			s, v = s.Next(look)
 			for i := range look.Levels {
-				if want := !short[i].IsZero() && now.Sub(short[i]) < Hold; v.Pressure[i] != want {
+				if want := !short[i].IsZero() && now.Sub(short[i]) < PressureTransition; v.Pressure[i] != want {
 					r.Fatalf("pressure %v %s after it was short: %v", Signal(i), now.Sub(short[i]), v.Pressure[i])
 				}
 			}
-			waits := waiting && !look.Ended && now.Sub(evicted) < EndPatience
+			waits := waiting && !look.Ended && now.Sub(evicted) < EvictionTimeout
 			rests := !evicted.IsZero() && now.Sub(evicted) < Interval
 			switch {
-			case v.Evict && !look.Levels[v.Signal].Short():
+			case v.Evict && !look.Levels[v.Signal].IsShort():
 				r.Fatalf("evicts for %s, of which there is enough: %+v", v.Signal, look)
 			case v.Evict && (waits || rests):
 				r.Fatalf("evicts again after %s; the one before has ended: %v", now.Sub(evicted), look.Ended)
-			case v.Evict && v.Signal.OfDisk() && (look.Reclaiming == 0 || !look.Reclaimed && look.Reclaiming < ReclaimPatience):
+			case v.Evict && v.Signal.IsDisk() && (look.Reclaiming == 0 || !look.Reclaimed && look.Reclaiming < ReclaimTimeout):
 				r.Fatalf("evicts before all has gone that nobody needs: %+v", look)
-			case !v.Evict && look.Levels[Memory].Short() && !waits && !rests:
+			case !v.Evict && look.Levels[Memory].IsShort() && !waits && !rests:
 				r.Fatalf("does nothing about %+v", look)
 			}
 			waiting = waits
 			if v.Evict && rapid.IntRange(0, 3).Draw(r, "somebody can go") > 0 {
-				s, evicted, waiting = s.Evicted("u", now), now, true
+				s, evicted, waiting = s.WithEvicted("u", now), now, true
 			}
 		}
 	})
 }
 
-func candidate(name string, used, request int64, priority int32) Candidate {
+func newCandidate(name string, used, request int64, priority int32) Candidate {
 	return Candidate{Pod: &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)}, Spec: v1.PodSpec{Priority: &priority}}, Used: used, Request: request}
 }
 
-func ranked(list []Candidate) string {
+func rankedNames(list []Candidate) string {
 	var names []string
 	for _, c := range Rank(list) {
 		names = append(names, c.Pod.Name)
@@ -180,31 +180,31 @@ func ranked(list []Candidate) string {
 	return strings.Join(names, " ")
 }
 
-// Who goes first: above the request, then of less priority, then further above the request. What the cluster needs
-// stays. F95
+// The order: above the request, then lower priority, then furthest above the request. Critical pods
+// stay. F95
 func TestRank(t *testing.T) {
-	list := []Candidate{candidate("guaranteed", 100, 100, 0), candidate("within", 50, 100, 0), candidate("best-effort", 10, 0, 0), candidate("burstable", 150, 100, 0),
-		candidate("important", 900, 100, 1000), candidate("unimportant", 2, 1, -5), candidate("cluster-critical", 900, 0, 2000000000), candidate("node-critical", 900, 0, 2000001000),
-		candidate("called-mirror", 900, 0, 0), candidate("nothing", 0, 0, 0)}
+	list := []Candidate{newCandidate("guaranteed", 100, 100, 0), newCandidate("within", 50, 100, 0), newCandidate("best-effort", 10, 0, 0), newCandidate("burstable", 150, 100, 0),
+		newCandidate("important", 900, 100, 1000), newCandidate("unimportant", 2, 1, -5), newCandidate("cluster-critical", 900, 0, 2000000000), newCandidate("node-critical", 900, 0, 2000001000),
+		newCandidate("called-mirror", 900, 0, 0), newCandidate("nothing", 0, 0, 0)}
 	list[8].Pod.Annotations = map[string]string{v1.MirrorPodAnnotationKey: "x"}
-	young := candidate("young", 10, 0, 0)
+	young := newCandidate("young", 10, 0, 0)
 	young.Pod.CreationTimestamp = metav1.NewTime(epoch)
 	list = append(list, young)
 	const want = "unimportant called-mirror burstable young best-effort important guaranteed nothing within"
 	for range 20 {
-		if got := ranked(list); got != want {
+		if got := rankedNames(list); got != want {
 			t.Fatalf("%s\nwant %s", got, want)
 		}
 		list = append(list[1:], list[0])
 	}
 }
 
-// The order is one of all candidates that may go, and each stands before those that it has to go before. F95
+// Rank returns all evictable candidates, and each is before those with a lower rank. F95
 func TestRankIsAnOrder(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		var list []Candidate
 		for i := range rapid.IntRange(0, 12).Draw(r, "pods") {
-			list = append(list, candidate(fmt.Sprint(i), rapid.Int64Range(0, 5).Draw(r, "used"), rapid.Int64Range(0, 5).Draw(r, "request"),
+			list = append(list, newCandidate(fmt.Sprint(i), rapid.Int64Range(0, 5).Draw(r, "used"), rapid.Int64Range(0, 5).Draw(r, "request"),
 				rapid.SampledFrom([]int32{-1, 0, 7, 2000000000}).Draw(r, "priority")))
 		}
 		before := slices.Clone(list)
@@ -234,9 +234,10 @@ func TestRankIsAnOrder(t *testing.T) {
 	})
 }
 
-// What a pod's status says has the sentences of Kubernetes, and names the containers that have more than they asked for. F95
+// The status message of a pod has the sentences of Kubernetes, and names the containers that exceed
+// their request. F95
 func TestMessage(t *testing.T) {
-	c := candidate("a", 0, 0, 0)
+	c := newCandidate("a", 0, 0, 0)
 	c.Containers = []Container{{"app", 300<<20 + 5000, 0}, {"side", 1 << 20, 2 << 20}, {"big", 3 << 30, 1 << 30}}
 	want := "The node was low on resource: memory. Threshold quantity: 100Mi, available: 61444Ki. Container app was using 307204Ki, request is 0, " +
 		"has larger consumption of memory. Container big was using 3Gi, request is 1Gi, has larger consumption of memory. "
@@ -244,11 +245,11 @@ func TestMessage(t *testing.T) {
 		t.Errorf("%s\nwant %s", got, want)
 	}
 	want = "The node was low on resource: ephemeral-storage. Threshold quantity: 1Gi, available: 0. With its volumes the pod was using 7Mi, request is 2Mi. "
-	if got := Message(Disk, Level{Left: -1, Floor: 1 << 30}, candidate("a", 7<<20, 2<<20, 0)); got != want {
+	if got := Message(Disk, Level{Left: -1, Floor: 1 << 30}, newCandidate("a", 7<<20, 2<<20, 0)); got != want {
 		t.Errorf("%s\nwant %s", got, want)
 	}
 	want = "The node was low on resource: inodes. Threshold quantity: 50k, available: 1234. With its volumes the pod was using 70001. "
-	if got := Message(Inodes, Level{Left: 1234, Floor: 50000}, candidate("a", 70001, 0, 0)); got != want {
+	if got := Message(Inodes, Level{Left: 1234, Floor: 50000}, newCandidate("a", 70001, 0, 0)); got != want {
 		t.Errorf("%s\nwant %s", got, want)
 	}
 }

@@ -20,12 +20,12 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Cluster is the other end of a session in memory: agent.Objects to read from and
-// agent.Reporter to write to. A reported status is written back into the pod that Pods
-// returns, as the control plane would do. The zero value is not usable: see NewCluster.
+// Cluster simulates a session in memory: it implements agent.Objects and agent.Reporter. A reported
+// status is written into the pod that Pods returns, as the control plane would do. Use NewCluster;
+// the zero value is not usable.
 type Cluster struct {
 	Clock Clock
-	About agent.Cluster // what Cluster returns
+	About agent.Cluster // result of the method Cluster
 
 	mu          sync.Mutex
 	objects     map[string]any // "Kind/namespace/name"
@@ -51,7 +51,7 @@ var (
 	_ agent.Reporter = (*Cluster)(nil)
 )
 
-// NewCluster returns an empty cluster that is synced already.
+// NewCluster returns an empty cluster that is already synced.
 func NewCluster() *Cluster {
 	c := &Cluster{About: agent.Cluster{Name: "fake", Domain: "cluster.local", ServiceCIDR: "10.96.0.0/12", ClusterCIDR: "10.88.0.0/16"},
 		objects: map[string]any{}, watchers: map[chan map[string]struct{}]map[string]struct{}{}, followers: map[chan agent.ObjectChanges]func(agent.ObjectKey) bool{}, synced: make(chan struct{}), cond: make(chan struct{}),
@@ -60,13 +60,13 @@ func NewCluster() *Cluster {
 	return c
 }
 
-// Put stores objects: pods, services, ConfigMaps and so on. An unknown type panics.
+// Put stores objects: pods, Services, ConfigMaps and so on. It panics for an unknown type.
 func (c *Cluster) Put(objs ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, o := range objs {
-		c.objects[key(o)] = o
-		c.changed(key(o))
+		c.objects[objectKey(o)] = o
+		c.notifyChange(objectKey(o))
 	}
 }
 
@@ -75,12 +75,12 @@ func (c *Cluster) Delete(objs ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, o := range objs {
-		delete(c.objects, key(o))
-		c.changed(key(o))
+		delete(c.objects, objectKey(o))
+		c.notifyChange(objectKey(o))
 	}
 }
 
-func key(o any) string {
+func objectKey(o any) string {
 	switch o := o.(type) {
 	case *v1.Pod:
 		return "Pod/" + o.Namespace + "/" + o.Name + "/" + string(o.UID)
@@ -108,7 +108,7 @@ func key(o any) string {
 		return "Node//" + o.Name
 	case *networkingv1.NetworkPolicy:
 		return "NetworkPolicy/" + o.Namespace + "/" + o.Name
-	case *v1.Endpoints: // as groups of addresses travel
+	case *v1.Endpoints: // address groups are sent as Endpoints
 		return "AddressGroup//" + o.Name
 	case *agent.Peer:
 		return "Peer//" + o.Name
@@ -116,7 +116,7 @@ func key(o any) string {
 	panic(fmt.Sprintf("fake cluster does not hold %T", o))
 }
 
-func (c *Cluster) changed(key string) {
+func (c *Cluster) notifyChange(key string) {
 	c.revision++
 	part := strings.SplitN(key, "/", 4)
 	kind := part[0]
@@ -150,14 +150,14 @@ func (c *Cluster) changed(key string) {
 	}
 }
 
-func lookup[T any](c *Cluster, k string) (T, bool) {
+func lookUp[T any](c *Cluster, k string) (T, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	o, ok := c.objects[k].(T)
 	return o, ok
 }
 
-func list[T any](c *Cluster) []T {
+func listObjects[T any](c *Cluster) []T {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var out []T
@@ -180,94 +180,94 @@ func (c *Cluster) Pod(uid types.UID) (*v1.Pod, bool) {
 }
 
 // Pods implements agent.Objects.
-func (c *Cluster) Pods() []*v1.Pod { return list[*v1.Pod](c) }
+func (c *Cluster) Pods() []*v1.Pod { return listObjects[*v1.Pod](c) }
 
 // ConfigMap implements agent.Objects.
 func (c *Cluster) ConfigMap(ns, name string) (*v1.ConfigMap, bool) {
-	return lookup[*v1.ConfigMap](c, "ConfigMap/"+ns+"/"+name)
+	return lookUp[*v1.ConfigMap](c, "ConfigMap/"+ns+"/"+name)
 }
 
 // Secret implements agent.Objects.
 func (c *Cluster) Secret(ns, name string) (*v1.Secret, bool) {
-	return lookup[*v1.Secret](c, "Secret/"+ns+"/"+name)
+	return lookUp[*v1.Secret](c, "Secret/"+ns+"/"+name)
 }
 
 // Claim implements agent.Objects.
 func (c *Cluster) Claim(ns, name string) (*v1.PersistentVolumeClaim, bool) {
-	return lookup[*v1.PersistentVolumeClaim](c, "PersistentVolumeClaim/"+ns+"/"+name)
+	return lookUp[*v1.PersistentVolumeClaim](c, "PersistentVolumeClaim/"+ns+"/"+name)
 }
 
 // PersistentVolume implements agent.Objects.
 func (c *Cluster) PersistentVolume(name string) (*v1.PersistentVolume, bool) {
-	return lookup[*v1.PersistentVolume](c, "PersistentVolume//"+name)
+	return lookUp[*v1.PersistentVolume](c, "PersistentVolume//"+name)
 }
 
 // CSIDriver implements agent.Objects.
 func (c *Cluster) CSIDriver(name string) (*storagev1.CSIDriver, bool) {
-	return lookup[*storagev1.CSIDriver](c, "CSIDriver//"+name)
+	return lookUp[*storagev1.CSIDriver](c, "CSIDriver//"+name)
 }
 
-// VolumeAttachment implements agent.Objects: the node is the own one where there is one.
+// VolumeAttachment implements agent.Objects for the stored Node, if there is one.
 func (c *Cluster) VolumeAttachment(driver, handle string) (*storagev1.VolumeAttachment, bool) {
 	node := ""
 	if n, ok := c.Node(); ok {
 		node = n.Name
 	}
-	return agent.FindAttachment(list[*storagev1.VolumeAttachment](c), node, driver, handle)
+	return agent.FindAttachment(listObjects[*storagev1.VolumeAttachment](c), node, driver, handle)
 }
 
 // RuntimeClass implements agent.Objects.
 func (c *Cluster) RuntimeClass(name string) (*nodev1.RuntimeClass, bool) {
-	return lookup[*nodev1.RuntimeClass](c, "RuntimeClass//"+name)
+	return lookUp[*nodev1.RuntimeClass](c, "RuntimeClass//"+name)
 }
 
 // ResourceClaim implements agent.Objects.
 func (c *Cluster) ResourceClaim(ns, name string) (*resourcev1.ResourceClaim, bool) {
-	return lookup[*resourcev1.ResourceClaim](c, "ResourceClaim/"+ns+"/"+name)
+	return lookUp[*resourcev1.ResourceClaim](c, "ResourceClaim/"+ns+"/"+name)
 }
 
 // Services implements agent.Objects.
-func (c *Cluster) Services() []*v1.Service { return list[*v1.Service](c) }
+func (c *Cluster) Services() []*v1.Service { return listObjects[*v1.Service](c) }
 
 // Service implements agent.Objects.
 func (c *Cluster) Service(ns, name string) (*v1.Service, bool) {
-	return lookup[*v1.Service](c, "Service/"+ns+"/"+name)
+	return lookUp[*v1.Service](c, "Service/"+ns+"/"+name)
 }
 
 // EndpointSlices implements agent.Objects.
 func (c *Cluster) EndpointSlices() []*discoveryv1.EndpointSlice {
-	return list[*discoveryv1.EndpointSlice](c)
+	return listObjects[*discoveryv1.EndpointSlice](c)
 }
 
 // EndpointSlice implements agent.Objects.
 func (c *Cluster) EndpointSlice(ns, name string) (*discoveryv1.EndpointSlice, bool) {
-	return lookup[*discoveryv1.EndpointSlice](c, "EndpointSlice/"+ns+"/"+name)
+	return lookUp[*discoveryv1.EndpointSlice](c, "EndpointSlice/"+ns+"/"+name)
 }
 
 // NetworkPolicies implements agent.Objects.
 func (c *Cluster) NetworkPolicies() []*networkingv1.NetworkPolicy {
-	return list[*networkingv1.NetworkPolicy](c)
+	return listObjects[*networkingv1.NetworkPolicy](c)
 }
 
 // AddressGroup implements agent.Objects.
 func (c *Cluster) AddressGroup(name string) (*v1.Endpoints, bool) {
-	return lookup[*v1.Endpoints](c, "AddressGroup//"+name)
+	return lookUp[*v1.Endpoints](c, "AddressGroup//"+name)
 }
 
-// Node implements agent.Objects: a Node that is put here is the own one.
+// Node implements agent.Objects. A stored Node is the node of the agent.
 func (c *Cluster) Node() (*v1.Node, bool) {
-	for _, n := range list[*v1.Node](c) {
+	for _, n := range listObjects[*v1.Node](c) {
 		return n, true
 	}
 	return nil, false
 }
 
 // Peers implements agent.Objects.
-func (c *Cluster) Peers() []*agent.Peer { return list[*agent.Peer](c) }
+func (c *Cluster) Peers() []*agent.Peer { return listObjects[*agent.Peer](c) }
 
-// Token implements agent.Objects: a token that names pod, audience and time of issue.
+// Token implements agent.Objects. It returns a token that names pod and audience.
 func (c *Cluster) Token(_ context.Context, pod *v1.Pod, audience string, seconds int64) (string, time.Time, error) {
-	return fmt.Sprintf("token:%s/%s:%s", pod.Namespace, pod.Name, audience), c.Clock.now().Add(time.Duration(seconds) * time.Second), nil
+	return fmt.Sprintf("token:%s/%s:%s", pod.Namespace, pod.Name, audience), c.Clock.nowOrReal().Add(time.Duration(seconds) * time.Second), nil
 }
 
 // Revision implements agent.Objects.
@@ -280,7 +280,8 @@ func (c *Cluster) Revision() uint64 {
 // Synced implements agent.Objects.
 func (c *Cluster) Synced() <-chan struct{} { return c.synced }
 
-// Confirmed implements agent.Objects: a cluster in memory is its own control plane, unless Unconfirmed.
+// Confirmed implements agent.Objects. The cluster is confirmed from the start, unless Unconfirmed
+// was called.
 func (c *Cluster) Confirmed() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -290,7 +291,7 @@ func (c *Cluster) Confirmed() <-chan struct{} {
 	return c.synced
 }
 
-// Unconfirmed makes the view one of a checkpoint until confirm is called.
+// Unconfirmed makes the objects count as those of a checkpoint until confirm is called.
 func (c *Cluster) Unconfirmed() (confirm func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -30,8 +30,8 @@ func (r *Runtime) Events(ctx context.Context) <-chan agent.RuntimeEvent {
 	return ch
 }
 
-// notify drops an event for a watcher that does not keep up: losing one is allowed.
-func (r *Runtime) notify(e agent.RuntimeEvent) {
+// sendEvent drops an event if a watcher is slow. Runtimes may lose events.
+func (r *Runtime) sendEvent(e agent.RuntimeEvent) {
 	for ch := range r.watchers {
 		select {
 		case ch <- e:
@@ -40,11 +40,11 @@ func (r *Runtime) notify(e agent.RuntimeEvent) {
 	}
 }
 
-func (r *Runtime) event(c *container) agent.RuntimeEvent {
+func (r *Runtime) containerEvent(c *container) agent.RuntimeEvent {
 	return agent.RuntimeEvent{SandboxID: c.sbID, ContainerID: c.id, PodUID: types.UID(c.cfg.Labels[agent.LabelPodUID])}
 }
 
-func (r *Runtime) get(id string) (*container, error) {
+func (r *Runtime) getContainer(id string) (*container, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	c := r.containers[id]
@@ -54,8 +54,8 @@ func (r *Runtime) get(id string) (*container, error) {
 	return c, nil
 }
 
-// exit ends a container that is not ended yet. The lock is held.
-func (r *Runtime) exit(c *container, code int32, reason, message string) {
+// exitContainer ends a container that has not exited. The caller holds the lock.
+func (r *Runtime) exitContainer(c *container, code int32, reason, message string) {
 	if c.state == cri.ContainerState_CONTAINER_EXITED {
 		return
 	}
@@ -65,39 +65,40 @@ func (r *Runtime) exit(c *container, code int32, reason, message string) {
 			reason = "Completed"
 		}
 	}
-	c.state, c.code, c.reason, c.message, c.finished = cri.ContainerState_CONTAINER_EXITED, code, reason, message, r.Clock.now()
+	c.state, c.code, c.reason, c.message, c.finished = cri.ContainerState_CONTAINER_EXITED, code, reason, message, r.Clock.nowOrReal()
 	close(c.done)
-	r.notify(r.event(c))
+	r.sendEvent(r.containerEvent(c))
 }
 
-// Exit ends the running instance of a pod's container with a code; reason may be empty.
+// Exit ends the running instance of a pod's container with an exit code; reason may be empty.
 func (r *Runtime) Exit(pod types.UID, name string, code int32, reason string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, c := range r.containers {
 		if c.cfg.Labels[agent.LabelPodUID] == string(pod) && c.cfg.Metadata.Name == name && c.state == cri.ContainerState_CONTAINER_RUNNING {
-			r.exit(c, code, reason, "")
+			r.exitContainer(c, code, reason, "")
 			return nil
 		}
 	}
 	return fmt.Errorf("pod %s has no running container %q", pod, name)
 }
 
-// KillSandbox is the death of pause: the sandbox is no longer ready, its containers run on.
+// KillSandbox simulates the death of the pause process: the sandbox is no longer ready, its
+// containers continue.
 func (r *Runtime) KillSandbox(pod types.UID) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, s := range r.sandboxes {
 		if s.cfg.Metadata.Uid == string(pod) && s.ready {
 			s.ready = false
-			r.notify(agent.RuntimeEvent{SandboxID: s.id, PodUID: pod})
+			r.sendEvent(agent.RuntimeEvent{SandboxID: s.id, PodUID: pod})
 			return nil
 		}
 	}
 	return fmt.Errorf("pod %s has no ready sandbox", pod)
 }
 
-// Running returns the id of the running instance of a container, "" when there is none.
+// Running returns the ID of the running instance of a container, or "".
 func (r *Runtime) Running(pod types.UID, name string) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -109,7 +110,7 @@ func (r *Runtime) Running(pod types.UID, name string) string {
 	return ""
 }
 
-// ContainerConfig returns what a container was created with, nil for an unknown id.
+// ContainerConfig returns the configuration of a container, or nil for an unknown ID.
 func (r *Runtime) ContainerConfig(id string) *cri.ContainerConfig {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -119,7 +120,7 @@ func (r *Runtime) ContainerConfig(id string) *cri.ContainerConfig {
 	return nil
 }
 
-// SandboxConfig returns what the pod's newest sandbox was made with, nil when there is none.
+// SandboxConfig returns the configuration of the pod's newest sandbox, or nil.
 func (r *Runtime) SandboxConfig(pod types.UID) *cri.PodSandboxConfig {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -135,16 +136,16 @@ func (r *Runtime) SandboxConfig(pod types.UID) *cri.PodSandboxConfig {
 	return newest.cfg
 }
 
-// Left says how many sandboxes and containers exist, running or not.
+// Left returns the number of sandboxes and containers, running or not.
 func (r *Runtime) Left() (sandboxes, containers int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return len(r.sandboxes), len(r.containers)
 }
 
-// Poke delivers an event of a pod although nothing changed: whoever listens looks again.
+// Poke sends an event of a pod without a change, so that its watchers check the pod.
 func (r *Runtime) Poke(pod types.UID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.notify(agent.RuntimeEvent{PodUID: pod})
+	r.sendEvent(agent.RuntimeEvent{PodUID: pod})
 }

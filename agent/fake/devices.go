@@ -12,7 +12,8 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Devices implements agent.Devices: each entry of a pod has a device for request a and one for request b.
+// Devices implements agent.Devices. Each claim of a pod has a device for request a and one for
+// request b.
 type Devices struct {
 	Script
 	Clock Clock
@@ -30,7 +31,7 @@ func (d *Devices) Prepare(ctx context.Context, pod *v1.Pod) (agent.ClaimedDevice
 	if len(pod.Spec.ResourceClaims) == 0 {
 		return nil, nil
 	}
-	if err := d.enter(ctx, d.Clock, "Prepare", pod.Name); err != nil {
+	if err := d.enterVerb(ctx, d.Clock, "Prepare", pod.Name); err != nil {
 		return nil, err
 	}
 	d.mu.Lock()
@@ -50,7 +51,7 @@ func (d *Devices) Prepare(ctx context.Context, pod *v1.Pod) (agent.ClaimedDevice
 
 // Release implements agent.Devices.
 func (d *Devices) Release(ctx context.Context, pod *v1.Pod) error {
-	if err := d.enter(ctx, d.Clock, "Release", string(pod.UID)); err != nil {
+	if err := d.enterVerb(ctx, d.Clock, "Release", string(pod.UID)); err != nil {
 		return err
 	}
 	d.mu.Lock()
@@ -87,7 +88,7 @@ func (d *Devices) Health(pod *v1.Pod) map[string][]v1.ResourceStatus {
 	return out
 }
 
-// Sicken says how all devices are from now on.
+// Sicken sets the health of all devices.
 func (d *Devices) Sicken(sick bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

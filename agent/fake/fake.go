@@ -1,10 +1,9 @@
-// Package fake is the agent's vocabulary in memory: a Runtime whose containers
-// "run" until told to exit, Images, a Network, Volumes, and the view and reports
-// of a session. One process can be a thousand nodes with it, and pod workers are
-// tested without root.
+// Package fake implements the interfaces of package agent in memory: a Runtime with simulated
+// containers, Images, a Network, Volumes, Devices, and the objects and reports of a session. A
+// process can simulate a thousand nodes with it, and tests of pod workers need no root.
 //
-// Time passes through Clock, so that delays can be virtual. Every call can be made
-// to fail and is written to a journal.
+// Clock provides the time, so that delays can be virtual. Every call can be made to fail, and is
+// recorded in a journal.
 package fake
 
 import (
@@ -21,14 +20,14 @@ type Clock struct {
 	Sleep func(ctx context.Context, d time.Duration) error // nil: a timer
 }
 
-func (c Clock) now() time.Time {
+func (c Clock) nowOrReal() time.Time {
 	if c.Now == nil {
 		return time.Now()
 	}
 	return c.Now()
 }
 
-func (c Clock) sleep(ctx context.Context, d time.Duration) error {
+func (c Clock) sleepFor(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return ctx.Err()
 	}
@@ -45,9 +44,9 @@ func (c Clock) sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Script makes verbs slow or fail, and keeps the journal. Verbs are named like
-// the methods: "RunPodSandbox", "PullImage", "MountAll". Safe for concurrent use; the zero value
-// is quick and never fails.
+// Script delays verbs or makes them fail, and holds the journal. Verbs have the names of methods:
+// "RunPodSandbox", "PullImage", "MountAll". It is safe for concurrent use. The zero value neither
+// delays nor fails.
 type Script struct {
 	mu      sync.Mutex
 	delays  map[string]time.Duration
@@ -67,7 +66,7 @@ func (s *Script) Delay(verb string, d time.Duration) {
 	s.delays[verb] = d
 }
 
-// Fail makes the next calls of verb fail, one for each error. A nil error lets one call pass.
+// Fail makes the next calls of verb fail, one per error. A nil error lets one call succeed.
 func (s *Script) Fail(verb string, errs ...error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -77,7 +76,7 @@ func (s *Script) Fail(verb string, errs ...error) {
 	s.fails[verb] = append(s.fails[verb], errs...)
 }
 
-// FailAlways makes every call of verb fail until it is called with nil.
+// FailAlways makes every call of verb fail until FailAlways is called with nil.
 func (s *Script) FailAlways(verb string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -91,14 +90,14 @@ func (s *Script) FailAlways(verb string, err error) {
 	s.always[verb] = err
 }
 
-// Journal returns the calls so far, "VERB detail" each, the newest 4,096 of them.
+// Journal returns the newest 4,096 calls, each as "VERB detail".
 func (s *Script) Journal() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return append([]string(nil), s.journal...)
 }
 
-// Count returns how many journal lines begin with prefix.
+// Count returns the number of journal lines that start with prefix.
 func (s *Script) Count(prefix string) int {
 	n := 0
 	for _, l := range s.Journal() {
@@ -111,7 +110,7 @@ func (s *Script) Count(prefix string) int {
 
 const journalLimit = 4096
 
-func (s *Script) enter(ctx context.Context, c Clock, verb, detail string) error {
+func (s *Script) enterVerb(ctx context.Context, c Clock, verb, detail string) error {
 	s.mu.Lock()
 	if len(s.journal) >= journalLimit {
 		s.journal = append(s.journal[:0], s.journal[journalLimit/2:]...)
@@ -123,16 +122,17 @@ func (s *Script) enter(ctx context.Context, c Clock, verb, detail string) error 
 		err, s.fails[verb] = q[0], q[1:]
 	}
 	s.mu.Unlock()
-	if serr := c.sleep(ctx, d); serr != nil {
+	if serr := c.sleepFor(ctx, d); serr != nil {
 		return serr
 	}
 	return err
 }
 
-// pause delays a verb that is not worth a line in the journal: what is returned is then as old as the delay.
-func (s *Script) pause(ctx context.Context, c Clock, verb string) error {
+// pauseVerb delays a verb without a line in the journal. The caller's result is as old as the
+// delay.
+func (s *Script) pauseVerb(ctx context.Context, c Clock, verb string) error {
 	s.mu.Lock()
 	d := s.delays[verb]
 	s.mu.Unlock()
-	return c.sleep(ctx, d)
+	return c.sleepFor(ctx, d)
 }

@@ -11,7 +11,7 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Images implements agent.Images. Any image can be pulled unless the script says otherwise.
+// Images implements agent.Images. Every image can be pulled, unless the script makes it fail.
 type Images struct {
 	Script
 	Clock Clock
@@ -22,7 +22,7 @@ type Images struct {
 
 var _ agent.Images = (*Images)(nil)
 
-// Put makes an image present.
+// Put adds an image to the node.
 func (i *Images) Put(image string, c agent.ImageConfig) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -38,7 +38,7 @@ func (i *Images) Put(image string, c agent.ImageConfig) {
 // PullImage implements agent.Images.
 func (i *Images) PullImage(ctx context.Context, q *cri.PullImageRequest) (*cri.PullImageResponse, error) {
 	name := q.GetImage().GetImage()
-	if err := i.enter(ctx, i.Clock, "PullImage", strings.TrimSpace(name+" "+q.GetAuth().GetUsername())); err != nil {
+	if err := i.enterVerb(ctx, i.Clock, "PullImage", strings.TrimSpace(name+" "+q.GetAuth().GetUsername())); err != nil {
 		return nil, err
 	}
 	if c, err := i.Config(ctx, name); err == nil {

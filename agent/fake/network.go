@@ -10,14 +10,14 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Network implements agent.Network: addresses out of one prefix, none twice.
+// Network implements agent.Network. It assigns each address of one prefix at most once.
 type Network struct {
 	Script
 	Clock  Clock
 	Prefix netip.Prefix // zero: 10.88.0.0/16
 
 	mu   sync.Mutex
-	used map[string]netip.Addr // by sandbox id
+	used map[string]netip.Addr // key: sandbox ID
 	next netip.Addr
 }
 
@@ -25,7 +25,7 @@ var _ agent.Network = (*Network)(nil)
 
 // Add implements agent.Network.
 func (n *Network) Add(ctx context.Context, r agent.NetworkRequest) (agent.NetworkStatus, error) {
-	if err := n.enter(ctx, n.Clock, "Add", r.SandboxID); err != nil {
+	if err := n.enterVerb(ctx, n.Clock, "Add", r.SandboxID); err != nil {
 		return agent.NetworkStatus{}, err
 	}
 	n.mu.Lock()
@@ -63,12 +63,12 @@ func (n *Network) Add(ctx context.Context, r agent.NetworkRequest) (agent.Networ
 
 // Check implements agent.Network.
 func (n *Network) Check(ctx context.Context, r agent.NetworkRequest) error {
-	return n.enter(ctx, n.Clock, "Check", r.SandboxID)
+	return n.enterVerb(ctx, n.Clock, "Check", r.SandboxID)
 }
 
 // Del implements agent.Network.
 func (n *Network) Del(ctx context.Context, r agent.NetworkRequest) error {
-	if err := n.enter(ctx, n.Clock, "Del", r.SandboxID); err != nil {
+	if err := n.enterVerb(ctx, n.Clock, "Del", r.SandboxID); err != nil {
 		return err
 	}
 	n.mu.Lock()
@@ -77,15 +77,15 @@ func (n *Network) Del(ctx context.Context, r agent.NetworkRequest) error {
 	return nil
 }
 
-// GC implements agent.Network. All that is in use was attached by this process.
+// GC implements agent.Network.
 func (n *Network) GC(ctx context.Context, keep []string) error {
-	return n.enter(ctx, n.Clock, "GC", strings.Join(keep, " "))
+	return n.enterVerb(ctx, n.Clock, "GC", strings.Join(keep, " "))
 }
 
-// Ready implements agent.Network; the script's "Ready" failures speak.
-func (n *Network) Ready() error { return n.enter(context.Background(), Clock{}, "Ready", "") }
+// Ready implements agent.Network. It returns the script's failures of "Ready".
+func (n *Network) Ready() error { return n.enterVerb(context.Background(), Clock{}, "Ready", "") }
 
-// InUse returns how many addresses are taken.
+// InUse returns the number of assigned addresses.
 func (n *Network) InUse() int {
 	n.mu.Lock()
 	defer n.mu.Unlock()

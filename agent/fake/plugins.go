@@ -14,10 +14,10 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Thing is the resource of the fake plugin.
+// Thing is the resource of the fake device plugin.
 const Thing v1.ResourceName = "example.com/thing"
 
-// Plugins implements agent.Plugins: so many devices of one resource, named 0, 1 and so on.
+// Plugins implements agent.Plugins with a number of devices of one resource, named 0, 1 and so on.
 type Plugins struct {
 	Script
 	Clock  Clock
@@ -25,7 +25,7 @@ type Plugins struct {
 
 	mu       sync.Mutex
 	given    map[types.UID]map[string][]string
-	asks     map[types.UID]int // under way
+	asks     map[types.UID]int // allocations in progress
 	sick     map[string]bool
 	watchers agent.ChangeNotifier
 }
@@ -37,9 +37,9 @@ func (p *Plugins) Manages(name v1.ResourceName) bool { return name == Thing }
 
 // Allocate implements agent.Plugins.
 func (p *Plugins) Allocate(ctx context.Context, pod *v1.Pod) error {
-	p.asking(pod.UID, 1)
-	defer p.asking(pod.UID, -1)
-	if err := p.enter(ctx, p.Clock, "Allocate", pod.Name); err != nil {
+	p.addRequests(pod.UID, 1)
+	defer p.addRequests(pod.UID, -1)
+	if err := p.enterVerb(ctx, p.Clock, "Allocate", pod.Name); err != nil {
 		return err
 	}
 	p.mu.Lock()
@@ -76,7 +76,7 @@ func (p *Plugins) Allocate(ctx context.Context, pod *v1.Pod) error {
 	return nil
 }
 
-func (p *Plugins) asking(pod types.UID, n int) {
+func (p *Plugins) addRequests(pod types.UID, n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.asks == nil {
@@ -85,9 +85,9 @@ func (p *Plugins) asking(pod types.UID, n int) {
 	p.asks[pod] += n
 }
 
-// Container implements agent.Plugins: a device is seen by a variable of its name.
+// Container implements agent.Plugins. A device appears as an environment variable with its name.
 func (p *Plugins) Container(ctx context.Context, pod *v1.Pod, container string) (out agent.PluginDevices, err error) {
-	if err := p.enter(ctx, p.Clock, "Container", pod.Name+"/"+container); err != nil {
+	if err := p.enterVerb(ctx, p.Clock, "Container", pod.Name+"/"+container); err != nil {
 		return out, err
 	}
 	p.mu.Lock()
@@ -98,7 +98,7 @@ func (p *Plugins) Container(ctx context.Context, pod *v1.Pod, container string) 
 	return out, nil
 }
 
-// Sick says whether a device is not well.
+// Sick sets whether a device is unhealthy.
 func (p *Plugins) Sick(id string, is bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -133,13 +133,13 @@ func (p *Plugins) Health(pod types.UID) map[string][]v1.ResourceStatus {
 
 // Release implements agent.Plugins.
 func (p *Plugins) Release(pod types.UID) error {
-	if err := p.enter(context.Background(), p.Clock, "Release", string(pod)); err != nil {
+	if err := p.enterVerb(context.Background(), p.Clock, "Release", string(pod)); err != nil {
 		return err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.asks[pod] > 0 {
-		return fmt.Errorf("pod %s is being given devices", pod) // the real one waits
+		return fmt.Errorf("pod %s is being given devices", pod) // the real implementation waits instead
 	}
 	delete(p.given, pod)
 	p.watchers.Notify()

@@ -8,23 +8,23 @@ import (
 	"sync"
 )
 
-// Program is a program of the project that tests run as a process of its own, as on a node. It is built when it is asked
-// for first.
+// Program is a program of this module that tests run as a process, as on a node. It is built on
+// first use.
 type Program struct {
-	Package string // below the module
+	Package string // path in the module
 
 	once sync.Once
 	dir  string
 	err  error
 }
 
-// Path builds the program once, and says where it is.
+// Path builds the program once and returns its path.
 func (p *Program) Path() (string, error) {
-	p.once.Do(p.build)
+	p.once.Do(p.buildOnce)
 	return filepath.Join(p.dir, "program"), p.err
 }
 
-func (p *Program) build() {
+func (p *Program) buildOnce() {
 	if p.dir, p.err = os.MkdirTemp("", "program"); p.err != nil {
 		return
 	}
@@ -33,7 +33,7 @@ func (p *Program) build() {
 	}
 }
 
-// Remove takes away what was built.
+// Remove deletes the built program.
 func (p *Program) Remove() error {
 	if p.dir == "" {
 		return nil

@@ -12,12 +12,12 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-func (c *Cluster) reported() {
+func (c *Cluster) signalReport() {
 	close(c.cond)
 	c.cond = make(chan struct{})
 }
 
-// PodStatus implements agent.Reporter. The status goes into a copy of the pod.
+// PodStatus implements agent.Reporter. The status is set in a copy of the pod.
 func (c *Cluster) PodStatus(pod *v1.Pod) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -25,16 +25,16 @@ func (c *Cluster) PodStatus(pod *v1.Pod) {
 	if len(h) == 0 || !reflect.DeepEqual(h[len(h)-1], pod.Status) {
 		c.history[pod.UID] = append(h, *pod.Status.DeepCopy())
 	}
-	if held, ok := c.objects[key(pod)].(*v1.Pod); ok {
+	if held, ok := c.objects[objectKey(pod)].(*v1.Pod); ok {
 		next := held.DeepCopy()
 		next.Status = *pod.Status.DeepCopy()
-		c.objects[key(pod)] = next
-		c.changed("Pod")
+		c.objects[objectKey(pod)] = next
+		c.notifyChange("Pod")
 	}
-	c.reported()
+	c.signalReport()
 }
 
-// PodGone implements agent.Reporter: the object goes, as the control plane would do.
+// PodGone implements agent.Reporter. It deletes the pod, as the control plane would do.
 func (c *Cluster) PodGone(namespace, name string, uid types.UID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -42,12 +42,12 @@ func (c *Cluster) PodGone(namespace, name string, uid types.UID) {
 	k := "Pod/" + namespace + "/" + name + "/" + string(uid)
 	if _, ok := c.objects[k]; ok {
 		delete(c.objects, k)
-		c.changed("Pod")
+		c.notifyChange("Pod")
 	}
-	c.reported()
+	c.signalReport()
 }
 
-// Event implements agent.Reporter: an event of the same name replaces the older one.
+// Event implements agent.Reporter. An event replaces an older one with the same name.
 func (c *Cluster) Event(e *v1.Event) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -55,7 +55,7 @@ func (c *Cluster) Event(e *v1.Event) {
 		c.order = append(c.order, e.Name)
 	}
 	c.events[e.Name] = e.DeepCopy()
-	c.reported()
+	c.signalReport()
 }
 
 // Stages implements agent.Reporter.
@@ -63,13 +63,13 @@ func (c *Cluster) Stages(_, _ string, stages []agent.StageTime) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.stages = append(c.stages, stages...)
-	c.reported()
+	c.signalReport()
 }
 
 // ProxyApplied implements agent.Reporter.
 func (c *Cluster) ProxyApplied(uint64) {}
 
-// HoldGates keeps every StopGate shut until OpenGate.
+// HoldGates keeps every StopGate closed until OpenGate.
 func (c *Cluster) HoldGates() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -113,24 +113,24 @@ func (c *Cluster) Facts(n *v1.Node) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.node = n.DeepCopy()
-	c.reported()
+	c.signalReport()
 }
 
-// NodeFacts returns the last facts, nil before the first.
+// NodeFacts returns the last facts, or nil before the first.
 func (c *Cluster) NodeFacts() *v1.Node {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.node
 }
 
-// History returns every distinct status that was reported of a pod, in order.
+// History returns the distinct statuses reported for a pod, in order.
 func (c *Cluster) History(uid types.UID) []v1.PodStatus {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.history[uid])
 }
 
-// Gone says whether PodGone was called.
+// Gone reports whether PodGone was called.
 func (c *Cluster) Gone(uid types.UID) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -150,7 +150,7 @@ func (c *Cluster) Events(uid types.UID) []string {
 	return out
 }
 
-// StageNames returns the names of all stages reported so far, with their detail.
+// StageNames returns the names and details of all reported stages.
 func (c *Cluster) StageNames() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -161,7 +161,7 @@ func (c *Cluster) StageNames() []string {
 	return out
 }
 
-// Await blocks until cond holds; it is asked after each report. The error names what was awaited.
+// Await waits until cond is true, and evaluates it after each report. The error contains what.
 func (c *Cluster) Await(ctx context.Context, what string, cond func() bool) error {
 	for {
 		c.mu.Lock()
@@ -178,7 +178,7 @@ func (c *Cluster) Await(ctx context.Context, what string, cond func() bool) erro
 	}
 }
 
-// Run does what a session's Run does as far as anybody can tell: it blocks until ctx ends.
+// Run blocks until ctx ends, as Run of a session does.
 func (c *Cluster) Run(ctx context.Context) error {
 	<-ctx.Done()
 	return ctx.Err()

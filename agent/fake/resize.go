@@ -13,11 +13,11 @@ import (
 
 // UpdateContainerResources implements agent.Runtime.
 func (r *Runtime) UpdateContainerResources(ctx context.Context, q *cri.UpdateContainerResourcesRequest) (*cri.UpdateContainerResourcesResponse, error) {
-	c, err := r.get(q.ContainerId)
+	c, err := r.getContainer(q.ContainerId)
 	if err != nil {
 		return nil, err
 	}
-	if err := r.enter(ctx, r.Clock, "UpdateContainerResources", c.cfg.Metadata.Name); err != nil {
+	if err := r.enterVerb(ctx, r.Clock, "UpdateContainerResources", c.cfg.Metadata.Name); err != nil {
 		return nil, err
 	}
 	r.mu.Lock()
@@ -35,7 +35,7 @@ func (r *Runtime) UpdateContainerResources(ctx context.Context, q *cri.UpdateCon
 
 // UpdatePodSandboxResources implements agent.Runtime.
 func (r *Runtime) UpdatePodSandboxResources(ctx context.Context, q *cri.UpdatePodSandboxResourcesRequest) (*cri.UpdatePodSandboxResourcesResponse, error) {
-	if err := r.enter(ctx, r.Clock, "UpdatePodSandboxResources", q.PodSandboxId); err != nil {
+	if err := r.enterVerb(ctx, r.Clock, "UpdatePodSandboxResources", q.PodSandboxId); err != nil {
 		return nil, err
 	}
 	r.mu.Lock()
@@ -48,14 +48,14 @@ func (r *Runtime) UpdatePodSandboxResources(ctx context.Context, q *cri.UpdatePo
 	return &cri.UpdatePodSandboxResourcesResponse{}, nil
 }
 
-func (c *container) resources() *cri.LinuxContainerResources {
+func (c *container) currentResources() *cri.LinuxContainerResources {
 	if c.updated != nil {
 		return c.updated
 	}
 	return c.cfg.GetLinux().GetResources()
 }
 
-// PodLimits are the limits of a pod's cgroup; nil when it has no sandbox that is ready.
+// PodLimits returns the limits of a pod's cgroup, or nil if it has no ready sandbox.
 func (r *Runtime) PodLimits(uid types.UID) *cri.LinuxContainerResources {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -19,22 +19,22 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Runtime implements agent.Runtime. It outlives the agents that use it, as shims
-// outlive a real one: give the same Runtime to a second agent to test adoption.
+// Runtime implements agent.Runtime. It outlives agents, as shims do: give the same Runtime to a
+// second agent to test adoption.
 type Runtime struct {
 	Script
 	Clock   Clock
-	Network agent.Network // may be nil: sandboxes then get 10.88.x.y
-	// Lifetime, when set, says how long a container runs by itself and with which code
-	// it exits; ok=false means until it is stopped.
+	Network agent.Network // may be nil: sandboxes get addresses 10.88.x.y
+	// Lifetime returns how long a container runs by itself and its exit code. With ok=false, or if
+	// Lifetime is nil, it runs until it is stopped.
 	Lifetime func(*cri.ContainerConfig) (d time.Duration, code int32, ok bool)
-	// OnExec answers ExecSync and Exec; nil means that every command succeeds.
+	// OnExec is called for ExecSync and Exec; nil: every command succeeds.
 	OnExec func(container *cri.ContainerConfig, command []string) (stdout string, code int32, err error)
-	// Handlers are those that the runtime has beside "".
+	// Handlers are the runtime's handlers besides "".
 	Handlers []string
-	// IgnoreTerm names containers that do not end on SIGTERM: stopping them takes the whole grace period.
+	// IgnoreTerm names containers that ignore SIGTERM: stopping them takes the whole grace period.
 	IgnoreTerm map[string]bool
-	// InUse are bytes of memory by container name, below which no limit is set.
+	// InUse is the memory usage in bytes by container name. A lower memory limit is refused.
 	InUse map[string]int64
 
 	mu         sync.Mutex
@@ -43,7 +43,7 @@ type Runtime struct {
 	containers map[string]*container
 	watchers   map[chan agent.RuntimeEvent]struct{}
 	stages     map[string][]agent.StageTime
-	maxRunning map[string]int // by pod uid/container name: most instances seen running at once
+	maxRunning map[string]int // by pod UID/container name: maximum of concurrently running instances
 }
 
 var _ agent.EarlyRuntime = (*Runtime)(nil)
@@ -56,7 +56,7 @@ type sandbox struct {
 	created time.Time
 	ips     []string
 	handler string
-	updated *cri.LinuxContainerResources // in place of those in cfg; nil: never
+	updated *cri.LinuxContainerResources // instead of the resources in cfg; nil: never updated
 }
 
 type container struct {
@@ -70,7 +70,7 @@ type container struct {
 	reason   string
 	message  string
 	done     chan struct{}
-	updated  *cri.LinuxContainerResources // in place of those in cfg; nil: never
+	updated  *cri.LinuxContainerResources // instead of the resources in cfg; nil: never updated
 }
 
 // RunPodSandbox implements agent.Runtime.
@@ -78,11 +78,12 @@ func (r *Runtime) RunPodSandbox(ctx context.Context, q *cri.RunPodSandboxRequest
 	return r.RunPodSandboxEarly(ctx, q, func(string) {})
 }
 
-// RunPodSandboxEarly implements agent.EarlyRuntime. The delay of "AttachNetwork" comes after the sandbox is prepared.
+// RunPodSandboxEarly implements agent.EarlyRuntime. The delay of "AttachNetwork" starts after the
+// sandbox is prepared.
 func (r *Runtime) RunPodSandboxEarly(ctx context.Context, q *cri.RunPodSandboxRequest, prepared func(id string)) (*cri.RunPodSandboxResponse, error) {
 	m := q.Config.Metadata
-	start := r.Clock.now()
-	if err := r.enter(ctx, r.Clock, "RunPodSandbox", fmt.Sprintf("%s/%s#%d", m.Namespace, m.Name, m.Attempt)); err != nil {
+	start := r.Clock.nowOrReal()
+	if err := r.enterVerb(ctx, r.Clock, "RunPodSandbox", fmt.Sprintf("%s/%s#%d", m.Namespace, m.Name, m.Attempt)); err != nil {
 		return nil, err
 	}
 	if h := q.RuntimeHandler; h != "" && !slices.Contains(r.Handlers, h) {
@@ -90,32 +91,32 @@ func (r *Runtime) RunPodSandboxEarly(ctx context.Context, q *cri.RunPodSandboxRe
 	}
 	r.mu.Lock()
 	r.seq++
-	s := &sandbox{cfg: q.Config, handler: q.RuntimeHandler, id: fmt.Sprintf("sb%d", r.seq), ready: true, half: true, created: r.Clock.now(), ips: []string{fmt.Sprintf("10.88.%d.%d", r.seq/250, r.seq%250+2)}}
+	s := &sandbox{cfg: q.Config, handler: q.RuntimeHandler, id: fmt.Sprintf("sb%d", r.seq), ready: true, half: true, created: r.Clock.nowOrReal(), ips: []string{fmt.Sprintf("10.88.%d.%d", r.seq/250, r.seq%250+2)}}
 	if r.sandboxes == nil {
 		r.sandboxes, r.stages = map[string]*sandbox{}, map[string][]agent.StageTime{}
 	}
 	r.sandboxes[s.id] = s
 	r.mu.Unlock()
 	prepared(s.id)
-	ips, err := r.attach(ctx, s)
+	ips, err := r.attachNetwork(ctx, s)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err != nil {
-		r.drop(s.id)
+		r.dropSandbox(s.id)
 		return nil, fmt.Errorf("attaching sandbox of pod %s/%s to the network: %w", m.Namespace, m.Name, err)
 	}
 	if ips != nil {
 		s.ips = ips
 	}
 	s.half = false
-	r.stages[s.id] = []agent.StageTime{{Name: "cni", Start: start, Duration: r.Clock.now().Sub(start), Detail: strings.Join(s.ips, ",")}}
-	r.notify(agent.RuntimeEvent{SandboxID: s.id, PodUID: types.UID(m.Uid)})
+	r.stages[s.id] = []agent.StageTime{{Name: "cni", Start: start, Duration: r.Clock.nowOrReal().Sub(start), Detail: strings.Join(s.ips, ",")}}
+	r.sendEvent(agent.RuntimeEvent{SandboxID: s.id, PodUID: types.UID(m.Uid)})
 	return &cri.RunPodSandboxResponse{PodSandboxId: s.id}, nil
 }
 
-// attach gives a sandbox its network; no addresses mean those that it has.
-func (r *Runtime) attach(ctx context.Context, s *sandbox) ([]string, error) {
-	if err := r.pause(ctx, r.Clock, "AttachNetwork"); err != nil {
+// attachNetwork attaches a sandbox to the network. Without addresses, it keeps those that it has.
+func (r *Runtime) attachNetwork(ctx context.Context, s *sandbox) ([]string, error) {
+	if err := r.pauseVerb(ctx, r.Clock, "AttachNetwork"); err != nil {
 		return nil, err
 	}
 	if r.Network == nil || hostNetwork(s.cfg) {
@@ -126,11 +127,11 @@ func (r *Runtime) attach(ctx context.Context, s *sandbox) ([]string, error) {
 	return st.IPs, err
 }
 
-// drop forgets a sandbox and its containers. The lock is held.
-func (r *Runtime) drop(sandbox string) {
+// dropSandbox deletes a sandbox and its containers. The caller holds the lock.
+func (r *Runtime) dropSandbox(sandbox string) {
 	for id, c := range r.containers {
 		if c.sbID == sandbox {
-			r.exit(c, 137, "Error", "")
+			r.exitContainer(c, 137, "Error", "")
 			delete(r.containers, id)
 		}
 	}
@@ -144,7 +145,7 @@ func hostNetwork(c *cri.PodSandboxConfig) bool {
 
 // StopPodSandbox implements agent.Runtime.
 func (r *Runtime) StopPodSandbox(ctx context.Context, q *cri.StopPodSandboxRequest) (*cri.StopPodSandboxResponse, error) {
-	if err := r.enter(ctx, r.Clock, "StopPodSandbox", q.PodSandboxId); err != nil {
+	if err := r.enterVerb(ctx, r.Clock, "StopPodSandbox", q.PodSandboxId); err != nil {
 		return nil, err
 	}
 	r.mu.Lock()
@@ -155,11 +156,11 @@ func (r *Runtime) StopPodSandbox(ctx context.Context, q *cri.StopPodSandboxReque
 	}
 	for _, c := range r.containers {
 		if c.sbID == s.id {
-			r.exit(c, 137, "Error", "")
+			r.exitContainer(c, 137, "Error", "")
 		}
 	}
 	s.ready = false
-	r.notify(agent.RuntimeEvent{SandboxID: s.id, PodUID: types.UID(s.cfg.Metadata.Uid)})
+	r.sendEvent(agent.RuntimeEvent{SandboxID: s.id, PodUID: types.UID(s.cfg.Metadata.Uid)})
 	r.mu.Unlock()
 	if r.Network != nil && !hostNetwork(s.cfg) {
 		m := s.cfg.Metadata
@@ -172,12 +173,12 @@ func (r *Runtime) StopPodSandbox(ctx context.Context, q *cri.StopPodSandboxReque
 
 // RemovePodSandbox implements agent.Runtime.
 func (r *Runtime) RemovePodSandbox(ctx context.Context, q *cri.RemovePodSandboxRequest) (*cri.RemovePodSandboxResponse, error) {
-	if err := r.enter(ctx, r.Clock, "RemovePodSandbox", q.PodSandboxId); err != nil {
+	if err := r.enterVerb(ctx, r.Clock, "RemovePodSandbox", q.PodSandboxId); err != nil {
 		return nil, err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.drop(q.PodSandboxId)
+	r.dropSandbox(q.PodSandboxId)
 	return &cri.RemovePodSandboxResponse{}, nil
 }
 
@@ -189,7 +190,7 @@ func (r *Runtime) PodSandboxStatus(_ context.Context, q *cri.PodSandboxStatusReq
 	if s == nil {
 		return nil, status.Errorf(codes.NotFound, "sandbox %q not found", q.PodSandboxId)
 	}
-	st := &cri.PodSandboxStatus{Id: s.id, Metadata: s.cfg.Metadata, State: s.state(), CreatedAt: s.created.UnixNano(), Labels: s.cfg.Labels, Annotations: s.cfg.Annotations,
+	st := &cri.PodSandboxStatus{Id: s.id, Metadata: s.cfg.Metadata, State: s.criState(), CreatedAt: s.created.UnixNano(), Labels: s.cfg.Labels, Annotations: s.cfg.Annotations,
 		RuntimeHandler: s.handler, Linux: &cri.LinuxPodSandboxStatus{Namespaces: &cri.Namespace{Options: s.cfg.GetLinux().GetSecurityContext().GetNamespaceOptions()}}}
 	if !hostNetwork(s.cfg) && len(s.ips) > 0 {
 		st.Network = &cri.PodSandboxNetworkStatus{Ip: s.ips[0]}
@@ -200,7 +201,7 @@ func (r *Runtime) PodSandboxStatus(_ context.Context, q *cri.PodSandboxStatusReq
 	return &cri.PodSandboxStatusResponse{Status: st}, nil
 }
 
-func (s *sandbox) state() cri.PodSandboxState {
+func (s *sandbox) criState() cri.PodSandboxState {
 	if s.ready {
 		return cri.PodSandboxState_SANDBOX_READY
 	}
@@ -209,7 +210,7 @@ func (s *sandbox) state() cri.PodSandboxState {
 
 // ListPodSandbox implements agent.Runtime.
 func (r *Runtime) ListPodSandbox(ctx context.Context, q *cri.ListPodSandboxRequest) (*cri.ListPodSandboxResponse, error) {
-	return r.listSandboxes(q), r.pause(ctx, r.Clock, "ListPodSandbox")
+	return r.listSandboxes(q), r.pauseVerb(ctx, r.Clock, "ListPodSandbox")
 }
 
 func (r *Runtime) listSandboxes(q *cri.ListPodSandboxRequest) *cri.ListPodSandboxResponse {
@@ -219,16 +220,16 @@ func (r *Runtime) listSandboxes(q *cri.ListPodSandboxRequest) *cri.ListPodSandbo
 	for _, id := range slices.Sorted(maps.Keys(r.sandboxes)) {
 		s := r.sandboxes[id]
 		f := q.GetFilter()
-		if s.half || f.GetId() != "" && f.GetId() != s.id || f.GetState() != nil && f.GetState().State != s.state() || !selected(f.GetLabelSelector(), s.cfg.Labels) {
+		if s.half || f.GetId() != "" && f.GetId() != s.id || f.GetState() != nil && f.GetState().State != s.criState() || !matchesLabels(f.GetLabelSelector(), s.cfg.Labels) {
 			continue
 		}
-		out.Items = append(out.Items, &cri.PodSandbox{Id: s.id, Metadata: s.cfg.Metadata, State: s.state(), CreatedAt: s.created.UnixNano(), Labels: s.cfg.Labels, Annotations: s.cfg.Annotations,
+		out.Items = append(out.Items, &cri.PodSandbox{Id: s.id, Metadata: s.cfg.Metadata, State: s.criState(), CreatedAt: s.created.UnixNano(), Labels: s.cfg.Labels, Annotations: s.cfg.Annotations,
 			RuntimeHandler: s.handler})
 	}
 	return out
 }
 
-func selected(sel, labels map[string]string) bool {
+func matchesLabels(sel, labels map[string]string) bool {
 	for k, v := range sel {
 		if labels[k] != v {
 			return false
@@ -239,7 +240,7 @@ func selected(sel, labels map[string]string) bool {
 
 // CreateContainer implements agent.Runtime.
 func (r *Runtime) CreateContainer(ctx context.Context, q *cri.CreateContainerRequest) (*cri.CreateContainerResponse, error) {
-	if err := r.enter(ctx, r.Clock, "CreateContainer", fmt.Sprintf("%s#%d", q.Config.Metadata.Name, q.Config.Metadata.Attempt)); err != nil {
+	if err := r.enterVerb(ctx, r.Clock, "CreateContainer", fmt.Sprintf("%s#%d", q.Config.Metadata.Name, q.Config.Metadata.Attempt)); err != nil {
 		return nil, err
 	}
 	r.mu.Lock()
@@ -249,7 +250,7 @@ func (r *Runtime) CreateContainer(ctx context.Context, q *cri.CreateContainerReq
 		return nil, status.Errorf(codes.NotFound, "sandbox %q is not running", q.PodSandboxId)
 	}
 	r.seq++
-	c := &container{cfg: q.Config, id: fmt.Sprintf("c%d", r.seq), sbID: s.id, state: cri.ContainerState_CONTAINER_CREATED, created: r.Clock.now(), done: make(chan struct{})}
+	c := &container{cfg: q.Config, id: fmt.Sprintf("c%d", r.seq), sbID: s.id, state: cri.ContainerState_CONTAINER_CREATED, created: r.Clock.nowOrReal(), done: make(chan struct{})}
 	if r.containers == nil {
 		r.containers = map[string]*container{}
 	}
@@ -259,15 +260,15 @@ func (r *Runtime) CreateContainer(ctx context.Context, q *cri.CreateContainerReq
 
 // StartContainer implements agent.Runtime.
 func (r *Runtime) StartContainer(ctx context.Context, q *cri.StartContainerRequest) (*cri.StartContainerResponse, error) {
-	c, err := r.get(q.ContainerId)
+	c, err := r.getContainer(q.ContainerId)
 	if err != nil {
 		return nil, err
 	}
-	if err := r.enter(ctx, r.Clock, "StartContainer", fmt.Sprintf("%s#%d", c.cfg.Metadata.Name, c.cfg.Metadata.Attempt)); err != nil {
+	if err := r.enterVerb(ctx, r.Clock, "StartContainer", fmt.Sprintf("%s#%d", c.cfg.Metadata.Name, c.cfg.Metadata.Attempt)); err != nil {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		c.started = r.Clock.now()
-		r.exit(c, 128, "StartError", err.Error())
+		c.started = r.Clock.nowOrReal()
+		r.exitContainer(c, 128, "StartError", err.Error())
 		return nil, err
 	}
 	r.mu.Lock()
@@ -278,18 +279,18 @@ func (r *Runtime) StartContainer(ctx context.Context, q *cri.StartContainerReque
 	if c.state != cri.ContainerState_CONTAINER_CREATED {
 		return nil, status.Errorf(codes.FailedPrecondition, "container %q is %s, not created", c.id, c.state)
 	}
-	c.state, c.started = cri.ContainerState_CONTAINER_RUNNING, r.Clock.now()
+	c.state, c.started = cri.ContainerState_CONTAINER_RUNNING, r.Clock.nowOrReal()
 	r.countRunning(c)
-	r.notify(r.event(c))
+	r.sendEvent(r.containerEvent(c))
 	if r.Lifetime != nil {
 		if d, code, ok := r.Lifetime(c.cfg); ok {
-			go r.expire(c, d, code)
+			go r.exitAfterLifetime(c, d, code)
 		}
 	}
 	return &cri.StartContainerResponse{}, nil
 }
 
-func (r *Runtime) expire(c *container, d time.Duration, code int32) {
+func (r *Runtime) exitAfterLifetime(c *container, d time.Duration, code int32) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	go func() {
@@ -299,12 +300,12 @@ func (r *Runtime) expire(c *container, d time.Duration, code int32) {
 		case <-ctx.Done():
 		}
 	}()
-	if r.Clock.sleep(ctx, d) != nil {
+	if r.Clock.sleepFor(ctx, d) != nil {
 		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.exit(c, code, "", "")
+	r.exitContainer(c, code, "", "")
 }
 
 func (r *Runtime) countRunning(c *container) {
@@ -320,8 +321,8 @@ func (r *Runtime) countRunning(c *container) {
 	r.maxRunning[key] = max(r.maxRunning[key], n)
 }
 
-// MaxRunning returns the largest number of instances of any one container of any
-// pod that were ever running at once. It must never exceed 1.
+// MaxRunning returns the maximum number of concurrently running instances of one container. It must
+// never exceed 1.
 func (r *Runtime) MaxRunning() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -334,37 +335,37 @@ func (r *Runtime) MaxRunning() int {
 
 // StopContainer implements agent.Runtime.
 func (r *Runtime) StopContainer(ctx context.Context, q *cri.StopContainerRequest) (*cri.StopContainerResponse, error) {
-	c, err := r.get(q.ContainerId)
+	c, err := r.getContainer(q.ContainerId)
 	if err != nil {
 		return &cri.StopContainerResponse{}, nil
 	}
-	if err := r.enter(ctx, r.Clock, "StopContainer", fmt.Sprintf("%s#%d %ds", c.cfg.Metadata.Name, c.cfg.Metadata.Attempt, q.Timeout)); err != nil {
+	if err := r.enterVerb(ctx, r.Clock, "StopContainer", fmt.Sprintf("%s#%d %ds", c.cfg.Metadata.Name, c.cfg.Metadata.Attempt, q.Timeout)); err != nil {
 		return nil, err
 	}
 	code := int32(143)
 	if q.Timeout == 0 {
 		code = 137
 	} else if r.IgnoreTerm[c.cfg.Metadata.Name] {
-		if err := r.Clock.sleep(ctx, time.Duration(q.Timeout)*time.Second); err != nil {
+		if err := r.Clock.sleepFor(ctx, time.Duration(q.Timeout)*time.Second); err != nil {
 			return nil, err
 		}
 		code = 137
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.exit(c, code, "", "")
+	r.exitContainer(c, code, "", "")
 	return &cri.StopContainerResponse{}, nil
 }
 
 // RemoveContainer implements agent.Runtime.
 func (r *Runtime) RemoveContainer(ctx context.Context, q *cri.RemoveContainerRequest) (*cri.RemoveContainerResponse, error) {
-	if err := r.enter(ctx, r.Clock, "RemoveContainer", q.ContainerId); err != nil {
+	if err := r.enterVerb(ctx, r.Clock, "RemoveContainer", q.ContainerId); err != nil {
 		return nil, err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if c := r.containers[q.ContainerId]; c != nil {
-		r.exit(c, 137, "Error", "")
+		r.exitContainer(c, 137, "Error", "")
 		delete(r.containers, q.ContainerId)
 	}
 	return &cri.RemoveContainerResponse{}, nil
@@ -372,7 +373,7 @@ func (r *Runtime) RemoveContainer(ctx context.Context, q *cri.RemoveContainerReq
 
 // ListContainers implements agent.Runtime.
 func (r *Runtime) ListContainers(ctx context.Context, q *cri.ListContainersRequest) (*cri.ListContainersResponse, error) {
-	return r.listContainers(q), r.pause(ctx, r.Clock, "ListContainers")
+	return r.listContainers(q), r.pauseVerb(ctx, r.Clock, "ListContainers")
 }
 
 func (r *Runtime) listContainers(q *cri.ListContainersRequest) *cri.ListContainersResponse {
@@ -382,7 +383,7 @@ func (r *Runtime) listContainers(q *cri.ListContainersRequest) *cri.ListContaine
 	for _, id := range slices.Sorted(maps.Keys(r.containers)) {
 		c, f := r.containers[id], q.GetFilter()
 		if f.GetId() != "" && f.GetId() != c.id || f.GetPodSandboxId() != "" && f.GetPodSandboxId() != c.sbID ||
-			f.GetState() != nil && f.GetState().State != c.state || !selected(f.GetLabelSelector(), c.cfg.Labels) {
+			f.GetState() != nil && f.GetState().State != c.state || !matchesLabels(f.GetLabelSelector(), c.cfg.Labels) {
 			continue
 		}
 		out.Containers = append(out.Containers, &cri.Container{Id: c.id, PodSandboxId: c.sbID, Metadata: c.cfg.Metadata, Image: c.cfg.Image, ImageRef: c.cfg.GetImage().GetImage(),
@@ -393,7 +394,7 @@ func (r *Runtime) listContainers(q *cri.ListContainersRequest) *cri.ListContaine
 
 // ContainerStatus implements agent.Runtime.
 func (r *Runtime) ContainerStatus(_ context.Context, q *cri.ContainerStatusRequest) (*cri.ContainerStatusResponse, error) {
-	c, err := r.get(q.ContainerId)
+	c, err := r.getContainer(q.ContainerId)
 	if err != nil {
 		return nil, err
 	}
@@ -401,7 +402,7 @@ func (r *Runtime) ContainerStatus(_ context.Context, q *cri.ContainerStatusReque
 	defer r.mu.Unlock()
 	st := &cri.ContainerStatus{Id: c.id, Metadata: c.cfg.Metadata, State: c.state, CreatedAt: c.created.UnixNano(), ExitCode: c.code, Reason: c.reason, Message: c.message,
 		Image: proto.Clone(c.cfg.Image).(*cri.ImageSpec), ImageRef: c.cfg.GetImage().GetImage(), Labels: c.cfg.Labels, Annotations: c.cfg.Annotations, Mounts: c.cfg.Mounts, LogPath: c.cfg.LogPath,
-		Resources: &cri.ContainerResources{Linux: proto.CloneOf(c.resources())}}
+		Resources: &cri.ContainerResources{Linux: proto.CloneOf(c.currentResources())}}
 	if !c.started.IsZero() {
 		st.StartedAt = c.started.UnixNano()
 	}
@@ -413,11 +414,11 @@ func (r *Runtime) ContainerStatus(_ context.Context, q *cri.ContainerStatusReque
 
 // ExecSync implements agent.Runtime.
 func (r *Runtime) ExecSync(ctx context.Context, q *cri.ExecSyncRequest) (*cri.ExecSyncResponse, error) {
-	c, err := r.get(q.ContainerId)
+	c, err := r.getContainer(q.ContainerId)
 	if err != nil {
 		return nil, err
 	}
-	if err := r.enter(ctx, r.Clock, "ExecSync", c.cfg.Metadata.Name+" "+strings.Join(q.Cmd, " ")); err != nil {
+	if err := r.enterVerb(ctx, r.Clock, "ExecSync", c.cfg.Metadata.Name+" "+strings.Join(q.Cmd, " ")); err != nil {
 		return nil, err
 	}
 	if r.OnExec == nil {
@@ -462,9 +463,10 @@ func (r *Runtime) Exec(ctx context.Context, id string, command []string, _ bool,
 	return nil
 }
 
-// Attach echoes stdin to stdout until stdin or the container ends.
+// Attach implements agent.Runtime. It copies stdin to stdout until stdin ends or the container
+// exits.
 func (r *Runtime) Attach(ctx context.Context, id string, _ bool, s agent.Streams) error {
-	c, err := r.get(id)
+	c, err := r.getContainer(id)
 	if err != nil {
 		return err
 	}
@@ -480,7 +482,7 @@ func (r *Runtime) Attach(ctx context.Context, id string, _ bool, s agent.Streams
 	}
 }
 
-// PortForward echoes what it is sent.
+// PortForward implements agent.Runtime. It echoes the received data.
 func (r *Runtime) PortForward(_ context.Context, _ string, _ int32, conn io.ReadWriteCloser) error {
 	defer conn.Close()
 	_, err := io.Copy(conn, conn)

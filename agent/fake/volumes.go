@@ -14,9 +14,9 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Volumes implements agent.Volumes: paths that exist nowhere.
+// Volumes implements agent.Volumes. It returns paths that do not exist.
 type Volumes struct {
-	Root string // folder of what MountAll returns; "" = "/fake/volumes"
+	Root string // folder of the mounts; "" = "/fake/volumes"
 
 	Script
 	Clock Clock
@@ -29,7 +29,7 @@ var _ agent.Volumes = (*Volumes)(nil)
 
 // MountAll implements agent.Volumes.
 func (v *Volumes) MountAll(ctx context.Context, pod *v1.Pod) (map[string]agent.Mount, error) {
-	if err := v.enter(ctx, v.Clock, "MountAll", pod.Name); err != nil {
+	if err := v.enterVerb(ctx, v.Clock, "MountAll", pod.Name); err != nil {
 		return nil, err
 	}
 	v.mu.Lock()
@@ -48,17 +48,17 @@ func (v *Volumes) MountAll(ctx context.Context, pod *v1.Pod) (map[string]agent.M
 
 // Refresh implements agent.Volumes.
 func (v *Volumes) Refresh(ctx context.Context, pod *v1.Pod) error {
-	return v.enter(ctx, v.Clock, "Refresh", pod.Name)
+	return v.enterVerb(ctx, v.Clock, "Refresh", pod.Name)
 }
 
 // AbortIO implements agent.Volumes.
 func (v *Volumes) AbortIO(ctx context.Context, pod types.UID) error {
-	return v.enter(ctx, v.Clock, "GiveUp", string(pod))
+	return v.enterVerb(ctx, v.Clock, "GiveUp", string(pod))
 }
 
 // UnmountAll implements agent.Volumes.
 func (v *Volumes) UnmountAll(ctx context.Context, pod types.UID) error {
-	if err := v.enter(ctx, v.Clock, "UnmountAll", string(pod)); err != nil {
+	if err := v.enterVerb(ctx, v.Clock, "UnmountAll", string(pod)); err != nil {
 		return err
 	}
 	v.mu.Lock()

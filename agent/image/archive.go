@@ -25,14 +25,14 @@ import (
 	"keelson.dev/keelson/internal/safepath"
 )
 
-// Annotations of an index that name an image.
+// Annotations of an index with the name of an image.
 const (
 	nameAnnotation = "io.containerd.image.name"
 	refAnnotation  = "org.opencontainers.image.ref.name"
 )
 
-// importFolder imports the archives folder. A bad archive is reported and the rest
-// go on.
+// importFolder imports the archives in the archives folder. It logs the error of an unusable
+// archive and continues.
 func (s *Store) importFolder(ctx context.Context) {
 	if s.cfg.Archives == "" {
 		return
@@ -42,20 +42,20 @@ func (s *Store) importFolder(ctx context.Context) {
 		return
 	}
 	if err != nil {
-		s.log.Error("the archives folder cannot be read", "error", err)
+		s.log.Error("the archives folder could not be read", "error", err)
 		return
 	}
 	done := map[string]archiveMark{}
-	_ = durable.ReadJSON(s.path("archives.json"), &done)
+	_ = durable.ReadJSON(s.storePath("archives.json"), &done)
 	changed := false
 	for _, e := range entries {
 		if e.IsDir() || strings.HasPrefix(e.Name(), ".") || ctx.Err() != nil {
 			continue
 		}
 		file := filepath.Join(s.cfg.Archives, e.Name())
-		mark, err := s.importOnce(ctx, file, done[e.Name()], done)
+		mark, err := s.importIfNeeded(ctx, file, done[e.Name()], done)
 		if err != nil {
-			s.log.Error("an archive cannot be imported", "archive", file, "error", err)
+			s.log.Error("an archive could not be imported", "archive", file, "error", err)
 			continue
 		}
 		if done[e.Name()] != mark {
@@ -63,15 +63,16 @@ func (s *Store) importFolder(ctx context.Context) {
 		}
 	}
 	if changed {
-		if err := saveJSON(s.path("archives.json"), done); err != nil {
+		if err := saveJSON(s.storePath("archives.json"), done); err != nil {
 			s.log.Warn("archives will be imported again at the next start", "error", err)
 		}
 	}
 }
 
-// importOnce imports an archive unless what it holds is here. last is its mark from an earlier start. One that was
-// touched, copied or renamed is known by its digest among all the marks.
-func (s *Store) importOnce(ctx context.Context, file string, last archiveMark,
+// importIfNeeded imports an archive unless all its images are in the store. last is its mark from
+// an earlier start. An archive that was touched, copied or renamed is recognized by its digest in
+// all.
+func (s *Store) importIfNeeded(ctx context.Context, file string, last archiveMark,
 	all map[string]archiveMark) (archiveMark, error) {
 	st, err := os.Stat(file)
 	if err != nil {
@@ -81,7 +82,7 @@ func (s *Store) importOnce(ctx context.Context, file string, last archiveMark,
 	if last.Digest != "" && last.Size == mark.Size && last.Time == mark.Time && s.hasAll(last.IDs) {
 		return last, nil
 	}
-	if mark.Digest, err = digestOf(ctx, file); err != nil {
+	if mark.Digest, err = fileDigest(ctx, file); err != nil {
 		return archiveMark{}, err
 	}
 	for _, m := range all {
@@ -100,14 +101,16 @@ func (s *Store) importOnce(ctx context.Context, file string, last archiveMark,
 	return mark, nil
 }
 
-// archiveMark tells an archive that was imported from others. IDs are what it held, separated by commas.
+// archiveMark identifies an imported archive. IDs are the IDs of its images, separated by commas.
+// Marks are stored in archives.json.
 type archiveMark struct {
-	Size, Time int64
-	Digest     string
-	IDs        string
+	Size   int64  `json:"Size"`
+	Time   int64  `json:"Time"` // modification time in ns since 1970
+	Digest string `json:"Digest"`
+	IDs    string `json:"IDs"`
 }
 
-func digestOf(ctx context.Context, file string) (string, error) {
+func fileDigest(ctx context.Context, file string) (string, error) {
 	f, err := os.Open(file)
 	if err != nil {
 		return "", err
@@ -134,7 +137,7 @@ func (s *Store) idsOf(names []string) string {
 		if id, ok := s.names[n]; ok {
 			ids = append(ids, id)
 		} else {
-			ids = append(ids, n) // it has no name but its id
+			ids = append(ids, n) // the image has no name, only an ID
 		}
 	}
 	slices.Sort(ids)
@@ -154,14 +157,14 @@ func (s *Store) hasAll(ids string) bool {
 
 // Import implements agent.Images.
 func (s *Store) Import(ctx context.Context, file string) ([]string, error) {
-	if err := s.wait(ctx); err != nil {
+	if err := s.awaitReady(ctx); err != nil {
 		return nil, err
 	}
 	return s.importArchive(ctx, file)
 }
 
 func (s *Store) importArchive(ctx context.Context, file string) ([]string, error) {
-	tmp, err := mkdirTemp(s.path("tmp"), "archive-")
+	tmp, err := mkdirTemp(s.storePath("tmp"), "archive-")
 	if err != nil {
 		return nil, err
 	}
@@ -169,7 +172,7 @@ func (s *Store) importArchive(ctx context.Context, file string) ([]string, error
 	if err := extractArchive(ctx, file, tmp, s.limits); err != nil {
 		return nil, fmt.Errorf("%w: archive %s: %w", agent.ErrImageUnpack, file, err)
 	}
-	var found []named
+	var found []archiveImage
 	if _, e := os.Stat(filepath.Join(tmp, "index.json")); e == nil {
 		found, err = fromLayout(tmp)
 	} else if _, e := os.Stat(filepath.Join(tmp, "manifest.json")); e == nil {
@@ -182,7 +185,7 @@ func (s *Store) importArchive(ctx context.Context, file string) ([]string, error
 	}
 	var all []string
 	for _, f := range found {
-		names, err := f.normalised()
+		names, err := f.normalizedNames()
 		if err != nil {
 			return nil, fmt.Errorf("archive %s: %w", file, err)
 		}
@@ -190,7 +193,7 @@ func (s *Store) importArchive(ctx context.Context, file string) ([]string, error
 		if len(names) > 0 {
 			what = names[0]
 		}
-		id, err := s.store(ctx, what, f.image, names)
+		id, err := s.storeImage(ctx, what, f.image, names)
 		if err != nil {
 			if !errors.Is(err, agent.ErrImageUnpack) {
 				err = fmt.Errorf("%w: image %s: %w", agent.ErrImageUnpack, what, err)
@@ -205,15 +208,16 @@ func (s *Store) importArchive(ctx context.Context, file string) ([]string, error
 	return all, nil
 }
 
-// named is an image of an archive.
-type named struct {
+// archiveImage is an image of an archive.
+type archiveImage struct {
 	image v1.Image
 	names []string
-	index string // digest of the manifest or index that the names mean
+	index string // digest of the manifest or index with these names
 }
 
-// normalised are the image's names, and its digest under each repository.
-func (n named) normalised() ([]string, error) {
+// normalizedNames returns the image's normalized names, and the name of its digest in each
+// repository.
+func (n archiveImage) normalizedNames() ([]string, error) {
 	var out []string
 	for _, s := range n.names {
 		r, err := parseReference(s)
@@ -222,21 +226,21 @@ func (n named) normalised() ([]string, error) {
 		}
 		out = append(out, r.String())
 		if n.index != "" {
-			out = append(out, r.repository()+"@"+n.index)
+			out = append(out, r.repositoryName()+"@"+n.index)
 		}
 	}
 	slices.Sort(out)
 	return slices.Compact(out), nil
 }
 
-// extractArchive writes the plain files of an archive below dir.
+// extractArchive writes the regular files of an archive below dir.
 func extractArchive(ctx context.Context, file, dir string, limits Limits) error {
 	f, err := os.Open(file)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	stream, err := decompress(f)
+	stream, err := newDecompressor(f)
 	if err != nil {
 		return err
 	}
@@ -246,8 +250,8 @@ func extractArchive(ctx context.Context, file, dir string, limits Limits) error 
 		return err
 	}
 	defer root.Close()
-	m := meter{limits: limits, dir: dir}
-	t := tar.NewReader(&bounded{stream, limits.archiveBytes()})
+	m := archiveMeter{limits: limits, dir: dir}
+	t := tar.NewReader(&boundedReader{stream, limits.archiveBytes()})
 	for ctx.Err() == nil {
 		h, err := t.Next()
 		if err == io.EOF {
@@ -256,7 +260,7 @@ func extractArchive(ctx context.Context, file, dir string, limits Limits) error 
 		if err != nil {
 			return fmt.Errorf("read the archive: %w", err)
 		}
-		if err := m.entry(h.Name, h.Linkname); err != nil {
+		if err := m.countEntry(h.Name, h.Linkname); err != nil {
 			return fmt.Errorf("entry %.200q: %w", h.Name, err)
 		}
 		if h.Typeflag != tar.TypeReg {
@@ -270,7 +274,7 @@ func extractArchive(ctx context.Context, file, dir string, limits Limits) error 
 		if err != nil {
 			return fmt.Errorf("entry %q: %w", h.Name, err)
 		}
-		err = m.copy(out, t, h.Size)
+		err = m.copyContent(out, t, h.Size)
 		if e := out.Close(); err == nil {
 			err = e
 		}
@@ -281,8 +285,8 @@ func extractArchive(ctx context.Context, file, dir string, limits Limits) error 
 	return ctx.Err()
 }
 
-// fromLayout finds the images for this platform in an OCI layout.
-func fromLayout(dir string) ([]named, error) {
+// fromLayout returns the images for this platform in an OCI layout.
+func fromLayout(dir string) ([]archiveImage, error) {
 	index, err := layout.ImageIndexFromPath(dir)
 	if err != nil {
 		return nil, fmt.Errorf("read the layout: %w", err)
@@ -291,7 +295,7 @@ func fromLayout(dir string) ([]named, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the index: %w", err)
 	}
-	byDigest := map[string]*named{}
+	byDigest := map[string]*archiveImage{}
 	var order []string
 	for _, d := range m.Manifests {
 		key := d.Digest.String()
@@ -304,28 +308,28 @@ func fromLayout(dir string) ([]named, error) {
 			if img == nil {
 				continue
 			}
-			n = &named{image: img, index: key}
+			n = &archiveImage{image: img, index: key}
 			byDigest[key] = n
 			order = append(order, key)
 		}
 		if v := d.Annotations[nameAnnotation]; v != "" {
 			n.names = append(n.names, v)
 		} else if v := d.Annotations[refAnnotation]; strings.ContainsAny(v, "/:") {
-			n.names = append(n.names, v) // some tools write only a tag here, which names nothing
+			n.names = append(n.names, v) // some tools write only a tag here, which is not a name
 		}
 	}
-	var out []named
+	var out []archiveImage
 	for _, key := range order {
 		out = append(out, *byDigest[key])
 	}
 	if len(out) == 0 {
-		return nil, fmt.Errorf("no image for %s in it", platform())
+		return nil, fmt.Errorf("it contains no image for platform %s", nodePlatform())
 	}
 	return out, nil
 }
 
-// layoutImage is the image that a descriptor means here, nil for another platform
-// or something that is no image.
+// layoutImage returns the image of a descriptor, or nil for another platform or for something that
+// is not an image.
 func layoutImage(index v1.ImageIndex, d v1.Descriptor) (v1.Image, error) {
 	switch {
 	case d.MediaType.IsIndex():
@@ -333,13 +337,13 @@ func layoutImage(index v1.ImageIndex, d v1.Descriptor) (v1.Image, error) {
 		if err != nil {
 			return nil, err
 		}
-		images, err := partial.FindImages(sub, match.Platforms(v1.Platform{OS: platform().OS, Architecture: platform().Architecture}, platform()))
+		images, err := partial.FindImages(sub, match.Platforms(v1.Platform{OS: nodePlatform().OS, Architecture: nodePlatform().Architecture}, nodePlatform()))
 		if err != nil || len(images) == 0 {
 			return nil, err
 		}
 		return images[0], nil
 	case d.MediaType.IsImage():
-		if d.Platform != nil && (d.Platform.OS != platform().OS || d.Platform.Architecture != platform().Architecture) {
+		if d.Platform != nil && (d.Platform.OS != nodePlatform().OS || d.Platform.Architecture != nodePlatform().Architecture) {
 			return nil, nil
 		}
 		return index.Image(d.Digest)
@@ -347,14 +351,14 @@ func layoutImage(index v1.ImageIndex, d v1.Descriptor) (v1.Image, error) {
 	return nil, nil
 }
 
-// fromDocker finds the images of a docker archive.
-func fromDocker(file string) ([]named, error) {
+// fromDocker returns the images of a Docker archive.
+func fromDocker(file string) ([]archiveImage, error) {
 	opener := func() (io.ReadCloser, error) {
 		f, err := os.Open(file)
 		if err != nil {
 			return nil, err
 		}
-		plain, err := decompress(f)
+		plain, err := newDecompressor(f)
 		if err != nil {
 			f.Close()
 			return nil, err
@@ -365,17 +369,17 @@ func fromDocker(file string) ([]named, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read manifest.json: %w", err)
 	}
-	var out []named
+	var out []archiveImage
 	for _, d := range m {
 		if len(d.RepoTags) == 0 {
 			if len(m) > 1 {
-				continue // nothing could ever name it
+				continue // without a name it could not be used
 			}
 			img, err := tarball.Image(opener, nil)
 			if err != nil {
 				return nil, err
 			}
-			out = append(out, named{image: img})
+			out = append(out, archiveImage{image: img})
 			continue
 		}
 		tag, err := dockerTag(d.RepoTags[0])
@@ -386,15 +390,15 @@ func fromDocker(file string) ([]named, error) {
 		if err != nil {
 			return nil, fmt.Errorf("image %s: %w", d.RepoTags[0], err)
 		}
-		out = append(out, named{image: img, names: d.RepoTags})
+		out = append(out, archiveImage{image: img, names: d.RepoTags})
 	}
 	if len(out) == 0 {
-		return nil, errors.New("it holds no image")
+		return nil, errors.New("it contains no image")
 	}
 	return out, nil
 }
 
-// bothClosed closes the file below a decompressor too.
+// bothClosed closes a decompressor and the file that it reads.
 type bothClosed struct {
 	io.ReadCloser
 	file *os.File

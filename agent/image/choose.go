@@ -8,31 +8,36 @@ import (
 	"keelson.dev/keelson/internal/reservedspace"
 )
 
-// leastIdle is how long an image stays after its last use, as kubelet's --minimum-image-ttl-duration has it: somebody
-// who has just asked for it, or pulled it, is making a container. The end of a container is no such use.
-const leastIdle = 2 * time.Minute
+// minIdle is how long an image stays after its last use, like the kubelet's
+// --minimum-image-ttl-duration. A pull or a status request is a use, because a container is usually
+// created next. The end of a container is not.
+const minIdle = 2 * time.Minute
 
-// room is an amount of a file system.
-type room struct{ bytes, inodes int64 }
+// diskSpace is an amount of bytes and inodes.
+type diskSpace struct{ bytes, inodes int64 }
 
-func (r room) covers(want room) bool { return r.bytes >= want.bytes && r.inodes >= want.inodes }
-
-// fileSystem is how large a file system is and what is free of it.
-type fileSystem struct{ size, free room }
-
-// bytes is the file system without its inodes, and inodes one that has its inodes for bytes.
-func (f fileSystem) bytes() fileSystem {
-	return fileSystem{room{bytes: f.size.bytes}, room{bytes: f.free.bytes}}
+func (r diskSpace) isAtLeast(want diskSpace) bool {
+	return r.bytes >= want.bytes && r.inodes >= want.inodes
 }
 
-func (f fileSystem) inodes() fileSystem {
-	return fileSystem{room{bytes: f.size.inodes}, room{bytes: f.free.inodes}}
+// fileSystem has the size and the free space of a file system.
+type fileSystem struct{ size, free diskSpace }
+
+// withoutInodes returns the file system with bytes only. inodesAsBytes returns it with the inodes
+// in the place of the bytes.
+func (f fileSystem) withoutInodes() fileSystem {
+	return fileSystem{diskSpace{bytes: f.size.bytes}, diskSpace{bytes: f.free.bytes}}
 }
 
-// short says how much has to be removed. Nothing as long as there is half as much again as the floor; from there on as
-// much as brings it to twice the floor: with the default those are the 85 and 80 percent at which kubelet begins and
-// ends. A floor that is most of the disk gets as much above it as there can be.
-func (f fileSystem) short(keep reservedspace.Amount) room {
+func (f fileSystem) inodesAsBytes() fileSystem {
+	return fileSystem{diskSpace{bytes: f.size.inodes}, diskSpace{bytes: f.free.inodes}}
+}
+
+// missingSpace returns how much has to be removed. It is zero while at least 1.5 times the floor is
+// free. Below that, it is the amount up to twice the floor. With the default floor these limits are
+// 85 % and 80 % of the disk, the kubelet's image garbage collection thresholds. If the floor is
+// most of the disk, the target above the floor is half of the rest.
+func (f fileSystem) missingSpace(keep reservedspace.Amount) diskSpace {
 	lack := func(size, free, floor int64) int64 {
 		above := min(floor, max(0, size-floor)/2)
 		if size <= 0 || floor <= 0 || free >= floor+above/2 {
@@ -40,50 +45,51 @@ func (f fileSystem) short(keep reservedspace.Amount) room {
 		}
 		return floor + above - free
 	}
-	return room{bytes: lack(f.size.bytes, f.free.bytes, keep.BytesOf(f.size.bytes)),
+	return diskSpace{bytes: lack(f.size.bytes, f.free.bytes, keep.BytesOf(f.size.bytes)),
 		inodes: lack(f.size.inodes, f.free.inodes, keep.CountOf(f.size.inodes))}
 }
 
-// pressed says that less than the floor is free.
-func (f fileSystem) pressed(keep reservedspace.Amount) bool {
+// isBelowFloor reports whether less than the floor is free.
+func (f fileSystem) isBelowFloor(keep reservedspace.Amount) bool {
 	return f.size.bytes > 0 && f.free.bytes < keep.BytesOf(f.size.bytes) ||
 		f.size.inodes > 0 && f.free.inodes < keep.CountOf(f.size.inodes)
 }
 
-// candidate is an image as the choice of what is removed sees it.
-type candidate struct {
+// removalCandidate is an image that may be removed.
+type removalCandidate struct {
 	id     string
 	layers []string
-	idle   time.Duration // since its last use; below zero where the clock was set back since
+	idle   time.Duration // since its last use; negative if the clock was set back
 }
 
-// inventory is what a store holds, and who uses it.
+// inventory is the content of a store and its users.
 type inventory struct {
-	images     []candidate
-	containers []container
-	needed     map[string]bool // ids of images that pods of the node name
-	archived   map[string]bool // ids of images whose archives the next start would import again
-	busy       map[string]bool // layers that a pull is about to use
-	sizes      map[string]room // by layer
+	images     []removalCandidate
+	containers []containerRecord
+	needed     map[string]bool      // IDs of images that pods of the node refer to
+	archived   map[string]bool      // IDs of images from archives that the next start would import again
+	busy       map[string]bool      // layers that a pull will use
+	sizes      map[string]diskSpace // key: layer
 }
 
-// inUse are the ids of images that stay.
+// inUse returns the IDs of images that must stay.
 func (v *inventory) inUse() map[string]bool {
 	out := map[string]bool{}
-	for _, c := range v.containers { // one that has ended too: it is there until its pod goes
+	for _, c := range v.containers { // includes exited containers, which exist until their pod is removed
 		out[c.Image] = true
 	}
 	for _, im := range v.images {
-		if v.needed[im.id] || v.archived[im.id] || im.idle >= 0 && im.idle < leastIdle {
+		if v.needed[im.id] || v.archived[im.id] || im.idle >= 0 && im.idle < minIdle {
 			out[im.id] = true
 		}
 	}
 	return out
 }
 
-// choose names images that nothing uses, the longest unused first, until want would be free, or all of them. freed is
-// what goes with them: only layers that nothing else stands on. Pure.
-func (v *inventory) choose(want room) (remove []string, freed room) {
+// chooseImages returns unused images to remove, least recently used first, until want is freed or
+// none is left. freed is the space of layers that no other image, container or pull uses. It has no
+// side effects.
+func (v *inventory) chooseImages(want diskSpace) (remove []string, freed diskSpace) {
 	stands := map[string]int{}
 	for _, im := range v.images {
 		for _, k := range im.layers {
@@ -100,11 +106,11 @@ func (v *inventory) choose(want room) (remove []string, freed room) {
 	}
 	used := v.inUse()
 	oldest := slices.Clone(v.images)
-	slices.SortFunc(oldest, func(a, b candidate) int {
+	slices.SortFunc(oldest, func(a, b removalCandidate) int {
 		return cmp.Or(cmp.Compare(b.idle, a.idle), cmp.Compare(a.id, b.id))
 	})
 	for _, im := range oldest {
-		if freed.covers(want) {
+		if freed.isAtLeast(want) {
 			break
 		}
 		if used[im.id] {

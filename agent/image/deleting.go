@@ -6,41 +6,43 @@ import (
 	"time"
 )
 
-// deletingPatience is how long is waited for what is being deleted before something else is: a disk may hang.
-const deletingPatience = 30 * time.Second
+// deletionTimeout bounds the wait for running deletions, because a disk may hang.
+const deletionTimeout = 30 * time.Second
 
-// deletions are those that go on in the background. The zero value has none. Safe for concurrent use.
+// deletions are the deletions in the background. The zero value has none. It is safe for concurrent
+// use.
 type deletions struct {
-	mu    sync.Mutex
-	under map[chan struct{}]struct{}
+	mu      sync.Mutex
+	running map[chan struct{}]struct{}
 }
 
-// begin notes one, until end is called.
-func (d *deletions) begin() (end func()) {
+// startDeletion registers a deletion until end is called.
+func (d *deletions) startDeletion() (end func()) {
 	done := make(chan struct{})
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.under == nil {
-		d.under = map[chan struct{}]struct{}{}
+	if d.running == nil {
+		d.running = map[chan struct{}]struct{}{}
 	}
-	d.under[done] = struct{}{}
+	d.running[done] = struct{}{}
 	return func() {
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		delete(d.under, done)
+		delete(d.running, done)
 		close(done)
 	}
 }
 
-// wait returns when those have ended that had begun, or after the patience; later ones are not waited for.
-func (d *deletions) wait(ctx context.Context) error {
+// awaitCurrent waits until the deletions that are running now have ended, or until deletionTimeout.
+// It returns an error only if ctx ends.
+func (d *deletions) awaitCurrent(ctx context.Context) error {
 	d.mu.Lock()
-	all := make([]chan struct{}, 0, len(d.under))
-	for done := range d.under {
+	all := make([]chan struct{}, 0, len(d.running))
+	for done := range d.running {
 		all = append(all, done)
 	}
 	d.mu.Unlock()
-	bounded, cancel := context.WithTimeout(ctx, deletingPatience)
+	bounded, cancel := context.WithTimeout(ctx, deletionTimeout)
 	defer cancel()
 	for _, done := range all {
 		select {

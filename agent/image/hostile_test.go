@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// A registry cannot make the node read a manifest or a config without end. F106
+// A registry cannot make the node read an unbounded manifest or config. F106
 func TestRegistryThatDoesNotEnd(t *testing.T) {
 	const endless = 256 << 20
 	for _, c := range []struct{ name, manifest string }{
@@ -40,11 +40,11 @@ func TestRegistryThatDoesNotEnd(t *testing.T) {
 			}))
 			defer srv.Close()
 			host := strings.TrimPrefix(srv.URL, "http://")
-			s, stop := open(t, Config{Insecure: []string{host}})
+			s, stop := openStore(t, Config{Insecure: []string{host}})
 			defer stop()
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
-			_, err := pull(t, s, host+"/app:v1", nil)
+			_, err := pullImage(t, s, host+"/app:v1", nil)
 			runtime.ReadMemStats(&after)
 			if !errors.Is(err, errLimit) {
 				t.Errorf("pull: %v", err)

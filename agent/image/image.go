@@ -1,22 +1,22 @@
-// Package image holds container images on the node: pulled from registries or
-// imported from archives, verified by digest, unpacked once per layer and offered
-// as the parts of an overlay to whoever creates the container.
+// Package image stores container images on the node. Images are pulled from registries or imported
+// from archives, verified by digest, and unpacked once per layer. The creator of a container gets
+// the layers as parts of an overlay mount.
 //
 // On disk, below Config.Root:
 //
 //	images/HEX/        one image by the digest of its config: config.json, manifest.json, image.json
-//	layers/KEY         one unpacked layer, ready to be a lower folder of an overlay
-//	layers/KEY.json    what it is; written before the layer appears
-//	containers/ID/     a container's upper and work folders and the empty folder it is mounted on
-//	base/              the mount points of every container, below all layers
-//	tmp/               what is being made or deleted; emptied at start
+//	layers/KEY         one unpacked layer, a lower folder of overlays
+//	layers/KEY.json    its record; written before the layer appears
+//	containers/ID/     upper and work folder of a container, and its empty mount point
+//	base/              mount points of every container, below all layers
+//	tmp/               data that is being created or deleted; emptied at start
 //
-// and below Config.Run, records/ID: what a container stands on. Root is for root alone, on a mount without devices and
-// set-user-id programs; Limits bound what an image may cost.
+// The image and the layers of a container are recorded in Config.Run, records/ID. Only root can
+// access Root, which is on a mount with nodev and nosuid. Limits bound what an image may consume.
 //
-// Images and layers are made in tmp, synced and renamed, so what exists is whole. A
-// container need not survive a reboot: its folder counts while it has a record.
-// Nothing counts references on disk: they are computed from images and containers.
+// Images and layers are created in tmp, synced and renamed, so that they are complete. Containers
+// do not survive a reboot: the folder of a container without a record is deleted. References are
+// not counted on disk; they are computed from images and containers.
 package image
 
 import (
@@ -38,22 +38,24 @@ import (
 	"keelson.dev/keelson/internal/safepath"
 )
 
-// Config says where images live and how registries are reached.
+// Config configures a Store: its folders and its access to registries.
 type Config struct {
-	Root     string // blobs, unpacked layers, names; survives a reboot
-	Run      string // which containers there are; emptied by a reboot, as they are; "" = below Root
+	Root     string // images, unpacked layers, names; survives a reboot
+	Run      string // records of containers; emptied by a reboot; "" = below Root
 	Archives string // folder of OCI or docker archives imported at start; "" = none
 	Logger   *slog.Logger
 
-	// registry host ("docker.io", or "*" for those not named) → hosts tried before it, in order
+	// registry host ("docker.io", or "*" for all others) → mirror hosts in the order in which
+	// they are tried
 	Mirrors  map[string][]string
-	Insecure []string          // registry hosts spoken to over plain HTTP
-	CAs      map[string]string // registry host → file with PEM certificates trusted for it
+	Insecure []string          // registry hosts that are accessed over plain HTTP
+	CAs      map[string]string // registry host → PEM file with trusted CA certificates
 
 	Limits Limits
-	// Floor is what has to stay free of the file system for the node not to count as short of disk: MakeRoom goes by it.
+	// Floor is the space that must stay free on the file system. Below it the node has disk
+	// pressure. MakeRoom aims above it.
 	Floor reservedspace.Amount
-	// Inodes is the same of inodes, with a size as a number; the zero value is the share that Floor is.
+	// Inodes is the number of inodes that must stay free. The zero value is the share of Floor.
 	Inodes reservedspace.Amount
 }
 
@@ -64,50 +66,50 @@ type Store struct {
 	ready     chan struct{}
 	pulls     singleflight.Group
 	layers    singleflight.Group
-	transport func() (*transport, error)
+	transport func() (*registryTransport, error)
 	trash     sync.WaitGroup
-	deleting  deletions // of trash
+	deleting  deletions // deletions that trash waits for
 	discarded atomic.Int64
-	imported  atomic.Int64 // archives
+	imported  atomic.Int64 // number of imported archives
 	limits    Limits
-	unpacking chan struct{} // a place for each image that is being unpacked
+	unpacking chan struct{} // one slot per image that is being unpacked
 	now       func() time.Time
 
 	mu         sync.Mutex
-	images     map[string]*image    // by id, "sha256:..."
-	names      map[string]string    // normalised name (with tag or digest) → id
-	containers map[string]container // by container id
-	busy       map[string]int       // layers that a pull is about to use, by key
+	images     map[string]*imageRecord    // key: image ID, "sha256:..."
+	names      map[string]string          // normalized name (with tag or digest) → image ID
+	containers map[string]containerRecord // key: container ID
+	busy       map[string]int             // layers that a pull will use, with the number of pulls, by key
 }
 
 var _ agent.Images = (*Store)(nil)
 
-// New starts nothing and touches no disk.
+// New returns a Store. It starts nothing and accesses no disk.
 func New(cfg Config) *Store {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	s := &Store{cfg: cfg, log: cfg.Logger, ready: make(chan struct{}), images: map[string]*image{}, names: map[string]string{},
-		containers: map[string]container{}, busy: map[string]int{}, limits: cfg.Limits.orDefaults(), now: time.Now}
+	s := &Store{cfg: cfg, log: cfg.Logger, ready: make(chan struct{}), images: map[string]*imageRecord{}, names: map[string]string{},
+		containers: map[string]containerRecord{}, busy: map[string]int{}, limits: cfg.Limits.orDefaults(), now: time.Now}
 	s.unpacking = make(chan struct{}, s.limits.Images)
-	s.transport = sync.OnceValues(func() (*transport, error) { return newTransport(cfg) })
+	s.transport = sync.OnceValues(func() (*registryTransport, error) { return newTransport(cfg) })
 	return s
 }
 
-// Run removes half-made things of an earlier run, imports the archives folder and
-// serves until ctx ends. Verbs called earlier wait. It can be called once.
+// Run removes incomplete data of an earlier run, imports the archives folder, and serves requests
+// until ctx ends. Earlier requests wait. Run can be called once.
 func (s *Store) Run(ctx context.Context) (err error) {
-	open, err := seal(s.cfg.Root)
+	open, err := mountStore(s.cfg.Root)
 	defer func() { err = errors.Join(err, open()) }()
-	if errors.Is(err, errUnsealed) {
-		s.log.Warn("the image store has no mount of its own", "error", err)
+	if errors.Is(err, errNoStoreMount) {
+		s.log.Warn("the image store has no separate mount", "error", err)
 	} else if err != nil {
 		return fmt.Errorf("prepare the image store: %w", err)
 	}
-	if err := safepath.RemoveAll(s.path("tmp")); err != nil {
-		return fmt.Errorf("clear scratch of the image store: %w", err)
+	if err := safepath.RemoveAll(s.storePath("tmp")); err != nil {
+		return fmt.Errorf("clear the temporary folder of the image store: %w", err)
 	}
-	for _, dir := range []string{s.path("images"), s.path("layers"), s.path("containers"), s.path("tmp"), s.containerRecord("")} {
+	for _, dir := range []string{s.storePath("images"), s.storePath("layers"), s.storePath("containers"), s.storePath("tmp"), s.containerRecordPath("")} {
 		if err := os.MkdirAll(dir, 0o711); err != nil {
 			return fmt.Errorf("prepare the image store: %w", err)
 		}
@@ -115,7 +117,7 @@ func (s *Store) Run(ctx context.Context) (err error) {
 	if err := s.makeBase(); err != nil {
 		return fmt.Errorf("prepare the image store: %w", err)
 	}
-	if err := s.load(); err != nil {
+	if err := s.loadStore(); err != nil {
 		return err
 	}
 	s.importFolder(ctx)
@@ -125,27 +127,27 @@ func (s *Store) Run(ctx context.Context) (err error) {
 	return nil
 }
 
-// makeBase makes the lowest folder of every overlay: the mount points that any
-// container needs. Making them in an overlay that lacks them costs a copy each.
+// makeBase creates the lowest folder of every overlay, with the mount points of all containers.
+// Creating them per container would cost a copy in each overlay.
 func (s *Store) makeBase() error {
 	for _, d := range []string{"", "proc", "sys", "dev", "etc"} {
-		if err := os.MkdirAll(s.path("base", d), 0o755); err != nil {
+		if err := os.MkdirAll(s.storePath("base", d), 0o755); err != nil {
 			return err
 		}
-		if err := os.Chmod(s.path("base", d), 0o755); err != nil {
+		if err := os.Chmod(s.storePath("base", d), 0o755); err != nil {
 			return err
 		}
 	}
 	for _, f := range []string{"hosts", "hostname", "resolv.conf"} {
-		if err := os.WriteFile(s.path("base/etc", f), nil, 0o644); err != nil {
+		if err := os.WriteFile(s.storePath("base/etc", f), nil, 0o644); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// wait blocks until the store is loaded.
-func (s *Store) wait(ctx context.Context) error {
+// awaitReady waits until the store is loaded.
+func (s *Store) awaitReady(ctx context.Context) error {
 	select {
 	case <-s.ready:
 		return ctx.Err()
@@ -154,8 +156,9 @@ func (s *Store) wait(ctx context.Context) error {
 	}
 }
 
-// containerRecord is the record of a container; an empty id gives the folder of them all.
-func (s *Store) containerRecord(id string) string {
+// containerRecordPath returns the path of a container's record; with an empty ID, the folder of all
+// records.
+func (s *Store) containerRecordPath(id string) string {
 	run := s.cfg.Run
 	if run == "" {
 		run = s.cfg.Root
@@ -163,6 +166,6 @@ func (s *Store) containerRecord(id string) string {
 	return filepath.Join(run, "records", id)
 }
 
-func (s *Store) path(elem ...string) string {
+func (s *Store) storePath(elem ...string) string {
 	return filepath.Join(append([]string{s.cfg.Root}, elem...)...)
 }

@@ -35,14 +35,14 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-func ctx(t *testing.T) context.Context {
+func testContext(t *testing.T) context.Context {
 	c, cancel := context.WithTimeout(context.Background(), time.Minute)
 	t.Cleanup(cancel)
 	return c
 }
 
-// open runs a store; the returned function stops it.
-func open(t *testing.T, cfg Config) (*Store, func()) {
+// openStore runs a store; the returned function stops it.
+func openStore(t *testing.T, cfg Config) (*Store, func()) {
 	t.Helper()
 	needRoot(t)
 	if cfg.Root == "" {
@@ -79,8 +79,8 @@ func (l lockedWriter) Write(p []byte) (int, error) {
 	return l.w.Write(p)
 }
 
-// testImage has one layer for each set of entries.
-func testImage(t *testing.T, layers ...[]entry) v1.Image {
+// newTestImage returns an image with one layer per set of entries.
+func newTestImage(t *testing.T, layers ...[]entry) v1.Image {
 	t.Helper()
 	img, err := mutate.ConfigFile(empty.Image, &v1.ConfigFile{OS: "linux", Architecture: runtime.GOARCH, Config: v1.Config{
 		Env: []string{"A=b"}, Entrypoint: []string{"/run"}, Cmd: []string{"x"}, User: "app", WorkingDir: "/w", StopSignal: "SIGINT", Volumes: map[string]struct{}{"/v": {}}}})
@@ -88,7 +88,7 @@ func testImage(t *testing.T, layers ...[]entry) v1.Image {
 		t.Fatal(err)
 	}
 	for _, entries := range layers {
-		b := archive(t, entries...)
+		b := newArchive(t, entries...)
 		l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b)), nil })
 		if err != nil {
 			t.Fatal(err)
@@ -100,11 +100,11 @@ func testImage(t *testing.T, layers ...[]entry) v1.Image {
 	return img
 }
 
-// fakeRegistry serves images on loopback and counts.
+// fakeRegistry serves images on loopback and counts requests.
 type fakeRegistry struct {
 	host            string
 	manifests, blob atomic.Int64
-	user, password  string // required when set
+	user, password  string // required if set
 	corrupt         atomic.Bool
 }
 
@@ -141,7 +141,7 @@ func newRegistry(t *testing.T) *fakeRegistry {
 	return f
 }
 
-func (f *fakeRegistry) push(t *testing.T, ref string, img v1.Image) {
+func (f *fakeRegistry) pushImage(t *testing.T, ref string, img v1.Image) {
 	t.Helper()
 	r, err := name.ParseReference(f.host+"/"+ref, name.Insecure)
 	if err != nil {
@@ -152,21 +152,21 @@ func (f *fakeRegistry) push(t *testing.T, ref string, img v1.Image) {
 	}
 }
 
-func pull(t *testing.T, s *Store, image string, auth *cri.AuthConfig) (string, error) {
-	out, err := s.PullImage(ctx(t), &cri.PullImageRequest{Image: &cri.ImageSpec{Image: image}, Auth: auth})
+func pullImage(t *testing.T, s *Store, image string, auth *cri.AuthConfig) (string, error) {
+	out, err := s.PullImage(testContext(t), &cri.PullImageRequest{Image: &cri.ImageSpec{Image: image}, Auth: auth})
 	return out.GetImageRef(), err
 }
 
 // F106
 func TestPullOnceThenNoBytes(t *testing.T) {
 	reg := newRegistry(t)
-	img := testImage(t, []entry{{name: "run", content: "1"}}, []entry{{name: "more", content: "2"}})
-	reg.push(t, "team/app:v1", img)
-	s, stop := open(t, Config{Insecure: []string{reg.host}})
+	img := newTestImage(t, []entry{{name: "run", content: "1"}}, []entry{{name: "more", content: "2"}})
+	reg.pushImage(t, "team/app:v1", img)
+	s, stop := openStore(t, Config{Insecure: []string{reg.host}})
 	var wg sync.WaitGroup
-	for range 8 { // together they are one pull
+	for range 8 { // concurrent pulls are merged
 		wg.Go(func() {
-			if _, err := pull(t, s, reg.host+"/team/app:v1", nil); err != nil {
+			if _, err := pullImage(t, s, reg.host+"/team/app:v1", nil); err != nil {
 				t.Error(err)
 			}
 		})
@@ -176,7 +176,7 @@ func TestPullOnceThenNoBytes(t *testing.T) {
 		t.Errorf("%d blobs were fetched for 8 pulls of two layers and a config", n)
 	}
 	reg.manifests.Store(0)
-	id, err := pull(t, s, reg.host+"/team/app:v1", nil)
+	id, err := pullImage(t, s, reg.host+"/team/app:v1", nil)
 	if err != nil || reg.manifests.Load() > 1 || reg.blob.Load() != 3 {
 		t.Errorf("pulling what is there: %v, %d manifests, %d blobs", err, reg.manifests.Load(), reg.blob.Load())
 	}
@@ -185,100 +185,101 @@ func TestPullOnceThenNoBytes(t *testing.T) {
 	if id != want.String() {
 		t.Errorf("image ref %s, want %s", id, want)
 	}
-	// By digest nothing at all is asked.
+	// A pull by digest sends no request.
 	reg.manifests.Store(0)
-	if _, err := pull(t, s, reg.host+"/team/app@"+digest.String(), nil); err != nil || reg.manifests.Load() != 0 {
+	if _, err := pullImage(t, s, reg.host+"/team/app@"+digest.String(), nil); err != nil || reg.manifests.Load() != 0 {
 		t.Errorf("by digest: %v, %d requests", err, reg.manifests.Load())
 	}
 	for _, ref := range []string{reg.host + "/team/app:v1", reg.host + "/team/app@" + digest.String(), id, id[7:20]} {
-		st, err := s.ImageStatus(ctx(t), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: ref}})
+		st, err := s.ImageStatus(testContext(t), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: ref}})
 		if err != nil || st.Image.GetId() != id || st.Image.GetUsername() != "app" {
 			t.Errorf("status of %s: %v, %v", ref, st, err)
 		}
 	}
-	c, err := s.Config(ctx(t), reg.host+"/team/app:v1")
+	c, err := s.Config(testContext(t), reg.host+"/team/app:v1")
 	if err != nil || c.ID != id || !strings.HasSuffix(c.Digest, "@"+digest.String()) || c.StopSignal != "SIGINT" || c.User != "app" || !slices.Equal(c.Volumes, []string{"/v"}) {
 		t.Errorf("config: %+v, %v", c, err)
 	}
-	// A restart forgets nothing, and scratch of a killed run is cleared.
+	// Everything persists across a restart. Temporary data of a killed run is removed.
 	stop()
-	if err := os.MkdirAll(s.path("tmp", "layer-half", "fs"), 0o755); err != nil {
+	if err := os.MkdirAll(s.storePath("tmp", "layer-half", "fs"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	reg.manifests.Store(0)
-	s2, _ := open(t, Config{Root: s.cfg.Root, Insecure: []string{reg.host}})
-	if st, err := s2.ImageStatus(ctx(t), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: reg.host + "/team/app:v1"}}); err != nil || st.Image.GetId() != id {
+	s2, _ := openStore(t, Config{Root: s.cfg.Root, Insecure: []string{reg.host}})
+	if st, err := s2.ImageStatus(testContext(t), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: reg.host + "/team/app:v1"}}); err != nil || st.Image.GetId() != id {
 		t.Errorf("after a restart: %v, %v", st, err)
 	}
-	if e, err := os.ReadDir(s.path("tmp")); err != nil || len(e) != 0 {
+	if e, err := os.ReadDir(s.storePath("tmp")); err != nil || len(e) != 0 {
 		t.Errorf("scratch after a restart: %v, %v", e, err)
 	}
 }
 
 func TestPullErrorsSayWhatAndWhere(t *testing.T) {
 	reg := newRegistry(t)
-	reg.push(t, "app:v1", testImage(t, []entry{{name: "f", content: strings.Repeat("content ", 100)}}))
-	s, _ := open(t, Config{Insecure: []string{reg.host}})
-	if _, err := pull(t, s, "UPPER/case:x", nil); !errors.Is(err, agent.ErrInvalidImage) {
+	reg.pushImage(t, "app:v1", newTestImage(t, []entry{{name: "f", content: strings.Repeat("content ", 100)}}))
+	s, _ := openStore(t, Config{Insecure: []string{reg.host}})
+	if _, err := pullImage(t, s, "UPPER/case:x", nil); !errors.Is(err, agent.ErrInvalidImage) {
 		t.Errorf("bad name: %v", err)
 	}
-	if _, err := pull(t, s, reg.host+"/app:v9", nil); !errors.Is(err, agent.ErrImagePull) || !strings.Contains(err.Error(), "app:v9") {
+	if _, err := pullImage(t, s, reg.host+"/app:v9", nil); !errors.Is(err, agent.ErrImagePull) || !strings.Contains(err.Error(), "app:v9") {
 		t.Errorf("missing tag: %v", err)
 	}
 	reg.corrupt.Store(true)
-	if _, err := pull(t, s, reg.host+"/app:v1", nil); err == nil || !strings.Contains(err.Error(), "app:v1") {
+	if _, err := pullImage(t, s, reg.host+"/app:v1", nil); err == nil || !strings.Contains(err.Error(), "app:v1") {
 		t.Errorf("corrupt blob: %v", err)
 	}
 	reg.corrupt.Store(false)
-	if _, err := pull(t, s, reg.host+"/app:v1", nil); err != nil {
+	if _, err := pullImage(t, s, reg.host+"/app:v1", nil); err != nil {
 		t.Errorf("after the registry is well again: %v", err)
 	}
-	plain, _ := open(t, Config{})
-	if _, err := pull(t, plain, reg.host+"/app:v1", nil); err == nil || !strings.Contains(err.Error(), "plain HTTP is not allowed") {
+	plain, _ := openStore(t, Config{})
+	if _, err := pullImage(t, plain, reg.host+"/app:v1", nil); err == nil || !strings.Contains(err.Error(), "plain HTTP is not allowed") {
 		t.Errorf("a registry that is not configured as insecure: %v", err)
 	}
 	reg.user, reg.password = "me", "secret"
-	fresh, _ := open(t, Config{Insecure: []string{reg.host}})
-	if _, err := pull(t, fresh, reg.host+"/app:v1", nil); !errors.Is(err, agent.ErrImagePull) {
+	fresh, _ := openStore(t, Config{Insecure: []string{reg.host}})
+	if _, err := pullImage(t, fresh, reg.host+"/app:v1", nil); !errors.Is(err, agent.ErrImagePull) {
 		t.Errorf("without credentials: %v", err)
 	}
-	if _, err := pull(t, fresh, reg.host+"/app:v1", &cri.AuthConfig{Username: "me", Password: "secret"}); err != nil {
+	if _, err := pullImage(t, fresh, reg.host+"/app:v1", &cri.AuthConfig{Username: "me", Password: "secret"}); err != nil {
 		t.Errorf("with credentials: %v", err)
 	}
 }
 
 func TestMirrorComesFirst(t *testing.T) {
 	reg := newRegistry(t)
-	reg.push(t, "library/busybox:latest", testImage(t, []entry{{name: "f", content: "x"}}))
-	s, _ := open(t, Config{Insecure: []string{reg.host}, Mirrors: map[string][]string{"docker.io": {reg.host}}})
-	if _, err := pull(t, s, "busybox", nil); err != nil {
+	reg.pushImage(t, "library/busybox:latest", newTestImage(t, []entry{{name: "f", content: "x"}}))
+	s, _ := openStore(t, Config{Insecure: []string{reg.host}, Mirrors: map[string][]string{"docker.io": {reg.host}}})
+	if _, err := pullImage(t, s, "busybox", nil); err != nil {
 		t.Fatal(err)
 	}
-	st, err := s.ImageStatus(ctx(t), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: "docker.io/library/busybox:latest"}})
+	st, err := s.ImageStatus(testContext(t), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: "docker.io/library/busybox:latest"}})
 	if err != nil || !slices.Contains(st.Image.GetRepoTags(), "docker.io/library/busybox:latest") {
 		t.Errorf("%v, %v", st, err)
 	}
 }
 
-// A mirror for every registry is asked first for all that have none of their own, without the registry's credentials.
+// A mirror for all registries is tried first for registries without their own mirrors, without the
+// registry's credentials.
 func TestMirrorOfEveryRegistry(t *testing.T) {
 	reg := newRegistry(t)
-	reg.push(t, "team/app:v1", testImage(t, []entry{{name: "f", content: "x"}}))
+	reg.pushImage(t, "team/app:v1", newTestImage(t, []entry{{name: "f", content: "x"}}))
 	everywhere := map[string][]string{"*": {reg.host}}
-	s, _ := open(t, Config{Insecure: []string{reg.host}, Mirrors: everywhere})
+	s, _ := openStore(t, Config{Insecure: []string{reg.host}, Mirrors: everywhere})
 	for _, image := range []string{"registry.example.com/team/app:v1", reg.host + "/team/app:v1"} {
-		if _, err := pull(t, s, image, nil); err != nil {
+		if _, err := pullImage(t, s, image, nil); err != nil {
 			t.Errorf("%s: %v", image, err)
 		}
 	}
 	named := map[string][]string{"*": {"127.0.0.1:1"}, "registry.example.com": {reg.host}}
-	s, _ = open(t, Config{Insecure: []string{reg.host}, Mirrors: named})
-	if _, err := pull(t, s, "registry.example.com/team/app:v1", nil); err != nil {
+	s, _ = openStore(t, Config{Insecure: []string{reg.host}, Mirrors: named})
+	if _, err := pullImage(t, s, "registry.example.com/team/app:v1", nil); err != nil {
 		t.Errorf("a mirror of its own: %v", err)
 	}
 	reg.user, reg.password = "me", "secret"
-	s, _ = open(t, Config{Insecure: []string{reg.host, "127.0.0.1:1"}, Mirrors: map[string][]string{"127.0.0.1:1": {reg.host}}})
-	_, err := pull(t, s, "127.0.0.1:1/team/app:v1", &cri.AuthConfig{Username: "me", Password: "secret"})
+	s, _ = openStore(t, Config{Insecure: []string{reg.host, "127.0.0.1:1"}, Mirrors: map[string][]string{"127.0.0.1:1": {reg.host}}})
+	_, err := pullImage(t, s, "127.0.0.1:1/team/app:v1", &cri.AuthConfig{Username: "me", Password: "secret"})
 	if !errors.Is(err, agent.ErrImagePull) {
 		t.Errorf("a mirror was given the registry's credentials: %v", err)
 	}
@@ -286,7 +287,7 @@ func TestMirrorOfEveryRegistry(t *testing.T) {
 
 func TestMultiArchitecture(t *testing.T) {
 	reg := newRegistry(t)
-	ours := testImage(t, []entry{{name: "ours", content: "x"}})
+	ours := newTestImage(t, []entry{{name: "ours", content: "x"}})
 	theirs, err := mutate.ConfigFile(ours, &v1.ConfigFile{OS: "linux", Architecture: "s390x"})
 	if err != nil {
 		t.Fatal(err)
@@ -301,15 +302,15 @@ func TestMultiArchitecture(t *testing.T) {
 	if err := remote.WriteIndex(r, index); err != nil {
 		t.Fatal(err)
 	}
-	s, _ := open(t, Config{Insecure: []string{reg.host}})
-	id, err := pull(t, s, reg.host+"/multi:v1", nil)
+	s, _ := openStore(t, Config{Insecure: []string{reg.host}})
+	id, err := pullImage(t, s, reg.host+"/multi:v1", nil)
 	if want, _ := ours.ConfigName(); err != nil || id != want.String() {
 		t.Errorf("%s, %v", id, err)
 	}
 }
 
-// ociArchive writes images as an OCI archive; damage may alter the folder first.
-func ociArchive(t *testing.T, images map[string]v1.Image, damage func(dir string)) string {
+// newOCIArchive writes images as an OCI archive; damage may modify the folder before.
+func newOCIArchive(t *testing.T, images map[string]v1.Image, damage func(dir string)) string {
 	t.Helper()
 	dir := t.TempDir()
 	p, err := layout.Write(dir, empty.Index)
@@ -341,14 +342,14 @@ func ociArchive(t *testing.T, images map[string]v1.Image, damage func(dir string
 }
 
 func TestArchives(t *testing.T) {
-	img := testImage(t, []entry{{name: "f", content: "x"}}, []entry{{name: "g", content: "y"}})
-	oci := ociArchive(t, map[string]v1.Image{"keelson.dev/a:v1": img, "short": img}, nil)
+	img := newTestImage(t, []entry{{name: "f", content: "x"}}, []entry{{name: "g", content: "y"}})
+	oci := newOCIArchive(t, map[string]v1.Image{"keelson.dev/a:v1": img, "short": img}, nil)
 	docker := filepath.Join(t.TempDir(), "docker.tar")
 	tag, err := name.NewTag("example.com/docker:v1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := tarball.WriteToFile(docker, tag, testImage(t, []entry{{name: "d", content: "docker"}})); err != nil {
+	if err := tarball.WriteToFile(docker, tag, newTestImage(t, []entry{{name: "d", content: "docker"}})); err != nil {
 		t.Fatal(err)
 	}
 	zipped := filepath.Join(t.TempDir(), "docker.tar.gz")
@@ -363,17 +364,17 @@ func TestArchives(t *testing.T) {
 	if err := os.WriteFile(zipped, z.Bytes(), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s, _ := open(t, Config{})
+	s, _ := openStore(t, Config{})
 	for file, want := range map[string]string{oci: "docker.io/library/short:latest", docker: "example.com/docker:v1", zipped: "example.com/docker:v1"} {
-		names, err := s.Import(ctx(t), file)
+		names, err := s.Import(testContext(t), file)
 		if err != nil || !slices.Contains(names, want) {
 			t.Errorf("%s: %v, %v; want %s", file, names, err, want)
 		}
-		if st, err := s.ImageStatus(ctx(t), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: want}}); err != nil || st.Image == nil {
+		if st, err := s.ImageStatus(testContext(t), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: want}}); err != nil || st.Image == nil {
 			t.Errorf("status of %s: %v, %v", want, st, err)
 		}
 	}
-	// The archives folder, with one bad file among good ones.
+	// The archives folder has one invalid file among valid ones.
 	folder := t.TempDir()
 	for _, f := range []string{oci, docker} {
 		if err := os.Symlink(f, filepath.Join(folder, filepath.Base(f))); err != nil {
@@ -385,8 +386,8 @@ func TestArchives(t *testing.T) {
 	}
 	root := t.TempDir()
 	for range 2 {
-		s2, stop := open(t, Config{Root: root, Archives: folder})
-		list, err := s2.ListImages(ctx(t), &cri.ListImagesRequest{})
+		s2, stop := openStore(t, Config{Root: root, Archives: folder})
+		list, err := s2.ListImages(testContext(t), &cri.ListImagesRequest{})
 		if err != nil || len(list.Images) != 2 {
 			t.Errorf("from the folder: %v, %v", list, err)
 		}
@@ -395,7 +396,7 @@ func TestArchives(t *testing.T) {
 }
 
 func TestBadArchivesSayWhy(t *testing.T) {
-	img := testImage(t, []entry{{name: "f", content: strings.Repeat("x", 5000)}})
+	img := newTestImage(t, []entry{{name: "f", content: strings.Repeat("x", 5000)}})
 	layers, _ := img.Layers()
 	digest, _ := layers[0].Digest()
 	config, _ := img.ConfigName()
@@ -412,51 +413,51 @@ func TestBadArchivesSayWhy(t *testing.T) {
 			}
 		}
 	}
-	other := testImage(t, []entry{{name: "../evil", content: "x"}})
+	other := newTestImage(t, []entry{{name: "../evil", content: "x"}})
 	foreign, err := mutate.ConfigFile(img, &v1.ConfigFile{OS: "linux", Architecture: "s390x"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, _ := open(t, Config{})
+	s, _ := openStore(t, Config{})
 	for what, c := range map[string]struct{ file, want string }{
-		"layer damaged":  {ociArchive(t, map[string]v1.Image{"x.dev/a:v1": img}, damageFile(digest.Hex)), "layer 1 of 1 (" + digest.String()},
-		"config damaged": {ociArchive(t, map[string]v1.Image{"x.dev/a:v1": img}, damageFile(config.Hex)), "config is sha256:"},
-		"layer missing": {ociArchive(t, map[string]v1.Image{"x.dev/a:v1": img}, func(dir string) {
+		"layer damaged":  {newOCIArchive(t, map[string]v1.Image{"x.dev/a:v1": img}, damageFile(digest.Hex)), "layer 1 of 1 (" + digest.String()},
+		"config damaged": {newOCIArchive(t, map[string]v1.Image{"x.dev/a:v1": img}, damageFile(config.Hex)), "config is sha256:"},
+		"layer missing": {newOCIArchive(t, map[string]v1.Image{"x.dev/a:v1": img}, func(dir string) {
 			if err := os.Remove(filepath.Join(dir, "blobs/sha256", digest.Hex)); err != nil {
 				t.Fatal(err)
 			}
 		}), "no such file"},
-		"escaping path": {ociArchive(t, map[string]v1.Image{"x.dev/a:v1": other}, nil), "path leads out of the image"},
-		"architecture":  {ociArchive(t, map[string]v1.Image{"x.dev/a:v1": foreign}, nil), "s390x"},
+		"escaping path": {newOCIArchive(t, map[string]v1.Image{"x.dev/a:v1": other}, nil), "path leads outside the image"},
+		"architecture":  {newOCIArchive(t, map[string]v1.Image{"x.dev/a:v1": foreign}, nil), "s390x"},
 	} {
-		_, err := s.Import(ctx(t), c.file)
+		_, err := s.Import(testContext(t), c.file)
 		if !errors.Is(err, agent.ErrImageUnpack) || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "x.dev/a:v1") {
 			t.Errorf("%s: %v; want %q", what, err, c.want)
 		}
 	}
-	if e, err := os.ReadDir(s.path("layers")); err != nil || len(e) != 0 {
+	if e, err := os.ReadDir(s.storePath("layers")); err != nil || len(e) != 0 {
 		t.Errorf("layers of bad images: %v, %v", e, err)
 	}
-	if e, err := os.ReadDir(s.path("images")); err != nil || len(e) != 0 {
+	if e, err := os.ReadDir(s.storePath("images")); err != nil || len(e) != 0 {
 		t.Errorf("bad images: %v, %v", e, err)
 	}
 }
 
 func TestRootFS(t *testing.T) {
-	img := testImage(t, []entry{{name: "a", content: "low"}, {name: "gone", content: "x"}, {name: "d/old", content: "x"}},
+	img := newTestImage(t, []entry{{name: "a", content: "low"}, {name: "gone", content: "x"}, {name: "d/old", content: "x"}},
 		[]entry{{name: "a", content: "high"}, {name: ".wh.gone"}, {name: "d/.wh..wh..opq"}, {name: "d/new", content: "y"}})
-	s, stop := open(t, Config{})
-	if _, err := s.Import(ctx(t), ociArchive(t, map[string]v1.Image{"x.dev/a:v1": img}, nil)); err != nil {
+	s, stop := openStore(t, Config{})
+	if _, err := s.Import(testContext(t), newOCIArchive(t, map[string]v1.Image{"x.dev/a:v1": img}, nil)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.PrepareRootFS(ctx(t), "c1", "x.dev/none:v1"); !errors.Is(err, agent.ErrImageNotPresent) {
+	if _, err := s.PrepareRootFS(testContext(t), "c1", "x.dev/none:v1"); !errors.Is(err, agent.ErrImageNotPresent) {
 		t.Errorf("missing image: %v", err)
 	}
-	fs, err := s.PrepareRootFS(ctx(t), "c1", "x.dev/a:v1")
+	fs, err := s.PrepareRootFS(testContext(t), "c1", "x.dev/a:v1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	again, err := s.PrepareRootFS(ctx(t), "c1", "x.dev/a:v1")
+	again, err := s.PrepareRootFS(testContext(t), "c1", "x.dev/a:v1")
 	if err != nil || again.Path != fs.Path || !slices.Equal(again.Lower, fs.Lower) {
 		t.Errorf("again: %+v, %v", again, err)
 	}
@@ -477,30 +478,30 @@ func TestRootFS(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	// The image may go; what the container stands on stays, also across a restart.
-	if _, err := s.RemoveImage(ctx(t), &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: "x.dev/a:v1"}}); err != nil {
+	// The image may be removed. The layers of a container stay, also across a restart.
+	if _, err := s.RemoveImage(testContext(t), &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: "x.dev/a:v1"}}); err != nil {
 		t.Fatal(err)
 	}
 	stop()
-	s, _ = open(t, Config{Root: s.cfg.Root})
-	if _, err := s.Config(ctx(t), "x.dev/a:v1"); !errors.Is(err, agent.ErrImageNotPresent) {
+	s, _ = openStore(t, Config{Root: s.cfg.Root})
+	if _, err := s.Config(testContext(t), "x.dev/a:v1"); !errors.Is(err, agent.ErrImageNotPresent) {
 		t.Errorf("removed image: %v", err)
 	}
 	if _, err := os.Stat(fs.Lower[0] + "/a"); err != nil {
 		t.Errorf("a layer in use was removed: %v", err)
 	}
 	for range 2 {
-		if err := s.RemoveRootFS(ctx(t), "c1"); err != nil {
+		if err := s.RemoveRootFS(testContext(t), "c1"); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for _, d := range []string{"layers", "containers"} {
-		if e, err := os.ReadDir(s.path(d)); err != nil || len(e) != 0 {
+		if e, err := os.ReadDir(s.storePath(d)); err != nil || len(e) != 0 {
 			t.Errorf("%s after all is removed: %v, %v", d, e, err)
 		}
 	}
 	for _, bad := range []string{"", "../x", ".hidden", "a/b"} {
-		if _, err := s.PrepareRootFS(ctx(t), bad, "x.dev/a:v1"); err == nil {
+		if _, err := s.PrepareRootFS(testContext(t), bad, "x.dev/a:v1"); err == nil {
 			t.Errorf("container id %q was accepted", bad)
 		}
 	}
@@ -525,16 +526,16 @@ func TestReferences(t *testing.T) {
 	}
 }
 
-// A container does not survive a reboot, and neither does its root file system; across a restart of the agent it stays,
-// with what was written to it.
+// A container and its root file system do not survive a reboot. Across a restart of the agent they
+// stay, with all written data.
 func TestRootFSAndReboot(t *testing.T) {
 	run := t.TempDir()
-	s, stop := open(t, Config{Root: t.TempDir(), Run: run})
-	img := testImage(t, []entry{{name: "a", content: "low"}})
-	if _, err := s.Import(ctx(t), ociArchive(t, map[string]v1.Image{"x.dev/a:v1": img}, nil)); err != nil {
+	s, stop := openStore(t, Config{Root: t.TempDir(), Run: run})
+	img := newTestImage(t, []entry{{name: "a", content: "low"}})
+	if _, err := s.Import(testContext(t), newOCIArchive(t, map[string]v1.Image{"x.dev/a:v1": img}, nil)); err != nil {
 		t.Fatal(err)
 	}
-	fs, err := s.PrepareRootFS(ctx(t), "c1", "x.dev/a:v1")
+	fs, err := s.PrepareRootFS(testContext(t), "c1", "x.dev/a:v1")
 	if err == nil {
 		err = os.WriteFile(fs.Upper+"/written", nil, 0o644)
 	}
@@ -542,25 +543,25 @@ func TestRootFSAndReboot(t *testing.T) {
 		t.Fatal(err)
 	}
 	stop()
-	s, stop = open(t, Config{Root: s.cfg.Root, Run: run})
-	if again, err := s.PrepareRootFS(ctx(t), "c1", "x.dev/a:v1"); err != nil || again.Upper != fs.Upper {
+	s, stop = openStore(t, Config{Root: s.cfg.Root, Run: run})
+	if again, err := s.PrepareRootFS(testContext(t), "c1", "x.dev/a:v1"); err != nil || again.Upper != fs.Upper {
 		t.Errorf("after a restart: %+v, %v", again, err)
 	}
 	if _, err := os.Stat(fs.Upper + "/written"); err != nil {
 		t.Error(err)
 	}
 	stop()
-	if err := os.RemoveAll(run); err != nil { // what a reboot does to it
+	if err := os.RemoveAll(run); err != nil { // simulates a reboot
 		t.Fatal(err)
 	}
-	s, _ = open(t, Config{Root: s.cfg.Root, Run: run})
-	if _, err := s.ListImages(ctx(t), &cri.ListImagesRequest{}); err != nil { // waits until it has loaded
+	s, _ = openStore(t, Config{Root: s.cfg.Root, Run: run})
+	if _, err := s.ListImages(testContext(t), &cri.ListImagesRequest{}); err != nil { // waits until the store is loaded
 		t.Fatal(err)
 	}
-	if e, err := os.ReadDir(s.path("containers")); err != nil || len(e) != 0 {
+	if e, err := os.ReadDir(s.storePath("containers")); err != nil || len(e) != 0 {
 		t.Errorf("after a reboot: %v, %v", e, err)
 	}
-	if _, err := s.PrepareRootFS(ctx(t), "c1", "x.dev/a:v1"); err != nil {
+	if _, err := s.PrepareRootFS(testContext(t), "c1", "x.dev/a:v1"); err != nil {
 		t.Errorf("a container of that name after a reboot: %v", err)
 	}
 }

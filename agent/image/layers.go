@@ -21,11 +21,12 @@ import (
 	"keelson.dev/keelson/internal/safepath"
 )
 
-// parallelLayers bounds how many layers of an image are fetched at once.
+// parallelLayers bounds how many layers of an image are fetched concurrently.
 const parallelLayers = 3
 
-// chainIDs names each layer together with all below it: what a layer means can
-// depend on them (folders that it does not list keep the mode they have there).
+// chainIDs returns the chain ID of each layer: it identifies the layer together with all layers
+// below. The content of a layer can depend on these, because folders that it does not list keep
+// their mode.
 func chainIDs(diffs []v1.Hash) []string {
 	var out []string
 	for i, d := range diffs {
@@ -39,10 +40,10 @@ func chainIDs(diffs []v1.Hash) []string {
 	return out
 }
 
-// unpackAll makes sure that every layer is there. Layers are fetched and unpacked
-// in parallel; each is finished when those below it are.
+// unpackAll fetches and unpacks all missing layers of an image concurrently. A layer is finished
+// after all layers below it.
 func (s *Store) unpackAll(ctx context.Context, what string, layers []v1.Layer, diffs []v1.Hash, chain []string) error {
-	leave, err := s.enter(ctx)
+	leave, err := s.acquireUnpackSlot(ctx)
 	if err != nil {
 		return err
 	}
@@ -56,7 +57,7 @@ func (s *Store) unpackAll(ctx context.Context, what string, layers []v1.Layer, d
 	for i := range layers {
 		var below []string
 		for j := i - 1; j >= 0; j-- {
-			below = append(below, s.path("layers", layerKey(chain[j])))
+			below = append(below, s.storePath("layers", layerKey(chain[j])))
 		}
 		g.Go(func() error {
 			_, err, _ := s.layers.Do(chain[i], func() (any, error) {
@@ -76,13 +77,13 @@ func (s *Store) unpackAll(ctx context.Context, what string, layers []v1.Layer, d
 	return g.Wait()
 }
 
-// errFetch says that bytes did not arrive, as opposed to arriving broken.
+// errFetch means that data could not be fetched. Other errors mean that the data is invalid.
 var errFetch = errors.New("fetch")
 
-// fetching marks what a source reports as a failure to fetch.
-type fetching struct{ io.Reader }
+// fetchReader marks errors of a reader as errFetch.
+type fetchReader struct{ io.Reader }
 
-func (f fetching) Read(p []byte) (int, error) {
+func (f fetchReader) Read(p []byte) (int, error) {
 	n, err := f.Reader.Read(p)
 	if err != nil && err != io.EOF {
 		err = fmt.Errorf("%w: %w", errFetch, err)
@@ -91,11 +92,11 @@ func (f fetching) Read(p []byte) (int, error) {
 }
 
 func (s *Store) unpackLayer(ctx context.Context, l v1.Layer, diff v1.Hash, chainID string, below []string, belowDone []chan struct{}) error {
-	final := s.path("layers", layerKey(chainID))
+	final := s.storePath("layers", layerKey(chainID))
 	if _, err := os.Stat(final); err == nil {
 		return nil
 	}
-	tmp, err := mkdirTemp(s.path("tmp"), "layer-")
+	tmp, err := mkdirTemp(s.storePath("tmp"), "layer-")
 	if err != nil {
 		return err
 	}
@@ -107,7 +108,7 @@ func (s *Store) unpackLayer(ctx context.Context, l v1.Layer, diff v1.Hash, chain
 	defer blob.Close()
 	stop := context.AfterFunc(ctx, func() { blob.Close() })
 	defer stop()
-	tar, err := decompress(fetching{blob})
+	tar, err := newDecompressor(fetchReader{blob})
 	if err != nil {
 		return err
 	}
@@ -117,17 +118,17 @@ func (s *Store) unpackLayer(ctx context.Context, l v1.Layer, diff v1.Hash, chain
 	if err != nil {
 		return err
 	}
-	defer u.close()
-	whole := io.TeeReader(&bounded{tar, s.limits.archiveBytes()}, sum)
-	if err := u.unpack(whole); err != nil {
+	defer u.closeRoot()
+	whole := io.TeeReader(&boundedReader{tar, s.limits.archiveBytes()}, sum)
+	if err := u.unpackArchive(whole); err != nil {
 		return err
 	}
-	// What follows the end of the archive belongs to the digests too.
+	// The digest also covers data after the end of the archive.
 	if _, err := io.Copy(io.Discard, whole); err != nil {
 		return err
 	}
 	if got := hex.EncodeToString(sum.Sum(nil)); got != diff.Hex {
-		return fmt.Errorf("content is sha256:%s, the image's config says %s", got, diff)
+		return fmt.Errorf("content is sha256:%s, but the image's config lists %s", got, diff)
 	}
 	for _, done := range belowDone {
 		select {
@@ -136,25 +137,24 @@ func (s *Store) unpackLayer(ctx context.Context, l v1.Layer, diff v1.Hash, chain
 			return ctx.Err()
 		}
 	}
-	if err := u.finish(below); err != nil {
+	if err := u.finishLayer(below); err != nil {
 		return err
 	}
 	if err := syncTree(tmp); err != nil {
 		return err
 	}
-	if err := saveJSON(final+".json", &layer{ChainID: chainID, DiffID: diff.String(), Bytes: u.meter.bytes,
+	if err := saveJSON(final+".json", &layerRecord{ChainID: chainID, DiffID: diff.String(), Bytes: u.meter.bytes,
 		Inodes: u.inodes}); err != nil {
 		return err
 	}
 	return os.Rename(tmp, final)
 }
 
-// maxWindow is what an archive may make its reader remember: that of the strongest level of zstd.
+// maxWindow bounds the window of a decompressor: that of zstd's highest level.
 const maxWindow = 128 << 20
 
-// decompress recognises gzip and zstd by their first bytes; anything else is taken
-// as it is.
-func decompress(r io.Reader) (io.ReadCloser, error) {
+// newDecompressor detects gzip and zstd by their first bytes. Other data is returned unchanged.
+func newDecompressor(r io.Reader) (io.ReadCloser, error) {
 	b := bufio.NewReaderSize(r, 64<<10)
 	head, err := b.Peek(4)
 	if err != nil && err != io.EOF {
@@ -177,8 +177,8 @@ func decompress(r io.Reader) (io.ReadCloser, error) {
 	return io.NopCloser(b), nil
 }
 
-// mkdirTemp makes a folder with a stable last element inside a fresh one, so that
-// its mode and owner are its own.
+// mkdirTemp creates a folder "fs" in a new temporary folder, and returns its path. Mode and owner
+// of the inner folder can be set freely.
 func mkdirTemp(dir, pattern string) (string, error) {
 	outer, err := os.MkdirTemp(dir, pattern)
 	if err != nil {
@@ -191,7 +191,7 @@ func mkdirTemp(dir, pattern string) (string, error) {
 	return inner, os.Chmod(inner, 0o755)
 }
 
-// replaceFolder moves from to to, over what may be there.
+// replaceFolder renames from to to, and removes what was at to.
 func replaceFolder(from, to string) error {
 	if err := safepath.RemoveAll(to); err != nil {
 		return err

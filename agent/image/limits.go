@@ -13,13 +13,14 @@ import (
 	"keelson.dev/keelson/internal/reservedspace"
 )
 
-// Limits bound what an image can cost its node, whatever it says of itself. Zero fields mean the values named.
+// Limits bound what an image can consume on its node. A zero field has the default in its comment.
 type Limits struct {
-	Entries int64 // of one layer; 1,000,000
-	Bytes   int64 // of one layer, unpacked; 64 GiB
-	Names   int64 // bytes of memory for names that unpacking a layer has to remember; 64 MiB
-	Images  int   // unpacked at the same time; 4
-	// Free is what images leave of the file system, and of its inodes the same share; 5%.
+	Entries int64 // entries per layer; 1,000,000
+	Bytes   int64 // unpacked bytes per layer; 64 GiB
+	Names   int64 // bytes of memory for file names while a layer is unpacked; 64 MiB
+	Images  int   // images unpacked concurrently; 4
+	// Free is the space that unpacking leaves free on the file system, and the same share of
+	// inodes; 5 %.
 	Free reservedspace.Amount
 }
 
@@ -29,26 +30,26 @@ func (l Limits) orDefaults() Limits {
 }
 
 const (
-	maxConfig   = 4 << 20 // bytes of an image's config
-	maxManifest = 4 << 20 // bytes of a manifest or index, as registries bound them
-	maxLayers   = 150     // more do not fit into the options of a mount
-	maxName     = 4096    // bytes of a path, as the kernel has it
-	maxHeader   = 4 << 10 // bytes of an archive that an entry takes besides its content, roughly
+	maxConfig   = 4 << 20 // bytes of an image config
+	maxManifest = 4 << 20 // bytes of a manifest or index; the limit of registries
+	maxLayers   = 150     // more layers do not fit into mount options
+	maxName     = 4096    // bytes of a path; the limit of the kernel
+	maxHeader   = 4 << 10 // approximate bytes of an archive entry besides its content
 )
 
-// errLimit says that an image wants more than a node gives.
+// errLimit is returned for an image that exceeds Limits.
 var errLimit = errors.New("the image exceeds a limit of this node")
 
-// archiveBytes bounds the archive of a layer, headers and padding included.
+// archiveBytes bounds the archive of a layer, including headers and padding.
 func (l Limits) archiveBytes() int64 { return l.Bytes + l.Entries*maxHeader }
 
-// bounded fails when more than left bytes are read.
-type bounded struct {
+// boundedReader returns errLimit after left bytes.
+type boundedReader struct {
 	r    io.Reader
 	left int64
 }
 
-func (b *bounded) Read(p []byte) (int, error) {
+func (b *boundedReader) Read(p []byte) (int, error) {
 	if b.left <= 0 {
 		return 0, fmt.Errorf("%w: the archive does not end", errLimit)
 	}
@@ -57,20 +58,21 @@ func (b *bounded) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// meter counts what one archive has cost. The file system is asked from time to time: other images and pods write, too.
-type meter struct {
+// archiveMeter counts the resources that one archive consumes. It checks the file system at
+// intervals, because other images and pods write to it as well.
+type archiveMeter struct {
 	limits Limits
 	dir    string
 	bytes  int64
 	names  int64
 
-	entries    int64
-	soonBytes  int64 // when to ask again
-	soonInodes int64
+	entries          int64
+	nextCheckBytes   int64 // when to check the file system again
+	nextCheckEntries int64
 }
 
-// entry counts one entry of an archive.
-func (m *meter) entry(name, link string) error {
+// countEntry counts an entry of an archive.
+func (m *archiveMeter) countEntry(name, link string) error {
 	if m.entries++; m.entries > m.limits.Entries {
 		return fmt.Errorf("%w: more than %d entries in a layer", errLimit, m.limits.Entries)
 	}
@@ -79,24 +81,24 @@ func (m *meter) entry(name, link string) error {
 			return fmt.Errorf("%w: a name of %d bytes", errLimit, len(s))
 		}
 	}
-	return m.room(0)
+	return m.checkSpace(0)
 }
 
-// remember counts a name that is kept in memory.
-func (m *meter) remember(name string) error {
-	const overhead = 96 // of a map's entry and the string's header
+// countName counts a name that is stored in memory.
+func (m *archiveMeter) countName(name string) error {
+	const overhead = 96 // of a map entry and a string header
 	if m.names += int64(len(name)) + overhead; m.names > m.limits.Names {
 		return fmt.Errorf("%w: the names of a layer need more than %d bytes of memory", errLimit, m.limits.Names)
 	}
 	return nil
 }
 
-// room says whether n more bytes may be written.
-func (m *meter) room(n int64) error {
+// checkSpace returns an error if n more bytes may not be written.
+func (m *archiveMeter) checkSpace(n int64) error {
 	if m.bytes+n > m.limits.Bytes {
-		return fmt.Errorf("%w: a layer of more than %d bytes", errLimit, m.limits.Bytes)
+		return fmt.Errorf("%w: a layer has more than %d bytes", errLimit, m.limits.Bytes)
 	}
-	if m.bytes+n < m.soonBytes && m.entries < m.soonInodes {
+	if m.bytes+n < m.nextCheckBytes && m.entries < m.nextCheckEntries {
 		return nil
 	}
 	var st unix.Statfs_t
@@ -107,18 +109,18 @@ func (m *meter) room(n int64) error {
 	free := int64(st.Bavail)*st.Bsize - m.limits.Free.BytesOf(int64(st.Blocks)*st.Bsize)
 	inodes := int64(st.Ffree) - m.limits.Free.CountOf(int64(st.Files))
 	if n > free || st.Files > 0 && inodes < 1 {
-		return fmt.Errorf("%d bytes do not fit: %s of the disk stays free: %w", n, m.limits.Free, unix.ENOSPC)
+		return fmt.Errorf("not enough space for %d bytes: %s of the disk must stay free: %w", n, m.limits.Free, unix.ENOSPC)
 	}
-	m.soonBytes, m.soonInodes = m.bytes+n+min(often, max(free-n, 0)/2), m.entries+4096
+	m.nextCheckBytes, m.nextCheckEntries = m.bytes+n+min(often, max(free-n, 0)/2), m.entries+4096
 	if st.Files > 0 {
-		m.soonInodes = m.entries + min(4096, inodes/2)
+		m.nextCheckEntries = m.entries + min(4096, inodes/2)
 	}
 	return nil
 }
 
-// copy writes content, of which size bytes are announced, looking at the room as it goes.
-func (m *meter) copy(w io.Writer, content io.Reader, size int64) error {
-	if err := m.room(size); err != nil {
+// copyContent writes the content of an entry with size bytes, and checks the space while it writes.
+func (m *archiveMeter) copyContent(w io.Writer, content io.Reader, size int64) error {
+	if err := m.checkSpace(size); err != nil {
 		return err
 	}
 	const chunk = 16 << 20
@@ -132,7 +134,7 @@ func (m *meter) copy(w io.Writer, content io.Reader, size int64) error {
 			return nil
 		}
 		if err == nil {
-			err = m.room(0)
+			err = m.checkSpace(0)
 		}
 		if err != nil {
 			return err
@@ -140,8 +142,9 @@ func (m *meter) copy(w io.Writer, content io.Reader, size int64) error {
 	}
 }
 
-// enter waits until another image may be unpacked; leave lets the next one.
-func (s *Store) enter(ctx context.Context) (leave func(), err error) {
+// acquireUnpackSlot waits until another image may be unpacked. The caller must call leave
+// afterwards.
+func (s *Store) acquireUnpackSlot(ctx context.Context) (leave func(), err error) {
 	select {
 	case s.unpacking <- struct{}{}:
 		return func() { <-s.unpacking }, nil

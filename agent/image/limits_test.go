@@ -22,7 +22,7 @@ import (
 	"keelson.dev/keelson/internal/reservedspace"
 )
 
-// A layer that wants more than a node gives ends with a word, soon, and leaves nothing behind.
+// A layer that exceeds a limit fails early with an error, and leaves nothing behind.
 func TestUnpackIsBounded(t *testing.T) {
 	needRoot(t)
 	many := func(n int, each func(i int) entry) []entry {
@@ -35,7 +35,7 @@ func TestUnpackIsBounded(t *testing.T) {
 	limits := Limits{Entries: 50, Bytes: 1 << 20, Names: 20_000}.orDefaults()
 	for name, c := range map[string]struct {
 		entries []entry
-		want    string // "" = it fits
+		want    string // "" = no error
 	}{
 		"all that is allowed": {many(50, func(i int) entry { return entry{name: fmt.Sprint("f", i), content: "x"} }), ""},
 		"too many entries":    {many(51, func(i int) entry { return entry{name: fmt.Sprint("f", i)} }), "more than 50 entries"},
@@ -53,8 +53,8 @@ func TestUnpackIsBounded(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = u.unpack(bytes.NewReader(archive(t, c.entries...)))
-		u.close()
+		err = u.unpackArchive(bytes.NewReader(newArchive(t, c.entries...)))
+		u.closeRoot()
 		if c.want == "" && err != nil || c.want != "" && (!errors.Is(err, errLimit) || !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("%s: %.300v", name, err)
 		}
@@ -64,10 +64,10 @@ func TestUnpackIsBounded(t *testing.T) {
 	}
 }
 
-// endless is an archive without an end: zeros, which compress to nothing.
+// endless is an unbounded archive of zeros, which compress well.
 func TestArchiveThatDoesNotEnd(t *testing.T) {
 	limits := Limits{Entries: 10, Bytes: 1 << 20}.orDefaults()
-	r := &bounded{zeros{}, limits.archiveBytes()}
+	r := &boundedReader{zeros{}, limits.archiveBytes()}
 	n, err := io.Copy(io.Discard, r)
 	if !errors.Is(err, errLimit) || n != 1<<20+10*maxHeader {
 		t.Errorf("%d bytes were read, %v", n, err)
@@ -78,7 +78,7 @@ type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
-// The disk is not filled: a part of it stays free for everything else.
+// The disk is not filled: the reserved space stays free.
 func TestUnpackLeavesRoom(t *testing.T) {
 	needRoot(t)
 	dir := t.TempDir()
@@ -103,8 +103,8 @@ func TestUnpackLeavesRoom(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = u.unpack(bytes.NewReader(archive(t, entries...)))
-		u.close()
+		err = u.unpackArchive(bytes.NewReader(newArchive(t, entries...)))
+		u.closeRoot()
 		var st unix.Statfs_t
 		if e := unix.Statfs(dir, &st); e != nil {
 			t.Fatal(e)
@@ -118,14 +118,14 @@ func TestUnpackLeavesRoom(t *testing.T) {
 	}
 }
 
-// An archive that was imported is not unpacked again, whatever its name and its time are now; one whose image was
-// removed is, and so is another one under the old name.
+// An imported archive is not unpacked again, even if its name or time changed. It is imported again
+// if its image was removed. A different archive with the same name is imported.
 func TestArchivesAreImportedOnce(t *testing.T) {
 	needRoot(t)
-	img := testImage(t, []entry{{name: "f", content: "x"}})
+	img := newTestImage(t, []entry{{name: "f", content: "x"}})
 	folder, root := t.TempDir(), t.TempDir()
 	file := filepath.Join(folder, "a.tar")
-	b, err := os.ReadFile(ociArchive(t, map[string]v1.Image{"keelson.dev/a:v1": img}, nil))
+	b, err := os.ReadFile(newOCIArchive(t, map[string]v1.Image{"keelson.dev/a:v1": img}, nil))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,9 +134,9 @@ func TestArchivesAreImportedOnce(t *testing.T) {
 	}
 	imported := func() int {
 		t.Helper()
-		s, stop := open(t, Config{Root: root, Archives: folder})
+		s, stop := openStore(t, Config{Root: root, Archives: folder})
 		defer stop()
-		list, err := s.ListImages(ctx(t), &cri.ListImagesRequest{})
+		list, err := s.ListImages(testContext(t), &cri.ListImagesRequest{})
 		if err != nil || len(list.Images) != 1 {
 			t.Fatalf("images: %v, %v", list, err)
 		}
@@ -151,7 +151,7 @@ func TestArchivesAreImportedOnce(t *testing.T) {
 		{"again", func() error { return nil }, 0},
 		{"touched", func() error { return os.Chtimes(file, time.Unix(1e9, 0), time.Unix(1e9, 0)) }, 0},
 		{"renamed", func() error { return os.Rename(file, filepath.Join(folder, "b.tar")) }, 0},
-		{"compressed", func() error { return gzipTo(filepath.Join(folder, "b.tar"), b) }, 1},
+		{"compressed", func() error { return writeGzip(filepath.Join(folder, "b.tar"), b) }, 1},
 		{"its image removed", func() error { return os.RemoveAll(filepath.Join(root, "images")) }, 1},
 	} {
 		if err := c.do(); err != nil {
@@ -163,21 +163,22 @@ func TestArchivesAreImportedOnce(t *testing.T) {
 	}
 }
 
-func gzipTo(path string, b []byte) error {
+func writeGzip(path string, b []byte) error {
 	var z bytes.Buffer
 	w := gzip.NewWriter(&z)
 	_, err := w.Write(b)
 	return errors.Join(err, w.Close(), os.WriteFile(path, z.Bytes(), 0o600))
 }
 
-// Nobody on the host but root reaches a layer, and nothing in it has an effect there; in a container it has.
+// Only root can access a layer on the host, and its set-user-id programs and devices have no effect
+// there. In a container they do.
 func TestLayersAreOutOfReach(t *testing.T) {
 	needRoot(t)
-	id, err := os.ReadFile("/usr/bin/id") // busybox gives such rights back by itself
+	id, err := os.ReadFile("/usr/bin/id") // busybox drops such privileges itself
 	if err != nil {
 		t.Skip("needs /usr/bin/id (Debian: coreutils)")
 	}
-	outer, err := os.MkdirTemp("", "keelson-images-") // a user must come as far as the store
+	outer, err := os.MkdirTemp("", "keelson-images-") // the user must be able to reach the store
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -190,16 +191,16 @@ func TestLayersAreOutOfReach(t *testing.T) {
 		t.Fatal(err)
 	}
 	root := filepath.Join(outer, "images")
-	s, stop := open(t, Config{Root: root})
-	file := ociArchive(t, map[string]v1.Image{"a:v1": testImage(t, []entry{{name: "id", content: string(id), mode: 0o4755}})}, nil)
-	if _, err := s.Import(ctx(t), file); err != nil {
+	s, stop := openStore(t, Config{Root: root})
+	file := newOCIArchive(t, map[string]v1.Image{"a:v1": newTestImage(t, []entry{{name: "id", content: string(id), mode: 0o4755}})}, nil)
+	if _, err := s.Import(testContext(t), file); err != nil {
 		t.Fatal(err)
 	}
 	var st unix.Statfs_t
 	if err := unix.Statfs(filepath.Join(root, "layers"), &st); err != nil || st.Flags&unix.ST_NOSUID == 0 || st.Flags&unix.ST_NODEV == 0 {
 		t.Errorf("the store's mount has the flags %x, %v", st.Flags, err)
 	}
-	fs, err := s.PrepareRootFS(ctx(t), "c1", "a:v1")
+	fs, err := s.PrepareRootFS(testContext(t), "c1", "a:v1")
 	if err != nil {
 		t.Fatal(err)
 	}

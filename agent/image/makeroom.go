@@ -17,84 +17,89 @@ import (
 	"keelson.dev/keelson/internal/safepath"
 )
 
-// Removed is what MakeRoom did.
+// Removed is the result of MakeRoom.
 type Removed struct {
 	Images int
-	Bytes  int64 // that went with them, as unpacked
-	// Short says that the file system is below its floor all the same. Lacking is what is missing up to where removing
-	// ends; of bytes, 0 where it is inodes that are few.
+	Bytes  int64 // unpacked bytes of the removed layers
+	// Short reports whether the file system is still below its floor. Lacking is the number of
+	// bytes missing to the target; 0 if only inodes are missing.
 	Short   bool
 	Lacking int64
 }
 
-// MakeRoom removes images that nothing uses, the longest unused first, when the file system of the store is short, until
-// there is some room again. An image is in use while a container stands on it, also one that has ended, while its name
-// is among needed, and for some minutes after somebody has pulled it or asked for it. One whose archive lies in the
-// folder of archives stays, for it would come back. Layers of pulls that are under way stay. What was removed is deleted
-// when it returns, and so is what was removed before it began, unless deleting that takes long.
+// MakeRoom removes unused images, least recently used first, if the file system of the store is low
+// on space. It stops when enough space is free.
+//
+// An image is in use while a container uses it, also an exited one, while its name is in needed,
+// and for minIdle after its last use. An image whose archive is in the archives folder stays,
+// because it would be imported again. Layers of running pulls stay.
+//
+// The removed data is deleted when MakeRoom returns. So is data that was removed earlier, unless
+// its deletion takes longer than deletionTimeout.
 func (s *Store) MakeRoom(ctx context.Context, needed []string) (Removed, error) {
-	if err := s.wait(ctx); err != nil {
+	if err := s.awaitReady(ctx); err != nil {
 		return Removed{}, err
 	}
-	stood := s.stoodOn()
-	fs, err := s.fileSystem()
+	stood := s.imagesOfContainers()
+	fs, err := s.statFileSystem()
 	if err != nil {
 		return Removed{}, err
 	}
-	if s.lacks(fs) == (room{}) {
+	if s.missingSpace(fs) == (diskSpace{}) {
 		return Removed{}, nil
 	}
-	// What goes already, layers of containers say, may be room enough.
-	if err := s.deleting.wait(ctx); err != nil {
+	// Deletions that are already running may free enough, for example layers of containers.
+	if err := s.deleting.awaitCurrent(ctx); err != nil {
 		return Removed{}, err
 	}
-	if fs, err = s.fileSystem(); err != nil {
+	if fs, err = s.statFileSystem(); err != nil {
 		return Removed{}, err
 	}
-	want := s.lacks(fs)
-	if want == (room{}) {
+	want := s.missingSpace(fs)
+	if want == (diskSpace{}) {
 		return Removed{}, nil
 	}
 	done, err := s.removeUnused(needed, stood, want)
 	if err != nil {
 		return done, err
 	}
-	if fs, err = s.fileSystem(); err != nil {
+	if fs, err = s.statFileSystem(); err != nil {
 		return done, err
 	}
-	done.Short, done.Lacking = s.pressed(fs), s.lacks(fs).bytes
+	done.Short, done.Lacking = s.isBelowFloor(fs), s.missingSpace(fs).bytes
 	return done, nil
 }
 
-// lacks is how much has to be removed.
-func (s *Store) lacks(fs fileSystem) room {
-	want := fs.short(s.cfg.Floor)
+// missingSpace returns how much has to be removed.
+func (s *Store) missingSpace(fs fileSystem) diskSpace {
+	want := fs.missingSpace(s.cfg.Floor)
 	if s.cfg.Inodes != (reservedspace.Amount{}) {
-		want.inodes = fs.inodes().short(s.cfg.Inodes).bytes
+		want.inodes = fs.inodesAsBytes().missingSpace(s.cfg.Inodes).bytes
 	}
 	return want
 }
 
-// pressed says that less is free than has to be.
-func (s *Store) pressed(fs fileSystem) bool {
+// isBelowFloor reports whether less is free than the floors require.
+func (s *Store) isBelowFloor(fs fileSystem) bool {
 	if s.cfg.Inodes == (reservedspace.Amount{}) {
-		return fs.pressed(s.cfg.Floor)
+		return fs.isBelowFloor(s.cfg.Floor)
 	}
-	return fs.bytes().pressed(s.cfg.Floor) || fs.inodes().pressed(s.cfg.Inodes)
+	return fs.withoutInodes().isBelowFloor(s.cfg.Floor) || fs.inodesAsBytes().isBelowFloor(s.cfg.Inodes)
 }
 
-// fileSystem looks at the one that the store is on.
-func (s *Store) fileSystem() (fileSystem, error) {
+// statFileSystem returns size and free space of the store's file system.
+func (s *Store) statFileSystem() (fileSystem, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(s.cfg.Root, &st); err != nil {
-		return fileSystem{}, fmt.Errorf("look at the room of the image store: %w", err)
+		return fileSystem{}, fmt.Errorf("read the free space of the image store: %w", err)
 	}
-	return fileSystem{size: room{int64(st.Blocks) * st.Bsize, int64(st.Files)},
-		free: room{int64(st.Bavail) * st.Bsize, int64(st.Ffree)}}, nil
+	return fileSystem{size: diskSpace{int64(st.Blocks) * st.Bsize, int64(st.Files)},
+		free: diskSpace{int64(st.Bavail) * st.Bsize, int64(st.Ffree)}}, nil
 }
 
-// stoodOn are the ids of images on which containers stand. One that goes after the room was looked at frees some of it.
-func (s *Store) stoodOn() map[string]bool {
+// imagesOfContainers returns the IDs of images that containers use. A container that is removed
+// after the space was measured frees space by itself.
+func (s *Store) imagesOfContainers() map[string]bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := map[string]bool{}
@@ -104,9 +109,10 @@ func (s *Store) stoodOn() map[string]bool {
 	return out
 }
 
-// removeUnused removes images until want is free, and none of stood. Who pulls or makes a container does so before or after it.
-func (s *Store) removeUnused(needed []string, stood map[string]bool, want room) (Removed, error) {
-	archived, err := s.archived()
+// removeUnused removes unused images until want is freed, except those in stood. It excludes
+// concurrent pulls and creations of containers.
+func (s *Store) removeUnused(needed []string, stood map[string]bool, want diskSpace) (Removed, error) {
+	archived, err := s.archivedImages()
 	if err != nil {
 		return Removed{}, err
 	}
@@ -114,35 +120,35 @@ func (s *Store) removeUnused(needed []string, stood map[string]bool, want room) 
 	var done Removed
 	var aside []string
 	setAside := func(path string) error {
-		to, err := s.setAside(path)
+		to, err := s.moveToTrash(path)
 		if to != "" {
 			aside = append(aside, to)
 		}
 		return err
 	}
 	s.mu.Lock()
-	v := s.inventory(needed, archived, sizes)
+	v := s.currentInventory(needed, archived, sizes)
 	maps.Copy(v.needed, stood)
-	remove, freed := v.choose(want)
+	remove, freed := v.chooseImages(want)
 	var failed error
 	for _, id := range remove {
 		im := s.images[id]
-		if failed = setAside(s.path("images", hexOf(id))); failed != nil {
+		if failed = setAside(s.storePath("images", hexOf(id))); failed != nil {
 			failed = fmt.Errorf("remove image %s: %w", id, failed)
 			break
 		}
-		s.log.Info("image removed: the disk is short and nothing uses it", "image", id, "names", im.Names, "last used", im.used)
+		s.log.Info("removed an unused image because the disk is low on space", "image", id, "names", im.Names, "last used", im.lastUsed)
 		delete(s.images, id)
 		maps.DeleteFunc(s.names, func(_, of string) bool { return of == id })
 		done.Images++
 	}
-	if err := s.collectTo(setAside); err != nil {
+	if err := s.removeUnusedLayersWith(setAside); err != nil {
 		failed = errors.Join(failed, fmt.Errorf("remove layers of images: %w", err))
 	}
 	s.mu.Unlock()
 	for _, path := range aside {
-		if err := safepath.RemoveAll(path); err != nil { // the next start tries again
-			failed = errors.Join(failed, fmt.Errorf("delete what is left of a removed image: %w", err))
+		if err := safepath.RemoveAll(path); err != nil { // the next start retries
+			failed = errors.Join(failed, fmt.Errorf("delete data of a removed image: %w", err))
 		}
 	}
 	if failed == nil {
@@ -151,16 +157,16 @@ func (s *Store) removeUnused(needed []string, stood map[string]bool, want room) 
 	return done, failed
 }
 
-// inventory is what the store holds. The caller holds s.mu.
-func (s *Store) inventory(needed []string, archived map[string]bool, sizes map[string]room) *inventory {
+// currentInventory returns the inventory of the store. The caller holds s.mu.
+func (s *Store) currentInventory(needed []string, archived map[string]bool, sizes map[string]diskSpace) *inventory {
 	v := &inventory{containers: slices.Collect(maps.Values(s.containers)), needed: map[string]bool{}, archived: archived,
 		busy: map[string]bool{}, sizes: sizes}
 	now := s.now()
 	for _, im := range s.images {
-		v.images = append(v.images, candidate{id: im.ID, layers: im.Layers, idle: now.Sub(im.used)})
+		v.images = append(v.images, removalCandidate{id: im.ID, layers: im.Layers, idle: now.Sub(im.lastUsed)})
 	}
 	for _, name := range needed {
-		v.needed[s.lookup(name)] = true
+		v.needed[s.lookupID(name)] = true
 	}
 	for k := range s.busy {
 		v.busy[k] = true
@@ -168,33 +174,34 @@ func (s *Store) inventory(needed []string, archived map[string]bool, sizes map[s
 	return v
 }
 
-// layerSizes reads what layers take; of one that cannot be read nothing is expected.
-func (s *Store) layerSizes() map[string]room {
-	out := map[string]room{}
-	entries, _ := os.ReadDir(s.path("layers"))
+// layerSizes returns the size of each layer. A layer with an unreadable record is missing and
+// counts as 0.
+func (s *Store) layerSizes() map[string]diskSpace {
+	out := map[string]diskSpace{}
+	entries, _ := os.ReadDir(s.storePath("layers"))
 	for _, e := range entries {
-		var l layer
-		if key, ok := strings.CutSuffix(e.Name(), ".json"); ok && durable.ReadJSON(s.path("layers", e.Name()), &l) == nil {
-			out[key] = room{l.Bytes, l.Inodes}
+		var l layerRecord
+		if key, ok := strings.CutSuffix(e.Name(), ".json"); ok && durable.ReadJSON(s.storePath("layers", e.Name()), &l) == nil {
+			out[key] = diskSpace{l.Bytes, l.Inodes}
 		}
 	}
 	return out
 }
 
-// archived are the ids of images whose archives are in the folder of archives. One that nobody knows yet holds nothing
-// that is here; the next start imports it.
-func (s *Store) archived() (map[string]bool, error) {
+// archivedImages returns the IDs of images whose archives are in the archives folder. A new archive
+// has no mark; the next start imports it.
+func (s *Store) archivedImages() (map[string]bool, error) {
 	out := map[string]bool{}
 	if s.cfg.Archives == "" {
 		return out, nil
 	}
 	marks := map[string]archiveMark{}
-	if err := durable.ReadJSON(s.path("archives.json"), &marks); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("read which images come from archives: %w", err)
+	if err := durable.ReadJSON(s.storePath("archives.json"), &marks); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("read the list of imported archives: %w", err)
 	}
 	for name, mark := range marks {
 		if _, err := os.Stat(filepath.Join(s.cfg.Archives, name)); errors.Is(err, os.ErrNotExist) {
-			continue // any other error: it may well be there
+			continue // with any other error, the archive may exist
 		}
 		for id := range strings.SplitSeq(mark.IDs, ",") {
 			out[id] = true

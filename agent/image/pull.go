@@ -19,10 +19,10 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// PullImage implements agent.Images. Concurrent pulls of one image with the same
-// credentials are one.
+// PullImage implements agent.Images. Concurrent pulls of one image with the same credentials are
+// merged.
 func (s *Store) PullImage(ctx context.Context, q *cri.PullImageRequest) (*cri.PullImageResponse, error) {
-	if err := s.wait(ctx); err != nil {
+	if err := s.awaitReady(ctx); err != nil {
 		return nil, err
 	}
 	ref, err := parseReference(q.GetImage().GetImage())
@@ -31,11 +31,11 @@ func (s *Store) PullImage(ctx context.Context, q *cri.PullImageRequest) (*cri.Pu
 	}
 	key := ref.String() + "\x00" + q.GetAuth().String()
 	for {
-		done := s.pulls.DoChan(key, func() (any, error) { return s.pull(ctx, ref, q.GetAuth()) })
+		done := s.pulls.DoChan(key, func() (any, error) { return s.pullImage(ctx, ref, q.GetAuth()) })
 		select {
 		case r := <-done:
 			if r.Err != nil {
-				// Whoever led the pull may have been cancelled; we were not.
+				// The context of the merged pull ended, but that of this caller did not.
 				if r.Shared && ctx.Err() == nil && (errors.Is(r.Err, context.Canceled) || errors.Is(r.Err, context.DeadlineExceeded)) {
 					continue
 				}
@@ -48,13 +48,13 @@ func (s *Store) PullImage(ctx context.Context, q *cri.PullImageRequest) (*cri.Pu
 	}
 }
 
-// pull tries the mirrors, then the registry itself.
-func (s *Store) pull(ctx context.Context, ref reference, auth *cri.AuthConfig) (id string, err error) {
-	if ref.digest != "" { // a digest that is here cannot have changed
+// pullImage tries the mirrors, then the registry itself.
+func (s *Store) pullImage(ctx context.Context, ref reference, auth *cri.AuthConfig) (id string, err error) {
+	if ref.digest != "" { // the content of a digest cannot change
 		s.mu.Lock()
 		id := s.names[ref.String()]
 		if im := s.images[id]; im != nil {
-			s.use(im)
+			s.markUsed(im)
 		}
 		s.mu.Unlock()
 		if id != "" {
@@ -65,7 +65,7 @@ func (s *Store) pull(ctx context.Context, ref reference, auth *cri.AuthConfig) (
 	for _, host := range append(s.mirrorsOf(ref.registry), ref.registry) {
 		credentials := auth
 		if host != ref.registry {
-			credentials = nil // they are the registry's, and nobody else's
+			credentials = nil // credentials are for the registry only
 		}
 		id, err := s.pullFrom(ctx, host, ref, credentials)
 		if err == nil {
@@ -79,7 +79,7 @@ func (s *Store) pull(ctx context.Context, ref reference, auth *cri.AuthConfig) (
 	return "", fmt.Errorf("%w: image %s: %w", agent.ErrImagePull, ref, errors.Join(errs...))
 }
 
-// mirrorsOf lists the hosts that are asked before a registry.
+// mirrorsOf returns the mirrors that are tried before a registry.
 func (s *Store) mirrorsOf(registry string) []string {
 	mirrors, named := s.cfg.Mirrors[registry]
 	if !named {
@@ -97,13 +97,13 @@ func (s *Store) pullFrom(ctx context.Context, host string, ref reference, auth *
 	if err != nil {
 		return "", err
 	}
-	options := []remote.Option{remote.WithContext(ctx), remote.WithTransport(t), remote.WithPlatform(platform()),
-		remote.WithAuth(authenticator(auth)), remote.WithUserAgent("keelson")}
+	options := []remote.Option{remote.WithContext(ctx), remote.WithTransport(t), remote.WithPlatform(nodePlatform()),
+		remote.WithAuth(newAuthenticator(auth)), remote.WithUserAgent("keelson")}
 	d, err := remote.Get(r, options...)
 	if err != nil {
 		return "", err
 	}
-	byDigest := ref.repository() + "@" + d.Digest.String()
+	byDigest := ref.repositoryName() + "@" + d.Digest.String()
 	names := []string{byDigest}
 	if ref.tag != "" {
 		names = append(names, ref.String())
@@ -111,22 +111,22 @@ func (s *Store) pullFrom(ctx context.Context, host string, ref reference, auth *
 	s.mu.Lock()
 	if im := s.images[s.names[byDigest]]; im != nil {
 		err := s.addNames(im, names...)
-		s.use(im)
+		s.markUsed(im)
 		s.mu.Unlock()
 		return im.ID, err
 	}
 	s.mu.Unlock()
 	img, err := d.Image()
 	if err != nil {
-		return "", fmt.Errorf("no image for %s in the manifest: %w", platform(), err)
+		return "", fmt.Errorf("the manifest has no image for platform %s: %w", nodePlatform(), err)
 	}
-	return s.store(ctx, ref.String(), img, names)
+	return s.storeImage(ctx, ref.String(), img, names)
 }
 
-// remoteReference is ref as the library wants it, on a host.
+// remoteReference returns the library's form of ref on a host.
 func (s *Store) remoteReference(host string, ref reference) (name.Reference, error) {
-	if host == hub {
-		host = libraryHub
+	if host == dockerHub {
+		host = libraryDockerHub
 	}
 	var options []name.Option
 	if slices.Contains(s.cfg.Insecure, host) {
@@ -139,8 +139,8 @@ func (s *Store) remoteReference(host string, ref reference) (name.Reference, err
 	return name.ParseReference(full, options...)
 }
 
-// platform is what this node runs.
-func platform() v1.Platform {
+// nodePlatform returns the platform of this node.
+func nodePlatform() v1.Platform {
 	p := v1.Platform{OS: "linux", Architecture: runtime.GOARCH}
 	if p.Architecture == "arm64" {
 		p.Variant = "v8"
@@ -148,8 +148,8 @@ func platform() v1.Platform {
 	return p
 }
 
-// authenticator carries the credentials that came with the request, if any.
-func authenticator(a *cri.AuthConfig) authn.Authenticator {
+// newAuthenticator returns the credentials of the request, if any.
+func newAuthenticator(a *cri.AuthConfig) authn.Authenticator {
 	if a == nil {
 		return authn.Anonymous
 	}
@@ -157,9 +157,9 @@ func authenticator(a *cri.AuthConfig) authn.Authenticator {
 		IdentityToken: a.GetIdentityToken(), RegistryToken: a.GetRegistryToken()})
 }
 
-// store unpacks an image's layers and makes it known under names. what is how
-// errors call it.
-func (s *Store) store(ctx context.Context, what string, img v1.Image, names []string) (string, error) {
+// storeImage unpacks the layers of an image and publishes it under names. what is the image's name
+// in errors.
+func (s *Store) storeImage(ctx context.Context, what string, img v1.Image, names []string) (string, error) {
 	if err := checkDigests(img); err != nil {
 		return "", fmt.Errorf("%w: image %s: %w", agent.ErrImageUnpack, what, err)
 	}
@@ -182,26 +182,26 @@ func (s *Store) store(ctx context.Context, what string, img v1.Image, names []st
 		return "", fmt.Errorf("read the list of layers: %w", err)
 	}
 	if len(layers) != len(config.RootFS.DiffIDs) {
-		return "", fmt.Errorf("%w: image %s has %d layers and a config for %d", agent.ErrImageUnpack, what, len(layers), len(config.RootFS.DiffIDs))
+		return "", fmt.Errorf("%w: image %s has %d layers, but its config lists %d", agent.ErrImageUnpack, what, len(layers), len(config.RootFS.DiffIDs))
 	}
 	chain := chainIDs(config.RootFS.DiffIDs)
-	im := &image{ID: id.String(), config: config}
+	im := &imageRecord{ID: id.String(), config: config}
 	for _, c := range chain {
 		im.Layers = append(im.Layers, layerKey(c))
 	}
-	s.hold(im.Layers, 1)
-	defer s.hold(im.Layers, -1)
+	s.holdLayers(im.Layers, 1)
+	defer s.holdLayers(im.Layers, -1)
 	if err := s.unpackAll(ctx, what, layers, config.RootFS.DiffIDs, chain); err != nil {
 		return "", err
 	}
 	if im.Size, err = compressedSize(img); err != nil {
 		return "", err
 	}
-	return im.ID, s.publish(img, im, names)
+	return im.ID, s.publishImage(img, im, names)
 }
 
-// checkDigests compares manifest and config with what names them: archives are not
-// checked by the library.
+// checkDigests verifies manifest and config against their digests. The library does not verify
+// those of archives.
 func checkDigests(img v1.Image) error {
 	digest, err := img.Digest()
 	if err != nil {
@@ -211,9 +211,9 @@ func checkDigests(img v1.Image) error {
 	if err != nil {
 		return fmt.Errorf("read the manifest: %w", err)
 	}
-	// The library reads a config of size -1 without a bound.
+	// With size -1, the library would read a config without a bound.
 	if m.Config.Size > maxConfig || m.Config.Size < 0 {
-		return fmt.Errorf("%w: a config of %d bytes", errLimit, m.Config.Size)
+		return fmt.Errorf("%w: the config has %d bytes", errLimit, m.Config.Size)
 	}
 	if len(m.Layers) > maxLayers {
 		return fmt.Errorf("%w: %d layers, at most %d can be mounted", errLimit, len(m.Layers), maxLayers)
@@ -246,8 +246,8 @@ func compressedSize(img v1.Image) (int64, error) {
 	return size, nil
 }
 
-// hold keeps layers from being collected while an image is being stored.
-func (s *Store) hold(keys []string, n int) {
+// holdLayers protects layers from removal while an image is being stored.
+func (s *Store) holdLayers(keys []string, n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, k := range keys {
@@ -257,8 +257,8 @@ func (s *Store) hold(keys []string, n int) {
 	}
 }
 
-// publish writes the image's folder and makes it known.
-func (s *Store) publish(img v1.Image, im *image, names []string) error {
+// publishImage writes the image's folder and adds the image to the store.
+func (s *Store) publishImage(img v1.Image, im *imageRecord, names []string) error {
 	config, err := img.RawConfigFile()
 	if err != nil {
 		return err
@@ -270,10 +270,10 @@ func (s *Store) publish(img v1.Image, im *image, names []string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if have := s.images[im.ID]; have != nil {
-		s.use(have)
+		s.markUsed(have)
 		return s.addNames(have, names...)
 	}
-	tmp, err := mkdirTemp(s.path("tmp"), "image-")
+	tmp, err := mkdirTemp(s.storePath("tmp"), "image-")
 	if err != nil {
 		return err
 	}
@@ -285,15 +285,15 @@ func (s *Store) publish(img v1.Image, im *image, names []string) error {
 	if err := saveJSON(tmp+"/image.json", im); err != nil {
 		return err
 	}
-	if err := replaceFolder(tmp, s.path("images", hexOf(im.ID))); err != nil {
+	if err := replaceFolder(tmp, s.storePath("images", hexOf(im.ID))); err != nil {
 		return err
 	}
 	s.images[im.ID] = im
-	s.use(im)
+	s.markUsed(im)
 	return s.addNames(im, names...)
 }
 
-// repoNames splits an image's names into tags and digests.
+// repoNames splits the names of an image into tags and digests.
 func repoNames(names []string) (tags, digests []string) {
 	for _, n := range names {
 		if strings.Contains(n, "@") {

@@ -16,51 +16,51 @@ import (
 	"keelson.dev/keelson/internal/safepath"
 )
 
-// image is what image.json holds, and the parsed config.
-type image struct {
+// imageRecord is the content of image.json, and the parsed config.
+type imageRecord struct {
 	ID     string   `json:"id"`
-	Names  []string `json:"names"`  // normalised, tags and digests
-	Layers []string `json:"layers"` // keys, base first
-	Size   int64    `json:"size"`   // of the compressed layers and the config
+	Names  []string `json:"names"`  // normalized, tags and digests
+	Layers []string `json:"layers"` // layer keys, base first
+	Size   int64    `json:"size"`   // bytes of the compressed layers and the config
 
-	config *v1.ConfigFile
-	used   time.Time // last, as far as known; on disk as the time of image.json
+	config   *v1.ConfigFile
+	lastUsed time.Time // last known use; on disk as the modification time of image.json
 }
 
-// layer is what KEY.json holds.
-type layer struct {
+// layerRecord is the content of KEY.json.
+type layerRecord struct {
 	ChainID string `json:"chainID"`
 	DiffID  string `json:"diffID"`
 	Bytes   int64  `json:"bytes"` // unpacked
 	Inodes  int64  `json:"inodes"`
 }
 
-// container is what records/ID holds.
-type container struct {
+// containerRecord is the content of records/ID.
+type containerRecord struct {
 	Image  string   `json:"image"`
 	Layers []string `json:"layers"`
 }
 
-// layerKey names the folder of a layer. Mount options have room for one page, so
-// it is short: 96 bits of the chain id.
+// layerKey returns the folder name of a layer: 96 bits of the chain ID. It is short because mount
+// options are limited to one page.
 func layerKey(chainID string) string {
 	return strings.TrimPrefix(chainID, "sha256:")[:24]
 }
 
 func hexOf(id string) string { return strings.TrimPrefix(id, "sha256:") }
 
-// load reads what is on disk and removes what nothing refers to. An image of which
-// a layer is missing is dropped: it will be pulled again.
-func (s *Store) load() error {
-	entries, err := os.ReadDir(s.path("images"))
+// loadStore reads the store from disk and removes unreferenced data. An image with a missing layer
+// is dropped and will be pulled again.
+func (s *Store) loadStore() error {
+	entries, err := os.ReadDir(s.storePath("images"))
 	if err != nil {
 		return fmt.Errorf("read the image store: %w", err)
 	}
 	for _, e := range entries {
 		im, err := s.loadImage(e.Name())
 		if err != nil {
-			s.log.Warn("an image of the store is unusable and is dropped", "image", e.Name(), "error", err)
-			if err := safepath.RemoveAll(s.path("images", e.Name())); err != nil {
+			s.log.Warn("dropping an unusable image of the store", "image", e.Name(), "error", err)
+			if err := safepath.RemoveAll(s.storePath("images", e.Name())); err != nil {
 				return err
 			}
 			continue
@@ -70,66 +70,66 @@ func (s *Store) load() error {
 			s.names[n] = im.ID
 		}
 	}
-	entries, err = os.ReadDir(s.path("containers"))
+	entries, err = os.ReadDir(s.storePath("containers"))
 	if err != nil {
 		return fmt.Errorf("read the image store: %w", err)
 	}
 	for _, e := range entries {
-		var c container
-		if err := durable.ReadJSON(s.containerRecord(e.Name()), &c); err != nil {
-			if err := s.discard(s.path("containers", e.Name())); err != nil {
+		var c containerRecord
+		if err := durable.ReadJSON(s.containerRecordPath(e.Name()), &c); err != nil {
+			if err := s.deleteInBackground(s.storePath("containers", e.Name())); err != nil {
 				return err
 			}
 			continue
 		}
 		s.containers[e.Name()] = c
 	}
-	entries, err = os.ReadDir(s.containerRecord(""))
+	entries, err = os.ReadDir(s.containerRecordPath(""))
 	if err != nil {
 		return fmt.Errorf("read the containers of the image store: %w", err)
 	}
 	for _, e := range entries {
 		if _, known := s.containers[e.Name()]; !known {
-			if err := os.Remove(s.containerRecord(e.Name())); err != nil {
+			if err := os.Remove(s.containerRecordPath(e.Name())); err != nil {
 				return err
 			}
 		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.collect()
+	return s.removeUnusedLayers()
 }
 
-func (s *Store) loadImage(hex string) (*image, error) {
-	im := &image{}
-	if err := durable.ReadJSON(s.path("images", hex, "image.json"), im); err != nil {
+func (s *Store) loadImage(hex string) (*imageRecord, error) {
+	im := &imageRecord{}
+	if err := durable.ReadJSON(s.storePath("images", hex, "image.json"), im); err != nil {
 		return nil, err
 	}
-	st, err := os.Stat(s.path("images", hex, "image.json"))
+	st, err := os.Stat(s.storePath("images", hex, "image.json"))
 	if err != nil {
 		return nil, err
 	}
-	im.used = st.ModTime()
+	im.lastUsed = st.ModTime()
 	if hexOf(im.ID) != hex {
-		return nil, fmt.Errorf("it is of %s", im.ID)
+		return nil, fmt.Errorf("image.json belongs to image %s", im.ID)
 	}
-	if err := durable.ReadJSON(s.path("images", hex, "config.json"), &im.config); err != nil {
+	if err := durable.ReadJSON(s.storePath("images", hex, "config.json"), &im.config); err != nil {
 		return nil, err
 	}
 	for _, k := range im.Layers {
-		if _, err := os.Stat(s.path("layers", k)); err != nil {
+		if _, err := os.Stat(s.storePath("layers", k)); err != nil {
 			return nil, err
 		}
 	}
 	return im, nil
 }
 
-// collect removes layers that no image, container or pull refers to. The caller
-// holds s.mu.
-func (s *Store) collect() error { return s.collectTo(s.discard) }
+// removeUnusedLayers removes layers that no image, container or pull uses. The caller holds s.mu.
+func (s *Store) removeUnusedLayers() error { return s.removeUnusedLayersWith(s.deleteInBackground) }
 
-// collectTo has each layer that nothing refers to taken away by discard.
-func (s *Store) collectTo(discard func(path string) error) error {
+// removeUnusedLayersWith calls discard for each file of a layer that nothing uses. The caller holds
+// s.mu.
+func (s *Store) removeUnusedLayersWith(discard func(path string) error) error {
 	used := map[string]bool{}
 	for _, im := range s.images {
 		for _, k := range im.Layers {
@@ -144,41 +144,42 @@ func (s *Store) collectTo(discard func(path string) error) error {
 	for k := range s.busy {
 		used[k] = true
 	}
-	entries, err := os.ReadDir(s.path("layers"))
+	entries, err := os.ReadDir(s.storePath("layers"))
 	if err != nil {
 		return fmt.Errorf("read the layers of the image store: %w", err)
 	}
 	for _, e := range entries {
-		if key, _, _ := strings.Cut(e.Name(), "."); used[key] { // KEY, KEY.json, and KEY.json.new while that is written
+		if key, _, _ := strings.Cut(e.Name(), "."); used[key] { // KEY, KEY.json, and the temporary KEY.json.new
 			continue
 		}
-		if err := discard(s.path("layers", e.Name())); err != nil {
+		if err := discard(s.storePath("layers", e.Name())); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// discard takes path away at once and deletes it in the background.
-func (s *Store) discard(path string) error {
-	to, err := s.setAside(path)
+// deleteInBackground moves path away at once and deletes it in the background.
+func (s *Store) deleteInBackground(path string) error {
+	to, err := s.moveToTrash(path)
 	if to == "" {
 		return err
 	}
-	end := s.deleting.begin()
+	end := s.deleting.startDeletion()
 	s.trash.Go(func() {
 		defer end()
 		if err := safepath.RemoveAll(to); err != nil {
-			s.log.Warn("scratch cannot be deleted; the next start tries again", "path", to, "error", err)
+			s.log.Warn("temporary data could not be deleted; the next start retries", "path", to, "error", err)
 		}
 	})
 	return nil
 }
 
-// setAside takes path away at once, and says where it is to be deleted; "" = it was not there, or could not be moved.
-func (s *Store) setAside(path string) (to string, err error) {
-	// tmp is empty at start, so counting makes names that nobody has.
-	to = s.path("tmp", fmt.Sprint("gone-", s.discarded.Add(1)))
+// moveToTrash moves path into tmp and returns its new path; "" = it did not exist, or the move
+// failed.
+func (s *Store) moveToTrash(path string) (to string, err error) {
+	// tmp is empty at start, so a counter makes unique names.
+	to = s.storePath("tmp", fmt.Sprint("gone-", s.discarded.Add(1)))
 	if err := os.Rename(path, to); errors.Is(err, os.ErrNotExist) {
 		return "", nil
 	} else if err != nil {
@@ -187,24 +188,23 @@ func (s *Store) setAside(path string) (to string, err error) {
 	return to, nil
 }
 
-// use says that an image is in use now. The caller holds s.mu.
-func (s *Store) use(im *image) {
-	im.used = s.now()
-	s.stamp(im)
+// markUsed sets the last use of an image to now. The caller holds s.mu.
+func (s *Store) markUsed(im *imageRecord) {
+	im.lastUsed = s.now()
+	s.storeLastUse(im)
 }
 
-// stamp writes down when an image was last used. The caller holds s.mu.
-func (s *Store) stamp(im *image) {
-	file := s.path("images", hexOf(im.ID), "image.json")
-	if err := os.Chtimes(file, time.Time{}, im.used); err != nil { // until the agent ends the store knows it all the same
-		s.log.Debug("the last use of an image is not written down", "image", im.ID, "error", err)
+// storeLastUse writes the last use of an image to disk. The caller holds s.mu.
+func (s *Store) storeLastUse(im *imageRecord) {
+	file := s.storePath("images", hexOf(im.ID), "image.json")
+	if err := os.Chtimes(file, time.Time{}, im.lastUsed); err != nil { // the time in memory remains valid until the agent stops
+		s.log.Debug("the last use of an image could not be stored", "image", im.ID, "error", err)
 	}
 }
 
-// addNames gives an image more names. A name moves: whoever had it loses it. The
-// caller holds s.mu.
-func (s *Store) addNames(im *image, names ...string) error {
-	changed := map[*image]bool{}
+// addNames adds names to an image. A name of another image is moved. The caller holds s.mu.
+func (s *Store) addNames(im *imageRecord, names ...string) error {
+	changed := map[*imageRecord]bool{}
 	for _, n := range names {
 		if old := s.images[s.names[n]]; old != nil && old != im {
 			old.Names = slices.DeleteFunc(old.Names, func(have string) bool { return have == n })
@@ -218,15 +218,15 @@ func (s *Store) addNames(im *image, names ...string) error {
 	}
 	for c := range changed {
 		slices.Sort(c.Names)
-		if err := saveJSON(s.path("images", hexOf(c.ID), "image.json"), c); err != nil {
+		if err := saveJSON(s.storePath("images", hexOf(c.ID), "image.json"), c); err != nil {
 			return err
 		}
-		s.stamp(c) // a name that comes or goes is no use
+		s.storeLastUse(c) // a change of names is not a use
 	}
 	return nil
 }
 
-// saveJSON writes a file whole or not at all, also across a power cut.
+// saveJSON writes a file atomically, also across a power failure.
 func saveJSON(path string, v any) error {
 	data, err := json.Marshal(v)
 	if err != nil {
@@ -256,7 +256,7 @@ func saveFile(path string, data []byte) error {
 	return nil
 }
 
-// syncTree makes everything in a folder's file system durable.
+// syncTree flushes the file system of a folder to disk.
 func syncTree(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -269,7 +269,7 @@ func syncTree(dir string) error {
 	return nil
 }
 
-func saveContainer(path string, c container) error {
+func saveContainer(path string, c containerRecord) error {
 	data, err := json.Marshal(c)
 	if err != nil {
 		return err

@@ -10,8 +10,8 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// reference is a parsed image name. String is its normalised form, in which images
-// are stored: "docker.io/library/busybox:latest", "ghcr.io/a/b@sha256:...".
+// reference is a parsed image name. String returns its normalized form, under which images are
+// stored: "docker.io/library/busybox:latest", "ghcr.io/a/b@sha256:...".
 type reference struct {
 	registry string // "docker.io"
 	repo     string // "library/busybox"
@@ -21,29 +21,28 @@ type reference struct {
 
 func (r reference) String() string {
 	if r.digest != "" {
-		return r.repository() + "@" + r.digest
+		return r.repositoryName() + "@" + r.digest
 	}
-	return r.repository() + ":" + r.tag
+	return r.repositoryName() + ":" + r.tag
 }
 
-func (r reference) repository() string { return r.registry + "/" + r.repo }
+func (r reference) repositoryName() string { return r.registry + "/" + r.repo }
 
-// hub is what Docker Hub is called in image names, and what the library calls it.
+// dockerHub is the host of Docker Hub in image names; libraryDockerHub is its host in the library.
 const (
-	hub        = "docker.io"
-	libraryHub = "index.docker.io"
+	dockerHub        = "docker.io"
+	libraryDockerHub = "index.docker.io"
 )
 
-// parseReference reads an image name as users write it. The error wraps
-// agent.ErrInvalidImage.
+// parseReference parses an image name as written by users. The error wraps agent.ErrInvalidImage.
 func parseReference(s string) (reference, error) {
-	ref, err := name.ParseReference(s, name.WithDefaultRegistry(libraryHub))
+	ref, err := name.ParseReference(s, name.WithDefaultRegistry(libraryDockerHub))
 	if err != nil {
 		return reference{}, fmt.Errorf("%w: %q: %w", agent.ErrInvalidImage, s, err)
 	}
 	r := reference{registry: ref.Context().RegistryStr(), repo: ref.Context().RepositoryStr()}
-	if r.registry == libraryHub {
-		r.registry = hub
+	if r.registry == libraryDockerHub {
+		r.registry = dockerHub
 	}
 	switch t := ref.(type) {
 	case name.Digest:
@@ -56,12 +55,12 @@ func parseReference(s string) (reference, error) {
 
 var idPattern = regexp.MustCompile(`^(sha256:)?[0-9a-f]{12,64}$`)
 
-// isID says that s can be the id of an image, or the start of one.
+// isID reports whether s can be an image ID, or a prefix of one.
 func isID(s string) bool { return idPattern.MatchString(s) }
 
-// lookup finds an image by name, digest or id; "" when there is none. The caller
-// holds s.mu.
-func (s *Store) lookup(image string) string {
+// lookupID returns the ID of an image by name, digest or ID prefix. It returns "" if there is none,
+// or if a prefix is ambiguous. The caller holds s.mu.
+func (s *Store) lookupID(image string) string {
 	if isID(image) {
 		id := "sha256:" + strings.TrimPrefix(image, "sha256:")
 		if s.images[id] != nil {

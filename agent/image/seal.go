@@ -13,11 +13,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// seal keeps the host's users away from what images hold: nobody but root comes through the folder, and below it no
-// program gains rights and no device opens. Containers see layers through an overlay of their own, to which neither
-// applies. Where mounts are not allowed, the folder's mode alone has to do. open undoes the mount, and no other: a disk
-// that somebody mounted at the folder stays.
-func seal(root string) (open func() error, err error) {
+// mountStore protects the host from the content of images: only root can access the folder root,
+// and below it set-user-id programs and devices have no effect. Containers see the layers through
+// their own overlays, to which neither applies. Where mounts are not permitted, only the mode of
+// the folder protects; the error is errNoStoreMount then. open unmounts this mount, and no other: a
+// disk that is mounted at the folder stays.
+func mountStore(root string) (open func() error, err error) {
 	open = func() error { return nil }
 	if err := os.MkdirAll(root, 0o700); err != nil {
 		return open, err
@@ -29,13 +30,13 @@ func seal(root string) (open func() error, err error) {
 	if err != nil {
 		return open, err
 	}
-	sealed, err := boundOnItself(root) // by an agent that was killed
+	sealed, err := isBindMountOfItself(root) // left by an agent that was killed
 	if err != nil {
 		return open, err
 	}
 	if !sealed {
 		if err := unix.Mount(root, root, "", unix.MS_BIND, ""); err != nil {
-			return open, fmt.Errorf("%w: bind %s: %w", errUnsealed, root, err)
+			return open, fmt.Errorf("%w: bind %s: %w", errNoStoreMount, root, err)
 		}
 	}
 	open = func() error {
@@ -49,17 +50,17 @@ func seal(root string) (open func() error, err error) {
 		err = unix.Mount("", root, "", unix.MS_PRIVATE, "")
 	}
 	if err != nil {
-		return open, fmt.Errorf("%w: remount %s: %w", errUnsealed, root, err)
+		return open, fmt.Errorf("%w: remount %s: %w", errNoStoreMount, root, err)
 	}
 	return open, nil
 }
 
-// errUnsealed says that the store works, but not on a mount of its own.
-var errUnsealed = errors.New("set-user-id programs and devices of images are guarded by the mode of their folder alone")
+// errNoStoreMount means that the store works, but without its own mount.
+var errNoStoreMount = errors.New("only the mode of the folder protects the host from set-user-id programs and devices of images")
 
-// boundOnItself says that what is seen at the folder root, a path without links, is a mount of the very folder that the
-// mount below shows there. A disk, or another folder, that is mounted there is not.
-func boundOnItself(root string) (bool, error) {
+// isBindMountOfItself reports whether the topmost mount at root, a path without links, is a bind
+// mount of the same folder of the mount below. A disk or another folder mounted there is not.
+func isBindMountOfItself(root string) (bool, error) {
 	id, err := mountID(root)
 	if err != nil {
 		return false, err
@@ -86,7 +87,7 @@ func boundOnItself(root string) (bool, error) {
 	return err == nil && filepath.Join(below.Root, path) == top.Root, nil
 }
 
-// mountID is the number of the mount that a folder is seen on.
+// mountID returns the ID of the mount that contains a folder.
 func mountID(dir string) (int, error) {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -102,5 +103,5 @@ func mountID(dir string) (int, error) {
 			return strconv.Atoi(strings.TrimSpace(number))
 		}
 	}
-	return 0, fmt.Errorf("the kernel does not tell which mount %s is on", dir)
+	return 0, fmt.Errorf("the kernel does not report the mount of %s", dir)
 }

@@ -12,43 +12,44 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A disk that somebody mounted at the folder of images stays when the store ends, and the next store knows what is on it.
+// A disk that is mounted at the images folder stays mounted when the store stops, and the next
+// store detects it.
 func TestADiskOfImagesStaysMounted(t *testing.T) {
 	needRoot(t)
 	root := filepath.Join(t.TempDir(), "images")
-	tmpfs(t, root)
-	s, stop := open(t, Config{Root: root, Run: t.TempDir()})
-	img := testImage(t, []entry{{name: "a", content: "low"}})
-	if _, err := s.Import(ctx(t), ociArchive(t, map[string]v1.Image{"x.dev/a:v1": img}, nil)); err != nil {
+	mountTmpfs(t, root)
+	s, stop := openStore(t, Config{Root: root, Run: t.TempDir()})
+	img := newTestImage(t, []entry{{name: "a", content: "low"}})
+	if _, err := s.Import(testContext(t), newOCIArchive(t, map[string]v1.Image{"x.dev/a:v1": img}, nil)); err != nil {
 		t.Fatal(err)
 	}
 	stop()
 	if n := len(mountsAt(t, root)); n != 1 {
 		t.Fatalf("%d mounts at %s after the store's end, want the disk alone", n, root)
 	}
-	s, stop = open(t, Config{Root: root, Run: t.TempDir()})
-	if r, err := s.ListImages(ctx(t), &cri.ListImagesRequest{}); err != nil || len(r.Images) != 1 {
+	s, stop = openStore(t, Config{Root: root, Run: t.TempDir()})
+	if r, err := s.ListImages(testContext(t), &cri.ListImagesRequest{}); err != nil || len(r.Images) != 1 {
 		t.Errorf("the next store knows of %v (%v), want the image on the disk", r.GetImages(), err)
 	}
 	stop()
 }
 
-// What the store mounted is told apart from what was there: it is found again by the next store when its own was killed,
-// and is all that goes at the end.
+// The store distinguishes its own mount from existing ones: the next store finds the mount of a
+// killed store, and only that mount is removed at the end.
 func TestSealTakesAwayItsOwnMountAlone(t *testing.T) {
 	needRoot(t)
 	for name, there := range map[string]func(t *testing.T, root string){
 		"nothing": func(*testing.T, string) {},
-		"a disk":  tmpfs,
+		"a disk":  mountTmpfs,
 		"another folder of its name": func(t *testing.T, root string) {
-			bind(t, filepath.Join(filepath.Dir(root), "elsewhere", "images"), root)
+			bindMount(t, filepath.Join(filepath.Dir(root), "elsewhere", "images"), root)
 		},
 		"the folder of its name at the top of a disk": func(t *testing.T, root string) {
 			disk := filepath.Join(filepath.Dir(root), "disk")
-			tmpfs(t, disk)
-			bind(t, filepath.Join(disk, "images"), root)
+			mountTmpfs(t, disk)
+			bindMount(t, filepath.Join(disk, "images"), root)
 		},
-		"its folder is on a disk": func(t *testing.T, root string) { tmpfs(t, filepath.Dir(root)) },
+		"its folder is on a disk": func(t *testing.T, root string) { mountTmpfs(t, filepath.Dir(root)) },
 		"its folder is a link": func(t *testing.T, root string) {
 			to := filepath.Join(filepath.Dir(root), "elsewhere")
 			if err := os.Mkdir(to, 0o755); err != nil {
@@ -66,11 +67,11 @@ func TestSealTakesAwayItsOwnMountAlone(t *testing.T) {
 			}
 			there(t, root)
 			before := mountsAt(t, root)
-			if _, err := seal(root); err != nil { // by a store that is killed
+			if _, err := mountStore(root); err != nil { // left by a killed store
 				t.Fatal(err)
 			}
 			sealed := mountsAt(t, root)
-			open, err := seal(root)
+			open, err := mountStore(root)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -91,7 +92,7 @@ func TestSealTakesAwayItsOwnMountAlone(t *testing.T) {
 	}
 }
 
-func tmpfs(t *testing.T, dir string) {
+func mountTmpfs(t *testing.T, dir string) {
 	t.Helper()
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
@@ -102,7 +103,7 @@ func tmpfs(t *testing.T, dir string) {
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
 }
 
-func bind(t *testing.T, from, to string) {
+func bindMount(t *testing.T, from, to string) {
 	t.Helper()
 	for _, dir := range []string{from, to} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -115,7 +116,7 @@ func bind(t *testing.T, from, to string) {
 	t.Cleanup(func() { _ = unix.Unmount(to, unix.MNT_DETACH) })
 }
 
-// mountsAt are the numbers of the mounts at a folder, one above the other.
+// mountsAt returns the IDs of the mounts stacked at a folder.
 func mountsAt(t *testing.T, dir string) []int {
 	t.Helper()
 	if to, err := filepath.EvalSymlinks(dir); err == nil {

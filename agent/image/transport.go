@@ -12,17 +12,17 @@ import (
 	"time"
 )
 
-// transport speaks to registries: with a registry's own CAs where configured, and
-// in clear only to those that the configuration calls insecure. (The library would
-// fall back to plain HTTP for private addresses by itself.)
-type transport struct {
+// registryTransport accesses registries with their configured CAs. It uses plain HTTP only for
+// registries that are configured as insecure. (The library would use plain HTTP for private
+// addresses by default.)
+type registryTransport struct {
 	plain    http.RoundTripper
 	byHost   map[string]http.RoundTripper
 	insecure []string
 }
 
-func newTransport(cfg Config) (*transport, error) {
-	t := &transport{plain: baseTransport(nil), byHost: map[string]http.RoundTripper{}, insecure: cfg.Insecure}
+func newTransport(cfg Config) (*registryTransport, error) {
+	t := &registryTransport{plain: baseTransport(nil), byHost: map[string]http.RoundTripper{}, insecure: cfg.Insecure}
 	for host, file := range cfg.CAs {
 		pool, err := x509.SystemCertPool()
 		if err != nil {
@@ -33,7 +33,7 @@ func newTransport(cfg Config) (*transport, error) {
 			return nil, fmt.Errorf("certificates for registry %s: %w", host, err)
 		}
 		if !pool.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("certificates for registry %s: %s holds none", host, file)
+			return nil, fmt.Errorf("certificates for registry %s: %s contains no certificate", host, file)
 		}
 		t.byHost[host] = baseTransport(pool)
 	}
@@ -51,7 +51,7 @@ func baseTransport(pool *x509.CertPool) http.RoundTripper {
 }
 
 // RoundTrip implements http.RoundTripper.
-func (t *transport) RoundTrip(q *http.Request) (*http.Response, error) {
+func (t *registryTransport) RoundTrip(q *http.Request) (*http.Response, error) {
 	r, err := t.roundTrip(q)
 	if err == nil && readsManifest(q) {
 		r.Body = &manifestBody{body: r.Body, left: maxManifest}
@@ -59,7 +59,7 @@ func (t *transport) RoundTrip(q *http.Request) (*http.Response, error) {
 	return r, err
 }
 
-// manifestBody fails when a registry sends more than maxManifest bytes.
+// manifestBody returns errLimit after maxManifest bytes.
 type manifestBody struct {
 	body io.ReadCloser
 	left int64
@@ -68,7 +68,7 @@ type manifestBody struct {
 func (m *manifestBody) Read(p []byte) (int, error) {
 	n, err := m.body.Read(p[:min(int64(len(p)), m.left+1)])
 	if m.left -= int64(n); m.left < 0 {
-		return 0, fmt.Errorf("%w: a manifest of more than %d bytes", errLimit, maxManifest)
+		return 0, fmt.Errorf("%w: the manifest has more than %d bytes", errLimit, maxManifest)
 	}
 	return n, err
 }
@@ -89,7 +89,7 @@ func readsManifest(q *http.Request) bool {
 	return false
 }
 
-func (t *transport) roundTrip(q *http.Request) (*http.Response, error) {
+func (t *registryTransport) roundTrip(q *http.Request) (*http.Response, error) {
 	if q.URL.Scheme != "https" && !slices.Contains(t.insecure, q.URL.Host) {
 		return nil, fmt.Errorf("registry %s: plain HTTP is not allowed (it is not configured as insecure)", q.URL.Host)
 	}

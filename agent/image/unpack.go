@@ -14,28 +14,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Names with which a layer says that something of the layers below is gone.
+// Names by which a layer hides content of the layers below.
 const (
 	whiteout       = ".wh."
 	opaqueWhiteout = ".wh..wh..opq"
 	overlayOpaque  = "trusted.overlay.opaque"
 )
 
-// errUnsafe says that an archive tries to reach out of its folder.
-var errUnsafe = errors.New("path leads out of the image")
+// errUnsafe is returned for an archive with a path outside its folder.
+var errUnsafe = errors.New("path leads outside the image")
 
-// unpacker writes one layer into a folder, as a lower folder of an overlay. Links
-// in the archive are resolved as the container will see them, never as the host
-// does, and every access goes through os.Root besides.
+// unpacker writes one layer into a folder, which becomes a lower folder of overlays. Links in the
+// archive are resolved relative to that folder, as in the container, and never on the host. In
+// addition, every access goes through os.Root.
 type unpacker struct {
 	dir  string
 	root *os.Root
 
-	meter   meter
+	meter   archiveMeter
 	inodes  int64
-	implied []string        // folders that the layer uses and does not list
+	implied []string        // folders that the layer uses but does not list
 	listed  map[string]bool // folders that it lists
-	links   []hardLink      // to files of layers below
+	links   []hardLink      // links to files of lower layers
 	times   []folderTime
 }
 
@@ -51,13 +51,13 @@ func newUnpacker(dir string, limits Limits) (*unpacker, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &unpacker{dir: dir, root: root, listed: map[string]bool{}, meter: meter{limits: limits, dir: dir}}, nil
+	return &unpacker{dir: dir, root: root, listed: map[string]bool{}, meter: archiveMeter{limits: limits, dir: dir}}, nil
 }
 
-func (u *unpacker) close() { u.root.Close() }
+func (u *unpacker) closeRoot() { u.root.Close() }
 
-// unpack reads the archive to its end.
-func (u *unpacker) unpack(r io.Reader) error {
+// unpackArchive unpacks the archive to its end.
+func (u *unpacker) unpackArchive(r io.Reader) error {
 	t := tar.NewReader(r)
 	for {
 		h, err := t.Next()
@@ -67,17 +67,17 @@ func (u *unpacker) unpack(r io.Reader) error {
 		if err != nil {
 			return fmt.Errorf("read the archive: %w", err)
 		}
-		if err := u.entry(h, t); err != nil {
+		if err := u.unpackEntry(h, t); err != nil {
 			return fmt.Errorf("entry %.200q: %w", h.Name, err)
 		}
 	}
 }
 
-func (u *unpacker) entry(h *tar.Header, content io.Reader) error {
-	if err := u.meter.entry(h.Name, h.Linkname); err != nil {
+func (u *unpacker) unpackEntry(h *tar.Header, content io.Reader) error {
+	if err := u.meter.countEntry(h.Name, h.Linkname); err != nil {
 		return err
 	}
-	name, err := u.place(h.Name)
+	name, err := u.resolveEntry(h.Name)
 	if err != nil {
 		return err
 	}
@@ -87,44 +87,44 @@ func (u *unpacker) entry(h *tar.Header, content io.Reader) error {
 		if h.Typeflag != tar.TypeDir {
 			return fmt.Errorf("the root is not a folder")
 		}
-		return u.attributes(".", h)
+		return u.setAttributes(".", h)
 	case base == opaqueWhiteout:
-		return u.opaque(path.Dir(name))
+		return u.markOpaque(path.Dir(name))
 	case strings.HasPrefix(base, ".wh..wh."):
-		return nil // other marks of old union file systems mean nothing here
+		return nil // other markers of old union file systems have no meaning here
 	case strings.HasPrefix(base, whiteout):
-		return u.gone(path.Join(path.Dir(name), strings.TrimPrefix(base, whiteout)))
+		return u.makeWhiteout(path.Join(path.Dir(name), strings.TrimPrefix(base, whiteout)))
 	}
-	if err := u.clear(name, h.Typeflag == tar.TypeDir); err != nil {
+	if err := u.removeExisting(name, h.Typeflag == tar.TypeDir); err != nil {
 		return err
 	}
 	u.inodes++
 	switch h.Typeflag {
 	case tar.TypeDir:
-		err = u.folder(name)
+		err = u.makeFolder(name)
 	case tar.TypeReg, '\x00':
-		err = u.file(name, h, content)
+		err = u.writeFile(name, h, content)
 	case tar.TypeSymlink:
 		err = u.root.Symlink(h.Linkname, name)
 	case tar.TypeLink:
-		return u.link(name, h)
+		return u.makeHardLink(name, h)
 	case tar.TypeChar, tar.TypeBlock, tar.TypeFifo:
-		err = u.node(name, h)
+		err = u.makeNode(name, h)
 	case tar.TypeXGlobalHeader:
 		u.inodes--
 		return nil
 	default:
-		return fmt.Errorf("type %q is not known", h.Typeflag)
+		return fmt.Errorf("unknown type %q", h.Typeflag)
 	}
 	if err != nil {
 		return err
 	}
-	return u.attributes(name, h)
+	return u.setAttributes(name, h)
 }
 
-// place finds where an entry goes: its folder with all links resolved below the
-// root and made where missing, and its last element as it is.
-func (u *unpacker) place(name string) (string, error) {
+// resolveEntry returns the path of an entry. Its folder is resolved below the root, and created if
+// it is missing. The last element is not resolved.
+func (u *unpacker) resolveEntry(name string) (string, error) {
 	clean := path.Clean("/" + name)[1:]
 	for _, e := range strings.Split(name, "/") {
 		if e == ".." {
@@ -134,7 +134,7 @@ func (u *unpacker) place(name string) (string, error) {
 	if clean == "" {
 		return ".", nil
 	}
-	dir, err := u.resolve(path.Dir(clean))
+	dir, err := u.resolveLinks(path.Dir(clean))
 	if err != nil {
 		return "", err
 	}
@@ -144,9 +144,9 @@ func (u *unpacker) place(name string) (string, error) {
 	return path.Join(dir, path.Base(clean)), nil
 }
 
-// resolve follows links below the root; an absolute one starts at the root, ".."
-// stops there. What does not exist resolves to itself.
-func (u *unpacker) resolve(dir string) (string, error) {
+// resolveLinks resolves links below the root. An absolute link starts at the root, and ".." stops
+// there. A path that does not exist is returned unchanged.
+func (u *unpacker) resolveLinks(dir string) (string, error) {
 	const maxLinks = 64
 	todo := strings.Split(dir, "/")
 	done := "."
@@ -188,7 +188,7 @@ func (u *unpacker) resolve(dir string) (string, error) {
 	return done, nil
 }
 
-// makeFolders makes the folders of a resolved path that the archive has not listed.
+// makeFolders creates the missing folders of a resolved path.
 func (u *unpacker) makeFolders(dir string) error {
 	if dir == "." {
 		return nil
@@ -197,7 +197,7 @@ func (u *unpacker) makeFolders(dir string) error {
 		if st.IsDir() {
 			return nil
 		}
-		// A file became a folder within the layer.
+		// Within the layer, a folder replaces a file.
 		if err := u.root.Remove(dir); err != nil {
 			return err
 		}
@@ -205,7 +205,7 @@ func (u *unpacker) makeFolders(dir string) error {
 	if err := u.makeFolders(path.Dir(dir)); err != nil {
 		return err
 	}
-	if err := u.meter.remember(dir); err != nil {
+	if err := u.meter.countName(dir); err != nil {
 		return err
 	}
 	u.implied = append(u.implied, dir)
@@ -216,8 +216,9 @@ func (u *unpacker) makeFolders(dir string) error {
 	return u.root.Chmod(dir, 0o755)
 }
 
-// clear makes room: later entries replace earlier ones, but a folder stays a folder.
-func (u *unpacker) clear(name string, folder bool) error {
+// removeExisting removes an existing entry, because later entries replace earlier ones. A folder is
+// not replaced by a folder.
+func (u *unpacker) removeExisting(name string, folder bool) error {
 	st, err := u.root.Lstat(name)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -228,8 +229,8 @@ func (u *unpacker) clear(name string, folder bool) error {
 	return u.root.RemoveAll(name)
 }
 
-func (u *unpacker) folder(name string) error {
-	if err := u.meter.remember(name); err != nil {
+func (u *unpacker) makeFolder(name string) error {
+	if err := u.meter.countName(name); err != nil {
 		return err
 	}
 	u.listed[name] = true
@@ -239,20 +240,20 @@ func (u *unpacker) folder(name string) error {
 	return nil
 }
 
-func (u *unpacker) file(name string, h *tar.Header, content io.Reader) error {
+func (u *unpacker) writeFile(name string, h *tar.Header, content io.Reader) error {
 	f, err := u.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
-	err = u.meter.copy(f, content, h.Size)
+	err = u.meter.copyContent(f, content, h.Size)
 	if e := f.Close(); err == nil {
 		err = e
 	}
 	return err
 }
 
-// link makes a hard link. One to a file of a layer below waits until those are there.
-func (u *unpacker) link(name string, h *tar.Header) error {
+// makeHardLink creates a hard link. A link to a file of a lower layer is deferred to finishLayer.
+func (u *unpacker) makeHardLink(name string, h *tar.Header) error {
 	for _, e := range strings.Split(h.Linkname, "/") {
 		if e == ".." {
 			return fmt.Errorf("link to %q: %w", h.Linkname, errUnsafe)
@@ -262,7 +263,7 @@ func (u *unpacker) link(name string, h *tar.Header) error {
 	if clean == "" {
 		return errors.New("link to the root")
 	}
-	dir, err := u.resolve(path.Dir(clean))
+	dir, err := u.resolveLinks(path.Dir(clean))
 	if err != nil {
 		return err
 	}
@@ -270,14 +271,13 @@ func (u *unpacker) link(name string, h *tar.Header) error {
 	err = u.root.Link(target, name)
 	if errors.Is(err, os.ErrNotExist) {
 		u.links = append(u.links, hardLink{name, target})
-		return u.meter.remember(name + target)
+		return u.meter.countName(name + target)
 	}
 	return err
 }
 
-// inFolder calls f with the path of name by way of its open folder, for system
-// calls that os.Root does not have. The last element is not followed by lchown and
-// the like.
+// inFolder calls f with a path of name through its open folder, for system calls that os.Root does
+// not support. The last element is not followed if the system call does not follow links.
 func (u *unpacker) inFolder(name string, f func(path string) error) error {
 	d, err := u.root.Open(path.Dir(name))
 	if err != nil {
@@ -287,7 +287,7 @@ func (u *unpacker) inFolder(name string, f func(path string) error) error {
 	return f(fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), path.Base(name)))
 }
 
-func (u *unpacker) node(name string, h *tar.Header) error {
+func (u *unpacker) makeNode(name string, h *tar.Header) error {
 	mode := uint32(h.Mode & 0o7777)
 	switch h.Typeflag {
 	case tar.TypeChar:
@@ -305,8 +305,8 @@ func (u *unpacker) node(name string, h *tar.Header) error {
 	})
 }
 
-// gone hides a name of the layers below, unless this layer has one itself.
-func (u *unpacker) gone(name string) error {
+// makeWhiteout hides a name of the lower layers, unless this layer has an entry with that name.
+func (u *unpacker) makeWhiteout(name string) error {
 	if _, err := u.root.Lstat(name); err == nil {
 		return nil
 	}
@@ -317,8 +317,8 @@ func (u *unpacker) gone(name string) error {
 	return u.inFolder(name, func(p string) error { return unix.Mknod(p, unix.S_IFCHR, 0) })
 }
 
-// opaque hides everything of a folder in the layers below.
-func (u *unpacker) opaque(dir string) error {
+// markOpaque hides the content of a folder in the lower layers.
+func (u *unpacker) markOpaque(dir string) error {
 	d, err := u.root.Open(dir)
 	if err != nil {
 		return err
@@ -327,9 +327,9 @@ func (u *unpacker) opaque(dir string) error {
 	return unix.Fsetxattr(int(d.Fd()), overlayOpaque, []byte("y"), 0)
 }
 
-// attributes sets owner, mode, extended attributes and time, in the order in which
-// they do not undo each other.
-func (u *unpacker) attributes(name string, h *tar.Header) error {
+// setAttributes sets owner, extended attributes, mode and time, in an order in which none resets
+// another.
+func (u *unpacker) setAttributes(name string, h *tar.Header) error {
 	if err := u.root.Lchown(name, h.Uid, h.Gid); err != nil {
 		return err
 	}
@@ -352,13 +352,13 @@ func (u *unpacker) attributes(name string, h *tar.Header) error {
 		return err
 	}
 	if h.Typeflag == tar.TypeDir {
-		u.times = append(u.times, folderTime{name, h.ModTime}) // when nothing is put into it any more
+		u.times = append(u.times, folderTime{name, h.ModTime}) // set after all entries are in the folder
 		return nil
 	}
 	return u.root.Chtimes(name, h.ModTime, h.ModTime)
 }
 
-// fileMode translates the bits of an archive.
+// fileMode converts the mode bits of an archive.
 func fileMode(bits int64) os.FileMode {
 	m := os.FileMode(bits & 0o777)
 	for _, b := range []struct {
@@ -372,13 +372,14 @@ func fileMode(bits int64) os.FileMode {
 	return m
 }
 
-// finish does what depends on the layers below, topmost first.
-func (u *unpacker) finish(below []string) error {
+// finishLayer completes what depends on the lower layers: attributes of folders that are not
+// listed, links to lower files, and times of folders. below is topmost first.
+func (u *unpacker) finishLayer(below []string) error {
 	for _, dir := range u.implied {
 		if u.listed[dir] {
 			continue
 		}
-		if err := u.inherit(dir, below); err != nil {
+		if err := u.inheritAttributes(dir, below); err != nil {
 			return fmt.Errorf("folder %q: %w", dir, err)
 		}
 	}
@@ -395,8 +396,9 @@ func (u *unpacker) finish(below []string) error {
 	return nil
 }
 
-// inherit gives a folder that the layer did not list the owner and mode it has below.
-func (u *unpacker) inherit(dir string, below []string) error {
+// inheritAttributes gives a folder that the layer did not list the owner and mode of the lower
+// folder.
+func (u *unpacker) inheritAttributes(dir string, below []string) error {
 	for _, lower := range below {
 		root, err := os.OpenRoot(lower)
 		if err != nil {
@@ -419,7 +421,7 @@ func (u *unpacker) inherit(dir string, below []string) error {
 	return nil
 }
 
-// linkBelow copies the file that a link means, as an overlay would on writing.
+// linkBelow copies the target of a link from a lower layer, as an overlay does on writing.
 func (u *unpacker) linkBelow(l hardLink, below []string) error {
 	for _, lower := range below {
 		root, err := os.OpenRoot(lower)
@@ -432,7 +434,7 @@ func (u *unpacker) linkBelow(l hardLink, below []string) error {
 			return err
 		}
 	}
-	return fmt.Errorf("link to %q, which is not there", l.target)
+	return fmt.Errorf("link to %q, which does not exist", l.target)
 }
 
 func (u *unpacker) copyFrom(root *os.Root, l hardLink) error {
@@ -441,7 +443,7 @@ func (u *unpacker) copyFrom(root *os.Root, l hardLink) error {
 		return err
 	}
 	if !st.Mode().IsRegular() {
-		return fmt.Errorf("link to %q, which is no file", l.target)
+		return fmt.Errorf("link to %q, which is not a regular file", l.target)
 	}
 	src, err := root.Open(l.target)
 	if err != nil {
@@ -453,8 +455,8 @@ func (u *unpacker) copyFrom(root *os.Root, l hardLink) error {
 		return err
 	}
 	file := &tar.Header{Typeflag: tar.TypeReg, Size: st.Size(), Mode: int64(sys.Mode & 0o7777), Uid: int(sys.Uid), Gid: int(sys.Gid), ModTime: st.ModTime()}
-	if err := u.file(l.name, file, src); err != nil {
+	if err := u.writeFile(l.name, file, src); err != nil {
 		return err
 	}
-	return u.attributes(l.name, file)
+	return u.setAttributes(l.name, file)
 }

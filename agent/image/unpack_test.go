@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// entry is a line of a test archive.
+// entry is an entry of a test archive.
 type entry struct {
 	name, link, content string
 	kind                byte
@@ -22,7 +22,7 @@ type entry struct {
 	xattr               map[string]string
 }
 
-func archive(t testing.TB, entries ...entry) []byte {
+func newArchive(t testing.TB, entries ...entry) []byte {
 	t.Helper()
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
@@ -64,11 +64,11 @@ func unpackTo(t testing.TB, dir string, below []string, entries ...entry) error 
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer u.close()
-	if err := u.unpack(bytes.NewReader(archive(t, entries...))); err != nil {
+	defer u.closeRoot()
+	if err := u.unpackArchive(bytes.NewReader(newArchive(t, entries...))); err != nil {
 		return err
 	}
-	return u.finish(below)
+	return u.finishLayer(below)
 }
 
 func TestUnpack(t *testing.T) {
@@ -178,11 +178,11 @@ func TestUnpackStaysInside(t *testing.T) {
 	}
 }
 
-// FuzzUnpack feeds any bytes; nothing may appear outside the folder.
+// FuzzUnpack unpacks arbitrary bytes; nothing may appear outside the folder.
 func FuzzUnpack(f *testing.F) {
 	needRoot(f)
-	f.Add(archive(f, entry{name: "a/b", content: "x"}, entry{name: "a/l", link: "../..", kind: tar.TypeSymlink}, entry{name: "a/l/x", content: "y"}))
-	f.Add(archive(f, entry{name: ".wh.x"}, entry{name: "d/.wh..wh..opq"}, entry{name: "h", link: "a", kind: tar.TypeLink}))
+	f.Add(newArchive(f, entry{name: "a/b", content: "x"}, entry{name: "a/l", link: "../..", kind: tar.TypeSymlink}, entry{name: "a/l/x", content: "y"}))
+	f.Add(newArchive(f, entry{name: ".wh.x"}, entry{name: "d/.wh..wh..opq"}, entry{name: "h", link: "a", kind: tar.TypeLink}))
 	f.Add([]byte("not an archive"))
 	outer, err := os.MkdirTemp("", "keelson-fuzz-")
 	if err != nil {
@@ -203,9 +203,9 @@ func FuzzUnpack(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer u.close()
-		if err := u.unpack(bytes.NewReader(in)); err == nil {
-			_ = u.finish(nil)
+		defer u.closeRoot()
+		if err := u.unpackArchive(bytes.NewReader(in)); err == nil {
+			_ = u.finishLayer(nil)
 		}
 		e, err := os.ReadDir(dir)
 		if err != nil || len(e) != 1 {

@@ -28,21 +28,21 @@ func dockerTag(s string) (*name.Tag, error) {
 	return &t, nil
 }
 
-// ImageStatus implements agent.Images; an image that is not there is a nil Image.
+// ImageStatus implements agent.Images. The Image is nil if it does not exist.
 func (s *Store) ImageStatus(ctx context.Context, q *cri.ImageStatusRequest) (*cri.ImageStatusResponse, error) {
-	if err := s.wait(ctx); err != nil {
+	if err := s.awaitReady(ctx); err != nil {
 		return nil, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if im := s.images[s.lookup(q.GetImage().GetImage())]; im != nil {
-		s.use(im) // who asks for one image is about to make a container of it
-		return &cri.ImageStatusResponse{Image: im.cri()}, nil
+	if im := s.images[s.lookupID(q.GetImage().GetImage())]; im != nil {
+		s.markUsed(im) // the caller is about to create a container with it
+		return &cri.ImageStatusResponse{Image: im.toCRI()}, nil
 	}
 	return &cri.ImageStatusResponse{}, nil
 }
 
-func (im *image) cri() *cri.Image {
+func (im *imageRecord) toCRI() *cri.Image {
 	tags, digests := repoNames(im.Names)
 	out := &cri.Image{Id: im.ID, RepoTags: tags, RepoDigests: digests, Size: uint64(im.Size), Spec: &cri.ImageSpec{Image: im.ID}}
 	user, _, _ := strings.Cut(im.config.Config.User, ":")
@@ -59,43 +59,43 @@ func (im *image) cri() *cri.Image {
 
 // ListImages implements agent.Images.
 func (s *Store) ListImages(ctx context.Context, q *cri.ListImagesRequest) (*cri.ListImagesResponse, error) {
-	if err := s.wait(ctx); err != nil {
+	if err := s.awaitReady(ctx); err != nil {
 		return nil, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := &cri.ListImagesResponse{}
 	if want := q.GetFilter().GetImage().GetImage(); want != "" {
-		if im := s.images[s.lookup(want)]; im != nil {
-			out.Images = append(out.Images, im.cri())
+		if im := s.images[s.lookupID(want)]; im != nil {
+			out.Images = append(out.Images, im.toCRI())
 		}
 		return out, nil
 	}
 	for _, im := range s.images {
-		out.Images = append(out.Images, im.cri())
+		out.Images = append(out.Images, im.toCRI())
 	}
 	slices.SortFunc(out.Images, func(a, b *cri.Image) int { return cmp.Compare(a.Id, b.Id) })
 	return out, nil
 }
 
-// RemoveImage implements agent.Images. Layers that containers still stand on stay
-// until those are gone.
+// RemoveImage implements agent.Images. Layers that containers use stay until the containers are
+// removed.
 func (s *Store) RemoveImage(ctx context.Context, q *cri.RemoveImageRequest) (*cri.RemoveImageResponse, error) {
-	if err := s.wait(ctx); err != nil {
+	if err := s.awaitReady(ctx); err != nil {
 		return nil, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	im := s.images[s.lookup(q.GetImage().GetImage())]
+	im := s.images[s.lookupID(q.GetImage().GetImage())]
 	if im == nil {
 		return &cri.RemoveImageResponse{}, nil
 	}
-	if err := s.discard(s.path("images", hexOf(im.ID))); err != nil {
+	if err := s.deleteInBackground(s.storePath("images", hexOf(im.ID))); err != nil {
 		return nil, fmt.Errorf("remove image %s: %w", im.ID, err)
 	}
 	delete(s.images, im.ID)
 	maps.DeleteFunc(s.names, func(_, id string) bool { return id == im.ID })
-	if err := s.collect(); err != nil {
+	if err := s.removeUnusedLayers(); err != nil {
 		return nil, fmt.Errorf("remove image %s: %w", im.ID, err)
 	}
 	return &cri.RemoveImageResponse{}, nil
@@ -103,17 +103,17 @@ func (s *Store) RemoveImage(ctx context.Context, q *cri.RemoveImageRequest) (*cr
 
 // ImageFsInfo implements agent.Images.
 func (s *Store) ImageFsInfo(ctx context.Context, q *cri.ImageFsInfoRequest) (*cri.ImageFsInfoResponse, error) {
-	if err := s.wait(ctx); err != nil {
+	if err := s.awaitReady(ctx); err != nil {
 		return nil, err
 	}
-	entries, err := os.ReadDir(s.path("layers"))
+	entries, err := os.ReadDir(s.storePath("layers"))
 	if err != nil {
 		return nil, fmt.Errorf("read the layers of the image store: %w", err)
 	}
 	var bytes, inodes uint64
 	for _, e := range entries {
-		var l layer
-		if strings.HasSuffix(e.Name(), ".json") && durable.ReadJSON(s.path("layers", e.Name()), &l) == nil {
+		var l layerRecord
+		if strings.HasSuffix(e.Name(), ".json") && durable.ReadJSON(s.storePath("layers", e.Name()), &l) == nil {
 			bytes += uint64(l.Bytes)
 			inodes += uint64(l.Inodes)
 		}
@@ -125,16 +125,16 @@ func (s *Store) ImageFsInfo(ctx context.Context, q *cri.ImageFsInfoRequest) (*cr
 
 // Config implements agent.Images.
 func (s *Store) Config(ctx context.Context, image string) (agent.ImageConfig, error) {
-	if err := s.wait(ctx); err != nil {
+	if err := s.awaitReady(ctx); err != nil {
 		return agent.ImageConfig{}, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	im := s.images[s.lookup(image)]
+	im := s.images[s.lookupID(image)]
 	if im == nil {
 		return agent.ImageConfig{}, fmt.Errorf("%w: %s", agent.ErrImageNotPresent, image)
 	}
-	s.use(im)
+	s.markUsed(im)
 	c := im.config.Config
 	out := agent.ImageConfig{ID: im.ID, Env: c.Env, Entrypoint: c.Entrypoint, Cmd: c.Cmd, WorkingDir: c.WorkingDir, User: c.User,
 		StopSignal: c.StopSignal, Volumes: slices.Sorted(maps.Keys(c.Volumes))}
@@ -144,44 +144,45 @@ func (s *Store) Config(ctx context.Context, image string) (agent.ImageConfig, er
 	return out, nil
 }
 
-// PrepareRootFS implements agent.Images: it hands out the parts of an overlay and
-// leaves mounting to the container's creator, so that no mount can outlive one.
+// PrepareRootFS implements agent.Images. It returns the parts of an overlay. The creator of the
+// container mounts it, so that no mount outlives a container.
 func (s *Store) PrepareRootFS(ctx context.Context, containerID, image string) (agent.RootFS, error) {
-	if err := s.wait(ctx); err != nil {
+	if err := s.awaitReady(ctx); err != nil {
 		return agent.RootFS{}, err
 	}
 	if containerID == "" || strings.ContainsAny(containerID, "/\x00") || containerID[0] == '.' {
-		return agent.RootFS{}, fmt.Errorf("container id %q cannot name a folder", containerID)
+		return agent.RootFS{}, fmt.Errorf("container ID %q is not a valid folder name", containerID)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c, known := s.containers[containerID]
 	if !known {
-		im := s.images[s.lookup(image)]
+		im := s.images[s.lookupID(image)]
 		if im == nil {
 			return agent.RootFS{}, fmt.Errorf("%w: %s", agent.ErrImageNotPresent, image)
 		}
-		c = container{Image: im.ID, Layers: im.Layers}
+		c = containerRecord{Image: im.ID, Layers: im.Layers}
 		if err := s.makeContainer(containerID, c); err != nil {
 			return agent.RootFS{}, fmt.Errorf("prepare a root file system for container %s: %w", containerID, err)
 		}
 		s.containers[containerID] = c
-		s.use(im)
+		s.markUsed(im)
 	}
-	dir := s.path("containers", containerID)
+	dir := s.storePath("containers", containerID)
 	fs := agent.RootFS{Path: dir + "/root", Upper: dir + "/upper", Work: dir + "/work"}
 	for _, k := range slices.Backward(c.Layers) {
-		fs.Lower = append(fs.Lower, s.path("layers", k))
+		fs.Lower = append(fs.Lower, s.storePath("layers", k))
 	}
-	fs.Lower = append(fs.Lower, s.path("base"))
+	fs.Lower = append(fs.Lower, s.storePath("base"))
 	return fs, nil
 }
 
-// makeContainer makes a container's folder, and its record last: without one the folder is nothing.
-func (s *Store) makeContainer(id string, c container) error {
-	dir := s.path("containers", id)
-	if err := os.Mkdir(dir, 0o711); errors.Is(err, os.ErrExist) { // left by a try that failed
-		if err = s.discard(dir); err == nil {
+// makeContainer creates a container's folder and then its record. A folder without a record does
+// not count.
+func (s *Store) makeContainer(id string, c containerRecord) error {
+	dir := s.storePath("containers", id)
+	if err := os.Mkdir(dir, 0o711); errors.Is(err, os.ErrExist) { // left by a failed attempt
+		if err = s.deleteInBackground(dir); err == nil {
 			err = os.Mkdir(dir, 0o711)
 		}
 		if err != nil {
@@ -190,10 +191,11 @@ func (s *Store) makeContainer(id string, c container) error {
 	} else if err != nil {
 		return err
 	}
-	// The upper folder becomes the container's "/": it looks as the image has it.
+	// The upper folder becomes the container's "/", so it gets the owner and mode of the image's
+	// root.
 	st := unix.Stat_t{Mode: 0o755}
 	if len(c.Layers) > 0 {
-		if err := unix.Stat(s.path("layers", c.Layers[len(c.Layers)-1]), &st); err != nil {
+		if err := unix.Stat(s.storePath("layers", c.Layers[len(c.Layers)-1]), &st); err != nil {
 			return err
 		}
 	}
@@ -205,12 +207,12 @@ func (s *Store) makeContainer(id string, c container) error {
 	if err := errors.Join(os.Chown(dir+"/upper", int(st.Uid), int(st.Gid)), unix.Chmod(dir+"/upper", st.Mode&0o7777), os.Chmod(dir, 0o711)); err != nil {
 		return err
 	}
-	return saveContainer(s.containerRecord(id), c)
+	return saveContainer(s.containerRecordPath(id), c)
 }
 
 // RemoveRootFS implements agent.Images.
 func (s *Store) RemoveRootFS(ctx context.Context, containerID string) error {
-	if err := s.wait(ctx); err != nil {
+	if err := s.awaitReady(ctx); err != nil {
 		return err
 	}
 	s.mu.Lock()
@@ -219,25 +221,26 @@ func (s *Store) RemoveRootFS(ctx context.Context, containerID string) error {
 	if !known {
 		return nil
 	}
-	dir := s.path("containers", containerID)
-	// Nobody here mounts it, but a creator may have.
+	dir := s.storePath("containers", containerID)
+	// The store does not mount it, but a creator of the container may have.
 	if err := unix.Unmount(dir+"/root", unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && err != unix.EINVAL && err != unix.ENOENT {
 		return fmt.Errorf("unmount the root file system of container %s: %w", containerID, err)
 	}
-	if err := s.discard(dir); err != nil {
+	if err := s.deleteInBackground(dir); err != nil {
 		return fmt.Errorf("remove the root file system of container %s: %w", containerID, err)
 	}
-	if err := os.Remove(s.containerRecord(containerID)); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := os.Remove(s.containerRecordPath(containerID)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("remove the record of container %s: %w", containerID, err)
 	}
 	delete(s.containers, containerID)
 	if im := s.images[c.Image]; im != nil {
-		// It was in use until now, and nobody is about to use it for that: on a short disk it goes with what stood on it.
-		if until := s.now().Add(-leastIdle); until.After(im.used) {
-			im.used = until
-			s.stamp(im)
+		// The image was in use until now. Its idle time starts at minIdle, so that it can be
+		// removed at once if the disk is full.
+		if until := s.now().Add(-minIdle); until.After(im.lastUsed) {
+			im.lastUsed = until
+			s.storeLastUse(im)
 		}
 		return nil
 	}
-	return s.collect() // it may have been the last to stand on a removed image
+	return s.removeUnusedLayers() // it may have been the last user of a removed image's layers
 }

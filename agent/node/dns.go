@@ -6,9 +6,10 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// clusterDNS are the servers of pods with dnsPolicy ClusterFirst: those of --cluster-dns, or else the address of the
-// Service kube-system/kube-dns, where the agent itself answers unless the Service selects pods of a DNS add-on. Without
-// either pods have the node's.
+// clusterDNS returns a function for the DNS servers of pods with dnsPolicy ClusterFirst: those of
+// --cluster-dns, or the address of Service kube-system/kube-dns. At that address the agent's DNS
+// server responds, unless the Service selects pods of a DNS add-on. With neither, pods have the
+// node's servers.
 func clusterDNS(given []string, objects agent.Objects) func() []string {
 	return func() []string {
 		if len(given) > 0 {

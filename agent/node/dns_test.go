@@ -10,7 +10,8 @@ import (
 	"keelson.dev/keelson/agent/fake"
 )
 
-// Pods of dnsPolicy ClusterFirst use the cluster's DNS once there is one, and what the command line names before it.
+// Pods with dnsPolicy ClusterFirst use the cluster's DNS server if there is one. The command line
+// takes precedence.
 func TestClusterDNS(t *testing.T) {
 	objects := fake.NewCluster()
 	servers := clusterDNS(nil, objects)

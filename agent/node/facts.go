@@ -24,36 +24,38 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// Annotations of the node by which the control plane writes its CSINode.
+// Annotations of the Node from which the control plane writes its CSINode.
 const (
-	// CSINodeIDAnnotation maps driver names to the driver's name for this node, as JSON.
+	// CSINodeIDAnnotation maps CSI driver names to the driver's ID of this node, as JSON.
 	CSINodeIDAnnotation = "csi.volume.kubernetes.io/nodeid"
 	// CSIDriversAnnotation is a JSON list of {"name","nodeID","topologyKeys","allocatable"}.
 	CSIDriversAnnotation = "keelson.dev/csi-drivers"
 )
 
-// DRADriversAnnotation names the DRA drivers that can be asked on the node, with commas: ResourceSlices of others are removed.
+// DRADriversAnnotation lists the DRA drivers that are registered on the node, separated by commas.
+// ResourceSlices of other drivers are removed.
 const DRADriversAnnotation = "keelson.dev/dra-drivers"
 
-// WireGuardKeyAnnotation is the node's public key, as base64, by which others speak to it encrypted.
+// WireGuardKeyAnnotation is the node's public WireGuard key in base64.
 const WireGuardKeyAnnotation = "keelson.dev/wireguard-key"
 
-// AnnouncesAnnotation says that the agent answers for addresses of load balancers when it is asked to.
+// AnnouncesAnnotation is "true" if the agent can announce load balancer addresses.
 const AnnouncesAnnotation = "keelson.dev/announces"
 
-// NodeDegraded is the condition of a node of which a part fails that pods can do without; its message says what to do.
+// NodeDegraded is the condition of a node with a failed part that pods can run without. Its message
+// has the remedy.
 const NodeDegraded v1.NodeConditionType = "keelson.dev/Degraded"
 
 const (
-	pidThreshold   = 5 // percent available, below which a node is under pressure: Kubernetes' default
+	pidThreshold   = 5 // minimum percentage of available PIDs; Kubernetes' default
 	imagesReported = 50
 )
 
-// starting is why a node that has not looked at its runtime yet is not ready.
-const starting = "the agent is starting"
+// startingMessage is the NotReady message before the first status of the runtime.
+const startingMessage = "the agent is starting"
 
-// PodNetworkAnnotation of a Node says whose network configuration gave its pods their addresses: "keelson" or "foreign".
-// By it the control plane judges the addresses that the node reports.
+// PodNetworkAnnotation states which network configuration assigned the addresses of the node's
+// pods: "keelson" or "foreign". The control plane validates reported addresses accordingly.
 const PodNetworkAnnotation = "keelson.dev/pod-network"
 
 func podNetworkOf(own bool) string {
@@ -63,91 +65,93 @@ func podNetworkOf(own bool) string {
 	return "foreign"
 }
 
-// facts is what the node says of itself.
-type facts struct {
+// nodeFacts maintains the Node object that this node reports.
+type nodeFacts struct {
 	cfg  *Config
 	info v1.NodeSystemInfo
 
-	fence    *fence    // nil: attached volumes are not this node's affair
-	pressure *pressure // nil: there is no machine to be short of anything
+	fence    *fence           // nil: the node does not fence attached volumes
+	pressure *pressureMonitor // nil: a fake node without resource pressure
 	mu       sync.Mutex
 	current  *v1.Node
 }
 
-func newFacts(cfg *Config) *facts {
-	f := &facts{cfg: cfg, info: systemInfo(cfg.Release)}
+func newNodeFacts(cfg *Config) *nodeFacts {
+	f := &nodeFacts{cfg: cfg, info: systemInfo(cfg.Release)}
 	if cfg.Volumes == nil {
 		f.fence = &fence{after: cfg.FenceAfter, file: fenceFile(cfg.RunDir), reports: fenceReportFile(cfg.RunDir),
 			boot: f.info.BootID}
 	}
 	if cfg.Runtime == nil {
-		f.pressure = newPressure(cfg, f.info.BootID)
+		f.pressure = newPressureMonitor(cfg, f.info.BootID)
 	}
-	o := f.machine()
-	o.notReady = starting
-	f.current = f.compose(o, nil, time.Now())
+	o := f.observeMachine()
+	o.notReady = startingMessage
+	f.current = f.composeNode(o, nil, time.Now())
 	return f
 }
 
-// node returns the facts as of now. Shared: do not modify.
-func (f *facts) node() *v1.Node {
+// currentNode returns the current Node. It is shared and must not be modified.
+func (f *nodeFacts) currentNode() *v1.Node {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.current
 }
 
-// again composes the facts of a node that has reported nothing yet, from a new reading of the machine.
-func (f *facts) again() *v1.Node {
-	o := f.machine()
-	o.notReady = starting
+// recompose returns the Node of an agent that has reported nothing yet, after another observation
+// of the machine.
+func (f *nodeFacts) recompose() *v1.Node {
+	o := f.observeMachine()
+	o.notReady = startingMessage
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.current = f.compose(o, f.current, time.Now())
+	f.current = f.composeNode(o, f.current, time.Now())
 	return f.current
 }
 
-// watched is what facts are made from.
-type watched struct {
-	runtime agent.Runtime
-	images  agent.Images
-	network agent.Network
-	csi     *csi.Registry
-	session Session
-	volumes agent.AttachedVolumes // nil: none
-	plugins *deviceplugin.Manager // nil: none
-	devices claimed               // nil: none
-	trouble *troubles
+// factSources are the sources of the Node's content.
+type factSources struct {
+	runtime  agent.Runtime
+	images   agent.Images
+	network  agent.Network
+	csi      *csi.Registry
+	session  Session
+	volumes  agent.AttachedVolumes // nil: none
+	plugins  *deviceplugin.Manager // nil: none
+	devices  draDrivers            // nil: none
+	failures *partFailures
 }
 
-// claimed are the DRA drivers of the node.
-type claimed interface {
+// draDrivers are the DRA drivers of the node.
+type draDrivers interface {
 	Drivers() []string
 	Changes(ctx context.Context) <-chan struct{}
 }
 
-// observed is one look at the machine.
-type observed struct {
-	notReady    string // why pods cannot run; "" when they can
-	memoryShort bool
-	diskShort   bool
-	pidPercent  int64 // available; -1 = not known
-	images      []v1.ContainerImage
-	drivers     []*csi.Driver // nil = not known
-	networkDown string        // what ails the way of pods' traffic; "" = nothing
-	degraded    string        // what else fails
-	claimed     string        // names of DRA drivers
+// observation is the result of one observation of the node.
+type observation struct {
+	notReady        string // why pods cannot run; "" = they can
+	memoryPressure  bool
+	diskPressure    bool
+	pidPercent      int64 // percentage of available PIDs; -1 = unknown
+	images          []v1.ContainerImage
+	drivers         []*csi.Driver // nil = unknown
+	networkMessage  string        // failure of Service rules or routes; "" = none
+	degradedMessage string        // failures of other parts
+	draDriverNames  string        // separated by commas
 
-	volumes uses
+	volumes volumeUses
 
-	devices, healthy v1.ResourceList // of device plugins: all, and those that can be given out
+	devices, healthy v1.ResourceList // of device plugins: all devices, and the healthy ones
 
-	handlers []v1.NodeRuntimeHandler // nil = not known
+	handlers []v1.NodeRuntimeHandler // nil = unknown
 	features *v1.NodeFeatures
 }
 
-// run keeps the facts current. What a node that is not ready mostly waits for tells of itself: the runtime's start and
-// the pod CIDR. The timer is for what does not: a foreign network configuration, the machine's resources.
-func (f *facts) run(ctx context.Context, w watched) error {
+// updateFacts reports the Node each time it changes, until ctx ends. It observes the node after
+// events: the runtime's start, a new pod CIDR, and changes of its sources. A timer covers changes
+// without events, such as a foreign network configuration or the machine's resources.
+func (f *nodeFacts) updateFacts(ctx context.Context, w factSources) error {
 	const early, seldom = time.Second, 10 * time.Second
 	t := time.NewTimer(0)
 	defer t.Stop()
@@ -157,7 +161,8 @@ func (f *facts) run(ctx context.Context, w watched) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	wg.Go(func() {
-		// A runtime that still adopts what it finds answers when it is through; nothing has that id.
+		// A runtime that is still adopting sandboxes responds when it has finished. No sandbox has
+		// this ID.
 		_, err := w.runtime.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{Filter: &cri.PodSandboxFilter{Id: "none"}})
 		if err == nil {
 			close(started)
@@ -191,10 +196,10 @@ func (f *facts) run(ctx context.Context, w watched) error {
 		case <-w.csi.Changed():
 		case <-devices:
 		case <-uses:
-		case <-f.pressure.news():
+		case <-f.pressure.pressureChanged():
 		case <-asked:
 		case <-rekeyed:
-		case <-w.trouble.changed:
+		case <-w.failures.changed:
 		case <-started:
 			started = nil
 		case kinds, ok := <-changes:
@@ -207,10 +212,10 @@ func (f *facts) run(ctx context.Context, w watched) error {
 			}
 		case <-t.C:
 		}
-		o := f.look(ctx, w)
-		o.askVolumes(w)
+		o := f.observe(ctx, w)
+		o.observeVolumes(w)
 		f.mu.Lock()
-		next := f.compose(o, f.current, time.Now())
+		next := f.composeNode(o, f.current, time.Now())
 		f.current = next
 		f.mu.Unlock()
 		if sent == nil || !reflect.DeepEqual(sent, next) {
@@ -225,35 +230,36 @@ func (f *facts) run(ctx context.Context, w watched) error {
 	}
 }
 
-// askVolumes comes last, so that what is told of volumes is as new as can be: a control plane that was restored goes by it.
-func (o *observed) askVolumes(w watched) {
+// observeVolumes is called last, so that the report on volumes is as recent as possible. A restored
+// control plane relies on it.
+func (o *observation) observeVolumes(w factSources) {
 	if w.volumes == nil {
 		return
 	}
 	names, held, err := w.volumes.VolumesInUse()
 	alone, bad := w.volumes.ExclusiveClaims()
-	if err == nil && bad == nil { // else the control plane goes by what it knows
-		o.volumes = uses{names, held, alone}
+	if err == nil && bad == nil { // otherwise the control plane keeps the previous report
+		o.volumes = volumeUses{names, held, alone}
 	}
 }
 
-func (f *facts) look(ctx context.Context, w watched) observed {
-	o := f.machine()
+func (f *nodeFacts) observe(ctx context.Context, w factSources) observation {
+	o := f.observeMachine()
 	if w.csi != nil {
 		o.drivers = w.csi.Drivers()
 	}
 	if w.devices != nil {
-		o.claimed = strings.Join(w.devices.Drivers(), ",")
+		o.draDriverNames = strings.Join(w.devices.Drivers(), ",")
 	}
 	if w.plugins != nil {
 		o.devices, o.healthy = w.plugins.Resources()
 	}
-	o.notReady = o.askRuntime(ctx, w)
-	f.ailing(&o, w.trouble)
+	o.notReady = o.observeRuntime(ctx, w)
+	f.setFailures(&o, w.failures)
 	if f.cfg.Runtime != nil {
 		return o
 	}
-	listing, cancel := context.WithTimeout(ctx, time.Second) // a store that still imports does not answer
+	listing, cancel := context.WithTimeout(ctx, time.Second) // a store that is still importing does not respond
 	defer cancel()
 	if res, err := w.images.ListImages(listing, &cri.ListImagesRequest{}); err == nil {
 		o.images = imageList(res.GetImages())
@@ -261,47 +267,47 @@ func (f *facts) look(ctx context.Context, w watched) observed {
 	return o
 }
 
-// ailing words the failures of parts by what they mean for pods.
-func (f *facts) ailing(o *observed, t *troubles) {
+// setFailures sets the messages for failed parts of the agent, by their effect on pods.
+func (f *nodeFacts) setFailures(o *observation, t *partFailures) {
 	vital := func(part string) bool { return part == partRuntime || part == partImages }
 	traffic := func(part string) bool { return part == partProxy || part == partRoutes }
-	if why := t.of(vital); why != "" {
+	if why := t.describeFailures(vital); why != "" {
 		o.notReady = why
 	}
-	o.networkDown = t.of(traffic)
-	o.degraded = t.of(func(part string) bool { return !vital(part) && !traffic(part) })
-	if f.cfg.unreached == nil || f.cfg.foreignNetwork() {
+	o.networkMessage = t.describeFailures(traffic)
+	o.degradedMessage = t.describeFailures(func(part string) bool { return !vital(part) && !traffic(part) })
+	if f.cfg.unreachableNodes == nil || f.cfg.foreignNetwork() {
 		return
 	}
-	if why := f.cfg.unreached(); why != "" {
-		o.degraded = strings.TrimPrefix(o.degraded+"; pods of some nodes are not reached: "+shortened(why), "; ")
+	if why := f.cfg.unreachableNodes(); why != "" {
+		o.degradedMessage = strings.TrimPrefix(o.degradedMessage+"; pods of some nodes are unreachable: "+truncateMessage(why), "; ")
 	}
 }
 
-// shortened is what a condition says of something that may concern every node of a cluster.
-func shortened(why string) string {
+// truncateMessage truncates a condition message that may list every node of a cluster.
+func truncateMessage(why string) string {
 	const limit = 1024
 	if len(why) <= limit {
 		return why
 	}
-	return strings.ToValidUTF8(why[:limit], "") + " ... (the agent's log says all)"
+	return strings.ToValidUTF8(why[:limit], "") + " ... (the complete message is in the agent's log)"
 }
 
-// machine looks at what is left of the machine.
-func (f *facts) machine() observed {
-	o := observed{pidPercent: -1}
+// observeMachine observes resource pressure of the machine.
+func (f *nodeFacts) observeMachine() observation {
+	o := observation{pidPercent: -1}
 	if f.cfg.Runtime != nil {
-		return o // a fake node has no machine of its own to look at
+		return o // a fake node has no machine
 	}
-	o.memoryShort, o.diskShort = f.pressure.holds(eviction.Memory), f.pressure.holds(eviction.Disk) || f.pressure.holds(eviction.Inodes)
+	o.memoryPressure, o.diskPressure = f.pressure.hasPressure(eviction.Memory), f.pressure.hasPressure(eviction.Disk) || f.pressure.hasPressure(eviction.Inodes)
 	if left, err := pidsAvailable(); err == nil {
 		o.pidPercent = left
 	}
 	return o
 }
 
-// askRuntime asks what the runtime can do, and says why the node cannot run pods.
-func (o *observed) askRuntime(ctx context.Context, w watched) (notReady string) {
+// observeRuntime reads the runtime's features. It returns why the node cannot run pods, or "".
+func (o *observation) observeRuntime(ctx context.Context, w factSources) (notReady string) {
 	res, err := w.runtime.Status(ctx, &cri.StatusRequest{})
 	if err != nil {
 		return fmt.Sprintf("container runtime is down: %v", err)
@@ -318,7 +324,8 @@ func (o *observed) askRuntime(ctx context.Context, w watched) (notReady string) 
 	return ""
 }
 
-// runtimeFeatures is what a runtime can do, as nodes tell it; handlers by name.
+// runtimeFeatures returns the runtime's handlers, sorted by name, and its features, as reported in
+// a Node's status.
 func runtimeFeatures(res *cri.StatusResponse) ([]v1.NodeRuntimeHandler, *v1.NodeFeatures) {
 	var handlers []v1.NodeRuntimeHandler
 	for _, h := range res.GetRuntimeHandlers() {
@@ -347,17 +354,18 @@ func imageList(all []*cri.Image) []v1.ContainerImage {
 	return out
 }
 
-// compose builds the whole node object. Transition times are kept from old while a condition does not change.
-func (f *facts) compose(o observed, old *v1.Node, now time.Time) *v1.Node {
+// composeNode returns the complete Node. A condition that does not change keeps its transition time
+// from old.
+func (f *nodeFacts) composeNode(o observation, old *v1.Node, now time.Time) *v1.Node {
 	n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: f.cfg.NodeName, Labels: map[string]string{}, Annotations: map[string]string{}}}
 	maps.Copy(n.Labels, f.cfg.Labels)
 	n.Labels[v1.LabelHostname], n.Labels[v1.LabelOSStable], n.Labels[v1.LabelArchStable] = f.cfg.NodeName, runtime.GOOS, runtime.GOARCH
-	// Deprecated, and set by every kubelet: manifests still select nodes by these labels.
+	// Deprecated labels that every kubelet sets: manifests still select nodes by them.
 	n.Labels["beta.kubernetes.io/os"], n.Labels["beta.kubernetes.io/arch"] = runtime.GOOS, runtime.GOARCH
 	n.Spec.Taints = f.cfg.Taints
 	n.Status.NodeInfo = f.info
 	n.Status.DaemonEndpoints.KubeletEndpoint.Port = f.cfg.KubeletPort
-	n.Status.Capacity, n.Status.Allocatable = f.resources()
+	n.Status.Capacity, n.Status.Allocatable = f.nodeResources()
 	maps.Copy(n.Status.Capacity, o.devices)
 	maps.Copy(n.Status.Allocatable, o.healthy)
 	for _, ip := range f.cfg.NodeIPs {
@@ -366,20 +374,20 @@ func (f *facts) compose(o observed, old *v1.Node, now time.Time) *v1.Node {
 	n.Status.Addresses = append(n.Status.Addresses, v1.NodeAddress{Type: v1.NodeHostName, Address: f.cfg.NodeName})
 	n.Status.Images = o.images
 	n.Status.RuntimeHandlers, n.Status.Features = o.handlers, o.features
-	drivers(n, o.drivers)
+	setCSIDrivers(n, o.drivers)
 	if f.cfg.Devices == nil {
-		n.Annotations[DRADriversAnnotation] = o.claimed
+		n.Annotations[DRADriversAnnotation] = o.draDriverNames
 	}
 	if f.cfg.ownKey != nil {
 		n.Annotations[WireGuardKeyAnnotation] = f.cfg.ownKey.Key().PublicKey().String()
 	}
 	if f.fence != nil {
-		f.fence.tells(n, o.volumes)
+		f.fence.annotate(n, o.volumes)
 	}
-	if f.cfg.ownPods != nil {
-		n.Annotations[PodNetworkAnnotation] = podNetworkOf(f.cfg.ownPods())
+	if f.cfg.hasOwnPodNetwork != nil {
+		n.Annotations[PodNetworkAnnotation] = podNetworkOf(f.cfg.hasOwnPodNetwork())
 	}
-	if f.cfg.announces {
+	if f.cfg.announcesL2 {
 		n.Annotations[AnnouncesAnnotation] = "true"
 	}
 	set := func(t v1.NodeConditionType, bad bool, good, badReason, goodMessage, badMessage string) {
@@ -389,15 +397,15 @@ func (f *facts) compose(o observed, old *v1.Node, now time.Time) *v1.Node {
 		}
 		n.Status.Conditions = append(n.Status.Conditions, c)
 	}
-	set(v1.NodeMemoryPressure, o.memoryShort, "KubeletHasSufficientMemory", "KubeletHasInsufficientMemory", "kubelet has sufficient memory available", "kubelet has insufficient memory available")
-	set(v1.NodeDiskPressure, o.diskShort, "KubeletHasNoDiskPressure", "KubeletHasDiskPressure", "kubelet has no disk pressure", "kubelet has disk pressure")
+	set(v1.NodeMemoryPressure, o.memoryPressure, "KubeletHasSufficientMemory", "KubeletHasInsufficientMemory", "kubelet has sufficient memory available", "kubelet has insufficient memory available")
+	set(v1.NodeDiskPressure, o.diskPressure, "KubeletHasNoDiskPressure", "KubeletHasDiskPressure", "kubelet has no disk pressure", "kubelet has disk pressure")
 	set(v1.NodePIDPressure, o.pidPercent >= 0 && o.pidPercent < pidThreshold, "KubeletHasSufficientPID", "KubeletHasInsufficientPID", "kubelet has sufficient PID available", "kubelet has insufficient PID available")
-	// a network product tells of its own
-	if f.cfg.foreignNetwork == nil || !f.cfg.foreignNetwork() || o.networkDown != "" {
-		set(v1.NodeNetworkUnavailable, o.networkDown != "", "NetworkReady", "NetworkPartFailed",
-			"routes and Service rules are in place", o.networkDown)
+	// a foreign network product sets this condition itself
+	if f.cfg.foreignNetwork == nil || !f.cfg.foreignNetwork() || o.networkMessage != "" {
+		set(v1.NodeNetworkUnavailable, o.networkMessage != "", "NetworkReady", "NetworkPartFailed",
+			"routes and Service rules are in place", o.networkMessage)
 	}
-	set(NodeDegraded, o.degraded != "", "PartsRun", "PartFailed", "all parts of the agent run", o.degraded)
+	set(NodeDegraded, o.degradedMessage != "", "PartsRun", "PartFailed", "all parts of the agent run", o.degradedMessage)
 	ready := v1.NodeCondition{Type: v1.NodeReady, Status: v1.ConditionTrue, Reason: "KubeletReady", Message: "kubelet is posting ready status"}
 	if o.notReady != "" {
 		ready.Status, ready.Reason, ready.Message = v1.ConditionFalse, "KubeletNotReady", o.notReady
@@ -418,9 +426,10 @@ func (f *facts) compose(o observed, old *v1.Node, now time.Time) *v1.Node {
 	return n
 }
 
-// drivers tells of CSI drivers: ids and topology. Before the first look for drivers it says nothing: "none"
-// would take away what the control plane knows from an earlier life of the agent.
-func drivers(n *v1.Node, all []*csi.Driver) {
+// setCSIDrivers sets annotations and topology labels of the CSI drivers. Before the first scan for
+// drivers, all is nil and nothing is set: an empty list would delete what the control plane knows
+// from the agent's previous run.
+func setCSIDrivers(n *v1.Node, all []*csi.Driver) {
 	if all == nil {
 		return
 	}
@@ -437,7 +446,7 @@ func drivers(n *v1.Node, all []*csi.Driver) {
 		maps.Copy(n.Labels, d.Topology)
 		list = append(list, driver{d.Name, d.NodeID, slices.Sorted(maps.Keys(d.Topology)), d.MaxVolumes})
 	}
-	// Maps and lists of strings always encode.
+	// Encoding maps and lists of strings cannot fail.
 	a, errA := json.Marshal(ids)
 	b, errB := json.Marshal(list)
 	if errA == nil && errB == nil {
@@ -445,17 +454,17 @@ func drivers(n *v1.Node, all []*csi.Driver) {
 	}
 }
 
-// resources are capacity and allocatable: the machine's, or what is configured, which is then all for pods, but for what has to
-// be left of its memory.
-func (f *facts) resources() (capacity, allocatable v1.ResourceList) {
+// nodeResources returns capacity and allocatable resources: those of the machine, or the configured
+// ones, which are allocatable as a whole. The memory reserve is subtracted in both cases.
+func (f *nodeFacts) nodeResources() (capacity, allocatable v1.ResourceList) {
 	capacity = v1.ResourceList{
 		v1.ResourceCPU:  *resource.NewQuantity(int64(runtime.NumCPU()), resource.DecimalSI),
 		v1.ResourcePods: *resource.NewQuantity(f.cfg.MaxPods, resource.DecimalSI),
 	}
-	if total, _, err := memory(); err == nil {
+	if total, _, err := machineMemory(); err == nil {
 		capacity[v1.ResourceMemory] = *resource.NewQuantity(total, resource.BinarySI)
 	}
-	if total, _, err := disk(f.cfg.StateDir); err == nil {
+	if total, _, err := diskSpace(f.cfg.StateDir); err == nil {
 		capacity[v1.ResourceEphemeralStorage] = *resource.NewQuantity(total, resource.BinarySI)
 	}
 	allocatable = capacity.DeepCopy()
@@ -471,10 +480,11 @@ func (f *facts) resources() (capacity, allocatable v1.ResourceList) {
 	return capacity, allocatable
 }
 
-// limits is what all pods together are held to. With a configured capacity the kernel leaves them all of that memory: what
-// they have of it is what the node goes by, and it could not see that they have too much.
-func (f *facts) limits() v1.ResourceList {
-	out := f.node().Status.Allocatable.DeepCopy()
+// podLimits returns the cgroup limits of all pods together. A configured memory capacity is not
+// reduced by the reserve: the agent evicts by the pods' own usage then, and pods must be able to
+// exceed the threshold for that.
+func (f *nodeFacts) podLimits() v1.ResourceList {
+	out := f.currentNode().Status.Allocatable.DeepCopy()
 	if q, own := f.cfg.Capacity[v1.ResourceMemory]; own {
 		out[v1.ResourceMemory] = q
 	}

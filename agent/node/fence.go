@@ -20,65 +20,69 @@ import (
 	"keelson.dev/keelson/internal/durable"
 )
 
-// What a node tells the control plane of attached volumes, as annotations of its facts.
+// Annotations about attached volumes in the node's facts.
 const (
-	// FencesAfterAnnotation is after how many seconds of silence pods with attached volumes are ended; "0" = never.
+	// FencesAfterAnnotation is the number of seconds of disconnection after which pods with
+	// attached volumes are terminated; "0" = never.
 	FencesAfterAnnotation = "keelson.dev/fences-after"
-	// VolumesInUseAnnotation says that status.volumesInUse is known: an empty list is as good as none on the wire.
+	// VolumesInUseAnnotation states that status.volumesInUse is known. Protobuf cannot distinguish
+	// an empty list from a missing one.
 	VolumesInUseAnnotation = "keelson.dev/volumes-in-use"
-	// VolumesHeldAnnotation lists, in JSON, which of those the node may have mounted: for the others pods wait only. Where that would
-	// be longer than mostHeld bytes it is agent.AllHeld.
+	// VolumesHeldAnnotation is a JSON list of the volumes in use that may be mounted; pods only
+	// wait for the others. It is agent.AllClaimsHeld if the list is longer than maxHeldBytes.
 	VolumesHeldAnnotation = "keelson.dev/volumes-held"
 )
 
-const mostHeld = 64 << 10 // all annotations of an object together may have 256 KiB
+const maxHeldBytes = 64 << 10 // all annotations of an object are limited to 256 KiB
 
-// fence ends pods with attached volumes when the control plane has not been heard for too long: it may have given the
-// volumes to another node by then. Data on the node's own disk are no concern of it.
+// fence terminates pods with attached volumes when the node has been disconnected from the control
+// plane for too long, because the volumes may then be attached to another node. Pods with only
+// local data are not affected.
 type fence struct {
-	after   time.Duration // as configured; 0 = never
-	heard   func() time.Duration
-	clock   func() time.Duration // since the machine was started
-	volumes agent.AttachedVolumes
-	end     func(pod types.UID, message string)
-	objects fenceObjects
-	file    string // in the run folder: what was heard last while there were such pods, for the next agent
-	reports string // in the run folder: the fence that the control plane may go by
-	boot    string
-	log     *slog.Logger
+	after    time.Duration // configured time; 0 = never
+	lastAck  func() time.Duration
+	clock    func() time.Duration // time since boot
+	volumes  agent.AttachedVolumes
+	fencePod func(pod types.UID, message string)
+	objects  fenceObjects
+	file     string // in the run folder: time of the last acknowledgment while pods had attached volumes, for the next agent
+	reports  string // in the run folder: the fence that the control plane may rely on
+	boot     string
+	log      *slog.Logger
 
-	last  atomic.Int64 // as heard, or as the file has it
+	last  atomic.Int64 // time of the last acknowledgment, from this process or from the file
 	saved time.Duration
 
 	mu       sync.Mutex
-	report   string        // names the report that the control plane has not confirmed; "" = none
-	recorded time.Duration // the shortest fence that earlier agents reported in this boot; 0 = none
-	bound    time.Duration // a shorter fence by which the control plane may go; 0 = none
+	report   string        // name of the report that the control plane has not confirmed; "" = none
+	recorded time.Duration // shortest fence that earlier agents reported since boot; 0 = none
+	bound    time.Duration // a shorter fence that the control plane may rely on; 0 = none
 }
 
-// lastHeard is what the file holds. Times are those since the machine was started, so that they are good for one boot.
-type lastHeard struct {
+// lastAckRecord is the content of the file. Times are since boot, so they are valid until the next
+// reboot.
+type lastAckRecord struct {
 	Version int           `json:"version"`
 	Boot    string        `json:"boot"`
 	At      time.Duration `json:"at"`
 }
 
-// fenceEvery is how often is looked, and saveEvery how often what was heard is written.
+// fenceInterval is the time between two checks; saveInterval between two writes of the file.
 const (
-	fenceEvery = time.Second
-	saveEvery  = 2 * time.Second
+	fenceInterval = time.Second
+	saveInterval  = 2 * time.Second
 )
 
-func (f *fence) run(ctx context.Context) error {
-	if f.after == 0 && f.unconfirmed() == "" {
+func (f *fence) runFence(ctx context.Context) error {
+	if f.after == 0 && f.unconfirmedReport() == "" {
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	f.load()
-	tick := time.NewTicker(fenceEvery)
+	f.loadLastAck()
+	tick := time.NewTicker(fenceInterval)
 	defer tick.Stop()
 	for {
-		if err := f.look(); err != nil {
+		if err := f.checkFence(); err != nil {
 			return err
 		}
 		select {
@@ -89,17 +93,17 @@ func (f *fence) run(ctx context.Context) error {
 	}
 }
 
-// load begins with what the agent before this one heard. One that was away for long counts as silence, as it does for the
-// control plane.
-func (f *fence) load() {
+// loadLastAck starts with the last acknowledgment of the previous agent. Time without an agent
+// counts as disconnection, as it does for the control plane.
+func (f *fence) loadLastAck() {
 	f.last.CompareAndSwap(0, int64(f.clock()))
 	b, err := os.ReadFile(f.file)
 	if err != nil {
-		return // nobody had attached volumes
+		return // no pod had attached volumes
 	}
-	var l lastHeard
+	var l lastAckRecord
 	if err := json.Unmarshal(b, &l); err != nil {
-		f.log.Warn("when the control plane was heard last is not known", "file", f.file, "err", err)
+		f.log.Warn("the time of the last contact with the control plane could not be read", "file", f.file, "err", err)
 		return
 	}
 	if l.Boot == f.boot && l.At <= f.clock() {
@@ -107,77 +111,77 @@ func (f *fence) load() {
 	}
 }
 
-// silence is for how long the control plane has not been heard.
-func (f *fence) silence() time.Duration {
-	at := max(time.Duration(f.last.Load()), f.heard())
+// disconnectedFor returns the time since the last acknowledgment of the control plane.
+func (f *fence) disconnectedFor() time.Duration {
+	at := max(time.Duration(f.last.Load()), f.lastAck())
 	if at == 0 {
 		return 0
 	}
 	return f.clock() - at
 }
 
-// closed says that it is too late for an attached volume to be mounted.
-func (f *fence) closed() bool {
-	after := f.current()
-	return after > 0 && f.silence() >= after
+// isFenced reports whether attached volumes must no longer be mounted.
+func (f *fence) isFenced() bool {
+	after := f.currentFence()
+	return after > 0 && f.disconnectedFor() >= after
 }
 
-func (f *fence) look() error {
-	if err := f.confirm(); err != nil {
+func (f *fence) checkFence() error {
+	if err := f.confirmReport(); err != nil {
 		return err
 	}
 	pods, err := f.volumes.PodsWithAttachedVolumes()
 	if err != nil || len(pods) == 0 {
 		return err
 	}
-	if h := f.heard(); h > time.Duration(f.last.Load()) {
+	if h := f.lastAck(); h > time.Duration(f.last.Load()) {
 		f.last.Store(int64(h))
 	}
-	if at := time.Duration(f.last.Load()); at >= f.saved+saveEvery || f.saved == 0 {
-		b, err := json.Marshal(lastHeard{Version: 1, Boot: f.boot, At: at})
+	if at := time.Duration(f.last.Load()); at >= f.saved+saveInterval || f.saved == 0 {
+		b, err := json.Marshal(lastAckRecord{Version: 1, Boot: f.boot, At: at})
 		if err == nil {
 			err = durable.Write(f.file, b)
 		}
 		if err != nil {
-			return fmt.Errorf("noting when the control plane was heard last: %w", err)
+			return fmt.Errorf("storing the time of the last contact with the control plane: %w", err)
 		}
 		f.saved = at
 	}
-	if !f.closed() {
+	if !f.isFenced() {
 		return nil
 	}
 	for _, uid := range pods {
-		f.end(uid, fmt.Sprintf("the control plane has not been heard for %s: other nodes may have the pod's attached volumes by now", f.current()))
+		f.fencePod(uid, fmt.Sprintf("the node has been disconnected from the control plane for %s: the pod's attached volumes may be attached to other nodes", f.currentFence()))
 	}
 	return nil
 }
 
-// uses is what a node tells of its volumes.
-type uses struct {
-	names, held []v1.UniqueVolumeName // attached volumes, and those of them that may be mounted; names is nil = not known
-	alone       []agent.HeldClaim     // claims that pods have for themselves
+// volumeUses is the node's report on volumes in use.
+type volumeUses struct {
+	names, held     []v1.UniqueVolumeName // attached volumes in use, and those that may be mounted; names is nil if unknown
+	exclusiveClaims []agent.HeldClaim     // ReadWriteOncePod claims in use
 }
 
-// tells adds what the control plane goes by.
-func (f *fence) tells(n *v1.Node, u uses) {
+// annotate adds the fence and the volumes in use to the facts.
+func (f *fence) annotate(n *v1.Node, u volumeUses) {
 	n.Annotations[FencesAfterAnnotation] = strconv.Itoa(int(f.after / time.Second))
-	if report := f.unconfirmed(); report != "" {
+	if report := f.unconfirmedReport(); report != "" {
 		n.Annotations[FenceReportAnnotation] = report
 	}
 	if u.names != nil {
 		n.Annotations[VolumesInUseAnnotation] = "told"
 		n.Status.VolumesInUse = u.names
-		n.Annotations[VolumesHeldAnnotation] = toldHeld(u.held)
-		n.Annotations[agent.ClaimsHeldAnnotation] = toldHeld(u.alone)
+		n.Annotations[VolumesHeldAnnotation] = heldAnnotation(u.held)
+		n.Annotations[agent.ClaimsHeldAnnotation] = heldAnnotation(u.exclusiveClaims)
 	}
 }
 
-func toldHeld[T any](held []T) string {
+func heldAnnotation[T any](held []T) string {
 	if len(held) == 0 {
 		return "[]"
 	}
 	b, err := json.Marshal(held)
-	if err != nil || len(b) > mostHeld {
+	if err != nil || len(b) > maxHeldBytes {
 		return agent.AllClaimsHeld
 	}
 	return string(b)
@@ -185,11 +189,11 @@ func toldHeld[T any](held []T) string {
 
 func fenceFile(runDir string) string { return filepath.Join(runDir, "control-plane-heard.json") }
 
-// wire gives the fence what it works on. Before, it counts the control plane as heard.
-func (f *fence) wire(s Session, volumes agent.AttachedVolumes, end func(types.UID, string), log *slog.Logger) {
-	f.volumes, f.end, f.log, f.clock, f.objects = volumes, end, log, session.SinceBoot, s
-	f.heard = func() time.Duration { return session.SinceBoot() }
-	if h, ok := s.(interface{ Heard() time.Duration }); ok { // one that is passed in may be a control plane of its own
-		f.heard = h.Heard
+// setDependencies sets what the fence depends on. Before the call, the node counts as connected.
+func (f *fence) setDependencies(s Session, volumes agent.AttachedVolumes, end func(types.UID, string), log *slog.Logger) {
+	f.volumes, f.fencePod, f.log, f.clock, f.objects = volumes, end, log, session.SinceBoot, s
+	f.lastAck = func() time.Duration { return session.SinceBoot() }
+	if h, ok := s.(interface{ LastAck() time.Duration }); ok { // a session passed in Config may be part of a control plane in the same process
+		f.lastAck = h.LastAck
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// using are pods with attached volumes.
+// using are the pods with attached volumes.
 type using struct{ pods []types.UID }
 
 func (u *using) VolumesInUse() (_, _ []v1.UniqueVolumeName, _ error) { return nil, nil, nil }
@@ -22,23 +22,23 @@ func (u *using) ExclusiveClaims() ([]agent.HeldClaim, error)         { return ni
 func (u *using) PodsWithAttachedVolumes() ([]types.UID, error)       { return u.pods, nil }
 func (u *using) UsesChanged() <-chan struct{}                        { return nil }
 
-// F110: pods with attached volumes end when the control plane has been silent for too long, counted from what the agent
-// before heard.
+// F110: pods with attached volumes are terminated after a long disconnection, counted from the last
+// contact of the previous agent.
 func TestFence(t *testing.T) {
 	var now, heard time.Duration
 	var ended []types.UID
 	u := &using{}
 	file := filepath.Join(t.TempDir(), "heard.json")
 	begin := func(boot string) *fence {
-		f := &fence{after: 20 * time.Second, heard: func() time.Duration { return heard }, clock: func() time.Duration { return now }, volumes: u,
-			end: func(uid types.UID, _ string) { ended = append(ended, uid) }, file: file, boot: boot, log: slog.New(slog.DiscardHandler)}
-		f.load()
+		f := &fence{after: 20 * time.Second, lastAck: func() time.Duration { return heard }, clock: func() time.Duration { return now }, volumes: u,
+			fencePod: func(uid types.UID, _ string) { ended = append(ended, uid) }, file: file, boot: boot, log: slog.New(slog.DiscardHandler)}
+		f.loadLastAck()
 		return f
 	}
 	at := func(f *fence, when, last int, want ...types.UID) {
 		t.Helper()
 		now, heard, ended = time.Duration(when)*time.Second, time.Duration(last)*time.Second, nil
-		if err := f.look(); err != nil {
+		if err := f.checkFence(); err != nil {
 			t.Fatal(err)
 		}
 		if !slices.Equal(ended, want) {
@@ -48,8 +48,8 @@ func TestFence(t *testing.T) {
 	now = 100 * time.Second
 	f := begin("b1")
 	at(f, 119, 0)
-	at(f, 121, 0) // no pod is concerned
-	if !f.closed() {
+	at(f, 121, 0) // no pod is affected
+	if !f.isFenced() {
 		t.Error("volumes may be mounted after 21 s of silence")
 	}
 	u.pods = []types.UID{"u1"}
@@ -57,30 +57,30 @@ func TestFence(t *testing.T) {
 	at(f, 148, 129)
 	at(f, 149, 129, "u1")
 	at(f, 150, 150)
-	// The next agent hears nothing: it counts from what the one before heard.
+	// The next agent has no contact. It counts from the last contact of the previous one.
 	heard, now = 0, 160*time.Second
 	f = begin("b1")
 	at(f, 169, 0)
 	at(f, 171, 0, "u1")
-	// After a reboot it counts from its own start: nothing runs that could be ended.
+	// After a reboot it counts from its own start: no pods run.
 	now = 5 * time.Second
 	f = begin("b2")
 	at(f, 24, 0)
 	at(f, 25, 0, "u1")
 	f.after = 0
-	if f.closed() {
+	if f.isFenced() {
 		t.Error("a node that never fences does")
 	}
 }
 
-// F110: of the volumes in use a node tells which it may have mounted; where they are more than an object takes, all of them count so. A
-// node that cannot read what it uses tells nothing.
+// F110: a node reports which volumes in use it may have mounted. If the list is too long for an
+// object, all volumes count as mounted. A node that cannot read its volumes in use reports nothing.
 func TestNodesTellWhatTheyHold(t *testing.T) {
 	f := &fence{}
 	tells := func(inUse, held []v1.UniqueVolumeName, alone ...agent.HeldClaim) *v1.Node {
 		n := &v1.Node{}
 		n.Annotations = map[string]string{}
-		f.tells(n, uses{inUse, held, alone})
+		f.annotate(n, volumeUses{inUse, held, alone})
 		return n
 	}
 	many := make([]v1.UniqueVolumeName, 4000)

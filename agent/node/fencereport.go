@@ -17,25 +17,26 @@ import (
 	"keelson.dev/keelson/internal/durable"
 )
 
-// A fence that is longer than the previous one holds once the control plane has it. Before, the control
-// plane gives the node's volumes away by the previous fence, and the shorter of the two holds.
+// A fence that is longer than the previous one takes effect once the control plane has stored it.
+// Until then, the control plane detaches the node's volumes by the previous fence, so the shorter
+// of the two applies.
 
-// FenceReportAnnotation names the report of the fence that the control plane stored last. An agent chooses
-// another name for each report: by that it recognizes a Node that is newer than its report.
+// FenceReportAnnotation is the name of the report with the fence. Each agent chooses a new name, so
+// it recognizes a Node that was stored after its report.
 const FenceReportAnnotation = "keelson.dev/fence-report"
 
-// keptFenceAnnotation is on a VolumeAttachment: the fence of its Node, which outlives the Node.
+// keptFenceAnnotation is set on a VolumeAttachment: the fence of its Node, which outlives the Node.
 const keptFenceAnnotation = "keelson.dev/node-fences-after"
 
-// fenceObjects is the part of the view by which a fence is confirmed.
+// fenceObjects are the objects that confirm a fence.
 type fenceObjects interface {
 	Confirmed() <-chan struct{}
 	Node() (*v1.Node, bool)
 	VolumeAttachment(driver, handle string) (*storagev1.VolumeAttachment, bool)
 }
 
-// reportedFence is the record in the run folder of the shortest fence by which the control plane may go.
-// Fields may be added: unknown fields are ignored.
+// reportedFence is the record in the run folder of the shortest fence that the control plane may
+// rely on. Later releases may add fields; unknown fields are ignored.
 type reportedFence struct {
 	Version   int           `json:"version"`
 	Boot      string        `json:"boot"`
@@ -55,7 +56,8 @@ func shorterFence(a, b time.Duration) time.Duration {
 	return a
 }
 
-// parseFence reads a fence that the control plane stores. One that cannot be read is not a bound.
+// parseFence parses a fence that the control plane stores. An invalid one is not a bound and
+// returns 0.
 func parseFence(after string) time.Duration {
 	seconds, err := strconv.Atoi(after)
 	if err != nil || seconds < 0 {
@@ -64,17 +66,17 @@ func parseFence(after string) time.Duration {
 	return time.Duration(seconds) * time.Second
 }
 
-// current returns the fence that holds: the configured one, or a shorter one by which the control plane
-// may go; 0 = never.
-func (f *fence) current() time.Duration {
+// currentFence returns the effective fence: the configured one, or a shorter one that the control
+// plane may rely on; 0 = never.
+func (f *fence) currentFence() time.Duration {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return shorterFence(f.after, f.bound)
 }
 
-// begin reads the fences that were reported in this boot, and records the shortest. It is called before
+// startReport reads the fences reported since boot, and records the shortest. It is called before
 // the node reports its fence.
-func (f *fence) begin() error {
+func (f *fence) startReport() error {
 	var r reportedFence
 	err := durable.ReadJSON(f.reports, &r)
 	known := err == nil && r.Boot == f.boot
@@ -90,35 +92,34 @@ func (f *fence) begin() error {
 	}
 	f.bound, f.report = f.recorded, rand.Text()
 	f.mu.Unlock()
-	return f.record(shorterFence(f.after, f.recorded), false)
+	return f.recordFence(shorterFence(f.after, f.recorded), false)
 }
 
-func (f *fence) record(after time.Duration, confirmed bool) error {
+func (f *fence) recordFence(after time.Duration, confirmed bool) error {
 	b, err := json.Marshal(reportedFence{Version: reportedFenceVersion, Boot: f.boot, After: after, Confirmed: confirmed})
 	if err == nil {
 		err = durable.Write(f.reports, b)
 	}
 	if err != nil {
-		return fmt.Errorf("recording the fence that is reported to the control plane (--fence-after): %w", err)
+		return fmt.Errorf("storing the fence that is reported to the control plane (--fence-after): %w", err)
 	}
 	return nil
 }
 
-// unconfirmed returns the name of the report for which the control plane has to confirm the fence; "" where
-// it has.
-func (f *fence) unconfirmed() string {
+// unconfirmedReport returns the name of the report that the control plane has not confirmed, or "".
+func (f *fence) unconfirmedReport() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.report
 }
 
-// confirm ends the time in which the previous fence holds, once the control plane has the configured one.
-func (f *fence) confirm() error {
-	report := f.unconfirmed()
+// confirmReport makes the configured fence effective once the control plane has stored it.
+func (f *fence) confirmReport() error {
+	report := f.unconfirmedReport()
 	if report == "" {
 		return nil
 	}
-	stored, all, err := f.stored(report)
+	stored, all, err := f.storedFence(report)
 	if err != nil {
 		return err
 	}
@@ -128,20 +129,21 @@ func (f *fence) confirm() error {
 		f.mu.Unlock()
 		return nil
 	}
-	if err := f.record(f.after, true); err != nil {
+	if err := f.recordFence(f.after, true); err != nil {
 		return err
 	}
 	f.mu.Lock()
 	f.bound, f.report = 0, ""
 	f.mu.Unlock()
-	f.log.Info("the control plane has the fence of the node", "fence-after", f.after)
+	f.log.Info("the control plane has stored the fence of this node", "fence-after", f.after)
 	return nil
 }
 
-// stored returns the shortest fence that the objects of the view have, 0 where none is a bound. all reports
-// whether a control plane has the configured one: on the Node, by this report, and on each attachment of a
-// volume in use. Attachments of a control plane that keeps no fences have none.
-func (f *fence) stored(report string) (shortest time.Duration, all bool, err error) {
+// storedFence returns the shortest fence in the objects of the view; 0 if none is a bound. all
+// reports whether a control plane has stored the configured fence: on the Node, with this report,
+// and on each attachment of a volume in use. A control plane that does not store fences on
+// attachments has none there.
+func (f *fence) storedFence(report string) (shortest time.Duration, all bool, err error) {
 	select {
 	case <-f.objects.Confirmed():
 		all = true

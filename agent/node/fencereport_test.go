@@ -18,13 +18,13 @@ import (
 
 const inUseName v1.UniqueVolumeName = "kubernetes.io/csi/disk.example^h"
 
-// fenceView is the view of a node whose only attached volume is volume h of CSI driver disk.example.
+// fenceView is the view of a node with one attached volume: volume h of CSI driver disk.example.
 type fenceView struct {
 	using
 	confirmed chan struct{}
 	fence     string // of the Node; "" = there is no Node
 	report    string // of the Node
-	kept      string // by the attachment; "" = its control plane keeps none
+	kept      string // on the attachment; "" = the control plane does not store it there
 }
 
 func (v *fenceView) Confirmed() <-chan struct{} { return v.confirmed }
@@ -62,24 +62,24 @@ func newFenceMachine(t *testing.T) *fenceMachine {
 	return m
 }
 
-// start starts an agent, whose view is a checkpoint.
-func (m *fenceMachine) start(after time.Duration) {
+// startAgent starts an agent with the view of a checkpoint.
+func (m *fenceMachine) startAgent(after time.Duration) {
 	m.t.Helper()
 	m.view.confirmed = make(chan struct{})
-	m.f = &fence{after: after, heard: func() time.Duration { return m.heard }, clock: func() time.Duration { return m.now },
-		volumes: m.view, objects: m.view, end: func(uid types.UID, _ string) { m.ended = append(m.ended, uid) },
+	m.f = &fence{after: after, lastAck: func() time.Duration { return m.heard }, clock: func() time.Duration { return m.now },
+		volumes: m.view, objects: m.view, fencePod: func(uid types.UID, _ string) { m.ended = append(m.ended, uid) },
 		file: filepath.Join(m.dir, "heard.json"), reports: fenceReportFile(m.dir), boot: m.boot,
 		log: slog.New(slog.DiscardHandler)}
-	if err := m.f.begin(); err != nil {
+	if err := m.f.startReport(); err != nil {
 		m.t.Fatal(err)
 	}
-	m.f.load()
+	m.f.loadLastAck()
 }
 
-// store has the control plane store what the agent reports, and answer.
-func (m *fenceMachine) store() {
+// storeFacts makes the control plane store the agent's report, and respond.
+func (m *fenceMachine) storeFacts() {
 	n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{}}}
-	m.f.tells(n, uses{})
+	m.f.annotate(n, volumeUses{})
 	m.view.fence = n.Annotations[FencesAfterAnnotation]
 	if r := n.Annotations[FenceReportAnnotation]; r != "" {
 		m.view.report = r
@@ -92,15 +92,16 @@ func (m *fenceMachine) store() {
 	m.heard = m.now
 }
 
-// fences fails unless the pods end after that silence, and not before; 0 = never.
-func (m *fenceMachine) fences(what string, after time.Duration) {
+// expectFence fails unless the pods are terminated after that time of disconnection, and not
+// earlier; 0 = never.
+func (m *fenceMachine) expectFence(what string, after time.Duration) {
 	m.t.Helper()
 	look := func() bool {
 		m.ended = nil
-		if err := m.f.look(); err != nil {
+		if err := m.f.checkFence(); err != nil {
 			m.t.Fatal(err)
 		}
-		if closed := m.f.closed(); closed != slices.Contains(m.ended, "u1") {
+		if closed := m.f.isFenced(); closed != slices.Contains(m.ended, "u1") {
 			m.t.Errorf("%s: closed %v, ended %v", what, closed, m.ended)
 		}
 		return len(m.ended) > 0
@@ -130,30 +131,30 @@ func TestLongerFenceWaitsForTheControlPlane(t *testing.T) {
 	const short, long = 20 * time.Second, 300 * time.Second
 	for _, longer := range []time.Duration{long, 0} {
 		m := newFenceMachine(t)
-		m.start(short)
-		m.fences("a new node", short)
-		m.store()
+		m.startAgent(short)
+		m.expectFence("a new node", short)
+		m.storeFacts()
 		m.view.kept = "20"
-		m.fences("the fence is stored", short)
-		m.start(longer)
-		m.fences("no control plane answers", short)
-		m.start(longer)
-		m.fences("no control plane answers the next agent", short)
+		m.expectFence("the fence is stored", short)
+		m.startAgent(longer)
+		m.expectFence("no control plane answers", short)
+		m.startAgent(longer)
+		m.expectFence("no control plane answers the next agent", short)
 		close(m.view.confirmed)
-		m.fences("a control plane that has the previous fence", short)
+		m.expectFence("a control plane that has the previous fence", short)
 		m.view.fence = map[time.Duration]string{long: "300", 0: "0"}[longer]
 		m.view.report = "another"
-		m.fences("a Node that is older than the report", short)
-		m.store()
-		m.fences("the attachment has the previous fence", short)
+		m.expectFence("a Node that is older than the report", short)
+		m.storeFacts()
+		m.expectFence("the attachment has the previous fence", short)
 		m.view.kept = m.view.fence
-		m.fences("all have it", longer)
-		m.start(longer)
-		m.fences("the next agent with that fence", longer)
-		m.start(short)
-		m.fences("a shorter fence holds at once", short)
-		m.start(longer)
-		m.fences("the control plane may have received the shorter fence", short)
+		m.expectFence("all have it", longer)
+		m.startAgent(longer)
+		m.expectFence("the next agent with that fence", longer)
+		m.startAgent(short)
+		m.expectFence("a shorter fence holds at once", short)
+		m.startAgent(longer)
+		m.expectFence("the control plane may have received the shorter fence", short)
 	}
 }
 
@@ -164,24 +165,24 @@ func TestFencesOfThePreviousRelease(t *testing.T) {
 	const short, long = 20 * time.Second, 300 * time.Second
 	m := newFenceMachine(t)
 	m.view.fence = "20"
-	m.start(long)
-	m.fences("the checkpoint has the previous fence", short)
-	m.store()
-	m.fences("the Node has it", long)
+	m.startAgent(long)
+	m.expectFence("the checkpoint has the previous fence", short)
+	m.storeFacts()
+	m.expectFence("the Node has it", long)
 	for _, damage := range []string{"", "{"} {
 		if err := os.WriteFile(fenceReportFile(m.dir), []byte(damage), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		m.view.fence = "20"
-		m.start(long)
-		m.fences("the record is damaged", short)
+		m.startAgent(long)
+		m.expectFence("the record is damaged", short)
 	}
 	m.boot, m.view.fence = "b2", "60"
-	m.start(long)
-	m.fences("after a boot", time.Minute)
+	m.startAgent(long)
+	m.expectFence("after a boot", time.Minute)
 	m.view.fence = "soon"
-	m.start(long)
-	m.fences("a Node with a fence that is no number", long)
+	m.startAgent(long)
+	m.expectFence("a Node with a fence that is no number", long)
 }
 
 // F110: the names of attached volumes are read as they are written.

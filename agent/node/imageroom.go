@@ -18,14 +18,16 @@ import (
 )
 
 const (
-	// roomEvery is the time between two looks at the room that images have.
-	roomEvery = 10 * time.Second
-	// roomToldEvery is how often the same trouble is told of, as often as kubelet looks.
-	roomToldEvery = 5 * time.Minute
+	// imageGCInterval is the time between two checks of the image file system.
+	imageGCInterval = 10 * time.Second
+	// eventInterval is the minimum time between two events about the same problem, like the
+	// kubelet's.
+	eventInterval = 5 * time.Minute
 )
 
-// imageRoom has images removed that nothing uses while the disk is short, and tells where that is not enough.
-type imageRoom struct {
+// imageGC is the image garbage collection. It removes unused images while the disk is low on space,
+// and reports if that is not enough.
+type imageGC struct {
 	images interface { // *image.Store
 		MakeRoom(ctx context.Context, needed []string) (image.Removed, error)
 	}
@@ -34,61 +36,62 @@ type imageRoom struct {
 	node     string
 	log      *slog.Logger
 
-	told map[string]time.Time // by reason
-	soon chan struct{}        // capacity 1: somebody waits for a look; nil: nobody can
-	held func() bool          // something else goes first, for some time at most; nil: nothing does
+	reported  map[string]time.Time // time of the last event, by reason
+	requested chan struct{}        // capacity 1; a value requests a collection; nil: no requests
+	isHeld    func() bool          // reports whether another reclamation goes first, for a limited time; nil: none does
 
 	mu                      sync.Mutex
 	removed, bytes, failing int64
-	began                   time.Time // of the last look that has ended
+	lastRun                 time.Time // start of the last completed collection
 }
 
-// clear has images looked for soon, and says whether a whole look has begun since.
-func (r *imageRoom) clear(since time.Time) bool {
+// requestCollection requests a collection, and reports whether one that started after since has
+// completed.
+func (r *imageGC) requestCollection(since time.Time) bool {
 	r.mu.Lock()
-	done := !r.began.Before(since)
+	done := !r.lastRun.Before(since)
 	r.mu.Unlock()
 	if !done {
 		select {
-		case r.soon <- struct{}{}:
+		case r.requested <- struct{}{}:
 		default:
 		}
 	}
 	return done
 }
 
-// run works until ctx ends. Which pods the node has must be known first: after a reboot no container tells which images
-// are in use.
-func (r *imageRoom) run(ctx context.Context) error {
+// runCollections collects images until ctx ends. It first waits for the pods of the node: after a
+// reboot, no container shows which images are in use.
+func (r *imageGC) runCollections(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-r.objects.Synced():
 	}
-	tick := time.NewTicker(roomEvery)
+	tick := time.NewTicker(imageGCInterval)
 	defer tick.Stop()
 	for {
-		r.look(ctx, time.Now())
+		r.collectOnce(ctx, time.Now())
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-tick.C:
-		case <-r.soon:
+		case <-r.requested:
 		}
 	}
 }
 
-// look does it once.
-func (r *imageRoom) look(ctx context.Context, now time.Time) {
-	if r.held != nil && r.held() {
+// collectOnce runs one collection.
+func (r *imageGC) collectOnce(ctx context.Context, now time.Time) {
+	if r.isHeld != nil && r.isHeld() {
 		return
 	}
-	done, err := r.images.MakeRoom(ctx, imagesOf(r.objects.Pods()))
+	done, err := r.images.MakeRoom(ctx, imagesOfPods(r.objects.Pods()))
 	if ctx.Err() != nil {
 		return
 	}
 	r.mu.Lock()
-	r.began = now
+	r.lastRun = now
 	r.removed += int64(done.Images)
 	r.bytes += done.Bytes
 	if err != nil {
@@ -96,21 +99,21 @@ func (r *imageRoom) look(ctx context.Context, now time.Time) {
 	}
 	r.mu.Unlock()
 	if done.Images > 0 {
-		r.log.Info("images were removed: the disk was short", "images", done.Images, "bytes", done.Bytes)
+		r.log.Info("removed unused images because the disk was low on space", "images", done.Images, "bytes", done.Bytes)
 	}
 	switch {
 	case err != nil:
-		r.tell("ImageGCFailed", err.Error(), now)
+		r.reportEvent("ImageGCFailed", err.Error(), now)
 	case done.Short:
-		r.tell("FreeDiskSpaceFailed", fmt.Sprintf("Failed to garbage collect required amount of images. Attempted to free %d bytes, but only found %d bytes eligible to free.",
+		r.reportEvent("FreeDiskSpaceFailed", fmt.Sprintf("Failed to garbage collect required amount of images. Attempted to free %d bytes, but only found %d bytes eligible to free.",
 			done.Bytes+done.Lacking, done.Bytes), now)
 	default:
-		clear(r.told)
+		clear(r.reported)
 	}
 }
 
-// imagesOf are the names of the images of pods that have not ended. Pure.
-func imagesOf(pods []*v1.Pod) []string {
+// imagesOfPods returns the image names of all pods that have not ended. It has no side effects.
+func imagesOfPods(pods []*v1.Pod) []string {
 	var out []string
 	for _, p := range pods {
 		if p.Status.Phase == v1.PodSucceeded || p.Status.Phase == v1.PodFailed {
@@ -128,22 +131,23 @@ func imagesOf(pods []*v1.Pod) []string {
 	return out
 }
 
-// tell makes an event of the node, as kubelet words it.
-func (r *imageRoom) tell(reason, message string, now time.Time) {
-	if last, ok := r.told[reason]; ok && now.Sub(last) < roomToldEvery {
+// reportEvent records an event of the node with the kubelet's wording.
+func (r *imageGC) reportEvent(reason, message string, now time.Time) {
+	if last, ok := r.reported[reason]; ok && now.Sub(last) < eventInterval {
 		return
 	}
-	if r.told == nil {
-		r.told = map[string]time.Time{}
+	if r.reported == nil {
+		r.reported = map[string]time.Time{}
 	}
-	r.told[reason] = now
-	r.log.Warn("no room can be made on the disk of the images", "reason", reason, "err", message)
+	r.reported[reason] = now
+	r.log.Warn("image garbage collection could not free enough disk space", "reason", reason, "err", message)
 	r.reporter.Event(nodeEvent(r.node, v1.EventTypeWarning, reason, message, now))
 }
 
-// nodeEvent is an event of the node itself. Its UID is the node's name, as kubelet has it: there people look for it.
+// nodeEvent returns an event of the node. As in the kubelet, the UID of its object is the node's
+// name, by which clients search.
 func nodeEvent(node, kind, reason, message string, now time.Time) *v1.Event {
-	const limit = 1024 // as the API's validation
+	const limit = 1024 // limit of API validation
 	if len(message) > limit {
 		message = message[:limit-3] + "..."
 	}
@@ -156,8 +160,8 @@ func nodeEvent(node, kind, reason, message string, now time.Time) *v1.Event {
 	}
 }
 
-// writeMetrics writes what was removed, in Prometheus' text form.
-func (r *imageRoom) writeMetrics(to io.Writer) error {
+// writeMetrics writes the removal counters in the Prometheus text format.
+func (r *imageGC) writeMetrics(to io.Writer) error {
 	r.mu.Lock()
 	removed, bytes, failing := r.removed, r.bytes, r.failing
 	r.mu.Unlock()

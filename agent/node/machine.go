@@ -17,11 +17,11 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// runtimeScheme begins the name of the node's container runtime. What follows is the release of the agent, by which
-// 'kctl cluster upgrade' knows who runs which.
+// runtimeScheme is the prefix of the node's container runtime version. The agent's release follows;
+// 'kctl cluster upgrade' reads it.
 const runtimeScheme = "keelson://"
 
-// systemInfo is what the machine says of itself; what it does not say stays empty.
+// systemInfo returns information about the machine. Unavailable fields are empty.
 func systemInfo(release string) v1.NodeSystemInfo {
 	text := func(path string) string {
 		b, err := os.ReadFile(path)
@@ -55,7 +55,8 @@ func osImage() string {
 	return ""
 }
 
-// primaryAddress is the address from which the default route leaves, else the first that is not local to the machine.
+// primaryAddress returns the IPv4 address of the default route's interface, or else the first
+// global unicast address.
 func primaryAddress() (string, error) {
 	ifaces, err := net.Interfaces()
 	if err != nil {
@@ -85,12 +86,12 @@ func primaryAddress() (string, error) {
 		}
 	}
 	if found == "" {
-		return "", errors.New("the machine has no address but its loopback")
+		return "", errors.New("the machine has no address except loopback")
 	}
 	return found, nil
 }
 
-// defaultInterface reads the kernel's routing table.
+// defaultInterface returns the interface of the IPv4 default route, or "".
 func defaultInterface() string {
 	f, err := os.Open("/proc/net/route")
 	if err != nil {
@@ -105,18 +106,19 @@ func defaultInterface() string {
 	return ""
 }
 
-// memory is what the machine has, in bytes, and what the kernel says new programs can have of it without swapping. kubelet takes files that
-// were read twice for used, which the kernel gives up as well: a node that reads much would evict pods for its cache.
-func memory() (total, left int64, err error) {
+// machineMemory returns total and available memory in bytes. Available is the kernel's estimate for
+// new programs without swapping. It includes files in the active page cache, which the kubelet
+// counts as used: a node with much file I/O would evict pods because of its cache.
+func machineMemory() (total, left int64, err error) {
 	raw, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
 		return 0, 0, err
 	}
-	return memoryOf(string(raw))
+	return parseMeminfo(string(raw))
 }
 
-// memoryOf reads /proc/meminfo.
-func memoryOf(text string) (total, left int64, err error) {
+// parseMeminfo parses /proc/meminfo.
+func parseMeminfo(text string) (total, left int64, err error) {
 	lines := map[string]int64{"MemTotal:": -1, "MemAvailable:": -1}
 	for line := range strings.Lines(text) {
 		c := strings.Fields(line)
@@ -140,7 +142,7 @@ func memoryOf(text string) (total, left int64, err error) {
 	return lines["MemTotal:"], min(lines["MemTotal:"], lines["MemAvailable:"]), nil
 }
 
-// cgroupMemory is what the processes of a cgroup hold and the kernel cannot easily take back.
+// cgroupMemory returns the memory of a cgroup that the kernel cannot easily reclaim.
 func cgroupMemory(root string) (int64, error) {
 	for _, c := range []struct {
 		dir, usage string
@@ -161,14 +163,14 @@ func cgroupMemory(root string) (int64, error) {
 		if err != nil {
 			return 0, err
 		}
-		return without(used, string(stat), c.spare), nil
+		return subtractSpare(used, string(stat), c.spare), nil
 	}
 	return 0, fmt.Errorf("no memory cgroup %s", root)
 }
 
-// without is what is used but for these lines of a cgroup's memory.stat: files that the kernel keeps in memory, also those that
-// were read twice, and its own records of them. MemAvailable of the whole machine has them too.
-func without(used int64, stat string, spare []string) int64 {
+// subtractSpare subtracts the spare lines of a cgroup's memory.stat from used: page cache, also the
+// active part, and slab memory for it. MemAvailable of the machine includes the same.
+func subtractSpare(used int64, stat string, spare []string) int64 {
 	for line := range strings.Lines(stat) {
 		c := strings.Fields(line)
 		if len(c) != 2 || !slices.Contains(spare, c[0]) {
@@ -181,8 +183,8 @@ func without(used int64, stat string, spare []string) int64 {
 	return max(0, used)
 }
 
-// existing is the path or the nearest of its parents that is there.
-func existing(path string) string {
+// existingPath returns path, or its nearest existing parent.
+func existingPath(path string) string {
 	for path != "/" && path != "." && path != "" {
 		if _, err := os.Stat(path); err == nil {
 			return path
@@ -192,26 +194,27 @@ func existing(path string) string {
 	return "/"
 }
 
-// disk is how many bytes the file system has, and how many of them are free.
-func disk(path string) (total, left int64, err error) {
+// diskSpace returns the total and the free bytes of a file system.
+func diskSpace(path string) (total, left int64, err error) {
 	var st unix.Statfs_t
-	if err := unix.Statfs(existing(path), &st); err != nil {
+	if err := unix.Statfs(existingPath(path), &st); err != nil {
 		return 0, 0, err
 	}
 	return int64(st.Blocks) * st.Bsize, int64(st.Bavail) * st.Bsize, nil
 }
 
-// inodes is how many files the file system can have, and how many more there can be; 0 of those that have no such number.
-func inodes(path string) (total, left int64, err error) {
+// diskInodes returns the total and the free inodes of a file system; 0 for a file system without
+// such numbers.
+func diskInodes(path string) (total, left int64, err error) {
 	var st unix.Statfs_t
-	if err := unix.Statfs(existing(path), &st); err != nil {
+	if err := unix.Statfs(existingPath(path), &st); err != nil {
 		return 0, 0, err
 	}
 	return int64(st.Files), int64(st.Ffree), nil
 }
 
-// allPIDs is how many processes and threads all pods together may have: nine tenths of what the kernel gives out, so
-// that the machine itself can always start what it needs; 0 = not known.
+// allPIDs returns the PID limit of all pods together: nine tenths of the kernel's limit, so that
+// the machine can always start its own processes; 0 = unknown.
 func allPIDs() int64 {
 	least := int64(0)
 	for _, f := range []string{"/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"} {
@@ -226,7 +229,7 @@ func allPIDs() int64 {
 	return least / 10 * 9
 }
 
-// pidsAvailable is the share of process ids that is free, in percent.
+// pidsAvailable returns the percentage of free PIDs.
 func pidsAvailable() (int64, error) {
 	limit, err := os.ReadFile("/proc/sys/kernel/pid_max")
 	if err != nil {
@@ -242,7 +245,7 @@ func pidsAvailable() (int64, error) {
 	}
 	f := strings.Fields(string(load))
 	if len(f) < 4 {
-		return 0, errors.New("/proc/loadavg is short")
+		return 0, errors.New("/proc/loadavg has too few fields")
 	}
 	_, threads, _ := strings.Cut(f[3], "/")
 	used, err := strconv.ParseInt(threads, 10, 64)

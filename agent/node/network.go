@@ -23,20 +23,20 @@ import (
 	"keelson.dev/keelson/internal/agentport"
 )
 
-// WithNetwork gives the agent the real pod network, routes and Service rules. A
-// fake node leaves it out. A machine that cannot do what it is to do is refused.
+// WithNetwork adds the real pod network, routes and Service rules. A fake node omits it. It returns
+// an error if the machine lacks a requirement.
 func (c *Config) WithNetwork() error {
 	log := c.Log
 	if c.podNetwork == network.ModeWireGuard {
-		if err := c.encrypt(); err != nil {
+		if err := c.openWireGuardKey(); err != nil {
 			return err
 		}
 	}
 	foreign := func() bool { path, err := cni.FindOperatorConfig(c.CNIConfDir); return err == nil && path != "" }
 	c.foreignNetwork = foreign
-	c.ownPods = func() bool { return network.AllPodsOnOwnNetwork(c.CNIConfDir, filepath.Join(c.RunDir, "cni")) }
+	c.hasOwnPodNetwork = func() bool { return network.AllPodsOnOwnNetwork(c.CNIConfDir, filepath.Join(c.RunDir, "cni")) }
 	routes := &network.Routes{Node: c.NodeName, Mode: c.podNetwork, Encryption: c.wireguard, OwnKey: c.ownKey, ForeignNetwork: foreign, Log: log.With("part", "network")}
-	c.unreached = routes.Unreached
+	c.unreachableNodes = routes.Unreached
 	for _, s := range c.NodeIPs {
 		if ip, err := netip.ParseAddr(s); err == nil {
 			routes.NodeIPs = append(routes.NodeIPs, ip.Unmap())
@@ -44,12 +44,12 @@ func (c *Config) WithNetwork() error {
 	}
 	var ip netip.Addr
 	if len(c.NodeIPs) > 0 {
-		ip, _ = netip.ParseAddr(c.NodeIPs[0]) // the invalid one was refused by Complete
+		ip, _ = netip.ParseAddr(c.NodeIPs[0]) // Complete has refused an invalid address
 	}
 	flows, health := proxy.NewStaleFlowCleaner(), proxy.NewHealthChecks(log.With("part", "proxy"))
 	rules := &proxy.Proxy{Node: c.NodeName, NodeIP: ip, Mode: c.ProxyMode, NodePorts: c.NodePortAddresses, ForeignNetwork: foreign,
 		Flows: flows, Health: health, Metrics: proxy.NewMetrics(), Log: log.With("part", "proxy")}
-	var pods *network.Network // set before a part runs
+	var pods *network.Network // set before any part runs
 	c.Network = func(o agent.Objects) agent.Network {
 		routes.Objects = o
 		rules.ControlPlane, _ = o.(agent.ControlPlane)
@@ -60,28 +60,28 @@ func (c *Config) WithNetwork() error {
 		return pods
 	}
 
-	c.serviceListens(rules)
+	c.setServicePorts(rules)
 	c.Proxy, c.proxyMetrics = rules, rules.WriteMetrics
 	var answers *proxyhealth.Server
 	at, err := healthzAddress(c.ProxyHealthz)
 	if err != nil {
 		return err
 	}
-	if at != "" && c.ProxyMode != proxy.ModeNone { // without rules of ours another proxy answers
+	if at != "" && c.ProxyMode != proxy.ModeNone { // with mode none another product runs the Service proxy and its health check
 		answers = proxyhealth.New(proxyhealth.Config{Address: at, Log: log.With("part", "proxy health")})
 		rules.Synced = answers
 		c.proxyMetrics = func(ctx context.Context, w io.Writer) error {
 			return errors.Join(rules.WriteMetrics(ctx, w), answers.WriteMetrics(w))
 		}
 	}
-	local, _ := netip.ParseAddr(c.DNSLocal) // none, where it is none
+	local, _ := netip.ParseAddr(c.DNSLocal) // "none" becomes the zero address
 	c.dns = dns.New(dns.Config{Node: c.NodeName, StateDir: filepath.Join(c.StateDir, "dns"), RunDir: c.RunDir, ResolvConf: c.ResolvConf,
 		Local: local, ForeignNetwork: foreign, Log: log.With("part", "dns")})
 	c.Extra = map[string]func(context.Context, agent.Objects, agent.Reporter) error{
 		"dns":            c.dns.Run,
 		"udp flows":      func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return flows.Run(ctx) },
 		"service health": func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return health.Run(ctx) },
-		"announcements":  c.announcements(log),
+		"announcements":  c.runAnnouncements(log),
 		partSenders: func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error {
 			return pods.MaintainSenderCheck(ctx)
 		},
@@ -90,7 +90,7 @@ func (c *Config) WithNetwork() error {
 	if answers != nil {
 		c.Extra["proxy health"] = answers.Run
 	}
-	if at, err := netip.ParseAddrPort(c.LocalAPI); err == nil { // none is none, and what is wrong was refused by Complete
+	if at, err := netip.ParseAddrPort(c.LocalAPI); err == nil { // "none" is disabled; Complete has refused an invalid address
 		c.Extra["local API"] = apiproxy.New(apiproxy.Config{Address: at, Log: log.With("part", "local API")}).Run
 	}
 	if c.ownKey != nil {
@@ -99,8 +99,8 @@ func (c *Config) WithNetwork() error {
 	return nil
 }
 
-// serviceListens tells the Service rules on which ports this agent listens where its settings are not the default ones.
-func (c *Config) serviceListens(rules *proxy.Proxy) {
+// setServicePorts sets the ports on which this agent listens, which Service rules must not capture.
+func (c *Config) setServicePorts(rules *proxy.Proxy) {
 	if c.KubeletPort > 0 {
 		rules.ListenPorts = append(rules.ListenPorts, agentport.Port{Proto: "tcp", Number: uint16(c.KubeletPort)})
 	}
@@ -109,8 +109,8 @@ func (c *Config) serviceListens(rules *proxy.Proxy) {
 	}
 }
 
-// encrypt opens the node's own key, of which others are told the public half.
-func (c *Config) encrypt() (err error) {
+// openWireGuardKey opens the node's WireGuard key. Its public half is reported to other nodes.
+func (c *Config) openWireGuardKey() (err error) {
 	if err := network.CheckWireGuard(); err != nil {
 		return err
 	}
@@ -120,10 +120,10 @@ func (c *Config) encrypt() (err error) {
 	return nil
 }
 
-// announcements answers for addresses of load balancers, for which the node says that it does. One without Service rules has nowhere
-// to send what would come.
-func (c *Config) announcements(log *slog.Logger) func(context.Context, agent.Objects, agent.Reporter) error {
-	if c.announces = c.ProxyMode != proxy.ModeNone; !c.announces {
+// runAnnouncements returns the part that announces load balancer addresses. A node without Service
+// rules cannot forward their traffic, so it does not announce.
+func (c *Config) runAnnouncements(log *slog.Logger) func(context.Context, agent.Objects, agent.Reporter) error {
+	if c.announcesL2 = c.ProxyMode != proxy.ModeNone; !c.announcesL2 {
 		return func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error {
 			<-ctx.Done()
 			return ctx.Err()
@@ -138,7 +138,7 @@ func (c *Config) announcements(log *slog.Logger) func(context.Context, agent.Obj
 	return n.Run
 }
 
-// addSourceExempt adds namespaces whose pods may send under addresses that are not their own.
+// addSourceExempt adds namespaces whose pods may send from source addresses of others.
 func (c *Config) addSourceExempt(text string) error {
 	for name := range strings.SplitSeq(text, ",") {
 		name = strings.TrimSpace(name)

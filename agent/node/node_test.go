@@ -37,7 +37,8 @@ func fakeConfig(name, dir string) (Config, *fake.Cluster, *fake.Runtime) {
 	return *cfg, c, rt
 }
 
-// One process is many nodes: each runs its pods to Ready, and all end when they are told to. F93, F115
+// One process simulates many nodes. Each runs its pods to Ready, and terminates them on request.
+// F93, F115
 func TestManyNodes(t *testing.T) {
 	const nodes, pods = 100, 5
 	dir := t.TempDir()
@@ -97,7 +98,7 @@ func readyNode(c *fake.Cluster) bool {
 	return n != nil && condition(n, v1.NodeReady).Status == v1.ConditionTrue
 }
 
-// F115: what a node says of itself, and that it is not ready while it has no network.
+// F115: the content of a Node, and that a node without network is not ready.
 func TestFacts(t *testing.T) {
 	cfg, c, rt := fakeConfig("w1", t.TempDir())
 	rt.Handlers = []string{"z", "own"}
@@ -160,13 +161,13 @@ func TestFacts(t *testing.T) {
 	}
 }
 
-// Bad flags are refused with the flag's name.
+// Invalid flags are rejected with the flag's name.
 func TestBadConfiguration(t *testing.T) {
 	for args, want := range map[string]string{
 		"--node-name=Not_A_Name --server=h:1": "--node-name",
 		"--node-name=w1":                      "--server is missing",
 		"--capacity=cpu":                      "-capacity",
-		"--capacity=cpu=lots":                 "no quantity of cpu",
+		"--capacity=cpu=lots":                 "not a valid quantity of cpu",
 		"--taints=a=b":                        "-taints",
 		"--node-labels=a/b/c=1":               "-node-labels",
 
@@ -175,9 +176,9 @@ func TestBadConfiguration(t *testing.T) {
 		"--inode-pressure-below=20Gi":  `"20Gi": want a number, such as 50000, or a share of the disk's inodes`,
 		"--inode-pressure-below=0":     "-inode-pressure-below",
 
-		"--runtime-handler=No_Name":                       `"No_Name" is no name of a handler`,
+		"--runtime-handler=No_Name":                       `"No_Name" is not a valid handler name`,
 		"--runtime-handler=gvisor=/usr/local/bin/runsc":   `handler "gvisor" cannot run "/usr/local/bin/runsc"`,
-		strings.Repeat("--runtime-handler=a ", 33) + "--": "a node has 32 names of its own at most",
+		strings.Repeat("--runtime-handler=a ", 33) + "--": "at most 32 handler names are allowed",
 	} {
 		fs := flag.NewFlagSet("agent", flag.ContinueOnError)
 		fs.SetOutput(io.Discard)
@@ -193,10 +194,10 @@ func TestBadConfiguration(t *testing.T) {
 }
 
 func TestMachine(t *testing.T) {
-	if total, _, err := memory(); err != nil || total <= 0 {
+	if total, _, err := machineMemory(); err != nil || total <= 0 {
 		t.Errorf("memory: %d, %v", total, err)
 	}
-	if total, left, err := disk("/not/there/yet"); err != nil || total <= 0 || left < 0 || left > total {
+	if total, left, err := diskSpace("/not/there/yet"); err != nil || total <= 0 || left < 0 || left > total {
 		t.Errorf("disk: %d of %d left, %v", left, total, err)
 	}
 	if left, err := pidsAvailable(); err != nil || left <= 0 || left > 100 {
@@ -204,17 +205,17 @@ func TestMachine(t *testing.T) {
 	}
 }
 
-// F95: a node is short of disk when less than the floor is free, and says so; nothing is asked of what the floor keeps.
+// F95: a node has disk pressure if less than the floor is free. The floor is not allocatable.
 func TestDiskFloor(t *testing.T) {
-	total, left, err := disk(t.TempDir())
+	total, left, err := diskSpace(t.TempDir())
 	if err != nil || left < 4<<20 {
 		t.Skipf("the machine's disk is full: %d bytes, %v", left, err)
 	}
 	for above, short := range map[int64]bool{1 << 20: false, total - 1: true} {
 		cfg, _, _ := fakeConfig("w1", t.TempDir())
 		cfg.Runtime, cfg.DiskFloor = nil, reservedspace.Bytes(above)
-		f := newFacts(&cfg)
-		n := f.node()
+		f := newNodeFacts(&cfg)
+		n := f.currentNode()
 		if got := condition(n, v1.NodeDiskPressure); (got.Status == v1.ConditionTrue) != short {
 			t.Errorf("%d bytes are to stay free, %d are: %+v", above, left, got)
 		}
@@ -225,16 +226,16 @@ func TestDiskFloor(t *testing.T) {
 	}
 }
 
-// A node joins without a word of pressure: what it says first is what it has seen. F115
+// The first report of a new node contains its actual pressure. F115
 func TestFirstFacts(t *testing.T) {
 	cfg, _, _ := fakeConfig("w1", t.TempDir())
 	for what, rt := range map[string]agent.Runtime{"a fake node": cfg.Runtime, "a machine": nil} {
 		cfg.Runtime = rt
-		f := newFacts(&cfg)
-		n, o := f.node(), f.machine()
-		for c, short := range map[v1.NodeConditionType]bool{ // the machine of the test may really be short of something
-			v1.NodeMemoryPressure: o.memoryShort,
-			v1.NodeDiskPressure:   o.diskShort,
+		f := newNodeFacts(&cfg)
+		n, o := f.currentNode(), f.observeMachine()
+		for c, short := range map[v1.NodeConditionType]bool{ // the test's machine may really have pressure
+			v1.NodeMemoryPressure: o.memoryPressure,
+			v1.NodeDiskPressure:   o.diskPressure,
 			v1.NodePIDPressure:    o.pidPercent >= 0 && o.pidPercent < pidThreshold,
 		} {
 			if got := condition(n, c); (got.Status == v1.ConditionTrue) != short {
@@ -250,13 +251,14 @@ func TestFirstFacts(t *testing.T) {
 	}
 }
 
-// Pods are admitted by the stored node's labels, taints and extended resources, and by the machine's own resources.
+// Pods are admitted by the stored Node's labels, taints and extended resources, and by the
+// machine's own resources.
 func TestStoredNodeAdmits(t *testing.T) {
 	cfg, c, _ := fakeConfig("w1", t.TempDir())
 	cfg.Labels = map[string]string{"given": "once"}
 	cfg.Capacity = v1.ResourceList{v1.ResourceCPU: resource.MustParse("2")}
-	f := newFacts(&cfg)
-	admitting := f.admitting(c)
+	f := newNodeFacts(&cfg)
+	admitting := f.admissionNodeFunc(c)
 	if n := admitting(); n.Labels["given"] != "once" {
 		t.Errorf("without a stored node: labels %v", n.Labels)
 	}
@@ -272,12 +274,12 @@ func TestStoredNodeAdmits(t *testing.T) {
 	if cpu.String() != "2" || dongles.String() != "4" {
 		t.Errorf("allocatable: %v", n.Status.Allocatable)
 	}
-	if len(f.node().Status.Allocatable) == len(n.Status.Allocatable) || f.node().Labels["disk"] != "" {
+	if len(f.currentNode().Status.Allocatable) == len(n.Status.Allocatable) || f.currentNode().Labels["disk"] != "" {
 		t.Error("the facts were changed")
 	}
 }
 
-// What the tiers are worth follows the pods that run and the node's allocatable.
+// The tier settings follow the running pods and the node's allocatable resources.
 func TestTiersOf(t *testing.T) {
 	asks := func(phase v1.PodPhase, request, limit string) *v1.Pod {
 		c := v1.Container{Name: "app"}
@@ -292,7 +294,7 @@ func TestTiersOf(t *testing.T) {
 	pods := []*v1.Pod{asks(v1.PodRunning, "500m", ""), asks(v1.PodPending, "250m", "1"), asks(v1.PodSucceeded, "4", ""), asks(v1.PodRunning, "", ""),
 		asks(v1.PodRunning, "2", "2")} // the last one is Guaranteed
 	pods[4].Spec.Containers[0].Resources.Requests = pods[4].Spec.Containers[0].Resources.Limits
-	got := tiersOf(pods, v1.ResourceList{v1.ResourceCPU: resource.MustParse("2"), v1.ResourceMemory: resource.MustParse("3Gi")}, 7)
+	got := podTiers(pods, v1.ResourceList{v1.ResourceCPU: resource.MustParse("2"), v1.ResourceMemory: resource.MustParse("3Gi")}, 7)
 	if want := (agent.Tiers{CPU: 2000, Memory: 3 << 30, PIDs: 7, Burstable: 750}); got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}

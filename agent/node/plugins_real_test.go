@@ -22,24 +22,24 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// thing is what the plugin of the test has.
+// thing is the resource of the test's plugin.
 const thing v1.ResourceName = "example.com/thing"
 
-// things is a device plugin that runs as a process beside the agent.
-type things struct {
-	*bed
+// thingPlugin is a device plugin in a process beside the agent.
+type thingPlugin struct {
+	*testNode
 	list string
 	cmd  *exec.Cmd
 }
 
-func (b *bed) things(devices string, args ...string) *things {
+func (b *testNode) things(devices string, args ...string) *thingPlugin {
 	b.t.Helper()
 	dir := filepath.Dir(b.cfg.StateDir)
 	bin := filepath.Join(dir, "deviceplugin")
 	if out, err := exec.Command("go", "build", "-o", bin, "keelson.dev/keelson/test/e2e/deviceplugin").CombinedOutput(); err != nil {
 		b.t.Fatalf("building the plugin: %v\n%s", err, out)
 	}
-	p := &things{bed: b, list: filepath.Join(dir, "list")}
+	p := &thingPlugin{testNode: b, list: filepath.Join(dir, "list")}
 	if err := os.WriteFile(p.list, []byte(devices), 0o600); err != nil {
 		b.t.Fatal(err)
 	}
@@ -52,8 +52,8 @@ func (b *bed) things(devices string, args ...string) *things {
 	return p
 }
 
-// node waits until the node tells of so many devices.
-func (p *things) node(capacity, allocatable int64) {
+// node waits until the Node has the given numbers of devices.
+func (p *thingPlugin) node(capacity, allocatable int64) {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(p.t.Context(), time.Minute)
 	defer cancel()
@@ -70,8 +70,8 @@ func (p *things) node(capacity, allocatable int64) {
 	}
 }
 
-func (p *things) pod(uid string, count int64, script string) *v1.Pod {
-	c := shell("app", script)
+func (p *thingPlugin) pod(uid string, count int64, script string) *v1.Pod {
+	c := newShell("app", script)
 	c.Resources.Limits = v1.ResourceList{thing: *resource.NewQuantity(count, resource.DecimalSI)}
 	c.Resources.Requests = c.Resources.Limits
 	pod := realPod(uid, c)
@@ -80,8 +80,8 @@ func (p *things) pod(uid string, count int64, script string) *v1.Pod {
 	return pod
 }
 
-// resources asks kubelet's pod resources API about the only pod.
-func (p *things) resources() string {
+// resources queries the kubelet's pod resources API for the only pod.
+func (p *thingPlugin) resources() string {
 	p.t.Helper()
 	conn, err := grpc.NewClient("unix://"+p.cfg.PodResources, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -121,7 +121,7 @@ func (p *things) resources() string {
 // leaves the container as it is and gives its device to nobody else; what the plugin says of its health is in the pod's
 // status; and when the pod has ended, the device is given to another. F92
 func TestRealDevicePlugin(t *testing.T) {
-	b := newBed(t)
+	b := newTestNode(t)
 	share := filepath.Join(filepath.Dir(b.cfg.StateDir), "share")
 	if err := os.Mkdir(share, 0o755); err != nil {
 		t.Fatal(err)
@@ -129,7 +129,7 @@ func TestRealDevicePlugin(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(share, "driver"), []byte("mounted"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	// one that no container has anyway, and whose opening does nothing
+	// a device that containers do not have by default, and that is safe to open
 	device := "/dev/loop-control"
 	if _, err := os.Stat(device); err != nil {
 		device = "/dev/fuse"
@@ -137,7 +137,7 @@ func TestRealDevicePlugin(t *testing.T) {
 	p := b.things("a,b!", "--device="+device, "--mount="+share+":/opt/thing", "--prepare")
 	p.node(2, 1)
 	p.pod("one", 1, `exec /bin/busybox sleep 1000`)
-	first := b.until("Ready", "one", isReady)
+	first := b.awaitPod("Ready", "one", isReady)
 	inside := func(uid string) string {
 		t.Helper()
 		var out bytes.Buffer
@@ -158,22 +158,22 @@ func TestRealDevicePlugin(t *testing.T) {
 		t.Errorf("who has what is told as %q, want %q", got, want)
 	}
 	p.pod("two", 1, "exit 0")
-	two := b.until("its refusal", "two", func(p *v1.Pod) bool { return p.Status.Phase == v1.PodFailed })
+	two := b.awaitPod("its refusal", "two", func(p *v1.Pod) bool { return p.Status.Phase == v1.PodFailed })
 	if two.Status.Reason != "UnexpectedAdmissionError" || !strings.Contains(two.Status.Message, "unavailable for example.com/thing. Requested: 1, Available: 0") {
 		t.Errorf("%s: %s", two.Status.Reason, two.Status.Message)
 	}
-	b.delete("two", 0)
+	b.deletePod("two", 0)
 
 	b.stop()
-	b.start()
+	b.startAgent()
 	p.node(2, 1)
-	again := b.until("the pod", "one", isReady)
+	again := b.awaitPod("the pod", "one", isReady)
 	if again.Status.ContainerStatuses[0].ContainerID != first.Status.ContainerStatuses[0].ContainerID {
 		t.Error("the new agent made the container anew")
 	}
 	p.pod("three", 1, "exit 0")
-	b.until("its refusal by the new agent", "three", func(p *v1.Pod) bool { return p.Status.Reason == "UnexpectedAdmissionError" })
-	b.delete("three", 0)
+	b.awaitPod("its refusal by the new agent", "three", func(p *v1.Pod) bool { return p.Status.Reason == "UnexpectedAdmissionError" })
+	b.deletePod("three", 0)
 
 	if err := os.WriteFile(p.list, []byte("a!,b!"), 0o600); err != nil {
 		t.Fatal(err)
@@ -182,7 +182,7 @@ func TestRealDevicePlugin(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.node(2, 0)
-	b.until("the health of its device", "one", func(p *v1.Pod) bool {
+	b.awaitPod("the health of its device", "one", func(p *v1.Pod) bool {
 		s := p.Status.ContainerStatuses[0].AllocatedResourcesStatus
 		return len(s) == 1 && s[0].Name == thing && len(s[0].Resources) == 1 && s[0].Resources[0].ResourceID == "a" && s[0].Resources[0].Health == v1.ResourceHealthStatusUnhealthy
 	})
@@ -193,12 +193,12 @@ func TestRealDevicePlugin(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.node(1, 1)
-	b.delete("one", 0)
+	b.deletePod("one", 0)
 	if err := b.cluster.Await(t.Context(), "the end of the first", func() bool { _, ok := b.cluster.Pod("one"); return !ok }); err != nil {
 		t.Fatal(err)
 	}
 	p.pod("four", 1, "exec /bin/busybox sleep 1000")
-	b.until("Ready", "four", isReady)
+	b.awaitPod("Ready", "four", isReady)
 	if got := inside("four"); got != sees {
 		t.Errorf("the next container sees %q, want %q", got, sees)
 	}

@@ -31,7 +31,7 @@ func (c *Config) memoryFloor() reservedspace.Amount {
 	return c.MemoryFloor
 }
 
-// parseMemoryFloor reads how much memory has to be available.
+// parseMemoryFloor parses the memory that must be available.
 func parseMemoryFloor(text string) (reservedspace.Amount, error) {
 	f, err := reservedspace.Parse(text)
 	if err != nil {
@@ -50,89 +50,93 @@ func (c *Config) inodeFloor() reservedspace.Amount {
 	return c.InodeFloor
 }
 
-// parseInodeFloor reads how many inodes have to be free.
+// parseInodeFloor parses the number of inodes that must be free.
 func parseInodeFloor(text string) (reservedspace.Amount, error) {
 	f, err := reservedspace.Parse(text)
-	if err != nil || strings.HasSuffix(text, "i") { // they are no bytes
+	if err != nil || strings.HasSuffix(text, "i") { // units of bytes do not apply to inodes
 		return f, fmt.Errorf("%q: want a number, such as 50000, or a share of the disk's inodes, 1%% to 99%%", text)
 	}
 	return f, nil
 }
 
-// checkInodeFloor refuses to run a node that would be short of inodes, however few its pods took.
+// checkInodeFloor returns an error if the floor is so high that the node would always have inode
+// pressure.
 func (c *Config) checkInodeFloor(total int64) error {
 	if least := c.inodeFloor().BytesOf(total); least >= total {
-		return fmt.Errorf("--inode-pressure-below is %s, and the disk of %s has %d inodes: all pods would be evicted, for ever; give less", c.inodeFloor(), c.StateDir, total)
+		return fmt.Errorf("--inode-pressure-below is %s, and the disk of %s has %d inodes: all pods would be evicted permanently: set a lower value", c.inodeFloor(), c.StateDir, total)
 	}
 	return nil
 }
 
-// checkMemoryFloor refuses to run a node that would be short of memory, however little its pods took.
+// checkMemoryFloor returns an error if the floor is so high that the node would always have memory
+// pressure.
 func (c *Config) checkMemoryFloor(total int64) error {
 	if least := c.memoryFloor().BytesOf(total); least >= total {
-		return fmt.Errorf("--memory-pressure-below is %s, and the node has %d MiB of memory: all pods would be evicted, for ever; give less", c.memoryFloor(), total>>20)
+		return fmt.Errorf("--memory-pressure-below is %s, and the node has %d MiB of memory: all pods would be evicted permanently: set a lower value", c.memoryFloor(), total>>20)
 	}
 	return nil
 }
 
-// checkDiskFloor does so for the disk.
+// checkDiskFloor returns an error if the floor is so high that the node would always have disk
+// pressure.
 func (c *Config) checkDiskFloor(total int64) error {
 	if least := c.DiskFloor.BytesOf(total); least >= total {
-		return fmt.Errorf("--disk-pressure-below is %s, and the disk of %s has %d MiB: all pods would be evicted, for ever; give less", c.DiskFloor, c.StateDir, total>>20)
+		return fmt.Errorf("--disk-pressure-below is %s, and the disk of %s has %d MiB: all pods would be evicted permanently: set a lower value", c.DiskFloor, c.StateDir, total>>20)
 	}
 	return nil
 }
 
-// memoryOfNode is what the node has, in bytes; 0 = not known.
+// memoryOfNode returns the memory capacity of the node in bytes; 0 = unknown.
 func (c *Config) memoryOfNode() int64 {
 	if q, own := c.Capacity[v1.ResourceMemory]; own {
 		return saturate.Value(&q)
 	}
-	total, _, err := memory()
+	total, _, err := machineMemory()
 	if err != nil {
 		return 0
 	}
 	return total
 }
 
-// measuringPatience is how long is measured what the pods have on disk; what was found until then decides.
-const measuringPatience = 20 * time.Second
+// measureTimeout bounds the measurement of the pods' disk usage. After it, the pods measured so far
+// are ranked.
+const measureTimeout = 20 * time.Second
 
-// vainEvery is the time between two such measurings while none of the pods can be told to go.
-const vainEvery = time.Minute
+// measureInterval is the minimum time between two measurements if the last one led to no eviction.
+const measureInterval = time.Minute
 
-// pressure looks whether the node is short of memory or disk, keeps what its conditions say of that, and has pods evicted
-// while it is. While there is enough of both, a look costs a file and a call to the kernel.
-type pressure struct {
-	read func() [eviction.Signals]eviction.Level
-	node string
-	hold shortages // for the next agent
+// pressureMonitor checks memory and disk, sets the node's pressure conditions, and evicts pods.
+// Without pressure, a check reads one file and makes a few system calls.
+type pressureMonitor struct {
+	read    func() [eviction.Signals]eviction.Level
+	node    string
+	records shortageRecords // for the next agent
 
-	// of run alone
-	log      *slog.Logger
-	measure  func(context.Context) (*agent.UsageSnapshot, error) // nil: memory cannot be measured, nor pods be ranked by it
-	pods     evictable
-	images   cleared // nil: not the agent's own
-	objects  agent.Objects
-	reporter agent.Reporter
-	resumed  bool                          // there are workers, and it is known whom the agent before has evicted
-	told     map[eviction.Signal]time.Time // that the node is short
-	helpless time.Time                     // told that no pod can be evicted
-	vain     time.Time                     // that pods' disk was measured; zero = one was evicted by that
-	since    time.Time                     // that the disk is short; zero = it is not
-	bare     time.Time                     // that nothing is left of ended containers; zero = something is
+	// used by monitorPressure only
+	log                 *slog.Logger
+	measure             func(context.Context) (*agent.UsageSnapshot, error) // nil: memory usage of pods is unknown, so they are not ranked by it
+	pods                evictablePods
+	images              imageCollector // nil: an external runtime owns the images
+	objects             agent.Objects
+	reporter            agent.Reporter
+	resumed             bool                          // pod workers run, and the evicted pod of the previous agent is known
+	reported            map[eviction.Signal]time.Time // time of the last threshold event, by signal
+	noCandidateReported time.Time                     // time of the last report that no pod can be evicted
+	measuredInVain      time.Time                     // time of the last disk measurement; zero = it led to an eviction
+	diskShortSince      time.Time                     // start of the disk pressure; zero = none
+	nothingLeftSince    time.Time                     // time since which no data of exited containers is left; zero = some is left
 
-	changed chan struct{} // capacity 1: what holds says is another
+	changed chan struct{} // capacity 1; signals that a pressure condition changed
 
 	mu      sync.Mutex
 	state   eviction.State
 	holding [eviction.Signals]bool
-	sparing bool // what ended containers have left is going of the disk
+	sparing bool // data of exited containers is being removed
 	evicted [eviction.Signals]int64
 }
 
-// evictable is pod.Set, as far as evictions go.
-type evictable interface {
+// evictablePods is the part of pod.Set that eviction uses.
+type evictablePods interface {
 	Begun() <-chan struct{}
 	Evictable() []*v1.Pod
 	Evict(pod types.UID, message string) bool
@@ -142,46 +146,48 @@ type evictable interface {
 	MeasureStorage(ctx context.Context, pods []*v1.Pod) map[types.UID]agent.PodStorage
 }
 
-// cleared is imageRoom, as far as evictions go.
-type cleared interface {
-	// clear has unused images looked for soon, and says whether that has been done wholly since the time.
-	clear(since time.Time) bool
+// imageCollector is the part of imageGC that eviction uses.
+type imageCollector interface {
+	// requestCollection requests a collection of unused images. It reports whether one that started
+	// after since has completed.
+	requestCollection(since time.Time) bool
 }
 
-func newPressure(cfg *Config, boot string) *pressure {
-	p := &pressure{read: func() [eviction.Signals]eviction.Level { return levels(cfg) }, node: cfg.NodeName, hold: newShortages(cfg.RunDir, boot),
-		told: map[eviction.Signal]time.Time{}, changed: make(chan struct{}, 1)}
-	p.begin(time.Now())
+func newPressureMonitor(cfg *Config, boot string) *pressureMonitor {
+	p := &pressureMonitor{read: func() [eviction.Signals]eviction.Level { return readLevels(cfg) }, node: cfg.NodeName, records: newShortages(cfg.RunDir, boot),
+		reported: map[eviction.Signal]time.Time{}, changed: make(chan struct{}, 1)}
+	p.firstCheck(time.Now())
 	return p
 }
 
-// begin looks for the first time. What the agent before this one has seen counts.
-func (p *pressure) begin(now time.Time) {
-	p.state = p.hold.load(p.state, now)
-	p.judge(eviction.Reading{At: now, Levels: p.read()})
+// firstCheck is the first check. It includes the pressure that the previous agent recorded.
+func (p *pressureMonitor) firstCheck(now time.Time) {
+	p.state = p.records.loadState(p.state, now)
+	p.applyReading(eviction.Reading{At: now, Levels: p.read()})
 }
 
-// levels looks at the node once. What it does not find out is not known.
-func levels(cfg *Config) (out [eviction.Signals]eviction.Level) {
+// readLevels reads the current levels. A level that cannot be read is not Known.
+func readLevels(cfg *Config) (out [eviction.Signals]eviction.Level) {
 	if capacity, own := cfg.Capacity[v1.ResourceMemory]; own {
-		// A configured capacity is a share of the machine: what counts is what this node's pods have taken of it.
+		// A configured capacity is a share of the machine, so the usage of this node's pods counts.
 		if used, err := cgroupMemory(cfg.CgroupRoot); err == nil {
 			out[eviction.Memory] = eviction.Level{Left: saturate.Value(&capacity) - used, Floor: cfg.memoryFloor().BytesOf(saturate.Value(&capacity)), Known: true}
 		}
-	} else if total, left, err := memory(); err == nil {
+	} else if total, left, err := machineMemory(); err == nil {
 		out[eviction.Memory] = eviction.Level{Left: left, Floor: cfg.memoryFloor().BytesOf(total), Known: true}
 	}
-	if total, left, err := disk(cfg.StateDir); err == nil {
+	if total, left, err := diskSpace(cfg.StateDir); err == nil {
 		out[eviction.Disk] = eviction.Level{Left: left, Floor: cfg.DiskFloor.BytesOf(total), Known: true}
 	}
-	if total, left, err := inodes(cfg.StateDir); err == nil && total > 0 {
+	if total, left, err := diskInodes(cfg.StateDir); err == nil && total > 0 {
 		out[eviction.Inodes] = eviction.Level{Left: left, Floor: cfg.inodeFloor().BytesOf(total), Known: true}
 	}
 	return out
 }
 
-// holds says that the node is under pressure, or was a moment ago.
-func (p *pressure) holds(s eviction.Signal) bool {
+// hasPressure reports whether the pressure condition of a signal is true. The condition stays true
+// for a transition period.
+func (p *pressureMonitor) hasPressure(s eviction.Signal) bool {
 	if p == nil {
 		return false
 	}
@@ -190,16 +196,16 @@ func (p *pressure) holds(s eviction.Signal) bool {
 	return p.holding[s]
 }
 
-// news wakes who tells what holds says.
-func (p *pressure) news() <-chan struct{} {
+// pressureChanged returns a channel that has a value when a pressure condition changed.
+func (p *pressureMonitor) pressureChanged() <-chan struct{} {
 	if p == nil {
 		return nil
 	}
 	return p.changed
 }
 
-// run works until ctx ends. Pods are evicted from when it is known which the node has.
-func (p *pressure) run(ctx context.Context) error {
+// monitorPressure checks the levels until ctx ends. It starts when the pods of the node are known.
+func (p *pressureMonitor) monitorPressure(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
@@ -213,43 +219,45 @@ func (p *pressure) run(ctx context.Context) error {
 			return ctx.Err()
 		case <-next.C:
 		}
-		p.look(ctx)
-		next.Reset(eviction.Interval) // no look comes sooner after one: it would find that too little time has passed
+		p.checkOnce(ctx)
+		next.Reset(eviction.Interval) // reset after the check: eviction requires Interval between two readings
 	}
 }
 
-// look does it once.
-func (p *pressure) look(ctx context.Context) {
+// checkOnce runs one check: it reads the levels, sets conditions, reclaims disk space and evicts at
+// most one pod.
+func (p *pressureMonitor) checkOnce(ctx context.Context) {
 	r := eviction.Reading{At: time.Now()}
-	p.resume(r.At)
-	if victim := p.remembers().Victim(); victim != "" {
+	p.resumeEviction(r.At)
+	if victim := p.currentState().Victim(); victim != "" {
 		r.Ended = p.pods.Ended(victim)
 	}
-	if !p.since.IsZero() {
-		r.Reclaiming, r.Reclaimed = r.At.Sub(p.since), p.reclaim(r.At)
+	if !p.diskShortSince.IsZero() {
+		r.Reclaiming, r.Reclaimed = r.At.Sub(p.diskShortSince), p.reclaimDisk(r.At)
 	}
 	r.Levels = p.read()
-	v := p.judge(r)
-	p.hold.save(p.remembers(), r, p.log)
+	v := p.applyReading(r)
+	p.records.saveState(p.currentState(), r, p.log)
 	switch {
-	case v.Reclaim && p.since.IsZero():
-		p.since = r.At
-		p.reclaim(r.At)
-	case !v.Reclaim && !p.since.IsZero():
-		p.since, p.bare = time.Time{}, time.Time{}
-		p.spare(false)
+	case v.Reclaim && p.diskShortSince.IsZero():
+		p.diskShortSince = r.At
+		p.reclaimDisk(r.At)
+	case !v.Reclaim && !p.diskShortSince.IsZero():
+		p.diskShortSince, p.nothingLeftSince = time.Time{}, time.Time{}
+		p.setSparing(false)
 		p.pods.Spare(false)
 	}
 	for s := range eviction.Signals {
-		p.tell(s, r)
+		p.reportThreshold(s, r)
 	}
-	if v.Evict && p.resumed { // else there are no workers yet that could be told, or were not when it was asked for whom to wait
-		p.evict(ctx, v.Signal, r)
+	if v.Evict && p.resumed { // before that, pod workers do not run, or the evicted pod of the previous agent is unknown
+		p.evictOne(ctx, v.Signal, r)
 	}
 }
 
-// resume has the pod waited for that the agent before this one has evicted: what it has is not free yet.
-func (p *pressure) resume(now time.Time) {
+// resumeEviction waits for the pod that the previous agent evicted, because its resources are not
+// free yet.
+func (p *pressureMonitor) resumeEviction(now time.Time) {
 	if p.resumed {
 		return
 	}
@@ -261,46 +269,47 @@ func (p *pressure) resume(now time.Time) {
 	p.resumed = true
 	if uid := p.pods.Evicting(); uid != "" {
 		p.mu.Lock()
-		p.state = p.state.Evicted(uid, now)
+		p.state = p.state.WithEvicted(uid, now)
 		p.mu.Unlock()
 	}
 }
 
-// reclaim has the disk freed of what nobody needs, first of what ended containers have left, then of the images that these
-// stood on, and says whether all has gone.
-func (p *pressure) reclaim(now time.Time) bool {
-	p.spare(now.Sub(p.since) < eviction.ReclaimPatience) // before any of it goes, and with it what an image is in use for
+// reclaimDisk frees disk space: first data of exited containers, then the images that they used. It
+// reports whether everything reclaimable is gone.
+func (p *pressureMonitor) reclaimDisk(now time.Time) bool {
+	p.setSparing(now.Sub(p.diskShortSince) < eviction.ReclaimTimeout) // set before the removal, which makes images unused
 	if p.pods.Spare(true) > 0 {
-		p.bare = time.Time{}
+		p.nothingLeftSince = time.Time{}
 		return false
 	}
-	p.spare(false)
-	if p.bare.IsZero() {
-		p.bare = now
+	p.setSparing(false)
+	if p.nothingLeftSince.IsZero() {
+		p.nothingLeftSince = now
 	}
-	return p.images == nil || p.images.clear(p.bare)
+	return p.images == nil || p.images.requestCollection(p.nothingLeftSince)
 }
 
-func (p *pressure) spare(on bool) {
+func (p *pressureMonitor) setSparing(on bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.sparing = on
 }
 
-// spares says that what ended containers have left is going of a disk that is short, which may be enough.
-func (p *pressure) spares() bool {
+// isSparing reports whether the removal of exited containers' data is still freeing the disk, which
+// may be enough.
+func (p *pressureMonitor) isSparing() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.sparing
 }
 
-func (p *pressure) remembers() eviction.State {
+func (p *pressureMonitor) currentState() eviction.State {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.state
 }
 
-func (p *pressure) judge(r eviction.Reading) eviction.Verdict {
+func (p *pressureMonitor) applyReading(r eviction.Reading) eviction.Verdict {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var v eviction.Verdict
@@ -315,49 +324,49 @@ func (p *pressure) judge(r eviction.Reading) eviction.Verdict {
 	return v
 }
 
-// evict has the pod end that has to go first, if there is one.
-func (p *pressure) evict(ctx context.Context, s eviction.Signal, r eviction.Reading) {
-	if s.OfDisk() && r.At.Sub(p.vain) < vainEvery {
+// evictOne evicts the first pod of the ranking that can be evicted.
+func (p *pressureMonitor) evictOne(ctx context.Context, s eviction.Signal, r eviction.Reading) {
+	if s.IsDisk() && r.At.Sub(p.measuredInVain) < measureInterval {
 		return
 	}
 	l := r.Levels[s]
-	candidates, err := p.candidates(ctx, s)
+	candidates, err := p.evictionCandidates(ctx, s)
 	if err != nil && ctx.Err() == nil {
-		p.log.Warn("not all is known of what pods use of what the node is short of", "signal", s, "err", err)
+		p.log.Warn("the resource usage of some pods is unknown", "signal", s, "err", err)
 	}
 	for _, c := range eviction.Rank(candidates) {
 		if ctx.Err() != nil || !p.pods.Evict(c.Pod.UID, eviction.Message(s, l, c)) {
-			continue // it has ended by itself meanwhile
+			continue // it has ended meanwhile
 		}
 		p.mu.Lock()
-		p.state = p.state.Evicted(c.Pod.UID, r.At)
+		p.state = p.state.WithEvicted(c.Pod.UID, r.At)
 		p.evicted[s]++
 		p.mu.Unlock()
-		p.vain = time.Time{}
-		p.log.Warn("a pod is evicted: the node is short", "signal", s, "available", l.Left, "threshold", l.Floor,
+		p.measuredInVain = time.Time{}
+		p.log.Warn("evicting a pod because of a resource shortage of the node", "signal", s, "available", l.Left, "threshold", l.Floor,
 			"pod", c.Pod.Namespace+"/"+c.Pod.Name, "uid", c.Pod.UID, "used", c.Used, "requested", c.Request)
 		return
 	}
-	if ctx.Err() == nil && r.At.Sub(p.helpless) >= roomToldEvery {
-		p.helpless = r.At
-		p.log.Warn("the node is short and there is no pod that could be evicted", "signal", s, "available", l.Left, "threshold", l.Floor)
+	if ctx.Err() == nil && r.At.Sub(p.noCandidateReported) >= eventInterval {
+		p.noCandidateReported = r.At
+		p.log.Warn("the node has a resource shortage, but no pod can be evicted", "signal", s, "available", l.Left, "threshold", l.Floor)
 	}
 }
 
-// candidates are the pods with what they have of what the node is short of. One of which nothing is known has nothing.
-func (p *pressure) candidates(ctx context.Context, s eviction.Signal) ([]eviction.Candidate, error) {
-	// Those that may not go are not measured either.
+// evictionCandidates returns the evictable pods with their usage. It omits pods with unknown usage.
+func (p *pressureMonitor) evictionCandidates(ctx context.Context, s eviction.Signal) ([]eviction.Candidate, error) {
+	// Critical pods are not evicted, so they are not measured.
 	pods := slices.DeleteFunc(p.pods.Evictable(), agent.IsCritical)
 	if len(pods) == 0 {
 		return nil, nil
 	}
-	var used map[types.UID]use
+	var used map[types.UID]podUse
 	var err error
-	if s.OfDisk() {
-		p.vain = time.Now()
-		used = p.onDisk(ctx, pods, s)
+	if s.IsDisk() {
+		p.measuredInVain = time.Now()
+		used = p.diskUsage(ctx, pods, s)
 	} else {
-		used, err = p.inMemory(ctx)
+		used, err = p.memoryUsage(ctx)
 	}
 	var out []eviction.Candidate
 	for _, pod := range pods {
@@ -365,11 +374,11 @@ func (p *pressure) candidates(ctx context.Context, s eviction.Signal) ([]evictio
 		if !ok {
 			continue
 		}
-		c := eviction.Candidate{Pod: pod, Used: u.all, Request: requested(resource.PodRequests(pod, resource.PodResourcesOptions{}), s)}
+		c := eviction.Candidate{Pod: pod, Used: u.total, Request: requestOf(resource.PodRequests(pod, resource.PodResourcesOptions{}), s)}
 		for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 			for i := range list {
 				if n, ok := u.containers[list[i].Name]; ok {
-					c.Containers = append(c.Containers, eviction.Container{Name: list[i].Name, Used: n, Request: requested(list[i].Resources.Requests, s)})
+					c.Containers = append(c.Containers, eviction.Container{Name: list[i].Name, Used: n, Request: requestOf(list[i].Resources.Requests, s)})
 				}
 			}
 		}
@@ -378,18 +387,18 @@ func (p *pressure) candidates(ctx context.Context, s eviction.Signal) ([]evictio
 	return out, err
 }
 
-func requested(l v1.ResourceList, s eviction.Signal) int64 {
+func requestOf(l v1.ResourceList, s eviction.Signal) int64 {
 	q := l[s.Resource()]
 	return saturate.Value(&q)
 }
 
-// use is what a pod and its containers have of something, in bytes or how many.
-type use struct {
-	all        int64
+// podUse is the usage of a pod and its containers, in bytes or inodes.
+type podUse struct {
+	total      int64
 	containers map[string]int64
 }
 
-func (p *pressure) inMemory(ctx context.Context) (map[types.UID]use, error) {
+func (p *pressureMonitor) memoryUsage(ctx context.Context) (map[types.UID]podUse, error) {
 	if p.measure == nil {
 		return nil, nil
 	}
@@ -397,51 +406,52 @@ func (p *pressure) inMemory(ctx context.Context) (map[types.UID]use, error) {
 	if m == nil {
 		return nil, err
 	}
-	out := map[types.UID]use{}
+	out := map[types.UID]podUse{}
 	for i := range m.Pods {
-		u := use{capped(m.Pods[i].WorkingSet), map[string]int64{}}
+		u := podUse{toInt64(m.Pods[i].WorkingSet), map[string]int64{}}
 		for _, c := range m.Pods[i].Containers {
-			u.containers[c.Name] = capped(c.WorkingSet)
+			u.containers[c.Name] = toInt64(c.WorkingSet)
 		}
 		out[m.Pods[i].UID] = u
 	}
 	return out, err
 }
 
-func (p *pressure) onDisk(ctx context.Context, pods []*v1.Pod, s eviction.Signal) map[types.UID]use {
-	bounded, cancel := context.WithTimeout(ctx, measuringPatience)
+func (p *pressureMonitor) diskUsage(ctx context.Context, pods []*v1.Pod, s eviction.Signal) map[types.UID]podUse {
+	bounded, cancel := context.WithTimeout(ctx, measureTimeout)
 	defer cancel()
-	out := map[types.UID]use{}
+	out := map[types.UID]podUse{}
 	for uid, st := range p.pods.MeasureStorage(bounded, pods) {
 		if s == eviction.Inodes {
-			out[uid] = use{all: capped(st.Inodes)}
+			out[uid] = podUse{total: toInt64(st.Inodes)}
 			continue
 		}
-		u := use{capped(st.Used), map[string]int64{}}
+		u := podUse{toInt64(st.Used), map[string]int64{}}
 		for name, c := range st.Containers {
-			u.containers[name] = capped(c.Layer + c.Logs)
+			u.containers[name] = toInt64(c.Layer + c.Logs)
 		}
 		out[uid] = u
 	}
 	return out
 }
 
-func capped(n uint64) int64 { return int64(min(n, math.MaxInt64)) }
+func toInt64(n uint64) int64 { return int64(min(n, math.MaxInt64)) }
 
-// tell makes an event of the node when it becomes short, as kubelet words it, and again while that lasts, not often.
-func (p *pressure) tell(s eviction.Signal, r eviction.Reading) {
-	if !r.Levels[s].Short() {
+// reportThreshold records the kubelet's event when a signal crosses its threshold, and again at
+// intervals while that lasts.
+func (p *pressureMonitor) reportThreshold(s eviction.Signal, r eviction.Reading) {
+	if !r.Levels[s].IsShort() {
 		return
 	}
-	if last, ok := p.told[s]; ok && r.At.Sub(last) < roomToldEvery {
+	if last, ok := p.reported[s]; ok && r.At.Sub(last) < eventInterval {
 		return
 	}
-	p.told[s] = r.At
+	p.reported[s] = r.At
 	p.reporter.Event(nodeEvent(p.node, v1.EventTypeWarning, "EvictionThresholdMet", fmt.Sprintf("Attempting to reclaim %s", s.Resource()), r.At))
 }
 
-// writeMetrics counts evictions, in Prometheus' text form.
-func (p *pressure) writeMetrics(to io.Writer) error {
+// writeMetrics writes the eviction counters in the Prometheus text format.
+func (p *pressureMonitor) writeMetrics(to io.Writer) error {
 	p.mu.Lock()
 	evicted := p.evicted
 	p.mu.Unlock()

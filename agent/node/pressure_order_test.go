@@ -27,26 +27,26 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// realDisk is a runtime whose containers run in memory, while their layers and logs lie on a disk, above images of the real store. It
-// notes what goes.
+// realDisk is a runtime with containers in memory and their layers and logs on a disk, with images
+// of the real store. It records what is removed.
 type realDisk struct {
 	*fake.Runtime
 	store *image.Store
 	root  string                    // of the store
-	takes map[string]map[string]int // by container name: what "layer" and "log" take, in bytes, and how many "files" there are
+	takes map[string]map[string]int // by container name: sizes of "layer" and "log" in bytes, and the number of "files"
 
 	mu    sync.Mutex
 	names map[string]string // of containers
 	gone  []string
 }
 
-func (d *realDisk) note(what string) {
+func (d *realDisk) recordStep(what string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.gone = append(d.gone, what)
 }
 
-func (d *realDisk) went() []string {
+func (d *realDisk) steps() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return slices.Clone(d.gone)
@@ -78,12 +78,12 @@ func (d *realDisk) CreateContainer(ctx context.Context, q *cri.CreateContainerRe
 }
 
 func (d *realDisk) StopContainer(ctx context.Context, q *cri.StopContainerRequest) (*cri.StopContainerResponse, error) {
-	d.note("pod " + d.name(q.ContainerId))
+	d.recordStep("pod " + d.name(q.ContainerId))
 	return d.Runtime.StopContainer(ctx, q)
 }
 
 func (d *realDisk) RemoveContainer(ctx context.Context, q *cri.RemoveContainerRequest) (*cri.RemoveContainerResponse, error) {
-	d.note("layer of " + d.name(q.ContainerId))
+	d.recordStep("layer of " + d.name(q.ContainerId))
 	res, err := d.Runtime.RemoveContainer(ctx, q)
 	if err != nil {
 		return nil, err
@@ -91,11 +91,11 @@ func (d *realDisk) RemoveContainer(ctx context.Context, q *cri.RemoveContainerRe
 	return res, d.store.RemoveRootFS(ctx, q.ContainerId)
 }
 
-// MakeRoom is the store's.
+// MakeRoom is the method of the store.
 func (d *realDisk) MakeRoom(ctx context.Context, needed []string) (image.Removed, error) {
 	done, err := d.store.MakeRoom(ctx, needed)
 	if done.Images > 0 {
-		d.note(fmt.Sprint(done.Images, " image"))
+		d.recordStep(fmt.Sprint(done.Images, " image"))
 	}
 	return done, err
 }
@@ -114,7 +114,7 @@ func (d *realDisk) written(container string) (own, shared []string) {
 	return []string{d.layer(container)}, nil
 }
 
-// emptyFiles makes so many.
+// emptyFiles creates n empty files.
 func emptyFiles(dir string, n int) error {
 	for i := range n {
 		if err := os.WriteFile(filepath.Join(dir, fmt.Sprint("empty-", i)), nil, 0o600); err != nil {
@@ -124,8 +124,8 @@ func emptyFiles(dir string, n int) error {
 	return nil
 }
 
-// filled writes an archive of an image that takes so many bytes, and has so many files besides.
-func filled(t *testing.T, dir, called string, size, files int) {
+// fillFolder writes an archive of an image with size bytes and a number of files.
+func fillFolder(t *testing.T, dir, called string, size, files int) {
 	var layer bytes.Buffer
 	w := tar.NewWriter(&layer)
 	err := w.WriteHeader(&tar.Header{Name: called, Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(size)})
@@ -146,7 +146,7 @@ func TestWhatGoesOfAShortDisk(t *testing.T) {
 	privatemounts.SkipUnlessPrivate(t)
 	for name, c := range map[string]struct {
 		short       eviction.Signal
-		image, left int // of the one that has ended, and of the disk, in KiB or files
+		image, left int // of the exited container, and of the disk, in KiB or files
 		want        string
 	}{
 		"layers and logs are enough": {eviction.Disk, 8 << 10, 7 << 10, "layer of job"},
@@ -162,36 +162,36 @@ func TestWhatGoesOfAShortDisk(t *testing.T) {
 			if c.short == eviction.Inodes {
 				size, files = 4096, c.image
 			}
-			filled(t, dir, "job:1", size, files)
-			filled(t, dir, "app:1", 64<<10, 0)
-			virtual.Test(t, func(t *testing.T) { goesOfDisk(t, dir, c.short, c.left, c.want) })
+			fillFolder(t, dir, "job:1", size, files)
+			fillFolder(t, dir, "app:1", 64<<10, 0)
+			virtual.Test(t, func(t *testing.T) { expectReclaimed(t, dir, c.short, c.left, c.want) })
 		})
 	}
 }
 
-// somebodyElse leaves so many KiB or inodes of what is free of a disk.
-func somebodyElse(dir string, short eviction.Signal, free, left int) error {
+// freeByOthers leaves left KiB or inodes of a disk's free space.
+func freeByOthers(dir string, short eviction.Signal, free, left int) error {
 	if short == eviction.Inodes {
 		return emptyFiles(dir, free-left)
 	}
 	return os.WriteFile(filepath.Join(dir, "somebody-else"), make([]byte, free-left<<10), 0o600)
 }
 
-func goesOfDisk(t *testing.T, archives string, short eviction.Signal, left int, want string) {
-	h := &heir{t: t}
+func expectReclaimed(t *testing.T, archives string, short eviction.Signal, left int, want string) {
+	h := &restartedAgent{t: t}
 	h.cfg, h.cluster, h.rt = fakeConfig("w1", t.TempDir())
-	smallDisk(t, h.cfg.StateDir, "64m,nr_inodes=2000")
+	mountSmallDisk(t, h.cfg.StateDir, "64m,nr_inodes=2000")
 	h.cfg.DiskFloor, h.cfg.InodeFloor, h.cfg.LogDir = reservedspace.Bytes(8<<20), reservedspace.Bytes(200), filepath.Join(h.cfg.StateDir, "logs")
 	root := filepath.Join(h.cfg.StateDir, "images")
 	h.disk = &realDisk{Runtime: h.rt, root: root, names: map[string]string{}, takes: map[string]map[string]int{
 		"job": {"layer": 4 << 20, "log": 2 << 20, "files": 150}, "large": {"layer": 12 << 20, "log": 1 << 20, "files": 400}, "small": {"layer": 3 << 20, "files": 50}},
 		store: image.New(image.Config{Root: root, Run: filepath.Join(h.cfg.RunDir, "images"), Limits: image.Limits{Free: h.cfg.DiskFloor.Half()}, Floor: h.cfg.DiskFloor, Inodes: h.cfg.inodeFloor()})}
 	h.read = func() (out [eviction.Signals]eviction.Level) {
-		out = levels(&h.cfg)
+		out = readLevels(&h.cfg)
 		out[eviction.Memory] = eviction.Level{} // the machine's own
 		return out
 	}
-	h.start()
+	h.startAgent()
 	defer func() { h.stop() }()
 	for _, name := range []string{"job:1", "app:1"} {
 		if _, err := h.disk.store.Import(t.Context(), filepath.Join(archives, name)); err != nil {
@@ -206,29 +206,29 @@ func goesOfDisk(t *testing.T, archives string, short eviction.Signal, left int, 
 	if err := h.rt.Exit("job", "job", 0, ""); err != nil {
 		t.Fatal(err)
 	}
-	sleep(10 * time.Minute) // nobody has used its image lately
+	sleepAround(10 * time.Minute) // its image was not used recently
 	logs := filepath.Join(h.cfg.LogDir, "default_job_job", "job", "*")
 	if found, err := filepath.Glob(logs); err != nil || len(found) != 1 {
 		t.Fatalf("logs of what has ended: %q, %v", found, err)
 	}
 	free := int(h.read()[short].Left)
-	if gone := h.disk.went(); len(gone) > 0 || h.pressure.holds(short) || free < left {
+	if gone := h.disk.steps(); len(gone) > 0 || h.pressure.hasPressure(short) || free < left {
 		t.Fatalf("before the disk is short %q went; %+v", gone, h.read())
 	}
-	if err := somebodyElse(h.cfg.StateDir, short, free, left); err != nil {
+	if err := freeByOthers(h.cfg.StateDir, short, free, left); err != nil {
 		t.Fatal(err)
 	}
-	sleep(10 * time.Minute)
-	if got := strings.Join(h.disk.went(), ", "); got != want || h.read()[short].Short() {
+	sleepAround(10 * time.Minute)
+	if got := strings.Join(h.disk.steps(), ", "); got != want || h.read()[short].IsShort() {
 		t.Errorf("%s went, want %s; %+v", got, want, h.read()[short])
 	}
 	if found, err := filepath.Glob(logs); err != nil || len(found) > 0 {
 		t.Errorf("logs of what has ended: %q, %v", found, err)
 	}
-	if got := h.pod("job").Status; got.Phase != v1.PodSucceeded || len(got.ContainerStatuses) != 1 || !isReady(h.pod("small")) {
-		t.Errorf("what has ended is told as %+v, the small pod as %+v", got, h.pod("small").Status)
+	if got := h.podOf("job").Status; got.Phase != v1.PodSucceeded || len(got.ContainerStatuses) != 1 || !isReady(h.podOf("small")) {
+		t.Errorf("what has ended is told as %+v, the small pod as %+v", got, h.podOf("small").Status)
 	}
-	if evicted := h.pod("large").Status.Reason == "Evicted"; evicted != strings.Contains(want, "pod large") {
-		t.Errorf("the large pod: %+v", h.pod("large").Status)
+	if evicted := h.podOf("large").Status.Reason == "Evicted"; evicted != strings.Contains(want, "pod large") {
+		t.Errorf("the large pod: %+v", h.podOf("large").Status)
 	}
 }

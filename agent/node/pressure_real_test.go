@@ -18,22 +18,22 @@ import (
 	"keelson.dev/keelson/internal/reservedspace"
 )
 
-// writer fills a folder and stays.
-func writer(dir, mebibytes string) v1.Container {
-	c := shell("app", "/bin/busybox dd if=/dev/zero of="+dir+"/file bs=1048576 count="+mebibytes+" 2>/dev/null; exec /bin/busybox sleep 1000")
+// newWriter returns a container that fills a folder and keeps running.
+func newWriter(dir, mebibytes string) v1.Container {
+	c := newShell("app", "/bin/busybox dd if=/dev/zero of="+dir+"/file bs=1048576 count="+mebibytes+" 2>/dev/null; exec /bin/busybox sleep 1000")
 	c.VolumeMounts = []v1.VolumeMount{{Name: "data", MountPath: dir}}
 	return c
 }
 
-func filling(uid string, medium v1.StorageMedium, mebibytes string) *v1.Pod {
-	p := realPod(uid, writer("/data", mebibytes))
+func newFillingPod(uid string, medium v1.StorageMedium, mebibytes string) *v1.Pod {
+	p := realPod(uid, newWriter("/data", mebibytes))
 	p.Spec.Volumes = []v1.Volume{{Name: "data", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{Medium: medium}}}}
 	return p
 }
 
-func (b *bed) evicted(uid string, short v1.ResourceName) {
+func (b *testNode) expectEvicted(uid string, short v1.ResourceName) {
 	b.t.Helper()
-	got := b.until("its eviction", types.UID(uid), func(p *v1.Pod) bool { return p.Status.Phase == v1.PodFailed })
+	got := b.awaitPod("its eviction", types.UID(uid), func(p *v1.Pod) bool { return p.Status.Phase == v1.PodFailed })
 	target := slices.ContainsFunc(got.Status.Conditions, func(c v1.PodCondition) bool {
 		return c.Type == v1.DisruptionTarget && c.Status == v1.ConditionTrue
 	})
@@ -43,7 +43,7 @@ func (b *bed) evicted(uid string, short v1.ResourceName) {
 	b.t.Logf("%s: %s", uid, got.Status.Message)
 }
 
-func (b *bed) pressed(c v1.NodeConditionType) {
+func (b *testNode) expectPressure(c v1.NodeConditionType) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.t.Context(), time.Minute)
 	defer cancel()
@@ -55,21 +55,22 @@ func (b *bed) pressed(c v1.NodeConditionType) {
 	}
 }
 
-// stays waits until the node was looked at once more and what comes of that is done, and says that a pod is there all the same.
-func (b *bed) stays(uid string, s eviction.Signal) {
+// expectStays waits until the node has completed another check, and expects that the pod still
+// exists.
+func (b *testNode) expectStays(uid string, s eviction.Signal) {
 	b.t.Helper()
 	select {
-	case <-b.looks: // one of before
+	case <-b.looks: // a previous one
 	default:
 	}
-	for range 2 { // with the second look the first is over
+	for range 2 { // the first check has completed when the second one is seen
 		select {
 		case <-b.looks:
 		case <-time.After(time.Minute):
 			b.t.Fatal("nobody looks at the node")
 		}
 	}
-	if l := levels(&b.cfg)[s]; l.Short() {
+	if l := readLevels(&b.cfg)[s]; l.IsShort() {
 		b.t.Errorf("the node is still short: %+v", l)
 	}
 	if p, _ := b.cluster.Pod(types.UID(uid)); !isReady(p) {
@@ -77,40 +78,40 @@ func (b *bed) stays(uid string, s eviction.Signal) {
 	}
 }
 
-// A node that is short of memory evicts the pod that has more of it than it asked for, and takes no more such pods; one that
-// has what it asked for stays, and the next agent leaves it so. F95
+// Under memory pressure a node evicts the pod that exceeds its request most, and admits no more
+// such pods. A pod within its request stays, also with the next agent. F95
 func TestRealMemoryPressure(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newTestNode(t)
 	b.stop()
 	b.cfg.Capacity = v1.ResourceList{v1.ResourceMemory: resource.MustParse("400Mi"), v1.ResourceCPU: resource.MustParse("2")}
 	b.cfg.MemoryFloor = reservedspace.Bytes(300 << 20)
-	b.start()
+	b.startAgent()
 	asks := v1.ResourceList{v1.ResourceMemory: resource.MustParse("64Mi"), v1.ResourceCPU: resource.MustParse("100m")}
-	keep := filling("keep", v1.StorageMediumMemory, "16")
+	keep := newFillingPod("keep", v1.StorageMediumMemory, "16")
 	keep.Spec.Containers[0].Resources = v1.ResourceRequirements{Requests: asks, Limits: asks}
 	b.cluster.Put(keep)
-	b.until("Ready", "keep", isReady)
-	b.cluster.Put(filling("greedy", v1.StorageMediumMemory, "150"))
-	b.evicted("greedy", v1.ResourceMemory)
-	b.pressed(v1.NodeMemoryPressure)
-	b.cluster.Put(realPod("late", shell("app", "exec /bin/busybox sleep 1000")))
-	if got := b.until("its refusal", "late", func(p *v1.Pod) bool { return p.Status.Phase == v1.PodFailed }); got.Status.Reason != "Evicted" ||
+	b.awaitPod("Ready", "keep", isReady)
+	b.cluster.Put(newFillingPod("greedy", v1.StorageMediumMemory, "150"))
+	b.expectEvicted("greedy", v1.ResourceMemory)
+	b.expectPressure(v1.NodeMemoryPressure)
+	b.cluster.Put(realPod("late", newShell("app", "exec /bin/busybox sleep 1000")))
+	if got := b.awaitPod("its refusal", "late", func(p *v1.Pod) bool { return p.Status.Phase == v1.PodFailed }); got.Status.Reason != "Evicted" ||
 		got.Status.Message != "Pod was rejected: The node had condition: [MemoryPressure]. " || len(got.Status.ContainerStatuses) != 0 {
 		t.Errorf("%+v", got.Status)
 	}
-	b.stays("keep", eviction.Memory)
+	b.expectStays("keep", eviction.Memory)
 	b.stop()
-	b.start()
-	b.until("Ready", "keep", isReady)
-	b.evicted("greedy", v1.ResourceMemory)
+	b.startAgent()
+	b.awaitPod("Ready", "keep", isReady)
+	b.expectEvicted("greedy", v1.ResourceMemory)
 }
 
-// Of a short disk first goes what ended containers have left; when that is not enough, the pod that has more of it than it
-// asked for, though nobody set it a limit. F95
+// On a full disk, data of exited containers is removed first. If that is not enough, the pod that
+// exceeds its request most is evicted, even without a limit. F95
 func TestRealDiskPressure(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newTestNode(t)
 	b.stop()
 	if err := unix.Mount("tmpfs", b.cfg.StateDir, "tmpfs", 0, "size=256m"); err != nil {
 		t.Fatal(err)
@@ -121,12 +122,12 @@ func TestRealDiskPressure(t *testing.T) {
 		}
 	})
 	b.cfg.DiskFloor = reservedspace.Bytes(100 << 20)
-	b.start()
-	ended := realPod("ended", shell("app", "/bin/busybox dd if=/dev/zero of=/file bs=1048576 count=80 2>/dev/null"))
+	b.startAgent()
+	ended := realPod("ended", newShell("app", "/bin/busybox dd if=/dev/zero of=/file bs=1048576 count=80 2>/dev/null"))
 	ended.Spec.RestartPolicy = v1.RestartPolicyNever
-	b.cluster.Put(ended, filling("keep", v1.StorageMediumDefault, "10"))
-	b.until("Succeeded", "ended", func(p *v1.Pod) bool { return p.Status.Phase == v1.PodSucceeded })
-	b.until("Ready", "keep", isReady)
+	b.cluster.Put(ended, newFillingPod("keep", v1.StorageMediumDefault, "10"))
+	b.awaitPod("Succeeded", "ended", func(p *v1.Pod) bool { return p.Status.Phase == v1.PodSucceeded })
+	b.awaitPod("Ready", "keep", isReady)
 	layers := func() (n int) {
 		all, err := filepath.Glob(filepath.Join(b.cfg.StateDir, "images", "containers", "*"))
 		if err != nil {
@@ -135,10 +136,10 @@ func TestRealDiskPressure(t *testing.T) {
 		return len(all)
 	}
 	before := layers()
-	b.cluster.Put(filling("some", v1.StorageMediumDefault, "70")) // with what has ended it is too much
-	b.until("Ready", "some", isReady)
-	b.pressed(v1.NodeDiskPressure)
-	b.stays("some", eviction.Disk)
+	b.cluster.Put(newFillingPod("some", v1.StorageMediumDefault, "70")) // together with the exited container's data it is too much
+	b.awaitPod("Ready", "some", isReady)
+	b.expectPressure(v1.NodeDiskPressure)
+	b.expectStays("some", eviction.Disk)
 	if n := layers(); n != before {
 		t.Errorf("%d layers of containers, want %d: that of the one that ended is there", n, before)
 	}
@@ -148,6 +149,6 @@ func TestRealDiskPressure(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(b.cfg.StateDir, "somebody-else"), make([]byte, 90<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	b.evicted("some", v1.ResourceEphemeralStorage)
-	b.stays("keep", eviction.Disk)
+	b.expectEvicted("some", v1.ResourceEphemeralStorage)
+	b.expectStays("keep", eviction.Disk)
 }

@@ -24,21 +24,21 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// heir is a node on which one agent follows the other, with pods' workers and their records on a disk, and with looks at what it is
-// short of. The containers run in memory, and outlive agents.
-type heir struct {
+// restartedAgent is a node on which agents follow each other, with pod workers and their records on
+// a disk, and pressure checks. The containers are in memory and outlive the agents.
+type restartedAgent struct {
 	t        *testing.T
 	cfg      Config
 	cluster  *fake.Cluster
 	rt       *fake.Runtime
-	disk     *realDisk // nil: layers and images take no room
+	disk     *realDisk // nil: layers and images use no space
 	read     func() [eviction.Signals]eviction.Level
-	pressure *pressure
+	pressure *pressureMonitor
 	stop     func()
 }
 
-// start runs an agent in place of the one before.
-func (h *heir) start() {
+// startAgent starts an agent in place of the previous one.
+func (h *restartedAgent) startAgent() {
 	if h.stop != nil {
 		h.stop()
 	}
@@ -47,20 +47,20 @@ func (h *heir) start() {
 		u := agent.Usage{HasMemory: true, WorkingSet: mib}
 		return &agent.UsageSnapshot{Pods: []agent.PodUsage{{UID: "first", Usage: u}, {UID: "second", Usage: u}}}, nil
 	}
-	cfg := pod.Config{NodeName: "w1", HostIPs: h.cfg.NodeIPs, Paths: h.cfg.paths(), Runtime: h.rt, Images: h.cfg.Images, Volumes: h.cfg.Volumes, Devices: &fake.Devices{},
+	cfg := pod.Config{NodeName: "w1", HostIPs: h.cfg.NodeIPs, Paths: h.cfg.agentPaths(), Runtime: h.rt, Images: h.cfg.Images, Volumes: h.cfg.Volumes, Devices: &fake.Devices{},
 		Objects: h.cluster, Reporter: h.cluster, Prober: probe.New(probe.Config{Ask: probe.AlwaysPass}), ResolvConf: os.DevNull, Log: log}
-	p := &pressure{read: h.read, node: "w1", log: log, measure: alike, objects: h.cluster, reporter: h.cluster, told: map[eviction.Signal]time.Time{}, changed: make(chan struct{}, 1)}
+	p := &pressureMonitor{read: h.read, node: "w1", log: log, measure: alike, objects: h.cluster, reporter: h.cluster, reported: map[eviction.Signal]time.Time{}, changed: make(chan struct{}, 1)}
 	h.pressure = p
 	parts := []func(context.Context) error{}
 	if d := h.disk; d != nil {
-		room := &imageRoom{images: d, objects: h.cluster, reporter: h.cluster, node: "w1", log: log, soon: make(chan struct{}, 1), held: p.spares}
+		room := &imageGC{images: d, objects: h.cluster, reporter: h.cluster, node: "w1", log: log, requested: make(chan struct{}, 1), isHeld: p.isSparing}
 		cfg.Runtime, cfg.Images, cfg.Written, p.images = d, d.store, d.written, room
-		parts = append(parts, d.store.Run, room.run)
+		parts = append(parts, d.store.Run, room.runCollections)
 	}
 	set := pod.New(cfg)
 	p.pods = set
 	ctx, cancel := context.WithCancel(context.Background())
-	parts = append(parts, set.Run, p.run)
+	parts = append(parts, set.Run, p.monitorPressure)
 	done := make(chan error, len(parts))
 	for _, run := range parts {
 		go func() { done <- run(ctx) }()
@@ -77,7 +77,7 @@ func (h *heir) start() {
 	virtual.Wait()
 }
 
-func (h *heir) pod(uid types.UID) *v1.Pod {
+func (h *restartedAgent) podOf(uid types.UID) *v1.Pod {
 	p, ok := h.cluster.Pod(uid)
 	if !ok {
 		h.t.Fatalf("pod %s is not there", uid)
@@ -85,8 +85,8 @@ func (h *heir) pod(uid types.UID) *v1.Pod {
 	return p
 }
 
-// smallDisk is one of its own in place of a folder, until the test ends.
-func smallDisk(t *testing.T, dir, size string) {
+// mountSmallDisk mounts a separate disk at a folder until the end of the test.
+func mountSmallDisk(t *testing.T, dir, size string) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -100,7 +100,7 @@ func smallDisk(t *testing.T, dir, size string) {
 	})
 }
 
-// fillUp takes the last byte of a disk.
+// fillUp uses the last byte of a disk.
 func fillUp(t *testing.T, dir string) {
 	f, err := os.Create(filepath.Join(dir, "full"))
 	if err != nil {
@@ -122,65 +122,65 @@ func fillUp(t *testing.T, dir string) {
 // F95
 func TestNextAgentEndsWhatWasEvicted(t *testing.T) {
 	for _, short := range []eviction.Signal{eviction.Memory, eviction.Disk} {
-		t.Run(short.String(), func(t *testing.T) { nextAgentEnds(t, short) })
+		t.Run(short.String(), func(t *testing.T) { expectNextAgentReclaims(t, short) })
 	}
 }
 
-func nextAgentEnds(t *testing.T, short eviction.Signal) {
+func expectNextAgentReclaims(t *testing.T, short eviction.Signal) {
 	privatemounts.SkipUnlessPrivate(t)
 	virtual.Test(t, func(t *testing.T) {
-		h := &heir{t: t}
+		h := &restartedAgent{t: t}
 		h.cfg, h.cluster, h.rt = fakeConfig("w1", t.TempDir())
-		smallDisk(t, h.cfg.StateDir, "256k")
+		mountSmallDisk(t, h.cfg.StateDir, "256k")
 		h.read = func() (out [eviction.Signals]eviction.Level) {
-			if h.rt.Running("first", "app") != "" && h.rt.Running("second", "app") != "" { // both do not fit
+			if h.rt.Running("first", "app") != "" && h.rt.Running("second", "app") != "" { // there is not enough space for both
 				out[short] = eviction.Level{Left: 0, Floor: 100, Known: true}
 			}
 			return out
 		}
-		h.rt.Delay("StopContainer", time.Hour) // the first agent does not live to see that end
-		h.start()
+		h.rt.Delay("StopContainer", time.Hour) // the first agent is killed before that pod has ended
+		h.startAgent()
 		defer func() { h.stop() }()
 		for uid, priority := range map[string]int32{"first": 0, "second": 100} {
 			h.cluster.Put(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: uid, Namespace: "default", UID: types.UID(uid), CreationTimestamp: metav1.Now()},
 				Spec: v1.PodSpec{Priority: &priority, Containers: []v1.Container{{Name: "app", Image: "hello:1"}}}})
 		}
 		virtual.Wait()
-		running := h.pod("first")
+		running := h.podOf("first")
 		record := filepath.Join(h.cfg.StateDir, "pods", "first", "evicted.json")
-		if _, err := os.Stat(record); !os.IsNotExist(err) || !isReady(running) || !isReady(h.pod("second")) {
+		if _, err := os.Stat(record); !os.IsNotExist(err) || !isReady(running) || !isReady(h.podOf("second")) {
 			t.Fatalf("before anybody looks: %v, %+v", err, running.Status)
 		}
-		sleep(eviction.EndPatience - time.Second)
+		sleepAround(eviction.EvictionTimeout - time.Second)
 		if _, err := os.Stat(record); err != nil || h.rt.Running("first", "app") == "" {
 			t.Fatalf("it is not on record, or has ended: %v", err)
 		}
 		fillUp(t, h.cfg.StateDir)
 		h.stop()
-		h.cluster.Put(running) // nor has the control plane heard of it
+		h.cluster.Put(running) // the control plane has not received it either
 		const takes = 25 * time.Second
 		h.rt.Delay("StopContainer", takes)
-		h.start()
-		sleep(takes - time.Second)
-		if h.rt.Running("first", "app") == "" || !h.pressure.holds(short) {
+		h.startAgent()
+		sleepAround(takes - time.Second)
+		if h.rt.Running("first", "app") == "" || !h.pressure.hasPressure(short) {
 			t.Error("it has ended before its time, or the node is not short")
 		}
-		sleep(time.Minute)
+		sleepAround(time.Minute)
 		want := "The node was low on resource: " + string(short.Resource()) + ". "
-		if got := h.pod("first").Status; h.rt.Running("first", "app") != "" || got.Phase != v1.PodFailed || got.Reason != "Evicted" || !strings.HasPrefix(got.Message, want) {
+		if got := h.podOf("first").Status; h.rt.Running("first", "app") != "" || got.Phase != v1.PodFailed || got.Reason != "Evicted" || !strings.HasPrefix(got.Message, want) {
 			t.Errorf("%+v", got)
 		}
-		if p := h.pod("second"); !isReady(p) || h.pressure.evicted != [eviction.Signals]int64{} {
+		if p := h.podOf("second"); !isReady(p) || h.pressure.evicted != [eviction.Signals]int64{} {
 			t.Errorf("another is evicted for it: %+v", p.Status)
 		}
 		if n := h.rt.Count("StartContainer"); n != 2 {
 			t.Errorf("%d starts", n)
 		}
-		gone := h.pod("first").DeepCopy()
+		gone := h.podOf("first").DeepCopy()
 		now, none := metav1.Now(), int64(0)
 		gone.DeletionTimestamp, gone.DeletionGracePeriodSeconds = &now, &none
 		h.cluster.Put(gone)
-		sleep(time.Minute)
+		sleepAround(time.Minute)
 		if _, err := os.Stat(filepath.Dir(record)); !os.IsNotExist(err) || !h.cluster.Gone("first") {
 			t.Errorf("when it is deleted its record stays: %v", err)
 		}

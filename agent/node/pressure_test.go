@@ -22,35 +22,35 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// crowd is a node with pods of which each has some memory and disk, both of which end with it.
-type crowd struct {
+// fakePods is a node with pods that use memory and disk until they end.
+type fakePods struct {
 	mu       sync.Mutex
 	capacity [eviction.Signals]int64
 	pods     []*v1.Pod
 	has      map[types.UID][eviction.Signals]int64
-	takes    time.Duration // how long a pod needs to end
+	takes    time.Duration // time that a pod needs to terminate
 	log      []string
 	begin    time.Time
 	ending   map[types.UID]time.Time
 	records  int   // of ended pods
-	stuck    bool  // they do not go
-	unused   int64 // what images take that nothing uses
-	cleared  bool  // images have been looked for
+	stuck    bool  // they cannot be removed
+	unused   int64 // size of unused images
+	cleared  bool  // a collection was requested
 	walks    int
 	spared   bool
 	begun    chan struct{}
-	deaf     bool      // no pod can be told to go
-	before   types.UID // evicted by the agent before this one
+	deaf     bool      // no pod can be evicted
+	before   types.UID // evicted by the previous agent
 }
 
-func newCrowd(memory, disk int64) *crowd {
+func newFakePods(memory, disk int64) *fakePods {
 	begun := make(chan struct{})
 	close(begun)
-	return &crowd{begun: begun, capacity: [eviction.Signals]int64{memory, disk}, has: map[types.UID][eviction.Signals]int64{}, ending: map[types.UID]time.Time{}, begin: time.Now()}
+	return &fakePods{begun: begun, capacity: [eviction.Signals]int64{memory, disk}, has: map[types.UID][eviction.Signals]int64{}, ending: map[types.UID]time.Time{}, begin: time.Now()}
 }
 
-// pod adds one of a priority that uses memory and disk, and has requested so much memory.
-func (c *crowd) pod(name string, priority int32, memory, request, disk int64) {
+// addPod adds a pod with a priority, its usage of memory and disk, and its memory request.
+func (c *fakePods) addPod(name string, priority int32, memory, request, disk int64) {
 	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID(name)}, Spec: v1.PodSpec{Priority: &priority, Containers: []v1.Container{{Name: "app"}}}}
 	if request > 0 {
 		p.Spec.Containers[0].Resources.Requests = v1.ResourceList{v1.ResourceMemory: *resource.NewQuantity(request, resource.BinarySI)}
@@ -61,12 +61,12 @@ func (c *crowd) pod(name string, priority int32, memory, request, disk int64) {
 	c.has[p.UID] = [eviction.Signals]int64{memory, disk}
 }
 
-func (c *crowd) note(format string, args ...any) {
+func (c *fakePods) recordEvent(format string, args ...any) {
 	c.log = append(c.log, fmt.Sprintf("%s ", time.Since(c.begin).Round(time.Second))+fmt.Sprintf(format, args...))
 }
 
-// settle takes away what has ended by now. The lock is held.
-func (c *crowd) settle() {
+// awaitIdle removes the pods that have ended. The caller holds the lock.
+func (c *fakePods) awaitIdle() {
 	for uid, at := range c.ending {
 		if !time.Now().Before(at) {
 			delete(c.has, uid)
@@ -74,7 +74,7 @@ func (c *crowd) settle() {
 	}
 }
 
-func (c *crowd) Evictable() (out []*v1.Pod) {
+func (c *fakePods) Evictable() (out []*v1.Pod) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, p := range c.pods {
@@ -85,39 +85,39 @@ func (c *crowd) Evictable() (out []*v1.Pod) {
 	return out
 }
 
-func (c *crowd) Begun() <-chan struct{} { return c.begun }
+func (c *fakePods) Begun() <-chan struct{} { return c.begun }
 
-func (c *crowd) Evict(uid types.UID, message string) bool {
+func (c *fakePods) Evict(uid types.UID, message string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.deaf {
 		return false
 	}
 	c.ending[uid] = time.Now().Add(c.takes)
-	c.note("evict %s: %s", uid, message)
+	c.recordEvent("evict %s: %s", uid, message)
 	return true
 }
 
-func (c *crowd) Ended(uid types.UID) bool {
+func (c *fakePods) Ended(uid types.UID) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.settle()
+	c.awaitIdle()
 	_, there := c.has[uid]
 	return !there
 }
 
-func (c *crowd) Evicting() types.UID {
+func (c *fakePods) Evicting() types.UID {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.before
 }
 
-func (c *crowd) Spare(on bool) int {
+func (c *fakePods) Spare(on bool) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	left := c.records
 	if on != c.spared {
-		c.note("spare %v", on)
+		c.recordEvent("spare %v", on)
 	}
 	if c.spared = on; on && !c.stuck {
 		c.records = 0
@@ -125,7 +125,7 @@ func (c *crowd) Spare(on bool) int {
 	return left
 }
 
-func (c *crowd) MeasureStorage(_ context.Context, pods []*v1.Pod) map[types.UID]agent.PodStorage {
+func (c *fakePods) MeasureStorage(_ context.Context, pods []*v1.Pod) map[types.UID]agent.PodStorage {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.walks++
@@ -137,7 +137,7 @@ func (c *crowd) MeasureStorage(_ context.Context, pods []*v1.Pod) map[types.UID]
 	return out
 }
 
-func (c *crowd) measure(context.Context) (*agent.UsageSnapshot, error) {
+func (c *fakePods) measure(context.Context) (*agent.UsageSnapshot, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.walks++
@@ -151,10 +151,10 @@ func (c *crowd) measure(context.Context) (*agent.UsageSnapshot, error) {
 
 const mib = 1 << 20
 
-func (c *crowd) read() (out [eviction.Signals]eviction.Level) {
+func (c *fakePods) read() (out [eviction.Signals]eviction.Level) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.settle()
+	c.awaitIdle()
 	for i := range out {
 		out[i] = eviction.Level{Left: c.capacity[i], Floor: 100 * mib, Known: c.capacity[i] > 0}
 		for _, has := range c.has {
@@ -165,39 +165,39 @@ func (c *crowd) read() (out [eviction.Signals]eviction.Level) {
 	return out
 }
 
-// clear removes the images that nothing uses, and is through with that when it is asked again.
-func (c *crowd) clear(time.Time) bool {
+// requestCollection removes unused images. The second request reports that it has completed.
+func (c *fakePods) requestCollection(time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.cleared {
 		return true
 	}
-	c.note("images")
+	c.recordEvent("images")
 	c.unused, c.cleared = 0, true
 	return false
 }
 
-func (c *crowd) said() string {
+func (c *fakePods) takeEvents() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return strings.Join(c.log, "\n")
 }
 
-func (c *crowd) looks() int {
+func (c *fakePods) takeLooks() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.walks
 }
 
-// watch runs the node's part until the test ends.
-func (c *crowd) watch(t *testing.T) (*pressure, *fake.Cluster) {
+// startMonitor runs the pressure monitor until the end of the test.
+func (c *fakePods) startMonitor(t *testing.T) (*pressureMonitor, *fake.Cluster) {
 	cluster := fake.NewCluster()
 	log := slog.New(slog.DiscardHandler)
-	p := &pressure{read: c.read, node: "w1", log: log, measure: c.measure, pods: c, images: c, objects: cluster, reporter: cluster,
-		told: map[eviction.Signal]time.Time{}, changed: make(chan struct{}, 1)}
+	p := &pressureMonitor{read: c.read, node: "w1", log: log, measure: c.measure, pods: c, images: c, objects: cluster, reporter: cluster,
+		reported: map[eviction.Signal]time.Time{}, changed: make(chan struct{}, 1)}
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- p.run(ctx) }()
+	go func() { done <- p.monitorPressure(ctx) }()
 	t.Cleanup(func() {
 		stop()
 		<-done
@@ -206,20 +206,20 @@ func (c *crowd) watch(t *testing.T) (*pressure, *fake.Cluster) {
 	return p, cluster
 }
 
-func sleep(d time.Duration) {
+func sleepAround(d time.Duration) {
 	time.Sleep(d)
 	virtual.Wait()
 }
 
-// A node with enough of everything looks, and does nothing: no pod is measured. F95
+// A node without shortages only reads its levels: no pod is measured. F95
 func TestNoPressure(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
-		c := newCrowd(1000*mib, 1000*mib)
-		c.pod("greedy", 0, 900*mib, 0, 900*mib)
-		p, cluster := c.watch(t)
-		sleep(time.Hour)
-		if c.said() != "" || c.looks() != 0 || p.holds(eviction.Memory) || p.holds(eviction.Disk) || len(cluster.Events("w1")) != 0 {
-			t.Errorf("%d walks, %s", c.looks(), c.said())
+		c := newFakePods(1000*mib, 1000*mib)
+		c.addPod("greedy", 0, 900*mib, 0, 900*mib)
+		p, cluster := c.startMonitor(t)
+		sleepAround(time.Hour)
+		if c.takeEvents() != "" || c.takeLooks() != 0 || p.hasPressure(eviction.Memory) || p.hasPressure(eviction.Disk) || len(cluster.Events("w1")) != 0 {
+			t.Errorf("%d walks, %s", c.takeLooks(), c.takeEvents())
 		}
 	})
 }
@@ -228,40 +228,40 @@ func TestNoPressure(t *testing.T) {
 // is under pressure from then on until five minutes after, tells of it, and counts. F95
 func TestMemoryPressure(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
-		c := newCrowd(1000*mib, 1000*mib)
+		c := newFakePods(1000*mib, 1000*mib)
 		c.takes = 15 * time.Second
-		c.pod("guaranteed", 0, 600*mib, 600*mib, 0)
-		c.pod("burstable", 0, 50*mib, 10*mib, 0)
-		c.pod("best-effort", 0, 60*mib, 0, 0)
-		c.pod("important", 100, 150*mib, 0, 0)
-		c.pod("critical", 2000001000, 80*mib, 0, 0)
-		p, cluster := c.watch(t)
-		if !p.holds(eviction.Memory) || p.holds(eviction.Disk) || len(p.news()) != 1 {
+		c.addPod("guaranteed", 0, 600*mib, 600*mib, 0)
+		c.addPod("burstable", 0, 50*mib, 10*mib, 0)
+		c.addPod("best-effort", 0, 60*mib, 0, 0)
+		c.addPod("important", 100, 150*mib, 0, 0)
+		c.addPod("critical", 2000001000, 80*mib, 0, 0)
+		p, cluster := c.startMonitor(t)
+		if !p.hasPressure(eviction.Memory) || p.hasPressure(eviction.Disk) || len(p.pressureChanged()) != 1 {
 			t.Error("no pressure is said")
 		}
-		sleep(9 * time.Minute)
+		sleepAround(9 * time.Minute)
 		const text = "The node was low on resource: memory. Threshold quantity: 100Mi, available: %s. Container app was using %s, request is %s, has larger consumption of memory. "
 		want := strings.Join([]string{
 			"0s evict best-effort: " + fmt.Sprintf(text, "60Mi", "60Mi", "0"),
 		}, "\n")
-		if got := c.said(); got != want {
+		if got := c.takeEvents(); got != want {
 			t.Errorf("%s\nwant\n%s", got, want)
 		}
-		if p.holds(eviction.Memory) {
+		if p.hasPressure(eviction.Memory) {
 			t.Error("it is still said to be under pressure")
 		}
-		// Much more is needed: all go that may, in their order.
-		c.pod("greedy", 2000000000, 900*mib, 0, 0)
-		sleep(2 * time.Minute)
+		// A large shortage evicts all evictable pods, in order.
+		c.addPod("greedy", 2000000000, 900*mib, 0, 0)
+		sleepAround(2 * time.Minute)
 		var order []string
-		for line := range strings.Lines(c.said()) {
+		for line := range strings.Lines(c.takeEvents()) {
 			at, _, _ := strings.Cut(line, ":")
 			order = append(order, at)
 		}
 		if want := []string{"0s evict best-effort", "9m10s evict burstable", "9m30s evict important", "9m50s evict guaranteed"}; !slices.Equal(order, want) {
 			t.Errorf("%q, want %q", order, want)
 		}
-		if !p.holds(eviction.Memory) {
+		if !p.hasPressure(eviction.Memory) {
 			t.Error("it is short and does not say so")
 		}
 		events := cluster.Events("w1")
@@ -276,160 +276,161 @@ func TestMemoryPressure(t *testing.T) {
 	})
 }
 
-// Of a short disk first goes what nobody needs: images that nothing uses, and what ended containers have left. Pods go when
-// that does not help, who has most of it first. F95
+// On a full disk, unused images and data of exited containers are removed first. If that is not
+// enough, pods are evicted, largest usage first. F95
 func TestDiskPressure(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
-		c := newCrowd(1000*mib, 1000*mib)
+		c := newFakePods(1000*mib, 1000*mib)
 		c.unused, c.records = 200*mib, 3
-		c.pod("small", 0, 0, 0, 100*mib)
-		c.pod("large", 0, 0, 0, 500*mib)
-		c.pod("log", 0, 0, 0, 150*mib)
-		p, _ := c.watch(t)
-		sleep(2 * time.Minute)
-		if got := c.said(); got != "0s spare true\n10s images\n10s spare false" || c.looks() != 0 || !p.holds(eviction.Disk) {
-			t.Errorf("%d walks, %s", c.looks(), got)
+		c.addPod("small", 0, 0, 0, 100*mib)
+		c.addPod("large", 0, 0, 0, 500*mib)
+		c.addPod("log", 0, 0, 0, 150*mib)
+		p, _ := c.startMonitor(t)
+		sleepAround(2 * time.Minute)
+		if got := c.takeEvents(); got != "0s spare true\n10s images\n10s spare false" || c.takeLooks() != 0 || !p.hasPressure(eviction.Disk) {
+			t.Errorf("%d walks, %s", c.takeLooks(), got)
 		}
 		c.mu.Lock()
 		c.log, c.records, c.cleared = nil, 3, false
 		c.mu.Unlock()
-		c.pod("hog", 0, 0, 0, 180*mib)
-		sleep(time.Minute)
+		c.addPod("hog", 0, 0, 0, 180*mib)
+		sleepAround(time.Minute)
 		want := "2m10s spare true\n2m20s images\n2m30s evict large: The node was low on resource: ephemeral-storage. Threshold quantity: 100Mi, available: 70Mi. " +
 			"Container app was using 500Mi, request is 0, has larger consumption of ephemeral-storage. With its volumes the pod was using 500Mi, request is 0. \n2m40s spare false"
-		if got := c.said(); got != want {
+		if got := c.takeEvents(); got != want {
 			t.Errorf("%s\nwant\n%s", got, want)
 		}
 	})
 }
 
-// Images wait while what ended containers have left is going, and not for ever; not at all while there is enough. F95 F106
+// Images wait while data of exited containers is being removed, but for a limited time, and not if
+// there is no shortage. F95 F106
 func TestImagesWaitForWhatHasEnded(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
-		c, store := newCrowd(1000*mib, 1000*mib), &rooms{}
+		c, store := newFakePods(1000*mib, 1000*mib), &fakeStore{}
 		c.records = 3
-		p, cluster := c.watch(t)
-		r := &imageRoom{images: store, objects: cluster, reporter: cluster, node: "w1", log: slog.New(slog.DiscardHandler), soon: make(chan struct{}, 1), held: p.spares}
+		p, cluster := c.startMonitor(t)
+		r := &imageGC{images: store, objects: cluster, reporter: cluster, node: "w1", log: slog.New(slog.DiscardHandler), requested: make(chan struct{}, 1), isHeld: p.isSparing}
 		looks := func(when string, want int) {
 			t.Helper()
-			before, _ := store.asked()
-			r.look(t.Context(), time.Now())
-			if after, _ := store.asked(); after-before != want {
+			before, _ := store.lastRequest()
+			r.collectOnce(t.Context(), time.Now())
+			if after, _ := store.lastRequest(); after-before != want {
 				t.Errorf("%s: %d looks at images, want %d", when, after-before, want)
 			}
 		}
 		looks("nothing is short", 1)
-		c.pod("hog", 2000000000, 0, 0, 950*mib)
-		sleep(10 * time.Second)
+		c.addPod("hog", 2000000000, 0, 0, 950*mib)
+		sleepAround(10 * time.Second)
 		looks("what ended containers have left is going", 0)
-		if r.clear(time.Now()) {
+		if r.requestCollection(time.Now()) {
 			t.Error("a look that did not take place counts")
 		}
-		sleep(10 * time.Second)
+		sleepAround(10 * time.Second)
 		looks("it has gone", 1)
 		c.mu.Lock()
 		c.records, c.stuck = 1, true
 		c.mu.Unlock()
-		sleep(10 * time.Second)
+		sleepAround(10 * time.Second)
 		looks("there is more of it", 0)
-		sleep(eviction.ReclaimPatience)
+		sleepAround(eviction.ReclaimTimeout)
 		looks("it does not go", 1)
 		c.mu.Lock()
 		c.has["hog"] = [eviction.Signals]int64{}
 		c.mu.Unlock()
-		sleep(10 * time.Second)
+		sleepAround(10 * time.Second)
 		c.mu.Lock()
 		c.has["hog"] = [eviction.Signals]int64{0, 950 * mib}
 		c.mu.Unlock()
-		sleep(10 * time.Second)
+		sleepAround(10 * time.Second)
 		looks("the disk is short once more", 0)
 		c.mu.Lock()
 		c.has["hog"] = [eviction.Signals]int64{}
 		c.mu.Unlock()
-		sleep(10 * time.Second)
+		sleepAround(10 * time.Second)
 		looks("it no longer is", 1)
 	})
 }
 
-// Pods that may not go are not measured, and while none can be told to go the disk is measured seldom. Before there are
-// workers nothing is said of pods. F95
+// Critical pods are not measured. While no pod can be evicted, the disk is measured rarely. Pods
+// are not evicted before their workers run. F95
 func TestPressureWithoutVictims(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
-		c := newCrowd(1000*mib, 1000*mib)
+		c := newFakePods(1000*mib, 1000*mib)
 		c.begun = make(chan struct{})
 		c.deaf = true
-		c.pod("critical", 2000001000, 950*mib, 0, 950*mib)
-		p, _ := c.watch(t)
-		sleep(time.Minute)
-		if !p.helpless.IsZero() || !p.holds(eviction.Memory) || !p.holds(eviction.Disk) {
+		c.addPod("critical", 2000001000, 950*mib, 0, 950*mib)
+		p, _ := c.startMonitor(t)
+		sleepAround(time.Minute)
+		if !p.noCandidateReported.IsZero() || !p.hasPressure(eviction.Memory) || !p.hasPressure(eviction.Disk) {
 			t.Error("before there are workers it says that there are no pods, or not that the node is short")
 		}
 		close(c.begun)
-		sleep(time.Hour)
-		if c.looks() != 0 || p.helpless.IsZero() {
-			t.Errorf("%d walks, for a pod that may not go; told of: %s", c.looks(), p.helpless)
+		sleepAround(time.Hour)
+		if c.takeLooks() != 0 || p.noCandidateReported.IsZero() {
+			t.Errorf("%d walks, for a pod that may not go; told of: %s", c.takeLooks(), p.noCandidateReported)
 		}
 		c.mu.Lock()
 		c.has["critical"] = [eviction.Signals]int64{0, 950 * mib}
 		c.mu.Unlock()
-		c.pod("stubborn", 0, 0, 0, mib)
-		sleep(time.Hour)
-		if got := c.looks(); got < 55 || got > 61 {
+		c.addPod("stubborn", 0, 0, 0, mib)
+		sleepAround(time.Hour)
+		if got := c.takeLooks(); got < 55 || got > 61 {
 			t.Errorf("%d walks in an hour", got)
 		}
 	})
 }
 
-// Workers that come while the node is looked at change nothing of that look: whom the agent before has evicted is asked first. F95
+// Workers that start during a check do not affect it: the evicted pod of the previous agent is read
+// first. F95
 func TestWorkersComeDuringALook(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
-		c := newCrowd(1000*mib, 1000*mib)
+		c := newFakePods(1000*mib, 1000*mib)
 		c.begun = make(chan struct{})
-		c.pod("other", 0, 500*mib, 0, 0)
-		c.pod("before", 0, 600*mib, 0, 0)
+		c.addPod("other", 0, 500*mib, 0, 0)
+		c.addPod("before", 0, 600*mib, 0, 0)
 		c.before, c.ending["before"] = "before", time.Now().Add(15*time.Second)
 		come := sync.OnceFunc(func() { close(c.begun) })
-		p := &pressure{read: func() [eviction.Signals]eviction.Level {
+		p := &pressureMonitor{read: func() [eviction.Signals]eviction.Level {
 			come()
 			return c.read()
-		}, node: "w1", log: slog.New(slog.DiscardHandler), measure: c.measure, pods: c, told: map[eviction.Signal]time.Time{}, changed: make(chan struct{}, 1), reporter: fake.NewCluster()}
+		}, node: "w1", log: slog.New(slog.DiscardHandler), measure: c.measure, pods: c, reported: map[eviction.Signal]time.Time{}, changed: make(chan struct{}, 1), reporter: fake.NewCluster()}
 		for range 5 {
-			p.look(t.Context())
-			sleep(eviction.Interval)
+			p.checkOnce(t.Context())
+			sleepAround(eviction.Interval)
 		}
-		if c.said() != "" || !p.holds(eviction.Memory) {
-			t.Errorf("it evicts another: %s", c.said())
+		if c.takeEvents() != "" || !p.hasPressure(eviction.Memory) {
+			t.Errorf("it evicts another: %s", c.takeEvents())
 		}
 	})
 }
 
-// What counts as left is what the kernel says can be had: files that it keeps in memory are no reason to evict pods. F95
+// Available memory is the kernel's estimate. The page cache is no reason to evict pods. F95
 func TestMemoryLeft(t *testing.T) {
-	total, left, err := memoryOf("MemTotal:       1000 kB\nMemFree:         200 kB\nMemAvailable:    900 kB\nActive(file):    300 kB\nInactive(file):  100 kB\nHugePages_Total:       0\n")
+	total, left, err := parseMeminfo("MemTotal:       1000 kB\nMemFree:         200 kB\nMemAvailable:    900 kB\nActive(file):    300 kB\nInactive(file):  100 kB\nHugePages_Total:       0\n")
 	if err != nil || total != 1000<<10 || left != 900<<10 {
 		t.Errorf("%d of %d, %v", left, total, err)
 	}
 	for _, text := range []string{"", "MemTotal: 1 kB\nMemFree: 1 kB\n", "MemTotal: x kB\nMemAvailable: 1 kB\n"} {
-		if _, _, err := memoryOf(text); err == nil {
+		if _, _, err := parseMeminfo(text); err == nil {
 			t.Errorf("%q is taken", text)
 		}
 	}
-	if total, left, err := memory(); err != nil || total <= 0 || left <= 0 || left > total {
+	if total, left, err := machineMemory(); err != nil || total <= 0 || left <= 0 || left > total {
 		t.Errorf("of this machine: %d of %d, %v", left, total, err)
 	}
 }
 
-// A node is short of memory when less than the floor is available, and pods are promised nothing of what the floor keeps.
-// F95
+// A node has memory pressure if less than the floor is available. The floor is not allocatable. F95
 func TestMemoryFloor(t *testing.T) {
-	total, left, err := memory()
+	total, left, err := machineMemory()
 	if err != nil || left < 200*mib {
 		t.Skipf("the machine is short of memory itself: %d bytes, %v", left, err)
 	}
 	for above, short := range map[reservedspace.Amount]bool{{}: false, reservedspace.Bytes(mib): false, reservedspace.Bytes(total - 1): true} {
 		cfg, _, _ := fakeConfig("w1", t.TempDir())
 		cfg.Runtime, cfg.MemoryFloor = nil, above
-		n := newFacts(&cfg).node()
+		n := newNodeFacts(&cfg).currentNode()
 		if got := condition(n, v1.NodeMemoryPressure); (got.Status == v1.ConditionTrue) != short {
 			t.Errorf("%s are to be left, %d are: %+v", above, left, got)
 		}
@@ -446,13 +447,13 @@ func TestMemoryFloor(t *testing.T) {
 	}
 }
 
-// Of a configured capacity pods are promised nothing of what the floor keeps, and the kernel leaves them all of it: else the
-// node could not see that they have too much. F95
+// With a configured capacity the floor is not allocatable, but the cgroup limit includes it.
+// Otherwise the node could not detect pressure. F95
 func TestFloorOfACapacity(t *testing.T) {
 	cfg, _, _ := fakeConfig("w1", t.TempDir())
 	cfg.Capacity = v1.ResourceList{v1.ResourceMemory: resource.MustParse("1000Mi"), v1.ResourceCPU: resource.MustParse("2")}
-	f := newFacts(&cfg)
-	n, limits := f.node().Status, f.limits()
+	f := newNodeFacts(&cfg)
+	n, limits := f.currentNode().Status, f.podLimits()
 	for what, q := range map[string]struct{ got, want int64 }{
 		"capacity": {n.Capacity.Memory().Value(), 1000 * mib}, "allocatable": {n.Allocatable.Memory().Value(), 900 * mib},
 		"limit": {limits.Memory().Value(), 1000 * mib}, "CPUs": {n.Allocatable.Cpu().Value(), 2}, "limit of CPUs": {limits.Cpu().Value(), 2},
@@ -462,44 +463,45 @@ func TestFloorOfACapacity(t *testing.T) {
 		}
 	}
 	cfg.Capacity = nil
-	f = newFacts(&cfg)
-	if limits = f.limits(); limits.Memory().Cmp(*f.node().Status.Allocatable.Memory()) != 0 {
+	f = newNodeFacts(&cfg)
+	if limits = f.podLimits(); limits.Memory().Cmp(*f.currentNode().Status.Allocatable.Memory()) != 0 {
 		t.Errorf("pods of a machine are held to %s", limits.Memory())
 	}
 }
 
-// What pods hold of a capacity is what the kernel cannot take back: files that it keeps in memory are not counted, however
-// often they were read. F95
+// Of a configured capacity, pods use what the kernel cannot reclaim: page cache does not count,
+// even if it was read repeatedly. F95
 func TestHeldOfACapacity(t *testing.T) {
 	const stat = "anon 100\nfile 1000\ninactive_file 300\nactive_file 200\nslab_reclaimable 50\nslab_unreclaimable 7\nbroken x\n"
-	if got := without(2000, stat, []string{"inactive_file", "active_file", "slab_reclaimable", "broken"}); got != 1450 {
+	if got := subtractSpare(2000, stat, []string{"inactive_file", "active_file", "slab_reclaimable", "broken"}); got != 1450 {
 		t.Errorf("%d", got)
 	}
-	if got := without(400, stat, []string{"inactive_file", "active_file"}); got != 0 {
+	if got := subtractSpare(400, stat, []string{"inactive_file", "active_file"}); got != 0 {
 		t.Errorf("%d: more is kept than used", got)
 	}
 }
 
-// Of a disk without inodes the pod goes that has most of them, whatever room it takes, and the node says that it is short of disk. F95
+// On a disk without free inodes, the pod with most inodes is evicted, whatever its size. The node
+// has disk pressure. F95
 func TestInodePressure(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
-		c := newCrowd(1000*mib, 1000*mib)
-		c.capacity[eviction.Inodes] = 1000 * mib // of the crowd all has one floor
-		c.pod("large", 0, 0, 0, 500*mib)
-		c.pod("many files", 0, 0, 0, 10*mib)
-		c.pod("some", 0, 0, 0, 20*mib)
+		c := newFakePods(1000*mib, 1000*mib)
+		c.capacity[eviction.Inodes] = 1000 * mib // all pods together
+		c.addPod("large", 0, 0, 0, 500*mib)
+		c.addPod("many files", 0, 0, 0, 10*mib)
+		c.addPod("some", 0, 0, 0, 20*mib)
 		c.has["many files"] = [eviction.Signals]int64{eviction.Disk: 10 * mib, eviction.Inodes: 900 * mib}
 		c.has["some"] = [eviction.Signals]int64{eviction.Disk: 20 * mib, eviction.Inodes: 50 * mib}
 		c.records = 1
-		p, cluster := c.watch(t)
+		p, cluster := c.startMonitor(t)
 		cfg, _, _ := fakeConfig("w1", t.TempDir())
-		if o := (&facts{cfg: &Config{NodeName: cfg.NodeName}, pressure: p}).machine(); !o.diskShort || o.memoryShort || p.holds(eviction.Disk) {
+		if o := (&nodeFacts{cfg: &Config{NodeName: cfg.NodeName}, pressure: p}).observeMachine(); !o.diskPressure || o.memoryPressure || p.hasPressure(eviction.Disk) {
 			t.Errorf("it says %+v", o)
 		}
-		sleep(2 * time.Minute)
+		sleepAround(2 * time.Minute)
 		const want = "0s spare true\n10s images\n20s evict many files: The node was low on resource: inodes. Threshold quantity: 104857600, available: 52428800. " +
 			"With its volumes the pod was using 943718400. \n30s spare false"
-		if got := c.said(); got != want {
+		if got := c.takeEvents(); got != want {
 			t.Errorf("%s\nwant\n%s", got, want)
 		}
 		var metrics strings.Builder
@@ -512,17 +514,17 @@ func TestInodePressure(t *testing.T) {
 	})
 }
 
-// Which inodes have to be free is a share or a number, by Kubernetes' default a twentieth; none of which no pod could ever leave
-// enough. A disk that has no such number is never short of them. F95
+// The floor of inodes is a share or a number; Kubernetes' default is 5 %. A floor above all inodes
+// is refused. A disk without inode numbers never has a shortage. F95
 func TestInodeFloor(t *testing.T) {
-	total, left, err := inodes(t.TempDir())
+	total, left, err := diskInodes(t.TempDir())
 	if err != nil || left < 1000 {
 		t.Skipf("the machine's disk has %d of %d inodes, %v", left, total, err)
 	}
 	for above, short := range map[reservedspace.Amount]bool{{}: left < total/100*5, reservedspace.Bytes(10): false, reservedspace.Bytes(total - 1): true} {
 		cfg, _, _ := fakeConfig("w1", t.TempDir())
 		cfg.Runtime, cfg.DiskFloor, cfg.InodeFloor = nil, reservedspace.Bytes(1), above
-		if got := condition(newFacts(&cfg).node(), v1.NodeDiskPressure); (got.Status == v1.ConditionTrue) != short {
+		if got := condition(newNodeFacts(&cfg).currentNode(), v1.NodeDiskPressure); (got.Status == v1.ConditionTrue) != short {
 			t.Errorf("%s are to be free, %d of %d are: %+v", cfg.inodeFloor(), left, total, got)
 		}
 	}
@@ -535,12 +537,12 @@ func TestInodeFloor(t *testing.T) {
 	if err := cfg.checkInodeFloor(1000); err == nil || !strings.HasPrefix(err.Error(), want) {
 		t.Error(err)
 	}
-	if l := levels(&Config{StateDir: "/proc"})[eviction.Inodes]; l.Known {
+	if l := readLevels(&Config{StateDir: "/proc"})[eviction.Inodes]; l.Known {
 		t.Errorf("of a disk that does not count them: %+v", l)
 	}
 }
 
-// A disk of which no pod could ever leave enough is refused. F95
+// A floor above the size of the disk is refused. F95
 func TestFloorAboveTheDisk(t *testing.T) {
 	cfg, _, _ := fakeConfig("w1", t.TempDir())
 	cfg.DiskFloor = reservedspace.Bytes(20 << 30)

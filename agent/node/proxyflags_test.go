@@ -9,7 +9,7 @@ import (
 	"keelson.dev/keelson/agent/proxy"
 )
 
-// F115 F117: how Services are served is told by flags, and what makes no sense is refused with what would.
+// F115 F117: flags configure the Service proxy; invalid values are rejected with valid examples.
 func TestProxyFlags(t *testing.T) {
 	for _, c := range []struct {
 		args []string

@@ -7,10 +7,10 @@ import (
 	"strconv"
 )
 
-// proxyHealthzPort is where kube-proxy answers load balancers in front of nodes.
+// proxyHealthzPort is kube-proxy's health check port for external load balancers.
 const proxyHealthzPort = 10256
 
-// healthzAddress reads --proxy-healthz-address; "" is nowhere.
+// healthzAddress parses --proxy-healthz-address; "" = disabled.
 func healthzAddress(text string) (string, error) {
 	if text == "" || text == "none" {
 		return "", nil

@@ -11,8 +11,9 @@ import (
 	"keelson.dev/keelson/agent/kubelet"
 )
 
-// reach resolves a host with the resolver of the node, and looks up the route to its addresses. It sends packets to DNS servers only.
-func reach(ctx context.Context, host string) (out kubelet.Reachability) {
+// resolveAndRoute resolves a host with the node's resolver, and looks up the routes to its
+// addresses. It sends packets to DNS servers only.
+func resolveAndRoute(ctx context.Context, host string) (out kubelet.Reachability) {
 	ips := []netip.Addr{}
 	if ip, err := netip.ParseAddr(host); err == nil {
 		ips = append(ips, ip)

@@ -5,17 +5,18 @@ import (
 	"testing"
 )
 
-// A node reports the route of an address and the addresses of a name, or why the name has none.
+// A node returns the route to an address, and the addresses of a name or the reason why it has
+// none.
 func TestReach(t *testing.T) {
-	if got := reach(t.Context(), "127.0.0.1"); got.NoRoute != "" || got.Unresolved != "" {
+	if got := resolveAndRoute(t.Context(), "127.0.0.1"); got.NoRoute != "" || got.Unresolved != "" {
 		t.Errorf("loopback: %+v", got)
 	}
-	if got := reach(t.Context(), "localhost"); got.Unresolved != "" || got.NoRoute != "" || len(got.Addresses) == 0 {
+	if got := resolveAndRoute(t.Context(), "localhost"); got.Unresolved != "" || got.NoRoute != "" || len(got.Addresses) == 0 {
 		t.Errorf("localhost: %+v", got)
 	}
-	gone, cancel := context.WithCancel(t.Context()) // no DNS server is asked
+	gone, cancel := context.WithCancel(t.Context()) // no DNS server is contacted
 	cancel()
-	if got := reach(gone, "db.example.com"); got.Unresolved == "" || len(got.Addresses) > 0 {
+	if got := resolveAndRoute(gone, "db.example.com"); got.Unresolved == "" || len(got.Addresses) > 0 {
 		t.Errorf("a name without an answer: %+v", got)
 	}
 }

@@ -43,7 +43,7 @@ import (
 
 func TestMain(m *testing.M) { privatemounts.Main(suite{m}) }
 
-// suite runs the tests and removes the programs that they have built.
+// suite runs the tests and removes the programs that they built.
 type suite struct{ *testing.M }
 
 func (s suite) Run() int {
@@ -57,18 +57,19 @@ func (s suite) Run() int {
 	return code
 }
 
-// bed is one node with real containers, images and volumes; only the network and the control plane are not real.
-type bed struct {
+// testNode is a node with real containers, images and volumes; only network and control plane are
+// simulated.
+type testNode struct {
 	t       *testing.T
 	cfg     Config
 	cluster *fake.Cluster
 	net     *fake.Network
 	node    *Node
 	stop    func()
-	looks   chan struct{} // has one when the node was looked at for what it is short of
+	looks   chan struct{} // has a value when the node's levels were read
 }
 
-func newBed(t *testing.T) *bed {
+func newTestNode(t *testing.T) *testNode {
 	privatemounts.SkipUnlessPrivate(t)
 	if _, err := os.Stat("/bin/busybox"); err != nil {
 		t.Skip("needs /bin/busybox (Debian: busybox-static)")
@@ -77,7 +78,7 @@ func newBed(t *testing.T) *bed {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A short path: sockets are below it.
+	// The path is short because it contains sockets.
 	dir, err := os.MkdirTemp("", "knode-")
 	if err != nil {
 		t.Fatal(err)
@@ -86,19 +87,19 @@ func newBed(t *testing.T) *bed {
 	if _, err := rand.Read(id[:]); err != nil {
 		t.Fatal(err)
 	}
-	b := &bed{t: t, cluster: fake.NewCluster(), net: &fake.Network{}}
+	b := &testNode{t: t, cluster: fake.NewCluster(), net: &fake.Network{}}
 	b.cfg = Config{NodeName: "w1", NodeIPs: []string{"192.0.2.1"}, StateDir: filepath.Join(dir, "s"), RunDir: filepath.Join(dir, "r"), LogDir: filepath.Join(dir, "l"), ArchivesDir: filepath.Join(dir, "a"),
 		RuntimeDir: programs, DevicePlugins: filepath.Join(dir, "d"), PodResources: filepath.Join(dir, "pr", "s"), CgroupRoot: "/keelson-test-" + hex.EncodeToString(id[:]), ResolvConf: os.DevNull, Session: b.cluster,
 		DiskFloor: reservedspace.Percent(1), InodeFloor: reservedspace.Percent(1), // the disk of the test's machine may be full
 		Network: func(agent.Objects) agent.Network { return b.net }, Log: slog.New(slog.NewTextHandler(logWriter{t}, nil))}
 	t.Cleanup(func() {
-		b.clean()
+		b.cleanUp()
 		if err := os.RemoveAll(dir); err != nil {
 			t.Error(err)
 		}
 	})
-	archive(t, b.cfg.ArchivesDir)
-	b.start()
+	writeArchive(t, b.cfg.ArchivesDir)
+	b.startAgent()
 	return b
 }
 
@@ -109,7 +110,7 @@ func (w logWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// programsDir is the folder of buildPrograms once there is one.
+// programsDir is the folder of buildPrograms after its first call.
 var programsDir atomic.Pointer[string]
 
 // buildPrograms builds shim, pause and keelson-oci once for all tests and returns their folder.
@@ -133,8 +134,8 @@ var buildPrograms = sync.OnceValues(func() (string, error) {
 	return dir, nil
 })
 
-// archive writes an image "busybox:1" that is nothing but a shell.
-func archive(t *testing.T, dir string) {
+// writeArchive writes an image "busybox:1" with only a shell.
+func writeArchive(t *testing.T, dir string) {
 	var layer bytes.Buffer
 	w := tar.NewWriter(&layer)
 	prog, err := os.ReadFile("/bin/busybox")
@@ -153,7 +154,7 @@ func archive(t *testing.T, dir string) {
 	saveImage(t, filepath.Join(dir, "busybox.tar"), "busybox:1", layer.Bytes())
 }
 
-// saveImage writes an archive of an image of one layer.
+// saveImage writes an archive of an image with one layer.
 func saveImage(t *testing.T, file, called string, layer []byte) {
 	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(layer)), nil })
 	if err != nil {
@@ -178,8 +179,8 @@ func saveImage(t *testing.T, file, called string, layer []byte) {
 	}
 }
 
-// start runs an agent on the bed's folders, as a new process would.
-func (b *bed) start() {
+// startAgent runs an agent on the node's folders, as a new process would.
+func (b *testNode) startAgent() {
 	var err error
 	if b.node, err = New(b.cfg); err != nil {
 		b.t.Fatal(err)
@@ -204,18 +205,18 @@ func (b *bed) start() {
 	}
 }
 
-// clean deletes all pods, and where that fails, kills what is left.
-func (b *bed) clean() {
+// cleanUp deletes all pods, and kills what remains if that fails.
+func (b *testNode) cleanUp() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	for _, p := range b.cluster.Pods() {
-		b.delete(p.UID, 0)
+		b.deletePod(p.UID, 0)
 	}
 	if err := b.cluster.Await(ctx, "all pods gone", func() bool { return len(b.cluster.Pods()) == 0 }); err != nil {
 		b.t.Error(err)
 	}
 	b.stop()
-	// The tmpfs of secrets stays for the next agent; there is none.
+	// The tmpfs of secrets stays for the next agent, but there is none.
 	if err := unix.Unmount(filepath.Join(b.cfg.RunDir, "secrets"), unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 		b.t.Error(err)
 	}
@@ -240,7 +241,7 @@ func killTree(dir string) {
 		if err == nil && filepath.Base(path) == "cgroup.procs" {
 			b, _ := os.ReadFile(path)
 			for _, f := range strings.Fields(string(b)) {
-				// A thread of this process that starts shims is there until it has ended.
+				// The thread of this process that starts shims exists until it has ended.
 				if pid, err := strconv.Atoi(f); err == nil && pid != os.Getpid() {
 					if p, err := os.FindProcess(pid); err == nil {
 						_ = p.Kill()
@@ -267,7 +268,7 @@ func removeTree(dir string) error {
 	return os.Remove(dir)
 }
 
-func (b *bed) delete(uid types.UID, grace int64) {
+func (b *testNode) deletePod(uid types.UID, grace int64) {
 	p, ok := b.cluster.Pod(uid)
 	if !ok {
 		return
@@ -278,7 +279,7 @@ func (b *bed) delete(uid types.UID, grace int64) {
 	b.cluster.Put(p)
 }
 
-func (b *bed) until(what string, uid types.UID, cond func(*v1.Pod) bool) *v1.Pod {
+func (b *testNode) awaitPod(what string, uid types.UID, cond func(*v1.Pod) bool) *v1.Pod {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.t.Context(), time.Minute)
 	defer cancel()
@@ -304,7 +305,7 @@ func isReady(p *v1.Pod) bool {
 	return false
 }
 
-func shell(name, script string) v1.Container {
+func newShell(name, script string) v1.Container {
 	return v1.Container{Name: name, Image: "busybox:1", Command: []string{"/bin/sh", "-c", script}, TerminationMessagePath: "/dev/termination-log"}
 }
 
@@ -315,14 +316,14 @@ func realPod(uid string, c ...v1.Container) *v1.Pod {
 
 // TestRealPods runs pods through the whole agent. F93, F94, F100, F101, F104, F111, F112, F113, P9
 func TestRealPods(t *testing.T) {
-	b := newBed(t)
-	t.Run("ready", b.ready)
-	t.Run("restarts", b.restarts)
-	t.Run("oom", b.oom)
-	t.Run("job", b.job)
-	t.Run("agent restart", b.agentRestart)
-	t.Run("sandbox rebuilt", b.sandboxRebuilt)
-	t.Run("graceful", b.graceful)
+	b := newTestNode(t)
+	t.Run("ready", b.testReady)
+	t.Run("restarts", b.testRestarts)
+	t.Run("oom", b.testOOM)
+	t.Run("job", b.testJob)
+	t.Run("agent restart", b.testAgentRestart)
+	t.Run("sandbox rebuilt", b.testSandboxRebuilt)
+	t.Run("graceful", b.testGraceful)
 	b.t = t
 	for _, s := range b.cluster.StageNames() {
 		if strings.HasPrefix(s, "ready ") {
@@ -331,21 +332,21 @@ func TestRealPods(t *testing.T) {
 	}
 }
 
-func (b *bed) ready(t *testing.T) {
+func (b *testNode) testReady(t *testing.T) {
 	b.t = t
 	b.cluster.Put(&v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "cm"}, Data: map[string]string{"greeting": "hello"}},
 		&v1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "s"}, Data: map[string][]byte{"key": []byte("geheim")}})
-	c := shell("app", `cat /cm/greeting /secret/key /empty/from-init /one > /empty/out; echo out; echo err >&2; touch /tmp/up; exec /bin/busybox sleep 1000`)
+	c := newShell("app", `cat /cm/greeting /secret/key /empty/from-init /one > /empty/out; echo out; echo err >&2; touch /tmp/up; exec /bin/busybox sleep 1000`)
 	c.VolumeMounts = []v1.VolumeMount{{Name: "cm", MountPath: "/cm"}, {Name: "secret", MountPath: "/secret"}, {Name: "empty", MountPath: "/empty"}, {Name: "cm", MountPath: "/one", SubPath: "greeting"}}
 	c.ReadinessProbe = &v1.Probe{ProbeHandler: v1.ProbeHandler{Exec: &v1.ExecAction{Command: []string{"/bin/busybox", "test", "-f", "/tmp/up"}}}}
 	c.Command[2] = "set -e; alias cat='/bin/busybox cat' touch='/bin/busybox touch'; " + c.Command[2]
 	p := realPod("ready", c)
-	p.Spec.InitContainers = []v1.Container{shell("init", "echo -n made > /empty/from-init")}
+	p.Spec.InitContainers = []v1.Container{newShell("init", "echo -n made > /empty/from-init")}
 	p.Spec.InitContainers[0].VolumeMounts = []v1.VolumeMount{{Name: "empty", MountPath: "/empty"}}
 	p.Spec.Volumes = []v1.Volume{{Name: "cm", VolumeSource: v1.VolumeSource{ConfigMap: &v1.ConfigMapVolumeSource{LocalObjectReference: v1.LocalObjectReference{Name: "cm"}}}},
 		{Name: "secret", VolumeSource: v1.VolumeSource{Secret: &v1.SecretVolumeSource{SecretName: "s"}}}, {Name: "empty", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}}}
 	b.cluster.Put(p)
-	got := b.until("Ready", "ready", isReady)
+	got := b.awaitPod("Ready", "ready", isReady)
 	t.Logf("timeline: %q", b.cluster.StageNames())
 	if !strings.HasPrefix(got.Status.ContainerStatuses[0].ContainerID, "keelson://") || got.Status.PodIP == "" || got.Status.QOSClass != v1.PodQOSBestEffort {
 		t.Errorf("status: %+v", got.Status)
@@ -366,21 +367,21 @@ func (b *bed) ready(t *testing.T) {
 	}
 }
 
-func (b *bed) restarts(t *testing.T) {
+func (b *testNode) testRestarts(t *testing.T) {
 	b.t = t
-	b.cluster.Put(realPod("crash", shell("app", "echo -n why > /dev/termination-log; exit 3")))
-	got := b.until("a second restart", "crash", func(p *v1.Pod) bool {
+	b.cluster.Put(realPod("crash", newShell("app", "echo -n why > /dev/termination-log; exit 3")))
+	got := b.awaitPod("a second restart", "crash", func(p *v1.Pod) bool {
 		return len(p.Status.ContainerStatuses) > 0 && p.Status.ContainerStatuses[0].RestartCount >= 2
 	})
 	if l := got.Status.ContainerStatuses[0].LastTerminationState.Terminated; l == nil || l.ExitCode != 3 || l.Message != "why" || l.Reason != "Error" {
 		t.Errorf("last state: %+v", l)
 	}
-	b.until("CrashLoopBackOff", "crash", func(p *v1.Pod) bool {
+	b.awaitPod("CrashLoopBackOff", "crash", func(p *v1.Pod) bool {
 		w := p.Status.ContainerStatuses[0].State.Waiting
 		return w != nil && w.Reason == "CrashLoopBackOff"
 	})
 	b.cluster.Put(realPod("absent", v1.Container{Name: "app", Image: "busybox:1", Command: []string{"/no/such/program"}}))
-	b.until("an error that names the program", "absent", func(p *v1.Pod) bool {
+	b.awaitPod("an error that names the program", "absent", func(p *v1.Pod) bool {
 		for _, e := range b.cluster.Events("absent") {
 			if strings.HasPrefix(e, "Failed") && strings.Contains(e, "/no/such/program") {
 				return true
@@ -388,48 +389,48 @@ func (b *bed) restarts(t *testing.T) {
 		}
 		return false
 	})
-	b.delete("absent", 0)
-	b.delete("crash", 0)
+	b.deletePod("absent", 0)
+	b.deletePod("crash", 0)
 }
 
-func (b *bed) oom(t *testing.T) {
+func (b *testNode) testOOM(t *testing.T) {
 	b.t = t
-	c := shell("app", "x=aaaaaaaaaaaaaaaa; while true; do x=$x$x; done")
+	c := newShell("app", "x=aaaaaaaaaaaaaaaa; while true; do x=$x$x; done")
 	c.Resources.Limits = v1.ResourceList{v1.ResourceMemory: resource.MustParse("16Mi")}
 	p := realPod("oom", c)
 	p.Spec.RestartPolicy = v1.RestartPolicyNever
 	b.cluster.Put(p)
-	got := b.until("its end", "oom", func(p *v1.Pod) bool { return p.Status.Phase == v1.PodFailed })
+	got := b.awaitPod("its end", "oom", func(p *v1.Pod) bool { return p.Status.Phase == v1.PodFailed })
 	if s := got.Status.ContainerStatuses[0].State.Terminated; s == nil || s.Reason != "OOMKilled" || s.ExitCode != 137 {
 		t.Errorf("state: %+v", s)
 	}
-	b.delete("oom", 0)
+	b.deletePod("oom", 0)
 }
 
-func (b *bed) job(t *testing.T) {
+func (b *testNode) testJob(t *testing.T) {
 	b.t = t
-	p := realPod("job", shell("app", "exit 0"))
+	p := realPod("job", newShell("app", "exit 0"))
 	p.Spec.RestartPolicy = v1.RestartPolicyOnFailure
 	b.cluster.Put(p)
-	got := b.until("Succeeded", "job", func(p *v1.Pod) bool { return p.Status.Phase == v1.PodSucceeded })
+	got := b.awaitPod("Succeeded", "job", func(p *v1.Pod) bool { return p.Status.Phase == v1.PodSucceeded })
 	if s := got.Status.ContainerStatuses[0].State.Terminated; s == nil || s.Reason != "Completed" {
 		t.Errorf("state: %+v", s)
 	}
-	b.delete("job", 0)
+	b.deletePod("job", 0)
 }
 
 // agentRestart: P9.
-func (b *bed) agentRestart(t *testing.T) {
+func (b *testNode) testAgentRestart(t *testing.T) {
 	b.t = t
-	b.cluster.Put(realPod("keep", shell("app", "exec /bin/busybox sleep 1000")), realPod("ends", shell("app", "while [ ! -e /tmp/end ]; do /bin/busybox usleep 10000; done; exit 42")))
-	keep := b.until("Ready", "keep", isReady)
-	b.until("Ready", "ends", isReady)
+	b.cluster.Put(realPod("keep", newShell("app", "exec /bin/busybox sleep 1000")), realPod("ends", newShell("app", "while [ ! -e /tmp/end ]; do /bin/busybox usleep 10000; done; exit 42")))
+	keep := b.awaitPod("Ready", "keep", isReady)
+	b.awaitPod("Ready", "ends", isReady)
 	if err := newServer(b).Exec(t.Context(), "ends", "app", []string{"/bin/sh", "-c", "(/bin/busybox sleep 1; > /tmp/end) &"}, false, false, agent.Streams{}); err != nil {
 		t.Fatal(err)
 	}
 	b.stop()
-	b.start()
-	got := b.until("the exit code of a container that ended without an agent", "ends", func(p *v1.Pod) bool {
+	b.startAgent()
+	got := b.awaitPod("the exit code of a container that ended without an agent", "ends", func(p *v1.Pod) bool {
 		l := p.Status.ContainerStatuses[0].LastTerminationState.Terminated
 		return l != nil && l.ExitCode == 42
 	})
@@ -440,18 +441,18 @@ func (b *bed) agentRestart(t *testing.T) {
 	if again.Status.ContainerStatuses[0].ContainerID != keep.Status.ContainerStatuses[0].ContainerID || again.Status.ContainerStatuses[0].RestartCount != 0 || !isReady(again) {
 		t.Errorf("the agent's restart touched a container: %+v", again.Status.ContainerStatuses[0])
 	}
-	b.delete("keep", 0)
-	b.delete("ends", 0)
+	b.deletePod("keep", 0)
+	b.deletePod("ends", 0)
 }
 
 // sandboxRebuilt: F101.
-func (b *bed) sandboxRebuilt(t *testing.T) {
+func (b *testNode) testSandboxRebuilt(t *testing.T) {
 	b.t = t
-	p := realPod("pause", shell("app", "exec /bin/busybox sleep 1000"))
+	p := realPod("pause", newShell("app", "exec /bin/busybox sleep 1000"))
 	zero := int64(0)
 	p.Spec.TerminationGracePeriodSeconds = &zero
 	b.cluster.Put(p)
-	first := b.until("Ready", "pause", isReady)
+	first := b.awaitPod("Ready", "pause", isReady)
 	pid := pausePID(t, b.cfg.RunDir, first.Status.PodIP)
 	proc, err := os.FindProcess(pid)
 	if err != nil {
@@ -460,14 +461,15 @@ func (b *bed) sandboxRebuilt(t *testing.T) {
 	if err := proc.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	second := b.until("Ready in a new sandbox", "pause", func(p *v1.Pod) bool { return isReady(p) && p.Status.PodIP != first.Status.PodIP })
+	second := b.awaitPod("Ready in a new sandbox", "pause", func(p *v1.Pod) bool { return isReady(p) && p.Status.PodIP != first.Status.PodIP })
 	if n := second.Status.ContainerStatuses[0].RestartCount; n != 1 {
 		t.Errorf("%d restarts", n)
 	}
-	b.delete("pause", 0)
+	b.deletePod("pause", 0)
 }
 
-// pausePID finds the pause process of the sandbox with an address in the runtime's records.
+// pausePID returns the PID of the pause process of the sandbox with an address, from the runtime's
+// records.
 func pausePID(t *testing.T, run, ip string) int {
 	files, err := filepath.Glob(filepath.Join(run, "oci", "sandboxes", "*", "sandbox.json"))
 	if err != nil {
@@ -493,17 +495,18 @@ func pausePID(t *testing.T, run, ip string) int {
 	return 0
 }
 
-// graceful: preStop, then SIGTERM, within the grace period; a process that ends at once is gone at once.
-func (b *bed) graceful(t *testing.T) {
+// testGraceful: preStop and then SIGTERM within the grace period. A process that exits at once is
+// removed at once.
+func (b *testNode) testGraceful(t *testing.T) {
 	b.t = t
-	c := shell("app", `trap 'echo term >> /data/log; exit 0' TERM; echo up >> /data/log; while true; do /bin/busybox usleep 5000; done`)
+	c := newShell("app", `trap 'echo term >> /data/log; exit 0' TERM; echo up >> /data/log; while true; do /bin/busybox usleep 5000; done`)
 	c.Lifecycle = &v1.Lifecycle{PreStop: &v1.LifecycleHandler{Exec: &v1.ExecAction{Command: []string{"/bin/sh", "-c", "echo hook >> /data/log"}}}}
 	c.VolumeMounts = []v1.VolumeMount{{Name: "data", MountPath: "/data"}}
 	p := realPod("grace", c)
 	data := t.TempDir()
 	p.Spec.Volumes = []v1.Volume{{Name: "data", VolumeSource: v1.VolumeSource{HostPath: &v1.HostPathVolumeSource{Path: data}}}}
 	b.cluster.Put(p)
-	b.until("its log", "grace", isReady)
+	b.awaitPod("its log", "grace", isReady)
 	if err := wait.For(t.Context(), time.Millisecond, func() error {
 		_, err := os.Stat(filepath.Join(data, "log"))
 		return err
@@ -511,7 +514,7 @@ func (b *bed) graceful(t *testing.T) {
 		t.Fatal(err)
 	}
 	begin := time.Now()
-	b.delete("grace", 30)
+	b.deletePod("grace", 30)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := b.cluster.Await(ctx, "its end", func() bool { return b.cluster.Gone("grace") }); err != nil {
@@ -523,4 +526,4 @@ func (b *bed) graceful(t *testing.T) {
 	}
 }
 
-func newServer(b *bed) agent.NodeServer { return b.node.Server() }
+func newServer(b *testNode) agent.NodeServer { return b.node.Server() }

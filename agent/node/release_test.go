@@ -2,7 +2,7 @@ package node
 
 import "testing"
 
-// A node says which build its agent is. One that was built without any says the Kubernetes version, as before.
+// A node reports the build of its agent. An agent without one reports the Kubernetes version.
 func TestNodeSaysItsRelease(t *testing.T) {
 	for release, want := range map[string]string{
 		"v0.2.0-abc": "keelson://0.2.0-abc",

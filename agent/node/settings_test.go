@@ -13,7 +13,7 @@ import (
 	"keelson.dev/keelson/internal/settings"
 )
 
-func configured(t *testing.T, file string, args ...string) (*Config, error) {
+func parseConfig(t *testing.T, file string, args ...string) (*Config, error) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "agent.yaml")
 	if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
@@ -22,7 +22,7 @@ func configured(t *testing.T, file string, args ...string) (*Config, error) {
 	fs := flag.NewFlagSet("keelson-agent", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
 	c := Flags(fs)
-	apply := Configured(fs)
+	apply := WithConfigFile(fs)
 	if err := fs.Parse(append(args, "--config="+path)); err != nil {
 		t.Fatal(err)
 	}
@@ -30,7 +30,7 @@ func configured(t *testing.T, file string, args ...string) (*Config, error) {
 }
 
 func TestSettingsOfTheFile(t *testing.T) {
-	c, err := configured(t, `
+	c, err := parseConfig(t, `
 server: [192.0.2.11:6444, 192.0.2.12:6444]
 node-name: w1
 token-file: /var/lib/keelson/token
@@ -57,15 +57,15 @@ wireguard-port: 51821
 		"nodelabels: [a=b]":    "the nearest is node-labels",
 		"server: 192.0.2.11":   "line 1: server: want a list",
 		"kubelet-port: 100000": "line 1: kubelet-port: ",
-		"verbose: true":        "unknown key", // the program declares it, not the node
+		"verbose: true":        "unknown key", // the program declares it, not package node
 	} {
-		if _, err := configured(t, file); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := parseConfig(t, file); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", file, err, want)
 		}
 	}
 }
 
-// The node's API shows what every flag was set to, wherever that came from, and no token.
+// The node's API shows the values of all flags from all sources, without the token.
 func TestSettingsAreShown(t *testing.T) {
 	const token = "keelson1.node.c2VjcmV0"
 	path := filepath.Join(t.TempDir(), "agent.yaml")
@@ -74,13 +74,13 @@ func TestSettingsAreShown(t *testing.T) {
 	}
 	fs := flag.NewFlagSet("keelson-agent", flag.ContinueOnError)
 	c := Flags(fs)
-	apply := Configured(fs)
+	apply := WithConfigFile(fs)
 	err := fs.Parse([]string{"--max-pods=60", "--registry-mirror=*=m1.example.com", "--registry-mirror=*=m2.example.com", "--config=" + path})
 	if err = errors.Join(err, apply()); err != nil {
 		t.Fatal(err)
 	}
-	c.Release, c.Settings = "v9", Said(fs)
-	got := string(c.settings())
+	c.Release, c.Settings = "v9", FlagValues(fs)
+	got := string(c.settingsText())
 	for _, want := range []string{"release: v9\n", "\nserver: 192.0.2.11:6444,192.0.2.12:6444\n", "\nproxy-mode: ipvs\n", "\nmax-pods: 60\n", "\nnode-labels: disk=fast,zone=a\n",
 		"\nregistry-mirror: *=m1.example.com,*=m2.example.com\n", "\ntoken: (left out)\n", "\nfence-after: 20s\n", "\nconfig: " + path + "\n"} {
 		if !strings.Contains(got, want) {
@@ -92,32 +92,32 @@ func TestSettingsAreShown(t *testing.T) {
 	}
 }
 
-// A flag that may be given several times is a list in the file.
+// A repeatable flag is a list in the file.
 func TestWhichKeysAreLists(t *testing.T) {
 	fs := flag.NewFlagSet("keelson-agent", flag.ContinueOnError)
 	Flags(fs)
-	Configured(fs)
+	WithConfigFile(fs)
 	fs.VisitAll(func(f *flag.Flag) {
-		_, several := f.Value.(list)
+		_, several := f.Value.(stringList)
 		several = several || strings.Contains(f.Usage, "repeatable") || strings.Contains(f.Usage, ",...")
-		if k, ok := lists[f.Name]; several && !ok || ok && !several && k == settings.List {
+		if k, ok := flagKinds[f.Name]; several && !ok || ok && !several && k == settings.List {
 			t.Errorf("--%s can be given several times: %v; its key is a list: %v", f.Name, several, ok)
 		}
 		if f.Name != "config" && !strings.Contains(f.Usage, "[key "+f.Name+", "+settings.EnvironmentName(f.Name)+"]") {
 			t.Errorf("--%s does not say how it is called elsewhere: %s", f.Name, f.Usage)
 		}
 	})
-	for name := range lists {
+	for name := range flagKinds {
 		if fs.Lookup(name) == nil {
 			t.Errorf("there is no --%s", name)
 		}
 	}
 }
 
-// F110: with --local-volumes=false a node serves no volumes on its own disk: no driver runs, and nothing else is left out.
+// F110: with --local-volumes=false no local volume driver runs, and nothing else is missing.
 func TestLocalVolumesLeftOut(t *testing.T) {
 	parts := func(args ...string) (names []string) {
-		c, err := configured(t, "node-name: w1", args...)
+		c, err := parseConfig(t, "node-name: w1", args...)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -16,18 +16,20 @@ import (
 	"keelson.dev/keelson/internal/durable"
 )
 
-// shortages keeps when the node was short of something last: what its conditions hold outlives the agent. The file is in the run
-// folder, where there is room while the disk is full. The zero value keeps nothing.
-type shortages struct {
+// shortageRecords records when the node last had each shortage, so that pressure conditions persist
+// across restarts of the agent. The file is in the run folder, which has space while the disk is
+// full. The zero value records nothing.
+type shortageRecords struct {
 	file, boot string
-	clock      func() time.Duration // since the machine was started
-	failed     error                // that was met last, and told if told is set
-	told       bool
+	clock      func() time.Duration // time since boot
+	failed     error                // last error; reported if the flag is set
+	reported   bool
 }
 
-// lastShort is what the file holds, by the names of signals. Times are those since the machine was started, so that they are good for
-// one boot, whatever is done to its clock. Fields are added under new names and never change their meaning.
-type lastShort struct {
+// shortageFile is the content of the file, by signal. Times are since boot, so they are valid until
+// the next reboot even if the clock is set. New fields get new names; existing fields never change
+// their meaning.
+type shortageFile struct {
 	Version int                      `json:"version"`
 	Boot    string                   `json:"boot"`
 	Short   map[string]time.Duration `json:"short"`
@@ -35,35 +37,35 @@ type lastShort struct {
 
 const (
 	shortVersion = 1
-	shortLimit   = 64 << 10 // bytes of the file that are read
+	shortLimit   = 64 << 10 // limit of the file's size
 )
 
-func newShortages(runDir, boot string) shortages {
-	return shortages{file: filepath.Join(runDir, "short.json"), boot: boot, clock: session.SinceBoot}
+func newShortages(runDir, boot string) shortageRecords {
+	return shortageRecords{file: filepath.Join(runDir, "short.json"), boot: boot, clock: session.SinceBoot}
 }
 
-// load adds what the agent before this one has seen.
-func (s *shortages) load(to eviction.State, now time.Time) eviction.State {
+// loadState adds the shortages that the previous agent recorded to a state.
+func (s *shortageRecords) loadState(to eviction.State, now time.Time) eviction.State {
 	if s.file == "" {
 		return to
 	}
-	l, err := s.read()
+	l, err := s.readFile()
 	if s.failed = err; err != nil || l.Boot != s.boot {
 		return to
 	}
 	at := s.clock()
 	for i := range eviction.Signals {
 		if was, ok := l.Short[i.String()]; ok && was >= 0 && was <= at {
-			to = to.WasShort(i, now.Add(was-at))
+			to = to.WithShortage(i, now.Add(was-at))
 		}
 	}
 	return to
 }
 
-func (s *shortages) read() (l lastShort, err error) {
+func (s *shortageRecords) readFile() (l shortageFile, err error) {
 	f, err := os.Open(s.file)
 	if errors.Is(err, fs.ErrNotExist) {
-		return l, nil // it was short of nothing
+		return l, nil // there was no shortage
 	}
 	var raw []byte
 	if err == nil {
@@ -77,21 +79,22 @@ func (s *shortages) read() (l lastShort, err error) {
 		err = json.Unmarshal(raw, &l)
 	}
 	if err != nil {
-		return lastShort{}, fmt.Errorf("reading what the node was short of last: %w; the file may be removed", err)
+		return shortageFile{}, fmt.Errorf("reading the stored resource shortages: %w; the file may be removed", err)
 	}
 	return l, nil
 }
 
-// save writes down what a look has found, where that is a shortage. What fails is told once, until it works.
-func (s *shortages) save(state eviction.State, r eviction.Reading, log *slog.Logger) {
+// saveState writes the file if a reading has a shortage. An error is logged once until a write
+// succeeds.
+func (s *shortageRecords) saveState(state eviction.State, r eviction.Reading, log *slog.Logger) {
 	if s.file == "" {
 		return
 	}
 	short := false
-	l := lastShort{Version: shortVersion, Boot: s.boot, Short: map[string]time.Duration{}}
+	l := shortageFile{Version: shortVersion, Boot: s.boot, Short: map[string]time.Duration{}}
 	for i := range eviction.Signals {
-		short = short || r.Levels[i].Short()
-		if at := state.Short(i); !at.IsZero() {
+		short = short || r.Levels[i].IsShort()
+		if at := state.LastShort(i); !at.IsZero() {
 			l.Short[i.String()] = s.clock() - r.At.Sub(at)
 		}
 	}
@@ -101,11 +104,11 @@ func (s *shortages) save(state eviction.State, r eviction.Reading, log *slog.Log
 			err = durable.Write(s.file, b)
 		}
 		if s.failed = err; err == nil {
-			s.told = false
+			s.reported = false
 		}
 	}
-	if s.failed != nil && !s.told {
-		s.told = true
-		log.Warn("how long the node is under pressure is not known over a restart of the agent", "file", s.file, "err", s.failed)
+	if s.failed != nil && !s.reported {
+		s.reported = true
+		log.Warn("the pressure of the node could not be stored or read: after a restart of the agent, its conditions may end early", "file", s.file, "err", s.failed)
 	}
 }

@@ -17,8 +17,8 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// forgetful is a node of which agents look one after the other, in virtual time.
-type forgetful struct {
+// recordingAgent is a node on which agents run one after the other, in virtual time.
+type recordingAgent struct {
 	file string
 	boot string
 	born time.Time    // of the machine
@@ -27,20 +27,20 @@ type forgetful struct {
 	stop func()
 }
 
-// start runs an agent in place of the one before, and returns what it says first.
-func (f *forgetful) start(t *testing.T) *pressure {
-	f.end()
+// startAgent starts an agent in place of the previous one, and returns its first report.
+func (f *recordingAgent) startAgent(t *testing.T) *pressureMonitor {
+	f.stopAgent()
 	cluster := fake.NewCluster()
-	p := &pressure{node: "w1", log: slog.New(slog.NewTextHandler(&f.log, nil)), pods: newCrowd(0, 0), objects: cluster, reporter: cluster, told: map[eviction.Signal]time.Time{}, changed: make(chan struct{}, 1),
-		hold: shortages{file: f.file, boot: f.boot, clock: func() time.Duration { return time.Since(f.born) }},
+	p := &pressureMonitor{node: "w1", log: slog.New(slog.NewTextHandler(&f.log, nil)), pods: newFakePods(0, 0), objects: cluster, reporter: cluster, reported: map[eviction.Signal]time.Time{}, changed: make(chan struct{}, 1),
+		records: shortageRecords{file: f.file, boot: f.boot, clock: func() time.Duration { return time.Since(f.born) }},
 		read: func() (out [eviction.Signals]eviction.Level) {
 			out[eviction.Memory] = eviction.Level{Left: f.left.Load(), Floor: 100, Known: true}
 			return out
 		}}
-	p.begin(time.Now())
+	p.firstCheck(time.Now())
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- p.run(ctx) }()
+	go func() { done <- p.monitorPressure(ctx) }()
 	f.stop = func() {
 		cancel()
 		<-done
@@ -49,61 +49,61 @@ func (f *forgetful) start(t *testing.T) *pressure {
 	return p
 }
 
-func (f *forgetful) end() {
+func (f *recordingAgent) stopAgent() {
 	if f.stop != nil {
 		f.stop()
 	}
 }
 
-// A node is called under pressure for five minutes after it was short last, however often its agent is started meanwhile and
-// however long there is none; after a reboot it is looked at anew. F95
+// A node has pressure for five minutes after its last shortage, whatever restarts happen meanwhile
+// and however long no agent runs. After a reboot it starts without. F95
 func TestPressureOutlivesTheAgent(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
-		f := &forgetful{file: filepath.Join(t.TempDir(), "run", "short.json"), boot: "b1", born: time.Now().Add(-time.Hour)}
+		f := &recordingAgent{file: filepath.Join(t.TempDir(), "run", "short.json"), boot: "b1", born: time.Now().Add(-time.Hour)}
 		f.left.Store(500)
-		defer f.end()
-		says := func(when string, p *pressure, memory bool) {
+		defer f.stopAgent()
+		says := func(when string, p *pressureMonitor, memory bool) {
 			t.Helper()
-			if p.holds(eviction.Memory) != memory || p.holds(eviction.Disk) {
-				t.Errorf("%s: under pressure of memory %v, want %v; of disk %v", when, p.holds(eviction.Memory), memory, p.holds(eviction.Disk))
+			if p.hasPressure(eviction.Memory) != memory || p.hasPressure(eviction.Disk) {
+				t.Errorf("%s: under pressure of memory %v, want %v; of disk %v", when, p.hasPressure(eviction.Memory), memory, p.hasPressure(eviction.Disk))
 			}
 		}
-		p := f.start(t)
-		sleep(time.Minute)
+		p := f.startAgent(t)
+		sleepAround(time.Minute)
 		if _, err := os.Stat(f.file); !os.IsNotExist(err) {
 			t.Errorf("nothing is short, and there is a record: %v", err)
 		}
 		f.left.Store(50)
-		sleep(time.Minute)
-		f.left.Store(500) // ten seconds ago it was short
-		sleep(5 * time.Second)
+		sleepAround(time.Minute)
+		f.left.Store(500) // the shortage was ten seconds ago
+		sleepAround(5 * time.Second)
 		says("short a moment ago", p, true)
-		says("the next agent", f.start(t), true)
-		sleep(2 * time.Minute)
-		f.end()
-		sleep(time.Minute)
-		p = f.start(t)
+		says("the next agent", f.startAgent(t), true)
+		sleepAround(2 * time.Minute)
+		f.stopAgent()
+		sleepAround(time.Minute)
+		p = f.startAgent(t)
 		says("after a minute without an agent", p, true)
-		sleep(90 * time.Second)
+		sleepAround(90 * time.Second)
 		says("after 4 minutes and a half", p, true)
-		sleep(30 * time.Second)
+		sleepAround(30 * time.Second)
 		says("after five minutes", p, false)
-		says("the next agent after that", f.start(t), false)
+		says("the next agent after that", f.startAgent(t), false)
 		f.left.Store(50)
-		sleep(20 * time.Second)
+		sleepAround(20 * time.Second)
 		f.left.Store(500)
-		f.end()
+		f.stopAgent()
 		f.boot, f.born = "b2", time.Now()
-		says("after a reboot", f.start(t), false)
-		f.end()
+		says("after a reboot", f.startAgent(t), false)
+		f.stopAgent()
 		if strings.Contains(f.log.String(), f.file) {
 			t.Errorf("it complains: %s", f.log.String())
 		}
 	})
 }
 
-// A record of a later release is understood; one that says nonsense, is of the future or much too long counts for nothing, and that is
-// told once. F95
+// A record of a later release is read. An invalid one, one from the future and one that is too
+// large are ignored and logged once. F95
 func TestRecordOfShortages(t *testing.T) {
 	for name, c := range map[string]struct {
 		text        string
@@ -124,15 +124,15 @@ func TestRecordOfShortages(t *testing.T) {
 				t.Fatal(err)
 			}
 			virtual.Test(t, func(t *testing.T) {
-				f := &forgetful{file: file, boot: "b1", born: time.Now().Add(-time.Hour)}
+				f := &recordingAgent{file: file, boot: "b1", born: time.Now().Add(-time.Hour)}
 				f.left.Store(500)
-				defer f.end()
-				p := f.start(t)
-				if p.holds(eviction.Memory) != c.holds {
-					t.Errorf("under pressure: %v", p.holds(eviction.Memory))
+				defer f.stopAgent()
+				p := f.startAgent(t)
+				if p.hasPressure(eviction.Memory) != c.holds {
+					t.Errorf("under pressure: %v", p.hasPressure(eviction.Memory))
 				}
-				sleep(time.Minute)
-				f.end()
+				sleepAround(time.Minute)
+				f.stopAgent()
 				if told := strings.Count(f.log.String(), file); told > 2 || told > 0 != c.told {
 					t.Errorf("told: %s", f.log.String())
 				}

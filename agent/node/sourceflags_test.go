@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// F115: namespaces that are exempt from the check of senders are read from flags and the file; what is no namespace is refused.
+// F115: namespaces exempt from the source check are read from flags and the file. An invalid
+// namespace is rejected.
 func TestSourceCheckFlags(t *testing.T) {
 	for _, c := range []struct {
 		args []string
@@ -35,13 +36,14 @@ func TestSourceCheckFlags(t *testing.T) {
 			t.Errorf("%v: %v, namespaces %q", c.args, err, cfg.SourceExempt)
 		}
 	}
-	c, err := configured(t, "source-check-exempt-namespaces: [vpn, routers]")
+	c, err := parseConfig(t, "source-check-exempt-namespaces: [vpn, routers]")
 	if err != nil || !slices.Equal(c.SourceExempt, []string{"vpn", "routers"}) {
 		t.Errorf("the file: %v, namespaces %q", err, c.SourceExempt)
 	}
 }
 
-// F117: the address for load balancers in front of nodes is that of kube-proxy by default, and what is no address is refused.
+// F117: the default address of the proxy's health check is that of kube-proxy. An invalid address
+// is rejected.
 func TestProxyHealthzFlag(t *testing.T) {
 	fs := flag.NewFlagSet("agent", flag.ContinueOnError)
 	if c := Flags(fs); c.ProxyHealthz != ":10256" {

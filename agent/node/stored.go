@@ -8,18 +8,18 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// admission is the node against which pods are admitted: resources as the machine has them, and what only the stored
-// object says: labels and taints, which belong to the administrator once the node is registered, and extended resources
-// that somebody wrote into its status. While the view has no such object, which a checkpoint has too, the node goes by
-// what it says of itself. Pure.
-func admission(facts, stored *v1.Node) *v1.Node {
+// admissionNode returns the node against which pods are admitted. Resources come from the facts.
+// Labels and taints come from the stored object, because an administrator may change them after
+// registration. So do extended resources that were added to its status. Without a stored object, in
+// the view or in a checkpoint, it returns the facts. It has no side effects.
+func admissionNode(facts, stored *v1.Node) *v1.Node {
 	if stored == nil {
 		return facts
 	}
 	n := &v1.Node{ObjectMeta: facts.ObjectMeta, Spec: facts.Spec, Status: facts.Status}
 	n.Labels, n.Annotations, n.Spec.Taints = stored.Labels, stored.Annotations, stored.Spec.Taints
 	n.Status.Allocatable = maps.Clone(facts.Status.Allocatable)
-	for name, q := range stored.Status.Allocatable { // as sent, extended resources alone
+	for name, q := range stored.Status.Allocatable { // the session delivers extended resources only
 		if _, own := n.Status.Allocatable[name]; !own {
 			n.Status.Allocatable[name] = q
 		}
@@ -27,10 +27,11 @@ func admission(facts, stored *v1.Node) *v1.Node {
 	return n
 }
 
-// admitting returns the node as pods are admitted to it now. Shared: do not modify.
-func (f *facts) admitting(objects agent.Objects) func() *v1.Node {
+// admissionNodeFunc returns a function for the node against which pods are admitted. The result is
+// shared and must not be modified.
+func (f *nodeFacts) admissionNodeFunc(objects agent.Objects) func() *v1.Node {
 	return func() *v1.Node {
 		stored, _ := objects.Node()
-		return admission(f.node(), stored)
+		return admissionNode(f.currentNode(), stored)
 	}
 }

@@ -14,22 +14,22 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// steady is how long a part has to run to count as well again.
-const steady = 5 * time.Second
+// steadyAfter is how long a restarted part must run before it counts as healthy.
+const steadyAfter = 5 * time.Second
 
-// troubles are the parts of the agent that fail at present, and why. The zero value is not usable: see newTroubles.
-type troubles struct {
+// partFailures are the current failures of parts of the agent. Use newPartFailures.
+type partFailures struct {
 	mu      sync.Mutex
 	byPart  map[string]string
 	changed chan struct{} // buffered
 }
 
-func newTroubles() *troubles {
-	return &troubles{byPart: map[string]string{}, changed: make(chan struct{}, 1)}
+func newPartFailures() *partFailures {
+	return &partFailures{byPart: map[string]string{}, changed: make(chan struct{}, 1)}
 }
 
-// set says how a part is; "" is well.
-func (t *troubles) set(part, why string) {
+// setFailure sets the failure of a part; "" = healthy.
+func (t *partFailures) setFailure(part, why string) {
 	t.mu.Lock()
 	before := t.byPart[part]
 	if why == "" {
@@ -47,8 +47,8 @@ func (t *troubles) set(part, why string) {
 	}
 }
 
-// of words what ails those of the parts for which pick is true; "" when all are well.
-func (t *troubles) of(pick func(part string) bool) string {
+// describeFailures returns the failures of the parts selected by pick, or "" if all are healthy.
+func (t *partFailures) describeFailures(pick func(part string) bool) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var out []string
@@ -60,38 +60,38 @@ func (t *troubles) of(pick func(part string) bool) string {
 	return strings.Join(out, "; ")
 }
 
-// supervise runs a part again whenever it ends, with growing pauses, until ctx ends. The rest of the agent goes on
-// meanwhile. A failure that repeats is told in troubles until the part has run steadily.
-func supervise(ctx context.Context, part string, run func(context.Context) error, t *troubles, log *slog.Logger) error {
+// supervisePart restarts a part each time it returns, with exponential backoff, until ctx ends.
+// Other parts continue. A repeated failure is recorded in t until the part has run for steadyAfter.
+func supervisePart(ctx context.Context, part string, run func(context.Context) error, t *partFailures, log *slog.Logger) error {
 	pause := backoff.Backoff{Min: 100 * time.Millisecond, Max: 10 * time.Second, Jitter: 0.2}
 	for failures := 0; ; {
 		began := time.Now()
-		err := once(ctx, run, func() { t.set(part, "") })
+		err := runPart(ctx, run, func() { t.setFailure(part, "") })
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 		if err == nil {
-			err = errors.New("it ended without a reason")
+			err = errors.New("it stopped without an error")
 		}
-		if time.Since(began) > steady {
+		if time.Since(began) > steadyAfter {
 			pause.Reset()
 			failures = 0
 		}
 		if failures++; failures > 1 {
-			t.set(part, err.Error())
+			t.setFailure(part, err.Error())
 		}
 		again := pause.Next()
-		log.Error("a part of the agent failed and is started again", "part", part, "again in", again, "err", err)
+		log.Error("a part of the agent failed and will be restarted", "part", part, "delay", again, "err", err)
 		if err := wait.Delay(ctx, again); err != nil {
 			return err
 		}
 	}
 }
 
-// once runs a part once; what it started with its context ends with it.
-func once(ctx context.Context, run func(context.Context) error, well func()) error {
+// runPart runs a part once with its own context, so that everything it started ends with it.
+func runPart(ctx context.Context, run func(context.Context) error, well func()) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer time.AfterFunc(steady, well).Stop()
+	defer time.AfterFunc(steadyAfter, well).Stop()
 	return run(ctx)
 }

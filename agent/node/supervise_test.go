@@ -17,12 +17,12 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// weak is a part that fails at once while a word is set.
-type weak struct{ why atomic.Pointer[string] }
+// failingPart is a part that fails at once while an error is set.
+type failingPart struct{ why atomic.Pointer[string] }
 
-func (w *weak) fail(why string) { w.why.Store(&why) }
+func (w *failingPart) setFailure(why string) { w.why.Store(&why) }
 
-func (w *weak) Run(ctx context.Context, _ agent.Objects, _ agent.Reporter) error {
+func (w *failingPart) Run(ctx context.Context, _ agent.Objects, _ agent.Reporter) error {
 	if why := w.why.Load(); why != nil && *why != "" {
 		return errors.New(*why)
 	}
@@ -30,15 +30,15 @@ func (w *weak) Run(ctx context.Context, _ agent.Objects, _ agent.Reporter) error
 	return ctx.Err()
 }
 
-// A part that fails is a condition of the node and is tried again; pods start and restart meanwhile, and the node stays
-// ready. When it runs again the condition goes.
+// A failed part sets a condition of the node and is restarted. Pods start and restart meanwhile,
+// and the node stays ready. When the part runs again, the condition is false.
 func TestPartFails(t *testing.T) {
 	dir := t.TempDir()
 	virtual.Test(t, func(t *testing.T) {
 		cfg, c, rt := fakeConfig("w1", dir)
-		proxy, side := &weak{}, &weak{}
-		proxy.fail("Service rules need nftables: install nft")
-		side.fail("no such thing: modprobe it")
+		proxy, side := &failingPart{}, &failingPart{}
+		proxy.setFailure("Service rules need nftables: install nft")
+		side.setFailure("no such thing: modprobe it")
 		cfg.Proxy = proxy
 		cfg.Extra = map[string]func(context.Context, agent.Objects, agent.Reporter) error{"udp flows": side.Run}
 		n, err := New(cfg)
@@ -73,8 +73,8 @@ func TestPartFails(t *testing.T) {
 		if p, _ := c.Pod("u"); readyPods(c) != 1 || p.Status.ContainerStatuses[0].RestartCount != 1 {
 			t.Errorf("no container restarts while a part fails: %+v", p.Status.ContainerStatuses)
 		}
-		proxy.fail("")
-		side.fail("")
+		proxy.setFailure("")
+		side.setFailure("")
 		time.Sleep(time.Minute)
 		virtual.Wait()
 		for _, cond := range []v1.NodeConditionType{v1.NodeNetworkUnavailable, NodeDegraded} {
@@ -89,15 +89,16 @@ func TestPartFails(t *testing.T) {
 	})
 }
 
-// Without a runtime or images no pod can run: then the node is not ready, and says why. One failure is not told.
+// Without a runtime or images no pod can run. The node is then not ready, with the reason. A single
+// failure is not reported.
 func TestVitalPartFails(t *testing.T) {
 	cfg, _, _ := fakeConfig("w1", t.TempDir())
-	f, tr := newFacts(&cfg), newTroubles()
-	tr.set(partImages, "the disk is full")
-	tr.set("csi", "it hangs")
-	var o observed
-	f.ailing(&o, tr)
-	n := f.compose(o, nil, time.Now())
+	f, tr := newNodeFacts(&cfg), newPartFailures()
+	tr.setFailure(partImages, "the disk is full")
+	tr.setFailure("csi", "it hangs")
+	var o observation
+	f.setFailures(&o, tr)
+	n := f.composeNode(o, nil, time.Now())
 	if got := condition(n, v1.NodeReady); got.Status != v1.ConditionFalse || got.Message != "images: the disk is full" {
 		t.Errorf("%+v", got)
 	}
@@ -105,13 +106,13 @@ func TestVitalPartFails(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	cfg.foreignNetwork = func() bool { return true }
-	if got := condition(f.compose(o, nil, time.Now()), v1.NodeNetworkUnavailable); got.Type != "" {
+	if got := condition(f.composeNode(o, nil, time.Now()), v1.NodeNetworkUnavailable); got.Type != "" {
 		t.Errorf("it speaks of a network that is somebody else's: %+v", got)
 	}
 }
 
-// The networks of pods are looked at time and again: a pod whose network is not as it was made hears of it once, and
-// what belongs to no pod is given back.
+// Pod networks are checked at intervals. A failed check becomes one event of the pod, and
+// attachments without a pod are released.
 func TestPodNetworksAreTended(t *testing.T) {
 	dir := t.TempDir()
 	virtual.Test(t, func(t *testing.T) {
@@ -126,14 +127,14 @@ func TestPodNetworksAreTended(t *testing.T) {
 		go func() { done <- n.Run(ctx) }()
 		host := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "h", Namespace: "default", UID: "u2"}, Spec: v1.PodSpec{HostNetwork: true, Containers: []v1.Container{{Name: "app", Image: "hello:1"}}}}
 		c.Put(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default", UID: "u"}, Spec: v1.PodSpec{Containers: []v1.Container{{Name: "app", Image: "hello:1"}}}}, host)
-		time.Sleep(tendEvery + time.Second)
+		time.Sleep(networkCheckInterval + time.Second)
 		virtual.Wait()
 		if script.Count("Check") != 1 || script.Count("GC") != 1 {
 			t.Errorf("after one interval: %v", script.Journal())
 		}
 		script.FailAlways("Check", errors.New("eth0 has lost its address"))
 		script.Fail("GC", errors.New("a plugin hangs"), errors.New("a plugin hangs"))
-		time.Sleep(3 * tendEvery)
+		time.Sleep(3 * networkCheckInterval)
 		virtual.Wait()
 		told := slices.DeleteFunc(c.Events("u"), func(e string) bool { return !strings.Contains(e, "NetworkCheckFailed") })
 		if len(told) != 1 || !strings.Contains(told[0], "eth0 has lost its address") {

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// procSwaps lists the areas to which the kernel swaps, after a line of titles.
+// procSwaps lists the active swap areas, after a header line.
 const procSwaps = "/proc/swaps"
 
 // checkSwap returns an error if file, which has the form of /proc/swaps, lists a swap area. A kernel without swap has no

@@ -7,12 +7,12 @@ import (
 	"testing"
 )
 
-// --fail-swap-on keeps the agent from starting on a machine with active swap, as kubelet's setting of the name does.
+// --fail-swap-on prevents the agent from starting on a machine with active swap, like the kubelet's failSwapOn.
 func TestFailSwapOn(t *testing.T) {
 	const header = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n"
 	for name, c := range map[string]struct {
 		swaps string
-		want  string // in the error; "" = none
+		want  string // substring of the error; "" = none
 	}{
 		"no swap":          {header, ""},
 		"an empty file":    {"", ""},
@@ -33,7 +33,7 @@ func TestFailSwapOn(t *testing.T) {
 			}
 		})
 	}
-	if c, err := configured(t, "fail-swap-on: true\n"); err != nil || !c.FailSwapOn {
+	if c, err := parseConfig(t, "fail-swap-on: true\n"); err != nil || !c.FailSwapOn {
 		t.Errorf("fail-swap-on in the file of settings: %v", err)
 	}
 }

@@ -16,42 +16,43 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// tendEvery is the time between two looks at the network of all pods.
-const tendEvery = 5 * time.Minute
+// networkCheckInterval is the time between two checks of all pod networks.
+const networkCheckInterval = 5 * time.Minute
 
-// tender looks after the network of running pods: attachments that are not as they were made are told of in an event
-// of their pod, and what belongs to no pod is given back.
-type tender struct {
+// networkChecker checks the network of running pods with CNI CHECK. It reports a failed check in an
+// event of the pod, and releases attachments without a pod.
+type networkChecker struct {
 	runtime  agent.Runtime
 	network  agent.Network
 	objects  agent.Objects
 	reporter agent.Reporter
 	node     string
 	log      *slog.Logger
-	tried    bool                 // a Run before this one has failed
-	failing  map[types.UID]string // what was told of a pod
+	retryNow bool                 // the previous run failed: check at once
+	reported map[types.UID]string // last reported error of a pod
 }
 
-// run works until ctx ends or something cannot be given back; called again, it tries that at once.
-func (t *tender) run(ctx context.Context) error {
+// checkPodNetworks checks all pods at intervals until ctx ends or a release fails. The next call
+// after a failure checks at once.
+func (t *networkChecker) checkPodNetworks(ctx context.Context) error {
 	for {
-		if !t.tried {
-			if err := wait.Delay(ctx, tendEvery); err != nil {
+		if !t.retryNow {
+			if err := wait.Delay(ctx, networkCheckInterval); err != nil {
 				return err
 			}
 		}
-		t.tried = true
-		if err := t.look(ctx); err != nil {
+		t.retryNow = true
+		if err := t.checkAll(ctx); err != nil {
 			return err
 		}
-		t.tried = false
+		t.retryNow = false
 	}
 }
 
-func (t *tender) look(ctx context.Context) error {
+func (t *networkChecker) checkAll(ctx context.Context) error {
 	res, err := t.runtime.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
 	if err != nil {
-		return fmt.Errorf("looking after pod networks: listing sandboxes: %w", err)
+		return fmt.Errorf("checking pod networks: listing sandboxes: %w", err)
 	}
 	var keep []string
 	present := map[types.UID]bool{}
@@ -60,50 +61,51 @@ func (t *tender) look(ctx context.Context) error {
 		uid := types.UID(s.Labels[agent.LabelPodUID])
 		present[uid] = true
 		if s.State == cri.PodSandboxState_SANDBOX_READY {
-			t.check(ctx, s.Id, uid)
+			t.checkPod(ctx, s.Id, uid)
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 	}
-	for uid := range t.failing {
+	for uid := range t.reported {
 		if !present[uid] {
-			delete(t.failing, uid)
+			delete(t.reported, uid)
 		}
 	}
 	if err := t.network.GC(ctx, keep); err != nil {
-		return fmt.Errorf("giving back networks that belong to no pod: %w", err)
+		return fmt.Errorf("releasing networks without a pod: %w", err)
 	}
 	return nil
 }
 
-// check tells of a pod whose network is not as it was made, once for each way in which it is not.
-func (t *tender) check(ctx context.Context, id string, uid types.UID) {
+// checkPod checks a pod's network, and reports each distinct failure once.
+func (t *networkChecker) checkPod(ctx context.Context, id string, uid types.UID) {
 	pod, ok := t.objects.Pod(uid)
 	if !ok || pod.Spec.HostNetwork || pod.DeletionTimestamp != nil {
 		return
 	}
 	err := t.network.Check(ctx, agent.NetworkRequest{SandboxID: id, Namespace: pod.Namespace, Name: pod.Name, UID: uid})
-	if err == nil || ctx.Err() != nil || !t.ready(ctx, id) {
-		delete(t.failing, uid)
+	if err == nil || ctx.Err() != nil || !t.isSandboxReady(ctx, id) {
+		delete(t.reported, uid)
 		return
 	}
-	t.log.Warn("the network of a pod is not as it was made", "pod", pod.Namespace+"/"+pod.Name, "err", err)
-	if t.failing[uid] == err.Error() {
+	t.log.Warn("the network check of a pod failed", "pod", pod.Namespace+"/"+pod.Name, "err", err)
+	if t.reported[uid] == err.Error() {
 		return
 	}
-	t.failing[uid] = err.Error()
+	t.reported[uid] = err.Error()
 	t.reporter.Event(networkEvent(pod, t.node, err.Error(), time.Now()))
 }
 
-// ready says that the sandbox still is there: one that was being taken down fails its check rightly.
-func (t *tender) ready(ctx context.Context, id string) bool {
+// isSandboxReady reports whether the sandbox is still ready. The check of a sandbox that is being
+// removed fails as expected.
+func (t *networkChecker) isSandboxReady(ctx context.Context, id string) bool {
 	res, err := t.runtime.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{Filter: &cri.PodSandboxFilter{Id: id}})
 	return err == nil && len(res.GetItems()) == 1 && res.Items[0].State == cri.PodSandboxState_SANDBOX_READY
 }
 
 func networkEvent(pod *v1.Pod, node, message string, now time.Time) *v1.Event {
-	const limit = 1024 // as the API's validation
+	const limit = 1024 // limit of API validation
 	if len(message) > limit {
 		message = message[:limit-3] + "..."
 	}

@@ -12,19 +12,20 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// tiers keeps the runtime's idea of what pods are worth in step with the pods of the node.
-type tiers struct {
+// tierUpdater updates the runtime's cgroup settings of the QoS tiers when pods change.
+type tierUpdater struct {
 	runtime agent.TieredRuntime
 	objects agent.Objects
 	limits  func() v1.ResourceList // of all pods together
 }
 
-// tiersEvery is how often limits are set without cause: somebody may have changed them.
-const tiersEvery = time.Minute
+// tierInterval is how often the limits are set without a change, in case another program changed
+// them.
+const tierInterval = time.Minute
 
-// run works until ctx ends or a limit cannot be set.
-func (t *tiers) run(ctx context.Context) error {
-	tick := time.NewTicker(tiersEvery)
+// updateTiers runs until ctx ends or a limit cannot be set.
+func (t *tierUpdater) updateTiers(ctx context.Context) error {
+	tick := time.NewTicker(tierInterval)
 	defer tick.Stop()
 	changes := t.objects.Changes(ctx)
 	select {
@@ -33,7 +34,7 @@ func (t *tiers) run(ctx context.Context) error {
 	case <-t.objects.Synced():
 	}
 	for {
-		if err := t.runtime.SetTiers(ctx, tiersOf(t.objects.Pods(), t.limits(), allPIDs())); err != nil {
+		if err := t.runtime.SetTiers(ctx, podTiers(t.objects.Pods(), t.limits(), allPIDs())); err != nil {
 			return err
 		}
 		for relevant := false; !relevant; {
@@ -44,7 +45,7 @@ func (t *tiers) run(ctx context.Context) error {
 				relevant = true
 			case kinds, ok := <-changes:
 				if !ok {
-					return errors.New("the view of the cluster ended")
+					return errors.New("the stream of changes ended")
 				}
 				_, relevant = kinds["Pod"]
 			}
@@ -52,8 +53,9 @@ func (t *tiers) run(ctx context.Context) error {
 	}
 }
 
-// tiersOf is what the pods are worth. Pods that have ended count for nothing. Pure.
-func tiersOf(pods []*v1.Pod, limits v1.ResourceList, pids int64) agent.Tiers {
+// podTiers returns the tier settings for the pods. Pods that have ended do not count. It has no
+// side effects.
+func podTiers(pods []*v1.Pod, limits v1.ResourceList, pids int64) agent.Tiers {
 	out := agent.Tiers{CPU: saturate.MilliValue(limits.Cpu()), Memory: saturate.Value(limits.Memory()), PIDs: pids}
 	for _, p := range pods {
 		if p.Status.Phase != v1.PodSucceeded && p.Status.Phase != v1.PodFailed && pod.QOS(p) == v1.PodQOSBurstable {

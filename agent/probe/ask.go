@@ -26,24 +26,24 @@ import (
 )
 
 const (
-	userAgent  = "kube-probe/1.37" // applications tell probes from users by it
+	userAgent  = "kube-probe/1.37" // applications recognize probes by this user agent
 	maxBody    = 10 << 10
 	maxHeaders = 64 << 10
-	maxShown   = 256
+	maxMessage = 256
 )
 
-// asker obtains one result.
-type asker struct {
+// probeRunner runs single probes.
+type probeRunner struct {
 	runtime agent.Runtime
 	http    *http.Client
 }
 
-func newAsker(r agent.Runtime) *asker {
-	// Pods serve certificates of their own making: a probe asks whether somebody answers, not who.
+func newProbeRunner(r agent.Runtime) *probeRunner {
+	// Pods use self-signed certificates. A probe tests availability, not identity.
 	t := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: maxHeaders}
-	return &asker{runtime: r, http: &http.Client{Transport: t, CheckRedirect: func(req *http.Request, via []*http.Request) error {
+	return &probeRunner{runtime: r, http: &http.Client{Transport: t, CheckRedirect: func(req *http.Request, via []*http.Request) error {
 		if req.URL.Hostname() != via[0].URL.Hostname() {
-			return http.ErrUseLastResponse // leaving the pod is none of a probe's business: it answered
+			return http.ErrUseLastResponse // a redirect out of the pod is not followed: the pod has responded
 		}
 		if len(via) >= 10 {
 			return errors.New("stopped after 10 redirects")
@@ -52,24 +52,25 @@ func newAsker(r agent.Runtime) *asker {
 	}}}
 }
 
-// warning is the error of a probe that passed with a warning, which is its text.
-type warning string
+// probeWarning is the error of a probe that succeeded with a warning.
+type probeWarning string
 
-func (w warning) Error() string { return string(w) }
+func (w probeWarning) Error() string { return string(w) }
 
-// ask runs one probe within ctx. err says that the probe could not be run at all, or is a warning of one that passed.
-func (a *asker) ask(ctx context.Context, p *v1.Probe, t agent.ProbeTarget) (ok bool, message string, err error) {
+// runProbe runs one probe within ctx. err means that the probe could not be run, or is a
+// probeWarning.
+func (a *probeRunner) runProbe(ctx context.Context, p *v1.Probe, t agent.ProbeTarget) (ok bool, message string, err error) {
 	switch {
 	case p.Exec != nil:
-		return a.exec(ctx, p, t)
+		return a.runExec(ctx, p, t)
 	case p.HTTPGet != nil:
-		return a.get(ctx, p, t)
+		return a.runHTTP(ctx, p, t)
 	case p.TCPSocket != nil:
 		host := p.TCPSocket.Host
 		if host == "" {
 			host = t.IP
 		}
-		port, err := port(t.Container, p.TCPSocket.Port)
+		port, err := resolvePort(t.Container, p.TCPSocket.Port)
 		if err != nil {
 			return false, "", err
 		}
@@ -80,13 +81,13 @@ func (a *asker) ask(ctx context.Context, p *v1.Probe, t agent.ProbeTarget) (ok b
 		}
 		return true, "", conn.Close()
 	case p.GRPC != nil:
-		return a.grpc(ctx, p, t)
+		return a.runGRPC(ctx, p, t)
 	}
 	return false, "", fmt.Errorf("probe of container %q has no action", t.Container.Name)
 }
 
-func (a *asker) exec(ctx context.Context, p *v1.Probe, t agent.ProbeTarget) (bool, string, error) {
-	limit := seconds(p.TimeoutSeconds, 1)
+func (a *probeRunner) runExec(ctx context.Context, p *v1.Probe, t agent.ProbeTarget) (bool, string, error) {
+	limit := secondsOrDefault(p.TimeoutSeconds, 1)
 	res, err := a.runtime.ExecSync(ctx, &cri.ExecSyncRequest{ContainerId: t.ContainerID, Cmd: p.Exec.Command, Timeout: int64(limit / time.Second)})
 	switch {
 	case ctx.Err() != nil, status.Code(err) == codes.DeadlineExceeded, errors.Is(err, context.DeadlineExceeded):
@@ -95,12 +96,12 @@ func (a *asker) exec(ctx context.Context, p *v1.Probe, t agent.ProbeTarget) (boo
 		return false, "", fmt.Errorf("exec probe: %w", err)
 	}
 	out := string(res.Stdout) + string(res.Stderr)
-	return res.ExitCode == 0, shorten(out, maxBody), nil
+	return res.ExitCode == 0, truncate(out, maxBody), nil
 }
 
-func (a *asker) get(ctx context.Context, p *v1.Probe, t agent.ProbeTarget) (bool, string, error) {
+func (a *probeRunner) runHTTP(ctx context.Context, p *v1.Probe, t agent.ProbeTarget) (bool, string, error) {
 	g := p.HTTPGet
-	number, err := port(t.Container, g.Port)
+	number, err := resolvePort(t.Container, g.Port)
 	if err != nil {
 		return false, "", err
 	}
@@ -127,7 +128,7 @@ func (a *asker) get(ctx context.Context, p *v1.Probe, t agent.ProbeTarget) (bool
 		case strings.EqualFold(h.Name, "Host"):
 			req.Host = h.Value
 		case h.Value == "" && (strings.EqualFold(h.Name, "User-Agent") || strings.EqualFold(h.Name, "Accept")):
-			req.Header[http.CanonicalHeaderKey(h.Name)] = nil // set to nothing on purpose
+			req.Header[http.CanonicalHeaderKey(h.Name)] = nil // an empty value removes the default header
 		default:
 			req.Header.Set(h.Name, h.Value)
 		}
@@ -145,12 +146,12 @@ func (a *asker) get(ctx context.Context, p *v1.Probe, t agent.ProbeTarget) (bool
 		return false, fmt.Sprintf("HTTP probe failed with statuscode: %d", res.StatusCode), nil
 	}
 	if res.StatusCode >= 300 { // a redirect to another host, which is not followed
-		return true, "", warning("Probe terminated redirects, Response body: " + string(body))
+		return true, "", probeWarning("Probe terminated redirects, Response body: " + string(body))
 	}
-	return true, shorten(string(body), maxShown), nil
+	return true, truncate(string(body), maxMessage), nil
 }
 
-func (a *asker) grpc(ctx context.Context, p *v1.Probe, t agent.ProbeTarget) (bool, string, error) {
+func (a *probeRunner) runGRPC(ctx context.Context, p *v1.Probe, t agent.ProbeTarget) (bool, string, error) {
 	addr := net.JoinHostPort(t.IP, strconv.Itoa(int(p.GRPC.Port)))
 	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUserAgent(userAgent), grpc.WithNoProxy(),
 		grpc.WithMaxHeaderListSize(maxHeaders), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxBody)))
@@ -168,7 +169,7 @@ func (a *asker) grpc(ctx context.Context, p *v1.Probe, t agent.ProbeTarget) (boo
 		case codes.Unimplemented:
 			return false, fmt.Sprintf("error: this server does not implement the grpc health protocol (grpc.health.v1.Health): %s", status.Convert(err).Message()), nil
 		case codes.DeadlineExceeded:
-			return false, fmt.Sprintf("timeout: health rpc did not complete within %s", seconds(p.TimeoutSeconds, 1)), nil
+			return false, fmt.Sprintf("timeout: health rpc did not complete within %s", secondsOrDefault(p.TimeoutSeconds, 1)), nil
 		default:
 			return false, fmt.Sprintf("error: health rpc failed: %v", err), nil
 		}
@@ -179,8 +180,8 @@ func (a *asker) grpc(ctx context.Context, p *v1.Probe, t agent.ProbeTarget) (boo
 	return true, "", nil
 }
 
-// port resolves a number or the name of one of the container's ports.
-func port(c *v1.Container, p intstr.IntOrString) (int, error) {
+// resolvePort returns the port of a number, or of a name in the container's ports.
+func resolvePort(c *v1.Container, p intstr.IntOrString) (int, error) {
 	n := p.IntValue()
 	if p.Type == intstr.String {
 		n = 0
@@ -201,7 +202,7 @@ func port(c *v1.Container, p intstr.IntOrString) (int, error) {
 	return n, nil
 }
 
-func shorten(s string, n int) string {
+func truncate(s string, n int) string {
 	if len(s) > n {
 		return s[:n]
 	}

@@ -6,118 +6,121 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// The names of the probes.
+// Kinds of probes.
 const (
 	Startup   = "startup"
 	Liveness  = "liveness"
 	Readiness = "readiness"
 )
 
-// The first tries of a startup or readiness probe: Kubernetes waits a whole period after
-// a first failure, which is where most of its time to Ready goes.
+// Waits between the first attempts of a startup or readiness probe. Kubernetes waits a whole period
+// after the first failure, which dominates its time to Ready.
 const (
-	quickFirst = 2 * time.Millisecond  // a program that was only just executed does not listen yet
-	quickExec  = 10 * time.Millisecond // each try is a process, which costs more than the wait
-	// livenessAfter is the least age at which liveness is first asked: a container that does not
-	// listen yet must not be found dead sooner than under Kubernetes.
-	livenessAfter = time.Second
+	quickFirstWait = 2 * time.Millisecond  // a process does not listen immediately after its start
+	quickExecWait  = 10 * time.Millisecond // each attempt starts a process, which costs more than the wait
+	// minLivenessAge is the minimum age for the first liveness probe. A container that does not
+	// listen yet must not fail earlier than in Kubernetes.
+	minLivenessAge = time.Second
 )
 
-// outcome is one probe's result.
-type outcome int
+// probeResult is the result of one probe.
+type probeResult int
 
 const (
-	success outcome = iota
-	failure
-	unknown // the probe itself could not be run: counts for nothing
+	resultSuccess probeResult = iota
+	resultFailure
+	resultUnknown // the probe could not be run; ignored
 )
 
-// machine is the state of one probe of one container. Pure: times come in as arguments.
+// stateMachine is the state of one probe of one container. It has no side effects: times are
+// arguments.
 //
-//	waiting ──(initial delay)──▶ quick: after 2, 3, 4, 6, 9 ms … ──(first success, or a period has passed)──▶ periodic
+//	waiting ──(initial delay)──▶ quick: after 2, 3, 4, 6, 9 ms … ──(first success, or one period)──▶ periodic
 //
-// Each wait of the quick phase is half as long again as the one before, so that a program is found ready at most
-// half its start-up time late, and one that takes the whole period is asked two dozen times; an exec probe's are doubled.
-// Failures of the quick phase are not counted: failureThreshold goes on meaning that many periods.
-type machine struct {
-	kind    string
-	period  time.Duration
-	need    int // successThreshold
-	allow   int // failureThreshold
-	started time.Time
-	base    time.Time // when probing began: periods count from here
-	next    time.Time
-	step    time.Duration // of the quick phase; 0 = over
-	grow    time.Duration // what a step grows by: its length divided by this
-	good    int           // successes in a row
-	bad     int           // counted failures in a row
-	pass    bool          // what the probe says so far
-	gaveUp  bool
+// In the quick phase each wait is 1.5 times the previous one (2 times for exec probes). So a
+// container is found ready after at most 1.5 times its startup time, with about two dozen attempts
+// in a whole period. Failures of the quick phase are not counted, so failureThreshold still means
+// that many periods.
+type stateMachine struct {
+	kind             string
+	period           time.Duration
+	successThreshold int // from the probe
+	failureThreshold int // from the probe
+	started          time.Time
+	startAt          time.Time // start of probing, from which periods count
+	next             time.Time
+	step             time.Duration // wait of the quick phase; 0 = the phase is over
+	growthDivisor    time.Duration // each wait grows by 1/growthDivisor
+	successes        int           // consecutive successes
+	failures         int           // consecutive counted failures
+	passing          bool          // current state of the probe
+	gaveUp           bool
 }
 
-// newMachine begins at now for a container started at started. pass is the state to begin with.
-func newMachine(kind string, p *v1.Probe, started, now time.Time, pass bool) *machine {
-	m := &machine{kind: kind, period: seconds(p.PeriodSeconds, 10), need: int(max(p.SuccessThreshold, 1)), allow: 3, started: started, pass: pass}
+// newStateMachine returns the state at now for a container started at started. pass is the initial
+// state.
+func newStateMachine(kind string, p *v1.Probe, started, now time.Time, pass bool) *stateMachine {
+	m := &stateMachine{kind: kind, period: secondsOrDefault(p.PeriodSeconds, 10), successThreshold: int(max(p.SuccessThreshold, 1)), failureThreshold: 3, started: started, passing: pass}
 	if p.FailureThreshold > 0 {
-		m.allow = int(p.FailureThreshold)
+		m.failureThreshold = int(p.FailureThreshold)
 	}
 	m.next = started.Add(time.Duration(p.InitialDelaySeconds) * time.Second)
 	switch {
 	case kind == Liveness:
-		if at := started.Add(min(livenessAfter, m.period)); m.next.Before(at) {
+		if at := started.Add(min(minLivenessAge, m.period)); m.next.Before(at) {
 			m.next = at
 		}
 	case !pass && p.Exec != nil:
-		m.step, m.grow = quickExec, 1
+		m.step, m.growthDivisor = quickExecWait, 1
 	case !pass:
-		m.step, m.grow = quickFirst, 2
-		if at := started.Add(quickFirst); m.next.Before(at) {
+		m.step, m.growthDivisor = quickFirstWait, 2
+		if at := started.Add(quickFirstWait); m.next.Before(at) {
 			m.next = at
 		}
 	}
 	if m.next.Before(now) {
 		m.next = now
 	}
-	m.base = m.next
+	m.startAt = m.next
 	return m
 }
 
-func seconds(n int32, byDefault int32) time.Duration {
+func secondsOrDefault(n int32, byDefault int32) time.Duration {
 	if n <= 0 {
 		n = byDefault
 	}
 	return time.Duration(n) * time.Second
 }
 
-// result takes in one result that became known at now. It reports whether the probe's verdict
-// changed, and whether this was a quick failure, which counts for nothing.
-func (m *machine) result(r outcome, now time.Time) (changed, quick bool) {
-	quick = m.step > 0 && now.Before(m.base.Add(m.period))
+// addResult adds a result that was obtained at now. It reports whether the state changed, and
+// whether the result was a failure in the quick phase, which is not counted.
+func (m *stateMachine) addResult(r probeResult, now time.Time) (changed, quick bool) {
+	quick = m.step > 0 && now.Before(m.startAt.Add(m.period))
 	switch {
-	case r == success:
-		m.good, m.bad, m.step = m.good+1, 0, 0
-		if !m.pass && m.good >= m.need {
-			m.pass, changed = true, true
+	case r == resultSuccess:
+		m.successes, m.failures, m.step = m.successes+1, 0, 0
+		if !m.passing && m.successes >= m.successThreshold {
+			m.passing, changed = true, true
 		}
-	case r == failure && !quick:
-		m.good, m.bad = 0, m.bad+1
-		if m.bad >= m.allow {
-			changed = m.pass || m.kind != Readiness && !m.gaveUp
-			m.pass, m.gaveUp = false, m.kind != Readiness
+	case r == resultFailure && !quick:
+		m.successes, m.failures = 0, m.failures+1
+		if m.failures >= m.failureThreshold {
+			changed = m.passing || m.kind != Readiness && !m.gaveUp
+			m.passing, m.gaveUp = false, m.kind != Readiness
 		}
-	case r == failure:
-		m.good = 0
+	case r == resultFailure:
+		m.successes = 0
 	}
-	m.schedule(r, now)
-	return changed, quick && r == failure
+	m.scheduleNext(r, now)
+	return changed, quick && r == resultFailure
 }
 
-func (m *machine) schedule(r outcome, now time.Time) {
-	if m.step > 0 && r != success {
-		// A quick try, but none later than the first counted one.
+func (m *stateMachine) scheduleNext(r probeResult, now time.Time) {
+	if m.step > 0 && r != resultSuccess {
+		// A quick attempt, but not after the first counted one.
 		m.next = now.Add(m.step)
-		m.step += m.step / m.grow
-		if end := m.base.Add(m.period); !now.Before(end) || m.next.After(end) {
+		m.step += m.step / m.growthDivisor
+		if end := m.startAt.Add(m.period); !now.Before(end) || m.next.After(end) {
 			m.step = 0
 			m.next = end
 			if m.next.Before(now) {

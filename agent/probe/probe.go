@@ -1,8 +1,8 @@
-// Package probe runs the probes of containers: exec, HTTP, TCP and gRPC health. What a
-// series of results means is a pure state machine (machine.go); how one result is
-// obtained is ask.go; this file is the loop between the two.
+// Package probe runs container probes: exec, HTTP, TCP and gRPC. A state machine without side
+// effects evaluates the results (machine.go). ask.go runs single probes. This file connects the
+// two.
 //
-// Goroutines: for each watched container one for each of its probes, sleeping between two results.
+// Each probe of a watched container has a goroutine, which sleeps between two probes.
 package probe
 
 import (
@@ -17,7 +17,7 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Config is what probes need.
+// Config configures a Prober.
 type Config struct {
 	Runtime agent.Runtime // for exec probes
 	Log     *slog.Logger  // may be nil
@@ -27,38 +27,38 @@ type Config struct {
 
 // Prober implements agent.Prober.
 type Prober struct {
-	cfg Config
-	ask func(ctx context.Context, p *v1.Probe, t agent.ProbeTarget) (ok bool, message string, err error)
+	cfg   Config
+	probe func(ctx context.Context, p *v1.Probe, t agent.ProbeTarget) (ok bool, message string, err error)
 }
 
 var _ agent.Prober = (*Prober)(nil)
 
-// New starts nothing.
+// New returns a Prober. It starts nothing.
 func New(cfg Config) *Prober {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	p := &Prober{cfg: cfg, ask: cfg.Ask}
-	if p.ask == nil {
-		p.ask = newAsker(cfg.Runtime).ask
+	p := &Prober{cfg: cfg, probe: cfg.Ask}
+	if p.probe == nil {
+		p.probe = newProbeRunner(cfg.Runtime).runProbe
 	}
 	return p
 }
 
-// AlwaysPass is an Ask for nodes whose containers are not real.
+// AlwaysPass is an Ask function for nodes without real containers.
 func AlwaysPass(context.Context, *v1.Probe, agent.ProbeTarget) (bool, string, error) {
 	return true, "", nil
 }
 
-// watch is one container under observation.
-type watch struct {
-	p      *Prober
-	t      agent.ProbeTarget
-	on     func(agent.ProbeEvent)
-	mu     sync.Mutex
-	state  agent.ProbeState
-	start  chan struct{} // closed when the startup probe has passed
-	finish context.CancelFunc
+// containerWatch is a container with probes.
+type containerWatch struct {
+	prober        *Prober
+	target        agent.ProbeTarget
+	report        func(agent.ProbeEvent)
+	mu            sync.Mutex
+	state         agent.ProbeState
+	startupPassed chan struct{} // closed when the startup probe has succeeded
+	stop          context.CancelFunc
 }
 
 // Watch implements agent.Prober.
@@ -66,7 +66,7 @@ func (p *Prober) Watch(ctx context.Context, t agent.ProbeTarget, on func(agent.P
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	c := t.Container
-	w := &watch{p: p, t: t, on: on, start: make(chan struct{}), finish: cancel}
+	w := &containerWatch{prober: p, target: t, report: on, startupPassed: make(chan struct{}), stop: cancel}
 	w.state.Started = c.StartupProbe == nil
 	w.state.Ready = w.state.Started && c.ReadinessProbe == nil
 	if t.Resume != nil {
@@ -74,14 +74,14 @@ func (p *Prober) Watch(ctx context.Context, t agent.ProbeTarget, on func(agent.P
 		w.state.Ready = w.state.Started && (c.ReadinessProbe == nil || t.Resume.Ready)
 	}
 	if w.state.Started {
-		close(w.start)
+		close(w.startupPassed)
 	}
-	begin := w.state // the first probe that runs may change it
+	begin := w.state // a copy, because the first probe may change it
 	on(agent.ProbeEvent{State: begin})
 	var wg sync.WaitGroup
 	run := func(kind string, spec *v1.Probe, pass bool) {
 		if spec != nil {
-			wg.Go(func() { w.run(ctx, kind, spec, pass) })
+			wg.Go(func() { w.runProbeLoop(ctx, kind, spec, pass) })
 		}
 	}
 	if !begin.Started {
@@ -93,19 +93,20 @@ func (p *Prober) Watch(ctx context.Context, t agent.ProbeTarget, on func(agent.P
 	wg.Wait()
 }
 
-// run is the life of one probe.
-func (w *watch) run(ctx context.Context, kind string, spec *v1.Probe, pass bool) {
+// runProbeLoop runs one probe until it is over or ctx ends.
+func (w *containerWatch) runProbeLoop(ctx context.Context, kind string, spec *v1.Probe, pass bool) {
 	if kind != Startup {
 		select {
 		case <-ctx.Done():
 			return
-		case <-w.start:
+		case <-w.startupPassed:
 		}
 	}
 	now := time.Now()
-	// By this process's clock, whatever becomes of the node's: nothing was started in the future.
-	started := now.Add(-max(0, now.Sub(w.t.StartedAt)))
-	m := newMachine(kind, spec, started, now, pass)
+	// The start is converted to the monotonic clock. It is never in the future, even if the node's
+	// clock was set.
+	started := now.Add(-max(0, now.Sub(w.target.StartedAt)))
+	m := newStateMachine(kind, spec, started, now, pass)
 	timer := time.NewTimer(time.Until(m.next))
 	defer timer.Stop()
 	for {
@@ -115,59 +116,60 @@ func (w *watch) run(ctx context.Context, kind string, spec *v1.Probe, pass bool)
 		case <-timer.C:
 		}
 		begin := time.Now()
-		actx, cancel := context.WithTimeout(ctx, seconds(spec.TimeoutSeconds, 1))
-		ok, message, err := w.p.ask(actx, spec, w.t)
+		actx, cancel := context.WithTimeout(ctx, secondsOrDefault(spec.TimeoutSeconds, 1))
+		ok, message, err := w.prober.probe(actx, spec, w.target)
 		cancel()
 		if ctx.Err() != nil {
 			return
 		}
-		r, warned := failure, warning("")
+		r, warned := resultFailure, probeWarning("")
 		switch {
 		case errors.As(err, &warned):
-			r = success
+			r = resultSuccess
 		case err != nil:
-			r = unknown
-			w.p.cfg.Log.Warn("probe could not be run", "probe", kind, "pod", w.t.Pod.Namespace+"/"+w.t.Pod.Name, "container", w.t.Container.Name, "err", err)
+			r = resultUnknown
+			w.prober.cfg.Log.Warn("probe could not be run", "probe", kind, "pod", w.target.Pod.Namespace+"/"+w.target.Pod.Name, "container", w.target.Container.Name, "err", err)
 		case ok:
-			r = success
+			r = resultSuccess
 		}
 		now := time.Now()
-		changed, quick := m.result(r, now)
+		changed, quick := m.addResult(r, now)
 		event := agent.ProbeEvent{Probe: kind, OK: ok, Message: message, Warning: string(warned), Start: begin,
 			Took: now.Sub(begin), Uncounted: quick}
-		if done := w.tell(m, r, changed, event); done {
+		if done := w.reportResult(m, r, changed, event); done {
 			return
 		}
 		timer.Reset(time.Until(m.next))
 	}
 }
 
-// tell applies a result to the container's state and passes it on. It returns true when the probe is over.
-func (w *watch) tell(m *machine, r outcome, changed bool, e agent.ProbeEvent) (done bool) {
+// reportResult applies a result to the container's state and reports changes, failures and
+// warnings. It returns true if the probe is over.
+func (w *containerWatch) reportResult(m *stateMachine, r probeResult, changed bool, e agent.ProbeEvent) (done bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if changed {
 		switch m.kind {
 		case Startup:
-			if done = m.pass; done {
+			if done = m.passing; done {
 				w.state.Started = true
-				w.state.Ready = w.t.Container.ReadinessProbe == nil
-				close(w.start)
+				w.state.Ready = w.target.Container.ReadinessProbe == nil
+				close(w.startupPassed)
 			}
 		case Readiness:
-			w.state.Ready = m.pass
+			w.state.Ready = m.passing
 		}
 		if m.gaveUp {
 			w.state.FailedProbe, w.state.Cause = m.kind, e.Message
 			done = true
 		}
 	}
-	if changed || r == failure || e.Warning != "" {
+	if changed || r == resultFailure || e.Warning != "" {
 		e.State = w.state
-		w.on(e)
+		w.report(e)
 	}
 	if m.gaveUp {
-		w.finish()
+		w.stop()
 	}
 	return done
 }

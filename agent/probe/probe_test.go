@@ -27,7 +27,7 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// app is a program under probes, in virtual time: it answers each kind as it is told.
+// app is a program with probes in virtual time. It returns the set result for each kind of probe.
 type app struct {
 	mu    sync.Mutex
 	start time.Time
@@ -35,7 +35,7 @@ type app struct {
 	calls []string
 }
 
-func (a *app) ask(_ context.Context, p *v1.Probe, t agent.ProbeTarget) (bool, string, error) {
+func (a *app) runProbe(_ context.Context, p *v1.Probe, t agent.ProbeTarget) (bool, string, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	kind := Readiness
@@ -53,11 +53,11 @@ func (a *app) ask(_ context.Context, p *v1.Probe, t agent.ProbeTarget) (bool, st
 	return true, "", nil
 }
 
-func after(d time.Duration) func(time.Duration) bool {
+func passAfter(d time.Duration) func(time.Duration) bool {
 	return func(age time.Duration) bool { return age >= d }
 }
 
-func (a *app) of(kind string) []string {
+func (a *app) eventsOf(kind string) []string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	var out []string
@@ -69,94 +69,98 @@ func (a *app) of(kind string) []string {
 	return out
 }
 
-// observe runs the probes for a while and returns the changes of state, stamped with the container's age.
-func observe(t *testing.T, a *app, c *v1.Container, resume *agent.ProbeState, d time.Duration) (log []string) {
+// observeProbes runs the probes for a duration and returns the state changes with the container's
+// age.
+func observeProbes(t *testing.T, a *app, c *v1.Container, resume *agent.ProbeState, d time.Duration) (log []string) {
 	a.start = time.Now()
 	ctx, cancel := context.WithCancel(t.Context())
 	var last agent.ProbeState
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		New(Config{Ask: a.ask}).Watch(ctx, agent.ProbeTarget{Pod: &v1.Pod{}, Container: c, StartedAt: a.start, Resume: resume}, func(e agent.ProbeEvent) {
+		New(Config{Ask: a.runProbe}).Watch(ctx, agent.ProbeTarget{Pod: &v1.Pod{}, Container: c, StartedAt: a.start, Resume: resume}, func(e agent.ProbeEvent) {
 			if e.Probe == "" || e.State != last {
 				log = append(log, fmt.Sprintf("%s started=%t ready=%t%s", time.Since(a.start), e.State.Started, e.State.Ready, e.State.FailedProbe))
 			}
 			last = e.State
 		})
 	}()
-	time.Sleep(d) // virtual
+	time.Sleep(d) // virtual time
 	cancel()
 	<-done
 	return log
 }
 
-// F112: no liveness or readiness probe before the startup probe has passed.
+// F112: no liveness or readiness probe runs before the startup probe has succeeded.
 func TestStartupGates(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
-		a := &app{ok: map[string]func(time.Duration) bool{Startup: after(7 * time.Second)}}
+		a := &app{ok: map[string]func(time.Duration) bool{Startup: passAfter(7 * time.Second)}}
 		c := &v1.Container{StartupProbe: &v1.Probe{PeriodSeconds: 2, FailureThreshold: 5}, ReadinessProbe: &v1.Probe{}, LivenessProbe: &v1.Probe{}}
-		log := observe(t, a, c, nil, 30*time.Second)
+		log := observeProbes(t, a, c, nil, 30*time.Second)
 		want := []string{"0s started=false ready=false", "8.002s started=true ready=false", "8.002s started=true ready=true"}
 		if !slices.Equal(log, want) {
 			t.Errorf("states: %q", log)
 		}
-		if r, l := a.of(Readiness), a.of(Liveness); r[0] != "8.002s" || l[0] != "8.002s" {
+		if r, l := a.eventsOf(Readiness), a.eventsOf(Liveness); r[0] != "8.002s" || l[0] != "8.002s" {
 			t.Errorf("readiness first at %s, liveness at %s", r[0], l[0])
 		}
-		if s := a.of(Startup); s[len(s)-1] != "8.002s" {
+		if s := a.eventsOf(Startup); s[len(s)-1] != "8.002s" {
 			t.Errorf("the startup probe went on after it had passed: %q", s)
 		}
 	})
 }
 
-// A startup probe gives up after failureThreshold periods, however often it was tried in the first of them.
+// A startup probe fails after failureThreshold periods, however many quick attempts the first
+// period had.
 func TestStartupGivesUp(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
-		a := &app{ok: map[string]func(time.Duration) bool{Startup: after(time.Hour)}}
-		log := observe(t, a, &v1.Container{StartupProbe: &v1.Probe{PeriodSeconds: 10, FailureThreshold: 3}}, nil, time.Minute)
+		a := &app{ok: map[string]func(time.Duration) bool{Startup: passAfter(time.Hour)}}
+		log := observeProbes(t, a, &v1.Container{StartupProbe: &v1.Probe{PeriodSeconds: 10, FailureThreshold: 3}}, nil, time.Minute)
 		if want := []string{"0s started=false ready=false", "30.002s started=false ready=falsestartup"}; !slices.Equal(log, want) {
 			t.Errorf("states: %q", log)
 		}
 	})
 }
 
-// F113, F120: the first readiness probe comes at once and is repeated quickly until it passes, then once a period.
+// F113, F120: the first readiness probe runs at once and is repeated quickly until it succeeds,
+// then once per period.
 func TestReadinessIsQuick(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
-		a := &app{ok: map[string]func(time.Duration) bool{Readiness: after(45 * time.Millisecond)}}
-		log := observe(t, a, &v1.Container{ReadinessProbe: &v1.Probe{PeriodSeconds: 5}}, nil, 12*time.Second)
+		a := &app{ok: map[string]func(time.Duration) bool{Readiness: passAfter(45 * time.Millisecond)}}
+		log := observeProbes(t, a, &v1.Container{ReadinessProbe: &v1.Probe{PeriodSeconds: 5}}, nil, 12*time.Second)
 		if want := []string{"0s started=true ready=false", "66.34375ms started=true ready=true"}; !slices.Equal(log, want) {
 			t.Errorf("states: %q", log)
 		}
 		want := []string{"2ms", "4ms", "7ms", "11.5ms", "18.25ms", "28.375ms", "43.5625ms", "66.34375ms", "5.06634375s", "10.06634375s"}
-		if got := a.of(Readiness); !slices.Equal(got, want) {
+		if got := a.eventsOf(Readiness); !slices.Equal(got, want) {
 			t.Errorf("probes at %q, want %q", got, want)
 		}
 	})
 }
 
-// F113: what the quick phase costs is bounded: a program that never answers is asked two dozen times in its first
-// period, and less often where each try is a process.
+// F113: the cost of the quick phase is bounded: about two dozen attempts in the first period, and
+// fewer for exec probes.
 func TestQuickIsBounded(t *testing.T) {
 	for name, c := range map[string]struct {
 		handler v1.ProbeHandler
 		most    int
 	}{"http": {v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{}}, 24}, "exec": {v1.ProbeHandler{Exec: &v1.ExecAction{}}, 12}} {
 		virtual.Test(t, func(t *testing.T) {
-			a := &app{ok: map[string]func(time.Duration) bool{Readiness: after(time.Hour)}}
-			observe(t, a, &v1.Container{ReadinessProbe: &v1.Probe{ProbeHandler: c.handler, PeriodSeconds: 10}}, nil, 10*time.Second)
-			if n := len(a.of(Readiness)); n > c.most || n < 5 {
-				t.Errorf("%s: %d tries in the first period, at %q", name, n, a.of(Readiness))
+			a := &app{ok: map[string]func(time.Duration) bool{Readiness: passAfter(time.Hour)}}
+			observeProbes(t, a, &v1.Container{ReadinessProbe: &v1.Probe{ProbeHandler: c.handler, PeriodSeconds: 10}}, nil, 10*time.Second)
+			if n := len(a.eventsOf(Readiness)); n > c.most || n < 5 {
+				t.Errorf("%s: %d tries in the first period, at %q", name, n, a.eventsOf(Readiness))
 			}
 		})
 	}
 }
 
-// F113: readiness is lost after failureThreshold failures in a row and comes back after successThreshold successes.
+// F113: readiness is lost after failureThreshold consecutive failures, and returns after
+// successThreshold successes.
 func TestReadinessThresholds(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		a := &app{ok: map[string]func(time.Duration) bool{Readiness: func(age time.Duration) bool { return age < 10*time.Second || age > 20*time.Second }}}
-		log := observe(t, a, &v1.Container{ReadinessProbe: &v1.Probe{PeriodSeconds: 1, FailureThreshold: 3, SuccessThreshold: 2}}, nil, time.Minute)
+		log := observeProbes(t, a, &v1.Container{ReadinessProbe: &v1.Probe{PeriodSeconds: 1, FailureThreshold: 3, SuccessThreshold: 2}}, nil, time.Minute)
 		want := []string{"0s started=true ready=false", "1.002s started=true ready=true", "12.002s started=true ready=false", "21.002s started=true ready=true"}
 		if !slices.Equal(log, want) {
 			t.Errorf("states: %q", log)
@@ -164,37 +168,38 @@ func TestReadinessThresholds(t *testing.T) {
 	})
 }
 
-// F114: liveness is asked once a period, not before a container can be up, and gives up after failureThreshold.
+// F114: the liveness probe runs once per period, not before minLivenessAge, and fails after
+// failureThreshold.
 func TestLiveness(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		a := &app{ok: map[string]func(time.Duration) bool{Liveness: func(age time.Duration) bool { return age < 25*time.Second }}}
-		log := observe(t, a, &v1.Container{LivenessProbe: &v1.Probe{PeriodSeconds: 10, FailureThreshold: 3}}, nil, time.Minute)
+		log := observeProbes(t, a, &v1.Container{LivenessProbe: &v1.Probe{PeriodSeconds: 10, FailureThreshold: 3}}, nil, time.Minute)
 		if want := []string{"0s started=true ready=true", "51s started=true ready=trueliveness"}; !slices.Equal(log, want) {
 			t.Errorf("states: %q", log)
 		}
-		if got, want := a.of(Liveness), []string{"1s", "11s", "21s", "31s", "41s", "51s"}; !slices.Equal(got, want) {
+		if got, want := a.eventsOf(Liveness), []string{"1s", "11s", "21s", "31s", "41s", "51s"}; !slices.Equal(got, want) {
 			t.Errorf("probes at %q", got)
 		}
 	})
 }
 
-// P9: after a restart of the agent a container keeps the readiness it had.
+// P9: after a restart of the agent a container keeps its readiness.
 func TestResume(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		a := &app{}
 		c := &v1.Container{StartupProbe: &v1.Probe{}, ReadinessProbe: &v1.Probe{InitialDelaySeconds: 5}}
-		log := observe(t, a, c, &agent.ProbeState{Started: true, Ready: true}, 3*time.Second)
+		log := observeProbes(t, a, c, &agent.ProbeState{Started: true, Ready: true}, 3*time.Second)
 		if want := []string{"0s started=true ready=true"}; !slices.Equal(log, want) {
 			t.Errorf("states: %q", log)
 		}
-		if n := len(a.of(Startup)); n != 0 {
+		if n := len(a.eventsOf(Startup)); n != 0 {
 			t.Errorf("%d startup probes of a started container", n)
 		}
 	})
 }
 
-// Any series of results: a verdict turns to failure only after failureThreshold failures counted in a row, and the
-// next probe is never in the past.
+// For any series of results, the state becomes failing only after failureThreshold counted
+// consecutive failures, and the next probe is never in the past.
 func TestMachineAgainstCounting(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		kind := rapid.SampledFrom([]string{Startup, Liveness, Readiness}).Draw(r, "kind")
@@ -203,7 +208,7 @@ func TestMachineAgainstCounting(t *testing.T) {
 			p.SuccessThreshold = int32(rapid.IntRange(1, 3).Draw(r, "successes"))
 		}
 		start := time.Unix(1000, 0)
-		m := newMachine(kind, p, start, start, kind == Liveness)
+		m := newStateMachine(kind, p, start, start, kind == Liveness)
 		if m.next.Before(start.Add(time.Duration(p.InitialDelaySeconds) * time.Second)) {
 			r.Fatalf("first probe before the initial delay")
 		}
@@ -213,22 +218,22 @@ func TestMachineAgainstCounting(t *testing.T) {
 				r.Fatalf("next probe %s before %s", m.next, now)
 			}
 			now = m.next.Add(time.Duration(rapid.IntRange(0, 900).Draw(r, "took")) * time.Millisecond)
-			was := m.pass
-			o := outcome(rapid.IntRange(0, 2).Draw(r, "result"))
-			changed, quick := m.result(o, now)
+			was := m.passing
+			o := probeResult(rapid.IntRange(0, 2).Draw(r, "result"))
+			changed, quick := m.addResult(o, now)
 			switch {
-			case o == success:
+			case o == resultSuccess:
 				good, bad = good+1, 0
-			case o == failure && quick:
+			case o == resultFailure && quick:
 				good = 0
-			case o == failure:
+			case o == resultFailure:
 				good, bad = 0, bad+1
 			}
-			if changed && was && bad < m.allow {
-				r.Fatalf("failed after %d failures of %d", bad, m.allow)
+			if changed && was && bad < m.failureThreshold {
+				r.Fatalf("failed after %d failures of %d", bad, m.failureThreshold)
 			}
-			if changed && m.pass && good < m.need {
-				r.Fatalf("passed after %d successes of %d", good, m.need)
+			if changed && m.passing && good < m.successThreshold {
+				r.Fatalf("passed after %d successes of %d", good, m.successThreshold)
 			}
 			if m.gaveUp {
 				return
@@ -237,7 +242,7 @@ func TestMachineAgainstCounting(t *testing.T) {
 	})
 }
 
-func target(t *testing.T, addr string) (agent.ProbeTarget, int) {
+func newTarget(t *testing.T, addr string) (agent.ProbeTarget, int) {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
 		t.Fatal(err)
@@ -267,20 +272,20 @@ func TestHTTP(t *testing.T) {
 		}
 	}))
 	defer s.Close()
-	tg, _ := target(t, s.Listener.Addr().String())
-	a := newAsker(nil)
+	tg, _ := newTarget(t, s.Listener.Addr().String())
+	a := newProbeRunner(nil)
 	for path, want := range map[string]string{
 		"/": "", "/query?a=b": "", "/header": "", "/away": "", "/bad": "HTTP probe failed with statuscode: 500", "/moved": "HTTP probe failed with statuscode: 500", "/slow": "context deadline exceeded",
 	} {
-		ctx, cancel := context.WithCancel(t.Context()) // who answers is asked for as long as it takes
+		ctx, cancel := context.WithCancel(t.Context()) // retried until the server responds
 		if path == "/slow" {
 			ctx, cancel = context.WithTimeout(t.Context(), 50*time.Millisecond)
 		}
 		p := &v1.Probe{ProbeHandler: v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{Path: path, Port: intstr.FromString("web"), HTTPHeaders: []v1.HTTPHeader{{Name: "X-Probe", Value: "yes"}, {Name: "Host", Value: "inner.example"}}}}}
-		ok, msg, err := a.ask(ctx, p, tg)
+		ok, msg, err := a.runProbe(ctx, p, tg)
 		cancel()
-		if path == "/away" { // Kubernetes counts it as a success, with a warning
-			want := warning("Probe terminated redirects, Response body: <a href=\"http://elsewhere.invalid/\">Found</a>.\n\n")
+		if path == "/away" { // Kubernetes counts it as a success with a warning
+			want := probeWarning("Probe terminated redirects, Response body: <a href=\"http://elsewhere.invalid/\">Found</a>.\n\n")
 			if !ok || msg != "" || err != error(want) {
 				t.Errorf("%s: %t %q %v", path, ok, msg, err)
 			}
@@ -292,13 +297,13 @@ func TestHTTP(t *testing.T) {
 	}
 	tls := httptest.NewTLSServer(http.NotFoundHandler())
 	defer tls.Close()
-	tg, n := target(t, tls.Listener.Addr().String())
+	tg, n := newTarget(t, tls.Listener.Addr().String())
 	p := &v1.Probe{ProbeHandler: v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{Scheme: v1.URISchemeHTTPS, Port: intstr.FromInt32(int32(n))}}}
-	if ok, msg, err := a.ask(t.Context(), p, tg); ok || err != nil || msg != "HTTP probe failed with statuscode: 404" {
+	if ok, msg, err := a.runProbe(t.Context(), p, tg); ok || err != nil || msg != "HTTP probe failed with statuscode: 404" {
 		t.Errorf("https: %t %q %v", ok, msg, err)
 	}
 	p.HTTPGet.Port = intstr.FromString("absent")
-	if _, _, err := a.ask(t.Context(), p, tg); err == nil || !strings.Contains(err.Error(), "absent") {
+	if _, _, err := a.runProbe(t.Context(), p, tg); err == nil || !strings.Contains(err.Error(), "absent") {
 		t.Errorf("a port that has no such name: %v", err)
 	}
 }
@@ -312,15 +317,15 @@ func TestTCPAndGRPC(t *testing.T) {
 	h.SetServingStatus("broken", grpc_health_v1.HealthCheckResponse_NOT_SERVING)
 	grpc_health_v1.RegisterHealthServer(s, h)
 	go func() { _ = s.Serve(l) }()
-	tg, n := target(t, l.Addr().String())
-	a := newAsker(nil)
+	tg, n := newTarget(t, l.Addr().String())
+	a := newProbeRunner(nil)
 	broken := "broken"
 	tcp := &v1.Probe{ProbeHandler: v1.ProbeHandler{TCPSocket: &v1.TCPSocketAction{Port: intstr.FromInt32(int32(n))}}}
 	rpc := &v1.Probe{ProbeHandler: v1.ProbeHandler{GRPC: &v1.GRPCAction{Port: int32(n)}}}
 	bad := &v1.Probe{ProbeHandler: v1.ProbeHandler{GRPC: &v1.GRPCAction{Port: int32(n), Service: &broken}}}
 	check := func(name string, p *v1.Probe, wantOK bool, want string) {
 		t.Helper()
-		if ok, msg, err := a.ask(t.Context(), p, tg); err != nil || ok != wantOK || !strings.Contains(msg, want) {
+		if ok, msg, err := a.runProbe(t.Context(), p, tg); err != nil || ok != wantOK || !strings.Contains(msg, want) {
 			t.Errorf("%s: %t %q %v", name, ok, msg, err)
 		}
 	}
@@ -344,7 +349,7 @@ func TestExec(t *testing.T) {
 	}
 	tg := agent.ProbeTarget{Container: &v1.Container{Name: "app"}, ContainerID: c.ContainerId}
 	p := &v1.Probe{ProbeHandler: v1.ProbeHandler{Exec: &v1.ExecAction{Command: []string{"check", "me"}}}}
-	a := newAsker(rt)
+	a := newProbeRunner(rt)
 	for name, r := range map[string]struct {
 		code int32
 		err  error
@@ -358,13 +363,13 @@ func TestExec(t *testing.T) {
 		"cannot run": {err: errors.New("no shim"), bad: true},
 	} {
 		rt.OnExec = func(*cri.ContainerConfig, []string) (string, int32, error) { return "out", r.code, r.err }
-		if ok, msg, err := a.ask(t.Context(), p, tg); ok != r.ok || msg != r.msg || (err != nil) != r.bad {
+		if ok, msg, err := a.runProbe(t.Context(), p, tg); ok != r.ok || msg != r.msg || (err != nil) != r.bad {
 			t.Errorf("%s: %t %q %v", name, ok, msg, err)
 		}
 	}
 }
 
-// A container that the wall clock says was started in the future is probed as one that was started now.
+// A container that started in the future by the wall clock is probed like one that started now.
 func TestProbesIgnoreTheWallClock(t *testing.T) {
 	for _, skew := range []time.Duration{time.Hour, 24 * time.Hour} {
 		virtual.Test(t, func(t *testing.T) {
@@ -401,7 +406,7 @@ func TestProbesIgnoreTheWallClock(t *testing.T) {
 	}
 }
 
-// execOnly answers for a container that no test has made.
+// execOnly runs ExecSync for a container that does not exist.
 type execOnly struct{ *fake.Runtime }
 
 func (e execOnly) ExecSync(context.Context, *cri.ExecSyncRequest) (*cri.ExecSyncResponse, error) {
@@ -409,13 +414,13 @@ func (e execOnly) ExecSync(context.Context, *cri.ExecSyncRequest) (*cri.ExecSync
 	return &cri.ExecSyncResponse{ExitCode: code}, err
 }
 
-// A probe that passes with a warning is a success, and each of its results is reported with the warning.
+// A probe with a warning counts as a success, and each of its results is reported with the warning.
 func TestWarningCountsAsSuccess(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		ask := func(context.Context, *v1.Probe, agent.ProbeTarget) (bool, string, error) {
-			return true, "", warning("moved away")
+			return true, "", probeWarning("moved away")
 		}
 		c := &v1.Container{Name: "main", ReadinessProbe: &v1.Probe{PeriodSeconds: 10}}
 		warned := 0

@@ -17,53 +17,57 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// maxTrust bounds the authorities that a node is told of, in bytes.
-const maxTrust = 64 << 10
+// maxTrustBytes bounds the PEM text with the cluster's CA certificates that a replica sends.
+const maxTrustBytes = 64 << 10
 
-// hurryWithin is the time within which the nodes of a cluster have their certificates signed anew: not all in one moment.
-const hurryWithin = 500 * time.Millisecond
+// maxRenewalJitter bounds the random delay before a requested renewal, so that the nodes of a
+// cluster do not renew at the same moment.
+const maxRenewalJitter = 500 * time.Millisecond
 
-// believed are the authorities of the cluster as a node knows them.
-type believed struct {
-	pool  *x509.CertPool
-	all   []*x509.Certificate
-	since int64  // orders what replicas say; 0 = what it enrolled with
-	signs string // by which new certificates are; "" = nobody has said
+// trustedCAs are the CA certificates of the cluster that this node trusts.
+type trustedCAs struct {
+	pool           *x509.CertPool
+	certificates   []*x509.Certificate
+	sinceUnixMilli int64  // time of the message that named the CAs; orders messages of different replicas; 0 = from enrollment
+	signerID       string // authorityID of the CA that signs new certificates; "" = no replica has reported it
 }
 
-// sinceLine stands before the certificates of the file, where readers of PEM pass it over.
-const sinceLine = "believed since %d ms\n"
+// trustedSinceLine is the first line of caFile. PEM decoders skip it.
+const trustedSinceLine = "believed since %d ms\n"
 
-// parseBelieved reads what believed.text or an enrolment gave.
-func parseBelieved(text []byte) (b believed, err error) {
-	if len(text) > maxTrust {
-		return b, fmt.Errorf("the cluster CA takes %d bytes, at most %d are read", len(text), maxTrust)
+// parseTrustedCAs reads the content of caFile, or the CA certificates of an enrollment response. It
+// returns an error if the text is larger than maxTrustBytes or has no CA certificate.
+func parseTrustedCAs(text []byte) (b trustedCAs, err error) {
+	if len(text) > maxTrustBytes {
+		return b, fmt.Errorf("the cluster CA has %d bytes, more than the limit of %d", len(text), maxTrustBytes)
 	}
-	_, _ = fmt.Fscanf(bytes.NewReader(text), sinceLine, &b.since) // it may be missing
+	_, _ = fmt.Fscanf(bytes.NewReader(text), trustedSinceLine, &b.sinceUnixMilli) // the line may be missing
 	b.pool = x509.NewCertPool()
 	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
 		c, err := x509.ParseCertificate(block.Bytes)
 		if err != nil || !c.IsCA {
 			continue
 		}
-		b.all = append(b.all, c)
+		b.certificates = append(b.certificates, c)
 		b.pool.AddCert(c)
 	}
-	if len(b.all) == 0 {
+	if len(b.certificates) == 0 {
 		return b, errors.New("the cluster CA holds no certificate")
 	}
 	return b, nil
 }
 
-// authorityID names an authority as the control plane does.
+// authorityID returns the ID of a CA certificate: the first 8 bytes of the SHA-256 of its public
+// key. The control plane uses the same ID.
 func authorityID(c *x509.Certificate) string {
 	sum := sha256.Sum256(c.RawSubjectPublicKeyInfo)
 	return hex.EncodeToString(sum[:8])
 }
 
-// by is the authority by which a certificate is; "" when it is by none of these.
-func (b believed) by(leaf *x509.Certificate) string {
-	for _, ca := range b.all {
+// issuerID returns the authorityID of the CA that issued leaf, or "" if none of the trusted CAs
+// did.
+func (b trustedCAs) issuerID(leaf *x509.Certificate) string {
+	for _, ca := range b.certificates {
 		if bytes.Equal(leaf.AuthorityKeyId, ca.SubjectKeyId) && leaf.CheckSignatureFrom(ca) == nil {
 			return authorityID(ca)
 		}
@@ -71,75 +75,80 @@ func (b believed) by(leaf *x509.Certificate) string {
 	return ""
 }
 
-func (id *identity) believes() believed {
+func (id *identity) currentCAs() trustedCAs {
 	id.mu.RLock()
 	defer id.mu.RUnlock()
-	return id.believed
+	return id.trusted
 }
 
-func (id *identity) roots() *x509.CertPool { return id.believes().pool }
+func (id *identity) rootPool() *x509.CertPool { return id.currentCAs().pool }
 
-// outdated says of a certificate that it is by another authority than the one that signs now. nil is no certificate.
-func (id *identity) outdated(leaf *x509.Certificate) bool {
-	b := id.believes()
-	return leaf != nil && b.signs != "" && b.by(leaf) != b.signs
+// isIssuedByOldCA reports whether another CA than the current signer issued leaf. It is false for a
+// nil leaf and while the signer is unknown.
+func (id *identity) isIssuedByOldCA(leaf *x509.Certificate) bool {
+	b := id.currentCAs()
+	return leaf != nil && b.signerID != "" && b.issuerID(leaf) != b.signerID
 }
 
-// quicken has the certificate renewed now.
-func (id *identity) quicken() { poke(id.hurry) }
+// requestRenewal makes runRenewals renew the certificate now.
+func (id *identity) requestRenewal() { signalChannel(id.renewNow) }
 
-// met remembers whether the server that was met last is by none that is believed.
-func (id *identity) met(stranger bool) {
+// setServerUntrusted records whether the server of the latest connection showed a certificate of an
+// unknown CA.
+func (id *identity) setServerUntrusted(stranger bool) {
 	id.mu.Lock()
 	defer id.mu.Unlock()
-	id.strange = stranger
+	id.serverUntrusted = stranger
 }
 
-func (id *identity) metStranger() bool {
+func (id *identity) isServerUntrusted() bool {
 	id.mu.RLock()
 	defer id.mu.RUnlock()
-	return id.strange
+	return id.serverUntrusted
 }
 
-// believe takes what a replica says of the authorities: on disk first, so that a node that is begun again knows them.
-func (s *Session) believe(t *fleetv1.Trust) error {
+// applyTrust replaces the trusted CAs with those of a message from a replica. It ignores a message
+// older than the current CAs. The CAs are stored on disk before they are used, so that they survive
+// a restart.
+func (s *Session) applyTrust(t *fleetv1.Trust) error {
 	id := s.id
-	was := id.believes()
-	if t.SinceUnixMilli < was.since {
-		return nil // the replica is behind others
+	was := id.currentCAs()
+	if t.SinceUnixMilli < was.sinceUnixMilli {
+		return nil // the replica lags behind the others
 	}
-	next, err := parseBelieved(t.CaPem)
+	next, err := parseTrustedCAs(t.CaPem)
 	if err != nil {
-		return fmt.Errorf("what the replica says of the cluster's CA: %w", err)
+		return fmt.Errorf("cluster CA sent by the replica: %w", err)
 	}
-	next.since, next.signs = t.SinceUnixMilli, t.Signs
-	if next.since != was.since || !next.pool.Equal(was.pool) {
-		text := append(fmt.Appendf(nil, sinceLine, next.since), t.CaPem...)
+	next.sinceUnixMilli, next.signerID = t.SinceUnixMilli, t.Signs
+	if next.sinceUnixMilli != was.sinceUnixMilli || !next.pool.Equal(was.pool) {
+		text := append(fmt.Appendf(nil, trustedSinceLine, next.sinceUnixMilli), t.CaPem...)
 		if err := writeFile(filepath.Join(s.cfg.StateDir, caFile), text); err != nil {
-			return fmt.Errorf("keep the cluster's CA: %w", err)
+			return fmt.Errorf("store the cluster CA: %w", err)
 		}
 	}
 	id.mu.Lock()
-	id.believed = next
+	id.trusted = next
 	id.mu.Unlock()
 	if !next.pool.Equal(was.pool) {
-		s.log.Info("the cluster's CA has changed", "believed", idsOf(next.all), "signs", next.signs)
+		s.log.Info("the cluster's CA has changed", "trusted", authorityIDs(next.certificates), "signs", next.signerID)
 	}
-	if id.outdated(id.current().Leaf) {
-		id.quicken()
+	if id.isIssuedByOldCA(id.currentCertificate().Leaf) {
+		id.requestRenewal()
 	}
-	if id.outdated(s.signedServing()) {
-		poke(s.serving.hurry)
+	if id.isIssuedByOldCA(s.signedServingCertificate()) {
+		signalChannel(s.serving.renewNow)
 	}
 	return nil
 }
 
-// authorities are those by which the node goes, as it tells replicas.
-func (s *Session) authorities() *fleetv1.Authorities {
-	b := s.id.believes()
-	out := &fleetv1.Authorities{Believes: idsOf(b.all)}
-	for _, c := range s.certificates() {
-		if by := b.by(c.leaf); by != "" {
+// authoritiesReport returns the CAs that this node trusts and the certificates that it uses, for
+// replicas.
+func (s *Session) authoritiesReport() *fleetv1.Authorities {
+	b := s.id.currentCAs()
+	out := &fleetv1.Authorities{Believes: authorityIDs(b.certificates)}
+	for _, c := range s.signedCertificates() {
+		if by := b.issuerID(c.leaf); by != "" {
 			out.Shows = append(out.Shows, by)
 		}
 		out.Certificates = append(out.Certificates, &fleetv1.NodeCertificate{Use: c.use, Key: authorityID(c.leaf),
@@ -148,46 +157,49 @@ func (s *Session) authorities() *fleetv1.Authorities {
 	return out
 }
 
-// signedServing is the certificate of the node's server that the cluster has signed; nil while there is none.
-func (s *Session) signedServing() *x509.Certificate {
-	leaf := s.serving.current()
+// signedServingCertificate returns the certificate of the node's HTTPS server if the cluster signed
+// it, or nil.
+func (s *Session) signedServingCertificate() *x509.Certificate {
+	leaf := s.serving.currentLeaf()
 	if leaf == nil || bytes.Equal(leaf.RawIssuer, leaf.RawSubject) {
 		return nil
 	}
 	return leaf
 }
 
-func idsOf(all []*x509.Certificate) (out []string) {
+func authorityIDs(all []*x509.Certificate) (out []string) {
 	for _, c := range all {
 		out = append(out, authorityID(c))
 	}
 	return out
 }
 
-func poke(c chan struct{}) {
+func signalChannel(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:
 	}
 }
 
-// lookAgain is after how long the wall clock is asked again while something waits for a time of it.
-const lookAgain = time.Hour
+// clockCheckInterval is how often waitUntilTime compares its deadline with the wall clock.
+const clockCheckInterval = time.Hour
 
-// delayUntil waits until it is at, for less when there is a hurry. A machine without a clock of its own boots years ago and is told the
-// time later: where at is a time of the wall clock, without the reading of another, whoever waits for it notices within the hour.
-func delayUntil(ctx context.Context, at time.Time, now func() time.Time, hurry <-chan struct{}) error {
+// waitUntilTime waits until the clock now reaches at, or until renewNow has a value; then it waits
+// a random delay of at most maxRenewalJitter. It returns an error only if ctx ends. A machine
+// without a battery-backed clock boots with an old time, which is corrected later. If at has no
+// monotonic reading, waitUntilTime notices such a correction within clockCheckInterval.
+func waitUntilTime(ctx context.Context, at time.Time, now func() time.Time, hurry <-chan struct{}) error {
 	for {
 		left := at.Sub(now())
-		timer := time.NewTimer(min(left, lookAgain))
+		timer := time.NewTimer(min(left, clockCheckInterval))
 		select {
 		case <-timer.C:
-			if left <= lookAgain {
+			if left <= clockCheckInterval {
 				return nil
 			}
 		case <-hurry:
 			timer.Stop()
-			return wait.Delay(ctx, time.Duration(rand.Int64N(int64(hurryWithin))))
+			return wait.Delay(ctx, time.Duration(rand.Int64N(int64(maxRenewalJitter))))
 		case <-ctx.Done():
 			timer.Stop()
 			return ctx.Err()

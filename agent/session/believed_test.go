@@ -24,7 +24,7 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// authority signs certificates of nodes.
+// authority is a CA that signs certificates of nodes.
 type authority struct {
 	t    *testing.T
 	cert *x509.Certificate
@@ -40,11 +40,11 @@ func newAuthority(t *testing.T, name string) *authority {
 	a := &authority{t: t, key: key}
 	c := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, IsCA: true, BasicConstraintsValid: true,
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(87600 * time.Hour), KeyUsage: x509.KeyUsageCertSign}
-	a.cert = a.sign(c, c, key)
+	a.cert = a.signCertificate(c, c, key)
 	return a
 }
 
-func (a *authority) sign(c, by *x509.Certificate, key *ecdsa.PrivateKey) *x509.Certificate {
+func (a *authority) signCertificate(c, by *x509.Certificate, key *ecdsa.PrivateKey) *x509.Certificate {
 	a.t.Helper()
 	der, err := x509.CreateCertificate(rand.Reader, c, by, &key.PublicKey, a.key)
 	if err != nil {
@@ -57,18 +57,18 @@ func (a *authority) sign(c, by *x509.Certificate, key *ecdsa.PrivateKey) *x509.C
 	return out
 }
 
-func (a *authority) pem() []byte {
+func (a *authority) caPEM() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw})
 }
 
-// node is key and certificate of node w1, good for a time from now on.
-func (a *authority) node(life time.Duration) []byte {
+// nodePEM returns key and certificate of node w1, valid from now on for life.
+func (a *authority) nodePEM(life time.Duration) []byte {
 	a.t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		a.t.Fatal(err)
 	}
-	leaf := a.sign(&x509.Certificate{SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "system:node:w1", Organization: []string{"system:nodes"}},
+	leaf := a.signCertificate(&x509.Certificate{SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "system:node:w1", Organization: []string{"system:nodes"}},
 		NotBefore: time.Now(), NotAfter: time.Now().Add(life), ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, a.cert, key)
 	raw, err := x509.MarshalPKCS8PrivateKey(key)
 	if err != nil {
@@ -77,15 +77,15 @@ func (a *authority) node(life time.Duration) []byte {
 	return append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: leaf.Raw}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw})...)
 }
 
-// identified is a session whose node has a certificate by the authority.
-func identified(t *testing.T, by *authority, life time.Duration) *Session {
+// newIdentifiedSession returns a session whose node has a certificate issued by the authority.
+func newIdentifiedSession(t *testing.T, by *authority, life time.Duration) *Session {
 	t.Helper()
 	s := New(Config{NodeName: "w1", StateDir: t.TempDir(), RunDir: t.TempDir(), Facts: &v1.Node{}, Log: slog.New(slog.DiscardHandler)})
-	both := by.node(life)
+	both := by.nodePEM(life)
 	if err := os.WriteFile(filepath.Join(s.cfg.StateDir, nodeFile), both, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(s.cfg.StateDir, caFile), by.pem(), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(s.cfg.StateDir, caFile), by.caPEM(), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	var err error
@@ -96,25 +96,26 @@ func identified(t *testing.T, by *authority, life time.Duration) *Session {
 	return s
 }
 
-// A certificate is renewed when two thirds of its life are over, not much later and no sooner; again after a failure, and
-// in time for the next one. When another authority signs it is renewed at once. F51
+// A certificate is renewed when two thirds of its lifetime have passed, and not earlier. After a
+// failure the renewal is retried, and the next renewal is on time. When another CA becomes the
+// signer, the certificate is renewed at once. F51
 func TestCertificatesRenewAtTwoThirds(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		old, next := newAuthority(t, "old"), newAuthority(t, "next")
 		const life = 90 * time.Hour
-		s := identified(t, old, life)
+		s := newIdentifiedSession(t, old, life)
 		ctx, cancel := context.WithCancel(t.Context())
 		began, by := time.Now(), old
 		var at []time.Duration
 		ended := make(chan error, 1)
 		go func() {
-			ended <- s.keepRenewed(ctx, s.id, time.Now, func(_ context.Context, id *identity) error {
+			ended <- s.runRenewals(ctx, s.id, time.Now, func(_ context.Context, id *identity) error {
 				at = append(at, time.Since(began))
 				if len(at) == 1 {
 					return errors.New("no replica answers")
 				}
 				began = time.Now()
-				return id.replace(s.cfg.StateDir, by.node(life))
+				return id.replaceCertificate(s.cfg.StateDir, by.nodePEM(life))
 			})
 		}()
 		time.Sleep(130 * time.Hour)
@@ -123,27 +124,27 @@ func TestCertificatesRenewAtTwoThirds(t *testing.T) {
 			t.Errorf("renewed %v after each certificate was made", at)
 		}
 		by, at, began = next, nil, time.Now()
-		trust := &fleetv1.Trust{CaPem: append(old.pem(), next.pem()...), Signs: authorityID(next.cert), SinceUnixMilli: 7}
-		if err := s.believe(trust); err != nil {
+		trust := &fleetv1.Trust{CaPem: append(old.caPEM(), next.caPEM()...), Signs: authorityID(next.cert), SinceUnixMilli: 7}
+		if err := s.applyTrust(trust); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Minute)
 		virtual.Wait()
-		if len(at) != 2 || at[0] > hurryWithin || at[1] > 5*time.Second || !slices.Equal(s.authorities().Shows, []string{authorityID(next.cert)}) {
-			t.Errorf("renewed %v after another authority signs; %v, want %s", at, s.authorities(), authorityID(next.cert))
+		if len(at) != 2 || at[0] > maxRenewalJitter || at[1] > 5*time.Second || !slices.Equal(s.authoritiesReport().Shows, []string{authorityID(next.cert)}) {
+			t.Errorf("renewed %v after another authority signs; %v, want %s", at, s.authoritiesReport(), authorityID(next.cert))
 		}
 		cancel()
 		<-ended
 	})
 }
 
-// A machine that boots with its clock years behind, and is told the time later, has both of its certificates signed anew within the
-// hour when it is time. F51
+// A machine boots with its clock years behind, and the clock is corrected later. Both certificates
+// are then renewed within an hour when they are due. F51
 func TestCertificatesRenewAfterTheClockIsSet(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		const life, behind = 365 * 24 * time.Hour, 3 * 365 * 24 * time.Hour
-		s := identified(t, newAuthority(t, "ca"), life)
-		time.Sleep(300 * 24 * time.Hour) // since the certificate was made
+		s := newIdentifiedSession(t, newAuthority(t, "ca"), life)
+		time.Sleep(300 * 24 * time.Hour) // since the certificate was issued
 		var wrong atomic.Int64
 		wrong.Store(int64(-behind))
 		now := func() time.Time { return time.Now().Add(time.Duration(wrong.Load())).Round(0) }
@@ -151,13 +152,13 @@ func TestCertificatesRenewAfterTheClockIsSet(t *testing.T) {
 		renewed, signed := 0, 0
 		ended := make(chan error, 2)
 		go func() {
-			ended <- s.keepRenewed(ctx, s.id, now, func(context.Context, *identity) error {
+			ended <- s.runRenewals(ctx, s.id, now, func(context.Context, *identity) error {
 				renewed++
 				return nil
 			})
 		}()
 		go func() {
-			ended <- s.keepServing(ctx, now, func(context.Context) (time.Time, error) {
+			ended <- s.runServingCertificate(ctx, now, func(context.Context) (time.Time, error) {
 				signed++
 				return now().Add(behind + 65*24*time.Hour), nil
 			})
@@ -168,7 +169,7 @@ func TestCertificatesRenewAfterTheClockIsSet(t *testing.T) {
 			t.Errorf("before the clock is set: renewed %d times, signed %d times; want 0 and 1", renewed, signed)
 		}
 		wrong.Store(0)
-		time.Sleep(lookAgain)
+		time.Sleep(clockCheckInterval)
 		virtual.Wait()
 		if renewed == 0 || signed < 2 {
 			t.Errorf("an hour after the clock was set: renewed %d times, signed %d times; want one more of each", renewed, signed)
@@ -179,15 +180,16 @@ func TestCertificatesRenewAfterTheClockIsSet(t *testing.T) {
 	})
 }
 
-// A pod's token is had anew at four fifths of its life, and the one before is given out no more then. F51
+// A pod's token is renewed at four fifths of its lifetime, and the previous one is no longer
+// returned. F51
 func TestTokensRenewEarly(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		s := New(Config{NodeName: "w1", StateDir: t.TempDir(), RunDir: t.TempDir(), Facts: &v1.Node{}})
 		asked := 0
 		answer := func() {
-			for _, m := range s.tokens.next() {
+			for _, m := range s.tokens.unsentRequests() {
 				asked++
-				s.tokens.answered(&fleetv1.Token{Id: m.GetTokenRequest().Id, Token: string(rune('a' + asked - 1)), ExpiresUnix: time.Now().Add(time.Hour).Unix()})
+				s.tokens.handleToken(&fleetv1.Token{Id: m.GetTokenRequest().Id, Token: string(rune('a' + asked - 1)), ExpiresUnix: time.Now().Add(time.Hour).Unix()})
 			}
 		}
 		pod := &v1.Pod{}
@@ -214,12 +216,12 @@ func TestTokensRenewEarly(t *testing.T) {
 	})
 }
 
-// What a replica says that is behind another sets a node back in nothing, nor does what is no authority; what was heard
-// last is known after a start, and a file of an earlier release is read. F51
+// A message of a replica that lags behind changes nothing, nor does one without a CA. The latest
+// trusted CAs survive a restart, and a file of an earlier release is read. F51
 func TestBelieved(t *testing.T) {
 	old, next := newAuthority(t, "old"), newAuthority(t, "next")
-	s := identified(t, old, time.Hour)
-	both := append(old.pem(), next.pem()...)
+	s := newIdentifiedSession(t, old, time.Hour)
+	both := append(old.caPEM(), next.caPEM()...)
 	for _, c := range []struct {
 		what string
 		say  *fleetv1.Trust
@@ -227,24 +229,24 @@ func TestBelieved(t *testing.T) {
 		bad  bool
 	}{
 		{"both", &fleetv1.Trust{CaPem: both, Signs: authorityID(old.cert), SinceUnixMilli: 20}, []string{authorityID(old.cert), authorityID(next.cert)}, false},
-		{"a replica that is behind", &fleetv1.Trust{CaPem: old.pem(), Signs: authorityID(old.cert), SinceUnixMilli: 10}, []string{authorityID(old.cert), authorityID(next.cert)}, false},
+		{"a replica that is behind", &fleetv1.Trust{CaPem: old.caPEM(), Signs: authorityID(old.cert), SinceUnixMilli: 10}, []string{authorityID(old.cert), authorityID(next.cert)}, false},
 		{"nothing", &fleetv1.Trust{SinceUnixMilli: 30}, []string{authorityID(old.cert), authorityID(next.cert)}, true},
 		{"too much", &fleetv1.Trust{CaPem: slices.Repeat(both, 1000), SinceUnixMilli: 30}, []string{authorityID(old.cert), authorityID(next.cert)}, true},
-		{"one that is no authority", &fleetv1.Trust{CaPem: old.node(time.Hour), SinceUnixMilli: 30}, []string{authorityID(old.cert), authorityID(next.cert)}, true},
-		{"the new one alone", &fleetv1.Trust{CaPem: next.pem(), Signs: authorityID(next.cert), SinceUnixMilli: 30}, []string{authorityID(next.cert)}, false},
+		{"one that is no authority", &fleetv1.Trust{CaPem: old.nodePEM(time.Hour), SinceUnixMilli: 30}, []string{authorityID(old.cert), authorityID(next.cert)}, true},
+		{"the new one alone", &fleetv1.Trust{CaPem: next.caPEM(), Signs: authorityID(next.cert), SinceUnixMilli: 30}, []string{authorityID(next.cert)}, false},
 	} {
-		if err := s.believe(c.say); (err != nil) != c.bad {
+		if err := s.applyTrust(c.say); (err != nil) != c.bad {
 			t.Errorf("%s: %v", c.what, err)
 		}
 		again, err := loadIdentity(s.cfg.StateDir, "w1", time.Now())
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := s.authorities().Believes; !slices.Equal(got, c.want) || !slices.Equal(idsOf(again.believes().all), c.want) {
-			t.Errorf("%s: believes %v, and %v after a start; want %v", c.what, got, idsOf(again.believes().all), c.want)
+		if got := s.authoritiesReport().Believes; !slices.Equal(got, c.want) || !slices.Equal(authorityIDs(again.currentCAs().certificates), c.want) {
+			t.Errorf("%s: believes %v, and %v after a start; want %v", c.what, got, authorityIDs(again.currentCAs().certificates), c.want)
 		}
-		if was := s.id.believes().since; again.believes().since != was {
-			t.Errorf("%s: since %d, and %d after a start", c.what, was, again.believes().since)
+		if was := s.id.currentCAs().sinceUnixMilli; again.currentCAs().sinceUnixMilli != was {
+			t.Errorf("%s: since %d, and %d after a start", c.what, was, again.currentCAs().sinceUnixMilli)
 		}
 	}
 }

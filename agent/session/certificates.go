@@ -6,35 +6,37 @@ import (
 	"io"
 )
 
-// What a node's certificates are for, as the protocol and the control plane's metrics name it.
+// Uses of a node's certificates, as named in the protocol and in the control plane's metrics.
 const (
-	useAgent   = "agent"   // towards replicas
-	useServing = "serving" // of the node's HTTPS server
+	useAgent   = "agent"   // client certificate for connections to replicas
+	useServing = "serving" // certificate of the node's HTTPS server
 )
 
-// certificate is one that the node shows.
-type certificate struct {
+// nodeCertificate is a certificate of this node and its use.
+type nodeCertificate struct {
 	use  string
 	leaf *x509.Certificate
 }
 
-// certificates are those that the node has now and that the cluster has signed; none before it has an identity.
-func (s *Session) certificates() (out []certificate) {
+// signedCertificates returns the node's certificates that the cluster signed. It returns none
+// before the node has an identity.
+func (s *Session) signedCertificates() (out []nodeCertificate) {
 	select {
 	case <-s.identified:
-		out = append(out, certificate{useAgent, s.id.current().Leaf})
+		out = append(out, nodeCertificate{useAgent, s.id.currentCertificate().Leaf})
 	default:
 	}
-	if leaf := s.signedServing(); leaf != nil {
-		out = append(out, certificate{useServing, leaf})
+	if leaf := s.signedServingCertificate(); leaf != nil {
+		out = append(out, nodeCertificate{useServing, leaf})
 	}
 	return out
 }
 
-// WriteMetrics says when the node's certificates end, by the name under which replicas say it of theirs.
+// WriteMetrics writes when the node's certificates expire, under the metric name that replicas use
+// for theirs.
 func (s *Session) WriteMetrics(w io.Writer) error {
 	const name = "keelson_certificate_expiration_timestamp_seconds"
-	all := s.certificates()
+	all := s.signedCertificates()
 	if len(all) == 0 {
 		return nil
 	}

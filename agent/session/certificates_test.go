@@ -12,13 +12,14 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// While a renewed certificate cannot be stored the node says of itself, to replicas and in its metrics, that its certificate
-// ends as before; once it can be, it says the new end, and that of its server's beside it. F51
+// While a renewed certificate cannot be stored, the node reports the expiry of the old one, to
+// replicas and in its metrics. Once it is stored, the node reports the new expiry, and that of its
+// server's certificate. F51
 func TestCertificatesAreTold(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		const life = 90 * time.Hour
 		by := newAuthority(t, "ca")
-		s := identified(t, by, life)
+		s := newIdentifiedSession(t, by, life)
 		says := func() string {
 			var out strings.Builder
 			if err := s.WriteMetrics(&out); err != nil {
@@ -28,7 +29,7 @@ func TestCertificatesAreTold(t *testing.T) {
 		}
 		check := func(when string, ends time.Time) {
 			t.Helper()
-			told := s.authorities().Certificates
+			told := s.authoritiesReport().Certificates
 			if len(told) != 1 || told[0].Use != useAgent || told[0].ExpiresUnix != ends.Unix() || told[0].BeginsUnix >= ends.Unix() || len(told[0].Key) != 16 {
 				t.Fatalf("%s: replicas are told %v, want one that ends %v", when, told, ends)
 			}
@@ -37,7 +38,7 @@ func TestCertificatesAreTold(t *testing.T) {
 				t.Errorf("%s: the metrics are\n%swant\n%s", when, got, want)
 			}
 		}
-		first := s.id.current().Leaf.NotAfter
+		first := s.id.currentCertificate().Leaf.NotAfter
 		check("at first", first)
 
 		file := filepath.Join(s.cfg.StateDir, nodeFile)
@@ -50,11 +51,11 @@ func TestCertificatesAreTold(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() {
-			ended <- s.keepRenewed(ctx, s.id, time.Now, func(_ context.Context, id *identity) error {
-				return id.replace(s.cfg.StateDir, by.node(life))
+			ended <- s.runRenewals(ctx, s.id, time.Now, func(_ context.Context, id *identity) error {
+				return id.replaceCertificate(s.cfg.StateDir, by.nodePEM(life))
 			})
 		}()
-		time.Sleep(70 * time.Hour) // of virtual time
+		time.Sleep(70 * time.Hour) // virtual time
 		virtual.Wait()
 		check("while it cannot be stored", first)
 		if err := os.RemoveAll(file); err != nil {
@@ -62,7 +63,7 @@ func TestCertificatesAreTold(t *testing.T) {
 		}
 		time.Sleep(10 * time.Minute)
 		virtual.Wait()
-		next := s.id.current().Leaf.NotAfter
+		next := s.id.currentCertificate().Leaf.NotAfter
 		if !next.After(first) {
 			t.Fatalf("it was not renewed: it ends %v", next)
 		}
@@ -70,17 +71,17 @@ func TestCertificatesAreTold(t *testing.T) {
 		cancel()
 		<-ended
 
-		if _, err := s.useServing(by.node(time.Hour), time.Now()); err != nil {
+		if _, err := s.installServingCertificate(by.nodePEM(time.Hour), time.Now()); err != nil {
 			t.Fatal(err)
 		}
-		if told := s.authorities().Certificates; len(told) != 2 || told[1].Use != useServing || !strings.Contains(says(), `use="serving"`) {
+		if told := s.authoritiesReport().Certificates; len(told) != 2 || told[1].Use != useServing || !strings.Contains(says(), `use="serving"`) {
 			t.Errorf("with a certificate of its server replicas are told %v, and the metrics are\n%s", told, says())
 		}
 	})
 }
 
-// A node without an identity has nothing to say of its certificates: one that its server has made itself is none of the
-// cluster's. F51
+// A node without an identity reports no certificates. A self-signed certificate of its server does
+// not count. F51
 func TestCertificatesBeforeEnrolment(t *testing.T) {
 	s := New(Config{NodeName: "w1", StateDir: t.TempDir()})
 	if _, err := s.ServingCertificate(); err != nil {

@@ -21,16 +21,18 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// A checkpoint is a recorded session: Welcome, the full assignment, Synced, each with its length in front.
-// Secrets are in a file of their own in the run folder, which does not survive a reboot.
+// A checkpoint is a recorded session: Welcome, the full assignment, and Synced. Each message is
+// preceded by its length. Secrets are in a separate file in the run folder, which does not survive
+// a reboot.
 const (
-	checkpointFile = "assignment.checkpoint"
-	secretsFile    = "secrets.checkpoint"
-	recordedPeers  = 1000 // in one part of a checkpoint
+	checkpointFile  = "assignment.checkpoint"
+	secretsFile     = "secrets.checkpoint"
+	peersPerMessage = 1000 // peers per message of a checkpoint
 )
 
-// save writes the checkpoint whenever something has changed, at most once per interval.
-func (s *Session) save(ctx context.Context) error {
+// runCheckpoints writes the checkpoint when the view has changed, at most once per interval. When
+// ctx ends it writes the last one.
+func (s *Session) runCheckpoints(ctx context.Context) error {
 	changes := s.Changes(ctx)
 	for {
 		select {
@@ -38,14 +40,14 @@ func (s *Session) save(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		if !s.known() {
+		if !s.hasAssignment() {
 			continue
 		}
 		began := time.Now()
 		if err := s.writeCheckpoint(); err != nil {
-			s.log.Error("the checkpoint could not be written: a restart without control plane would know an older state", "err", err)
+			s.log.Error("the checkpoint could not be written: a restart without a control plane would restore an older state", "err", err)
 		}
-		// A large cluster that never rests must not keep the node busy with its checkpoint.
+		// On a large cluster that changes constantly, checkpoints take at most 5 % of the time.
 		pause := max(s.cfg.CheckpointEvery, 20*time.Since(began))
 		if err := wait.Delay(ctx, pause); err != nil {
 			if werr := s.writeCheckpoint(); werr != nil {
@@ -56,7 +58,7 @@ func (s *Session) save(ctx context.Context) error {
 	}
 }
 
-func (s *Session) known() bool {
+func (s *Session) hasAssignment() bool {
 	select {
 	case <-s.view.synced:
 		return true
@@ -67,9 +69,9 @@ func (s *Session) known() bool {
 
 func (s *Session) writeCheckpoint() error {
 	s.view.mu.RLock()
-	var plain, secret []held
+	var plain, secret []storedObject
 	kindOf := make(map[wireObject]string)
-	for kind, objs := range s.view.now.byKind {
+	for kind, objs := range s.view.current.byKind {
 		for _, h := range objs {
 			kindOf[h.object] = kind
 			if kind == "Secret" {
@@ -79,7 +81,7 @@ func (s *Session) writeCheckpoint() error {
 			}
 		}
 	}
-	peers := slices.Collect(maps.Values(s.view.now.peers))
+	peers := slices.Collect(maps.Values(s.view.current.peers))
 	c, revision := s.view.cluster, s.view.revision
 	s.view.mu.RUnlock()
 
@@ -91,7 +93,7 @@ func (s *Session) writeCheckpoint() error {
 	return writeRecording(filepath.Join(s.cfg.RunDir, secretsFile), welcome, secret, kindOf, nil, revision)
 }
 
-func writeRecording(path string, welcome *fleetv1.Welcome, objs []held, kindOf map[wireObject]string, peers []*heldPeer, revision uint64) error {
+func writeRecording(path string, welcome *fleetv1.Welcome, objs []storedObject, kindOf map[wireObject]string, peers []*storedPeer, revision uint64) error {
 	var b bytes.Buffer
 	put := func(m *fleetv1.ControlMessage) error {
 		_, err := protodelim.MarshalTo(&b, m)
@@ -102,7 +104,7 @@ func writeRecording(path string, welcome *fleetv1.Welcome, objs []held, kindOf m
 	}
 	for _, h := range objs {
 		kind := kindOf[h.object]
-		raw, err := encode(kind, h.object)
+		raw, err := encodeObject(kind, h.object)
 		if err != nil {
 			return fmt.Errorf("checkpoint %s: %w", path, err)
 		}
@@ -112,10 +114,10 @@ func writeRecording(path string, welcome *fleetv1.Welcome, objs []held, kindOf m
 			return fmt.Errorf("checkpoint %s: %w", path, err)
 		}
 	}
-	for part := range slices.Chunk(peers, recordedPeers) {
+	for part := range slices.Chunk(peers, peersPerMessage) {
 		set := &fleetv1.ObjectSet{Full: true}
 		for _, h := range part {
-			set.Peers = append(set.Peers, h.message())
+			set.Peers = append(set.Peers, h.peerMessage())
 		}
 		if err := put(&fleetv1.ControlMessage{Kind: &fleetv1.ControlMessage_Objects{Objects: set}}); err != nil {
 			return fmt.Errorf("checkpoint %s: %w", path, err)
@@ -127,9 +129,9 @@ func writeRecording(path string, welcome *fleetv1.Welcome, objs []held, kindOf m
 	return writeFile(path, b.Bytes())
 }
 
-// load replays the checkpoint into the view. No checkpoint is no error; one that cannot be read is reported
-// and ignored, since the next session delivers everything anyway.
-func (s *Session) load() error {
+// loadCheckpoint applies the checkpoint to the view. A missing checkpoint is not an error. The
+// caller can ignore an error: the next session delivers every object again.
+func (s *Session) loadCheckpoint() error {
 	msgs, err := readRecording(filepath.Join(s.cfg.StateDir, checkpointFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -148,25 +150,25 @@ func (s *Session) load() error {
 	for _, m := range append(secrets, msgs...) {
 		switch k := m.Kind.(type) {
 		case *fleetv1.ControlMessage_Welcome:
-			cluster = clusterOf(k.Welcome)
+			cluster = clusterFromWelcome(k.Welcome)
 		case *fleetv1.ControlMessage_Objects:
-			if err := s.view.apply(k.Objects); err != nil {
-				s.view.discard()
+			if err := s.view.applyObjects(k.Objects); err != nil {
+				s.view.discardIncoming()
 				return fmt.Errorf("checkpoint: %w", err)
 			}
 		case *fleetv1.ControlMessage_Synced:
 			revision = k.Synced.Revision
 		}
 	}
-	if err := s.loadSaid(); err != nil {
-		s.log.Warn("what pods had done is as the control plane said last", "err", err)
+	if err := s.loadStatuses(); err != nil {
+		s.log.Warn("the stored pod statuses are unusable: using those of the control plane", "err", err)
 	}
 	s.view.setCluster(cluster)
-	s.view.complete(revision, true)
+	s.view.completeBatch(revision, true)
 	return nil
 }
 
-// readRecording reads a whole recording; one without its end is damaged.
+// readRecording reads a complete recording. A recording without its final Synced is an error.
 func readRecording(path string) ([]*fleetv1.ControlMessage, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -188,18 +190,18 @@ func readRecording(path string) ([]*fleetv1.ControlMessage, error) {
 		msgs = append(msgs, m)
 	}
 	if len(msgs) == 0 || msgs[len(msgs)-1].GetSynced() == nil {
-		return nil, fmt.Errorf("read %s: the end is missing", path)
+		return nil, fmt.Errorf("read %s: the file is truncated: the last message is not Synced", path)
 	}
 	return msgs, nil
 }
 
-// writeFile replaces a file whole or not at all; only root reads it.
+// writeFile replaces a file atomically and durably. Only root can read the file.
 func writeFile(path string, data []byte) error {
 	tmp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-")
 	if err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
-	defer os.Remove(tmp.Name()) // gone already when the rename succeeded
+	defer os.Remove(tmp.Name()) // the file no longer exists if the rename succeeded
 	_, err = tmp.Write(data)
 	if err == nil {
 		err = tmp.Sync()
@@ -224,7 +226,7 @@ func writeFile(path string, data []byte) error {
 	return nil
 }
 
-func clusterOf(w *fleetv1.Welcome) agent.Cluster {
+func clusterFromWelcome(w *fleetv1.Welcome) agent.Cluster {
 	return agent.Cluster{Name: w.ClusterName, PodCIDR: w.PodCidr, ClusterCIDR: w.ClusterCidr, ServiceCIDR: w.ServiceCidr, Domain: w.ClusterDomain,
 		PodCIDRs: w.PodCidrs, ClusterCIDRs: w.ClusterCidrs, ServiceCIDRs: w.ServiceCidrs}
 }

@@ -28,7 +28,7 @@ const (
 	maxIdentityFile     = 64 << 10
 )
 
-// identityRecord is what identityFile holds. Later releases may add fields.
+// identityRecord is the content of identityFile. Later releases may add fields.
 type identityRecord struct {
 	Version     int    `json:"version"`
 	Cluster     string `json:"cluster"`
@@ -48,8 +48,8 @@ func newClusterIdentity(dir string) *clusterIdentity {
 	return &clusterIdentity{file: filepath.Join(dir, identityFile), changed: make(chan struct{})}
 }
 
-// load reads the record; a missing file is no error.
-func (c *clusterIdentity) load() error {
+// loadRecord reads the record. A missing file is not an error.
+func (c *clusterIdentity) loadRecord() error {
 	data, err := safepath.ReadFile(c.file, maxIdentityFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -67,18 +67,18 @@ func (c *clusterIdentity) load() error {
 	return nil
 }
 
-// get returns the latest identity and a channel that is closed when it changes.
-func (c *clusterIdentity) get() (clusterid.Identity, <-chan struct{}) {
+// latestIdentity returns the latest identity and a channel that is closed when it changes.
+func (c *clusterIdentity) latestIdentity() (clusterid.Identity, <-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.latest, c.changed
 }
 
-// meet compares the identity that a replica sent with the latest one, and records it when it is
-// later or of another cluster. A replica that sent no identity is of a release that has none: it
-// is accepted.
-func (c *clusterIdentity) meet(md metadata.MD, replica string) error {
-	theirs, sent := identityOf(md)
+// checkReplica compares the identity in the metadata of a replica with the latest one. It records
+// an identity that is later or of another cluster. It returns an error for an earlier identity. A
+// replica of a release without identities sends none and is accepted.
+func (c *clusterIdentity) checkReplica(md metadata.MD, replica string) error {
+	theirs, sent := identityFromMetadata(md)
 	if !sent {
 		return nil
 	}
@@ -94,7 +94,7 @@ func (c *clusterIdentity) meet(md metadata.MD, replica string) error {
 	if err == nil {
 		err = writeFile(c.file, raw)
 	}
-	if err != nil { // a session without the record could go to an abandoned replica after a restart
+	if err != nil { // without the record, the agent could connect to an abandoned replica after a restart
 		return fmt.Errorf("record the identity of the cluster: %w", err)
 	}
 	c.latest = theirs
@@ -103,7 +103,7 @@ func (c *clusterIdentity) meet(md metadata.MD, replica string) error {
 	return nil
 }
 
-func identityOf(md metadata.MD) (clusterid.Identity, bool) {
+func identityFromMetadata(md metadata.MD) (clusterid.Identity, bool) {
 	for _, text := range md.Get(clusterid.Key) {
 		if i, err := clusterid.Parse(text); err == nil && i.Cluster != "" {
 			return i, true
@@ -112,61 +112,61 @@ func identityOf(md metadata.MD) (clusterid.Identity, bool) {
 	return clusterid.Identity{}, false
 }
 
-// outgoing adds the latest identity to the metadata of a call.
-func (c *clusterIdentity) outgoing(ctx context.Context) context.Context {
-	if latest, _ := c.get(); latest.Cluster != "" {
+// withIdentityMetadata adds the latest identity to the metadata of an outgoing call.
+func (c *clusterIdentity) withIdentityMetadata(ctx context.Context) context.Context {
+	if latest, _ := c.latestIdentity(); latest.Cluster != "" {
 		ctx = metadata.AppendToOutgoingContext(ctx, clusterid.Key, latest.String())
 	}
 	return ctx
 }
 
-// stream is a grpc.StreamClientInterceptor that compares identities before the first message is
-// delivered.
-func (c *clusterIdentity) stream(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string,
+// interceptStream is a grpc.StreamClientInterceptor that checks the replica's identity before the
+// first message is delivered.
+func (c *clusterIdentity) interceptStream(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string,
 	next grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-	s, err := next(c.outgoing(ctx), desc, conn, method, opts...)
+	s, err := next(c.withIdentityMetadata(ctx), desc, conn, method, opts...)
 	if err != nil {
 		return nil, err
 	}
-	return &comparedStream{ClientStream: s, cluster: c, replica: conn.Target()}, nil
+	return &identityCheckingStream{ClientStream: s, cluster: c, replica: conn.Target()}, nil
 }
 
-// call is a grpc.UnaryClientInterceptor that compares identities.
-func (c *clusterIdentity) call(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn,
+// interceptUnary is a grpc.UnaryClientInterceptor that checks the replica's identity.
+func (c *clusterIdentity) interceptUnary(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn,
 	next grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	var md metadata.MD
-	if err := next(c.outgoing(ctx), method, req, reply, conn, append(opts, grpc.Header(&md))...); err != nil {
+	if err := next(c.withIdentityMetadata(ctx), method, req, reply, conn, append(opts, grpc.Header(&md))...); err != nil {
 		return err
 	}
-	return c.meet(md, conn.Target())
+	return c.checkReplica(md, conn.Target())
 }
 
-type comparedStream struct {
+type identityCheckingStream struct {
 	grpc.ClientStream
-	cluster  *clusterIdentity
-	replica  string
-	compared bool // RecvMsg is called by one goroutine at a time
+	cluster *clusterIdentity
+	replica string
+	checked bool // not locked: one goroutine at a time calls RecvMsg
 }
 
 // RecvMsg implements grpc.ClientStream.
-func (s *comparedStream) RecvMsg(m any) error {
-	if err := s.ClientStream.RecvMsg(m); err != nil || s.compared {
+func (s *identityCheckingStream) RecvMsg(m any) error {
+	if err := s.ClientStream.RecvMsg(m); err != nil || s.checked {
 		return err
 	}
 	md, err := s.Header()
 	if err == nil {
-		err = s.cluster.meet(md, s.replica)
+		err = s.cluster.checkReplica(md, s.replica)
 	}
-	s.compared = err == nil
+	s.checked = err == nil
 	return err
 }
 
-// awaitLaterIdentity returns an error when the replica of a session has an earlier identity than
-// the latest one; nil when ctx has ended.
+// awaitLaterIdentity waits until the replica of a session has an earlier identity than the latest
+// one, and returns an AbandonedError. It returns nil if ctx ends first.
 func (c *clusterIdentity) awaitLaterIdentity(ctx context.Context, md metadata.MD, replica string) error {
-	theirs, sent := identityOf(md)
+	theirs, sent := identityFromMetadata(md)
 	for {
-		latest, changed := c.get()
+		latest, changed := c.latestIdentity()
 		if sent && theirs.Before(latest) {
 			return &clusterid.AbandonedError{Replica: replica, Newest: latest}
 		}

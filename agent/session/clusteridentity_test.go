@@ -18,24 +18,24 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// shownReplica serves sessions and standby streams with an identity; "" = of a release without
+// identityReplica serves sessions and standby streams with an identity; "" = a release without
 // identities.
-type shownReplica struct {
+type identityReplica struct {
 	fleetv1.UnimplementedFleetServer
 	identity string
-	received chan string // the identity that an agent sent, per session
+	received chan string // the identities that the agent sent, one per session
 }
 
-func (r *shownReplica) show(ctx context.Context) error {
+func (r *identityReplica) sendIdentity(ctx context.Context) error {
 	if r.identity == "" {
 		return nil
 	}
 	return grpc.SetHeader(ctx, metadata.Pairs(clusterid.Key, r.identity))
 }
 
-func (r *shownReplica) Session(stream fleetv1.Fleet_SessionServer) error {
+func (r *identityReplica) Session(stream fleetv1.Fleet_SessionServer) error {
 	r.received <- strings.Join(metadata.ValueFromIncomingContext(stream.Context(), clusterid.Key), ",")
-	if err := r.show(stream.Context()); err != nil {
+	if err := r.sendIdentity(stream.Context()); err != nil {
 		return err
 	}
 	err := stream.Send(&fleetv1.ControlMessage{Kind: &fleetv1.ControlMessage_Welcome{Welcome: &fleetv1.Welcome{Epoch: 1, HeartbeatMillis: 1000}}})
@@ -45,8 +45,8 @@ func (r *shownReplica) Session(stream fleetv1.Fleet_SessionServer) error {
 	return err
 }
 
-func (r *shownReplica) Standby(stream fleetv1.Fleet_StandbyServer) error {
-	if err := r.show(stream.Context()); err != nil {
+func (r *identityReplica) Standby(stream fleetv1.Fleet_StandbyServer) error {
+	if err := r.sendIdentity(stream.Context()); err != nil {
 		return err
 	}
 	err := stream.Send(&fleetv1.StandbyDown{Kind: &fleetv1.StandbyDown_Replicas{Replicas: &fleetv1.ReplicaList{}}})
@@ -56,24 +56,24 @@ func (r *shownReplica) Standby(stream fleetv1.Fleet_StandbyServer) error {
 	return err
 }
 
-// replicaShowing starts a replica and returns the agent's link to it.
-func replicaShowing(t *testing.T, s *Session, identity string) (*link, *shownReplica) {
+// startIdentityReplica starts a replica and returns the agent's link to it.
+func startIdentityReplica(t *testing.T, s *Session, identity string) (*replicaLink, *identityReplica) {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &shownReplica{identity: identity, received: make(chan string, 8)}
+	r := &identityReplica{identity: identity, received: make(chan string, 8)}
 	g := grpc.NewServer()
 	fleetv1.RegisterFleetServer(g, r)
 	go func() { _ = g.Serve(ln) }()
 	t.Cleanup(g.Stop)
-	conn, err := s.dial(ln.Addr().String(), insecure.NewCredentials())
+	conn, err := s.dialReplica(ln.Addr().String(), insecure.NewCredentials())
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	return &link{address: ln.Addr().String(), conn: conn, stop: func() {}}, r
+	return &replicaLink{address: ln.Addr().String(), conn: conn, stop: func() {}}, r
 }
 
 func newIdentitySession(t *testing.T, dir string) *Session {
@@ -81,26 +81,26 @@ func newIdentitySession(t *testing.T, dir string) *Session {
 	var d net.Dialer
 	s := New(Config{NodeName: "w1", StateDir: dir, RunDir: dir,
 		Dial: func(ctx context.Context, address string) (net.Conn, error) { return d.DialContext(ctx, "tcp", address) }})
-	if err := s.cluster.load(); err != nil {
+	if err := s.cluster.loadRecord(); err != nil {
 		t.Fatal(err)
 	}
 	s.id = &identity{}
 	return s
 }
 
-// An agent records the latest identity of its cluster, refuses sessions with replicas of an
-// earlier one, also after a restart, and leaves its session when another replica shows a later
-// one. A replica of a release without identities is accepted. F53
+// An agent records the latest identity of its cluster. It refuses sessions with replicas of an
+// earlier identity, also after a restart. It leaves its session when another replica shows a later
+// identity. A replica of a release without identities is accepted. F53
 func TestAgentLeavesAbandonedReplicas(t *testing.T) {
 	dir := t.TempDir()
 	s := newIdentitySession(t, dir)
 	opens := func(shows, sends string) (ended chan error) {
 		t.Helper()
-		l, r := replicaShowing(t, s, shows)
+		l, r := startIdentityReplica(t, s, shows)
 		ctx, cancel := context.WithCancel(t.Context())
 		t.Cleanup(cancel)
 		ended = make(chan error, 1)
-		go func() { ended <- s.sessionWith(ctx, l) }()
+		go func() { ended <- s.runSession(ctx, l) }()
 		select {
 		case got := <-r.received:
 			if got != sends {
@@ -115,7 +115,7 @@ func TestAgentLeavesAbandonedReplicas(t *testing.T) {
 		t.Helper()
 		deadline := time.After(20 * time.Second)
 		for {
-			now, changed := s.cluster.get()
+			now, changed := s.cluster.latestIdentity()
 			if now.String() == want {
 				return
 			}
@@ -147,10 +147,10 @@ func TestAgentLeavesAbandonedReplicas(t *testing.T) {
 	unknown := opens("", "c/5")
 
 	// Another replica shows a later identity on its standby stream.
-	l, _ := replicaShowing(t, s, "c/9")
+	l, _ := startIdentityReplica(t, s, "c/9")
 	ctx, cancel := context.WithCancel(t.Context())
 	standby := make(chan error, 1)
-	go func() { standby <- s.standbyOnce(ctx, l) }()
+	go func() { standby <- s.runStandby(ctx, l) }()
 	refused("session with a replica of the identity before", second)
 	latest("c/9")
 	cancel()

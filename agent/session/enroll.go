@@ -22,33 +22,33 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// identify loads the node's identity or enrols. It waits for a control plane as long as it takes; an error
-// is one that no waiting mends.
-func (s *Session) identify(ctx context.Context) (*identity, error) {
+// loadOrEnroll loads the node's identity, or enrolls if there is none. It retries without a time
+// limit while no replica is reachable. An error other than that of ctx is permanent.
+func (s *Session) loadOrEnroll(ctx context.Context) (*identity, error) {
 	id, err := loadIdentity(s.cfg.StateDir, s.cfg.NodeName, time.Now())
 	if err == nil || !errors.Is(err, errNoIdentity) {
 		return id, err
 	}
-	token, tokenErr := s.joinToken()
+	token, tokenErr := s.readJoinToken()
 	if tokenErr != nil {
 		return nil, fmt.Errorf("node %s: %w: %w", s.cfg.NodeName, err, tokenErr)
 	}
-	req, err := newRequest(s.cfg.NodeName)
+	req, err := newSigningRequest(s.cfg.NodeName)
 	if err != nil {
 		return nil, err
 	}
 	delay := backoff.Backoff{Min: 200 * time.Millisecond, Max: 5 * time.Second, Jitter: 0.5}
 	for {
 		for _, address := range s.cfg.Servers {
-			id, err := s.enroll(ctx, token, req, address)
+			id, err := s.enrollThrough(ctx, token, req, address)
 			if err == nil {
-				s.forgetToken()
+				s.removeTokenFile()
 				return id, nil
 			}
-			if final(err) {
+			if isPermanentRefusal(err) {
 				return nil, fmt.Errorf("node %s cannot join through %s: %w", s.cfg.NodeName, address, err)
 			}
-			s.log.Warn("not enrolled yet", "server", address, "err", err)
+			s.log.Warn("the node could not enroll, will retry", "server", address, "err", err)
 		}
 		if err := wait.Delay(ctx, delay.Next()); err != nil {
 			return nil, err
@@ -56,40 +56,42 @@ func (s *Session) identify(ctx context.Context) (*identity, error) {
 	}
 }
 
-// enrollAnew is for a node whose certificate was revoked, or that was away while the cluster's CA was exchanged. A new token in the token file brings it back; the one it came
-// with does not: that is for the operator to say.
-func (s *Session) enrollAnew(ctx context.Context, why error) {
+// enrollAgain enrolls again if a new token is in the token file. It is called when a replica
+// refuses the node's certificate as revoked, or when the CA was rotated while the node was away.
+// The first token was removed after enrollment, so an operator must provide a new one. Failures are
+// logged.
+func (s *Session) enrollAgain(ctx context.Context, why error) {
 	if s.cfg.TokenFile == "" {
 		return
 	}
-	token, err := s.joinToken()
+	token, err := s.readJoinToken()
 	if errors.Is(err, fs.ErrNotExist) {
 		return
 	}
-	req, err2 := newRequest(s.cfg.NodeName)
+	req, err2 := newSigningRequest(s.cfg.NodeName)
 	if err := errors.Join(err, err2); err != nil {
-		s.log.Warn("the node cannot enrol anew", "err", err)
+		s.log.Warn("the node cannot enroll again", "err", err)
 		return
 	}
 	for _, address := range s.cfg.Servers {
-		id, err := s.enroll(ctx, token, req, address)
+		id, err := s.enrollThrough(ctx, token, req, address)
 		if err == nil {
-			s.id.adopt(id)
-			s.forgetToken()
-			s.log.Info("node enrolled anew", "after", why)
+			s.id.adoptIdentity(id)
+			s.removeTokenFile()
+			s.log.Info("node enrolled again", "after", why)
 			return
 		}
-		s.log.Warn("not enrolled anew yet", "server", address, "err", err)
+		s.log.Warn("the node could not enroll again, will retry", "server", address, "err", err)
 	}
 }
 
-// joinToken reads the configured token.
-func (s *Session) joinToken() (joinToken, error) {
+// readJoinToken returns the configured token, or the token in the token file.
+func (s *Session) readJoinToken() (joinToken, error) {
 	text := s.cfg.Token
 	if text == "" && s.cfg.TokenFile != "" {
 		raw, err := os.ReadFile(s.cfg.TokenFile)
 		if err != nil {
-			return joinToken{}, fmt.Errorf("reading the join token: %w", err)
+			return joinToken{}, fmt.Errorf("read the join token: %w", err)
 		}
 		text = string(raw)
 	}
@@ -99,8 +101,8 @@ func (s *Session) joinToken() (joinToken, error) {
 	return parseToken(text)
 }
 
-// forgetToken removes the token from disk: the node has its certificate.
-func (s *Session) forgetToken() {
+// removeTokenFile removes the token file. It is called when the node has a certificate.
+func (s *Session) removeTokenFile() {
 	if s.cfg.TokenFile == "" {
 		return
 	}
@@ -109,8 +111,8 @@ func (s *Session) forgetToken() {
 	}
 }
 
-// final says that asking again would get the same answer.
-func final(err error) bool {
+// isPermanentRefusal reports whether a replica would refuse the request again.
+func isPermanentRefusal(err error) bool {
 	switch status.Code(err) {
 	case codes.Unauthenticated, codes.InvalidArgument, codes.PermissionDenied:
 		return true
@@ -118,12 +120,12 @@ func final(err error) bool {
 	return false
 }
 
-func (s *Session) enroll(ctx context.Context, token joinToken, req signingRequest, address string) (*identity, error) {
+func (s *Session) enrollThrough(ctx context.Context, token joinToken, req signingRequest, address string) (*identity, error) {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "server address %q: %v", address, err)
 	}
-	conn, err := s.dial(address, credentials.NewTLS(token.pinned(host)))
+	conn, err := s.dialReplica(address, credentials.NewTLS(token.pinnedTLSConfig(host)))
 	if err != nil {
 		return nil, err
 	}
@@ -131,7 +133,7 @@ func (s *Session) enroll(ctx context.Context, token joinToken, req signingReques
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	got, err := fleetv1.NewEnrollmentClient(conn).Enroll(ctx,
-		&fleetv1.EnrollRequest{Token: token.whole, NodeName: s.cfg.NodeName, CsrDer: req.der})
+		&fleetv1.EnrollRequest{Token: token.text, NodeName: s.cfg.NodeName, CsrDer: req.der})
 	if err != nil {
 		return nil, err
 	}
@@ -150,21 +152,23 @@ func (s *Session) enroll(ctx context.Context, token joinToken, req signingReques
 		return nil, err
 	}
 	s.log.Info("node enrolled", "server", address)
-	s.replicas.learn(nil, got.Replicas)
+	s.replicas.recordReplicas(nil, got.Replicas)
 	return id, nil
 }
 
-// replicaDialer connects to replicas. Service rules do not apply to its connections.
-var replicaDialer = net.Dialer{KeepAliveConfig: vanished, Control: agent.MarkReplicaConn}
+// replicaDialer dials replicas. Its connections carry a mark that exempts them from Service rules.
+var replicaDialer = net.Dialer{KeepAliveConfig: tcpKeepAlive, Control: agent.MarkReplicaConn}
 
-// dial prepares a connection to one replica; it is made when it is first used.
-func (s *Session) dial(address string, creds credentials.TransportCredentials) (*grpc.ClientConn, error) {
+// dialReplica prepares a connection to one replica. The connection is established when it is first
+// used.
+func (s *Session) dialReplica(address string, creds credentials.TransportCredentials) (*grpc.ClientConn, error) {
 	opts := []grpc.DialOption{
 		grpc.WithTransportCredentials(creds),
 		grpc.WithKeepaliveParams(clientKeepalive),
 		grpc.WithConnectParams(connectParams),
-		grpc.WithStreamInterceptor(s.cluster.stream), grpc.WithUnaryInterceptor(s.cluster.call),
-		// Windows that grow are measured with a ping after what is received: with each answer to a heartbeat.
+		grpc.WithStreamInterceptor(s.cluster.interceptStream), grpc.WithUnaryInterceptor(s.cluster.interceptUnary),
+		// Static windows: with dynamic windows, gRPC would send a ping after each heartbeat
+		// response.
 		grpc.WithStaticStreamWindowSize(streamWindow), grpc.WithStaticConnWindowSize(connWindow),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
 	}
@@ -182,59 +186,60 @@ func (s *Session) dial(address string, creds credentials.TransportCredentials) (
 	return conn, nil
 }
 
-// keepRenewed renews id in time, again and again, until ctx ends.
-func (s *Session) keepRenewed(ctx context.Context, id *identity, now func() time.Time, renew func(context.Context, *identity) error) error {
+// runRenewals renews the certificate of id at its renewal time, and when a renewal is requested,
+// until ctx ends.
+func (s *Session) runRenewals(ctx context.Context, id *identity, now func() time.Time, renew func(context.Context, *identity) error) error {
 	delay := backoff.Backoff{Min: time.Second, Max: 5 * time.Minute, Jitter: 0.5}
-	var atLeast time.Duration // a signer that hands out old certificates must not be asked without end
+	var atLeast time.Duration // minimum delay to the next renewal, so that a signer that issues old certificates is not called in a loop
 	for {
-		at, left := id.renewAt(), id.renewAt().Sub(now())
+		at, left := id.renewalTime(), id.renewalTime().Sub(now())
 		if left > time.Minute {
-			// A little jitter, so that nodes enrolled together do not come together: no more than the certificate's life
-			// gives, for by a clock that is years behind there are years left.
-			most := min(left, at.Sub(id.current().Leaf.NotBefore)) / 20
+			// A jitter spreads nodes that enrolled together. It is bounded by the certificate's
+			// lifetime, because a clock that is years behind leaves years until the renewal time.
+			most := min(left, at.Sub(id.currentCertificate().Leaf.NotBefore)) / 20
 			at = at.Add(time.Duration(rand.Int64N(max(int64(most), 1))))
 		}
 		if soonest := now().Add(atLeast); soonest.After(at) {
 			at = soonest
 		}
-		if err := delayUntil(ctx, at, now, id.hurry); err != nil {
+		if err := waitUntilTime(ctx, at, now, id.renewNow); err != nil {
 			return err
 		}
 		err := renew(ctx, id)
 		if err == nil {
-			s.log.Info("certificate renewed", "until", id.current().Leaf.NotAfter)
-			s.reporter.poke() // by which authority it is
-			if !id.outdated(id.current().Leaf) {
+			s.log.Info("certificate renewed", "until", id.currentCertificate().Leaf.NotAfter)
+			s.reporter.wakeSender() // reports the issuing CA
+			if !id.isIssuedByOldCA(id.currentCertificate().Leaf) {
 				delay.Reset()
 				atLeast = 10 * time.Second
 				continue
 			}
-			err = errors.New("it was signed by a replica that is behind the others")
+			err = errors.New("a replica that lags behind the others signed it with the old CA")
 		}
-		if id.outdated(id.current().Leaf) { // it is not to wait for the end of its life
-			id.quicken()
+		if id.isIssuedByOldCA(id.currentCertificate().Leaf) { // retry now, not at the renewal time
+			id.requestRenewal()
 		}
-		s.log.Warn("the certificate could not be renewed, will retry", "expires", id.current().Leaf.NotAfter, "err", err)
+		s.log.Warn("the certificate could not be renewed, will retry", "expires", id.currentCertificate().Leaf.NotAfter, "err", err)
 		if err := wait.Delay(ctx, delay.Next()); err != nil {
 			return err
 		}
 	}
 }
 
-// renew asks any replica for a fresh certificate of a fresh key.
-func (s *Session) renew(ctx context.Context, id *identity) error {
-	req, err := newRequest(s.cfg.NodeName)
+// renewCertificate requests a certificate for a new key from any replica.
+func (s *Session) renewCertificate(ctx context.Context, id *identity) error {
+	req, err := newSigningRequest(s.cfg.NodeName)
 	if err != nil {
 		return err
 	}
 	err = errors.New("no replica is known")
-	for _, l := range s.replicas.links() {
+	for _, l := range s.replicas.allLinks() {
 		call, cancel := context.WithTimeout(ctx, 10*time.Second)
 		var got *fleetv1.RenewResponse
 		got, err = fleetv1.NewFleetClient(l.conn).RenewCertificate(call, &fleetv1.RenewRequest{CsrDer: req.der})
 		cancel()
 		if err == nil {
-			return id.replace(s.cfg.StateDir, append(append([]byte(nil), got.CertificatePem...), req.key...))
+			return id.replaceCertificate(s.cfg.StateDir, append(append([]byte(nil), got.CertificatePem...), req.key...))
 		}
 	}
 	return fmt.Errorf("renew certificate of node %s: %w", s.cfg.NodeName, err)

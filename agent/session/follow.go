@@ -8,7 +8,7 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// follower is one listener of Follow. What it has not taken yet is bounded by agent.MaxChanged.
+// follower is a receiver of Follow. Its pending changes are bounded by agent.MaxChangedKeys.
 type follower struct {
 	kinds []string
 
@@ -18,8 +18,8 @@ type follower struct {
 	wake    chan struct{}
 }
 
-// tell adds a batch, which is complete.
-func (f *follower) tell(c agent.ObjectChanges) {
+// addChanges adds a completed batch to the pending changes and wakes the receiver.
+func (f *follower) addChanges(c agent.ObjectChanges) {
 	mine := agent.ObjectChanges{Revision: c.Revision, All: c.All}
 	for k := range c.Keys {
 		if slices.Contains(f.kinds, k.Kind) {
@@ -36,8 +36,8 @@ func (f *follower) tell(c agent.ObjectChanges) {
 	}
 }
 
-// take returns what is due.
-func (f *follower) take() (agent.ObjectChanges, bool) {
+// takeChanges returns and clears the pending changes. It returns false if there are none.
+func (f *follower) takeChanges() (agent.ObjectChanges, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.due {
@@ -55,13 +55,13 @@ func (s *Session) Follow(ctx context.Context, kinds ...string) <-chan agent.Obje
 	v := s.view
 	v.mu.Lock()
 	v.followers[f] = struct{}{}
-	if v.known {
-		f.tell(agent.ObjectChanges{Revision: v.revision, All: true})
+	if v.loaded {
+		f.addChanges(agent.ObjectChanges{Revision: v.revision, All: true})
 	} else {
-		f.pending.All = true // due with the first batch
+		f.pending.All = true // delivered with the first batch
 	}
 	v.mu.Unlock()
-	go deliver(ctx, f.wake, f.take, out, func() {
+	go deliverPending(ctx, f.wake, f.takeChanges, out, func() {
 		v.mu.Lock()
 		defer v.mu.Unlock()
 		delete(v.followers, f)
@@ -69,8 +69,9 @@ func (s *Session) Follow(ctx context.Context, kinds ...string) <-chan agent.Obje
 	return out
 }
 
-// deliver hands on what is due, whenever it is woken, until ctx ends.
-func deliver[T any](ctx context.Context, wake <-chan struct{}, take func() (T, bool), out chan<- T, forget func()) {
+// deliverPending sends the result of take to out each time wake has a value. When ctx ends it calls
+// forget and closes out.
+func deliverPending[T any](ctx context.Context, wake <-chan struct{}, take func() (T, bool), out chan<- T, forget func()) {
 	defer close(out)
 	defer forget()
 	for {

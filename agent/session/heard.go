@@ -7,27 +7,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// heard is when the node asked something last that a control plane which can commit has answered. It runs on while the
-// machine is suspended.
-type heard struct{ at atomic.Int64 }
+// ackClock is when the node last sent a heartbeat that a replica acknowledged. Only a replica that
+// can commit acknowledges. The clock counts while the machine is suspended.
+type ackClock struct{ at atomic.Int64 }
 
-// SinceBoot is the time since the machine was started, suspended or not.
+// SinceBoot returns the time since the machine booted, including the time in suspension.
 func SinceBoot() time.Duration {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &t); err != nil {
-		return 0 // the clock is there since Linux 2.6.39
+		return 0 // impossible: Linux has this clock since 2.6.39
 	}
 	return time.Duration(t.Nano())
 }
 
-// answered notes an answer to what was asked so long ago, by a clock that may have been set meanwhile.
-func (h *heard) answered(ago time.Duration) {
+// recordAck records the acknowledgment of a message that was sent ago. The wall clock may have been
+// set since; an age outside 0 to 1 minute therefore counts as 0.
+func (h *ackClock) recordAck(ago time.Duration) {
 	if ago < 0 || ago > time.Minute {
 		ago = 0
 	}
 	h.at.Store(int64(SinceBoot() - ago))
 }
 
-// Heard is when, counted from the start of the machine, the node asked last what a control plane has answered; 0 = not in
-// this process.
-func (s *Session) Heard() time.Duration { return time.Duration(s.heard.at.Load()) }
+// LastAck returns when the node last sent a heartbeat that was acknowledged, as time since boot. It
+// is 0 if this process has received no acknowledgment.
+func (s *Session) LastAck() time.Duration { return time.Duration(s.lastAck.at.Load()) }

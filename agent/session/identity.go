@@ -21,15 +21,16 @@ import (
 	"time"
 )
 
-// The files of a node's identity in the state folder.
+// Files of the node's identity in the state folder.
 const (
-	nodeFile = "node.pem" // key and certificate in one file, so that they are replaced together
+	nodeFile = "node.pem" // key and certificate in one file, so that both are replaced atomically
 	caFile   = "ca.crt"
 )
 
-// joinToken is keelson1.node.ID.SECRET.CAHASH: the hash pins the cluster's CA before it is known.
+// joinToken is a token of the form keelson1.node.ID.SECRET.CAHASH. The hash pins the cluster CA,
+// which the node does not have yet.
 type joinToken struct {
-	whole  string
+	text   string
 	caHash string // SHA-256 of the CA's public key, hex
 }
 
@@ -42,25 +43,26 @@ func parseToken(t string) (joinToken, error) {
 		return joinToken{}, fmt.Errorf("the join token is for %q, not for a node", f[1])
 	}
 	if b, err := hex.DecodeString(f[4]); err != nil || len(b) != sha256.Size {
-		return joinToken{}, errors.New("the join token is malformed: its last field is no SHA-256")
+		return joinToken{}, errors.New("the join token is malformed: its last field is not a SHA-256 hash")
 	}
 	return joinToken{strings.TrimSpace(t), strings.ToLower(f[4])}, nil
 }
 
-// identity is the node's key and certificate, renewed while in use, and whom it believes.
+// identity is the node's key, its certificate, and the CAs that it trusts. It may change while
+// connections use it.
 type identity struct {
-	mu       sync.RWMutex
-	cert     *tls.Certificate
-	believed believed
-	strange  bool // a server has shown a certificate by none that is believed
+	mu              sync.RWMutex
+	cert            *tls.Certificate
+	trusted         trustedCAs
+	serverUntrusted bool // the latest server showed a certificate of an unknown CA
 
-	hurry chan struct{} // buffered: the certificate is to be renewed before its time
+	renewNow chan struct{} // buffered; a value requests a renewal before the renewal time
 }
 
-var errNoIdentity = errors.New("the node has no certificate yet")
+var errNoIdentity = errors.New("the node has no valid certificate")
 
-// loadIdentity reads the identity from dir; errNoIdentity when there is none. An expired one is errNoIdentity too,
-// wrapped with when it expired.
+// loadIdentity reads the identity from dir. It returns errNoIdentity if there is no certificate,
+// and an error that wraps errNoIdentity if the certificate has expired.
 func loadIdentity(dir, node string, now time.Time) (*identity, error) {
 	data, err := os.ReadFile(filepath.Join(dir, nodeFile))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -79,10 +81,10 @@ func loadIdentity(dir, node string, now time.Time) (*identity, error) {
 	}
 	leaf := id.cert.Leaf
 	if want := "system:node:" + node; leaf.Subject.CommonName != want {
-		return nil, fmt.Errorf("the certificate in %s is of %s, this node is %s", dir, leaf.Subject.CommonName, want)
+		return nil, fmt.Errorf("the certificate in %s belongs to %s, but this node is %s", dir, leaf.Subject.CommonName, want)
 	}
 	if now.After(leaf.NotAfter) {
-		return nil, fmt.Errorf("%w: the one it has expired at %s", errNoIdentity, leaf.NotAfter.Format(time.RFC3339))
+		return nil, fmt.Errorf("%w: its certificate expired at %s", errNoIdentity, leaf.NotAfter.Format(time.RFC3339))
 	}
 	return id, nil
 }
@@ -97,55 +99,56 @@ func newIdentity(keyAndCert, caPEM []byte) (*identity, error) {
 			return nil, fmt.Errorf("the node's certificate: %w", err)
 		}
 	}
-	b, err := parseBelieved(caPEM)
+	b, err := parseTrustedCAs(caPEM)
 	if err != nil {
 		return nil, err
 	}
-	return &identity{cert: &cert, believed: b, hurry: make(chan struct{}, 1)}, nil
+	return &identity{cert: &cert, trusted: b, renewNow: make(chan struct{}, 1)}, nil
 }
 
-func (id *identity) current() *tls.Certificate {
+func (id *identity) currentCertificate() *tls.Certificate {
 	id.mu.RLock()
 	defer id.mu.RUnlock()
 	return id.cert
 }
 
-// tls is the configuration of every connection to a host; it follows renewals, and whom to believe.
-func (id *identity) tls(host string) *tls.Config {
+// tlsConfig returns the client configuration for connections to host. Renewed certificates and
+// changed CAs apply to later handshakes.
+func (id *identity) tlsConfig(host string) *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
 		ServerName: host,
-		// RootCAs cannot change in a configuration that is in use: verifying is ours, below, and does what the package would
-		// have done.
+		// RootCAs cannot change while a configuration is in use. VerifyConnection does the same
+		// verification with the current CAs.
 		InsecureSkipVerify: true,
 		VerifyConnection: func(cs tls.ConnectionState) error {
-			o := x509.VerifyOptions{Roots: id.roots(), DNSName: host, Intermediates: x509.NewCertPool(),
+			o := x509.VerifyOptions{Roots: id.rootPool(), DNSName: host, Intermediates: x509.NewCertPool(),
 				KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
 			for _, c := range cs.PeerCertificates[1:] {
 				o.Intermediates.AddCert(c)
 			}
 			_, err := cs.PeerCertificates[0].Verify(o)
 			var unknown x509.UnknownAuthorityError
-			id.met(errors.As(err, &unknown))
+			id.setServerUntrusted(errors.As(err, &unknown))
 			if err != nil {
 				return &tls.CertificateVerificationError{UnverifiedCertificates: cs.PeerCertificates, Err: err}
 			}
 			return nil
 		},
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-			return id.current(), nil
+			return id.currentCertificate(), nil
 		},
 	}
 }
 
-// renewAt is two thirds into the certificate's life.
-func (id *identity) renewAt() time.Time {
-	leaf := id.current().Leaf
+// renewalTime returns the time at two thirds of the certificate's lifetime.
+func (id *identity) renewalTime() time.Time {
+	leaf := id.currentCertificate().Leaf
 	return leaf.NotBefore.Add(leaf.NotAfter.Sub(leaf.NotBefore) / 3 * 2)
 }
 
-// replace stores a new key and certificate on disk, then uses them.
-func (id *identity) replace(dir string, keyAndCert []byte) error {
+// replaceCertificate stores a new key and certificate on disk, and then uses them.
+func (id *identity) replaceCertificate(dir string, keyAndCert []byte) error {
 	cert, err := tls.X509KeyPair(keyAndCert, keyAndCert)
 	if err != nil {
 		return fmt.Errorf("the renewed certificate: %w", err)
@@ -164,32 +167,33 @@ func (id *identity) replace(dir string, keyAndCert []byte) error {
 	return nil
 }
 
-// adopt takes another identity's certificate and whom it believes, which are on disk already.
-func (id *identity) adopt(other *identity) {
-	cert, b := other.current(), other.believes()
+// adoptIdentity replaces certificate and trusted CAs with those of another identity, which are
+// already on disk.
+func (id *identity) adoptIdentity(other *identity) {
+	cert, b := other.currentCertificate(), other.currentCAs()
 	id.mu.Lock()
 	defer id.mu.Unlock()
-	id.cert, id.believed, id.strange = cert, b, false
+	id.cert, id.trusted, id.serverUntrusted = cert, b, false
 }
 
-// signingRequest asks for a certificate. One that asks again for want of an answer asks with the same key: then it is
-// known as the one that asked before.
+// signingRequest is a certificate request and its key. A retry after a lost response uses the same
+// key, so that the replica recognizes the request.
 type signingRequest struct {
 	key []byte // PEM
 	der []byte
 }
 
-func newRequest(node string, addresses ...net.IP) (signingRequest, error) {
+func newSigningRequest(node string, addresses ...net.IP) (signingRequest, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return signingRequest{}, fmt.Errorf("make the node's key: %w", err)
+		return signingRequest{}, fmt.Errorf("create the node's key: %w", err)
 	}
 	csr, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
 		Subject:     pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}},
 		IPAddresses: addresses,
 	}, key)
 	if err != nil {
-		return signingRequest{}, fmt.Errorf("make the node's signing request: %w", err)
+		return signingRequest{}, fmt.Errorf("create the node's signing request: %w", err)
 	}
 	der, err := x509.MarshalPKCS8PrivateKey(key)
 	if err != nil {
@@ -198,14 +202,15 @@ func newRequest(node string, addresses ...net.IP) (signingRequest, error) {
 	return signingRequest{pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), csr}, nil
 }
 
-// pinned is the TLS configuration for enrolment: the server must present a chain to the CA that the token
-// pins, for the host that was dialled.
-func (t joinToken) pinned(host string) *tls.Config {
+// pinnedTLSConfig returns the TLS configuration for enrollment. The server must present a chain to
+// the CA that the token pins, for the host that was dialed.
+func (t joinToken) pinnedTLSConfig(host string) *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
-		// While one CA gives way to another a replica can show certificates of both: this asks for that of the token.
+		// During a rotation of the CA, a replica has certificates of both CAs. This name selects
+		// the pinned one.
 		ServerName: t.caHash[:32] + ".ca.keelson.internal",
-		// Verification is ours, below: the CA is known by its hash only.
+		// VerifyConnection verifies the chain: only the hash of the CA is known here.
 		InsecureSkipVerify: true,
 		VerifyConnection: func(cs tls.ConnectionState) error {
 			var ca *x509.Certificate
@@ -232,7 +237,7 @@ func (t joinToken) pinned(host string) *tls.Config {
 	}
 }
 
-// checkCA says whether the PEM holds the pinned CA.
+// checkCA returns an error if the PEM text does not contain the pinned CA.
 func (t joinToken) checkCA(caPEM []byte) error {
 	for rest := caPEM; ; {
 		var b *pem.Block

@@ -16,55 +16,60 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// listensFile keeps the addresses on which replicas listen, beside replicasFile, whose form earlier releases read.
-const listensFile = "replica-addresses.json"
+// replicaAddressesFile stores the addresses on which replicas listen. It is separate from
+// replicasFile, because earlier releases read the format of replicasFile.
+const replicaAddressesFile = "replica-addresses.json"
 
-// storedListens is the content of listensFile.
-type storedListens struct {
-	Version int                 `json:"version"` // 1
-	Listens map[string][]string `json:"listens"` // by fleet address: host:port
+// storedAddresses is the content of replicaAddressesFile.
+type storedAddresses struct {
+	Version   int                 `json:"version"` // currently 1
+	Addresses map[string][]string `json:"listens"` // key: fleet address; values: host:port
 }
 
-func (r *replicas) listensFile() string { return filepath.Join(filepath.Dir(r.file), listensFile) }
+func (r *replicaList) addressesPath() string {
+	return filepath.Join(filepath.Dir(r.file), replicaAddressesFile)
+}
 
-// loadListens reads listensFile. A missing file, and a file of a later version, hold no addresses.
-func loadListens(path string) (map[string][]string, error) {
+// loadAddresses reads replicaAddressesFile. It returns an empty map if the file is missing or has a
+// later version.
+func loadAddresses(path string) (map[string][]string, error) {
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return map[string][]string{}, nil
 	}
-	var stored storedListens
+	var stored storedAddresses
 	if err == nil {
 		err = json.Unmarshal(data, &stored)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read addresses of replicas: %w", err)
 	}
-	if stored.Version != 1 || stored.Listens == nil {
+	if stored.Version != 1 || stored.Addresses == nil {
 		return map[string][]string{}, nil
 	}
-	return stored.Listens, nil
+	return stored.Addresses, nil
 }
 
-// maxListens bounds the replicas whose addresses are kept.
-const maxListens = 64
+// maxStoredReplicas bounds the replicas with stored addresses.
+const maxStoredReplicas = 64
 
-// learnListens stores the addresses on which replicas listen. It is called with the lock held. Addresses of a replica
-// that the list does not name are kept until there are too many: a replica that lags behind leaves out new ones.
-func (r *replicas) learnListens(list []*fleetv1.Replica) {
+// storeAddresses updates the stored addresses of the replicas in list. The caller holds the lock.
+// Addresses of replicas that are not in list are kept, because a replica that lags behind omits new
+// ones. They are dropped when there are more than maxStoredReplicas.
+func (r *replicaList) storeAddresses(list []*fleetv1.Replica) {
 	changed := false
-	next := maps.Clone(r.listens)
+	next := maps.Clone(r.addressesByReplica)
 	for _, x := range list {
 		addresses := slices.DeleteFunc(slices.Concat([]string{x.FleetAddress, x.ApiAddress}, x.OtherAddresses), func(a string) bool { return a == "" })
 		if x.FleetAddress == "" || slices.Equal(next[x.FleetAddress], addresses) {
 			continue
 		}
 		if len(x.OtherAddresses) == 0 && len(next[x.FleetAddress]) > len(addresses) {
-			continue // a replica of the previous release does not name them
+			continue // a replica of the previous release does not send the other addresses
 		}
 		next[x.FleetAddress], changed = addresses, true
 	}
-	if len(next) > maxListens {
+	if len(next) > maxStoredReplicas {
 		maps.DeleteFunc(next, func(fleet string, _ []string) bool {
 			return !slices.ContainsFunc(list, func(x *fleetv1.Replica) bool { return x.FleetAddress == fleet })
 		})
@@ -72,29 +77,30 @@ func (r *replicas) learnListens(list []*fleetv1.Replica) {
 	if !changed {
 		return
 	}
-	r.listens = next
-	data, err := json.Marshal(storedListens{Version: 1, Listens: next})
+	r.addressesByReplica = next
+	data, err := json.Marshal(storedAddresses{Version: 1, Addresses: next})
 	if err == nil {
-		err = writeFile(r.listensFile(), data)
+		err = writeFile(r.addressesPath(), data)
 	}
 	if err != nil {
 		r.log.Warn("the addresses of replicas could not be stored", "err", err)
 	}
 }
 
-// ReplicaAddresses implements agent.ControlPlane: what replicas have said, and the configured addresses.
-func (s *Session) ReplicaAddresses() []netip.AddrPort { return s.replicas.addresses() }
+// ReplicaAddresses implements agent.ControlPlane. It returns the addresses that replicas reported
+// and the configured ones.
+func (s *Session) ReplicaAddresses() []netip.AddrPort { return s.replicas.allAddresses() }
 
-func (r *replicas) addresses() []netip.AddrPort {
+func (r *replicaList) allAddresses() []netip.AddrPort {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	all := slices.Concat(r.seed, r.learned)
-	for _, list := range r.listens {
+	for _, list := range r.addressesByReplica {
 		all = append(all, list...)
 	}
 	var out []netip.AddrPort
 	for _, text := range all {
-		if ap, err := netip.ParseAddrPort(text); err == nil { // names are not resolved: they lead to learned addresses
+		if ap, err := netip.ParseAddrPort(text); err == nil { // host names are not resolved: replicas report their addresses
 			out = append(out, netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port()))
 		}
 	}
@@ -102,28 +108,28 @@ func (r *replicas) addresses() []netip.AddrPort {
 	return slices.Compact(out)
 }
 
-// online records whether there is a session, and since when not.
-type online struct {
-	mu    sync.Mutex
-	up    bool
-	since time.Time
+// connectionState records whether there is a session, and since when.
+type connectionState struct {
+	mu        sync.Mutex
+	connected bool
+	since     time.Time
 }
 
-func newOnline(now time.Time) *online { return &online{since: now} }
+func newConnectionState(now time.Time) *connectionState { return &connectionState{since: now} }
 
-func (o *online) set(up bool, now time.Time) {
+func (o *connectionState) setConnected(up bool, now time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.up, o.since = up, now
+	o.connected, o.since = up, now
 }
 
 // Disconnected implements agent.ControlPlane.
-func (s *Session) Disconnected() time.Duration { return s.online.disconnected(time.Now()) }
+func (s *Session) Disconnected() time.Duration { return s.connection.disconnectedFor(time.Now()) }
 
-func (o *online) disconnected(now time.Time) time.Duration {
+func (o *connectionState) disconnectedFor(now time.Time) time.Duration {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.up {
+	if o.connected {
 		return 0
 	}
 	return max(now.Sub(o.since), 0)

@@ -16,63 +16,63 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// F117: the addresses on which replicas listen survive a restart, also where the replica that is listened to last is of
-// the previous release and does not name all of them.
+// F117: the addresses on which replicas listen survive a restart, even if the last replica that
+// reported is of the previous release and does not send all of them.
 func TestReplicaAddressesAreKept(t *testing.T) {
 	dir := t.TempDir()
 	seed := []string{"192.0.2.9:6444", "api.example.com:6444"}
-	r := newReplicas(slog.New(slog.DiscardHandler), dir, seed)
+	r := newReplicaList(slog.New(slog.DiscardHandler), dir, seed)
 	full := &fleetv1.Replica{Name: "a", FleetAddress: "192.0.2.1:6444", ApiAddress: "192.0.2.1:6443", OtherAddresses: []string{"192.0.2.1:6445", "192.0.2.5:6443"}}
-	r.learn(nil, []*fleetv1.Replica{full, {Name: "b", FleetAddress: "192.0.2.2:6444", ApiAddress: "192.0.2.2:6443"}})
-	r.learn(nil, []*fleetv1.Replica{{Name: "a", FleetAddress: "192.0.2.1:6444", ApiAddress: "192.0.2.1:6443"}})
+	r.recordReplicas(nil, []*fleetv1.Replica{full, {Name: "b", FleetAddress: "192.0.2.2:6444", ApiAddress: "192.0.2.2:6443"}})
+	r.recordReplicas(nil, []*fleetv1.Replica{{Name: "a", FleetAddress: "192.0.2.1:6444", ApiAddress: "192.0.2.1:6443"}})
 	want := "[192.0.2.1:6443 192.0.2.1:6444 192.0.2.1:6445 192.0.2.2:6443 192.0.2.2:6444 192.0.2.5:6443 192.0.2.9:6444]"
-	if got := fmt.Sprint(r.addresses()); got != want {
+	if got := fmt.Sprint(r.allAddresses()); got != want {
 		t.Errorf("addresses %s, want %s", got, want)
 	}
-	again := newReplicas(slog.New(slog.DiscardHandler), dir, seed)
-	if err := again.load(); err != nil {
+	again := newReplicaList(slog.New(slog.DiscardHandler), dir, seed)
+	if err := again.loadFiles(); err != nil {
 		t.Fatal(err)
 	}
-	if got := fmt.Sprint(again.addresses()); got != want {
+	if got := fmt.Sprint(again.allAddresses()); got != want {
 		t.Errorf("after a restart %s, want %s", got, want)
 	}
-	if err := os.WriteFile(filepath.Join(dir, listensFile), []byte(`{"version":2,"listens":[]}`), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, replicaAddressesFile), []byte(`{"version":2,"listens":[]}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	broken := newReplicas(slog.New(slog.DiscardHandler), dir, seed)
-	if err := broken.load(); err == nil {
+	broken := newReplicaList(slog.New(slog.DiscardHandler), dir, seed)
+	if err := broken.loadFiles(); err == nil {
 		t.Error("a file that cannot be read is no error")
 	}
-	if got, _ := broken.wanted(); len(got) == 0 || got[0] != "192.0.2.1:6444" {
+	if got, _ := broken.wantedAddresses(); len(got) == 0 || got[0] != "192.0.2.1:6444" {
 		t.Errorf("without that file the replicas are %v", got)
 	}
 }
 
-// The addresses that replicas name are bounded.
+// The stored addresses of replicas are bounded.
 func TestReplicaAddressesAreBounded(t *testing.T) {
-	r := newReplicas(slog.New(slog.DiscardHandler), t.TempDir(), nil)
-	for i := range 10 * maxListens {
+	r := newReplicaList(slog.New(slog.DiscardHandler), t.TempDir(), nil)
+	for i := range 10 * maxStoredReplicas {
 		at := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 6444).String()
-		r.learn(nil, []*fleetv1.Replica{{Name: "a", FleetAddress: at}})
+		r.recordReplicas(nil, []*fleetv1.Replica{{Name: "a", FleetAddress: at}})
 	}
-	if n := len(r.listens); n > maxListens {
-		t.Errorf("the addresses of %d replicas are kept, want %d at most", n, maxListens)
+	if n := len(r.addressesByReplica); n > maxStoredReplicas {
+		t.Errorf("the addresses of %d replicas are kept, want %d at most", n, maxStoredReplicas)
 	}
 }
 
-// F117: how long a node has been without a session.
+// F117: Disconnected returns how long a node has been without a session.
 func TestDisconnected(t *testing.T) {
 	begin := time.Now()
-	o := newOnline(begin)
-	if got := o.disconnected(begin.Add(7 * time.Second)); got != 7*time.Second {
+	o := newConnectionState(begin)
+	if got := o.disconnectedFor(begin.Add(7 * time.Second)); got != 7*time.Second {
 		t.Errorf("before the first session %v", got)
 	}
-	o.set(true, begin.Add(8*time.Second))
-	if got := o.disconnected(begin.Add(time.Hour)); got != 0 {
+	o.setConnected(true, begin.Add(8*time.Second))
+	if got := o.disconnectedFor(begin.Add(time.Hour)); got != 0 {
 		t.Errorf("during a session %v", got)
 	}
-	o.set(false, begin.Add(time.Hour))
-	if got := o.disconnected(begin.Add(time.Hour + time.Minute)); got != time.Minute {
+	o.setConnected(false, begin.Add(time.Hour))
+	if got := o.disconnectedFor(begin.Add(time.Hour + time.Minute)); got != time.Minute {
 		t.Errorf("after a session %v", got)
 	}
 }

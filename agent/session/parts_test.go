@@ -19,49 +19,50 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-func wire(t *testing.T, kind, namespace, name string, rev uint64) *fleetv1.Object {
+func sentObject(t *testing.T, kind, namespace, name string, rev uint64) *fleetv1.Object {
 	t.Helper()
 	o := newObject(kind)
 	o.SetNamespace(namespace)
 	o.SetName(name)
 	o.SetUID(types.UID("uid-of-" + name))
-	raw, err := encode(kind, o)
+	raw, err := encodeObject(kind, o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return &fleetv1.Object{Kind: kind, Namespace: namespace, Name: name, Revision: rev, Raw: raw}
 }
 
-func full(objs ...*fleetv1.Object) *fleetv1.ObjectSet {
+func fullSet(objs ...*fleetv1.Object) *fleetv1.ObjectSet {
 	return &fleetv1.ObjectSet{Full: true, Upserts: objs}
 }
 
-// A full assignment replaces everything at once, in however many parts; readers hear of what differs, once it is whole.
+// A full assignment replaces all objects at once, in any number of parts. Readers are notified of
+// the differences when it is complete.
 func TestViewFullAssignment(t *testing.T) {
 	s := New(Config{NodeName: "w1"})
 	v := s.view
 	apply := func(set *fleetv1.ObjectSet) {
 		t.Helper()
-		if err := v.apply(set); err != nil {
+		if err := v.applyObjects(set); err != nil {
 			t.Fatal(err)
 		}
 	}
-	apply(full(wire(t, "Service", "d", "a", 1), wire(t, "Pod", "d", "p", 2)))
-	apply(full(wire(t, "Service", "d", "b", 3)))
-	if len(s.Services()) != 0 || s.known() {
+	apply(fullSet(sentObject(t, "Service", "d", "a", 1), sentObject(t, "Pod", "d", "p", 2)))
+	apply(fullSet(sentObject(t, "Service", "d", "b", 3)))
+	if len(s.Services()) != 0 || s.hasAssignment() {
 		t.Error("half an assignment is visible")
 	}
-	v.complete(3, true)
-	if len(s.Services()) != 2 || s.Revision() != 3 || !s.known() {
+	v.completeBatch(3, true)
+	if len(s.Services()) != 2 || s.Revision() != 3 || !s.hasAssignment() {
 		t.Errorf("%d services at revision %d", len(s.Services()), s.Revision())
 	}
 	changes := s.Changes(t.Context())
 	if all := <-changes; len(all) != len(kindNames) {
 		t.Errorf("the first change names %d kinds, want all %d", len(all), len(kindNames))
 	}
-	apply(&fleetv1.ObjectSet{Upserts: []*fleetv1.Object{wire(t, "ConfigMap", "d", "c", 4)},
+	apply(&fleetv1.ObjectSet{Upserts: []*fleetv1.Object{sentObject(t, "ConfigMap", "d", "c", 4)},
 		Deletes: []*fleetv1.Ref{{Kind: "Pod", Namespace: "d", Name: "p", Uid: "another"}, {Kind: "Service", Namespace: "d", Name: "b", Uid: "uid-of-b"}}})
-	v.complete(3, false)
+	v.completeBatch(3, false)
 	got := <-changes
 	if _, cm := got["ConfigMap"]; !cm || len(got) != 2 {
 		t.Errorf("changed kinds %v, want ConfigMap and Service", got)
@@ -69,27 +70,28 @@ func TestViewFullAssignment(t *testing.T) {
 	if _, ok := s.Pod("uid-of-p"); !ok {
 		t.Error("a delete of another uid took the pod")
 	}
-	// A resumed assignment names what is held by revision only.
+	// A resumed assignment refers to known objects by their revision.
 	keep := func(rev uint64) *fleetv1.Object {
 		return &fleetv1.Object{Kind: "Service", Namespace: "d", Name: "a", Revision: rev}
 	}
-	apply(full(keep(1)))
-	v.complete(9, true)
+	apply(fullSet(keep(1)))
+	v.completeBatch(9, true)
 	if _, ok := s.Service("d", "a"); !ok || len(s.Pods()) != 0 {
 		t.Error("the kept object is gone, or the replaced ones are not")
 	}
-	if err := v.apply(full(keep(7))); !errors.Is(err, errNotHeld) {
+	if err := v.applyObjects(fullSet(keep(7))); !errors.Is(err, errObjectMissing) {
 		t.Errorf("an object of another revision was kept: %v", err)
 	}
 }
 
-// Of a pod the newest status is sent, one at a time, again after a new session, and its end comes last.
+// Of each pod the newest status is sent, one at a time, and again in a new session. PodGone comes
+// last.
 func TestReporter(t *testing.T) {
 	s := New(Config{NodeName: "w1"})
 	r := s.reporter
 	sent := func() string {
 		t.Helper()
-		msgs, errs := r.next()
+		msgs, errs := r.pendingMessages()
 		if len(errs) > 0 {
 			t.Fatal(errs)
 		}
@@ -97,7 +99,7 @@ func TestReporter(t *testing.T) {
 		for _, m := range msgs {
 			switch k := m.Kind.(type) {
 			case *fleetv1.AgentMessage_PodStatus:
-				o, err := decode(&fleetv1.Object{Kind: "Pod", Raw: k.PodStatus.Pod})
+				o, err := decodeObject(&fleetv1.Object{Kind: "Pod", Raw: k.PodStatus.Pod})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -118,13 +120,13 @@ func TestReporter(t *testing.T) {
 		want string
 	}{
 		{func() { status("1"); status("2") }, "2"},
-		{func() { status("3"); status("4") }, ""}, // one is on its way
-		{func() { r.acknowledged("u") }, "4"},
+		{func() { status("3"); status("4") }, ""}, // one is unacknowledged
+		{func() { r.handleStatusAck("u") }, "4"},
 		{func() { s.PodGone("d", "p", "u") }, ""},
-		{func() { r.begin() }, "4"}, // unacknowledged: again, before the end
-		{func() { r.acknowledged("u") }, "gone"},
-		{func() { r.begin() }, "gone"},
-		{func() { r.acknowledged("u"); r.acknowledged("u") }, ""},
+		{func() { r.resetForSession() }, "4"}, // unacknowledged: sent again, before the end
+		{func() { r.handleStatusAck("u") }, "gone"},
+		{func() { r.resetForSession() }, "gone"},
+		{func() { r.handleStatusAck("u"); r.handleStatusAck("u") }, ""},
 	} {
 		step.do()
 		if got := sent(); got != step.want {
@@ -134,30 +136,30 @@ func TestReporter(t *testing.T) {
 	if len(r.pods) != 0 {
 		t.Errorf("%d pods are still held", len(r.pods))
 	}
-	for i := range 2 * maxNotes {
+	for i := range 2 * maxPendingReports {
 		s.Event(&v1.Event{Message: fmt.Sprint(i)})
 		s.Stages("t", "o", []agent.StageTime{{}})
 	}
-	if len(r.events) != maxNotes || r.events[maxNotes-1].Message != fmt.Sprint(2*maxNotes-1) || len(r.stages) != maxNotes {
-		t.Errorf("%d events and %d stages wait, want the newest %d", len(r.events), len(r.stages), maxNotes)
+	if len(r.events) != maxPendingReports || r.events[maxPendingReports-1].Message != fmt.Sprint(2*maxPendingReports-1) || len(r.stages) != maxPendingReports {
+		t.Errorf("%d events and %d stages wait, want the newest %d", len(r.events), len(r.stages), maxPendingReports)
 	}
 }
 
-// A checkpoint comes back as it was; a damaged one is refused whole.
+// A checkpoint is read as it was written. A damaged one is rejected as a whole.
 func TestRecording(t *testing.T) {
 	dir := t.TempDir()
 	cfg := Config{NodeName: "w1", StateDir: dir, RunDir: dir, Log: slog.New(slog.DiscardHandler)}
 	a := New(cfg)
-	if err := a.view.apply(full(wire(t, "Pod", "d", "p", 2), wire(t, "Secret", "d", "s", 3), wire(t, "EndpointSlice", "d", "e", 4))); err != nil {
+	if err := a.view.applyObjects(fullSet(sentObject(t, "Pod", "d", "p", 2), sentObject(t, "Secret", "d", "s", 3), sentObject(t, "EndpointSlice", "d", "e", 4))); err != nil {
 		t.Fatal(err)
 	}
 	a.view.setCluster(agent.Cluster{Name: "c", Domain: "cluster.local"})
-	a.view.complete(4, true)
+	a.view.completeBatch(4, true)
 	if err := a.writeCheckpoint(); err != nil {
 		t.Fatal(err)
 	}
 	b := New(cfg)
-	if err := b.load(); err != nil {
+	if err := b.loadCheckpoint(); err != nil {
 		t.Fatal(err)
 	}
 	if len(b.Pods()) != 1 || len(b.EndpointSlices()) != 1 || b.Revision() != 4 || !reflect.DeepEqual(b.Cluster(), a.Cluster()) {
@@ -176,7 +178,7 @@ func TestRecording(t *testing.T) {
 			t.Fatal(err)
 		}
 		c := New(cfg)
-		if err := c.load(); err == nil || c.known() {
+		if err := c.loadCheckpoint(); err == nil || c.hasAssignment() {
 			t.Fatalf("a checkpoint cut after %d of %d bytes was loaded (%v)", cut, len(data), err)
 		}
 	}
@@ -193,7 +195,7 @@ func TestParseToken(t *testing.T) {
 		" keelson1.node.abc123.s3cret." + hash + "\n": "",
 		"keelson1.controlplane.abc123.s3cret." + hash: `for "controlplane", not for a node`,
 		"keelson1.node.abc123.s3cret":                 "malformed",
-		"keelson1.node.abc123.s3cret.xyz":             "no SHA-256",
+		"keelson1.node.abc123.s3cret.xyz":             "not a SHA-256 hash",
 		"other.node.abc123.s3cret." + hash:            "malformed",
 		"":                                            "malformed",
 	} {
@@ -207,31 +209,32 @@ func TestParseToken(t *testing.T) {
 	}
 }
 
-// The list of replicas survives a restart, and the configured addresses come back when none of it answers.
+// The list of replicas survives a restart. The configured addresses are used again if no learned
+// replica responds.
 func TestReplicas(t *testing.T) {
 	dir := t.TempDir()
 	log := slog.New(slog.DiscardHandler)
-	r := newReplicas(log, dir, []string{"seed:1"})
-	if got, _ := r.wanted(); !slices.Equal(got, []string{"seed:1"}) {
+	r := newReplicaList(log, dir, []string{"seed:1"})
+	if got, _ := r.wantedAddresses(); !slices.Equal(got, []string{"seed:1"}) {
 		t.Errorf("at first %v", got)
 	}
-	_, changed := r.wanted()
-	r.learn(nil, []*fleetv1.Replica{{Name: "b", FleetAddress: "b:1"}, {Name: "a", FleetAddress: "a:1"}})
+	_, changed := r.wantedAddresses()
+	r.recordReplicas(nil, []*fleetv1.Replica{{Name: "b", FleetAddress: "b:1"}, {Name: "a", FleetAddress: "a:1"}})
 	select {
 	case <-changed:
 	default:
 		t.Error("nobody is told of the list")
 	}
-	r.learn(nil, nil) // says nothing
-	again := newReplicas(log, dir, []string{"seed:1"})
-	if err := again.load(); err != nil {
+	r.recordReplicas(nil, nil) // an empty report
+	again := newReplicaList(log, dir, []string{"seed:1"})
+	if err := again.loadFiles(); err != nil {
 		t.Fatal(err)
 	}
-	if got, _ := again.wanted(); !slices.Equal(got, []string{"a:1", "b:1"}) {
+	if got, _ := again.wantedAddresses(); !slices.Equal(got, []string{"a:1", "b:1"}) {
 		t.Errorf("after a restart %v", got)
 	}
-	again.widen(true)
-	if got, _ := again.wanted(); !slices.Equal(got, []string{"a:1", "b:1", "seed:1"}) {
+	again.setUseSeed(true)
+	if got, _ := again.wantedAddresses(); !slices.Equal(got, []string{"a:1", "b:1", "seed:1"}) {
 		t.Errorf("when none answers %v", got)
 	}
 }

@@ -14,32 +14,33 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// kindPeer is what Changes and deletions call the other nodes.
+// kindPeer is the kind of other nodes in Changes and in deletions.
 const kindPeer = "Peer"
 
-// heldPeer is another node as it was told of. It is immutable.
-type heldPeer struct {
+// storedPeer is another node of the cluster. It is immutable.
+type storedPeer struct {
 	agent.Peer
 	digest digest
 }
 
-// digest stands for a set of peers: the sum of those of each (fleet.proto).
+// digest identifies a set of peers: the sum of the digests of its members (see fleet.proto).
 type digest [2]uint64
 
-func (d digest) plus(e digest) digest { return digest{d[0] + e[0], d[1] + e[1]} }
+func (d digest) addDigest(e digest) digest { return digest{d[0] + e[0], d[1] + e[1]} }
 
-func (d digest) bytes() []byte {
+func (d digest) encodeDigest() []byte {
 	return binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, d[0]), d[1])
 }
 
-// newHeldPeer reads what was sent. An address or CIDR of a form that this version does not know is left out.
-func newHeldPeer(p *fleetv1.Peer) (*heldPeer, error) {
+// newStoredPeer converts a peer from its message. It ignores an address or CIDR that this version
+// cannot parse.
+func newStoredPeer(p *fleetv1.Peer) (*storedPeer, error) {
 	raw, err := proto.MarshalOptions{Deterministic: true}.Marshal(p)
 	if err != nil {
 		return nil, fmt.Errorf("peer %s: %w", p.Name, err)
 	}
 	sum := sha256.Sum256(raw)
-	h := &heldPeer{Peer: agent.Peer{Name: p.Name, UID: types.UID(p.Uid)},
+	h := &storedPeer{Peer: agent.Peer{Name: p.Name, UID: types.UID(p.Uid)},
 		digest: digest{binary.BigEndian.Uint64(sum[:8]), binary.BigEndian.Uint64(sum[8:16])}}
 	for _, c := range p.PodCidrs {
 		if cidr, err := netip.ParsePrefix(c); err == nil {
@@ -57,8 +58,8 @@ func newHeldPeer(p *fleetv1.Peer) (*heldPeer, error) {
 	return h, nil
 }
 
-// message is the peer as it was sent.
-func (h *heldPeer) message() *fleetv1.Peer {
+// peerMessage returns the peer as a message.
+func (h *storedPeer) peerMessage() *fleetv1.Peer {
 	p := &fleetv1.Peer{Name: h.Name, Uid: string(h.UID)}
 	for _, c := range h.PodCIDRs {
 		p.PodCidrs = append(p.PodCidrs, c.String())
@@ -72,8 +73,9 @@ func (h *heldPeer) message() *fleetv1.Peer {
 	return p
 }
 
-// peerOfNode is what a Node says as a peer; nil while it is nobody's. Replicas of the release before send whole Nodes.
-func peerOfNode(n *v1.Node) *fleetv1.Peer {
+// peerFromNode returns the peer of a Node, or nil if the Node has no pod CIDR or no internal
+// address. Replicas of the previous release send Nodes instead of peers.
+func peerFromNode(n *v1.Node) *fleetv1.Peer {
 	p := &fleetv1.Peer{Name: n.Name, Uid: string(n.UID), PodCidrs: n.Spec.PodCIDRs}
 	if len(p.PodCidrs) == 0 && n.Spec.PodCIDR != "" {
 		p.PodCidrs = []string{n.Spec.PodCIDR}
@@ -89,9 +91,9 @@ func peerOfNode(n *v1.Node) *fleetv1.Peer {
 	return p
 }
 
-// putPeer is called under the lock.
-func (v *view) putPeer(into *contents, p *fleetv1.Peer) error {
-	h, err := v.shared.peer(p)
+// setPeer adds or replaces a peer. The caller holds the lock.
+func (v *view) setPeer(into *objectSet, p *fleetv1.Peer) error {
+	h, err := v.shared.storedPeerFor(p)
 	if err != nil {
 		return err
 	}
@@ -99,35 +101,36 @@ func (v *view) putPeer(into *contents, p *fleetv1.Peer) error {
 	return nil
 }
 
-// removePeer is called under the lock.
-func (v *view) removePeer(from *contents, name, uid string) {
+// removePeer removes a peer with this name and UID. The caller holds the lock.
+func (v *view) removePeer(from *objectSet, name, uid string) {
 	if h := from.peers[name]; h != nil && string(h.UID) == uid {
 		delete(from.peers, name)
-		v.peerChanged(name)
+		v.markPeerChanged(name)
 	}
 }
 
-// applyNode takes another node's object, as replicas of the release before send it. It is called under the lock.
-func (v *view) applyNode(into *contents, n *v1.Node, full bool) error {
-	p := peerOfNode(n)
+// applyOtherNode applies the Node of another node, which replicas of the previous release send. The
+// caller holds the lock.
+func (v *view) applyOtherNode(into *objectSet, n *v1.Node, full bool) error {
+	p := peerFromNode(n)
 	if p == nil {
 		v.removePeer(into, n.Name, string(n.UID))
 		return nil
 	}
 	if !full {
-		v.peerChanged(n.Name)
+		v.markPeerChanged(n.Name)
 	}
-	return v.putPeer(into, p)
+	return v.setPeer(into, p)
 }
 
-// peerChanged is called under the lock.
-func (v *view) peerChanged(name string) {
-	v.changed[kindPeer] = struct{}{}
-	v.named.AddKey(agent.ObjectKey{Kind: kindPeer, Name: name})
+// markPeerChanged adds a peer to the changes of the current batch. The caller holds the lock.
+func (v *view) markPeerChanged(name string) {
+	v.changedKinds[kindPeer] = struct{}{}
+	v.changedObjects.AddKey(agent.ObjectKey{Kind: kindPeer, Name: name})
 }
 
-// differingPeers tells of which peers the two differ.
-func differingPeers(a, b map[string]*heldPeer, tell func(name string)) {
+// visitPeerDifferences calls visit with the name of each peer that differs between a and b.
+func visitPeerDifferences(a, b map[string]*storedPeer, tell func(name string)) {
 	for name, x := range a {
 		if y := b[name]; y == nil || x != y && (x.UID != y.UID || x.digest != y.digest) {
 			tell(name)
@@ -140,12 +143,12 @@ func differingPeers(a, b map[string]*heldPeer, tell func(name string)) {
 	}
 }
 
-// peersDigest stands for the peers that are held.
+// peersDigest returns the digest of all peers in the view.
 func (v *view) peersDigest() (d digest) {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	for _, h := range v.now.peers {
-		d = d.plus(h.digest)
+	for _, h := range v.current.peers {
+		d = d.addDigest(h.digest)
 	}
 	return d
 }
@@ -154,8 +157,8 @@ func (v *view) peersDigest() (d digest) {
 func (s *Session) Peers() []*agent.Peer {
 	s.view.mu.RLock()
 	defer s.view.mu.RUnlock()
-	out := make([]*agent.Peer, 0, len(s.view.now.peers))
-	for _, h := range s.view.now.peers {
+	out := make([]*agent.Peer, 0, len(s.view.current.peers))
+	for _, h := range s.view.current.peers {
 		out = append(out, &h.Peer)
 	}
 	return out

@@ -30,15 +30,16 @@ import (
 const (
 	maxMessage   = 16 << 20
 	replicasFile = "replicas.json"
-	// streamWindow is what a replica may send on a stream before it is read; connWindow on all of a connection.
+	// streamWindow is the number of unread bytes that a replica may send on a stream; connWindow,
+	// on a connection.
 	streamWindow = 1 << 20
 	connWindow   = 4 << 20
 )
 
 var (
-	// vanished has the kernel find connections whose other end is gone without a word; clientKeepalive finds programs that
-	// hang, which costs much more.
-	vanished        = net.KeepAliveConfig{Enable: true, Idle: 2 * time.Second, Interval: time.Second, Count: 3}
+	// tcpKeepAlive makes the kernel detect connections whose peer has vanished. clientKeepalive
+	// detects hung programs; it is rarer because it costs more.
+	tcpKeepAlive    = net.KeepAliveConfig{Enable: true, Idle: 2 * time.Second, Interval: time.Second, Count: 3}
 	clientKeepalive = keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true}
 	connectParams   = grpc.ConnectParams{
 		Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.3, MaxDelay: 2 * time.Second},
@@ -46,37 +47,38 @@ var (
 	}
 )
 
-// replicas is the list of replicas, as learnt from the control plane and kept on disk, with a connection to each.
-type replicas struct {
+// replicaList is the list of replicas as reported by the control plane and stored on disk, with a
+// connection to each.
+type replicaList struct {
 	log  *slog.Logger
 	file string
 	seed []string // configured addresses
 
-	mu      sync.Mutex
-	said    map[*link][]string // what each replica says that is listened to
-	learned []string           // all that they name
-	widened bool               // nothing learnt answers: try what is configured as well
-	changed chan struct{}      // closed and replaced when learned changes
-	open    map[string]*link
-	listens map[string][]string // by fleet address: the addresses on which that replica listens
+	mu                 sync.Mutex
+	reported           map[*replicaLink][]string // addresses that each replica reports on its open standby stream
+	learned            []string                  // union of the reported addresses
+	useSeed            bool                      // no learned replica responds: connect to the configured addresses as well
+	changed            chan struct{}             // closed and replaced when learned or useSeed changes
+	linkByAddress      map[string]*replicaLink
+	addressesByReplica map[string][]string // key: fleet address; values: addresses on which that replica listens
 }
 
-// link is the connection to one replica.
-type link struct {
+// replicaLink is the connection to one replica.
+type replicaLink struct {
 	address string
 	conn    *grpc.ClientConn
 	stop    context.CancelFunc
 
-	mu      sync.Mutex
-	shunned time.Time // the session is not to come here before, if it can go elsewhere
+	mu           sync.Mutex
+	avoidedUntil time.Time // until then, the session prefers another replica
 }
 
-func newReplicas(log *slog.Logger, dir string, seed []string) *replicas {
-	return &replicas{log: log, file: filepath.Join(dir, replicasFile), seed: seed, changed: make(chan struct{}), open: make(map[string]*link), said: make(map[*link][]string), listens: make(map[string][]string)}
+func newReplicaList(log *slog.Logger, dir string, seed []string) *replicaList {
+	return &replicaList{log: log, file: filepath.Join(dir, replicasFile), seed: seed, changed: make(chan struct{}), linkByAddress: make(map[string]*replicaLink), reported: make(map[*replicaLink][]string), addressesByReplica: make(map[string][]string)}
 }
 
-// load reads the stored list; none is no error.
-func (r *replicas) load() error {
+// loadFiles reads the stored lists. A missing file is not an error.
+func (r *replicaList) loadFiles() error {
 	data, err := os.ReadFile(r.file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -88,20 +90,21 @@ func (r *replicas) load() error {
 	if err := json.Unmarshal(data, &list); err != nil {
 		return fmt.Errorf("read list of replicas %s: %w", r.file, err)
 	}
-	listens, err := loadListens(r.listensFile())
+	listens, err := loadAddresses(r.addressesPath())
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.learned = list
 	if err == nil {
-		r.listens = listens
+		r.addressesByReplica = listens
 	}
 	return err
 }
 
-// learn takes what a replica says of all of them; from is nil for what a node hears as it enrols. A replica that lags
-// behind the others, or is cut off from them, leaves out those that came since: what any replica names is connected to,
-// and only what none of them names is let go. An empty list says that the replica has no word in it.
-func (r *replicas) learn(from *link, list []*fleetv1.Replica) {
+// recordReplicas records the replicas that from reports; from is nil for an enrollment response.
+// The learned list is the union of all reports, because a replica that lags behind or is
+// partitioned omits new replicas. An address is dropped only when no replica reports it. An empty
+// list is not a report.
+func (r *replicaList) recordReplicas(from *replicaLink, list []*fleetv1.Replica) {
 	var addresses []string
 	for _, x := range list {
 		if x.FleetAddress != "" {
@@ -110,19 +113,19 @@ func (r *replicas) learn(from *link, list []*fleetv1.Replica) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.learnListens(list)
+	r.storeAddresses(list)
 	if from != nil {
-		if r.said[from] = addresses; len(addresses) == 0 {
-			delete(r.said, from)
+		if r.reported[from] = addresses; len(addresses) == 0 {
+			delete(r.reported, from)
 		}
-		addresses = slices.Concat(slices.Collect(maps.Values(r.said))...)
+		addresses = slices.Concat(slices.Collect(maps.Values(r.reported))...)
 	}
 	slices.Sort(addresses)
 	addresses = slices.Compact(addresses)
 	if len(addresses) == 0 || slices.Equal(addresses, r.learned) {
 		return
 	}
-	r.log.Info("the replicas are others now", "replicas", addresses, "before", r.learned)
+	r.log.Info("the list of replicas has changed", "replicas", addresses, "before", r.learned)
 	r.learned = addresses
 	close(r.changed)
 	r.changed = make(chan struct{})
@@ -135,22 +138,24 @@ func (r *replicas) learn(from *link, list []*fleetv1.Replica) {
 	}
 }
 
-// forget takes no more notice of what a replica said that is not listened to any more. What it named is let go with the
-// next word of another one.
-func (r *replicas) forget(from *link) {
+// dropReport drops the report of a replica whose standby stream has ended. Addresses that only this
+// replica reported are dropped with the next report of another one.
+func (r *replicaList) dropReport(from *replicaLink) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	delete(r.said, from)
+	delete(r.reported, from)
 }
 
-// wanted is the list to be connected to: what the control plane says, and what is configured until it has spoken.
-func (r *replicas) wanted() ([]string, <-chan struct{}) {
+// wantedAddresses returns the addresses to connect to, and a channel that is closed when they
+// change. They are the learned addresses, plus the configured ones if useSeed is set or no address
+// is learned.
+func (r *replicaList) wantedAddresses() ([]string, <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
 	case len(r.learned) == 0:
 		return r.seed, r.changed
-	case r.widened:
+	case r.useSeed:
 		all := append(slices.Clone(r.learned), r.seed...)
 		slices.Sort(all)
 		return slices.Compact(all), r.changed
@@ -158,49 +163,50 @@ func (r *replicas) wanted() ([]string, <-chan struct{}) {
 	return r.learned, r.changed
 }
 
-// widen says whether to try the configured addresses besides the learnt ones.
-func (r *replicas) widen(on bool) {
+// setUseSeed sets whether to connect to the configured addresses in addition to the learned ones.
+func (r *replicaList) setUseSeed(on bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.widened == on {
+	if r.useSeed == on {
 		return
 	}
-	r.widened = on
+	r.useSeed = on
 	close(r.changed)
 	r.changed = make(chan struct{})
 }
 
-func (r *replicas) links() []*link {
+func (r *replicaList) allLinks() []*replicaLink {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	out := make([]*link, 0, len(r.open))
-	for _, l := range r.open {
+	out := make([]*replicaLink, 0, len(r.linkByAddress))
+	for _, l := range r.linkByAddress {
 		out = append(out, l)
 	}
 	return out
 }
 
-// connections keeps a link, with its standby stream, to every wanted replica until ctx ends.
-func (s *Session) connections(ctx context.Context) error {
+// maintainLinks maintains a link with a standby stream to every wanted replica until ctx ends.
+func (s *Session) maintainLinks(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	r := s.replicas
 	for {
-		list, changed := r.wanted()
-		for _, l := range r.links() {
+		list, changed := r.wantedAddresses()
+		for _, l := range r.allLinks() {
 			if !slices.Contains(list, l.address) {
 				r.mu.Lock()
-				delete(r.open, l.address)
+				delete(r.linkByAddress, l.address)
 				r.mu.Unlock()
 				l.stop()
 			}
 		}
-		// In an order of this node's own: the one that is reached first gets the session, and must not be the same for all.
+		// Random order per node: the first connected replica gets the session, and the nodes must
+		// spread over the replicas.
 		list = slices.Clone(list)
 		rand.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
 		for _, address := range list {
 			r.mu.Lock()
-			have := r.open[address]
+			have := r.linkByAddress[address]
 			r.mu.Unlock()
 			if have != nil {
 				continue
@@ -208,24 +214,24 @@ func (s *Session) connections(ctx context.Context) error {
 			host, _, err := net.SplitHostPort(address)
 			var conn *grpc.ClientConn
 			if err == nil {
-				conn, err = s.dial(address, credentials.NewTLS(s.id.tls(host)))
+				conn, err = s.dialReplica(address, credentials.NewTLS(s.id.tlsConfig(host)))
 			}
 			if err != nil {
 				s.log.Error("replica skipped", "err", err)
 				continue
 			}
 			lctx, stop := context.WithCancel(ctx)
-			l := &link{address: address, conn: conn, stop: stop}
+			l := &replicaLink{address: address, conn: conn, stop: stop}
 			r.mu.Lock()
-			r.open[address] = l
+			r.linkByAddress[address] = l
 			r.mu.Unlock()
 			conn.Connect()
 			wg.Go(func() {
 				defer conn.Close()
-				s.standby(lctx, l)
+				s.maintainStandby(lctx, l)
 			})
 		}
-		s.linksChanged()
+		s.signalLinks()
 		select {
 		case <-changed:
 		case <-ctx.Done():
@@ -234,39 +240,40 @@ func (s *Session) connections(ctx context.Context) error {
 	}
 }
 
-// candidates orders the links for a session: connected ones first, shunned ones last, else at random so that
-// the nodes of a dead replica spread over the others.
-func (r *replicas) candidates(now time.Time) []*link {
-	links := r.links()
+// sessionCandidates returns the links in the order in which to try them for a session: connected
+// ones first, avoided ones last. Links of the same rank are in random order, so that the nodes of a
+// failed replica spread over the others.
+func (r *replicaList) sessionCandidates(now time.Time) []*replicaLink {
+	links := r.allLinks()
 	rand.Shuffle(len(links), func(i, j int) { links[i], links[j] = links[j], links[i] })
-	rank := func(l *link) int {
+	rank := func(l *replicaLink) int {
 		n := 0
 		if l.conn.GetState() != connectivity.Ready {
 			n++
 		}
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		if now.Before(l.shunned) {
+		if now.Before(l.avoidedUntil) {
 			n += 2
 		}
 		return n
 	}
-	slices.SortStableFunc(links, func(a, b *link) int { return rank(a) - rank(b) })
+	slices.SortStableFunc(links, func(a, b *replicaLink) int { return rank(a) - rank(b) })
 	return links
 }
 
-func (l *link) shun(until time.Time) {
+func (l *replicaLink) avoidUntil(until time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.shunned = until
+	l.avoidedUntil = until
 }
 
-// standby keeps the standby stream of a link until ctx ends.
-func (s *Session) standby(ctx context.Context, l *link) {
+// maintainStandby maintains the standby stream of a link until ctx ends.
+func (s *Session) maintainStandby(ctx context.Context, l *replicaLink) {
 	delay := kbackoff.Backoff{Min: 100 * time.Millisecond, Max: 3 * time.Second, Jitter: 0.5}
 	for ctx.Err() == nil {
 		began := time.Now()
-		err := s.standbyOnce(ctx, l)
+		err := s.runStandby(ctx, l)
 		if ctx.Err() != nil {
 			return
 		}
@@ -280,7 +287,7 @@ func (s *Session) standby(ctx context.Context, l *link) {
 	}
 }
 
-func (s *Session) standbyOnce(linked context.Context, l *link) error {
+func (s *Session) runStandby(linked context.Context, l *replicaLink) error {
 	ctx, cancel := context.WithCancel(linked)
 	defer cancel()
 	stream, err := fleetv1.NewFleetClient(l.conn).Standby(ctx, grpc.WaitForReady(true))
@@ -291,13 +298,13 @@ func (s *Session) standbyOnce(linked context.Context, l *link) error {
 	if err := stream.Send(hello); err != nil {
 		return fmt.Errorf("open standby: %w", err)
 	}
-	up := &standbyUp{stream: stream}
-	defer s.replicas.forget(l)
+	up := &standbySender{stream: stream}
+	defer s.replicas.dropReport(l)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
 	wg.Go(func() { s.sendProxyRevision(ctx, up) })
-	wg.Go(func() { s.sendUsed(ctx, up) })
+	wg.Go(func() { s.sendUsage(ctx, up) })
 	for {
 		m, err := stream.Recv()
 		if err != nil {
@@ -305,33 +312,34 @@ func (s *Session) standbyOnce(linked context.Context, l *link) error {
 		}
 		switch k := m.Kind.(type) {
 		case *fleetv1.StandbyDown_Replicas:
-			s.replicas.learn(l, k.Replicas.Replicas)
+			s.replicas.recordReplicas(l, k.Replicas.Replicas)
 		case *fleetv1.StandbyDown_Ask:
-			s.children.Go(func() { s.answer(linked, l, up, k.Ask) }) // a tunnel outlives the stream that asked for it
+			s.children.Go(func() { s.openTunnel(linked, l, up, k.Ask) }) // not bound to ctx: a tunnel may outlive the standby stream on which it was requested
 		}
 	}
 }
 
-// standbyUp serialises what is sent up.
-type standbyUp struct {
+// standbySender serializes the messages sent on a standby stream.
+type standbySender struct {
 	mu     sync.Mutex
 	stream fleetv1.Fleet_StandbyClient
 }
 
-func (u *standbyUp) send(m *fleetv1.StandbyUp) error {
+func (u *standbySender) sendUp(m *fleetv1.StandbyUp) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.stream.Send(m)
 }
 
-// sendProxyRevision tells the replica what the node's proxy shows, whenever it has moved.
-func (s *Session) sendProxyRevision(ctx context.Context, up *standbyUp) {
+// sendProxyRevision sends the revision that the node's Service proxy has applied, whenever it
+// increases, until ctx ends or sending fails.
+func (s *Session) sendProxyRevision(ctx context.Context, up *standbySender) {
 	sent, first := uint64(0), true
 	for {
-		rev, moved := s.proxy.get()
+		rev, moved := s.proxy.currentRevision()
 		if first || rev > sent {
-			if up.send(&fleetv1.StandbyUp{Kind: &fleetv1.StandbyUp_ProxyRevision{ProxyRevision: rev}}) != nil {
-				return // the receiving side reports it
+			if up.sendUp(&fleetv1.StandbyUp{Kind: &fleetv1.StandbyUp_ProxyRevision{ProxyRevision: rev}}) != nil {
+				return // the receiving goroutine reports the error
 			}
 			sent, first = rev, false
 		}
@@ -343,28 +351,28 @@ func (s *Session) sendProxyRevision(ctx context.Context, up *standbyUp) {
 	}
 }
 
-// progress is a number that grows and wakes who waits for it.
-type progress struct {
-	mu    sync.Mutex
-	value uint64
-	moved chan struct{}
+// revisionProgress is an increasing number with a channel that signals changes.
+type revisionProgress struct {
+	mu      sync.Mutex
+	value   uint64
+	changed chan struct{}
 }
 
-func newProgress() *progress { return &progress{moved: make(chan struct{})} }
+func newRevisionProgress() *revisionProgress { return &revisionProgress{changed: make(chan struct{})} }
 
-func (p *progress) set(v uint64) {
+func (p *revisionProgress) advanceTo(v uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if v <= p.value {
 		return
 	}
 	p.value = v
-	close(p.moved)
-	p.moved = make(chan struct{})
+	close(p.changed)
+	p.changed = make(chan struct{})
 }
 
-func (p *progress) get() (uint64, <-chan struct{}) {
+func (p *revisionProgress) currentRevision() (uint64, <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.value, p.moved
+	return p.value, p.changed
 }

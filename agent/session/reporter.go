@@ -11,46 +11,48 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// maxNotes bounds the events and the stage times that wait for a session; the oldest go first.
-const maxNotes = 512
+// maxPendingReports bounds the events, and the stage times, that wait for a session. The oldest are
+// dropped first.
+const maxPendingReports = 512
 
-// reporter holds what is to be told upward. It never blocks who reports. Of a pod only the newest status is kept, at
-// most one message per pod is on its way, and it is sent again with the next session until acknowledged.
+// reporter holds the reports to the control plane. Reporting never blocks. For each pod only the
+// newest status is kept, and at most one message is unacknowledged. An unacknowledged message is
+// sent again in the next session.
 type reporter struct {
-	wake chan struct{}
-	told chan struct{} // capacity 1: facts were replaced
+	wake          chan struct{}
+	factsReplaced chan struct{} // capacity 1; signals that facts were replaced
 
-	mu     sync.Mutex
-	pods   map[types.UID]*podReport
-	facts  *v1.Node
-	tell   bool // facts have not been sent in this session
-	events []*v1.Event
-	stages []*fleetv1.StageTimes
+	mu           sync.Mutex
+	pods         map[types.UID]*podReport
+	facts        *v1.Node
+	factsPending bool // facts have not been sent in this session
+	events       []*v1.Event
+	stages       []*fleetv1.StageTimes
 }
 
-// podReport is what is to be told of one pod.
+// podReport is the pending report of one pod.
 type podReport struct {
 	namespace, name string
 
-	status   *v1.Pod // newest status not yet sent; nil = none
-	gone     bool    // nothing is left of the pod: to be said after its last status
+	status   *v1.Pod // newest status that was not sent; nil = none
+	gone     bool    // the pod is removed from the node: PodGone is sent after the last status
 	goneSent bool
-	sent     *v1.Pod // on its way
+	sent     *v1.Pod // status in the unacknowledged message
 	inFlight bool
 }
 
 func newReporter(facts *v1.Node) *reporter {
-	return &reporter{wake: make(chan struct{}, 1), told: make(chan struct{}, 1), pods: make(map[types.UID]*podReport), facts: facts}
+	return &reporter{wake: make(chan struct{}, 1), factsReplaced: make(chan struct{}, 1), pods: make(map[types.UID]*podReport), facts: facts}
 }
 
-func (r *reporter) poke() {
+func (r *reporter) wakeSender() {
 	select {
 	case r.wake <- struct{}{}:
 	default:
 	}
 }
 
-func (r *reporter) pod(namespace, name string, uid types.UID) *podReport {
+func (r *reporter) reportFor(namespace, name string, uid types.UID) *podReport {
 	p := r.pods[uid]
 	if p == nil {
 		p = &podReport{namespace: namespace, name: name}
@@ -59,8 +61,9 @@ func (r *reporter) pod(namespace, name string, uid types.UID) *podReport {
 	return p
 }
 
-// begin makes everything unacknowledged due again, for a new session that knows the facts already.
-func (r *reporter) begin() *v1.Node {
+// resetForSession makes all unacknowledged reports pending again, and returns the facts to be sent
+// in the Hello of a new session.
+func (r *reporter) resetForSession() *v1.Node {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, p := range r.pods {
@@ -73,12 +76,12 @@ func (r *reporter) begin() *v1.Node {
 		}
 		p.sent = nil
 	}
-	r.tell = false
+	r.factsPending = false
 	return r.facts
 }
 
-// acknowledged takes a StatusAck.
-func (r *reporter) acknowledged(uid types.UID) {
+// handleStatusAck handles the acknowledgment of a pod's report.
+func (r *reporter) handleStatusAck(uid types.UID) {
 	r.mu.Lock()
 	p := r.pods[uid]
 	if p != nil && p.inFlight {
@@ -88,23 +91,24 @@ func (r *reporter) acknowledged(uid types.UID) {
 		}
 	}
 	r.mu.Unlock()
-	r.poke()
+	r.wakeSender()
 }
 
-// next takes everything that is due. What cannot be encoded is dropped and returned as an error.
-func (r *reporter) next() (out []*fleetv1.AgentMessage, errs []error) {
+// pendingMessages returns all pending messages and marks them as sent. An object that cannot be
+// encoded is dropped and returned as an error.
+func (r *reporter) pendingMessages() (out []*fleetv1.AgentMessage, errs []error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.tell {
-		r.tell = false
-		if raw, err := encode("Node", r.facts); err != nil {
+	if r.factsPending {
+		r.factsPending = false
+		if raw, err := encodeObject("Node", r.facts); err != nil {
 			errs = append(errs, err)
 		} else {
 			out = append(out, &fleetv1.AgentMessage{Kind: &fleetv1.AgentMessage_Facts{Facts: &fleetv1.NodeFacts{Node: raw}}})
 		}
 	}
 	for uid, p := range r.pods {
-		m, err := p.message(uid)
+		m, err := p.nextMessage(uid)
 		if err != nil {
 			errs = append(errs, err)
 		}
@@ -113,7 +117,7 @@ func (r *reporter) next() (out []*fleetv1.AgentMessage, errs []error) {
 		}
 	}
 	for _, e := range r.events {
-		if raw, err := encode("Event", e); err != nil {
+		if raw, err := encodeObject("Event", e); err != nil {
 			errs = append(errs, err)
 		} else {
 			out = append(out, &fleetv1.AgentMessage{Kind: &fleetv1.AgentMessage_Event{Event: raw}})
@@ -126,15 +130,16 @@ func (r *reporter) next() (out []*fleetv1.AgentMessage, errs []error) {
 	return out, errs
 }
 
-// message is what is due of one pod; nil when it must wait for an acknowledgement or there is nothing.
-func (p *podReport) message(uid types.UID) (*fleetv1.AgentMessage, error) {
+// nextMessage returns the next message of a pod, or nil if there is nothing to send or an
+// acknowledgment is missing.
+func (p *podReport) nextMessage(uid types.UID) (*fleetv1.AgentMessage, error) {
 	switch {
 	case p.inFlight:
 		return nil, nil
 	case p.status != nil:
 		status := p.status
 		p.status = nil
-		raw, err := encode("Pod", status)
+		raw, err := encodeObject("Pod", status)
 		if err != nil {
 			return nil, err
 		}
@@ -151,25 +156,26 @@ func (p *podReport) message(uid types.UID) (*fleetv1.AgentMessage, error) {
 
 // PodStatus implements agent.Reporter.
 func (s *Session) PodStatus(pod *v1.Pod) {
-	// Only what the control plane reads travels, and the caller may go on changing its own.
+	// Only the fields that the control plane reads are sent. The copy allows the caller to change
+	// its own pod.
 	report := &v1.Pod{Status: *pod.Status.DeepCopy()}
 	report.Namespace, report.Name, report.UID = pod.Namespace, pod.Name, pod.UID
 	r := s.reporter
 	r.mu.Lock()
-	r.pod(pod.Namespace, pod.Name, pod.UID).status = report
+	r.reportFor(pod.Namespace, pod.Name, pod.UID).status = report
 	r.mu.Unlock()
-	s.said.put(report)
-	r.poke()
+	s.statuses.setStatus(report)
+	r.wakeSender()
 }
 
 // PodGone implements agent.Reporter.
 func (s *Session) PodGone(namespace, name string, uid types.UID) {
 	r := s.reporter
 	r.mu.Lock()
-	p := r.pod(namespace, name, uid)
+	p := r.reportFor(namespace, name, uid)
 	p.gone, p.goneSent = true, false
 	r.mu.Unlock()
-	r.poke()
+	r.wakeSender()
 }
 
 // Event implements agent.Reporter.
@@ -178,7 +184,7 @@ func (s *Session) Event(e *v1.Event) {
 	r.mu.Lock()
 	r.events = appendBounded(r.events, e.DeepCopy())
 	r.mu.Unlock()
-	r.poke()
+	r.wakeSender()
 }
 
 // Stages implements agent.Reporter.
@@ -195,12 +201,12 @@ func (s *Session) Stages(traceParent, object string, stages []agent.StageTime) {
 	r.mu.Lock()
 	r.stages = appendBounded(r.stages, m)
 	r.mu.Unlock()
-	r.poke()
+	r.wakeSender()
 }
 
 func appendBounded[T any](list []T, v T) []T {
-	if len(list) >= maxNotes {
-		list = slices.Delete(list, 0, len(list)-maxNotes+1)
+	if len(list) >= maxPendingReports {
+		list = slices.Delete(list, 0, len(list)-maxPendingReports+1)
 	}
 	return append(list, v)
 }
@@ -209,17 +215,17 @@ func appendBounded[T any](list []T, v T) []T {
 func (s *Session) Facts(node *v1.Node) {
 	r := s.reporter
 	r.mu.Lock()
-	r.facts, r.tell = node.DeepCopy(), true
+	r.facts, r.factsPending = node.DeepCopy(), true
 	r.mu.Unlock()
 	select {
-	case r.told <- struct{}{}:
+	case r.factsReplaced <- struct{}{}:
 	default:
 	}
-	r.poke()
+	r.wakeSender()
 }
 
-// unready says that the facts say in words that the node cannot run pods.
-func (r *reporter) unready() bool {
+// reportsNotReady reports whether the facts have a Ready condition that is not true.
+func (r *reporter) reportsNotReady() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.facts == nil {
@@ -234,32 +240,32 @@ func (r *reporter) unready() bool {
 }
 
 // ProxyApplied implements agent.Reporter.
-func (s *Session) ProxyApplied(revision uint64) { s.proxy.set(revision) }
+func (s *Session) ProxyApplied(revision uint64) { s.proxy.advanceTo(revision) }
 
-// gates are the pods' permissions to be stopped.
-type gates struct {
+// stopGates are the permissions to stop pods, by UID.
+type stopGates struct {
 	mu    sync.Mutex
-	byPod map[types.UID]*gate
+	byPod map[types.UID]*stopGate
 }
 
-type gate struct {
+type stopGate struct {
 	open chan struct{}
 	once sync.Once
 }
 
-func (g *gates) of(uid types.UID) *gate {
+func (g *stopGates) gateFor(uid types.UID) *stopGate {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	x := g.byPod[uid]
 	if x == nil {
-		x = &gate{open: make(chan struct{})}
+		x = &stopGate{open: make(chan struct{})}
 		g.byPod[uid] = x
 	}
 	return x
 }
 
-// keep forgets the gates of all pods but those.
-func (g *gates) keep(pods map[types.UID]struct{}) {
+// retainGates drops the gates of all pods except the given ones.
+func (g *stopGates) retainGates(pods map[types.UID]struct{}) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for uid := range g.byPod {
@@ -270,4 +276,4 @@ func (g *gates) keep(pods map[types.UID]struct{}) {
 }
 
 // StopGate implements agent.Reporter.
-func (s *Session) StopGate(pod types.UID) <-chan struct{} { return s.gates.of(pod).open }
+func (s *Session) StopGate(pod types.UID) <-chan struct{} { return s.gates.gateFor(pod).open }

@@ -15,26 +15,28 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// statusesFile holds what the node has said of its own pods, as a recording like the checkpoint's.
+// statusesFile stores the statuses that the node reported for its own pods, in the format of the
+// checkpoint.
 const statusesFile = "statuses.checkpoint"
 
-// said is what the node has said last of pods that are not started again for ever. A control plane does not send that back, and the
-// runtime's records do not survive a power cut: without it a node that boots before any replica answers would not know that
-// such a pod has run.
-type said struct {
+// reportedStatuses holds the last reported status of each pod whose restart policy is not Always.
+// The control plane does not send these statuses back, and the runtime's records do not survive a
+// power failure. Without them, a node that boots before it reaches a replica would run such a pod
+// again.
+type reportedStatuses struct {
 	changed chan struct{} // capacity 1
 
-	mu sync.Mutex
-	of map[types.UID]*v1.Pod // statuses alone; immutable
+	mu    sync.Mutex
+	byPod map[types.UID]*v1.Pod // objects with identity and status only; immutable
 }
 
-func newSaid() *said {
-	return &said{changed: make(chan struct{}, 1), of: make(map[types.UID]*v1.Pod)}
+func newReportedStatuses() *reportedStatuses {
+	return &reportedStatuses{changed: make(chan struct{}, 1), byPod: make(map[types.UID]*v1.Pod)}
 }
 
-func (s *said) put(report *v1.Pod) {
+func (s *reportedStatuses) setStatus(report *v1.Pod) {
 	s.mu.Lock()
-	s.of[report.UID] = report
+	s.byPod[report.UID] = report
 	s.mu.Unlock()
 	select {
 	case s.changed <- struct{}{}:
@@ -42,45 +44,48 @@ func (s *said) put(report *v1.Pod) {
 	}
 }
 
-// worth are the statuses to be kept, of the pods that are here. The others are forgotten.
-func (s *said) worth(pods func(types.UID) *v1.Pod) (out []held) {
+// statusesToStore returns the statuses of pods that are still assigned and may end for good. It
+// drops the others.
+func (s *reportedStatuses) statusesToStore(pods func(types.UID) *v1.Pod) (out []storedObject) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for uid, report := range s.of {
+	for uid, report := range s.byPod {
 		if p := pods(uid); p == nil || p.Spec.RestartPolicy == v1.RestartPolicyAlways {
-			delete(s.of, uid)
+			delete(s.byPod, uid)
 			continue
 		}
-		out = append(out, held{object: report})
+		out = append(out, storedObject{object: report})
 	}
 	return out
 }
 
-// saveSaid writes the file whenever something has changed, at most once per interval.
-func (s *Session) saveSaid(ctx context.Context) error {
-	written := -1 // not known
+// runStatusCheckpoints writes statusesFile when a status has changed, at most once per interval.
+// When ctx ends it writes the last one.
+func (s *Session) runStatusCheckpoints(ctx context.Context) error {
+	written := -1 // number of statuses in the file; -1 = unknown
 	for {
 		select {
-		case <-s.said.changed:
+		case <-s.statuses.changed:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 		began := time.Now()
-		if s.known() {
-			written = s.writeSaid(written)
+		if s.hasAssignment() {
+			written = s.writeStatuses(written)
 		}
 		if err := wait.Delay(ctx, max(s.cfg.CheckpointEvery, 20*time.Since(began))); err != nil {
-			if s.known() {
-				s.writeSaid(written)
+			if s.hasAssignment() {
+				s.writeStatuses(written)
 			}
 			return err
 		}
 	}
 }
 
-// writeSaid returns how many statuses the file has; most nodes have no such pods, and no file is written for none.
-func (s *Session) writeSaid(before int) int {
-	objs := s.said.worth(s.view.pod)
+// writeStatuses writes statusesFile and returns the number of statuses in it, or -1 after an error.
+// It writes nothing if there are no statuses and before, the number in the current file, is 0.
+func (s *Session) writeStatuses(before int) int {
+	objs := s.statuses.statusesToStore(s.view.assignedPod)
 	if len(objs) == 0 && before == 0 {
 		return 0
 	}
@@ -89,14 +94,14 @@ func (s *Session) writeSaid(before int) int {
 		kinds[h.object] = "Pod"
 	}
 	if err := writeRecording(filepath.Join(s.cfg.StateDir, statusesFile), &fleetv1.Welcome{}, objs, kinds, nil, 0); err != nil {
-		s.log.Error("what pods have done could not be written down: after a power cut one that restarts never might run again", "err", err)
+		s.log.Error("the pod statuses could not be stored: after a power failure, a pod with restartPolicy Never could run again", "err", err)
 		return -1
 	}
 	return len(objs)
 }
 
-// loadSaid puts what the node had said of its pods into an assignment that is being loaded.
-func (s *Session) loadSaid() error {
+// loadStatuses applies the stored statuses to the assignment that is being loaded.
+func (s *Session) loadStatuses() error {
 	msgs, err := readRecording(filepath.Join(s.cfg.StateDir, statusesFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -106,35 +111,36 @@ func (s *Session) loadSaid() error {
 	}
 	for _, m := range msgs {
 		for _, o := range m.GetObjects().GetUpserts() {
-			obj, err := decode(o)
+			obj, err := decodeObject(o)
 			if err != nil {
 				return err
 			}
 			if report, ok := obj.(*v1.Pod); ok {
-				s.said.put(report)
-				s.view.overlay(report)
+				s.statuses.setStatus(report)
+				s.view.overlayStatus(report)
 			}
 		}
 	}
 	return nil
 }
 
-// pod is a pod of the assignment; nil when there is none of that UID.
-func (v *view) pod(uid types.UID) *v1.Pod {
+// assignedPod returns the assigned pod with this UID, or nil.
+func (v *view) assignedPod(uid types.UID) *v1.Pod {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	return v.now.pods[uid]
+	return v.current.pods[uid]
 }
 
-// overlay puts what the node said of a pod's containers into an assignment that is on its way.
-func (v *view) overlay(report *v1.Pod) {
+// overlayStatus copies phase, start time and container statuses of a stored status into the
+// incoming assignment. It ignores a pod that is not assigned.
+func (v *view) overlayStatus(report *v1.Pod) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.next == nil {
+	if v.incoming == nil {
 		return
 	}
 	k := objectKey{"Pod", report.Namespace, report.Name}
-	h, ok := v.next.get(k)
+	h, ok := v.incoming.getObject(k)
 	if !ok || h.object.GetUID() != report.UID {
 		return
 	}
@@ -147,5 +153,5 @@ func (v *view) overlay(report *v1.Pod) {
 	p.Status.InitContainerStatuses = report.Status.InitContainerStatuses
 	p.Status.ContainerStatuses = report.Status.ContainerStatuses
 	p.Status.EphemeralContainerStatuses = report.Status.EphemeralContainerStatuses
-	v.next.put(k, held{h.revision, p})
+	v.incoming.putObject(k, storedObject{h.revision, p})
 }

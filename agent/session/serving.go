@@ -27,24 +27,24 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// servingFile holds key and certificate of the node's own HTTPS server.
+// servingFile stores key and certificate of the node's HTTPS server.
 const servingFile = "serving.pem"
 
-// serving is the certificate of the node's own HTTPS server.
-type serving struct {
-	mu    sync.Mutex
-	cert  *tls.Certificate
-	hurry chan struct{} // buffered: it is to be signed before its time
+// servingCertificate is the current certificate of the node's HTTPS server.
+type servingCertificate struct {
+	mu       sync.Mutex
+	cert     *tls.Certificate
+	renewNow chan struct{} // buffered; a value requests a signature before the renewal time
 }
 
 var _ agent.ServerTrust = (*Session)(nil)
 
-// ServingCertificate implements agent.Trust.
+// ServingCertificate implements agent.ServerTrust.
 func (s *Session) ServingCertificate() (*tls.Certificate, error) {
 	s.serving.mu.Lock()
 	defer s.serving.mu.Unlock()
 	if s.serving.cert == nil {
-		cert, err := selfSigned(s.cfg.NodeName, s.addresses(), time.Now())
+		cert, err := newSelfSignedCertificate(s.cfg.NodeName, s.nodeIPs(), time.Now())
 		if err != nil {
 			return nil, fmt.Errorf("the server's certificate: %w", err)
 		}
@@ -53,7 +53,7 @@ func (s *Session) ServingCertificate() (*tls.Certificate, error) {
 	return s.serving.cert, nil
 }
 
-func (s *Session) addresses() (out []net.IP) {
+func (s *Session) nodeIPs() (out []net.IP) {
 	for _, a := range s.cfg.NodeIPs {
 		if ip := net.ParseIP(a); ip != nil {
 			out = append(out, ip)
@@ -62,20 +62,20 @@ func (s *Session) addresses() (out []net.IP) {
 	return out
 }
 
-// ClientCAs implements agent.Trust.
+// ClientCAs implements agent.ServerTrust.
 func (s *Session) ClientCAs() *x509.CertPool {
 	select {
 	case <-s.identified:
-		return s.id.roots()
+		return s.id.rootPool()
 	default:
 		return nil
 	}
 }
 
-// ReviewAccess implements agent.Trust. Any replica may answer.
+// ReviewAccess implements agent.ServerTrust. Any replica may respond.
 func (s *Session) ReviewAccess(ctx context.Context, q agent.AccessReview) (agent.AccessDecision, error) {
 	last := errors.New("no replica is known")
-	for _, l := range s.replicas.candidates(time.Now()) {
+	for _, l := range s.replicas.sessionCandidates(time.Now()) {
 		got, err := fleetv1.NewFleetClient(l.conn).Review(ctx, &fleetv1.ReviewRequest{
 			Token: q.Token, User: q.User, Groups: q.Groups, Certificate: q.Certificate, Verb: q.Verb,
 			Subresources: q.Subresources})
@@ -85,7 +85,7 @@ func (s *Session) ReviewAccess(ctx context.Context, q agent.AccessReview) (agent
 		}
 		last = err
 		if status.Code(err) == codes.Unimplemented {
-			last = fmt.Errorf("the replica at %s is of a release that does not review who asks a node: bring it up to date", l.address)
+			last = fmt.Errorf("the replica at %s is of a release that cannot authenticate clients of the node's server: upgrade it", l.address)
 		}
 		if ctx.Err() != nil {
 			break
@@ -94,9 +94,10 @@ func (s *Session) ReviewAccess(ctx context.Context, q agent.AccessReview) (agent
 	return agent.AccessDecision{}, fmt.Errorf("%w: %w", agent.ErrReviewUnavailable, last)
 }
 
-// keepServing has the server's certificate signed, and signed anew when two thirds of its life are over.
-func (s *Session) keepServing(ctx context.Context, now func() time.Time, sign func(context.Context) (until time.Time, err error)) error {
-	if err := s.loadServing(now()); err != nil {
+// runServingCertificate requests a signed certificate for the server at start, and again after two
+// thirds of its lifetime or on request, until ctx ends.
+func (s *Session) runServingCertificate(ctx context.Context, now func() time.Time, sign func(context.Context) (until time.Time, err error)) error {
+	if err := s.loadServingCertificate(now()); err != nil {
 		s.log.Warn("starting without the stored certificate of the server", "err", err)
 	}
 	delay := backoff.Backoff{Min: time.Second, Max: 5 * time.Minute, Jitter: 0.5}
@@ -105,22 +106,22 @@ func (s *Session) keepServing(ctx context.Context, now func() time.Time, sign fu
 		pause := delay.Next()
 		next := now().Add(pause)
 		if err == nil {
-			s.reporter.poke()                      // by which authority it is
-			if !s.id.outdated(s.signedServing()) { // else a replica has signed that is behind the others
+			s.reporter.wakeSender()                                  // reports the issuing CA
+			if !s.id.isIssuedByOldCA(s.signedServingCertificate()) { // otherwise the replica that signed it lags behind
 				delay.Reset()
-				next = now().Round(0).Add(max(until.Sub(now())/3*2, time.Minute)) // by the wall clock, which may be set
+				next = now().Round(0).Add(max(until.Sub(now())/3*2, time.Minute)) // without a monotonic reading, because the wall clock may be set
 			}
 		} else if ctx.Err() == nil {
 			s.log.Warn("the certificate of the node's server was not signed, will retry", "in", pause.Round(time.Second), "err", err)
 		}
-		if err := delayUntil(ctx, next, now, s.serving.hurry); err != nil {
+		if err := waitUntilTime(ctx, next, now, s.serving.renewNow); err != nil {
 			return err
 		}
 	}
 }
 
-// current is the certificate that the server shows; nil while there is none.
-func (s *serving) current() *x509.Certificate {
+// currentLeaf returns the certificate that the server uses, or nil.
+func (s *servingCertificate) currentLeaf() *x509.Certificate {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.cert == nil {
@@ -129,13 +130,13 @@ func (s *serving) current() *x509.Certificate {
 	return s.cert.Leaf
 }
 
-func (s *Session) signServing(ctx context.Context) (until time.Time, err error) {
-	req, err := newRequest(s.cfg.NodeName, s.addresses()...)
+func (s *Session) signServingCertificate(ctx context.Context) (until time.Time, err error) {
+	req, err := newSigningRequest(s.cfg.NodeName, s.nodeIPs()...)
 	if err != nil {
 		return until, err
 	}
 	err = errors.New("no replica is connected")
-	for _, l := range s.replicas.candidates(time.Now()) {
+	for _, l := range s.replicas.sessionCandidates(time.Now()) {
 		call, cancel := context.WithTimeout(ctx, 10*time.Second)
 		var got *fleetv1.ServingResponse
 		got, err = fleetv1.NewFleetClient(l.conn).SignServing(call, &fleetv1.ServingRequest{CsrDer: req.der})
@@ -144,7 +145,7 @@ func (s *Session) signServing(ctx context.Context) (until time.Time, err error) 
 			continue
 		}
 		both := append(append([]byte(nil), got.CertificatePem...), req.key...)
-		cert, err := s.useServing(both, time.Now())
+		cert, err := s.installServingCertificate(both, time.Now())
 		if err != nil {
 			return until, err
 		}
@@ -156,19 +157,20 @@ func (s *Session) signServing(ctx context.Context) (until time.Time, err error) 
 	return until, fmt.Errorf("certificate of the server of node %s: %w", s.cfg.NodeName, err)
 }
 
-// loadServing takes the certificate of an earlier run, with which the server is known while no replica answers.
-func (s *Session) loadServing(now time.Time) error {
+// loadServingCertificate loads the certificate of an earlier run, which the server uses until a
+// replica signs a new one. A missing file is not an error.
+func (s *Session) loadServingCertificate(now time.Time) error {
 	data, err := os.ReadFile(filepath.Join(s.cfg.StateDir, servingFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err == nil {
-		_, err = s.useServing(data, now)
+		_, err = s.installServingCertificate(data, now)
 	}
 	return err
 }
 
-func (s *Session) useServing(keyAndCert []byte, now time.Time) (*x509.Certificate, error) {
+func (s *Session) installServingCertificate(keyAndCert []byte, now time.Time) (*x509.Certificate, error) {
 	cert, err := tls.X509KeyPair(keyAndCert, keyAndCert)
 	if err != nil {
 		return nil, fmt.Errorf("the server's certificate: %w", err)
@@ -179,7 +181,7 @@ func (s *Session) useServing(keyAndCert []byte, now time.Time) (*x509.Certificat
 		}
 	}
 	if now.After(cert.Leaf.NotAfter) || cert.Leaf.Subject.CommonName != "system:node:"+s.cfg.NodeName {
-		return nil, fmt.Errorf("the server's certificate is of %s until %s", cert.Leaf.Subject.CommonName,
+		return nil, fmt.Errorf("the server's certificate belongs to %s and expires at %s", cert.Leaf.Subject.CommonName,
 			cert.Leaf.NotAfter.Format(time.RFC3339))
 	}
 	s.serving.mu.Lock()
@@ -188,8 +190,9 @@ func (s *Session) useServing(keyAndCert []byte, now time.Time) (*x509.Certificat
 	return cert.Leaf, nil
 }
 
-// selfSigned is what the server shows until the cluster has signed a certificate, as kubelet's does.
-func selfSigned(node string, addresses []net.IP, now time.Time) (*tls.Certificate, error) {
+// newSelfSignedCertificate returns the certificate that the server uses until the cluster has
+// signed one, as in the kubelet.
+func newSelfSignedCertificate(node string, addresses []net.IP, now time.Time) (*tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, err

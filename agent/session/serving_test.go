@@ -14,8 +14,9 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// A replica of the release before knows neither reviews nor certificates of servers: nobody is let in, it is said which
-// replica to bring up to date, and the server shows a certificate of its own.
+// A replica of the previous release supports neither reviews nor signed server certificates. No
+// client is admitted, the error names the replica to upgrade, and the server uses a self-signed
+// certificate.
 func TestReplicaOfTheReleaseBefore(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -31,12 +32,12 @@ func TestReplicaOfTheReleaseBefore(t *testing.T) {
 	}
 	defer conn.Close()
 	s := New(Config{NodeName: "w1", StateDir: t.TempDir(), HTTPS: true, NodeIPs: []string{"192.0.2.1", "2001:db8::1"}})
-	s.replicas.open["old:6444"] = &link{address: "old:6444", conn: conn, stop: func() {}}
+	s.replicas.linkByAddress["old:6444"] = &replicaLink{address: "old:6444", conn: conn, stop: func() {}}
 	v, err := s.ReviewAccess(t.Context(), agent.AccessReview{Token: "t", Verb: "get", Subresources: []string{"metrics"}})
-	if v.Allowed || v.Authenticated || !errors.Is(err, agent.ErrReviewUnavailable) || !strings.Contains(err.Error(), "old:6444") || !strings.Contains(err.Error(), "bring it up to date") {
+	if v.Allowed || v.Authenticated || !errors.Is(err, agent.ErrReviewUnavailable) || !strings.Contains(err.Error(), "old:6444") || !strings.Contains(err.Error(), "upgrade it") {
 		t.Errorf("%+v %v", v, err)
 	}
-	if _, err := s.signServing(t.Context()); err == nil || !strings.Contains(err.Error(), "Unimplemented") {
+	if _, err := s.signServingCertificate(t.Context()); err == nil || !strings.Contains(err.Error(), "Unimplemented") {
 		t.Errorf("signed: %v", err)
 	}
 	if s.ClientCAs() != nil {

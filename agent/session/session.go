@@ -1,11 +1,12 @@
-// Package session is the agent's connection to the control plane. It enrols the
-// node, keeps a connection to every replica, runs one session over one of them
-// and moves it at once when that breaks, and holds the node's view of the
-// cluster, which a checkpoint on disk carries over restarts: the agent works
-// with no control plane at all.
+// Package session is the agent's connection to the control plane. It enrolls the node, connects to
+// every replica, and runs one session over one of the connections. When the session breaks, it
+// moves to another replica at once. The package also holds the node's view of the cluster. A
+// checkpoint on disk preserves the view across restarts, so the agent works without a control
+// plane.
 //
-// Down: objects → view (agent.Objects). Up: agent.Reporter → the newest per pod
-// is sent until acknowledged. Standby connections answer requests for tunnels.
+// Objects from the control plane go to the view (agent.Objects). Reports of the node
+// (agent.Reporter) are sent until they are acknowledged. Standby connections receive requests for
+// tunnels.
 package session
 
 import (
@@ -24,56 +25,57 @@ import (
 	"keelson.dev/keelson/internal/lifecycle"
 )
 
-// Config is everything a Session needs. Fields are required unless they say otherwise.
+// Config configures a Session. Fields are required unless their comment states otherwise.
 type Config struct {
 	NodeName string
-	Servers  []string // host:port of fleet listeners to begin with; the list learnt from the control plane is stored and used as well
+	Servers  []string // host:port of the initial fleet listeners; the stored list that replicas reported is used as well
 	Token    string   // join token; used only while the node has no certificate
 	// TokenFile holds the join token when Token is empty. It is removed once the node has its certificate.
 	TokenFile string
 	StateDir  string // key, certificate, replica list and checkpoint; created 0700
-	RunDir    string // emptied by a reboot (tmpfs): Secrets and tokens of the checkpoint
-	Version   string // of the agent
-	BootID    string // of the machine
-	// HTTPS asks for a certificate for the node's own HTTPS server, which names NodeIPs.
+	RunDir    string // a tmpfs, emptied by a reboot: Secrets and tokens of the checkpoint
+	Version   string // version of the agent
+	BootID    string // boot ID of the machine
+	// HTTPS requests a certificate for the node's own HTTPS server. The certificate has NodeIPs as
+	// addresses.
 	HTTPS   bool
 	NodeIPs []string
-	Facts   *v1.Node // what the node says of itself at first; Facts replaces it
+	Facts   *v1.Node // initial facts of the node; the method Facts replaces them
 
-	Server  agent.NodeServer                                            // answers tunnels; may be set by Serve before Run
-	Drivers agent.DriverCalls                                           // likewise, by ServeDrivers
+	Server  agent.NodeServer                                            // serves tunnels; may be set by Serve before Run
+	Drivers agent.DriverCalls                                           // serves calls of CSI drivers; may be set by ServeDrivers before Run
 	Dial    func(ctx context.Context, address string) (net.Conn, error) // nil: TCP
 	Log     *slog.Logger                                                // may be nil
-	// Shared is what this session has in common with others of this process; nil = nothing.
+	// Shared holds objects that sessions of one process share; nil = nothing is shared.
 	Shared *Shared
-	// CheckpointEvery is the least time between two checkpoints; default 1 s.
+	// CheckpointEvery is the minimum time between two checkpoints; default 1 s.
 	CheckpointEvery time.Duration
 }
 
 // Session implements agent.Objects and agent.Reporter.
 type Session struct {
-	cfg      Config
-	log      *slog.Logger
-	view     *view
-	reporter *reporter
-	said     *said
-	tokens   *tokens
-	replicas *replicas
-	gates    *gates
-	proxy    *progress
-	used     *usedLately
-	heard    heard
-	online   *online
-	cluster  *clusterIdentity
-	linked   chan struct{} // buffered: links have appeared
-	children sync.WaitGroup
-	id       *identity // set by Run before anything connects, which closes identified
-	serving  serving
+	cfg        Config
+	log        *slog.Logger
+	view       *view
+	reporter   *reporter
+	statuses   *reportedStatuses
+	tokens     *tokenCache
+	replicas   *replicaList
+	gates      *stopGates
+	proxy      *revisionProgress
+	usage      *latestUsage
+	lastAck    ackClock
+	connection *connectionState
+	cluster    *clusterIdentity
+	linksAdded chan struct{} // buffered; a value signals new links
+	children   sync.WaitGroup
+	id         *identity // set by Run before anything connects; identified is closed then
+	serving    servingCertificate
 
 	identified chan struct{}
 
-	mu     sync.Mutex
-	forget bool // the next session asks for everything
+	mu                 sync.Mutex
+	needFullAssignment bool // the next session requests the full assignment
 }
 
 var (
@@ -84,7 +86,7 @@ var (
 	_ agent.ControlPlane  = (*Session)(nil)
 )
 
-// New prepares a session. Nothing runs, and no file is read, until Run.
+// New returns a Session. It starts nothing and reads no file; Run does.
 func New(cfg Config) *Session {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -93,48 +95,49 @@ func New(cfg Config) *Session {
 		cfg.CheckpointEvery = time.Second
 	}
 	s := &Session{
-		cfg: cfg, log: cfg.Log, view: newView(cfg.NodeName), reporter: newReporter(cfg.Facts), said: newSaid(),
-		replicas: newReplicas(cfg.Log, cfg.StateDir, cfg.Servers),
-		gates:    &gates{byPod: make(map[types.UID]*gate)}, proxy: newProgress(), used: newUsedLately(), linked: make(chan struct{}, 1),
-		identified: make(chan struct{}), online: newOnline(time.Now()), serving: serving{hurry: make(chan struct{}, 1)},
+		cfg: cfg, log: cfg.Log, view: newView(cfg.NodeName), reporter: newReporter(cfg.Facts), statuses: newReportedStatuses(),
+		replicas: newReplicaList(cfg.Log, cfg.StateDir, cfg.Servers),
+		gates:    &stopGates{byPod: make(map[types.UID]*stopGate)}, proxy: newRevisionProgress(), usage: newLatestUsage(), linksAdded: make(chan struct{}, 1),
+		identified: make(chan struct{}), connection: newConnectionState(time.Now()), serving: servingCertificate{renewNow: make(chan struct{}, 1)},
 		cluster: newClusterIdentity(cfg.StateDir),
 	}
 	s.view.shared = cfg.Shared
-	s.tokens = newTokens(cfg.RunDir, s.reporter.poke)
-	s.view.podsGone = func(live map[types.UID]struct{}) {
-		s.gates.keep(live)
-		s.tokens.keep(live)
+	s.tokens = newTokenCache(cfg.RunDir, s.reporter.wakeSender)
+	s.view.podsChanged = func(live map[types.UID]struct{}) {
+		s.gates.retainGates(live)
+		s.tokens.retainTokens(live)
 	}
 	return s
 }
 
-// Serve sets who answers tunnels. Call it before Run.
+// Serve sets the server of tunnels. It must be called before Run.
 func (s *Session) Serve(n agent.NodeServer) { s.cfg.Server = n }
 
-// ServeDrivers has calls of CSI drivers answered. To be called before Run.
+// ServeDrivers sets the server of calls of CSI drivers. It must be called before Run.
 func (s *Session) ServeDrivers(d agent.DriverCalls) { s.cfg.Drivers = d }
 
-// Run loads the checkpoint, enrols when there is no certificate yet, and keeps the session until ctx
-// ends. It returns an error early only when the node cannot ever join: a refused token, an unusable state folder.
+// Run loads the checkpoint, enrolls if the node has no certificate, and maintains the session until
+// ctx ends. It returns an error earlier only if the node can never join: a refused token, or an
+// unusable state folder.
 func (s *Session) Run(ctx context.Context) error {
 	for _, dir := range []string{s.cfg.StateDir, s.cfg.RunDir} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return fmt.Errorf("session: state folder: %w", err)
 		}
 	}
-	if err := s.replicas.load(); err != nil {
+	if err := s.replicas.loadFiles(); err != nil {
 		s.log.Warn("starting with the configured replicas", "err", err)
 	}
-	if err := s.cluster.load(); err != nil {
-		return fmt.Errorf("session: %w: remove %s when this node is sure to reach no abandoned replica", err, s.cluster.file)
+	if err := s.cluster.loadRecord(); err != nil {
+		return fmt.Errorf("session: %w: remove %s once this node cannot reach an abandoned replica", err, s.cluster.file)
 	}
-	if err := s.tokens.load(time.Now()); err != nil {
+	if err := s.tokens.loadTokens(time.Now()); err != nil {
 		s.log.Warn("starting without stored tokens", "err", err)
 	}
-	if err := s.load(); err != nil {
+	if err := s.loadCheckpoint(); err != nil {
 		s.log.Warn("starting without a checkpoint", "err", err)
 	}
-	id, err := s.identify(ctx)
+	id, err := s.loadOrEnroll(ctx)
 	if err != nil {
 		return fmt.Errorf("session: %w", err)
 	}
@@ -142,17 +145,17 @@ func (s *Session) Run(ctx context.Context) error {
 	close(s.identified)
 	defer s.children.Wait()
 	parts := []lifecycle.Part{
-		{Name: "session: connections", Run: s.connections},
-		{Name: "session: stream", Run: s.sessions},
+		{Name: "session: connections", Run: s.maintainLinks},
+		{Name: "session: stream", Run: s.runSessions},
 		{Name: "session: certificate", Run: func(ctx context.Context) error {
-			return s.keepRenewed(ctx, id, time.Now, s.renew)
+			return s.runRenewals(ctx, id, time.Now, s.renewCertificate)
 		}},
-		{Name: "session: checkpoint", Run: s.save},
-		{Name: "session: statuses", Run: s.saveSaid},
+		{Name: "session: checkpoint", Run: s.runCheckpoints},
+		{Name: "session: statuses", Run: s.runStatusCheckpoints},
 	}
 	if s.cfg.HTTPS {
 		parts = append(parts, lifecycle.Part{Name: "session: certificate of the server", Run: func(ctx context.Context) error {
-			return s.keepServing(ctx, time.Now, s.signServing)
+			return s.runServingCertificate(ctx, time.Now, s.signServingCertificate)
 		}})
 	}
 	return lifecycle.Run(ctx, parts...)

@@ -8,68 +8,70 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// Shared is for processes that are many nodes: what all of these are sent alike is decoded once and held once. Otherwise
-// each session of such a process would hold the whole cluster's nodes and Services for itself. The zero value is ready to
-// use; it forgets nothing, and is not for the agent of a machine.
+// Shared is for a process that simulates many nodes. Objects that all nodes receive are decoded and
+// stored once, not once per session. The zero value is ready to use. Shared never drops objects, so
+// it is not for the agent of a machine.
 type Shared struct {
-	mu    sync.Mutex
-	held  map[objectKey]sharedObject
-	peers map[string]sharedPeer // by name
+	mu      sync.Mutex
+	objects map[objectKey]sharedObject
+	peers   map[string]sharedPeer // key: node name
 }
 
 type sharedPeer struct {
-	sent *fleetv1.Peer
-	held *heldPeer
+	sent   *fleetv1.Peer
+	stored *storedPeer
 }
 
 type sharedObject struct {
-	key objectKey // whose strings all sessions have in common
-	held
+	key objectKey // its strings are shared by all sessions
+	storedObject
 }
 
-// sharable are the kinds of which every node is sent the same.
-func sharable(kind string) bool {
+// isSharable reports whether every node receives the same objects of a kind.
+func isSharable(kind string) bool {
 	return kind == "Service" || kind == "EndpointSlice"
 }
 
-// decode is decode, with the key of the object. It may be called on nil.
-func (s *Shared) decode(o *fleetv1.Object) (objectKey, wireObject, error) {
+// decodeShared decodes an object and returns its key. A sharable object that is already stored is
+// not decoded again. It may be called on a nil Shared.
+func (s *Shared) decodeShared(o *fleetv1.Object) (objectKey, wireObject, error) {
 	k := objectKey{o.Kind, o.Namespace, o.Name}
-	if s == nil || !sharable(o.Kind) || o.Revision == 0 {
-		obj, err := decode(o)
+	if s == nil || !isSharable(o.Kind) || o.Revision == 0 {
+		obj, err := decodeObject(o)
 		return k, obj, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	have, ok := s.held[k]
+	have, ok := s.objects[k]
 	if ok && have.revision == o.Revision {
 		return have.key, have.object, nil
 	}
-	obj, err := decode(o)
+	obj, err := decodeObject(o)
 	if err != nil {
 		return k, nil, err
 	}
 	if ok {
 		k = have.key
 	}
-	if s.held == nil {
-		s.held = make(map[objectKey]sharedObject)
+	if s.objects == nil {
+		s.objects = make(map[objectKey]sharedObject)
 	}
-	s.held[k] = sharedObject{k, held{o.Revision, obj}}
+	s.objects[k] = sharedObject{k, storedObject{o.Revision, obj}}
 	return k, obj, nil
 }
 
-// peer is newHeldPeer. It may be called on nil.
-func (s *Shared) peer(p *fleetv1.Peer) (*heldPeer, error) {
+// storedPeerFor converts a peer from its message. It returns the stored peer if it is equal. It may
+// be called on a nil Shared.
+func (s *Shared) storedPeerFor(p *fleetv1.Peer) (*storedPeer, error) {
 	if s == nil {
-		return newHeldPeer(p)
+		return newStoredPeer(p)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if have := s.peers[p.Name]; have.held != nil && samePeer(have.sent, p) {
-		return have.held, nil
+	if have := s.peers[p.Name]; have.stored != nil && equalPeers(have.sent, p) {
+		return have.stored, nil
 	}
-	h, err := newHeldPeer(p)
+	h, err := newStoredPeer(p)
 	if err != nil {
 		return nil, err
 	}
@@ -80,8 +82,9 @@ func (s *Shared) peer(p *fleetv1.Peer) (*heldPeer, error) {
 	return h, nil
 }
 
-// samePeer says whether the two say the same, and nothing that only a later version knows.
-func samePeer(a, b *fleetv1.Peer) bool {
+// equalPeers reports whether two peers are equal and have no fields that this version does not
+// know.
+func equalPeers(a, b *fleetv1.Peer) bool {
 	return a.Name == b.Name && a.Uid == b.Uid && slices.Equal(a.PodCidrs, b.PodCidrs) && slices.Equal(a.Addresses, b.Addresses) &&
 		bytes.Equal(a.WireguardKey, b.WireguardKey) &&
 		len(a.ProtoReflect().GetUnknown()) == 0 && len(b.ProtoReflect().GetUnknown()) == 0

@@ -2,18 +2,18 @@ package session
 
 import "testing"
 
-// What all nodes are sent is held once in a process of many; each session has the revision that it was sent, and pods are
-// its own.
+// Objects that all nodes receive are stored once per process. Each session has the revision that it
+// received, and its own pods.
 func TestSharedObjects(t *testing.T) {
 	var shared Shared
 	sessions := []*Session{New(Config{NodeName: "w1", Shared: &shared}), New(Config{NodeName: "w2", Shared: &shared})}
 	apply := func(i int, revision uint64) {
 		t.Helper()
 		v := sessions[i].view
-		if err := v.apply(full(wire(t, "Service", "d", "s", revision), wire(t, "Pod", "d", "p", revision))); err != nil {
+		if err := v.applyObjects(fullSet(sentObject(t, "Service", "d", "s", revision), sentObject(t, "Pod", "d", "p", revision))); err != nil {
 			t.Fatal(err)
 		}
-		v.complete(revision, true)
+		v.completeBatch(revision, true)
 	}
 	same := func() (services, pods bool) {
 		return sessions[0].Services()[0] == sessions[1].Services()[0], sessions[0].Pods()[0] == sessions[1].Pods()[0]

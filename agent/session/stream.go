@@ -21,74 +21,77 @@ import (
 )
 
 const (
-	welcomePatience = 5 * time.Second  // from Hello to Welcome
-	stableAfter     = 5 * time.Second  // a session that lived so long was a good one
-	shunFor         = 10 * time.Second // how long to avoid a replica that failed us
-	widenAfter      = 15 * time.Second // how long to try the learnt replicas alone
-	missedBeats     = 3
-	leastBeat       = 50 * time.Millisecond // between heartbeats
-	settleLimit     = time.Second           // how long an agent that comes back may be silent about itself
+	welcomeTimeout          = 5 * time.Second  // limit from Hello to Welcome
+	stableSessionAge        = 5 * time.Second  // a session that lasted this long resets the retry delay
+	avoidFailedReplicaFor   = 10 * time.Second // how long the session avoids a replica after a failure
+	useSeedAfter            = 15 * time.Second // without a stable session for so long, configured addresses are tried as well
+	maxUnansweredHeartbeats = 3
+	minHeartbeatInterval    = 50 * time.Millisecond // lower bound of the heartbeat interval
+	readinessWait           = time.Second           // how long a restarted agent waits to be ready before it opens a session
 )
 
-// sessions keeps one session with one of the replicas until ctx ends. A session that breaks moves
-// at once; when all replicas refuse, the pauses grow.
-func (s *Session) sessions(ctx context.Context) error {
-	if err := s.settle(ctx); err != nil {
+// runSessions maintains one session with one of the replicas until ctx ends. When a session breaks,
+// it tries the next replica at once. When all replicas have failed, it waits with exponential
+// backoff.
+func (s *Session) runSessions(ctx context.Context) error {
+	if err := s.awaitReadiness(ctx); err != nil {
 		return err
 	}
 	pause := backoff.Backoff{Min: 50 * time.Millisecond, Max: 3 * time.Second, Jitter: 0.5}
 	lastGood := time.Now()
 	tried := make(map[string]bool)
 	for {
-		l := s.pick(tried)
+		l := s.pickReplica(tried)
 		if l == nil {
-			// Everyone has been asked, or nobody is known yet.
+			// All replicas have been tried, or none is known yet.
 			clear(tried)
-			s.replicas.widen(time.Since(lastGood) > widenAfter)
-			if err := s.pauseOrLink(ctx, pause.Next()); err != nil {
+			s.replicas.setUseSeed(time.Since(lastGood) > useSeedAfter)
+			if err := s.waitForLink(ctx, pause.Next()); err != nil {
 				return err
 			}
 			continue
 		}
 		began := time.Now()
-		err := s.sessionWith(ctx, l)
+		err := s.runSession(ctx, l)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		s.view.discard()
-		if errors.Is(err, errNotHeld) {
-			s.forgetRevision()
+		s.view.discardIncoming()
+		if errors.Is(err, errObjectMissing) {
+			s.requestFullAssignment()
 			continue
 		}
-		if status.Code(err) == codes.PermissionDenied || s.id.metStranger() {
-			s.enrollAnew(ctx, err)
+		if status.Code(err) == codes.PermissionDenied || s.id.isServerUntrusted() {
+			s.enrollAgain(ctx, err)
 		}
 		s.log.Warn("session ended", "replica", l.address, "after", time.Since(began).Round(time.Millisecond), "err", err)
-		l.shun(time.Now().Add(shunFor))
-		if time.Since(began) > stableAfter {
+		l.avoidUntil(time.Now().Add(avoidFailedReplicaFor))
+		if time.Since(began) > stableSessionAge {
 			pause.Reset()
 			clear(tried)
 			lastGood = time.Now()
 		}
 		tried[l.address] = true
-		// The nodes of a dead replica do not arrive at the next one in the same instant.
+		// A random delay spreads the nodes of a failed replica over time.
 		if err := wait.Delay(ctx, time.Duration(rand.Int64N(int64(50*time.Millisecond)))); err != nil {
 			return err
 		}
 	}
 }
 
-// settle keeps an agent that comes back (it has a checkpoint) from saying NotReady for the moment in which it finds its
-// pods again: that word would take them out of every Service. A node that is new speaks at once.
-func (s *Session) settle(ctx context.Context) error {
-	if !s.known() {
+// awaitReadiness waits, for at most readinessWait, until the node's facts no longer report
+// NotReady. A restarted agent would otherwise report NotReady while it recovers its pods, and their
+// addresses would leave every Service. It returns at once if there is no checkpoint, as on a new
+// node.
+func (s *Session) awaitReadiness(ctx context.Context) error {
+	if !s.hasAssignment() {
 		return nil
 	}
-	limit := time.NewTimer(settleLimit)
+	limit := time.NewTimer(readinessWait)
 	defer limit.Stop()
-	for s.reporter.unready() {
+	for s.reporter.reportsNotReady() {
 		select {
-		case <-s.reporter.told:
+		case <-s.reporter.factsReplaced:
 		case <-limit.C:
 			return nil
 		case <-ctx.Done():
@@ -98,9 +101,9 @@ func (s *Session) settle(ctx context.Context) error {
 	return nil
 }
 
-// pick returns the best replica that has not been tried; nil when all were.
-func (s *Session) pick(tried map[string]bool) *link {
-	for _, l := range s.replicas.candidates(time.Now()) {
+// pickReplica returns the best replica that has not been tried, or nil if all have been.
+func (s *Session) pickReplica(tried map[string]bool) *replicaLink {
+	for _, l := range s.replicas.sessionCandidates(time.Now()) {
 		if !tried[l.address] {
 			return l
 		}
@@ -108,11 +111,11 @@ func (s *Session) pick(tried map[string]bool) *link {
 	return nil
 }
 
-// pauseOrLink waits for the delay, or less when links appear.
-func (s *Session) pauseOrLink(ctx context.Context, d time.Duration) error {
-	if len(s.replicas.links()) == 0 {
+// waitForLink waits for the delay d. If there are no links, it waits until links are added instead.
+func (s *Session) waitForLink(ctx context.Context, d time.Duration) error {
+	if len(s.replicas.allLinks()) == 0 {
 		select {
-		case <-s.linked:
+		case <-s.linksAdded:
 			return nil
 		case <-ctx.Done():
 			return ctx.Err()
@@ -121,47 +124,47 @@ func (s *Session) pauseOrLink(ctx context.Context, d time.Duration) error {
 	return wait.Delay(ctx, d)
 }
 
-func (s *Session) linksChanged() {
+func (s *Session) signalLinks() {
 	select {
-	case s.linked <- struct{}{}:
+	case s.linksAdded <- struct{}{}:
 	default:
 	}
 }
 
-// sessionWith runs one session over the link until it breaks.
-func (s *Session) sessionWith(ctx context.Context, l *link) error {
+// runSession runs one session over a link until the session breaks, and returns the reason.
+func (s *Session) runSession(ctx context.Context, l *replicaLink) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	stream, err := fleetv1.NewFleetClient(l.conn).Session(ctx)
 	if err != nil {
 		return fmt.Errorf("open session: %w", err)
 	}
-	hello, err := s.hello()
+	hello, err := s.helloMessage()
 	if err != nil {
 		return err
 	}
 	if err := stream.Send(&fleetv1.AgentMessage{Kind: &fleetv1.AgentMessage_Hello{Hello: hello}}); err != nil {
-		_, rerr := stream.Recv() // says why
-		return fmt.Errorf("say hello: %w", errors.Join(err, rerr))
+		_, rerr := stream.Recv() // returns the reason
+		return fmt.Errorf("send Hello: %w", errors.Join(err, rerr))
 	}
-	slow := time.AfterFunc(welcomePatience, func() { cancel(fmt.Errorf("no welcome within %s", welcomePatience)) })
+	slow := time.AfterFunc(welcomeTimeout, func() { cancel(fmt.Errorf("no Welcome within %s", welcomeTimeout)) })
 	first, err := stream.Recv()
 	slow.Stop()
 	if err != nil {
-		return fmt.Errorf("wait for welcome: %w", errors.Join(err, ignoreCanceled(context.Cause(ctx))))
+		return fmt.Errorf("wait for Welcome: %w", errors.Join(err, ignoreCanceled(context.Cause(ctx))))
 	}
 	w := first.GetWelcome()
 	if w == nil {
-		return fmt.Errorf("replica at %s did not begin with a welcome", l.address)
+		return fmt.Errorf("replica at %s did not send Welcome first", l.address)
 	}
 	s.log.Info("session opened", "replica", w.Replica, "address", l.address, "epoch", w.Epoch)
-	s.view.setCluster(clusterOf(w))
-	s.online.set(true, time.Now())
-	defer func() { s.online.set(false, time.Now()) }()
-	c := &conversation{
-		s: s, stream: stream, epoch: w.Epoch,
-		beat: max(time.Duration(w.HeartbeatMillis)*time.Millisecond, leastBeat), full: true,
-		paced: make(chan time.Duration, 1), said: hello.Authorities,
+	s.view.setCluster(clusterFromWelcome(w))
+	s.connection.setConnected(true, time.Now())
+	defer func() { s.connection.setConnected(false, time.Now()) }()
+	c := &sessionStream{
+		session: s, stream: stream, epoch: w.Epoch,
+		heartbeatInterval: max(time.Duration(w.HeartbeatMillis)*time.Millisecond, minHeartbeatInterval), receivingFull: true,
+		newInterval: make(chan time.Duration, 1), reportedAuthorities: hello.Authorities,
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -177,13 +180,13 @@ func (s *Session) sessionWith(ctx context.Context, l *link) error {
 	})
 	heard := make(chan error, 1)
 	wg.Go(func() {
-		err := c.hear()
+		err := c.receiveLoop()
 		heard <- err
 		cancel(err)
 	})
-	err = c.speak(ctx)
+	err = c.sendLoop(ctx)
 	switch {
-	case errors.Is(err, io.EOF): // the stream is over; only the receiving half knows why
+	case errors.Is(err, io.EOF): // the stream has ended; the receiver has the reason
 		return <-heard
 	case err != nil:
 		return err
@@ -198,21 +201,21 @@ func ignoreCanceled(err error) error {
 	return err
 }
 
-func (s *Session) hello() (*fleetv1.Hello, error) {
-	s.tokens.begin()
-	facts := s.reporter.begin()
+func (s *Session) helloMessage() (*fleetv1.Hello, error) {
+	s.tokens.resetRequests()
+	facts := s.reporter.resetForSession()
 	h := &fleetv1.Hello{NodeName: s.cfg.NodeName, AgentVersion: s.cfg.Version, BootId: s.cfg.BootID}
 	s.mu.Lock()
-	forget := s.forget
-	s.forget = false
+	forget := s.needFullAssignment
+	s.needFullAssignment = false
 	s.mu.Unlock()
-	if s.known() && !forget {
+	if s.hasAssignment() && !forget {
 		h.ResumeRevision = s.Revision()
 	}
-	h.PeersDigest = s.view.peersDigest().bytes()
-	h.Authorities = s.authorities()
+	h.PeersDigest = s.view.peersDigest().encodeDigest()
+	h.Authorities = s.authoritiesReport()
 	if facts != nil {
-		raw, err := encode("Node", facts)
+		raw, err := encodeObject("Node", facts)
 		if err != nil {
 			return nil, err
 		}
@@ -221,77 +224,78 @@ func (s *Session) hello() (*fleetv1.Hello, error) {
 	return h, nil
 }
 
-// forgetRevision makes the next session deliver everything.
-func (s *Session) forgetRevision() {
+// requestFullAssignment makes the next session deliver every object.
+func (s *Session) requestFullAssignment() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.forget = true
+	s.needFullAssignment = true
 }
 
-// conversation is one session's two halves: speak owns sending, hear owns receiving.
-type conversation struct {
-	s      *Session
-	stream fleetv1.Fleet_SessionClient
-	epoch  uint64
-	beat   time.Duration
-	full   bool // the full assignment is not complete yet; hear's alone
+// sessionStream is an open session. sendLoop is the only sender, receiveLoop the only receiver.
+type sessionStream struct {
+	session           *Session
+	stream            fleetv1.Fleet_SessionClient
+	epoch             uint64
+	heartbeatInterval time.Duration
+	receivingFull     bool // the full assignment is not complete; used by receiveLoop only
 
-	paced chan time.Duration   // what the control plane says of the beat: the newest
-	said  *fleetv1.Authorities // what was said of the authorities; speak's alone
-	told  atomic.Bool          // the replica knows of authorities
+	newInterval         chan time.Duration   // capacity 1: the latest heartbeat interval from the control plane
+	reportedAuthorities *fleetv1.Authorities // authorities that were sent last; used by sendLoop only
+	trustReceived       atomic.Bool          // the replica has sent a Trust message, so it accepts Authorities
 
-	mu       sync.Mutex
-	unanswer int // heartbeats since the last answer
+	mu         sync.Mutex
+	unanswered int // heartbeats since the last acknowledgment
 }
 
-// speak sends heartbeats and whatever is due until ctx ends or three heartbeats went unanswered.
-func (c *conversation) speak(ctx context.Context) error {
-	beat := time.NewTicker(c.beat)
+// sendLoop sends heartbeats and pending reports until ctx ends, sending fails, or
+// maxUnansweredHeartbeats heartbeats are unacknowledged.
+func (c *sessionStream) sendLoop(ctx context.Context) error {
+	beat := time.NewTicker(c.heartbeatInterval)
 	defer beat.Stop()
-	if err := c.heartbeat(); err != nil {
+	if err := c.sendHeartbeat(); err != nil {
 		return err
 	}
 	for {
-		if err := c.sendDue(); err != nil {
+		if err := c.sendPending(); err != nil {
 			return err
 		}
 		select {
-		case <-c.s.reporter.wake:
+		case <-c.session.reporter.wake:
 		case <-beat.C:
-			if err := c.heartbeat(); err != nil {
+			if err := c.sendHeartbeat(); err != nil {
 				return err
 			}
-		case c.beat = <-c.paced:
-			beat.Reset(c.beat)
+		case c.heartbeatInterval = <-c.newInterval:
+			beat.Reset(c.heartbeatInterval)
 		case <-ctx.Done():
 			return nil
 		}
 	}
 }
 
-func (c *conversation) heartbeat() error {
+func (c *sessionStream) sendHeartbeat() error {
 	c.mu.Lock()
-	missed := c.unanswer
-	c.unanswer++
+	missed := c.unanswered
+	c.unanswered++
 	c.mu.Unlock()
-	if missed >= missedBeats {
-		return fmt.Errorf("%d heartbeats went unanswered", missed)
+	if missed >= maxUnansweredHeartbeats {
+		return fmt.Errorf("%d heartbeats were not acknowledged", missed)
 	}
-	rev, _ := c.s.proxy.get()
-	return c.send(&fleetv1.AgentMessage{Kind: &fleetv1.AgentMessage_Heartbeat{Heartbeat: &fleetv1.Heartbeat{
+	rev, _ := c.session.proxy.currentRevision()
+	return c.sendWithEpoch(&fleetv1.AgentMessage{Kind: &fleetv1.AgentMessage_Heartbeat{Heartbeat: &fleetv1.Heartbeat{
 		SentUnixNano: time.Now().UnixNano(), ProxyRevision: rev}}})
 }
 
-// pace changes how often the node says that it lives.
-func (c *conversation) pace(every time.Duration) {
+// setHeartbeatInterval passes a new heartbeat interval to sendLoop.
+func (c *sessionStream) setHeartbeatInterval(every time.Duration) {
 	select {
-	case <-c.paced: // one that speak has not seen yet
+	case <-c.newInterval: // replaces an interval that sendLoop has not received yet
 	default:
 	}
-	c.paced <- max(every, leastBeat) // hear is the only one that sends
+	c.newInterval <- max(every, minHeartbeatInterval) // does not block: receiveLoop is the only sender on the channel
 }
 
-func (c *conversation) send(m *fleetv1.AgentMessage) error {
+func (c *sessionStream) sendWithEpoch(m *fleetv1.AgentMessage) error {
 	m.Epoch = c.epoch
 	if err := c.stream.Send(m); err != nil {
 		return fmt.Errorf("send: %w", err)
@@ -299,66 +303,66 @@ func (c *conversation) send(m *fleetv1.AgentMessage) error {
 	return nil
 }
 
-func (c *conversation) sendDue() error {
-	msgs, errs := c.s.reporter.next()
+func (c *sessionStream) sendPending() error {
+	msgs, errs := c.session.reporter.pendingMessages()
 	for _, err := range errs {
-		c.s.log.Error("report dropped", "err", err)
+		c.session.log.Error("report dropped", "err", err)
 	}
-	if now := c.s.authorities(); c.told.Load() && !proto.Equal(now, c.said) {
-		c.said = now
+	if now := c.session.authoritiesReport(); c.trustReceived.Load() && !proto.Equal(now, c.reportedAuthorities) {
+		c.reportedAuthorities = now
 		msgs = append(msgs, &fleetv1.AgentMessage{Kind: &fleetv1.AgentMessage_Authorities{Authorities: now}})
 	}
-	for _, m := range append(msgs, c.s.tokens.next()...) {
-		if err := c.send(m); err != nil {
+	for _, m := range append(msgs, c.session.tokens.unsentRequests()...) {
+		if err := c.sendWithEpoch(m); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// hear takes what the control plane says until the stream breaks.
-func (c *conversation) hear() error {
-	paced := c.beat
+// receiveLoop handles the messages of the control plane until the stream breaks.
+func (c *sessionStream) receiveLoop() error {
+	paced := c.heartbeatInterval
 	for {
 		m, err := c.stream.Recv()
 		if err != nil {
 			return err
 		}
-		s := c.s
+		s := c.session
 		switch k := m.Kind.(type) {
 		case *fleetv1.ControlMessage_Objects:
-			if err := s.view.apply(k.Objects); err != nil {
-				if !errors.Is(err, errNotHeld) {
-					s.forgetRevision()
+			if err := s.view.applyObjects(k.Objects); err != nil {
+				if !errors.Is(err, errObjectMissing) {
+					s.requestFullAssignment()
 				}
 				return err
 			}
 		case *fleetv1.ControlMessage_Synced:
-			s.view.complete(k.Synced.Revision, c.full)
-			s.view.confirm()
-			c.full = false
+			s.view.completeBatch(k.Synced.Revision, c.receivingFull)
+			s.view.markConfirmed()
+			c.receivingFull = false
 		case *fleetv1.ControlMessage_HeartbeatAck:
 			c.mu.Lock()
-			c.unanswer = 0
+			c.unanswered = 0
 			c.mu.Unlock()
-			s.heard.answered(time.Since(time.Unix(0, k.HeartbeatAck.SentUnixNano)))
+			s.lastAck.recordAck(time.Since(time.Unix(0, k.HeartbeatAck.SentUnixNano)))
 			if every := time.Duration(k.HeartbeatAck.HeartbeatMillis) * time.Millisecond; every > 0 && every != paced {
 				paced = every
-				c.pace(every)
+				c.setHeartbeatInterval(every)
 			}
 		case *fleetv1.ControlMessage_Token:
-			s.tokens.answered(k.Token)
+			s.tokens.handleToken(k.Token)
 		case *fleetv1.ControlMessage_StopGate:
-			g := s.gates.of(types.UID(k.StopGate.Uid))
+			g := s.gates.gateFor(types.UID(k.StopGate.Uid))
 			g.once.Do(func() { close(g.open) })
 		case *fleetv1.ControlMessage_Trust:
-			if err := s.believe(k.Trust); err != nil {
+			if err := s.applyTrust(k.Trust); err != nil {
 				return err
 			}
-			c.told.Store(true)
-			s.reporter.poke()
+			c.trustReceived.Store(true)
+			s.reporter.wakeSender()
 		case *fleetv1.ControlMessage_StatusAck:
-			s.reporter.acknowledged(types.UID(k.StatusAck.Uid))
+			s.reporter.handleStatusAck(types.UID(k.StatusAck.Uid))
 		}
 	}
 }

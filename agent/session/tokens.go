@@ -19,47 +19,50 @@ import (
 
 const tokensFile = "tokens.json" // in the run folder
 
-// tokenKey names a bound token.
+// tokenKey identifies a bound service account token.
 type tokenKey struct {
-	Pod        types.UID
-	Audience   string
-	Expiration int64
+	Pod        types.UID `json:"Pod"`
+	Audience   string    `json:"Audience"`
+	Expiration int64     `json:"Expiration"` // requested lifetime in seconds
 }
 
+// cachedToken is an entry of tokensFile. Earlier releases read and write the file with these names.
 type cachedToken struct {
-	Key     tokenKey
-	Token   string
-	Expires time.Time
-	Renew   time.Time // 80% of its life
+	Key     tokenKey  `json:"Key"`
+	Token   string    `json:"Token"`
+	Expires time.Time `json:"Expires"`
+	Renew   time.Time `json:"Renew"` // at 80 % of the lifetime
 }
 
-// tokens caches bound tokens and asks for them over the session.
-type tokens struct {
+// tokenCache caches bound service account tokens and requests them over the session.
+type tokenCache struct {
 	file string
 	wake func()
 
-	mu      sync.Mutex
-	cached  map[tokenKey]cachedToken
-	asking  map[tokenKey]chan struct{} // closed when the answer is there
-	pending map[uint64]*tokenAsk
-	last    uint64
+	mu            sync.Mutex
+	cached        map[tokenKey]cachedToken
+	inFlight      map[tokenKey]chan struct{} // closed when the request has ended
+	pending       map[uint64]*pendingTokenRequest
+	lastRequestID uint64
 }
 
-// tokenAsk is a request on its way, over whichever session there is.
-type tokenAsk struct {
-	request *fleetv1.TokenRequest
-	answer  chan *fleetv1.Token // buffered
-	sent    bool
+// pendingTokenRequest is a token request without a response. It is sent in the current session and
+// repeated in later ones.
+type pendingTokenRequest struct {
+	request  *fleetv1.TokenRequest
+	response chan *fleetv1.Token // buffered
+	sent     bool
 }
 
-func newTokens(dir string, wake func()) *tokens {
-	return &tokens{
+func newTokenCache(dir string, wake func()) *tokenCache {
+	return &tokenCache{
 		file: filepath.Join(dir, tokensFile), wake: wake,
-		cached: make(map[tokenKey]cachedToken), asking: make(map[tokenKey]chan struct{}), pending: make(map[uint64]*tokenAsk),
+		cached: make(map[tokenKey]cachedToken), inFlight: make(map[tokenKey]chan struct{}), pending: make(map[uint64]*pendingTokenRequest),
 	}
 }
 
-// Token implements agent.Objects. While no control plane answers, a token that has not expired is good enough.
+// Token implements agent.Objects. If a renewal fails, it returns the cached token while that token
+// is valid.
 func (s *Session) Token(ctx context.Context, pod *v1.Pod, audience string, expirationSeconds int64) (string, time.Time, error) {
 	k := tokenKey{pod.UID, audience, expirationSeconds}
 	t := s.tokens
@@ -71,12 +74,12 @@ func (s *Session) Token(ctx context.Context, pod *v1.Pod, audience string, expir
 			t.mu.Unlock()
 			return have.Token, have.Expires, nil
 		}
-		wait := t.asking[k]
+		wait := t.inFlight[k]
 		if wait == nil {
-			t.asking[k] = make(chan struct{})
+			t.inFlight[k] = make(chan struct{})
 		}
 		t.mu.Unlock()
-		if wait != nil { // somebody else asks for the same
+		if wait != nil { // another caller is requesting the same token
 			select {
 			case <-wait:
 				continue
@@ -84,17 +87,17 @@ func (s *Session) Token(ctx context.Context, pod *v1.Pod, audience string, expir
 				return "", time.Time{}, ctx.Err()
 			}
 		}
-		got, err := t.ask(ctx, k, pod)
+		got, err := t.requestToken(ctx, k, pod)
 		t.mu.Lock()
 		if err == nil {
 			t.cached[k] = got
 		}
-		close(t.asking[k])
-		delete(t.asking, k)
+		close(t.inFlight[k])
+		delete(t.inFlight, k)
 		t.mu.Unlock()
 		switch {
 		case err == nil:
-			t.store()
+			t.saveTokens()
 			return got.Token, got.Expires, nil
 		case ok && time.Now().Before(have.Expires):
 			return have.Token, have.Expires, nil
@@ -103,8 +106,8 @@ func (s *Session) Token(ctx context.Context, pod *v1.Pod, audience string, expir
 	}
 }
 
-func (t *tokens) ask(ctx context.Context, k tokenKey, pod *v1.Pod) (cachedToken, error) {
-	a := &tokenAsk{answer: make(chan *fleetv1.Token, 1), request: &fleetv1.TokenRequest{
+func (t *tokenCache) requestToken(ctx context.Context, k tokenKey, pod *v1.Pod) (cachedToken, error) {
+	a := &pendingTokenRequest{response: make(chan *fleetv1.Token, 1), request: &fleetv1.TokenRequest{
 		Namespace: pod.Namespace, ServiceAccount: pod.Spec.ServiceAccountName,
 		PodName: pod.Name, PodUid: string(pod.UID), ExpirationSeconds: k.Expiration,
 	}}
@@ -112,8 +115,8 @@ func (t *tokens) ask(ctx context.Context, k tokenKey, pod *v1.Pod) (cachedToken,
 		a.request.Audiences = []string{k.Audience}
 	}
 	t.mu.Lock()
-	t.last++
-	a.request.Id = t.last
+	t.lastRequestID++
+	a.request.Id = t.lastRequestID
 	t.pending[a.request.Id] = a
 	t.mu.Unlock()
 	defer func() {
@@ -123,20 +126,21 @@ func (t *tokens) ask(ctx context.Context, k tokenKey, pod *v1.Pod) (cachedToken,
 	}()
 	t.wake()
 	select {
-	case got := <-a.answer:
+	case got := <-a.response:
 		if got.Error != "" {
 			return cachedToken{}, errors.New(got.Error)
 		}
 		now, expires := time.Now(), time.Unix(got.ExpiresUnix, 0)
-		return cachedToken{Key: k, Token: got.Token, Expires: expires, Renew: renewal(now, expires, k.Expiration)}, nil
+		return cachedToken{Key: k, Token: got.Token, Expires: expires, Renew: tokenRenewalTime(now, expires, k.Expiration)}, nil
 	case <-ctx.Done():
 		return cachedToken{}, ctx.Err()
 	}
 }
 
-// renewal is when a token that is had now is to be had anew: at 80% of its life. Where the node's clock disagrees with
-// the replica's, a life that nobody asked for follows from the two; then what was asked for counts.
-func renewal(now, expires time.Time, seconds int64) time.Time {
+// tokenRenewalTime returns the time at 80 % of a token's lifetime. If the node's clock disagrees
+// with the replica's, the lifetime computed from expires can be longer than requested, or negative.
+// The requested lifetime of seconds is used then.
+func tokenRenewalTime(now, expires time.Time, seconds int64) time.Time {
 	life, asked := expires.Sub(now), time.Duration(seconds)*time.Second
 	if asked > 0 && (life <= 0 || life > asked) {
 		life = asked
@@ -144,8 +148,8 @@ func renewal(now, expires time.Time, seconds int64) time.Time {
 	return now.Add(life / 5 * 4)
 }
 
-// begin makes all pending requests due again for a new session.
-func (t *tokens) begin() {
+// resetRequests makes all pending requests unsent, for a new session.
+func (t *tokenCache) resetRequests() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, a := range t.pending {
@@ -153,7 +157,7 @@ func (t *tokens) begin() {
 	}
 }
 
-func (t *tokens) next() []*fleetv1.AgentMessage {
+func (t *tokenCache) unsentRequests() []*fleetv1.AgentMessage {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var out []*fleetv1.AgentMessage
@@ -166,18 +170,18 @@ func (t *tokens) next() []*fleetv1.AgentMessage {
 	return out
 }
 
-func (t *tokens) answered(m *fleetv1.Token) {
+func (t *tokenCache) handleToken(m *fleetv1.Token) {
 	t.mu.Lock()
 	a := t.pending[m.Id]
 	delete(t.pending, m.Id)
 	t.mu.Unlock()
 	if a != nil {
-		a.answer <- m
+		a.response <- m
 	}
 }
 
-// keep forgets the tokens of all pods but those.
-func (t *tokens) keep(pods map[types.UID]struct{}) {
+// retainTokens drops the tokens of all pods except the given ones.
+func (t *tokenCache) retainTokens(pods map[types.UID]struct{}) {
 	t.mu.Lock()
 	before := len(t.cached)
 	for k := range t.cached {
@@ -188,12 +192,13 @@ func (t *tokens) keep(pods map[types.UID]struct{}) {
 	changed := len(t.cached) != before
 	t.mu.Unlock()
 	if changed {
-		t.store()
+		t.saveTokens()
 	}
 }
 
-// store writes the cache to the run folder. Tokens can be had again: a failure costs a request after a restart.
-func (t *tokens) store() {
+// saveTokens writes the cache to the run folder. Errors are ignored, because tokens can be
+// requested again after a restart.
+func (t *tokenCache) saveTokens() {
 	t.mu.Lock()
 	list := make([]cachedToken, 0, len(t.cached))
 	for _, c := range t.cached {
@@ -205,7 +210,7 @@ func (t *tokens) store() {
 	}
 }
 
-func (t *tokens) load(now time.Time) error {
+func (t *tokenCache) loadTokens(now time.Time) error {
 	data, err := os.ReadFile(t.file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -221,8 +226,9 @@ func (t *tokens) load(now time.Time) error {
 	defer t.mu.Unlock()
 	for _, c := range list {
 		if now.Before(c.Expires) {
-			// It was written by another process, perhaps by another clock: monotonic from here on.
-			if latest := renewal(now, c.Expires, c.Key.Expiration); c.Renew.After(latest) {
+			// Another process wrote the time, perhaps with another clock. The monotonic clock
+			// counts from here on.
+			if latest := tokenRenewalTime(now, c.Expires, c.Key.Expiration); c.Renew.After(latest) {
 				c.Renew = latest
 			}
 			c.Renew = now.Add(c.Renew.Sub(now))

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// A node whose clock is wrong renews its pods' tokens in time, before the replica calls them expired, and asks for no
-// new one at each look.
+// A node with a wrong clock renews its pods' tokens before the replica regards them as expired, and
+// not on every call.
 func TestTokensAreRenewedByTheirLife(t *testing.T) {
 	now := time.Now()
 	for name, c := range map[string]struct {
@@ -22,13 +22,13 @@ func TestTokensAreRenewedByTheirLife(t *testing.T) {
 		"the node is two hours ahead":  {-time.Hour, 3600, 48 * time.Minute},
 		"the node is half an hour off": {30 * time.Minute, 3600, 24 * time.Minute},
 	} {
-		if got := renewal(now, now.Add(c.expires), c.seconds).Sub(now); got != c.want {
+		if got := tokenRenewalTime(now, now.Add(c.expires), c.seconds).Sub(now); got != c.want {
 			t.Errorf("%s: renewed after %s, want %s", name, got, c.want)
 		}
 	}
 }
 
-// The same after a start: what was kept is not kept for longer than a token lives.
+// The same after a restart: a stored token is not used longer than its lifetime.
 func TestKeptTokensAfterTheClockWasSet(t *testing.T) {
 	now := time.Now()
 	k := tokenKey{Pod: "u", Expiration: 3600}
@@ -36,11 +36,11 @@ func TestKeptTokensAfterTheClockWasSet(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tok := newTokens(t.TempDir(), func() {})
+	tok := newTokenCache(t.TempDir(), func() {})
 	if err := os.WriteFile(tok.file, data, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := tok.load(now); err != nil {
+	if err := tok.loadTokens(now); err != nil {
 		t.Fatal(err)
 	}
 	if got := tok.cached[k].Renew.Sub(now); got != 48*time.Minute {

@@ -16,14 +16,14 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// drainPatience bounds how long a finished tunnel waits for the replica to have read its end.
-const drainPatience = 10 * time.Second
+// drainTimeout bounds how long a finished tunnel waits until the replica has read its last frame.
+const drainTimeout = 10 * time.Second
 
-// answer opens the tunnel that a replica asked for and serves it until it ends.
-func (s *Session) answer(ctx context.Context, l *link, up *standbyUp, ask *fleetv1.TunnelAsk) {
+// openTunnel opens the tunnel that a replica requested and serves it until it ends.
+func (s *Session) openTunnel(ctx context.Context, l *replicaLink, up *standbySender, ask *fleetv1.TunnelAsk) {
 	if s.cfg.Server == nil {
-		// When the refusal does not arrive, the replica stops waiting by itself.
-		_ = up.send(&fleetv1.StandbyUp{Kind: &fleetv1.StandbyUp_Refused{Refused: &fleetv1.TunnelRefused{
+		// If the refusal is lost, the replica's request times out.
+		_ = up.sendUp(&fleetv1.StandbyUp{Kind: &fleetv1.StandbyUp_Refused{Refused: &fleetv1.TunnelRefused{
 			Id: ask.Id, Reason: "the agent does not serve tunnels"}}})
 		return
 	}
@@ -38,17 +38,17 @@ func (s *Session) answer(ctx context.Context, l *link, up *standbyUp, ask *fleet
 		return
 	}
 	t := newTunnel(stream, cancel)
-	go t.receive() // ends with ctx; finish waits for it
-	t.finish(s.serve(ctx, t, ask))
+	go t.receiveFrames() // ends with ctx; finishTunnel waits for it
+	t.finishTunnel(s.serveTunnel(ctx, t, ask))
 }
 
-// serve does what was asked.
-func (s *Session) serve(ctx context.Context, t *tunnel, ask *fleetv1.TunnelAsk) error {
+// serveTunnel performs the request of a tunnel.
+func (s *Session) serveTunnel(ctx context.Context, t *tunnel, ask *fleetv1.TunnelAsk) error {
 	switch k := ask.Kind.(type) {
 	case *fleetv1.TunnelAsk_Exec:
 		st := agent.Streams{Resize: t.sizes}
 		if k.Exec.Stdin {
-			st.Stdin = t.in
+			st.Stdin = t.input
 		}
 		if k.Exec.Stdout {
 			st.Stdout = frameWriter{t, func(b []byte) *fleetv1.TunnelFrame {
@@ -74,18 +74,18 @@ func (s *Session) serve(ctx context.Context, t *tunnel, ask *fleetv1.TunnelAsk) 
 			return &fleetv1.TunnelFrame{Kind: &fleetv1.TunnelFrame_Stdout{Stdout: b}}
 		}})
 	case *fleetv1.TunnelAsk_PortForward:
-		return s.cfg.Server.PortForward(ctx, types.UID(k.PortForward.PodUid), k.PortForward.Port, portConn{t})
+		return s.cfg.Server.PortForward(ctx, types.UID(k.PortForward.PodUid), k.PortForward.Port, tunnelConn{t})
 	}
 	switch k := ask.Kind.(type) {
 	case *fleetv1.TunnelAsk_Dial:
-		return s.connect(ctx, t, k.Dial)
+		return s.serveDial(ctx, t, k.Dial)
 	case *fleetv1.TunnelAsk_Driver:
 		return s.callDriver(ctx, t, k.Driver)
 	}
-	return fmt.Errorf("this agent does not know tunnels of kind %T", ask.Kind)
+	return fmt.Errorf("this agent does not support tunnels of kind %T", ask.Kind)
 }
 
-// callDriver passes a call on to a CSI driver and sends what it says.
+// callDriver forwards a call to a CSI driver and sends the driver's response.
 func (s *Session) callDriver(ctx context.Context, t *tunnel, ask *fleetv1.DriverAsk) error {
 	if s.cfg.Drivers == nil {
 		return errors.New("this agent has no CSI drivers")
@@ -100,67 +100,69 @@ func (s *Session) callDriver(ctx context.Context, t *tunnel, ask *fleetv1.Driver
 			answer.Missing = true
 		}
 	}
-	return t.send(&fleetv1.TunnelFrame{Kind: &fleetv1.TunnelFrame_DriverAnswer{DriverAnswer: answer}})
+	return t.sendFrame(&fleetv1.TunnelFrame{Kind: &fleetv1.TunnelFrame_DriverAnswer{DriverAnswer: answer}})
 }
 
-// connect joins the tunnel to a connection, and says that there is one before any of its bytes.
-func (s *Session) connect(ctx context.Context, t *tunnel, ask *fleetv1.DialAsk) error {
+// serveDial connects the tunnel to an address of a pod. It sends an empty frame when the connection
+// is established, before any data.
+func (s *Session) serveDial(ctx context.Context, t *tunnel, ask *fleetv1.DialAsk) error {
 	conn, err := s.cfg.Server.Dial(ctx, types.UID(ask.PodUid), ask.Address, ask.Port)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	if err := t.send(&fleetv1.TunnelFrame{Kind: &fleetv1.TunnelFrame_Data{}}); err != nil {
+	if err := t.sendFrame(&fleetv1.TunnelFrame{Kind: &fleetv1.TunnelFrame_Data{}}); err != nil {
 		return fmt.Errorf("tunnel: %w", err)
 	}
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	go func() { // ends with the tunnel
-		_, _ = io.Copy(conn, t.in) // what the connection does not take is seen when it is read
+		_, _ = io.Copy(conn, t.input) // a write error also appears when the connection is read
 		if c, ok := conn.(interface{ CloseWrite() error }); ok {
 			_ = c.CloseWrite()
 		}
 	}()
-	_, err = io.Copy(portConn{t}, conn)
+	_, err = io.Copy(tunnelConn{t}, conn)
 	return err
 }
 
-// tunnel is one open tunnel. receive owns the receiving half, sends are serialised.
+// tunnel is an open tunnel. Only receiveFrames receives; sends are serialized.
 type tunnel struct {
-	stream fleetv1.Fleet_TunnelClient
-	cancel context.CancelFunc
-	in     *io.PipeReader // stdin, or what the client of a port-forward sends
-	inw    *io.PipeWriter
-	sizes  chan agent.TermSize // the newest only
-	over   chan struct{}       // closed when receive has ended
+	stream      fleetv1.Fleet_TunnelClient
+	cancel      context.CancelFunc
+	input       *io.PipeReader // stdin, or the data from the client of a port-forward
+	inputWriter *io.PipeWriter
+	sizes       chan agent.TermSize // capacity 1: the latest terminal size
+	receiveDone chan struct{}       // closed when receiveFrames has returned
 
 	mu sync.Mutex
 }
 
 func newTunnel(stream fleetv1.Fleet_TunnelClient, cancel context.CancelFunc) *tunnel {
 	r, w := io.Pipe()
-	t := &tunnel{stream: stream, cancel: cancel, in: r, inw: w, sizes: make(chan agent.TermSize, 1), over: make(chan struct{})}
-	// A Write to stdin that nobody reads must not outlive the tunnel.
+	t := &tunnel{stream: stream, cancel: cancel, input: r, inputWriter: w, sizes: make(chan agent.TermSize, 1), receiveDone: make(chan struct{})}
+	// A pending write to stdin must not outlive the tunnel.
 	context.AfterFunc(stream.Context(), func() { r.CloseWithError(io.ErrClosedPipe) })
 	return t
 }
 
-// receive hands over what the replica sends. Its end means that the client is gone: everything stops.
-func (t *tunnel) receive() {
-	defer close(t.over)
+// receiveFrames delivers the frames of the replica. When the stream ends, the client is gone, and
+// the tunnel is canceled.
+func (t *tunnel) receiveFrames() {
+	defer close(t.receiveDone)
 	defer t.cancel()
 	for {
 		f, err := t.stream.Recv()
 		if err != nil {
-			t.inw.CloseWithError(io.EOF)
+			t.inputWriter.CloseWithError(io.EOF)
 			return
 		}
 		switch k := f.Kind.(type) {
 		case *fleetv1.TunnelFrame_Stdin:
-			_, _ = t.inw.Write(k.Stdin) // fails when the process has ended or closed its stdin: the rest is not wanted
+			_, _ = t.inputWriter.Write(k.Stdin) // fails if the process has exited or closed its stdin; the data is dropped
 		case *fleetv1.TunnelFrame_Data:
-			_, _ = t.inw.Write(k.Data) // likewise for a closed connection
+			_, _ = t.inputWriter.Write(k.Data) // likewise if the connection is closed
 		case *fleetv1.TunnelFrame_CloseStdin:
-			t.inw.Close()
+			t.inputWriter.Close()
 		case *fleetv1.TunnelFrame_Resize:
 			select {
 			case <-t.sizes:
@@ -171,38 +173,38 @@ func (t *tunnel) receive() {
 	}
 }
 
-func (t *tunnel) send(f *fleetv1.TunnelFrame) error {
+func (t *tunnel) sendFrame(f *fleetv1.TunnelFrame) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.stream.Send(f)
 }
 
-// finish sends the result and waits until the replica has taken it: cancelling earlier would drop output that is
-// still on its way.
-func (t *tunnel) finish(err error) {
+// finishTunnel sends the result and waits until the replica has read it. Canceling the stream
+// earlier would lose output in transit.
+func (t *tunnel) finishTunnel(err error) {
 	e := &fleetv1.TunnelExit{}
 	if exit := (*agent.ExitError)(nil); errors.As(err, &exit) {
 		e.Code = int32(exit.Code)
 	} else if err != nil {
 		e.Error = err.Error()
 	}
-	t.in.CloseWithError(io.ErrClosedPipe)
-	if t.send(&fleetv1.TunnelFrame{Kind: &fleetv1.TunnelFrame_Exit{Exit: e}}) == nil && t.stream.CloseSend() == nil {
-		patience := time.NewTimer(drainPatience)
+	t.input.CloseWithError(io.ErrClosedPipe)
+	if t.sendFrame(&fleetv1.TunnelFrame{Kind: &fleetv1.TunnelFrame_Exit{Exit: e}}) == nil && t.stream.CloseSend() == nil {
+		patience := time.NewTimer(drainTimeout)
 		defer patience.Stop()
 		select {
-		case <-t.over:
+		case <-t.receiveDone:
 		case <-patience.C:
 		}
 	}
 	t.cancel()
-	<-t.over
+	<-t.receiveDone
 }
 
-// frameWriter sends what is written in frames of a bounded size.
+// frameWriter sends written data in frames of at most frameBytes.
 type frameWriter struct {
-	t     *tunnel
-	frame func([]byte) *fleetv1.TunnelFrame
+	tunnel   *tunnel
+	newFrame func([]byte) *fleetv1.TunnelFrame
 }
 
 const frameBytes = 32 << 10
@@ -211,7 +213,7 @@ func (w frameWriter) Write(p []byte) (int, error) {
 	n := 0
 	for len(p) > 0 {
 		b := p[:min(len(p), frameBytes)]
-		if err := w.t.send(w.frame(append([]byte(nil), b...))); err != nil {
+		if err := w.tunnel.sendFrame(w.newFrame(append([]byte(nil), b...))); err != nil {
 			return n, fmt.Errorf("tunnel: %w", err)
 		}
 		n += len(b)
@@ -220,15 +222,15 @@ func (w frameWriter) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// portConn is a port-forward's tunnel as a connection.
-type portConn struct{ t *tunnel }
+// tunnelConn is the data of a tunnel as a connection.
+type tunnelConn struct{ tunnel *tunnel }
 
-func (c portConn) Read(p []byte) (int, error) { return c.t.in.Read(p) }
+func (c tunnelConn) Read(p []byte) (int, error) { return c.tunnel.input.Read(p) }
 
-func (c portConn) Write(p []byte) (int, error) {
-	return frameWriter{c.t, func(b []byte) *fleetv1.TunnelFrame {
+func (c tunnelConn) Write(p []byte) (int, error) {
+	return frameWriter{c.tunnel, func(b []byte) *fleetv1.TunnelFrame {
 		return &fleetv1.TunnelFrame{Kind: &fleetv1.TunnelFrame_Data{Data: b}}
 	}}.Write(p)
 }
 
-func (c portConn) Close() error { return c.t.in.CloseWithError(io.ErrClosedPipe) }
+func (c tunnelConn) Close() error { return c.tunnel.input.CloseWithError(io.ErrClosedPipe) }

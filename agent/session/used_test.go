@@ -12,38 +12,41 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// upward is the sending half of a standby stream.
-type upward struct {
+// standbyRecorder records the messages sent on a standby stream.
+type standbyRecorder struct {
 	grpc.ClientStream
 	sent chan *fleetv1.StandbyUp
 }
 
-func (u upward) Send(m *fleetv1.StandbyUp) error     { u.sent <- m; return nil }
-func (u upward) Recv() (*fleetv1.StandbyDown, error) { panic("nothing is received here") }
-func (u upward) next() *fleetv1.NodeUsage            { return (<-u.sent).GetUsage() }
-func newUpward() upward                              { return upward{sent: make(chan *fleetv1.StandbyUp, 4)} }
-func usedOf(cpu uint64) agent.AverageUsage {
+func (u standbyRecorder) Send(m *fleetv1.StandbyUp) error     { u.sent <- m; return nil }
+func (u standbyRecorder) Recv() (*fleetv1.StandbyDown, error) { panic("nothing is received here") }
+func (u standbyRecorder) nextUsage() *fleetv1.NodeUsage       { return (<-u.sent).GetUsage() }
+func newStandbyRecorder() standbyRecorder {
+	return standbyRecorder{sent: make(chan *fleetv1.StandbyUp, 4)}
+}
+func newUsed(cpu uint64) agent.AverageUsage {
 	return agent.AverageUsage{CPU: cpu, Memory: 5, Window: time.Second}
 }
-func usedBy(at time.Time, pods ...agent.PodAverageUsage) *agent.NodeAverageUsage {
-	n := usedOf(7)
+func newNodeUsed(at time.Time, pods ...agent.PodAverageUsage) *agent.NodeAverageUsage {
+	n := newUsed(7)
 	return &agent.NodeAverageUsage{At: at, Node: &n, Pods: pods}
 }
 
-// Each replica is told what was used: what is new at once, and one that connects later the newest, with its age.
+// Each replica receives new usage at once. A replica that connects later receives the newest usage
+// with its age.
 func TestReplicasAreToldWhatWasUsed(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		s := New(Config{NodeName: "w1"})
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		early, late := newUpward(), newUpward()
-		go s.sendUsed(ctx, &standbyUp{stream: early})
+		early, late := newStandbyRecorder(), newStandbyRecorder()
+		go s.sendUsage(ctx, &standbySender{stream: early})
 		virtual.Wait()
 		if len(early.sent) != 0 {
 			t.Fatal("something is told before anything was measured")
 		}
-		s.ReportUsage(usedBy(time.Now(), agent.PodAverageUsage{UID: "u1", Containers: []agent.ContainerAverageUsage{{Name: "app", AverageUsage: usedOf(3)}}}))
-		m := early.next()
+		s.ReportUsage(newNodeUsed(time.Now(), agent.PodAverageUsage{UID: "u1", Containers: []agent.ContainerAverageUsage{{Name: "app", AverageUsage: newUsed(3)}}}))
+		m := early.nextUsage()
 		if m.GetAgeNano() != 0 || m.GetNode().GetCpuNano() != 7 || len(m.GetPods()) != 1 || m.Pods[0].Uid != "u1" {
 			t.Fatalf("told: %v", m)
 		}
@@ -51,12 +54,12 @@ func TestReplicasAreToldWhatWasUsed(t *testing.T) {
 			t.Errorf("containers: %v", c)
 		}
 		time.Sleep(3 * time.Second)
-		go s.sendUsed(ctx, &standbyUp{stream: late})
-		if age := late.next().GetAgeNano(); age != int64(3*time.Second) {
+		go s.sendUsage(ctx, &standbySender{stream: late})
+		if age := late.nextUsage().GetAgeNano(); age != int64(3*time.Second) {
 			t.Errorf("a replica that connects 3 s later is told of an age of %v", time.Duration(age))
 		}
-		s.ReportUsage(usedBy(time.Now()))
-		if a, b := early.next(), late.next(); len(a.GetPods()) != 0 || len(b.GetPods()) != 0 {
+		s.ReportUsage(newNodeUsed(time.Now()))
+		if a, b := early.nextUsage(), late.nextUsage(); len(a.GetPods()) != 0 || len(b.GetPods()) != 0 {
 			t.Errorf("told: %v, %v", a, b)
 		}
 	})

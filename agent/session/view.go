@@ -18,35 +18,35 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// objectKey names one object of the view.
+// objectKey identifies an object of the view.
 type objectKey struct{ kind, namespace, name string }
 
-// held is one object at one revision. Both are immutable.
-type held struct {
+// storedObject is an object at one revision. Both are immutable.
+type storedObject struct {
 	revision uint64
 	object   wireObject
 }
 
-// contents is a set of objects with its indexes.
-type contents struct {
-	byKind map[string]map[objectKey]held
+// objectSet is a set of objects with its indexes.
+type objectSet struct {
+	byKind map[string]map[objectKey]storedObject
 	pods   map[types.UID]*v1.Pod
-	peers  map[string]*heldPeer // by name
+	peers  map[string]*storedPeer // by name
 }
 
-func newContents() *contents {
-	return &contents{byKind: make(map[string]map[objectKey]held), pods: make(map[types.UID]*v1.Pod), peers: make(map[string]*heldPeer)}
+func newObjectSet() *objectSet {
+	return &objectSet{byKind: make(map[string]map[objectKey]storedObject), pods: make(map[types.UID]*v1.Pod), peers: make(map[string]*storedPeer)}
 }
 
-func (c *contents) get(k objectKey) (held, bool) {
+func (c *objectSet) getObject(k objectKey) (storedObject, bool) {
 	h, ok := c.byKind[k.kind][k]
 	return h, ok
 }
 
-func (c *contents) put(k objectKey, h held) {
-	c.remove(k)
+func (c *objectSet) putObject(k objectKey, h storedObject) {
+	c.removeObject(k)
 	if c.byKind[k.kind] == nil {
-		c.byKind[k.kind] = make(map[objectKey]held)
+		c.byKind[k.kind] = make(map[objectKey]storedObject)
 	}
 	c.byKind[k.kind][k] = h
 	if p, ok := h.object.(*v1.Pod); ok {
@@ -54,7 +54,7 @@ func (c *contents) put(k objectKey, h held) {
 	}
 }
 
-func (c *contents) remove(k objectKey) {
+func (c *objectSet) removeObject(k objectKey) {
 	h, ok := c.byKind[k.kind][k]
 	if !ok {
 		return
@@ -65,105 +65,109 @@ func (c *contents) remove(k objectKey) {
 	}
 }
 
-// view is what the node knows of the cluster. Sets are applied as they come; readers are told when a batch is complete.
+// view is the node's view of the cluster. Object sets are applied when they arrive. Readers are
+// notified when a batch is complete.
 type view struct {
-	node string // the own one
+	nodeName string // name of this node
 
-	mu        sync.RWMutex
-	now       *contents
-	next      *contents           // a full assignment on its way; nil otherwise
-	changed   map[string]struct{} // kinds changed since readers were last told
-	named     agent.ObjectChanges // the same, object by object
-	revision  uint64
-	cluster   agent.Cluster
-	known     bool // a full assignment or checkpoint has been loaded
-	synced    chan struct{}
-	confirmed chan struct{} // closed at the first complete assignment from a control plane
-	live      bool
-	readers   map[*reader]struct{}
-	followers map[*follower]struct{}
-	shared    *Shared                      // nil = nothing is shared
-	podsGone  func(map[types.UID]struct{}) // told which pods went away; called without the lock
+	mu             sync.RWMutex
+	current        *objectSet
+	incoming       *objectSet          // the full assignment that is being received; nil if there is none
+	changedKinds   map[string]struct{} // kinds with changes that readers have not been notified of
+	changedObjects agent.ObjectChanges // the same by object
+	revision       uint64
+	cluster        agent.Cluster
+	loaded         bool // a full assignment or a checkpoint has been loaded
+	synced         chan struct{}
+	confirmed      chan struct{} // closed when the first full assignment from a control plane is complete
+	live           bool
+	readers        map[*kindReader]struct{}
+	followers      map[*follower]struct{}
+	shared         *Shared                      // nil = nothing is shared with other sessions
+	podsChanged    func(map[types.UID]struct{}) // called with the UIDs of all assigned pods when pods changed; called without the lock
 }
 
 func newView(node string) *view {
 	return &view{
-		node: node, now: newContents(), changed: make(map[string]struct{}), synced: make(chan struct{}), confirmed: make(chan struct{}),
-		readers: make(map[*reader]struct{}), followers: make(map[*follower]struct{}), podsGone: func(map[types.UID]struct{}) {},
+		nodeName: node, current: newObjectSet(), changedKinds: make(map[string]struct{}), synced: make(chan struct{}), confirmed: make(chan struct{}),
+		readers: make(map[*kindReader]struct{}), followers: make(map[*follower]struct{}), podsChanged: func(map[types.UID]struct{}) {},
 	}
 }
 
-// errNotHeld says that the control plane counts on an object that is not here.
-var errNotHeld = errors.New("the control plane counts on an object that this node does not hold")
+// errObjectMissing is returned when the control plane refers to an object that this node does not
+// have.
+var errObjectMissing = errors.New("the control plane refers to an object that this node does not have")
 
-// apply takes a part of an assignment or an increment.
-func (v *view) apply(set *fleetv1.ObjectSet) error {
+// applyObjects applies a part of a full assignment, or a change. It returns errObjectMissing if the
+// set refers to an object by revision that the view does not have.
+func (v *view) applyObjects(set *fleetv1.ObjectSet) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	into := v.now
+	into := v.current
 	if set.Full {
-		if v.next == nil {
-			v.next = newContents()
+		if v.incoming == nil {
+			v.incoming = newObjectSet()
 		}
-		into = v.next
+		into = v.incoming
 	}
 	if set.PeersHeld {
-		into.peers = v.now.peers // which nobody changes before the assignment is complete
+		into.peers = v.current.peers // not modified before the assignment is complete
 	}
 	for _, o := range set.Upserts {
 		k := objectKey{o.Kind, o.Namespace, o.Name}
 		if len(o.Raw) == 0 {
-			h, ok := v.now.get(k)
+			h, ok := v.current.getObject(k)
 			if !ok || h.revision != o.Revision {
-				return errNotHeld
+				return errObjectMissing
 			}
-			into.put(k, h)
+			into.putObject(k, h)
 			continue
 		}
-		k, obj, err := v.shared.decode(o)
+		k, obj, err := v.shared.decodeShared(o)
 		if err != nil {
 			return err
 		}
 		if obj == nil {
 			continue
 		}
-		if n, ok := obj.(*v1.Node); ok && n.Name != v.node {
-			if err := v.applyNode(into, n, set.Full); err != nil {
+		if n, ok := obj.(*v1.Node); ok && n.Name != v.nodeName {
+			if err := v.applyOtherNode(into, n, set.Full); err != nil {
 				return err
 			}
 			continue
 		}
-		into.put(k, held{o.Revision, obj})
+		into.putObject(k, storedObject{o.Revision, obj})
 		if !set.Full {
-			v.changed[o.Kind] = struct{}{}
-			v.named.AddKey(agent.ObjectKey{Kind: k.kind, Namespace: k.namespace, Name: k.name})
+			v.changedKinds[o.Kind] = struct{}{}
+			v.changedObjects.AddKey(agent.ObjectKey{Kind: k.kind, Namespace: k.namespace, Name: k.name})
 		}
 	}
 	for _, p := range set.Peers {
-		if err := v.putPeer(into, p); err != nil {
+		if err := v.setPeer(into, p); err != nil {
 			return err
 		}
 		if !set.Full {
-			v.peerChanged(p.Name)
+			v.markPeerChanged(p.Name)
 		}
 	}
 	for _, r := range set.Deletes {
-		if r.Kind == kindPeer || r.Kind == "Node" && r.Name != v.node {
+		if r.Kind == kindPeer || r.Kind == "Node" && r.Name != v.nodeName {
 			v.removePeer(into, r.Name, r.Uid)
 			continue
 		}
 		k := objectKey{r.Kind, r.Namespace, r.Name}
-		if h, ok := into.get(k); ok && string(h.object.GetUID()) == r.Uid {
-			into.remove(k)
-			v.changed[r.Kind] = struct{}{}
-			v.named.AddKey(agent.ObjectKey{Kind: k.kind, Namespace: k.namespace, Name: k.name})
+		if h, ok := into.getObject(k); ok && string(h.object.GetUID()) == r.Uid {
+			into.removeObject(k)
+			v.changedKinds[r.Kind] = struct{}{}
+			v.changedObjects.AddKey(agent.ObjectKey{Kind: k.kind, Namespace: k.namespace, Name: k.name})
 		}
 	}
 	return nil
 }
 
-// confirm says that what complete has just shown came from a control plane.
-func (v *view) confirm() {
+// markConfirmed records that the last completed batch came from a control plane, not from a
+// checkpoint.
+func (v *view) markConfirmed() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if !v.live {
@@ -172,53 +176,54 @@ func (v *view) confirm() {
 	}
 }
 
-// complete ends a batch: a full assignment replaces what was held, and readers are told.
-func (v *view) complete(revision uint64, full bool) {
+// completeBatch completes a batch and notifies readers. A full assignment replaces the current
+// objects.
+func (v *view) completeBatch(revision uint64, full bool) {
 	v.mu.Lock()
 	if full {
-		if v.next == nil {
-			v.next = newContents()
+		if v.incoming == nil {
+			v.incoming = newObjectSet()
 		}
-		differing(v.now, v.next, v.changed, &v.named)
-		v.now, v.next = v.next, nil
+		addDifferences(v.current, v.incoming, v.changedKinds, &v.changedObjects)
+		v.current, v.incoming = v.incoming, nil
 	}
 	v.revision = revision
-	if !v.known {
-		v.known = true
+	if !v.loaded {
+		v.loaded = true
 		close(v.synced)
 	}
-	changed := v.changed
-	v.changed = make(map[string]struct{})
+	changed := v.changedKinds
+	v.changedKinds = make(map[string]struct{})
 	for r := range v.readers {
-		r.tell(changed)
+		r.addKinds(changed)
 	}
-	v.named.Revision = revision
+	v.changedObjects.Revision = revision
 	for f := range v.followers {
-		f.tell(v.named)
+		f.addChanges(v.changedObjects)
 	}
-	v.named = agent.ObjectChanges{}
+	v.changedObjects = agent.ObjectChanges{}
 	_, pods := changed["Pod"]
 	live := make(map[types.UID]struct{})
 	if pods {
-		for uid := range v.now.pods {
+		for uid := range v.current.pods {
 			live[uid] = struct{}{}
 		}
 	}
 	v.mu.Unlock()
 	if pods {
-		v.podsGone(live)
+		v.podsChanged(live)
 	}
 }
 
-// discard forgets a full assignment that did not arrive whole.
-func (v *view) discard() {
+// discardIncoming drops a full assignment that was received incompletely.
+func (v *view) discardIncoming() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.next = nil
+	v.incoming = nil
 }
 
-// differing adds the kinds, and the objects, of which the two differ.
-func differing(a, b *contents, into map[string]struct{}, named *agent.ObjectChanges) {
+// addDifferences adds the kinds and the keys of objects that differ between a and b.
+func addDifferences(a, b *objectSet, into map[string]struct{}, named *agent.ObjectChanges) {
 	for _, kind := range kindNames {
 		tell := func(k objectKey) {
 			into[kind] = struct{}{}
@@ -235,7 +240,7 @@ func differing(a, b *contents, into map[string]struct{}, named *agent.ObjectChan
 			}
 		}
 	}
-	differingPeers(a.peers, b.peers, func(name string) {
+	visitPeerDifferences(a.peers, b.peers, func(name string) {
 		into[kindPeer] = struct{}{}
 		named.AddKey(agent.ObjectKey{Kind: kindPeer, Name: name})
 	})
@@ -247,14 +252,14 @@ func (v *view) setCluster(c agent.Cluster) {
 	v.cluster = c
 }
 
-// reader is one listener of Changes.
-type reader struct {
+// kindReader is a receiver of Changes.
+type kindReader struct {
 	mu      sync.Mutex
 	pending map[string]struct{}
 	wake    chan struct{}
 }
 
-func (r *reader) tell(kinds map[string]struct{}) {
+func (r *kindReader) addKinds(kinds map[string]struct{}) {
 	if len(kinds) == 0 {
 		return
 	}
@@ -267,7 +272,7 @@ func (r *reader) tell(kinds map[string]struct{}) {
 	}
 }
 
-func (r *reader) take() (kinds map[string]struct{}, due bool) {
+func (r *kindReader) takeKinds() (kinds map[string]struct{}, due bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	kinds = r.pending
@@ -278,7 +283,7 @@ func (r *reader) take() (kinds map[string]struct{}, due bool) {
 // Changes implements agent.Objects.
 func (s *Session) Changes(ctx context.Context) <-chan map[string]struct{} {
 	out := make(chan map[string]struct{})
-	r := &reader{pending: make(map[string]struct{}), wake: make(chan struct{}, 1)}
+	r := &kindReader{pending: make(map[string]struct{}), wake: make(chan struct{}, 1)}
 	v := s.view
 	v.mu.Lock()
 	v.readers[r] = struct{}{}
@@ -287,8 +292,8 @@ func (s *Session) Changes(ctx context.Context) <-chan map[string]struct{} {
 	for _, k := range kindNames {
 		all[k] = struct{}{}
 	}
-	r.tell(all)
-	go deliver(ctx, r.wake, r.take, out, func() {
+	r.addKinds(all)
+	go deliverPending(ctx, r.wake, r.takeKinds, out, func() {
 		v.mu.Lock()
 		defer v.mu.Unlock()
 		delete(v.readers, r)
@@ -296,10 +301,10 @@ func (s *Session) Changes(ctx context.Context) <-chan map[string]struct{} {
 	return out
 }
 
-func get[T wireObject](s *Session, kind, namespace, name string) (T, bool) {
+func viewObject[T wireObject](s *Session, kind, namespace, name string) (T, bool) {
 	s.view.mu.RLock()
 	defer s.view.mu.RUnlock()
-	h, ok := s.view.now.get(objectKey{kind, namespace, name})
+	h, ok := s.view.current.getObject(objectKey{kind, namespace, name})
 	if !ok {
 		var none T
 		return none, false
@@ -308,11 +313,11 @@ func get[T wireObject](s *Session, kind, namespace, name string) (T, bool) {
 	return t, ok
 }
 
-func list[T wireObject](s *Session, kind string) []T {
+func viewObjects[T wireObject](s *Session, kind string) []T {
 	s.view.mu.RLock()
 	defer s.view.mu.RUnlock()
-	out := make([]T, 0, len(s.view.now.byKind[kind]))
-	for _, h := range s.view.now.byKind[kind] {
+	out := make([]T, 0, len(s.view.current.byKind[kind]))
+	for _, h := range s.view.current.byKind[kind] {
 		if t, ok := h.object.(T); ok {
 			out = append(out, t)
 		}
@@ -324,83 +329,83 @@ func list[T wireObject](s *Session, kind string) []T {
 func (s *Session) Pod(uid types.UID) (*v1.Pod, bool) {
 	s.view.mu.RLock()
 	defer s.view.mu.RUnlock()
-	p, ok := s.view.now.pods[uid]
+	p, ok := s.view.current.pods[uid]
 	return p, ok
 }
 
 // Pods implements agent.Objects.
-func (s *Session) Pods() []*v1.Pod { return list[*v1.Pod](s, "Pod") }
+func (s *Session) Pods() []*v1.Pod { return viewObjects[*v1.Pod](s, "Pod") }
 
 // ConfigMap implements agent.Objects.
 func (s *Session) ConfigMap(namespace, name string) (*v1.ConfigMap, bool) {
-	return get[*v1.ConfigMap](s, "ConfigMap", namespace, name)
+	return viewObject[*v1.ConfigMap](s, "ConfigMap", namespace, name)
 }
 
 // Secret implements agent.Objects.
 func (s *Session) Secret(namespace, name string) (*v1.Secret, bool) {
-	return get[*v1.Secret](s, "Secret", namespace, name)
+	return viewObject[*v1.Secret](s, "Secret", namespace, name)
 }
 
 // Claim implements agent.Objects.
 func (s *Session) Claim(namespace, name string) (*v1.PersistentVolumeClaim, bool) {
-	return get[*v1.PersistentVolumeClaim](s, "PersistentVolumeClaim", namespace, name)
+	return viewObject[*v1.PersistentVolumeClaim](s, "PersistentVolumeClaim", namespace, name)
 }
 
 // PersistentVolume implements agent.Objects.
 func (s *Session) PersistentVolume(name string) (*v1.PersistentVolume, bool) {
-	return get[*v1.PersistentVolume](s, "PersistentVolume", "", name)
+	return viewObject[*v1.PersistentVolume](s, "PersistentVolume", "", name)
 }
 
 // RuntimeClass implements agent.Objects.
 func (s *Session) RuntimeClass(name string) (*nodev1.RuntimeClass, bool) {
-	return get[*nodev1.RuntimeClass](s, "RuntimeClass", "", name)
+	return viewObject[*nodev1.RuntimeClass](s, "RuntimeClass", "", name)
 }
 
 // ResourceClaim implements agent.Objects.
 func (s *Session) ResourceClaim(namespace, name string) (*resourcev1.ResourceClaim, bool) {
-	return get[*resourcev1.ResourceClaim](s, "ResourceClaim", namespace, name)
+	return viewObject[*resourcev1.ResourceClaim](s, "ResourceClaim", namespace, name)
 }
 
 // CSIDriver implements agent.Objects.
 func (s *Session) CSIDriver(name string) (*storagev1.CSIDriver, bool) {
-	return get[*storagev1.CSIDriver](s, "CSIDriver", "", name)
+	return viewObject[*storagev1.CSIDriver](s, "CSIDriver", "", name)
 }
 
 // VolumeAttachment implements agent.Objects.
 func (s *Session) VolumeAttachment(driver, handle string) (*storagev1.VolumeAttachment, bool) {
-	return agent.FindAttachment(list[*storagev1.VolumeAttachment](s, "VolumeAttachment"), s.cfg.NodeName, driver, handle)
+	return agent.FindAttachment(viewObjects[*storagev1.VolumeAttachment](s, "VolumeAttachment"), s.cfg.NodeName, driver, handle)
 }
 
 // Services implements agent.Objects.
-func (s *Session) Services() []*v1.Service { return list[*v1.Service](s, "Service") }
+func (s *Session) Services() []*v1.Service { return viewObjects[*v1.Service](s, "Service") }
 
 // Service implements agent.Objects.
 func (s *Session) Service(namespace, name string) (*v1.Service, bool) {
-	return get[*v1.Service](s, "Service", namespace, name)
+	return viewObject[*v1.Service](s, "Service", namespace, name)
 }
 
 // EndpointSlices implements agent.Objects.
 func (s *Session) EndpointSlices() []*discoveryv1.EndpointSlice {
-	return list[*discoveryv1.EndpointSlice](s, "EndpointSlice")
+	return viewObjects[*discoveryv1.EndpointSlice](s, "EndpointSlice")
 }
 
 // EndpointSlice implements agent.Objects.
 func (s *Session) EndpointSlice(namespace, name string) (*discoveryv1.EndpointSlice, bool) {
-	return get[*discoveryv1.EndpointSlice](s, "EndpointSlice", namespace, name)
+	return viewObject[*discoveryv1.EndpointSlice](s, "EndpointSlice", namespace, name)
 }
 
 // NetworkPolicies implements agent.Objects.
 func (s *Session) NetworkPolicies() []*networkingv1.NetworkPolicy {
-	return list[*networkingv1.NetworkPolicy](s, "NetworkPolicy")
+	return viewObjects[*networkingv1.NetworkPolicy](s, "NetworkPolicy")
 }
 
 // AddressGroup implements agent.Objects.
 func (s *Session) AddressGroup(name string) (*v1.Endpoints, bool) {
-	return get[*v1.Endpoints](s, kindAddressGroup, "", name)
+	return viewObject[*v1.Endpoints](s, kindAddressGroup, "", name)
 }
 
 // Node implements agent.Objects.
-func (s *Session) Node() (*v1.Node, bool) { return get[*v1.Node](s, "Node", "", s.cfg.NodeName) }
+func (s *Session) Node() (*v1.Node, bool) { return viewObject[*v1.Node](s, "Node", "", s.cfg.NodeName) }
 
 // Revision implements agent.Objects.
 func (s *Session) Revision() uint64 {
@@ -415,7 +420,8 @@ func (s *Session) Synced() <-chan struct{} { return s.view.synced }
 // Confirmed implements agent.Objects.
 func (s *Session) Confirmed() <-chan struct{} { return s.view.confirmed }
 
-// Cluster implements agent.Objects. The pod CIDR is that of the node's own object once it has one.
+// Cluster implements agent.Objects. The pod CIDR is that of the node's own object if the object has
+// one.
 func (s *Session) Cluster() agent.Cluster {
 	own, ok := s.Node()
 	s.view.mu.RLock()

@@ -15,14 +15,15 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// wireObject is an API object that has a protobuf form.
+// wireObject is an API object with a protobuf encoding.
 type wireObject interface {
 	metav1.Object
 	Marshal() ([]byte, error)
 	Unmarshal([]byte) error
 }
 
-// newObject makes an empty object of a kind that the control plane sends; nil for a kind unknown to this version.
+// newObject returns an empty object of a kind that the control plane sends, or nil for a kind that
+// this version does not know.
 func newObject(kind string) wireObject {
 	switch kind {
 	case "Pod":
@@ -63,25 +64,25 @@ func newObject(kind string) wireObject {
 	return nil
 }
 
-// kindAddressGroup is a kind that travels as Endpoints: the pods that a peer of a NetworkPolicy stands for.
+// kindAddressGroup is sent as Endpoints: the pod addresses that a peer of a NetworkPolicy selects.
 const kindAddressGroup = "AddressGroup"
 
-// kindNames are all kinds that Changes may name.
+// kindNames are all kinds that Changes may report.
 var kindNames = []string{"Pod", "Node", kindPeer, "Service", "EndpointSlice", "ConfigMap", "Secret", "ServiceAccount",
 	"PersistentVolumeClaim", "PersistentVolume", "StorageClass", "CSIDriver", "VolumeAttachment", "RuntimeClass", "ResourceClaim", "Namespace",
 	"NetworkPolicy", kindAddressGroup}
 
-// apiVersions by kind; the rest is v1.
+// apiVersions has the API version by kind. Kinds that are missing have v1.
 var apiVersions = map[string]string{
 	"EndpointSlice": "discovery.k8s.io/v1", "StorageClass": "storage.k8s.io/v1", "CSIDriver": "storage.k8s.io/v1",
 	"VolumeAttachment": "storage.k8s.io/v1",
 	"RuntimeClass":     "node.k8s.io/v1", "ResourceClaim": "resource.k8s.io/v1", "NetworkPolicy": "networking.k8s.io/v1",
 }
 
-const magic = "k8s\x00" // opens the protobuf envelope of Kubernetes objects
+const protobufMagic = "k8s\x00" // prefix of the protobuf envelope of Kubernetes objects
 
-// encode puts an object into the envelope.
-func encode(kind string, o wireObject) ([]byte, error) {
+// encodeObject returns an object in the protobuf envelope.
+func encodeObject(kind string, o wireObject) ([]byte, error) {
 	body, err := o.Marshal()
 	if err != nil {
 		return nil, fmt.Errorf("encode %s %s: %w", kind, o.GetName(), err)
@@ -95,20 +96,21 @@ func encode(kind string, o wireObject) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode %s %s: %w", kind, o.GetName(), err)
 	}
-	return append([]byte(magic), env...), nil
+	return append([]byte(protobufMagic), env...), nil
 }
 
-// decode reads an object as sent; nil without an error for a kind unknown to this version.
-func decode(o *fleetv1.Object) (wireObject, error) {
+// decodeObject decodes a received object. It returns nil without an error for a kind that this
+// version does not know.
+func decodeObject(o *fleetv1.Object) (wireObject, error) {
 	out := newObject(o.Kind)
 	if out == nil {
 		return nil, nil
 	}
-	if len(o.Raw) < len(magic) || string(o.Raw[:len(magic)]) != magic {
+	if len(o.Raw) < len(protobufMagic) || string(o.Raw[:len(protobufMagic)]) != protobufMagic {
 		return nil, fmt.Errorf("decode %s %s/%s: not a Kubernetes protobuf", o.Kind, o.Namespace, o.Name)
 	}
 	var u runtime.Unknown
-	if err := u.Unmarshal(o.Raw[len(magic):]); err != nil {
+	if err := u.Unmarshal(o.Raw[len(protobufMagic):]); err != nil {
 		return nil, fmt.Errorf("decode %s %s/%s: %w", o.Kind, o.Namespace, o.Name, err)
 	}
 	if err := out.Unmarshal(u.Raw); err != nil {

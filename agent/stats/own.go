@@ -13,19 +13,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Own writes what the agent says of itself at /metrics.
-func (s *Source) Own(ctx context.Context, to io.Writer) error {
-	t := &text{w: bufio.NewWriter(to)}
+// WriteAgentMetrics writes the agent's own metrics for /metrics.
+func (s *Source) WriteAgentMetrics(ctx context.Context, to io.Writer) error {
+	t := &textWriter{w: bufio.NewWriter(to)}
 	one := func(name, kind, help string, v float64, labels ...string) {
-		t.begin(&family{name: name, kind: kind, help: help})
-		t.number(v, time.Time{}, labels...)
+		t.startFamily(&family{name: name, kind: kind, help: help})
+		t.writeNumber(v, time.Time{}, labels...)
 	}
 	read := []metrics.Sample{{Name: "/sched/goroutines:goroutines"}, {Name: "/memory/classes/heap/objects:bytes"},
 		{Name: "/memory/classes/total:bytes"}, {Name: "/gc/cycles/total:gc-cycles"}}
 	metrics.Read(read)
 	value := func(i int) float64 {
 		if read[i].Value.Kind() != metrics.KindUint64 {
-			return 0 // a Go release that does not have it
+			return 0 // a Go release without this metric
 		}
 		return float64(read[i].Value.Uint64())
 	}
@@ -47,7 +47,7 @@ func (s *Source) Own(ctx context.Context, to io.Writer) error {
 		one("process_cpu_seconds_total", "counter", "Total user and system CPU time spent in seconds.",
 			float64(used.Utime.Nano()+used.Stime.Nano())/1e9)
 	}
-	if pages, ok := resident(); ok {
+	if pages, ok := residentPages(); ok {
 		one("process_resident_memory_bytes", "gauge", "Resident memory size in bytes.", float64(pages)*float64(os.Getpagesize()))
 	}
 	one("process_start_time_seconds", "gauge", "Start time of the process since unix epoch in seconds.",
@@ -55,8 +55,8 @@ func (s *Source) Own(ctx context.Context, to io.Writer) error {
 	return t.w.Flush()
 }
 
-// resident is the memory of this process, in pages.
-func resident() (uint64, bool) {
+// residentPages returns the resident memory of this process in pages.
+func residentPages() (uint64, bool) {
 	raw, err := os.ReadFile("/proc/self/statm")
 	f := strings.Fields(string(raw))
 	if err != nil || len(f) < 2 {

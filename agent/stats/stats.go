@@ -1,8 +1,9 @@
-// Package stats says what a node and its pods use, in the forms of kubelet: Prometheus text of /metrics/resource, and
-// the JSON of /stats/summary.
+// Package stats measures resource usage of a node and its pods. It has the kubelet's formats:
+// Prometheus text for /metrics/resource, and JSON for /stats/summary.
 //
-// Tell measures for the control plane, every TellEvery; others are measured for when they ask. At most once in Every
-// anything is read: who asks sooner gets the figures of before, with the times at which they were read.
+// ReportUsage measures for the control plane every ReportInterval. Other measurements are made on
+// request, at most once per MinInterval: an earlier request gets the previous values with their
+// times.
 package stats
 
 import (
@@ -18,26 +19,26 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Every is the least time between two measurements. Who computes rates of what is read, as metrics-server does every
-// 15 s, gets new figures each time.
-const Every = 10 * time.Second
+// MinInterval is the minimum time between two measurements. It is shorter than the 15 s of
+// metrics-server, so that each of its requests gets new values.
+const MinInterval = 10 * time.Second
 
-// Config is what figures are made from.
+// Config configures a Source.
 type Config struct {
 	NodeName string
 	Measure  func(context.Context) (*agent.UsageSnapshot, error)
-	// Share says that the node is only a part of its machine, with a capacity of its own: what the cgroup of its pods
-	// uses counts then.
+	// Share means that the node has a configured capacity, as a share of its machine. The usage of
+	// its pods' cgroup is then the usage of the node.
 	Share bool
-	// Memory is the node's, in bytes, where Share is set.
+	// Memory is the node's memory capacity in bytes if Share is set.
 	Memory int64
-	// Started is when the node began to count.
+	// Started is the start time of the node's measurements.
 	Started time.Time
-	// Disk looks at the file system that holds the pods' and images' files.
+	// Disk returns the usage of the file system with the data of pods and images.
 	Disk func() (agent.Disk, error)
-	// Storage is what the pods have on disk and in their volumes, as far as it is known. May be nil.
+	// Storage returns the disk and volume usage of the pods, as far as it is known. May be nil.
 	Storage func() map[types.UID]agent.PodStorage
-	// Pods are those of the node: static pods are known by the names that the API gives them.
+	// Pods returns the pods of the node. Static pods get the names that they have in the API.
 	Pods func() []*v1.Pod
 }
 
@@ -45,33 +46,33 @@ type Config struct {
 type Source struct {
 	cfg Config
 
-	mu     sync.Mutex
-	last   *Sample
-	before map[key]reading // of the sample before, for rates
+	mu       sync.Mutex
+	last     *Sample
+	previous map[usageKey]cpuReading // of the previous sample, for rates
 }
 
-// Sample is one measurement. It is shared: do not modify.
+// Sample is one measurement. It is shared and must not be modified.
 type Sample struct {
 	At   time.Time
 	Node agent.Usage
 	Pods []agent.PodUsage
-	// rates are processors in use since the sample before, in thousandths of a thousandth of a thousandth (nanocores).
-	rates map[key]uint64
-	err   error // some figures are missing
+	// CPU usage since the previous sample in nanocores
+	rates map[usageKey]uint64
+	err   error // some values are missing
 }
 
-// key names what a rate is of; the zero key is the node.
-type key struct {
+// usageKey identifies a node, pod or container; the zero value is the node.
+type usageKey struct {
 	pod       types.UID
 	container string
 }
 
-type reading struct {
+type cpuReading struct {
 	at  time.Time
 	cpu uint64
 }
 
-// New measures nothing yet.
+// New returns a Source. It measures nothing.
 func New(cfg Config) *Source {
 	if cfg.Started.IsZero() {
 		cfg.Started = time.Now()
@@ -79,32 +80,33 @@ func New(cfg Config) *Source {
 	return &Source{cfg: cfg}
 }
 
-// Sample returns figures that are not older than Every. An error comes with the figures that there are, if any.
+// Sample returns values that are at most MinInterval old. With an error, it also returns the values
+// that are available, or nil.
 func (s *Source) Sample(ctx context.Context) (*Sample, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.last != nil && time.Since(s.last.At) < Every {
+	if s.last != nil && time.Since(s.last.At) < MinInterval {
 		return s.last, s.last.err
 	}
 	m, err := s.cfg.Measure(ctx)
 	if m == nil {
-		return nil, fmt.Errorf("measuring node %s: %w", s.cfg.NodeName, cmp.Or(err, errNothing))
+		return nil, fmt.Errorf("measuring node %s: %w", s.cfg.NodeName, cmp.Or(err, errNoMeasurement))
 	}
 	out := &Sample{At: time.Now(), Node: m.Machine, Pods: m.Pods, err: err}
 	if s.cfg.Share {
 		out.Node = m.Root
 		out.Node.Limit = uint64(s.cfg.Memory)
 	}
-	s.rename(out.Pods)
-	s.rate(out)
+	s.setPodNames(out.Pods)
+	s.setRates(out)
 	s.last = out
 	return out, err
 }
 
-var errNothing = fmt.Errorf("the runtime measures nothing")
+var errNoMeasurement = fmt.Errorf("the runtime measures nothing")
 
-// rename gives pods the names under which the API knows them; what is measured of a pod lives longer than its name.
-func (s *Source) rename(pods []agent.PodUsage) {
+// setPodNames sets the API names of pods. The runtime may have measured them under other names.
+func (s *Source) setPodNames(pods []agent.PodUsage) {
 	if s.cfg.Pods == nil {
 		return
 	}
@@ -119,27 +121,27 @@ func (s *Source) rename(pods []agent.PodUsage) {
 	}
 }
 
-// rate computes what was in use between the sample before and this one.
-func (s *Source) rate(out *Sample) {
-	now := make(map[key]reading, len(s.before))
-	out.rates = make(map[key]uint64, len(s.before))
-	note := func(k key, u *agent.Usage) {
+// setRates computes CPU usage between the previous sample and this one.
+func (s *Source) setRates(out *Sample) {
+	now := make(map[usageKey]cpuReading, len(s.previous))
+	out.rates = make(map[usageKey]uint64, len(s.previous))
+	note := func(k usageKey, u *agent.Usage) {
 		if !u.HasCPU {
 			return
 		}
-		now[k] = reading{u.At, u.CPU}
-		was, ok := s.before[k]
+		now[k] = cpuReading{u.At, u.CPU}
+		was, ok := s.previous[k]
 		if d := u.At.Sub(was.at); ok && d > 0 && u.CPU >= was.cpu {
 			out.rates[k] = uint64(float64(u.CPU-was.cpu) / d.Seconds())
 		}
 	}
-	note(key{}, &out.Node)
+	note(usageKey{}, &out.Node)
 	for i := range out.Pods {
 		p := &out.Pods[i]
-		note(key{pod: p.UID}, &p.Usage)
+		note(usageKey{pod: p.UID}, &p.Usage)
 		for j := range p.Containers {
-			note(key{p.UID, p.Containers[j].Name}, &p.Containers[j].Usage)
+			note(usageKey{p.UID, p.Containers[j].Name}, &p.Containers[j].Usage)
 		}
 	}
-	s.before = now
+	s.previous = now
 }

@@ -19,21 +19,22 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// usage is what something has used whose CPU time is cpu.
-func usage(cpu time.Duration) agent.Usage {
+// newUsage returns the usage of an object with CPU time cpu.
+func newUsage(cpu time.Duration) agent.Usage {
 	return agent.Usage{At: time.Now(), HasCPU: true, CPU: uint64(cpu), HasMemory: true, Memory: 12 << 20, WorkingSet: 8 << 20, Limit: 64 << 20, RSS: 4 << 20,
 		HasSwap: true, Swap: 4096, HasSwapLimit: true, SwapLimit: 8192, HasProcesses: true, Processes: 3}
 }
 
-// measure counts how often it is asked; each time a second of CPU time has gone by on the node, half of one in the pod.
-func measure(asked *int) func(context.Context) (*agent.UsageSnapshot, error) {
+// newMeasure returns a function that counts its calls. Each call adds a second of CPU time to the
+// node, and half a second to the pod.
+func newMeasure(asked *int) func(context.Context) (*agent.UsageSnapshot, error) {
 	return func(context.Context) (*agent.UsageSnapshot, error) {
 		*asked++
 		n := time.Duration(*asked)
 		started := time.Now().Add(-time.Minute)
-		return &agent.UsageSnapshot{Machine: usage(n * 10 * time.Second), Root: usage(n * time.Second), Pods: []agent.PodUsage{{UID: "u1", Namespace: "kube-system",
-			Name: "static", Started: started, Usage: usage(n * 500 * time.Millisecond), Network: []agent.InterfaceUsage{{Name: "eth0", Received: 7, Sent: 9}},
-			Containers: []agent.ContainerUsage{{Name: "app", Started: started, Usage: usage(n * 250 * time.Millisecond)}}}}}, nil
+		return &agent.UsageSnapshot{Machine: newUsage(n * 10 * time.Second), Root: newUsage(n * time.Second), Pods: []agent.PodUsage{{UID: "u1", Namespace: "kube-system",
+			Name: "static", Started: started, Usage: newUsage(n * 500 * time.Millisecond), Network: []agent.InterfaceUsage{{Name: "eth0", Received: 7, Sent: 9}},
+			Containers: []agent.ContainerUsage{{Name: "app", Started: started, Usage: newUsage(n * 250 * time.Millisecond)}}}}}, nil
 	}
 }
 
@@ -78,11 +79,12 @@ resource_scrape_error 0
 scrape_error 0
 `
 
-// The text is kubelet's, byte for byte but for the figures; nothing is measured twice within Every, nor while nobody asks.
+// The text is that of the kubelet except for the values. Nothing is measured twice within
+// MinInterval, or without a request.
 func TestResource(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		asked := 0
-		s := New(Config{NodeName: "w1", Measure: measure(&asked), Pods: func() []*v1.Pod {
+		s := New(Config{NodeName: "w1", Measure: newMeasure(&asked), Pods: func() []*v1.Pod {
 			return []*v1.Pod{{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "static-w1", UID: "u1"}}}
 		}})
 		text := func() string {
@@ -95,7 +97,7 @@ func TestResource(t *testing.T) {
 		if got := text(); got != resource {
 			t.Errorf("got\n%s", got)
 		}
-		time.Sleep(Every - time.Millisecond)
+		time.Sleep(MinInterval - time.Millisecond)
 		if got := text(); got != resource || asked != 1 {
 			t.Errorf("measured %d times, got\n%s", asked, got)
 		}
@@ -106,11 +108,12 @@ func TestResource(t *testing.T) {
 	})
 }
 
-// A node that is a part of its machine says what its own cgroup uses, with the capacity that it has.
+// A node that is a share of its machine reports the usage of its own cgroup, and its configured
+// capacity.
 func TestSummary(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		asked := 0
-		s := New(Config{NodeName: "w1", Measure: measure(&asked), Share: true, Memory: 32 << 20,
+		s := New(Config{NodeName: "w1", Measure: newMeasure(&asked), Share: true, Memory: 32 << 20,
 			Disk: func() (agent.Disk, error) {
 				return agent.Disk{Capacity: 100, Available: 40, Inodes: 10, InodesFree: 4}, nil
 			}})
@@ -128,7 +131,7 @@ func TestSummary(t *testing.T) {
 		if first.Node.CPU.UsageNanoCores != nil {
 			t.Error("a rate of one reading")
 		}
-		time.Sleep(Every)
+		time.Sleep(MinInterval)
 		got, text := ask(false)
 		n, p := got.Node, got.Pods[0]
 		if n.NodeName != "w1" || *n.CPU.UsageCoreNanoSeconds != 2e9 || *n.CPU.UsageNanoCores != 1e8 || *n.Memory.AvailableBytes != 24<<20 || *n.Fs.UsedBytes != 60 || *n.Fs.InodesUsed != 6 {
@@ -146,11 +149,11 @@ func TestSummary(t *testing.T) {
 	})
 }
 
-// What pods have on disk is told in kubelet's forms: of what was measured, how much of the node's disk it is; of file
-// systems of their own, how full they are; of a claim, which.
+// Disk usage of pods has the kubelet's form: measured usage with the size of the node's disk,
+// separate file systems with their own size, and the name of a claim.
 func TestSummaryOfStorage(t *testing.T) {
 	asked, at := 0, time.Unix(1e9, 0)
-	s := New(Config{NodeName: "w1", Measure: measure(&asked),
+	s := New(Config{NodeName: "w1", Measure: newMeasure(&asked),
 		Disk: func() (agent.Disk, error) {
 			return agent.Disk{Capacity: 100, Available: 40, Inodes: 10, InodesFree: 4}, nil
 		},
@@ -184,7 +187,7 @@ func TestSummaryOfStorage(t *testing.T) {
 	}
 }
 
-// What cannot be measured is told in a metric, and as an error where there is nothing to show.
+// A failed measurement is reported in a metric, and as an error if there is nothing to report.
 func TestFailures(t *testing.T) {
 	s := New(Config{NodeName: "w1", Measure: func(context.Context) (*agent.UsageSnapshot, error) { return nil, errors.New("no cgroups") }})
 	var out bytes.Buffer
@@ -196,23 +199,23 @@ func TestFailures(t *testing.T) {
 	}
 	out.Reset()
 	s = New(Config{NodeName: "w1", Measure: func(context.Context) (*agent.UsageSnapshot, error) {
-		return &agent.UsageSnapshot{Machine: usage(time.Second)}, errors.New("some of it")
+		return &agent.UsageSnapshot{Machine: newUsage(time.Second)}, errors.New("some of it")
 	}})
 	if err := s.Resource(t.Context(), &out); err != nil || !strings.Contains(out.String(), "\nresource_scrape_error 1\n") || !strings.Contains(out.String(), "\nnode_cpu_usage_seconds_total 1 ") {
 		t.Errorf("a part: %v %s", err, out.String())
 	}
 	out.Reset()
-	if err := s.Own(t.Context(), &out); err != nil || !strings.Contains(out.String(), `kubelet_node_name{node="w1"} 1`) || !strings.Contains(out.String(), "\nprocess_resident_memory_bytes ") {
+	if err := s.WriteAgentMetrics(t.Context(), &out); err != nil || !strings.Contains(out.String(), `kubelet_node_name{node="w1"} 1`) || !strings.Contains(out.String(), "\nprocess_resident_memory_bytes ") {
 		t.Errorf("its own: %v %s", err, out.String())
 	}
 }
 
-// A scrape of a full node leaves next to nothing behind.
+// A scrape of a full node allocates little memory.
 func BenchmarkResource(b *testing.B) {
-	m := &agent.UsageSnapshot{Machine: usage(time.Hour)}
+	m := &agent.UsageSnapshot{Machine: newUsage(time.Hour)}
 	for i := range 110 {
-		p := agent.PodUsage{UID: types.UID(fmt.Sprint(i)), Namespace: "default", Name: fmt.Sprintf("pod-%d", i), Started: time.Now(), Usage: usage(time.Minute)}
-		p.Containers = []agent.ContainerUsage{{Name: "app", Started: time.Now(), Usage: usage(time.Minute)}}
+		p := agent.PodUsage{UID: types.UID(fmt.Sprint(i)), Namespace: "default", Name: fmt.Sprintf("pod-%d", i), Started: time.Now(), Usage: newUsage(time.Minute)}
+		p.Containers = []agent.ContainerUsage{{Name: "app", Started: time.Now(), Usage: newUsage(time.Minute)}}
 		m.Pods = append(m.Pods, p)
 	}
 	s := New(Config{NodeName: "w1", Measure: func(context.Context) (*agent.UsageSnapshot, error) { return m, nil }})

@@ -10,13 +10,13 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// storage is what the pods have on disk; the zero value knows nothing.
-type storage struct {
+// podStorage is the disk and volume usage of the pods; the zero value is unknown.
+type podStorage struct {
 	pods map[types.UID]agent.PodStorage
-	disk *agent.Disk // of the node; nil = not known
+	disk *agent.Disk // of the node; nil = unknown
 }
 
-func (s *Source) storage() (out storage) {
+func (s *Source) readStorage() (out podStorage) {
 	if s.cfg.Storage == nil {
 		return out
 	}
@@ -29,14 +29,14 @@ func (s *Source) storage() (out storage) {
 	return out
 }
 
-// addTo tells of a pod's volumes, and of what it and its containers have on the node's disk.
-func (s storage) addTo(out *summary.PodStats, uid types.UID) {
+// addTo adds the usage of a pod's volumes, and the disk usage of the pod and its containers.
+func (s podStorage) addTo(out *summary.PodStats, uid types.UID) {
 	p, ok := s.pods[uid]
 	if !ok {
 		return
 	}
 	for _, v := range p.Volumes {
-		one := summary.VolumeStats{Name: v.Name, FsStats: s.fs(v.At, v.Used)}
+		one := summary.VolumeStats{Name: v.Name, FsStats: s.nodeFsStats(v.At, v.Used)}
 		if v.FileSystem != nil {
 			one.FsStats = fsStats(v.At, v.FileSystem, v.Used)
 			files := v.FileSystem.Inodes - min(v.FileSystem.Inodes, v.FileSystem.InodesFree)
@@ -50,18 +50,20 @@ func (s storage) addTo(out *summary.PodStats, uid types.UID) {
 	if p.At.IsZero() {
 		return
 	}
-	whole := s.fs(p.At, p.Used)
+	whole := s.nodeFsStats(p.At, p.Used)
 	out.EphemeralStorage = &whole
 	for i := range out.Containers {
 		if c, ok := p.Containers[out.Containers[i].Name]; ok {
-			layer, logs := s.fs(p.At, c.Layer), s.fs(p.At, c.Logs)
+			layer, logs := s.nodeFsStats(p.At, c.Layer), s.nodeFsStats(p.At, c.Logs)
 			out.Containers[i].Rootfs, out.Containers[i].Logs = &layer, &logs
 		}
 	}
 }
 
-// fs is a part of the node's disk.
-func (s storage) fs(at time.Time, used uint64) summary.FsStats { return fsStats(at, s.disk, used) }
+// nodeFsStats returns the usage of a part of the node's disk.
+func (s podStorage) nodeFsStats(at time.Time, used uint64) summary.FsStats {
+	return fsStats(at, s.disk, used)
+}
 
 func fsStats(at time.Time, d *agent.Disk, used uint64) summary.FsStats {
 	out := summary.FsStats{Time: metav1.NewTime(at), UsedBytes: &used}

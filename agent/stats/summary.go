@@ -12,28 +12,29 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Summary writes /stats/summary, a pod at a time: nothing is held for all of them at once. With cpuAndMemory it says
-// nothing else, as kubelet with only_cpu_and_memory. An error before the first byte means that nothing was written.
+// Summary writes /stats/summary. It encodes one pod at a time to bound memory. With cpuAndMemory it
+// omits everything else, as the kubelet's only_cpu_and_memory. An error before the first byte means
+// that nothing was written.
 func (s *Source) Summary(ctx context.Context, to io.Writer, cpuAndMemory bool) error {
 	sample, err := s.Sample(ctx)
 	if sample == nil {
 		return err
 	}
 	w := bufio.NewWriter(to)
-	node := s.node(sample, cpuAndMemory)
+	node := s.nodeStats(sample, cpuAndMemory)
 	head, err := json.Marshal(node)
 	if err != nil {
 		return err
 	}
 	put := func(b ...[]byte) {
 		for _, p := range b {
-			_, _ = w.Write(p) // told by Flush
+			_, _ = w.Write(p) // Flush returns the error
 		}
 	}
 	put([]byte(`{"node":`), head, []byte(`,"pods":[`))
-	var stored storage
+	var stored podStorage
 	if !cpuAndMemory {
-		stored = s.storage()
+		stored = s.readStorage()
 	}
 	for i := range sample.Pods {
 		p := podStats(sample, &sample.Pods[i], cpuAndMemory)
@@ -51,9 +52,9 @@ func (s *Source) Summary(ctx context.Context, to io.Writer, cpuAndMemory bool) e
 	return w.Flush()
 }
 
-func (s *Source) node(sample *Sample, cpuAndMemory bool) *summary.NodeStats {
+func (s *Source) nodeStats(sample *Sample, cpuAndMemory bool) *summary.NodeStats {
 	out := &summary.NodeStats{NodeName: s.cfg.NodeName, StartTime: metav1.NewTime(s.cfg.Started),
-		CPU: cpuStats(sample, key{}, &sample.Node), Memory: memoryStats(&sample.Node), Swap: swapStats(&sample.Node)}
+		CPU: cpuStats(sample, usageKey{}, &sample.Node), Memory: memoryStats(&sample.Node), Swap: swapStats(&sample.Node)}
 	if cpuAndMemory || s.cfg.Disk == nil {
 		return out
 	}
@@ -72,11 +73,11 @@ func (s *Source) node(sample *Sample, cpuAndMemory bool) *summary.NodeStats {
 func podStats(sample *Sample, p *agent.PodUsage, cpuAndMemory bool) *summary.PodStats {
 	out := &summary.PodStats{PodRef: summary.PodReference{Name: p.Name, Namespace: p.Namespace, UID: string(p.UID)},
 		StartTime: metav1.NewTime(p.Started), Containers: []summary.ContainerStats{},
-		CPU: cpuStats(sample, key{pod: p.UID}, &p.Usage), Memory: memoryStats(&p.Usage), Swap: swapStats(&p.Usage)}
+		CPU: cpuStats(sample, usageKey{pod: p.UID}, &p.Usage), Memory: memoryStats(&p.Usage), Swap: swapStats(&p.Usage)}
 	for i := range p.Containers {
 		c := &p.Containers[i]
 		out.Containers = append(out.Containers, summary.ContainerStats{Name: c.Name, StartTime: metav1.NewTime(c.Started),
-			CPU: cpuStats(sample, key{p.UID, c.Name}, &c.Usage), Memory: memoryStats(&c.Usage), Swap: swapStats(&c.Usage)})
+			CPU: cpuStats(sample, usageKey{p.UID, c.Name}, &c.Usage), Memory: memoryStats(&c.Usage), Swap: swapStats(&c.Usage)})
 	}
 	if cpuAndMemory {
 		return out
@@ -99,7 +100,7 @@ func podStats(sample *Sample, p *agent.PodUsage, cpuAndMemory bool) *summary.Pod
 	return out
 }
 
-func cpuStats(s *Sample, k key, u *agent.Usage) *summary.CPUStats {
+func cpuStats(s *Sample, k usageKey, u *agent.Usage) *summary.CPUStats {
 	if !u.HasCPU {
 		return nil
 	}

@@ -11,14 +11,14 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// family is a metric of /metrics/resource. The names and the help are an interface of Kubernetes.
+// family is a metric family of /metrics/resource. Names and help texts are those of Kubernetes.
 type family struct {
 	name, kind, help string
-	untimed          bool // the time of the reading does not belong to it: it does not change
+	untimed          bool // without a timestamp, because the value is constant
 	value            func(u *agent.Usage, started time.Time) (float64, bool)
 }
 
-func seconds(u *agent.Usage, _ time.Time) (float64, bool) { return float64(u.CPU) / 1e9, u.HasCPU }
+func cpuSeconds(u *agent.Usage, _ time.Time) (float64, bool) { return float64(u.CPU) / 1e9, u.HasCPU }
 func workingSet(u *agent.Usage, _ time.Time) (float64, bool) {
 	return float64(u.WorkingSet), u.HasMemory
 }
@@ -26,129 +26,129 @@ func swapUsed(u *agent.Usage, _ time.Time) (float64, bool) { return float64(u.Sw
 func swapLimit(u *agent.Usage, _ time.Time) (float64, bool) {
 	return float64(u.SwapLimit), u.HasSwap && u.HasSwapLimit
 }
-func started(_ *agent.Usage, at time.Time) (float64, bool) {
+func startSeconds(_ *agent.Usage, at time.Time) (float64, bool) {
 	return float64(at.UnixNano()) / 1e9, at.Unix() > 0
 }
 
-const linux = ". Reported only on non-windows systems"
+const linuxOnlyHelp = ". Reported only on non-windows systems"
 
-// Each group is in the order of names.
+// Each group is sorted by name.
 var (
 	containerFamilies = []family{
-		{name: "container_cpu_usage_seconds_total", kind: "counter", value: seconds,
+		{name: "container_cpu_usage_seconds_total", kind: "counter", value: cpuSeconds,
 			help: "[STABLE] Cumulative cpu time consumed by the container in core-seconds"},
 		{name: "container_memory_working_set_bytes", kind: "gauge", value: workingSet,
 			help: "[STABLE] Current working set of the container in bytes"},
-		{name: "container_start_time_seconds", kind: "gauge", value: started, untimed: true,
+		{name: "container_start_time_seconds", kind: "gauge", value: startSeconds, untimed: true,
 			help: "[STABLE] Start time of the container since unix epoch in seconds"},
 		{name: "container_swap_limit_bytes", kind: "gauge", value: swapLimit,
-			help: "[ALPHA] Current amount of the container swap limit in bytes" + linux},
+			help: "[ALPHA] Current amount of the container swap limit in bytes" + linuxOnlyHelp},
 		{name: "container_swap_usage_bytes", kind: "gauge", value: swapUsed,
-			help: "[ALPHA] Current amount of the container swap usage in bytes" + linux},
+			help: "[ALPHA] Current amount of the container swap usage in bytes" + linuxOnlyHelp},
 	}
 	nodeFamilies = []family{
-		{name: "node_cpu_usage_seconds_total", kind: "counter", value: seconds,
+		{name: "node_cpu_usage_seconds_total", kind: "counter", value: cpuSeconds,
 			help: "[STABLE] Cumulative cpu time consumed by the node in core-seconds"},
 		{name: "node_memory_working_set_bytes", kind: "gauge", value: workingSet,
 			help: "[STABLE] Current working set of the node in bytes"},
 		{name: "node_swap_usage_bytes", kind: "gauge", value: swapUsed,
-			help: "[ALPHA] Current swap usage of the node in bytes" + linux},
+			help: "[ALPHA] Current swap usage of the node in bytes" + linuxOnlyHelp},
 	}
 	podFamilies = []family{
-		{name: "pod_cpu_usage_seconds_total", kind: "counter", value: seconds,
+		{name: "pod_cpu_usage_seconds_total", kind: "counter", value: cpuSeconds,
 			help: "[STABLE] Cumulative cpu time consumed by the pod in core-seconds"},
 		{name: "pod_memory_working_set_bytes", kind: "gauge", value: workingSet,
 			help: "[STABLE] Current working set of the pod in bytes"},
 		{name: "pod_swap_usage_bytes", kind: "gauge", value: swapUsed,
-			help: "[ALPHA] Current amount of the pod swap usage in bytes" + linux},
+			help: "[ALPHA] Current amount of the pod swap usage in bytes" + linuxOnlyHelp},
 	}
 )
 
-// Resource writes /metrics/resource. What cannot be measured is told in resource_scrape_error, as kubelet does: the
-// error returned is one of writing.
+// Resource writes /metrics/resource. As in the kubelet, a failed measurement is reported in
+// resource_scrape_error; the returned error is an error of writing.
 func (s *Source) Resource(ctx context.Context, to io.Writer) error {
 	sample, err := s.Sample(ctx)
-	t := &text{w: bufio.NewWriter(to)}
+	t := &textWriter{w: bufio.NewWriter(to)}
 	if sample != nil {
-		t.sample(sample)
+		t.writeSample(sample)
 	}
 	failed := 0.0
 	if err != nil {
 		failed = 1
 	}
 	const help = "1 if there was an error while getting container metrics, 0 otherwise"
-	t.begin(&family{name: "resource_scrape_error", kind: "gauge", help: "[STABLE] " + help})
-	t.number(failed, time.Time{})
-	t.begin(&family{name: "scrape_error", kind: "gauge", help: "[ALPHA] (Deprecated since 1.29.0) " + help})
-	t.number(failed, time.Time{})
+	t.startFamily(&family{name: "resource_scrape_error", kind: "gauge", help: "[STABLE] " + help})
+	t.writeNumber(failed, time.Time{})
+	t.startFamily(&family{name: "scrape_error", kind: "gauge", help: "[ALPHA] (Deprecated since 1.29.0) " + help})
+	t.writeNumber(failed, time.Time{})
 	return t.w.Flush()
 }
 
-// text writes the exposition format, a line at a time. A write that fails is told by Flush.
-type text struct {
-	w    *bufio.Writer
-	f    *family
-	told bool // the head of f is written
-	line []byte
+// textWriter writes the Prometheus text format line by line. Flush returns errors of writing.
+type textWriter struct {
+	w           *bufio.Writer
+	family      *family
+	headWritten bool // the HELP and TYPE lines of the family are written
+	line        []byte
 }
 
-func (t *text) begin(f *family) { t.f, t.told = f, false }
+func (t *textWriter) startFamily(f *family) { t.family, t.headWritten = f, false }
 
-func (t *text) sample(s *Sample) {
+func (t *textWriter) writeSample(s *Sample) {
 	for i := range containerFamilies {
-		t.begin(&containerFamilies[i])
+		t.startFamily(&containerFamilies[i])
 		for j := range s.Pods {
 			p := &s.Pods[j]
 			for k := range p.Containers {
 				c := &p.Containers[k]
-				t.value(&c.Usage, c.Started, "container", c.Name, "namespace", p.Namespace, "pod", p.Name)
+				t.writeUsage(&c.Usage, c.Started, "container", c.Name, "namespace", p.Namespace, "pod", p.Name)
 			}
 		}
 	}
 	for i := range nodeFamilies {
-		t.begin(&nodeFamilies[i])
-		t.value(&s.Node, time.Time{})
+		t.startFamily(&nodeFamilies[i])
+		t.writeUsage(&s.Node, time.Time{})
 	}
 	for i := range podFamilies {
-		t.begin(&podFamilies[i])
+		t.startFamily(&podFamilies[i])
 		for j := range s.Pods {
 			p := &s.Pods[j]
-			t.value(&p.Usage, p.Started, "namespace", p.Namespace, "pod", p.Name)
+			t.writeUsage(&p.Usage, p.Started, "namespace", p.Namespace, "pod", p.Name)
 		}
 	}
 }
 
-// value writes what u has of the family, if it has it.
-func (t *text) value(u *agent.Usage, started time.Time, labels ...string) {
-	v, ok := t.f.value(u, started)
+// writeUsage writes the family's value of u, if it has one.
+func (t *textWriter) writeUsage(u *agent.Usage, started time.Time, labels ...string) {
+	v, ok := t.family.value(u, started)
 	if !ok {
 		return
 	}
 	at := u.At
-	if t.f.untimed {
+	if t.family.untimed {
 		at = time.Time{}
 	}
-	t.number(v, at, labels...)
+	t.writeNumber(v, at, labels...)
 }
 
-var escape = strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`)
+var labelEscaper = strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`)
 
-// number writes one line; labels are names and values in turn, and the zero time is left out.
-func (t *text) number(v float64, at time.Time, labels ...string) {
-	if !t.told {
-		t.told = true
-		for _, part := range []string{"# HELP ", t.f.name, " ", t.f.help, "\n# TYPE ", t.f.name, " ", t.f.kind, "\n"} {
+// writeNumber writes one line. labels are alternating names and values. A zero time is omitted.
+func (t *textWriter) writeNumber(v float64, at time.Time, labels ...string) {
+	if !t.headWritten {
+		t.headWritten = true
+		for _, part := range []string{"# HELP ", t.family.name, " ", t.family.help, "\n# TYPE ", t.family.name, " ", t.family.kind, "\n"} {
 			_, _ = t.w.WriteString(part)
 		}
 	}
-	b := append(t.line[:0], t.f.name...)
+	b := append(t.line[:0], t.family.name...)
 	for i := 0; i+1 < len(labels); i += 2 {
 		sep := byte(',')
 		if i == 0 {
 			sep = '{'
 		}
 		b = append(append(b, sep), labels[i]...)
-		b = append(append(append(b, `="`...), escape.Replace(labels[i+1])...), '"')
+		b = append(append(append(b, `="`...), labelEscaper.Replace(labels[i+1])...), '"')
 	}
 	if len(labels) > 0 {
 		b = append(b, '}')

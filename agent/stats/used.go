@@ -8,13 +8,13 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// TellEvery is how often the control plane is told what was used.
-const TellEvery = 15 * time.Second
+// ReportInterval is how often usage is reported to the control plane.
+const ReportInterval = 15 * time.Second
 
-// Tell measures every TellEvery and tells what was used since the measurement before, until ctx ends. What was measured
-// for somebody else a moment ago is not measured again.
-func (s *Source) Tell(ctx context.Context, tell func(*agent.NodeAverageUsage)) error {
-	m := meter{}
+// ReportUsage measures every ReportInterval and reports the usage since the previous measurement,
+// until ctx ends. A recent measurement for another caller is reused.
+func (s *Source) ReportUsage(ctx context.Context, tell func(*agent.NodeAverageUsage)) error {
+	m := usageMeter{}
 	for {
 		sample, err := s.Sample(ctx)
 		switch {
@@ -23,21 +23,21 @@ func (s *Source) Tell(ctx context.Context, tell func(*agent.NodeAverageUsage)) e
 		case sample == nil:
 			return err
 		}
-		tell(m.used(sample)) // without the figures that are missing, if some are
-		if wait.Delay(ctx, TellEvery) != nil {
+		tell(m.usageSince(sample)) // missing values are omitted
+		if wait.Delay(ctx, ReportInterval) != nil {
 			return nil
 		}
 	}
 }
 
-// meter computes what was used between samples. Others read samples in between, so that it remembers its own.
-type meter map[key]reading
+// usageMeter computes usage between its own samples. Other callers take samples in between.
+type usageMeter map[usageKey]cpuReading
 
-// used is what was used since the sample before, and makes this one the one before.
-func (m *meter) used(sample *Sample) *agent.NodeAverageUsage {
-	next := make(meter, len(*m))
+// usageSince returns the usage since the previous sample, and stores this sample.
+func (m *usageMeter) usageSince(sample *Sample) *agent.NodeAverageUsage {
+	next := make(usageMeter, len(*m))
 	out := &agent.NodeAverageUsage{At: sample.At}
-	if u, ok := m.since(next, key{}, &sample.Node, time.Time{}); ok {
+	if u, ok := m.containerUsage(next, usageKey{}, &sample.Node, time.Time{}); ok {
 		out.Node = &u
 	}
 	for i := range sample.Pods {
@@ -45,12 +45,12 @@ func (m *meter) used(sample *Sample) *agent.NodeAverageUsage {
 		one := agent.PodAverageUsage{UID: p.UID, Containers: make([]agent.ContainerAverageUsage, 0, len(p.Containers))}
 		for j := range p.Containers {
 			c := &p.Containers[j]
-			u, ok := m.since(next, key{p.UID, c.Name}, &c.Usage, c.Started)
+			u, ok := m.containerUsage(next, usageKey{p.UID, c.Name}, &c.Usage, c.Started)
 			if whole = whole && ok; ok {
 				one.Containers = append(one.Containers, agent.ContainerAverageUsage{Name: c.Name, AverageUsage: u})
 			}
 		}
-		// A part of a pod would look like a pod that uses little.
+		// Incomplete usage would look like low usage.
 		if whole && len(one.Containers) > 0 {
 			out.Pods = append(out.Pods, one)
 		}
@@ -59,16 +59,16 @@ func (m *meter) used(sample *Sample) *agent.NodeAverageUsage {
 	return out
 }
 
-// since is what was used since the sample before, or since the start of what started after it, unless that is too
-// short ago for a figure that means something.
-func (m *meter) since(next meter, k key, u *agent.Usage, started time.Time) (out agent.AverageUsage, ok bool) {
+// containerUsage returns the usage since the previous sample, or since a later start. It returns
+// false if the start is too recent for a meaningful rate.
+func (m *usageMeter) containerUsage(next usageMeter, k usageKey, u *agent.Usage, started time.Time) (out agent.AverageUsage, ok bool) {
 	if !u.HasCPU || !u.HasMemory {
 		return out, false
 	}
-	next[k] = reading{u.At, u.CPU}
+	next[k] = cpuReading{u.At, u.CPU}
 	before, known := (*m)[k]
 	if !started.IsZero() && (!known || started.After(before.at)) {
-		if before, known = (reading{at: started}), true; u.At.Sub(started) < Every {
+		if before, known = (cpuReading{at: started}), true; u.At.Sub(started) < MinInterval {
 			return out, false
 		}
 	}

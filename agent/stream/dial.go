@@ -14,30 +14,30 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// dialPatience bounds a connection to a pod of this node.
-const dialPatience = 10 * time.Second
+// dialTimeout bounds connecting to a pod of this node.
+const dialTimeout = 10 * time.Second
 
 // Dial implements agent.NodeServer.
 func (s *Server) Dial(ctx context.Context, pod types.UID, address string, port int32) (net.Conn, error) {
 	addr, err := netip.ParseAddr(address)
 	if err != nil || port <= 0 || port > 65535 {
-		return nil, fmt.Errorf("address %q, port %d: not to be dialled", address, port)
+		return nil, fmt.Errorf("address %q, port %d: invalid address or port", address, port)
 	}
 	addr = addr.Unmap()
 	if addr.IsLoopback() || addr.IsUnspecified() || addr.IsMulticast() || addr.IsLinkLocalUnicast() {
 		return nil, fmt.Errorf("address %s: this agent dials addresses of pods and of the node only", addr)
 	}
-	if err := s.owns(ctx, pod, addr); err != nil {
+	if err := s.checkAddress(ctx, pod, addr); err != nil {
 		return nil, err
 	}
-	d := net.Dialer{Timeout: dialPatience}
+	d := net.Dialer{Timeout: dialTimeout}
 	return d.DialContext(ctx, "tcp", net.JoinHostPort(addr.String(), strconv.Itoa(int(port))))
 }
 
-// owns says why addr is no address of the pod, or of this node when there is none named.
-func (s *Server) owns(ctx context.Context, pod types.UID, addr netip.Addr) error {
+// checkAddress returns an error unless addr is an address of the pod, or of this node if pod is "".
+func (s *Server) checkAddress(ctx context.Context, pod types.UID, addr netip.Addr) error {
 	if pod == "" {
-		return ownedByNode(addr)
+		return checkNodeAddress(addr)
 	}
 	res, err := s.runtime.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{
 		Filter: &cri.PodSandboxFilter{LabelSelector: map[string]string{agent.LabelPodUID: string(pod)}}})
@@ -53,7 +53,7 @@ func (s *Server) owns(ctx context.Context, pod types.UID, addr netip.Addr) error
 			return fmt.Errorf("looking for the addresses of pod %s: %w", pod, err)
 		}
 		if st.GetStatus().GetLinux().GetNamespaces().GetOptions().GetNetwork() == cri.NamespaceMode_NODE {
-			return ownedByNode(addr)
+			return checkNodeAddress(addr)
 		}
 		ips := []string{st.GetStatus().GetNetwork().GetIp()}
 		for _, more := range st.GetStatus().GetNetwork().GetAdditionalIps() {
@@ -64,12 +64,12 @@ func (s *Server) owns(ctx context.Context, pod types.UID, addr netip.Addr) error
 				return nil
 			}
 		}
-		return fmt.Errorf("address %s is none of pod %s", addr, pod)
+		return fmt.Errorf("address %s does not belong to pod %s", addr, pod)
 	}
 	return fmt.Errorf("pod %s has no running sandbox", pod)
 }
 
-func ownedByNode(addr netip.Addr) error {
+func checkNodeAddress(addr netip.Addr) error {
 	all, err := net.InterfaceAddrs()
 	if err != nil {
 		return fmt.Errorf("looking for the addresses of this node: %w", err)
@@ -81,5 +81,5 @@ func ownedByNode(addr netip.Addr) error {
 			}
 		}
 	}
-	return fmt.Errorf("address %s is none of this node", addr)
+	return fmt.Errorf("address %s does not belong to this node", addr)
 }

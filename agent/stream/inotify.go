@@ -12,35 +12,36 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pollEvery is how often a follower looks at its log when the kernel has no inotify instance or watch left.
-const pollEvery = time.Second
+// pollInterval is how often a follower reads its log if no inotify instance or watch is available.
+const pollInterval = time.Second
 
-// watcher watches folders for all followers of logs with one inotify instance. Instances are few (128 for each user by
-// default), and containers of the same user take from the same number.
-type watcher struct {
+// folderWatcher watches folders for all followers of logs with one inotify instance. Instances are
+// limited per user (128 by default), and containers of the same user share the limit.
+type folderWatcher struct {
 	mu      sync.Mutex
-	f       *os.File // the instance, made by the first follower and kept; nil before
+	f       *os.File // the inotify instance, created by the first follower; nil before
 	folders map[int32]map[*notifier]bool
-	open    func() (int, error) // makes the instance; nil: inotify_init1
+	open    func() (int, error) // creates the instance; nil: inotify_init1
 }
 
-// notifier signals changes in one folder to one follower.
+// notifier signals changes of one folder to one follower.
 type notifier struct {
-	ch   chan struct{} // capacity 1: something changed; closed when the folder no longer exists
-	stop chan struct{} // ends polling; nil for a follower with a watch
-	w    *watcher
+	ch   chan struct{} // capacity 1: a value signals a change; closed when the folder no longer exists
+	stop chan struct{} // stops polling; nil for a follower with a watch
+	w    *folderWatcher
 	wd   int32
 }
 
 const watchFlags = unix.IN_MODIFY | unix.IN_CREATE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO | unix.IN_DELETE | unix.IN_DELETE_SELF |
 	unix.IN_ONLYDIR
 
-// watch returns a notifier of a folder, which close ends. Without an inotify instance or watch it polls.
-func (w *watcher) watch(dir string) (*notifier, error) {
+// newNotifier returns a notifier for a folder. closeNotifier releases it. Without an inotify
+// instance or watch it polls.
+func (w *folderWatcher) newNotifier(dir string) (*notifier, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	n := &notifier{ch: make(chan struct{}, 1), w: w}
-	err := w.start()
+	err := w.ensureInstance()
 	if err == nil {
 		var wd int
 		if wd, err = unix.InotifyAddWatch(int(w.f.Fd()), dir, watchFlags); err == nil {
@@ -52,21 +53,21 @@ func (w *watcher) watch(dir string) (*notifier, error) {
 			return n, nil
 		}
 	}
-	if !exhausted(err) {
+	if !isExhausted(err) {
 		return nil, fmt.Errorf("watching %s: %w", dir, err)
 	}
 	n.stop = make(chan struct{})
-	go n.poll(dir)
+	go n.pollFolder(dir)
 	return n, nil
 }
 
-// exhausted reports whether the kernel or the process has no instance, watch or descriptor left.
-func exhausted(err error) bool {
+// isExhausted reports whether no instance, watch or file descriptor is available.
+func isExhausted(err error) bool {
 	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.ENOMEM)
 }
 
-// start makes the instance unless there is one. The lock is held.
-func (w *watcher) start() error {
+// ensureInstance creates the inotify instance if necessary. The caller holds the lock.
+func (w *folderWatcher) ensureInstance() error {
 	if w.f != nil {
 		return nil
 	}
@@ -79,12 +80,12 @@ func (w *watcher) start() error {
 		return err
 	}
 	w.f, w.folders = os.NewFile(uintptr(fd), "inotify"), map[int32]map[*notifier]bool{}
-	go w.run(w.f)
+	go w.readEvents(w.f)
 	return nil
 }
 
-// run passes events on for the life of the process.
-func (w *watcher) run(f *os.File) {
+// readEvents forwards events to followers until the process exits.
+func (w *folderWatcher) readEvents(f *os.File) {
 	buf := make([]byte, 64<<10)
 	for {
 		n, err := f.Read(buf)
@@ -93,45 +94,45 @@ func (w *watcher) run(f *os.File) {
 		}
 		for rest := buf[:n]; len(rest) >= unix.SizeofInotifyEvent; {
 			e := (*unix.InotifyEvent)(unsafe.Pointer(&rest[0]))
-			w.signal(e.Wd, e.Mask)
+			w.wakeFollowers(e.Wd, e.Mask)
 			rest = rest[min(len(rest), unix.SizeofInotifyEvent+int(e.Len)):]
 		}
 	}
 }
 
-// signal wakes the followers of a folder, or all of them when events were lost.
-func (w *watcher) signal(wd int32, mask uint32) {
+// wakeFollowers wakes the followers of a folder, or all followers if events were lost.
+func (w *folderWatcher) wakeFollowers(wd int32, mask uint32) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if mask&unix.IN_Q_OVERFLOW != 0 {
 		for _, followers := range w.folders {
 			for n := range followers {
-				n.wake()
+				n.signalChange()
 			}
 		}
 		return
 	}
 	for n := range w.folders[wd] {
-		n.wake()
+		n.signalChange()
 		if mask&unix.IN_IGNORED != 0 {
 			close(n.ch)
 		}
 	}
-	if mask&unix.IN_IGNORED != 0 { // the folder is gone, and the kernel has removed the watch
+	if mask&unix.IN_IGNORED != 0 { // the folder no longer exists, and the kernel has removed the watch
 		delete(w.folders, wd)
 	}
 }
 
-func (n *notifier) wake() {
+func (n *notifier) signalChange() {
 	select {
 	case n.ch <- struct{}{}:
 	default:
 	}
 }
 
-// poll wakes the follower from time to time until it stops or the folder no longer exists.
-func (n *notifier) poll(dir string) {
-	t := time.NewTicker(pollEvery)
+// pollFolder wakes the follower at intervals until it stops or the folder no longer exists.
+func (n *notifier) pollFolder(dir string) {
+	t := time.NewTicker(pollInterval)
 	defer t.Stop()
 	for {
 		select {
@@ -143,12 +144,12 @@ func (n *notifier) poll(dir string) {
 			close(n.ch)
 			return
 		}
-		n.wake()
+		n.signalChange()
 	}
 }
 
-// close ends the notifier. The last follower of a folder removes its watch.
-func (n *notifier) close() {
+// closeNotifier releases the notifier. The last follower of a folder removes its watch.
+func (n *notifier) closeNotifier() {
 	if n.stop != nil {
 		close(n.stop)
 		return

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// changed awaits a signal; open says whether the folder still exists.
-func changed(t *testing.T, n *notifier) (open bool) {
+// expectChange waits for a signal; open reports whether the folder still exists.
+func expectChange(t *testing.T, n *notifier) (open bool) {
 	t.Helper()
 	select {
 	case _, open = <-n.ch:
@@ -21,9 +21,9 @@ func changed(t *testing.T, n *notifier) (open bool) {
 	}
 }
 
-// All followers of a node share one inotify instance, and each gets the changes of its own folder alone.
+// All followers of a node share one inotify instance. Each gets changes of its own folder only.
 func TestFollowersShareAnInstance(t *testing.T) {
-	w := &watcher{}
+	w := &folderWatcher{}
 	made := 0
 	w.open = func() (int, error) {
 		made++
@@ -33,13 +33,13 @@ func TestFollowersShareAnInstance(t *testing.T) {
 	var all []*notifier
 	for range 200 {
 		dir := t.TempDir()
-		n, err := w.watch(dir)
+		n, err := w.newNotifier(dir)
 		if err != nil {
 			t.Fatal(err)
 		}
 		dirs, all = append(dirs, dir), append(all, n)
 	}
-	again, err := w.watch(dirs[7])
+	again, err := w.newNotifier(dirs[7])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,25 +49,25 @@ func TestFollowersShareAnInstance(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dirs[7], "0.log"), []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	changed(t, all[7])
-	changed(t, again)
+	expectChange(t, all[7])
+	expectChange(t, again)
 	for i, n := range all {
 		if len(n.ch) > 0 && i != 7 {
 			t.Errorf("folder %d changed", i)
 		}
 	}
-	again.close()
+	again.closeNotifier()
 	if err := os.WriteFile(filepath.Join(dirs[7], "1.log"), []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	changed(t, all[7])
+	expectChange(t, all[7])
 	if err := os.RemoveAll(dirs[8]); err != nil {
 		t.Fatal(err)
 	}
-	for changed(t, all[8]) {
+	for expectChange(t, all[8]) {
 	}
 	for _, n := range all {
-		n.close()
+		n.closeNotifier()
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -76,32 +76,32 @@ func TestFollowersShareAnInstance(t *testing.T) {
 	}
 }
 
-// Where containers have taken all instances of the machine, followers poll, and the next follower tries again.
+// If containers have used all inotify instances, followers poll, and the next follower tries again.
 func TestFollowersPollWithoutInotify(t *testing.T) {
-	w := &watcher{open: func() (int, error) { return -1, unix.EMFILE }}
+	w := &folderWatcher{open: func() (int, error) { return -1, unix.EMFILE }}
 	dir := filepath.Join(t.TempDir(), "logs")
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	n, err := w.watch(dir)
+	n, err := w.newNotifier(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !changed(t, n) {
+	if !expectChange(t, n) {
 		t.Error("the folder counts as gone")
 	}
 	if err := os.Remove(dir); err != nil {
 		t.Fatal(err)
 	}
-	for changed(t, n) {
+	for expectChange(t, n) {
 	}
-	n.close()
+	n.closeNotifier()
 	w.open = nil
-	if n, err = w.watch(t.TempDir()); err != nil || n.stop != nil {
+	if n, err = w.newNotifier(t.TempDir()); err != nil || n.stop != nil {
 		t.Fatalf("with instances again: %v", err)
 	}
-	n.close()
-	if _, err := w.watch(dir); err == nil {
+	n.closeNotifier()
+	if _, err := w.newNotifier(dir); err == nil {
 		t.Error("a folder that does not exist is watched")
 	}
 }

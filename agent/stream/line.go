@@ -5,17 +5,17 @@ import (
 	"time"
 )
 
-// line is one line of a log in CRI's format: "TIME STREAM TAGS TEXT".
-type line struct {
-	stamp   []byte // as written, RFC 3339 with nanoseconds
+// logLine is one line of a log in CRI format: "TIME STREAM TAGS TEXT".
+type logLine struct {
+	stamp   []byte // as written: RFC 3339 with nanoseconds
 	stderr  bool
-	partial bool   // the text goes on in the stream's next line
-	text    []byte // without the newline
+	partial bool   // the text continues in the next line of the stream
+	text    []byte // without newline
 }
 
-// parseLine reads one line, with or without its newline. ok is false for what is no
-// CRI log line; such lines are passed over, since a crash may leave half of one.
-func parseLine(b []byte) (l line, ok bool) {
+// parseLine parses one line, with or without its newline. It returns false if the line is not a CRI
+// log line. Callers skip such lines, because a crash may leave an incomplete one.
+func parseLine(b []byte) (l logLine, ok bool) {
 	b = bytes.TrimSuffix(b, []byte{'\n'})
 	var stream, tags []byte
 	if l.stamp, b, ok = bytes.Cut(b, []byte{' '}); !ok || len(l.stamp) < len("2006-01-02T15:04:05Z") {
@@ -46,8 +46,8 @@ func parseLine(b []byte) (l line, ok bool) {
 	return l, true
 }
 
-// time returns when the line was written; zero when the stamp does not parse.
-func (l line) time() time.Time {
+// writtenAt returns when the line was written, or the zero time if its timestamp is invalid.
+func (l logLine) writtenAt() time.Time {
 	t, err := time.Parse(time.RFC3339Nano, string(l.stamp))
 	if err != nil {
 		return time.Time{}

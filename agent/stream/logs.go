@@ -23,20 +23,20 @@ import (
 // errLimit ends a log after LimitBytes.
 var errLimit = errors.New("limit reached")
 
-// printer writes the text of log lines as the request wants it.
-type printer struct {
+// logPrinter writes the text of log lines in the form of the request.
+type logPrinter struct {
 	w       io.Writer
-	q       agent.LogRequest
+	request agent.LogRequest
 	written int64
-	open    [2]bool // a partial line of the stream has been written
+	open    [2]bool // a partial line of the stream was written last; index 1 is stderr
 }
 
-func (p *printer) line(b []byte) error {
+func (p *logPrinter) printLine(b []byte) error {
 	l, ok := parseLine(b)
 	if !ok {
 		return nil
 	}
-	if !p.q.Since.IsZero() && l.time().Before(p.q.Since) {
+	if !p.request.Since.IsZero() && l.writtenAt().Before(p.request.Since) {
 		return nil
 	}
 	stream := 0
@@ -44,7 +44,7 @@ func (p *printer) line(b []byte) error {
 		stream = 1
 	}
 	var out []byte
-	if p.q.Timestamps && !p.open[stream] {
+	if p.request.Timestamps && !p.open[stream] {
 		out = append(append(out, l.stamp...), ' ')
 	}
 	out = append(out, l.text...)
@@ -52,8 +52,8 @@ func (p *printer) line(b []byte) error {
 		out = append(out, '\n')
 	}
 	p.open[stream] = l.partial
-	if p.q.LimitBytes > 0 && p.written+int64(len(out)) >= p.q.LimitBytes {
-		out = out[:p.q.LimitBytes-p.written]
+	if p.request.LimitBytes > 0 && p.written+int64(len(out)) >= p.request.LimitBytes {
+		out = out[:p.request.LimitBytes-p.written]
 		_, err := p.w.Write(out)
 		return errors.Join(err, errLimit)
 	}
@@ -62,23 +62,23 @@ func (p *printer) line(b []byte) error {
 	return err
 }
 
-// chain lists the files of a log, the oldest first and the live one last: whoever
-// rotates moves path to path.1 and that to path.2, or to path.TIME.
-func chain(path string) ([]string, error) {
+// logFiles returns the files of a log, oldest first and the live file last. Rotation renames path
+// to path.1 and path.1 to path.2, or path to path.TIME.
+func logFiles(path string) ([]string, error) {
 	all, err := filepath.Glob(path + ".*")
 	if err != nil {
 		return nil, err
 	}
 	type old struct {
 		name string
-		n    int // 0 for a time
+		n    int // 0 for a file with a time
 	}
 	var olds []old
 	for _, f := range all {
 		suffix := strings.TrimPrefix(f, path+".")
 		n, err := strconv.Atoi(suffix)
 		if err != nil && (strings.Contains(suffix, ".") || len(suffix) < len("20060102")) {
-			continue // compressed, or not ours
+			continue // compressed, or not a log file of this container
 		}
 		if len(suffix) >= len("20060102") {
 			n = 0
@@ -101,7 +101,7 @@ func chain(path string) ([]string, error) {
 	return out, nil
 }
 
-// tailStart finds where the last n lines begin: a file of the chain and an offset in it.
+// tailStart returns the start of the last n lines: a file of the log and an offset in it.
 func tailStart(files []string, n int64) (index int, offset int64, err error) {
 	if n == 0 && len(files) > 0 {
 		st, err := os.Stat(files[len(files)-1])
@@ -125,7 +125,8 @@ func tailStart(files []string, n int64) (index int, offset int64, err error) {
 	return 0, 0, nil
 }
 
-// lastLines counts up to n lines from a file's end and returns where the first of them begins.
+// lastLines counts up to n lines from the end of a file, and returns the offset of the first of
+// them.
 func lastLines(file string, n int64) (found, offset int64, err error) {
 	f, err := safepath.OpenRegular(file)
 	if err != nil {
@@ -137,7 +138,7 @@ func lastLines(file string, n int64) (found, offset int64, err error) {
 		return 0, 0, err
 	}
 	buf := make([]byte, 64<<10)
-	last := true // the byte after the newline that ends the file begins no line
+	last := true // the newline at the end of the file does not start another line
 	for pos := end; pos > 0; {
 		size := min(pos, int64(len(buf)))
 		pos -= size
@@ -164,15 +165,15 @@ func lastLines(file string, n int64) (found, offset int64, err error) {
 	return found, 0, nil
 }
 
-// reader follows a log through its rotations.
-type reader struct {
-	path string
-	f    *os.File
-	buf  *bufio.Reader
-	held []byte // the start of a line whose end is not written yet
+// logReader reads a log across rotations.
+type logReader struct {
+	path    string
+	f       *os.File
+	buf     *bufio.Reader
+	partial []byte // the start of a line whose end is not written yet
 }
 
-func (r *reader) open(file string, offset int64) error {
+func (r *logReader) openFile(file string, offset int64) error {
 	f, err := safepath.OpenRegular(file)
 	if err != nil {
 		return err
@@ -181,42 +182,42 @@ func (r *reader) open(file string, offset int64) error {
 		f.Close()
 		return err
 	}
-	r.close()
-	r.f, r.buf, r.held = f, bufio.NewReaderSize(f, 32<<10), nil
+	r.closeFile()
+	r.f, r.buf, r.partial = f, bufio.NewReaderSize(f, 32<<10), nil
 	return nil
 }
 
-func (r *reader) close() {
+func (r *logReader) closeFile() {
 	if r.f != nil {
 		r.f.Close()
 		r.f = nil
 	}
 }
 
-// drain reads all whole lines that are there.
-func (r *reader) drain(ctx context.Context, each func([]byte) error) error {
+// readLines passes all complete lines to each.
+func (r *logReader) readLines(ctx context.Context, each func([]byte) error) error {
 	for {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 		b, err := r.buf.ReadSlice('\n')
-		if err == nil && len(r.held) == 0 {
+		if err == nil && len(r.partial) == 0 {
 			if err := each(b); err != nil {
 				return err
 			}
 			continue
 		}
-		r.held = append(r.held, b...)
+		r.partial = append(r.partial, b...)
 		switch {
 		case err == nil:
-			whole := r.held
-			r.held = nil
+			whole := r.partial
+			r.partial = nil
 			if err := each(whole); err != nil {
 				return err
 			}
 		case errors.Is(err, bufio.ErrBufferFull):
-			if len(r.held) > 1<<20 {
-				r.held = r.held[:0] // no writer makes such a line: it is not a log
+			if len(r.partial) > 1<<20 {
+				r.partial = r.partial[:0] // longer than any line that a runtime writes
 			}
 		case errors.Is(err, io.EOF):
 			return nil
@@ -226,109 +227,110 @@ func (r *reader) drain(ctx context.Context, each func([]byte) error) error {
 	}
 }
 
-// advance moves to the file after the open one, when there is one. Names move while we look, so
-// a step counts only when both files are seen side by side after the next one was opened.
-func (r *reader) advance(ctx context.Context, each func([]byte) error) (moved bool, err error) {
+// nextFile moves to the file after the open one, if there is one. Files may be renamed
+// concurrently. A step therefore counts only if both files are found next to each other after the
+// next one was opened.
+func (r *logReader) nextFile(ctx context.Context, each func([]byte) error) (moved bool, err error) {
 	here, err := r.f.Stat()
 	if err != nil {
 		return false, err
 	}
 	for range 100 {
-		next, state, err := r.successor(here)
+		next, state, err := r.findSuccessor(here)
 		if err != nil {
 			return false, fmt.Errorf("reading log %s: %w", r.path, err)
 		}
 		switch state {
-		case moving:
+		case isRotating:
 			continue
-		case newest:
-			return r.truncated(here)
+		case isLive:
+			return r.reopenTruncated(here)
 		}
 		f, err := safepath.OpenRegular(next)
 		if err != nil {
 			continue
 		}
 		opened, err := f.Stat()
-		again, state, _ := r.successor(here)
-		if st, serr := os.Stat(again); err != nil || state != older || serr != nil || !os.SameFile(st, opened) {
+		again, state, _ := r.findSuccessor(here)
+		if st, serr := os.Stat(again); err != nil || state != hasSuccessor || serr != nil || !os.SameFile(st, opened) {
 			f.Close()
 			continue
 		}
-		// What was written between the last look and the rotation.
-		if err := r.drain(ctx, each); err != nil {
+		// Lines written between the last read and the rotation.
+		if err := r.readLines(ctx, each); err != nil {
 			f.Close()
 			return false, err
 		}
-		r.close()
-		r.f, r.buf, r.held = f, bufio.NewReaderSize(f, 32<<10), nil
+		r.closeFile()
+		r.f, r.buf, r.partial = f, bufio.NewReaderSize(f, 32<<10), nil
 		return true, nil
 	}
-	return false, nil // rotating all the time: the folder's next change brings us back
+	return false, nil // continuous rotation: the next change of the folder retries
 }
 
-// place is where a file stands in its log's chain.
-type place int
+// filePosition is the position of a file in its log.
+type filePosition int
 
 const (
-	older  place = iota // another one follows it
-	newest              // it is the live one
-	moving              // it has a name that was not seen: somebody rotates just now
+	hasSuccessor filePosition = iota // another file follows
+	isLive                           // it is the live file
+	isRotating                       // its name was not found: a rotation is in progress
 )
 
-// successor names the file after here.
-func (r *reader) successor(here os.FileInfo) (next string, p place, err error) {
-	files, err := chain(r.path)
+// findSuccessor returns the file after here.
+func (r *logReader) findSuccessor(here os.FileInfo) (next string, p filePosition, err error) {
+	files, err := logFiles(r.path)
 	if err != nil {
-		return "", moving, err
+		return "", isRotating, err
 	}
 	for i, f := range files {
 		if st, err := os.Stat(f); err == nil && os.SameFile(st, here) {
 			if i+1 == len(files) {
-				return "", newest, nil
+				return "", isLive, nil
 			}
-			return files[i+1], older, nil
+			return files[i+1], hasSuccessor, nil
 		}
 	}
 	st, err := r.f.Stat()
 	if err != nil {
-		return "", moving, err
+		return "", isRotating, err
 	}
 	if sys, ok := st.Sys().(*syscall.Stat_t); ok && sys.Nlink > 0 {
-		return "", moving, nil
+		return "", isRotating, nil
 	}
 	if len(files) == 0 {
-		return "", newest, nil
+		return "", isLive, nil
 	}
-	return files[0], older, nil // thrown away: the oldest that is left follows it
+	return files[0], hasSuccessor, nil // here was deleted: the oldest remaining file follows
 }
 
-// truncated begins anew in a log that was emptied in place.
-func (r *reader) truncated(st os.FileInfo) (bool, error) {
+// reopenTruncated reads a log from the start if it was truncated in place.
+func (r *logReader) reopenTruncated(st os.FileInfo) (bool, error) {
 	pos, err := r.f.Seek(0, io.SeekCurrent)
 	if err != nil || st.Size() >= pos {
 		return false, err
 	}
-	return true, r.open(r.path, 0)
+	return true, r.openFile(r.path, 0)
 }
 
-// copyLog writes a log, and with Follow goes on until over is closed and everything is read.
+// copyLog writes a log. With Follow it continues until over is closed and everything is read.
 func (s *Server) copyLog(ctx context.Context, path string, q agent.LogRequest, w io.Writer, over <-chan struct{}) error {
-	p := &printer{w: w, q: q}
+	p := &logPrinter{w: w, request: q}
 	var n *notifier
 	if q.Follow {
-		// Before the first look, so that nothing is missed between the two.
+		// Created before the first read, so that no change is missed.
 		var err error
-		if n, err = s.watcher.watch(filepath.Dir(path)); err != nil {
+		if n, err = s.watcher.newNotifier(filepath.Dir(path)); err != nil {
 			return err
 		}
-		defer n.close()
+		defer n.closeNotifier()
 	}
-	files, err := chain(path)
+	files, err := logFiles(path)
 	if err != nil {
 		return err
 	}
-	r := &reader{path: path}
-	defer r.close()
+	r := &logReader{path: path}
+	defer r.closeFile()
 	if len(files) > 0 {
 		index, offset := 0, int64(0)
 		if q.TailLines >= 0 {
@@ -338,18 +340,18 @@ func (s *Server) copyLog(ctx context.Context, path string, q agent.LogRequest, w
 		} else {
 			index = firstSince(files, q.Since)
 		}
-		if err := r.open(files[index], offset); err != nil {
+		if err := r.openFile(files[index], offset); err != nil {
 			return fmt.Errorf("reading log %s: %w", path, err)
 		}
 	}
-	err = r.copy(ctx, p, n, over)
+	err = r.copyLines(ctx, p, n, over)
 	if errors.Is(err, errLimit) {
 		return nil
 	}
 	return err
 }
 
-// firstSince passes over files that were written to for the last time before since.
+// firstSince returns the index of the first file that was written to at or after since.
 func firstSince(files []string, since time.Time) int {
 	for i, f := range files[:len(files)-1] {
 		if st, err := os.Stat(f); err == nil && !st.ModTime().Before(since) {
@@ -359,19 +361,19 @@ func firstSince(files []string, since time.Time) int {
 	return len(files) - 1
 }
 
-func (r *reader) copy(ctx context.Context, p *printer, n *notifier, over <-chan struct{}) error {
+func (r *logReader) copyLines(ctx context.Context, p *logPrinter, n *notifier, over <-chan struct{}) error {
 	last := n == nil
 	for {
 		if r.f == nil {
-			if err := r.open(r.path, 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			if err := r.openFile(r.path, 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return fmt.Errorf("reading log %s: %w", r.path, err)
 			}
 		}
 		if r.f != nil {
-			if err := r.drain(ctx, p.line); err != nil {
+			if err := r.readLines(ctx, p.printLine); err != nil {
 				return err
 			}
-			moved, err := r.advance(ctx, p.line)
+			moved, err := r.nextFile(ctx, p.printLine)
 			if err != nil {
 				return err
 			}
@@ -380,23 +382,23 @@ func (r *reader) copy(ctx context.Context, p *printer, n *notifier, over <-chan 
 			}
 		}
 		if last {
-			return r.rest(p)
+			return r.printRest(p)
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-over:
-			last = true // one more round: the last words were written before the end was told
+			last = true // one more round: the last lines were written before the end was signaled
 		case _, ok := <-n.ch:
 			last = !ok
 		}
 	}
 }
 
-// rest writes a last line that has no newline.
-func (r *reader) rest(p *printer) error {
-	if len(bytes.TrimSpace(r.held)) == 0 {
+// printRest writes a last line without newline.
+func (r *logReader) printRest(p *logPrinter) error {
+	if len(bytes.TrimSpace(r.partial)) == 0 {
 		return nil
 	}
-	return p.line(r.held)
+	return p.printLine(r.partial)
 }

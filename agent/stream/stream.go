@@ -1,9 +1,9 @@
-// Package stream answers what comes to a node through tunnels: exec and attach,
-// container logs, port-forward. It implements agent.NodeServer over the runtime's
-// verbs and the log files that the runtime writes in CRI's format.
+// Package stream serves requests that reach a node through tunnels: exec, attach, container logs
+// and port-forward. It implements agent.NodeServer with the runtime's calls and its log files in
+// CRI format.
 //
-// Following a log is driven by inotify and by the runtime's events; nothing is polled
-// unless the kernel has no inotify instance or watch left.
+// Following a log uses inotify and events of the runtime. It polls only if no inotify instance or
+// watch is available.
 package stream
 
 import (
@@ -27,18 +27,19 @@ type Server struct {
 	runtime agent.Runtime
 	objects agent.Objects
 	logs    string
-	watcher watcher
+	watcher folderWatcher
 }
 
 var _ agent.NodeServer = (*Server)(nil)
 
-// New serves the containers of runtime, whose logs are below logs (agent.Paths.Logs). objects tells why a container does not run.
+// New returns a server for the containers of runtime. Their logs are below logs (agent.Paths.Logs).
+// objects has the waiting reason of containers.
 func New(runtime agent.Runtime, objects agent.Objects, logs string) *Server {
 	return &Server{runtime: runtime, objects: objects, logs: logs}
 }
 
-// instances lists the instances of a pod's container, the newest first.
-func (s *Server) instances(ctx context.Context, pod types.UID, name string) ([]*cri.Container, error) {
+// containerInstances returns the instances of a pod's container, newest first.
+func (s *Server) containerInstances(ctx context.Context, pod types.UID, name string) ([]*cri.Container, error) {
 	res, err := s.runtime.ListContainers(ctx, &cri.ListContainersRequest{Filter: &cri.ContainerFilter{LabelSelector: map[string]string{agent.LabelPodUID: string(pod)}}})
 	if err != nil {
 		return nil, fmt.Errorf("looking for container %q of pod %s: %w", name, pod, err)
@@ -52,7 +53,7 @@ func (s *Server) instances(ctx context.Context, pod types.UID, name string) ([]*
 
 // Exec implements agent.NodeServer.
 func (s *Server) Exec(ctx context.Context, pod types.UID, container string, command []string, attach, tty bool, st agent.Streams) error {
-	all, err := s.instances(ctx, pod, container)
+	all, err := s.containerInstances(ctx, pod, container)
 	if err != nil {
 		return err
 	}
@@ -82,7 +83,7 @@ func (s *Server) PortForward(ctx context.Context, pod types.UID, port int32, con
 
 // Logs implements agent.NodeServer.
 func (s *Server) Logs(ctx context.Context, q agent.LogRequest, w io.Writer) error {
-	all, err := s.instances(ctx, q.PodUID, q.Container)
+	all, err := s.containerInstances(ctx, q.PodUID, q.Container)
 	if err != nil {
 		return err
 	}
@@ -97,7 +98,7 @@ func (s *Server) Logs(ctx context.Context, q agent.LogRequest, w io.Writer) erro
 		if q.Previous {
 			return fmt.Errorf("previous terminated container %q in pod %q not found", q.Container, q.Pod)
 		}
-		return fmt.Errorf("container %q in pod %q is waiting to start: %s", q.Container, q.Pod, s.waiting(q))
+		return fmt.Errorf("container %q in pod %q is waiting to start: %s", q.Container, q.Pod, s.waitingReason(q))
 	}
 	c := all[which]
 	path, running, err := s.logFile(ctx, q, c)
@@ -110,10 +111,10 @@ func (s *Server) Logs(ctx context.Context, q agent.LogRequest, w io.Writer) erro
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	return s.copyLog(ctx, path, q, w, s.over(ctx, c.Id))
+	return s.copyLog(ctx, path, q, w, s.containerEnded(ctx, c.Id))
 }
 
-func (s *Server) waiting(q agent.LogRequest) string {
+func (s *Server) waitingReason(q agent.LogRequest) string {
 	if p, ok := s.objects.Pod(q.PodUID); ok {
 		for _, st := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
 			if st.Name == q.Container && st.State.Waiting != nil {
@@ -140,16 +141,17 @@ func (s *Server) logFile(ctx context.Context, q agent.LogRequest, c *cri.Contain
 	return path, running, nil
 }
 
-// recheck bounds how long a lost event can keep a follower waiting.
-const recheck = 10 * time.Second
+// recheckInterval bounds the delay that a lost event can cause.
+const recheckInterval = 10 * time.Second
 
-// over is closed when the container has ended, or is not known any more.
-func (s *Server) over(ctx context.Context, id string) <-chan struct{} {
+// containerEnded returns a channel that is closed when the container has exited or no longer
+// exists.
+func (s *Server) containerEnded(ctx context.Context, id string) <-chan struct{} {
 	done := make(chan struct{})
 	events := s.runtime.Events(ctx)
 	go func() {
 		defer close(done)
-		t := time.NewTicker(recheck)
+		t := time.NewTicker(recheckInterval)
 		defer t.Stop()
 		for {
 			st, err := s.runtime.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: id})

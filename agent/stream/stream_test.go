@@ -20,7 +20,7 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// logger writes a log as the shim does.
+// logger writes a log like the shim.
 type logger struct {
 	t    *testing.T
 	path string
@@ -33,12 +33,12 @@ func newLogger(t *testing.T, path string) *logger {
 		t.Fatal(err)
 	}
 	l := &logger{t: t, path: path, at: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)}
-	l.reopen()
+	l.reopenLog()
 	t.Cleanup(func() { l.f.Close() })
 	return l
 }
 
-func (l *logger) reopen() {
+func (l *logger) reopenLog() {
 	f, err := os.OpenFile(l.path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o640)
 	if err != nil {
 		l.t.Fatal(err)
@@ -46,12 +46,12 @@ func (l *logger) reopen() {
 	l.f = f
 }
 
-func (l *logger) put(stream, tag, text string) {
+func (l *logger) writeLine(stream, tag, text string) {
 	l.at = l.at.Add(time.Second)
 	fmt.Fprintf(l.f, "%s %s %s %s\n", l.at.Format("2006-01-02T15:04:05.000000000Z"), stream, tag, text)
 }
 
-func (l *logger) rotate() {
+func (l *logger) rotateLog() {
 	l.f.Close()
 	for i := 3; i > 0; i-- {
 		_ = os.Rename(fmt.Sprintf("%s.%d", l.path, i), fmt.Sprintf("%s.%d", l.path, i+1))
@@ -59,22 +59,22 @@ func (l *logger) rotate() {
 	if err := os.Rename(l.path, l.path+".1"); err != nil {
 		l.t.Fatal(err)
 	}
-	l.reopen()
+	l.reopenLog()
 }
 
-// node is a server with one running container.
-func node(t *testing.T) (*Server, *fake.Runtime, *logger, string) {
+// newTestServer returns a server with one running container.
+func newTestServer(t *testing.T) (*Server, *fake.Runtime, *logger, string) {
 	rt, dir := &fake.Runtime{}, t.TempDir()
 	labels := map[string]string{agent.LabelPodUID: "u1"}
 	sb, err := rt.RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Name: "web", Namespace: "default", Uid: "u1"}, Labels: labels}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	start(t, rt, sb.PodSandboxId, 0)
+	startContainer(t, rt, sb.PodSandboxId, 0)
 	return New(rt, fake.NewCluster(), dir), rt, newLogger(t, filepath.Join(dir, "default_web_u1", "app", "0.log")), sb.PodSandboxId
 }
 
-func start(t *testing.T, rt *fake.Runtime, sb string, attempt uint32) string {
+func startContainer(t *testing.T, rt *fake.Runtime, sb string, attempt uint32) string {
 	c, err := rt.CreateContainer(t.Context(), &cri.CreateContainerRequest{PodSandboxId: sb, Config: &cri.ContainerConfig{Metadata: &cri.ContainerMetadata{Name: "app", Attempt: attempt},
 		Image: &cri.ImageSpec{Image: "x"}, Labels: map[string]string{agent.LabelPodUID: "u1"}, LogPath: fmt.Sprintf("app/%d.log", attempt)}})
 	if err == nil {
@@ -86,24 +86,24 @@ func start(t *testing.T, rt *fake.Runtime, sb string, attempt uint32) string {
 	return c.ContainerId
 }
 
-func request() agent.LogRequest {
+func newRequest() agent.LogRequest {
 	return agent.LogRequest{PodUID: "u1", Namespace: "default", Pod: "web", Container: "app", TailLines: -1}
 }
 
 func TestLogSelection(t *testing.T) {
-	s, rt, l, sb := node(t)
-	l.put("stdout", "F", "one")
-	l.put("stderr", "F", "two")
-	l.rotate()
-	l.put("stdout", "P", "thr")
-	l.put("stdout", "F", "ee")
+	s, rt, l, sb := newTestServer(t)
+	l.writeLine("stdout", "F", "one")
+	l.writeLine("stderr", "F", "two")
+	l.rotateLog()
+	l.writeLine("stdout", "P", "thr")
+	l.writeLine("stdout", "F", "ee")
 	fmt.Fprint(l.f, "garbage that a crash left\n")
-	l.rotate()
-	l.put("stdout", "F", "")
-	l.put("stdout", "F", "five")
+	l.rotateLog()
+	l.writeLine("stdout", "F", "")
+	l.writeLine("stdout", "F", "five")
 	get := func(change func(*agent.LogRequest)) string {
 		t.Helper()
-		q := request()
+		q := newRequest()
 		change(&q)
 		var b bytes.Buffer
 		if err := s.Logs(t.Context(), q, &b); err != nil {
@@ -130,7 +130,7 @@ func TestLogSelection(t *testing.T) {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}
-	q := request()
+	q := newRequest()
 	q.Previous = true
 	if err := s.Logs(t.Context(), q, io.Discard); err == nil || !strings.Contains(err.Error(), `previous terminated container "app" in pod "web" not found`) {
 		t.Errorf("previous of a first instance: %v", err)
@@ -138,22 +138,22 @@ func TestLogSelection(t *testing.T) {
 	if err := rt.Exit("u1", "app", 1, ""); err != nil {
 		t.Fatal(err)
 	}
-	start(t, rt, sb, 1)
-	newLogger(t, filepath.Join(s.logs, "default_web_u1", "app", "1.log")).put("stdout", "F", "again")
+	startContainer(t, rt, sb, 1)
+	newLogger(t, filepath.Join(s.logs, "default_web_u1", "app", "1.log")).writeLine("stdout", "F", "again")
 	if got := get(func(q *agent.LogRequest) { q.Previous = true }); got != "one\ntwo\nthree\n\nfive\n" {
 		t.Errorf("previous: %q", got)
 	}
 	if got := get(func(q *agent.LogRequest) { q.Follow = false }); got != "again\n" {
 		t.Errorf("current: %q", got)
 	}
-	q = request()
+	q = newRequest()
 	q.Container = "other"
 	if err := s.Logs(t.Context(), q, io.Discard); err == nil || err.Error() != `container "other" in pod "web" is waiting to start: ContainerCreating` {
 		t.Errorf("container that is not there: %v", err)
 	}
 }
 
-// buffer is a bytes.Buffer that may be read while it is written.
+// buffer is a bytes.Buffer that can be read while it is written.
 type buffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -171,24 +171,25 @@ func (b *buffer) String() string {
 	return b.b.String()
 }
 
-// A follower sees every line once through any number of rotations, and ends with the container.
+// A follower reads every line once across any number of rotations, and stops with the container.
 func TestFollowThroughRotation(t *testing.T) {
-	s, rt, l, _ := node(t)
-	l.put("stdout", "F", "line 0")
+	s, rt, l, _ := newTestServer(t)
+	l.writeLine("stdout", "F", "line 0")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	var got buffer
 	done := make(chan error, 1)
-	q := request()
+	q := newRequest()
 	q.Follow = true
 	go func() { done <- s.Logs(ctx, q, &got) }()
 	want := "line 0\n"
 	for i := 1; i <= 200; i++ {
 		line := fmt.Sprintf("line %d", i)
-		l.put("stdout", "F", line)
+		l.writeLine("stdout", "F", line)
 		want += line + "\n"
 		if i%10 == 0 {
-			// Keep up before rotating: the files beyond the last are thrown away, as they are by a shim.
+			// Wait for the follower before each rotation, because the shim deletes the oldest
+			// files.
 			if err := wait.For(ctx, time.Millisecond, func() error {
 				if !strings.HasSuffix(got.String(), line+"\n") {
 					return fmt.Errorf("the follower has not seen %q", line)
@@ -199,7 +200,7 @@ func TestFollowThroughRotation(t *testing.T) {
 			}
 		}
 		if i%7 == 0 {
-			l.rotate()
+			l.rotateLog()
 		}
 	}
 	if err := rt.Exit("u1", "app", 0, ""); err != nil {
@@ -214,10 +215,10 @@ func TestFollowThroughRotation(t *testing.T) {
 }
 
 func TestFollowEndsWithItsReader(t *testing.T) {
-	s, _, l, _ := node(t)
-	l.put("stdout", "F", "x")
+	s, _, l, _ := newTestServer(t)
+	l.writeLine("stdout", "F", "x")
 	ctx, cancel := context.WithCancel(t.Context())
-	q := request()
+	q := newRequest()
 	q.Follow = true
 	var got buffer
 	done := make(chan error, 1)
@@ -237,7 +238,7 @@ func TestFollowEndsWithItsReader(t *testing.T) {
 }
 
 func TestExecAndPortForward(t *testing.T) {
-	s, rt, _, _ := node(t)
+	s, rt, _, _ := newTestServer(t)
 	rt.OnExec = func(_ *cri.ContainerConfig, cmd []string) (string, int32, error) {
 		return strings.Join(cmd, "+"), int32(len(cmd) - 1), nil
 	}
@@ -273,7 +274,7 @@ func FuzzParseLine(f *testing.F) {
 		if !ok {
 			return
 		}
-		// What was understood is what is written: put together again it is the line.
+		// A parsed line formats to the same text.
 		stream, tag := "stdout", "F"
 		if l.stderr {
 			stream = "stderr"
@@ -285,6 +286,6 @@ func FuzzParseLine(f *testing.F) {
 		if !found || !strings.HasSuffix(rest, " "+string(l.text)) {
 			t.Errorf("%q was read as %q %s %s %q", b, l.stamp, stream, tag, l.text)
 		}
-		_ = l.time()
+		_ = l.writtenAt()
 	})
 }

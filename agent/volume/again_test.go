@@ -14,8 +14,8 @@ import (
 	"keelson.dev/keelson/csi/local"
 )
 
-// bound is a claim and the volume that it is bound to.
-func bound(name string, s v1.PersistentVolumeSource) (*v1.PersistentVolumeClaim, *v1.PersistentVolume) {
+// newBoundClaim returns a claim and the volume that it is bound to.
+func newBoundClaim(name string, s v1.PersistentVolumeSource) (*v1.PersistentVolumeClaim, *v1.PersistentVolume) {
 	return &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
 			Spec: v1.PersistentVolumeClaimSpec{VolumeName: name}, Status: v1.PersistentVolumeClaimStatus{Phase: v1.ClaimBound}},
 		&v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PersistentVolumeSpec{
@@ -23,79 +23,80 @@ func bound(name string, s v1.PersistentVolumeSource) (*v1.PersistentVolumeClaim,
 			ClaimRef: &v1.ObjectReference{Namespace: "default", Name: name}}}
 }
 
-func claimed(name string) v1.Volume {
-	return volume(name, v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: name}})
+func newClaimVolume(name string) v1.Volume {
+	return newVolume(name, v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: name}})
 }
 
-// An agent that starts anew leaves the volumes of running pods as their containers have made them.
+// A restarted agent does not change the volumes of running pods, which their containers may have
+// changed.
 func TestVolumesOfARunningPodAreLeftAlone(t *testing.T) {
 	v, c, dir := newVolumes(t)
 	withLocalDriver(t, v, dir)
 	place := filepath.Join(dir, "place")
-	must(t, os.Mkdir(place, 0o755))
+	requireNoError(t, os.Mkdir(place, 0o755))
 	for name, s := range map[string]v1.PersistentVolumeSource{
 		"local": {Local: &v1.LocalVolumeSource{Path: place}},
 		"csi":   {CSI: &v1.CSIPersistentVolumeSource{Driver: local.DriverName, VolumeHandle: "vol-1", FSType: "ext4"}},
 	} {
-		pvc, pv := bound(name, s)
+		pvc, pv := newBoundClaim(name, s)
 		c.Put(pvc, pv)
 	}
 	memory := v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{Medium: v1.StorageMediumMemory}}
-	p := pod("u1", volume("disk", v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}), volume("ram", memory), claimed("local"), claimed("csi"))
+	p := newPod("u1", newVolume("disk", v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}), newVolume("ram", memory), newClaimVolume("local"), newClaimVolume("csi"))
 	g := int64(4711)
 	p.Spec.SecurityContext = &v1.PodSecurityContext{FSGroup: &g}
 	first, err := v.MountAll(t.Context(), p)
-	must(t, err)
+	requireNoError(t, err)
 	for name, m := range first {
 		st, err := os.Stat(m.HostPath)
-		must(t, err)
-		if groupOf(st) != g || st.Mode()&os.ModeSetgid == 0 {
-			t.Errorf("%s at first: group %d, %s", name, groupOf(st), st.Mode())
+		requireNoError(t, err)
+		if fileGroup(st) != g || st.Mode()&os.ModeSetgid == 0 {
+			t.Errorf("%s at first: group %d, %s", name, fileGroup(st), st.Mode())
 		}
-		must(t, os.WriteFile(m.HostPath+"/file", []byte(name), 0o600))
-		must(t, os.Chown(m.HostPath, 1000, 1001))
-		must(t, os.Chmod(m.HostPath, 0o700))
+		requireNoError(t, os.WriteFile(m.HostPath+"/file", []byte(name), 0o600))
+		requireNoError(t, os.Chown(m.HostPath, 1000, 1001))
+		requireNoError(t, os.Chmod(m.HostPath, 0o700))
 	}
 	cfg := v.cfg
 	for _, driver := range []bool{true, false} {
-		if !driver { // it starts after the agent does
+		if !driver { // the driver starts after the agent
 			cfg.CSI = csi.NewRegistry(csi.RegistryConfig{Plugins: filepath.Join(dir, "no plugins yet")})
 		}
 		v = New(cfg)
 		again, err := v.MountAll(t.Context(), p)
-		must(t, err)
+		requireNoError(t, err)
 		for name, m := range again {
 			st, err := os.Stat(m.HostPath)
-			must(t, err)
-			if m != first[name] || groupOf(st) != 1001 || st.Mode() != os.ModeDir|0o700 || read(t, m.HostPath+"/file") != name {
-				t.Errorf("%s after a restart of the agent: %+v, group %d, %s", name, m, groupOf(st), st.Mode())
+			requireNoError(t, err)
+			if m != first[name] || fileGroup(st) != 1001 || st.Mode() != os.ModeDir|0o700 || mustRead(t, m.HostPath+"/file") != name {
+				t.Errorf("%s after a restart of the agent: %+v, group %d, %s", name, m, fileGroup(st), st.Mode())
 			}
 			st, err = os.Stat(m.HostPath + "/file")
-			must(t, err)
-			if groupOf(st) == g && name != "ram" && name != "disk" && st.Mode().Perm() != 0o600 {
-				t.Errorf("%s: its file has group %d, mode %s", name, groupOf(st), st.Mode())
+			requireNoError(t, err)
+			if fileGroup(st) == g && name != "ram" && name != "disk" && st.Mode().Perm() != 0o600 {
+				t.Errorf("%s: its file has group %d, mode %s", name, fileGroup(st), st.Mode())
 			}
 		}
 	}
 	v.cfg.CSI = csi.NewRegistry(csi.RegistryConfig{Plugins: filepath.Join(dir, "plugins")})
-	must(t, v.UnmountAll(t.Context(), "u1"))
-	// The next pod gets them set up for its own group.
+	requireNoError(t, v.UnmountAll(t.Context(), "u1"))
+	// The volumes of the next pod get its own group.
 	g = 4712
 	p.UID = "u2"
 	next, err := v.MountAll(t.Context(), p)
-	must(t, err)
+	requireNoError(t, err)
 	for name, m := range next {
-		if st, err := os.Stat(m.HostPath); err != nil || groupOf(st) != g {
+		if st, err := os.Stat(m.HostPath); err != nil || fileGroup(st) != g {
 			t.Errorf("%s of the next pod: %v, %v", name, st, err)
 		}
 	}
-	must(t, v.UnmountAll(t.Context(), "u2"))
+	requireNoError(t, v.UnmountAll(t.Context(), "u2"))
 }
 
-// A FIFO where a file is wanted stops nobody.
+// A FIFO in place of a file does not block the agent.
 func TestHostPathThatIsAFIFO(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "fifo")
-	must(t, unix.Mkfifo(path, 0o600))
+	requireNoError(t, unix.Mkfifo(path, 0o600))
 	kind := v1.HostPathFileOrCreate
 	done := make(chan error, 1)
 	go func() { _, err := hostPath(&v1.HostPathVolumeSource{Path: path, Type: &kind}); done <- err }()
@@ -105,7 +106,7 @@ func TestHostPathThatIsAFIFO(t *testing.T) {
 			t.Error("a FIFO passed as a file")
 		}
 	case <-time.After(time.Minute):
-		f, _ := os.OpenFile(path, os.O_WRONLY|unix.O_NONBLOCK, 0) // let it go
+		f, _ := os.OpenFile(path, os.O_WRONLY|unix.O_NONBLOCK, 0) // release the blocked reader
 		f.Close()
 		t.Fatal("opening a FIFO waits for ever")
 	}

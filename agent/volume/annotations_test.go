@@ -9,7 +9,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// The annotations of a PersistentVolume set its group and its mount options, which take the place of mountOptions. F38
+// The annotations of a PersistentVolume set its group, and mount options that replace mountOptions.
+// F38
 func TestVolumeAnnotations(t *testing.T) {
 	for _, c := range []struct {
 		annotations map[string]string
@@ -27,7 +28,7 @@ func TestVolumeAnnotations(t *testing.T) {
 		if g := volumeGroup(pv); g != nil {
 			group = *g
 		}
-		if options := withOptions(pv).Spec.MountOptions; group != c.group || !slices.Equal(options, c.options) {
+		if options := withAnnotatedOptions(pv).Spec.MountOptions; group != c.group || !slices.Equal(options, c.options) {
 			t.Errorf("%v: group %d, options %q", c.annotations, group, options)
 		}
 		if !slices.Equal(pv.Spec.MountOptions, []string{"noatime"}) {
@@ -39,36 +40,37 @@ func TestVolumeAnnotations(t *testing.T) {
 // A claim's mount carries the group of its PersistentVolume. F38
 func TestMountsCarryTheGroup(t *testing.T) {
 	v, c, _ := newVolumes(t)
-	claim := onDisk(c, v1.LocalVolumeSource{Path: t.TempDir()})
+	claim := newLocalClaim(c, v1.LocalVolumeSource{Path: t.TempDir()})
 	pv, _ := c.PersistentVolume("pv")
 	pv = pv.DeepCopy()
 	pv.Spec.MountOptions, pv.Annotations = nil, map[string]string{groupAnnotation: "4711"}
 	c.Put(pv)
-	m, err := v.MountAll(t.Context(), pod("u1", claim))
-	must(t, err)
+	m, err := v.MountAll(t.Context(), newPod("u1", claim))
+	requireNoError(t, err)
 	if g := m["data"].Group; g == nil || *g != 4711 {
 		t.Errorf("the group of %+v is %v", m["data"], g)
 	}
-	must(t, v.UnmountAll(t.Context(), "u1"))
+	requireNoError(t, v.UnmountAll(t.Context(), "u1"))
 }
 
-// A PersistentVolume that is a hostPath cannot be mounted with options: the pod's event names them, and without them it is mounted. F38
+// A PersistentVolume with hostPath cannot have mount options: the error names them. Without them it
+// is mounted. F38
 func TestHostPathWithMountOptions(t *testing.T) {
 	v, c, dir := newVolumes(t)
-	claim := onDisk(c, v1.LocalVolumeSource{})
+	claim := newLocalClaim(c, v1.LocalVolumeSource{})
 	stored, _ := c.PersistentVolume("pv")
 	pv := stored.DeepCopy()
 	pv.Spec.PersistentVolumeSource = v1.PersistentVolumeSource{HostPath: &v1.HostPathVolumeSource{Path: dir}}
 	pv.Spec.MountOptions = []string{"ro"}
 	c.Put(pv)
 	const want = `persistentvolume "pv": mount options are not supported for this volume type: remove mountOptions`
-	if _, err := v.MountAll(t.Context(), pod("u1", claim)); err == nil || !strings.Contains(err.Error(), want) {
+	if _, err := v.MountAll(t.Context(), newPod("u1", claim)); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("with options: %v, want %s", err, want)
 	}
 	pv = pv.DeepCopy()
 	pv.Spec.MountOptions = nil
 	c.Put(pv)
-	_, err := v.MountAll(t.Context(), pod("u1", claim))
-	must(t, err)
-	must(t, v.UnmountAll(t.Context(), "u1"))
+	_, err := v.MountAll(t.Context(), newPod("u1", claim))
+	requireNoError(t, err)
+	requireNoError(t, v.UnmountAll(t.Context(), "u1"))
 }

@@ -12,7 +12,8 @@ import (
 	"keelson.dev/keelson/internal/safepath"
 )
 
-// The names inside a projected volume, as every application that watches one knows them.
+// Names inside a projected volume. They are those of the kubelet, and applications that watch such
+// volumes depend on them.
 const (
 	dataLink = "..data"
 	tempLink = "..data_tmp"
@@ -21,35 +22,36 @@ const (
 // writeAtomically makes dir show exactly the payload. A reader sees all of the old or all of the
 // new content, never a mixture:
 //
-//	dir/..1234/key     the files, in a folder of their own for each version
+//	dir/..1234/key     the files, in a separate folder for each version
 //	dir/..data         → ..1234, replaced by a rename
 //	dir/key            → ..data/key
 //
-// Nothing is touched when the content is what it should be. A version that a crash left behind is removed by the next write.
+// If the content is already correct, nothing is written. The next write removes a version that a
+// crash left behind.
 func writeAtomically(dir string, p payload, group *int64) error {
 	for path := range p {
 		if !filepath.IsLocal(path) || path == "." || strings.HasPrefix(path, "..") {
-			return fmt.Errorf("path %q of a projected file leads out of its volume", path)
+			return fmt.Errorf("path %q of a projected file leads outside its volume", path)
 		}
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	if err := own(dir, 0o755|os.ModeDir, nil, group); err != nil {
+	if err := setOwnership(dir, 0o755|os.ModeDir, nil, group); err != nil {
 		return err
 	}
 	old, err := os.Readlink(filepath.Join(dir, dataLink))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if old != "" && shows(filepath.Join(dir, old), p, group) {
-		return links(dir, p)
+	if old != "" && matchesPayload(filepath.Join(dir, old), p, group) {
+		return updateLinks(dir, p)
 	}
 	version, err := os.MkdirTemp(dir, "..")
 	if err != nil {
 		return err
 	}
-	if err := fill(version, p, group); err != nil {
+	if err := writeVersion(version, p, group); err != nil {
 		return errors.Join(err, os.RemoveAll(version))
 	}
 	temp := filepath.Join(dir, tempLink)
@@ -62,15 +64,15 @@ func writeAtomically(dir string, p payload, group *int64) error {
 	if err := os.Rename(temp, filepath.Join(dir, dataLink)); err != nil {
 		return err
 	}
-	if err := links(dir, p); err != nil {
+	if err := updateLinks(dir, p); err != nil {
 		return err
 	}
-	return sweep(dir, filepath.Base(version))
+	return removeOldVersions(dir, filepath.Base(version))
 }
 
-// fill writes a version.
-func fill(version string, p payload, group *int64) error {
-	if err := own(version, 0o755|os.ModeDir, nil, group); err != nil {
+// writeVersion writes the files of a new version.
+func writeVersion(version string, p payload, group *int64) error {
+	if err := setOwnership(version, 0o755|os.ModeDir, nil, group); err != nil {
 		return err
 	}
 	for path, f := range p {
@@ -79,22 +81,22 @@ func fill(version string, p payload, group *int64) error {
 			if err := os.MkdirAll(filepath.Join(version, d), 0o755); err != nil {
 				return err
 			}
-			if err := own(filepath.Join(version, d), 0o755|os.ModeDir, nil, group); err != nil {
+			if err := setOwnership(filepath.Join(version, d), 0o755|os.ModeDir, nil, group); err != nil {
 				return err
 			}
 		}
 		if err := os.WriteFile(full, f.data, 0o600); err != nil {
 			return err
 		}
-		if err := own(full, os.FileMode(f.mode), f.uid, group); err != nil {
+		if err := setOwnership(full, os.FileMode(f.mode), f.uid, group); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// own sets mode and ownership: a volume with a group is readable by it.
-func own(path string, mode os.FileMode, uid, group *int64) error {
+// setOwnership sets mode and owner of a file. With a group, the group gets read access.
+func setOwnership(path string, mode os.FileMode, uid, group *int64) error {
 	u, g := -1, -1
 	if uid != nil {
 		u = int(*uid)
@@ -114,8 +116,8 @@ func own(path string, mode os.FileMode, uid, group *int64) error {
 	return os.Chmod(path, mode)
 }
 
-// shows says whether a version is the payload already.
-func shows(version string, p payload, group *int64) bool {
+// matchesPayload reports whether the files and modes of a version already match the payload.
+func matchesPayload(version string, p payload, group *int64) bool {
 	count := 0
 	err := filepath.WalkDir(version, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -153,8 +155,9 @@ func shows(version string, p payload, group *int64) bool {
 	return err == nil && count == len(p)
 }
 
-// links makes dir/NAME → ..data/NAME for each first component of a path, and removes the rest.
-func links(dir string, p payload) error {
+// updateLinks creates dir/NAME → ..data/NAME for the first component of each path, and removes
+// other entries.
+func updateLinks(dir string, p payload) error {
 	want := map[string]bool{}
 	for path := range p {
 		first, _, _ := strings.Cut(path, "/")
@@ -183,8 +186,8 @@ func links(dir string, p payload) error {
 	return nil
 }
 
-// sweep removes all versions but one.
-func sweep(dir, keep string) error {
+// removeOldVersions removes all versions except keep.
+func removeOldVersions(dir, keep string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err

@@ -16,20 +16,21 @@ import (
 	"keelson.dev/keelson/csi/local"
 )
 
-// attachPatience is how long a volume is waited for before the pod is told that it waits. The wait goes on at once when
-// something has changed.
-const attachPatience = 3 * time.Second
+// attachTimeout is how long the pod worker waits for an attachment before it reports an error. The
+// wait ends as soon as the volume may be mounted.
+const attachTimeout = 3 * time.Second
 
-// attachRequired says whether a driver's volumes are attached to nodes before these mount them: as documented also where
-// the driver has no object. That of the node's own disks has one that says no, and may be heard of late.
+// attachRequired reports whether volumes of a driver must be attached to a node before they are
+// mounted. As in Kubernetes, that is the default for a driver without a CSIDriver object. The
+// built-in local driver never needs it, even if its CSIDriver object has not arrived yet.
 func attachRequired(driver string, about *storagev1.CSIDriver) bool {
 	return driver != local.DriverName && (about == nil || about.Spec.AttachRequired == nil || *about.Spec.AttachRequired)
 }
 
-// iscsiAttacher is by whom iSCSI volumes of claims are attached: the control plane.
+// iscsiAttacher is the attacher of iSCSI PersistentVolumes: the control plane itself.
 const iscsiAttacher = "iscsi.keelson.dev"
 
-// attachedName is how the node's status names a volume.
+// attachedName returns the name of a volume in the node's status.
 func attachedName(driver, handle string) v1.UniqueVolumeName {
 	if driver == iscsiAttacher {
 		return v1.UniqueVolumeName("kubernetes.io/iscsi/" + handle)
@@ -37,15 +38,16 @@ func attachedName(driver, handle string) v1.UniqueVolumeName {
 	return v1.UniqueVolumeName("kubernetes.io/csi/" + driver + "^" + handle)
 }
 
-// inUse calls f for each attached volume that is mounted, or may be: from before the first call of its driver, or the login to its
-// target, for a pod until the last after the pod. One that only waits to be attached is among them, and is not held.
-func (v *Volumes) inUse(f func(pod types.UID, name v1.UniqueVolumeName, held bool)) error {
+// visitAttached calls f for each attached volume of a pod on this node. A volume is visited from
+// before the first call of its driver, or the login to its target, until after the last one. held
+// is false while the volume only waits for its attachment.
+func (v *Volumes) visitAttached(f func(pod types.UID, name v1.UniqueVolumeName, held bool)) error {
 	pods, err := v.Pods()
 	if err != nil {
 		return err
 	}
 	for _, p := range pods {
-		recs, err := v.records(p)
+		recs, err := v.csiRecords(p)
 		if err != nil {
 			return err
 		}
@@ -60,17 +62,17 @@ func (v *Volumes) inUse(f func(pod types.UID, name v1.UniqueVolumeName, held boo
 		}
 		for _, r := range disks {
 			if r.Attach {
-				f(p, attachedName(iscsiAttacher, r.handle()), !r.Awaits)
+				f(p, attachedName(iscsiAttacher, r.volumeHandle()), !r.Awaits)
 			}
 		}
 	}
 	return nil
 }
 
-// VolumesInUse implements agent.AttachedVolumes. What it lists lies on disk.
+// VolumesInUse implements agent.AttachedVolumes. It reads the records on disk.
 func (v *Volumes) VolumesInUse() (names, held []v1.UniqueVolumeName, err error) {
 	names = []v1.UniqueVolumeName{}
-	err = v.inUse(func(_ types.UID, name v1.UniqueVolumeName, has bool) {
+	err = v.visitAttached(func(_ types.UID, name v1.UniqueVolumeName, has bool) {
 		names = append(names, name)
 		if has {
 			held = append(held, name)
@@ -87,27 +89,28 @@ func (v *Volumes) VolumesInUse() (names, held []v1.UniqueVolumeName, err error) 
 // PodsWithAttachedVolumes lists the pods that use attached volumes.
 func (v *Volumes) PodsWithAttachedVolumes() ([]types.UID, error) {
 	var pods []types.UID
-	if err := v.inUse(func(p types.UID, _ v1.UniqueVolumeName, _ bool) { pods = append(pods, p) }); err != nil {
+	if err := v.visitAttached(func(p types.UID, _ v1.UniqueVolumeName, _ bool) { pods = append(pods, p) }); err != nil {
 		return nil, fmt.Errorf("listing the pods with attached volumes: %w", err)
 	}
 	slices.Sort(pods)
 	return slices.Compact(pods), nil
 }
 
-// UsesChanged has a value when what InUse says may have changed.
+// UsesChanged returns a channel that has a value when the result of InUse may have changed.
 func (v *Volumes) UsesChanged() <-chan struct{} { return v.uses }
 
-func (v *Volumes) useChanged() {
+func (v *Volumes) signalUses() {
 	select {
 	case v.uses <- struct{}{}:
 	default:
 	}
 }
 
-// awaits says of a volume of a pod whose record is written now whether nothing has been done for it: there is no record yet, or it says
-// so. One of a release that did not write it leaves that to what is on the node: where nodes that wait all said that they have the
-// volume, none would ever get it. One that cannot be read counts as of a volume that may be mounted.
-func awaits(file string, untouched func() bool) bool {
+// isAwaitingAttach reports whether nothing has been done yet for a pod's volume, as stated by its
+// record or by the absence of a record. A record of an earlier release does not state it; untouched
+// then decides by the state of the node. If all waiting nodes claimed to hold the volume, none
+// would ever get it. For an unreadable record it returns false, because the volume may be mounted.
+func isAwaitingAttach(file string, untouched func() bool) bool {
 	b, err := os.ReadFile(file)
 	if errors.Is(err, os.ErrNotExist) {
 		return true
@@ -125,11 +128,12 @@ func awaits(file string, untouched func() bool) bool {
 	return !r.Ready && untouched()
 }
 
-// attached waits until a volume may be mounted, and returns what the driver said when it attached it.
-func (v *Volumes) attached(ctx context.Context, s source) (publish map[string]string, err error) {
+// awaitAttached waits until a volume may be mounted, and returns the attachment metadata of its
+// driver.
+func (v *Volumes) awaitAttached(ctx context.Context, s csiSource) (publish map[string]string, err error) {
 	why := ""
-	known, err := v.untilKnown(ctx, func() bool {
-		publish, why = v.mayMount(s)
+	known, err := v.awaitObjects(ctx, func() bool {
+		publish, why = v.mountBlocker(s)
 		return why == ""
 	})
 	switch {
@@ -141,11 +145,12 @@ func (v *Volumes) attached(ctx context.Context, s source) (publish map[string]st
 	return publish, nil
 }
 
-// untilKnown has the control plane told what is used, and waits until the objects that come from it say so. It is false when they do not
-// in attachPatience: the pod's volumes are tried again later.
-func (v *Volumes) untilKnown(ctx context.Context, said func() bool) (bool, error) {
-	v.useChanged()
-	patience, cancel := context.WithTimeout(ctx, attachPatience)
+// awaitObjects signals that the volumes in use changed, and waits until ready returns true for the
+// objects of the control plane. It returns false if that takes longer than attachTimeout; the pod
+// worker retries later.
+func (v *Volumes) awaitObjects(ctx context.Context, said func() bool) (bool, error) {
+	v.signalUses()
+	patience, cancel := context.WithTimeout(ctx, attachTimeout)
 	defer cancel()
 	for changes := v.cfg.Objects.Changes(patience); !said(); {
 		select {
@@ -160,22 +165,23 @@ func (v *Volumes) untilKnown(ctx context.Context, said func() bool) (bool, error
 	return true, nil
 }
 
-// mayMount says why a volume may not be mounted now; "" when it may. One revision of the node's object has to say both
-// that the node uses the volume and that the volume is attached: who takes it away writes the same object, and before the
-// volume is taken. What was known before the agent began is not enough, nor what was known before a long silence.
-func (v *Volumes) mayMount(s source) (publish map[string]string, why string) {
+// mountBlocker returns the reason why a volume may not be mounted now, or "" if it may. One
+// revision of the Node must have the volume both in volumesInUse and in volumesAttached. The detach
+// controller writes the same object before it detaches a volume, so the two cannot overlap. Objects
+// from before the agent started, or from before a long disconnection, are not sufficient.
+func (v *Volumes) mountBlocker(s csiSource) (publish map[string]string, why string) {
 	select {
 	case <-v.cfg.Objects.Confirmed():
 	default:
-		return nil, "the control plane has not been heard since the agent began"
+		return nil, "the agent has not reached the control plane since it started"
 	}
 	if v.cfg.Fenced != nil && v.cfg.Fenced() {
-		return nil, "the control plane has not been heard for too long"
+		return nil, "the node has been disconnected from the control plane for too long"
 	}
 	a, ok := v.cfg.Objects.VolumeAttachment(s.driver, s.handle)
 	switch {
 	case !ok:
-		return nil, "it has no VolumeAttachment to this node yet (kubectl describe of the pod says whether another node has it)"
+		return nil, "it has no VolumeAttachment to this node yet (kubectl describe pod shows whether another node has it)"
 	case a.DeletionTimestamp != nil:
 		return nil, fmt.Sprintf("it is being detached (VolumeAttachment %s)", a.Name)
 	case !a.Status.Attached && a.Status.AttachError != nil:
@@ -187,15 +193,15 @@ func (v *Volumes) mayMount(s source) (publish map[string]string, why string) {
 	}
 	n, ok := v.cfg.Objects.Node()
 	if !ok {
-		return nil, "the node's own object is not known yet"
+		return nil, "the agent has not received the node's object yet"
 	}
 	name := attachedName(s.driver, s.handle)
 	lost := slices.ContainsFunc(n.Status.Conditions, func(c v1.NodeCondition) bool { return c.Type == v1.NodeReady && c.Status == v1.ConditionUnknown })
 	switch {
 	case !slices.Contains(n.Status.VolumesInUse, name), lost:
-		return nil, "waiting for the control plane to know that this node uses it (status.volumesInUse)"
+		return nil, "waiting for the control plane to record that this node uses it (status.volumesInUse)"
 	case !slices.ContainsFunc(n.Status.VolumesAttached, func(x v1.AttachedVolume) bool { return x.Name == name }):
-		return nil, "the node's status.volumesAttached does not name it yet"
+		return nil, "the node's status.volumesAttached does not list it yet"
 	}
 	return a.Status.AttachmentMetadata, ""
 }

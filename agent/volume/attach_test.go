@@ -23,8 +23,9 @@ import (
 
 const odd = v1.UniqueVolumeName("kubernetes.io/csi/odd.example^vol-1")
 
-// attachment puts what attaches a volume to the node: by another PersistentVolume, which shows the same.
-func attachment(c *fake.Cluster, handle string, change func(*storagev1.VolumeAttachment)) {
+// putAttachment stores a VolumeAttachment of the volume to the node, through another
+// PersistentVolume with the same handle.
+func putAttachment(c *fake.Cluster, handle string, change func(*storagev1.VolumeAttachment)) {
 	name := "other"
 	a := &storagev1.VolumeAttachment{Spec: storagev1.VolumeAttachmentSpec{Attacher: "odd.example", NodeName: "here", Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &name}},
 		Status: storagev1.VolumeAttachmentStatus{Attached: true, AttachmentMetadata: map[string]string{"device": "/dev/odd"}}}
@@ -33,8 +34,8 @@ func attachment(c *fake.Cluster, handle string, change func(*storagev1.VolumeAtt
 	c.Put(a)
 }
 
-// known puts what the control plane says of the node.
-func known(c *fake.Cluster, ready v1.ConditionStatus, inUse, attached bool) {
+// setNodeStatus stores the Node as the control plane sends it.
+func setNodeStatus(c *fake.Cluster, ready v1.ConditionStatus, inUse, attached bool) {
 	n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "here"}, Status: v1.NodeStatus{Conditions: []v1.NodeCondition{{Type: v1.NodeReady, Status: ready}}}}
 	if inUse {
 		n.Status.VolumesInUse = []v1.UniqueVolumeName{odd}
@@ -45,62 +46,64 @@ func known(c *fake.Cluster, ready v1.ConditionStatus, inUse, attached bool) {
 	c.Put(n)
 }
 
-// F110: why a node may not mount a volume yet, in words. Another PersistentVolume by which the node has it does as well.
+// F110: a node that may not mount a volume yet reports why. An attachment through another
+// PersistentVolume with the same handle is sufficient.
 func TestMayMount(t *testing.T) {
 	v, c, _, _ := withDriver(t)
-	disk := source{name: "pv", driver: "odd.example", handle: "vol-1"}
+	disk := csiSource{name: "pv", driver: "odd.example", handle: "vol-1"}
 	says := func(want string) {
 		t.Helper()
-		_, why := v.mayMount(disk)
+		_, why := v.mountBlocker(disk)
 		if want == "" && why != "" || !strings.Contains(why, want) {
 			t.Errorf("%q does not say %q", why, want)
 		}
 	}
-	known(c, v1.ConditionTrue, false, false)
+	setNodeStatus(c, v1.ConditionTrue, false, false)
 	says("no VolumeAttachment to this node yet")
-	attachment(c, "vol-1", func(a *storagev1.VolumeAttachment) { a.Spec.NodeName = "there" })
+	putAttachment(c, "vol-1", func(a *storagev1.VolumeAttachment) { a.Spec.NodeName = "there" })
 	says("no VolumeAttachment to this node yet")
-	attachment(c, "vol-2", func(a *storagev1.VolumeAttachment) {})
+	putAttachment(c, "vol-2", func(a *storagev1.VolumeAttachment) {})
 	says("no VolumeAttachment to this node yet")
-	attachment(c, "vol-1", func(a *storagev1.VolumeAttachment) { a.Status.Attached = false })
+	putAttachment(c, "vol-1", func(a *storagev1.VolumeAttachment) { a.Status.Attached = false })
 	says("waiting for the attacher of CSI driver odd.example (VolumeAttachment csi-")
-	attachment(c, "vol-1", func(a *storagev1.VolumeAttachment) {
+	putAttachment(c, "vol-1", func(a *storagev1.VolumeAttachment) {
 		a.Status = storagev1.VolumeAttachmentStatus{AttachError: &storagev1.VolumeError{Message: "no such disk"}}
 	})
 	says("CSI driver odd.example: no such disk")
-	attachment(c, "vol-1", func(a *storagev1.VolumeAttachment) {})
-	says("waiting for the control plane to know that this node uses it")
-	known(c, v1.ConditionTrue, true, false)
-	says("status.volumesAttached does not name it")
-	known(c, v1.ConditionUnknown, true, true)
-	says("waiting for the control plane to know that this node uses it")
-	known(c, v1.ConditionTrue, true, true)
+	putAttachment(c, "vol-1", func(a *storagev1.VolumeAttachment) {})
+	says("waiting for the control plane to record that this node uses it")
+	setNodeStatus(c, v1.ConditionTrue, true, false)
+	says("status.volumesAttached does not list it")
+	setNodeStatus(c, v1.ConditionUnknown, true, true)
+	says("waiting for the control plane to record that this node uses it")
+	setNodeStatus(c, v1.ConditionTrue, true, true)
 	says("")
 	v.cfg.Fenced = func() bool { return true }
-	says("not been heard for too long")
+	says("disconnected from the control plane for too long")
 	v.cfg.Fenced = nil
 	confirm := c.Unconfirmed()
-	says("not been heard since the agent began")
+	says("not reached the control plane since it started")
 	confirm()
 	says("")
 }
 
-// F110: a node tells that it uses a volume before the driver is first called, mounts it once it is attached, and tells so
-// until it is unmounted; the next agent knows as much.
+// F110: a node reports that it uses a volume before the driver is first called. It mounts the
+// volume once it is attached, and reports the use until it is unmounted. The next agent knows all
+// of this.
 func TestAttachedVolume(t *testing.T) {
 	v, c, d, claim := withDriver(t)
 	c.Put(&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "odd.example"}})
-	known(c, v1.ConditionTrue, false, false)
+	setNodeStatus(c, v1.ConditionTrue, false, false)
 	holds := false
 	uses := func(v *Volumes, want bool) {
 		t.Helper()
 		names, held, err := v.VolumesInUse()
-		must(t, err)
+		requireNoError(t, err)
 		if slices.Equal(held, []v1.UniqueVolumeName{odd}) != holds || !holds && len(held) > 0 {
 			t.Errorf("held %v, want %v", held, holds)
 		}
 		pods, err := v.PodsWithAttachedVolumes()
-		must(t, err)
+		requireNoError(t, err)
 		if slices.Equal(names, []v1.UniqueVolumeName{odd}) != want || slices.Equal(pods, []types.UID{"u1"}) != want || !want && len(names)+len(pods) > 0 {
 			t.Errorf("in use %v by %v, want %v", names, pods, want)
 		}
@@ -109,7 +112,7 @@ func TestAttachedVolume(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		_, err := v.MountAll(ctx, pod("u1", claim))
+		_, err := v.MountAll(ctx, newPod("u1", claim))
 		done <- err
 	}()
 	<-v.UsesChanged()
@@ -118,18 +121,18 @@ func TestAttachedVolume(t *testing.T) {
 	if err := <-done; err == nil || len(d.staged) > 0 {
 		t.Fatalf("staged %v: %v", d.staged, err)
 	}
-	next := New(v.cfg) // an agent that is killed meanwhile leaves word that nothing was done for the volume
+	next := New(v.cfg) // an agent that was killed recorded that nothing was done for the volume
 	uses(next, true)
 	tried, stop := context.WithCancel(t.Context())
 	stop()
-	if _, err := next.MountAll(tried, pod("u1", claim)); err == nil {
+	if _, err := next.MountAll(tried, newPod("u1", claim)); err == nil {
 		t.Error("mounted")
 	}
 	uses(next, true)
-	attachment(c, "vol-1", func(*storagev1.VolumeAttachment) {})
-	known(c, v1.ConditionTrue, true, true)
-	_, err := v.MountAll(t.Context(), pod("u1", claim))
-	must(t, err)
+	putAttachment(c, "vol-1", func(*storagev1.VolumeAttachment) {})
+	setNodeStatus(c, v1.ConditionTrue, true, true)
+	_, err := v.MountAll(t.Context(), newPod("u1", claim))
+	requireNoError(t, err)
 	if d.context["device"] != "/dev/odd" {
 		t.Errorf("the driver was told %v", d.context)
 	}
@@ -137,33 +140,35 @@ func TestAttachedVolume(t *testing.T) {
 	<-v.UsesChanged()
 	next = New(v.cfg)
 	uses(next, true)
-	known(c, v1.ConditionUnknown, true, false) // a pod that runs on it keeps it
-	_, err = next.MountAll(t.Context(), pod("u1", claim))
-	must(t, err)
-	must(t, next.UnmountAll(t.Context(), "u1"))
+	setNodeStatus(c, v1.ConditionUnknown, true, false) // a running pod keeps the volume
+	_, err = next.MountAll(t.Context(), newPod("u1", claim))
+	requireNoError(t, err)
+	requireNoError(t, next.UnmountAll(t.Context(), "u1"))
 	holds = false
 	uses(next, false)
 }
 
-// legacy is what a release that did not write whether a volume waits leaves of one that a pod has, or waits for.
-func legacy(t *testing.T, file string, r any) {
+// writeLegacyRecord writes a record in the form of a release that did not store whether a volume
+// waits for its attachment.
+func writeLegacyRecord(t *testing.T, file string, r any) {
 	raw, err := json.Marshal(r)
-	must(t, err)
+	requireNoError(t, err)
 	var fields map[string]any
-	must(t, json.Unmarshal(raw, &fields))
+	requireNoError(t, json.Unmarshal(raw, &fields))
 	delete(fields, "awaits")
-	must(t, writeRecord(file, fields))
+	requireNoError(t, writeRecord(file, fields))
 }
 
-// F110: nodes whose agents are upgraded while their pods wait for a volume do not say that they have it: the first that is given it gets
-// it. One whose driver may have been asked says that it has it, until it is unmounted.
+// F110: nodes whose agents are upgraded while their pods wait for a volume do not report that they
+// hold it, so the first node can get it. A node whose driver may have been called reports that it
+// holds the volume until it is unmounted.
 func TestAnUpgradeWhilePodsWait(t *testing.T) {
 	type node struct {
 		v     *Volumes
 		c     *fake.Cluster
 		claim v1.Volume
 		file  string
-		r     record
+		r     csiRecord
 	}
 	join := func(block bool) (n node) {
 		n.v, n.c, _, n.claim = withDriver(t)
@@ -174,12 +179,12 @@ func TestAnUpgradeWhilePodsWait(t *testing.T) {
 			*pv.Spec.VolumeMode = v1.PersistentVolumeBlock
 		}
 		n.c.Put(pv)
-		known(n.c, v1.ConditionTrue, false, false)
+		setNodeStatus(n.c, v1.ConditionTrue, false, false)
 		var err error
-		n.r, err = n.v.place("u1", "data", source{name: "pv", driver: "odd.example", handle: "vol-1", block: block})
-		must(t, err)
+		n.r, err = n.v.csiPaths("u1", "data", csiSource{name: "pv", driver: "odd.example", handle: "vol-1", block: block})
+		requireNoError(t, err)
 		n.r.Attach = true
-		n.file = n.v.recordFile("u1", "data")
+		n.file = n.v.csiRecordFile("u1", "data")
 		return n
 	}
 	holds := func(n node) bool {
@@ -187,7 +192,7 @@ func TestAnUpgradeWhilePodsWait(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() {
-			_, err := n.v.MountAll(ctx, pod("u1", n.claim))
+			_, err := n.v.MountAll(ctx, newPod("u1", n.claim))
 			done <- err
 		}()
 		<-n.v.UsesChanged() // it waits
@@ -195,14 +200,14 @@ func TestAnUpgradeWhilePodsWait(t *testing.T) {
 			t.Error("mounted")
 		}
 		names, held, err := n.v.VolumesInUse()
-		if must(t, err); !slices.Equal(names, []v1.UniqueVolumeName{odd}) {
+		if requireNoError(t, err); !slices.Equal(names, []v1.UniqueVolumeName{odd}) {
 			t.Errorf("in use %v", names)
 		}
 		return len(held) > 0
 	}
 	a, b := join(false), join(false)
 	for _, n := range []node{a, b} {
-		legacy(t, n.file, n.r)
+		writeLegacyRecord(t, n.file, n.r)
 		if _, held, err := n.v.VolumesInUse(); err != nil || len(held) != 1 {
 			t.Errorf("before anybody has looked: %v, %v", held, err)
 		}
@@ -210,60 +215,60 @@ func TestAnUpgradeWhilePodsWait(t *testing.T) {
 			t.Error("a node that waits says that it has the volume")
 		}
 	}
-	attachment(a.c, "vol-1", func(*storagev1.VolumeAttachment) {})
-	known(a.c, v1.ConditionTrue, true, true)
-	_, err := a.v.MountAll(t.Context(), pod("u1", a.claim))
-	must(t, err)
+	putAttachment(a.c, "vol-1", func(*storagev1.VolumeAttachment) {})
+	setNodeStatus(a.c, v1.ConditionTrue, true, true)
+	_, err := a.v.MountAll(t.Context(), newPod("u1", a.claim))
+	requireNoError(t, err)
 	if _, held, err := a.v.VolumesInUse(); err != nil || len(held) != 1 {
 		t.Errorf("the node that got it says %v, %v", held, err)
 	}
-	must(t, a.v.UnmountAll(t.Context(), "u1"))
+	requireNoError(t, a.v.UnmountAll(t.Context(), "u1"))
 	for name, block := range map[string]bool{"a folder of the pod": false, "a folder of all pods with the device": true} {
 		n := join(block)
-		must(t, os.MkdirAll(filepath.Dir(n.r.Target), 0o750))
-		if legacy(t, n.file, n.r); !holds(n) || !holds(n) {
+		requireNoError(t, os.MkdirAll(filepath.Dir(n.r.Target), 0o750))
+		if writeLegacyRecord(t, n.file, n.r); !holds(n) || !holds(n) {
 			t.Errorf("%s: the driver may have been asked, and the node says that it waits", name)
 		}
 	}
 	n := join(true)
-	if legacy(t, n.file, n.r); holds(n) {
+	if writeLegacyRecord(t, n.file, n.r); holds(n) {
 		t.Error("a node that waits for a device says that it has it")
 	}
 	n = join(false)
 	n.r.Ready = true // and unmounted by a reboot
-	if legacy(t, n.file, n.r); !holds(n) {
+	if writeLegacyRecord(t, n.file, n.r); !holds(n) {
 		t.Error("what was ready counts as waited for")
 	}
 	n = join(false)
-	must(t, os.MkdirAll(filepath.Dir(n.file), 0o750))
-	must(t, os.WriteFile(n.file, []byte("{"), 0o600))
-	if awaits(n.file, n.r.untouched) {
+	requireNoError(t, os.MkdirAll(filepath.Dir(n.file), 0o750))
+	requireNoError(t, os.WriteFile(n.file, []byte("{"), 0o600))
+	if isAwaitingAttach(n.file, n.r.isUntouched) {
 		t.Error("a record that cannot be read says that nothing was done")
 	}
 }
 
-// session has the kernel find a unit of a target by a session that is down.
-func session(t *testing.T, sys, target string, lun int) {
+// addSession adds a session that is down, with a unit of a target, to a fake /sys.
+func addSession(t *testing.T, sys, target string, lun int) {
 	of, device := filepath.Join(sys, "class/iscsi_session/session1"), filepath.Join(sys, "host3/session1")
 	connection := filepath.Join(sys, "class/iscsi_connection/connection1:0")
 	for file, text := range map[string]string{of + "/targetname": target, of + "/ifacename": "default", of + "/state": "FAILED", of + "/target_id": "0",
 		connection + "/persistent_address": "192.0.2.1", connection + "/persistent_port": "3260"} {
-		must(t, errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text), 0o600)))
+		requireNoError(t, errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text), 0o600)))
 	}
-	must(t, os.MkdirAll(filepath.Join(device, fmt.Sprintf("target3:0:0/3:0:0:%d", lun)), 0o755))
+	requireNoError(t, os.MkdirAll(filepath.Join(device, fmt.Sprintf("target3:0:0/3:0:0:%d", lun)), 0o755))
 	if err := os.Symlink(device, filepath.Join(of, "device")); !errors.Is(err, os.ErrExist) {
-		must(t, err)
+		requireNoError(t, err)
 	}
 }
 
-// F110: the disk of an iSCSI target that a claim is bound to is told of before the target is asked for anything, and until it is gone; one
-// that a pod names itself is not attached.
+// F110: the disk of a claim is reported before its iSCSI target is contacted, and until it is
+// detached. An inline disk is not attached.
 func TestDisksAreAttached(t *testing.T) {
 	v, c, _ := newVolumes(t)
 	v.cfg.ISCSI.Kernel = iscsi.Kernel{Sys: t.TempDir(), Dev: t.TempDir()}
-	t.Setenv("PATH", t.TempDir()) // nobody is asked
+	t.Setenv("PATH", t.TempDir()) // iscsiadm is not found
 	disk := v1.ISCSIPersistentVolumeSource{TargetPortal: "192.0.2.1", IQN: "iqn.2026-01.example:disks", Lun: 3}
-	claim := onDisk(c, v1.LocalVolumeSource{})
+	claim := newLocalClaim(c, v1.LocalVolumeSource{})
 	pv, _ := c.PersistentVolume("pv")
 	pv = pv.DeepCopy()
 	pv.Spec.PersistentVolumeSource = v1.PersistentVolumeSource{ISCSI: &disk}
@@ -271,7 +276,7 @@ func TestDisksAreAttached(t *testing.T) {
 	name := v1.UniqueVolumeName("kubernetes.io/iscsi/iqn.2026-01.example:disks:3")
 	says := func(want string, holds bool) {
 		t.Helper()
-		_, err := v.MountAll(t.Context(), pod("u1", claim))
+		_, err := v.MountAll(t.Context(), newPod("u1", claim))
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)
 		}
@@ -284,12 +289,12 @@ func TestDisksAreAttached(t *testing.T) {
 			t.Errorf("in use %v by %v (%v, %v)", names, users, err, uerr)
 		}
 	}
-	known(c, v1.ConditionTrue, false, false)
+	setNodeStatus(c, v1.ConditionTrue, false, false)
 	says(`persistentvolume "pv" is not attached to this node: it has no VolumeAttachment to this node yet`, false)
-	attachment(c, "iqn.2026-01.example:disks:3", func(a *storagev1.VolumeAttachment) { a.Spec.Attacher, a.Status.Attached = "iscsi.keelson.dev", false })
+	putAttachment(c, "iqn.2026-01.example:disks:3", func(a *storagev1.VolumeAttachment) { a.Spec.Attacher, a.Status.Attached = "iscsi.keelson.dev", false })
 	says("waiting for the control plane (VolumeAttachment csi-", false)
-	attachment(c, "iqn.2026-01.example:disks:3", func(a *storagev1.VolumeAttachment) { a.Spec.Attacher = "iscsi.keelson.dev" })
-	says("waiting for the control plane to know that this node uses it", false)
+	putAttachment(c, "iqn.2026-01.example:disks:3", func(a *storagev1.VolumeAttachment) { a.Spec.Attacher = "iscsi.keelson.dev" })
+	says("waiting for the control plane to record that this node uses it", false)
 	n, _ := c.Node()
 	n = n.DeepCopy()
 	n.Status.VolumesInUse, n.Status.VolumesAttached = []v1.UniqueVolumeName{name}, []v1.AttachedVolume{{Name: name}}
@@ -297,33 +302,34 @@ func TestDisksAreAttached(t *testing.T) {
 	says("iscsiadm is not on this node", true)
 	v = New(v.cfg)
 	n = n.DeepCopy()
-	n.Status.VolumesAttached = nil // whatever comes, it may have been mounted
+	n.Status.VolumesAttached = nil // from here on it may have been mounted
 	c.Put(n)
-	says("volumesAttached does not name it", true)
-	must(t, v.UnmountAll(t.Context(), "u1"))
-	// After an upgrade while the pod waits: what the node has of the disk says whether anything was done.
+	says("volumesAttached does not list it", true)
+	requireNoError(t, v.UnmountAll(t.Context(), "u1"))
+	// After an upgrade while the pod waits, the state of the node decides whether anything was
+	// done.
 	r := iscsiRecord{Version: 1, Target: disk.IQN, Interface: "default", LUN: 3, Attach: true}
 	file := filepath.Join(v.podDir("u1"), "iscsi", "data.json")
-	legacy(t, file, r)
-	says("volumesAttached does not name it", false)
-	legacy(t, file, r)
+	writeLegacyRecord(t, file, r)
+	says("volumesAttached does not list it", false)
+	writeLegacyRecord(t, file, r)
 	untouched := func() bool {
-		return v.iscsiUntouched(iscsiSource{disk: iscsi.Disk{Target: strings.ToUpper(disk.IQN), LUN: 3}}, r)
+		return v.isISCSIUntouched(iscsiSource{disk: iscsi.Disk{Target: strings.ToUpper(disk.IQN), LUN: 3}}, r)
 	}
-	if session(t, v.cfg.ISCSI.Kernel.Sys, disk.IQN, 4); !awaits(file, untouched) {
+	if addSession(t, v.cfg.ISCSI.Kernel.Sys, disk.IQN, 4); !isAwaitingAttach(file, untouched) {
 		t.Error("another disk of the target counts as this one")
 	}
-	if session(t, v.cfg.ISCSI.Kernel.Sys, disk.IQN, 3); awaits(file, untouched) {
+	if addSession(t, v.cfg.ISCSI.Kernel.Sys, disk.IQN, 3); isAwaitingAttach(file, untouched) {
 		t.Error("a disk that the kernel has counts as waited for")
 	}
-	must(t, os.RemoveAll(filepath.Join(v.cfg.ISCSI.Kernel.Sys, "class")))
-	must(t, v.UnmountAll(t.Context(), "u1"))
-	inline := volume("data", v1.VolumeSource{ISCSI: &v1.ISCSIVolumeSource{TargetPortal: disk.TargetPortal, IQN: disk.IQN, Lun: disk.Lun}})
-	if _, err := v.MountAll(t.Context(), pod("u2", inline)); err == nil || !strings.Contains(err.Error(), "iscsiadm is not on this node") {
+	requireNoError(t, os.RemoveAll(filepath.Join(v.cfg.ISCSI.Kernel.Sys, "class")))
+	requireNoError(t, v.UnmountAll(t.Context(), "u1"))
+	inline := newVolume("data", v1.VolumeSource{ISCSI: &v1.ISCSIVolumeSource{TargetPortal: disk.TargetPortal, IQN: disk.IQN, Lun: disk.Lun}})
+	if _, err := v.MountAll(t.Context(), newPod("u2", inline)); err == nil || !strings.Contains(err.Error(), "iscsiadm is not on this node") {
 		t.Errorf("%v", err)
 	}
 	if names, _, err := v.VolumesInUse(); err != nil || len(names) > 0 {
 		t.Errorf("in use %v, %v", names, err)
 	}
-	must(t, v.UnmountAll(t.Context(), "u2"))
+	requireNoError(t, v.UnmountAll(t.Context(), "u2"))
 }

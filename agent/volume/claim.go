@@ -20,7 +20,8 @@ import (
 	"keelson.dev/keelson/agent/volume/nfs"
 )
 
-// claimName is the claim of a volume, "" when it has none, and whether the pod only reads from it.
+// claimName returns the name of a volume's claim, or "" if it has none, and whether the pod uses
+// the claim read-only.
 func claimName(pod *v1.Pod, vol *v1.Volume) (name string, readonly bool) {
 	switch {
 	case vol.PersistentVolumeClaim != nil:
@@ -31,15 +32,16 @@ func claimName(pod *v1.Pod, vol *v1.Volume) (name string, readonly bool) {
 	return "", false
 }
 
-// bound is a claim of a pod with the PersistentVolume that it is bound to.
-func (v *Volumes) bound(pod *v1.Pod, vol *v1.Volume, name string) (*v1.PersistentVolumeClaim, *v1.PersistentVolume, error) {
+// boundClaim returns a claim of a pod and the PersistentVolume that it is bound to. It returns an
+// error unless both refer to each other.
+func (v *Volumes) boundClaim(pod *v1.Pod, vol *v1.Volume, name string) (*v1.PersistentVolumeClaim, *v1.PersistentVolume, error) {
 	ns := pod.Namespace
 	pvc, ok := v.cfg.Objects.Claim(ns, name)
 	if !ok {
 		return nil, nil, fmt.Errorf("persistentvolumeclaim \"%s/%s\" not found", ns, name)
 	}
 	if vol.Ephemeral != nil {
-		if err := ephemeral.VolumeIsForPod(pod, pvc); err != nil { // somebody else's, by its name
+		if err := ephemeral.VolumeIsForPod(pod, pvc); err != nil { // the claim with this name belongs to another owner
 			return nil, nil, err
 		}
 	}
@@ -53,11 +55,11 @@ func (v *Volumes) bound(pod *v1.Pod, vol *v1.Volume, name string) (*v1.Persisten
 	if r := pv.Spec.ClaimRef; r == nil || r.Namespace != ns || r.Name != name || r.UID != "" && r.UID != pvc.UID {
 		return nil, nil, fmt.Errorf("persistentvolume %q is not bound to claim \"%s/%s\"", pv.Name, ns, name)
 	}
-	return pvc, withOptions(pv), nil
+	return pvc, withAnnotatedOptions(pv), nil
 }
 
-// withOptions returns the volume with the mount options of its annotation, which Kubernetes prefers to spec.mountOptions.
-func withOptions(pv *v1.PersistentVolume) *v1.PersistentVolume {
+// withAnnotatedOptions returns the volume with the mount options of its annotation, which Kubernetes prefers to spec.mountOptions.
+func withAnnotatedOptions(pv *v1.PersistentVolume) *v1.PersistentVolume {
 	options, annotated := pv.Annotations[v1.MountOptionAnnotation]
 	if !annotated {
 		return pv
@@ -72,7 +74,7 @@ func withOptions(pv *v1.PersistentVolume) *v1.PersistentVolume {
 	return &out
 }
 
-// groupAnnotation names the group that owns the content of a PersistentVolume.
+// groupAnnotation is the annotation with the group that owns the content of a PersistentVolume.
 const groupAnnotation = "pv.beta.kubernetes.io/gid"
 
 // volumeGroup returns the group of a volume's annotation. Kubernetes ignores a value that is not a number.
@@ -84,30 +86,30 @@ func volumeGroup(pv *v1.PersistentVolume) *int64 {
 	return &group
 }
 
-// claim prepares the PersistentVolume that a claim is bound to.
-func (v *Volumes) claim(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (agent.Mount, error) {
+// mountClaim mounts the PersistentVolume that a claim is bound to.
+func (v *Volumes) mountClaim(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (agent.Mount, error) {
 	name, readonly := claimName(pod, vol)
-	pvc, pv, err := v.bound(pod, vol, name)
+	pvc, pv, err := v.boundClaim(pod, vol, name)
 	if err != nil {
 		return agent.Mount{}, err
 	}
-	m, err := v.claimed(ctx, pod, vol, pvc, pv, readonly)
+	m, err := v.mountPersistentVolume(ctx, pod, vol, pvc, pv, readonly)
 	m.Group = volumeGroup(pv)
 	return m, err
 }
 
-// claimed prepares a PersistentVolume for a pod by its source.
-func (v *Volumes) claimed(ctx context.Context, pod *v1.Pod, vol *v1.Volume, pvc *v1.PersistentVolumeClaim,
+// mountPersistentVolume mounts a PersistentVolume for a pod by its source.
+func (v *Volumes) mountPersistentVolume(ctx context.Context, pod *v1.Pod, vol *v1.Volume, pvc *v1.PersistentVolumeClaim,
 	pv *v1.PersistentVolume, readonly bool) (agent.Mount, error) {
-	if err := rightMode(pod, vol.Name, pv); err != nil {
+	if err := checkVolumeMode(pod, vol.Name, pv); err != nil {
 		return agent.Mount{}, err
 	}
-	if err := v.alone(ctx, pod, pvc, pv); err != nil {
+	if err := v.claimExclusively(ctx, pod, pvc, pv); err != nil {
 		return agent.Mount{}, err
 	}
 	switch s := &pv.Spec; {
 	case s.HostPath != nil && isBlock(pv):
-		return agent.Mount{}, fmt.Errorf("persistentvolume %q: a hostPath is given with volumeMode Filesystem: use local for a block device of the node", pv.Name)
+		return agent.Mount{}, fmt.Errorf("persistentvolume %q: a hostPath must have volumeMode Filesystem: use a local volume for a block device of the node", pv.Name)
 	case s.HostPath != nil && len(s.MountOptions) > 0:
 		return agent.Mount{}, fmt.Errorf("persistentvolume %q: mount options are not supported for this volume type: remove mountOptions", pv.Name)
 	case s.HostPath != nil:
@@ -115,13 +117,13 @@ func (v *Volumes) claimed(ctx context.Context, pod *v1.Pod, vol *v1.Volume, pvc 
 		m.ReadOnly = readonly
 		return m, err
 	case s.Local != nil:
-		return v.local(ctx, pod, vol.Name, pv, readonly)
+		return v.mountLocal(ctx, pod, vol.Name, pv, readonly)
 	case s.CSI != nil:
-		return v.csi(ctx, pod, vol.Name, persistent(pv, pvc, readonly))
+		return v.mountCSI(ctx, pod, vol.Name, persistentSource(pv, pvc, readonly))
 	case s.NFS != nil && isBlock(pv):
-		return agent.Mount{}, fmt.Errorf("persistentvolume %q: an NFS server has folders and no block devices: use volumeMode Filesystem", pv.Name)
+		return agent.Mount{}, fmt.Errorf("persistentvolume %q: NFS does not support volumeMode Block: use volumeMode Filesystem", pv.Name)
 	case s.NFS != nil:
-		m, err := v.nfs(ctx, pod, vol.Name, nfs.Volume{Server: s.NFS.Server, Path: s.NFS.Path, ReadOnly: readonly || s.NFS.ReadOnly, Options: s.MountOptions})
+		m, err := v.mountNFS(ctx, pod, vol.Name, nfs.Volume{Server: s.NFS.Server, Path: s.NFS.Path, ReadOnly: readonly || s.NFS.ReadOnly, Options: s.MountOptions})
 		if err != nil {
 			err = fmt.Errorf("persistentvolume %q: %w", pv.Name, err)
 		}
@@ -132,18 +134,18 @@ func (v *Volumes) claimed(ctx context.Context, pod *v1.Pod, vol *v1.Volume, pvc 
 		if err != nil {
 			return agent.Mount{}, err
 		}
-		return v.iscsi(ctx, pod, vol.Name, s)
+		return v.mountISCSI(ctx, pod, vol.Name, s)
 	}
-	return agent.Mount{}, fmt.Errorf("persistentvolume %q is of a kind that this node does not support", pv.Name)
+	return agent.Mount{}, fmt.Errorf("persistentvolume %q has a source that is not supported on this node", pv.Name)
 }
 
-// isBlock says that a volume is given to containers as a block device.
+// isBlock reports whether containers receive a volume as a block device.
 func isBlock(pv *v1.PersistentVolume) bool {
 	return pv.Spec.VolumeMode != nil && *pv.Spec.VolumeMode == v1.PersistentVolumeBlock
 }
 
-// rightMode says that containers ask for a volume in the other mode: a file system is mounted, a block device is not.
-func rightMode(pod *v1.Pod, volume string, pv *v1.PersistentVolume) error {
+// checkVolumeMode returns an error if a container uses a volume in the other volumeMode.
+func checkVolumeMode(pod *v1.Pod, volume string, pv *v1.PersistentVolume) error {
 	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for i := range list {
 			c := &list[i]
@@ -162,9 +164,9 @@ func rightMode(pod *v1.Pod, volume string, pv *v1.PersistentVolume) error {
 	return nil
 }
 
-// once does what is done to a pod's volume a single time, however often the agent starts anew: afterwards the volume
-// is the pod's, which may have changed what was set up.
-func (v *Volumes) once(pod types.UID, volume string, f func() error) error {
+// runOnce calls f once for a pod's volume, also across restarts of the agent. After that, the pod
+// may have changed what f set up.
+func (v *Volumes) runOnce(pod types.UID, volume string, f func() error) error {
 	mark := filepath.Join(v.podDir(pod), "done", volume)
 	if _, err := os.Lstat(mark); err == nil {
 		return nil
@@ -178,7 +180,8 @@ func (v *Volumes) once(pod types.UID, volume string, f func() error) error {
 	return os.WriteFile(mark, nil, 0o600)
 }
 
-// applyGroup makes a volume belong to the pod's fsGroup. Links inside are never followed out of it.
+// applyGroup changes the group of a volume's files to the pod's fsGroup. It never follows a
+// symbolic link out of the volume.
 func applyGroup(dir string, pod *v1.Pod) error {
 	group := fsGroup(pod)
 	if group == nil {
@@ -191,7 +194,7 @@ func applyGroup(dir string, pod *v1.Pod) error {
 	defer root.Close()
 	policy := pod.Spec.SecurityContext.FSGroupChangePolicy
 	if policy != nil && *policy == v1.FSGroupChangeOnRootMismatch {
-		if st, err := root.Stat("."); err == nil && groupOf(st) == *group && st.Mode()&os.ModeSetgid != 0 && st.Mode().Perm()&0o070 == 0o070 {
+		if st, err := root.Stat("."); err == nil && fileGroup(st) == *group && st.Mode()&os.ModeSetgid != 0 && st.Mode().Perm()&0o070 == 0o070 {
 			return nil
 		}
 	}
@@ -201,7 +204,7 @@ func applyGroup(dir string, pod *v1.Pod) error {
 func walkGroup(root *os.Root, path string, gid int) error {
 	st, err := root.Lstat(path)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil // deleted meanwhile by another pod
+		return nil // another pod deleted it
 	}
 	if err != nil {
 		return err
@@ -222,7 +225,7 @@ func walkGroup(root *os.Root, path string, gid int) error {
 	if !st.IsDir() {
 		return nil
 	}
-	// It may have become something else, which must not be waited for.
+	// The path may have become a FIFO; opening it must not block.
 	f, err := root.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
 		return nil

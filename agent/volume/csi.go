@@ -19,61 +19,63 @@ import (
 	"keelson.dev/keelson/csi"
 )
 
-// record is what is known of a CSI volume of a pod after a crash.
-type record struct {
+// csiRecord is the record on disk of a pod's CSI volume. It is used after a crash.
+type csiRecord struct {
 	Driver  string `json:"driver"`
 	Volume  string `json:"volume"`
 	Staging string `json:"staging"`
 	Target  string `json:"target"`
 	Block   bool   `json:"block,omitempty"`
-	// Inline: it is the pod's own and was not staged. Staging is a place all the same: a release from before there were
-	// such volumes has the driver unstage there, which changes nothing.
+	// Inline volumes belong to the pod and are not staged. Staging is set nevertheless: an agent of
+	// a release without inline volumes makes the driver unstage there, which has no effect.
 	Inline bool `json:"inline,omitempty"`
-	Attach bool `json:"attach,omitempty"` // it is attached to the node, which tells that it uses it
-	Awaits bool `json:"awaits"`           // it has not been attached for the pod yet, and nothing was done for it
-	Ready  bool `json:"ready,omitempty"`  // all that is done to it before a container sees it has been done
+	Attach bool `json:"attach,omitempty"` // the volume is attached to the node and listed in volumesInUse
+	Awaits bool `json:"awaits"`           // the volume waits for its attachment, and nothing was done for it
+	Ready  bool `json:"ready,omitempty"`  // the volume is completely set up
 }
 
-// kubelet is the folder whose layout drivers know.
-func (v *Volumes) kubelet() string {
+// kubeletDir returns the folder with the kubelet's layout, which CSI drivers expect.
+func (v *Volumes) kubeletDir() string {
 	if v.cfg.Paths.Kubelet != "" {
 		return v.cfg.Paths.Kubelet
 	}
 	return filepath.Join(v.cfg.Paths.State, "kubelet")
 }
 
-// blocks is the folder of block devices, below which drivers stage and publish them.
-func (v *Volumes) blocks(sub string) string {
-	return filepath.Join(v.kubelet(), "plugins", "kubernetes.io", "csi", "volumeDevices", sub)
+// blockDeviceDir returns a folder below which drivers stage or publish block devices.
+func (v *Volumes) blockDeviceDir(sub string) string {
+	return filepath.Join(v.kubeletDir(), "plugins", "kubernetes.io", "csi", "volumeDevices", sub)
 }
 
-func (v *Volumes) stagingPath(s source) string {
+func (v *Volumes) stagingPath(s csiSource) string {
 	if s.block {
-		return filepath.Join(v.blocks("staging"), s.name)
+		return filepath.Join(v.blockDeviceDir("staging"), s.name)
 	}
-	return filepath.Join(v.kubelet(), "plugins", "kubernetes.io", "csi", s.driver,
+	return filepath.Join(v.kubeletDir(), "plugins", "kubernetes.io", "csi", s.driver,
 		fmt.Sprintf("%x", sha256.Sum256([]byte(s.handle))), "globalmount")
 }
 
-// targetPath is where a volume is published for a pod; of one that it has twice, the second has a suffix.
-func (v *Volumes) targetPath(pod types.UID, s source, suffix string) string {
+// targetPath returns the path at which a volume is published for a pod. A second volume of the pod
+// with the same claim has a suffix.
+func (v *Volumes) targetPath(pod types.UID, s csiSource, suffix string) string {
 	if s.block {
-		return filepath.Join(v.blocks("publish"), s.name, string(pod)+suffix)
+		return filepath.Join(v.blockDeviceDir("publish"), s.name, string(pod)+suffix)
 	}
-	return filepath.Join(v.kubelet(), "pods", string(pod), "volumes", "kubernetes.io~csi", s.name+suffix, "mount")
+	return filepath.Join(v.kubeletDir(), "pods", string(pod), "volumes", "kubernetes.io~csi", s.name+suffix, "mount")
 }
 
-// place says where a volume is staged and published for a pod: where that was done already, by this release or one with
-// other paths, else where kubelet would. The volume is locked.
-func (v *Volumes) place(pod types.UID, name string, s source) (record, error) {
-	r := record{Driver: s.driver, Volume: s.handle, Block: s.block, Inline: s.inline, Staging: v.stagingPath(s),
+// csiPaths returns a record with the paths at which a volume is staged and published for a pod.
+// Paths in existing records are kept, also those of other releases. New paths are those of the
+// kubelet. The caller holds the lock of the volume.
+func (v *Volumes) csiPaths(pod types.UID, name string, s csiSource) (csiRecord, error) {
+	r := csiRecord{Driver: s.driver, Volume: s.handle, Block: s.block, Inline: s.inline, Staging: v.stagingPath(s),
 		Target: v.targetPath(pod, s, "")}
 	pods, err := v.Pods()
 	if err != nil {
 		return r, err
 	}
 	for _, p := range pods {
-		recs, err := v.records(p)
+		recs, err := v.csiRecords(p)
 		if err != nil {
 			return r, err
 		}
@@ -82,16 +84,16 @@ func (v *Volumes) place(pod types.UID, name string, s source) (record, error) {
 				continue
 			}
 			if o.Block != r.Block {
-				return r, fmt.Errorf("CSI volume %s of driver %s is in use on this node in another volumeMode, by pod %s: it has one at a time",
+				return r, fmt.Errorf("CSI volume %s of driver %s is in use on this node in another volumeMode, by pod %s: only one volumeMode at a time is possible",
 					r.Volume, r.Driver, p)
 			}
 			r.Staging = o.Staging
 			switch {
 			case p != pod:
-			case file == v.recordFile(pod, name):
+			case file == v.csiRecordFile(pod, name):
 				r.Target = o.Target
 				return r, nil
-			case o.Target == r.Target: // two volumes of the pod are one claim
+			case o.Target == r.Target: // two volumes of the pod use the same claim
 				r.Target = v.targetPath(pod, s, "~"+name)
 			}
 		}
@@ -99,29 +101,29 @@ func (v *Volumes) place(pod types.UID, name string, s source) (record, error) {
 	return r, nil
 }
 
-func (v *Volumes) recordFile(pod types.UID, name string) string {
+func (v *Volumes) csiRecordFile(pod types.UID, name string) string {
 	return filepath.Join(v.podDir(pod), "csi", name+".json")
 }
 
-// csi prepares a volume of a CSI driver.
-func (v *Volumes) csi(ctx context.Context, pod *v1.Pod, name string, s source) (agent.Mount, error) {
+// mountCSI mounts a volume of a CSI driver.
+func (v *Volumes) mountCSI(ctx context.Context, pod *v1.Pod, name string, s csiSource) (agent.Mount, error) {
 	if v.cfg.CSI == nil {
 		return agent.Mount{}, fmt.Errorf("%s: %w: %s", s, csi.ErrNoDriver, s.driver)
 	}
 	if strings.ContainsAny(s.driver, "/\x00") || s.driver == "" || strings.HasPrefix(s.driver, ".") {
-		return agent.Mount{}, fmt.Errorf("%s: %q is no name of a driver", s, s.driver)
+		return agent.Mount{}, fmt.Errorf("%s: %q is not a valid driver name", s, s.driver)
 	}
 	defer v.locks.Lock(s.driver + "\x00" + s.handle)()
-	r, err := v.place(pod.UID, name, s)
+	r, err := v.csiPaths(pod.UID, name, s)
 	if err != nil {
 		return agent.Mount{}, fmt.Errorf("%s: %w", s, err)
 	}
-	file, m := v.recordFile(pod.UID, name), agent.Mount{HostPath: r.Target, ReadOnly: s.readonly, Block: s.block}
-	if v.ready(file, r) {
+	file, m := v.csiRecordFile(pod.UID, name), agent.Mount{HostPath: r.Target, ReadOnly: s.readonly, Block: s.block}
+	if v.isReady(file, r) {
 		return m, nil
 	}
 	about, _ := v.cfg.Objects.CSIDriver(s.driver)
-	if err := s.allowedBy(about); err != nil {
+	if err := s.checkLifecycleMode(about); err != nil {
 		return agent.Mount{}, fmt.Errorf("%s: %w", s, err)
 	}
 	r.Attach = !s.inline && attachRequired(s.driver, about)
@@ -129,17 +131,18 @@ func (v *Volumes) csi(ctx context.Context, pod *v1.Pod, name string, s source) (
 	if err != nil {
 		return agent.Mount{}, fmt.Errorf("%s: %w", s, err)
 	}
-	cv, err := v.describe(pod, s, r)
+	cv, err := v.driverVolume(pod, s, r)
 	if err != nil {
 		return agent.Mount{}, fmt.Errorf("%s: %w", s, err)
 	}
-	// On disk before the driver hears of it: what it does is undone even when we are killed in the middle.
-	r.Awaits = r.Attach && awaits(file, r.untouched)
+	// The record is on disk before the driver is called, so that the calls are undone even after a
+	// crash in between.
+	r.Awaits = r.Attach && isAwaitingAttach(file, r.isUntouched)
 	if err := writeRecord(file, r); err != nil {
 		return agent.Mount{}, err
 	}
 	if r.Attach {
-		if cv.PublishContext, err = v.attached(ctx, s); err != nil {
+		if cv.PublishContext, err = v.awaitAttached(ctx, s); err != nil {
 			return agent.Mount{}, err
 		}
 	}
@@ -148,22 +151,23 @@ func (v *Volumes) csi(ctx context.Context, pod *v1.Pod, name string, s source) (
 		if err := writeRecord(file, r); err != nil {
 			return agent.Mount{}, err
 		}
-		v.useChanged()
+		v.signalUses()
 	}
-	if err := v.publish(ctx, pod, d, s, r, cv, about); err != nil {
-		v.unanswered(file)
+	if err := v.publishCSI(ctx, pod, d, s, r, cv, about); err != nil {
+		v.recordUnanswered(file)
 		return agent.Mount{}, err
 	}
 	r.Ready = true
 	if err := writeRecord(file, r); err != nil {
 		return agent.Mount{}, err
 	}
-	v.published(file)
+	v.recordPublished(file)
 	return m, nil
 }
 
-// publish has the driver stage the volume and publish it, and proves that it did.
-func (v *Volumes) publish(ctx context.Context, pod *v1.Pod, d *csi.Driver, s source, r record, cv csi.Volume, about *storagev1.CSIDriver) error {
+// publishCSI makes the driver stage and publish the volume, and verifies that the volume is
+// mounted.
+func (v *Volumes) publishCSI(ctx context.Context, pod *v1.Pod, d *csi.Driver, s csiSource, r csiRecord, cv csi.Volume, about *storagev1.CSIDriver) error {
 	dirs := []string{r.Staging, filepath.Dir(r.Target)}
 	if s.inline {
 		dirs = dirs[1:]
@@ -178,7 +182,7 @@ func (v *Volumes) publish(ctx context.Context, pod *v1.Pod, d *csi.Driver, s sou
 			return err
 		}
 	}
-	if err := v.addressedTo(ctx, &cv, pod, about, s.inline); err != nil {
+	if err := v.addPodInfo(ctx, &cv, pod, about, s.inline); err != nil {
 		return fmt.Errorf("%s: %w", s, err)
 	}
 	if err := d.Publish(ctx, cv); err != nil {
@@ -186,14 +190,14 @@ func (v *Volumes) publish(ctx context.Context, pod *v1.Pod, d *csi.Driver, s sou
 	}
 	switch {
 	case s.block && !isBlockDevice(r.Target):
-		return fmt.Errorf("%s: CSI driver %s says that volume %s is published, but there is no block device at %s: "+
-			"a driver in a container needs %s with mountPropagation Bidirectional, and /dev of the node", s, r.Driver, r.Volume, r.Target, v.kubelet())
-	case !s.block && !isMounted(r.Target):
-		return fmt.Errorf("%s: CSI driver %s says that volume %s is published, but nothing is mounted at %s: "+
-			"a driver in a container needs %s with mountPropagation Bidirectional", s, r.Driver, r.Volume, r.Target, v.kubelet())
+		return fmt.Errorf("%s: CSI driver %s reports that volume %s is published, but there is no block device at %s: "+
+			"a driver in a container needs %s with mountPropagation Bidirectional, and /dev of the node", s, r.Driver, r.Volume, r.Target, v.kubeletDir())
+	case !s.block && !isMountedNow(r.Target):
+		return fmt.Errorf("%s: CSI driver %s reports that volume %s is published, but nothing is mounted at %s: "+
+			"a driver in a container needs %s with mountPropagation Bidirectional", s, r.Driver, r.Volume, r.Target, v.kubeletDir())
 	}
-	v.growPublished(ctx, d, s, cv)
-	if !s.block && !s.readonly && !d.AppliesGroup() && groupWanted(about, s) {
+	v.expandPublished(ctx, d, s, cv)
+	if !s.block && !s.readonly && !d.AppliesGroup() && needsGroup(about, s) {
 		if err := applyGroup(r.Target, pod); err != nil {
 			return fmt.Errorf("%s: %w", s, err)
 		}
@@ -201,59 +205,61 @@ func (v *Volumes) publish(ctx context.Context, pod *v1.Pod, d *csi.Driver, s sou
 	return nil
 }
 
-// untouched says that the driver has not been asked for the volume yet, for this pod: the folder of its place, which is there before
-// that, is not. All pods of a block device have one folder.
-func (r record) untouched() bool {
+// isUntouched reports whether the driver has not been called for this pod's volume yet: the parent
+// folder of the target, which is created first, does not exist. All pods that use a block device
+// share that folder.
+func (r csiRecord) isUntouched() bool {
 	_, err := os.Lstat(filepath.Dir(r.Target))
 	return errors.Is(err, os.ErrNotExist)
 }
 
-// ready says that the volume was set up by an earlier run and is still mounted: the pod may be running on it.
-func (v *Volumes) ready(file string, r record) bool {
+// isReady reports whether an earlier call set up the volume and it is still mounted. A pod may
+// already be using it.
+func (v *Volumes) isReady(file string, r csiRecord) bool {
 	b, err := os.ReadFile(file)
 	if err != nil {
 		return false
 	}
-	var old record
+	var old csiRecord
 	if json.Unmarshal(b, &old) != nil {
 		return false
 	}
 	r.Ready, r.Attach = true, old.Attach
-	return old == r && r.there()
+	return old == r && r.isPublished()
 }
 
-// there says that what was published is still there.
-func (r record) there() bool {
+// isPublished reports whether the published volume still exists.
+func (r csiRecord) isPublished() bool {
 	if r.Block {
 		return isBlockDevice(r.Target)
 	}
-	return isMounted(r.Target)
+	return isMountedNow(r.Target)
 }
 
-// records lists the CSI volumes of a pod by the path of their record.
-func (v *Volumes) records(uid types.UID) (map[string]record, error) {
-	return recordsIn[record](filepath.Join(v.podDir(uid), "csi"), "a CSI volume")
+// csiRecords returns the records of a pod's CSI volumes by path.
+func (v *Volumes) csiRecords(uid types.UID) (map[string]csiRecord, error) {
+	return recordsIn[csiRecord](filepath.Join(v.podDir(uid), "csi"), "a CSI volume")
 }
 
 // releaseCSI unpublishes the pod's CSI volumes and unstages those that no other pod uses.
 func (v *Volumes) releaseCSI(ctx context.Context, uid types.UID) error {
-	recs, err := v.records(uid)
+	recs, err := v.csiRecords(uid)
 	if err != nil {
 		return err
 	}
-	defer v.useChanged()
+	defer v.signalUses()
 	var errs []error
 	for file, r := range recs {
-		if err := v.release(ctx, uid, file, r); err != nil {
+		if err := v.releaseCSIVolume(ctx, uid, file, r); err != nil {
 			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (v *Volumes) release(ctx context.Context, uid types.UID, file string, r record) error {
+func (v *Volumes) releaseCSIVolume(ctx context.Context, uid types.UID, file string, r csiRecord) error {
 	defer v.locks.Lock(r.Driver + "\x00" + r.Volume)()
-	last, err := v.lastUser(file, r)
+	last, err := v.isLastUser(file, r)
 	if err != nil {
 		return err
 	}
@@ -262,82 +268,83 @@ func (v *Volumes) release(ctx context.Context, uid types.UID, file string, r rec
 	}
 	d, err := v.cfg.CSI.Driver(ctx, r.Driver)
 	if err != nil {
-		// Without the driver only what is not mounted (any more) can be forgotten.
-		for _, at := range r.places(last) {
-			if is, unclear := mounted(at); is || unclear != nil {
+		// Without the driver, a record can be removed only if nothing is mounted.
+		for _, at := range r.mountPaths(last) {
+			if is, unclear := isMountPoint(at); is || unclear != nil {
 				return fmt.Errorf("CSI volume %s: %w", r.Volume, errors.Join(err, unclear))
 			}
 		}
-		if err := v.leave(r, last); err != nil {
+		if err := v.removeCSIFolders(r, last); err != nil {
 			return err
 		}
-		v.released(file, r.Target)
+		v.recordReleased(file, r.Target)
 		return os.Remove(file)
 	}
-	// A volume that the driver does not know was never published, or is gone: with nothing mounted nothing is to be
-	// undone.
+	// A volume that the driver does not know was never published, or no longer exists. If nothing
+	// is mounted, nothing must be undone.
 	undone := func(err error, at string) bool {
 		if err == nil || !csi.IsUnknownVolume(err) {
 			return err == nil
 		}
-		is, unclear := mounted(at)
+		is, unclear := isMountPoint(at)
 		return !is && unclear == nil
 	}
 	if err := d.Unpublish(ctx, r.Volume, r.Target); !undone(err, r.Target) {
 		return err
 	}
-	// No driver is to unstage below what is still mounted, whatever it says.
-	if is, err := mounted(r.Target); is || err != nil {
-		return errors.Join(fmt.Errorf("CSI driver %s says that volume %s is unpublished, and it is still mounted at %s", r.Driver, r.Volume, r.Target), err)
+	// A volume must not be unstaged while it is mounted, even if the driver reports success.
+	if is, err := isMountPoint(r.Target); is || err != nil {
+		return errors.Join(fmt.Errorf("CSI driver %s reports that volume %s is unpublished, but it is still mounted at %s", r.Driver, r.Volume, r.Target), err)
 	}
 	if last && !r.Inline {
 		if err := d.Unstage(ctx, r.Volume, r.Staging); !undone(err, r.Staging) {
 			return err
 		}
 	}
-	if err := v.leave(r, last); err != nil {
+	if err := v.removeCSIFolders(r, last); err != nil {
 		return err
 	}
-	v.released(file, r.Target)
+	v.recordReleased(file, r.Target)
 	return os.Remove(file)
 }
 
-// leave removes the folders of a volume that is mounted no more. What is still in one of them is somebody's data:
-// nothing is removed but what is empty.
-func (v *Volumes) leave(r record, last bool) error {
-	for _, p := range r.places(last) {
-		is, err := mounted(p)
+// removeCSIFolders removes the folders of a volume that is no longer mounted. Only empty folders
+// are removed, because remaining content may be user data.
+func (v *Volumes) removeCSIFolders(r csiRecord, last bool) error {
+	for _, p := range r.mountPaths(last) {
+		is, err := isMountPoint(p)
 		if err != nil {
-			return fmt.Errorf("volume %s of CSI driver %s: nobody knows whether it is still mounted at %s: %w", r.Volume, r.Driver, p, err)
+			return fmt.Errorf("volume %s of CSI driver %s: cannot determine whether it is still mounted at %s: %w", r.Volume, r.Driver, p, err)
 		}
 		if is {
 			return fmt.Errorf("volume %s of CSI driver %s is still mounted at %s", r.Volume, r.Driver, p)
 		}
 		if err := removeEmpty(p); err != nil {
-			return fmt.Errorf("volume %s of CSI driver %s is not mounted any more, and there is something left at its place, "+
-				"which is not removed: move it away and remove the folder: %w", r.Volume, r.Driver, err)
+			return fmt.Errorf("volume %s of CSI driver %s is unmounted, but its folder is not empty and "+
+				"is not removed: move the content away and remove the folder: %w", r.Volume, r.Driver, err)
 		}
-		for dir := filepath.Dir(p); v.ours(dir) && os.Remove(dir) == nil; dir = filepath.Dir(dir) {
+		for dir := filepath.Dir(p); v.isRemovableFolder(dir) && os.Remove(dir) == nil; dir = filepath.Dir(dir) {
 		}
 	}
 	return nil
 }
 
-// places are where the volume is for the pod, and where it is staged when no other pod uses it.
-func (r record) places(last bool) []string {
+// mountPaths returns the target path, and with last also the staging path.
+func (r csiRecord) mountPaths(last bool) []string {
 	if last && !r.Inline {
 		return []string{r.Target, r.Staging}
 	}
 	return []string{r.Target}
 }
 
-// ours says that a folder stands for one pod or one volume, and goes when it is empty.
-func (v *Volumes) ours(dir string) bool {
-	if all := v.blocks(""); dir == all || filepath.Dir(dir) == all {
-		return false // those of all block devices
+// isRemovableFolder reports whether a folder belongs to one pod or one volume, so that it is
+// removed when it is empty.
+func (v *Volumes) isRemovableFolder(dir string) bool {
+	if all := v.blockDeviceDir(""); dir == all || filepath.Dir(dir) == all {
+		return false // folders of all block devices
 	}
-	for _, root := range []string{filepath.Join(v.kubelet(), "pods"),
-		filepath.Join(v.kubelet(), "plugins", "kubernetes.io", "csi"),
+	for _, root := range []string{filepath.Join(v.kubeletDir(), "pods"),
+		filepath.Join(v.kubeletDir(), "plugins", "kubernetes.io", "csi"),
 		filepath.Join(v.cfg.Paths.State, "csi"), filepath.Join(v.cfg.Paths.State, "volumes")} {
 		if strings.HasPrefix(dir, root+"/") {
 			return true
@@ -346,8 +353,8 @@ func (v *Volumes) ours(dir string) bool {
 	return false
 }
 
-// sweepCSI removes what a pod's CSI volumes left beside their records, as far as it is empty.
-func (v *Volumes) sweepCSI(pod types.UID) error {
+// removeCSILeftovers removes empty folders that a pod's CSI volumes left beside their records.
+func (v *Volumes) removeCSILeftovers(pod types.UID) error {
 	dir := filepath.Join(v.podDir(pod), "csi")
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -360,7 +367,7 @@ func (v *Volumes) sweepCSI(pod types.UID) error {
 		p := filepath.Join(dir, e.Name())
 		if e.IsDir() {
 			if err := os.Remove(filepath.Join(p, "mount")); err != nil && !errors.Is(err, os.ErrNotExist) {
-				return fmt.Errorf("something is left at the place of a CSI volume, which is not removed: %w", err)
+				return fmt.Errorf("the folder of a CSI volume is not empty and is not removed: %w", err)
 			}
 		}
 		if err := os.Remove(p); err != nil {
@@ -370,21 +377,21 @@ func (v *Volumes) sweepCSI(pod types.UID) error {
 	return os.Remove(dir)
 }
 
-func isMounted(path string) bool {
-	ok, err := mounted(path)
+func isMountedNow(path string) bool {
+	ok, err := isMountPoint(path)
 	return err == nil && ok
 }
 
-func mounted(path string) (bool, error) { return remote.Mounted(path) }
+func isMountPoint(path string) (bool, error) { return remote.Mounted(path) }
 
-// isBlockDevice says that there is a block device at a path, or where it leads.
+// isBlockDevice reports whether a path is a block device or a link to one.
 func isBlockDevice(path string) bool {
 	st, err := os.Stat(path)
 	return err == nil && st.Mode()&os.ModeDevice != 0 && st.Mode()&os.ModeCharDevice == 0
 }
 
-// removeEmpty removes what holds nothing at the place of a volume that is mounted no more: an empty folder, an empty
-// file on which a device was mounted, a link to a device.
+// removeEmpty removes an empty target: an empty folder, an empty file at which a device was
+// mounted, or a link to a device.
 func removeEmpty(path string) error {
 	st, err := os.Lstat(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -402,14 +409,15 @@ func removeEmpty(path string) error {
 	return nil
 }
 
-// lastUser says that nothing else on the node uses the volume: no other pod, and no other volume of the same pod.
-func (v *Volumes) lastUser(file string, r record) (bool, error) {
+// isLastUser reports whether no other volume on the node uses the CSI volume, neither of another
+// pod nor of the same pod.
+func (v *Volumes) isLastUser(file string, r csiRecord) (bool, error) {
 	pods, err := v.Pods()
 	if err != nil {
 		return false, err
 	}
 	for _, p := range pods {
-		recs, err := v.records(p)
+		recs, err := v.csiRecords(p)
 		if err != nil {
 			return false, err
 		}

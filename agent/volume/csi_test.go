@@ -25,13 +25,14 @@ import (
 	"keelson.dev/keelson/csi"
 )
 
-// driver is a CSI driver in this process that stages, mounts a tmpfs, and can do either badly.
+// driver is a CSI driver in this process that stages, and publishes a tmpfs. It can do either
+// incorrectly.
 type driver struct {
 	spec.UnimplementedIdentityServer
 	spec.UnimplementedNodeServer
 	publish, unpublish func(target string) error
 	unstage            func(staging string) error
-	can                []spec.NodeServiceCapability_RPC_Type // beside staging
+	can                []spec.NodeServiceCapability_RPC_Type // in addition to staging
 	expand             func(*spec.NodeExpandVolumeRequest) (int64, error)
 	stats              func(*spec.NodeGetVolumeStatsRequest) (*spec.NodeGetVolumeStatsResponse, error)
 	health             func() *spec.VolumeHealth
@@ -41,11 +42,11 @@ type driver struct {
 	targets          []string
 	asked            []*spec.NodePublishVolumeRequest
 	grown            []*spec.NodeExpandVolumeRequest
-	context          map[string]string // of publishing, as told when a volume was staged last
+	context          map[string]string // publish context of the last staging
 }
 
-// last is what the driver was asked last to publish, and how often it was asked.
-func (d *driver) last() (*spec.NodePublishVolumeRequest, int) {
+// lastPublish returns the last publish request and the number of publish requests.
+func (d *driver) lastPublish() (*spec.NodePublishVolumeRequest, int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if len(d.asked) == 0 {
@@ -98,7 +99,7 @@ func (d *driver) NodeUnstageVolume(_ context.Context, q *spec.NodeUnstageVolumeR
 		return &spec.NodeUnstageVolumeResponse{}, d.unstage(q.StagingTargetPath)
 	}
 	for _, target := range d.targets {
-		if isMounted(target) {
+		if isMountedNow(target) {
 			return nil, fmt.Errorf("%s is still published", target)
 		}
 	}
@@ -120,31 +121,32 @@ func (d *driver) NodeGetVolumeHealth(context.Context, *spec.NodeGetVolumeHealthR
 	return &spec.NodeGetVolumeHealthResponse{VolumeHealth: d.health()}, nil
 }
 
-// mounts is how a driver publishes.
-func mounts(target string) error {
-	if err := os.MkdirAll(target, 0o750); err != nil || isMounted(target) {
+// publishTmpfs publishes a volume by mounting a tmpfs.
+func publishTmpfs(target string) error {
+	if err := os.MkdirAll(target, 0o750); err != nil || isMountedNow(target) {
 		return err
 	}
 	return unix.Mount("tmpfs", target, "tmpfs", 0, "")
 }
 
-func unmounts(target string) error {
-	if isMounted(target) {
+func unpublishTmpfs(target string) error {
+	if isMountedNow(target) {
 		return unix.Unmount(target, 0)
 	}
 	return nil
 }
 
-// withDriver is a node on which the driver runs, and a pod's claim on a volume of it.
+// withDriver returns a node with a running driver, and a pod's volume with a claim on a volume of
+// the driver.
 func withDriver(t *testing.T, can ...spec.NodeServiceCapability_RPC_Type) (*Volumes, *fake.Cluster, *driver, v1.Volume) {
 	v, c, dir := newVolumes(t)
 	v.cfg.Paths.Kubelet = filepath.Join(dir, "kubelet")
-	must(t, Share(v.cfg.Paths.Kubelet))
-	d := &driver{publish: mounts, unpublish: unmounts, can: can}
+	requireNoError(t, ShareKubeletMounts(v.cfg.Paths.Kubelet))
+	d := &driver{publish: publishTmpfs, unpublish: unpublishTmpfs, can: can}
 	socket := filepath.Join(dir, "plugins", "odd.example", "csi.sock")
-	must(t, os.MkdirAll(filepath.Dir(socket), 0o755))
+	requireNoError(t, os.MkdirAll(filepath.Dir(socket), 0o755))
 	l, err := net.Listen("unix", socket)
-	must(t, err)
+	requireNoError(t, err)
 	g := grpc.NewServer()
 	spec.RegisterIdentityServer(g, d)
 	spec.RegisterNodeServer(g, d)
@@ -158,19 +160,19 @@ func withDriver(t *testing.T, can ...spec.NodeServiceCapability_RPC_Type) (*Volu
 		&v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}, Spec: v1.PersistentVolumeSpec{
 			AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce}, ClaimRef: &v1.ObjectReference{Namespace: "default", Name: "disk", UID: "c1"},
 			PersistentVolumeSource: v1.PersistentVolumeSource{CSI: &v1.CSIPersistentVolumeSource{Driver: "odd.example", VolumeHandle: "vol-1"}}}})
-	return v, c, d, volume("data", v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "disk"}})
+	return v, c, d, newVolume("data", v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "disk"}})
 }
 
-// Drivers are given kubelet's paths, on mounts that are shared, and nothing of them is left afterwards.
+// Drivers get the kubelet's paths, on shared mounts, and nothing of them is left afterwards.
 func TestCSIPathsAreKubelets(t *testing.T) {
 	v, _, d, claim := withDriver(t)
 	k := v.cfg.Paths.Kubelet
 	again := claim
 	again.Name = "same"
-	m, err := v.MountAll(t.Context(), pod("u1", claim))
-	must(t, err)
-	both, err := v.MountAll(t.Context(), pod("u1", claim, again))
-	must(t, err)
+	m, err := v.MountAll(t.Context(), newPod("u1", claim))
+	requireNoError(t, err)
+	both, err := v.MountAll(t.Context(), newPod("u1", claim, again))
+	requireNoError(t, err)
 	target := k + "/pods/u1/volumes/kubernetes.io~csi/pv/mount"
 	staging := k + "/plugins/kubernetes.io/csi/odd.example/d2e8363faaac7ae76def3b14091d8eb5755f6b92e9531627aeec833a8731cc49/globalmount"
 	if m["data"].HostPath != target || both["data"].HostPath != target || both["same"].HostPath == target || d.staged[0] != staging {
@@ -182,11 +184,11 @@ func TestCSIPathsAreKubelets(t *testing.T) {
 			t.Errorf("%s is not on a shared mount: %+v, %v", p, info, err)
 		}
 	}
-	must(t, Share(k)) // once more: nothing lies on top of anything
+	requireNoError(t, ShareKubeletMounts(k)) // again: no mount is stacked
 	if info, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(k)); err != nil || len(info) != 1 {
 		t.Errorf("%d mounts at %s, %v", len(info), k, err)
 	}
-	must(t, v.UnmountAll(t.Context(), "u1"))
+	requireNoError(t, v.UnmountAll(t.Context(), "u1"))
 	if len(d.unstaged) != 1 {
 		t.Errorf("unstaged: %v", d.unstaged)
 	}
@@ -197,81 +199,84 @@ func TestCSIPathsAreKubelets(t *testing.T) {
 	}
 }
 
-// A driver that says it has published and has not is named, with what to do; the pod gets no empty folder for a volume.
+// The error names a driver that reports a volume as published without mounting it, and the remedy.
+// The pod does not get an empty folder.
 func TestPublishMustMount(t *testing.T) {
 	v, _, d, claim := withDriver(t)
 	d.publish = func(target string) error { return os.MkdirAll(target, 0o750) }
-	_, err := v.MountAll(t.Context(), pod("u1", claim))
+	_, err := v.MountAll(t.Context(), newPod("u1", claim))
 	for _, want := range []string{"odd.example", "vol-1", "nothing is mounted", "Bidirectional"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v does not say %q", err, want)
 		}
 	}
-	d.publish = mounts
-	_, err = v.MountAll(t.Context(), pod("u1", claim))
-	must(t, err)
-	must(t, v.UnmountAll(t.Context(), "u1"))
+	d.publish = publishTmpfs
+	_, err = v.MountAll(t.Context(), newPod("u1", claim))
+	requireNoError(t, err)
+	requireNoError(t, v.UnmountAll(t.Context(), "u1"))
 }
 
-// What a driver left at the place of a volume is never removed, on the paths of this release and of the one before: it
-// is somebody's data. When it is moved away the pod's end goes on.
+// Data that a driver left in the folder of a volume is never removed, neither on the paths of this
+// release nor of the previous one, because it may be user data. When it is moved away, the pod's
+// removal continues.
 func TestDataAtTargetStays(t *testing.T) {
 	for _, layout := range []string{"kubelet's", "the earlier one"} {
 		t.Run(layout, func(t *testing.T) {
 			v, _, d, claim := withDriver(t)
 			if layout != "kubelet's" {
 				base := filepath.Join(v.podDir("u1"), "csi", "data")
-				must(t, writeRecord(base+".json", record{Driver: "odd.example", Volume: "vol-1", Target: filepath.Join(base, "mount"),
+				requireNoError(t, writeRecord(base+".json", csiRecord{Driver: "odd.example", Volume: "vol-1", Target: filepath.Join(base, "mount"),
 					Staging: filepath.Join(v.cfg.Paths.State, "csi", "odd.example", "h", "mount")}))
 			}
-			m, err := v.MountAll(t.Context(), pod("u1", claim))
-			must(t, err)
+			m, err := v.MountAll(t.Context(), newPod("u1", claim))
+			requireNoError(t, err)
 			target := m["data"].HostPath
 			if old := strings.HasPrefix(target, v.podDir("u1")); old != (layout != "kubelet's") {
 				t.Errorf("published at %s", target)
 			}
 			file := filepath.Join(target, "precious")
 			d.unpublish = func(target string) error {
-				return errors.Join(unmounts(target), os.WriteFile(file, []byte("kept"), 0o600))
+				return errors.Join(unpublishTmpfs(target), os.WriteFile(file, []byte("kept"), 0o600))
 			}
 			for range 2 {
 				if err := v.UnmountAll(t.Context(), "u1"); err == nil || !strings.Contains(err.Error(), target) {
 					t.Errorf("with data left: %v", err)
 				}
-				if got := read(t, file); got != "kept" {
+				if got := mustRead(t, file); got != "kept" {
 					t.Errorf("data: %q", got)
 				}
 			}
-			must(t, os.Remove(file))
-			d.unpublish = unmounts
-			must(t, v.UnmountAll(t.Context(), "u1"))
+			requireNoError(t, os.Remove(file))
+			d.unpublish = unpublishTmpfs
+			requireNoError(t, v.UnmountAll(t.Context(), "u1"))
 		})
 	}
 }
 
-// A pod that an earlier release started keeps its paths, and a pod beside it uses the same staged volume; both end clean.
+// A pod that an earlier release started keeps its paths, and a second pod uses the same staged
+// volume. Both are removed completely.
 func TestEarlierPathsAreKept(t *testing.T) {
 	v, _, d, claim := withDriver(t)
 	base := filepath.Join(v.podDir("u1"), "csi", "data")
-	old := record{Driver: "odd.example", Volume: "vol-1", Staging: filepath.Join(v.cfg.Paths.State, "csi", "odd.example", "h", "mount"), Target: filepath.Join(base, "mount")}
-	must(t, writeRecord(base+".json", old))
-	must(t, mounts(old.Target))
-	must(t, os.MkdirAll(old.Staging, 0o750))
-	m, err := v.MountAll(t.Context(), pod("u1", claim))
-	must(t, err)
+	old := csiRecord{Driver: "odd.example", Volume: "vol-1", Staging: filepath.Join(v.cfg.Paths.State, "csi", "odd.example", "h", "mount"), Target: filepath.Join(base, "mount")}
+	requireNoError(t, writeRecord(base+".json", old))
+	requireNoError(t, publishTmpfs(old.Target))
+	requireNoError(t, os.MkdirAll(old.Staging, 0o750))
+	m, err := v.MountAll(t.Context(), newPod("u1", claim))
+	requireNoError(t, err)
 	if m["data"].HostPath != old.Target {
 		t.Errorf("the running pod's volume is now at %s", m["data"].HostPath)
 	}
-	m, err = v.MountAll(t.Context(), pod("u2", claim))
-	must(t, err)
+	m, err = v.MountAll(t.Context(), newPod("u2", claim))
+	requireNoError(t, err)
 	if !strings.HasPrefix(m["data"].HostPath, v.cfg.Paths.Kubelet) || d.staged[len(d.staged)-1] != old.Staging {
 		t.Errorf("the new pod's is at %s, staged at %s", m["data"].HostPath, d.staged[len(d.staged)-1])
 	}
-	must(t, v.UnmountAll(t.Context(), "u1"))
+	requireNoError(t, v.UnmountAll(t.Context(), "u1"))
 	if len(d.unstaged) > 0 {
 		t.Error("unstaged under the other pod")
 	}
-	must(t, v.UnmountAll(t.Context(), "u2"))
+	requireNoError(t, v.UnmountAll(t.Context(), "u2"))
 	if len(d.unstaged) != 1 || d.unstaged[0] != old.Staging {
 		t.Errorf("unstaged: %v", d.unstaged)
 	}
@@ -282,24 +287,25 @@ func TestEarlierPathsAreKept(t *testing.T) {
 	}
 }
 
-// A pod ends although its driver does not know its volume: one that was never there, or that is gone since.
+// A pod is removed although its driver does not know its volume, because the volume never existed
+// or was deleted.
 func TestVolumeTheDriverDoesNotKnow(t *testing.T) {
 	v, _, d, claim := withDriver(t)
 	unknown := func(string) error { return status.Error(codes.NotFound, "no such volume") }
 	d.publish, d.unpublish = unknown, unknown
-	if _, err := v.MountAll(t.Context(), pod("u1", claim)); err == nil || !strings.Contains(err.Error(), "no such volume") {
+	if _, err := v.MountAll(t.Context(), newPod("u1", claim)); err == nil || !strings.Contains(err.Error(), "no such volume") {
 		t.Fatalf("a volume that is not there is mounted: %v", err)
 	}
-	must(t, v.UnmountAll(t.Context(), "u1"))
+	requireNoError(t, v.UnmountAll(t.Context(), "u1"))
 	if _, err := os.Lstat(v.podDir("u1")); !errors.Is(err, os.ErrNotExist) {
 		t.Error("something of the pod is left")
 	}
-	d.publish = mounts
-	_, err := v.MountAll(t.Context(), pod("u2", claim))
-	must(t, err)
+	d.publish = publishTmpfs
+	_, err := v.MountAll(t.Context(), newPod("u2", claim))
+	requireNoError(t, err)
 	if err := v.UnmountAll(t.Context(), "u2"); err == nil || !strings.Contains(err.Error(), "no such volume") {
 		t.Errorf("a volume that is mounted is forgotten: %v", err)
 	}
-	d.unpublish = unmounts
-	must(t, v.UnmountAll(t.Context(), "u2"))
+	d.unpublish = unpublishTmpfs
+	requireNoError(t, v.UnmountAll(t.Context(), "u2"))
 }

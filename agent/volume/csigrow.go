@@ -15,9 +15,9 @@ import (
 	"keelson.dev/keelson/csi"
 )
 
-// growsOnNode says that a volume has grown, and that what is on the node has to grow after it: the claim says so until
-// it was told that this is done.
-func growsOnNode(pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim) bool {
+// needsNodeExpansion reports whether a volume was expanded and must still be expanded on the node,
+// by the status of its claim.
+func needsNodeExpansion(pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim) bool {
 	has := claim.Status.Capacity[v1.ResourceStorage]
 	if has.Cmp(pv.Spec.Capacity[v1.ResourceStorage]) >= 0 {
 		return false
@@ -31,10 +31,10 @@ func growsOnNode(pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim) bool 
 	})
 }
 
-// growPublished has a volume that has grown while nobody used it used in full before its pod sees it. What fails is
-// tried again by the control plane, which tells the claim: a pod does not wait for a larger volume.
-func (v *Volumes) growPublished(ctx context.Context, d *csi.Driver, s source, cv csi.Volume) {
-	if !s.growing || !d.ExpandsVolumes() {
+// expandPublished expands the file system of a volume that was expanded while no pod used it. A
+// failure is logged only: the control plane retries, and the pod does not wait for it.
+func (v *Volumes) expandPublished(ctx context.Context, d *csi.Driver, s csiSource, cv csi.Volume) {
+	if !s.needsExpansion || !d.ExpandsVolumes() {
 		return
 	}
 	secrets, err := v.driverSecret(s.expandSecret)
@@ -42,12 +42,12 @@ func (v *Volumes) growPublished(ctx context.Context, d *csi.Driver, s source, cv
 		_, err = d.Expand(ctx, cv, s.size, secrets)
 	}
 	if err != nil {
-		v.cfg.Log.Warn("a volume that has grown is not used in full yet", "volume", s.name, "err", err)
+		v.cfg.Log.Warn("the file system of an expanded volume could not be expanded yet", "volume", s.name, "err", err)
 	}
 }
 
-// Call implements agent.DriverCalls. NodeExpandVolume is the node's own to make: of the request the volume and the size
-// count, and where it is mounted the node knows.
+// Call implements agent.DriverCalls. NodeExpandVolume is handled by this node: it uses the volume
+// ID and the size of the request, and adds paths and secrets.
 func (v *Volumes) Call(ctx context.Context, driver, method string, request []byte, timeout time.Duration) ([]byte, error) {
 	if v.cfg.CSI == nil {
 		return nil, fmt.Errorf("%w: %s", csi.ErrNoDriver, driver)
@@ -57,32 +57,33 @@ func (v *Volumes) Call(ctx context.Context, driver, method string, request []byt
 	}
 	q := &spec.NodeExpandVolumeRequest{}
 	if err := proto.Unmarshal(request, q); err != nil {
-		return nil, status.Errorf(codes.InvalidArgument, "growing a volume of CSI driver %s: %v", driver, err)
+		return nil, status.Errorf(codes.InvalidArgument, "expanding a volume of CSI driver %s: %v", driver, err)
 	}
 	if timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
-	got, err := v.grow(ctx, driver, q.GetVolumeId(), q.GetCapacityRange().GetRequiredBytes())
+	got, err := v.expandMounted(ctx, driver, q.GetVolumeId(), q.GetCapacityRange().GetRequiredBytes())
 	if err != nil {
 		return nil, err
 	}
 	return proto.Marshal(&spec.NodeExpandVolumeResponse{CapacityBytes: got})
 }
 
-// grow has what a pod of the node has mounted of a volume grow to a size.
-func (v *Volumes) grow(ctx context.Context, driver, handle string, size int64) (int64, error) {
+// expandMounted calls NodeExpandVolume for a volume that is mounted on this node, and returns its
+// new size.
+func (v *Volumes) expandMounted(ctx context.Context, driver, handle string, size int64) (int64, error) {
 	defer v.locks.Lock(driver + "\x00" + handle)()
-	pod, vol, s, r, ok := v.user(driver, handle)
+	pod, vol, s, r, ok := v.findUser(driver, handle)
 	if !ok {
 		return 0, status.Errorf(codes.Unavailable, "volume %s of CSI driver %s is not mounted on this node", handle, driver)
 	}
 	d, err := v.cfg.CSI.Driver(ctx, driver)
 	if err != nil || !d.ExpandsVolumes() {
-		return 0, err // a driver that does nothing on nodes has done all there is
+		return 0, err // a driver without node expansion has nothing to do
 	}
-	cv, err := v.describe(pod, s, r)
+	cv, err := v.driverVolume(pod, s, r)
 	if err != nil {
 		return 0, fmt.Errorf("volume %q: %w", vol, err)
 	}
@@ -93,23 +94,24 @@ func (v *Volumes) grow(ctx context.Context, driver, handle string, size int64) (
 	return d.Expand(ctx, cv, size, secrets)
 }
 
-// user is a pod that has a volume, and which of the pod's volumes it is. The volume is locked.
-func (v *Volumes) user(driver, handle string) (pod *v1.Pod, vol string, s source, r record, ok bool) {
+// findUser returns a pod that has the volume mounted, and which of its volumes it is. The caller
+// holds the lock of the volume.
+func (v *Volumes) findUser(driver, handle string) (pod *v1.Pod, vol string, s csiSource, r csiRecord, ok bool) {
 	for _, pod := range v.cfg.Objects.Pods() {
-		recs, err := v.records(pod.UID)
+		recs, err := v.csiRecords(pod.UID)
 		if err != nil {
 			continue
 		}
 		for i := range pod.Spec.Volumes {
 			vol := &pod.Spec.Volumes[i]
-			r, has := recs[v.recordFile(pod.UID, vol.Name)]
-			if !has || r.Driver != driver || r.Volume != handle || !r.Ready || !r.there() {
+			r, has := recs[v.csiRecordFile(pod.UID, vol.Name)]
+			if !has || r.Driver != driver || r.Volume != handle || !r.Ready || !r.isPublished() {
 				continue
 			}
-			if s, ok := v.sourceOf(pod, vol); ok {
+			if s, ok := v.csiSourceOf(pod, vol); ok {
 				return pod, vol.Name, s, r, true
 			}
 		}
 	}
-	return nil, "", source{}, record{}, false
+	return nil, "", csiSource{}, csiRecord{}, false
 }

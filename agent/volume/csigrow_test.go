@@ -12,20 +12,21 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// F110: the control plane has a mounted volume grow by its name: the node adds where it is and its secrets. One that has
-// grown while nobody used it grows before its pod sees it, and a driver that fails then does not hold the pod.
+// F110: the control plane expands a mounted volume by its handle; the node adds path and secrets. A
+// volume that was expanded while unused is expanded before its pod starts. A failing driver does
+// not block the pod then.
 func TestNodesGrowVolumes(t *testing.T) {
 	v, c, d, claim := withDriver(t, spec.NodeServiceCapability_RPC_EXPAND_VOLUME)
 	d.expand = func(q *spec.NodeExpandVolumeRequest) (int64, error) { return q.CapacityRange.RequiredBytes, nil }
 	ask := func(handle string) (*spec.NodeExpandVolumeResponse, error) {
 		q, err := proto.Marshal(&spec.NodeExpandVolumeRequest{VolumeId: handle, VolumePath: "/etc", CapacityRange: &spec.CapacityRange{RequiredBytes: 3 << 30}})
-		must(t, err)
+		requireNoError(t, err)
 		b, err := v.Call(t.Context(), "odd.example", spec.Node_NodeExpandVolume_FullMethodName, q, 0)
 		out := &spec.NodeExpandVolumeResponse{}
-		must(t, proto.Unmarshal(b, out))
+		requireNoError(t, proto.Unmarshal(b, out))
 		return out, err
 	}
-	p := pod("u1", claim)
+	p := newPod("u1", claim)
 	c.Put(p)
 	if _, err := ask("vol-1"); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "volume vol-1 of CSI driver odd.example is not mounted on this node") {
 		t.Errorf("a volume that is not mounted: %v", err)
@@ -34,16 +35,16 @@ func TestNodesGrowVolumes(t *testing.T) {
 	pv = pv.DeepCopy()
 	pv.Spec.CSI.NodeExpandSecretRef = &v1.SecretReference{Namespace: "kube-system", Name: "key"}
 	pv.Spec.Capacity = v1.ResourceList{v1.ResourceStorage: resource.MustParse("2Gi")}
-	secret := &v1.Secret{ObjectMeta: named("key", ""), Data: map[string][]byte{"k": []byte("v")}}
+	secret := &v1.Secret{ObjectMeta: newObjectMeta("key", ""), Data: map[string][]byte{"k": []byte("v")}}
 	secret.Namespace = "kube-system"
 	c.Put(pv, secret)
 	_, err := v.MountAll(t.Context(), p)
-	must(t, err)
+	requireNoError(t, err)
 	if len(d.grown) != 0 {
 		t.Error("a volume that has not grown is grown")
 	}
 	res, err := ask("vol-1")
-	must(t, err)
+	requireNoError(t, err)
 	q := d.grown[0]
 	if res.CapacityBytes != 3<<30 || q.VolumePath != d.targets[0] || q.StagingTargetPath != d.staged[0] || q.Secrets["k"] != "v" ||
 		q.VolumeCapability.GetMount() == nil {
@@ -55,7 +56,7 @@ func TestNodesGrowVolumes(t *testing.T) {
 	if _, err := ask("vol-1"); status.Code(err) != codes.OutOfRange {
 		t.Errorf("what the driver says comes as %v", err)
 	}
-	must(t, v.UnmountAll(t.Context(), "u1"))
+	requireNoError(t, v.UnmountAll(t.Context(), "u1"))
 	pvc, _ := c.Claim("default", "disk")
 	pvc = pvc.DeepCopy()
 	pvc.Status.Capacity = v1.ResourceList{v1.ResourceStorage: resource.MustParse("1Gi")}
@@ -63,9 +64,9 @@ func TestNodesGrowVolumes(t *testing.T) {
 	c.Put(pvc)
 	n := len(d.grown)
 	_, err = v.MountAll(t.Context(), p)
-	must(t, err)
+	requireNoError(t, err)
 	if len(d.grown) != n+1 || d.grown[n].CapacityRange.RequiredBytes != 2<<30 {
 		t.Errorf("grown when it is mounted: %v", d.grown[n:])
 	}
-	must(t, v.UnmountAll(t.Context(), "u1"))
+	requireNoError(t, v.UnmountAll(t.Context(), "u1"))
 }

@@ -17,9 +17,10 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// source is a volume of a CSI driver as a pod asks for it: that of a PersistentVolume, or one that the pod has for itself.
-type source struct {
-	// name is the PersistentVolume's, or the name of an inline volume in its pod. Folders are named after it.
+// csiSource is a CSI volume as requested by a pod, through a PersistentVolume or inline.
+type csiSource struct {
+	// name is the name of the PersistentVolume, or of the inline volume in its pod. Folders have
+	// this name.
 	name           string
 	driver, handle string
 	inline         bool
@@ -27,36 +28,37 @@ type source struct {
 	readonly       bool
 	fsType         string
 	options        []string
-	modes          []v1.PersistentVolumeAccessMode
+	accessModes    []v1.PersistentVolumeAccessMode
 	attributes     map[string]string
 
 	stageSecret, publishSecret, expandSecret *v1.SecretReference
 
-	size    int64 // of a PersistentVolume, in bytes
-	growing bool  // it has become larger than what its claim was told that it has
+	size           int64 // capacity of the PersistentVolume in bytes
+	needsExpansion bool  // the volume was expanded, but not yet on the node
 }
 
-// String names the volume for messages.
-func (s source) String() string {
+// String returns the volume's name for messages.
+func (s csiSource) String() string {
 	if s.inline {
 		return fmt.Sprintf("inline volume %q", s.name)
 	}
 	return fmt.Sprintf("persistentvolume %q", s.name)
 }
 
-// persistent is the volume behind a claim.
-func persistent(pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim, readonly bool) source {
+// persistentSource returns the source of a PersistentVolume.
+func persistentSource(pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim, readonly bool) csiSource {
 	c := pv.Spec.CSI
-	return source{name: pv.Name, driver: c.Driver, handle: c.VolumeHandle, block: isBlock(pv), readonly: readonly || c.ReadOnly,
-		fsType: c.FSType, options: pv.Spec.MountOptions, modes: pv.Spec.AccessModes, attributes: c.VolumeAttributes,
+	return csiSource{name: pv.Name, driver: c.Driver, handle: c.VolumeHandle, block: isBlock(pv), readonly: readonly || c.ReadOnly,
+		fsType: c.FSType, options: pv.Spec.MountOptions, accessModes: pv.Spec.AccessModes, attributes: c.VolumeAttributes,
 		stageSecret: c.NodeStageSecretRef, publishSecret: c.NodePublishSecretRef, expandSecret: c.NodeExpandSecretRef,
-		size: saturate.Value(pv.Spec.Capacity.Storage()), growing: growsOnNode(pv, claim)}
+		size: saturate.Value(pv.Spec.Capacity.Storage()), needsExpansion: needsNodeExpansion(pv, claim)}
 }
 
-// inline is a volume that a pod has for itself, which is made when it is published and gone when it is unpublished.
-func inline(pod *v1.Pod, vol *v1.Volume) source {
+// inlineSource returns the source of an inline (ephemeral) volume. Publishing creates such a
+// volume, and unpublishing deletes it.
+func inlineSource(pod *v1.Pod, vol *v1.Volume) csiSource {
 	c := vol.CSI
-	s := source{name: vol.Name, driver: c.Driver, inline: true, modes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
+	s := csiSource{name: vol.Name, driver: c.Driver, inline: true, accessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
 		handle:     fmt.Sprintf("csi-%x", sha256.Sum256([]byte(string(pod.UID)+vol.Name))),
 		attributes: c.VolumeAttributes}
 	if c.ReadOnly != nil {
@@ -71,8 +73,9 @@ func inline(pod *v1.Pod, vol *v1.Volume) source {
 	return s
 }
 
-// allowedBy says why the driver, about which there may be no object, does not serve such volumes.
-func (s source) allowedBy(about *storagev1.CSIDriver) error {
+// checkLifecycleMode returns an error if the driver does not support volumes of this lifecycle
+// mode. about is nil if there is no CSIDriver object.
+func (s csiSource) checkLifecycleMode(about *storagev1.CSIDriver) error {
 	mode, modes := storagev1.VolumeLifecyclePersistent, []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecyclePersistent}
 	if s.inline {
 		mode = storagev1.VolumeLifecycleEphemeral
@@ -84,15 +87,16 @@ func (s source) allowedBy(about *storagev1.CSIDriver) error {
 	case slices.Contains(modes, mode):
 		return nil
 	case about == nil:
-		return fmt.Errorf("CSI driver %s does not say that it serves volumes that pods have for themselves: there is no CSIDriver object "+
-			"of its name with %s in spec.volumeLifecycleModes", s.driver, mode)
+		return fmt.Errorf("CSI driver %s does not declare support for inline volumes: there is no CSIDriver object "+
+			"with its name and with %s in spec.volumeLifecycleModes", s.driver, mode)
 	}
-	return fmt.Errorf("CSI driver %s does not serve volumes of this sort: its CSIDriver object has %q in spec.volumeLifecycleModes, and this takes %s",
+	return fmt.Errorf("CSI driver %s does not support this volume: its CSIDriver object has %q in spec.volumeLifecycleModes, but the volume needs %s",
 		s.driver, modes, mode)
 }
 
-// describe puts together what the driver is told of the volume, for whichever pod.
-func (v *Volumes) describe(pod *v1.Pod, s source, r record) (csi.Volume, error) {
+// driverVolume returns the description of the volume for calls of the driver, except for the data
+// of addPodInfo.
+func (v *Volumes) driverVolume(pod *v1.Pod, s csiSource, r csiRecord) (csi.Volume, error) {
 	cv := csi.Volume{ID: r.Volume, StagingPath: r.Staging, TargetPath: r.Target, Block: s.block, FSType: s.fsType,
 		MountFlags: s.options, ReadOnly: s.readonly, FSGroup: fsGroup(pod), VolumeContext: map[string]string{}}
 	maps.Copy(cv.VolumeContext, s.attributes)
@@ -101,8 +105,8 @@ func (v *Volumes) describe(pod *v1.Pod, s source, r record) (csi.Volume, error) 
 	} else if a, ok := v.cfg.Objects.VolumeAttachment(s.driver, s.handle); ok {
 		cv.PublishContext = a.Status.AttachmentMetadata
 	}
-	if len(s.modes) > 0 {
-		cv.AccessMode = string(s.modes[0])
+	if len(s.accessModes) > 0 {
+		cv.AccessMode = string(s.accessModes[0])
 	}
 	var err error
 	if cv.StageSecrets, err = v.driverSecret(s.stageSecret); err != nil {
@@ -112,9 +116,9 @@ func (v *Volumes) describe(pod *v1.Pod, s source, r record) (csi.Volume, error) 
 	return cv, err
 }
 
-// addressedTo adds what a driver asks to be told of the pod when a volume is published for it: who the pod is
-// (podInfoOnMount), and tokens of its service account (tokenRequests).
-func (v *Volumes) addressedTo(ctx context.Context, cv *csi.Volume, pod *v1.Pod, about *storagev1.CSIDriver, inline bool) error {
+// addPodInfo adds what the driver requests about the pod at publishing: its identity
+// (podInfoOnMount) and tokens of its service account (tokenRequests).
+func (v *Volumes) addPodInfo(ctx context.Context, cv *csi.Volume, pod *v1.Pod, about *storagev1.CSIDriver, inline bool) error {
 	if about == nil {
 		return nil
 	}
@@ -178,8 +182,9 @@ func (v *Volumes) driverSecret(ref *v1.SecretReference) (map[string]string, erro
 	return out, nil
 }
 
-// groupWanted follows fsGroupPolicy; by default a group is applied to volumes with a file system for one node.
-func groupWanted(about *storagev1.CSIDriver, s source) bool {
+// needsGroup reports whether fsGroup is applied to a volume, by the driver's fsGroupPolicy. By
+// default it is applied to ReadWriteOnce volumes with an fsType.
+func needsGroup(about *storagev1.CSIDriver, s csiSource) bool {
 	policy := storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy
 	if about != nil && about.Spec.FSGroupPolicy != nil {
 		policy = *about.Spec.FSGroupPolicy
@@ -190,6 +195,6 @@ func groupWanted(about *storagev1.CSIDriver, s source) bool {
 	case storagev1.FileFSGroupPolicy:
 		return true
 	default:
-		return s.fsType != "" && slices.Contains(s.modes, v1.ReadWriteOnce)
+		return s.fsType != "" && slices.Contains(s.accessModes, v1.ReadWriteOnce)
 	}
 }

@@ -20,21 +20,23 @@ import (
 	"keelson.dev/keelson/agent/volume/remote"
 )
 
-// iscsiSource is a disk of an iSCSI target as a pod asks for it, by a PersistentVolume or by itself.
+// iscsiSource is a disk of an iSCSI target as requested by a pod, through a PersistentVolume or
+// inline.
 type iscsiSource struct {
-	disk            iscsi.Disk
-	about           string // names the volume for messages, where the pod has it by a claim
-	claimed         string // the PersistentVolume; "" where the pod names the disk itself
-	fsType          string
-	options         []string
-	readOnly        bool // the disk is not written to
-	reader          bool // the pod does not write to it
-	block           bool
-	discover, login bool // by what the secret has
-	secret          *v1.SecretReference
+	disk                       iscsi.Disk
+	messagePrefix              string // prefix of messages that names the PersistentVolume
+	pvName                     string // name of the PersistentVolume; "" for an inline volume
+	fsType                     string
+	options                    []string
+	readOnly                   bool // the disk is attached read-only
+	podReadOnly                bool // the pod mounts it read-only
+	block                      bool
+	discoveryCHAP, sessionCHAP bool // discovery and login use the credentials of the secret
+	secret                     *v1.SecretReference
 }
 
-// iscsiRecord is what is known of such a volume of a pod after a crash: written before the target is asked for anything.
+// iscsiRecord is the record on disk of a pod's iSCSI volume. It is written before the target is
+// contacted, and used after a crash.
 type iscsiRecord struct {
 	Version   int    `json:"version"`
 	Target    string `json:"target"`
@@ -42,61 +44,65 @@ type iscsiRecord struct {
 	LUN       int    `json:"lun"`
 	ReadOnly  bool   `json:"readOnly,omitempty"`
 	Block     bool   `json:"block,omitempty"`
-	Attach    bool   `json:"attach,omitempty"` // it is attached to the node, which tells that it uses it
-	// Secret is a salted hash of the credentials with which the pod logs in; empty in records of earlier agents and for
-	// a claimed volume whose secret could not be read.
+	Attach    bool   `json:"attach,omitempty"` // the volume is attached to the node and listed in volumesInUse
+	// Secret is a salted hash of the pod's credentials. It is empty in records of earlier agents,
+	// and for a PersistentVolume whose secret could not be read.
 	Secret   string `json:"secret,omitempty"`
-	LoggedIn bool   `json:"loggedIn,omitempty"` // the disk was there for the pod, so that its credentials were good
-	Awaits   bool   `json:"awaits"`             // it has not been attached for the pod yet, and nothing was done for it
+	LoggedIn bool   `json:"loggedIn,omitempty"` // the disk was available to the pod, so its credentials are valid
+	Awaits   bool   `json:"awaits"`             // the volume waits for its attachment, and nothing was done for it
 }
 
-// handle is how the disk is called among attached volumes.
-func (r iscsiRecord) handle() string { return fmt.Sprintf("%s:%d", r.Target, r.LUN) }
+// volumeHandle returns the handle of the disk among attached volumes.
+func (r iscsiRecord) volumeHandle() string { return fmt.Sprintf("%s:%d", r.Target, r.LUN) }
 
-func (r iscsiRecord) sameTarget(o iscsiRecord) bool {
+func (r iscsiRecord) hasSameTarget(o iscsiRecord) bool {
 	return r.Target == o.Target && r.Interface == o.Interface
 }
 
-func (r iscsiRecord) lock() string { return "iscsi\x00" + r.Interface + "\x00" + r.Target }
+func (r iscsiRecord) lockKey() string { return "iscsi\x00" + r.Interface + "\x00" + r.Target }
 
-// iscsiDir is the folder of a target and the interface by which it is reached.
+// iscsiDir returns the folder of a target and interface.
 func (v *Volumes) iscsiDir(r iscsiRecord) string {
-	return filepath.Join(iscsiRoot(v.kubelet()), iscsi.Name(iscsi.Disk{Target: r.Target, Interface: r.Interface}))
+	return filepath.Join(iscsiRoot(v.kubeletDir()), iscsi.FolderName(iscsi.Disk{Target: r.Target, Interface: r.Interface}))
 }
 
-// iscsiRoot is the folder of all targets, below kubelet's.
+// iscsiRoot returns the folder of all targets, below the kubelet folder.
 func iscsiRoot(kubelet string) string {
 	return filepath.Join(kubelet, "plugins", "kubernetes.io", "iscsi")
 }
 
-// Remove takes away what volumes have made on the node beside mounts and files: sessions with iSCSI targets, their devices, and iscsiadm's
-// records with the passwords in them. It is for a node that leaves its cluster, whose agent and pods have ended and whose volumes are
-// unmounted; what is mounted still stays, and is named. What was there before volumes stays. kubelet is the folder of Paths.
-func Remove(ctx context.Context, kubelet string, node iscsi.Node) error {
+// RemoveISCSI removes what iSCSI volumes created outside of mounts and files: sessions, their
+// devices, and iscsiadm's records with passwords. It is for a node that leaves its cluster, after
+// agent and pods have stopped and volumes are unmounted. A disk that is still mounted is kept and
+// named in the error. What existed before the volumes is kept. kubelet is the folder
+// agent.Paths.Kubelet.
+func RemoveISCSI(ctx context.Context, kubelet string, node iscsi.Node) error {
 	return node.DetachAll(ctx, iscsiRoot(kubelet))
 }
 
-// iscsiGlobal is where the file system of a disk is mounted, once for all pods of the node.
-func (v *Volumes) iscsiGlobal(r iscsiRecord) string {
+// iscsiGlobalPath returns the path at which a disk's file system is mounted once for all pods of
+// the node.
+func (v *Volumes) iscsiGlobalPath(r iscsiRecord) string {
 	return filepath.Join(v.iscsiDir(r), fmt.Sprintf("lun-%d", r.LUN))
 }
 
-// inlineISCSI is a disk that a pod names itself.
+// inlineISCSI returns the source of an inline volume.
 func inlineISCSI(pod *v1.Pod, name string, s *v1.ISCSIVolumeSource) (iscsiSource, error) {
-	d, err := iscsi.New(name, s.IQN, s.TargetPortal, s.Portals, s.Lun, s.ISCSIInterface, deref(s.InitiatorName))
-	out := iscsiSource{disk: d, fsType: s.FSType, readOnly: s.ReadOnly, reader: s.ReadOnly, discover: s.DiscoveryCHAPAuth, login: s.SessionCHAPAuth}
+	d, err := iscsi.New(name, s.IQN, s.TargetPortal, s.Portals, s.Lun, s.ISCSIInterface, stringOrEmpty(s.InitiatorName))
+	out := iscsiSource{disk: d, fsType: s.FSType, readOnly: s.ReadOnly, podReadOnly: s.ReadOnly, discoveryCHAP: s.DiscoveryCHAPAuth, sessionCHAP: s.SessionCHAPAuth}
 	if s.SecretRef != nil {
 		out.secret = &v1.SecretReference{Namespace: pod.Namespace, Name: s.SecretRef.Name}
 	}
 	return out, err
 }
 
-// claimedISCSI is the disk of a PersistentVolume.
+// claimedISCSI returns the source of a PersistentVolume. reader is true if the pod uses its claim
+// read-only.
 func claimedISCSI(pod *v1.Pod, pv *v1.PersistentVolume, reader bool) (iscsiSource, error) {
 	s := pv.Spec.ISCSI
-	d, err := iscsi.New(pv.Name, s.IQN, s.TargetPortal, s.Portals, s.Lun, s.ISCSIInterface, deref(s.InitiatorName))
-	out := iscsiSource{disk: d, about: fmt.Sprintf("persistentvolume %q: ", pv.Name), claimed: pv.Name, fsType: s.FSType, options: pv.Spec.MountOptions, readOnly: s.ReadOnly,
-		reader: reader || s.ReadOnly, block: isBlock(pv), discover: s.DiscoveryCHAPAuth, login: s.SessionCHAPAuth}
+	d, err := iscsi.New(pv.Name, s.IQN, s.TargetPortal, s.Portals, s.Lun, s.ISCSIInterface, stringOrEmpty(s.InitiatorName))
+	out := iscsiSource{disk: d, messagePrefix: fmt.Sprintf("persistentvolume %q: ", pv.Name), pvName: pv.Name, fsType: s.FSType, options: pv.Spec.MountOptions, readOnly: s.ReadOnly,
+		podReadOnly: reader || s.ReadOnly, block: isBlock(pv), discoveryCHAP: s.DiscoveryCHAPAuth, sessionCHAP: s.SessionCHAPAuth}
 	if s.SecretRef != nil {
 		ref := *s.SecretRef
 		if ref.Namespace == "" {
@@ -105,38 +111,39 @@ func claimedISCSI(pod *v1.Pod, pv *v1.PersistentVolume, reader bool) (iscsiSourc
 		out.secret = &ref
 	}
 	if err != nil {
-		err = fmt.Errorf("%s%w", out.about, err)
+		err = fmt.Errorf("%s%w", out.messagePrefix, err)
 	}
 	return out, err
 }
 
-func deref(s *string) string {
+func stringOrEmpty(s *string) string {
 	if s == nil {
 		return ""
 	}
 	return *s
 }
 
-// iscsi brings a disk to the node and shows it to a pod. What is there already is kept, and no server is asked for it.
-func (v *Volumes) iscsi(ctx context.Context, pod *v1.Pod, name string, s iscsiSource) (agent.Mount, error) {
-	fail := func(err error) (agent.Mount, error) { return agent.Mount{}, fmt.Errorf("%s%w", s.about, err) }
-	r := iscsiRecord{Version: 1, Target: s.disk.Target, Interface: s.disk.Interface, LUN: s.disk.LUN, ReadOnly: s.readOnly, Block: s.block, Attach: s.claimed != ""}
-	defer v.locks.Lock(r.lock())()
+// mountISCSI attaches a disk to the node and mounts it for a pod. If it is already mounted, the
+// server is not contacted.
+func (v *Volumes) mountISCSI(ctx context.Context, pod *v1.Pod, name string, s iscsiSource) (agent.Mount, error) {
+	fail := func(err error) (agent.Mount, error) { return agent.Mount{}, fmt.Errorf("%s%w", s.messagePrefix, err) }
+	r := iscsiRecord{Version: 1, Target: s.disk.Target, Interface: s.disk.Interface, LUN: s.disk.LUN, ReadOnly: s.readOnly, Block: s.block, Attach: s.pvName != ""}
+	defer v.locks.Lock(r.lockKey())()
 	place := filepath.Join(v.podDir(pod.UID), "iscsi", name)
-	m := agent.Mount{HostPath: place, ReadOnly: s.reader, Block: s.block}
-	if is, err := mounted(place); is && !s.block || err != nil {
+	m := agent.Mount{HostPath: place, ReadOnly: s.podReadOnly, Block: s.block}
+	if is, err := isMountPoint(place); is && !s.block || err != nil {
 		return m, err
 	}
 	file := place + ".json"
-	if err := errors.Join(v.iscsiFree(file, r), v.iscsiShared(s, file, &r)); err != nil {
+	if err := errors.Join(v.checkISCSIConflict(file, r), v.checkISCSICredentials(s, file, &r)); err != nil {
 		return fail(err)
 	}
-	r.Awaits = r.Attach && awaits(file, func() bool { return v.iscsiUntouched(s, r) })
+	r.Awaits = r.Attach && isAwaitingAttach(file, func() bool { return v.isISCSIUntouched(s, r) })
 	if err := errors.Join(writeRecord(file, r), os.MkdirAll(v.iscsiDir(r), 0o750)); err != nil {
 		return fail(err)
 	}
 	if r.Attach {
-		if _, err := v.attached(ctx, source{name: s.claimed, driver: iscsiAttacher, handle: r.handle()}); err != nil {
+		if _, err := v.awaitAttached(ctx, csiSource{name: s.pvName, driver: iscsiAttacher, handle: r.volumeHandle()}); err != nil {
 			return agent.Mount{}, err
 		}
 	}
@@ -145,13 +152,13 @@ func (v *Volumes) iscsi(ctx context.Context, pod *v1.Pod, name string, s iscsiSo
 		if err := writeRecord(file, r); err != nil {
 			return fail(err)
 		}
-		v.useChanged()
+		v.signalUses()
 	}
 	var err error
 	if s.block {
-		m.HostPath, err = v.iscsiDevice(ctx, s, r)
-	} else if err = v.iscsiMount(ctx, s, r); err == nil {
-		err = bind(v.iscsiGlobal(r), place)
+		m.HostPath, err = v.attachISCSI(ctx, s, r)
+	} else if err = v.mountISCSIGlobal(ctx, s, r); err == nil {
+		err = bindMount(v.iscsiGlobalPath(r), place)
 	}
 	if r.LoggedIn = true; err == nil {
 		err = writeRecord(file, r)
@@ -159,16 +166,16 @@ func (v *Volumes) iscsi(ctx context.Context, pod *v1.Pod, name string, s iscsiSo
 	if err != nil {
 		return fail(err)
 	}
-	if !s.block && !s.reader && fsGroup(pod) != nil {
-		if err := v.once(pod.UID, name, func() error { return applyGroup(place, pod) }); err != nil {
+	if !s.block && !s.podReadOnly && fsGroup(pod) != nil {
+		if err := v.runOnce(pod.UID, name, func() error { return applyGroup(place, pod) }); err != nil {
 			return fail(err)
 		}
 	}
 	return m, nil
 }
 
-// bind shows what is mounted at one place at another one.
-func bind(from, at string) error {
+// bindMount mounts the folder from at the path at.
+func bindMount(from, at string) error {
 	if err := os.MkdirAll(at, 0o750); err != nil {
 		return err
 	}
@@ -178,9 +185,10 @@ func bind(from, at string) error {
 	return nil
 }
 
-// iscsiFree says why a pod may not have a disk now: one of another pod of the node has it in a way that this does not go with.
-func (v *Volumes) iscsiFree(file string, r iscsiRecord) error {
-	others, err := v.iscsiUsers(file, r)
+// checkISCSIConflict returns an error if a volume on this node uses the disk with another
+// volumeMode or another readOnly.
+func (v *Volumes) checkISCSIConflict(file string, r iscsiRecord) error {
+	others, err := v.iscsiRecordsOfTarget(file, r)
 	if err != nil {
 		return err
 	}
@@ -189,16 +197,17 @@ func (v *Volumes) iscsiFree(file string, r iscsiRecord) error {
 		switch {
 		case o.LUN != r.LUN:
 		case o.Block != r.Block:
-			return fmt.Errorf("iSCSI target %s, LUN %d is in use on this node in another volumeMode, by pod %s: it has one at a time", r.Target, r.LUN, pod)
+			return fmt.Errorf("iSCSI target %s, LUN %d is in use on this node in another volumeMode, by pod %s: only one volumeMode at a time is possible", r.Target, r.LUN, pod)
 		case o.ReadOnly != r.ReadOnly:
-			return fmt.Errorf("iSCSI target %s, LUN %d is in use on this node by pod %s, which has readOnly: %t: all that have it say the same", r.Target, r.LUN, pod, o.ReadOnly)
+			return fmt.Errorf("iSCSI target %s, LUN %d is in use on this node by pod %s, with readOnly: %t: all its volumes must have the same readOnly", r.Target, r.LUN, pod, o.ReadOnly)
 		}
 	}
 	return nil
 }
 
-// iscsiUsers are other volumes of the node's pods that are of the same target, by the path of their record.
-func (v *Volumes) iscsiUsers(file string, r iscsiRecord) (map[string]iscsiRecord, error) {
+// iscsiRecordsOfTarget returns the records of other volumes on the node with the same target, by
+// path.
+func (v *Volumes) iscsiRecordsOfTarget(file string, r iscsiRecord) (map[string]iscsiRecord, error) {
 	pods, err := v.Pods()
 	if err != nil {
 		return nil, err
@@ -210,7 +219,7 @@ func (v *Volumes) iscsiUsers(file string, r iscsiRecord) (map[string]iscsiRecord
 			return nil, err
 		}
 		for other, o := range recs {
-			if other != file && o.sameTarget(r) {
+			if other != file && o.hasSameTarget(r) {
 				out[other] = o
 			}
 		}
@@ -218,23 +227,24 @@ func (v *Volumes) iscsiUsers(file string, r iscsiRecord) (map[string]iscsiRecord
 	return out, nil
 }
 
-// iscsiRecords lists the iSCSI volumes of a pod by the path of their record.
+// iscsiRecords returns the records of a pod's iSCSI volumes by path.
 func (v *Volumes) iscsiRecords(uid types.UID) (map[string]iscsiRecord, error) {
 	return recordsIn[iscsiRecord](filepath.Join(v.podDir(uid), "iscsi"), "an iSCSI volume")
 }
 
-// iscsiUntouched says that the node has nothing of a disk: no file system is mounted, and the kernel has no device of it.
-func (v *Volumes) iscsiUntouched(s iscsiSource, r iscsiRecord) bool {
-	is, err := mounted(v.iscsiGlobal(r))
+// isISCSIUntouched reports whether the node has nothing of a disk: its file system is not mounted,
+// and the kernel has no device.
+func (v *Volumes) isISCSIUntouched(s iscsiSource, r iscsiRecord) bool {
+	is, err := isMountPoint(v.iscsiGlobalPath(r))
 	if is || err != nil {
 		return false
 	}
-	has, err := v.cfg.ISCSI.Has(s.disk)
+	has, err := v.cfg.ISCSI.HasDisk(s.disk)
 	return err == nil && !has
 }
 
-// iscsiDevice is the disk's device on this node, which is logged in to the target where it was not.
-func (v *Volumes) iscsiDevice(ctx context.Context, s iscsiSource, r iscsiRecord) (string, error) {
+// attachISCSI returns the device of a disk on this node. It logs in to the target if necessary.
+func (v *Volumes) attachISCSI(ctx context.Context, s iscsiSource, r iscsiRecord) (string, error) {
 	login, err := v.iscsiLogin(s)
 	if err != nil {
 		return "", err
@@ -242,24 +252,24 @@ func (v *Volumes) iscsiDevice(ctx context.Context, s iscsiSource, r iscsiRecord)
 	return v.cfg.ISCSI.Attach(ctx, s.disk, login, v.iscsiDir(r))
 }
 
-// diskPatience bounds how long the file system of a server's disk is made, mended and mounted. A server that is gone is given up
-// by the kernel long before.
-const diskPatience = 20 * time.Minute
+// diskTimeout bounds creation, repair and mount of a file system on a remote disk. The kernel gives
+// up on an unreachable server long before.
+const diskTimeout = 20 * time.Minute
 
-// iscsiMount mounts the disk's file system for all pods of the node, unless it is.
-func (v *Volumes) iscsiMount(ctx context.Context, s iscsiSource, r iscsiRecord) error {
-	global := v.iscsiGlobal(r)
-	is, err := mountedFrom(global)
+// mountISCSIGlobal mounts the disk's file system for all pods of the node, unless it is mounted.
+func (v *Volumes) mountISCSIGlobal(ctx context.Context, s iscsiSource, r iscsiRecord) error {
+	global := v.iscsiGlobalPath(r)
+	is, err := mountInfoAt(global)
 	if err != nil {
 		return err
 	}
 	if is != nil {
 		if _, err := os.Stat(fmt.Sprintf("/sys/dev/block/%d:%d", is.Major, is.Minor)); err != nil {
-			return fmt.Errorf("the disk that is mounted at %s is gone from this node, as when somebody logged out of its target: its pods have to end first", global)
+			return fmt.Errorf("the disk that is mounted at %s is no longer attached to this node, for example after a manual logout from its target: its pods must terminate first", global)
 		}
 		return nil
 	}
-	device, err := v.iscsiDevice(ctx, s, r)
+	device, err := v.attachISCSI(ctx, s, r)
 	if err != nil {
 		return err
 	}
@@ -270,7 +280,7 @@ func (v *Volumes) iscsiMount(ctx context.Context, s iscsiSource, r iscsiRecord) 
 	if s.readOnly {
 		m.Flags = append(m.Flags[:len(m.Flags):len(m.Flags)], "ro")
 	}
-	ctx, cancel := context.WithTimeout(ctx, diskPatience)
+	ctx, cancel := context.WithTimeout(ctx, diskTimeout)
 	defer cancel()
 	if err := remote.Disk(ctx, m); err != nil {
 		return fmt.Errorf("%s: %w", s.disk, err)
@@ -278,8 +288,8 @@ func (v *Volumes) iscsiMount(ctx context.Context, s iscsiSource, r iscsiRecord) 
 	return nil
 }
 
-// mountedFrom is what is mounted at a place, nil for nothing. It is not touched.
-func mountedFrom(path string) (*mountinfo.Info, error) {
+// mountInfoAt returns the mount at a path, or nil. It does not access the mounted file system.
+func mountInfoAt(path string) (*mountinfo.Info, error) {
 	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
@@ -294,13 +304,13 @@ func mountedFrom(path string) (*mountinfo.Info, error) {
 	return found[len(found)-1], nil
 }
 
-// iscsiLogin is what the volume's secret has to prove.
+// iscsiLogin returns the credentials in the volume's secret.
 func (v *Volumes) iscsiLogin(s iscsiSource) (l iscsi.Login, err error) {
-	if !s.discover && !s.login {
+	if !s.discoveryCHAP && !s.sessionCHAP {
 		return l, nil
 	}
 	if s.secret == nil {
-		return l, errors.New("chapAuthDiscovery and chapAuthSession take a secret (secretRef)")
+		return l, errors.New("chapAuthDiscovery and chapAuthSession need a secret (secretRef)")
 	}
 	has, err := v.driverSecret(s.secret)
 	if err != nil {
@@ -313,38 +323,38 @@ func (v *Volumes) iscsiLogin(s iscsiSource) (l iscsi.Login, err error) {
 		*to = iscsi.Credentials{User: has[prefix+"username"], Password: has[prefix+"password"], UserIn: has[prefix+"username_in"], PasswordIn: has[prefix+"password_in"]}
 		for _, pair := range [][2]string{{to.User, to.Password}, {to.UserIn, to.PasswordIn}} {
 			if (pair[0] == "") != (pair[1] == "") {
-				return fmt.Errorf("secret %s/%s has one of a user name and its password (%susername, %[3]spassword, and the same with _in), and not the other",
+				return fmt.Errorf("secret %s/%s has a user name without its password, or the reverse (%susername, %[3]spassword, and the same with _in)",
 					s.secret.Namespace, s.secret.Name, prefix)
 			}
 		}
 		if to.User == "" {
-			return fmt.Errorf("secret %s/%s has no %susername and %[3]spassword, which the volume asks for", s.secret.Namespace, s.secret.Name, prefix)
+			return fmt.Errorf("secret %s/%s lacks %susername and %[3]spassword, which the volume needs", s.secret.Namespace, s.secret.Name, prefix)
 		}
 		return nil
 	}
-	return l, errors.Join(read(s.discover, "discovery.sendtargets.auth.", &l.Discovery), read(s.login, "node.session.auth.", &l.Session))
+	return l, errors.Join(read(s.discoveryCHAP, "discovery.sendtargets.auth.", &l.Discovery), read(s.sessionCHAP, "node.session.auth.", &l.Session))
 }
 
-// releaseISCSI takes the pod's iSCSI volumes away, and from the node those that no other pod has.
+// releaseISCSI unmounts the pod's iSCSI volumes, and detaches disks that no other pod uses.
 func (v *Volumes) releaseISCSI(ctx context.Context, uid types.UID) error {
 	recs, err := v.iscsiRecords(uid)
 	if err != nil {
 		return err
 	}
 	if len(recs) > 0 {
-		defer v.useChanged()
+		defer v.signalUses()
 	}
 	var errs []error
 	for file, r := range recs {
-		if err := v.leaveISCSI(ctx, file, r); err != nil {
+		if err := v.releaseISCSIVolume(ctx, file, r); err != nil {
 			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (v *Volumes) leaveISCSI(ctx context.Context, file string, r iscsiRecord) error {
-	defer v.locks.Lock(r.lock())()
+func (v *Volumes) releaseISCSIVolume(ctx context.Context, file string, r iscsiRecord) error {
+	defer v.locks.Lock(r.lockKey())()
 	place := strings.TrimSuffix(file, ".json")
 	if err := unmountBelow(ctx, place); err != nil {
 		return err
@@ -352,17 +362,17 @@ func (v *Volumes) leaveISCSI(ctx context.Context, file string, r iscsiRecord) er
 	if err := removeMountPoint(place); err != nil {
 		return err
 	}
-	others, err := v.iscsiUsers(file, r)
+	others, err := v.iscsiRecordsOfTarget(file, r)
 	if err != nil {
 		return err
 	}
-	last := true // to use the disk
+	last := true // of the disk
 	for _, o := range others {
 		last = last && o.LUN != r.LUN
 	}
 	if last {
-		global := v.iscsiGlobal(r)
-		if is, err := mounted(global); err != nil {
+		global := v.iscsiGlobalPath(r)
+		if is, err := isMountPoint(global); err != nil {
 			return err
 		} else if is {
 			if err := remote.UnmountWhole(ctx, global); err != nil {
@@ -378,20 +388,20 @@ func (v *Volumes) leaveISCSI(ctx context.Context, file string, r iscsiRecord) er
 	}
 	if len(others) == 0 {
 		for _, dir := range []string{v.iscsiDir(r), filepath.Dir(v.iscsiDir(r))} {
-			_ = os.Remove(dir) // it stays where it is not empty
+			_ = os.Remove(dir) // fails if it is not empty
 		}
 	}
 	return os.Remove(file)
 }
 
-// removeMountPoint removes an empty folder at which nothing is mounted.
+// removeMountPoint removes an empty folder. It returns an error if something is mounted there.
 func removeMountPoint(path string) error {
-	is, err := mounted(path)
+	is, err := isMountPoint(path)
 	if err != nil {
-		return fmt.Errorf("nobody knows whether something is mounted at %s: %w", path, err)
+		return fmt.Errorf("cannot determine whether something is mounted at %s: %w", path, err)
 	}
 	if is {
-		return fmt.Errorf("something is mounted at %s still", path)
+		return fmt.Errorf("something is still mounted at %s", path)
 	}
 	return removeEmpty(path)
 }

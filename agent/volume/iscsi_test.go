@@ -31,26 +31,26 @@ const (
 	otherPortal = "127.0.0.3:3260"
 )
 
-// initiator is a node, and a target that the same kernel is.
+// initiator is a node, and a target of the same kernel.
 type initiator struct {
-	client
+	serverClient
 	target *iscsitest.Target
 	files  map[int]string // of the target's disks
 }
 
 func serveDisks(t *testing.T, luns ...int) *initiator {
 	iscsitest.Need(t)
-	n := &initiator{client: client{T: t}, target: iscsitest.Serve(t, targetName, firstPortal, otherPortal), files: map[int]string{}}
+	n := &initiator{serverClient: serverClient{T: t}, target: iscsitest.Serve(t, targetName, firstPortal, otherPortal), files: map[int]string{}}
 	for _, lun := range luns {
 		n.files[lun] = n.target.Disk(lun, 16<<20)
 	}
 	n.volumes, n.cluster, _ = newVolumes(t)
 	n.volumes.cfg.ISCSI.Log = slog.New(slog.NewTextHandler(t.Output(), nil))
-	n.volumes.cfg.ISCSI.Patience = time.Minute // the clock of a slow machine in software runs ahead of what it does
+	n.volumes.cfg.ISCSI.Patience = time.Minute // the clock of a slow virtual machine may run ahead
 	t.Cleanup(func() {
 		pods, err := n.volumes.Pods()
 		for _, p := range pods {
-			err = errors.Join(err, n.volumes.UnmountAll(context.Background(), p)) // so that one test that fails is one
+			err = errors.Join(err, n.volumes.UnmountAll(context.Background(), p)) // so that a failing test does not affect others
 		}
 		if err != nil {
 			t.Error(err)
@@ -65,31 +65,31 @@ func serveDisks(t *testing.T, luns ...int) *initiator {
 	return n
 }
 
-// lun is a disk of the target, by itself.
-func lun(n int32, change ...func(*v1.ISCSIVolumeSource)) v1.Volume {
+// newISCSIVolume returns an inline volume with a disk of the target.
+func newISCSIVolume(n int32, change ...func(*v1.ISCSIVolumeSource)) v1.Volume {
 	s := &v1.ISCSIVolumeSource{TargetPortal: firstPortal, IQN: targetName, Lun: n}
 	for _, f := range change {
 		f(s)
 	}
-	return volume("data", v1.VolumeSource{ISCSI: s})
+	return newVolume("data", v1.VolumeSource{ISCSI: s})
 }
 
-func readOnly(s *v1.ISCSIVolumeSource) { s.ReadOnly = true }
+func setReadOnly(s *v1.ISCSIVolumeSource) { s.ReadOnly = true }
 
-// claim makes a PersistentVolume of a disk, and a claim of its name that is bound to it.
-func (n *initiator) claim(name string, pv v1.PersistentVolumeSpec) v1.Volume {
+// newClaim stores a PersistentVolume with a disk, and a bound claim with the same name.
+func (n *initiator) newClaim(name string, pv v1.PersistentVolumeSpec) v1.Volume {
 	uid := types.UID(name)
 	pv.ClaimRef = &v1.ObjectReference{Namespace: "default", Name: name, UID: uid}
 	n.cluster.Put(
 		&v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: uid},
 			Spec: v1.PersistentVolumeClaimSpec{VolumeName: name}, Status: v1.PersistentVolumeClaimStatus{Phase: v1.ClaimBound}},
 		&v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: pv})
-	n.attached(name, pv.ISCSI)
-	return volume("data", v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: name}})
+	n.setAttached(name, pv.ISCSI)
+	return newVolume("data", v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: name}})
 }
 
-// attached says that a volume is attached to the node, and that the control plane knows that it is in use.
-func (n *initiator) attached(pv string, d *v1.ISCSIPersistentVolumeSource) {
+// setAttached stores the objects for a volume that is attached to the node and reported as in use.
+func (n *initiator) setAttached(pv string, d *v1.ISCSIPersistentVolumeSource) {
 	handle := fmt.Sprintf("%s:%d", d.IQN, d.Lun)
 	name := v1.UniqueVolumeName("kubernetes.io/iscsi/" + handle)
 	node, ok := n.cluster.Node()
@@ -103,151 +103,152 @@ func (n *initiator) attached(pv string, d *v1.ISCSIPersistentVolumeSource) {
 		Spec: storagev1.VolumeAttachmentSpec{Attacher: "iscsi.keelson.dev", NodeName: "here", Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &pv}}})
 }
 
-func ofTarget(lun int32) v1.PersistentVolumeSource {
+func newISCSISource(lun int32) v1.PersistentVolumeSource {
 	return v1.PersistentVolumeSource{ISCSI: &v1.ISCSIPersistentVolumeSource{TargetPortal: firstPortal, IQN: targetName, Lun: lun}}
 }
 
-func (n *initiator) mount(p *v1.Pod) agent.Mount {
+func (n *initiator) mustMount(p *v1.Pod) agent.Mount {
 	n.Helper()
 	start := time.Now()
 	m, err := n.volumes.MountAll(n.Context(), p)
-	must(n.T, err)
+	requireNoError(n.T, err)
 	n.Logf("mounted for %s after %s", p.UID, time.Since(start).Round(time.Millisecond))
 	return m["data"]
 }
 
-// sessions is how many the node has.
-func (n *initiator) sessions(want int) {
+// awaitSessions waits for a number of sessions of the node.
+func (n *initiator) awaitSessions(want int) {
 	n.Helper()
 	if have := iscsitest.Sessions(n.T); len(have) != want {
 		n.Errorf("the node has the sessions %q, want %d", have, want)
 	}
 }
 
-// idle says that nothing of any target is left on the node.
-func (n *initiator) idle() {
+// awaitIdle waits until the node has nothing of any target.
+func (n *initiator) awaitIdle() {
 	n.Helper()
-	n.sessions(0)
-	if _, err := os.Stat(filepath.Join(n.volumes.kubelet(), "plugins/kubernetes.io/iscsi", "default")); !errors.Is(err, os.ErrNotExist) {
+	n.awaitSessions(0)
+	if _, err := os.Stat(filepath.Join(n.volumes.kubeletDir(), "plugins/kubernetes.io/iscsi", "default")); !errors.Is(err, os.ErrNotExist) {
 		n.Errorf("the folder of targets: %v", err)
 	}
 }
 
-// F110: disks of a target are file systems in pods, by themselves and by claims: made where a disk is blank and never over anything,
-// mounted once for all pods of the node, kept when a pod or the agent starts anew. The node logs in once for a target and
-// out when the last disk of it is gone.
+// F110: pods use disks of a target as file systems, inline and through claims. A blank disk is
+// formatted, never one with content. It is mounted once for all pods of the node, and kept across
+// restarts of pods and agent. The node logs in once per target, and logs out after the last disk.
 func TestDisksOfATarget(t *testing.T) {
 	n := serveDisks(t, 0, 1)
 	group := int64(4711)
-	one := pod("u1", lun(0))
+	one := newPod("u1", newISCSIVolume(0))
 	one.Spec.SecurityContext = &v1.PodSecurityContext{FSGroup: &group}
-	at := n.mount(one).HostPath
-	must(t, os.WriteFile(filepath.Join(at, "file"), []byte("kept"), 0o600))
-	if st, err := os.Stat(at); err != nil || groupOf(st) != group {
+	at := n.mustMount(one).HostPath
+	requireNoError(t, os.WriteFile(filepath.Join(at, "file"), []byte("kept"), 0o600))
+	if st, err := os.Stat(at); err != nil || fileGroup(st) != group {
 		t.Errorf("%s: %v, %v", at, st, err)
 	}
-	n.sessions(1)
-	// An agent that starts anew keeps to what is there, and asks nobody.
+	n.awaitSessions(1)
+	// A restarted agent uses existing mounts without contacting the target.
 	n.volumes = New(n.volumes.cfg)
-	if again := n.mount(one).HostPath; again != at {
+	if again := n.mustMount(one).HostPath; again != at {
 		t.Errorf("%s, and then %s", at, again)
 	}
-	if got := read(t, filepath.Join(n.mount(pod("u2", lun(0))).HostPath, "file")); got != "kept" {
+	if got := mustRead(t, filepath.Join(n.mustMount(newPod("u2", newISCSIVolume(0))).HostPath, "file")); got != "kept" {
 		t.Errorf("a second pod reads %q", got)
 	}
-	claim := n.claim("other", v1.PersistentVolumeSpec{PersistentVolumeSource: ofTarget(1), MountOptions: []string{"noatime"}})
-	three := n.mount(pod("u3", claim)).HostPath
-	n.sessions(1)
+	claim := n.newClaim("other", v1.PersistentVolumeSpec{PersistentVolumeSource: newISCSISource(1), MountOptions: []string{"noatime"}})
+	three := n.mustMount(newPod("u3", claim)).HostPath
+	n.awaitSessions(1)
 	var fs unix.Statfs_t
-	if must(t, unix.Statfs(three, &fs)); fs.Flags&unix.ST_NOATIME == 0 || fs.Type != unix.EXT4_SUPER_MAGIC {
+	if requireNoError(t, unix.Statfs(three, &fs)); fs.Flags&unix.ST_NOATIME == 0 || fs.Type != unix.EXT4_SUPER_MAGIC {
 		t.Errorf("LUN 1 has %#x, with flags %#x", fs.Type, fs.Flags)
 	}
 	if _, err := os.Stat(filepath.Join(three, "file")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("LUN 1 has what LUN 0 has: %v", err)
 	}
-	n.gone("u1")
-	if got := read(t, filepath.Join(n.mount(pod("u2", lun(0))).HostPath, "file")); got != "kept" {
+	n.unmountPod("u1")
+	if got := mustRead(t, filepath.Join(n.mustMount(newPod("u2", newISCSIVolume(0))).HostPath, "file")); got != "kept" {
 		t.Errorf("when the first is gone, the second pod reads %q", got)
 	}
-	n.gone("u2")
-	n.sessions(1) // for LUN 1
-	must(t, os.WriteFile(filepath.Join(three, "more"), nil, 0o600))
-	n.gone("u3")
-	n.idle()
-	if got := read(t, filepath.Join(n.mount(pod("u4", lun(0))).HostPath, "file")); got != "kept" {
+	n.unmountPod("u2")
+	n.awaitSessions(1) // for LUN 1
+	requireNoError(t, os.WriteFile(filepath.Join(three, "more"), nil, 0o600))
+	n.unmountPod("u3")
+	n.awaitIdle()
+	if got := mustRead(t, filepath.Join(n.mustMount(newPod("u4", newISCSIVolume(0))).HostPath, "file")); got != "kept" {
 		t.Errorf("the next pod reads %q", got)
 	}
-	n.gone("u4")
-	n.idle()
+	n.unmountPod("u4")
+	n.awaitIdle()
 }
 
-// A disk is read-only where the volume says so, for all that have it on the node; a blank one is not written to for that. F110
+// A disk is attached read-only if the volume requests it, for all pods on the node. A blank disk is
+// not formatted then. F110
 func TestDisksThatAreRead(t *testing.T) {
 	n := serveDisks(t, 0)
-	before := read(t, n.files[0])
-	n.fails(pod("u1", lun(0, readOnly)), "is blank, and is to be mounted read-only")
-	if read(t, n.files[0]) != before {
+	before := mustRead(t, n.files[0])
+	n.expectMountError(newPod("u1", newISCSIVolume(0, setReadOnly)), "is blank and cannot be mounted read-only")
+	if mustRead(t, n.files[0]) != before {
 		t.Error("a blank disk was written to")
 	}
-	must(t, os.WriteFile(filepath.Join(n.mount(pod("u2", lun(0))).HostPath, "file"), []byte("kept"), 0o600))
-	_, err := n.volumes.MountAll(t.Context(), pod("u3", lun(0, readOnly)))
-	if want := "is in use on this node by pod u2, which has readOnly: false: all that have it say the same"; err == nil || !strings.Contains(err.Error(), want) {
+	requireNoError(t, os.WriteFile(filepath.Join(n.mustMount(newPod("u2", newISCSIVolume(0))).HostPath, "file"), []byte("kept"), 0o600))
+	_, err := n.volumes.MountAll(t.Context(), newPod("u3", newISCSIVolume(0, setReadOnly)))
+	if want := "is in use on this node by pod u2, with readOnly: false: all its volumes must have the same readOnly"; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("%v, want %s", err, want)
 	}
-	n.gone("u3")
-	n.gone("u2")
+	n.unmountPod("u3")
+	n.unmountPod("u2")
 	for _, uid := range []string{"u4", "u5"} {
-		m := n.mount(pod(uid, lun(0, readOnly)))
-		if got := read(t, filepath.Join(m.HostPath, "file")); got != "kept" || !m.ReadOnly {
+		m := n.mustMount(newPod(uid, newISCSIVolume(0, setReadOnly)))
+		if got := mustRead(t, filepath.Join(m.HostPath, "file")); got != "kept" || !m.ReadOnly {
 			t.Errorf("%s reads %q, %+v", uid, got, m)
 		}
 		if err := os.WriteFile(filepath.Join(m.HostPath, "new"), nil, 0o600); !errors.Is(err, unix.EROFS) {
 			t.Errorf("%s writes: %v", uid, err)
 		}
 	}
-	n.gone("u4")
-	n.gone("u5")
-	n.idle()
+	n.unmountPod("u4")
+	n.unmountPod("u5")
+	n.awaitIdle()
 }
 
-// With volumeMode Block a pod has the device, of which nothing is made. F110
+// With volumeMode Block the pod gets the device, which is not formatted. F110
 func TestDisksAsBlockDevices(t *testing.T) {
 	n := serveDisks(t, 0, 3)
 	block := v1.PersistentVolumeBlock
-	claim := n.claim("raw", v1.PersistentVolumeSpec{PersistentVolumeSource: ofTarget(3), VolumeMode: &block})
-	one := given(pod("u1", claim), "data")
-	m := n.mount(one)
+	claim := n.newClaim("raw", v1.PersistentVolumeSpec{PersistentVolumeSource: newISCSISource(3), VolumeMode: &block})
+	one := withDevices(newPod("u1", claim), "data")
+	m := n.mustMount(one)
 	if !m.Block || !isBlockDevice(m.HostPath) {
 		t.Fatalf("%+v", m)
 	}
 	f, err := os.OpenFile(m.HostPath, os.O_RDWR|unix.O_SYNC, 0)
-	must(t, err)
+	requireNoError(t, err)
 	_, err = f.WriteAt([]byte("of one"), 4096)
-	must(t, errors.Join(err, f.Close()))
-	if got := read(t, n.files[3])[4096:4102]; got != "of one" {
+	requireNoError(t, errors.Join(err, f.Close()))
+	if got := mustRead(t, n.files[3])[4096:4102]; got != "of one" {
 		t.Errorf("the target has %q", got)
 	}
 	n.volumes = New(n.volumes.cfg)
-	if again := n.mount(one); again != m {
+	if again := n.mustMount(one); again != m {
 		t.Errorf("%+v, and then %+v", m, again)
 	}
-	n.mount(pod("u2", lun(0)))
-	n.gone("u1")
-	n.sessions(1)
+	n.mustMount(newPod("u2", newISCSIVolume(0)))
+	n.unmountPod("u1")
+	n.awaitSessions(1)
 	if isBlockDevice(m.HostPath) {
 		t.Error("the device of a disk that nobody uses is there still")
 	}
-	_, err = n.volumes.MountAll(t.Context(), pod("u3", n.claim("same", v1.PersistentVolumeSpec{PersistentVolumeSource: ofTarget(0), VolumeMode: &block})))
+	_, err = n.volumes.MountAll(t.Context(), newPod("u3", n.newClaim("same", v1.PersistentVolumeSpec{PersistentVolumeSource: newISCSISource(0), VolumeMode: &block})))
 	if want := `persistentvolume "same": iSCSI target iqn.2026-01.example:disks, LUN 0 is in use on this node in another volumeMode, by pod u2`; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("%v, want %s", err, want)
 	}
-	n.gone("u3")
-	n.gone("u2")
-	n.idle()
+	n.unmountPod("u3")
+	n.unmountPod("u2")
+	n.awaitIdle()
 }
 
-// A node proves itself to a target by what the volume's secret has, which no process has among its arguments; and says so where
-// that is wrong. F110
+// A node authenticates to a target with the volume's secret, which appears in no process arguments.
+// A wrong secret is reported. F110
 func TestTargetsThatAuthenticate(t *testing.T) {
 	n := serveDisks(t, 0)
 	const password, back = "of-the-initiator-1", "of-the-target-0001"
@@ -257,26 +258,26 @@ func TestTargetsThatAuthenticate(t *testing.T) {
 		s.DiscoveryCHAPAuth, s.SessionCHAPAuth, s.SecretRef = true, true, &v1.LocalObjectReference{Name: "chap"}
 	}
 	with := func(session, in, discovery string) {
-		n.cluster.Put(&v1.Secret{ObjectMeta: named("chap", "s1"), Type: "kubernetes.io/iscsi-chap", Data: map[string][]byte{
+		n.cluster.Put(&v1.Secret{ObjectMeta: newObjectMeta("chap", "s1"), Type: "kubernetes.io/iscsi-chap", Data: map[string][]byte{
 			"node.session.auth.username": []byte("user"), "node.session.auth.password": []byte(session),
 			"node.session.auth.username_in": []byte("target"), "node.session.auth.password_in": []byte(in),
 			"discovery.sendtargets.auth.username": []byte("asker"), "discovery.sendtargets.auth.password": []byte(discovery)}})
 	}
-	n.fails(pod("u0", lun(0, chap)), `secret "default/chap" not found`)
-	n.fails(pod("u1", lun(0)), "asking portal 127.0.0.2:3260 for its targets: authentication failed")
+	n.expectMountError(newPod("u0", newISCSIVolume(0, chap)), `secret "default/chap" not found`)
+	n.expectMountError(newPod("u1", newISCSIVolume(0)), "discovering targets of portal 127.0.0.2:3260: authentication failed")
 	with("wrong-wrong-wrong", back, password+"d")
-	n.fails(pod("u2", lun(0, chap)), "logging in at portal 127.0.0.2:3260: authentication failed: see the user names and passwords (CHAP) in the volume's secret")
+	n.expectMountError(newPod("u2", newISCSIVolume(0, chap)), "logging in at portal 127.0.0.2:3260: authentication failed: check the user names and passwords (CHAP) in the volume's secret")
 	with(password, "wrong-wrong-wrong", password+"d")
-	n.fails(pod("u3", lun(0, chap)), "authentication failed")
+	n.expectMountError(newPod("u3", newISCSIVolume(0, chap)), "authentication failed")
 	with(password, back, "wrong-wrong-wrong")
-	n.fails(pod("u4", lun(0, chap)), "asking portal 127.0.0.2:3260 for its targets: authentication failed")
-	n.idle()
+	n.expectMountError(newPod("u4", newISCSIVolume(0, chap)), "discovering targets of portal 127.0.0.2:3260: authentication failed")
+	n.awaitIdle()
 
 	with(password, back, password+"d")
 	arguments := iscsitest.Arguments(t)
 	var log bytes.Buffer
 	n.volumes.cfg.ISCSI.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	must(t, os.WriteFile(filepath.Join(n.mount(pod("u5", lun(0, chap))).HostPath, "file"), []byte("kept"), 0o600))
+	requireNoError(t, os.WriteFile(filepath.Join(n.mustMount(newPod("u5", newISCSIVolume(0, chap))).HostPath, "file"), []byte("kept"), 0o600))
 	if given := arguments(); strings.Contains(given+log.String(), password) || !strings.Contains(given, "--login") {
 		t.Errorf("iscsiadm was given %s; the log has %s", given, &log)
 	}
@@ -285,58 +286,59 @@ func TestTargetsThatAuthenticate(t *testing.T) {
 			t.Errorf("record %s: %v, %v", file, st.Mode(), err)
 		}
 	}
-	n.gone("u5")
-	n.idle()
+	n.unmountPod("u5")
+	n.awaitIdle()
 }
 
-// What a target has not is told of by name, and found when it is there. F110
+// A missing disk or target is reported by name, and found once it exists. F110
 func TestDisksThatAreNotThere(t *testing.T) {
 	n := serveDisks(t, 0)
-	n.fails(pod("u1", lun(7)), "iSCSI target iqn.2026-01.example:disks at 127.0.0.2:3260, LUN 7: the target has no disk as LUN 7 for this node's initiator")
-	n.mount(pod("u2", lun(0)))
-	n.fails(pod("u3", lun(7)), "the target has no disk as LUN 7")
+	n.expectMountError(newPod("u1", newISCSIVolume(7)), "iSCSI target iqn.2026-01.example:disks at 127.0.0.2:3260, LUN 7: the target offers no LUN 7 to this node's initiator")
+	n.mustMount(newPod("u2", newISCSIVolume(0)))
+	n.expectMountError(newPod("u3", newISCSIVolume(7)), "the target offers no LUN 7")
 	n.target.Disk(7, 16<<20)
-	n.mount(pod("u3", lun(7)))
-	n.gone("u2")
-	n.gone("u3")
-	n.idle()
-	n.fails(pod("u4", lun(0, func(s *v1.ISCSIVolumeSource) { s.IQN = "iqn.2026-01.example:none" })),
-		"portal 127.0.0.2:3260 has no such target for this node's initiator: it has iqn.2026-01.example:disks")
-	n.fails(pod("u5", lun(0, func(s *v1.ISCSIVolumeSource) { s.TargetPortal = "127.0.0.2:3999" })), "this node does not reach portal 127.0.0.2:3999, or nothing listens there")
-	n.fails(pod("u6", lun(0, func(s *v1.ISCSIVolumeSource) { s.ISCSIInterface = "none" })), "reading iSCSI interface none of this node: iscsiadm: ")
+	n.mustMount(newPod("u3", newISCSIVolume(7)))
+	n.unmountPod("u2")
+	n.unmountPod("u3")
+	n.awaitIdle()
+	n.expectMountError(newPod("u4", newISCSIVolume(0, func(s *v1.ISCSIVolumeSource) { s.IQN = "iqn.2026-01.example:none" })),
+		"portal 127.0.0.2:3260 does not offer this target to this node's initiator: it offers iqn.2026-01.example:disks")
+	n.expectMountError(newPod("u5", newISCSIVolume(0, func(s *v1.ISCSIVolumeSource) { s.TargetPortal = "127.0.0.2:3999" })), "this node does not reach portal 127.0.0.2:3999, or nothing listens there")
+	n.expectMountError(newPod("u6", newISCSIVolume(0, func(s *v1.ISCSIVolumeSource) { s.ISCSIInterface = "none" })), "reading iSCSI interface none of this node: iscsiadm: ")
 	t.Setenv("PATH", t.TempDir())
-	n.fails(pod("u7", lun(0)), "iscsiadm is not on this node: install open-iscsi (iscsi-initiator-utils), and have iscsid run")
+	n.expectMountError(newPod("u7", newISCSIVolume(0)), "iscsiadm is not on this node: install open-iscsi (iscsi-initiator-utils), and have iscsid run")
 }
 
-// A node goes by the name that a volume gives its initiator, by an interface of the volume's own; and is logged in at all portals
-// of which one is enough. F110
+// A node uses the initiator name of a volume, through an interface of that volume. It logs in at
+// all portals, of which one is sufficient. F110
 func TestInitiatorsAndPortals(t *testing.T) {
 	n := serveDisks(t, 0)
 	named := func(s *v1.ISCSIVolumeSource) {
 		name := "iqn.2026-01.example:another"
 		s.InitiatorName, s.Portals = &name, []string{otherPortal, "127.0.0.2"}
 	}
-	at := n.mount(pod("u1", lun(0, named))).HostPath
-	n.sessions(2)
+	at := n.mustMount(newPod("u1", newISCSIVolume(0, named))).HostPath
+	n.awaitSessions(2)
 	for _, s := range iscsitest.Sessions(t) {
 		dir := filepath.Join("/sys/class/iscsi_session", s)
-		if got := read(t, filepath.Join(dir, "initiatorname")) + read(t, filepath.Join(dir, "ifacename")); got != "iqn.2026-01.example:another\n127.0.0.2:3260:data\n" {
+		if got := mustRead(t, filepath.Join(dir, "initiatorname")) + mustRead(t, filepath.Join(dir, "ifacename")); got != "iqn.2026-01.example:another\n127.0.0.2:3260:data\n" {
 			t.Errorf("%s goes by %q", s, got)
 		}
 	}
-	must(t, os.WriteFile(filepath.Join(at, "file"), []byte("kept"), 0o600))
-	n.gone("u1")
-	n.sessions(0)
+	requireNoError(t, os.WriteFile(filepath.Join(at, "file"), []byte("kept"), 0o600))
+	n.unmountPod("u1")
+	n.awaitSessions(0)
 	absent := func(s *v1.ISCSIVolumeSource) { s.TargetPortal, s.Portals = "127.0.0.2:3999", []string{otherPortal} }
-	if got := read(t, filepath.Join(n.mount(pod("u2", lun(0, absent))).HostPath, "file")); got != "kept" {
+	if got := mustRead(t, filepath.Join(n.mustMount(newPod("u2", newISCSIVolume(0, absent))).HostPath, "file")); got != "kept" {
 		t.Errorf("by the other portal a pod reads %q", got)
 	}
-	n.sessions(1)
-	n.gone("u2")
-	n.sessions(0)
+	n.awaitSessions(1)
+	n.unmountPod("u2")
+	n.awaitSessions(0)
 }
 
-// A session that the node has for others is used and left, and nothing that is mounted loses its disk. F110
+// An existing session of other users is used and left in place. Nothing that is mounted loses its
+// disk. F110
 func TestSessionsOfOthers(t *testing.T) {
 	n := serveDisks(t, 0, 1)
 	iscsitest.Admin(t, "-m", "discovery", "-t", "sendtargets", "-p", firstPortal)
@@ -346,27 +348,28 @@ func TestSessionsOfOthers(t *testing.T) {
 		iscsitest.Admin(t, "-m", "node", "-T", targetName, "-o", "delete")
 		iscsitest.Admin(t, "-m", "discoverydb", "-t", "sendtargets", "-p", firstPortal, "-o", "delete")
 	}
-	n.mount(pod("u1", lun(0)))
-	n.gone("u1")
-	n.sessions(1)
+	n.mustMount(newPod("u1", newISCSIVolume(0)))
+	n.unmountPod("u1")
+	n.awaitSessions(1)
 	logout()
 
-	n.mount(pod("u2", lun(0)))
-	global := filepath.Join(n.volumes.kubelet(), "plugins/kubernetes.io/iscsi/default", targetName, "lun-0")
+	n.mustMount(newPod("u2", newISCSIVolume(0)))
+	global := filepath.Join(n.volumes.kubeletDir(), "plugins/kubernetes.io/iscsi/default", targetName, "lun-0")
 	elsewhere := t.TempDir()
-	must(t, unix.Mount(global, elsewhere, "", unix.MS_BIND, ""))
+	requireNoError(t, unix.Mount(global, elsewhere, "", unix.MS_BIND, ""))
 	err := n.volumes.UnmountAll(t.Context(), "u2")
-	if want := "something of it is mounted on this node still, at " + elsewhere; err == nil || !strings.Contains(err.Error(), want) {
+	if want := "it is still mounted on this node, at " + elsewhere; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("%v, want %s", err, want)
 	}
-	n.sessions(1)
-	must(t, os.WriteFile(filepath.Join(elsewhere, "file"), nil, 0o600))
-	must(t, unix.Unmount(elsewhere, 0))
-	n.gone("u2")
-	n.idle()
+	n.awaitSessions(1)
+	requireNoError(t, os.WriteFile(filepath.Join(elsewhere, "file"), nil, 0o600))
+	requireNoError(t, unix.Unmount(elsewhere, 0))
+	n.unmountPod("u2")
+	n.awaitIdle()
 }
 
-// logsIn is set in a process that mounts a disk for a pod, as an agent that is killed does.
+// logsIn is the environment variable of a process that mounts a disk for a pod, and is killed like
+// an agent.
 const logsIn = "KEELSON_TEST_LOGS_IN"
 
 func agentKilled() bool {
@@ -375,26 +378,26 @@ func agentKilled() bool {
 		return false
 	}
 	v := New(Config{Paths: agent.Paths{State: filepath.Join(dir, "state"), Run: filepath.Join(dir, "run")}, Objects: fake.NewCluster()})
-	_, err := v.MountAll(context.Background(), pod("u1", lun(0)))
+	_, err := v.MountAll(context.Background(), newPod("u1", newISCSIVolume(0)))
 	fmt.Println(err)
 	return true
 }
 
-// An agent that is killed at any moment leaves nothing that the next one does not take away. F110
+// Everything that a killed agent leaves is removed by the next one. F110
 func TestAgentsThatAreKilled(t *testing.T) {
 	n := serveDisks(t, 0)
 	iscsitest.Arguments(t)
 	for about, moment := range map[string]struct {
-		kills    string      // after this is done
-		cond     func() bool // or when this is so
-		sessions int         // that are there then
+		kills    string      // kill after iscsiadm was called with these arguments
+		cond     func() bool // or when this returns true
+		sessions int         // number of sessions at that time
 	}{
-		"the pod has a record":  {cond: func() bool { return exists(filepath.Join(n.volumes.podDir("u1"), "iscsi", "data.json")) }},
+		"the pod has a record":  {cond: func() bool { return fileExists(filepath.Join(n.volumes.podDir("u1"), "iscsi", "data.json")) }},
 		"the target was found":  {kills: "nonpersistent"},
 		"iscsiadm has a record": {kills: "-o new"},
 		"there is a session":    {kills: "--login", sessions: 1},
 		"there is a place to mount at": {sessions: 1, cond: func() bool {
-			return exists(filepath.Join(n.volumes.kubelet(), "plugins/kubernetes.io/iscsi/default", targetName, "lun-0"))
+			return fileExists(filepath.Join(n.volumes.kubeletDir(), "plugins/kubernetes.io/iscsi/default", targetName, "lun-0"))
 		}},
 	} {
 		cmd := exec.Command("/proc/self/exe")
@@ -402,7 +405,7 @@ func TestAgentsThatAreKilled(t *testing.T) {
 		if moment.kills != "" {
 			cmd.Env = append(cmd.Env, iscsitest.Kills+"="+moment.kills)
 		}
-		must(t, cmd.Start())
+		requireNoError(t, cmd.Start())
 		if moment.cond != nil {
 			iscsitest.Until(t, func() error {
 				if moment.cond() {
@@ -410,7 +413,7 @@ func TestAgentsThatAreKilled(t *testing.T) {
 				}
 				return errors.New("waiting until " + about)
 			})
-			must(t, cmd.Process.Kill())
+			requireNoError(t, cmd.Process.Kill())
 		}
 		if err := cmd.Wait(); err == nil {
 			t.Errorf("the agent was not killed when %s", about)
@@ -419,27 +422,27 @@ func TestAgentsThatAreKilled(t *testing.T) {
 			t.Errorf("when %s there are %d sessions", about, have)
 		}
 		n.volumes = New(n.volumes.cfg)
-		iscsitest.Until(t, func() error { return n.volumes.UnmountAll(t.Context(), "u1") }) // what is asked of iscsid ends first
-		n.gone("u1")
-		n.idle()
+		iscsitest.Until(t, func() error { return n.volumes.UnmountAll(t.Context(), "u1") }) // a pending login ends first
+		n.unmountPod("u1")
+		n.awaitIdle()
 		if left := iscsitest.Records(t); len(left) > 0 {
 			t.Errorf("killed when %s, it left %q", about, left)
 		}
 	}
 }
 
-func exists(path string) bool {
+func fileExists(path string) bool {
 	_, err := os.Lstat(path)
 	return err == nil
 }
 
-// Of a node that leaves its cluster with pods that have disks nothing stays but what others have: no session, record, interface or
-// password. What is mounted keeps its disk until it is not. F110
+// A node that leaves its cluster while pods use disks keeps only what others created: no session,
+// record, interface or password remains. A mounted disk stays until it is unmounted. F110
 func TestTargetsThatANodeLeaves(t *testing.T) {
 	n := serveDisks(t, 0, 1)
 	const password, back = "of-the-initiator-1", "of-the-target-0001"
 	n.target.Authenticate("user", password, "target", back)
-	n.cluster.Put(&v1.Secret{ObjectMeta: named("chap", "s1"), Type: "kubernetes.io/iscsi-chap", Data: map[string][]byte{
+	n.cluster.Put(&v1.Secret{ObjectMeta: newObjectMeta("chap", "s1"), Type: "kubernetes.io/iscsi-chap", Data: map[string][]byte{
 		"node.session.auth.username": []byte("user"), "node.session.auth.password": []byte(password),
 		"node.session.auth.username_in": []byte("target"), "node.session.auth.password_in": []byte(back)}})
 	foreign := iscsitest.Serve(t, "iqn.2026-01.example:foreign", "127.0.0.4:3260")
@@ -460,48 +463,48 @@ func TestTargetsThatANodeLeaves(t *testing.T) {
 		name := "iqn.2026-01.example:another"
 		s.InitiatorName, s.Portals = &name, []string{otherPortal}
 	}
-	n.mount(pod("u1", lun(0, chap)))
-	n.mount(pod("u2", lun(1, chap, another)))
-	n.sessions(4)
+	n.mustMount(newPod("u1", newISCSIVolume(0, chap)))
+	n.mustMount(newPod("u2", newISCSIVolume(1, chap, another)))
+	n.awaitSessions(4)
 
 	elsewhere := t.TempDir()
-	must(t, unix.Mount(filepath.Join(n.volumes.kubelet(), "plugins/kubernetes.io/iscsi/default", targetName, "lun-0"), elsewhere, "", unix.MS_BIND, ""))
-	for _, dir := range []string{n.volumes.kubelet(), n.volumes.cfg.Paths.State} {
-		must(t, unmountBelow(t.Context(), dir))
+	requireNoError(t, unix.Mount(filepath.Join(n.volumes.kubeletDir(), "plugins/kubernetes.io/iscsi/default", targetName, "lun-0"), elsewhere, "", unix.MS_BIND, ""))
+	for _, dir := range []string{n.volumes.kubeletDir(), n.volumes.cfg.Paths.State} {
+		requireNoError(t, unmountBelow(t.Context(), dir))
 	}
-	remove := func() error { return Remove(t.Context(), n.volumes.kubelet(), n.volumes.cfg.ISCSI) }
+	remove := func() error { return RemoveISCSI(t.Context(), n.volumes.kubeletDir(), n.volumes.cfg.ISCSI) }
 	err := remove()
-	if want := "something of it is mounted on this node still, at " + elsewhere; err == nil || !strings.Contains(err.Error(), want) {
+	if want := "it is still mounted on this node, at " + elsewhere; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("%v, want %s", err, want)
 	}
-	n.sessions(2)
-	must(t, unix.Unmount(elsewhere, 0))
-	must(t, errors.Join(remove(), remove()))
-	n.sessions(1)
+	n.awaitSessions(2)
+	requireNoError(t, unix.Unmount(elsewhere, 0))
+	requireNoError(t, errors.Join(remove(), remove()))
+	n.awaitSessions(1)
 	if left := iscsitest.Records(t); !slices.Equal(left, others) {
 		t.Errorf("records of iscsiadm: %q, want those of others, %q", left, others)
 	}
 }
 
-// A portal that is gone holds nobody for longer than a deadline: not who mounts, and not who unmounts what has yet to be written;
-// which goes when the kernel has given it up. F110
+// An unreachable portal blocks nobody longer than a timeout, neither a mount nor an unmount with
+// unwritten data. The unmount completes when the kernel has given up. F110
 func TestPortalsThatHang(t *testing.T) {
 	n := serveDisks(t, 0)
-	at := n.mount(pod("u1", lun(0))).HostPath
+	at := n.mustMount(newPod("u1", newISCSIVolume(0))).HostPath
 	f, err := os.Create(filepath.Join(at, "new"))
-	must(t, err)
+	requireNoError(t, err)
 	mend := iscsitest.Cut(t, "127.0.0.2")
-	_, err = f.Write(make([]byte, 1<<20)) // into the kernel's memory
-	must(t, errors.Join(err, f.Close()))
+	_, err = f.Write(make([]byte, 1<<20)) // into the page cache
+	requireNoError(t, errors.Join(err, f.Close()))
 
 	n.volumes.cfg.ISCSI.Patience = 4 * time.Second
 	n.volumes = New(n.volumes.cfg)
 	start := time.Now()
-	_, err = n.volumes.MountAll(t.Context(), pod("u2", volume("data", v1.VolumeSource{ISCSI: &v1.ISCSIVolumeSource{TargetPortal: "127.0.0.2", IQN: "iqn.2026-01.example:more"}})))
-	if want := "asking portal 127.0.0.2:3260 for its targets: portal 127.0.0.2:3260 did not answer within 4s"; err == nil || !strings.Contains(err.Error(), want) {
+	_, err = n.volumes.MountAll(t.Context(), newPod("u2", newVolume("data", v1.VolumeSource{ISCSI: &v1.ISCSIVolumeSource{TargetPortal: "127.0.0.2", IQN: "iqn.2026-01.example:more"}})))
+	if want := "discovering targets of portal 127.0.0.2:3260: portal 127.0.0.2:3260 did not answer within 4s"; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("%v, want %s", err, want)
 	}
-	n.gone("u2")
+	n.unmountPod("u2")
 	t.Logf("another pod was refused after %s", time.Since(start).Round(time.Millisecond))
 	start = time.Now()
 	err = n.volumes.UnmountAll(t.Context(), "u1")
@@ -510,7 +513,7 @@ func TestPortalsThatHang(t *testing.T) {
 	n.volumes = New(n.volumes.cfg)
 	iscsitest.Until(t, func() error { return n.volumes.UnmountAll(t.Context(), "u1") })
 	t.Logf("unmounted after %s", time.Since(start).Round(time.Second))
-	n.gone("u1")
-	n.idle()
+	n.unmountPod("u1")
+	n.awaitIdle()
 	mend()
 }

@@ -14,14 +14,15 @@ import (
 	"keelson.dev/keelson/agent/volume/iscsi"
 )
 
-// Pods of a node that use the same iSCSI target share its session, for which the first of them logged in. A pod that names the
-// disk itself joins the session only with the same credentials. Volumes of PersistentVolumes join it as they are: an
-// administrator chose their target.
+// Pods of a node that use the same iSCSI target share its session, which the first of them created.
+// An inline volume may use the session only with the same credentials. A PersistentVolume may
+// always use it, because an administrator chose its target.
 
-// hashRounds is the cost of a hash of credentials: a reader of the record cannot try many passwords.
+// hashRounds is the cost of hashing credentials. It prevents a reader of the record from trying
+// many passwords.
 const hashRounds = 20_000
 
-// hashLogin returns a salted hash of credentials, also of none.
+// hashLogin returns a salted hash of credentials, which may be empty.
 func hashLogin(l iscsi.Login) (string, error) {
 	salt := make([]byte, 16)
 	if _, err := rand.Read(salt); err != nil {
@@ -42,8 +43,9 @@ func hashWith(l iscsi.Login, salt []byte) (string, error) {
 	return hex.EncodeToString(salt) + ":" + hex.EncodeToString(key), nil
 }
 
-// sameLogin reports whether a hash is that of the credentials. An empty hash, of an earlier agent, is that of any.
-func sameLogin(hash string, l iscsi.Login) bool {
+// matchesLogin reports whether hash is the hash of the credentials. An empty hash, from an earlier
+// agent, matches all credentials.
+func matchesLogin(hash string, l iscsi.Login) bool {
 	if hash == "" {
 		return true
 	}
@@ -56,30 +58,30 @@ func sameLogin(hash string, l iscsi.Login) bool {
 	return err == nil && subtle.ConstantTimeCompare([]byte(own), []byte(hash)) == 1
 }
 
-// iscsiShared sets the hash of the pod's credentials in r. It returns an error when the pod names the disk itself and the node's
-// session with the target belongs to pods with other credentials.
-func (v *Volumes) iscsiShared(s iscsiSource, file string, r *iscsiRecord) error {
+// checkISCSICredentials sets the hash of the pod's credentials in r. For an inline volume it
+// returns an error if pods with other credentials use the node's session with the target.
+func (v *Volumes) checkISCSICredentials(s iscsiSource, file string, r *iscsiRecord) error {
 	login, err := v.iscsiLogin(s)
 	if err != nil {
-		if s.claimed != "" {
-			return nil // a session that is there is used without the secret
+		if s.pvName != "" {
+			return nil // an existing session is used without the secret
 		}
 		return err
 	}
-	if r.Secret, err = hashLogin(login); err != nil || s.claimed != "" {
+	if r.Secret, err = hashLogin(login); err != nil || s.pvName != "" {
 		return err
 	}
-	others, err := v.iscsiUsers(file, *r)
+	others, err := v.iscsiRecordsOfTarget(file, *r)
 	if err != nil {
 		return err
 	}
-	// A pod whose login failed holds no session, and must not keep others from the target. After a crash the record of the
-	// pod that logged in may not say so.
+	// A pod whose login failed has no session, and must not block others. After a crash, the record
+	// of the pod that logged in may lack LoggedIn.
 	certain := false
 	for _, o := range others {
 		certain = certain || o.LoggedIn
 	}
-	if !certain && !v.iscsiHas(s) {
+	if !certain && !v.hasISCSIDevice(s) {
 		return nil
 	}
 	holder := ""
@@ -87,20 +89,20 @@ func (v *Volumes) iscsiShared(s iscsiSource, file string, r *iscsiRecord) error 
 		if certain && !o.LoggedIn {
 			continue
 		}
-		if sameLogin(o.Secret, login) {
+		if matchesLogin(o.Secret, login) {
 			return nil
 		}
 		holder = filepath.Base(filepath.Dir(filepath.Dir(other)))
 	}
 	if holder == "" {
-		return nil // the session is none of pods
+		return nil // no pod of this node created the session
 	}
 	return fmt.Errorf("iSCSI target %s is in use on this node by pod %s with other credentials (chapAuthSession, chapAuthDiscovery, secretRef): "+
 		"name the same credentials, or place the pod on another node", r.Target, holder)
 }
 
-// iscsiHas reports whether the kernel has a device of the disk.
-func (v *Volumes) iscsiHas(s iscsiSource) bool {
-	has, err := v.cfg.ISCSI.Has(s.disk)
+// hasISCSIDevice reports whether the kernel has a device of the disk.
+func (v *Volumes) hasISCSIDevice(s iscsiSource) bool {
+	has, err := v.cfg.ISCSI.HasDisk(s.disk)
 	return err == nil && has
 }

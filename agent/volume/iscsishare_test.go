@@ -9,12 +9,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// A pod that names a disk itself joins no session of a pod with other credentials, whichever LUN it names; a pod whose login failed
-// keeps nobody out. F110
+// An inline volume does not use the session of a pod with other credentials, whichever LUN it
+// names. A pod whose login failed blocks nobody. F110
 func TestSessionsAreSharedByCredentials(t *testing.T) {
 	volumes, cluster, _ := newVolumes(t)
 	for name, password := range map[string]string{"good": "of-the-initiator-1", "same": "of-the-initiator-1", "bad": "of-somebody-else-1"} {
-		cluster.Put(&v1.Secret{ObjectMeta: named(name, "s-"+name), Data: map[string][]byte{
+		cluster.Put(&v1.Secret{ObjectMeta: newObjectMeta(name, "s-"+name), Data: map[string][]byte{
 			"node.session.auth.username": []byte("user"), "node.session.auth.password": []byte(password)}})
 	}
 	source := func(uid, secret string, lun int32) (iscsiSource, string, iscsiRecord) {
@@ -23,16 +23,16 @@ func TestSessionsAreSharedByCredentials(t *testing.T) {
 		if secret != "" {
 			spec.SessionCHAPAuth, spec.SecretRef = true, &v1.LocalObjectReference{Name: secret}
 		}
-		p := pod(uid, v1.Volume{Name: "disk"})
+		p := newPod(uid, v1.Volume{Name: "disk"})
 		s, err := inlineISCSI(p, "disk", spec)
-		must(t, err)
+		requireNoError(t, err)
 		return s, filepath.Join(volumes.podDir(types.UID(uid)), "iscsi", "disk.json"),
 			iscsiRecord{Version: 1, Target: s.disk.Target, Interface: s.disk.Interface, LUN: s.disk.LUN}
 	}
 	joins := func(uid, secret string, lun int32) error {
 		t.Helper()
 		s, file, r := source(uid, secret, lun)
-		err := volumes.iscsiShared(s, file, &r)
+		err := volumes.checkISCSICredentials(s, file, &r)
 		if strings.Contains(r.Secret, "of-") || err == nil && r.Secret == "" {
 			t.Errorf("pod %s: the record holds %q", uid, r.Secret)
 		}
@@ -41,14 +41,14 @@ func TestSessionsAreSharedByCredentials(t *testing.T) {
 	record := func(uid, secret string, loggedIn bool) {
 		t.Helper()
 		s, file, r := source(uid, secret, 0)
-		must(t, volumes.iscsiShared(s, file, &r))
+		requireNoError(t, volumes.checkISCSICredentials(s, file, &r))
 		r.LoggedIn = loggedIn
-		must(t, writeRecord(file, r))
+		requireNoError(t, writeRecord(file, r))
 	}
 	record("failed", "bad", false)
-	must(t, joins("first", "good", 0))
+	requireNoError(t, joins("first", "good", 0))
 	record("first", "good", true)
-	must(t, joins("second", "same", 1))
+	requireNoError(t, joins("second", "same", 1))
 	for _, secret := range []string{"bad", ""} {
 		for _, lun := range []int32{0, 1} {
 			err := joins("thief", secret, lun)
@@ -58,8 +58,8 @@ func TestSessionsAreSharedByCredentials(t *testing.T) {
 		}
 	}
 	s, file, r := source("claimed", "bad", 0)
-	s.claimed = "pv1"
-	must(t, volumes.iscsiShared(s, file, &r))
+	s.pvName = "pv1"
+	requireNoError(t, volumes.checkISCSICredentials(s, file, &r))
 	if err := joins("unknown", "absent", 0); err == nil || !strings.Contains(err.Error(), "not found") {
 		t.Errorf("without its secret: %v", err)
 	}

@@ -18,8 +18,9 @@ import (
 	"keelson.dev/keelson/internal/mountoption"
 )
 
-// local gives what is at a path of the node: a folder or a file, a block device as such, or the file system on one.
-func (v *Volumes) local(ctx context.Context, pod *v1.Pod, name string, pv *v1.PersistentVolume, readonly bool) (agent.Mount, error) {
+// mountLocal mounts a local volume: a folder or a file of the node, a raw block device, or the file
+// system on a block device.
+func (v *Volumes) mountLocal(ctx context.Context, pod *v1.Pod, name string, pv *v1.PersistentVolume, readonly bool) (agent.Mount, error) {
 	m := agent.Mount{HostPath: pv.Spec.Local.Path, ReadOnly: readonly}
 	fail := func(err error) (agent.Mount, error) {
 		return agent.Mount{}, fmt.Errorf("local persistentvolume %q: %w", pv.Name, err)
@@ -32,7 +33,7 @@ func (v *Volumes) local(ctx context.Context, pod *v1.Pod, name string, pv *v1.Pe
 	place := filepath.Join(v.podDir(pod.UID), "disk", name)
 	switch device := st.Mode()&os.ModeDevice != 0 && st.Mode()&os.ModeCharDevice == 0; {
 	case isBlock(pv) && !device:
-		return agent.Mount{}, fmt.Errorf("local persistentvolume %q has volumeMode Block, but %s is no block device", pv.Name, m.HostPath)
+		return agent.Mount{}, fmt.Errorf("local persistentvolume %q has volumeMode Block, but %s is not a block device", pv.Name, m.HostPath)
 	case isBlock(pv):
 		m.Block, m.IsFile = true, false
 		return m, nil
@@ -50,39 +51,40 @@ func (v *Volumes) local(ctx context.Context, pod *v1.Pod, name string, pv *v1.Pe
 		return fail(err)
 	}
 	if !m.IsFile && !m.ReadOnly && fsGroup(pod) != nil {
-		if err := v.once(pod.UID, name, func() error { return applyGroup(m.HostPath, pod) }); err != nil {
+		if err := v.runOnce(pod.UID, name, func() error { return applyGroup(m.HostPath, pod) }); err != nil {
 			return fail(err)
 		}
 	}
 	return m, nil
 }
 
-// bindFolder shows a folder or a file of the node at a place of the pod's, with all that is mounted below it and with the
-// volume's options, and says whether they make it read-only. It is never there without them.
+// bindFolder mounts a folder or a file of the node at place, recursively and with the volume's
+// mount options. It returns whether these make it read-only. The mount never appears without its
+// options.
 func (v *Volumes) bindFolder(place string, pv *v1.PersistentVolume, st os.FileInfo) (readonly bool, err error) {
 	path := pv.Spec.Local.Path
 	attr, rest := mountoption.SplitBindAttributes(pv.Spec.MountOptions)
 	if len(rest) > 0 {
-		return false, fmt.Errorf("%s is no block device but a part of a file system that is mounted already, which cannot have the mount options %q: "+
-			"take them out of mountOptions (a folder can have ro, nosuid, nodev, noexec, noatime, nodiratime, relatime, strictatime and what undoes them)",
+		return false, fmt.Errorf("%s is not a block device but part of a mounted file system, which does not support the mount options %q: "+
+			"remove them from mountOptions (a folder supports ro, nosuid, nodev, noexec, noatime, nodiratime, relatime, strictatime and their opposites)",
 			path, strings.Join(rest, ","))
 	}
 	readonly = attr.Attr_set&unix.MOUNT_ATTR_RDONLY != 0
 	defer v.locks.Lock("bind\x00" + place)()
-	if is, err := mounted(place); is || err != nil {
+	if is, err := isMountPoint(place); is || err != nil {
 		return readonly, err
 	}
-	if err := mountPoint(place, st.IsDir()); err != nil {
+	if err := makeMountPoint(place, st.IsDir()); err != nil {
 		return false, err
 	}
 	tree, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
 	if err != nil {
-		return false, fmt.Errorf("showing %s with mount options: %w", path, explainTree(err))
+		return false, fmt.Errorf("showing %s with mount options: %w", path, explainMountSupport(err))
 	}
 	defer unix.Close(tree)
-	attr.Propagation = unix.MS_PRIVATE // what is unmounted at the place is not unmounted below the path
+	attr.Propagation = unix.MS_PRIVATE // unmounting below place must not propagate to path
 	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &attr); err != nil {
-		return false, fmt.Errorf("setting the mount options %q of %s: %w", pv.Spec.MountOptions, path, explainTree(err))
+		return false, fmt.Errorf("setting the mount options %q of %s: %w", pv.Spec.MountOptions, path, explainMountSupport(err))
 	}
 	if err := unix.MoveMount(tree, "", unix.AT_FDCWD, place, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
 		return false, fmt.Errorf("mounting %s at %s: %w", path, place, err)
@@ -90,16 +92,16 @@ func (v *Volumes) bindFolder(place string, pv *v1.PersistentVolume, st os.FileIn
 	return readonly, nil
 }
 
-// explainTree says which kernels have what mounts with options of their own are made with.
-func explainTree(err error) error {
+// explainMountSupport adds the required kernel version to an error of the mount API.
+func explainMountSupport(err error) error {
 	if errors.Is(err, unix.ENOSYS) {
-		return fmt.Errorf("mount options of a folder take Linux 5.12 or newer: %w", err)
+		return fmt.Errorf("mount options of a folder need Linux 5.12 or newer: %w", err)
 	}
 	return err
 }
 
-// mountPoint makes an empty folder, or an empty file, to mount at.
-func mountPoint(path string, dir bool) error {
+// makeMountPoint creates an empty folder, or an empty file, as a mount point.
+func makeMountPoint(path string, dir bool) error {
 	if dir {
 		return os.MkdirAll(path, 0o750)
 	}
@@ -113,11 +115,12 @@ func mountPoint(path string, dir bool) error {
 	return f.Close()
 }
 
-// mountDisk mounts the file system of a block device for one pod, unless it is: those of several pods show the same. Who
-// only reads it is given it read-only; a device has one file system, which is mounted as the volume says.
+// mountDisk mounts the file system of a block device for one pod, unless it is mounted. Several
+// pods share one file system of the device, which has the mount options of the volume. Read-only
+// use by a pod is enforced by its own mount.
 func (v *Volumes) mountDisk(ctx context.Context, dir string, pv *v1.PersistentVolume, st os.FileInfo) error {
 	defer v.locks.Lock("device\x00" + strconv.FormatUint(st.Sys().(*syscall.Stat_t).Rdev, 10))()
-	if is, err := mounted(dir); is || err != nil {
+	if is, err := isMountPoint(dir); is || err != nil {
 		return err
 	}
 	if err := os.MkdirAll(dir, 0o750); err != nil {

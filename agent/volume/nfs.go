@@ -17,20 +17,21 @@ import (
 	"keelson.dev/keelson/agent/volume/remote"
 )
 
-// nfs mounts a folder of a server for one pod. fsGroup is not applied: whose files are is the server's to say, as in
-// Kubernetes. What is mounted already is kept, and not touched: its server may be away.
-func (v *Volumes) nfs(ctx context.Context, pod *v1.Pod, name string, vol nfs.Volume) (agent.Mount, error) {
+// mountNFS mounts a folder of a server for one pod. As in Kubernetes, fsGroup is not applied: the
+// server controls file ownership. An existing mount is kept and not accessed, because its server
+// may be unreachable.
+func (v *Volumes) mountNFS(ctx context.Context, pod *v1.Pod, name string, vol nfs.Volume) (agent.Mount, error) {
 	dir := filepath.Join(v.podDir(pod.UID), "nfs", name)
 	m := agent.Mount{HostPath: dir, ReadOnly: vol.ReadOnly}
 	defer v.locks.Lock("nfs\x00" + dir)()
-	is, err := mountedAs(dir)
+	is, err := mountedType(dir)
 	switch {
 	case err != nil:
 		return agent.Mount{}, err
-	case nfs.Is(is):
+	case nfs.IsNFS(is):
 		return m, nil
 	case is != "":
-		return agent.Mount{}, fmt.Errorf("%s: a file system of type %s is mounted at %s, where it belongs", vol, is, dir)
+		return agent.Mount{}, fmt.Errorf("%s: a file system of type %s is mounted at its mount point %s", vol, is, dir)
 	}
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return agent.Mount{}, err
@@ -56,15 +57,16 @@ func (v *Volumes) AbortIO(ctx context.Context, uid types.UID) error {
 	}
 	var errs []error
 	for _, p := range points {
-		if nfs.Is(p.FSType) {
-			errs = append(errs, remote.GiveUp(ctx, p.Mountpoint))
+		if nfs.IsNFS(p.FSType) {
+			errs = append(errs, remote.AbortPending(ctx, p.Mountpoint))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// mountedAs is the type of the file system that is mounted at a place, "" for none. It is not touched.
-func mountedAs(path string) (string, error) {
+// mountedType returns the file system type mounted at a path, or "". It does not access the mounted
+// file system.
+func mountedType(path string) (string, error) {
 	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
 	if os.IsNotExist(err) {
 		return "", nil

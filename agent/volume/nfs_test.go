@@ -22,26 +22,26 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// files is a server that the kernel of this machine is, and a node that mounts its folders.
-type files struct {
-	client
+// nfsServer is the kernel's NFS server, and a node that mounts its folders.
+type nfsServer struct {
+	serverClient
 	server *nfstest.Server
-	dir    string // what is served
+	dir    string // exported folder
 }
 
-func serveFiles(t *testing.T) *files {
+func serveFiles(t *testing.T) *nfsServer {
 	nfstest.Need(t)
 	f := newFiles(t)
 	f.server = nfstest.Serve(t, f.dir, "127.0.0.1:2049")
-	f.volumes.cfg.NFS.Patience = time.Minute // the clock of a slow machine in software runs ahead of what it does
+	f.volumes.cfg.NFS.Patience = time.Minute // the clock of a slow virtual machine may run ahead
 	return f
 }
 
-// newFiles is what is to be served, of which a file stays whatever the node does with it, and the node.
-func newFiles(t *testing.T) *files {
-	f := &files{client: client{T: t}, dir: filepath.Join(t.TempDir(), "served")}
-	must(t, os.MkdirAll(filepath.Join(f.dir, "data"), 0o777))
-	must(t, os.WriteFile(filepath.Join(f.dir, "data", "kept"), []byte("kept"), 0o666))
+// newFiles returns a folder to be exported, with a file that must persist, and the node.
+func newFiles(t *testing.T) *nfsServer {
+	f := &nfsServer{serverClient: serverClient{T: t}, dir: filepath.Join(t.TempDir(), "served")}
+	requireNoError(t, os.MkdirAll(filepath.Join(f.dir, "data"), 0o777))
+	requireNoError(t, os.WriteFile(filepath.Join(f.dir, "data", "kept"), []byte("kept"), 0o666))
 	t.Cleanup(func() {
 		if b, err := os.ReadFile(filepath.Join(f.dir, "data", "kept")); err != nil || string(b) != "kept" {
 			t.Errorf("the server lost a file: %q, %v", b, err)
@@ -51,12 +51,12 @@ func newFiles(t *testing.T) *files {
 	return f
 }
 
-func folder(path string, readonly bool) v1.Volume {
-	return volume("files", v1.VolumeSource{NFS: &v1.NFSVolumeSource{Server: "127.0.0.1", Path: path, ReadOnly: readonly}})
+func newNFSVolume(path string, readonly bool) v1.Volume {
+	return newVolume("files", v1.VolumeSource{NFS: &v1.NFSVolumeSource{Server: "127.0.0.1", Path: path, ReadOnly: readonly}})
 }
 
-// claim makes a PersistentVolume of a folder, and a claim of its name that is bound to it.
-func (f *files) claim(name, path string, options ...string) {
+// newClaim stores a PersistentVolume with a folder, and a bound claim with the same name.
+func (f *nfsServer) newClaim(name, path string, options ...string) {
 	uid := types.UID(name)
 	f.cluster.Put(
 		&v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: uid},
@@ -66,15 +66,15 @@ func (f *files) claim(name, path string, options ...string) {
 			PersistentVolumeSource: v1.PersistentVolumeSource{NFS: &v1.NFSVolumeSource{Server: "127.0.0.1", Path: path}}}})
 }
 
-func byClaim(name string) v1.Volume {
-	return volume("files", v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: name}})
+func newClaimSource(name string) v1.Volume {
+	return newVolume("files", v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: name}})
 }
 
-// mountedWith looks for options of what is mounted at a place.
-func (f *files) mountedWith(place string, options ...string) {
+// expectMountOptions checks the options of the mount at a path.
+func (f *nfsServer) expectMountOptions(place string, options ...string) {
 	f.Helper()
 	is, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(place))
-	must(f.T, err)
+	requireNoError(f.T, err)
 	for _, option := range options {
 		if len(is) != 1 || !strings.HasPrefix(is[0].FSType, "nfs") || !strings.Contains(","+is[0].Options+","+is[0].VFSOptions+",", ","+option+",") {
 			f.Errorf("%s is not mounted with %s: %+v", place, option, is)
@@ -82,16 +82,16 @@ func (f *files) mountedWith(place string, options ...string) {
 	}
 }
 
-// mount mounts the volume of a pod and returns where.
-func (f *files) mount(p *v1.Pod) string {
+// mustMount mounts the volume of a pod and returns its path.
+func (f *nfsServer) mustMount(p *v1.Pod) string {
 	f.Helper()
 	m, err := f.volumes.MountAll(f.Context(), p)
-	must(f.T, err)
+	requireNoError(f.T, err)
 	return m["files"].HostPath
 }
 
-// cut has no packet come to the server or from it, until it is mended.
-func (f *files) cut() (mend func()) {
+// cutNetwork drops all packets to and from the server until mend is called.
+func (f *nfsServer) cutNetwork() (mend func()) {
 	f.Helper()
 	const table = "table inet cut {\nchain input {\ntype filter hook input priority 0; tcp dport 2049 drop; tcp sport 2049 drop\n}\n}"
 	nft := func(text string) {
@@ -104,106 +104,107 @@ func (f *files) cut() (mend func()) {
 	return func() { nft("delete table inet cut") }
 }
 
-// A pod has a folder of a server as its own volume or by a claim: written by one, read by another, with the options that
-// the volume names. F110
+// Pods use a folder of a server inline or through a claim, with the volume's options. One pod
+// writes and another one reads. F110
 func TestFoldersOfAServer(t *testing.T) {
 	f := serveFiles(t)
-	one, two := pod("u1", folder("/data", false)), pod("u2", folder("/data", true))
-	at, ro := f.mount(one), f.mount(two)
-	must(t, os.WriteFile(filepath.Join(at, "new"), []byte("of one"), 0o600))
-	if got := read(t, filepath.Join(ro, "new")); got != "of one" {
+	one, two := newPod("u1", newNFSVolume("/data", false)), newPod("u2", newNFSVolume("/data", true))
+	at, ro := f.mustMount(one), f.mustMount(two)
+	requireNoError(t, os.WriteFile(filepath.Join(at, "new"), []byte("of one"), 0o600))
+	if got := mustRead(t, filepath.Join(ro, "new")); got != "of one" {
 		t.Errorf("the other pod reads %q", got)
 	}
-	if got := read(t, filepath.Join(f.dir, "data", "new")); got != "of one" {
+	if got := mustRead(t, filepath.Join(f.dir, "data", "new")); got != "of one" {
 		t.Errorf("the server has %q", got)
 	}
 	if err := os.WriteFile(filepath.Join(ro, "more"), nil, 0o600); !errors.Is(err, unix.EROFS) {
 		t.Errorf("a read-only volume was written to: %v", err)
 	}
-	f.claim("pv", "/data", "nfsvers=4.1", "noatime,soft")
-	three := pod("u3", byClaim("pv"))
-	claimed := f.mount(three)
-	if got := read(t, filepath.Join(claimed, "new")); got != "of one" {
+	f.newClaim("pv", "/data", "nfsvers=4.1", "noatime,soft")
+	three := newPod("u3", newClaimSource("pv"))
+	claimed := f.mustMount(three)
+	if got := mustRead(t, filepath.Join(claimed, "new")); got != "of one" {
 		t.Errorf("by a claim a pod reads %q", got)
 	}
 	for place, want := range map[string][]string{at: {"vers=4.2", "hard"}, claimed: {"vers=4.1", "noatime", "soft"}} {
-		f.mountedWith(place, want...)
+		f.expectMountOptions(place, want...)
 	}
-	// Whoever is taken away takes nothing from the others.
-	f.gone("u1")
-	if got := read(t, filepath.Join(ro, "new")); got != "of one" {
+	// Removing one pod does not affect the others.
+	f.unmountPod("u1")
+	if got := mustRead(t, filepath.Join(ro, "new")); got != "of one" {
 		t.Errorf("the other pod reads %q", got)
 	}
-	f.gone("u2")
-	f.gone("u3")
-	f.gone("u3")
+	f.unmountPod("u2")
+	f.unmountPod("u3")
+	f.unmountPod("u3")
 }
 
-// What is not there, or not for this node, is told of by name, and tried again when the server has it.
+// A missing or refused folder is reported by name, and mounted once the server provides it.
 func TestServersThatRefuse(t *testing.T) {
 	f := serveFiles(t)
-	p := pod("u1", folder("/absent/deep", false))
-	f.fails(p, "NFS 127.0.0.1:/absent/deep: server 127.0.0.1 exports no /absent/deep; with version 4 the path begins at its root of exports")
-	must(t, os.MkdirAll(filepath.Join(f.dir, "absent/deep"), 0o755))
-	f.mount(p)
-	f.gone("u1")
+	p := newPod("u1", newNFSVolume("/absent/deep", false))
+	f.expectMountError(p, "NFS 127.0.0.1:/absent/deep: server 127.0.0.1 exports no /absent/deep; with version 4 the path is relative to its root export")
+	requireNoError(t, os.MkdirAll(filepath.Join(f.dir, "absent/deep"), 0o755))
+	f.mustMount(p)
+	f.unmountPod("u1")
 
-	p = pod("u2", folder("/data", false))
+	p = newPod("u2", newNFSVolume("/data", false))
 	f.server.Let(false)
-	f.fails(p, "server 127.0.0.1 does not let this node mount /data: see its exports")
+	f.expectMountError(p, "server 127.0.0.1 does not let this node mount /data: check its exports")
 	f.server.Let(true)
-	f.mount(p)
-	f.gone("u2")
+	f.mustMount(p)
+	f.unmountPod("u2")
 
 	f.server.LetWrite(false)
-	if err := os.WriteFile(filepath.Join(f.mount(p), "new"), nil, 0o600); !errors.Is(err, unix.EROFS) {
+	if err := os.WriteFile(filepath.Join(f.mustMount(p), "new"), nil, 0o600); !errors.Is(err, unix.EROFS) {
 		t.Errorf("what the server has for reading was written to: %v", err)
 	}
-	f.gone("u2")
+	f.unmountPod("u2")
 	f.server.Stop()
-	f.fails(p, "server 127.0.0.1 runs no NFS service; it is tried again")
+	f.expectMountError(p, "server 127.0.0.1 runs no NFS service; this is retried")
 	f.server.Start()
-	f.mount(p)
-	f.gone("u2")
+	f.mustMount(p)
+	f.unmountPod("u2")
 }
 
-// A server that has version 3 alone: its locks are those of nfs-utils, or none.
+// A server with version 3 only: locks need nfs-utils, or nolock.
 func TestServersOfVersionThree(t *testing.T) {
 	nfstest.Need(t)
 	f := newFiles(t)
 	nfstest.ServeThird(t, f.dir)
 	f.volumes.cfg.NFS.Patience = 2 * time.Minute
 
-	at := f.mount(pod("u1", folder(f.dir+"/data", false)))
-	must(t, os.WriteFile(filepath.Join(at, "new"), []byte("of one"), 0o600))
-	f.claim("pv", f.dir+"/data", "vers=3", "nolock")
-	claimed := f.mount(pod("u2", byClaim("pv")))
-	if got := read(t, filepath.Join(claimed, "new")); got != "of one" {
+	at := f.mustMount(newPod("u1", newNFSVolume(f.dir+"/data", false)))
+	requireNoError(t, os.WriteFile(filepath.Join(at, "new"), []byte("of one"), 0o600))
+	f.newClaim("pv", f.dir+"/data", "vers=3", "nolock")
+	claimed := f.mustMount(newPod("u2", newClaimSource("pv")))
+	if got := mustRead(t, filepath.Join(claimed, "new")); got != "of one" {
 		t.Errorf("without locks a pod reads %q", got)
 	}
 	for place, want := range map[string][]string{at: {"vers=3"}, claimed: {"vers=3", "nolock"}} {
-		f.mountedWith(place, want...)
+		f.expectMountOptions(place, want...)
 	}
-	for _, place := range []string{at, claimed} { // by the server, and within the node
+	for _, place := range []string{at, claimed} { // with locks on the server, and local locks
 		file, err := os.OpenFile(filepath.Join(place, "new"), os.O_RDWR, 0)
-		must(t, err)
+		requireNoError(t, err)
 		if err := unix.FcntlFlock(file.Fd(), unix.F_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
 			t.Errorf("a lock at %s: %v", place, err)
 		}
-		must(t, file.Close())
+		requireNoError(t, file.Close())
 	}
-	f.gone("u1")
-	f.gone("u2")
-	f.fails(pod("u3", folder(f.dir+"/absent", false)), "reason given by server: No such file or directory")
-	f.claim("none", f.dir+"/absent", "vers=3", "nolock")
-	f.fails(pod("u4", byClaim("none")), "server 127.0.0.1 exports no "+f.dir+"/absent")
+	f.unmountPod("u1")
+	f.unmountPod("u2")
+	f.expectMountError(newPod("u3", newNFSVolume(f.dir+"/absent", false)), "reason given by server: No such file or directory")
+	f.newClaim("none", f.dir+"/absent", "vers=3", "nolock")
+	f.expectMountError(newPod("u4", newClaimSource("none")), "server 127.0.0.1 exports no "+f.dir+"/absent")
 }
 
-// writer is set in a process that has a file open, as a program in a pod does, and writes to it when it is told to.
+// writer is the environment variable of a process that holds a file open, like a program in a pod,
+// and writes to it on request.
 const writer = "KEELSON_TEST_WRITES"
 
-// writes is such a process, and reports whether this is one.
-func writes() bool {
+// runWriter runs such a process, and reports whether this process is one.
+func runWriter() bool {
 	path := os.Getenv(writer)
 	if path == "" {
 		return false
@@ -212,7 +213,7 @@ func writes() bool {
 	in := bufio.NewReader(os.Stdin)
 	for _, step := range []func() error{
 		func() error { return err },
-		func() error { _, err := f.Write(make([]byte, 1<<20)); return err }, // into the kernel's memory
+		func() error { _, err := f.Write(make([]byte, 1<<20)); return err }, // into the page cache
 		func() error { return f.Sync() },                                    // to the server
 	} {
 		if err := step(); err != nil {
@@ -226,44 +227,45 @@ func writes() bool {
 }
 
 // program is a process that writes to a file.
-type program struct {
-	f   *files
+type startWriter struct {
+	f   *nfsServer
 	cmd *exec.Cmd
 	in  io.WriteCloser
 	out *bufio.Reader
 }
 
-func (f *files) program(path string) *program {
+func (f *nfsServer) program(path string) *startWriter {
 	f.Helper()
-	p := &program{f: f, cmd: exec.Command("/proc/self/exe")}
+	p := &startWriter{f: f, cmd: exec.Command("/proc/self/exe")}
 	p.cmd.Env = append(os.Environ(), writer+"="+path)
 	in, err := p.cmd.StdinPipe()
-	must(f.T, err)
+	requireNoError(f.T, err)
 	out, err := p.cmd.StdoutPipe()
-	must(f.T, err)
+	requireNoError(f.T, err)
 	p.in, p.out = in, bufio.NewReader(out)
-	must(f.T, p.cmd.Start())
-	p.done()
+	requireNoError(f.T, p.cmd.Start())
+	p.awaitStep()
 	return p
 }
 
-func (p *program) next() {
+func (p *startWriter) nextStep() {
 	p.f.Helper()
 	_, err := io.WriteString(p.in, "\n")
-	must(p.f.T, err)
+	requireNoError(p.f.T, err)
 }
 
-func (p *program) done() {
+func (p *startWriter) awaitStep() {
 	p.f.Helper()
 	if line, err := p.out.ReadString('\n'); line != "done\n" {
 		p.f.Fatalf("the program says %q (%v)", line, err)
 	}
 }
 
-// kill ends the process, for which the kernel waits for a server that does not answer, when the pod gives up waiting.
-func (p *program) kill(uid types.UID) {
+// killWriter kills the process. It exits when the pod's pending requests are aborted, because the
+// kernel waits for the server.
+func (p *startWriter) killWriter(uid types.UID) {
 	p.f.Helper()
-	must(p.f.T, p.cmd.Process.Kill())
+	requireNoError(p.f.T, p.cmd.Process.Kill())
 	ended := make(chan error, 1)
 	go func() { ended <- p.cmd.Wait() }()
 	if err := wait.For(p.f.Context(), 100*time.Millisecond, func() error {
@@ -278,32 +280,32 @@ func (p *program) kill(uid types.UID) {
 	}
 }
 
-// A server that hangs, or is gone, holds nobody for longer than a deadline: not who mounts, not an agent that finds what
-// is mounted, and not who unmounts, also where the kernel has yet to write something. Nothing is removed of what it has.
+// A hung or unreachable server blocks nobody longer than a timeout: neither a mount, nor a
+// restarted agent, nor an unmount with unwritten data. Its data is not removed.
 func TestServersThatHang(t *testing.T) {
 	f := serveFiles(t)
-	one, two := pod("u1", folder("/data", false)), pod("u2", folder("/data", false))
-	at := f.mount(one)
-	f.mount(two)
+	one, two := newPod("u1", newNFSVolume("/data", false)), newPod("u2", newNFSVolume("/data", false))
+	at := f.mustMount(one)
+	f.mustMount(two)
 	p := f.program(filepath.Join(at, "new"))
-	mend := f.cut()
-	p.next()
-	p.done() // the kernel has it, and the server not
-	p.next() // and now it waits for the server
+	mend := f.cutNetwork()
+	p.nextStep()
+	p.awaitStep() // the data is in the page cache, but not on the server
+	p.nextStep()  // and now it waits for the server
 
 	f.volumes.cfg.NFS.Patience = 4 * time.Second
 	next := New(f.volumes.cfg)
 	if m, err := next.MountAll(t.Context(), one); err != nil || m["files"].HostPath != at {
 		t.Errorf("the next agent finds %v, %v", m, err)
 	}
-	f.fails(pod("u3", folder("/", false)), "server 127.0.0.1 did not answer within 4s")
-	p.kill("u1")
-	f.gone("u1")
-	f.gone("u2")
+	f.expectMountError(newPod("u3", newNFSVolume("/", false)), "server 127.0.0.1 did not answer within 4s")
+	p.killWriter("u1")
+	f.unmountPod("u1")
+	f.unmountPod("u2")
 
 	mend()
 	f.volumes.cfg.NFS.Patience = time.Minute
-	f.mount(one)
+	f.mustMount(one)
 	f.server.Stop()
-	f.gone("u1")
+	f.unmountPod("u1")
 }

@@ -13,19 +13,19 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// file is one projected file.
-type file struct {
+// projectedFile is a file of a projected volume.
+type projectedFile struct {
 	data []byte
 	mode int32
 	uid  *int64
 }
 
-// payload is what a projected volume shows, by relative path.
-type payload map[string]file
+// payload is the content of a projected volume by relative path.
+type payload map[string]projectedFile
 
-// files writes a configMap, secret, projected or downwardAPI volume.
-func (v *Volumes) files(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (agent.Mount, error) {
-	p, err := v.payload(ctx, pod, vol)
+// writeFiles writes a configMap, secret, projected or downwardAPI volume.
+func (v *Volumes) writeFiles(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (agent.Mount, error) {
+	p, err := v.buildPayload(ctx, pod, vol)
 	if err != nil {
 		return agent.Mount{}, err
 	}
@@ -45,44 +45,45 @@ func (v *Volumes) files(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (agent
 	return agent.Mount{HostPath: dir, ReadOnly: true}, nil
 }
 
-func (v *Volumes) payload(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (payload, error) {
+func (v *Volumes) buildPayload(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (payload, error) {
 	p := payload{}
 	switch {
 	case vol.ConfigMap != nil:
 		s := vol.ConfigMap
-		return p, v.configMap(p, pod.Namespace, s.Name, s.Items, mode(s.DefaultMode), s.Optional)
+		return p, v.addConfigMap(p, pod.Namespace, s.Name, s.Items, modeOrDefault(s.DefaultMode), s.Optional)
 	case vol.Secret != nil:
 		s := vol.Secret
-		return p, v.secret(p, pod.Namespace, s.SecretName, s.Items, mode(s.DefaultMode), s.Optional)
+		return p, v.addSecret(p, pod.Namespace, s.SecretName, s.Items, modeOrDefault(s.DefaultMode), s.Optional)
 	case vol.DownwardAPI != nil:
-		return p, v.downward(p, pod, vol.DownwardAPI.Items, mode(vol.DownwardAPI.DefaultMode))
+		return p, v.addDownwardAPI(p, pod, vol.DownwardAPI.Items, modeOrDefault(vol.DownwardAPI.DefaultMode))
 	}
-	byDefault := mode(vol.Projected.DefaultMode)
+	byDefault := modeOrDefault(vol.Projected.DefaultMode)
 	for i := range vol.Projected.Sources {
-		if err := v.source(ctx, p, pod, &vol.Projected.Sources[i], byDefault); err != nil {
+		if err := v.addProjection(ctx, p, pod, &vol.Projected.Sources[i], byDefault); err != nil {
 			return nil, err
 		}
 	}
 	return p, nil
 }
 
-func (v *Volumes) source(ctx context.Context, p payload, pod *v1.Pod, s *v1.VolumeProjection, byDefault int32) error {
+func (v *Volumes) addProjection(ctx context.Context, p payload, pod *v1.Pod, s *v1.VolumeProjection, byDefault int32) error {
 	switch {
 	case s.ConfigMap != nil:
-		return v.configMap(p, pod.Namespace, s.ConfigMap.Name, s.ConfigMap.Items, byDefault, s.ConfigMap.Optional)
+		return v.addConfigMap(p, pod.Namespace, s.ConfigMap.Name, s.ConfigMap.Items, byDefault, s.ConfigMap.Optional)
 	case s.Secret != nil:
-		return v.secret(p, pod.Namespace, s.Secret.Name, s.Secret.Items, byDefault, s.Secret.Optional)
+		return v.addSecret(p, pod.Namespace, s.Secret.Name, s.Secret.Items, byDefault, s.Secret.Optional)
 	case s.DownwardAPI != nil:
-		return v.downward(p, pod, s.DownwardAPI.Items, byDefault)
+		return v.addDownwardAPI(p, pod, s.DownwardAPI.Items, byDefault)
 	case s.ServiceAccountToken != nil:
-		return v.token(ctx, p, pod, s.ServiceAccountToken, byDefault)
+		return v.addToken(ctx, p, pod, s.ServiceAccountToken, byDefault)
 	}
 	return fmt.Errorf("this kind of projected source is not supported on this node")
 }
 
-// token projects a bound service account token. Where all containers run as one user, the file belongs to that user. A token
-// with an owner or with the pod's fsGroup is not readable by other users, whatever the volume's mode; the group adds 0440.
-func (v *Volumes) token(ctx context.Context, p payload, pod *v1.Pod, s *v1.ServiceAccountTokenProjection, byDefault int32) error {
+// addToken adds a bound service account token. If all containers run as one user, the file belongs
+// to that user. A token with an owner, or with the pod's fsGroup, is not readable by other users,
+// whatever the volume's mode. The group adds mode 0440.
+func (v *Volumes) addToken(ctx context.Context, p payload, pod *v1.Pod, s *v1.ServiceAccountTokenProjection, byDefault int32) error {
 	seconds := int64(3600)
 	if s.ExpirationSeconds != nil {
 		seconds = *s.ExpirationSeconds
@@ -91,7 +92,7 @@ func (v *Volumes) token(ctx context.Context, p payload, pod *v1.Pod, s *v1.Servi
 	if err != nil {
 		return fmt.Errorf("failed to fetch token of serviceaccount %s/%s: %w", pod.Namespace, pod.Spec.ServiceAccountName, err)
 	}
-	f := file{data: []byte(token), mode: byDefault}
+	f := projectedFile{data: []byte(token), mode: byDefault}
 	if f.uid = onlyUser(pod); f.uid != nil || fsGroup(pod) != nil {
 		f.mode = 0o600
 	}
@@ -99,7 +100,8 @@ func (v *Volumes) token(ctx context.Context, p payload, pod *v1.Pod, s *v1.Servi
 	return nil
 }
 
-// onlyUser is the user that all containers run as, when there is just one.
+// onlyUser returns the user that all containers run as, or nil if they differ or do not specify
+// one.
 func onlyUser(pod *v1.Pod) *int64 {
 	var user *int64
 	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
@@ -120,7 +122,7 @@ func onlyUser(pod *v1.Pod) *int64 {
 	return user
 }
 
-func mode(m *int32) int32 {
+func modeOrDefault(m *int32) int32 {
 	if m == nil {
 		return 0o644
 	}
@@ -129,7 +131,7 @@ func mode(m *int32) int32 {
 
 func isOptional(b *bool) bool { return b != nil && *b }
 
-func (v *Volumes) configMap(p payload, ns, name string, items []v1.KeyToPath, byDefault int32, optional *bool) error {
+func (v *Volumes) addConfigMap(p payload, ns, name string, items []v1.KeyToPath, byDefault int32, optional *bool) error {
 	cm, ok := v.cfg.Objects.ConfigMap(ns, name)
 	if !ok {
 		if isOptional(optional) {
@@ -142,10 +144,10 @@ func (v *Volumes) configMap(p payload, ns, name string, items []v1.KeyToPath, by
 		data[k] = []byte(s)
 	}
 	maps.Copy(data, cm.BinaryData)
-	return p.add(data, items, byDefault, isOptional(optional), fmt.Sprintf("configmap \"%s/%s\"", ns, name))
+	return p.addKeys(data, items, byDefault, isOptional(optional), fmt.Sprintf("configmap \"%s/%s\"", ns, name))
 }
 
-func (v *Volumes) secret(p payload, ns, name string, items []v1.KeyToPath, byDefault int32, optional *bool) error {
+func (v *Volumes) addSecret(p payload, ns, name string, items []v1.KeyToPath, byDefault int32, optional *bool) error {
 	s, ok := v.cfg.Objects.Secret(ns, name)
 	if !ok {
 		if isOptional(optional) {
@@ -153,14 +155,14 @@ func (v *Volumes) secret(p payload, ns, name string, items []v1.KeyToPath, byDef
 		}
 		return fmt.Errorf("secret \"%s/%s\" not found", ns, name)
 	}
-	return p.add(s.Data, items, byDefault, isOptional(optional), fmt.Sprintf("secret \"%s/%s\"", ns, name))
+	return p.addKeys(s.Data, items, byDefault, isOptional(optional), fmt.Sprintf("secret \"%s/%s\"", ns, name))
 }
 
-// add puts the keys in, all of them or those that items name.
-func (p payload) add(data map[string][]byte, items []v1.KeyToPath, byDefault int32, optional bool, from string) error {
+// addKeys adds the keys selected by items, or all keys if items is empty.
+func (p payload) addKeys(data map[string][]byte, items []v1.KeyToPath, byDefault int32, optional bool, from string) error {
 	if len(items) == 0 {
 		for _, k := range slices.Sorted(maps.Keys(data)) {
-			p[k] = file{data: data[k], mode: byDefault}
+			p[k] = projectedFile{data: data[k], mode: byDefault}
 		}
 		return nil
 	}
@@ -176,12 +178,12 @@ func (p payload) add(data map[string][]byte, items []v1.KeyToPath, byDefault int
 		if it.Mode != nil {
 			m = *it.Mode
 		}
-		p[filepath.Clean(it.Path)] = file{data: b, mode: m}
+		p[filepath.Clean(it.Path)] = projectedFile{data: b, mode: m}
 	}
 	return nil
 }
 
-func (v *Volumes) downward(p payload, pod *v1.Pod, items []v1.DownwardAPIVolumeFile, byDefault int32) error {
+func (v *Volumes) addDownwardAPI(p payload, pod *v1.Pod, items []v1.DownwardAPIVolumeFile, byDefault int32) error {
 	for _, it := range items {
 		m := byDefault
 		if it.Mode != nil {
@@ -202,7 +204,7 @@ func (v *Volumes) downward(p payload, pod *v1.Pod, items []v1.DownwardAPIVolumeF
 		if err != nil {
 			return fmt.Errorf("downwardAPI file %q: %w", it.Path, err)
 		}
-		p[filepath.Clean(it.Path)] = file{data: []byte(text), mode: m}
+		p[filepath.Clean(it.Path)] = projectedFile{data: []byte(text), mode: m}
 	}
 	return nil
 }

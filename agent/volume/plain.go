@@ -19,8 +19,8 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// emptyDir makes a folder that lives as long as the pod, or a tmpfs. What is there already is left as it is: since it
-// was made the pod may have changed its mode and its owner.
+// emptyDir returns a folder, or a tmpfs, that exists as long as the pod. An existing one is not
+// changed, because the pod may have changed mode and owner.
 func (v *Volumes) emptyDir(pod *v1.Pod, vol *v1.Volume) (agent.Mount, error) {
 	src := vol.EmptyDir
 	if src == nil {
@@ -32,7 +32,7 @@ func (v *Volumes) emptyDir(pod *v1.Pod, vol *v1.Volume) (agent.Mount, error) {
 		if _, err := os.Lstat(dir); err == nil {
 			return agent.Mount{HostPath: dir}, nil
 		}
-		return agent.Mount{HostPath: dir}, makeEmpty(dir, fsGroup(pod))
+		return agent.Mount{HostPath: dir}, makeEmptyDir(dir, fsGroup(pod))
 	case v1.StorageMediumMemory:
 		if err := os.MkdirAll(dir, 0o750); err != nil {
 			return agent.Mount{}, err
@@ -42,9 +42,10 @@ func (v *Volumes) emptyDir(pod *v1.Pod, vol *v1.Volume) (agent.Mount, error) {
 	return agent.Mount{}, fmt.Errorf("emptyDir medium %q is not supported on this node", src.Medium)
 }
 
-// makeEmpty makes a folder for everybody, or for a group too, under its name once it is what it shall be.
-func makeEmpty(dir string, group *int64) error {
-	tmp := filepath.Join(filepath.Dir(dir), "."+filepath.Base(dir)) // no volume's name begins with a dot
+// makeEmptyDir creates a folder that everybody, or the group, can write to. It gets its final name
+// when it is complete.
+func makeEmptyDir(dir string, group *int64) error {
+	tmp := filepath.Join(filepath.Dir(dir), "."+filepath.Base(dir)) // names of volumes do not start with a dot
 	if err := os.MkdirAll(tmp, 0o750); err != nil {
 		return err
 	}
@@ -55,15 +56,15 @@ func makeEmpty(dir string, group *int64) error {
 		}
 		mode |= os.ModeSetgid
 	}
-	// The process's mask must not decide who may write.
+	// The umask of the process must not restrict the mode.
 	if err := os.Chmod(tmp, mode); err != nil {
 		return err
 	}
 	return os.Rename(tmp, dir)
 }
 
-// memorySize is the size of a tmpfs: its limit, and no more than all memory that the pod may use, as documented;
-// 0 = the kernel's default.
+// memorySize returns the size of a tmpfs: its limit, but at most the memory limit of the pod, as in
+// Kubernetes. 0 = the kernel's default.
 func memorySize(pod *v1.Pod, src *v1.EmptyDirVolumeSource) int64 {
 	sum := int64(0)
 	for i := range pod.Spec.Containers {
@@ -101,7 +102,7 @@ func mountTmpfs(dir string, size int64, group *int64) error {
 	return nil
 }
 
-// secretDir is the folder of one secret volume, on a tmpfs that all of them share.
+// secretDir returns the folder of a secret volume. All such folders are on one tmpfs.
 func (v *Volumes) secretDir(pod *v1.Pod, name string) (string, error) {
 	root := v.secretRoot()
 	v.mu.Lock()
@@ -115,7 +116,7 @@ func (v *Volumes) secretDir(pod *v1.Pod, name string) (string, error) {
 			return "", err
 		}
 		if !mounted {
-			// noswap is younger than some kernels; without it a secret can reach the swap device, as under Kubernetes.
+			// Old kernels lack noswap. Without it, a secret can be swapped out, as in Kubernetes.
 			flags := uintptr(unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC)
 			err := unix.Mount("tmpfs", root, "tmpfs", flags, "mode=0711,noswap")
 			if errors.Is(err, unix.EINVAL) {
@@ -134,7 +135,7 @@ func (v *Volumes) secretDir(pod *v1.Pod, name string) (string, error) {
 	return filepath.Join(dir, name), nil
 }
 
-// hostPath checks what is at the path, and makes it where the type says so.
+// hostPath verifies the type of a host path, and creates it if the type requires that.
 func hostPath(src *v1.HostPathVolumeSource) (agent.Mount, error) {
 	kind := v1.HostPathUnset
 	if src.Type != nil {
@@ -149,18 +150,18 @@ func hostPath(src *v1.HostPathVolumeSource) (agent.Mount, error) {
 			return agent.Mount{}, err
 		}
 	case v1.HostPathFileOrCreate:
-		// What is there is not opened: it may be a FIFO or a device.
+		// An existing file is not opened, because it may be a FIFO or a device.
 		if _, err := os.Stat(src.Path); errors.Is(err, fs.ErrNotExist) {
 			f, err := os.OpenFile(src.Path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
 			if err != nil && !errors.Is(err, fs.ErrExist) {
 				return agent.Mount{}, err
 			}
-			f.Close() // nil is closed too
+			f.Close() // closing nil is harmless
 		}
 	}
 	st, err := os.Stat(src.Path)
 	if errors.Is(err, fs.ErrNotExist) && kind == v1.HostPathUnset {
-		// As the runtimes do for a bind mount without source.
+		// Container runtimes also create a missing source of a bind mount.
 		if err := os.MkdirAll(src.Path, 0o755); err != nil {
 			return agent.Mount{}, err
 		}
@@ -194,8 +195,8 @@ func hostPath(src *v1.HostPathVolumeSource) (agent.Mount, error) {
 var typeNames = map[v1.HostPathType]string{v1.HostPathDirectory: "directory", v1.HostPathDirectoryOrCreate: "directory", v1.HostPathFile: "file", v1.HostPathFileOrCreate: "file",
 	v1.HostPathSocket: "socket file", v1.HostPathCharDev: "character device", v1.HostPathBlockDev: "block device"}
 
-// unmountBelow unmounts everything at and below dir, the deepest first, also what is of a server that does not answer. Safe
-// when there is nothing.
+// unmountBelow unmounts everything at and below dir, deepest first, including mounts of servers
+// that do not respond. It does nothing if nothing is mounted.
 func unmountBelow(ctx context.Context, dir string) error {
 	real, err := filepath.EvalSymlinks(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -204,7 +205,7 @@ func unmountBelow(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	for range 10 { // several mounts can lie on one another
+	for range 10 { // mounts can be stacked
 		points, err := mountinfo.GetMounts(mountinfo.PrefixFilter(real))
 		if err != nil {
 			return err
@@ -214,7 +215,7 @@ func unmountBelow(ctx context.Context, dir string) error {
 		}
 		for i := len(points) - 1; i >= 0; i-- {
 			p := points[i].Mountpoint
-			if nfs.Is(points[i].FSType) {
+			if nfs.IsNFS(points[i].FSType) {
 				if err := remote.Unmount(ctx, p); err != nil {
 					return err
 				}
@@ -222,7 +223,7 @@ func unmountBelow(ctx context.Context, dir string) error {
 			}
 			err := unix.Unmount(p, unix.UMOUNT_NOFOLLOW)
 			if errors.Is(err, unix.EBUSY) {
-				// Somebody on the node looks into it. The pod is dead: nothing is lost by letting go later.
+				// A process of the node uses it. The pod is dead, so a lazy unmount loses nothing.
 				err = unix.Unmount(p, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
 			}
 			if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {

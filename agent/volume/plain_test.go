@@ -7,7 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// An emptyDir in memory has the smaller of its limit and what the pod's containers may use together.
+// The size of an emptyDir in memory is the smaller of its limit and the memory limit of the pod.
 func TestMemorySize(t *testing.T) {
 	const mi = 1 << 20
 	for _, c := range []struct {
@@ -23,7 +23,7 @@ func TestMemorySize(t *testing.T) {
 		{"16Mi", []string{"64Mi", ""}, 16 * mi},
 		{"0", []string{"64Mi"}, 64 * mi},
 	} {
-		src, p := &v1.EmptyDirVolumeSource{Medium: v1.StorageMediumMemory}, pod("u")
+		src, p := &v1.EmptyDirVolumeSource{Medium: v1.StorageMediumMemory}, newPod("u")
 		if c.limit != "" {
 			q := resource.MustParse(c.limit)
 			src.SizeLimit = &q

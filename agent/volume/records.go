@@ -10,7 +10,8 @@ import (
 	"keelson.dev/keelson/internal/durable"
 )
 
-// writeRecord puts on disk what is known of a volume of a pod, before anybody else hears of it: it is there whole or not at all.
+// writeRecord writes the record of a pod's volume atomically. It is called before anything is done
+// for the volume.
 func writeRecord(path string, r any) error {
 	b, err := json.Marshal(r)
 	if err != nil {
@@ -19,8 +20,8 @@ func writeRecord(path string, r any) error {
 	return durable.Write(path, b)
 }
 
-// recordsIn reads the records of a folder, by their path. Those that go meanwhile are left out; one that cannot be read is an error,
-// since nobody knows what it keeps.
+// recordsIn returns the records in a folder by path. It skips records that are removed meanwhile.
+// An unreadable record is an error, because it may stand for a mounted volume.
 func recordsIn[R any](dir, what string) (map[string]R, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.json"))
 	if err != nil {

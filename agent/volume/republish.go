@@ -8,11 +8,12 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// republishEvery is the least time between two calls for a volume whose driver wants to be called again and again.
-const republishEvery = time.Minute
+// republishInterval is the minimum time between two calls for a volume whose driver has
+// requiresRepublish.
+const republishInterval = time.Minute
 
-// published notes that the driver was called for a volume of a pod just now.
-func (v *Volumes) published(file string) {
+// recordPublished records that the driver was called for a pod's volume just now.
+func (v *Volumes) recordPublished(file string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.publishedAt == nil {
@@ -21,10 +22,10 @@ func (v *Volumes) published(file string) {
 	v.publishedAt[file] = time.Now()
 }
 
-// republish calls drivers that ask for it (requiresRepublish) once more for a volume that is published: with new tokens
-// and secrets, of which they make what the pod sees. What fails leaves the pod what it has.
-func (v *Volumes) republish(ctx context.Context, pod *v1.Pod, vol *v1.Volume) error {
-	s, ok := v.sourceOf(pod, vol)
+// republishCSI publishes a volume again if its driver has requiresRepublish, with new tokens and
+// secrets. After a failure the pod keeps its current content.
+func (v *Volumes) republishCSI(ctx context.Context, pod *v1.Pod, vol *v1.Volume) error {
+	s, ok := v.csiSourceOf(pod, vol)
 	if !ok || v.cfg.CSI == nil {
 		return nil
 	}
@@ -32,48 +33,49 @@ func (v *Volumes) republish(ctx context.Context, pod *v1.Pod, vol *v1.Volume) er
 	if about == nil || about.Spec.RequiresRepublish == nil || !*about.Spec.RequiresRepublish {
 		return nil
 	}
-	file := v.recordFile(pod.UID, vol.Name)
+	file := v.csiRecordFile(pod.UID, vol.Name)
 	v.mu.Lock()
-	due := time.Since(v.publishedAt[file]) >= republishEvery
+	due := time.Since(v.publishedAt[file]) >= republishInterval
 	v.mu.Unlock()
 	if !due {
 		return nil
 	}
 	defer v.locks.Lock(s.driver + "\x00" + s.handle)()
-	r, err := v.place(pod.UID, vol.Name, s)
-	if err != nil || !v.ready(file, r) {
-		return err // it is not published yet, or not any more
+	r, err := v.csiPaths(pod.UID, vol.Name, s)
+	if err != nil || !v.isReady(file, r) {
+		return err // it is not published yet, or no longer
 	}
 	d, err := v.cfg.CSI.Driver(ctx, s.driver)
 	if err != nil {
 		return fmt.Errorf("%s: publishing it again: %w", s, err)
 	}
-	cv, err := v.describe(pod, s, r)
+	cv, err := v.driverVolume(pod, s, r)
 	if err == nil {
-		err = v.addressedTo(ctx, &cv, pod, about, s.inline)
+		err = v.addPodInfo(ctx, &cv, pod, about, s.inline)
 	}
 	if err != nil {
 		return fmt.Errorf("%s: publishing it again: %w", s, err)
 	}
-	v.published(file) // a driver that fails is not called more often than one that does not
+	v.recordPublished(file) // counts before the call, so that a failing driver is not called more often
 	if err := d.Publish(ctx, cv); err != nil {
 		return fmt.Errorf("publishing it again: %w", err)
 	}
 	return nil
 }
 
-// sourceOf is the CSI volume behind a volume of a pod; ok is false where there is none, or none that can be used.
-func (v *Volumes) sourceOf(pod *v1.Pod, vol *v1.Volume) (s source, ok bool) {
+// csiSourceOf returns the CSI source of a pod's volume, or false if it has none or it is not
+// usable.
+func (v *Volumes) csiSourceOf(pod *v1.Pod, vol *v1.Volume) (s csiSource, ok bool) {
 	if vol.CSI != nil {
-		return inline(pod, vol), true
+		return inlineSource(pod, vol), true
 	}
 	name, readonly := claimName(pod, vol)
 	if name == "" {
-		return source{}, false
+		return csiSource{}, false
 	}
-	claim, pv, err := v.bound(pod, vol, name)
+	claim, pv, err := v.boundClaim(pod, vol, name)
 	if err != nil || pv.Spec.CSI == nil {
-		return source{}, false
+		return csiSource{}, false
 	}
-	return persistent(pv, claim, readonly), true
+	return persistentSource(pv, claim, readonly), true
 }

@@ -15,15 +15,15 @@ import (
 	"keelson.dev/keelson/agent/fake"
 )
 
-// client is a node whose pods have volumes of a server.
-type client struct {
+// serverClient is a node whose pods have volumes of a server.
+type serverClient struct {
 	*testing.T
 	volumes *Volumes
 	cluster *fake.Cluster
 }
 
-// fails says why a pod does not get its volume, of which nothing is left.
-func (c *client) fails(p *v1.Pod, want ...string) {
+// expectMountError expects a mount error with the given texts, and that nothing is left.
+func (c *serverClient) expectMountError(p *v1.Pod, want ...string) {
 	c.Helper()
 	start := time.Now()
 	_, err := c.volumes.MountAll(c.Context(), p)
@@ -33,15 +33,15 @@ func (c *client) fails(p *v1.Pod, want ...string) {
 		}
 	}
 	c.Logf("after %s: %v", time.Since(start).Round(time.Millisecond), err)
-	c.gone(p.UID)
+	c.unmountPod(p.UID)
 }
 
-// gone takes the volumes of a pod away, which leaves nothing of it.
-func (c *client) gone(uid types.UID) {
+// unmountPod unmounts the volumes of a pod, and expects that nothing is left.
+func (c *serverClient) unmountPod(uid types.UID) {
 	c.Helper()
 	start := time.Now()
 	for range 2 {
-		must(c.T, c.volumes.UnmountAll(context.Background(), uid))
+		requireNoError(c.T, c.volumes.UnmountAll(context.Background(), uid))
 	}
 	c.Logf("unmounted %s after %s", uid, time.Since(start).Round(time.Millisecond))
 	left, err := mountinfo.GetMounts(mountinfo.PrefixFilter(c.volumes.podDir(uid)))

@@ -10,10 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Share makes the folders in which drivers and node look for each other, and lets what is mounted below them be seen on
-// both sides: drivers run in containers and mount with propagation Bidirectional. On most machines all mounts are
-// shared already.
-func Share(kubelet string) error {
+// ShareKubeletMounts creates the folders that CSI drivers share with the node, and makes their
+// mounts shared. Drivers run in containers and mount with propagation Bidirectional. On most
+// machines all mounts are already shared.
+func ShareKubeletMounts(kubelet string) error {
 	for _, sub := range []string{"plugins_registry", "plugins", "pods"} {
 		if err := os.MkdirAll(filepath.Join(kubelet, sub), 0o750); err != nil {
 			return fmt.Errorf("folders of CSI drivers: %w", err)
@@ -24,7 +24,7 @@ func Share(kubelet string) error {
 		return fmt.Errorf("folders of CSI drivers: %w", err)
 	}
 	for _, dir := range []string{real, filepath.Join(real, "plugins"), filepath.Join(real, "pods")} {
-		m, err := mountOf(dir)
+		m, err := topmostMount(dir)
 		if err != nil {
 			return fmt.Errorf("sharing mounts of CSI drivers: %w", err)
 		}
@@ -43,8 +43,8 @@ func Share(kubelet string) error {
 	return nil
 }
 
-// mountOf is the topmost mount that holds a folder.
-func mountOf(dir string) (*mountinfo.Info, error) {
+// topmostMount returns the topmost mount that contains a folder.
+func topmostMount(dir string) (*mountinfo.Info, error) {
 	all, err := mountinfo.GetMounts(mountinfo.ParentsFilter(dir))
 	if err != nil {
 		return nil, err

@@ -18,14 +18,16 @@ import (
 	"keelson.dev/keelson/internal/durable"
 )
 
-// unheardAnnotation is on a PersistentVolume of a backup that was restored until it is known that no node has it for a pod that is not in the
-// backup.
-const unheardAnnotation = "keelson.dev/unheard-since-restore"
+// unknownHoldersAnnotation is set on a PersistentVolume after a backup was restored. It is removed
+// when it is known that no node has the volume for a pod that is not in the backup.
+const unknownHoldersAnnotation = "keelson.dev/unheard-since-restore"
 
-// alone keeps a claim with access mode ReadWriteOncePod, and the volume that it is bound to, to one pod of this node: to the first that asks,
-// until its volumes are unmounted. The mark STATE/volumes/UID/alone/CLAIM outlives the agent. The node tells of it, and a volume that
-// other nodes reach as well is mounted when the control plane has heard that: one that is restored from a backup goes by what nodes tell.
-func (v *Volumes) alone(ctx context.Context, pod *v1.Pod, claim *v1.PersistentVolumeClaim, pv *v1.PersistentVolume) error {
+// claimExclusively reserves a ReadWriteOncePod claim and its volume for one pod of this node, until
+// the pod's volumes are unmounted. The first pod gets it. The mark STATE/volumes/UID/alone/CLAIM
+// persists across restarts of the agent. The node reports it. A volume that other nodes can also
+// reach is mounted only after the control plane has received the report, because a control plane
+// that was restored from a backup relies on these reports.
+func (v *Volumes) claimExclusively(ctx context.Context, pod *v1.Pod, claim *v1.PersistentVolumeClaim, pv *v1.PersistentVolume) error {
 	if !slices.Contains(claim.Spec.AccessModes, v1.ReadWriteOncePod) {
 		return nil
 	}
@@ -33,16 +35,17 @@ func (v *Volumes) alone(ctx context.Context, pod *v1.Pod, claim *v1.PersistentVo
 		return fmt.Errorf("claim %s/%s: %w", claim.Namespace, claim.Name, err)
 	}
 	mine := agent.HeldClaim{Pod: pod.UID, Claim: claim.UID, Volume: pv.Name}
-	elsewhere := v.reached(pv)
-	_, unheard := pv.Annotations[unheardAnnotation]
-	if err := v.mark(claim, mine, unheard && elsewhere); err != nil || !elsewhere {
+	elsewhere := v.isReachableElsewhere(pv)
+	_, unheard := pv.Annotations[unknownHoldersAnnotation]
+	if err := v.markClaim(claim, mine, unheard && elsewhere); err != nil || !elsewhere {
 		return err
 	}
-	return v.untilTold(ctx, claim, mine)
+	return v.awaitClaimReported(ctx, claim, mine)
 }
 
-// reached says that other nodes have what this one has of a volume whenever they like: it is not on the node, nor attached to one.
-func (v *Volumes) reached(pv *v1.PersistentVolume) bool {
+// isReachableElsewhere reports whether other nodes can use the volume at any time: it is neither
+// local to this node nor attached to a node.
+func (v *Volumes) isReachableElsewhere(pv *v1.PersistentVolume) bool {
 	if pv.Spec.CSI == nil {
 		return pv.Spec.NFS != nil
 	}
@@ -50,22 +53,22 @@ func (v *Volumes) reached(pv *v1.PersistentVolume) bool {
 	return pv.Spec.CSI.Driver != local.DriverName && !attachRequired(pv.Spec.CSI.Driver, about)
 }
 
-func (v *Volumes) markFile(h agent.HeldClaim) string {
+func (v *Volumes) claimMarkPath(h agent.HeldClaim) string {
 	return filepath.Join(v.podDir(h.Pod), "alone", string(h.Claim))
 }
 
-// mark makes the mark of a pod, unless another pod has one of the claim or of its volume, or it is not known yet whether one of another node does.
-// A pod that has its mark already keeps it.
-func (v *Volumes) mark(claim *v1.PersistentVolumeClaim, mine agent.HeldClaim, unheard bool) error {
+// markClaim writes the mark of a pod. It returns an error if another pod has a mark for the claim
+// or its volume, or if marks of other nodes are not known yet. A pod with a mark keeps it.
+func (v *Volumes) markClaim(claim *v1.PersistentVolumeClaim, mine agent.HeldClaim, unheard bool) error {
 	defer v.locks.Lock("alone")()
 	all, err := v.ExclusiveClaims()
 	if err != nil {
-		return fmt.Errorf("looking for other pods with claim %s/%s: %w", claim.Namespace, claim.Name, err)
+		return fmt.Errorf("searching for other pods with claim %s/%s: %w", claim.Namespace, claim.Name, err)
 	}
 	if slices.Contains(all, mine) {
 		return nil
 	}
-	has := false // from an agent that did not note the volume
+	has := false // written by an agent that did not record the volume
 	for _, h := range all {
 		switch {
 		case h.Pod == mine.Pod:
@@ -73,42 +76,42 @@ func (v *Volumes) mark(claim *v1.PersistentVolumeClaim, mine agent.HeldClaim, un
 		case h.Claim == mine.Claim:
 			return fmt.Errorf("persistentvolumeclaim \"%s/%s\" uses the ReadWriteOncePod access mode and is already in use by another pod", claim.Namespace, claim.Name)
 		case h.Volume == mine.Volume:
-			return fmt.Errorf("persistentvolumeclaim \"%s/%s\" uses the ReadWriteOncePod access mode and its volume %q is already in use by another pod, of uid %s, as that of a former claim",
+			return fmt.Errorf("persistentvolumeclaim \"%s/%s\" uses the ReadWriteOncePod access mode and its volume %q is already in use by another pod with uid %s, through a previous claim",
 				claim.Namespace, claim.Name, h.Volume, h.Pod)
 		}
 	}
 	if unheard && !has {
-		return fmt.Errorf("persistentvolumeclaim \"%s/%s\" uses the ReadWriteOncePod access mode, and since a backup was restored it is not known yet whether a pod of another node uses it: "+
-			"it waits for what nodes say (annotation %s of persistentvolume %s)", claim.Namespace, claim.Name, unheardAnnotation, mine.Volume)
+		return fmt.Errorf("persistentvolumeclaim \"%s/%s\" uses the ReadWriteOncePod access mode, and after the restore of a backup it is not known yet whether a pod of another node uses it: "+
+			"waiting for the reports of other nodes (annotation %s of persistentvolume %s)", claim.Namespace, claim.Name, unknownHoldersAnnotation, mine.Volume)
 	}
 	b, err := json.Marshal(mine)
 	if err != nil {
 		return err
 	}
-	if err := durable.Write(v.markFile(mine), b); err != nil {
+	if err := durable.Write(v.claimMarkPath(mine), b); err != nil {
 		return err
 	}
 	if !has {
 		v.mu.Lock()
-		if v.untold == nil {
-			v.untold = map[agent.HeldClaim]bool{}
+		if v.unreported == nil {
+			v.unreported = map[agent.HeldClaim]bool{}
 		}
-		v.untold[mine] = true
+		v.unreported[mine] = true
 		v.mu.Unlock()
 	}
 	return nil
 }
 
-// untilTold waits until the control plane has heard that a pod has its claim for itself. What was marked before the agent began is among the
-// first that it tells.
-func (v *Volumes) untilTold(ctx context.Context, claim *v1.PersistentVolumeClaim, mine agent.HeldClaim) error {
+// awaitClaimReported waits until the control plane has received the report that a pod uses its
+// claim. Marks from before the agent's start are in its first report.
+func (v *Volumes) awaitClaimReported(ctx context.Context, claim *v1.PersistentVolumeClaim, mine agent.HeldClaim) error {
 	v.mu.Lock()
-	waits := v.untold[mine]
+	waits := v.unreported[mine]
 	v.mu.Unlock()
 	if !waits {
 		return nil
 	}
-	known, err := v.untilKnown(ctx, func() bool {
+	known, err := v.awaitObjects(ctx, func() bool {
 		n, ok := v.cfg.Objects.Node()
 		return ok && agent.NodeReportsClaim(n, mine)
 	})
@@ -116,16 +119,16 @@ func (v *Volumes) untilTold(ctx context.Context, claim *v1.PersistentVolumeClaim
 	case err != nil:
 		return err
 	case !known:
-		return fmt.Errorf("persistentvolumeclaim \"%s/%s\" uses the ReadWriteOncePod access mode: waiting for the control plane to know that this pod uses it (annotation %s of the node)",
+		return fmt.Errorf("persistentvolumeclaim \"%s/%s\" uses the ReadWriteOncePod access mode: waiting for the control plane to record that this pod uses it (annotation %s of the node)",
 			claim.Namespace, claim.Name, agent.ClaimsHeldAnnotation)
 	}
 	v.mu.Lock()
-	delete(v.untold, mine)
+	delete(v.unreported, mine)
 	v.mu.Unlock()
 	return nil
 }
 
-// ExclusiveClaims implements agent.AttachedVolumes. What it lists lies on disk.
+// ExclusiveClaims implements agent.AttachedVolumes. It reads the marks on disk.
 func (v *Volumes) ExclusiveClaims() ([]agent.HeldClaim, error) {
 	pods, err := v.Pods()
 	if err != nil {
@@ -135,16 +138,16 @@ func (v *Volumes) ExclusiveClaims() ([]agent.HeldClaim, error) {
 	for _, p := range pods {
 		entries, err := os.ReadDir(filepath.Join(v.podDir(p), "alone"))
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			return nil, fmt.Errorf("listing the claims that pods have for themselves: %w", err)
+			return nil, fmt.Errorf("listing the exclusively used claims: %w", err)
 		}
 		for _, e := range entries {
 			h := agent.HeldClaim{Pod: p, Claim: types.UID(e.Name())}
 			var noted agent.HeldClaim
-			b, err := os.ReadFile(v.markFile(h))
-			if errors.Is(err, os.ErrNotExist) || strings.HasSuffix(e.Name(), ".tmp") { // on its way to be one
+			b, err := os.ReadFile(v.claimMarkPath(h))
+			if errors.Is(err, os.ErrNotExist) || strings.HasSuffix(e.Name(), ".tmp") { // a mark that is being written
 				continue
 			}
-			if err == nil && json.Unmarshal(b, &noted) == nil { // else it is of an agent that noted no volume
+			if err == nil && json.Unmarshal(b, &noted) == nil { // otherwise the agent that wrote it did not record the volume
 				h.Volume = noted.Volume
 			}
 			out = append(out, h)
@@ -156,14 +159,14 @@ func (v *Volumes) ExclusiveClaims() ([]agent.HeldClaim, error) {
 	return out, nil
 }
 
-// forgetAlone is called when the volumes of a pod are gone.
-func (v *Volumes) forgetAlone(pod types.UID) {
+// dropClaimMarks is called when the volumes of a pod have been removed.
+func (v *Volumes) dropClaimMarks(pod types.UID) {
 	v.mu.Lock()
-	for h := range v.untold {
+	for h := range v.unreported {
 		if h.Pod == pod {
-			delete(v.untold, h)
+			delete(v.unreported, h)
 		}
 	}
 	v.mu.Unlock()
-	v.useChanged()
+	v.signalUses()
 }

@@ -18,16 +18,16 @@ import (
 	"keelson.dev/keelson/csi/local"
 )
 
-// A claim of ReadWriteOncePod is one pod's until its volumes are unmounted, also for an agent that begins anew; two pods
-// that come at once do not both get it.
+// A ReadWriteOncePod claim belongs to one pod until its volumes are unmounted, also across restarts
+// of the agent. Of two concurrent pods, only one gets it.
 func TestOnePodPerClaim(t *testing.T) {
 	v, c, _ := newVolumes(t)
-	pvc, pv := bound("sole", v1.PersistentVolumeSource{HostPath: &v1.HostPathVolumeSource{Path: t.TempDir()}})
+	pvc, pv := newBoundClaim("sole", v1.PersistentVolumeSource{HostPath: &v1.HostPathVolumeSource{Path: t.TempDir()}})
 	pvc.UID, pvc.Spec.AccessModes = "c1", []v1.PersistentVolumeAccessMode{v1.ReadWriteOncePod}
 	pv.Spec.ClaimRef.UID = "c1"
 	c.Put(pvc, pv)
 	mount := func(v *Volumes, uid string) error {
-		_, err := v.MountAll(t.Context(), pod(uid, claimed("sole"), volume("again", claimed("sole").VolumeSource)))
+		_, err := v.MountAll(t.Context(), newPod(uid, newClaimVolume("sole"), newVolume("again", newClaimVolume("sole").VolumeSource)))
 		return err
 	}
 	const taken = `persistentvolumeclaim "default/sole" uses the ReadWriteOncePod access mode and is already in use by another pod`
@@ -47,60 +47,62 @@ func TestOnePodPerClaim(t *testing.T) {
 		holder, other = other, holder
 	}
 	again := New(v.cfg)
-	must(t, mount(again, holder))
+	requireNoError(t, mount(again, holder))
 	if err := mount(again, other); err == nil || !strings.Contains(err.Error(), taken) {
 		t.Errorf("after the agent began anew: %v", err)
 	}
-	must(t, again.UnmountAll(t.Context(), pod(holder).UID))
-	must(t, mount(again, other))
-	must(t, again.UnmountAll(t.Context(), pod(other).UID))
+	requireNoError(t, again.UnmountAll(t.Context(), newPod(holder).UID))
+	requireNoError(t, mount(again, other))
+	requireNoError(t, again.UnmountAll(t.Context(), newPod(other).UID))
 }
 
-// A volume is one pod's also where another claim of ReadWriteOncePod is bound to it by now, as after a backup was restored; so it is by the
-// marks of an agent that noted claims alone, once this one has had the pod mount again.
+// A volume belongs to one pod even if another ReadWriteOncePod claim is bound to it, as after the
+// restore of a backup. Marks of an agent that did not record the volume are sufficient once this
+// agent has mounted again.
 func TestOnePodPerVolume(t *testing.T) {
 	v, c, dir := newVolumes(t)
-	pvc, pv := bound("sole", v1.PersistentVolumeSource{HostPath: &v1.HostPathVolumeSource{Path: t.TempDir()}})
+	pvc, pv := newBoundClaim("sole", v1.PersistentVolumeSource{HostPath: &v1.HostPathVolumeSource{Path: t.TempDir()}})
 	pvc.UID, pvc.Spec.AccessModes = "c1", []v1.PersistentVolumeAccessMode{v1.ReadWriteOncePod}
 	pv.Spec.ClaimRef.UID = "c1"
 	c.Put(pvc, pv)
 	mount := func(uid string) error {
-		_, err := v.MountAll(t.Context(), pod(uid, claimed("sole")))
+		_, err := v.MountAll(t.Context(), newPod(uid, newClaimVolume("sole")))
 		return err
 	}
 	mark := filepath.Join(dir, "state", "volumes", "u1", "alone", "c1")
-	must(t, os.MkdirAll(filepath.Dir(mark), 0o750))
-	must(t, os.WriteFile(mark, nil, 0o600))
-	must(t, mount("u1"))
+	requireNoError(t, os.MkdirAll(filepath.Dir(mark), 0o750))
+	requireNoError(t, os.WriteFile(mark, nil, 0o600))
+	requireNoError(t, mount("u1"))
 	if held, err := v.ExclusiveClaims(); err != nil || !slices.Equal(held, []agent.HeldClaim{{Pod: "u1", Claim: "c1", Volume: pv.Name}}) {
 		t.Errorf("held %+v, %v", held, err)
 	}
 	pvc, pv = pvc.DeepCopy(), pv.DeepCopy()
 	pvc.UID, pv.Spec.ClaimRef.UID = "c2", "c2"
 	c.Put(pvc, pv)
-	if err := mount("u2"); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("its volume %q is already in use by another pod, of uid u1, as that of a former claim", pv.Name)) {
+	if err := mount("u2"); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("its volume %q is already in use by another pod with uid u1, through a previous claim", pv.Name)) {
 		t.Errorf("by another claim: %v", err)
 	}
-	must(t, v.UnmountAll(t.Context(), "u1"))
-	must(t, mount("u2"))
-	must(t, v.UnmountAll(t.Context(), "u2"))
+	requireNoError(t, v.UnmountAll(t.Context(), "u1"))
+	requireNoError(t, mount("u2"))
+	requireNoError(t, v.UnmountAll(t.Context(), "u2"))
 	if held, err := v.ExclusiveClaims(); err != nil || len(held) > 0 {
 		t.Errorf("held %+v, %v", held, err)
 	}
 }
 
-// What other nodes reach as well is one pod's of ReadWriteOncePod when the control plane knows it, also of those that wait for that when the agent
-// begins anew; and nobody's while it is not known after a restore who has it, but the pod's that had it here before.
+// A ReadWriteOncePod volume that other nodes can reach is mounted once the control plane has
+// recorded its pod, also for pods that waited when the agent restarted. While the holders are
+// unknown after a restore, only the pod that had it here before gets it.
 func TestVolumesOfOnePodAreToldOf(t *testing.T) {
 	cluster := fake.NewCluster()
 	v := New(Config{Paths: agent.Paths{State: t.TempDir(), Run: t.TempDir()}, Objects: cluster})
-	pvc, pv := bound("sole", v1.PersistentVolumeSource{NFS: &v1.NFSVolumeSource{Server: "192.0.2.1", Path: "/a"}})
+	pvc, pv := newBoundClaim("sole", v1.PersistentVolumeSource{NFS: &v1.NFSVolumeSource{Server: "192.0.2.1", Path: "/a"}})
 	pvc.UID, pvc.Spec.AccessModes = "c1", []v1.PersistentVolumeAccessMode{v1.ReadWriteOncePod}
 	patience, cancel := context.WithCancel(t.Context())
-	cancel() // nobody waits
+	cancel() // without waiting
 	says := func(v *Volumes, uid, want string) {
 		t.Helper()
-		err := v.alone(patience, pod(uid), pvc, pv)
+		err := v.claimExclusively(patience, newPod(uid), pvc, pv)
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%s: %v, want %q", uid, err, want)
 		}
@@ -122,14 +124,14 @@ func TestVolumesOfOnePodAreToldOf(t *testing.T) {
 	heard(fmt.Sprintf(`[{"pod":"u1","claim":"c1","volume":%q}]`, pv.Name))
 	says(v, "u1", "")
 	heard("[]")
-	says(v, "u1", "") // it has it
+	says(v, "u1", "") // it is mounted
 
-	pv.Annotations = map[string]string{unheardAnnotation: ""}
+	pv.Annotations = map[string]string{unknownHoldersAnnotation: ""}
 	says(v, "u1", "")
 	again := New(v.cfg)
 	says(again, "u1", "")
-	must(t, v.UnmountAll(t.Context(), "u1"))
-	says(v, "u2", "since a backup was restored it is not known yet")
+	requireNoError(t, v.UnmountAll(t.Context(), "u1"))
+	says(v, "u2", "after the restore of a backup it is not known yet")
 	if held, err := v.ExclusiveClaims(); err != nil || len(held) > 0 {
 		t.Errorf("a pod that waits holds %+v, %v", held, err)
 	}
@@ -140,28 +142,29 @@ func TestVolumesOfOnePodAreToldOf(t *testing.T) {
 
 	for _, s := range []v1.PersistentVolumeSource{{HostPath: &v1.HostPathVolumeSource{Path: "/a"}}, {Local: &v1.LocalVolumeSource{Path: "/a"}}, {ISCSI: &v1.ISCSIPersistentVolumeSource{}},
 		{CSI: &v1.CSIPersistentVolumeSource{Driver: "odd.example"}}, {CSI: &v1.CSIPersistentVolumeSource{Driver: local.DriverName}}} {
-		if pv.Spec.PersistentVolumeSource = s; v.reached(pv) {
+		if pv.Spec.PersistentVolumeSource = s; v.isReachableElsewhere(pv) {
 			t.Errorf("others reach %+v whenever they like", s)
 		}
 	}
 	no := false
 	cluster.Put(&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "odd.example"}, Spec: storagev1.CSIDriverSpec{AttachRequired: &no}})
-	if pv.Spec.PersistentVolumeSource = (v1.PersistentVolumeSource{CSI: &v1.CSIPersistentVolumeSource{Driver: "odd.example"}}); !v.reached(pv) {
+	if pv.Spec.PersistentVolumeSource = (v1.PersistentVolumeSource{CSI: &v1.CSIPersistentVolumeSource{Driver: "odd.example"}}); !v.isReachableElsewhere(pv) {
 		t.Error("others do not reach a volume that is not attached")
 	}
 }
 
-// The claim of an ephemeral volume is mounted for the pod that it was made for, and for no other of its name.
+// The claim of an ephemeral volume is mounted only for the pod that it was created for, not for
+// another pod with the same name.
 func TestEphemeralVolumeIsThePodsOwn(t *testing.T) {
 	v, c, _ := newVolumes(t)
-	pvc, pv := bound("web-tmp", v1.PersistentVolumeSource{HostPath: &v1.HostPathVolumeSource{Path: t.TempDir()}})
-	tmp := volume("tmp", v1.VolumeSource{Ephemeral: &v1.EphemeralVolumeSource{}})
-	pvc.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(pod("u1"), v1.SchemeGroupVersion.WithKind("Pod"))}
+	pvc, pv := newBoundClaim("web-tmp", v1.PersistentVolumeSource{HostPath: &v1.HostPathVolumeSource{Path: t.TempDir()}})
+	tmp := newVolume("tmp", v1.VolumeSource{Ephemeral: &v1.EphemeralVolumeSource{}})
+	pvc.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(newPod("u1"), v1.SchemeGroupVersion.WithKind("Pod"))}
 	c.Put(pvc, pv)
-	if _, err := v.MountAll(t.Context(), pod("u1", tmp)); err != nil {
+	if _, err := v.MountAll(t.Context(), newPod("u1", tmp)); err != nil {
 		t.Error(err)
 	}
-	if _, err := v.MountAll(t.Context(), pod("u2", tmp)); err == nil || !strings.Contains(err.Error(), "PVC default/web-tmp was not created for pod default/web (pod is not owner)") {
+	if _, err := v.MountAll(t.Context(), newPod("u2", tmp)); err == nil || !strings.Contains(err.Error(), "PVC default/web-tmp was not created for pod default/web (pod is not owner)") {
 		t.Errorf("for another pod of the name: %v", err)
 	}
 }

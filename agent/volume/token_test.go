@@ -10,7 +10,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// F38: a token belongs to the one user of a pod and to its fsGroup, and other users cannot read it.
+// F38: a token belongs to the pod's only user and its fsGroup; other users cannot read it.
 func TestTokenOwner(t *testing.T) {
 	user, other, group := int64(1001), int64(1002), int64(4711)
 	self := int64(os.Getuid())
@@ -29,20 +29,20 @@ func TestTokenOwner(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			v, cluster, _ := newVolumes(t)
-			p := every(cluster)
+			p := newPodOfEveryKind(cluster)
 			p.Spec.SecurityContext = &c.pod
 			if c.container != nil {
 				p.Spec.Containers = append(p.Spec.Containers, v1.Container{Name: "other", SecurityContext: &v1.SecurityContext{RunAsUser: c.container}})
 			}
 			m, err := v.MountAll(t.Context(), p)
-			must(t, err)
+			requireNoError(t, err)
 			st, err := os.Stat(filepath.Join(m["api"].HostPath, "token"))
-			must(t, err)
+			requireNoError(t, err)
 			owner := st.Sys().(*syscall.Stat_t)
 			if got := fmt.Sprintf("%d:%d %04o", owner.Uid, owner.Gid, st.Mode().Perm()); got != c.want {
 				t.Errorf("the token is %s, want %s", got, c.want)
 			}
-			must(t, v.UnmountAll(t.Context(), "u1"))
+			requireNoError(t, v.UnmountAll(t.Context(), "u1"))
 		})
 	}
 }

@@ -1,28 +1,35 @@
-// Package volume prepares the volumes of pods: emptyDir, hostPath, configMap, secret,
-// projected, downwardAPI, nfs, iscsi, csi (inline) and persistentVolumeClaim (hostPath, local, NFS, iSCSI and CSI volumes).
+// Package volume mounts the volumes of pods: emptyDir, hostPath, configMap, secret, projected,
+// downwardAPI, nfs, iscsi, csi (inline) and persistentVolumeClaim (hostPath, local, NFS, iSCSI and
+// CSI volumes).
 //
-// What it makes is found again by its place on disk:
+// After a restart, all volumes are found by their paths:
 //
-//	STATE/volumes/UID/empty/NAME     emptyDir; a tmpfs is mounted there for medium Memory
+//	STATE/volumes/UID/empty/NAME     emptyDir; for medium Memory a tmpfs is mounted there
 //	STATE/volumes/UID/files/NAME     configMap, downwardAPI
-//	STATE/volumes/UID/disk/NAME      the file system on a block device of a local PersistentVolume, mounted for the pod; or
-//	                                 a folder of one that has mount options, with those
+//	STATE/volumes/UID/disk/NAME      local volume: the file system of a block device, mounted for
+//	                                 the pod; or a folder with the volume's mount options
 //	STATE/volumes/UID/nfs/NAME       a folder of an NFS server, mounted for the pod
-//	STATE/volumes/UID/iscsi/NAME     a disk of an iSCSI target, bound for the pod; NAME.json says which, before it is logged in to
-//	STATE/volumes/UID/alone/CLAIM    that no other pod of the node may use the claim, nor its volume, which is named in it
-//	RUN/secrets/UID/NAME             secret, projected: one tmpfs for all, so that no secret touches a disk
-//	STATE/volumes/UID/csi/NAME.json  a CSI volume: written before the driver is first called
-//	KUBELET/pods/UID/volumes/kubernetes.io~csi/PV/mount           where it is published
-//	KUBELET/plugins/kubernetes.io/csi/DRIVER/HASH/globalmount   where it is staged, once for all pods of the node
-//	KUBELET/plugins/kubernetes.io/iscsi/INTERFACE/TARGET/lun-N   where such a disk is mounted, once for all pods of the node;
-//	                                 target.json beside it says what was done to log in
-//	KUBELET/plugins/kubernetes.io/csi/volumeDevices/publish/PV/UID, staging/PV   both of these, of a block device
+//	STATE/volumes/UID/iscsi/NAME     a disk of an iSCSI target, bind-mounted for the pod; its
+//	                                 record NAME.json is written before the login
+//	STATE/volumes/UID/alone/CLAIM    mark of a ReadWriteOncePod claim: no other pod of the node
+//	                                 may use the claim, or the volume that the file names
+//	STATE/volumes/UID/csi/NAME.json  record of a CSI volume, written before its driver is called
+//	RUN/secrets/UID/NAME             secret, projected: on one tmpfs, never written to a disk
+//	KUBELET/pods/UID/volumes/kubernetes.io~csi/PV/mount
+//	                                 target path of a CSI volume
+//	KUBELET/plugins/kubernetes.io/csi/DRIVER/HASH/globalmount
+//	                                 staging path of a CSI volume, one for all pods of the node
+//	KUBELET/plugins/kubernetes.io/csi/volumeDevices/publish/PV/UID, staging/PV
+//	                                 both paths of a CSI block device
+//	KUBELET/plugins/kubernetes.io/iscsi/INTERFACE/TARGET/lun-N
+//	                                 mount of an iSCSI disk, one for all pods of the node;
+//	                                 target.json beside it is the state of the logins
 //
-// The last ones are kubelet's, since drivers know them. A record names them: one of a release with other paths is kept
-// to.
+// Paths below KUBELET are those of the kubelet, because CSI drivers expect them. A record contains
+// its paths, so that paths of an earlier release remain valid.
 //
-// Nothing else is remembered: after a crash every call can be made again, and UnmountAll
-// finds what there is to take away in the mount table and these folders.
+// There is no other state. After a crash every call can be repeated, and UnmountAll finds what to
+// remove in the mount table and in these folders.
 package volume
 
 import (
@@ -49,17 +56,17 @@ import (
 	"keelson.dev/keelson/internal/safepath"
 )
 
-// Config is what volumes need.
+// Config configures Volumes.
 type Config struct {
 	Paths   agent.Paths
 	Objects agent.Objects
 	CSI     *csi.Registry // may be nil: no CSI volumes
-	// Allocatable is the node's, for resources in downwardAPI volumes; may be nil.
+	// Allocatable returns the node's allocatable resources, for downwardAPI volumes; may be nil.
 	Allocatable func() v1.ResourceList
-	// Report takes events about pods' volumes; may be nil.
+	// Report records an event about a pod's volumes; may be nil.
 	Report func(*v1.Event)
-	// Fenced says that the control plane has not been heard for so long that attached volumes may be another node's by
-	// now; nil: never.
+	// Fenced reports whether the node has been disconnected for so long that its attached volumes
+	// may be attached to another node. nil = never.
 	Fenced func() bool
 	NFS    nfs.Node
 	ISCSI  iscsi.Node
@@ -71,13 +78,13 @@ type Volumes struct {
 	cfg   Config
 	mu    sync.Mutex
 	tmpfs bool // RUN/secrets is mounted
-	// publishedAt is when the driver of a CSI volume was last called to publish it, by its record.
+	// publishedAt is when the driver was last called to publish a CSI volume, by record.
 	publishedAt map[string]time.Time
-	doubtful    map[string]bool      // records of volumes whose driver did not say that it published them
-	late        map[string]time.Time // places of such that are gone, since when
+	unconfirmed map[string]bool      // records of volumes whose driver did not confirm the publishing
+	lateTargets map[string]time.Time // targets of such volumes after their removal, and when they were removed
 	locks       keylock.Locks
-	untold      map[agent.HeldClaim]bool // marks of this agent of which the control plane is not known to have heard
-	uses        chan struct{}            // buffered: attached volumes are used, or are no more
+	unreported  map[agent.HeldClaim]bool // marks of this process that the control plane may not have received
+	uses        chan struct{}            // buffered; a value signals a change of the attached volumes in use
 }
 
 var (
@@ -85,7 +92,7 @@ var (
 	_ agent.AttachedVolumes = (*Volumes)(nil)
 )
 
-// New touches nothing.
+// New returns Volumes. It accesses nothing on the node.
 func New(cfg Config) *Volumes {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -99,7 +106,7 @@ func (v *Volumes) podDir(uid types.UID) string {
 
 func (v *Volumes) secretRoot() string { return filepath.Join(v.cfg.Paths.Run, "secrets") }
 
-// checkUID refuses what could not be the name of a folder.
+// checkUID returns an error for a UID that cannot be the name of a folder.
 func checkUID(uid types.UID) error {
 	if uid == "" || strings.ContainsAny(string(uid), "/\x00") || uid == "." || uid == ".." {
 		return fmt.Errorf("pod uid %q cannot name a folder", uid)
@@ -107,7 +114,8 @@ func checkUID(uid types.UID) error {
 	return nil
 }
 
-// MountAll implements agent.Volumes. Volumes are prepared at the same time; the error joins those of all that failed.
+// MountAll implements agent.Volumes. It mounts the volumes concurrently. The error joins the errors
+// of all failed volumes.
 func (v *Volumes) MountAll(ctx context.Context, pod *v1.Pod) (map[string]agent.Mount, error) {
 	if err := checkUID(pod.UID); err != nil {
 		return nil, err
@@ -121,7 +129,7 @@ func (v *Volumes) MountAll(ctx context.Context, pod *v1.Pod) (map[string]agent.M
 	for i := range pod.Spec.Volumes {
 		vol := &pod.Spec.Volumes[i]
 		g.Go(func() error {
-			m, err := v.mount(ctx, pod, vol)
+			m, err := v.mountVolume(ctx, pod, vol)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
@@ -140,34 +148,34 @@ func (v *Volumes) MountAll(ctx context.Context, pod *v1.Pod) (map[string]agent.M
 	return out, nil
 }
 
-func (v *Volumes) mount(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (agent.Mount, error) {
+func (v *Volumes) mountVolume(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (agent.Mount, error) {
 	switch {
 	case vol.EmptyDir != nil:
 		return v.emptyDir(pod, vol)
 	case vol.HostPath != nil:
 		return hostPath(vol.HostPath)
 	case vol.ConfigMap != nil, vol.DownwardAPI != nil, vol.Secret != nil, vol.Projected != nil:
-		return v.files(ctx, pod, vol)
+		return v.writeFiles(ctx, pod, vol)
 	case vol.PersistentVolumeClaim != nil, vol.Ephemeral != nil:
-		return v.claim(ctx, pod, vol)
+		return v.mountClaim(ctx, pod, vol)
 	case vol.CSI != nil:
-		return v.csi(ctx, pod, vol.Name, inline(pod, vol))
+		return v.mountCSI(ctx, pod, vol.Name, inlineSource(pod, vol))
 	case vol.NFS != nil:
-		return v.nfs(ctx, pod, vol.Name, nfs.Volume{Server: vol.NFS.Server, Path: vol.NFS.Path, ReadOnly: vol.NFS.ReadOnly})
+		return v.mountNFS(ctx, pod, vol.Name, nfs.Volume{Server: vol.NFS.Server, Path: vol.NFS.Path, ReadOnly: vol.NFS.ReadOnly})
 	case vol.ISCSI != nil:
 		s, err := inlineISCSI(pod, vol.Name, vol.ISCSI)
 		if err != nil {
 			return agent.Mount{}, err
 		}
-		return v.iscsi(ctx, pod, vol.Name, s)
-	case sourceless(vol):
+		return v.mountISCSI(ctx, pod, vol.Name, s)
+	case hasNoSource(vol):
 		return v.emptyDir(pod, vol) // the API's default
 	}
 	return agent.Mount{}, errors.New("this kind of volume is not supported on this node")
 }
 
-// sourceless says that a volume names no source at all.
-func sourceless(vol *v1.Volume) bool { return vol.VolumeSource == (v1.VolumeSource{}) }
+// hasNoSource reports whether a volume has no source.
+func hasNoSource(vol *v1.Volume) bool { return vol.VolumeSource == (v1.VolumeSource{}) }
 
 // Refresh implements agent.Volumes.
 func (v *Volumes) Refresh(ctx context.Context, pod *v1.Pod) error {
@@ -180,9 +188,9 @@ func (v *Volumes) Refresh(ctx context.Context, pod *v1.Pod) error {
 		var err error
 		switch {
 		case vol.ConfigMap != nil, vol.Secret != nil, vol.Projected != nil, vol.DownwardAPI != nil:
-			_, err = v.files(ctx, pod, vol)
+			_, err = v.writeFiles(ctx, pod, vol)
 		case vol.CSI != nil, vol.PersistentVolumeClaim != nil, vol.Ephemeral != nil:
-			err = v.republish(ctx, pod, vol)
+			err = v.republishCSI(ctx, pod, vol)
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("refreshing volume %q of pod %s/%s: %w", vol.Name, pod.Namespace, pod.Name, err))
@@ -197,21 +205,21 @@ func (v *Volumes) UnmountAll(ctx context.Context, pod types.UID) error {
 		return err
 	}
 	dir := v.podDir(pod)
-	defer v.forgetAlone(pod)
+	defer v.dropClaimMarks(pod)
 	if err := v.releaseCSI(ctx, pod); err != nil {
 		return fmt.Errorf("removing volumes of pod %s: %w", pod, err)
 	}
 	if err := v.releaseISCSI(ctx, pod); err != nil {
 		return fmt.Errorf("removing volumes of pod %s: %w", pod, err)
 	}
-	if err := v.sweepCSI(pod); err != nil {
+	if err := v.removeCSILeftovers(pod); err != nil {
 		return fmt.Errorf("removing volumes of pod %s: %w", pod, err)
 	}
 	for _, d := range []string{dir, filepath.Join(v.secretRoot(), string(pod))} {
 		if err := unmountBelow(ctx, d); err != nil {
 			return fmt.Errorf("removing volumes of pod %s: %w", pod, err)
 		}
-		// With nothing mounted below, only what is the pod's own is deleted.
+		// Nothing is mounted below, so this removes only data of the pod.
 		if err := safepath.RemoveAll(d); err != nil {
 			return fmt.Errorf("removing volumes of pod %s: %w", pod, err)
 		}
@@ -239,7 +247,7 @@ func (v *Volumes) Pods() ([]types.UID, error) {
 	return out, nil
 }
 
-// fsGroup is the group that the pod's volumes shall belong to.
+// fsGroup returns the fsGroup of a pod, or nil.
 func fsGroup(pod *v1.Pod) *int64 {
 	if pod.Spec.SecurityContext == nil {
 		return nil

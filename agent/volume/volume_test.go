@@ -33,12 +33,12 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if !remote.Main() && !writes() && !agentKilled() {
+	if !remote.Main() && !runWriter() && !agentKilled() {
 		privatemounts.Main(m)
 	}
 }
 
-func must(t *testing.T, err error) {
+func requireNoError(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -56,47 +56,49 @@ func newVolumes(t *testing.T) (*Volumes, *fake.Cluster, string) {
 	return New(Config{Paths: agent.Paths{State: filepath.Join(dir, "state"), Run: filepath.Join(dir, "run")}, Objects: c}), c, dir
 }
 
-func pod(uid string, volumes ...v1.Volume) *v1.Pod {
+func newPod(uid string, volumes ...v1.Volume) *v1.Pod {
 	return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default", UID: types.UID(uid), Labels: map[string]string{"app": "web"}},
 		Spec: v1.PodSpec{Volumes: volumes, ServiceAccountName: "sa", Containers: []v1.Container{{Name: "app"}}}}
 }
 
-func volume(name string, s v1.VolumeSource) v1.Volume { return v1.Volume{Name: name, VolumeSource: s} }
+func newVolume(name string, s v1.VolumeSource) v1.Volume {
+	return v1.Volume{Name: name, VolumeSource: s}
+}
 
-func configMap(name string, data map[string]string) *v1.ConfigMap {
+func newConfigMap(name string, data map[string]string) *v1.ConfigMap {
 	return &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Data: data}
 }
 
-func read(t *testing.T, path string) string {
+func mustRead(t *testing.T, path string) string {
 	t.Helper()
 	b, err := os.ReadFile(path)
-	must(t, err)
+	requireNoError(t, err)
 	return string(b)
 }
 
 func fsType(t *testing.T, path string) string {
 	t.Helper()
 	var st syscall.Statfs_t
-	must(t, syscall.Statfs(path, &st))
+	requireNoError(t, syscall.Statfs(path, &st))
 	if st.Type == 0x01021994 {
 		return "tmpfs"
 	}
 	return "other"
 }
 
-// every makes a pod with one volume of each kind that needs no claim.
-func every(c *fake.Cluster) *v1.Pod {
-	c.Put(configMap("cm", map[string]string{"key": "value", "other": "x"}),
+// newPodOfEveryKind returns a pod with one volume of each kind that needs no claim.
+func newPodOfEveryKind(c *fake.Cluster) *v1.Pod {
+	c.Put(newConfigMap("cm", map[string]string{"key": "value", "other": "x"}),
 		&v1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "s"}, Data: map[string][]byte{"password": []byte("geheim")}})
 	mode := int32(0o400)
 	limit := resource.MustParse("1Mi")
-	return pod("u1",
-		volume("disk", v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}),
-		volume("ram", v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{Medium: v1.StorageMediumMemory, SizeLimit: &limit}}),
-		volume("cm", v1.VolumeSource{ConfigMap: &v1.ConfigMapVolumeSource{LocalObjectReference: v1.LocalObjectReference{Name: "cm"}, Items: []v1.KeyToPath{{Key: "key", Path: "deep/er/file", Mode: &mode}}}}),
-		volume("secret", v1.VolumeSource{Secret: &v1.SecretVolumeSource{SecretName: "s"}}),
-		volume("down", v1.VolumeSource{DownwardAPI: &v1.DownwardAPIVolumeSource{Items: []v1.DownwardAPIVolumeFile{{Path: "labels", FieldRef: &v1.ObjectFieldSelector{FieldPath: "metadata.labels"}}}}}),
-		volume("api", v1.VolumeSource{Projected: &v1.ProjectedVolumeSource{Sources: []v1.VolumeProjection{
+	return newPod("u1",
+		newVolume("disk", v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}),
+		newVolume("ram", v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{Medium: v1.StorageMediumMemory, SizeLimit: &limit}}),
+		newVolume("cm", v1.VolumeSource{ConfigMap: &v1.ConfigMapVolumeSource{LocalObjectReference: v1.LocalObjectReference{Name: "cm"}, Items: []v1.KeyToPath{{Key: "key", Path: "deep/er/file", Mode: &mode}}}}),
+		newVolume("secret", v1.VolumeSource{Secret: &v1.SecretVolumeSource{SecretName: "s"}}),
+		newVolume("down", v1.VolumeSource{DownwardAPI: &v1.DownwardAPIVolumeSource{Items: []v1.DownwardAPIVolumeFile{{Path: "labels", FieldRef: &v1.ObjectFieldSelector{FieldPath: "metadata.labels"}}}}}),
+		newVolume("api", v1.VolumeSource{Projected: &v1.ProjectedVolumeSource{Sources: []v1.VolumeProjection{
 			{ServiceAccountToken: &v1.ServiceAccountTokenProjection{Path: "token", Audience: "a"}},
 			{ConfigMap: &v1.ConfigMapProjection{LocalObjectReference: v1.LocalObjectReference{Name: "cm"}, Items: []v1.KeyToPath{{Key: "other", Path: "other"}}}},
 			{DownwardAPI: &v1.DownwardAPIProjection{Items: []v1.DownwardAPIVolumeFile{{Path: "namespace", FieldRef: &v1.ObjectFieldSelector{FieldPath: "metadata.namespace"}}}}}}}}))
@@ -104,12 +106,12 @@ func every(c *fake.Cluster) *v1.Pod {
 
 func TestEveryKind(t *testing.T) {
 	v, c, dir := newVolumes(t)
-	p := every(c)
+	p := newPodOfEveryKind(c)
 	m, err := v.MountAll(t.Context(), p)
-	must(t, err)
+	requireNoError(t, err)
 	for name, want := range map[string]string{"cm/deep/er/file": "value", "secret/password": "geheim", "down/labels": `app="web"`, "api/token": "token:default/web:a", "api/other": "x", "api/namespace": "default"} {
 		vol, file, _ := strings.Cut(name, "/")
-		if got := read(t, filepath.Join(m[vol].HostPath, file)); got != want {
+		if got := mustRead(t, filepath.Join(m[vol].HostPath, file)); got != want {
 			t.Errorf("%s is %q, want %q", name, got, want)
 		}
 		if !m[vol].ReadOnly {
@@ -130,27 +132,27 @@ func TestEveryKind(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(m["ram"].HostPath, "big"), make([]byte, 2<<20), 0o600); !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("2 MiB in a tmpfs of 1 MiB: %v", err)
 	}
-	// A new agent finds everything, changes nothing, and takes it all away.
-	must(t, os.WriteFile(filepath.Join(m["disk"].HostPath, "data"), []byte("kept"), 0o600))
+	// A restarted agent finds everything, changes nothing, and removes all of it.
+	requireNoError(t, os.WriteFile(filepath.Join(m["disk"].HostPath, "data"), []byte("kept"), 0o600))
 	v2 := New(v.cfg)
 	m2, err := v2.MountAll(t.Context(), p)
-	must(t, err)
-	if read(t, filepath.Join(m2["disk"].HostPath, "data")) != "kept" {
+	requireNoError(t, err)
+	if mustRead(t, filepath.Join(m2["disk"].HostPath, "data")) != "kept" {
 		t.Error("an emptyDir lost its content")
 	}
 	if pods, err := v2.Pods(); err != nil || !slices.Equal(pods, []types.UID{"u1"}) {
 		t.Errorf("pods with volumes: %v, %v", pods, err)
 	}
 	for range 2 {
-		must(t, v2.UnmountAll(t.Context(), "u1"))
+		requireNoError(t, v2.UnmountAll(t.Context(), "u1"))
 	}
-	must(t, v2.UnmountAll(t.Context(), "never-seen"))
+	requireNoError(t, v2.UnmountAll(t.Context(), "never-seen"))
 	if pods, err := v2.Pods(); err != nil || len(pods) != 0 {
 		t.Errorf("pods with volumes after all is gone: %v, %v", pods, err)
 	}
 	points, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
-	must(t, err)
-	if len(points) != 1 { // the tmpfs of all secrets
+	requireNoError(t, err)
+	if len(points) != 1 { // one tmpfs for all secrets
 		t.Errorf("%d mounts are left", len(points))
 	}
 	if err := v2.UnmountAll(t.Context(), "../.."); err == nil {
@@ -161,11 +163,11 @@ func TestEveryKind(t *testing.T) {
 func TestMissingObjectsAreNamed(t *testing.T) {
 	v, c, _ := newVolumes(t)
 	yes := true
-	p := pod("u1",
-		volume("cfg", v1.VolumeSource{ConfigMap: &v1.ConfigMapVolumeSource{LocalObjectReference: v1.LocalObjectReference{Name: "absent"}}}),
-		volume("sec", v1.VolumeSource{Secret: &v1.SecretVolumeSource{SecretName: "nowhere"}}),
-		volume("data", v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "disk"}}),
-		volume("opt", v1.VolumeSource{ConfigMap: &v1.ConfigMapVolumeSource{LocalObjectReference: v1.LocalObjectReference{Name: "absent"}, Optional: &yes}}))
+	p := newPod("u1",
+		newVolume("cfg", v1.VolumeSource{ConfigMap: &v1.ConfigMapVolumeSource{LocalObjectReference: v1.LocalObjectReference{Name: "absent"}}}),
+		newVolume("sec", v1.VolumeSource{Secret: &v1.SecretVolumeSource{SecretName: "nowhere"}}),
+		newVolume("data", v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "disk"}}),
+		newVolume("opt", v1.VolumeSource{ConfigMap: &v1.ConfigMapVolumeSource{LocalObjectReference: v1.LocalObjectReference{Name: "absent"}, Optional: &yes}}))
 	_, err := v.MountAll(t.Context(), p)
 	want := `MountVolume.SetUp failed for volume "cfg" : configmap "default/absent" not found
 MountVolume.SetUp failed for volume "data" : persistentvolumeclaim "default/disk" not found
@@ -173,16 +175,17 @@ MountVolume.SetUp failed for volume "sec" : secret "default/nowhere" not found`
 	if err == nil || err.Error() != want {
 		t.Fatalf("got\n%v\nwant\n%s", err, want)
 	}
-	c.Put(configMap("absent", nil), &v1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "nowhere"}},
+	c.Put(newConfigMap("absent", nil), &v1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "nowhere"}},
 		&v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "disk"}})
 	_, err = v.MountAll(t.Context(), p)
 	if err == nil || err.Error() != `MountVolume.SetUp failed for volume "data" : persistentvolumeclaim "default/disk" is not bound` {
 		t.Errorf("unbound claim: %v", err)
 	}
-	must(t, v.UnmountAll(t.Context(), "u1"))
+	requireNoError(t, v.UnmountAll(t.Context(), "u1"))
 }
 
-// A reader sees the old or the new version of all files, never a mixture, and the refresh of what is unchanged touches nothing.
+// A reader sees the old or the new version of all files, never a mixture. A refresh without changes
+// writes nothing.
 func TestRefreshIsAtomic(t *testing.T) {
 	v, c, _ := newVolumes(t)
 	version := func(i int) *v1.ConfigMap {
@@ -190,12 +193,12 @@ func TestRefreshIsAtomic(t *testing.T) {
 		if i%2 == 0 {
 			data["even"] = "yes"
 		}
-		return configMap("cm", data)
+		return newConfigMap("cm", data)
 	}
 	c.Put(version(0))
-	p := pod("u1", volume("cm", v1.VolumeSource{ConfigMap: &v1.ConfigMapVolumeSource{LocalObjectReference: v1.LocalObjectReference{Name: "cm"}}}))
+	p := newPod("u1", newVolume("cm", v1.VolumeSource{ConfigMap: &v1.ConfigMapVolumeSource{LocalObjectReference: v1.LocalObjectReference{Name: "cm"}}}))
 	m, err := v.MountAll(t.Context(), p)
-	must(t, err)
+	requireNoError(t, err)
 	dir := m["cm"].HostPath
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
@@ -209,7 +212,7 @@ func TestRefreshIsAtomic(t *testing.T) {
 			a, errA := os.ReadFile(filepath.Join(dir, data, "a"))
 			b, errB := os.ReadFile(filepath.Join(dir, data, "b"))
 			if errors.Is(errA, os.ErrNotExist) || errors.Is(errB, os.ErrNotExist) {
-				continue // swept away: this version is no longer the current one
+				continue // removed meanwhile: this version is no longer current
 			}
 			if string(a) != string(b) {
 				t.Errorf("a mixture: a=%q b=%q", a, b)
@@ -219,8 +222,8 @@ func TestRefreshIsAtomic(t *testing.T) {
 	})
 	for i := 1; i <= 100; i++ {
 		c.Put(version(i))
-		must(t, v.Refresh(t.Context(), p))
-		if got := read(t, filepath.Join(dir, "a")); got != fmt.Sprint(i) {
+		requireNoError(t, v.Refresh(t.Context(), p))
+		if got := mustRead(t, filepath.Join(dir, "a")); got != fmt.Sprint(i) {
 			t.Fatalf("after refresh %d: %q", i, got)
 		}
 		if _, err := os.Stat(filepath.Join(dir, "even")); (err == nil) != (i%2 == 0) {
@@ -230,14 +233,14 @@ func TestRefreshIsAtomic(t *testing.T) {
 	cancel()
 	wg.Wait()
 	before, _ := os.Readlink(filepath.Join(dir, dataLink))
-	must(t, v.Refresh(t.Context(), p))
+	requireNoError(t, v.Refresh(t.Context(), p))
 	if after, _ := os.Readlink(filepath.Join(dir, dataLink)); after != before {
 		t.Error("an unchanged ConfigMap was written anew")
 	}
-	// A crash in the middle leaves a version that nobody sees; the next write sweeps it.
-	must(t, os.Mkdir(filepath.Join(dir, "..crashed"), 0o755))
+	// A crash leaves a version that is never visible; the next write removes it.
+	requireNoError(t, os.Mkdir(filepath.Join(dir, "..crashed"), 0o755))
 	c.Put(version(101))
-	must(t, v.Refresh(t.Context(), p))
+	requireNoError(t, v.Refresh(t.Context(), p))
 	if entries, _ := os.ReadDir(dir); len(entries) != 4 { // version, ..data, a, b
 		t.Errorf("entries: %v", entries)
 	}
@@ -245,35 +248,35 @@ func TestRefreshIsAtomic(t *testing.T) {
 
 func TestFSGroup(t *testing.T) {
 	v, c, _ := newVolumes(t)
-	p, g := every(c), int64(4711)
+	p, g := newPodOfEveryKind(c), int64(4711)
 	p.Spec.SecurityContext = &v1.PodSecurityContext{FSGroup: &g}
 	m, err := v.MountAll(t.Context(), p)
-	must(t, err)
+	requireNoError(t, err)
 	for _, path := range []string{m["disk"].HostPath, m["ram"].HostPath, m["secret"].HostPath + "/password", m["api"].HostPath + "/token", m["cm"].HostPath + "/deep/er"} {
 		st, err := os.Stat(path)
-		must(t, err)
-		if groupOf(st) != g || st.Mode().Perm()&0o040 == 0 || st.IsDir() && st.Mode()&os.ModeSetgid == 0 {
-			t.Errorf("%s: group %d, mode %s", path, groupOf(st), st.Mode())
+		requireNoError(t, err)
+		if fileGroup(st) != g || st.Mode().Perm()&0o040 == 0 || st.IsDir() && st.Mode()&os.ModeSetgid == 0 {
+			t.Errorf("%s: group %d, mode %s", path, fileGroup(st), st.Mode())
 		}
 	}
-	must(t, v.UnmountAll(t.Context(), "u1"))
+	requireNoError(t, v.UnmountAll(t.Context(), "u1"))
 }
 
 func TestHostPathTypes(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
-	must(t, os.WriteFile(file, nil, 0o600))
+	requireNoError(t, os.WriteFile(file, nil, 0o600))
 	socket, disk, link := filepath.Join(dir, "s"), filepath.Join(dir, "disk"), filepath.Join(dir, "link")
 	l, err := net.Listen("unix", socket)
-	must(t, err)
+	requireNoError(t, err)
 	defer l.Close()
 	privatemounts.SkipUnlessPrivate(t)
-	must(t, device(disk))
-	must(t, os.Symlink(disk, link))
+	requireNoError(t, publishDevice(disk))
+	requireNoError(t, os.Symlink(disk, link))
 	for _, c := range []struct {
 		path string
 		kind v1.HostPathType
-		want string // "" = fine
+		want string // "" = no error
 	}{
 		{dir, v1.HostPathDirectory, ""}, {file, v1.HostPathFile, ""}, {"/dev/null", v1.HostPathCharDev, ""},
 		{socket, v1.HostPathSocket, ""}, {disk, v1.HostPathBlockDev, ""}, {link, v1.HostPathBlockDev, ""}, {dir, v1.HostPathDirectoryOrCreate, ""},
@@ -297,7 +300,7 @@ func TestHostPathTypes(t *testing.T) {
 	}
 }
 
-// withLocalDriver runs the driver of the node's own disk until the test ends, and has the volumes know it.
+// withLocalDriver runs the local volume driver until the end of the test, and registers it.
 func withLocalDriver(t *testing.T, v *Volumes, dir string) {
 	t.Helper()
 	socket := filepath.Join(dir, "plugins", local.DriverName, "csi.sock")
@@ -308,11 +311,12 @@ func withLocalDriver(t *testing.T, v *Volumes, dir string) {
 	}()
 	t.Cleanup(func() { cancel(); <-done })
 	v.cfg.CSI = csi.NewRegistry(csi.RegistryConfig{Plugins: filepath.Join(dir, "plugins")})
-	// Its socket is a file before anybody listens.
-	must(t, wait.For(t.Context(), time.Millisecond, func() error { _, err := v.cfg.CSI.Driver(t.Context(), local.DriverName); return err }))
+	// Its socket exists before it accepts connections.
+	requireNoError(t, wait.For(t.Context(), time.Millisecond, func() error { _, err := v.cfg.CSI.Driver(t.Context(), local.DriverName); return err }))
 }
 
-// F110: a claim on a CSI volume: staged once for two pods, data outlive them, and a crash of the agent between any two calls leaves nothing behind.
+// F110: a CSI volume is staged once for two pods, and its data outlives them. A crash of the agent
+// between any two calls leaves nothing behind.
 func TestClaimOnCSIVolume(t *testing.T) {
 	v, c, dir := newVolumes(t)
 	withLocalDriver(t, v, dir)
@@ -320,61 +324,61 @@ func TestClaimOnCSIVolume(t *testing.T) {
 		&v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}, Spec: v1.PersistentVolumeSpec{AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
 			ClaimRef:               &v1.ObjectReference{Namespace: "default", Name: "disk", UID: "c1"},
 			PersistentVolumeSource: v1.PersistentVolumeSource{CSI: &v1.CSIPersistentVolumeSource{Driver: local.DriverName, VolumeHandle: "vol-1"}}}})
-	claim := volume("data", v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "disk"}})
-	one, err := v.MountAll(t.Context(), pod("u1", claim))
-	must(t, err)
-	two, err := v.MountAll(t.Context(), pod("u2", claim))
-	must(t, err)
-	must(t, os.WriteFile(filepath.Join(one["data"].HostPath, "f"), []byte("kept"), 0o600))
-	if got := read(t, filepath.Join(two["data"].HostPath, "f")); got != "kept" {
+	claim := newVolume("data", v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "disk"}})
+	one, err := v.MountAll(t.Context(), newPod("u1", claim))
+	requireNoError(t, err)
+	two, err := v.MountAll(t.Context(), newPod("u2", claim))
+	requireNoError(t, err)
+	requireNoError(t, os.WriteFile(filepath.Join(one["data"].HostPath, "f"), []byte("kept"), 0o600))
+	if got := mustRead(t, filepath.Join(two["data"].HostPath, "f")); got != "kept" {
 		t.Errorf("the second pod sees %q", got)
 	}
-	staging := v.stagingPath(source{driver: local.DriverName, handle: "vol-1"})
+	staging := v.stagingPath(csiSource{driver: local.DriverName, handle: "vol-1"})
 	v = New(v.cfg) // the agent is killed
-	must(t, v.UnmountAll(t.Context(), "u1"))
-	if !isMounted(staging) || !isMounted(two["data"].HostPath) {
+	requireNoError(t, v.UnmountAll(t.Context(), "u1"))
+	if !isMountedNow(staging) || !isMountedNow(two["data"].HostPath) {
 		t.Error("the end of one pod took the volume from the other")
 	}
-	must(t, v.UnmountAll(t.Context(), "u2"))
-	if isMounted(staging) {
+	requireNoError(t, v.UnmountAll(t.Context(), "u2"))
+	if isMountedNow(staging) {
 		t.Error("the volume is still staged")
 	}
-	must(t, v.UnmountAll(t.Context(), "u2"))
-	again, err := v.MountAll(t.Context(), pod("u3", claim))
-	must(t, err)
-	if got := read(t, filepath.Join(again["data"].HostPath, "f")); got != "kept" {
+	requireNoError(t, v.UnmountAll(t.Context(), "u2"))
+	again, err := v.MountAll(t.Context(), newPod("u3", claim))
+	requireNoError(t, err)
+	if got := mustRead(t, filepath.Join(again["data"].HostPath, "f")); got != "kept" {
 		t.Errorf("data after the pods: %q", got)
 	}
-	must(t, v.UnmountAll(t.Context(), "u3"))
-	// A crash after the record was written and before the driver was called.
-	must(t, writeRecord(filepath.Join(v.podDir("u4"), "csi", "data.json"), record{Driver: local.DriverName, Volume: "vol-1", Staging: staging, Target: filepath.Join(v.podDir("u4"), "csi", "data", "mount")}))
-	must(t, v.UnmountAll(t.Context(), "u4"))
-	// The driver is gone: what is mounted is an error, what is not can be forgotten.
-	must(t, writeRecord(filepath.Join(v.podDir("u5"), "csi", "data.json"), record{Driver: "gone.example", Volume: "x", Staging: "/nowhere", Target: "/nowhere"}))
-	must(t, v.UnmountAll(t.Context(), "u5"))
+	requireNoError(t, v.UnmountAll(t.Context(), "u3"))
+	// A crash between writing the record and calling the driver.
+	requireNoError(t, writeRecord(filepath.Join(v.podDir("u4"), "csi", "data.json"), csiRecord{Driver: local.DriverName, Volume: "vol-1", Staging: staging, Target: filepath.Join(v.podDir("u4"), "csi", "data", "mount")}))
+	requireNoError(t, v.UnmountAll(t.Context(), "u4"))
+	// The driver no longer exists: a mounted volume is an error, an unmounted one is dropped.
+	requireNoError(t, writeRecord(filepath.Join(v.podDir("u5"), "csi", "data.json"), csiRecord{Driver: "gone.example", Volume: "x", Staging: "/nowhere", Target: "/nowhere"}))
+	requireNoError(t, v.UnmountAll(t.Context(), "u5"))
 }
 
-// What a driver asks to be told of a pod it is told when it publishes, and not when it stages for all pods.
+// A driver gets the requested pod information at publishing, not at staging, which is for all pods.
 func TestDriversAreToldOfPods(t *testing.T) {
 	v, _, _ := newVolumes(t)
 	yes, hours := true, int64(7200)
 	about := &storagev1.CSIDriver{Spec: storagev1.CSIDriverSpec{PodInfoOnMount: &yes,
 		TokenRequests: []storagev1.TokenRequest{{Audience: "vault", ExpirationSeconds: &hours}}}}
-	p := pod("u1")
+	p := newPod("u1")
 	staged := csi.Volume{VolumeContext: map[string]string{"size": "big"}}
 	cv := staged
-	must(t, v.addressedTo(t.Context(), &cv, p, about, false))
+	requireNoError(t, v.addPodInfo(t.Context(), &cv, p, about, false))
 	if len(staged.VolumeContext) != 1 || cv.VolumeContext["size"] != "big" || cv.VolumeContext["csi.storage.k8s.io/pod.uid"] != "u1" {
 		t.Errorf("staged with %v, published with %v", staged.VolumeContext, cv.VolumeContext)
 	}
 	var tokens map[string]struct{ Token, ExpirationTimestamp string }
-	must(t, json.Unmarshal([]byte(cv.VolumeContext["csi.storage.k8s.io/serviceAccount.tokens"]), &tokens))
+	requireNoError(t, json.Unmarshal([]byte(cv.VolumeContext["csi.storage.k8s.io/serviceAccount.tokens"]), &tokens))
 	if got := tokens["vault"]; got.Token != "token:default/"+p.Name+":vault" || !strings.HasSuffix(got.ExpirationTimestamp, "Z") {
 		t.Errorf("tokens %+v", tokens)
 	}
 	plain := staged
-	must(t, v.addressedTo(t.Context(), &plain, p, &storagev1.CSIDriver{}, false))
-	must(t, v.addressedTo(t.Context(), &plain, p, nil, false))
+	requireNoError(t, v.addPodInfo(t.Context(), &plain, p, &storagev1.CSIDriver{}, false))
+	requireNoError(t, v.addPodInfo(t.Context(), &plain, p, nil, false))
 	if len(plain.VolumeContext) != 1 {
 		t.Errorf("a driver that asks for nothing is told %v", plain.VolumeContext)
 	}
@@ -386,31 +390,31 @@ func TestDriverMissing(t *testing.T) {
 	c.Put(&v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "disk"}, Spec: v1.PersistentVolumeClaimSpec{VolumeName: "pv"}},
 		&v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}, Spec: v1.PersistentVolumeSpec{ClaimRef: &v1.ObjectReference{Namespace: "default", Name: "disk"},
 			PersistentVolumeSource: v1.PersistentVolumeSource{CSI: &v1.CSIPersistentVolumeSource{Driver: "gone.example", VolumeHandle: "x"}}}})
-	_, err := v.MountAll(t.Context(), pod("u1", volume("data", v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "disk"}})))
+	_, err := v.MountAll(t.Context(), newPod("u1", newVolume("data", v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "disk"}})))
 	if err == nil || !strings.Contains(err.Error(), csi.ErrNoDriver.Error()+": gone.example (looked for in "+dir+"/plugins/*/csi.sock)") {
 		t.Errorf("got %v", err)
 	}
 }
 
-// A symlink inside a volume never leads a change of group out of it.
+// A change of group never follows a symbolic link out of the volume.
 func TestGroupStaysInside(t *testing.T) {
 	privatemounts.SkipUnlessPrivate(t)
 	dir := t.TempDir()
 	outside := filepath.Join(dir, "outside")
-	must(t, os.WriteFile(outside, nil, 0o600))
+	requireNoError(t, os.WriteFile(outside, nil, 0o600))
 	vol := filepath.Join(dir, "vol")
-	must(t, os.MkdirAll(filepath.Join(vol, "sub"), 0o700))
-	must(t, os.Symlink(outside, filepath.Join(vol, "sub", "link")))
+	requireNoError(t, os.MkdirAll(filepath.Join(vol, "sub"), 0o700))
+	requireNoError(t, os.Symlink(outside, filepath.Join(vol, "sub", "link")))
 	g := int64(4711)
-	p := pod("u1")
+	p := newPod("u1")
 	p.Spec.SecurityContext = &v1.PodSecurityContext{FSGroup: &g}
-	must(t, applyGroup(vol, p))
+	requireNoError(t, applyGroup(vol, p))
 	st, err := os.Stat(outside)
-	must(t, err)
-	if groupOf(st) == g || st.Mode().Perm() != 0o600 {
-		t.Errorf("a file outside was changed: group %d, %s", groupOf(st), st.Mode())
+	requireNoError(t, err)
+	if fileGroup(st) == g || st.Mode().Perm() != 0o600 {
+		t.Errorf("a file outside was changed: group %d, %s", fileGroup(st), st.Mode())
 	}
-	if st, err = os.Stat(filepath.Join(vol, "sub")); err != nil || groupOf(st) != g || st.Mode().Perm()&0o070 != 0o070 {
+	if st, err = os.Stat(filepath.Join(vol, "sub")); err != nil || fileGroup(st) != g || st.Mode().Perm()&0o070 != 0o070 {
 		t.Errorf("inside: %v, %v", st, err)
 	}
 }

@@ -17,19 +17,19 @@ import (
 	"keelson.dev/keelson/csi"
 )
 
-// watchEvery is the time between two looks at whether volumes are well, and at what drivers mounted late.
-const watchEvery = time.Minute
+// watchInterval is the time between two checks of the health of volumes and of late mounts.
+const watchInterval = time.Minute
 
-// Run watches the CSI volumes of the node until ctx ends.
+// Run monitors the CSI volumes of the node until ctx ends.
 func (v *Volumes) Run(ctx context.Context) error {
-	t := time.NewTicker(watchEvery)
+	t := time.NewTicker(watchInterval)
 	defer t.Stop()
 	told := map[string]string{}
 	for {
-		if err := v.sweepLate(); err != nil {
-			v.cfg.Log.Warn("looking for what CSI drivers mounted late", "err", err)
+		if err := v.unmountLate(); err != nil {
+			v.cfg.Log.Warn("checking for late mounts of CSI drivers", "err", err)
 		}
-		v.askHealth(ctx, told)
+		v.reportHealth(ctx, told)
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -38,79 +38,83 @@ func (v *Volumes) Run(ctx context.Context) error {
 	}
 }
 
-// lateFor is how long the place of a volume is looked at, whose driver had not answered when it was asked to publish it.
-const lateFor = time.Hour
+// lateMountWindow is how long the target of a removed volume is monitored if its driver never
+// confirmed the publishing.
+const lateMountWindow = time.Hour
 
-// unanswered notes that a driver was asked to publish a volume and did not say that it did: it may do so later.
-func (v *Volumes) unanswered(file string) {
+// recordUnanswered records that a driver did not confirm the publishing of a volume. It may still
+// mount the volume.
+func (v *Volumes) recordUnanswered(file string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.doubtful == nil {
-		v.doubtful = map[string]bool{}
+	if v.unconfirmed == nil {
+		v.unconfirmed = map[string]bool{}
 	}
-	v.doubtful[file] = true
+	v.unconfirmed[file] = true
 }
 
-// released forgets a volume of which nothing is left, but for its place where the driver may yet mount something.
-func (v *Volumes) released(file, target string) {
+// recordReleased drops the state of a removed volume. If its driver may still mount something, the
+// target is monitored.
+func (v *Volumes) recordReleased(file, target string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	delete(v.publishedAt, file)
-	if v.doubtful[file] {
-		delete(v.doubtful, file)
-		if v.late == nil {
-			v.late = map[string]time.Time{}
+	if v.unconfirmed[file] {
+		delete(v.unconfirmed, file)
+		if v.lateTargets == nil {
+			v.lateTargets = map[string]time.Time{}
 		}
-		v.late[target] = time.Now()
+		v.lateTargets[target] = time.Now()
 	}
 }
 
-// sweepLate unmounts what a driver mounted at the place of a volume after it had said that it is unmounted. Nothing is
-// deleted but what is empty then. Places are looked at that this process knows of: other mounts are not its own.
-func (v *Volumes) sweepLate() error {
+// unmountLate unmounts what a driver mounted at a target after it reported that the volume is
+// unpublished. It removes only empty folders. It checks only targets that this process recorded,
+// because other mounts do not belong to it.
+func (v *Volumes) unmountLate() error {
 	v.mu.Lock()
-	maps.DeleteFunc(v.late, func(_ string, at time.Time) bool { return time.Since(at) > lateFor })
-	late := slices.Collect(maps.Keys(v.late))
+	maps.DeleteFunc(v.lateTargets, func(_ string, at time.Time) bool { return time.Since(at) > lateMountWindow })
+	late := slices.Collect(maps.Keys(v.lateTargets))
 	v.mu.Unlock()
 	if len(late) == 0 {
 		return nil
 	}
-	kept, err := v.targets()
+	kept, err := v.targetPaths()
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, target := range late {
-		is, err := mounted(target)
+		is, err := isMountPoint(target)
 		switch {
-		case kept[target]: // its pod tries again
+		case kept[target]: // its pod is mounting it again
 			v.mu.Lock()
-			delete(v.late, target)
+			delete(v.lateTargets, target)
 			v.mu.Unlock()
 			continue
 		case err == nil && is:
-			v.cfg.Log.Warn("unmounting what a CSI driver mounted after it had said that it is unmounted", "path", target)
+			v.cfg.Log.Warn("unmounting a volume that a CSI driver mounted after it had reported it as unpublished", "path", target)
 			err = unix.Unmount(target, unix.UMOUNT_NOFOLLOW)
 		}
 		if err == nil {
-			err = v.leave(record{Target: target}, false)
+			err = v.removeCSIFolders(csiRecord{Target: target}, false)
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("what was mounted late at %s: %w", target, err))
+			errs = append(errs, fmt.Errorf("late mount at %s: %w", target, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// targets are the places of all volumes of pods.
-func (v *Volumes) targets() (map[string]bool, error) {
+// targetPaths returns the targets of all volumes of pods.
+func (v *Volumes) targetPaths() (map[string]bool, error) {
 	pods, err := v.Pods()
 	if err != nil {
 		return nil, err
 	}
 	out := map[string]bool{}
 	for _, p := range pods {
-		recs, err := v.records(p)
+		recs, err := v.csiRecords(p)
 		if err != nil {
 			return nil, err
 		}
@@ -121,15 +125,15 @@ func (v *Volumes) targets() (map[string]bool, error) {
 	return out, nil
 }
 
-// askHealth asks the drivers that tell it whether the volumes of pods are well, and says what is wrong in an event of the
-// pod, once for each trouble. told is what was said, by record.
-func (v *Volumes) askHealth(ctx context.Context, told map[string]string) {
+// reportHealth queries the drivers that report volume conditions. An abnormal condition becomes an
+// event of the pod, once per message. told has the last message by record.
+func (v *Volumes) reportHealth(ctx context.Context, told map[string]string) {
 	if v.cfg.CSI == nil || v.cfg.Report == nil {
 		return
 	}
 	var files []string
 	for _, pod := range v.cfg.Objects.Pods() {
-		recs, err := v.records(pod.UID)
+		recs, err := v.csiRecords(pod.UID)
 		if err != nil {
 			continue
 		}
@@ -142,13 +146,13 @@ func (v *Volumes) askHealth(ctx context.Context, told map[string]string) {
 			if d == nil || !d.ReportsHealth() {
 				continue
 			}
-			st, err := d.Stats(ctx, r.Volume, r.Target, stagedAt(r))
+			st, err := d.Stats(ctx, r.Volume, r.Target, stagingPathOf(r))
 			if err != nil {
-				v.cfg.Log.Debug("whether a volume is well is not known", "volume", r.Volume, "err", err)
+				v.cfg.Log.Debug("the health of a volume is unknown", "volume", r.Volume, "err", err)
 				continue
 			}
 			if st.Problem != "" && told[file] != st.Problem {
-				v.cfg.Report(v.event(pod, "VolumeConditionAbnormal", fmt.Sprintf("volume %s of CSI driver %s: %s", r.Volume, r.Driver, st.Problem)))
+				v.cfg.Report(v.podEvent(pod, "VolumeConditionAbnormal", fmt.Sprintf("volume %s of CSI driver %s: %s", r.Volume, r.Driver, st.Problem)))
 			}
 			told[file] = st.Problem
 		}
@@ -160,15 +164,15 @@ func (v *Volumes) askHealth(ctx context.Context, told map[string]string) {
 	}
 }
 
-func stagedAt(r record) string {
+func stagingPathOf(r csiRecord) string {
 	if r.Inline {
 		return ""
 	}
 	return r.Staging
 }
 
-// event is one of a pod, as kubelet tells of volumes.
-func (v *Volumes) event(pod *v1.Pod, reason, message string) *v1.Event {
+// podEvent returns an event of a pod as the kubelet would report it.
+func (v *Volumes) podEvent(pod *v1.Pod, reason, message string) *v1.Event {
 	return &v1.Event{
 		InvolvedObject: v1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
 		Reason:         reason, Message: message, Type: v1.EventTypeWarning, Count: 1, Source: v1.EventSource{Component: "kubelet"},
@@ -177,29 +181,29 @@ func (v *Volumes) event(pod *v1.Pod, reason, message string) *v1.Event {
 	}
 }
 
-// Disk says how full the volume of a pod is as its driver tells it; ok is false where the driver does not, and the file
-// system is to be asked. The error says that neither is of use.
+// Disk returns the usage of a pod's volume from its CSI driver. ok is false if the driver does not
+// report it; the caller then measures the file system. An error means that neither is possible.
 func (v *Volumes) Disk(ctx context.Context, uid types.UID, volume string) (disk agent.Disk, ok bool, err error) {
 	if v.cfg.CSI == nil {
 		return disk, false, nil
 	}
-	recs, err := v.records(uid)
+	recs, err := v.csiRecords(uid)
 	if err != nil {
 		return disk, false, err
 	}
-	r, has := recs[v.recordFile(uid, volume)]
+	r, has := recs[v.csiRecordFile(uid, volume)]
 	if !has {
 		return disk, false, nil
 	}
 	var st *csi.Stats
 	if d := v.cfg.CSI.FoundDriver(r.Driver); d != nil && d.ReportsUsage() {
-		if st, err = d.Stats(ctx, r.Volume, r.Target, stagedAt(r)); err != nil {
+		if st, err = d.Stats(ctx, r.Volume, r.Target, stagingPathOf(r)); err != nil {
 			return disk, false, err
 		}
 	}
 	switch {
 	case st == nil && r.Block, st != nil && r.Block && (st.Bytes == nil || st.Bytes.Available == 0 && st.Bytes.Used == 0):
-		return disk, false, fmt.Errorf("CSI driver %s does not say how full the block device %s is", r.Driver, r.Volume)
+		return disk, false, fmt.Errorf("CSI driver %s does not report the usage of the block device %s", r.Driver, r.Volume)
 	case st == nil || st.Bytes == nil:
 		return disk, false, nil
 	}

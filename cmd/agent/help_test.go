@@ -21,7 +21,7 @@ func TestHelp(t *testing.T) {
 	fs := flag.NewFlagSet("keelson-agent", flag.ContinueOnError)
 	node.Flags(fs)
 	verboseFlag(fs)
-	node.Configured(fs)
+	node.WithConfigFile(fs)
 	got := usageText + strings.ReplaceAll(helptext.Flags(fs), "(default "+strings.ToLower(host)+")", "(default HOSTNAME)")
 	helptext.Golden(t, "testdata/help.golden", got, *rewrite)
 }

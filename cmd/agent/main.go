@@ -35,7 +35,7 @@ const podsGrace = 30 * time.Second
 var removals = map[string]func(*node.Config) error{
 	"remove-network": func(*node.Config) error { return errors.Join(network.Remove(context.Background()), proxy.Remove()) },
 	"remove-volumes": func(c *node.Config) error {
-		return volume.Remove(context.Background(), c.KubeletDir, iscsi.Node{Log: c.Log})
+		return volume.RemoveISCSI(context.Background(), c.KubeletDir, iscsi.Node{Log: c.Log})
 	},
 }
 
@@ -62,7 +62,7 @@ func main() {
 	}
 	cfg := node.Flags(flag.CommandLine)
 	verbose := verboseFlag(flag.CommandLine)
-	apply := node.Configured(flag.CommandLine)
+	apply := node.WithConfigFile(flag.CommandLine)
 	flag.Usage = usage
 	flag.Parse()
 	var removes func(*node.Config) error // set for a node that leaves its cluster; its settings are not required
@@ -78,7 +78,7 @@ func main() {
 			fail(2, err.Error())
 		}
 	}
-	cfg.Release, cfg.Settings = version, node.Said(flag.CommandLine)
+	cfg.Release, cfg.Settings = version, node.FlagValues(flag.CommandLine)
 	level := slog.LevelInfo
 	if *verbose {
 		level = slog.LevelDebug
@@ -124,7 +124,7 @@ func check(args []string) error {
 	fs.SetOutput(io.Discard) // the error contains the message
 	cfg := node.Flags(fs)
 	verboseFlag(fs)
-	apply := node.Configured(fs)
+	apply := node.WithConfigFile(fs)
 	err := fs.Parse(args)
 	if errors.Is(err, flag.ErrHelp) {
 		usage()

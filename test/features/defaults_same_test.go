@@ -5,11 +5,11 @@ import "testing"
 // sameDefaults are defaults without a flag of the same name that equal those of Kubernetes 1.37: of the component and
 // setting, the value, and the place FILE: TEXT that holds the value.
 var sameDefaults = []struct{ upstream, value, source string }{
-	{kubelet + " imageMinimumGCAge", "2m", "agent/image/choose.go: const leastIdle = 2 * time.Minute"},
+	{kubelet + " imageMinimumGCAge", "2m", "agent/image/choose.go: const minIdle = 2 * time.Minute"},
 	{kubelet + " imageGCHighThresholdPercent, imageGCLowThresholdPercent", "85, 80", "agent/image/choose.go: above := min(floor, max(0, size-floor)/2)"},
-	{kubelet + " evictionHard memory.available", "100Mi", "agent/node/pressure.go: defaultMemoryFloor = floor.Bytes(100 << 20)"},
-	{kubelet + " evictionHard nodefs.inodesFree", "5%", "agent/node/pressure.go: defaultInodeFloor = floor.Percent(5)"},
-	{kubelet + " evictionPressureTransitionPeriod", "5m", "agent/eviction/eviction.go: Hold = 5 * time.Minute"},
+	{kubelet + " evictionHard memory.available", "100Mi", "agent/node/pressure.go: defaultMemoryFloor = reservedspace.Bytes(100 << 20)"},
+	{kubelet + " evictionHard nodefs.inodesFree", "5%", "agent/node/pressure.go: defaultInodeFloor = reservedspace.Percent(5)"},
+	{kubelet + " evictionPressureTransitionPeriod", "5m", "agent/eviction/eviction.go: PressureTransition = 5 * time.Minute"},
 	{kubelet + " containerLogMaxSize", "10Mi", "agent/oci/oci.go: cfg.LogMaxSize = 10 << 20"},
 	{kubelet + " containerLogMaxFiles", "5", "agent/oci/oci.go: cfg.LogMaxFiles = 5"},
 	{kubelet + " podLogsDir", "/var/log/pods", "agent/node/config.go: \"log-dir\", \"/var/log/pods\""},

@@ -1,9 +1,8 @@
-// Package disk mounts file systems that are on block devices of the node, as they came or made anew where a device is
-// blank. A device that has anything on it is never written to but by the repair of its own file system, as far as that
-// loses nothing.
+// Package disk mounts file systems on block devices of the node. It formats blank devices. It never
+// writes to a device with content, except to repair a file system without loss of data.
 //
-// What is on a device is told by blkid (util-linux), file systems are made and mended by the programs that come with each
-// (mkfs.TYPE, fsck.TYPE).
+// The content of a device is determined by blkid (util-linux). File systems are created and
+// repaired by the tools of each type (mkfs.TYPE, fsck.TYPE).
 package disk
 
 import (
@@ -26,40 +25,40 @@ import (
 )
 
 const (
-	// DefaultType is what a blank device gets where no type is named.
+	// DefaultType is the file system of a blank device if no type is requested.
 	DefaultType = "ext4"
-	// toolPatience bounds how long a file system is made or mended, which on large devices takes a while.
-	toolPatience = 15 * time.Minute
-	// probePatience bounds the look at a device.
-	probePatience = 30 * time.Second
-	// mostSaid bounds what of a program's words is passed on.
-	mostSaid = 1000
+	// toolTimeout bounds the creation or repair of a file system, which is slow on large devices.
+	toolTimeout = 15 * time.Minute
+	// probeTimeout bounds the probe of a device.
+	probeTimeout = 30 * time.Second
+	// maxToolOutput bounds the output of a tool in an error.
+	maxToolOutput = 1000
 )
 
-// Mount is what is wanted of a block device.
+// Mount describes how to mount a block device.
 type Mount struct {
 	Device string
-	Dir    string   // a folder that is there
-	Type   string   // of the file system, "" for whichever is there, or DefaultType
-	Flags  []string // options of the mount
+	Dir    string   // an existing folder
+	Type   string   // file system type; "" = the existing type, or DefaultType on a blank device
+	Flags  []string // mount options
 }
 
-// Content is what a device has on it. The zero Content is that of a blank one.
+// Content is the content of a device. The zero value is a blank device.
 type Content struct {
-	Type  string // of a file system, or of a volume of other programs: "crypto_LUKS", "LVM2_member"
-	Table string // of partitions: "gpt", "dos"
+	Type  string // file system, or volume of another program: "crypto_LUKS", "LVM2_member"
+	Table string // partition table: "gpt", "dos"
 }
 
-// types are names of file systems, which are parts of names of programs.
-var types = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,31}$`)
+// typePattern matches file system types. A type is part of the name of a tool.
+var typePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,31}$`)
 
-// Do mounts the device. A blank one gets a file system first; one that was not left cleanly is mended as far as that loses
-// nothing. Who calls does so for one Mount of a device at a time.
+// Do mounts the device. It formats a blank device, and repairs a file system that was not cleanly
+// unmounted if that loses no data. Only one Do per device may run at a time.
 func (m Mount) Do(ctx context.Context) error {
-	if m.Type != "" && !types.MatchString(m.Type) {
-		return fmt.Errorf("fsType %q is no name of a file system", m.Type)
+	if m.Type != "" && !typePattern.MatchString(m.Type) {
+		return fmt.Errorf("fsType %q is not a valid file system type", m.Type)
 	}
-	free, protected, err := state(m.Device)
+	free, protected, err := deviceState(m.Device)
 	if err != nil {
 		return err
 	}
@@ -68,7 +67,7 @@ func (m Mount) Do(ctx context.Context) error {
 		return err
 	}
 	bits, rest := mountoption.SplitFlags(m.Flags)
-	kind, err := m.kind(has)
+	kind, err := m.fileSystemType(has)
 	if err != nil {
 		return err
 	}
@@ -77,31 +76,31 @@ func (m Mount) Do(ctx context.Context) error {
 	case protected && !readOnly:
 		return fmt.Errorf("block device %s is write-protected: mount it with the option ro", m.Device)
 	case has == Content{} && !free:
-		return fmt.Errorf("block device %s is in use by another program, and has no file system", m.Device)
+		return fmt.Errorf("block device %s is in use by another program and has no file system", m.Device)
 	case has == Content{} && readOnly:
-		return fmt.Errorf("block device %s is blank, and is to be mounted read-only: make its file system first, or mount it for writing once", m.Device)
+		return fmt.Errorf("block device %s is blank and cannot be mounted read-only: create its file system first, or mount it once with write access", m.Device)
 	case has == Content{}:
-		err = format(ctx, m.Device, kind)
+		err = makeFileSystem(ctx, m.Device, kind)
 	case free && !readOnly:
-		err = mend(ctx, m.Device, kind)
+		err = repairFileSystem(ctx, m.Device, kind)
 	}
 	if err != nil {
 		return err
 	}
-	return explained(unix.Mount(m.Device, m.Dir, kind, bits, strings.Join(rest, ",")), m, kind)
+	return explainMountError(unix.Mount(m.Device, m.Dir, kind, bits, strings.Join(rest, ",")), m, kind)
 }
 
-// kind is the type to mount, by what was asked for and what is there.
-func (m Mount) kind(has Content) (string, error) {
+// fileSystemType returns the type to mount, given the requested type and the content.
+func (m Mount) fileSystemType(has Content) (string, error) {
 	switch {
 	case has == Content{} && m.Type == "":
 		return DefaultType, nil
 	case has == Content{}:
 		return m.Type, nil
 	case has.Table != "" && has.Type == "":
-		return "", fmt.Errorf("block device %s has a partition table (%s), and is left as it is: name one of its partitions", m.Device, has.Table)
-	case m.Type != "" && !same(m.Type, has.Type):
-		return "", fmt.Errorf("block device %s has %s on it, and is left as it is: fsType says %s; name %s where that is a file system to keep, "+
+		return "", fmt.Errorf("block device %s has a partition table (%s) and is not changed: use one of its partitions", m.Device, has.Table)
+	case m.Type != "" && !isSameDriver(m.Type, has.Type):
+		return "", fmt.Errorf("block device %s contains %s and is not changed, but fsType is %s: use %s to keep that file system, "+
 			"or empty the device with 'wipefs -a %s'", m.Device, has.Type, m.Type, has.Type, m.Device)
 	case m.Type != "":
 		return m.Type, nil
@@ -109,34 +108,35 @@ func (m Mount) kind(has Content) (string, error) {
 	return has.Type, nil
 }
 
-// same says whether a file system of one type is mounted as the other: those of ext are one driver's.
-func same(asked, has string) bool {
+// isSameDriver reports whether a file system of one type can be mounted as the other: one driver
+// serves all ext types.
+func isSameDriver(asked, has string) bool {
 	ext := func(t string) bool { return t == "ext2" || t == "ext3" || t == "ext4" }
 	return asked == has || ext(asked) && ext(has)
 }
 
-// explained says what the kernel means.
-func explained(err error, m Mount, kind string) error {
+// explainMountError adds the likely cause to an error of mount(2).
+func explainMountError(err error, m Mount, kind string) error {
 	switch {
 	case err == nil:
 		return nil
 	case errors.Is(err, unix.ENODEV):
-		err = fmt.Errorf("the node's kernel has no file system %s: %w", kind, err)
+		err = fmt.Errorf("the node's kernel does not support file system %s: %w", kind, err)
 	case errors.Is(err, unix.EUCLEAN), errors.Is(err, unix.EBADMSG):
 		err = fmt.Errorf("%w: %w", needsRepair(m.Device, kind), err)
 	case errors.Is(err, unix.EINVAL):
-		err = fmt.Errorf("one of the options %q is none of %s, or its file system is damaged (the node's kernel log says which): %w", m.Flags, kind, err)
+		err = fmt.Errorf("file system %[2]s does not support one of the options %[1]q, or it is damaged (see the node's kernel log): %[3]w", m.Flags, kind, err)
 	}
 	return fmt.Errorf("mounting %s at %s as %s: %w", m.Device, m.Dir, kind, err)
 }
 
-// ErrNeedsRepair is for a file system whose repair may lose data.
-var ErrNeedsRepair = errors.New("needs a repair that may lose data, which is yours to run")
+// ErrNeedsRepair is returned for a file system whose repair may lose data.
+var ErrNeedsRepair = errors.New("needs a repair that may lose data and must be run manually")
 
 func needsRepair(device, kind string) error {
 	repair := "fsck." + kind + " " + device
 	switch {
-	case same(kind, "ext4"):
+	case isSameDriver(kind, "ext4"):
 		repair = "e2fsck -f " + device
 	case kind == "xfs":
 		repair = "xfs_repair " + device
@@ -144,8 +144,9 @@ func needsRepair(device, kind string) error {
 	return fmt.Errorf("the file system on %s %w: %s", device, ErrNeedsRepair, repair)
 }
 
-// state says whether nobody has a device mounted or in use otherwise, and whether nobody can write to it.
-func state(device string) (free, protected bool, err error) {
+// deviceState returns whether a device is neither mounted nor otherwise in use, and whether it is
+// write-protected.
+func deviceState(device string) (free, protected bool, err error) {
 	f, err := os.OpenFile(device, os.O_RDONLY|unix.O_EXCL|unix.O_NONBLOCK, 0)
 	if free = err == nil; errors.Is(err, unix.EBUSY) {
 		f, err = os.OpenFile(device, os.O_RDONLY|unix.O_NONBLOCK, 0)
@@ -161,21 +162,21 @@ func state(device string) (free, protected bool, err error) {
 	return free, ro != 0, nil
 }
 
-// Probe looks at what a device has on it. It is blank only when its beginning and its end can be read and blkid knows
-// nothing of what is there; two answers at once are none.
+// Probe returns the content of a device. A device is blank only if its start and its end are
+// readable and blkid recognizes nothing. Traces of several file systems are an error.
 func Probe(ctx context.Context, device string) (Content, error) {
-	if err := readable(device); err != nil {
+	if err := checkReadable(device); err != nil {
 		return Content{}, fmt.Errorf("block device %s cannot be read: %w", device, err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, probePatience)
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	out, err := run(ctx, "util-linux", "blkid", "-p", "-o", "export", "-s", "TYPE", "-s", "PTTYPE", device)
+	out, err := runTool(ctx, "util-linux", "blkid", "-p", "-o", "export", "-s", "TYPE", "-s", "PTTYPE", device)
 	switch code := exitCode(err); {
 	case err == nil:
-	case code == 2: // nothing is found, or nothing of that
+	case code == 2: // blkid found nothing, or nothing of these kinds
 		return Content{}, nil
 	case code == 8:
-		return Content{}, fmt.Errorf("block device %s has traces of several file systems, and is left as it is: see 'wipefs %s'", device, device)
+		return Content{}, fmt.Errorf("block device %s has signatures of several file systems and is not changed: see 'wipefs %s'", device, device)
 	default:
 		return Content{}, err
 	}
@@ -189,13 +190,14 @@ func Probe(ctx context.Context, device string) (Content, error) {
 		}
 	}
 	if c == (Content{}) {
-		return c, fmt.Errorf("block device %s has something on it which nobody knows, and is left as it is: %s", device, bytes.TrimSpace(out))
+		return c, fmt.Errorf("block device %s has unknown content and is not changed: %s", device, bytes.TrimSpace(out))
 	}
 	return c, nil
 }
 
-// readable reads where file systems have their marks: blkid takes what it cannot read for blank.
-func readable(device string) error {
+// checkReadable reads the parts of a device that hold file system signatures. blkid reports an
+// unreadable device as blank.
+func checkReadable(device string) error {
 	f, err := os.Open(device)
 	if err != nil {
 		return err
@@ -206,7 +208,7 @@ func readable(device string) error {
 		return err
 	}
 	if size == 0 {
-		return errors.New("it has no size")
+		return errors.New("its size is 0")
 	}
 	b := make([]byte, min(size, 1<<20))
 	for _, at := range []int64{0, size - int64(len(b))} {
@@ -217,43 +219,43 @@ func readable(device string) error {
 	return nil
 }
 
-// format makes a file system of a blank device.
-func format(ctx context.Context, device, kind string) error {
+// makeFileSystem creates a file system on a blank device.
+func makeFileSystem(ctx context.Context, device, kind string) error {
 	args := []string{device}
-	if same(kind, "ext4") {
+	if isSameDriver(kind, "ext4") {
 		args = []string{"-q", "-F", "-m", "0", device}
 	}
-	if _, err := run(ctx, packageOf(kind), "mkfs."+kind, args...); err != nil {
-		return fmt.Errorf("making the file system of the blank device %s: %w", device, err)
+	if _, err := runTool(ctx, packageOf(kind), "mkfs."+kind, args...); err != nil {
+		return fmt.Errorf("creating the file system of the blank device %s: %w", device, err)
 	}
 	return nil
 }
 
-// mend has a file system put in order that was not left cleanly, as far as that loses nothing. Those that mend themselves
-// when they are mounted have a program that does nothing, or none.
-func mend(ctx context.Context, device, kind string) error {
+// repairFileSystem repairs a file system that was not cleanly unmounted, if that loses no data.
+// Types that recover at mount have no tool, or one without effect.
+func repairFileSystem(ctx context.Context, device, kind string) error {
 	args := []string{"-a", device}
-	if same(kind, "ext4") {
+	if isSameDriver(kind, "ext4") {
 		args = []string{"-p", device}
 	}
-	_, err := run(ctx, packageOf(kind), "fsck."+kind, args...)
+	_, err := runTool(ctx, packageOf(kind), "fsck."+kind, args...)
 	switch code := exitCode(err); {
 	case err == nil, errors.Is(err, exec.ErrNotFound):
 		return nil
-	case code < 0: // it was ended, or could not be run
+	case code < 0: // the tool was killed, or could not be run
 		return fmt.Errorf("checking the file system on %s: %w", device, err)
 	case code&4 != 0:
 		return fmt.Errorf("%w: %w", needsRepair(device, kind), err)
 	case code&^3 != 0:
 		return fmt.Errorf("checking the file system on %s: %w", device, err)
 	}
-	return nil // all that was found is corrected
+	return nil // all errors were corrected
 }
 
-// packageOf is what has the programs of a file system, on most systems.
+// packageOf returns the name of the package with the tools of a type, on most distributions.
 func packageOf(kind string) string {
 	switch {
-	case same(kind, "ext4"):
+	case isSameDriver(kind, "ext4"):
 		return "e2fsprogs"
 	case kind == "btrfs":
 		return "btrfs-progs"
@@ -263,7 +265,8 @@ func packageOf(kind string) string {
 	return kind + "progs"
 }
 
-// exitCode is that of a program which ended with an error, -1 for every other error, 0 for none.
+// exitCode returns the exit code of a failed program: 0 without an error, and -1 for an error
+// without an exit code.
 func exitCode(err error) int {
 	var exit *exec.ExitError
 	switch {
@@ -275,19 +278,19 @@ func exitCode(err error) int {
 	return -1
 }
 
-// run runs a program of the node, which ends with this one.
-func run(ctx context.Context, from, name string, args ...string) ([]byte, error) {
+// runTool runs a program of the node. The program is killed when this process exits.
+func runTool(ctx context.Context, from, name string, args ...string) ([]byte, error) {
 	path, err := exec.LookPath(name)
 	if err != nil {
 		return nil, fmt.Errorf("%s is not installed on the node: install %s: %w", name, from, exec.ErrNotFound)
 	}
-	ctx, cancel := context.WithTimeout(ctx, toolPatience)
+	ctx, cancel := context.WithTimeout(ctx, toolTimeout)
 	defer cancel()
 	c := exec.CommandContext(ctx, path, args...)
-	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // nothing writes to a device of which nobody knows
+	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // no unsupervised process may write to a device
 	out, err := c.CombinedOutput()
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w: %s", name, err, bytes.TrimSpace(out[:min(len(out), mostSaid)]))
+		return nil, fmt.Errorf("%s: %w: %s", name, err, bytes.TrimSpace(out[:min(len(out), maxToolOutput)]))
 	}
 	return out, nil
 }

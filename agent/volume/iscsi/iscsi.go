@@ -1,9 +1,10 @@
-// Package iscsi brings disks of iSCSI targets to the node and takes them away again. The kernel's initiator is driven by the
-// node's own iscsiadm and iscsid (open-iscsi), whose records are made and removed as sessions come and go. Which sessions and
-// devices there are is read from the kernel (/sys), so that no udev is needed and nothing is believed that was true once.
+// Package iscsi attaches disks of iSCSI targets to the node and detaches them. It controls the
+// kernel's initiator through the node's iscsiadm and iscsid (open-iscsi), and creates and removes
+// their records with each session. The current sessions and devices are read from the kernel
+// (/sys), so udev is not needed and no stale state is used.
 //
-// What was begun is on disk before it is begun (State), so that whoever comes after a crash finishes it or undoes it.
-// Sessions and records that were there before are used, and left.
+// Each step is on disk before it starts (State), so that it is completed or undone after a crash.
+// Sessions and records that existed before are used, and left in place.
 package iscsi
 
 import (
@@ -20,22 +21,22 @@ import (
 	"keelson.dev/keelson/agent/volume/remote"
 )
 
-// DefaultInterface is the one that binds sessions to nothing.
+// DefaultInterface is the interface that does not bind sessions.
 const DefaultInterface = "default"
 
-// Disk is a logical unit of a target, as one initiator sees it.
+// Disk is a logical unit of a target, as seen by one initiator.
 type Disk struct {
-	// Target is its name: iqn, eui or naa, in lower case, in which names are compared (RFC 3722): one target has one name here,
-	// however volumes and portals write it.
+	// Target is the iqn, eui or naa name in lower case. Names are compared in lower case (RFC
+	// 3722), so a target has one name here, however volumes and portals write it.
 	Target  string
 	Portals []netip.AddrPort
 	LUN     int
-	// Interface is a record of iscsiadm's by which sessions are made. One that goes by a name of its own as Initiator is
-	// made, after the pattern of Like, and belongs to the disk.
+	// Interface is the iscsiadm interface for the sessions. If Initiator is set, the interface is
+	// created for the disk, as a copy of Like with this initiator name.
 	Interface, Initiator, Like string
 }
 
-// String names the disk for messages.
+// String returns the disk's name for messages.
 func (d Disk) String() string {
 	var portals []string
 	for _, p := range d.Portals {
@@ -44,47 +45,49 @@ func (d Disk) String() string {
 	return fmt.Sprintf("iSCSI target %s at %s, LUN %d", d.Target, strings.Join(portals, ", "), d.LUN)
 }
 
-// Credentials are what initiator and target prove to each other (CHAP). An empty User proves nothing.
+// Credentials are CHAP credentials. An empty User means no authentication.
 type Credentials struct {
 	User, Password     string
-	UserIn, PasswordIn string // the target's, to this node
+	UserIn, PasswordIn string // credentials of the target, for mutual CHAP
 }
 
-// Login is what is proven: to be told which targets there are, and to be let in to one.
+// Login has the credentials for discovery and for sessions. Its JSON form is hashed into records of
+// volumes, so its field names must not change.
 type Login struct{ Discovery, Session Credentials }
 
 var (
-	targetNames = regexp.MustCompile(`^(iqn\.[0-9]{4}-[0-9]{2}\.[[:alnum:].-]+(:[^,;*&$|/\s]+)?|eui\.[[:xdigit:]]{16}|naa\.([[:xdigit:]]{16}|[[:xdigit:]]{32}))$`)
-	interfaces  = regexp.MustCompile(`^[[:alnum:]\[][[:alnum:]._:\[\]-]{0,63}$`)
+	targetPattern    = regexp.MustCompile(`^(iqn\.[0-9]{4}-[0-9]{2}\.[[:alnum:].-]+(:[^,;*&$|/\s]+)?|eui\.[[:xdigit:]]{16}|naa\.([[:xdigit:]]{16}|[[:xdigit:]]{32}))$`)
+	interfacePattern = regexp.MustCompile(`^[[:alnum:]\[][[:alnum:]._:\[\]-]{0,63}$`)
 )
 
-// ParsePortal reads an address with a port, or one without whose port is the usual one.
+// ParsePortal parses an IP address with an optional port. The default port is 3260.
 func ParsePortal(text string) (netip.AddrPort, error) {
 	if p, err := netip.ParseAddrPort(text); err == nil && p.Port() != 0 {
 		return netip.AddrPortFrom(p.Addr().Unmap(), p.Port()), nil
 	}
 	addr, err := netip.ParseAddr(strings.TrimSuffix(strings.TrimPrefix(text, "["), "]"))
 	if err != nil {
-		return netip.AddrPort{}, fmt.Errorf("portal %q is no IP address, with or without a port", text)
+		return netip.AddrPort{}, fmt.Errorf("portal %q is not an IP address with or without a port", text)
 	}
 	return netip.AddrPortFrom(addr.Unmap(), 3260), nil
 }
 
-// sameName says that two names are of one target or initiator.
+// sameName reports whether two names denote the same target or initiator.
 func sameName(a, b string) bool { return strings.EqualFold(a, b) }
 
-// New makes a Disk of what a volume says. The volume's name is part of that of an interface that has an initiator of its own.
+// New returns the Disk of a volume's fields. With an initiator, the volume's name becomes part of
+// the interface name.
 func New(volume, target, portal string, more []string, lun int32, base, initiator string) (Disk, error) {
 	d := Disk{Target: strings.ToLower(target), LUN: int(lun), Interface: base}
-	if !targetNames.MatchString(target) || len(target) > 223 {
-		return d, fmt.Errorf("%q is no name of an iSCSI target (iqn, eui or naa)", target)
+	if !targetPattern.MatchString(target) || len(target) > 223 {
+		return d, fmt.Errorf("%q is not a valid name of an iSCSI target (iqn, eui or naa)", target)
 	}
 	for _, text := range append([]string{portal}, more...) {
 		p, err := ParsePortal(text)
 		if err != nil {
 			return d, err
 		}
-		if !contains(d.Portals, p) {
+		if !containsPortal(d.Portals, p) {
 			d.Portals = append(d.Portals, p)
 		}
 	}
@@ -94,23 +97,23 @@ func New(volume, target, portal string, more []string, lun int32, base, initiato
 	if d.Interface == "" {
 		d.Interface = DefaultInterface
 	}
-	if !interfaces.MatchString(d.Interface) {
-		return d, fmt.Errorf("%q is no name of an iSCSI interface", d.Interface)
+	if !interfacePattern.MatchString(d.Interface) {
+		return d, fmt.Errorf("%q is not a valid name of an iSCSI interface", d.Interface)
 	}
 	if initiator == "" {
 		return d, nil
 	}
 	d.Like, d.Initiator, d.Interface = d.Interface, initiator, portal+":"+volume
-	if !targetNames.MatchString(initiator) || len(initiator) > 223 {
-		return d, fmt.Errorf("initiatorName %q is no name of an iSCSI initiator (iqn, eui or naa)", initiator)
+	if !targetPattern.MatchString(initiator) || len(initiator) > 223 {
+		return d, fmt.Errorf("initiatorName %q is not a valid name of an iSCSI initiator (iqn, eui or naa)", initiator)
 	}
-	if !interfaces.MatchString(d.Interface) {
-		return d, fmt.Errorf("%q, of the portal and the volume's name, is no name of an iSCSI interface: it has 64 characters at most", d.Interface)
+	if !interfacePattern.MatchString(d.Interface) {
+		return d, fmt.Errorf("%q, made from portal and volume name, is not a valid name of an iSCSI interface: the maximum is 64 characters", d.Interface)
 	}
 	return d, nil
 }
 
-func contains(list []netip.AddrPort, p netip.AddrPort) bool {
+func containsPortal(list []netip.AddrPort, p netip.AddrPort) bool {
 	for _, have := range list {
 		if have == p {
 			return true
@@ -119,7 +122,7 @@ func contains(list []netip.AddrPort, p netip.AddrPort) bool {
 	return false
 }
 
-// Exit statuses of iscsiadm, as its manual page numbers them.
+// Exit statuses of iscsiadm, from its manual page.
 const (
 	codeNoSession    = 2
 	codeTransport    = 4
@@ -137,37 +140,37 @@ const (
 	codeAuth         = 24
 )
 
-// code is the exit status of a program that ended badly, 0 for every other error.
-func code(err error) int {
-	var failed *remote.Failed
+// exitStatus returns the exit status of a failed program, or 0 for any other error.
+func exitStatus(err error) int {
+	var failed *remote.ExitError
 	if errors.As(err, &failed) {
 		return failed.Code
 	}
 	return 0
 }
 
-// explain says what an error of iscsiadm means, which was asked about a portal, and what to do.
-func explain(err error, what string, portal netip.AddrPort, patience time.Duration) error {
+// explainError adds cause and remedy to an error of iscsiadm. what is the failed action.
+func explainError(err error, what string, portal netip.AddrPort, patience time.Duration) error {
 	say := func(text string, args ...any) error { return fmt.Errorf("%s (%w)", fmt.Sprintf(text, args...), err) }
 	said := ""
 	if err != nil {
 		said = err.Error()
 	}
-	switch c := code(err); {
+	switch c := exitStatus(err); {
 	case err == nil:
 		return nil
 	case c == codeAuth, strings.Contains(said, "authorization failure"), strings.Contains(said, "authentication fail"):
-		return say("%s: authentication failed: see the user names and passwords (CHAP) in the volume's secret, and whether the target lets this initiator in", what)
+		return say("%s: authentication failed: check the user names and passwords (CHAP) in the volume's secret, and the target's access list for this initiator", what)
 	case c == codeNoDaemon, c == codeDaemon:
 		return say("%s: iscsid does not run on this node: 'systemctl enable --now iscsid' (package open-iscsi or iscsi-initiator-utils)", what)
 	case c == codeNoTransport:
-		return say("%s: the kernel of this node has no iSCSI initiator: load module iscsi_tcp, which may be in a package of its own such as linux-modules-extra", what)
+		return say("%s: the kernel of this node has no iSCSI initiator: load module iscsi_tcp, which may be in a separate package such as linux-modules-extra", what)
 	case errors.Is(err, remote.ErrStuck), errors.Is(err, unix.ETIMEDOUT), isDeadline(err), c == codeTimeout:
-		return say("%s: portal %s did not answer within %s: see whether it runs and whether this node reaches it; it is tried again", what, portal, patience)
+		return say("%s: portal %s did not answer within %s: check that it runs and that this node can reach it; this is retried", what, portal, patience)
 	case c == codeFatalLogin:
-		return say("%s: the target refused the login, and would again: see its own log", what)
+		return say("%s: the target refused the login permanently: see the target's log", what)
 	case c == codeTransport, c == codeUnanswered:
-		return say("%s: this node does not reach portal %s, or nothing listens there; it is tried again", what, portal)
+		return say("%s: this node does not reach portal %s, or nothing listens there; this is retried", what, portal)
 	}
 	return fmt.Errorf("%s: %w", what, err)
 }

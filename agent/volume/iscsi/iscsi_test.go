@@ -15,45 +15,46 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-func must(t *testing.T, err error) {
+func requireNoError(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}
 }
 
-// What a volume says becomes a disk, or is refused before it is an argument of a program or a name of a file.
+// The fields of a volume become a disk. Invalid ones are rejected before they are used as arguments
+// or file names.
 func TestNew(t *testing.T) {
 	d, err := New("pv", "iqn.2026-01.example:disks", "192.0.2.1", []string{"192.0.2.2:3261", "192.0.2.1:3260", "[2001:db8::1]:3260", "2001:db8::2"}, 7, "", "")
-	must(t, err)
+	requireNoError(t, err)
 	if got := d.String(); got != "iSCSI target iqn.2026-01.example:disks at 192.0.2.1:3260, 192.0.2.2:3261, [2001:db8::1]:3260, [2001:db8::2]:3260, LUN 7" || d.Interface != "default" {
 		t.Errorf("%s by %s", got, d.Interface)
 	}
-	// Names that differ in case are of one target (RFC 3722), and of one folder and record here.
+	// Names that differ only in case denote one target (RFC 3722), with one folder and one record.
 	if d, err = New("pv", "iqn.2026-01.Example:DISKS", "192.0.2.1", nil, 7, "", ""); err != nil || d.Target != "iqn.2026-01.example:disks" {
 		t.Errorf("%+v, %v", d, err)
 	}
 	d, err = New("pv", "eui.0123456789abcdef", "192.0.2.1:3260", nil, 0, "eth1", "iqn.2026-01.example:other")
-	must(t, err)
+	requireNoError(t, err)
 	if d.Interface != "192.0.2.1:3260:pv" || d.Like != "eth1" || d.Initiator != "iqn.2026-01.example:other" {
 		t.Errorf("%+v", d)
 	}
 	for _, c := range []struct{ target, portal, base, initiator, want string }{
-		{"disks", "192.0.2.1", "", "", `"disks" is no name of an iSCSI target`},
-		{"iqn.2026-01.example:../../etc", "192.0.2.1", "", "", "is no name of an iSCSI target"},
-		{"iqn.2026-01.example:a b", "192.0.2.1", "", "", "is no name of an iSCSI target"},
-		{"--logoutall=all", "192.0.2.1", "", "", "is no name of an iSCSI target"},
-		{"iqn.2026-01.example:disks", "files.example.com", "", "", `portal "files.example.com" is no IP address`},
-		{"iqn.2026-01.example:disks", "192.0.2.1:99999", "", "", "is no IP address"},
-		{"iqn.2026-01.example:disks", "192.0.2.1", "-x", "", `"-x" is no name of an iSCSI interface`},
-		{"iqn.2026-01.example:disks", "192.0.2.1", "../x", "", "is no name of an iSCSI interface"},
-		{"iqn.2026-01.example:disks", "192.0.2.1", "", "me", `initiatorName "me" is no name`},
+		{"disks", "192.0.2.1", "", "", `"disks" is not a valid name of an iSCSI target`},
+		{"iqn.2026-01.example:../../etc", "192.0.2.1", "", "", "is not a valid name of an iSCSI target"},
+		{"iqn.2026-01.example:a b", "192.0.2.1", "", "", "is not a valid name of an iSCSI target"},
+		{"--logoutall=all", "192.0.2.1", "", "", "is not a valid name of an iSCSI target"},
+		{"iqn.2026-01.example:disks", "files.example.com", "", "", `portal "files.example.com" is not an IP address`},
+		{"iqn.2026-01.example:disks", "192.0.2.1:99999", "", "", "is not an IP address"},
+		{"iqn.2026-01.example:disks", "192.0.2.1", "-x", "", `"-x" is not a valid name of an iSCSI interface`},
+		{"iqn.2026-01.example:disks", "192.0.2.1", "../x", "", "is not a valid name of an iSCSI interface"},
+		{"iqn.2026-01.example:disks", "192.0.2.1", "", "me", `initiatorName "me" is not a valid name`},
 	} {
 		if _, err := New("pv", c.target, c.portal, nil, 0, c.base, c.initiator); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%+v: %v", c, err)
 		}
 	}
-	if _, err := New(strings.Repeat("v", 60), "iqn.2026-01.example:disks", "192.0.2.1", nil, 0, "", "iqn.2026-01.example:other"); err == nil || !strings.Contains(err.Error(), "64 characters at most") {
+	if _, err := New(strings.Repeat("v", 60), "iqn.2026-01.example:disks", "192.0.2.1", nil, 0, "", "iqn.2026-01.example:other"); err == nil || !strings.Contains(err.Error(), "maximum is 64 characters") {
 		t.Errorf("a long name: %v", err)
 	}
 	if _, err := New("pv", "iqn.2026-01.example:disks", "192.0.2.1", nil, 256, "", ""); err == nil {
@@ -61,34 +62,35 @@ func TestNew(t *testing.T) {
 	}
 }
 
-// Records are changed line by line; what is no value of one line is refused, for it would be a setting of its own.
+// Records are edited line by line. A value that is not a single line is rejected, because it could
+// add a setting.
 func TestEdit(t *testing.T) {
 	const record = "# BEGIN RECORD 2.1.8\nnode.name = iqn.x\nnode.session.auth.authmethod = None\nnode.session.auth.username = old\n# END RECORD\n"
-	got, err := edit([]byte(record), append(credentials("node.session.auth.", Credentials{User: "user", Password: "a = b"}), setting{"node.startup", "manual"}))
-	must(t, err)
+	got, err := editRecord([]byte(record), append(chapSettings("node.session.auth.", Credentials{User: "user", Password: "a = b"}), setting{"node.startup", "manual"}))
+	requireNoError(t, err)
 	if want := "# BEGIN RECORD 2.1.8\nnode.name = iqn.x\nnode.session.auth.authmethod = CHAP\nnode.session.auth.username = user\nnode.session.auth.password = a = b\nnode.startup = manual\n# END RECORD\n"; string(got) != want {
 		t.Errorf("%q", got)
 	}
 	for _, bad := range []string{"a\nnode.startup = automatic", "", " a", "a\x00"} {
-		if _, err := edit([]byte(record), []setting{{"node.session.auth.password", bad}}); err == nil || strings.Contains(err.Error(), "automatic") {
+		if _, err := editRecord([]byte(record), []setting{{"node.session.auth.password", bad}}); err == nil || strings.Contains(err.Error(), "automatic") {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}
-	if _, err := edit([]byte("anything"), nil); err == nil {
+	if _, err := editRecord([]byte("anything"), nil); err == nil {
 		t.Error("what is no record is changed")
 	}
-	defer func(was []string) { roots = was }(roots)
-	roots = []string{filepath.Join(t.TempDir(), "absent"), t.TempDir()}
+	defer func(was []string) { recordRoots = was }(recordRoots)
+	recordRoots = []string{filepath.Join(t.TempDir(), "absent"), t.TempDir()}
 	portal := netip.MustParseAddrPort("[2001:db8::1]:3260")
-	file := filepath.Join(roots[1], "nodes/iqn.x/2001:db8::1,3260,2/default")
-	must(t, errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, []byte(record), 0o600)))
+	file := filepath.Join(recordRoots[1], "nodes/iqn.x/2001:db8::1,3260,2/default")
+	requireNoError(t, errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, []byte(record), 0o600)))
 	if found, err := nodeRecord("iqn.x", portal, 2, "default"); found != file || err != nil {
 		t.Errorf("%q, %v", found, err)
 	}
 	if found, err := nodeRecord("iqn.x", portal, 1, "default"); found != "" || err != nil {
 		t.Errorf("%q, %v", found, err)
 	}
-	must(t, change(file, []setting{{"node.session.auth.password", "secret"}}))
+	requireNoError(t, changeRecord(file, []setting{{"node.session.auth.password", "secret"}}))
 	st, err := os.Stat(file)
 	if b, rerr := os.ReadFile(file); err != nil || rerr != nil || st.Mode().Perm() != 0o600 || !strings.Contains(string(b), "password = secret") {
 		t.Errorf("%v, %v: %s", err, rerr, b)
@@ -98,24 +100,26 @@ func TestEdit(t *testing.T) {
 	}
 }
 
-// What discovery tells is read, whatever else stands there. A target is logged in to as its portal writes it.
+// The output of discovery is parsed, and other lines are ignored. The login uses the target's name
+// as written by its portal.
 func TestOffers(t *testing.T) {
-	all := offers([]byte("192.0.2.1:3260,1 iqn.A\n[2001:db8::1]:3260,2 iqn.A\n192.0.2.9:3260,3 iqn.b\nnoise\n1,2\n"))
+	all := parseOffers([]byte("192.0.2.1:3260,1 iqn.A\n[2001:db8::1]:3260,2 iqn.A\n192.0.2.9:3260,3 iqn.b\nnoise\n1,2\n"))
 	if len(all) != 3 {
 		t.Fatalf("%v", all)
 	}
 	for portal, want := range map[string]int{"192.0.2.1:3260": 1, "[2001:db8::1]:3260": 2, "198.51.100.1:3260": 1} {
-		if o, ok := offerOf(all, "iqn.a", netip.MustParseAddrPort(portal)); !ok || o.group != want || o.target != "iqn.A" {
+		if o, ok := findOffer(all, "iqn.a", netip.MustParseAddrPort(portal)); !ok || o.group != want || o.target != "iqn.A" {
 			t.Errorf("%s: %v, %t", portal, o, ok)
 		}
 	}
-	if _, ok := offerOf(all, "iqn.c", netip.MustParseAddrPort("192.0.2.1:3260")); ok {
+	if _, ok := findOffer(all, "iqn.c", netip.MustParseAddrPort("192.0.2.1:3260")); ok {
 		t.Error("a target that nobody offers")
 	}
 }
 
-// kernel has a session with two units in folders as the kernel has them, of which one is part of a multipath device.
-func kernel(t *testing.T) Kernel {
+// newFakeKernel returns a fake /sys with a session and two units, of which one is part of a
+// multipath device.
+func newFakeKernel(t *testing.T) Kernel {
 	k := Kernel{Sys: t.TempDir(), Dev: t.TempDir()}
 	target := "devices/platform/host3/session1/target3:0:0"
 	for file, text := range map[string]string{
@@ -134,24 +138,24 @@ func kernel(t *testing.T) Kernel {
 		"block/dm-0/dm/uuid":                                                                              "mpath-3600",
 	} {
 		file = filepath.Join(k.Sys, file)
-		must(t, errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text+"\n"), 0o644)))
+		requireNoError(t, errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text+"\n"), 0o644)))
 	}
 	session := filepath.Join(k.Sys, "devices/platform/host3/session1/iscsi_session/session1")
-	must(t, errors.Join(os.MkdirAll(filepath.Join(k.Sys, "class/iscsi_session"), 0o755), os.MkdirAll(filepath.Join(k.Sys, "class/iscsi_connection"), 0o755),
+	requireNoError(t, errors.Join(os.MkdirAll(filepath.Join(k.Sys, "class/iscsi_session"), 0o755), os.MkdirAll(filepath.Join(k.Sys, "class/iscsi_connection"), 0o755),
 		os.Symlink(session, filepath.Join(k.Sys, "class/iscsi_session/session1")), os.Symlink("../..", filepath.Join(session, "device")),
 		os.Symlink(filepath.Join(k.Sys, "devices/platform/host3/session1/connection1:0/iscsi_connection/connection1:0"), filepath.Join(k.Sys, "class/iscsi_connection/connection1:0"))))
 	for _, dev := range []string{"sda", "sdb", "dm-0"} {
-		must(t, os.WriteFile(filepath.Join(k.Dev, dev), nil, 0o600))
+		requireNoError(t, os.WriteFile(filepath.Join(k.Dev, dev), nil, 0o600))
 	}
 	return k
 }
 
-// Sessions and devices are read from the kernel, however it writes the target's name; the device of multipathd is taken where there
-// is one.
+// Sessions and devices are read from the kernel, in any case of the target's name. A multipath
+// device is preferred.
 func TestKernel(t *testing.T) {
-	k := kernel(t)
+	k := newFakeKernel(t)
 	all, err := k.Sessions()
-	must(t, err)
+	requireNoError(t, err)
 	if len(all) != 1 || all[0].Target != "iqn.A" || all[0].Portal != netip.MustParseAddrPort("[2001:db8::1]:3260") || !all[0].Up || all[0].host != "3" {
 		t.Fatalf("%+v", all)
 	}
@@ -171,10 +175,10 @@ func TestKernel(t *testing.T) {
 		}
 	}
 	units, err := k.Units(all[0])
-	must(t, err)
+	requireNoError(t, err)
 	var numbers []string
 	for _, u := range units {
-		numbers = append(numbers, k.numbers(u)...)
+		numbers = append(numbers, k.deviceNumbers(u)...)
 	}
 	slices.Sort(numbers)
 	if got := strings.Join(numbers, " "); got != "253:0 8:0 8:1 8:16" {
@@ -185,8 +189,8 @@ func TestKernel(t *testing.T) {
 	}
 }
 
-// A session may end while it is looked at, between two of its attributes or within one: then it is as if it had not been listed. The
-// kernel's files of cgroups go as those of sessions do.
+// A session may end while its attributes are read. It is then treated as not listed. The test uses
+// files of cgroups, which vanish like those of sessions.
 func TestAttributeOfWhatHasGone(t *testing.T) { // F110
 	dir := ""
 	for _, parent := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/pids", "/sys/fs/cgroup/cpu", "/sys/fs/cgroup/systemd"} {
@@ -211,51 +215,51 @@ func TestAttributeOfWhatHasGone(t *testing.T) { // F110
 	if err := os.Remove(dir); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := content(f); !errors.Is(err, fs.ErrNotExist) {
+	if got, err := readOpenAttribute(f); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("read %q, %v", got, err)
 	}
 }
 
-// What was done outlives whoever did it; what a later release adds is left unread.
+// State persists on disk. Fields of a later release are ignored.
 func TestState(t *testing.T) {
 	dir := t.TempDir()
-	s, err := load(dir)
-	must(t, err)
+	s, err := loadState(dir)
+	requireNoError(t, err)
 	now := time.Now().Truncate(time.Second)
 	s.Target, s.Interface, s.Portals["192.0.2.1:3260"] = "iqn.a", "default", PortalState{Group: 1, MadeRecord: true, Asked: &now}
-	must(t, s.save(dir))
+	requireNoError(t, s.saveTo(dir))
 	file := filepath.Join(dir, stateFile)
 	b, err := os.ReadFile(file)
-	must(t, err)
-	must(t, os.WriteFile(file, []byte(strings.Replace(string(b), "{", `{"later":1,`, 1)), 0o600))
-	again, err := load(dir)
-	must(t, err)
-	if p := again.portals()[netip.MustParseAddrPort("192.0.2.1:3260")]; again.Target != "iqn.a" || p.Group != 1 || !p.MadeRecord || !p.Asked.Equal(now) {
+	requireNoError(t, err)
+	requireNoError(t, os.WriteFile(file, []byte(strings.Replace(string(b), "{", `{"later":1,`, 1)), 0o600))
+	again, err := loadState(dir)
+	requireNoError(t, err)
+	if p := again.parsedPortals()[netip.MustParseAddrPort("192.0.2.1:3260")]; again.Target != "iqn.a" || p.Group != 1 || !p.MadeRecord || !p.Asked.Equal(now) {
 		t.Errorf("%+v", again)
 	}
-	// A login that may come yet is waited for; nothing is asked of anybody meanwhile.
+	// A pending login is waited for. iscsiadm is not called meanwhile.
 	t.Setenv("PATH", t.TempDir())
 	n := Node{Kernel: Kernel{Sys: t.TempDir(), Dev: t.TempDir()}}
-	if err := n.Detach(t.Context(), dir, 0, true); err == nil || !strings.Contains(err.Error(), "iscsid may be logging in at portal 192.0.2.1:3260 still") {
+	if err := n.Detach(t.Context(), dir, 0, true); err == nil || !strings.Contains(err.Error(), "iscsid may be logging in at portal 192.0.2.1:3260: it gives up") {
 		t.Errorf("%v", err)
 	}
-	must(t, os.WriteFile(file, []byte("torn"), 0o600))
+	requireNoError(t, os.WriteFile(file, []byte("torn"), 0o600))
 	if err := n.Detach(t.Context(), dir, 0, true); err == nil {
 		t.Error("a state that cannot be read is taken for none")
 	}
 }
 
-// A node that leaves waits for a login that may come yet, which nobody takes away any more when it comes late.
+// A node that leaves waits for a pending login, because nobody could remove its session later.
 func TestLateLoginsAreWaitedFor(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	n := Node{Kernel: Kernel{Sys: t.TempDir(), Dev: t.TempDir()}}
 	root := t.TempDir()
-	dir := filepath.Join(root, Name(Disk{Target: "iqn.a", Interface: "default"}))
-	must(t, os.MkdirAll(dir, 0o755))
+	dir := filepath.Join(root, FolderName(Disk{Target: "iqn.a", Interface: "default"}))
+	requireNoError(t, os.MkdirAll(dir, 0o755))
 	virtual.Test(t, func(t *testing.T) {
 		began := time.Now()
-		must(t, State{Version: 1, Target: "iqn.a", Interface: "default", Portals: map[string]PortalState{"192.0.2.1:3260": {Group: 1, Asked: &began}}}.save(dir))
-		must(t, n.DetachAll(t.Context(), root))
+		requireNoError(t, State{Version: 1, Target: "iqn.a", Interface: "default", Portals: map[string]PortalState{"192.0.2.1:3260": {Group: 1, Asked: &began}}}.saveTo(dir))
+		requireNoError(t, n.DetachAll(t.Context(), root))
 		if took := time.Since(began); took < loginPending {
 			t.Errorf("it was waited for %s, want %s", took, loginPending)
 		}
@@ -265,16 +269,16 @@ func TestLateLoginsAreWaitedFor(t *testing.T) {
 	}
 }
 
-// Each way in which iscsiadm ends has words that say what to do, and keeps its own.
+// Each exit status of iscsiadm has an explanation with the remedy, and the original error.
 func TestExplain(t *testing.T) {
 	for code, want := range map[int]string{24: "authentication failed", 20: "iscsid does not run on this node", 12: "load module iscsi_tcp", 8: "did not answer within 30s",
 		4: "does not reach portal", 19: "refused the login", 7: "asking: iscsiadm: words"} {
-		err := explain(&remote.Failed{Program: "iscsiadm", Code: code, Said: "words"}, "asking", netip.MustParseAddrPort("192.0.2.1:3260"), 30*time.Second)
+		err := explainError(&remote.ExitError{Program: "iscsiadm", Code: code, Output: "words"}, "asking", netip.MustParseAddrPort("192.0.2.1:3260"), 30*time.Second)
 		if !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "words") {
 			t.Errorf("%d: %v, want %q", code, err, want)
 		}
 	}
-	if got := brief("iscsiadm: a\niscsiadm: a\n\nb\n"); got != "a; b" {
+	if got := shortenOutput("iscsiadm: a\niscsiadm: a\n\nb\n"); got != "a; b" {
 		t.Errorf("%q", got)
 	}
 }

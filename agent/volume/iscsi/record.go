@@ -16,23 +16,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// iscsiadm takes the value of a setting as an argument alone, and arguments are seen by every process of the node. So its
-// records, which are lines "name = value" in files that only root reads, are written here.
+// iscsiadm accepts the value of a setting only as an argument, and every process of the node can
+// read arguments. Records are therefore edited here. They are files with lines "name = value" that
+// only root can read.
 
 // setting is a line of a record.
 type setting struct{ name, value string }
 
-// edit gives settings to a record: each takes the place of the line that says something else of it, and stands before the
-// record's end where none does.
-func edit(record []byte, settings []setting) ([]byte, error) {
+// editRecord sets settings in a record. A setting replaces the line with the same name, or is
+// inserted before the record's end.
+func editRecord(record []byte, settings []setting) ([]byte, error) {
 	lines := strings.Split(strings.TrimRight(string(record), "\n"), "\n")
 	end := slices.Index(lines, "# END RECORD")
 	if end < 0 || !strings.HasPrefix(lines[0], "# BEGIN RECORD") {
-		return nil, errors.New("it is no record of iscsiadm's")
+		return nil, errors.New("it is not a record of iscsiadm")
 	}
 	for _, s := range settings {
 		if strings.ContainsAny(s.value, "\n\r\x00") || s.value != strings.TrimSpace(s.value) || s.value == "" {
-			return nil, fmt.Errorf("a value for %s is empty, begins or ends with a space, or has more than one line, which iscsiadm does not take", s.name)
+			return nil, fmt.Errorf("a value for %s is empty, starts or ends with a space, or has more than one line, which iscsiadm does not accept", s.name)
 		}
 		at := slices.IndexFunc(lines[:end], func(l string) bool {
 			name, _, _ := strings.Cut(l, "=")
@@ -49,8 +50,8 @@ func edit(record []byte, settings []setting) ([]byte, error) {
 	return []byte(strings.Join(lines, "\n") + "\n"), nil
 }
 
-// credentials are the settings of what is proven, below a prefix.
-func credentials(prefix string, c Credentials) []setting {
+// chapSettings returns the settings for credentials, with a prefix of their names.
+func chapSettings(prefix string, c Credentials) []setting {
 	if c.User == "" {
 		return nil
 	}
@@ -61,28 +62,28 @@ func credentials(prefix string, c Credentials) []setting {
 	return s
 }
 
-// roots are where releases of open-iscsi have their records.
-var roots = []string{"/etc/iscsi", "/var/lib/iscsi"}
+// recordRoots are the folders in which releases of open-iscsi store records.
+var recordRoots = []string{"/etc/iscsi", "/var/lib/iscsi"}
 
-// nodeRecord finds the record of a target at a portal, "" for none.
+// nodeRecord returns the path of the record of a target at a portal, or "" if there is none.
 func nodeRecord(target string, portal netip.AddrPort, group int, iface string) (string, error) {
 	name := filepath.Join("nodes", target, fmt.Sprintf("%s,%d,%d", portal.Addr(), portal.Port(), group), iface)
-	return record(name)
+	return findRecord(name)
 }
 
-// discoveryRecord finds the record of a portal that is asked for targets.
+// discoveryRecord returns the path of the discovery record of a portal, or "" if there is none.
 func discoveryRecord(portal netip.AddrPort) (string, error) {
-	return record(filepath.Join("send_targets", fmt.Sprintf("%s,%d", portal.Addr(), portal.Port()), "st_config"))
+	return findRecord(filepath.Join("send_targets", fmt.Sprintf("%s,%d", portal.Addr(), portal.Port()), "st_config"))
 }
 
-func record(name string) (string, error) {
-	for _, root := range roots {
+func findRecord(name string) (string, error) {
+	for _, root := range recordRoots {
 		file := filepath.Join(root, name)
 		switch st, err := os.Lstat(file); {
 		case err == nil && st.Mode().IsRegular():
 			return file, nil
 		case err == nil:
-			return "", fmt.Errorf("%s is no file", file)
+			return "", fmt.Errorf("%s is not a regular file", file)
 		case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR):
 			return "", err
 		}
@@ -90,21 +91,21 @@ func record(name string) (string, error) {
 	return "", nil
 }
 
-// mostOfRecord bounds what is read of one.
-const mostOfRecord = 64 << 10
+// maxRecordBytes bounds how much of a record is read.
+const maxRecordBytes = 64 << 10
 
-// change gives settings to the record in a file. It is written whole or not at all, beside the folder of records, since
-// iscsiadm takes every file in that for a record.
-func change(file string, settings []setting) error {
+// changeRecord sets settings in a record file. The file is replaced atomically. The temporary file
+// is outside the folder of records, because iscsiadm reads every file there as a record.
+func changeRecord(file string, settings []setting) error {
 	f, err := os.Open(file)
 	if err != nil {
 		return err
 	}
-	was, err := io.ReadAll(io.LimitReader(f, mostOfRecord))
+	was, err := io.ReadAll(io.LimitReader(f, maxRecordBytes))
 	if err = errors.Join(err, f.Close()); err != nil {
 		return err
 	}
-	now, err := edit(was, settings)
+	now, err := editRecord(was, settings)
 	if err != nil {
 		return fmt.Errorf("%s: %w", file, err)
 	}
@@ -112,7 +113,7 @@ func change(file string, settings []setting) error {
 		return nil
 	}
 	root := file
-	for !slices.Contains(roots, root) && root != filepath.Dir(root) {
+	for !slices.Contains(recordRoots, root) && root != filepath.Dir(root) {
 		root = filepath.Dir(root)
 	}
 	tmp, err := os.CreateTemp(root, ".keelson-*") // mode 0600
@@ -129,15 +130,15 @@ func change(file string, settings []setting) error {
 	return nil
 }
 
-// offer is a target that a portal names.
+// offer is a target that a portal reports.
 type offer struct {
 	portal netip.AddrPort
-	group  int // of portals
+	group  int // portal group tag
 	target string
 }
 
-// offers reads what discovery tells: "ADDRESS:PORT,GROUP TARGET" lines.
-func offers(told []byte) []offer {
+// parseOffers parses the output of discovery: lines "ADDRESS:PORT,GROUP TARGET".
+func parseOffers(told []byte) []offer {
 	var all []offer
 	for line := range strings.Lines(string(told)) {
 		at, target, _ := strings.Cut(strings.TrimSpace(line), " ")
@@ -154,9 +155,9 @@ func offers(told []byte) []offer {
 	return all
 }
 
-// offerOf is how a target is to be logged in to, its name and the group of portals: what is told of the portal, or of another one of
-// its where the portal tells of others only, as behind a translated address.
-func offerOf(all []offer, target string, portal netip.AddrPort) (found offer, ok bool) {
+// findOffer returns the offer of a target at a portal. If the portal reports only other portals, as
+// behind address translation, it returns the first offer of the target.
+func findOffer(all []offer, target string, portal netip.AddrPort) (found offer, ok bool) {
 	for _, o := range all {
 		switch {
 		case !sameName(o.target, target):

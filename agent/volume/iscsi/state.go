@@ -13,31 +13,33 @@ import (
 	"keelson.dev/keelson/internal/durable"
 )
 
-// stateFile is in the folder that a target has for an interface.
+// stateFile is in the folder of a target and interface.
 const stateFile = "target.json"
 
-// State is what was done for a target, by one interface: written before it is done, so that it is undone whatever happens.
+// State records what was done for a target through one interface. It is written before each step,
+// so that the step can be undone after a crash.
 type State struct {
 	Version       int    `json:"version"`
 	Target        string `json:"target"`
 	Interface     string `json:"interface"`
 	MadeInterface bool   `json:"madeInterface,omitempty"`
-	// Portals are those at which this node was logged in, or is about to be.
+	// Portals are those at which this node is logged in, or may be. Keys are address:port.
 	Portals map[string]PortalState `json:"portals,omitempty"`
 }
 
-// PortalState is what was done at a portal.
+// PortalState records what was done at a portal.
 type PortalState struct {
-	Group      int  `json:"group"`                // of portals
-	MadeRecord bool `json:"madeRecord,omitempty"` // in iscsiadm's records; false: it was there
-	// Name is the target's where the portal writes it otherwise: what it is logged in to by, and called in iscsiadm's records.
+	Group      int  `json:"group"`                // portal group tag
+	MadeRecord bool `json:"madeRecord,omitempty"` // created in iscsiadm's records; false: the record existed
+	// Name is the target's name as written by the portal, if it differs. It is used for the login
+	// and in iscsiadm's records.
 	Name string `json:"name,omitempty"`
-	// Asked is since when a login is asked for of which nobody has heard how it ended: iscsid may be about it still.
+	// Asked is the start of a login without a known result. iscsid may still complete it.
 	Asked *time.Time `json:"asked,omitempty"`
 }
 
-// load reads the state in a folder; a fresh one where there is none.
-func load(dir string) (State, error) {
+// loadState reads the state in a folder. It returns a new state if there is none.
+func loadState(dir string) (State, error) {
 	s := State{Version: 1, Portals: map[string]PortalState{}}
 	b, err := os.ReadFile(filepath.Join(dir, stateFile))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -55,7 +57,7 @@ func load(dir string) (State, error) {
 	return s, nil
 }
 
-func (s State) save(dir string) error {
+func (s State) saveTo(dir string) error {
 	b, err := json.Marshal(s)
 	if err != nil {
 		return err
@@ -63,8 +65,8 @@ func (s State) save(dir string) error {
 	return durable.Write(filepath.Join(dir, stateFile), b)
 }
 
-// portals are those of the state whose names can be read.
-func (s State) portals() map[netip.AddrPort]PortalState {
+// parsedPortals returns the portals whose keys can be parsed.
+func (s State) parsedPortals() map[netip.AddrPort]PortalState {
 	out := map[netip.AddrPort]PortalState{}
 	for name, p := range s.Portals {
 		if at, err := ParsePortal(name); err == nil {

@@ -15,23 +15,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kernel is where the kernel tells of its sessions and devices.
+// Kernel has the mount points of the kernel's file systems for sessions (/sys) and devices (/dev).
 type Kernel struct{ Sys, Dev string }
 
-// Session is what the kernel has with a target.
+// Session is a session of the kernel with a target.
 type Session struct {
-	Name      string // of its folder: session7
+	Name      string // name of its folder, such as session7
 	Target    string
 	Portal    netip.AddrPort
 	Interface string
 	Up        bool
-	State     string // in the kernel's words
-	host      string // of SCSI: its number
-	id        string // of the target on it
-	device    string // folder, below which its devices are
+	State     string // state as named by the kernel
+	host      string // SCSI host number
+	id        string // number of the target on the host
+	device    string // folder below which its devices are
 }
 
-// Sessions lists them. That there are none because the kernel has no initiator is no error.
+// Sessions returns the kernel's sessions. A kernel without an initiator has none, without an error.
 func (k Kernel) Sessions() ([]Session, error) {
 	class := filepath.Join(k.Sys, "class", "iscsi_session")
 	entries, err := os.ReadDir(class)
@@ -43,9 +43,9 @@ func (k Kernel) Sessions() ([]Session, error) {
 	}
 	var all []Session
 	for _, e := range entries {
-		s, err := k.session(filepath.Join(class, e.Name()))
+		s, err := k.readSession(filepath.Join(class, e.Name()))
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // it ended meanwhile
+			continue // the session ended meanwhile
 		}
 		if err != nil {
 			return nil, fmt.Errorf("the kernel's iSCSI %s: %w", e.Name(), err)
@@ -56,10 +56,10 @@ func (k Kernel) Sessions() ([]Session, error) {
 	return all, nil
 }
 
-func (k Kernel) session(dir string) (s Session, err error) {
+func (k Kernel) readSession(dir string) (s Session, err error) {
 	s.Name = filepath.Base(dir)
 	for file, to := range map[string]*string{"targetname": &s.Target, "ifacename": &s.Interface, "state": &s.State, "target_id": &s.id} {
-		if *to, err = attribute(dir, file); err != nil {
+		if *to, err = attributeValue(dir, file); err != nil {
 			return s, err
 		}
 	}
@@ -72,39 +72,40 @@ func (k Kernel) session(dir string) (s Session, err error) {
 		return s, fmt.Errorf("%s is below no SCSI host", s.device)
 	}
 	conn := filepath.Join(k.Sys, "class", "iscsi_connection", "connection"+strings.TrimPrefix(s.Name, "session")+":0")
-	addr, err := attribute(conn, "persistent_address")
+	addr, err := attributeValue(conn, "persistent_address")
 	if err != nil {
 		return s, err
 	}
-	port, err := attribute(conn, "persistent_port")
+	port, err := attributeValue(conn, "persistent_port")
 	if err != nil {
 		return s, err
 	}
-	if s.Portal, err = ParsePortal(netJoin(addr, port)); err != nil {
-		s.Portal = netip.AddrPort{} // by a name, as nobody asks for it here
+	if s.Portal, err = ParsePortal(joinHostPort(addr, port)); err != nil {
+		s.Portal = netip.AddrPort{} // a portal with a host name, which this package never creates
 	}
 	return s, nil
 }
 
-func netJoin(addr, port string) string {
+func joinHostPort(addr, port string) string {
 	if strings.Contains(addr, ":") {
 		return "[" + addr + "]:" + port
 	}
 	return addr + ":" + port
 }
 
-// attribute reads one. What the kernel does not know is "".
-func attribute(dir, name string) (string, error) {
+// attributeValue returns the value of an attribute. An unknown value is returned as "".
+func attributeValue(dir, name string) (string, error) {
 	f, err := os.Open(filepath.Join(dir, name))
 	if err != nil {
 		return "", err
 	}
 	defer f.Close()
-	return content(f)
+	return readOpenAttribute(f)
 }
 
-// content is what an attribute that is open says. Of what has gone since the kernel says ENODEV, which is told as if it could not be opened.
-func content(f *os.File) (string, error) {
+// readOpenAttribute reads an open attribute. ENODEV, which the kernel returns for a removed object,
+// is returned as fs.ErrNotExist.
+func readOpenAttribute(f *os.File) (string, error) {
 	b, err := io.ReadAll(io.LimitReader(f, 4<<10))
 	if errors.Is(err, unix.ENODEV) {
 		err = fmt.Errorf("%w: %w", fs.ErrNotExist, err)
@@ -116,16 +117,16 @@ func content(f *os.File) (string, error) {
 	return text, err
 }
 
-// Unit is a logical unit that the kernel has of a session.
+// Unit is a logical unit in a session of the kernel.
 type Unit struct {
 	LUN    int
-	Block  string // sda; "" where it has no block device, yet or at all
+	Block  string // such as sda; "" = no block device, or none yet
 	Number string // major:minor
-	WWID   string // the same by whichever session it is reached, "" where the target has none
+	WWID   string // the same in every session with the unit; "" if the target has none
 	folder string
 }
 
-// Units lists what the kernel has found so far.
+// Units returns the units of a session that the kernel has found.
 func (k Kernel) Units(s Session) ([]Unit, error) {
 	found, err := filepath.Glob(filepath.Join(s.device, "target*", "*:*:*:*"))
 	if err != nil {
@@ -139,14 +140,14 @@ func (k Kernel) Units(s Session) ([]Unit, error) {
 			continue
 		}
 		u := Unit{LUN: lun, folder: dir}
-		u.WWID, _ = attribute(dir, "wwid") // without one nobody can compare it
+		u.WWID, _ = attributeValue(dir, "wwid") // without a WWID, units cannot be compared
 		blocks, err := os.ReadDir(filepath.Join(dir, "block"))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
 		if len(blocks) > 0 {
 			u.Block = blocks[0].Name()
-			if u.Number, err = attribute(filepath.Join(dir, "block", u.Block), "dev"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			if u.Number, err = attributeValue(filepath.Join(dir, "block", u.Block), "dev"); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return nil, err
 			}
 		}
@@ -156,8 +157,8 @@ func (k Kernel) Units(s Session) ([]Unit, error) {
 	return all, nil
 }
 
-// unit is one of those, and false for none with a block device that can be opened.
-func (k Kernel) unit(s Session, lun int) (Unit, bool, error) {
+// blockUnit returns the unit with a LUN whose block device exists, or false.
+func (k Kernel) blockUnit(s Session, lun int) (Unit, bool, error) {
 	all, err := k.Units(s)
 	for _, u := range all {
 		if u.LUN != lun || u.Block == "" {
@@ -170,14 +171,14 @@ func (k Kernel) unit(s Session, lun int) (Unit, bool, error) {
 	return Unit{}, false, err
 }
 
-// multipath is the device that multipathd has made of a unit and others that are the same, "" for none.
-func (k Kernel) multipath(u Unit) string {
+// multipathDevice returns the device that multipathd created for a unit, or "".
+func (k Kernel) multipathDevice(u Unit) string {
 	holders, err := os.ReadDir(filepath.Join(u.folder, "block", u.Block, "holders"))
 	if err != nil {
 		return ""
 	}
 	for _, h := range holders {
-		uuid, err := attribute(filepath.Join(k.Sys, "block", h.Name(), "dm"), "uuid")
+		uuid, err := attributeValue(filepath.Join(k.Sys, "block", h.Name(), "dm"), "uuid")
 		if err == nil && strings.HasPrefix(uuid, "mpath-") {
 			return h.Name()
 		}
@@ -185,14 +186,15 @@ func (k Kernel) multipath(u Unit) string {
 	return ""
 }
 
-// numbers are major:minor of what is made of a unit: itself, its partitions, what holds it.
-func (k Kernel) numbers(u Unit) []string {
+// deviceNumbers returns major:minor of all devices of a unit: itself, its partitions, and their
+// holders.
+func (k Kernel) deviceNumbers(u Unit) []string {
 	dir := filepath.Join(u.folder, "block", u.Block)
 	var all []string
 	for _, pattern := range []string{"dev", u.Block + "*/dev", "holders/*/dev", u.Block + "*/holders/*/dev"} {
-		files, _ := filepath.Glob(filepath.Join(dir, pattern)) // the pattern is well-formed
+		files, _ := filepath.Glob(filepath.Join(dir, pattern)) // the pattern is valid
 		for _, f := range files {
-			if n, err := attribute(filepath.Dir(f), "dev"); err == nil && n != "" {
+			if n, err := attributeValue(filepath.Dir(f), "dev"); err == nil && n != "" {
 				all = append(all, n)
 			}
 		}

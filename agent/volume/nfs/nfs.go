@@ -1,6 +1,6 @@
-// Package nfs mounts folders of NFS servers. The kernel does that by itself, so that a node needs no program of
-// nfs-common for version 4, nor for version 3 with mount option nolock. Only version 3 with locks takes mount.nfs, which
-// sees to rpc.statd.
+// Package nfs mounts folders of NFS servers with the NFS client of the kernel. Version 4, and
+// version 3 with mount option nolock, need no program on the node. Version 3 with locks needs
+// mount.nfs, which starts rpc.statd.
 package nfs
 
 import (
@@ -21,30 +21,30 @@ import (
 	"keelson.dev/keelson/agent/volume/remote"
 )
 
-// Volume is a folder of a server.
+// Volume is an exported folder of a server.
 type Volume struct {
 	Server, Path string
 	ReadOnly     bool
-	Options      []string // of the mount
+	Options      []string // mount options
 }
 
-// String names the volume for messages.
-func (v Volume) String() string { return fmt.Sprintf("NFS %s", source(v.Server, v.Path)) }
+// String returns the volume's name for messages.
+func (v Volume) String() string { return fmt.Sprintf("NFS %s", sourceName(v.Server, v.Path)) }
 
-// Is says that a type of file system is one of NFS.
-func Is(fsType string) bool { return fsType == "nfs" || fsType == "nfs4" }
+// IsNFS reports whether a file system type is NFS.
+func IsNFS(fsType string) bool { return fsType == "nfs" || fsType == "nfs4" }
 
-// Node is what mounting takes of the node. The zero value is the node as it is.
+// Node mounts NFS volumes on this node. The zero value is ready to use.
 type Node struct {
-	Patience   time.Duration // for a server that does not answer; 0 = half a minute
-	filesystem string        // the list of the kernel's file systems
+	Patience   time.Duration // limit for a server that does not respond; 0 = 30 s
+	filesystem string        // path of the list of file systems that the kernel supports
 	resolve    func(ctx context.Context, host string) ([]netip.Addr, error)
 	mount      func(ctx context.Context, m remote.Mount) error
 	lookPath   func(program string) (string, error)
 	run        func(ctx context.Context, about string, program string, args ...string) error
 }
 
-func (n Node) complete() Node {
+func (n Node) withDefaults() Node {
 	if n.Patience == 0 {
 		n.Patience = 30 * time.Second
 	}
@@ -71,10 +71,10 @@ func (n Node) complete() Node {
 	return n
 }
 
-// Mount mounts the volume at a folder at which nothing is mounted. It takes no longer than the node's patience, and a
-// little to give up.
+// Mount mounts the volume at target, an unused folder. It takes at most n.Patience, and a little
+// more to abort.
 func (n Node) Mount(ctx context.Context, v Volume, target string) error {
-	n = n.complete()
+	n = n.withDefaults()
 	o, err := ParseOptions(v.Options)
 	if err != nil {
 		return fmt.Errorf("%s: %w", v, err)
@@ -84,26 +84,26 @@ func (n Node) Mount(ctx context.Context, v Volume, target string) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, n.Patience)
 	defer cancel()
-	if err := n.client(ctx); err != nil {
+	if err := n.ensureClient(ctx); err != nil {
 		return fmt.Errorf("%s: %w", v, err)
 	}
-	addrs, err := n.addresses(ctx, v.Server, o)
+	addrs, err := n.serverAddresses(ctx, v.Server, o)
 	if err != nil {
 		return fmt.Errorf("%s: %w", v, err)
 	}
 	for i, addr := range addrs {
-		if err = n.negotiate(ctx, v, o, addr, target); err == nil || !unreachable(err) || i == len(addrs)-1 || ctx.Err() != nil {
+		if err = n.mountAnyVersion(ctx, v, o, addr, target); err == nil || !isUnreachable(err) || i == len(addrs)-1 || ctx.Err() != nil {
 			break
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("%s: %w", v, n.explain(err, v, o))
+		return fmt.Errorf("%s: %w", v, n.explainError(err, v, o))
 	}
 	return nil
 }
 
-// client sees to the NFS client of the kernel.
-func (n Node) client(ctx context.Context) error {
+// ensureClient loads the kernel's NFS client if it is missing.
+func (n Node) ensureClient(ctx context.Context) error {
 	has := func() (bool, error) {
 		f, err := os.Open(n.filesystem)
 		if err != nil {
@@ -121,7 +121,7 @@ func (n Node) client(ctx context.Context) error {
 	if ok || err != nil {
 		return err
 	}
-	why := "there is no modprobe to load it with"
+	why := "modprobe is not installed"
 	if path, err := n.lookPath("modprobe"); err == nil {
 		why = "modprobe has loaded nfs, and the kernel does not serve it"
 		if err := n.run(ctx, "modprobe", path, "nfs"); err != nil {
@@ -132,55 +132,55 @@ func (n Node) client(ctx context.Context) error {
 		return err
 	}
 	return fmt.Errorf("the kernel of this node has no NFS client: load module nfs (modprobe nfs), "+
-		"which may be in a package of its own such as linux-modules-extra; it is looked for again: %s", why)
+		"which may be in a separate package such as linux-modules-extra; this is retried: %s", why)
 }
 
-// mostAddresses of a name are tried.
-const mostAddresses = 4
+// maxAddresses is the number of addresses of a host name that are tried.
+const maxAddresses = 4
 
-func (n Node) addresses(ctx context.Context, server string, o Options) ([]netip.Addr, error) {
+func (n Node) serverAddresses(ctx context.Context, server string, o Options) ([]netip.Addr, error) {
 	var all []netip.Addr
 	if a, err := netip.ParseAddr(strings.Trim(server, "[]")); err == nil {
 		all = []netip.Addr{a}
 	} else if all, err = n.resolve(ctx, server); err != nil {
-		return nil, fmt.Errorf("this node cannot resolve the name of the server (it asks the DNS servers of the node, which know no Services): %w", err)
+		return nil, fmt.Errorf("this node cannot resolve the name of the server (it uses the node's DNS servers, which do not resolve Services): %w", err)
 	}
 	var out []netip.Addr
 	for _, a := range all {
-		if a = a.Unmap(); o.reaches(a) && len(out) < mostAddresses {
+		if a = a.Unmap(); o.allowsFamily(a) && len(out) < maxAddresses {
 			out = append(out, a)
 		}
 	}
 	if len(out) == 0 {
-		return nil, fmt.Errorf("server %s has no address for mount option proto=%s", server, o.value("proto"))
+		return nil, fmt.Errorf("server %s has no address for mount option proto=%s", server, o.lastValue("proto"))
 	}
 	return out, nil
 }
 
-// errLocks says that version 3 cannot be mounted with locks.
+// errLocks is returned if version 3 cannot be mounted with locks.
 var errLocks = errors.New("locks of NFS version 3 need mount.nfs and rpc.statd on the node: install nfs-common (nfs-utils), " +
 	"or set mount option nolock where no two clients lock the same file")
 
-// negotiate tries the versions that are asked for, the newest first.
-func (n Node) negotiate(ctx context.Context, v Volume, o Options, addr netip.Addr, target string) error {
-	versions := o.versions()
-	var first error // what is told where none of several is had: of the newest version that the server has
+// mountAnyVersion tries the requested versions, newest first.
+func (n Node) mountAnyVersion(ctx context.Context, v Volume, o Options, addr netip.Addr, target string) error {
+	versions := o.candidateVersions()
+	var first error // the error to return if all versions fail: that of the newest version that the server supports
 	for i, version := range versions {
-		err := n.once(ctx, v, o, version, addr, target)
+		err := n.mountVersion(ctx, v, o, version, addr, target)
 		if err == nil {
 			return nil
 		}
-		if first == nil || anyOf(first, unix.EPROTONOSUPPORT) && !errors.Is(err, errLocks) {
-			first = err // that there is no such version says least
+		if first == nil || isAnyErrno(first, unix.EPROTONOSUPPORT) && !errors.Is(err, errLocks) {
+			first = err // an unsupported version is the least useful error
 		}
 		if i == len(versions)-1 || ctx.Err() != nil {
 			break
 		}
 		switch {
 		case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EINVAL):
-		case versions[len(versions)-1] == "3" && anyOf(err, unix.ENOENT, unix.EPERM, unix.EACCES):
-			// A server without version 4, or one that shows none of its folders by it.
-			if third := n.once(ctx, v, o, "3", addr, target); third == nil {
+		case versions[len(versions)-1] == "3" && isAnyErrno(err, unix.ENOENT, unix.EPERM, unix.EACCES):
+			// The server has no version 4, or does not export this folder by it.
+			if third := n.mountVersion(ctx, v, o, "3", addr, target); third == nil {
 				return nil
 			}
 			return first
@@ -194,32 +194,32 @@ func (n Node) negotiate(ctx context.Context, v Volume, o Options, addr netip.Add
 	return first
 }
 
-// lacksLocks says that version 3 is not mounted for want of a program.
+// lacksLocks reports whether version 3 cannot be mounted because mount.nfs is missing.
 func (n Node) lacksLocks(o Options) bool {
 	_, err := n.lookPath("mount.nfs")
-	return err != nil && !o.ownLocks()
+	return err != nil && !o.hasLocalLocks()
 }
 
-// once mounts with one version.
-func (n Node) once(ctx context.Context, v Volume, o Options, version string, addr netip.Addr, target string) error {
-	if version != "3" || o.ownLocks() {
+// mountVersion mounts with one version of NFS.
+func (n Node) mountVersion(ctx context.Context, v Volume, o Options, version string, addr netip.Addr, target string) error {
+	if version != "3" || o.hasLocalLocks() {
 		kind := "nfs"
 		if version != "3" {
 			kind = "nfs4"
 		}
-		return n.mount(ctx, remote.Mount{Source: source(v.Server, v.Path), Target: target, Type: kind, Flags: o.Flags, Data: o.data(version, addr)})
+		return n.mount(ctx, remote.Mount{Source: sourceName(v.Server, v.Path), Target: target, Type: kind, Flags: o.Flags, Data: o.kernelData(version, addr)})
 	}
 	path, err := n.lookPath("mount.nfs")
 	if err != nil {
 		return errLocks
 	}
-	return n.run(ctx, target, path, source(v.Server, v.Path), target, "-o", strings.Join(append(o.names(), "vers=3"), ","))
+	return n.run(ctx, target, path, sourceName(v.Server, v.Path), target, "-o", strings.Join(append(o.mountNFSOptions(), "vers=3"), ","))
 }
 
-// names are the options as mount.nfs reads them.
-func (o Options) names() []string {
+// mountNFSOptions returns the options for mount.nfs.
+func (o Options) mountNFSOptions() []string {
 	out := slices.Clone(o.Rest)
-	for name, f := range flags {
+	for name, f := range mountFlags {
 		if f.set != 0 && o.Flags&f.set != 0 {
 			out = append(out, name)
 		}
@@ -228,32 +228,32 @@ func (o Options) names() []string {
 	return out
 }
 
-func anyOf(err error, list ...unix.Errno) bool {
+func isAnyErrno(err error, list ...unix.Errno) bool {
 	return slices.ContainsFunc(list, func(e unix.Errno) bool { return errors.Is(err, e) })
 }
 
-// unreachable says that another address of the server may do.
-func unreachable(err error) bool {
-	return anyOf(err, unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.ETIMEDOUT, unix.EAFNOSUPPORT)
+// isUnreachable reports whether another address of the server may work.
+func isUnreachable(err error) bool {
+	return isAnyErrno(err, unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.ETIMEDOUT, unix.EAFNOSUPPORT)
 }
 
-// explain says what to do.
-func (n Node) explain(err error, v Volume, o Options) error {
+// explainError adds cause and remedy to an error.
+func (n Node) explainError(err error, v Volume, o Options) error {
 	say := func(text string, args ...any) error { return fmt.Errorf("%s (%w)", fmt.Sprintf(text, args...), err) }
 	switch {
 	case errors.Is(err, errLocks):
 	case errors.Is(err, context.DeadlineExceeded):
-		return say("server %s did not answer within %s: see whether it runs and whether this node reaches it; it is tried again", v.Server, n.Patience)
-	case anyOf(err, unix.ETIMEDOUT, unix.EHOSTUNREACH, unix.ENETUNREACH):
-		return say("this node does not reach server %s; it is tried again", v.Server)
+		return say("server %s did not answer within %s: check that it runs and that this node can reach it; this is retried", v.Server, n.Patience)
+	case isAnyErrno(err, unix.ETIMEDOUT, unix.EHOSTUNREACH, unix.ENETUNREACH):
+		return say("this node does not reach server %s; this is retried", v.Server)
 	case errors.Is(err, unix.ECONNREFUSED):
-		return say("server %s runs no NFS service; it is tried again", v.Server)
-	case anyOf(err, unix.EACCES, unix.EPERM):
-		return say("server %s does not let this node mount %s: see its exports", v.Server, v.Path)
+		return say("server %s runs no NFS service; this is retried", v.Server)
+	case isAnyErrno(err, unix.EACCES, unix.EPERM):
+		return say("server %s does not let this node mount %s: check its exports", v.Server, v.Path)
 	case errors.Is(err, unix.ENOENT):
-		return say("server %s exports no %s; with version 4 the path begins at its root of exports (fsid=0)", v.Server, v.Path)
+		return say("server %s exports no %s; with version 4 the path is relative to its root export (fsid=0)", v.Server, v.Path)
 	case errors.Is(err, unix.EPROTONOSUPPORT):
-		return say("server %s and the kernel of this node have no version of NFS in common (asked for: %s)", v.Server, strings.Join(o.versions(), ", "))
+		return say("server %s and the kernel of this node support no common version of NFS (requested: %s)", v.Server, strings.Join(o.candidateVersions(), ", "))
 	case errors.Is(err, unix.EINVAL):
 		return say("the kernel of this node refuses the mount options %q", strings.Join(o.Rest, ","))
 	case errors.Is(err, unix.ENODEV):

@@ -44,15 +44,15 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// bed is a node whose kernel answers as it is told, by version and address.
-type bed struct {
+// fakeNode is a node with a simulated kernel, whose results are set by version and address.
+type fakeNode struct {
 	Node
 	asked   []string
 	answers map[string]error
 }
 
-func newBed(t *testing.T, kernel string) *bed {
-	b := &bed{answers: map[string]error{}}
+func newFakeNode(t *testing.T, kernel string) *fakeNode {
+	b := &fakeNode{answers: map[string]error{}}
 	list := filepath.Join(t.TempDir(), "filesystems")
 	if err := os.WriteFile(list, []byte(kernel), 0o600); err != nil {
 		t.Fatal(err)
@@ -111,7 +111,7 @@ func TestWhatTheKernelIsAsked(t *testing.T) {
 		{"hangs", Volume{Server: "192.0.2.3", Path: "/b"}, map[string]error{"vers": context.DeadlineExceeded},
 			[]string{"nfs4 192.0.2.3:/b vers=4.2,addr=192.0.2.3"}, "server 192.0.2.3 did not answer within 30s"},
 	} {
-		b := newBed(t, "nodev\tnfs\nnodev\tnfs4\n")
+		b := newFakeNode(t, "nodev\tnfs\nnodev\tnfs4\n")
 		b.answers = tt.answers
 		err := b.Mount(t.Context(), tt.vol, "/target")
 		if !slices.Equal(b.asked, tt.want) {
@@ -123,9 +123,10 @@ func TestWhatTheKernelIsAsked(t *testing.T) {
 	}
 }
 
-// A kernel without a client is told of by name, with what to do; one that has it after modprobe is asked.
+// A kernel without NFS client is reported with the remedy. A client that appears after modprobe is
+// used.
 func TestKernelWithoutNFS(t *testing.T) {
-	b := newBed(t, "nodev\ttmpfs\n\text4\n")
+	b := newFakeNode(t, "nodev\ttmpfs\n\text4\n")
 	vol := Volume{Server: "files", Path: "/a"}
 	err := b.Mount(t.Context(), vol, "/target")
 	if err == nil || !strings.Contains(err.Error(), "NFS files:/a: the kernel of this node has no NFS client: load module nfs") || len(b.asked) > 0 {

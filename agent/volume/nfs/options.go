@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// flags are the options of a mount that the kernel knows for every file system.
-var flags = map[string]struct{ set, clear uintptr }{
+// mountFlags are the mount options that the kernel has for all file systems.
+var mountFlags = map[string]struct{ set, clear uintptr }{
 	"ro": {set: unix.MS_RDONLY}, "rw": {clear: unix.MS_RDONLY},
 	"nosuid": {set: unix.MS_NOSUID}, "suid": {clear: unix.MS_NOSUID},
 	"nodev": {set: unix.MS_NODEV}, "dev": {clear: unix.MS_NODEV},
@@ -24,20 +24,21 @@ var flags = map[string]struct{ set, clear uintptr }{
 	"lazytime": {set: unix.MS_LAZYTIME}, "nolazytime": {clear: unix.MS_LAZYTIME},
 }
 
-// idle are options that say something to the programs that mount by /etc/fstab, and nothing to the kernel. Mounting is
-// tried again by the pod, in the foreground and for as long as the pod is there.
-var idle = []string{"defaults", "auto", "noauto", "user", "nouser", "users", "nousers", "owner", "group", "_netdev", "nofail", "fg", "bg"}
+// ignoredOptions affect only programs that mount from /etc/fstab, not the kernel. The pod worker
+// retries mounts in the foreground as long as the pod exists.
+var ignoredOptions = []string{"defaults", "auto", "noauto", "user", "nouser", "users", "nousers", "owner", "group", "_netdev", "nofail", "fg", "bg"}
 
-// Options are those of one NFS mount, sorted by who reads them.
+// Options are the options of one NFS mount.
 type Options struct {
 	Flags uintptr
-	// Version is what was asked for, as "4.1" or "3"; "" is whichever the server has.
+	// Version is the requested version, such as "4.1" or "3"; "" = the newest version of the
+	// server.
 	Version string
-	// Rest is for the NFS client of the kernel, in the order in which it was given.
+	// Rest are the options of the kernel's NFS client, in their order.
 	Rest []string
 }
 
-// ParseOptions sorts the options of a mount, each of which may be several with commas between them.
+// ParseOptions parses mount options. Each element may have several options, separated by commas.
 func ParseOptions(given []string) (Options, error) {
 	var o Options
 	major, minor := "", ""
@@ -45,9 +46,9 @@ func ParseOptions(given []string) (Options, error) {
 		for one := range strings.SplitSeq(list, ",") {
 			one = strings.TrimSpace(one)
 			name, value, _ := strings.Cut(one, "=")
-			f, flag := flags[one]
+			f, flag := mountFlags[one]
 			switch {
-			case one == "", slices.Contains(idle, one), name == "retry", name == "comment", strings.HasPrefix(name, "x-"):
+			case one == "", slices.Contains(ignoredOptions, one), name == "retry", name == "comment", strings.HasPrefix(name, "x-"):
 			case flag:
 				o.Flags = o.Flags&^f.clear | f.set
 			case name == "vers", name == "nfsvers":
@@ -69,14 +70,14 @@ func ParseOptions(given []string) (Options, error) {
 	switch {
 	case major == "", major == "3" && minor == "", major == "4" && (minor == "" || minor == "0" || minor == "1" || minor == "2"):
 	default:
-		return o, fmt.Errorf("NFS version %q is none that nodes mount: it is 3, 4, 4.0, 4.1 or 4.2", strings.TrimSuffix(major+"."+minor, "."))
+		return o, fmt.Errorf("NFS version %q is not supported: use 3, 4, 4.0, 4.1 or 4.2", strings.TrimSuffix(major+"."+minor, "."))
 	}
 	o.Version = strings.TrimSuffix(major+"."+minor, ".")
 	return o, nil
 }
 
-// value is what an option is set to last.
-func (o Options) value(name string) string {
+// lastValue returns the last value of an option, or "".
+func (o Options) lastValue(name string) string {
 	for _, one := range slices.Backward(o.Rest) {
 		if n, v, _ := strings.Cut(one, "="); n == name {
 			return v
@@ -85,8 +86,8 @@ func (o Options) value(name string) string {
 	return ""
 }
 
-// versions are those that are tried, one after the other.
-func (o Options) versions() []string {
+// candidateVersions returns the versions to try, in order.
+func (o Options) candidateVersions() []string {
 	switch o.Version {
 	case "":
 		return []string{"4.2", "4.1", "4.0", "3"}
@@ -96,8 +97,9 @@ func (o Options) versions() []string {
 	return []string{o.Version}
 }
 
-// ownLocks says that no locks are asked of the server: those of version 3 need programs on the node.
-func (o Options) ownLocks() bool {
+// hasLocalLocks reports whether locks are local to this node. Locks of version 3 on the server need
+// programs on the node.
+func (o Options) hasLocalLocks() bool {
 	for _, one := range slices.Backward(o.Rest) {
 		switch one {
 		case "nolock", "local_lock=all":
@@ -109,14 +111,14 @@ func (o Options) ownLocks() bool {
 	return false
 }
 
-// data is what the kernel reads, for one version and one address of the server.
-func (o Options) data(version string, addr netip.Addr) string {
+// kernelData returns the data of mount(2) for one version and one server address.
+func (o Options) kernelData(version string, addr netip.Addr) string {
 	return strings.Join(append(append([]string{}, o.Rest...), "vers="+version, "addr="+addr.String()), ",")
 }
 
-// reaches says whether the transport that is asked for, if any, is of an address's family.
-func (o Options) reaches(addr netip.Addr) bool {
-	switch o.value("proto") {
+// allowsFamily reports whether the requested transport, if any, has the address family of addr.
+func (o Options) allowsFamily(addr netip.Addr) bool {
+	switch o.lastValue("proto") {
 	case "tcp6", "udp6", "rdma6":
 		return addr.Is6()
 	case "tcp", "udp", "rdma":
@@ -125,8 +127,8 @@ func (o Options) reaches(addr netip.Addr) bool {
 	return true
 }
 
-// source is how the kernel is told of a folder of a server: an IPv6 address stands in brackets.
-func source(server, path string) string {
+// sourceName returns the source of a mount. An IPv6 address is in brackets.
+func sourceName(server, path string) string {
 	if a, err := netip.ParseAddr(server); err == nil && a.Is6() {
 		server = "[" + server + "]"
 	}

@@ -1,9 +1,9 @@
-// Package remote mounts and unmounts file systems whose server may not answer, those on disks of a server among them. The kernel
-// waits for such a server for as long as it likes, and only the end of the process that asked ends that wait: so each call
-// is made by a process of its own, which can be ended, and left where even that does not help. Who calls waits no longer
-// than its context lasts.
+// Package remote mounts and unmounts file systems on servers, and on disks of servers, that may not
+// respond. The kernel waits for such a server without a time limit; only the death of the calling
+// process ends the wait. Each call is therefore made by a child process. It is killed when the
+// context ends, and abandoned if even that does not help.
 //
-// The process is this program again: its main function calls Main first.
+// The child process runs the same program: its main function calls Main first.
 package remote
 
 import (
@@ -26,10 +26,10 @@ import (
 	"keelson.dev/keelson/agent/volume/disk"
 )
 
-// Command is the only argument of a process that makes one call.
+// Command is the only argument of the child process.
 const Command = "mount-remote"
 
-// Mount is what mount(2) is asked for.
+// Mount has the arguments of mount(2).
 type Mount struct {
 	Source string  `json:"source,omitempty"`
 	Target string  `json:"target"`
@@ -38,49 +38,50 @@ type Mount struct {
 	Data   string  `json:"data,omitempty"`
 }
 
-// call is what the process reads, and answer what it writes.
+// request is the input of the child process, and response its output.
 type (
-	call struct {
+	request struct {
 		Mount
 		Unmount bool `json:"unmount,omitempty"`
-		Apart   bool `json:"apart,omitempty"` // in a mount namespace of its own, which ends with the process
-		// Disk is mounted, and may be given a file system and mended first.
+		Apart   bool `json:"apart,omitempty"` // in a separate mount namespace, which ends with the process
+		// Disk is mounted, and formatted or repaired first if necessary.
 		Disk *disk.Mount `json:"disk,omitempty"`
-		// Text is written to Target, a file of the kernel's.
+		// Text is written to the kernel file Target.
 		Text string `json:"text,omitempty"`
 	}
-	answer struct {
+	response struct {
 		Errno syscall.Errno `json:"errno"`
-		Said  string        `json:"said,omitempty"` // of errors that say more than a number
+		Said  string        `json:"said,omitempty"` // message of an error that is not an errno
 	}
 )
 
-// Main makes the call that is read and reports true, where this process was started for that.
+// Main performs the request on stdin and returns true if this process is the child process.
+// Otherwise it returns false.
 func Main() bool {
 	if len(os.Args) != 2 || os.Args[1] != Command {
 		return false
 	}
-	var c call
+	var c request
 	if err := json.NewDecoder(io.LimitReader(os.Stdin, 1<<20)).Decode(&c); err != nil {
 		fmt.Fprintln(os.Stderr, "reading what is to be mounted:", err)
 		os.Exit(1)
 	}
-	_, err := io.WriteString(os.Stdout, "\n") // it has begun: what a machine takes to start it is no time of the kernel's
+	_, err := io.WriteString(os.Stdout, "\n") // signals the start: the time to start a process does not count as the kernel's time
 	switch {
 	case err != nil:
 	case c.Disk != nil:
-		if err := c.Disk.Do(context.Background()); err != nil { // it is ended from outside
-			_ = json.NewEncoder(os.Stdout).Encode(answer{Said: err.Error()})
+		if err := c.Disk.Do(context.Background()); err != nil { // the parent kills this process
+			_ = json.NewEncoder(os.Stdout).Encode(response{Said: err.Error()})
 			return true
 		}
 	case c.Text != "":
-		err = write(c.Target, c.Text)
+		err = writeFile(c.Target, c.Text)
 	case c.Unmount:
 		err = unix.Unmount(c.Target, int(c.Flags))
 	default:
 		err = unix.Mount(c.Source, c.Target, c.Type, c.Flags, c.Data)
 	}
-	var a answer
+	var a response
 	if err != nil && !errors.As(err, &a.Errno) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -89,28 +90,31 @@ func Main() bool {
 	return true
 }
 
-// Program is how the process is started: this program again.
+// Program returns the command of the child process: this program again.
 func Program() *exec.Cmd { return exec.Command("/proc/self/exe", Command) }
 
-// lastBreath is how long a process that was killed is waited for: the kernel ends most of its waits at once then.
-const lastBreath = 2 * time.Second
+// killGrace is how long a killed process is waited for. The kernel ends most waits of a killed
+// process at once.
+const killGrace = 2 * time.Second
 
-// stuck are the places where a process that was killed has not ended yet: what it was to mount may still come.
-var stuck sync.Map
+// stuckTargets has the targets with a killed process that has not exited. Its mount may still
+// complete.
+var stuckTargets sync.Map
 
-// ErrStuck says that an earlier call for the same place has not ended, although its process was killed.
-var ErrStuck = errors.New("an earlier attempt still hangs in the kernel")
+// ErrStuck means that an earlier call for the same target has not ended, although its process was
+// killed.
+var ErrStuck = errors.New("an earlier attempt is still blocked in the kernel")
 
-// Do mounts. The error of the kernel is a syscall.Errno; where ctx ends first it is that of ctx, and nothing is mounted
-// then, unless the error is ErrStuck too: what comes late is refused by the kernel once the folder has been removed, and
-// found by whoever tries again.
+// Do mounts. An error of the kernel is a syscall.Errno. If ctx ends first, it returns the error of
+// ctx, and nothing is mounted. If that error is also ErrStuck, the mount may still complete. The
+// kernel then refuses it if the folder was removed; otherwise the next attempt finds it.
 func (m Mount) Do(ctx context.Context) error {
-	if _, busy := stuck.Load(m.Target); busy {
+	if _, busy := stuckTargets.Load(m.Target); busy {
 		return fmt.Errorf("mounting at %s: %w", m.Target, ErrStuck)
 	}
-	err := ask(ctx, call{Mount: m})
+	err := runRequest(ctx, request{Mount: m})
 	if ctx.Err() != nil && err != nil {
-		// It may have been done just before its process ended.
+		// The mount may have completed just before the process was killed.
 		if is, merr := Mounted(m.Target); is || merr != nil {
 			return errors.Join(err, merr, Unmount(context.WithoutCancel(ctx), m.Target))
 		}
@@ -118,12 +122,12 @@ func (m Mount) Do(ctx context.Context) error {
 	return err
 }
 
-// Disk mounts the file system on a block device whose server may not answer, as disk.Mount does.
+// Disk mounts the file system on a block device whose server may not respond, as disk.Mount does.
 func Disk(ctx context.Context, m disk.Mount) error {
-	if _, busy := stuck.Load(m.Dir); busy {
+	if _, busy := stuckTargets.Load(m.Dir); busy {
 		return fmt.Errorf("mounting at %s: %w", m.Dir, ErrStuck)
 	}
-	err := ask(ctx, call{Mount: Mount{Target: m.Dir}, Disk: &m})
+	err := runRequest(ctx, request{Mount: Mount{Target: m.Dir}, Disk: &m})
 	if ctx.Err() != nil && err != nil {
 		if is, merr := Mounted(m.Dir); is || merr != nil {
 			return errors.Join(err, merr, UnmountWhole(context.WithoutCancel(ctx), m.Dir))
@@ -132,18 +136,18 @@ func Disk(ctx context.Context, m disk.Mount) error {
 	return err
 }
 
-// Write writes a text to a file of the kernel's that it may take its time to read.
+// Write writes text to a file of the kernel. The write may block.
 func Write(ctx context.Context, file, text string) error {
-	if _, busy := stuck.Load(file); busy {
+	if _, busy := stuckTargets.Load(file); busy {
 		return fmt.Errorf("writing to %s: %w", file, ErrStuck)
 	}
-	if err := ask(ctx, call{Mount: Mount{Target: file}, Text: text}); err != nil {
+	if err := runRequest(ctx, request{Mount: Mount{Target: file}, Text: text}); err != nil {
 		return fmt.Errorf("writing to %s: %w", file, err)
 	}
 	return nil
 }
 
-func write(file, text string) error {
+func writeFile(file, text string) error {
 	fd, err := unix.Open(file, unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
@@ -153,90 +157,92 @@ func write(file, text string) error {
 	return err
 }
 
-// UnmountWhole takes away a file system that is mounted nowhere else, and returns when the kernel has written all of it: before
-// that its disk must not be taken away. The error says where it is in use or is waited for still; it may be asked again.
+// UnmountWhole unmounts a file system that is mounted nowhere else, and returns when the kernel has
+// written all data. The disk must not be detached before. The error names the target that is in use
+// or has unwritten data. UnmountWhole may be repeated.
 func UnmountWhole(ctx context.Context, target string) error {
-	if _, busy := stuck.Load(target); busy {
+	if _, busy := stuckTargets.Load(target); busy {
 		return fmt.Errorf("unmounting %s: %w", target, ErrStuck)
 	}
-	err := askWithin(ctx, call{Mount: Mount{Target: target, Flags: unix.UMOUNT_NOFOLLOW}, Unmount: true})
+	err := runBounded(ctx, request{Mount: Mount{Target: target, Flags: unix.UMOUNT_NOFOLLOW}, Unmount: true})
 	switch is, merr := Mounted(target); {
 	case err == nil, errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT):
 		if is || merr != nil {
-			return errors.Join(fmt.Errorf("something is mounted at %s still", target), merr)
+			return errors.Join(fmt.Errorf("something is still mounted at %s", target), merr)
 		}
 		return nil
 	case errors.Is(err, unix.EBUSY):
 		return fmt.Errorf("unmounting %s: a process of the node uses it: %w", target, err)
 	}
-	return fmt.Errorf("unmounting %s: what was written to it has not come to its server yet, for which the kernel waits a while: %w", target, err)
+	return fmt.Errorf("unmounting %s: the server has not received all written data yet, and the kernel still waits for it: %w", target, err)
 }
 
-// patience is how long a server is waited for when a file system of it is unmounted, to which the kernel may yet have
-// something to write; and then how long the kernel is. Starting is how long the process that asks may take besides to start, on a
-// machine that has no time for it: who gave it up earlier would do so each time that it is tried again.
+// kernelTimeout bounds how long an unmount waits for a server, to which the kernel may have data to
+// write. startTimeout is the additional time to start the child process on a busy machine. Without
+// it, every attempt on such a machine would fail.
 const (
-	patience = 10 * time.Second
-	starting = time.Minute
+	kernelTimeout = 10 * time.Second
+	startTimeout  = time.Minute
 )
 
-// allow gives a process the time that it may take to start, and from when it has begun what the kernel may take. The cause of the
-// context's end is context.DeadlineExceeded then.
-func allow(ctx context.Context) (bounded context.Context, begun func(), done func()) {
+// withPatience returns a context that ends after startTimeout, or kernelTimeout after begun is
+// called, with the cause context.DeadlineExceeded. done releases its resources.
+func withPatience(ctx context.Context) (bounded context.Context, begun func(), done func()) {
 	bounded, giveUp := context.WithCancelCause(ctx)
-	end := time.AfterFunc(starting, func() { giveUp(context.DeadlineExceeded) })
-	return bounded, func() { end.Reset(patience) }, func() {
+	end := time.AfterFunc(startTimeout, func() { giveUp(context.DeadlineExceeded) })
+	return bounded, func() { end.Reset(kernelTimeout) }, func() {
 		end.Stop()
 		giveUp(nil)
 	}
 }
 
-// askWithin has a process make the call, for which the kernel is waited for no longer than patience.
-func askWithin(ctx context.Context, c call) error {
-	bounded, begun, done := allow(ctx)
+// runBounded runs a request in a child process, and waits for the kernel at most kernelTimeout.
+func runBounded(ctx context.Context, c request) error {
+	bounded, begun, done := withPatience(ctx)
 	defer done()
-	return askNoting(bounded, c, begun)
+	return runNotifying(bounded, c, begun)
 }
 
-// Unmount takes away what is mounted at a place, whether its server answers or not. What the kernel had yet to write is
-// lost only where the server does not take it in time.
+// Unmount unmounts target, whether its server responds or not. Unwritten data is lost only if the
+// server does not accept it in time.
 func Unmount(ctx context.Context, target string) error {
 	for _, flags := range []int{unix.UMOUNT_NOFOLLOW, unix.UMOUNT_NOFOLLOW | unix.MNT_FORCE | unix.MNT_DETACH} {
-		err := askWithin(ctx, call{Mount: Mount{Target: target, Flags: uintptr(flags)}, Unmount: true})
+		err := runBounded(ctx, request{Mount: Mount{Target: target, Flags: uintptr(flags)}, Unmount: true})
 		if errors.Is(err, unix.EBUSY) {
-			// Somebody on the node looks into it. The pod is dead: nothing is lost by letting go later.
-			err = askWithin(ctx, call{Mount: Mount{Target: target, Flags: unix.UMOUNT_NOFOLLOW | unix.MNT_DETACH}, Unmount: true})
+			// A process of the node uses it. The pod is dead, so a lazy unmount loses nothing.
+			err = runBounded(ctx, request{Mount: Mount{Target: target, Flags: unix.UMOUNT_NOFOLLOW | unix.MNT_DETACH}, Unmount: true})
 		}
 		if err == nil || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
 			return nil
 		}
 		if is, merr := Mounted(target); !is && merr == nil {
-			return nil // it is gone from here, and the kernel is left to do the rest
+			return nil // it is unmounted here; the kernel completes the rest
 		}
 		if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
 			return fmt.Errorf("unmounting %s: %w", target, err)
 		}
 	}
-	return fmt.Errorf("unmounting %s: its server does not answer, and the kernel does not let go of it", target)
+	return fmt.Errorf("unmounting %s: its server does not respond, and the kernel does not release the mount", target)
 }
 
-// GiveUp has the kernel give up what it has asked the server of a mount for, so that processes go on that wait for one that
-// does not answer, with an error: those that were killed end. The mount stays. Where the kernel shares a server's folder
-// between several mounts, all of them are meant.
-func GiveUp(ctx context.Context, target string) error {
-	// MNT_FORCE gives up and unmounts: here what the process has of the mount, and nobody else.
-	err := askWithin(ctx, call{Mount: Mount{Target: target, Flags: unix.UMOUNT_NOFOLLOW | unix.MNT_FORCE}, Unmount: true, Apart: true})
+// AbortPending makes the kernel abort the pending requests to the server of a mount. Processes that
+// wait for the server get an error; killed processes exit. The mount stays. If several mounts share
+// the kernel's connection to a folder, all of them are affected.
+func AbortPending(ctx context.Context, target string) error {
+	// MNT_FORCE aborts requests and unmounts. The separate mount namespace keeps the mount for
+	// everybody else.
+	err := runBounded(ctx, request{Mount: Mount{Target: target, Flags: unix.UMOUNT_NOFOLLOW | unix.MNT_FORCE}, Unmount: true, Apart: true})
 	if err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("giving up what is waited for at %s: %w", target, err)
+		return fmt.Errorf("aborting pending requests at %s: %w", target, err)
 	}
 	return nil
 }
 
-// ask has a process make the call.
-func ask(ctx context.Context, c call) error { return askNoting(ctx, c, nil) }
+// runRequest runs a request in a child process.
+func runRequest(ctx context.Context, c request) error { return runNotifying(ctx, c, nil) }
 
-// askNoting calls begun as well, when the process is about to make the call.
-func askNoting(ctx context.Context, c call, begun func()) error {
+// runNotifying also calls begun when the child process is about to make the call.
+func runNotifying(ctx context.Context, c request, begun func()) error {
 	in, err := json.Marshal(c)
 	if err != nil {
 		return err
@@ -244,16 +250,16 @@ func askNoting(ctx context.Context, c call, begun func()) error {
 	cmd := Program()
 	cmd.Stdin = bytes.NewReader(in)
 	if c.Apart {
-		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS} // and what it mounts is seen by nobody
+		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS} // its mounts are invisible elsewhere
 	}
 	if c.Disk != nil {
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // nothing comes of which nobody knows
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // no unsupervised process may write to a disk
 	}
-	out, err := run(ctx, cmd, c.Target, begun)
+	out, err := runProgram(ctx, cmd, c.Target, begun)
 	if err != nil {
 		return err
 	}
-	var a answer
+	var a response
 	if err := json.Unmarshal(out, &a); err != nil {
 		return fmt.Errorf("what %s answered: %w", Command, err)
 	}
@@ -266,66 +272,67 @@ func askNoting(ctx context.Context, c call, begun func()) error {
 	return nil
 }
 
-// most is how much of what a program says is kept.
-const most = 64 << 10
+// maxOutput bounds the stored output of a program.
+const maxOutput = 64 << 10
 
-// bounded keeps the beginning of what is written.
-type bounded struct {
-	begun func() // called at the first byte; may be nil
-	mu    sync.Mutex
-	buf   bytes.Buffer
+// boundedBuffer stores the first maxOutput bytes written.
+type boundedBuffer struct {
+	onFirstByte func() // called at the first byte; may be nil
+	mu          sync.Mutex
+	buf         bytes.Buffer
 }
 
-func (b *bounded) Write(p []byte) (int, error) {
+func (b *boundedBuffer) Write(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.begun != nil && b.buf.Len() == 0 && len(p) > 0 {
-		b.begun()
+	if b.onFirstByte != nil && b.buf.Len() == 0 && len(p) > 0 {
+		b.onFirstByte()
 	}
-	b.buf.Write(p[:min(len(p), most-b.buf.Len())])
+	b.buf.Write(p[:min(len(p), maxOutput-b.buf.Len())])
 	return len(p), nil
 }
 
-func (b *bounded) String() string {
+func (b *boundedBuffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.buf.String()
 }
 
-// Failed is a program that ended badly.
-type Failed struct {
+// ExitError is the error of a program that exited with an error.
+type ExitError struct {
 	Program string
 	Code    int
-	Said    string // on both streams
+	Output  string // output on stdout and stderr
 }
 
-func (e *Failed) Error() string {
-	if e.Said == "" {
+func (e *ExitError) Error() string {
+	if e.Output == "" {
 		return fmt.Sprintf("%s: exit status %d", e.Program, e.Code)
 	}
-	return fmt.Sprintf("%s: %s (exit status %d)", e.Program, e.Said, e.Code)
+	return fmt.Sprintf("%s: %s (exit status %d)", e.Program, e.Output, e.Code)
 }
 
-// Run runs a program that may hang in the kernel, about a place, and returns what it wrote on its standard output. When
-// ctx ends it is killed with what it started; one that does not end by that is left, and the error is ErrStuck as well.
-// A program that ends badly is a *Failed.
+// Run runs a program that may block in the kernel, and returns its standard output. about is the
+// target in errors of later calls. When ctx ends, the program and its children are killed. If it
+// does not exit, it is abandoned, and the error is also ErrStuck. A program that fails returns an
+// *ExitError.
 func Run(ctx context.Context, cmd *exec.Cmd, about string) ([]byte, error) {
-	return run(ctx, cmd, about, nil)
+	return runProgram(ctx, cmd, about, nil)
 }
 
-// run calls begun as well, when the program says its first byte.
-func run(ctx context.Context, cmd *exec.Cmd, about string, begun func()) ([]byte, error) {
+// runProgram also calls begun at the first byte of output.
+func runProgram(ctx context.Context, cmd *exec.Cmd, about string, begun func()) ([]byte, error) {
 	name := filepath.Base(cmd.Path)
 	if len(cmd.Args) > 1 && cmd.Args[1] == Command {
 		name = Command
 	}
-	out, said := bounded{begun: begun}, bounded{}
+	out, said := boundedBuffer{onFirstByte: begun}, boundedBuffer{}
 	cmd.Stdout, cmd.Stderr = &out, &said
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
 	}
 	cmd.SysProcAttr.Setpgid = true
-	cmd.WaitDelay = lastBreath // for what holds the pipes
+	cmd.WaitDelay = killGrace // for children that hold the pipes open
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -335,19 +342,19 @@ func run(ctx context.Context, cmd *exec.Cmd, about string, begun func()) ([]byte
 	ended := make(chan error, 1)
 	go func() {
 		ended <- cmd.Wait()
-		stuck.CompareAndDelete(about, cmd)
+		stuckTargets.CompareAndDelete(about, cmd)
 	}()
 	var err error
 	select {
 	case err = <-ended:
 	case <-ctx.Done():
 		_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
-		late := time.NewTimer(lastBreath)
+		late := time.NewTimer(killGrace)
 		defer late.Stop()
-		stuck.Store(about, cmd)
+		stuckTargets.Store(about, cmd)
 		select {
 		case <-ended:
-			stuck.CompareAndDelete(about, cmd)
+			stuckTargets.CompareAndDelete(about, cmd)
 			return nil, context.Cause(ctx)
 		case <-late.C:
 			return nil, errors.Join(context.Cause(ctx), ErrStuck)
@@ -355,16 +362,16 @@ func run(ctx context.Context, cmd *exec.Cmd, about string, begun func()) ([]byte
 	}
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
-		return nil, &Failed{Program: name, Code: exit.ExitCode(), Said: string(bytes.TrimSpace([]byte(said.String() + out.String())))}
+		return nil, &ExitError{Program: name, Code: exit.ExitCode(), Output: string(bytes.TrimSpace([]byte(said.String() + out.String())))}
 	}
-	if err != nil && !errors.Is(err, exec.ErrWaitDelay) { // a daemon that it started may hold its streams
+	if err != nil && !errors.Is(err, exec.ErrWaitDelay) { // a daemon that it started may hold the pipes open
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	return []byte(out.String()), nil
 }
 
-// Mounted says whether a path is a mount. What is mounted there is not touched: it may hang, as the file system of a server or
-// of a process that is gone.
+// Mounted reports whether path is a mount point. It does not access the mounted file system,
+// because the access may block.
 func Mounted(path string) (bool, error) {
 	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
 	if errors.Is(err, os.ErrNotExist) {

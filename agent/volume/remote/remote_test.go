@@ -44,8 +44,8 @@ func TestMountAndUnmount(t *testing.T) {
 	}
 }
 
-// The kernel has its time from when the process that asks it has begun, however long a busy machine took to start that; which is not
-// waited for without end either.
+// The kernel's timeout starts when the child process has started, even if a busy machine needs long
+// to start it. The start itself has a limit, too.
 func TestStartingIsNoTimeOfTheKernels(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		alive := func(ctx context.Context, after time.Duration, want bool) {
@@ -56,30 +56,30 @@ func TestStartingIsNoTimeOfTheKernels(t *testing.T) {
 				t.Errorf("%s later: %v, %v", after, ctx.Err(), context.Cause(ctx))
 			}
 		}
-		slow, begun, done := allow(t.Context())
+		slow, begun, done := withPatience(t.Context())
 		defer done()
-		alive(slow, starting-time.Second, true)
+		alive(slow, startTimeout-time.Second, true)
 		begun()
-		alive(slow, patience-time.Second, true)
+		alive(slow, kernelTimeout-time.Second, true)
 		alive(slow, 2*time.Second, false)
-		never, _, done := allow(t.Context())
+		never, _, done := withPatience(t.Context())
 		defer done()
-		alive(never, starting+time.Second, false)
+		alive(never, startTimeout+time.Second, false)
 	})
-	// It is told before the kernel has answered: nobody ever reads from this pipe.
+	// The start is reported before the kernel has completed the call: this pipe is never read.
 	pipe := filepath.Join(t.TempDir(), "pipe")
 	if err := unix.Mkfifo(pipe, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
-	if err := askNoting(ctx, call{Mount: Mount{Target: pipe}, Text: "x"}, cancel); !errors.Is(err, context.Canceled) {
+	if err := runNotifying(ctx, request{Mount: Mount{Target: pipe}, Text: "x"}, cancel); !errors.Is(err, context.Canceled) {
 		t.Errorf("a process that waits in the kernel: %v", err)
 	}
 }
 
-// What hangs in the kernel is left when the caller waits no longer, and leaves no mount. A file system in user space that
-// nobody serves hangs as a server does that is gone.
+// A blocked call is abandoned when the context ends, and leaves no mount. A FUSE file system
+// without a daemon blocks like an unreachable server.
 func TestHangsNoLonger(t *testing.T) {
 	privatemounts.SkipUnlessPrivate(t)
 	fuse, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -98,7 +98,7 @@ func TestHangsNoLonger(t *testing.T) {
 	if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrStuck) {
 		t.Errorf("a mount that hangs: %v", err)
 	}
-	if _, left := stuck.Load(target); left {
+	if _, left := stuckTargets.Load(target); left {
 		t.Error("its process has not ended")
 	}
 	if err := Unmount(context.Background(), dir); err != nil {

@@ -269,7 +269,7 @@ func (i *initiator) attachedOnce() {
 // namesWhatIsAbsent: the pod's event and "kctl why" name portal, target and LUN.
 func (i *initiator) namesWhatIsAbsent() {
 	i.Helper()
-	const want = "iSCSI target iqn.2026-01.example:none at " + portal + ", LUN 3: portal " + portal + " has no such target for this node's initiator: it has " + disks
+	const want = "iSCSI target iqn.2026-01.example:none at " + portal + ", LUN 3: portal " + portal + " does not offer this target to this node's initiator: it offers " + disks
 	i.until(func() error {
 		if said := i.events("disks", "absent"); !strings.Contains(strings.Join(said, "\n"), want) {
 			return fmt.Errorf("the events of a pod whose target is not there: %q", said)

@@ -1,8 +1,8 @@
 //go:build linux
 
-// Package iscsitest has the kernel be an iSCSI target, and iscsid run, for tests. It takes a machine of its own, as test/qemuguest
-// makes one: targets, sessions and devices are seen by all of a machine, and the kernel has them in its first network
-// namespace alone.
+// Package iscsitest runs an iSCSI target of the kernel, and iscsid, for tests. The tests need a
+// dedicated virtual machine (test/qemuguest): targets, sessions and devices belong to the whole
+// machine, and exist only in its first network namespace.
 package iscsitest
 
 import (
@@ -23,10 +23,11 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// Needed is set where the kernel can be a target and open-iscsi is there, so that the tests which need it are not skipped.
+// Needed is the environment variable that is set where the kernel supports targets and open-iscsi
+// is installed. The tests run only there.
 const Needed = "KEELSON_NEEDS_ISCSI"
 
-// Need skips a test anywhere else.
+// Need skips a test if Needed is not set.
 func Need(t testing.TB) {
 	t.Helper()
 	if os.Getenv(Needed) == "" {
@@ -34,19 +35,20 @@ func Need(t testing.TB) {
 	}
 }
 
-// Initiator is the name of this machine's.
+// Initiator is the initiator name of this machine.
 const Initiator = "iqn.2026-01.example:initiator"
 
 const configfs = "/sys/kernel/config"
 
-// daemon is iscsid, one for all tests of a process: a second one would take the first one's sessions over.
-var daemon = sync.OnceValue(func() error {
+// startIscsid starts iscsid once per test process. A second iscsid would take over the sessions of
+// the first.
+var startIscsid = sync.OnceValue(func() error {
 	if err := unix.Mount("configfs", configfs, "configfs", 0, ""); err != nil && !errors.Is(err, unix.EBUSY) {
 		return fmt.Errorf("mounting configfs: %w", err)
 	}
 	for file, text := range map[string]string{
 		"initiatorname.iscsi": "InitiatorName=" + Initiator + "\n",
-		// What distributions have, but for shorter waits for a portal that is gone.
+		// Defaults of distributions, with shorter timeouts for an unreachable portal.
 		"iscsid.conf": "node.startup = manual\nnode.leading_login = No\nnode.session.timeo.replacement_timeout = 20\nnode.conn[0].timeo.login_timeout = 15\n" +
 			"node.conn[0].timeo.logout_timeout = 5\nnode.conn[0].timeo.noop_out_interval = 2\nnode.conn[0].timeo.noop_out_timeout = 3\n" +
 			"discovery.sendtargets.reopen_max = 1\nnode.session.initial_login_retry_max = 8\nnode.session.scan = auto\nnode.session.iscsi.FastAbort = Yes\n",
@@ -64,38 +66,38 @@ var daemon = sync.OnceValue(func() error {
 	return cmd.Start()
 })
 
-// Target is one with disks, at portals of this machine, until the end of the test.
+// Target is a target with disks at portals of this machine. It exists until the end of the test.
 type Target struct {
 	t       testing.TB
 	Name    string
-	group   string // its folder of portals
+	group   string // folder of its portal group
 	disks   map[int]string
-	folder  string // of the disks' files
+	folder  string // folder of the disks' files
 	portals []string
 }
 
-// Serve makes a target which lets everybody in. Portals are ADDRESS:PORT.
+// Serve creates a target without access control. Portals are ADDRESS:PORT.
 func Serve(t testing.TB, name string, portals ...string) *Target {
 	t.Helper()
 	Need(t)
-	if err := daemon(); err != nil {
+	if err := startIscsid(); err != nil {
 		t.Fatal(err)
 	}
 	s := &Target{t: t, Name: name, disks: map[int]string{}, folder: t.TempDir(), portals: portals,
 		group: filepath.Join(configfs, "target/iscsi", name, "tpgt_1")}
-	s.make(s.group)
-	t.Cleanup(s.remove)
+	s.makeFolder(s.group)
+	t.Cleanup(s.removeTarget)
 	for _, p := range portals {
-		s.make(filepath.Join(s.group, "np", p))
+		s.makeFolder(filepath.Join(s.group, "np", p))
 	}
 	for setting, v := range map[string]string{"authentication": "0", "generate_node_acls": "1", "demo_mode_write_protect": "0", "cache_dynamic_acls": "1"} {
-		s.set(filepath.Join("attrib", setting), v)
+		s.setAttribute(filepath.Join("attrib", setting), v)
 	}
 	s.Enable(true)
 	return s
 }
 
-// Disk adds one of a size in bytes. Its bytes are in the file that is returned.
+// Disk adds a disk of size bytes, and returns the file with its content.
 func (s *Target) Disk(lun int, size int64) (file string) {
 	s.t.Helper()
 	store := fmt.Sprintf("%s-%d", strings.NewReplacer(":", "-", ".", "-").Replace(s.Name), lun)
@@ -104,11 +106,11 @@ func (s *Target) Disk(lun int, size int64) (file string) {
 		s.t.Fatal(err)
 	}
 	at := filepath.Join(configfs, "target/core/fileio_0", store)
-	s.make(at)
-	s.write(filepath.Join(at, "control"), fmt.Sprintf("fd_dev_name=%s,fd_dev_size=%d", file, size))
-	s.write(filepath.Join(at, "enable"), "1")
+	s.makeFolder(at)
+	s.writeAttribute(filepath.Join(at, "control"), fmt.Sprintf("fd_dev_name=%s,fd_dev_size=%d", file, size))
+	s.writeAttribute(filepath.Join(at, "enable"), "1")
 	unit := filepath.Join(s.group, "lun", fmt.Sprintf("lun_%d", lun))
-	s.make(unit)
+	s.makeFolder(unit)
 	if err := os.Symlink(at, filepath.Join(unit, "disk")); err != nil {
 		s.t.Fatal(err)
 	}
@@ -116,49 +118,51 @@ func (s *Target) Disk(lun int, size int64) (file string) {
 	return file
 }
 
-// Enable says whether the target lets anybody in. Who is in is put out.
+// Enable sets whether the target accepts logins. Disabling it ends its sessions.
 func (s *Target) Enable(on bool) {
 	s.t.Helper()
 	value := "0"
 	if on {
 		value = "1"
 	}
-	s.set("enable", value)
+	s.setAttribute("enable", value)
 }
 
-// Authenticate wants a user name and a password of everybody, and proves another pair to them.
+// Authenticate makes the target require a user name and a password, and authenticate itself with
+// userIn and passwordIn.
 func (s *Target) Authenticate(user, password, userIn, passwordIn string) {
 	s.t.Helper()
-	s.set("attrib/authentication", "1")
-	s.set("param/AuthMethod", "CHAP")
+	s.setAttribute("attrib/authentication", "1")
+	s.setAttribute("param/AuthMethod", "CHAP")
 	for name, v := range map[string]string{"userid": user, "password": password, "userid_mutual": userIn, "password_mutual": passwordIn} {
-		s.set(filepath.Join("auth", name), v)
+		s.setAttribute(filepath.Join("auth", name), v)
 	}
 }
 
-// AuthenticateDiscovery wants a user name and a password of whoever asks for targets, of which it is no longer after the test.
+// AuthenticateDiscovery makes discovery require a user name and a password until the end of the
+// test.
 func (s *Target) AuthenticateDiscovery(user, password string) {
 	s.t.Helper()
 	at := filepath.Join(configfs, "target/iscsi/discovery_auth")
-	s.write(filepath.Join(at, "userid"), user)
-	s.write(filepath.Join(at, "password"), password)
-	s.write(filepath.Join(at, "enforce_discovery_auth"), "1")
-	s.t.Cleanup(func() { s.write(filepath.Join(at, "enforce_discovery_auth"), "0") })
+	s.writeAttribute(filepath.Join(at, "userid"), user)
+	s.writeAttribute(filepath.Join(at, "password"), password)
+	s.writeAttribute(filepath.Join(at, "enforce_discovery_auth"), "1")
+	s.t.Cleanup(func() { s.writeAttribute(filepath.Join(at, "enforce_discovery_auth"), "0") })
 }
 
-func (s *Target) make(dir string) {
+func (s *Target) makeFolder(dir string) {
 	s.t.Helper()
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		s.t.Fatal(err)
 	}
 }
 
-func (s *Target) set(name, value string) {
+func (s *Target) setAttribute(name, value string) {
 	s.t.Helper()
-	s.write(filepath.Join(s.group, name), value)
+	s.writeAttribute(filepath.Join(s.group, name), value)
 }
 
-func (s *Target) write(file, text string) {
+func (s *Target) writeAttribute(file, text string) {
 	s.t.Helper()
 	f, err := os.OpenFile(file, os.O_WRONLY, 0)
 	if err == nil {
@@ -170,8 +174,8 @@ func (s *Target) write(file, text string) {
 	}
 }
 
-// remove takes the target away, whoever is in.
-func (s *Target) remove() {
+// removeTarget removes the target, even if it has sessions.
+func (s *Target) removeTarget() {
 	errs := []error{os.WriteFile(filepath.Join(s.group, "enable"), []byte("0"), 0)}
 	for lun, store := range s.disks {
 		unit := filepath.Join(s.group, "lun", fmt.Sprintf("lun_%d", lun))
@@ -186,7 +190,7 @@ func (s *Target) remove() {
 	}
 }
 
-// Sessions are the names of those that the kernel's initiator has.
+// Sessions returns the names of the sessions of the kernel's initiator.
 func Sessions(t testing.TB) []string {
 	t.Helper()
 	entries, err := os.ReadDir("/sys/class/iscsi_session")
@@ -200,7 +204,7 @@ func Sessions(t testing.TB) []string {
 	return names
 }
 
-// Admin runs iscsiadm, as somebody who looks after the node does.
+// Admin runs iscsiadm as an administrator would.
 func Admin(t testing.TB, args ...string) {
 	t.Helper()
 	if out, err := exec.CommandContext(t.Context(), "iscsiadm", args...).CombinedOutput(); err != nil {
@@ -208,7 +212,7 @@ func Admin(t testing.TB, args ...string) {
 	}
 }
 
-// Records are the files of iscsiadm's records of targets, interfaces and portals.
+// Records returns the paths of iscsiadm's records of targets, interfaces and portals.
 func Records(t testing.TB) []string {
 	t.Helper()
 	var files []string
@@ -229,11 +233,11 @@ func Records(t testing.TB) []string {
 	return files
 }
 
-// Kills is set to a part of the arguments of iscsiadm, by which a process that calls it with such is killed when it has done
-// what it was asked.
+// Kills is the environment variable with a part of iscsiadm's arguments. A process that runs
+// iscsiadm with such arguments is killed after iscsiadm has completed.
 const Kills = "KEELSON_TEST_KILLS"
 
-// Arguments has what iscsiadm is called with from now on written down, and returns how to read it.
+// Arguments records the arguments of iscsiadm from now on, and returns a function that reads them.
 func Arguments(t *testing.T) (read func() string) {
 	t.Helper()
 	real, err := exec.LookPath("iscsiadm")
@@ -256,7 +260,7 @@ func Arguments(t *testing.T) (read func() string) {
 	}
 }
 
-// Cut has no packet come to a portal or from it, until it is mended.
+// Cut drops all packets to and from a portal until mend is called.
 func Cut(t testing.TB, address string) (mend func()) {
 	t.Helper()
 	nft := func(text string) {
@@ -269,7 +273,7 @@ func Cut(t testing.TB, address string) (mend func()) {
 	return func() { nft("delete table inet cut") }
 }
 
-// Until waits for a condition.
+// Until waits until cond returns nil.
 func Until(t testing.TB, cond func() error) {
 	t.Helper()
 	if err := wait.For(t.Context(), 100*time.Millisecond, cond); err != nil {

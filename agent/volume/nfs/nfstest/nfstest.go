@@ -1,7 +1,8 @@
 //go:build linux
 
-// Package nfstest has the kernel serve folders by NFS version 4, for tests. It takes a machine of its own, as test/qemuguest
-// makes one: what a kernel serves is seen by all of the machine.
+// Package nfstest makes the kernel serve folders by NFS version 4, for tests. The tests need a
+// dedicated virtual machine (test/qemuguest), because the exports of a kernel belong to the whole
+// machine.
 package nfstest
 
 import (
@@ -18,10 +19,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Needed is set where the kernel is one that serves NFS, so that the tests which need it are not skipped.
+// Needed is the environment variable that is set where the kernel has an NFS server. The tests run
+// only there.
 const Needed = "KEELSON_NEEDS_NFS"
 
-// Need skips a test anywhere else.
+// Need skips a test if Needed is not set.
 func Need(t testing.TB) {
 	t.Helper()
 	if os.Getenv(Needed) == "" {
@@ -29,80 +31,83 @@ func Need(t testing.TB) {
 	}
 }
 
-// What the kernel's server does with a folder, as nfs-utils numbers it.
+// Flags of an export, as numbered by nfs-utils.
 const (
 	readOnly       = 0x1
-	insecurePort   = 0x2 // clients may come from any port
+	insecurePort   = 0x2 // clients may use any port
 	noSubtreeCheck = 0x400
-	root           = 0x2000 // it has a number of its own, by which clients of version 4 find the root
+	root           = 0x2000 // the export has its own ID, by which clients of version 4 find the root
 )
 
-// never is when what is told of an export ends.
+// never is the expiry time of an export that does not expire.
 const never = "2147483647"
 
-// clients is the name of all who may come; nobody is the user and group of none.
+// clients is the name of all clients; nobody is the anonymous user and group ID.
 const clients, nobody = "keelson-test", "65534"
 
-// Server is the kernel's NFS server in the network namespace of the thread that called Serve, until the end of the test.
+// Server is the kernel's NFS server in the network namespace of the thread that called Serve. It
+// exists until the end of the test.
 type Server struct {
-	t       testing.TB
-	at      string // where its settings are
-	clients string // where it notes them
-	listen  string
-	dir     string
-	proc    string
+	t           testing.TB
+	settingsDir string // folder of its settings
+	recordsDir  string // folder of its client records
+	listen      string
+	dir         string
+	proc        string
 }
 
-// Serve has the kernel serve dir as the root of all exports at an address (host:port) to clients from that address. The
-// kernel reads its settings by what is mounted at a folder of the test's.
+// Serve makes the kernel serve dir as the root of all exports at an address (host:port) to clients
+// from that address. Its settings are in a file system mounted at a folder of the test.
 func Serve(t testing.TB, dir, listen string) *Server {
 	t.Helper()
-	s := &Server{t: t, at: filepath.Join(t.TempDir(), "nfsd"), clients: t.TempDir(), listen: listen, dir: dir,
+	s := &Server{t: t, settingsDir: filepath.Join(t.TempDir(), "nfsd"), recordsDir: t.TempDir(), listen: listen, dir: dir,
 		proc: fmt.Sprintf("/proc/self/task/%d/net/rpc", unix.Gettid())}
-	if err := os.Mkdir(s.at, 0o700); err != nil {
+	if err := os.Mkdir(s.settingsDir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Mount("nfsd", s.at, "nfsd", 0, ""); err != nil {
+	if err := unix.Mount("nfsd", s.settingsDir, "nfsd", 0, ""); err != nil {
 		t.Fatalf("settings of the kernel's NFS server: %v", err)
 	}
 	t.Cleanup(func() {
 		s.Stop()
-		if err := unix.Unmount(s.at, unix.MNT_DETACH); err != nil {
+		if err := unix.Unmount(s.settingsDir, unix.MNT_DETACH); err != nil {
 			t.Error(err)
 		}
 	})
-	s.prepare("+4", "+4.1", "+4.2", "-2", "-3")
+	s.prepareServer("+4", "+4.1", "+4.2", "-2", "-3")
 	s.Start()
 	return s
 }
 
-// Start has the server listen, whose folder everybody may read and write. Of what it was told before it was stopped it knows
-// nothing. In the machine's own network namespace nobody waits for clients of a server before it; in another the kernel
-// keeps no record of them, and who opens a file waits ten seconds.
+// Start starts the server. Everybody may read and write its folder. Settings from before a stop are
+// lost. In the machine's own network namespace the server has no grace period. In another namespace
+// the kernel stores no client records, so the first open of a file waits ten seconds.
 func (s *Server) Start() {
 	s.t.Helper()
 	s.Let(true)
 	s.LetWrite(true)
-	s.write(filepath.Join(s.proc, "nfsd.fh", "channel"), strings.Join([]string{clients, "1", `\x00000000`, never, s.dir}, " "))
+	s.mustWrite(filepath.Join(s.proc, "nfsd.fh", "channel"), strings.Join([]string{clients, "1", `\x00000000`, never, s.dir}, " "))
 	s.listenAt()
 }
 
-// prepare says what the server has before it is started. The kernel takes that of no version for that of all.
-func (s *Server) prepare(versions ...string) {
+// prepareServer sets the versions of the server before it starts. The kernel treats an empty list
+// as all versions.
+func (s *Server) prepareServer(versions ...string) {
 	s.t.Helper()
 	for _, v := range versions {
-		s.set("versions", v)
+		s.setValue("versions", v)
 	}
-	s.set("nfsv4recoverydir", s.clients) // without a record of its clients it waits for those of before
-	s.set("nfsv4leasetime", "10")
-	s.set("nfsv4gracetime", "10")
+	s.setValue("nfsv4recoverydir", s.recordsDir) // without client records, the server would wait for clients of its previous run
+	s.setValue("nfsv4leasetime", "10")
+	s.setValue("nfsv4gracetime", "10")
 }
 
-// listenAt starts the server at its address, and has it wait for no clients of a server before it.
+// listenAt starts the server at its address, and ends the grace period for clients of a previous
+// run.
 func (s *Server) listenAt() {
 	s.t.Helper()
 	var plain net.ListenConfig
-	plain.SetMultipathTCP(false) // which the kernel's server does not take
+	plain.SetMultipathTCP(false) // the kernel's server does not support MPTCP
 	l, err := plain.Listen(s.t.Context(), "tcp", s.listen)
 	if err != nil {
 		s.t.Fatal(err)
@@ -113,14 +118,14 @@ func (s *Server) listenAt() {
 		s.t.Fatal(err)
 	}
 	defer f.Close()
-	s.set("portlist", strconv.Itoa(int(f.Fd())))
-	s.set("threads", "2")
-	if err := tell(filepath.Join(s.at, "v4_end_grace"), "Y"); err != nil && !errors.Is(err, unix.EBUSY) {
+	s.setValue("portlist", strconv.Itoa(int(f.Fd())))
+	s.setValue("threads", "2")
+	if err := writeLine(filepath.Join(s.settingsDir, "v4_end_grace"), "Y"); err != nil && !errors.Is(err, unix.EBUSY) {
 		s.t.Fatal(err)
 	}
 }
 
-func dial(address string) error {
+func dialOnce(address string) error {
 	conn, err := net.DialTimeout("tcp", address, time.Second)
 	if err != nil {
 		return err
@@ -128,10 +133,10 @@ func dial(address string) error {
 	return conn.Close()
 }
 
-// Stop ends the server: its port is closed.
-func (s *Server) Stop() { s.set("threads", "0") }
+// Stop stops the server and closes its port.
+func (s *Server) Stop() { s.setValue("threads", "0") }
 
-// Let says whether anybody is a client.
+// Let sets whether clients may mount.
 func (s *Server) Let(in bool) {
 	s.t.Helper()
 	host, _, err := net.SplitHostPort(s.listen)
@@ -142,32 +147,32 @@ func (s *Server) Let(in bool) {
 	if in {
 		line = append(line, clients)
 	}
-	s.write(filepath.Join(s.proc, "auth.unix.ip", "channel"), strings.Join(line, " "))
+	s.mustWrite(filepath.Join(s.proc, "auth.unix.ip", "channel"), strings.Join(line, " "))
 }
 
-// LetWrite says whether clients may change anything.
+// LetWrite sets whether clients may write.
 func (s *Server) LetWrite(may bool) {
 	s.t.Helper()
 	flags := insecurePort | noSubtreeCheck | root
 	if !may {
 		flags |= readOnly
 	}
-	s.write(filepath.Join(s.proc, "nfsd.export", "channel"), strings.Join([]string{clients, s.dir, never, strconv.Itoa(flags), nobody, nobody, "0"}, " "))
+	s.mustWrite(filepath.Join(s.proc, "nfsd.export", "channel"), strings.Join([]string{clients, s.dir, never, strconv.Itoa(flags), nobody, nobody, "0"}, " "))
 }
 
-func (s *Server) set(name, value string) {
+func (s *Server) setValue(name, value string) {
 	s.t.Helper()
-	s.write(filepath.Join(s.at, name), value)
+	s.mustWrite(filepath.Join(s.settingsDir, name), value)
 }
 
-func (s *Server) write(file, line string) {
+func (s *Server) mustWrite(file, line string) {
 	s.t.Helper()
-	if err := tell(file, line); err != nil {
+	if err := writeLine(file, line); err != nil {
 		s.t.Fatal(err)
 	}
 }
 
-func tell(file, line string) error {
+func writeLine(file, line string) error {
 	f, err := os.OpenFile(file, os.O_WRONLY, 0)
 	if err == nil {
 		_, err = f.WriteString(line + "\n")

@@ -14,10 +14,11 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// settings is where the programs of nfs-utils look for those of the kernel's server.
+// settings is where the programs of nfs-utils expect the settings of the kernel's server.
 const settings = "/proc/fs/nfsd"
 
-// files of the machine that the programs read, which has none of its own but /etc/passwd.
+// files of the machine that the programs of nfs-utils read. The machine has none except
+// /etc/passwd.
 var files = map[string]string{
 	"/etc/group":           "root:x:0:\nnogroup:x:65534:\n",
 	"/etc/hosts":           "127.0.0.1 localhost\n",
@@ -30,56 +31,56 @@ var files = map[string]string{
 	"/run/rpcbind/.exists": "",
 }
 
-// ServeThird has the kernel serve dir by version 3 alone, to clients of 127.0.0.1, with the programs of nfs-utils that this
-// version takes: rpcbind, rpc.mountd and rpc.statd.
+// ServeThird makes the kernel serve dir by version 3 only, to clients at 127.0.0.1, with the
+// programs that version 3 needs: rpcbind, rpc.mountd and rpc.statd.
 func ServeThird(t testing.TB, dir string) {
 	t.Helper()
 	if _, err := exec.LookPath("rpc.mountd"); err != nil {
 		t.Skip("needs: programs of nfs-utils, which scripts/setup guest unpacks from Debian's or Ubuntu's packages")
 	}
 	for _, d := range []string{"/run/rpcbind", "/var/lib/nfs/sm", "/var/lib/nfs/sm.bak", "/var/lib/nfs/v4recovery"} {
-		must(t, os.MkdirAll(d, 0o755))
+		requireNoError(t, os.MkdirAll(d, 0o755))
 	}
 	for name, text := range files {
 		f, err := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
-		must(t, err)
+		requireNoError(t, err)
 		_, err = f.WriteString(text)
-		must(t, err)
-		must(t, f.Close())
-		t.Cleanup(func() { must(t, os.Remove(name)) })
+		requireNoError(t, err)
+		requireNoError(t, f.Close())
+		t.Cleanup(func() { requireNoError(t, os.Remove(name)) })
 	}
-	must(t, unix.Mount("nfsd", settings, "nfsd", 0, ""))
-	t.Cleanup(func() { must(t, unix.Unmount(settings, unix.MNT_DETACH)) })
-	s := &Server{t: t, at: settings, clients: t.TempDir(), listen: "127.0.0.1:2049"}
-	start(t, "rpcbind", "-f", "-w")
-	answers(t, "127.0.0.1:111")
+	requireNoError(t, unix.Mount("nfsd", settings, "nfsd", 0, ""))
+	t.Cleanup(func() { requireNoError(t, unix.Unmount(settings, unix.MNT_DETACH)) })
+	s := &Server{t: t, settingsDir: settings, recordsDir: t.TempDir(), listen: "127.0.0.1:2049"}
+	startDaemon(t, "rpcbind", "-f", "-w")
+	awaitListener(t, "127.0.0.1:111")
 	if out, err := exec.Command("exportfs", "-o", "rw,insecure,no_subtree_check,no_root_squash,fsid=1", "127.0.0.1:"+dir).CombinedOutput(); err != nil {
 		t.Fatalf("exportfs: %v: %s", err, out)
 	}
-	start(t, "rpc.mountd", "-F", "--port", "20048")
-	start(t, "rpc.statd", "-F", "--no-notify")
-	answers(t, "127.0.0.1:20048")
-	must(t, os.WriteFile("/proc/sys/fs/nfs/nlm_grace_period", []byte("1"), 0)) // seconds for which nobody gets a lock
-	s.prepare("+3", "-2", "-4")
+	startDaemon(t, "rpc.mountd", "-F", "--port", "20048")
+	startDaemon(t, "rpc.statd", "-F", "--no-notify")
+	awaitListener(t, "127.0.0.1:20048")
+	requireNoError(t, os.WriteFile("/proc/sys/fs/nfs/nlm_grace_period", []byte("1"), 0)) // grace period in seconds, in which no client gets a lock
+	s.prepareServer("+3", "-2", "-4")
 	s.listenAt()
 	t.Cleanup(s.Stop)
 }
 
-func must(t testing.TB, err error) {
+func requireNoError(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}
 }
 
-// start runs a daemon until the end of the test.
-func start(t testing.TB, program string, args ...string) {
+// startDaemon runs a daemon until the end of the test.
+func startDaemon(t testing.TB, program string, args ...string) {
 	t.Helper()
 	log, err := os.Create(filepath.Join(t.TempDir(), program))
-	must(t, err)
+	requireNoError(t, err)
 	cmd := exec.Command(program, args...)
 	cmd.Stdout, cmd.Stderr = log, log
-	must(t, cmd.Start())
+	requireNoError(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -90,8 +91,8 @@ func start(t testing.TB, program string, args ...string) {
 	})
 }
 
-// answers waits until something listens.
-func answers(t testing.TB, address string) {
+// awaitListener waits until an address accepts connections.
+func awaitListener(t testing.TB, address string) {
 	t.Helper()
-	must(t, wait.For(t.Context(), 50*time.Millisecond, func() error { return dial(address) }))
+	requireNoError(t, wait.For(t.Context(), 50*time.Millisecond, func() error { return dialOnce(address) }))
 }
