@@ -100,7 +100,8 @@ func withUserFrom(raw, other []byte) ([]byte, error) {
 	if to == nil {
 		return nil, errors.New("the administrator's kubeconfig has no current context")
 	}
-	c.AuthInfos[to.AuthInfo] = from.AuthInfos[from.Contexts[from.CurrentContext].AuthInfo] // it exists, because its certificate was read by kubeconfigExpiry
+	// The user exists, because kubeconfigExpiry has read its certificate.
+	c.AuthInfos[to.AuthInfo] = from.AuthInfos[from.Contexts[from.CurrentContext].AuthInfo]
 	return clientcmd.Write(*c)
 }
 

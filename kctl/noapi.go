@@ -68,7 +68,8 @@ func explainNoCluster() string {
 }
 
 // errorText returns the text of an error. The part that reports an unreachable API is replaced
-// by the sentence of explainUnreachable. An error response of the API stays unchanged, even if it reports a
+// by the sentence of explainUnreachable. An error response of the API stays unchanged, even if
+// it reports a
 // connection that the API could not make.
 func errorText(err error) string {
 	text := err.Error()
