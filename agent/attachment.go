@@ -40,7 +40,8 @@ type HeldClaim struct {
 // AllClaimsHeld instead.
 const ClaimsHeldAnnotation = "keelson.dev/claims-held"
 
-// AllClaimsHeld is the annotation's value if the list is too long. The node may then hold any claim.
+// AllClaimsHeld is the annotation's value if the list is too long. The node may then hold any
+// claim.
 const AllClaimsHeld = "all"
 
 // NodeReportsClaim reports whether the node's object lists the claim as held, or all claims.

@@ -101,7 +101,8 @@ type InterfaceUsage struct {
 	ReceiveErrors, SendingErrors uint64
 }
 
-// NodeAverageUsage is the recent usage of a node and its pods. It is shared: receivers must not modify it.
+// NodeAverageUsage is the recent usage of a node and its pods. It is shared: receivers must not
+// modify it.
 type NodeAverageUsage struct {
 	At   time.Time         // time of the measurement
 	Node *AverageUsage     // nil after the first measurement

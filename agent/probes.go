@@ -21,8 +21,8 @@ type ProbeTarget struct {
 
 // ProbeState is the state of a container according to its probes.
 type ProbeState struct {
-	Started     bool   // the startup probe has passed, or there is none
-	Ready       bool   // the readiness probe passes, or there is none; false before Started
+	Started     bool   // the startup probe has passed, or none exists
+	Ready       bool   // the readiness probe passes, or none exists; false before Started
 	FailedProbe string // "liveness" or "startup" if that probe reached its failure threshold; the container must then be restarted
 	Cause       string // message of the last failure of FailedProbe
 }

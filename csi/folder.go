@@ -16,7 +16,7 @@ const maxSockets = 256
 // RegistrationFolder watches a plugin registration folder (the kubelet's plugins_registry) for
 // plugins of one kind.
 type RegistrationFolder struct {
-	Dir  string // "": there is none
+	Dir  string // "": none exists
 	Kind string // for example registration.DRAPlugin
 	// OnRegister validates and accepts a plugin that registers at a socket. Its error is reported
 	// to the plugin.

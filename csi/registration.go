@@ -91,7 +91,7 @@ func Register(ctx context.Context, socket, kind string, usable func(context.Cont
 	return true, err
 }
 
-// FileID returns an ID that distinguishes successive socket files of one path; "" if there is none.
+// FileID returns an ID that distinguishes successive socket files of one path; "" if none exists.
 func FileID(path string) string { return socketFileID(path) }
 
 // checkDriver connects to the driver that registers, and compares its name with the registered one.

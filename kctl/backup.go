@@ -157,9 +157,9 @@ func printBackup(w io.Writer, path string, b api.ClusterBackup) error {
 	return t.Flush()
 }
 
-// writeBackup writes a backup from a replica to path, or to standard output if path is "-". The file
-// gets its name only after it is complete and its checksum is verified. If the transfer fails or a
-// signal interrupts it, the partial file is removed. If a store is on the same disk
+// writeBackup writes a backup from a replica to path, or to standard output if path is "-". The
+// file gets its name only after it is complete and its checksum is verified. If the transfer fails
+// or a signal interrupts it, the partial file is removed. If a store is on the same disk
 // (on.ProtectedPath), the disk headroom of that store stays free.
 func writeBackup(f cmdutil.Factory, streams genericiooptions.IOStreams, path string, to []string, on diskheadroom.Target) error {
 	if path == "-" {
@@ -240,8 +240,8 @@ func readRecipients(path string) (out []string, err error) {
 	return out, nil
 }
 
-// receiveBackup copies a backup from a replica to w, and compares its checksum with the trailer of the
-// response. It returns the number of bytes.
+// receiveBackup copies a backup from a replica to w, and compares its checksum with the trailer of
+// the response. It returns the number of bytes.
 func receiveBackup(ctx context.Context, f cmdutil.Factory, to []string, w, progress io.Writer) (int64, error) {
 	resp, err := postStream(ctx, f, api.PathClusterBackup, url.Values{"recipient": to}, nil)
 	if err != nil {
@@ -283,8 +283,8 @@ func (r *progressReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// isEncryptedBackup reports whether a file has the header of an encrypted backup. A replica can verify
-// such a backup, because it has the keys.
+// isEncryptedBackup reports whether a file has the header of an encrypted backup. A replica can
+// verify such a backup, because it has the keys.
 func isEncryptedBackup(path string) bool {
 	in, err := os.Open(path)
 	if err != nil {
@@ -335,7 +335,8 @@ func backupSummary(path string, b api.ClusterBackup) string {
 		path, b.Cluster, b.Revision, time.UnixMilli(b.Created).UTC().Format(time.RFC3339), b.Keys, formatSize(b.Bytes), b.Format, sealed)
 }
 
-// postStream sends a POST request whose body or response is too large for memory. A status other than
+// postStream sends a POST request whose body or response is too large for memory. A status other
+// than
 // 200 is returned as an error.
 func postStream(ctx context.Context, f cmdutil.Factory, path string, query url.Values, body io.Reader) (*http.Response, error) {
 	cfg, err := f.ToRESTConfig()

@@ -75,8 +75,8 @@ func checkReplaceable(path string, byAge bool) error {
 	}
 }
 
-// lockAndTruncate locks the partial file against other processes, and truncates what a killed process left in
-// it.
+// lockAndTruncate locks the partial file against other processes, and truncates what a killed
+// process left in it.
 func (b *backupFile) lockAndTruncate() error {
 	// A file system without locks is not an error; other processes are then not excluded.
 	if err := syscall.Flock(int(b.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); errors.Is(err, syscall.EWOULDBLOCK) {

@@ -133,8 +133,8 @@ func tokenCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.
 	return newGroup(c, create, tokenListCommand(f, streams), tokenDeleteCommand(f, streams))
 }
 
-// callAPI sends a request to a path of the API that is not a resource, and decodes the JSON response
-// into answer.
+// callAPI sends a request to a path of the API that is not a resource, and decodes the JSON
+// response into answer.
 func callAPI(f cmdutil.Factory, verb, path string, body, answer any) error {
 	return callAPIContext(context.Background(), f, verb, path, body, answer)
 }

@@ -105,8 +105,8 @@ func withUserFrom(raw, other []byte) ([]byte, error) {
 	return clientcmd.Write(*c)
 }
 
-// kubeconfigExpiry returns the expiry of the client certificate of a kubeconfig's current user, or the
-// zero time if there is none.
+// kubeconfigExpiry returns the expiry of the client certificate of a kubeconfig's current user, or
+// the zero time if none exists.
 func kubeconfigExpiry(raw []byte) time.Time {
 	c, err := clientcmd.Load(raw)
 	if err != nil || c.Contexts[c.CurrentContext] == nil {

@@ -161,9 +161,9 @@ func (r *installFlags) install(ctx context.Context, out io.Writer) error {
 	return r.storeKubeconfig(ctx, out, site)
 }
 
-// checkNewerRelease returns an error if the release is not known to be later than the running one, unless it
-// was given by --release. The release in the cluster file may be older than the one of the last
-// upgrade.
+// checkNewerRelease returns an error if the release is not known to be later than the running one,
+// unless it was given by --release. The release in the cluster file may be older than the one of
+// the last upgrade.
 func (r *installFlags) checkNewerRelease(site *execute.Site, rel plan.Release, steps []plan.Step) error {
 	machine, runs := plan.FindDowngrade(site.Cluster, site.Facts(), rel, steps)
 	if machine == "" || r.release != "" {
@@ -175,9 +175,9 @@ func (r *installFlags) checkNewerRelease(site *execute.Site, rel plan.Release, s
 		machine, runs, r.file, rel.Version, runs, rel.Version, site.Cluster.Release)
 }
 
-// runInstallSteps runs the steps. A replica cannot start with a release whose feature level is lower than
-// that of the store. Therefore the release is uploaded first, and its programs report their feature
-// level before a replica is changed.
+// runInstallSteps runs the steps. A replica cannot start with a release whose feature level is
+// lower than that of the store. Therefore the release is uploaded first, and its programs report
+// their feature level before a replica is changed.
 func runInstallSteps(ctx context.Context, site *execute.Site, rel plan.Release, state plan.State, steps []plan.Step) error {
 	i := slices.IndexFunc(steps, func(s plan.Step) bool {
 		return s.Do == plan.ControlPlane && (s.ChangesPrograms || s.Start == plan.Join)
@@ -207,8 +207,8 @@ func runInstallSteps(ctx context.Context, site *execute.Site, rel plan.Release, 
 	return site.Install(ctx, rest)
 }
 
-// withInterruption returns the interruption instead of err if a signal ended ctx, because the errors
-// that follow are its consequence.
+// withInterruption returns the interruption instead of err if a signal ended ctx, because the
+// errors that follow are its consequence.
 func withInterruption(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return fmt.Errorf("%w: commands on the machines may still be running; run this command again to continue", cause)
@@ -216,8 +216,8 @@ func withInterruption(ctx context.Context, err error) error {
 	return err
 }
 
-// planSteps prints the machines and the problems of them, and returns the steps and the state of the
-// cluster. It fails if a problem prevents the installation.
+// planSteps prints the machines and the problems of them, and returns the steps and the state of
+// the cluster. It fails if a problem prevents the installation.
 func (r *installFlags) planSteps(ctx context.Context, out io.Writer, site *execute.Site, seen map[string]plan.Observation, rel plan.Release) ([]plan.Step, plan.State, error) {
 	plan.ShowMachines(out, site.Cluster, seen)
 	state, err := site.State(ctx)

@@ -114,8 +114,8 @@ func (u *machineUpgrade) printFileHint(out io.Writer, c machines.Cluster, rel pl
 	fmt.Fprintf(out, "%s names a release %s: have it say 'release: %s', since 'kctl cluster up' and 'add' go by it\n", u.file, is, to)
 }
 
-// checkMachines returns an error if the file lacks a machine of the cluster. Each machine must be in the
-// file or in --skip.
+// checkMachines returns an error if the file lacks a machine of the cluster. Each machine must be
+// in the file or in --skip.
 func (u *machineUpgrade) checkMachines(ctx context.Context, c machines.Cluster, door clusterClient) error {
 	status, nodes, err := door.readCluster(ctx)
 	if err != nil {
@@ -140,8 +140,8 @@ func (u *machineUpgrade) checkMachines(ctx context.Context, c machines.Cluster, 
 	return nil
 }
 
-// uploadRelease uploads the release to the machines, which changes no running program, and reads the
-// feature level of its programs.
+// uploadRelease uploads the release to the machines, which changes no running program, and reads
+// the feature level of its programs.
 func (u *machineUpgrade) uploadRelease(ctx context.Context, site *execute.Site, steps []plan.Step) error {
 	var uploads []plan.Step
 	for _, s := range steps {
@@ -164,8 +164,8 @@ func (u *machineUpgrade) uploadRelease(ctx context.Context, site *execute.Site, 
 	return nil
 }
 
-// readFeatureLevel runs the programs of an uploaded release on the machine of a step, and returns their
-// feature level.
+// readFeatureLevel runs the programs of an uploaded release on the machine of a step, and returns
+// their feature level.
 func readFeatureLevel(ctx context.Context, site *execute.Site, step plan.Step, version string) (level uint32, err error) {
 	controlplane, agent, err := site.DaemonVersions(ctx, step.Machine, step.Files[0])
 	if err != nil {

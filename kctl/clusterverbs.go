@@ -78,7 +78,8 @@ func printStatus(w io.Writer, s api.ClusterStatus) error {
 	return printMembers(w, s.Members)
 }
 
-// describeBackups says how old the backups are that replicas make by their schedules; "" where none does.
+// describeBackups says how old the backups are that replicas make by their schedules; "" where none
+// does.
 func describeBackups(members []api.ClusterMember, now time.Time) string {
 	var out []string
 	for _, m := range members {
@@ -93,7 +94,8 @@ func describeBackups(members []api.ClusterMember, now time.Time) string {
 	return strings.Join(out, "; ")
 }
 
-// describeLevelChange says when the feature level rises, where some replicas understand more than others.
+// describeLevelChange says when the feature level rises, where some replicas understand more than
+// others.
 func describeLevelChange(s api.ClusterStatus) string {
 	var best uint32
 	for _, m := range s.Members {

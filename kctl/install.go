@@ -52,7 +52,8 @@ func addInstall(c *cobra.Command, f cmdutil.Factory, streams genericiooptions.IO
 	return c
 }
 
-// createClass creates a class unless it exists. If it exists, refuse decides whether that is an error.
+// createClass creates a class unless it exists. If it exists, refuse decides whether that is an
+// error.
 func createClass(ctx context.Context, cluster dynamic.Interface, streams genericiooptions.IOStreams, kind schema.GroupVersionResource,
 	class *unstructured.Unstructured, refuse func() error) error {
 	err := createWhenServed(ctx, cluster, kind, class)

@@ -15,7 +15,7 @@ import (
 	"keelson.dev/keelson/deploy/lab"
 )
 
-// openLab returns the running lab of this machine, or an error that states why there is none.
+// openLab returns the running lab of this machine, or an error that states why none exists.
 func openLab(streams genericiooptions.IOStreams) (*lab.Lab, error) {
 	found, err := lab.FindLab(streams.Out)
 	if err == nil {
@@ -24,8 +24,8 @@ func openLab(streams genericiooptions.IOStreams) (*lab.Lab, error) {
 	return found.Lab, err
 }
 
-// startLab creates the wanted lab, starts an existing lab that is down, or prints the running one. A
-// lab whose creation failed is recreated.
+// startLab creates the wanted lab, starts an existing lab that is down, or prints the running one.
+// A lab whose creation failed is recreated.
 func startLab(ctx context.Context, out io.Writer, wanted *lab.Lab, flags *pflag.FlagSet) error {
 	found, err := lab.FindLab(out)
 	if err != nil {
@@ -79,8 +79,8 @@ func rebuildReason(f lab.Found) string {
 	return ""
 }
 
-// checkUnchangedFlags returns an error if a given flag differs from the value with which the existing lab was
-// created.
+// checkUnchangedFlags returns an error if a given flag differs from the value with which the
+// existing lab was created.
 func checkUnchangedFlags(is, want lab.Config, flags *pflag.FlagSet) error {
 	for _, f := range []struct {
 		name     string

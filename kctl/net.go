@@ -148,8 +148,8 @@ type netReader struct {
 	err   error // the first error that is not a missing permission
 }
 
-// listForTrace reads a list of objects. If the user may not read it, or if it is longer than the limit, its
-// name is added to the unread lists of the trace.
+// listForTrace reads a list of objects. If the user may not read it, or if it is longer than the
+// limit, its name is added to the unread lists of the trace.
 func listForTrace[L metav1.ListInterface](r *netReader, what string, o metav1.ListOptions, read func(context.Context, metav1.ListOptions) (L, error)) (got L, ok bool) {
 	if r.err != nil {
 		return got, false
@@ -211,8 +211,8 @@ func (r *netReader) readCluster(cluster dynamic.Interface, t nettrace.Target) {
 	}
 }
 
-// readReachability asks the agent of the pod's node whether a host outside the cluster resolves and has a
-// route. Agents of earlier releases do not support this; the trace then lacks the answer.
+// readReachability asks the agent of the pod's node whether a host outside the cluster resolves and
+// has a route. Agents of earlier releases do not support this; the trace then lacks the answer.
 func (r *netReader) readReachability(host string) {
 	name := r.world.Pod.Spec.NodeName
 	if r.err != nil || name == "" {

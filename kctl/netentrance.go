@@ -19,8 +19,8 @@ import (
 // maxTraceSecrets is the maximum number of Secrets that are read for one trace.
 const maxTraceSecrets = 50
 
-// readIngressObjects reads the objects that route requests from outside the cluster to Services: Ingresses,
-// Gateways, routes, their classes, and the Secrets of the target's host.
+// readIngressObjects reads the objects that route requests from outside the cluster to Services:
+// Ingresses, Gateways, routes, their classes, and the Secrets of the target's host.
 func (r *netReader) readIngressObjects(cluster dynamic.Interface, t nettrace.Target) {
 	w := &r.world
 	w.Entrances = &nettrace.Entrances{}
@@ -68,8 +68,8 @@ func (r *netReader) readEndpointSlices(namespace, service string) {
 	}
 }
 
-// listGatewayKind lists a kind of Gateway API. If the newest version is not served, it tries the older
-// versions. If the kind is not served at all, it returns no objects.
+// listGatewayKind lists a kind of Gateway API. If the newest version is not served, it tries the
+// older versions. If the kind is not served at all, it returns no objects.
 func listGatewayKind[T any](r *netReader, cluster dynamic.Interface, resource string, older ...string) (out []*T) {
 	if r.err != nil {
 		return nil

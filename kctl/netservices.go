@@ -85,9 +85,9 @@ func netServicesCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 	})
 }
 
-// asNodeCountCommand completes a command that shows counters of the nodes for one object, for all objects of
-// a namespace, or with -A for all objects. show returns the nodes that could not be read, and why.
-// If there are any, they are printed and the exit code is 2.
+// asNodeCountCommand completes a command that shows counters of the nodes for one object, for all
+// objects of a namespace, or with -A for all objects. show returns the nodes that could not be
+// read, and why. If there are any, they are printed and the exit code is 2.
 func asNodeCountCommand(c *cobra.Command, f cmdutil.Factory, streams genericiooptions.IOStreams, one, many string,
 	show func(ctx context.Context, cs kubernetes.Interface, ns, name string) (unread []string, err error)) *cobra.Command {
 	everywhere := c.Flags().BoolP("all-namespaces", "A", false, "list the "+many+" of all namespaces")
@@ -290,8 +290,8 @@ func parseSample(s string) (labels map[string]string, value uint64, ok bool) {
 	}
 }
 
-// joinServiceUses returns the rows of the table, sorted by name: one for each Service, or with perNode one
-// for each Service and node.
+// joinServiceUses returns the rows of the table, sorted by name: one for each Service, or with
+// perNode one for each Service and node.
 func joinServiceUses(services []ServiceUse, counts map[serviceUseKey]ServiceUse, perNode bool) []ServiceUse {
 	nodes := map[[2]string][]string{}
 	for at := range counts {

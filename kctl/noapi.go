@@ -31,8 +31,8 @@ var (
 	silentDial  = regexp.MustCompile(`dial tcp (\S+): (?:connect: )?(i/o timeout|no route to host|network is unreachable|connection timed out)`)
 )
 
-// explainUnreachable returns a sentence with the remedy for a client error that means that no API is
-// reachable, and "" for other errors.
+// explainUnreachable returns a sentence with the remedy for a client error that means that no API
+// is reachable, and "" for other errors.
 func explainUnreachable(text string) string {
 	if strings.Contains(text, noCluster) {
 		return explainNoCluster()

@@ -37,7 +37,8 @@ type servedBackup struct {
 	Kubeconfig string            `json:"kubeconfig"`
 }
 
-// forwardedFlags are the flags of restore-test that are passed to 'keelson-controlplane backup serve'.
+// forwardedFlags are the flags of restore-test that are passed to 'keelson-controlplane backup
+// serve'.
 var forwardedFlags = [][2]string{
 	{"encryption-keys", "key file that decrypts the backup (default: the key file of the replica on this machine)"},
 	{"identity", "file with an age identity, for a backup that is encrypted with age"},
@@ -138,9 +139,9 @@ func restoreTestCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 	return c
 }
 
-// createTemporaryBackup creates a backup in a temporary file, which done removes. The file is locked while
-// this process runs. 'keelson-controlplane backup serve' removes unlocked files of this name, which
-// killed processes left.
+// createTemporaryBackup creates a backup in a temporary file, which done removes. The file is
+// locked while this process runs. 'keelson-controlplane backup serve' removes unlocked files of
+// this name, which killed processes left.
 func createTemporaryBackup(ctx context.Context, f cmdutil.Factory, progress io.Writer, in diskheadroom.Target) (path string, done func(), err error) {
 	out, err := os.CreateTemp(in.Dir, api.TrialPrefix) // mode 0600
 	if err != nil {
@@ -164,8 +165,8 @@ func testResult(rows []restoretest.Row) error {
 	return errors.New("the restore test failed: the restored objects differ from those that the backup should contain")
 }
 
-// runRestoreTest serves a backup with a temporary replica, and compares its objects with the cluster,
-// kind by kind.
+// runRestoreTest serves a backup with a temporary replica, and compares its objects with the
+// cluster, kind by kind.
 func runRestoreTest(ctx context.Context, f cmdutil.Factory, progress io.Writer, args []string, offline bool) ([]restoretest.Row, error) {
 	began := time.Now()
 	child, s, err := startBackupServer(ctx, args)
@@ -276,8 +277,8 @@ const (
 	maxListPages = 40_000
 )
 
-// listObjects reads all objects of a path, page by page. If the continue token has expired, the list
-// starts again, at most twice.
+// listObjects reads all objects of a path, page by page. If the continue token has expired, the
+// list starts again, at most twice.
 func listObjects(ctx context.Context, c rest.Interface, resource, path string) (out map[string]restoretest.Object, err error) {
 	for range 3 {
 		if out, err = listObjectsOnce(ctx, c, resource, path); !apierrors.IsResourceExpired(err) {
@@ -322,8 +323,8 @@ func listObjectsOnce(ctx context.Context, c rest.Interface, resource, path strin
 	return nil, fmt.Errorf("the list does not end after %d pages", maxListPages)
 }
 
-// serveProcess is a process of 'keelson-controlplane backup serve'. It exits when its standard input is
-// closed, also if kctl is killed.
+// serveProcess is a process of 'keelson-controlplane backup serve'. It exits when its standard
+// input is closed, also if kctl is killed.
 type serveProcess struct {
 	cmd   *exec.Cmd
 	stdin io.Closer
@@ -340,7 +341,8 @@ func (s *serveProcess) stop() {
 // about 150 bytes.
 const maxServeOutput = 4 << 20
 
-// startBackupServer starts 'keelson-controlplane backup serve' and waits until it serves the backup.
+// startBackupServer starts 'keelson-controlplane backup serve' and waits until it serves the
+// backup.
 func startBackupServer(ctx context.Context, args []string) (*serveProcess, servedBackup, error) {
 	program, err := findDaemonProgram()
 	if err != nil {
@@ -402,8 +404,8 @@ func withKeyHint(said string) string {
 	return said + "; copy " + defaultDataDir + "/pki/store.keys from a replica of that cluster and name the copy"
 }
 
-// lastOutputLine returns the last line that a program printed, without the program's name, or else its
-// exit error.
+// lastOutputLine returns the last line that a program printed, without the program's name, or else
+// its exit error.
 func lastOutputLine(said string, ended error) string {
 	lines := strings.Split(strings.TrimSpace(said), "\n")
 	return cmp.Or(strings.TrimPrefix(lines[len(lines)-1], "keelson-controlplane: "), ended.Error())

@@ -111,8 +111,8 @@ func describeWaiting(all api.ClusterKeys) string {
 	return said
 }
 
-// renewWhenSigned renews the kubeconfig in use as soon as the new CA signs. If that takes longer than
-// patience, it prints how to continue, and returns no error.
+// renewWhenSigned renews the kubeconfig in use as soon as the new CA signs. If that takes longer
+// than patience, it prints how to continue, and returns no error.
 func renewWhenSigned(f cmdutil.Factory, streams genericiooptions.IOStreams, patience time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -204,7 +204,8 @@ func rotationSteps(kind string) []string {
 	return []string{"trust", "use", "wait", "forget"}
 }
 
-// maxWaitingShown is the maximum number of names that are printed if a rotation waits for many nodes.
+// maxWaitingShown is the maximum number of names that are printed if a rotation waits for many
+// nodes.
 const maxWaitingShown = 20
 
 // printRotation writes the state of the last rotation, and nothing if there was none.
@@ -251,8 +252,8 @@ func keyIDs(all api.ClusterKeys, kind string) (ids []string) {
 	return ids
 }
 
-// shortKeyID returns the first 16 characters of a digest, which suffice to distinguish keys. Other IDs
-// stay unchanged.
+// shortKeyID returns the first 16 characters of a digest, which suffice to distinguish keys. Other
+// IDs stay unchanged.
 func shortKeyID(id string) string {
 	if len(id) >= 43 { // a digest
 		return id[:16]

@@ -98,7 +98,8 @@ func supportCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 	return c
 }
 
-// supportBundle collects the redacted files of a support bundle. Its methods can be called concurrently.
+// supportBundle collects the redacted files of a support bundle. Its methods can be called
+// concurrently.
 type supportBundle struct {
 	rest rest.Interface
 
@@ -175,8 +176,8 @@ func (b *supportBundle) addText(ctx context.Context, name, path string) {
 	b.addFile(name, []byte(redact.Text(string(raw))))
 }
 
-// addAgentSettings adds the settings of an agent. Agents of earlier releases respond with 404 to this
-// path.
+// addAgentSettings adds the settings of an agent. Agents of earlier releases respond with 404 to
+// this path.
 func (b *supportBundle) addAgentSettings(ctx context.Context, name, path string) {
 	raw, err := b.request(ctx, "GET", path, nil)
 	if apierrors.IsNotFound(err) {
@@ -266,8 +267,8 @@ func (b *supportBundle) addReplica(ctx context.Context, name string) {
 // maxDefaultNodes is the maximum number of agents that are asked if --nodes is not given.
 const maxDefaultNodes = 50
 
-// addNodes adds the Nodes, and returns the names of the nodes whose agents are asked: those in named,
-// or else the first maxDefaultNodes, with nodes that are not Ready first.
+// addNodes adds the Nodes, and returns the names of the nodes whose agents are asked: those in
+// named, or else the first maxDefaultNodes, with nodes that are not Ready first.
 func (b *supportBundle) addNodes(ctx context.Context, named []string) []string {
 	raw := b.addJSON(ctx, "objects/nodes.json", fmt.Sprintf("/api/v1/nodes?limit=%d", maxSupportObjects))
 	if len(named) > 0 || raw == nil {
@@ -305,8 +306,8 @@ func (b *supportBundle) addNodes(ctx context.Context, named []string) []string {
 	return all
 }
 
-// contentsText returns the text of CONTENTS.txt: the files of the bundle, and the missing files with
-// reasons.
+// contentsText returns the text of CONTENTS.txt: the files of the bundle, and the missing files
+// with reasons.
 func (b *supportBundle) contentsText() []byte {
 	var out strings.Builder
 	fmt.Fprintf(&out, "Taken out everywhere, and written as %q: contents of Secrets and ConfigMaps, values of environment variables,\n"+

@@ -38,8 +38,8 @@ type tokenRow struct {
 	Note    string   `json:"description,omitempty"`
 }
 
-// newTokenRow returns the row for the Secret of a token. Missing fields stay empty; only the control
-// plane validates tokens.
+// newTokenRow returns the row for the Secret of a token. Missing fields stay empty; only the
+// control plane validates tokens.
 func newTokenRow(s *v1.Secret, now time.Time) tokenRow {
 	text := func(key string) string { return string(s.Data[key]) }
 	r := tokenRow{ID: strings.TrimPrefix(s.Name, tokenSecrets), Used: text("used"), Uses: text("uses"), Replace: text("replace") == "true",

@@ -119,8 +119,8 @@ func (u *upgradeFlags) runUpgrade(ctx context.Context, s *upgradeTarget, out io.
 // versionTimeout is the time limit for 'PROGRAM --version'.
 const versionTimeout = 20 * time.Second
 
-// readRelease runs the programs in a directory with --version, and returns their release and feature
-// level.
+// readRelease runs the programs in a directory with --version, and returns their release and
+// feature level.
 func readRelease(ctx context.Context, dir string) (release string, level uint32, err error) {
 	ctx, cancel := context.WithTimeout(ctx, versionTimeout)
 	defer cancel()
@@ -176,11 +176,11 @@ const (
 	drainNothing = "" // removes the annotation
 )
 
-// clusterClient gives an upgrade administrator access to the cluster, through the API or through kctl
-// on one of its machines.
+// clusterClient gives an upgrade administrator access to the cluster, through the API or through
+// kctl on one of its machines.
 type clusterClient interface {
-	// readCluster returns the status of the cluster and its nodes. The nodes contain only the fields that
-	// upgradeState and Drain need.
+	// readCluster returns the status of the cluster and its nodes. The nodes contain only the
+	// fields that upgradeState and Drain need.
 	readCluster(ctx context.Context) (api.ClusterStatus, []v1.Node, error)
 	transferLeader(ctx context.Context, to string) error
 	mergePatchNode(ctx context.Context, node string, merge []byte) error
@@ -188,7 +188,8 @@ type clusterClient interface {
 	drainNode(ctx context.Context, node string) error
 }
 
-// upgradeTarget implements upgrade.Cluster. The fields replica and agent install the programs on a host.
+// upgradeTarget implements upgrade.Cluster. The fields replica and agent install the programs on a
+// host.
 type upgradeTarget struct {
 	clusterClient
 	replica, agent func(ctx context.Context, host string) error
@@ -203,8 +204,8 @@ func (s *upgradeTarget) ReadState(ctx context.Context) (upgrade.State, error) {
 	return upgradeState(status, nodes), nil
 }
 
-// upgradeState converts the status and the nodes of a cluster to the state that decides the next step of
-// an upgrade.
+// upgradeState converts the status and the nodes of a cluster to the state that decides the next
+// step of an upgrade.
 func upgradeState(status api.ClusterStatus, nodes []v1.Node) (s upgrade.State) {
 	s.Level = status.FeatureLevel
 	if status.Work == api.WorkWaiting {

@@ -115,7 +115,8 @@ func parseUpgradeNodes(raw string) (nodes []v1.Node, err error) {
 }
 
 func (d siteClusterClient) transferLeader(ctx context.Context, to string) error {
-	// The machine may have kctl of an earlier release, which has only the previous name of transfer-leader.
+	// The machine may have kctl of an earlier release, which has only the previous name of
+	// transfer-leader.
 	_, err := d.site.Kctl(ctx, siteCommandTimeout, "cluster", "step-down", "--to", to)
 	return err
 }

@@ -18,12 +18,12 @@ import (
 	"keelson.dev/keelson/internal/clusterid"
 )
 
-// ownVerbNames are the commands below the root that are not kubectl's. They return their errors, and Main
-// prints them. kubectl's commands print their own errors and exit.
+// ownVerbNames are the commands below the root that are not kubectl's. They return their errors,
+// and Main prints them. kubectl's commands print their own errors and exit.
 var ownVerbNames = []string{"lab", "trace", "why", "net", "cluster", "version"}
 
-// newGroup makes a command that only has subcommands. Without arguments it prints its help. An unknown
-// subcommand is an error; cobra would print the help and exit with 0.
+// newGroup makes a command that only has subcommands. Without arguments it prints its help. An
+// unknown subcommand is an error; cobra would print the help and exit with 0.
 func newGroup(c *cobra.Command, commands ...*cobra.Command) *cobra.Command {
 	c.AddCommand(commands...)
 	c.Args = func(c *cobra.Command, args []string) error {
@@ -36,8 +36,8 @@ func newGroup(c *cobra.Command, commands ...*cobra.Command) *cobra.Command {
 	return c
 }
 
-// withPreviousName gives a command its previous name and hides it. Each renamed command has such a second command for one
-// release.
+// withPreviousName gives a command its previous name and hides it. Each renamed command has such a
+// second command for one release.
 func withPreviousName(c *cobra.Command, name string) *cobra.Command {
 	current := c.Name()
 	c.Use = name + strings.TrimPrefix(c.Use, current)
@@ -46,8 +46,8 @@ func withPreviousName(c *cobra.Command, name string) *cobra.Command {
 	return c
 }
 
-// previousFlagName adds a hidden flag that sets the value of the flag name. It has the flag's previous name, which stays
-// valid for one release.
+// previousFlagName adds a hidden flag that sets the value of the flag name. It has the flag's
+// previous name, which stays valid for one release.
 func previousFlagName(flags *pflag.FlagSet, name, previous string) {
 	f := *flags.Lookup(name)
 	f.Name, f.Shorthand, f.Hidden = previous, "", true
@@ -99,8 +99,8 @@ func explainArguments(c *cobra.Command) {
 	}
 }
 
-// commandErrorText returns the line that is printed for the error of a command. For commands of Keelson it
-// starts with the command.
+// commandErrorText returns the line that is printed for the error of a command. For commands of
+// Keelson it starts with the command.
 func commandErrorText(c *cobra.Command, err error) string {
 	text := strings.TrimRight(errorText(err), "\n")
 	var abandoned *clusterid.AbandonedError
@@ -114,8 +114,8 @@ func commandErrorText(c *cobra.Command, err error) string {
 	return c.CommandPath() + ": " + strings.TrimPrefix(text, "lab: ")
 }
 
-// untrustedCAHint returns the remedy for an error about an API certificate of an unknown CA, and "" for
-// other errors.
+// untrustedCAHint returns the remedy for an error about an API certificate of an unknown CA, and ""
+// for other errors.
 func untrustedCAHint(text string) string {
 	if !strings.Contains(text, "certificate signed by unknown authority") || strings.Contains(text, untrustedCAText) {
 		return ""

@@ -91,8 +91,8 @@ func explainObject(ctx context.Context, f cmdutil.Factory, info *resource.Info) 
 	return why.Explain(&r.world, subject), nil
 }
 
-// toTyped converts an unstructured object to the Go type of its kind. It returns the object unchanged
-// if kctl has no such type.
+// toTyped converts an unstructured object to the Go type of its kind. It returns the object
+// unchanged if kctl has no such type.
 func toTyped(o runtime.Object) runtime.Object {
 	u, ok := o.(runtime.Unstructured)
 	if !ok {

@@ -175,8 +175,8 @@ func (r *whyReader) readIngress(i *networkingv1.Ingress) {
 	}
 }
 
-// readPods reads the pods that a selector matches, their events and their dependencies. A nil selector
-// matches all pods of the namespace.
+// readPods reads the pods that a selector matches, their events and their dependencies. A nil
+// selector matches all pods of the namespace.
 func (r *whyReader) readPods(namespace string, selector *metav1.LabelSelector) {
 	options := metav1.ListOptions{}
 	if selector != nil {
@@ -233,15 +233,15 @@ func (r *whyReader) readDependencies(namespace string, pods []corev1.Pod) {
 	}
 }
 
-// isUnseenByScheduler reports whether a pod is not scheduled and has no PodScheduled condition, so that no
-// scheduler has handled it.
+// isUnseenByScheduler reports whether a pod is not scheduled and has no PodScheduled condition, so
+// that no scheduler has handled it.
 func isUnseenByScheduler(p corev1.Pod) bool {
 	return p.Spec.NodeName == "" && p.DeletionTimestamp == nil &&
 		!slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodScheduled })
 }
 
-// readSchedulers reads the scheduler names that the cluster's own scheduler serves. Many users lack the
-// permission, and earlier releases do not report the names.
+// readSchedulers reads the scheduler names that the cluster's own scheduler serves. Many users lack
+// the permission, and earlier releases do not report the names.
 func (r *whyReader) readSchedulers() {
 	if r.err != nil {
 		return
@@ -293,9 +293,9 @@ func (r *whyReader) readAutoscaled(h *autoscalingv2.HorizontalPodAutoscaler) {
 	}
 }
 
-// readScaleTarget reads the objects of the kind that an autoscaler scales, and returns the selector of its
-// target, "" if the target does not exist. ok is false if the list could not be read or if the kind
-// is not supported.
+// readScaleTarget reads the objects of the kind that an autoscaler scales, and returns the selector
+// of its target, "" if the target does not exist. ok is false if the list could not be read or if
+// the kind is not supported.
 func (r *whyReader) readScaleTarget(h *autoscalingv2.HorizontalPodAutoscaler) (selector string, ok bool) {
 	var all runtime.Object
 	ref := h.Spec.ScaleTargetRef

@@ -144,8 +144,8 @@ type List struct {
 // exactly once however often it is retried.
 type Store interface {
 	// Commit applies c atomically and returns its revision. If a precondition fails, it returns
-	// *ConflictError and changes nothing. If the outcome cannot be determined within the deadline, it
-	// returns ErrOutcomeUnknown. If ctx has ended before the call, it returns ctx's error.
+	// *ConflictError and changes nothing. If the outcome cannot be determined within the deadline,
+	// it returns ErrOutcomeUnknown. If ctx has ended before the call, it returns ctx's error.
 	Commit(ctx context.Context, c Commit) (Revision, error)
 	// Get returns the item at key, or ErrNotFound. In both cases it returns the revision of the
 	// state that was read.

@@ -97,7 +97,8 @@ func (m *Manager) Allocate(ctx context.Context, pod *v1.Pod) error {
 	return nil
 }
 
-// cloneFor returns a copy of the record that may be modified. For a nil record it returns an empty one.
+// cloneFor returns a copy of the record that may be modified. For a nil record it returns an empty
+// one.
 func (r *podRecord) cloneFor(pod *v1.Pod) *podRecord {
 	out := &podRecord{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name, Containers: map[string]map[string]allocation{}}
 	if r != nil {
@@ -260,7 +261,8 @@ func (m *Manager) usedDevices(name string) map[string]bool {
 	return out
 }
 
-// cancelReservations removes the reservations of a pod. Its record, if saved, keeps the devices allocated.
+// cancelReservations removes the reservations of a pod. Its record, if saved, keeps the devices
+// allocated.
 func (m *Manager) cancelReservations(pod types.UID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -37,7 +37,8 @@ const (
 	listEvery   = time.Second
 )
 
-// watchDevices processes the device lists of a plugin until the stream ends, and returns the reason.
+// watchDevices processes the device lists of a plugin until the stream ends, and returns the
+// reason.
 func (m *Manager) watchDevices(ctx context.Context, p *registeredPlugin) error {
 	conn, err := grpc.NewClient("unix://"+p.endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)), grpc.WithMaxHeaderListSize(maxText),

@@ -153,7 +153,8 @@ func (m *Manager) registrationFolder() *csi.RegistrationFolder {
 		}}
 }
 
-// startPlugin starts to watch a plugin of a resource. If options is nil, the plugin is asked for them.
+// startPlugin starts to watch a plugin of a resource. If options is nil, the plugin is asked for
+// them.
 func (m *Manager) startPlugin(name, endpoint string, options *api.DevicePluginOptions) (*registeredPlugin, error) {
 	if err := checkResourceName(name); err != nil {
 		return nil, err

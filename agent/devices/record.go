@@ -104,7 +104,7 @@ func (d *Devices) preparedRecords(pod types.UID) map[string]*claimRecord {
 	return out
 }
 
-// readRecord returns the record of a claim, or nil if there is none. A record that cannot be used
+// readRecord returns the record of a claim, or nil if none exists. A record that cannot be used
 // is an error that wraps agent.ErrDamagedRecord.
 func (d *Devices) readRecord(claim types.UID) (*claimRecord, error) {
 	file := d.recordPath(claim)

@@ -27,7 +27,8 @@ var ErrNoDriver = errors.New("driver name not found in the list of registered DR
 // scanEvery is the interval between scans of the registration directory.
 const scanEvery = 5 * time.Second
 
-// driverRegistry tracks the DRA drivers of this node by their registration sockets, as kubelet does.
+// driverRegistry tracks the DRA drivers of this node by their registration sockets, as kubelet
+// does.
 type driverRegistry struct {
 	folder csi.RegistrationFolder
 	log    *slog.Logger
@@ -91,7 +92,8 @@ func (r *driverRegistry) Run(ctx context.Context) error {
 	}
 }
 
-// startFollowing starts maintaining the connection to a plugin if Run is active. The caller holds the lock.
+// startFollowing starts maintaining the connection to a plugin if Run is active. The caller holds
+// the lock.
 func (r *driverRegistry) startFollowing(p *driverPlugin) {
 	if r.runCtx == nil {
 		return

@@ -276,7 +276,7 @@ func (b *serverBlock) fetchOnce(ctx context.Context, f *forwardRule, q forward.Q
 	return c.msg.Copy(), nil
 }
 
-// cachedAnswer returns the cached answer of a question. It returns nil if there is none or if it
+// cachedAnswer returns the cached answer of a question. It returns nil if none exists or if it
 // has expired.
 func (b *serverBlock) cachedAnswer(q forward.Question) *dns.Msg {
 	if b.cache == nil || corefile.LongestZone(b.cfg.Cache.Zones, q.Name) == "" {

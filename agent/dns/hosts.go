@@ -50,7 +50,8 @@ func parseHosts(texts ...string) *hostsTable {
 	return t
 }
 
-// answerHosts returns the records of a name. found reports whether the name has records of any type.
+// answerHosts returns the records of a name. found reports whether the name has records of any
+// type.
 func (t *hostsTable) answerHosts(owner, name string, kind uint16, ttl uint32, reverse bool) (out []dns.RR, found bool) {
 	h := dns.RR_Header{Name: owner, Rrtype: kind, Class: dns.ClassINET, Ttl: ttl}
 	if reverse && kind == dns.TypePTR {

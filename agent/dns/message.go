@@ -106,7 +106,8 @@ func lowerName(name string) string {
 	return name
 }
 
-// answerMessage returns the reply to a message, or a function that obtains the reply, which takes time.
+// answerMessage returns the reply to a message, or a function that obtains the reply, which takes
+// time.
 func (c *serverChain) answerMessage(in *clientQuery) (reply *dns.Msg, later func(context.Context) *dns.Msg) {
 	r, then := c.answerQuery(in.block, in.query)
 	if then == nil {

@@ -260,7 +260,8 @@ func codeName(i int) string {
 	return "other"
 }
 
-// metricsWriter writes the Prometheus text format. The buffer records errors and returns them from Flush.
+// metricsWriter writes the Prometheus text format. The buffer records errors and returns them from
+// Flush.
 type metricsWriter struct{ w *bufio.Writer }
 
 func (w *metricsWriter) writeFamily(name, kind, help string) {

@@ -192,7 +192,8 @@ func (s *Server) writeText(w http.ResponseWriter, r *http.Request, content []byt
 	s.logUnfinished(r, err)
 }
 
-// logUnfinished logs a response that could not be completed, usually because the client has disconnected.
+// logUnfinished logs a response that could not be completed, usually because the client has
+// disconnected.
 func (s *Server) logUnfinished(r *http.Request, err error) {
 	if err != nil {
 		s.log.Debug("a response was not completed", "path", r.URL.Path, "source", r.RemoteAddr, "err", err)

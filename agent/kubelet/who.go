@@ -26,7 +26,8 @@ const (
 	maxIdentity = 256 // maximum number of groups in a certificate
 )
 
-// authorizeRequest reports whether the client is authorized. Otherwise it writes the error response.
+// authorizeRequest reports whether the client is authorized. Otherwise it writes the error
+// response.
 func (s *Server) authorizeRequest(w http.ResponseWriter, r *http.Request) bool {
 	q, ok := s.identifyClient(r)
 	if !ok {

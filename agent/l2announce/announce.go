@@ -31,7 +31,8 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// announcedByAnnotation is the annotation of a Service that names the node that announces its addresses.
+// announcedByAnnotation is the annotation of a Service that names the node that announces its
+// addresses.
 const announcedByAnnotation = "keelson.dev/announced-by"
 
 // checkInterval is the interval between checks of the interfaces.
@@ -225,7 +226,8 @@ func (s *announcerState) logProblem(err error) {
 	s.problem = text
 }
 
-// scheduleAnnouncements schedules the announcements of an address. It does nothing before the view is confirmed.
+// scheduleAnnouncements schedules the announcements of an address. It does nothing before the view
+// is confirmed.
 func (s *announcerState) scheduleAnnouncements(a netip.Addr, now time.Time) {
 	if s.confirmed {
 		s.repeats = append(slices.DeleteFunc(s.repeats, func(d pendingRepeat) bool { return d.address == a }), pendingRepeat{at: now, startedAt: now, address: a})
@@ -294,7 +296,7 @@ func listNetworks() ([]linkNetwork, error) {
 // unixNoARP is IFF_NOARP: the interface does not use ARP.
 const unixNoARP = 0x80
 
-// selectLink returns the smallest network that contains the address. If there is none, it returns
+// selectLink returns the smallest network that contains the address. If none exists, it returns
 // the network of the first of the node's addresses.
 func (s *announcerState) selectLink(a netip.Addr, nets []linkNetwork) (linkNetwork, bool) {
 	for _, n := range nets {

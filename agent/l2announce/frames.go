@@ -123,7 +123,8 @@ func buildAdvertisement(address netip.Addr, mac net.HardwareAddr, to netip.Addr)
 // allNodes is the all-nodes multicast group of a link.
 var allNodes = netip.MustParseAddr("ff02::1")
 
-// solicitedNodeGroup returns the solicited-node multicast group of an address (RFC 4291, section 2.7.1).
+// solicitedNodeGroup returns the solicited-node multicast group of an address (RFC 4291, section
+// 2.7.1).
 func solicitedNodeGroup(a netip.Addr) netip.Addr {
 	raw := a.As16()
 	return netip.AddrFrom16([16]byte{0: 0xff, 1: 0x02, 11: 1, 12: 0xff, 13: raw[13], 14: raw[14], 15: raw[15]})

@@ -263,7 +263,8 @@ func (l *announcerLink) announceAddress(a netip.Addr) {
 	l.sendPacket(l.arp, unix.ETH_P_ARP, buildARP(arpReply, l.mac, a, everybody, a), everybody)
 }
 
-// sendPacket sends a packet. It drops the packet if the link does not accept it now, because hosts retry.
+// sendPacket sends a packet. It drops the packet if the link does not accept it now, because hosts
+// retry.
 func (l *announcerLink) sendPacket(f *os.File, protocol uint16, packet []byte, to net.HardwareAddr) {
 	if f == nil {
 		return

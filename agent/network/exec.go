@@ -99,7 +99,7 @@ func execOnce(ctx context.Context, path string, stdin []byte, environ []string) 
 	return nil, pluginError(path, cause, nil, nil)
 }
 
-// pluginError returns the error that the plugin reported on its standard output. If there is none,
+// pluginError returns the error that the plugin reported on its standard output. If none exists,
 // it returns the cause and the plugin's output.
 func pluginError(path string, cause error, stdout, stderr []byte) error {
 	var said types.Error

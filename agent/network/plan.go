@@ -182,7 +182,8 @@ func (s Situation) CheckOverlap() error {
 	return nil
 }
 
-// clusterRangeOf returns the cluster range that contains an address, and the flag that set it; "" = none.
+// clusterRangeOf returns the cluster range that contains an address, and the flag that set it; "" =
+// none.
 func (s Situation) clusterRangeOf(ip netip.Addr) (flag string, in netip.Prefix) {
 	for flag, list := range map[string][]netip.Prefix{"cluster-cidr": s.Pods, "service-cidr": s.Services} {
 		for _, p := range list {

@@ -189,7 +189,8 @@ func (s *senderCheck) checkTable(ctx context.Context) error {
 	return err
 }
 
-// sendersDiffer returns the first difference between the elements in the kernel and those that were written.
+// sendersDiffer returns the first difference between the elements in the kernel and those that were
+// written.
 func sendersDiffer(have, want map[string]map[string]bool) error {
 	for _, set := range senderSets {
 		if have[set.Name] == nil {

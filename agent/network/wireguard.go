@@ -138,7 +138,7 @@ func configureWireGuard(want *WireGuard) error {
 }
 
 // wireGuardChanges returns the changes that bring a device to the wanted state; same reports that
-// there are none. Removed peers precede others, because their allowed ranges may move to another
+// none exist. Removed peers precede others, because their allowed ranges may move to another
 // peer. It is pure.
 func wireGuardChanges(have *wgtypes.Device, want *WireGuard) (cfg wgtypes.Config, same bool) {
 	same = true

@@ -82,7 +82,7 @@ func (r *Runtime) stateOf(c *ctr) ContainerState {
 	return c.rec.State
 }
 
-// shimOf is the shim that holds a container, nil when there is none.
+// shimOf is the shim that holds a container, nil when none exists.
 func (r *Runtime) shimOf(c *ctr) *shimClient {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -101,7 +101,7 @@ type meter struct {
 	err  error          // the first that is not about something that has gone
 }
 
-// read returns a file, valid until the next read; nil when there is none.
+// read returns a file, valid until the next read; nil when none exists.
 func (m *meter) read(path ...string) []byte {
 	name := filepath.Join(path...)
 	fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)

@@ -89,7 +89,7 @@ func loopbackUp() error {
 }
 
 // removeUnpinned removes the file of an agent that was killed before it pinned its namespace there: network plugins know what
-// to do where there is none, and stumble over what is none.
+// to do where none exists, and stumble over what is none.
 func removeUnpinned(path string) error {
 	var on unix.Statfs_t
 	err := unix.Statfs(path, &on)

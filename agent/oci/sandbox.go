@@ -37,7 +37,7 @@ type sandbox struct {
 	rec    sandboxRecord // its State, IPs and PausePID are guarded by Runtime.mu
 	lost   bool          // guarded by Runtime.mu: pause or the shim ended before the sandbox was ready
 	config *cri.PodSandboxConfig
-	shim   *shimClient // guarded by Runtime.mu; nil when there is none
+	shim   *shimClient // guarded by Runtime.mu; nil when none exists
 }
 
 func (s *sandbox) namespaces() *cri.NamespaceOption {

@@ -112,7 +112,7 @@ func (w *worker) awaitNetwork(ctx context.Context, pod *v1.Pod, at *attachment) 
 	if len(at.ips) > 0 {
 		p.Status.PodIP = at.ips[0]
 	}
-	// Where every container brings its own /etc/hosts, there is none of ours.
+	// Where every container brings its own /etc/hosts, none exists of ours.
 	if _, err := os.Stat(filepath.Join(directory(w.cfg.Paths, pod.UID), "etc-hosts")); err == nil {
 		if _, err := w.hostsFile(&p); err != nil {
 			return nil, &reasoned{"RunContainerError", err}

@@ -44,7 +44,8 @@ const (
 type PluginSource interface {
 	// AllocatedDevices returns the devices of a pod by container and resource.
 	AllocatedDevices(pod types.UID) map[string]map[string][]agent.PluginDevice
-	// AllocatableDevices returns the devices that can be allocated, including those that are, by resource.
+	// AllocatableDevices returns the devices that can be allocated, including those that are, by
+	// resource.
 	AllocatableDevices() map[string][]agent.PluginDevice
 }
 

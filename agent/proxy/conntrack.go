@@ -56,7 +56,8 @@ func (s staleFlows) deleteFamily(family uint8) error {
 	return nil // the table changes faster than it can be read; the flows of the first rounds are deleted
 }
 
-// findStaleFlows collects stale flows in the kernel's encoding. more reports that further flows may be stale.
+// findStaleFlows collects stale flows in the kernel's encoding. more reports that further flows may
+// be stale.
 func (s staleFlows) findStaleFlows(family uint8) (found [][]byte, more bool, err error) {
 	err = conntrackRequest(family, nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP).ExecuteIter(unix.NETLINK_NETFILTER, 0,
 		func(m []byte) bool {

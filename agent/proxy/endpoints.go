@@ -108,7 +108,7 @@ func (c candidates) servingBackends() []Backend {
 	return distinctBackends(slices.Concat(c.ready, c.terminating))
 }
 
-// hintedCandidates returns the endpoints whose hints name this node. If there are none, it returns
+// hintedCandidates returns the endpoints whose hints name this node. If none exist, it returns
 // the endpoints whose hints name this node's zone. Hints apply only if every endpoint has them and
 // at least one matches. Otherwise all endpoints are returned: the controller may be in the middle
 // of an update, or no endpoint would remain.

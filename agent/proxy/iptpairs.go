@@ -8,12 +8,13 @@ import (
 	"strings"
 )
 
-// The external frontends of a Service are the pairs of its external addresses and its ports. The number of rules for them is
-// the sum of addresses and ports, not the product: each address has a rule that jumps to a chain of the Service, and this
-// chain has a rule for each port.
+// The external frontends of a Service are the pairs of its external addresses and its ports. The
+// number of rules for them is the sum of addresses and ports, not the product: each address has a
+// rule that jumps to a chain of the Service, and this chain has a rule for each port.
 
-// chainAddress is the prefix of the chains to which the rules of external addresses jump. The chain with all ports of a
-// Service has the hash of the Service as its suffix. A chain of addresses that lack ports has a number after the hash.
+// chainAddress is the prefix of the chains to which the rules of external addresses jump. The chain
+// with all ports of a Service has the hash of the Service as its suffix. A chain of addresses that
+// lack ports has a number after the hash.
 const chainAddress = "KEELSON-ADR-"
 
 // serviceName returns the name of a Port's Service: "namespace/service".

@@ -150,7 +150,8 @@ func (n *nft) syncTable(ctx context.Context, t *nftTable, base Base, ports iter.
 // tableContents lists the chains of a table and the sets that store client affinity.
 type tableContents struct{ chains, sets map[string]bool }
 
-// listContents reads the contents of the table. It returns empty contents if the table does not exist.
+// listContents reads the contents of the table. It returns empty contents if the table does not
+// exist.
 func (t *nftTable) listContents(ctx context.Context) (tableContents, error) {
 	out := tableContents{chains: map[string]bool{}, sets: map[string]bool{}}
 	all, err := t.nft.ListAll(ctx)
@@ -201,7 +202,8 @@ func (s *tableSkeleton) writeSkeleton(tx *knftables.Transaction, there tableCont
 	}
 }
 
-// deleteUnwanted deletes the chains and sets that are not in wanted. No other rule may refer to them.
+// deleteUnwanted deletes the chains and sets that are not in wanted. No other rule may refer to
+// them.
 func (c tableContents) deleteUnwanted(tx *knftables.Transaction, wanted tableContents) {
 	for _, name := range slices.Sorted(maps.Keys(c.chains)) {
 		if !wanted.chains[name] {

@@ -49,7 +49,8 @@ const (
 	nftaGenerationID = 1
 )
 
-// queryNFTables sends a request to nftables and calls each with the attributes of every response message.
+// queryNFTables sends a request to nftables and calls each with the attributes of every response
+// message.
 func (f family) queryNFTables(operation, flags int, request []*nl.RtAttr, each func(map[uint16][]byte)) error {
 	r := nl.NewNetlinkRequest(nfnlNFTables<<8|operation, flags)
 	kind := uint8(unix.AF_INET)
@@ -68,7 +69,8 @@ func (f family) queryNFTables(operation, flags int, request []*nl.RtAttr, each f
 	})
 }
 
-// rulesetGeneration returns the ruleset generation, which increases with the transaction of any program.
+// rulesetGeneration returns the ruleset generation, which increases with the transaction of any
+// program.
 func (f family) rulesetGeneration() (id uint32, err error) {
 	err = f.queryNFTables(nftGetGeneration, 0, nil, func(a map[uint16][]byte) {
 		if v := a[nftaGenerationID]; len(v) == 4 {

@@ -88,7 +88,8 @@ func servicePort(svc *v1.Service, p v1.ServicePort, ip netip.Addr, common extern
 // Service.
 func maxAddresses(svc *v1.Service) int { return max(maxServicePairs/max(len(svc.Spec.Ports), 1), 1) }
 
-// externalAddresses are the external addresses that the ports of a Service share, in one address family.
+// externalAddresses are the external addresses that the ports of a Service share, in one address
+// family.
 type externalAddresses struct {
 	addresses  []netip.Addr        // external IPs and load balancer addresses, without duplicates
 	balanced   map[netip.Addr]bool // load balancer addresses
@@ -98,7 +99,8 @@ type externalAddresses struct {
 	guard      *nftChain           // nftables chain for sources; nil if all clients are allowed
 }
 
-// findExternalAddresses returns the external addresses of a Service and the clients that may use them.
+// findExternalAddresses returns the external addresses of a Service and the clients that may use
+// them.
 func findExternalAddresses(svc *v1.Service, v6 bool) externalAddresses {
 	out := externalAddresses{balanced: map[netip.Addr]bool{}, maxPerPort: maxAddresses(svc)}
 	has := map[netip.Addr]bool{}

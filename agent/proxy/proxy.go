@@ -262,7 +262,8 @@ func mayConcernMachines(news agent.ObjectChanges) bool {
 	return false
 }
 
-// updateModel updates the model from the view and returns the EndpointSlices among the changed objects.
+// updateModel updates the model from the view and returns the EndpointSlices among the changed
+// objects.
 func (s *proxyState) updateModel(objects agent.Objects, news agent.ObjectChanges) (fresh []*discoveryv1.EndpointSlice) {
 	if news.All {
 		s.model.SetLocation(nodeLocation(s.model.Location().Node, objects))

@@ -17,8 +17,9 @@ import (
 // removed.
 const disconnectedAfter = time.Minute
 
-// maxServicePairs bounds the pairs of an external address and a port that a node serves for one Service. The API accepts
-// no Service beyond the bound; a Service stored by an earlier release loses its last addresses.
+// maxServicePairs bounds the pairs of an external address and a port that a node serves for one
+// Service. The API accepts no Service beyond the bound; a Service stored by an earlier release
+// loses its last addresses.
 const maxServicePairs = 4096
 
 // Reserved are addresses and ports at which no Service captures external traffic. It is immutable.

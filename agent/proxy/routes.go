@@ -188,7 +188,8 @@ func ensureSink(up netlink.Link) (int, error) {
 	return l.Attrs().Index, nil
 }
 
-// isSinkUp reports whether the sink exists and is up. The kernel removes the routes with the interface.
+// isSinkUp reports whether the sink exists and is up. The kernel removes the routes with the
+// interface.
 func isSinkUp() bool {
 	l, err := netlink.LinkByName(sinkName)
 	return err == nil && l.Attrs().Flags&net.FlagUp != 0

@@ -61,7 +61,7 @@ type Writer interface {
 	// Intact reports whether the kernel still has the programmed rules. A firewall that is reloaded
 	// may flush rules of other programs.
 	Intact(ctx context.Context) (bool, error)
-	// Clean removes all of Keelson's rules. It may be called at any time, also if there are none.
+	// Clean removes all of Keelson's rules. It may be called at any time, also if none exist.
 	Clean(ctx context.Context) error
 	// Counts reads the counters since the rules were created.
 	Counts(ctx context.Context) (Counts, error)

@@ -22,7 +22,7 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// loadOrEnroll loads the node's identity, or enrolls if there is none. It retries without a time
+// loadOrEnroll loads the node's identity, or enrolls if none exists. It retries without a time
 // limit while no replica is reachable. An error other than that of ctx is permanent.
 func (s *Session) loadOrEnroll(ctx context.Context) (*identity, error) {
 	id, err := loadIdentity(s.cfg.StateDir, s.cfg.NodeName, time.Now())

@@ -36,7 +36,7 @@ func (f *follower) addChanges(c agent.ObjectChanges) {
 	}
 }
 
-// takeChanges returns and clears the pending changes. It returns false if there are none.
+// takeChanges returns and clears the pending changes. It returns false if none exist.
 func (f *follower) takeChanges() (agent.ObjectChanges, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

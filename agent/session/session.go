@@ -30,7 +30,8 @@ type Config struct {
 	NodeName string
 	Servers  []string // host:port of the initial fleet listeners; the stored list that replicas reported is used as well
 	Token    string   // join token; used only while the node has no certificate
-	// TokenFile holds the join token when Token is empty. It is removed once the node has its certificate.
+	// TokenFile holds the join token when Token is empty. It is removed once the node has its
+	// certificate.
 	TokenFile string
 	StateDir  string // key, certificate, replica list and checkpoint; created 0700
 	RunDir    string // a tmpfs, emptied by a reboot: Secrets and tokens of the checkpoint

@@ -72,7 +72,7 @@ type view struct {
 
 	mu             sync.RWMutex
 	current        *objectSet
-	incoming       *objectSet          // the full assignment that is being received; nil if there is none
+	incoming       *objectSet          // the full assignment that is being received; nil if none exists
 	changedKinds   map[string]struct{} // kinds with changes that readers have not been notified of
 	changedObjects agent.ObjectChanges // the same by object
 	revision       uint64

@@ -58,7 +58,8 @@ func (v *Volumes) boundClaim(pod *v1.Pod, vol *v1.Volume, name string) (*v1.Pers
 	return pvc, withAnnotatedOptions(pv), nil
 }
 
-// withAnnotatedOptions returns the volume with the mount options of its annotation, which Kubernetes prefers to spec.mountOptions.
+// withAnnotatedOptions returns the volume with the mount options of its annotation, which
+// Kubernetes prefers to spec.mountOptions.
 func withAnnotatedOptions(pv *v1.PersistentVolume) *v1.PersistentVolume {
 	options, annotated := pv.Annotations[v1.MountOptionAnnotation]
 	if !annotated {
@@ -77,7 +78,8 @@ func withAnnotatedOptions(pv *v1.PersistentVolume) *v1.PersistentVolume {
 // groupAnnotation is the annotation with the group that owns the content of a PersistentVolume.
 const groupAnnotation = "pv.beta.kubernetes.io/gid"
 
-// volumeGroup returns the group of a volume's annotation. Kubernetes ignores a value that is not a number.
+// volumeGroup returns the group of a volume's annotation. Kubernetes ignores a value that is not a
+// number.
 func volumeGroup(pv *v1.PersistentVolume) *int64 {
 	group, err := strconv.ParseInt(pv.Annotations[groupAnnotation], 10, 64)
 	if err != nil || len(validation.IsValidGroupID(group)) > 0 {

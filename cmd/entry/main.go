@@ -1,5 +1,5 @@
-// Keelson-entry is the proxy in front of Services. It runs in pods that the control plane makes for an IngressClass or
-// for a Gateway.
+// Keelson-entry is the proxy in front of Services. It runs in pods that the control plane makes for
+// an IngressClass or for a Gateway.
 package main
 
 import (
@@ -74,8 +74,8 @@ func proxyFlags(f *flag.FlagSet) *options {
 	return o
 }
 
-// previousFlagNames declares the previous names of renamed flags, which stay valid for one release. The help does not list
-// them.
+// previousFlagNames declares the previous names of renamed flags, which stay valid for one release.
+// The help does not list them.
 func previousFlagNames(f *flag.FlagSet, o *options) {
 	f.DurationVar(&o.shutdownDelay, "linger", shutdownDelay, "previous name of --shutdown-delay-duration")
 }

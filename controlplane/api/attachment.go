@@ -184,7 +184,7 @@ func OfAttachedName(name corev1.UniqueVolumeName) (driver, handle string, ok boo
 }
 
 // AttachRequired says whether volumes of a driver are attached to nodes before these mount them. As documented it is so
-// unless the driver's object says otherwise, and where there is none.
+// unless the driver's object says otherwise, and where none exists.
 func AttachRequired(d *storagev1.CSIDriver) bool {
 	return d == nil || d.Spec.AttachRequired == nil || *d.Spec.AttachRequired
 }

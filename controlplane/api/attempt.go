@@ -36,7 +36,7 @@ type Attempt struct {
 
 	// Object is the body that is judged: of a facet with a body of its own that body (Scale, Binding, Eviction,
 	// TokenRequest, PodExecOptions), else the whole object. nil on delete. A mutating plugin changes it in place.
-	// OldObject is what stands there now in the same form, nil where there is none; it is shared.
+	// OldObject is what stands there now in the same form, nil where none exists; it is shared.
 	Object, OldObject runtime.Object
 
 	// Whole is the object as it is to be stored, nil when the attempt stores none of this kind. Where Object is another

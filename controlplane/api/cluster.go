@@ -151,7 +151,7 @@ type ClusterMember struct {
 	StaleSince int64  `json:"staleSinceUnixMs,omitempty"`
 }
 
-// ClusterMemberBackups says how the backups go that a replica makes by its schedule. Times are 0 when there is none.
+// ClusterMemberBackups says how the backups go that a replica makes by its schedule. Times are 0 when none exists.
 type ClusterMemberBackups struct {
 	Last     int64  `json:"lastUnixMs,omitempty"`  // the newest good one
 	Next     int64  `json:"nextUnixMs,omitempty"`  // when the next one is due

@@ -16,7 +16,7 @@ import (
 // DNSServiceName is the name of the cluster's DNS Service in namespace kube-system.
 const DNSServiceName = "kube-dns"
 
-// EnsureDNSService creates the Service of the cluster's DNS, kube-system/kube-dns, where there is none. What somebody has
+// EnsureDNSService creates the Service of the cluster's DNS, kube-system/kube-dns, where none exists. What somebody has
 // made of it stays: with a selector it leads to pods, and agents no longer answer at its address themselves. It has the
 // address ip unless another Service has that already. fence is the term of leadership, 0 for none.
 func (s *Server) EnsureDNSService(ctx context.Context, fence uint64, ip netip.Addr) error {

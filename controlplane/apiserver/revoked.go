@@ -71,7 +71,7 @@ func (s *Server) revoked(ctx context.Context, c *x509.Certificate) error {
 	r.Get.ResourceVersion = "0" // this replica's cache: a watch keeps it within moments of the store
 	o, err := s.cfg.Registry.Get(ctx, r)
 	if err != nil {
-		return nil // there is none; while nothing can be read, nothing is served either
+		return nil // none exists; while nothing can be read, nothing is served either
 	}
 	secret, _ := o.(*corev1.Secret)
 	if rev, ok := pki.RevocationOf(secret); ok && rev.Covers(c) {
@@ -98,7 +98,7 @@ func (s *Server) sweepRevoked(ctx context.Context) error {
 
 // authorities tell of certificates by authorities that were believed and are no more.
 type authorities struct {
-	now       func() *x509.CertPool // nil = there are none
+	now       func() *x509.CertPool // nil = none exist
 	was, were *x509.CertPool        // at the last two looks
 }
 

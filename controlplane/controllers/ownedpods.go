@@ -27,7 +27,8 @@ type OwnedPods struct {
 	term *Term
 }
 
-// OwnedPodsOf returns the pods of an informer that has ControllerIndex. Call it from Controller.Lead only.
+// OwnedPodsOf returns the pods of an informer that has ControllerIndex. Call it from
+// Controller.Lead only.
 func OwnedPodsOf(t *Term, pods cache.SharedIndexInformer) *OwnedPods {
 	return &OwnedPods{View: ViewOf[*corev1.Pod](t, pods), term: t}
 }

@@ -30,7 +30,8 @@ type Revisions struct {
 	term *Term
 }
 
-// RevisionsOf returns the revisions of an informer that has ControllerIndex. Call it from Controller.Lead only.
+// RevisionsOf returns the revisions of an informer that has ControllerIndex. Call it from
+// Controller.Lead only.
 func RevisionsOf(t *Term, revisions cache.SharedIndexInformer) *Revisions {
 	return &Revisions{View: ViewOf[*appsv1.ControllerRevision](t, revisions), term: t}
 }

@@ -196,7 +196,7 @@ func mustPrefixes(list string) []netip.Prefix {
 	return out
 }
 
-// SecondServiceCIDR is the range of Services of the second family; the zero value where there is none.
+// SecondServiceCIDR is the range of Services of the second family; the zero value where none exists.
 func (c Cluster) SecondServiceCIDR() netip.Prefix {
 	if list := c.ServicePrefixes(); len(list) > 1 {
 		return list[1]

@@ -72,7 +72,7 @@ func (o StoreOptions) Check() error {
 	return nil
 }
 
-// Keyring reads the keys of --encryption-keys; nil when there are none.
+// Keyring reads the keys of --encryption-keys; nil when none exist.
 func (o StoreOptions) Keyring() (*disk.Keyring, error) {
 	if o.Keys == "" {
 		return nil, nil
@@ -85,7 +85,7 @@ func (o StoreOptions) Keyring() (*disk.Keyring, error) {
 }
 
 // LoadBackupKeys are the keys of a file, and those beside it that only backups of before an exchange of the key need: until the next
-// backup is made there is none but such.
+// backup is made none exists but such.
 func LoadBackupKeys(path string) (*disk.Keyring, error) {
 	k, err := disk.LoadKeyring(path)
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 )
 
 // A name is one machine's from the moment at which it enrols. First it claims the name, by a record that is made only
-// where there is none; then the fleet looks whether the Node exists. The record goes in the commit that makes the Node.
+// where none exists; then the fleet looks whether the Node exists. The record goes in the commit that makes the Node.
 // So of two that enrol a new name at once one is told no, and neither gets in between the claim and the Node of the
 // other.
 

@@ -16,7 +16,7 @@ import (
 )
 
 // csiDrivers is the annotation in which an agent lists its CSI drivers as JSON. An agent that has not looked for any yet
-// leaves it out; an empty list says that there is none.
+// leaves it out; an empty list says that none exists.
 const csiDrivers = "keelson.dev/csi-drivers"
 
 // driversOf reads the drivers that a node tells of. known is false when it tells nothing.

@@ -55,7 +55,7 @@ type kindInfo struct {
 	name, apiVersion string
 	// everyone is true for the kinds of which every node receives every object.
 	everyone bool
-	informer func(*client.Informers) cache.SharedIndexInformer // nil: there is none
+	informer func(*client.Informers) cache.SharedIndexInformer // nil: none exists
 }
 
 var kinds = [kindCount]kindInfo{
@@ -129,7 +129,7 @@ func attaching(n *v1.Node) []v1.NodeCondition {
 	return []v1.NodeCondition{{Type: ready.Type, Status: ready.Status}}
 }
 
-// extended picks the extended resources of a list; nil when there are none.
+// extended picks the extended resources of a list; nil when none exist.
 func extended(all v1.ResourceList) v1.ResourceList {
 	var out v1.ResourceList
 	for name, q := range all {

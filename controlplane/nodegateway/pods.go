@@ -178,7 +178,7 @@ func mergePodStatus(stored, reported *v1.PodStatus) *v1.PodStatus {
 // there, and the status would be refused again and again.
 const mostOfAWait = 8 << 10
 
-// shortWaits cuts such messages, and leaves the list as it is where there is none to cut.
+// shortWaits cuts such messages, and leaves the list as it is where none exists to cut.
 func shortWaits(list []v1.ContainerStatus) []v1.ContainerStatus {
 	cut := false
 	for i := range list {

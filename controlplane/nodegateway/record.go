@@ -28,7 +28,7 @@ type record struct {
 	epoch   uint64
 }
 
-// recordOf reads the record in a Lease; the zero record when there is none.
+// recordOf reads the record in a Lease; the zero record when none exists.
 func recordOf(l *coordinationv1.Lease) record {
 	epoch, err := strconv.ParseUint(l.Annotations[epochAnnotation], 10, 64)
 	if err != nil {

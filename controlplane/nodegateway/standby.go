@@ -50,7 +50,7 @@ func (b *standby) withdraw(m *fleetv1.StandbyDown) {
 	}
 }
 
-// take takes the oldest; nil when there is none.
+// take takes the oldest; nil when none exists.
 func (b *standby) take() (m *fleetv1.StandbyDown) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -40,7 +40,7 @@ func RevocationName(node string) string {
 }
 
 // revocationMargin is how far past its moment a revocation reaches: a replica whose clock is ahead, or that has just read
-// that there is none, signs what would otherwise be later. It is below Backdate: what is issued when the revocation ends is
+// that none exists, signs what would otherwise be later. It is below Backdate: what is issued when the revocation ends is
 // valid at once.
 const revocationMargin = 2 * time.Minute
 

@@ -46,7 +46,7 @@ type Trust struct {
 	// EncryptionKey is the secret from which the cluster derives its symmetric keys; EncryptionKeySize bytes.
 	EncryptionKey []byte
 	// StoreKeys is the key file under which the replicas encrypt their stores, as
-	// raftstore/disk reads it; nil where there is none. A joining replica receives it.
+	// raftstore/disk reads it; nil where none exists. A joining replica receives it.
 	StoreKeys []byte
 
 	// PeerCA signs the replicas' peer certificates in the place of CA; may be nil.

@@ -41,7 +41,7 @@ type form struct {
 	encoded encoded
 }
 
-// form finds the form of a kind; nil when there is none.
+// form finds the form of a kind; nil when none exists.
 func (e *entry) form(k *api.Kind) *form {
 	if all := e.forms.Load(); all != nil {
 		for _, f := range *all {

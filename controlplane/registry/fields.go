@@ -30,7 +30,7 @@ type tracked struct {
 	mu       sync.Mutex
 	managers map[string]*managedfields.FieldManager // by subresource
 	newcomer *newcomer
-	asked    bool // newcomer has been made, or there is none: the type has no schema
+	asked    bool // newcomer has been made, or none exists: the type has no schema
 }
 
 func newFieldTracker(s *runtime.Scheme, kinds *api.Kinds) *fieldTracker {

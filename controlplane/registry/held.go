@@ -8,7 +8,7 @@ import (
 )
 
 // Held returns the objects of a namespace in the version in which they are stored, as this replica has them at the given
-// resourceVersion or later; "" is as of now. They are shared. Where there are none it costs nothing.
+// resourceVersion or later; "" is as of now. They are shared. Where none exist it costs nothing.
 func (r *Registry) Held(ctx context.Context, k *api.Kind, namespace, resourceVersion string) ([]api.Object, error) {
 	s, err := r.served(ctx, &api.Request{Kind: k, Verb: api.VerbList, Namespace: namespace})
 	if err != nil {

@@ -61,7 +61,7 @@ func newStorageCache(c *cache, s *api.Storage) *storageCache {
 	return sc
 }
 
-// get returns the newest version of an object; nil when there is none.
+// get returns the newest version of an object; nil when none exists.
 func (sc *storageCache) get(key string) *entry {
 	e, _ := sc.snap.Load().byKey.Get(key)
 	return e

@@ -48,7 +48,7 @@ func (r *Registry) Update(ctx context.Context, req *api.Request, a Admission) (o
 	return stored, false, err
 }
 
-// replaceOrCreate replaces the object, or makes it where there is none. Then the resourceVersion in the body counts for
+// replaceOrCreate replaces the object, or makes it where none exists. Then the resourceVersion in the body counts for
 // nothing, but an uid still names an object that is not there.
 func (w *write) replaceOrCreate(ctx context.Context, f facet, obj api.Object) (api.Object, bool, error) {
 	ctx, cancel := w.r.bounded(ctx)
@@ -110,7 +110,7 @@ func unconditional(req *api.Request) error {
 	return apierrors.NewInvalid(of, req.Name, field.ErrorList{field.Invalid(at, uint64(0), "must be specified for an update")})
 }
 
-// otherUID refuses a write that names another object than that which has its name; have is "" where there is none.
+// otherUID refuses a write that names another object than that which has its name; have is "" where none exists.
 func otherUID(req *api.Request, want, have types.UID) error {
 	return apierrors.NewConflict(req.Kind.GroupResource(), req.Name,
 		fmt.Errorf("Precondition failed: UID in precondition: %v, UID in object meta: %v", want, have))

@@ -230,7 +230,7 @@ func (w *Watcher) queueInitial(ctx context.Context) {
 }
 
 // collect queues events from history. It returns false, and leaves the watcher
-// parked, when there are none.
+// parked, when none exist.
 func (w *Watcher) collect(ctx context.Context) bool {
 	of := w.of
 	var found [watchChunk]*event

@@ -27,8 +27,8 @@ const (
 // exists.
 var errBoundElsewhere = errors.New("the pod was deleted or is assigned to another node")
 
-// unconfirmedBindings is the set of pods whose binding was sent and has no known outcome. It outlives a Run: a late binding of
-// a term can still be applied in a later Run of the same term.
+// unconfirmedBindings is the set of pods whose binding was sent and has no known outcome. It
+// outlives a Run: a late binding of a term can still be applied in a later Run of the same term.
 type unconfirmedBindings struct {
 	mu   sync.Mutex
 	pods map[types.UID]unconfirmedBinding
@@ -63,7 +63,8 @@ func (u *unconfirmedBindings) takeAll() map[types.UID]unconfirmedBinding {
 	return all
 }
 
-// mayHaveBound reports whether a failed Bind can have bound the pod, or can still bind it. A 4xx status is final.
+// mayHaveBound reports whether a failed Bind can have bound the pod, or can still bind it. A 4xx
+// status is final.
 func mayHaveBound(st *framework.Status) bool {
 	if st.OK() || st.Refused() {
 		return false
@@ -106,8 +107,9 @@ func (s *Scheduler) awaitOutcome(ctx context.Context, info *framework.PodInfo, n
 	}
 }
 
-// confirmBinding returns the node of the pod. An empty node is certain: confirmBinding has written the pod's status with
-// the resource version that it read, and the store applies no earlier proposal for the pod after that write.
+// confirmBinding returns the node of the pod. An empty node is certain: confirmBinding has written
+// the pod's status with the resource version that it read, and the store applies no earlier
+// proposal for the pod after that write.
 func (s *Scheduler) confirmBinding(ctx context.Context, pod *v1.Pod, st *framework.Status) (string, error) {
 	have, err := client.Get[*v1.Pod](ctx, s.writer.Load(), pod.Namespace, pod.Name)
 	switch {
@@ -126,8 +128,8 @@ func (s *Scheduler) confirmBinding(ctx context.Context, pod *v1.Pod, st *framewo
 	return "", err
 }
 
-// withProbedCondition returns the pod with the condition and a LastProbeTime that differs from the stored one. The store
-// therefore never skips the write as one that changes nothing.
+// withProbedCondition returns the pod with the condition and a LastProbeTime that differs from the
+// stored one. The store therefore never skips the write as one that changes nothing.
 func withProbedCondition(pod *v1.Pod, want v1.PodCondition) *v1.Pod {
 	next, _ := withCondition(pod, want)
 	next = next.DeepCopy()

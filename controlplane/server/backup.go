@@ -44,7 +44,7 @@ func (r *Replica) runBackups(ctx context.Context) error {
 	return r.backups.Run(ctx)
 }
 
-// describeBackups says how this replica's backups go; nil where there are none, or another replica makes them.
+// describeBackups says how this replica's backups go; nil where none exist, or another replica makes them.
 func (r *Replica) describeBackups() *api.ClusterMemberBackups {
 	if r.backups == nil || !r.backups.Mine() {
 		return nil

@@ -51,7 +51,7 @@ func sealContext(rec rotation.Record) string {
 type keys struct {
 	store   raftstore.Store
 	folder  string // of the trust
-	keyFile string // of the store, when it is the cluster's own; "" when the operator keeps it, or there is none
+	keyFile string // of the store, when it is the cluster's own; "" when the operator keeps it, or none exists
 	trust   *pki.Trust
 	ca      *pki.ClusterCA
 	renew   func() error // has what this replica holds open or writes down go by the CA of now

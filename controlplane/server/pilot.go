@@ -230,7 +230,7 @@ func (r *Replica) storedPilot(ctx context.Context) (rec pilotRecord, at raftstor
 	return rec, at, err
 }
 
-// storedRecord reads the record at a key, and the revision at which it was written; 0 when there is none.
+// storedRecord reads the record at a key, and the revision at which it was written; 0 when none exists.
 func (r *Replica) storedRecord(ctx context.Context, key, what string, rec any) (at raftstore.Revision, err error) {
 	it, _, err := r.store.Get(ctx, key, raftstore.ReadOptions{})
 	if errors.Is(err, raftstore.ErrNotFound) {

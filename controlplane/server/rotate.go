@@ -130,7 +130,7 @@ func noteUsers(rec rotation.Record, all []api.ClusterKeyHolder) (rotation.Record
 	return rec.Note(seen)
 }
 
-// storedRotation reads the record, and the revision at which it was written; 0 when there is none.
+// storedRotation reads the record, and the revision at which it was written; 0 when none exists.
 func (r *Replica) storedRotation(ctx context.Context, o raftstore.ReadOptions) (rec rotation.Record, at raftstore.Revision, err error) {
 	it, _, err := r.store.Get(ctx, keysKey, o)
 	if errors.Is(err, raftstore.ErrNotFound) {

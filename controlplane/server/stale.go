@@ -135,7 +135,7 @@ func (r *Replica) staleBefore(ctx context.Context, peer string) (why string, kno
 	return r.staleBy(rec, all.Replicas)
 }
 
-// staleBy names the first key of this replica that is another one than the others'; "" when there is none, which is known where
+// staleBy names the first key of this replica that is another one than the others'; "" when none exists, which is known where
 // another one has said that it has the same, or there is no other.
 func (r *Replica) staleBy(rec rotation.Record, all []api.ClusterKeyHolder) (why string, known bool) {
 	known = true

@@ -57,7 +57,7 @@ func checkMountOptions(kind string, options []string) error {
 }
 
 // kernelMessage returns the kernel's message about a failed fsconfig call, or the text of err if
-// there is none.
+// none exists.
 func kernelMessage(fs int, err error) string {
 	var b [256]byte // one message per read, such as "e ext4: Unknown parameter 'x'"
 	n, none := unix.Read(fs, b[:])

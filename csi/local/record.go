@@ -54,7 +54,7 @@ func (d *Driver) recordFile(id string) string {
 }
 func (d *Driver) imageFile(id string) string { return filepath.Join(d.cfg.Root, imagesDir, id) }
 
-// readVolume returns the record of a volume; ok is false if there is none.
+// readVolume returns the record of a volume; ok is false if none exists.
 func (d *Driver) readVolume(id string) (r volumeRecord, ok bool, err error) {
 	if r, ok, err = readRecord(d.recordFile(id)); err != nil {
 		return volumeRecord{}, false, fmt.Errorf("record of volume %s: %w", id, err)
@@ -62,7 +62,7 @@ func (d *Driver) readVolume(id string) (r volumeRecord, ok bool, err error) {
 	return r, ok, nil
 }
 
-// readRecord reads a record; ok is false if there is none.
+// readRecord reads a record; ok is false if none exists.
 func readRecord(path string) (r volumeRecord, ok bool, err error) {
 	b, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {

@@ -78,7 +78,7 @@ func startTicks(pid int) (uint64, bool) {
 
 // Found is the result of FindLab.
 type Found struct {
-	Lab   *Lab // nil if there is none
+	Lab   *Lab // nil if none exists
 	State State
 	// Test reports that a test run created the lab, and removes it at its end. A lab of a release
 	// that did not record its maker is recognized by the folder of its kubeconfig, and has no

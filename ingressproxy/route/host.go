@@ -69,7 +69,7 @@ func (h Host) Matches(name string) bool {
 }
 
 // Intersect returns the host names that both h and other include, for example those of a route and
-// its listener. ok is false when there are none.
+// its listener. ok is false when none exist.
 func (h Host) Intersect(other Host) (both Host, ok bool) {
 	switch {
 	case other.Name == "":

@@ -86,7 +86,7 @@ func SetLimit(limit int64) {
 	}
 }
 
-// CurrentLimit returns the Go memory limit. ok is false if there is none.
+// CurrentLimit returns the Go memory limit. ok is false if none exists.
 func CurrentLimit() (limit int64, ok bool) {
 	limit = debug.SetMemoryLimit(-1)
 	return limit, limit != math.MaxInt64

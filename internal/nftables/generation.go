@@ -18,8 +18,8 @@ const (
 	attrHeadSize    = unix.SizeofNlAttr
 )
 
-// Generation returns the number of the last nftables transaction in the caller's network namespace. Every transaction of
-// any program changes the number.
+// Generation returns the number of the last nftables transaction in the caller's network namespace.
+// Every transaction of any program changes the number.
 func Generation() (uint32, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
 	if err != nil {

@@ -27,11 +27,12 @@ func Check(text string) error {
 	return nil
 }
 
-// HasLongExponent reports whether the text ends in a decimal exponent of more than MaxExponent digits.
+// HasLongExponent reports whether the text ends in a decimal exponent of more than MaxExponent
+// digits.
 func HasLongExponent(text string) bool { return exponentDigits(text) > MaxExponent }
 
 // exponentDigits returns the number of digits of the decimal exponent at the end of the text, or 0
-// if there is none.
+// if none exists.
 func exponentDigits(text string) int {
 	text = strings.TrimSpace(text)
 	rest := strings.TrimRight(text, "0123456789")

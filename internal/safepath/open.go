@@ -87,7 +87,8 @@ func OpenRegular(path string) (*os.File, error) {
 	return os.OpenFile(ProcPath(held), os.O_RDONLY|unix.O_NONBLOCK, 0)
 }
 
-// openRegularPath returns an O_PATH descriptor of the regular file at path. A link, FIFO or device is ErrNotRegular.
+// openRegularPath returns an O_PATH descriptor of the regular file at path. A link, FIFO or device
+// is ErrNotRegular.
 func openRegularPath(path string) (*os.File, error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -15,9 +15,9 @@ import (
 // ErrTooLarge is the error for a file that is larger than the caller's limit.
 var ErrTooLarge = errors.New("file too large")
 
-// ReadFile returns the content of the regular file at path. It follows no link in the last element of path, never
-// blocks, and never reads more than limit bytes: a larger file is ErrTooLarge. Use it for every file that a container,
-// an image or a volume can write.
+// ReadFile returns the content of the regular file at path. It follows no link in the last element
+// of path, never blocks, and never reads more than limit bytes: a larger file is ErrTooLarge. Use
+// it for every file that a container, an image or a volume can write.
 func ReadFile(path string, limit int64) ([]byte, error) {
 	f, err := OpenRegular(path)
 	if err != nil {
@@ -41,9 +41,10 @@ func ReadFile(path string, limit int64) ([]byte, error) {
 	return b, nil
 }
 
-// Overwrite replaces the content of the regular file at path in place, so that containers that have it mounted see the
-// new content. A missing file is created. It follows no link in the last element of path, writes to nothing but a regular
-// file, and never blocks: a file with a lease of another process is unix.EAGAIN.
+// Overwrite replaces the content of the regular file at path in place, so that containers that have
+// it mounted see the new content. A missing file is created. It follows no link in the last element
+// of path, writes to nothing but a regular file, and never blocks: a file with a lease of another
+// process is unix.EAGAIN.
 func Overwrite(path string, content []byte, mode fs.FileMode) error {
 	f, err := openForWriting(path, mode)
 	if err != nil {

@@ -222,7 +222,7 @@ func (x *tracer) claims(host string) (out []claim) {
 	return out
 }
 
-// ofClass returns the door of an IngressClass, or the reason why there is none.
+// ofClass returns the door of an IngressClass, or the reason why none exists.
 func (x *tracer) ofClass(doors []*door, class string) (*door, string) {
 	for _, d := range doors {
 		if d.gateway == nil && d.class == class {

@@ -87,8 +87,8 @@ func (w *World) budgetsOf(p *corev1.Pod) (n int) {
 	return n
 }
 
-// evictable reports whether a drain evicts the pod: pods of DaemonSets and static pods stay, pods that have ended or are being
-// deleted need no eviction.
+// evictable reports whether a drain evicts the pod: pods of DaemonSets and static pods stay, pods
+// that have ended or are being deleted need no eviction.
 func evictable(p *corev1.Pod) bool {
 	_, static := p.Annotations[corev1.MirrorPodAnnotationKey]
 	owner := metav1.GetControllerOf(p)
@@ -101,8 +101,8 @@ func covers(b *policyv1.PodDisruptionBudget, p *corev1.Pod) bool {
 	return err == nil && b.Namespace == p.Namespace && s.Matches(labels.Set(p.Labels))
 }
 
-// blocks reports whether the budget refuses the eviction of the pod. Pods that are not Ready may go while the budget is met, or
-// always when the budget says so.
+// blocks reports whether the budget refuses the eviction of the pod. Pods that are not Ready may go
+// while the budget is met, or always when the budget says so.
 func blocks(b *policyv1.PodDisruptionBudget, p *corev1.Pod) bool {
 	if b.Status.DisruptionsAllowed > 0 || !covers(b, p) || !evictable(p) || p.Status.Phase == corev1.PodPending {
 		return false

@@ -74,11 +74,13 @@ func (w *World) nodeOf(n *corev1.Node) []Finding {
 	return out
 }
 
-// exactHeartbeat is the longest time between the last heartbeat of a node and its condition Unknown when replicas have
-// observed that heartbeat. A replica that has failed takes the times that it observed with it.
+// exactHeartbeat is the longest time between the last heartbeat of a node and its condition Unknown
+// when replicas have observed that heartbeat. A replica that has failed takes the times that it
+// observed with it.
 const exactHeartbeat = 5 * time.Minute
 
-// lastHeartbeat returns how long ago the last heartbeat of a node was that is not Ready, or within which time it was.
+// lastHeartbeat returns how long ago the last heartbeat of a node was that is not Ready, or within
+// which time it was.
 func (w *World) lastHeartbeat(ready *corev1.NodeCondition) string {
 	silent := ready.LastTransitionTime
 	if ready.Status == corev1.ConditionUnknown && silent.Sub(ready.LastHeartbeatTime.Time) > exactHeartbeat {

@@ -190,7 +190,8 @@ func (w *World) lostNode(p *corev1.Pod) *Finding {
 	return f
 }
 
-// initializing explains a pod whose other containers wait for an init container that runs. It returns false for other pods.
+// initializing explains a pod whose other containers wait for an init container that runs. It
+// returns false for other pods.
 func (w *World) initializing(p *corev1.Pod, f *Finding) bool {
 	for _, s := range p.Status.InitContainerStatuses {
 		if s.State.Running == nil {

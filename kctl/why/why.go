@@ -54,7 +54,7 @@ type World struct {
 	Claims []corev1.PersistentVolumeClaim
 
 	Budgets     []policyv1.PodDisruptionBudget // of all namespaces, for a cordoned node
-	StatefulSet *appsv1.StatefulSet            // the controller of the pod; nil if there is none or it was not read
+	StatefulSet *appsv1.StatefulSet            // the controller of the pod; nil if none exists or it was not read
 
 	Attachments []storagev1.VolumeAttachment // of the claim's volume
 

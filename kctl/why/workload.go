@@ -105,8 +105,9 @@ func (w *World) statefulSet(s *appsv1.StatefulSet) []Finding {
 	return out
 }
 
-// stuck explains pods with an old template that are not Ready and so block the rollout of a StatefulSet that replaces its pods in
-// order. The controller does not replace them: their template may be the one that the newest template corrects.
+// stuck explains pods with an old template that are not Ready and so block the rollout of a
+// StatefulSet that replaces its pods in order. The controller does not replace them: their template
+// may be the one that the newest template corrects.
 func (w *World) stuck(s *appsv1.StatefulSet, pods []corev1.Pod) (out []Finding) {
 	if s == nil || s.Status.UpdateRevision == "" || s.Spec.PodManagementPolicy == appsv1.ParallelPodManagement ||
 		s.Spec.UpdateStrategy.Type == appsv1.OnDeleteStatefulSetStrategyType {

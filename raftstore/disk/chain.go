@@ -66,7 +66,7 @@ type record struct {
 	room     int64
 }
 
-// readRecord reads the record at a place; false when there is none, or not all of one.
+// readRecord reads the record at a place; false when none exists, or not all of one.
 func readRecord(b []byte, at int64, id uint32) (record, bool) {
 	var r record
 	if at+sectorBytes > int64(len(b)) {

@@ -98,7 +98,7 @@ type Data struct {
 	closer    io.Closer
 }
 
-// openDisk opens the data directory of a replica, and makes it when there is none.
+// openDisk opens the data directory of a replica, and makes it when none exists.
 func openDisk(c Config, fail func(error)) (*Data, error) {
 	d, err := openData(c, fail)
 	if err == nil {

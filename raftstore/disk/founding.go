@@ -10,7 +10,7 @@ import (
 )
 
 // Open opens the data directory of a replica that is to run, and makes
-// it when there is none. Nothing is built on what a power cut could take away.
+// it when none exists. Nothing is built on what a power cut could take away.
 // fail is called, once, with the first error after which the replica must stop.
 func Open(c Config, fail func(error)) (*Data, error) {
 	c = c.withDefaults()

@@ -21,7 +21,7 @@ import (
 type walMeta struct {
 	path  string
 	files *walFiles
-	fresh bool // there is none yet
+	fresh bool // none exists yet
 }
 
 // walList is what is in the file. A segment without a place is of the first

@@ -40,7 +40,7 @@ func (t *patientTransport) TimeoutNow(id raft.ServerID, target raft.ServerAddres
 }
 
 // askAgain asks over the first transport, and over the second as well once the first has failed or been silent for too long. The
-// first answer counts; where there is none, the errors of both are returned.
+// first answer counts; where none exists, the errors of both are returned.
 func askAgain[R any, T any](resp *R, ask func(over T, resp *R) error, first, second T) error {
 	type answer struct {
 		resp R

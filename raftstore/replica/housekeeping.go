@@ -133,7 +133,7 @@ type ages []struct {
 }
 
 // note adds a sample and returns the newest revision older than age; 0 when
-// there is none.
+// none exists.
 func (a *ages) note(now time.Time, current raftstore.Revision, age time.Duration) raftstore.Revision {
 	if n := len(*a); n == 0 || (*a)[n-1].revision != current {
 		*a = append(*a, struct {

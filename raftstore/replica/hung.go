@@ -26,7 +26,7 @@ type writing struct {
 func (w *writing) begin() { w.since.Store(max(1, int64(time.Since(w.from)))) }
 func (w *writing) end()   { w.since.Store(0) }
 
-// pending is for how long the write under way has taken; 0 when there is none.
+// pending is for how long the write under way has taken; 0 when none exists.
 func (w *writing) pending() time.Duration {
 	since := w.since.Load()
 	if since == 0 {
@@ -35,7 +35,7 @@ func (w *writing) pending() time.Duration {
 	return time.Since(w.from) - time.Duration(since)
 }
 
-// pendingWrite returns how long the oldest write of the log or of a vote that is under way has taken; 0 when there is none.
+// pendingWrite returns how long the oldest write of the log or of a vote that is under way has taken; 0 when none exists.
 func (m *meters) pendingWrite() time.Duration { return max(m.writing.pending(), m.voting.pending()) }
 
 // hangs reports whether a write of this replica's log or vote has not returned for DiskPatience.

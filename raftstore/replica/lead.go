@@ -69,7 +69,7 @@ func (s *leaderships) end() {
 	}
 }
 
-// follow starts a leadership where there is none, or ends the one that there is.
+// follow starts a leadership where none exists, or ends the one that there is.
 func (s *leaderships) follow(r *Replica, leads bool) {
 	s.mu.Lock()
 	begun := s.begun != nil

@@ -55,7 +55,8 @@ func New() *Index {
 		heldSlices: map[Key]heldSlice{}, slicesByService: map[Key][]*discoveryv1.EndpointSlice{}}
 }
 
-// SetService sets a Service and all of its EndpointSlices. It removes the Service if service is nil.
+// SetService sets a Service and all of its EndpointSlices. It removes the Service if service is
+// nil.
 func (x *Index) SetService(k Key, service *v1.Service, parts []*discoveryv1.EndpointSlice) {
 	var now *serviceEntry
 	if service != nil {

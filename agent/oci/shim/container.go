@@ -43,7 +43,7 @@ func helperArgs(verb, bundle string, tty bool) []string {
 }
 
 // runHelper runs keelson-oci and calls done with the pid it reports and its
-// answer, or with why there is none.
+// answer, or with why none exists.
 func (l *loop) runHelper(oci string, args []string, files func(answer int) []uintptr, done func(pid int, answer string, err error)) {
 	var p [2]int
 	if err := syscall.Pipe2(p[:], syscall.O_CLOEXEC); err != nil {

@@ -347,7 +347,7 @@ func (n Node) discoverTargets(ctx context.Context, d Disk, p netip.AddrPort, c C
 	return parseOffers(told), nil
 }
 
-// selectOffer returns the offer of a portal for a target. If there is none, its error lists the
+// selectOffer returns the offer of a portal for a target. If none exists, its error lists the
 // targets that the portal offers.
 func selectOffer(all []offer, target string, p netip.AddrPort) (offer, error) {
 	if o, ok := findOffer(all, target, p); ok {

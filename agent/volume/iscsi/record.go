@@ -65,13 +65,13 @@ func chapSettings(prefix string, c Credentials) []setting {
 // recordRoots are the folders in which releases of open-iscsi store records.
 var recordRoots = []string{"/etc/iscsi", "/var/lib/iscsi"}
 
-// nodeRecord returns the path of the record of a target at a portal, or "" if there is none.
+// nodeRecord returns the path of the record of a target at a portal, or "" if none exists.
 func nodeRecord(target string, portal netip.AddrPort, group int, iface string) (string, error) {
 	name := filepath.Join("nodes", target, fmt.Sprintf("%s,%d,%d", portal.Addr(), portal.Port(), group), iface)
 	return findRecord(name)
 }
 
-// discoveryRecord returns the path of the discovery record of a portal, or "" if there is none.
+// discoveryRecord returns the path of the discovery record of a portal, or "" if none exists.
 func discoveryRecord(portal netip.AddrPort) (string, error) {
 	return findRecord(filepath.Join("send_targets", fmt.Sprintf("%s,%d", portal.Addr(), portal.Port()), "st_config"))
 }

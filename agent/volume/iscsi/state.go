@@ -38,7 +38,7 @@ type PortalState struct {
 	Asked *time.Time `json:"asked,omitempty"`
 }
 
-// loadState reads the state in a folder. It returns a new state if there is none.
+// loadState reads the state in a folder. It returns a new state if none exists.
 func loadState(dir string) (State, error) {
 	s := State{Version: 1, Portals: map[string]PortalState{}}
 	b, err := os.ReadFile(filepath.Join(dir, stateFile))

@@ -241,7 +241,7 @@ func poolOf(pools []*Pool, a netip.Addr) *Pool {
 // PoolOf is the pool that has an address; nil = none.
 func PoolOf(pools []*Pool, a netip.Addr) *Pool { return poolOf(pools, a) }
 
-// next is the first free address of a family behind after, from the beginning where there is none. It looks at one address
+// next is the first free address of a family behind after, from the beginning where none exists. It looks at one address
 // more than are taken, at most.
 func (p *Pool) next(six bool, after netip.Addr, free func(netip.Addr) bool) (netip.Addr, bool) {
 	var order []Range

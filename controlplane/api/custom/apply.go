@@ -12,7 +12,7 @@ import (
 )
 
 // Types is a type converter of server-side apply that knows custom objects besides the unstructured ones in which
-// clients state what they want: with of's schema, or with managedfields.NewDeducedTypeConverter where there is none.
+// clients state what they want: with of's schema, or with managedfields.NewDeducedTypeConverter where none exists.
 func Types(of managedfields.TypeConverter) managedfields.TypeConverter { return types{of} }
 
 type types struct{ of managedfields.TypeConverter }

@@ -109,7 +109,7 @@ func Unpacked(c *apiextensionsv1.CustomResourceDefinition) (*apiextensionsv1.Cus
 	return &out, nil
 }
 
-// SchemaOf is the schema of a version, which may be packed; nil when there is none.
+// SchemaOf is the schema of a version, which may be packed; nil when none exists.
 func SchemaOf(v *apiextensionsv1.CustomResourceDefinitionVersion) (*apiextensionsv1.JSONSchemaProps, error) {
 	if v.Schema == nil {
 		return nil, nil

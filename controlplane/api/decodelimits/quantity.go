@@ -136,7 +136,7 @@ func (q *quantities) inside(open json.Delim, t reflect.Type, path string, depth 
 	return nil
 }
 
-// fieldType returns the type of the field of a struct that has the name in JSON, nil if there is none.
+// fieldType returns the type of the field of a struct that has the name in JSON, nil if none exists.
 func fieldType(t reflect.Type, name string) reflect.Type {
 	for i := range t.NumField() {
 		f := t.Field(i)

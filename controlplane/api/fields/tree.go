@@ -27,7 +27,7 @@ type Answers struct {
 	table  *Table
 	typ    reflect.Type
 	tree   *node // of the refused fields and those that clients are warned of; nil when every value is fine
-	drops  *node // of the dropped fields; nil when there are none
+	drops  *node // of the dropped fields; nil when none exist
 	stored *Answer
 }
 

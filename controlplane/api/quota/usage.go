@@ -82,7 +82,7 @@ func Extended(name corev1.ResourceName) bool {
 	return !native(string(name)) && !strings.HasPrefix(string(name), requestPrefix)
 }
 
-// Unstated says which resources a pod's containers have to state for the quota and do not; "" when there are none.
+// Unstated says which resources a pod's containers have to state for the quota and do not; "" when none exist.
 func Unstated(s *corev1.ResourceQuotaSpec, pod *corev1.Pod) string {
 	if podresources.IsPodLevelResourcesSet(pod) {
 		return ""

@@ -32,7 +32,7 @@ type Plugin struct {
 // Cluster is what plugins may look at: this replica's cache, asking the store
 // where the cache has not got the object.
 type Cluster interface {
-	// Get returns a shared object; ok is false when there is none.
+	// Get returns a shared object; ok is false when none exists.
 	Get(ctx context.Context, resource, namespace, name string) (o api.Object, ok bool)
 	// Newest is Get of the store as it is now, for who would else refuse what an acknowledged change allows.
 	Newest(ctx context.Context, resource, namespace, name string) (o api.Object, ok bool)

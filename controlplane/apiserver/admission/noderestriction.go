@@ -48,7 +48,7 @@ func nodeRestriction(c Config) func(ctx context.Context, a *api.Attempt) error {
 	}
 }
 
-// podAddresses returns the judge of addresses; nil, which counts all of them, where there is none.
+// podAddresses returns the judge of addresses; nil, which counts all of them, where none exists.
 func (c Config) podAddresses() *podaddress.Index {
 	if c.PodAddresses == nil {
 		return nil

@@ -112,7 +112,7 @@ func oneDefaultPriority(c Cluster) func(ctx context.Context, a *api.Attempt) err
 	}
 }
 
-// defaultPriority is the class of pods that name none; nil when there is none.
+// defaultPriority is the class of pods that name none; nil when none exists.
 func defaultPriority(ctx context.Context, c Cluster) (*schedulingv1.PriorityClass, error) {
 	classes, err := c.List(ctx, "priorityclasses", "", false)
 	if err != nil {

@@ -45,7 +45,7 @@ func groupPriority(ctx context.Context, c Cluster, a *Attempt, g *schedulingv1be
 	return nil
 }
 
-// podGroupWorkloadExists refuses new groups of a template that there is none of.
+// podGroupWorkloadExists refuses new groups of a template that none exists of.
 func podGroupWorkloadExists(c Cluster) func(ctx context.Context, a *Attempt) error {
 	return func(ctx context.Context, a *Attempt) error {
 		g, ok := a.Whole.(*schedulingv1beta1.PodGroup)
@@ -66,7 +66,7 @@ func podGroupWorkloadExists(c Cluster) func(ctx context.Context, a *Attempt) err
 	}
 }
 
-// workloadOf looks a Workload up, nil when there is none: one that was made a moment ago through another replica counts.
+// workloadOf looks a Workload up, nil when none exists: one that was made a moment ago through another replica counts.
 func workloadOf(ctx context.Context, c Cluster, namespace, name string) (*schedulingv1beta1.Workload, error) {
 	if o, ok := c.Get(ctx, "workloads", namespace, name); ok {
 		return o.(*schedulingv1beta1.Workload), nil

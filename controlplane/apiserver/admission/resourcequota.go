@@ -115,7 +115,7 @@ func (q *quotas) fence(ctx context.Context, a *Attempt) string {
 // entry is what becomes of one object in the books.
 type entry struct {
 	of      schema.GroupResource
-	was, is api.Object // nil: there is none
+	was, is api.Object // nil: none exists
 	judged  bool       // it may be refused
 	resize  bool
 }
@@ -239,7 +239,7 @@ func exceeded(q *corev1.ResourceQuota, delta corev1.ResourceList) error {
 
 func (q *quotas) known(of schema.GroupResource) bool { return q.kindOf(of) != nil }
 
-// kindOf is the kind through which the objects of a resource are seen; nil when there is none that is counted.
+// kindOf is the kind through which the objects of a resource are seen; nil when none exists that is counted.
 func (q *quotas) kindOf(of schema.GroupResource) *api.Kind {
 	for _, k := range q.kinds.Table().Stored() {
 		if k.Resource == of.Resource && k.GVK.Group == of.Group && k.Namespaced && k.TTL == 0 {

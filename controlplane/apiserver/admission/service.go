@@ -138,7 +138,7 @@ func needsHealthPort(s *corev1.Service) bool {
 	return s.Spec.Type == corev1.ServiceTypeLoadBalancer && s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 }
 
-// inRange refuses addresses and ports that the user chose where there are none to have. An address that the Service
+// inRange refuses addresses and ports that the user chose where none exist to have. An address that the Service
 // has stays its own, whatever becomes of the range.
 func inRange(svc *corev1.Service, stored api.Object, ranges []serviceRange, ports [2]int) field.ErrorList {
 	var errs field.ErrorList

@@ -67,7 +67,7 @@ type remote struct {
 
 	many *http.Transport // HTTP/2 where the server has it
 	one  *http.Transport // HTTP/1.1, for upgrades
-	err  error           // why there are none
+	err  error           // why none exist
 
 	kept int64 // bytes of the discovery document; the layer's mu guards it
 

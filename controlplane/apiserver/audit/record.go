@@ -93,7 +93,7 @@ func (a *Auditor) Begin(ctx context.Context, o Origin) (context.Context, *Record
 	return api.WithAnnotator(ctx, r), r
 }
 
-// Of returns the record of the request that ctx belongs to; nil when there is none.
+// Of returns the record of the request that ctx belongs to; nil when none exists.
 func Of(ctx context.Context) *Record {
 	r, _ := api.AnnotatorOf(ctx).(*Record)
 	return r

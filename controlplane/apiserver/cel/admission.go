@@ -58,7 +58,7 @@ type Scope struct {
 	declared  Declared
 	object    *apiservercel.DeclType // what is known of the object's type; nil = nothing
 	params    *apiservercel.DeclType
-	variables *apiservercel.DeclType // nil = there are none
+	variables *apiservercel.DeclType // nil = none exist
 	programs  map[string]*variable
 	envs      map[Declared]*cel.Env // with the variables and types
 	size      int64                 // of the programs, by estimate

@@ -40,7 +40,7 @@ type Input struct {
 	Request     *admissionv1.AdmissionRequest
 	Namespace   *corev1.Namespace // nil = null
 	User        api.User
-	Authorizer  authorizer.UnconditionalAuthorizer // nil = there is none
+	Authorizer  authorizer.UnconditionalAuthorizer // nil = none exists
 }
 
 // Evaluation is one evaluation of the expressions of a scope over an input. It is for one goroutine.

@@ -85,7 +85,7 @@ func newVersion(c *apiextensionsv1.CustomResourceDefinition, i int, in *lrucache
 	return v
 }
 
-// props is the schema in the form that the libraries take; nil when there is none.
+// props is the schema in the form that the libraries take; nil when none exists.
 func (v *version) props() (*apiextensions.JSONSchemaProps, error) {
 	s, err := custom.SchemaOf(v.spec)
 	if err == nil && s == nil {

@@ -30,7 +30,7 @@ func Priority(group string) int { return priority(group) }
 func BuiltIn(group string) bool { _, ok := priorities[group]; return ok }
 
 // ServeMerged is Serve with the group versions of servers in the cluster, which take the place of those that are
-// served here. orders are those that APIServices state; where there is none, the order is that of Serve.
+// served here. orders are those that APIServices state; where none exists, the order is that of Serve.
 func (d *Documents) ServeMerged(w http.ResponseWriter, r *http.Request, remotes []Remote, orders map[schema.GroupVersion]Order) bool {
 	path := strings.TrimSuffix(r.URL.Path, "/")
 	if path != "/apis" && (!strings.HasPrefix(path, "/apis/") || strings.Count(path, "/") != 2) {

@@ -141,7 +141,7 @@ func (s *Spec) merge(x *sections, of []topic, parts []*Part, f form) error {
 
 // ours finds what is said here under a name.
 type ours interface {
-	definition(name string) (json.RawMessage, error) // nil = there is none
+	definition(name string) (json.RawMessage, error) // nil = none exists
 	path(root, path string) (bool, error)
 }
 

@@ -237,7 +237,7 @@ func (s *Spec) parameters(f form) (*piece, error) {
 	})
 }
 
-// typesOf are the definitions of the Go types to which topics refer in v2, in JSON; nil when there are none.
+// typesOf are the definitions of the Go types to which topics refer in v2, in JSON; nil when none exist.
 func (s *Spec) typesOf(of []topic) (*piece, error) {
 	_, types, err := s.describeAll(of, form{})
 	if err != nil {

@@ -123,7 +123,7 @@ func (s *schemas) describeUnknown(p object, in reflect.Type, f reflect.StructFie
 	}
 }
 
-// fieldMarker returns the value of a field among words like "conditions=map:type"; "" when there is none.
+// fieldMarker returns the value of a field among words like "conditions=map:type"; "" when none exists.
 func fieldMarker(words []string, field string) string {
 	for _, w := range words {
 		if name, value, _ := strings.Cut(w, "="); name == field {

@@ -25,7 +25,7 @@ import (
 
 // Cluster is what the plugin looks at besides the object.
 type Cluster interface {
-	// Get returns a shared object; ok is false when there is none.
+	// Get returns a shared object; ok is false when none exists.
 	Get(ctx context.Context, resource, namespace, name string) (o api.Object, ok bool)
 	// List returns the shared objects of a namespace: those of now when fresh, else those of this replica's cache.
 	List(ctx context.Context, resource, namespace string, fresh bool) ([]api.Object, error)

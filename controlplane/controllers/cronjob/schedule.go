@@ -45,7 +45,7 @@ func (t times) fixedInterval() time.Duration {
 	return 0
 }
 
-// lastTime returns the latest scheduled time in (from, now]. ok is false if there is none. It takes
+// lastTime returns the latest scheduled time in (from, now]. ok is false if none exists. It takes
 // a few dozen steps, however long ago from is.
 func (t times) lastTime(from, now time.Time) (last time.Time, ok bool) {
 	first := t.nextTime(from)

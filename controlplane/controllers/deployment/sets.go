@@ -120,7 +120,7 @@ func oldestFirst(sets []*appsv1.ReplicaSet) []*appsv1.ReplicaSet {
 }
 
 // splitReplicaSets returns the ReplicaSet of the current template (the oldest if there are two) and
-// the others, oldest first. current is nil if there is none.
+// the others, oldest first. current is nil if none exists.
 func splitReplicaSets(d *appsv1.Deployment, sets []*appsv1.ReplicaSet) (current *appsv1.ReplicaSet, old []*appsv1.ReplicaSet) {
 	for _, rs := range oldestFirst(sets) {
 		if current == nil && sameTemplate(&rs.Spec.Template, &d.Spec.Template) {

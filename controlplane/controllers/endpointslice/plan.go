@@ -113,7 +113,8 @@ func Reconcile(svc *corev1.Service, pods []*corev1.Pod, have []*discoveryv1.Endp
 		}
 	}
 	plan := src.planSlices(wanted, owned)
-	// Foreign slices are not reused: the garbage collector deletes the slices of a previous Service of the same name.
+	// Foreign slices are not reused: the garbage collector deletes the slices of a previous Service
+	// of the same name.
 	plan.Delete = append(plan.Delete, foreign...)
 	slices.SortFunc(plan.Delete, byName)
 	plan.Notes = notes

@@ -50,7 +50,8 @@ func newAggregated(apis controllers.AggregatedAPIs) *aggregated {
 	return &aggregated{apis: apis, lists: make(chan struct{}, 1), kinds: map[schema.GroupResource]*aggregatedKind{}}
 }
 
-// aggregatedKind is a resource with the verbs list and delete, and the objects of its last successful list.
+// aggregatedKind is a resource with the verbs list and delete, and the objects of its last
+// successful list.
 type aggregatedKind struct {
 	source
 	objects map[types.UID]api.Object
@@ -297,7 +298,7 @@ func (a *aggregated) ownerSource(ctx context.Context, r metav1.OwnerReference) (
 	return sourceOf(res), true
 }
 
-// findResource returns the resource of an owner reference from discovery. If there is none, stale
+// findResource returns the resource of an owner reference from discovery. If none exists, stale
 // reports whether a server of the reference's group does not respond.
 func (a *aggregated) findResource(ctx context.Context, r metav1.OwnerReference) (res controllers.AggregatedResource, ok, stale bool) {
 	gv, err := schema.ParseGroupVersion(r.APIVersion)

@@ -302,7 +302,8 @@ func (c *collector) reconcileObject(ctx context.Context, k controllers.Key) (tim
 	return again, nil
 }
 
-// hasDependents reports whether the caches or the last lists of aggregated APIs hold an object that names obj as an owner.
+// hasDependents reports whether the caches or the last lists of aggregated APIs hold an object that
+// names obj as an owner.
 func (c *collector) hasDependents(all sources, obj api.Object) bool {
 	return len(all.cachedDependents(obj.GetUID())) > 0 || len(c.aggregated.listDependents(obj.GetUID())) > 0
 }

@@ -92,7 +92,7 @@ func ServiceStatus(s *corev1.Service, answer balancer.Answer, pools []*balancer.
 	return out
 }
 
-// statusEvent returns the Event for a change of the condition. The reason is "" if there is none.
+// statusEvent returns the Event for a change of the condition. The reason is "" if none exists.
 func statusEvent(before, after corev1.ServiceStatus) (eventType, reason, message string) {
 	a, b := meta.FindStatusCondition(before.Conditions, balancer.Condition), meta.FindStatusCondition(after.Conditions, balancer.Condition)
 	if b == nil || a != nil && a.Reason == b.Reason && a.Message == b.Message {

@@ -69,7 +69,7 @@ type reconciler struct {
 	kind       *api.Kind
 	namespaces cache.SharedIndexInformer
 	kinds      *api.Kinds
-	aggregated controllers.AggregatedAPIs // nil means that there are none
+	aggregated controllers.AggregatedAPIs // nil means that none exist
 }
 
 func (r *reconciler) reconcileNamespace(ctx context.Context, key controllers.Key) (time.Duration, error) {

@@ -23,7 +23,8 @@ func (r *reconciler) claimsOf(set *appsv1.StatefulSet, ordinal int, do func(*cor
 	}
 }
 
-// awaitsStaleClaim reports whether the pod of an ordinal has a stale claim, and records an event if so.
+// awaitsStaleClaim reports whether the pod of an ordinal has a stale claim, and records an event if
+// so.
 func (r *reconciler) awaitsStaleClaim(set *appsv1.StatefulSet, ordinal int) (stale bool) {
 	r.claimsOf(set, ordinal, func(c *corev1.PersistentVolumeClaim) bool {
 		if stale = isStaleClaim(set, podName(set, ordinal), c); stale {
@@ -75,9 +76,10 @@ func (r *reconciler) makeClaims(ctx context.Context, set *appsv1.StatefulSet, or
 	return nil
 }
 
-// tendClaims sets the owners of the claims of all pods by the retention policy, and creates the claims that
-// a pending pod lacks. The claims of a terminating pod that is going to be replaced keep the pod as their
-// owner while claims are deleted on a scale-down: they were condemned with that pod.
+// tendClaims sets the owners of the claims of all pods by the retention policy, and creates the
+// claims that a pending pod lacks. The claims of a terminating pod that is going to be replaced
+// keep the pod as their owner while claims are deleted on a scale-down: they were condemned with
+// that pod.
 func (r *reconciler) tendClaims(ctx context.Context, s Snapshot) error {
 	if len(s.Set.Spec.VolumeClaimTemplates) == 0 || s.Set.DeletionTimestamp != nil {
 		return nil
@@ -110,8 +112,9 @@ func (r *reconciler) releaseClaims(ctx context.Context, s Snapshot, p *corev1.Po
 	return r.setOwners(ctx, s.Set, ordinal, p)
 }
 
-// setOwners writes the owner references of the claims of an ordinal that differ from what the retention
-// policy requires. condemned is the ordinal's pod if the set is scaled down below it, otherwise nil.
+// setOwners writes the owner references of the claims of an ordinal that differ from what the
+// retention policy requires. condemned is the ordinal's pod if the set is scaled down below it,
+// otherwise nil.
 func (r *reconciler) setOwners(ctx context.Context, set *appsv1.StatefulSet, ordinal int,
 	condemned *corev1.Pod) (err error) {
 	r.claimsOf(set, ordinal, func(c *corev1.PersistentVolumeClaim) bool {

@@ -121,7 +121,7 @@ func (s Snapshot) planCreation(step *Step, wanted []*state) bool {
 	return true
 }
 
-// planScaleDown deletes the highest excess pod. It returns true if there is none.
+// planScaleDown deletes the highest excess pod. It returns true if none exists.
 func (s Snapshot) planScaleDown(step *Step, condemned []*state) bool {
 	if len(condemned) == 0 {
 		return true

@@ -155,7 +155,7 @@ func (in State) unrecordedHolderReason(node string, out *Step) string {
 }
 
 // findJoiningNode returns the first node that has just joined and has not reported which volumes it
-// uses. It returns "" if there is none.
+// uses. It returns "" if none exists.
 func (in State) findJoiningNode() (first string) {
 	for node, h := range in.Hosts {
 		if h.Node != nil && !h.Fenced && api.Joining(h.Node) && (first == "" || node < first) {
@@ -227,7 +227,7 @@ func (in State) wantedNodes(out *Step) map[string]User {
 }
 
 // possibleHolder returns why another node has the volume, or may have it, without an attachment; ""
-// if there is none. After a restore, the store may lack attachments. A single-node volume is not
+// if none exists. After a restore, the store may lack attachments. A single-node volume is not
 // given to a node until every other node has reported its mounts, and while another node has it
 // mounted. A node unmounts a volume that has no pod by itself. A node that has a pod for the volume
 // keeps it and gets the attachment.

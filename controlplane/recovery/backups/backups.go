@@ -84,7 +84,7 @@ type Config struct {
 
 // State is how it goes.
 type State struct {
-	Last, Next time.Time // of the last good backup, and for which time the next one is; zero when there is none
+	Last, Next time.Time // of the last good backup, and for which time the next one is; zero when none exists
 	Size       int64     // of the last one that this process made, in bytes
 	Failures   int       // since the last good one
 	Error      error     // of the last attempt; nil when it was good

@@ -161,7 +161,7 @@ func (f folder) write(ctx context.Context, at time.Time, content func(context.Co
 	if !bytes.Equal(sum.Sum(nil), again.Sum(nil)) {
 		return 0, fmt.Errorf("%s does not hold what was written to it", out.Name())
 	}
-	if err := ctx.Err(); err != nil { // who asked for it was told that there is none
+	if err := ctx.Err(); err != nil { // who asked for it was told that none exists
 		return 0, err
 	}
 	if err := os.Rename(path+partial, path); err != nil {

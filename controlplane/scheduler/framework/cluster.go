@@ -318,7 +318,7 @@ type Workloads struct {
 	// Services returns the selectors of the Services that select the pod.
 	Services func(pod *v1.Pod) []map[string]string
 	// Owner returns the selector of a ReplicationController, ReplicaSet or StatefulSet; nil if
-	// there is none.
+	// none exists.
 	Owner func(namespace string, ref *metav1.OwnerReference) labels.Selector
 }
 

@@ -98,7 +98,7 @@ func addExtenderScores(ctx context.Context, asked []Extender, c *Cycle, r *scrat
 	}
 }
 
-// bindBy binds with the extender that binds this pod. It returns false if there is none.
+// bindBy binds with the extender that binds this pod. It returns false if none exists.
 func (p *Profile) bindBy(ctx context.Context, c *Cycle, node string) (*Status, bool) {
 	asked := Asked(p.Extenders, VerbBind, c.Pod)
 	if len(asked) == 0 {

@@ -39,7 +39,7 @@ type Handle struct {
 	Preempt func(ctx context.Context, pod *PodInfo, node string, victims []*PodInfo)
 	// Nominate sets the nominated node of a pod; "" clears it.
 	Nominate func(pod *v1.Pod, node string)
-	// Waiting returns a pod that Permit delays; nil if there is none.
+	// Waiting returns a pod that Permit delays; nil if none exists.
 	Waiting func(uid types.UID) WaitingPod
 	// EachWaiting calls f for every pod that Permit delays.
 	EachWaiting func(f func(WaitingPod))

@@ -14,7 +14,7 @@ type PerNode struct {
 	used    uint64
 }
 
-// PerNode returns the cache with an ID. If there is none, prepare returns the function that
+// PerNode returns the cache with an ID. If none exists, prepare returns the function that
 // computes the number. Equal IDs must mean equal functions. The result is nil if prepare fails.
 func (x *Index) PerNode(id string, prepare func() (of func(n *v1.Node) int32, ok bool)) *PerNode {
 	x.clock++

@@ -216,7 +216,7 @@ func (d *Domains) addPods(slot int32, by int) {
 }
 
 // minCount returns the lowest count of any domain except one domain with the count without; 0 if
-// there is none.
+// none exists.
 func minCount(times map[int]int, without int) int {
 	least := 0
 	for n, domains := range times {

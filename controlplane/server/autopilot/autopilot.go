@@ -186,7 +186,7 @@ func (g group) goOn(p Replacement) Decision {
 	return d
 }
 
-// fittest is the standby that gets a vote: the one that was chosen before if it still may, else the one that has most; or why there is none.
+// fittest is the standby that gets a vote: the one that was chosen before if it still may, else the one that has most; or why none exists.
 func (g group) fittest(chosen string) (name, why string) {
 	var not []string
 	for _, m := range g.waiting {

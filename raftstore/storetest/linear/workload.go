@@ -49,7 +49,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Place is where clients run. It returns the current door, and false while there is none.
+// Place is where clients run. It returns the current door, and false while none exists.
 type Place func() (Door, bool)
 
 // Workload is a set of running clients and followers.

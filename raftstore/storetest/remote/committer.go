@@ -183,7 +183,7 @@ func (m *committer) stream() (err error, opened bool) {
 	}
 }
 
-// take moves waiting calls into a message; nil if there are none.
+// take moves waiting calls into a message; nil if none exist.
 func (m *committer) take() *storev1.RemoteCommitCalls {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -152,7 +152,7 @@ func (b *bench) armsAt(logs, at []string) []arm {
 	return out
 }
 
-// reference is etcd; without a group when there is none.
+// reference is etcd; without a group when none exists.
 func (b *bench) reference() arm { return arm{b.groups[nameOfEtcd], overGRPC} }
 
 // begin starts the groups and measures the disk.

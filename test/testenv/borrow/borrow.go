@@ -48,7 +48,7 @@ func Lab(out io.Writer, workers int, change ...func(*lab.Config)) (*Loan, error)
 	return &Loan{Lab: l}, nil
 }
 
-// Find returns the lab that is up, nil where there is none. What a run of tests has left behind it takes away; a person's lab
+// Find returns the lab that is up, nil where none exists. What a run of tests has left behind it takes away; a person's lab
 // that is down stays, and is an error.
 func Find(out io.Writer) (*lab.Lab, error) {
 	found, err := lab.FindLab(out)
@@ -80,7 +80,7 @@ func Find(out io.Writer) (*lab.Lab, error) {
 type verdict int
 
 const (
-	buildOne verdict = iota // there is none
+	buildOne verdict = iota // none exists
 	borrowIt
 	replaceIt
 )

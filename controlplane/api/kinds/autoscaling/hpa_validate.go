@@ -69,7 +69,7 @@ func validateAutoscalerStatus(current, desired int32) field.ErrorList {
 		fieldrules.NonNegative(desired, at.Child("desiredReplicas"))...)
 }
 
-// validateSegment judges a name that stands in the path of a URL; absent is what is said when there is none.
+// validateSegment judges a name that stands in the path of a URL; absent is what is said when none exists.
 func validateSegment(name, absent string, at *field.Path) field.ErrorList {
 	if name == "" {
 		return field.ErrorList{field.Required(at, absent)}

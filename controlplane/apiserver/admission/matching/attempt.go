@@ -91,7 +91,7 @@ func (a *Attempt) Request(t Target) *admissionv1.AdmissionRequest {
 
 // Cluster is what is looked at besides: admission.Cluster.
 type Cluster interface {
-	// Get returns a shared object; ok is false when there is none.
+	// Get returns a shared object; ok is false when none exists.
 	Get(ctx context.Context, resource, namespace, name string) (o api.Object, ok bool)
 }
 
@@ -202,7 +202,7 @@ func (v Versions) convert(ctx context.Context, o *runtime.Object, from, to schem
 	return nil
 }
 
-// New returns an empty object of a kind, or the body of a facet; nil when there is none.
+// New returns an empty object of a kind, or the body of a facet; nil when none exists.
 func (v Versions) New(a *Attempt, gvk schema.GroupVersionKind) runtime.Object {
 	table := v.Kinds.Table()
 	if a.Subresource != "" {

@@ -24,7 +24,7 @@ import (
 
 // Objects are where parameters are read. What they return is shared.
 type Objects interface {
-	// GetObject returns nil when there is none.
+	// GetObject returns nil when none exists.
 	GetObject(ctx context.Context, k *api.Kind, namespace, name string) (api.Object, error)
 	ListObjects(ctx context.Context, k *api.Kind, namespace string, s labels.Selector) ([]api.Object, error)
 }
@@ -47,7 +47,7 @@ type Config struct {
 type Policies struct {
 	cfg     Config
 	metrics *metrics
-	now     atomic.Pointer[set] // nil = there are none
+	now     atomic.Pointer[set] // nil = none exist
 
 	writing sync.Mutex
 	objects [4]map[string]any // by role: *policy or *binding by the name of the object

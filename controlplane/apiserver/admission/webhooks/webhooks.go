@@ -44,7 +44,7 @@ type Config struct {
 type Webhooks struct {
 	cfg     Config
 	metrics *metrics
-	now     atomic.Pointer[set] // nil = there are none
+	now     atomic.Pointer[set] // nil = none exist
 
 	writing    sync.Mutex
 	mutating   map[string]*configuration // by name of the object

@@ -280,7 +280,7 @@ func (a *Authentication) Anonymous(path string) bool {
 	return w.allowed && (len(w.paths) == 0 || w.paths[path])
 }
 
-// Proxy is the method by which requests of authenticating proxies are believed; nil when there is none.
+// Proxy is the method by which requests of authenticating proxies are believed; nil when none exists.
 func (a *Authentication) Proxy() authn.Method {
 	h := &a.options.RequestHeader
 	if h.ClientCAFile == "" {

@@ -39,7 +39,8 @@ type promise struct {
 	sent       *SentAllocation // the released promise's write without a known outcome; nil = not released
 }
 
-// SentAllocation names the write of a claim's allocation: the claim, and the resource version that the write was based on.
+// SentAllocation names the write of a claim's allocation: the claim, and the resource version that
+// the write was based on.
 type SentAllocation struct {
 	Namespace, Name, Version string
 }
@@ -164,9 +165,10 @@ func (l *Ledger) unconfirmedAllocations() map[types.UID]*SentAllocation {
 	return out
 }
 
-// isNeverStored reports whether a write of an allocation is not stored and cannot be stored any more: the claim is gone,
-// or has no devices at a later resource version than the write was based on. Where the claim still has that version,
-// isNeverStored removes the finalizer that the scheduler added, which makes the version a later one.
+// isNeverStored reports whether a write of an allocation is not stored and cannot be stored any
+// more: the claim is gone, or has no devices at a later resource version than the write was based
+// on. Where the claim still has that version, isNeverStored removes the finalizer that the
+// scheduler added, which makes the version a later one.
 func isNeverStored(ctx context.Context, d framework.Devices, uid types.UID, sent *SentAllocation) bool {
 	claim, err := d.DeviceClaimNow(ctx, sent.Namespace, sent.Name)
 	switch {

@@ -78,7 +78,7 @@ func (st *state) missingDevices(ctx context.Context, node *v1.Node, claim *resou
 	}
 	want := int(r.Exactly.Count)
 	most := 0
-	if want == 1 || gets(1) { // for one device it is usually known that there is none
+	if want == 1 || gets(1) { // for one device it is usually known that none exists
 		most = sort.Search(want, func(n int) bool { return failed != nil || !gets(int64(n+1)) })
 	}
 	if failed != nil || most == want {

@@ -95,7 +95,8 @@ func leastOfBoth(pod *framework.PodInfo, n *framework.NodeInfo) int64 {
 
 // requestedAndAllocatable returns how much of a resource would be requested on the node, and how
 // much the node has. Both are
-// 0 for a resource that does not concern the pod. Pods without CPU or memory requests are counted with defaults.
+// 0 for a resource that does not concern the pod. Pods without CPU or memory requests are counted
+// with defaults.
 func requestedAndAllocatable(pod *framework.PodInfo, n *framework.NodeInfo, name v1.ResourceName) (used, have int64) {
 	switch name {
 	case v1.ResourceCPU:

@@ -64,7 +64,8 @@ func (Plugin) PreScore(_ context.Context, _ *framework.Cycle, nodes []*framework
 	return framework.SkipStatus
 }
 
-// Score implements framework.Score: the number of PreferNoSchedule taints that the pod does not tolerate.
+// Score implements framework.Score: the number of PreferNoSchedule taints that the pod does not
+// tolerate.
 func (Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) (int64, *framework.Status) {
 	var count int64
 	for i := range n.Taints {

@@ -59,7 +59,7 @@ func (k *ours) close() {
 	if err := <-k.done; err != nil {
 		fmt.Fprintln(os.Stderr, "floor:", err)
 	}
-	// The runtime keeps its root cgroup for the next run; here there is none. Its
+	// The runtime keeps its root cgroup for the next run; here none exists. Its
 	// last thread may still be on its way out.
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
