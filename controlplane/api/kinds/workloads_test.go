@@ -19,49 +19,49 @@ func TestSmallKindsValidation(t *testing.T) {
 	limit := func(s string) string { return "spec: {limits: [{type: Container, " + s + "}]}" }
 	const l0 = "spec.limits[0]."
 	kindstest.CheckRejected[*corev1.LimitRange](t, "{metadata: {name: a}, spec: {limits: [{type: Container, max: {cpu: 1}}]}}", []kindstest.InvalidPatch{
-		{"spec: {limits: [{type: Thing}]}", l0 + `type: Invalid value: "Thing": must be a standard limit type or fully qualified`},
-		{"spec: {limits: [{type: Pod}, {type: Pod}]}", `spec.limits[1].type: Duplicate value: "Pod"`},
-		{"spec: {limits: [{type: Pod, default: {cpu: 1}}]}", l0 + "default: Forbidden: may not be specified when `type` is 'Pod'"},
-		{"spec: {limits: [{type: Pod, defaultRequest: {cpu: 1}}]}", l0 + "defaultRequest: Forbidden: may not be specified when `type` is 'Pod'"},
-		{"spec: {limits: [{type: PersistentVolumeClaim}]}", l0 + "limits: Required value: either minimum or maximum storage value is required, but neither was provided"},
-		{"spec: {limits: [{type: Pod, min: {cpu: 2}, max: {cpu: 1}}]}", l0 + `min[cpu]: Invalid value: "2": min value 2 is greater than max value 1`},
-		{limit("max: {disk: 1}"), l0 + `max[disk]: Invalid value: "disk"; ` + l0 + `max[disk]: Invalid value: "disk": must be a standard resource for containers; ` +
+		{Patch: "spec: {limits: [{type: Thing}]}", Want: l0 + `type: Invalid value: "Thing": must be a standard limit type or fully qualified`},
+		{Patch: "spec: {limits: [{type: Pod}, {type: Pod}]}", Want: `spec.limits[1].type: Duplicate value: "Pod"`},
+		{Patch: "spec: {limits: [{type: Pod, default: {cpu: 1}}]}", Want: l0 + "default: Forbidden: may not be specified when `type` is 'Pod'"},
+		{Patch: "spec: {limits: [{type: Pod, defaultRequest: {cpu: 1}}]}", Want: l0 + "defaultRequest: Forbidden: may not be specified when `type` is 'Pod'"},
+		{Patch: "spec: {limits: [{type: PersistentVolumeClaim}]}", Want: l0 + "limits: Required value: either minimum or maximum storage value is required, but neither was provided"},
+		{Patch: "spec: {limits: [{type: Pod, min: {cpu: 2}, max: {cpu: 1}}]}", Want: l0 + `min[cpu]: Invalid value: "2": min value 2 is greater than max value 1`},
+		{Patch: limit("max: {disk: 1}"), Want: l0 + `max[disk]: Invalid value: "disk"; ` + l0 + `max[disk]: Invalid value: "disk": must be a standard resource for containers; ` +
 			l0 + `default[disk]: Invalid value; ` + l0 + `default[disk]: Invalid value; ` +
 			l0 + `defaultRequest[disk]: Invalid value; ` + l0 + `defaultRequest[disk]: Invalid value`},
-		{limit("default: {cpu: 1}, defaultRequest: {cpu: 2}"), l0 + `defaultRequest[cpu]: Invalid value: "2": default request value 2 is greater than default limit value 1`},
-		{limit("maxLimitRequestRatio: {cpu: 500m}"), l0 + `maxLimitRequestRatio[cpu]: Invalid value: "500m": ratio 500m is less than 1`},
-		{"spec: {limits: [{type: Pod, min: {cpu: 1}, max: {cpu: 2}, maxLimitRequestRatio: {cpu: 3}}]}", l0 + `maxLimitRequestRatio[cpu]: Invalid value: "3": ratio 3 is greater than max/min = 2.000000`},
+		{Patch: limit("default: {cpu: 1}, defaultRequest: {cpu: 2}"), Want: l0 + `defaultRequest[cpu]: Invalid value: "2": default request value 2 is greater than default limit value 1`},
+		{Patch: limit("maxLimitRequestRatio: {cpu: 500m}"), Want: l0 + `maxLimitRequestRatio[cpu]: Invalid value: "500m": ratio 500m is less than 1`},
+		{Patch: "spec: {limits: [{type: Pod, min: {cpu: 1}, max: {cpu: 2}, maxLimitRequestRatio: {cpu: 3}}]}", Want: l0 + `maxLimitRequestRatio[cpu]: Invalid value: "3": ratio 3 is greater than max/min = 2.000000`},
 	})
 	quota := func(s string) string { return "spec: {hard: {" + s + "}}" }
 	selected := func(s string) string { return "spec: {scopeSelector: {matchExpressions: [{" + s + "}]}}" }
 	const expressions = "spec.scopeSelector.matchExpressions"
 	kindstest.CheckRejected[*corev1.ResourceQuota](t, "{metadata: {name: a}, spec: {hard: {pods: 1}}}", []kindstest.InvalidPatch{
-		{quota("pods: -1"), `spec.hard[pods]: Invalid value: "-1": must be greater than or equal to 0`},
-		{quota("pods: 500m"), `spec.hard[pods]: Invalid value: "500m": must be an integer`},
-		{quota("things: 1"), `spec.hard[things]: Invalid value: "things": must be a standard resource type or fully qualified; spec.hard[things]: Invalid value: "things": must be a standard resource for quota`},
-		{quota("a b: 1"), `spec.hard[a b]: Invalid value: "a b": name part must consist of; spec.hard[a b]: Invalid value: "a b": must be a standard resource for quota`},
-		{"spec: {scopes: [Sometimes]}", `spec.scopes: Invalid value: ["Sometimes"]: unsupported scope`},
-		{"spec: {scopes: [BestEffort, NotBestEffort]}", `spec.scopes: Invalid value: ["BestEffort","NotBestEffort"]: conflicting scopes`},
-		{"spec: {scopes: [BestEffort], hard: {limits.cpu: 1}}", `spec.scopes: Invalid value: ["BestEffort"]: unsupported scope applied to resource`},
-		{selected("scopeName: PriorityClass, operator: In"), expressions + ".values: Required value: must be at least one value when `operator` is 'In' or 'NotIn' for scope selector"},
-		{selected("scopeName: PriorityClass, operator: Exists, values: [a]"), expressions + `.values: Invalid value: ["a"]: must be no value`},
-		{selected("scopeName: BestEffort, operator: In, values: [a]"), expressions + `.operator: Invalid value: "In": must be 'Exists' when scope is any of`},
-		{selected("scopeName: PriorityClass, operator: Near"), expressions + `.operator: Invalid value: "Near": not a valid selector operator`},
+		{Patch: quota("pods: -1"), Want: `spec.hard[pods]: Invalid value: "-1": must be greater than or equal to 0`},
+		{Patch: quota("pods: 500m"), Want: `spec.hard[pods]: Invalid value: "500m": must be an integer`},
+		{Patch: quota("things: 1"), Want: `spec.hard[things]: Invalid value: "things": must be a standard resource type or fully qualified; spec.hard[things]: Invalid value: "things": must be a standard resource for quota`},
+		{Patch: quota("a b: 1"), Want: `spec.hard[a b]: Invalid value: "a b": name part must consist of; spec.hard[a b]: Invalid value: "a b": must be a standard resource for quota`},
+		{Patch: "spec: {scopes: [Sometimes]}", Want: `spec.scopes: Invalid value: ["Sometimes"]: unsupported scope`},
+		{Patch: "spec: {scopes: [BestEffort, NotBestEffort]}", Want: `spec.scopes: Invalid value: ["BestEffort","NotBestEffort"]: conflicting scopes`},
+		{Patch: "spec: {scopes: [BestEffort], hard: {limits.cpu: 1}}", Want: `spec.scopes: Invalid value: ["BestEffort"]: unsupported scope applied to resource`},
+		{Patch: selected("scopeName: PriorityClass, operator: In"), Want: expressions + ".values: Required value: must be at least one value when `operator` is 'In' or 'NotIn' for scope selector"},
+		{Patch: selected("scopeName: PriorityClass, operator: Exists, values: [a]"), Want: expressions + `.values: Invalid value: ["a"]: must be no value`},
+		{Patch: selected("scopeName: BestEffort, operator: In, values: [a]"), Want: expressions + `.operator: Invalid value: "In": must be 'Exists' when scope is any of`},
+		{Patch: selected("scopeName: PriorityClass, operator: Near"), Want: expressions + `.operator: Invalid value: "Near": not a valid selector operator`},
 	})
 	kindstest.CheckRejected[*corev1.ReplicationController](t, "{metadata: {name: a}, spec: {selector: {a: b}, template: {metadata: {labels: {a: b}}, spec: {containers: [{name: c, image: i}]}}}}", []kindstest.InvalidPatch{
-		{"metadata: {name: A}", `metadata.name: Invalid value: "A"`},
-		{"spec: {replicas: -1}", "spec.replicas: Invalid value: -1"},
-		{"spec: {minReadySeconds: -1}", "spec.minReadySeconds: Invalid value: -1"},
-		{"spec: {selector: {a: c}}", "spec.template.metadata.labels: Invalid value: {\"a\":\"b\"}: `selector` does not match template `labels`"},
-		{"spec: {template: null}", "spec.template: Required value"},
-		{"spec: {template: null, selector: null}", "spec.selector: Required value; spec.template: Required value"},
-		{"spec: {template: {spec: {restartPolicy: Never}}}", `spec.template.spec.restartPolicy: Unsupported value: "Never": supported values: "Always"`},
-		{"spec: {template: {spec: {activeDeadlineSeconds: 1}}}", "spec.template.spec.activeDeadlineSeconds: Forbidden"},
-		{"spec: {template: {spec: {containers: null}}}", "spec.template.spec.containers: Required value"},
+		{Patch: "metadata: {name: A}", Want: `metadata.name: Invalid value: "A"`},
+		{Patch: "spec: {replicas: -1}", Want: "spec.replicas: Invalid value: -1"},
+		{Patch: "spec: {minReadySeconds: -1}", Want: "spec.minReadySeconds: Invalid value: -1"},
+		{Patch: "spec: {selector: {a: c}}", Want: "spec.template.metadata.labels: Invalid value: {\"a\":\"b\"}: `selector` does not match template `labels`"},
+		{Patch: "spec: {template: null}", Want: "spec.template: Required value"},
+		{Patch: "spec: {template: null, selector: null}", Want: "spec.selector: Required value; spec.template: Required value"},
+		{Patch: "spec: {template: {spec: {restartPolicy: Never}}}", Want: `spec.template.spec.restartPolicy: Unsupported value: "Never": supported values: "Always"`},
+		{Patch: "spec: {template: {spec: {activeDeadlineSeconds: 1}}}", Want: "spec.template.spec.activeDeadlineSeconds: Forbidden"},
+		{Patch: "spec: {template: {spec: {containers: null}}}", Want: "spec.template.spec.containers: Required value"},
 	})
 	kindstest.CheckRejected[*appsv1.ControllerRevision](t, "{metadata: {name: a}, data: {a: b}, revision: 1}", []kindstest.InvalidPatch{
-		{"data: null", "data: Required value: data is mandatory"},
-		{"revision: -1", "revision: Invalid value: -1: must be greater than or equal to 0"},
+		{Patch: "data: null", Want: "data: Required value: data is mandatory"},
+		{Patch: "revision: -1", Want: "revision: Invalid value: -1: must be greater than or equal to 0"},
 	})
 }
 

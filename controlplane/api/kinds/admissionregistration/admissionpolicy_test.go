@@ -23,11 +23,11 @@ func policyText(rest string) string {
 func matchFaults(text func(match string) string, at string) []kindstest.BadObject {
 	rule := at + ".resourceRules[0]"
 	return []kindstest.BadObject{
-		{text("matchPolicy: Near, resourceRules: [{" + podRule + "}]"), at + `.matchPolicy: Unsupported value: "Near": supported values: "Equivalent", "Exact"`},
-		{text("namespaceSelector: {matchExpressions: [{key: a, operator: Near}]}, resourceRules: [{" + podRule + "}]"), at + `.namespaceSelector.matchExpressions[0].operator: Invalid value: "Near": not a valid selector operator`},
-		{text("objectSelector: {matchLabels: {a: b c}}, resourceRules: [{" + podRule + "}]"), kindstest.InvalidText(at+".objectSelector.matchLabels", "b c", validation.IsValidLabelValue("b c")[0])},
-		{text("resourceRules: [{" + podRule + ", resourceNames: [a, a, b/c]}]"), rule + `.resourceNames[1]: Duplicate value: "a"` + "\n" + kindstest.InvalidText(rule+".resourceNames[2]", "b/c", "may not contain '/'")},
-		{text("resourceRules: [{" + podRule + "}], excludeResourceRules: [{}]"), at + ".excludeResourceRules[0].operations: Required value\n" + at + ".excludeResourceRules[0].apiGroups: Required value\n" +
+		{Text: text("matchPolicy: Near, resourceRules: [{" + podRule + "}]"), Want: at + `.matchPolicy: Unsupported value: "Near": supported values: "Equivalent", "Exact"`},
+		{Text: text("namespaceSelector: {matchExpressions: [{key: a, operator: Near}]}, resourceRules: [{" + podRule + "}]"), Want: at + `.namespaceSelector.matchExpressions[0].operator: Invalid value: "Near": not a valid selector operator`},
+		{Text: text("objectSelector: {matchLabels: {a: b c}}, resourceRules: [{" + podRule + "}]"), Want: kindstest.InvalidText(at+".objectSelector.matchLabels", "b c", validation.IsValidLabelValue("b c")[0])},
+		{Text: text("resourceRules: [{" + podRule + ", resourceNames: [a, a, b/c]}]"), Want: rule + `.resourceNames[1]: Duplicate value: "a"` + "\n" + kindstest.InvalidText(rule+".resourceNames[2]", "b/c", "may not contain '/'")},
+		{Text: text("resourceRules: [{" + podRule + "}], excludeResourceRules: [{}]"), Want: at + ".excludeResourceRules[0].operations: Required value\n" + at + ".excludeResourceRules[0].apiGroups: Required value\n" +
 			at + ".excludeResourceRules[0].apiVersions: Required value\n" + at + ".excludeResourceRules[0].resources: Required value"},
 	}
 }
@@ -38,23 +38,23 @@ func policyFaults(rest string) []kindstest.BadObject {
 	variable := func(v string) string { return policyText(rest + ", variables: [{" + v + "}]") }
 	const version = "spec.paramKind.apiVersion"
 	return append([]kindstest.BadObject{
-		{policyText(rest), ""},
-		{kind("apiVersion: x.io/v1, kind: Limit"), ""},
-		{"{metadata: {name: a}, spec: {" + rest + "}}", "spec.matchConstraints: Required value"},
-		{"{metadata: {name: a}, spec: {matchConstraints: {}, " + rest + "}}", "spec.matchConstraints.resourceRules: Required value"},
-		{policyText(rest + ", failurePolicy: Retry"), `spec.failurePolicy: Unsupported value: "Retry": supported values: "Fail", "Ignore"`},
-		{kind("kind: Limit"), version + ": Required value"},
-		{kind("apiVersion: a/b/c, kind: Limit"), kindstest.InvalidText(version, "a/b/c", "unexpected GroupVersion string: a/b/c")},
-		{kind("apiVersion: X/v1, kind: Limit"), kindstest.InvalidText(version, "X", kindstest.NotSubdomain)},
-		{kind("apiVersion: x/, kind: Limit"), kindstest.InvalidText(version, "x/", "version must be specified")},
-		{kind("apiVersion: x/1, kind: Limit"), kindstest.InvalidText(version, "1", validation.IsDNS1035Label("1")[0])},
-		{kind("apiVersion: v1"), "spec.paramKind.kind: Required value"},
-		{kind("apiVersion: v1, kind: a_b"), kindstest.InvalidText("spec.paramKind.kind", "a_b", "may have mixed case, but should otherwise match: "+validation.IsDNS1035Label("a_b")[0])},
-		{variable("expression: '1'"), "spec.variables[0].name: Required value: name is not specified"},
-		{variable("name: a-b, expression: '1'"), kindstest.InvalidText("spec.variables[0].name", "a-b", "name is not a valid CEL identifier")},
-		{variable("name: while, expression: '1'"), kindstest.InvalidText("spec.variables[0].name", "while", "name is not a valid CEL identifier")},
-		{variable("name: a, expression: ' '"), "spec.variables[0].expression: Required value: expression is not specified"},
-		{policyText(rest + ", matchConditions: [{name: n}]"), "spec.matchConditions[0].expression: Required value"},
+		{Text: policyText(rest), Want: ""},
+		{Text: kind("apiVersion: x.io/v1, kind: Limit"), Want: ""},
+		{Text: "{metadata: {name: a}, spec: {" + rest + "}}", Want: "spec.matchConstraints: Required value"},
+		{Text: "{metadata: {name: a}, spec: {matchConstraints: {}, " + rest + "}}", Want: "spec.matchConstraints.resourceRules: Required value"},
+		{Text: policyText(rest + ", failurePolicy: Retry"), Want: `spec.failurePolicy: Unsupported value: "Retry": supported values: "Fail", "Ignore"`},
+		{Text: kind("kind: Limit"), Want: version + ": Required value"},
+		{Text: kind("apiVersion: a/b/c, kind: Limit"), Want: kindstest.InvalidText(version, "a/b/c", "unexpected GroupVersion string: a/b/c")},
+		{Text: kind("apiVersion: X/v1, kind: Limit"), Want: kindstest.InvalidText(version, "X", kindstest.NotSubdomain)},
+		{Text: kind("apiVersion: x/, kind: Limit"), Want: kindstest.InvalidText(version, "x/", "version must be specified")},
+		{Text: kind("apiVersion: x/1, kind: Limit"), Want: kindstest.InvalidText(version, "1", validation.IsDNS1035Label("1")[0])},
+		{Text: kind("apiVersion: v1"), Want: "spec.paramKind.kind: Required value"},
+		{Text: kind("apiVersion: v1, kind: a_b"), Want: kindstest.InvalidText("spec.paramKind.kind", "a_b", "may have mixed case, but should otherwise match: "+validation.IsDNS1035Label("a_b")[0])},
+		{Text: variable("expression: '1'"), Want: "spec.variables[0].name: Required value: name is not specified"},
+		{Text: variable("name: a-b, expression: '1'"), Want: kindstest.InvalidText("spec.variables[0].name", "a-b", "name is not a valid CEL identifier")},
+		{Text: variable("name: while, expression: '1'"), Want: kindstest.InvalidText("spec.variables[0].name", "while", "name is not a valid CEL identifier")},
+		{Text: variable("name: a, expression: ' '"), Want: "spec.variables[0].expression: Required value: expression is not specified"},
+		{Text: policyText(rest + ", matchConditions: [{name: n}]"), Want: "spec.matchConditions[0].expression: Required value"},
 	}, matchFaults(func(m string) string {
 		return "{metadata: {name: a}, spec: {matchConstraints: {" + m + "}, " + rest + "}}"
 	}, "spec.matchConstraints")...)
@@ -68,18 +68,18 @@ func TestValidatingPolicy(t *testing.T) {
 	const at, key = "spec.validations[0]", "spec.auditAnnotations[0].key"
 	long := strings.Repeat("a", admissionregistration.MaxAuditAnnotationLen+1)
 	kindstest.CheckRefused[*admissionv1.ValidatingAdmissionPolicy](t,
-		kindstest.BadObject{policyText(""), "spec.validations: Required value: validations or auditAnnotations must contain at least one item\n" +
+		kindstest.BadObject{Text: policyText(""), Want: "spec.validations: Required value: validations or auditAnnotations must contain at least one item\n" +
 			"spec.auditAnnotations: Required value: validations or auditAnnotations must contain at least one item"},
-		kindstest.BadObject{one("message: m"), at + ".expression: Required value: expression is not specified"},
-		kindstest.BadObject{one("expression: 'true', messageExpression: ' '"), kindstest.InvalidText(at+".messageExpression", " ", "must be non-empty if specified")},
-		kindstest.BadObject{one("expression: 'true', message: ' '"), kindstest.InvalidText(at+".message", " ", "message must be non-empty if specified")},
-		kindstest.BadObject{one(`expression: 'true', message: "a\nb"`), kindstest.InvalidText(at+".message", `a\nb`, "message must not contain line breaks")},
-		kindstest.BadObject{one("expression: 'true', reason: NotFound"), at + `.reason: Unsupported value: "NotFound": supported values: "Forbidden", "Invalid", "RequestEntityTooLarge"`},
-		kindstest.BadObject{note("{key: k, valueExpression: a}"), ""},
-		kindstest.BadObject{note("{key: a b, valueExpression: a}"), kindstest.InvalidText(key, "a.b/a b", validation.IsQualifiedName("a b")[0][len(""):])},
-		kindstest.BadObject{note("{key: k}"), "spec.auditAnnotations[0].valueExpression: Required value: valueExpression is not specified"},
-		kindstest.BadObject{note("{key: k, valueExpression: " + long + "}"), "spec.auditAnnotations[0].valueExpression: Required value: must not exceed 5120 bytes in length"},
-		kindstest.BadObject{note("{key: k, valueExpression: a}, {key: k, valueExpression: a}"), `spec.auditAnnotations[1].key: Duplicate value: "k"`},
+		kindstest.BadObject{Text: one("message: m"), Want: at + ".expression: Required value: expression is not specified"},
+		kindstest.BadObject{Text: one("expression: 'true', messageExpression: ' '"), Want: kindstest.InvalidText(at+".messageExpression", " ", "must be non-empty if specified")},
+		kindstest.BadObject{Text: one("expression: 'true', message: ' '"), Want: kindstest.InvalidText(at+".message", " ", "message must be non-empty if specified")},
+		kindstest.BadObject{Text: one(`expression: 'true', message: "a\nb"`), Want: kindstest.InvalidText(at+".message", `a\nb`, "message must not contain line breaks")},
+		kindstest.BadObject{Text: one("expression: 'true', reason: NotFound"), Want: at + `.reason: Unsupported value: "NotFound": supported values: "Forbidden", "Invalid", "RequestEntityTooLarge"`},
+		kindstest.BadObject{Text: note("{key: k, valueExpression: a}"), Want: ""},
+		kindstest.BadObject{Text: note("{key: a b, valueExpression: a}"), Want: kindstest.InvalidText(key, "a.b/a b", validation.IsQualifiedName("a b")[0][len(""):])},
+		kindstest.BadObject{Text: note("{key: k}"), Want: "spec.auditAnnotations[0].valueExpression: Required value: valueExpression is not specified"},
+		kindstest.BadObject{Text: note("{key: k, valueExpression: " + long + "}"), Want: "spec.auditAnnotations[0].valueExpression: Required value: must not exceed 5120 bytes in length"},
+		kindstest.BadObject{Text: note("{key: k, valueExpression: a}, {key: k, valueExpression: a}"), Want: `spec.auditAnnotations[1].key: Duplicate value: "k"`},
 	)
 	kindstest.CheckDefaults[*admissionv1.ValidatingAdmissionPolicy](t, policyText(right), "{spec: {matchConstraints: {resourceRules: [{"+podRule+
 		", scope: '*'}], matchPolicy: Equivalent, namespaceSelector: {}, objectSelector: {}}, "+right+", failurePolicy: Fail}}")
@@ -107,17 +107,17 @@ func TestMutatingPolicy(t *testing.T) {
 	one := func(m string) string { return policyText("mutations: [{" + m + "}]") }
 	const at = "spec.mutations[0]"
 	kindstest.CheckRefused[*admissionv1.MutatingAdmissionPolicy](t,
-		kindstest.BadObject{policyText(""), "spec.mutations: Required value: mutations must contain at least one item"},
-		kindstest.BadObject{one("jsonPatch: {expression: a}"), at + ".patchType: Required value"},
-		kindstest.BadObject{one("patchType: MergePatch"), at + `.patchType: Unsupported value: "MergePatch": supported values: "ApplyConfiguration", "JSONPatch"`},
-		kindstest.BadObject{one("patchType: JSONPatch"), at + ".jsonPatch: Required value: must be specified when patchType is JSONPatch"},
-		kindstest.BadObject{one("patchType: JSONPatch, jsonPatch: {}"), at + ".jsonPatch.expression: Required value: expression is not specified"},
-		kindstest.BadObject{one("patchType: JSONPatch, jsonPatch: {expression: a}, applyConfiguration: {}"), at + ".applyConfiguration: Forbidden: must not be specified when patchType is JSONPatch"},
-		kindstest.BadObject{one("patchType: ApplyConfiguration"), at + ".applyConfiguration: Required value: must be specified when patchType is ApplyConfiguration"},
-		kindstest.BadObject{one("patchType: ApplyConfiguration, applyConfiguration: {expression: a}, jsonPatch: {}"), at + ".jsonPatch: Forbidden: must not be specified when patchType is ApplyConfiguration"},
-		kindstest.BadObject{policyText(right + ", reinvocationPolicy: Often"), `spec.reinvocationPolicy: Unsupported value: "Often": supported values: "IfNeeded", "Never"`},
-		kindstest.BadObject{"{metadata: {name: a}, spec: {matchConstraints: {resourceRules: [{operations: [DELETE], apiGroups: [''], apiVersions: [v1], resources: [pods]}]}, " + right + "}}",
-			`spec.matchConstraints.resourceRules[0].operations[0]: Unsupported value: "DELETE": supported values: "*", "CONNECT", "CREATE", "UPDATE"`},
+		kindstest.BadObject{Text: policyText(""), Want: "spec.mutations: Required value: mutations must contain at least one item"},
+		kindstest.BadObject{Text: one("jsonPatch: {expression: a}"), Want: at + ".patchType: Required value"},
+		kindstest.BadObject{Text: one("patchType: MergePatch"), Want: at + `.patchType: Unsupported value: "MergePatch": supported values: "ApplyConfiguration", "JSONPatch"`},
+		kindstest.BadObject{Text: one("patchType: JSONPatch"), Want: at + ".jsonPatch: Required value: must be specified when patchType is JSONPatch"},
+		kindstest.BadObject{Text: one("patchType: JSONPatch, jsonPatch: {}"), Want: at + ".jsonPatch.expression: Required value: expression is not specified"},
+		kindstest.BadObject{Text: one("patchType: JSONPatch, jsonPatch: {expression: a}, applyConfiguration: {}"), Want: at + ".applyConfiguration: Forbidden: must not be specified when patchType is JSONPatch"},
+		kindstest.BadObject{Text: one("patchType: ApplyConfiguration"), Want: at + ".applyConfiguration: Required value: must be specified when patchType is ApplyConfiguration"},
+		kindstest.BadObject{Text: one("patchType: ApplyConfiguration, applyConfiguration: {expression: a}, jsonPatch: {}"), Want: at + ".jsonPatch: Forbidden: must not be specified when patchType is ApplyConfiguration"},
+		kindstest.BadObject{Text: policyText(right + ", reinvocationPolicy: Often"), Want: `spec.reinvocationPolicy: Unsupported value: "Often": supported values: "IfNeeded", "Never"`},
+		kindstest.BadObject{Text: "{metadata: {name: a}, spec: {matchConstraints: {resourceRules: [{operations: [DELETE], apiGroups: [''], apiVersions: [v1], resources: [pods]}]}, " + right + "}}",
+			Want: `spec.matchConstraints.resourceRules[0].operations[0]: Unsupported value: "DELETE": supported values: "*", "CONNECT", "CREATE", "UPDATE"`},
 	)
 	kindstest.CheckChanges(t, policyText(right),
 		kindstest.Change[*admissionv1.MutatingAdmissionPolicy]{Change: func(p *admissionv1.MutatingAdmissionPolicy) { p.Spec.ReinvocationPolicy = "IfNeeded" }, Generation: 2})
@@ -135,16 +135,16 @@ func bindingFaults(rest string) []kindstest.BadObject {
 	ref := func(r string) string { return bindingText(rest + ", paramRef: {" + r + "}") }
 	const at, deny = "spec.paramRef", ", parameterNotFoundAction: Deny"
 	return append([]kindstest.BadObject{
-		{bindingText(rest), ""},
-		{ref("selector: {matchLabels: {a: b}}" + deny), ""},
-		{"{metadata: {name: a}, spec: {" + rest + "}}", "spec.policyName: Required value"},
-		{"{metadata: {name: a}, spec: {policyName: P, " + rest + "}}", kindstest.InvalidText("spec.policyName", "P", kindstest.NotSubdomain)},
-		{ref("name: a/b" + deny), kindstest.InvalidText(at+".name", "a/b", "may not contain '/'")},
-		{ref("name: a, selector: {}" + deny), at + ".name: Forbidden: name and selector are mutually exclusive\n" + at + ".selector: Forbidden: name and selector are mutually exclusive"},
-		{ref("namespace: a" + deny), at + ": Required value: one of name or selector must be specified"},
-		{ref("selector: {matchLabels: {a: b c}}" + deny), kindstest.InvalidText(at+".selector.matchLabels", "b c", validation.IsValidLabelValue("b c")[0])},
-		{ref("name: a"), at + ".parameterNotFoundAction: Required value"},
-		{ref("name: a, parameterNotFoundAction: Ask"), at + `.parameterNotFoundAction: Unsupported value: "Ask": supported values: "Deny", "Allow"`},
+		{Text: bindingText(rest), Want: ""},
+		{Text: ref("selector: {matchLabels: {a: b}}" + deny), Want: ""},
+		{Text: "{metadata: {name: a}, spec: {" + rest + "}}", Want: "spec.policyName: Required value"},
+		{Text: "{metadata: {name: a}, spec: {policyName: P, " + rest + "}}", Want: kindstest.InvalidText("spec.policyName", "P", kindstest.NotSubdomain)},
+		{Text: ref("name: a/b" + deny), Want: kindstest.InvalidText(at+".name", "a/b", "may not contain '/'")},
+		{Text: ref("name: a, selector: {}" + deny), Want: at + ".name: Forbidden: name and selector are mutually exclusive\n" + at + ".selector: Forbidden: name and selector are mutually exclusive"},
+		{Text: ref("namespace: a" + deny), Want: at + ": Required value: one of name or selector must be specified"},
+		{Text: ref("selector: {matchLabels: {a: b c}}" + deny), Want: kindstest.InvalidText(at+".selector.matchLabels", "b c", validation.IsValidLabelValue("b c")[0])},
+		{Text: ref("name: a"), Want: at + ".parameterNotFoundAction: Required value"},
+		{Text: ref("name: a, parameterNotFoundAction: Ask"), Want: at + `.parameterNotFoundAction: Unsupported value: "Ask": supported values: "Deny", "Allow"`},
 	}, matchFaults(func(m string) string { return bindingText(rest + ", matchResources: {" + m + "}") }, "spec.matchResources")...)
 }
 
@@ -154,10 +154,10 @@ func TestPolicyBindings(t *testing.T) {
 	kindstest.CheckRefused[*admissionv1.MutatingAdmissionPolicyBinding](t, bindingFaults("")...)
 	const at = "spec.validationActions"
 	kindstest.CheckRefused[*admissionv1.ValidatingAdmissionPolicyBinding](t,
-		kindstest.BadObject{bindingText(""), at + ": Required value: at least one validation action is required"},
-		kindstest.BadObject{bindingText("validationActions: [Log]"), at + `[0]: Unsupported value: "Log": supported values: "Audit", "Deny", "Warn"`},
-		kindstest.BadObject{bindingText("validationActions: [Audit, Audit]"), at + `[1]: Duplicate value: "Audit"`},
-		kindstest.BadObject{bindingText("validationActions: [Deny, Warn]"), at + `: Invalid value: ["Deny","Warn"]: must not contain both Deny and Warn (repeating the same validation failure information in the API response and headers serves no purpose)`},
+		kindstest.BadObject{Text: bindingText(""), Want: at + ": Required value: at least one validation action is required"},
+		kindstest.BadObject{Text: bindingText("validationActions: [Log]"), Want: at + `[0]: Unsupported value: "Log": supported values: "Audit", "Deny", "Warn"`},
+		kindstest.BadObject{Text: bindingText("validationActions: [Audit, Audit]"), Want: at + `[1]: Duplicate value: "Audit"`},
+		kindstest.BadObject{Text: bindingText("validationActions: [Deny, Warn]"), Want: at + `: Invalid value: ["Deny","Warn"]: must not contain both Deny and Warn (repeating the same validation failure information in the API response and headers serves no purpose)`},
 	)
 	kindstest.CheckChanges(t, bindingText(right),
 		kindstest.Change[*admissionv1.ValidatingAdmissionPolicyBinding]{Change: func(b *admissionv1.ValidatingAdmissionPolicyBinding) { b.Spec.PolicyName = "q" }, Generation: 2},

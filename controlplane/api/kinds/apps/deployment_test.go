@@ -15,8 +15,8 @@ func TestRollbackAnnotation(t *testing.T) {
 template: {metadata: {labels: {a: b}}, spec: {containers: [{name: c, image: i}]}}}}`
 	}
 	kindstest.CheckRefused[*appsv1.Deployment](t,
-		kindstest.BadObject{of("true"), ""}, kindstest.BadObject{of("false"), ""},
-		kindstest.BadObject{of("yes"), `metadata.annotations[keelson.dev/rollback-on-failure]: Unsupported value: "yes": supported values: "true", "false"`})
+		kindstest.BadObject{Text: of("true"), Want: ""}, kindstest.BadObject{Text: of("false"), Want: ""},
+		kindstest.BadObject{Text: of("yes"), Want: `metadata.annotations[keelson.dev/rollback-on-failure]: Unsupported value: "yes": supported values: "true", "false"`})
 }
 
 // So does what asks for new pods when their configuration changes.
@@ -26,9 +26,9 @@ func TestRestartAnnotation(t *testing.T) {
 template: {metadata: {labels: {a: b}}, spec: {containers: [{name: c, image: i}]}}}}`
 	}
 	const no = `metadata.annotations[keelson.dev/restart-on-config-change]: Unsupported value: "": supported values: "true", "false"`
-	kindstest.CheckRefused[*appsv1.Deployment](t, kindstest.BadObject{of("true", "replicas: 1, "), ""}, kindstest.BadObject{of("", "replicas: 1, "), no})
-	kindstest.CheckRefused[*appsv1.StatefulSet](t, kindstest.BadObject{of("false", "serviceName: s, "), ""}, kindstest.BadObject{of("", "serviceName: s, "), no})
-	kindstest.CheckRefused[*appsv1.DaemonSet](t, kindstest.BadObject{of("true", ""), ""}, kindstest.BadObject{of("", ""), no})
+	kindstest.CheckRefused[*appsv1.Deployment](t, kindstest.BadObject{Text: of("true", "replicas: 1, "), Want: ""}, kindstest.BadObject{Text: of("", "replicas: 1, "), Want: no})
+	kindstest.CheckRefused[*appsv1.StatefulSet](t, kindstest.BadObject{Text: of("false", "serviceName: s, "), Want: ""}, kindstest.BadObject{Text: of("", "serviceName: s, "), Want: no})
+	kindstest.CheckRefused[*appsv1.DaemonSet](t, kindstest.BadObject{Text: of("true", ""), Want: ""}, kindstest.BadObject{Text: of("", ""), Want: no})
 }
 
 // And what asks to be rebalanced.
@@ -38,7 +38,7 @@ func TestRebalanceAnnotation(t *testing.T) {
 template: {metadata: {labels: {a: b}}, spec: {containers: [{name: c, image: i}]}}}}`
 	}
 	const no = `metadata.annotations[keelson.dev/rebalance]: Unsupported value: "slowly": supported values: "true", "false"`
-	kindstest.CheckRefused[*appsv1.Deployment](t, kindstest.BadObject{of("true", ""), ""}, kindstest.BadObject{of("slowly", ""), no})
-	kindstest.CheckRefused[*appsv1.ReplicaSet](t, kindstest.BadObject{of("false", ""), ""}, kindstest.BadObject{of("slowly", ""), no})
-	kindstest.CheckRefused[*appsv1.StatefulSet](t, kindstest.BadObject{of("true", "serviceName: s, "), ""}, kindstest.BadObject{of("slowly", "serviceName: s, "), no})
+	kindstest.CheckRefused[*appsv1.Deployment](t, kindstest.BadObject{Text: of("true", ""), Want: ""}, kindstest.BadObject{Text: of("slowly", ""), Want: no})
+	kindstest.CheckRefused[*appsv1.ReplicaSet](t, kindstest.BadObject{Text: of("false", ""), Want: ""}, kindstest.BadObject{Text: of("slowly", ""), Want: no})
+	kindstest.CheckRefused[*appsv1.StatefulSet](t, kindstest.BadObject{Text: of("true", "serviceName: s, "), Want: ""}, kindstest.BadObject{Text: of("slowly", "serviceName: s, "), Want: no})
 }

@@ -26,50 +26,50 @@ func endingWrongs(wrap func(string) string, at string) []kindstest.InvalidPatch 
 	r0 := at + "podFailurePolicy.rules[0]"
 	s0 := at + "successPolicy.rules[0]"
 	return []kindstest.InvalidPatch{
-		{wrap("parallelism: -1"), at + "parallelism" + neg},
-		{wrap("completions: -1"), at + "completions" + neg},
-		{wrap("backoffLimit: -1"), at + "backoffLimit" + neg},
-		{wrap("activeDeadlineSeconds: -1"), at + "activeDeadlineSeconds" + neg},
-		{wrap("ttlSecondsAfterFinished: -1"), at + "ttlSecondsAfterFinished" + neg},
-		{wrap("managedBy: me"), at + `managedBy: Invalid value: "me": must be a domain-prefixed path`},
-		{wrap("managedBy: example.com/" + strings.Repeat("a", 60)), at + "managedBy: Too long: may not be more than 63 bytes"},
-		{wrap("completionMode: Some"), at + `completionMode: Unsupported value: "Some": supported values: "NonIndexed", "Indexed"`},
-		{wrap("backoffLimitPerIndex: 1"), at + "backoffLimitPerIndex: Invalid value: 1: requires indexed completion mode"},
-		{indexed("maxFailedIndexes: 1"), at + "backoffLimitPerIndex: Required value: when maxFailedIndexes is specified"},
-		{indexed("backoffLimitPerIndex: 1, maxFailedIndexes: 4"), at + "maxFailedIndexes: Invalid value: 4: must be less than or equal to completions"},
-		{indexed("parallelism: 100001"), at + "parallelism: Invalid value: 100001: must be less than or equal to 100000 when completion mode is Indexed"},
-		{wrap("podReplacementPolicy: Soon"), at + `podReplacementPolicy: Unsupported value: "Soon": supported values: "Failed", "TerminatingOrFailed"`},
-		{wrap("template: {spec: {restartPolicy: Always}}"), at + `template.spec.restartPolicy: Required value: valid values: "OnFailure", "Never"`},
-		{rule("action: FailJob"), r0 + ": Invalid value: specifying one of OnExitCodes and OnPodConditions is required"},
-		{rule("action: FailIndex, onPodConditions: [{type: A}]"), r0 + `.action: Invalid value: "FailIndex": requires the backoffLimitPerIndex to be set`},
-		{rule("action: Cry, onPodConditions: [{type: A}]"), r0 + `.action: Unsupported value: "Cry": supported values: "Count", "FailIndex", "FailJob", "Ignore"`},
-		{rule("onPodConditions: [{type: A}]"), r0 + `.action: Required value: valid values: ["Count" "FailIndex" "FailJob" "Ignore"]`},
-		{rule("action: Count, onPodConditions: [{type: A, status: Maybe}]"), r0 + `.onPodConditions[0].status: Unsupported value: "Maybe": supported values: "False", "True", "Unknown"`},
-		{rule("action: Count, onPodConditions: [{type: A}], onExitCodes: {operator: In, values: [1]}"), r0 + ": Invalid value: specifying both OnExitCodes and OnPodConditions is not supported"},
-		{codes("operator: In"), r0 + ".onExitCodes.values: Invalid value: null: at least one value is required"},
-		{codes("operator: In, values: [0]"), r0 + ".onExitCodes.values[0]: Invalid value: 0: must not be 0 for the In operator"},
-		{codes("operator: In, values: [1, 1]"), r0 + ".onExitCodes.values[1]: Duplicate value: 1"},
-		{codes("operator: In, values: [2, 1]"), r0 + ".onExitCodes.values: Invalid value: [2,1]: must be ordered"},
-		{codes("operator: Near, values: [1]"), r0 + `.onExitCodes.operator: Unsupported value: "Near": supported values: "In", "NotIn"`},
-		{codes("operator: In, values: [1], containerName: other"), r0 + `.onExitCodes.containerName: Invalid value: "other": must be one of the container or initContainer names in the pod template`},
-		{wrap("successPolicy: {rules: [{succeededCount: 1}]}"), at + "successPolicy: Invalid value"},
-		{indexed("successPolicy: {}"), at + "successPolicy.rules: Required value: at least one rules must be specified when the successPolicy is specified"},
-		{met(""), s0 + ": Required value: at least one of succeededCount or succeededIndexes must be specified"},
-		{met("succeededCount: 4"), s0 + ".succeededCount: Invalid value: 4: must be less than or equal to 3 (the number of specified completions)"},
-		{met("succeededIndexes: '5'"), s0 + `.succeededIndexes: Invalid value: "5": error parsing succeededIndexes: too large index: "5"`},
-		{met("succeededIndexes: '1,0'"), s0 + `.succeededIndexes: Invalid value: "1,0": error parsing succeededIndexes: non-increasing order, previous: 1, current: 0`},
-		{met("succeededIndexes: '0-1', succeededCount: 3"), s0 + ".succeededCount: Invalid value: 3: must be less than or equal to 2 (the number of indexes in the specified succeededIndexes field)"},
+		{Patch: wrap("parallelism: -1"), Want: at + "parallelism" + neg},
+		{Patch: wrap("completions: -1"), Want: at + "completions" + neg},
+		{Patch: wrap("backoffLimit: -1"), Want: at + "backoffLimit" + neg},
+		{Patch: wrap("activeDeadlineSeconds: -1"), Want: at + "activeDeadlineSeconds" + neg},
+		{Patch: wrap("ttlSecondsAfterFinished: -1"), Want: at + "ttlSecondsAfterFinished" + neg},
+		{Patch: wrap("managedBy: me"), Want: at + `managedBy: Invalid value: "me": must be a domain-prefixed path`},
+		{Patch: wrap("managedBy: example.com/" + strings.Repeat("a", 60)), Want: at + "managedBy: Too long: may not be more than 63 bytes"},
+		{Patch: wrap("completionMode: Some"), Want: at + `completionMode: Unsupported value: "Some": supported values: "NonIndexed", "Indexed"`},
+		{Patch: wrap("backoffLimitPerIndex: 1"), Want: at + "backoffLimitPerIndex: Invalid value: 1: requires indexed completion mode"},
+		{Patch: indexed("maxFailedIndexes: 1"), Want: at + "backoffLimitPerIndex: Required value: when maxFailedIndexes is specified"},
+		{Patch: indexed("backoffLimitPerIndex: 1, maxFailedIndexes: 4"), Want: at + "maxFailedIndexes: Invalid value: 4: must be less than or equal to completions"},
+		{Patch: indexed("parallelism: 100001"), Want: at + "parallelism: Invalid value: 100001: must be less than or equal to 100000 when completion mode is Indexed"},
+		{Patch: wrap("podReplacementPolicy: Soon"), Want: at + `podReplacementPolicy: Unsupported value: "Soon": supported values: "Failed", "TerminatingOrFailed"`},
+		{Patch: wrap("template: {spec: {restartPolicy: Always}}"), Want: at + `template.spec.restartPolicy: Required value: valid values: "OnFailure", "Never"`},
+		{Patch: rule("action: FailJob"), Want: r0 + ": Invalid value: specifying one of OnExitCodes and OnPodConditions is required"},
+		{Patch: rule("action: FailIndex, onPodConditions: [{type: A}]"), Want: r0 + `.action: Invalid value: "FailIndex": requires the backoffLimitPerIndex to be set`},
+		{Patch: rule("action: Cry, onPodConditions: [{type: A}]"), Want: r0 + `.action: Unsupported value: "Cry": supported values: "Count", "FailIndex", "FailJob", "Ignore"`},
+		{Patch: rule("onPodConditions: [{type: A}]"), Want: r0 + `.action: Required value: valid values: ["Count" "FailIndex" "FailJob" "Ignore"]`},
+		{Patch: rule("action: Count, onPodConditions: [{type: A, status: Maybe}]"), Want: r0 + `.onPodConditions[0].status: Unsupported value: "Maybe": supported values: "False", "True", "Unknown"`},
+		{Patch: rule("action: Count, onPodConditions: [{type: A}], onExitCodes: {operator: In, values: [1]}"), Want: r0 + ": Invalid value: specifying both OnExitCodes and OnPodConditions is not supported"},
+		{Patch: codes("operator: In"), Want: r0 + ".onExitCodes.values: Invalid value: null: at least one value is required"},
+		{Patch: codes("operator: In, values: [0]"), Want: r0 + ".onExitCodes.values[0]: Invalid value: 0: must not be 0 for the In operator"},
+		{Patch: codes("operator: In, values: [1, 1]"), Want: r0 + ".onExitCodes.values[1]: Duplicate value: 1"},
+		{Patch: codes("operator: In, values: [2, 1]"), Want: r0 + ".onExitCodes.values: Invalid value: [2,1]: must be ordered"},
+		{Patch: codes("operator: Near, values: [1]"), Want: r0 + `.onExitCodes.operator: Unsupported value: "Near": supported values: "In", "NotIn"`},
+		{Patch: codes("operator: In, values: [1], containerName: other"), Want: r0 + `.onExitCodes.containerName: Invalid value: "other": must be one of the container or initContainer names in the pod template`},
+		{Patch: wrap("successPolicy: {rules: [{succeededCount: 1}]}"), Want: at + "successPolicy: Invalid value"},
+		{Patch: indexed("successPolicy: {}"), Want: at + "successPolicy.rules: Required value: at least one rules must be specified when the successPolicy is specified"},
+		{Patch: met(""), Want: s0 + ": Required value: at least one of succeededCount or succeededIndexes must be specified"},
+		{Patch: met("succeededCount: 4"), Want: s0 + ".succeededCount: Invalid value: 4: must be less than or equal to 3 (the number of specified completions)"},
+		{Patch: met("succeededIndexes: '5'"), Want: s0 + `.succeededIndexes: Invalid value: "5": error parsing succeededIndexes: too large index: "5"`},
+		{Patch: met("succeededIndexes: '1,0'"), Want: s0 + `.succeededIndexes: Invalid value: "1,0": error parsing succeededIndexes: non-increasing order, previous: 1, current: 0`},
+		{Patch: met("succeededIndexes: '0-1', succeededCount: 3"), Want: s0 + ".succeededCount: Invalid value: 3: must be less than or equal to 2 (the number of indexes in the specified succeededIndexes field)"},
 	}
 }
 
 func TestJobValidation(t *testing.T) {
 	spec := func(s string) string { return "spec: {" + s + "}" }
 	kindstest.CheckRejected[*batchv1.Job](t, "{metadata: {name: a}, spec: {"+kindstest.EndingTemplate+"}}", append(endingWrongs(spec, "spec."), []kindstest.InvalidPatch{
-		{"metadata: {name: A}", `metadata.name: Invalid value: "A"`},
-		{spec("selector: {matchLabels: {a: b}}"), "spec.selector: Invalid value; spec.template.metadata.labels: Invalid value"},
-		{spec("template: {metadata: {labels: {job-name: other}}}"), "spec.template.metadata.labels[job-name]: Invalid value"},
-		{spec("manualSelector: true"), "spec.selector: Required value; spec.template.metadata.labels: Invalid value: null: `selector` does not match template `labels`"},
-		{"metadata: {name: " + strings.Repeat("a", 63) + "}, " + spec("completionMode: Indexed, completions: 10"), "metadata.name: Invalid value: \"" + strings.Repeat("a", 63) + "\": will not able to create pod with invalid DNS label"},
+		{Patch: "metadata: {name: A}", Want: `metadata.name: Invalid value: "A"`},
+		{Patch: spec("selector: {matchLabels: {a: b}}"), Want: "spec.selector: Invalid value; spec.template.metadata.labels: Invalid value"},
+		{Patch: spec("template: {metadata: {labels: {job-name: other}}}"), Want: "spec.template.metadata.labels[job-name]: Invalid value"},
+		{Patch: spec("manualSelector: true"), Want: "spec.selector: Required value; spec.template.metadata.labels: Invalid value: null: `selector` does not match template `labels`"},
+		{Patch: "metadata: {name: " + strings.Repeat("a", 63) + "}, " + spec("completionMode: Indexed, completions: 10"), Want: "metadata.name: Invalid value: \"" + strings.Repeat("a", 63) + "\": will not able to create pod with invalid DNS label"},
 	}...))
 	kindstest.CheckRejected[*batchv1.Job](t, "{metadata: {name: a}, spec: {manualSelector: true, selector: {matchLabels: {a: b}}, template: {metadata: {labels: {a: b}}, spec: {restartPolicy: Never, containers: [{name: c, image: i}]}}}}", nil)
 }
@@ -77,26 +77,26 @@ func TestJobValidation(t *testing.T) {
 func TestCronJobValidation(t *testing.T) {
 	job := func(s string) string { return "spec: {jobTemplate: {spec: {" + s + "}}}" }
 	zone := func(s string) kindstest.InvalidPatch {
-		return kindstest.InvalidPatch{"spec: {timeZone: " + s + "}", "spec.timeZone: Invalid value: \"" + s + "\": "}
+		return kindstest.InvalidPatch{Patch: "spec: {timeZone: " + s + "}", Want: "spec.timeZone: Invalid value: \"" + s + "\": "}
 	}
 	at := func(s string) kindstest.InvalidPatch {
-		return kindstest.InvalidPatch{"spec: {schedule: '" + s + "'}", "spec.schedule: Invalid value: \"" + s + "\": "}
+		return kindstest.InvalidPatch{Patch: "spec: {schedule: '" + s + "'}", Want: "spec.schedule: Invalid value: \"" + s + "\": "}
 	}
 	kindstest.CheckRejected[*batchv1.CronJob](t, "{metadata: {name: a}, spec: {schedule: '* * * * *', jobTemplate: {spec: {"+kindstest.EndingTemplate+"}}}}",
 		append(endingWrongs(job, "spec.jobTemplate.spec."), []kindstest.InvalidPatch{
-			{"metadata: {name: " + strings.Repeat("a", 53) + "}", "metadata.name: Invalid value: \"" + strings.Repeat("a", 53) + "\": must be no more than 52 characters"},
-			{"spec: {schedule: ''}", "spec.schedule: Required value"},
+			{Patch: "metadata: {name: " + strings.Repeat("a", 53) + "}", Want: "metadata.name: Invalid value: \"" + strings.Repeat("a", 53) + "\": must be no more than 52 characters"},
+			{Patch: "spec: {schedule: ''}", Want: "spec.schedule: Required value"},
 			at("* * * *"), at("60 * * * *"), at("@often"), at("a b c d e"),
-			{"spec: {schedule: 'TZ=UTC 0 * * * *'}", "spec.schedule: Invalid value: \"TZ=UTC 0 * * * *\": cannot use TZ or CRON_TZ in schedule, use timeZone field instead"},
-			{"spec: {schedule: TZ=UTC}", "spec.schedule: Invalid value; spec.schedule: Invalid value"},
+			{Patch: "spec: {schedule: 'TZ=UTC 0 * * * *'}", Want: "spec.schedule: Invalid value: \"TZ=UTC 0 * * * *\": cannot use TZ or CRON_TZ in schedule, use timeZone field instead"},
+			{Patch: "spec: {schedule: TZ=UTC}", Want: "spec.schedule: Invalid value; spec.schedule: Invalid value"},
 			zone("Nowhere/Town"), zone("../etc"), zone("Local"), zone("UTC/"),
-			{"spec: {timeZone: ''}", "spec.timeZone: Invalid value: \"\": timeZone must be nil or non-empty string"},
-			{"spec: {concurrencyPolicy: Maybe}", `spec.concurrencyPolicy: Unsupported value: "Maybe": supported values: "Allow", "Forbid", "Replace"`},
-			{"spec: {startingDeadlineSeconds: -1}", "spec.startingDeadlineSeconds: Invalid value: -1"},
-			{"spec: {successfulJobsHistoryLimit: -1}", "spec.successfulJobsHistoryLimit: Invalid value: -1"},
-			{"spec: {failedJobsHistoryLimit: -1}", "spec.failedJobsHistoryLimit: Invalid value: -1"},
-			{job("selector: {matchLabels: {a: b}}"), "spec.jobTemplate.spec.selector: Invalid value: {\"matchLabels\":{\"a\":\"b\"}}: `selector` will be auto-generated"},
-			{job("manualSelector: true"), `spec.jobTemplate.spec.manualSelector: Unsupported value: true: supported values: "nil", "false"`},
+			{Patch: "spec: {timeZone: ''}", Want: "spec.timeZone: Invalid value: \"\": timeZone must be nil or non-empty string"},
+			{Patch: "spec: {concurrencyPolicy: Maybe}", Want: `spec.concurrencyPolicy: Unsupported value: "Maybe": supported values: "Allow", "Forbid", "Replace"`},
+			{Patch: "spec: {startingDeadlineSeconds: -1}", Want: "spec.startingDeadlineSeconds: Invalid value: -1"},
+			{Patch: "spec: {successfulJobsHistoryLimit: -1}", Want: "spec.successfulJobsHistoryLimit: Invalid value: -1"},
+			{Patch: "spec: {failedJobsHistoryLimit: -1}", Want: "spec.failedJobsHistoryLimit: Invalid value: -1"},
+			{Patch: job("selector: {matchLabels: {a: b}}"), Want: "spec.jobTemplate.spec.selector: Invalid value: {\"matchLabels\":{\"a\":\"b\"}}: `selector` will be auto-generated"},
+			{Patch: job("manualSelector: true"), Want: `spec.jobTemplate.spec.manualSelector: Unsupported value: true: supported values: "nil", "false"`},
 		}...))
 	kindstest.CheckRejected[*batchv1.CronJob](t, "{metadata: {name: a}, spec: {schedule: '@daily', timeZone: Europe/Berlin, jobTemplate: {spec: {"+kindstest.EndingTemplate+"}}}}", nil)
 }

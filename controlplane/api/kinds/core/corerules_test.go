@@ -22,13 +22,13 @@ func TestPersistentVolumeRules(t *testing.T) {
 	)
 	long := strings.Repeat("b", 300)
 	kindstest.CheckRefused[*corev1.PersistentVolume](t,
-		kindstest.BadObject{with("nfs: {server: s, path: /a}, csi: {driver: ''}, iscsi: {}, hostPath: {path: /a}"),
-			"spec.nfs" + second + "\nspec.iscsi" + second + "\nspec.csi" + second},
-		kindstest.BadObject{with("hostPath: {path: /a}, local: {path: ''}"), "spec.local" + second},
-		kindstest.BadObject{with("csi: {driver: " + long + ", volumeHandle: h}"), "spec.csi.driver: Too long: may not be more than 63 bytes\n" +
+		kindstest.BadObject{Text: with("nfs: {server: s, path: /a}, csi: {driver: ''}, iscsi: {}, hostPath: {path: /a}"),
+			Want: "spec.nfs" + second + "\nspec.iscsi" + second + "\nspec.csi" + second},
+		kindstest.BadObject{Text: with("hostPath: {path: /a}, local: {path: ''}"), Want: "spec.local" + second},
+		kindstest.BadObject{Text: with("csi: {driver: " + long + ", volumeHandle: h}"), Want: "spec.csi.driver: Too long: may not be more than 63 bytes\n" +
 			kindstest.InvalidText("spec.csi.driver", long, "must be no more than 253 characters")},
-		kindstest.BadObject{with("hostPath: {path: /a}, mountOptions: [ro]"), ""},
-		kindstest.BadObject{with(hosts + "local: {path: /a}, volumeMode: Block, mountOptions: [ro]"), ""},
+		kindstest.BadObject{Text: with("hostPath: {path: /a}, mountOptions: [ro]"), Want: ""},
+		kindstest.BadObject{Text: with(hosts + "local: {path: /a}, volumeMode: Block, mountOptions: [ro]"), Want: ""},
 	)
 	spec := func(f func(*corev1.PersistentVolumeSpec)) func(*corev1.PersistentVolume) {
 		return func(v *corev1.PersistentVolume) { f(&v.Spec) }
@@ -62,16 +62,16 @@ func TestNodeRules(t *testing.T) {
 	}
 	const avoid, taints = "scheduler.alpha.kubernetes.io/preferAvoidPods", "scheduler.alpha.kubernetes.io/taints"
 	kindstest.CheckRefused[*corev1.Node](t,
-		kindstest.BadObject{spec("podCIDR: 10.9.0.0/24, podCIDRs: [10.1.0.0/24]"), ""},
-		kindstest.BadObject{spec("podCIDR: 10.9.0.0/24, podCIDRs: [x]"), ""},
-		kindstest.BadObject{spec("podCIDR: x, podCIDRs: [10.1.0.0/24]"), kindstest.InvalidText("spec.podCIDRs[0]", "x", "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)")},
-		kindstest.BadObject{"{metadata: {name: a}, status: {addresses: [{type: InternalIP, address: 1.1.1.1}, {type: InternalIP, address: 1.1.1.1}]}}", ""},
-		kindstest.BadObject{annotated(avoid, "x"), kindstest.InvalidText("metadata.annotations.AvoidPods", avoid, "invalid character 'x' looking for beginning of value")},
-		kindstest.BadObject{annotated(avoid, `{"preferAvoidPods":[{"podSignature":{}},{"podSignature":{"podController":{"controller":false}}},{"podSignature":{"podController":{"controller":true}}}]}`),
-			"metadata.annotations." + avoid + "[0].PodSignature: Required value\n" +
+		kindstest.BadObject{Text: spec("podCIDR: 10.9.0.0/24, podCIDRs: [10.1.0.0/24]"), Want: ""},
+		kindstest.BadObject{Text: spec("podCIDR: 10.9.0.0/24, podCIDRs: [x]"), Want: ""},
+		kindstest.BadObject{Text: spec("podCIDR: x, podCIDRs: [10.1.0.0/24]"), Want: kindstest.InvalidText("spec.podCIDRs[0]", "x", "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)")},
+		kindstest.BadObject{Text: "{metadata: {name: a}, status: {addresses: [{type: InternalIP, address: 1.1.1.1}, {type: InternalIP, address: 1.1.1.1}]}}", Want: ""},
+		kindstest.BadObject{Text: annotated(avoid, "x"), Want: kindstest.InvalidText("metadata.annotations.AvoidPods", avoid, "invalid character 'x' looking for beginning of value")},
+		kindstest.BadObject{Text: annotated(avoid, `{"preferAvoidPods":[{"podSignature":{}},{"podSignature":{"podController":{"controller":false}}},{"podSignature":{"podController":{"controller":true}}}]}`),
+			Want: "metadata.annotations." + avoid + "[0].PodSignature: Required value\n" +
 				"metadata.annotations." + avoid + "[1].PodSignature.PodController.Controller: Invalid value: false: must point to a controller"},
-		kindstest.BadObject{annotated(taints, "x"), kindstest.InvalidText("metadata.annotations", taints, "invalid character 'x' looking for beginning of value")},
-		kindstest.BadObject{annotated(taints, `[{"key":"k"}]`), "metadata.annotations." + taints + "[0].effect: Required value"},
+		kindstest.BadObject{Text: annotated(taints, "x"), Want: kindstest.InvalidText("metadata.annotations", taints, "invalid character 'x' looking for beginning of value")},
+		kindstest.BadObject{Text: annotated(taints, `[{"key":"k"}]`), Want: "metadata.annotations." + taints + "[0].effect: Required value"},
 	)
 	ranges := func(first string, all ...string) func(*corev1.Node) {
 		return func(n *corev1.Node) { n.Spec.PodCIDR, n.Spec.PodCIDRs = first, all }
@@ -142,10 +142,10 @@ func TestLongNames(t *testing.T) {
 	long := strings.Repeat("a", 254)
 	const rest = "}, spec: {selector: {a: b}, template: {metadata: {labels: {a: b}}, spec: {containers: [{name: c, image: i}]}}}}"
 	kindstest.CheckRefused[*corev1.ReplicationController](t,
-		kindstest.BadObject{"{metadata: {name: " + long[1:] + rest, ""},
-		kindstest.BadObject{"{metadata: {name: " + long + rest, kindstest.InvalidText("metadata.name", long, "must be no more than 253 bytes")},
+		kindstest.BadObject{Text: "{metadata: {name: " + long[1:] + rest, Want: ""},
+		kindstest.BadObject{Text: "{metadata: {name: " + long + rest, Want: kindstest.InvalidText("metadata.name", long, "must be no more than 253 bytes")},
 	)
-	kindstest.CheckRefused[*resourcev1.DeviceClass](t, kindstest.BadObject{"{metadata: {name: " + long + "}}", kindstest.InvalidText("metadata.name", long, "must be no more than 253 bytes")})
+	kindstest.CheckRefused[*resourcev1.DeviceClass](t, kindstest.BadObject{Text: "{metadata: {name: " + long + "}}", Want: kindstest.InvalidText("metadata.name", long, "must be no more than 253 bytes")})
 }
 
 // A dataSource that is neither a claim nor a snapshot is dropped from a claim without dataSourceRef, and kept where it is stored. F38
@@ -189,13 +189,13 @@ func TestUnknownDataSourcesAreDropped(t *testing.T) {
 func TestQuotaScopesAndEventNames(t *testing.T) {
 	const wrong = "unsupported scope applied to resource"
 	kindstest.CheckRefused[*corev1.ResourceQuota](t,
-		kindstest.BadObject{"{metadata: {name: a}, spec: {hard: {hugepages-2Mi: 2Mi}, scopes: [Terminating]}}", `spec.scopes: Invalid value: ["Terminating"]: ` + wrong},
-		kindstest.BadObject{"{metadata: {name: a}, spec: {hard: {requests.hugepages-2Mi: 2Mi}, scopes: [BestEffort]}}", `spec.scopes: Invalid value: ["BestEffort"]: ` + wrong},
-		kindstest.BadObject{"{metadata: {name: a}, spec: {hard: {hugepages-2Mi: 2Mi}}}", ""},
+		kindstest.BadObject{Text: "{metadata: {name: a}, spec: {hard: {hugepages-2Mi: 2Mi}, scopes: [Terminating]}}", Want: `spec.scopes: Invalid value: ["Terminating"]: ` + wrong},
+		kindstest.BadObject{Text: "{metadata: {name: a}, spec: {hard: {requests.hugepages-2Mi: 2Mi}, scopes: [BestEffort]}}", Want: `spec.scopes: Invalid value: ["BestEffort"]: ` + wrong},
+		kindstest.BadObject{Text: "{metadata: {name: a}, spec: {hard: {hugepages-2Mi: 2Mi}}}", Want: ""},
 	)
 	const rest = ", namespace: default}, involvedObject: {kind: Pod, namespace: default}}"
 	kindstest.CheckRefused[*corev1.Event](t,
-		kindstest.BadObject{"{metadata: {name: Pod_A.1" + rest, ""},
-		kindstest.BadObject{"{metadata: {name: a/b" + rest, kindstest.InvalidText("metadata.name", "a/b", "may not contain '/'")},
+		kindstest.BadObject{Text: "{metadata: {name: Pod_A.1" + rest, Want: ""},
+		kindstest.BadObject{Text: "{metadata: {name: a/b" + rest, Want: kindstest.InvalidText("metadata.name", "a/b", "may not contain '/'")},
 	)
 }

@@ -47,7 +47,7 @@ func TestNamespaceFinalizersOnCreate(t *testing.T) {
 		}
 	}
 	kindstest.CheckRefused[*corev1.Namespace](t,
-		kindstest.BadObject{"{metadata: {name: a}, spec: {finalizers: [kubernetes, nodomain]}}", kindstest.InvalidText("spec.finalizers", "nodomain", kindstest.NotQualified)})
+		kindstest.BadObject{Text: "{metadata: {name: a}, spec: {finalizers: [kubernetes, nodomain]}}", Want: kindstest.InvalidText("spec.finalizers", "nodomain", kindstest.NotQualified)})
 }
 
 // F38: subresource finalize writes and validates the metadata and spec.finalizers, and keeps the status.

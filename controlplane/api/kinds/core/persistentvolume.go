@@ -174,12 +174,12 @@ func renameBetaLabels(old, now *corev1.VolumeNodeAffinity) *corev1.VolumeNodeAff
 // persistentSources are the sources of a PersistentVolume in the order in which Kubernetes looks at them, by the names in its errors.
 func persistentSources(s *corev1.PersistentVolumeSource) []podspec.NamedSource {
 	return []podspec.NamedSource{
-		{"hostPath", s.HostPath != nil}, {"gcePersistentDisk", s.GCEPersistentDisk != nil}, {"awsElasticBlockStore", s.AWSElasticBlockStore != nil},
-		{"glusterfs", s.Glusterfs != nil}, {"flocker", s.Flocker != nil}, {"nfs", s.NFS != nil}, {"rbd", s.RBD != nil}, {"quobyte", s.Quobyte != nil},
-		{"cephFS", s.CephFS != nil}, {"iscsi", s.ISCSI != nil}, {"cinder", s.Cinder != nil}, {"fc", s.FC != nil}, {"flexVolume", s.FlexVolume != nil},
-		{"azureFile", s.AzureFile != nil}, {"vsphereVolume", s.VsphereVolume != nil}, {"photonPersistentDisk", s.PhotonPersistentDisk != nil},
-		{"portworxVolume", s.PortworxVolume != nil}, {"azureDisk", s.AzureDisk != nil}, {"scaleIO", s.ScaleIO != nil}, {"local", s.Local != nil},
-		{"storageos", s.StorageOS != nil}, {"csi", s.CSI != nil},
+		{Name: "hostPath", Set: s.HostPath != nil}, {Name: "gcePersistentDisk", Set: s.GCEPersistentDisk != nil}, {Name: "awsElasticBlockStore", Set: s.AWSElasticBlockStore != nil},
+		{Name: "glusterfs", Set: s.Glusterfs != nil}, {Name: "flocker", Set: s.Flocker != nil}, {Name: "nfs", Set: s.NFS != nil}, {Name: "rbd", Set: s.RBD != nil}, {Name: "quobyte", Set: s.Quobyte != nil},
+		{Name: "cephFS", Set: s.CephFS != nil}, {Name: "iscsi", Set: s.ISCSI != nil}, {Name: "cinder", Set: s.Cinder != nil}, {Name: "fc", Set: s.FC != nil}, {Name: "flexVolume", Set: s.FlexVolume != nil},
+		{Name: "azureFile", Set: s.AzureFile != nil}, {Name: "vsphereVolume", Set: s.VsphereVolume != nil}, {Name: "photonPersistentDisk", Set: s.PhotonPersistentDisk != nil},
+		{Name: "portworxVolume", Set: s.PortworxVolume != nil}, {Name: "azureDisk", Set: s.AzureDisk != nil}, {Name: "scaleIO", Set: s.ScaleIO != nil}, {Name: "local", Set: s.Local != nil},
+		{Name: "storageos", Set: s.StorageOS != nil}, {Name: "csi", Set: s.CSI != nil},
 	}
 }
 

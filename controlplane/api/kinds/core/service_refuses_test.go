@@ -14,39 +14,39 @@ func TestServiceFieldsByType(t *testing.T) {
 	const external = "may not be set for ExternalName services"
 	const balancer = "may only be used when `type` is 'LoadBalancer'"
 	kindstest.CheckRefused[*corev1.Service](t,
-		kindstest.BadObject{svc("type: ExternalName, externalName: example.com."), ""},
-		kindstest.BadObject{svc("type: ExternalName, externalName: ."), "spec.externalName: Required value"},
-		kindstest.BadObject{svc("type: ExternalName, externalName: A."), kindstest.InvalidText("spec.externalName", "A", kindstest.NotSubdomain)},
-		kindstest.BadObject{svc("type: ExternalName, externalName: a, clusterIPs: [10.96.0.1], ipFamilies: [IPv4], ipFamilyPolicy: SingleStack"),
-			"spec.clusterIPs: Forbidden: " + external + "\nspec.ipFamilies: Forbidden: " + external + "\nspec.ipFamilyPolicy: Forbidden: " + external},
-		kindstest.BadObject{svc("ports: [{port: 80}], loadBalancerClass: a/b, loadBalancerSourceRanges: [10.0.0.0/8], allocateLoadBalancerNodePorts: true"),
-			"spec.LoadBalancerSourceRanges: Forbidden: " + balancer + "\nspec.allocateLoadBalancerNodePorts: Forbidden: " + balancer +
+		kindstest.BadObject{Text: svc("type: ExternalName, externalName: example.com."), Want: ""},
+		kindstest.BadObject{Text: svc("type: ExternalName, externalName: ."), Want: "spec.externalName: Required value"},
+		kindstest.BadObject{Text: svc("type: ExternalName, externalName: A."), Want: kindstest.InvalidText("spec.externalName", "A", kindstest.NotSubdomain)},
+		kindstest.BadObject{Text: svc("type: ExternalName, externalName: a, clusterIPs: [10.96.0.1], ipFamilies: [IPv4], ipFamilyPolicy: SingleStack"),
+			Want: "spec.clusterIPs: Forbidden: " + external + "\nspec.ipFamilies: Forbidden: " + external + "\nspec.ipFamilyPolicy: Forbidden: " + external},
+		kindstest.BadObject{Text: svc("ports: [{port: 80}], loadBalancerClass: a/b, loadBalancerSourceRanges: [10.0.0.0/8], allocateLoadBalancerNodePorts: true"),
+			Want: "spec.LoadBalancerSourceRanges: Forbidden: " + balancer + "\nspec.allocateLoadBalancerNodePorts: Forbidden: " + balancer +
 				"\nspec.loadBalancerClass: Forbidden: " + balancer},
-		kindstest.BadObject{svc("type: LoadBalancer, ports: [{port: 80}], loadBalancerClass: /b"),
-			kindstest.InvalidText("spec.loadBalancerClass", "/b", "prefix part must be non-empty")},
-		kindstest.BadObject{svc("ports: [{port: 80, appProtocol: /b}]"), kindstest.InvalidText("spec.ports[0].appProtocol", "/b", "prefix part must be non-empty")},
-		kindstest.BadObject{svc("ports: [{port: 80}], clusterIPs: [10.96.0.1]"),
-			"spec.clusterIPs: Invalid value: [\"10.96.0.1\"]: must be empty when `clusterIP` is not specified"},
-		kindstest.BadObject{svc("ports: [{port: 80}], externalIPs: [127.0.0.1, 'fe80::1', 0.0.0.0, 224.0.0.1]"),
-			kindstest.InvalidText("spec.externalIPs[0]", "127.0.0.1", "may not be in the loopback range (127.0.0.0/8, ::1/128)") + "\n" +
+		kindstest.BadObject{Text: svc("type: LoadBalancer, ports: [{port: 80}], loadBalancerClass: /b"),
+			Want: kindstest.InvalidText("spec.loadBalancerClass", "/b", "prefix part must be non-empty")},
+		kindstest.BadObject{Text: svc("ports: [{port: 80, appProtocol: /b}]"), Want: kindstest.InvalidText("spec.ports[0].appProtocol", "/b", "prefix part must be non-empty")},
+		kindstest.BadObject{Text: svc("ports: [{port: 80}], clusterIPs: [10.96.0.1]"),
+			Want: "spec.clusterIPs: Invalid value: [\"10.96.0.1\"]: must be empty when `clusterIP` is not specified"},
+		kindstest.BadObject{Text: svc("ports: [{port: 80}], externalIPs: [127.0.0.1, 'fe80::1', 0.0.0.0, 224.0.0.1]"),
+			Want: kindstest.InvalidText("spec.externalIPs[0]", "127.0.0.1", "may not be in the loopback range (127.0.0.0/8, ::1/128)") + "\n" +
 				kindstest.InvalidText("spec.externalIPs[1]", "fe80::1", "may not be in the link-local range (169.254.0.0/16, fe80::/10)") + "\n" +
 				kindstest.InvalidText("spec.externalIPs[2]", "0.0.0.0", "may not be unspecified (0.0.0.0)") + "\n" +
 				kindstest.InvalidText("spec.externalIPs[3]", "224.0.0.1", "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)")},
-		kindstest.BadObject{svc("type: LoadBalancer, ports: [{port: 80}], loadBalancerSourceRanges: [' 10.0.0.0/8 ']"), ""},
-		kindstest.BadObject{"{metadata: {name: a, annotations: {service.beta.kubernetes.io/load-balancer-source-ranges: x}}, spec: {ports: [{port: 80}]}}",
-			"metadata.annotations[service.beta.kubernetes.io/load-balancer-source-ranges]: Forbidden: " + balancer + "\n" +
+		kindstest.BadObject{Text: svc("type: LoadBalancer, ports: [{port: 80}], loadBalancerSourceRanges: [' 10.0.0.0/8 ']"), Want: ""},
+		kindstest.BadObject{Text: "{metadata: {name: a, annotations: {service.beta.kubernetes.io/load-balancer-source-ranges: x}}, spec: {ports: [{port: 80}]}}",
+			Want: "metadata.annotations[service.beta.kubernetes.io/load-balancer-source-ranges]: Forbidden: " + balancer + "\n" +
 				kindstest.InvalidText("metadata.annotations[service.beta.kubernetes.io/load-balancer-source-ranges]", "x", "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)")},
-		kindstest.BadObject{svc("ports: [{port: 80}], externalTrafficPolicy: Local"),
-			kindstest.InvalidText("spec.externalTrafficPolicy", "Local", "may only be set for externally-accessible services")},
-		kindstest.BadObject{svc("ports: [{port: 80}], externalIPs: [192.0.2.1], externalTrafficPolicy: Local"), ""},
-		kindstest.BadObject{svc("ports: [{port: 80}], clusterIP: 10.96.0.1, clusterIPs: [10.96.0.1, 10.96.0.2]"),
-			`spec.clusterIPs: Invalid value: ["10.96.0.1","10.96.0.2"]: may specify no more than one IP for each IP family`},
-		kindstest.BadObject{svc(`ports: [{port: 80}], clusterIP: 10.96.0.1, clusterIPs: [10.96.0.1, "fd00::1", "fd00::2"]`),
-			`spec.clusterIPs: Invalid value: ["10.96.0.1","fd00::1","fd00::2"]: may only hold up to 2 values`},
-		kindstest.BadObject{svc("ports: [{port: 80}], clusterIP: None, clusterIPs: [None, 10.96.0.1]"),
-			`spec.clusterIPs: Invalid value: ["None","10.96.0.1"]: 'None' must be the first and only value`},
-		kindstest.BadObject{svc("ports: [{port: 80}], clusterIP: 10.96.0.1, ipFamilies: [IPv6, IPv6]"),
-			`spec.ipFamilies[1]: Duplicate value: "IPv6"` + "\n" +
+		kindstest.BadObject{Text: svc("ports: [{port: 80}], externalTrafficPolicy: Local"),
+			Want: kindstest.InvalidText("spec.externalTrafficPolicy", "Local", "may only be set for externally-accessible services")},
+		kindstest.BadObject{Text: svc("ports: [{port: 80}], externalIPs: [192.0.2.1], externalTrafficPolicy: Local"), Want: ""},
+		kindstest.BadObject{Text: svc("ports: [{port: 80}], clusterIP: 10.96.0.1, clusterIPs: [10.96.0.1, 10.96.0.2]"),
+			Want: `spec.clusterIPs: Invalid value: ["10.96.0.1","10.96.0.2"]: may specify no more than one IP for each IP family`},
+		kindstest.BadObject{Text: svc(`ports: [{port: 80}], clusterIP: 10.96.0.1, clusterIPs: [10.96.0.1, "fd00::1", "fd00::2"]`),
+			Want: `spec.clusterIPs: Invalid value: ["10.96.0.1","fd00::1","fd00::2"]: may only hold up to 2 values`},
+		kindstest.BadObject{Text: svc("ports: [{port: 80}], clusterIP: None, clusterIPs: [None, 10.96.0.1]"),
+			Want: `spec.clusterIPs: Invalid value: ["None","10.96.0.1"]: 'None' must be the first and only value`},
+		kindstest.BadObject{Text: svc("ports: [{port: 80}], clusterIP: 10.96.0.1, ipFamilies: [IPv6, IPv6]"),
+			Want: `spec.ipFamilies[1]: Duplicate value: "IPv6"` + "\n" +
 				kindstest.InvalidText("spec.clusterIPs[0]", "10.96.0.1", "expected an IPv6 value as indicated by `ipFamilies[0]`")},
 	)
 }

@@ -25,6 +25,6 @@ func TestFQDNSlices(t *testing.T) {
 		t.Errorf("warnings %q", warnings)
 	}
 	kindstest.CheckRefused[*discoveryv1.EndpointSlice](t,
-		kindstest.BadObject{"{metadata: {name: a}, addressType: FQDN, endpoints: [{addresses: [a.]}]}",
-			kindstest.InvalidText("endpoints[0].addresses[0]", "a", "should be a domain with at least two segments separated by dots")})
+		kindstest.BadObject{Text: "{metadata: {name: a}, addressType: FQDN, endpoints: [{addresses: [a.]}]}",
+			Want: kindstest.InvalidText("endpoints[0].addresses[0]", "a", "should be a domain with at least two segments separated by dots")})
 }

@@ -21,30 +21,30 @@ func TestPodFieldsTogether(t *testing.T) {
 	const volume = "spec.volumes[0].projected"
 	projected := func(sources string) string { return "volumes: [{name: v, projected: {sources: [" + sources + "]}}], " }
 	kindstest.CheckRefused[*corev1.Pod](t,
-		kindstest.BadObject{pod("", sleep("0")), ""},
-		kindstest.BadObject{pod("", sleep("30")), ""},
-		kindstest.BadObject{pod("", sleep("60")), hook + "60: must be non-negative and less than terminationGracePeriodSeconds (30)"},
-		kindstest.BadObject{pod("", sleep("-1")), hook + "-1: must be non-negative and less than terminationGracePeriodSeconds (30)"},
-		kindstest.BadObject{pod("terminationGracePeriodSeconds: 90, ", sleep("60")), ""},
-		kindstest.BadObject{pod("hostNetwork: true, securityContext: {sysctls: [{name: net.ipv4.ip_local_port_range, value: '1 2'}]}, ", ""),
-			kindstest.InvalidText("spec.securityContext.sysctls[0].name", "net.ipv4.ip_local_port_range", "may not be specified when 'hostNetwork' is true")},
-		kindstest.BadObject{pod("hostIPC: true, securityContext: {sysctls: [{name: kernel/shm_rmid_forced, value: '1'}, {name: net.core.somaxconn, value: '1'}]}, ", ""),
-			kindstest.InvalidText("spec.securityContext.sysctls[0].name", "kernel/shm_rmid_forced", "may not be specified when 'hostIPC' is true")},
-		kindstest.BadObject{pod("securityContext: {sysctls: [{name: kernel.shm_rmid_forced, value: '1'}]}, ", ""), ""},
-		kindstest.BadObject{pod(projected("{secret: {name: s, items: [{key: k, path: same}]}}, {configMap: {name: m, items: [{key: k, path: other}]}}"), ""), ""},
-		kindstest.BadObject{pod(projected("{secret: {name: s, items: [{key: k, path: same}]}}, {configMap: {name: m, items: [{key: k, path: same}]}}"), ""),
-			kindstest.InvalidText(volume, "m", "conflicting duplicate paths")},
-		kindstest.BadObject{pod(projected("{secret: {name: s}}, {secret: {name: s}}"), ""), ""},
-		kindstest.BadObject{pod(projected("{secret: {name: s, items: [{key: k, path: f}]}}, {downwardAPI: {items: [{path: f, fieldRef: {fieldPath: metadata.name}}]}}"), ""),
-			kindstest.InvalidText(volume, "f", "conflicting duplicate paths")},
+		kindstest.BadObject{Text: pod("", sleep("0")), Want: ""},
+		kindstest.BadObject{Text: pod("", sleep("30")), Want: ""},
+		kindstest.BadObject{Text: pod("", sleep("60")), Want: hook + "60: must be non-negative and less than terminationGracePeriodSeconds (30)"},
+		kindstest.BadObject{Text: pod("", sleep("-1")), Want: hook + "-1: must be non-negative and less than terminationGracePeriodSeconds (30)"},
+		kindstest.BadObject{Text: pod("terminationGracePeriodSeconds: 90, ", sleep("60")), Want: ""},
+		kindstest.BadObject{Text: pod("hostNetwork: true, securityContext: {sysctls: [{name: net.ipv4.ip_local_port_range, value: '1 2'}]}, ", ""),
+			Want: kindstest.InvalidText("spec.securityContext.sysctls[0].name", "net.ipv4.ip_local_port_range", "may not be specified when 'hostNetwork' is true")},
+		kindstest.BadObject{Text: pod("hostIPC: true, securityContext: {sysctls: [{name: kernel/shm_rmid_forced, value: '1'}, {name: net.core.somaxconn, value: '1'}]}, ", ""),
+			Want: kindstest.InvalidText("spec.securityContext.sysctls[0].name", "kernel/shm_rmid_forced", "may not be specified when 'hostIPC' is true")},
+		kindstest.BadObject{Text: pod("securityContext: {sysctls: [{name: kernel.shm_rmid_forced, value: '1'}]}, ", ""), Want: ""},
+		kindstest.BadObject{Text: pod(projected("{secret: {name: s, items: [{key: k, path: same}]}}, {configMap: {name: m, items: [{key: k, path: other}]}}"), ""), Want: ""},
+		kindstest.BadObject{Text: pod(projected("{secret: {name: s, items: [{key: k, path: same}]}}, {configMap: {name: m, items: [{key: k, path: same}]}}"), ""),
+			Want: kindstest.InvalidText(volume, "m", "conflicting duplicate paths")},
+		kindstest.BadObject{Text: pod(projected("{secret: {name: s}}, {secret: {name: s}}"), ""), Want: ""},
+		kindstest.BadObject{Text: pod(projected("{secret: {name: s, items: [{key: k, path: f}]}}, {downwardAPI: {items: [{path: f, fieldRef: {fieldPath: metadata.name}}]}}"), ""),
+			Want: kindstest.InvalidText(volume, "f", "conflicting duplicate paths")},
 	)
 	deployment := func(container string) string {
 		return "{metadata: {name: a}, spec: {selector: {matchLabels: {a: b}}, template: {metadata: {labels: {a: b}}, spec: {" +
 			"terminationGracePeriodSeconds: -1, containers: [{name: c, image: i" + container + "}]}}}}"
 	}
 	kindstest.CheckRefused[*appsv1.Deployment](t,
-		kindstest.BadObject{deployment(""), ""},
-		kindstest.BadObject{deployment(sleep("1")), "spec.template.spec.containers[0].lifecycle.preStop.sleep: " +
+		kindstest.BadObject{Text: deployment(""), Want: ""},
+		kindstest.BadObject{Text: deployment(sleep("1")), Want: "spec.template.spec.containers[0].lifecycle.preStop.sleep: " +
 			"Invalid value: 1: must be non-negative and less than terminationGracePeriodSeconds (-1)"},
 	)
 }

@@ -22,7 +22,7 @@ func TestFieldsWithoutEffectAreAccepted(t *testing.T) {
 		"hostNetwork: true, containers: [{name: c, image: i, securityContext: {windowsOptions: {hostProcess: true}}}]",
 	} {
 		text := "{metadata: {name: a}, spec: {" + spec + "}}"
-		kindstest.CheckRefused[*corev1.Pod](t, kindstest.BadObject{text, ""})
+		kindstest.CheckRefused[*corev1.Pod](t, kindstest.BadObject{Text: text, Want: ""})
 		p := kindstest.Load[*corev1.Pod](t, text)
 		errs, warnings := fields.Load().For(p).Check(p, nil)
 		if warnings = append(warnings, kinds.ObjectWarnings(p, nil)...); len(errs) > 0 || len(warnings) > 0 {
@@ -39,30 +39,30 @@ func TestFieldsOfTheOtherSystem(t *testing.T) {
 	const at, c0 = "spec.securityContext.", "spec.containers[0].securityContext."
 	const windows, linux = ": Forbidden: cannot be set for a windows pod", ": Forbidden: windows options cannot be set for a linux pod"
 	kindstest.CheckRefused[*corev1.Pod](t,
-		kindstest.BadObject{pod("os: {name: linux}, securityContext: {windowsOptions: {}}", ", securityContext: {windowsOptions: {}}"),
-			at + "windowsOptions" + linux + "\n" + c0 + "windowsOptions" + linux},
-		kindstest.BadObject{pod("os: {name: windows}, securityContext: {runAsUser: 1, seLinuxOptions: {}}", ", securityContext: {privileged: false, capabilities: {}}"),
-			at + "runAsUser" + windows + "\n" + at + "seLinuxOptions" + windows + "\n" + c0 + "capabilities" + windows + "\n" + c0 + "privileged" + windows},
-		kindstest.BadObject{pod("os: {name: windows}, hostPID: true", ""), "spec.hostPID" + windows},
-		kindstest.BadObject{pod("securityContext: {windowsOptions: {hostProcess: true}}", ""),
-			"spec.hostNetwork: Invalid value: false: hostNetwork must be true if pod contains any hostProcess containers"},
-		kindstest.BadObject{pod("hostNetwork: true, securityContext: {windowsOptions: {hostProcess: true}}", ", securityContext: {windowsOptions: {hostProcess: false}}"),
-			c0 + "windowsOptions.hostProcess: Invalid value: false: pod hostProcess value must be identical if both are specified, was true"},
-		kindstest.BadObject{pod("securityContext: {seLinuxChangePolicy: Sometimes}", ""),
-			at + `seLinuxChangePolicy: Unsupported value: "Sometimes": supported values: "MountOption", "Recursive"`},
+		kindstest.BadObject{Text: pod("os: {name: linux}, securityContext: {windowsOptions: {}}", ", securityContext: {windowsOptions: {}}"),
+			Want: at + "windowsOptions" + linux + "\n" + c0 + "windowsOptions" + linux},
+		kindstest.BadObject{Text: pod("os: {name: windows}, securityContext: {runAsUser: 1, seLinuxOptions: {}}", ", securityContext: {privileged: false, capabilities: {}}"),
+			Want: at + "runAsUser" + windows + "\n" + at + "seLinuxOptions" + windows + "\n" + c0 + "capabilities" + windows + "\n" + c0 + "privileged" + windows},
+		kindstest.BadObject{Text: pod("os: {name: windows}, hostPID: true", ""), Want: "spec.hostPID" + windows},
+		kindstest.BadObject{Text: pod("securityContext: {windowsOptions: {hostProcess: true}}", ""),
+			Want: "spec.hostNetwork: Invalid value: false: hostNetwork must be true if pod contains any hostProcess containers"},
+		kindstest.BadObject{Text: pod("hostNetwork: true, securityContext: {windowsOptions: {hostProcess: true}}", ", securityContext: {windowsOptions: {hostProcess: false}}"),
+			Want: c0 + "windowsOptions.hostProcess: Invalid value: false: pod hostProcess value must be identical if both are specified, was true"},
+		kindstest.BadObject{Text: pod("securityContext: {seLinuxChangePolicy: Sometimes}", ""),
+			Want: at + `seLinuxChangePolicy: Unsupported value: "Sometimes": supported values: "MountOption", "Recursive"`},
 	)
 	user := func(name string) string {
 		return pod("securityContext: {windowsOptions: {runAsUserName: '"+name+"'}}", "")
 	}
 	const why = at + "windowsOptions.runAsUserName: Invalid value: "
 	kindstest.CheckRefused[*corev1.Pod](t,
-		kindstest.BadObject{user(""), why + `"": runAsUserName cannot be an empty string`},
-		kindstest.BadObject{user(`a\b\c`), why + `"a\\b\\c": runAsUserName cannot contain more than one backslash`},
-		kindstest.BadObject{user(`.a\b`), why + `".a\\b": runAsUserName's Domain doesn't match the NetBios nor the DNS format`},
-		kindstest.BadObject{user(`a\`), why + `"a\\": runAsUserName's User cannot be empty`},
-		kindstest.BadObject{user("a*"), why + `"a*": runAsUserName's User cannot contain the following characters: "/\:;|=,+*?<>@[]`},
-		kindstest.BadObject{user(". ."), why + `". .": runAsUserName's User cannot contain only periods or spaces`},
-		kindstest.BadObject{user(strings.Repeat("a", 105)), why + `"` + strings.Repeat("a", 105) + `": runAsUserName's User length must not be longer than 104 characters`},
+		kindstest.BadObject{Text: user(""), Want: why + `"": runAsUserName cannot be an empty string`},
+		kindstest.BadObject{Text: user(`a\b\c`), Want: why + `"a\\b\\c": runAsUserName cannot contain more than one backslash`},
+		kindstest.BadObject{Text: user(`.a\b`), Want: why + `".a\\b": runAsUserName's Domain doesn't match the NetBios nor the DNS format`},
+		kindstest.BadObject{Text: user(`a\`), Want: why + `"a\\": runAsUserName's User cannot be empty`},
+		kindstest.BadObject{Text: user("a*"), Want: why + `"a*": runAsUserName's User cannot contain the following characters: "/\:;|=,+*?<>@[]`},
+		kindstest.BadObject{Text: user(". ."), Want: why + `". .": runAsUserName's User cannot contain only periods or spaces`},
+		kindstest.BadObject{Text: user(strings.Repeat("a", 105)), Want: why + `"` + strings.Repeat("a", 105) + `": runAsUserName's User length must not be longer than 104 characters`},
 	)
 }
 
@@ -96,15 +96,15 @@ func TestAppArmorAnnotations(t *testing.T) {
 		}
 	}
 	kindstest.CheckRefused[*corev1.Pod](t,
-		kindstest.BadObject{strings.Replace(pod("unconfined", "", ""), key+"c", key+"d", 1), kindstest.InvalidText("metadata.annotations["+key+"d]", "d", "container not found")},
-		kindstest.BadObject{pod("mine", "", ""), kindstest.InvalidText("metadata.annotations["+key+"c]", "mine", `invalid AppArmor profile name: "mine"`)},
-		kindstest.BadObject{pod("unconfined", "", ", securityContext: {appArmorProfile: {type: RuntimeDefault}}"),
-			"spec.containers[0].securityContext.appArmorProfile.type: Forbidden: apparmor type in annotation and field must match"},
-		kindstest.BadObject{pod("localhost/a", "", ", securityContext: {appArmorProfile: {type: Localhost, localhostProfile: b}}"),
-			"spec.containers[0].securityContext.appArmorProfile.localhostProfile: Forbidden: apparmor profile in annotation and field must match"},
+		kindstest.BadObject{Text: strings.Replace(pod("unconfined", "", ""), key+"c", key+"d", 1), Want: kindstest.InvalidText("metadata.annotations["+key+"d]", "d", "container not found")},
+		kindstest.BadObject{Text: pod("mine", "", ""), Want: kindstest.InvalidText("metadata.annotations["+key+"c]", "mine", `invalid AppArmor profile name: "mine"`)},
+		kindstest.BadObject{Text: pod("unconfined", "", ", securityContext: {appArmorProfile: {type: RuntimeDefault}}"),
+			Want: "spec.containers[0].securityContext.appArmorProfile.type: Forbidden: apparmor type in annotation and field must match"},
+		kindstest.BadObject{Text: pod("localhost/a", "", ", securityContext: {appArmorProfile: {type: Localhost, localhostProfile: b}}"),
+			Want: "spec.containers[0].securityContext.appArmorProfile.localhostProfile: Forbidden: apparmor profile in annotation and field must match"},
 	)
-	kindstest.CheckRefused[*appsv1.Deployment](t, kindstest.BadObject{"{metadata: {name: a}, spec: {selector: {matchLabels: {a: b}}, template: {metadata: {labels: {a: b}, annotations: {" +
-		key + "d: unconfined}}, spec: {containers: [{name: c, image: i}]}}}}", kindstest.InvalidText("spec.template.annotations["+key+"d]", "d", "container not found")})
+	kindstest.CheckRefused[*appsv1.Deployment](t, kindstest.BadObject{Text: "{metadata: {name: a}, spec: {selector: {matchLabels: {a: b}}, template: {metadata: {labels: {a: b}, annotations: {" +
+		key + "d: unconfined}}, spec: {containers: [{name: c, image: i}]}}}}", Want: kindstest.InvalidText("spec.template.annotations["+key+"d]", "d", "container not found")})
 	kindstest.CheckChanges(t, pod("unconfined", "", ""),
 		kindstest.Change[*corev1.Pod]{Change: func(p *corev1.Pod) { p.Annotations = nil },
 			Want: "metadata.annotations[" + key + "c]: Forbidden: may not remove or update AppArmor annotations", Generation: 1},
