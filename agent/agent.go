@@ -181,7 +181,7 @@ var (
 	ErrImageUnpack     = errors.New("image does not unpack") // wrapped with layer and cause
 )
 
-// NetworkRequest describes the sandbox whose network is attached or detached.
+// NetworkRequest describes the sandbox that is attached to or detached from its network.
 type NetworkRequest struct {
 	SandboxID string
 	NetNS     string // path of the network namespace
@@ -245,7 +245,7 @@ type Volumes interface {
 	// Refresh rewrites projected content (ConfigMap, Secret, token) that has changed. Each rewrite
 	// is atomic.
 	Refresh(ctx context.Context, pod *v1.Pod) error
-	// AbortIO aborts the kernel's pending I/O for a pod whose killed processes do not exit, for
+	// AbortIO aborts the kernel's pending I/O for a pod with killed processes that do not exit, for
 	// example because a file server does not respond. Data that has not been written is lost. It
 	// succeeds if nothing is pending.
 	AbortIO(ctx context.Context, pod types.UID) error

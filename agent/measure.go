@@ -106,7 +106,7 @@ type InterfaceUsage struct {
 type NodeAverageUsage struct {
 	At   time.Time         // time of the measurement
 	Node *AverageUsage     // nil after the first measurement
-	Pods []PodAverageUsage // only pods all of whose containers were measured over a window
+	Pods []PodAverageUsage // only pods with all containers measured over a window
 }
 
 // UsageReporter is a Reporter that also reports resource usage.

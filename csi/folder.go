@@ -59,7 +59,7 @@ func (f *RegistrationFolder) Scan(ctx context.Context) {
 			return f.OnRegister(ctx, s, info)
 		}); err != nil {
 			f.Log.Warn("plugin registration failed", "kind", f.Kind, "socket", s, "err", err)
-			f.OnRemove(s) // the previous plugin at the socket, or one whose registration status was lost
+			f.OnRemove(s) // the previous plugin, or a plugin with a lost registration status
 			continue
 		}
 		if f.seen == nil {

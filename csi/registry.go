@@ -187,7 +187,7 @@ func (r *Registry) probeSocket(ctx context.Context, socket, name string) (change
 	return true
 }
 
-// dropMissing removes drivers whose socket file is gone or was replaced.
+// dropMissing removes drivers with a missing or replaced socket file.
 func (r *Registry) dropMissing(found map[string]string) (changed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

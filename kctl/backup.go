@@ -335,9 +335,8 @@ func backupSummary(path string, b api.ClusterBackup) string {
 		path, b.Cluster, b.Revision, time.UnixMilli(b.Created).UTC().Format(time.RFC3339), b.Keys, formatSize(b.Bytes), b.Format, sealed)
 }
 
-// postStream sends a POST request whose body or response is too large for memory. A status other
-// than
-// 200 is returned as an error.
+// postStream sends a POST request with a body or response that is too large for memory. A status
+// other than 200 is returned as an error.
 func postStream(ctx context.Context, f cmdutil.Factory, path string, query url.Values, body io.Reader) (*http.Response, error) {
 	cfg, err := f.ToRESTConfig()
 	if err != nil {

@@ -175,9 +175,9 @@ func (r *installFlags) checkNewerRelease(site *execute.Site, rel plan.Release, s
 		machine, runs, r.file, rel.Version, runs, rel.Version, site.Cluster.Release)
 }
 
-// runInstallSteps runs the steps. A replica cannot start with a release whose feature level is
-// lower than that of the store. Therefore the release is uploaded first, and its programs report
-// their feature level before a replica is changed.
+// runInstallSteps runs the steps. A replica cannot start with a release of a lower feature level
+// than the store's. Therefore the release is uploaded first, and its programs report their feature
+// level before a replica is changed.
 func runInstallSteps(ctx context.Context, site *execute.Site, rel plan.Release, state plan.State, steps []plan.Step) error {
 	i := slices.IndexFunc(steps, func(s plan.Step) bool {
 		return s.Do == plan.ControlPlane && (s.ChangesPrograms || s.Start == plan.Join)

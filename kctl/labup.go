@@ -25,7 +25,7 @@ func openLab(streams genericiooptions.IOStreams) (*lab.Lab, error) {
 }
 
 // startLab creates the wanted lab, starts an existing lab that is down, or prints the running one.
-// A lab whose creation failed is recreated.
+// A lab is recreated if its creation failed.
 func startLab(ctx context.Context, out io.Writer, wanted *lab.Lab, flags *pflag.FlagSet) error {
 	found, err := lab.FindLab(out)
 	if err != nil {

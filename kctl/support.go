@@ -35,8 +35,8 @@ const (
 	maxSupportObjects     = 500 // maximum number of objects of a kind
 )
 
-// supportKinds are the API paths whose objects are collected. Secrets and ConfigMaps are not among
-// them.
+// supportKinds are the API paths of the objects that are collected. Secrets and ConfigMaps are not
+// among them.
 var supportKinds = []string{
 	"/api/v1/events", "/api/v1/namespaces", "/api/v1/pods", "/api/v1/services", "/api/v1/persistentvolumes", "/api/v1/persistentvolumeclaims",
 	"/api/v1/replicationcontrollers", "/api/v1/resourcequotas", "/apis/apps/v1/deployments", "/apis/apps/v1/replicasets", "/apis/apps/v1/statefulsets",
@@ -267,8 +267,8 @@ func (b *supportBundle) addReplica(ctx context.Context, name string) {
 // maxDefaultNodes is the maximum number of agents that are asked if --nodes is not given.
 const maxDefaultNodes = 50
 
-// addNodes adds the Nodes, and returns the names of the nodes whose agents are asked: those in
-// named, or else the first maxDefaultNodes, with nodes that are not Ready first.
+// addNodes adds the Nodes, and returns the names of the nodes to query: the nodes in named, or else
+// the first maxDefaultNodes, with nodes that are not Ready first.
 func (b *supportBundle) addNodes(ctx context.Context, named []string) []string {
 	raw := b.addJSON(ctx, "objects/nodes.json", fmt.Sprintf("/api/v1/nodes?limit=%d", maxSupportObjects))
 	if len(named) > 0 || raw == nil {

@@ -152,7 +152,7 @@ type Store interface {
 	Get(ctx context.Context, key string, o ReadOptions) (Item, Revision, error)
 	// List returns the items with the key prefix.
 	List(ctx context.Context, prefix string, o ListOptions) (List, error)
-	// Watch delivers every event after the revision whose key has the prefix: without a gap or a
+	// Watch delivers every event after the revision for keys with the prefix: without a gap or a
 	// duplicate, in order. after = 0 means the current revision. A revision that no replica has
 	// reached is ErrFutureRevision. A watch never blocks a commit: a slow watcher catches up from
 	// history, or ends with ErrSlowWatcher.
@@ -267,7 +267,7 @@ const (
 	MaxCommitOps   = 128
 )
 
-// ConflictError reports the first op whose precondition failed. The replica that returns it has
+// ConflictError reports the first op with a failed precondition. The replica that returns it has
 // applied At, unless the caller's deadline ended first. A local read on that replica then returns
 // that state or a later one.
 type ConflictError struct {

@@ -45,7 +45,7 @@ const (
 	userTimeout = 10 * time.Second
 )
 
-// keepAlive detects replicas whose machine has failed.
+// keepAlive detects replicas on failed machines.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: time.Second, Count: 5}
 
 // Config is the configuration of a Server.

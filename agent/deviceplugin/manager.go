@@ -298,8 +298,8 @@ func (m *Manager) notifyChange() {
 }
 
 // admitResource returns an error if the limit of resources is reached. Before that, it removes the
-// resource that has been without a plugin for the longest time and whose devices no pod uses. The
-// caller holds the lock.
+// resource that no pod uses and that has been without a plugin for the longest time. The caller
+// holds the lock.
 func (m *Manager) admitResource(name string) error {
 	m.loadRecords()
 	all := len(m.pending)

@@ -31,7 +31,7 @@ type Removed struct {
 // on space. It stops when enough space is free.
 //
 // An image is in use while a container uses it, also an exited one, while its name is in needed,
-// and for minIdle after its last use. An image whose archive is in the archives folder stays,
+// and for minIdle after its last use. An image with an archive in the archives folder stays,
 // because it would be imported again. Layers of running pulls stay.
 //
 // The removed data is deleted when MakeRoom returns. So is data that was removed earlier, unless
@@ -188,8 +188,8 @@ func (s *Store) layerSizes() map[string]diskSpace {
 	return out
 }
 
-// archivedImages returns the IDs of images whose archives are in the archives folder. A new archive
-// has no mark; the next start imports it.
+// archivedImages returns the IDs of images with archives in the archives folder. A new archive has
+// no mark; the next start imports it.
 func (s *Store) archivedImages() (map[string]bool, error) {
 	out := map[string]bool{}
 	if s.cfg.Archives == "" {

@@ -114,7 +114,7 @@ func (s *Server) identifyClient(r *http.Request) (q agent.AccessReview, ok bool)
 	return agent.AccessReview{}, false
 }
 
-// nodeUserPrefix is the prefix of the user names of nodes, whose certificates can be revoked.
+// nodeUserPrefix is the prefix of the user names of nodes. Their certificates can be revoked.
 const nodeUserPrefix = "system:node:"
 
 var errTooManyReviews = errors.New("the node performs its maximum number of concurrent reviews: try again")

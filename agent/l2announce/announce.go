@@ -5,8 +5,9 @@
 // It answers through its own raw sockets instead of the kernel's address resolution. If the
 // addresses were assigned to interfaces, every node that has one of them would answer, or none,
 // depending on arp_ignore. Proxy entries work only for addresses that are routed through another
-// interface than the one that received the request. The answers are independent of the proxy mode,
-// whose rules handle the packets that follow. They stop when the process stops or hangs.
+// interface than the one that received the request. The answers are independent of the proxy mode;
+// the proxy's rules handle the packets that follow. The answers stop when the process stops or
+// hangs.
 //
 // A node that takes over an address announces it to the whole link, so that the latest announcement
 // wins. A node that is disconnected from the control plane continues to answer requests. It does

@@ -35,7 +35,7 @@ var pluginEnv = []string{"GOMAXPROCS=1", "GOGC=off"}
 const (
 	outputLimit = 1 << 20         // bytes of each output stream of a plugin
 	killWait    = 2 * time.Second // time for a killed plugin to exit
-	busyRetries = 5               // retries, one second apart, of a plugin whose file is being written
+	busyRetries = 5               // retries, one second apart, while a plugin file is written
 )
 
 // FindInPath implements invoke.Exec.

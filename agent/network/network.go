@@ -35,8 +35,8 @@ type Config struct {
 	MTU func() int
 	// Deadline limits one CNI operation, all plugins together; default 1 minute.
 	Deadline time.Duration
-	// SourceExempt are the namespaces whose pods may send from addresses that are not their own;
-	// "*" = all namespaces.
+	// SourceExempt are the namespaces in which pods may send from addresses that are not their own.
+	// "*" means all namespaces.
 	SourceExempt []string
 	Log          *slog.Logger
 }

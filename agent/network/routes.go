@@ -172,8 +172,7 @@ func (r *Routes) planLayout() (Layout, map[string]bool, error) {
 	return Plan(s), names, s.CheckOverlap()
 }
 
-// Unreached states the nodes whose pods are not reachable and the reasons; "" = all pods are
-// reachable.
+// Unreached returns the nodes with unreachable pods and the reasons; "" = all pods are reachable.
 func (r *Routes) Unreached() string {
 	if p := r.problems.Load(); p != nil {
 		return *p

@@ -30,8 +30,8 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// Version is the agent's version in the node's status. It names the Kubernetes version whose pod
-// behavior the agent has.
+// Version is the agent's version in the node's status. It names the Kubernetes version that the
+// agent's pod behavior matches.
 const Version = "v1.37.2-keelson"
 
 // Proxy maintains Service rules on the node.
@@ -107,13 +107,13 @@ type Config struct {
 	Network          func(agent.Objects) agent.Network
 	foreignNetwork   func() bool // set by WithNetwork: reports whether another network product has a CNI configuration
 	hasOwnPodNetwork func() bool // set by WithNetwork: reports whether all pods have addresses of Keelson's network configuration
-	// SourceExempt are the namespaces whose pods may send from source addresses of others; "*" =
-	// all namespaces.
+	// SourceExempt are the namespaces in which pods may send from source addresses of others. "*"
+	// means all namespaces.
 	SourceExempt     []string
 	podNetwork       network.Mode
 	wireguard        network.Encryption
 	ownKey           *network.OwnKey // key for podNetwork WireGuard, otherwise nil
-	unreachableNodes func() string   // set by WithNetwork: returns the nodes whose pods are unreachable, and why
+	unreachableNodes func() string   // set by WithNetwork: nodes with unreachable pods, and why
 	// NetworkPolicy enables network policies on the real pod network.
 	NetworkPolicy bool
 	dns           *dns.Server // set by WithNetwork

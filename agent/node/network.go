@@ -138,7 +138,7 @@ func (c *Config) runAnnouncements(log *slog.Logger) func(context.Context, agent.
 	return n.Run
 }
 
-// addSourceExempt adds namespaces whose pods may send from source addresses of others.
+// addSourceExempt adds namespaces in which pods may send from source addresses of others.
 func (c *Config) addSourceExempt(text string) error {
 	for name := range strings.SplitSeq(text, ",") {
 		name = strings.TrimSpace(name)

@@ -14,7 +14,7 @@ import (
 // DefaultConfig is the configuration file that is read without --config, if it exists.
 const DefaultConfig = "/etc/keelson/agent.yaml"
 
-// flagKinds are the flags whose keys in the file are not single strings.
+// flagKinds are the kinds of the flags that are not single strings in the file.
 var flagKinds = map[string]settings.Kind{
 	"server": settings.List, "node-ip": settings.List, "insecure-registry": settings.List, "registry-mirror": settings.List,
 	"nodeport-addresses": settings.List, "source-check-exempt-namespaces": settings.List, "cluster-dns": settings.List, "runtime-handler": settings.List,

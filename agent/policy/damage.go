@@ -166,8 +166,8 @@ func mapElement(raw json.RawMessage) string {
 	return string(raw)
 }
 
-// findReplacedChain returns an error that names a chain whose rules differ from those of the last
-// check, or nil.
+// findReplacedChain returns an error that names a chain with rules that differ from those of the
+// last check, or nil.
 func (t tableContents) findReplacedChain(before map[string]string) error {
 	for _, name := range slices.Sorted(maps.Keys(before)) {
 		if now, ok := t.code[name]; ok && now != before[name] {

@@ -70,7 +70,7 @@ type policy struct {
 	selector       labels.Selector
 	ingress        *[]rule // nil: the policy does not isolate pods in this direction
 	egress         *[]rule
-	named          bool // ingress rules use named ports, whose numbers differ by pod
+	named          bool // ingress rules use named ports; their numbers differ by pod
 }
 
 // rule allows traffic that matches one of its peers and one of its ports.

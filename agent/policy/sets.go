@@ -145,8 +145,7 @@ type setFiller struct {
 	limit          int // maximum number of elements of all sets with several sources
 }
 
-// withSets returns the rules with all sets filled. It reuses previous sets whose groups have not
-// changed.
+// withSets returns the rules with all sets filled. It reuses previous sets with unchanged groups.
 func (r ruleShape) withSets(before map[string]*filledSet, changed func(group string) bool, group func(name string) (*v1.Endpoints, bool)) ruleset {
 	return r.fillSets(&setFiller{before, changed, group, map[setSource]map[string]bool{}, mergedLimit})
 }

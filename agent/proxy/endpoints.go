@@ -108,10 +108,10 @@ func (c candidates) servingBackends() []Backend {
 	return distinctBackends(slices.Concat(c.ready, c.terminating))
 }
 
-// hintedCandidates returns the endpoints whose hints name this node. If none exist, it returns
-// the endpoints whose hints name this node's zone. Hints apply only if every endpoint has them and
-// at least one matches. Otherwise all endpoints are returned: the controller may be in the middle
-// of an update, or no endpoint would remain.
+// hintedCandidates returns the endpoints with hints that name this node. If none exist, it returns
+// the endpoints with hints that name this node's zone. Hints apply only if every endpoint has them
+// and at least one matches. Otherwise all endpoints are returned: the controller may be in the
+// middle of an update, or no endpoint would remain.
 func hintedCandidates(ready []candidate) []candidate {
 	for _, mode := range []struct{ has, mine func(candidate) bool }{
 		{func(c candidate) bool { return c.hintsNodes }, func(c candidate) bool { return c.forNode }},

@@ -16,7 +16,7 @@ import (
 type StaleFlowCleaner struct {
 	mu      sync.Mutex
 	current udpServers
-	removed udpServers // frontends that were removed and whose flows have not been deleted yet
+	removed udpServers // removed frontends with flows that are not deleted yet
 	changed chan struct{}
 }
 

@@ -65,8 +65,8 @@ type nftChain struct {
 	affinity int32 // seconds; if not 0, a set with the chain's name stores the clients
 }
 
-// sameChain reports whether two chains whose names are hashes of their rules are equal. Either may
-// be nil.
+// sameChain reports whether two chains are equal. Their names must be hashes of their rules. Either
+// chain may be nil.
 func (c *nftChain) sameChain(d *nftChain) bool {
 	return c == d || c != nil && d != nil && c.name == d.name
 }

@@ -146,8 +146,8 @@ func newState(w Writer, node string) *proxyState {
 		reportedSlices: map[types.NamespacedName]string{}}
 }
 
-// runWithoutRules runs on a node whose Services another program serves. It removes all rules and
-// reports every revision as applied.
+// runWithoutRules runs on a node on which another program serves the Services. It removes all rules
+// and reports every revision as applied.
 func (p *Proxy) runWithoutRules(ctx context.Context, objects agent.Objects, reports agent.Reporter) error {
 	if err := errors.Join(cleanOthers(ctx, ModeNone), removeSink()); err != nil {
 		return err

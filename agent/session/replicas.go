@@ -37,8 +37,8 @@ const (
 )
 
 var (
-	// tcpKeepAlive makes the kernel detect connections whose peer has vanished. clientKeepalive
-	// detects hung programs; it is rarer because it costs more.
+	// tcpKeepAlive makes the kernel detect connections to vanished peers. clientKeepalive detects
+	// hung programs; it is rarer because it costs more.
 	tcpKeepAlive    = net.KeepAliveConfig{Enable: true, Idle: 2 * time.Second, Interval: time.Second, Count: 3}
 	clientKeepalive = keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true}
 	connectParams   = grpc.ConnectParams{
@@ -138,8 +138,8 @@ func (r *replicaList) recordReplicas(from *replicaLink, list []*fleetv1.Replica)
 	}
 }
 
-// dropReport drops the report of a replica whose standby stream has ended. Addresses that only this
-// replica reported are dropped with the next report of another one.
+// dropReport drops the report of a replica after its standby stream has ended. Addresses that only
+// this replica reported are dropped with the next report of another one.
 func (r *replicaList) dropReport(from *replicaLink) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -19,10 +19,10 @@ import (
 // checkpoint.
 const statusesFile = "statuses.checkpoint"
 
-// reportedStatuses holds the last reported status of each pod whose restart policy is not Always.
-// The control plane does not send these statuses back, and the runtime's records do not survive a
-// power failure. Without them, a node that boots before it reaches a replica would run such a pod
-// again.
+// reportedStatuses holds the last reported status of each pod with a restart policy other than
+// Always. The control plane does not send these statuses back, and the runtime's records do not
+// survive a power failure. Without them, a node that boots before it reaches a replica would run
+// such a pod again.
 type reportedStatuses struct {
 	changed chan struct{} // capacity 1
 

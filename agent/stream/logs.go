@@ -170,7 +170,7 @@ type logReader struct {
 	path    string
 	f       *os.File
 	buf     *bufio.Reader
-	partial []byte // the start of a line whose end is not written yet
+	partial []byte // the start of a line that is not completely written yet
 }
 
 func (r *logReader) openFile(file string, offset int64) error {

@@ -46,7 +46,7 @@ type iscsiRecord struct {
 	Block     bool   `json:"block,omitempty"`
 	Attach    bool   `json:"attach,omitempty"` // the volume is attached to the node and listed in volumesInUse
 	// Secret is a salted hash of the pod's credentials. It is empty in records of earlier agents,
-	// and for a PersistentVolume whose secret could not be read.
+	// and for a PersistentVolume with a secret that could not be read.
 	Secret   string `json:"secret,omitempty"`
 	LoggedIn bool   `json:"loggedIn,omitempty"` // the disk was available to the pod, so its credentials are valid
 	Awaits   bool   `json:"awaits"`             // the volume waits for its attachment, and nothing was done for it

@@ -75,8 +75,8 @@ func (v *Volumes) checkISCSICredentials(s iscsiSource, file string, r *iscsiReco
 	if err != nil {
 		return err
 	}
-	// A pod whose login failed has no session, and must not block others. After a crash, the record
-	// of the pod that logged in may lack LoggedIn.
+	// A pod with a failed login has no session, and must not block others. After a crash, the
+	// record of the pod that logged in may lack LoggedIn.
 	certain := false
 	for _, o := range others {
 		certain = certain || o.LoggedIn

@@ -8,7 +8,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// republishInterval is the minimum time between two calls for a volume whose driver has
+// republishInterval is the minimum time between two calls for a volume of a driver with
 // requiresRepublish.
 const republishInterval = time.Minute
 

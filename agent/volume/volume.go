@@ -80,7 +80,7 @@ type Volumes struct {
 	tmpfs bool // RUN/secrets is mounted
 	// publishedAt is when the driver was last called to publish a CSI volume, by record.
 	publishedAt map[string]time.Time
-	unconfirmed map[string]bool      // records of volumes whose driver did not confirm the publishing
+	unconfirmed map[string]bool      // records of volumes with unconfirmed publishing by the driver
 	lateTargets map[string]time.Time // targets of such volumes after their removal, and when they were removed
 	locks       keylock.Locks
 	unreported  map[agent.HeldClaim]bool // marks of this process that the control plane may not have received

@@ -37,13 +37,14 @@ func New(backend api.Backend, kinds *api.Kinds) *Client {
 // As returns a client that calls as u.
 func (c *Client) As(u api.User) *Client { d := *c; d.user = u; return &d }
 
-// Fenced returns a client whose writes apply only in the given leadership term.
+// Fenced returns a client with writes that apply only in the given leadership term.
 func (c *Client) Fenced(term uint64) *Client { d := *c; d.fence = term; return &d }
 
-// ForClusterVerb returns a client whose writes belong to a cluster verb (api.Request.ClusterVerb).
+// ForClusterVerb returns a client with writes that belong to a cluster verb
+// (api.Request.ClusterVerb).
 func (c *Client) ForClusterVerb() *Client { d := *c; d.verb = true; return &d }
 
-// Traced returns a client whose calls belong to a W3C trace context.
+// Traced returns a client with calls that belong to a W3C trace context.
 func (c *Client) Traced(traceParent string) *Client { d := *c; d.trace = traceParent; return &d }
 
 // newRequest returns a request for the kind of T.
@@ -60,7 +61,7 @@ func newRequest[T api.Object](c *Client, verb api.Verb, namespace, name string) 
 		Fence: c.fence, ClusterVerb: c.verb, TraceParent: c.trace, UserAgent: c.user.Name}, nil
 }
 
-// callForObject performs a call whose response is a T.
+// callForObject performs a call that returns a T.
 func callForObject[T api.Object](ctx context.Context, c *Client, r *api.Request) (T, error) {
 	var zero T
 	out, err := c.backend.Do(ctx, r)

@@ -69,8 +69,8 @@ func (s *sharedInformer) RunWithContext(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		// A kind that is no longer served is about to be stopped, and so is a replica whose cache
-		// has ended. Neither is logged.
+		// A kind that is no longer served is about to be stopped, and so is a replica after its
+		// cache has ended. Neither is logged.
 		if tries > quietTries && s.client.kinds.Table().Has(s.kind) {
 			slog.Warn("an informer lost its watch and starts another", "kind", s.kind.GVK.String(), "error", err)
 		}

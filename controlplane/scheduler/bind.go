@@ -70,7 +70,8 @@ func (s *Scheduler) podIsGone(ctx context.Context, pod *v1.Pod) bool {
 	return apierrors.IsNotFound(err) || err == nil && now.UID != pod.UID
 }
 
-// confirmedBinder is an extender whose Bind is called only after the leadership was confirmed.
+// confirmedBinder wraps an extender. It calls Bind of the extender only after the leadership was
+// confirmed.
 type confirmedBinder struct {
 	framework.Extender
 	confirm func(context.Context) error

@@ -178,7 +178,7 @@ func (s *Scheduler) requeueOverduePods(ctx context.Context) error {
 	}
 }
 
-// confirmClaims frees the devices of claims whose allocation was sent and is known not to be
+// confirmClaims frees the devices of claims with an allocation that was sent and is known not to be
 // stored.
 func (s *Scheduler) confirmClaims(ctx context.Context) error {
 	t := time.NewTicker(2 * time.Second)
@@ -358,8 +358,8 @@ func (s *Scheduler) forgetPod(ctx context.Context, pod *v1.Pod) {
 	s.queue.handleEvent(ctx, framework.PodRemoved, pod)
 }
 
-// undoPlacement reverts Reserve and the assumption of a pod whose binding failed, and returns it to
-// the queue.
+// undoPlacement reverts Reserve and the assumption of a pod after its binding failed, and returns
+// the pod to the queue.
 func (s *Scheduler) undoPlacement(ctx context.Context, pod *queuedPod, c *framework.Cycle, node string, why *framework.Status) {
 	s.profiles.forPod(pod.Pod).Unreserve(ctx, c, node)
 	s.forgetPod(ctx, pod.Pod)

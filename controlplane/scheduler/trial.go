@@ -159,8 +159,8 @@ func (t *Trial) Weigh(ctx context.Context, pod *v1.Pod) (Weighed, error) {
 	return out, err
 }
 
-// Harms returns the name of a pod whose rules would be violated if pod moved to the node; "" if
-// none exists. Pods whose rules are violated already are ignored.
+// Harms returns the name of a pod with rules that would be violated if pod moved to the node; "" if
+// none exists. Pods with rules that are violated already are ignored.
 func (t *Trial) Harms(ctx context.Context, pod *v1.Pod, to string) (string, error) {
 	info, target := t.pods[pod.UID], t.snap.ByName[to]
 	if info == nil || target == nil || info.node == to {

@@ -23,11 +23,11 @@ const (
 	maxConfirmDelay   = 5 * time.Second
 )
 
-// errBoundElsewhere is the outcome of a binding whose pod was bound by another client or no longer
+// errBoundElsewhere is the outcome of a binding if the pod was bound by another client or no longer
 // exists.
 var errBoundElsewhere = errors.New("the pod was deleted or is assigned to another node")
 
-// unconfirmedBindings is the set of pods whose binding was sent and has no known outcome. It
+// unconfirmedBindings is the set of pods with a binding that was sent and has no known outcome. It
 // outlives a Run: a late binding of a term can still be applied in a later Run of the same term.
 type unconfirmedBindings struct {
 	mu   sync.Mutex
@@ -147,8 +147,8 @@ func withProbedCondition(pod *v1.Pod, want v1.PodCondition) *v1.Pod {
 	return next
 }
 
-// resumeUnconfirmed assumes the pods of an earlier Run of the same term whose bindings have no
-// known outcome. It returns a function that waits for the outcomes.
+// resumeUnconfirmed assumes the pods with bindings of unknown outcome from an earlier Run of the
+// same term. It returns a function that waits for the outcomes.
 func (s *Scheduler) resumeUnconfirmed() func(ctx context.Context) error {
 	open := s.unconfirmed.takeAll()
 	for uid, b := range open {

@@ -108,7 +108,7 @@ func addHandler[T interface {
 }
 
 // applyChange applies one change. Changes are applied one at a time, so that syncFromInformers can
-// determine which are still to come. A change whose handler panics is dropped.
+// determine which are still to come. A change is dropped if its handler panics.
 func (s *Scheduler) applyChange(change func()) {
 	s.changeMu.Lock()
 	defer s.changeMu.Unlock()

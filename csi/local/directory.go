@@ -205,7 +205,7 @@ func (d *Driver) discardVolume(id string, r volumeRecord) error {
 	return nil
 }
 
-// clearQuota removes the limit of a project ID whose data are being deleted. If that fails, the
+// clearQuota removes the limit of a project ID for data that are being deleted. If that fails, the
 // limit remains without effect, and the ID is not used again.
 func (d *Driver) clearQuota(project uint32) {
 	if err := d.quotas.setLimit(d.cfg.Root, project, 0, 0); err != nil {

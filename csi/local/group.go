@@ -21,7 +21,7 @@ import (
 
 // groupsDir contains the record of each group of snapshots, ID.json. It is written before the first
 // snapshot is started, again when all exist, and removed last. The snapshots are ordinary snapshots
-// whose records name the group.
+// with records that name the group.
 const groupsDir = ".groups"
 
 // maxGroupVolumes is the maximum number of volumes that are frozen together.

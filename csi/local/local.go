@@ -2,7 +2,7 @@
 //
 // A volume is a file with a file system, allocated in full from the start and attached to a loop
 // device while it is staged. Its size is enforced, and other volumes cannot use its space. A
-// StorageClass can request folders instead, whose size a project quota enforces (directory.go).
+// StorageClass can request folders instead. A project quota enforces their size (directory.go).
 // Behind a PersistentVolume that was written by hand, a volume is a folder without a size. Data
 // stay on the node, which the topology reports.
 //

@@ -166,8 +166,8 @@ func killCgroup(ctx context.Context, path string) error {
 	})
 }
 
-// isZombie reports whether a process has exited or does not exist. A process whose main thread has
-// exited keeps its resources, including locks, until its other threads exit; it is not a zombie.
+// isZombie reports whether a process has exited or does not exist. A process with an exited main
+// thread keeps its resources, including locks, until its other threads exit; it is not a zombie.
 func isZombie(pid int) bool {
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

@@ -156,8 +156,8 @@ func (l *Lab) startDaemon(h Host) error {
 	return l.spawnDaemon(h, l.daemonArgs(h), h.LogFile(), h.pidFile())
 }
 
-// diskEnv disables disk pressure in practice. The hosts of a lab share the disk of a machine, whose
-// usage is not theirs, and all workers would report disk pressure at once. The caller's environment
+// diskEnv disables disk pressure in practice. The hosts of a lab share the disk of a machine with
+// other programs, and all workers would report disk pressure at once. The caller's environment
 // takes precedence. Releases without these settings use a tenth of the disk.
 var diskEnv = []string{settings.EnvironmentName("disk-pressure-below") + "=1%", settings.EnvironmentName("inode-pressure-below") + "=1%"}
 

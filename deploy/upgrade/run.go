@@ -40,7 +40,7 @@ const pollInterval = 100 * time.Millisecond
 var ErrStopped = errors.New("stopped")
 
 // Run does all remaining steps one after the other, and returns when everything has the goal's
-// programs and is healthy. It stops at the first step that fails, or whose replica or node does not
+// programs and is healthy. It stops if a step fails, or if the step's replica or node does not
 // become healthy in time. A new Run continues.
 func Run(ctx context.Context, c Cluster, g Goal, o Options) error {
 	for {

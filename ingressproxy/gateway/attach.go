@@ -10,7 +10,7 @@ import (
 	"keelson.dev/keelson/ingressproxy/route"
 )
 
-// reasonHostnameConflict is the reason for a route whose hosts all belong to a route of the other
+// reasonHostnameConflict is the reason for a route if all its hosts belong to a route of the other
 // kind (HTTPRoute or GRPCRoute).
 const reasonHostnameConflict gw.RouteConditionReason = "HostnameConflict"
 

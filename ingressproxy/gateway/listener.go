@@ -247,7 +247,7 @@ func (w *World) resolveCertificateRef(namespace string, ref gw.SecretObjectRefer
 	return pair, nil
 }
 
-// detectConflict marks both listeners if they conflict. HTTPS listeners whose hosts overlap are
+// detectConflict marks both listeners if they conflict. HTTPS listeners with overlapping hosts are
 // recorded as overlapping.
 func detectConflict(a, b *Listener) {
 	if a.spec.Port != b.spec.Port || hasUnsupportedProtocol(a) || hasUnsupportedProtocol(b) {

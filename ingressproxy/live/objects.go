@@ -20,7 +20,8 @@ func (o *Objects) Slices(namespace, service string) (out []*discoveryv1.Endpoint
 	return out
 }
 
-// Secret returns the Secret whose key pair the control plane has provided to this proxy, or nil.
+// Secret returns the Secret with a key pair that the control plane has provided to this proxy, or
+// nil.
 func (o *Objects) Secret(namespace, name string) *corev1.Secret {
 	return o.files.cachedSecret(namespace, name)
 }

@@ -311,7 +311,8 @@ func (x *Index) Match(port uint16, r *http.Request) (f Found, ok bool) {
 	return f, ok
 }
 
-// matchRequest is a request whose query is parsed when the first rule needs it, and only once.
+// matchRequest is a request with a query that is parsed when the first rule needs it, and only
+// once.
 type matchRequest struct {
 	r     *http.Request
 	query url.Values

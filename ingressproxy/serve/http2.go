@@ -13,7 +13,7 @@ import (
 )
 
 // protoUnencryptedHTTP2 is net/http's key in Server.TLSNextProto for HTTP/2 without TLS. After it
-// has read the preface, net/http passes such a connection as a *tls.Conn whose NetConn has a method
+// has read the preface, net/http passes such a connection as a *tls.Conn. Its NetConn has a method
 // UnencryptedNetConn.
 const protoUnencryptedHTTP2 = "unencrypted_http2"
 

@@ -84,8 +84,8 @@ type Options struct {
 	Limits Limits
 	// Listen opens a port; nil listens on all addresses.
 	Listen func(port uint16) (net.Listener, error)
-	// Trusted are the addresses of proxies whose X-Forwarded-* headers are kept and extended. They
-	// are removed from all other requests.
+	// Trusted are the addresses of trusted proxies. X-Forwarded-* headers in their requests are
+	// kept and extended. The headers are removed from all other requests.
 	Trusted []netip.Prefix
 	// Access receives one line per request; nil disables the access log.
 	Access *slog.Logger

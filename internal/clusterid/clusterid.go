@@ -69,7 +69,7 @@ func (i Identity) StartTime() string {
 	return time.UnixMilli(int64(i.Incarnation)).UTC().Format(time.RFC3339)
 }
 
-// AbandonedError is the error for a replica whose cluster has a later incarnation.
+// AbandonedError is the error for a replica of a cluster that has a later incarnation.
 type AbandonedError struct {
 	Replica string   // name or address
 	Newest  Identity // the latest known identity of the cluster

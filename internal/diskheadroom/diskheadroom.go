@@ -14,7 +14,7 @@ import (
 // Target is the destination of a large write.
 type Target struct {
 	Dir           string // directory of the written file; may not exist yet
-	ProtectedPath string // path whose disk must keep free space; "" or a missing path = no disk is protected
+	ProtectedPath string // path on the disk that must keep free space; "" or missing = no disk
 
 	Stat func(path string) (Usage, error) // replaces the kernel's answer in tests
 }

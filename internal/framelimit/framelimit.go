@@ -72,7 +72,7 @@ const headerBytes = 256
 // authPollInterval is how often a waiting request checks whether its client has authenticated.
 const authPollInterval = 10 * time.Millisecond
 
-// Conn is an HTTP/2 connection whose frames are counted while they are read.
+// Conn is an HTTP/2 connection that counts frames while they are read.
 type Conn struct {
 	net.Conn
 	limits        Limits
@@ -160,7 +160,7 @@ func (c *Conn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// admitFrame counts the frame whose header was read. It returns false if the connection must be
+// admitFrame counts a frame after its header was read. It returns false if the connection must be
 // closed.
 func (c *Conn) admitFrame() bool {
 	authenticated := c.isAuthenticated()

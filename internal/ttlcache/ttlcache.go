@@ -29,7 +29,7 @@ type entry[K comparable, V any] struct {
 // entryOverhead is the memory of an entry in addition to the size that the caller states.
 const entryOverhead = 256
 
-// New returns a cache whose entries use at most maxBytes bytes.
+// New returns a cache that uses at most maxBytes bytes for its entries.
 func New[K comparable, V any](maxBytes int64) *Cache[K, V] {
 	return &Cache[K, V]{maxBytes: maxBytes, byKey: make(map[K]*list.Element), order: list.New()}
 }

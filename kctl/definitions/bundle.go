@@ -3,8 +3,8 @@
 // compare the folders with the modules that go.mod pins.
 //
 // The definitions are part of kctl and not of the control plane. Every served kind costs memory on
-// every replica. Charts that detect Gateway API would create other objects in clusters whose users
-// never requested it.
+// every replica. Charts that detect Gateway API would create other objects in clusters in which no
+// user requested it.
 package definitions
 
 import (
@@ -26,7 +26,7 @@ var folders embed.FS
 // mostUnpacked is the maximum size of the definitions of a bundle, in bytes of YAML.
 const mostUnpacked = 16 << 20
 
-// releaseOfOurs is the annotation for the release of definitions whose project does not record a
+// releaseOfOurs is the annotation for the release of definitions if their project does not record a
 // release in them.
 const releaseOfOurs = "keelson.dev/release"
 

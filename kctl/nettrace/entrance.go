@@ -361,7 +361,7 @@ func certificates(l gw.Listener) []gw.SecretObjectReference {
 	return l.TLS.CertificateRefs
 }
 
-// Behind returns the Services whose EndpointSlices a trace through an ingress proxy needs.
+// Behind returns the Services with EndpointSlices that a trace through an ingress proxy needs.
 func Behind(w *World, t Target) (out []corev1.Service) {
 	x := &tracer{World: w, target: t}
 	for _, d := range x.leading() {

@@ -37,7 +37,7 @@ func (x *tracer) entered() (scheme string, port uint16) {
 	return scheme, port
 }
 
-// addressed returns the door whose proxies have the address in a URL, or nil.
+// addressed returns the door of the proxies that have the address in a URL, or nil.
 func (x *tracer) addressed() *door {
 	ip, err := netip.ParseAddr(x.target.Host)
 	if err != nil || x.target.Scheme == "" || x.Entrances == nil {

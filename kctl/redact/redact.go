@@ -39,7 +39,7 @@ func Text(s string) string {
 	return s
 }
 
-// secretNames are the names of fields whose content is removed at any depth.
+// secretNames are names of fields. Their content is removed at any depth.
 var secretNames = []string{"data", "stringData", "binaryData", "caBundle", "token", "password", "username", "volumeAttributes",
 	"httpHeaders", "options", "extra", "parameters", "last-applied-configuration", "managedFields", "opaqueParameters", "patch", "request"}
 

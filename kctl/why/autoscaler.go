@@ -127,8 +127,7 @@ func (w *World) missing(h *autoscalingv2.HorizontalPodAutoscaler) (details, mend
 
 const customAPI = "kctl get apiservice v1beta2.custom.metrics.k8s.io v1beta1.custom.metrics.k8s.io"
 
-// missingResource adds the pods without a request for a resource, and the pods whose usage is not
-// known.
+// missingResource adds the pods without a request for a resource, and the pods with unknown usage.
 func (w *World) missingResource(h *autoscalingv2.HorizontalPodAutoscaler, m *autoscalingv2.MetricSpec, add func(string, ...string)) {
 	resource, container, goal := corev1.ResourceName(""), "", autoscalingv2.MetricTarget{}
 	if m.Resource != nil {

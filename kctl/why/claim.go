@@ -141,7 +141,7 @@ func (w *World) attachments(c *corev1.PersistentVolumeClaim) (of []*storagev1.Vo
 // bound explains why pods cannot use the volume of a bound claim: errors of its driver first, then
 // events of the pods.
 func (w *World) bound(c *corev1.PersistentVolumeClaim) (out []Finding) {
-	told := map[string]bool{} // nodes whose attach error was reported
+	told := map[string]bool{} // nodes with a reported attach error
 	for _, a := range w.attachments(c) {
 		f := Finding{Object: name("persistentvolumeclaim", c), Mend: []string{"kctl describe volumeattachment " + word(a.Name)}}
 		switch s := a.Status; {

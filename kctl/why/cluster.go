@@ -130,8 +130,8 @@ func (w *World) onNode(n *corev1.Node) string {
 	return fmt.Sprintf("%s on it, %d of them evicted and not ended", many(all, "pod"), going)
 }
 
-// claim explains a PersistentVolumeClaim that has no volume, whose pods cannot use the volume, or
-// that is not deleted.
+// claim explains a PersistentVolumeClaim that has no volume, has a volume that its pods cannot use,
+// or is not deleted.
 func (w *World) claim(c *corev1.PersistentVolumeClaim) []Finding {
 	if f := deletedObject(c, "persistentvolumeclaim"); f != nil {
 		var users []string

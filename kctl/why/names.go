@@ -8,8 +8,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// template returns the object whose template created the pod, as an argument of a command, or "" if
-// no object created it.
+// template returns the object with the template from which the pod was created, as an argument of a
+// command, or "" if no object created it.
 func template(p *corev1.Pod) string {
 	o := metav1.GetControllerOf(p)
 	if o == nil {

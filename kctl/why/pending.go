@@ -73,7 +73,7 @@ func (w *World) unscheduled(p *corev1.Pod) Finding {
 	return f
 }
 
-// claims explains a pod whose claims are missing or being deleted.
+// claims explains a pod with claims that are missing or being deleted.
 func (w *World) claims(p *corev1.Pod, f *Finding) bool {
 	if !w.read(Claims) {
 		return false

@@ -166,7 +166,7 @@ func nodeReady(n *corev1.Node) bool {
 	return c != nil && c.Status == corev1.ConditionTrue
 }
 
-// lostNode explains a pod whose node was deleted or is unreachable.
+// lostNode explains a pod on a node that was deleted or is unreachable.
 func (w *World) lostNode(p *corev1.Pod) *Finding {
 	if !w.read(Nodes) {
 		return nil
@@ -190,7 +190,7 @@ func (w *World) lostNode(p *corev1.Pod) *Finding {
 	return f
 }
 
-// initializing explains a pod whose other containers wait for an init container that runs. It
+// initializing explains a pod in which the other containers wait for a running init container. It
 // returns false for other pods.
 func (w *World) initializing(p *corev1.Pod, f *Finding) bool {
 	for _, s := range p.Status.InitContainerStatuses {
@@ -268,7 +268,7 @@ func (w *World) starting(p *corev1.Pod) *Finding {
 	return f
 }
 
-// unready explains a pod whose containers run and that receives no traffic.
+// unready explains a pod that receives no traffic although its containers run.
 func (w *World) unready(p *corev1.Pod) *Finding {
 	c := podCondition(p, corev1.PodReady)
 	if c != nil && c.Status == corev1.ConditionTrue {

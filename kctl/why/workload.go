@@ -224,7 +224,7 @@ func (w *World) failedCreate(l *workload) *Finding {
 	return &f
 }
 
-// refused explains pods whose creation the API rejects.
+// refused explains why the API rejects the creation of pods.
 func (w *World) refused(l *workload, message string, since *metav1.Time) Finding {
 	message = line(message)
 	f := Finding{Object: l.name(), What: "cannot make its pods", Since: since, Because: message, Mend: []string{kctl(l, "describe %s %s", l.kind, l.GetName())}}

@@ -47,13 +47,13 @@ func (fw *frameWriter) writeMessage(f *storev1.SnapshotFrame) error {
 	return fw.writeFrame(fw.buf, nil)
 }
 
-// writeChunk writes a frame whose only field is an encoded message.
+// writeChunk writes a frame with an encoded message as its only field.
 func (fw *frameWriter) writeChunk(field protowire.Number, chunk []byte) error {
 	fw.buf = appendLength(fw.buf[:0], field, len(chunk))
 	return fw.writeFrame(fw.buf, chunk)
 }
 
-// writeFrame writes a frame whose payload has two parts.
+// writeFrame writes a frame with a payload of two parts.
 func (fw *frameWriter) writeFrame(payload, rest []byte) error {
 	n := len(payload) + len(rest)
 	if n > maxFrame {

@@ -26,8 +26,8 @@ type recentOutcomes struct {
 	// uses holds the incarnations in the order of their last use, oldest first.
 	uses *list.List
 	// horizon is the latest time at which an evicted incarnation may have issued an ID. A proposal
-	// with an ID from that time or before, whose outcome is not stored, may have been applied
-	// already.
+	// with an ID from that time or before may have been applied already if its outcome is not
+	// stored.
 	horizon int64
 }
 

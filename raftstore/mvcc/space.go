@@ -13,10 +13,10 @@ import (
 // objects. Two limits in the alarm bound the space that such commits use:
 //
 //   - the state grows at most to the state limit, each value by at most updateGrowth;
-//   - state and history together grow at most to the total limit. A put adds its own size to the two, because the
-//     replaced value becomes history; a deletion adds nothing. If a put would exceed the limit, the oldest history is
-//     compacted first, in the same step on every replica. A commit that does not grow the state is therefore not refused
-//     because of history.
+//   - state and history together grow at most to the total limit. A put adds its own size to the
+//     two, because the replaced value becomes history; a deletion adds nothing. If a put would
+//     exceed the limit, the oldest history is compacted first, in the same step on every replica. A
+//     commit that does not grow the state is therefore not refused because of history.
 
 // updateGrowth is how many bytes a put may add to a value while the space alarm is active. A
 // deletion timestamp takes about a hundred bytes; a status condition or a managedFields entry takes

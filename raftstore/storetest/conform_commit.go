@@ -178,7 +178,7 @@ func checkDeadlines(t *testing.T, s Subject) {
 	}
 }
 
-// conflicts: the error contains the first op whose precondition fails, and the existing item.
+// conflicts: the error contains the first op with a failed precondition, and the existing item.
 func checkConflicts(t *testing.T, s Subject) {
 	c := newCaller(t, s)
 	a := c.mustCommit(raftstore.Put("/a", []byte("1")))

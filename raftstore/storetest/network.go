@@ -20,7 +20,7 @@ type Network struct {
 	ends  map[string]string // replica by local address of a dialed connection
 	lines map[line]condition
 	moved chan struct{} // closed and replaced when a condition changes
-	given map[line]int  // number of abandoned connections, by who abandoned them and the other end
+	given map[line]int  // number of connections by the end that abandoned them and the other end
 }
 
 // line is one direction between two replicas.

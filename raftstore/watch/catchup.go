@@ -10,8 +10,8 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// A catching-up watcher whose channel has a free slot, but no space for the revision's bytes,
-// cannot wait for its reader on the channel. It retries with a delay that doubles from
+// A catching-up watcher cannot wait for its reader on the channel if the channel has a free slot,
+// but no space for the revision's bytes. It then retries with a delay that doubles from
 // minRetryDelay to maxRetryDelay.
 const (
 	minRetryDelay = time.Millisecond

@@ -123,8 +123,8 @@ type Cache struct {
 	Stale                time.Duration // how long an expired answer may still be served
 	StaleVerify          bool          // serve expired answers only if the upstream server does not respond
 	ServFail             time.Duration
-	Disabled             []string // zones whose answers are not cached
-	DisabledDenial       []string // zones whose negative answers are not cached
+	Disabled             []string // zones with uncached answers
+	DisabledDenial       []string // zones with uncached negative answers
 }
 
 // Forward is the forward plugin.

@@ -106,7 +106,7 @@ func (q *question) answerApex() {
 	}
 }
 
-// SOA returns the SOA record of the zone, whose minimum TTL applies to negative answers.
+// SOA returns the SOA record of the zone. Its minimum TTL applies to negative answers.
 func SOA(zone string, ttl, serial uint32) *dns.SOA {
 	return &dns.SOA{Hdr: dns.RR_Header{Name: zone, Rrtype: dns.TypeSOA, Class: dns.ClassINET, Ttl: ttl},
 		Ns: "ns.dns." + zone, Mbox: "hostmaster." + zone, Serial: serial, Refresh: 7200, Retry: 1800, Expire: 86400, Minttl: ttl}

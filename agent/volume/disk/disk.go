@@ -130,7 +130,7 @@ func explainMountError(err error, m Mount, kind string) error {
 	return fmt.Errorf("mounting %s at %s as %s: %w", m.Device, m.Dir, kind, err)
 }
 
-// ErrNeedsRepair is returned for a file system whose repair may lose data.
+// ErrNeedsRepair is returned for a file system that needs a repair that may lose data.
 var ErrNeedsRepair = errors.New("needs a repair that may lose data and must be run manually")
 
 func needsRepair(device, kind string) error {

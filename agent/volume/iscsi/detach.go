@@ -23,7 +23,7 @@ import (
 // ErrInUse is returned for a disk that cannot be detached because it is mounted.
 var ErrInUse = errors.New("it is still mounted on this node")
 
-// errLoginPending is returned for a target whose login may still complete.
+// errLoginPending is returned for a target while its login may still complete.
 var errLoginPending = errors.New("iscsid may be logging in")
 
 // Detach removes a disk that no volume of the node uses: its devices, while other disks of the
@@ -73,10 +73,10 @@ func (n Node) Detach(ctx context.Context, dir string, lun int, last bool) error 
 	return removeIfExists(filepath.Join(dir, stateFile))
 }
 
-// DetachAll removes everything that was created for volumes of all targets, whose folders are below
-// root as named by FolderName. It is for a node that leaves its cluster, on which no disk is
-// attached any more. It waits for pending logins. A target that cannot be removed keeps its state,
-// so that DetachAll can be repeated, and does not prevent the removal of others.
+// DetachAll removes everything that was created for volumes of all targets. Their folders are below
+// root, as named by FolderName. DetachAll is for a node that leaves its cluster, on which no disk
+// is attached any more. It waits for pending logins. A target that cannot be removed keeps its
+// state, so that DetachAll can be repeated, and does not prevent the removal of others.
 func (n Node) DetachAll(ctx context.Context, root string) error {
 	interfaces, err := listFolders(root)
 	if err != nil {

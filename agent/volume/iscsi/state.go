@@ -65,7 +65,7 @@ func (s State) saveTo(dir string) error {
 	return durable.Write(filepath.Join(dir, stateFile), b)
 }
 
-// parsedPortals returns the portals whose keys can be parsed.
+// parsedPortals returns the portals with keys that can be parsed.
 func (s State) parsedPortals() map[netip.AddrPort]PortalState {
 	out := map[netip.AddrPort]PortalState{}
 	for name, p := range s.Portals {

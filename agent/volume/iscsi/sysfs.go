@@ -157,7 +157,7 @@ func (k Kernel) Units(s Session) ([]Unit, error) {
 	return all, nil
 }
 
-// blockUnit returns the unit with a LUN whose block device exists, or false.
+// blockUnit returns the unit with a LUN if its block device exists, and false otherwise.
 func (k Kernel) blockUnit(s Session, lun int) (Unit, bool, error) {
 	all, err := k.Units(s)
 	for _, u := range all {

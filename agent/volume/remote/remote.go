@@ -122,7 +122,8 @@ func (m Mount) Do(ctx context.Context) error {
 	return err
 }
 
-// Disk mounts the file system on a block device whose server may not respond, as disk.Mount does.
+// Disk mounts the file system on a block device, as disk.Mount does. The server of the device may
+// not respond.
 func Disk(ctx context.Context, m disk.Mount) error {
 	if _, busy := stuckTargets.Load(m.Dir); busy {
 		return fmt.Errorf("mounting at %s: %w", m.Dir, ErrStuck)

@@ -20,8 +20,8 @@ import (
 // Ref is an object to which a template refers: "configmaps/web", "secrets/web".
 type Ref string
 
-// Refs returns the ConfigMaps and Secrets whose contents are visible to containers. Objects that
-// only the node uses, such as credentials of image registries and volumes, are not included.
+// Refs returns the ConfigMaps and Secrets with contents that are visible to containers. Objects
+// that only the node uses, such as credentials of image registries and volumes, are not included.
 func Refs(namespace string, t *corev1.PodTemplateSpec) []Ref {
 	found := map[Ref]bool{}
 	for r := range podref.Of(&corev1.Pod{ObjectMeta: t.ObjectMeta, Spec: t.Spec}) {

@@ -158,7 +158,7 @@ const unmanagedMessage = "Pods selected by this PodDisruptionBudget (selector: %
 	"As a result, the status of the PDB cannot be calculated correctly, which may result in undefined behavior. " +
 	"To account for these pods please set \".spec.minAvailable\" field of the PDB to an integer value."
 
-// unknownAgain is the time until a budget is reconciled again whose pods have a controller of
+// unknownAgain is the time until a budget is reconciled again if a controller of its pods has an
 // unknown scale.
 const unknownAgain = 30 * time.Second
 

@@ -14,8 +14,8 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// podKey is the kind of the keys of pods whose condition DisruptionTarget is reset; keys of budgets
-// have no kind.
+// podKey is the kind of the keys for resetting the condition DisruptionTarget of a pod; keys of
+// budgets have no kind.
 const podKey = "pod"
 
 // staleTarget reports whether the pod runs although its condition DisruptionTarget is true, and

@@ -12,9 +12,12 @@ import (
 
 // Ownership may be circular. A circle of any length is treated like one object:
 //
-//   - It is held by owners of its members that are not members. When the last of these is gone, the circle is deleted. A circle that never had such an owner stays, like an object without an owner.
+//   - It is held by owners of its members that are not members. When the last of these is gone, the
+//     circle is deleted. A circle that never had such an owner stays, like an object without an
+//     owner.
 //   - Deleting one member deletes the other members, because each of them loses an owner.
-//   - In foreground deletion its members wait for the dependents of the circle, but not for each other.
+//   - In foreground deletion its members wait for the dependents of the circle, but not for each
+//     other.
 
 // maxCircle is the maximum number of owners that are visited to judge one object. Members of a
 // larger circle count as held: they lose references to absent owners and stay until one of them is

@@ -11,7 +11,7 @@ import (
 
 // podClass is a set of pods on nodes that rules about pods cannot distinguish: same namespace, same
 // labels, and all or none of them terminating. Lookups iterate over classes, of which there are
-// usually as many as pod templates. A new pod whose class exists is not matched against any
+// usually as many as pod templates. A new pod of an existing class is not matched against any
 // selector.
 type podClass struct {
 	podSubject

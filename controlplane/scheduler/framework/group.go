@@ -2,7 +2,7 @@ package framework
 
 import v1 "k8s.io/api/core/v1"
 
-// GangScheduling is the name of the plugin whose Permit delays pods until enough pods of their
+// GangScheduling is the name of the plugin that delays pods in Permit until enough pods of their
 // group have a node. A profile without it places the pods of groups like any other pods.
 const GangScheduling = "GangScheduling"
 

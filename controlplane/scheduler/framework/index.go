@@ -51,7 +51,8 @@ func NewIndex() *Index {
 	return x
 }
 
-// SetNamespaces sets the labels of all namespaces. Sets whose pods change by that are dropped.
+// SetNamespaces sets the labels of all namespaces. It drops the pod sets that change with the
+// labels.
 func (x *Index) SetNamespaces(now Namespaces) {
 	was := x.namespaces
 	x.namespaces = now
@@ -163,7 +164,7 @@ func (x *Index) addNode(n *NodeInfo) {
 	}
 }
 
-// removeNode removes a node whose pods are no longer counted.
+// removeNode removes a node. Its pods must no longer be counted.
 func (x *Index) removeNode(n *NodeInfo) {
 	for _, t := range x.topologies {
 		t.removeNode(n)

@@ -198,8 +198,8 @@ func newTerm(pod *v1.Pod, t *v1.PodAffinityTerm, weight int64) Term {
 	return Term{Peers: NewPeers(pod.Namespace, t.Namespaces, t.NamespaceSelector, t.LabelSelector), Key: t.TopologyKey, Weight: weight}
 }
 
-// peerIndex finds the items whose Peers match a pod, without checking items of other namespaces and
-// labels.
+// peerIndex finds the items with Peers that match a pod, without checking items of other namespaces
+// and labels.
 type peerIndex[T comparable] struct {
 	peersOf func(T) *Peers
 	buckets map[bucket][]T
@@ -231,7 +231,7 @@ func (x *peerIndex[T]) removeItem(item T) {
 	}
 }
 
-// forEachMatch calls f for every item whose Peers match the pod.
+// forEachMatch calls f for every item with Peers that match the pod.
 func (x *peerIndex[T]) forEachMatch(pod *podSubject, namespaces Namespaces, f func(T)) {
 	if len(x.buckets) == 0 {
 		return

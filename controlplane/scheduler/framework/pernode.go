@@ -2,8 +2,8 @@ package framework
 
 import v1 "k8s.io/api/core/v1"
 
-// maxPerNode limits the functions whose results an index caches per node. Above it the least
-// recently used ones are dropped.
+// maxPerNode limits the number of functions for which an index caches results per node. Above it
+// the least recently used functions are dropped.
 const maxPerNode = 512
 
 // PerNode caches, for each node, a number that depends only on its name, labels, taints and cordon.

@@ -49,7 +49,7 @@ type Site struct {
 	conns      map[string]*machines.Machine
 	facts      map[string]machines.Facts
 	admins     map[string]bool // machines with a replica and an administrator's kubeconfig
-	leaderless map[string]bool // machines of admins whose replica reported no leader last; they are tried last
+	leaderless map[string]bool // admin machines tried last: their replica last reported no leader
 }
 
 // Connect connects to machines in parallel and reads their facts. It changes nothing on them.

@@ -123,7 +123,7 @@ func (j *inspector) checkUDPPort(h machines.Host, f machines.Facts, port int, re
 	}
 }
 
-// firstTunnelPeer returns a node whose pods this node reaches by VXLAN, or "". Like the agent
+// firstTunnelPeer returns a node with pods that this node reaches by VXLAN, or "". Like the agent
 // (agent/network), it reaches a node without a tunnel if both have an address on the same link.
 func (j *inspector) firstTunnelPeer(h machines.Host, f machines.Facts, mode string) string {
 	own, err := netip.ParseAddr(h.Address)

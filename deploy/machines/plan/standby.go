@@ -35,9 +35,9 @@ func isRemovedMember(h machines.Host, f machines.Facts, s State) bool {
 	return s.Known && f.ReplicaWhole && !f.Joining && !s.isMember(h.Name) && otherReplica(h, f, s) == ""
 }
 
-// standIns returns the control planes of the file whose vote a standby of the file has, with that
-// standby. There are at most as many as such standbys. Control planes that already wait for a vote
-// come first, then those that were replaced, then the file's order.
+// standIns maps control planes of the file to the standbys of the file that have their votes. It
+// has at most one entry per such standby. Control planes that already wait for a vote come first,
+// then those that were replaced, then the file's order.
 func standIns(c machines.Cluster, facts map[string]machines.Facts, s State) map[string]string {
 	var without []string
 	var promoted []string

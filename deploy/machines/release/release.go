@@ -1,6 +1,6 @@
 // Package release reads releases: a folder of 'make dist', a tarball in such a folder, or a tarball
-// at a URL, which is downloaded first. A file whose sum differs from SHA256SUMS beside it is
-// refused.
+// at a URL, which is downloaded first. A file is refused if its sum differs from SHA256SUMS beside
+// it.
 package release
 
 import (

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// kctl answers what is asked of the cluster, through a machine whose replica runs.
+// kctl answers a kctl command about the cluster. It fails on a machine without a running replica.
 func (c *cluster) kctl(args []string) int {
 	if !exists("units/keelson-controlplane.active") {
 		return fail("connection refused")

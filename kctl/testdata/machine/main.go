@@ -31,7 +31,7 @@ type node struct {
 	Looks   int    // for how many more its agent says that traffic does not come to its pods
 }
 
-// replaced is a dead replica and who has its vote.
+// replaced is a dead replica and the standby that has its vote.
 type replaced struct {
 	Dead    string `json:"dead"`
 	Standby string `json:"standby"`
@@ -220,7 +220,8 @@ func (c *cluster) systemctl(args []string) int {
 				os.Remove(path("var/lib/keelson/controlplane/peers.json"))
 			}
 			for _, other := range slices.Sorted(maps.Keys(c.Members)) {
-				if c.Leader == "" || c.Leader == name && other != name && !c.Waiting[other] { // who leads and is stopped hands over
+				// A leader that is stopped hands over.
+				if c.Leader == "" || c.Leader == name && other != name && !c.Waiting[other] {
 					c.Leader = other
 				}
 			}

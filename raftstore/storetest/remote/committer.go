@@ -77,7 +77,7 @@ func (m *committer) call(ctx context.Context, req *storev1.RemoteCommitRequest) 
 	}
 }
 
-// leave abandons a call whose caller no longer waits.
+// leave abandons a call that its caller no longer waits for.
 func (m *committer) leave(c *commitCall) commitReply {
 	m.mu.Lock()
 	defer m.mu.Unlock()

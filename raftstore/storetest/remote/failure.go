@@ -14,8 +14,8 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// kinds are the errors that are preserved over the wire, with the status code of an error whose
-// first kind it is.
+// kinds are the errors that are preserved over the wire, with their status codes. An error of
+// several kinds has the status code of the first.
 var kinds = []struct {
 	kind storev1.RemoteFailure_Kind
 	code codes.Code

@@ -185,7 +185,7 @@ func conditionsMet(claim *resourcev1.ResourceClaim) (bool, error) {
 	return all, nil
 }
 
-// Unreserve implements framework.Reserve. A claim whose devices were written keeps them; only the
+// Unreserve implements framework.Reserve. A claim keeps its devices if they were written; only the
 // pod's reservation is removed.
 func (p *Plugin) Unreserve(ctx context.Context, c *framework.Cycle, _ string) {
 	st, ok := c.Get(Name).(*state)

@@ -124,7 +124,7 @@ func (l *Ledger) State() structured.AllocatedState {
 	return *l.state
 }
 
-// Settle ends the promises whose writes have no known outcome. It is called at the start of a term,
+// Settle ends the promises with writes of unknown outcome. It is called at the start of a term,
 // after all claims have been observed: no write of an earlier term can be stored any more.
 func (l *Ledger) Settle() {
 	l.mu.Lock()
@@ -136,8 +136,8 @@ func (l *Ledger) Settle() {
 	}
 }
 
-// Confirm frees the devices of released promises whose write is known never to be stored, and
-// reports whether there were any.
+// Confirm frees the devices of released promises if their write is known never to be stored, and
+// reports whether it freed any.
 func (l *Ledger) Confirm(ctx context.Context, d framework.Devices) (freed bool) {
 	for claim, sent := range l.unconfirmedAllocations() {
 		if !isNeverStored(ctx, d, claim, sent) {

@@ -22,7 +22,7 @@ type Plugin struct{ H *framework.Handle }
 // Name implements framework.Plugin.
 func (Plugin) Name() string { return Name }
 
-// one is a volume of a driver, or a claim whose volume is not provisioned yet.
+// one is a volume of a driver, or a claim for a volume that is not provisioned yet.
 type one struct{ driver, id string }
 
 // csiVolumes returns the volumes of CSI drivers that the claims of a pod refer to.

@@ -29,7 +29,7 @@ const Name = "VolumeBinding"
 // DefaultPatience bounds how long a pod keeps its node while its volumes are provisioned.
 const DefaultPatience = 10 * time.Minute
 
-// noProvisioner is the provisioner of classes whose volumes are created manually.
+// noProvisioner is the provisioner of classes with manually created volumes.
 const noProvisioner = "kubernetes.io/no-provisioner"
 
 var (
