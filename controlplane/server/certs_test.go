@@ -95,7 +95,7 @@ func TestExpiringAlarms(t *testing.T) {
 		{Use: useCluster, Holder: "cp1", Authority: true, Signs: true, Expires: day(2), Subject: "ca"},
 	}, now)
 	if len(out) != 3 || !strings.Contains(out[0].Message, "new") || !strings.Contains(out[0].Remedy, "peer-ca create") ||
-		!strings.Contains(out[1].Message, "old") || !strings.Contains(out[1].Remedy, "forget") || !strings.Contains(out[2].Remedy, "rotate cluster-ca") {
+		!strings.Contains(out[1].Message, "old") || !strings.Contains(out[1].Remedy, "prune") || !strings.Contains(out[2].Remedy, "rotate cluster-ca") {
 		t.Errorf("%+v", out)
 	}
 }
