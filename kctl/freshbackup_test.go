@@ -95,7 +95,7 @@ func TestBackupLeavesRoomForTheStore(t *testing.T) {
 				t.Fatal(err)
 			}
 			if c.refused != "" {
-				for _, words := range []string{"cannot back up to " + path, c.refused, "remove what is not needed there, or choose a folder on another disk"} {
+				for _, words := range []string{"cannot back up to " + path, c.refused, "remove files there, or choose a directory on another disk"} {
 					if err == nil || !strings.Contains(err.Error(), words) {
 						t.Errorf("%v does not say %q", err, words)
 					}
