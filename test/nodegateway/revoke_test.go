@@ -40,13 +40,21 @@ func (b *bed) out(node string, raw fleetv1.FleetClient) {
 		}
 		return fmt.Errorf("renewing: %v", err)
 	})
-	s, err := raw.Session(b.ctx)
-	if err == nil {
-		_, err = s.Recv()
-	}
-	if status.Code(err) != codes.PermissionDenied {
+	// The revocation also closes connections: a stream on one that is being closed is Unavailable.
+	b.eventually("a session to be refused", func() error {
+		s, err := raw.Session(b.ctx)
+		if err == nil {
+			_, err = s.Recv()
+		}
+		switch status.Code(err) {
+		case codes.PermissionDenied:
+			return nil
+		case codes.Unavailable:
+			return err
+		}
 		b.t.Errorf("a session with a revoked certificate: %v", err)
-	}
+		return nil
+	})
 }
 
 // A node that is revoked is out on every replica, and comes back with a token that was made for it only.
