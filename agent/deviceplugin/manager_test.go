@@ -159,7 +159,7 @@ func TestNames(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.m.startPlugin("example.com/more", filepath.Join(r.dir, "none"), nil); err == nil || !strings.Contains(err.Error(), "64 resources") {
+	if _, err := r.m.startPlugin("example.com/more", filepath.Join(r.dir, "none"), nil); err == nil || !strings.Contains(err.Error(), "64 device plugin resources") {
 		t.Errorf("one too many: %v", err)
 	}
 }

@@ -176,8 +176,8 @@ func TestBrokenConfigurations(t *testing.T) {
 		"one without type":  {"a.conflist", "{\"name\": \"x\", \"plugins\": [\n{\"type\": \"ptp\"},\n{\"mtu\": 3}]}", "line 3: a plugin has no type"},
 		"a path":            {"a.conflist", "{\"name\": \"x\", \"plugins\": [\n{\"type\": \"../../bin/sh\"}]}", "line 2: type \"../../bin/sh\" of a plugin: want the name of a program"},
 		"one of one":        {"a.conf", "{\"name\": \"x\",\n\"ipam\": {}}", "a.conf, line 1: a plugin has no type"},
-		"a version of ever": {"a.conflist", "{\"cniVersion\": \"9.9.9x\", \"name\": \"x\", \"plugins\": [{\"type\": \"ptp\"}]}", "a.conflist, line 1: cniVersion \"9.9.9x\" is none of those"},
-		"too long":          {"a.conflist", strings.Repeat(" ", configurationLimit+1), "over 1048576 bytes"},
+		"a version of ever": {"a.conflist", "{\"cniVersion\": \"9.9.9x\", \"name\": \"x\", \"plugins\": [{\"type\": \"ptp\"}]}", "a.conflist, line 1: cniVersion \"9.9.9x\" is not supported"},
+		"too long":          {"a.conflist", strings.Repeat(" ", configurationLimit+1), "the file exceeds 1048576 bytes"},
 		"not installed":     {"a.conflist", "{\"cniVersion\": \"1.0.0\", \"name\": \"x\", \"plugins\": [{\"type\": \"ptp\"}]}", "plugin ptp is not in " + n.cfg.BinDirs[0]},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -343,7 +343,7 @@ func (e *exchange) refused(file string) {
 	e.Helper()
 	out, err := kctl(e.T, "--kubeconfig="+file, "get", "nodes")
 	e.Logf("the kubeconfig of before: %s", out)
-	if err == nil || !strings.Contains(out, "certificate signed by unknown authority\nThe kubeconfig in use does not trust the CA of this API: the cluster's CA was exchanged") {
+	if err == nil || !strings.Contains(out, "certificate signed by unknown authority\nThe kubeconfig in use does not trust the CA of this API. Either the cluster's CA was rotated") {
 		e.Errorf("a kubeconfig of before: %v: %s", err, out)
 	}
 	if out, err := kctl(e.T, "--kubeconfig="+file, "cluster", "renew"); err == nil || !strings.Contains(out, "does not trust the CA of this API") {
