@@ -18,11 +18,12 @@ import (
 	"keelson.dev/keelson/ingressproxy/route"
 )
 
-// Entrances contains the objects that route requests from outside the cluster to Services.
+// Entrances contains the Ingress and Gateway API objects that route requests from outside the
+// cluster to Services.
 type Entrances struct {
 	Classes   []*networkingv1.IngressClass
 	Ingresses []*networkingv1.Ingress
-	Secrets   []*corev1.Secret // the Secrets that Pairs returns
+	Secrets   []*corev1.Secret // the Secrets that Pairs names, as far as they exist
 
 	GatewayClasses []*gw.GatewayClass
 	Gateways       []*gw.Gateway
@@ -31,7 +32,7 @@ type Entrances struct {
 	Grants         []*gw.ReferenceGrant
 }
 
-// Names of the lists of Entrances in Unread.
+// Names of the lists of Entrances, as World.Unread contains them.
 const (
 	IngressClasses = "ingressclasses"
 	Ingresses      = "ingresses"
@@ -41,24 +42,26 @@ const (
 )
 
 const (
-	// entryNamespace is the namespace of the ingress proxies.
+	// entryNamespace is the namespace in which Keelson runs its ingress proxies and their Services.
 	entryNamespace = "keelson-entry"
-	// forGateway is the annotation of the ingress proxies' Service that names their Gateway, as
-	// namespace/name.
+	// forGateway is an annotation of a Service of ingress proxies. Its value is the namespace/name
+	// of the Gateway that the proxies serve.
 	forGateway = "keelson.dev/for-gateway"
-	// proxyStatus is the port that the proxies of Gateways reserve for their status.
+	// proxyStatus is the port of the status endpoint of each ingress proxy. Listeners of Gateways
+	// cannot use it.
 	proxyStatus = 10254
 )
 
-// door is an IngressClass or a Gateway that Keelson's ingress proxies serve.
+// door is an entry point for requests from outside the cluster: an IngressClass or a Gateway that
+// Keelson's ingress proxies serve.
 type door struct {
-	class   string                 // name of the IngressClass, or empty
-	gateway *gateway.Gateway       // the Gateway, or nil
-	judged  *gateway.Evaluation    // the evaluation of all Gateways; set together with gateway
-	service *corev1.Service        // the Service of the proxies; nil if it does not exist
-	table   func() *route.Table    // the routing table of the proxies
-	problem func() (says string)   // why the proxies serve nothing, or empty
-	wrong   func(c claim) []string // problems of the object that claims a host
+	class   string                 // name of the IngressClass; empty for a Gateway
+	gateway *gateway.Gateway       // the Gateway; nil for an IngressClass
+	judged  *gateway.Evaluation    // the evaluation of all Gateways; nil for an IngressClass
+	service *corev1.Service        // the Service of the ingress proxies; nil if it does not exist
+	table   func() *route.Table    // computes the routing table of the ingress proxies
+	problem func() (says string)   // returns why the ingress proxies serve nothing, or ""
+	wrong   func(c claim) []string // returns the problems of the Ingress or the route of a claim
 }
 
 func (d *door) String() string {
@@ -68,19 +71,20 @@ func (d *door) String() string {
 	return "ingress class " + d.class
 }
 
-// claim is an object with rules for a host, and the IngressClass or Gateway that serves it.
+// claim is an Ingress, a route or a Gateway listener that names the target's host. It contains the
+// entry point (IngressClass or Gateway) to which the object belongs.
 type claim struct {
-	what    string // such as "ingress shop/web"
+	what    string // kind and name of the object, such as "ingress shop/web"
 	door    *door
-	why     string // why nothing serves the object, if door is nil
+	why     string // why Keelson does not serve the object; set if door is nil
 	ingress *networkingv1.Ingress
 	route   *gateway.Route
 }
 
-// given adapts a World to the interface of the packages that compute the proxies' routing tables.
+// given gives the packages that compute routing tables read access to the objects of a World.
 type given struct{ *World }
 
-// Service implements entry.World.
+// Service returns the Service of that name, or nil if the World does not contain it.
 func (g given) Service(namespace, name string) *corev1.Service {
 	for i := range g.Services {
 		if s := &g.Services[i]; s.Namespace == namespace && s.Name == name {
@@ -90,7 +94,7 @@ func (g given) Service(namespace, name string) *corev1.Service {
 	return nil
 }
 
-// Slices implements entry.World.
+// Slices returns the EndpointSlices of a Service in the World.
 func (g given) Slices(namespace, service string) (out []*discoveryv1.EndpointSlice) {
 	for i := range g.World.Slices {
 		if s := &g.World.Slices[i]; s.Namespace == namespace && s.Labels[discoveryv1.LabelServiceName] == service {
@@ -100,7 +104,7 @@ func (g given) Slices(namespace, service string) (out []*discoveryv1.EndpointSli
 	return out
 }
 
-// Secret implements entry.World.
+// Secret returns the Secret of that name, or nil if it is not among World.Entrances.Secrets.
 func (g given) Secret(namespace, name string) *corev1.Secret {
 	for _, s := range g.Entrances.Secrets {
 		if s.Namespace == namespace && s.Name == name {
@@ -119,7 +123,8 @@ func (g given) labels(name string) (map[string]string, bool) {
 	return nil, false
 }
 
-// doors returns all IngressClasses and Gateways that Keelson serves.
+// doors returns all entry points: the IngressClasses and Gateways that Keelson's ingress proxies
+// serve.
 func (x *tracer) doors() (out []*door) {
 	e, w := x.Entrances, given{x.World}
 	for _, c := range e.Classes {
@@ -154,7 +159,8 @@ func (x *tracer) doors() (out []*door) {
 	return out
 }
 
-// denied returns the message of a condition of one of the types that is False, or "".
+// denied returns the message and the reason of the first condition in list that is False and has
+// one of the types in kinds. It returns "" if there is none.
 func denied(list []metav1.Condition, kinds ...string) string {
 	for _, c := range list {
 		if c.Status == metav1.ConditionFalse && slices.Contains(kinds, c.Type) {
@@ -164,7 +170,8 @@ func denied(list []metav1.Condition, kinds ...string) string {
 	return ""
 }
 
-// wrongRoute returns the problems of a route at a Gateway.
+// wrongRoute returns the messages of the conditions that report a problem of route r at Gateway g.
+// It returns nil if r is nil.
 func wrongRoute(r *gateway.Route, g *gateway.Gateway) (out []string) {
 	if r == nil {
 		return nil
@@ -188,14 +195,16 @@ func wrongRoute(r *gateway.Route, g *gateway.Gateway) (out []string) {
 	return slices.Compact(out)
 }
 
-// names reports whether a host in an object matches a name. A host that matches every name does not
-// count.
+// names reports whether host, a host field of an Ingress, a route or a listener, matches the host
+// name. wild sets how many labels a wildcard covers. A host field that matches every name yields
+// false.
 func names(host, name string, wild route.Wildcard) bool {
 	h, err := route.ParseHost(host, wild)
 	return err == nil && h != (route.Host{}) && h.Matches(name)
 }
 
-// claims returns the objects with rules for a host, those that Keelson serves first.
+// claims returns the Ingresses, routes and Gateway listeners that name a host. Those that Keelson
+// serves come first.
 func (x *tracer) claims(host string) (out []claim) {
 	if x.Entrances == nil {
 		return nil
@@ -222,7 +231,8 @@ func (x *tracer) claims(host string) (out []claim) {
 	return out
 }
 
-// ofClass returns the door of an IngressClass, or the reason why none exists.
+// ofClass returns the element of doors for the IngressClass of that name. If there is none, it
+// returns nil and the reason.
 func (x *tracer) ofClass(doors []*door, class string) (*door, string) {
 	for _, d := range doors {
 		if d.gateway == nil && d.class == class {
@@ -243,7 +253,8 @@ func (x *tracer) ofClass(doors []*door, class string) (*door, string) {
 	return nil, fmt.Sprintf("its class %s does not exist: nobody serves it", class)
 }
 
-// gatewayClaims returns the claims of routes and listeners.
+// gatewayClaims returns the HTTPRoutes, GRPCRoutes and Gateway listeners that name a host. A route
+// has one claim for each Gateway in its parentRefs. doors are all entry points.
 func (x *tracer) gatewayClaims(doors []*door, host string) (out []claim) {
 	served := map[types.NamespacedName]*door{}
 	routes := map[string]*gateway.Route{}
@@ -297,7 +308,8 @@ func (x *tracer) gatewayClaims(doors []*door, host string) (out []claim) {
 	return out
 }
 
-// noGateway returns the reason why the Gateway of a route is not served.
+// noGateway returns the reason why Keelson does not serve the Gateway of that name. It is called
+// only for a Gateway that is not served.
 func (x *tracer) noGateway(at types.NamespacedName) string {
 	for _, kind := range []string{Gateways, GatewayClasses} {
 		if slices.Contains(x.Unread, kind) {
@@ -318,7 +330,8 @@ func (x *tracer) noGateway(at types.NamespacedName) string {
 	return fmt.Sprintf("its gateway %s does not exist: nobody serves it", at)
 }
 
-// Pairs returns the names of the Secrets that a trace to a target needs.
+// Pairs returns the names of the TLS Secrets that the Ingresses and Gateways for the target use.
+// The caller reads these Secrets into w.Entrances before it calls Trace.
 func Pairs(w *World, t Target) (out []types.NamespacedName) {
 	x := &tracer{World: w, target: t}
 	add := func(namespace, name string) {
@@ -361,7 +374,9 @@ func certificates(l gw.Listener) []gw.SecretObjectReference {
 	return l.TLS.CertificateRefs
 }
 
-// Behind returns the Services with EndpointSlices that a trace through an ingress proxy needs.
+// Behind returns the Services through which a request to the target passes: those of the ingress
+// proxies and of their backends. The caller reads the EndpointSlices of these Services before it
+// calls Trace.
 func Behind(w *World, t Target) (out []corev1.Service) {
 	x := &tracer{World: w, target: t}
 	for _, d := range x.leading() {
@@ -383,7 +398,8 @@ func Behind(w *World, t Target) (out []corev1.Service) {
 	return out
 }
 
-// leading returns the doors through which the target may be reached.
+// leading returns the entry points (IngressClasses and Gateways) that may serve the target. For the
+// address of an ingress proxy in a URL, it returns only the entry point of that proxy.
 func (x *tracer) leading() (out []*door) {
 	if x.Entrances == nil {
 		return nil
@@ -400,8 +416,9 @@ func (x *tracer) leading() (out []*door) {
 	return out
 }
 
-// poolOf splits the key of a pool of endpoints: namespace/service/port for Ingresses,
-// service/namespace/service:port/protocol for Gateways.
+// poolOf splits the key of an endpoint pool in a routing table. The key is namespace/service/port
+// for an Ingress and service/namespace/service:port/protocol for a Gateway. ok is false for any
+// other form.
 func poolOf(key string) (namespace, service, port string, ok bool) {
 	parts := strings.Split(key, "/")
 	switch len(parts) {
@@ -414,8 +431,8 @@ func poolOf(key string) (namespace, service, port string, ok bool) {
 	return "", "", "", false
 }
 
-// Outside reports whether a target is a host name that no Service has, so that an Ingress or a
-// Gateway may serve it.
+// Outside reports whether the target is a host name with a dot that resolves to no Service. An
+// Ingress or a Gateway may serve such a name.
 func Outside(w *World, t Target) bool {
 	_, err := netip.ParseAddr(t.Host)
 	return err != nil && strings.Contains(t.Host, ".") && len(Meant(w, t)) == 0

@@ -8,15 +8,17 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// fewDots is the number of dots (ndots) from which a pod's resolver tries a name before the search
-// domains.
+// fewDots is the default of the resolver option ndots in pods. A name with at least that many dots
+// is tried as it is before the search domains are appended.
 const fewDots = 5
 
-// unresolvable are the reserved top-level domains that never resolve.
+// unresolvable lists the reserved top-level domains that never resolve (RFC 6761).
 var unresolvable = []string{"invalid", "test", "example"}
 
-// resolve returns the Service to which a name resolves in the pod, and the pod's host name before
-// it, if any. ok is false if the trace ends or leaves the cluster.
+// resolve adds the step for the DNS lookup of the target's host from the pod. It returns the
+// Service to which the host resolves. host is the pod's host name in HOST.SERVICE.NAMESPACE, or
+// empty. ok is false if the host does not resolve to a Service, or if the pod cannot use the
+// cluster's DNS.
 func (x *tracer) resolve() (svc *corev1.Service, host string, ok bool) {
 	name := strings.ToLower(strings.TrimSuffix(x.target.Host, "."))
 	policy := x.Pod.Spec.DNSPolicy
@@ -65,7 +67,9 @@ func (x *tracer) resolve() (svc *corev1.Service, host string, ok bool) {
 	return nil, "", false
 }
 
-// foreign reports whether a name that no Service has is a name outside the cluster.
+// foreign reports whether a name that resolves to no Service belongs outside the cluster. Names
+// without a dot, in the cluster's domain, or ending in .svc belong to the cluster. So does
+// SERVICE.NAMESPACE if the namespace exists.
 func (x *tracer) foreign(name string) bool {
 	dots := strings.Count(name, ".")
 	switch {
@@ -78,7 +82,8 @@ func (x *tracer) foreign(name string) bool {
 	return !slices.ContainsFunc(x.Namespaces, func(ns corev1.Namespace) bool { return ns.Name == namespace })
 }
 
-// otherResolver reports whether the pod does not use the cluster's DNS.
+// otherResolver adds the failed step for a pod that does not use the cluster's DNS because of its
+// DNS policy. It always returns false.
 func (x *tracer) otherResolver(policy corev1.DNSPolicy) bool {
 	why, mend := "its dnsPolicy is "+string(policy), string(corev1.DNSClusterFirst)
 	if policy == corev1.DNSClusterFirst {
@@ -92,7 +97,8 @@ func (x *tracer) otherResolver(policy corev1.DNSPolicy) bool {
 		Mend: []string{"# set spec.dnsPolicy of the pod's template to " + mend}})
 }
 
-// mayAsk reports whether NetworkPolicies allow the pod to use the cluster's DNS.
+// mayAsk reports whether NetworkPolicies allow the pod to send queries to the cluster's DNS. If
+// they do not, it adds a failed step.
 func (x *tracer) mayAsk() bool {
 	dns := endpoint{namespace: dnsNamespace, labels: map[string]string{"k8s-app": "kube-dns"}, port: 53, proto: corev1.ProtocolUDP}
 	v := x.judge(x.Pod, egress, dns)
@@ -105,10 +111,13 @@ func (x *tracer) mayAsk() bool {
 		Mend:    []string{allowing(x.Pod, egress, dns, v)}})
 }
 
-// dnsNamespace is the namespace of the cluster's DNS for NetworkPolicies.
+// dnsNamespace is the namespace of the cluster's DNS, as namespace selectors of NetworkPolicies
+// match it.
 const dnsNamespace = "kube-system"
 
-// candidates returns the names that the pod's resolver tries, in order.
+// candidates returns the fully qualified names that the pod's resolver tries for a name, in order.
+// They follow from the search domains and ndots of the pod. A target host with a trailing dot
+// yields only the name itself.
 func (x *tracer) candidates(name string) []string {
 	search := []string{x.Pod.Namespace + ".svc." + x.Domain, "svc." + x.Domain, x.Domain}
 	dots := fewDots
@@ -133,7 +142,9 @@ func (x *tracer) candidates(name string) []string {
 	return append(out, name)
 }
 
-// split splits a name of the form [HOST.]SERVICE.NAMESPACE.svc.DOMAIN.
+// split splits a DNS name of the form [HOST.]SERVICE.NAMESPACE.svc.DOMAIN, where DOMAIN is the
+// cluster's domain. It also accepts an SRV name, _PORT._PROTOCOL.SERVICE.NAMESPACE.svc.DOMAIN. ok
+// is false for any other form.
 func (x *tracer) split(full string) (service, namespace, host string, ok bool) {
 	rest, ok := strings.CutSuffix(full, ".svc."+x.Domain)
 	parts := strings.Split(rest, ".")
@@ -150,7 +161,8 @@ func (x *tracer) split(full string) (service, namespace, host string, ok bool) {
 	return "", "", "", false
 }
 
-// noSuchService returns a failed step with the namespaces in which a Service of that name exists.
+// noSuchService returns the failed step for a host that resolves to no Service. tried are the DNS
+// names that were looked up. The step lists the namespaces that have a Service of that name.
 func (x *tracer) noSuchService(tried []string) Step {
 	s := Step{Name: "name", Stops: true, Says: fmt.Sprintf("%s is nobody's name: NXDOMAIN", x.target.Host)}
 	for _, full := range tried {

@@ -1,5 +1,6 @@
-// Package nettrace traces a connection from a pod through the cluster's network, from the name to
-// the pod that responds, and shows where it fails. It is pure: the caller reads the objects.
+// Package nettrace traces a connection from a pod through the cluster's network: DNS, Service,
+// endpoints, routes, NetworkPolicies and ingress proxies. The result is a list of steps that ends
+// at the step that fails. The package does no I/O: the caller reads the objects.
 package nettrace
 
 import (
@@ -18,29 +19,29 @@ import (
 	"keelson.dev/keelson/controlplane/api/balancer"
 )
 
-// World contains the objects that were read for one trace. A list that is named in Unread is
-// unknown, not empty.
+// World contains the objects that the caller read for one trace. A list that is named in Unread
+// could not be read, so that its content is not known.
 type World struct {
 	Domain string // DNS domain of the cluster
 	Unread []string
 
-	Pod        *corev1.Pod // source of the connection
+	Pod        *corev1.Pod // the pod that opens the connection
 	Nodes      []corev1.Node
 	Namespaces []corev1.Namespace
 	Services   []corev1.Service
 	Slices     []discoveryv1.EndpointSlice // of the Services to which the target may resolve
-	Pods       []corev1.Pod                // of the endpoints, or with the target's address
+	Pods       []corev1.Pod                // of the endpoints, and with the target's address
 	Policies   []networkingv1.NetworkPolicy
-	Ranges     []networkingv1.ServiceCIDR // ranges of Service addresses
+	Ranges     []networkingv1.ServiceCIDR // IP ranges from which Services get their addresses
 
-	// Reach is the answer of the pod's node about a target outside the cluster; nil if it was not
-	// asked or did not respond.
+	// Reach reports whether the pod's node can reach a target outside the cluster. It is nil if the
+	// node was not asked or did not respond.
 	Reach *Reach
 
-	Entrances *Entrances // nil if they were not read
+	Entrances *Entrances // nil if Ingress and Gateway API objects were not read
 }
 
-// Names of the lists in Unread.
+// Names of the lists of World, as World.Unread contains them.
 const (
 	Nodes      = "nodes"
 	Namespaces = "namespaces"
@@ -51,53 +52,58 @@ const (
 	Ranges     = "servicecidrs"
 )
 
-// Reach reports whether a node reaches a host. It is the response of the agent at /keelson/reach.
+// Reach reports whether a node can resolve a host and has a route to it. It is the response body of
+// the node agent at /keelson/reach.
 type Reach struct {
 	Addresses  []string `json:"addresses"`
 	Unresolved string   `json:"unresolved"`
 	NoRoute    string   `json:"noRoute"`
 }
 
-// Step is one step of a trace.
+// Step is one hop or check of a trace, such as the DNS lookup or the NetworkPolicies, with its
+// result.
 type Step struct {
-	// "name", "address", "rule", "endpoint", "route" or "policy"; through an Ingress or a Gateway
-	// also "entrance", "listener", "match", "backend" and "proxy".
+	// Name is "pod", "name", "address", "rule", "endpoint", "route" or "policy". For a target
+	// behind an Ingress or a Gateway, it is also "entrance", "listener", "match", "backend" or
+	// "proxy".
 	Name    string   `json:"name"`
 	Says    string   `json:"says"`
 	Stops   bool     `json:"stops,omitempty"`
-	Partly  bool     `json:"partly,omitempty"` // fails only for some of the endpoints
+	Partly  bool     `json:"partly,omitempty"` // the step fails for some of the endpoints only
 	Details []string `json:"details,omitempty"`
 	Mend    []string `json:"mend,omitempty"` // commands that repair the problem, in order
 }
 
-// Report contains the steps of a trace, up to the step that fails.
+// Report contains the steps of a trace. The last step is the one that fails, if any.
 type Report struct {
 	From   string   `json:"from"`
 	To     string   `json:"to"`
 	Steps  []Step   `json:"steps"`
 	Stops  string   `json:"stops,omitempty"`  // name of the step that fails; empty if the connection is possible
-	Partly bool     `json:"partly,omitempty"` // some connections are possible and some fail
+	Partly bool     `json:"partly,omitempty"` // some connections succeed and some fail
 	Unread []string `json:"unread,omitempty"`
 }
 
-// Target is the destination of a connection.
+// Target is the destination of the traced connection.
 type Target struct {
 	Host  string
-	Port  int32           // 0 for any
-	Proto corev1.Protocol // empty for the protocol of the port
+	Port  int32           // 0 selects any port
+	Proto corev1.Protocol // empty selects any protocol of the Service's port, and TCP elsewhere
 
-	Scheme string // of a URL: "http" or "https"; otherwise empty
-	Path   string // of a URL, with its query
+	Scheme string // "http" or "https" if the target is a URL; otherwise empty
+	Path   string // path and query if the target is a URL
 }
 
-// most is the maximum number of endpoints that are listed individually.
+// most is the maximum number of endpoints or ingress proxies that a step or a report lists
+// individually.
 const most = 10
 
-// TargetForms describes the accepted forms of a target.
+// TargetForms describes, for help texts and errors, the forms that ParseTarget accepts.
 const TargetForms = "SERVICE, SERVICE.NAMESPACE, svc/NAME, a host name or an ADDRESS, each with :PORT and /PROTOCOL if need be, or a URL"
 
-// ParseTarget parses HOST, HOST:PORT or HOST:PORT/PROTOCOL, or a URL http://HOST[:PORT][/PATH] or
-// https. An IPv6 address with a port requires brackets. HOST may also be svc/NAME or service/NAME.
+// ParseTarget parses HOST[:PORT][/PROTOCOL], or a URL http[s]://HOST[:PORT][/PATH]. HOST may also
+// be svc/NAME or service/NAME. An IPv6 address with a port requires brackets. The error names the
+// invalid part.
 func ParseTarget(s string) (Target, error) {
 	if strings.Contains(s, "://") {
 		return parseURL(s)
@@ -153,14 +159,14 @@ func parseURL(s string) (t Target, err error) {
 	return t, nil
 }
 
-// tracer holds the state of one trace.
+// tracer holds the objects, the target and the report of one trace while it is built.
 type tracer struct {
 	*World
 	target Target
 	report Report
 }
 
-// Trace traces a connection from w.Pod to a target.
+// Trace traces a connection from w.Pod to t, and returns the steps up to the first step that fails.
 func Trace(w *World, t Target) Report {
 	x := &tracer{World: w, target: t}
 	x.report = Report{From: x.from(), To: t.String(), Steps: []Step{}, Unread: w.Unread}
@@ -168,7 +174,7 @@ func Trace(w *World, t Target) Report {
 	return x.report
 }
 
-// String returns the target as the user wrote it.
+// String returns the target in a form that ParseTarget accepts.
 func (t Target) String() string {
 	s := t.Host
 	if t.Scheme != "" {
@@ -197,7 +203,7 @@ func (x *tracer) from() string {
 	return s
 }
 
-// step adds a step, and reports whether the trace continues.
+// step appends s to the report. It returns false if s is a failed step, which ends the trace.
 func (x *tracer) step(s Step) bool {
 	x.report.Steps = append(x.report.Steps, s)
 	x.report.Partly = x.report.Partly || s.Partly
@@ -207,7 +213,8 @@ func (x *tracer) step(s Step) bool {
 	return !s.Stops
 }
 
-// walk traces from the name to the pods.
+// walk runs the trace. Depending on the target's host, it continues at an IP address, at an ingress
+// proxy or at a Service.
 func (x *tracer) walk() {
 	if x.Pod.Status.PodIP == "" {
 		x.step(Step{Name: "pod", Stops: true, Says: "it has no address: it does not run",
@@ -227,7 +234,8 @@ func (x *tracer) walk() {
 	}
 }
 
-// toAddress traces a connection to an IP address.
+// toAddress traces a connection to an IP address. The address may belong to a Service, a pod or a
+// node, or be outside the cluster.
 func (x *tracer) toAddress(ip netip.Addr) {
 	for i := range x.Services {
 		svc := &x.Services[i]
@@ -287,7 +295,8 @@ func (x *tracer) proto() corev1.Protocol {
 
 const balancersAddress = "the load balancer's address"
 
-// addressOf returns which kind of address of a Service ip is, or "".
+// addressOf returns "" if ip is not an address of svc. Otherwise it returns the kind of address as
+// a text: cluster IP, external IP or load balancer IP.
 func addressOf(svc *corev1.Service, ip netip.Addr) string {
 	is := func(s string) bool {
 		a, err := netip.ParseAddr(s)
@@ -319,7 +328,8 @@ func addresses(p *corev1.Pod) (out []string) {
 	return out
 }
 
-// Meant returns the Services to which a target may resolve. A trace needs their EndpointSlices.
+// Meant returns the Services to which the target's host or address may refer. The caller reads the
+// EndpointSlices of these Services before it calls Trace.
 func Meant(w *World, t Target) (out []corev1.Service) {
 	x := &tracer{World: w, target: t}
 	ip, err := netip.ParseAddr(t.Host)

@@ -8,8 +8,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// nowhere returns the failed step for an address that no Service, pod or node has. It returns nil
-// if the connection may leave the cluster.
+// nowhere returns the failed step for an address that no Service, pod or node has and that is not
+// routable. It returns nil if the connection may leave the cluster.
 func (x *tracer) nowhere(ip netip.Addr) *Step {
 	stop := func(mend, format string, args ...any) *Step {
 		return &Step{Name: "route", Stops: true, Says: fmt.Sprintf(format, args...), Mend: []string{mend}}
@@ -38,7 +38,8 @@ func (x *tracer) nowhere(ip netip.Addr) *Step {
 	return nil
 }
 
-// noRoute returns the failed step for a node without a route to an address.
+// noRoute returns the failed step for a destination to which the pod's node has no route. to
+// describes the destination. x.Reach must be set.
 func (x *tracer) noRoute(to string) Step {
 	return Step{Name: "route", Stops: true, Says: fmt.Sprintf("node %s of the pod has no route to %s, which no Service, pod or node has: %s", x.Pod.Spec.NodeName, to, x.Reach.NoRoute),
 		Mend: []string{"# add a route on node " + x.Pod.Spec.NodeName + ", such as a default route"}}
@@ -59,8 +60,8 @@ func inRanges(ip netip.Addr, cidrs []string) bool {
 	})
 }
 
-// hasFamily reports whether the pod has an address of the family of ip. A pod in the host network
-// has the node's addresses.
+// hasFamily reports whether the pod has an address of the same IP family (IPv4 or IPv6) as ip. A
+// pod in the host network has the addresses of its node.
 func (x *tracer) hasFamily(ip netip.Addr) bool {
 	own := addresses(x.Pod)
 	if n := x.node(x.Pod.Spec.NodeName); x.Pod.Spec.HostNetwork && n != nil {

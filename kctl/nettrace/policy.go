@@ -13,17 +13,17 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// endpoint is the peer of a connection as a NetworkPolicy sees it.
+// endpoint is the remote side of a connection with the properties that NetworkPolicies match.
 type endpoint struct {
-	ip        netip.Addr // may be invalid; then only selectors can match
-	namespace string     // empty if it is not a pod
+	ip        netip.Addr // if invalid, only selectors can match, and no ipBlock
+	namespace string     // empty if the remote side is not a pod
 	labels    map[string]string
-	ports     []corev1.ContainerPort // container ports of the destination pod
-	port      int32                  // 0 for any
+	ports     []corev1.ContainerPort // declared container ports of the destination pod
+	port      int32                  // 0 stands for any port
 	proto     corev1.Protocol
 }
 
-// direction is Ingress or Egress.
+// direction is a direction of NetworkPolicy rules, ingress or egress.
 type direction networkingv1.PolicyType
 
 const (
@@ -31,10 +31,11 @@ const (
 	egress  = direction(networkingv1.PolicyTypeEgress)
 )
 
-// verdict is the decision of the policies of a pod about a connection.
+// verdict is the decision of the NetworkPolicies that select a pod about one connection. A pod that
+// no NetworkPolicy selects is not isolated, and its connections are allowed.
 type verdict struct {
 	allowed bool
-	by      []string // the policies that allow the connection, or else all that isolate the pod; empty if the pod is not isolated
+	by      []string // the policy that allows the connection, or all that isolate the pod
 }
 
 func (v verdict) policies() string {
@@ -44,7 +45,8 @@ func (v verdict) policies() string {
 	return "policies " + strings.Join(v.by, ", ")
 }
 
-// isolate returns the reason why the connection is denied.
+// isolate returns the clause that names the policies which isolate the pod. It is used in messages
+// about a denied connection.
 func (v verdict) isolate() string {
 	if len(v.by) == 1 {
 		return v.policies() + " isolates it"
@@ -52,7 +54,9 @@ func (v verdict) isolate() string {
 	return v.policies() + " isolate it"
 }
 
-// policy returns the step with the decisions of the policies of both sides.
+// policy returns the step with the decisions of the NetworkPolicies. For each backend in all, it
+// evaluates the egress policies of the source pod and the ingress policies of the backend's pod.
+// The step fails if no backend is allowed.
 func (x *tracer) policy(all []backend) Step {
 	s := Step{Name: "policy"}
 	if slices.Contains(x.Unread, Policies) || slices.Contains(x.Unread, Namespaces) {
@@ -104,8 +108,9 @@ func (x *tracer) policy(all []backend) Step {
 	return s
 }
 
-// allowing returns the command that adds a policy which allows the connection. Policies are
-// additive, so existing policies, such as a default-deny policy, stay unchanged.
+// allowing returns a kctl command that adds a NetworkPolicy for pod p. The policy allows the
+// connection with other in direction d. Policies are additive, so the policies in v that isolate
+// the pod stay unchanged.
 func allowing(p *corev1.Pod, d direction, other endpoint, v verdict) string {
 	side := "from"
 	if d == egress {
@@ -132,7 +137,8 @@ func allowing(p *corev1.Pod, d direction, other endpoint, v verdict) string {
 		p.Namespace, selected, strings.ToLower(string(d)), side, peer, port, v.policies())
 }
 
-// far returns a backend as the policies of the source see it.
+// far returns backend b as the remote side of a connection, for the egress policies of the source
+// pod.
 func (x *tracer) far(b backend) endpoint {
 	e := endpoint{ip: b.ip, port: b.port, proto: b.proto}
 	if b.pod != nil && !b.pod.Spec.HostNetwork {
@@ -141,7 +147,8 @@ func (x *tracer) far(b backend) endpoint {
 	return e
 }
 
-// near returns the source as the policies of a backend see it.
+// near returns the source pod as the remote side of a connection, for the ingress policies of
+// b.pod. The port is that of b. b.pod must not be nil.
 func (x *tracer) near(b backend) endpoint {
 	e := endpoint{port: b.port, proto: b.proto, ports: portsOf(b.pod)}
 	e.ip, _ = netip.ParseAddr(x.Pod.Status.PodIP)
@@ -158,7 +165,9 @@ func portsOf(p *corev1.Pod) (out []corev1.ContainerPort) {
 	return out
 }
 
-// judge returns the decision of the policies of a pod about a connection with a peer.
+// judge returns the decision of the NetworkPolicies that select pod p about a connection with other
+// in direction d. For a pod in the host network, it always allows the connection, because
+// NetworkPolicies do not apply there.
 func (x *tracer) judge(p *corev1.Pod, d direction, other endpoint) verdict {
 	if p.Spec.HostNetwork {
 		return verdict{allowed: true} // policies do not apply in the host network
@@ -177,8 +186,8 @@ func (x *tracer) judge(p *corev1.Pod, d direction, other endpoint) verdict {
 	return verdict{allowed: len(isolating) == 0, by: isolating}
 }
 
-// Isolating returns the names of the policies that isolate a pod, by direction. A pod in the host
-// network is not isolated.
+// Isolating returns the names of the NetworkPolicies that isolate pod p for ingress (in) and for
+// egress (out). Both are empty for a pod in the host network.
 func Isolating(policies []networkingv1.NetworkPolicy, p *corev1.Pod) (in, out []string) {
 	for i := range policies {
 		np := &policies[i]
@@ -195,7 +204,8 @@ func Isolating(policies []networkingv1.NetworkPolicy, p *corev1.Pod) (in, out []
 	return in, out
 }
 
-// about reports whether a policy applies to a direction.
+// about reports whether policy np has rules for direction d, explicitly in policyTypes or by their
+// defaults.
 func about(np *networkingv1.NetworkPolicy, d direction) bool {
 	if len(np.Spec.PolicyTypes) == 0 {
 		return d == ingress || len(np.Spec.Egress) > 0
@@ -214,7 +224,7 @@ func (x *tracer) allows(np *networkingv1.NetworkPolicy, d direction, other endpo
 	return slices.ContainsFunc(np.Spec.Egress, func(r networkingv1.NetworkPolicyEgressRule) bool { return rule(r.To, r.Ports) })
 }
 
-// means reports whether a peer of a policy matches the other endpoint.
+// means reports whether p, a peer in a rule of policy np, matches the remote side other.
 func (x *tracer) means(np *networkingv1.NetworkPolicy, p networkingv1.NetworkPolicyPeer, other endpoint) bool {
 	if b := p.IPBlock; b != nil {
 		within := func(cidr string) bool {
@@ -237,8 +247,8 @@ func (x *tracer) means(np *networkingv1.NetworkPolicy, p networkingv1.NetworkPol
 	return false
 }
 
-// portMeant reports whether a port of a policy matches the destination port. A connection to any
-// port matches every port of a policy.
+// portMeant reports whether p, a port in a rule of a NetworkPolicy, matches the protocol and port
+// of other. A connection to any port matches every port of its protocol.
 func portMeant(p networkingv1.NetworkPolicyPort, other endpoint) bool {
 	proto := corev1.ProtocolTCP
 	if p.Protocol != nil {

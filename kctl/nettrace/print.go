@@ -7,7 +7,8 @@ import (
 	"unicode"
 )
 
-// Print writes a report as text.
+// Print writes the report to out as text: one row for each step, then the result with commands for
+// repair.
 func (r Report) Print(out io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "from %s\nto   %s\n\n", r.From, r.To)
@@ -44,7 +45,8 @@ func (r Report) Print(out io.Writer) error {
 	return err
 }
 
-// printable replaces control characters, so that texts of objects cannot control the terminal.
+// printable returns r if it is a newline or printable, and '?' otherwise. Texts from API objects so
+// cannot send control sequences to the terminal.
 func printable(r rune) rune {
 	if r == '\n' || unicode.IsPrint(r) {
 		return r

@@ -8,7 +8,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// toBackends continues from the endpoints: the routes to their nodes, and the NetworkPolicies.
+// toBackends adds the last two steps of a trace: the routes to the backends in all, and the
+// NetworkPolicies. A backend without a route is excluded from the second step.
 func (x *tracer) toBackends(all []backend) {
 	route, reached := x.routes(all)
 	if !x.step(route) {
@@ -17,7 +18,8 @@ func (x *tracer) toBackends(all []backend) {
 	x.step(x.policy(reached))
 }
 
-// routes returns the step with the route to each backend, and the backends that are reachable.
+// routes returns the step with the route from the pod's node to each backend in all, and the
+// backends that have a route. The step fails if no backend has a route.
 func (x *tracer) routes(all []backend) (s Step, reached []backend) {
 	s = Step{Name: "route"}
 	if slices.Contains(x.Unread, Nodes) {
@@ -56,7 +58,8 @@ func (x *tracer) routes(all []backend) (s Step, reached []backend) {
 	return s, reached
 }
 
-// route describes the route to one backend, and reports whether it exists.
+// route returns a text about the route from the pod's node to backend b. ok is false if the
+// backend's node does not exist, is not Ready or has no address of that IP family.
 func (x *tracer) route(b backend) (says string, ok bool) {
 	name := x.nodeOf(b)
 	if name == "" {

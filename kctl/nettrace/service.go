@@ -10,18 +10,20 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// backend is one possible destination of the connection.
+// backend is an address and a port to which the connection may be sent, such as an endpoint of a
+// Service.
 type backend struct {
 	ip    netip.Addr
 	port  int32
 	proto corev1.Protocol
 	node  string
-	pod   *corev1.Pod // nil if it is not a known pod
+	pod   *corev1.Pod // nil if no pod with that address was read
 }
 
-// toService continues from a Service. host is the host name of a pod of a headless Service, or
-// empty. what is the kind of address by which the Service was reached, or empty if it was reached
-// by its name.
+// toService traces a connection to a Service: its port, its endpoints, the routes and the
+// NetworkPolicies. If host is not empty, only the endpoints with that hostname count. what is the
+// kind of address by which the Service was reached, such as a result of addressOf. It is empty if
+// the Service was reached by its name.
 func (x *tracer) toService(svc *corev1.Service, host, what string) {
 	if svc.Spec.Type == corev1.ServiceTypeExternalName {
 		x.step(Step{Name: "address", Says: fmt.Sprintf("service %s/%s is another name for %s: the connection goes where that leads", svc.Namespace, svc.Name, svc.Spec.ExternalName)})
@@ -54,7 +56,9 @@ func (x *tracer) toService(svc *corev1.Service, host, what string) {
 	x.toBackends(ready)
 }
 
-// port returns the port of the Service that the target selects.
+// port returns the port of svc that matches the target's port and protocol, and adds a step for it.
+// If no port matches, the result is nil, true for a headless Service. For other Services it adds a
+// failed step and returns nil, false.
 func (x *tracer) port(svc *corev1.Service, headless bool) (*corev1.ServicePort, bool) {
 	var have []string
 	for i := range svc.Spec.Ports {
@@ -90,9 +94,11 @@ func (x *tracer) wanted() string {
 	return s + "/" + string(x.proto())
 }
 
-// endpoints returns the endpoints of a port of a Service, and the ready ones.
+// endpoints returns all endpoints of svc for a port, and those that receive traffic. These are the
+// ready endpoints, or the serving terminating endpoints if no endpoint is ready. A nil port stands
+// for the target's port. If host is not empty, only endpoints with that hostname are returned.
 func (x *tracer) endpoints(svc *corev1.Service, port *corev1.ServicePort, host string) (all, ready []backend) {
-	var last []backend // terminating endpoints that still serve: they are used if no other endpoint is ready
+	var last []backend // terminating endpoints that still serve; used if no endpoint is ready
 	for i := range x.Slices {
 		s := &x.Slices[i]
 		if s.Namespace != svc.Namespace || s.Labels[discoveryv1.LabelServiceName] != svc.Name {
@@ -159,7 +165,9 @@ func (x *tracer) backends(e discoveryv1.Endpoint, namespace string, port int32, 
 	return out
 }
 
-// tellEndpoints adds the step with the endpoints of a Service.
+// tellEndpoints adds the step that lists the endpoints of svc. all and ready are the results of
+// endpoints for host. It returns false if the step fails, because no endpoint is ready or
+// EndpointSlices could not be read.
 func (x *tracer) tellEndpoints(svc *corev1.Service, host string, all, ready []backend) bool {
 	if slices.Contains(x.Unread, Slices) {
 		return x.step(Step{Name: "endpoint", Stops: true, Says: "endpointslices may not be read, so that it is not known who answers"})
@@ -187,7 +195,7 @@ func (x *tracer) tellEndpoints(svc *corev1.Service, host string, all, ready []ba
 	return x.step(s)
 }
 
-// called returns the name under which a backend is shown.
+// called returns the text for a backend in a report: its address, pod and node.
 func (x *tracer) called(b backend) string {
 	s := b.ip.String()
 	if b.port != 0 {

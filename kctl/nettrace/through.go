@@ -17,10 +17,11 @@ import (
 	"keelson.dev/keelson/ingressproxy/route"
 )
 
-// host returns the normalized host of the target, as the routing table uses it.
+// host returns the target's host in the normalized form that routing tables use.
 func (x *tracer) host() string { return route.NormalizeHost(x.target.Host) }
 
-// entered returns the scheme and the port at which the request reaches the proxies.
+// entered returns the scheme and the port with which the request reaches an ingress proxy. Missing
+// parts of the target get the defaults of HTTP and HTTPS.
 func (x *tracer) entered() (scheme string, port uint16) {
 	scheme, port = x.target.Scheme, uint16(x.target.Port)
 	switch {
@@ -37,7 +38,9 @@ func (x *tracer) entered() (scheme string, port uint16) {
 	return scheme, port
 }
 
-// addressed returns the door of the proxies that have the address in a URL, or nil.
+// addressed returns the entry point (IngressClass or Gateway) whose Service has the target's
+// address. It returns nil if the target is not a URL with an IP address, or if no entry point has
+// the address.
 func (x *tracer) addressed() *door {
 	ip, err := netip.ParseAddr(x.target.Host)
 	if err != nil || x.target.Scheme == "" || x.Entrances == nil {
@@ -51,7 +54,8 @@ func (x *tracer) addressed() *door {
 	return nil
 }
 
-// match looks up the target in the routing table of the proxies.
+// match returns the rule for a GET request to the target from the routing table of entry point d.
+// ok is false if no rule matches.
 func (x *tracer) match(d *door) (route.Found, bool) {
 	index, _ := route.Compile(d.table())
 	_, port := x.entered()
@@ -69,7 +73,10 @@ func (x *tracer) request(method string) *http.Request {
 	return &http.Request{Method: method, Host: x.target.Host, Header: http.Header{}, URL: &url.URL{Path: path, RawQuery: query}}
 }
 
-// enter continues at the door that serves the target's host.
+// enter continues the trace at an Ingress or a Gateway for the target's host. all are the objects
+// that name the host; it must not be empty. It selects the object whose rule matches the request,
+// or the first object if no rule matches. If Keelson does not serve the selected object, the trace
+// fails.
 func (x *tracer) enter(all []claim) {
 	c := all[0]
 	for _, other := range all {
@@ -99,7 +106,7 @@ func (x *tracer) enter(all []claim) {
 	x.through(c)
 }
 
-// outward returns the addresses of a Service for clients outside the cluster.
+// outward returns the load balancer IPs and external IPs of a Service. It returns nil if s is nil.
 func outward(s *corev1.Service) (out []string) {
 	if s == nil {
 		return nil
@@ -112,7 +119,8 @@ func outward(s *corev1.Service) (out []string) {
 	return append(out, s.Spec.ExternalIPs...)
 }
 
-// owner returns the object of the rule that matched, in the form of claim.what.
+// owner returns the Ingress or the route that contains the matched rule, in the form of claim.what,
+// such as "ingress shop/web".
 func owner(f route.Found) string {
 	parts := strings.SplitN(f.Rule.Name, "/", 4)
 	if len(parts) < 3 {
@@ -121,8 +129,9 @@ func owner(f route.Found) string {
 	return parts[0] + " " + parts[1] + "/" + parts[2]
 }
 
-// through continues through the ingress proxies of a door: their rules, the connection to them, and
-// the connection from them to the pods.
+// through continues the trace at the entry point of claim c (its IngressClass or Gateway). It adds
+// the steps for the listener, the matched rule, the connection to the ingress proxies, and their
+// connections to the backends.
 func (x *tracer) through(c claim) {
 	d := c.door
 	if why := d.problem(); why != "" {
@@ -162,7 +171,9 @@ func (d *door) mend() []string {
 	return []string{fmt.Sprintf("kctl -n %s describe gateway/%s", d.gateway.Object.Namespace, d.gateway.Object.Name)}
 }
 
-// listener adds the step with the listener that accepts the connection, and its certificate.
+// listener adds the step for the listener of entry point d (an IngressClass or a Gateway) that
+// accepts the connection, and for its certificate. It returns false if no listener or no
+// certificate fits. c supplies the problems and the repair command.
 func (x *tracer) listener(d *door, c claim) bool {
 	scheme, port := x.entered()
 	s := Step{Name: "listener", Mend: d.mend()}
@@ -213,7 +224,8 @@ func (x *tracer) listener(d *door, c claim) bool {
 	return x.step(s)
 }
 
-// sni returns the server name that a client sends, which is empty for an IP address.
+// sni returns the server name (SNI) that a TLS client sends for the target. It is empty for an IP
+// address.
 func (x *tracer) sni() string {
 	if _, err := netip.ParseAddr(x.target.Host); err == nil {
 		return ""
@@ -221,7 +233,8 @@ func (x *tracer) sni() string {
 	return x.target.Host
 }
 
-// unserved returns the address of each listener of a Gateway, and why it is not served.
+// unserved returns one line for each listener of the Gateway of d: its port, protocol and host, and
+// why it is not served, if so. d must be a Gateway.
 func (x *tracer) unserved(d *door) (out []string) {
 	status := d.gateway.Status(gateway.ProxyState{}, metav1.Time{})
 	for i, l := range d.gateway.Object.Spec.Listeners {
@@ -237,7 +250,9 @@ func (x *tracer) unserved(d *door) (out []string) {
 	return out
 }
 
-// ruled adds the step with the rule that matched, and its action.
+// ruled adds the step for the matched rule f of entry point d. It returns false if the proxy
+// answers every request with an error instead of forwarding it. The problems of claim c are added
+// as details.
 func (x *tracer) ruled(d *door, c claim, f route.Found) bool {
 	s := Step{Name: "match", Says: fmt.Sprintf("%s: %s", owner(f), matchText(f))}
 	if r := f.Rule.Filters.Redirect; r != nil {
@@ -276,7 +291,8 @@ func (x *tracer) ruled(d *door, c claim, f route.Found) bool {
 	return x.step(s)
 }
 
-// matchText describes a match.
+// matchText describes the hosts of a matched rule and its path, method, header and query
+// conditions.
 func matchText(f route.Found) string {
 	host := "every host"
 	if len(f.Rule.Hosts) > 0 {
@@ -289,7 +305,8 @@ func matchText(f route.Found) string {
 	return host + ", " + asks(f.Match)
 }
 
-// asks describes the requirements of a match.
+// asks describes the path, method, header and query conditions of a match. A nil match stands for
+// every path.
 func asks(m *route.Match) string {
 	if m == nil {
 		return "every path"
@@ -312,7 +329,8 @@ func asks(m *route.Match) string {
 	return strings.Join(out, ", ")
 }
 
-// noRule returns the failed step for a request without a matching rule, with the most similar rule.
+// noRule returns the failed step for a request that matches no rule of entry point d. The step
+// contains the problems of claim c, and the rule of the listener in f with the most similar path.
 func (x *tracer) noRule(d *door, c claim, f route.Found) Step {
 	path := x.request(http.MethodGet).URL.Path
 	s := Step{Name: "match", Stops: true, Says: fmt.Sprintf("no rule of %s is for %s%s: the proxy answers 404", d, x.target.Host, path), Details: d.wrong(c), Mend: d.mend()}
@@ -349,8 +367,8 @@ func commonLength(a, b string) (n int) {
 	return n
 }
 
-// proxies adds the steps to the proxies of a door, and returns the ready ones. ok is false if the
-// trace ends there.
+// proxies adds the steps for the connection from the pod to the ingress proxies of entry point d,
+// and returns the ready proxies. ok is false if that connection fails. The Service of d must exist.
 func (x *tracer) proxies(d *door) (ready []backend, ok bool) {
 	_, port := x.entered()
 	asked := x.target
@@ -371,7 +389,8 @@ func (x *tracer) proxies(d *door) (ready []backend, ok bool) {
 	return ready, x.report.Stops == ""
 }
 
-// behind continues from a proxy to the pods.
+// behind adds the steps from the ingress proxies to the backends of the matched rule f. proxies are
+// the ready ingress proxies of entry point d.
 func (x *tracer) behind(d *door, c claim, f route.Found, proxies []backend) {
 	table := d.table()
 	var all []backend
@@ -408,8 +427,9 @@ func (x *tracer) behind(d *door, c claim, f route.Found, proxies []backend) {
 	x.fromProxies(proxies, all)
 }
 
-// fromProxies continues from each proxy that may handle the request. Proxies on the same node that
-// policies cannot distinguish are traced once.
+// fromProxies adds the steps from each ingress proxy in proxies to the backends in all. Proxies on
+// the same node that NetworkPolicies cannot distinguish are traced once. If only some proxies fail,
+// the report is marked as partial.
 func (x *tracer) fromProxies(proxies, all []backend) {
 	var first []backend
 	alike := map[string]int{}
@@ -452,7 +472,7 @@ func (x *tracer) fromProxies(proxies, all []backend) {
 			break
 		}
 		for _, s := range w.Steps {
-			if s.Stops && stopped < len(ways) { // the other proxies reach the pods
+			if s.Stops && stopped < len(ways) { // at least one other proxy reaches the pods
 				s.Stops, s.Partly = false, true
 			}
 			x.step(s)
@@ -460,7 +480,8 @@ func (x *tracer) fromProxies(proxies, all []backend) {
 	}
 }
 
-// kindOf returns the properties of a proxy's pod on which the trace depends.
+// kindOf returns a key of the properties on which the trace from an ingress proxy depends: node,
+// namespace, labels and host network.
 func kindOf(p *corev1.Pod) string {
 	return fmt.Sprint(p.Spec.NodeName, p.Namespace, p.Labels, p.Spec.HostNetwork)
 }
@@ -475,7 +496,8 @@ func passing(ways []Report) (n int) {
 	return n
 }
 
-// backendAt returns the backend at an address, with its pod if known.
+// backendAt returns the backend for an address and a TCP port. Its pod and its node are set if the
+// World contains them.
 func (x *tracer) backendAt(at netip.AddrPort) backend {
 	b := backend{ip: at.Addr(), port: int32(at.Port()), proto: corev1.ProtocolTCP}
 	for i := range x.Pods {
