@@ -10,15 +10,18 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Scaled is the target of an autoscaler, as far as it could be read.
+// Scaled is the object that a HorizontalPodAutoscaler scales (spec.scaleTargetRef), as far as it
+// could be read.
 type Scaled struct {
-	Kind   string   // kind as in a command, such as "deployment"; empty if the kind is not supported
-	Found  bool     // whether the target exists
+	Kind   string   // for commands, such as "deployment"; empty if not supported
+	Found  bool     // whether the object exists
 	Others []string // names of all objects of that kind in the namespace
 }
 
-// autoscaler explains a HorizontalPodAutoscaler that does not scale, or that scales less than its
-// metrics require.
+// autoscaler returns the Findings about a HorizontalPodAutoscaler. It returns one Finding if the
+// object is being deleted, if its latest generation was not processed, or if AbleToScale or
+// ScalingActive is False. Otherwise it returns Findings for failed metrics, for stabilization
+// windows and for limits of the number of replicas. It returns nil if none of these applies.
 func (w *World) autoscaler(h *autoscalingv2.HorizontalPodAutoscaler) []Finding {
 	if f := deletedObject(h, "horizontalpodautoscaler"); f != nil {
 		return []Finding{*f}
@@ -60,12 +63,13 @@ func autoscalerWell(h *autoscalingv2.HorizontalPodAutoscaler) string {
 
 func fewest(h *autoscalingv2.HorizontalPodAutoscaler) int32 { return replicas(h.Spec.MinReplicas) }
 
-// scaleTarget returns the target as an argument of a command.
+// scaleTarget returns the scaled object of h as a command argument, such as "deployment/web".
 func scaleTarget(h *autoscalingv2.HorizontalPodAutoscaler) string {
 	return strings.ToLower(h.Spec.ScaleTargetRef.Kind) + "/" + h.Spec.ScaleTargetRef.Name
 }
 
-// unscalable explains a target that cannot be read or written.
+// unscalable returns the Finding for a HorizontalPodAutoscaler that cannot read or scale its
+// target. c is the condition AbleToScale, with status False.
 func (w *World) unscalable(h *autoscalingv2.HorizontalPodAutoscaler, c autoscalingv2.HorizontalPodAutoscalerCondition) Finding {
 	f := Finding{Object: hpa(h), What: "cannot scale " + line(scaleTarget(h)), Since: at(c.LastTransitionTime), Because: line(c.Message),
 		Mend: []string{kctl(h, "get %s", scaleTarget(h)), kctl(h, "edit hpa %s   # spec.scaleTargetRef", h.Name)}}
@@ -82,7 +86,9 @@ func (w *World) unscalable(h *autoscalingv2.HorizontalPodAutoscaler, c autoscali
 	return f
 }
 
-// unmeasured explains an autoscaler without usable metrics.
+// unmeasured returns the Finding for a HorizontalPodAutoscaler that is not active: its target has 0
+// replicas, its selector is invalid, or no metric is available. c is the condition ScalingActive,
+// with status False.
 func (w *World) unmeasured(h *autoscalingv2.HorizontalPodAutoscaler, c autoscalingv2.HorizontalPodAutoscalerCondition) Finding {
 	f := Finding{Object: hpa(h), What: "does not scale", Since: at(c.LastTransitionTime), Because: line(c.Message)}
 	switch c.Reason {
@@ -99,7 +105,8 @@ func (w *World) unmeasured(h *autoscalingv2.HorizontalPodAutoscaler, c autoscali
 	return f
 }
 
-// missing returns the missing metrics, with their pods and sources, and commands to provide them.
+// missing returns, for the metrics of h, texts about their sources and about the pods without usage
+// or request. mend are commands that help to find or repair the missing metrics.
 func (w *World) missing(h *autoscalingv2.HorizontalPodAutoscaler) (details, mend []string) {
 	add := func(detail string, commands ...string) {
 		details = append(details, detail)
@@ -127,7 +134,9 @@ func (w *World) missing(h *autoscalingv2.HorizontalPodAutoscaler) (details, mend
 
 const customAPI = "kctl get apiservice v1beta2.custom.metrics.k8s.io v1beta1.custom.metrics.k8s.io"
 
-// missingResource adds the pods without a request for a resource, and the pods with unknown usage.
+// missingResource calls add for each problem of the resource metric m of h: pods without a request
+// for the resource, and pods without a usage sample. The arguments of add are a text and commands
+// that repair the problem.
 func (w *World) missingResource(h *autoscalingv2.HorizontalPodAutoscaler, m *autoscalingv2.MetricSpec, add func(string, ...string)) {
 	resource, container, goal := corev1.ResourceName(""), "", autoscalingv2.MetricTarget{}
 	if m.Resource != nil {
@@ -178,7 +187,7 @@ func (w *World) missingResource(h *autoscalingv2.HorizontalPodAutoscaler, m *aut
 	}
 }
 
-// some returns an example amount of a resource.
+// some returns an example amount of a resource for a command.
 func some(resource corev1.ResourceName) string {
 	if resource == corev1.ResourceMemory {
 		return "64Mi"
@@ -186,8 +195,9 @@ func some(resource corev1.ResourceName) string {
 	return "100m"
 }
 
-// withoutRequest returns a text about the containers without a request for the resource, or about a
-// container that does not exist. The text is empty if all containers have a request.
+// withoutRequest returns a text about the first container of p without a request for a resource. It
+// returns "" if all containers have a request. If container is not empty, only the container of
+// that name is checked. none is true if p has no such container.
 func withoutRequest(p *corev1.Pod, container string, resource corev1.ResourceName) (text string, none bool) {
 	found := container == ""
 	for i := range p.Spec.Containers {
@@ -206,7 +216,8 @@ func withoutRequest(p *corev1.Pod, container string, resource corev1.ResourceNam
 	return "", false
 }
 
-// partly explains metrics that are ignored while other metrics decide.
+// partly returns a Finding if a recent event reports that a metric of h failed, while other metrics
+// still decide. It returns nil otherwise.
 func (w *World) partly(h *autoscalingv2.HorizontalPodAutoscaler) *Finding {
 	e := w.event(h.UID, "FailedGetResourceMetric", "FailedGetContainerResourceMetric", "FailedGetPodsMetric", "FailedGetObjectMetric",
 		"FailedGetExternalMetric", "InvalidMetricSourceType")
@@ -218,11 +229,12 @@ func (w *World) partly(h *autoscalingv2.HorizontalPodAutoscaler) *Finding {
 	return f
 }
 
-// unread is how long after a failure a metric may still be missing. Autoscalers are evaluated every
-// 15 seconds, and repeated events are written less often.
+// unread is how long after its last failure event a metric still counts as failed. It is longer
+// than the evaluation interval of 15 seconds, because repeated events are recorded less often.
 const unread = time.Minute
 
-// steadied explains a stabilization window that keeps the number of replicas.
+// steadied returns a Finding if a stabilization window keeps the number of replicas of h. able is
+// the condition AbleToScale, which has a reason for that. It returns nil otherwise.
 func (w *World) steadied(h *autoscalingv2.HorizontalPodAutoscaler, able autoscalingv2.HorizontalPodAutoscalerCondition) *Finding {
 	way, window, wanted := "scaleDown", int32(300), "fewer"
 	switch able.Reason {
@@ -253,8 +265,9 @@ func rulesFor(h *autoscalingv2.HorizontalPodAutoscaler, way string) *autoscaling
 	}
 }
 
-// limited explains bounds and policies that keep the number of replicas from the number that the
-// metrics require.
+// limited returns a Finding if minReplicas, maxReplicas or a scaling policy of h prevents the
+// number of replicas that its metrics require. c is the condition ScalingLimited. It returns nil
+// unless the condition is True.
 func limited(h *autoscalingv2.HorizontalPodAutoscaler, c autoscalingv2.HorizontalPodAutoscalerCondition) *Finding {
 	if c.Status != corev1.ConditionTrue {
 		return nil
@@ -280,7 +293,8 @@ func limited(h *autoscalingv2.HorizontalPodAutoscaler, c autoscalingv2.Horizonta
 	return f
 }
 
-// slowed explains the scaling policies of one direction.
+// slowed fills Finding f for scaling policies of h that limit or disable scaling in one direction.
+// way is "scaleUp" or "scaleDown". to and wanted are words for that direction in the texts.
 func slowed(h *autoscalingv2.HorizontalPodAutoscaler, f *Finding, way, to, wanted string) {
 	rules := rulesFor(h, way)
 	f.What = fmt.Sprintf("scales %s no faster than its policies let it", to)

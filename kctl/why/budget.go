@@ -12,7 +12,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// budget explains a PodDisruptionBudget that allows no eviction.
+// budget returns the Findings about a PodDisruptionBudget: that it is being deleted, or that it
+// allows no eviction, with the problems of its pods. It returns nil if the budget allows evictions
+// or selects no pods.
 func (w *World) budget(b *policyv1.PodDisruptionBudget) []Finding {
 	if f := deletedObject(b, "poddisruptionbudget"); f != nil {
 		return []Finding{*f}
@@ -35,13 +37,15 @@ func (w *World) budget(b *policyv1.PodDisruptionBudget) []Finding {
 	return append(out, w.commonest(covered, &out[0])...)
 }
 
-// drain explains which PodDisruptionBudgets keep pods on a cordoned node.
+// drain returns Findings for a cordoned node that cannot be drained. There is one Finding for each
+// PodDisruptionBudget that blocks evictions. Each pod that several budgets select has one Finding
+// as well. It returns nil if the node is not cordoned, or if pods or budgets could not be read.
 func (w *World) drain(n *corev1.Node) []Finding {
 	if !n.Spec.Unschedulable || !w.read(Placed) || !w.read(Budgets) {
 		return nil
 	}
 	var out []Finding
-	several := map[string]bool{} // pods that more than one budget selects
+	several := map[string]bool{} // namespace/name of each pod that several budgets select
 	for i := range w.Budgets {
 		b := &w.Budgets[i]
 		var held []string
@@ -87,8 +91,8 @@ func (w *World) budgetsOf(p *corev1.Pod) (n int) {
 	return n
 }
 
-// evictable reports whether a drain evicts the pod: pods of DaemonSets and static pods stay, pods
-// that have ended or are being deleted need no eviction.
+// evictable reports whether a drain evicts pod p. Pods of DaemonSets, static pods, terminated pods
+// and pods that are being deleted are not evicted.
 func evictable(p *corev1.Pod) bool {
 	_, static := p.Annotations[corev1.MirrorPodAnnotationKey]
 	owner := metav1.GetControllerOf(p)
@@ -101,8 +105,8 @@ func covers(b *policyv1.PodDisruptionBudget, p *corev1.Pod) bool {
 	return err == nil && b.Namespace == p.Namespace && s.Matches(labels.Set(p.Labels))
 }
 
-// blocks reports whether the budget refuses the eviction of the pod. Pods that are not Ready may go
-// while the budget is met, or always when the budget says so.
+// blocks reports whether budget b prevents the eviction of pod p. A pod that is not Ready can be
+// evicted while enough pods are healthy, or always if unhealthyPodEvictionPolicy is AlwaysAllow.
 func blocks(b *policyv1.PodDisruptionBudget, p *corev1.Pod) bool {
 	if b.Status.DisruptionsAllowed > 0 || !covers(b, p) || !evictable(p) || p.Status.Phase == corev1.PodPending {
 		return false
@@ -115,7 +119,8 @@ func blocks(b *policyv1.PodDisruptionBudget, p *corev1.Pod) bool {
 	return !always && !met
 }
 
-// shortage returns why a budget allows no eviction.
+// shortage returns the reason why budget b allows no eviction: too few Ready pods, or an error of
+// the controller that computes its status.
 func shortage(b *policyv1.PodDisruptionBudget) string {
 	s := b.Status
 	asks := ""
@@ -135,7 +140,7 @@ func shortage(b *policyv1.PodDisruptionBudget) string {
 	return text
 }
 
-// budgetMend returns commands after which evictions are possible, the least harmful one first.
+// budgetMend returns commands that let budget b allow evictions, the least harmful command first.
 func budgetMend(b *policyv1.PodDisruptionBudget) []string {
 	edit := kctl(b, "edit poddisruptionbudget %s   # let the application do without one pod more", b.Name)
 	var out []string
@@ -151,7 +156,8 @@ func budgetMend(b *policyv1.PodDisruptionBudget) []string {
 	return append(out, edit)
 }
 
-// unsynced returns why the control plane cannot compute a budget, or "".
+// unsynced returns the error message if the disruption controller cannot compute the status of
+// budget b. It returns "" otherwise.
 func unsynced(b *policyv1.PodDisruptionBudget) string {
 	for _, c := range b.Status.Conditions {
 		if c.Type == policyv1.DisruptionAllowedCondition && c.Reason == policyv1.SyncFailedReason {

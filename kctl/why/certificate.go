@@ -7,7 +7,8 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 )
 
-// signingRequest explains a CertificateSigningRequest without a certificate.
+// signingRequest returns a Finding for a CertificateSigningRequest that is not approved, is denied,
+// has failed, or is approved but not signed. It returns nil if the certificate is issued.
 func (w *World) signingRequest(c *certificatesv1.CertificateSigningRequest) []Finding {
 	if len(c.Status.Certificate) > 0 {
 		return nil

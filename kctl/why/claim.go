@@ -9,7 +9,8 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 )
 
-// users returns the pods that use a claim and have not terminated, sorted by name.
+// users returns the pods that mount PersistentVolumeClaim c and have not terminated, sorted by
+// name.
 func (w *World) users(c *corev1.PersistentVolumeClaim) (users []*corev1.Pod) {
 	for i := range w.Pods {
 		p := &w.Pods[i]
@@ -24,8 +25,8 @@ func (w *World) users(c *corev1.PersistentVolumeClaim) (users []*corev1.Pod) {
 	return users
 }
 
-// consumer completes the finding about a claim that waits for its first consumer: it adds why a pod
-// that uses the claim is not scheduled.
+// consumer sets the reason in f, a Finding about a claim that waits for its first consumer. The
+// reason is why a pod that uses the claim is not scheduled. f is unchanged if there is no such pod.
 func (w *World) consumer(c *corev1.PersistentVolumeClaim, f *Finding) {
 	for _, p := range w.users(c) {
 		for _, said := range p.Status.Conditions {
@@ -38,7 +39,8 @@ func (w *World) consumer(c *corev1.PersistentVolumeClaim, f *Finding) {
 	}
 }
 
-// claimWell describes a claim without findings.
+// claimWell returns the state of a bound claim without Findings: its volume and the nodes to which
+// the volume is attached.
 func (w *World) claimWell(c *corev1.PersistentVolumeClaim) string {
 	well := "bound to volume " + c.Spec.VolumeName
 	for _, a := range w.attachments(c) {
@@ -49,8 +51,9 @@ func (w *World) claimWell(c *corev1.PersistentVolumeClaim) string {
 	return well
 }
 
-// attributes explains why a volume does not have the attributes of the claim's
-// VolumeAttributesClass.
+// attributes returns a Finding if the volume of claim c does not have the attributes of the
+// requested VolumeAttributesClass. The reason comes from events and conditions of the claim. It
+// returns nil otherwise.
 func (w *World) attributes(c *corev1.PersistentVolumeClaim) []Finding {
 	has, want := "", ""
 	if n := c.Status.CurrentVolumeAttributesClassName; n != nil {
@@ -92,7 +95,8 @@ func (w *World) attributes(c *corev1.PersistentVolumeClaim) []Finding {
 	return []Finding{f}
 }
 
-// growth explains why a volume is smaller than the claim requests.
+// growth returns a Finding if claim c requests more storage than its volume has. The reason comes
+// from events and conditions of the claim. It returns nil otherwise.
 func (w *World) growth(c *corev1.PersistentVolumeClaim) []Finding {
 	want, has := c.Spec.Resources.Requests[corev1.ResourceStorage], c.Status.Capacity[corev1.ResourceStorage]
 	if has.IsZero() || want.Cmp(has) <= 0 {
@@ -126,7 +130,7 @@ func (w *World) growth(c *corev1.PersistentVolumeClaim) []Finding {
 	return []Finding{f}
 }
 
-// attachments returns the VolumeAttachments of a claim's volume, sorted by node.
+// attachments returns the VolumeAttachments of the volume of claim c, sorted by node name.
 func (w *World) attachments(c *corev1.PersistentVolumeClaim) (of []*storagev1.VolumeAttachment) {
 	for i := range w.Attachments {
 		a := &w.Attachments[i]
@@ -138,8 +142,9 @@ func (w *World) attachments(c *corev1.PersistentVolumeClaim) (of []*storagev1.Vo
 	return of
 }
 
-// bound explains why pods cannot use the volume of a bound claim: errors of its driver first, then
-// events of the pods.
+// bound returns Findings about a bound claim with a volume that pods cannot use. First come attach
+// and detach errors of the CSI driver. Then come pending pods with a failed attach or mount. It
+// returns nil if there are none.
 func (w *World) bound(c *corev1.PersistentVolumeClaim) (out []Finding) {
 	told := map[string]bool{} // nodes with a reported attach error
 	for _, a := range w.attachments(c) {
@@ -179,9 +184,9 @@ func (w *World) bound(c *corev1.PersistentVolumeClaim) (out []Finding) {
 	return out
 }
 
-// unattached returns the event that explains why a volume is not attached for a pod. An empty
-// volume matches every volume. It returns nil if there is no such event, or if the volume was
-// attached later. Events of the node are not used: they only report, later, that the node waits.
+// unattached returns the newest event FailedAttachVolume of pod p for a volume, or nil. An event
+// with a later SuccessfulAttachVolume does not count. If volume is empty, it considers all volumes.
+// It ignores events of the node, which only report that the node waits for the attachment.
 func (w *World) unattached(p *corev1.Pod, volume string) (worst *corev1.Event) {
 	about := func(e *corev1.Event) string {
 		_, rest, _ := strings.Cut(e.Message, `volume "`)
@@ -202,7 +207,8 @@ func (w *World) unattached(p *corev1.Pod, volume string) (worst *corev1.Event) {
 	return worst
 }
 
-// holders returns commands that detach a volume from its node, for a pod on another node.
+// holders returns commands that detach the volume of claim c from other nodes, so that it can be
+// attached to the node of pod p.
 func (w *World) holders(c *corev1.PersistentVolumeClaim, p *corev1.Pod) (mend []string) {
 	for _, a := range w.attachments(c) {
 		if a.Spec.NodeName == p.Spec.NodeName {

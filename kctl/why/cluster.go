@@ -9,7 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// namespace explains a namespace that is not deleted.
+// namespace returns a Finding for a namespace that is being deleted, with the conditions and
+// finalizers that delay the deletion. It returns nil for any other namespace.
 func (w *World) namespace(n *corev1.Namespace) []Finding {
 	if n.DeletionTimestamp == nil {
 		return nil
@@ -33,7 +34,9 @@ func (w *World) namespace(n *corev1.Namespace) []Finding {
 	return []Finding{f}
 }
 
-// nodeOf explains a node that accepts no pods or has a pressure condition.
+// nodeOf returns the Findings about a node: that it is being deleted, is not Ready, has another
+// condition that is True, is cordoned, or cannot be drained. It returns nil if none of these
+// applies.
 func (w *World) nodeOf(n *corev1.Node) []Finding {
 	if f := deletedObject(n, "node"); f != nil {
 		return []Finding{*f}
@@ -74,13 +77,14 @@ func (w *World) nodeOf(n *corev1.Node) []Finding {
 	return out
 }
 
-// exactHeartbeat is the longest time between the last heartbeat of a node and its condition Unknown
-// when replicas have observed that heartbeat. A replica that has failed takes the times that it
-// observed with it.
+// exactHeartbeat is the maximum time between a node's last heartbeat and its status Unknown for
+// which the recorded time of the heartbeat is exact. A longer time means that the replica which
+// received later heartbeats failed before it recorded them.
 const exactHeartbeat = 5 * time.Minute
 
-// lastHeartbeat returns how long ago the last heartbeat of a node was that is not Ready, or within
-// which time it was.
+// lastHeartbeat returns a text with the time since the last heartbeat of a node. ready is the
+// node's condition Ready, which is not True. If the exact time was lost with a failed replica, the
+// text contains a range.
 func (w *World) lastHeartbeat(ready *corev1.NodeCondition) string {
 	silent := ready.LastTransitionTime
 	if ready.Status == corev1.ConditionUnknown && silent.Sub(ready.LastHeartbeatTime.Time) > exactHeartbeat {
@@ -89,7 +93,9 @@ func (w *World) lastHeartbeat(ready *corev1.NodeCondition) string {
 	return "last heartbeat " + w.age(ready.LastHeartbeatTime) + " ago"
 }
 
-// pressure describes the effect of memory or disk pressure on a node, and its largest users.
+// pressure adds to f the effects of condition c and the pods that node n has evicted. It sets a
+// command that finds the largest users. c must be MemoryPressure or DiskPressure; other conditions
+// leave f unchanged.
 func (w *World) pressure(n *corev1.Node, c corev1.NodeConditionType, f *Finding) {
 	switch c {
 	case corev1.NodeMemoryPressure:
@@ -112,7 +118,8 @@ func (w *World) pressure(n *corev1.Node, c corev1.NodeConditionType, f *Finding)
 	}
 }
 
-// onNode returns the number of pods on a node, and how many of them are being deleted.
+// onNode returns a text with the number of pods on node n that have not terminated. It includes how
+// many of them are being evicted or deleted.
 func (w *World) onNode(n *corev1.Node) string {
 	if !w.read(Placed) {
 		return "its pods are not known"
@@ -130,8 +137,10 @@ func (w *World) onNode(n *corev1.Node) string {
 	return fmt.Sprintf("%s on it, %d of them evicted and not ended", many(all, "pod"), going)
 }
 
-// claim explains a PersistentVolumeClaim that has no volume, has a volume that its pods cannot use,
-// or is not deleted.
+// claim returns the Findings about a PersistentVolumeClaim: that it is being deleted, has no
+// volume, or has lost its volume. For a bound claim, they are about wrong volume attributes, a
+// volume that is too small, and attach or mount errors. It returns nil for a bound claim without
+// these problems.
 func (w *World) claim(c *corev1.PersistentVolumeClaim) []Finding {
 	if f := deletedObject(c, "persistentvolumeclaim"); f != nil {
 		var users []string
@@ -165,7 +174,8 @@ func (w *World) claim(c *corev1.PersistentVolumeClaim) []Finding {
 	return []Finding{f}
 }
 
-// claimEvent returns the event that best explains why a claim has no volume, or nil.
+// claimEvent returns the event that best explains why claim c has no volume, or nil. An unsupported
+// data source comes first, then a volume populator, then provisioning errors.
 func (w *World) claimEvent(c *corev1.PersistentVolumeClaim) *corev1.Event {
 	if e := w.event(c.UID, "UnrecognizedDataSourceKind"); e != nil {
 		return e // the other events are about the provisioner
@@ -186,11 +196,11 @@ func (w *World) claimEvent(c *corev1.PersistentVolumeClaim) *corev1.Event {
 	return e
 }
 
-// claimEvents are the reasons of the events that explain why a claim has no volume.
+// claimEvents lists the event reasons that explain why a claim has no volume.
 var claimEvents = []string{"FailedBinding", "VolumeMismatch", "WaitForFirstConsumer", "ProvisioningFailed", "ExternalProvisioning", "ClaimLost", "ClaimMisbound"}
 
-// claimMend returns commands for a claim without a volume, by the reason of its event; always
-// applies to any reason.
+// claimMend returns commands that help claim c to get a volume, by the reason and the message of
+// event e. It returns always if no specific command is known.
 func claimMend(c *corev1.PersistentVolumeClaim, e *corev1.Event, always []string) []string {
 	failed := e.Reason == "ProvisioningFailed"
 	switch {
@@ -226,7 +236,7 @@ func claimMend(c *corev1.PersistentVolumeClaim, e *corev1.Event, always []string
 	return always
 }
 
-// source returns the name of the data source of a claim, or "".
+// source returns the name of the data source of claim c (spec.dataSource), or "".
 func source(c *corev1.PersistentVolumeClaim) string {
 	if c.Spec.DataSource == nil {
 		return ""

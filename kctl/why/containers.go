@@ -12,7 +12,8 @@ func allStatuses(p *corev1.Pod) []corev1.ContainerStatus {
 	return slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses)
 }
 
-// containers explains each container that does not run or is restarted.
+// containers returns a Finding for each container of pod p that waits because of an error, or that
+// has terminated with a nonzero exit code. Init containers are included.
 func (w *World) containers(p *corev1.Pod) []Finding {
 	var out []Finding
 	for _, s := range allStatuses(p) {
@@ -41,8 +42,9 @@ func (w *World) containers(p *corev1.Pod) []Finding {
 	return out
 }
 
-// waiting explains a container in state waiting. It returns false if the container only waits for
-// other containers.
+// waiting fills Finding f with the reason why a container is in state waiting, and returns true. s
+// is the status of the container, and who is its name in texts. It returns false if the container
+// waits without an error, such as for init containers.
 func (w *World) waiting(p *corev1.Pod, s *corev1.ContainerStatus, who string, f *Finding) bool {
 	message := line(s.State.Waiting.Message)
 	switch reason := s.State.Waiting.Reason; reason {
@@ -65,7 +67,8 @@ func (w *World) waiting(p *corev1.Pod, s *corev1.ContainerStatus, who string, f 
 	return true
 }
 
-// image explains an image that cannot be pulled.
+// image fills Finding f for a container with an image that cannot be pulled. s is the status of the
+// container, and who is its name in texts.
 func (w *World) image(p *corev1.Pod, s *corev1.ContainerStatus, who string, f *Finding) {
 	reason, message := s.State.Waiting.Reason, line(s.State.Waiting.Message)
 	image := s.Image
@@ -127,7 +130,8 @@ func pullSecrets(p *corev1.Pod) string {
 	return "the pod's imagePullSecrets: " + strings.Join(names, ", ")
 }
 
-// crashes explains a container that terminates repeatedly.
+// crashes fills Finding f for a container in CrashLoopBackOff, with the cause of its last
+// termination. s is the status of the container, and who is its name in texts.
 func (w *World) crashes(p *corev1.Pod, s *corev1.ContainerStatus, who string, f *Finding) {
 	f.What = fmt.Sprintf("%s ends again and again (%s)", who, many(int(s.RestartCount), "restart"))
 	f.Mend = []string{kctl(p, "logs %s -c %s --previous", p.Name, s.Name)}
@@ -153,11 +157,12 @@ func (w *World) crashes(p *corev1.Pod, s *corev1.ContainerStatus, who string, f 
 	}
 }
 
-// signals are the names of the signals that terminate containers.
+// signals maps the signal numbers that terminate containers to their names.
 var signals = map[int32]string{1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL",
 	11: "SIGSEGV", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM"}
 
-// exit describes how a container terminated.
+// exit returns a text about the termination t of a container of pod p: its exit code or signal, how
+// long it ran, and its message. For an out-of-memory kill, it contains the memory limit.
 func (w *World) exit(p *corev1.Pod, container string, t *corev1.ContainerStateTerminated) string {
 	after := ""
 	if !t.StartedAt.IsZero() && !t.FinishedAt.IsZero() {
@@ -185,7 +190,7 @@ func (w *World) exit(p *corev1.Pod, container string, t *corev1.ContainerStateTe
 	return text
 }
 
-// shortened shortens a termination message to one line.
+// shortened truncates a termination message to 200 bytes.
 func shortened(text string) string {
 	const longest = 200
 	if len(text) > longest {
@@ -203,8 +208,9 @@ func memoryLimit(p *corev1.Pod, container string) string {
 	return ""
 }
 
-// missing returns commands that create the ConfigMap, Secret, key or claim that is missing
-// according to a message.
+// missing returns commands that resolve an error message about a container or a volume of pod p.
+// The message may name a missing ConfigMap, Secret, key or claim, or a file server. For other
+// messages, the command describes the pod.
 func missing(p *corev1.Pod, message string) []string {
 	if server, at := fileServer(message); server != "" {
 		return at(p, server)
@@ -241,7 +247,7 @@ func missing(p *corev1.Pod, message string) []string {
 	return []string{kctl(p, "describe pod %s", p.Name)}
 }
 
-// quoted returns the first quoted word of a text.
+// quoted returns the first text in double quotes within a text, without the quotes, or "".
 func quoted(text string) string {
 	_, rest, ok := strings.Cut(text, `"`)
 	word, _, ends := strings.Cut(rest, `"`)

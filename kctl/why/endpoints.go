@@ -9,12 +9,12 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// isReady reports whether nodes send traffic to an endpoint. An endpoint without the condition
+// isReady reports whether endpoint e is ready to receive traffic. An endpoint without the condition
 // Ready counts as ready.
 func isReady(e *discoveryv1.Endpoint) bool { return e.Conditions.Ready == nil || *e.Conditions.Ready }
 
-// slicesOf returns the number of EndpointSlices of a Service, their endpoints, and the ready
-// endpoints.
+// slicesOf returns the number of EndpointSlices of Service s, all their endpoints, and the
+// endpoints that are ready.
 func (w *World) slicesOf(s *corev1.Service) (slices int, all, ready []*discoveryv1.Endpoint) {
 	for i := range w.Slices {
 		l := &w.Slices[i]
@@ -33,7 +33,8 @@ func (w *World) slicesOf(s *corev1.Service) (slices int, all, ready []*discovery
 	return slices, all, ready
 }
 
-// nobody explains a Service without ready endpoints.
+// nobody returns a Finding if the EndpointSlices of Service s contain no ready endpoint. It returns
+// nil otherwise, or if EndpointSlices could not be read.
 func (w *World) nobody(s *corev1.Service) []Finding {
 	if !w.read(Slices) {
 		return nil
@@ -64,8 +65,9 @@ func have(n int, thing string) string {
 	return many(n, thing) + " have"
 }
 
-// near explains traffic policies that keep the traffic of a Service on a node or in a zone, for
-// nodes without an endpoint there.
+// near returns a Finding for ready nodes that Service s does not serve from a near endpoint. With
+// internalTrafficPolicy Local, these are the nodes without a ready endpoint. With topology hints,
+// these are the nodes for which no endpoint is hinted. It returns nil if there are no such nodes.
 func (w *World) near(s *corev1.Service) []Finding {
 	if !w.read(Slices) || !w.read(Nodes) {
 		return nil
@@ -104,7 +106,8 @@ func (w *World) near(s *corev1.Service) []Finding {
 		Mend:    []string{"kctl get nodes -L " + corev1.LabelTopologyZone}}}
 }
 
-// nodesWithout returns the ready nodes for which served returns false, with their zones.
+// nodesWithout returns the names of the ready nodes for which served returns false. The zone of a
+// node is added to its name.
 func (w *World) nodesWithout(served func(n *corev1.Node) bool) []string {
 	var out []string
 	for i := range w.Nodes {
@@ -124,7 +127,8 @@ func (w *World) nodesWithout(served func(n *corev1.Node) bool) []string {
 	return out
 }
 
-// endpointSlice explains an EndpointSlice that receives no traffic.
+// endpointSlice returns a Finding for an EndpointSlice that is being deleted, has no Service label,
+// belongs to a missing Service, or has no ready endpoint. It returns nil otherwise.
 func (w *World) endpointSlice(l *discoveryv1.EndpointSlice) []Finding {
 	if f := deletedObject(l, "endpointslice"); f != nil {
 		return []Finding{*f}

@@ -6,8 +6,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// fileServer returns the file server of a volume that a node cannot mount, and a function that
-// returns commands for it. The server is empty if the message is about another problem.
+// fileServer returns the NFS server that a mount error names, and a function that returns repair
+// commands for a pod and that server. A server name with unsafe characters is replaced by "SERVER".
+// server is "" if the message is not about NFS.
 func fileServer(message string) (server string, mend func(p *corev1.Pod, server string) []string) {
 	_, rest, ok := strings.Cut(message, ": NFS ")
 	if !ok {
@@ -36,16 +37,16 @@ func fileServer(message string) (server string, mend func(p *corev1.Pod, server 
 	return server, mend
 }
 
-// onNode returns a function for a command that is run on the pod's node. The command may contain
-// SERVER.
+// onNode returns a function that returns command with the name of the pod's node. The word SERVER
+// in command is replaced by the function's second argument, the name of a file server.
 func onNode(command string) func(*corev1.Pod, string) []string {
 	return func(p *corev1.Pod, server string) []string {
 		return []string{"on node " + p.Spec.NodeName + ": " + strings.ReplaceAll(command, "SERVER", server)}
 	}
 }
 
-// iscsiTarget returns commands for an iSCSI target that provides no disk to a node, or nil if the
-// message is about another problem.
+// iscsiTarget returns commands that repair the iSCSI error in message for pod p. It returns nil if
+// the message is not about iSCSI.
 func iscsiTarget(p *corev1.Pod, message string) []string {
 	_, rest, ok := strings.Cut(message, ": iSCSI target ")
 	if !ok {

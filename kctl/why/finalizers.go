@@ -7,7 +7,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// holders maps a finalizer to the component that removes it.
+// holders maps a finalizer to a text for the component or the condition that removes it.
 var holders = map[string]string{
 	"kubernetes.io/pvc-protection":                        "a pod that uses the claim",
 	"kubernetes.io/pv-protection":                         "a claim that is bound to the volume",
@@ -22,7 +22,7 @@ var holders = map[string]string{
 	"keelson.dev/provisioning":                            "the driver that was asked for a volume, which has to delete what it may have made",
 }
 
-// owned lists finalizers, each with the component that removes it.
+// owned returns a list of the finalizers as text, each with the component that removes it.
 func owned(finalizers []string) string {
 	var out []string
 	for _, f := range finalizers {
@@ -38,7 +38,8 @@ func owned(finalizers []string) string {
 	return strings.Join(bounded(out), ", ")
 }
 
-// unfinalize returns the command that removes all finalizers.
+// unfinalize returns the command that removes all finalizers from object o. kind is its kind as a
+// command argument.
 func unfinalize(o metav1.Object, kind string) string {
 	return kctl(o, `patch %s %s --type=merge -p '{"metadata":{"finalizers":null}}'   # only if their owners are gone for good`, kind, o.GetName())
 }

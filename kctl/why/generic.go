@@ -11,7 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// deletedObject explains an object that is being deleted, by its finalizers.
+// deletedObject returns a Finding if object o is being deleted, with the finalizers that delay the
+// deletion. It returns nil otherwise. kind is the kind in texts and commands.
 func deletedObject(o metav1.Object, kind string) *Finding {
 	if o.GetDeletionTimestamp() == nil {
 		return nil
@@ -24,13 +25,14 @@ func deletedObject(o metav1.Object, kind string) *Finding {
 	return f
 }
 
-// healthy are the condition types that are True for a healthy object of any kind.
+// healthy lists the condition types that are True on a healthy object of any kind.
 var healthy = []string{"Ready", "Available", "Established", "Healthy", "Synced", "Accepted", "Programmed", "ResolvedRefs"}
 
-// unhealthy are the condition types that are True for an unhealthy object.
+// unhealthy lists the condition types that are True on an unhealthy object of any kind.
 var unhealthy = []string{"PartiallyInvalid", "OverlappingTLSConfig"}
 
-// other explains an object of any other kind, by its deletion and by conditions that are not met.
+// other adds to r the Findings about an object of a kind without its own explanation. There is a
+// Finding if the object is being deleted, and one for each condition that shows a problem.
 func (w *World) other(subject runtime.Object, r *Report) {
 	o, err := meta.Accessor(subject)
 	if err != nil {
@@ -70,14 +72,15 @@ func (w *World) other(subject runtime.Object, r *Report) {
 	}
 }
 
-// conditionList is a list of conditions, and the part of the object that it describes.
+// conditionList contains the status conditions of an object, or of a listener or parent in its
+// status. of names that listener or parent; it is empty for the object.
 type conditionList struct {
 	of         string
 	conditions []any
 }
 
-// conditionLists returns the conditions of an object, including those that Gateway API has for
-// listeners and for the parents of routes.
+// conditionLists returns the status conditions in content, the unstructured form of an object. It
+// includes the conditions of Gateway listeners and of the parents of routes.
 func conditionLists(content map[string]any) []conditionList {
 	own, _, _ := unstructured.NestedSlice(content, "status", "conditions")
 	out := []conditionList{{conditions: own}}

@@ -10,7 +10,7 @@ import (
 	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
 )
 
-// groupOf returns the name of the PodGroup to which a pod refers, or "".
+// groupOf returns the name of the PodGroup of pod p, or "" if the pod belongs to no PodGroup.
 func groupOf(p *corev1.Pod) string {
 	if g := p.Spec.SchedulingGroup; g != nil && g.PodGroupName != nil {
 		return *g.PodGroupName
@@ -18,7 +18,9 @@ func groupOf(p *corev1.Pod) string {
 	return ""
 }
 
-// group explains a pod that waits for its PodGroup, or for the other pods of that group.
+// group fills Finding f and returns true if pod p cannot be scheduled because of its PodGroup. That
+// is, the group does not exist, its pods use different schedulers, or it has fewer pods than its
+// minimum. Otherwise group returns false.
 func (w *World) group(p *corev1.Pod, f *Finding) bool {
 	group := groupOf(p)
 	if group == "" || !w.read(Groups) {
@@ -78,8 +80,9 @@ func (w *World) group(p *corev1.Pod, f *Finding) bool {
 	return true
 }
 
-// together separates the part of a message that concerns the pod group from the part that concerns
-// the pod.
+// together returns the part of a scheduling message that is the reason for f, a Finding about pod
+// p. It adds the part about the PodGroup or about another pod to f.Details. Without a PodGroup, it
+// returns the message unchanged.
 func together(p *corev1.Pod, message string, f *Finding) string {
 	group := groupOf(p)
 	if group == "" {
@@ -87,10 +90,10 @@ func together(p *corev1.Pod, message string, f *Finding) string {
 	}
 	mark := "pod group " + group + ": only "
 	switch i := strings.Index(message, mark); {
-	case i > 0: // for a pod without a suitable node
+	case i > 0: // the pod itself fits on no node
 		f.Details = append(f.Details, strings.TrimSuffix(line(message[i:]), "."))
 		return strings.TrimSpace(message[:i])
-	case i == 0: // for a pod with a suitable node
+	case i == 0: // the pod itself fits on a node, and other pods of its group do not
 		sum, other, _ := strings.Cut(message, "; ")
 		if strings.HasPrefix(other, "preemption: ") {
 			var said string

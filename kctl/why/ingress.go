@@ -10,7 +10,9 @@ import (
 	"keelson.dev/keelson/ingressproxy/ingress"
 )
 
-// ingress explains an Ingress that no controller serves, or only in part.
+// ingress returns the Findings about an Ingress: that it is being deleted, has no valid class, has
+// rules that cannot be served, or has no address. It returns nil if none applies, or if another
+// controller serves it. It also returns nil if the required lists could not be read.
 func (w *World) ingress(i *networkingv1.Ingress) []Finding {
 	if f := deletedObject(i, "ingress"); f != nil {
 		return []Finding{*f}
@@ -42,7 +44,8 @@ func (w *World) ingress(i *networkingv1.Ingress) []Finding {
 	return out
 }
 
-// ingressWell describes an Ingress without findings.
+// ingressWell returns the state of an Ingress without Findings, such as that another controller
+// serves it.
 func (w *World) ingressWell(i *networkingv1.Ingress) string {
 	if !w.read(Classes) || !w.read(Services) || !w.read(Slices) {
 		return "whether it is served was not judged"
@@ -62,7 +65,8 @@ func (w *World) class(name string) *networkingv1.IngressClass {
 	return nil
 }
 
-// unclassed explains an Ingress for which no controller is responsible.
+// unclassed returns a Finding for an Ingress that names no IngressClass or a missing IngressClass.
+// It returns nil otherwise, or if IngressClasses could not be read.
 func (w *World) unclassed(i *networkingv1.Ingress) *Finding {
 	if !w.read(Classes) {
 		return nil
@@ -81,10 +85,11 @@ func (w *World) unclassed(i *networkingv1.Ingress) *Finding {
 	return f
 }
 
-// ingressWorld adapts a World to ingress.World.
+// ingressWorld gives package ingress, which evaluates the rules of an Ingress, read access to the
+// objects of a World.
 type ingressWorld struct{ w *World }
 
-// Service implements ingress.World.
+// Service returns the Service of that name, or nil if the World does not contain it.
 func (v ingressWorld) Service(namespace, name string) *corev1.Service {
 	for i := range v.w.Services {
 		if s := &v.w.Services[i]; s.Namespace == namespace && s.Name == name {
@@ -94,7 +99,7 @@ func (v ingressWorld) Service(namespace, name string) *corev1.Service {
 	return nil
 }
 
-// Slices implements ingress.World.
+// Slices returns the EndpointSlices of a Service in the World.
 func (v ingressWorld) Slices(namespace, service string) (out []*discoveryv1.EndpointSlice) {
 	for i := range v.w.Slices {
 		if s := &v.w.Slices[i]; s.Namespace == namespace && s.Labels[discoveryv1.LabelServiceName] == service {
@@ -104,7 +109,7 @@ func (v ingressWorld) Slices(namespace, service string) (out []*discoveryv1.Endp
 	return out
 }
 
-// Secret implements ingress.World.
+// Secret returns the Secret of that name, or nil if the World does not contain it.
 func (v ingressWorld) Secret(namespace, name string) *corev1.Secret {
 	for i := range v.w.Secrets {
 		if s := &v.w.Secrets[i]; s.Namespace == namespace && s.Name == name {

@@ -8,8 +8,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// template returns the object with the template from which the pod was created, as an argument of a
-// command, or "" if no object created it.
+// template returns the object that created pod p from its pod template, as a command argument such
+// as "deployment/web". It returns "" for a pod without a controller.
 func template(p *corev1.Pod) string {
 	o := metav1.GetControllerOf(p)
 	if o == nil {
@@ -23,7 +23,9 @@ func template(p *corev1.Pod) string {
 	return strings.ToLower(o.Kind) + "/" + o.Name
 }
 
-// nearestWord returns the most similar word, of which at most a third differs, or "".
+// nearestWord returns the element of words with the smallest edit distance to word. It returns ""
+// if every distance is larger than a third of word. An element that equals word is skipped. It
+// sorts words.
 func nearestWord(word string, words []string) string {
 	best, least := "", max(1, len(word)/3)+1
 	slices.Sort(words)
@@ -35,8 +37,8 @@ func nearestWord(word string, words []string) string {
 	return best
 }
 
-// distance returns the number of insertions, deletions, replacements and swaps of adjacent letters
-// that turn a into b.
+// distance returns the edit distance of a and b: the number of insertions, deletions, replacements
+// and swaps of adjacent bytes.
 func distance(a, b string) int {
 	before, last := make([]int, len(b)+1), make([]int, len(b)+1)
 	for j := range last {

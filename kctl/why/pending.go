@@ -16,7 +16,9 @@ import (
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 )
 
-// unscheduled explains a pod that is not scheduled.
+// unscheduled returns the Finding for a pod without a node. The reason is the first that applies:
+// scheduling gates, its claims, its PodGroup, a preemption that is not complete, or the scheduler's
+// message. For a scheduler's message, it adds the changes after which the nearest node would fit.
 func (w *World) unscheduled(p *corev1.Pod) Finding {
 	f := Finding{Object: name("pod", p), What: "has no node", Since: at(p.CreationTimestamp)}
 	c := podCondition(p, corev1.PodScheduled)
@@ -67,13 +69,15 @@ func (w *World) unscheduled(p *corev1.Pod) Finding {
 	of := f.Details
 	f.Because, f.Details = refusals(message)
 	f.Details = append(f.Details, of...)
-	if len(f.Mend) == 0 { // otherwise another pod is the obstacle
+	if len(f.Mend) == 0 { // otherwise another pod prevents the scheduling
 		w.nearest(p, &f)
 	}
 	return f
 }
 
-// claims explains a pod with claims that are missing or being deleted.
+// claims fills Finding f and returns true if a PersistentVolumeClaim of pod p prevents its
+// scheduling. That is, the claim is missing, being deleted, without its volume, or owned by another
+// object. Otherwise claims returns false.
 func (w *World) claims(p *corev1.Pod, f *Finding) bool {
 	if !w.read(Claims) {
 		return false
@@ -131,8 +135,9 @@ func claimNames(claims []corev1.PersistentVolumeClaim) []string {
 	return out
 }
 
-// refusals parses the scheduler's message. It returns the summary, and the reasons with their
-// number of nodes, the most frequent one first.
+// refusals parses the scheduler's message "N nodes are available: ...". It returns the part before
+// the colon, and the reasons with their number of nodes, the most frequent reason first. For any
+// other message it returns the whole message and no reasons.
 func refusals(message string) (sum string, reasons []string) {
 	message = line(message)
 	message, post, _ := strings.Cut(message, " preemption: ")
@@ -170,13 +175,14 @@ func refusals(message string) (sum string, reasons []string) {
 	return sum, reasons
 }
 
-// obstacle is a reason why a pod cannot run on a node.
+// obstacle is a reason why a pod cannot run on a node, with a command that removes the reason.
 type obstacle struct {
 	text, mend string
-	weight     float64 // how far the node is from accepting the pod
+	weight     float64 // the size of the necessary change; higher is larger
 }
 
-// nearest adds the node that could most easily accept the pod, and the necessary changes.
+// nearest adds to f, the Finding about the unscheduled pod p, the node that requires the smallest
+// changes before it can run the pod. It also adds the commands for these changes.
 func (w *World) nearest(p *corev1.Pod, f *Finding) {
 	if !w.read(Nodes) {
 		return
@@ -214,8 +220,8 @@ func (w *World) nearest(p *corev1.Pod, f *Finding) {
 	}
 }
 
-// obstacles returns the reasons why a pod cannot run on a node, as far as the Node and its pods
-// show them.
+// obstacles returns the reasons why pod p cannot run on node n: cordon, taints, node selector, node
+// affinity and resources. It returns nil if none of these prevents it.
 func (w *World) obstacles(p *corev1.Pod, n *corev1.Node) []obstacle {
 	var out []obstacle
 	unschedulable := corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}
@@ -229,7 +235,7 @@ func (w *World) obstacles(p *corev1.Pod, n *corev1.Node) []obstacle {
 		}
 		o := obstacle{"it has taint " + t.ToString() + ", which the pod does not tolerate",
 			fmt.Sprintf("kctl taint node %s %s:%s-   # or give the pod a toleration", n.Name, t.Key, t.Effect), 1}
-		if strings.HasPrefix(t.Key, "node.kubernetes.io/") { // the taint reflects the node's state and was not set by a user
+		if strings.HasPrefix(t.Key, "node.kubernetes.io/") { // set by a controller, not by a user
 			o.mend, o.weight = "kctl why node/"+n.Name, 2
 		}
 		out = append(out, o)
@@ -244,7 +250,8 @@ func tolerates(p *corev1.Pod, t *corev1.Taint) bool {
 	return scheduling.TolerationsTolerateTaint(logr.Discard(), p.Spec.Tolerations, t, false)
 }
 
-// unselected describes a node that the pod's selector or affinity excludes.
+// unselected returns the obstacle for node n, which the node selector or the required node affinity
+// of pod p excludes.
 func (w *World) unselected(p *corev1.Pod, n *corev1.Node) obstacle {
 	var want, have []string
 	for k, v := range p.Spec.NodeSelector {
@@ -269,8 +276,9 @@ func (w *World) unselected(p *corev1.Pod, n *corev1.Node) obstacle {
 	return obstacle{text, "kctl label node " + n.Name + " " + strings.Join(want, " ") + overwrite, 1.5}
 }
 
-// room describes the resources that the node lacks. If the list of all pods is not available, only
-// a pod that is larger than the whole node is reported.
+// room returns an obstacle for each resource of which node n has less free than pod p requests. If
+// the pods of all namespaces could not be read, the node counts as empty. Then only a pod that is
+// larger than the whole node is reported.
 func (w *World) room(p *corev1.Pod, n *corev1.Node) []obstacle {
 	asked := requests.PodRequests(p, requests.PodResourcesOptions{})
 	asked[corev1.ResourcePods] = *resource.NewQuantity(1, resource.DecimalSI)
@@ -317,13 +325,13 @@ func (w *World) room(p *corev1.Pod, n *corev1.Node) []obstacle {
 	return out
 }
 
-// lack returns the missing share of the requested amount.
+// lack returns the share of want that exceeds free, from 0 to 1.
 func lack(want, free resource.Quantity) float64 {
 	return 1 - free.AsApproximateFloat64()/want.AsApproximateFloat64()
 }
 
-// askLess returns the command after which the pod would fit: lower its request in the template, or
-// free resources.
+// askLess returns a command after which pod p would fit on a node with the amount free of resource
+// r. It lowers the request in the pod's template if possible. Otherwise it adds a node.
 func askLess(p *corev1.Pod, r string, free resource.Quantity) string {
 	owner := template(p)
 	if owner == "" || r == string(corev1.ResourcePods) || free.IsZero() || len(p.Spec.Containers) != 1 {

@@ -10,7 +10,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// pod explains a pod: first what prevents it from running, then other problems.
+// pod returns the Findings about a pod by the first state that applies: being deleted, failed, not
+// scheduled, node lost, container errors, not started, or not Ready. It returns nil for a healthy
+// or succeeded pod.
 func (w *World) pod(p *corev1.Pod) []Finding {
 	switch {
 	case p.DeletionTimestamp != nil:
@@ -37,7 +39,7 @@ func (w *World) pod(p *corev1.Pod) []Finding {
 	return nil
 }
 
-// podWell describes a pod without findings.
+// podWell returns the state of a pod without Findings: its phase, and since when it is Ready.
 func (w *World) podWell(p *corev1.Pod) string {
 	if p.Status.Phase == corev1.PodSucceeded {
 		return "it has done its work (Succeeded)"
@@ -48,7 +50,8 @@ func (w *World) podWell(p *corev1.Pod) string {
 	return string(p.Status.Phase)
 }
 
-// failed explains a pod that has failed and is not replaced.
+// failed returns the Finding for a pod in phase Failed: its reason, its failed containers, and
+// whether a controller replaces it.
 func (w *World) failed(p *corev1.Pod) Finding {
 	f := Finding{Object: name("pod", p), What: "has failed for good", Because: line(p.Status.Message)}
 	if c := podCondition(p, corev1.PodReady); c != nil {
@@ -58,7 +61,7 @@ func (w *World) failed(p *corev1.Pod) Finding {
 	again := kctl(p, "delete pod %s   # and make it anew: nothing does that for a pod without an owner", p.Name)
 	owner := template(p)
 	switch {
-	case strings.HasPrefix(owner, "job/"): // the Job replaces the pod, or has failed with it
+	case strings.HasPrefix(owner, "job/"): // the Job replaces the pod, or has itself failed
 		again = kctl(p, "describe %s", owner)
 	case owner != "":
 		f.Details = append(f.Details, owner+" replaces it")
@@ -75,7 +78,7 @@ func (w *World) failed(p *corev1.Pod) Finding {
 		if len(allStatuses(p)) == 0 && strings.Contains(p.Status.Message, "The node had condition") {
 			f.What = "was refused by node " + p.Spec.NodeName + ", which is short of something (Evicted)"
 		}
-		if strings.Contains(p.Status.Message, "The node ") { // the node's limit, not the pod's
+		if strings.Contains(p.Status.Message, "The node ") { // a limit of the node
 			f.Mend = append(f.Mend, "kctl why node/"+p.Spec.NodeName)
 		}
 	case reason == "DeadlineExceeded":
@@ -93,7 +96,9 @@ func (w *World) failed(p *corev1.Pod) Finding {
 	return f
 }
 
-// terminatingPod explains a pod that is being deleted.
+// terminatingPod returns the Finding for a pod that is being deleted, with the reason why it still
+// exists. Reasons are finalizers, a missing or unreachable node, the grace period, and incomplete
+// cleanup on the node.
 func (w *World) terminatingPod(p *corev1.Pod) Finding {
 	f := Finding{Object: name("pod", p), What: "is being deleted", Since: at(*p.DeletionTimestamp)}
 	grace := int64(0)
@@ -128,7 +133,8 @@ func (w *World) terminatingPod(p *corev1.Pod) Finding {
 	return f
 }
 
-// letGo explains why a pod still exists after its containers have terminated.
+// letGo fills Finding f for a pod that is being deleted and still exists after its containers have
+// terminated. The reason is an unmount error, if an event reports it.
 func (w *World) letGo(p *corev1.Pod, f *Finding) {
 	f.Because = "its containers have ended, and its node has not yet taken away what it had"
 	f.Mend = []string{kctl(p, "describe pod %s", p.Name), "kctl why node/" + p.Spec.NodeName}
@@ -166,7 +172,8 @@ func nodeReady(n *corev1.Node) bool {
 	return c != nil && c.Status == corev1.ConditionTrue
 }
 
-// lostNode explains a pod on a node that was deleted or is unreachable.
+// lostNode returns a Finding if the node of pod p does not exist or is not Ready. It returns nil
+// otherwise, or if nodes could not be read.
 func (w *World) lostNode(p *corev1.Pod) *Finding {
 	if !w.read(Nodes) {
 		return nil
@@ -190,8 +197,9 @@ func (w *World) lostNode(p *corev1.Pod) *Finding {
 	return f
 }
 
-// initializing explains a pod in which the other containers wait for a running init container. It
-// returns false for other pods.
+// initializing fills Finding f and returns true if a running init container delays the start of
+// other containers of pod p. A sidecar that has not started counts as well. Otherwise it returns
+// false.
 func (w *World) initializing(p *corev1.Pod, f *Finding) bool {
 	for _, s := range p.Status.InitContainerStatuses {
 		if s.State.Running == nil {
@@ -223,7 +231,8 @@ func (w *World) initializing(p *corev1.Pod, f *Finding) bool {
 	return false
 }
 
-// starting explains a pod that is scheduled and has not started its containers.
+// starting returns a Finding for a scheduled pod in phase Pending. The reason is a running init
+// container, a sandbox error, or an attach or mount error. It returns nil for any other phase.
 func (w *World) starting(p *corev1.Pod) *Finding {
 	if p.Status.Phase != corev1.PodPending {
 		return nil
@@ -268,7 +277,8 @@ func (w *World) starting(p *corev1.Pod) *Finding {
 	return f
 }
 
-// unready explains a pod that receives no traffic although its containers run.
+// unready returns a Finding for a running pod that is not Ready because of a readiness probe or a
+// readiness gate. It returns nil otherwise.
 func (w *World) unready(p *corev1.Pod) *Finding {
 	c := podCondition(p, corev1.PodReady)
 	if c != nil && c.Status == corev1.ConditionTrue {
@@ -304,7 +314,7 @@ func (w *World) unready(p *corev1.Pod) *Finding {
 	return f
 }
 
-// probeEvent returns the newest event about a failed probe of a container.
+// probeEvent returns the newest event about a failed probe of a container of pod p, or nil.
 func (w *World) probeEvent(p *corev1.Pod, container string) *corev1.Event {
 	var best *corev1.Event
 	for i := range w.Events {
@@ -317,7 +327,8 @@ func (w *World) probeEvent(p *corev1.Pod, container string) *corev1.Event {
 	return best
 }
 
-// probeOf describes the request or command of a probe.
+// probeOf returns a text about a probe of a container of pod p: its request or command, interval
+// and timeout. kind is "liveness" or "readiness". It returns "" if the container does not exist.
 func probeOf(p *corev1.Pod, container, kind string) string {
 	i := slices.IndexFunc(p.Spec.Containers, func(c corev1.Container) bool { return c.Name == container })
 	if i < 0 {

@@ -12,7 +12,7 @@ import (
 
 func short(d time.Duration) string { return duration.HumanDuration(max(d, 0)) }
 
-// Print writes a report as text.
+// Print writes the report to out as text. Times are shown as ages relative to now.
 func (r Report) Print(out io.Writer, now time.Time) error {
 	var b strings.Builder
 	if len(r.Findings) == 0 {
@@ -35,8 +35,8 @@ func (r Report) Print(out io.Writer, now time.Time) error {
 	return err
 }
 
-// printable replaces control characters, so that messages of containers and events cannot control
-// the terminal.
+// printable returns r if it is a newline or printable, and '?' otherwise. Messages of containers
+// and events so cannot send control sequences to the terminal.
 func printable(r rune) rune {
 	if r == '\n' || unicode.IsPrint(r) {
 		return r

@@ -14,7 +14,10 @@ import (
 	"keelson.dev/keelson/controlplane/api/balancer"
 )
 
-// service explains a Service without endpoints, or without an address.
+// service returns the Findings about a Service. It reports a deletion, a missing external address,
+// and a selector that matches no pods or no Ready pods. It also reports missing ready endpoints,
+// nodes that its traffic policy excludes, and undeclared target ports. It returns nil if none
+// applies.
 func (w *World) service(s *corev1.Service) []Finding {
 	if f := deletedObject(s, "service"); f != nil {
 		return []Finding{*f}
@@ -24,7 +27,7 @@ func (w *World) service(s *corev1.Service) []Finding {
 		out = append(out, *f)
 	}
 	if s.Spec.Type == corev1.ServiceTypeExternalName {
-		return out // such a Service has no endpoints
+		return out // a Service of type ExternalName has no endpoints
 	}
 	if len(s.Spec.Selector) == 0 || !w.read(Pods) {
 		return append(append(out, w.nobody(s)...), w.near(s)...) // without a selector, the pods of the Service are not known
@@ -58,8 +61,9 @@ func (w *World) service(s *corev1.Service) []Finding {
 	return append(out, unknownPorts(s, selected)...)
 }
 
-// balanced explains a Service of type LoadBalancer without an external address. It returns nil for
-// other Services.
+// balanced returns a Finding for a Service of type LoadBalancer with a missing external address or
+// an address outside the configured pools. It also returns a Finding if no node announces the
+// addresses. It returns nil otherwise, and for other types.
 func balanced(s *corev1.Service) *Finding {
 	if s.Spec.Type != corev1.ServiceTypeLoadBalancer {
 		return nil
@@ -94,8 +98,8 @@ func balanced(s *corev1.Service) *Finding {
 	return f
 }
 
-// selectsNothing explains a selector without matching pods, by the labels of the pods in the
-// namespace.
+// selectsNothing returns the Finding for a Service with a selector that matches no pods. It
+// compares the selector with the labels of the pods in the namespace, and suggests similar labels.
 func (w *World) selectsNothing(s *corev1.Service) Finding {
 	f := Finding{Object: name("service", s), What: "selects no pod", Since: at(s.CreationTimestamp),
 		Mend: []string{kctl(s, "get pods --show-labels")}}
@@ -154,8 +158,9 @@ func (w *World) selectsNothing(s *corev1.Service) Finding {
 	return f
 }
 
-// unknownPorts explains target ports that no container declares. A name must be declared. A number
-// need not be; an undeclared number is reported only if containers declare other ports.
+// unknownPorts returns a Finding for each target port of Service s that no container of pods
+// declares. A named port must be declared. A numeric port is reported only if the containers
+// declare other ports.
 func unknownPorts(s *corev1.Service, pods []*corev1.Pod) []Finding {
 	var out []Finding
 	for _, port := range s.Spec.Ports {

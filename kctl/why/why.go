@@ -1,5 +1,5 @@
-// Package why explains why an object is not healthy, and returns the commands that repair it. It is
-// pure: the caller reads the objects. The report lists the objects that could not be read.
+// Package why explains why an API object is not healthy, and returns commands that repair it. It
+// does no I/O: the caller reads the objects. The report lists the objects that could not be read.
 package why
 
 import (
@@ -23,58 +23,58 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Finding is one problem of an object.
+// Finding is one problem of an API object, with its reason and commands that repair it.
 type Finding struct {
-	Object  string       `json:"object"` // such as "pod default/web-0"
+	Object  string       `json:"object"` // kind and name, such as "pod default/web-0"
 	What    string       `json:"what"`
-	Since   *metav1.Time `json:"since,omitempty"` // nil if not known
+	Since   *metav1.Time `json:"since,omitempty"` // when the problem began; nil if not known
 	Because string       `json:"because,omitempty"`
 	Mend    []string     `json:"mend,omitempty"` // commands that repair the problem, in order
 	Details []string     `json:"details,omitempty"`
 }
 
-// Report is the explanation of one object.
+// Report contains all Findings about one API object. Without Findings, the object is healthy.
 type Report struct {
 	Object   string    `json:"object"`
-	Well     string    `json:"well,omitempty"` // the state of the object if there are no findings
+	Well     string    `json:"well,omitempty"` // state of a healthy object
 	Findings []Finding `json:"findings"`
-	Unread   []string  `json:"unread,omitempty"` // lists that the user may not read, so that they were not considered
+	Unread   []string  `json:"unread,omitempty"` // lists that could not be read
 }
 
-// World contains the objects that were read for one explanation. A list that is named in Unread is
-// unknown, not empty.
+// World contains the objects that the caller read to explain one object, the subject. A list that
+// is named in Unread could not be read, so that its content is not known.
 type World struct {
 	Now    time.Time
 	Unread []string
 
-	Events []corev1.Event // of the subject and of its pods
+	Events []corev1.Event // events of the subject and of its pods
 	Nodes  []corev1.Node
-	Pods   []corev1.Pod // of the subject's namespace
-	Placed []corev1.Pod // of all namespaces
+	Pods   []corev1.Pod // pods in the subject's namespace
+	Placed []corev1.Pod // pods in all namespaces
 	Claims []corev1.PersistentVolumeClaim
 
-	Budgets     []policyv1.PodDisruptionBudget // of all namespaces, for a cordoned node
-	StatefulSet *appsv1.StatefulSet            // the controller of the pod; nil if none exists or it was not read
+	Budgets     []policyv1.PodDisruptionBudget // of all namespaces, if the subject is a cordoned node
+	StatefulSet *appsv1.StatefulSet            // controller of the subject, a pod; nil if not found
 
-	Attachments []storagev1.VolumeAttachment // of the claim's volume
+	Attachments []storagev1.VolumeAttachment // attachments of the volume of the subject, a claim
 
 	ReplicaSets []appsv1.ReplicaSet
-	Groups      []schedulingv1beta1.PodGroup // of the subject's namespace
-	Mates       []corev1.Pod                 // of the subject's namespace, for a pod of a pod group
-	Schedulers  []string                     // names that the cluster's own scheduler serves; empty if not known
+	Groups      []schedulingv1beta1.PodGroup // PodGroups in the subject's namespace
+	Mates       []corev1.Pod                 // of the subject's namespace, for a pod in a PodGroup
+	Schedulers  []string                     // names that the cluster's scheduler serves; empty if not known
 
-	Slices   []discoveryv1.EndpointSlice // of the Service
-	Services []corev1.Service            // to which the EndpointSlice or the Ingress refers
-	Secrets  []corev1.Secret             // to which the Ingress refers
+	Slices   []discoveryv1.EndpointSlice // EndpointSlices of the Service
+	Services []corev1.Service            // Services to which the EndpointSlice or the Ingress refers
+	Secrets  []corev1.Secret             // Secrets to which the Ingress refers
 	Classes  []networkingv1.IngressClass
 
-	Scaled   *Scaled  // the target of the autoscaler; nil if not known
+	Scaled   *Scaled  // the object that the autoscaler scales; nil if not known
 	Measured []string // names of the pods with a sample in metrics.k8s.io
-	// NotServed is the error of metrics.k8s.io, or empty.
+	// NotServed is the error that a request to metrics.k8s.io returned, or "".
 	NotServed string
 }
 
-// Names of the lists in Unread.
+// Names of the lists of World, as World.Unread contains them.
 const (
 	Events = "events"
 	Nodes  = "nodes"
@@ -100,14 +100,15 @@ const (
 	PodMetrics = "metrics of pods"
 )
 
-// most is the maximum number of details of a finding, and of objects below a subject that are
-// explained.
+// most is the maximum number of details in a Finding, and of Findings about pods, containers or
+// similar parts of the subject.
 const most = 10
 
-// recent is how long an event counts as current.
+// recent is the maximum age of an event that counts as current.
 const recent = 10 * time.Minute
 
-// Explain explains an object. For an unknown kind it considers only deletion and conditions.
+// Explain returns the report about subject. For a kind without its own explanation, it considers
+// only deletion and status conditions.
 func Explain(w *World, subject runtime.Object) Report {
 	r := Report{Unread: w.Unread, Findings: []Finding{}}
 	switch o := subject.(type) {
@@ -160,7 +161,7 @@ func (r *Report) is(kind string, o metav1.Object, well string, findings []Findin
 
 func (w *World) read(list string) bool { return !slices.Contains(w.Unread, list) }
 
-// age returns the time since t in kubectl's short form, or "" if t is zero.
+// age returns the time from t to w.Now in kubectl's short form, or "" if t is zero.
 func (w *World) age(t metav1.Time) string {
 	if t.IsZero() {
 		return ""
@@ -175,8 +176,9 @@ func name(kind string, o metav1.Object) string {
 	return kind + " " + o.GetNamespace() + "/" + o.GetName()
 }
 
-// kctl returns a command in the namespace of an object. It is safe to paste into a shell: no
-// argument contains characters that a shell interprets.
+// kctl returns a kctl command in the namespace of object o. format and args form the part after the
+// namespace. The command is safe to paste into a shell: an argument with characters that a shell
+// interprets is replaced by NAME.
 func kctl(o metav1.Object, format string, args ...any) string {
 	for i, a := range args {
 		if text, ok := a.(string); ok {
@@ -190,8 +192,8 @@ func kctl(o metav1.Object, format string, args ...any) string {
 	return "kctl " + line
 }
 
-// word returns text if a shell does not interpret it, and NAME otherwise: names of some kinds and
-// texts of messages can contain any character.
+// word returns text if it contains no characters that a shell interprets, and "NAME" otherwise.
+// Names of some kinds and texts of messages can contain any character.
 func word(text string) string {
 	if text == "" || strings.ContainsFunc(text, func(r rune) bool {
 		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune(`._-/:@=,+%" `, r))
@@ -208,7 +210,7 @@ func at(t metav1.Time) *metav1.Time {
 	return &t
 }
 
-// event returns the newest event of an object with one of the reasons, or nil.
+// event returns the newest event about the object with that UID and one of the reasons, or nil.
 func (w *World) event(uid types.UID, reasons ...string) *corev1.Event {
 	var best *corev1.Event
 	for i := range w.Events {
@@ -221,7 +223,8 @@ func (w *World) event(uid types.UID, reasons ...string) *corev1.Event {
 	return best
 }
 
-// seen returns when an event was last observed, in any of its formats.
+// seen returns the time of the last occurrence of an event. It reads the field that the writer of
+// the event has set.
 func seen(e *corev1.Event) time.Time {
 	if e.Series != nil {
 		return e.Series.LastObservedTime.Time
@@ -242,7 +245,8 @@ func podCondition(p *corev1.Pod, t corev1.PodConditionType) *corev1.PodCondition
 	return &p.Status.Conditions[i]
 }
 
-// bounded truncates a list to most items, and adds how many were omitted.
+// bounded truncates list to the first most items, and adds an item with the number of omitted
+// items.
 func bounded(list []string) []string {
 	if len(list) <= most {
 		return list
@@ -250,7 +254,7 @@ func bounded(list []string) []string {
 	return append(slices.Clip(list[:most]), fmt.Sprintf("and %d more", len(list)-most))
 }
 
-// many returns a number with its noun: "1 node", "2 nodes".
+// many returns a number with its noun in the singular or plural, such as "1 node" or "2 nodes".
 func many(n int, thing string) string {
 	if n == 1 {
 		return "1 " + thing
@@ -258,5 +262,5 @@ func many(n int, thing string) string {
 	return fmt.Sprintf("%d %ss", n, thing)
 }
 
-// line joins the lines of a text.
+// line replaces line breaks and other sequences of white space in a text by single spaces.
 func line(text string) string { return strings.Join(strings.Fields(text), " ") }

@@ -13,11 +13,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// workload contains what all kinds that create pods have in common.
+// workload contains the properties that Deployments, ReplicaSets, StatefulSets, DaemonSets and Jobs
+// have in common.
 type workload struct {
 	metav1.Object
 	kind  string
-	owner []metav1.Object // controllers of the pods: the object itself, or its ReplicaSets
+	owner []metav1.Object // owners of the pods: the object, or its ReplicaSets
 	want  int32
 	ready int32
 }
@@ -31,7 +32,10 @@ func replicas(n *int32) int32 {
 	return *n
 }
 
-// deployment explains a Deployment.
+// deployment returns the Findings about a Deployment that is being deleted or paused, has an
+// unobserved change, or cannot create pods. Findings also result from a rollout that makes no
+// progress, and from missing ready or updated replicas. The Findings about its pods follow. It
+// returns nil if none applies.
 func (w *World) deployment(d *appsv1.Deployment) []Finding {
 	l := &workload{Object: d, kind: "deployment", want: replicas(d.Spec.Replicas), ready: d.Status.ReadyReplicas}
 	for i := range w.ReplicaSets {
@@ -62,7 +66,9 @@ func (w *World) deployment(d *appsv1.Deployment) []Finding {
 	return w.behind(l, first, text, l.ready < l.want || updated < l.want)
 }
 
-// replicaSet explains a ReplicaSet.
+// replicaSet returns the Findings about a ReplicaSet that is being deleted, has an unobserved
+// change, cannot create pods, or has too few ready replicas. The Findings about its pods follow. It
+// returns nil if none applies.
 func (w *World) replicaSet(rs *appsv1.ReplicaSet) []Finding {
 	l := &workload{Object: rs, kind: "replicaset", owner: []metav1.Object{rs}, want: replicas(rs.Spec.Replicas), ready: rs.Status.ReadyReplicas}
 	var first []Finding
@@ -77,7 +83,10 @@ func (w *World) replicaSet(rs *appsv1.ReplicaSet) []Finding {
 	return w.behind(l, first, fmt.Sprintf("%d of %d ready", l.ready, l.want), l.ready < l.want)
 }
 
-// statefulSet explains a StatefulSet.
+// statefulSet returns the Findings about a StatefulSet that is being deleted, has an unobserved
+// change, cannot create pods, or has too few ready replicas. Findings also result from pods with an
+// old template: because of OnDelete, a partition, or a blocked rollout. The Findings about its pods
+// follow. It returns nil if none applies.
 func (w *World) statefulSet(s *appsv1.StatefulSet) []Finding {
 	l := &workload{Object: s, kind: "statefulset", owner: []metav1.Object{s}, want: replicas(s.Spec.Replicas), ready: s.Status.ReadyReplicas}
 	var first []Finding
@@ -105,9 +114,10 @@ func (w *World) statefulSet(s *appsv1.StatefulSet) []Finding {
 	return out
 }
 
-// stuck explains pods with an old template that are not Ready and so block the rollout of a
-// StatefulSet that replaces its pods in order. The controller does not replace them: their template
-// may be the one that the newest template corrects.
+// stuck returns a Finding for each pod in pods that blocks the rollout of StatefulSet s: it has an
+// old revision and is not Ready. The StatefulSet controller waits for such a pod and does not
+// replace it, even if the newest template corrects it. stuck returns nil if s is nil, or if s does
+// not replace its pods in order.
 func (w *World) stuck(s *appsv1.StatefulSet, pods []corev1.Pod) (out []Finding) {
 	if s == nil || s.Status.UpdateRevision == "" || s.Spec.PodManagementPolicy == appsv1.ParallelPodManagement ||
 		s.Spec.UpdateStrategy.Type == appsv1.OnDeleteStatefulSetStrategyType {
@@ -146,7 +156,10 @@ func (w *World) stuck(s *appsv1.StatefulSet, pods []corev1.Pod) (out []Finding) 
 	return out
 }
 
-// daemonSet explains a DaemonSet.
+// daemonSet returns the Findings about a DaemonSet that is being deleted, has an unobserved change,
+// cannot create pods, or matches no node. Findings also result from too few ready pods, and from
+// pods with an old template if the update strategy is OnDelete. The Findings about its pods follow.
+// It returns nil if none applies.
 func (w *World) daemonSet(d *appsv1.DaemonSet) []Finding {
 	s := d.Status
 	l := &workload{Object: d, kind: "daemonset", owner: []metav1.Object{d}, want: s.DesiredNumberScheduled, ready: s.NumberReady}
@@ -168,7 +181,9 @@ func (w *World) daemonSet(d *appsv1.DaemonSet) []Finding {
 	return w.behind(l, first, fmt.Sprintf("ready on %d of %d nodes", l.ready, l.want), l.ready < l.want)
 }
 
-// job explains a Job.
+// job returns the Findings about a Job that has failed, is suspended, is being deleted, cannot
+// create pods, or has failed or unready pods. The Findings about its pods follow, except for a
+// suspended Job. It returns nil for a complete Job, or if none applies.
 func (w *World) job(j *batchv1.Job) []Finding {
 	l := &workload{Object: j, kind: "job", owner: []metav1.Object{j}}
 	for _, c := range j.Status.Conditions {
@@ -203,7 +218,8 @@ func (w *World) job(j *batchv1.Job) []Finding {
 	return w.behind(l, first, text, j.Status.Failed > 0 || j.Status.Active > ready)
 }
 
-// unseen explains a change that the controller has not observed.
+// unseen returns a Finding if observed, the generation that the controller of l has processed, is
+// less than generation. It returns nil otherwise.
 func (w *World) unseen(l *workload, generation, observed int64) *Finding {
 	if observed >= generation {
 		return nil
@@ -213,7 +229,8 @@ func (w *World) unseen(l *workload, generation, observed int64) *Finding {
 		Mend:    []string{"kctl cluster status"}}
 }
 
-// failedCreate explains the last pod that could not be created, if no condition reports it.
+// failedCreate returns a Finding if a recent event reports that a pod of l could not be created. It
+// returns nil otherwise. It is used for kinds without a condition for that.
 func (w *World) failedCreate(l *workload) *Finding {
 	e := w.event(l.GetUID(), "FailedCreate")
 	if e == nil || w.Now.Sub(seen(e)) > recent {
@@ -224,7 +241,9 @@ func (w *World) failedCreate(l *workload) *Finding {
 	return &f
 }
 
-// refused explains why the API rejects the creation of pods.
+// refused returns the Finding for a workload with pods that the API server refuses to create.
+// message is the API error; it determines the repair commands. since is when the error was
+// reported.
 func (w *World) refused(l *workload, message string, since *metav1.Time) Finding {
 	message = line(message)
 	f := Finding{Object: l.name(), What: "cannot make its pods", Since: since, Because: message, Mend: []string{kctl(l, "describe %s %s", l.kind, l.GetName())}}
@@ -249,8 +268,10 @@ func (w *World) refused(l *workload, message string, since *metav1.Time) Finding
 	return f
 }
 
-// behind explains why pods of a workload are not ready: one finding as a summary, and those of the
-// pods, each frequent problem once. A healthy workload has no finding.
+// behind returns first, completed for workload l. A Finding about its deletion comes first. If
+// behind is true, text, the state of its replicas, is added as a Finding or as a detail. The
+// Findings about its unhealthy pods follow. It returns nil if there is no Finding and behind is
+// false.
 func (w *World) behind(l *workload, first []Finding, text string, behind bool) []Finding {
 	if f := deletedObject(l, l.kind); f != nil {
 		first = append([]Finding{*f}, first...)
@@ -266,7 +287,7 @@ func (w *World) behind(l *workload, first []Finding, text string, behind bool) [
 	return append(first, w.commonest(w.podsOf(l), &first[0])...)
 }
 
-// podsOf returns the pods of a workload.
+// podsOf returns the pods that the workload or one of its ReplicaSets controls.
 func (w *World) podsOf(l *workload) []corev1.Pod {
 	var pods []corev1.Pod
 	for i := range w.Pods {
@@ -278,8 +299,8 @@ func (w *World) podsOf(l *workload) []corev1.Pod {
 	return pods
 }
 
-// commonest explains the unhealthy pods, newest first. For pods with the same problem, only the
-// first is explained; the others are counted in the finding above.
+// commonest returns the Findings about unhealthy pods, the newest pod first. Pods with the same
+// problem have one Finding. The number of omitted Findings is added to the details of above.
 func (w *World) commonest(pods []corev1.Pod, above *Finding) []Finding {
 	slices.SortFunc(pods, func(a, b corev1.Pod) int {
 		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))
