@@ -67,7 +67,7 @@ func backupCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 				to = append(to, of...)
 			}
 			for _, r := range to {
-				if !strings.HasPrefix(r, "age1") { // perhaps an identity, which must not be sent
+				if !strings.HasPrefix(r, "age1") { // perhaps a private age identity: do not send it
 					return errors.New("--recipient: want an age recipient, which starts with age1")
 				}
 			}
@@ -141,8 +141,8 @@ func inspectBackupCommand(f cmdutil.Factory, streams genericiooptions.IOStreams)
 	}
 }
 
-// printBackup writes a one-line summary of a backup, and a table with the number and size of its
-// objects by kind.
+// printBackup writes to w a one-line summary of backup b, and a table with the number and size of
+// its objects by kind. path is the backup file.
 func printBackup(w io.Writer, path string, b api.ClusterBackup) error {
 	fmt.Fprintln(w, backupSummary(path, b))
 	t := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
@@ -157,13 +157,14 @@ func printBackup(w io.Writer, path string, b api.ClusterBackup) error {
 	return t.Flush()
 }
 
-// writeBackup writes a backup from a replica to path, or to standard output if path is "-". The
-// file gets its name only after it is complete and its checksum is verified. If the transfer fails
-// or a signal interrupts it, the partial file is removed. If a store is on the same disk
-// (on.ProtectedPath), the disk headroom of that store stays free.
+// writeBackup writes a backup from a replica to the file path, or to standard output if path is
+// "-". If to is not empty, the backup is encrypted with age for these recipients. The file gets its
+// name only after it is complete and its checksum is verified. If the transfer fails or a signal
+// interrupts it, the partial file is removed. If on.ProtectedPath is on the same disk, the disk
+// headroom of that path stays free.
 func writeBackup(f cmdutil.Factory, streams genericiooptions.IOStreams, path string, to []string, on diskheadroom.Target) error {
 	if path == "-" {
-		// There is no file to remove, so signals keep their default effect.
+		// Standard output needs no cleanup, so signals keep their default effect.
 		n, err := receiveBackup(context.Background(), f, to, streams.Out, streams.ErrOut)
 		if err == nil {
 			fmt.Fprintf(streams.ErrOut, "%s written\n", formatSize(n))
@@ -172,13 +173,13 @@ func writeBackup(f cmdutil.Factory, streams genericiooptions.IOStreams, path str
 	}
 	ctx, cancel := withSignals(syscall.SIGHUP)
 	defer cancel()
-	var former int64 // size of the existing backup, which stays until the new one, of about the same size, is complete
+	var former int64 // size of the existing backup, which stays until the new one is complete
 	if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
 		former = info.Size()
 	}
 	on.Dir = filepath.Dir(path)
 	if real, err := filepath.EvalSymlinks(path); err == nil {
-		on.Dir = filepath.Dir(real) // the file is written there
+		on.Dir = filepath.Dir(real) // the target of the symbolic link is replaced
 	}
 	if err := on.CheckFree(former); err != nil {
 		return fmt.Errorf("cannot back up to %s: %w", path, err)
@@ -204,13 +205,15 @@ func writeBackup(f cmdutil.Factory, streams genericiooptions.IOStreams, path str
 	return errors.Join(err, out.discard())
 }
 
-// defaultDataDir is the default data directory of a replica.
+// defaultDataDir is the default data directory of a control-plane replica.
 const defaultDataDir = "/var/lib/keelson/controlplane"
 
-// maxRecipients is the maximum size of a file of age recipients, in bytes.
+// maxRecipients is the maximum size of the file in --recipients-file, in bytes.
 const maxRecipients = 64 << 10
 
-// readRecipients reads the age recipients in a file, one per line. The replica validates them.
+// readRecipients returns the age recipients in a file, one per line. Empty lines and comments are
+// skipped. It fails if a line does not start with age1, or if there is no recipient. The replica
+// validates the recipients.
 func readRecipients(path string) (out []string, err error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -228,7 +231,7 @@ func readRecipients(path string) (out []string, err error) {
 		line = strings.TrimSpace(line)
 		switch {
 		case line == "" || strings.HasPrefix(line, "#"):
-		case !strings.HasPrefix(line, "age1"): // perhaps an identity, which must not be sent
+		case !strings.HasPrefix(line, "age1"): // perhaps a private age identity: do not send it
 			return nil, fmt.Errorf("%s: a line is not an age recipient, which starts with age1", path)
 		default:
 			out = append(out, line)
@@ -240,8 +243,10 @@ func readRecipients(path string) (out []string, err error) {
 	return out, nil
 }
 
-// receiveBackup copies a backup from a replica to w, and compares its checksum with the trailer of
-// the response. It returns the number of bytes.
+// receiveBackup requests a backup from a replica and copies it to w. to are the age recipients that
+// can decrypt it. It returns the number of bytes. It fails if the checksum differs from that in the
+// trailer of the response. progress receives a line with the number of bytes every
+// progressInterval.
 func receiveBackup(ctx context.Context, f cmdutil.Factory, to []string, w, progress io.Writer) (int64, error) {
 	resp, err := postStream(ctx, f, api.PathClusterBackup, url.Values{"recipient": to}, nil)
 	if err != nil {
@@ -262,7 +267,7 @@ func receiveBackup(ctx context.Context, f cmdutil.Factory, to []string, w, progr
 	return n, nil
 }
 
-// progressInterval is the interval at which a long transfer prints the number of bytes.
+// progressInterval is the interval at which the transfer of a backup prints the number of bytes.
 const progressInterval = 2 * time.Second
 
 type progressReader struct {
@@ -272,7 +277,8 @@ type progressReader struct {
 	next time.Time
 }
 
-// Read implements io.Reader.
+// Read reads from r.r and, once per progressInterval, writes the number of bytes read so far to
+// r.w.
 func (r *progressReader) Read(p []byte) (int, error) {
 	n, err := r.r.Read(p)
 	r.n += int64(n)
@@ -283,8 +289,8 @@ func (r *progressReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// isEncryptedBackup reports whether a file has the header of an encrypted backup. A replica can
-// verify such a backup, because it has the keys.
+// isEncryptedBackup reports whether the file at path starts with the header of a backup that is
+// encrypted with the store's key. Such a backup can be verified by a replica, which has the key.
 func isEncryptedBackup(path string) bool {
 	in, err := os.Open(path)
 	if err != nil {
@@ -292,7 +298,7 @@ func isEncryptedBackup(path string) bool {
 	}
 	defer in.Close()
 	head := make([]byte, 1024)
-	n, _ := io.ReadFull(in, head) // a shorter or unreadable file is not an encrypted backup
+	n, _ := io.ReadFull(in, head) // a shorter or unreadable file is not encrypted
 	return bytes.HasPrefix(head[:n], []byte(api.BackupMagic)) && bytes.Contains(head[:n], []byte(api.BackupSealedMark))
 }
 
@@ -304,10 +310,11 @@ func verifyAtServer(ctx context.Context, f cmdutil.Factory, streams genericioopt
 	return err
 }
 
-// maxDescriptionBytes is the maximum size of a replica's description of a backup.
+// maxDescriptionBytes is the maximum size of the response with the description of a backup.
 const maxDescriptionBytes = 4 << 20
 
-// describeAtServer sends a backup to a replica, which verifies it and returns its description.
+// describeAtServer sends the backup file at path to a replica. The replica verifies the backup and
+// returns its description: cluster, revision, and objects by kind.
 func describeAtServer(ctx context.Context, f cmdutil.Factory, path string) (b api.ClusterBackup, err error) {
 	in, err := os.Open(path)
 	if err != nil {
@@ -325,7 +332,8 @@ func describeAtServer(ctx context.Context, f cmdutil.Factory, path string) (b ap
 	return b, nil
 }
 
-// backupSummary returns a one-line description of a backup.
+// backupSummary returns a one-line description of backup b: its cluster, revision, time, size and
+// format. path is the backup file.
 func backupSummary(path string, b api.ClusterBackup) string {
 	sealed := ""
 	if b.Sealed {
@@ -335,8 +343,9 @@ func backupSummary(path string, b api.ClusterBackup) string {
 		path, b.Cluster, b.Revision, time.UnixMilli(b.Created).UTC().Format(time.RFC3339), b.Keys, formatSize(b.Bytes), b.Format, sealed)
 }
 
-// postStream sends a POST request with a body or response that is too large for memory. A status
-// other than 200 is returned as an error.
+// postStream sends a POST request to a path of the API, with a body and a response that are
+// streamed. It is used for bodies and responses that are too large for memory. It returns an error
+// for every status other than 200. The caller closes the body of the response.
 func postStream(ctx context.Context, f cmdutil.Factory, path string, query url.Values, body io.Reader) (*http.Response, error) {
 	cfg, err := f.ToRESTConfig()
 	if err != nil {

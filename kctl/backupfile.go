@@ -12,16 +12,17 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// backupFile is a backup that is being written to FILE.partial. commit renames it to FILE. FILE is
-// therefore always a complete backup.
+// backupFile is a backup that is being written to FILE.partial. commit renames it to FILE, so that
+// FILE is always a complete backup.
 type backupFile struct {
 	*os.File
 	path string
 }
 
-// createBackup opens the partial file of a backup for path. An existing file at path stays until
-// commit replaces it; a file that is not a backup is refused. byAge is set if the new backup is
-// encrypted with age: then an existing file that is encrypted with age counts as a backup.
+// createBackup opens path.partial for a new backup, locked and empty. An existing file at path
+// stays until commit replaces it. If that file is not a backup, createBackup fails. byAge means
+// that the new backup is encrypted with age. Then an existing file that is encrypted with age
+// counts as a backup.
 func createBackup(path string, byAge bool) (*backupFile, error) {
 	if real, err := filepath.EvalSymlinks(path); err == nil {
 		path = real // a symbolic link is kept, and its target is replaced
@@ -40,10 +41,12 @@ func createBackup(path string, byAge bool) (*backupFile, error) {
 	return b, nil
 }
 
-// ageMagic is the prefix of every file that is encrypted with age.
+// ageMagic is the text at the start of every file that is encrypted with age.
 const ageMagic = "age-encryption.org/v1"
 
-// checkReplaceable returns an error if the file at path exists and a backup must not replace it.
+// checkReplaceable returns an error if the file at path exists and a backup must not replace it. A
+// backup may replace an empty file or another backup. If byAge is true, any file that is encrypted
+// with age counts as a backup.
 func checkReplaceable(path string, byAge bool) error {
 	info, err := os.Stat(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -62,7 +65,7 @@ func checkReplaceable(path string, byAge bool) error {
 	defer in.Close()
 	head := make([]byte, len(ageMagic))
 	switch n, err := io.ReadFull(in, head); {
-	case err == io.EOF: // an empty file, as mktemp creates it
+	case err == io.EOF: // an empty file, such as one that mktemp creates
 		return nil
 	case strings.HasPrefix(string(head[:n]), api.BackupMagic):
 		return nil
@@ -75,10 +78,11 @@ func checkReplaceable(path string, byAge bool) error {
 	}
 }
 
-// lockAndTruncate locks the partial file against other processes, and truncates what a killed
-// process left in it.
+// lockAndTruncate locks the partial file against other processes and empties it, because a killed
+// process may have left data. It fails if another process holds the lock or has renamed the file.
 func (b *backupFile) lockAndTruncate() error {
-	// A file system without locks is not an error; other processes are then not excluded.
+	// If the file system does not support locks, the lock is omitted and other processes are not
+	// excluded.
 	if err := syscall.Flock(int(b.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); errors.Is(err, syscall.EWOULDBLOCK) {
 		return fmt.Errorf("another backup to %s is in progress", b.path)
 	}
@@ -96,7 +100,7 @@ func (b *backupFile) lockAndTruncate() error {
 	return errors.Join(b.Chmod(0o600), b.Truncate(0)) // the backup contains the Secrets of the cluster
 }
 
-// commit syncs the complete backup to disk and renames it to its name.
+// commit syncs the complete backup to disk, renames it from FILE.partial to FILE, and closes it.
 func (b *backupFile) commit() error {
 	if err := b.Sync(); err != nil {
 		return err
@@ -107,11 +111,11 @@ func (b *backupFile) commit() error {
 	return errors.Join(syncFolder(filepath.Dir(b.path)), b.Close())
 }
 
-// discard removes an incomplete backup.
+// discard removes FILE.partial of an incomplete backup, and closes it.
 func (b *backupFile) discard() error {
 	err := os.Remove(b.Name())
 	if errors.Is(err, os.ErrNotExist) {
-		err = nil // the file was renamed before
+		err = nil // commit has renamed it already
 	}
 	if closed := b.Close(); !errors.Is(closed, os.ErrClosed) {
 		err = errors.Join(err, closed)

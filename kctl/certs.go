@@ -50,7 +50,7 @@ func certsCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.
 		}
 		var keys api.ClusterKeys
 		if err := callAPI(f, "GET", api.PathClusterKeys, nil, &keys); err != nil {
-			if apierrors.IsNotFound(err) { // an earlier release
+			if apierrors.IsNotFound(err) { // a control plane of an earlier release
 				return nil
 			}
 			return err
@@ -61,9 +61,10 @@ func certsCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.
 	return c
 }
 
-// printCerts writes a table of certificates: CAs, each with the replicas that have it, then
-// certificates of replicas, then those of nodes. Without nodes, only the node certificate of each
-// use that expires first is shown.
+// printCerts writes a table of certificates to w: CAs, each with the replicas that trust it, then
+// the certificates of replicas, then those of nodes. If nodes is false, it shows only one node
+// certificate for each use: the first to expire. now is the time from which the remaining lifetimes
+// count.
 func printCerts(w io.Writer, all api.ClusterCertificates, nodes bool, now time.Time) error {
 	t := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
 	fmt.Fprintln(t, "KIND\tUSE\tHOLDER\tKEY\tEXPIRES\tIN\tRENEWS")
@@ -107,7 +108,7 @@ func printCerts(w io.Writer, all api.ClusterCertificates, nodes bool, now time.T
 		}
 	}
 	slices.SortStableFunc(ofNodes, func(a, b api.ClusterCertificate) int { return int(min(1, max(-1, a.Expires-b.Expires))) })
-	of := map[string]int{} // number of certificates by use
+	of := map[string]int{} // number of node certificates by use
 	for _, c := range ofNodes {
 		of[c.Use]++
 	}
@@ -130,7 +131,8 @@ func printCerts(w io.Writer, all api.ClusterCertificates, nodes bool, now time.T
 	return nil
 }
 
-// formatTimeLeft returns the time until a certificate expires, in whole days from 48 hours on.
+// formatTimeLeft returns the time from now until certificate c expires. It is in whole days if it
+// is at least 48 hours. For an expired certificate it returns "ENDED".
 func formatTimeLeft(c api.ClusterCertificate, now time.Time) string {
 	switch d := time.Unix(c.Expires, 0).Sub(now); {
 	case d <= 0:

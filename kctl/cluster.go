@@ -60,12 +60,12 @@ func clusterCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 	return c
 }
 
-// daemonProgram returns the path of keelson-controlplane beside kctl.
+// daemonProgram returns the path of the program keelson-controlplane in the directory of kctl.
 func daemonProgram() string { return filepath.Join(binDir(), "keelson-controlplane") }
 
-// daemonVerb returns a command that runs the command of the same name of keelson-controlplane,
-// which works on this machine's disk. parents are the names of the commands above it, below kctl
-// cluster.
+// daemonVerb returns the command name of 'kctl cluster', which runs the command of the same name of
+// keelson-controlplane. Such a command works on the disk of this machine. parents are the command
+// names between 'kctl cluster' and name, such as "backup".
 func daemonVerb(name, short, example string, parents ...string) *cobra.Command {
 	path := slices.Concat(parents, []string{name})
 	return &cobra.Command{
@@ -77,11 +77,12 @@ func daemonVerb(name, short, example string, parents ...string) *cobra.Command {
 	}
 }
 
-// daemonAsKctl is argv[0] of keelson-controlplane when kctl runs it. Its help and its errors then
-// show the name of kctl's command.
+// daemonAsKctl is argv[0] of keelson-controlplane when kctl runs it. The help and the errors of
+// that program then contain 'kctl cluster'.
 const daemonAsKctl = "kctl cluster"
 
-// execDaemonVerb replaces this process with keelson-controlplane. It returns only on error.
+// execDaemonVerb replaces the kctl process with keelson-controlplane and its arguments args. It
+// returns only if the program is missing or cannot be started.
 func execDaemonVerb(args []string) error {
 	program := daemonProgram()
 	if _, err := os.Stat(program); err != nil {
@@ -133,8 +134,8 @@ func tokenCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.
 	return newGroup(c, create, tokenListCommand(f, streams), tokenDeleteCommand(f, streams))
 }
 
-// callAPI sends a request to a path of the API that is not a resource, and decodes the JSON
-// response into answer.
+// callAPI sends a request to a path of the API server that is not a Kubernetes resource. It encodes
+// body as JSON unless it is nil, and decodes the JSON response into answer.
 func callAPI(f cmdutil.Factory, verb, path string, body, answer any) error {
 	return callAPIContext(context.Background(), f, verb, path, body, answer)
 }
@@ -153,7 +154,7 @@ func callAPIContext(ctx context.Context, f cmdutil.Factory, verb, path string, b
 		r = r.Body(raw).SetHeader("Content-Type", "application/json")
 	}
 	result := r.Do(ctx)
-	if err := result.Error(); err != nil { // the server's message, unchanged
+	if err := result.Error(); err != nil { // not wrapped: it is the API server's message
 		return err
 	}
 	raw, err := result.Raw()
@@ -166,7 +167,8 @@ func callAPIContext(ctx context.Context, f cmdutil.Factory, verb, path string, b
 	return nil
 }
 
-// callAndPrint sends a request and prints the response with print, or as JSON if output is json.
+// callAndPrint sends a request as callAPI does, and decodes the response into into. It then prints
+// the response with print, or as JSON if output is "json".
 func callAndPrint[T any](f cmdutil.Factory, streams genericiooptions.IOStreams, output, verb, path string, body any, into *T, print func(io.Writer, T) error) error {
 	if err := callAPI(f, verb, path, body, into); err != nil {
 		return err
@@ -177,18 +179,19 @@ func callAndPrint[T any](f cmdutil.Factory, streams genericiooptions.IOStreams, 
 	return print(streams.Out, *into)
 }
 
-// formatTimestamp formats a time of the API (milliseconds since 1970) in RFC 3339, UTC.
+// formatTimestamp formats ms, a time in milliseconds since 1970, in RFC 3339 and UTC.
 func formatTimestamp(ms int64) string { return time.UnixMilli(ms).UTC().Format(time.RFC3339) }
 
-// outputFlag adds the flag -o, --output to a command that prints a table by default.
+// outputFlag adds the flag -o, --output to command c, and returns its value. The value is empty for
+// text and "json" for JSON.
 func outputFlag(c *cobra.Command) *string {
 	o := ""
 	c.Flags().StringVarP(&o, "output", "o", "", "output format: json prints the API's response; empty prints text")
 	return &o
 }
 
-// printJSON writes v as JSON if output is json. done is false if output is empty, and the caller
-// then prints text.
+// printJSON writes v as JSON if output is "json". done is false only if output is empty; the caller
+// then prints text. For any other output it returns an error.
 func printJSON(w io.Writer, output string, v any) (done bool, err error) {
 	switch output {
 	case "":

@@ -16,25 +16,28 @@ import (
 	"keelson.dev/keelson/internal/clusterid"
 )
 
-// kctl records the latest incarnation of a cluster in the kubeconfig, as an extension of the
-// cluster entry, when it first receives one. Each request carries it, so that an abandoned replica
-// refuses the request. A cluster that was never recovered or restored has incarnation 0, for which
-// nothing is written.
+// When a cluster is recovered from one replica or restored from a backup, it gets a new incarnation
+// number. Replicas with data of an earlier incarnation are abandoned and must not be used. kctl
+// records the latest incarnation of a cluster in the kubeconfig, as an extension of the cluster
+// entry. Each request contains it, so that an abandoned replica refuses the request. A cluster that
+// was never recovered or restored has incarnation 0, which is not recorded.
 
 const (
 	identityExtension        = "keelson.dev/cluster-identity"
 	identityExtensionVersion = 1
 )
 
-// recordedIdentity is the content of the extension. Later releases may add fields.
+// recordedIdentity is the content of the kubeconfig extension keelson.dev/cluster-identity: the
+// cluster's ID and its latest incarnation. Later releases may add fields.
 type recordedIdentity struct {
 	Version     int    `json:"version"`
 	Cluster     string `json:"cluster"`
 	Incarnation uint64 `json:"incarnation"`
 }
 
-// compareIdentities makes all clients of the flags compare the identity of the cluster. Warnings
-// are written to warn.
+// compareIdentities makes all API clients that are built from flags compare the identity of each
+// replica with the identity in the kubeconfig. See comparingTransport. Warnings are written to
+// warn.
 func compareIdentities(flags *genericclioptions.ConfigFlags, warn io.Writer) {
 	flags.WrapConfigFn = func(c *rest.Config) *rest.Config {
 		loader := flags.ToRawKubeConfigLoader()
@@ -52,7 +55,8 @@ func compareIdentities(flags *genericclioptions.ConfigFlags, warn io.Writer) {
 	}
 }
 
-// clusterEntry returns the name of the kubeconfig's cluster entry in use.
+// clusterEntry returns the name of the cluster entry in kubeconfig raw that flags select, or "". It
+// considers --cluster, --context and the current context, in this order.
 func clusterEntry(flags *genericclioptions.ConfigFlags, raw *clientcmdapi.Config) string {
 	if flags.ClusterName != nil && *flags.ClusterName != "" {
 		return *flags.ClusterName
@@ -67,8 +71,8 @@ func clusterEntry(flags *genericclioptions.ConfigFlags, raw *clientcmdapi.Config
 	return ""
 }
 
-// identityIn returns the identity that a cluster entry records; zero where it records none that
-// can be read.
+// identityIn returns the cluster identity that kubeconfig entry c records. It returns the zero
+// Identity if there is no valid record.
 func identityIn(c *clientcmdapi.Cluster) clusterid.Identity {
 	u, ok := c.Extensions[identityExtension].(*runtime.Unknown)
 	if !ok {
@@ -81,7 +85,9 @@ func identityIn(c *clientcmdapi.Cluster) clusterid.Identity {
 	return clusterid.Identity{Cluster: rec.Cluster, Incarnation: rec.Incarnation}
 }
 
-// knownIdentity is the latest identity of the cluster in use.
+// knownIdentity holds the latest known identity of the cluster in use: its ID and its incarnation,
+// the number of its last recovery or restore. It also holds the kubeconfig entry that records the
+// identity.
 type knownIdentity struct {
 	access clientcmd.ConfigAccess
 	entry  string
@@ -97,7 +103,11 @@ func (k *knownIdentity) current() clusterid.Identity {
 	return k.latest
 }
 
-// observe refuses a replica of an earlier incarnation and records a later one.
+// observe compares theirs, the cluster identity in a replica's response, with the latest known
+// identity. The incarnation in an identity changes when the cluster is recovered or restored. If
+// theirs has an earlier incarnation of the same cluster, the replica is abandoned and observe
+// returns an AbandonedError. Otherwise a new identity is stored and recorded in the kubeconfig; if
+// recording fails, observe writes a warning. replica is the address for the error.
 func (k *knownIdentity) observe(theirs clusterid.Identity, replica string) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -107,7 +117,7 @@ func (k *knownIdentity) observe(theirs clusterid.Identity, replica string) error
 	case theirs == k.latest || theirs.Cluster == "":
 		return nil
 	case theirs.Incarnation == 0 && k.latest.Cluster == "":
-		return nil // there is no earlier incarnation to refuse
+		return nil // the cluster was never recovered or restored
 	}
 	k.latest = theirs
 	if err := k.writeToKubeconfig(); err != nil {
@@ -117,7 +127,7 @@ func (k *knownIdentity) observe(theirs clusterid.Identity, replica string) error
 	return nil
 }
 
-// writeToKubeconfig writes the latest identity to the kubeconfig. The caller holds mu.
+// writeToKubeconfig records k.latest in the cluster entry of the kubeconfig. The caller holds k.mu.
 func (k *knownIdentity) writeToKubeconfig() error {
 	raw, err := json.Marshal(recordedIdentity{identityExtensionVersion, k.latest.Cluster, k.latest.Incarnation})
 	if err != nil {
@@ -138,13 +148,15 @@ func (k *knownIdentity) writeToKubeconfig() error {
 	return clientcmd.ModifyConfig(k.access, *all, false)
 }
 
-// comparingTransport sends the known identity with each request and compares that of the replica.
+// comparingTransport is an http.RoundTripper that adds the known cluster identity to each request,
+// and compares it with the identity in the response.
 type comparingTransport struct {
 	next  http.RoundTripper
 	known *knownIdentity
 }
 
-// RoundTrip implements http.RoundTripper.
+// RoundTrip sends req with the known cluster identity. It returns an error if the response comes
+// from a replica that was abandoned in a recovery or restore of the cluster.
 func (t *comparingTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	req = req.Clone(req.Context())
 	req.Header.Set(clusterid.Header, t.known.current().String())
@@ -154,7 +166,7 @@ func (t *comparingTransport) RoundTrip(req *http.Request) (*http.Response, error
 	}
 	theirs, err := clusterid.Parse(resp.Header.Get(clusterid.Header))
 	if err != nil {
-		return resp, nil // a release that has no identities
+		return resp, nil // a replica of a release without identities
 	}
 	if err := t.known.observe(theirs, req.URL.Host); err != nil {
 		resp.Body.Close()
@@ -163,6 +175,5 @@ func (t *comparingTransport) RoundTrip(req *http.Request) (*http.Response, error
 	return resp, nil
 }
 
-// WrappedRoundTripper returns the transport that is wrapped, for clients that look for its TLS
-// settings.
+// WrappedRoundTripper returns the underlying transport. client-go uses it to find the TLS settings.
 func (t *comparingTransport) WrappedRoundTripper() http.RoundTripper { return t.next }

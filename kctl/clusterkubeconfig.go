@@ -19,8 +19,8 @@ import (
 	"keelson.dev/keelson/deploy/machines/execute"
 )
 
-// machinesKubeconfig returns the default path of the kubeconfig that 'kctl cluster up' writes for a
-// cluster.
+// machinesKubeconfig returns the default path to which 'kctl cluster up' writes the kubeconfig of
+// the cluster with that name.
 func machinesKubeconfig(name string) string {
 	home, err := os.UserHomeDir()
 	if err != nil {
@@ -29,8 +29,9 @@ func machinesKubeconfig(name string) string {
 	return filepath.Join(home, ".kube", "keelson-"+name)
 }
 
-// storeKubeconfig writes the administrator's kubeconfig to a file of its own, or with
-// --merge-kubeconfig into the user's default kubeconfig.
+// storeKubeconfig fetches the administrator's kubeconfig from a machine of site. It writes it to a
+// separate file, or with --merge-kubeconfig into the user's default kubeconfig. It prints the path
+// to out.
 func (r *installFlags) storeKubeconfig(ctx context.Context, out io.Writer, site *execute.Site) error {
 	raw, err := site.Kubeconfig(ctx)
 	if err != nil {
@@ -55,10 +56,10 @@ func (r *installFlags) storeKubeconfig(ctx context.Context, out io.Writer, site 
 	return nil
 }
 
-// writeKubeconfig writes a kubeconfig. An existing kubeconfig of another cluster is renamed to
-// FILE.before, because it may contain the only copy of its key. If the existing user's certificate
-// expires later (after 'kctl cluster renew'), that user is kept; the server and the CA are always
-// taken from raw.
+// writeKubeconfig writes kubeconfig raw to the file to. An existing kubeconfig of another cluster
+// is renamed to FILE.before, because it may contain the only copy of a private key. If the existing
+// user's certificate expires later than that in raw (after 'kctl cluster renew'), the existing user
+// is kept. The server and the CA are always taken from raw.
 func writeKubeconfig(raw []byte, to string) error {
 	if before, err := os.ReadFile(to); err == nil && !shareCA(before, raw) {
 		if err := os.Rename(to, to+".before"); err != nil {
@@ -89,7 +90,8 @@ func writeKubeconfig(raw []byte, to string) error {
 	return os.Rename(part.Name(), to)
 }
 
-// withUserFrom returns the kubeconfig raw with the current user of the kubeconfig other.
+// withUserFrom returns kubeconfig raw, with its current user replaced by the current user of
+// kubeconfig other.
 func withUserFrom(raw, other []byte) ([]byte, error) {
 	c, err := clientcmd.Load(raw)
 	from, err2 := clientcmd.Load(other)
@@ -105,8 +107,8 @@ func withUserFrom(raw, other []byte) ([]byte, error) {
 	return clientcmd.Write(*c)
 }
 
-// kubeconfigExpiry returns the expiry of the client certificate of a kubeconfig's current user, or
-// the zero time if none exists.
+// kubeconfigExpiry returns the expiry of the client certificate of the current user in kubeconfig
+// raw. It returns the zero time if there is no such certificate.
 func kubeconfigExpiry(raw []byte) time.Time {
 	c, err := clientcmd.Load(raw)
 	if err != nil || c.Contexts[c.CurrentContext] == nil {
@@ -130,7 +132,8 @@ func certificateExpiry(user *clientcmdapi.AuthInfo) time.Time {
 	return cert.NotAfter
 }
 
-// shareCA reports whether two kubeconfigs trust the same CA.
+// shareCA reports whether kubeconfigs a and b contain the same CA, so that they are for the same
+// cluster.
 func shareCA(a, b []byte) bool {
 	x, err := clientcmd.Load(a)
 	y, err2 := clientcmd.Load(b)
@@ -147,8 +150,9 @@ func shareCA(a, b []byte) bool {
 	return false
 }
 
-// mergeKubeconfig adds a cluster, its user and a context to the kubeconfig at to, and makes that
-// context current. An existing user is kept if its certificate expires later.
+// mergeKubeconfig adds the cluster and the user of kubeconfig raw to the kubeconfig file to, with a
+// context called name, and makes that context current. An existing user is kept if its certificate
+// expires later. It fails if the file has another cluster with that name.
 func mergeKubeconfig(raw []byte, to, name string) error {
 	from, err := clientcmd.Load(raw)
 	if err != nil {

@@ -106,7 +106,8 @@ func removeMachine(ctx context.Context, out io.Writer, file, name string, lost, 
 	return nil
 }
 
-// checkSameCluster returns an error if a machine of the file belongs to another cluster.
+// checkSameCluster returns an error if a machine of cluster file c belongs to another cluster.
+// facts are the properties read from the machines.
 func checkSameCluster(c machines.Cluster, facts map[string]machines.Facts) error {
 	for _, h := range c.Hosts {
 		if why := plan.ForeignReason(c, facts, h.Name); why != "" {

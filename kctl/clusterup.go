@@ -18,7 +18,8 @@ import (
 	"keelson.dev/keelson/deploy/machines/release"
 )
 
-// addClusterFileFlag adds the flag -f, --filename for the cluster file.
+// addClusterFileFlag adds the flag -f, --filename for the path of the cluster file to command c,
+// and returns its value.
 func addClusterFileFlag(c *cobra.Command) *string {
 	f := ""
 	c.Flags().StringVarP(&f, "filename", "f", "cluster.yaml", "path of the cluster file (docs/how-to/install-with-cluster-file.md)")
@@ -31,7 +32,7 @@ type installFlags struct {
 	dryRun         bool
 	kubeconfig     string
 	merge, newOnly bool
-	names          []string // machines to add; only for 'add'
+	names          []string // machines to add; only for 'kctl cluster add'
 }
 
 func (r *installFlags) addFlags(c *cobra.Command) {
@@ -161,9 +162,9 @@ func (r *installFlags) install(ctx context.Context, out io.Writer) error {
 	return r.storeKubeconfig(ctx, out, site)
 }
 
-// checkNewerRelease returns an error if the release is not known to be later than the running one,
-// unless it was given by --release. The release in the cluster file may be older than the one of
-// the last upgrade.
+// checkNewerRelease returns an error if steps would replace the release of a machine by rel, and
+// rel is not known to be later. A release in --release is always accepted. The release in the
+// cluster file may be older than that of the last upgrade.
 func (r *installFlags) checkNewerRelease(site *execute.Site, rel plan.Release, steps []plan.Step) error {
 	machine, runs := plan.FindDowngrade(site.Cluster, site.Facts(), rel, steps)
 	if machine == "" || r.release != "" {
@@ -175,9 +176,10 @@ func (r *installFlags) checkNewerRelease(site *execute.Site, rel plan.Release, s
 		machine, runs, r.file, rel.Version, runs, rel.Version, site.Cluster.Release)
 }
 
-// runInstallSteps runs the steps. A replica cannot start with a release of a lower feature level
-// than the store's. Therefore the release is uploaded first, and its programs report their feature
-// level before a replica is changed.
+// runInstallSteps runs the steps of 'kctl cluster up' and 'kctl cluster add'. A replica cannot
+// start with a release that supports a lower feature level than the store has (state.Level).
+// Therefore, release rel is first copied to the machines and reports its feature level. If that
+// level is too low, no replica is changed and an error is returned.
 func runInstallSteps(ctx context.Context, site *execute.Site, rel plan.Release, state plan.State, steps []plan.Step) error {
 	i := slices.IndexFunc(steps, func(s plan.Step) bool {
 		return s.Do == plan.ControlPlane && (s.ChangesPrograms || s.Start == plan.Join)
@@ -207,8 +209,8 @@ func runInstallSteps(ctx context.Context, site *execute.Site, rel plan.Release, 
 	return site.Install(ctx, rest)
 }
 
-// withInterruption returns the interruption instead of err if a signal ended ctx, because the
-// errors that follow are its consequence.
+// withInterruption returns the interruption instead of err if a signal canceled ctx, because err is
+// then only its consequence. Otherwise it returns err.
 func withInterruption(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return fmt.Errorf("%w: commands on the machines may still be running; run this command again to continue", cause)
@@ -216,8 +218,9 @@ func withInterruption(ctx context.Context, err error) error {
 	return err
 }
 
-// planSteps prints the machines and the problems of them, and returns the steps and the state of
-// the cluster. It fails if a problem prevents the installation.
+// planSteps prints the machines of site and their problems. It returns the steps that install
+// release rel, and the state of the cluster. seen are the results of the checks of the machines. It
+// fails if a problem prevents the installation.
 func (r *installFlags) planSteps(ctx context.Context, out io.Writer, site *execute.Site, seen map[string]plan.Observation, rel plan.Release) ([]plan.Step, plan.State, error) {
 	plan.ShowMachines(out, site.Cluster, seen)
 	state, err := site.State(ctx)

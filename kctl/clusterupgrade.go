@@ -82,7 +82,7 @@ func (u *machineUpgrade) upgradeMachines(ctx context.Context, out io.Writer) err
 	}
 	u.goal.Release = trimVersionPrefix(rel.Version)
 	if u.dryRun {
-		u.goal.Level = ^uint32(0) // the feature level can be read only from the programs on a machine, which a dry run does not upload
+		u.goal.Level = ^uint32(0) // not known: a dry run uploads no programs
 	} else if err := u.uploadRelease(ctx, site, steps); err != nil {
 		return err
 	}
@@ -97,8 +97,8 @@ func (u *machineUpgrade) upgradeMachines(ctx context.Context, out io.Writer) err
 	return nil
 }
 
-// printFileHint prints the release that the cluster file should name after the upgrade, if it names
-// another one. 'kctl cluster up' installs the release of the file.
+// printFileHint prints which release the cluster file c should name after the upgrade to rel, if it
+// names another release. 'kctl cluster up' installs the release that the cluster file names.
 func (u *machineUpgrade) printFileHint(out io.Writer, c machines.Cluster, rel plan.Release) {
 	is := release.Version(c.Release)
 	if is == rel.Version || c.Release == "" {
@@ -114,8 +114,8 @@ func (u *machineUpgrade) printFileHint(out io.Writer, c machines.Cluster, rel pl
 	fmt.Fprintf(out, "%s names a release %s: have it say 'release: %s', since 'kctl cluster up' and 'add' go by it\n", u.file, is, to)
 }
 
-// checkMachines returns an error if the file lacks a machine of the cluster. Each machine must be
-// in the file or in --skip.
+// checkMachines returns an error if a replica or a node of the cluster is neither in cluster file c
+// nor in --skip. door is the client with which it reads the cluster.
 func (u *machineUpgrade) checkMachines(ctx context.Context, c machines.Cluster, door clusterClient) error {
 	status, nodes, err := door.readCluster(ctx)
 	if err != nil {
@@ -140,8 +140,9 @@ func (u *machineUpgrade) checkMachines(ctx context.Context, c machines.Cluster, 
 	return nil
 }
 
-// uploadRelease uploads the release to the machines, which changes no running program, and reads
-// the feature level of its programs.
+// uploadRelease copies the release to the machines, and sets u.goal.Level to the feature level that
+// its programs report. No running program is changed. If no machine needs new programs, the level
+// is the largest number.
 func (u *machineUpgrade) uploadRelease(ctx context.Context, site *execute.Site, steps []plan.Step) error {
 	var uploads []plan.Step
 	for _, s := range steps {
@@ -160,12 +161,12 @@ func (u *machineUpgrade) uploadRelease(ctx context.Context, site *execute.Site, 
 		u.goal.Level, err = readFeatureLevel(ctx, site, s, u.goal.Release)
 		return err
 	}
-	u.goal.Level = ^uint32(0) // no machine needs new programs
+	u.goal.Level = ^uint32(0) // no machine needs new programs, so every level is sufficient
 	return nil
 }
 
-// readFeatureLevel runs the programs of an uploaded release on the machine of a step, and returns
-// their feature level.
+// readFeatureLevel runs the uploaded programs of a release on the machine of step, and returns
+// their feature level. It fails if the programs are not of release version.
 func readFeatureLevel(ctx context.Context, site *execute.Site, step plan.Step, version string) (level uint32, err error) {
 	controlplane, agent, err := site.DaemonVersions(ctx, step.Machine, step.Files[0])
 	if err != nil {
@@ -181,7 +182,8 @@ func readFeatureLevel(ctx context.Context, site *execute.Site, step plan.Step, v
 	return level, nil
 }
 
-// installOn runs the step of install.sh for one daemon on one machine.
+// installOn runs the step in steps that installs daemon d (control plane or agent) on a host. It
+// fails if there is no such step, or if the host is not part of the cluster.
 func installOn(ctx context.Context, site *execute.Site, steps []plan.Step, d plan.Action, host string) error {
 	i := slices.IndexFunc(steps, func(s plan.Step) bool { return s.Machine == host && s.Do == d })
 	if i < 0 {

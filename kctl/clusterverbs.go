@@ -33,7 +33,8 @@ func statusCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 	return c
 }
 
-// printStatus writes a status for a person: the cluster, its alarms, its replicas.
+// printStatus writes cluster status s to w as text: the cluster, its store, its alarms and its
+// replicas.
 func printStatus(w io.Writer, s api.ClusterStatus) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	fmt.Fprintf(t, "cluster\t%s (%s), answered by %s\n", s.Cluster, s.ID, s.Answered)
@@ -78,8 +79,8 @@ func printStatus(w io.Writer, s api.ClusterStatus) error {
 	return printMembers(w, s.Members)
 }
 
-// describeBackups says how old the backups are that replicas make by their schedules; "" where none
-// does.
+// describeBackups returns a text with the age and the next time of the scheduled backups of each
+// replica. It returns "" if no replica has a backup schedule.
 func describeBackups(members []api.ClusterMember, now time.Time) string {
 	var out []string
 	for _, m := range members {
@@ -94,8 +95,8 @@ func describeBackups(members []api.ClusterMember, now time.Time) string {
 	return strings.Join(out, "; ")
 }
 
-// describeLevelChange says when the feature level rises, where some replicas understand more than
-// others.
+// describeLevelChange returns a text about the next rise of the cluster's feature level, and the
+// replicas that delay it. It returns "" if no replica supports a higher level.
 func describeLevelChange(s api.ClusterStatus) string {
 	var best uint32
 	for _, m := range s.Members {
@@ -116,13 +117,14 @@ func describeLevelChange(s api.ClusterStatus) string {
 	return fmt.Sprintf("; %d waits for %s", best, strings.Join(below, ", "))
 }
 
-// describeLostLeader says what becomes of a cluster without a leader.
+// describeLostLeader returns a text for a cluster without a leader. It explains whether the
+// reachable voters are a quorum and can elect a leader.
 func describeLostLeader(members []api.ClusterMember) string {
 	voters, answer := 0, 0
 	for _, m := range members {
 		if m.Voter {
 			voters++
-			if m.Version != "" { // the member reported its own status
+			if m.Version != "" { // only a reachable member reports its version
 				answer++
 			}
 		}
@@ -134,8 +136,8 @@ func describeLostLeader(members []api.ClusterMember) string {
 	return "the replicas elect one: ask again in a second"
 }
 
-// printMembers prints the replicas sorted by name, because the order of the API depends on when
-// they became voters.
+// printMembers writes a table of the replicas to w, sorted by name. The API returns them in the
+// order in which they became voters.
 func printMembers(w io.Writer, members []api.ClusterMember) error {
 	members = slices.SortedFunc(slices.Values(members), func(a, b api.ClusterMember) int { return strings.Compare(a.Name, b.Name) })
 	t := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
@@ -149,7 +151,7 @@ func printMembers(w io.Writer, members []api.ClusterMember) error {
 			heard = formatAge(time.Duration(m.Contact) * time.Millisecond)
 		}
 		disk, watchers := "-", "-"
-		if m.Version != "" { // the member reported its own status
+		if m.Version != "" { // only a reachable member reports its version
 			disk, watchers = formatSize(m.Disk), fmt.Sprint(m.Watchers)
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", m.Name, memberRole(m), m.Address, applied, lag, heard, disk, watchers, cmp.Or(m.Version, "-"), m.Ready)
@@ -169,7 +171,7 @@ func memberRole(m api.ClusterMember) string {
 	return "learner"
 }
 
-// formatSize formats a number of bytes with a binary unit.
+// formatSize formats n, a number of bytes, with a binary unit such as KiB.
 func formatSize(n int64) string {
 	f, units := float64(n), []string{"B", "KiB", "MiB", "GiB", "TiB"}
 	for f >= 1024 && len(units) > 1 {
@@ -181,7 +183,7 @@ func formatSize(n int64) string {
 	return fmt.Sprintf("%.1f %s", f, units[0])
 }
 
-// formatAge formats an age.
+// formatAge formats an age as "5m0s ago". An age below a second is "now".
 func formatAge(d time.Duration) string {
 	switch {
 	case d < time.Second:

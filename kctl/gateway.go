@@ -15,7 +15,8 @@ import (
 	"keelson.dev/keelson/kctl/definitions"
 )
 
-// gatewayController is the controllerName of GatewayClasses that the control plane serves.
+// gatewayController is the spec.controllerName of the GatewayClasses that Keelson's control plane
+// serves.
 const gatewayController = "keelson.dev/gateway"
 
 var gatewayClasses = schema.GroupVersionResource{Group: "gateway.networking.k8s.io", Version: "v1", Resource: "gatewayclasses"}
@@ -52,7 +53,8 @@ func gatewayInstallCommand(f cmdutil.Factory, streams genericiooptions.IOStreams
 	})
 }
 
-// createGatewayClass creates the GatewayClass unless it exists.
+// createGatewayClass creates a GatewayClass of Keelson's controller, unless it exists, and prints
+// the result. It fails if the existing GatewayClass belongs to another controller.
 func createGatewayClass(ctx context.Context, cluster dynamic.Interface, streams genericiooptions.IOStreams, name string) error {
 	class := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": gatewayClasses.GroupVersion().String(), "kind": "GatewayClass",

@@ -19,11 +19,13 @@ import (
 	"keelson.dev/keelson/kctl/definitions"
 )
 
-// installTimeout is the time limit for installing CustomResourceDefinitions.
+// installTimeout is the time limit of 'kctl gateway install' and 'kctl snapshot install'.
 const installTimeout = time.Minute
 
-// addInstall adds a flag for the name of the classes to a command, which installs
-// CustomResourceDefinitions, prints each result, and then calls then to create the classes.
+// addInstall makes c a command that installs the CustomResourceDefinitions in kinds and prints the
+// result for each. It adds the flag --class with default name; classes describes the created
+// classes in the help. The command calls then with the value of --class to create them, unless the
+// value is empty.
 func addInstall(c *cobra.Command, f cmdutil.Factory, streams genericiooptions.IOStreams, kinds definitions.Bundle, name, classes string,
 	then func(ctx context.Context, cluster dynamic.Interface, name string) error) *cobra.Command {
 	class := c.Flags().String("class", name, "name of "+classes+" to create; if empty, none is created")
@@ -52,8 +54,9 @@ func addInstall(c *cobra.Command, f cmdutil.Factory, streams genericiooptions.IO
 	return c
 }
 
-// createClass creates a class unless it exists. If it exists, refuse decides whether that is an
-// error.
+// createClass creates class, an object of a cluster-scoped kind such as GatewayClass, and prints
+// the result. If an object of that name exists, it calls refuse and returns its error; nil accepts
+// the existing object.
 func createClass(ctx context.Context, cluster dynamic.Interface, streams genericiooptions.IOStreams, kind schema.GroupVersionResource,
 	class *unstructured.Unstructured, refuse func() error) error {
 	err := createWhenServed(ctx, cluster, kind, class)
@@ -69,8 +72,8 @@ func createClass(ctx context.Context, cluster dynamic.Interface, streams generic
 	return err
 }
 
-// createWhenServed creates a cluster-scoped object. It retries until the kind is served, because
-// replicas start to serve a new kind at different times.
+// createWhenServed creates the cluster-scoped object o. It retries until the API server serves the
+// kind, or until ctx is done. Replicas start to serve a new kind at different times.
 func createWhenServed(ctx context.Context, cluster dynamic.Interface, kind schema.GroupVersionResource, o *unstructured.Unstructured) error {
 	var refused error
 	err := wait.For(ctx, 100*time.Millisecond, func() error {

@@ -8,13 +8,14 @@ import (
 	"syscall"
 )
 
-// interruption is the error of a command that a signal interrupted.
+// interruption is the error of a command that was stopped by a signal.
 type interruption struct{ signal syscall.Signal }
 
-// Error implements error.
+// Error returns a text with the name of the signal.
 func (i *interruption) Error() string { return fmt.Sprintf("stopped by a signal (%s)", i.signal) }
 
-// exitCode returns the exit code that shells use for a process ended by this signal.
+// exitCode returns 128 plus the number of the signal, as shells do for a process that a signal
+// ends.
 func (i *interruption) exitCode() int { return 128 + int(i.signal) }
 
 // withSignals returns a context that is canceled on SIGINT, SIGTERM and the signals in others,

@@ -126,7 +126,7 @@ func labDown(streams genericiooptions.IOStreams) *cobra.Command {
 				if !errors.Is(err, lab.ErrNotUp) {
 					fmt.Fprintln(streams.ErrOut, err)
 				}
-				l = &lab.Lab{} // the state file is lost; Down finds the lab's processes and namespaces without it
+				l = &lab.Lab{} // the state file is lost; Down does not need it
 				l.Config.Kubeconfig = LabKubeconfig()
 			}
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -294,7 +294,7 @@ func labReplace(streams genericiooptions.IOStreams) *cobra.Command {
 	return c
 }
 
-// The lab itself runs the following three commands.
+// The programs of the lab run the following three hidden commands. Users do not run them.
 
 func labSupervise() *cobra.Command {
 	return &cobra.Command{Use: "supervise", Hidden: true, Args: cobra.NoArgs, RunE: func(*cobra.Command, []string) error {

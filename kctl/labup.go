@@ -15,7 +15,8 @@ import (
 	"keelson.dev/keelson/deploy/lab"
 )
 
-// openLab returns the running lab of this machine, or an error that states why none exists.
+// openLab returns the running lab of this machine. If no lab is running, it returns an error with
+// the reason.
 func openLab(streams genericiooptions.IOStreams) (*lab.Lab, error) {
 	found, err := lab.FindLab(streams.Out)
 	if err == nil {
@@ -24,8 +25,9 @@ func openLab(streams genericiooptions.IOStreams) (*lab.Lab, error) {
 	return found.Lab, err
 }
 
-// startLab creates the wanted lab, starts an existing lab that is down, or prints the running one.
-// A lab is recreated if its creation failed.
+// startLab creates the lab wanted if no lab exists. It starts an existing lab that is down, or
+// prints the status of a running lab. A lab that was created or deleted only in part is recreated.
+// flags are the given flags; it fails if they differ from those of the existing lab.
 func startLab(ctx context.Context, out io.Writer, wanted *lab.Lab, flags *pflag.FlagSet) error {
 	found, err := lab.FindLab(out)
 	if err != nil {
@@ -68,7 +70,7 @@ func startLab(ctx context.Context, out io.Writer, wanted *lab.Lab, flags *pflag.
 	return lab.PrintStatus(out, found.Lab.Status(ctx))
 }
 
-// rebuildReason returns the reason why an existing lab has to be recreated, or "".
+// rebuildReason returns the reason why the existing lab f must be deleted and created again, or "".
 func rebuildReason(f lab.Found) string {
 	switch {
 	case f.State == lab.Unfinished:
@@ -79,8 +81,9 @@ func rebuildReason(f lab.Found) string {
 	return ""
 }
 
-// checkUnchangedFlags returns an error if a given flag differs from the value with which the
-// existing lab was created.
+// checkUnchangedFlags returns an error if a flag that the user has set differs from the
+// configuration of the existing lab. is is that configuration, and want is the requested
+// configuration.
 func checkUnchangedFlags(is, want lab.Config, flags *pflag.FlagSet) error {
 	for _, f := range []struct {
 		name     string

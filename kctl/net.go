@@ -21,8 +21,8 @@ import (
 	"keelson.dev/keelson/kctl/nettrace"
 )
 
-// maxEndpointPods is the maximum number of pods that are read as endpoints of Services, one request
-// each.
+// maxEndpointPods is the maximum number of pods that one trace reads because endpoints refer to
+// them. Each pod requires a request.
 const maxEndpointPods = 100
 
 func netCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
@@ -73,7 +73,7 @@ func netTraceCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cob
 	output := outputFlag(c)
 	domain := c.Flags().String("cluster-domain", "cluster.local", "DNS domain of the cluster")
 	c.Args = func(c *cobra.Command, args []string) error {
-		if len(args) == 1 { // report an invalid pod argument before a missing target
+		if len(args) == 1 { // report an invalid pod argument before the missing second argument
 			if _, err := podArgument(args[0]); err != nil {
 				return err
 			}
@@ -127,7 +127,7 @@ func netTraceCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cob
 	return c
 }
 
-// podArgument returns the pod's name of an argument POD or pod/POD.
+// podArgument returns the name of the pod in an argument of the form POD or pod/POD.
 func podArgument(arg string) (string, error) {
 	kind, name, has := strings.Cut(arg, "/")
 	switch {
@@ -140,16 +140,18 @@ func podArgument(arg string) (string, error) {
 		"kctl net trace web-0 db:5432", arg, nettrace.TargetForms)}
 }
 
-// netReader reads the objects that a trace needs.
+// netReader reads the objects that a trace of 'kctl net trace' needs into world.
 type netReader struct {
 	ctx   context.Context
 	cs    kubernetes.Interface
 	world nettrace.World
-	err   error // the first error that is not a missing permission
+	err   error // the first error other than a missing permission; later reads do nothing
 }
 
-// listForTrace reads a list of objects. If the user may not read it, or if it is longer than the
-// limit, its name is added to the unread lists of the trace.
+// listForTrace reads a list of objects with read, at most listLimit objects. what is the name of
+// the list. If the user may not read it or its kind is not served, ok is false and what is added to
+// r.world.Unread. The name is also added if the list is longer than the limit. After any other
+// error, r.err is set and all further calls return false.
 func listForTrace[L metav1.ListInterface](r *netReader, what string, o metav1.ListOptions, read func(context.Context, metav1.ListOptions) (L, error)) (got L, ok bool) {
 	if r.err != nil {
 		return got, false
@@ -212,7 +214,8 @@ func (r *netReader) readCluster(cluster dynamic.Interface, t nettrace.Target) {
 }
 
 // readReachability asks the agent of the pod's node whether a host outside the cluster resolves and
-// has a route. Agents of earlier releases do not support this; the trace then lacks the answer.
+// has a route. It stores the response in r.world.Reach, which stays nil if the agent's release does
+// not support the request.
 func (r *netReader) readReachability(host string) {
 	name := r.world.Pod.Spec.NodeName
 	if r.err != nil || name == "" {
@@ -229,7 +232,8 @@ func (r *netReader) readReachability(host string) {
 	}
 }
 
-// readEndpointPods reads the pods to which the endpoints refer.
+// readEndpointPods reads the pods to which the endpoints in r.world.Slices refer. If there are more
+// than maxEndpointPods, or if the user may not read pods, it adds pods to r.world.Unread.
 func (r *netReader) readEndpointPods() {
 	n := 0
 	for _, s := range r.world.Slices {
@@ -246,7 +250,7 @@ func (r *netReader) readEndpointPods() {
 			case apierrors.IsForbidden(err):
 				r.addUnread(nettrace.Pods)
 				return
-			case apierrors.IsNotFound(err): // the pod was deleted; its endpoint will be removed
+			case apierrors.IsNotFound(err): // a deleted pod, whose endpoint will be removed
 			case err != nil:
 				r.err = fmt.Errorf("reading pod %s/%s: %w", s.Namespace, e.TargetRef.Name, err)
 			default:

@@ -16,11 +16,12 @@ import (
 	"keelson.dev/keelson/kctl/nettrace"
 )
 
-// maxTraceSecrets is the maximum number of Secrets that are read for one trace.
+// maxTraceSecrets is the maximum number of TLS Secrets that one trace reads.
 const maxTraceSecrets = 50
 
 // readIngressObjects reads the objects that route requests from outside the cluster to Services:
-// Ingresses, Gateways, routes, their classes, and the Secrets of the target's host.
+// Ingresses, Gateways, routes and their classes. It then reads the TLS Secrets for target t, and
+// the EndpointSlices of the Services behind it.
 func (r *netReader) readIngressObjects(cluster dynamic.Interface, t nettrace.Target) {
 	w := &r.world
 	w.Entrances = &nettrace.Entrances{}
@@ -35,7 +36,7 @@ func (r *netReader) readIngressObjects(cluster dynamic.Interface, t nettrace.Tar
 	e.Gateways = listGatewayKind[gw.Gateway](r, cluster, nettrace.Gateways)
 	e.HTTPRoutes = listGatewayKind[gw.HTTPRoute](r, cluster, "httproutes")
 	e.GRPCRoutes = listGatewayKind[gw.GRPCRoute](r, cluster, "grpcroutes")
-	e.Grants = listGatewayKind[gw.ReferenceGrant](r, cluster, "referencegrants", "v1beta1") // v1beta1 has the same fields
+	e.Grants = listGatewayKind[gw.ReferenceGrant](r, cluster, "referencegrants", "v1beta1") // with the same fields
 	for i, at := range nettrace.Pairs(w, t) {
 		if i >= maxTraceSecrets {
 			r.addUnread(nettrace.Secrets)
@@ -48,7 +49,7 @@ func (r *netReader) readIngressObjects(cluster dynamic.Interface, t nettrace.Tar
 		switch {
 		case apierrors.IsForbidden(err):
 			r.addUnread(nettrace.Secrets)
-		case apierrors.IsNotFound(err): // the trace reports a missing Secret
+		case apierrors.IsNotFound(err): // the trace reports it as missing
 		case err != nil:
 			r.err = fmt.Errorf("reading secret %s: %w", at, err)
 		default:
@@ -60,7 +61,7 @@ func (r *netReader) readIngressObjects(cluster dynamic.Interface, t nettrace.Tar
 	}
 }
 
-// readEndpointSlices reads the EndpointSlices of a Service.
+// readEndpointSlices adds the EndpointSlices of a Service to r.world.Slices.
 func (r *netReader) readEndpointSlices(namespace, service string) {
 	o := metav1.ListOptions{LabelSelector: labels.Set{discoveryv1.LabelServiceName: service}.String()}
 	if l, ok := listForTrace(r, nettrace.Slices, o, r.cs.DiscoveryV1().EndpointSlices(namespace).List); ok {
@@ -68,8 +69,9 @@ func (r *netReader) readEndpointSlices(namespace, service string) {
 	}
 }
 
-// listGatewayKind lists a kind of Gateway API. If the newest version is not served, it tries the
-// older versions. If the kind is not served at all, it returns no objects.
+// listGatewayKind returns all objects of a Gateway API resource. It reads version v1, and then the
+// versions in older while the previous version is not served. It returns nil if no version is
+// served. If the user may not read the resource, its name is added to r.world.Unread.
 func listGatewayKind[T any](r *netReader, cluster dynamic.Interface, resource string, older ...string) (out []*T) {
 	if r.err != nil {
 		return nil

@@ -20,13 +20,14 @@ import (
 	"keelson.dev/keelson/kctl/nettrace"
 )
 
-// metrics of the agents that are read
+// Metrics of the node agents that 'kctl net policies' reads.
 const (
 	metricDroppedPackets = "keelson_network_policy_dropped_packets_total"
 	metricDroppedBytes   = "keelson_network_policy_dropped_bytes_total"
 )
 
-// PolicyUse describes a pod that NetworkPolicies isolate, and the packets that its node dropped.
+// PolicyUse contains a pod that NetworkPolicies isolate, the names of these policies, and the
+// number of packets that the pod's node dropped.
 type PolicyUse struct {
 	Namespace string   `json:"namespace"`
 	Pod       string   `json:"pod"`
@@ -37,8 +38,8 @@ type PolicyUse struct {
 	Out       Dropped  `json:"droppedOut"`
 }
 
-// Dropped counts the first packets of connections that no policy allows. A client that retries is
-// counted again.
+// Dropped counts packets that were dropped because no NetworkPolicy allows their connection. Only
+// the first packet of a connection is counted. Each retry of a client counts again.
 type Dropped struct {
 	Packets uint64 `json:"packets"`
 	Bytes   uint64 `json:"bytes"`
@@ -89,7 +90,8 @@ func netPoliciesCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 	})
 }
 
-// readIsolated returns the pods that NetworkPolicies isolate, without their counters.
+// readIsolated returns the pods of namespace ns that NetworkPolicies isolate, without counters of
+// dropped packets. If name is not empty, it returns only the pod of that name, isolated or not.
 func readIsolated(ctx context.Context, cs kubernetes.Interface, ns, name string) ([]PolicyUse, error) {
 	var policies []networkingv1.NetworkPolicy
 	for o := (metav1.ListOptions{Limit: listLimit}); ; {
@@ -136,10 +138,12 @@ func readIsolated(ctx context.Context, cs kubernetes.Interface, ns, name string)
 	return out, nil
 }
 
-// dropKey identifies a counter of dropped packets: one pod, one direction, on one node.
+// dropKey identifies the counters of dropped packets of one pod on one node, in one direction
+// (ingress or egress).
 type dropKey struct{ namespace, pod, node, direction string }
 
-// parseDrops returns the counters of dropped packets in a node's metrics.
+// parseDrops returns the counters of dropped packets in r, the metrics of a node's agent. node is
+// the name of the node.
 func parseDrops(r io.Reader, node string) (map[dropKey]Dropped, error) {
 	out := map[dropKey]Dropped{}
 	err := eachSample(r, []string{metricDroppedPackets, metricDroppedBytes}, func(name string, labels map[string]string, value uint64) {
@@ -164,7 +168,8 @@ func printPolicyUses(w io.Writer, uses []PolicyUse) error {
 	return t.Flush()
 }
 
-// joinFirst returns the first names, and how many more there are.
+// joinFirst returns the first three names and the number of omitted names, or "-" if there are
+// none.
 func joinFirst(names []string) string {
 	const most = 3
 	text := strings.Join(names[:min(len(names), most)], ",")

@@ -23,7 +23,8 @@ import (
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 )
 
-// metrics of the agents that are read, and the bounds for reading them
+// Metrics of the node agents that 'kctl net services' reads, and limits for reading the metrics of
+// all nodes.
 const (
 	metricConnections = "keelson_service_connections_total"
 	metricUnserved    = "keelson_service_unserved_packets_total"
@@ -32,7 +33,8 @@ const (
 	maxMetricsBytes   = 64 << 20 // maximum size of a node's metrics, in bytes
 )
 
-// ServiceUse counts the use of a Service on one node or on all nodes.
+// ServiceUse contains a Service, the number of its endpoints, and the number of connections to it,
+// on one node or on all nodes.
 type ServiceUse struct {
 	Namespace   string `json:"namespace"`
 	Name        string `json:"name"`
@@ -40,7 +42,7 @@ type ServiceUse struct {
 	Address     string `json:"address"`
 	Ready       int    `json:"readyEndpoints"`
 	Endpoints   int    `json:"endpoints"`
-	Node        string `json:"node,omitempty"` // empty: the sum of all nodes that were read
+	Node        string `json:"node,omitempty"` // empty for the sum of all nodes that were read
 	Connections uint64 `json:"connections"`    // from clients inside the cluster
 	Outside     uint64 `json:"outside"`        // from clients outside the cluster
 	Unserved    uint64 `json:"unservedPackets"`
@@ -85,9 +87,10 @@ func netServicesCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 	})
 }
 
-// asNodeCountCommand completes a command that shows counters of the nodes for one object, for all
-// objects of a namespace, or with -A for all objects. show returns the nodes that could not be
-// read, and why. If there are any, they are printed and the exit code is 2.
+// asNodeCountCommand completes command c, which shows counters of the nodes for one object, for all
+// objects of a namespace, or with -A for all objects. one and many are the names of the kind in
+// texts. The command calls show, which returns the nodes that could not be read, with reasons. If
+// there are any, the command prints them and its exit code is 2.
 func asNodeCountCommand(c *cobra.Command, f cmdutil.Factory, streams genericiooptions.IOStreams, one, many string,
 	show func(ctx context.Context, cs kubernetes.Interface, ns, name string) (unread []string, err error)) *cobra.Command {
 	everywhere := c.Flags().BoolP("all-namespaces", "A", false, "list the "+many+" of all namespaces")
@@ -119,7 +122,8 @@ func asNodeCountCommand(c *cobra.Command, f cmdutil.Factory, streams genericioop
 	return c
 }
 
-// readServices returns the Services with the numbers of their endpoints, without counters.
+// readServices returns the Services of namespace ns with the numbers of their endpoints, without
+// counters of connections. If name is not empty, it returns only the Service of that name.
 func readServices(ctx context.Context, cs kubernetes.Interface, ns, name string) ([]ServiceUse, error) {
 	var services []corev1.Service
 	if name != "" {
@@ -144,7 +148,7 @@ func readServices(ctx context.Context, cs kubernetes.Interface, ns, name string)
 		}
 	}
 	type key struct{ ns, name, address string }
-	ready := map[key]bool{} // whether each endpoint is ready
+	ready := map[key]bool{} // whether the endpoint with that address is ready
 	for {
 		l, err := cs.DiscoveryV1().EndpointSlices(ns).List(ctx, slicesOf)
 		if err != nil {
@@ -179,11 +183,12 @@ func readServices(ctx context.Context, cs kubernetes.Interface, ns, name string)
 	return out, nil
 }
 
-// serviceUseKey identifies the counters of one Service on one node.
+// serviceUseKey identifies the connection counters of one Service on one node.
 type serviceUseKey struct{ namespace, name, node string }
 
-// readCounts reads the metrics of all nodes, a few at a time, and parses them. unread lists the
-// nodes that did not respond, and why.
+// readCounts reads the metrics of all node agents, at most nodesAtOnce at a time, and merges the
+// results of parse. The arguments of parse are the metrics and the name of the node. unread lists
+// the nodes that could not be read, with reasons.
 func readCounts[M ~map[K]V, K comparable, V any](ctx context.Context, cs kubernetes.Interface, parse func(io.Reader, string) (M, error)) (counts M, unread []string, err error) {
 	nodes, err := cs.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -224,7 +229,8 @@ func readNode[M any](ctx context.Context, cs kubernetes.Interface, node string, 
 	return parse(io.LimitReader(body, maxMetricsBytes), node)
 }
 
-// parseCounts returns the counters of Services in a node's metrics.
+// parseCounts returns the connection counters of Services in r, the metrics of a node's agent. node
+// is the name of the node.
 func parseCounts(r io.Reader, node string) (map[serviceUseKey]ServiceUse, error) {
 	out := map[serviceUseKey]ServiceUse{}
 	err := eachSample(r, []string{metricConnections, metricUnserved}, func(name string, labels map[string]string, value uint64) {
@@ -243,7 +249,8 @@ func parseCounts(r io.Reader, node string) (map[serviceUseKey]ServiceUse, error)
 	return out, err
 }
 
-// eachSample calls take for each sample of the given metrics.
+// eachSample calls take for each sample in r, in the Prometheus text format, whose metric is in
+// metrics. It fails if such a sample cannot be parsed.
 func eachSample(r io.Reader, metrics []string, take func(metric string, labels map[string]string, value uint64)) error {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(make([]byte, 64<<10), 1<<20)
@@ -261,7 +268,8 @@ func eachSample(r io.Reader, metrics []string, take func(metric string, labels m
 	return lines.Err()
 }
 
-// parseSample parses the part of a metrics line after the opening brace: name="value",...} number
+// parseSample parses the part of a sample in the Prometheus text format after the opening brace:
+// name="value",...} number. ok is false if the text has another form.
 func parseSample(s string) (labels map[string]string, value uint64, ok bool) {
 	labels = map[string]string{}
 	for {
@@ -290,8 +298,9 @@ func parseSample(s string) (labels map[string]string, value uint64, ok bool) {
 	}
 }
 
-// joinServiceUses returns the rows of the table, sorted by name: one for each Service, or with
-// perNode one for each Service and node.
+// joinServiceUses adds counts, the counters of each node, to services, and returns the rows of the
+// table, sorted by name. There is one row for each Service. If perNode is true, there is one row
+// for each Service and node with counters.
 func joinServiceUses(services []ServiceUse, counts map[serviceUseKey]ServiceUse, perNode bool) []ServiceUse {
 	nodes := map[[2]string][]string{}
 	for at := range counts {

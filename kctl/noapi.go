@@ -16,14 +16,15 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// noCluster is the server that clients use when no kubeconfig names one.
+// noCluster is the API server address that client-go uses if no kubeconfig selects a cluster.
 const noCluster = "localhost:8080"
 
-// otherKubeconfig is the remedy if the kubeconfig may have the wrong address.
+// otherKubeconfig is the end of an error about an unreachable API server. It suggests another
+// kubeconfig.
 const otherKubeconfig = "set another kubeconfig with KUBECONFIG or --kubeconfig"
 
-// Errors of Go's net package when the API is unreachable. The first group is the address or the
-// name.
+// Patterns of error texts for an unreachable API server, from Go's net package and from kubectl.
+// The first group is the address or the host name.
 var (
 	unresolved  = regexp.MustCompile(`dial tcp: lookup (\S+?)(?: on \S+)?: (no such host|server misbehaving|.*[Tt]emporary failure.*|.*i/o timeout)`)
 	refusedDial = regexp.MustCompile(`dial tcp (\S+): connect: connection refused`)
@@ -31,8 +32,8 @@ var (
 	silentDial  = regexp.MustCompile(`dial tcp (\S+): (?:connect: )?(i/o timeout|no route to host|network is unreachable|connection timed out)`)
 )
 
-// explainUnreachable returns a sentence with the remedy for a client error that means that no API
-// is reachable, and "" for other errors.
+// explainUnreachable returns a sentence with the reason and the remedy if text is a client error
+// about an unreachable API server. It returns "" for other errors.
 func explainUnreachable(text string) string {
 	if strings.Contains(text, noCluster) {
 		return explainNoCluster()
@@ -53,7 +54,8 @@ func explainUnreachable(text string) string {
 	return ""
 }
 
-// explainNoCluster returns the reason why no kubeconfig names a cluster, and the remedy.
+// explainNoCluster returns a sentence with the reason why no cluster is configured, and the remedy.
+// The reason depends on $KUBECONFIG.
 func explainNoCluster() string {
 	const remedy = "start one on this machine with 'kctl lab up', or set KUBECONFIG or --kubeconfig"
 	files := filepath.SplitList(os.Getenv(clientcmd.RecommendedConfigPathEnvVar))
@@ -67,10 +69,9 @@ func explainNoCluster() string {
 	return "no cluster is configured: " + remedy
 }
 
-// errorText returns the text of an error. The part that reports an unreachable API is replaced
-// by the sentence of explainUnreachable. An error response of the API stays unchanged, even if
-// it reports a
-// connection that the API could not make.
+// errorText returns the text of err. If the API server is unreachable, that part of the text is
+// replaced by the sentence of explainUnreachable. An error response of the API server stays
+// unchanged, even if it is about a connection that the API server could not make.
 func errorText(err error) string {
 	text := err.Error()
 	var answer apierrors.APIStatus
@@ -84,11 +85,12 @@ func errorText(err error) string {
 	return text
 }
 
-// unreachablePrefixes are the texts with which kubectl reports that it cannot reach the API.
+// unreachablePrefixes are the texts with which kubectl starts an error about an unreachable API
+// server.
 var unreachablePrefixes = []string{"The connection to the server ", "Unable to connect to the server: ", "error validating data: failed to download openapi: Get "}
 
-// fatalText returns the text with which a command of kubectl exits. If the API is unreachable, it
-// is the sentence of explainUnreachable.
+// fatalText returns the error text of a kubectl command. If the API server is unreachable, the text
+// is replaced by the sentence of explainUnreachable.
 func fatalText(text string) string {
 	text = strings.TrimRight(text, "\n")
 	if slices.ContainsFunc(unreachablePrefixes, func(words string) bool { return strings.Contains(text, words) }) {
@@ -100,7 +102,7 @@ func fatalText(text string) string {
 }
 
 // silenceDiscovery stops client-go from logging each failed discovery request. The command reports
-// the failure when it exits.
+// the failure once, when it exits.
 func silenceDiscovery() {
 	for i, handle := range utilruntime.ErrorHandlers {
 		utilruntime.ErrorHandlers[i] = func(ctx context.Context, err error, msg string, keysAndValues ...any) {

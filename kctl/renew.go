@@ -79,7 +79,8 @@ func renewKubeconfig(f cmdutil.Factory, streams genericiooptions.IOStreams) erro
 	return nil
 }
 
-// currentEntries returns the cluster and the user of the current context.
+// currentEntries returns the cluster entry and the user entry of the current context in kubeconfig
+// c. It fails if either does not exist.
 func currentEntries(c *clientcmdapi.Config) (*clientcmdapi.Cluster, *clientcmdapi.AuthInfo, error) {
 	at := c.Contexts[c.CurrentContext]
 	if at == nil || c.Clusters[at.Cluster] == nil || c.AuthInfos[at.AuthInfo] == nil {
@@ -89,7 +90,7 @@ func currentEntries(c *clientcmdapi.Config) (*clientcmdapi.Cluster, *clientcmdap
 }
 
 // newKeyAndCSR returns a new private key and a certificate signing request for it, in PEM. The
-// request has no subject: the server copies it from the client's certificate.
+// request has no subject: the API server copies the subject from the client's current certificate.
 func newKeyAndCSR() (key, csr []byte, err error) {
 	made, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

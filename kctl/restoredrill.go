@@ -30,15 +30,16 @@ import (
 	"keelson.dev/keelson/kctl/restoretest"
 )
 
-// servedBackup is the output of 'keelson-controlplane backup serve -o json'.
+// servedBackup is the JSON that 'keelson-controlplane backup serve -o json' prints: the served
+// backup, the address of its API, and a kubeconfig for it.
 type servedBackup struct {
 	Backup     api.ClusterBackup `json:"backup"`
 	API        string            `json:"api"`
 	Kubeconfig string            `json:"kubeconfig"`
 }
 
-// forwardedFlags are the flags of restore-test that are passed to 'keelson-controlplane backup
-// serve'.
+// forwardedFlags are the names and help texts of the flags of 'kctl cluster restore-test' that are
+// passed to 'keelson-controlplane backup serve'.
 var forwardedFlags = [][2]string{
 	{"encryption-keys", "key file that decrypts the backup (default: the key file of the replica on this machine)"},
 	{"identity", "file with an age identity, for a backup that is encrypted with age"},
@@ -139,11 +140,11 @@ func restoreTestCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 	return c
 }
 
-// createTemporaryBackup creates a backup in a temporary file, which done removes. The file is
-// locked while this process runs. 'keelson-controlplane backup serve' removes unlocked files of
-// this name, which killed processes left.
+// createTemporaryBackup requests a backup from a replica and writes it to a temporary file in
+// in.Dir. done removes that file. The file is locked while kctl runs. 'keelson-controlplane backup
+// serve' removes unlocked files with this name prefix, which killed processes left.
 func createTemporaryBackup(ctx context.Context, f cmdutil.Factory, progress io.Writer, in diskheadroom.Target) (path string, done func(), err error) {
-	out, err := os.CreateTemp(in.Dir, api.TrialPrefix) // mode 0600
+	out, err := os.CreateTemp(in.Dir, api.TrialPrefix) // it has mode 0600
 	if err != nil {
 		return "", nil, fmt.Errorf("--work-dir: %w", err)
 	}
@@ -165,8 +166,9 @@ func testResult(rows []restoretest.Row) error {
 	return errors.New("the restore test failed: the restored objects differ from those that the backup should contain")
 }
 
-// runRestoreTest serves a backup with a temporary replica, and compares its objects with the
-// cluster, kind by kind.
+// runRestoreTest restores a backup into a temporary replica, and compares its objects with the
+// cluster, kind by kind. args are the arguments of 'keelson-controlplane backup serve'. If offline
+// is true, the objects are compared only with the counts in the backup.
 func runRestoreTest(ctx context.Context, f cmdutil.Factory, progress io.Writer, args []string, offline bool) ([]restoretest.Row, error) {
 	began := time.Now()
 	child, s, err := startBackupServer(ctx, args)
@@ -203,7 +205,8 @@ func runRestoreTest(ctx context.Context, f cmdutil.Factory, progress io.Writer, 
 	return rows, nil
 }
 
-// readClusterStatus returns the status of the cluster with which the backup is compared.
+// readClusterStatus returns the status of the cluster in the kubeconfig, with which a backup is
+// compared. Its error suggests --offline.
 func readClusterStatus(ctx context.Context, f cmdutil.Factory) (s api.ClusterStatus, err error) {
 	if err := callAPIContext(ctx, f, "GET", api.PathClusterStatus, nil, &s); err != nil {
 		return s, fmt.Errorf("reading the status of the cluster: %w: use --offline to test the backup without the cluster", err)
@@ -211,8 +214,8 @@ func readClusterStatus(ctx context.Context, f cmdutil.Factory) (s api.ClusterSta
 	return s, nil
 }
 
-// checkBackupOfCluster returns an error if the backup is of another cluster, or if the cluster was
-// restored from another backup since.
+// checkBackupOfCluster returns an error if backup b is of another cluster, or if the cluster was
+// restored from another backup in the meantime.
 func checkBackupOfCluster(ctx context.Context, f cmdutil.Factory, b api.ClusterBackup) error {
 	s, err := readClusterStatus(ctx, f)
 	if err != nil {
@@ -241,8 +244,9 @@ func newRESTClient(cfg *rest.Config, err error) (rest.Interface, error) {
 	return cs.RESTClient(), nil
 }
 
-// compareKind lists a kind in the restored store and in the cluster, and compares the objects. live
-// is nil with --offline.
+// compareKind lists the objects of kind k in the restored backup and in the cluster, and compares
+// them. revision is the revision of the backup. live is nil with --offline; then only the counts
+// are compared.
 func compareKind(ctx context.Context, k api.ClusterBackupKind, revision uint64, restored, live rest.Interface) restoretest.Row {
 	name := k.Resource
 	path := "/api/" + k.Version + "/" + k.Resource
@@ -262,7 +266,7 @@ func compareKind(ctx context.Context, k api.ClusterBackupKind, revision uint64, 
 	}
 	if live != nil {
 		switch one.Live, err = listObjects(ctx, live, name, path); {
-		case apierrors.IsNotFound(err): // the CustomResourceDefinition was deleted since the backup, with all objects
+		case apierrors.IsNotFound(err): // the CustomResourceDefinition was deleted after the backup
 			one.Live = map[string]restoretest.Object{}
 		case err != nil:
 			problem("in the cluster", err)
@@ -271,14 +275,15 @@ func compareKind(ctx context.Context, k api.ClusterBackupKind, revision uint64, 
 	return restoretest.Compare(one, revision)
 }
 
-// A list has at most maxListPages pages of testPageSize objects.
+// Limits for reading a list: the objects per page, and the number of pages.
 const (
 	testPageSize = 250
 	maxListPages = 40_000
 )
 
-// listObjects reads all objects of a path, page by page. If the continue token has expired, the
-// list starts again, at most twice.
+// listObjects reads all objects at an API path, page by page, and returns them by namespace/name.
+// If the continue token has expired, it starts the list again, at most twice. resource is the name
+// of the resource, such as deployments.apps.
 func listObjects(ctx context.Context, c rest.Interface, resource, path string) (out map[string]restoretest.Object, err error) {
 	for range 3 {
 		if out, err = listObjectsOnce(ctx, c, resource, path); !apierrors.IsResourceExpired(err) {
@@ -323,8 +328,8 @@ func listObjectsOnce(ctx context.Context, c rest.Interface, resource, path strin
 	return nil, fmt.Errorf("the list does not end after %d pages", maxListPages)
 }
 
-// serveProcess is a process of 'keelson-controlplane backup serve'. It exits when its standard
-// input is closed, also if kctl is killed.
+// serveProcess is a child process 'keelson-controlplane backup serve'. It exits when its standard
+// input is closed, so that it also exits if kctl is killed.
 type serveProcess struct {
 	cmd   *exec.Cmd
 	stdin io.Closer
@@ -334,15 +339,15 @@ func (s *serveProcess) stop() {
 	s.stdin.Close()
 	gone := time.AfterFunc(time.Minute, func() { _ = s.cmd.Process.Kill() })
 	defer gone.Stop()
-	_ = s.cmd.Wait() // the comparison is complete, so its exit code does not matter
+	_ = s.cmd.Wait() // its exit code does not matter after the comparison
 }
 
-// maxServeOutput is the maximum size of the line of JSON that the process prints. Each kind takes
-// about 150 bytes.
+// maxServeOutput is the maximum size of the line of JSON that 'keelson-controlplane backup serve'
+// prints. Each kind takes about 150 bytes.
 const maxServeOutput = 4 << 20
 
-// startBackupServer starts 'keelson-controlplane backup serve' and waits until it serves the
-// backup.
+// startBackupServer starts 'keelson-controlplane backup serve' with the arguments args, and waits
+// until it serves the backup. The caller stops the returned process.
 func startBackupServer(ctx context.Context, args []string) (*serveProcess, servedBackup, error) {
 	program, err := findDaemonProgram()
 	if err != nil {
@@ -381,7 +386,8 @@ func startBackupServer(ctx context.Context, args []string) (*serveProcess, serve
 	return s, out, nil
 }
 
-// findDaemonProgram returns the path of keelson-controlplane, beside kctl or in $PATH.
+// findDaemonProgram returns the path of keelson-controlplane in the directory of kctl, or else in
+// $PATH. It fails if there is no such program.
 func findDaemonProgram() (string, error) {
 	beside := daemonProgram()
 	if _, err := os.Stat(beside); err == nil {
@@ -395,8 +401,8 @@ func findDaemonProgram() (string, error) {
 		"--encryption-keys or --identity", beside)
 }
 
-// withKeyHint adds the place of the backup's key to the error of a machine that does not have that
-// key.
+// withKeyHint returns the error text said of 'backup serve'. If the key of the backup is missing,
+// it adds where to find the key.
 func withKeyHint(said string) string {
 	if !strings.Contains(said, "no key file is set") {
 		return said
@@ -404,20 +410,20 @@ func withKeyHint(said string) string {
 	return said + "; copy " + defaultDataDir + "/pki/store.keys from a replica of that cluster and name the copy"
 }
 
-// lastOutputLine returns the last line that a program printed, without the program's name, or else
-// its exit error.
+// lastOutputLine returns the last line of said, the output of a program, without the program's
+// name. It returns the text of ended, the exit error, if there is no output.
 func lastOutputLine(said string, ended error) string {
 	lines := strings.Split(strings.TrimSpace(said), "\n")
 	return cmp.Or(strings.TrimPrefix(lines[len(lines)-1], "keelson-controlplane: "), ended.Error())
 }
 
-// limitedWriter writes at most left bytes, and discards the rest.
+// limitedWriter writes the first left bytes to w, and discards the rest.
 type limitedWriter struct {
 	w    io.Writer
 	left int
 }
 
-// Write implements io.Writer.
+// Write writes at most b.left bytes of p to b.w, and discards the rest without an error.
 func (b *limitedWriter) Write(p []byte) (int, error) {
 	n := min(len(p), b.left)
 	b.left -= n

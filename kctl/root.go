@@ -1,6 +1,6 @@
-// Package kctl implements the command line: kubectl's commands, and commands for the cluster
-// itself. Most of them use only the API. The lab commands, and the commands of
-// keelson-controlplane, work on this machine; the commands for a cluster file use ssh.
+// Package kctl implements the command line of Keelson: kubectl's commands, and commands for the
+// cluster itself. Most commands use only the API. The commands for a cluster file use ssh. The
+// commands for a lab, and the commands of keelson-controlplane, work on this machine.
 package kctl
 
 import (
@@ -21,10 +21,11 @@ import (
 	"keelson.dev/keelson/deploy/lab"
 )
 
-// Version is set by the linker.
+// Version is the release of kctl. The linker sets it.
 var Version = "dev"
 
-// Command returns the whole command tree for the given arguments (os.Args).
+// Command returns the root command kctl with all subcommands. args are the arguments of the process
+// (os.Args); kubectl uses them to find plugins.
 func Command(args []string) *cobra.Command {
 	selectLabKubeconfig()
 	streams := genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}
@@ -57,7 +58,7 @@ func Command(args []string) *cobra.Command {
 	return root
 }
 
-// replaceCommand replaces the subcommand that has the same name.
+// replaceCommand replaces the subcommand of root that has the name of with.
 func replaceCommand(root, with *cobra.Command) {
 	for _, c := range root.Commands() {
 		if c.Name() == with.Name() {
@@ -67,7 +68,8 @@ func replaceCommand(root, with *cobra.Command) {
 	root.AddCommand(with)
 }
 
-// LabKubeconfig returns the path of the kubeconfig that 'kctl lab up' writes.
+// LabKubeconfig returns the default path of the kubeconfig that 'kctl lab up' writes for the lab
+// that $KEELSON_LAB selects.
 func LabKubeconfig() string { return labKubeconfig(lab.Root()) }
 
 func labKubeconfig(root string) string {
@@ -78,9 +80,9 @@ func labKubeconfig(root string) string {
 	return filepath.Join(home, ".kube", root)
 }
 
-// selectLabKubeconfig sets $KUBECONFIG to the lab's kubeconfig if no other cluster is
-// configured. A lab selected by $KEELSON_LAB has precedence over ~/.kube/config, and over a
-// $KUBECONFIG of another lab of this machine.
+// selectLabKubeconfig sets $KUBECONFIG to the kubeconfig of the lab, if it exists and no other
+// cluster is configured. A lab that $KEELSON_LAB selects has precedence over ~/.kube/config, and
+// over a $KUBECONFIG of another lab of this machine.
 func selectLabKubeconfig() {
 	set, own := os.Getenv(clientcmd.RecommendedConfigPathEnvVar), LabKubeconfig()
 	switch {
@@ -100,7 +102,7 @@ func selectLabKubeconfig() {
 	}
 }
 
-// isLabKubeconfig reports whether a path is the default kubeconfig of a lab of this machine.
+// isLabKubeconfig reports whether path is the default kubeconfig of any lab of this machine.
 func isLabKubeconfig(path string) bool {
 	one := labKubeconfig(lab.RootPrefix)
 	return path == one || strings.HasPrefix(path, one+"@")
@@ -134,10 +136,10 @@ func versionCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 	return c
 }
 
-// Main runs the command and returns the exit code of the process.
+// Main runs the command in os.Args and returns the exit code of the process.
 func Main() int {
 	silenceDiscovery()
-	cmdutil.BehaviorOnFatal(func(text string, code int) { // how kubectl's commands exit on an error
+	cmdutil.BehaviorOnFatal(func(text string, code int) { // for errors of kubectl's commands
 		if text != "" {
 			fmt.Fprintln(os.Stderr, fatalText(text)+untrustedCAHint(text))
 		}

@@ -18,7 +18,7 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// keyKinds are the CAs and keys that can be rotated.
+// keyKinds are the kinds of CAs and keys that 'kctl cluster rotate' can rotate.
 var keyKinds = []string{"cluster-ca", "peers-ca", "service-account-key", "encryption-key"}
 
 func rotateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
@@ -95,10 +95,12 @@ func rotateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 
 const clusterCA = "cluster-ca"
 
-// renewTimeout is how long 'rotate cluster-ca' waits for the new CA to sign.
+// renewTimeout is how long 'kctl cluster rotate cluster-ca' waits until replicas sign with the new
+// CA.
 const renewTimeout = 30 * time.Second
 
-// describeWaiting returns the step of a rotation, and the replicas, nodes and users that delay it.
+// describeWaiting returns a text with the step of the rotation in progress, and the replicas, nodes
+// and users that delay it. all.Rotation must be set.
 func describeWaiting(all api.ClusterKeys) string {
 	said := fmt.Sprintf("the exchange is at step %s", all.Rotation.Step)
 	if len(all.Waiting) == 0 {
@@ -111,8 +113,8 @@ func describeWaiting(all api.ClusterKeys) string {
 	return said
 }
 
-// renewWhenSigned renews the kubeconfig in use as soon as the new CA signs. If that takes longer
-// than patience, it prints how to continue, and returns no error.
+// renewWhenSigned waits until replicas sign with the new cluster CA, and then renews the kubeconfig
+// in use. If that takes longer than patience, it prints how to continue, and returns nil.
 func renewWhenSigned(f cmdutil.Factory, streams genericiooptions.IOStreams, patience time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -143,8 +145,9 @@ func renewWhenSigned(f cmdutil.Factory, streams genericiooptions.IOStreams, pati
 	return renewKubeconfig(f, streams)
 }
 
-// printKeys writes a table of the keys by kind, with the replicas that sign with each key and those
-// that trust it. The state of the last rotation follows.
+// printKeys writes to w a table of the keys by kind, with the replicas that sign with each key and
+// those that only trust it. Errors of replicas, keys of removed replicas, and the state of the last
+// rotation follow.
 func printKeys(w io.Writer, all api.ClusterKeys) error {
 	t := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
 	fmt.Fprintln(t, "KIND\tKEY\tSIGNS AT\tBELIEVED AT")
@@ -180,10 +183,11 @@ func printKeys(w io.Writer, all api.ClusterKeys) error {
 	return printRotation(w, all)
 }
 
-// clusterSecret is the key that no rotation replaces.
+// clusterSecret is the kind of the one key that cannot be rotated.
 const clusterSecret = "cluster-secret"
 
-// describeInvalidation returns the commands that make the keys of a removed replica invalid.
+// describeInvalidation returns a text that explains how to make keys of the given kinds invalid,
+// because a removed replica has copies of them.
 func describeInvalidation(kinds []string) string {
 	exchanged := slices.DeleteFunc(slices.Clone(kinds), func(k string) bool { return k == clusterSecret })
 	var ways []string
@@ -196,7 +200,7 @@ func describeInvalidation(kinds []string) string {
 	return strings.Join(ways, ", ")
 }
 
-// rotationSteps returns the steps of a rotation, in order.
+// rotationSteps returns the names of the steps in the rotation of a kind of key, in order.
 func rotationSteps(kind string) []string {
 	if kind == clusterCA {
 		return []string{"trust", "use", "wait", "serve", "forget"}
@@ -204,11 +208,12 @@ func rotationSteps(kind string) []string {
 	return []string{"trust", "use", "wait", "forget"}
 }
 
-// maxWaitingShown is the maximum number of names that are printed if a rotation waits for many
-// nodes.
+// maxWaitingShown is the maximum number of replicas, nodes and users that are printed because they
+// delay a rotation.
 const maxWaitingShown = 20
 
-// printRotation writes the state of the last rotation, and nothing if there was none.
+// printRotation writes the state of the last rotation to w. It writes nothing if there was no
+// rotation.
 func printRotation(w io.Writer, all api.ClusterKeys) error {
 	r := all.Rotation
 	if r == nil {
@@ -232,7 +237,8 @@ func printRotation(w io.Writer, all api.ClusterKeys) error {
 	return err
 }
 
-// keyIDs returns the IDs of all keys of a kind, the signing keys first.
+// keyIDs returns the IDs of all keys of a kind that replicas have: first those that sign, then
+// those that are only trusted.
 func keyIDs(all api.ClusterKeys, kind string) (ids []string) {
 	for _, signing := range []bool{true, false} {
 		for _, h := range all.Replicas {
@@ -252,10 +258,10 @@ func keyIDs(all api.ClusterKeys, kind string) (ids []string) {
 	return ids
 }
 
-// shortKeyID returns the first 16 characters of a digest, which suffice to distinguish keys. Other
-// IDs stay unchanged.
+// shortKeyID returns the first 16 characters of id if id is a digest, which suffice to distinguish
+// keys. It returns any other id unchanged.
 func shortKeyID(id string) string {
-	if len(id) >= 43 { // a digest
+	if len(id) >= 43 { // only digests are that long
 		return id[:16]
 	}
 	return id

@@ -13,11 +13,10 @@ import (
 	"keelson.dev/keelson/kctl/definitions"
 )
 
-// localDriver is the CSI driver that every agent serves itself.
+// localDriver is the name of the CSI driver for local volumes, which is part of every node agent.
 const localDriver = "local.csi.keelson.dev"
 
-// The classes that 'snapshot install' creates, and the annotation that makes each the default of
-// its driver.
+// Resources of the classes that 'kctl snapshot install' creates.
 var (
 	snapshotClasses      = schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshotclasses"}
 	groupSnapshotClasses = schema.GroupVersionResource{Group: "groupsnapshot.storage.k8s.io", Version: "v1", Resource: "volumegroupsnapshotclasses"}
@@ -71,7 +70,9 @@ func snapshotInstallCommand(f cmdutil.Factory, streams genericiooptions.IOStream
 	})
 }
 
-// createSnapshotClass creates a class of one of the kinds unless it exists.
+// createSnapshotClass creates a class for snapshots of local volumes, unless it exists, and prints
+// the result. of and kind select VolumeSnapshotClass or VolumeGroupSnapshotClass. isDefault is the
+// annotation that makes the class the default.
 func createSnapshotClass(ctx context.Context, cluster dynamic.Interface, streams genericiooptions.IOStreams,
 	of schema.GroupVersionResource, kind, isDefault, name string) error {
 	class := &unstructured.Unstructured{Object: map[string]any{

@@ -26,17 +26,17 @@ import (
 	"keelson.dev/keelson/kctl/redact"
 )
 
-// Bounds of a support bundle.
+// Limits of the content and of the collection of a support bundle.
 const (
 	maxSupportFileBytes   = 4 << 20  // maximum size of a file in bytes; only the end of a larger file is kept
 	maxSupportBytes       = 96 << 20 // maximum size of all files together in bytes
 	supportRequestTimeout = 15 * time.Second
 	supportConcurrency    = 6
-	maxSupportObjects     = 500 // maximum number of objects of a kind
+	maxSupportObjects     = 500 // maximum number of objects of a resource
 )
 
-// supportKinds are the API paths of the objects that are collected. Secrets and ConfigMaps are not
-// among them.
+// supportKinds are the API paths of the resources in a support bundle. Secrets and ConfigMaps are
+// not among them.
 var supportKinds = []string{
 	"/api/v1/events", "/api/v1/namespaces", "/api/v1/pods", "/api/v1/services", "/api/v1/persistentvolumes", "/api/v1/persistentvolumeclaims",
 	"/api/v1/replicationcontrollers", "/api/v1/resourcequotas", "/apis/apps/v1/deployments", "/apis/apps/v1/replicasets", "/apis/apps/v1/statefulsets",
@@ -98,18 +98,19 @@ func supportCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 	return c
 }
 
-// supportBundle collects the redacted files of a support bundle. Its methods can be called
-// concurrently.
+// supportBundle collects the redacted files of a support bundle, and the reasons for missing files.
+// addFile, addMissing and the methods that request data can be called concurrently.
 type supportBundle struct {
 	rest rest.Interface
 
 	mu      sync.Mutex
 	files   map[string][]byte
-	missing map[string]string // file name → reason
+	missing map[string]string // reason by file name
 	left    int
 }
 
-// addFile adds a file. The caller has removed all secrets from its content.
+// addFile adds a file to the bundle, or only its end if it is too large. The caller has redacted
+// content. If the bundle is full, the file is recorded as missing.
 func (b *supportBundle) addFile(name string, content []byte) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -130,7 +131,8 @@ func (b *supportBundle) addMissing(name string, err error) {
 	b.missing[name] = redact.Text(err.Error())
 }
 
-// request sends a request to a path of the API and returns the body of the response.
+// request sends a request to a path of the API and returns the response body. It fails if the body
+// is too large. body is JSON, or nil.
 func (b *supportBundle) request(ctx context.Context, verb, path string, body []byte) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, supportRequestTimeout)
 	defer cancel()
@@ -150,8 +152,9 @@ func (b *supportBundle) request(ctx context.Context, verb, path string, body []b
 	return raw, err
 }
 
-// addJSON adds the redacted JSON response of a path as a file. It returns the response as received,
-// or nil if the request failed.
+// addJSON reads the JSON response of an API path, and adds its redacted form as file name. It
+// returns the response before redaction. If the request fails, it records the file as missing and
+// returns nil.
 func (b *supportBundle) addJSON(ctx context.Context, name, path string) []byte {
 	raw, err := b.request(ctx, "GET", path, nil)
 	var clean []byte
@@ -166,7 +169,8 @@ func (b *supportBundle) addJSON(ctx context.Context, name, path string) []byte {
 	return raw
 }
 
-// addText adds the redacted text response of a path as a file.
+// addText reads the text response of an API path, and adds its redacted form as file name. If the
+// request fails, it records the file as missing.
 func (b *supportBundle) addText(ctx context.Context, name, path string) {
 	raw, err := b.request(ctx, "GET", path, nil)
 	if err != nil {
@@ -176,8 +180,9 @@ func (b *supportBundle) addText(ctx context.Context, name, path string) {
 	b.addFile(name, []byte(redact.Text(string(raw))))
 }
 
-// addAgentSettings adds the settings of an agent. Agents of earlier releases respond with 404 to
-// this path.
+// addAgentSettings reads the settings of a node agent at an API path, and adds them as file name.
+// If the request fails, the file is recorded as missing. Agents of earlier releases respond with
+// 404.
 func (b *supportBundle) addAgentSettings(ctx context.Context, name, path string) {
 	raw, err := b.request(ctx, "GET", path, nil)
 	if apierrors.IsNotFound(err) {
@@ -190,7 +195,9 @@ func (b *supportBundle) addAgentSettings(ctx context.Context, name, path string)
 	b.addFile(name, []byte(redact.Text(string(raw))))
 }
 
-// collectAll collects all files, with at most supportConcurrency jobs at a time.
+// collectAll collects all files of the bundle, with at most supportConcurrency requests at a time.
+// nodes are the names in --nodes. Data that is not received before ctx is done is recorded as
+// missing.
 func (b *supportBundle) collectAll(ctx context.Context, nodes []string) {
 	b.addFile("kctl.txt", []byte(fmt.Sprintf("kctl %s\nmade %s\n", Version, time.Now().UTC().Format(time.RFC3339))))
 	var jobs []func()
@@ -230,7 +237,7 @@ func (b *supportBundle) collectAll(ctx context.Context, nodes []string) {
 	all.Wait()
 }
 
-// addReplica adds the log, the metrics and the settings of a replica.
+// addReplica adds the log, the metrics and the settings of the replica with that name.
 func (b *supportBundle) addReplica(ctx context.Context, name string) {
 	at := "replicas/" + name + "/"
 	q, err := json.Marshal(api.ClusterSupport{Replica: name})
@@ -264,11 +271,13 @@ func (b *supportBundle) addReplica(ctx context.Context, name string) {
 	b.addFile(at+"settings.txt", []byte(redact.Text(about.String())))
 }
 
-// maxDefaultNodes is the maximum number of agents that are asked if --nodes is not given.
+// maxDefaultNodes is the maximum number of node agents from which data is collected if --nodes is
+// not given.
 const maxDefaultNodes = 50
 
-// addNodes adds the Nodes, and returns the names of the nodes to query: the nodes in named, or else
-// the first maxDefaultNodes, with nodes that are not Ready first.
+// addNodes adds the Node objects to the bundle. It returns the names of the nodes from whose agents
+// data is collected. These are the nodes in named. If named is empty, they are the first
+// maxDefaultNodes nodes, with nodes that are not Ready first.
 func (b *supportBundle) addNodes(ctx context.Context, named []string) []string {
 	raw := b.addJSON(ctx, "objects/nodes.json", fmt.Sprintf("/api/v1/nodes?limit=%d", maxSupportObjects))
 	if len(named) > 0 || raw == nil {
@@ -306,8 +315,8 @@ func (b *supportBundle) addNodes(ctx context.Context, named []string) []string {
 	return all
 }
 
-// contentsText returns the text of CONTENTS.txt: the files of the bundle, and the missing files
-// with reasons.
+// contentsText returns the text of the file CONTENTS.txt in the bundle: the names of the files, and
+// the missing files with reasons.
 func (b *supportBundle) contentsText() []byte {
 	var out strings.Builder
 	fmt.Fprintf(&out, "Taken out everywhere, and written as %q: contents of Secrets and ConfigMaps, values of environment variables,\n"+
@@ -334,8 +343,8 @@ func sortedKeys[V any](m map[string]V) []string {
 	return out
 }
 
-// writeArchive writes the archive to a new file. It fails if the file exists. An incomplete file is
-// removed.
+// writeArchive writes the bundle as a compressed tar archive to a new file. It fails if the file
+// exists. An incomplete archive is removed.
 func (b *supportBundle) writeArchive(name string) (err error) {
 	f, err := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {

@@ -17,20 +17,22 @@ import (
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 )
 
-// A join token is stored as a Secret in kube-system, which controlplane/pki writes. The Secret has
-// the ID and a hash of the token.
+// Name prefix and type of the Secrets in kube-system that store join tokens. Package
+// controlplane/pki writes them. Such a Secret contains a hash of the token and not the token
+// itself.
 const (
-	tokenSecrets     = "bootstrap-token-" // followed by the ID
+	tokenSecrets     = "bootstrap-token-" // followed by the ID of the token
 	tokenSecretsType = "keelson.dev/join-token"
 )
 
-// tokenRow is a row of 'kctl cluster token list', and an item of its JSON output.
+// tokenRow describes a join token: a row of 'kctl cluster token list', and an item of its JSON
+// output.
 type tokenRow struct {
 	ID      string   `json:"id"`
 	Role    string   `json:"role"`
 	Used    string   `json:"used"`
 	Uses    string   `json:"uses"`
-	Names   []string `json:"names,omitempty"` // empty: any name
+	Names   []string `json:"names,omitempty"` // empty if any name can join
 	Replace bool     `json:"replace,omitempty"`
 	Expires string   `json:"expires"`
 	Expired bool     `json:"expired"`
@@ -38,8 +40,8 @@ type tokenRow struct {
 	Note    string   `json:"description,omitempty"`
 }
 
-// newTokenRow returns the row for the Secret of a token. Missing fields stay empty; only the
-// control plane validates tokens.
+// newTokenRow returns the row for s, the Secret of a join token. now decides whether the token has
+// expired. Missing fields stay empty: only the control plane validates tokens.
 func newTokenRow(s *v1.Secret, now time.Time) tokenRow {
 	text := func(key string) string { return string(s.Data[key]) }
 	r := tokenRow{ID: strings.TrimPrefix(s.Name, tokenSecrets), Used: text("used"), Uses: text("uses"), Replace: text("replace") == "true",
@@ -98,7 +100,8 @@ func tokenListCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *co
 	return c
 }
 
-// printTokens writes a table of tokens: valid tokens before expired ones, each sorted by expiry.
+// printTokens writes a table of join tokens to w: valid tokens before expired ones, each sorted by
+// expiry.
 func printTokens(w io.Writer, rows []tokenRow) error {
 	if len(rows) == 0 {
 		_, err := fmt.Fprintln(w, "there are no join tokens: 'kctl cluster token create' makes one")
@@ -139,7 +142,7 @@ func printTokens(w io.Writer, rows []tokenRow) error {
 	return t.Flush()
 }
 
-// joinLast returns the last five names, and how many precede them.
+// joinLast returns the last five names, and the number of names before them.
 func joinLast(names []string) string {
 	const shown = 5
 	if len(names) <= shown {
@@ -186,11 +189,11 @@ func tokenDeleteCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 	}
 }
 
-// tokenID returns the ID of a token, which is given by its ID or as a whole. Errors do not contain
-// the argument, because it may be a secret.
+// tokenID returns the ID of a join token. arg is the ID or the whole token. Errors do not contain
+// arg, because it may be a secret.
 func tokenID(arg string) (string, error) {
 	id := arg
-	if strings.Contains(arg, ".") { // keelson1.ROLE.ID.SECRET.PIN
+	if strings.Contains(arg, ".") { // a whole token: keelson1.ROLE.ID.SECRET.PIN
 		parts := strings.Split(arg, ".")
 		if len(parts) != 5 || parts[0] != "keelson1" {
 			return "", fmt.Errorf("not a join token: want its ID, as printed by 'kctl cluster token list', or the whole token")

@@ -58,8 +58,8 @@ func traceCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.
 	return c
 }
 
-// getObject returns the object that the arguments of a command select. It fails if they select
-// several.
+// getObject returns the object that args, such as TYPE/NAME, select. It fails if they do not select
+// exactly one object. verb starts the text of that error.
 func getObject(f cmdutil.Factory, verb string, args []string) (*resource.Info, error) {
 	namespace, _, err := f.ToRawKubeConfigLoader().Namespace()
 	if err != nil {
@@ -76,7 +76,8 @@ func getObject(f cmdutil.Factory, verb string, args []string) (*resource.Info, e
 	return infos[0], nil
 }
 
-// readTimeline returns the stages of the apply that created or changed an object.
+// readTimeline returns the stages of the apply that created or changed the object info. It fails if
+// no replica has them: replicas keep only the newest timelines, in memory.
 func readTimeline(ctx context.Context, f cmdutil.Factory, info *resource.Info) ([]api.Stage, error) {
 	if ctx == nil {
 		ctx = context.Background()
@@ -104,8 +105,8 @@ func readTimeline(ctx context.Context, f cmdutil.Factory, info *resource.Info) (
 	return stages, nil
 }
 
-// timelinePath returns the API path of an object's timeline: by the trace ID in its annotations, or
-// else by the path of the object.
+// timelinePath returns the API path of the timeline of object info. The path contains the trace ID
+// in the object's annotations, or the API path of the object if it has no trace ID.
 func timelinePath(info *resource.Info) (string, error) {
 	m, err := meta.Accessor(info.Object)
 	if err != nil {
@@ -127,8 +128,9 @@ func timelinePath(info *resource.Info) (string, error) {
 
 const barWidth = 32
 
-// printTimeline writes a line for each stage: its start and duration in milliseconds, a bar, the
-// stage, the component, and the object.
+// printTimeline writes a row to w for each stage of an apply. A row contains the start and the
+// duration in milliseconds, a bar, the stage, the component, and the object. stages must not be
+// empty.
 func printTimeline(w io.Writer, stages []api.Stage) error {
 	slices.SortStableFunc(stages, func(a, b api.Stage) int { return a.Start.Compare(b.Start) })
 	begin, end := stages[0].Start, stages[0].Start

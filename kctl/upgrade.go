@@ -25,7 +25,7 @@ import (
 	"keelson.dev/keelson/deploy/upgrade"
 )
 
-// upgradeFlags are the flags of 'kctl lab upgrade' and 'kctl cluster upgrade'.
+// upgradeFlags holds the flags that 'kctl lab upgrade' and 'kctl cluster upgrade' have in common.
 type upgradeFlags struct {
 	goal     upgrade.Goal
 	dryRun   bool
@@ -94,7 +94,8 @@ func labUpgrade(streams genericiooptions.IOStreams) *cobra.Command {
 	return c
 }
 
-// runUpgrade runs the steps of the upgrade, or prints them with --dry-run.
+// runUpgrade runs the steps that upgrade cluster s to u.goal, and prints them to out. With
+// --dry-run, it only prints the steps.
 func (u *upgradeFlags) runUpgrade(ctx context.Context, s *upgradeTarget, out io.Writer) error {
 	if u.dryRun {
 		now, err := s.ReadState(ctx)
@@ -116,11 +117,11 @@ func (u *upgradeFlags) runUpgrade(ctx context.Context, s *upgradeTarget, out io.
 	}})
 }
 
-// versionTimeout is the time limit for 'PROGRAM --version'.
+// versionTimeout is the time limit for running both daemon programs with --version.
 const versionTimeout = 20 * time.Second
 
-// readRelease runs the programs in a directory with --version, and returns their release and
-// feature level.
+// readRelease runs the daemon programs in directory dir with --version, and returns their release
+// and their feature level.
 func readRelease(ctx context.Context, dir string) (release string, level uint32, err error) {
 	ctx, cancel := context.WithTimeout(ctx, versionTimeout)
 	defer cancel()
@@ -142,8 +143,8 @@ func readRelease(ctx context.Context, dir string) (release string, level uint32,
 	return release, level, nil
 }
 
-// parseRelease parses the output of --version of both daemons. It fails if they are of different
-// releases.
+// parseRelease returns the release and the feature level in the --version output of
+// keelson-controlplane and keelson-agent. It fails if the two have different releases.
 func parseRelease(controlplane, agent string) (release string, level uint32, err error) {
 	first, rest, _ := strings.Cut(controlplane, "\n")
 	release, ok := strings.CutPrefix(first, "keelson-controlplane version ")
@@ -163,39 +164,40 @@ func parseRelease(controlplane, agent string) (release string, level uint32, err
 	return trimVersionPrefix(release), uint32(n), nil
 }
 
-// trimVersionPrefix returns a release without a leading v, which only some outputs have.
+// trimVersionPrefix returns release without a leading "v". Only some programs print it.
 func trimVersionPrefix(release string) string { return strings.TrimPrefix(release, "v") }
 
-// drainMark is the annotation of a node that an upgrade drains. Its value is the state of the
-// drain, and whether the node was cordoned before.
+// drainMark is the annotation of a Node that an upgrade drains, or has drained. Its value is one of
+// the following states, followed by wasCordoned if the node was cordoned before the upgrade.
 const (
 	drainMark    = api.AnnotationUpgradeDrain
 	drainBegun   = "begun"
 	drainDone    = "drained"
 	wasCordoned  = ",cordoned"
-	drainNothing = "" // removes the annotation
+	drainNothing = "" // patchNode removes the annotation
 )
 
-// clusterClient gives an upgrade administrator access to the cluster, through the API or through
-// kctl on one of its machines.
+// clusterClient is the administrator's access to a cluster during an upgrade: through the API, or
+// by running kctl on one of the cluster's machines.
 type clusterClient interface {
-	// readCluster returns the status of the cluster and its nodes. The nodes contain only the
-	// fields that upgradeState and Drain need.
+	// readCluster returns the status of the cluster and its Nodes. The Nodes may contain only the
+	// fields that upgradeState and Drain read.
 	readCluster(ctx context.Context) (api.ClusterStatus, []v1.Node, error)
 	transferLeader(ctx context.Context, to string) error
 	mergePatchNode(ctx context.Context, node string, merge []byte) error
-	// drainNode drains a node: it evicts all pods except those of DaemonSets.
+	// drainNode evicts all pods of a node, except those of DaemonSets.
 	drainNode(ctx context.Context, node string) error
 }
 
-// upgradeTarget implements upgrade.Cluster. The fields replica and agent install the programs on a
-// host.
+// upgradeTarget is the cluster that an upgrade changes. It implements upgrade.Cluster. replica and
+// agent install the new programs of the daemon on a host, and restart it.
 type upgradeTarget struct {
 	clusterClient
 	replica, agent func(ctx context.Context, host string) error
 }
 
-// ReadState implements upgrade.Cluster.
+// ReadState returns the current releases and problems of all replicas and nodes. It may fail while
+// a replica restarts.
 func (s *upgradeTarget) ReadState(ctx context.Context) (upgrade.State, error) {
 	status, nodes, err := s.readCluster(ctx)
 	if err != nil {
@@ -204,8 +206,8 @@ func (s *upgradeTarget) ReadState(ctx context.Context) (upgrade.State, error) {
 	return upgradeState(status, nodes), nil
 }
 
-// upgradeState converts the status and the nodes of a cluster to the state that decides the next
-// step of an upgrade.
+// upgradeState returns the state from which an upgrade decides its next step. It is computed from
+// the status and the Nodes of the cluster.
 func upgradeState(status api.ClusterStatus, nodes []v1.Node) (s upgrade.State) {
 	s.Level = status.FeatureLevel
 	if status.Work == api.WorkWaiting {
@@ -233,7 +235,8 @@ func upgradeState(status api.ClusterStatus, nodes []v1.Node) (s upgrade.State) {
 	return s
 }
 
-// nodeProblem returns the reason why a node is not healthy, or "".
+// nodeProblem returns the reason why node n is not healthy enough for the upgrade to continue, or
+// "".
 func nodeProblem(n *v1.Node) string {
 	ready := false
 	for _, c := range n.Status.Conditions {
@@ -252,21 +255,22 @@ func nodeProblem(n *v1.Node) string {
 	return ""
 }
 
-// TransferLeadership implements upgrade.Cluster.
+// TransferLeadership makes the replica to the leader of the raft cluster.
 func (s *upgradeTarget) TransferLeadership(ctx context.Context, _, to string) error {
 	return s.transferLeader(ctx, to)
 }
 
-// Replica implements upgrade.Cluster.
+// Replica installs the new keelson-controlplane on the host of that name and restarts it.
 func (s *upgradeTarget) Replica(ctx context.Context, name string) error { return s.replica(ctx, name) }
 
-// Agent implements upgrade.Cluster.
+// Agent installs the new keelson-agent on the host of that node and restarts it.
 func (s *upgradeTarget) Agent(ctx context.Context, node string) error { return s.agent(ctx, node) }
 
-// drainLimit is the time limit for draining a node.
+// drainLimit is the time limit for draining one node during an upgrade.
 const drainLimit = 15 * time.Minute
 
-// Drain implements upgrade.Cluster.
+// Drain cordons a node, evicts its pods, and records both in the annotation drainMark. If the
+// eviction fails, the node is uncordoned, unless it was cordoned before the upgrade.
 func (s *upgradeTarget) Drain(ctx context.Context, node string) error {
 	ctx, cancel := context.WithTimeout(ctx, drainLimit)
 	defer cancel()
@@ -302,7 +306,8 @@ func (s *upgradeTarget) getNode(ctx context.Context, name string) (*v1.Node, err
 	return nil, err
 }
 
-// cordonedBeforeUpgrade reports whether a node was cordoned before the upgrade drained it.
+// cordonedBeforeUpgrade reports whether node n was cordoned before the upgrade drained it. If the
+// upgrade has not drained it, it reports whether n is cordoned.
 func cordonedBeforeUpgrade(n *v1.Node) bool {
 	if mark := n.Annotations[drainMark]; mark != "" {
 		return strings.HasSuffix(mark, wasCordoned)
@@ -310,7 +315,8 @@ func cordonedBeforeUpgrade(n *v1.Node) bool {
 	return n.Spec.Unschedulable
 }
 
-// Return implements upgrade.Cluster.
+// Return undoes Drain: it uncordons the node, unless it was cordoned before the upgrade, and
+// removes the annotation drainMark.
 func (s *upgradeTarget) Return(ctx context.Context, node string) error {
 	n, err := s.getNode(ctx, node)
 	if err != nil {
@@ -319,7 +325,8 @@ func (s *upgradeTarget) Return(ctx context.Context, node string) error {
 	return s.patchNode(ctx, node, cordonedBeforeUpgrade(n), drainNothing)
 }
 
-// patchNode cordons or uncordons a node, and sets the drain annotation.
+// patchNode cordons or uncordons a node, and sets its annotation drainMark to mark. With
+// drainNothing, it removes the annotation.
 func (s *upgradeTarget) patchNode(ctx context.Context, node string, unschedulable bool, mark string) error {
 	value := any(mark)
 	if mark == drainNothing {

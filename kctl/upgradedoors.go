@@ -19,7 +19,7 @@ import (
 	"keelson.dev/keelson/deploy/machines/execute"
 )
 
-// apiClusterClient accesses the cluster through its API.
+// apiClusterClient is a clusterClient that uses the API of the cluster.
 type apiClusterClient struct {
 	cs  kubernetes.Interface
 	out io.Writer
@@ -62,13 +62,13 @@ func (d *apiClusterClient) drainNode(ctx context.Context, node string) error {
 	return h.DeleteOrEvictPods(pods.Pods())
 }
 
-// siteClusterClient accesses the cluster through kctl on a machine of the control plane, by ssh.
+// siteClusterClient is a clusterClient that runs kctl on a control-plane machine, by ssh.
 type siteClusterClient struct{ site *execute.Site }
 
-const siteCommandTimeout = 2 * time.Minute // long enough for a slow machine to load its kctl
+const siteCommandTimeout = 2 * time.Minute // long enough for kctl on a slow machine
 
-// upgradeNodes prints one line for each node, with only the fields that an upgrade needs: complete
-// Nodes would be too much for a thousand nodes.
+// upgradeNodes is the output format of 'kctl get nodes' that prints one line for each Node, with
+// only the fields that an upgrade needs. Complete Nodes would be too large for a thousand nodes.
 const upgradeNodes = `jsonpath={range .items[*]}{.metadata.name}{"\t"}{.status.nodeInfo.containerRuntimeVersion}{"\t"}{.metadata.annotations.keelson\.dev/upgrade-drain}{"\t"}` +
 	`{.spec.unschedulable}{"\t"}{.status.conditions[?(@.type=="Ready")]}{"\t"}{.status.conditions[?(@.type=="NetworkUnavailable")]}{"\t"}` +
 	`{.status.conditions[?(@.type=="keelson.dev/Degraded")]}{"\n"}{end}`
@@ -115,8 +115,8 @@ func parseUpgradeNodes(raw string) (nodes []v1.Node, err error) {
 }
 
 func (d siteClusterClient) transferLeader(ctx context.Context, to string) error {
-	// The machine may have kctl of an earlier release, which has only the previous name of
-	// transfer-leader.
+	// kctl on the machine may be of an earlier release, in which transfer-leader is called
+	// step-down.
 	_, err := d.site.Kctl(ctx, siteCommandTimeout, "cluster", "step-down", "--to", to)
 	return err
 }

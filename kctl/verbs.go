@@ -18,12 +18,12 @@ import (
 	"keelson.dev/keelson/internal/clusterid"
 )
 
-// ownVerbNames are the commands below the root that are not kubectl's. They return their errors,
-// and Main prints them. kubectl's commands print their own errors and exit.
+// ownVerbNames are the subcommands of kctl that return their errors, which Main prints. kubectl's
+// commands print their own errors and exit.
 var ownVerbNames = []string{"lab", "trace", "why", "net", "cluster", "version"}
 
-// newGroup makes a command that only has subcommands. Without arguments it prints its help. An
-// unknown subcommand is an error; cobra would print the help and exit with 0.
+// newGroup makes c a command that only has subcommands. Without arguments, c prints its help. An
+// unknown subcommand is an error; cobra's default prints the help and exits with 0.
 func newGroup(c *cobra.Command, commands ...*cobra.Command) *cobra.Command {
 	c.AddCommand(commands...)
 	c.Args = func(c *cobra.Command, args []string) error {
@@ -36,8 +36,8 @@ func newGroup(c *cobra.Command, commands ...*cobra.Command) *cobra.Command {
 	return c
 }
 
-// withPreviousName gives a command its previous name and hides it. Each renamed command has such a
-// second command for one release.
+// withPreviousName changes the name of c to name, its name in the previous release, and hides it. A
+// renamed command has such a second command for one release.
 func withPreviousName(c *cobra.Command, name string) *cobra.Command {
 	current := c.Name()
 	c.Use = name + strings.TrimPrefix(c.Use, current)
@@ -46,15 +46,16 @@ func withPreviousName(c *cobra.Command, name string) *cobra.Command {
 	return c
 }
 
-// previousFlagName adds a hidden flag that sets the value of the flag name. It has the flag's
-// previous name, which stays valid for one release.
+// previousFlagName adds a hidden flag called previous that sets the same value as the flag called
+// name. previous is the name of that flag in the previous release, and stays valid for one release.
 func previousFlagName(flags *pflag.FlagSet, name, previous string) {
 	f := *flags.Lookup(name)
 	f.Name, f.Shorthand, f.Hidden = previous, "", true
 	flags.AddFlag(&f)
 }
 
-// unknownCommand returns an error that suggests similar commands, or the help.
+// unknownCommand returns the error for word, which is not a subcommand of c. It suggests similar
+// subcommands, or the help.
 func unknownCommand(c *cobra.Command, word string) error {
 	if c.SuggestionsMinimumDistance <= 0 {
 		c.SuggestionsMinimumDistance = 2
@@ -66,14 +67,14 @@ func unknownCommand(c *cobra.Command, word string) error {
 	return fmt.Errorf("unknown command %q: %s", word, remedy)
 }
 
-// formError reports an argument in an invalid form, and the valid forms.
+// formError is the error for an argument with an invalid form. Its text names the valid forms.
 type formError struct{ text string }
 
-// Error implements error.
+// Error returns the text of the error.
 func (e *formError) Error() string { return e.text }
 
-// explainArguments makes the commands of Keelson below c report missing and unexpected arguments
-// together with their usage.
+// explainArguments changes Keelson's own commands below c. Their errors about missing and
+// unexpected arguments then contain the usage of the command.
 func explainArguments(c *cobra.Command) {
 	for _, sub := range c.Commands() {
 		explainArguments(sub)
@@ -99,8 +100,8 @@ func explainArguments(c *cobra.Command) {
 	}
 }
 
-// commandErrorText returns the line that is printed for the error of a command. For commands of
-// Keelson it starts with the command.
+// commandErrorText returns the text that Main prints for error err of command c. It starts with the
+// full name of c, or with "error:" for a command of kubectl.
 func commandErrorText(c *cobra.Command, err error) string {
 	text := strings.TrimRight(errorText(err), "\n")
 	var abandoned *clusterid.AbandonedError
@@ -114,8 +115,8 @@ func commandErrorText(c *cobra.Command, err error) string {
 	return c.CommandPath() + ": " + strings.TrimPrefix(text, "lab: ")
 }
 
-// untrustedCAHint returns the remedy for an error about an API certificate of an unknown CA, and ""
-// for other errors.
+// untrustedCAHint returns a text with the remedy if the error text is about an API certificate that
+// is signed by an unknown CA. It returns "" for other errors.
 func untrustedCAHint(text string) string {
 	if !strings.Contains(text, "certificate signed by unknown authority") || strings.Contains(text, untrustedCAText) {
 		return ""
@@ -136,13 +137,14 @@ func isOwnVerb(c *cobra.Command) bool {
 	return false
 }
 
-// completion returns completions for an argument. It must respond within completionTimeout, because
-// the user waits for it.
+// completion is a cobra function that returns the shell completions of an argument. It must return
+// within completionTimeout, because the user waits for it.
 type completion = func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective)
 
 const completionTimeout = 2 * time.Second
 
-// completeArgument completes the first argument from list.
+// completeArgument returns a completion for the first argument of a command. The candidates are the
+// results of list.
 func completeArgument(list func(context.Context) []string) completion {
 	return func(_ *cobra.Command, args []string, begin string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 {
@@ -152,14 +154,15 @@ func completeArgument(list func(context.Context) []string) completion {
 	}
 }
 
-// completeFlag completes the value of a flag from list.
+// completeFlag registers a shell completion for the value of a flag of command c. The candidates
+// are the results of list.
 func completeFlag(c *cobra.Command, flag string, list func(context.Context) []string) {
 	err := c.RegisterFlagCompletionFunc(flag, func(_ *cobra.Command, _ []string, begin string) ([]string,
 		cobra.ShellCompDirective) {
 		return matchingWords(list, begin), cobra.ShellCompDirectiveNoFileComp
 	})
 	if err != nil {
-		panic(err) // the flag does not exist: a programming error
+		panic(err) // the flag is not defined: a programming error
 	}
 }
 
@@ -176,12 +179,13 @@ func matchingWords(list func(context.Context) []string, begin string) []string {
 	return out
 }
 
-// fixedList returns a constant list.
+// fixedList returns a function that returns list, for completeArgument and completeFlag.
 func fixedList(list ...string) func(context.Context) []string {
 	return func(context.Context) []string { return list }
 }
 
-// labHosts returns the hosts of the running lab.
+// labHosts returns the names of the lab's hosts for shell completion. It returns nil if there is no
+// lab.
 func labHosts(context.Context) []string {
 	l, err := lab.Open(nil)
 	if err != nil {
@@ -194,7 +198,8 @@ func labHosts(context.Context) []string {
 	return out
 }
 
-// memberNames returns the names of the replicas.
+// memberNames returns a function that returns the names of the control-plane replicas, for shell
+// completion.
 func memberNames(f cmdutil.Factory) func(context.Context) []string {
 	return func(ctx context.Context) []string {
 		var members []api.ClusterMember
@@ -209,7 +214,8 @@ func memberNames(f cmdutil.Factory) func(context.Context) []string {
 	}
 }
 
-// nodeNames returns the nodes in the form node/NAME.
+// nodeNames returns a function that returns the names of the nodes in the form node/NAME, for shell
+// completion.
 func nodeNames(f cmdutil.Factory) func(context.Context) []string {
 	return func(ctx context.Context) []string {
 		cs, err := f.KubernetesClientSet()

@@ -19,11 +19,12 @@ import (
 	"keelson.dev/keelson/kctl/why"
 )
 
-// errFound is returned by 'kctl why' and 'kctl net' after they have printed problems. It only sets
-// the exit code.
+// errFound is the error of 'kctl why' and 'kctl net' after they have printed problems of the object
+// or the network. Main prints nothing for it and exits with exitFound.
 var errFound = errors.New("something is wrong")
 
-// exitFound is the exit code for errFound. Exit code 1 means that the command failed.
+// exitFound is the exit code of a command that found problems. Exit code 1 means that the command
+// itself failed.
 const exitFound = 2
 
 func whyCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
@@ -73,7 +74,8 @@ func whyCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Co
 	return c
 }
 
-// explainObject reads the objects that the explanation of an object needs, and explains it.
+// explainObject reads the objects that are needed to explain the object info, and returns the
+// report about it. It fails if a request fails for a reason other than a missing permission.
 func explainObject(ctx context.Context, f cmdutil.Factory, info *resource.Info) (why.Report, error) {
 	if ctx == nil {
 		ctx = context.Background()
@@ -91,8 +93,8 @@ func explainObject(ctx context.Context, f cmdutil.Factory, info *resource.Info) 
 	return why.Explain(&r.world, subject), nil
 }
 
-// toTyped converts an unstructured object to the Go type of its kind. It returns the object
-// unchanged if kctl has no such type.
+// toTyped converts o from its unstructured form to the Go type of its kind. It returns o unchanged
+// if kctl has no Go type for the kind.
 func toTyped(o runtime.Object) runtime.Object {
 	u, ok := o.(runtime.Unstructured)
 	if !ok {
@@ -105,7 +107,8 @@ func toTyped(o runtime.Object) runtime.Object {
 	return out
 }
 
-// printCurrentState prints the current state of an object after its timeline.
+// printCurrentState writes to w one line about the current state of the object info. 'kctl trace'
+// prints it after the timeline.
 func printCurrentState(ctx context.Context, f cmdutil.Factory, info *resource.Info, w io.Writer) {
 	r, err := explainObject(ctx, f, info)
 	switch {

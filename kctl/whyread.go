@@ -28,19 +28,21 @@ import (
 	"keelson.dev/keelson/kctl/why"
 )
 
-// listLimit is the maximum number of objects that are read of a list.
+// listLimit is the maximum number of objects that kctl reads in one list request.
 const listLimit = 5000
 
-// whyReader reads only the objects that an explanation needs.
+// whyReader reads the objects that an explanation of 'kctl why' needs into world.
 type whyReader struct {
 	ctx   context.Context
 	cs    kubernetes.Interface
 	world why.World
-	err   error // the first error that is not a missing permission
+	err   error // the first error other than a missing permission; later reads do nothing
 }
 
-// listForWhy reads a list of objects. If the user may not read it, if it is not served, or if it is
-// longer than listLimit, that is added to the unread lists of the report.
+// listForWhy reads a list of objects with list, at most listLimit objects. what is the name of the
+// list. If the user may not read it or its kind is not served, ok is false and what is added to
+// r.world.Unread. A list that is longer than the limit is added as well. After any other error,
+// r.err is set and all further calls return false.
 func listForWhy[L metav1.ListInterface](r *whyReader, what string, options metav1.ListOptions,
 	list func(context.Context, metav1.ListOptions) (L, error)) (got L, ok bool) {
 	if r.err != nil {
@@ -49,7 +51,7 @@ func listForWhy[L metav1.ListInterface](r *whyReader, what string, options metav
 	options.Limit = listLimit
 	got, err := list(r.ctx, options)
 	switch {
-	case apierrors.IsForbidden(err), apierrors.IsNotFound(err): // not found: the cluster does not serve the kind
+	case apierrors.IsForbidden(err), apierrors.IsNotFound(err): // NotFound: kind not served
 		r.world.Unread = append(r.world.Unread, what)
 		return got, false
 	case err != nil:
@@ -62,7 +64,7 @@ func listForWhy[L metav1.ListInterface](r *whyReader, what string, options metav
 	return got, true
 }
 
-// readFor reads what the explanation of the object needs.
+// readFor reads the objects that are needed to explain subject into r.world.
 func (r *whyReader) readFor(subject runtime.Object) {
 	switch o := subject.(type) {
 	case *corev1.Pod:
@@ -126,7 +128,7 @@ func (r *whyReader) readFor(subject runtime.Object) {
 	}
 }
 
-// readStatefulSet reads the StatefulSet that controls a pod.
+// readStatefulSet reads the StatefulSet that controls pod p, if there is one.
 func (r *whyReader) readStatefulSet(p *corev1.Pod) {
 	owner := metav1.GetControllerOf(p)
 	if owner == nil || owner.Kind != "StatefulSet" {
@@ -139,8 +141,8 @@ func (r *whyReader) readStatefulSet(p *corev1.Pod) {
 	}
 }
 
-// readAttachments reads the VolumeAttachments of a claim's volume, the nodes, and the events of the
-// namespace, which include those of the pods that use the claim.
+// readAttachments reads the VolumeAttachments of the volume of claim c, the nodes, and the events
+// of the namespace. These include the events of the pods that use the claim.
 func (r *whyReader) readAttachments(c *corev1.PersistentVolumeClaim) {
 	if l, ok := listForWhy(r, why.Attachments, metav1.ListOptions{}, r.cs.StorageV1().VolumeAttachments().List); ok {
 		r.world.Attachments = slices.DeleteFunc(l.Items, func(a storagev1.VolumeAttachment) bool {
@@ -153,8 +155,8 @@ func (r *whyReader) readAttachments(c *corev1.PersistentVolumeClaim) {
 	r.readEvents(c.Namespace, "")
 }
 
-// readIngress reads the objects to which an Ingress refers. Only the Secrets of its TLS entries are
-// read.
+// readIngress reads the IngressClasses, Services and EndpointSlices for Ingress i. It reads only
+// those Secrets that the TLS entries of i name.
 func (r *whyReader) readIngress(i *networkingv1.Ingress) {
 	if l, ok := listForWhy(r, why.Classes, metav1.ListOptions{}, r.cs.NetworkingV1().IngressClasses().List); ok {
 		r.world.Classes = l.Items
@@ -175,8 +177,8 @@ func (r *whyReader) readIngress(i *networkingv1.Ingress) {
 	}
 }
 
-// readPods reads the pods that a selector matches, their events and their dependencies. A nil
-// selector matches all pods of the namespace.
+// readPods reads the pods of a namespace that selector matches, the events of the namespace, and
+// the dependencies of the pods. A nil selector matches all pods.
 func (r *whyReader) readPods(namespace string, selector *metav1.LabelSelector) {
 	options := metav1.ListOptions{}
 	if selector != nil {
@@ -195,8 +197,9 @@ func (r *whyReader) readEvents(namespace, selector string) {
 	}
 }
 
-// readDependencies reads the dependencies of pods. The nodes are always read. For pods that are not
-// scheduled, it also reads their claims, their pod groups, and the pods on the nodes.
+// readDependencies reads the nodes and, for pods that are not scheduled, their claims, their
+// PodGroups, and all running pods of the cluster. If no scheduler has handled a pod, it also reads
+// the names of the schedulers.
 func (r *whyReader) readDependencies(namespace string, pods []corev1.Pod) {
 	if l, ok := listForWhy(r, why.Nodes, metav1.ListOptions{}, r.cs.CoreV1().Nodes().List); ok {
 		r.world.Nodes = l.Items
@@ -233,15 +236,16 @@ func (r *whyReader) readDependencies(namespace string, pods []corev1.Pod) {
 	}
 }
 
-// isUnseenByScheduler reports whether a pod is not scheduled and has no PodScheduled condition, so
-// that no scheduler has handled it.
+// isUnseenByScheduler reports whether pod p has neither a node nor a PodScheduled condition, so
+// that no scheduler has handled it. It returns false for a pod that is being deleted.
 func isUnseenByScheduler(p corev1.Pod) bool {
 	return p.Spec.NodeName == "" && p.DeletionTimestamp == nil &&
 		!slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodScheduled })
 }
 
-// readSchedulers reads the scheduler names that the cluster's own scheduler serves. Many users lack
-// the permission, and earlier releases do not report the names.
+// readSchedulers reads the scheduler names that the cluster's own scheduler serves. If the request
+// fails, the names are added to r.world.Unread: many users lack the permission, and earlier
+// releases do not report them.
 func (r *whyReader) readSchedulers() {
 	if r.err != nil {
 		return
@@ -258,7 +262,8 @@ func (r *whyReader) readSchedulers() {
 	r.world.Schedulers = s.Schedulers
 }
 
-// readAutoscaled reads the target of an autoscaler, its pods and which of them are measured.
+// readAutoscaled reads the target of HorizontalPodAutoscaler h, its pods, and the names of the pods
+// that have a usage sample in metrics.k8s.io.
 func (r *whyReader) readAutoscaled(h *autoscalingv2.HorizontalPodAutoscaler) {
 	r.readEvents(h.Namespace, fields.OneTermEqualSelector("involvedObject.uid", string(h.UID)).String())
 	selector, ok := r.readScaleTarget(h)
@@ -293,9 +298,9 @@ func (r *whyReader) readAutoscaled(h *autoscalingv2.HorizontalPodAutoscaler) {
 	}
 }
 
-// readScaleTarget reads the objects of the kind that an autoscaler scales, and returns the selector
-// of its target, "" if the target does not exist. ok is false if the list could not be read or if
-// the kind is not supported.
+// readScaleTarget reads all objects of the kind that HorizontalPodAutoscaler h scales into
+// r.world.Scaled. It returns the pod selector of the target, or "" if the target does not exist. ok
+// is false if the kind is not supported, or if the objects could not be read.
 func (r *whyReader) readScaleTarget(h *autoscalingv2.HorizontalPodAutoscaler) (selector string, ok bool) {
 	var all runtime.Object
 	ref := h.Spec.ScaleTargetRef

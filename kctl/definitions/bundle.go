@@ -1,10 +1,9 @@
-// Package definitions contains CustomResourceDefinitions of other projects and installs them into a
-// cluster on request. Each project has a folder with its unchanged files and its license. Tests
-// compare the folders with the modules that go.mod pins.
-//
-// The definitions are part of kctl and not of the control plane. Every served kind costs memory on
-// every replica. Charts that detect Gateway API would create other objects in clusters in which no
-// user requested it.
+// Package definitions contains CustomResourceDefinitions of other projects, such as Gateway API,
+// and installs them into a cluster on request. Each project has a directory with its license and
+// its unchanged definitions. Tests compare the definitions with those of the Go modules that go.mod
+// pins. kctl contains the definitions, so that the control plane serves their kinds only after a
+// user installs them. Every served kind costs memory on every replica. Helm charts that detect
+// Gateway API would create other objects in clusters in which no user requested it.
 package definitions
 
 import (
@@ -23,29 +22,31 @@ import (
 //go:embed gateway snapshot
 var folders embed.FS
 
-// mostUnpacked is the maximum size of the definitions of a bundle, in bytes of YAML.
+// mostUnpacked is the maximum size of the unpacked definitions of a bundle, in bytes of YAML.
 const mostUnpacked = 16 << 20
 
-// releaseOfOurs is the annotation for the release of definitions if their project does not record a
-// release in them.
+// releaseOfOurs is the annotation in which kctl records the release of a definition, if the project
+// has no annotation for that.
 const releaseOfOurs = "keelson.dev/release"
 
-// Bundle contains the definitions of one release of a project.
+// Bundle describes the CustomResourceDefinitions of one release of a project.
 type Bundle struct {
 	Name    string // name and folder of the bundle, such as "gateway"
-	Module  string // Go module that contains the definitions
+	Module  string // Go module from which the definitions are copied
 	Release string // release of the module, such as "v1.6.3"
-	// Files are paths within the module, in the order in which they are installed.
+	// Files are the paths of the definitions within the module, in the order of installation.
 	Files []string
-	// ReleaseKey and ChannelKey are the annotations in which a definition records its release and
-	// its stability channel. Either is empty if the project has no such annotation.
+	// ReleaseKey and ChannelKey are the annotations in which the project's definitions record their
+	// release and their channel (standard or experimental). Either is empty if the project has no
+	// such annotation.
 	ReleaseKey, ChannelKey string
-	// Notes are annotations for Keelson's controllers that are added to each definition.
+	// Notes are annotations that Definitions adds to each definition. Keelson's controllers read
+	// them.
 	Notes map[string]string
 }
 
-// Gateway contains the kinds of the standard channel of Gateway API that Keelson's controller
-// serves.
+// Gateway is the bundle of the Gateway API kinds of the standard channel that Keelson's controller
+// supports.
 var Gateway = Bundle{
 	Name: "gateway", Module: "sigs.k8s.io/gateway-api", Release: "v1.6.3",
 	Files: []string{
@@ -58,9 +59,9 @@ var Gateway = Bundle{
 	ReleaseKey: "gateway.networking.k8s.io/bundle-version", ChannelKey: "gateway.networking.k8s.io/channel",
 }
 
-// Snapshot contains the kinds for snapshots of volumes and of volume groups. Its annotation lets
-// the control plane serve them. Users with a snapshot controller of their own install definitions
-// without that annotation.
+// Snapshot is the bundle of the kinds for snapshots of volumes and of volume groups. The control
+// plane serves these kinds only if the annotation in Notes is set. Users with another snapshot
+// controller install definitions without that annotation.
 var Snapshot = Bundle{
 	Name: "snapshot", Module: "github.com/kubernetes-csi/external-snapshotter/client/v8", Release: "v8.7.0",
 	Files: []string{
@@ -74,13 +75,13 @@ var Snapshot = Bundle{
 	Notes: map[string]string{"keelson.dev/served-by": "control-plane"},
 }
 
-// All lists all bundles.
+// All contains every bundle.
 var All = []Bundle{Gateway, Snapshot}
 
-// packed returns the path of the compressed definitions.
+// packed returns the path, in the embedded file system, of the definitions compressed with gzip.
 func (b Bundle) packed() string { return b.Name + "/definitions.yaml.gz" }
 
-// YAML returns the unchanged definitions of the project, one document each.
+// YAML returns the unchanged definitions of the project as a stream of YAML documents.
 func (b Bundle) YAML() ([]byte, error) {
 	data, err := folders.ReadFile(b.packed())
 	if err != nil {
@@ -104,7 +105,8 @@ func unpack(data []byte) ([]byte, error) {
 	return out, nil
 }
 
-// Definitions returns the objects to install. Each has an annotation with its release.
+// Definitions returns the CustomResourceDefinitions to install. Each has an annotation with its
+// release and the annotations in b.Notes, and has no status.
 func (b Bundle) Definitions() ([]*unstructured.Unstructured, error) {
 	text, err := b.YAML()
 	if err != nil {

@@ -15,25 +15,28 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// resource is the resource of CustomResourceDefinitions.
+// resource is the API resource of CustomResourceDefinitions, for the dynamic client.
 var resource = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
 
-// mostConflicts is the maximum number of attempts to update a definition that other clients change.
+// mostConflicts is the maximum number of attempts to create or update one CustomResourceDefinition.
+// Another attempt follows if another client has created or changed it in the meantime.
 const mostConflicts = 5
 
-// poll is the interval at which a new definition is read until its kind is served.
+// poll is the interval at which Install reads an installed CustomResourceDefinition until its kind
+// is served.
 const poll = 50 * time.Millisecond
 
-// Outcome is the result of the installation of one definition.
+// Outcome contains the result of Install for one CustomResourceDefinition, with the reason.
 type Outcome struct {
 	Name    string
 	Verdict Verdict
 	Reason  string
 }
 
-// Install installs the definitions and returns when their kinds are served or ctx is done. It calls
-// told for each definition. An existing definition is never replaced by an older one, or by one of
-// another origin.
+// Install creates or upgrades the CustomResourceDefinitions of the bundle in a cluster. It calls
+// told with the result for each definition. It returns when all their kinds are served, or with an
+// error when ctx is done. It never replaces an existing definition by an older one, or by one of
+// another project or channel.
 func (b Bundle) Install(ctx context.Context, cluster dynamic.Interface, told func(Outcome)) error {
 	all, err := b.Definitions()
 	if err != nil {
@@ -54,7 +57,8 @@ func (b Bundle) Install(ctx context.Context, cluster dynamic.Interface, told fun
 	return nil
 }
 
-// install creates or updates one definition if Judge decides so.
+// install creates or updates the CustomResourceDefinition want, if Judge decides so, and returns
+// the result. It retries after conflicts with other clients.
 func (b Bundle) install(ctx context.Context, cluster dynamic.ResourceInterface, want *unstructured.Unstructured) (Outcome, error) {
 	var last error
 	for range mostConflicts {
@@ -81,8 +85,8 @@ func (b Bundle) install(ctx context.Context, cluster dynamic.ResourceInterface, 
 	return Outcome{}, last
 }
 
-// upgraded returns the existing definition with the spec of want. Metadata of other clients is
-// kept.
+// upgraded returns a copy of have, the cluster's CustomResourceDefinition, with the spec of want.
+// The labels and annotations of both are merged, and those of want have precedence.
 func upgraded(have, want *unstructured.Unstructured) *unstructured.Unstructured {
 	out := have.DeepCopy()
 	out.Object["spec"] = want.DeepCopy().Object["spec"]
@@ -102,7 +106,8 @@ func upgraded(have, want *unstructured.Unstructured) *unstructured.Unstructured 
 	return out
 }
 
-// served returns an error while the kind of a definition is not served.
+// served returns nil if the cluster serves the kind of the CustomResourceDefinition of that name.
+// Otherwise it returns an error with the reason.
 func served(ctx context.Context, cluster dynamic.ResourceInterface, name string) error {
 	have, err := cluster.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {

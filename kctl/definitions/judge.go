@@ -9,24 +9,25 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 )
 
-// Verdict is the decision about one definition.
+// Verdict is the decision whether Install creates, upgrades or keeps one CustomResourceDefinition.
 type Verdict int
 
-// Values of Verdict.
+// Decisions about one CustomResourceDefinition.
 const (
-	Create    Verdict = iota // the cluster has no definition of that name
-	Unchanged                // the cluster has the same release
-	Upgrade                  // the cluster has an older release of the same channel
-	Keep                     // the cluster's definition stays: it is newer, or it is not known to be an older release of the same project
+	Create    Verdict = iota // create it: the cluster has no definition of that name
+	Unchanged                // keep it: the cluster has the same release
+	Upgrade                  // replace it: the cluster has an older release of the same channel
+	Keep                     // keep it: newer, or not known to be an older release of the project
 )
 
-// String implements fmt.Stringer.
+// String returns the verdict as a word for the output of kctl, such as "created".
 func (v Verdict) String() string {
 	return [...]string{"created", "unchanged", "upgraded", "kept"}[v]
 }
 
-// Judge decides about a definition. have is the cluster's definition, or nil. The reason is set for
-// Keep and Upgrade.
+// Judge decides whether want, a CustomResourceDefinition of the bundle, replaces have, the
+// cluster's definition of that name. have is nil if the cluster has no such definition. The
+// returned text is the reason for Keep and Upgrade, and empty otherwise.
 func (b Bundle) Judge(have, want *unstructured.Unstructured) (Verdict, string) {
 	if have == nil {
 		return Create, ""
@@ -56,7 +57,8 @@ func (b Bundle) Judge(have, want *unstructured.Unstructured) (Verdict, string) {
 	return Upgrade, fmt.Sprintf("from %s to %s", theirs, ours)
 }
 
-// storedElsewhere returns the versions in which objects may be stored and that want does not have.
+// storedElsewhere returns the API versions in which the cluster may have stored objects of the kind
+// (status.storedVersions of have), and which want does not define.
 func storedElsewhere(have, want *unstructured.Unstructured) []string {
 	stored, _, _ := unstructured.NestedStringSlice(have.Object, "status", "storedVersions")
 	versions, _, _ := unstructured.NestedSlice(want.Object, "spec", "versions")

@@ -1,6 +1,6 @@
-// Package redact removes possible secrets from objects and texts before they are shown to other
-// people. It is pure. In doubt it removes a value: an object keeps only values that are known not
-// to be secret, and a text loses everything that looks like a key, a token or a password.
+// Package redact removes possible secrets from objects and texts before they are shared in a
+// support bundle. It does no I/O. In doubt it removes a value. An object keeps only values that are
+// known not to be secret. A text loses all parts that look like a key, a token or a password.
 package redact
 
 import (
@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// Out replaces a removed value.
+// Out is the text that replaces a removed value.
 const Out = "(left out)"
 
 var looks = []struct {
@@ -31,7 +31,8 @@ var looks = []struct {
 	{regexp.MustCompile(`(?i)(--?[a-z-]*(?:password|passwd|secret|token|api-?key|access-?key|credentials?)\s+)("[^"]*"|'[^']*'|[^\s"',]+)`), "${1}" + Out},
 }
 
-// Text removes everything from a text that looks like a secret.
+// Text returns s without the parts that look like a key, a token or a password. Each such part is
+// replaced by Out.
 func Text(s string) string {
 	for _, l := range looks {
 		s = l.is.ReplaceAllString(s, l.with)
@@ -39,13 +40,13 @@ func Text(s string) string {
 	return s
 }
 
-// secretNames are names of fields. Their content is removed at any depth.
+// secretNames are the names of object fields that JSON replaces by Out, at any depth of the object.
 var secretNames = []string{"data", "stringData", "binaryData", "caBundle", "token", "password", "username", "volumeAttributes",
 	"httpHeaders", "options", "extra", "parameters", "last-applied-configuration", "managedFields", "opaqueParameters", "patch", "request"}
 
-// JSON redacts an object or a list of objects. It removes the content of Secrets and ConfigMaps,
-// the values of environment variables, commands, arguments, unknown annotations, headers and
-// parameters. All other texts are redacted with Text.
+// JSON returns the redacted form of raw, the JSON of an object or of a list of objects. It replaces
+// the content of Secrets and ConfigMaps, the values of environment variables, commands, arguments,
+// unknown annotations, headers and parameters. It applies Text to all other strings.
 func JSON(raw []byte) ([]byte, error) {
 	var v any
 	if err := json.Unmarshal(raw, &v); err != nil {
@@ -75,7 +76,8 @@ func value(name string, v any) any {
 	return v
 }
 
-// field returns the redacted value of a field of an object.
+// field returns the redacted value of an object's field. key is the name of the field, and of is
+// its value.
 func field(key string, of any) any {
 	switch {
 	case slices.Contains(secretNames, key):
@@ -92,7 +94,8 @@ func field(key string, of any) any {
 	return value(key, of)
 }
 
-// environment keeps the names of variables and the sources of their values.
+// environment returns the redacted form of a container's env field. It keeps the names of the
+// variables and the sources of their values (valueFrom), but no values.
 func environment(of any) any {
 	list, ok := of.([]any)
 	if !ok {
@@ -112,7 +115,7 @@ func environment(of any) any {
 	return list
 }
 
-// known reports whether an annotation belongs to the cluster itself, so that its value is not a
+// known reports whether Keelson or Kubernetes sets the annotation key, so that its value is not a
 // secret.
 func known(key string) bool {
 	prefix, name, _ := strings.Cut(key, "/")

@@ -1,5 +1,5 @@
 // Package restoretest compares the objects of a restored backup with the counts in the backup, and
-// with the cluster from which the backup was made. It is pure: the caller reads the objects.
+// with the cluster from which the backup was made. It does no I/O: the caller reads the objects.
 package restoretest
 
 import (
@@ -16,40 +16,43 @@ import (
 	"text/tabwriter"
 )
 
-// Object is the revision and the digest of an object that an API server returned.
+// Object contains the revision of an API object and a digest of its content, to compare the object
+// in two API servers.
 type Object struct {
-	Revision uint64            // its resourceVersion
-	Sum      [sha256.Size]byte // digest of its content
+	Revision uint64            // resourceVersion of the object
+	Sum      [sha256.Size]byte // SHA-256 digest of the JSON of the object, without heartbeats
 }
 
-// Kind contains the objects of one resource in the restored store and in the cluster.
+// Kind contains the objects of one resource in the restored backup (Restored) and in the cluster
+// (Live), by namespace/name.
 type Kind struct {
-	Name     string // such as pods or deployments.apps
+	Name     string // name of the resource, such as pods or deployments.apps
 	Held     int    // number of objects in the backup
-	Expiring int    // number of these objects that expire, so that they may be missing
+	Expiring int    // number of objects in the backup that may have expired since
 	Restored map[string]Object
-	Live     map[string]Object // nil if the cluster was not read
-	Problem  string            // why the restored store or the cluster could not be read, or empty
+	Live     map[string]Object // nil if the backup is not compared with the cluster
+	Problem  string            // error while reading the objects, or empty
 }
 
-// Row is the result of the comparison of one kind.
+// Row is the result of the comparison of one resource, as a row of the printed table.
 type Row struct {
 	Name     string   `json:"name"`
 	Held     int      `json:"backup"` // number of objects in the backup
 	Restored int      `json:"restored"`
 	Live     int      `json:"cluster"`
 	Asked    bool     `json:"clusterAsked"`
-	Same     int      `json:"same"`            // number of objects that are equal in both
-	Since    int      `json:"since"`           // number of objects that were created, changed or deleted in the cluster since the backup
-	Wrong    []string `json:"wrong,omitempty"` // errors, one sentence each
+	Same     int      `json:"same"`            // objects equal in the backup and the cluster
+	Since    int      `json:"since"`           // objects created, changed or deleted after the backup
+	Wrong    []string `json:"wrong,omitempty"` // errors of the backup, one sentence each
 }
 
-// mostWrong is the maximum number of objects of a kind that are named as wrong.
+// mostWrong is the maximum number of wrong objects that a Row names.
 const mostWrong = 5
 
-// Compare compares one kind. backup is the revision of the backup. An object that has not changed
-// in the cluster since that revision must be restored with the same content. Every object of the
-// backup must be served, and none may be newer than the backup.
+// Compare returns the result of the comparison of one resource. backup is the revision of the
+// backup. An object that has not changed in the cluster since that revision must be restored with
+// the same content. Every object of the backup must be served, except expired objects. No restored
+// object may be newer than the backup.
 func Compare(k Kind, backup uint64) Row {
 	r := Row{Name: k.Name, Held: k.Held, Restored: len(k.Restored), Live: len(k.Live), Asked: k.Live != nil}
 	if k.Problem != "" {
@@ -95,12 +98,13 @@ func Compare(k Kind, backup uint64) Row {
 	return r
 }
 
-// Good reports whether no row has errors.
+// Good reports whether no row contains an error, so that the backup is correct.
 func Good(rows []Row) bool {
 	return !slices.ContainsFunc(rows, func(r Row) bool { return len(r.Wrong) > 0 })
 }
 
-// Print writes a table of the kinds that have objects, and the errors below it.
+// Print writes to w a table with a row for each resource that has objects, and the errors of all
+// rows below it.
 func Print(w io.Writer, rows []Row) error {
 	rows = slices.DeleteFunc(slices.Clone(rows), func(r Row) bool {
 		return r.Held+r.Restored+r.Live == 0 && len(r.Wrong) == 0
@@ -132,8 +136,9 @@ func Print(w io.Writer, rows []Row) error {
 	return nil
 }
 
-// Read returns the name of an item of a list, and its Object. Heartbeats are ignored: they are not
-// in the store, and the API server adds them when it reads a Node or its Lease.
+// Read parses an item of a list response, and returns its name (namespace/name) and its Object.
+// Heartbeats of Nodes and of their Leases do not count for the digest: the store does not contain
+// them. The API server adds them to its responses.
 func Read(resource string, item []byte) (name string, o Object, err error) {
 	var obj map[string]any
 	d := json.NewDecoder(bytes.NewReader(item))
@@ -161,7 +166,7 @@ func Read(resource string, item []byte) (name string, o Object, err error) {
 	return name, o, err
 }
 
-// withoutHeartbeats removes the heartbeats from a Node.
+// withoutHeartbeats removes the heartbeat times from node, the decoded JSON of a Node.
 func withoutHeartbeats(node map[string]any) {
 	status, _ := node["status"].(map[string]any)
 	conditions, _ := status["conditions"].([]any)
