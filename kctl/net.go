@@ -250,7 +250,7 @@ func (r *netReader) readEndpointPods() {
 			case apierrors.IsForbidden(err):
 				r.addUnread(nettrace.Pods)
 				return
-			case apierrors.IsNotFound(err): // a deleted pod, whose endpoint will be removed
+			case apierrors.IsNotFound(err): // a deleted pod; its endpoint will be removed
 			case err != nil:
 				r.err = fmt.Errorf("reading pod %s/%s: %w", s.Namespace, e.TargetRef.Name, err)
 			default:

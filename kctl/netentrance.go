@@ -36,7 +36,7 @@ func (r *netReader) readIngressObjects(cluster dynamic.Interface, t nettrace.Tar
 	e.Gateways = listGatewayKind[gw.Gateway](r, cluster, nettrace.Gateways)
 	e.HTTPRoutes = listGatewayKind[gw.HTTPRoute](r, cluster, "httproutes")
 	e.GRPCRoutes = listGatewayKind[gw.GRPCRoute](r, cluster, "grpcroutes")
-	e.Grants = listGatewayKind[gw.ReferenceGrant](r, cluster, "referencegrants", "v1beta1") // with the same fields
+	e.Grants = listGatewayKind[gw.ReferenceGrant](r, cluster, "referencegrants", "v1beta1") // v1beta1 has the same fields
 	for i, at := range nettrace.Pairs(w, t) {
 		if i >= maxTraceSecrets {
 			r.addUnread(nettrace.Secrets)

@@ -249,8 +249,8 @@ func parseCounts(r io.Reader, node string) (map[serviceUseKey]ServiceUse, error)
 	return out, err
 }
 
-// eachSample calls take for each sample in r, in the Prometheus text format, whose metric is in
-// metrics. It fails if such a sample cannot be parsed.
+// eachSample calls take for each sample of one of the given metrics in r, which has the Prometheus
+// text format. It fails if such a sample cannot be parsed.
 func eachSample(r io.Reader, metrics []string, take func(metric string, labels map[string]string, value uint64)) error {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(make([]byte, 64<<10), 1<<20)

@@ -275,7 +275,7 @@ func (b *supportBundle) addReplica(ctx context.Context, name string) {
 // not given.
 const maxDefaultNodes = 50
 
-// addNodes adds the Node objects to the bundle. It returns the names of the nodes from whose agents
+// addNodes adds the Node objects to the bundle. It returns the names of the nodes from which agent
 // data is collected. These are the nodes in named. If named is empty, they are the first
 // maxDefaultNodes nodes, with nodes that are not Ready first.
 func (b *supportBundle) addNodes(ctx context.Context, named []string) []string {
