@@ -45,8 +45,8 @@ func (v verdict) policies() string {
 	return "policies " + strings.Join(v.by, ", ")
 }
 
-// isolate returns the clause that names the policies which isolate the pod. It is used in messages
-// about a denied connection.
+// isolate returns a clause for messages about a denied connection, such as "policy web isolates
+// it". It names the policies in v.by.
 func (v verdict) isolate() string {
 	if len(v.by) == 1 {
 		return v.policies() + " isolates it"

@@ -38,7 +38,7 @@ func (x *tracer) entered() (scheme string, port uint16) {
 	return scheme, port
 }
 
-// addressed returns the entry point (IngressClass or Gateway) whose Service has the target's
+// addressed returns the entry point (IngressClass or Gateway) with a Service that has the target's
 // address. It returns nil if the target is not a URL with an IP address, or if no entry point has
 // the address.
 func (x *tracer) addressed() *door {
@@ -73,10 +73,10 @@ func (x *tracer) request(method string) *http.Request {
 	return &http.Request{Method: method, Host: x.target.Host, Header: http.Header{}, URL: &url.URL{Path: path, RawQuery: query}}
 }
 
-// enter continues the trace at an Ingress or a Gateway for the target's host. all are the objects
-// that name the host; it must not be empty. It selects the object whose rule matches the request,
-// or the first object if no rule matches. If Keelson does not serve the selected object, the trace
-// fails.
+// enter continues the trace at an Ingress, a route or a Gateway listener for the target's host. all
+// are the objects that name the host; it must not be empty. It selects the object with the rule
+// that matches the request, or the first object if no rule matches. If Keelson does not serve the
+// selected object, the trace fails.
 func (x *tracer) enter(all []claim) {
 	c := all[0]
 	for _, other := range all {

@@ -217,7 +217,7 @@ func withoutRequest(p *corev1.Pod, container string, resource corev1.ResourceNam
 }
 
 // partly returns a Finding if a recent event reports that a metric of h failed, while other metrics
-// still decide. It returns nil otherwise.
+// still determine the number of replicas. It returns nil otherwise.
 func (w *World) partly(h *autoscalingv2.HorizontalPodAutoscaler) *Finding {
 	e := w.event(h.UID, "FailedGetResourceMetric", "FailedGetContainerResourceMetric", "FailedGetPodsMetric", "FailedGetObjectMetric",
 		"FailedGetExternalMetric", "InvalidMetricSourceType")

@@ -105,8 +105,9 @@ func covers(b *policyv1.PodDisruptionBudget, p *corev1.Pod) bool {
 	return err == nil && b.Namespace == p.Namespace && s.Matches(labels.Set(p.Labels))
 }
 
-// blocks reports whether budget b prevents the eviction of pod p. A pod that is not Ready can be
-// evicted while enough pods are healthy, or always if unhealthyPodEvictionPolicy is AlwaysAllow.
+// blocks reports whether budget b prevents the eviction of pod p. A pending pod can always be
+// evicted. A running pod that is not Ready can be evicted while enough pods are healthy, or always
+// if unhealthyPodEvictionPolicy is AlwaysAllow.
 func blocks(b *policyv1.PodDisruptionBudget, p *corev1.Pod) bool {
 	if b.Status.DisruptionsAllowed > 0 || !covers(b, p) || !evictable(p) || p.Status.Phase == corev1.PodPending {
 		return false

@@ -77,9 +77,9 @@ func (w *World) nodeOf(n *corev1.Node) []Finding {
 	return out
 }
 
-// exactHeartbeat is the maximum time between a node's last heartbeat and its status Unknown for
-// which the recorded time of the heartbeat is exact. A longer time means that the replica which
-// received later heartbeats failed before it recorded them.
+// exactHeartbeat is the longest usual time from a node's last heartbeat to its status Unknown. If
+// the time is longer, the recorded heartbeat is not the last one: a replica received later
+// heartbeats and failed before it recorded them.
 const exactHeartbeat = 5 * time.Minute
 
 // lastHeartbeat returns a text with the time since the last heartbeat of a node. ready is the

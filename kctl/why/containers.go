@@ -43,8 +43,8 @@ func (w *World) containers(p *corev1.Pod) []Finding {
 }
 
 // waiting fills Finding f with the reason why a container is in state waiting, and returns true. s
-// is the status of the container, and who is its name in texts. It returns false if the container
-// waits without an error, such as for init containers.
+// is the status of the container, and who is the name of the container in texts. It returns false
+// if the container waits without an error, such as for init containers.
 func (w *World) waiting(p *corev1.Pod, s *corev1.ContainerStatus, who string, f *Finding) bool {
 	message := line(s.State.Waiting.Message)
 	switch reason := s.State.Waiting.Reason; reason {
@@ -68,7 +68,7 @@ func (w *World) waiting(p *corev1.Pod, s *corev1.ContainerStatus, who string, f 
 }
 
 // image fills Finding f for a container with an image that cannot be pulled. s is the status of the
-// container, and who is its name in texts.
+// container. who is the name of the container in texts.
 func (w *World) image(p *corev1.Pod, s *corev1.ContainerStatus, who string, f *Finding) {
 	reason, message := s.State.Waiting.Reason, line(s.State.Waiting.Message)
 	image := s.Image
@@ -131,7 +131,7 @@ func pullSecrets(p *corev1.Pod) string {
 }
 
 // crashes fills Finding f for a container in CrashLoopBackOff, with the cause of its last
-// termination. s is the status of the container, and who is its name in texts.
+// termination. s is the status of the container. who is the name of the container in texts.
 func (w *World) crashes(p *corev1.Pod, s *corev1.ContainerStatus, who string, f *Finding) {
 	f.What = fmt.Sprintf("%s ends again and again (%s)", who, many(int(s.RestartCount), "restart"))
 	f.Mend = []string{kctl(p, "logs %s -c %s --previous", p.Name, s.Name)}
@@ -157,7 +157,7 @@ func (w *World) crashes(p *corev1.Pod, s *corev1.ContainerStatus, who string, f 
 	}
 }
 
-// signals maps the signal numbers that terminate containers to their names.
+// signals maps the numbers of signals that terminate containers to the names of these signals.
 var signals = map[int32]string{1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL",
 	11: "SIGSEGV", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM"}
 

@@ -81,8 +81,9 @@ func (w *World) group(p *corev1.Pod, f *Finding) bool {
 }
 
 // together returns the part of a scheduling message that is the reason for f, a Finding about pod
-// p. It adds the part about the PodGroup or about another pod to f.Details. Without a PodGroup, it
-// returns the message unchanged.
+// p. It adds the part about the PodGroup or about another pod to f.Details. If another pod prevents
+// the scheduling, it sets f.Mend to explain that pod. Without a PodGroup, it returns the message
+// unchanged.
 func together(p *corev1.Pod, message string, f *Finding) string {
 	group := groupOf(p)
 	if group == "" {

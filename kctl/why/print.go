@@ -35,8 +35,8 @@ func (r Report) Print(out io.Writer, now time.Time) error {
 	return err
 }
 
-// printable returns r if it is a newline or printable, and '?' otherwise. Messages of containers
-// and events so cannot send control sequences to the terminal.
+// printable returns r if it is a newline or printable, and '?' otherwise. Therefore, messages of
+// containers and events cannot send control sequences to the terminal.
 func printable(r rune) rune {
 	if r == '\n' || unicode.IsPrint(r) {
 		return r

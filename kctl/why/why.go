@@ -33,7 +33,7 @@ type Finding struct {
 	Details []string     `json:"details,omitempty"`
 }
 
-// Report contains all Findings about one API object. Without Findings, the object is healthy.
+// Report contains all Findings about one API object. An empty list means that no problem was found.
 type Report struct {
 	Object   string    `json:"object"`
 	Well     string    `json:"well,omitempty"` // state of a healthy object

@@ -299,8 +299,9 @@ func (w *World) podsOf(l *workload) []corev1.Pod {
 	return pods
 }
 
-// commonest returns the Findings about unhealthy pods, the newest pod first. Pods with the same
-// problem have one Finding. The number of omitted Findings is added to the details of above.
+// commonest returns the Findings about unhealthy pods, the newest pod first, and at most most
+// Findings. Pods with the same problem have one Finding. The number of omitted Findings is added to
+// the details of above.
 func (w *World) commonest(pods []corev1.Pod, above *Finding) []Finding {
 	slices.SortFunc(pods, func(a, b corev1.Pod) int {
 		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))
