@@ -61,8 +61,8 @@ func certsCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.
 	return c
 }
 
-// printCerts writes a table of certificates to w: CAs, each with the replicas that trust it, then
-// the certificates of replicas, then those of nodes. If nodes is false, it shows only one node
+// printCerts writes a table of certificates to w: CAs with the replicas that trust them,
+// certificates of replicas, and certificates of nodes. If nodes is false, it shows only one node
 // certificate for each use: the first to expire. now is the time from which the remaining lifetimes
 // count.
 func printCerts(w io.Writer, all api.ClusterCertificates, nodes bool, now time.Time) error {

@@ -27,7 +27,7 @@ func openLab(streams genericiooptions.IOStreams) (*lab.Lab, error) {
 
 // startLab creates the lab wanted if no lab exists. It starts an existing lab that is down, or
 // prints the status of a running lab. A lab that was created or deleted only in part is recreated.
-// flags are the given flags; it fails if they differ from those of the existing lab.
+// It fails if a flag in flags differs from the value in the existing lab.
 func startLab(ctx context.Context, out io.Writer, wanted *lab.Lab, flags *pflag.FlagSet) error {
 	found, err := lab.FindLab(out)
 	if err != nil {

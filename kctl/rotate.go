@@ -146,8 +146,8 @@ func renewWhenSigned(f cmdutil.Factory, streams genericiooptions.IOStreams, pati
 }
 
 // printKeys writes to w a table of the keys by kind, with the replicas that sign with each key and
-// those that only trust it. Errors of replicas, keys of removed replicas, and the state of the last
-// rotation follow.
+// the replicas that trust it. Errors of replicas, keys of removed replicas, and the state of the
+// last rotation follow.
 func printKeys(w io.Writer, all api.ClusterKeys) error {
 	t := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
 	fmt.Fprintln(t, "KIND\tKEY\tSIGNS AT\tBELIEVED AT")
@@ -237,8 +237,8 @@ func printRotation(w io.Writer, all api.ClusterKeys) error {
 	return err
 }
 
-// keyIDs returns the IDs of all keys of a kind that replicas have: first those that sign, then
-// those that are only trusted.
+// keyIDs returns the IDs of all keys of a kind that replicas have: first the signing keys, then the
+// keys that are only trusted.
 func keyIDs(all api.ClusterKeys, kind string) (ids []string) {
 	for _, signing := range []bool{true, false} {
 		for _, h := range all.Replicas {

@@ -1,9 +1,9 @@
 // Package definitions contains CustomResourceDefinitions of other projects, such as Gateway API,
 // and installs them into a cluster on request. Each project has a directory with its license and
-// its unchanged definitions. Tests compare the definitions with those of the Go modules that go.mod
-// pins. kctl contains the definitions, so that the control plane serves their kinds only after a
-// user installs them. Every served kind costs memory on every replica. Helm charts that detect
-// Gateway API would create other objects in clusters in which no user requested it.
+// its unchanged definitions. Tests compare each directory with the Go module that go.mod pins. kctl
+// contains the definitions, so that the control plane serves their kinds only after a user installs
+// them. Every served kind costs memory on every replica. Helm charts that detect Gateway API would
+// create other objects in clusters in which no user requested it.
 package definitions
 
 import (

@@ -86,7 +86,7 @@ func (b Bundle) install(ctx context.Context, cluster dynamic.ResourceInterface, 
 }
 
 // upgraded returns a copy of have, the cluster's CustomResourceDefinition, with the spec of want.
-// The labels and annotations of both are merged, and those of want have precedence.
+// The labels and annotations of both are merged; the values of want have precedence.
 func upgraded(have, want *unstructured.Unstructured) *unstructured.Unstructured {
 	out := have.DeepCopy()
 	out.Object["spec"] = want.DeepCopy().Object["spec"]

@@ -123,8 +123,8 @@ func (g given) labels(name string) (map[string]string, bool) {
 	return nil, false
 }
 
-// doors returns all entry points: the IngressClasses and Gateways that Keelson's ingress proxies
-// serve.
+// doors returns all entry points for requests from outside the cluster: the IngressClasses and
+// Gateways that Keelson's ingress proxies serve.
 func (x *tracer) doors() (out []*door) {
 	e, w := x.Entrances, given{x.World}
 	for _, c := range e.Classes {
@@ -160,7 +160,7 @@ func (x *tracer) doors() (out []*door) {
 }
 
 // denied returns the message and the reason of the first condition in list that is False and has
-// one of the types in kinds. It returns "" if there is none.
+// one of the types in kinds. It returns "" if no condition matches.
 func denied(list []metav1.Condition, kinds ...string) string {
 	for _, c := range list {
 		if c.Status == metav1.ConditionFalse && slices.Contains(kinds, c.Type) {
@@ -231,8 +231,8 @@ func (x *tracer) claims(host string) (out []claim) {
 	return out
 }
 
-// ofClass returns the element of doors for the IngressClass of that name. If there is none, it
-// returns nil and the reason.
+// ofClass returns the element of doors for the IngressClass of that name. If doors has no such
+// element, it returns nil and the reason.
 func (x *tracer) ofClass(doors []*door, class string) (*door, string) {
 	for _, d := range doors {
 		if d.gateway == nil && d.class == class {
@@ -374,9 +374,9 @@ func certificates(l gw.Listener) []gw.SecretObjectReference {
 	return l.TLS.CertificateRefs
 }
 
-// Behind returns the Services through which a request to the target passes: those of the ingress
-// proxies and of their backends. The caller reads the EndpointSlices of these Services before it
-// calls Trace.
+// Behind returns the Services through which a request to the target passes: the Services of the
+// ingress proxies and of their backends. The caller reads the EndpointSlices of these Services
+// before it calls Trace.
 func Behind(w *World, t Target) (out []corev1.Service) {
 	x := &tracer{World: w, target: t}
 	for _, d := range x.leading() {

@@ -74,7 +74,7 @@ type Step struct {
 	Mend    []string `json:"mend,omitempty"` // commands that repair the problem, in order
 }
 
-// Report contains the steps of a trace. The last step is the one that fails, if any.
+// Report contains the steps of a trace. If a step fails, it is the last step.
 type Report struct {
 	From   string   `json:"from"`
 	To     string   `json:"to"`

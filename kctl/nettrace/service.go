@@ -94,9 +94,10 @@ func (x *tracer) wanted() string {
 	return s + "/" + string(x.proto())
 }
 
-// endpoints returns all endpoints of svc for a port, and those that receive traffic. These are the
-// ready endpoints, or the serving terminating endpoints if no endpoint is ready. A nil port stands
-// for the target's port. If host is not empty, only endpoints with that hostname are returned.
+// endpoints returns all endpoints of svc for a port, and the endpoints that receive traffic. The
+// latter are the ready endpoints, or the serving terminating endpoints if no endpoint is ready. A
+// nil port stands for the target's port. If host is not empty, only endpoints with that hostname
+// are returned.
 func (x *tracer) endpoints(svc *corev1.Service, port *corev1.ServicePort, host string) (all, ready []backend) {
 	var last []backend // terminating endpoints that still serve; used if no endpoint is ready
 	for i := range x.Slices {

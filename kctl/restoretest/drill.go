@@ -42,7 +42,7 @@ type Row struct {
 	Live     int      `json:"cluster"`
 	Asked    bool     `json:"clusterAsked"`
 	Same     int      `json:"same"`            // objects equal in the backup and the cluster
-	Since    int      `json:"since"`           // objects created, changed or deleted after the backup
+	Since    int      `json:"since"`           // objects created, changed or deleted since the backup
 	Wrong    []string `json:"wrong,omitempty"` // errors of the backup, one sentence each
 }
 

@@ -144,7 +144,7 @@ func (w *World) attachments(c *corev1.PersistentVolumeClaim) (of []*storagev1.Vo
 
 // bound returns Findings about a bound claim with a volume that pods cannot use. First come attach
 // and detach errors of the CSI driver. Then come pending pods with a failed attach or mount. It
-// returns nil if there are none.
+// returns nil if there are no such errors.
 func (w *World) bound(c *corev1.PersistentVolumeClaim) (out []Finding) {
 	told := map[string]bool{} // nodes with a reported attach error
 	for _, a := range w.attachments(c) {

@@ -53,7 +53,7 @@ type World struct {
 	Placed []corev1.Pod // pods in all namespaces
 	Claims []corev1.PersistentVolumeClaim
 
-	Budgets     []policyv1.PodDisruptionBudget // of all namespaces, if the subject is a cordoned node
+	Budgets     []policyv1.PodDisruptionBudget // of all namespaces, if the subject is a node
 	StatefulSet *appsv1.StatefulSet            // controller of the subject, a pod; nil if not found
 
 	Attachments []storagev1.VolumeAttachment // attachments of the volume of the subject, a claim
@@ -61,10 +61,10 @@ type World struct {
 	ReplicaSets []appsv1.ReplicaSet
 	Groups      []schedulingv1beta1.PodGroup // PodGroups in the subject's namespace
 	Mates       []corev1.Pod                 // of the subject's namespace, for a pod in a PodGroup
-	Schedulers  []string                     // names that the cluster's scheduler serves; empty if not known
+	Schedulers  []string                     // served by the cluster's scheduler; empty if not known
 
 	Slices   []discoveryv1.EndpointSlice // EndpointSlices of the Service
-	Services []corev1.Service            // Services to which the EndpointSlice or the Ingress refers
+	Services []corev1.Service            // to which the EndpointSlice or the Ingress refers
 	Secrets  []corev1.Secret             // Secrets to which the Ingress refers
 	Classes  []networkingv1.IngressClass
 
