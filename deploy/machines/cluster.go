@@ -1,6 +1,7 @@
-// Package machines describes and reaches the machines of a cluster file. A plan is computed by pure
-// functions from the file and the state of the machines, and the release's own scripts carry it
-// out. Only the code that uses SSH touches a machine, and it needs nothing there but root's shell.
+// Package machines parses a cluster file, which lists the machines of a Keelson cluster, and runs
+// commands on these machines as root by SSH. A machine needs only an SSH server and a root shell.
+// This package installs nothing by itself: package plan computes the steps, and package execute
+// carries them out with the scripts of a release.
 package machines
 
 import (
@@ -15,86 +16,91 @@ import (
 	"time"
 )
 
-// The supported apiVersion and kind of a cluster file.
+// APIVersion and Kind are the only values of apiVersion and kind that a cluster file may have.
 const (
 	APIVersion = "keelson.dev/v1"
 	Kind       = "Machines"
 )
 
-// Role is the role of a machine.
+// Role is a role that the cluster file gives a machine: ControlPlane, Standby, or Worker.
 type Role string
 
-// The roles of a machine. A worker may also be a controlplane or a standby, which run a replica of
-// the control plane. A standby joins without a vote and gets the vote of a replica that dies.
-// Later, the cluster decides which replicas have a vote, not the file.
+// The roles of a machine. A ControlPlane machine runs a replica of the control plane with a vote in
+// the raft cluster. A Standby machine runs a replica that joins without a vote, and gets the vote
+// of a replica that dies. A Worker runs pods; it may also have one of the two other roles. The
+// roles only apply when a replica joins. Later, the raft cluster decides which replicas have a
+// vote.
 const (
 	ControlPlane Role = "controlplane"
 	Standby      Role = "standby"
 	Worker       Role = "worker"
 )
 
-// ReplaceDead is the replica setting for how long a voter must be silent before a standby gets its
-// vote. ReplaceDeadAfter is its value if the file has standbys and does not set it.
+// ReplaceDead is the key of a replica's setting: the time without contact after which the leader
+// gives the vote of a dead replica to a standby. ReplaceDeadAfter is the value of this setting if
+// the cluster file has standbys and does not set the key.
 const (
 	ReplaceDead      = "replace-dead-after"
 	ReplaceDeadAfter = 10 * time.Minute
 )
 
-// Cluster is a parsed cluster file with its defaults.
+// Cluster is the content of a cluster file, with defaults in place of omitted values.
 type Cluster struct {
 	Name    string // name of the cluster and of the kubeconfig context
-	Release string // tarball, folder of 'make dist', or URL; paths are relative to the file; "": none
-	// Init are flags of 'keelson-controlplane init', as --KEY=VALUE. They only apply when the
+	Release string // tarball, folder of 'make dist', or URL; "": none
+	// Init are flags of 'keelson-controlplane init', as --KEY=VALUE. They are used once, when the
 	// cluster is created.
 	Init  []string
-	Hosts []Host // in the file's order
+	Hosts []Host // in the order of the cluster file
 }
 
-// Host is one machine.
+// Host is the entry of one machine in the cluster file, with defaults in place of omitted values.
 type Host struct {
 	Name    string
-	Address string // its IP address, as the other machines reach it
+	Address string // IP address at which the other machines reach it
 	Roles   []Role
 	Labels  map[string]string
 	Taints  []string // KEY[=VALUE]:EFFECT
 	SSH     SSH
-	// ControlPlane and Agent are the settings of its daemons: the file's settings overridden by the
-	// host's.
+	// ControlPlane and Agent are the settings of the machine's replica and agent. A setting of the
+	// host's entry takes precedence over the same setting of the whole cluster file.
 	ControlPlane, Agent Settings
 }
 
-// SSH describes how a machine is reached.
+// SSH contains the address and the credentials for the SSH connection to a machine.
 type SSH struct {
-	Address string // default: the host's address
+	Address string // default: Host.Address
 	Port    int
 	User    string // root, or a user with sudo without a password
 	Key     string // private key file; "": SSH agent, then ~/.ssh/id_ed25519, id_ecdsa, and id_rsa
-	// KnownHosts is the known_hosts file. HostKey is the machine's public key ("ssh-ed25519
-	// AAAA..."), and is used instead of the file if set.
+	// KnownHosts is the path of a known_hosts file. HostKey is the public host key of the machine,
+	// such as "ssh-ed25519 AAAA...". If HostKey is set, KnownHosts is not used.
 	KnownHosts, HostKey string
 }
 
-// Settings are the keys of a daemon's settings file; each value is a text or a list.
+// Settings are the keys and values of the settings file of a daemon, a replica or an agent.
 type Settings map[string]Value
 
-// Value is the value of a setting in YAML.
+// Value is the value of one key in a daemon's settings file: a scalar, or a list of scalars.
 type Value struct {
 	List bool
-	Text []string // one text unless List; each in YAML form, quoted if necessary
+	Text []string // the scalars as YAML, quoted if necessary; exactly one unless List is set
 }
 
-// HasRole reports whether a machine has a role.
+// HasRole reports whether the cluster file gives the host the role r.
 func (h Host) HasRole(r Role) bool { return slices.Contains(h.Roles, r) }
 
-// HasReplica reports whether a machine runs a replica, with or without a vote.
+// HasReplica reports whether the host runs a replica of the control plane, with or without a vote:
+// its roles include ControlPlane or Standby.
 func (h Host) HasReplica() bool { return h.HasRole(ControlPlane) || h.HasRole(Standby) }
 
-// ReplicaHosts returns the hosts that run a replica, in the file's order.
+// ReplicaHosts returns the hosts that run a replica of the control plane, in the order of the
+// cluster file.
 func (c Cluster) ReplicaHosts() []Host {
 	return slices.DeleteFunc(slices.Clone(c.Hosts), func(h Host) bool { return !h.HasReplica() })
 }
 
-// HostsWithRole returns the hosts with a role, in the file's order.
+// HostsWithRole returns the hosts with the role r, in the order of the cluster file.
 func (c Cluster) HostsWithRole(r Role) []Host {
 	var out []Host
 	for _, h := range c.Hosts {
@@ -105,7 +111,8 @@ func (c Cluster) HostsWithRole(r Role) []Host {
 	return out
 }
 
-// Host returns the host with a name. The error lists the existing hosts.
+// Host returns the host with the given name. If there is none, the error lists the names of all
+// hosts.
 func (c Cluster) Host(name string) (Host, error) {
 	for _, h := range c.Hosts {
 		if h.Name == name {
@@ -119,7 +126,8 @@ func (c Cluster) Host(name string) (Host, error) {
 	return Host{}, fmt.Errorf("there is no host %q in the cluster file; there are %v", name, names)
 }
 
-// Load reads a cluster file. Errors contain the file, the line, and the key.
+// Load reads and parses the cluster file at a path. An error of the content contains the path, the
+// line, and the key.
 func Load(path string) (Cluster, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -143,7 +151,9 @@ func Load(path string) (Cluster, error) {
 	return c, nil
 }
 
-// applyDefaults sets defaults, and checks conditions that involve more than one key.
+// applyDefaults sets default values in the cluster and its hosts, and resolves paths against folder
+// and home. It returns an error for values that contradict each other, such as two hosts with one
+// name. lines contains the line of each host in the cluster file, for errors.
 func (c *Cluster) applyDefaults(folder, home string, lines map[string]int) error {
 	if c.Release != "" && !isURL(c.Release) {
 		c.Release = resolvePath(folder, home, c.Release)
@@ -198,8 +208,9 @@ func (c *Cluster) applyDefaults(folder, home string, lines map[string]int) error
 	return nil
 }
 
-// setReplaceDead sets ReplaceDead for all replicas, because any of them may lead, if the file has
-// standbys and does not set it.
+// setReplaceDead sets the setting ReplaceDead of every replica to ReplaceDeadAfter where the
+// cluster file does not set it. All replicas get it, because any of them can become the leader.
+// Without standbys, it sets nothing.
 func (c *Cluster) setReplaceDead() {
 	if len(c.HostsWithRole(Standby)) == 0 {
 		return
@@ -212,12 +223,12 @@ func (c *Cluster) setReplaceDead() {
 	}
 }
 
-// shortDuration formats a duration without zero seconds: 10m, not 10m0s.
+// shortDuration formats a duration and omits seconds that are zero: 10m, not 10m0s.
 func shortDuration(d time.Duration) string { return strings.TrimSuffix(d.String(), "0s") }
 
-// ReplaceDeadTime returns how long a voter must be silent before this host's replica, while it
-// leads, has it replaced; 0 means never. It returns -1 for an invalid value, which the replica
-// refuses at its start.
+// ReplaceDeadTime returns the time without contact after which this host's replica, as the leader,
+// gives the vote of a dead replica to a standby. It returns 0 for never, and -1 for an invalid
+// value: the replica refuses to start with that.
 func (h Host) ReplaceDeadTime() time.Duration {
 	v := h.ControlPlane[ReplaceDead]
 	if v.List || len(v.Text) != 1 {
@@ -230,8 +241,8 @@ func (h Host) ReplaceDeadTime() time.Duration {
 	return d
 }
 
-// resolvePath resolves a path of the file: relative to home after ~/, otherwise relative to the
-// file's folder.
+// resolvePath returns a path of the cluster file as an absolute path. ~/ stands for home. Another
+// relative path is relative to folder, the folder of the cluster file.
 func resolvePath(folder, home, path string) string {
 	switch {
 	case len(path) > 1 && path[:2] == "~/":
@@ -242,7 +253,8 @@ func resolvePath(folder, home, path string) string {
 	return filepath.Join(folder, path)
 }
 
-// overriddenBy returns the settings with the keys of above replacing its own.
+// overriddenBy returns a copy of s with all keys of above. For a key in both, the value of above
+// wins.
 func (s Settings) overriddenBy(above Settings) Settings {
 	out := maps.Clone(s)
 	if out == nil {

@@ -21,15 +21,15 @@ import (
 	"golang.org/x/crypto/ssh/knownhosts"
 )
 
-// Timeouts of a connection.
+// Time limits of an SSH connection to a machine.
 const (
-	connectTimeout    = 20 * time.Second // TCP connection
-	dialTimeout       = time.Minute      // until the SSH session is authenticated, which takes time on a busy machine
-	keepaliveInterval = 15 * time.Second // interval of keepalive requests
-	keepaliveTimeout  = time.Minute      // until a keepalive is answered
+	connectTimeout    = 20 * time.Second // to open the TCP connection
+	dialTimeout       = time.Minute      // to authenticate as well; takes time on a busy machine
+	keepaliveInterval = 15 * time.Second // time between keepalive requests
+	keepaliveTimeout  = time.Minute      // to receive the response of a keepalive request
 )
 
-// Machine is an SSH connection to a host. It is safe for concurrent use.
+// Machine is an SSH connection to a machine of the cluster file. It is safe for concurrent use.
 type Machine struct {
 	Host   Host
 	client *ssh.Client
@@ -37,9 +37,10 @@ type Machine struct {
 	close  sync.Once
 }
 
-// Dial connects to a machine by SSH. It fails if the host key is not the expected one, if no key is
-// accepted, if the machine does not answer within 20 seconds, or if authentication takes longer
-// than a minute. Each error contains the remedy.
+// Dial connects to a machine by SSH. It returns an error if the host key is not the expected one,
+// or if the machine accepts no key. It also fails if no TCP connection is open after 20 seconds, or
+// if authentication takes longer than a minute. An error that the user can repair contains the
+// remedy.
 func Dial(ctx context.Context, h Host) (*Machine, error) {
 	m, err := dialSSH(ctx, h)
 	if err != nil {
@@ -67,7 +68,7 @@ func dialSSH(ctx context.Context, h Host) (*Machine, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The SSH handshake does not support a context, so the connection is closed.
+	// ssh.NewClientConn takes no context. If ctx ends, the TCP connection is closed, which ends it.
 	over := context.AfterFunc(ctx, func() { conn.Close() })
 	c, channels, requests, err := ssh.NewClientConn(conn, sshTarget(h), &ssh.ClientConfig{
 		User: h.SSH.User, Auth: auth, HostKeyCallback: check, HostKeyAlgorithms: algorithms, ClientVersion: "SSH-2.0-keelson",
@@ -90,14 +91,14 @@ func dialSSH(ctx context.Context, h Host) (*Machine, error) {
 	return m, nil
 }
 
-// Close closes the connection and stops running commands.
+// Close closes the SSH connection. Commands that run on it are interrupted.
 func (m *Machine) Close() error {
 	m.close.Do(func() { close(m.done) })
 	return m.client.Close()
 }
 
-// runKeepalive closes the connection if the machine no longer answers, so that no command waits
-// forever.
+// runKeepalive sends keepalive requests until Close. It closes the connection if a request is not
+// answered within keepaliveTimeout, so that no command waits forever.
 func (m *Machine) runKeepalive() {
 	tick := time.NewTicker(keepaliveInterval)
 	defer tick.Stop()
@@ -126,8 +127,10 @@ func (m *Machine) runKeepalive() {
 	}
 }
 
-// hostKeyCheck returns a callback that verifies the host key, and the key algorithms by which the
-// host is known. Another algorithm would yield a different key.
+// hostKeyCheck returns a callback that verifies the host key of the machine: against ssh.hostKey if
+// set, otherwise against the known_hosts file. It also returns the signature algorithms of the
+// expected keys. They must be requested, because a server with several keys would otherwise offer
+// another key.
 func hostKeyCheck(h Host) (ssh.HostKeyCallback, []string, error) {
 	if h.SSH.HostKey != "" {
 		want, _, _, _, err := ssh.ParseAuthorizedKey([]byte(h.SSH.HostKey))
@@ -162,7 +165,7 @@ func hostKeyCheck(h Host) (ssh.HostKeyCallback, []string, error) {
 		return fmt.Errorf("ITS KEY HAS CHANGED: it proves %s, and line %d of %s has %s: the connection may be intercepted, or the machine was reinstalled; "+
 			"if it was, 'ssh-keygen -R' forgets the old key", ssh.FingerprintSHA256(is), differs.Want[0].Line, differs.Want[0].Filename, ssh.FingerprintSHA256(differs.Want[0].Key))
 	}
-	// The error for an unknown key lists the keys in the file.
+	// To list the known keys of the machine, an unknown key is checked: the error contains them.
 	var differs *knownhosts.KeyError
 	var sorts []string
 	if errors.As(known(sshTarget(h), &net.TCPAddr{}, unknownKey{}), &differs) {
@@ -177,7 +180,8 @@ func hostKeyCheck(h Host) (ssh.HostKeyCallback, []string, error) {
 	return check, sorts, nil
 }
 
-// signatureAlgorithms returns the signature algorithms of a key type.
+// signatureAlgorithms returns the SSH signature algorithms to request for a host key of the given
+// type. RSA keys have two of them, and other types have the algorithm of the same name.
 func signatureAlgorithms(sort string) []string {
 	if sort == ssh.KeyAlgoRSA {
 		return []string{ssh.KeyAlgoRSASHA512, ssh.KeyAlgoRSASHA256}
@@ -185,15 +189,16 @@ func signatureAlgorithms(sort string) []string {
 	return []string{sort}
 }
 
-// unknownKey is a public key that no machine has.
+// unknownKey is an ssh.PublicKey that equals no real key, so that known_hosts never accepts it.
 type unknownKey struct{}
 
 func (unknownKey) Type() string                        { return "none" }
 func (unknownKey) Marshal() []byte                     { return []byte("none") }
 func (unknownKey) Verify([]byte, *ssh.Signature) error { return errors.New("nobody signs with it") }
 
-// authMethods returns the authentication methods of the caller, and a function that closes the SSH
-// agent.
+// authMethods returns the SSH authentication methods for a host: its private key file if set,
+// otherwise the keys of the SSH agent and of ~/.ssh. It also returns a function that closes the
+// connection to the SSH agent.
 func authMethods(h Host) ([]ssh.AuthMethod, func(), error) {
 	if h.SSH.Key != "" {
 		one, err := readPrivateKey(h.SSH.Key)
@@ -252,7 +257,7 @@ func readPrivateKey(path string) (ssh.Signer, error) {
 	return one, nil
 }
 
-// fingerprint returns a short hash for comparisons.
+// fingerprint returns the SHA-256 sum of raw in base64, to compare long contents.
 func fingerprint(raw []byte) string {
 	sum := sha256.Sum256(raw)
 	return base64.RawStdEncoding.EncodeToString(sum[:])

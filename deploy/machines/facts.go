@@ -15,49 +15,51 @@ import (
 	"time"
 )
 
-// Facts are the properties and the installed state of a machine. The zero value means that nothing
-// is known.
+// Facts are the observed properties of a machine, and the parts of Keelson that are installed on
+// it. The zero value means that nothing is known.
 type Facts struct {
-	Hostname, MachineID, Arch, Kernel string // Arch is amd64 or arm64 if supported, else the machine's own name
+	Hostname, MachineID, Arch, Kernel string // Arch: amd64, arm64, or as uname reports it
 	Root, Systemd                     bool
 	Cgroup                            []string // controllers of cgroup v2; empty if it is not mounted
 	Programs                          map[string]bool
-	Modules                           map[string]bool // kernel modules: available or not; unknown ones are missing
+	Modules                           map[string]bool // kernel modules; no entry: unknown
 	IPVS                              bool            // the ip_vs module is loaded
 	Addresses                         []string
-	Networks                          []Network        // the addresses with their links
+	Networks                          []Network        // Addresses with interfaces
 	Ports                             map[int]bool     // TCP ports in use
-	UDP                               []netip.AddrPort // UDP sockets of processes, without the kernel's own
-	OtherNetwork                      bool             // a network product has a configuration in /etc/cni/net.d
-	Skew                              time.Duration    // clock of the machine minus the caller's clock
+	UDP                               []netip.AddrPort // sockets, except the kernel's
+	OtherNetwork                      bool             // another CNI product is configured
+	Skew                              time.Duration    // its clock minus the caller's clock
 	SkewError                         time.Duration    // maximum error of Skew
-	Memory, FreeBytes                 int64            // bytes: total memory; free space for Keelson's data
-	SyncLatency                       time.Duration    // duration of one synchronous write there; 0: unknown
+	Memory, FreeBytes                 int64            // bytes; free: at /var/lib/keelson
+	SyncLatency                       time.Duration    // of one write with fsync; 0: unknown
 	Surroundings
 
-	// Sums are the SHA-256 sums of installed files by path, also of uploaded releases (Cache) and
-	// of images that the agent imports.
+	// Sums are the SHA-256 sums of files on the machine by path: installed files, uploaded releases
+	// in Cache, and image archives that the agent imports.
 	Sums            map[string]string
-	Version         string          // of the installed programs, as they print it
-	Active, Enabled map[string]bool // systemd units without .service
-	Stale           map[string]bool // units that have run since before their files changed
-	// ControlPlane and Agent are the settings files, "" if missing.
+	Version         string          // output of --version of the installed programs
+	Active, Enabled map[string]bool // by the name of the systemd unit without .service
+	Stale           map[string]bool // units that have not restarted since their files changed
+	// ControlPlane and Agent are the contents of the settings files; "" if a file is missing.
 	ControlPlane, Agent string
 
-	Replica, ReplicaWhole bool   // it has keys of a replica; it has everything that a replica needs
-	WithoutVote           bool   // its replica joined as a standby and has no vote, as far as it knows
+	Replica, ReplicaWhole bool   // some files of a replica exist; all files of a replica exist
+	WithoutVote           bool   // its replica joined as a standby, and its files show no vote
 	Joining               bool   // its replica has not joined the raft cluster yet
-	ClusterID             string // cluster of the replica
+	ClusterID             string // cluster ID in the files of the replica
 	ClusterName           string
-	// PodRanges and ServiceRanges of that cluster, in the form of the flags of init.
+	// PodRanges and ServiceRanges are the address ranges of the replica's cluster, in the form of
+	// the flags --cluster-cidr and --service-cidr of 'keelson-controlplane init'.
 	PodRanges, ServiceRanges string
 	Admin                    bool   // it has an administrator's kubeconfig
 	Node                     bool   // it has a node certificate
-	NodeName                 string // name in that certificate; "" if it cannot be read
+	NodeName                 string // name in the node certificate; "" if it cannot be read
 	NodeCA, ReplicaCA        string
 }
 
-// Network is an address of a link, with its prefix length.
+// Network is an address or a route of a machine: a network interface, and an address with its
+// prefix length.
 type Network struct {
 	Link   string
 	Prefix netip.Prefix
@@ -68,10 +70,11 @@ type Network struct {
 //go:embed facts.sh
 var factsScript string
 
-// factsTimeout is the maximum time for reading the facts.
+// factsTimeout is the maximum duration of ReadFacts.
 const factsTimeout = 5 * time.Minute
 
-// ReadFacts reads the facts of a machine. It changes nothing on it.
+// ReadFacts runs facts.sh on the machine and returns its facts, including the clock skew. It
+// changes nothing on the machine.
 func (m *Machine) ReadFacts(ctx context.Context) (Facts, error) {
 	ctx, cancel := context.WithTimeout(ctx, factsTimeout)
 	defer cancel()
@@ -100,7 +103,8 @@ func (m *Machine) ReadFacts(ctx context.Context) (Facts, error) {
 	return f, nil
 }
 
-// parseFacts parses the output of the script. clock is the time of the machine, or zero.
+// parseFacts parses the output of facts.sh. clock is the time of the machine in this output, or
+// zero if the output has none. It returns an error if the output is incomplete.
 func parseFacts(out string) (f Facts, clock time.Time, err error) {
 	f = Facts{Programs: map[string]bool{}, Modules: map[string]bool{}, Ports: map[int]bool{}, Sums: map[string]string{},
 		Active: map[string]bool{}, Enabled: map[string]bool{}, Stale: map[string]bool{}}
@@ -202,7 +206,9 @@ func parseFacts(out string) (f Facts, clock time.Time, err error) {
 	return f, clock, nil
 }
 
-// decodeClusterIdentity returns the cluster of a replica and its ranges.
+// decodeClusterIdentity decodes the content of a replica's cluster.json, in base64. It returns the
+// ID and name of the cluster, and its pod and Service ranges. It returns four empty strings for an
+// invalid content.
 func decodeClusterIdentity(encoded string) (id, name, pods, services string) {
 	raw, err := base64.StdEncoding.DecodeString(encoded)
 	var c struct{ ID, Name, ClusterCIDR, ServiceCIDR string }
@@ -222,8 +228,9 @@ func releaseArch(machine string) string {
 	return machine
 }
 
-// parseUDPSocket parses an address of /proc/net/udp: 32-bit words in host byte order, which is
-// little-endian on all supported architectures, and a port.
+// parseUDPSocket parses the local address of a line of /proc/net/udp or udp6, ADDRESS:PORT in hex.
+// ADDRESS consists of 32-bit words in host byte order, which is little-endian on all supported
+// architectures.
 func parseUDPSocket(s string) (netip.AddrPort, bool) {
 	at, port, _ := strings.Cut(s, ":")
 	raw, err := hex.DecodeString(at)
@@ -256,7 +263,8 @@ func unixTime(s string) (time.Time, bool) {
 	return time.Unix(sec, nano), true
 }
 
-// UnitName returns the name of the daemon's systemd unit, without .service.
+// UnitName returns the name, without .service, of the systemd unit that the role needs: that of the
+// agent for Worker, otherwise that of the control plane.
 func (r Role) UnitName() string {
 	if r == Worker {
 		return "keelson-agent"
@@ -264,10 +272,10 @@ func (r Role) UnitName() string {
 	return "keelson-controlplane"
 }
 
-// Cache is the folder on a machine for uploaded releases.
+// Cache is the folder on a machine to which the files of a release are uploaded.
 const Cache = "/var/cache/keelson"
 
-// HasPrograms reports whether any program of Keelson's is installed.
+// HasPrograms reports whether at least one program of Keelson is installed in /usr/bin.
 func (f Facts) HasPrograms() bool {
 	for path := range f.Sums {
 		if strings.HasPrefix(path, "/usr/bin/keelson-") {

@@ -8,12 +8,12 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// IsValidHostName reports whether a cluster file can use the name. Daemons that were started by
-// hand may have names with dots or capitals.
+// IsValidHostName reports whether name can be the name of a host in a cluster file: lower-case
+// letters, digits, and hyphens. Replicas and nodes that were set up by hand may have other names.
 func IsValidHostName(name string) bool { return hostName.MatchString(name) }
 
-// ReplicaName returns the name of a machine's replica: from its settings, or else the hostname. It
-// is "" if it is unknown, for example without settings.
+// ReplicaName returns the name that the machine's replica has according to its settings file: the
+// setting "name", or else the hostname. It returns "" if there is no readable settings file.
 func (f Facts) ReplicaName() string {
 	name, ok := settingValues(f.ControlPlane, "name")
 	switch {
@@ -25,8 +25,9 @@ func (f Facts) ReplicaName() string {
 	return f.Hostname
 }
 
-// AgentName returns the name of a machine's node: from its certificate, which never changes, from
-// its settings, or else the hostname. It is "" if it is unknown.
+// AgentName returns the name of the machine's node. It is the name in the node certificate, which
+// never changes. Without it, it is the setting "node-name" or else the hostname, in lower case. It
+// returns "" if there is neither a certificate nor a readable settings file.
 func (f Facts) AgentName() string {
 	name, ok := settingValues(f.Agent, "node-name")
 	switch {
@@ -40,7 +41,8 @@ func (f Facts) AgentName() string {
 	return strings.ToLower(f.Hostname)
 }
 
-// AgentServers returns the replicas in the settings of a machine's agent, each as HOST:PORT.
+// AgentServers returns the addresses of replicas in the settings file of the machine's agent (the
+// setting "server"), each as HOST:PORT.
 func (f Facts) AgentServers() (out []string) {
 	all, _ := settingValues(f.Agent, "server")
 	for _, one := range all {
@@ -53,8 +55,9 @@ func (f Facts) AgentServers() (out []string) {
 	return out
 }
 
-// settingValues returns the value of a key in a settings file: one text, a list, or nothing. ok is
-// false if the file is missing or cannot be parsed.
+// settingValues returns the value of a key in a settings file: a scalar as one element, or a list.
+// The value is empty if the key is not set. file is the content. ok is false if it is empty or
+// invalid.
 func settingValues(file, key string) (value []string, ok bool) {
 	if strings.TrimSpace(file) == "" {
 		return nil, false
@@ -75,7 +78,8 @@ func settingValues(file, key string) (value []string, ok bool) {
 	return value, true
 }
 
-// nodeName returns the node name in a certificate, or "" if it is not a node certificate.
+// nodeName returns the node name in the subject of a PEM certificate (system:node:NAME), or "" if
+// it is not a node certificate.
 func nodeName(certificate string) string {
 	block, _ := pem.Decode([]byte(certificate))
 	if block == nil {

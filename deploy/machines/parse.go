@@ -13,7 +13,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Limits of a cluster file.
+// Limits of the content of a cluster file.
 const (
 	maxFile  = 1 << 20 // bytes
 	maxHosts = 1000
@@ -24,14 +24,16 @@ var (
 	hostName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 	sshName  = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$`)
 	flagName = regexp.MustCompile(`^[a-z][a-z0-9-]{0,63}$`)
-	// initValue is the form that install.sh accepts for a flag of init.
+	// initValue matches the values that install.sh accepts for a flag of 'keelson-controlplane
+	// init'.
 	initValue = regexp.MustCompile(`^[]A-Za-z0-9._:/=,@+[-]{1,512}$`)
 	labelKey  = regexp.MustCompile(`^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
 	labelText = regexp.MustCompile(`^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$`)
 	taintForm = regexp.MustCompile(`^([^=:]+)(?:=([^=:]*))?:(NoSchedule|PreferNoSchedule|NoExecute)$`)
 )
 
-// derivedSettings are settings that follow from other keys of the cluster file, with those keys.
+// derivedSettings are daemon settings that a cluster file must not contain, because kctl or the
+// release sets them. The value tells the user from where the setting is derived.
 var derivedSettings = map[string]string{
 	"standby": "the host's roles", "name": "the host's name", "node-name": "the host's name", "advertise-address": "the host's address", "node-ip": "the host's address",
 	"server": "the hosts with a replica", "token": "tokens that are made when a machine joins", "token-file": "tokens that are made when a machine joins",
@@ -40,13 +42,14 @@ var derivedSettings = map[string]string{
 	"run-dir": "the scripts of a release, which know its place", "cgroup-root": "the units of a release, which know its place", "config": "the units of a release",
 }
 
-// Parse parses a cluster file. Relative paths in it are relative to folder, and ~ is home. Errors
-// start with the text after the file's name.
+// Parse parses the content of a cluster file. Relative paths in it are relative to folder, and ~
+// stands for home. Errors start with punctuation such as ", line 3: ", because the caller puts the
+// name of the file before them.
 func Parse(raw []byte, folder, home string) (Cluster, error) {
 	if len(raw) > maxFile {
 		return Cluster{}, fmt.Errorf(": %d bytes: a cluster file has at most %d", len(raw), maxFile)
 	}
-	// A short text of nested brackets would take the parser a long time.
+	// The YAML parser takes a long time for a short text with many nested brackets.
 	if n := bytes.Count(raw, []byte("[")) + bytes.Count(raw, []byte("{")); n > 10*maxHosts {
 		return Cluster{}, fmt.Errorf(": %d brackets: no cluster file has so many", n)
 	}
@@ -74,18 +77,20 @@ func Parse(raw []byte, folder, home string) (Cluster, error) {
 	return p.cluster, nil
 }
 
-// fileParser collects the values of the file before the hosts are completed, because defaults may
-// follow the hosts.
+// fileParser holds the values of a cluster file while it is parsed. Defaults are applied to the
+// hosts after that, because the keys with defaults may follow the key hosts.
 type fileParser struct {
 	cluster             Cluster
 	ssh                 SSH
 	controlplane, agent Settings
 	version, kind       string
 	hosts               []Host
-	lines               map[string]int // line of each host
+	lines               map[string]int // line of each host in the cluster file, by name
 }
 
-// withDefaults returns a host with the file's defaults.
+// withDefaults returns the host h with values for its omitted settings and SSH keys. They come from
+// the keys ssh, controlplane, and agent of the whole cluster file. If those are omitted too, the
+// SSH user is root and the port is 22.
 func (p *fileParser) withDefaults(h Host) Host {
 	h.ControlPlane, h.Agent = p.controlplane.overriddenBy(h.ControlPlane), p.agent.overriddenBy(h.Agent)
 	s := p.ssh
@@ -108,7 +113,8 @@ func (p *fileParser) withDefaults(h Host) Host {
 	return h
 }
 
-// keyParser parses the value of a key.
+// keyParser is a key that a YAML mapping may contain, and the function that parses and stores its
+// value.
 type keyParser struct {
 	name  string
 	parse func(*yaml.Node) error
@@ -144,7 +150,7 @@ func (p *fileParser) parseInit(n *yaml.Node) error {
 	if err := parseSettings(&s)(n); err != nil {
 		return err
 	}
-	for i := 0; i < len(n.Content); i += 2 { // in the file's order
+	for i := 0; i < len(n.Content); i += 2 { // in the order of the cluster file
 		name := n.Content[i].Value
 		value := n.Content[i+1].Value
 		if s[name].List || !initValue.MatchString(value) {
@@ -201,7 +207,9 @@ func sshKeys(s *SSH, n *yaml.Node, ofHost bool) error {
 	return parseMapping("ssh", n, keys)
 }
 
-// parseMapping calls the parser of each key. Unknown and duplicate keys are errors.
+// parseMapping parses a YAML mapping: it calls the parser of each key that is present. It returns
+// an error for a value that is not a mapping, for an unknown key, and for a key that occurs twice.
+// of is the name of the mapping in errors.
 func parseMapping(of string, n *yaml.Node, keys []keyParser) error {
 	if n.Kind != yaml.MappingNode {
 		return fmt.Errorf(", line %d: %s: want lines of the form 'key: value'", n.Line, of)
@@ -231,7 +239,8 @@ func parseMapping(of string, n *yaml.Node, keys []keyParser) error {
 	return nil
 }
 
-// parseText returns a parser of a text with a form, which want describes.
+// parseText returns a parser that stores a text of one line in to. The text must not be empty. It
+// must match form, unless form is nil; want describes form in errors.
 func parseText(to *string, form *regexp.Regexp, want string) func(*yaml.Node) error {
 	return func(n *yaml.Node) error {
 		switch {
@@ -276,7 +285,8 @@ func parseRoles(to *[]Role) func(*yaml.Node) error {
 	}
 }
 
-// machineLabels are always set by the agent.
+// machineLabels are the labels that the agent always sets on its Node. A cluster file must not set
+// them.
 var machineLabels = []string{"kubernetes.io/hostname", "kubernetes.io/os", "kubernetes.io/arch"}
 
 func parseLabels(to *map[string]string) func(*yaml.Node) error {
@@ -307,7 +317,7 @@ func parseTaints(to *[]string) func(*yaml.Node) error {
 		if n.Kind != yaml.SequenceNode {
 			return errors.New("want a list of KEY[=VALUE]:EFFECT")
 		}
-		seen := map[string]bool{} // by key and effect
+		seen := map[string]bool{} // by key and effect, concatenated
 		for _, below := range n.Content {
 			m := taintForm.FindStringSubmatch(below.Value)
 			if m == nil || !labelKey.MatchString(m[1]) || !labelText.MatchString(m[2]) || seen[m[1]+m[3]] {
@@ -320,8 +330,9 @@ func parseTaints(to *[]string) func(*yaml.Node) error {
 	}
 }
 
-// parseSettings returns a parser of a daemon's settings. The daemon itself checks the keys before
-// they are written to a machine.
+// parseSettings returns a parser that stores the settings of a daemon in to. It does not check
+// whether the daemon has these settings. The daemon checks that before they are installed on a
+// machine.
 func parseSettings(to *Settings) func(*yaml.Node) error {
 	return func(n *yaml.Node) error {
 		if n.Kind != yaml.MappingNode {
@@ -368,7 +379,8 @@ func parseValue(n *yaml.Node) (Value, error) {
 	return Value{}, errors.New("want a value or a list of values")
 }
 
-// parseScalar returns a value in YAML form. A string stays a string, whatever it looks like.
+// parseScalar returns the value of a scalar as YAML: numbers and booleans unchanged, and strings
+// quoted. A quoted "1" therefore remains a string.
 func parseScalar(n *yaml.Node) (string, error) {
 	var s string
 	if n.Kind != yaml.ScalarNode || n.Tag == "!!null" {
@@ -384,7 +396,7 @@ func parseScalar(n *yaml.Node) (string, error) {
 	return strconv.Quote(n.Value), nil
 }
 
-// quoteBounded quotes a text and limits its length.
+// quoteBounded quotes a text for an error. It cuts a text of more than 64 bytes.
 func quoteBounded(s string) string {
 	if len(s) > 64 {
 		return fmt.Sprintf("%.64q...", s)

@@ -14,21 +14,22 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// maxOutput is the maximum size of each of the two outputs of a command, in bytes.
+// maxOutput is the maximum size in bytes of a command's standard output, and of its standard error.
 const maxOutput = 4 << 20
 
-// stopTimeout is how long a command may take to stop before the connection is closed.
+// stopTimeout is how long Run waits for a canceled command to exit before it closes the connection.
 const stopTimeout = 5 * time.Second
 
 var errOutputTooLarge = fmt.Errorf("its output exceeds %d bytes: it was stopped", maxOutput)
 
-// CommandError is the error of a command with an exit status other than 0.
+// CommandError is the error of a command on a machine that exited with a nonzero status, or that a
+// signal ended.
 type CommandError struct {
-	Status int    // -1 after a signal, or if there is no status
-	Output string // the end of its standard error, or of its output if that is empty
+	Status int    // -1 after a signal, or if the server sent no status
+	Output string // last lines of its standard error, or of its standard output if that is empty
 }
 
-// Error implements error.
+// Error returns the end of the command's output, or the exit status if there was no output.
 func (f *CommandError) Error() string {
 	if f.Output == "" {
 		return fmt.Sprintf("it exited with status %d without output", f.Status)
@@ -36,9 +37,10 @@ func (f *CommandError) Error() string {
 	return f.Output
 }
 
-// Run runs a script in root's shell on the machine, and returns its standard output. If the script
-// fails, the error is a *CommandError. The script is stopped when ctx is canceled. Secrets belong
-// into input, because users of the machine can see scripts.
+// Run runs a shell script as root on the machine, with input as its standard input, and returns its
+// standard output. If the script fails, the error wraps a *CommandError. If ctx is canceled, the
+// script is stopped. Pass secrets in input, because users of the machine can see the text of a
+// running script.
 func (m *Machine) Run(ctx context.Context, script string, input io.Reader) (string, error) {
 	out, err := m.runCommand(ctx, m.rootCommand(script), input)
 	if err != nil {
@@ -47,7 +49,8 @@ func (m *Machine) Run(ctx context.Context, script string, input io.Reader) (stri
 	return out, nil
 }
 
-// runCommand runs a command on the machine's SSH server.
+// runCommand runs a command as the SSH user, with input as its standard input, and returns its
+// standard output. It returns an error if the output exceeds maxOutput.
 func (m *Machine) runCommand(ctx context.Context, command string, input io.Reader) (string, error) {
 	s, err := m.client.NewSession()
 	if err != nil {
@@ -66,14 +69,14 @@ func (m *Machine) runCommand(ctx context.Context, command string, input io.Reade
 	select {
 	case err = <-ended:
 	case <-ctx.Done():
-		go func() { // in a goroutine, because a machine that reads nothing would block it
+		go func() { // in a goroutine, because Signal blocks if the machine does not read
 			s.Signal(ssh.SIGTERM)
 			s.Close()
 		}()
 		select {
 		case <-ended:
 		case <-time.After(stopTimeout):
-			m.Close() // the machine does not even report that the command has stopped
+			m.Close() // the machine does not report the exit of the command
 			<-ended
 		}
 		return out.String(), context.Cause(ctx)
@@ -92,7 +95,8 @@ func (m *Machine) runCommand(ctx context.Context, command string, input io.Reade
 	return out.String(), err
 }
 
-// rootCommand returns the command that runs a script in root's shell.
+// rootCommand returns the command that runs a script in a shell as root: with sudo unless the SSH
+// user is root.
 func (m *Machine) rootCommand(script string) string {
 	c := "sh -c " + ShellQuote(script)
 	if m.Host.SSH.User != "root" {
@@ -104,11 +108,12 @@ func (m *Machine) rootCommand(script string) string {
 // ShellQuote quotes a text as one word of a shell command.
 func ShellQuote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
-// WriteFile writes a file of size bytes on the machine, completely or not at all, and creates its
-// folders. The content may be secret. In tests, paths are relative to DESTDIR.
+// WriteFile writes size bytes of content to a file on the machine, and creates its folders. The
+// file appears with its complete content or not at all. Until then, only root can read it, so the
+// content may be secret. For tests, the machine's environment variable DESTDIR is a prefix of the
+// path.
 func (m *Machine) WriteFile(ctx context.Context, content io.Reader, size int64, path string, mode fs.FileMode) error {
-	// The file belongs to root alone until it is complete, which its size shows: an interrupted
-	// connection also ends the input.
+	// The size is compared, because the input also ends when the connection is interrupted.
 	script := fmt.Sprintf(`set -e; p=${DESTDIR:-}%s; umask 022; mkdir -p "$(dirname "$p")"; umask 077; trap 'rm -f "$p.part"' EXIT
 cat >"$p.part"; [ "$(wc -c <"$p.part")" -eq %d ] || { echo "it came in part" >&2; exit 1; }
 chmod %o "$p.part"; mv -f "$p.part" "$p"`, ShellQuote(path), size, mode.Perm())
@@ -118,14 +123,16 @@ chmod %o "$p.part"; mv -f "$p.part" "$p"`, ShellQuote(path), size, mode.Perm())
 	return nil
 }
 
-// boundedBuffer collects the output of a command up to a limit.
+// boundedBuffer is an io.Writer that stores up to maxOutput bytes of a command's output. On
+// overflow, it calls full with errOutputTooLarge. It is safe for concurrent use.
 type boundedBuffer struct {
 	mu   sync.Mutex
 	b    strings.Builder
 	full context.CancelCauseFunc
 }
 
-// Write implements io.Writer.
+// Write appends p. If the buffer would exceed maxOutput, it stores nothing of p, cancels the
+// command, and returns errOutputTooLarge.
 func (w *boundedBuffer) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -142,11 +149,11 @@ func (w *boundedBuffer) String() string {
 	return w.b.String()
 }
 
-// joinToken matches a join token.
+// joinToken matches a join token, with which a machine joins the cluster, anywhere in a text.
 var joinToken = regexp.MustCompile(`keelson1\.[^\s"']*`)
 
-// outputTail returns the last lines of the first text that is not empty. Tokens are removed,
-// because the result is logged.
+// outputTail returns the end of the first of several texts that is not blank: at most 12 lines and
+// 4096 bytes. Join tokens in it are shortened to "keelson1...", because the result is logged.
 func outputTail(texts ...string) string {
 	for _, t := range texts {
 		t = joinToken.ReplaceAllString(strings.TrimSpace(t), "keelson1...")

@@ -6,16 +6,18 @@ import (
 	"strings"
 )
 
-// Surroundings are the addresses, routes, and firewalls around a machine.
+// Surroundings describes the network and the mounts of a machine, as far as Keelson depends on
+// them.
 type Surroundings struct {
-	From        string    // the caller's address as the machine sees it; "": unknown
-	Nameservers []string  // nameservers other than itself
-	Routes      []Network // routes except default routes and Keelson's own
-	Unmounted   []string  // mount points of missing disks with Keelson's data
-	Firewalls   []string  // firewalls that may block pods: firewalld, ufw, or "forward" for rules that forward only listed traffic
+	From        string    // address of the SSH client as the machine sees it; "": unknown
+	Nameservers []string  // nameservers, except loopback addresses
+	Routes      []Network // routes, except default routes and routes of Keelson
+	Unmounted   []string  // mount points of Keelson's data whose disk is not mounted
+	Firewalls   []string  // "firewalld", "ufw", or "forward": rules that forward only listed traffic
 }
 
-// parseSurroundings parses a line of the script's output.
+// parseSurroundings stores one line of the output of facts.sh, with key k and value v, if the key
+// belongs to Surroundings. It ignores other keys and invalid values.
 func (f *Facts) parseSurroundings(k, v string) {
 	switch k {
 	case "nameserver":
@@ -30,15 +32,15 @@ func (f *Facts) parseSurroundings(k, v string) {
 		link, to, _ := strings.Cut(v, " ")
 		if p, err := netip.ParsePrefix(to); err == nil {
 			f.Routes = append(f.Routes, Network{link, p})
-		} else if a, err := netip.ParseAddr(to); err == nil { // the prefix length of a single address is omitted
+		} else if a, err := netip.ParseAddr(to); err == nil { // no prefix length
 			f.Routes = append(f.Routes, Network{link, netip.PrefixFrom(a, a.BitLen())})
 		}
 	}
 }
 
-// clientAddress returns the caller's address as the machine sees it. It differs from the local
-// address behind a bastion host or NAT. It is read in the login session, because sudo does not pass
-// on the SSH environment.
+// clientAddress returns the address of the SSH client as the machine sees it, or "" if it is
+// unknown. Behind a bastion host or NAT, it is not the address of this computer. It runs without
+// sudo, because sudo does not pass on the environment variable SSH_CONNECTION.
 func (m *Machine) clientAddress(ctx context.Context) string {
 	out, err := m.runCommand(ctx, `echo "$SSH_CONNECTION"`, nil)
 	if err != nil {

@@ -17,10 +17,10 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// Install carries out the steps of plan.NewPlan. First it uploads files, in parallel. Then it
-// changes replicas one after the other, each ready before the next, then one agent, and then the
-// other agents in parallel. Finally, it waits until the nodes are ready and sets their labels and
-// taints.
+// Install carries out the steps of plan.NewPlan, in the order of plan.SortSteps. It uploads files
+// in parallel. Then it changes one replica after the other, and waits until each is ready. Then it
+// changes one agent, and after that the other agents in parallel. Finally, it waits until the nodes
+// are ready, and sets their labels and taints. It stops at the first error.
 func (s *Site) Install(ctx context.Context, steps []plan.Step) error {
 	steps = plan.SortSteps(steps)
 	if err := s.uploadAll(ctx, stepsDoing(steps, plan.Upload)); err != nil {
@@ -50,7 +50,7 @@ func (s *Site) Install(ctx context.Context, steps []plan.Step) error {
 	return s.applyMarks(ctx, names, nodes)
 }
 
-// stepsDoing returns the steps with an action.
+// stepsDoing returns the steps with the action d, in the same order.
 func stepsDoing(steps []plan.Step, d plan.Action) (out []plan.Step) {
 	for _, s := range steps {
 		if s.Do == d {
@@ -99,9 +99,12 @@ func (s *Site) uploadFile(ctx context.Context, name string, file plan.File) erro
 	return m.WriteFile(ctx, f, file.Size, machines.Cache+"/"+file.Name, 0o600)
 }
 
-// applyReplicas creates and changes replicas.
+// applyReplicas installs or changes one replica after the other, and waits until each is ready. A
+// running replica is only changed while the raft cluster keeps its quorum without it. If the
+// cluster does not answer, replicas may be started without that check where mayStartUnasked allows
+// it.
 func (s *Site) applyReplicas(ctx context.Context, steps []plan.Step) error {
-	var begun []string // replicas that were started while the cluster does not answer; it may need several of them
+	var begun []string // started while the cluster does not answer; a quorum may need several
 	for _, step := range steps {
 		if step.Start == "" {
 			_, err := s.queryMembers(ctx)
@@ -138,11 +141,11 @@ func (s *Site) applyReplicas(ctx context.Context, steps []plan.Step) error {
 	return nil
 }
 
-// mayStartUnasked reports whether a replica may be started or restarted although the cluster does
-// not answer: it was not running when the machines were inspected, or too few were running for a
-// quorum. A cluster can also fail to answer while its replicas serve, for example because of an
-// expired administrator's kubeconfig. Such replicas must not be restarted one after the other
-// without a check.
+// mayStartUnasked reports whether the named replica may be started or restarted while the cluster
+// does not answer. That is true if it was not running when the machines were inspected, if too few
+// voters for a quorum were running, or if there is only one voter. Otherwise, the replicas may
+// serve although the cluster does not answer, for example because the administrator's kubeconfig
+// has expired. They must then not be restarted one after the other without a check.
 func (s *Site) mayStartUnasked(name string) bool {
 	unit := machines.ControlPlane.UnitName()
 	voters, run := 0, 0
@@ -155,7 +158,7 @@ func (s *Site) mayStartUnasked(name string) bool {
 			run++
 		}
 	}
-	return !s.facts[name].Active[unit] || run < voters/2+1 || voters == 1 // no other voters depend on it
+	return !s.facts[name].Active[unit] || run < voters/2+1 || voters == 1 // no other voter needs it
 }
 
 func (s *Site) applyReplica(ctx context.Context, step plan.Step) error {
@@ -175,9 +178,9 @@ func (s *Site) applyReplica(ctx context.Context, step plan.Step) error {
 	return s.awaitReplicas(ctx, []string{step.Machine})
 }
 
-// awaitSpare waits until the raft cluster keeps its quorum without a replica that is to be
-// restarted. It does not wait for one of two voters, because both are needed, nor for a replica
-// without a vote.
+// awaitSpare waits until the raft cluster would keep its quorum without the named replica. It
+// returns at once if there are fewer than three voters, because a restart then always interrupts
+// the quorum. It also returns at once if the replica has no vote or is not ready.
 func (s *Site) awaitSpare(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, readyTimeout, fmt.Errorf("that did not change in %v", readyTimeout))
 	defer cancel()
@@ -244,8 +247,9 @@ func (s *Site) awaitReplicas(ctx context.Context, names []string) error {
 	return nil
 }
 
-// applyAgents creates and changes agents, the first one alone: a faulty release or setting then
-// affects only one worker.
+// applyAgents installs or changes agents: the first one alone, then the others in parallel. A
+// defect of the release or of the settings then affects only one worker. After an error, it starts
+// no further one.
 func (s *Site) applyAgents(ctx context.Context, steps []plan.Step) error {
 	if len(steps) > 1 {
 		if err := s.applyAgent(ctx, steps[0]); err != nil {
@@ -258,7 +262,7 @@ func (s *Site) applyAgents(ctx context.Context, steps []plan.Step) error {
 	for _, step := range steps {
 		g.Go(func() error {
 			if ctx.Err() != nil {
-				return nil // another agent has failed, so this one is not started
+				return nil // another agent has failed
 			}
 			return s.applyAgent(ctx, step)
 		})
@@ -289,9 +293,11 @@ func (s *Site) createToken(ctx context.Context, role, name string, replace bool)
 	return strings.TrimSpace(out), err
 }
 
-// installScript unpacks the release in the machine's cache and runs its install.sh. Its input may
-// contain secrets: settings, a token, and a kubeconfig, each as a word and base64. It deletes other
-// releases from the cache.
+// installScript is a format for a shell script that unpacks the tarball of a release in
+// machines.Cache and runs its install.sh. The arguments are the SHA-256 sum of the tarball, its
+// name without .tar.gz, and the arguments of install.sh. Each line of the script's input is the
+// name of a file and its content in base64, such as the join token; these may be secret. The script
+// deletes the files of other releases from machines.Cache.
 const installScript = `set -eu
 umask 077
 cd "${DESTDIR:-}` + machines.Cache + `"
@@ -307,7 +313,8 @@ for f in keelson-*; do
   case $f in %[2]s.tar.gz | %[2]s-images.tar) ;; *) rm -f "$f" ;; esac
 done`
 
-// runInstaller carries out a step with install.sh on its machine.
+// runInstaller carries out a step with the action ControlPlane or Agent: it runs install.sh of the
+// uploaded release on the machine of the step. token is the join token, or "".
 func (s *Site) runInstaller(ctx context.Context, step plan.Step, token string) error {
 	began := time.Now()
 	input := map[string]string{"settings": step.Settings}
@@ -318,7 +325,8 @@ func (s *Site) runInstaller(ctx context.Context, step plan.Step, token string) e
 	top := strings.TrimSuffix(step.Files[0].Name, ".tar.gz")
 	sum := step.Files[0].Sum
 	if len(step.Files) > 1 {
-		// The sum was verified before the upload, and an upload is complete.
+		// readFile verified the sum before the upload, and WriteFile uploads completely or not at
+		// all.
 		words = append(words, "--images", `"$PWD/`+step.Files[1].Name+`"`, "--sums", `"$work/sums"`)
 		input["sums"] = step.Files[1].Sum + "  " + step.Files[1].Name + "\n"
 	}
@@ -362,7 +370,8 @@ func (s *Site) runInstaller(ctx context.Context, step plan.Step, token string) e
 	return nil
 }
 
-// joinAddresses returns the addresses of existing replicas, which a new replica contacts to join.
+// joinAddresses returns the addresses of the replicas that the replica on the machine newcomer may
+// contact to join the raft cluster.
 func (s *Site) joinAddresses(newcomer string) (out []string) {
 	for _, name := range s.adminMachines() {
 		if h, err := s.Cluster.Host(name); err == nil && name != newcomer {

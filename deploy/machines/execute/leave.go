@@ -12,7 +12,7 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// Remove carries out the steps of plan.Remove, one after the other.
+// Remove carries out the steps of plan.Remove, one after the other. It stops at the first error.
 func (s *Site) Remove(ctx context.Context, steps []plan.Step) error {
 	for _, step := range steps {
 		began := time.Now()
@@ -45,7 +45,7 @@ func (s *Site) removeStep(ctx context.Context, step plan.Step) (err error) {
 	return err
 }
 
-// awaitRemoved waits until a replica is no longer a member.
+// awaitRemoved waits until the raft cluster has no member with the given name.
 func (s *Site) awaitRemoved(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
@@ -58,8 +58,9 @@ func (s *Site) awaitRemoved(ctx context.Context, name string) error {
 	})
 }
 
-// runUninstaller runs uninstall.sh, which removes everything. If the script does not exist, an
-// installation was interrupted before it started anything.
+// runUninstaller runs uninstall.sh on a machine, which removes all programs and data of Keelson. If
+// it is not installed, because an installation was interrupted early, the one of an uploaded
+// release is run.
 func (s *Site) runUninstaller(ctx context.Context, name string) error {
 	_, err := s.runScript(ctx, name, installTimeout, `root=${DESTDIR:-}
 at=$root/usr/lib/keelson/uninstall.sh
@@ -74,8 +75,9 @@ exit 1`, nil)
 	return err
 }
 
-// Reset carries out the steps of plan.Reset: each rank in parallel. A failure on one machine does
-// not prevent the others.
+// Reset uninstalls Keelson from machines with the steps of plan.Reset. The steps of one rank are
+// carried out in parallel, and the next rank follows. After an error on a machine, it continues
+// with the others, and returns all errors.
 func (s *Site) Reset(ctx context.Context, ranks ...[]plan.Step) error {
 	var errs []error
 	for _, steps := range ranks {
@@ -93,7 +95,7 @@ func (s *Site) Reset(ctx context.Context, ranks ...[]plan.Step) error {
 				return nil
 			})
 		}
-		_ = g.Wait() // each machine's error is in failed
+		_ = g.Wait() // failed contains the error of each machine
 		errs = append(errs, failed...)
 	}
 	return errors.Join(errs...)

@@ -17,8 +17,9 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// awaitNodes waits until all nodes are ready, and prints a line for each. begun are the nodes with
-// a new agent.
+// awaitNodes waits until all named nodes are ready, and prints a line for each. It returns the
+// state of all nodes. begun contains the nodes whose agent was just installed or changed; their pod
+// network must also work.
 func (s *Site) awaitNodes(ctx context.Context, names, begun []string) (nodes map[string]plan.Node, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, readyTimeout, fmt.Errorf("not ready in %v", readyTimeout))
 	defer cancel()
@@ -49,12 +50,12 @@ func (s *Site) awaitNodes(ctx context.Context, names, begun []string) (nodes map
 	return nodes, err
 }
 
-// readyCounts counts how often in a row a node was ready.
+// readyCounts contains, by node, the number of successive checks in which the node was ready.
 type readyCounts map[string]int
 
-// checkNode returns why a node is not usable, or nil. A node with a new agent must also have a
-// working pod network, in two successive checks: it reports Ready before it has set up its routes
-// and rules, and reports failures of those later.
+// checkNode returns the reason why a node is not ready, or nil. With begun, its agent was just
+// installed or changed. Then the pod network must also work in two successive checks, because an
+// agent reports Ready before it has set up routes and rules, and reports their failures later.
 func (l readyCounts) checkNode(name string, begun bool, nodes map[string]plan.Node) error {
 	n, ok := nodes[name]
 	well := l[name]
@@ -73,7 +74,8 @@ func (l readyCounts) checkNode(name string, begun bool, nodes map[string]plan.No
 	return nil
 }
 
-// withJournal adds the last log lines of a daemon to an error.
+// withJournal returns err with the last lines of a daemon's log. The daemon is that of the role r
+// on the named machine. If the log cannot be read, it returns err unchanged.
 func (s *Site) withJournal(ctx context.Context, name string, r machines.Role, err error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
@@ -84,7 +86,9 @@ func (s *Site) withJournal(ctx context.Context, name string, r machines.Role, er
 	return err
 }
 
-// applyMarks sets the labels and taints of the file on nodes.
+// applyMarks sets the labels and taints of the cluster file on the named Nodes, and then the
+// annotation plan.RecordAnnotation. It removes labels and taints that are no longer in the cluster
+// file. nodes is the current state of the Nodes by name.
 func (s *Site) applyMarks(ctx context.Context, names []string, nodes map[string]plan.Node) error {
 	for _, name := range names {
 		h, err := s.Cluster.Host(name)
@@ -123,8 +127,9 @@ func (s *Site) applyMarks(ctx context.Context, names []string, nodes map[string]
 	return nil
 }
 
-// adminFor returns an administrator's kubeconfig for root of a machine. Its server is the machine's
-// own replica, unless the cluster was created with a shared address.
+// adminFor returns an administrator's kubeconfig that root of the named machine will use. Its
+// server is the replica on that machine. If 'init' got the flag --kubeconfig-server, the server is
+// that address.
 func (s *Site) adminFor(ctx context.Context, name string) (string, error) {
 	raw, err := s.Kubeconfig(ctx)
 	if err != nil {
@@ -143,7 +148,7 @@ func (s *Site) adminFor(ctx context.Context, name string) (string, error) {
 	return string(raw), err
 }
 
-// WithServer returns a kubeconfig for another replica, at the same port.
+// WithServer returns a copy of a kubeconfig with another address as its server. The port stays.
 func WithServer(raw []byte, address string) ([]byte, error) {
 	c, err := clientcmd.Load(raw)
 	if err != nil {

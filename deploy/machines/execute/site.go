@@ -1,5 +1,6 @@
-// Package execute carries out plans on machines. It reaches them by SSH, with limits on concurrency
-// and time, and runs the scripts and programs of a release. After an interruption, the next plan
+// Package execute carries out the steps of package plan on the machines of a cluster file. It
+// connects to them by SSH, and runs the scripts and programs of a release there. The number of
+// concurrent operations and the time of each are limited. After an interruption, a new plan
 // contains the remaining steps.
 package execute
 
@@ -19,29 +20,30 @@ import (
 	"keelson.dev/keelson/deploy/machines/plan"
 )
 
-// Limits of concurrent connections, uploads, and agent installations.
+// Maximum numbers of concurrent connection attempts, uploads, and installations of agents.
 const (
 	maxConnects = 16
 	maxUploads  = 4
 	maxAgents   = 8
 )
 
-// Time limits of one operation on one machine.
+// Time limits of operations on one machine.
 const (
 	uploadTimeout  = 30 * time.Minute
 	installTimeout = 15 * time.Minute
-	apiTimeout     = 2 * time.Minute // a kctl command; a slow machine must load the program first
+	apiTimeout     = 2 * time.Minute // one kctl command; a slow machine must load the program first
 	drainTimeout   = 10 * time.Minute
-	readyTimeout   = 5 * time.Minute // until a replica or a node is ready
-	pollInterval   = time.Second     // between checks of readiness
+	readyTimeout   = 5 * time.Minute // to wait until a replica or node is ready
+	pollInterval   = time.Second     // time between two checks of readiness
 )
 
-// Site holds the connections to the reached machines of a cluster file.
+// Site holds the SSH connections to the machines of a cluster file, and runs operations on them. It
+// is safe for concurrent use.
 type Site struct {
 	Cluster machines.Cluster
-	Release plan.Release // the release that Install installs; not used otherwise
+	Release plan.Release // the release that Install installs; unused by other methods
 	Out     io.Writer    // progress lines
-	// Leaving is a machine that is about to be removed. It is never used to query the cluster.
+	// Leaving is the name of a machine that is about to be removed. kctl is never run on it.
 	Leaving string
 
 	began      time.Time
@@ -49,10 +51,12 @@ type Site struct {
 	conns      map[string]*machines.Machine
 	facts      map[string]machines.Facts
 	admins     map[string]bool // machines with a replica and an administrator's kubeconfig
-	leaderless map[string]bool // admin machines tried last: their replica last reported no leader
+	leaderless map[string]bool // machines of admins; true if the replica last reported no leader
 }
 
-// Connect connects to machines in parallel and reads their facts. It changes nothing on them.
+// Connect connects to machines of the cluster file in parallel, and reads their facts. It changes
+// nothing on them. With names, it connects only to these machines. It returns an Observation with
+// the facts or the error for each machine, and prints progress to out.
 func Connect(ctx context.Context, c machines.Cluster, out io.Writer, names ...string) (*Site, map[string]plan.Observation) {
 	s := &Site{Cluster: c, Out: out, began: time.Now(), conns: map[string]*machines.Machine{}, facts: map[string]machines.Facts{}, admins: map[string]bool{}, leaderless: map[string]bool{}}
 	seen := map[string]plan.Observation{}
@@ -82,11 +86,11 @@ func Connect(ctx context.Context, c machines.Cluster, out io.Writer, names ...st
 			return nil
 		})
 	}
-	_ = g.Wait() // each machine's error is in seen
+	_ = g.Wait() // seen contains the error of each machine
 	return s, seen
 }
 
-// Close closes all connections.
+// Close closes the connections to all machines.
 func (s *Site) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -95,17 +99,19 @@ func (s *Site) Close() {
 	}
 }
 
-// Facts returns the facts of the reached machines.
+// Facts returns the facts of the machines that Connect reached, by name.
 func (s *Site) Facts() map[string]machines.Facts { return s.facts }
 
-// Printf prints a progress line with the time since Connect.
+// Printf prints a progress line to Out, with the seconds since Connect.
 func (s *Site) Printf(format string, args ...any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	fmt.Fprintf(s.Out, "%6.1fs  %s\n", time.Since(s.began).Seconds(), fmt.Sprintf(format, args...))
 }
 
-// runScript runs a script in root's shell on a machine, with a time limit.
+// runScript runs a shell script as root on the named machine, with input as its standard input, and
+// returns its standard output. It fails after the time limit. If the connection has failed, the
+// next call connects again.
 func (s *Site) runScript(ctx context.Context, name string, limit time.Duration, script string, input io.Reader) (string, error) {
 	m, err := s.connection(ctx, name)
 	if err != nil {
@@ -121,8 +127,8 @@ func (s *Site) runScript(ctx context.Context, name string, limit time.Duration, 
 	return out, err
 }
 
-// connection returns a connection to a machine. It connects again if the last connection was
-// closed.
+// connection returns the connection to the named machine. If there is none, or if it was dropped
+// after an error, it connects.
 func (s *Site) connection(ctx context.Context, name string) (*machines.Machine, error) {
 	s.mu.Lock()
 	m := s.conns[name]
@@ -156,8 +162,8 @@ func (s *Site) dropConnection(name string, m *machines.Machine) {
 	}
 }
 
-// adminMachines returns the machines that can query the cluster, in the file's order; machines
-// without a known leader come last.
+// adminMachines returns the machines that can run kctl as an administrator, in the order of the
+// cluster file. Machines whose replica last reported no leader come last. Leaving is omitted.
 func (s *Site) adminMachines() (names []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -186,14 +192,15 @@ func (s *Site) markAdmin(name string) {
 
 var errNoAdmin = errors.New("no machine of the file has both a replica and an administrator's kubeconfig: the cluster cannot be queried")
 
-// Kctl runs kctl on the first machine that gets an answer from the cluster, with a time limit for
-// each.
+// Kctl runs kctl with the given arguments on a machine with an administrator's kubeconfig, and
+// returns its output. If the cluster does not answer there, it tries the next machine. limit is the
+// maximum time on each machine.
 func (s *Site) Kctl(ctx context.Context, limit time.Duration, words ...string) (string, error) {
 	return s.runKctl(ctx, limit, words...)
 }
 
-// DaemonVersions returns the output of --version of the daemons in a release tarball in a machine's
-// cache.
+// DaemonVersions returns the output of --version of keelson-controlplane and keelson-agent in a
+// release tarball. It runs them on the named machine, where the tarball was uploaded.
 func (s *Site) DaemonVersions(ctx context.Context, name string, tarball plan.File) (controlplane, agent string, err error) {
 	top := strings.TrimSuffix(tarball.Name, ".tar.gz")
 	script := fmt.Sprintf(`set -eu
@@ -214,12 +221,13 @@ echo %[4]s
 	return controlplane, agent, nil
 }
 
-// versionSeparator separates the outputs of the two programs.
+// versionSeparator is the line between the version of keelson-controlplane and that of
+// keelson-agent in the output of the script of DaemonVersions.
 const versionSeparator = "-----"
 
-// noAnswerTexts are parts of kctl errors that are not an answer of the cluster: the machine's
-// replica is not available, has no leader, or refuses the kubeconfig (for example because it has
-// expired), or the kctl is too old for the command. Another machine may get an answer.
+// noAnswerTexts are texts in errors of kctl that are not an answer of the cluster: another machine
+// may get one. The replica is not available, has no leader, or refuses the kubeconfig, for example
+// because it has expired. Or the kctl on the machine is too old for the command.
 var noAnswerTexts = []string{
 	"connection refused", "connection to the server", "no api answers", "does not resolve", "connect to the server", "no route to host", "network is unreachable", "connection reset",
 	"broken pipe", "connection lost", "connection has ended", "connection ended", "i/o timeout", "handshake timeout", "client.timeout", "context deadline exceeded", ": eof", "unexpected eof",
@@ -227,25 +235,25 @@ var noAnswerTexts = []string{
 	"x509: ", "tls: ", "unauthorized", "logged in to the server", "admin.kubeconfig", "invalid configuration", "unknown flag", "unknown command",
 }
 
-// isClusterAnswer reports whether a kctl error is the cluster's own answer. Then no other machine
-// is tried.
+// isClusterAnswer reports whether an error of kctl is an answer of the cluster, such as "not
+// found". kctl is then not tried on other machines.
 func isClusterAnswer(err error) bool {
 	var failed *machines.CommandError
 	if !errors.As(err, &failed) || failed.Status != 1 {
-		return false // the machine was not reached, or its kctl did not finish
+		return false // the machine was not reached, or kctl did not exit by itself
 	}
 	said := strings.ToLower(failed.Output)
 	return !slices.ContainsFunc(noAnswerTexts, func(words string) bool { return strings.Contains(said, words) })
 }
 
-// runKctl runs kctl on the first machine that gets an answer from the cluster. Each word is one
-// argument.
+// runKctl is Kctl for callers in this package.
 func (s *Site) runKctl(ctx context.Context, limit time.Duration, words ...string) (string, error) {
 	return s.runKctlOn(ctx, s.adminMachines(), limit, words...)
 }
 
-// runKctlOn runs kctl on the first of some machines that gets an answer. A refusal by the cluster
-// is an answer.
+// runKctlOn runs kctl with the given arguments on the machines at, one after the other, until one
+// gets an answer of the cluster. It returns the output, or an error. An error that is the cluster's
+// answer is returned at once.
 func (s *Site) runKctlOn(ctx context.Context, at []string, limit time.Duration, words ...string) (string, error) {
 	script := kctlScript(words)
 	var errs []error
@@ -265,10 +273,11 @@ func (s *Site) runKctlOn(ctx context.Context, at []string, limit time.Duration, 
 	return "", errors.Join(errs...)
 }
 
-// kctlScript returns a script that runs the machine's own kctl. It ignores proxy settings of the
-// machine, for example in /etc/environment, which are for other networks.
+// kctlScript returns a shell script that runs the kctl of a machine with its administrator's
+// kubeconfig. Each of words is one argument. The proxy settings of the machine, for example in
+// /etc/environment, are not used, because they are for other networks.
 func kctlScript(words []string) string {
-	// The discovery cache is removed with the rest of the folder.
+	// The discovery cache of kctl is below machines.Cache, which is removed as a whole.
 	script := `unset http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY; root=${DESTDIR:-}; export KUBECACHEDIR="$root` + machines.Cache + `/kube"; exec "$root/usr/bin/kctl" --kubeconfig "$root` + adminKubeconfig + `"`
 	for _, w := range words {
 		script += " " + machines.ShellQuote(w)
@@ -278,7 +287,8 @@ func kctlScript(words []string) string {
 
 const adminKubeconfig = "/var/lib/keelson/controlplane/admin.kubeconfig"
 
-// Kubeconfig returns an administrator's kubeconfig from a machine of the control plane.
+// Kubeconfig returns an administrator's kubeconfig from the first machine with a replica that has
+// one.
 func (s *Site) Kubeconfig(ctx context.Context) ([]byte, error) {
 	var errs []error
 	for _, name := range s.adminMachines() {

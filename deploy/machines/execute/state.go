@@ -11,8 +11,8 @@ import (
 	"keelson.dev/keelson/deploy/machines/plan"
 )
 
-// State returns the state of the cluster. If the cluster does not answer, the state is not Known,
-// and the error is the reason.
+// State returns the state of the cluster from 'kctl cluster status' and its Nodes. If the cluster
+// does not answer or has no leader, the state is the zero value, and the error is the reason.
 func (s *Site) State(ctx context.Context) (plan.State, error) {
 	status, err := s.queryStatus(ctx)
 	if err == nil && status.Leader == "" {
@@ -32,7 +32,8 @@ func (s *Site) State(ctx context.Context) (plan.State, error) {
 	return out, nil
 }
 
-// clusterStatus is the used part of the output of 'kctl cluster status'.
+// clusterStatus contains the fields of the JSON output of 'kctl cluster status' that this package
+// uses.
 type clusterStatus struct {
 	Leader    string `json:"leader"`
 	Level     uint32 `json:"featureLevel"`
@@ -52,8 +53,9 @@ type clusterStatus struct {
 	} `json:"members"`
 }
 
-// queryStatus returns the status of the first replica with a leader, or else the first status. A
-// replica that was removed while it was down has outdated members and nodes.
+// queryStatus returns the cluster status of the first replica that knows a leader. If no replica
+// does, it returns the first status. A replica without a leader may have been removed from the raft
+// cluster while it was down, and its members and nodes are outdated.
 func (s *Site) queryStatus(ctx context.Context) (clusterStatus, error) {
 	var errs []error
 	var leaderless *clusterStatus
@@ -116,15 +118,15 @@ func (s clusterStatus) membersByName() map[string]plan.Member {
 	return out
 }
 
-// nodeJSONPath prints one line with the used parts of each Node. The complete output would be too
-// large for a thousand nodes. Parts that can contain any text are printed as JSON, so that they
-// contain no line breaks.
+// nodeJSONPath is an output format of 'kctl get nodes' with one line for each Node and only the
+// fields that this package uses. The complete output would be too large for a thousand nodes.
+// Fields that can contain any text are printed as JSON, so that they contain no line breaks.
 const nodeJSONPath = `jsonpath={range .items[*]}{.metadata.name}{"\t"}{.metadata.labels}{"\t"}{.spec.taints}{"\t"}{.metadata.annotations.keelson\.dev/cluster-file}{"\t"}` +
 	`{.status.addresses}{"\t"}{.status.conditions[?(@.type=="Ready")]}{"\t"}{.spec.unschedulable}{"\t"}` +
 	`{.status.conditions[?(@.type=="NetworkUnavailable")]}{"\n"}{end}`
 
-// reasonPartFailed is the agent's reason if routes or Service rules are not in place. The condition
-// can also be set by a network product, which may be installed after the cluster.
+// reasonPartFailed is the reason of the Node condition NetworkUnavailable that the agent sets if
+// routes or Service rules are missing. Other network products set the condition with other reasons.
 const reasonPartFailed = "NetworkPartFailed"
 
 func (s *Site) queryNodes(ctx context.Context) (map[string]plan.Node, error) {

@@ -7,14 +7,16 @@ import (
 	"keelson.dev/keelson/deploy/machines"
 )
 
-// replicaPorts are the ports of a replica: for the API, for agents, and for other replicas.
+// replicaPorts are the TCP ports of a replica: for the Kubernetes API, for agents and joining
+// replicas, and for the raft messages of other replicas.
 var replicaPorts = []int{6443, 6444, 6445}
 
 const kubeletPort = 10250
 
-// checkFirewalls warns of firewalls that may block machines and pods although all daemons are
-// healthy; only the rules would show it. Machines that already have their roles are not warned
-// about, because a problem would be visible there.
+// checkFirewalls adds a warning for each firewall of a machine that may block traffic of other
+// machines or pods. Daemons become healthy nevertheless, and the rules themselves are not
+// inspected. It adds nothing for a machine that already has its roles, because blocked traffic
+// would be visible there.
 func (j *inspector) checkFirewalls(h machines.Host, f machines.Facts) {
 	if !lacksRole(h, f) {
 		return
@@ -35,13 +37,14 @@ func (j *inspector) checkFirewalls(h machines.Host, f machines.Facts) {
 	}
 }
 
-// firewalldCommands returns the commands that make firewalld accept the traffic of a machine.
+// firewalldCommands returns the shell commands that make firewalld accept traffic to the machine h.
+// If node is set, they also accept the traffic of pods.
 func (j *inspector) firewalldCommands(h machines.Host, node bool) string {
 	const change = "firewall-cmd --permanent"
 	var do []string
 	if node {
-		// A packet belongs to the zone of its source: for local pods by their link, for other pods
-		// by their address.
+		// firewalld selects the zone of a packet by its source: for local pods by their interface,
+		// for pods of other nodes by their address.
 		for _, link := range podLinks(h) {
 			do = append(do, change+" --zone=trusted --add-interface="+link)
 		}
@@ -59,7 +62,8 @@ func (j *inspector) firewalldCommands(h machines.Host, node bool) string {
 	return strings.Join(append(do, open, "firewall-cmd --reload"), " && ")
 }
 
-// ufwCommands returns the commands that make ufw accept the traffic of a machine.
+// ufwCommands returns the shell commands that make ufw accept traffic to the machine h. If node is
+// set, they also accept the traffic of pods.
 func ufwCommands(h machines.Host, node bool) string {
 	var do []string
 	if node {
@@ -74,7 +78,8 @@ func ufwCommands(h machines.Host, node bool) string {
 	return strings.Join(do, " && ")
 }
 
-// podLinks returns the links by which traffic of pods arrives: their bridge and the tunnel.
+// podLinks returns the network interfaces on which packets of pods arrive at the machine h: the
+// bridge of its own pods, and the tunnel device if its pod network uses a tunnel.
 func podLinks(h machines.Host) []string {
 	switch agentSetting(h, "pod-network") {
 	case "routes":
@@ -85,7 +90,8 @@ func podLinks(h machines.Host) []string {
 	return []string{"keelson0", "keelson-vx"}
 }
 
-// listenPorts returns the ports that other machines connect to, in the form of firewall commands.
+// listenPorts returns the ports of the machine h that other machines connect to, as PORT/tcp or
+// PORT/udp.
 func listenPorts(h machines.Host) (out []string) {
 	if h.HasReplica() {
 		for _, port := range replicaPorts {

@@ -7,13 +7,14 @@ import (
 	"keelson.dev/keelson/deploy/machines"
 )
 
-// FindDowngrade reports whether a plan would install a release that is not known to be later than
-// the cluster's. It returns a machine of the cluster and its release, or "". A machine of the
-// cluster may only get a later release. A machine that joins must not get an earlier release than
-// others have.
+// FindDowngrade checks whether steps would install a release r that is not later than the releases
+// in the cluster. For a machine of the cluster, r must be known to be later than its release. For a
+// machine that joins, r must not be earlier than the release of any other machine. If r cannot be
+// compared with it, some machine of the cluster must already run r. FindDowngrade returns a machine
+// whose release violates this, and that release. It returns "" if there is none.
 func FindDowngrade(c machines.Cluster, facts map[string]machines.Facts, r Release, steps []Step) (machine, runs string) {
 	running := map[string]string{}
-	also := false // a machine already runs this release
+	also := false // a machine of the cluster already has the release r
 	for _, h := range c.Hosts {
 		f := facts[h.Name]
 		v := f.Version[strings.LastIndex(f.Version, " ")+1:]
@@ -41,13 +42,14 @@ func FindDowngrade(c machines.Cluster, facts map[string]machines.Facts, r Releas
 	return "", ""
 }
 
-// sameRelease compares releases regardless of a leading v.
+// sameRelease reports whether two release versions are equal. A leading v is ignored.
 func sameRelease(a, b string) bool {
 	return strings.TrimPrefix(a, "v") == strings.TrimPrefix(b, "v")
 }
 
-// compareReleases compares two releases by their version numbers: the result is negative if b is
-// later. ok is false if they cannot be compared, for example two builds of different commits.
+// compareReleases compares two release versions by their numbers. order is negative if a is earlier
+// than b, 0 if they are equal, and positive if a is later. ok is false if they cannot be compared,
+// for example two builds of different commits with the same numbers.
 func compareReleases(a, b string) (order int, ok bool) {
 	if sameRelease(a, b) {
 		return 0, true
@@ -65,8 +67,9 @@ func compareReleases(a, b string) (order int, ok bool) {
 	return 0, false
 }
 
-// releaseNumbers returns the numbers of v1.2.3, ignoring anything after - or +. A single number
-// needs a leading v, because it could be a commit.
+// releaseNumbers returns the numbers of a release version such as v1.2.3, and 0 for missing ones.
+// It ignores anything after - or +. ok is false for another text. Without the v, there must be at
+// least two numbers, because a single number may be the hash of a commit.
 func releaseNumbers(s string) (n [3]int, ok bool) {
 	s, v := strings.CutPrefix(s, "v")
 	if i := strings.IndexAny(s, "-+"); i >= 0 {

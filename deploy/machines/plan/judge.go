@@ -11,34 +11,39 @@ import (
 	"keelson.dev/keelson/deploy/machines"
 )
 
-// Observation is the result of connecting to a machine: facts, or an error.
+// Observation is the result of connecting to a machine: its facts, or the error Err.
 type Observation struct {
 	Facts machines.Facts
 	Err   error
 }
 
-// Finding is a problem of a machine. A blocking finding prevents the plan.
+// Finding is a problem of a machine or of the whole cluster, with its remedy. No plan may be
+// carried out while there is a blocking finding.
 type Finding struct {
 	Machine      string // "" for the whole cluster
 	Blocking     bool
 	What, Remedy string
 }
 
-// Requirements of machines. Kernels before 5.6 lack openat2, which is needed to open files of
-// containers safely; some features need a later kernel.
+// Requirements of machines. Below a min value, a finding blocks the plan. Below a recommended
+// value, it is a warning. Kernels before 5.6 lack openat2, which is needed to open files of
+// containers safely.
 const (
 	minKernel, recommendedKernel       = "5.6", "5.14"
 	minFreeBytes, recommendedFreeBytes = 1 << 30, 8 << 30
-	minMemory, recommendedMemory       = 400 << 20, 1 << 30 // of a replica
+	minMemory, recommendedMemory       = 400 << 20, 1 << 30 // bytes of a machine with a replica
 	slowSync                           = 50 * time.Millisecond
-	// Certificates are valid from five minutes before their creation.
+	// The limit of errors is below five minutes, because certificates are valid from five minutes
+	// before their creation.
 	skewWarning, skewError = 2 * time.Second, 4 * time.Minute
-	// unpackFactor is the space for an installation, as a multiple of the tarball's size.
+	// unpackFactor times the size of the tarball is the free space that an installation needs.
 	unpackFactor = 6
 )
 
-// Inspect returns the problems of machines, in the order of the file: with the file's requirements,
-// with the machines themselves, and with their membership.
+// Inspect returns the findings of all observed machines, in the order of the cluster file. It
+// checks the requirements of the release r and of the machine's roles, and compares the machine
+// with the cluster file and with the state s of the cluster. Findings of the whole cluster come
+// first.
 func Inspect(c machines.Cluster, seen map[string]Observation, r Release, s State) []Finding {
 	j := inspector{c: c, seen: seen, release: r, state: s, facts: map[string]machines.Facts{}}
 	for name, one := range seen {
@@ -71,7 +76,7 @@ func Inspect(c machines.Cluster, seen map[string]Observation, r Release, s State
 	return j.found
 }
 
-// BlockingFindings returns the findings that prevent a plan.
+// BlockingFindings returns those of the findings that block a plan.
 func BlockingFindings(all []Finding) []Finding {
 	return slices.DeleteFunc(slices.Clone(all), func(f Finding) bool { return !f.Blocking })
 }
@@ -93,13 +98,14 @@ func (j *inspector) addWarning(machine, what, remedy string) {
 	j.found = append(j.found, Finding{machine, false, what, remedy})
 }
 
-// checkCluster checks conditions that involve more than one machine.
+// checkCluster adds the findings that involve more than one machine: about standbys, an even number
+// of votes, and machines with the same machine ID.
 func (j *inspector) checkCluster() {
 	j.checkStandbys()
 	if n := j.plannedVotes(); n%2 == 0 && n > 0 {
 		j.addWarning("", fmt.Sprintf("%d control planes outlive the loss of %d, as %d would", n, (n-1)/2, n-1), "have an odd number of them")
 	}
-	// A machine with two names would be installed twice.
+	// Two entries of the cluster file for one machine would install it twice.
 	first := map[string]string{}
 	for _, h := range j.c.Hosts {
 		id := j.facts[h.Name].MachineID
@@ -182,7 +188,8 @@ func (j *inspector) checkResources(h machines.Host, f machines.Facts, a Archive)
 	}
 }
 
-// checkPorts checks whether the ports of the daemons are free.
+// checkPorts adds an error for each TCP port that a daemon of the machine h needs, if another
+// program uses it. Ports of a running daemon are not checked.
 func (j *inspector) checkPorts(h machines.Host, f machines.Facts) {
 	taken := func(r machines.Role, port int, setting string) {
 		if !f.Ports[port] || f.Active[r.UnitName()] {
@@ -203,14 +210,16 @@ func (j *inspector) checkPorts(h machines.Host, f machines.Facts) {
 		if port := portOf(h.Agent["kubelet-port"], kubeletPort); port != 0 {
 			taken(machines.Worker, port, "agent.kubelet-port")
 		}
-		// A replica uses the port at the machine's address, so the agent uses it on loopback only.
+		// A replica uses this port at the address of the machine. There, the agent uses it on
+		// loopback only.
 		if port := portOf(h.Agent["local-api-address"], 6443); port != 0 && !h.HasReplica() {
 			taken(machines.Worker, port, "agent.local-api-address")
 		}
 	}
 }
 
-// portOf returns the port of a setting that is a port or an address; 0 if it has none.
+// portOf returns the port in the setting v, which is PORT or ADDRESS:PORT. It returns otherwise if
+// v is not set, and 0 if v contains no port.
 func portOf(v machines.Value, otherwise int) int {
 	if len(v.Text) == 0 {
 		return otherwise
@@ -223,8 +232,9 @@ func portOf(v machines.Value, otherwise int) int {
 	return int(n)
 }
 
-// checkMembership checks whether a machine belongs to another cluster, and whether its roles match
-// the file.
+// checkMembership adds findings if the machine h belongs to another cluster, or has another name
+// there than in the cluster file. It also adds a warning for each role that h has but the cluster
+// file does not give it.
 func (j *inspector) checkMembership(h machines.Host, f machines.Facts) {
 	const away = "'/usr/lib/keelson/uninstall.sh' there takes away what it has"
 	why := ForeignReason(j.c, j.facts, h.Name)
@@ -240,7 +250,7 @@ func (j *inspector) checkMembership(h machines.Host, f machines.Facts) {
 		j.addError(h.Name, "is a node of a cluster, of which no machine of the file has a replica", "name the control planes of that cluster in the file; or "+away)
 	}
 	if why == "" && !(f.Node && ca == "") && !j.checkNames(h, f) {
-		return // under another name, all further findings would concern another machine
+		return // Further findings would be about another machine, because the names differ.
 	}
 	for _, of := range []struct {
 		has, is bool
@@ -258,8 +268,9 @@ func (j *inspector) checkMembership(h machines.Host, f machines.Facts) {
 	}
 }
 
-// fileCluster returns the cluster of the first machine with a replica, which must be the cluster of
-// all machines.
+// fileCluster returns the ID and CA of the cluster that the machines of the cluster file belong to.
+// They are those of the first machine from, in the order of the file, with a complete replica. It
+// returns "" if there is none.
 func (j *inspector) fileCluster() (id, ca, from string) {
 	for _, h := range j.c.Hosts {
 		if f := j.facts[h.Name]; f.ReplicaWhole {
@@ -269,8 +280,8 @@ func (j *inspector) fileCluster() (id, ca, from string) {
 	return "", "", ""
 }
 
-// shareCertificate reports whether two certificate bundles have a certificate in common. Text
-// around certificates is ignored, such as the agent's notes about rotated CAs.
+// shareCertificate reports whether two PEM bundles have a certificate in common. It ignores text
+// around the certificates, such as the agent's comments about rotated CAs.
 func shareCertificate(a, b string) bool {
 	const begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 	for one := range strings.SplitSeq(a, end) {
@@ -296,7 +307,8 @@ func (j *inspector) checkClock(h machines.Host, f machines.Facts, middle, unsure
 	j.addWarning(h.Name, what, remedy)
 }
 
-// medianSkew returns the median clock skew of the machines, and its maximum error.
+// medianSkew returns the median of the clock skews of all machines, and the maximum error of that
+// value.
 func medianSkew(c machines.Cluster, facts map[string]machines.Facts) (middle, unsure time.Duration) {
 	var all []machines.Facts
 	for _, h := range c.Hosts {
@@ -312,8 +324,8 @@ func medianSkew(c machines.Cluster, facts map[string]machines.Facts) (middle, un
 	return m.Skew, m.SkewError
 }
 
-// isOlderVersion compares versions such as 5.15.0-91-generic by their first two numbers. It returns
-// false for a text that is not a version.
+// isOlderVersion reports whether the kernel version is, such as 5.15.0-91-generic, is lower than
+// want. Only the first two numbers are compared. It returns false if is is not a version.
 func isOlderVersion(is, want string) bool {
 	a, ok := twoNumbers(is)
 	b, _ := twoNumbers(want)
@@ -341,7 +353,8 @@ func missingFrom(has []string, want ...string) (missing []string) {
 	return missing
 }
 
-// printable returns a text of a machine without control characters, for a terminal.
+// printable returns a text from a machine in a form that is safe for a terminal: at most 200 bytes,
+// with '?' for each character that cannot be printed.
 func printable(s string) string {
 	s = strings.ToValidUTF8(s[:min(len(s), 200)], "?")
 	return strings.Map(func(r rune) rune {
@@ -354,7 +367,7 @@ func printable(s string) string {
 
 func quotePrintable(s string) string { return strconv.Quote(printable(s)) }
 
-// formatBytes formats a number of bytes.
+// formatBytes formats a number of bytes in MiB or GiB.
 func formatBytes(n int64) string {
 	switch {
 	case n >= 10<<30:
@@ -365,8 +378,9 @@ func formatBytes(n int64) string {
 	return fmt.Sprintf("%d MiB", n>>20)
 }
 
-// ForeignReason returns why a machine belongs to another cluster than the other machines or the
-// file, or "".
+// ForeignReason returns an explanation if the named machine belongs to another cluster. That is a
+// cluster with another name than in the cluster file, or another one than the machine that
+// fileCluster returns. It returns "" otherwise.
 func ForeignReason(c machines.Cluster, facts map[string]machines.Facts, name string) string {
 	j := inspector{c: c, facts: facts}
 	id, ca, from := j.fileCluster()

@@ -10,10 +10,10 @@ import (
 	"keelson.dev/keelson/deploy/machines"
 )
 
-// Remove returns the steps that remove a machine from the cluster: its pods are drained, its
-// replica is removed from the raft cluster, its programs are uninstalled, and its Node is deleted.
-// It returns an error if the control plane would lose its quorum or its last replica. With lost,
-// the machine is gone and no step runs on it.
+// Remove returns the steps that remove a machine from the cluster. They drain its pods, remove its
+// replica from the raft cluster, uninstall the programs and data, and delete its Node. With lost,
+// the machine no longer exists, and no step runs on it. Remove returns an error if the state of the
+// cluster is unknown, or if the remaining replicas would have no quorum.
 func Remove(c machines.Cluster, name string, f machines.Facts, s State, lost bool) ([]Step, error) {
 	if !s.Known {
 		return nil, errors.New("the cluster does not answer, so it is unknown what can be removed")
@@ -33,7 +33,7 @@ func Remove(c machines.Cluster, name string, f machines.Facts, s State, lost boo
 	case lost || !isNode:
 	case node.Ready:
 		step(Drain, "pods leave it for other nodes")
-	default: // no agent would report that a pod has stopped
+	default: // without a ready agent, no Pod would be reported as stopped
 		step(Cordon, "it is not ready: no new pods are scheduled on it, and its pods end with the Node")
 	}
 	if isMember {
@@ -51,8 +51,8 @@ func Remove(c machines.Cluster, name string, f machines.Facts, s State, lost boo
 	return steps, nil
 }
 
-// checkQuorum returns an error if the remaining ready voters are not a majority of the remaining
-// voters.
+// checkQuorum returns an error if the named replica must not be removed from the raft cluster: no
+// other voter would remain, or fewer than a majority of the other voters is ready.
 func checkQuorum(name string, s State) error {
 	voters, ready, others := 0, 0, 0
 	for other, m := range s.Members {
@@ -78,10 +78,10 @@ func checkQuorum(name string, s State) error {
 	return nil
 }
 
-// CheckForeignNodes returns an error for machines that may be nodes of another cluster, if no
-// machine of the file has a replica to compare with: the servers of their agents are not in the
-// file. A machine without settings and without a running agent is a remainder of a reset, and is
-// not an error.
+// CheckForeignNodes returns an error if machines may be nodes of another cluster. It only checks
+// this if no machine of the cluster file has a replica whose CA can be compared. Such a machine is
+// a node, and no replica in the settings of its agent is in the cluster file. A node without agent
+// settings and without a running agent is left from an interrupted reset, and is not an error.
 func CheckForeignNodes(c machines.Cluster, facts map[string]machines.Facts) error {
 	if id, ca, _ := (&inspector{c: c, facts: facts}).fileCluster(); id+ca != "" {
 		return nil
@@ -104,8 +104,8 @@ func CheckForeignNodes(c machines.Cluster, facts map[string]machines.Facts) erro
 		"take the machine out of the file, or run '/usr/lib/keelson/uninstall.sh' there", strings.Join(all, ", "))
 }
 
-// Reset returns the steps that remove everything of the cluster: first of workers, then of the
-// control plane.
+// Reset returns the steps that uninstall Keelson, with all data, from all machines. The steps in
+// workers must be carried out before those in rest, which are for machines with a replica.
 func Reset(c machines.Cluster, facts map[string]machines.Facts) (workers, rest []Step) {
 	for _, h := range c.Hosts {
 		step := Step{Machine: h.Name, Do: Uninstall, Why: []string{"everything of Keelson's is removed, including its data"}}
@@ -120,8 +120,8 @@ func Reset(c machines.Cluster, facts map[string]machines.Facts) (workers, rest [
 	return workers, rest
 }
 
-// hasAnyInstalled reports whether anything of Keelson's is on a machine. CNI plugins are ignored,
-// because they may belong to other software.
+// hasAnyInstalled reports whether any file, setting, or running unit of Keelson is on a machine.
+// CNI plugins do not count, because they may belong to other software.
 func hasAnyInstalled(f machines.Facts) bool {
 	for path := range f.Sums {
 		if !strings.HasPrefix(path, "/opt/cni/bin/") {

@@ -9,23 +9,25 @@ import (
 	"keelson.dev/keelson/deploy/machines"
 )
 
-// RecordAnnotation is the annotation of a Node with the labels and taints that come from a cluster
-// file. What is removed from the file is also removed from the Node; other labels and taints stay.
+// RecordAnnotation is the annotation of a Node that lists its labels and taints from the cluster
+// file. A listed label or taint is removed from the Node when it is removed from the cluster file.
+// Labels and taints that are not listed are left alone.
 const RecordAnnotation = "keelson.dev/cluster-file"
 
-// marksRecord is the JSON value of the annotation. Unknown fields are ignored.
+// marksRecord is the JSON value of RecordAnnotation. Unknown fields are ignored.
 type marksRecord struct {
-	Labels []string `json:"labels,omitempty"` // keys
+	Labels []string `json:"labels,omitempty"` // keys of labels
 	Taints []string `json:"taints,omitempty"` // KEY:EFFECT
 }
 
-// Marks are changes of a Node's labels and taints. Record is written after all of them; "-" removes
-// the annotation.
+// Marks are the changes to the labels and taints of a Node that make them equal to the cluster
+// file. Record is the new value of RecordAnnotation, to be written after the other changes. It is
+// "-" if the annotation is to be removed, and "" if it does not change.
 type Marks struct {
-	Label   []string // KEY=VALUE
-	Unlabel []string // KEY
-	Taint   []string // KEY[=VALUE]:EFFECT
-	Untaint []string // KEY:EFFECT
+	Label   []string // labels to set: KEY=VALUE
+	Unlabel []string // labels to remove: KEY
+	Taint   []string // taints to set: KEY[=VALUE]:EFFECT
+	Untaint []string // taints to remove: KEY:EFFECT
 	Record  string
 }
 
@@ -48,11 +50,13 @@ func (m Marks) describe() (out []string) {
 	return out
 }
 
-// NodeMarks returns the changes of an existing Node.
+// NodeMarks returns the changes that make the labels and taints of the existing Node n equal to
+// those of the host h in the cluster file.
 func NodeMarks(h machines.Host, n Node) Marks { return computeMarks(h, n, true) }
 
-// computeMarks returns the changes of a Node. A Node that does not exist yet gets its labels and
-// taints from its agent's settings.
+// computeMarks returns the changes that make the labels and taints of the Node n equal to those of
+// the host h. If the Node does not exist yet, only the annotation is a change: the agent creates
+// the Node with the labels and taints in its settings.
 func computeMarks(h machines.Host, n Node, exists bool) (m Marks) {
 	var before marksRecord
 	_ = json.Unmarshal([]byte(n.Record), &before) // a damaged annotation counts as empty
@@ -91,7 +95,9 @@ func computeMarks(h machines.Host, n Node, exists bool) (m Marks) {
 	return m
 }
 
-// recordChange returns the value to write; "" if it does not change.
+// recordChange returns the new value of RecordAnnotation for the labels and taints now. is is its
+// current value. It returns "" if the value does not change, and "-" if the annotation is to be
+// removed.
 func recordChange(is string, now marksRecord) string {
 	if len(now.Labels)+len(now.Taints) == 0 {
 		if is != "" {
@@ -106,7 +112,8 @@ func recordChange(is string, now marksRecord) string {
 	return string(raw)
 }
 
-// taintKeyEffect returns the identity of a taint: KEY:EFFECT.
+// taintKeyEffect returns KEY:EFFECT of a taint KEY[=VALUE]:EFFECT. A Node has at most one taint
+// with the same key and effect.
 func taintKeyEffect(t string) string {
 	rest, effect, _ := strings.Cut(t, ":")
 	k, _, _ := strings.Cut(rest, "=")

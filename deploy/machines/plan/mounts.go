@@ -6,14 +6,14 @@ import (
 	"keelson.dev/keelson/deploy/machines"
 )
 
-// checkMounts checks whether the machine's data may be on a disk that is not mounted. An
-// installation over its mount point would start with empty data, and later return to old data
-// without what the replica has promised to the raft cluster since. install.sh refuses this by
-// itself.
+// checkMounts adds findings if the disk with Keelson's data on the machine h may not be mounted. An
+// installation below the empty mount point would start a replica with empty data. After the disk is
+// mounted, the replica would have its old data again, without its later raft log and votes.
+// install.sh also refuses to install there.
 func (j *inspector) checkMounts(h machines.Host, f machines.Facts) {
 	const none = "take it out of /etc/fstab, or its unit out of /etc/systemd/system"
 	begin, runs := "'kctl cluster up' again", false
-	var units []string // enabled units; systemd does not start them again after a disk was mounted late
+	var units []string // enabled units; systemd does not start them when a disk is mounted later
 	for _, r := range []machines.Role{machines.ControlPlane, machines.Worker} {
 		if f.Enabled[r.UnitName()] {
 			units = append(units, r.UnitName())

@@ -8,14 +8,16 @@ import (
 	"keelson.dev/keelson/deploy/machines"
 )
 
-// A machine may be part of the cluster under another name than the file's: it was set up by hand
-// with its hostname, or it was renamed in the file. Under the file's name, it would not be a
-// member, and its data would be deleted while it runs.
+// The name of a replica or node in the cluster may differ from the name of its machine in the
+// cluster file: it was set up by hand with its hostname, or the cluster file was edited. The name
+// in the cluster file would then not be a member, and an installation would delete the data of a
+// running replica.
 
-// otherReplica returns the name of a machine's replica in the raft cluster if it differs from the
-// file's, or "" if it does not or is unknown. The cluster takes precedence over settings, which can
-// contain anything. A replica that has not joined yet is unknown; a member at its address is an
-// earlier one.
+// otherReplica returns the name that the replica of the machine h has in the raft cluster, if it
+// differs from the name of h. It returns "" if the names are equal, or if the name is unknown. The
+// members in the state s take precedence over the settings on the machine, which may be wrong. A
+// replica that has not joined yet has no known name; a member with its address is a previous
+// replica.
 func otherReplica(h machines.Host, f machines.Facts, s State) string {
 	if !f.ReplicaWhole || f.Joining {
 		return ""
@@ -23,20 +25,22 @@ func otherReplica(h machines.Host, f machines.Facts, s State) string {
 	return otherName(h, f.ReplicaName(), s.Known, s.replicaAddresses())
 }
 
-// otherNode returns the name of a machine's node if it differs from the file's, or "" if it does
-// not or is unknown.
+// otherNode returns the name of the Node of the machine h, if it differs from the name of h. It
+// returns "" if the names are equal, or if the name is unknown.
 func otherNode(h machines.Host, f machines.Facts, s State) string {
 	switch {
 	case !f.Node || f.NodeName == h.Name:
 		return ""
 	case f.NodeName != "":
-		return f.NodeName // from its certificate: the agent refuses any other name
+		return f.NodeName // the name in the certificate; the agent refuses any other name
 	}
 	return otherName(h, f.AgentName(), s.Known, s.nodeAddresses())
 }
 
-// otherName returns the name of a machine's member or node, from its own name and from the
-// addresses in the cluster.
+// otherName returns the name of the replica or node of the machine h in the cluster, if it differs
+// from the name of h, and otherwise "". own is the name in the machine's settings. addresses are
+// the addresses of all replicas or nodes in the cluster by name; known is false if they could not
+// be read.
 func otherName(h machines.Host, own string, known bool, addresses map[string]string) string {
 	at, is := addresses[h.Name]
 	if known && is && (at == h.Address || own == h.Name) {
@@ -51,7 +55,8 @@ func otherName(h machines.Host, own string, known bool, addresses map[string]str
 	return own
 }
 
-// nameAt returns the name with an address, or "".
+// nameAt returns the first name, in alphabetical order, whose address in addresses is address. It
+// returns "" if there is none.
 func nameAt(addresses map[string]string, address string) string {
 	for _, name := range slices.Sorted(maps.Keys(addresses)) {
 		if address != "" && addresses[name] == address {
@@ -61,10 +66,12 @@ func nameAt(addresses map[string]string, address string) string {
 	return ""
 }
 
-// manualRemoval is the remedy for a machine with a name that no file can contain.
+// manualRemoval is the remedy for a machine with a name in the cluster that is not valid in a
+// cluster file, so that 'kctl cluster remove' cannot remove it.
 const manualRemoval = "take it out by hand ('kctl drain' and 'kctl delete node' of a node, 'kctl cluster member remove' of a replica, /usr/lib/keelson/uninstall.sh there)"
 
-// checkNames checks whether a machine has its own name in the file.
+// checkNames reports whether the replica and the node of the machine h have the name of h in the
+// cluster, as far as known. It adds an error for each that has another name.
 func (j *inspector) checkNames(h machines.Host, f machines.Facts) bool {
 	ok := true
 	for _, of := range []struct{ other, what, file, key string }{
@@ -87,9 +94,10 @@ func (j *inspector) checkNames(h machines.Host, f machines.Facts) bool {
 	return ok
 }
 
-// checkRemovable returns an error if the machine's replica or node has another name, which would be
-// removed by mistake. With lost, the machine cannot be asked, and the addresses in the cluster are
-// compared.
+// checkRemovable returns an error if the machine h has another name in the cluster than in the
+// cluster file: the removal under the name of h would miss it, or remove another machine. With
+// lost, no facts of the machine are available. Then it is an error if no member or node is named h,
+// but another one has the address of h.
 func checkRemovable(h machines.Host, f machines.Facts, s State, lost bool) error {
 	remedy := func(other string) string {
 		if machines.IsValidHostName(other) {
@@ -114,7 +122,8 @@ func checkRemovable(h machines.Host, f machines.Facts, s State, lost bool) error
 	return nil
 }
 
-// replicaAddresses and nodeAddresses return addresses by name.
+// replicaAddresses returns the address of each member of the raft cluster by its name.
+// nodeAddresses does the same for Nodes.
 func (s State) replicaAddresses() map[string]string {
 	at := map[string]string{}
 	for name, m := range s.Members {

@@ -10,18 +10,20 @@ import (
 	"keelson.dev/keelson/deploy/machines"
 )
 
-// Defaults of the agent (agent/network, agent/dns), and the fixed port of VXLAN.
+// vxlanPort is the fixed UDP port of the VXLAN tunnel. wireguardPort and dnsPort are defaults of
+// the agent (agent/network, agent/dns).
 const (
 	vxlanPort, wireguardPort, dnsPort = 4789, 51871, 53
-	// firstEphemeralPort is the first port that Linux assigns dynamically. Such a port may be free
-	// again at once.
+	// firstEphemeralPort is the first port that Linux assigns dynamically to sockets. From there
+	// on, a port that is in use may be free a moment later.
 	firstEphemeralPort = 32768
 )
 
-// otherModules is the remedy for a missing kernel module.
+// otherModules is the remedy for a kernel module that is not installed.
 const otherModules = "install the kernel's other modules, such as linux-modules-extra"
 
-// checkNetwork checks the requirements of the pod network and of the Service rules.
+// checkNetwork adds findings if the machine h lacks kernel modules, programs, or free ports that
+// its proxy mode, its DNS, and its pod network need.
 func (j *inspector) checkNetwork(h machines.Host, f machines.Facts) {
 	switch agentSetting(h, "proxy-mode") {
 	case "iptables":
@@ -38,7 +40,7 @@ func (j *inspector) checkNetwork(h machines.Host, f machines.Facts) {
 		case f.IPVS:
 		case known && !has:
 			j.checkKernelParts(h, f, instead, "ip_vs")
-		default: // the kernel loads the others on demand
+		default: // the kernel loads the other modules on demand
 			j.addError(h.Name, "has not loaded ip_vs, which agent.proxy-mode ipvs needs",
 				"'modprobe ip_vs' there, and a line for it in /etc/modules-load.d/ipvs.conf for the next boot"+instead)
 		}
@@ -55,15 +57,16 @@ func (j *inspector) checkNetwork(h machines.Host, f machines.Facts) {
 	j.checkTunnel(h, f)
 }
 
-// otherNetwork reports whether a network product attaches the pods of a machine. If any machine has
-// its configuration, all will have it.
+// otherNetwork reports whether another CNI product, not Keelson, attaches the pods of the machine h
+// to the network. If any machine has the configuration of such a product, it is assumed for all.
 func (j *inspector) otherNetwork(h machines.Host) bool {
 	_, elsewhere := h.Agent["cni-conf-dir"]
 	return elsewhere || slices.ContainsFunc(slices.Collect(maps.Values(j.facts)), func(f machines.Facts) bool { return f.OtherNetwork })
 }
 
-// checkTunnel checks the requirements of the tunnel to other nodes' pods. There is no tunnel if
-// another product attaches pods, but agents need WireGuard nevertheless.
+// checkTunnel adds findings if the machine h lacks the requirements of the tunnel to pods of other
+// nodes. If another CNI product attaches the pods, there is no tunnel, and only WireGuard is
+// checked: the agent needs its kernel module nevertheless.
 func (j *inspector) checkTunnel(h machines.Host, f machines.Facts) {
 	other := j.otherNetwork(h)
 	switch mode := agentSetting(h, "pod-network"); mode {
@@ -82,8 +85,10 @@ func (j *inspector) checkTunnel(h machines.Host, f machines.Facts) {
 	}
 }
 
-// checkKernelParts checks kernel modules. If their state is unknown, a machine with a running agent
-// gets no warning, because its Node reports what is missing.
+// checkKernelParts adds an error for each named kernel module that the machine h lacks, with more
+// appended to the remedy. If it is unknown whether a module is available, it adds a warning
+// instead. A machine with a running agent gets no such warning, because its Node reports missing
+// modules.
 func (j *inspector) checkKernelParts(h machines.Host, f machines.Facts, more string, names ...string) {
 	for _, m := range names {
 		switch has, known := f.Modules[m]; {
@@ -95,7 +100,9 @@ func (j *inspector) checkKernelParts(h machines.Host, f machines.Facts, more str
 	}
 }
 
-// checkUDPPort checks a UDP port that the kernel needs at all addresses of the machine.
+// checkUDPPort adds a finding if another program uses the UDP port at the address of the machine h.
+// It is an error only if the use is certain: not for an ephemeral port, and not for a socket of all
+// IPv6 addresses. A machine with a running agent is not checked.
 func (j *inspector) checkUDPPort(h machines.Host, f machines.Facts, port int, remedy string) {
 	own, err := netip.ParseAddr(h.Address)
 	if err != nil || f.Active[machines.Worker.UnitName()] {
@@ -106,7 +113,7 @@ func (j *inspector) checkUDPPort(h machines.Host, f machines.Facts, port int, re
 		if int(at.Port()) != port {
 			continue
 		}
-		// A socket for all IPv6 addresses may include IPv4; this is not visible.
+		// A socket for all IPv6 addresses may also receive IPv4; /proc does not show this.
 		same := at.Addr().Is4() == own.Is4()
 		found = found || same || at.Addr() == netip.IPv6Unspecified()
 		sure = sure || same && port < firstEphemeralPort
@@ -123,8 +130,9 @@ func (j *inspector) checkUDPPort(h machines.Host, f machines.Facts, port int, re
 	}
 }
 
-// firstTunnelPeer returns a node with pods that this node reaches by VXLAN, or "". Like the agent
-// (agent/network), it reaches a node without a tunnel if both have an address on the same link.
+// firstTunnelPeer returns the name of the first other node whose pods this machine reaches through
+// a VXLAN tunnel. It returns "" if there is none. In mode auto, a node with an address in a network
+// of the same interface is reached without a tunnel, as the agent decides (agent/network).
 func (j *inspector) firstTunnelPeer(h machines.Host, f machines.Facts, mode string) string {
 	own, err := netip.ParseAddr(h.Address)
 	if err != nil {
@@ -150,14 +158,15 @@ func (j *inspector) firstTunnelPeer(h machines.Host, f machines.Facts, mode stri
 	return ""
 }
 
-// peerNode is another node that this machine's pods communicate with.
+// peerNode is another node that the pods of a machine must reach.
 type peerNode struct {
 	name string
 	addr netip.Addr
-	ours bool // it is in the file
+	ours bool // it is in the cluster file
 }
 
-// otherNodes returns the nodes of the file and of the cluster with known addresses, except one.
+// otherNodes returns the nodes of the cluster file, and then those that are only in the cluster. It
+// omits nodes without a valid address, and the node named but.
 func (j *inspector) otherNodes(but string) (out []peerNode) {
 	add := func(name, address string, ours bool) {
 		if a, err := netip.ParseAddr(address); err == nil && name != but {
@@ -175,8 +184,9 @@ func (j *inspector) otherNodes(but string) (out []peerNode) {
 	return out
 }
 
-// addressFamilies returns the number of address families of the file's cluster. With two, one of
-// them has no routes on a link, because nodes of the file have one address each.
+// addressFamilies returns the number of IP address families of the pods, according to the init flag
+// cluster-cidr. With two, pods of one family are always reached by a tunnel, because each node of
+// the cluster file has only one address.
 func (j *inspector) addressFamilies() int {
 	for _, f := range j.c.Init {
 		if ranges, ok := strings.CutPrefix(f, "--cluster-cidr="); ok {
@@ -186,7 +196,8 @@ func (j *inspector) addressFamilies() int {
 	return 1
 }
 
-// agentSetting returns a setting of the agent that is a single text, or "".
+// agentSetting returns the first value, without quotes, of a setting of the agent on the host h. It
+// returns "" if the setting is missing.
 func agentSetting(h machines.Host, key string) string {
 	v := h.Agent[key]
 	if len(v.Text) == 0 {

@@ -1,6 +1,7 @@
-// Package plan computes the steps that make machines the cluster of a file. Its inputs are the
-// file, the facts of each machine, the state of the cluster, and the content of a release. It is
-// pure. Steps that are done are not planned again.
+// Package plan computes the steps that turn the machines of a cluster file into a cluster, or that
+// change this cluster. Its inputs are the cluster file, the facts of each machine, the state of the
+// cluster, and the contents of a release. It is pure: it has no side effects. It plans only steps
+// whose result is not yet present, so a plan after an interruption contains the rest.
 package plan
 
 import (
@@ -11,102 +12,107 @@ import (
 	"keelson.dev/keelson/deploy/machines"
 )
 
-// Release is the release to install.
+// Release is the release that the steps of a plan install.
 type Release struct {
 	Version  string
 	Archives map[string]Archive // by architecture: amd64 or arm64
 }
 
-// Archive is a release for one architecture.
+// Archive contains the files of a release for one architecture.
 type Archive struct {
 	Tarball File
-	Images  *File // images of the cluster's own pods, for nodes without a registry; nil if missing
-	// Sums are the SHA-256 sums of the files that install.sh installs, by path; ImageSums those of
-	// the additional files on a worker.
+	Images  *File // images of the cluster's own pods, for nodes without a registry; may be nil
+	// Sums are the SHA-256 sums of the files that install.sh installs on every machine, by their
+	// path on the machine. ImageSums are those of the image archives on a worker.
 	Sums, ImageSums map[string]string
 }
 
-// File is a file that is uploaded to machines.
+// File is a local file of a release that is uploaded to machines.
 type File struct {
-	Name, Path string // file name, and local path
-	Sum        string // SHA-256
+	Name, Path string // file name without folder, and local path
+	Sum        string // SHA-256 in hex
 	Size       int64
 }
 
-// State is the state of a cluster. The zero value means that the cluster does not answer or does
-// not exist.
+// State is the state of the cluster, as its API reports it. The zero value means that the cluster
+// does not answer or does not exist.
 type State struct {
 	Known    bool
-	Level    uint32 // feature level; replicas of an older release do not start
+	Level    uint32 // feature level; replicas of releases with a lower one do not start
 	Members  map[string]Member
 	Nodes    map[string]Node
-	Replaced map[string]string // dead replicas, with the standby that recently got their vote
+	Replaced map[string]string // name of a dead replica → name of the standby that got its vote
 }
 
-// Member is a replica.
+// Member is the state of a member of the raft cluster, a replica.
 type Member struct {
 	Address       string // without port
 	Voter, Leader bool
-	Standby       bool   // it reports that it waits for a vote
-	Ready         string // "yes", or the reason
+	Standby       bool   // it reports that it has no vote yet
+	Ready         string // "yes", or the reason why it is not ready
 }
 
-// Node is a node of the cluster.
+// Node is the state of a Node object.
 type Node struct {
 	Ready, Unschedulable bool
 	Why                  string // why it is not ready
-	Network              string // why its pods are not reachable, as its agent reports; "": no problem
+	Network              string // why its agent reports unreachable pods; "": no problem
 	Address              string
 	Labels               map[string]string
 	Taints               []string // KEY[=VALUE]:EFFECT
-	Record               string   // annotation RecordAnnotation
+	Record               string   // value of RecordAnnotation
 }
 
-// Action is the action of a step.
+// Action is the kind of a step.
 type Action string
 
-// The actions, in the order in which they are done.
+// The actions. NewPlan uses Upload to Mark, and Remove uses Drain to DeleteNode. They are carried
+// out in this order.
 const (
-	Upload       Action = "upload"    // uploads files of the release to the machine's cache
-	ControlPlane Action = "replica"   // creates, joins, or changes a replica with install.sh
-	Agent        Action = "agent"     // creates or changes a worker's agent with install.sh
-	Mark         Action = "node"      // sets the labels and taints of the file on the Node
-	Drain        Action = "drain"     // drains a node
-	Cordon       Action = "cordon"    // cordons a node
-	Leave        Action = "leave"     // removes a replica from the raft cluster
-	Uninstall    Action = "uninstall" // runs uninstall.sh, which removes everything
-	DeleteNode   Action = "forget"    // deletes the Node
+	Upload       Action = "upload"    // uploads files of the release to machines.Cache
+	ControlPlane Action = "replica"   // installs or changes a replica with install.sh
+	Agent        Action = "agent"     // installs or changes a worker's agent with install.sh
+	Mark         Action = "node"      // changes the labels and taints of the Node
+	Drain        Action = "drain"     // drains the node
+	Cordon       Action = "cordon"    // cordons the node
+	Leave        Action = "leave"     // removes the replica from the raft cluster
+	Uninstall    Action = "uninstall" // runs uninstall.sh, which removes programs and data
+	DeleteNode   Action = "forget"    // deletes the Node object
 )
 
-// StartMode is how a daemon starts for the first time.
+// StartMode is how a daemon becomes part of the cluster at its first start: Init or Join. It is ""
+// if it is part of the cluster already.
 type StartMode string
 
-// The start modes; "" is that of a machine that is already part of the cluster.
+// Init creates the cluster. Join joins an existing cluster with a token.
 const (
 	Init StartMode = "init"
 	Join StartMode = "join"
 )
 
-// Step is one action on a machine, or on its API objects.
+// Step is one action on a machine, or on the API objects of that machine. Some fields are only used
+// by the actions that their comments name.
 type Step struct {
 	Machine string
 	Do      Action
-	Why     []string // one reason per line
+	Why     []string // reasons of the step, one per line
 
 	Files           []File    // Upload: the files. ControlPlane and Agent: the tarball, and images if any
-	Start           StartMode // ControlPlane and Agent
-	Flags           []string  // Init
-	Replace         bool      // Join: the token may take over an existing Node or replica of this name
-	Standby         bool      // ControlPlane and Join: without a vote
-	Settings        string    // ControlPlane and Agent: the whole settings file
-	Admin           bool      // ControlPlane: the machine gets an administrator's kubeconfig
-	Leads           bool      // ControlPlane: it is the raft leader
-	ChangesPrograms bool      // ControlPlane and Agent: it installs other programs
-	Node            Marks     // Mark
+	Start           StartMode // ControlPlane and Agent: "" for a member or node
+	Flags           []string  // Init: flags of 'keelson-controlplane init'
+	Replace         bool      // Join: the token is valid for the name of an existing Node or replica
+	Standby         bool      // ControlPlane with Join: the replica joins without a vote
+	Settings        string    // ControlPlane and Agent: content of the settings file
+	Admin           bool      // ControlPlane: an administrator's kubeconfig is written
+	Leads           bool      // ControlPlane: its replica is the raft leader
+	ChangesPrograms bool      // ControlPlane and Agent: installed programs change
+	Node            Marks     // Mark: the changes
 }
 
-// NewPlan returns the steps that make the machines match the file. The machines must have no
-// blocking finding of Inspect. With only, it returns the steps of those machines.
+// NewPlan returns the steps that make the machines match the cluster file c: the release r,
+// daemons, settings, labels, and taints. Inspect must have returned no blocking finding. With only,
+// the result contains the steps of those machines. The steps are in the order of the hosts; see
+// SortSteps.
 func NewPlan(c machines.Cluster, facts map[string]machines.Facts, r Release, s State, only ...string) []Step {
 	p := planner{Cluster: c, facts: facts, release: r, state: s}
 	for _, h := range c.Hosts {
@@ -117,12 +123,14 @@ func NewPlan(c machines.Cluster, facts map[string]machines.Facts, r Release, s S
 	return p.steps
 }
 
-// SortSteps returns the steps in the order in which they are done: uploads, replicas, agents, node
-// labels. The replica that creates the cluster is first. Existing replicas come before joining
-// ones, which need them, and standbys come last, so that all votes exist before a standby waits for
-// one. The leader is the last of the existing replicas: then there is one election, and a follower
-// with shorter election timeouts than before is not led by a leader that still has longer pauses
-// (docs/explanation/leader-election.md).
+// SortSteps returns the steps of NewPlan in the order in which they must be carried out.
+//
+// Uploads come first, then replicas, then agents, then labels and taints. Of the replicas, the one
+// that creates the cluster is first. Then come existing replicas, which joining replicas need, with
+// the raft leader last. Then come joining replicas, and standbys last, when all votes are assigned.
+//
+// With the leader last, there is only one election. A follower that gets a shorter election timeout
+// would otherwise have a leader with longer pauses (docs/explanation/leader-election.md).
 func SortSteps(steps []Step) []Step {
 	rank := func(s Step) int {
 		at := 10 * slices.Index([]Action{Upload, ControlPlane, Agent, Mark}, s.Do)
@@ -143,7 +151,8 @@ func SortSteps(steps []Step) []Step {
 	return out
 }
 
-// NewMachines returns the machines that lack a role of the file.
+// NewMachines returns the names of the machines that lack a replica or an agent that the cluster
+// file requires.
 func NewMachines(c machines.Cluster, facts map[string]machines.Facts) (names []string) {
 	for _, h := range c.Hosts {
 		if lacksRole(h, facts[h.Name]) {
@@ -153,7 +162,8 @@ func NewMachines(c machines.Cluster, facts map[string]machines.Facts) (names []s
 	return names
 }
 
-// lacksRole reports whether a machine lacks a role that the file gives it.
+// lacksRole reports whether the machine h has no complete replica although its roles require one,
+// or is not a node although it is a worker.
 func lacksRole(h machines.Host, f machines.Facts) bool {
 	return h.HasReplica() && !f.ReplicaWhole || h.HasRole(machines.Worker) && !f.Node
 }
@@ -166,8 +176,9 @@ type planner struct {
 	steps   []Step
 }
 
-// FoundingMachine returns the machine that creates the cluster: the first of the control plane. It
-// is "" if a machine already has a replica.
+// FoundingMachine returns the machine on which 'keelson-controlplane init' creates the cluster: the
+// first host with the role ControlPlane. It returns "" if any machine already has a complete
+// replica.
 func FoundingMachine(c machines.Cluster, facts map[string]machines.Facts) string {
 	for _, h := range c.Hosts {
 		if facts[h.Name].ReplicaWhole {
@@ -232,13 +243,14 @@ func (p *planner) planHost(h machines.Host) {
 	}
 }
 
-// nodeExists reports whether the Node of a host is known to exist.
+// nodeExists reports whether the state of the cluster contains a Node with the name of the host h.
 func (p *planner) nodeExists(h machines.Host) bool {
 	_, ok := p.state.Nodes[h.Name]
 	return ok
 }
 
-// addSteps adds the steps that have a reason, preceded by the uploads that they need.
+// addSteps adds those steps of todo that have a reason. Before them, it adds one step that uploads
+// the files that they need and that the machine does not have.
 func (p *planner) addSteps(h machines.Host, f machines.Facts, todo []Step) {
 	todo = slices.DeleteFunc(todo, func(s Step) bool { return len(s.Why) == 0 })
 	var missing []File
@@ -258,7 +270,8 @@ func (p *planner) addSteps(h machines.Host, f machines.Facts, todo []Step) {
 	}
 }
 
-// programReasons returns how the installed programs differ from the release.
+// programReasons returns the reason why programs must be installed, or nil if all of them are those
+// of the release. sums are the SHA-256 sums of the release's files by installed path.
 func programReasons(f machines.Facts, version string, sums map[string]string) []string {
 	n := countDiffering(f.Sums, sums)
 	switch {
@@ -272,7 +285,7 @@ func programReasons(f machines.Facts, version string, sums map[string]string) []
 	return []string{countNoun(n, "file") + " of " + version + " differ"}
 }
 
-// countDiffering counts the files that differ from the wanted ones.
+// countDiffering returns the number of paths in want with another SHA-256 sum in is, or with none.
 func countDiffering(is, want map[string]string) (n int) {
 	for path, sum := range want {
 		if is[path] != sum {
@@ -282,7 +295,8 @@ func countDiffering(is, want map[string]string) (n int) {
 	return n
 }
 
-// daemonReasons returns why an installed daemon must be changed or started.
+// daemonReasons returns the reasons why the daemon of a role must be changed or started, or nil. is
+// is the content of its settings file, and want is the wanted content.
 func daemonReasons(f machines.Facts, r machines.Role, is, want string) (why []string) {
 	unit := r.UnitName()
 	switch is {

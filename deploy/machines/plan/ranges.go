@@ -8,18 +8,20 @@ import (
 	"keelson.dev/keelson/deploy/machines"
 )
 
-// The default ranges of 'keelson-controlplane init'.
+// defaultPods and defaultServices are the default pod and Service ranges of 'keelson-controlplane
+// init'.
 const defaultPods, defaultServices = "10.244.0.0/16", "10.96.0.0/16"
 
-// clusterRange is an address range of the cluster.
+// clusterRange is a pod or Service address range of the cluster.
 type clusterRange struct {
 	netip.Prefix
-	of, key string // the objects with these addresses, and the flag of init
+	of, key string // pods or services, and the flag of init that sets the range
 }
 
-// checkRanges checks whether addresses that a machine has or uses are in a range of the cluster. A
-// node sends nothing to these ranges by its default route, so it could no longer reach or answer
-// such addresses, including this connection.
+// checkRanges adds a finding if an address that the machine h has or uses is in a pod or Service
+// range. The addresses are its own, those of its routes and nameservers, and that of the SSH
+// client. A node does not send packets to these ranges by its default route, so it could not reach
+// such an address. The SSH connection itself might be lost.
 func (j *inspector) checkRanges(h machines.Host, f machines.Facts) {
 	all, made := j.clusterRanges()
 	own, err := netip.ParseAddr(h.Address)
@@ -38,7 +40,7 @@ func (j *inspector) checkRanges(h machines.Host, f machines.Facts) {
 	if !h.HasRole(machines.Worker) || f.Node || j.otherNetwork(h) {
 		return
 	}
-	var led []netip.Prefix // routes that are part of a range
+	var led []netip.Prefix // destinations of other routes that are part of a range
 	for _, n := range f.Routes {
 		r := rangeContaining(all, n.Prefix.Addr())
 		if r == nil || n.Prefix.Bits() < r.Bits() {
@@ -46,7 +48,7 @@ func (j *inspector) checkRanges(h machines.Host, f machines.Facts) {
 		}
 		led = append(led, n.Prefix)
 		what := fmt.Sprintf("has a route to %s by %s, which is in %s of the cluster's %s", n.Prefix, printable(n.Link), r.Prefix, r.of)
-		if made { // the route's hosts stay reachable, but cluster addresses that are equal do not
+		if made { // a pod with such an address is not reachable
 			j.addWarning(h.Name, what+": those with such addresses it does not reach", "take the route away, if nothing needs it")
 		} else {
 			j.addError(h.Name, what, r.rangeRemedy(made, "take the route away, if nothing needs it"))
@@ -65,7 +67,7 @@ func (j *inspector) checkRanges(h machines.Host, f machines.Facts) {
 		}
 		switch {
 		case r == nil:
-		case made && r.of == services && address != f.From: // it may be an address of the cluster itself
+		case made && r.of == services && address != f.From: // the address may be that of a Service
 			j.addWarning(h.Name, fmt.Sprintf(what, a)+fmt.Sprintf(", which is in %s of the cluster's %s", r.Prefix, r.of), "see that it is a Service; else "+otherwise)
 		default:
 			j.addError(h.Name, fmt.Sprintf(what, a)+fmt.Sprintf(", which is in %s of the cluster's %s: as a node it would send nothing there any more", r.Prefix, r.of), r.rangeRemedy(made, otherwise))
@@ -79,8 +81,9 @@ func (j *inspector) checkRanges(h machines.Host, f machines.Facts) {
 
 const pods, services = "pods", "Services"
 
-// rangeRemedy suggests another range if the cluster does not exist yet. Otherwise it returns the
-// other remedy, because the ranges of a cluster cannot change.
+// rangeRemedy returns the remedy for an address in the range r. While the cluster does not exist
+// (made is false), it suggests another range. Ranges of an existing cluster cannot change; then it
+// returns otherwise.
 func (r *clusterRange) rangeRemedy(made bool, otherwise string) string {
 	if made {
 		return otherwise
@@ -88,8 +91,9 @@ func (r *clusterRange) rangeRemedy(made bool, otherwise string) string {
 	return fmt.Sprintf("name a range that nobody has addresses of, as init: {%s: ...} of the file; or %s", r.key, otherwise)
 }
 
-// clusterRanges returns the ranges of the existing cluster, with made set, or those that it will be
-// created with. Invalid ranges are ignored, because init refuses them.
+// clusterRanges returns the pod and Service ranges. If the cluster exists, made is true, and they
+// are its ranges. Otherwise they are the ranges that it will be created with. Invalid ranges are
+// omitted, because init refuses them.
 func (j *inspector) clusterRanges() (all []clusterRange, made bool) {
 	lists := map[string]string{"cluster-cidr": defaultPods, "service-cidr": defaultServices}
 	for _, flag := range j.c.Init {
@@ -111,7 +115,7 @@ func (j *inspector) clusterRanges() (all []clusterRange, made bool) {
 	return all, made
 }
 
-// rangeContaining returns the range with an address, or nil.
+// rangeContaining returns the first range that contains the address a, or nil.
 func rangeContaining(all []clusterRange, a netip.Addr) *clusterRange {
 	for i, r := range all {
 		if r.Contains(a.Unmap()) {

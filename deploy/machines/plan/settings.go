@@ -10,12 +10,12 @@ import (
 	"keelson.dev/keelson/deploy/machines"
 )
 
-// fleetPort is the port of replicas for agents and for joining replicas.
+// fleetPort is the TCP port of a replica to which agents and joining replicas connect.
 const fleetPort = "6444"
 
 const heading = "# Of the cluster file: 'kctl cluster up' writes what it says, and overwrites what is changed here.\n"
 
-// ReplicaSettings returns the settings file of a replica.
+// ReplicaSettings returns the content of the settings file of the replica on the host h.
 func ReplicaSettings(h machines.Host) string {
 	return heading +
 		"name: " + strconv.Quote(h.Name) + "\n" +
@@ -23,8 +23,8 @@ func ReplicaSettings(h machines.Host) string {
 		yamlSettings(h.ControlPlane)
 }
 
-// AgentSettings returns the settings file of an agent. It includes labels and taints, so that a
-// node has them from its creation.
+// AgentSettings returns the content of the settings file of the agent on the host h. It includes
+// labels and taints, so that the Node has them from its creation.
 func AgentSettings(c machines.Cluster, h machines.Host) string {
 	var b strings.Builder
 	b.WriteString(heading)
@@ -42,12 +42,13 @@ func AgentSettings(c machines.Cluster, h machines.Host) string {
 	if len(h.Taints) > 0 {
 		b.WriteString("taints: " + yamlList(h.Taints) + "\n")
 	}
-	b.WriteString("cgroup-root: /keelson.slice/pods\n") // the slice of the agent's unit
+	b.WriteString("cgroup-root: /keelson.slice/pods\n") // the slice in the agent's systemd unit
 	b.WriteString(yamlSettings(h.Agent))
 	return b.String()
 }
 
-// gatewayAddresses returns the addresses where agents and joining replicas find the control plane.
+// gatewayAddresses returns the addresses, as HOST:PORT, of all replicas for agents and joining
+// replicas.
 func gatewayAddresses(c machines.Cluster) []string {
 	var out []string
 	for _, h := range c.ReplicaHosts() {
@@ -76,7 +77,9 @@ func yamlSettings(s machines.Settings) string {
 	return b.String()
 }
 
-// lineDiff returns the lines that differ, ignoring comments.
+// lineDiff returns the lines by which two settings files differ: "- LINE" for lines only in is, and
+// "+ LINE" for lines only in want. Comments are ignored. If no line differs, it returns one text
+// that states this.
 func lineDiff(is, want string) (out []string) {
 	a, b := settingLines(is), settingLines(want)
 	for _, l := range a {
@@ -95,8 +98,9 @@ func lineDiff(is, want string) (out []string) {
 	return out
 }
 
-// settingLines returns the lines without comments. Because a machine can return anything, it limits
-// their length and number, and replaces control characters.
+// settingLines returns the lines of a settings file that are neither empty nor comments. The text
+// comes from a machine and may contain anything. Therefore it returns at most 200 lines of 160
+// bytes, with '?' for characters that cannot be printed.
 func settingLines(text string) (out []string) {
 	for l := range strings.SplitSeq(text, "\n") {
 		if l = strings.TrimSpace(l); l == "" || l[0] == '#' {

@@ -10,7 +10,7 @@ import (
 	"keelson.dev/keelson/deploy/machines"
 )
 
-// String returns a short description of the step.
+// String returns a description of the step for users, without the machine and the reasons.
 func (s Step) String() string {
 	switch s.Do {
 	case Upload:
@@ -48,7 +48,7 @@ func (s Step) String() string {
 	return string(s.Do)
 }
 
-// Show prints steps for the user, grouped by machine.
+// Show prints steps and their reasons, grouped by machine.
 func Show(w io.Writer, steps []Step) {
 	last := ""
 	for _, s := range steps {
@@ -60,14 +60,14 @@ func Show(w io.Writer, steps []Step) {
 		fmt.Fprintf(w, "%-12s  %s\n", name, s)
 		for _, why := range s.Why {
 			if s.Start != "" && strings.HasPrefix(why, "joins as") || s.Start == Init && strings.HasPrefix(why, "makes the cluster") {
-				continue // already part of the description
+				continue // the description of the step already contains this reason
 			}
 			fmt.Fprintf(w, "%-12s    %s\n", "", why)
 		}
 	}
 }
 
-// ShowFindings prints each finding and its remedy.
+// ShowFindings prints each finding as a warning or an error, and its remedy in the next line.
 func ShowFindings(w io.Writer, all []Finding) {
 	for _, f := range all {
 		word, of := "warning", f.Machine
@@ -84,7 +84,8 @@ func ShowFindings(w io.Writer, all []Finding) {
 	}
 }
 
-// ShowMachines prints a table of machines and their facts.
+// ShowMachines prints a table of the observed machines and their facts. It omits machines that are
+// not in seen.
 func ShowMachines(w io.Writer, c machines.Cluster, seen map[string]Observation) {
 	t := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
 	fmt.Fprintln(t, "MACHINE\tADDRESS\tROLES\tARCH\tKERNEL\tMEMORY\tROOM\tFSYNC\tCLOCK\tHAS")
@@ -119,7 +120,8 @@ func formatSkew(f machines.Facts) string {
 	return fmt.Sprintf("%+.2fs", f.Skew.Seconds())
 }
 
-// describeInstalled returns a short description of what is installed on a machine.
+// describeInstalled returns a description of what is installed on a machine: the release, and
+// "replica", "standby", or "node".
 func describeInstalled(f machines.Facts) string {
 	var all []string
 	if f.HasPrograms() {

@@ -9,19 +9,18 @@ import (
 	"keelson.dev/keelson/deploy/machines"
 )
 
-// The file determines the number of votes by its control planes, and the replicas that wait for a
-// vote by its standbys. Later, the cluster decides which replicas have a vote: a standby that has
-// got one keeps it, and the control plane that has lost its vote waits for one after it has joined
-// again.
+// Votes of replicas: a host with the role ControlPlane joins with a vote, and one with the role
+// Standby without. Later, the raft cluster decides. When a replica dies, a standby gets its vote
+// and keeps it. When the dead replica joins again, it joins without a vote.
 
-// isMember reports whether a replica is a member.
+// isMember reports whether the raft cluster has a member with this name, with or without a vote.
 func (s State) isMember(name string) bool {
 	_, ok := s.Members[name]
 	return ok
 }
 
-// hasVote reports whether the replica of a machine has a vote. The cluster takes precedence over
-// the machine, which learns it later.
+// hasVote reports whether the replica of the machine has a vote in the raft cluster. The state s
+// takes precedence over the facts f of the machine, which are updated later.
 func hasVote(name string, f machines.Facts, s State) bool {
 	if m, ok := s.Members[name]; ok && s.Known && (m.Voter || m.Standby) {
 		return m.Voter
@@ -29,15 +28,16 @@ func hasVote(name string, f machines.Facts, s State) bool {
 	return f.ReplicaWhole && !f.WithoutVote
 }
 
-// isRemovedMember reports whether the raft cluster has removed a machine's replica: it was a
-// member, and now is not a member under any name.
+// isRemovedMember reports whether the raft cluster has removed the replica of the machine h. The
+// replica has joined once, and now no member has its name, neither that of h nor another one.
 func isRemovedMember(h machines.Host, f machines.Facts, s State) bool {
 	return s.Known && f.ReplicaWhole && !f.Joining && !s.isMember(h.Name) && otherReplica(h, f, s) == ""
 }
 
-// standIns maps control planes of the file to the standbys of the file that have their votes. It
-// has at most one entry per such standby. Control planes that already wait for a vote come first,
-// then those that were replaced, then the file's order.
+// standIns returns a map of the control planes in the cluster file that have lost their vote, each
+// to a standby in the file that has a vote instead. No standby occurs twice. If there are more
+// control planes without a vote than such standbys, those whose replica already runs without a vote
+// come first. Then come those in State.Replaced, and then the order of the cluster file.
 func standIns(c machines.Cluster, facts map[string]machines.Facts, s State) map[string]string {
 	var without []string
 	var promoted []string
@@ -75,7 +75,7 @@ func standIns(c machines.Cluster, facts map[string]machines.Facts, s State) map[
 	return out
 }
 
-// plannedVotes returns the number of votes after the plan.
+// plannedVotes returns the number of replicas in the cluster file that have a vote after the plan.
 func (j *inspector) plannedVotes() (n int) {
 	stood := standIns(j.c, j.facts, j.state)
 	for _, h := range j.c.ReplicaHosts() {
@@ -89,7 +89,8 @@ func (j *inspector) plannedVotes() (n int) {
 	return n
 }
 
-// checkStandbys checks the file's settings for standbys.
+// checkStandbys adds a warning if the cluster file has standbys, and its setting ReplaceDead is 0
+// on all replicas, or differs between them.
 func (j *inspector) checkStandbys() {
 	waiting := j.c.HostsWithRole(machines.Standby)
 	if len(waiting) == 0 {
@@ -114,7 +115,8 @@ func (j *inspector) checkStandbys() {
 	}
 }
 
-// checkVote checks whether a machine's replica has a vote as in the file.
+// checkVote adds a finding if the replica of the machine h was removed from the raft cluster. It
+// adds a warning if the replica has a vote as a standby, or no vote as a control plane.
 func (j *inspector) checkVote(h machines.Host, f machines.Facts) {
 	if !f.ReplicaWhole || !h.HasReplica() {
 		return
@@ -145,14 +147,15 @@ func (j *inspector) checkVote(h machines.Host, f machines.Facts) {
 	}
 }
 
-// rejoinRemedy is the remedy for a replica that was removed from the raft cluster.
+// rejoinRemedy returns the remedy for a replica that the raft cluster has removed.
 func rejoinRemedy(name string) string {
 	return "'kctl cluster remove " + name + "' takes away what it has, and 'kctl cluster up' takes it in again, " +
 		"as a standby where another one has its vote"
 }
 
-// MissingReplaceDead returns a finding if running replicas that the steps do not change would never
-// give a standby a vote, or nil.
+// MissingReplaceDead returns a finding if steps add a standby, while other running replicas lack
+// the setting ReplaceDead and no step changes them. As leaders, these would never give the standby
+// a vote. It returns nil otherwise.
 func MissingReplaceDead(c machines.Cluster, facts map[string]machines.Facts, steps []Step) *Finding {
 	joins := slices.ContainsFunc(steps, func(s Step) bool { return s.Standby })
 	var without []machines.Host

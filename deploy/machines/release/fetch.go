@@ -16,12 +16,13 @@ import (
 	"time"
 )
 
-// fetchTimeout is the maximum time for one file.
+// fetchTimeout is the maximum duration of the download of one file.
 const fetchTimeout = 30 * time.Minute
 
-// fetchRelease downloads a release's files into a folder below cache, and returns the folder. Files
-// with the right sum are not downloaded again. The list of sums is downloaded each time; it is not
-// signed, and comes from the same place as the release.
+// fetchRelease downloads the files of a release into a folder below cache, and returns this folder.
+// where is the URL of one tarball of the release. Files whose SHA-256 sum is that of SHA256SUMS are
+// not downloaded again. SHA256SUMS is downloaded each time. It is not signed, and comes from the
+// same place as the release.
 func fetchRelease(ctx context.Context, where, cache string) (folder string, err error) {
 	u, err := url.Parse(where)
 	if err != nil {
@@ -80,7 +81,8 @@ func fileSHA256(path string) (string, error) {
 	return hex.EncodeToString(sum.Sum(nil)), nil
 }
 
-// downloadFile writes a URL's content to a file, completely or not at all.
+// downloadFile downloads the URL from to the file to. The file gets the complete content or is not
+// changed. More than limit bytes are an error.
 func downloadFile(ctx context.Context, from, to string, limit int64) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()

@@ -1,6 +1,6 @@
-// Package release reads releases: a folder of 'make dist', a tarball in such a folder, or a tarball
-// at a URL, which is downloaded first. A file is refused if its sum differs from SHA256SUMS beside
-// it.
+// Package release reads a release of Keelson: a folder with the result of 'make dist', one tarball
+// in such a folder, or a tarball at a URL, which is downloaded first. A file whose SHA-256 sum
+// differs from the one in SHA256SUMS beside it is refused.
 package release
 
 import (
@@ -24,7 +24,8 @@ import (
 	"keelson.dev/keelson/deploy/machines/plan"
 )
 
-// Limits in bytes and numbers of a release's files, their content, and the sums.
+// Limits of a release: the size of a file, the size and number of files in a tar, and the size of
+// SHA256SUMS.
 const (
 	maxFile     = 2 << 30
 	maxUnpacked = 4 << 30
@@ -36,7 +37,8 @@ const sumsFile = "SHA256SUMS"
 
 var tarballName = regexp.MustCompile(`^keelson-([A-Za-z0-9._+-]{1,100})-linux-(amd64|arm64)\.tar\.gz$`)
 
-// Open reads the release at a path or URL. Downloads are stored in the folder cache.
+// Open reads the release at where: a folder, a tarball, or the URL of a tarball. It verifies the
+// SHA-256 sums of all files. Files at a URL are downloaded into the folder cache first.
 func Open(ctx context.Context, where, cache string) (plan.Release, error) {
 	r, err := openRelease(ctx, where, cache)
 	if err != nil {
@@ -45,8 +47,8 @@ func Open(ctx context.Context, where, cache string) (plan.Release, error) {
 	return r, nil
 }
 
-// Version returns the version of the release at a path or URL, according to file names only; "" if
-// they are ambiguous.
+// Version returns the version of the release at where, a folder, a tarball, or a URL. It reads only
+// file names. It returns "" if there is no tarball, or if there are tarballs of different versions.
 func Version(where string) (version string) {
 	names := []string{path.Base(where)}
 	if entries, err := os.ReadDir(where); err == nil {
@@ -86,7 +88,9 @@ func openRelease(ctx context.Context, where, cache string) (plan.Release, error)
 	return readRelease(filepath.Dir(where), filepath.Base(where))
 }
 
-// readRelease reads the release in a folder: the version of a tarball, or the only one.
+// readRelease reads the release in a folder: the tarballs and image archives of all architectures,
+// whose SHA-256 sums it verifies. If tarball is a file name, the release is that of its version. If
+// tarball is "", all tarballs in the folder must have the same version.
 func readRelease(folder, tarball string) (plan.Release, error) {
 	sums, err := readSums(filepath.Join(folder, sumsFile))
 	if err != nil {
@@ -124,7 +128,9 @@ func readRelease(folder, tarball string) (plan.Release, error) {
 	return r, nil
 }
 
-// readArchive reads one tarball and the paths of its files on a machine.
+// readArchive reads the release for one architecture: the tarball name and, if present, the tar of
+// its images. It verifies both with sums, the content of SHA256SUMS by file name. The result
+// contains the SHA-256 sum of every file that install.sh installs, by the path on a machine.
 func readArchive(folder, name string, sums map[string]string) (plan.Archive, error) {
 	a := plan.Archive{Sums: map[string]string{}, ImageSums: map[string]string{}}
 	top := strings.TrimSuffix(name, ".tar.gz")
@@ -149,14 +155,15 @@ func readArchive(folder, name string, sums map[string]string) (plan.Archive, err
 		return sumMembers(r, func(member string) string { return "/var/lib/keelson/images.d/" + path.Base(member) }, a.ImageSums)
 	})
 	if errors.Is(err, fs.ErrNotExist) {
-		return a, nil // nodes that reach a registry do not need the images
+		return a, nil // nodes that can pull from a registry do not need the images
 	}
 	a.Images = &f
 	return a, err
 }
 
-// installedPath returns where install.sh installs a file of the tarball; "" if it does not install
-// it unchanged.
+// installedPath returns the path at which install.sh installs a file of the tarball. member is the
+// path in the tarball below the top folder. It returns "" if install.sh does not install the file,
+// or changes it.
 func installedPath(member string) string {
 	switch dir, name := path.Split(member); dir {
 	case "/usr/bin/", "/opt/cni/bin/", "/usr/lib/systemd/system/":
@@ -169,7 +176,8 @@ func installedPath(member string) string {
 	return ""
 }
 
-// sumMembers records the sums of a tar's files by their installed path.
+// sumMembers reads a tar, and stores the SHA-256 sum of each regular file in sums. The key is the
+// result of at for the name in the tar; files with "" are omitted.
 func sumMembers(r io.Reader, at func(member string) string, sums map[string]string) error {
 	t := tar.NewReader(io.LimitReader(r, maxUnpacked))
 	for n := 0; ; n++ {
@@ -195,7 +203,8 @@ func sumMembers(r io.Reader, at func(member string) string, sums map[string]stri
 	}
 }
 
-// readFile reads a file of the release, and returns an error if its sum differs from the release's.
+// readFile passes the content of a file of the release to each, and returns its name, path, sum,
+// and size. It returns an error if the file is not in sums, or if its SHA-256 sum differs.
 func readFile(folder, name string, sums map[string]string, each func(io.Reader) error) (plan.File, error) {
 	want, ok := sums[name]
 	if !ok {
@@ -253,11 +262,12 @@ func readSums(path string) (map[string]string, error) {
 	return sums, nil
 }
 
-// architectures are the supported architectures.
+// architectures are the architectures that a release may contain.
 var architectures = []string{"amd64", "arm64"}
 
-// releaseFiles returns the files of a release from the name of one tarball. That tarball comes
-// first; the others may be missing.
+// releaseFiles returns the names of the files that a release may consist of: a tarball and an image
+// archive for each architecture. tarball is the name of one of them and comes first. Of the others,
+// any may be missing.
 func releaseFiles(tarball string) (names []string, err error) {
 	m := tarballName.FindStringSubmatch(tarball)
 	if m == nil {
@@ -267,7 +277,7 @@ func releaseFiles(tarball string) (names []string, err error) {
 		top := "keelson-" + m[1] + "-linux-" + arch
 		names = append(names, top+".tar.gz", top+"-images.tar")
 	}
-	// The named tarball comes first.
+	// The tarball in the argument comes first.
 	slices.SortStableFunc(names, func(a, b string) int {
 		switch {
 		case a == tarball:
