@@ -12,9 +12,9 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// StartAgain starts a lab without running processes from the disks of its hosts, like machines
-// after a power failure. It returns when every replica and every worker is ready. After a failure,
-// it stops and removes nothing, so that the state can be inspected.
+// StartAgain starts a stopped lab from the disks of its hosts, like machines after a power failure.
+// It returns when every replica and every worker is ready. After an error, it leaves the lab as it
+// is, so that it can be inspected.
 func (l *Lab) StartAgain(ctx context.Context) (err error) {
 	if err := needRoot(); err != nil {
 		return err
@@ -23,7 +23,7 @@ func (l *Lab) StartAgain(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, l.clearBusy()) }()
-	// After a reboot nothing is left. After a kill, namespaces and mounts are left.
+	// After a reboot, the machine has no remains. After a kill, it has namespaces and mounts.
 	if err := l.releaseAll(ctx); err != nil {
 		return fmt.Errorf("lab: removing the remains of its hosts: %w", err)
 	}
@@ -42,9 +42,10 @@ func (l *Lab) StartAgain(ctx context.Context) (err error) {
 	return nil
 }
 
-// startHosts starts the daemons of hosts that have joined the cluster before. A daemon that does
-// not become ready does not prevent the start of the others: an operator may have removed its host
-// from the cluster.
+// startHosts starts the daemons of hosts that have already joined the cluster, and waits until they
+// are ready. If a daemon does not become ready, the others are started nevertheless, because an
+// operator may have removed its host from the cluster. The error contains all daemons that are not
+// ready. step prints progress.
 func (l *Lab) startHosts(ctx context.Context, step func(string, ...any)) error {
 	if err := l.restoreKubeconfig(); err != nil {
 		return err
@@ -74,8 +75,7 @@ func (l *Lab) startHosts(ctx context.Context, step func(string, ...any)) error {
 	return errors.Join(append(missing, l.waitRegistry(ctx), l.waitNodes(ctx, before, step))...)
 }
 
-// waitReplicas waits until each replica is ready. It returns the errors of replicas that do not
-// become ready.
+// waitReplicas waits until each of the replicas is ready or its wait fails, and returns the errors.
 func (l *Lab) waitReplicas(ctx context.Context, replicas []Host, step func(string, ...any)) []error {
 	var mu sync.Mutex
 	var missing []error
@@ -96,7 +96,8 @@ func (l *Lab) waitReplicas(ctx context.Context, replicas []Host, step func(strin
 	return missing
 }
 
-// awaitSessions returns nodeSessions as soon as the forwarder reaches a serving replica.
+// awaitSessions returns the result of nodeSessions. It retries for 30 seconds until a replica
+// answers through the forwarder.
 func (l *Lab) awaitSessions(ctx context.Context) (found map[string]string, err error) {
 	cs, err := l.adminClient()
 	if err != nil {
@@ -111,8 +112,8 @@ func (l *Lab) awaitSessions(ctx context.Context) (found map[string]string, err e
 	return found, err
 }
 
-// restoreKubeconfig writes the administrator's kubeconfig again if it no longer exists, for example
-// below /tmp after a reboot.
+// restoreKubeconfig writes the administrator's kubeconfig to Config.Kubeconfig if this file no
+// longer exists, for example below /tmp after a reboot.
 func (l *Lab) restoreKubeconfig() error {
 	if fileExists(l.Config.Kubeconfig) {
 		return nil

@@ -19,16 +19,17 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// archivedImage is an image or an image index of an archive, with its name in the archive.
+// archivedImage is an image or an image index in an image archive, and the name that the archive
+// gives it.
 type archivedImage struct {
 	name  name.Reference
-	image v1.Image      // nil if it is an index
-	index v1.ImageIndex // nil if it is an image
+	image v1.Image      // nil for an image index
+	index v1.ImageIndex // nil for an image
 }
 
-// openArchive opens the images of a file: a tar of an OCI layout or of 'docker save', optionally
-// compressed with gzip, or a folder with an OCI layout. The caller must call close after it has
-// read the images.
+// openArchive opens the images in an archive: an OCI layout as a folder or a tar, or the output of
+// 'docker save'. A tar may be compressed with gzip. The caller must call close after it has read
+// the images.
 func openArchive(path string) (found []archivedImage, close func() error, err error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -59,7 +60,8 @@ func openArchive(path string) (found []archivedImage, close func() error, err er
 	if err := extractTar(plain, unpacked); err != nil {
 		return nil, nil, fmt.Errorf("%w: an archive of images is a tar of an OCI layout, or what 'docker save' writes", err)
 	}
-	// Docker writes both formats into one archive. Only its own format has the names of the images.
+	// 'docker save' writes both formats into one archive. Only manifest.json contains the image
+	// names.
 	switch {
 	case fileExists(filepath.Join(unpacked, "manifest.json")):
 		found, err = dockerImages(plain)
@@ -72,8 +74,8 @@ func openArchive(path string) (found []archivedImage, close func() error, err er
 	return found, remove, err
 }
 
-// decompressGzip returns the path of the decompressed file: path itself if it is not compressed
-// with gzip, or a copy in dir.
+// decompressGzip returns the path of the file without gzip compression. It returns path if the file
+// is not compressed. Otherwise it writes the decompressed content to a file in dir.
 func decompressGzip(path, dir string) (string, error) {
 	in, err := os.Open(path)
 	if err != nil {
@@ -157,15 +159,15 @@ func layoutImages(dir string) ([]archivedImage, error) {
 	return out, nil
 }
 
-// withoutAbsentImages removes the images from an index that the archive does not contain. Some
-// tools save one platform of several and leave the index unchanged.
+// withoutAbsentImages returns an image index without those images that its archive does not
+// contain. Some tools save one platform of several and leave the index unchanged.
 func withoutAbsentImages(index v1.ImageIndex) v1.ImageIndex {
 	if index == nil {
 		return nil
 	}
 	manifest, err := index.IndexManifest()
 	if err != nil {
-		return index // the reader of the index reports the error
+		return index // the function that writes the index reports the error
 	}
 	absent := func(d v1.Descriptor) bool {
 		img, err := index.Image(d.Digest)

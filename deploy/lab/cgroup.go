@@ -21,14 +21,15 @@ import (
 
 const cgroupMount = "/sys/fs/cgroup"
 
-// hasCgroupV2Only reports whether the machine has only cgroup v2.
+// hasCgroupV2Only reports whether /sys/fs/cgroup is cgroup v2, and not a set of v1 hierarchies.
 func hasCgroupV2Only() bool {
 	var st unix.Statfs_t
 	return unix.Statfs(cgroupMount, &st) == nil && st.Type == unix.CGROUP2_SUPER_MAGIC
 }
 
-// cgroupHierarchies returns the mount points in which the lab creates its subtree. On v1, cpuset is
-// omitted: a new cpuset group accepts no process until it has CPUs, and the lab does not pin CPUs.
+// cgroupHierarchies returns the mount points of the cgroup hierarchies in which the lab creates
+// cgroups: one on cgroup v2, several on v1. On v1, it omits cpuset: a new cpuset cgroup accepts no
+// process until it has CPUs, and the lab does not pin CPUs.
 func cgroupHierarchies() []string {
 	if hasCgroupV2Only() {
 		return []string{cgroupMount}
@@ -49,7 +50,8 @@ func cgroupHierarchies() []string {
 	return out
 }
 
-// makeCgroups creates the host's subtree and its leaf for daemons.
+// makeCgroups creates the host's cgroup in every hierarchy, and in it the cgroup "system", which
+// contains the host's daemon. It also sets the CPU weights.
 func (h Host) makeCgroups() error {
 	for _, dir := range cgroupHierarchies() {
 		if err := os.MkdirAll(filepath.Join(dir, h.CgroupPath(), "system"), 0o755); err != nil {
@@ -61,19 +63,19 @@ func (h Host) makeCgroups() error {
 			delegateControllers(dir, "cpu", "memory", "pids", "cpuset", "io")
 		}
 	}
-	return h.setWeights() // on cgroup v2, the files exist once the controllers are enabled
+	return h.setWeights() // on cgroup v2, these files exist after the controllers were enabled
 }
 
-// delegateControllers enables controllers for the children of a cgroup (v2). It ignores controllers
-// that are absent or already enabled.
+// delegateControllers enables cgroup v2 controllers for the children of the cgroup dir. It ignores
+// controllers that are absent or already enabled.
 func delegateControllers(dir string, controllers ...string) {
 	for _, c := range controllers {
 		_ = os.WriteFile(filepath.Join(cgroupMount, dir, "cgroup.subtree_control"), []byte("+"+c), 0)
 	}
 }
 
-// setWeights gives the lab a CPU share as if its hosts were separate machines. Otherwise, all hosts
-// together have the weight of one process outside the lab.
+// setWeights sets the CPU weights of the lab and of the host's cgroups. With the default weights,
+// all hosts together would have the CPU share of one process outside the lab.
 func (h Host) setWeights() error {
 	weights := map[string]int{CgroupRoot(): 16, h.CgroupPath() + "/system": 4} // multiples of the default
 	if h.Role == RoleControlPlane {
@@ -85,7 +87,7 @@ func (h Host) setWeights() error {
 			file, value = filepath.Join(cgroupMount, path, "cpu.weight"), 100*w
 		}
 		if !fileExists(file) {
-			continue // the kernel does not have the controller
+			continue // the kernel does not have the CPU controller
 		}
 		if err := os.WriteFile(file, []byte(strconv.Itoa(value)), 0); err != nil {
 			return fmt.Errorf("weight of host %s: %w", h.Name, err)
@@ -94,7 +96,8 @@ func (h Host) setWeights() error {
 	return nil
 }
 
-// joinScript returns shell text that moves the calling shell into the host's daemon leaf.
+// joinScript returns shell commands that move the shell that runs them into the host's cgroup
+// "system".
 func (h Host) joinScript() string {
 	var b strings.Builder
 	for _, dir := range cgroupHierarchies() {
@@ -103,7 +106,7 @@ func (h Host) joinScript() string {
 	return b.String()
 }
 
-// cgroupDirs lists a subtree in every hierarchy, deepest first.
+// cgroupDirs returns the folders of a cgroup and its descendants in every hierarchy, deepest first.
 func cgroupDirs(path string) []string {
 	var out []string
 	roots := cgroupHierarchies()
@@ -124,7 +127,7 @@ func cgroupDirs(path string) []string {
 	return out
 }
 
-// cgroupPIDs returns the PIDs in a cgroup and its descendants.
+// cgroupPIDs returns the PIDs of the processes in a cgroup and its descendants.
 func cgroupPIDs(path string) []int {
 	seen := map[int]bool{}
 	for _, dir := range cgroupDirs(path) {
@@ -146,6 +149,7 @@ func cgroupPIDs(path string) []int {
 }
 
 // killCgroup kills all processes in a cgroup and its descendants, and waits until they have exited.
+// It fails after 20 seconds.
 func killCgroup(ctx context.Context, path string) error {
 	_ = setFrozen(path, false) // on v1, a frozen process cannot be killed
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
@@ -166,8 +170,9 @@ func killCgroup(ctx context.Context, path string) error {
 	})
 }
 
-// isZombie reports whether a process has exited or does not exist. A process with an exited main
-// thread keeps its resources, including locks, until its other threads exit; it is not a zombie.
+// isZombie reports whether a process has exited completely: it is a zombie without other threads,
+// or no longer exists. While other threads run after the main thread has exited, it returns false,
+// because the process still holds its resources, including locks.
 func isZombie(pid int) bool {
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -180,7 +185,7 @@ func isZombie(pid int) bool {
 	return err != nil || len(threads) <= 1
 }
 
-// removeCgroups removes a subtree in every hierarchy.
+// removeCgroups removes a cgroup and its descendants in every hierarchy. It retries for 10 seconds.
 func removeCgroups(ctx context.Context, path string) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -195,7 +200,8 @@ func removeCgroups(ctx context.Context, path string) error {
 	})
 }
 
-// setFrozen freezes or thaws all processes in a cgroup and its descendants.
+// setFrozen freezes all processes in a cgroup and its descendants if on is set. Otherwise it thaws
+// them.
 func setFrozen(path string, on bool) error {
 	file, value := filepath.Join(cgroupMount, "freezer", path, "freezer.state"), "THAWED"
 	if on {

@@ -13,12 +13,14 @@ import (
 
 func (l *Lab) binPath(name string) string { return filepath.Join(l.Config.BinDir, name) }
 
-// programPath returns the path of a program of the host: in the host's own folder, or in the lab's.
+// programPath returns the path of a program for the host h: in Host.BinDir if set, otherwise in
+// Config.BinDir.
 func (l *Lab) programPath(h Host, name string) string {
 	return filepath.Join(cmp.Or(h.BinDir, l.Config.BinDir), name)
 }
 
-// daemonArgs returns the command line of the host's daemon, like a unit file.
+// daemonArgs returns the program and the arguments of the host's daemon: a replica, an agent, or
+// the registry.
 func (l *Lab) daemonArgs(h Host) []string {
 	ip := h.IP.String()
 	switch h.Role {
@@ -56,18 +58,19 @@ func (l *Lab) registryAddress() string {
 	return h.Endpoint(RegistryPort)
 }
 
-// adminKubeconfig is the path where 'init' writes the administrator's kubeconfig on the first
-// replica's disk.
+// adminKubeconfig is the path, below the state folder of the first replica's host, at which 'init'
+// writes the administrator's kubeconfig.
 const adminKubeconfig = "lib/controlplane/admin.kubeconfig"
 
-// initResult is the output of 'keelson-controlplane init'.
+// initResult is the JSON output of 'keelson-controlplane init'.
 type initResult struct {
 	NodeToken         string `json:"nodeToken"`
 	ControlPlaneToken string `json:"controlPlaneToken"`
 	Kubeconfig        string `json:"kubeconfig"` // path on the host
 }
 
-// initCluster creates the CAs and keys of the cluster on the first replica's disk.
+// initCluster runs 'keelson-controlplane init' on the host of the first replica, which creates the
+// CAs and keys of the cluster. It returns the output and the administrator's kubeconfig.
 func (l *Lab) initCluster(ctx context.Context) (initResult, []byte, error) {
 	first := l.hostsWithRole(RoleControlPlane)[0]
 	pods, services := l.Config.Ranges()
@@ -90,7 +93,8 @@ func (l *Lab) initCluster(ctx context.Context) (initResult, []byte, error) {
 	return r, kubeconfig, err
 }
 
-// joinReplica joins a further replica: it gets the CAs and keys from the first replica.
+// joinReplica runs 'keelson-controlplane join' on the host h with a join token. The new replica
+// gets the CAs and keys of the cluster from the first replica.
 func (l *Lab) joinReplica(ctx context.Context, h Host, token string) error {
 	first := l.hostsWithRole(RoleControlPlane)[0]
 	args := []string{l.programPath(h, "keelson-controlplane"), "join",
@@ -106,12 +110,13 @@ func (l *Lab) joinReplica(ctx context.Context, h Host, token string) error {
 	return nil
 }
 
-// writeJoinToken writes the join token to the file that the worker's agent reads.
+// writeJoinToken writes a join token to the host's file /etc/keelson/token, which its agent reads.
 func (h Host) writeJoinToken(token string) error {
 	return os.WriteFile(filepath.Join(h.stateDir(), "etc", "token"), []byte(token), 0o600)
 }
 
-// copyImages copies the example archives to the worker's folder of image archives.
+// copyImages copies the archives in Config.ImageDir to the folder from which the agent of the host
+// h imports images.
 func (l *Lab) copyImages(h Host) error {
 	archives, err := l.archives()
 	if err != nil || len(archives) == 0 {

@@ -6,12 +6,14 @@ import (
 	"regexp"
 )
 
-// kubectl caches the kinds of a cluster for six hours in a folder named by the cluster's address. A
-// new lab has the same address and other kinds, so the cache is removed with the lab.
+// unsafeInFolderNames matches the characters that kubectl replaces by "_" in the folder name of a
+// discovery cache. This name is derived from the address of the cluster. A new lab has the address
+// of the previous one but other API kinds, so that folder is removed with a lab.
 var unsafeInFolderNames = regexp.MustCompile(`[^(\w/.)]`)
 
-// discoveryCacheFolder returns the folder where kubectl and kctl of this user, without --cache-dir,
-// cache the discovery of the API at listen ("address:port"), or "".
+// discoveryCacheFolder returns the folder in which kubectl and kctl cache the discovery of the API
+// at listen ("address:port") for six hours. It is the folder for this user without the flag
+// --cache-dir, or "" if there is none.
 func discoveryCacheFolder(listen string) string {
 	folder := os.Getenv("KUBECACHEDIR")
 	if folder == "" {

@@ -9,7 +9,8 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// KillDaemon kills only the host's daemon with SIGKILL. Its containers and shims continue.
+// KillDaemon kills the daemon of the named host with SIGKILL, and waits until it has exited.
+// Containers and their shims continue.
 func (l *Lab) KillDaemon(ctx context.Context, name string) error {
 	h, err := l.Host(name)
 	if err != nil {
@@ -25,16 +26,16 @@ func (l *Lab) KillDaemon(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	return wait.For(ctx, time.Millisecond, func() error {
-		if !isZombie(pid) { // an exiting process is not in the host's cgroup any longer, but still holds its locks
+		if !isZombie(pid) { // outside the cgroup, an exiting process still holds its locks
 			return fmt.Errorf("the daemon of host %s (pid %d) is still there", name, pid)
 		}
 		return nil
 	})
 }
 
-// Kill simulates a power failure of the host: its processes, its mounts, and its /run are gone, and
-// its disk stays. The kernel closes the sockets of the processes, which peers notice. Call
-// Partition first for a failure that peers do not notice.
+// Kill simulates a power failure of the named host. Its processes, mounts, and /run are removed,
+// and its disk stays. The kernel closes the sockets of killed processes, so that their peers notice
+// it. For a failure that peers do not notice, call Partition first.
 func (l *Lab) Kill(ctx context.Context, name string) error {
 	h, err := l.Host(name)
 	if err != nil {
@@ -43,12 +44,14 @@ func (l *Lab) Kill(ctx context.Context, name string) error {
 	if err := h.cutPower(ctx); err != nil {
 		return fmt.Errorf("lab: %w", err)
 	}
-	// Pod interfaces are removed with their namespaces. The host's own interface is created again.
+	// Interfaces of pods are removed with their namespaces. Restart creates the host's interface
+	// again.
 	return h.removeNetNS()
 }
 
-// Restart starts the host again after Kill, or its daemon after KillDaemon or Stop. It stops a
-// running daemon first, like a service manager.
+// Restart starts the named host again after Kill, or its daemon after KillDaemon or Stop. If the
+// daemon is running, it is stopped gracefully first. Restart does not wait until the daemon is
+// ready, except for the registry.
 func (l *Lab) Restart(ctx context.Context, name string) error {
 	h, err := l.Host(name)
 	if err != nil {
@@ -78,8 +81,8 @@ func (l *Lab) Restart(ctx context.Context, name string) error {
 	return nil
 }
 
-// RestartDaemon restarts the host's daemon, like a service manager: a running daemon is stopped
-// gracefully first. The host must be powered on. Its containers continue.
+// RestartDaemon stops the daemon of the named host gracefully, and starts it again. Containers
+// continue. It returns an error after Kill: the host must exist.
 func (l *Lab) RestartDaemon(ctx context.Context, name string) error {
 	h, err := l.Host(name)
 	if err != nil {
@@ -91,8 +94,8 @@ func (l *Lab) RestartDaemon(ctx context.Context, name string) error {
 	return l.Restart(ctx, name)
 }
 
-// Stop stops the host's daemon gracefully: SIGTERM, and SIGKILL after 15 s. It does nothing if the
-// daemon is not running.
+// Stop stops the daemon of the named host with SIGTERM. If the daemon has not exited after 15
+// seconds, it is killed with SIGKILL. Stop does nothing if the daemon is not running.
 func (l *Lab) Stop(ctx context.Context, name string) error {
 	h, err := l.Host(name)
 	if err != nil {
@@ -116,7 +119,7 @@ func (l *Lab) Stop(ctx context.Context, name string) error {
 	return l.KillDaemon(ctx, name)
 }
 
-// Pause freezes every process of the host, Resume thaws them.
+// Pause freezes all processes of the named host. Resume thaws them.
 func (l *Lab) Pause(name string) error  { return l.setHostFrozen(name, true) }
 func (l *Lab) Resume(name string) error { return l.setHostFrozen(name, false) }
 
@@ -131,10 +134,12 @@ func (l *Lab) setHostFrozen(name string, on bool) error {
 	return nil
 }
 
-// Partition disconnects the host's network cable.
+// Partition disconnects the named host from the network: it sets the bridge's end of its veth pair
+// down.
 func (l *Lab) Partition(name string) error { return l.setCable(name, false) }
 
-// Heal undoes Partition and Pause.
+// Heal connects the named host to the network again, and thaws its processes. It undoes Partition
+// and Pause.
 func (l *Lab) Heal(name string) error {
 	if err := l.setCable(name, true); err != nil {
 		return err

@@ -17,13 +17,13 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// supervisorHost is the cgroup of the supervisor and the forwarder. These are the only processes of
-// the lab in the machine's own mount namespace.
+// supervisorHost is not a host with namespaces: it gives the cgroup of the supervisor and the
+// forwarder. These two are the only processes of the lab in the mount namespace of the machine.
 var supervisorHost = Host{Name: "forwarder", Role: "forwarder"}
 
 func supervisorLog() string { return filepath.Join(stateRoot, "forwarder.log") }
 
-// startSupervisor starts 'kctl lab supervise' in the background.
+// startSupervisor starts 'kctl lab supervise' in the background, which runs Supervise.
 func (l *Lab) startSupervisor() error {
 	if err := supervisorHost.makeCgroups(); err != nil {
 		return err
@@ -43,12 +43,12 @@ func (l *Lab) startSupervisor() error {
 	return cmd.Process.Release()
 }
 
-// ForwarderRuns reports whether the supervisor is running, and with it the forwarder behind the
-// lab's API address.
+// ForwarderRuns reports whether the supervisor of the lab is running. The supervisor keeps the
+// forwarder running, which accepts connections at the lab's API address.
 func (l *Lab) ForwarderRuns() bool { return hasLiveProcess(supervisorHost.CgroupPath()) }
 
-// RestartForwarder starts the supervisor of a lab that has lost it, and waits until the API
-// responds.
+// RestartForwarder starts the supervisor and the forwarder of a lab in which they no longer run,
+// and waits until the API responds.
 func (l *Lab) RestartForwarder(ctx context.Context) error {
 	if err := l.startSupervisor(); err != nil {
 		return fmt.Errorf("lab: %w", err)
@@ -56,7 +56,7 @@ func (l *Lab) RestartForwarder(ctx context.Context) error {
 	return l.AwaitAPI(ctx)
 }
 
-// AwaitAPI waits up to 10 seconds until the API responds at the lab's address.
+// AwaitAPI waits until the API responds at Config.Listen. It fails after 10 seconds.
 func (l *Lab) AwaitAPI(ctx context.Context) error {
 	dial := func(ctx context.Context, _ string) (net.Conn, error) { return dialHere(ctx, l.Config.Listen) }
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
@@ -70,8 +70,9 @@ func (l *Lab) AwaitAPI(ctx context.Context) error {
 	return nil
 }
 
-// Supervise listens on the lab's API address, and keeps a forwarder running in the bridge's network
-// namespace. The supervisor owns the listener, so connections wait while a forwarder restarts.
+// Supervise listens on the lab's API address, and runs a forwarder process until ctx is canceled.
+// If the forwarder exits, it is started again. The listener belongs to the supervisor, so that new
+// connections wait meanwhile. The forwarder runs in the network namespace of the bridge.
 func (l *Lab) Supervise(ctx context.Context) error {
 	ln, err := net.Listen("tcp", l.Config.Listen)
 	if err != nil {
@@ -102,8 +103,9 @@ func (l *Lab) Supervise(ctx context.Context) error {
 	return nil
 }
 
-// Forward serves the inherited listener (file descriptor 3). It forwards each connection to a ready
-// replica, and closes it when that replica is no longer ready.
+// Forward runs in the forwarder process. It accepts connections from the listener that it inherits
+// from the supervisor as file descriptor 3. Each connection is forwarded to a ready replica, and
+// closed when that replica is no longer ready.
 func (l *Lab) Forward(ctx context.Context) error {
 	ln, err := net.FileListener(os.NewFile(3, "listener"))
 	if err != nil {
@@ -129,15 +131,15 @@ type forwarder struct {
 	mu       sync.Mutex
 	up       [10]bool
 	lastGood int
-	conns    map[net.Conn]int // client connection → replica
+	conns    map[net.Conn]int // client connection → index of its replica
 }
 
 func dialHere(ctx context.Context, address string) (net.Conn, error) {
 	return (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "tcp", address)
 }
 
-// probeReplicas checks the readiness of every replica twice a second. The connections of a replica
-// that fails twice in a row are closed.
+// probeReplicas checks every 500 ms whether each replica is ready, until ctx is canceled. When a
+// replica fails two checks in a row, its connections are closed.
 func (f *forwarder) probeReplicas(ctx context.Context) {
 	var wg sync.WaitGroup
 	for i, h := range f.replicas {
@@ -176,8 +178,8 @@ func (f *forwarder) setReplicaState(i int, up, drop bool) {
 	}
 }
 
-// dialOrder returns the replicas in the order in which they are tried: ready ones first, starting
-// with the last one that worked.
+// dialOrder returns the indexes of all replicas in the order in which a connection tries them.
+// Ready replicas come first, beginning with the one that the last connection used.
 func (f *forwarder) dialOrder() []int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -213,7 +215,8 @@ func (f *forwarder) forwardConn(ctx context.Context, client net.Conn) {
 	}
 }
 
-// copyBothWays copies data in both directions until both are closed.
+// copyBothWays copies data between a and b in both directions. It returns when both directions have
+// ended, and closes both connections.
 func copyBothWays(a, b net.Conn) {
 	defer b.Close()
 	done := make(chan struct{})

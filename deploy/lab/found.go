@@ -12,32 +12,33 @@ import (
 	"strings"
 )
 
-// State is the state of the lab of this machine.
+// State is the state of the lab on this machine, as FindLab returns it.
 type State int
 
 const (
-	NoLab      State = iota // no lab exists
-	Busy                    // a process is creating, starting, or removing it
-	Unfinished              // its creation or removal was interrupted; it cannot be used
-	Down                    // it exists on disk without processes: see StartAgain
+	NoLab      State = iota // there is no lab on this machine
+	Busy                    // a process is creating, starting, or removing the lab
+	Unfinished              // the creation or removal was interrupted; the lab cannot be used
+	Down                    // no process of the lab runs; StartAgain starts it from its disks
 	Running
 )
 
-// ErrDown is returned for a lab without processes.
+// ErrDown is returned for a lab whose processes are not running: StartAgain can start it.
 var ErrDown = errors.New("the lab on this machine is down: start it with 'kctl lab up' or take it away with 'kctl lab down'")
 
 var errUnfinished = errors.New("the lab on this machine is unfinished, because its creation or removal was interrupted: " +
 	"'kctl lab up' creates it again, 'kctl lab down' removes its remains")
 
-// Process identifies a process of this machine, even after its PID was reused.
+// Process identifies a process of this machine by its PID and start time. A later process with the
+// same PID is a different Process.
 type Process struct {
 	PID   int    `json:"pid"`
 	Start uint64 `json:"start"` // in clock ticks since boot
 	Boot  string `json:"boot"`  // boot ID
 }
 
-// ProcessOf returns the process that has a PID now. If it cannot be read, its fields are empty, and
-// it counts as exited.
+// ProcessOf returns the Process that has a PID now. If there is none, the result has no start time,
+// and IsAlive returns false.
 func ProcessOf(pid int) *Process {
 	p := &Process{PID: pid, Boot: bootID()}
 	p.Start, _ = startTicks(pid)
@@ -46,7 +47,8 @@ func ProcessOf(pid int) *Process {
 
 func thisProcess() *Process { return ProcessOf(os.Getpid()) }
 
-// IsAlive reports whether the process is still running.
+// IsAlive reports whether the process is still running. It returns false after a reboot of the
+// machine, and for nil.
 func (p *Process) IsAlive() bool {
 	if p == nil || p.Boot == "" || p.Boot != bootID() {
 		return false
@@ -60,14 +62,15 @@ func bootID() string {
 	return strings.TrimSpace(string(raw))
 }
 
-// startTicks returns the start time of a running process.
+// startTicks returns the start time of the process with a PID, in clock ticks since boot. ok is
+// false if there is no such process, or if it is a zombie.
 func startTicks(pid int) (uint64, bool) {
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return 0, false
 	}
-	// The name in parentheses can contain any character. The fields after it start with the state
-	// (field 3); field 22 is the start time.
+	// The program name in parentheses can contain any character. The field after it is field 3, the
+	// state; field 22 is the start time.
 	fields := bytes.Fields(raw[bytes.LastIndexByte(raw, ')')+1:])
 	if len(fields) < 20 || fields[0][0] == 'Z' || fields[0][0] == 'X' {
 		return 0, false
@@ -76,17 +79,17 @@ func startTicks(pid int) (uint64, bool) {
 	return start, err == nil
 }
 
-// Found is the result of FindLab.
+// Found is the lab that FindLab has found, and its state.
 type Found struct {
-	Lab   *Lab // nil if none exists
+	Lab   *Lab // nil if there is no lab
 	State State
-	// Test reports that a test run created the lab, and removes it at its end. A lab of a release
-	// that did not record its maker is recognized by the folder of its kubeconfig, and has no
-	// Maker.
+	// Test reports that a test run created the lab and removes it at its end. Older releases did
+	// not record this. Their labs are recognized by the folder of the kubeconfig; see TestFolder.
 	Test bool
 }
 
-// StateError returns why the lab cannot be used, or nil.
+// StateError returns ErrNotUp, ErrDown, or another error if the state does not allow the lab to be
+// used. It returns nil for a running or busy lab.
 func (f Found) StateError() error {
 	switch f.State {
 	case NoLab:
@@ -100,7 +103,7 @@ func (f Found) StateError() error {
 	}
 }
 
-// BusyError returns an error if a process is creating, starting, or removing the lab.
+// BusyError returns an error if another process is creating, starting, or removing the lab.
 func (f Found) BusyError() error {
 	if f.State != Busy {
 		return nil
@@ -108,7 +111,8 @@ func (f Found) BusyError() error {
 	return fmt.Errorf("process %d is creating, starting or removing the lab of this machine: wait until it has ended", f.Lab.Config.AtWork.PID)
 }
 
-// FindLab returns the lab of this machine and its state.
+// FindLab returns the lab of this machine and its state. It is no error if there is no lab. The lab
+// prints progress messages to out.
 func FindLab(out io.Writer) (Found, error) {
 	l, err := Open(out)
 	if errors.Is(err, ErrNotUp) {
@@ -128,14 +132,14 @@ func FindLab(out io.Writer) (Found, error) {
 	return Found{Lab: l, State: seen.labState(), Test: c.TestRun || seen.legacy && isInTestFolder(c.Kubeconfig)}, nil
 }
 
-// labFacts are the facts that determine the state of a lab.
+// labFacts are the observed facts from which labState determines the state of a lab.
 type labFacts struct {
-	busy        bool // a process is creating, starting, or removing it
+	busy        bool // a process is creating, starting, or removing the lab
 	interrupted bool // such a process has exited before it finished
-	built       bool // its creation has finished
-	legacy      bool // a release that did not record the three facts above created it
-	initialized bool // every host has the files of a host that has joined; only known for legacy labs
-	alive       bool // one of its processes is running
+	built       bool // Up has finished
+	legacy      bool // created by a release that did not record the three facts above
+	initialized bool // the disk of every host shows that it has joined; only read for legacy labs
+	alive       bool // a process of the lab is running
 }
 
 func (f labFacts) labState() State {
@@ -153,15 +157,16 @@ func (f labFacts) labState() State {
 	return Running
 }
 
-// IsAnyProcessAlive reports whether any process of a lab is running.
+// IsAnyProcessAlive reports whether a process of the lab that NameEnv selects is running on this
+// machine.
 func IsAnyProcessAlive() bool { return hasLiveProcess(CgroupRoot()) }
 
 func hasLiveProcess(path string) bool {
 	return slices.ContainsFunc(cgroupPIDs(path), func(pid int) bool { return !isZombie(pid) })
 }
 
-// isInitialized reports whether all hosts have joined the cluster, according to the files on their
-// disks.
+// isInitialized reports whether every host has once joined the cluster: the file that its join
+// creates is on its disk.
 func (l *Lab) isInitialized() bool {
 	for _, h := range l.Config.Hosts {
 		proof := map[Role]string{
@@ -174,21 +179,21 @@ func (l *Lab) isInitialized() bool {
 	return true
 }
 
-// Prefixes of the temporary folders that a test run creates for a lab. They are removed with the
-// lab.
+// Prefixes of the names of temporary folders that a test run creates for its lab. Down removes
+// these folders.
 const (
 	TestFolder   = "keelson-test-"   // for the kubeconfig
 	AccessFolder = "keelson-access-" // for the files that the control plane reads
 )
 
-// isInTestFolder reports whether a file is in a folder that a test run created for the kubeconfig
-// of its lab.
+// isInTestFolder reports whether a file is directly in a temporary folder with the prefix
+// TestFolder, where test runs put the kubeconfig of their lab.
 func isInTestFolder(file string) bool {
 	dir := filepath.Dir(file)
 	return strings.HasPrefix(filepath.Base(dir), TestFolder) && filepath.Dir(dir) == filepath.Clean(os.TempDir())
 }
 
-// removeTestFolders removes the temporary folders of a test run's lab.
+// removeTestFolders removes the temporary folders of the lab, if a test run has created it.
 func (c Config) removeTestFolders() error {
 	if !c.TestRun && !isInTestFolder(c.Kubeconfig) {
 		return nil

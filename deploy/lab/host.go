@@ -22,8 +22,8 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// privateFolders are the folders that every host has for itself: path on the host, and folder below
-// its state folder.
+// privateFolders are the folders that each host has on its own disk. Each entry is the path on the
+// host and the name of the bind-mounted folder below Host.stateDir.
 var privateFolders = [][2]string{
 	{"/var/lib/keelson", "lib"},
 	{"/var/lib/kubelet", "kubelet"},
@@ -33,8 +33,8 @@ var privateFolders = [][2]string{
 	{"/etc/keelson", "etc"},
 }
 
-// createHost creates the host's namespaces and folders, without processes. Files below stateDir
-// survive a power failure; /run does not.
+// createHost creates the cgroup, the folders, and the mount and UTS namespaces of the host h. It
+// starts no process. The host's disk, stateDir, survives a power failure; the host's /run does not.
 func (l *Lab) createHost(h Host) error {
 	for _, b := range privateFolders {
 		for _, dir := range []string{b[0], filepath.Join(h.stateDir(), b[1])} {
@@ -61,8 +61,8 @@ func (l *Lab) createHost(h Host) error {
 		}
 	}
 	var script strings.Builder
-	// The new mount namespace must not keep the pins of other hosts, even of other labs: it would
-	// keep their namespaces alive.
+	// Pinned namespaces of other hosts, even of other labs, are unmounted in the new mount
+	// namespace. Otherwise it would keep them alive.
 	script.WriteString("umount -lR /run/netns /run/keelson-lab*/ns 2>/dev/null\n")
 	script.WriteString("set -e\nmount -t tmpfs -o mode=755,size=256m keelson-lab /run\nmkdir -p /run/lock /run/netns\n")
 	for _, b := range privateFolders {
@@ -78,14 +78,16 @@ func (l *Lab) createHost(h Host) error {
 	return h.makeNamespaces(script.String(), l.Config.ControlPlaneFiles)
 }
 
-// makeNamespaces creates the host's namespaces, pins them, and runs a script in them.
+// makeNamespaces creates the mount and UTS namespaces of the host h, and runs a shell script in
+// them and in its network namespace. It pins them by bind mounts, so that they exist without a
+// process. files is the argument $1 of the script.
 func (h Host) makeNamespaces(script, files string) error {
 	args := []string{"nsenter", "--net=" + h.NetNS(), "unshare", "--mount=" + h.MountNS(), "--uts=" + h.UTSNS(),
 		"--propagation", "private", "sh", "-c", script, "sh", files}
 	out, err := exec.Command(args[0], args[1:]...).CombinedOutput()
-	// A mount namespace can be pinned only in one with a lower number. Some kernels (6.18) assign
-	// numbers per processor. In a container's mount namespace, pinning then succeeds only on the
-	// processor that created that namespace.
+	// The kernel allows the bind mount of a mount namespace only in one with a lower number. Some
+	// kernels (6.18) assign numbers per processor. In the mount namespace of a container, the bind
+	// mount then only succeeds on the processor that created that namespace.
 	for cpu := range runtime.NumCPU() {
 		if err == nil {
 			break
@@ -105,10 +107,10 @@ func (h Host) makeNamespaces(script, files string) error {
 
 var pinFolderMu sync.Mutex
 
-// preparePinFolder prepares the folder for pinned namespaces. A mount namespace can only be pinned
-// on a mount that does not propagate into it.
+// preparePinFolder creates the folder in which namespaces are pinned by bind mounts, and makes it a
+// private mount. A mount namespace can only be pinned on a mount that does not propagate into it.
 func preparePinFolder() error {
-	// Hosts are created concurrently. A second mount would hide the pins on the first one.
+	// Hosts are created concurrently. A second mount would hide the namespaces pinned on the first.
 	pinFolderMu.Lock()
 	defer pinFolderMu.Unlock()
 	dir := filepath.Join(runRoot, "ns")
@@ -140,29 +142,32 @@ func isMountPoint(dir string) (bool, error) {
 	return false, nil
 }
 
-// enterArgs returns the argument list that runs a command inside the host.
+// enterArgs returns a command line that runs args in the namespaces of the host h, by nsenter.
 func (h Host) enterArgs(args ...string) []string {
 	return append([]string{"nsenter", "--net=" + h.NetNS(), "--mount=" + h.MountNS(), "--uts=" + h.UTSNS(), "--wd=/", "--"}, args...)
 }
 
-// Command returns a command that runs in the host's namespaces and cgroup.
+// Command returns a command, not yet started, that runs args in the namespaces and the cgroup of
+// the host h.
 func (h Host) Command(ctx context.Context, args ...string) *exec.Cmd {
 	script := h.joinScript() + `exec "$@"`
 	return exec.CommandContext(ctx, "sh", append([]string{"-c", script, "sh"}, h.enterArgs(args...)...)...)
 }
 
-// startDaemon starts the host's daemon.
+// startDaemon starts the daemon of the host h in the background.
 func (l *Lab) startDaemon(h Host) error {
 	return l.spawnDaemon(h, l.daemonArgs(h), h.LogFile(), h.pidFile())
 }
 
-// diskEnv disables disk pressure in practice. The hosts of a lab share the disk of a machine with
-// other programs, and all workers would report disk pressure at once. The caller's environment
-// takes precedence. Releases without these settings use a tenth of the disk.
+// diskEnv are environment variables by which agents report disk pressure only below 1 % of free
+// space. The hosts of a lab share the disk of the machine. At the default values, its other
+// contents could cause disk pressure on all workers at once. Variables in the environment of this
+// process take precedence.
 var diskEnv = []string{settings.EnvironmentName("disk-pressure-below") + "=1%", settings.EnvironmentName("inode-pressure-below") + "=1%"}
 
-// spawnDaemon starts a daemon in its own session with its output in a log file, and records its
-// PID.
+// spawnDaemon starts args as the daemon of the host h in a new session. It appends the output to
+// the file log, and writes the PID to pidFile. It returns when the daemon is in the host's cgroup
+// or has exited.
 func (l *Lab) spawnDaemon(h Host, args []string, log, pidFile string) error {
 	logFile, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -178,12 +183,13 @@ func (l *Lab) spawnDaemon(h Host, args []string, log, pidFile string) error {
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("starting %s on host %s: %w", filepath.Base(args[0]), h.Name, err)
 	}
-	// sh and nsenter exec in place, so the PID is the daemon's.
+	// sh and nsenter replace themselves by exec, so this is the PID of the daemon.
 	pid := cmd.Process.Pid
 	if err := os.WriteFile(pidFile, []byte(strconv.Itoa(pid)), 0o600); err != nil {
 		return err
 	}
-	// The PID file is valid once the shell has joined the host's cgroup.
+	// daemonPID ignores a PID outside the host's cgroup, and the shell joins the cgroup at its
+	// start.
 	joining, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	err = wait.For(joining, time.Millisecond, func() error {
@@ -195,20 +201,20 @@ func (l *Lab) spawnDaemon(h Host, args []string, log, pidFile string) error {
 	return errors.Join(err, cmd.Process.Release())
 }
 
-// keepDescriptors prevents daemons from inheriting the file descriptors of this process, for
-// example of a lock file.
+// keepDescriptors sets the close-on-exec flag of all open file descriptors except 0 to 2. Daemons
+// then do not inherit them, for example that of a lock file.
 func keepDescriptors() {
-	_ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC) // before kernel 5.11 they are inherited
+	_ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC) // before kernel 5.11 it fails
 }
 
-// ownsProcess reports whether a process is in the host's cgroup.
+// ownsProcess reports whether the process with a PID is in the cgroup of the host h.
 func (h Host) ownsProcess(pid int) bool {
 	groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	return err == nil && strings.Contains(string(groups), h.CgroupPath()+"/")
 }
 
-// daemonPID returns the PID of the host's running daemon, or 0. It ignores a PID that was reused by
-// a process outside the host's cgroup.
+// daemonPID returns the PID of the host's running daemon, or 0. It ignores the recorded PID if
+// another process has it now, outside the host's cgroup.
 func (h Host) daemonPID() int { return readDaemonPID(h.pidFile(), h) }
 
 func readDaemonPID(file string, h Host) int {
@@ -223,7 +229,8 @@ func readDaemonPID(file string, h Host) int {
 	return pid
 }
 
-// cutPower kills all processes of the host, and removes its mounts, its /run, and its namespaces.
+// cutPower kills all processes of the host h, and removes its cgroup, its /run, and its mount and
+// UTS namespaces.
 func (h Host) cutPower(ctx context.Context) error {
 	if err := killCgroup(ctx, h.CgroupPath()); err != nil {
 		return fmt.Errorf("killing host %s: %w", h.Name, err)

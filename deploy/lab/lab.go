@@ -1,11 +1,11 @@
-// Package lab creates a Keelson cluster on one Linux machine. Every replica and every worker is a
-// "host": a network namespace on a private bridge without a route out, a mount namespace with its
-// own /run, /var/lib/keelson, and logs, a hostname, and a cgroup subtree. The real binaries run in
-// the hosts.
+// Package lab creates a Keelson cluster on one Linux machine, for tests and trials. Each replica
+// and each worker is a Host, a simulated machine. It has a network namespace on a private bridge, a
+// hostname, a cgroup, and a mount namespace with its own /run, /var/lib/keelson, and logs. The
+// hosts run the real programs, and have no route out of the lab.
 //
-// A host does not depend on a process: its namespaces are pinned by bind mounts. A daemon can be
-// killed and started again in the same host. A power failure is the kill of its cgroup and the loss
-// of its mount namespace.
+// A host does not depend on a process: bind mounts keep its namespaces alive. A daemon can be
+// killed and started again in the same host. To simulate a power failure, the lab kills all
+// processes in the host's cgroup and removes its mount namespace.
 package lab
 
 import (
@@ -20,7 +20,7 @@ import (
 	"strings"
 )
 
-// Role is the purpose of a host.
+// Role is the purpose of a Host: it determines which daemon runs there.
 type Role string
 
 const (
@@ -29,35 +29,36 @@ const (
 	RoleRegistry     Role = "registry"
 )
 
-// Host is one simulated machine of the lab.
+// Host is a simulated machine of the lab; see the package comment.
 type Host struct {
 	Name   string     `json:"name"`
 	Role   Role       `json:"role"`
 	IP     netip.Addr `json:"ip"`
-	Second netip.Addr `json:"second,omitzero"` // secondary address in a dual-stack lab
-	Link   int        `json:"link,omitempty"`  // number of its network link, from 0
-	// Standby marks a replica that joins without a vote.
+	Second netip.Addr `json:"second,omitzero"` // IPv6 address of a dual-stack lab
+	Link   int        `json:"link,omitempty"`  // number of its bridge, from 0
+	// Standby marks the host of a replica that joins the raft cluster without a vote.
 	Standby bool `json:"standby,omitempty"`
 
-	BinDir string `json:"binDir,omitempty"` // its own programs after Replace; "": the lab's
+	BinDir string `json:"binDir,omitempty"` // folder of its programs; "": Config.BinDir
 }
 
-// Config is the configuration of a lab. Zero sizes mean the values of Defaults.
+// Config is the configuration of a lab. It is stored on disk in the file lab.json, which Open
+// reads.
 type Config struct {
 	ControlPlanes   int    `json:"controlPlanes"`
 	Standbys        int    `json:"standbys,omitempty"` // additional replicas without a vote
 	Workers         int    `json:"workers"`
-	Listen          string `json:"listen"`             // API address of the forwarder, the only way into the lab
+	Listen          string `json:"listen"`             // API address of the forwarder
 	BinDir          string `json:"binDir"`             // folder of the programs
-	Programs        string `json:"programs,omitempty"` // initial programs of replicas and workers; "": BinDir
+	Programs        string `json:"programs,omitempty"` // of replicas and workers; "": BinDir
 	CNIBinDir       string `json:"cniBinDir"`          // folder of the CNI plugins
-	ImageDir        string `json:"imageDir"`           // *.tar archives for the registry and every worker
+	ImageDir        string `json:"imageDir"`           // *.tar archives for registry and workers
 	CPU             string `json:"cpu"`                // capacity that a worker reports
 	Memory          string `json:"memory"`
-	EvictionSeconds int    `json:"evictionSeconds"`      // before pods are evicted from a lost node
-	Links           int    `json:"links,omitempty"`      // number of routed links for the workers; 0: 1
+	EvictionSeconds int    `json:"evictionSeconds"`      // flag of replicas
+	Links           int    `json:"links,omitempty"`      // bridges of workers, routed; 0: 1
 	Families        string `json:"families,omitempty"`   // address families: ipv4, dual, or ipv6; "": ipv4
-	PodNetwork      string `json:"podNetwork,omitempty"` // --pod-network of the agents; "": auto
+	PodNetwork      string `json:"podNetwork,omitempty"` // flag of agents; "": auto
 	Kubeconfig      string `json:"kubeconfig"`
 
 	ControlPlaneFlags []string `json:"controlPlaneFlags,omitempty"` // additional flags of every replica
@@ -65,18 +66,18 @@ type Config struct {
 
 	Hosts []Host `json:"hosts"`
 
-	TestRun bool     `json:"testRun,omitempty"` // created by a test run and removed with it
-	Maker   *Process `json:"maker,omitempty"`   // process that called Up; nil in files of older releases
-	AtWork  *Process `json:"atWork,omitempty"`  // process that is creating, starting, or removing it
-	Built   bool     `json:"built,omitempty"`   // Up has finished, and Down was not called
+	TestRun bool     `json:"testRun,omitempty"` // a test run created it, and removes it
+	Maker   *Process `json:"maker,omitempty"`   // called Up; nil in labs of older releases
+	AtWork  *Process `json:"atWork,omitempty"`  // is creating, starting, or removing it
+	Built   bool     `json:"built,omitempty"`   // Up has finished, and Down has not begun
 }
 
-// Fixed addresses and ports of a lab.
+// Address ranges and ports that are the same in every lab.
 const (
-	Subnet      = "10.89.0.0/24" // of the first link
+	Subnet      = "10.89.0.0/24" // range of the hosts of the first bridge
 	ClusterCIDR = "10.244.0.0/16"
 	ServiceCIDR = "10.96.0.0/16"
-	// The IPv6 ranges.
+	// The pod and Service ranges of IPv6.
 	ClusterCIDR6 = "fd44::/48"
 	ServiceCIDR6 = "fd96::/112"
 
@@ -85,18 +86,20 @@ const (
 	PeerPort     = 6445
 	RegistryPort = 5000
 
-	// ReplicaMemory is the memory limit of a replica in bytes. The default, half of the machine, is
-	// too much for several replicas on one machine.
+	// ReplicaMemory is the memory limit of each replica in bytes. Without it, each of them would
+	// use up to half of the machine's memory.
 	ReplicaMemory = 2 << 30
 )
 
-// Lab is one lab in any state. Its configuration is on disk, so any process can open it.
+// Lab is the lab of this machine, running or not. Its configuration is on disk, so that any process
+// can open it.
 type Lab struct {
 	Config Config
-	out    io.Writer // progress messages
+	out    io.Writer // destination of progress messages
 }
 
-// New returns a lab that Up can create.
+// New returns a lab with the configuration c and its hosts. It changes nothing on the machine; Up
+// creates the lab. It returns an error if c is invalid. out receives progress messages.
 func New(c Config, out io.Writer) (*Lab, error) {
 	if errName != nil {
 		return nil, errName
@@ -110,7 +113,7 @@ func New(c Config, out io.Writer) (*Lab, error) {
 	if err := c.checkControlPlane(); err != nil {
 		return nil, err
 	}
-	// The lab may be started or removed from another working directory.
+	// Another command may start or remove the lab from another working directory.
 	for _, path := range []*string{&c.BinDir, &c.Programs, &c.CNIBinDir, &c.ImageDir, &c.Kubeconfig} {
 		if *path == "" {
 			continue
@@ -142,8 +145,8 @@ func New(c Config, out io.Writer) (*Lab, error) {
 	return &Lab{Config: c, out: out}, nil
 }
 
-// checkControlPlane refuses flags that the lab sets itself, and a folder that the replicas could
-// not see.
+// checkControlPlane returns an error for invalid ControlPlaneFlags, for flags that the lab sets
+// itself, and for a folder ControlPlaneFiles that hosts cannot mount. It makes that path absolute.
 func (c *Config) checkControlPlane() error {
 	for _, flag := range c.ControlPlaneFlags {
 		name, _, _ := strings.Cut(flag, "=")
@@ -176,8 +179,8 @@ func (c *Config) checkControlPlane() error {
 // ErrNotUp is returned if there is no lab on this machine.
 var ErrNotUp = errors.New("lab is not up: start it with 'kctl lab up'")
 
-// Open returns the lab of this machine from its configuration, or ErrNotUp. FindLab also returns
-// its state.
+// Open returns the lab of this machine with its stored configuration. It returns ErrNotUp if there
+// is no lab. It does not check whether the lab runs; see FindLab.
 func Open(out io.Writer) (*Lab, error) {
 	if errName != nil {
 		return nil, errName
@@ -206,7 +209,7 @@ func (l *Lab) saveConfig() error {
 	if err := os.MkdirAll(stateRoot, 0o755); err != nil {
 		return err
 	}
-	// A power failure must not leave an empty file.
+	// The file is synced before the rename, so that a power failure does not leave it empty.
 	tmp, err := os.OpenFile(configFile()+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
@@ -218,8 +221,8 @@ func (l *Lab) saveConfig() error {
 	return os.Rename(tmp.Name(), configFile())
 }
 
-// markBusy records that this process is creating, starting, or removing the lab. clearBusy undoes
-// it.
+// markBusy records in lab.json that this process is creating, starting, or removing the lab.
+// clearBusy removes this record.
 func (l *Lab) markBusy() error {
 	l.Config.AtWork = thisProcess()
 	if err := l.saveConfig(); err != nil {
@@ -236,7 +239,8 @@ func (l *Lab) clearBusy() error {
 	return nil
 }
 
-// Host returns a host by name. The error lists the existing hosts.
+// Host returns the host with the given name. If there is none, the error lists the names of all
+// hosts.
 func (l *Lab) Host(name string) (Host, error) {
 	i := slices.IndexFunc(l.Config.Hosts, func(h Host) bool { return h.Name == name })
 	if i < 0 {
@@ -249,7 +253,7 @@ func (l *Lab) Host(name string) (Host, error) {
 	return l.Config.Hosts[i], nil
 }
 
-// hostsWithRole returns the hosts with a role.
+// hostsWithRole returns the hosts with the role r, in the order of Config.Hosts.
 func (l *Lab) hostsWithRole(r Role) []Host {
 	var out []Host
 	for _, h := range l.Config.Hosts {
@@ -266,22 +270,23 @@ func (l *Lab) printf(format string, args ...any) {
 	}
 }
 
-// The host's folders on the machine.
+// stateDir returns the folder on the machine that is the host's disk: it survives a power failure.
 func (h Host) stateDir() string { return filepath.Join(stateRoot, "hosts", h.Name) }
 
-// DataDir returns the folder that is /var/lib/keelson on the host.
+// DataDir returns the folder on the machine that is mounted as /var/lib/keelson on the host.
 func (h Host) DataDir() string { return filepath.Join(h.stateDir(), "lib") }
 
 func (h Host) runDir() string  { return filepath.Join(runRoot, "hosts", h.Name) }
 func (h Host) pidFile() string { return filepath.Join(h.runDir(), "daemon.pid") }
 
-// LogFile returns the log file of the host's daemon.
+// LogFile returns the path, on the machine, of the log of the host's daemon.
 func (h Host) LogFile() string { return filepath.Join(h.stateDir(), "daemon.log") }
 
-// NetNS, MountNS, and UTSNS return the paths where the host's namespaces are pinned.
+// NetNS, MountNS, and UTSNS return the paths of the bind mounts that keep the host's namespaces
+// alive.
 func (h Host) NetNS() string   { return filepath.Join("/run/netns", root+"-"+h.Name) }
 func (h Host) MountNS() string { return filepath.Join(runRoot, "ns", h.Name+".mnt") }
 func (h Host) UTSNS() string   { return filepath.Join(runRoot, "ns", h.Name+".uts") }
 
-// CgroupPath returns the host's cgroup in every hierarchy.
+// CgroupPath returns the path of the host's cgroup, which is the same in every cgroup hierarchy.
 func (h Host) CgroupPath() string { return CgroupRoot() + "/" + h.Name }

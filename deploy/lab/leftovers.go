@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// leftoverHosts returns hosts according to the pinned namespaces, for a Down after the lab's
-// configuration was lost.
+// leftoverHosts returns a Host, with only its name, for each namespace that a lab has pinned on
+// this machine. Down uses it when the configuration of the lab is lost.
 func leftoverHosts() []Host {
 	var out []Host
 	seen := map[string]bool{}
@@ -33,7 +33,7 @@ func leftoverHosts() []Host {
 	return out
 }
 
-// unmountBelow unmounts everything at or below dir in this mount namespace, deepest first.
+// unmountBelow unmounts all mounts at or below dir in this mount namespace, the deepest first.
 func unmountBelow(dir string) error {
 	raw, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -56,10 +56,11 @@ func unmountBelow(dir string) error {
 	return errors.Join(errs...)
 }
 
-// isAtOrBelow reports whether path is dir or below it.
+// isAtOrBelow reports whether the path is dir, or is in dir or one of its subfolders.
 func isAtOrBelow(path, dir string) bool { return path == dir || strings.HasPrefix(path, dir+"/") }
 
-// ListLeftovers returns the parts of a lab that are still on the machine. It is empty after Down.
+// ListLeftovers returns descriptions of the namespaces, cgroups, processes, mounts, and folders of
+// a lab on this machine. The result is empty after Down.
 func ListLeftovers() []string {
 	var out []string
 	for _, h := range leftoverHosts() {
@@ -86,7 +87,8 @@ func ListLeftovers() []string {
 	return out
 }
 
-// lastLines returns the last n lines of a file.
+// lastLines returns the last n lines of a file, or the text of the error if the file cannot be
+// read.
 func lastLines(file string, n int) string {
 	raw, err := os.ReadFile(file)
 	if err != nil {

@@ -10,15 +10,16 @@ import (
 	"strings"
 )
 
-// LimitMemory limits the memory of all hosts together, in bytes. The kernel kills a process of the
-// lab that exceeds it, and the machine is not affected. The limit is lost when the lab is removed
-// or started again; 0 removes it.
+// LimitMemory limits the memory of all hosts of the lab together, in bytes; 0 removes the limit.
+// Above the limit, the kernel kills processes of the lab, and no other processes of the machine.
+// The limit is lost when the lab is removed or started again.
 func (l *Lab) LimitMemory(bytes int64) error {
 	return setMemoryLimit(root, bytes)
 }
 
-// LimitOwnMemory moves this process and its future children into a new cgroup with a memory limit
-// in bytes. release moves it back and removes the cgroup.
+// LimitOwnMemory moves this process, and with it its future children, into a new cgroup with a
+// memory limit in bytes. name is the path of the cgroup. release moves this process back and
+// removes the cgroup.
 func LimitOwnMemory(name string, bytes int64) (release func() error, err error) {
 	root := cgroupMount
 	if hasCgroupV2Only() {
@@ -48,14 +49,14 @@ func LimitOwnMemory(name string, bytes int64) (release func() error, err error) 
 	}, nil
 }
 
-// memoryCgroup returns the cgroup of this process in the hierarchy with the memory controller.
+// memoryCgroup returns the path of this process's cgroup in the hierarchy that controls memory.
 func memoryCgroup() (string, error) {
 	raw, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
 		return "", err
 	}
 	for line := range strings.Lines(string(raw)) {
-		// hierarchy:controllers:path; on v2 there is one line without controllers
+		// A line is HIERARCHY:CONTROLLERS:PATH. On v2, there is one line without controllers.
 		f := strings.SplitN(strings.TrimSpace(line), ":", 3)
 		if len(f) == 3 && (hasCgroupV2Only() && f[1] == "" || slices.Contains(strings.Split(f[1], ","), "memory")) {
 			return f[2], nil

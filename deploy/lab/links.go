@@ -12,16 +12,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The address families of a lab.
+// Values of Config.Families: the address families of hosts, pods, and Services.
 const (
 	FamilyIPv4 = "ipv4"
-	FamilyDual = "dual" // IPv4 first
+	FamilyDual = "dual" // the first address is IPv4
 	FamilyIPv6 = "ipv6"
 )
 
 const maxLinks = 9
 
-// lastMetric is the metric of routes that come after those of all daemons.
+// lastMetric is a route metric that is higher, and so has a lower priority, than that of all routes
+// that daemons add.
 const lastMetric = 1 << 16
 
 func bridgeName(link int) string { return "lab" + strconv.Itoa(link) }
@@ -39,7 +40,8 @@ func (c *Config) checkNetwork() error {
 	return nil
 }
 
-// newHost returns a host with the n-th addresses of a link.
+// newHost returns a Host with the n-th address of a link, for each address family of the lab. A
+// link is a bridge with its own address range; 0 is the first. It creates nothing on the machine.
 func (c *Config) newHost(name string, role Role, link, n int) Host {
 	four := netip.AddrFrom4([4]byte{10, 89, byte(link), byte(n)})
 	six := netip.MustParseAddr(fmt.Sprintf("fd89:0:0:%d::%d", link, n))
@@ -60,7 +62,7 @@ func (h Host) addresses() []netip.Addr {
 	return []netip.Addr{h.IP}
 }
 
-// nodeIPs returns the host's addresses separated by commas.
+// nodeIPs returns the IP addresses of the host as a list with commas.
 func (h Host) nodeIPs() string {
 	var out []string
 	for _, ip := range h.addresses() {
@@ -69,10 +71,12 @@ func (h Host) nodeIPs() string {
 	return strings.Join(out, ",")
 }
 
-// Endpoint returns host:port for a port of the host.
+// Endpoint returns IP:PORT for a port at the first address of the host.
 func (h Host) Endpoint(port int) string { return net.JoinHostPort(h.IP.String(), strconv.Itoa(port)) }
 
-// Ranges returns the pod and Service ranges, as flags of 'keelson-controlplane init'.
+// Ranges returns the pod and Service ranges of the cluster, in the form of the flags --cluster-cidr
+// and
+// --service-cidr of 'keelson-controlplane init'.
 func (c *Config) Ranges() (pods, services string) {
 	switch c.Families {
 	case FamilyDual:
@@ -83,8 +87,9 @@ func (c *Config) Ranges() (pods, services string) {
 	return ClusterCIDR, ServiceCIDR
 }
 
-// addRoutes routes a host to the lab's other links, and adds blackhole routes for the cluster's
-// ranges.
+// addRoutes adds routes in the current network namespace, which must be that of the host h. They
+// lead to the other links of the lab. It also adds blackhole routes for the pod and Service ranges,
+// which apply when no daemon has added a route.
 func (l *Lab) addRoutes(h Host) error {
 	router := l.Config.newHost("", bridgeHost.Role, h.Link, 1)
 	if l.Config.Links > 1 {
@@ -109,7 +114,7 @@ func (l *Lab) addRoutes(h Host) error {
 	return nil
 }
 
-// describeNetwork describes the network of the hosts for progress messages.
+// describeNetwork returns the address ranges of the hosts as a text for progress messages.
 func (c *Config) describeNetwork() string {
 	where := Subnet
 	if c.Links > 1 {

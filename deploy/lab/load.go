@@ -20,15 +20,15 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// LoadedImage is an image in the lab's registry.
+// LoadedImage contains the names of an image that LoadArchive has pushed to the lab's registry.
 type LoadedImage struct {
-	Name     string // name in pods: the registry is a mirror of all others
-	Registry string // name in the registry itself
+	Name     string // name for pods, as in the archive; the registry mirrors all registries
+	Registry string // name with the address of the lab's registry
 }
 
-// LoadArchive pushes the images of an archive to the lab's registry. Every worker asks that
-// registry first for any image, so pods use the names of the archive. After an error, the registry
-// contains only the images before the faulty one.
+// LoadArchive pushes the images of an archive to the lab's registry, and returns their names. The
+// workers try that registry first for every image, so pods use the names in the archive. After an
+// error, the registry contains the images before the one that failed.
 func (l *Lab) LoadArchive(ctx context.Context, path string) ([]LoadedImage, error) {
 	h, err := l.Host("registry")
 	if err != nil {
@@ -57,17 +57,18 @@ func (l *Lab) LoadArchive(ctx context.Context, path string) ([]LoadedImage, erro
 	return out, nil
 }
 
-// registryDialTimeout is the maximum time until the registry accepts a connection.
+// registryDialTimeout is the maximum duration of connecting to the lab's registry.
 const registryDialTimeout = 30 * time.Second
 
-// registryTransport returns a transport that connects to the registry on its host.
+// registryTransport returns an HTTP transport that connects from the network namespace of the host
+// h, the host of the registry. The machine itself has no route to it.
 func (h Host) registryTransport() *http.Transport {
 	return &http.Transport{DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
 		return h.dialWithTimeout(ctx, registryDialTimeout, address)
 	}}
 }
 
-// registryName returns an image's name in the lab's registry: its name with another registry host.
+// registryName returns ref with the address of the lab's registry in place of its registry.
 func (l *Lab) registryName(ref name.Reference) (name.Reference, error) {
 	full := l.registryAddress() + "/" + ref.Context().RepositoryStr()
 	if d, ok := ref.(name.Digest); ok {
@@ -76,8 +77,9 @@ func (l *Lab) registryName(ref name.Reference) (name.Reference, error) {
 	return name.NewTag(full+":"+ref.Identifier(), name.Insecure)
 }
 
-// pushImage writes blobs to the registry's folder, which is on this machine, and manifests through
-// its API.
+// pushImage stores an image or an image index as ref in the registry on the host h. It writes
+// layers directly to the registry's folder on this machine, and manifests through the registry's
+// API.
 func (h Host) pushImage(a archivedImage, ref name.Reference, options []remote.Option) error {
 	blobs := blobFolder(h.registryFolder())
 	if a.index == nil {
@@ -105,7 +107,8 @@ func (h Host) pushImage(a archivedImage, ref name.Reference, options []remote.Op
 	return remote.WriteIndex(ref, a.index, options...)
 }
 
-// registryFolder returns the folder of the registry's data on this machine.
+// registryFolder returns the folder on this machine that contains the data of the registry on the
+// host h.
 func (h Host) registryFolder() string { return filepath.Join(h.DataDir(), "registry") }
 
 func storeImage(blobs string, img v1.Image) error {
@@ -125,7 +128,8 @@ func storeImage(blobs string, img v1.Image) error {
 	return nil
 }
 
-// storeBlob writes a blob and verifies its digest. An existing blob is not read.
+// storeBlob writes the content of open to the blob file of a digest below blobs, and returns an
+// error if the content has another digest. If the file exists, it does nothing.
 func storeBlob(blobs string, digest v1.Hash, open func() (io.ReadCloser, error)) (err error) {
 	path := filepath.Join(blobs, digest.Algorithm, digest.Hex)
 	if fileExists(path) {
@@ -159,7 +163,7 @@ func storeBlob(blobs string, digest v1.Hash, open func() (io.ReadCloser, error))
 	return os.Rename(out.Name(), path)
 }
 
-// waitRegistry waits until the registry responds.
+// waitRegistry waits until the lab's registry accepts connections.
 func (l *Lab) waitRegistry(ctx context.Context) error {
 	h, err := l.Host("registry")
 	if err != nil {
@@ -169,7 +173,7 @@ func (l *Lab) waitRegistry(ctx context.Context) error {
 	defer cancel()
 	err = wait.For(waiting, 20*time.Millisecond, func() error {
 		if h.daemonPID() == 0 {
-			cancel() // the daemon does not restart by itself
+			cancel() // nothing restarts the daemon
 			return fmt.Errorf("its daemon exited; the end of %s:\n%s", h.LogFile(), lastLines(h.LogFile(), 15))
 		}
 		conn, err := h.Dial(waiting, l.registryAddress())
@@ -184,7 +188,7 @@ func (l *Lab) waitRegistry(ctx context.Context) error {
 	return nil
 }
 
-// fillRegistry loads the archives of the image folder into the registry.
+// fillRegistry waits for the lab's registry, and loads all archives in Config.ImageDir into it.
 func (l *Lab) fillRegistry(ctx context.Context) error {
 	if err := l.waitRegistry(ctx); err != nil {
 		return err
@@ -201,7 +205,7 @@ func (l *Lab) fillRegistry(ctx context.Context) error {
 	return nil
 }
 
-// archives returns the files of the image folder.
+// archives returns the paths of the image archives in Config.ImageDir.
 func (l *Lab) archives() ([]string, error) {
 	if l.Config.ImageDir == "" {
 		return nil, nil

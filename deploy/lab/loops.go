@@ -11,11 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fileID identifies a file of the machine by its inode.
+// fileID identifies a file of this machine by its device and inode number.
 type fileID struct{ device, number uint64 }
 
-// loopDevices returns the machine's loop devices by their backing file. Their backing paths are not
-// used, because they belong to the mount namespace of a driver.
+// loopDevices returns the paths of the attached loop devices by their backing file. It identifies
+// the file by its inode, because the path in /sys is that in the mount namespace of a storage
+// driver.
 func loopDevices() map[fileID]string {
 	out := map[fileID]string{}
 	busy, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
@@ -23,7 +24,7 @@ func loopDevices() map[fileID]string {
 		path := filepath.Join("/dev", filepath.Base(filepath.Dir(filepath.Dir(b))))
 		f, err := os.OpenFile(path, os.O_RDONLY, 0)
 		if err != nil {
-			continue // it was removed meanwhile
+			continue // the device was removed meanwhile
 		}
 		if i, err := unix.IoctlLoopGetStatus64(int(f.Fd())); err == nil {
 			out[fileID{i.Device, i.Inode}] = path
@@ -33,8 +34,9 @@ func loopDevices() map[fileID]string {
 	return out
 }
 
-// detachLoopDevices detaches the loop devices of files below dir. The device of a block volume
-// stays attached until its driver detaches it, and would keep the space of a removed file.
+// detachLoopDevices detaches the loop devices whose backing files are below dir. Otherwise a
+// removed backing file would keep its disk space: the device of a block volume stays attached until
+// its storage driver detaches it.
 func detachLoopDevices(dir string) error {
 	devices := loopDevices()
 	if len(devices) == 0 {
@@ -43,7 +45,7 @@ func detachLoopDevices(dir string) error {
 	var errs []error
 	_ = filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
-			return nil // the caller, which removes the folder, reports the error
+			return nil // the caller removes the folder and reports the error
 		}
 		info, err := d.Info()
 		if err != nil {
@@ -61,8 +63,8 @@ func detachLoopDevices(dir string) error {
 	return errors.Join(errs...)
 }
 
-// detachLoopDevice detaches a loop device from its file. An open device is detached when it is
-// closed.
+// detachLoopDevice detaches the loop device at a path from its backing file. If it is open, the
+// kernel detaches it when it is closed.
 func detachLoopDevice(path string) error {
 	f, err := os.OpenFile(path, os.O_RDONLY, 0)
 	if err != nil {

@@ -10,18 +10,19 @@ import (
 	"regexp"
 )
 
-// NameEnv is the environment variable that selects one of several labs of a machine. Each has its
-// own hosts, bridge, cgroups, disks, and API address. Without it, the lab without a name is
-// selected.
+// NameEnv is the environment variable with the name of the lab that all functions of this package
+// use. A machine can have several labs, each with its own hosts, bridges, cgroups, disks, and API
+// address. If the variable is not set, it is the lab without a name.
 const NameEnv = "KEELSON_LAB"
 
-// root is the prefix of all names of the lab on this machine. No lab's root is a prefix of
-// another's.
+// root is the prefix of the names of the lab's cgroup, folders, and namespaces. It is RootPrefix
+// for the lab without a name, and otherwise RootPrefix followed by "@" and the name. errName is the
+// error for an invalid name.
 var root, errName = rootOf(os.Getenv(NameEnv))
 
 var labName = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,19}$`)
 
-// RootPrefix is the root of the lab without a name, and the prefix of the roots of all other labs.
+// RootPrefix is the root of the lab without a name. The roots of all other labs begin with it.
 const RootPrefix = "keelson-lab"
 
 func rootOf(name string) (string, error) {
@@ -34,8 +35,8 @@ func rootOf(name string) (string, error) {
 	return RootPrefix + "@" + name, nil
 }
 
-// Listen returns the preferred API address of the lab that $KEELSON_LAB selects: 127.0.0.1:6443 for
-// the lab without a name, and otherwise a port from 16443 to 17442 that depends on the name.
+// Listen returns the preferred API address of the lab that NameEnv selects. It is 127.0.0.1:6443
+// for the lab without a name. Otherwise it has a port from 16443 to 17442, derived from the name.
 func Listen() string { return listenOf(os.Getenv(NameEnv)) }
 
 const (
@@ -50,12 +51,14 @@ func listenOf(name string) string {
 	return labAddress(int(crc32.ChecksumIEEE([]byte(name)) % namedPorts))
 }
 
-// labAddress returns the n-th API address for named labs, modulo their number.
+// labAddress returns the n-th API address for labs with a name. After the last one, it continues
+// with the first.
 func labAddress(n int) string { return fmt.Sprintf("127.0.0.1:%d", firstNamedPort+n%namedPorts) }
 
-// FreeListen returns the default API address of a new lab. The lab without a name always has
-// 127.0.0.1:6443. A named lab has its preferred address, or the next one that no process listens on
-// and that no other lab of this machine has, running or down.
+// FreeListen returns an API address for a new lab. The lab without a name always gets
+// 127.0.0.1:6443, even if it is in use. A lab with a name gets the result of Listen or the next
+// free address. An address is free if no process listens on it and no other lab of this machine,
+// running or not, has it.
 func FreeListen() (string, error) { return freeListen(os.Getenv(NameEnv), "/var/lib") }
 
 func freeListen(name, states string) (string, error) {
@@ -85,10 +88,11 @@ func freeListen(name, states string) (string, error) {
 		firstNamedPort, firstNamedPort+namedPorts-1, name)
 }
 
-// CgroupRoot returns the cgroup of all hosts.
+// CgroupRoot returns the path of the cgroup that contains the cgroups of all hosts of the lab.
 func CgroupRoot() string { return "/" + root }
 
-// Root returns the prefix of the names of the lab's files.
+// Root returns the prefix of the names of the lab's cgroup, folders, and namespaces on this
+// machine, such as keelson-lab.
 func Root() string { return root }
 
 var (

@@ -13,15 +13,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bridgeHost is the namespace with the bridges, one per link. It routes between them, and the
-// forwarder runs in it.
+// bridgeHost is the network namespace with the lab's bridges, one for each link. It routes between
+// the links. The forwarder runs in it.
 var bridgeHost = Host{Name: "bridge", Role: "bridge"}
 
-// inNetNS runs f on a thread in the namespace. The thread is discarded afterwards.
+// inNetNS runs f on an OS thread in the network namespace that is pinned at path, and returns its
+// error. The thread ends after that.
 func inNetNS(path string, f func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // never unlocked, so that the runtime ends the thread
+		runtime.LockOSThread() // not unlocked, so that the Go runtime ends the thread
 		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err != nil {
 			done <- fmt.Errorf("opening namespace %s: %w", path, err)
@@ -37,7 +38,8 @@ func inNetNS(path string, f func() error) error {
 	return <-done
 }
 
-// makeNetNS creates and pins an empty network namespace with lo up and forwarding enabled.
+// makeNetNS creates the network namespace of the host h and pins it at NetNS, without interfaces
+// except lo. It enables IPv4 forwarding.
 func (h Host) makeNetNS() error {
 	done := make(chan error, 1)
 	go func() {
@@ -55,8 +57,8 @@ func (h Host) makeNetNS() error {
 	return nil
 }
 
-// prepareNetNS must run on a thread in the new namespace, because /proc/sys/net shows the namespace
-// of the calling thread.
+// prepareNetNS sets lo up and enables IPv4 forwarding in the current network namespace. It must run
+// on a thread in that namespace, because /proc/sys/net shows the namespace of the calling thread.
 func prepareNetNS() error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
@@ -68,7 +70,8 @@ func prepareNetNS() error {
 	return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0)
 }
 
-// makeBridges creates the bridges in their own namespace, which has no link to the machine.
+// makeBridges creates the network namespace of bridgeHost with one bridge for each link. The
+// namespace has no interface to the machine's own network.
 func (l *Lab) makeBridges() error {
 	if err := bridgeHost.makeNetNS(); err != nil {
 		return err
@@ -79,7 +82,7 @@ func (l *Lab) makeBridges() error {
 			if err := netlink.LinkAdd(br); err != nil {
 				return fmt.Errorf("making bridge %s: %w", br.Name, err)
 			}
-			// The bridge is the router of its link and has the router's addresses.
+			// A bridge has the first address of its link: the hosts use it as their router.
 			if err := assignAddresses(br, l.Config.newHost("", bridgeHost.Role, i, 1)); err != nil {
 				return err
 			}
@@ -91,12 +94,12 @@ func (l *Lab) makeBridges() error {
 	})
 }
 
-// assignAddresses assigns the addresses of a host to a link and sets it up.
+// assignAddresses assigns the IP addresses of the host h to the interface l, and sets it up.
 func assignAddresses(l netlink.Link, h Host) error {
 	for _, ip := range h.addresses() {
 		a := &netlink.Addr{IPNet: &net.IPNet{IP: ip.AsSlice(), Mask: net.CIDRMask(24, 32)}}
 		if ip.Is6() {
-			a.Mask, a.Flags = net.CIDRMask(64, 128), unix.IFA_F_NODAD // no duplicates exist, and daemons use it at once
+			a.Mask, a.Flags = net.CIDRMask(64, 128), unix.IFA_F_NODAD // daemons bind it at once
 		}
 		if err := netlink.AddrAdd(l, a); err != nil {
 			return fmt.Errorf("address %s: %w", ip, err)
@@ -107,9 +110,8 @@ func assignAddresses(l netlink.Link, h Host) error {
 
 func (h Host) portName() string { return "p-" + h.Name }
 
-// connectHost creates the host's network namespace and its cable to the bridge of its link.
-// Blackhole routes for pod and Service addresses come after all routes of daemons. Without a
-// default route, such packets could not leave anyway; the blackhole makes that explicit.
+// connectHost creates the network namespace of the host h, and connects it by a veth pair to the
+// bridge of its link. It adds addresses and routes; see addRoutes.
 func (l *Lab) connectHost(h Host) error {
 	if err := h.makeNetNS(); err != nil {
 		return err
@@ -124,7 +126,7 @@ func (l *Lab) connectHost(h Host) error {
 		if err != nil {
 			return err
 		}
-		// After cutPower, the kernel removes the namespace and its cable with a delay.
+		// After cutPower, the kernel removes the previous namespace and its veth pair with a delay.
 		if old, err := netlink.LinkByName(h.portName()); err == nil {
 			if err := netlink.LinkDel(old); err != nil && !errors.Is(err, unix.ENODEV) {
 				return fmt.Errorf("removing the old cable: %w", err)
@@ -158,7 +160,8 @@ func (l *Lab) connectHost(h Host) error {
 	return nil
 }
 
-// setCableUp sets the bridge's end of the host's cable up or down.
+// setCableUp sets the bridge's end of the host's veth pair up or down, like connecting or
+// disconnecting its network cable.
 func (h Host) setCableUp(up bool) error {
 	return inNetNS(bridgeHost.NetNS(), func() error {
 		l, err := netlink.LinkByName(h.portName())
@@ -172,7 +175,7 @@ func (h Host) setCableUp(up bool) error {
 	})
 }
 
-// isCableUp reports whether the host's cable is connected.
+// isCableUp reports whether the bridge's end of the host's veth pair is up; see setCableUp.
 func (h Host) isCableUp() bool {
 	up := false
 	_ = inNetNS(bridgeHost.NetNS(), func() error {
@@ -183,7 +186,8 @@ func (h Host) isCableUp() bool {
 	return up
 }
 
-// removeNetNS unpins the namespace. Its interfaces are removed with its last user.
+// removeNetNS unpins the host's network namespace. The kernel removes it, with its interfaces, when
+// no process uses it.
 func (h Host) removeNetNS() error {
 	err := unpinNamespace(h.NetNS())
 	if err != nil {
@@ -192,13 +196,13 @@ func (h Host) removeNetNS() error {
 	return nil
 }
 
-// unpinNamespace removes a namespace's bind mount and its file. It ignores a namespace that is not
-// pinned.
+// unpinNamespace removes the bind mount of a namespace at a path, and the file below it. It does
+// nothing if the namespace is not pinned there.
 func unpinNamespace(path string) error {
 	for {
 		err := unix.Unmount(path, unix.MNT_DETACH)
 		if err == nil {
-			continue // it was pinned more than once
+			continue // a namespace may be pinned several times at one path
 		}
 		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
 			break

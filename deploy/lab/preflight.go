@@ -17,8 +17,9 @@ func needRoot() error {
 	return nil
 }
 
-// Preflight returns an error if the lab cannot work on this machine: one line with the missing part
-// and the remedy. It changes nothing.
+// Preflight returns an error if this machine lacks a requirement of the lab, such as a kernel
+// module, a program, or a free port. The error contains the remedy in one line. Preflight may load
+// kernel modules; it changes nothing else.
 func (l *Lab) Preflight() error {
 	if err := needRoot(); err != nil {
 		return err

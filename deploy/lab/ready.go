@@ -19,15 +19,15 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// Dial opens a TCP connection from the host's network namespace within one second; callers probe
-// repeatedly. The address must be numeric, so that only one socket is created, on the calling
+// Dial opens a TCP connection from the network namespace of the host, within one second: callers
+// retry. address must be a numeric IP:PORT, so that only one socket is created, on the calling
 // thread.
 func (h Host) Dial(ctx context.Context, address string) (net.Conn, error) {
 	return h.dialWithTimeout(ctx, time.Second, address)
 }
 
-// dialWithTimeout is Dial with a timeout. A caller that does not retry needs several seconds: if
-// the first SYN is lost on a busy machine, the kernel retransmits it after one second.
+// dialWithTimeout is Dial with the timeout within. Callers that do not retry need several seconds.
+// If the first SYN is lost on a busy machine, the kernel retransmits it only after one second.
 func (h Host) dialWithTimeout(ctx context.Context, within time.Duration, address string) (net.Conn, error) {
 	var conn net.Conn
 	err := inNetNS(h.NetNS(), func() (err error) {
@@ -37,8 +37,8 @@ func (h Host) dialWithTimeout(ctx context.Context, within time.Duration, address
 	return conn, err
 }
 
-// Listen listens on the host for TCP connections, for a server in this process that the lab's hosts
-// can reach.
+// Listen listens for TCP connections in the network namespace of the host. A server in this process
+// can thereby be reached from the hosts of the lab.
 func (h Host) Listen(address string) (net.Listener, error) {
 	var l net.Listener
 	err := inNetNS(h.NetNS(), func() (err error) {
@@ -48,16 +48,17 @@ func (h Host) Listen(address string) (net.Listener, error) {
 	return l, err
 }
 
-// dialLab opens a connection from the bridge's namespace, which reaches the addresses of the lab.
+// dialLab opens a TCP connection from the network namespace of the bridges, which reaches all
+// hosts.
 func dialLab(ctx context.Context, address string) (net.Conn, error) {
 	return bridgeHost.Dial(ctx, address)
 }
 
 func (h Host) apiAddress() string { return h.Endpoint(APIPort) }
 
-// checkReady returns nil if the replica responds to /readyz with 200. It does not verify the
-// replica's certificate: the result only selects where connections are forwarded to, and clients
-// verify TLS themselves.
+// checkReady returns nil if the replica on the host h responds to GET /readyz with status 200. It
+// does not verify the replica's certificate. The result only selects a replica to forward
+// connections to, and clients verify TLS themselves.
 func checkReady(ctx context.Context, h Host) error { return checkReadyWith(ctx, h, dialLab) }
 
 func checkReadyWith(ctx context.Context, h Host, dial func(context.Context, string) (net.Conn, error)) error {
@@ -86,7 +87,7 @@ func checkReadyWith(ctx context.Context, h Host, dial func(context.Context, stri
 	return nil
 }
 
-// adminClient returns an API client with the administrator's credentials.
+// adminClient returns an API client with the kubeconfig at Config.Kubeconfig.
 func (l *Lab) adminClient() (*kubernetes.Clientset, error) {
 	cfg, err := clientcmd.BuildConfigFromFlags("", l.Config.Kubeconfig)
 	if err != nil {
@@ -95,8 +96,8 @@ func (l *Lab) adminClient() (*kubernetes.Clientset, error) {
 	return kubernetes.NewForConfig(cfg)
 }
 
-// nodeSessions returns the resource versions of the nodes' session records. A record is written
-// only when an agent starts a session.
+// nodeSessions returns the resource version of each node's Lease by node name. It changes only when
+// an agent starts a session with the control plane.
 func nodeSessions(ctx context.Context, cs kubernetes.Interface) (map[string]string, error) {
 	leases, err := cs.CoordinationV1().Leases(v1.NamespaceNodeLease).List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -109,7 +110,9 @@ func nodeSessions(ctx context.Context, cs kubernetes.Interface) (map[string]stri
 	return out, nil
 }
 
-// waitNodes waits until every worker has a new session compared with before, and its Node is Ready.
+// waitNodes waits until all workers are ready: the Node is Ready, and its agent has started a
+// session since before, a previous result of nodeSessions. It returns an error if an agent exits.
+// step prints progress.
 func (l *Lab) waitNodes(ctx context.Context, before map[string]string, step func(string, ...any)) error {
 	cs, err := l.adminClient()
 	if err != nil {

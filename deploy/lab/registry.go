@@ -23,13 +23,14 @@ import (
 )
 
 const (
-	maxManifest         = 4 << 20 // bytes of a manifest, the common limit of registries
-	maxUpload           = 1 << 30 // bytes of one request; larger layers are pushed in chunks
+	maxManifest         = 4 << 20 // bytes of a manifest, the usual limit of registries
+	maxUpload           = 1 << 30 // bytes of one request; larger layers must be pushed in chunks
 	registryReadTimeout = 10 * time.Minute
 )
 
-// ServeRegistry runs an image registry with its images in a folder, so that they survive a restart.
-// It has no authentication, and is meant for the hosts of a lab.
+// ServeRegistry runs an image registry at the address listen until ctx is canceled. It stores
+// images in a folder, so that they are available again after a restart. It has no authentication,
+// and is only for the hosts of a lab.
 func ServeRegistry(ctx context.Context, listen, folder string) error {
 	store := manifestStore(filepath.Join(folder, "manifests"))
 	for _, dir := range []string{string(store), blobFolder(folder)} {
@@ -61,14 +62,16 @@ func ServeRegistry(ctx context.Context, listen, folder string) error {
 	}
 }
 
-// blobFolder returns the folder of layers and configurations, as ALGORITHM/DIGEST.
+// blobFolder returns the folder below the registry's folder that contains layers and image
+// configurations, each as ALGORITHM/DIGEST.
 func blobFolder(folder string) string { return filepath.Join(folder, "blobs") }
 
-// manifestStore is the folder of manifests. The registry library stores blobs on disk, but
-// manifests only in memory.
+// manifestStore stores the manifests of the registry in a folder, its value. The registry library
+// stores blobs on disk, but manifests only in memory.
 type manifestStore string
 
-// storedManifest is a manifest on disk.
+// storedManifest is the content of a file in a manifestStore: a manifest, and the request that
+// pushes it.
 type storedManifest struct {
 	Path      string `json:"path"` // URL path: /v2/REPOSITORY/manifests/REFERENCE
 	MediaType string `json:"mediaType"`
@@ -80,8 +83,8 @@ func (m manifestStore) manifestFile(path string) string {
 	return filepath.Join(string(m), hex.EncodeToString(sum[:])+".json")
 }
 
-// persistManifests returns a handler that stores manifests that the registry has accepted, and
-// removes deleted ones.
+// persistManifests returns a handler that forwards requests to images, the registry. It stores each
+// manifest that the registry has accepted, and removes each one that the registry has deleted.
 func (m manifestStore) persistManifests(images http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		r.Body = http.MaxBytesReader(w, r.Body, maxUpload)
@@ -121,8 +124,8 @@ func (m manifestStore) writeManifest(k storedManifest) error {
 	return os.Rename(file+".new", file)
 }
 
-// loadManifests puts the stored manifests into the registry: images first, because an index
-// requires its images.
+// loadManifests pushes the stored manifests to images, the registry. Manifests of images come
+// before image indexes, because the registry refuses an index without its images.
 func (m manifestStore) loadManifests(images http.Handler) error {
 	files, err := filepath.Glob(filepath.Join(string(m), "*.json"))
 	if err != nil {
@@ -156,13 +159,13 @@ func (m manifestStore) loadManifests(images http.Handler) error {
 	return nil
 }
 
-// codeWriter records the status code of a response.
+// codeWriter is an http.ResponseWriter that stores the status code of the response in code.
 type codeWriter struct {
 	http.ResponseWriter
 	code int
 }
 
-// WriteHeader implements http.ResponseWriter.
+// WriteHeader stores the status code and forwards it.
 func (w *codeWriter) WriteHeader(code int) {
 	w.code = code
 	w.ResponseWriter.WriteHeader(code)

@@ -9,17 +9,19 @@ import (
 	"strings"
 )
 
-// requiredPrograms are the programs of a host of each role, its daemon first.
+// requiredPrograms are the names of the programs that a host needs, by its role. The first is the
+// daemon.
 var requiredPrograms = map[Role][]string{
 	RoleControlPlane: {"keelson-controlplane"},
 	RoleWorker:       {"keelson-agent", "keelson-shim", "keelson-oci", "keelson-pause"},
 }
 
-// Replace changes a host to the programs in another folder: it stops the daemon gracefully and
-// starts the new one, and containers continue. It returns when the replica is ready, or the worker
-// has a new session and its Node is Ready. "" means the lab's own folder. If the folder lacks a
-// program, nothing is stopped. If the new daemon does not become ready, the host keeps it for
-// inspection.
+// Replace upgrades the named host to the programs in the folder dir; "" means Config.BinDir. It
+// stops the daemon gracefully, and starts the new daemon; containers continue. It returns when the
+// replica is ready, or when the agent has a new session and its Node is Ready.
+//
+// If the folder lacks a program, nothing is stopped. If the new daemon does not become ready, it is
+// not reverted, so that it can be inspected.
 func (l *Lab) Replace(ctx context.Context, name, dir string) error {
 	i, dir, err := l.checkReplacement(name, dir)
 	if err != nil {
@@ -53,8 +55,9 @@ func (l *Lab) Replace(ctx context.Context, name, dir string) error {
 	return nil
 }
 
-// checkReplacement returns the index of the host, and the folder as it is stored for a host. It
-// returns an error if the host could not run from the folder.
+// checkReplacement checks whether Replace may use the folder dir for the named host. It returns the
+// index of the host in Config.Hosts, and the value for its BinDir. It returns an error if the host
+// is not a replica or worker, is not running, or if the folder lacks a program.
 func (l *Lab) checkReplacement(name, dir string) (i int, kept string, err error) {
 	h, err := l.Host(name)
 	if err != nil {
@@ -86,7 +89,8 @@ func (l *Lab) checkReplacement(name, dir string) (i int, kept string, err error)
 	return i, dir, nil
 }
 
-// checkPrograms returns an error if a folder lacks a program of the role.
+// checkPrograms returns an error if the folder dir lacks an executable program that a host with the
+// role needs.
 func checkPrograms(dir string, role Role) error {
 	for _, p := range requiredPrograms[role] {
 		if info, err := os.Stat(filepath.Join(dir, p)); err != nil || info.IsDir() || info.Mode()&0o111 == 0 {
@@ -96,7 +100,7 @@ func checkPrograms(dir string, role Role) error {
 	return nil
 }
 
-// waitNode waits until a worker has a new session compared with before, and its Node is Ready.
+// waitNode is waitNodes for the one worker h.
 func (l *Lab) waitNode(ctx context.Context, h Host, before map[string]string) error {
 	one := &Lab{Config: l.Config}
 	one.Config.Hosts = []Host{h}

@@ -14,18 +14,18 @@ func fileExists(path string) bool {
 	return err == nil
 }
 
-// HostStatus is the state of a host as seen from the machine.
+// HostStatus is the observed state of a host of the lab.
 type HostStatus struct {
 	Host
-	PID       int  // of the daemon; 0: not running
-	Processes int  // number of processes of the host
-	Plugged   bool // the cable is connected
+	PID       int  // PID of its daemon; 0: not running
+	Processes int  // number of all its processes
+	Plugged   bool // false after Partition
 	Frozen    bool
-	Ready     string // of replicas: "yes" or the reason
-	RSS       int64  // memory of the daemon in bytes
+	Ready     string // only of replicas: "yes", or "no: " and the reason
+	RSS       int64  // resident memory of its daemon in bytes
 }
 
-// Status returns the state of every host.
+// Status returns the observed state of each host, in the order of Config.Hosts.
 func (l *Lab) Status(ctx context.Context) []HostStatus {
 	var out []HostStatus
 	for _, h := range l.Config.Hosts {
@@ -44,7 +44,7 @@ func (l *Lab) Status(ctx context.Context) []HostStatus {
 	return out
 }
 
-// PrintStatus writes an aligned table.
+// PrintStatus prints the states of hosts as a table with aligned columns.
 func PrintStatus(w io.Writer, hosts []HostStatus) error {
 	t := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
 	fmt.Fprintln(t, "HOST\tROLE\tIP\tDAEMON\tPROCESSES\tRSS\tSTATE\tREADY")

@@ -9,7 +9,8 @@ import (
 	"path/filepath"
 )
 
-// extractTar extracts the regular files of an archive below dir; os.Root confines them.
+// extractTar extracts the regular files of a tar into the folder dir. Names in the tar cannot lead
+// out of dir, not even through symbolic links.
 func extractTar(archive, dir string) error {
 	f, err := os.Open(archive)
 	if err != nil {

@@ -13,12 +13,12 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// startTimeout is how long a running daemon may take until it serves: normally seconds, but many
-// times that on a busy or emulated machine. A daemon that exits is reported at once.
+// startTimeout is the maximum time until a started daemon is ready. It normally takes seconds, but
+// much longer on a busy or emulated machine. If a daemon exits, the wait ends at once.
 const startTimeout = 3 * time.Minute
 
-// Up creates the lab, and returns when every replica and every worker is ready. After a failure it
-// removes everything.
+// Up creates the lab on this machine and starts it. It returns when every replica and every worker
+// is ready. After an error, it removes everything, and keeps copies of the daemons' logs.
 func (l *Lab) Up(ctx context.Context) (err error) {
 	if err := l.removeRemains(ctx); err != nil {
 		return err
@@ -54,8 +54,8 @@ func (l *Lab) Up(ctx context.Context) (err error) {
 	return nil
 }
 
-// removeRemains returns an error if a lab exists. It removes the remains of one that can no longer
-// be started.
+// removeRemains removes what remains of a lab that can no longer be started. It returns an error if
+// there is a lab on this machine.
 func (l *Lab) removeRemains(ctx context.Context) error {
 	if err := needRoot(); err != nil {
 		return err
@@ -77,7 +77,8 @@ func (l *Lab) removeRemains(ctx context.Context) error {
 	return nil
 }
 
-// stepPrinter returns a function that prints progress lines with the elapsed time.
+// stepPrinter returns a function that prints a progress message with the seconds since stepPrinter
+// was called.
 func (l *Lab) stepPrinter() func(format string, args ...any) {
 	begin := time.Now()
 	return func(format string, args ...any) {
@@ -85,7 +86,8 @@ func (l *Lab) stepPrinter() func(format string, args ...any) {
 	}
 }
 
-// createHosts creates the bridges and all hosts, and calls give for each worker.
+// createHosts creates the bridges, and then all hosts in parallel, without daemons. It calls give
+// for each worker after its creation.
 func (l *Lab) createHosts(give func(worker Host) error) error {
 	if err := l.makeBridges(); err != nil {
 		return err
@@ -108,7 +110,9 @@ func (l *Lab) createHosts(give func(worker Host) error) error {
 	return g.Wait()
 }
 
-// startAll starts the daemons in the order of their dependencies.
+// startAll creates the cluster and starts the daemons of all hosts: the registry, the first
+// replica, the other replicas, and the workers. It returns when all of them are ready. step prints
+// progress.
 func (l *Lab) startAll(ctx context.Context, step func(string, ...any)) error {
 	registry, err := l.Host("registry")
 	if err != nil {
@@ -169,8 +173,8 @@ func (l *Lab) startAll(ctx context.Context, step func(string, ...any)) error {
 	return l.waitNodes(ctx, nil, step)
 }
 
-// writeKubeconfig writes the kubeconfig for clients on this machine, and removes their cached
-// discovery of the address.
+// writeKubeconfig writes the administrator's kubeconfig to Config.Kubeconfig. It also removes the
+// API discovery of a previous cluster at the same address from the cache of kubectl and kctl.
 func (l *Lab) writeKubeconfig(raw []byte) error {
 	if err := removeDiscoveryCache(l.Config.Listen); err != nil {
 		return fmt.Errorf("removing the cached discovery of an earlier cluster at %s: %w", l.Config.Listen, err)
@@ -181,13 +185,14 @@ func (l *Lab) writeKubeconfig(raw []byte) error {
 	return os.WriteFile(l.Config.Kubeconfig, raw, 0o600)
 }
 
-// waitReady waits until a replica is ready.
+// waitReady waits until the replica on the host h is ready. It returns an error, with the end of
+// its log, if the daemon exits.
 func (l *Lab) waitReady(ctx context.Context, h Host) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	err := wait.For(ctx, 50*time.Millisecond, func() error {
 		if h.daemonPID() == 0 {
-			cancel() // the daemon does not restart by itself
+			cancel() // nothing restarts the daemon
 			return fmt.Errorf("its daemon exited; the end of %s:\n%s", h.LogFile(), lastLines(h.LogFile(), 15))
 		}
 		return checkReady(ctx, h)
@@ -198,7 +203,7 @@ func (l *Lab) waitReady(ctx context.Context, h Host) error {
 	return nil
 }
 
-// keepLogs copies the daemons' logs before a failed Up removes everything.
+// keepLogs copies the logs of all daemons to a new temporary folder, and prints its path.
 func (l *Lab) keepLogs() {
 	dir, err := os.MkdirTemp("", "keelson-lab-logs-")
 	if err != nil {
@@ -212,12 +217,13 @@ func (l *Lab) keepLogs() {
 	l.printf("the daemons' logs are kept in %s", dir)
 }
 
-// Down removes the lab: processes, mounts, namespaces, interfaces, cgroups, and state. It works
-// from what it finds on the machine, even if every process was killed. It can be called twice.
+// Down removes the lab from this machine: processes, mounts, namespaces, interfaces, cgroups, and
+// disks. It searches the machine for them, so it also works if all processes were killed or
+// lab.json is lost. It may be called again.
 func (l *Lab) Down(ctx context.Context) error {
 	if fileExists(configFile()) {
-		// An interrupted removal leaves parts of disks, which must not be started. On a full disk
-		// this cannot be recorded.
+		// If the removal is interrupted, parts of the disks remain, and the lab must not be started
+		// again. On a full disk, this cannot be recorded.
 		l.Config.Built = false
 		_ = l.markBusy()
 	}
@@ -234,9 +240,9 @@ func (l *Lab) Down(ctx context.Context) error {
 	return nil
 }
 
-// releaseAll kills every process of the lab, and removes everything that a machine loses without
-// power: mounts, namespaces, loop devices, interfaces, cgroups, and /run. The disks of the hosts
-// stay.
+// releaseAll kills all processes of the lab, and removes everything that a machine loses at a power
+// failure: mounts, namespaces, loop devices, interfaces, cgroups, and /run. The disks of the hosts
+// remain.
 func (l *Lab) releaseAll(ctx context.Context) error {
 	errs := []error{killCgroup(ctx, CgroupRoot())}
 	for _, h := range append(leftoverHosts(), l.Config.Hosts...) {
