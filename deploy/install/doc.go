@@ -1,3 +1,4 @@
-// Package install contains the systemd units, example settings, and the installation and
-// uninstallation scripts, with their tests. deploy/dist packages them.
+// Package install contains the files that install Keelson on a machine: systemd units, example
+// settings, install.sh, and uninstall.sh. Its Go code is only tests of these. Package deploy/dist
+// puts the files into releases.
 package install

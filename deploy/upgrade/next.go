@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// Next returns the next step. It returns an error for a goal that the cluster cannot have, and for
-// a step that would cost the control plane its quorum. While a replica is unhealthy, no other one
-// is changed: it is upgraded first, which may repair it, or awaited if it already has the goal's
-// programs.
+// Next returns the next step of an upgrade from the state s to the goal g; Finish if none is left.
+// While a replica is unhealthy, no other replica is changed. The unhealthy replica is upgraded,
+// which may repair it. If it already has the release, Next returns Await. Next returns an error for
+// a goal that the cluster cannot have, or if the step would cost the control plane its quorum.
 func Next(s State, g Goal) (Step, error) {
 	if err := g.validateFor(s); err != nil {
 		return Step{}, err
@@ -21,7 +21,8 @@ func Next(s State, g Goal) (Step, error) {
 	return step, err
 }
 
-// Plan returns all remaining steps, assuming that everything becomes healthy.
+// Plan returns all remaining steps from the state s to the goal g, on the assumption that each step
+// succeeds and that everything becomes healthy.
 func Plan(s State, g Goal) ([]Step, error) {
 	s.Members, s.Nodes = slices.Clone(s.Members), slices.Clone(s.Nodes)
 	var all []Step
@@ -35,7 +36,8 @@ func Plan(s State, g Goal) ([]Step, error) {
 	}
 }
 
-// validateFor returns an error for a goal that this cluster cannot have.
+// validateFor returns an error if the cluster with the state s cannot have the goal. Examples are a
+// lower feature level, and unknown names in Drain or Skip.
 func (g Goal) validateFor(s State) error {
 	if g.Release == "" {
 		return fmt.Errorf("the programs do not say which release they are")
@@ -72,7 +74,8 @@ func (g Goal) isDrained(name string) bool {
 	return slices.Contains(g.Drain, name) || slices.Contains(g.Drain, All)
 }
 
-// nextMember returns a step without action if every replica has the goal's programs and is healthy.
+// nextMember returns the next step for the replicas. It returns a step without an action if every
+// replica has the goal's release and is healthy.
 func nextMember(s State, g Goal) (Step, error) {
 	leader := slices.IndexFunc(s.Members, func(m Member) bool { return m.Leader })
 	if leader < 0 {
@@ -88,7 +91,8 @@ func nextMember(s State, g Goal) (Step, error) {
 		case m.Release == g.Release:
 		case m.Problem != "" && unwell == nil:
 			unwell = m
-		case !m.Leader && (follower == nil || follower.Voter && !m.Voter): // replicas without a vote are not needed for the quorum
+		// Replicas without a vote come first, because the quorum does not need them.
+		case !m.Leader && (follower == nil || follower.Voter && !m.Voter):
 			follower = m
 		}
 	}
@@ -115,7 +119,8 @@ func nextMember(s State, g Goal) (Step, error) {
 	return Step{Do: Replica, On: m.Name}, nil
 }
 
-// nextLeader returns the voter that should lead next: one with the goal's programs if possible.
+// nextLeader returns the name of a healthy voter to which the leadership can be transferred. It
+// prefers a voter with the goal's release, and returns "" if there is none.
 func nextLeader(s State, g Goal) (name string) {
 	for _, m := range s.Members {
 		if m.Leader || !m.Voter || m.Problem != "" {
@@ -131,9 +136,9 @@ func nextLeader(s State, g Goal) (name string) {
 	return name
 }
 
-// checkQuorumWithout returns an error if a replica must not be stopped, because the other healthy
-// voters are not a majority. If all are healthy, as in a control plane of one or two replicas,
-// waiting would not help.
+// checkQuorumWithout returns an error if the replica stopped must not be stopped now: too few of
+// the other voters are healthy for a quorum. If all voters are healthy, it returns nil. A control
+// plane of one or two replicas always loses its quorum, and waiting does not help.
 func checkQuorumWithout(s State, stopped *Member) error {
 	voters, well := 0, 0
 	var not []string
@@ -176,7 +181,7 @@ func nextNode(s State, g Goal) Step {
 		}
 	}
 	switch {
-	case unwell != nil: // its pods could not leave it
+	case unwell != nil: // unwell is upgraded without draining, because its pods could not be stopped
 		return Step{Do: Agent, On: unwell.Name}
 	case drained != nil:
 		return Step{Do: Agent, On: drained.Name}
@@ -188,7 +193,8 @@ func nextNode(s State, g Goal) Step {
 	return Step{Do: Agent, On: other.Name}
 }
 
-// simulateStep applies a step, and makes everything healthy afterwards.
+// simulateStep changes the state as if the step was carried out and everything was healthy
+// afterwards.
 func (s *State) simulateStep(step Step, g Goal) {
 	for i := range s.Members {
 		m := &s.Members[i]
@@ -221,12 +227,13 @@ func (s *State) simulateStep(step Step, g Goal) {
 	if step.Do == Await && step.On == "" {
 		s.Busy = ""
 		if !slices.ContainsFunc(s.Members, func(m Member) bool { return m.Leader }) && len(s.Members) > 0 {
-			s.Members[0].Leader = true // any member
+			s.Members[0].Leader = true // which replica does not matter
 		}
 	}
 }
 
-// pendingReason returns what a finished step still waits for; "" if nothing.
+// pendingReason returns what is missing in the state s until the effect of a step is complete. It
+// returns "" if nothing is missing.
 func (s State) pendingReason(step Step, g Goal) string {
 	for _, m := range s.Members {
 		switch {
@@ -263,7 +270,8 @@ func (s State) pendingReason(step Step, g Goal) string {
 	return ""
 }
 
-// wrongRelease describes that something does not run its new programs.
+// wrongRelease returns an explanation for a replica or node, named by what, that runs the release
+// is instead of want.
 func wrongRelease(what, is, want string) string {
 	if is == "" {
 		return what + " does not say which release it runs"
@@ -271,7 +279,8 @@ func wrongRelease(what, is, want string) string {
 	return fmt.Sprintf("%s says that it runs %s, not %s", what, is, want)
 }
 
-// problemOf returns why a replica or node is unhealthy; "" as the name is the control plane.
+// problemOf returns why the named replica or node is unhealthy. If it is healthy, or if the name is
+// "", it returns why the control plane does not work: State.Busy, or that there is no leader.
 func (s State) problemOf(of string) string {
 	for _, m := range s.Members {
 		if m.Name == of && m.Problem != "" {

@@ -9,39 +9,42 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// Cluster is the cluster that is upgraded. Each operation can be repeated after an interruption.
+// Cluster carries out the steps of an upgrade on a cluster. Each method may be called again after
+// an interruption.
 type Cluster interface {
-	// ReadState returns the current state. It may fail while a replica is upgraded, and is then
-	// called again.
+	// ReadState returns the current state. It may fail while a replica is upgraded. Run then calls
+	// it again.
 	ReadState(ctx context.Context) (State, error)
-	// TransferLeadership makes another replica the leader.
+	// TransferLeadership transfers the raft leadership from the replica from to the replica to.
 	TransferLeadership(ctx context.Context, from, to string) error
-	// Replica and Agent install the goal's programs on a host and restart its daemon. They need not
-	// wait until it is healthy.
+	// Replica and Agent install the goal's release on the named host, and restart the daemon there.
+	// They need not wait until the daemon is healthy.
 	Replica(ctx context.Context, name string) error
 	Agent(ctx context.Context, node string) error
-	// Drain moves all pods off a node and records that; Return undoes both. A node that was already
-	// cordoned stays cordoned.
+	// Drain cordons a node, moves its pods to other nodes, and records this, so that the State
+	// contains Drained. Return removes the record and uncordons the node. A node that was cordoned
+	// before Drain stays cordoned.
 	Drain(ctx context.Context, node string) error
 	Return(ctx context.Context, node string) error
 }
 
-// Options configures Run.
+// Options configures Run. Say prints a progress message.
 type Options struct {
-	Patience time.Duration // maximum time until a step has its effect
+	Patience time.Duration // maximum wait for the effect of a step
 	Say      func(format string, args ...any)
 }
 
-// pollInterval is how often the state is read while Run waits.
+// pollInterval is the time between two calls of ReadState while Run waits.
 const pollInterval = 100 * time.Millisecond
 
-// ErrStopped means that an upgrade has stopped because something is unhealthy. Steps that were not
-// started have no effect.
+// ErrStopped is returned by Run if a step has failed, or if its replica or node did not become
+// healthy in time. The remaining steps were not started.
 var ErrStopped = errors.New("stopped")
 
-// Run does all remaining steps one after the other, and returns when everything has the goal's
-// programs and is healthy. It stops if a step fails, or if the step's replica or node does not
-// become healthy in time. A new Run continues.
+// Run upgrades the cluster c to the goal g: it carries out the steps of Next, one after the other.
+// It returns nil when all replicas and nodes have the release and are healthy. It stops at the
+// first step that fails, or whose replica or node does not become healthy in time. Another call of
+// Run continues from there.
 func Run(ctx context.Context, c Cluster, g Goal, o Options) error {
 	for {
 		step, err := awaitNext(ctx, c, g, o)
@@ -65,14 +68,14 @@ func Run(ctx context.Context, c Cluster, g Goal, o Options) error {
 	}
 }
 
-// awaitStep waits until a step has its effect.
+// awaitStep waits, for at most patience, until a step has its effect, and returns the state then.
 func awaitStep(ctx context.Context, c Cluster, g Goal, step Step, patience time.Duration) (at State, err error) {
 	missing := errors.New("the cluster has not answered")
 	err = pollUntil(ctx, patience, func(ctx context.Context) error {
 		s, err := c.ReadState(ctx)
 		switch why := s.pendingReason(step, g); {
 		case err != nil && ctx.Err() != nil:
-			return missing // an earlier reason is more useful than the timeout
+			return missing // the reason of an earlier attempt is more useful than the timeout
 		case err != nil:
 			missing = err
 		case why != "":
@@ -86,7 +89,8 @@ func awaitStep(ctx context.Context, c Cluster, g Goal, step Step, patience time.
 	return at, err
 }
 
-// awaitNext returns the next step as soon as the cluster answers.
+// awaitNext calls Next with the current state, and returns its result. If the cluster does not
+// answer, it retries for at most Options.Patience.
 func awaitNext(ctx context.Context, c Cluster, g Goal, o Options) (step Step, err error) {
 	var refused error
 	err = pollUntil(ctx, o.Patience, func(ctx context.Context) error {
@@ -118,7 +122,8 @@ func doStep(ctx context.Context, c Cluster, s Step) error {
 	return nil
 }
 
-// describeProgress returns how many replicas and nodes have the goal's programs.
+// describeProgress returns a text with the numbers of replicas and nodes that have the goal's
+// release.
 func (s State) describeProgress(g Goal) string {
 	members, nodes := 0, 0
 	for _, m := range s.Members {
@@ -134,8 +139,9 @@ func (s State) describeProgress(g Goal) string {
 	return fmt.Sprintf(" (%d of %d replicas, %d of %d nodes)", members, len(s.Members), nodes, len(s.Nodes))
 }
 
-// pollUntil calls cond until it returns nil. A call is work for the observed machine, which may be
-// the one that must recover, so a slow call is followed by a pause of the same length.
+// pollUntil calls cond until it returns nil, for at most limit. After a slow call that failed, it
+// waits as long as the call took. A call costs resources of a machine that may be the one that must
+// recover.
 func pollUntil(ctx context.Context, limit time.Duration, cond func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

@@ -1,69 +1,70 @@
-// Package upgrade determines the order in which a serving cluster is upgraded: replica by replica,
-// the leader last and after a leadership transfer, then node by node. The next step follows from
-// the observed state alone, so an interrupted upgrade continues from there. Next and Plan are pure.
-// Run carries out the steps by a Cluster, which installs programs on hosts.
+// Package upgrade determines the order in which a running cluster is upgraded to another release.
+// Replicas come first, one after the other, with the leader last, after a leadership transfer. Then
+// come the nodes, one after the other. Each next step depends only on the observed state, so an
+// interrupted upgrade can be continued. Next and Plan are pure functions. Run carries out the steps
+// by means of a Cluster.
 package upgrade
 
 import "fmt"
 
-// Member is the observed state of a replica.
+// Member is the observed state of a replica, a member of the raft cluster.
 type Member struct {
 	Name    string
-	Release string // "" if it does not report one
+	Release string // "" if the replica does not report it
 	Voter   bool
 	Leader  bool
-	Problem string // why it is unhealthy; "": healthy
+	Problem string // reason why it is unhealthy; "": it is healthy
 }
 
-// Node is the observed state of a worker.
+// Node is the observed state of a worker and its agent.
 type Node struct {
 	Name    string
-	Release string // of its agent
-	Problem string // why it is unhealthy; "": healthy
-	Drained bool   // drained by an upgrade, which uncordons it again
+	Release string // release of its agent
+	Problem string // reason why it is unhealthy; "": it is healthy
+	Drained bool   // an upgrade has drained it, and must uncordon it
 }
 
-// State is the observed state of a cluster.
+// State is the observed state of a cluster during an upgrade.
 type State struct {
 	Members []Member
 	Nodes   []Node
-	Level   uint32 // feature level of the stored data
-	Busy    string // why the leader does not work yet; "": it does
+	Level   uint32 // feature level of the data in the store
+	Busy    string // reason why the leader cannot work yet; "": it works
 }
 
-// Goal is the wanted release.
+// Goal is the release to which a cluster is upgraded, and how nodes are treated.
 type Goal struct {
 	Release string
-	Level   uint32   // the highest feature level of its replicas
-	Drain   []string // nodes that are drained before their agent is upgraded; All: every node
-	Skip    []string // replicas and nodes that are not upgraded
+	Level   uint32   // highest feature level that the release supports
+	Drain   []string // names of nodes to drain before their agent is upgraded, or All
+	Skip    []string // names of replicas and nodes that are not upgraded
 }
 
-// All stands for every node in Goal.Drain.
+// All in Goal.Drain stands for every node.
 const All = "all"
 
-// Action is the action of a step.
+// Action is the kind of a step.
 type Action string
 
-// The actions.
+// The actions. On and To are fields of the step.
 const (
-	TransferLead Action = "hand over" // another replica becomes the leader
-	Replica      Action = "replica"   // a host gets the goal's replica
-	Drain        Action = "drain"     // a node is drained
-	Agent        Action = "agent"     // a host gets the goal's agent; pods continue
-	Return       Action = "return"    // a drained node is uncordoned
-	Await        Action = "wait"      // waits until something with the goal's programs is healthy
-	Finish       Action = "finish"    // nothing is left
+	TransferLead Action = "hand over" // To becomes the raft leader instead of On
+	Replica      Action = "replica"   // the replica On is upgraded and restarted
+	Drain        Action = "drain"     // the node On is drained
+	Agent        Action = "agent"     // the agent of the node On is upgraded; pods continue
+	Return       Action = "return"    // the drained node On is uncordoned
+	Await        Action = "wait"      // On has the release and is unhealthy: Run waits
+	Finish       Action = "finish"    // no step is left
 )
 
-// Step is one step of an upgrade.
+// Step is one step of an upgrade, which Next returns.
 type Step struct {
 	Do Action
-	On string // replica or node; "": the control plane
-	To string // TransferLead: the next leader
+	On string // name of a replica or node; "": the control plane
+	To string // TransferLead: name of the next leader
 }
 
-// String returns a description of the step.
+// String returns a description of the step for users.
 func (s Step) String() string {
 	switch s.Do {
 	case TransferLead:
