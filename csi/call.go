@@ -12,13 +12,14 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// MaxCall is the maximum size of the request and of the response of a forwarded call, in bytes.
+// MaxCall is the maximum size in bytes of the request and of the response of Registry.Call.
 const MaxCall = 1 << 20
 
-// Call forwards one call of the Identity, Controller, or GroupController service to a driver of
-// this node. The request and response are encoded messages. Calls of the Node service are refused,
-// because only this node makes them. A timeout of 0, or of more than two minutes, means two
-// minutes. The error is ErrNoDriver with the searched folders, or a gRPC status.
+// Call forwards one gRPC call to the named CSI driver of this node, and returns the response.
+// request and the response are encoded messages. Only methods of the Identity, Controller, and
+// GroupController services are allowed, because the agent itself calls the Node service. A timeout
+// of 0, or of more than two minutes, means two minutes. The error is a gRPC status, or wraps
+// ErrNoDriver and lists the searched folders.
 func (r *Registry) Call(ctx context.Context, driver, method string, request []byte, timeout time.Duration) ([]byte, error) {
 	service := method[:strings.LastIndex(method, "/")+1]
 	if !slices.Contains([]string{"/csi.v1.Controller/", "/csi.v1.GroupController/", "/csi.v1.Identity/"}, service) {
@@ -41,7 +42,8 @@ func (r *Registry) Call(ctx context.Context, driver, method string, request []by
 	return out, err
 }
 
-// rawCodec is a gRPC codec for messages that are already encoded.
+// rawCodec is a gRPC codec that passes messages of type *[]byte unchanged, because they are encoded
+// already.
 type rawCodec struct{}
 
 func (rawCodec) Marshal(v any) ([]byte, error) {

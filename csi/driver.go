@@ -1,6 +1,6 @@
-// Package csi is a client for the Identity and Node services of Container Storage Interface
-// drivers, and a registry that finds drivers by their sockets. It has no knowledge of pods. Package
-// csi/local is a driver of this project.
+// Package csi is a client for the services of Container Storage Interface (CSI) drivers on this
+// node. Its Registry finds the drivers by their sockets. It is independent of pods. Package
+// csi/local is a CSI driver.
 package csi
 
 import (
@@ -17,20 +17,22 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// callTimeout limits one call, so that a driver that hangs does not block its pods forever. The
-// caller retries.
+// callTimeout is the maximum duration of one call to a CSI driver, so that a driver that hangs does
+// not block its pods forever. Callers retry.
 const callTimeout = 2 * time.Minute
 
-// queryTimeout limits queries about the driver itself.
+// queryTimeout is the maximum duration of a call that reads properties of a CSI driver or of a
+// volume.
 const queryTimeout = 10 * time.Second
 
 // Driver is a connection to a CSI driver on this node. It is safe for concurrent use.
 type Driver struct {
 	Name   string
 	NodeID string
-	// Topology contains the topology segments that the driver reports for this node.
+	// Topology contains the topology segments of this node, as the driver reports them.
 	Topology map[string]string
-	// MaxVolumes is the maximum number of volumes on the node; 0 means no known limit.
+	// MaxVolumes is the maximum number of the driver's volumes on this node; 0 means that it is
+	// unknown.
 	MaxVolumes int64
 
 	socket        string
@@ -42,7 +44,7 @@ type Driver struct {
 	canExpand     bool // EXPAND_VOLUME: volumes must also be expanded on the node
 	canStats      bool // GET_VOLUME_STATS: the driver reports volume usage
 	canCondition  bool // VOLUME_CONDITION (CSI 1.12 and earlier): the driver reports volume health
-	canHealth     bool // GET_VOLUME_HEALTH (CSI 1.13 and later)
+	canHealth     bool // GET_VOLUME_HEALTH (CSI 1.13 and later): the driver reports volume health
 
 	mu    sync.Mutex
 	locks map[string]*volumeLock
@@ -53,11 +55,11 @@ type volumeLock struct {
 	users int
 }
 
-// Volume is a volume as one pod uses it.
+// Volume contains the parameters of calls for a volume that one pod uses.
 type Volume struct {
 	ID             string
 	StagingPath    string // "": the volume is published without staging
-	TargetPath     string // a folder, or a file for a block device
+	TargetPath     string // path of a folder, or of a file for a block device
 	Block          bool   // the volume is a block device; FSType, MountFlags, and FSGroup are ignored
 	FSType         string
 	MountFlags     []string
@@ -70,7 +72,7 @@ type Volume struct {
 	PublishSecrets map[string]string
 }
 
-// Dial connects to the driver at a Unix socket and reads its name and capabilities.
+// Dial connects to the CSI driver at a Unix socket, and reads its name, topology, and capabilities.
 func Dial(ctx context.Context, socket string) (*Driver, error) {
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -116,7 +118,7 @@ func (d *Driver) loadCapabilities(ctx context.Context) error {
 	return nil
 }
 
-// isAlive reports whether the driver still serves its socket.
+// isAlive reports whether a driver with the same name still responds on this connection.
 func (d *Driver) isAlive(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()
@@ -124,17 +126,18 @@ func (d *Driver) isAlive(ctx context.Context) bool {
 	return err == nil && info.GetName() == d.Name
 }
 
-// Close closes the connection.
+// Close closes the connection to the driver.
 func (d *Driver) Close() error { return d.conn.Close() }
 
-// Stages reports whether volumes are staged before they are published.
+// Stages reports whether the driver requires that Stage is called before Publish.
 func (d *Driver) Stages() bool { return d.canStage }
 
-// AppliesGroup reports whether the driver applies FSGroup itself.
+// AppliesGroup reports whether the driver applies Volume.FSGroup to files itself. Otherwise the
+// caller must change the group of the files.
 func (d *Driver) AppliesGroup() bool { return d.canMountGroup }
 
-// Stage prepares a volume on the node. It does nothing for drivers that do not stage. It is
-// idempotent.
+// Stage calls NodeStageVolume, which mounts the volume at StagingPath. It does nothing if the
+// driver does not stage volumes. It is idempotent.
 func (d *Driver) Stage(ctx context.Context, v Volume) error {
 	if !d.canStage {
 		return nil
@@ -146,7 +149,8 @@ func (d *Driver) Stage(ctx context.Context, v Volume) error {
 	})
 }
 
-// Publish mounts a staged volume at TargetPath. It is idempotent.
+// Publish calls NodePublishVolume, which mounts the volume at TargetPath for one pod. It is
+// idempotent.
 func (d *Driver) Publish(ctx context.Context, v Volume) error {
 	return d.callForVolume(ctx, v.ID, "NodePublishVolume", func(ctx context.Context) error {
 		q := &spec.NodePublishVolumeRequest{VolumeId: v.ID, TargetPath: v.TargetPath, VolumeCapability: d.volumeCapability(v), Readonly: v.ReadOnly,
@@ -159,7 +163,8 @@ func (d *Driver) Publish(ctx context.Context, v Volume) error {
 	})
 }
 
-// Unpublish unmounts a volume that Publish mounted. It is idempotent.
+// Unpublish calls NodeUnpublishVolume, which unmounts the volume with the ID at the path target. It
+// undoes Publish and is idempotent.
 func (d *Driver) Unpublish(ctx context.Context, id, target string) error {
 	return d.callForVolume(ctx, id, "NodeUnpublishVolume", func(ctx context.Context) error {
 		_, err := d.node.NodeUnpublishVolume(ctx, &spec.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target})
@@ -167,7 +172,8 @@ func (d *Driver) Unpublish(ctx context.Context, id, target string) error {
 	})
 }
 
-// Unstage undoes Stage. It is idempotent.
+// Unstage calls NodeUnstageVolume, which unmounts the volume with the ID at the path staging. It
+// undoes Stage and is idempotent.
 func (d *Driver) Unstage(ctx context.Context, id, staging string) error {
 	if !d.canStage {
 		return nil
@@ -178,7 +184,8 @@ func (d *Driver) Unstage(ctx context.Context, id, staging string) error {
 	})
 }
 
-// IsUnknownVolume reports whether err means that the driver has no such volume (any longer).
+// IsUnknownVolume reports whether err is a response of a driver that the volume does not exist
+// (NotFound).
 func IsUnknownVolume(err error) bool { return status.Code(err) == codes.NotFound }
 
 func (d *Driver) volumeCapability(v Volume) *spec.VolumeCapability {
@@ -210,8 +217,9 @@ func (d *Driver) volumeCapability(v Volume) *spec.VolumeCapability {
 	return out
 }
 
-// callForVolume runs one call for a volume. It runs at most one call per volume at a time, as the
-// specification requires.
+// callForVolume calls f, which must make one call to the driver for a volume, with callTimeout.
+// Before that, it waits for other calls for the same volume, because the CSI specification allows
+// only one at a time. verb is the name of the call in errors.
 func (d *Driver) callForVolume(ctx context.Context, volume, verb string, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()

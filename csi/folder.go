@@ -10,26 +10,26 @@ import (
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// maxSockets is the maximum number of sockets of a registration folder that are scanned.
+// maxSockets is the maximum number of sockets in a registration folder that Scan reads.
 const maxSockets = 256
 
-// RegistrationFolder watches a plugin registration folder (the kubelet's plugins_registry) for
-// plugins of one kind.
+// RegistrationFolder finds plugins of one kind by their sockets in a folder, like the kubelet does
+// in its folder plugins_registry.
 type RegistrationFolder struct {
-	Dir  string // "": none exists
-	Kind string // for example registration.DRAPlugin
+	Dir  string // the folder; "": Scan does nothing
+	Kind string // plugin type, such as registration.DRAPlugin
 	// OnRegister validates and accepts a plugin that registers at a socket. Its error is reported
 	// to the plugin.
 	OnRegister func(ctx context.Context, socket string, info *registration.PluginInfo) error
-	OnRemove   func(socket string) // OnRemove is called when a plugin is gone; it must accept sockets that never registered
+	OnRemove   func(socket string) // plugin is gone; it may never have registered
 	Log        *slog.Logger
 
 	scanning sync.Mutex
-	seen     map[string]string // file ID of the socket, by path
+	seen     map[string]string // socket path → FileID of the registered socket
 }
 
-// Scan scans the folder once. Sockets that do not respond are logged, and tried again by the next
-// scan.
+// Scan registers the plugins at new sockets in the folder, and calls OnRemove for sockets that are
+// gone. A plugin that does not respond is logged, and the next Scan tries it again.
 func (f *RegistrationFolder) Scan(ctx context.Context) {
 	if f.Dir == "" {
 		return
@@ -59,7 +59,7 @@ func (f *RegistrationFolder) Scan(ctx context.Context) {
 			return f.OnRegister(ctx, s, info)
 		}); err != nil {
 			f.Log.Warn("plugin registration failed", "kind", f.Kind, "socket", s, "err", err)
-			f.OnRemove(s) // the previous plugin, or a plugin with a lost registration status
+			f.OnRemove(s) // a previous plugin, or one that received no status
 			continue
 		}
 		if f.seen == nil {

@@ -6,11 +6,12 @@ import (
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
 )
 
-// ExpandsVolumes reports whether volumes must also be expanded on the node.
+// ExpandsVolumes reports whether the driver requires that Expand is called after an expansion of a
+// volume.
 func (d *Driver) ExpandsVolumes() bool { return d.canExpand }
 
-// Expand calls NodeExpandVolume for a volume that is published at TargetPath, so that it uses its
-// full size of at least size bytes. It is idempotent. got is the resulting size, or 0 if the driver
+// Expand calls NodeExpandVolume for a volume that is published at TargetPath, so that its file
+// system has at least size bytes. It is idempotent. got is the resulting size, or 0 if the driver
 // does not report it.
 func (d *Driver) Expand(ctx context.Context, v Volume, size int64, secrets map[string]string) (got int64, err error) {
 	err = d.callForVolume(ctx, v.ID, "NodeExpandVolume", func(ctx context.Context) error {

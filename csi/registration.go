@@ -13,14 +13,15 @@ import (
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// registeredPlugin is the result of a registration.
+// registeredPlugin is a plugin that has registered at a socket in the registration folder.
 type registeredPlugin struct {
-	id       string // file ID of the registration socket
-	endpoint string // the driver's socket; "" if it is not a CSI driver
+	id       string // FileID of the socket at which it registered
+	endpoint string // path of the CSI driver's own socket; "" for another kind of plugin
 	name     string
 }
 
-// scanRegistrations adds the drivers behind the sockets of the registration folder to found.
+// scanRegistrations registers the plugins at new sockets in the registration folder. It adds the
+// socket path of each registered CSI driver to found, with the driver's name.
 func (r *Registry) scanRegistrations(ctx context.Context, found map[string]string) {
 	socks, err := filepath.Glob(filepath.Join(r.cfg.Registration, "*.sock"))
 	if err != nil {
@@ -59,9 +60,10 @@ func (r *Registry) scanRegistrations(ctx context.Context, found map[string]strin
 	}
 }
 
-// Register runs the kubelet's plugin registration at a socket. For a plugin of the kind, it calls
-// usable and reports the result to the plugin: registrars wait for this status, and exit and
-// restart if it is negative. is is false for a plugin of another kind.
+// Register performs the kubelet's plugin registration with the plugin at a socket. If the plugin
+// has the given kind, Register calls usable and reports its result to the plugin. A registrar waits
+// for this status, and exits and restarts after a negative one. is is false for a plugin of another
+// kind.
 func Register(ctx context.Context, socket, kind string, usable func(context.Context, *registration.PluginInfo) error) (is bool, err error) {
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -91,10 +93,13 @@ func Register(ctx context.Context, socket, kind string, usable func(context.Cont
 	return true, err
 }
 
-// FileID returns an ID that distinguishes successive socket files of one path; "" if none exists.
+// FileID returns an ID of the socket file at a path; "" if there is none. A later socket at the
+// same path has another ID.
 func FileID(path string) string { return socketFileID(path) }
 
-// checkDriver connects to the driver that registers, and compares its name with the registered one.
+// checkDriver returns the plugin that registers with info, after it has connected to its CSI
+// driver. It returns an error if the driver does not respond, has another name, or does not support
+// CSI 1.x.
 func checkDriver(ctx context.Context, info *registration.PluginInfo) (registeredPlugin, error) {
 	one := func(v string) bool { v = strings.TrimPrefix(v, "v"); return v == "1" || strings.HasPrefix(v, "1.") }
 	if !slices.ContainsFunc(info.GetSupportedVersions(), one) {

@@ -14,32 +14,35 @@ import (
 	"time"
 )
 
-// ErrNoDriver is returned if no driver with the name runs on the node.
+// ErrNoDriver is returned if a Registry has not found a CSI driver with the requested name on this
+// node.
 var ErrNoDriver = errors.New("driver name not found in the list of registered CSI drivers")
 
-// RegistryConfig configures where drivers are searched.
+// RegistryConfig contains the folders in which a Registry searches for CSI drivers. Every is the
+// time between two scans.
 type RegistryConfig struct {
-	Plugins      string // drivers are at NAME/csi.sock below it
-	Registration string // sockets below it use the kubelet's plugin registration; "": none
+	Plugins      string // folder with the sockets of drivers as NAME/csi.sock
+	Registration string // folder for the kubelet's plugin registration; "": none
 	Every        time.Duration
 	Log          *slog.Logger // may be nil
 }
 
-// Registry finds the CSI drivers of this node.
+// Registry finds the CSI drivers of this node, and holds a connection to each. It is safe for
+// concurrent use.
 type Registry struct {
 	cfg RegistryConfig
 
 	scanning   sync.Mutex // serializes scans
 	mu         sync.Mutex
-	drivers    map[string]*Driver          // by name
-	identity   map[string]string           // socket → file ID of the connected socket
-	registered map[string]registeredPlugin // registration sockets that were handled
-	refused    map[string]string           // socket → file ID of drivers with a name that is in use
+	drivers    map[string]*Driver          // by driver name
+	identity   map[string]string           // socket path → FileID of the socket that is connected
+	registered map[string]registeredPlugin // by the path of the registration socket
+	refused    map[string]string           // socket path → FileID; its name is in use
 	changed    chan struct{}
-	scanned    bool // a scan has finished
+	scanned    bool // at least one scan has finished
 }
 
-// NewRegistry returns a registry. It starts nothing.
+// NewRegistry returns a Registry for the folders in cfg. It scans nothing; Run does.
 func NewRegistry(cfg RegistryConfig) *Registry {
 	if cfg.Every == 0 {
 		cfg.Every = 5 * time.Second
@@ -51,7 +54,8 @@ func NewRegistry(cfg RegistryConfig) *Registry {
 		refused: map[string]string{}, changed: make(chan struct{}, 1)}
 }
 
-// Run scans for added and removed drivers until ctx is canceled.
+// Run scans the folders repeatedly until ctx is canceled. Then it closes the connections to all
+// drivers.
 func (r *Registry) Run(ctx context.Context) error {
 	t := time.NewTicker(r.cfg.Every)
 	defer t.Stop()
@@ -72,11 +76,12 @@ func (r *Registry) Run(ctx context.Context) error {
 	}
 }
 
-// Changed returns a channel that is signaled when drivers were added or removed, and after the
-// first scan.
+// Changed returns a channel that receives a value after drivers were added or removed, and after
+// the first scan. Several changes may cause only one value.
 func (r *Registry) Changed() <-chan struct{} { return r.changed }
 
-// Drivers returns the registered drivers by name, or nil before the first scan.
+// Drivers returns the CSI drivers of this node, sorted by name. It returns nil before the first
+// scan.
 func (r *Registry) Drivers() []*Driver {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -90,8 +95,8 @@ func (r *Registry) Drivers() []*Driver {
 	return out
 }
 
-// Driver returns a driver. It scans if the driver is not registered yet. The error is ErrNoDriver
-// with the name and the searched folders.
+// Driver returns the CSI driver with the given name. If no scan has found it, Driver scans again.
+// The error wraps ErrNoDriver and lists the searched folders.
 func (r *Registry) Driver(ctx context.Context, name string) (*Driver, error) {
 	if d := r.driverByName(name); d != nil {
 		return d, nil
@@ -107,7 +112,8 @@ func (r *Registry) Driver(ctx context.Context, name string) (*Driver, error) {
 	return nil, fmt.Errorf("%w: %s (looked for in %s)", ErrNoDriver, name, where)
 }
 
-// FoundDriver returns a driver that a scan has found, or nil. It does not scan.
+// FoundDriver returns the CSI driver with the given name if a scan has found it, otherwise nil. It
+// does not scan.
 func (r *Registry) FoundDriver(name string) *Driver { return r.driverByName(name) }
 
 func (r *Registry) driverByName(name string) *Driver {
@@ -116,12 +122,12 @@ func (r *Registry) driverByName(name string) *Driver {
 	return r.drivers[name]
 }
 
-// Scan scans the folders once. Drivers that do not respond are logged, and tried again by the next
-// scan.
+// Scan scans the folders once. It connects to new drivers, and removes drivers whose sockets are
+// gone. A driver that does not respond is logged, and the next Scan tries it again.
 func (r *Registry) Scan(ctx context.Context) {
 	r.scanning.Lock()
 	defer r.scanning.Unlock()
-	found := map[string]string{} // socket → required name, "": any
+	found := map[string]string{} // socket path → required driver name; "": any name
 	if socks, err := filepath.Glob(filepath.Join(r.cfg.Plugins, "*", "csi.sock")); err == nil {
 		for _, s := range socks {
 			found[s] = ""
@@ -146,8 +152,8 @@ func (r *Registry) Scan(ctx context.Context) {
 	}
 }
 
-// probeSocket connects to the driver at a socket unless it is already connected. name is the
-// required name; "" means any.
+// probeSocket connects to the CSI driver at a socket, unless it is connected, and adds it. If name
+// is not "", the driver must have that name. It reports whether the drivers have changed.
 func (r *Registry) probeSocket(ctx context.Context, socket, name string) (changed bool) {
 	id := socketFileID(socket)
 	r.mu.Lock()
@@ -187,7 +193,8 @@ func (r *Registry) probeSocket(ctx context.Context, socket, name string) (change
 	return true
 }
 
-// dropMissing removes drivers with a missing or replaced socket file.
+// dropMissing removes the drivers whose socket is not in found, or was replaced by a new socket. It
+// reports whether the drivers have changed.
 func (r *Registry) dropMissing(found map[string]string) (changed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -199,15 +206,15 @@ func (r *Registry) dropMissing(found map[string]string) (changed bool) {
 		d.Close()
 		delete(r.identity, d.socket)
 		delete(r.drivers, name)
-		clear(r.refused) // one of them may have the same name
+		clear(r.refused) // a refused driver may have the name of the removed one
 		changed = true
 	}
 	maps.DeleteFunc(r.refused, func(socket, _ string) bool { _, ok := found[socket]; return !ok })
 	return changed
 }
 
-// socketFileID returns an ID that distinguishes successive socket files of one path; "" if there is
-// none. It does not depend on times that a connection changes.
+// socketFileID returns an ID of the socket file at a path; "" if there is none. A later socket at
+// the same path has another ID. Connections to the socket do not change it.
 func socketFileID(path string) string {
 	st, err := os.Stat(path)
 	if err != nil || st.Mode()&os.ModeSocket == 0 {

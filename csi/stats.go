@@ -9,24 +9,24 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// Stats is the usage and health of a published volume.
+// Stats contains the usage and the health of a published volume, as its CSI driver reports them.
 type Stats struct {
-	Bytes, Inodes *Usage // nil if the driver does not report it
-	// Problem describes what is wrong with the volume; "" if the driver reports no problem.
+	Bytes, Inodes *Usage // nil if the driver does not report the usage
+	// Problem is the reason why the volume is unhealthy; "" if the driver reports no problem.
 	Problem string
 }
 
-// Usage is the usage of a volume.
+// Usage is the usage of a volume in bytes or in inodes.
 type Usage struct{ Total, Available, Used uint64 }
 
-// ReportsUsage reports whether the driver reports volume usage.
+// ReportsUsage reports whether the driver reports the usage of volumes.
 func (d *Driver) ReportsUsage() bool { return d.canStats }
 
-// ReportsHealth reports whether the driver reports volume health.
+// ReportsHealth reports whether the driver reports the health of volumes.
 func (d *Driver) ReportsHealth() bool { return d.canHealth || d.canCondition && d.canStats }
 
-// Stats returns the usage and health of a volume. It does not wait for other calls for the volume,
-// because it changes nothing.
+// Stats returns the usage and the health of the volume id, which is published at target and staged
+// at staging. It does not wait for other calls for the volume, because it changes nothing.
 func (d *Driver) Stats(ctx context.Context, id, target, staging string) (*Stats, error) {
 	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()
@@ -64,10 +64,11 @@ func (d *Driver) Stats(ctx context.Context, id, target, staging string) (*Stats,
 	return out, nil
 }
 
-// maxProblemBytes is the maximum size of a driver's message.
+// maxProblemBytes is the maximum length of Stats.Problem. Longer messages of a driver are cut.
 const maxProblemBytes = 1024
 
-// healthMessage formats the health statuses of a volume.
+// healthMessage returns the health statuses of a volume as one text of at most maxProblemBytes. It
+// returns "" if there are none.
 func healthMessage(h *spec.VolumeHealth) string {
 	var all []string
 	for _, e := range h.GetHealthStatuses() {
@@ -81,15 +82,20 @@ func healthMessage(h *spec.VolumeHealth) string {
 	return text[:min(len(text), maxProblemBytes)]
 }
 
-// Volume health in CSI 1.12 and earlier, which CSI 1.13 removed: capability VOLUME_CONDITION, and
-// field 2 of NodeGetVolumeStatsResponse, a message of a bool (abnormal) and a string.
+// Volume health in CSI 1.12 and earlier. volumeCondition is the number of the capability
+// VOLUME_CONDITION. conditionField is the number of the field volume_condition in
+// NodeGetVolumeStatsResponse. abnormalField and messageField are the fields of its message
+// VolumeCondition. CSI 1.13 removed all of them.
 const (
 	volumeCondition             spec.NodeServiceCapability_RPC_Type = 4
 	conditionField                                                  = 2
 	abnormalField, messageField                                     = 1, 2
 )
 
-// legacyCondition returns the message of that field, or "" if the volume is healthy.
+// legacyCondition returns the message in the field volume_condition of a
+// NodeGetVolumeStatsResponse, which drivers of CSI 1.12 and earlier send. unknown contains the
+// encoded fields that this version of CSI does not define. It returns "" if the field is missing or
+// invalid, or if the volume is healthy.
 func legacyCondition(unknown []byte) string {
 	for len(unknown) > 0 {
 		num, kind, n := protowire.ConsumeTag(unknown)
@@ -142,5 +148,5 @@ func parseCondition(b []byte) string {
 	return text
 }
 
-// nonNegative converts a number of a driver; negative numbers become 0.
+// nonNegative returns n, or 0 if a driver has reported a negative number.
 func nonNegative(n int64) uint64 { return uint64(max(n, 0)) }

@@ -1,5 +1,6 @@
-// Package privatemounts lets tests create real mounts without side effects. The tests run in a
-// process with its own mount namespace, which is removed with the process however it exits.
+// Package privatemounts runs tests that mount file systems in a separate mount namespace. The
+// mounts are not visible to other processes, and the kernel removes them when the test process
+// exits in any way.
 package privatemounts
 
 import (
@@ -15,9 +16,9 @@ import (
 
 const insideEnv = "KEELSON_TEST_PRIVATE_MOUNTS"
 
-// Main must be called from TestMain. As root, it runs the tests in a private mount namespace.
-// Otherwise it runs them directly, and SkipUnlessPrivate skips tests that mount. m is a *testing.M,
-// or a wrapper that removes what all tests of a package share.
+// Main runs the tests of m in a private mount namespace, and exits. TestMain must call it. Without
+// root, it runs the tests directly, and SkipUnlessPrivate skips those that mount. m is a
+// *testing.M, or a wrapper around it.
 func Main(m interface{ Run() int }) {
 	if os.Geteuid() != 0 {
 		os.Exit(m.Run())
@@ -45,7 +46,8 @@ func Main(m interface{ Run() int }) {
 	os.Exit(0)
 }
 
-// SkipUnlessPrivate skips a test that mounts if it does not run in a private mount namespace.
+// SkipUnlessPrivate skips the test t unless Main runs it in a private mount namespace. Tests that
+// mount must call it.
 func SkipUnlessPrivate(t testing.TB) {
 	t.Helper()
 	if os.Getenv(insideEnv) == "" {
