@@ -15,8 +15,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// wantsBlock reports whether a volume is requested as a block device. A volume is a block device or
-// a file system for its whole life; a mix is an error.
+// wantsBlock reports whether the capabilities of a volume request a block device and not a file
+// system. It returns an error if they request both, because a volume keeps its mode.
 func wantsBlock(caps ...*csi.VolumeCapability) (bool, error) {
 	blocks := 0
 	for _, c := range caps {
@@ -30,8 +30,8 @@ func wantsBlock(caps ...*csi.VolumeCapability) (bool, error) {
 	return blocks > 0, nil
 }
 
-// checkVolumeMode returns an error if the requested mode (block device or mount) differs from the
-// mode of the volume.
+// checkVolumeMode returns an error if a request wants another mode, block device or file system,
+// than that of the volume id. sized is false for a volume without a record r, which is a folder.
 func checkVolumeMode(id string, r volumeRecord, sized bool, want *csi.VolumeCapability) error {
 	block := want.GetBlock() != nil
 	switch {
@@ -47,13 +47,14 @@ func checkVolumeMode(id string, r volumeRecord, sized bool, want *csi.VolumeCapa
 	return nil
 }
 
-// createBlankFile creates the backing file of a block device: zeros, with all blocks allocated.
+// createBlankFile creates the backing file of a block device. All its bytes are zero, and all
+// blocks are allocated.
 func createBlankFile(path string, size int64) error {
 	return createAllocatedFile(path, size, func(*os.File) error { return nil })
 }
 
-// createAllocatedFile creates a file with all blocks allocated, so that a volume never finds the
-// disk full before it is full itself. fill writes the initial content.
+// createAllocatedFile creates a file of size bytes with all blocks allocated, so that writes to a
+// volume never fail because the disk is full. fill writes the initial content.
 func createAllocatedFile(path string, size int64, fill func(*os.File) error) (err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
@@ -72,8 +73,8 @@ func createAllocatedFile(path string, size int64, fill func(*os.File) error) (er
 	return f.Sync()
 }
 
-// keepLoopDevice attaches a loop device to an image, and keeps it attached until detachLoopDevice,
-// even while nothing has it open.
+// keepLoopDevice attaches a loop device to image, the backing file of a block device. The loop
+// device stays attached until detachLoopDevice, even if it is not open.
 func keepLoopDevice(image string) error {
 	l, _, err := ensureLoopDevice(image)
 	if err != nil {
@@ -94,8 +95,8 @@ func keepLoopDevice(image string) error {
 	return nil
 }
 
-// detachLoopDevice detaches the loop device of an image. If the device is still open, it is
-// detached when it is closed, and an error is returned.
+// detachLoopDevice detaches the loop device of image, the backing file of a volume. If the loop
+// device is still open, it returns an error, and the kernel detaches the device when it is closed.
 func detachLoopDevice(image string) error {
 	l, err := findLoopDevice(image)
 	if errors.Is(err, os.ErrNotExist) || l == nil && err == nil {
@@ -116,7 +117,8 @@ func detachLoopDevice(image string) error {
 	return err
 }
 
-// bindDevice bind-mounts the loop device of an image at a path. It is idempotent.
+// bindDevice bind-mounts the loop device of the backing file image on the file target. It is
+// idempotent.
 func bindDevice(image, target string) error {
 	l, err := findLoopDevice(image)
 	if err != nil {
@@ -150,7 +152,8 @@ func bindDevice(image, target string) error {
 	return nil
 }
 
-// isDevice reports whether a path is the loop device with a number.
+// isDevice reports whether the file at a path is the device node of the loop device with the given
+// number.
 func isDevice(path string, number uint64) (bool, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
@@ -159,7 +162,8 @@ func isDevice(path string, number uint64) (bool, error) {
 	return st.Mode&unix.S_IFMT == unix.S_IFBLK && st.Rdev == unix.Mkdev(loopMajor, uint32(number)), nil
 }
 
-// publishBlock publishes a staged block device at the target path.
+// publishBlock bind-mounts the loop device of a staged block device at the target path of the
+// request. For access by a single pod, it returns an error if the device is mounted elsewhere.
 func (d *Driver) publishBlock(q *csi.NodePublishVolumeRequest) error {
 	id := q.GetVolumeId()
 	if q.GetVolumeCapability().GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER {
@@ -173,7 +177,8 @@ func (d *Driver) publishBlock(q *csi.NodePublishVolumeRequest) error {
 	return nil
 }
 
-// otherDeviceMount returns another path where the device of a volume is mounted, or "".
+// otherDeviceMount returns a path, other than target, at which the block device of a volume is
+// bind-mounted. It returns "" if there is none.
 func (d *Driver) otherDeviceMount(id, target string) (string, error) {
 	l, err := findLoopDevice(d.imageFile(id))
 	if l == nil || err != nil {
@@ -192,8 +197,8 @@ func (d *Driver) otherDeviceMount(id, target string) (string, error) {
 	return "", err
 }
 
-// NodeExpandVolume implements the Node service. It grows the file system of a mounted volume to the
-// size of the volume.
+// NodeExpandVolume grows the file system of a mounted volume to the size of the volume, or sets the
+// quota of a folder to that size. The Controller service must have expanded the volume before.
 func (d *Driver) NodeExpandVolume(_ context.Context, q *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
 	id := q.GetVolumeId()
 	dir, err := d.volumeFolder(id)
@@ -208,7 +213,7 @@ func (d *Driver) NodeExpandVolume(_ context.Context, q *csi.NodeExpandVolumeRequ
 	if err != nil {
 		return nil, err
 	}
-	if !sized { // the size of a folder is not limited
+	if !sized { // a folder without a record has no size limit
 		return &csi.NodeExpandVolumeResponse{CapacityBytes: q.GetCapacityRange().GetRequiredBytes()}, nil
 	}
 	if want := q.GetCapacityRange().GetRequiredBytes(); want > r.Size {
@@ -226,7 +231,7 @@ func (d *Driver) NodeExpandVolume(_ context.Context, q *csi.NodeExpandVolumeRequ
 	return &csi.NodeExpandVolumeResponse{CapacityBytes: r.Size}, nil
 }
 
-// deviceSize returns the size of the block device at a path.
+// deviceSize returns the size in bytes of the block device at a path.
 func deviceSize(path string) (int64, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {

@@ -14,8 +14,9 @@ import (
 	"keelson.dev/keelson/internal/safepath"
 )
 
-// CreateVolume creates an image or a folder of the requested size. The name is the volume ID, so
-// that a repeated call finds the same volume.
+// CreateVolume creates a volume of the requested size: a backing file, or a folder if the
+// StorageClass requests it. The name in the request becomes the volume ID, so that a repeated call
+// returns the same volume.
 func (d *Driver) CreateVolume(ctx context.Context, q *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	if _, err := d.volumeFolder(q.GetName()); err != nil {
 		return nil, err
@@ -61,7 +62,8 @@ func (d *Driver) CreateVolume(ctx context.Context, q *csi.CreateVolumeRequest) (
 		VolumeContext: map[string]string{sizedContextKey: "true"}, AccessibleTopology: []*csi.Topology{d.nodeTopology()}}}, nil
 }
 
-// createImageVolume creates an image unless it exists. The caller must hold the volume's lock.
+// createImageVolume creates a volume with a backing file, unless it exists, and returns its size.
+// The caller must hold the lock of the volume.
 func (d *Driver) createImageVolume(ctx context.Context, id string, r volumeRecord, want *csi.CapacityRange) (int64, error) {
 	return d.createOnce(id, r, want, func(r *volumeRecord) error {
 		if err := d.checkSpace("volume "+id, r.Size); err != nil {
@@ -83,8 +85,10 @@ func (d *Driver) createImageVolume(ctx context.Context, id string, r volumeRecor
 	})
 }
 
-// createOnce runs do to create a volume unless it exists. Creations are serialized, so that no two
-// of them use the same free space.
+// createOnce calls do to create the volume id with the record r, and returns its size. If the
+// volume exists, it only checks that it satisfies the request. What an earlier, unfinished creation
+// has left is removed first. Creations run one after the other, so that no two of them use the same
+// free space.
 func (d *Driver) createOnce(id string, r volumeRecord, want *csi.CapacityRange, do func(*volumeRecord) error) (int64, error) {
 	failed := func(err error) (int64, error) { return 0, d.statusError("making volume "+id, err) }
 	have, known, err := d.readVolume(id)
@@ -96,7 +100,7 @@ func (d *Driver) createOnce(id string, r volumeRecord, want *csi.CapacityRange, 
 	}
 	d.allocMu.Lock()
 	defer d.allocMu.Unlock()
-	if known { // an earlier driver process did not finish it
+	if known { // an earlier process of the driver did not finish the creation
 		if err := d.discardVolume(id, have); err != nil {
 			return failed(err)
 		}
@@ -111,7 +115,8 @@ func (d *Driver) createOnce(id string, r volumeRecord, want *csi.CapacityRange, 
 	return r.Size, nil
 }
 
-// checkCompatible returns an error if an existing volume does not satisfy the request.
+// checkCompatible returns an error if the existing volume id, with the record have, does not
+// satisfy a request for the size want and the properties in asked.
 func checkCompatible(id string, have, asked volumeRecord, want *csi.CapacityRange) error {
 	if most := want.GetLimitBytes(); have.Size < want.GetRequiredBytes() || most > 0 && have.Size > most {
 		return status.Errorf(codes.AlreadyExists, "volume %s exists and has %d bytes", id, have.Size)
@@ -128,8 +133,8 @@ func checkCompatible(id string, have, asked volumeRecord, want *csi.CapacityRang
 	return nil
 }
 
-// checkSpace returns an error if there is no space for more bytes. what is "volume x" or "snapshot
-// x".
+// checkSpace returns an error if volumes must not use more further bytes of the disk, or if the
+// disk is read-only. what names the new object in the error, such as "volume x".
 func (d *Driver) checkSpace(what string, more int64) error {
 	if err := d.checkWritable(); err != nil {
 		return status.Errorf(codes.ResourceExhausted, "%s on node %s: %v", what, d.cfg.NodeID, err)
@@ -144,8 +149,8 @@ func (d *Driver) checkSpace(what string, more int64) error {
 	return nil
 }
 
-// sizedContextKey is in the volume context of volumes that CreateVolume created. If such a volume
-// is missing, it is not replaced by an empty folder.
+// sizedContextKey is the key in the volume context of each volume that CreateVolume has created. If
+// the data of such a volume are missing, staging fails and does not create an empty folder instead.
 const sizedContextKey = "keelson.dev/sized"
 
 func (d *Driver) nodeTopology() *csi.Topology {
@@ -174,8 +179,8 @@ func makeFolder(dir string) error {
 	return os.Chmod(dir, 0o777) // pods write as any user, whatever the umask is
 }
 
-// DeleteVolume deletes a volume and its data. It refuses a volume that is still staged or
-// published.
+// DeleteVolume deletes a volume with its data. It returns FailedPrecondition if the volume is still
+// staged or published.
 func (d *Driver) DeleteVolume(_ context.Context, q *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
 	id := q.GetVolumeId()
 	dir, err := d.volumeFolder(id)
@@ -206,8 +211,8 @@ func (d *Driver) DeleteVolume(_ context.Context, q *csi.DeleteVolumeRequest) (*c
 	return &csi.DeleteVolumeResponse{}, nil
 }
 
-// attachedDevices returns the loop device of the volume's image, if any; it means that the volume
-// is mounted somewhere.
+// attachedDevices returns the path of the loop device that is attached to the backing file of the
+// volume id, or nothing. An attached loop device means that the volume is in use.
 func (d *Driver) attachedDevices(id string) ([]string, error) {
 	l, err := findLoopDevice(d.imageFile(id))
 	if errors.Is(err, os.ErrNotExist) || l == nil {
@@ -220,9 +225,10 @@ func (d *Driver) attachedDevices(id string) ([]string, error) {
 	return []string{l.Name()}, nil
 }
 
-// removeVolume deletes a volume that is not in use. It does not delete files on other mounts.
+// removeVolume deletes the volume id with the record r, which must not be in use. It does not
+// delete files in mounts below the volume's folder.
 func (d *Driver) removeVolume(id string, r volumeRecord) error {
-	// Rename first, so that a partially deleted volume is never found under its name.
+	// The folder is renamed first, so that no call finds a partially deleted volume.
 	trash := filepath.Join(d.cfg.Root, ".deleted-"+id)
 	if err := safepath.RemoveAll(trash); err != nil {
 		return err
@@ -236,7 +242,7 @@ func (d *Driver) removeVolume(id string, r volumeRecord) error {
 	return d.discardVolume(id, r)
 }
 
-// removeImage deletes an image, and its record last.
+// removeImage deletes the backing file of the volume id, and then the volume's record.
 func (d *Driver) removeImage(id string) error {
 	for _, path := range []string{d.imageFile(id), d.recordFile(id)} {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -246,8 +252,8 @@ func (d *Driver) removeImage(id string) error {
 	return nil
 }
 
-// findVolume returns the record of an existing volume; sized is false for a folder without a
-// record. It returns NotFound if there is no such volume.
+// findVolume returns the record of the existing volume id. A volume without a record is the folder
+// dir; then sized is false. It returns NotFound if the volume does not exist or is unfinished.
 func (d *Driver) findVolume(id, dir string) (r volumeRecord, sized bool, err error) {
 	r, sized, err = d.readVolume(id)
 	if err != nil {
@@ -262,9 +268,9 @@ func (d *Driver) findVolume(id, dir string) (r volumeRecord, sized bool, err err
 	return r, false, nil
 }
 
-// ControllerExpandVolume implements the Controller service. The file system grows while it is
-// mounted, or when it is mounted next. If it cannot grow while it is mounted, the response requires
-// expansion on the node.
+// ControllerExpandVolume increases the size of a volume. A mounted file system grows at once, and
+// an unmounted one when it is mounted next. If it cannot grow while it is mounted, the response
+// requires NodeExpandVolume.
 func (d *Driver) ControllerExpandVolume(_ context.Context, q *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
 	id := q.GetVolumeId()
 	dir, err := d.volumeFolder(id)
@@ -283,7 +289,7 @@ func (d *Driver) ControllerExpandVolume(_ context.Context, q *csi.ControllerExpa
 	if err != nil {
 		return nil, err
 	}
-	if !sized { // the size of a folder is not limited
+	if !sized { // a folder without a record has no size limit
 		return &csi.ControllerExpandVolumeResponse{CapacityBytes: q.GetCapacityRange().GetRequiredBytes()}, nil
 	}
 	d.allocMu.Lock()
@@ -292,7 +298,8 @@ func (d *Driver) ControllerExpandVolume(_ context.Context, q *csi.ControllerExpa
 		if err := d.checkSpace("volume "+id, more); err != nil {
 			return nil, err
 		}
-		// Reserved before it is allocated: after a crash in between, no space is counted twice.
+		// The record reserves the space before the allocation, so that no other volume can use it
+		// after a crash in between.
 		have.Size = size
 		if err := d.writeVolume(id, have); err != nil {
 			return nil, d.statusError("growing volume "+id, err)
@@ -311,8 +318,9 @@ func (d *Driver) ControllerExpandVolume(_ context.Context, q *csi.ControllerExpa
 	return &csi.ControllerExpandVolumeResponse{CapacityBytes: have.Size, NodeExpansionRequired: err != nil}, nil
 }
 
-// revertSize sets the recorded size back to the size of the image if the disk was too full for the
-// larger size. A request for less then succeeds.
+// revertSize writes the size of the backing file into the record r of a volume, if the expansion
+// failed because the disk is full (cause). A later request for less space can then succeed. For
+// other causes it does nothing.
 func (d *Driver) revertSize(id string, r volumeRecord, cause error) error {
 	if !errors.Is(cause, unix.ENOSPC) && !errors.Is(cause, unix.EDQUOT) {
 		return nil
@@ -325,7 +333,8 @@ func (d *Driver) revertSize(id string, r volumeRecord, cause error) error {
 	return d.writeVolume(id, r)
 }
 
-// ValidateVolumeCapabilities implements the Controller service.
+// ValidateVolumeCapabilities confirms the requested capabilities if the volume supports all of
+// them. Otherwise the response contains the reason.
 func (d *Driver) ValidateVolumeCapabilities(_ context.Context, q *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
 	dir, err := d.volumeFolder(q.GetVolumeId())
 	if err != nil {
@@ -344,7 +353,8 @@ func (d *Driver) ValidateVolumeCapabilities(_ context.Context, q *csi.ValidateVo
 		VolumeCapabilities: q.GetVolumeCapabilities(), VolumeContext: q.GetVolumeContext()}}, nil
 }
 
-// ControllerGetCapabilities implements the Controller service.
+// ControllerGetCapabilities returns the optional calls of the Controller service that this driver
+// supports.
 func (d *Driver) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
 	var out []*csi.ControllerServiceCapability
 	for _, t := range []csi.ControllerServiceCapability_RPC_Type{csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,

@@ -14,11 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// copyBlockBytes is the number of bytes that are compared and written at a time.
+// copyBlockBytes is the number of bytes that copyDifferences compares and writes at a time.
 const copyBlockBytes = 1 << 20
 
-// mountpointOf returns where the file system of a volume is mounted, or "". busy means that its
-// device is in use otherwise: as the raw device of a pod, or by a mount in another mount namespace.
+// mountpointOf returns a path at which the file system of the volume id is mounted, or "". busy is
+// true if the volume is in use without such a path: as a block device, or by a mount in another
+// mount namespace.
 func (d *Driver) mountpointOf(id string) (at string, busy bool, err error) {
 	l, err := findLoopDevice(d.imageFile(id))
 	if errors.Is(err, os.ErrNotExist) || err == nil && l == nil {
@@ -40,10 +41,10 @@ func (d *Driver) mountpointOf(id string) (at string, busy bool, err error) {
 	return all[0].Mountpoint, false, nil
 }
 
-// copyVolume copies the content of a volume at one moment to a file. If the disk has reflinks, the
-// files share their blocks, and the copy takes no time. Otherwise the data are copied while they
-// change, and the differences are copied again while the file system is frozen. The caller must
-// hold the source's lock.
+// copyVolume copies the backing file of the volume id to a file, with its content at a single
+// moment. On a disk with reflinks, both files share their blocks (shared), and the copy takes no
+// time. Otherwise it copies the data once while they may change. Then it freezes the file system
+// and copies the differences. The caller must hold the lock of the volume.
 func (d *Driver) copyVolume(ctx context.Context, id, path string) (shared bool, err error) {
 	at, busy, err := d.mountpointOf(id)
 	switch {
@@ -60,11 +61,13 @@ func (d *Driver) copyVolume(ctx context.Context, id, path string) (shared bool, 
 	})
 }
 
-// errBusy is returned if the writers of a volume cannot be paused.
+// errBusy is returned if a volume cannot be copied, because it is in use and has no file system
+// that can be frozen.
 var errBusy = errors.New("it is in use in a way that cannot be frozen: it can be copied while no pod uses it")
 
-// copyImage copies the content of an image to a file. The copy has the content at the moment when
-// still runs its function.
+// copyImage copies the backing file from to the file to. The copy has the content of the moment
+// when still calls its argument; still must prevent changes during that call. shared reports
+// whether the files share blocks.
 func copyImage(ctx context.Context, from, to string, still func(func(context.Context) error) error) (shared bool, err error) {
 	src, err := os.OpenFile(from, os.O_RDONLY|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -79,7 +82,7 @@ func copyImage(ctx context.Context, from, to string, still func(func(context.Con
 		return false, err
 	}
 	defer func() { err = errors.Join(err, dst.Close()) }()
-	// The result of the first copy is replaced below; it shows whether there are reflinks.
+	// This first clone only tests whether the disk supports reflinks; the last clone replaces it.
 	shared = unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())) == nil
 	if !shared {
 		if err := copyDifferences(ctx, dst, src); err != nil {
@@ -98,8 +101,8 @@ func copyImage(ctx context.Context, from, to string, still func(func(context.Con
 	return shared, dst.Sync()
 }
 
-// copyDifferences makes dst equal to src. Equal blocks are not written, and blocks that are holes
-// in both are not read.
+// copyDifferences makes the content of dst equal to that of src. It does not write equal blocks,
+// and does not read blocks that are holes in both files.
 func copyDifferences(ctx context.Context, dst, src *os.File) error {
 	end, err := src.Seek(0, io.SeekEnd)
 	if err != nil {
@@ -137,7 +140,7 @@ func copyDifferences(ctx context.Context, dst, src *os.File) error {
 }
 
 // nextData returns the offset of the first block at or after off in which one of the files has
-// data, or end.
+// data. It returns end if there is none.
 func nextData(off, end int64, files ...*os.File) (int64, error) {
 	next := end
 	for _, f := range files {
@@ -156,8 +159,8 @@ func nextData(off, end int64, files ...*os.File) (int64, error) {
 	return next / copyBlockBytes * copyBlockBytes, nil
 }
 
-// eachRecord calls f with the record of every volume and every snapshot, including records of later
-// releases.
+// eachRecord calls f with the record of each volume and each snapshot. It includes records that a
+// later release has written.
 func (d *Driver) eachRecord(f func(id string, r volumeRecord)) error {
 	for _, dir := range []string{recordsDir, snapshotsDir} {
 		entries, err := os.ReadDir(filepath.Join(d.cfg.Root, dir))
@@ -170,7 +173,7 @@ func (d *Driver) eachRecord(f func(id string, r volumeRecord)) error {
 		for _, e := range entries {
 			id, whole := strings.CutSuffix(e.Name(), ".json")
 			if !whole {
-				continue // an unfinished record
+				continue // an unfinished write of a record
 			}
 			r, ok, err := readRecord(filepath.Join(d.cfg.Root, dir, e.Name()))
 			if err != nil && !errors.Is(err, errNewerRelease) {

@@ -20,11 +20,16 @@ import (
 	"keelson.dev/keelson/internal/safepath"
 )
 
-// A volume of a class with "backing: directory" is the folder ROOT/.folders/ID with a project quota
-// as its size. It is created and grown at once, and cannot be frozen for a snapshot. Its record
-// contains the project ID from before the folder is created until after it was moved away. A
-// deleted volume is moved to ROOT/.trash/PROJECT. The trash is removed in the background, the
-// folder itself last. A project ID with a folder in one of these two places is not used again.
+// Names and parameters of volumes that are folders. A StorageClass with the parameter "backing:
+// directory" requests such volumes.
+//
+// The volume is the folder ROOT/.folders/ID, and a project quota enforces its size. It is created
+// and expanded without delay, and cannot be frozen for a snapshot. Its record contains the project
+// ID before the folder is created, and until the folder was moved.
+//
+// A deleted volume is moved to ROOT/.trash/PROJECT, where PROJECT is the project ID. Its content is
+// removed in the background, and then the folder itself. While a folder of a project ID exists in
+// one of these two places, no other volume gets the ID.
 const (
 	foldersDir = ".folders"
 	trashDir   = ".trash"
@@ -35,15 +40,16 @@ const (
 )
 
 const (
-	// firstProject and lastProject are the range of project IDs that the driver uses, above the IDs
-	// that are usual in /etc/projid.
+	// firstProject and lastProject are the first and the last project ID that the driver uses. They
+	// are above the IDs that are usual in /etc/projid.
 	firstProject, lastProject = 1 << 24, 1<<31 - 1
-	// bytesPerInode determines the inode limit of a folder, as in an ext4 file system of its size;
-	// minInodes is the minimum.
+	// bytesPerInode is the size of a folder divided by its limit of inodes, as by default in ext4.
+	// minInodes is the lowest limit of inodes.
 	bytesPerInode, minInodes = 16 << 10, 1024
-	// removeBatch is how many directory entries are removed between checks for cancellation.
+	// removeBatch is the number of directory entries that are removed between two checks for
+	// cancellation.
 	removeBatch = 512
-	// trashRetryDelay is when a failed removal is tried again.
+	// trashRetryDelay is the time until a failed removal of a deleted folder is tried again.
 	trashRetryDelay = time.Minute
 )
 
@@ -53,13 +59,13 @@ func (d *Driver) trashPath(project uint32) string {
 }
 func inodesOf(size int64) int64 { return max(minInodes, size/bytesPerInode) }
 
-// setSizeLimit sets the quota of a volume's folder to the size in its record.
+// setSizeLimit sets the project quota of a volume's folder to the size in its record r.
 func (d *Driver) setSizeLimit(r volumeRecord) error {
 	return d.quotas.setLimit(d.cfg.Root, r.Project, r.Size, inodesOf(r.Size))
 }
 
-// usesDirectory parses the parameters of a StorageClass. It reports whether the volumes of the
-// class are folders.
+// usesDirectory reports whether the parameters of a StorageClass request volumes that are folders.
+// It returns an error for unknown parameters and values.
 func usesDirectory(params map[string]string) (directory bool, err error) {
 	for k, v := range params {
 		switch {
@@ -73,7 +79,8 @@ func usesDirectory(params map[string]string) (directory bool, err error) {
 	return params[backingParam] == backingDirectory, nil
 }
 
-// checkDirectoryRequest returns an error if a request cannot be satisfied by a folder.
+// checkDirectoryRequest returns an error if a volume that is a folder cannot have the requested
+// capabilities, or the requested initial content (source).
 func checkDirectoryRequest(caps []*csi.VolumeCapability, source *csi.VolumeContentSource) error {
 	for _, c := range caps {
 		switch {
@@ -95,14 +102,15 @@ func checkDirectoryRequest(caps []*csi.VolumeCapability, source *csi.VolumeConte
 	return nil
 }
 
-// errNoCopies returns the error for a snapshot or clone of a folder.
+// errNoCopies returns the error of a request to copy the volume id, which is a folder and cannot be
+// copied.
 func errNoCopies(id string) error {
 	return status.Errorf(codes.FailedPrecondition, "volume %s is a folder (its class has %s: %s), which cannot be frozen for a copy: it supports no "+
 		"snapshots and no clones; use a class with %s: %s", id, backingParam, backingDirectory, backingParam, backingImage)
 }
 
-// createDirectoryVolume creates a folder with a quota unless it exists. The caller must hold the
-// volume's lock.
+// createDirectoryVolume creates a volume that is a folder with a project quota, unless it exists,
+// and returns its size. The caller must hold the lock of the volume.
 func (d *Driver) createDirectoryVolume(id string, size int64, want *csi.CapacityRange) (int64, error) {
 	made := volumeRecord{Version: recordVersion, Size: size, Backing: backingDirectory}
 	return d.createOnce(id, made, want, func(r *volumeRecord) (err error) {
@@ -125,7 +133,8 @@ func (d *Driver) createDirectoryVolume(id string, size int64, want *csi.Capacity
 	})
 }
 
-// createLimitedDirectory creates the folder of a record. The quota is set before the folder exists.
+// createLimitedDirectory creates the folder of the volume id with the project ID in its record r.
+// It sets the quota before it creates the folder.
 func (d *Driver) createLimitedDirectory(id string, r volumeRecord) error {
 	dir := d.directoryPath(id)
 	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
@@ -143,7 +152,8 @@ func (d *Driver) createLimitedDirectory(id string, r volumeRecord) error {
 	return os.Chmod(dir, 0o777) // pods write as any user, whatever the umask is
 }
 
-// findFreeProject returns a project ID that no volume, no trash, and no other program uses.
+// findFreeProject returns a project ID for the volume id that no volume, no deleted folder, and no
+// other program uses on this disk.
 func (d *Driver) findFreeProject(id string) (uint32, error) {
 	taken := map[uint32]bool{}
 	if err := d.eachRecord(func(_ string, r volumeRecord) { taken[r.Project] = true }); err != nil {
@@ -171,16 +181,18 @@ func (d *Driver) findFreeProject(id string) (uint32, error) {
 	return 0, errors.New("no free project ID was found")
 }
 
-// firstProjectCandidate returns the project ID at which the search starts. It depends on the
-// driver's root and the volume, so that drivers on one disk do not choose the same ID.
+// firstProjectCandidate returns the project ID that findFreeProject tries first. It is a hash of
+// the driver's root folder and the volume ID, so that several drivers on one disk try different
+// IDs.
 func firstProjectCandidate(root, id string) uint32 {
 	h := fnv.New32a()
 	fmt.Fprintf(h, "%s\x00%s", root, id)
 	return firstProject + h.Sum32()%(lastProject-firstProject+1)
 }
 
-// discardVolume deletes a volume that is not in use, whatever its kind and however far its creation
-// came. The record is deleted last.
+// discardVolume deletes the data of the volume id with the record r, and then the record. The
+// volume must not be in use. It may be a folder or a backing file, and its creation may be
+// unfinished.
 func (d *Driver) discardVolume(id string, r volumeRecord) error {
 	if r.Backing != backingDirectory {
 		return d.removeImage(id)
@@ -192,7 +204,7 @@ func (d *Driver) discardVolume(id string, r volumeRecord) error {
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	if err != nil { // the folder was not created yet, or it is already in the trash
+	if err != nil { // the folder was not created yet, or is in the trash already
 		d.clearQuota(r.Project)
 	}
 	if err := os.Remove(d.recordFile(id)); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -200,20 +212,20 @@ func (d *Driver) discardVolume(id string, r volumeRecord) error {
 	}
 	select {
 	case d.trashChanged <- struct{}{}:
-	default: // a signal is already pending
+	default: // the channel contains a signal already
 	}
 	return nil
 }
 
-// clearQuota removes the limit of a project ID for data that are being deleted. If that fails, the
-// limit remains without effect, and the ID is not used again.
+// clearQuota removes the quota limit of a project ID whose folder is deleted. An error is only
+// logged: a limit without files has no effect, and findFreeProject does not return the ID again.
 func (d *Driver) clearQuota(project uint32) {
 	if err := d.quotas.setLimit(d.cfg.Root, project, 0, 0); err != nil {
 		d.cfg.Log.Warn("an unused quota remains", "project", project, "err", err)
 	}
 }
 
-// trashedProjects returns the project IDs of the trash.
+// trashedProjects returns the project IDs of the deleted folders in ROOT/.trash.
 func (d *Driver) trashedProjects() (out []uint32, err error) {
 	entries, err := os.ReadDir(filepath.Join(d.cfg.Root, trashDir))
 	if errors.Is(err, os.ErrNotExist) {
@@ -227,7 +239,8 @@ func (d *Driver) trashedProjects() (out []uint32, err error) {
 	return out, err
 }
 
-// emptyTrash deletes the trash in small batches until it is empty or ctx is canceled.
+// emptyTrash removes the deleted folders in ROOT/.trash, a batch of entries at a time, until none
+// is left or ctx is canceled.
 func (d *Driver) emptyTrash(ctx context.Context) error {
 	all, err := d.trashedProjects()
 	if err != nil {
@@ -262,8 +275,8 @@ func (d *Driver) removeTrashed(ctx context.Context, project uint32) error {
 	return nil
 }
 
-// runTrashCollector empties the trash until ctx is canceled: at start, when something is added, and
-// after a failure.
+// runTrashCollector calls emptyTrash at its start, after each deletion of a folder, and after an
+// error, until ctx is canceled.
 func (d *Driver) runTrashCollector(ctx context.Context) {
 	for {
 		var again <-chan time.Time
@@ -280,8 +293,8 @@ func (d *Driver) runTrashCollector(ctx context.Context) {
 	}
 }
 
-// stageDirectory bind-mounts the folder of a volume at the staging path, after it has verified the
-// quota.
+// stageDirectory bind-mounts the folder of the volume id at a path with the mount options flags.
+// Before that, it verifies the folder's project ID and sets its quota.
 func (d *Driver) stageDirectory(id string, r volumeRecord, path string, flags []string) error {
 	dir := d.directoryPath(id)
 	project, err := d.quotas.projectIDOf(dir)
@@ -310,8 +323,8 @@ func (d *Driver) stageDirectory(id string, r volumeRecord, path string, flags []
 	return nil
 }
 
-// bindFlags parses the mount options that a folder supports: options of a mount, not of a file
-// system. Other options are an error.
+// bindFlags returns the mount flags of options that a bind mount of a folder supports. It returns
+// an error for other options, such as those of a file system.
 func bindFlags(flags []string) (uintptr, error) {
 	const ofMounts = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC | unix.MS_NOATIME | unix.MS_NODIRATIME | unix.MS_RELATIME
 	bits, rest := mountoption.SplitFlags(flags)
@@ -322,7 +335,8 @@ func bindFlags(flags []string) (uintptr, error) {
 	return bits, nil
 }
 
-// directoryStats returns the usage of a folder, from its quota.
+// directoryStats returns the usage and the limits of the folder of the volume id, according to its
+// project quota. The folder must be mounted at path.
 func (d *Driver) directoryStats(id string, r volumeRecord, path string) (*csi.NodeGetVolumeStatsResponse, error) {
 	if ok, err := isSameFolder(d.directoryPath(id), path); err != nil || !ok {
 		return nil, status.Errorf(codes.NotFound, "volume %s is not at %s (%v)", id, path, err)

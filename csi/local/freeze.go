@@ -14,23 +14,25 @@ import (
 )
 
 const (
-	// ioctlFreeze and ioctlThaw are FIFREEZE and FITHAW, _IOWR('X', 119, int) and _IOWR('X', 120,
-	// int).
+	// ioctlFreeze and ioctlThaw are the requests FIFREEZE and FITHAW, which freeze and thaw a file
+	// system: _IOWR('X', 119, int) and _IOWR('X', 120, int).
 	ioctlFreeze = 0xc0045877
 	ioctlThaw   = 0xc0045878
-	// maxFreeze is how long the writers of a volume may be paused for a copy.
+	// maxFreeze is the maximum time for which a file system is frozen for a copy. Its writers wait.
 	maxFreeze = 20 * time.Second
-	// guardTimeout is how long a guard waits for its driver: longer than any freeze.
+	// guardTimeout is the time after which RunThawGuard thaws a file system in any case. It exceeds
+	// maxFreeze.
 	guardTimeout = maxFreeze + 5*time.Second
 )
 
-// GuardCommand is the argument with which a program that serves the driver runs RunThawGuard and
-// nothing else.
+// GuardCommand is the only argument of a process that must run RunThawGuard and then exit. The
+// driver starts its own program with it.
 const GuardCommand = "thaw-when-alone"
 
-// RunThawGuard thaws the file system of the folder that is its file descriptor 3. It does so when
-// its standard input is closed without a byte, or after a time longer than any freeze: the process
-// that froze it was killed or hangs.
+// RunThawGuard runs in a helper process of the driver while a file system is frozen. It waits for a
+// byte on standard input, and then returns. If the input is closed without a byte, the driver was
+// killed. After guardTimeout, the driver hangs. In both cases, it thaws the file system of file
+// descriptor 3, a folder.
 func RunThawGuard() error {
 	dir := os.NewFile(3, "frozen")
 	if dir == nil {
@@ -59,9 +61,9 @@ func RunThawGuard() error {
 
 func thawFileSystem(dir *os.File) error { var none int32; return ioctlPointer(dir, ioctlThaw, &none) }
 
-// withFrozen runs do while the file system at a path is frozen, for at most maxFreeze. A file
-// system stays frozen if the process that froze it is killed. Therefore a guard process is started
-// before.
+// withFrozen freezes the file system at the path at, calls do with a context that ends after
+// maxFreeze, and thaws it. Because a file system stays frozen if the driver is killed, it starts a
+// helper process before; see startThawGuard.
 func (d *Driver) withFrozen(ctx context.Context, at string, do func(context.Context) error) (err error) {
 	dir, err := os.Open(at)
 	if err != nil {
@@ -89,12 +91,12 @@ func (d *Driver) withFrozen(ctx context.Context, at string, do func(context.Cont
 	return err
 }
 
-// startThawGuard starts a process that runs RunThawGuard. release stops it; without release it
-// thaws.
+// startThawGuard starts a process that runs RunThawGuard for the file system of dir. The process
+// thaws it if this process exits or hangs. release stops the process without thawing.
 func (d *Driver) startThawGuard(dir *os.File) (release func(), err error) {
 	c := exec.Command("/proc/self/exe", GuardCommand)
 	c.ExtraFiles = []*os.File{dir}
-	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // signals to the driver's process group do not reach it
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // signals to the driver do not reach it
 	in, err := c.StdinPipe()
 	if err != nil {
 		return nil, err
@@ -111,8 +113,8 @@ func (d *Driver) startThawGuard(dir *os.File) (release func(), err error) {
 	}, nil
 }
 
-// thawAll thaws file systems that stayed frozen because a driver was killed together with its
-// guard: the sources of unfinished copies.
+// thawAll thaws the file systems that are still frozen because a previous driver process and its
+// helper process were killed. These are volumes of which an unfinished copy exists.
 func (d *Driver) thawAll() error {
 	var errs []error
 	begun := func(r volumeRecord) {

@@ -19,18 +19,18 @@ import (
 	"keelson.dev/keelson/internal/durable"
 )
 
-// groupsDir contains the record of each group of snapshots, ID.json. It is written before the first
-// snapshot is started, again when all exist, and removed last. The snapshots are ordinary snapshots
-// with records that name the group.
+// groupsDir is the folder with the record of each group of snapshots, ID.json. The record is
+// written before the first snapshot is created, and again when all exist. It is deleted after the
+// snapshots. They are ordinary snapshots, and the record of each contains the ID of the group.
 const groupsDir = ".groups"
 
-// maxGroupVolumes is the maximum number of volumes that are frozen together.
+// maxGroupVolumes is the maximum number of volumes in a group, which are frozen at the same time.
 const maxGroupVolumes = 64
 
-// groupRecord is the record of a group of snapshots. Fields of later releases are ignored.
+// groupRecord is the JSON record of a group of snapshots. Unknown fields are ignored.
 type groupRecord struct {
-	Volumes   []string `json:"of"`              // volume IDs, sorted
-	Ready     bool     `json:"ready,omitempty"` // false: it is unfinished, and will be created again
+	Volumes   []string `json:"of"`              // volume IDs of the snapshots, sorted
+	Ready     bool     `json:"ready,omitempty"` // false: unfinished, and created again
 	CreatedAt int64    `json:"made,omitempty"`  // creation time in Unix nanoseconds
 }
 
@@ -38,7 +38,7 @@ func (d *Driver) groupRecordFile(id string) string {
 	return filepath.Join(d.cfg.Root, groupsDir, id+".json")
 }
 
-// readGroup returns the record of a group; ok is false if none exists.
+// readGroup returns the record of the group of snapshots id; ok is false if there is none.
 func (d *Driver) readGroup(id string) (g groupRecord, ok bool, err error) {
 	b, err := os.ReadFile(d.groupRecordFile(id))
 	if errors.Is(err, os.ErrNotExist) {
@@ -67,24 +67,26 @@ func (d *Driver) writeGroup(id string, g groupRecord) error {
 	return nil
 }
 
-// groupLockName returns the name of a group's lock. No volume or snapshot can have this name.
+// groupLockName returns the key of the lock of the group id. No volume or snapshot has this key.
 func groupLockName(id string) string { return "group/" + id }
 
-// memberSnapshotID returns the ID of the snapshot of a volume in a group. It is derived from both,
-// so that it can be found again.
+// memberSnapshotID returns the ID of the snapshot of a volume in the group id. It is a hash of
+// both, so that it need not be stored.
 func memberSnapshotID(id, volume string) string {
 	return fmt.Sprintf("member-%x", sha256.Sum256([]byte(id+"\x00"+volume)))
 }
 
-// GroupControllerGetCapabilities implements the GroupController service.
+// GroupControllerGetCapabilities returns the optional calls of the GroupController service that
+// this driver supports.
 func (d *Driver) GroupControllerGetCapabilities(context.Context, *csi.GroupControllerGetCapabilitiesRequest) (*csi.GroupControllerGetCapabilitiesResponse, error) {
 	const can = csi.GroupControllerServiceCapability_RPC_CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT
 	return &csi.GroupControllerGetCapabilitiesResponse{Capabilities: []*csi.GroupControllerServiceCapability{
 		{Type: &csi.GroupControllerServiceCapability_Rpc{Rpc: &csi.GroupControllerServiceCapability_RPC{Type: can}}}}}, nil
 }
 
-// CreateVolumeGroupSnapshot creates snapshots of several volumes at one moment. The name is the
-// group ID, so that a repeated call finds the same group.
+// CreateVolumeGroupSnapshot creates snapshots of several volumes with their content at a single
+// moment. The name in the request becomes the group ID, so that a repeated call returns the same
+// group.
 func (d *Driver) CreateVolumeGroupSnapshot(ctx context.Context, q *csi.CreateVolumeGroupSnapshotRequest) (*csi.CreateVolumeGroupSnapshotResponse, error) {
 	id, of := q.GetName(), slices.Sorted(slices.Values(q.GetSourceVolumeIds()))
 	if _, err := d.volumeFolder(id); err != nil {
@@ -131,7 +133,8 @@ func (d *Driver) CreateVolumeGroupSnapshot(ctx context.Context, q *csi.CreateVol
 	return &csi.CreateVolumeGroupSnapshotResponse{GroupSnapshot: g}, err
 }
 
-// groupSnapshotOf returns the CSI description of a group.
+// groupSnapshotOf returns the description of the group id with all its snapshots, for a response.
+// It returns an error if a snapshot is missing.
 func (d *Driver) groupSnapshotOf(id string, g groupRecord) (*csi.VolumeGroupSnapshot, error) {
 	out := &csi.VolumeGroupSnapshot{GroupSnapshotId: id, CreationTime: timestamppb.New(time.Unix(0, g.CreatedAt)), ReadyToUse: g.Ready}
 	for _, v := range g.Volumes {
@@ -148,19 +151,20 @@ func (d *Driver) groupSnapshotOf(id string, g groupRecord) (*csi.VolumeGroupSnap
 	return out, nil
 }
 
-// createGroup creates a group of snapshots unless it exists.
+// createGroup creates the group of snapshots id of the volumes of, unless it exists. It holds the
+// locks of all these volumes.
 func (d *Driver) createGroup(ctx context.Context, id string, of []string) error {
 	defer d.locks.Lock(groupLockName(id))()
 	have, known, err := d.readGroup(id)
 	if err != nil || known && have.Ready {
 		return err
 	}
-	if known { // an earlier driver process did not finish it
+	if known { // an earlier process of the driver did not finish the group
 		if err := d.removeGroup(id, have); err != nil {
 			return status.Errorf(codes.Internal, "group of snapshots %s: %v", id, err)
 		}
 	}
-	for _, v := range of { // in order, so that two groups cannot deadlock
+	for _, v := range of { // in sorted order, so that two calls cannot deadlock
 		defer d.locks.Lock(v)()
 	}
 	records, err := d.memberRecords(id, of)
@@ -193,8 +197,9 @@ func (d *Driver) createGroup(ctx context.Context, id string, of []string) error 
 	return d.copyFailed(fmt.Sprintf("taking group of snapshots %s of volumes %q", id, of), err, d.removeGroup(id, groupRecord{Volumes: of}))
 }
 
-// memberRecords returns the initial records of the snapshots of a group. The caller must hold the
-// locks of the volumes.
+// memberRecords returns the records of the snapshots that the group id is to contain, one for each
+// volume in of. It returns an error if a volume does not exist or is a folder. The caller must hold
+// the locks of the volumes.
 func (d *Driver) memberRecords(id string, of []string) ([]volumeRecord, error) {
 	var out []volumeRecord
 	for _, v := range of {
@@ -216,10 +221,13 @@ func (d *Driver) memberRecords(id string, of []string) ([]volumeRecord, error) {
 	return out, nil
 }
 
-// copyAtOnce copies several volumes at one moment. Each volume is copied once while it changes.
-// Then all mounted volumes are frozen, and the differences are copied, before any of them is
-// thawed. Data written after the freeze are in none of the copies. last are the pending second
-// copies, and at the mount points to freeze. The caller must hold the locks of the volumes.
+// copyAtOnce copies the volumes of to their snapshots in the group id, with their content at a
+// single moment. It copies each volume once while it may change. Then it freezes all mounted file
+// systems, copies the differences, and thaws them. No copy contains data that were written after
+// the freeze.
+//
+// It calls itself for each further volume. last are the functions that copy the differences of the
+// previous volumes, and at are their mount points. The caller must hold the locks of the volumes.
 func (d *Driver) copyAtOnce(ctx context.Context, id string, of []string, records []volumeRecord, last []func(context.Context) error, at []string) error {
 	if len(of) == 0 {
 		return d.withAllFrozen(ctx, at, func(ctx context.Context) error {
@@ -247,7 +255,7 @@ func (d *Driver) copyAtOnce(ctx context.Context, id string, of []string, records
 	return err
 }
 
-// withAllFrozen runs do while several file systems are frozen.
+// withAllFrozen calls do while the file systems at all the paths at are frozen.
 func (d *Driver) withAllFrozen(ctx context.Context, at []string, do func(context.Context) error) error {
 	if len(at) == 0 {
 		return do(ctx)
@@ -255,11 +263,11 @@ func (d *Driver) withAllFrozen(ctx context.Context, at []string, do func(context
 	return d.withFrozen(ctx, at[0], func(ctx context.Context) error { return d.withAllFrozen(ctx, at[1:], do) })
 }
 
-// removeGroup deletes the snapshots of a group, and its record last.
+// removeGroup deletes the snapshots of the group id, and then the group's record.
 func (d *Driver) removeGroup(id string, g groupRecord) error {
 	for _, v := range g.Volumes {
 		member := memberSnapshotID(id, v)
-		unlock := d.locks.Lock(snapshotLockName(member)) // a volume may be in creation from it
+		unlock := d.locks.Lock(snapshotLockName(member)) // while a volume is created from it
 		err := d.removeSnapshot(member)
 		unlock()
 		if err != nil {
@@ -272,7 +280,7 @@ func (d *Driver) removeGroup(id string, g groupRecord) error {
 	return nil
 }
 
-// checkMembers returns an error if one of the snapshots is not in the group.
+// checkMembers returns an error if one of the snapshot IDs is not a snapshot of this group.
 func (g groupRecord) checkMembers(id string, snapshots []string) error {
 	var mine []string
 	for _, v := range g.Volumes {
@@ -286,8 +294,8 @@ func (g groupRecord) checkMembers(id string, snapshots []string) error {
 	return nil
 }
 
-// DeleteVolumeGroupSnapshot deletes a group and its snapshots. Volumes that were created from them
-// stay.
+// DeleteVolumeGroupSnapshot deletes a group and its snapshots. Volumes that were created from the
+// snapshots remain.
 func (d *Driver) DeleteVolumeGroupSnapshot(_ context.Context, q *csi.DeleteVolumeGroupSnapshotRequest) (*csi.DeleteVolumeGroupSnapshotResponse, error) {
 	id := q.GetGroupSnapshotId()
 	if _, err := d.volumeFolder(id); err != nil {
@@ -309,7 +317,7 @@ func (d *Driver) DeleteVolumeGroupSnapshot(_ context.Context, q *csi.DeleteVolum
 	return &csi.DeleteVolumeGroupSnapshotResponse{}, nil
 }
 
-// GetVolumeGroupSnapshot implements the GroupController service.
+// GetVolumeGroupSnapshot returns the description of a group with all its snapshots, or NotFound.
 func (d *Driver) GetVolumeGroupSnapshot(_ context.Context, q *csi.GetVolumeGroupSnapshotRequest) (*csi.GetVolumeGroupSnapshotResponse, error) {
 	id := q.GetGroupSnapshotId()
 	if _, err := d.volumeFolder(id); err != nil {

@@ -22,29 +22,31 @@ import (
 )
 
 const (
-	// mib is the unit of sizes.
+	// mib is one MiB in bytes. Sizes of volumes are multiples of it.
 	mib = 1 << 20
-	// minVolumeBytes is the minimum size of a file system with a journal.
+	// minVolumeBytes is the minimum size of a volume, so that its ext4 file system can have a
+	// journal.
 	minVolumeBytes = 16 * mib
-	// blockSize is the block size of the file systems in images, whatever their size, so that small
-	// ones can grow large.
+	// blockSize is the block size of the file systems of all volumes. mkfs would choose a smaller
+	// one for small volumes, which limits their growth.
 	blockSize = 4096
 	// loopMajor is the major device number of loop devices.
 	loopMajor = 7
-	// toolTimeout limits the creation and the repair of a file system.
+	// toolTimeout is the maximum duration of mkfs.ext4, e2fsck, and resize2fs.
 	toolTimeout = time.Minute
-	// ioctlResize is EXT4_IOC_RESIZE_FS, _IOW('f', 16, __u64); its argument is the new number of
-	// blocks.
+	// ioctlResize is the request EXT4_IOC_RESIZE_FS, _IOW('f', 16, __u64), which grows a mounted
+	// file system. Its argument is the new number of blocks.
 	ioctlResize = 0x40086610
 )
 
-// createImage creates the backing file of a volume, with an empty file system.
+// createImage creates the backing file of a volume with an empty ext4 file system. All blocks are
+// allocated.
 func createImage(ctx context.Context, path string, size int64) error {
 	return createAllocatedFile(path, size, func(f *os.File) error {
 		if err := runTool(ctx, "mkfs.ext4", "-q", "-F", "-b", strconv.Itoa(blockSize), "-m", "0", "-E", "nodiscard,root_owner=0:0", path); err != nil {
 			return err
 		}
-		// On some file systems, mkfs zeroes ranges by releasing their blocks.
+		// On some disks, mkfs zeroes parts of the file by releasing their blocks.
 		if err := allocateBlocks(f, size); err != nil {
 			return fmt.Errorf("allocating %d bytes on the disk: %w", size, err)
 		}
@@ -52,7 +54,7 @@ func createImage(ctx context.Context, path string, size int64) error {
 	})
 }
 
-// errToolMissing is returned if a required program is not installed.
+// errToolMissing is returned if a program of e2fsprogs is not installed on the node.
 var errToolMissing = errors.New("is not installed on the node: install e2fsprogs")
 
 func runTool(ctx context.Context, name string, args ...string) error {
@@ -63,7 +65,7 @@ func runTool(ctx context.Context, name string, args ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, toolTimeout)
 	defer cancel()
 	c := exec.CommandContext(ctx, path, args...)
-	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // no program may write to an image after its driver has exited
+	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // no writes after the driver exits
 	out, err := c.CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("%s: %w: %s", name, err, bytes.TrimSpace(out[:min(len(out), 1000)]))
@@ -71,14 +73,15 @@ func runTool(ctx context.Context, name string, args ...string) error {
 	return nil
 }
 
-// loopDevice is an open loop device that is attached to an image.
+// loopDevice is an open loop device that is attached to the backing file of a volume.
 type loopDevice struct {
 	*os.File
 	number uint64
 }
 
-// findLoopDevice returns the loop device that is attached to an image, or nil. An image must never
-// have two loop devices, because their caches would be inconsistent.
+// findLoopDevice returns the loop device that is attached to the backing file image, or nil.
+// Callers must not attach a second one, because the caches of two loop devices would be
+// inconsistent.
 func findLoopDevice(image string) (*loopDevice, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(image, &st); err != nil {
@@ -106,8 +109,9 @@ func findLoopDevice(image string) (*loopDevice, error) {
 	return nil, nil
 }
 
-// ensureLoopDevice returns a loop device for an image. The kernel detaches the device when it is no
-// longer open or mounted. fresh is false if the device was attached before and may be mounted.
+// ensureLoopDevice returns the loop device of the backing file image. If there is none, it attaches
+// one, and fresh is true. A loop device that is not fresh may be mounted. The kernel detaches the
+// device when it is neither open nor mounted.
 func ensureLoopDevice(image string) (l *loopDevice, fresh bool, err error) {
 	if l, err := findLoopDevice(image); l != nil || err != nil {
 		return l, false, err
@@ -129,7 +133,7 @@ func createLoopDevice(image string) (*loopDevice, error) {
 	defer control.Close()
 	cfg := unix.LoopConfig{Fd: uint32(f.Fd()), Info: unix.LoopInfo64{Flags: unix.LO_FLAGS_AUTOCLEAR}}
 	copy(cfg.Info.File_name[:len(cfg.Info.File_name)-1], image)
-	for range 64 { // other processes may take the same free device between the two calls
+	for range 64 { // another process may take the free device between the two calls
 		n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
 		if err != nil {
 			return nil, fmt.Errorf("looking for a free loop device: %w", err)
@@ -149,7 +153,7 @@ func createLoopDevice(image string) (*loopDevice, error) {
 	return nil, errors.New("no loop device stays free long enough")
 }
 
-// isImageMount reports whether a path is a mount of the file system in an image.
+// isImageMount reports whether the file system in the backing file image is mounted at a path.
 func isImageMount(image, path string) (bool, error) {
 	if ok, err := mountinfo.Mounted(path); err != nil || !ok {
 		return false, err
@@ -166,8 +170,9 @@ func isImageMount(image, path string) (bool, error) {
 	return at.Dev == unix.Mkdev(loopMajor, uint32(l.number)), nil
 }
 
-// mountImage mounts the file system of an image at a path, and grows it to the size of the image.
-// If the journal cannot recover the file system, it is repaired as far as no data are lost.
+// mountImage mounts the file system in the backing file image at a path, and grows it to the size
+// of the file. If the kernel cannot mount it, e2fsck repairs it, but only as far as no data are
+// lost.
 func mountImage(ctx context.Context, image, path string, flags []string) error {
 	if err := os.MkdirAll(path, 0o750); err != nil {
 		return err
@@ -207,20 +212,21 @@ func mountImage(ctx context.Context, image, path string, flags []string) error {
 	return nil
 }
 
-// isRepaired reports whether an error of e2fsck means that all problems were corrected.
+// isRepaired reports whether err is an exit status of e2fsck which means that all errors were
+// corrected.
 func isRepaired(err error) bool {
 	var exit *exec.ExitError
 	return errors.As(err, &exit) && exit.ExitCode() == 1
 }
 
-// needsGrowth reports whether a file system is smaller than its device, and the number of blocks of
-// the device.
+// needsGrowth reports whether the file system on the loop device l is smaller than the device.
+// blocks is the number of blocks of the device.
 func needsGrowth(l *loopDevice) (blocks uint64, is bool, err error) {
 	size, err := l.Seek(0, io.SeekEnd)
 	if err != nil {
 		return 0, false, err
 	}
-	var super [0x154]byte // the part of the superblock that is read
+	var super [0x154]byte // the start of the superblock
 	if _, err := l.ReadAt(super[:], 1024); err != nil {
 		return 0, false, fmt.Errorf("reading the superblock of %s: %w", l.Name(), err)
 	}
@@ -229,11 +235,12 @@ func needsGrowth(l *loopDevice) (blocks uint64, is bool, err error) {
 	return blocks, has < blocks, nil
 }
 
-// errOfflineOnly means that a file system is smaller than its volume and cannot grow until it is
-// unmounted.
+// errOfflineOnly means that a mounted file system is smaller than its volume, and can only grow
+// while it is not mounted.
 var errOfflineOnly = errors.New("while it is mounted")
 
-// growMounted grows a mounted file system to the size of its device.
+// growMounted grows the file system on the loop device l, which is mounted at a path, to the size
+// of the device.
 func growMounted(l *loopDevice, path string) error {
 	blocks, is, err := needsGrowth(l)
 	if err != nil || !is {
@@ -255,7 +262,8 @@ func growMounted(l *loopDevice, path string) error {
 	return nil
 }
 
-// growUnmounted grows a file system that is not mounted to the size of its device.
+// growUnmounted grows the file system on the loop device l, which is not mounted, to the size of
+// the device.
 func growUnmounted(ctx context.Context, l *loopDevice) error {
 	_, is, err := needsGrowth(l)
 	if err != nil || !is {
@@ -267,8 +275,8 @@ func growUnmounted(ctx context.Context, l *loopDevice) error {
 	return runTool(ctx, "resize2fs", l.Name())
 }
 
-// growImage grows an image, and its file system if that is mounted. Otherwise the file system grows
-// with the next mount. Growing again has no effect.
+// growImage grows the backing file image to size. If its file system is mounted, it grows as well;
+// otherwise it grows when it is mounted next. The call is idempotent.
 func growImage(image string, size int64) error {
 	f, err := os.OpenFile(image, os.O_RDWR|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -280,7 +288,7 @@ func growImage(image string, size int64) error {
 		return err
 	}
 	if err := allocateBlocks(f, size); err != nil {
-		// A part may have been allocated. The larger size was not reported to any caller.
+		// A part of the space may be allocated; it is released again.
 		return errors.Join(fmt.Errorf("allocating %d bytes on the disk: %w", size, err), f.Truncate(st.Size()))
 	}
 	if err := f.Sync(); err != nil {

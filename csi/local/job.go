@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// jobSet runs jobs that may take longer than a call. A job continues when its caller is gone. A
-// caller with the same name waits for the running job.
+// jobSet runs named jobs that may take longer than the call that starts them. A job continues when
+// the call is canceled. A call with the name of a running job waits for that job.
 type jobSet struct {
 	mu      sync.Mutex
 	running sync.WaitGroup
@@ -18,8 +18,9 @@ type job struct {
 	err  error
 }
 
-// runShared starts a job unless one with this name is running, and waits until it is done or ctx is
-// canceled. over is false if ctx was canceled first. The job itself runs until life is canceled.
+// runShared runs do as the job name, unless a job of this name is running, and waits for it. over
+// is false if ctx was canceled before the job has ended. The job continues then, with life as its
+// context.
 func (j *jobSet) runShared(ctx, life context.Context, name string, do func(context.Context) error) (over bool, err error) {
 	j.mu.Lock()
 	one := j.byName[name]
