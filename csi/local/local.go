@@ -1,12 +1,13 @@
-// Package local is a small CSI driver for volumes on a node's own disk.
+// Package local is a small CSI driver for volumes on the disk of a node.
 //
-// A volume is a file with a file system, allocated in full from the start and attached to a loop
-// device while it is staged. Its size is enforced, and other volumes cannot use its space. A
-// StorageClass can request folders instead. A project quota enforces their size (directory.go).
-// Behind a PersistentVolume that was written by hand, a volume is a folder without a size. Data
-// stay on the node, which the topology reports.
+// A volume is a backing file with an ext4 file system. While the volume is staged, the file is
+// attached to a loop device. All blocks of the file are allocated at its creation, so its size is
+// enforced, and other volumes cannot use its space. With a StorageClass for folders, a volume is a
+// folder, and a project quota enforces its size (directory.go). For a PersistentVolume that was
+// written by hand, a volume is a folder without a size limit. The topology of a volume binds it to
+// its node.
 //
-// Every call is idempotent. All state is in a record for each volume and in the kernel, so the
+// All calls are idempotent. The only state is in the kernel and in a record of each volume, so the
 // driver can be killed at any time.
 package local
 
@@ -30,44 +31,49 @@ import (
 	"keelson.dev/keelson/internal/reservedspace"
 )
 
-// DriverName is the default name of the driver in PersistentVolumes and StorageClasses.
+// DriverName is the name of the driver in PersistentVolumes and StorageClasses, unless Config.Name
+// is set.
 const DriverName = "local.csi.keelson.dev"
 
-// TopologyKey is the topology segment of the default driver that binds a volume to its node.
+// TopologyKey is the key of the topology segment that binds a volume to its node, for the driver
+// with the name DriverName.
 const TopologyKey = "topology." + DriverName + "/node"
 
 func (d *Driver) topologyKey() string { return "topology." + d.cfg.Name + "/node" }
 
-// Config is the configuration of a Driver.
+// Config is the configuration of a Driver, for New.
 type Config struct {
-	Name  string // default DriverName; the drivers of a node need different names
-	Root  string // folder of volumes, created if missing
-	Limit int64  // bytes of all volumes together; 0: the size of the disk
-	// KeepFree is the space that volumes must leave free, so that the node has no disk pressure.
+	Name  string // default: DriverName; must be unique on a node
+	Root  string // folder of all volumes and records; Run creates it
+	Limit int64  // maximum bytes of all volumes together; 0: the disk's size
+	// KeepFree is the space on the disk that volumes must not use, so that the node does not have
+	// disk pressure.
 	KeepFree reservedspace.Amount
-	Socket   string // Unix socket to listen on
+	Socket   string // path of the Unix socket of the driver
 	NodeID   string
-	// Listening is called in a goroutine when the driver accepts calls; may be nil.
+	// Listening is called in a goroutine when the driver accepts calls. It may be nil.
 	Listening func()
 	Log       *slog.Logger // may be nil
 }
 
-// Driver implements the Identity, Controller, GroupController, and Node services.
+// Driver is a CSI driver. It implements the Identity, Controller, GroupController, and Node
+// services.
 type Driver struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedControllerServer
 	csi.UnimplementedGroupControllerServer
 	csi.UnimplementedNodeServer
 	cfg          Config
-	locks        keylock.Locks   // by volume
-	allocMu      sync.Mutex      // serializes the allocation of disk space
-	jobs         jobSet          // copies in progress
-	quotas       quotaBackend    // enforce the size of folders
-	trashChanged chan struct{}   // signals that the trash is not empty
-	runCtx       context.Context // the context of Run; nil before
+	locks        keylock.Locks   // by volume ID, groupLockName, or snapshotLockName
+	allocMu      sync.Mutex      // held while disk space is checked and allocated
+	jobs         jobSet          // running copies, and the trash collector
+	quotas       quotaBackend    // sets the quotas of folders
+	trashChanged chan struct{}   // receives a value when the trash is not empty
+	runCtx       context.Context // context of Run; nil before Run
 }
 
-// jobContext returns the context of jobs that outlive their call.
+// jobContext returns the context of jobs that continue after the call that started them: that of
+// Run.
 func (d *Driver) jobContext() context.Context {
 	if d.runCtx == nil {
 		return context.Background()
@@ -75,7 +81,7 @@ func (d *Driver) jobContext() context.Context {
 	return d.runCtx
 }
 
-// New returns a driver. It starts nothing.
+// New returns a driver with the configuration cfg. It starts nothing; Run does.
 func New(cfg Config) *Driver {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -86,7 +92,7 @@ func New(cfg Config) *Driver {
 	return &Driver{cfg: cfg, quotas: kernelQuotas{}, trashChanged: make(chan struct{}, 1)}
 }
 
-// Run serves the socket until ctx is canceled. Mounts stay.
+// Run serves the driver's socket until ctx is canceled. Mounted volumes stay mounted after that.
 func (d *Driver) Run(ctx context.Context) error {
 	if err := os.MkdirAll(d.cfg.Root, 0o711); err != nil {
 		return fmt.Errorf("CSI driver: %w", err)
@@ -102,7 +108,7 @@ func (d *Driver) Run(ctx context.Context) error {
 	if err := os.MkdirAll(filepath.Dir(d.cfg.Socket), 0o750); err != nil {
 		return fmt.Errorf("CSI driver: %w", err)
 	}
-	// A socket that a killed driver has left would block the address.
+	// A killed driver leaves its socket, which would make Listen fail.
 	if err := os.Remove(d.cfg.Socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("CSI driver: %w", err)
 	}
@@ -135,8 +141,8 @@ func (d *Driver) logFailures(ctx context.Context, q any, info *grpc.UnaryServerI
 	return res, err
 }
 
-// volumeFolder returns the folder of a volume. It refuses an ID that is not a plain file name,
-// which could lead out of the root.
+// volumeFolder returns the folder ROOT/ID of the volume id, whether it exists or not. It returns an
+// error if id is not a plain file name, because its path could be outside the root folder.
 func (d *Driver) volumeFolder(id string) (string, error) {
 	if id == "" {
 		return "", status.Error(codes.InvalidArgument, "volume id is missing")
@@ -147,12 +153,12 @@ func (d *Driver) volumeFolder(id string) (string, error) {
 	return filepath.Join(d.cfg.Root, id), nil
 }
 
-// GetPluginInfo implements the Identity service.
+// GetPluginInfo returns the name of the driver.
 func (d *Driver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
 	return &csi.GetPluginInfoResponse{Name: d.cfg.Name, VendorVersion: "1"}, nil
 }
 
-// GetPluginCapabilities implements the Identity service.
+// GetPluginCapabilities returns the services and features of this driver.
 func (d *Driver) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
 	can := func(t csi.PluginCapability_Service_Type) *csi.PluginCapability {
 		return &csi.PluginCapability{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: t}}}
@@ -163,13 +169,13 @@ func (d *Driver) GetPluginCapabilities(context.Context, *csi.GetPluginCapabiliti
 		{Type: &csi.PluginCapability_VolumeExpansion_{VolumeExpansion: &csi.PluginCapability_VolumeExpansion{Type: csi.PluginCapability_VolumeExpansion_ONLINE}}}}}, nil
 }
 
-// Probe implements the Identity service.
+// Probe reports that the driver is ready, which it always is.
 func (d *Driver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
 	return &csi.ProbeResponse{}, nil
 }
 
-// checkCapabilities returns an error for unsupported volume capabilities, such as access from
-// several nodes.
+// checkCapabilities returns an error if the driver does not support one of the capabilities of a
+// volume: access from several nodes, or a file system other than ext4.
 func checkCapabilities(caps ...*csi.VolumeCapability) error {
 	if len(caps) == 0 {
 		return status.Error(codes.InvalidArgument, "volume capability is missing")

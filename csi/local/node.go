@@ -15,9 +15,10 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// NodeStageVolume mounts the volume's image at the staging path, or bind-mounts its folder. A
-// missing folder is created only for a PersistentVolume that was written by hand, for which
-// CreateVolume was not called.
+// NodeStageVolume mounts the file system of a volume at the staging path. It bind-mounts a volume
+// that is a folder, and attaches the loop device of a block device. Only a volume without
+// CreateVolume, of a PersistentVolume that was written by hand, gets a new folder if its folder is
+// missing.
 func (d *Driver) NodeStageVolume(ctx context.Context, q *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
 	id := q.GetVolumeId()
 	dir, err := d.volumeFolder(id)
@@ -61,8 +62,9 @@ func (d *Driver) NodeStageVolume(ctx context.Context, q *csi.NodeStageVolumeRequ
 	return &csi.NodeStageVolumeResponse{}, nil
 }
 
-// stageImage mounts an image. At the first mount, its root becomes writable for all users, and
-// lost+found is removed, because some programs require an empty data folder.
+// stageImage mounts the backing file of the volume id at the staging path. At the first mount, it
+// makes the root folder writable for all users. It then also removes lost+found, because some
+// programs require an empty folder for their data.
 func (d *Driver) stageImage(ctx context.Context, id string, r volumeRecord, q *csi.NodeStageVolumeRequest) error {
 	path := q.GetStagingTargetPath()
 	if err := mountImage(ctx, d.imageFile(id), path, q.GetVolumeCapability().GetMount().GetMountFlags()); err != nil || r.Initialized {
@@ -73,7 +75,7 @@ func (d *Driver) stageImage(ctx context.Context, id string, r volumeRecord, q *c
 		err = gone
 	}
 	if errors.Is(err, unix.EROFS) {
-		return nil // initialized by the next writable mount
+		return nil // the next writable mount initializes the file system
 	}
 	if err != nil {
 		return errors.Join(err, unmountAll(path))
@@ -82,7 +84,8 @@ func (d *Driver) stageImage(ctx context.Context, id string, r volumeRecord, q *c
 	return d.writeVolume(id, r)
 }
 
-// NodeUnstageVolume implements the Node service.
+// NodeUnstageVolume unmounts the volume from the staging path. It detaches the loop device of a
+// block device.
 func (d *Driver) NodeUnstageVolume(_ context.Context, q *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
 	if _, err := d.volumeFolder(q.GetVolumeId()); err != nil {
 		return nil, err
@@ -101,7 +104,8 @@ func (d *Driver) NodeUnstageVolume(_ context.Context, q *csi.NodeUnstageVolumeRe
 	return &csi.NodeUnstageVolumeResponse{}, nil
 }
 
-// NodePublishVolume bind-mounts the staged volume at the target path.
+// NodePublishVolume bind-mounts the staged volume at the target path. For access by a single pod,
+// it returns an error if the volume is published at another path.
 func (d *Driver) NodePublishVolume(_ context.Context, q *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
 	dir, err := d.volumeFolder(q.GetVolumeId())
 	if err != nil {
@@ -141,7 +145,7 @@ func (d *Driver) NodePublishVolume(_ context.Context, q *csi.NodePublishVolumeRe
 	return &csi.NodePublishVolumeResponse{}, nil
 }
 
-// NodeUnpublishVolume implements the Node service. It also removes the target path itself.
+// NodeUnpublishVolume unmounts the volume from the target path, and removes this path.
 func (d *Driver) NodeUnpublishVolume(_ context.Context, q *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
 	if _, err := d.volumeFolder(q.GetVolumeId()); err != nil {
 		return nil, err
@@ -152,7 +156,7 @@ func (d *Driver) NodeUnpublishVolume(_ context.Context, q *csi.NodeUnpublishVolu
 	defer d.locks.Lock(q.GetVolumeId())()
 	err := unmountAll(q.GetTargetPath())
 	if err == nil {
-		err = os.Remove(q.GetTargetPath()) // never RemoveAll: a remaining file is user data
+		err = os.Remove(q.GetTargetPath()) // not RemoveAll, because a file that remains is user data
 	}
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, status.Errorf(codes.Internal, "unpublishing volume %s: %v", q.GetVolumeId(), err)
@@ -160,7 +164,8 @@ func (d *Driver) NodeUnpublishVolume(_ context.Context, q *csi.NodeUnpublishVolu
 	return &csi.NodeUnpublishVolumeResponse{}, nil
 }
 
-// isStaged reports whether the volume is staged at a path.
+// isStaged reports whether the volume id is staged at a path. dir is its folder, if it has no
+// record. For a block device, it reports whether a loop device is attached.
 func (d *Driver) isStaged(id, dir, path string) (bool, error) {
 	switch r, sized, err := d.readVolume(id); {
 	case err != nil:
@@ -179,7 +184,8 @@ func (d *Driver) isStaged(id, dir, path string) (bool, error) {
 	return isSameFolder(dir, path)
 }
 
-// otherMount returns a mount of a staged volume apart from its own paths, or "".
+// otherMount returns a path at which a staged volume is mounted, other than the paths own, staging,
+// and target. It returns "" if there is none.
 func otherMount(own []string, staging, target string) (string, error) {
 	own = append(own, filepath.Clean(staging), filepath.Clean(target))
 	all, err := otherMountsOf(staging)
@@ -191,7 +197,8 @@ func otherMount(own []string, staging, target string) (string, error) {
 	return "", err
 }
 
-// NodeGetVolumeStats implements the Node service.
+// NodeGetVolumeStats returns the usage and the size of a volume in bytes, and in inodes unless it
+// is a block device.
 func (d *Driver) NodeGetVolumeStats(_ context.Context, q *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
 	dir, err := d.volumeFolder(q.GetVolumeId())
 	if err != nil {
@@ -223,7 +230,7 @@ func (d *Driver) NodeGetVolumeStats(_ context.Context, q *csi.NodeGetVolumeStats
 		{Unit: csi.VolumeUsage_INODES, Total: int64(fs.Files), Available: int64(fs.Ffree), Used: int64(fs.Files - fs.Ffree)}}}, nil
 }
 
-// NodeGetCapabilities implements the Node service.
+// NodeGetCapabilities returns the optional calls of the Node service that this driver supports.
 func (d *Driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
 	var out []*csi.NodeServiceCapability
 	for _, t := range []csi.NodeServiceCapability_RPC_Type{csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME,
@@ -233,13 +240,13 @@ func (d *Driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRe
 	return &csi.NodeGetCapabilitiesResponse{Capabilities: out}, nil
 }
 
-// NodeGetInfo implements the Node service.
+// NodeGetInfo returns the ID of this node, and the topology segment that binds volumes to it.
 func (d *Driver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
 	return &csi.NodeGetInfoResponse{NodeId: d.cfg.NodeID, AccessibleTopology: d.nodeTopology()}, nil
 }
 
-// bindMount bind-mounts source at target, with mount flags in addition to those of source. It is
-// idempotent.
+// bindMount bind-mounts the folder source at target. The mount has the flags bits in addition to
+// those of source. It is idempotent.
 func bindMount(source, target string, bits uintptr) error {
 	if err := os.MkdirAll(target, 0o750); err != nil {
 		return err
@@ -272,7 +279,8 @@ func bindMount(source, target string, bits uintptr) error {
 	return nil
 }
 
-// mountFlagsOf returns the flags of a mount. A remount must repeat all of them.
+// mountFlagsOf returns the mount flags at a path. A remount resets all flags that it does not
+// repeat.
 func mountFlagsOf(path string) (bits uintptr, err error) {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(path, &fs); err != nil {
@@ -302,7 +310,8 @@ func unmountAll(target string) error {
 	}
 }
 
-// isSameFolder reports whether two paths are the same folder.
+// isSameFolder reports whether the paths a and b lead to the same folder, for example by a bind
+// mount.
 func isSameFolder(a, b string) (bool, error) {
 	x, err := os.Stat(a)
 	if err != nil {
@@ -315,7 +324,8 @@ func isSameFolder(a, b string) (bool, error) {
 	return os.SameFile(x, y), nil
 }
 
-// otherMountsOf returns the other paths where a folder is mounted.
+// otherMountsOf returns the paths, other than dir, at which the folder dir is bind-mounted. If dir
+// is a mount point of a backing file, these are the other mount points of its file system.
 func otherMountsOf(dir string) ([]string, error) {
 	st, err := os.Stat(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -331,7 +341,7 @@ func otherMountsOf(dir string) ([]string, error) {
 	var out []string
 	for _, m := range all {
 		if m.Root == "/" && m.Major != loopMajor || filepath.Clean(m.Mountpoint) == filepath.Clean(dir) {
-			continue // neither a bind mount of a folder nor an image
+			continue // neither a bind mount of a folder nor a mount of a backing file
 		}
 		if x, err := os.Stat(m.Mountpoint); err == nil && os.SameFile(st, x) {
 			out = append(out, m.Mountpoint)

@@ -13,8 +13,8 @@ import (
 	"keelson.dev/keelson/internal/mountoption"
 )
 
-// checkImageOptions returns an error for invalid mount options before the volume is created.
-// Otherwise its pods would wait forever.
+// checkImageOptions returns an error if the capabilities of a new volume contain mount options that
+// ext4 does not accept. The volume is then not created; otherwise its pods would wait forever.
 func checkImageOptions(caps []*csi.VolumeCapability) error {
 	for _, c := range caps {
 		_, rest := mountoption.SplitFlags(c.GetMount().GetMountFlags())
@@ -25,10 +25,10 @@ func checkImageOptions(caps []*csi.VolumeCapability) error {
 	return nil
 }
 
-// checkMountOptions checks with the kernel whether a file system type accepts mount options,
-// without mounting anything. If the kernel cannot check (before 5.2, or without CAP_SYS_ADMIN), it
-// returns nil, and the mount fails later. Conflicts between options and the content of a file
-// system are also found only by the mount.
+// checkMountOptions returns an error if the kernel does not accept a mount option for the file
+// system type kind. It mounts nothing. If the kernel cannot check options (before 5.2, or without
+// CAP_SYS_ADMIN), it returns nil, and the mount fails later. The mount also fails if options
+// conflict with the content of the file system.
 func checkMountOptions(kind string, options []string) error {
 	if len(options) == 0 {
 		return nil
@@ -38,7 +38,7 @@ func checkMountOptions(kind string, options []string) error {
 		return nil
 	}
 	defer unix.Close(fs)
-	// fsconfig refuses some options if the source is not set.
+	// Without a source, fsconfig refuses some valid options.
 	if err := unix.FsconfigSetString(fs, "source", "none"); err != nil {
 		return nil
 	}
@@ -56,10 +56,10 @@ func checkMountOptions(kind string, options []string) error {
 	return nil
 }
 
-// kernelMessage returns the kernel's message about a failed fsconfig call, or the text of err if
-// none exists.
+// kernelMessage returns the message that the kernel provides on fs about a failed fsconfig call. If
+// there is none, it returns the text of err.
 func kernelMessage(fs int, err error) string {
-	var b [256]byte // one message per read, such as "e ext4: Unknown parameter 'x'"
+	var b [256]byte // one message, such as "e ext4: Unknown parameter 'x'"
 	n, none := unix.Read(fs, b[:])
 	if none != nil || n < 3 {
 		return err.Error()

@@ -10,37 +10,39 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// quotaBackend enforces the size of folders by project quotas: the files with a project ID use at
-// most its limit on their file system. kernelQuotas is the real implementation; tests have one in
-// memory.
+// quotaBackend sets and reads project quotas. A folder has a project ID, and all files with this ID
+// together may use at most its limit on their file system. kernelQuotas implements it; tests use an
+// implementation in memory.
 type quotaBackend interface {
-	// checkReady returns nil if project quotas are enforced on the file system of a folder.
-	// Otherwise its error states what is missing and what to do.
+	// checkReady returns nil if the file system of the folder root enforces project quotas.
+	// Otherwise the error contains the reason and the remedy.
 	checkReady(root string) error
-	// setLimit sets the limits of a project ID in bytes and inodes; zeros remove the limits.
+	// setLimit sets the limits of the project ID id in bytes and inodes on the file system of root.
+	// 0 removes a limit.
 	setLimit(root string, id uint32, bytes, inodes int64) error
-	// usageOf returns the usage of a project ID, and whether a limit is set. It fails if there are
-	// no quotas.
+	// usageOf returns the usage of the project ID id on the file system of root, and whether it has
+	// a limit. It returns an error if the file system has no quotas.
 	usageOf(root string, id uint32) (projectUsage, error)
-	// setProject sets the project ID of a folder. New files in the folder inherit it; existing
-	// files do not change.
+	// setProject sets the project ID of a folder. Files that are created in it later get the same
+	// ID; existing files do not change.
 	setProject(folder string, id uint32) error
-	// projectIDOf returns the project ID that new files in a folder inherit, or 0.
+	// projectIDOf returns the project ID that new files in a folder get; 0 if they get none.
 	projectIDOf(folder string) (uint32, error)
-	// mayShareBlocks reports whether files may have blocks in common, which count for each of them.
+	// mayShareBlocks reports whether files on the file system of root may share blocks (reflinks).
+	// Such blocks count for each of the files.
 	mayShareBlocks(root string) bool
 }
 
-// projectUsage is the usage of a project ID.
+// projectUsage is the usage of a project ID in bytes and inodes, and whether the ID has a limit.
 type projectUsage struct {
 	bytes, inodes int64
 	limited       bool
 }
 
-// isUnused reports whether the project ID has no files and no limits.
+// isUnused reports whether the project ID has neither files nor a limit.
 func (u projectUsage) isUnused() bool { return u == projectUsage{} }
 
-// kernelQuotas implements quotaBackend with the project quotas of ext4 and XFS.
+// kernelQuotas implements quotaBackend by system calls, for the project quotas of ext4 and XFS.
 type kernelQuotas struct{}
 
 const (
@@ -50,31 +52,34 @@ const (
 	quotaSet   = 0x800008<<8 | projectQuota   // Q_SETQUOTA
 	quotaState = ('X'<<8+8)<<8 | projectQuota // Q_XGETQSTATV, also supported by ext4
 
-	// projectEnforced is FS_QUOTA_PDQ_ENFD, a flag of struct fs_quota_statv. The flags start at
-	// byte 2 of the struct.
+	// projectEnforced is FS_QUOTA_PDQ_ENFD, the flag for enforced project quotas in struct
+	// fs_quota_statv. The flags of the struct start at byte 2.
 	projectEnforced = 1 << 5
 
-	// ioctlGetXattr and ioctlSetXattr are FS_IOC_FSGETXATTR and FS_IOC_FSSETXATTR.
+	// ioctlGetXattr and ioctlSetXattr are the requests FS_IOC_FSGETXATTR and FS_IOC_FSSETXATTR,
+	// which read and write a struct fsxattr with the project ID of a file.
 	ioctlGetXattr = 0x801c581f
 	ioctlSetXattr = 0x401c5820
-	// projectInherit is FS_XFLAG_PROJINHERIT: new files in the folder inherit its project ID, files
-	// from elsewhere cannot be linked or moved into it, and statfs reports the limit.
+	// projectInherit is FS_XFLAG_PROJINHERIT, a flag of a folder. New files in the folder get its
+	// project ID, and files with another ID cannot be linked or moved into it. statfs reports the
+	// quota limit.
 	projectInherit = 0x200
 
-	// ioctlGeometry is XFS_IOC_FSGEOMETRY_V1 with a struct of 112 bytes. geometryReflink is the
-	// flag that files may share blocks.
+	// ioctlGeometry is the request XFS_IOC_FSGEOMETRY_V1, which fills a struct of 112 bytes.
+	// geometryReflink is a flag in it: files may share blocks.
 	ioctlGeometry       = 0x80705864
 	geometryFlagsOffset = 92
 	geometryReflink     = 1 << 20
 )
 
-// fsxattr is struct fsxattr.
+// fsxattr is struct fsxattr of the kernel: attributes of a file, including its project ID.
 type fsxattr struct {
 	flags, extent, extents, project, cow uint32
 	_                                    [8]byte
 }
 
-// quotaBlock is struct if_dqblk. Its space limits are in KiB.
+// quotaBlock is struct if_dqblk of the kernel: limits and usage of a project ID. Limits of space
+// are in KiB, and usage is in bytes.
 type quotaBlock struct {
 	hard, soft, space              uint64
 	hardInodes, softInodes, inodes uint64
@@ -83,10 +88,12 @@ type quotaBlock struct {
 	_                              uint32
 }
 
-// quotaLimitsValid is QIF_LIMITS.
+// quotaLimitsValid is QIF_LIMITS of the kernel: quotaBlock contains valid limits of space and
+// inodes.
 const quotaLimitsValid = 1 | 4
 
-// quotactl calls quotactl_fd for the file system of a folder.
+// quotactl calls quotactl_fd with the command cmd for the file system of a folder. id is a project
+// ID. The kernel reads or writes arg.
 func quotactl[T any](folder string, cmd, id uint32, arg *T) error {
 	f, err := os.Open(folder)
 	if err != nil {
@@ -105,7 +112,7 @@ func (kernelQuotas) checkReady(root string) error {
 	if err := unix.Statfs(root, &fs); err != nil {
 		return fmt.Errorf("file system of %s: %w", root, err)
 	}
-	state := [256]byte{1} // its version
+	state := [256]byte{1} // version of the struct
 	err := quotactl(root, quotaState, 0, &state)
 	if err == nil && binary.NativeEndian.Uint16(state[2:])&projectEnforced != 0 {
 		return nil
@@ -113,8 +120,8 @@ func (kernelQuotas) checkReady(root string) error {
 	return quotaProblem(root, int64(fs.Type), err)
 }
 
-// quotaProblem returns an error that states why a file system has no project quotas, and how to
-// enable them.
+// quotaProblem returns an error with the reason why the file system of root has no project quotas,
+// and the remedy. magic is the type of the file system, and err the result of the query.
 func quotaProblem(root string, magic int64, err error) error {
 	const or = "; or use a class with backing: image"
 	switch {
@@ -131,7 +138,7 @@ func quotaProblem(root string, magic int64, err error) error {
 		"mounted with the option prjquota"+or, root, fileSystemName(magic))
 }
 
-// fileSystemName returns the name of a file system by its magic number.
+// fileSystemName returns the name of the file system type with the magic number of statfs.
 func fileSystemName(magic int64) string {
 	switch uint32(magic) {
 	case unix.EXT4_SUPER_MAGIC:
@@ -161,7 +168,7 @@ func (kernelQuotas) setLimit(root string, id uint32, bytes, inodes int64) error 
 func (kernelQuotas) usageOf(root string, id uint32) (projectUsage, error) {
 	var b quotaBlock
 	err := quotactl(root, quotaGet, id, &b)
-	if errors.Is(err, unix.ENOENT) { // XFS has no entry for the project ID
+	if errors.Is(err, unix.ENOENT) { // XFS has no quota of this project ID
 		return projectUsage{}, nil
 	}
 	if err != nil {

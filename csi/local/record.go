@@ -10,43 +10,44 @@ import (
 	"keelson.dev/keelson/internal/durable"
 )
 
-// CreateVolume writes a record ROOT/.volumes/ID.json before it creates anything, and again when the
-// volume is complete. The data are in the file ROOT/.images/ID. Folders with a size are described
-// in directory.go. Behind a PersistentVolume that was written by hand, there was no CreateVolume
-// and there is no record: such a volume is the folder ROOT/ID, without a size. A snapshot is the
-// file ROOT/.snapshots/ID with a record beside it.
+// Folders below the root folder ROOT. The record of a volume is .volumes/ID.json, and its backing
+// file is .images/ID. A snapshot is the file .snapshots/ID with a record beside it.
+//
+// CreateVolume writes the record before it creates anything, and again when the volume is complete.
+// Volumes that are folders are described in directory.go. A volume of a PersistentVolume that was
+// written by hand has no record: it is the folder ROOT/ID, without a size limit.
 const (
 	recordsDir   = ".volumes"
 	imagesDir    = ".images"
 	snapshotsDir = ".snapshots"
 )
 
-// recordVersion is the version of records of folders; records of images have version 0. A record
-// with a higher version is not supported, and its volume is left alone.
+// recordVersion is the version of the records of folders; records of backing files have version 0.
+// A volume whose record has a higher version is left unchanged.
 const recordVersion = 1
 
-// errNewerRelease is returned for an unsupported record. Its size and project ID are read
-// nevertheless.
+// errNewerRelease is returned for a record with a version above recordVersion, together with its
+// known fields.
 var errNewerRelease = errors.New("written by a later release")
 
-// volumeRecord is the record of a volume or snapshot. Fields of later releases are ignored.
+// volumeRecord is the JSON record of a volume or a snapshot. Unknown fields are ignored.
 type volumeRecord struct {
-	Version     int   `json:"version,omitempty"` // 0: an image
+	Version     int   `json:"version,omitempty"` // 0: backing file
 	Size        int64 `json:"size"`              // bytes
-	Ready       bool  `json:"ready,omitempty"`   // false: it is unfinished, and will be created again
-	Block       bool  `json:"block,omitempty"`   // a block device, without a file system of the driver
-	Initialized bool  `json:"used,omitempty"`    // it was staged once, and its root is initialized
+	Ready       bool  `json:"ready,omitempty"`   // false: unfinished, and created again
+	Block       bool  `json:"block,omitempty"`   // the volume is a block device
+	Initialized bool  `json:"used,omitempty"`    // stageImage has initialized the root
 
-	// Of folders.
-	Backing string `json:"backing,omitempty"` // "" = image
-	Project uint32 `json:"project,omitempty"` // project ID of its quota
+	// Only of volumes that are folders.
+	Backing string `json:"backing,omitempty"` // backingDirectory; "": a backing file
+	Project uint32 `json:"project,omitempty"` // project ID of the folder
 
-	// Of what was made of something else, and of snapshots.
-	SourceVolume   string `json:"from,omitempty"`       // source volume
-	SourceSnapshot string `json:"fromRecord,omitempty"` // source snapshot
-	Shared         bool   `json:"shared,omitempty"`     // it may share blocks with its source
-	CreatedAt      int64  `json:"made,omitempty"`       // creation time of a snapshot in Unix nanoseconds
-	Group          string `json:"group,omitempty"`      // group of a snapshot
+	// Only of snapshots, and of volumes that were created from a snapshot or a volume.
+	SourceVolume   string `json:"from,omitempty"`       // ID of the source, a volume
+	SourceSnapshot string `json:"fromRecord,omitempty"` // ID of the source, a snapshot
+	Shared         bool   `json:"shared,omitempty"`     // blocks may be shared with the source
+	CreatedAt      int64  `json:"made,omitempty"`       // of a snapshot, in Unix nanoseconds
+	Group          string `json:"group,omitempty"`      // ID of the snapshot's group
 }
 
 func (d *Driver) recordFile(id string) string {
@@ -54,7 +55,7 @@ func (d *Driver) recordFile(id string) string {
 }
 func (d *Driver) imageFile(id string) string { return filepath.Join(d.cfg.Root, imagesDir, id) }
 
-// readVolume returns the record of a volume; ok is false if none exists.
+// readVolume returns the record of the volume id; ok is false if it has none.
 func (d *Driver) readVolume(id string) (r volumeRecord, ok bool, err error) {
 	if r, ok, err = readRecord(d.recordFile(id)); err != nil {
 		return volumeRecord{}, false, fmt.Errorf("record of volume %s: %w", id, err)
@@ -62,7 +63,8 @@ func (d *Driver) readVolume(id string) (r volumeRecord, ok bool, err error) {
 	return r, ok, nil
 }
 
-// readRecord reads a record; ok is false if none exists.
+// readRecord returns the record in the file at a path; ok is false if the file does not exist. If a
+// later release has written it, readRecord returns its known fields and errNewerRelease.
 func readRecord(path string) (r volumeRecord, ok bool, err error) {
 	b, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -92,9 +94,9 @@ func writeRecord(path string, r volumeRecord) error {
 	return durable.Write(path, b)
 }
 
-// reservedBytes returns the size of all volumes and snapshots, and the part of it for which the
-// disk has not allocated blocks yet. Images that may share blocks, and the unused part of folders,
-// are not allocated.
+// reservedBytes returns the size sum of all volumes, snapshots, and deleted folders. open is the
+// part of it without allocated blocks on the disk: files that may share blocks, and the unused part
+// of folders.
 func (d *Driver) reservedBytes() (sum, open int64, err error) {
 	shares := d.quotas.mayShareBlocks(d.cfg.Root)
 	err = d.eachRecord(func(_ string, r volumeRecord) {
@@ -113,7 +115,7 @@ func (d *Driver) reservedBytes() (sum, open int64, err error) {
 		return 0, 0, err
 	}
 	deleted, err := d.trashedProjects()
-	for _, p := range deleted { // its space is used until it is removed
+	for _, p := range deleted { // deleted folders use their space until they are removed
 		if u, err := d.quotas.usageOf(d.cfg.Root, p); err == nil {
 			sum += u.bytes
 		}

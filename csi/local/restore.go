@@ -11,8 +11,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// createFromSource creates a volume with the content of a snapshot or of another volume of this
-// node.
+// createFromSource creates a volume with the content of a snapshot, or of another volume of this
+// node, unless it exists. It returns the size of the volume. The source is in the request q.
 func (d *Driver) createFromSource(ctx context.Context, q *csi.CreateVolumeRequest, size int64, block bool) (int64, error) {
 	id, want := q.GetName(), q.GetCapacityRange()
 	r, source, err := d.resolveSource(q.GetVolumeContentSource())
@@ -29,7 +29,7 @@ func (d *Driver) createFromSource(ctx context.Context, q *csi.CreateVolumeReques
 	}
 	switch {
 	case source == nil || !source.Ready:
-		if known { // unfinished and no longer possible
+		if known { // unfinished; without its source, it cannot be finished
 			defer d.locks.Lock(id)()
 			if err := d.discardVolume(id, have); err != nil {
 				return 0, status.Errorf(codes.Internal, "removing the unfinished volume %s: %v", id, err)
@@ -56,8 +56,8 @@ func (d *Driver) createFromSource(ctx context.Context, q *csi.CreateVolumeReques
 	return size, nil
 }
 
-// resolveSource returns a record that names the source of a volume, and the record of the source,
-// or nil if the source does not exist.
+// resolveSource returns a new record r with the ID of the source s of a volume, and the source's
+// own record. source is nil if the source does not exist.
 func (d *Driver) resolveSource(s *csi.VolumeContentSource) (r volumeRecord, source *volumeRecord, err error) {
 	var known bool
 	var have volumeRecord
@@ -92,8 +92,8 @@ func sourceName(r volumeRecord) string {
 	return "volume " + r.SourceVolume
 }
 
-// copyFromSource creates a volume from the source in its record, unless it exists. Its full size is
-// reserved first, so that the space is still available after the copy.
+// copyFromSource creates the volume id with the content of the source in its record r, unless it
+// exists. It reserves the full size first, so that the space is still available after the copy.
 func (d *Driver) copyFromSource(ctx context.Context, id string, r volumeRecord) error {
 	defer d.locks.Lock(id)()
 	have, known, err := d.readVolume(id)
@@ -112,7 +112,7 @@ func (d *Driver) copyFromSource(ctx context.Context, id string, r volumeRecord) 
 		lock = snapshotLockName(r.SourceSnapshot)
 	}
 	defer d.locks.Lock(lock)()
-	r.Shared = true // until it is known
+	r.Shared = true // until the copy has shown it
 	if err := d.reserveSpace(d.recordFile(id), "volume "+id, r); err != nil {
 		return err
 	}
@@ -135,7 +135,7 @@ func (d *Driver) copyFromSource(ctx context.Context, id string, r volumeRecord) 
 	return d.copyFailed("making volume "+id+" of "+sourceName(r), err, d.removeImage(id))
 }
 
-// allocateWhole allocates all blocks of a file up to size.
+// allocateWhole allocates disk blocks for size bytes of the file at a path, and syncs the file.
 func allocateWhole(path string, size int64) error {
 	f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW, 0)
 	if err != nil {

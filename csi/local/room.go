@@ -12,18 +12,20 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// checkWritable returns an error, with a remedy, if the disk of the volumes is read-only.
+// checkWritable returns an error, with a remedy, if the disk of the root folder is mounted
+// read-only.
 func (d *Driver) checkWritable() error {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(d.cfg.Root, &fs); err != nil || fs.Flags&unix.ST_RDONLY == 0 {
-		return nil // a write reports its own error
+		return nil // a later write reports its own error
 	}
 	return fmt.Errorf("%s, where the node has its volumes, is on a disk that is read-only: "+
 		"the node's kernel log may say why; mount it for writing", d.cfg.Root)
 }
 
-// statusError returns the gRPC status of a failed creation or expansion. A full or read-only disk
-// has code ResourceExhausted, so that callers try another node.
+// statusError returns the gRPC status of a failed creation or expansion; what is the text before
+// the error. It has the code ResourceExhausted if the disk is full or read-only, so that the caller
+// tries another node.
 func (d *Driver) statusError(what string, err error) error {
 	code := codes.Internal
 	switch {
@@ -37,7 +39,8 @@ func (d *Driver) statusError(what string, err error) error {
 	return status.Errorf(code, "%s on node %s: %v", what, d.cfg.NodeID, err)
 }
 
-// explainReadOnly adds the remedy to an error if the disk is read-only.
+// explainReadOnly returns err with a remedy if its cause is that the disk is mounted read-only.
+// Otherwise it returns err unchanged.
 func (d *Driver) explainReadOnly(err error) error {
 	if why := d.checkWritable(); why != nil && errors.Is(err, unix.EROFS) {
 		return fmt.Errorf("%w (%w)", why, err)
@@ -45,7 +48,8 @@ func (d *Driver) explainReadOnly(err error) error {
 	return err
 }
 
-// availableBytes returns how many bytes new volumes can have.
+// availableBytes returns the number of bytes that new volumes may use. It is limited by
+// Config.Limit and KeepFree.
 func (d *Driver) availableBytes() (int64, error) {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(d.cfg.Root, &fs); err != nil {
@@ -62,7 +66,9 @@ func (d *Driver) availableBytes() (int64, error) {
 	return max(0, free/mib*mib), nil
 }
 
-// requestedSize returns the size for a capacity range, in whole MiB.
+// requestedSize returns the size of a new volume for the requested range r, or 1 GiB for an empty
+// range. It is the smallest multiple of 1 MiB in the range that is at least minVolumeBytes. It
+// returns OutOfRange if there is no such size.
 func requestedSize(r *csi.CapacityRange) (int64, error) {
 	least, most := r.GetRequiredBytes(), r.GetLimitBytes()
 	switch {
@@ -83,8 +89,9 @@ func requestedSize(r *csi.CapacityRange) (int64, error) {
 	return size, nil
 }
 
-// GetCapacity implements the Controller service. If volumes of the class cannot be created at all,
-// it returns FailedPrecondition with the reason, because the response has no field for it.
+// GetCapacity returns the number of bytes that new volumes with the requested parameters may use.
+// If such volumes cannot be created at all, it returns FailedPrecondition with the reason, because
+// the response has no field for it.
 func (d *Driver) GetCapacity(_ context.Context, q *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
 	if len(q.GetVolumeCapabilities()) > 0 && checkCapabilities(q.GetVolumeCapabilities()...) != nil {
 		return &csi.GetCapacityResponse{}, nil
@@ -95,8 +102,7 @@ func (d *Driver) GetCapacity(_ context.Context, q *csi.GetCapacityRequest) (*csi
 	if err := d.checkWritable(); err != nil {
 		return nil, status.Error(codes.FailedPrecondition, err.Error())
 	}
-	// Other parameters are not checked here: CreateVolume refuses them with a message for the
-	// claim.
+	// Other parameters are not checked here: CreateVolume refuses them with an error for the user.
 	if q.GetParameters()[backingParam] == backingDirectory {
 		if err := checkDirectoryRequest(q.GetVolumeCapabilities(), nil); err != nil {
 			return &csi.GetCapacityResponse{}, nil

@@ -21,7 +21,7 @@ func (d *Driver) snapshotRecordFile(id string) string {
 	return d.snapshotFile(id) + ".json"
 }
 
-// readSnapshot returns the record of a snapshot; ok is false if none exists.
+// readSnapshot returns the record of the snapshot id; ok is false if there is none.
 func (d *Driver) readSnapshot(id string) (r volumeRecord, ok bool, err error) {
 	r, ok, err = readRecord(d.snapshotRecordFile(id))
 	if err != nil {
@@ -35,8 +35,8 @@ func snapshotOf(id string, r volumeRecord) *csi.Snapshot {
 		ReadyToUse: true, GroupSnapshotId: r.Group}
 }
 
-// CreateSnapshot copies the current content of a volume. The name is the snapshot ID, so that a
-// repeated call finds the same snapshot.
+// CreateSnapshot copies the current content of a volume. The name in the request becomes the
+// snapshot ID, so that a repeated call returns the same snapshot.
 func (d *Driver) CreateSnapshot(ctx context.Context, q *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
 	id, from := q.GetName(), q.GetSourceVolumeId()
 	if _, err := d.volumeFolder(id); err != nil {
@@ -84,7 +84,7 @@ func (d *Driver) CreateSnapshot(ctx context.Context, q *csi.CreateSnapshotReques
 	return &csi.CreateSnapshotResponse{Snapshot: snapshotOf(id, have)}, nil
 }
 
-// createSnapshot creates a snapshot unless it exists.
+// createSnapshot creates the snapshot id of the volume from, unless it exists.
 func (d *Driver) createSnapshot(ctx context.Context, id, from string) error {
 	defer d.locks.Lock(snapshotLockName(id))()
 	if have, known, err := d.readSnapshot(id); err != nil || known && have.Ready {
@@ -96,12 +96,13 @@ func (d *Driver) createSnapshot(ctx context.Context, id, from string) error {
 		return status.Errorf(codes.NotFound, "volume %s does not exist on node %s", from, d.cfg.NodeID)
 	}
 	if err == nil {
-		err = d.removeSnapshot(id) // an unfinished one of an earlier driver process
+		err = d.removeSnapshot(id) // an earlier process of the driver did not finish the snapshot
 	}
 	if err != nil {
 		return status.Errorf(codes.Internal, "snapshot %s: %v", id, err)
 	}
-	r := volumeRecord{Size: source.Size, Initialized: source.Initialized, Block: source.Block, SourceVolume: from, Shared: true} // Shared: until it is known
+	// Shared is true until copyVolume has returned its value.
+	r := volumeRecord{Size: source.Size, Initialized: source.Initialized, Block: source.Block, SourceVolume: from, Shared: true}
 	if err := d.reserveSpace(d.snapshotRecordFile(id), "snapshot "+id, r); err != nil {
 		return err
 	}
@@ -116,7 +117,8 @@ func (d *Driver) createSnapshot(ctx context.Context, id, from string) error {
 	return d.copyFailed("taking snapshot "+id+" of volume "+from, err, d.removeSnapshot(id))
 }
 
-// reserveSpace writes the record of a new volume or snapshot if there is enough space for it.
+// reserveSpace writes the record r of a new volume or snapshot to a path, if the disk has enough
+// space for it. The record reserves the space. what names the object in errors.
 func (d *Driver) reserveSpace(path, what string, r volumeRecord) error {
 	d.allocMu.Lock()
 	defer d.allocMu.Unlock()
@@ -129,15 +131,16 @@ func (d *Driver) reserveSpace(path, what string, r volumeRecord) error {
 	return nil
 }
 
-// copyFailed returns the gRPC status of a failed copy; undo is the error of its removal.
+// copyFailed returns the gRPC status for a copy that has failed with err. undo is the error, if
+// any, of removing the incomplete copy.
 func (d *Driver) copyFailed(what string, err, undo error) error {
 	return d.statusError(what, errors.Join(err, undo))
 }
 
-// snapshotLockName returns the name of a snapshot's lock. No volume can have this name.
+// snapshotLockName returns the key of the lock of the snapshot id. No volume has this key.
 func snapshotLockName(id string) string { return "snapshot/" + id }
 
-// removeSnapshot deletes a snapshot, and its record last.
+// removeSnapshot deletes the file of the snapshot id, and then its record.
 func (d *Driver) removeSnapshot(id string) error {
 	for _, path := range []string{d.snapshotFile(id), d.snapshotRecordFile(id)} {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -147,7 +150,8 @@ func (d *Driver) removeSnapshot(id string) error {
 	return nil
 }
 
-// DeleteSnapshot deletes a snapshot. Volumes that were created from it stay.
+// DeleteSnapshot deletes a snapshot. Volumes that were created from it remain. It returns an error
+// for a snapshot in a group.
 func (d *Driver) DeleteSnapshot(_ context.Context, q *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
 	if _, err := d.volumeFolder(q.GetSnapshotId()); err != nil {
 		return nil, err
@@ -164,7 +168,8 @@ func (d *Driver) DeleteSnapshot(_ context.Context, q *csi.DeleteSnapshotRequest)
 	return &csi.DeleteSnapshotResponse{}, nil
 }
 
-// ListSnapshots lists snapshots by ID. A token is the index of the next entry.
+// ListSnapshots returns the complete snapshots that match the request, sorted by ID. A token is the
+// index of the next snapshot.
 func (d *Driver) ListSnapshots(_ context.Context, q *csi.ListSnapshotsRequest) (*csi.ListSnapshotsResponse, error) {
 	var all []*csi.ListSnapshotsResponse_Entry
 	entries, err := os.ReadDir(filepath.Join(d.cfg.Root, snapshotsDir))
