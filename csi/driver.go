@@ -219,7 +219,7 @@ func (d *Driver) volumeCapability(v Volume) *spec.VolumeCapability {
 
 // callForVolume calls f, which must make one call to the driver for a volume, with callTimeout.
 // Before that, it waits for other calls for the same volume, because the CSI specification allows
-// only one at a time. verb is the name of the call in errors.
+// only one at a time. The argument verb is the name of the call in errors.
 func (d *Driver) callForVolume(ctx context.Context, volume, verb string, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()

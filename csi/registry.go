@@ -122,8 +122,8 @@ func (r *Registry) driverByName(name string) *Driver {
 	return r.drivers[name]
 }
 
-// Scan scans the folders once. It connects to new drivers, and removes drivers whose sockets are
-// gone. A driver that does not respond is logged, and the next Scan tries it again.
+// Scan scans the folders once. It connects to new drivers, and removes drivers without a socket
+// file. A driver that does not respond is logged, and the next Scan tries it again.
 func (r *Registry) Scan(ctx context.Context) {
 	r.scanning.Lock()
 	defer r.scanning.Unlock()
@@ -193,8 +193,8 @@ func (r *Registry) probeSocket(ctx context.Context, socket, name string) (change
 	return true
 }
 
-// dropMissing removes the drivers whose socket is not in found, or was replaced by a new socket. It
-// reports whether the drivers have changed.
+// dropMissing removes a driver if its socket is not in found, or was replaced by a new socket file.
+// It reports whether the drivers have changed.
 func (r *Registry) dropMissing(found map[string]string) (changed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -83,9 +83,9 @@ func healthMessage(h *spec.VolumeHealth) string {
 }
 
 // Volume health in CSI 1.12 and earlier. volumeCondition is the number of the capability
-// VOLUME_CONDITION. conditionField is the number of the field volume_condition in
-// NodeGetVolumeStatsResponse. abnormalField and messageField are the fields of its message
-// VolumeCondition. CSI 1.13 removed all of them.
+// VOLUME_CONDITION. In NodeGetVolumeStatsResponse, conditionField is the number of the field
+// volume_condition. In its message VolumeCondition, abnormalField and messageField are the numbers
+// of the fields abnormal and message. CSI 1.13 removed all of them.
 const (
 	volumeCondition             spec.NodeServiceCapability_RPC_Type = 4
 	conditionField                                                  = 2
@@ -93,9 +93,9 @@ const (
 )
 
 // legacyCondition returns the message in the field volume_condition of a
-// NodeGetVolumeStatsResponse, which drivers of CSI 1.12 and earlier send. unknown contains the
-// encoded fields that this version of CSI does not define. It returns "" if the field is missing or
-// invalid, or if the volume is healthy.
+// NodeGetVolumeStatsResponse, which drivers of CSI 1.12 and earlier send. The argument unknown
+// contains the encoded fields that this version of CSI does not define. It returns "" if the field
+// is missing or invalid, or if the volume is healthy.
 func legacyCondition(unknown []byte) string {
 	for len(unknown) > 0 {
 		num, kind, n := protowire.ConsumeTag(unknown)

@@ -30,8 +30,8 @@ func wantsBlock(caps ...*csi.VolumeCapability) (bool, error) {
 	return blocks > 0, nil
 }
 
-// checkVolumeMode returns an error if a request wants another mode, block device or file system,
-// than that of the volume id. sized is false for a volume without a record r, which is a folder.
+// checkVolumeMode returns an error if want and the volume id have different modes: block device or
+// file system. The argument sized is false for a volume without a record r, which is a folder.
 func checkVolumeMode(id string, r volumeRecord, sized bool, want *csi.VolumeCapability) error {
 	block := want.GetBlock() != nil
 	switch {
@@ -53,8 +53,8 @@ func createBlankFile(path string, size int64) error {
 	return createAllocatedFile(path, size, func(*os.File) error { return nil })
 }
 
-// createAllocatedFile creates a file of size bytes with all blocks allocated, so that writes to a
-// volume never fail because the disk is full. fill writes the initial content.
+// createAllocatedFile creates a file of size bytes with all blocks allocated. Writes to a volume
+// then never fail because the disk is full. The function fill writes the initial content.
 func createAllocatedFile(path string, size int64, fill func(*os.File) error) (err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err

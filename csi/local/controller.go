@@ -86,9 +86,9 @@ func (d *Driver) createImageVolume(ctx context.Context, id string, r volumeRecor
 }
 
 // createOnce calls do to create the volume id with the record r, and returns its size. If the
-// volume exists, it only checks that it satisfies the request. What an earlier, unfinished creation
-// has left is removed first. Creations run one after the other, so that no two of them use the same
-// free space.
+// volume exists, it only checks that it satisfies the request. It first removes the data of an
+// unfinished creation. Creations run one after the other, so that no two of them use the same free
+// space.
 func (d *Driver) createOnce(id string, r volumeRecord, want *csi.CapacityRange, do func(*volumeRecord) error) (int64, error) {
 	failed := func(err error) (int64, error) { return 0, d.statusError("making volume "+id, err) }
 	have, known, err := d.readVolume(id)
@@ -115,8 +115,8 @@ func (d *Driver) createOnce(id string, r volumeRecord, want *csi.CapacityRange, 
 	return r.Size, nil
 }
 
-// checkCompatible returns an error if the existing volume id, with the record have, does not
-// satisfy a request for the size want and the properties in asked.
+// checkCompatible returns an error if the existing volume id does not satisfy a request. Its record
+// is have. The requested size is want, and asked contains the other requested properties.
 func checkCompatible(id string, have, asked volumeRecord, want *csi.CapacityRange) error {
 	if most := want.GetLimitBytes(); have.Size < want.GetRequiredBytes() || most > 0 && have.Size > most {
 		return status.Errorf(codes.AlreadyExists, "volume %s exists and has %d bytes", id, have.Size)
@@ -133,8 +133,8 @@ func checkCompatible(id string, have, asked volumeRecord, want *csi.CapacityRang
 	return nil
 }
 
-// checkSpace returns an error if volumes must not use more further bytes of the disk, or if the
-// disk is read-only. what names the new object in the error, such as "volume x".
+// checkSpace returns an error if fewer than more bytes are available for volumes, or if the disk is
+// read-only. The argument what is the name of the new object in the error, such as "volume x".
 func (d *Driver) checkSpace(what string, more int64) error {
 	if err := d.checkWritable(); err != nil {
 		return status.Errorf(codes.ResourceExhausted, "%s on node %s: %v", what, d.cfg.NodeID, err)

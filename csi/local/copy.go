@@ -17,9 +17,9 @@ import (
 // copyBlockBytes is the number of bytes that copyDifferences compares and writes at a time.
 const copyBlockBytes = 1 << 20
 
-// mountpointOf returns a path at which the file system of the volume id is mounted, or "". busy is
-// true if the volume is in use without such a path: as a block device, or by a mount in another
-// mount namespace.
+// mountpointOf returns a path at which the file system of the volume id is mounted, or "". The
+// result busy is true if the volume is in use without such a path. It is then a block device, or is
+// mounted in another mount namespace.
 func (d *Driver) mountpointOf(id string) (at string, busy bool, err error) {
 	l, err := findLoopDevice(d.imageFile(id))
 	if errors.Is(err, os.ErrNotExist) || err == nil && l == nil {
@@ -65,9 +65,9 @@ func (d *Driver) copyVolume(ctx context.Context, id, path string) (shared bool, 
 // that can be frozen.
 var errBusy = errors.New("it is in use in a way that cannot be frozen: it can be copied while no pod uses it")
 
-// copyImage copies the backing file from to the file to. The copy has the content of the moment
-// when still calls its argument; still must prevent changes during that call. shared reports
-// whether the files share blocks.
+// copyImage copies the backing file at the path from to a file at the path to. The function still
+// must call its argument while the backing file does not change. The copy has the content of that
+// moment. The result shared reports whether the files share blocks.
 func copyImage(ctx context.Context, from, to string, still func(func(context.Context) error) error) (shared bool, err error) {
 	src, err := os.OpenFile(from, os.O_RDONLY|unix.O_NOFOLLOW, 0)
 	if err != nil {

@@ -217,7 +217,7 @@ func (d *Driver) discardVolume(id string, r volumeRecord) error {
 	return nil
 }
 
-// clearQuota removes the quota limit of a project ID whose folder is deleted. An error is only
+// clearQuota removes the quota limit of a project ID after its folder was deleted. An error is only
 // logged: a limit without files has no effect, and findFreeProject does not return the ID again.
 func (d *Driver) clearQuota(project uint32) {
 	if err := d.quotas.setLimit(d.cfg.Root, project, 0, 0); err != nil {

@@ -18,9 +18,9 @@ type job struct {
 	err  error
 }
 
-// runShared runs do as the job name, unless a job of this name is running, and waits for it. over
-// is false if ctx was canceled before the job has ended. The job continues then, with life as its
-// context.
+// runShared runs do as the job name, unless a job of this name is running, and waits for it. The
+// result over is false if ctx was canceled before the job has ended. The job continues then, with
+// life as its context.
 func (j *jobSet) runShared(ctx, life context.Context, name string, do func(context.Context) error) (over bool, err error) {
 	j.mu.Lock()
 	one := j.byName[name]

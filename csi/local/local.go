@@ -175,7 +175,7 @@ func (d *Driver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, 
 }
 
 // checkCapabilities returns an error if the driver does not support one of the capabilities of a
-// volume: access from several nodes, or a file system other than ext4.
+// volume. Unsupported are access from several nodes, and file systems other than ext4.
 func checkCapabilities(caps ...*csi.VolumeCapability) error {
 	if len(caps) == 0 {
 		return status.Error(codes.InvalidArgument, "volume capability is missing")

@@ -11,8 +11,8 @@ import (
 )
 
 // quotaBackend sets and reads project quotas. A folder has a project ID, and all files with this ID
-// together may use at most its limit on their file system. kernelQuotas implements it; tests use an
-// implementation in memory.
+// together may use at most its limit on their file system. The type kernelQuotas implements
+// quotaBackend; tests use an implementation in memory.
 type quotaBackend interface {
 	// checkReady returns nil if the file system of the folder root enforces project quotas.
 	// Otherwise the error contains the reason and the remedy.
@@ -61,8 +61,8 @@ const (
 	ioctlGetXattr = 0x801c581f
 	ioctlSetXattr = 0x401c5820
 	// projectInherit is FS_XFLAG_PROJINHERIT, a flag of a folder. New files in the folder get its
-	// project ID, and files with another ID cannot be linked or moved into it. statfs reports the
-	// quota limit.
+	// project ID, and files with another ID cannot be linked or moved into it. For such a folder,
+	// statfs reports the quota limit.
 	projectInherit = 0x200
 
 	// ioctlGeometry is the request XFS_IOC_FSGEOMETRY_V1, which fills a struct of 112 bytes.
@@ -121,7 +121,8 @@ func (kernelQuotas) checkReady(root string) error {
 }
 
 // quotaProblem returns an error with the reason why the file system of root has no project quotas,
-// and the remedy. magic is the type of the file system, and err the result of the query.
+// and the remedy. The argument magic is the type of the file system, and err is the result of the
+// query.
 func quotaProblem(root string, magic int64, err error) error {
 	const or = "; or use a class with backing: image"
 	switch {

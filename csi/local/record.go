@@ -23,7 +23,7 @@ const (
 )
 
 // recordVersion is the version of the records of folders; records of backing files have version 0.
-// A volume whose record has a higher version is left unchanged.
+// If a record has a higher version, the driver does not change its volume.
 const recordVersion = 1
 
 // errNewerRelease is returned for a record with a version above recordVersion, together with its
@@ -94,9 +94,9 @@ func writeRecord(path string, r volumeRecord) error {
 	return durable.Write(path, b)
 }
 
-// reservedBytes returns the size sum of all volumes, snapshots, and deleted folders. open is the
-// part of it without allocated blocks on the disk: files that may share blocks, and the unused part
-// of folders.
+// reservedBytes returns the total size of all volumes, snapshots, and deleted folders. The result
+// open is the part of it that has no allocated blocks on the disk. That is the size of files that
+// may share blocks, and the unused part of folders.
 func (d *Driver) reservedBytes() (sum, open int64, err error) {
 	shares := d.quotas.mayShareBlocks(d.cfg.Root)
 	err = d.eachRecord(func(_ string, r volumeRecord) {

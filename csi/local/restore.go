@@ -57,7 +57,7 @@ func (d *Driver) createFromSource(ctx context.Context, q *csi.CreateVolumeReques
 }
 
 // resolveSource returns a new record r with the ID of the source s of a volume, and the source's
-// own record. source is nil if the source does not exist.
+// own record. The result source is nil if the source does not exist.
 func (d *Driver) resolveSource(s *csi.VolumeContentSource) (r volumeRecord, source *volumeRecord, err error) {
 	var known bool
 	var have volumeRecord

@@ -23,9 +23,9 @@ func (d *Driver) checkWritable() error {
 		"the node's kernel log may say why; mount it for writing", d.cfg.Root)
 }
 
-// statusError returns the gRPC status of a failed creation or expansion; what is the text before
-// the error. It has the code ResourceExhausted if the disk is full or read-only, so that the caller
-// tries another node.
+// statusError returns the gRPC status of a failed creation or expansion. The argument what is the
+// text before err. The status has the code ResourceExhausted if the disk is full or read-only, so
+// that the caller tries another node.
 func (d *Driver) statusError(what string, err error) error {
 	code := codes.Internal
 	switch {

@@ -118,7 +118,8 @@ func (d *Driver) createSnapshot(ctx context.Context, id, from string) error {
 }
 
 // reserveSpace writes the record r of a new volume or snapshot to a path, if the disk has enough
-// space for it. The record reserves the space. what names the object in errors.
+// space for it. The record reserves the space. The argument what is the name of the object in
+// errors.
 func (d *Driver) reserveSpace(path, what string, r volumeRecord) error {
 	d.allocMu.Lock()
 	defer d.allocMu.Unlock()

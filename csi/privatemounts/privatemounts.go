@@ -17,7 +17,7 @@ import (
 const insideEnv = "KEELSON_TEST_PRIVATE_MOUNTS"
 
 // Main runs the tests of m in a private mount namespace, and exits. TestMain must call it. Without
-// root, it runs the tests directly, and SkipUnlessPrivate skips those that mount. m is a
+// root, it runs the tests directly, and SkipUnlessPrivate skips tests that mount. m is a
 // *testing.M, or a wrapper around it.
 func Main(m interface{ Run() int }) {
 	if os.Geteuid() != 0 {

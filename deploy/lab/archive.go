@@ -159,8 +159,8 @@ func layoutImages(dir string) ([]archivedImage, error) {
 	return out, nil
 }
 
-// withoutAbsentImages returns an image index without those images that its archive does not
-// contain. Some tools save one platform of several and leave the index unchanged.
+// withoutAbsentImages returns an image index without the images that its archive does not contain.
+// Some tools save one platform of several and leave the index unchanged.
 func withoutAbsentImages(index v1.ImageIndex) v1.ImageIndex {
 	if index == nil {
 		return nil

@@ -72,7 +72,7 @@ func (l *Lab) AwaitAPI(ctx context.Context) error {
 
 // Supervise listens on the lab's API address, and runs a forwarder process until ctx is canceled.
 // If the forwarder exits, it is started again. The listener belongs to the supervisor, so that new
-// connections wait meanwhile. The forwarder runs in the network namespace of the bridge.
+// connections wait during a restart. The forwarder runs in the network namespace of the bridge.
 func (l *Lab) Supervise(ctx context.Context) error {
 	ln, err := net.Listen("tcp", l.Config.Listen)
 	if err != nil {

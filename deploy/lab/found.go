@@ -23,7 +23,7 @@ const (
 	Running
 )
 
-// ErrDown is returned for a lab whose processes are not running: StartAgain can start it.
+// ErrDown is returned for a lab without running processes, which StartAgain can start.
 var ErrDown = errors.New("the lab on this machine is down: start it with 'kctl lab up' or take it away with 'kctl lab down'")
 
 var errUnfinished = errors.New("the lab on this machine is unfinished, because its creation or removal was interrupted: " +
@@ -62,8 +62,8 @@ func bootID() string {
 	return strings.TrimSpace(string(raw))
 }
 
-// startTicks returns the start time of the process with a PID, in clock ticks since boot. ok is
-// false if there is no such process, or if it is a zombie.
+// startTicks returns the start time of the process with a PID, in clock ticks since boot. The
+// second result is false if there is no such process, or if it is a zombie.
 func startTicks(pid int) (uint64, bool) {
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

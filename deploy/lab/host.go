@@ -202,7 +202,7 @@ func (l *Lab) spawnDaemon(h Host, args []string, log, pidFile string) error {
 }
 
 // keepDescriptors sets the close-on-exec flag of all open file descriptors except 0 to 2. Daemons
-// then do not inherit them, for example that of a lock file.
+// then do not inherit them, for example the descriptor of a lock file.
 func keepDescriptors() {
 	_ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC) // before kernel 5.11 it fails
 }

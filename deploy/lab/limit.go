@@ -17,9 +17,9 @@ func (l *Lab) LimitMemory(bytes int64) error {
 	return setMemoryLimit(root, bytes)
 }
 
-// LimitOwnMemory moves this process, and with it its future children, into a new cgroup with a
-// memory limit in bytes. name is the path of the cgroup. release moves this process back and
-// removes the cgroup.
+// LimitOwnMemory moves this process into a new cgroup with a memory limit in bytes; its later
+// children are created there. The argument name is the path of the cgroup. The function release
+// moves this process back and removes the cgroup.
 func LimitOwnMemory(name string, bytes int64) (release func() error, err error) {
 	root := cgroupMount
 	if hasCgroupV2Only() {

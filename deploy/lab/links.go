@@ -21,8 +21,8 @@ const (
 
 const maxLinks = 9
 
-// lastMetric is a route metric that is higher, and so has a lower priority, than that of all routes
-// that daemons add.
+// lastMetric is a route metric above the metrics of all routes that daemons add. Routes with
+// lastMetric have the lowest priority.
 const lastMetric = 1 << 16
 
 func bridgeName(link int) string { return "lab" + strconv.Itoa(link) }
@@ -87,9 +87,9 @@ func (c *Config) Ranges() (pods, services string) {
 	return ClusterCIDR, ServiceCIDR
 }
 
-// addRoutes adds routes in the current network namespace, which must be that of the host h. They
-// lead to the other links of the lab. It also adds blackhole routes for the pod and Service ranges,
-// which apply when no daemon has added a route.
+// addRoutes adds routes in the current network namespace, which must be the namespace of the host
+// h. They lead to the other links of the lab. It also adds blackhole routes for the pod and Service
+// ranges, which apply when no daemon has added a route.
 func (l *Lab) addRoutes(h Host) error {
 	router := l.Config.newHost("", bridgeHost.Role, h.Link, 1)
 	if l.Config.Links > 1 {

@@ -34,9 +34,9 @@ func loopDevices() map[fileID]string {
 	return out
 }
 
-// detachLoopDevices detaches the loop devices whose backing files are below dir. Otherwise a
-// removed backing file would keep its disk space: the device of a block volume stays attached until
-// its storage driver detaches it.
+// detachLoopDevices detaches the loop devices of backing files below dir. Otherwise a removed
+// backing file would keep its disk space: the device of a block volume stays attached until its
+// storage driver detaches it.
 func detachLoopDevices(dir string) error {
 	devices := loopDevices()
 	if len(devices) == 0 {

@@ -16,8 +16,8 @@ import (
 const NameEnv = "KEELSON_LAB"
 
 // root is the prefix of the names of the lab's cgroup, folders, and namespaces. It is RootPrefix
-// for the lab without a name, and otherwise RootPrefix followed by "@" and the name. errName is the
-// error for an invalid name.
+// for the lab without a name, and otherwise RootPrefix followed by "@" and the name. The variable
+// errName is the error for an invalid name.
 var root, errName = rootOf(os.Getenv(NameEnv))
 
 var labName = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,19}$`)

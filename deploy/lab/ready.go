@@ -20,7 +20,7 @@ import (
 )
 
 // Dial opens a TCP connection from the network namespace of the host, within one second: callers
-// retry. address must be a numeric IP:PORT, so that only one socket is created, on the calling
+// retry. The address must be a numeric IP:PORT, so that only one socket is created, on the calling
 // thread.
 func (h Host) Dial(ctx context.Context, address string) (net.Conn, error) {
 	return h.dialWithTimeout(ctx, time.Second, address)

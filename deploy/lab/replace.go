@@ -100,7 +100,8 @@ func checkPrograms(dir string, role Role) error {
 	return nil
 }
 
-// waitNode is waitNodes for the one worker h.
+// waitNode waits until the agent of the worker h has a session that is not in before, and its Node
+// is Ready.
 func (l *Lab) waitNode(ctx context.Context, h Host, before map[string]string) error {
 	one := &Lab{Config: l.Config}
 	one.Config.Hosts = []Host{h}

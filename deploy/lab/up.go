@@ -54,8 +54,8 @@ func (l *Lab) Up(ctx context.Context) (err error) {
 	return nil
 }
 
-// removeRemains removes what remains of a lab that can no longer be started. It returns an error if
-// there is a lab on this machine.
+// removeRemains removes namespaces, mounts, and folders of a lab that can no longer be started. It
+// returns an error if there is a lab on this machine.
 func (l *Lab) removeRemains(ctx context.Context) error {
 	if err := needRoot(); err != nil {
 		return err
@@ -241,8 +241,8 @@ func (l *Lab) Down(ctx context.Context) error {
 }
 
 // releaseAll kills all processes of the lab, and removes everything that a machine loses at a power
-// failure: mounts, namespaces, loop devices, interfaces, cgroups, and /run. The disks of the hosts
-// remain.
+// failure. That includes mounts, namespaces, loop devices, interfaces, cgroups, and /run. The disks
+// of the hosts remain.
 func (l *Lab) releaseAll(ctx context.Context) error {
 	errs := []error{killCgroup(ctx, CgroupRoot())}
 	for _, h := range append(leftoverHosts(), l.Config.Hosts...) {

@@ -36,9 +36,9 @@ const (
 	Worker       Role = "worker"
 )
 
-// ReplaceDead is the key of a replica's setting: the time without contact after which the leader
-// gives the vote of a dead replica to a standby. ReplaceDeadAfter is the value of this setting if
-// the cluster file has standbys and does not set the key.
+// ReplaceDead is the key of a replica's setting. Its value is the time without contact after which
+// the leader gives the vote of a dead replica to a standby. ReplaceDeadAfter is the value of this
+// setting if the cluster file has standbys and does not set the key.
 const (
 	ReplaceDead      = "replace-dead-after"
 	ReplaceDeadAfter = 10 * time.Minute
@@ -153,7 +153,7 @@ func Load(path string) (Cluster, error) {
 
 // applyDefaults sets default values in the cluster and its hosts, and resolves paths against folder
 // and home. It returns an error for values that contradict each other, such as two hosts with one
-// name. lines contains the line of each host in the cluster file, for errors.
+// name. The argument lines contains the line of each host in the cluster file, for errors.
 func (c *Cluster) applyDefaults(folder, home string, lines map[string]int) error {
 	if c.Release != "" && !isURL(c.Release) {
 		c.Release = resolvePath(folder, home, c.Release)

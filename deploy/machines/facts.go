@@ -103,8 +103,8 @@ func (m *Machine) ReadFacts(ctx context.Context) (Facts, error) {
 	return f, nil
 }
 
-// parseFacts parses the output of facts.sh. clock is the time of the machine in this output, or
-// zero if the output has none. It returns an error if the output is incomplete.
+// parseFacts parses the output of facts.sh. The result clock is the time of the machine in this
+// output, or zero if the output has none. It returns an error if the output is incomplete.
 func parseFacts(out string) (f Facts, clock time.Time, err error) {
 	f = Facts{Programs: map[string]bool{}, Modules: map[string]bool{}, Ports: map[int]bool{}, Sums: map[string]string{},
 		Active: map[string]bool{}, Enabled: map[string]bool{}, Stale: map[string]bool{}}
@@ -263,8 +263,8 @@ func unixTime(s string) (time.Time, bool) {
 	return time.Unix(sec, nano), true
 }
 
-// UnitName returns the name, without .service, of the systemd unit that the role needs: that of the
-// agent for Worker, otherwise that of the control plane.
+// UnitName returns the name of the systemd unit of the role, without .service. It is the unit of
+// the agent for Worker, and the unit of the replica for the other roles.
 func (r Role) UnitName() string {
 	if r == Worker {
 		return "keelson-agent"

@@ -89,8 +89,8 @@ type fileParser struct {
 }
 
 // withDefaults returns the host h with values for its omitted settings and SSH keys. They come from
-// the keys ssh, controlplane, and agent of the whole cluster file. If those are omitted too, the
-// SSH user is root and the port is 22.
+// the keys ssh, controlplane, and agent of the whole cluster file. If these keys do not contain
+// them, the SSH user is root and the port is 22.
 func (p *fileParser) withDefaults(h Host) Host {
 	h.ControlPlane, h.Agent = p.controlplane.overriddenBy(h.ControlPlane), p.agent.overriddenBy(h.Agent)
 	s := p.ssh
@@ -209,7 +209,7 @@ func sshKeys(s *SSH, n *yaml.Node, ofHost bool) error {
 
 // parseMapping parses a YAML mapping: it calls the parser of each key that is present. It returns
 // an error for a value that is not a mapping, for an unknown key, and for a key that occurs twice.
-// of is the name of the mapping in errors.
+// The argument of is the name of the mapping in errors.
 func parseMapping(of string, n *yaml.Node, keys []keyParser) error {
 	if n.Kind != yaml.MappingNode {
 		return fmt.Errorf(", line %d: %s: want lines of the form 'key: value'", n.Line, of)
@@ -240,7 +240,7 @@ func parseMapping(of string, n *yaml.Node, keys []keyParser) error {
 }
 
 // parseText returns a parser that stores a text of one line in to. The text must not be empty. It
-// must match form, unless form is nil; want describes form in errors.
+// must match form, unless form is nil. The argument want describes form in errors.
 func parseText(to *string, form *regexp.Regexp, want string) func(*yaml.Node) error {
 	return func(n *yaml.Node) error {
 		switch {

@@ -119,8 +119,8 @@ func nextMember(s State, g Goal) (Step, error) {
 	return Step{Do: Replica, On: m.Name}, nil
 }
 
-// nextLeader returns the name of a healthy voter to which the leadership can be transferred. It
-// prefers a voter with the goal's release, and returns "" if there is none.
+// nextLeader returns the name of a healthy voter that can become the leader. It prefers a voter
+// with the goal's release, and returns "" if there is none.
 func nextLeader(s State, g Goal) (name string) {
 	for _, m := range s.Members {
 		if m.Leader || !m.Voter || m.Problem != "" {
@@ -232,8 +232,8 @@ func (s *State) simulateStep(step Step, g Goal) {
 	}
 }
 
-// pendingReason returns what is missing in the state s until the effect of a step is complete. It
-// returns "" if nothing is missing.
+// pendingReason returns the reason why a step that was carried out has not had its effect yet,
+// according to the state s. It returns "" if the step has had its effect.
 func (s State) pendingReason(step Step, g Goal) string {
 	for _, m := range s.Members {
 		switch {
@@ -270,8 +270,7 @@ func (s State) pendingReason(step Step, g Goal) string {
 	return ""
 }
 
-// wrongRelease returns an explanation for a replica or node, named by what, that runs the release
-// is instead of want.
+// wrongRelease returns an explanation for a replica or node that runs another release than want.
 func wrongRelease(what, is, want string) string {
 	if is == "" {
 		return what + " does not say which release it runs"

@@ -43,8 +43,8 @@ var ErrStopped = errors.New("stopped")
 
 // Run upgrades the cluster c to the goal g: it carries out the steps of Next, one after the other.
 // It returns nil when all replicas and nodes have the release and are healthy. It stops at the
-// first step that fails, or whose replica or node does not become healthy in time. Another call of
-// Run continues from there.
+// first step that fails, or after which the replica or node does not become healthy in time.
+// Another call of Run continues from there.
 func Run(ctx context.Context, c Cluster, g Goal, o Options) error {
 	for {
 		step, err := awaitNext(ctx, c, g, o)
@@ -140,8 +140,7 @@ func (s State) describeProgress(g Goal) string {
 }
 
 // pollUntil calls cond until it returns nil, for at most limit. After a slow call that failed, it
-// waits as long as the call took. A call costs resources of a machine that may be the one that must
-// recover.
+// waits as long as the call took. A call costs resources of the machine that must become healthy.
 func pollUntil(ctx context.Context, limit time.Duration, cond func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

@@ -142,10 +142,10 @@ func (s *Site) applyReplicas(ctx context.Context, steps []plan.Step) error {
 }
 
 // mayStartUnasked reports whether the named replica may be started or restarted while the cluster
-// does not answer. That is true if it was not running when the machines were inspected, if too few
-// voters for a quorum were running, or if there is only one voter. Otherwise, the replicas may
-// serve although the cluster does not answer, for example because the administrator's kubeconfig
-// has expired. They must then not be restarted one after the other without a check.
+// does not answer. That is true if it was not running when the machines were inspected, or if too
+// few voters for a quorum were running. It is also true if there is only one voter. Otherwise, the
+// replicas may serve although the cluster does not answer, for example because the administrator's
+// kubeconfig has expired. They must then not be restarted one after the other without a check.
 func (s *Site) mayStartUnasked(name string) bool {
 	unit := machines.ControlPlane.UnitName()
 	voters, run := 0, 0
@@ -296,8 +296,8 @@ func (s *Site) createToken(ctx context.Context, role, name string, replace bool)
 // installScript is a format for a shell script that unpacks the tarball of a release in
 // machines.Cache and runs its install.sh. The arguments are the SHA-256 sum of the tarball, its
 // name without .tar.gz, and the arguments of install.sh. Each line of the script's input is the
-// name of a file and its content in base64, such as the join token; these may be secret. The script
-// deletes the files of other releases from machines.Cache.
+// name of a file, such as the join token, and its content in base64. The content may be secret. The
+// script deletes the files of other releases from machines.Cache.
 const installScript = `set -eu
 umask 077
 cd "${DESTDIR:-}` + machines.Cache + `"
@@ -314,7 +314,7 @@ for f in keelson-*; do
 done`
 
 // runInstaller carries out a step with the action ControlPlane or Agent: it runs install.sh of the
-// uploaded release on the machine of the step. token is the join token, or "".
+// uploaded release on the machine of the step. The argument token is the join token, or "".
 func (s *Site) runInstaller(ctx context.Context, step plan.Step, token string) error {
 	began := time.Now()
 	input := map[string]string{"settings": step.Settings}

@@ -59,8 +59,8 @@ func (s *Site) awaitRemoved(ctx context.Context, name string) error {
 }
 
 // runUninstaller runs uninstall.sh on a machine, which removes all programs and data of Keelson. If
-// it is not installed, because an installation was interrupted early, the one of an uploaded
-// release is run.
+// an installation was interrupted early, uninstall.sh is not installed. Then the script of an
+// uploaded release is run.
 func (s *Site) runUninstaller(ctx context.Context, name string) error {
 	_, err := s.runScript(ctx, name, installTimeout, `root=${DESTDIR:-}
 at=$root/usr/lib/keelson/uninstall.sh

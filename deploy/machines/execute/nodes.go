@@ -18,8 +18,8 @@ import (
 )
 
 // awaitNodes waits until all named nodes are ready, and prints a line for each. It returns the
-// state of all nodes. begun contains the nodes whose agent was just installed or changed; their pod
-// network must also work.
+// state of all nodes. The argument begun contains nodes with an agent that was just installed or
+// changed. The pod network of these nodes must also work.
 func (s *Site) awaitNodes(ctx context.Context, names, begun []string) (nodes map[string]plan.Node, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, readyTimeout, fmt.Errorf("not ready in %v", readyTimeout))
 	defer cancel()
@@ -55,7 +55,7 @@ type readyCounts map[string]int
 
 // checkNode returns the reason why a node is not ready, or nil. With begun, its agent was just
 // installed or changed. Then the pod network must also work in two successive checks, because an
-// agent reports Ready before it has set up routes and rules, and reports their failures later.
+// agent reports Ready before it has set up routes and rules. It reports failures of these later.
 func (l readyCounts) checkNode(name string, begun bool, nodes map[string]plan.Node) error {
 	n, ok := nodes[name]
 	well := l[name]
@@ -74,8 +74,9 @@ func (l readyCounts) checkNode(name string, begun bool, nodes map[string]plan.No
 	return nil
 }
 
-// withJournal returns err with the last lines of a daemon's log. The daemon is that of the role r
-// on the named machine. If the log cannot be read, it returns err unchanged.
+// withJournal returns err with the last lines of a daemon's log. The daemon is the replica or the
+// agent, according to the role r, on the named machine. If the log cannot be read, it returns err
+// unchanged.
 func (s *Site) withJournal(ctx context.Context, name string, r machines.Role, err error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()

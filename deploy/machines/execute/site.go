@@ -163,7 +163,8 @@ func (s *Site) dropConnection(name string, m *machines.Machine) {
 }
 
 // adminMachines returns the machines that can run kctl as an administrator, in the order of the
-// cluster file. Machines whose replica last reported no leader come last. Leaving is omitted.
+// cluster file. If the replica of a machine last reported no leader, the machine comes last.
+// Leaving is omitted.
 func (s *Site) adminMachines() (names []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -221,8 +222,8 @@ echo %[4]s
 	return controlplane, agent, nil
 }
 
-// versionSeparator is the line between the version of keelson-controlplane and that of
-// keelson-agent in the output of the script of DaemonVersions.
+// versionSeparator is the line between the versions of keelson-controlplane and keelson-agent in
+// the output of the script of DaemonVersions.
 const versionSeparator = "-----"
 
 // noAnswerTexts are texts in errors of kctl that are not an answer of the cluster: another machine

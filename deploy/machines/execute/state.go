@@ -53,9 +53,10 @@ type clusterStatus struct {
 	} `json:"members"`
 }
 
-// queryStatus returns the cluster status of the first replica that knows a leader. If no replica
-// does, it returns the first status. A replica without a leader may have been removed from the raft
-// cluster while it was down, and its members and nodes are outdated.
+// queryStatus returns the cluster status of the first replica that reports a leader. If no replica
+// reports a leader, it returns the status of the first one that responds. A replica without a
+// leader may have been removed from the raft cluster while it was down, and its members and nodes
+// are outdated.
 func (s *Site) queryStatus(ctx context.Context) (clusterStatus, error) {
 	var errs []error
 	var leaderless *clusterStatus

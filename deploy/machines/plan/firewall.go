@@ -78,8 +78,8 @@ func ufwCommands(h machines.Host, node bool) string {
 	return strings.Join(do, " && ")
 }
 
-// podLinks returns the network interfaces on which packets of pods arrive at the machine h: the
-// bridge of its own pods, and the tunnel device if its pod network uses a tunnel.
+// podLinks returns the network interfaces on which packets of pods arrive at the machine h. These
+// are the bridge of its own pods, and the tunnel device if its pod network uses a tunnel.
 func podLinks(h machines.Host) []string {
 	switch agentSetting(h, "pod-network") {
 	case "routes":

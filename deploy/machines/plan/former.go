@@ -10,8 +10,8 @@ import (
 // FindDowngrade checks whether steps would install a release r that is not later than the releases
 // in the cluster. For a machine of the cluster, r must be known to be later than its release. For a
 // machine that joins, r must not be earlier than the release of any other machine. If r cannot be
-// compared with it, some machine of the cluster must already run r. FindDowngrade returns a machine
-// whose release violates this, and that release. It returns "" if there is none.
+// compared with it, some machine of the cluster must already run r. If the release of a machine
+// violates this, FindDowngrade returns the machine and its release. It returns "" if there is none.
 func FindDowngrade(c machines.Cluster, facts map[string]machines.Facts, r Release, steps []Step) (machine, runs string) {
 	running := map[string]string{}
 	also := false // a machine of the cluster already has the release r
@@ -47,9 +47,9 @@ func sameRelease(a, b string) bool {
 	return strings.TrimPrefix(a, "v") == strings.TrimPrefix(b, "v")
 }
 
-// compareReleases compares two release versions by their numbers. order is negative if a is earlier
-// than b, 0 if they are equal, and positive if a is later. ok is false if they cannot be compared,
-// for example two builds of different commits with the same numbers.
+// compareReleases compares two release versions by their numbers. The result order is negative if a
+// is earlier than b, 0 if they are equal, and positive if a is later. The result ok is false if
+// they cannot be compared, such as two builds of different commits with the same numbers.
 func compareReleases(a, b string) (order int, ok bool) {
 	if sameRelease(a, b) {
 		return 0, true

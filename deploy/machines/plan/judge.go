@@ -41,7 +41,7 @@ const (
 )
 
 // Inspect returns the findings of all observed machines, in the order of the cluster file. It
-// checks the requirements of the release r and of the machine's roles, and compares the machine
+// checks the requirements of the release r and of the machine's roles. It also compares the machine
 // with the cluster file and with the state s of the cluster. Findings of the whole cluster come
 // first.
 func Inspect(c machines.Cluster, seen map[string]Observation, r Release, s State) []Finding {
@@ -76,7 +76,7 @@ func Inspect(c machines.Cluster, seen map[string]Observation, r Release, s State
 	return j.found
 }
 
-// BlockingFindings returns those of the findings that block a plan.
+// BlockingFindings returns the findings with Blocking set, which block a plan.
 func BlockingFindings(all []Finding) []Finding {
 	return slices.DeleteFunc(slices.Clone(all), func(f Finding) bool { return !f.Blocking })
 }
@@ -268,9 +268,9 @@ func (j *inspector) checkMembership(h machines.Host, f machines.Facts) {
 	}
 }
 
-// fileCluster returns the ID and CA of the cluster that the machines of the cluster file belong to.
-// They are those of the first machine from, in the order of the file, with a complete replica. It
-// returns "" if there is none.
+// fileCluster returns the ID and the CA of the cluster to which the machines of the cluster file
+// belong. They are read from the machine from: the first one with a complete replica, in the order
+// of the cluster file. All results are "" if no machine has a complete replica.
 func (j *inspector) fileCluster() (id, ca, from string) {
 	for _, h := range j.c.Hosts {
 		if f := j.facts[h.Name]; f.ReplicaWhole {
@@ -324,8 +324,9 @@ func medianSkew(c machines.Cluster, facts map[string]machines.Facts) (middle, un
 	return m.Skew, m.SkewError
 }
 
-// isOlderVersion reports whether the kernel version is, such as 5.15.0-91-generic, is lower than
-// want. Only the first two numbers are compared. It returns false if is is not a version.
+// isOlderVersion reports whether its first argument, such as 5.15.0-91-generic, is a lower kernel
+// version than want. Only the first two numbers are compared. It returns false if the first
+// argument is not a version.
 func isOlderVersion(is, want string) bool {
 	a, ok := twoNumbers(is)
 	b, _ := twoNumbers(want)
@@ -353,8 +354,8 @@ func missingFrom(has []string, want ...string) (missing []string) {
 	return missing
 }
 
-// printable returns a text from a machine in a form that is safe for a terminal: at most 200 bytes,
-// with '?' for each character that cannot be printed.
+// printable returns a text from a machine in a form that is safe for a terminal. It has at most 200
+// bytes, with '?' for each character that cannot be printed.
 func printable(s string) string {
 	s = strings.ToValidUTF8(s[:min(len(s), 200)], "?")
 	return strings.Map(func(r rune) rune {

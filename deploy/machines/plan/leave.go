@@ -51,8 +51,8 @@ func Remove(c machines.Cluster, name string, f machines.Facts, s State, lost boo
 	return steps, nil
 }
 
-// checkQuorum returns an error if the named replica must not be removed from the raft cluster: no
-// other voter would remain, or fewer than a majority of the other voters is ready.
+// checkQuorum returns an error if the named replica must not be removed from the raft cluster. That
+// is the case if no other voter remains, or if fewer than a majority of the other voters are ready.
 func checkQuorum(name string, s State) error {
 	voters, ready, others := 0, 0, 0
 	for other, m := range s.Members {
@@ -78,10 +78,11 @@ func checkQuorum(name string, s State) error {
 	return nil
 }
 
-// CheckForeignNodes returns an error if machines may be nodes of another cluster. It only checks
-// this if no machine of the cluster file has a replica whose CA can be compared. Such a machine is
-// a node, and no replica in the settings of its agent is in the cluster file. A node without agent
-// settings and without a running agent is left from an interrupted reset, and is not an error.
+// CheckForeignNodes returns an error if machines may be nodes of another cluster. It returns nil if
+// a machine of the cluster file has a replica, because ForeignReason then compares CAs. A machine
+// may be such a node if no replica in the settings of its agent is in the cluster file. A node
+// without agent settings and without a running agent is left from an interrupted reset, and is not
+// an error.
 func CheckForeignNodes(c machines.Cluster, facts map[string]machines.Facts) error {
 	if id, ca, _ := (&inspector{c: c, facts: facts}).fileCluster(); id+ca != "" {
 		return nil
@@ -105,7 +106,7 @@ func CheckForeignNodes(c machines.Cluster, facts map[string]machines.Facts) erro
 }
 
 // Reset returns the steps that uninstall Keelson, with all data, from all machines. The steps in
-// workers must be carried out before those in rest, which are for machines with a replica.
+// workers must be carried out before the steps in rest, which are for machines with a replica.
 func Reset(c machines.Cluster, facts map[string]machines.Facts) (workers, rest []Step) {
 	for _, h := range c.Hosts {
 		step := Step{Machine: h.Name, Do: Uninstall, Why: []string{"everything of Keelson's is removed, including its data"}}

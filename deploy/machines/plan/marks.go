@@ -50,13 +50,13 @@ func (m Marks) describe() (out []string) {
 	return out
 }
 
-// NodeMarks returns the changes that make the labels and taints of the existing Node n equal to
-// those of the host h in the cluster file.
+// NodeMarks returns the changes that give the existing Node n the labels and taints of the host h
+// in the cluster file.
 func NodeMarks(h machines.Host, n Node) Marks { return computeMarks(h, n, true) }
 
-// computeMarks returns the changes that make the labels and taints of the Node n equal to those of
-// the host h. If the Node does not exist yet, only the annotation is a change: the agent creates
-// the Node with the labels and taints in its settings.
+// computeMarks returns the changes that give the Node n the labels and taints of the host h. If the
+// Node does not exist yet, only the annotation is a change. The agent creates the Node with the
+// labels and taints in its settings.
 func computeMarks(h machines.Host, n Node, exists bool) (m Marks) {
 	var before marksRecord
 	_ = json.Unmarshal([]byte(n.Record), &before) // a damaged annotation counts as empty
@@ -95,9 +95,9 @@ func computeMarks(h machines.Host, n Node, exists bool) (m Marks) {
 	return m
 }
 
-// recordChange returns the new value of RecordAnnotation for the labels and taints now. is is its
-// current value. It returns "" if the value does not change, and "-" if the annotation is to be
-// removed.
+// recordChange returns the new value of RecordAnnotation for the labels and taints now. The
+// argument is contains the current value. It returns "" if the value does not change, and "-" if
+// the annotation is to be removed.
 func recordChange(is string, now marksRecord) string {
 	if len(now.Labels)+len(now.Taints) == 0 {
 		if is != "" {

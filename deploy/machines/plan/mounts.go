@@ -8,8 +8,8 @@ import (
 
 // checkMounts adds findings if the disk with Keelson's data on the machine h may not be mounted. An
 // installation below the empty mount point would start a replica with empty data. After the disk is
-// mounted, the replica would have its old data again, without its later raft log and votes.
-// install.sh also refuses to install there.
+// mounted, the replica would have its old data again, without its later raft log and votes. The
+// script install.sh also refuses to install there.
 func (j *inspector) checkMounts(h machines.Host, f machines.Facts) {
 	const none = "take it out of /etc/fstab, or its unit out of /etc/systemd/system"
 	begin, runs := "'kctl cluster up' again", false

@@ -9,9 +9,9 @@ import (
 )
 
 // The name of a replica or node in the cluster may differ from the name of its machine in the
-// cluster file: it was set up by hand with its hostname, or the cluster file was edited. The name
-// in the cluster file would then not be a member, and an installation would delete the data of a
-// running replica.
+// cluster file. Either it was set up by hand with its hostname, or the cluster file was edited. The
+// name in the cluster file would then not be a member, and an installation would delete the data of
+// a running replica.
 
 // otherReplica returns the name that the replica of the machine h has in the raft cluster, if it
 // differs from the name of h. It returns "" if the names are equal, or if the name is unknown. The
@@ -38,9 +38,9 @@ func otherNode(h machines.Host, f machines.Facts, s State) string {
 }
 
 // otherName returns the name of the replica or node of the machine h in the cluster, if it differs
-// from the name of h, and otherwise "". own is the name in the machine's settings. addresses are
-// the addresses of all replicas or nodes in the cluster by name; known is false if they could not
-// be read.
+// from the name of h, and otherwise "". The argument own is the name in the machine's settings. The
+// argument addresses contains the addresses of all replicas, or all nodes, in the cluster by name.
+// If they could not be read, known is false.
 func otherName(h machines.Host, own string, known bool, addresses map[string]string) string {
 	at, is := addresses[h.Name]
 	if known && is && (at == h.Address || own == h.Name) {
@@ -55,8 +55,8 @@ func otherName(h machines.Host, own string, known bool, addresses map[string]str
 	return own
 }
 
-// nameAt returns the first name, in alphabetical order, whose address in addresses is address. It
-// returns "" if there is none.
+// nameAt returns the name of an address: the key of addresses with this value, and the first in
+// alphabetical order if there are several. It returns "" if there is none.
 func nameAt(addresses map[string]string, address string) string {
 	for _, name := range slices.Sorted(maps.Keys(addresses)) {
 		if address != "" && addresses[name] == address {
@@ -67,7 +67,7 @@ func nameAt(addresses map[string]string, address string) string {
 }
 
 // manualRemoval is the remedy for a machine with a name in the cluster that is not valid in a
-// cluster file, so that 'kctl cluster remove' cannot remove it.
+// cluster file. 'kctl cluster remove' cannot remove such a machine.
 const manualRemoval = "take it out by hand ('kctl drain' and 'kctl delete node' of a node, 'kctl cluster member remove' of a replica, /usr/lib/keelson/uninstall.sh there)"
 
 // checkNames reports whether the replica and the node of the machine h have the name of h in the
@@ -95,9 +95,9 @@ func (j *inspector) checkNames(h machines.Host, f machines.Facts) bool {
 }
 
 // checkRemovable returns an error if the machine h has another name in the cluster than in the
-// cluster file: the removal under the name of h would miss it, or remove another machine. With
-// lost, no facts of the machine are available. Then it is an error if no member or node is named h,
-// but another one has the address of h.
+// cluster file. A removal by the name of h would not remove it, or would remove another machine.
+// With lost, no facts of the machine are available. Then it is an error if no member or node is
+// named h, but another one has the address of h.
 func checkRemovable(h machines.Host, f machines.Facts, s State, lost bool) error {
 	remedy := func(other string) string {
 		if machines.IsValidHostName(other) {

@@ -130,9 +130,9 @@ func (j *inspector) checkUDPPort(h machines.Host, f machines.Facts, port int, re
 	}
 }
 
-// firstTunnelPeer returns the name of the first other node whose pods this machine reaches through
-// a VXLAN tunnel. It returns "" if there is none. In mode auto, a node with an address in a network
-// of the same interface is reached without a tunnel, as the agent decides (agent/network).
+// firstTunnelPeer returns the name of the first other node to which traffic of pods needs a VXLAN
+// tunnel. It returns "" if there is none. In mode auto, a node with an address in a network of the
+// same interface is reached without a tunnel, as the agent decides (agent/network).
 func (j *inspector) firstTunnelPeer(h machines.Host, f machines.Facts, mode string) string {
 	own, err := netip.ParseAddr(h.Address)
 	if err != nil {
@@ -165,8 +165,8 @@ type peerNode struct {
 	ours bool // it is in the cluster file
 }
 
-// otherNodes returns the nodes of the cluster file, and then those that are only in the cluster. It
-// omits nodes without a valid address, and the node named but.
+// otherNodes returns the nodes of the cluster file, and then the nodes that are only in the
+// cluster. It omits nodes without a valid address, and the node named but.
 func (j *inspector) otherNodes(but string) (out []peerNode) {
 	add := func(name, address string, ours bool) {
 		if a, err := netip.ParseAddr(address); err == nil && name != but {

@@ -23,7 +23,7 @@ type Archive struct {
 	Tarball File
 	Images  *File // images of the cluster's own pods, for nodes without a registry; may be nil
 	// Sums are the SHA-256 sums of the files that install.sh installs on every machine, by their
-	// path on the machine. ImageSums are those of the image archives on a worker.
+	// path on the machine. ImageSums are the sums of the image archives on a worker.
 	Sums, ImageSums map[string]string
 }
 
@@ -110,9 +110,9 @@ type Step struct {
 }
 
 // NewPlan returns the steps that make the machines match the cluster file c: the release r,
-// daemons, settings, labels, and taints. Inspect must have returned no blocking finding. With only,
-// the result contains the steps of those machines. The steps are in the order of the hosts; see
-// SortSteps.
+// daemons, settings, labels, and taints. Inspect must have returned no blocking finding. If
+// machines are named in only, the result contains only their steps. The steps are in the order of
+// the hosts; see SortSteps.
 func NewPlan(c machines.Cluster, facts map[string]machines.Facts, r Release, s State, only ...string) []Step {
 	p := planner{Cluster: c, facts: facts, release: r, state: s}
 	for _, h := range c.Hosts {
@@ -249,8 +249,8 @@ func (p *planner) nodeExists(h machines.Host) bool {
 	return ok
 }
 
-// addSteps adds those steps of todo that have a reason. Before them, it adds one step that uploads
-// the files that they need and that the machine does not have.
+// addSteps adds the steps of todo that have a reason. Before them, it adds one step that uploads
+// their files, if the machine does not have them.
 func (p *planner) addSteps(h machines.Host, f machines.Facts, todo []Step) {
 	todo = slices.DeleteFunc(todo, func(s Step) bool { return len(s.Why) == 0 })
 	var missing []File
@@ -270,8 +270,9 @@ func (p *planner) addSteps(h machines.Host, f machines.Facts, todo []Step) {
 	}
 }
 
-// programReasons returns the reason why programs must be installed, or nil if all of them are those
-// of the release. sums are the SHA-256 sums of the release's files by installed path.
+// programReasons returns the reason why programs must be installed, or nil if all installed files
+// equal the release. The argument sums contains the SHA-256 sums of the release's files by
+// installed path.
 func programReasons(f machines.Facts, version string, sums map[string]string) []string {
 	n := countDiffering(f.Sums, sums)
 	switch {
@@ -285,7 +286,8 @@ func programReasons(f machines.Facts, version string, sums map[string]string) []
 	return []string{countNoun(n, "file") + " of " + version + " differ"}
 }
 
-// countDiffering returns the number of paths in want with another SHA-256 sum in is, or with none.
+// countDiffering compares SHA-256 sums by path. It returns the number of paths in want that have
+// another sum in the first argument, or no sum.
 func countDiffering(is, want map[string]string) (n int) {
 	for path, sum := range want {
 		if is[path] != sum {
@@ -295,8 +297,8 @@ func countDiffering(is, want map[string]string) (n int) {
 	return n
 }
 
-// daemonReasons returns the reasons why the daemon of a role must be changed or started, or nil. is
-// is the content of its settings file, and want is the wanted content.
+// daemonReasons returns the reasons why the daemon of a role must be changed or started, or nil.
+// The argument is contains the content of its settings file, and want the wanted content.
 func daemonReasons(f machines.Facts, r machines.Role, is, want string) (why []string) {
 	unit := r.UnitName()
 	switch is {

@@ -19,9 +19,9 @@ type clusterRange struct {
 }
 
 // checkRanges adds a finding if an address that the machine h has or uses is in a pod or Service
-// range. The addresses are its own, those of its routes and nameservers, and that of the SSH
-// client. A node does not send packets to these ranges by its default route, so it could not reach
-// such an address. The SSH connection itself might be lost.
+// range. It checks its own address, its routes and nameservers, and the address of the SSH client.
+// A node does not send packets to these ranges by its default route, so it could not reach such an
+// address. The SSH connection itself might be lost.
 func (j *inspector) checkRanges(h machines.Host, f machines.Facts) {
 	all, made := j.clusterRanges()
 	own, err := netip.ParseAddr(h.Address)

@@ -120,7 +120,7 @@ func formatSkew(f machines.Facts) string {
 	return fmt.Sprintf("%+.2fs", f.Skew.Seconds())
 }
 
-// describeInstalled returns a description of what is installed on a machine: the release, and
+// describeInstalled returns a description of the installation on a machine: the release, and
 // "replica", "standby", or "node".
 func describeInstalled(f machines.Facts) string {
 	var all []string

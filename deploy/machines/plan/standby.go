@@ -29,15 +29,16 @@ func hasVote(name string, f machines.Facts, s State) bool {
 }
 
 // isRemovedMember reports whether the raft cluster has removed the replica of the machine h. The
-// replica has joined once, and now no member has its name, neither that of h nor another one.
+// replica has joined once, and now the raft cluster has no member with its name.
 func isRemovedMember(h machines.Host, f machines.Facts, s State) bool {
 	return s.Known && f.ReplicaWhole && !f.Joining && !s.isMember(h.Name) && otherReplica(h, f, s) == ""
 }
 
-// standIns returns a map of the control planes in the cluster file that have lost their vote, each
-// to a standby in the file that has a vote instead. No standby occurs twice. If there are more
-// control planes without a vote than such standbys, those whose replica already runs without a vote
-// come first. Then come those in State.Replaced, and then the order of the cluster file.
+// standIns returns the control planes of the cluster file that have lost their vote. The value of
+// each is a standby of the cluster file that has a vote instead. No standby occurs twice. If there
+// are fewer such standbys than control planes without a vote, some control planes are omitted.
+// Replicas that already run without a vote take precedence, then replicas in State.Replaced, then
+// the order of the cluster file.
 func standIns(c machines.Cluster, facts map[string]machines.Facts, s State) map[string]string {
 	var without []string
 	var promoted []string

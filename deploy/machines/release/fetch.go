@@ -20,9 +20,9 @@ import (
 const fetchTimeout = 30 * time.Minute
 
 // fetchRelease downloads the files of a release into a folder below cache, and returns this folder.
-// where is the URL of one tarball of the release. Files whose SHA-256 sum is that of SHA256SUMS are
-// not downloaded again. SHA256SUMS is downloaded each time. It is not signed, and comes from the
-// same place as the release.
+// The argument where is the URL of one tarball of the release. A file that already has the SHA-256
+// sum in SHA256SUMS is not downloaded again. SHA256SUMS is downloaded each time. It is not signed,
+// and comes from the same place as the release.
 func fetchRelease(ctx context.Context, where, cache string) (folder string, err error) {
 	u, err := url.Parse(where)
 	if err != nil {

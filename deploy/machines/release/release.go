@@ -1,6 +1,6 @@
-// Package release reads a release of Keelson: a folder with the result of 'make dist', one tarball
-// in such a folder, or a tarball at a URL, which is downloaded first. A file whose SHA-256 sum
-// differs from the one in SHA256SUMS beside it is refused.
+// Package release reads a release of Keelson. It is a folder with the result of 'make dist', a
+// tarball in such a folder, or a tarball at a URL, which is downloaded first. The file SHA256SUMS
+// beside the tarball must contain the SHA-256 sum of each file; a file with another sum is refused.
 package release
 
 import (
@@ -88,8 +88,8 @@ func openRelease(ctx context.Context, where, cache string) (plan.Release, error)
 	return readRelease(filepath.Dir(where), filepath.Base(where))
 }
 
-// readRelease reads the release in a folder: the tarballs and image archives of all architectures,
-// whose SHA-256 sums it verifies. If tarball is a file name, the release is that of its version. If
+// readRelease reads the release in a folder: the tarballs and image archives of all architectures.
+// It verifies their SHA-256 sums. If tarball is a file name, the release is that of its version. If
 // tarball is "", all tarballs in the folder must have the same version.
 func readRelease(folder, tarball string) (plan.Release, error) {
 	sums, err := readSums(filepath.Join(folder, sumsFile))
@@ -266,8 +266,8 @@ func readSums(path string) (map[string]string, error) {
 var architectures = []string{"amd64", "arm64"}
 
 // releaseFiles returns the names of the files that a release may consist of: a tarball and an image
-// archive for each architecture. tarball is the name of one of them and comes first. Of the others,
-// any may be missing.
+// archive for each architecture. The argument is the name of one tarball, which comes first. Any
+// other file may be missing in the release.
 func releaseFiles(tarball string) (names []string, err error) {
 	m := tarballName.FindStringSubmatch(tarball)
 	if m == nil {
