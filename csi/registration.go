@@ -62,8 +62,8 @@ func (r *Registry) scanRegistrations(ctx context.Context, found map[string]strin
 
 // Register performs the kubelet's plugin registration with the plugin at a socket. If the plugin
 // has the given kind, Register calls usable and reports its result to the plugin. A registrar waits
-// for this status, and exits and restarts after a negative one. is is false for a plugin of another
-// kind.
+// for this status, and exits and restarts after a negative one. The first result is false for a
+// plugin of another kind.
 func Register(ctx context.Context, socket, kind string, usable func(context.Context, *registration.PluginInfo) error) (is bool, err error) {
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {

@@ -226,8 +226,9 @@ func (d *Driver) memberRecords(id string, of []string) ([]volumeRecord, error) {
 // systems, copies the differences, and thaws them. No copy contains data that were written after
 // the freeze.
 //
-// It calls itself for each further volume. last are the functions that copy the differences of the
-// previous volumes, and at are their mount points. The caller must hold the locks of the volumes.
+// It calls itself for each further volume. The argument last contains the functions that copy the
+// differences of the previous volumes, and at contains their mount points. The caller must hold the
+// locks of the volumes.
 func (d *Driver) copyAtOnce(ctx context.Context, id string, of []string, records []volumeRecord, last []func(context.Context) error, at []string) error {
 	if len(of) == 0 {
 		return d.withAllFrozen(ctx, at, func(ctx context.Context) error {

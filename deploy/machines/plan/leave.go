@@ -79,10 +79,10 @@ func checkQuorum(name string, s State) error {
 }
 
 // CheckForeignNodes returns an error if machines may be nodes of another cluster. It returns nil if
-// a machine of the cluster file has a replica, because ForeignReason then compares CAs. A machine
-// may be such a node if no replica in the settings of its agent is in the cluster file. A node
-// without agent settings and without a running agent is left from an interrupted reset, and is not
-// an error.
+// a machine of the cluster file has a replica, because ForeignReason then compares CAs. Otherwise,
+// the error lists each machine that is a node, if no replica in the settings of its agent is in the
+// cluster file. A node without agent settings and without a running agent is left from an
+// interrupted reset, and is not an error.
 func CheckForeignNodes(c machines.Cluster, facts map[string]machines.Facts) error {
 	if id, ca, _ := (&inspector{c: c, facts: facts}).fileCluster(); id+ca != "" {
 		return nil

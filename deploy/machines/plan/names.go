@@ -38,9 +38,9 @@ func otherNode(h machines.Host, f machines.Facts, s State) string {
 }
 
 // otherName returns the name of the replica or node of the machine h in the cluster, if it differs
-// from the name of h, and otherwise "". The argument own is the name in the machine's settings. The
-// argument addresses contains the addresses of all replicas, or all nodes, in the cluster by name.
-// If they could not be read, known is false.
+// from the name of h. It returns "" otherwise. The argument own is the name in the machine's
+// settings. The argument addresses contains the addresses of all replicas, or all nodes, in the
+// cluster by name. If they could not be read, known is false.
 func otherName(h machines.Host, own string, known bool, addresses map[string]string) string {
 	at, is := addresses[h.Name]
 	if known && is && (at == h.Address || own == h.Name) {
@@ -67,7 +67,7 @@ func nameAt(addresses map[string]string, address string) string {
 }
 
 // manualRemoval is the remedy for a machine with a name in the cluster that is not valid in a
-// cluster file. 'kctl cluster remove' cannot remove such a machine.
+// cluster file. The command 'kctl cluster remove' cannot remove such a machine.
 const manualRemoval = "take it out by hand ('kctl drain' and 'kctl delete node' of a node, 'kctl cluster member remove' of a replica, /usr/lib/keelson/uninstall.sh there)"
 
 // checkNames reports whether the replica and the node of the machine h have the name of h in the

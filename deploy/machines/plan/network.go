@@ -166,7 +166,7 @@ type peerNode struct {
 }
 
 // otherNodes returns the nodes of the cluster file, and then the nodes that are only in the
-// cluster. It omits nodes without a valid address, and the node named but.
+// cluster. It omits nodes without a valid address, and the node with the name in the argument but.
 func (j *inspector) otherNodes(but string) (out []peerNode) {
 	add := func(name, address string, ours bool) {
 		if a, err := netip.ParseAddr(address); err == nil && name != but {

@@ -83,7 +83,7 @@ const pods, services = "pods", "Services"
 
 // rangeRemedy returns the remedy for an address in the range r. While the cluster does not exist
 // (made is false), it suggests another range. Ranges of an existing cluster cannot change; then it
-// returns otherwise.
+// returns the argument otherwise.
 func (r *clusterRange) rangeRemedy(made bool, otherwise string) string {
 	if made {
 		return otherwise

@@ -1,6 +1,7 @@
 // Package release reads a release of Keelson. It is a folder with the result of 'make dist', a
-// tarball in such a folder, or a tarball at a URL, which is downloaded first. The file SHA256SUMS
-// beside the tarball must contain the SHA-256 sum of each file; a file with another sum is refused.
+// tarball in such a folder, or a tarball at a URL. The latter is downloaded first. The file
+// SHA256SUMS beside the tarball must contain the SHA-256 sum of each file; a file with another sum
+// is refused.
 package release
 
 import (
