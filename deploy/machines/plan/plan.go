@@ -1,7 +1,7 @@
 // Package plan computes the steps that turn the machines of a cluster file into a cluster, or that
 // change this cluster. Its inputs are the cluster file, the facts of each machine, the state of the
-// cluster, and the contents of a release. It is pure: it has no side effects. It plans only steps
-// whose result is not yet present, so a plan after an interruption contains the rest.
+// cluster, and the contents of a release. It is pure: it has no side effects. It omits steps that
+// have been carried out already, so a plan after an interruption contains the rest.
 package plan
 
 import (
