@@ -11,8 +11,8 @@ import (
 func (d *Driver) ExpandsVolumes() bool { return d.canExpand }
 
 // Expand calls NodeExpandVolume for a volume that is published at TargetPath, so that its file
-// system has at least size bytes. It is idempotent. got is the resulting size, or 0 if the driver
-// does not report it.
+// system has at least size bytes. It is idempotent. The result got is the new size, or 0 if the
+// driver does not report it.
 func (d *Driver) Expand(ctx context.Context, v Volume, size int64, secrets map[string]string) (got int64, err error) {
 	err = d.callForVolume(ctx, v.ID, "NodeExpandVolume", func(ctx context.Context) error {
 		q := &spec.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: v.TargetPath, VolumeCapability: d.volumeCapability(v),

@@ -92,7 +92,7 @@ func (d *Driver) withFrozen(ctx context.Context, at string, do func(context.Cont
 }
 
 // startThawGuard starts a process that runs RunThawGuard for the file system of dir. The process
-// thaws it if this process exits or hangs. release stops the process without thawing.
+// thaws it if this process exits or hangs. The function release stops the process without thawing.
 func (d *Driver) startThawGuard(dir *os.File) (release func(), err error) {
 	c := exec.Command("/proc/self/exe", GuardCommand)
 	c.ExtraFiles = []*os.File{dir}

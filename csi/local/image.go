@@ -219,8 +219,8 @@ func isRepaired(err error) bool {
 	return errors.As(err, &exit) && exit.ExitCode() == 1
 }
 
-// needsGrowth reports whether the file system on the loop device l is smaller than the device.
-// blocks is the number of blocks of the device.
+// needsGrowth reports whether the file system on the loop device l is smaller than the device. The
+// result blocks is the number of blocks of the device.
 func needsGrowth(l *loopDevice) (blocks uint64, is bool, err error) {
 	size, err := l.Seek(0, io.SeekEnd)
 	if err != nil {

@@ -164,8 +164,8 @@ func (d *Driver) NodeUnpublishVolume(_ context.Context, q *csi.NodeUnpublishVolu
 	return &csi.NodeUnpublishVolumeResponse{}, nil
 }
 
-// isStaged reports whether the volume id is staged at a path. dir is its folder, if it has no
-// record. For a block device, it reports whether a loop device is attached.
+// isStaged reports whether the volume id is staged at a path. The argument dir is its folder, if it
+// has no record. For a block device, it reports whether a loop device is attached.
 func (d *Driver) isStaged(id, dir, path string) (bool, error) {
 	switch r, sized, err := d.readVolume(id); {
 	case err != nil:

@@ -132,8 +132,8 @@ func (d *Driver) reserveSpace(path, what string, r volumeRecord) error {
 	return nil
 }
 
-// copyFailed returns the gRPC status for a copy that has failed with err. undo is the error, if
-// any, of removing the incomplete copy.
+// copyFailed returns the gRPC status for a copy that has failed with err. The argument undo is the
+// error, if any, of removing the incomplete copy.
 func (d *Driver) copyFailed(what string, err, undo error) error {
 	return d.statusError(what, errors.Join(err, undo))
 }

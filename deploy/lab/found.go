@@ -157,16 +157,16 @@ func (f labFacts) labState() State {
 	return Running
 }
 
-// IsAnyProcessAlive reports whether a process of the lab that NameEnv selects is running on this
-// machine.
+// IsAnyProcessAlive reports whether any process of the lab is running on this machine. The lab is
+// the one that NameEnv selects.
 func IsAnyProcessAlive() bool { return hasLiveProcess(CgroupRoot()) }
 
 func hasLiveProcess(path string) bool {
 	return slices.ContainsFunc(cgroupPIDs(path), func(pid int) bool { return !isZombie(pid) })
 }
 
-// isInitialized reports whether every host has once joined the cluster: the file that its join
-// creates is on its disk.
+// isInitialized reports whether every host has joined the cluster at least once. It checks that the
+// disk of each host has the file that the join creates.
 func (l *Lab) isInitialized() bool {
 	for _, h := range l.Config.Hosts {
 		proof := map[Role]string{

@@ -80,7 +80,7 @@ func (l *Lab) createHost(h Host) error {
 
 // makeNamespaces creates the mount and UTS namespaces of the host h, and runs a shell script in
 // them and in its network namespace. It pins them by bind mounts, so that they exist without a
-// process. files is the argument $1 of the script.
+// process. The argument files is passed to the script as $1.
 func (h Host) makeNamespaces(script, files string) error {
 	args := []string{"nsenter", "--net=" + h.NetNS(), "unshare", "--mount=" + h.MountNS(), "--uts=" + h.UTSNS(),
 		"--propagation", "private", "sh", "-c", script, "sh", files}

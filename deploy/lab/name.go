@@ -12,7 +12,7 @@ import (
 
 // NameEnv is the environment variable with the name of the lab that all functions of this package
 // use. A machine can have several labs, each with its own hosts, bridges, cgroups, disks, and API
-// address. If the variable is not set, it is the lab without a name.
+// address. If the variable is not set, the functions use the lab without a name.
 const NameEnv = "KEELSON_LAB"
 
 // root is the prefix of the names of the lab's cgroup, folders, and namespaces. It is RootPrefix

@@ -56,8 +56,8 @@ func (f Facts) AgentServers() (out []string) {
 }
 
 // settingValues returns the value of a key in a settings file: a scalar as one element, or a list.
-// The value is empty if the key is not set. file is the content. ok is false if it is empty or
-// invalid.
+// The value is empty if the key is not set. The argument file is the content of the settings file.
+// The result ok is false if the content is empty or invalid.
 func settingValues(file, key string) (value []string, ok bool) {
 	if strings.TrimSpace(file) == "" {
 		return nil, false

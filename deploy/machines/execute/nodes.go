@@ -89,7 +89,7 @@ func (s *Site) withJournal(ctx context.Context, name string, r machines.Role, er
 
 // applyMarks sets the labels and taints of the cluster file on the named Nodes, and then the
 // annotation plan.RecordAnnotation. It removes labels and taints that are no longer in the cluster
-// file. nodes is the current state of the Nodes by name.
+// file. The argument nodes contains the current state of the Nodes by name.
 func (s *Site) applyMarks(ctx context.Context, names []string, nodes map[string]plan.Node) error {
 	for _, name := range names {
 		h, err := s.Cluster.Host(name)

@@ -194,8 +194,8 @@ func (s *Site) markAdmin(name string) {
 var errNoAdmin = errors.New("no machine of the file has both a replica and an administrator's kubeconfig: the cluster cannot be queried")
 
 // Kctl runs kctl with the given arguments on a machine with an administrator's kubeconfig, and
-// returns its output. If the cluster does not answer there, it tries the next machine. limit is the
-// maximum time on each machine.
+// returns its output. If the cluster does not answer there, it tries the next machine. The argument
+// limit is the maximum time on each machine.
 func (s *Site) Kctl(ctx context.Context, limit time.Duration, words ...string) (string, error) {
 	return s.runKctl(ctx, limit, words...)
 }
@@ -226,9 +226,10 @@ echo %[4]s
 // the output of the script of DaemonVersions.
 const versionSeparator = "-----"
 
-// noAnswerTexts are texts in errors of kctl that are not an answer of the cluster: another machine
-// may get one. The replica is not available, has no leader, or refuses the kubeconfig, for example
-// because it has expired. Or the kctl on the machine is too old for the command.
+// noAnswerTexts are texts in errors of kctl after which another machine is tried, because the error
+// is not an answer of the cluster. Either the replica is not available, has no leader, or refuses
+// the kubeconfig, for example because it has expired. Or the kctl on the machine is too old for the
+// command.
 var noAnswerTexts = []string{
 	"connection refused", "connection to the server", "no api answers", "does not resolve", "connect to the server", "no route to host", "network is unreachable", "connection reset",
 	"broken pipe", "connection lost", "connection has ended", "connection ended", "i/o timeout", "handshake timeout", "client.timeout", "context deadline exceeded", ": eof", "unexpected eof",
@@ -288,8 +289,8 @@ func kctlScript(words []string) string {
 
 const adminKubeconfig = "/var/lib/keelson/controlplane/admin.kubeconfig"
 
-// Kubeconfig returns an administrator's kubeconfig from the first machine with a replica that has
-// one.
+// Kubeconfig returns the content of an administrator's kubeconfig, which it reads from a machine
+// with a replica. If a machine cannot be read, it tries the next one.
 func (s *Site) Kubeconfig(ctx context.Context) ([]byte, error) {
 	var errs []error
 	for _, name := range s.adminMachines() {

@@ -269,8 +269,8 @@ func (j *inspector) checkMembership(h machines.Host, f machines.Facts) {
 }
 
 // fileCluster returns the ID and the CA of the cluster to which the machines of the cluster file
-// belong. They are read from the machine from: the first one with a complete replica, in the order
-// of the cluster file. All results are "" if no machine has a complete replica.
+// belong. The result from is the name of the machine that they are read from: the first one with a
+// complete replica. All results are "" if no machine has a complete replica.
 func (j *inspector) fileCluster() (id, ca, from string) {
 	for _, h := range j.c.Hosts {
 		if f := j.facts[h.Name]; f.ReplicaWhole {

@@ -55,8 +55,9 @@ func otherName(h machines.Host, own string, known bool, addresses map[string]str
 	return own
 }
 
-// nameAt returns the name of an address: the key of addresses with this value, and the first in
-// alphabetical order if there are several. It returns "" if there is none.
+// nameAt returns the name with the given address in addresses, which maps names to addresses. If
+// several names have the address, it returns the first in alphabetical order. It returns "" if no
+// name has it.
 func nameAt(addresses map[string]string, address string) string {
 	for _, name := range slices.Sorted(maps.Keys(addresses)) {
 		if address != "" && addresses[name] == address {

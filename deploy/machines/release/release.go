@@ -162,9 +162,9 @@ func readArchive(folder, name string, sums map[string]string) (plan.Archive, err
 	return a, err
 }
 
-// installedPath returns the path at which install.sh installs a file of the tarball. member is the
-// path in the tarball below the top folder. It returns "" if install.sh does not install the file,
-// or changes it.
+// installedPath returns the path on a machine at which install.sh installs a file. The argument
+// member is the path of the file in the tarball, below the top folder. It returns "" if install.sh
+// does not install the file, or changes it.
 func installedPath(member string) string {
 	switch dir, name := path.Split(member); dir {
 	case "/usr/bin/", "/opt/cni/bin/", "/usr/lib/systemd/system/":
@@ -204,8 +204,8 @@ func sumMembers(r io.Reader, at func(member string) string, sums map[string]stri
 	}
 }
 
-// readFile passes the content of a file of the release to each, and returns its name, path, sum,
-// and size. It returns an error if the file is not in sums, or if its SHA-256 sum differs.
+// readFile calls each with a reader of a file of the release, and returns the name, path, SHA-256
+// sum, and size of the file. It returns an error if the file is not in sums, or if its sum differs.
 func readFile(folder, name string, sums map[string]string, each func(io.Reader) error) (plan.File, error) {
 	want, ok := sums[name]
 	if !ok {
