@@ -133,8 +133,8 @@ func (d *Driver) createDirectoryVolume(id string, size int64, want *csi.Capacity
 	})
 }
 
-// createLimitedDirectory creates the folder of the volume id with the project ID in its record r.
-// It sets the quota before it creates the folder.
+// createLimitedDirectory creates the folder of the volume id, and sets the folder's project ID to
+// the one in the record r. It sets the quota before it creates the folder.
 func (d *Driver) createLimitedDirectory(id string, r volumeRecord) error {
 	dir := d.directoryPath(id)
 	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {

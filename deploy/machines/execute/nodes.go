@@ -149,7 +149,8 @@ func (s *Site) adminFor(ctx context.Context, name string) (string, error) {
 	return string(raw), err
 }
 
-// WithServer returns a copy of a kubeconfig with another address as its server. The port stays.
+// WithServer returns a copy of the kubeconfig raw with the given address as its server. The port
+// stays the same.
 func WithServer(raw []byte, address string) ([]byte, error) {
 	c, err := clientcmd.Load(raw)
 	if err != nil {

@@ -56,7 +56,7 @@ type Site struct {
 
 // Connect connects to machines of the cluster file in parallel, and reads their facts. It changes
 // nothing on them. With names, it connects only to these machines. It returns an Observation with
-// the facts or the error for each machine, and prints progress to out.
+// the facts or the error of each machine. Later operations of the Site print progress to out.
 func Connect(ctx context.Context, c machines.Cluster, out io.Writer, names ...string) (*Site, map[string]plan.Observation) {
 	s := &Site{Cluster: c, Out: out, began: time.Now(), conns: map[string]*machines.Machine{}, facts: map[string]machines.Facts{}, admins: map[string]bool{}, leaderless: map[string]bool{}}
 	seen := map[string]plan.Observation{}

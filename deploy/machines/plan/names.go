@@ -96,9 +96,9 @@ func (j *inspector) checkNames(h machines.Host, f machines.Facts) bool {
 }
 
 // checkRemovable returns an error if the machine h has another name in the cluster than in the
-// cluster file. A removal by the name of h would not remove it, or would remove another machine.
-// With lost, no facts of the machine are available. Then it is an error if no member or node is
-// named h, but another one has the address of h.
+// cluster file. Otherwise, a removal by the name of h would miss the machine, or would remove
+// another one. With lost, no facts of the machine are available. Then it is an error if no member
+// or node is named h, but another one has the address of h.
 func checkRemovable(h machines.Host, f machines.Facts, s State, lost bool) error {
 	remedy := func(other string) string {
 		if machines.IsValidHostName(other) {
