@@ -24,13 +24,40 @@ func leftoverHosts() []Host {
 	}
 	pins, _ := filepath.Glob("/run/netns/" + root + "-*")
 	for _, p := range pins {
-		add(strings.TrimPrefix(filepath.Base(p), root+"-"))
+		add(hostOfNetNS(root, filepath.Base(p), labExists))
 	}
 	pins, _ = filepath.Glob(filepath.Join(runRoot, "ns", "*.mnt"))
 	for _, p := range pins {
 		add(strings.TrimSuffix(filepath.Base(p), ".mnt"))
 	}
 	return out
+}
+
+// hostOfNetNS returns the host of a network namespace of the lab with this root, or "" if another
+// lab has the namespace. keelson-lab@a-b-w1 belongs to host w1 if a lab "a-b" exists, and otherwise
+// to host b-w1 of lab "a".
+func hostOfNetNS(root, namespace string, exists func(root string) bool) string {
+	host, ok := strings.CutPrefix(namespace, root+"-")
+	if !ok {
+		return ""
+	}
+	for i, c := range host {
+		if c == '-' && exists(root+"-"+host[:i]) {
+			return ""
+		}
+	}
+	return host
+}
+
+// labExists reports whether this machine has a state folder, or a folder of pinned namespaces, of
+// the lab with this root.
+func labExists(root string) bool {
+	for _, dir := range []string{"/var/lib", "/run"} {
+		if _, err := os.Stat(filepath.Join(dir, root)); err == nil {
+			return true
+		}
+	}
+	return false
 }
 
 // unmountBelow unmounts all mounts at or below dir in this mount namespace, the deepest first.

@@ -68,3 +68,20 @@ func TestNamedLabTakesAFreePort(t *testing.T) {
 		t.Errorf("%s belongs to a lab that is down, and was chosen", got)
 	}
 }
+
+// The namespaces of lab "a-b" are not leftovers of lab "a".
+func TestNamespacesOfOtherLabs(t *testing.T) {
+	for _, c := range []struct{ root, namespace, exists, want string }{
+		{"keelson-lab", "keelson-lab-w1", "", "w1"},
+		{"keelson-lab", "keelson-lab@a-w1", "keelson-lab@a", ""},
+		{"keelson-lab@a", "keelson-lab@a-w1", "keelson-lab@a", "w1"},
+		{"keelson-lab@a", "keelson-lab@a-b-w1", "keelson-lab@a-b", ""},
+		{"keelson-lab@a", "keelson-lab@a-b-c-w1", "keelson-lab@a-b-c", ""},
+		{"keelson-lab@a-b", "keelson-lab@a-b-w1", "keelson-lab@a", "w1"},
+		{"keelson-lab@a", "keelson-lab@a-b-w1", "", "b-w1"},
+	} {
+		if got := hostOfNetNS(c.root, c.namespace, func(root string) bool { return root == c.exists }); got != c.want {
+			t.Errorf("root %s, namespace %s, other lab %q: host %q, want %q", c.root, c.namespace, c.exists, got, c.want)
+		}
+	}
+}
