@@ -44,7 +44,8 @@ type Precondition struct {
 	Revision Revision // the key must exist with exactly this Modified revision (when not zero)
 }
 
-// Op is one step of a commit.
+// Op is one step of a commit: a put, a delete or a check of one key. If restricts the whole commit
+// to a state of that key.
 type Op struct {
 	Kind  OpKind
 	Key   string
@@ -53,7 +54,8 @@ type Op struct {
 	TTL   time.Duration // OpPut only: expire this long after the commit; 0 = never
 }
 
-// Put, Create, Update, Delete and DeleteAt return the common ops.
+// Put, Create, Update, Delete and DeleteAt return the common ops. Create requires that the key does
+// not exist. Update and DeleteAt require that the key's Modified revision is at.
 func Put(key string, value []byte) Op { return Op{Kind: OpPut, Key: key, Value: value} }
 func Create(key string, value []byte) Op {
 	return Op{Kind: OpPut, Key: key, Value: value, If: Precondition{Absent: true}}
@@ -66,16 +68,18 @@ func DeleteAt(key string, at Revision) Op {
 	return Op{Kind: OpDelete, Key: key, If: Precondition{Revision: at}}
 }
 
-// Fence is the raft term of a leadership. The zero Fence means "not fenced".
+// Fence is the raft term in which a replica became the leader. It restricts a commit to that term.
+// The zero Fence means "not fenced".
 type Fence uint64
 
 // Commit is an atomic change: all ops apply, or none does.
 // No key may appear twice.
 type Commit struct {
 	Ops []Op
-	// Fence, if not zero, restricts the commit to the leadership in which it was decided. The
-	// commit is proposed by this replica only and never forwarded. The state machine applies it
-	// only in that term; otherwise the error is ErrFenced.
+	// Fence, if not zero, restricts the commit to one raft term: the term in which this replica, as
+	// the leader, decided to make the commit. Only this replica proposes the commit and never
+	// forwards it. The state machine applies it only in that term; otherwise the error is
+	// ErrFenced.
 	Fence Fence
 }
 
@@ -95,8 +99,9 @@ type Event struct {
 	Prev *Item // the item before the change; nil if the key was absent
 }
 
-// Events is one delivery of a watch: all events of one revision that match the prefix, in op order.
-// Without events it is a progress note: everything up to and including Revision has been delivered.
+// Events is one delivery of a watch: all events of one revision with keys that match the watched
+// prefix, in the order of the commit's ops. Without events it is a progress note: everything up to
+// and including Revision has been delivered.
 type Events struct {
 	Revision Revision
 	Events   []Event
@@ -110,9 +115,9 @@ type Watcher interface {
 	Stop()
 }
 
-// ProgressRequester is implemented by watchers that can send a progress note on C on request. With
-// Store.Sync, a cache can determine that it has received everything that was acknowledged before
-// the call.
+// ProgressRequester is implemented by watchers that can send a progress note (an Events value
+// without events) on C on request. A cache can call Store.Sync and then RequestProgress. When the
+// note arrives, the cache has received everything that was acknowledged before the call of Sync.
 type ProgressRequester interface{ RequestProgress() }
 
 // ReadOptions choose how fresh a read is.
@@ -294,10 +299,11 @@ func (e *ConflictError) Error() string {
 	}
 }
 
-// Leader is the part of a replica that runs work only on the leader.
+// Leader is the part of a replica that runs a function only while the replica is the raft leader.
 type Leader interface {
-	// Lead calls lead each time this replica has become leader and has applied everything committed
-	// before (a barrier). ctx ends when leadership is lost. Lead waits for lead to return before it
-	// calls it again. Lead itself returns when its own ctx ends.
+	// Lead calls lead each time this replica has become the leader and has applied everything that
+	// was committed before. lead receives the new term as its fence. Its context ends when the
+	// replica loses leadership. Lead waits for lead to return before it calls it again. Lead itself
+	// returns when its own ctx ends.
 	Lead(ctx context.Context, lead func(ctx context.Context, fence Fence) error) error
 }

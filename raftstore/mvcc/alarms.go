@@ -9,7 +9,8 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// Limits of alarms, so that a leader cannot fill the state with alarms.
+// The maximum number of active alarms, and the maximum lengths in bytes of an alarm's member name
+// and message. Without them, a leader could fill the replicated state with alarms.
 const (
 	maxAlarms       = 64
 	maxAlarmMember  = 256
@@ -37,9 +38,10 @@ func compareAlarms(a, b raftstore.Alarm) int {
 	return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Member, b.Member))
 }
 
-// setAlarm raises or clears an alarm. An alarm that is active already keeps its time and its
-// limits, which could otherwise grow without bound, and gets the new message. An alarm does not
-// change the revision and causes no event.
+// setAlarm executes a SetAlarm command: it raises or clears an alarm. For a space alarm, it
+// computes StateLimit and TotalLimit from the current state. An alarm that is already active keeps
+// its time and these limits, because repeated raising could otherwise increase them without bound.
+// Only its message is replaced. An alarm does not change the revision and causes no event.
 func (m *Machine) setAlarm(c *storev1.SetAlarm) {
 	a := alarmFrom(c.GetAlarm())
 	a.StateLimit, a.TotalLimit = 0, 0
@@ -47,7 +49,10 @@ func (m *Machine) setAlarm(c *storev1.SetAlarm) {
 	m.applyAlarm(a, c.GetClear())
 }
 
-// applyAlarm raises or clears an alarm with the limits that it contains.
+// applyAlarm raises the alarm, or clears the alarm of the same kind and member. StateLimit and
+// TotalLimit of a new alarm are stored as given. If the alarm is already active, only its message
+// is replaced. An alarm of an unknown kind, with too long a member name, or beyond maxAlarms is
+// ignored.
 func (m *Machine) applyAlarm(a raftstore.Alarm, clear bool) {
 	m.advanceClock(a.Since)
 	if a.Kind != raftstore.AlarmSpace && a.Kind != raftstore.AlarmDiverged || len(a.Member) > maxAlarmMember {

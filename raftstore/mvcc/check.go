@@ -35,8 +35,9 @@ func Proposal(c raftstore.Commit) (*storev1.Proposal, error) {
 	return p, nil
 }
 
-// checkProposal checks a proposal that changes something. The state machine checks every proposal
-// again and does not rely on the proposer.
+// checkProposal returns an error that wraps ErrInvalid or ErrTooLarge if a proposal has no ops,
+// exceeds a size limit, contains a key twice or contains an invalid op. It is called both before a
+// proposal and when the state machine applies one: the state machine does not rely on the proposer.
 func checkProposal(p *storev1.Proposal) error {
 	ops := p.GetOps()
 	switch {

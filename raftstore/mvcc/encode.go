@@ -9,7 +9,7 @@ import (
 // Items and changes, of which a snapshot contains millions, are encoded directly in the protobuf
 // format of store.proto. Intermediate messages would produce as much garbage as the state is large.
 
-// Field numbers of store.proto.
+// Protobuf field numbers of the messages in store.proto that this file encodes.
 const (
 	fieldFrameItems   = 2 // SnapshotFrame
 	fieldFrameHistory = 5
@@ -25,7 +25,8 @@ const (
 	fieldExpires      = 5
 )
 
-// All field numbers here fit into a one-byte tag.
+// sizeBytes returns the encoded length of a bytes field of n bytes, including its tag. All field
+// numbers here fit into a one-byte tag.
 func sizeBytes(n int) int { return 1 + protowire.SizeBytes(n) }
 
 func sizeUint(n uint64) int {
@@ -48,7 +49,8 @@ func appendUint(b []byte, field protowire.Number, n uint64) []byte {
 	return protowire.AppendVarint(b, n)
 }
 
-// itemSize returns the encoded length of an Item.
+// itemSize returns the length of an item that is encoded as the protobuf message Item, without the
+// tag and the length prefix.
 func itemSize(it *raftstore.Item) int {
 	n := sizeBytes(len(it.Key)) + sizeUint(uint64(it.Created)) + sizeUint(uint64(it.Modified)) + sizeUint(uint64(it.Expires))
 	if len(it.Value) > 0 {
@@ -57,7 +59,8 @@ func itemSize(it *raftstore.Item) int {
 	return n
 }
 
-// appendItem appends an Item as a field of a message.
+// appendItem appends an item, encoded as the protobuf message Item, as the field with the given
+// number of the enclosing message.
 func appendItem(b []byte, field protowire.Number, it *raftstore.Item) []byte {
 	b = appendLength(b, field, itemSize(it))
 	b = append(appendLength(b, fieldKey, len(it.Key)), it.Key...)
@@ -73,7 +76,8 @@ func changeSize(e *raftstore.Event) int {
 	return sizeUint(uint64(e.Kind)) + sizeBytes(itemSize(&e.Item))
 }
 
-// appendHistory appends a revision as an encoded History entry of a chunk.
+// appendHistory appends one revision with its events as an entry of the protobuf message
+// HistoryChunk.
 func appendHistory(b []byte, r *raftstore.Events) []byte {
 	n := sizeUint(uint64(r.Revision))
 	for i := range r.Events {

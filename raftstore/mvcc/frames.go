@@ -47,13 +47,15 @@ func (fw *frameWriter) writeMessage(f *storev1.SnapshotFrame) error {
 	return fw.writeFrame(fw.buf, nil)
 }
 
-// writeChunk writes a frame with an encoded message as its only field.
+// writeChunk writes a frame for a SnapshotFrame message with only one field: chunk, an encoded
+// message, is the value of that field.
 func (fw *frameWriter) writeChunk(field protowire.Number, chunk []byte) error {
 	fw.buf = appendLength(fw.buf[:0], field, len(chunk))
 	return fw.writeFrame(fw.buf, chunk)
 }
 
-// writeFrame writes a frame with a payload of two parts.
+// writeFrame writes one frame: the header, then payload and rest, which together are the frame's
+// payload.
 func (fw *frameWriter) writeFrame(payload, rest []byte) error {
 	n := len(payload) + len(rest)
 	if n > maxFrame {

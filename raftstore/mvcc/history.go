@@ -4,12 +4,14 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// segmentRevisions is the number of revisions per checkpoint of the tree. A read at a past revision
-// undoes at most that many revisions.
+// segmentRevisions is the number of consecutive revisions in a segment. Each segment has a
+// checkpoint: the tree before its first revision. A read at a past revision therefore undoes at
+// most this many revisions.
 const segmentRevisions = 256
 
-// segment holds consecutive revisions and the tree before the first of them. Slots are written
-// once, before the view that contains them is published.
+// segment holds up to segmentRevisions consecutive revisions, and the tree before the first of them
+// as a checkpoint. Each slot is written once, before the view that contains its revision is
+// published.
 type segment struct {
 	first raftstore.Revision
 	base  *tree // nil if compaction has reached this segment
@@ -17,17 +19,17 @@ type segment struct {
 	bytes int64 // size of the items that the segment's uncompacted revisions replaced; used by the writer only
 }
 
-// history is the retained past. It is a small value. A copy of it, with the revision up to which it
-// may be read, is immutable: the writer only fills later slots, and replaces the slice of segments
-// when it drops some.
+// history is the sequence of revisions that have not been compacted. It is a small value that can
+// be copied. A copy is immutable up to the newest revision at the time of the copy. The writer only
+// fills later slots, and replaces the slice of segments when it drops segments.
 type history struct {
 	compacted raftstore.Revision
 	segments  []*segment
 	bytes     int64 // size of the items that the retained events replaced
 }
 
-// replacedBytes returns the size of the items that a revision replaced: the memory that history
-// retains for the revision in addition to the current state.
+// replacedBytes returns the total size of the keys and values that a revision replaced. This is the
+// memory that history retains for the revision in addition to the current state.
 func replacedBytes(r raftstore.Events) int64 {
 	var n int64
 	for i := range r.Events {
@@ -38,8 +40,9 @@ func replacedBytes(r raftstore.Events) int64 {
 	return n
 }
 
-// appendRevision records a revision. items is the tree after it. A new segment's checkpoint is the
-// tree with this revision undone.
+// appendRevision appends the newest revision. items is the tree after that revision. If the
+// revision starts a new segment, the segment's checkpoint is computed by undoing the revision in a
+// copy of items.
 func (h *history) appendRevision(ev raftstore.Events, items *tree) {
 	last := h.lastSegment()
 	if last == nil || ev.Revision-last.first == segmentRevisions {
@@ -95,8 +98,8 @@ func (h *history) compactTo(upTo raftstore.Revision) {
 	}
 }
 
-// revisionToKeep returns the revision to compact to so that the retained history has at most the
-// given size.
+// revisionToKeep returns the revision to which history must be compacted so that the rest, up to
+// now, retains at most the given bytes, as counted by replacedBytes.
 func (h *history) revisionToKeep(now raftstore.Revision, bytes int64) raftstore.Revision {
 	for at := now; at > h.compacted; at-- {
 		for _, r := range h.readRevisions(at-1, at, 1) {

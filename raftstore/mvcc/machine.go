@@ -20,12 +20,12 @@ import (
 // tree maps keys to items. Items in a tree are never modified.
 type tree = btree.Map[string, *raftstore.Item]
 
-// treeDegree is half of a node's width. A write copies the nodes on its path, and checkpoints of
-// history retain the old nodes. A degree below the library's default of 32 reduces both costs, and
-// scans are only slightly slower.
+// treeDegree is the degree of the B-tree: half of a node's maximum width. A write copies the nodes
+// on its path, and checkpoints of history retain the old nodes. A degree below the library's
+// default of 32 reduces both costs, and scans are only slightly slower.
 const treeDegree = 16
 
-// deadline orders keys by expiry time.
+// deadline is the expiry time of one key. Deadlines are ordered by time, then by key.
 type deadline struct {
 	expiresAt int64
 	key       string
@@ -42,8 +42,8 @@ func expiresEarlier(a, b deadline) bool {
 // that watchers receive.
 const maxExpirations = 1024
 
-// Machine is the state machine. Apply and Restore must be called by one goroutine; View may be
-// called by any.
+// Machine is the state machine of the store. Methods that change it, and Snapshot, must be called
+// by one goroutine. View may be called by any goroutine.
 type Machine struct {
 	items          tree
 	deadlines      *btree.BTreeG[deadline]
@@ -70,8 +70,8 @@ func New() *Machine {
 // View returns the current state.
 func (m *Machine) View() *View { return m.view.Load() }
 
-// Entry is one command with the raft term in which it was proposed. Fences are compared with that
-// term.
+// Entry is one command with the raft term in which it was proposed. A proposal in the command with
+// another fence than that term is refused.
 type Entry struct {
 	Term    uint64
 	Command *storev1.Command
@@ -85,7 +85,8 @@ type Result struct {
 	Events []raftstore.Events
 }
 
-// Apply applies entries in order and publishes the resulting view once.
+// Apply applies the entries in order, publishes the resulting view once and returns the outcomes of
+// the proposals and the events of the new revisions.
 func (m *Machine) Apply(entries ...Entry) Result {
 	res := Result{Outcomes: make([][]Outcome, len(entries))}
 	m.newEvents, m.collectedUpTo = nil, m.revision
@@ -112,7 +113,9 @@ func (m *Machine) Apply(entries ...Entry) Result {
 	return res
 }
 
-// collectEvents appends the revisions since its last call to newEvents.
+// collectEvents copies revisions from history to newEvents, the events that the current call of
+// Apply returns. It copies the revisions after collectedUpTo and then sets collectedUpTo to the
+// current revision.
 func (m *Machine) collectEvents() {
 	if more := m.history.readAllSince(m.collectedUpTo, m.revision); m.newEvents == nil {
 		m.newEvents = more
@@ -126,7 +129,8 @@ func (m *Machine) collectEvents() {
 // clocks of successive leaders differ.
 func (m *Machine) advanceClock(unixMs int64) { m.clock = max(m.clock, unixMs) }
 
-// applyProposal applies one proposal, at most once per ID.
+// applyProposal applies one proposal and returns its outcome. If the outcome of a proposal with the
+// same ID is stored, that outcome is returned and the proposal is not applied again.
 func (m *Machine) applyProposal(term uint64, p *storev1.Proposal) Outcome {
 	m.advanceClock(max(p.GetProposedUnixMs(), p.GetId().GetIssuedUnixMs()))
 	if out, known := m.recentOutcomes.lookUpOutcome(p.GetId()); known {
@@ -179,8 +183,8 @@ func checkPrecondition(items *tree, at raftstore.Revision, op *storev1.Op) *raft
 	return &raftstore.ConflictError{Key: op.GetKey(), Want: want, Have: have, At: at}
 }
 
-// applyOp applies one op to the revision that is being built. It reports whether the op changed
-// anything.
+// applyOp applies one op to the tree, for the revision that is being built. It returns the event,
+// and false if the op changed nothing.
 func (m *Machine) applyOp(op *storev1.Op) (raftstore.Event, bool) {
 	switch raftstore.OpKind(op.GetKind()) {
 	case raftstore.OpPut:
@@ -196,7 +200,8 @@ func (m *Machine) applyOp(op *storev1.Op) (raftstore.Event, bool) {
 	return raftstore.Event{}, false
 }
 
-// putItem writes an item and returns the previous one. An existing key keeps its creation revision.
+// putItem stores an item and returns the previous item of the key, or nil. An existing key keeps
+// its creation revision.
 func (m *Machine) putItem(item *raftstore.Item) *raftstore.Item {
 	prev, _ := m.items.Get(item.Key)
 	if prev != nil {
@@ -233,8 +238,8 @@ func (m *Machine) removeDeadline(it *raftstore.Item) {
 	}
 }
 
-// removeExpired removes keys that have expired by the store's clock, at most maxExpirations, in one
-// revision.
+// removeExpired removes the keys with an expiry time that is not after the store's clock, at most
+// maxExpirations of them, in one revision.
 func (m *Machine) removeExpired() {
 	var events []raftstore.Event
 	for len(events) < maxExpirations {
@@ -249,7 +254,8 @@ func (m *Machine) removeExpired() {
 	m.appendRevision(events)
 }
 
-// appendRevision completes the revision that is being built, if anything changed.
+// appendRevision increments the revision and appends it with the given events to history. Without
+// events it does nothing.
 func (m *Machine) appendRevision(events []raftstore.Event) {
 	if len(events) == 0 {
 		return

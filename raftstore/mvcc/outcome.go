@@ -11,7 +11,7 @@ import (
 // Code is the kind of a proposal's outcome.
 type Code = storev1.Outcome_Code
 
-// Short names of the codes.
+// The outcome codes of store.proto under shorter names.
 const (
 	OK       = storev1.Outcome_OK
 	Conflict = storev1.Outcome_CONFLICT
@@ -60,8 +60,9 @@ func refusedOutcome(err error, at raftstore.Revision) Outcome {
 	return Outcome{Code: Invalid, Revision: at, Message: err.Error()}
 }
 
-// withoutValue returns the outcome as it is stored for retries: a conflict has no value. Otherwise
-// the value would stay in memory and in snapshots for as long as the outcome does.
+// withoutValue returns the outcome in the form that is stored for retries: the conflicting item has
+// no value. Otherwise the value would stay in memory and in snapshots for as long as the outcome
+// does.
 func (o Outcome) withoutValue() Outcome {
 	if o.Conflict != nil && o.Conflict.Have != nil {
 		c := *o.Conflict
@@ -73,8 +74,9 @@ func (o Outcome) withoutValue() Outcome {
 	return o
 }
 
-// WithValue returns the outcome with the value of the conflicting item, if it is missing and the
-// view can still read it.
+// WithValue returns the outcome with the value of the conflicting item, read from the view. The
+// outcome is returned unchanged if it already has the value or the view cannot read the item any
+// more.
 func (o Outcome) WithValue(v *View) Outcome {
 	if o.Conflict == nil || !o.Conflict.NoValue {
 		return o
@@ -88,8 +90,9 @@ func (o Outcome) WithValue(v *View) Outcome {
 	return o
 }
 
-// Proto returns the outcome for the wire and for snapshots. A conflict has no value: the reader can
-// look it up in its own state, and a batch of conflicts stays small.
+// Proto encodes the outcome for messages between replicas and for snapshots. A conflict is encoded
+// without the item's value: the receiver can read the value from its own state, and a batch of
+// conflicts stays small.
 func (o Outcome) Proto() *storev1.Outcome {
 	p := &storev1.Outcome{Code: o.Code, Revision: uint64(o.Revision), Message: o.Message}
 	if c := o.Conflict; c != nil {
@@ -103,7 +106,7 @@ func (o Outcome) Proto() *storev1.Outcome {
 	return p
 }
 
-// OutcomeFrom decodes an outcome from the wire.
+// OutcomeFrom decodes an outcome that Proto encoded.
 func OutcomeFrom(p *storev1.Outcome) Outcome {
 	o := Outcome{Code: p.GetCode(), Revision: raftstore.Revision(p.GetRevision()), Message: p.GetMessage()}
 	if o.Code == Conflict {

@@ -7,53 +7,57 @@ import (
 	storev1 "keelson.dev/keelson/proto/store/v1"
 )
 
-// Limits of the stored outcomes. Each proposal states which of its proposer's earlier proposals are
-// settled; their outcomes are dropped at once. The limits apply to proposals that are never
-// settled. An outcome that they drop is older than any retry. If a retry still comes, it is
-// answered Unknown and not applied again.
+// Limits of the outcomes that are stored for retries. Each proposal contains the number up to which
+// its proposer has received all outcomes; these outcomes are dropped at once. The limits below drop
+// outcomes that no later proposal reports as received. Such an outcome is older than any retry. If
+// a retry still comes, its outcome is Unknown and it is not applied again.
 const (
 	maxIncarnations = 4096
 	maxOutcomes     = 1 << 16 // per incarnation
-	// RememberMs is how long an outcome is stored that its proposer has not settled, by the store's
-	// clock.
+	// RememberMs is how long an outcome is stored if the proposer does not report that it has
+	// received the outcome. The time is measured by the store's clock.
 	RememberMs = 10 * 60 * 1000
 )
 
-// recentOutcomes stores the outcomes of proposals, so that a proposal that is in the log twice
-// applies once. It is part of the replicated state.
+// recentOutcomes stores the outcomes of recent proposals by proposal ID, so that a proposal that is
+// in the raft log twice is applied once. It is part of the replicated state.
 type recentOutcomes struct {
 	incarnations map[uint64]*incarnation
-	// uses holds the incarnations in the order of their last use, oldest first.
+	// uses holds the incarnations (see the type incarnation) in the order of their last use, oldest
+	// first.
 	uses *list.List
-	// horizon is the latest time at which an evicted incarnation may have issued an ID. A proposal
-	// with an ID from that time or before may have been applied already if its outcome is not
-	// stored.
+	// horizon is the latest time of use among the incarnations that were dropped from the map. A
+	// proposal with an ID issued at this time or earlier may have been applied already, even if its
+	// outcome is not stored.
 	horizon int64
 }
 
-// incarnation is one proposer: one run of one replica's process.
+// incarnation is one proposer: one run of one replica's process, identified by a random number. It
+// numbers its proposals consecutively; the number is called the sequence.
 type incarnation struct {
 	id          uint64
-	settledUpTo uint64 // outcomes of sequences up to this one are dropped
-	lastUsed    int64  // the store's clock at its last proposal
+	settledUpTo uint64 // outcomes of sequences up to and including this one have been dropped
+	lastUsed    int64  // the store's clock at the incarnation's last proposal
 	outcomes    []remembered
-	buffer      []remembered  // buffer of which outcomes is a part
+	buffer      []remembered  // the array that outcomes is a part of, from its start
 	element     *list.Element // position in uses
 }
 
-// recordedOutcome is one stored outcome. The outcomes of an incarnation are sorted by sequence.
+// remembered is the stored outcome of one proposal of an incarnation. The outcomes of an
+// incarnation are sorted by sequence.
 type remembered struct {
 	sequence  uint64
-	decidedAt int64   // the store's clock when it was decided
-	outcome   Outcome // without a value
+	decidedAt int64   // the store's clock when the proposal was applied or refused
+	outcome   Outcome // without the value of a conflicting item
 }
 
 func newRecent() recentOutcomes {
 	return recentOutcomes{incarnations: make(map[uint64]*incarnation), uses: list.New()}
 }
 
-// lookUpOutcome returns the stored outcome of a proposal. Proposals of incarnation 0 are never
-// stored.
+// lookUpOutcome returns the outcome of a proposal that must not be applied again. It is the stored
+// outcome, or Unknown if the outcome was dropped. The second result is false if the proposal has
+// not been applied before. Proposals of incarnation 0 are never stored.
 func (r *recentOutcomes) lookUpOutcome(id *storev1.ProposalID) (Outcome, bool) {
 	if id.GetIncarnation() == 0 {
 		return Outcome{}, false
@@ -72,8 +76,10 @@ func (r *recentOutcomes) lookUpOutcome(id *storev1.ProposalID) (Outcome, bool) {
 	return Outcome{}, false
 }
 
-// recordOutcome stores the outcome of a proposal. now must not be before the ID was issued, so that
-// the horizon is never ahead of the clocks that issue new IDs.
+// recordOutcome stores the outcome of a proposal, and drops the outcomes that are no longer needed
+// or exceed a limit. now is the store's clock. It must not be before the time at which the ID was
+// issued. Otherwise, after the incarnation is dropped, horizon could be earlier than the ID, and a
+// retry of the proposal would be applied again.
 func (r *recentOutcomes) recordOutcome(id *storev1.ProposalID, out Outcome, now int64) {
 	if id.GetIncarnation() == 0 {
 		return
@@ -103,8 +109,9 @@ func (r *recentOutcomes) addIncarnation(id uint64) *incarnation {
 	return inc
 }
 
-// evictIncarnations drops the incarnations beyond the limits. The most recently used one always
-// stays.
+// evictIncarnations drops the least recently used incarnations while there are more than
+// maxIncarnations, and those that were not used for RememberMs. It advances horizon accordingly.
+// The most recently used incarnation always stays.
 func (r *recentOutcomes) evictIncarnations(now int64) {
 	for len(r.incarnations) > 1 {
 		oldest := r.uses.Front().Value.(*incarnation)
@@ -117,7 +124,8 @@ func (r *recentOutcomes) evictIncarnations(now int64) {
 	}
 }
 
-// findSequence returns the index of a sequence, or the index at which to insert it.
+// findSequence returns the index in outcomes of the outcome with a sequence, and true. If no such
+// outcome is stored, it returns the index at which to insert it, and false.
 func (inc *incarnation) findSequence(sequence uint64) (int, bool) {
 	// The sequence is nearly always new.
 	if n := len(inc.outcomes); n == 0 || inc.outcomes[n-1].sequence < sequence {
@@ -146,8 +154,8 @@ func (inc *incarnation) insertOutcome(o remembered) {
 	}
 }
 
-// appendOutcome appends an outcome. It reuses the space that settleUpTo has freed at the start of
-// the buffer, so that steady work allocates nothing.
+// appendOutcome appends an outcome to the sorted slice. It reuses the space at the start of the
+// buffer that settleUpTo has freed, so that a steady load allocates nothing.
 func (inc *incarnation) appendOutcome(o remembered) {
 	n := len(inc.outcomes)
 	if n == cap(inc.outcomes) && len(inc.buffer) >= 2*n && n > 0 {
@@ -161,7 +169,8 @@ func (inc *incarnation) appendOutcome(o remembered) {
 	}
 }
 
-// settleUpTo drops the outcomes of sequences up to and including upTo.
+// settleUpTo drops the outcomes of sequences up to and including upTo, because the proposer does
+// not need them any more.
 func (inc *incarnation) settleUpTo(upTo uint64) {
 	if upTo <= inc.settledUpTo {
 		return
@@ -175,7 +184,7 @@ func (inc *incarnation) settleUpTo(upTo uint64) {
 	inc.outcomes = inc.outcomes[n:]
 }
 
-// copyOutcomes returns a copy for a snapshot.
+// copyOutcomes returns a copy for a snapshot. Later changes of r do not affect it.
 func (r *recentOutcomes) copyOutcomes() recentOutcomes {
 	out := newRecent()
 	out.horizon = r.horizon

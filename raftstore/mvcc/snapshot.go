@@ -11,15 +11,16 @@ import (
 // snapshotFormat is incremented when an older reader would misread a snapshot.
 const snapshotFormat = 1
 
-// Meta is the position of a snapshot in the raft log.
+// Meta is the cluster ID of a snapshot and its position in the raft log: the index and the term of
+// the last entry that it includes.
 type Meta struct {
 	Cluster string
 	Index   uint64
 	Term    uint64
 }
 
-// Snapshot is an immutable copy of a whole machine: items, retained history and stored outcomes.
-// Writing it does not disturb the machine.
+// Snapshot is an immutable copy of a whole machine: items, retained history, alarms and stored
+// outcomes. It can be written while the machine applies more commands.
 type Snapshot struct {
 	view   *View
 	recent recentOutcomes
@@ -31,12 +32,13 @@ func (m *Machine) Snapshot() *Snapshot {
 	return &Snapshot{view: m.view.Load(), recent: m.recentOutcomes.copyOutcomes()}
 }
 
-// Snapshot returns the view as a snapshot without stored outcomes. It may be called by any
-// goroutine. A backup contains the state of the store and no outcomes for its clients.
+// Snapshot returns the view as a snapshot for a backup. It contains the state of the store, but no
+// stored outcomes of proposals. It may be called by any goroutine.
 func (v *View) Snapshot() *Snapshot { return &Snapshot{view: v, recent: newRecent()} }
 
-// Dump writes the snapshot: the items as of the compacted revision, then the history since. All
-// later states follow from those.
+// Dump writes the snapshot as a sequence of frames: the items as of the compacted revision, the
+// history since, the stored outcomes, the alarms and a trailer. Load computes the later states from
+// the items and the history.
 func (s *Snapshot) Dump(w io.Writer, meta Meta) error {
 	fw := newFrameWriter(w)
 	v := s.view
@@ -147,8 +149,8 @@ func (s *Snapshot) dumpAlarms(fw *frameWriter) error {
 	return fw.writeMessage(&storev1.SnapshotFrame{Kind: &storev1.SnapshotFrame_Alarms{Alarms: chunk}})
 }
 
-// Load reads a snapshot into a new machine. The error wraps ErrCorrupt. The result is valid only if
-// the trailer matches.
+// Load reads a snapshot into a new machine. It returns an error that wraps ErrCorrupt if the
+// snapshot is damaged or incomplete.
 func Load(r io.Reader) (*Machine, Meta, error) {
 	l := &loader{fr: newFrameReader(r), m: New()}
 	if err := l.loadHeader(); err != nil {
@@ -241,7 +243,8 @@ func (l *loader) loadItems(items []*storev1.Item) error {
 	return nil
 }
 
-// loadHistory replays revisions, and determines the items that each change replaced.
+// loadHistory applies revisions to the loaded items, in order, and appends them to history. The
+// item that each change replaced is not in the snapshot; it is taken from the items.
 func (l *loader) loadHistory(revisions []*storev1.History) error {
 	for _, h := range revisions {
 		next := l.m.revision + 1
@@ -316,8 +319,8 @@ func (l *loader) checkTrailer() error {
 	return nil
 }
 
-// Amend changes the state of a machine that is not in use yet, without preconditions and limits. It
-// is used for a restored backup, before Rebase.
+// Amend applies ops as one revision, without checks of preconditions and limits. It is used when a
+// backup is restored, before Rebase. The machine must not be in use yet.
 func (m *Machine) Amend(ops ...raftstore.Op) {
 	var events []raftstore.Event
 	for _, op := range ops {
@@ -329,9 +332,11 @@ func (m *Machine) Amend(ops ...raftstore.Op) {
 	m.publishView()
 }
 
-// Rebase increases the machine's revision, marks all earlier revisions as compacted, and clears the
-// alarms. A restored backup calls it, so that no watcher observes the same revision twice with
-// different content.
+// Rebase sets the machine's revision to a greater one, without changing the items. It marks all
+// earlier revisions as compacted and clears the alarms. It is called when a backup is restored. The
+// new revision must be greater than any that clients may have observed. Otherwise a client could
+// observe the same revision twice with different content. The error reports a revision that is not
+// greater than the current one.
 func (m *Machine) Rebase(revision raftstore.Revision) error {
 	if revision <= m.revision {
 		return fmt.Errorf("rebasing to revision %d: the store is already at %d", revision, m.revision)

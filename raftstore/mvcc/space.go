@@ -8,22 +8,25 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// While the space alarm is active, a commit may delete, and it may put a value in place of an
-// existing one: users delete many objects by an update first, and controllers keep rewriting their
-// objects. Two limits in the alarm bound the space that such commits use:
+// While the space alarm is active, a commit may delete keys, and it may replace existing values.
+// Users often delete an object by an update first, and controllers keep rewriting their objects.
+// Two limits in the alarm bound the space that such commits use:
 //
-//   - the state grows at most to the state limit, each value by at most updateGrowth;
-//   - state and history together grow at most to the total limit. A put adds its own size to the
-//     two, because the replaced value becomes history; a deletion adds nothing. If a put would
+//   - The state grows at most to StateLimit. Each put adds at most updateGrowth bytes to its value.
+//   - State and history together grow at most to TotalLimit. A put counts with its own size,
+//     because the replaced value becomes history. A deletion counts with nothing. If a put would
 //     exceed the limit, the oldest history is compacted first, in the same step on every replica. A
 //     commit that does not grow the state is therefore not refused because of history.
 
-// updateGrowth is how many bytes a put may add to a value while the space alarm is active. A
-// deletion timestamp takes about a hundred bytes; a status condition or a managedFields entry takes
-// a few hundred.
+// updateGrowth is how many bytes a put may add to an existing value while the space alarm is
+// active. A deletion timestamp takes about a hundred bytes; a status condition or a managedFields
+// entry takes a few hundred.
 const updateGrowth = 1 << 10
 
-// limitUpdates sets the limits of a space alarm that is being raised.
+// limitUpdates sets StateLimit and TotalLimit of a space alarm that is being raised. StateLimit is
+// the larger of the command's quota and the current size of the state, plus the command's growth
+// bytes. TotalLimit adds the command's history bytes. Without a quota, and for another kind of
+// alarm, both stay zero.
 func (m *Machine) limitUpdates(a *raftstore.Alarm, c *storev1.SetAlarm) {
 	if a.Kind == raftstore.AlarmSpace && c.GetQuotaBytes() > 0 {
 		a.StateLimit = max(c.GetQuotaBytes(), m.bytes) + c.GetGrowthBytes()
@@ -39,8 +42,9 @@ func spaceAlarm(alarms []raftstore.Alarm) (a raftstore.Alarm, up bool) {
 	return alarms[at], true
 }
 
-// checkSpace returns the reason to refuse a proposal while the space alarm is active, or "". puts
-// is the total size of the proposal's puts.
+// checkSpace returns the reason to refuse a proposal while the space alarm is active, or "" to
+// accept it. items and bytes are the state before the proposal. puts is the total size of the keys
+// and values that an accepted proposal puts.
 func checkSpace(items *tree, bytes int64, alarm raftstore.Alarm, p *storev1.Proposal) (reason string, puts int64) {
 	after, first := bytes, ""
 	for _, op := range p.GetOps() {
@@ -76,8 +80,9 @@ func checkSpace(items *tree, bytes int64, alarm raftstore.Alarm, p *storev1.Prop
 	return "", puts
 }
 
-// reserveSpace refuses a proposal for which there is no space. For an accepted one it compacts
-// history if necessary.
+// reserveSpace returns true and the outcome NoSpace if the space alarm is active and the proposal
+// would exceed its limits. For an accepted proposal it compacts history if state and history would
+// otherwise exceed TotalLimit.
 func (m *Machine) reserveSpace(p *storev1.Proposal) (refusal Outcome, refused bool) {
 	alarm, full := spaceAlarm(m.alarms)
 	if !full {
@@ -100,8 +105,8 @@ func noSpaceOutcome(reason string, alarm raftstore.Alarm, at raftstore.Revision,
 		"%s: the state has %d bytes and the history of past revisions %d; %s", reason, state, history, alarm.Message)}
 }
 
-// NoSpace reports whether this state would refuse the proposal for lack of space, and returns the
-// outcome.
+// NoSpace returns true and the outcome if this state would refuse the proposal because of the space
+// alarm. It returns false if a precondition does not hold, because the outcome is then a conflict.
 func (v *View) NoSpace(p *storev1.Proposal) (Outcome, bool) {
 	if len(v.alarms) == 0 {
 		return Outcome{}, false

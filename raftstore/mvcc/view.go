@@ -10,8 +10,8 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// View is an immutable snapshot of the state. All methods may be called by any goroutine and take
-// no lock.
+// View is an immutable snapshot of the store's state at one revision. All methods may be called by
+// any goroutine and take no lock.
 type View struct {
 	revision   raftstore.Revision
 	items      *tree
@@ -138,8 +138,9 @@ func (v *View) Hash() [sha256.Size]byte {
 	return h
 }
 
-// HashAt returns the hash at a retained revision; 0 means the view's own. pace is called with the
-// size of every item. It may block to limit the rate, and an error from it stops the computation.
+// HashAt returns the same digest as Hash for a retained revision; 0 means the view's own revision.
+// pace is called with the size of every item. It may block to limit the rate, and an error from it
+// stops the computation and is returned.
 func (v *View) HashAt(at raftstore.Revision, pace func(bytes int) error) ([sha256.Size]byte, error) {
 	switch {
 	case at == 0:
@@ -169,15 +170,16 @@ func (v *View) HashAt(at raftstore.Revision, pace func(bytes int) error) ([sha25
 	return [sha256.Size]byte(h.Sum(nil)), stop
 }
 
-// pastState is the state at one revision: a tree of that or a later revision, and the items that
-// undo the later changes.
+// pastState is the state of the store at one revision. It consists of the tree of that or a later
+// revision, and of the items that replace those which later revisions changed.
 type pastState struct {
 	items *tree
 	undo  map[string]*raftstore.Item // nil item: the key was absent
 	keys  []string                   // keys of undo, sorted
 }
 
-// stateAt returns the state at a retained revision. It is correct only for keys with the prefix.
+// stateAt returns the state at a revision that history retains. The result is correct only for keys
+// with the prefix.
 func (v *View) stateAt(at raftstore.Revision, prefix string) pastState {
 	p := pastState{items: v.items}
 	if at == v.revision {
@@ -280,8 +282,8 @@ func prefixEnd(prefix string) string {
 	return ""
 }
 
-// countLess returns how many keys are less than key. It costs the square of the tree's height and
-// does not scan.
+// countLess returns how many keys of the tree are less than key. It is a binary search with indexed
+// access, not a scan.
 func countLess(t *tree, key string) int {
 	return sort.Search(t.Len(), func(i int) bool {
 		k, _, _ := t.GetAt(i)

@@ -14,14 +14,15 @@ import (
 	"time"
 )
 
-// Authority is a certificate authority for one test cluster.
+// Authority is a certificate authority that issues the certificates of the replicas of one test
+// cluster.
 type Authority struct {
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
 	pool *x509.CertPool
 }
 
-// NewAuthority returns an authority with a new key.
+// NewAuthority returns a certificate authority with a new key, valid for 24 hours.
 func NewAuthority() (*Authority, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -45,7 +46,8 @@ func NewAuthority() (*Authority, error) {
 	return a, nil
 }
 
-// Marshal encodes the authority with its key, for ParseAuthority in another process.
+// Marshal encodes the authority including its private key. Another process can decode it with
+// ParseAuthority.
 func (a *Authority) Marshal() ([]byte, error) {
 	key, err := x509.MarshalPKCS8PrivateKey(a.key)
 	if err != nil {
@@ -79,7 +81,9 @@ func ParseAuthority(b []byte) (*Authority, error) {
 	return a, nil
 }
 
-// Issue returns the TLS configurations of one replica, as server and as client.
+// Issue issues a certificate for the named replica, and returns TLS configurations with it for the
+// replica's servers and clients. Both require a certificate of the same authority from the other
+// side.
 func (a *Authority) Issue(name string) (server, client *tls.Config, err error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -16,8 +16,8 @@ import (
 	"keelson.dev/keelson/raftstore/storetest/linear"
 )
 
-// patience bounds every wait of a test cluster. A healthy cluster needs far less, even on a busy
-// machine.
+// patience is the timeout of every wait in a test cluster. A healthy cluster needs far less, even
+// on a busy machine.
 const patience = time.Minute
 
 // Cluster is a raft cluster in one process, on loopback, with disks in the test's temporary
@@ -35,7 +35,8 @@ type Cluster struct {
 	names []string
 }
 
-// host is the address and the disk of a replica, which outlast the replica.
+// host is the address, the disk and the clock of a replica. They remain when the replica is stopped
+// and started again.
 type host struct {
 	name, address string
 	bootstrap     bool
@@ -68,7 +69,8 @@ func NewCluster(t testing.TB, n int, adjust func(*replica.Config)) *Cluster {
 	return c
 }
 
-// AddHost prepares a host without starting its replica.
+// AddHost reserves an address for a replica with the given name, without starting the replica. If
+// bootstrap is set, the replica creates a new raft cluster when it starts.
 func (c *Cluster) AddHost(name string, bootstrap bool) {
 	c.t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -112,7 +114,7 @@ func (w testWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// Start starts a host's replica, the first time or again.
+// Start starts the replica of a host, for the first time or again with the same address and disk.
 func (c *Cluster) Start(name string) *replica.Replica {
 	c.t.Helper()
 	cfg := c.Config(name)
@@ -141,7 +143,7 @@ func (c *Cluster) Start(name string) *replica.Replica {
 	return r
 }
 
-// Join adds a running replica to the raft cluster.
+// Join adds a replica to the raft cluster, through another running replica.
 func (c *Cluster) Join(name string) {
 	c.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -180,7 +182,7 @@ func (c *Cluster) Stop(name string) {
 	}
 }
 
-// Kill stops a replica like a crash, without a leadership transfer.
+// Kill stops a replica as a crash does: without a leadership transfer.
 func (c *Cluster) Kill(name string) {
 	c.t.Helper()
 	if r := c.Replica(name); r != nil {
@@ -234,8 +236,8 @@ func (c *Cluster) Replica(name string) *replica.Replica {
 	return h.replica
 }
 
-// Door returns a host's replica with a name that is unique for this start. It returns false if the
-// replica is not running.
+// Door returns the running replica of a host as an access for linear tests. Its name is unique for
+// this start of the replica. It returns false if the replica is not running.
 func (c *Cluster) Door(name string) (linear.Door, bool) {
 	h := c.hostOf(name)
 	c.mu.Lock()
@@ -257,8 +259,8 @@ func (c *Cluster) Replicas() []*replica.Replica {
 	return out
 }
 
-// Leader waits until exactly one running replica is the leader and a majority agrees, and returns
-// its name.
+// Leader waits until a majority of the replicas report the same running replica as the leader, and
+// that replica reports itself. It returns the leader's name.
 func (c *Cluster) Leader() string {
 	c.t.Helper()
 	var leader string
@@ -292,7 +294,7 @@ func (c *Cluster) Followers() []string {
 	return out
 }
 
-// AwaitReadyOf waits until one replica is ready.
+// AwaitReadyOf waits until the named replica is ready.
 func (c *Cluster) AwaitReadyOf(name string) {
 	c.t.Helper()
 	c.Await(name+" to be ready", func() bool { return c.Replica(name).Ready() })
@@ -324,8 +326,8 @@ func (c *Cluster) AwaitRevision(rev raftstore.Revision) {
 	})
 }
 
-// Compact makes the leader compact up to a revision, and waits until every running replica has
-// compacted.
+// Compact makes the leader compact history up to and including a revision. It waits until every
+// running replica has compacted it.
 func (c *Cluster) Compact(upTo raftstore.Revision) {
 	c.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -343,7 +345,8 @@ func (c *Cluster) Compact(upTo raftstore.Revision) {
 	})
 }
 
-// Await polls until the condition is true. It fails the test if that takes too long.
+// Await polls until holds returns true. It fails the test after the timeout patience, with what as
+// the description of the condition.
 func (c *Cluster) Await(what string, holds func() bool) {
 	c.t.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)
@@ -358,7 +361,8 @@ func (c *Cluster) Await(what string, holds func() bool) {
 	}
 }
 
-// Other returns a running replica that is not the named one.
+// Other returns a running replica with another name than the given one. It fails the test if there
+// is none.
 func (c *Cluster) Other(than string) *replica.Replica {
 	c.t.Helper()
 	for _, name := range c.Names() {

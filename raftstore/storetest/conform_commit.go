@@ -55,8 +55,8 @@ func checkPreconditions(t *testing.T, s Subject) {
 	}
 }
 
-// largeConflicts: each of many concurrent conflicts contains the conflicting value, however large,
-// and none delays other commits.
+// largeConflicts checks that each of many concurrent conflicts contains the conflicting value,
+// however large, and that conflicts do not delay other commits.
 func largeConflicts(t *testing.T, s Subject) {
 	c := newCaller(t, s)
 	big := bytes.Repeat([]byte("large"), raftstore.MaxValueBytes/5)
@@ -121,7 +121,7 @@ func checkRevisions(t *testing.T, s Subject) {
 	}
 }
 
-// contention: counters that are incremented by compare-and-swap lose no increment.
+// checkContention checks that counters which are incremented by compare-and-swap lose no increment.
 func checkContention(t *testing.T, s Subject) {
 	c := newCaller(t, s)
 	const workers, each = 6, 25
@@ -178,7 +178,8 @@ func checkDeadlines(t *testing.T, s Subject) {
 	}
 }
 
-// conflicts: the error contains the first op with a failed precondition, and the existing item.
+// checkConflicts checks that a ConflictError contains the first op whose precondition failed, and
+// the existing item.
 func checkConflicts(t *testing.T, s Subject) {
 	c := newCaller(t, s)
 	a := c.mustCommit(raftstore.Put("/a", []byte("1")))
@@ -208,7 +209,8 @@ func checkConflicts(t *testing.T, s Subject) {
 	c.mustCommit(raftstore.Update("/a", []byte("3"), rev), raftstore.Op{Kind: raftstore.OpCheck, Key: "/b", If: raftstore.Precondition{Revision: b}})
 }
 
-// snapshots: two keys that always change together are never observed apart.
+// checkSnapshots checks that reads never observe only one of two keys changed, if both always
+// change in the same commit.
 func checkSnapshots(t *testing.T, s Subject) {
 	c := newCaller(t, s)
 	const rounds, readBurst = 150, 8
@@ -265,8 +267,8 @@ func checkSnapshots(t *testing.T, s Subject) {
 	readers.Wait()
 }
 
-// noEffect: ops that change nothing cause no revision and no event, but their preconditions are
-// checked.
+// noEffect checks that ops which change nothing cause no revision and no event, but that their
+// preconditions are checked.
 func noEffect(t *testing.T, s Subject) {
 	c := newCaller(t, s)
 	a := c.mustCommit(raftstore.Put("/a", []byte("1")))
@@ -287,7 +289,7 @@ func noEffect(t *testing.T, s Subject) {
 	}
 }
 
-// buffers: the caller may modify its bytes after the call.
+// checkBuffers checks that the caller may modify the byte slices of a commit after the call.
 func checkBuffers(t *testing.T, s Subject) {
 	c := newCaller(t, s)
 	value := []byte("before")
@@ -308,7 +310,7 @@ func checkBuffers(t *testing.T, s Subject) {
 	c.mustHaveValue("/bytes", string(all))
 }
 
-// fences: a commit with the fence of another leadership changes nothing.
+// checkFences checks that a commit with the fence of another raft term changes nothing.
 func checkFences(t *testing.T, s Subject) {
 	c := newCaller(t, s)
 	c.mustCommit(raftstore.Put("/a", []byte("1")))

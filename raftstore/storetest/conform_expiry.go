@@ -15,8 +15,8 @@ var expiryParts = []part{
 	{"ExpiryOfMany", expiryOfMany},
 }
 
-// expiry: a key expires after its TTL, unless a put without TTL replaces it before. On a busy
-// machine that put may be late; then the test is repeated with a longer TTL.
+// checkExpiry checks that a key expires after its TTL, unless a put without TTL replaces it before.
+// On a busy machine that put may be late; the test is then repeated with a longer TTL.
 func checkExpiry(t *testing.T, s Subject) {
 	c := newCaller(t, s)
 	for ttl := 60 * time.Millisecond; !expiresUnlessPut(c, ttl); ttl *= 2 {
@@ -24,7 +24,8 @@ func checkExpiry(t *testing.T, s Subject) {
 	}
 }
 
-// expiresUnlessPut reports whether the put was in time.
+// expiresUnlessPut runs the test of checkExpiry with one TTL. It returns false if the put was too
+// late and the test must be repeated.
 func expiresUnlessPut(c caller, ttl time.Duration) bool {
 	c.t.Helper()
 	under := fmt.Sprintf("/t/%d/", ttl)
@@ -46,7 +47,8 @@ func expiresUnlessPut(c caller, ttl time.Duration) bool {
 	return true
 }
 
-// expiryRenewed: each put resets the TTL, and until it expires the key behaves like any other.
+// expiryRenewed checks that each put resets the TTL, and that a key with a TTL behaves like any
+// other key until it expires.
 func expiryRenewed(t *testing.T, s Subject) {
 	c := newCaller(t, s)
 	lease := func(ttl time.Duration) raftstore.Op {
@@ -89,8 +91,8 @@ func expiryRenewed(t *testing.T, s Subject) {
 	}
 }
 
-// expiryOfMany: keys that expire together are deleted completely, each once, and past states
-// contain them.
+// expiryOfMany checks that keys which expire together are all deleted, each exactly once, and that
+// reads at past revisions still return them.
 func expiryOfMany(t *testing.T, s Subject) {
 	c := newCaller(t, s)
 	const n = 40

@@ -44,7 +44,8 @@ func checkLimits(t *testing.T, s Subject) {
 	c.mustCommit(many[:raftstore.MaxCommitOps]...)
 }
 
-// names: keys are any valid UTF-8, ordered by bytes, and prefixes are byte prefixes.
+// checkKeyNames checks that keys may be any valid UTF-8 strings, are ordered by bytes, and match
+// prefixes by bytes.
 func checkKeyNames(t *testing.T, s Subject) {
 	c := newCaller(t, s)
 	inOrder := []string{
@@ -92,11 +93,11 @@ func checkKeyNames(t *testing.T, s Subject) {
 	}
 }
 
-// quotaChunks is how many large values fill a quota.
+// quotaChunks is the number of large values that together reach the quota.
 const quotaChunks = 24
 
-// quota: a full store accepts deletes, reads and small updates, reports that it is full, and
-// accepts new keys again after enough is deleted.
+// checkQuota checks that a store beyond its quota accepts deletes, reads and small updates, returns
+// ErrNoSpace for new keys, and accepts new keys again after enough keys are deleted.
 func checkQuota(t *testing.T, s Subject) {
 	if s.Quota == 0 {
 		return
@@ -144,9 +145,9 @@ func checkQuota(t *testing.T, s Subject) {
 	c.mustHaveValue("/small", "fits")
 }
 
-// updatesWhenFull: in a full store with n large values of one size at /q/0, /q/1 and so on, and
-// small values at the keys of seeds, existing keys can be updated any number of times, and the
-// state grows only a little.
+// updatesWhenFull checks that existing keys can be updated any number of times in a store beyond
+// its quota, while the state grows only a little. The store contains n large values of the given
+// size at /q/0, /q/1 and so on, and small values at the keys of seeds.
 func updatesWhenFull(t *testing.T, c caller, n, size int, seeds []raftstore.Op) {
 	value := bytes.Repeat([]byte{8}, size)
 	at := c.mustCommit(raftstore.Put("/q/0", append(value, make([]byte, 1<<10)...)))

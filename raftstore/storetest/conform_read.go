@@ -79,8 +79,8 @@ func checkPastReads(t *testing.T, s Subject) {
 	}
 }
 
-// paging: the pages of one revision form one complete list, whatever is committed between them,
-// until the revision is compacted.
+// checkPaging checks that the pages of one revision form one complete list, even if commits are
+// made between them, until the revision is compacted.
 func checkPaging(t *testing.T, s Subject) {
 	c := newCaller(t, s)
 	for i := range 40 {
@@ -113,7 +113,8 @@ func checkPaging(t *testing.T, s Subject) {
 	}
 }
 
-// localReads: local reads of a store return what was committed through it.
+// localReads checks that a local read returns every change that was committed through the same
+// store before.
 func localReads(t *testing.T, s Subject) {
 	c := newCaller(t, s)
 	local := raftstore.ReadOptions{Local: true}

@@ -112,7 +112,8 @@ func watchOrder(t *testing.T, s Subject) {
 	wg.Wait()
 }
 
-// slowWatcher: a watcher without a reader blocks nothing and misses nothing.
+// slowWatcher checks that a watcher without a reader blocks no commit, and that it misses no event
+// when it is read later.
 func slowWatcher(t *testing.T, s Subject) {
 	c := newCaller(t, s)
 	slow := c.mustWatch("/s/", 0)
@@ -184,8 +185,8 @@ func checkProgress(t *testing.T, s Subject) {
 	}
 }
 
-// watchPrefixes: each watcher receives only the events of its prefix, all events of a revision at
-// once and in op order.
+// watchPrefixes checks that each watcher receives only the events of its prefix, with all events of
+// a revision in one delivery and in op order.
 func watchPrefixes(t *testing.T, s Subject) {
 	c := newCaller(t, s)
 	c.mustCommit(raftstore.Put("/start", nil))
@@ -213,7 +214,7 @@ func watchPrefixes(t *testing.T, s Subject) {
 	}
 }
 
-// watchFromEveryRevision: a watch may start after any retained revision.
+// watchFromEveryRevision checks that a watch may start after any retained revision.
 func watchFromEveryRevision(t *testing.T, s Subject) {
 	c := newCaller(t, s)
 	const revisions, compacted = 60, 20
@@ -241,8 +242,8 @@ func watchFromEveryRevision(t *testing.T, s Subject) {
 	}
 }
 
-// watchFromTheFuture: a revision that no replica has reached belongs to another history or is a
-// mistake. The watch is refused at once.
+// watchFromTheFuture checks that a watch after a revision which no replica has reached is refused
+// at once. Such a revision belongs to another history or is a mistake.
 func watchFromTheFuture(t *testing.T, s Subject) {
 	c := newCaller(t, s)
 	now := c.mustCommit(raftstore.Put("/f", nil))
@@ -256,8 +257,8 @@ func watchFromTheFuture(t *testing.T, s Subject) {
 	}
 }
 
-// watchAgain: a watcher that ends and is resumed at a revision, while others write, misses nothing
-// and repeats nothing.
+// watchAgain checks that a watcher which ends and is resumed at a revision misses no event and
+// repeats none, while other clients write.
 func watchAgain(t *testing.T, s Subject) {
 	c := newCaller(t, s)
 	const n = 300

@@ -18,8 +18,8 @@ type Subject struct {
 	Quota int64
 }
 
-// Run checks the contract of raftstore.Store. fresh returns an empty store for each part and
-// registers its cleanup with t.Cleanup.
+// Run checks the contract of raftstore.Store, one section after the other. fresh must return a new
+// empty store for each section and register its cleanup with t.Cleanup.
 func Run(t *testing.T, fresh func(t *testing.T) Subject) {
 	for _, parts := range [][]part{commitParts, limitParts, readParts, watchParts, expiryParts} {
 		for _, p := range parts {
@@ -28,7 +28,7 @@ func Run(t *testing.T, fresh func(t *testing.T) Subject) {
 	}
 }
 
-// RunQuota checks only the part of the contract about a space quota.
+// RunQuota checks only the section of the contract about the space quota.
 func RunQuota(t *testing.T, fresh func(t *testing.T) Subject) {
 	s := fresh(t)
 	if s.Quota == 0 {
@@ -37,13 +37,14 @@ func RunQuota(t *testing.T, fresh func(t *testing.T) Subject) {
 	checkQuota(t, s)
 }
 
-// part is one section of the contract.
+// part is one section of the contract of raftstore.Store: its name and its test.
 type part struct {
 	name string
 	run  func(t *testing.T, s Subject)
 }
 
-// caller makes calls and fails the test on unexpected errors.
+// caller makes calls to the store under test. It fails the test if a call does not have the
+// expected result.
 type caller struct {
 	t   *testing.T
 	ctx context.Context

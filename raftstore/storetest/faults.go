@@ -7,14 +7,15 @@ import (
 	"time"
 )
 
-// Clock is the clock of one host: the machine's clock with an offset, or stopped.
+// Clock is the simulated clock of one replica: the machine's clock with an offset, or a stopped
+// clock.
 type Clock struct {
 	mu     sync.Mutex
 	offset time.Duration
 	frozen time.Time // not zero while the clock is stopped
 }
 
-// Now returns the time of the clock.
+// Now returns the time of the simulated clock.
 func (c *Clock) Now() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -47,7 +48,7 @@ func (c *Clock) resumeTime() {
 // Clock returns the clock of a host's replica.
 func (c *Cluster) Clock(name string) *Clock { return c.hostOf(name).clock }
 
-// Isolate cuts a replica off from all others; Rejoin undoes it.
+// Isolate drops all traffic between a replica and all others, in both directions. Rejoin undoes it.
 func (c *Cluster) Isolate(name string) { c.toAll(name, c.Network.Cut) }
 
 // Mute drops all traffic from a replica to the others. Rejoin undoes it.
@@ -58,10 +59,12 @@ func (c *Cluster) Deafen(name string) {
 	c.toAll(name, func(name, other string) { c.Network.CutOneWay(other, name) })
 }
 
-// Rejoin restores all lines of a replica.
+// Rejoin undoes Isolate, Mute and Deafen of a replica: traffic between it and all others passes
+// again.
 func (c *Cluster) Rejoin(name string) { c.toAll(name, c.Network.Mend) }
 
-// Bridge leaves one replica as the only one that the others can reach.
+// Bridge drops all traffic between replicas, except the traffic to and from one replica.
+// Network.Heal undoes it.
 func (c *Cluster) Bridge(middle string) {
 	names := c.Names()
 	for i, a := range names {
@@ -89,21 +92,21 @@ func (c *Cluster) toAll(name string, do func(name, other string)) {
 }
 
 // Pause simulates a stopped process: the replica's traffic in both directions is held back, and its
-// clock is stopped. Its code still runs, so a pause that the replica cannot notice requires a
-// separate process.
+// clock is stopped. Its code still runs, so the replica can detect the pause. A pause that it
+// cannot detect requires a separate process.
 func (c *Cluster) Pause(name string) {
 	c.Clock(name).freezeTime()
 	c.Isolate(name)
 }
 
-// Resume undoes Pause; the held traffic is delivered.
+// Resume undoes Pause. The traffic that was held back is delivered.
 func (c *Cluster) Resume(name string) {
 	c.Clock(name).resumeTime()
 	c.Rejoin(name)
 }
 
-// Wipe deletes the disk of a stopped replica. The replica is then new with an old name, and must be
-// removed from the raft cluster before it starts.
+// Wipe deletes the disk of a stopped replica. The replica then starts as a new one with the old
+// name. It must be removed from the raft cluster before it starts.
 func (c *Cluster) Wipe(name string) {
 	c.t.Helper()
 	h := c.hostOf(name)

@@ -15,9 +15,9 @@ import (
 	"keelson.dev/keelson/raftstore/watch"
 )
 
-// Memory is a Store in one process without disk or network: the state machine and the hub of a
-// replica, with a mutex in place of raft. It implements raftstore.Leader and is always the leader,
-// in a term that Depose increments.
+// Memory is a Store in one process without disk or network. It uses the same state machine and
+// watch hub as a replica, with a mutex in place of raft. It implements raftstore.Leader and is
+// always the leader. Depose simulates a change of leadership: it increments the term.
 type Memory struct {
 	hub *watch.Hub
 
@@ -59,8 +59,8 @@ func (m *Memory) Close() {
 	m.hub.Close()
 }
 
-// Depose ends the current leadership and starts the next one. Commits with the old fence are then
-// refused.
+// Depose ends the current raft term and starts the next one, in which this store is the leader
+// again. Commits with the fence of an earlier term are then refused.
 func (m *Memory) Depose() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -105,8 +105,8 @@ func (m *Memory) checkOpen(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// SetQuota makes the store refuse new keys when its keys and values have the given size, until they
-// have less than nine tenths of it; 0 = no quota.
+// SetQuota sets the space quota; 0 = no quota. The store refuses new keys when the total size of
+// keys and values has reached the quota, until it is below nine tenths of the quota.
 func (m *Memory) SetQuota(bytes int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -114,7 +114,8 @@ func (m *Memory) SetQuota(bytes int64) {
 	m.watchSpace()
 }
 
-// watchSpace raises or clears the space alarm.
+// watchSpace raises or clears the space alarm according to the quota and the current size of the
+// state. The caller holds m.mu.
 func (m *Memory) watchSpace() {
 	v := m.machine.View()
 	up := len(v.Alarms()) > 0
@@ -222,7 +223,8 @@ func (m *Memory) Lead(ctx context.Context, lead func(ctx context.Context, fence 
 	return nil
 }
 
-// leadUntil calls lead with a context that ends when the channel is closed.
+// leadUntil calls lead with a context that ends when deposed is closed, and returns the error of
+// lead.
 func leadUntil(ctx context.Context, deposed <-chan struct{}, lead func(ctx context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

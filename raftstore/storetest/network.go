@@ -9,24 +9,24 @@ import (
 	"time"
 )
 
-// Network simulates the lines between the replicas of a cluster. Each direction of a line can be
-// cut or slowed. A cut line behaves like a real one: bytes are lost without an error, and dials
-// time out. Lost bytes are resent like TCP does, with doubling delays. After a cut of ten seconds a
-// connection may therefore stay dead for another ten seconds, unless the side that dialed closes
-// it.
+// Network simulates the network between the replicas of a cluster. Each direction between two
+// replicas is a line, which can be cut or slowed. A cut line behaves like a real one: bytes are
+// lost without an error, and dials time out. Lost bytes are resent as TCP does, with doubling
+// delays. After a cut of ten seconds a connection may therefore be unusable for another ten
+// seconds, unless the side that dialed closes it.
 type Network struct {
 	mu    sync.Mutex
-	names map[string]string // replica by peer address
-	ends  map[string]string // replica by local address of a dialed connection
+	names map[string]string // replica name by peer address
+	ends  map[string]string // name of the dialing replica by the local address of its connection
 	lines map[line]condition
 	moved chan struct{} // closed and replaced when a condition changes
-	given map[line]int  // number of connections by the end that abandoned them and the other end
+	given map[line]int  // number of connections that the dialing side closed for lack of acknowledgment, from it to the other side
 }
 
-// line is one direction between two replicas.
+// line is one direction of traffic between two replicas, by their names.
 type line struct{ from, to string }
 
-// condition is the fault of a line.
+// condition is the fault of a line. The zero value means that the line works without delay.
 type condition struct {
 	cut           bool
 	delay, jitter time.Duration
@@ -62,8 +62,8 @@ func (n *Network) MendOneWay(from, to string) {
 }
 
 // Slow delays the traffic in one direction by delay plus a random time up to jitter. Each
-// connection is delayed independently: traffic of two connections may be reordered, traffic of one
-// is not. Zeros undo it.
+// connection is delayed independently: data of two connections may be reordered, data of one
+// connection is not. Zeros undo it.
 func (n *Network) Slow(from, to string, delay, jitter time.Duration) {
 	n.changeLine(from, to, func(c *condition) { c.delay, c.jitter = delay, jitter })
 }
@@ -97,8 +97,8 @@ func (n *Network) lineCondition(from, to string) (condition, <-chan struct{}) {
 	return n.lines[line{from, to}], n.moved
 }
 
-// GivenUp returns how many connections from one replica to another were closed by the side that
-// dialed them because nothing was acknowledged for too long.
+// GivenUp returns how many connections from one replica to another were closed by the dialing side
+// because sent data was not acknowledged within its timeout (see SetUnheardTimeout).
 func (n *Network) GivenUp(from, to string) int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -123,7 +123,8 @@ func (n *Network) hostAt(address string) string {
 	return n.names[address]
 }
 
-// Dialer returns the dial function of one replica.
+// Dialer returns the function with which the named replica dials the others through the simulated
+// network.
 func (n *Network) Dialer(from string) func(ctx context.Context, address string) (net.Conn, error) {
 	return func(ctx context.Context, address string) (net.Conn, error) {
 		to := n.hostAt(address)
@@ -146,7 +147,8 @@ func (n *Network) Dialer(from string) func(ctx context.Context, address string) 
 	}
 }
 
-// awaitReachable waits until both directions work, as a dial does, and for their delays.
+// awaitReachable waits until neither direction of a line is cut, as a dial needs both, and then for
+// the delays of both. It returns an error if ctx ends before.
 func (n *Network) awaitReachable(ctx context.Context, from, to string) error {
 	for {
 		out, moved := n.lineCondition(from, to)
@@ -169,8 +171,8 @@ func (n *Network) awaitReachable(ctx context.Context, from, to string) error {
 	}
 }
 
-// Listener wraps the listener of one replica, so that its replies on accepted connections pass the
-// simulated network too.
+// Listener wraps the listener of the named replica, so that the data it sends on accepted
+// connections passes through the simulated network too.
 func (n *Network) Listener(name string, l net.Listener) net.Listener {
 	return &tappedListener{Listener: l, net: n, name: name}
 }
@@ -189,20 +191,20 @@ func (l *tappedListener) Accept() (net.Conn, error) {
 	return &wire{Conn: conn, net: l.net, from: l.name, closed: make(chan struct{})}, nil
 }
 
-// socketBuffer is how much a sender may write into a cut or slow line before it blocks.
+// socketBuffer is how many bytes a sender may write into a cut or slow line before Write blocks.
 const socketBuffer = 256 << 10
 
-// resend is the delay before lost bytes are resent for the first time, as in Linux on a fast line.
-// It doubles each time.
+// resend is the delay before lost bytes are resent for the first time, as in Linux on a network
+// with low latency. The delay doubles each time.
 const resend = 200 * time.Millisecond
 
-// wire is one end of a connection. It holds back what this end sends as long as the line requires.
-// The other end does the same for its direction.
+// wire is one end of a simulated connection. It delays the data that this end sends, according to
+// the condition of its line. The other end does the same for the opposite direction.
 type wire struct {
 	net.Conn
 	net     *Network
 	from    string
-	to      string // for an accepted connection it is determined at the first write, when the dialer's name is known
+	to      string // name of the other end; for an accepted connection it is determined at the first write, when the dialer's name is known
 	closed  chan struct{}
 	once    sync.Once
 	onClose func()
@@ -218,8 +220,8 @@ type wire struct {
 	watching bool          // whether unacknowledged data is being timed
 }
 
-// SetUnheardTimeout makes the connection break if data is not acknowledged for the given time, like
-// TCP_USER_TIMEOUT.
+// SetUnheardTimeout makes the connection close if sent data is not acknowledged for the given time,
+// like TCP_USER_TIMEOUT; 0 = never.
 func (w *wire) SetUnheardTimeout(d time.Duration) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -227,7 +229,7 @@ func (w *wire) SetUnheardTimeout(d time.Duration) error {
 	return nil
 }
 
-// parcel is data in transit.
+// parcel is the data of one Write, to be sent at the time due.
 type parcel struct {
 	due  time.Time
 	data []byte
@@ -240,7 +242,8 @@ func (w *wire) SetDeadline(t time.Time) error {
 	return w.Conn.SetReadDeadline(t)
 }
 
-// SetWriteDeadline bounds the wait for buffer space. Accepted data is sent even after the deadline.
+// SetWriteDeadline bounds how long Write waits for buffer space. Data that Write has accepted is
+// sent even after the deadline.
 func (w *wire) SetWriteDeadline(t time.Time) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -248,7 +251,8 @@ func (w *wire) SetWriteDeadline(t time.Time) error {
 	return nil
 }
 
-// remoteHost returns the name of the other end; "" for an unknown host, to which no fault applies.
+// remoteHost returns the name of the replica at the other end, or "" if it is unknown. Faults do
+// not apply to connections of unknown hosts. The caller holds w.mu.
 func (w *wire) remoteHost() string {
 	if w.to == "" {
 		w.net.mu.Lock()
@@ -298,7 +302,9 @@ func (w *wire) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// awaitRoom waits, without w.mu, until some data was sent.
+// awaitRoom waits until some of the buffered data has been sent. It returns an error after the
+// write deadline or if the connection is closed. The caller holds w.mu, which is released during
+// the wait.
 func (w *wire) awaitRoom() error {
 	if w.room == nil {
 		w.room = make(chan struct{})
@@ -322,7 +328,8 @@ func (w *wire) awaitRoom() error {
 	}
 }
 
-// sendQueued sends the waiting data in order, each parcel when it is due and the line works.
+// sendQueued sends the buffered data in order. Each parcel is sent after its due time, as soon as
+// the line is not cut. It returns when nothing is left, or when the connection fails.
 func (w *wire) sendQueued() {
 	if w.Conn.SetWriteDeadline(time.Time{}) != nil {
 		return
@@ -353,8 +360,8 @@ func (w *wire) sendQueued() {
 	}
 }
 
-// awaitLine waits until the given time and until an attempt to send finds the line working. It
-// returns false if the connection was closed.
+// awaitLine waits until the given time and then until the line is not cut, which it checks with
+// doubling delays like a TCP sender. It returns false if the connection was closed.
 func (w *wire) awaitLine(due time.Time) bool {
 	if wait := time.Until(due); wait > 0 && !w.waitOpen(wait) {
 		return false
@@ -369,8 +376,9 @@ func (w *wire) awaitLine(due time.Time) bool {
 	}
 }
 
-// giveUp breaks the connection unless the sent data is acknowledged in time: it has arrived, and an
-// attempt to acknowledge it finds the return direction working.
+// giveUp closes the connection unless all sent data is acknowledged within the timeout of
+// SetUnheardTimeout. Data counts as acknowledged when it has been delivered and the opposite
+// direction is not cut. giveUp checks this with doubling delays.
 func (w *wire) giveUp() {
 	for again, left := resend, w.unheard; ; again *= 2 {
 		if !w.waitOpen(min(again, left)) {
@@ -395,7 +403,7 @@ func (w *wire) giveUp() {
 	}
 }
 
-// waitOpen waits; it returns false if the connection was closed.
+// waitOpen waits for d. It returns false if the connection was closed before.
 func (w *wire) waitOpen(d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -407,7 +415,7 @@ func (w *wire) waitOpen(d time.Duration) bool {
 	}
 }
 
-// Close closes the connection. Waiting data is lost.
+// Close closes the connection. Buffered data that has not been sent is lost.
 func (w *wire) Close() error {
 	w.once.Do(func() {
 		close(w.closed)

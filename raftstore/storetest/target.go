@@ -8,13 +8,14 @@ import (
 	"keelson.dev/keelson/raftstore/storetest/nemesis"
 )
 
-// Target returns the cluster as the target of a nemesis. An operation that must succeed with a
-// majority, such as adding a member, fails the test if it does not.
+// Target returns the cluster as the target of a nemesis: the object on which planned faults are
+// injected. If an operation fails that must succeed with a majority, such as adding a member, the
+// test fails.
 func (c *Cluster) Target() nemesis.Group { return target{c} }
 
 type target struct{ *Cluster }
 
-// Start implements nemesis.Group.
+// Start implements nemesis.Group. It has no effect if the replica is running.
 func (g target) Start(name string) {
 	if g.Replica(name) == nil {
 		g.Cluster.Start(name)
@@ -33,17 +34,17 @@ func (g target) Heal() { g.Network.Heal() }
 // Jump implements nemesis.Group.
 func (g target) Jump(name string, by time.Duration) { g.Clock(name).Set(by) }
 
-// Transfer implements nemesis.Group.
+// Transfer implements nemesis.Group. A failure is only logged.
 func (g target) Transfer(from string) {
 	g.try("transfer from "+from, g.Replica(from), (*replica.Replica).TransferLeadership)
 }
 
-// Snapshot implements nemesis.Group.
+// Snapshot implements nemesis.Group. A failure is only logged.
 func (g target) Snapshot(name string) {
 	g.try("snapshot on "+name, g.Replica(name), (*replica.Replica).Snapshot)
 }
 
-// Compact implements nemesis.Group.
+// Compact implements nemesis.Group. It retains the last 30 revisions. A failure is only logged.
 func (g target) Compact() {
 	r := g.Replica(g.Leader())
 	g.try("compaction", r, func(r *replica.Replica, ctx context.Context) error {
@@ -51,10 +52,11 @@ func (g target) Compact() {
 	})
 }
 
-// Favour returns a target that moves leadership to one replica before every second call of Leader,
-// so that faults often affect that replica as the leader.
+// Favour returns a target of a nemesis that moves leadership to the named replica before every
+// second call of Leader. Faults of "the leader" therefore often affect that replica.
 func (c *Cluster) Favour(name string) nemesis.Group { return &favouring{target: target{c}, name: name} }
 
+// favouring is the target that Favour returns. looks counts the calls of Leader.
 type favouring struct {
 	target
 	name  string
@@ -74,7 +76,9 @@ func (g *favouring) Leader() string {
 	return g.target.Leader()
 }
 
-// try performs an operation that may fail, for example because leadership has just moved.
+// try calls do for a replica with a timeout of five seconds. An error is only logged with the
+// description in what, because the operation may fail, for example after leadership has moved. A
+// nil replica is skipped.
 func (g target) try(what string, r *replica.Replica, do func(r *replica.Replica, ctx context.Context) error) {
 	if r == nil {
 		return
@@ -86,7 +90,7 @@ func (g target) try(what string, r *replica.Replica, do func(r *replica.Replica,
 	}
 }
 
-// Remove implements nemesis.Group.
+// Remove implements nemesis.Group, through another running replica.
 func (g target) Remove(name string) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -95,5 +99,5 @@ func (g target) Remove(name string) {
 	}
 }
 
-// Add implements nemesis.Group.
+// Add implements nemesis.Group, through another running replica.
 func (g target) Add(name string) { g.Join(name) }

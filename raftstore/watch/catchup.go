@@ -10,15 +10,16 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// A catching-up watcher cannot wait for its reader on the channel if the channel has a free slot,
-// but no space for the revision's bytes. It then retries with a delay that doubles from
-// minRetryDelay to maxRetryDelay.
+// The delays between attempts to send a revision to a catching-up watcher with a free slot in its
+// channel, but with too many unread bytes. The watcher cannot wait for its reader on the channel
+// then. The delay doubles from minRetryDelay to maxRetryDelay.
 const (
 	minRetryDelay = time.Millisecond
 	maxRetryDelay = 100 * time.Millisecond
 )
 
-// startCatchUp starts a goroutine that catches a watcher up. The caller holds h.mu.
+// startCatchUp starts a goroutine that sends a watcher revisions from history until the watcher is
+// synced again. The caller holds h.mu.
 func (h *Hub) startCatchUp(w *Watcher) {
 	if w.synced {
 		h.leaveGroup(w)
@@ -30,8 +31,9 @@ func (h *Hub) startCatchUp(w *Watcher) {
 	}()
 }
 
-// catchUp reads history for a watcher until it is up to date. The watcher then becomes synced under
-// the lock that Publish holds, so that no revision is missed.
+// catchUp sends a watcher the revisions of history until it has received the newest one. The
+// watcher then becomes synced under the lock that Publish also holds, so that no revision is
+// missed. catchUp returns earlier if the watcher ends.
 func (h *Hub) catchUp(w *Watcher) {
 	stall := time.NewTicker(h.opts.StallCheck)
 	defer stall.Stop()
@@ -58,7 +60,8 @@ func (h *Hub) catchUp(w *Watcher) {
 	}
 }
 
-// revisionsToHold returns how many of the revisions a watcher may hold at once, at least one.
+// revisionsToHold returns how many of the revisions, from the first, the goroutine of a catching-up
+// watcher may copy from history at once: at most maxUnread bytes, but at least one revision.
 func revisionsToHold(revisions []raftstore.Events) int {
 	var bytes int64
 	for n := range revisions {
@@ -69,8 +72,10 @@ func revisionsToHold(revisions []raftstore.Events) int {
 	return len(revisions)
 }
 
-// sendMatching sends a catching-up watcher a filtered revision. It returns false if the watcher has
-// ended.
+// sendMatching sends a catching-up watcher one revision, which has already been reduced to the
+// events with the watcher's prefix. A revision without events is skipped. It returns false if the
+// watcher has ended. Each tick of stall triggers a check whether history still retains the
+// revisions that the watcher needs; if not, the watcher is ended.
 func (h *Hub) sendMatching(w *Watcher, ev raftstore.Events, stall <-chan time.Time) bool {
 	if len(ev.Events) == 0 {
 		select {
@@ -84,8 +89,9 @@ func (h *Hub) sendMatching(w *Watcher, ev raftstore.Events, stall <-chan time.Ti
 	return h.sendBlocking(w, ev, stall)
 }
 
-// sendBlocking waits until the reader of a catching-up watcher has space. It returns false if the
-// watcher has ended.
+// sendBlocking sends a catching-up watcher one revision, and waits until the channel has space for
+// it. It returns false if the watcher has ended. Each tick of stall triggers a check whether
+// history still retains the revisions after the watcher's cursor; if not, the watcher is ended.
 func (h *Hub) sendBlocking(w *Watcher, ev raftstore.Events, stall <-chan time.Time) bool {
 	bytes := revisionBytes(ev)
 	for wait := minRetryDelay; ; wait = min(2*wait, maxRetryDelay) {
@@ -111,7 +117,8 @@ func (h *Hub) sendBlocking(w *Watcher, ev raftstore.Events, stall <-chan time.Ti
 	}
 }
 
-// finishCatchUp ends a catching-up watcher from its own goroutine.
+// finishCatchUp ends a catching-up watcher with the given error and closes its channel. Only the
+// watcher's own goroutine calls it. If history was compacted, the error also wraps ErrSlowWatcher.
 func (h *Hub) finishCatchUp(w *Watcher, err error) {
 	if errors.Is(err, raftstore.ErrCompacted) {
 		err = fmt.Errorf("watch of %q: %w: %w", w.prefix, raftstore.ErrSlowWatcher, err)
@@ -127,7 +134,7 @@ func (h *Hub) finishCatchUp(w *Watcher, err error) {
 	close(w.c)
 }
 
-// filterByPrefix returns the revision with only the events that match the prefix.
+// filterByPrefix returns the revision with only the events with keys that have the prefix.
 func filterByPrefix(r raftstore.Events, prefix string) raftstore.Events {
 	n := 0
 	for i := range r.Events {

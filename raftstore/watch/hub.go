@@ -18,9 +18,10 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// History is the retained past; it is read without locks. Read returns revisions after the given
-// one, in order and without a gap, at most limit and possibly fewer. It returns none if after is
-// the newest revision, and ErrCompacted if they have been compacted.
+// History is the sequence of revisions that have not been compacted. It is read without locks. Read
+// returns revisions after the given one, in order and without a gap, at most max and possibly
+// fewer. It returns none if after is the newest revision, and ErrCompacted if the revisions have
+// been compacted.
 type History interface {
 	Read(after raftstore.Revision, max int) ([]raftstore.Events, error)
 }
@@ -30,13 +31,13 @@ const (
 	readAhead   = 64  // how many revisions a catching-up watcher holds, and at most maxUnread bytes or one revision
 )
 
-// Options configure a hub; zero values mean the defaults.
+// Options configure a hub. Zero values mean the defaults.
 type Options struct {
 	// ProgressEvery is the interval of progress notes for synced watchers that have not received
 	// the newest revision. Default 5 s.
 	ProgressEvery time.Duration
-	// StallCheck is how often a catching-up watcher that waits for its reader is checked for
-	// compacted history. Default 10 s.
+	// StallCheck is the interval of a check for a catching-up watcher that waits for its reader:
+	// whether history still retains the revisions that the watcher needs. Default 10 s.
 	StallCheck time.Duration
 }
 
@@ -63,8 +64,8 @@ type group struct {
 	matched  []int // reused by publishRevision: indices of events
 }
 
-// New returns a hub at the given revision. Its watchers receive only later revisions unless they
-// request earlier ones.
+// New returns a hub with the given last published revision. A watcher receives later revisions, or
+// revisions from history if it starts at an earlier one.
 func New(history History, revision raftstore.Revision, o Options) *Hub {
 	if o.ProgressEvery == 0 {
 		o.ProgressEvery = 5 * time.Second
@@ -92,7 +93,8 @@ func (h *Hub) Run(ctx context.Context) error {
 	}
 }
 
-// Close ends every watcher with ErrClosed. Later calls of Watch fail with it.
+// Close ends every watcher with ErrClosed and waits for their goroutines. Later calls of Watch fail
+// with ErrClosed.
 func (h *Hub) Close() {
 	h.mu.Lock()
 	h.closed = true
@@ -157,8 +159,9 @@ func selectEvents(r raftstore.Events, indices []int) raftstore.Events {
 	return part
 }
 
-// sendOrCatchUp sends one revision of the given size to a synced watcher. If its channel is full,
-// the watcher catches up from history instead.
+// sendOrCatchUp sends one revision to a synced watcher. bytes is the revision's size. If the
+// watcher's channel is full, or has too many unread bytes, the watcher catches up from history
+// instead.
 func (h *Hub) sendOrCatchUp(w *Watcher, ev raftstore.Events, bytes int64) {
 	if ev.Revision <= w.cursor {
 		return
@@ -273,7 +276,8 @@ func (h *Hub) Watch(ctx context.Context, prefix string, after raftstore.Revision
 	return w, nil
 }
 
-// joinGroup makes a watcher synced. The caller holds h.mu.
+// joinGroup makes a watcher synced: it adds the watcher to the group of its prefix, to which
+// Publish sends. The caller holds h.mu.
 func (h *Hub) joinGroup(w *Watcher) {
 	g := h.groups[w.prefix]
 	if g == nil {
@@ -285,9 +289,9 @@ func (h *Hub) joinGroup(w *Watcher) {
 	w.synced = true
 }
 
-// tryRejoin makes a watcher synced if it has read everything. It returns true if the watcher's
-// goroutine must stop. It returns false if more must be read, or if a progress note must be sent
-// first.
+// tryRejoin makes a catching-up watcher synced if it has received the newest revision. It returns
+// true if the watcher's goroutine must stop, because the watcher is synced or has ended. It returns
+// false if more revisions must be read, or if the requested progress note must be sent first.
 func (h *Hub) tryRejoin(w *Watcher) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -306,7 +310,8 @@ func (h *Hub) tryRejoin(w *Watcher) bool {
 	return true
 }
 
-// leaveGroup removes a watcher from its group. The caller holds h.mu.
+// leaveGroup makes a watcher unsynced: it removes the watcher from the group of its prefix. The
+// caller holds h.mu.
 func (h *Hub) leaveGroup(w *Watcher) {
 	g := h.groups[w.prefix]
 	delete(g.watchers, w)
@@ -329,8 +334,9 @@ func (h *Hub) updatePrefixLengths() {
 	slices.Sort(h.prefixLengths)
 }
 
-// endWatcher marks a watcher as ended. It closes the channel of a synced watcher. The channel of a
-// catching-up watcher is closed by its goroutine, which is the only sender.
+// endWatcher marks a watcher as ended with the given error. It closes the channel of a synced
+// watcher. The goroutine of a catching-up watcher closes its channel itself, because it is the only
+// sender. The caller holds h.mu.
 func (h *Hub) endWatcher(w *Watcher, err error) {
 	if w.ended {
 		return
@@ -347,7 +353,8 @@ func (h *Hub) endWatcher(w *Watcher, err error) {
 	}
 }
 
-// Watcher implements raftstore.Watcher.
+// Watcher receives the revisions with events under one prefix. It implements raftstore.Watcher and
+// raftstore.ProgressRequester.
 type Watcher struct {
 	hub             *Hub
 	prefix          string

@@ -6,13 +6,15 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// maxUnread bounds the bytes that a watcher holds for its reader. A larger revision is held alone.
+// maxUnread bounds the total size of the revisions in a watcher's channel, which its reader has not
+// received yet. A single larger revision is sent when the channel is empty.
 const maxUnread = 16 << 20
 
-// revisionBytes returns the most memory that a revision can retain: keys and values, including
-// replaced values. While history or the state hold them too, they cost nothing extra, and other
-// watchers share them. The contents of a channel cannot be withdrawn later, so each watcher counts
-// all of it from the start. A value that one revision wrote and the next replaced counts twice.
+// revisionBytes returns the size that counts toward maxUnread for a revision: the keys and values
+// of its events, including the replaced values. It is the most memory that the revision can retain.
+// While history or other watchers also hold the values, the watcher retains no additional memory.
+// But a revision cannot be withdrawn from a channel later, so each watcher counts the full size
+// from the start.
 func revisionBytes(r raftstore.Events) int64 {
 	var n int64
 	for i := range r.Events {
@@ -25,9 +27,9 @@ func revisionBytes(r raftstore.Events) int64 {
 	return n
 }
 
-// unreadCounter counts the bytes in a watcher's channel. Only the sender updates it. It derives
-// what the reader has received from the length of the channel, so it may count too much but never
-// too little. It is guarded like the watcher's cursor.
+// unreadCounter counts the bytes of the revisions in a watcher's channel. Only the sender updates
+// it. It derives the number of received revisions from the length of the channel, so it may count
+// too much but never too little. It needs the same lock as the watcher's cursor.
 type unreadCounter struct {
 	sentBytes [channelSize]uint32 // sizes of the last revisions sent, a ring buffer
 	nextIndex int                 // index in the ring buffer
@@ -36,7 +38,7 @@ type unreadCounter struct {
 }
 
 // hasSpaceFor reports whether a revision of the given size may be sent to a channel that holds n
-// revisions.
+// revisions, without exceeding maxUnread. If the channel holds none, the result is true.
 func (u *unreadCounter) hasSpaceFor(n int, bytes int64) bool {
 	u.keepLast(n)
 	return u.count == 0 || u.total+bytes <= maxUnread
@@ -52,7 +54,8 @@ func (u *unreadCounter) recordSent(bytes int64) {
 	u.total += int64(w)
 }
 
-// keepLast stops counting all but the last n revisions.
+// keepLast subtracts the sizes of all revisions except the last n, because the reader has received
+// them.
 func (u *unreadCounter) keepLast(n int) {
 	for ; u.count > n; u.count-- {
 		u.total -= int64(u.sentBytes[(u.nextIndex-u.count+channelSize)%channelSize])
