@@ -13,17 +13,17 @@ import (
 
 // CheckOptions describe the faults to which the store was exposed.
 type CheckOptions struct {
-	// Skew is the largest error of the store's clocks.
+	// Skew is the largest difference of a replica's clock from the correct time.
 	Skew time.Duration
-	// Timeout bounds the search for an order (default one minute).
+	// Timeout bounds the search for a sequential order of the calls (default one minute).
 	Timeout time.Duration
-	// Dir is the directory for visualizations of calls without a valid order, one page per key; ""
-	// = none.
+	// Dir is the directory for HTML pages that visualize calls without a valid order, one page per
+	// key; "" = none.
 	Dir string
 }
 
-// Check verifies the recording against the contract. It must be called after all clients and
-// followers have ended.
+// Check verifies the recording against the contract of raftstore.Store and returns the violations.
+// It must be called after all clients and followers have ended.
 func (r *Recorder) Check(o CheckOptions) *Report {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -76,19 +76,20 @@ func (r *Report) countCall(o *op) {
 	}
 }
 
-// audit checks calls against the history.
+// audit holds the state of one call of Check: the recorded calls, the history and the relation
+// between them.
 type audit struct {
 	rec     *Recorder
 	rep     *Report
 	h       *history
 	skew    time.Duration
-	writer  map[string]*op               // commit by the value that it put
-	applied map[*op][]raftstore.Revision // revisions of a commit in the history
-	maker   map[raftstore.Revision]*op   // commit that made a revision; nil for an expiry
-	floor   map[*op]raftstore.Revision   // newest revision that was known to any client before the call
+	writer  map[string]*op               // commit by the key and the value that it put
+	applied map[*op][]raftstore.Revision // revisions at which the history contains the commit
+	maker   map[raftstore.Revision]*op   // commit that made the revision; nil for an expiry
+	floor   map[*op]raftstore.Revision   // not used
 }
 
-// indexCommits indexes commits by the values that they put.
+// indexCommits fills writer: commits by the keys and values that they put.
 func (a *audit) indexCommits() {
 	a.writer = make(map[string]*op)
 	for _, o := range a.rec.ops {
@@ -100,7 +101,8 @@ func (a *audit) indexCommits() {
 	}
 }
 
-// attributeRevisions finds the commit of each revision.
+// attributeRevisions determines the commit of each revision of the history by the values that it
+// put, and compares the revision with the commit. A revision without a commit must be an expiry.
 func (a *audit) attributeRevisions() {
 	for _, rev := range a.h.revisions {
 		seen := a.h.events[rev]
@@ -121,10 +123,11 @@ func (a *audit) attributeRevisions() {
 	}
 }
 
-// slack compensates for rounding times to milliseconds.
+// slack is the tolerance for comparing times, because the store rounds them to milliseconds.
 const slack = 2 * time.Millisecond
 
-// checkExpiry checks a revision without puts, which must be an expiry.
+// checkExpiry checks a revision that no commit made. It must delete only keys with a TTL, and not
+// before they expire.
 func (a *audit) checkExpiry(seen sighting) {
 	for i := range seen.Events.Events {
 		ev := &seen.Events.Events[i]
@@ -140,7 +143,8 @@ func (a *audit) checkExpiry(seen sighting) {
 	}
 }
 
-// checkEffect compares a revision with the ops of its commit.
+// checkEffect compares a revision with the commit o that made it. The preconditions must hold in
+// the state before, and the events must match the ops.
 func (a *audit) checkEffect(o *op, seen sighting) {
 	var want []raftstore.OpKind
 	var keys []string
@@ -203,7 +207,7 @@ func preconditionHolds(p raftstore.Precondition, is *raftstore.Item) bool {
 	return true
 }
 
-// checkCall checks one call against the history.
+// checkCall compares the result of one call with the history at the revision of the result.
 func (a *audit) checkCall(o *op) {
 	switch o.kind {
 	case opCommit:
@@ -243,8 +247,8 @@ func (a *audit) checkCommit(o *op) {
 	}
 }
 
-// checkIdle checks a commit that was acknowledged and is not in the history: it must have had no
-// effect.
+// checkIdle checks a commit that was acknowledged, but is not in the history. Such a commit must
+// have changed nothing, and its preconditions must hold.
 func (a *audit) checkIdle(o *op) {
 	for i := range o.commit.Ops {
 		step := &o.commit.Ops[i]
@@ -311,14 +315,15 @@ func formatName(it *raftstore.Item) string {
 	return it.Key + " " + formatItem(it)
 }
 
-// moment is the start or the end of a call.
+// moment is the time at which a call started or returned.
 type moment struct {
 	at  time.Duration
 	end bool
 	op  *op
 }
 
-// sortedMoments returns the moments of some calls in order; at the same time, starts come first.
+// sortedMoments returns the starts of all given calls, and the ends of those that were acknowledged
+// or refused, sorted by time. At the same time, starts come first.
 func sortedMoments(ops []*op) []moment {
 	out := make([]moment, 0, 2*len(ops))
 	for _, o := range ops {
@@ -336,8 +341,8 @@ func sortedMoments(ops []*op) []moment {
 	return out
 }
 
-// effectRevision returns the revision at which a call took effect, and whether it changed the
-// store.
+// effectRevision returns the revision at which a call took effect or which it observed, and whether
+// it changed the store. The revision is 0 if the call had no effect.
 func (a *audit) effectRevision(o *op) (at raftstore.Revision, moved bool) {
 	switch {
 	case o.kind == opCommit && len(a.applied[o]) > 0:
@@ -350,7 +355,9 @@ func (a *audit) effectRevision(o *op) (at raftstore.Revision, moved bool) {
 	return 0, false
 }
 
-// realTime checks that a call which started after another had ended has a later effect.
+// realTime checks the order of calls in real time. A call that started after another one had
+// returned must observe the same revision as that call or a later one. If it changed the store, its
+// revision must be later.
 func (a *audit) realTime() {
 	a.floor = make(map[*op]raftstore.Revision)
 	var floor raftstore.Revision
@@ -373,8 +380,8 @@ func (a *audit) realTime() {
 	}
 }
 
-// checkLocalReads checks that local reads at one replica never go back, nor behind earlier reads or
-// commits at that replica.
+// checkLocalReads checks that a local read through a replica does not observe an older revision
+// than earlier reads and commits through the same replica.
 func (a *audit) checkLocalReads() {
 	type mark struct {
 		at raftstore.Revision
@@ -398,7 +405,8 @@ func (a *audit) checkLocalReads() {
 	}
 }
 
-// checkFenceOrder checks that no commit of an older leadership follows a commit of a newer one.
+// checkFenceOrder checks that in the history no commit with an older fence follows a commit with a
+// newer fence.
 func (a *audit) checkFenceOrder() {
 	var newest *op
 	for _, rev := range a.h.revisions {

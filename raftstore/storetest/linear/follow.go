@@ -8,9 +8,9 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// session is one watch through one door, from its first revision to its end.
+// session is one watch by a follower through one replica, from its first revision to its end.
 type session struct {
-	watcher int // ID of the follower
+	watcher int // ID of the Follower that started the watch
 	door    string
 	prefix  string
 	after   raftstore.Revision
@@ -18,14 +18,16 @@ type session struct {
 	through raftstore.Revision // last revision that was delivered or skipped
 }
 
-// sighting is one delivery with its time.
+// sighting is one delivery of a watch and the time at which it was received, since the start of the
+// recording.
 type sighting struct {
 	raftstore.Events
 	at time.Duration
 }
 
-// Follower watches a prefix like a cache: it lists, watches from there, and resumes at another door
-// from the last revision. It lists again only if history was compacted.
+// Follower watches a prefix as a cache does: it lists, watches from the revision of the list, and
+// resumes from the last received revision, possibly through another replica. It lists again only if
+// history was compacted.
 type Follower struct {
 	rec    *Recorder
 	id     int
@@ -34,17 +36,18 @@ type Follower struct {
 	listed bool
 }
 
-// Follow returns a follower of a prefix, which must be below the recorder's prefix. It starts at
-// the start of the recording. Only followers of the recorder's whole prefix define the history.
+// Follow returns a follower of a prefix, which must be the recorder's prefix or below it. The
+// follower starts at the revision at which the recording started. Check derives the history only
+// from followers of the recorder's whole prefix.
 func (r *Recorder) Follow(id int, prefix string) *Follower {
 	return &Follower{rec: r, id: id, prefix: prefix, cursor: r.base.Revision, listed: true}
 }
 
-// Forget makes the follower list again before it resumes.
+// Forget makes the next call of Watch list the prefix and watch from the revision of the list.
 func (f *Follower) Forget() { f.listed = false }
 
-// Rewind makes the follower resume from an earlier revision, or from the start of the recording if
-// that is later.
+// Rewind makes the follower resume from an earlier revision, but at the earliest from the start of
+// the recording. It has no effect if the next call of Watch lists.
 func (f *Follower) Rewind(to raftstore.Revision) {
 	if f.listed {
 		f.cursor = max(f.rec.base.Revision, min(to, f.cursor))
@@ -54,8 +57,9 @@ func (f *Follower) Rewind(to raftstore.Revision) {
 // Cursor returns the revision up to which the follower has received everything.
 func (f *Follower) Cursor() raftstore.Revision { return f.cursor }
 
-// Watch watches through a door until ctx ends, enough returns true for the last revision, or the
-// watch ends. The error is the reason. Watch may be called again, with any door.
+// Watch watches the prefix through the replica d. It returns nil when enough returns true for the
+// last received revision. Otherwise it returns the error with which the watch ended. It may be
+// called again, with any replica, and then resumes.
 func (f *Follower) Watch(ctx context.Context, d Door, enough func(raftstore.Revision) bool) error {
 	if !f.listed {
 		l, err := f.rec.Through(d).List(ctx, f.prefix, raftstore.ListOptions{})

@@ -19,14 +19,14 @@ type history struct {
 	versions  map[string][]version // by key, in order
 }
 
-// version is the state of a key from a revision on.
+// version is the item of a key from one revision until the key's next version.
 type version struct {
 	from raftstore.Revision
 	item *raftstore.Item // nil = absent
 }
 
-// composeHistory combines what the followers of the whole prefix received, and reports differences
-// between them.
+// composeHistory builds the history from the deliveries to the followers of the whole prefix. It
+// reports to rep each revision that two followers received differently.
 func (r *Recorder) composeHistory(rep *Report) *history {
 	h := &history{base: r.base.Revision, events: make(map[raftstore.Revision]sighting), versions: make(map[string][]version)}
 	teller := make(map[raftstore.Revision]string)
@@ -63,8 +63,8 @@ func (r *Recorder) composeHistory(rep *Report) *history {
 	return h
 }
 
-// replayRevision applies one revision to the state, and reports events that do not match the
-// previous state.
+// replayRevision appends the versions of one revision to the history. It reports to rep each event
+// that does not match the state before the revision.
 func (h *history) replayRevision(rep *Report, rev raftstore.Revision, events []raftstore.Event) {
 	for i := range events {
 		ev := &events[i]
@@ -86,7 +86,7 @@ func (h *history) replayRevision(rep *Report, rev raftstore.Revision, events []r
 	}
 }
 
-// itemAt returns a key's item at a revision; nil if it was absent.
+// itemAt returns the item of a key at a revision, or nil if the key was absent.
 func (h *history) itemAt(key string, rev raftstore.Revision) *raftstore.Item {
 	v := h.versions[key]
 	i := sort.Search(len(v), func(i int) bool { return v[i].from > rev })
@@ -96,7 +96,7 @@ func (h *history) itemAt(key string, rev raftstore.Revision) *raftstore.Item {
 	return v[i-1].item
 }
 
-// listAt returns the sorted items of a prefix after a key, at a revision.
+// listAt returns the items at a revision with a prefix and a key greater than after, sorted by key.
 func (h *history) listAt(prefix, after string, rev raftstore.Revision) []raftstore.Item {
 	var out []raftstore.Item
 	for key := range h.versions {
@@ -111,7 +111,8 @@ func (h *history) listAt(prefix, after string, rev raftstore.Revision) []raftsto
 	return out
 }
 
-// latestRevision returns the last revision with changes that is not after rev, or the base.
+// latestRevision returns the last revision with changes up to and including rev, or the start of
+// the recording if there is none.
 func (h *history) latestRevision(rev raftstore.Revision) raftstore.Revision {
 	i := sort.Search(len(h.revisions), func(i int) bool { return h.revisions[i] > rev })
 	if i == 0 {
@@ -120,7 +121,8 @@ func (h *history) latestRevision(rev raftstore.Revision) raftstore.Revision {
 	return h.revisions[i-1]
 }
 
-// checkSession checks one watch against the history.
+// checkSession compares the deliveries of one watch with the history. It reports missing, repeated
+// and different revisions to rep.
 func (h *history) checkSession(rep *Report, s *session) {
 	rep.Sessions++
 	who := fmt.Sprintf("watcher %d of %q at %s, begun after %d", s.watcher, s.prefix, s.door, s.after)

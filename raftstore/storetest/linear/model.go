@@ -14,11 +14,12 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// modelled is the part of the recorder's prefix with keys that only commits change. The search for
-// an order uses these keys.
+// modelled is the part of the recorder's prefix with keys that only commits change, and no expiry.
+// Only these keys are checked with porcupine, which searches for a sequential order of the calls.
 const modelled = "k/"
 
-// step is the effect of one call on one key.
+// step is the part of one call that concerns one key: a write with its precondition, or a read with
+// its result.
 type step struct {
 	key  string
 	read bool
@@ -26,20 +27,21 @@ type step struct {
 	does  raftstore.OpKind
 	value string
 	cond  raftstore.Precondition
-	// Result of a read; for a write, at is its revision.
+	// The result of a read. For a write, at is the revision of the write.
 	present bool
 	at      raftstore.Revision
 }
 
-// register is the model of one key.
+// register is the state of one key in the porcupine model.
 type register struct {
 	present bool
 	value   string
 	at      raftstore.Revision // of the last write or deletion
 }
 
-// keyModel is the model of one key: reads return the last write, and conditions hold. Revisions
-// only have to increase.
+// keyModel returns the porcupine model of one key. Reads must return the last write, and a write
+// must satisfy its precondition. The revision of a write must be greater than that of the previous
+// write.
 func keyModel() porcupine.Model {
 	return porcupine.Model{
 		Init: func() any { return register{} },
@@ -65,9 +67,9 @@ func keyModel() porcupine.Model {
 	}
 }
 
-// searchOrder searches for an order of all calls in which each key behaves correctly. It uses only
-// one result of the watchers: a commit with an unknown outcome that no watcher received is left
-// out.
+// searchOrder searches, for each key, a sequential order of all calls about the key that explains
+// their results, and reports to rep if there is none. It relies on the watchers for only one
+// result. A commit with an unknown outcome that no watcher received is omitted.
 func (r *Recorder) searchOrder(rep *Report, a *audit, o CheckOptions) {
 	timeout := o.Timeout
 	if timeout == 0 {
@@ -102,7 +104,8 @@ func (r *Recorder) searchOrder(rep *Report, a *audit, o CheckOptions) {
 	}
 }
 
-// drawOrder writes a page that shows the longest partial order, and returns its path.
+// drawOrder writes an HTML page to dir that visualizes the longest partial order found for a key.
+// It returns the page's path as text for the violation, or "" if dir is empty.
 func drawOrder(dir, key string, ops []porcupine.Operation) string {
 	if dir == "" {
 		return ""
@@ -115,7 +118,8 @@ func drawOrder(dir, key string, ops []porcupine.Operation) string {
 	return ", drawn in " + path
 }
 
-// stepsOf returns the effects of a call on each modelled key, as known to its caller.
+// stepsOf returns the steps of a call for the modelled keys, one for each key. A commit without
+// effect has no steps. Neither has a read of a past or local state, or of a part of a list.
 func (r *Recorder) stepsOf(a *audit, o *op) []step {
 	in := func(key string) bool { return strings.HasPrefix(key, r.prefix+modelled) }
 	var out []step
@@ -149,7 +153,7 @@ func (r *Recorder) stepsOf(a *audit, o *op) []step {
 	return out
 }
 
-// readStep returns the step of a read.
+// readStep returns the step of a read that returned the item; nil means that the key was absent.
 func readStep(key string, it *raftstore.Item) step {
 	if it == nil {
 		return step{key: key, read: true}
@@ -157,7 +161,7 @@ func readStep(key string, it *raftstore.Item) step {
 	return step{key: key, read: true, present: true, value: string(it.Value), at: it.Modified}
 }
 
-// formatCall formats a call and its result.
+// formatCall returns the call and its result as text for a violation.
 func (o *op) formatCall() string {
 	var b strings.Builder
 	switch o.kind {

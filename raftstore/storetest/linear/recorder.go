@@ -17,20 +17,20 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// Door is an access to the store: one replica during one run of its process. Local reads through
-// one door never go back.
+// Door is the access to a store through one replica during one run of its process. Local reads
+// through the same Door never return an older revision than before.
 type Door struct {
 	Name  string // unique per start of the replica
 	Store raftstore.Store
 }
 
-// fate is what a caller knows about the effect of its call.
+// fate is the effect of a call, as far as its caller can know it from the result.
 type fate uint8
 
 const (
-	done    fate = iota + 1 // it took effect, or it was a read
-	refused                 // a precondition failed
-	failed                  // certainly without effect
+	done    fate = iota + 1 // the call took effect, or it was a read
+	refused                 // a precondition of the commit failed
+	failed                  // the call certainly had no effect
 	unknown                 // the effect is unknown
 )
 
@@ -43,12 +43,12 @@ const (
 	opSync
 )
 
-// op is one call and its result.
+// op is one recorded call and its result.
 type op struct {
 	kind      opKind
 	door      string
-	call, ret time.Duration // since the recorder began
-	inTime    bool          // it returned before its deadline
+	call, ret time.Duration // times since the start of the recording
+	inTime    bool          // the call returned before its deadline
 
 	commit raftstore.Commit
 	key    string // or prefix
@@ -62,10 +62,10 @@ type op struct {
 	conflict *raftstore.ConflictError
 }
 
-// Recorder records the calls of clients and the deliveries to watchers.
+// Recorder records the calls of clients and the deliveries to watchers, for Check.
 type Recorder struct {
 	prefix string
-	base   raftstore.List // start of the recording
+	base   raftstore.List // the items under the prefix at the start of the recording
 	began  time.Time
 
 	mu       sync.Mutex
@@ -90,16 +90,17 @@ func NewRecorder(ctx context.Context, s raftstore.Store, prefix string) (*Record
 
 func (r *Recorder) elapsed() time.Duration { return time.Since(r.began) }
 
-// Client makes calls through one door and records them.
+// Client makes calls to a store through one replica and records them with their results.
 type Client struct {
 	rec  *Recorder
 	door Door
 }
 
-// Through returns a client of a door.
+// Through returns a client that makes its calls through the replica of d.
 func (r *Recorder) Through(d Door) Client { return Client{r, d} }
 
-// recordCall makes and records one call.
+// recordCall calls call, and records o with the times, the error and the effect of the call. It
+// returns the error of call.
 func (c Client) recordCall(ctx context.Context, o *op, call func() error) error {
 	o.door, o.call = c.door.Name, c.rec.elapsed()
 	err := call()
@@ -114,7 +115,8 @@ func (c Client) recordCall(ctx context.Context, o *op, call func() error) error 
 	return err
 }
 
-// fateOf returns the effect of a call according to its error and the contract.
+// fateOf returns the effect of a call, derived from its error according to the contract of
+// raftstore.Store. For a conflict, it also sets o.conflict.
 func fateOf(err error, o *op) fate {
 	switch {
 	case err == nil, o.kind == opGet && errors.Is(err, raftstore.ErrNotFound):
@@ -133,8 +135,8 @@ func fateOf(err error, o *op) fate {
 	return unknown
 }
 
-// sureError returns the error of the contract which means that a call had no effect; nil if err is
-// none of them.
+// sureError returns the error of the contract that err wraps and which guarantees that the call had
+// no effect. It returns nil if there is none.
 func sureError(err error) error {
 	for _, sure := range []error{
 		raftstore.ErrUnavailable, raftstore.ErrFenced, raftstore.ErrNotLeader, raftstore.ErrClosed, raftstore.ErrCompacted,
@@ -147,7 +149,7 @@ func sureError(err error) error {
 	return nil
 }
 
-// Commit is raftstore.Store.Commit.
+// Commit calls raftstore.Store.Commit and records the call.
 func (c Client) Commit(ctx context.Context, commit raftstore.Commit) (raftstore.Revision, error) {
 	o := &op{kind: opCommit, commit: commit}
 	err := c.recordCall(ctx, o, func() (err error) {
@@ -157,7 +159,7 @@ func (c Client) Commit(ctx context.Context, commit raftstore.Commit) (raftstore.
 	return o.rev, err
 }
 
-// Get is raftstore.Store.Get.
+// Get calls raftstore.Store.Get and records the call.
 func (c Client) Get(ctx context.Context, key string, ro raftstore.ReadOptions) (raftstore.Item, raftstore.Revision, error) {
 	o := &op{kind: opGet, key: key, read: raftstore.ListOptions{ReadOptions: ro}}
 	var it raftstore.Item
@@ -171,7 +173,7 @@ func (c Client) Get(ctx context.Context, key string, ro raftstore.ReadOptions) (
 	return it, o.rev, err
 }
 
-// List is raftstore.Store.List.
+// List calls raftstore.Store.List and records the call.
 func (c Client) List(ctx context.Context, prefix string, lo raftstore.ListOptions) (raftstore.List, error) {
 	o := &op{kind: opList, key: prefix, read: lo}
 	err := c.recordCall(ctx, o, func() (err error) {
@@ -182,7 +184,7 @@ func (c Client) List(ctx context.Context, prefix string, lo raftstore.ListOption
 	return o.list, err
 }
 
-// Sync is raftstore.Store.Sync.
+// Sync calls raftstore.Store.Sync and records the call.
 func (c Client) Sync(ctx context.Context) (raftstore.Revision, error) {
 	o := &op{kind: opSync}
 	err := c.recordCall(ctx, o, func() (err error) {

@@ -11,28 +11,28 @@ type Kind string
 
 // The violations that Check detects.
 const (
-	StaleRead   Kind = "stale read"                    // misses a change that was acknowledged before it started
-	WrongRead   Kind = "read of what was never so"     // returns another state than the history has at its revision
-	TornList    Kind = "list is no snapshot"           // mixes states
-	LostWrite   Kind = "lost write"                    // acknowledged, but not in the history at its revision
-	Doubled     Kind = "applied twice"                 // more than once in the history
-	Resurrected Kind = "refused and applied"           // reported as not applied, but in the history
-	Torn        Kind = "commit applied in part"        // its effect differs from its ops
-	Broken      Kind = "precondition broken"           // applied although its precondition did not hold, or the reverse
-	Foreign     Kind = "change that nobody made"       // neither a commit nor an expiry
+	StaleRead   Kind = "stale read"                    // the read misses a change that was acknowledged before the read started
+	WrongRead   Kind = "read of what was never so"     // the read returned another state than the history has at that revision
+	TornList    Kind = "list is no snapshot"           // the list contains items of different revisions
+	LostWrite   Kind = "lost write"                    // a commit was acknowledged, but is not in the history at its revision
+	Doubled     Kind = "applied twice"                 // a commit is in the history more than once
+	Resurrected Kind = "refused and applied"           // a commit was reported as not applied, but is in the history
+	Torn        Kind = "commit applied in part"        // the effect of a commit differs from its ops
+	Broken      Kind = "precondition broken"           // a commit was applied although its precondition did not hold, or refused although it held
+	Foreign     Kind = "change that nobody made"       // a revision is neither a recorded commit nor an expiry
 	WentBack    Kind = "revision went back"            // successive commits or reads return decreasing revisions
-	WatchGap    Kind = "watch misses a revision"       //
-	WatchRepeat Kind = "watch repeats or goes back"    //
+	WatchGap    Kind = "watch misses a revision"       // a watch skipped a revision with events for its prefix
+	WatchRepeat Kind = "watch repeats or goes back"    // a watch delivered a revision twice, or an earlier one
 	WatchDiffer Kind = "watches differ"                // two watches deliver the same revision differently, or one delivers an impossible state
-	WatchStuck  Kind = "watch does not reach the end"  //
-	Unfenced    Kind = "fence ignored"                 // a commit of an older leadership after one of a newer
-	Expiry      Kind = "expiry too early or never"     //
-	Untyped     Kind = "error that the contract lacks" //
-	Linear      Kind = "no order explains it"          // porcupine's result for the values alone
-	Undecided   Kind = "checker gave up"               //
+	WatchStuck  Kind = "watch does not reach the end"  // a follower did not receive the last commit
+	Unfenced    Kind = "fence ignored"                 // a commit with an older fence follows one with a newer fence
+	Expiry      Kind = "expiry too early or never"     // a key expired too early or not at all, or has a wrong expiry time
+	Untyped     Kind = "error that the contract lacks" // a call returned an error that raftstore.Store does not define
+	Linear      Kind = "no order explains it"          // no sequential order of the calls explains the values that were read (porcupine)
+	Undecided   Kind = "checker gave up"               // the search for an order exceeded its timeout
 )
 
-// Violation is one violation of the contract.
+// Violation is one violation of the contract of raftstore.Store, with a description.
 type Violation struct {
 	Kind Kind
 	What string
@@ -40,6 +40,8 @@ type Violation struct {
 
 // Report is the result of Check.
 type Report struct {
+	// Numbers of recorded calls: all, acknowledged ones, those with a failed precondition, those
+	// certainly without effect, and those with an unknown effect.
 	Ops, Acknowledged, Refused, Failed, Unknown int
 
 	Revisions  int // in the history
@@ -50,10 +52,11 @@ type Report struct {
 
 	Failures   map[string]int // number of failed calls by error
 	Violations []Violation
-	more       map[Kind]int // number of violations that are not listed
+	more       map[Kind]int // number of violations that are counted but not described
 }
 
-// perKind is how many violations of a kind are listed in full.
+// perKind is how many violations of each kind are described in a report. Further ones are only
+// counted.
 const perKind = 5
 
 func (r *Report) addViolation(k Kind, format string, args ...any) {
@@ -73,7 +76,7 @@ func (r *Report) addViolation(k Kind, format string, args ...any) {
 	r.more[k]++
 }
 
-// Has reports whether a violation of a kind was found.
+// Has reports whether a violation of the kind was found.
 func (r *Report) Has(k Kind) bool {
 	for _, v := range r.Violations {
 		if v.Kind == k {

@@ -16,8 +16,8 @@ import (
 type Options struct {
 	Prefix    string        // prefix of all keys (default "/linear/")
 	Seed      uint64        // seed of the clients' choices
-	Clients   int           // clients per place (default 3)
-	Followers int           // followers of the whole prefix per place (default 1); each place has one more follower of a part of the prefix
+	Clients   int           // number of clients per Place (default 3)
+	Followers int           // number of followers of the whole prefix per Place (default 1); each Place has one more follower of a part of the prefix
 	Keys      int           // keys that the clients contend for (default 6)
 	Pace      time.Duration // interval between two calls of a client (default 4 ms)
 	Timeout   time.Duration // timeout of a call (default 3 s)
@@ -49,10 +49,11 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Place is where clients run. It returns the current door, and false while none exists.
+// Place returns the running replica through which a group of clients currently makes its calls, and
+// false while that replica is not running.
 type Place func() (Door, bool)
 
-// Workload is a set of running clients and followers.
+// Workload is a set of running clients and followers that use a store and record their calls.
 type Workload struct {
 	*Recorder
 	opts    Options
@@ -60,13 +61,14 @@ type Workload struct {
 	clients sync.WaitGroup
 
 	followers sync.WaitGroup
-	lives     context.Context // ends when followers must stop
+	lives     context.Context // context of the followers; it ends when they must stop
 	giveUp    context.CancelFunc
-	curtain   atomic.Uint64 // the revision that followers must receive; 0 = not known yet
-	waiting   atomic.Int64  // number of followers that have not received it
+	curtain   atomic.Uint64 // revision of the last commit, which followers must receive; 0 = not committed yet
+	waiting   atomic.Int64  // number of followers that have not received that revision
 }
 
-// Start starts a workload. The store must be reachable through the first place.
+// Start starts a workload: for each Place, clients, followers and one writer with fences. The
+// replica of the first Place must be running.
 func Start(ctx context.Context, o Options, places ...Place) (*Workload, error) {
 	o = o.withDefaults()
 	first, ok := places[0]()
@@ -99,7 +101,8 @@ func Start(ctx context.Context, o Options, places ...Place) (*Workload, error) {
 	return w, nil
 }
 
-// narrowPrefix returns the part of the prefix that some followers watch.
+// narrowPrefix returns the part of the prefix that one follower per Place watches in place of the
+// whole prefix.
 func (w *Workload) narrowPrefix() string { return w.opts.Prefix + modelled + "1" }
 
 // Stop stops the clients. Followers continue until Settle.
@@ -108,9 +111,10 @@ func (w *Workload) Stop() {
 	w.clients.Wait()
 }
 
-// Settle waits until all keys with a TTL have expired and every follower has received the last
-// commit. The store must be healthy again. The report contains whatever did not happen before ctx
-// ended. Call Stop before Settle, and Check after it.
+// Settle waits until all keys with a TTL have expired, makes a last commit through d, and waits
+// until every follower has received it. It then stops the followers. The store must be healthy
+// again. The report contains a violation for each condition that was not met before ctx ended. Call
+// Stop before Settle, and Check after it.
 func (w *Workload) Settle(ctx context.Context, d Door) *Report {
 	defer w.followers.Wait()
 	defer w.giveUp()
@@ -149,7 +153,8 @@ func (w *Workload) Settle(ctx context.Context, d Door) *Report {
 	return rep
 }
 
-// runFollower runs a follower, which starts at one place and then uses the places in turn.
+// runFollower starts a follower of a prefix in its own goroutine. The follower watches through the
+// Place with the index at first, and then through the places in turn.
 func (w *Workload) runFollower(id int, prefix string, at int, places []Place) {
 	f := w.Follow(id, prefix)
 	rng := rand.New(rand.NewPCG(w.opts.Seed, uint64(1_000_000+id)))
@@ -198,8 +203,10 @@ func (w *Workload) runFollower(id int, prefix string, at int, places []Place) {
 	}()
 }
 
-// runFencedWriter writes with the fence of every leadership at a place, and for a short time after
-// its end, when the writes must fail.
+// runFencedWriter commits with fences through one Place, until the workload stops. Each time the
+// replica becomes the leader, it commits with the new fence, and once with the newest fence of an
+// earlier term. The latter commit must be refused. After the replica has lost leadership, it waits
+// until another leader has committed, or for a limited time, and then commits with the old fence.
 func (w *Workload) runFencedWriter(n int, place Place) {
 	pace := time.NewTicker(10 * time.Millisecond)
 	defer pace.Stop()
@@ -252,7 +259,7 @@ func (w *Workload) commitFenced(d Door, n int, count *int, fence raftstore.Fence
 	}})
 }
 
-// awaitTick waits for the next tick; it returns false if clients must stop.
+// awaitTick waits for the next tick of pace. It returns false if the clients must stop.
 func (w *Workload) awaitTick(pace *time.Ticker) bool {
 	select {
 	case <-w.stop:
@@ -267,13 +274,13 @@ func (w *Workload) awaitTick(pace *time.Ticker) bool {
 	}
 }
 
-// client makes random calls, one after the other.
+// client makes random calls through one Place, one after the other.
 type client struct {
 	w     *Workload
 	id, n int
 	rng   *rand.Rand
 	place Place
-	last  map[string]raftstore.Revision // revisions at which keys were read
+	last  map[string]raftstore.Revision // last revision of each key that this client has read or written
 }
 
 func (c *client) runCalls() {
@@ -294,13 +301,13 @@ func (c *client) randomKey() string {
 	return fmt.Sprintf("%s%s%d", c.w.opts.Prefix, modelled, c.rng.IntN(c.w.opts.Keys))
 }
 
-// uniqueValue returns a value that no other commit puts.
+// uniqueValue returns a value that no other commit of the workload puts.
 func (c *client) uniqueValue() []byte {
 	c.n++
 	return fmt.Appendf(nil, "%d-%d", c.id, c.n)
 }
 
-// makeCall makes one call, or two related ones.
+// makeCall makes one random call through at, or two related calls.
 func (c *client) makeCall(ctx context.Context, at Client) {
 	switch n := c.rng.IntN(100); {
 	case n < 28:
@@ -389,7 +396,8 @@ func (c *client) getKey(ctx context.Context, at Client, o raftstore.ReadOptions)
 	}
 }
 
-// listAll lists everything at once, or in two pages of one revision.
+// listAll lists a randomly chosen prefix. With a random limit, it lists at most two pages of the
+// same revision.
 func (c *client) listAll(ctx context.Context, at Client) {
 	prefix := c.w.opts.Prefix
 	switch c.rng.IntN(4) {

@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// injectFault injects one fault and undoes it.
+// injectFault injects the fault of the act and undoes it after Hold. leader is the current leader;
+// the affected follower is chosen by Pick.
 func (a Act) injectFault(ctx context.Context, g Group, leader string) {
 	var followers []string
 	for _, name := range g.Names() {
@@ -81,7 +82,8 @@ func (a Act) injectFault(ctx context.Context, g Group, leader string) {
 	}
 }
 
-// stopAndRestart stops replicas and starts them again.
+// stopAndRestart stops the named replicas with how (Group.Kill or Group.Stop), waits for Hold, and
+// starts them again.
 func (a Act) stopAndRestart(ctx context.Context, g Group, how func(string), names ...string) {
 	for _, name := range names {
 		how(name)
@@ -92,8 +94,9 @@ func (a Act) stopAndRestart(ctx context.Context, g Group, how func(string), name
 	}
 }
 
-// changeMembers changes the membership. An added replica is a member again when changeMembers
-// returns.
+// changeMembers removes a replica from the raft cluster, waits for Hold, and adds it again. The
+// fault decides between the leader and the follower. For Replace, the follower is killed before,
+// and starts again with an empty disk. The cluster is not changed if it has only one replica.
 func (a Act) changeMembers(ctx context.Context, g Group, leader, follower string) {
 	if leader == follower {
 		return // a single replica
@@ -114,7 +117,8 @@ func (a Act) changeMembers(ctx context.Context, g Group, leader, follower string
 	g.Add(name)
 }
 
-// cutLines injects the faults of lines.
+// cutLines drops or delays the traffic between replicas as the fault requires. Group.Heal undoes
+// it.
 func (a Act) cutLines(g Group, leader string, followers []string, follower string) {
 	both := func(a, b string) {
 		g.Cut(a, b)

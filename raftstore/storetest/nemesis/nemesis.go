@@ -12,29 +12,30 @@ import (
 	"time"
 )
 
-// Group is the set of operations of a nemesis on replicas. Each operation blocks until it is done,
-// and reports to the test if it is impossible. Undoing a fault that does not exist has no effect.
+// Group is the raft cluster on which a plan is executed: the operations that inject faults and undo
+// them. Each operation blocks until it is done, and reports to the test if it is impossible.
+// Undoing a fault that does not exist has no effect.
 type Group interface {
-	Names() []string // all replicas
-	Leader() string  // waits until there is a leader with a majority
+	Names() []string // names of all replicas
+	Leader() string  // waits until a majority of the replicas agree on a leader and returns its name
 	Kill(name string)
 	Stop(name string) // graceful, with leadership transfer
 	Start(name string)
-	Pause(name string) // like SIGSTOP
+	Pause(name string) // stops the replica's process as SIGSTOP does
 	Resume(name string)
-	Cut(from, to string)                // drops traffic from one to the other
-	Slow(delay, jitter time.Duration)   // all lines
-	Heal()                              // undoes all faults of lines
-	Jump(name string, by time.Duration) // clock error; 0 = correct
+	Cut(from, to string)                // drops the traffic from one replica to the other
+	Slow(delay, jitter time.Duration)   // delays all traffic between replicas
+	Heal()                              // undoes Cut and Slow everywhere
+	Jump(name string, by time.Duration) // sets the error of a replica's clock; 0 = correct
 	Transfer(from string)
 	Snapshot(name string)
-	Remove(name string) // removes a member; it stays running
+	Remove(name string) // removes a replica from the raft cluster; its process continues to run
 	Add(name string)
 	Wipe(name string) // deletes the disk of a stopped replica
 	Compact()         // compacts nearly all history
 }
 
-// Fault is one kind of disturbance.
+// Fault is a kind of fault that a plan injects. Its value is a description for logs.
 type Fault string
 
 // The faults.
@@ -76,23 +77,23 @@ var All = []Fault{
 	PauseLeader, PauseFollower, Transfer, SnapshotAll, Install, RemoveFollower, RemoveLeader, Replace, ClockAhead, ClockBehind, Compact,
 }
 
-// Skew is the largest clock error.
+// Skew is the largest clock error that the faults ClockAhead and ClockBehind cause.
 const Skew = 1500 * time.Millisecond
 
-// Act is one fault: it starts after Rest and lasts for Hold.
+// Act is one fault of a plan: it starts after Rest and lasts for Hold.
 type Act struct {
 	Fault Fault
 	Rest  time.Duration // healthy time before the fault
 	Hold  time.Duration
-	Pick  int           // selects among followers
-	By    time.Duration // amount of a clock error or a delay
+	Pick  int           // selects the follower that the fault affects
+	By    time.Duration // amount of the clock error; delays of the network are fractions of it
 }
 
-// Plan is a sequence of faults.
+// Plan is a sequence of faults, which Run injects one after the other.
 type Plan []Act
 
-// New plans faults for about the given time: each fault once, in random order, before any is
-// repeated.
+// New returns a plan of about the given duration. It contains each fault once, in random order,
+// before any fault is repeated.
 func New(seed uint64, d time.Duration, faults []Fault) Plan {
 	rng := rand.New(rand.NewPCG(seed, 0x6e656d65736973))
 	var p Plan
@@ -128,7 +129,9 @@ func (p Plan) String() string {
 	return b.String()
 }
 
-// Run executes a plan and leaves the cluster healthy. It stops early when ctx ends.
+// Run injects the faults of the plan and undoes them. It logs each fault with logf. At the end it
+// waits until the cluster has a leader. If ctx ends, it stops after the current fault, without this
+// wait.
 func (p Plan) Run(ctx context.Context, g Group, logf func(format string, args ...any)) {
 	for _, a := range p {
 		if !waitFor(ctx, a.Rest) {
@@ -145,7 +148,7 @@ func (p Plan) Run(ctx context.Context, g Group, logf func(format string, args ..
 	g.Leader()
 }
 
-// waitFor waits; it returns false if ctx ended.
+// waitFor waits for d. It returns false if ctx ended before.
 func waitFor(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()

@@ -18,13 +18,14 @@ import (
 	"keelson.dev/keelson/raftstore/mvcc"
 )
 
-// appliedTimeout bounds a call of Applied, which has no context.
+// appliedTimeout bounds a call of Client.Applied, which has no context.
 const appliedTimeout = time.Second
 
-// Client is the store of one replica in another process. While the replica cannot be reached, calls
-// wait within their deadline. Reads are retried if the connection is lost. A commit that may have
-// reached the replica is not retried: its outcome is ErrOutcomeUnknown. A watch that loses its
-// connection ends with ErrUnavailable and can be resumed by revision.
+// Client is a raftstore.Store over gRPC, served by one replica in another process. While the
+// replica cannot be reached, calls wait until their deadlines. Reads are retried if the connection
+// is lost. A commit that may have reached the replica is not retried: its outcome is
+// ErrOutcomeUnknown. A watch that loses its connection ends with ErrUnavailable and can be resumed
+// by revision.
 type Client struct {
 	conn    *grpc.ClientConn
 	store   storev1.RemoteClient
@@ -38,7 +39,8 @@ var (
 	_ raftstore.Leader = (*Client)(nil)
 )
 
-// New returns a client of a replica at host:port or unix:PATH. It connects on first use.
+// New returns a client of the replica at address, which is host:port or unix:PATH. It connects on
+// first use.
 func New(address string, creds credentials.TransportCredentials) (*Client, error) {
 	return newClient(address, creds)
 }
@@ -61,7 +63,8 @@ func newClient(address string, creds credentials.TransportCredentials, more ...g
 	return &Client{conn: conn, store: store, commits: newCommitter(store)}, nil
 }
 
-// Dial is like New, and waits until the replica responds or ctx ends.
+// Dial returns a client like New, but waits until the replica responds. It returns an error if ctx
+// ends before.
 func Dial(ctx context.Context, address string, creds credentials.TransportCredentials) (*Client, error) {
 	c, err := New(address, creds)
 	if err != nil {
@@ -82,8 +85,8 @@ func Dial(ctx context.Context, address string, creds credentials.TransportCreden
 // Admin returns a client of the replica process's admin service, on the same connection.
 func (c *Client) Admin() storev1.AdminClient { return storev1.NewAdminClient(c.conn) }
 
-// Reconnect connects at once if the client is waiting between attempts. It is called after the
-// replica was started.
+// Reconnect makes the client connect at once if it is waiting between attempts. Tests call it after
+// they have started the replica.
 func (c *Client) Reconnect() {
 	c.conn.Connect()
 	c.conn.ResetConnectBackoff()
@@ -96,7 +99,7 @@ func (c *Client) Close() error {
 	return c.conn.Close()
 }
 
-// checkUsable returns errors that do not depend on the replica.
+// checkUsable returns an error if the client is closed or ctx has ended.
 func (c *Client) checkUsable(ctx context.Context) error {
 	if c.closed.Load() {
 		return raftstore.ErrClosed
@@ -107,8 +110,8 @@ func (c *Client) checkUsable(ctx context.Context) error {
 	return nil
 }
 
-// translateError translates the error of a call. again means that the connection failed and a call
-// without effects may be retried.
+// translateError converts the error of a gRPC call to a raftstore error. again is true if the
+// connection failed, so that a read can be retried.
 func (c *Client) translateError(ctx context.Context, failed error) (err error, again bool) {
 	err = Err(failed)
 	var said *failure
@@ -123,7 +126,8 @@ func (c *Client) translateError(ctx context.Context, failed error) (err error, a
 	return err, errors.Is(err, errLost)
 }
 
-// retryRead makes a call without effects, and retries it if the connection was lost.
+// retryRead makes a call without effects, and repeats it until the connection is not lost during
+// the call.
 func retryRead[T any](ctx context.Context, c *Client, call func() (T, error)) (T, error) {
 	for {
 		if err := c.checkUsable(ctx); err != nil {

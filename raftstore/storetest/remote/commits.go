@@ -14,7 +14,8 @@ import (
 	storev1 "keelson.dev/keelson/proto/store/v1"
 )
 
-// commitStream is the server's side of one stream of commits.
+// commitStream is the server's side of one Commits stream, on which a client sends concurrent
+// commits.
 type commitStream struct {
 	store   *server
 	running sync.WaitGroup // the reader and the workers
@@ -26,8 +27,8 @@ type commitStream struct {
 	replies []*storev1.RemoteCommitReply  // replies that are not sent yet
 }
 
-// Commits serves a stream until the client ends it and all its calls are answered, or the
-// connection is lost, which cancels the calls.
+// Commits serves a stream of commits. It returns when the client has closed the stream and all its
+// commits are answered. If the connection is lost, it cancels the commits that are running.
 func (s *server) Commits(stream grpc.BidiStreamingServer[storev1.RemoteCommitCalls, storev1.RemoteCommitReplies]) error {
 	b := &commitStream{store: s, wake: make(chan struct{}, 1), work: make(chan commitWork), cancels: make(map[uint64]context.CancelFunc)}
 	ctx, cancel := context.WithCancel(stream.Context())
@@ -58,8 +59,8 @@ func (s *server) Commits(stream grpc.BidiStreamingServer[storev1.RemoteCommitCal
 	}
 }
 
-// send sends the replies in one or more messages. A message is no larger than a client's, because
-// replies contain the values of conflicts.
+// send sends the waiting replies in one or more messages. Each message has at most sendBytes bytes
+// or one reply, because replies contain the values of conflicts.
 func (b *commitStream) send(stream grpc.BidiStreamingServer[storev1.RemoteCommitCalls, storev1.RemoteCommitReplies]) error {
 	b.mu.Lock()
 	replies := b.replies
@@ -75,7 +76,8 @@ func (b *commitStream) send(stream grpc.BidiStreamingServer[storev1.RemoteCommit
 	return nil
 }
 
-// together returns how many of the replies fit into one message, at least one.
+// together returns how many of the replies, from the first, fit into one message of sendBytes
+// bytes, at least one.
 func together(replies []*storev1.RemoteCommitReply) int {
 	size := 0
 	for n, r := range replies {
@@ -88,7 +90,8 @@ func together(replies []*storev1.RemoteCommitReply) int {
 	return len(replies)
 }
 
-// read starts the calls that are received.
+// read receives messages until the stream ends. It starts each commit, and cancels the commits that
+// the client has abandoned.
 func (b *commitStream) read(ctx context.Context, stream grpc.BidiStreamingServer[storev1.RemoteCommitCalls, storev1.RemoteCommitReplies]) error {
 	defer close(b.work)
 	for {
@@ -106,13 +109,14 @@ func (b *commitStream) read(ctx context.Context, stream grpc.BidiStreamingServer
 	}
 }
 
-// commitWork is one commit to be made.
+// commitWork is one received commit with the context that bounds it.
 type commitWork struct {
 	ctx  context.Context
 	call *storev1.RemoteCommitCall
 }
 
-// startCommit makes one commit, concurrently with others.
+// startCommit starts one commit in an idle worker, or in a new one. It runs concurrently with other
+// commits.
 func (b *commitStream) startCommit(ctx context.Context, call *storev1.RemoteCommitCall) {
 	var cancel context.CancelFunc
 	w := commitWork{call: call}
@@ -144,7 +148,7 @@ func (b *commitStream) worker(w commitWork) {
 	}
 }
 
-// forget cancels a running call, or releases a finished one.
+// forget cancels the context of a commit and removes the commit from the running ones.
 func (b *commitStream) forget(id uint64) {
 	b.mu.Lock()
 	cancel := b.cancels[id]

@@ -12,8 +12,8 @@ import (
 	storev1 "keelson.dev/keelson/proto/store/v1"
 )
 
-// committer is the client's side of Commits: one stream for all callers. Calls that are made while
-// a message is being sent go into the next message.
+// committer sends the commits of all callers of a Client on one Commits stream. Calls that are made
+// while a message is being sent go into the next message together.
 type committer struct {
 	store storev1.RemoteClient
 	life  context.Context
@@ -23,9 +23,9 @@ type committer struct {
 
 	mu     sync.Mutex
 	last   uint64
-	queue  []*commitCall // not sent
+	queue  []*commitCall // calls that have not been sent
 	sent   map[uint64]*commitCall
-	gone   []uint64 // sent, but the caller no longer waits
+	gone   []uint64 // IDs of sent calls that their callers have abandoned
 	closed bool
 }
 
@@ -36,14 +36,15 @@ type commitCall struct {
 	done chan commitReply // buffered
 }
 
-// commitReply is the result of a call. sent means that the call may have reached the replica.
+// commitReply is the result of a commit. sent is true if the commit may have reached the replica.
 type commitReply struct {
 	done   *storev1.RemoteCommitResponse
 	failed error
 	sent   bool
 }
 
-// sendBytes bounds the size of one message.
+// sendBytes bounds the size of the keys and values in one message, unless a single commit is
+// larger. replyCost is the assumed size of a reply in addition to its texts and values.
 const (
 	sendBytes = 1 << 20
 	replyCost = 128 // size of a reply in addition to its values
@@ -55,7 +56,8 @@ func newCommitter(store storev1.RemoteClient) *committer {
 	return m
 }
 
-// call makes one commit and waits for its result or for the end of ctx.
+// call sends one commit and waits for its result or for the end of ctx. Without a running stream it
+// waits until there is one.
 func (m *committer) call(ctx context.Context, req *storev1.RemoteCommitRequest) commitReply {
 	m.once.Do(func() { go m.run() })
 	c := &commitCall{ctx: ctx, req: req, done: make(chan commitReply, 1)}
@@ -77,7 +79,8 @@ func (m *committer) call(ctx context.Context, req *storev1.RemoteCommitRequest) 
 	}
 }
 
-// leave abandons a call that its caller no longer waits for.
+// leave abandons a call after the end of its context, and returns its result. A call that has been
+// sent is cancelled on the replica.
 func (m *committer) leave(c *commitCall) commitReply {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -105,7 +108,7 @@ func (m *committer) nudge() {
 	}
 }
 
-// close ends the stream and every call.
+// close closes the stream and ends every call with an error.
 func (m *committer) close() {
 	m.end()
 	m.once.Do(func() {}) // nothing starts from here on
@@ -115,7 +118,8 @@ func (m *committer) close() {
 	m.fail(status.FromContextError(context.Canceled).Err(), true)
 }
 
-// fail ends the sent calls, and if all is set also the others. The caller holds m.mu.
+// fail ends the calls that have been sent with the error, and also the waiting calls if all is set.
+// The caller holds m.mu.
 func (m *committer) fail(err error, all bool) {
 	for id, c := range m.sent {
 		delete(m.sent, id)
@@ -131,7 +135,8 @@ func (m *committer) fail(err error, all bool) {
 	m.queue = nil
 }
 
-// run keeps a stream while there is something to send.
+// run opens a stream when there are calls to send, and a new one after it has broken, until the
+// committer is closed.
 func (m *committer) run() {
 	for {
 		select {
@@ -156,7 +161,8 @@ func (m *committer) run() {
 	}
 }
 
-// stream opens a stream as soon as there is a connection, and serves it until it breaks.
+// stream opens a stream and serves it until it breaks. It returns the error, and whether the stream
+// was opened.
 func (m *committer) stream() (err error, opened bool) {
 	ctx, cancel := context.WithCancel(m.life)
 	defer cancel()
@@ -183,7 +189,8 @@ func (m *committer) stream() (err error, opened bool) {
 	}
 }
 
-// take moves waiting calls into a message; nil if none exist.
+// take removes calls from the queue and returns them as one message, at most sendBytes bytes but at
+// least one call. It returns nil if there is nothing to send.
 func (m *committer) take() *storev1.RemoteCommitCalls {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -217,7 +224,8 @@ func (m *committer) take() *storev1.RemoteCommitCalls {
 	return msg
 }
 
-// receive delivers replies until the stream breaks.
+// receive passes received replies to their callers until the stream breaks, and returns the error
+// of the stream.
 func (m *committer) receive(s storev1.Remote_CommitsClient) error {
 	for {
 		msg, err := s.Recv()

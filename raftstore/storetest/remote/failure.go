@@ -14,8 +14,8 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// kinds are the errors that are preserved over the wire, with their status codes. An error of
-// several kinds has the status code of the first.
+// kinds are the errors that are preserved over gRPC. If an error wraps several of them, the first
+// one in this list determines the status code.
 var kinds = []struct {
 	kind storev1.RemoteFailure_Kind
 	code codes.Code
@@ -42,8 +42,8 @@ var kinds = []struct {
 	{storev1.RemoteFailure_CANCELLED, codes.Canceled, context.Canceled},
 }
 
-// StatusOf returns an error of the store as a gRPC status that names every raftstore error it
-// wraps. Err reverses it. nil stays nil.
+// StatusOf converts an error of the store to a gRPC status with details that list every raftstore
+// error it wraps. Err reverses it. The result for nil is nil.
 func StatusOf(err error) error {
 	if err == nil {
 		return nil
@@ -66,7 +66,8 @@ func StatusOf(err error) error {
 	return s.Err()
 }
 
-// failure is an error that the replica returned.
+// failure is an error of the replica that was received over gRPC: its message and the raftstore
+// errors that it wraps.
 type failure struct {
 	message string
 	wraps   []error

@@ -8,9 +8,9 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// Lead implements raftstore.Leader. The leadership is that of the replica. Its end reaches lead
-// with a delay; commits with the fence are refused meanwhile. Lead also returns, with
-// ErrUnavailable, if the connection is lost.
+// Lead implements raftstore.Leader. It calls lead while the remote replica is the leader. When the
+// replica loses leadership, the context of lead ends with a delay; the replica refuses commits with
+// the fence meanwhile. Lead also returns, with ErrUnavailable, if the connection is lost.
 func (c *Client) Lead(ctx context.Context, lead func(ctx context.Context, fence raftstore.Fence) error) error {
 	if c.closed.Load() {
 		return raftstore.ErrClosed
@@ -38,7 +38,9 @@ func (c *Client) Lead(ctx context.Context, lead func(ctx context.Context, fence 
 	}
 }
 
-// endOfLead returns nil if the caller ended the call.
+// endOfLead returns the error of Lead after its stream has failed: nil if the caller's context
+// asked has ended, the error of lead if lead failed, and otherwise the translated error of the
+// stream.
 func (c *Client) endOfLead(asked, ctx context.Context, failed error) error {
 	if asked.Err() != nil {
 		return nil
@@ -50,13 +52,14 @@ func (c *Client) endOfLead(asked, ctx context.Context, failed error) error {
 	return err
 }
 
-// leadership is a running call of lead.
+// leadership is a running call of the function that was passed to Client.Lead.
 type leadership struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 }
 
-// begin calls lead. An error of lead ends Lead.
+// begin starts lead with the fence in a goroutine. An error of lead is passed to fail, which ends
+// Client.Lead.
 func begin(ctx context.Context, fail context.CancelCauseFunc, fence raftstore.Fence, lead func(ctx context.Context, fence raftstore.Fence) error) *leadership {
 	ctx, cancel := context.WithCancel(ctx)
 	l := &leadership{cancel: cancel, done: make(chan struct{})}

@@ -24,9 +24,10 @@ import (
 )
 
 const (
-	// maxMessage bounds a message. The largest is a commit of about 8 MiB.
+	// maxMessage is the largest gRPC message in bytes. The largest message in use is a commit of
+	// about 8 MiB.
 	maxMessage = 32 << 20
-	// window is how much of a stream may be in transit unread.
+	// window is the flow control window of a stream: how many bytes may be in transit unread.
 	window = 256 << 10
 	// chunkBytes is the size of a message with a part of a list or of a revision. A larger item or
 	// event has a message of its own.
@@ -44,7 +45,7 @@ func ServerOptions() []grpc.ServerOption {
 	}
 }
 
-// Register serves a store.
+// Register registers a gRPC service that serves the store s to clients of this package.
 func Register(r grpc.ServiceRegistrar, s raftstore.Store) {
 	storev1.RegisterRemoteServer(r, &server{store: s})
 }
@@ -54,8 +55,8 @@ type server struct {
 	store raftstore.Store
 }
 
-// within reserves some of the caller's time for the response: the outcome of a call matters more
-// than the last milliseconds of waiting.
+// within returns a context with an earlier deadline than ctx, so that time is left to send the
+// response. The outcome of a call matters more than the last milliseconds of waiting.
 func within(ctx context.Context) (context.Context, context.CancelFunc) {
 	deadline, ok := ctx.Deadline()
 	if !ok {
@@ -64,7 +65,8 @@ func within(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, reserved(time.Until(deadline)))
 }
 
-// reserved returns how much of the caller's time a call may use.
+// reserved returns the part of a timeout that the store may use for a call. The rest is reserved
+// for the response.
 func reserved(t time.Duration) time.Duration { return t - min(replyReserve, t/5) }
 
 func (s *server) Commit(ctx context.Context, req *storev1.RemoteCommitRequest) (*storev1.RemoteCommitResponse, error) {
@@ -184,7 +186,8 @@ func endOf(w raftstore.Watcher, ctx context.Context) error {
 	return raftstore.ErrClosed
 }
 
-// progress passes on what a client asks while its watch runs.
+// progress receives requests for progress notes on the stream of a running watch, and passes them
+// to the watcher. It returns nil when the client will send no more, and otherwise an error.
 func progress(stream grpc.BidiStreamingServer[storev1.RemoteWatchRequest, storev1.RemoteEvents], w raftstore.Watcher) error {
 	for {
 		m, err := stream.Recv()

@@ -11,12 +11,13 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// ahead is how many revisions a watcher holds for its reader.
+// ahead is how many received revisions a watcher buffers for its reader.
 const ahead = 16
 
 type watchStream = grpc.BidiStreamingClient[storev1.RemoteWatchRequest, storev1.RemoteEvents]
 
-// watcher implements raftstore.Watcher and raftstore.ProgressRequester.
+// watcher is the client's side of one watch. It implements raftstore.Watcher and
+// raftstore.ProgressRequester.
 type watcher struct {
 	c      chan raftstore.Events
 	ctx    context.Context // of the stream
@@ -27,7 +28,8 @@ type watcher struct {
 	err error // set before c is closed
 }
 
-// Watch implements raftstore.Store. When it returns, the watch runs on the replica.
+// Watch implements raftstore.Store. When it returns without an error, the watch is running on the
+// replica.
 func (c *Client) Watch(ctx context.Context, prefix string, after raftstore.Revision) (raftstore.Watcher, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	stream, err := retryRead(ctx, c, func() (watchStream, error) { return c.begin(ctx, prefix, after) })
@@ -41,13 +43,14 @@ func (c *Client) Watch(ctx context.Context, prefix string, after raftstore.Revis
 	return w, nil
 }
 
-// begin starts a stream and waits for its first answer.
+// begin opens the stream of a watch and waits for the first message of the replica, which confirms
+// that the watch is running.
 func (c *Client) begin(ctx context.Context, prefix string, after raftstore.Revision) (watchStream, error) {
 	stream, err := c.store.Watch(ctx)
 	if err != nil {
 		return nil, err
 	}
-	// What goes wrong with a Send is told by Recv.
+	// The error of Send is also returned by Recv.
 	_ = stream.Send(&storev1.RemoteWatchRequest{Ask: &storev1.RemoteWatchRequest_Begin{
 		Begin: &storev1.RemoteWatchBegin{Prefix: []byte(prefix), After: uint64(after)},
 	}})
@@ -55,11 +58,12 @@ func (c *Client) begin(ctx context.Context, prefix string, after raftstore.Revis
 	return stream, err
 }
 
-// receive hands on revisions until the stream ends.
+// receive passes received revisions to the channel until the stream ends. It joins the parts of a
+// revision that was sent in several messages.
 func (w *watcher) receive(c *Client, stream watchStream) {
 	defer close(w.c)
 	defer w.cancel()
-	var whole raftstore.Events // as far as its parts have come
+	var whole raftstore.Events // the received parts of a revision
 	for {
 		m, failed := stream.Recv()
 		if w.ctx.Err() != nil {
@@ -91,7 +95,7 @@ func (w *watcher) receive(c *Client, stream watchStream) {
 	}
 }
 
-// ask sends requests for progress until the stream ends.
+// ask sends the requests of RequestProgress to the replica until the stream ends.
 func (w *watcher) ask(stream watchStream) {
 	for {
 		select {
@@ -120,6 +124,6 @@ func (w *watcher) Stop() { w.cancel() }
 func (w *watcher) RequestProgress() {
 	select {
 	case w.asked <- struct{}{}:
-	default: // one is on its way
+	default: // a request is already waiting to be sent
 	}
 }

@@ -9,11 +9,11 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// The largest TTL that a duration can hold.
+// maxTTLMs is the largest TTL in milliseconds that a time.Duration can hold.
 const maxTTLMs = math.MaxInt64 / int64(time.Millisecond)
 
-// commitFrom reads a commit. It refuses only what has no meaning as one: the
-// rest of the checks is the store's.
+// commitFrom converts a request to a commit. It returns an error only for values that a
+// raftstore.Commit cannot represent. The store checks the rest.
 func commitFrom(req *storev1.RemoteCommitRequest) (raftstore.Commit, error) {
 	c := raftstore.Commit{Fence: raftstore.Fence(req.GetFence()), Ops: make([]raftstore.Op, len(req.GetOps()))}
 	for i, op := range req.GetOps() {
@@ -72,8 +72,9 @@ func itemFrom(p *storev1.Item) *raftstore.Item {
 	}
 }
 
-// eventsTo makes a message of a revision, or of as much of it as goes into one,
-// and returns the rest. A revision may delete hundreds of megabytes.
+// eventsTo converts a revision to a message of about chunkBytes bytes. If not all events fit, the
+// message has More set and the second result contains the remaining events. A revision may delete
+// hundreds of megabytes.
 func eventsTo(ev raftstore.Events) (*storev1.RemoteEvents, raftstore.Events) {
 	out := &storev1.RemoteEvents{Revision: uint64(ev.Revision), Events: make([]*storev1.RemoteEvent, 0, len(ev.Events))}
 	size := 0
