@@ -15,11 +15,11 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Client calls the API as one identity. It is immutable and safe for concurrent use.
+// Client calls the API with the identity of one user. It is immutable and safe for concurrent use.
 //
 // Objects that Get and List return are shared with the watch cache: copy them before modifying
-// them. Objects that Create, Update, UpdateStatus and Patch return belong to the caller. They do
-// not modify the object that is passed to them.
+// them. Objects that Create, Update, UpdateStatus and Patch return belong to the caller. These
+// functions do not modify the object that is passed to them.
 type Client struct {
 	backend api.Backend
 	kinds   *api.Kinds
@@ -29,25 +29,30 @@ type Client struct {
 	trace   string
 }
 
-// New returns a client of backend without an identity; use As.
+// New returns a client of the API server's backend. Its calls have no identity until As sets one.
 func New(backend api.Backend, kinds *api.Kinds) *Client {
 	return &Client{backend: backend, kinds: kinds}
 }
 
-// As returns a client that calls as u.
+// As returns a copy of the client that calls the API as the user u.
 func (c *Client) As(u api.User) *Client { d := *c; d.user = u; return &d }
 
-// Fenced returns a client with writes that apply only in the given leadership term.
+// Fenced returns a copy of the client with writes that are stored only while the given raft term
+// lasts. The scheduler and the controllers use it, so that a replica that has lost leadership
+// cannot write.
 func (c *Client) Fenced(term uint64) *Client { d := *c; d.fence = term; return &d }
 
-// ForClusterVerb returns a client with writes that belong to a cluster verb
-// (api.Request.ClusterVerb).
+// ForClusterVerb returns a copy of the client that may write the Secrets in which the cluster
+// records join tokens, joining machines and revocations. Admission refuses such writes by other
+// clients, whatever their permissions. Only the code that implements cluster commands, such as
+// "kctl cluster token create", may use it.
 func (c *Client) ForClusterVerb() *Client { d := *c; d.verb = true; return &d }
 
-// Traced returns a client with calls that belong to a W3C trace context.
+// Traced returns a copy of the client with calls that belong to the given W3C trace context.
 func (c *Client) Traced(traceParent string) *Client { d := *c; d.trace = traceParent; return &d }
 
-// newRequest returns a request for the kind of T.
+// newRequest returns a request of the client for the kind of T. The namespace is ignored if the
+// kind is not namespaced.
 func newRequest[T api.Object](c *Client, verb api.Verb, namespace, name string) (*api.Request, error) {
 	var zero T
 	k := c.kinds.ByType(zero)
@@ -61,7 +66,7 @@ func newRequest[T api.Object](c *Client, verb api.Verb, namespace, name string) 
 		Fence: c.fence, ClusterVerb: c.verb, TraceParent: c.trace, UserAgent: c.user.Name}, nil
 }
 
-// callForObject performs a call that returns a T.
+// callForObject performs the request and returns the response, which must be a T.
 func callForObject[T api.Object](ctx context.Context, c *Client, r *api.Request) (T, error) {
 	var zero T
 	out, err := c.backend.Do(ctx, r)
@@ -75,7 +80,7 @@ func callForObject[T api.Object](ctx context.Context, c *Client, r *api.Request)
 	return obj, nil
 }
 
-// callForCopy performs a write and returns a copy of the response that the caller owns.
+// callForCopy performs a write and returns a copy of the stored object that the caller owns.
 func callForCopy[T api.Object](ctx context.Context, c *Client, r *api.Request) (T, error) {
 	obj, err := callForObject[T](ctx, c, r)
 	if err != nil {
@@ -84,7 +89,8 @@ func callForCopy[T api.Object](ctx context.Context, c *Client, r *api.Request) (
 	return obj.DeepCopyObject().(T), nil
 }
 
-// Get returns the object. It is shared: copy it before modifying it.
+// Get returns the named object of T's kind. It is shared with the watch cache: copy it before
+// modifying it.
 func Get[T api.Object](ctx context.Context, c *Client, namespace, name string) (T, error) {
 	r, err := newRequest[T](c, api.VerbGet, namespace, name)
 	if err != nil {
@@ -94,8 +100,8 @@ func Get[T api.Object](ctx context.Context, c *Client, namespace, name string) (
 	return callForObject[T](ctx, c, r)
 }
 
-// List returns the matching objects; an empty namespace means all namespaces. The objects are
-// shared.
+// List returns the objects of T's kind that match o; an empty namespace means all namespaces. The
+// objects are shared with the watch cache.
 func List[T api.Object](ctx context.Context, c *Client, namespace string, o metav1.ListOptions) ([]T, error) {
 	r, err := newRequest[T](c, api.VerbList, namespace, "")
 	if err != nil {
@@ -126,8 +132,8 @@ func Create[T api.Object](ctx context.Context, c *Client, obj T) (T, error) {
 	return made.DeepCopyObject().(T), nil
 }
 
-// CreateGiven is like Create, but obj then belongs to the API and is not copied, and the result is
-// shared. It is for bulk creation.
+// CreateGiven is like Create, but makes no copies: obj belongs to the API after the call, and the
+// result is shared with the watch cache. It is for creating many objects.
 func CreateGiven[T api.Object](ctx context.Context, c *Client, obj T) (T, error) {
 	r, err := newRequest[T](c, api.VerbCreate, obj.GetNamespace(), obj.GetName())
 	if err != nil {
@@ -147,8 +153,8 @@ func UpdateStatus[T api.Object](ctx context.Context, c *Client, obj T) (T, error
 	return updateSubresource(ctx, c, obj, "status")
 }
 
-// UpdateSub replaces another subresource of the object, such as "finalize". The resourceVersion is
-// a precondition.
+// UpdateSub replaces the given subresource of the object, such as "finalize". The object's
+// resourceVersion is a precondition.
 func UpdateSub[T api.Object](ctx context.Context, c *Client, obj T, subresource string) (T, error) {
 	return updateSubresource(ctx, c, obj, subresource)
 }
@@ -177,7 +183,7 @@ func Patch[T api.Object](ctx context.Context, c *Client, namespace, name, subres
 	return callForCopy[T](ctx, c, r)
 }
 
-// Delete deletes the object.
+// Delete deletes the named object of T's kind with the given options.
 func Delete[T api.Object](ctx context.Context, c *Client, namespace, name string, o metav1.DeleteOptions) error {
 	r, err := newRequest[T](c, api.VerbDelete, namespace, name)
 	if err != nil {

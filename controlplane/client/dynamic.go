@@ -12,14 +12,14 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// ErrNotServed is returned after a 404 response if the request's kind is no longer in the table of
-// kinds: the version was removed or its definition was replaced. Such a response does not mean that
+// ErrNotServed is returned in place of NotFound if the API no longer serves the kind of the
+// request: its version was removed, or its definition was replaced. It therefore does not mean that
 // the object was deleted.
 var ErrNotServed = errors.New("the version is not served")
 
-// Do performs any request with this client's identity and fence. It is for callers that know the
-// kind only at run time, such as the garbage collector and namespace deletion. It returns a
-// NotFound error only while the request's kind is served, and ErrNotServed otherwise.
+// Do performs a request with this client's identity, fence and trace context. It is for callers
+// that know the kind only at run time, such as the garbage collector and namespace deletion. If the
+// API no longer serves the request's kind, the error is ErrNotServed and not NotFound.
 func (c *Client) Do(ctx context.Context, r *api.Request) (runtime.Object, error) {
 	d := *r
 	d.User, d.Fence, d.TraceParent, d.UserAgent = c.user, c.fence, c.trace, c.user.Name
@@ -30,8 +30,8 @@ func (c *Client) Do(ctx context.Context, r *api.Request) (runtime.Object, error)
 	return out, err
 }
 
-// ServedAs returns the kind that currently serves the objects of k's group and resource; nil if no
-// version is served.
+// ServedAs returns the kind under which the API currently serves the group and resource of k. It
+// returns nil if no version is served.
 func (c *Client) ServedAs(k *api.Kind) *api.Kind {
 	for _, now := range c.kinds.Table().Stored() {
 		if now.GroupResource() == k.GroupResource() {
@@ -41,12 +41,13 @@ func (c *Client) ServedAs(k *api.Kind) *api.Kind {
 	return nil
 }
 
-// Dropped reports whether err means that k is not served and no other version of its resource is.
+// Dropped reports whether err is ErrNotServed and no other version of k's resource is served
+// either.
 func (c *Client) Dropped(k *api.Kind, err error) bool {
 	return errors.Is(err, ErrNotServed) && c.ServedAs(k) == nil
 }
 
-// Kinds returns the kinds of the client.
+// Kinds returns the kinds of the API that this client calls.
 func (c *Client) Kinds() *api.Kinds { return c.kinds }
 
 // ListKind lists the objects of a kind that is known only at run time; an empty namespace means all
@@ -75,7 +76,7 @@ func (c *Client) ListWhole(ctx context.Context, k *api.Kind, namespace string) (
 	return list.Items, nil
 }
 
-// maxUnreadable bounds how many objects an error names.
+// maxUnreadable is how many objects that cannot be decoded are listed in the error of ListWhole.
 const maxUnreadable = 3
 
 func (c *Client) listKind(ctx context.Context, k *api.Kind, namespace string) (*api.ObjectList, error) {

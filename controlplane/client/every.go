@@ -9,19 +9,20 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// EveryKind runs an informer for every stored kind that it selects, including kinds that are
-// registered later. A kind that was defined at run time gets an informer when its first object
-// appears, so an idle kind costs nothing.
+// EveryKind runs an informer for every stored kind that its selection function accepts, including
+// kinds that are registered later. For a kind of a CustomResourceDefinition, the informer starts
+// when the first object of the kind appears, so an unused definition costs nothing.
 type EveryKind struct {
 	wants   func(*api.Kind) bool
 	prepare func(cache.SharedIndexInformer)
 	now     atomic.Pointer[Informed]
 }
 
-// Informed is the set of kinds with an informer, one per storage. It is immutable.
+// Informed is an immutable list of the selected kinds and their informers. A kind that is served in
+// several versions is listed once.
 type Informed struct {
 	Kinds []KindInformer
-	// Idle are the selected kinds without an informer, because no object of them has appeared.
+	// Idle are the selected kinds that have no informer because no object of them has appeared.
 	Idle    []*api.Kind
 	changed chan struct{}
 }
@@ -32,11 +33,12 @@ type KindInformer struct {
 	Informer cache.SharedIndexInformer
 }
 
-// Changed returns a channel that is closed when this Informed has been replaced.
+// Changed returns a channel that is closed when a newer Informed has replaced this one.
 func (i *Informed) Changed() <-chan struct{} { return i.changed }
 
-// Every returns an EveryKind with informers for the current kinds. prepare is called with each
-// informer before it runs, to add indexes. Every must be called before Run.
+// Every returns an EveryKind for the kinds that wants selects, with informers for the current ones.
+// prepare is called with each informer before it runs, to add indexes. Every must be called before
+// Informers.Run.
 func Every(i *Informers, wants func(*api.Kind) bool, prepare func(cache.SharedIndexInformer)) *EveryKind {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -51,8 +53,8 @@ func Every(i *Informers, wants func(*api.Kind) bool, prepare func(cache.SharedIn
 // listed yet.
 func (e *EveryKind) Now() *Informed { return e.now.Load() }
 
-// followKind stops the informers of kinds that are no longer in the table, and creates the
-// informers that are needed.
+// followKind adapts the informers to a table of kinds. It stops the informers of kinds that are no
+// longer in the table, and creates the informers that each EveryKind needs.
 func (i *Informers) followKind(t *api.Table) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -73,7 +75,8 @@ func (i *Informers) followKind(t *api.Table) {
 	}
 }
 
-// followKinds updates now to the table. The caller holds i.mu.
+// followKinds creates the missing informers for the selected kinds of the table, and publishes the
+// new list if it differs. The caller holds i.mu.
 func (e *EveryKind) followKinds(i *Informers, t *api.Table) {
 	was, next := e.now.Load(), &Informed{changed: make(chan struct{})}
 	occupied := i.client.kinds.Occupied()

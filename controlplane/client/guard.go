@@ -12,7 +12,9 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// guard detects modifications of shared objects: it keeps a copy of each object and compares them.
+// guard detects illegal modifications of objects that are shared with the watch cache, in tests. It
+// keeps a copy of each object that an informer reports, and compares the objects with their copies.
+// It calls fail with a description of each modified object.
 type guard struct {
 	fail func(string)
 
@@ -25,7 +27,7 @@ type guarded struct {
 	copied runtime.Object
 }
 
-// guardEvery is how often all objects are compared.
+// guardEvery is the interval at which guard compares all shared objects with their copies.
 const guardEvery = 200 * time.Millisecond
 
 func (g *guard) checkPeriodically(ctx context.Context) {

@@ -17,13 +17,15 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// syncPoll is how often WaitForSync checks informers that are behind.
+// syncPoll is how often WaitForSync and WaitForChanges check whether an informer has reached the
+// required revision.
 const syncPoll = 2 * time.Millisecond
 
-// Informers holds one shared informer per kind; Run starts them. Objects belong to the watch cache:
-// never modify them. They have their storage version. Objects of kinds with a light form
-// (api.Version.Light) may have that form; api.Kind.Whole returns the whole object. The informer of
-// a kind that is removed stops.
+// Informers holds one shared informer per kind; Run starts them. Their objects belong to the watch
+// cache and must not be modified. They have the version in which they are stored. For some kinds,
+// large objects are cached in a packed form (api.Light) that takes less memory and in which some
+// fields are empty; api.Kind.Whole returns the complete object. The informer of a kind that is no
+// longer served stops.
 type Informers struct {
 	client *Client
 	guard  *guard // nil unless mutations are detected
@@ -43,13 +45,13 @@ type informer struct {
 // InformersOption configures Informers.
 type InformersOption func(*Informers)
 
-// DetectMutations makes the informers keep a copy of every object and call fail with a description
-// if a shared object was modified. It costs memory and time and is meant for tests.
+// DetectMutations makes the informers keep a copy of every object, and call fail with a description
+// of each shared object that was modified. It costs memory and time and is meant for tests.
 func DetectMutations(fail func(string)) InformersOption {
 	return func(i *Informers) { i.guard = &guard{fail: fail} }
 }
 
-// NewInformers returns informers that list and watch with c's identity.
+// NewInformers returns informers that list and watch with the identity of the client c.
 func NewInformers(c *Client, opts ...InformersOption) *Informers {
 	i := &Informers{client: c, byKind: make(map[*api.Kind]*informer)}
 	for _, o := range opts {
@@ -86,7 +88,7 @@ func InformerOf(i *Informers, k *api.Kind) cache.SharedIndexInformer {
 	return i.newInformer(k).SharedIndexInformer
 }
 
-// newInformer adds the informer of a kind. The caller holds mu.
+// newInformer adds the informer of a kind. The caller holds i.mu.
 func (i *Informers) newInformer(k *api.Kind) *informer {
 	inf := newShared(i.client, k)
 	if i.guard != nil {
@@ -98,7 +100,8 @@ func (i *Informers) newInformer(k *api.Kind) *informer {
 	return out
 }
 
-// Cached returns an object from T's informer. It is shared: copy it before modifying it.
+// Cached returns an object from the informer of T, and false if the informer does not have it. The
+// object is shared: copy it before modifying it.
 func Cached[T api.Object](i *Informers, namespace, name string) (T, bool) {
 	var zero T
 	key := name
@@ -133,7 +136,8 @@ func CachedList[T api.Object](i *Informers, namespace string, selector labels.Se
 	return out
 }
 
-// Run runs every informer until ctx ends.
+// Run runs every informer until ctx ends, and starts informers of kinds that are registered later
+// (see EveryKind).
 func (i *Informers) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	i.mu.Lock()
@@ -166,9 +170,9 @@ func (i *Informers) Run(ctx context.Context) error {
 	return nil
 }
 
-// WaitForSync blocks until every informer has its initial list and has reached the store's revision
-// at the time of the call. It may be called repeatedly. After a leadership barrier it ensures that
-// the informers have caught up.
+// WaitForSync blocks until every informer has received its initial list and all changes that were
+// acknowledged before the call. It may be called repeatedly. A new leader calls it before it starts
+// work.
 func (i *Informers) WaitForSync(ctx context.Context) error {
 	done := map[*api.Kind]bool{}
 	for {
@@ -190,11 +194,12 @@ func (i *Informers) WaitForSync(ctx context.Context) error {
 	}
 }
 
-// waitsAtOnce is how many kinds are awaited in parallel. A new leader does no work before all of
-// them are synced, and each kind costs a request.
+// waitsAtOnce is how many informers WaitForSync waits for in parallel. A new leader does no work
+// before all informers are up to date, and each of them costs a request.
 const waitsAtOnce = 16
 
-// waitForAll waits for the informers of some kinds.
+// waitForAll waits until each informer of the map has every change that was acknowledged before the
+// call.
 func (i *Informers) waitForAll(ctx context.Context, waiting map[*api.Kind]*informer) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(waitsAtOnce)
@@ -204,7 +209,8 @@ func (i *Informers) waitForAll(ctx context.Context, waiting map[*api.Kind]*infor
 	return group.Wait()
 }
 
-// waitFor waits for the informer of one kind.
+// waitFor waits until the informer of the kind k has every change that was acknowledged before the
+// call. It returns nil at once if the kind is no longer served, and an error if ctx ends.
 func (i *Informers) waitFor(ctx context.Context, k *api.Kind, inf *informer) error {
 	target, err := i.newestRevision(ctx, k)
 	if err != nil && !i.client.kinds.Table().Has(k) {
@@ -237,7 +243,7 @@ func WaitForChanges[T api.Object](ctx context.Context, i *Informers) error {
 	return i.waitFor(ctx, k, inf)
 }
 
-// newestRevision returns the revision of the last acknowledged change to any object of the kind.
+// newestRevision returns the revision of the newest acknowledged change to any object of the kind.
 func (i *Informers) newestRevision(ctx context.Context, k *api.Kind) (uint64, error) {
 	out, err := i.client.backend.Do(ctx, &api.Request{User: i.client.user, Verb: api.VerbList, Kind: k,
 		Pointers: true, List: metav1.ListOptions{Limit: 1}})
@@ -251,7 +257,7 @@ func (i *Informers) newestRevision(ctx context.Context, k *api.Kind) (uint64, er
 	return revisionOf(list.Changed), nil
 }
 
-// revisionOf parses a resourceVersion; an invalid one is 0.
+// revisionOf parses a resourceVersion. It returns 0 for an invalid one.
 func revisionOf(s string) uint64 {
 	n, err := strconv.ParseUint(s, 10, 64)
 	if err != nil {

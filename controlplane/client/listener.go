@@ -9,14 +9,16 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// told is an entry of a handler's queue: an initial state, or changes.
+// told is an entry in the queue of an informer's event handler: the initial state or a list of
+// changes.
 type told struct {
 	initial api.View
 	changes []api.Delta
 }
 
-// listener calls one handler from one goroutine, in order. Queued entries are shared by all
-// handlers of the informer. An initial state is iterated when the handler reaches it.
+// listener calls one event handler of an informer from one goroutine, in order. The entries of its
+// queue are shared with the informer's other handlers. The objects of an initial state are iterated
+// only when the handler reaches that entry.
 type listener struct {
 	handler cache.ResourceEventHandler
 	synced  doneSignal
@@ -35,8 +37,8 @@ func newListener(h cache.ResourceEventHandler, k *api.Kind) *listener {
 	return l
 }
 
-// HasSynced implements cache.ResourceEventHandlerRegistration: the handler was called for the whole
-// initial state.
+// HasSynced implements cache.ResourceEventHandlerRegistration. It reports whether the handler was
+// called for all objects of the initial state.
 func (l *listener) HasSynced() bool { return l.synced.isDone() }
 
 // HasSyncedChecker implements cache.ResourceEventHandlerRegistration.
@@ -49,7 +51,8 @@ func (l *listener) pushEvent(t told) {
 	l.some.Signal()
 }
 
-// closeListener makes runHandler return after the current call.
+// closeListener discards the queue and makes runHandler return after the current call of the
+// handler.
 func (l *listener) closeListener() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -57,7 +60,8 @@ func (l *listener) closeListener() {
 	l.some.Signal()
 }
 
-// nextEvent waits for queued entries and returns them; false if the listener is closed.
+// nextEvent waits until the queue is not empty, and removes and returns its entries. It returns
+// false if the listener is closed.
 func (l *listener) nextEvent() ([]told, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -113,7 +117,7 @@ func (l *listener) callHandler(t *told) {
 	}
 }
 
-// doneSignal is a one-time signal; it is a cache.DoneChecker.
+// doneSignal is a signal that is set once. It implements cache.DoneChecker.
 type doneSignal struct {
 	name string
 	c    chan struct{}

@@ -18,10 +18,11 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// sharedInformer is an informer that shares the registry's snapshots: it holds one snapshot and
-// replaces it by the next with the changes in between (api.Follower). It has only its own indexes
-// and a queue for each handler. It implements the interface of client-go's informer: a change is in
-// the store before handlers are called.
+// sharedInformer is an informer that shares its objects with the registry's watch cache. It holds
+// one snapshot of the kind's objects (api.View), and replaces it by the next snapshot, of which it
+// receives the differences (api.Follower). Only the indexes and a queue for each handler are its
+// own. It implements the interface of client-go's informer: a change is in the store before
+// handlers are called.
 type sharedInformer struct {
 	cache.SharedIndexInformer // nil: the methods that are not defined here are not supported
 
@@ -43,14 +44,15 @@ var (
 	_ cache.Indexer             = objectStore{}
 )
 
-// quietTries is how often a watch may fail in a row without being logged.
+// quietTries is how many consecutive failures of the watch are not logged.
 const quietTries = 3
 
 func newShared(c *Client, k *api.Kind) *sharedInformer {
 	return &sharedInformer{client: c, kind: k, synced: newDone(k.GVK.String()), indexes: map[string]*indexer{}, listeners: map[*listener]struct{}{}}
 }
 
-// RunWithContext follows the kind until ctx ends.
+// RunWithContext implements cache.SharedInformer. It follows the objects of the kind until ctx
+// ends, and restarts a failed watch after a backoff.
 func (s *sharedInformer) RunWithContext(ctx context.Context) {
 	s.mu.Lock()
 	s.began = true
@@ -90,7 +92,8 @@ func (s *sharedInformer) endWatch() {
 	clear(s.listeners)
 }
 
-// followWatch applies the states of one watch until it fails.
+// followWatch starts a watch of the kind and applies the snapshots and changes that it delivers,
+// until it fails. went is called after each successful delivery.
 func (s *sharedInformer) followWatch(ctx context.Context, went func()) error {
 	w, err := s.client.backend.Watch(ctx, &api.Request{User: s.client.user, Verb: api.VerbWatch, Kind: s.kind, Follow: true, Light: true,
 		UserAgent: s.client.user.Name})
@@ -115,7 +118,8 @@ func (s *sharedInformer) followWatch(ctx context.Context, went func()) error {
 	}
 }
 
-// applyEvents publishes the next state and queues the changes for the handlers.
+// applyEvents replaces the snapshot by now, updates the indexes by the changes, and queues the
+// changes for the handlers. The first snapshot is queued as a whole.
 func (s *sharedInformer) applyEvents(now api.View, changes []api.Delta) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -142,7 +146,8 @@ func (s *sharedInformer) applyEvents(now api.View, changes []api.Delta) {
 	}
 }
 
-// diffObjects returns the changes between two states.
+// diffObjects returns the changes from one snapshot to another. A deleted object is reported with
+// its last known state.
 func diffObjects(from, to api.View) (changes []api.Delta) {
 	from.Scan("", func(key string, old api.Object) bool {
 		if now := to.Get(key); now == nil {
@@ -235,7 +240,8 @@ func (s *sharedInformer) AddIndexers(more cache.Indexers) error {
 	return nil
 }
 
-// indexer finds the keys of objects by the values that an index function returns.
+// indexer is one index of an informer: it maps each value of an index function to the keys of
+// objects with that value.
 type indexer struct {
 	of   cache.IndexFunc
 	keys map[string]map[string]struct{} // by value
@@ -248,7 +254,7 @@ func (x *indexer) addAll(v api.View) {
 	})
 }
 
-// updateObject applies one change.
+// updateObject updates the index by the change of one object.
 func (x *indexer) updateObject(c *api.Delta) {
 	was, is := x.indexValues(c.Old), x.indexValues(c.New)
 	if c.Gone {
@@ -269,7 +275,8 @@ func (x *indexer) updateObject(c *api.Delta) {
 	}
 }
 
-// indexValues returns the values of an object. An object for which the function fails has none.
+// indexValues returns the values of the index function for an object. An object for which the
+// function fails has no values.
 func (x *indexer) indexValues(obj api.Object) []string {
 	if obj == nil {
 		return nil
@@ -281,18 +288,19 @@ func (x *indexer) indexValues(obj api.Object) []string {
 	return v
 }
 
-// objectStore is the read-only store of an informer.
+// objectStore is the read-only view of an informer's objects as a cache.Indexer.
 type objectStore struct{ *sharedInformer }
 
-// listObjects calls f with the current state, which may be nil. The indexes match that state during
-// the call.
+// listObjects calls f with the current snapshot, which is nil before the first list. The informer's
+// lock is held during the call, so the indexes match the snapshot.
 func (s objectStore) listObjects(f func(now api.View)) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	f(s.view)
 }
 
-// currentObjects returns the current state; nil before the first.
+// currentObjects returns the current snapshot of the informer's objects, or nil before the first
+// list.
 func (s objectStore) currentObjects() (v api.View) {
 	s.listObjects(func(now api.View) { v = now })
 	return v

@@ -9,10 +9,10 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// podClass is a set of pods on nodes that rules about pods cannot distinguish: same namespace, same
-// labels, and all or none of them terminating. Lookups iterate over classes, of which there are
-// usually as many as pod templates. A new pod of an existing class is not matched against any
-// selector.
+// podClass is a set of pods on nodes with the same namespace and the same labels, all terminating
+// or all not terminating. A label selector of an affinity term or spread constraint matches either
+// all or none of them. Lookups iterate over classes, of which there are usually as many as pod
+// templates. A pod of an existing class is not matched against any selector.
 type podClass struct {
 	podSubject
 	hash    uint64
@@ -32,7 +32,9 @@ func (c *podClass) addPods(x *Index, slot int32, by int) {
 	}
 }
 
-// classOf returns the pod's class, and creates it if necessary.
+// classOf returns the podClass of a pod: the set of all pods in the Index with the same namespace
+// and labels that are terminating like this pod, or not terminating like it. It creates the class
+// if necessary, and determines the PodSets that contain it.
 func (x *Index) classOf(pod *v1.Pod) *podClass {
 	s := podSubject{pod.Namespace, pod.Labels, pod.DeletionTimestamp != nil}
 	hash := x.hashLabels(&s)
@@ -67,7 +69,8 @@ func (x *Index) removeClass(c *podClass) {
 	}
 }
 
-// hashLabels returns a hash that does not depend on the order of the labels.
+// hashLabels returns a hash of the labels and of whether the pod is terminating. It does not depend
+// on the order of the labels.
 func (x *Index) hashLabels(s *podSubject) uint64 {
 	sum := uint64(len(s.labels))
 	for k, v := range s.labels {
@@ -79,7 +82,8 @@ func (x *Index) hashLabels(s *podSubject) uint64 {
 	return sum
 }
 
-// eachClass calls f for the classes in the namespaces of the Peers.
+// eachClass calls f for each podClass in the namespaces that the Peers select. It does not check
+// their label selector.
 func (x *Index) eachClass(p *Peers, f func(*podClass)) {
 	each := func(ns map[uint64][]*podClass) {
 		for _, same := range ns {

@@ -16,7 +16,8 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// Resources are amounts of resources: millicores, bytes, and extended resources.
+// Resources are amounts of resources: CPU in millicores, memory and ephemeral storage in bytes, and
+// extended resources.
 type Resources struct {
 	MilliCPU, Memory, EphemeralStorage int64
 	Scalar                             map[v1.ResourceName]int64 // extended resources and huge pages; nil = none
@@ -43,8 +44,8 @@ func resourcesOf(l v1.ResourceList) Resources {
 	return r
 }
 
-// Native reports whether every node has the resource. Extended resources and huge pages are not
-// native.
+// Native reports whether the resource is CPU, memory or ephemeral storage, which every node has. It
+// returns false for extended resources and huge pages.
 func Native(name v1.ResourceName) bool {
 	return name == v1.ResourceCPU || name == v1.ResourceMemory || name == v1.ResourceEphemeralStorage
 }
@@ -62,7 +63,7 @@ func (r *Resources) Of(name v1.ResourceName) int64 {
 	return r.Scalar[name]
 }
 
-// addScaled adds o times sign.
+// addScaled adds the amounts of o, multiplied by sign, to r. Sums saturate at the limits of int64.
 func (r *Resources) addScaled(o Resources, sign int64) {
 	r.MilliCPU = addScaledAmount(r.MilliCPU, sign, o.MilliCPU)
 	r.Memory = addScaledAmount(r.Memory, sign, o.Memory)
@@ -75,7 +76,7 @@ func (r *Resources) addScaled(o Resources, sign int64) {
 	}
 }
 
-// addScaledAmount returns a + sign * b.
+// addScaledAmount returns a + sign * b, saturated at the limits of int64.
 func addScaledAmount(a, sign, b int64) int64 { return saturate.Add(a, saturate.Mul(sign, b)) }
 
 // hasOverflowed reports whether an amount has reached the largest value and is no longer exact.
@@ -87,7 +88,7 @@ func (r *Resources) hasOverflowed() bool {
 	return most == math.MaxInt64
 }
 
-// Equal reports whether both have the same amounts.
+// Equal reports whether r and o have the same amounts of all resources.
 func (r Resources) Equal(o Resources) bool {
 	return r.MilliCPU == o.MilliCPU && r.Memory == o.Memory && r.EphemeralStorage == o.EphemeralStorage && maps.Equal(r.Scalar, o.Scalar)
 }
@@ -120,8 +121,8 @@ func (p HostPort) conflictsWith(o HostPort) bool {
 type PodInfo struct {
 	Pod      *v1.Pod
 	Requests Resources
-	// Counted are the requests with a default for containers without a request, so that scores
-	// spread such pods too.
+	// CountedCPU and CountedMemory are the requests for scores. Containers without a request are
+	// counted with a default, so that scores spread such pods too.
 	CountedCPU, CountedMemory int64
 	Ports                     []HostPort
 	Priority                  int32
@@ -147,8 +148,8 @@ func NewPodInfo(pod *v1.Pod) *PodInfo {
 	return info
 }
 
-// ClaimsOf returns the names of a pod's claims. The claim of an ephemeral volume is named after the
-// pod and the volume.
+// ClaimsOf returns the names of the PersistentVolumeClaims that a pod's volumes use. The claim of
+// an ephemeral volume is named after the pod and the volume.
 func ClaimsOf(pod *v1.Pod) []string {
 	var out []string
 	for i := range pod.Spec.Volumes {
@@ -163,12 +164,14 @@ func ClaimsOf(pod *v1.Pod) []string {
 	return out
 }
 
-// OwnsClaim reports whether a claim belongs to an ephemeral volume of the pod.
+// OwnsClaim reports whether claim is the name of the PersistentVolumeClaim of an ephemeral volume
+// of the pod.
 func OwnsClaim(pod *v1.Pod, claim string) bool {
 	return slices.ContainsFunc(pod.Spec.Volumes, func(v v1.Volume) bool { return v.Ephemeral != nil && pod.Name+"-"+v.Name == claim })
 }
 
-// AwaitsClaim returns the reason for a pod that waits until a claim is created.
+// AwaitsClaim returns the reason that is reported while a pod waits for the PersistentVolumeClaim
+// of its ephemeral volume to be created.
 func AwaitsClaim(claim string) string {
 	return fmt.Sprintf("waiting for ephemeral volume controller to create the persistentvolumeclaim %q", claim)
 }
@@ -191,10 +194,10 @@ func (pod *PodInfo) hostPorts(list []v1.Container) {
 	}
 }
 
-// NodeInfo is a node with its bound and assumed pods and the sums of their requests. In a snapshot
-// it is immutable.
+// NodeInfo is a node with the pods that are bound or assumed on it, and the sums of their requests.
+// In a snapshot it is immutable.
 type NodeInfo struct {
-	Node        *v1.Node // nil while only pods of the node are known
+	Node        *v1.Node // nil if the node object does not exist, but pods are bound to the node
 	Taints      []v1.Taint
 	Cordoned    bool
 	Pods        []*PodInfo
@@ -207,13 +210,14 @@ type NodeInfo struct {
 	// Images present on the node by name, with their size.
 	Images map[string]int64
 
-	// Generation increases with every change; snapshots compare it.
+	// Generation increases with every change of the node, so that a snapshot copies only changed
+	// nodes.
 	Generation int64
 
 	slot int32 // slot of the node in the Index of its snapshot; 0 = none
 }
 
-// SetNode sets the node object and the values derived from it.
+// SetNode sets the node object and the fields that are derived from it.
 func (n *NodeInfo) SetNode(node *v1.Node) {
 	n.Node, n.Taints, n.Cordoned = node, node.Spec.Taints, node.Spec.Unschedulable
 	n.Allocatable = resourcesOf(node.Status.Allocatable)
@@ -229,14 +233,15 @@ func (n *NodeInfo) SetNode(node *v1.Node) {
 	}
 }
 
-// AddPod adds a pod to the node.
+// AddPod adds a pod to the node's pods, sums and host ports.
 func (n *NodeInfo) AddPod(pod *PodInfo) {
 	n.Pods = append(n.Pods, pod)
 	n.addAmounts(pod, 1)
 	n.Ports = append(n.Ports, pod.Ports...)
 }
 
-// RemovePod removes a pod and reports whether it was on the node.
+// RemovePod removes a pod from the node's pods, sums and host ports. It reports whether the pod was
+// on the node.
 func (n *NodeInfo) RemovePod(uid types.UID) bool {
 	i := slices.IndexFunc(n.Pods, func(pod *PodInfo) bool { return pod.Pod.UID == uid })
 	if i < 0 {
@@ -271,7 +276,7 @@ func (n *NodeInfo) addAmounts(pod *PodInfo, sign int64) {
 	n.CountedMem = addScaledAmount(n.CountedMem, sign, pod.CountedMemory)
 }
 
-// PortConflict reports whether one of the ports is in use.
+// PortConflict reports whether one of the host ports in want is in use on the node.
 func (n *NodeInfo) PortConflict(want []HostPort) bool {
 	for _, w := range want {
 		for _, have := range n.Ports {
@@ -283,7 +288,8 @@ func (n *NodeInfo) PortConflict(want []HostPort) bool {
 	return false
 }
 
-// Clone returns a copy. Node, pods and images are immutable and shared.
+// Clone returns a copy that can be modified. The node object, pods and images are immutable and
+// shared.
 func (n *NodeInfo) Clone() *NodeInfo {
 	c := *n
 	c.Pods = slices.Clone(n.Pods)
@@ -297,13 +303,14 @@ type Snapshot struct {
 	Nodes  []*NodeInfo // nodes with a node object, sorted by name
 	ByName map[string]*NodeInfo
 	Index  *Index // index of these nodes
-	// Nominated holds the pods that are nominated for a node after preemption, by node.
+	// Nominated holds the pods for which preemption has reserved a node (status.nominatedNodeName),
+	// by node.
 	Nominated map[string][]*PodInfo
 	Volumes
 	Workloads
 }
 
-// NominationOf returns the node that is nominated for the pod; "" = none.
+// NominationOf returns the name of the node that is nominated for the pod, or "".
 func (s *Snapshot) NominationOf(uid types.UID) string {
 	for node, pods := range s.Nominated {
 		if slices.ContainsFunc(pods, func(pod *PodInfo) bool { return pod.Pod.UID == uid }) {
@@ -313,28 +320,28 @@ func (s *Snapshot) NominationOf(uid types.UID) string {
 	return ""
 }
 
-// Workloads looks up the workloads of pods. A nil field finds none.
+// Workloads looks up the Services and controllers of pods. A field that is nil finds nothing.
 type Workloads struct {
 	// Services returns the selectors of the Services that select the pod.
 	Services func(pod *v1.Pod) []map[string]string
-	// Owner returns the selector of a ReplicationController, ReplicaSet or StatefulSet; nil if
-	// none exists.
+	// Owner returns the pod selector of the ReplicationController, ReplicaSet or StatefulSet to
+	// which ref refers; nil if it does not exist.
 	Owner func(namespace string, ref *metav1.OwnerReference) labels.Selector
 }
 
-// Volumes looks up storage objects. A nil field finds none.
+// Volumes looks up storage objects. A field that is nil finds nothing.
 type Volumes struct {
 	Claim             func(namespace, name string) (*v1.PersistentVolumeClaim, bool)
 	PersistentVolume  func(name string) (*v1.PersistentVolume, bool)
 	PersistentVolumes func() []*v1.PersistentVolume
 	StorageClass      StorageClassLookup
-	// KnowsRoom reports whether a driver publishes CSIStorageCapacity objects. RoomFor lists the
-	// objects of a storage class.
+	// KnowsRoom reports whether a CSI driver publishes CSIStorageCapacity objects. RoomFor returns
+	// the CSIStorageCapacity objects of a storage class.
 	KnowsRoom func(driver string) bool
 	RoomFor   func(class string) []*storagev1.CSIStorageCapacity
 }
 
-// NewSnapshot returns a snapshot of these nodes, for tests and tools.
+// NewSnapshot returns a snapshot of the given nodes, which must have node objects.
 func NewSnapshot(nodes ...*NodeInfo) *Snapshot {
 	s := &Snapshot{ByName: make(map[string]*NodeInfo, len(nodes)), Nodes: slices.Clone(nodes), Index: NewIndex()}
 	slices.SortFunc(s.Nodes, func(a, b *NodeInfo) int { return strings.Compare(a.Node.Name, b.Node.Name) })

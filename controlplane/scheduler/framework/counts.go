@@ -2,19 +2,20 @@ package framework
 
 import "slices"
 
-// sparseCounts is a list of numbers by index, most of them zero. It is a sorted list while few are
-// not zero, and a dense slice if that takes little more memory. Either takes memory in proportion
-// to the numbers that are not zero.
+// sparseCounts maps indexes to numbers, most of which are zero. It is a sorted list of the other
+// numbers, or a dense slice if that takes little more memory. Either takes memory in proportion to
+// the count of numbers that are not zero.
 type sparseCounts struct {
 	sorted []count
 	dense  []int32 // used in place of sorted if not nil
-	used   int     // how many numbers are not zero
+	used   int     // count of numbers that are not zero
 }
 
 type count struct{ at, n int32 }
 
-// A dense slice is used up to smallSlice indexes, and above if at least one in denseShare numbers
-// is not zero. It is replaced by a sorted list if fewer than one in sparseShare are not zero.
+// Limits for the form of sparseCounts. A dense slice is used for up to smallSlice indexes, and for
+// more if at least one in denseShare numbers is not zero. It is replaced by a sorted list if fewer
+// than one in sparseShare numbers are not zero.
 const (
 	smallSlice  = 16
 	denseShare  = 32
@@ -46,7 +47,7 @@ func (c *sparseCounts) findIndex(at int32) (int, bool) {
 	return low, low < len(c.sorted) && c.sorted[low].at == at
 }
 
-// addTo adds to one number and returns the sum.
+// addTo adds by to the number at an index and returns the sum.
 func (c *sparseCounts) addTo(at int32, by int) int {
 	if by == 0 {
 		return c.value(at)
@@ -118,7 +119,7 @@ func (c *sparseCounts) toSorted() {
 	c.dense = nil
 }
 
-// forEach calls f for every number that is not zero.
+// forEach calls f with the index and the value of every number that is not zero.
 func (c *sparseCounts) forEach(f func(at int32, n int)) {
 	for _, x := range c.sorted {
 		f(x.at, int(x.n))

@@ -9,7 +9,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Verb is an operation of an extender.
+// Verb is an operation that a scheduler extender may implement.
 type Verb uint8
 
 const (
@@ -19,8 +19,8 @@ const (
 	VerbBind
 )
 
-// Extender is an external service that takes part in scheduling. The implementation checks its
-// responses: they contain only nodes and pods of the request.
+// Extender is an external service that takes part in scheduling. An implementation must check the
+// responses of the service: the results contain only nodes and pods of the request.
 type Extender interface {
 	Name() string
 	Does(v Verb) bool
@@ -39,14 +39,14 @@ type Extender interface {
 	Bind(ctx context.Context, pod *v1.Pod, node string) error
 }
 
-// Victims are the pods that must be evicted from a node.
+// Victims are the pods on one node that preemption evicts.
 type Victims struct {
 	Pods []*PodInfo
-	// Violations is how many of them a PodDisruptionBudget protects.
+	// Violations is how many of these evictions violate a PodDisruptionBudget.
 	Violations int
 }
 
-// Asked returns the extenders that support the verb and are interested in the pod.
+// Asked returns the extenders of the list that implement the verb and are interested in the pod.
 func Asked(list []Extender, v Verb, pod *PodInfo) []Extender {
 	var out []Extender
 	for _, e := range list {
@@ -57,7 +57,9 @@ func Asked(list []Extender, v Verb, pod *PodInfo) []Extender {
 	return out
 }
 
-// runExtenderFilters removes the nodes that the extenders refuse, one extender after the other.
+// runExtenderFilters calls the Filter of each extender in asked, and removes the refused nodes from
+// the feasible nodes r.fit. An error of an extender that is not ignorable is returned. If no node
+// is left, the reasons are added to why.
 func runExtenderFilters(ctx context.Context, asked []Extender, c *Cycle, r *scratch, why *FitError) error {
 	for _, e := range asked {
 		if len(r.fit) == 0 {
@@ -84,8 +86,8 @@ func runExtenderFilters(ctx context.Context, asked []Extender, c *Cycle, r *scra
 	return nil
 }
 
-// addExtenderScores adds the extenders' scores. An extender that fails adds nothing, as in
-// kube-scheduler.
+// addExtenderScores adds the scores of the extenders in asked to the totals of the feasible nodes.
+// An extender that fails adds nothing, as in kube-scheduler.
 func addExtenderScores(ctx context.Context, asked []Extender, c *Cycle, r *scratch) {
 	for _, e := range asked {
 		scores, err := e.Prioritize(ctx, c.Pod.Pod, r.fit)
@@ -98,7 +100,8 @@ func addExtenderScores(ctx context.Context, asked []Extender, c *Cycle, r *scrat
 	}
 }
 
-// bindBy binds with the extender that binds this pod. It returns false if none exists.
+// bindBy binds the pod with the first extender that implements Bind and is interested in the pod.
+// It returns false if there is none.
 func (p *Profile) bindBy(ctx context.Context, c *Cycle, node string) (*Status, bool) {
 	asked := Asked(p.Extenders, VerbBind, c.Pod)
 	if len(asked) == 0 {
@@ -110,7 +113,8 @@ func (p *Profile) bindBy(ctx context.Context, c *Cycle, node string) (*Status, b
 	return nil, true
 }
 
-// Brief returns a text from an external source as one line of bounded length.
+// Brief returns a text from an external source as a single line of at most about 256 bytes of valid
+// UTF-8.
 func Brief(text string) string {
 	const most = 256
 	if len(text) > 4*most {

@@ -17,25 +17,26 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Code is the kind of a plugin's result.
+// Code is the kind of a plugin's result for a pod.
 type Code uint8
 
 const (
 	Success Code = iota
-	// Error is a failure of the plugin itself. The pod is tried again.
+	// Error is a failure of the plugin itself. Scheduling of the pod is tried again.
 	Error
-	// Unschedulable means that the pod does not fit. A change of the cluster may resolve it.
+	// Unschedulable means that the pod does not fit now. A change in the cluster, or preemption,
+	// may help.
 	Unschedulable
-	// Unresolvable is like Unschedulable, and removing other pods cannot resolve it.
+	// Unresolvable is like Unschedulable, but preemption of other pods cannot help.
 	Unresolvable
-	// Wait is returned by Permit: delay the binding.
+	// Wait is returned by Permit to delay the binding.
 	Wait
 	// Skip is returned by PreFilter, PreScore and Bind: the plugin has nothing to do for the pod.
 	Skip
 )
 
-// Status is a plugin's result. A nil *Status is success. A Status is immutable, so plugins may
-// return the same one often.
+// Status is a plugin's result for a pod. A nil *Status means success. A Status is immutable, so a
+// plugin may return the same one repeatedly.
 type Status struct {
 	Code    Code
 	Reasons []string
@@ -43,22 +44,24 @@ type Status struct {
 	Plugin  string // the plugin that returned it; set by the framework if empty
 }
 
-// Refuse returns an Unschedulable status.
+// Refuse returns a status with the code Unschedulable: the plugin refuses the pod for the given
+// reasons.
 func Refuse(plugin string, reasons ...string) *Status {
 	return &Status{Code: Unschedulable, Reasons: reasons, Plugin: plugin}
 }
 
-// RefuseForGood returns an Unresolvable status.
+// RefuseForGood returns a status with the code Unresolvable: the plugin refuses the pod, and
+// preemption cannot help.
 func RefuseForGood(plugin string, reasons ...string) *Status {
 	return &Status{Code: Unresolvable, Reasons: reasons, Plugin: plugin}
 }
 
-// Fail returns an Error status.
+// Fail returns a status with the code Error.
 func Fail(plugin string, err error) *Status {
 	return &Status{Code: Error, Reasons: []string{err.Error()}, Err: err, Plugin: plugin}
 }
 
-// SkipStatus says that a plugin has nothing to do for this pod.
+// SkipStatus is the status with the code Skip: the plugin has nothing to do for the pod.
 var SkipStatus = &Status{Code: Skip}
 
 // OK reports whether the status is success.
@@ -94,16 +97,18 @@ func (s *Status) AsError() error {
 	return fmt.Errorf("%s: %s", s.Plugin, s.Message())
 }
 
-// Plugin is a named plugin. It implements the interfaces of its extension points.
+// Plugin is a scheduler plugin. It also implements the interfaces of its extension points.
 type Plugin interface{ Name() string }
 
-// PreEnqueue decides whether a pod may enter the queue.
+// PreEnqueue is an extension point that decides whether a pod may enter the queue. A refused pod is
+// not scheduled until it changes or an event may help.
 type PreEnqueue interface {
 	Plugin
 	PreEnqueue(ctx context.Context, pod *v1.Pod) *Status
 }
 
-// QueueSort orders the queue. A profile has exactly one.
+// QueueSort is the extension point that defines the order of the queue. A profile has exactly one
+// such plugin.
 type QueueSort interface {
 	Plugin
 	Less(a, b *QueuedPod) bool
@@ -116,36 +121,39 @@ type QueuedPod struct {
 	Attempts int
 }
 
-// PreFilter inspects the pod once per cycle. Skip disables the plugin's Filter for this pod. A
-// refusal ends the cycle. A non-nil set restricts the nodes.
+// PreFilter is an extension point that inspects the pod once per cycle. Skip disables the plugin's
+// Filter for this pod. A refusal ends the cycle. If nodes is not nil, only these nodes are
+// considered.
 type PreFilter interface {
 	Plugin
 	PreFilter(ctx context.Context, c *Cycle) (nodes map[string]struct{}, s *Status)
 }
 
-// Filter reports whether the pod fits a node. It runs once per node, so it must be fast and must
-// not block.
+// Filter is an extension point that decides whether the pod fits a node. It runs once per node, so
+// it must be fast and must not block.
 type Filter interface {
 	Plugin
 	Filter(ctx context.Context, c *Cycle, n *NodeInfo) *Status
 }
 
-// PostFilter runs if no node fits, to free capacity. The first success ends the search. Its message
-// becomes part of the explanation.
+// PostFilter is an extension point that runs if no node fits, to make room by preemption. The first
+// plugin that returns success ends the search. The message of the status becomes part of the
+// reported reason.
 type PostFilter interface {
 	Plugin
 	PostFilter(ctx context.Context, c *Cycle, why *FitError) (nominatedNode string, s *Status)
 }
 
-// Preempts is a PostFilter that evicts pods of lower priority.
+// Preempts is a PostFilter plugin that evicts pods of lower priority.
 type Preempts interface {
 	PostFilter
-	// Order returns the pods in the order in which they are spared: pods that a budget protects
-	// first, then the important ones.
+	// Order returns the pods in the order in which preemption spares them. Pods that a
+	// PodDisruptionBudget protects come first, then the more important ones.
 	Order(pods []*PodInfo) []*PodInfo
 }
 
-// PreScore inspects the feasible nodes once per cycle. Skip disables the plugin's Score.
+// PreScore is an extension point that inspects the feasible nodes once per cycle. Skip disables the
+// plugin's Score for this pod.
 type PreScore interface {
 	Plugin
 	PreScore(ctx context.Context, c *Cycle, nodes []*NodeInfo) *Status
@@ -154,52 +162,57 @@ type PreScore interface {
 // MaxScore is the highest normalized score.
 const MaxScore int64 = 100
 
-// Score scores a feasible node, from 0 to MaxScore after normalization.
+// Score is an extension point that scores a feasible node. The score must be from 0 to MaxScore, if
+// necessary after NormalizeScore.
 type Score interface {
 	Plugin
 	Score(ctx context.Context, c *Cycle, n *NodeInfo) (int64, *Status)
 }
 
-// NormalizeScore scales the scores of all nodes to 0 to MaxScore.
+// NormalizeScore is an extension point that scales the scores of the plugin for all nodes to the
+// range from 0 to MaxScore, in place.
 type NormalizeScore interface {
 	Score
 	NormalizeScore(ctx context.Context, c *Cycle, scores []int64) *Status
 }
 
-// Reserve reserves what the pod needs on the node. Unreserve reverts it, and is also called if
-// Reserve was not.
+// Reserve is an extension point that reserves resources of the node for the pod after the node was
+// chosen. Unreserve reverts it. Unreserve may also be called for a plugin that has not reserved
+// anything.
 type Reserve interface {
 	Plugin
 	Reserve(ctx context.Context, c *Cycle, node string) *Status
 	Unreserve(ctx context.Context, c *Cycle, node string)
 }
 
-// Permit allows, refuses, or delays (Wait) the binding, at most for the returned time. A delayed
-// pod is allowed or rejected through Handle.Waiting.
+// Permit is an extension point that allows, refuses or delays (Wait) the binding. The duration is
+// the maximum delay. A delayed pod is allowed or rejected through Handle.Waiting.
 type Permit interface {
 	Plugin
 	Permit(ctx context.Context, c *Cycle, node string) (*Status, time.Duration)
 }
 
-// PreBind does the work that must precede the binding. It may take long.
+// PreBind is an extension point for work that must precede the binding, such as provisioning
+// volumes. It may take long.
 type PreBind interface {
 	Plugin
 	PreBind(ctx context.Context, c *Cycle, node string) *Status
 }
 
-// Bind binds the pod. Skip leaves the binding to the next plugin.
+// Bind is an extension point that binds the pod to the node. Skip leaves the binding to the next
+// plugin.
 type Bind interface {
 	Plugin
 	Bind(ctx context.Context, c *Cycle, node string) *Status
 }
 
-// PostBind is called after a pod was bound.
+// PostBind is an extension point that runs after the pod was bound.
 type PostBind interface {
 	Plugin
 	PostBind(ctx context.Context, c *Cycle, node string)
 }
 
-// Event is a change of the cluster that may make an unschedulable pod fit.
+// Event is a kind of change in the cluster that may make an unschedulable pod fit.
 type Event string
 
 const (
@@ -221,27 +234,27 @@ const (
 	GroupChanged       Event = "GroupChanged" // a PodGroup, or a property that its pods share; the object is a GroupKey
 )
 
-// PodUpdate is the object of PodUpdated. Old is nil if it is unknown.
+// PodUpdate is the object of the event PodUpdated. Old is nil if the previous state is unknown.
 type PodUpdate struct{ Old, Now *v1.Pod }
 
-// Requeue determines which events may resolve a refusal by this plugin. A plugin without Requeue is
-// retried on every event.
+// Requeue is implemented by plugins that can tell which events may make a pod fit that they have
+// refused. Pods that a plugin without it refused are retried after every event.
 type Requeue interface {
 	Plugin
-	// MayHelp evaluates one event for a pod that this plugin refused. obj is the current object, or
-	// the last state of a deleted one.
+	// MayHelp reports whether the event may make the pod fit, which this plugin refused. obj is the
+	// changed object, or the last state of a deleted one.
 	MayHelp(e Event, pod *v1.Pod, obj any) bool
 }
 
-// Cycle is the state of one scheduling attempt: the pod, the snapshot, and data that plugins share
-// between their extension points. It is used by one goroutine at a time. The snapshot is valid up
-// to Permit; data for later points is stored with Put.
+// Cycle is the state of one scheduling attempt: the pod, the snapshot, and data that plugins pass
+// between their extension points. It is used by one goroutine at a time. The snapshot is valid
+// until the end of Permit; data for later extension points is stored with Put.
 type Cycle struct {
 	Pod      *PodInfo
 	Snapshot *Snapshot
-	// With and Without are the pods by which the node that Filter receives differs from the
-	// snapshot: pods that are added and pods that are removed. The node's own lists and sums
-	// include the difference; the counts of the Index do not.
+	// With and Without are the pods by which the node that Filter receives differs from the same
+	// node in the snapshot: added pods and removed pods. The node's own lists and sums include the
+	// difference; the counts of the Index do not.
 	With, Without []*PodInfo
 
 	data    []pluginData
@@ -249,10 +262,10 @@ type Cycle struct {
 	noScore uint64
 }
 
-// NewCycle starts an attempt.
+// NewCycle returns the state of a new scheduling attempt for a pod on a snapshot.
 func NewCycle(pod *PodInfo, s *Snapshot) *Cycle { return &Cycle{Pod: pod, Snapshot: s} }
 
-// Put stores a value for the plugin.
+// Put stores a value for the named plugin, which Get returns at later extension points.
 func (c *Cycle) Put(plugin string, v any) {
 	for i := range c.data {
 		if c.data[i].plugin == plugin {
@@ -263,15 +276,15 @@ func (c *Cycle) Put(plugin string, v any) {
 	c.data = append(c.data, pluginData{plugin, v})
 }
 
-// pluginData is the value of one plugin. A list is used because few plugins store one, and they
-// read it for every node.
+// pluginData is the value that one plugin stored in a Cycle. A Cycle uses a list and not a map,
+// because few plugins store a value, and they read it for every node.
 type pluginData struct {
 	plugin string
 	value  any
 }
 
-// More returns by how many matching pods the node that Filter receives exceeds the counts of the
-// Index.
+// More returns the number of pods in With for which has returns true, minus the number of such pods
+// in Without. A Filter adds it to the counts of the Index for the node.
 func (c *Cycle) More(has func(*PodInfo) bool) int {
 	n := 0
 	for _, pod := range c.With {

@@ -2,8 +2,8 @@ package framework
 
 import v1 "k8s.io/api/core/v1"
 
-// GangScheduling is the name of the plugin that delays pods in Permit until enough pods of their
-// group have a node. A profile without it places the pods of groups like any other pods.
+// GangScheduling is the name of the plugin with a Permit that delays pods until enough pods of
+// their PodGroup have a node. A profile without it places the pods of groups like any other pods.
 const GangScheduling = "GangScheduling"
 
 // GroupKey names a PodGroup.
@@ -18,17 +18,19 @@ func GroupOf(pod *v1.Pod) (GroupKey, bool) {
 	return GroupKey{pod.Namespace, *g.PodGroupName}, true
 }
 
-// Group is the state of a PodGroup and its pods. Terminal and terminating pods are not counted.
+// Group is the scheduling state of a PodGroup and its pods. Terminal and terminating pods are not
+// counted.
 type Group struct {
 	GroupKey
-	// Known reports that the PodGroup exists.
+	// Known means that the PodGroup object exists.
 	Known bool
-	// Least is how many of its pods must be placed together; 1 if each may be placed alone.
+	// Least is how many pods of the group must be placed together (minCount); 1 if each pod may be
+	// placed alone.
 	Least int
-	// Able is the number of pods that have a node or may get one. Placed is the number of pods that
-	// are bound or assumed.
+	// Able is the number of pods that have a node or are not held back by scheduling gates. Placed
+	// is the number of pods that are bound or assumed on a node.
 	Able, Placed int
-	// Mixed reports that its pods name different schedulers.
+	// Mixed means that the pods of the group name different schedulers.
 	Mixed bool
 }
 

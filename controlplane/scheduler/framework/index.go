@@ -9,15 +9,17 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 )
 
-// Limits of the cached results of an index. Above them the least recently used quarter is dropped.
+// Maximum numbers of PodSets and Topologies that an Index caches. When a limit is reached, the
+// least recently used quarter is dropped.
 const (
 	maxSets       = 4096
 	maxTopologies = 512
 )
 
-// Index counts the pods of a snapshot: per rule (one PodSet for each requested Peers) and per
-// affinity term of the pods. It is updated node by node, so the cost of a change does not depend on
-// the size of the cluster. It is owned by the goroutine that owns the snapshot.
+// Index counts the pods of a snapshot for rules about other pods. It counts, per node, the pods
+// that rules select (PodSet), and, per topology domain, the pods with the same affinity term
+// (Carried). It is updated node by node, so the cost of a change does not depend on the size of the
+// cluster. Only the goroutine that owns the snapshot may use it.
 type Index struct {
 	namespaces Namespaces                        // replaced, never modified
 	nodes      []*NodeInfo                       // by slot; slot 0 is unused
@@ -51,8 +53,8 @@ func NewIndex() *Index {
 	return x
 }
 
-// SetNamespaces sets the labels of all namespaces. It drops the pod sets that change with the
-// labels.
+// SetNamespaces sets the labels of all namespaces. It drops the PodSets with a namespace selector
+// that now selects other namespaces.
 func (x *Index) SetNamespaces(now Namespaces) {
 	was := x.namespaces
 	x.namespaces = now
@@ -83,7 +85,8 @@ func (x *Index) SetNamespaces(now Namespaces) {
 // Namespaces returns the labels of all namespaces.
 func (x *Index) Namespaces() Namespaces { return x.namespaces }
 
-// Replace replaces one node of the snapshot; nil means that the node is added or removed.
+// Replace replaces the state of one node in the index. old is nil if the node is added, and now is
+// nil if it is removed.
 func (x *Index) Replace(old, now *NodeInfo) {
 	switch {
 	case old == nil && now == nil:
@@ -113,14 +116,15 @@ func (x *Index) Replace(old, now *NodeInfo) {
 	}
 }
 
-// sameTopology reports whether the nodes are equal for all counts.
+// sameTopology reports whether two states of a node have the same name, labels, taints and
+// unschedulable flag. The counts of topology domains then stay valid.
 func sameTopology(a, b *v1.Node) bool {
 	return a == b || a.Name == b.Name && maps.Equal(a.Labels, b.Labels) &&
 		a.Spec.Unschedulable == b.Spec.Unschedulable && equality.Semantic.DeepEqual(a.Spec.Taints, b.Spec.Taints)
 }
 
-// podDifference returns the pods that are only in one of the lists. Most positions hold the same
-// pod in both.
+// podDifference returns the pods that are only in old (gone) and only in now (came). It is fast if
+// most positions of the lists hold the same pod.
 func podDifference(old, now []*PodInfo) (gone, came []*PodInfo) {
 	for i := range max(len(old), len(now)) {
 		switch {
@@ -164,7 +168,8 @@ func (x *Index) addNode(n *NodeInfo) {
 	}
 }
 
-// removeNode removes a node. Its pods must no longer be counted.
+// removeNode removes a node from the index. The pods of the node must have been removed from the
+// counts before.
 func (x *Index) removeNode(n *NodeInfo) {
 	for _, t := range x.topologies {
 		t.removeNode(n)
@@ -179,7 +184,7 @@ func (x *Index) removeNode(n *NodeInfo) {
 	x.free = append(x.free, n.slot)
 }
 
-// countPod adds by times the pod to the counts of the node.
+// countPod adds a pod on a node to the counts if by is 1, and removes it if by is -1.
 func (x *Index) countPod(pod *PodInfo, n *NodeInfo, by int) {
 	x.classOf(pod.Pod).addPods(x, n.slot, by)
 	for i, name := range pod.Claims {
@@ -208,10 +213,10 @@ func (x *Index) countPod(pod *PodInfo, n *NodeInfo, by int) {
 
 type claimID struct{ namespace, name string }
 
-// ClaimUsers returns how many pods use the claim.
+// ClaimUsers returns how many pods on nodes use the PersistentVolumeClaim.
 func (x *Index) ClaimUsers(namespace, name string) int { return x.claims[claimID{namespace, name}] }
 
-// PodSet counts, per node, the pods that match all of some Peers.
+// PodSet counts, per node, the pods that match all of its Peers.
 type PodSet struct {
 	id      string
 	peers   []*Peers
@@ -230,7 +235,7 @@ func (s *PodSet) matchesAll(p *podSubject, namespaces Namespaces) bool {
 	return true
 }
 
-// OnNode returns how many of the pods are on the node.
+// OnNode returns how many pods of the set are on the node.
 func (s *PodSet) OnNode(n *NodeInfo) int { return s.perNode.value(n.slot) }
 
 func (s *PodSet) addPods(slot int32, by int) {
@@ -240,7 +245,8 @@ func (s *PodSet) addPods(slot int32, by int) {
 	}
 }
 
-// Set returns the set of the pods that match all of the Peers.
+// Set returns the PodSet of the pods that match all of the given Peers. It is created and counted
+// if the index does not have it.
 func (x *Index) Set(peers ...*Peers) *PodSet {
 	id := peers[0].ID
 	for _, p := range peers[1:] {
@@ -266,7 +272,7 @@ func (x *Index) Set(peers ...*Peers) *PodSet {
 	return s
 }
 
-// evictSets drops sets.
+// evictSets removes PodSets from the index.
 func (x *Index) evictSets(list []*PodSet) {
 	if len(list) == 0 {
 		return
@@ -285,7 +291,8 @@ func (x *Index) evictSets(list []*PodSet) {
 	}
 }
 
-// leastRecentlyUsed returns the quarter of the entries that was used least recently.
+// leastRecentlyUsed returns the quarter of the map's values with the lowest result of used, which
+// is the time of the last use.
 func leastRecentlyUsed[K comparable, T any](m map[K]T, used func(T) uint64) []T {
 	list := slices.SortedFunc(maps.Values(m), func(a, b T) int { return int(int64(used(a) - used(b))) })
 	return list[:(len(list)+3)/4]
@@ -297,7 +304,7 @@ type carriedID struct {
 	weight     int64
 }
 
-// carries is the kind of a term.
+// carries is the kind of an affinity term: required anti-affinity, preferred, or required affinity.
 type carries uint8
 
 const (
@@ -306,7 +313,8 @@ const (
 	carriesRequired
 )
 
-// Carried counts the pods that have the same term, per domain of its topology key.
+// Carried counts the pods on nodes with the same affinity term, per domain of the term's topology
+// key.
 type Carried struct {
 	term   Term
 	id     carriedID
@@ -315,11 +323,11 @@ type Carried struct {
 	all    int          // including pods on nodes without the key
 }
 
-// Term returns the term.
+// Term returns the affinity term that the counted pods have.
 func (c *Carried) Term() Term { return c.term }
 
-// Weight returns the weight of a preferred term. A required term has no weight of its own; hard is
-// returned.
+// Weight returns the weight of a preferred term. For a required affinity term, which has no weight
+// of its own, it returns hard.
 func (c *Carried) Weight(hard int64) int64 {
 	if c.id.how == carriesRequired {
 		return hard
@@ -327,13 +335,14 @@ func (c *Carried) Weight(hard int64) int64 {
 	return c.term.Weight
 }
 
-// At returns the domain of the node for the term's topology key.
+// At returns the domain of the node for the term's topology key; NoDomain if the node does not have
+// the key.
 func (c *Carried) At(n *NodeInfo) Domain { return c.values.domainOf(n) }
 
-// Pods returns how many pods in the domain have the term.
+// Pods returns how many pods on the nodes of a domain have the term.
 func (c *Carried) Pods(at Domain) int { return c.pods.value(int32(at)) }
 
-// Any reports whether a pod in any domain has the term.
+// Any reports whether a pod on any node with the topology key has the term.
 func (c *Carried) Any() bool { return c.pods.used > 0 }
 
 func (x *Index) countTerm(t Term, how carries, n *NodeInfo, by int) {
@@ -359,11 +368,12 @@ func (x *Index) countTerm(t Term, how carries, n *NodeInfo, by int) {
 	}
 }
 
-// Avoiding returns the anti-affinity terms of pods on nodes that match this pod.
+// Avoiding returns the required anti-affinity terms of pods on nodes that select the given pod.
+// They forbid the pod in their domains.
 func (x *Index) Avoiding(pod *v1.Pod) []*Carried { return termsMatching(&x.avoided, pod, x.namespaces) }
 
-// Weighing returns the preferred and required affinity terms of pods on nodes that match this pod,
-// for scoring.
+// Weighing returns the preferred terms and required affinity terms of pods on nodes that select the
+// given pod. They contribute to its scores.
 func (x *Index) Weighing(pod *v1.Pod) []*Carried { return termsMatching(&x.weighed, pod, x.namespaces) }
 
 func termsMatching(index *peerIndex[*Carried], pod *v1.Pod, namespaces Namespaces) []*Carried {

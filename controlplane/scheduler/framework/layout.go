@@ -2,7 +2,7 @@ package framework
 
 import "slices"
 
-// Point is an extension point, named as in a KubeSchedulerConfiguration.
+// Point is the name of an extension point, as in a KubeSchedulerConfiguration.
 type Point string
 
 const (
@@ -26,7 +26,7 @@ func Points() []Point {
 		AtPreBind, AtBind, AtPostBind}
 }
 
-// Has reports whether the plugin implements the extension point.
+// Has reports whether the plugin implements this extension point.
 func (at Point) Has(p Plugin) bool {
 	ok := false
 	switch at {
@@ -58,10 +58,11 @@ func (at Point) Has(p Plugin) bool {
 	return ok
 }
 
-// Layout lists the plugins of each extension point, in order. Weights apply to AtScore only.
+// Layout lists the plugins of each extension point, in the order in which they run. Weights apply
+// to AtScore only.
 type Layout map[Point][]Weighted
 
-// pluginsOfType returns the plugins of the list that implement T.
+// pluginsOfType returns the plugins of the list that implement the interface T.
 func pluginsOfType[T any](list []Weighted) []T {
 	var out []T
 	for _, w := range list {

@@ -1,7 +1,7 @@
 package framework
 
-// Normalize scales the scores so that the highest becomes MaxScore. If reverse is set, the lowest
-// score becomes the best.
+// Normalize scales the scores in place so that the highest becomes MaxScore. If reverse is set, the
+// lowest scores become the best: a score of 0 becomes MaxScore, and the highest becomes 0.
 func Normalize(scores []int64, reverse bool) {
 	var most int64
 	for _, s := range scores {

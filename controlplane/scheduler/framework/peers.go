@@ -10,9 +10,10 @@ import (
 	"k8s.io/apimachinery/pkg/selection"
 )
 
-// Peers selects pods for a rule: by a label selector, in some namespaces. It is immutable.
+// Peers selects pods by a label selector in some namespaces, for an affinity term or another rule
+// about pods. It is immutable.
 type Peers struct {
-	// ID is equal for Peers that select the same pods.
+	// ID is a text that is equal for Peers with equal selectors and namespaces.
 	ID string
 
 	namespaces         []string        // sorted
@@ -22,12 +23,13 @@ type Peers struct {
 	buckets            []bucket // buckets in which an index may store it; any of them
 }
 
-// bucket is a key by which an index stores Peers: a namespace ("" = several) and one label that
-// every matching pod has ("" = no such label).
+// bucket is a key under which a peerIndex stores Peers: a namespace ("" = several) and one label
+// that every matching pod must have (key "" = no such label).
 type bucket struct{ namespace, key, value string }
 
-// NewPeers returns the Peers of an affinity term. own is the namespace of the pod with the term; it
-// applies if the term names no namespace.
+// NewPeers returns the Peers of an affinity term with the given namespaces and selectors. own is
+// the namespace of the pod with the term; it is used if the term has neither namespaces nor a
+// namespace selector.
 func NewPeers(own string, namespaces []string, nsSelector, selector *metav1.LabelSelector) *Peers {
 	p := &Peers{selector: asSelector(selector)}
 	if nsSelector != nil {
@@ -39,13 +41,14 @@ func NewPeers(own string, namespaces []string, nsSelector, selector *metav1.Labe
 	return p.initialize()
 }
 
-// PeersIn selects the pods of one namespace that match the selector and are not terminating.
+// PeersIn returns the Peers that select the pods of one namespace which match the selector and are
+// not terminating.
 func PeersIn(namespace string, selector labels.Selector) *Peers {
 	p := &Peers{namespaces: []string{namespace}, selector: selector, excludeTerminating: true}
 	return p.initialize()
 }
 
-// asSelector converts a selector. A nil or invalid selector matches nothing.
+// asSelector converts a label selector. The result for a nil or invalid selector matches nothing.
 func asSelector(s *metav1.LabelSelector) labels.Selector {
 	sel, err := metav1.LabelSelectorAsSelector(s)
 	if err != nil {
@@ -99,15 +102,15 @@ func selectorString(s labels.Selector) string {
 	return s.String()
 }
 
-// Namespaces maps namespaces to their labels.
+// Namespaces maps the names of namespaces to their labels.
 type Namespaces map[string]labels.Set
 
-// Has reports whether the Peers select the pod.
+// Has reports whether the Peers select the pod. namespaces are the labels of all namespaces.
 func (p *Peers) Has(pod *v1.Pod, namespaces Namespaces) bool {
 	return p.matches(subjectOf(pod), namespaces)
 }
 
-// podSubject is the part of a pod that Peers evaluate.
+// podSubject contains the properties of a pod on which the result of Peers.Has depends.
 type podSubject struct {
 	namespace   string
 	labels      labels.Set
@@ -125,7 +128,7 @@ func (p *Peers) matches(s *podSubject, namespaces Namespaces) bool {
 	return p.HasNamespace(s.namespace, namespaces[s.namespace]) && p.selector.Matches(s.labels)
 }
 
-// HasNamespace reports whether pods of a namespace with these labels can match.
+// HasNamespace reports whether the Peers select the namespace with the given name and labels.
 func (p *Peers) HasNamespace(name string, set labels.Set) bool {
 	if slices.Contains(p.namespaces, name) {
 		return true
@@ -133,7 +136,7 @@ func (p *Peers) HasNamespace(name string, set labels.Set) bool {
 	return p.nsSelector != nil && p.nsSelector.Matches(set)
 }
 
-// MayMean reports whether the pod can match, whatever the labels of its namespace.
+// MayMean reports whether the Peers can select the pod, for any labels of its namespace.
 func (p *Peers) MayMean(pod *v1.Pod) bool {
 	if p.nsSelector == nil && !slices.Contains(p.namespaces, pod.Namespace) {
 		return false
@@ -141,25 +144,26 @@ func (p *Peers) MayMean(pod *v1.Pod) bool {
 	return p.selector.Matches(labels.Set(pod.Labels))
 }
 
-// BySelector reports whether the namespaces are selected by labels.
+// BySelector reports whether the Peers have a namespace selector.
 func (p *Peers) BySelector() bool { return p.nsSelector != nil }
 
-// Term is a parsed affinity term of a pod.
+// Term is one parsed affinity or anti-affinity term of a pod.
 type Term struct {
 	*Peers
 	Key    string // topology key
 	Weight int64  // weight of a preferred term; negative for anti-affinity
 }
 
-// Affinity is a pod's parsed inter-pod affinity.
+// Affinity contains the parsed inter-pod affinity and anti-affinity terms of a pod.
 type Affinity struct {
 	Required []Term // required affinity
 	Avoided  []Term // required anti-affinity
-	// Preferred are the preferred terms. Weights of anti-affinity are negative.
+	// Preferred are the preferred terms of both kinds. The weights of anti-affinity terms are
+	// negative.
 	Preferred []Term
 }
 
-// AffinityOf returns the affinity of a pod; nil if it has no terms.
+// AffinityOf returns the inter-pod affinity of a pod, or nil if the pod has no terms.
 func AffinityOf(pod *v1.Pod) *Affinity {
 	a := pod.Spec.Affinity
 	if a == nil || a.PodAffinity == nil && a.PodAntiAffinity == nil {
@@ -198,8 +202,8 @@ func newTerm(pod *v1.Pod, t *v1.PodAffinityTerm, weight int64) Term {
 	return Term{Peers: NewPeers(pod.Namespace, t.Namespaces, t.NamespaceSelector, t.LabelSelector), Key: t.TopologyKey, Weight: weight}
 }
 
-// peerIndex finds the items with Peers that match a pod, without checking items of other namespaces
-// and labels.
+// peerIndex finds the items with Peers that select a pod. It does not check items for other
+// namespaces and labels.
 type peerIndex[T comparable] struct {
 	peersOf func(T) *Peers
 	buckets map[bucket][]T
@@ -209,7 +213,8 @@ func newPeerIndex[T comparable](of func(T) *Peers) peerIndex[T] {
 	return peerIndex[T]{peersOf: of, buckets: make(map[bucket][]T)}
 }
 
-// addItem adds the item to its smallest bucket: a label that all pods have is not selective.
+// addItem adds the item to the smallest of its possible buckets, because a label that all pods have
+// is not selective.
 func (x *peerIndex[T]) addItem(item T) {
 	at := slices.MinFunc(x.peersOf(item).buckets, func(a, b bucket) int { return len(x.buckets[a]) - len(x.buckets[b]) })
 	x.buckets[at] = append(x.buckets[at], item)
@@ -231,7 +236,7 @@ func (x *peerIndex[T]) removeItem(item T) {
 	}
 }
 
-// forEachMatch calls f for every item with Peers that match the pod.
+// forEachMatch calls f for every item with Peers that select the pod.
 func (x *peerIndex[T]) forEachMatch(pod *podSubject, namespaces Namespaces, f func(T)) {
 	if len(x.buckets) == 0 {
 		return

@@ -2,20 +2,22 @@ package framework
 
 import v1 "k8s.io/api/core/v1"
 
-// maxPerNode limits the number of functions for which an index caches results per node. Above it
-// the least recently used functions are dropped.
+// maxPerNode is how many PerNode caches an Index holds. When it is reached, the least recently used
+// quarter is dropped.
 const maxPerNode = 512
 
-// PerNode caches, for each node, a number that depends only on its name, labels, taints and cordon.
-// It is computed when it is first needed, and again after one of these has changed.
+// PerNode caches, for each node, a number that depends only on the node's name, labels, taints and
+// unschedulable flag. It is computed when it is first needed, and again after one of these
+// properties has changed.
 type PerNode struct {
 	compute func(n *v1.Node) int32
 	cached  []int32 // by slot: the number plus 1; 0 = not computed
 	used    uint64
 }
 
-// PerNode returns the cache with an ID. If none exists, prepare returns the function that
-// computes the number. Equal IDs must mean equal functions. The result is nil if prepare fails.
+// PerNode returns the cache with the given ID. If it does not exist, prepare is called, which
+// returns the function that computes the number of a node. Equal IDs must mean equal functions. The
+// result is nil if prepare returns false.
 func (x *Index) PerNode(id string, prepare func() (of func(n *v1.Node) int32, ok bool)) *PerNode {
 	x.clock++
 	p := x.perNode[id]
@@ -41,7 +43,8 @@ func (x *Index) PerNode(id string, prepare func() (of func(n *v1.Node) int32, ok
 	return p
 }
 
-// Of returns the number of a node, which is not negative.
+// Of returns the number of a node. It computes the number if it is not cached. The number must not
+// be negative.
 func (p *PerNode) Of(n *NodeInfo) int32 {
 	if n.slot == 0 {
 		return p.compute(n.Node)

@@ -16,13 +16,14 @@ import (
 // StorageClassLookup returns a StorageClass by name.
 type StorageClassLookup func(name string) (*storagev1.StorageClass, bool)
 
-// Weighted is a plugin with the weight of its score; 0 means 1.
+// Weighted is a plugin with the weight of its score; a weight of 0 means 1.
 type Weighted struct {
 	Plugin Plugin
 	Weight int64
 }
 
-// Profile is the plugins of one schedulerName by extension point. It is immutable.
+// Profile contains the plugins for the pods of one schedulerName, by extension point. It is
+// immutable once it is used.
 type Profile struct {
 	QueueSort   QueueSort
 	PreEnqueues []PreEnqueue
@@ -44,11 +45,11 @@ type Profile struct {
 	filterIndex map[string]int
 	scoreIndex  map[string]int
 
-	scratchPool sync.Pool // of *room
+	scratchPool sync.Pool // of *scratch
 }
 
 // NewProfile returns a profile in which each plugin runs at all extension points that it
-// implements, in order.
+// implements. Plugins run in the given order.
 func NewProfile(plugins ...Weighted) (*Profile, error) {
 	seen := make(map[string]bool)
 	for _, w := range plugins {
@@ -110,19 +111,19 @@ func NewProfileOf(l Layout) (*Profile, error) {
 	return p, nil
 }
 
-// Options are the inputs of an attempt in addition to the snapshot and the pod.
+// Options are the inputs of Profile.Schedule in addition to the snapshot and the pod.
 type Options struct {
-	// Sample is how many feasible nodes are enough; 0 = all.
+	// Sample is how many feasible nodes must be found before filtering stops; 0 = filter all nodes.
 	Sample int
 	// Start is the index of the first node to filter.
 	Start int
-	// Rand breaks ties; if nil, the first node is chosen.
+	// Rand chooses among nodes with the same score. If it is nil, the first node is chosen.
 	Rand *rand.Rand
 }
 
-// SampleSize returns how many feasible nodes are enough in a cluster of n nodes: all of them up to
-// 100, otherwise percent of them, but at least 100. 0 percent means a share that decreases with the
-// number of nodes.
+// SampleSize returns how many feasible nodes must be found before filtering stops, in a cluster of
+// n nodes. Up to 100 nodes the result is n. Otherwise it is the given percentage of n, but at least
+// 100. 0 percent means a percentage that decreases with the number of nodes.
 func SampleSize(n, percent int) int {
 	const least = 100
 	if n <= least {
@@ -134,7 +135,7 @@ func SampleSize(n, percent int) int {
 	return max(n*percent/100, least)
 }
 
-// Result is the chosen node.
+// Result is the node that Profile.Schedule chose.
 type Result struct {
 	Node      string
 	Score     int64
@@ -143,28 +144,28 @@ type Result struct {
 	Total     int
 }
 
-// Explain returns the result as text for a timeline.
+// Explain returns the result as text for the pod's timeline.
 func (r Result) Explain() string {
 	return fmt.Sprintf("filtered %d of %d nodes, score %d on %s", r.Evaluated-r.Feasible, r.Total, r.Score, r.Node)
 }
 
-// FitError explains why no node fits the pod.
+// FitError is the error that no node fits the pod, with the reasons.
 type FitError struct {
 	Total     int
 	Reasons   map[string]int  // number of nodes by reason
 	Plugins   map[string]bool // plugins that refused
 	PreFilter string          // a refusal by PreFilter, which applies to all nodes; "" = none
 	Post      string          // message of PostFilter
-	// Mendable are the nodes on which removing pods may help.
+	// Mendable are the nodes on which preemption of pods may help.
 	Mendable []*NodeInfo
 }
 
-// MayMend reports whether removing pods from the node may help.
+// MayMend reports whether preemption of pods on the named node may help.
 func (e *FitError) MayMend(node string) bool {
 	return slices.ContainsFunc(e.Mendable, func(n *NodeInfo) bool { return n.Node.Name == node })
 }
 
-// NoNodes is the explanation if the cluster has no nodes.
+// NoNodes is the message of a FitError if the cluster has no nodes.
 const NoNodes = "no nodes available to schedule pods"
 
 // Error returns the explanation in the format of kube-scheduler.
@@ -189,11 +190,11 @@ func (e *FitError) Error() string {
 	return msg
 }
 
-// noNodes stands for the refusing plugin if there are no nodes. It has no hints, so every event
-// causes a retry.
+// noNodes takes the place of the refusing plugin if the cluster has no nodes. Because it is no
+// plugin with a Requeue, every event causes a retry.
 const noNodes = "NoNodes"
 
-// RefusedBy returns the plugins that refused the pod. The result is never empty.
+// RefusedBy returns the names of the plugins that refused the pod. The result is never empty.
 func (e *FitError) RefusedBy() map[string]bool {
 	if len(e.Plugins) == 0 { // no nodes: any event that adds one helps
 		return map[string]bool{noNodes: true}
@@ -212,8 +213,8 @@ func (e *FitError) addRefusal(s *Status, plugin string, nodes int) {
 	}
 }
 
-// Schedule finds the best node for the cycle's pod. It changes nothing but the cycle. The error is
-// *FitError if no node fits; any other error means that a plugin failed.
+// Schedule chooses the best node for the cycle's pod. It modifies only the cycle. The error is
+// *FitError if no node fits; any other error means that a plugin or an extender failed.
 func (p *Profile) Schedule(ctx context.Context, c *Cycle, o Options) (Result, error) {
 	nodes := c.Snapshot.Nodes
 	why := &FitError{Total: len(nodes), Reasons: make(map[string]int), Plugins: make(map[string]bool)}
@@ -258,7 +259,7 @@ func (p *Profile) Schedule(ctx context.Context, c *Cycle, o Options) (Result, er
 	return res, nil
 }
 
-// nodesNamed returns the nodes of the snapshot with these names, sorted.
+// nodesNamed returns the nodes of the snapshot with the names in only, sorted by name.
 func nodesNamed(s *Snapshot, only map[string]struct{}) []*NodeInfo {
 	out := make([]*NodeInfo, 0, len(only))
 	for name := range only {
@@ -305,8 +306,10 @@ func (p *Profile) preFilter(ctx context.Context, c *Cycle, why *FitError) (map[s
 	return only, nil
 }
 
-// filterNodes filters nodes in a circle from o.Start until enough nodes fit. The result is in
-// r.fit.
+// filterNodes runs the filters for nodes, from o.Start on and around the end of the list, until
+// o.Sample nodes fit. It stores the feasible nodes in r.fit and returns how many nodes it
+// evaluated. The pod's nominated node, if it fits, is the only result. If no node fits, the reasons
+// are added to why.
 func (p *Profile) filterNodes(ctx context.Context, c *Cycle, nodes []*NodeInfo, o Options, why *FitError, r *scratch) (evaluated int, err error) {
 	enough := o.Sample
 	if enough <= 0 || enough > len(nodes) {
@@ -349,7 +352,8 @@ func (p *Profile) filterNodes(ctx context.Context, c *Cycle, nodes []*NodeInfo, 
 	return evaluated, nil
 }
 
-// activeFilters appends the filters that PreFilter did not disable.
+// activeFilters appends to out the filters of the profile that PreFilter has not disabled for this
+// cycle.
 func (p *Profile) activeFilters(c *Cycle, out []Filter) []Filter {
 	for i, f := range p.Filters {
 		if c.skip&(1<<i) == 0 {
@@ -359,15 +363,17 @@ func (p *Profile) activeFilters(c *Cycle, out []Filter) []Filter {
 	return out
 }
 
-// Fits runs all filters for one node. PreFilter must have run.
+// Fits runs all filters for one node and returns the first refusal, or nil. PreFilter must have run
+// in the cycle.
 func (p *Profile) Fits(ctx context.Context, c *Cycle, n *NodeInfo) *Status {
 	s, _ := fitsNode(ctx, p.activeFilters(c, nil), c, n)
 	return s
 }
 
-// fitsNode runs the filters for one node. The pod must fit together with the pods of equal or
-// higher priority that are nominated for the node. It must also fit without them, because some
-// rules require other pods, and nominated pods may still go elsewhere.
+// fitsNode runs the filters for one node and returns the first refusal with the name of the plugin.
+// The pod must fit together with the pods of equal or higher priority that are nominated for the
+// node. It must also fit without them, because some rules require other pods, and nominated pods
+// may still be placed elsewhere.
 func fitsNode(ctx context.Context, active []Filter, c *Cycle, n *NodeInfo) (*Status, string) {
 	if len(c.Snapshot.Nominated) > 0 {
 		if s, name := fitsWithNominated(ctx, active, c, n); !s.OK() {
@@ -405,8 +411,8 @@ func runFilters(ctx context.Context, active []Filter, c *Cycle, n *NodeInfo) (*S
 	return nil, ""
 }
 
-// scoreOne returns the score of the only node that fits. The score does not matter for the choice;
-// the timeline shows it.
+// scoreOne returns the score of the only feasible node. It does not affect the choice; it is shown
+// in the pod's timeline.
 func (p *Profile) scoreOne(ctx context.Context, c *Cycle, r *scratch) (int64, error) {
 	totals, err := p.scoreNodes(ctx, c, r)
 	if err != nil {
@@ -415,7 +421,7 @@ func (p *Profile) scoreOne(ctx context.Context, c *Cycle, r *scratch) (int64, er
 	return totals[0], nil
 }
 
-// scoreNodes returns the sum of the weighted scores of all plugins for each feasible node.
+// scoreNodes returns, for each node in r.fit, the sum of the weighted scores of all plugins.
 func (p *Profile) scoreNodes(ctx context.Context, c *Cycle, r *scratch) ([]int64, error) {
 	fit := r.fit
 	for _, s := range p.PreScores {
@@ -453,7 +459,8 @@ func (p *Profile) scoreNodes(ctx context.Context, c *Cycle, r *scratch) ([]int64
 	return totals, nil
 }
 
-// pickBest returns the index of the highest total, a random one among equals.
+// pickBest returns the index of the highest total. Among equal totals it chooses a random one, or
+// the first one if r is nil.
 func pickBest(totals []int64, r *rand.Rand) int {
 	best, equals := 0, 1
 	for i := 1; i < len(totals); i++ {
@@ -479,8 +486,8 @@ func pickBest(totals []int64, r *rand.Rand) int {
 	}
 }
 
-// PostFilter runs the PostFilter plugins and adds their messages to why. It returns the nominated
-// node.
+// PostFilter runs the PostFilter plugins until one returns success, and adds their messages to why.
+// It returns the nominated node of that plugin, or "".
 func (p *Profile) PostFilter(ctx context.Context, c *Cycle, why *FitError) (nominated string) {
 	for _, f := range p.PostFilters {
 		node, s := f.PostFilter(ctx, c, why)
@@ -494,7 +501,8 @@ func (p *Profile) PostFilter(ctx context.Context, c *Cycle, why *FitError) (nomi
 	return ""
 }
 
-// Reserve runs all Reserve plugins. If one refuses, all are unreserved.
+// Reserve runs the Reserve plugins. If one of them does not return success, it runs Unreserve of
+// all plugins and returns the status.
 func (p *Profile) Reserve(ctx context.Context, c *Cycle, node string) *Status {
 	for _, r := range p.Reserves {
 		if s := r.Reserve(ctx, c, node); !s.OK() {
@@ -505,14 +513,15 @@ func (p *Profile) Reserve(ctx context.Context, c *Cycle, node string) *Status {
 	return nil
 }
 
-// Unreserve runs Unreserve of all plugins in reverse order.
+// Unreserve runs Unreserve of all Reserve plugins, in reverse order.
 func (p *Profile) Unreserve(ctx context.Context, c *Cycle, node string) {
 	for _, r := range slices.Backward(p.Reserves) {
 		r.Unreserve(ctx, c, node)
 	}
 }
 
-// Permit asks every plugin. Waiting maps the plugins that want to wait to how long at most.
+// Permit runs the Permit plugins. It returns the first status that is neither success nor Wait.
+// waiting contains the plugins that delay the binding, with the maximum delay of each.
 func (p *Profile) Permit(ctx context.Context, c *Cycle, node string) (s *Status, waiting map[string]time.Duration) {
 	for _, r := range p.Permits {
 		st, d := r.Permit(ctx, c, node)
@@ -529,7 +538,8 @@ func (p *Profile) Permit(ctx context.Context, c *Cycle, node string) (s *Status,
 	return nil, waiting
 }
 
-// Bind runs PreBind, Bind and PostBind.
+// Bind runs the PreBind plugins, binds the pod with an extender or the first Bind plugin that does
+// not skip it, and runs the PostBind plugins.
 func (p *Profile) Bind(ctx context.Context, c *Cycle, node string) *Status {
 	for _, b := range p.PreBinds {
 		if s := b.PreBind(ctx, c, node); !s.OK() {

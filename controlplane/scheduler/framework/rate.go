@@ -10,15 +10,15 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// Rating is a profile's result for every node and one pod.
+// Rating is how a profile evaluates all nodes for one pod.
 type Rating struct {
 	// Scores are the total scores of the feasible nodes.
 	Scores map[string]int64
-	// Refusal is why the requested node does not fit; nil if it fits.
+	// Refusal is the reason why the node passed to Rate does not fit; nil if it fits.
 	Refusal *Status
 }
 
-// Best returns the nodes with the highest score, sorted by name.
+// Best returns the names of the nodes with the highest score, sorted.
 func (r Rating) Best() []string {
 	if len(r.Scores) == 0 {
 		return nil
@@ -34,8 +34,8 @@ func (r Rating) Best() []string {
 	return out
 }
 
-// Rate scores all nodes for the cycle's pod, and returns why the given node does not fit. Extenders
-// are not called.
+// Rate returns the scores of all feasible nodes for the cycle's pod, and the reason if the given
+// node does not fit. Extenders are not called.
 func (p *Profile) Rate(ctx context.Context, c *Cycle, node string) (Rating, error) {
 	out := Rating{Scores: map[string]int64{}}
 	nodes, refused, err := p.nodesToRate(ctx, c)
@@ -62,7 +62,8 @@ func (p *Profile) Rate(ctx context.Context, c *Cycle, node string) (Rating, erro
 	return out, err
 }
 
-// Takes returns why the node does not accept the cycle's pod; nil if it does.
+// Takes returns the reason why the given node does not fit the cycle's pod, or nil if it fits.
+// Extenders are not called.
 func (p *Profile) Takes(ctx context.Context, c *Cycle, node string) (refusal *Status, err error) {
 	nodes, refusal, err := p.nodesToRate(ctx, c)
 	if refusal != nil || err != nil {
@@ -71,7 +72,8 @@ func (p *Profile) Takes(ctx context.Context, c *Cycle, node string) (refusal *St
 	return p.fitsOn(ctx, c, nodes, node)
 }
 
-// nodesToRate returns the nodes that PreFilter leaves. A refusal applies to all nodes.
+// nodesToRate runs PreFilter and returns the nodes that it allows. If PreFilter refuses the pod,
+// the refusal applies to all nodes and is returned.
 func (p *Profile) nodesToRate(ctx context.Context, c *Cycle) ([]*NodeInfo, *Status, error) {
 	why := &FitError{Total: len(c.Snapshot.Nodes), Reasons: make(map[string]int), Plugins: make(map[string]bool)}
 	only, err := p.preFilter(ctx, c, why)
@@ -99,9 +101,9 @@ func (p *Profile) fitsOn(ctx context.Context, c *Cycle, nodes []*NodeInfo, node 
 	}
 }
 
-// Fullness returns the utilization of the node in percent: that of CPU or memory, whichever is
-// higher. with is an additional pod, or nil. Containers without requests are counted with defaults,
-// as for scores.
+// Fullness returns the utilization of the node's CPU or memory by requests, whichever is higher, in
+// percent. The pod with, if not nil, is added. Containers without requests are counted with
+// defaults, as for scores.
 func (n *NodeInfo) Fullness(with *PodInfo) float64 {
 	cpu, memory := n.CountedCPU, n.CountedMem
 	if with != nil {

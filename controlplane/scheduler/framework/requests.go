@@ -21,8 +21,8 @@ const (
 	guessMemory = 200 << 20
 )
 
-// setRequests computes the requests of the pod. For a pod that is being resized it uses the maximum
-// of the desired, allocated and actual resources.
+// setRequests computes the resource requests of the pod and stores them in info. For a pod that is
+// being resized it uses the maximum of the desired, allocated and actual resources.
 func (info *PodInfo) setRequests() {
 	pod := info.Pod
 	if info.setPlainRequests() {
@@ -33,8 +33,8 @@ func (info *PodInfo) setRequests() {
 	info.CountedCPU, info.CountedMemory = saturate.MilliValue(counted.Cpu()), saturate.Value(counted.Memory())
 }
 
-// setPlainRequests computes the requests if they are the sum over the containers, as for most
-// pending pods. It avoids the many lists of the general computation. It returns false if the
+// setPlainRequests computes the requests if they are the plain sum over the containers, as for most
+// pending pods. It avoids the allocations of the general computation. It returns false if the
 // general computation is necessary.
 func (info *PodInfo) setPlainRequests() bool {
 	pod := info.Pod
@@ -64,7 +64,8 @@ func (info *PodInfo) setPlainRequests() bool {
 	return true
 }
 
-// exactShare reports whether an amount is an integer in the unit in which the resource is counted.
+// exactShare reports whether the amount is an integer in the unit in which the resource is counted:
+// millicores for CPU, otherwise 1.
 func exactShare(name v1.ResourceName, q resource.Quantity) bool {
 	if name == v1.ResourceCPU {
 		return resource.NewMilliQuantity(saturate.MilliValue(&q), q.Format).Cmp(q) == 0

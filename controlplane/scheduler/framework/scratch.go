@@ -2,7 +2,8 @@ package framework
 
 import "slices"
 
-// scratch holds the lists of an attempt, which are reused by later attempts.
+// scratch holds temporary lists of one scheduling attempt. Later attempts reuse them to avoid
+// allocations.
 type scratch struct {
 	active       []Filter
 	fit, mend    []*NodeInfo
@@ -10,19 +11,20 @@ type scratch struct {
 	refusals     []refusals
 }
 
-// refusals counts the nodes that were refused with the same status. A plugin that refuses many
-// nodes for one reason returns the same status.
+// refusals counts the nodes that a plugin refused with the same *Status. A plugin that refuses many
+// nodes for one reason returns the same pointer.
 type refusals struct {
 	status *Status
 	plugin string
 	nodes  int
 }
 
-// maxRefusals is how many different statuses are counted. Further ones are added to the explanation
-// directly.
+// maxRefusals is how many different statuses are counted in a scratch. The nodes of further ones
+// are added to the FitError at once.
 const maxRefusals = 8
 
-// addRefusal records the refusal of a node. The explanation is built only if no node fits.
+// addRefusal records that a plugin refused a node with status s. The reasons are added to why
+// later, and only if no node fits, unless there are more than maxRefusals different statuses.
 func (r *scratch) addRefusal(s *Status, plugin string, n *NodeInfo, why *FitError) {
 	if s.Is(Unschedulable) {
 		r.mend = append(r.mend, n)
@@ -40,7 +42,7 @@ func (r *scratch) addRefusal(s *Status, plugin string, n *NodeInfo, why *FitErro
 	why.addRefusal(s, plugin, 1)
 }
 
-// explainRefusals adds the recorded refusals to the explanation.
+// explainRefusals adds the recorded refusals to the FitError.
 func (r *scratch) explainRefusals(why *FitError) {
 	for _, x := range r.refusals {
 		why.addRefusal(x.status, x.plugin, x.nodes)
@@ -55,7 +57,8 @@ func (p *Profile) getScratch() *scratch {
 	return &scratch{}
 }
 
-// putScratch returns the lists to the pool, without references to nodes and statuses.
+// putScratch returns the lists to the pool, after it has removed their references to nodes and
+// statuses.
 func (p *Profile) putScratch(r *scratch) {
 	clear(r.fit)
 	clear(r.mend)
@@ -64,7 +67,7 @@ func (p *Profile) putScratch(r *scratch) {
 	p.scratchPool.Put(r)
 }
 
-// zeroed returns a list of n zeros, and reuses the given list if it is large enough.
+// zeroed returns a slice of n zeros. It reuses the given slice if it is large enough.
 func zeroed(list []int64, n int) []int64 {
 	if cap(list) < n {
 		return make([]int64, n)

@@ -4,24 +4,25 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Domain is the number of a topology key's value in an Index. The number is reused after the last
-// node with the value is removed.
+// Domain identifies a topology domain: the nodes with the same value of a topology key. It is a
+// number that the Index assigns to the value. The number is reused after the last node with the
+// value is removed.
 type Domain int32
 
-// NoDomain is the domain of nodes without the key.
+// NoDomain is the Domain of nodes that do not have the topology key.
 const NoDomain Domain = 0
 
-// topologyValues numbers the values of one node label, so that lookups and counts by value need no
-// map.
+// topologyValues assigns Domains to the values of one topology key, so that lookups and counts by
+// domain need no map.
 type topologyValues struct {
 	key   string
 	of    []Domain // by node slot
 	ids   map[string]Domain
 	nodes []int32 // by domain: number of nodes
 	free  []Domain
-	users int // number of topologies and carried terms with this key
+	users int // number of Topology and Carried objects that use this key
 
-	marks []uint32 // by domain: the last call of Distinct that counted it
+	marks []uint32 // by domain: the value of mark in the last call of Distinct that counted the domain
 	mark  uint32
 }
 
@@ -64,7 +65,7 @@ func (v *topologyValues) domainOf(n *NodeInfo) Domain {
 	return NoDomain
 }
 
-// growTo extends the list so that it has the index.
+// growTo returns the list, extended with zero values if necessary so that the index is valid.
 func growTo[T any](list []T, index int32) []T {
 	if more := int(index) + 1 - len(list); more > 0 {
 		return append(list, make([]T, more)...)
@@ -72,7 +73,8 @@ func growTo[T any](list []T, index int32) []T {
 	return list
 }
 
-// valuesOf returns the numbered values of a key and counts one more user.
+// valuesOf returns the domains of a topology key and increments their number of users.
+// releaseValues undoes it.
 func (x *Index) valuesOf(key string) *topologyValues {
 	v := x.values[key]
 	if v == nil {
@@ -94,16 +96,16 @@ func (x *Index) releaseValues(v *topologyValues) {
 	}
 }
 
-// Nodes selects the nodes of a topology.
+// Nodes is a function that selects the nodes for which a topology spread constraint counts pods.
 type Nodes struct {
-	ID  string // equal for equal selections
+	ID  string // equal for functions that select the same nodes
 	Has func(n *v1.Node) bool
 }
 
-// EveryNode selects all nodes.
+// EveryNode is the Nodes that selects all nodes.
 var EveryNode = Nodes{Has: func(*v1.Node) bool { return true }}
 
-// Topology is the domains of a key on the selected nodes.
+// Topology contains the topology domains of one key, restricted to the nodes that a Nodes selects.
 type Topology struct {
 	values  *topologyValues
 	choice  Nodes
@@ -170,7 +172,8 @@ func (x *Index) forgetTopologies() {
 	}
 }
 
-// Domains returns the counts of a set of pods per value of a topology key, on the selected nodes.
+// Domains returns the counts of the pods in the set per domain of the topology key, on the nodes
+// that choice selects.
 func (x *Index) Domains(s *PodSet, key string, choice Nodes) *Domains {
 	t := x.topologyFor(key, choice)
 	d := s.domains[t]
@@ -182,7 +185,8 @@ func (x *Index) Domains(s *PodSet, key string, choice Nodes) *Domains {
 	return d
 }
 
-// Domains counts pods per domain. The lowest count is maintained, so no scan is necessary.
+// Domains counts the pods of a PodSet per topology domain. It also maintains the lowest count, so
+// that Least needs no scan.
 type Domains struct {
 	topology *Topology
 	pods     sparseCounts // by domain
@@ -191,7 +195,7 @@ type Domains struct {
 	all      int
 }
 
-// addPods counts pods on the node, if the node is selected.
+// addPods adds by to the count of the domain of the node in the slot, if the node is selected.
 func (d *Domains) addPods(slot int32, by int) {
 	if !d.topology.hasNode(slot) || by == 0 {
 		return
@@ -215,8 +219,8 @@ func (d *Domains) addPods(slot int32, by int) {
 	}
 }
 
-// minCount returns the lowest count of any domain except one domain with the count without; 0 if
-// none exists.
+// minCount returns the lowest pod count of any domain, where times maps pod counts to numbers of
+// domains. One domain with the count without is left out. It returns 0 if no domain is left.
 func minCount(times map[int]int, without int) int {
 	least := 0
 	for n, domains := range times {
@@ -230,22 +234,25 @@ func minCount(times map[int]int, without int) int {
 	return least
 }
 
-// At returns the domain of the node according to its label, also for a node that is not selected.
+// At returns the domain of the node, even if the node is not selected. It is NoDomain if the node
+// does not have the topology key.
 func (d *Domains) At(n *NodeInfo) Domain { return d.topology.values.domainOf(n) }
 
-// Counts reports whether the pods of the node are counted: it has the key and is selected.
+// Counts reports whether the pods on the node are counted: the node is selected and has the
+// topology key.
 func (d *Domains) Counts(n *NodeInfo) bool { return d.topology.hasNode(n.slot) }
 
-// Pods returns the number of pods in the domain.
+// Pods returns the number of counted pods in the domain.
 func (d *Domains) Pods(at Domain) int { return d.pods.value(int32(at)) }
 
-// All returns the number of pods in all domains.
+// All returns the number of counted pods in all domains.
 func (d *Domains) All() int { return d.all }
 
-// Size returns the number of domains.
+// Size returns the number of domains with at least one selected node.
 func (d *Domains) Size() int { return d.topology.domains }
 
-// Distinct returns in how many domains these nodes are. Nodes without the key count as one domain.
+// Distinct returns the number of different domains among the given nodes. Nodes without the
+// topology key count as one domain.
 func (d *Domains) Distinct(nodes []*NodeInfo) int {
 	v, found := d.topology.values, 0
 	if v.mark++; v.mark == 0 { // the counter has wrapped around: old marks would be ambiguous
@@ -261,7 +268,7 @@ func (d *Domains) Distinct(nodes []*NodeInfo) int {
 	return found
 }
 
-// Least returns the number of pods in the domain with the fewest.
+// Least returns the pod count of the domain with the fewest pods.
 func (d *Domains) Least() int {
 	if d.pods.used < d.topology.domains {
 		return 0
@@ -269,7 +276,7 @@ func (d *Domains) Least() int {
 	return d.least
 }
 
-// LeastWith returns Least as if the domain held more additional pods.
+// LeastWith returns the result that Least would have if the given domain held more additional pods.
 func (d *Domains) LeastWith(at Domain, more int) int {
 	if more == 0 || int(at) >= len(d.topology.size) || d.topology.size[at] == 0 {
 		return d.Least()
