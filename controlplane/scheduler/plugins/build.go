@@ -21,7 +21,8 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/plugins/volumebinding"
 )
 
-// Shared is the state that the profiles of one scheduler share.
+// Shared is the state that all profiles of one scheduler share: the volumes and devices that were
+// chosen for pods that are not bound yet.
 type Shared struct {
 	Promises *volumebinding.Promises
 	Ledger   *dynamicresources.Ledger
@@ -32,10 +33,12 @@ func NewShared() *Shared {
 	return &Shared{Promises: volumebinding.NewPromises(), Ledger: dynamicresources.NewLedger()}
 }
 
-// elsewhere are plugins of kube-scheduler that do not exist here. A profile may disable them.
+// elsewhere are plugins of kube-scheduler that this scheduler does not have. A profile may disable
+// them without an error.
 var elsewhere = []string{"NodeDeclaredFeatures"}
 
-// Build returns the plugins of a profile: the default plugins with the profile's changes.
+// Build returns the plugins of a profile by extension point: the default plugins with the changes
+// that the profile p configures. The error contains the path of the invalid field.
 func Build(h *framework.Handle, s *Shared, p config.Profile) (framework.Layout, error) {
 	defaults := Default(h)
 	b := builder{known: make(map[string]framework.Weighted)}
@@ -79,9 +82,9 @@ type builder struct {
 	multi []framework.Weighted // plugins that run at every extension point that they implement
 }
 
-// mergeMultiPoint merges a profile's multiPoint into the default plugins. A disabled plugin is
-// removed unless it is also enabled. An enabled default plugin keeps its position and gets the
-// given weight. Other enabled plugins follow.
+// mergeMultiPoint applies a profile's multiPoint set to the default plugins. A disabled plugin is
+// removed, and appended again if it is also enabled. An enabled default plugin keeps its position
+// and gets the given weight. Other enabled plugins are appended.
 func (b *builder) mergeMultiPoint(field string, set file.PluginSet) ([]framework.Weighted, error) {
 	off, err := b.disabledNames(field, set.Disabled)
 	if err != nil {
@@ -106,9 +109,9 @@ func (b *builder) mergeMultiPoint(field string, set file.PluginSet) ([]framework
 	return append(out, on...), nil
 }
 
-// pluginsAt returns the plugins of one extension point. First come multiPoint plugins that the
-// profile also lists for the point, in the order of the point; then the other multiPoint plugins;
-// then the other plugins of the point.
+// pluginsAt returns the plugins of one extension point in their order. First come the multiPoint
+// plugins that the profile also lists for this extension point, in the order of that list. Then
+// come the other multiPoint plugins, then the other plugins of the list.
 func (b *builder) pluginsAt(field string, at framework.Point, set file.PluginSet) ([]framework.Weighted, error) {
 	off, err := b.disabledNames(field, set.Disabled)
 	if err != nil {
@@ -155,7 +158,8 @@ func (b *builder) disabledNames(field string, list []file.Plugin) (map[string]bo
 	return out, nil
 }
 
-// lookUpEnabled looks up the enabled plugins; an empty at means every extension point.
+// lookUpEnabled returns the plugins of a list of enabled plugins with their weights. A plugin must
+// implement the extension point at; an empty at means multiPoint.
 func (b *builder) lookUpEnabled(field string, at framework.Point, list []file.Plugin) ([]framework.Weighted, error) {
 	var out []framework.Weighted
 	for i, x := range list {
@@ -193,7 +197,8 @@ func (b *builder) pluginNames() string {
 	return strings.Join(out, ", ")
 }
 
-// withArgs returns the plugin with its arguments applied.
+// withArgs returns the plugin p, created again with its arguments in a. A plugin without arguments
+// is returned unchanged.
 func withArgs(p framework.Plugin, h *framework.Handle, s *Shared, a config.Args) framework.Plugin {
 	switch p.Name() {
 	case noderesourcesfit.Name:

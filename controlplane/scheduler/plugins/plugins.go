@@ -25,8 +25,8 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/plugins/volumezone"
 )
 
-// Default returns the plugins of the default scheduler. Filters run in this order, so that cheap
-// and selective ones come first.
+// Default returns the plugins of the default profile, with their weights. Filters run in this
+// order, so cheap and selective ones come first.
 func Default(h *framework.Handle) []framework.Weighted {
 	return []framework.Weighted{
 		{Plugin: schedulinggates.Plugin{}},

@@ -14,16 +14,18 @@ import (
 // Name of the plugin.
 const Name = "NodeResourcesBalancedAllocation"
 
-// Plugin scores by the balance of utilization. The zero value is the default.
+// Plugin gives a higher score to a node on which its resources would be used to a similar degree.
+// The zero value balances CPU and memory.
 type Plugin struct {
-	// Resources that are balanced; none = CPU and memory.
+	// Resources are the resources to balance; if empty, CPU and memory.
 	Resources []v1.ResourceName
 }
 
-// Name implements framework.Plugin.
+// Name implements framework.Plugin: it returns the name of the plugin.
 func (Plugin) Name() string { return Name }
 
-// Score implements framework.Score: 100 less the standard deviation of the used shares, in percent.
+// Score implements framework.Score: 100 minus the standard deviation of the requested shares of the
+// resources, in percent. The shares include the pod's requests.
 func (p Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) (int64, *framework.Status) {
 	if len(p.Resources) > 0 {
 		return p.balanceScore(c.Pod, n), nil
@@ -37,8 +39,8 @@ func (p Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeIn
 	return int64((1 - deviation) * float64(framework.MaxScore)), nil
 }
 
-// balanceScore returns the score over the resources that the node has. Extended resources that the
-// pod does not request are ignored.
+// balanceScore returns the score of a node for the configured resources. Resources that the node
+// does not have, and extended resources that the pod does not request, are ignored.
 func (p Plugin) balanceScore(pod *framework.PodInfo, n *framework.NodeInfo) int64 {
 	var shares []float64
 	var mean float64

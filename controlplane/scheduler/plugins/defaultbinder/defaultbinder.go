@@ -10,13 +10,13 @@ import (
 // Name of the plugin.
 const Name = "DefaultBinder"
 
-// Plugin posts the Binding.
+// Plugin binds a pod by creating its Binding in the API.
 type Plugin struct{ H *framework.Handle }
 
-// Name implements framework.Plugin.
+// Name implements framework.Plugin: it returns the name of the plugin.
 func (Plugin) Name() string { return Name }
 
-// Bind implements framework.Bind.
+// Bind implements framework.Bind: it binds the pod to the node through Handle.Bind.
 func (p Plugin) Bind(ctx context.Context, c *framework.Cycle, node string) *framework.Status {
 	if err := p.H.Bind(ctx, c.Pod.Pod, node); err != nil {
 		return framework.Fail(Name, err)

@@ -9,8 +9,8 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// budgetLedger counts the disruptions that PodDisruptionBudgets still allow while one node is
-// tried.
+// budgetLedger counts how many disruptions each PodDisruptionBudget still allows, while the victims
+// on one node are chosen.
 type budgetLedger struct {
 	budgets []*policyv1.PodDisruptionBudget
 	left    []int32
@@ -24,7 +24,8 @@ func newLedger(budgets []*policyv1.PodDisruptionBudget) *budgetLedger {
 	return l
 }
 
-// splitProtected separates the pods that a budget protects from the others, in order.
+// splitProtected returns, in the given order, the pods that a PodDisruptionBudget protects and the
+// other pods. A pod is protected if evicting it after the pods before it would exceed a budget.
 func (l *budgetLedger) splitProtected(pods []*framework.PodInfo) (protected, free []*framework.PodInfo) {
 	for _, pod := range pods {
 		if l.spendDisruption(pod.Pod) {
@@ -36,9 +37,9 @@ func (l *budgetLedger) splitProtected(pods []*framework.PodInfo) (protected, fre
 	return protected, free
 }
 
-// spendDisruption counts the disruption of the pod in every budget that covers it, and reports
-// whether all budgets allowed it. A pod that the budget already counts as disrupted is not counted
-// again.
+// spendDisruption counts the eviction of the pod in every budget that selects it. It reports
+// whether all these budgets still allowed it. A budget that already lists the pod as disrupted does
+// not count it again.
 func (l *budgetLedger) spendDisruption(pod *v1.Pod) bool {
 	allowed := true
 	for i, b := range l.budgets {

@@ -20,7 +20,8 @@ import (
 // Name of the plugin.
 const Name = "DefaultPreemption"
 
-// Number of nodes that are tried: a tenth of those where preemption may help, but at least 100.
+// Default number of candidate nodes after which the search stops: a tenth of the nodes where
+// preemption may help, but at least 100.
 const (
 	triedPercent = 10
 	triedLeast   = 100
@@ -31,25 +32,28 @@ const (
 	noVictims  = "No preemption victims found for incoming pod"
 )
 
-// Plugin preempts pods.
+// Plugin is the PostFilter plugin that preempts pods of lower priority.
 type Plugin struct {
 	H *framework.Handle
-	// Percent and Least determine how many nodes are tried; nil is the default.
+	// Percent and Least determine how many candidate nodes are enough: a percentage of the nodes
+	// where preemption may help, but at least Least. nil means the default.
 	Percent, Least *int32
 }
 
-// Name implements framework.Plugin.
+// Name implements framework.Plugin: it returns the name of the plugin.
 func (Plugin) Name() string { return Name }
 
-// Candidate is a node where the pod would fit, with the victims.
+// Candidate is a node on which the pod would fit after the eviction of the victims.
 type Candidate struct {
 	Node    string
 	Victims []*framework.PodInfo // the most important first
-	// Violations is how many of the victims a PodDisruptionBudget protects.
+	// Violations is how many of the evictions would violate a PodDisruptionBudget.
 	Violations int
 }
 
-// PostFilter implements framework.PostFilter.
+// PostFilter implements framework.PostFilter. It finds candidate nodes, starts the eviction of the
+// victims on the best one, and returns that node as nominated. If no candidate exists, it clears
+// the pod's nominated node and returns the reasons.
 func (p Plugin) PostFilter(ctx context.Context, c *framework.Cycle, why *framework.FitError) (string, *framework.Status) {
 	if reason := p.ineligibleReason(c, why); reason != "" {
 		return "", framework.Refuse(Name, "preemption: not eligible due to "+reason)
@@ -68,8 +72,9 @@ func (p Plugin) PostFilter(ctx context.Context, c *framework.Cycle, why *framewo
 	return best.Node, nil
 }
 
-// askExtenders returns the candidates that the extenders accept, with the extenders' choice of
-// victims.
+// askExtenders lets the extenders remove candidates and change the victims of the others. It
+// returns the remaining candidates in their order. An error of an extender that is not ignorable is
+// returned.
 func (p Plugin) askExtenders(ctx context.Context, pod *framework.PodInfo, found []Candidate) ([]Candidate, error) {
 	asked := framework.Asked(p.H.Extenders, framework.VerbPreempt, pod)
 	if len(asked) == 0 || len(found) == 0 {
@@ -98,7 +103,9 @@ func (p Plugin) askExtenders(ctx context.Context, pod *framework.PodInfo, found 
 	return out, nil
 }
 
-// ineligibleReason returns why the pod may not preempt now; "" if it may.
+// ineligibleReason returns the reason why the pod may not preempt others now, or "" if it may. It
+// may not if its preemptionPolicy is Never, or while a pod that it has preempted is terminating on
+// its nominated node.
 func (p Plugin) ineligibleReason(c *framework.Cycle, why *framework.FitError) string {
 	if policy := c.Pod.Pod.Spec.PreemptionPolicy; policy != nil && *policy == v1.PreemptNever {
 		return "preemptionPolicy=Never."
@@ -122,8 +129,8 @@ func wasPreempted(pod *v1.Pod) bool {
 	})
 }
 
-// Candidates tries the nodes where preemption may help. Without a candidate, the FitError explains
-// why.
+// Candidates returns nodes on which the pod would fit after preemption, from those in why.Mendable.
+// The FitError contains the reasons of the other nodes.
 func (p Plugin) Candidates(ctx context.Context, c *framework.Cycle, why *framework.FitError) ([]Candidate, *framework.FitError) {
 	refusals := &framework.FitError{Total: why.Total, Reasons: make(map[string]int), Plugins: make(map[string]bool)}
 	if n := why.Total - len(why.Mendable); n > 0 {
@@ -153,8 +160,8 @@ func (p Plugin) Candidates(ctx context.Context, c *framework.Cycle, why *framewo
 	return found, refusals
 }
 
-// candidateCount returns how many candidates are enough for the given number of nodes; at least one
-// is required.
+// candidateCount returns the number of candidates after which the search stops, if preemption may
+// help on the given number of nodes. It is at least 1.
 func (p Plugin) candidateCount(nodes int) int {
 	percent, least := triedPercent, triedLeast
 	if p.Percent != nil {
@@ -166,8 +173,8 @@ func (p Plugin) candidateCount(nodes int) int {
 	return max(nodes*percent/100, least, 1)
 }
 
-// startOffset returns the index of the first node to try in a list of n. It differs between pods,
-// so that not all pods preempt on the same nodes.
+// startOffset returns the index at which the search starts in a list of n nodes. It is derived from
+// the pod's UID, so that not all pods preempt on the same nodes.
 func startOffset(pod *v1.Pod, n int) int {
 	if n == 0 {
 		return 0
@@ -177,9 +184,10 @@ func startOffset(pod *v1.Pod, n int) int {
 	return int(h.Sum32() % uint32(n))
 }
 
-// findVictims finds the victims on one node. It removes all pods of lower priority from a copy of
-// the node and restores them one by one while the pod still fits: pods that a budget protects
-// first, then the important ones.
+// findVictims returns the node as a candidate with the pods that must be evicted from it, or the
+// reasons why the pod does not fit even without all pods of lower priority. It removes those pods
+// from a copy of the node, and restores them one by one as long as the pod still fits. Pods that a
+// budget protects are restored first, then the more important ones.
 func (p Plugin) findVictims(ctx context.Context, c *framework.Cycle, n *framework.NodeInfo, budgets *budgetLedger) (*Candidate, []string) {
 	trial := n.Clone()
 	var lower []*framework.PodInfo
@@ -227,8 +235,8 @@ func (p Plugin) findVictims(ctx context.Context, c *framework.Cycle, n *framewor
 	return out, nil
 }
 
-// moreImportant orders pods by priority, then by start time; ties are broken by a value that never
-// changes.
+// moreImportant is a comparison that sorts more important pods first: higher priority, then earlier
+// start time. Pods that are equal in both are sorted by UID.
 func (p Plugin) moreImportant(a, b *framework.PodInfo) int {
 	if a.Priority != b.Priority {
 		return cmp.Compare(b.Priority, a.Priority)
@@ -236,7 +244,7 @@ func (p Plugin) moreImportant(a, b *framework.PodInfo) int {
 	return cmp.Or(p.startOf(a).Compare(p.startOf(b)), cmp.Compare(a.Pod.UID, b.Pod.UID))
 }
 
-// startOf returns when the pod started. A pod that has not started counts as the newest.
+// startOf returns the start time of the pod. A pod that has not started counts as the newest.
 func (p Plugin) startOf(pod *framework.PodInfo) time.Time {
 	if t := p.latestPod(pod.Pod).Status.StartTime; t != nil {
 		return t.Time
@@ -244,7 +252,8 @@ func (p Plugin) startOf(pod *framework.PodInfo) time.Time {
 	return time.Unix(math.MaxInt32, 0)
 }
 
-// latestPod returns the pod's latest state. The pod in a snapshot may be as old as its binding.
+// latestPod returns the current state of a pod from the informer. The status of the pod in a
+// snapshot may be as old as its binding.
 func (p Plugin) latestPod(pod *v1.Pod) *v1.Pod {
 	if p.H.Pod != nil {
 		if now, ok := p.H.Pod(pod.Namespace, pod.Name); ok && now.UID == pod.UID {
@@ -254,9 +263,10 @@ func (p Plugin) latestPod(pod *v1.Pod) *v1.Pod {
 	return pod
 }
 
-// Best returns the candidate with the lowest cost. Candidates are compared by violated budgets,
-// then the priority of the most important victim, the sum of priorities, the number of victims, and
-// the latest start of the most important victims. The first of equal candidates is returned.
+// Best returns the candidate with the least harm. Candidates are compared in this order: fewest
+// violated budgets, lowest priority of the most important victim, lowest sum of priorities, fewest
+// victims, and latest start of the most important victims. start returns a pod's start time. The
+// first of equal candidates is returned.
 func Best(list []Candidate, start func(*framework.PodInfo) time.Time) Candidate {
 	return slices.MinFunc(list, func(a, b Candidate) int {
 		return cmp.Or(
@@ -276,8 +286,8 @@ func (c Candidate) highestPriority() int32 {
 	return c.Victims[0].Priority
 }
 
-// prioritySum adds the priorities, each shifted to be positive, so that fewer victims of low
-// priority give a lower sum.
+// prioritySum returns the sum of the victims' priorities. Each priority is shifted to be positive,
+// so that more victims always give a higher sum.
 func (c Candidate) prioritySum() int64 {
 	var sum int64
 	for _, v := range c.Victims {
@@ -286,7 +296,7 @@ func (c Candidate) prioritySum() int64 {
 	return sum
 }
 
-// earliestStart returns when the first victim of the highest priority started.
+// earliestStart returns the earliest start time among the victims with the highest priority.
 func (c Candidate) earliestStart(start func(*framework.PodInfo) time.Time) time.Time {
 	var first time.Time
 	for i, v := range c.Victims {
@@ -297,7 +307,8 @@ func (c Candidate) earliestStart(start func(*framework.PodInfo) time.Time) time.
 	return first
 }
 
-// Order implements framework.Preempts.
+// Order implements framework.Preempts: it sorts pods that a PodDisruptionBudget protects first,
+// then by importance.
 func (p Plugin) Order(pods []*framework.PodInfo) []*framework.PodInfo {
 	var budgets []*policyv1.PodDisruptionBudget
 	if p.H.Budgets != nil {

@@ -18,14 +18,15 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// tries is how often a write of a claim is retried after a conflict.
+// tries is how often a write of a ResourceClaim is attempted in case of conflicts.
 const tries = 5
 
-// errLost means that a claim has changed since the pod's node was chosen.
+// errLost means that a ResourceClaim was allocated, deallocated, deleted or replaced since the
+// pod's node was chosen.
 var errLost = errors.New("has changed since the node was chosen")
 
-// Reserve implements framework.Reserve: it records the devices that were found on the chosen node
-// as allocated.
+// Reserve implements framework.Reserve: it records in the Ledger the devices that Filter found on
+// the chosen node, so that no other pod gets them.
 func (p *Plugin) Reserve(_ context.Context, c *framework.Cycle, node string) *framework.Status {
 	st, ok := c.Get(Name).(*state)
 	if !ok || len(st.wanting) == 0 {
@@ -44,8 +45,9 @@ func (p *Plugin) Reserve(_ context.Context, c *framework.Cycle, node string) *fr
 	return nil
 }
 
-// PreBind implements framework.PreBind: it writes the allocation and the reservation into the
-// claims, and waits until drivers have prepared the devices if that is necessary.
+// PreBind implements framework.PreBind. It writes the allocated devices into the status of each
+// claim and adds the pod to reservedFor. It then waits until the drivers have met the binding
+// conditions of the devices, if there are any.
 func (p *Plugin) PreBind(ctx context.Context, c *framework.Cycle, _ string) *framework.Status {
 	st, ok := c.Get(Name).(*state)
 	if !ok {
@@ -81,7 +83,9 @@ func (p *Plugin) bindClaim(ctx context.Context, pod *v1.Pod, one *claimState) er
 	}
 }
 
-// writeAllocation writes the allocated devices and the consumer into the claim's status.
+// writeAllocation writes the chosen devices, if any, into the claim's status and adds the pod to
+// reservedFor. It returns the stored claim. If the claim has a conflicting state, the error is
+// errLost.
 func (p *Plugin) writeAllocation(ctx context.Context, pod *v1.Pod, claim *resourcev1.ResourceClaim, one *claimState) (*resourcev1.ResourceClaim, error) {
 	if claim.DeletionTimestamp != nil || (claim.Status.Allocation == nil) != (one.chosen != nil) {
 		return nil, errLost
@@ -118,7 +122,8 @@ func consumerReference(pod *v1.Pod) resourcev1.ResourceClaimConsumerReference {
 	return resourcev1.ResourceClaimConsumerReference{Resource: "pods", Name: pod.Name, UID: pod.UID}
 }
 
-// hasBindingConditions reports whether drivers must set conditions before the pod may be bound.
+// hasBindingConditions reports whether an allocated device has conditions that its driver must set
+// before the pod may be bound.
 func hasBindingConditions(a *resourcev1.AllocationResult) bool {
 	return slices.ContainsFunc(a.Devices.Results, func(r resourcev1.DeviceRequestAllocationResult) bool { return len(r.BindingConditions) > 0 })
 }
@@ -156,8 +161,9 @@ func (p *Plugin) awaitReady(ctx context.Context, st *state) *framework.Status {
 	return framework.Fail(Name, fmt.Errorf("waiting for devices to become ready: %w", err))
 }
 
-// conditionsMet reports whether all binding conditions of the claim's devices are met. It returns
-// an error if a condition means that the devices will never become ready.
+// conditionsMet reports whether the binding conditions of all devices of the claim are true. It
+// returns an error if a binding failure condition is true, because the devices will then never
+// become ready.
 func conditionsMet(claim *resourcev1.ResourceClaim) (bool, error) {
 	a := claim.Status.Allocation
 	if a == nil {
@@ -185,8 +191,9 @@ func conditionsMet(claim *resourcev1.ResourceClaim) (bool, error) {
 	return all, nil
 }
 
-// Unreserve implements framework.Reserve. A claim keeps its devices if they were written; only the
-// pod's reservation is removed.
+// Unreserve implements framework.Reserve. It ends the promises of Reserve in the Ledger and removes
+// the pod from the reservedFor of the claims. An allocation that was already written is kept,
+// unless the devices did not become ready.
 func (p *Plugin) Unreserve(ctx context.Context, c *framework.Cycle, _ string) {
 	st, ok := c.Get(Name).(*state)
 	if !ok {
@@ -204,9 +211,9 @@ func (p *Plugin) Unreserve(ctx context.Context, c *framework.Cycle, _ string) {
 	}
 }
 
-// giveUp removes the pod's reservation from a claim, and the devices if they do not become ready. A
-// failed write is ignored: the pod's next attempt starts from the stored claim, and the controller
-// removes the reservation of a deleted pod.
+// giveUp removes the pod from the claim's reservedFor, and the allocation too if the devices did
+// not become ready and no other pod uses the claim. A failed write is ignored: the pod's next
+// attempt starts from the stored claim, and a controller removes deleted pods from reservedFor.
 func (p *Plugin) giveUp(ctx context.Context, pod *v1.Pod, one *claimState) {
 	claim := one.stored
 	for range tries {

@@ -23,19 +23,22 @@ import (
 // Name of the plugin.
 const Name = "DynamicResources"
 
-// maxErrors is how many errors of the allocator are reported in one attempt.
+// maxErrors is how many errors of the device allocator are reported in one scheduling attempt.
+// Further ones are replaced by a general message.
 const maxErrors = 8
 
+// Defaults of the plugin's arguments.
 const (
-	// DefaultSearch is how long one attempt searches for devices, on all nodes together. The
-	// allocator tries all combinations, and other pods wait meanwhile.
+	// DefaultSearch bounds the time that one attempt spends on searching for devices, on all nodes
+	// together. The allocator tries all combinations of devices, and other pods wait meanwhile.
 	DefaultSearch = 2 * time.Second
-	// DefaultPatience bounds how long a pod keeps its node while drivers prepare its devices.
+	// DefaultPatience bounds how long a pod waits on its chosen node until drivers have prepared
+	// its devices.
 	DefaultPatience = 10 * time.Minute
 )
 
-// features are the features of the allocator: all but those that require work on the node, which
-// agents do not support.
+// features are the enabled features of the device allocator: all except those that require work on
+// the node which agents do not support.
 var features = func() structured.Features {
 	f := structured.Features{AdminAccess: true, CompatibilityGroups: true, ConsumableCapacity: true, DerivedAttributes: true,
 		DeviceBindingAndStatus: true, DeviceTaints: true, FractionalCapacityRange: true, ListTypeAttributes: true,
@@ -48,7 +51,8 @@ var (
 	tooLong   = framework.RefuseForGood(Name, "timed out trying to allocate devices")
 )
 
-// Plugin filters by devices and allocates them.
+// Plugin restricts pods with ResourceClaims to nodes with suitable devices, and allocates the
+// devices.
 type Plugin struct {
 	h        *framework.Handle
 	patience time.Duration
@@ -57,40 +61,42 @@ type Plugin struct {
 	*Ledger
 }
 
-// New returns the plugin. search and patience replace DefaultSearch and DefaultPatience.
+// New returns the plugin. All profiles share the ledger. search bounds the search for devices in
+// one attempt. patience bounds the wait for drivers that prepare the devices.
 func New(h *framework.Handle, ledger *Ledger, search, patience time.Duration) *Plugin {
 	return &Plugin{h: h, patience: patience, search: search, explains: explaining, Ledger: ledger}
 }
 
-// Name implements framework.Plugin.
+// Name implements framework.Plugin: it returns the name of the plugin.
 func (*Plugin) Name() string { return Name }
 
-// state is the state of one attempt.
+// state is the plugin's data of one scheduling attempt.
 type state struct {
 	claims    []*claimState
-	wanting   []*resourcev1.ResourceClaim // claims without devices, in the order of claims
+	wanting   []*resourcev1.ResourceClaim // claims without allocated devices, in the order of the field claims
 	allocator structured.Allocator
 	classes   classes
-	until     time.Time // end of the search
+	until     time.Time // deadline of the search for devices
 	explains  time.Duration
-	explain   time.Time // until when refusals are explained; zero = none was explained yet
+	explain   time.Time // deadline for explaining refusals; zero = no refusal has been explained yet
 	errors    int       // number of allocator errors
 	found     map[string][]resourcev1.AllocationResult
 }
 
-// claimState is one claim of the pod.
+// claimState is the data of one ResourceClaim of the pod in a scheduling attempt.
 type claimState struct {
 	claim    *resourcev1.ResourceClaim
-	nodes    *nodeaffinity.NodeSelector // where its devices are available; nil = everywhere, or not allocated yet
-	unusable bool                       // its devices exclude a node
+	nodes    *nodeaffinity.NodeSelector // nodes on which its devices are available; nil = all nodes, or not allocated yet
+	unusable bool                       // Filter has refused a node because its devices are not available there
 
 	chosen *resourcev1.AllocationResult // set by Reserve; nil = the claim has devices already
-	sent   *SentAllocation              // the last write of chosen; nil = none
-	stored *resourcev1.ResourceClaim    // the claim as it was written
-	failed bool                         // its devices do not become ready
+	sent   *SentAllocation              // identifies the last write of chosen; nil = not written
+	stored *resourcev1.ResourceClaim    // the claim as PreBind has stored it
+	failed bool                         // PreBind failed because its devices did not become ready
 }
 
-// PreFilter implements framework.PreFilter.
+// PreFilter implements framework.PreFilter: it looks up the pod's ResourceClaims and refuses the
+// pod if one of them is missing or unusable.
 func (p *Plugin) PreFilter(ctx context.Context, c *framework.Cycle) (map[string]struct{}, *framework.Status) {
 	pod := c.Pod.Pod
 	if len(pod.Spec.ResourceClaims) == 0 {
@@ -122,8 +128,8 @@ func (p *Plugin) PreFilter(ctx context.Context, c *framework.Cycle) (map[string]
 	return nil, nil
 }
 
-// findClaim returns the claim of an entry, or why the pod must wait. It returns nil if the entry
-// needs no claim.
+// findClaim returns the ResourceClaim for an entry of the pod's resourceClaims, or the reason why
+// the pod must wait. Both are nil if the entry needs no claim.
 func (p *Plugin) findClaim(pod *v1.Pod, entry *v1.PodResourceClaim) (*resourcev1.ResourceClaim, *framework.Status) {
 	name, own, err := resourceclaim.Name(pod, entry)
 	switch {
@@ -149,7 +155,8 @@ func (p *Plugin) findClaim(pod *v1.Pod, entry *v1.PodResourceClaim) (*resourcev1
 	return claim, nil
 }
 
-// addClaim adds one claim to the state, or returns why the pod must wait.
+// addClaim adds a ResourceClaim of the pod to the state. It returns the reason if the pod must wait
+// because of the claim.
 func (p *Plugin) addClaim(st *state, pod *v1.Pod, claim *resourcev1.ResourceClaim) *framework.Status {
 	one := &claimState{claim: claim}
 	st.claims = append(st.claims, one)
@@ -177,7 +184,7 @@ func (p *Plugin) addClaim(st *state, pod *v1.Pod, claim *resourcev1.ResourceClai
 	return nil
 }
 
-// checkClass refuses a request for a device class that does not exist.
+// checkClass returns a refusal if the request refers to a DeviceClass that does not exist.
 func (st *state) checkClass(r *resourcev1.DeviceRequest) *framework.Status {
 	missing := func(request, class string) *framework.Status {
 		if _, ok := st.classes.h.DeviceClass(class); ok {
@@ -196,7 +203,8 @@ func (st *state) checkClass(r *resourcev1.DeviceRequest) *framework.Status {
 	return nil
 }
 
-// classes is the allocator's lister of device classes.
+// classes gives the device allocator access to the DeviceClasses. It implements
+// structured.DeviceClassLister.
 type classes struct{ h *framework.Handle }
 
 // List implements structured.DeviceClassLister.
@@ -210,7 +218,9 @@ func (c classes) Get(name string) (*resourcev1.DeviceClass, error) {
 	return nil, apierrors.NewNotFound(resourcev1.Resource("deviceclasses"), name)
 }
 
-// Filter implements framework.Filter.
+// Filter implements framework.Filter. It refuses a node that cannot use the devices already
+// allocated to the pod's claims, or on which the allocator finds no devices for the other claims.
+// The devices that it finds are stored for Reserve.
 func (p *Plugin) Filter(ctx context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
 	st, ok := c.Get(Name).(*state)
 	if !ok {
@@ -248,9 +258,10 @@ func (p *Plugin) Filter(ctx context.Context, c *framework.Cycle, n *framework.No
 	return nil
 }
 
-// allocatorFailure refuses a node for which the allocator fails, for example because a selector
-// cannot be evaluated for a device of this node. Other nodes are still tried. The number of
-// reported errors is bounded, because errors name devices.
+// allocatorFailure returns the refusal of a node for which the allocator returned an error, for
+// example because a selector cannot be evaluated for a device. Other nodes are still tried. After
+// maxErrors errors the refusal has a general message, because errors contain device names and would
+// make the pod's message too long.
 func (st *state) allocatorFailure(err error) *framework.Status {
 	if st.errors++; st.errors > maxErrors {
 		return unexplained
@@ -258,8 +269,9 @@ func (st *state) allocatorFailure(err error) *framework.Status {
 	return framework.RefuseForGood(Name, "allocating devices: "+err.Error())
 }
 
-// PostFilter implements framework.PostFilter. It deallocates devices that no other pod uses and
-// that exclude every node that fits otherwise, so that the claim can get other devices.
+// PostFilter implements framework.PostFilter. It deallocates the devices of a claim that no other
+// pod uses, if Filter refused a node because of them. The claim can then get other devices in the
+// next attempt.
 func (p *Plugin) PostFilter(ctx context.Context, c *framework.Cycle, _ *framework.FitError) (string, *framework.Status) {
 	st, ok := c.Get(Name).(*state)
 	if !ok {
@@ -280,7 +292,8 @@ func (p *Plugin) PostFilter(ctx context.Context, c *framework.Cycle, _ *framewor
 	return "", framework.RefuseForGood(Name)
 }
 
-// Score implements framework.Score: earlier alternatives of a request are better.
+// Score implements framework.Score: the score is higher if earlier alternatives of the requests
+// (firstAvailable) were found on the node.
 func (p *Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) (int64, *framework.Status) {
 	st, ok := c.Get(Name).(*state)
 	if !ok {
@@ -293,7 +306,8 @@ func (p *Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeI
 	return sum, nil
 }
 
-// preferenceScore is higher if earlier alternatives were chosen.
+// preferenceScore returns a score for the allocation of a claim. It is higher if earlier
+// alternatives of the claim's requests were chosen.
 func preferenceScore(claim *resourcev1.ResourceClaim, a *resourcev1.AllocationResult) int64 {
 	var sum int64
 	for i := range claim.Spec.Devices.Requests {
@@ -317,13 +331,14 @@ func hasRequest(a *resourcev1.AllocationResult, request string) bool {
 	return false
 }
 
-// NormalizeScore implements framework.NormalizeScore.
+// NormalizeScore implements framework.NormalizeScore: the highest score becomes framework.MaxScore.
 func (p *Plugin) NormalizeScore(_ context.Context, _ *framework.Cycle, scores []int64) *framework.Status {
 	framework.Normalize(scores, false)
 	return nil
 }
 
-// PreScore implements framework.PreScore.
+// PreScore implements framework.PreScore. It skips scoring if no request of the pod has
+// alternatives.
 func (p *Plugin) PreScore(_ context.Context, c *framework.Cycle, _ []*framework.NodeInfo) *framework.Status {
 	st, ok := c.Get(Name).(*state)
 	if !ok {
@@ -339,7 +354,9 @@ func (p *Plugin) PreScore(_ context.Context, c *framework.Cycle, _ []*framework.
 	return framework.SkipStatus
 }
 
-// MayHelp implements framework.Requeue.
+// MayHelp implements framework.Requeue. It returns true for changes of nodes and device objects,
+// for the removal of a pod with ResourceClaims, and for a change of one of the pod's own claims. A
+// change of another claim helps only if that claim has no devices any more.
 func (p *Plugin) MayHelp(e framework.Event, pod *v1.Pod, obj any) bool {
 	switch e {
 	case framework.NodeAdded, framework.NodeLabels, framework.SliceChanged, framework.DeviceClassChanged:

@@ -15,32 +15,33 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// expressions is how many compiled selectors are cached.
+// expressions is how many compiled CEL device selectors are cached.
 const expressions = 256
 
-// Ledger records which devices are allocated: by stored claims, and by choices for pods that are
-// not bound yet. All profiles of a scheduler share one Ledger.
+// Ledger records which devices are in use: devices allocated to stored ResourceClaims, and devices
+// that were chosen for pods that are not bound yet (promises). All profiles of a scheduler share
+// one Ledger.
 type Ledger struct {
 	compiled func() *cel.Cache
 
 	mu       sync.Mutex
-	stored   map[types.UID]*resourcev1.AllocationResult // by claim, as observed last
-	promised map[types.UID]promise                      // by claim
+	stored   map[types.UID]*resourcev1.AllocationResult // allocation by claim UID, as the informer reported it last
+	promised map[types.UID]promise                      // by claim UID
 	count    map[structured.DeviceID]int                // number of claims with exclusive use of the device
 	shares   map[structured.SharedDeviceID]int
-	consumed structured.ConsumedCapacityCollection // of shared devices
+	consumed structured.ConsumedCapacityCollection // capacity in use of shared devices
 	state    *structured.AllocatedState            // copy for allocators; nil if it is outdated
 }
 
-// promise is an allocation that was chosen for a pod.
+// promise is an allocation that was chosen for a claim of a pod and is not known to be stored yet.
 type promise struct {
 	pod        types.UID
 	allocation *resourcev1.AllocationResult
-	sent       *SentAllocation // the released promise's write without a known outcome; nil = not released
+	sent       *SentAllocation // set by Release if the write of the allocation has no known outcome; otherwise nil
 }
 
-// SentAllocation names the write of a claim's allocation: the claim, and the resource version that
-// the write was based on.
+// SentAllocation identifies a write of a claim's allocation: the claim, and the resourceVersion
+// that was the precondition of the write.
 type SentAllocation struct {
 	Namespace, Name, Version string
 }
@@ -57,8 +58,8 @@ func NewLedger() *Ledger {
 	}
 }
 
-// Observe records the current state of a claim; gone means that it was deleted. A promise for a
-// claim that has devices ends, because the claim contains them.
+// Observe records the current state of a claim. gone means that the claim was deleted. If the claim
+// is deleted or has devices, a promise for it ends.
 func (l *Ledger) Observe(c *resourcev1.ResourceClaim, gone bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -89,8 +90,9 @@ func (l *Ledger) Promise(claim, pod types.UID, a *resourcev1.AllocationResult) {
 	l.countAllocation(a, 1)
 }
 
-// Release ends the promise of a claim to a pod. If sent is not nil, the write of the allocation may
-// be stored now or later. The devices then stay allocated until Observe or Confirm shows otherwise.
+// Release ends the promise for a claim that was made for the pod. If sent is not nil, the
+// allocation was written with an unknown outcome. The promise then stays until Observe, Confirm or
+// Settle ends it.
 func (l *Ledger) Release(claim, pod types.UID, sent *SentAllocation) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -105,7 +107,8 @@ func (l *Ledger) Release(claim, pod types.UID, sent *SentAllocation) {
 	}
 }
 
-// Promised reports whether devices were chosen for a claim that does not have them yet.
+// Promised reports whether there is a promise for the claim: devices were chosen, but the claim is
+// not known to have them.
 func (l *Ledger) Promised(claim types.UID) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -113,7 +116,8 @@ func (l *Ledger) Promised(claim types.UID) bool {
 	return ok
 }
 
-// State returns the devices that allocators must not use. It is shared and never modified.
+// State returns the devices and capacities in use, in the form that the allocator requires. It is
+// shared and must not be modified.
 func (l *Ledger) State() structured.AllocatedState {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -124,8 +128,9 @@ func (l *Ledger) State() structured.AllocatedState {
 	return *l.state
 }
 
-// Settle ends the promises with writes of unknown outcome. It is called at the start of a term,
-// after all claims have been observed: no write of an earlier term can be stored any more.
+// Settle ends the released promises with writes of unknown outcome. It must be called at the start
+// of a raft term, after all claims have been observed. Writes of an earlier term can then no longer
+// be stored.
 func (l *Ledger) Settle() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -136,8 +141,8 @@ func (l *Ledger) Settle() {
 	}
 }
 
-// Confirm frees the devices of released promises if their write is known never to be stored, and
-// reports whether it freed any.
+// Confirm reads the claims of released promises with writes of unknown outcome. It ends each
+// promise with a write that certainly never is stored, and reports whether it ended any.
 func (l *Ledger) Confirm(ctx context.Context, d framework.Devices) (freed bool) {
 	for claim, sent := range l.unconfirmedAllocations() {
 		if !isNeverStored(ctx, d, claim, sent) {
@@ -165,10 +170,10 @@ func (l *Ledger) unconfirmedAllocations() map[types.UID]*SentAllocation {
 	return out
 }
 
-// isNeverStored reports whether a write of an allocation is not stored and cannot be stored any
-// more: the claim is gone, or has no devices at a later resource version than the write was based
-// on. Where the claim still has that version, isNeverStored removes the finalizer that the
-// scheduler added, which makes the version a later one.
+// isNeverStored reports whether a write of an allocation was not stored and can no longer be
+// stored. That is certain if the claim is gone, or has no devices and a later resourceVersion than
+// the write's precondition. If the claim still has that resourceVersion, isNeverStored updates the
+// claim, by removing the scheduler's finalizer, so that the write can no longer succeed.
 func isNeverStored(ctx context.Context, d framework.Devices, uid types.UID, sent *SentAllocation) bool {
 	claim, err := d.DeviceClaimNow(ctx, sent.Namespace, sent.Name)
 	switch {
@@ -196,8 +201,8 @@ func (l *Ledger) forgetClaim(claim types.UID) {
 	}
 }
 
-// countAllocation adds n times the devices of an allocation to the counts. Admin access does not
-// use devices.
+// countAllocation adds the devices of an allocation to the counts if n is 1, and removes them if n
+// is -1. Devices with admin access are not in use.
 func (l *Ledger) countAllocation(a *resourcev1.AllocationResult, n int) {
 	if a == nil {
 		return

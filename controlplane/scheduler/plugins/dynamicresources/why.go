@@ -13,15 +13,18 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// explaining is how much time of one attempt is spent on explaining what nodes lack.
+// explaining bounds the time that one scheduling attempt spends on finding out which devices nodes
+// lack.
 const explaining = 500 * time.Millisecond
 
 const cannot = "cannot allocate all claims"
 
 var unexplained = framework.RefuseForGood(Name, cannot)
 
-// explainNode returns what a node lacks: for each request, how many devices it could get alone. If
-// each request alone succeeds, the requests fail only together.
+// explainNode returns the refusal of a node that lacks devices. The message contains, for each
+// request, how many devices the node could allocate for that request alone. If each request alone
+// succeeds, only the requests together fail. After the deadline of the attempt the message is
+// general.
 func (st *state) explainNode(ctx context.Context, node *v1.Node) *framework.Status {
 	if st.explain.IsZero() {
 		st.explain = time.Now().Add(st.explains)
@@ -46,8 +49,8 @@ func (st *state) explainNode(ctx context.Context, node *v1.Node) *framework.Stat
 	return framework.RefuseForGood(Name, cannot+": "+strings.Join(lacks, "; "))
 }
 
-// missingDevices returns what one request lacks on a node; "" if nothing. It returns false if that
-// cannot be determined in time.
+// missingDevices returns a text about the devices that a node lacks for one request, or "" if it
+// could allocate enough. The second result is false if the allocator fails or exceeds the deadline.
 func (st *state) missingDevices(ctx context.Context, node *v1.Node, claim *resourcev1.ResourceClaim, r *resourcev1.DeviceRequest) (string, bool) {
 	var failed error
 	gets := func(count int64) bool {

@@ -19,10 +19,11 @@ const Name = framework.GangScheduling
 // Plugin delays the pods of a group until enough of them have a node.
 type Plugin struct{ H *framework.Handle }
 
-// Name implements framework.Plugin.
+// Name implements framework.Plugin: it returns the name of the plugin.
 func (Plugin) Name() string { return Name }
 
-// PreFilter implements framework.PreFilter: pods wait for their group to exist and to be complete.
+// PreFilter implements framework.PreFilter: it refuses a pod while its PodGroup does not exist, has
+// fewer pods than its policy requires, or has pods with different schedulers.
 func (p Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]struct{}, *framework.Status) {
 	key, ok := framework.GroupOf(c.Pod.Pod)
 	if !ok {
@@ -41,8 +42,8 @@ func (p Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]str
 	return nil, nil
 }
 
-// Permit implements framework.Permit. The delay has no timeout of its own: the scheduler's group
-// attempt ends it.
+// Permit implements framework.Permit: it delays the pod until enough pods of its group have a node.
+// The delay has no timeout of its own, because the scheduler's attempt to place the group ends it.
 func (p Plugin) Permit(_ context.Context, c *framework.Cycle, _ string) (*framework.Status, time.Duration) {
 	key, ok := framework.GroupOf(c.Pod.Pod)
 	if !ok || p.H.Group(key).Needs() == 0 {
@@ -51,9 +52,10 @@ func (p Plugin) Permit(_ context.Context, c *framework.Cycle, _ string) (*framew
 	return &framework.Status{Code: framework.Wait, Plugin: Name}, 0
 }
 
-// MayHelp implements framework.Requeue. Pods that were refused only because of their group are not
-// woken by free capacity or by new pods. The pod that was refused by another plugin is woken, and
-// takes the group with it.
+// MayHelp implements framework.Requeue. It returns true if the pod's group has changed or a pod of
+// the group was assigned to a node. Free capacity does not help a pod that was refused only because
+// of its group. It helps a pod of the group that another plugin refused, and that pod's next
+// attempt includes the whole group.
 func (Plugin) MayHelp(e framework.Event, pod *v1.Pod, obj any) bool {
 	mine, _ := framework.GroupOf(pod)
 	switch x := obj.(type) {

@@ -13,26 +13,27 @@ import (
 // Name of the plugin.
 const Name = "ImageLocality"
 
-// Sizes per container: below the first an image does not count, above the second it counts fully.
+// Limits of the total size of a pod's images on a node: below least, the score is 0; from most for
+// each container on, it is the maximum.
 const (
 	least = 23 << 20
 	most  = 1000 << 20
 )
 
-// Plugin scores by images present.
+// Plugin gives a higher score to nodes that already have the pod's container images.
 type Plugin struct{}
 
-// Name implements framework.Plugin.
+// Name implements framework.Plugin: it returns the name of the plugin.
 func (Plugin) Name() string { return Name }
 
-// state holds, per image, the share of nodes that have it. An image that few nodes have counts
-// less, so that pods do not concentrate there.
+// state is the result of PreScore: for each image of the pod, the share of nodes that have it. An
+// image that few nodes have counts less, so that pods do not concentrate on those nodes.
 type state struct {
 	images map[string]float64
 	count  int64
 }
 
-// PreScore implements framework.PreScore.
+// PreScore implements framework.PreScore. It skips scoring if no node has any of the pod's images.
 func (Plugin) PreScore(_ context.Context, c *framework.Cycle, nodes []*framework.NodeInfo) *framework.Status {
 	st := &state{images: make(map[string]float64)}
 	var held bool
@@ -60,7 +61,8 @@ func (Plugin) PreScore(_ context.Context, c *framework.Cycle, nodes []*framework
 	return nil
 }
 
-// withDefaultTag returns the image's name with the default tag if it has none.
+// withDefaultTag returns the image reference with the tag "latest" if it has neither a tag nor a
+// digest.
 func withDefaultTag(image string) string {
 	if strings.LastIndex(image, ":") <= strings.LastIndex(image, "/") && !strings.Contains(image, "@") {
 		return image + ":latest"
@@ -68,7 +70,8 @@ func withDefaultTag(image string) string {
 	return image
 }
 
-// Score implements framework.Score.
+// Score implements framework.Score: a score by the sizes of the pod's images on the node, each
+// weighted by the share of nodes that have it.
 func (Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) (int64, *framework.Status) {
 	st, ok := c.Get(Name).(*state)
 	if !ok {

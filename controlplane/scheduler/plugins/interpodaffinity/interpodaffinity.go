@@ -20,24 +20,25 @@ var (
 	unwanted = framework.Refuse(Name, "node(s) didn't satisfy existing pods anti-affinity rules")
 )
 
-// defaultHardWeight is the default weight that a required affinity term of a pod on a node has for
-// matching pods.
+// defaultHardWeight is the default of Plugin.HardWeight.
 const defaultHardWeight = 1
 
-// Plugin filters and scores by inter-pod affinity. The zero value is the default.
+// Plugin filters and scores nodes by inter-pod affinity and anti-affinity. The zero value is the
+// default.
 type Plugin struct {
-	// HardWeight is the weight of required affinity terms of pods on nodes; nil means 1.
+	// HardWeight is the weight for scores of a required affinity term of a pod on a node that
+	// matches the new pod; nil means 1.
 	HardWeight *int32
-	// OwnOnly disables scoring for pods without preferred terms of their own.
+	// OwnOnly disables scoring for pods that have no preferred terms of their own.
 	OwnOnly bool
 }
 
-// Name implements framework.Plugin.
+// Name implements framework.Plugin: it returns the name of the plugin.
 func (Plugin) Name() string { return Name }
 
-// state is the state of one attempt.
+// state is the plugin's data of one scheduling attempt.
 type state struct {
-	required []rule // the pods must match all of them
+	required []rule // the pod's required terms; the counted pods match all of these terms
 	founder  bool   // the pod matches its own required terms, so it may be the first of its group
 	avoided  []rule
 	existing []*framework.Carried
@@ -46,13 +47,14 @@ type state struct {
 	weighing []*framework.Carried
 }
 
-// rule is a term with its matching pods.
+// rule is an affinity term with the counts, per topology domain, of the pods that it selects.
 type rule struct {
 	framework.Term
 	domains *framework.Domains
 }
 
-// PreFilter implements framework.PreFilter.
+// PreFilter implements framework.PreFilter: it looks up the counts for the pod's required terms and
+// the anti-affinity terms of other pods that select the pod.
 func (Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]struct{}, *framework.Status) {
 	x, pod := c.Snapshot.Index, c.Pod.Pod
 	st := &state{existing: x.Avoiding(pod)}
@@ -89,7 +91,8 @@ func meetsAll(terms []framework.Term, pod *v1.Pod, namespaces framework.Namespac
 	return true
 }
 
-// Filter implements framework.Filter.
+// Filter implements framework.Filter: it refuses a node on which the pod's required affinity or
+// anti-affinity, or the required anti-affinity of another pod, would be violated.
 func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
 	st, ok := c.Get(Name).(*state)
 	if !ok {
@@ -106,7 +109,9 @@ func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInf
 	return nil
 }
 
-// satisfiesAffinity reports whether pods that match the required terms are in the node's domains.
+// satisfiesAffinity reports whether, for each required affinity term, the node's topology domain
+// contains a pod that matches all these terms. If no such pod exists anywhere, the pod itself must
+// match all terms.
 func (st *state) satisfiesAffinity(c *framework.Cycle, n *framework.NodeInfo) bool {
 	if len(st.required) == 0 {
 		return true
@@ -130,8 +135,8 @@ func (st *state) satisfiesAffinity(c *framework.Cycle, n *framework.NodeInfo) bo
 	return there || !any && st.founder
 }
 
-// satisfiesAntiAffinity reports whether no pod that matches an anti-affinity term is in the node's
-// domains.
+// satisfiesAntiAffinity reports whether the node's topology domains contain no pod that the pod's
+// required anti-affinity terms select.
 func (st *state) satisfiesAntiAffinity(c *framework.Cycle, n *framework.NodeInfo) bool {
 	changed := len(c.With)+len(c.Without) > 0
 	for i := range st.avoided {
@@ -151,8 +156,8 @@ func (st *state) satisfiesAntiAffinity(c *framework.Cycle, n *framework.NodeInfo
 	return true
 }
 
-// satisfiesExistingAntiAffinity reports whether no pod in the node's domains has an anti-affinity
-// term that matches this pod.
+// satisfiesExistingAntiAffinity reports whether no other pod has a required anti-affinity term that
+// selects this pod and applies to the node's topology domain.
 func (st *state) satisfiesExistingAntiAffinity(c *framework.Cycle, n *framework.NodeInfo) bool {
 	for _, e := range st.existing {
 		at := e.At(n)
@@ -180,7 +185,8 @@ func (st *state) satisfiesExistingAntiAffinity(c *framework.Cycle, n *framework.
 	return true
 }
 
-// countAntiAffinityTerm returns how often the pod has the anti-affinity term.
+// countAntiAffinityTerm returns how often the pod has the given term among its required
+// anti-affinity terms.
 func countAntiAffinityTerm(pod *framework.PodInfo, term framework.Term) int {
 	if pod.Affinity == nil {
 		return 0
@@ -194,7 +200,8 @@ func countAntiAffinityTerm(pod *framework.PodInfo, term framework.Term) int {
 	return n
 }
 
-// PreScore implements framework.PreScore.
+// PreScore implements framework.PreScore. It skips scoring if no term of the pod or of other pods
+// affects the score.
 func (p Plugin) PreScore(_ context.Context, c *framework.Cycle, _ []*framework.NodeInfo) *framework.Status {
 	x := c.Snapshot.Index
 	if p.OwnOnly && (c.Pod.Affinity == nil || len(c.Pod.Affinity.Preferred) == 0) {
@@ -221,8 +228,9 @@ func (p Plugin) PreScore(_ context.Context, c *framework.Cycle, _ []*framework.N
 	return nil
 }
 
-// Score implements framework.Score: the sum of the weights of terms, once for each pod in the
-// node's domains that matches a term of this pod, or that has a term which matches this pod.
+// Score implements framework.Score: a sum of term weights over the pods in the node's topology
+// domains. A weight is added for each such pod that a preferred term of this pod selects, and for
+// each such pod with a term that selects this pod.
 func (p Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) (int64, *framework.Status) {
 	st, ok := c.Get(Name).(*state)
 	if !ok {
@@ -246,8 +254,8 @@ func (p Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeIn
 	return sum, nil
 }
 
-// NormalizeScore implements framework.NormalizeScore: it scales from the lowest score, which may be
-// negative, to the highest.
+// NormalizeScore implements framework.NormalizeScore: the lowest score, which may be negative,
+// becomes 0, and the highest framework.MaxScore.
 func (Plugin) NormalizeScore(_ context.Context, _ *framework.Cycle, scores []int64) *framework.Status {
 	least, most := int64(math.MaxInt64), int64(math.MinInt64)
 	for _, s := range scores {
@@ -261,8 +269,9 @@ func (Plugin) NormalizeScore(_ context.Context, _ *framework.Cycle, scores []int
 	return nil
 }
 
-// MayHelp implements framework.Requeue: a required pod was added, an avoided or avoiding pod was
-// removed, or a node added domains. Labels of namespaces may change which pods match.
+// MayHelp implements framework.Requeue. A pod may help that a required term selects and that was
+// added. So may the removal of a pod that anti-affinity kept apart, and a node that was added or
+// changed. Changed labels of a namespace may change the selected pods.
 func (Plugin) MayHelp(e framework.Event, pod *v1.Pod, obj any) bool {
 	own := framework.AffinityOf(pod)
 	switch o := obj.(type) {
@@ -284,8 +293,8 @@ func (Plugin) MayHelp(e framework.Event, pod *v1.Pod, obj any) bool {
 	return false
 }
 
-// wants reports whether a required term may match the other pod. Namespaces that a term selects by
-// labels are assumed to match.
+// wants reports whether a required affinity term in own may select the other pod. A namespace
+// selector is assumed to match.
 func wants(own *framework.Affinity, other *v1.Pod) bool {
 	if own == nil {
 		return false
@@ -298,7 +307,8 @@ func wants(own *framework.Affinity, other *v1.Pod) bool {
 	return false
 }
 
-// parts reports whether an anti-affinity term of either pod may match the other.
+// parts reports whether a required anti-affinity term of pod, which own contains, may select the
+// other pod, or a term of the other pod may select pod.
 func parts(own *framework.Affinity, pod, other *v1.Pod) bool {
 	if own != nil {
 		for _, t := range own.Avoided {

@@ -21,25 +21,28 @@ var (
 	enforced = framework.RefuseForGood(Name, "node(s) didn't match scheduler-enforced node affinity")
 )
 
-// Plugin filters and scores by node labels. The zero value is the default.
+// Plugin filters and scores nodes by a pod's node selector and node affinity. The zero value is the
+// default.
 type Plugin struct {
-	// Added is affinity that applies to all pods in addition to their own; nil means none. It must
-	// be valid.
+	// Added is node affinity that applies to all pods in addition to their own; nil means none. It
+	// must be valid.
 	Added *v1.NodeAffinity
 }
 
-// state holds the lookups of PreFilter and PreScore.
+// state holds the rules of a pod in a form that PreFilter and PreScore prepare for Filter and
+// Score.
 type state struct {
-	required  *framework.PerNode // 1 = matches
+	required  *framework.PerNode // 1 for a node that matches the pod's own rules
 	added     *framework.PerNode
 	matches   func(n *v1.Node) (bool, error)
 	preferred *framework.PerNode // the score
 }
 
-// Name implements framework.Plugin.
+// Name implements framework.Plugin: it returns the name of the plugin.
 func (Plugin) Name() string { return Name }
 
-// PreFilter implements framework.PreFilter.
+// PreFilter implements framework.PreFilter. If every required term of the pod names nodes, it
+// returns these nodes.
 func (p Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]struct{}, *framework.Status) {
 	spec := &c.Pod.Pod.Spec
 	terms := requiredTerms(spec)
@@ -67,8 +70,8 @@ func (p Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]str
 	return only, nil
 }
 
-// requiredNodes returns the cached matches of a node selector and required terms. It is nil if the
-// terms are invalid.
+// requiredNodes returns a cache that holds 1 for each node that matches the node selector and the
+// required terms, and 0 for the others. It returns nil if the terms are invalid.
 func requiredNodes(c *framework.Cycle, selector map[string]string, terms *v1.NodeSelector) *framework.PerNode {
 	return c.Snapshot.Index.PerNode(Name+" required "+ruleID(selector, terms), func() (func(*v1.Node) int32, bool) {
 		if terms != nil {
@@ -88,7 +91,8 @@ func requiredNodes(c *framework.Cycle, selector map[string]string, terms *v1.Nod
 	})
 }
 
-// ruleID encodes rules; equal rules give equal texts. Rules are API types, so encoding cannot fail.
+// ruleID returns a text that is equal for equal rules. Rules are API types, so encoding cannot
+// fail.
 func ruleID(rules ...any) string {
 	b, err := json.Marshal(rules)
 	if err != nil {
@@ -104,8 +108,8 @@ func requiredTerms(spec *v1.PodSpec) *v1.NodeSelector {
 	return spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
 }
 
-// nodesByName returns the node names if every term requires names, as for a DaemonSet's pods;
-// otherwise nil.
+// nodesByName returns the node names in the required terms if every term requires node names, as
+// for a DaemonSet's pods. Otherwise it returns nil.
 func nodesByName(s *v1.NodeSelector) map[string]struct{} {
 	if s == nil || len(s.NodeSelectorTerms) == 0 {
 		return nil
@@ -128,7 +132,8 @@ func nodesByName(s *v1.NodeSelector) map[string]struct{} {
 	return out
 }
 
-// Filter implements framework.Filter.
+// Filter implements framework.Filter: it refuses nodes that do not match the pod's node selector,
+// its required node affinity, or the added affinity.
 func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
 	st, ok := c.Get(Name).(*state)
 	if !ok {
@@ -152,7 +157,7 @@ func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInf
 	return nil
 }
 
-// PreScore implements framework.PreScore.
+// PreScore implements framework.PreScore. It skips scoring if there are no preferred terms.
 func (p Plugin) PreScore(_ context.Context, c *framework.Cycle, _ []*framework.NodeInfo) *framework.Status {
 	var terms []v1.PreferredSchedulingTerm
 	if a := c.Pod.Pod.Spec.Affinity; a != nil && a.NodeAffinity != nil {
@@ -184,7 +189,8 @@ func (p Plugin) PreScore(_ context.Context, c *framework.Cycle, _ []*framework.N
 	return nil
 }
 
-// Score implements framework.Score: the sum of the weights of the preferred terms that match.
+// Score implements framework.Score: the sum of the weights of the preferred terms that match the
+// node.
 func (Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) (int64, *framework.Status) {
 	if st, ok := c.Get(Name).(*state); ok && st.preferred != nil {
 		return int64(st.preferred.Of(n)), nil
@@ -192,13 +198,14 @@ func (Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeInfo
 	return 0, nil
 }
 
-// NormalizeScore implements framework.NormalizeScore.
+// NormalizeScore implements framework.NormalizeScore: the highest score becomes framework.MaxScore.
 func (Plugin) NormalizeScore(_ context.Context, _ *framework.Cycle, scores []int64) *framework.Status {
 	framework.Normalize(scores, false)
 	return nil
 }
 
-// MayHelp implements framework.Requeue.
+// MayHelp implements framework.Requeue: a node was added or its labels changed, and it matches the
+// pod's own rules.
 func (Plugin) MayHelp(e framework.Event, pod *v1.Pod, obj any) bool {
 	if e != framework.NodeAdded && e != framework.NodeLabels {
 		return false

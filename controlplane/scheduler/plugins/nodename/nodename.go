@@ -14,13 +14,13 @@ const Name = "NodeName"
 
 var refused = framework.RefuseForGood(Name, "node(s) didn't match the requested node name")
 
-// Plugin filters by spec.nodeName.
+// Plugin restricts a pod with spec.nodeName to that node.
 type Plugin struct{}
 
-// Name implements framework.Plugin.
+// Name implements framework.Plugin: it returns the name of the plugin.
 func (Plugin) Name() string { return Name }
 
-// PreFilter implements framework.PreFilter.
+// PreFilter implements framework.PreFilter. It skips the filter if the pod has no spec.nodeName.
 func (Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]struct{}, *framework.Status) {
 	if c.Pod.Pod.Spec.NodeName == "" {
 		return nil, framework.SkipStatus
@@ -28,7 +28,7 @@ func (Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]struc
 	return nil, nil
 }
 
-// Filter implements framework.Filter.
+// Filter implements framework.Filter: it refuses all nodes except the one in spec.nodeName.
 func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
 	if want := c.Pod.Pod.Spec.NodeName; want != "" && want != n.Node.Name {
 		return refused
@@ -36,5 +36,5 @@ func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInf
 	return nil
 }
 
-// MayHelp implements framework.Requeue.
+// MayHelp implements framework.Requeue: a node was added.
 func (Plugin) MayHelp(e framework.Event, _ *v1.Pod, _ any) bool { return e == framework.NodeAdded }

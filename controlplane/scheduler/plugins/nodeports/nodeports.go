@@ -14,13 +14,13 @@ const Name = "NodePorts"
 
 var refused = framework.Refuse(Name, "node(s) didn't have free ports for the requested pod ports")
 
-// Plugin filters by host ports.
+// Plugin refuses nodes on which a host port of the pod is in use.
 type Plugin struct{}
 
-// Name implements framework.Plugin.
+// Name implements framework.Plugin: it returns the name of the plugin.
 func (Plugin) Name() string { return Name }
 
-// PreFilter implements framework.PreFilter.
+// PreFilter implements framework.PreFilter. It skips the filter if the pod has no host ports.
 func (Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]struct{}, *framework.Status) {
 	if len(c.Pod.Ports) == 0 {
 		return nil, framework.SkipStatus
@@ -28,7 +28,7 @@ func (Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]struc
 	return nil, nil
 }
 
-// Filter implements framework.Filter.
+// Filter implements framework.Filter: it refuses a node on which a host port of the pod is in use.
 func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
 	if n.PortConflict(c.Pod.Ports) {
 		return refused
@@ -36,7 +36,7 @@ func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInf
 	return nil
 }
 
-// MayHelp implements framework.Requeue.
+// MayHelp implements framework.Requeue: a node was added, or a pod with host ports was removed.
 func (Plugin) MayHelp(e framework.Event, _ *v1.Pod, obj any) bool {
 	switch e {
 	case framework.NodeAdded:

@@ -17,25 +17,27 @@ import (
 // Name of the plugin.
 const Name = "NodeResourcesFit"
 
-// Common refusals, allocated once.
+// Frequent refusals, allocated once.
 var (
 	tooManyPods = framework.Refuse(Name, "Too many pods")
 	noCPU       = framework.Refuse(Name, "Insufficient cpu")
 	noMemory    = framework.Refuse(Name, "Insufficient memory")
 )
 
-// Plugin filters and scores by resources. The zero value is the default.
+// Plugin refuses nodes with too few free resources for the pod, and scores nodes by their
+// utilization. The zero value is the default.
 type Plugin struct {
-	// Ignored are extended resources, and IgnoredGroups prefixes before the / of such resources,
-	// that the filter ignores.
+	// Ignored are names of extended resources that the filter ignores. IgnoredGroups are the
+	// prefixes, before the slash, of further such names.
 	Ignored, IgnoredGroups []string
 	Strategy               *Strategy // nil = Least
 }
 
-// Name implements framework.Plugin.
+// Name implements framework.Plugin: it returns the name of the plugin.
 func (Plugin) Name() string { return Name }
 
-// Filter implements framework.Filter.
+// Filter implements framework.Filter: it refuses a node if the pod's requests exceed its free
+// resources, or if it has the maximum number of pods.
 func (p Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
 	want, used, have := &c.Pod.Requests, &n.Requested, &n.Allocatable
 	pods := len(n.Pods)+1 > n.MaxPods
@@ -76,7 +78,8 @@ func (p Plugin) ignoresResource(resource string) bool {
 	return slices.Contains(p.Ignored, resource) || slices.Contains(p.IgnoredGroups, group)
 }
 
-// MayHelp implements framework.Requeue.
+// MayHelp implements framework.Requeue: a node or allocatable resources were added, or a pod was
+// removed or changed its resources.
 func (Plugin) MayHelp(e framework.Event, _ *v1.Pod, _ any) bool {
 	return e == framework.NodeAdded || e == framework.NodeAllocatable || e == framework.PodRemoved || e == framework.PodUpdated
 }

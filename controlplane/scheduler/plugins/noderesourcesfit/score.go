@@ -10,16 +10,19 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// Strategy scores a node by the utilization of its resources, including the pod's own requests.
+// Strategy is a way to score a node by the utilization of its resources, including the pod's
+// requests.
 type Strategy struct {
 	Kind Kind
-	// Resources that count, each with a positive weight; none = CPU and memory with equal weights.
+	// Resources are the resources that are scored, each with a positive weight; if empty, CPU and
+	// memory with equal weights.
 	Resources []Resource
-	// Shape belongs to Ratio: the score at a percentage of utilization, in increasing order.
+	// Shape is used by Ratio only: the scores at percentages of utilization, in increasing order of
+	// utilization.
 	Shape []Step
 }
 
-// Kind is the kind of a strategy.
+// Kind is the kind of a Strategy.
 type Kind uint8
 
 const (
@@ -28,16 +31,18 @@ const (
 	Ratio             // score by Shape
 )
 
-// Resource is a resource with its weight.
+// Resource is a resource that is scored, with its weight.
 type Resource struct {
 	Name   v1.ResourceName
 	Weight int64
 }
 
-// Step is a point of a shape. Score is from 0 to framework.MaxScore.
+// Step is one point of Strategy.Shape: a utilization in percent and its score, from 0 to
+// framework.MaxScore.
 type Step struct{ Utilization, Score int64 }
 
-// Score implements framework.Score: the weighted mean over the resources that the node has.
+// Score implements framework.Score: the weighted mean of the scores of the resources that the node
+// has.
 func (p Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) (int64, *framework.Status) {
 	s := p.Strategy
 	if s == nil || s.Kind == Least && len(s.Resources) == 0 {
@@ -71,7 +76,8 @@ func (p Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeIn
 
 var bothAlike = []Resource{{v1.ResourceCPU, 1}, {v1.ResourceMemory, 1}}
 
-// leastOfBoth is the default score: the mean over CPU and memory of the free share, in percent.
+// leastOfBoth returns the default score of a node: the mean of the free shares of CPU and memory,
+// in percent.
 func leastOfBoth(pod *framework.PodInfo, n *framework.NodeInfo) int64 {
 	var sum, kinds int64
 	for _, r := range [2][2]int64{
@@ -93,10 +99,9 @@ func leastOfBoth(pod *framework.PodInfo, n *framework.NodeInfo) int64 {
 	return sum / kinds
 }
 
-// requestedAndAllocatable returns how much of a resource would be requested on the node, and how
-// much the node has. Both are
-// 0 for a resource that does not concern the pod. Pods without CPU or memory requests are counted
-// with defaults.
+// requestedAndAllocatable returns how much of a resource would be requested on the node with the
+// pod, and how much is allocatable. Both are 0 for an extended resource that the pod does not
+// request. For CPU and memory, containers without requests are counted with defaults.
 func requestedAndAllocatable(pod *framework.PodInfo, n *framework.NodeInfo, name v1.ResourceName) (used, have int64) {
 	switch name {
 	case v1.ResourceCPU:
@@ -111,7 +116,8 @@ func requestedAndAllocatable(pod *framework.PodInfo, n *framework.NodeInfo, name
 	return saturate.Add(n.Requested.Of(name), want), n.Allocatable.Of(name)
 }
 
-// scoreUtilization returns the score for the utilization of one resource. have must be positive.
+// scoreUtilization returns the score of one resource of which used is requested and have is
+// allocatable. have must be positive.
 func (s *Strategy) scoreUtilization(used, have int64) int64 {
 	switch s.Kind {
 	case Most:
@@ -125,8 +131,8 @@ func (s *Strategy) scoreUtilization(used, have int64) int64 {
 	return saturate.MulDiv(max(have-used, 0), framework.MaxScore, have)
 }
 
-// interpolate returns the value at a point of the line through the steps, which is constant before
-// the first and after the last step.
+// interpolate returns the score at a utilization by linear interpolation between the steps. Before
+// the first and after the last step the score is constant.
 func interpolate(steps []Step, at int64) int64 {
 	for i, now := range steps {
 		if at > now.Utilization {

@@ -17,13 +17,15 @@ var (
 	taint   = v1.Taint{Key: v1.TaintNodeUnschedulable, Effect: v1.TaintEffectNoSchedule}
 )
 
-// Plugin filters by spec.unschedulable.
+// Plugin refuses nodes with spec.unschedulable, unless the pod tolerates the taint
+// node.kubernetes.io/unschedulable.
 type Plugin struct{}
 
-// Name implements framework.Plugin.
+// Name implements framework.Plugin: it returns the name of the plugin.
 func (Plugin) Name() string { return Name }
 
-// Filter implements framework.Filter.
+// Filter implements framework.Filter: it refuses a cordoned node unless the pod tolerates the
+// corresponding taint.
 func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
 	if !n.Cordoned || framework.Tolerated(c.Pod.Pod.Spec.Tolerations, &taint) {
 		return nil
@@ -31,7 +33,8 @@ func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInf
 	return refused
 }
 
-// MayHelp implements framework.Requeue.
+// MayHelp implements framework.Requeue: a node that is not cordoned was added, or its taints or its
+// unschedulable flag changed.
 func (Plugin) MayHelp(e framework.Event, _ *v1.Pod, obj any) bool {
 	if e != framework.NodeAdded && e != framework.NodeTaints {
 		return false

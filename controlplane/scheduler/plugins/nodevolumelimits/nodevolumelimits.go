@@ -16,16 +16,17 @@ const Name = "NodeVolumeLimits"
 
 var refused = framework.Refuse(Name, "node(s) exceed max volume count")
 
-// Plugin filters by the number of volumes.
+// Plugin refuses nodes to which a CSI driver could not attach another volume.
 type Plugin struct{ H *framework.Handle }
 
-// Name implements framework.Plugin.
+// Name implements framework.Plugin: it returns the name of the plugin.
 func (Plugin) Name() string { return Name }
 
-// one is a volume of a driver, or a claim for a volume that is not provisioned yet.
+// one identifies a volume by its CSI driver and volume handle. For a claim without a volume, the
+// claim takes the place of the handle.
 type one struct{ driver, id string }
 
-// csiVolumes returns the volumes of CSI drivers that the claims of a pod refer to.
+// csiVolumes returns the CSI volumes of the PersistentVolumeClaims that a pod uses.
 func (p Plugin) csiVolumes(pod *framework.PodInfo) []one {
 	var out []one
 	for _, name := range pod.Claims {
@@ -47,7 +48,7 @@ func (p Plugin) csiVolumes(pod *framework.PodInfo) []one {
 	return out
 }
 
-// PreFilter implements framework.PreFilter.
+// PreFilter implements framework.PreFilter. It skips the filter if the pod uses no CSI volumes.
 func (p Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]struct{}, *framework.Status) {
 	wanted := p.csiVolumes(c.Pod)
 	if len(wanted) == 0 || p.H.VolumeLimits == nil {
@@ -57,7 +58,8 @@ func (p Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]str
 	return nil, nil
 }
 
-// Filter implements framework.Filter. A volume that several pods use counts once.
+// Filter implements framework.Filter: it refuses a node on which the pod would exceed a driver's
+// limit of attached volumes. A volume that several pods use counts once.
 func (p Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
 	wanted, _ := c.Get(Name).([]one)
 	limits := p.H.VolumeLimits(n.Node.Name)
@@ -87,7 +89,8 @@ func (p Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeI
 	return nil
 }
 
-// MayHelp implements framework.Requeue.
+// MayHelp implements framework.Requeue: a node, its drivers or a volume changed, a pod with claims
+// was removed, or a claim in the pod's namespace changed.
 func (Plugin) MayHelp(e framework.Event, pod *v1.Pod, obj any) bool {
 	switch e {
 	case framework.NodeAdded, framework.DriversChanged, framework.VolumeChanged:

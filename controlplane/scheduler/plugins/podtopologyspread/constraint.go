@@ -13,7 +13,7 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// constraint is a parsed TopologySpreadConstraint.
+// constraint is a parsed TopologySpreadConstraint of a pod.
 type constraint struct {
 	key                 string
 	maxSkew, minDomains int
@@ -23,7 +23,7 @@ type constraint struct {
 	honorTaints         bool
 }
 
-// The default constraints of pods without constraints.
+// system are the default constraints of kube-scheduler for pods that have none.
 var system = []v1.TopologySpreadConstraint{
 	{TopologyKey: v1.LabelHostname, WhenUnsatisfiable: v1.ScheduleAnyway, MaxSkew: 3},
 	{TopologyKey: v1.LabelTopologyZone, WhenUnsatisfiable: v1.ScheduleAnyway, MaxSkew: 5},
@@ -31,7 +31,8 @@ var system = []v1.TopologySpreadConstraint{
 
 func podLabels(pod *v1.Pod) labels.Set { return labels.Set(pod.Labels) }
 
-// constraintsOf returns the pod's parsed constraints of one kind.
+// constraintsOf returns the pod's parsed constraints with the given action: DoNotSchedule or
+// ScheduleAnyway.
 func constraintsOf(pod *v1.Pod, action v1.UnsatisfiableConstraintAction) []constraint {
 	var out []constraint
 	for i := range pod.Spec.TopologySpreadConstraints {
@@ -53,8 +54,9 @@ func newConstraint(pod *v1.Pod, c *v1.TopologySpreadConstraint, selector labels.
 	return out
 }
 
-// selectorOf returns the constraint's selector with the pod's values of matchLabelKeys. The API
-// server has already added those to pods that were created through it.
+// selectorOf returns the label selector of a constraint, including the pod's values of
+// matchLabelKeys. For pods created through the API server, the latter are part of the selector
+// already.
 func selectorOf(pod *v1.Pod, c *v1.TopologySpreadConstraint) labels.Selector {
 	sel, err := metav1.LabelSelectorAsSelector(c.LabelSelector)
 	if err != nil {
@@ -70,8 +72,9 @@ func selectorOf(pod *v1.Pod, c *v1.TopologySpreadConstraint) labels.Selector {
 	return sel
 }
 
-// eligibleNodes selects the nodes that take part: nodes with all keys that, depending on the
-// constraint's policies, the pod's node affinity and tolerations allow.
+// eligibleNodes returns the function that selects the nodes whose pods are counted. Such nodes have
+// labels with all given keys. Depending on the constraint's policies, they must also match the
+// pod's node affinity and have no taints that the pod does not tolerate.
 func (c *constraint) eligibleNodes(pod *v1.Pod, keys []string) framework.Nodes {
 	var id strings.Builder
 	id.WriteString(strings.Join(keys, "\x00"))
@@ -105,8 +108,9 @@ func (c *constraint) eligibleNodes(pod *v1.Pod, keys []string) framework.Nodes {
 	}}
 }
 
-// appendID appends a value that the selection of nodes depends on. The values are API types, so
-// encoding cannot fail.
+// appendID appends the value v, with the label what, to the ID of a framework.Nodes. Two Nodes with
+// equal IDs share cached counts, so every input of their function must be appended. v must be an
+// API type, so that encoding cannot fail.
 func appendID(id *strings.Builder, what string, v any) {
 	id.WriteString("\x01" + what + "\x01")
 	b, err := json.Marshal(v)
@@ -126,8 +130,9 @@ func toleratesTaints(n *v1.Node, tolerations []v1.Toleration) bool {
 	return true
 }
 
-// defaultConstraints returns the constraints of one kind for a pod without constraints. Their
-// selector is that of the pod's Services and owner.
+// defaultConstraints returns the constraints in list with the given action, for a pod that has none
+// of its own. Their selector combines the selectors of the pod's Services and of its controller.
+// Without such a selector there are no constraints.
 func defaultConstraints(c *framework.Cycle, list []v1.TopologySpreadConstraint, action v1.UnsatisfiableConstraintAction) []constraint {
 	pod, w := c.Pod.Pod, &c.Snapshot.Workloads
 	merged := labels.Set{}

@@ -25,24 +25,25 @@ var (
 	labelled = framework.RefuseForGood(Name, unmatched+" (missing required label)")
 )
 
-// Plugin filters and scores by topology. The zero value is the default.
+// Plugin filters and scores nodes by topology spread constraints. The zero value is the default.
 type Plugin struct {
-	// Listed replaces Kubernetes' default constraints for pods without constraints by Defaults.
-	// Their selectors are empty, because they follow from the pod's owner.
+	// If Listed is set, Defaults are the constraints of pods that have none of their own, in place
+	// of kube-scheduler's default constraints. Defaults have no selectors, because the selectors
+	// are derived from the pod's Services and controller.
 	Listed   bool
 	Defaults []v1.TopologySpreadConstraint
 }
 
-// Name implements framework.Plugin.
+// Name implements framework.Plugin: it returns the name of the plugin.
 func (Plugin) Name() string { return Name }
 
-// state is the state of one attempt.
+// state is the plugin's data of one scheduling attempt.
 type state struct {
 	hard []counted
 	soft *softState
 }
 
-// counted is a constraint with the counts of its pods.
+// counted is a constraint with the counts, per topology domain, of the pods that it selects.
 type counted struct {
 	constraint
 	set     *framework.PodSet
@@ -51,7 +52,8 @@ type counted struct {
 	least   int // lowest pod count of any eligible domain; 0 if there are fewer domains than minDomains
 }
 
-// PreFilter implements framework.PreFilter.
+// PreFilter implements framework.PreFilter: it looks up the counts for the DoNotSchedule
+// constraints of the pod. It skips the filter if there are none.
 func (p Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]struct{}, *framework.Status) {
 	list := constraintsOf(c.Pod.Pod, v1.DoNotSchedule)
 	if p.Listed && len(c.Pod.Pod.Spec.TopologySpreadConstraints) == 0 {
@@ -64,8 +66,8 @@ func (p Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]str
 	return nil, nil
 }
 
-// countPods looks up the counts of the constraints' pods. If whole is set, only nodes with the keys
-// of all constraints take part.
+// countPods returns the constraints with the counts of the pods that they select. If whole is set,
+// only nodes that have the topology keys of all constraints are counted.
 func countPods(c *framework.Cycle, list []constraint, whole bool) []counted {
 	pod, x := c.Pod.Pod, c.Snapshot.Index
 	var keys []string
@@ -89,7 +91,8 @@ func countPods(c *framework.Cycle, list []constraint, whole bool) []counted {
 	return out
 }
 
-// Filter implements framework.Filter.
+// Filter implements framework.Filter: it refuses a node if the pod would make the skew of a
+// constraint exceed maxSkew, or if the node lacks the topology key.
 func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
 	st, ok := c.Get(Name).(*state)
 	if !ok {
@@ -117,14 +120,15 @@ func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInf
 	return nil
 }
 
-// softState is the result of PreScore.
+// softState is the result of PreScore: the ScheduleAnyway constraints of the pod.
 type softState struct {
 	list    []counted
-	weights []float64 // by topology: with more domains, a pod in one of them counts more
-	whole   bool      // nodes that lack a key are not scored
+	weights []float64 // by constraint; a pod counts more if there are more domains
+	whole   bool      // nodes that lack a topology key get the lowest score
 }
 
-// PreScore implements framework.PreScore.
+// PreScore implements framework.PreScore: it looks up the counts for the ScheduleAnyway constraints
+// of the pod, or the default constraints. It skips scoring if there are none.
 func (p Plugin) PreScore(_ context.Context, c *framework.Cycle, nodes []*framework.NodeInfo) *framework.Status {
 	list := constraintsOf(c.Pod.Pod, v1.ScheduleAnyway)
 	own := len(c.Pod.Pod.Spec.TopologySpreadConstraints) > 0
@@ -160,7 +164,7 @@ func (p Plugin) PreScore(_ context.Context, c *framework.Cycle, nodes []*framewo
 	return nil
 }
 
-// lacksTopologyKey reports whether the node lacks one of the keys.
+// lacksTopologyKey reports whether the node lacks the topology key of one of the constraints.
 func (st *softState) lacksTopologyKey(n *framework.NodeInfo) bool {
 	for i := range st.list {
 		if st.list[i].domains.At(n) == framework.NoDomain {
@@ -179,11 +183,12 @@ func hasKeys(n *v1.Node, list []constraint) bool {
 	return true
 }
 
-// unrated is the score of a node that lacks a key; it comes last.
+// unrated is the score of a node that lacks a topology key, before normalization. Normalization
+// turns it into the lowest score.
 const unrated = -1
 
-// Score implements framework.Score: the weighted number of pods in the node's domains. Fewer are
-// better.
+// Score implements framework.Score: the weighted number of matching pods in the node's topology
+// domains. Lower is better before normalization.
 func (Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) (int64, *framework.Status) {
 	st, ok := c.Get(Name).(*state)
 	if !ok || st.soft == nil {
@@ -211,8 +216,8 @@ func (Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeInfo
 	return int64(math.Round(sum)), nil
 }
 
-// NormalizeScore implements framework.NormalizeScore: the fewest pods are the best, unrated nodes
-// the worst.
+// NormalizeScore implements framework.NormalizeScore: nodes with the fewest matching pods get
+// framework.MaxScore, and nodes that lack a topology key get 0.
 func (Plugin) NormalizeScore(_ context.Context, _ *framework.Cycle, scores []int64) *framework.Status {
 	least, most := int64(math.MaxInt64), int64(0)
 	for _, s := range scores {
@@ -233,8 +238,8 @@ func (Plugin) NormalizeScore(_ context.Context, _ *framework.Cycle, scores []int
 	return nil
 }
 
-// MayHelp implements framework.Requeue: matching pods were added, removed or changed, or a node
-// that may take part.
+// MayHelp implements framework.Requeue. It returns true if a pod that a constraint selects was
+// added, removed or changed. It also does for a new or changed node that may be counted.
 func (p Plugin) MayHelp(e framework.Event, pod *v1.Pod, obj any) bool {
 	if p.Listed && len(pod.Spec.TopologySpreadConstraints) == 0 {
 		return true // matching pods depend on the pod's owner, which may have changed

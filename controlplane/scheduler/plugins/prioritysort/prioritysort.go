@@ -6,13 +6,14 @@ import "keelson.dev/keelson/controlplane/scheduler/framework"
 // Name of the plugin.
 const Name = "PrioritySort"
 
-// Plugin is the queue's order.
+// Plugin orders the scheduling queue by priority, then by the time at which a pod was added.
 type Plugin struct{}
 
-// Name implements framework.Plugin.
+// Name implements framework.Plugin: it returns the name of the plugin.
 func (Plugin) Name() string { return Name }
 
-// Less implements framework.QueueSort.
+// Less implements framework.QueueSort: the pod with the higher priority comes first. Among equal
+// priorities, the pod that was added to the queue earlier comes first.
 func (Plugin) Less(a, b *framework.QueuedPod) bool {
 	if a.Priority != b.Priority {
 		return a.Priority > b.Priority

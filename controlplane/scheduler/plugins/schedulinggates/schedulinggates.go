@@ -14,13 +14,13 @@ import (
 // Name of the plugin.
 const Name = "SchedulingGates"
 
-// Plugin refuses gated pods.
+// Plugin keeps pods with spec.schedulingGates out of the queue.
 type Plugin struct{}
 
-// Name implements framework.Plugin.
+// Name implements framework.Plugin: it returns the name of the plugin.
 func (Plugin) Name() string { return Name }
 
-// PreEnqueue implements framework.PreEnqueue.
+// PreEnqueue implements framework.PreEnqueue: it refuses a pod that has scheduling gates.
 func (Plugin) PreEnqueue(_ context.Context, pod *v1.Pod) *framework.Status {
 	if len(pod.Spec.SchedulingGates) == 0 {
 		return nil
@@ -32,5 +32,6 @@ func (Plugin) PreEnqueue(_ context.Context, pod *v1.Pod) *framework.Status {
 	return framework.RefuseForGood(Name, fmt.Sprintf("waiting for scheduling gates: [%s]", strings.Join(names, " ")))
 }
 
-// MayHelp implements framework.Requeue: only an update of the pod itself removes a gate.
+// MayHelp implements framework.Requeue. It always returns false, because only an update of the pod
+// itself removes a gate.
 func (Plugin) MayHelp(framework.Event, *v1.Pod, any) bool { return false }

@@ -14,13 +14,14 @@ import (
 // Name of the plugin.
 const Name = "TaintToleration"
 
-// Plugin filters and scores by taints.
+// Plugin filters and scores nodes by their taints and the pod's tolerations.
 type Plugin struct{}
 
-// Name implements framework.Plugin.
+// Name implements framework.Plugin: it returns the name of the plugin.
 func (Plugin) Name() string { return Name }
 
-// Filter implements framework.Filter.
+// Filter implements framework.Filter: it refuses a node with a NoSchedule or NoExecute taint that
+// the pod does not tolerate.
 func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
 	t := firstUntolerated(c.Pod.Pod, n.Taints)
 	if t == nil {
@@ -35,7 +36,8 @@ func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInf
 	return last.status
 }
 
-// refusal is the last refusal because of a taint.
+// refusal is the last refusal in a scheduling attempt, with the taint that caused it. It is reused
+// for the next node with the same taint.
 type refusal struct {
 	key, value string
 	status     *framework.Status
@@ -65,7 +67,7 @@ func (Plugin) PreScore(_ context.Context, _ *framework.Cycle, nodes []*framework
 }
 
 // Score implements framework.Score: the number of PreferNoSchedule taints that the pod does not
-// tolerate.
+// tolerate. Lower is better before normalization.
 func (Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) (int64, *framework.Status) {
 	var count int64
 	for i := range n.Taints {
@@ -77,13 +79,15 @@ func (Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeInfo
 	return count, nil
 }
 
-// NormalizeScore implements framework.NormalizeScore: fewer is better.
+// NormalizeScore implements framework.NormalizeScore: the node with the fewest such taints gets the
+// highest score.
 func (Plugin) NormalizeScore(_ context.Context, _ *framework.Cycle, scores []int64) *framework.Status {
 	framework.Normalize(scores, true)
 	return nil
 }
 
-// MayHelp implements framework.Requeue.
+// MayHelp implements framework.Requeue: a node was added or its taints changed, and the pod
+// tolerates its taints.
 func (Plugin) MayHelp(e framework.Event, pod *v1.Pod, obj any) bool {
 	if e != framework.NodeAdded && e != framework.NodeTaints {
 		return false

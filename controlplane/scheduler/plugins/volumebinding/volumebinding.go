@@ -26,10 +26,11 @@ import (
 // Name of the plugin.
 const Name = "VolumeBinding"
 
-// DefaultPatience bounds how long a pod keeps its node while its volumes are provisioned.
+// DefaultPatience bounds how long a pod waits on its chosen node until its volumes are provisioned
+// and bound.
 const DefaultPatience = 10 * time.Minute
 
-// noProvisioner is the provisioner of classes with manually created volumes.
+// noProvisioner is the provisioner of StorageClasses with volumes that are created manually.
 const noProvisioner = "kubernetes.io/no-provisioner"
 
 var (
@@ -41,15 +42,15 @@ var (
 	topology  = framework.RefuseForGood(Name, "node(s) didn't match the allowed topologies of the StorageClass")
 )
 
-// Plugin filters by volumes and binds them.
+// Plugin restricts pods to nodes that can use their volumes, and binds their unbound claims.
 type Plugin struct {
 	h        *framework.Handle
 	patience time.Duration
 	*Promises
 }
 
-// Promises are the volumes that were chosen for pods that are not bound yet. All profiles of a
-// scheduler share them.
+// Promises records the PersistentVolumes that were chosen for claims of pods that are not bound
+// yet, so that no other pod gets them. All profiles of a scheduler share one Promises.
 type Promises struct {
 	mu       sync.Mutex
 	promised map[string]types.UID
@@ -58,21 +59,21 @@ type Promises struct {
 // NewPromises returns an empty Promises.
 func NewPromises() *Promises { return &Promises{promised: make(map[string]types.UID)} }
 
-// New returns the plugin.
+// New returns the plugin. patience bounds the wait for provisioning and binding in PreBind.
 func New(h *framework.Handle, promises *Promises, patience time.Duration) *Plugin {
 	return &Plugin{h: h, patience: patience, Promises: promises}
 }
 
-// Name implements framework.Plugin.
+// Name implements framework.Plugin: it returns the name of the plugin.
 func (*Plugin) Name() string { return Name }
 
-// state is the state of one attempt.
+// state is the plugin's data of one scheduling attempt.
 type state struct {
 	bound   []*v1.PersistentVolume
 	waiting []waitingClaim
-	chosen  map[string]*v1.PersistentVolume // volume by claim, for the reserved node
+	chosen  map[string]*v1.PersistentVolume // chosen volume by claim name, for the reserved node
 	made    []*v1.PersistentVolumeClaim     // claims to be provisioned on the reserved node
-	asked   map[string]bool                 // claims that were observed with their selected node
+	asked   map[string]bool                 // names of claims that were observed with the selected-node annotation
 	node    *v1.Node                        // the reserved node
 }
 
@@ -81,7 +82,8 @@ type waitingClaim struct {
 	class *storagev1.StorageClass
 }
 
-// PreFilter implements framework.PreFilter.
+// PreFilter implements framework.PreFilter: it looks up the pod's claims and refuses the pod if one
+// of them is missing or unusable.
 func (p *Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]struct{}, *framework.Status) {
 	if len(c.Pod.Claims) == 0 {
 		return nil, framework.SkipStatus
@@ -96,7 +98,8 @@ func (p *Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]st
 	return nil, nil
 }
 
-// addClaim adds one claim to the state, or returns why the pod must wait.
+// addClaim adds a claim of the pod to the state. It returns the reason if the pod must wait because
+// of the claim.
 func (p *Plugin) addClaim(pod *v1.Pod, name string, st *state) *framework.Status {
 	claim, ok := p.h.Claim(pod.Namespace, name)
 	switch {
@@ -135,7 +138,8 @@ func isBound(c *v1.PersistentVolumeClaim) bool {
 	return c.Spec.VolumeName != "" && (c.Status.Phase == v1.ClaimBound || c.Annotations[volume.AnnBindCompleted] != "")
 }
 
-// Filter implements framework.Filter.
+// Filter implements framework.Filter: it refuses a node that cannot use the pod's bound volumes, or
+// on which its other claims can neither be bound nor provisioned.
 func (p *Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
 	st, ok := c.Get(Name).(*state)
 	if !ok {
@@ -153,8 +157,9 @@ func (p *Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.Node
 	return s
 }
 
-// chooseVolumes finds a volume on a node for each waiting claim, or decides that it is provisioned
-// there.
+// chooseVolumes chooses, for each waiting claim of a pod, an existing volume that the node can use
+// (found, by claim name), or else provisioning on the node (made). If neither is possible for a
+// claim, it returns a refusal of the node.
 func (p *Plugin) chooseVolumes(pod types.UID, claims []waitingClaim, node *v1.Node) (found map[string]*v1.PersistentVolume, made []*v1.PersistentVolumeClaim, s *framework.Status) {
 	taken, wanted := p.takenFrom(pod), make(map[string]int64)
 	for _, w := range claims {
@@ -190,9 +195,10 @@ func (p *Plugin) chooseVolumes(pod types.UID, claims []waitingClaim, node *v1.No
 	return found, made, nil
 }
 
-// hasRoom returns why a driver that publishes its storage capacity cannot create a volume on a
-// node; nil if it can. wanted holds the total size, per storage class, of the volumes that the pod
-// needs in addition.
+// hasRoom returns nil if the CSI driver has enough capacity on the node to provision a volume for
+// the claim, according to its CSIStorageCapacity objects. Otherwise it returns the refusal of the
+// node. A driver that publishes no capacity always has enough. wanted is the total size, by
+// StorageClass, of the pod's volumes to be provisioned; hasRoom adds the size of this claim.
 func (p *Plugin) hasRoom(w waitingClaim, wanted map[string]int64, node *v1.Node) *framework.Status {
 	if p.h.KnowsRoom == nil || !p.h.KnowsRoom(w.class.Provisioner) {
 		return nil
@@ -218,7 +224,8 @@ func (p *Plugin) hasRoom(w waitingClaim, wanted map[string]int64, node *v1.Node)
 	return refused
 }
 
-// takenFrom returns the volumes that are promised to other pods.
+// takenFrom returns the names of the volumes that are promised to other pods than this one. The
+// values of the map are nil.
 func (p *Promises) takenFrom(pod types.UID) map[string]*v1.PersistentVolume {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -241,12 +248,13 @@ func (p *Plugin) ofClass(class string) []*v1.PersistentVolume {
 	return out
 }
 
-// reachedFrom is an annotation that the control plane writes on claims with a snapshot or volume as
-// data source. Its value is the node affinity of the source, in JSON.
+// reachedFrom is an annotation that the control plane writes on claims with a snapshot or another
+// volume as data source. Its value is the node affinity of the data source, as JSON.
 const reachedFrom = "keelson.dev/reached-from"
 
-// canReachSource reports whether a node can reach a claim's data source. An annotation that cannot
-// be decoded is left to the provisioner.
+// canReachSource reports whether a node with the given labels can use the claim's data source,
+// according to the annotation reachedFrom. It returns true if the annotation is missing or invalid;
+// the provisioner then decides.
 func canReachSource(c *v1.PersistentVolumeClaim, have map[string]string) bool {
 	text := c.Annotations[reachedFrom]
 	if text == "" {
@@ -259,8 +267,8 @@ func canReachSource(c *v1.PersistentVolumeClaim, have map[string]string) bool {
 	return volume.CheckNodeAffinity(pv, have) == nil
 }
 
-// isTopologyAllowed reports whether the node's labels match one of the terms. Without terms every
-// node matches.
+// isTopologyAllowed reports whether the node labels match one of the allowedTopologies of a
+// StorageClass. Without terms all nodes match.
 func isTopologyAllowed(terms []v1.TopologySelectorTerm, have map[string]string) bool {
 	if len(terms) == 0 {
 		return true
@@ -281,7 +289,8 @@ func isTopologyAllowed(terms []v1.TopologySelectorTerm, have map[string]string) 
 	return false
 }
 
-// Reserve implements framework.Reserve: it promises the volumes of the chosen node to this pod.
+// Reserve implements framework.Reserve: it chooses volumes on the node and promises them to this
+// pod.
 func (p *Plugin) Reserve(_ context.Context, c *framework.Cycle, node string) *framework.Status {
 	st, ok := c.Get(Name).(*state)
 	if !ok || len(st.waiting) == 0 {
@@ -304,12 +313,13 @@ func (p *Plugin) Reserve(_ context.Context, c *framework.Cycle, node string) *fr
 	return nil
 }
 
-// Unreserve implements framework.Reserve.
+// Unreserve implements framework.Reserve: it ends the promises to this pod.
 func (p *Plugin) Unreserve(_ context.Context, c *framework.Cycle, _ string) {
 	p.releasePod(c.Pod.Pod.UID)
 }
 
-// PostBind implements framework.PostBind.
+// PostBind implements framework.PostBind: it ends the promises to this pod, because its claims are
+// bound.
 func (p *Plugin) PostBind(_ context.Context, c *framework.Cycle, _ string) {
 	p.releasePod(c.Pod.Pod.UID)
 }
@@ -324,8 +334,8 @@ func (p *Promises) releasePod(pod types.UID) {
 	}
 }
 
-// PreBind implements framework.PreBind: it writes the chosen volumes and waits until every claim is
-// bound.
+// PreBind implements framework.PreBind: it binds the chosen volumes to their claims, requests
+// provisioning for the other claims, and waits until every claim is bound.
 func (p *Plugin) PreBind(ctx context.Context, c *framework.Cycle, node string) *framework.Status {
 	st, ok := c.Get(Name).(*state)
 	if !ok || len(st.waiting) == 0 {
@@ -352,8 +362,8 @@ func (p *Plugin) PreBind(ctx context.Context, c *framework.Cycle, node string) *
 	return nil
 }
 
-// bindVolume writes the claim into the volume. The persistent volume controller completes the
-// binding.
+// bindVolume sets the volume's claimRef to the claim. The persistent volume controller completes
+// the binding.
 func (p *Plugin) bindVolume(ctx context.Context, pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim) error {
 	next, dirty, err := volume.GetBindVolumeToClaim(pv, claim)
 	if err != nil {
@@ -368,7 +378,8 @@ func (p *Plugin) bindVolume(ctx context.Context, pv *v1.PersistentVolume, claim 
 	return nil
 }
 
-// requestProvisioning requests a volume on the node.
+// requestProvisioning requests a volume for the claim on the node, with the annotation
+// volume.kubernetes.io/selected-node.
 func (p *Plugin) requestProvisioning(ctx context.Context, claim *v1.PersistentVolumeClaim, node string) error {
 	if claim.Annotations[volume.AnnSelectedNode] == node {
 		return nil
@@ -381,8 +392,9 @@ func (p *Plugin) requestProvisioning(ctx context.Context, claim *v1.PersistentVo
 	return nil
 }
 
-// allBound reports whether all claims are bound now. An error means that the pod can no longer use
-// this node.
+// allBound reports whether all claims of the pod are bound. It returns an error if the pod can no
+// longer use the node: a claim was deleted, is bound to a volume that the node cannot use, or
+// cannot be provisioned there.
 func (p *Plugin) allBound(st *state, node string) (bool, error) {
 	for _, w := range st.waiting {
 		claim, ok := p.h.Claim(w.claim.Namespace, w.claim.Name)
@@ -409,7 +421,8 @@ func (p *Plugin) allBound(st *state, node string) (bool, error) {
 	return true, nil
 }
 
-// MayHelp implements framework.Requeue.
+// MayHelp implements framework.Requeue: a node was added or its labels changed, a volume or storage
+// object changed, or a claim in the pod's namespace changed.
 func (p *Plugin) MayHelp(e framework.Event, pod *v1.Pod, obj any) bool {
 	switch e {
 	case framework.NodeAdded, framework.NodeLabels, framework.VolumeChanged, framework.StorageClassChange:

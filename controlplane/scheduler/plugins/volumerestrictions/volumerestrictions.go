@@ -22,9 +22,10 @@ var (
 	inUse = framework.Refuse(Name, "node(s) had no available disk")
 )
 
-// wants is the data of a pod that all nodes share.
+// wants is the result of PreFilter: the claims and disks of the pod that other pods must not use at
+// the same time.
 type wants struct {
-	sole  []string // claims with ReadWriteOncePod
+	sole  []string // names of the claims with access mode ReadWriteOncePod
 	disks []*v1.ISCSIVolumeSource
 }
 
@@ -39,8 +40,9 @@ func disksOf(pod *v1.Pod) []*v1.ISCSIVolumeSource {
 	return out
 }
 
-// iscsiConflict reports whether two pods of one node cannot use these disks together. The portal
-// and the case of the target's name do not distinguish disks.
+// iscsiConflict reports whether two pods with these iSCSI disks may not run on the same node. Disks
+// are the same if they have the same LUN and IQN; the portal and the case of the IQN are ignored.
+// Two pods may share a disk if both mount it read-only.
 func iscsiConflict(mine, others []*v1.ISCSIVolumeSource) bool {
 	return slices.ContainsFunc(mine, func(a *v1.ISCSIVolumeSource) bool {
 		return slices.ContainsFunc(others, func(b *v1.ISCSIVolumeSource) bool {
@@ -49,13 +51,15 @@ func iscsiConflict(mine, others []*v1.ISCSIVolumeSource) bool {
 	})
 }
 
-// Plugin filters by ReadWriteOncePod claims and by inline disks.
+// Plugin refuses nodes on which the pod would share a ReadWriteOncePod claim or an inline iSCSI
+// disk with another pod.
 type Plugin struct{ H *framework.Handle }
 
-// Name implements framework.Plugin.
+// Name implements framework.Plugin: it returns the name of the plugin.
 func (Plugin) Name() string { return Name }
 
-// PreFilter implements framework.PreFilter.
+// PreFilter implements framework.PreFilter. It refuses a pod with a claim that does not exist, and
+// skips the filter if the pod has no restricted claims or disks.
 func (p Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]struct{}, *framework.Status) {
 	var sole []string
 	for _, name := range c.Pod.Claims {
@@ -77,8 +81,8 @@ func (p Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]str
 	return nil, nil
 }
 
-// Filter implements framework.Filter. A pod on another node conflicts as well. Preemption on this
-// node helps only if the claim is used only by pods of this node.
+// Filter implements framework.Filter. A ReadWriteOncePod claim conflicts with a pod on any node.
+// Preemption on this node therefore helps only if all users of the claim are on this node.
 func (p Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
 	w, _ := c.Get(Name).(wants)
 	if len(w.disks) > 0 {
@@ -99,8 +103,8 @@ func (p Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeI
 	return nil
 }
 
-// MayHelp implements framework.Requeue: a user of one of the pod's claims or disks was removed, or
-// a claim was added.
+// MayHelp implements framework.Requeue: a pod that uses one of this pod's claims or disks was
+// removed, or one of this pod's claims changed.
 func (p Plugin) MayHelp(e framework.Event, pod *v1.Pod, obj any) bool {
 	switch e {
 	case framework.PodRemoved:

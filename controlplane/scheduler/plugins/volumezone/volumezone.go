@@ -16,8 +16,8 @@ const Name = "VolumeZone"
 
 var refused = framework.RefuseForGood(Name, "node(s) had no available volume zone")
 
-// keys are the relevant labels, each with its alternative name. Nodes and volumes may have either
-// name.
+// keys are the zone and region labels, each with its older or newer alternative. Nodes and volumes
+// may have either of the two.
 var keys = map[string]string{
 	v1.LabelTopologyZone:            v1.LabelFailureDomainBetaZone,
 	v1.LabelTopologyRegion:          v1.LabelFailureDomainBetaRegion,
@@ -25,19 +25,20 @@ var keys = map[string]string{
 	v1.LabelFailureDomainBetaRegion: v1.LabelTopologyRegion,
 }
 
-// Plugin filters by zone.
+// Plugin refuses nodes outside the zones and regions of the pod's volumes.
 type Plugin struct{ H *framework.Handle }
 
-// Name implements framework.Plugin.
+// Name implements framework.Plugin: it returns the name of the plugin.
 func (Plugin) Name() string { return Name }
 
-// zone is one label of a volume: the node must have one of the values.
+// zone is a zone or region label of a volume. The node's label must have one of the values.
 type zone struct {
 	key    string
 	values []string
 }
 
-// PreFilter implements framework.PreFilter. Missing and unbound claims are left to VolumeBinding.
+// PreFilter implements framework.PreFilter: it collects the zone labels of the pod's bound volumes.
+// Missing and unbound claims are left to the plugin VolumeBinding.
 func (p Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]struct{}, *framework.Status) {
 	var zones []zone
 	for _, name := range c.Pod.Claims {
@@ -62,8 +63,8 @@ func (p Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]str
 	return nil, nil
 }
 
-// Filter implements framework.Filter. A node without zone labels is in a cluster without zones and
-// fits.
+// Filter implements framework.Filter: it refuses a node with labels that do not match those of the
+// volumes. A node without any zone or region label fits, because such a cluster has no zones.
 func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
 	zones, _ := c.Get(Name).([]zone)
 	placed := false
@@ -86,7 +87,8 @@ func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInf
 	return nil
 }
 
-// MayHelp implements framework.Requeue.
+// MayHelp implements framework.Requeue: a node was added or its labels changed, a volume changed,
+// or a claim in the pod's namespace changed.
 func (Plugin) MayHelp(e framework.Event, pod *v1.Pod, obj any) bool {
 	switch e {
 	case framework.NodeAdded, framework.NodeLabels, framework.VolumeChanged:
