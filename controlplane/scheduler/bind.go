@@ -19,8 +19,9 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// bindPod waits for Permit, runs PreBind and binds the pod. It runs beside the scheduling loop;
-// meanwhile the pod counts on its node.
+// bindPod waits until Permit plugins no longer delay the pod, runs PreBind and binds the pod to the
+// chosen node. It runs concurrently with the scheduling loop. Meanwhile the pod is counted on its
+// node.
 func (s *Scheduler) bindPod(ctx context.Context, p *queuedPod, c *framework.Cycle, res framework.Result, hold *waitingPod) {
 	if hold != nil {
 		if st := s.waiting.awaitPermit(ctx, hold); !st.OK() {
@@ -63,21 +64,22 @@ func (s *Scheduler) bindPod(ctx context.Context, p *queuedPod, c *framework.Cycl
 		message: fmt.Sprintf("Successfully assigned %s/%s to %s", pod.Namespace, pod.Name, res.Node)})
 }
 
-// podIsGone requests the pod from the API and reports whether it was deleted or replaced by another
-// pod of its name. Such a pod is never bound.
+// podIsGone reads the pod from the API. It reports whether the pod was deleted, or replaced by
+// another pod with the same name. A pod that is gone can never be bound.
 func (s *Scheduler) podIsGone(ctx context.Context, pod *v1.Pod) bool {
 	now, err := client.Get[*v1.Pod](ctx, s.writer.Load(), pod.Namespace, pod.Name)
 	return apierrors.IsNotFound(err) || err == nil && now.UID != pod.UID
 }
 
-// confirmedBinder wraps an extender. It calls Bind of the extender only after the leadership was
-// confirmed.
+// confirmedBinder is an extender that binds a pod only after it has been confirmed that this
+// replica is still the leader.
 type confirmedBinder struct {
 	framework.Extender
 	confirm func(context.Context) error
 }
 
-// Bind implements framework.Extender.
+// Bind implements framework.Extender. It returns an error without calling the extender if this
+// replica is not confirmed as the leader.
 func (b confirmedBinder) Bind(ctx context.Context, pod *v1.Pod, node string) error {
 	if err := b.confirm(ctx); err != nil {
 		return fmt.Errorf("%s was not called: %w", b.Name(), err)
@@ -85,7 +87,8 @@ func (b confirmedBinder) Bind(ctx context.Context, pod *v1.Pod, node string) err
 	return b.Extender.Bind(ctx, pod, node)
 }
 
-// confirmLeadership returns nil if this replica is the leader in the term of the current Run.
+// confirmLeadership returns nil if this replica is the raft leader in the term of the current Run,
+// and otherwise an error.
 func (s *Scheduler) confirmLeadership(ctx context.Context) error {
 	if s.cfg.ConfirmLeadership == nil {
 		return nil
@@ -93,7 +96,7 @@ func (s *Scheduler) confirmLeadership(ctx context.Context) error {
 	return s.cfg.ConfirmLeadership(ctx, s.fence.Load())
 }
 
-// postBinding binds the pod through the API.
+// postBinding binds the pod to the node by creating a Binding through the API.
 func (s *Scheduler) postBinding(ctx context.Context, pod *v1.Pod, node string) error {
 	b := &v1.Binding{
 		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
@@ -105,25 +108,26 @@ func (s *Scheduler) postBinding(ctx context.Context, pod *v1.Pod, node string) e
 	return nil
 }
 
-// podUpdateNote is an event or condition to be written for a pod or a pod group. Notes may be lost
-// without harm.
+// podUpdateNote is an event or a condition that is to be written for a pod or a PodGroup in the
+// background. A note may be lost without harm.
 type podUpdateNote struct {
 	pod               *v1.Pod
-	reporter          string    // reporting component; "" = the pod's scheduler
+	reporter          string    // reporting component of the event; "" = the pod's scheduler
 	at                time.Time // time of the occurrence; orders events within one second
 	eventType         string
 	reason            string // reason of the event
 	message           string
 	condition         string // reason of PodScheduled=False; "" = no condition
-	updatesNomination bool   // status.nominatedNodeName must be set to the node in cluster
+	updatesNomination bool   // status.nominatedNodeName must be set to the nominated node in Scheduler.cluster
 	mustCheckAPI      bool   // an earlier note was written that the cache may not contain yet
 
 	group  *schedulingv1beta1.PodGroup // the note is about this group and not about a pod
 	status metav1.ConditionStatus      // status of the group's condition
 }
 
-// reportFailure writes an event and a condition about a failure, unless the same message was
-// reported for this pod last.
+// reportFailure enqueues an event and a PodScheduled condition about a failed attempt, with the
+// given reason of the condition. It does nothing if the last report for the pod had the same
+// message.
 func (s *Scheduler) reportFailure(pod *queuedPod, reason, message string) {
 	again := s.queue.hasReported(pod.Pod.UID)
 	if s.queue.recordMessage(pod.Pod.UID, message+"\x00"+s.cluster.nominatedNode(pod.Pod.UID)) {
@@ -132,7 +136,8 @@ func (s *Scheduler) reportFailure(pod *queuedPod, reason, message string) {
 	}
 }
 
-// enqueueNote enqueues a note. Notes about the same object are written in order.
+// enqueueNote enqueues a note. Notes about the same object are written in order. If the queue is
+// full, the note is dropped.
 func (s *Scheduler) enqueueNote(n *podUpdateNote) {
 	s.sendNote(s.notes[crc32.ChecksumIEEE([]byte(n.objectName()))%noteWorkers], n)
 }
@@ -152,7 +157,7 @@ func (n *podUpdateNote) objectName() string {
 	return "pod " + n.pod.Namespace + "/" + n.pod.Name
 }
 
-// writeNotes writes events and conditions until ctx ends.
+// writeNotes writes the events and conditions of one queue of notes until ctx ends.
 func (s *Scheduler) writeNotes(ctx context.Context, notes <-chan *podUpdateNote) error {
 	for {
 		select {
@@ -175,7 +180,7 @@ func (s *Scheduler) writeNotes(ctx context.Context, notes <-chan *podUpdateNote)
 	}
 }
 
-// writePlaced writes the events of pods that were bound, until ctx ends. It collects events for
+// writePlaced writes the events about pods that were bound, until ctx ends. It collects events for
 // eventDelay and writes them in parallel, so that the store combines them into one commit. Separate
 // commits would delay the creation and binding of other pods.
 func (s *Scheduler) writePlaced(ctx context.Context) error {
@@ -206,8 +211,8 @@ func (s *Scheduler) writePlaced(ctx context.Context) error {
 	}
 }
 
-// writeCondition sets PodScheduled=False with the reason, and the nominated node, unless the pod
-// has them already or is bound by now.
+// writeCondition sets the condition PodScheduled=False and the nominated node of a note's pod. It
+// does nothing if the pod has both already or is bound.
 func (s *Scheduler) writeCondition(ctx context.Context, n *podUpdateNote) error {
 	return updateStatus(ctx, s, n.pod, n.mustCheckAPI, func(pod *v1.Pod) (*v1.Pod, bool) {
 		if pod.Spec.NodeName != "" {
@@ -228,9 +233,11 @@ func (s *Scheduler) writeCondition(ctx context.Context, n *podUpdateNote) error 
 	})
 }
 
-// updateStatus writes the object that change returns, and retries on a conflict. A deleted object
-// is not an error. If sure is set and change returns no change for the cached object, updateStatus
-// reads the object from the API, because the cache may be behind an earlier write.
+// updateStatus writes the status of the object that change returns for the current state of "of",
+// and retries on a conflict. It does nothing if change reports no change, or if the object was
+// deleted. change is called with the cached object first. If sure is set, a result without a change
+// is confirmed with the object from the API, because the cache may not contain an earlier write
+// yet.
 func updateStatus[T api.Object](ctx context.Context, s *Scheduler, of T, sure bool, change func(T) (next T, changed bool)) error {
 	namespace, name := of.GetNamespace(), of.GetName()
 	failed := func(err error) error { return fmt.Errorf("write status of %T %s/%s: %w", of, namespace, name, err) }
@@ -264,8 +271,8 @@ func updateStatus[T api.Object](ctx context.Context, s *Scheduler, of T, sure bo
 	return failed(errors.New("too many conflicts"))
 }
 
-// withCondition returns the pod with the condition. changed is false if the pod has the same
-// condition already.
+// withCondition returns a copy of the pod with the condition. If the pod has an equal condition
+// already, it returns the pod itself and false.
 func withCondition(pod *v1.Pod, want v1.PodCondition) (next *v1.Pod, changed bool) {
 	want.ObservedGeneration = pod.Generation
 	for i := range pod.Status.Conditions {
@@ -288,7 +295,7 @@ func withCondition(pod *v1.Pod, want v1.PodCondition) (next *v1.Pod, changed boo
 	return next, true
 }
 
-// writeEvent writes the event of a note. An event that cannot be written is dropped.
+// writeEvent creates the Event of a note. An error is only logged.
 func (s *Scheduler) writeEvent(ctx context.Context, n *podUpdateNote) {
 	at, by := metav1.NewTime(n.at), cmp.Or(n.reporter, schedulerOf(n.pod))
 	e := &v1.Event{

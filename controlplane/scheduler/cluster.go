@@ -15,9 +15,10 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// cluster is the state from which snapshots are taken: nodes with the pods that are bound to them
-// or assumed on them. An assumed pod was assigned to a node, but its binding has not been observed
-// yet. Informer handlers and bindings change the cluster; the scheduling loop takes snapshots.
+// cluster is the current state of nodes and pods, from which snapshots are taken. Pods are bound to
+// a node or assumed on it. An assumed pod has been assigned to a node, but the informer has not
+// reported its binding yet. Informer handlers and bindings change the cluster; the scheduling loop
+// takes snapshots.
 type cluster struct {
 	mu    sync.Mutex
 	nodes map[string]*framework.NodeInfo
@@ -38,7 +39,7 @@ type cluster struct {
 	groups *groupTracker // is notified of assumed pods
 }
 
-// placedPod is a pod on a node.
+// placedPod is a pod that is bound or assumed on a node, or has a nominated node.
 type placedPod struct {
 	info    *framework.PodInfo
 	node    string
@@ -72,7 +73,7 @@ func (c *cluster) removeNamespace(name string) {
 	c.namespacesChanged = true
 }
 
-// setService stores the selector of a Service; a nil selector removes it.
+// setService stores the pod selector of a Service. A nil selector removes the Service.
 func (c *cluster) setService(namespace, name string, selector map[string]string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -85,7 +86,8 @@ func (c *cluster) servicesOf(pod *v1.Pod) []map[string]string {
 	return c.services.Of(pod)
 }
 
-// nodeForChange returns the node and marks it as changed. The caller holds the lock.
+// nodeForChange returns the node and marks it as changed, so that the next snapshot copies it. It
+// adds an unknown node. The caller holds c.mu.
 func (c *cluster) nodeForChange(name string) *framework.NodeInfo {
 	n := c.nodes[name]
 	if n == nil {
@@ -124,7 +126,7 @@ func (c *cluster) removeNode(name string) {
 	c.nodeForChange(name).Node = nil // keep its pods, which count again if the node returns
 }
 
-// addBoundPod records a pod as bound to its node. It replaces an assumption.
+// addBoundPod records a pod that is bound to its node. If the pod was assumed, it no longer is.
 func (c *cluster) addBoundPod(pod *v1.Pod) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -138,8 +140,9 @@ func (c *cluster) addBoundPod(pod *v1.Pod) {
 	c.addPlacedPod(&placedPod{info: framework.NewPodInfo(pod), node: pod.Spec.NodeName})
 }
 
-// sameForScheduling reports whether two states of a bound pod are equal for scheduling. The spec of
-// a bound pod changes only by resizing; the allocated resources are in its status.
+// sameForScheduling reports whether two states of a bound pod have equal properties as far as they
+// affect scheduling. The spec of a bound pod changes only by resizing; the allocated resources are
+// in its status.
 func sameForScheduling(a, b *v1.Pod) bool {
 	return (a.DeletionTimestamp == nil) == (b.DeletionTimestamp == nil) && maps.Equal(a.Labels, b.Labels) &&
 		a.Generation == b.Generation && slices.EqualFunc(a.Spec.Containers, b.Spec.Containers, func(x, y v1.Container) bool {
@@ -147,8 +150,8 @@ func sameForScheduling(a, b *v1.Pod) bool {
 	}) && (sameAllocatedResources(a, b) || framework.NewPodInfo(a).Requests.Equal(framework.NewPodInfo(b).Requests))
 }
 
-// sameAllocatedResources reports whether two states of a pod have equal allocated resources. Most
-// status updates do not change them.
+// sameAllocatedResources reports whether two states of a pod have equal resources in their
+// container statuses. Most status updates do not change them.
 func sameAllocatedResources(a, b *v1.Pod) bool {
 	same := func(x, y v1.ContainerStatus) bool {
 		if x.Name != y.Name || !sameRequests(x.AllocatedResources, y.AllocatedResources) || (x.Resources == nil) != (y.Resources == nil) {
@@ -173,8 +176,8 @@ func sameRequests(a, b v1.ResourceList) bool {
 	return true
 }
 
-// assumePod counts a pod on the node to which it will be bound. It returns false if the pod is on a
-// node already.
+// assumePod counts a pod on the node to which it will be bound. It returns false if the pod is
+// bound or assumed on a node already.
 func (c *cluster) assumePod(pod *framework.PodInfo, node string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -185,7 +188,8 @@ func (c *cluster) assumePod(pod *framework.PodInfo, node string) bool {
 	return true
 }
 
-// forgetAssumedPod removes a pod if it is assumed. A pod that was observed as bound stays.
+// forgetAssumedPod removes a pod from its node if it is only assumed there. A pod that was observed
+// as bound stays.
 func (c *cluster) forgetAssumedPod(uid types.UID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -194,7 +198,8 @@ func (c *cluster) forgetAssumedPod(uid types.UID) {
 	}
 }
 
-// removePod removes a pod and its nomination. It reports whether there was either.
+// removePod removes a pod from its node and clears its nominated node. It reports whether the pod
+// had either.
 func (c *cluster) removePod(uid types.UID) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -207,7 +212,8 @@ func (c *cluster) removePod(uid types.UID) bool {
 	return have != nil || kept
 }
 
-// forgetAssumed removes all assumed pods, because they belong to a leadership that has ended.
+// forgetAssumed removes all assumed pods at the end of Run, because this replica no longer binds
+// them.
 func (c *cluster) forgetAssumed() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -224,8 +230,8 @@ func (c *cluster) isPlaced(uid types.UID) bool {
 	return c.pods[uid] != nil
 }
 
-// nominateNode sets the node that is reserved for a pod after preemption; "" clears it. It reports
-// whether the nomination changed. A pod that is on a node has no nomination.
+// nominateNode sets the node on which preemption has reserved space for a pod; "" clears it. It
+// reports whether the nomination has changed. A pod that is on a node has no nomination.
 func (c *cluster) nominateNode(pod *framework.PodInfo, node string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -246,7 +252,7 @@ func (c *cluster) clearNomination(uid types.UID) {
 	}
 }
 
-// nominatedNode returns the node that is reserved for the pod, or "".
+// nominatedNode returns the node on which preemption has reserved space for the pod, or "".
 func (c *cluster) nominatedNode(uid types.UID) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -273,9 +279,9 @@ func (c *cluster) removePlacedPod(uid types.UID, p *placedPod) {
 	}
 }
 
-// takeSnapshot updates the snapshot and returns it. Only changed nodes are copied and counted
-// again. The result is valid until the next call. Only one goroutine may call takeSnapshot and use
-// the result; its nodes are immutable.
+// takeSnapshot returns a snapshot of the current state. It updates the previous snapshot: only
+// changed nodes are copied and counted again. The result is valid until the next call; its nodes
+// are immutable. Only one goroutine may call takeSnapshot and use the result.
 func (c *cluster) takeSnapshot() *framework.Snapshot {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -306,7 +312,8 @@ func (c *cluster) takeSnapshot() *framework.Snapshot {
 	return c.snapshot
 }
 
-// rebuildNodes recreates the snapshot's list of nodes. The caller holds the lock.
+// rebuildNodes sets the snapshot's nodes to the current ones, after nodes were added or removed.
+// The caller holds c.mu.
 func (c *cluster) rebuildNodes(s *framework.Snapshot) {
 	before := s.ByName
 	s.ByName = make(map[string]*framework.NodeInfo, len(c.nodes))
@@ -332,7 +339,8 @@ func (c *cluster) rebuildNodes(s *framework.Snapshot) {
 	slices.SortFunc(s.Nodes, func(a, b *framework.NodeInfo) int { return strings.Compare(a.Node.Name, b.Node.Name) })
 }
 
-// replaceDirty replaces the changed nodes of the snapshot by copies. The caller holds the lock.
+// replaceDirty replaces the nodes of the snapshot that have changed by copies of their current
+// state. The caller holds c.mu.
 func (c *cluster) replaceDirty(s *framework.Snapshot) {
 	for name := range c.dirty {
 		n := c.nodes[name]

@@ -19,7 +19,7 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// lookUpGroup implements framework.Handle.Group.
+// lookUpGroup implements framework.Handle.Group: it returns the state of a PodGroup.
 func (s *Scheduler) lookUpGroup(key framework.GroupKey) framework.Group {
 	spec, ok := client.Cached[*schedulingv1beta1.PodGroup](s.cfg.Informers, key.Namespace, key.Name)
 	if !ok {
@@ -28,8 +28,9 @@ func (s *Scheduler) lookUpGroup(key framework.GroupKey) framework.Group {
 	return s.groups.groupFor(key, spec)
 }
 
-// groupChanged handles changes of a group's policy. The scheduler itself writes the status, so
-// status changes are ignored.
+// groupChanged handles a change of a PodGroup. Waiting pods of the group are tried again if the
+// group or its minCount has changed. Status changes are ignored, because the scheduler itself
+// writes the status.
 func (s *Scheduler) groupChanged(old, now *schedulingv1beta1.PodGroup) {
 	if old != nil && now != nil && old.UID == now.UID && minCount(old) == minCount(now) {
 		return
@@ -45,8 +46,8 @@ func minCount(g *schedulingv1beta1.PodGroup) int32 {
 	return 0
 }
 
-// gangToPlace returns the group without which the pod cannot be placed. It returns false if the pod
-// can be placed alone, or if the group cannot be placed yet.
+// gangToPlace returns the PodGroup of a pod that must be placed together with other pods of the
+// group. It returns false if the pod can be placed alone, or if the group cannot be placed yet.
 func (s *Scheduler) gangToPlace(pod *v1.Pod) (framework.Group, bool) {
 	key, ok := framework.GroupOf(pod)
 	if !ok || !slices.ContainsFunc(s.profiles.forPod(pod).Permits, func(x framework.Permit) bool { return x.Name() == framework.GangScheduling }) {
@@ -56,9 +57,10 @@ func (s *Scheduler) gangToPlace(pod *v1.Pod) (framework.Group, bool) {
 	return g, g.Known && !g.Mixed && g.Able >= g.Least && g.Needs() > 1
 }
 
-// groupAttempt is one attempt to place the pods of a group. Each pod gets a node in turn, with the
-// pods before it counted. If enough pods get a node, all of them are bound. Otherwise all give up
-// their nodes. No other pod is tried meanwhile, so the attempt has no effect on others.
+// groupAttempt is one attempt to place the pods of a PodGroup together. A node is chosen for each
+// pod in turn, with the earlier pods counted on their nodes. If enough pods get a node, all of them
+// are bound. Otherwise all lose their nodes. No other pod is scheduled meanwhile, so a failed
+// attempt has no effect on other pods.
 type groupAttempt struct {
 	group     framework.Group
 	hasQuorum bool
@@ -67,7 +69,9 @@ type groupAttempt struct {
 	untried   []*queuedPod // pods without a node that no plugin has refused
 }
 
-// attemptGroup tries to place the group of a pod that was taken from the queue.
+// attemptGroup tries to place the group g of a pod that was taken from the queue, with the group's
+// other pods. ties decides between equally good nodes; binders run the bindings. If too few pods
+// get a node, pods of lower priority may be evicted for the group.
 func (s *Scheduler) attemptGroup(ctx context.Context, pod *queuedPod, g framework.Group, ties *rand.Rand, binders *workerPool) {
 	if until := s.groups.nextAttempt(g.GroupKey); s.queue.now().Before(until) {
 		s.queue.requeueAfter(pod, until)
@@ -108,8 +112,8 @@ func (s *Scheduler) attemptGroup(ctx context.Context, pod *queuedPod, g framewor
 	}
 }
 
-// compareInGroup orders the pods of a group for an attempt: by priority, then large pods first,
-// because small pods fit more easily beside large ones.
+// compareInGroup is the order in which the pods of a group are placed: by priority, then larger
+// pods first, because small pods fit more easily beside large ones.
 func compareInGroup(a, b *queuedPod) int {
 	return cmp.Or(cmp.Compare(b.Priority, a.Priority), compareSize(b, a), a.Added.Compare(b.Added), cmp.Compare(a.Pod.Name, b.Pod.Name))
 }
@@ -118,8 +122,8 @@ func compareSize(a, b *queuedPod) int {
 	return cmp.Or(cmp.Compare(a.Requests.MilliCPU, b.Requests.MilliCPU), cmp.Compare(a.Requests.Memory, b.Requests.Memory))
 }
 
-// smallestPods returns the n smallest pods, large ones first. It returns nil if all pods are needed
-// or have the same size.
+// smallestPods returns the n smallest pods by requests, sorted by descending size. It returns nil
+// if all pods are needed or all have the same size.
 func smallestPods(members []*queuedPod, n int) []*queuedPod {
 	if n >= len(members) || n == 0 {
 		return nil
@@ -134,7 +138,8 @@ func smallestPods(members []*queuedPod, n int) []*queuedPod {
 	return out
 }
 
-// placeMembers tries pods until too few are left to place the group.
+// placeMembers chooses a node for each pod in turn. It stops early if too few pods are left to
+// reach the number that the group needs.
 func (s *Scheduler) placeMembers(ctx context.Context, g framework.Group, members []*queuedPod, ties *rand.Rand) *groupAttempt {
 	t := &groupAttempt{group: g}
 	for i, m := range members {
@@ -161,8 +166,8 @@ func (s *Scheduler) placeMembers(ctx context.Context, g framework.Group, members
 	return t
 }
 
-// placeSmallest tries the smallest pods after the attempt with all pods has failed. The failures of
-// the other pods are kept.
+// placeSmallest tries to place only the smallest pods of the group, after the attempt before with
+// all pods has failed. The result also contains the failures of the other pods from that attempt.
 func (s *Scheduler) placeSmallest(ctx context.Context, before *groupAttempt, few []*queuedPod, ties *rand.Rand) *groupAttempt {
 	s.releaseChosen(ctx, before)
 	t := s.placeMembers(ctx, before.group, few, ties)
@@ -180,7 +185,7 @@ func (s *Scheduler) placeSmallest(ctx context.Context, before *groupAttempt, few
 	return t
 }
 
-// releaseChosen gives up the nodes of all chosen pods.
+// releaseChosen releases the nodes of all pods for which the attempt has chosen one.
 func (s *Scheduler) releaseChosen(ctx context.Context, t *groupAttempt) {
 	for _, x := range t.chosen {
 		s.releasePod(ctx, x.pod, x.cycle, x.result.Node)
@@ -189,7 +194,7 @@ func (s *Scheduler) releaseChosen(ctx context.Context, t *groupAttempt) {
 	t.chosen = nil
 }
 
-// chooseNodeRecovering returns a panic as a failure of the pod.
+// chooseNodeRecovering is chooseNode, but a panic is logged and returned as a failure of the pod.
 func (s *Scheduler) chooseNodeRecovering(ctx context.Context, pod *queuedPod, ties *rand.Rand) (x *nodeChoice, f *schedulingFailure) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -201,9 +206,9 @@ func (s *Scheduler) chooseNodeRecovering(ctx context.Context, pod *queuedPod, ti
 	return s.chooseNode(ctx, pod, ties)
 }
 
-// failGroupAttempt ends an attempt that placed too few pods. Pods that were refused wait for an
-// event that may help; the others wait for the group. room is called after all nodes are released
-// and returns a message about preemption.
+// failGroupAttempt ends an attempt that placed too few pods, and reports why. A pod that plugins
+// refused waits for an event that may help; the others wait for a change of their group. room is
+// called after all nodes are released, and returns a message about preemption or "".
 func (s *Scheduler) failGroupAttempt(ctx context.Context, t *groupAttempt, room func() string) {
 	had := len(t.chosen)
 	s.releaseChosen(ctx, t)
@@ -235,15 +240,15 @@ func (s *Scheduler) failGroupAttempt(ctx context.Context, t *groupAttempt, room 
 	}
 }
 
-// releasePod undoes the reservation and assumption of a pod within a group attempt.
+// releasePod runs Unreserve for a pod of a group attempt and removes it from the node on which it
+// was assumed.
 func (s *Scheduler) releasePod(ctx context.Context, pod *queuedPod, c *framework.Cycle, node string) {
 	s.profiles.forPod(pod.Pod).Unreserve(ctx, c, node)
 	s.cluster.forgetAssumedPod(pod.Pod.UID)
 }
 
-// explainFailure returns why the pod has no node and which plugins refused it. The plugins are nil
-// if the attempt itself failed. A single pod of a group does not preempt other pods, because that
-// may help the pod but not the group. See preemptForGroup.
+// explainFailure returns the reason why the pod has no node, and the plugins that refused it. The
+// plugins are nil if the attempt itself failed.
 func (f *schedulingFailure) explainFailure() (string, map[string]bool) {
 	var fit *framework.FitError
 	switch {
@@ -259,8 +264,8 @@ func (f *schedulingFailure) explainFailure() (string, map[string]bool) {
 	return "", nil
 }
 
-// reportGroup writes the status of a group if it changed. A group that was placed once keeps that
-// status.
+// reportGroup enqueues a condition about the placement of a PodGroup, unless the last report was
+// equal. A group that was reported as placed keeps that status.
 func (s *Scheduler) reportGroup(key framework.GroupKey, status metav1.ConditionStatus, reason, message string) {
 	g, ok := client.Cached[*schedulingv1beta1.PodGroup](s.cfg.Informers, key.Namespace, key.Name)
 	if !ok || meta.IsStatusConditionTrue(g.Status.Conditions, schedulingv1beta1.PodGroupInitiallyScheduled) ||
@@ -270,7 +275,7 @@ func (s *Scheduler) reportGroup(key framework.GroupKey, status metav1.ConditionS
 	s.enqueueNote(&podUpdateNote{group: g, at: time.Now(), condition: reason, message: message, status: status})
 }
 
-// reportGroupPlaced reports a group as placed, after one of its pods was bound and enough pods have
+// reportGroupPlaced reports the PodGroup of a bound pod as placed, if enough pods of the group have
 // a node.
 func (s *Scheduler) reportGroupPlaced(pod *v1.Pod) {
 	key, ok := framework.GroupOf(pod)
@@ -282,8 +287,8 @@ func (s *Scheduler) reportGroupPlaced(pod *v1.Pod) {
 	}
 }
 
-// reportGroupRefused reports a group as not placed after one of its pods, which may be placed
-// alone, found no node.
+// reportGroupRefused reports a PodGroup as not placed, after a pod of the group found no node in an
+// attempt of its own.
 func (s *Scheduler) reportGroupRefused(pod *v1.Pod, reason, message string) {
 	key, ok := framework.GroupOf(pod)
 	if !ok {
@@ -294,7 +299,8 @@ func (s *Scheduler) reportGroupRefused(pod *v1.Pod, reason, message string) {
 	}
 }
 
-// writeGroupCondition writes the condition of a group.
+// writeGroupCondition writes the condition PodGroupInitiallyScheduled of a note's PodGroup, unless
+// the condition is already true.
 func (s *Scheduler) writeGroupCondition(ctx context.Context, n *podUpdateNote) error {
 	return updateStatus(ctx, s, n.group, true, func(g *schedulingv1beta1.PodGroup) (*schedulingv1beta1.PodGroup, bool) {
 		if meta.IsStatusConditionTrue(g.Status.Conditions, schedulingv1beta1.PodGroupInitiallyScheduled) {

@@ -16,35 +16,35 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// Limits of the search for victims of a group: its duration, because other pods wait meanwhile, and
-// the number of priorities that are distinguished.
+// Limits of the search for victims of a PodGroup: its duration, because other pods wait meanwhile,
+// and the number of priorities that it distinguishes.
 const (
 	gangPreemptionTimeout = 2 * time.Second
 	maxPriorityLevels     = 16
 )
 
-// gangPreemption is the result of a search: the nodes of the group's pods and the pods that must be
-// evicted.
+// gangPreemption is the result of a gangPreemptionSearch: the nodes for the group's pods and the
+// pods that must be evicted.
 type gangPreemption struct {
 	nodes   map[types.UID]string // by UID of the group's pod
 	victims []*trialPod
 }
 
-// gangPreemptionSearch searches for nodes for the pods of a group on its own snapshot. It changes
-// nothing else.
+// gangPreemptionSearch searches for pods to evict so that all members of a PodGroup fit. It works
+// on its own snapshot and changes nothing outside of it.
 type gangPreemptionSearch struct {
 	*Trial
 	members []*framework.PodInfo
 	profile func(*v1.Pod) *profile
 	ties    *rand.Rand
-	removed map[types.UID]bool // removed from the snapshot
+	removed map[types.UID]bool // UIDs of the pods that are removed from the snapshot
 	nodes   map[types.UID]string
 }
 
-// findVictims removes pods of lower priority from the snapshot, lowest priorities first, until all
-// members fit together. It then restores the pods that are not needed as victims; pods that
-// disruption budgets protect and important pods are restored first. It returns nil if the members
-// would not fit even without all pods of lower priority.
+// findVictims returns the pods to evict and the nodes for the members, or nil if the members would
+// not fit even without all pods of lower priority. It removes pods from the snapshot, lowest
+// priorities first, until all members fit together. It then restores the removed pods that need not
+// be evicted, in the sequence that order returns.
 func (r *gangPreemptionSearch) findVictims(ctx context.Context, order func([]*framework.PodInfo) []*framework.PodInfo) (*gangPreemption, error) {
 	victims := r.lowerPriorityPods()
 	for _, level := range priorityLevels(victims) {
@@ -64,8 +64,8 @@ func (r *gangPreemptionSearch) findVictims(ctx context.Context, order func([]*fr
 	return nil, nil
 }
 
-// lowerPriorityPods returns the possible victims: pods with a lower priority than every member that
-// are not in the group.
+// lowerPriorityPods returns the possible victims: the pods outside the group with a lower priority
+// than every member. They are sorted by priority.
 func (r *gangPreemptionSearch) lowerPriorityPods() (out []*trialPod) {
 	least := slices.MinFunc(r.members, func(a, b *framework.PodInfo) int { return cmp.Compare(a.Priority, b.Priority) }).Priority
 	own, _ := framework.GroupOf(r.members[0].Pod)
@@ -80,8 +80,8 @@ func (r *gangPreemptionSearch) lowerPriorityPods() (out []*trialPod) {
 	return out
 }
 
-// priorityLevels returns increasing priorities; each step of the search removes the pods up to the
-// next one.
+// priorityLevels returns at most maxPriorityLevels ascending priorities. Each step of the search
+// removes the victims up to the next of them.
 func priorityLevels(victims []*trialPod) (out []int32) {
 	for _, v := range victims {
 		if len(out) == 0 || v.Priority > out[len(out)-1] {
@@ -115,8 +115,8 @@ func (r *gangPreemptionSearch) restoreVictim(v *trialPod) {
 	delete(r.removed, v.Pod.UID)
 }
 
-// placeMembers assigns a node to each member, with the members before it counted. If one member
-// does not fit, it assigns none and returns false.
+// placeMembers chooses a node for each member and adds the member to it in the snapshot, one after
+// the other. If a member fits nowhere, it removes all of them again and returns false.
 func (r *gangPreemptionSearch) placeMembers(ctx context.Context) (bool, error) {
 	for _, m := range r.members {
 		p := r.profile(m.Pod)
@@ -140,7 +140,8 @@ func (r *gangPreemptionSearch) placeMembers(ctx context.Context) (bool, error) {
 	return true, ctx.Err()
 }
 
-// setMemberOnNode adds a member to a node of the snapshot, or removes it.
+// setMemberOnNode adds a member to a node of the snapshot if there is true, and otherwise removes
+// it.
 func (r *gangPreemptionSearch) setMemberOnNode(m *framework.PodInfo, node string, there bool) {
 	had := r.snap.ByName[node]
 	now := had.Clone()
@@ -152,8 +153,8 @@ func (r *gangPreemptionSearch) setMemberOnNode(m *framework.PodInfo, node string
 	r.replaceNode(had, now)
 }
 
-// membersStillFit reports whether each member fits its node beside all others. If node is not "",
-// only the members on that node are checked.
+// membersStillFit reports whether each member fits its node together with all other pods in the
+// snapshot. If node is not "", only the members on that node are checked.
 func (r *gangPreemptionSearch) membersStillFit(ctx context.Context, node string) (bool, error) {
 	for _, m := range r.members {
 		at := r.nodes[m.Pod.UID]
@@ -173,8 +174,10 @@ func (r *gangPreemptionSearch) membersStillFit(ctx context.Context, node string)
 	return true, nil
 }
 
-// restoreUnneeded restores the removed pods beside which the members still fit. Finally all members
-// are checked again with all remaining pods.
+// restoreUnneeded adds removed pods to the snapshot again as long as all members still fit, and
+// returns the others as victims. Pods on nodes without members are restored first, together. The
+// rest is restored one by one in the sequence that order returns. It returns nil if the members do
+// not fit in the end.
 func (r *gangPreemptionSearch) restoreUnneeded(ctx context.Context, victims []*trialPod, order func([]*framework.PodInfo) []*framework.PodInfo) (*gangPreemption, error) {
 	taken, used, far := map[types.UID]*trialPod{}, map[string]bool{}, []*trialPod{}
 	for _, node := range r.nodes {
@@ -227,13 +230,15 @@ func (r *gangPreemptionSearch) restoreUnneeded(ctx context.Context, victims []*t
 	return out, nil
 }
 
-// hasPodRules reports whether a pod has affinity terms or topology spread constraints.
+// hasPodRules reports whether a pod has inter-pod affinity terms or topology spread constraints.
 func hasPodRules(pod *framework.PodInfo) bool {
 	return pod.Affinity != nil || len(pod.Pod.Spec.TopologySpreadConstraints) > 0
 }
 
-// preemptForGroup evicts pods of lower priority if the whole group then fits. It returns a message
-// that explains what was done or why nothing was done. It never evicts pods for a part of a group.
+// preemptForGroup evicts pods of lower priority if the whole group then fits. members are the
+// group's pods of the failed attempt t. It returns a message about the evictions, or about the
+// reason why there are none; "" if there is nothing to report. It never evicts pods for only a part
+// of a group.
 func (s *Scheduler) preemptForGroup(ctx context.Context, t *groupAttempt, members []*queuedPod, ties *rand.Rand) string {
 	need := t.group.Needs()
 	members = slices.DeleteFunc(slices.Clone(members), func(m *queuedPod) bool { return s.cluster.isPlaced(m.Pod.UID) })
@@ -279,7 +284,7 @@ func (s *Scheduler) preemptForGroup(ctx context.Context, t *groupAttempt, member
 	return "preemption: pods of lower priority are being evicted for the group"
 }
 
-// preemptionPlugin returns the plugin with which pods of a profile preempt, or nil.
+// preemptionPlugin returns the profile's plugin that evicts pods, or nil.
 func preemptionPlugin(p *profile) framework.Preempts {
 	for _, x := range p.PostFilters {
 		if by, ok := x.(framework.Preempts); ok {
@@ -289,11 +294,12 @@ func preemptionPlugin(p *profile) framework.Preempts {
 	return nil
 }
 
-// noMessage means that preemption is not possible and there is nothing to report.
+// noMessage is the result of groupPreemptionRefusal if preemption is not possible and there is
+// nothing to report.
 const noMessage = " "
 
-// groupPreemptionRefusal returns why no pod may be evicted for a group; "" if preemption is
-// allowed.
+// groupPreemptionRefusal returns the reason why no pods may be evicted for the group, or "" if they
+// may. need is the number of pods that must get a node.
 func (s *Scheduler) groupPreemptionRefusal(t *groupAttempt, members []*queuedPod, need int) string {
 	if need < 1 || len(members) < need {
 		return noMessage
@@ -319,7 +325,7 @@ func (s *Scheduler) groupPreemptionRefusal(t *groupAttempt, members []*queuedPod
 	return ""
 }
 
-// isPreemptingForGroup reports whether victims of the group are still terminating.
+// isPreemptingForGroup reports whether pods that were evicted for the group are still terminating.
 func (s *Scheduler) isPreemptingForGroup(r *gangPreemptionSearch) bool {
 	group, _ := framework.GroupOf(r.members[0].Pod)
 	if s.groups.isPreempting(group) {
@@ -339,8 +345,9 @@ func (s *Scheduler) isPreemptingForGroup(r *gangPreemptionSearch) bool {
 	return false
 }
 
-// evictForGroup nominates nodes for the pods of a group and evicts the victims in a separate
-// goroutine.
+// evictForGroup nominates the found nodes for the chosen pods of a group, and evicts the victims in
+// a separate goroutine. If an eviction fails, the nominations are cleared and the pods are tried
+// again.
 func (s *Scheduler) evictForGroup(ctx context.Context, chosen []*queuedPod, room *gangPreemption) {
 	group, _ := framework.GroupOf(chosen[0].Pod)
 	var pods []*v1.Pod // copied now: the queue replaces its pods once they are queued again

@@ -13,28 +13,29 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// groupTracker tracks the pods that name a PodGroup, by group. It is updated per change, so the
-// cost of a change does not depend on the number of pods. Its lock is the innermost one: nothing is
-// called while it is held.
+// groupTracker tracks the pods that belong to a PodGroup, by group. Each change of a pod updates
+// the counts, so the cost does not depend on the number of pods. No other lock is acquired while
+// its lock is held.
 type groupTracker struct {
 	mu  sync.Mutex
 	all map[framework.GroupKey]*groupState
 }
 
-// groupState is the state of a group in one leadership.
+// groupState is the state of one PodGroup: its pods, the counts of them, and the results of
+// scheduling attempts. The latter are reset when Run starts on a new leader.
 type groupState struct {
 	pods        map[types.UID]*groupMember
-	schedulable int            // number of pods that have a node or may get one
+	schedulable int            // number of pods that have a node or have no scheduling gates
 	placed      int            // number of pods that are bound or assumed
 	schedulers  map[string]int // number of pods by scheduler name
 
-	failures       int       // consecutive attempts that placed too few pods
+	failures       int       // number of consecutive attempts that placed too few pods
 	notBefore      time.Time // earliest time of the next attempt
-	reportedStatus string    // the status that was written last
+	reportedStatus string    // the group status that was reported last
 	preempting     bool      // pods are being evicted for the group
 }
 
-// groupMember is a pod of a group that is not terminal or terminating.
+// groupMember is a pod of a PodGroup. Terminal and terminating pods are not members.
 type groupMember struct {
 	pod            *v1.Pod
 	bound, assumed bool
@@ -49,7 +50,7 @@ func newGroupTracker() *groupTracker {
 	return &groupTracker{all: make(map[framework.GroupKey]*groupState)}
 }
 
-// countMember adds a pod to the sums if by is 1, and removes it if by is -1.
+// countMember adds a pod to the counts of the group if by is 1, and removes it if by is -1.
 func (g *groupState) countMember(m *groupMember, by int) {
 	if m.hasNode() {
 		g.placed += by
@@ -63,9 +64,9 @@ func (g *groupState) countMember(m *groupMember, by int) {
 	}
 }
 
-// observePod updates the group of a pod. gone means that the pod is terminal, terminating or
-// deleted. It reports whether the pods of the group name a single scheduler now, and did not
-// before.
+// observePod records the current state of a pod in its group. gone means that the pod is terminal,
+// terminating or deleted. agree is true if the group's pods named different schedulers before this
+// change, and no longer do.
 func (s *groupTracker) observePod(pod *v1.Pod, gone bool) (agree bool) {
 	key, ok := framework.GroupOf(pod)
 	if !ok {
@@ -98,8 +99,8 @@ func (s *groupTracker) observePod(pod *v1.Pod, gone bool) (agree bool) {
 	return mixed && len(g.schedulers) <= 1
 }
 
-// setAssumed records whether a pod is assumed on a node. Pods without a group, and unknown pods,
-// are ignored.
+// setAssumed records whether a pod is assumed on a node. It ignores pods without a group and pods
+// that observePod has not recorded.
 func (s *groupTracker) setAssumed(pod *v1.Pod, assumed bool) {
 	key, ok := framework.GroupOf(pod)
 	if !ok {
@@ -116,8 +117,8 @@ func (s *groupTracker) setAssumed(pod *v1.Pod, assumed bool) {
 	}
 }
 
-// groupFor returns the state of a group with the policy of its PodGroup; spec is nil if there is no
-// PodGroup.
+// groupFor returns the state of a group for plugins, with the policy of its PodGroup object. spec
+// is nil if that object does not exist.
 func (s *groupTracker) groupFor(key framework.GroupKey, spec *schedulingv1beta1.PodGroup) framework.Group {
 	out := framework.Group{GroupKey: key, Known: spec != nil, Least: 1}
 	if spec != nil && spec.Spec.SchedulingPolicy.Gang != nil {
@@ -131,7 +132,8 @@ func (s *groupTracker) groupFor(key framework.GroupKey, spec *schedulingv1beta1.
 	return out
 }
 
-// pendingMembers returns the pods of a group that have no node and may get one.
+// pendingMembers returns the UIDs of the group's pods that have neither a node nor scheduling
+// gates, sorted.
 func (s *groupTracker) pendingMembers(key framework.GroupKey) []types.UID {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -149,7 +151,7 @@ func (s *groupTracker) pendingMembers(key framework.GroupKey) []types.UID {
 	return out
 }
 
-// nextAttempt returns the earliest time of the group's next attempt.
+// nextAttempt returns the earliest time of the next attempt to place the group.
 func (s *groupTracker) nextAttempt(key framework.GroupKey) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -159,8 +161,9 @@ func (s *groupTracker) nextAttempt(key framework.GroupKey) time.Time {
 	return time.Time{}
 }
 
-// recordAttempt records the result of an attempt. After an attempt that placed too few pods the
-// group is not tried until the time that rest returns.
+// recordAttempt records the result of an attempt to place a group. If too few pods were placed,
+// rest is called with the number of consecutive failures, and returns the earliest time of the next
+// attempt.
 func (s *groupTracker) recordAttempt(key framework.GroupKey, placed bool, rest func(failures int) time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -175,8 +178,8 @@ func (s *groupTracker) recordAttempt(key framework.GroupKey, placed bool, rest f
 	}
 }
 
-// recordStatus records the status of a group that is about to be written, and reports whether it is
-// new.
+// recordStatus records the status that is about to be reported for a group. It returns false if the
+// last recorded status is equal.
 func (s *groupTracker) recordStatus(key framework.GroupKey, status string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -188,7 +191,7 @@ func (s *groupTracker) recordStatus(key framework.GroupKey, status string) bool 
 	return true
 }
 
-// resetAttempts clears all state of the previous leadership except the pods.
+// resetAttempts clears the results of earlier attempts for all groups, when Run starts.
 func (s *groupTracker) resetAttempts() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -12,7 +12,7 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// waitingPods holds the pods that Permit plugins delay.
+// waitingPods holds the pods with a binding that Permit plugins delay.
 type waitingPods struct {
 	mu   sync.Mutex
 	pods map[types.UID]*waitingPod
@@ -20,7 +20,7 @@ type waitingPods struct {
 
 func newWaitingPods() *waitingPods { return &waitingPods{pods: make(map[types.UID]*waitingPod)} }
 
-// waitingPod implements framework.WaitingPod.
+// waitingPod is a pod with a binding that Permit plugins delay. It implements framework.WaitingPod.
 type waitingPod struct {
 	pod      *v1.Pod
 	deadline time.Time
@@ -31,7 +31,8 @@ type waitingPod struct {
 	result  chan *framework.Status // buffered: the first result counts
 }
 
-// addWaiting registers a pod that the plugins delay. It returns nil if no plugin delays it.
+// addWaiting registers a pod that Permit plugins delay. delays contains the maximum delay by
+// plugin. It returns nil if delays is empty.
 func (w *waitingPods) addWaiting(pod *v1.Pod, delays map[string]time.Duration) *waitingPod {
 	if len(delays) == 0 {
 		return nil
@@ -50,7 +51,8 @@ func (w *waitingPods) addWaiting(pod *v1.Pod, delays map[string]time.Duration) *
 	return x
 }
 
-// awaitPermit blocks until the pod is allowed or rejected, or its deadline passes.
+// awaitPermit blocks until the pod is allowed or rejected, its earliest deadline passes, or ctx
+// ends. It returns nil only if the pod is allowed.
 func (w *waitingPods) awaitPermit(ctx context.Context, x *waitingPod) *framework.Status {
 	defer func() {
 		w.mu.Lock()
@@ -119,7 +121,7 @@ func (x *waitingPod) setResult(s *framework.Status) {
 	}
 }
 
-// broadcast wakes all goroutines that wait for a change.
+// broadcast wakes all goroutines that wait for a change of storage objects or device claims.
 type broadcast struct {
 	mu sync.Mutex
 	ch chan struct{}
@@ -134,7 +136,8 @@ func (b *broadcast) wakeAll() {
 	b.ch = make(chan struct{})
 }
 
-// awaitChange implements framework.Handle.AwaitVolumes.
+// awaitChange implements framework.Handle.AwaitVolumes and framework.Devices.AwaitDevices. It calls
+// check now and after each wakeAll, until check returns true or an error, or ctx ends.
 func (b *broadcast) awaitChange(ctx context.Context, check func() (bool, error)) error {
 	for {
 		b.mu.Lock()

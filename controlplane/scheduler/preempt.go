@@ -14,8 +14,10 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// preemptPods implements framework.Handle.Preempt. It nominates the node for the pod and evicts the
-// victims in a separate goroutine.
+// preemptPods implements framework.Handle.Preempt. It nominates the node for the pod, and evicts
+// the victims in a separate goroutine. Pods of lower priority that were nominated for the node lose
+// their nomination. If an eviction fails, the pod's nomination is cleared and the pod is tried
+// again.
 func (s *Scheduler) preemptPods(ctx context.Context, info *framework.PodInfo, node string, victims []*framework.PodInfo) {
 	s.cluster.nominateNode(info, node)
 	for _, pod := range s.cluster.nominatedBelow(node, info.Priority) {
@@ -40,14 +42,16 @@ func (s *Scheduler) preemptPods(ctx context.Context, info *framework.PodInfo, no
 	})
 }
 
-// nominatePod implements framework.Handle.Nominate.
+// nominatePod implements framework.Handle.Nominate. It sets the nominated node of a pod, and
+// enqueues the update of the pod's status.
 func (s *Scheduler) nominatePod(pod *v1.Pod, node string) {
 	if s.cluster.nominateNode(framework.NewPodInfo(pod), node) {
 		s.enqueueNote(&podUpdateNote{pod: pod, at: time.Now(), updatesNomination: true, mustCheckAPI: true})
 	}
 }
 
-// evictVictim deletes a pod of lower priority. A pod that waits for Permit is rejected instead.
+// evictVictim sets the condition DisruptionTarget of a victim and deletes the victim for the
+// preemptor. A victim that is not bound yet, because Permit delays it, is rejected instead.
 func (s *Scheduler) evictVictim(ctx context.Context, victim, preemptor *v1.Pod, node string) error {
 	if x := s.waiting.waitingPod(victim.UID); x != nil {
 		x.Reject("scheduler", "preempted")
@@ -74,7 +78,8 @@ func (s *Scheduler) evictVictim(ctx context.Context, victim, preemptor *v1.Pod, 
 	return nil
 }
 
-// nominatedBelow returns the pods of lower priority that are nominated for the node.
+// nominatedBelow returns the pods with a lower priority that are nominated for the node, by
+// ascending priority.
 func (c *cluster) nominatedBelow(node string, priority int32) []*framework.PodInfo {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -88,7 +93,8 @@ func (c *cluster) nominatedBelow(node string, priority int32) []*framework.PodIn
 	return out
 }
 
-// requeueNow moves a waiting pod to the active or backoff queue.
+// requeueNow moves an unschedulable pod to the active or backoff queue. A pod with a running
+// attempt is queued again after the attempt.
 func (q *queue) requeueNow(ctx context.Context, pod *v1.Pod) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -13,32 +13,35 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/plugins"
 )
 
-// profile is the scheduling profile of one schedulerName.
+// profile is the plugins and the node percentage for the pods of one schedulerName.
 type profile struct {
 	*framework.Profile
 	percentage int
 }
 
-// profiles holds the profiles by schedulerName. All profiles use the same QueueSort, so that of any
-// may be used.
+// profiles holds the profiles of a scheduler by schedulerName. All of them use the same QueueSort
+// plugin.
 type profiles struct {
 	byName map[string]*profile
 	any    *framework.Profile
 	shared *plugins.Shared // nil if the plugins were passed in
 }
 
-// forPod returns the profile for the pod; nil if another scheduler is responsible.
+// forPod returns the profile for the pod's schedulerName, or nil if this scheduler has no such
+// profile.
 func (p *profiles) forPod(pod *v1.Pod) *profile { return p.byName[schedulerOf(pod)] }
 
-// schedulerOf returns the name of the scheduler that is responsible for the pod.
+// schedulerOf returns the schedulerName of the pod, or that of the default scheduler if it has
+// none.
 func schedulerOf(pod *v1.Pod) string { return cmp.Or(pod.Spec.SchedulerName, v1.DefaultSchedulerName) }
 
 func singleProfile(p *framework.Profile) *profiles {
 	return &profiles{byName: map[string]*profile{v1.DefaultSchedulerName: {Profile: p}}, any: p}
 }
 
-// newProfiles builds the profiles of a configuration. Each profile has its own handle, because
-// plugins call its Fits. confirm is called before an extender binds.
+// newProfiles builds the profiles of a configuration. newHandle returns a new handle for each
+// profile, because Handle.Fits belongs to one profile. confirm is called before an extender binds a
+// pod.
 func newProfiles(c *config.Config, newHandle func() *framework.Handle, confirm func(context.Context) error) (*profiles, error) {
 	shared := plugins.NewShared()
 	out := &profiles{byName: make(map[string]*profile), shared: shared}
@@ -68,8 +71,8 @@ func newProfiles(c *config.Config, newHandle func() *framework.Handle, confirm f
 	return out, nil
 }
 
-// LoadConfig reads and checks a configuration file, including the arguments of its plugins. An
-// empty path means the default configuration.
+// LoadConfig reads a configuration file and checks it completely, including the plugins and their
+// arguments. An empty path means the default configuration.
 func LoadConfig(path string) (*config.Config, error) {
 	c, err := config.Load(path)
 	if err != nil {

@@ -15,8 +15,9 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// A pod that could not be scheduled waits for an event that may help. It also waits at least for a
-// backoff, which doubles with every attempt. After maxWaitInQueue it is tried in any case.
+// Delays of pods that could not be scheduled. Such a pod waits for an event that may help, and at
+// least for a backoff that doubles with every attempt. After maxWaitInQueue it is tried again in
+// any case.
 const (
 	minBackoff     = 100 * time.Millisecond
 	maxBackoff     = 10 * time.Second
@@ -28,7 +29,7 @@ type queueState uint8
 
 const (
 	inNone     queueState = iota
-	inActive              // ready to be scheduled, ordered by QueueSort
+	inActive              // waits to be scheduled, ordered by QueueSort
 	inBackoff             // waits for its backoff
 	inWaiting             // unschedulable until an event may help
 	inGated               // refused by PreEnqueue
@@ -36,28 +37,29 @@ const (
 	inBinding             // a node is chosen
 )
 
-// queuedPod is a pod in the queue.
+// queuedPod is a pod without a node, with its state in the queue.
 type queuedPod struct {
 	framework.QueuedPod
 	state           queueState
-	heapIndex       int // in its heap
+	heapIndex       int // index in the heap of its state (active or backoff)
 	retryAfter      time.Time
-	waitingSince    time.Time       // start of the wait
-	refusedBy       map[string]bool // plugins that refused it last
+	waitingSince    time.Time       // time at which it became unschedulable (inWaiting)
+	refusedBy       map[string]bool // plugins that refused it in the last attempt
 	mayFit          bool            // an event that may help arrived while it was in progress
 	missedEvents    []pendingEvent  // events that arrived while it was in progress
 	reportedMessage string          // message of the last reported failure
-	attemptStart    time.Time       // start of the attempt
+	attemptStart    time.Time       // start of the current or last attempt
 	newerPod        *v1.Pod         // newer object that arrived while it was in progress
 }
 
-// pendingEvent is an event that arrived while a pod was in progress.
+// pendingEvent is a cluster event that arrived during a pod's scheduling attempt.
 type pendingEvent struct {
 	event framework.Event
 	obj   any
 }
 
-// queue holds the pods without a node. All methods are safe for concurrent use.
+// queue holds the pods that have no node yet or are being bound. All methods are safe for
+// concurrent use.
 type queue struct {
 	profiles               *profiles
 	now                    func() time.Time
@@ -68,7 +70,7 @@ type queue struct {
 	active     podHeap
 	backoff    podHeap
 	waiting    map[types.UID]*queuedPod
-	inProgress map[types.UID]*queuedPod // in progress
+	inProgress map[types.UID]*queuedPod // the pods in state inProgress
 	wake       chan struct{}
 }
 
@@ -80,7 +82,8 @@ func newQueue(p *profiles, now func() time.Time) *queue {
 	return q
 }
 
-// addOrUpdate queues a pod, or updates a queued one. A profile must be responsible for the pod.
+// addOrUpdate adds a pod to the queue, or replaces the object of a queued pod. The scheduler must
+// have a profile for the pod.
 func (q *queue) addOrUpdate(ctx context.Context, pod *v1.Pod) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -107,8 +110,8 @@ func (q *queue) addOrUpdate(ctx context.Context, pod *v1.Pod) {
 	}
 }
 
-// enqueue puts a pod into the queue that PreEnqueue and its backoff require. The caller holds the
-// lock.
+// enqueue adds a pod to the active queue, or to the backoff queue until its backoff ends. If a
+// PreEnqueue plugin refuses the pod, it is only marked as gated. The caller holds q.mu.
 func (q *queue) enqueue(ctx context.Context, pod *queuedPod) {
 	for _, e := range q.profiles.forPod(pod.Pod).PreEnqueues {
 		if s := e.PreEnqueue(ctx, pod.Pod); !s.OK() {
@@ -145,7 +148,7 @@ func (q *queue) signalLoop() {
 	}
 }
 
-// removePod removes a pod that was deleted or bound or is terminal.
+// removePod removes a pod from the queue, because it was deleted or bound or is terminal.
 func (q *queue) removePod(uid types.UID) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -157,8 +160,8 @@ func (q *queue) removePod(uid types.UID) {
 	delete(q.pods, uid)
 }
 
-// markBinding records that the pod has a node and is being bound. Events are then not recorded for
-// it.
+// markBinding records that a node was chosen for the pod, which is now being bound. From then on,
+// events are no longer recorded for it.
 func (q *queue) markBinding(pod *queuedPod) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -168,8 +171,8 @@ func (q *queue) markBinding(pod *queuedPod) {
 	}
 }
 
-// pop waits for the next pod and returns it; nil when ctx ends. The caller must then call
-// markBinding, removePod, requeueAfter or requeueFailed for the pod.
+// pop waits for the next pod to schedule and marks it as in progress. It returns nil when ctx ends.
+// The caller must then call markBinding, removePod, requeueAfter or requeueFailed for the pod.
 func (q *queue) pop(ctx context.Context) *queuedPod {
 	for {
 		pod, wait := q.popActive()
@@ -188,7 +191,8 @@ func (q *queue) pop(ctx context.Context) *queuedPod {
 	}
 }
 
-// popActive removes and returns the first active pod. Without one it returns how long to wait.
+// popActive removes the first pod from the active queue and marks it as in progress. If there is
+// none, it returns nil and the time until the next backoff ends.
 func (q *queue) popActive() (*queuedPod, time.Duration) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -210,8 +214,9 @@ func (q *queue) popActive() (*queuedPod, time.Duration) {
 	return nil, wait
 }
 
-// takeGroupMembers removes the other pods of a group from the queue, for a group attempt. The
-// result starts with the pod that was popped already.
+// takeGroupMembers marks the other pods of a group as in progress, for an attempt to place the
+// group. It returns the given pod, which was already popped, followed by these pods. Pods that are
+// gated, in progress or being bound are left out.
 func (q *queue) takeGroupMembers(pod *queuedPod, others []types.UID) []*queuedPod {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -228,7 +233,7 @@ func (q *queue) takeGroupMembers(pod *queuedPod, others []types.UID) []*queuedPo
 	return out
 }
 
-// startAttempt marks a pod as in progress. The caller holds the lock.
+// startAttempt marks a pod as in progress. The caller holds q.mu.
 func (q *queue) startAttempt(pod *queuedPod) {
 	pod.state, pod.attemptStart = inProgress, q.now()
 	pod.mayFit, pod.missedEvents, pod.newerPod = false, nil, nil
@@ -236,8 +241,8 @@ func (q *queue) startAttempt(pod *queuedPod) {
 	q.inProgress[pod.Pod.UID] = pod
 }
 
-// requeueAfter returns a pod to the queue that was not tried. It is not tried before the given
-// time.
+// requeueAfter returns a pod to the queue that was popped but not tried. It is not popped again
+// before the given time.
 func (q *queue) requeueAfter(pod *queuedPod, until time.Time) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -252,8 +257,8 @@ func (q *queue) requeueAfter(pod *queuedPod, until time.Time) {
 	q.signalLoop()
 }
 
-// applyNewerPod replaces the pod by a newer object that arrived meanwhile. The caller holds the
-// lock.
+// applyNewerPod replaces the pod's object if a newer one arrived during the attempt. The caller
+// holds q.mu.
 func (q *queue) applyNewerPod(pod *queuedPod) {
 	if pod.newerPod != nil {
 		pod.PodInfo = framework.NewPodInfo(pod.newerPod)
@@ -261,14 +266,15 @@ func (q *queue) applyNewerPod(pod *queuedPod) {
 	}
 }
 
-// backoffUntil returns the end of the backoff after the given number of attempts.
+// backoffUntil returns the time at which the backoff of a pod ends after the given number of
+// attempts.
 func (q *queue) backoffUntil(attempts int) time.Time {
 	return q.now().Add(min(q.minBackoff<<min(attempts-1, 10), q.maxBackoff))
 }
 
-// requeueFailed returns a pod to the queue after a failed attempt. If plugins refused it, it waits
-// for an event that may help. If plugins is empty, the attempt itself failed and is repeated after
-// the backoff.
+// requeueFailed returns a pod to the queue after a failed attempt. plugins are the plugins that
+// refused it; the pod then waits for an event that may help. If plugins is empty, the attempt
+// itself failed, and the pod is tried again after its backoff.
 func (q *queue) requeueFailed(ctx context.Context, pod *queuedPod, plugins map[string]bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -292,7 +298,8 @@ func (q *queue) requeueFailed(ctx context.Context, pod *queuedPod, plugins map[s
 	q.waiting[pod.Pod.UID] = pod
 }
 
-// mayHelp reports whether the event may resolve the pod's last refusal.
+// mayHelp reports whether the event may make a plugin accept the pod that refused it in the last
+// attempt.
 func (q *queue) mayHelp(pod *queuedPod, e framework.Event, obj any) bool {
 	if len(pod.refusedBy) == 0 {
 		return true
@@ -307,7 +314,8 @@ func (q *queue) mayHelp(pod *queuedPod, e framework.Event, obj any) bool {
 	return false
 }
 
-// handleEvent queues the waiting pods that the event may help.
+// handleEvent moves the unschedulable pods that the event may help to the active or backoff queue.
+// For pods in progress, it records the event. obj is the changed object.
 func (q *queue) handleEvent(ctx context.Context, e framework.Event, obj any) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -326,8 +334,8 @@ func (q *queue) handleEvent(ctx context.Context, e framework.Event, obj any) {
 	}
 }
 
-// requeueOverdue queues the pods that have waited for maxWaitInQueue, in case a plugin's hint was
-// wrong.
+// requeueOverdue moves the pods that have been unschedulable for maxWaitInQueue to the active or
+// backoff queue, in case a plugin's MayHelp was wrong.
 func (q *queue) requeueOverdue(ctx context.Context) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -339,7 +347,7 @@ func (q *queue) requeueOverdue(ctx context.Context) {
 	}
 }
 
-// requeueAll makes every pod ready at once, for a new leadership.
+// requeueAll queues every pod again without backoff. It is called when Run starts on a new leader.
 func (q *queue) requeueAll(ctx context.Context) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -350,7 +358,7 @@ func (q *queue) requeueAll(ctx context.Context) {
 	}
 }
 
-// hasReported reports whether a failure of the pod was reported.
+// hasReported reports whether a failure of the pod was reported before.
 func (q *queue) hasReported(uid types.UID) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -358,7 +366,8 @@ func (q *queue) hasReported(uid types.UID) bool {
 	return pod != nil && pod.reportedMessage != ""
 }
 
-// recordMessage records the message of a failure and reports whether it is new.
+// recordMessage records the message of a failure that is about to be reported. It returns false if
+// the last recorded message is equal or the pod is not queued.
 func (q *queue) recordMessage(uid types.UID, message string) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -370,13 +379,14 @@ func (q *queue) recordMessage(uid types.UID, message string) bool {
 	return true
 }
 
-// affectsScheduling reports whether an update of an unscheduled pod may change where it fits.
+// affectsScheduling reports whether an update of a pod without a node may change the nodes that it
+// fits.
 func affectsScheduling(old, now *v1.Pod) bool {
 	return !maps.Equal(old.Labels, now.Labels) || !equality.Semantic.DeepEqual(old.Spec, now.Spec) ||
 		!resourceclaim.PodStatusEqual(old.Status.ResourceClaimStatuses, now.Status.ResourceClaimStatuses)
 }
 
-// podHeap is a heap of queued pods.
+// podHeap is a heap of queued pods in the order of less. It implements heap.Interface.
 type podHeap struct {
 	list []*queuedPod
 	less func(a, b *queuedPod) bool

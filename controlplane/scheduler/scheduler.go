@@ -37,28 +37,30 @@ type Config struct {
 	Timeline  *api.Timeline     // may be nil
 	Log       *slog.Logger      // may be nil
 
-	// Settings is the operator's configuration; nil means config.Default.
+	// Settings is the content of the scheduler configuration file; nil means config.Default.
 	Settings *config.Config
-	// ConfirmLeadership returns nil if this replica is the leader in the term of the fence. It is
+	// ConfirmLeadership returns nil if this replica is the raft leader in the term fence. It is
 	// called before an extender binds a pod, because a fence cannot stop an extender. If it is nil,
 	// extenders bind without confirmation.
 	ConfirmLeadership func(ctx context.Context, fence uint64) error
-	// Plugins, if set, returns the plugins of the only profile, default-scheduler.
+	// Plugins, if set, returns the plugins of the only profile, default-scheduler. Settings are
+	// then not used for profiles.
 	Plugins func(h *framework.Handle) []framework.Weighted
 }
 
-// Limits of concurrent work. Further pods wait in the queue.
+// Limits of concurrent work. When one of the first two is reached, further pods wait in the queue.
+// When a queue of notes is full, further notes are dropped.
 const (
-	maxBindings = 256  // API calls
-	maxHeld     = 4096 // pods that wait for volumes, devices or Permit
+	maxBindings = 256  // bindings and evictions that run at the same time
+	maxHeld     = 4096 // bindings that wait for volumes, devices or Permit
 	maxNotes    = 16384
-	noteWorkers = 8                     // each worker writes the notes of its own pods, so that a pod's notes are written in order
+	noteWorkers = 8                     // number of queues of notes; all notes of a pod go to the same one, so that they are written in order
 	maxEvents   = 128                   // events written in parallel
 	eventDelay  = 50 * time.Millisecond // how long events are collected
 )
 
-// Scheduler schedules pods while its replica is the leader. On the other replicas it keeps queue
-// and cluster up to date.
+// Scheduler schedules pods while its replica is the raft leader. On the other replicas it only
+// keeps the queue and the cluster state up to date.
 type Scheduler struct {
 	cfg      Config
 	log      *slog.Logger
@@ -73,8 +75,8 @@ type Scheduler struct {
 
 	changeMu     sync.Mutex // held while a change from an informer is applied
 	unconfirmed  unconfirmedBindings
-	writer       atomic.Pointer[client.Client] // client that is fenced with the leadership of the current Run
-	fence        atomic.Uint64                 // fence of the last Run
+	writer       atomic.Pointer[client.Client] // client with the fence of the current Run
+	fence        atomic.Uint64                 // fence of the current or last Run
 	bindingSlots chan struct{}
 	heldSlots    chan struct{}
 	evictions    sync.WaitGroup                   // evictions of victims
@@ -83,7 +85,7 @@ type Scheduler struct {
 	nextNode     int                              // index of the first node to filter; used by the loop only
 }
 
-// New creates a scheduler and registers its informers. Nothing runs before Run.
+// New returns a scheduler and registers its informer handlers. It schedules nothing before Run.
 func New(cfg Config) *Scheduler {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -110,7 +112,7 @@ func New(cfg Config) *Scheduler {
 	return s
 }
 
-// Names returns the schedulerNames for which this scheduler is responsible.
+// Names returns the schedulerNames for which this scheduler has a profile.
 func (s *Scheduler) Names() []string { return s.cfg.Settings.Names() }
 
 func (s *Scheduler) makeProfiles() (*profiles, error) {
@@ -126,9 +128,9 @@ func (s *Scheduler) makeProfiles() (*profiles, error) {
 	return singleProfile(p), nil
 }
 
-// Run schedules pods until ctx, the leadership, ends. Every write carries fence, the term of the
-// leadership. The informers must be synced. Run may be called again for a later leadership. It
-// returns early only if the profile is invalid.
+// Run schedules pods until ctx ends, which is when this replica loses leadership. fence is the raft
+// term; every write carries it. The informers must be synced. Run may be called again in a later
+// term. It returns early only if the configuration is invalid.
 func (s *Scheduler) Run(ctx context.Context, fence uint64) error {
 	if s.err != nil {
 		return s.err
@@ -178,8 +180,8 @@ func (s *Scheduler) requeueOverduePods(ctx context.Context) error {
 	}
 }
 
-// confirmClaims frees the devices of claims with an allocation that was sent and is known not to be
-// stored.
+// confirmClaims periodically determines the outcome of ResourceClaim allocations that were sent
+// with an unknown outcome. It frees the devices of those that certainly are not stored.
 func (s *Scheduler) confirmClaims(ctx context.Context) error {
 	t := time.NewTicker(2 * time.Second)
 	defer t.Stop()
@@ -195,7 +197,8 @@ func (s *Scheduler) confirmClaims(ctx context.Context) error {
 	}
 }
 
-// runLoop schedules one pod at a time. It returns after all bindings have ended.
+// runLoop schedules one pod, or one group of pods, at a time. It returns after ctx has ended and
+// all bindings and evictions have returned.
 func (s *Scheduler) runLoop(ctx context.Context) error {
 	binders := newWorkerPool()
 	defer binders.waitForTasks()
@@ -210,7 +213,7 @@ func (s *Scheduler) runLoop(ctx context.Context) error {
 	}
 }
 
-// runRecovering runs f and handles a panic as a failed attempt at the pod.
+// runRecovering calls f. A panic is logged and handled as a failed attempt to schedule the pod.
 func (s *Scheduler) runRecovering(ctx context.Context, pod *queuedPod, f func()) {
 	defer func() {
 		if x := recover(); x != nil {
@@ -224,17 +227,17 @@ func (s *Scheduler) runRecovering(ctx context.Context, pod *queuedPod, f func())
 	f()
 }
 
-// nodeChoice is a pod with its chosen node, on which it is assumed.
+// nodeChoice is a pod with the node that was chosen for it and on which it is assumed.
 type nodeChoice struct {
 	pod    *queuedPod
 	cycle  *framework.Cycle
 	result framework.Result
-	delays map[string]time.Duration // maximum delays, by Permit plugin
+	delays map[string]time.Duration // maximum delay of the binding, by Permit plugin
 }
 
-// schedulingFailure is the reason why a pod has no node. err is set if no node was found; it is a
-// *framework.FitError if no node fits. status is set if a plugin refused the chosen node. If
-// neither is set, the pod is on a node already.
+// schedulingFailure is the reason why an attempt to schedule a pod failed. err is set if no node
+// was found; it is a *framework.FitError if no node fits. status is set if a plugin refused the
+// chosen node. If neither is set, the pod already is on a node.
 type schedulingFailure struct {
 	pod    *queuedPod
 	cycle  *framework.Cycle
@@ -243,7 +246,8 @@ type schedulingFailure struct {
 	status *framework.Status
 }
 
-// schedulePod chooses a node for one pod, or for its whole group, and starts the binding.
+// schedulePod chooses a node for one pod, or for all pods of its group, and starts the bindings.
+// ties decides between equally good nodes; binders run the bindings.
 func (s *Scheduler) schedulePod(ctx context.Context, pod *queuedPod, ties *rand.Rand, binders *workerPool) {
 	if g, ok := s.gangToPlace(pod.Pod); ok {
 		s.attemptGroup(ctx, pod, g, ties, binders)
@@ -257,7 +261,8 @@ func (s *Scheduler) schedulePod(ctx context.Context, pod *queuedPod, ties *rand.
 	s.startBinding(ctx, x, binders)
 }
 
-// chooseNode finds a node for a pod, assumes the pod on it, and runs Reserve and Permit.
+// chooseNode chooses a node for a pod, assumes the pod on it, and runs the Reserve and Permit
+// plugins. If it fails after that, the caller must undo these steps.
 func (s *Scheduler) chooseNode(ctx context.Context, pod *queuedPod, ties *rand.Rand) (*nodeChoice, *schedulingFailure) {
 	uid := pod.Pod.UID
 	if s.cluster.isPlaced(uid) {
@@ -290,7 +295,8 @@ func (s *Scheduler) chooseNode(ctx context.Context, pod *queuedPod, ties *rand.R
 	return &nodeChoice{pod, c, res, delays}, nil
 }
 
-// handleFailure handles a pod that has no node.
+// handleFailure reports a failed attempt to schedule a pod, undoes its effects and returns the pod
+// to the queue.
 func (s *Scheduler) handleFailure(ctx context.Context, f schedulingFailure) {
 	switch {
 	case f.err != nil:
@@ -302,7 +308,8 @@ func (s *Scheduler) handleFailure(ctx context.Context, f schedulingFailure) {
 	}
 }
 
-// startBinding binds a pod in a separate goroutine. It blocks while too many bindings are running.
+// startBinding starts the binding of a pod in a goroutine of binders. It blocks while the maximum
+// number of bindings is running.
 func (s *Scheduler) startBinding(ctx context.Context, x *nodeChoice, binders *workerPool) {
 	pod := x.pod
 	s.queue.markBinding(pod)
@@ -332,7 +339,8 @@ func hasClaims(pod *v1.Pod) bool {
 	return false
 }
 
-// handleUnschedulable runs PostFilter, reports the failure and returns the pod to the queue.
+// handleUnschedulable runs the PostFilter plugins, which may preempt other pods, reports the
+// failure and returns the pod to the queue.
 func (s *Scheduler) handleUnschedulable(ctx context.Context, pod *queuedPod, c *framework.Cycle, err error) {
 	if ctx.Err() != nil {
 		return
@@ -352,14 +360,15 @@ func (s *Scheduler) handleUnschedulable(ctx context.Context, pod *queuedPod, c *
 	s.queue.requeueFailed(ctx, pod, why.RefusedBy())
 }
 
-// forgetPod removes a pod from the node on which it was assumed. Other pods may fit then.
+// forgetPod removes a pod from the node on which it was assumed. Unschedulable pods that may fit
+// then are queued.
 func (s *Scheduler) forgetPod(ctx context.Context, pod *v1.Pod) {
 	s.cluster.forgetAssumedPod(pod.UID)
 	s.queue.handleEvent(ctx, framework.PodRemoved, pod)
 }
 
-// undoPlacement reverts Reserve and the assumption of a pod after its binding failed, and returns
-// the pod to the queue.
+// undoPlacement runs Unreserve for a pod that could not be bound, removes it from its assumed node,
+// reports why, and returns it to the queue.
 func (s *Scheduler) undoPlacement(ctx context.Context, pod *queuedPod, c *framework.Cycle, node string, why *framework.Status) {
 	s.profiles.forPod(pod.Pod).Unreserve(ctx, c, node)
 	s.forgetPod(ctx, pod.Pod)

@@ -13,38 +13,41 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// Trial is a snapshot of the cluster for evaluating where a running pod would be placed. It changes
-// nothing outside. It is not safe for concurrent use, but may be used beside the scheduler.
+// Trial is a copy of the cluster state for evaluating where running pods would be placed, for the
+// rebalance controller. It changes nothing outside of it. It is not safe for concurrent use, but
+// may be used while the scheduler runs.
 type Trial struct {
 	profiles  *profiles
 	snap      *framework.Snapshot
 	pods      map[types.UID]*trialPod
-	withRules []*trialPod // pods with required rules about other pods
+	withRules []*trialPod // pods with required affinity terms or DoNotSchedule spread constraints
 }
 
-// trialPod is a pod on a node.
+// trialPod is a pod in a Trial and the name of its node.
 type trialPod struct {
 	*framework.PodInfo
 	node string
 }
 
-// Weighed is the evaluation of a running pod as if it were pending. Utilization is in percent of
-// the node's CPU or memory, whichever is higher.
+// Weighed is the result of Trial.Weigh: how a running pod would be placed if it were pending. The
+// utilization of a node is that of CPU or memory, whichever is higher, in percent.
 type Weighed struct {
-	// Passed is why the pod was not evaluated; "" if it was.
+	// Passed is the reason why the pod was not evaluated; "" if it was.
 	Passed string
-	// Stays is why the pod's node would refuse it; "" if the node would accept it.
+	// Stays is the reason why the pod's current node would refuse it; "" if the node would accept
+	// it.
 	Stays string
-	// Best are the nodes with the highest score. Gain is by how much that score exceeds the score
-	// of the pod's node.
+	// Best are the nodes with the highest score. Gain is that score minus the score of the pod's
+	// current node.
 	Best []string
 	Gain int64
-	// Full is the utilization of the pod's node with the pod, and Left without it. There is the
-	// highest utilization among Best with the pod.
+	// Full is the current node's utilization with the pod, and Left its utilization without the
+	// pod. There is the highest utilization with the pod among the nodes in Best.
 	Full, Left, There float64
 }
 
-// Trial returns a snapshot of the current cluster.
+// Trial returns a Trial of the current cluster state. It returns an error if the scheduler's
+// profiles are invalid.
 func (s *Scheduler) Trial() (*Trial, error) {
 	if s.err != nil {
 		return nil, s.err
@@ -71,7 +74,8 @@ func newTrial(p *profiles, snap *framework.Snapshot) *Trial {
 	return t
 }
 
-// copySnapshot returns a snapshot that the caller owns.
+// copySnapshot returns a snapshot that is independent of those of takeSnapshot. The caller may
+// modify it.
 func (c *cluster) copySnapshot() *framework.Snapshot {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -91,20 +95,21 @@ func (c *cluster) copySnapshot() *framework.Snapshot {
 	return s
 }
 
-// hasRequiredRules reports whether a pod has required rules that moving other pods may violate.
+// hasRequiredRules reports whether a pod has required affinity terms or DoNotSchedule spread
+// constraints, which moving another pod may violate.
 func hasRequiredRules(pod *framework.PodInfo) bool {
 	return pod.Affinity != nil && len(pod.Affinity.Required) > 0 ||
 		slices.ContainsFunc(pod.Pod.Spec.TopologySpreadConstraints, func(c v1.TopologySpreadConstraint) bool { return c.WhenUnsatisfiable == v1.DoNotSchedule })
 }
 
-// withoutNode returns a copy of the pod as if it had no node.
+// withoutNode returns a copy of the pod with an empty spec.nodeName.
 func withoutNode(pod *v1.Pod) *framework.PodInfo {
 	pod = pod.DeepCopy()
 	pod.Spec.NodeName = ""
 	return framework.NewPodInfo(pod)
 }
 
-// replaceNode replaces a node of the snapshot.
+// replaceNode replaces the state of a node in the snapshot.
 func (t *Trial) replaceNode(old, now *framework.NodeInfo) {
 	t.snap.Index.Replace(old, now)
 	t.snap.ByName[now.Node.Name] = now
@@ -112,7 +117,8 @@ func (t *Trial) replaceNode(old, now *framework.NodeInfo) {
 	t.snap.Nodes[i] = now
 }
 
-// withoutPod calls f while the pod is removed from its node.
+// withoutPod calls f while the pod is removed from its node in the snapshot. The argument of f is
+// the node with the pod.
 func (t *Trial) withoutPod(info *trialPod, f func(had *framework.NodeInfo) error) error {
 	had := t.snap.ByName[info.node]
 	less := had.Clone()
@@ -122,7 +128,7 @@ func (t *Trial) withoutPod(info *trialPod, f func(had *framework.NodeInfo) error
 	return f(had)
 }
 
-// Weigh evaluates where the pod would be placed if it were pending.
+// Weigh evaluates where a running pod would be placed if it were pending.
 func (t *Trial) Weigh(ctx context.Context, pod *v1.Pod) (Weighed, error) {
 	info, profile := t.pods[pod.UID], t.profiles.forPod(pod)
 	switch {
@@ -159,8 +165,9 @@ func (t *Trial) Weigh(ctx context.Context, pod *v1.Pod) (Weighed, error) {
 	return out, err
 }
 
-// Harms returns the name of a pod with rules that would be violated if pod moved to the node; "" if
-// none exists. Pods with rules that are violated already are ignored.
+// Harms returns the name of another pod that could not stay on its node if pod moved to the node
+// "to", because its required rules would be violated. It returns "" if there is no such pod. Pods
+// with rules that are violated already are ignored.
 func (t *Trial) Harms(ctx context.Context, pod *v1.Pod, to string) (string, error) {
 	info, target := t.pods[pod.UID], t.snap.ByName[to]
 	if info == nil || target == nil || info.node == to {
@@ -197,7 +204,7 @@ func (t *Trial) Harms(ctx context.Context, pod *v1.Pod, to string) (string, erro
 	return "", nil
 }
 
-// stillFits reports whether a pod's node would accept the pod again.
+// stillFits reports whether the node of the pod q would accept the pod if it were pending.
 func (t *Trial) stillFits(ctx context.Context, q *trialPod) (ok bool, err error) {
 	profile := t.profiles.any
 	if own := t.profiles.forPod(q.Pod); own != nil {

@@ -17,18 +17,20 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// Delays between two attempts to determine whether a pod was bound.
+// The delays between attempts to determine whether a pod was bound double from firstConfirmDelay to
+// maxConfirmDelay.
 const (
 	firstConfirmDelay = 100 * time.Millisecond
 	maxConfirmDelay   = 5 * time.Second
 )
 
-// errBoundElsewhere is the outcome of a binding if the pod was bound by another client or no longer
+// errBoundElsewhere means that a pod was bound to another node by another client, or no longer
 // exists.
 var errBoundElsewhere = errors.New("the pod was deleted or is assigned to another node")
 
-// unconfirmedBindings is the set of pods with a binding that was sent and has no known outcome. It
-// outlives a Run: a late binding of a term can still be applied in a later Run of the same term.
+// unconfirmedBindings is the set of pods with a binding that was sent, but has no known outcome. It
+// is kept between calls of Run. A binding that was sent in one raft term can still be stored during
+// a later Run in the same term.
 type unconfirmedBindings struct {
 	mu   sync.Mutex
 	pods map[types.UID]unconfirmedBinding
@@ -54,7 +56,7 @@ func (u *unconfirmedBindings) removeBinding(uid types.UID) {
 	delete(u.pods, uid)
 }
 
-// takeAll empties the set and returns what it held.
+// takeAll empties the set and returns its previous content by pod UID.
 func (u *unconfirmedBindings) takeAll() map[types.UID]unconfirmedBinding {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -63,8 +65,8 @@ func (u *unconfirmedBindings) takeAll() map[types.UID]unconfirmedBinding {
 	return all
 }
 
-// mayHaveBound reports whether a failed Bind can have bound the pod, or can still bind it. A 4xx
-// status is final.
+// mayHaveBound reports whether the pod may have been bound, or may still be bound, although Bind
+// returned the status st. A 4xx status, except a timeout, means that it is not.
 func mayHaveBound(st *framework.Status) bool {
 	if st.OK() || st.Refused() {
 		return false
@@ -77,10 +79,10 @@ func mayHaveBound(st *framework.Status) bool {
 	return code < http.StatusBadRequest || code >= http.StatusInternalServerError || code == http.StatusRequestTimeout
 }
 
-// awaitOutcome returns the outcome of a binding that failed with st. The outcome is nil if the pod
-// is bound to the node, st if the pod is not bound and the binding can no longer be applied, and a
-// conflict otherwise. The pod counts on the node until then. If ctx ends first, awaitOutcome
-// returns st, and a later Run of the same term continues.
+// awaitOutcome determines the outcome of a binding that failed with st. It returns nil if the pod
+// is bound to the node, st if the pod is not bound and the binding can no longer be stored, and
+// otherwise a conflict. Meanwhile the pod is counted on the node. If ctx ends before, it returns
+// st, and a later Run in the same raft term continues.
 func (s *Scheduler) awaitOutcome(ctx context.Context, info *framework.PodInfo, node string, st *framework.Status) *framework.Status {
 	pod := info.Pod
 	s.unconfirmed.addBinding(info, node)
@@ -107,9 +109,9 @@ func (s *Scheduler) awaitOutcome(ctx context.Context, info *framework.PodInfo, n
 	}
 }
 
-// confirmBinding returns the node of the pod. An empty node is certain: confirmBinding has written
-// the pod's status with the resource version that it read, and the store applies no earlier
-// proposal for the pod after that write.
+// confirmBinding returns the node to which the pod is bound, or "". The result "" is final for the
+// earlier binding st. confirmBinding has updated the pod's status with the resourceVersion that it
+// read, and the store then applies no earlier write of the pod.
 func (s *Scheduler) confirmBinding(ctx context.Context, pod *v1.Pod, st *framework.Status) (string, error) {
 	have, err := client.Get[*v1.Pod](ctx, s.writer.Load(), pod.Namespace, pod.Name)
 	switch {
@@ -129,7 +131,8 @@ func (s *Scheduler) confirmBinding(ctx context.Context, pod *v1.Pod, st *framewo
 }
 
 // withProbedCondition returns the pod with the condition and a LastProbeTime that differs from the
-// stored one. The store therefore never skips the write as one that changes nothing.
+// stored one. Without the difference, the API server could skip the update as one that changes
+// nothing.
 func withProbedCondition(pod *v1.Pod, want v1.PodCondition) *v1.Pod {
 	next, _ := withCondition(pod, want)
 	next = next.DeepCopy()
@@ -147,8 +150,9 @@ func withProbedCondition(pod *v1.Pod, want v1.PodCondition) *v1.Pod {
 	return next
 }
 
-// resumeUnconfirmed assumes the pods with bindings of unknown outcome from an earlier Run of the
-// same term. It returns a function that waits for the outcomes.
+// resumeUnconfirmed counts pods on their nodes again if a Run in the same raft term has sent their
+// bindings and the outcome is unknown. It returns a function that determines the outcomes until its
+// context ends.
 func (s *Scheduler) resumeUnconfirmed() func(ctx context.Context) error {
 	open := s.unconfirmed.takeAll()
 	for uid, b := range open {

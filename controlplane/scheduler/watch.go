@@ -23,7 +23,8 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// registerHandlers registers the informer handlers that update queue and cluster.
+// registerHandlers registers the informer handlers that keep the queue and the cluster state up to
+// date.
 func (s *Scheduler) registerHandlers() {
 	addHandler[*v1.Pod](s, s.podChanged)
 	addHandler[*v1.Node](s, s.nodeChanged)
@@ -68,14 +69,16 @@ func (s *Scheduler) deviceClaimChanged(old, now *resourcev1.ResourceClaim) {
 	s.queue.handleEvent(context.Background(), framework.DeviceClaimChanged, currentOrOld(old, now))
 }
 
-// observeClaim updates the ledger with the devices of a claim.
+// observeClaim records in the device Ledger the current devices of a ResourceClaim. gone means that
+// the claim was deleted.
 func (s *Scheduler) observeClaim(c *resourcev1.ResourceClaim, gone bool) {
 	if shared := s.profiles.shared; shared != nil {
 		shared.Ledger.Observe(c, gone)
 	}
 }
 
-// addHandler registers f for all changes of T. old is nil on creation, and now is nil on deletion.
+// addHandler registers f as a handler of all changes of T. old is nil on creation, and now is nil
+// on deletion.
 func addHandler[T interface {
 	api.Object
 	comparable
@@ -107,8 +110,8 @@ func addHandler[T interface {
 	}
 }
 
-// applyChange applies one change. Changes are applied one at a time, so that syncFromInformers can
-// determine which are still to come. A change is dropped if its handler panics.
+// applyChange calls change, which handles one change from an informer. Changes are handled one at a
+// time, also while syncFromInformers runs. A panic is logged, and the change is dropped.
 func (s *Scheduler) applyChange(change func()) {
 	s.changeMu.Lock()
 	defer s.changeMu.Unlock()
@@ -133,8 +136,8 @@ func isTerminal(pod *v1.Pod) bool {
 	return pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed
 }
 
-// podChanged handles a change of one pod. Only the current state matters; old determines the kind
-// of event.
+// podChanged handles a change of one pod: it updates the group, the queue and the cluster state to
+// the pod's current state. old only determines the kind of event that is reported to waiting pods.
 func (s *Scheduler) podChanged(old, now *v1.Pod) {
 	ctx := context.Background() // for PreEnqueue plugins; nothing here blocks
 	if pod := currentOrOld(old, now); s.groups.observePod(pod, now == nil || isTerminal(pod) || pod.DeletionTimestamp != nil) {
@@ -211,7 +214,8 @@ func (s *Scheduler) nodeChanged(old, now *v1.Node) {
 	}
 }
 
-// namespaceChanged handles changes of the labels by which affinity terms select namespaces.
+// namespaceChanged handles a change of a namespace's labels, by which affinity terms select
+// namespaces.
 func (s *Scheduler) namespaceChanged(old, now *v1.Namespace) {
 	if now == nil {
 		s.cluster.removeNamespace(old.Name)
@@ -232,8 +236,8 @@ func (s *Scheduler) serviceChanged(old, now *v1.Service) {
 	s.cluster.setService(now.Namespace, now.Name, now.Spec.Selector)
 }
 
-// ownerSelector returns the selector of a pod's controller. It returns nil if the owner is unknown
-// or of another kind.
+// ownerSelector returns the pod selector of the controller to which ref refers. It returns nil if
+// the controller is not in the cache, or is not a ReplicationController, ReplicaSet or StatefulSet.
 func (s *Scheduler) ownerSelector(namespace string, ref *metav1.OwnerReference) labels.Selector {
 	i := s.cfg.Informers
 	var selector *metav1.LabelSelector
@@ -276,7 +280,8 @@ func volumeLimits(n *storagev1.CSINode) map[string]int32 {
 	return out
 }
 
-// syncFromInformers updates queue and cluster to the state of the informers.
+// syncFromInformers updates the queue, the cluster state and the device Ledger to the current state
+// of the informers' stores.
 func (s *Scheduler) syncFromInformers(ctx context.Context) {
 	for _, ns := range client.CachedList[*v1.Namespace](s.cfg.Informers, "", nil) {
 		s.applyChange(func() {
@@ -296,8 +301,9 @@ func (s *Scheduler) syncFromInformers(ctx context.Context) {
 	s.syncPods(ctx, client.CachedList[*v1.Pod](s.cfg.Informers, "", nil))
 }
 
-// syncNodes adds nodes. Each node is looked up again first: a node that is no longer in the
-// informer's store was, or soon is, reported as deleted, and nothing would remove it later.
+// syncNodes updates the cluster state to the nodes in the informer. Each node is looked up again
+// first. The informer may have reported a node of the list as deleted meanwhile, and nothing would
+// remove the node later.
 func (s *Scheduler) syncNodes(nodes []*v1.Node) {
 	for _, n := range nodes {
 		s.applyChange(func() {
@@ -308,7 +314,8 @@ func (s *Scheduler) syncNodes(nodes []*v1.Node) {
 	}
 }
 
-// syncPods adds pods like syncNodes.
+// syncPods updates the queue and the cluster state to the pods in the informer. Each pod is looked
+// up again first, as in syncNodes.
 func (s *Scheduler) syncPods(ctx context.Context, pods []*v1.Pod) {
 	for _, pod := range pods {
 		if ctx.Err() != nil {
@@ -322,7 +329,8 @@ func (s *Scheduler) syncPods(ctx context.Context, pods []*v1.Pod) {
 	}
 }
 
-// newHandle returns the handle through which plugins act.
+// newHandle returns a handle through which plugins read the cluster and act on it. Fits and
+// Extenders are not set.
 func (s *Scheduler) newHandle() *framework.Handle {
 	i := s.cfg.Informers
 	h := &framework.Handle{
@@ -356,8 +364,8 @@ func (s *Scheduler) newHandle() *framework.Handle {
 	return h
 }
 
-// storageAccess returns the lookup functions for storage objects. registerHandlers has created
-// their informers.
+// storageAccess returns functions that look up storage objects in the informers, which
+// registerHandlers has created.
 func (s *Scheduler) storageAccess() framework.Volumes {
 	i := s.cfg.Informers
 	return framework.Volumes{
@@ -382,7 +390,7 @@ func (s *Scheduler) storageAccess() framework.Volumes {
 	}
 }
 
-// deviceAccess returns the functions that look up devices and write claims.
+// deviceAccess returns functions that look up devices and ResourceClaims, and write ResourceClaims.
 func (s *Scheduler) deviceAccess() framework.Devices {
 	i := s.cfg.Informers
 	return framework.Devices{

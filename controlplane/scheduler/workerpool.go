@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// idleWorkerTimeout is how long an idle goroutine waits for another task.
+// idleWorkerTimeout is how long a goroutine of a workerPool waits for another task before it exits.
 const idleWorkerTimeout = time.Second
 
-// workerPool runs each task at once in a goroutine, and reuses goroutines. A new goroutine must
-// grow its stack, because an API call goes deep. At a thousand bindings a second, reuse avoids that
+// workerPool runs each task at once in a goroutine, and reuses goroutines that are idle. A new
+// goroutine must grow its stack for an API call. At a thousand bindings a second, reuse avoids that
 // cost.
 type workerPool struct {
 	tasks chan func() // unbuffered: only an idle goroutine receives a task
@@ -19,7 +19,8 @@ type workerPool struct {
 
 func newWorkerPool() *workerPool { return &workerPool{tasks: make(chan func())} }
 
-// startTask runs a task in a goroutine and returns at once. Idle goroutines exit when ctx ends.
+// startTask runs a task in an idle or new goroutine and returns at once. Idle goroutines exit when
+// ctx ends.
 func (c *workerPool) startTask(ctx context.Context, task func()) {
 	select {
 	case c.tasks <- task:
@@ -44,5 +45,6 @@ func (c *workerPool) runTasks(ctx context.Context, task func()) {
 	}
 }
 
-// waitForTasks waits for all tasks. Their ctx must have ended.
+// waitForTasks waits until all goroutines of the pool have exited. The contexts of the tasks must
+// have ended.
 func (c *workerPool) waitForTasks() { c.wg.Wait() }

@@ -16,7 +16,8 @@ import (
 	kjson "sigs.k8s.io/json"
 )
 
-// Args are the arguments of plugins in the file. An argument that the file does not set is nil.
+// Args are the arguments of the plugins of one profile. The arguments of a plugin that the file
+// does not set are nil.
 type Args struct {
 	Fit        *file.NodeResourcesFitArgs
 	Balanced   *file.NodeResourcesBalancedAllocationArgs
@@ -28,7 +29,8 @@ type Args struct {
 	Devices    *file.DynamicResourcesArgs
 }
 
-// readArgs decodes the pluginConfig of a profile.
+// readArgs decodes and checks the pluginConfig of a profile. profile is the path of the profile in
+// the file, for errors.
 func readArgs(profile string, list []file.PluginConfig) (Args, error) {
 	var a Args
 	seen := map[string]bool{}
@@ -71,8 +73,8 @@ func (a *Args) decodeArgs(field string, c file.PluginConfig) error {
 		"NodeAffinity, NodeResourcesBalancedAllocation, NodeResourcesFit, PodTopologySpread and VolumeBinding", field, c.Name)
 }
 
-// decodePluginArgs decodes the arguments of one plugin, which may contain their own apiVersion and
-// kind.
+// decodePluginArgs decodes the arguments of one plugin into a new T and calls check. The arguments
+// may contain apiVersion and kind, which must then match the plugin.
 func decodePluginArgs[T any](field string, c file.PluginConfig, into **T, check func(*T) error) error {
 	*into = new(T)
 	if len(c.Args.Raw) == 0 || string(c.Args.Raw) == "null" {
@@ -136,7 +138,8 @@ func checkFit(a *file.NodeResourcesFitArgs) error {
 	return nil
 }
 
-// checkResources also sets the default weight where none is given.
+// checkResources checks the names and weights of a list of resources. It sets a weight that is not
+// given to 1.
 func checkResources(field string, list []file.ResourceSpec) error {
 	for i := range list {
 		r := &list[i]
@@ -261,7 +264,8 @@ func checkVolumes(a *file.VolumeBindingArgs) error {
 	return nil
 }
 
-// maxSearch bounds filterTimeout: other pods wait during a search for devices.
+// maxSearch is the largest filterTimeout of DynamicResources. The scheduler handles no other pods
+// during a search for devices.
 const maxSearch = 10 * time.Second
 
 func checkDevices(a *file.DynamicResourcesArgs) error {

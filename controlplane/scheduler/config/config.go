@@ -20,40 +20,40 @@ import (
 	"keelson.dev/keelson/internal/filewatch"
 )
 
-// Limits of a file.
+// Limits of a configuration file: its size in bytes and its number of profiles.
 const (
 	maxBytes    = 1 << 20
 	maxProfiles = 32
 )
 
-// Config is the content of a file.
+// Config is the content of a scheduler configuration file.
 type Config struct {
 	Profiles []Profile
-	// InitialBackoff and MaxBackoff are the backoff of unschedulable pods; 0 = the scheduler's
-	// default.
+	// InitialBackoff and MaxBackoff bound the delay before an unschedulable pod is retried; 0 = the
+	// scheduler's default.
 	InitialBackoff, MaxBackoff time.Duration
 	Extenders                  []file.Extender
-	// Warnings name the fields that have no effect.
+	// Warnings describe the fields of the file that have no effect.
 	Warnings []string
 }
 
-// Profile configures the scheduling of the pods of one schedulerName.
+// Profile is the configuration for the pods of one schedulerName.
 type Profile struct {
 	SchedulerName string
 	Field         string // path of the profile in the file, for errors
-	// Percentage of the nodes that are enough if they fit; 0 = a share that decreases with the
-	// number of nodes.
+	// Percentage is how many percent of the nodes must be found feasible before filtering stops
+	// (percentageOfNodesToScore). 0 = a percentage that decreases with the number of nodes.
 	Percentage int
 	Plugins    file.Plugins
 	Args       Args
 }
 
-// Default returns the configuration that applies without a file.
+// Default returns the configuration that applies without a configuration file.
 func Default() *Config {
 	return &Config{Profiles: []Profile{{SchedulerName: v1.DefaultSchedulerName, Field: "profiles[0]"}}}
 }
 
-// Names returns the configured schedulerNames, sorted.
+// Names returns the schedulerNames of all profiles, sorted.
 func (c *Config) Names() []string {
 	var out []string
 	for _, p := range c.Profiles {
@@ -63,7 +63,8 @@ func (c *Config) Names() []string {
 	return out
 }
 
-// Load reads a file. An empty path means Default.
+// Load reads and checks a configuration file, except the names and order of plugins. An empty path
+// means Default.
 func Load(path string) (*Config, error) {
 	if path == "" {
 		return Default(), nil
@@ -79,7 +80,8 @@ func Load(path string) (*Config, error) {
 	return c, nil
 }
 
-// Parse parses a file. The error names the first invalid field.
+// Parse parses and checks the content of a configuration file. The error contains the path of the
+// first invalid field.
 func Parse(data []byte) (*Config, error) {
 	if len(data) > maxBytes {
 		return nil, fmt.Errorf("it is larger than %d bytes", maxBytes)
@@ -105,8 +107,8 @@ func Parse(data []byte) (*Config, error) {
 	return c, c.checkExtenders()
 }
 
-// decodeStrict decodes JSON. Field names must match exactly, and duplicate and unknown fields are
-// errors.
+// decodeStrict decodes JSON into a value. Field names must match exactly. Duplicate and unknown
+// fields are errors.
 func decodeStrict(text []byte, into any) error {
 	wrong, err := kjson.UnmarshalStrict(text, into)
 	if err != nil {
@@ -118,7 +120,8 @@ func decodeStrict(text []byte, into any) error {
 	return nil
 }
 
-// processFields returns warnings for the fields that concern a separate scheduler process.
+// processFields returns warnings for fields of the file that are set, but concern only
+// kube-scheduler as a separate process.
 func processFields(f *file.KubeSchedulerConfiguration) []string {
 	var out []string
 	for _, x := range []struct {
@@ -209,7 +212,7 @@ func (c *Config) addProfiles(f *file.KubeSchedulerConfiguration) error {
 	return nil
 }
 
-// checkName checks a schedulerName.
+// checkName returns an error if name is not a valid schedulerName.
 func checkName(name string) error {
 	if reasons := validation.IsDNS1123Subdomain(name); len(reasons) > 0 {
 		return fmt.Errorf("%q: %s", name, strings.Join(reasons, "; "))

@@ -12,13 +12,16 @@ import (
 	file "k8s.io/kube-scheduler/config/v1"
 )
 
+// Limits of extenders: their number and the timeout of a request. Pods are scheduled one after the
+// other, so each request delays all later pods.
 const (
 	maxExtenders = 16
 	// Pods are scheduled one after the other: each request to an extender delays all later pods.
 	maxTimeout = 30 * time.Second
 )
 
-// checkExtenders also makes profiles ignore the resources that only extenders manage.
+// checkExtenders checks the configured extenders. It also makes all profiles ignore the resources
+// that an extender manages with ignoredByScheduler.
 func (c *Config) checkExtenders() error {
 	if len(c.Extenders) > maxExtenders {
 		return fmt.Errorf("extenders: %d extenders: want at most %d", len(c.Extenders), maxExtenders)
@@ -43,7 +46,8 @@ func (c *Config) checkExtenders() error {
 	return nil
 }
 
-// ignoreResource makes all profiles ignore a resource.
+// ignoreResource adds a resource to those that the plugin NodeResourcesFit ignores, in all
+// profiles.
 func (c *Config) ignoreResource(resource string) {
 	for i := range c.Profiles {
 		a := &c.Profiles[i].Args

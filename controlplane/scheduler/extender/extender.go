@@ -24,14 +24,15 @@ import (
 	"keelson.dev/keelson/internal/filewatch"
 )
 
+// Default timeout of a request, and limits of sizes in bytes.
 const (
 	defaultTimeout = 5 * time.Second
-	// A response may be twice as long as the request plus this many bytes.
+	// answerBytes is how much longer than twice the request a response may be.
 	answerBytes = 1 << 20
 	fileBytes   = 1 << 20
 )
 
-// Extender is one external service. It implements framework.Extender.
+// Extender calls one external service over HTTP. It implements framework.Extender.
 type Extender struct {
 	conf    file.Extender
 	name    string
@@ -39,8 +40,8 @@ type Extender struct {
 	client  *http.Client
 }
 
-// New returns an extender for a valid configuration. It reads the files of its tlsConfig and opens
-// no connection.
+// New returns an extender for a valid configuration. It reads the certificate files of the
+// tlsConfig and opens no connection.
 func New(conf file.Extender) (*Extender, error) {
 	e := &Extender{conf: conf, name: "extender " + conf.URLPrefix, managed: make(map[v1.ResourceName]bool)}
 	for _, r := range conf.ManagedResources {
@@ -63,7 +64,8 @@ func New(conf file.Extender) (*Extender, error) {
 	return e, nil
 }
 
-// tlsOf returns the TLS configuration. Without configured CAs, the system's are used.
+// tlsOf returns the TLS configuration of an extender's client. Without a configured CA, the CAs of
+// the system are used.
 func tlsOf(c *file.ExtenderTLSConfig) (*tls.Config, error) {
 	out := &tls.Config{MinVersion: tls.VersionTLS12}
 	if c == nil {
@@ -111,10 +113,11 @@ func (e *Extender) verbURL(v framework.Verb) string {
 		framework.VerbPreempt: e.conf.PreemptVerb, framework.VerbBind: e.conf.BindVerb}[v]
 }
 
-// Does implements framework.Extender.
+// Does implements framework.Extender: it reports whether a URL is configured for the verb.
 func (e *Extender) Does(v framework.Verb) bool { return e.verbURL(v) != "" }
 
-// Interested implements framework.Extender.
+// Interested implements framework.Extender. If managedResources are configured, the pod must
+// request one of them.
 func (e *Extender) Interested(pod *framework.PodInfo) bool {
 	if len(e.managed) == 0 {
 		return true
@@ -127,7 +130,8 @@ func (e *Extender) Interested(pod *framework.PodInfo) bool {
 	return false
 }
 
-// callVerb sends a request and decodes the response.
+// callVerb sends question as JSON to the URL of the verb and decodes the JSON response into answer.
+// A response with another status than 200 or beyond the size limit is an error.
 func (e *Extender) callVerb(ctx context.Context, v framework.Verb, question, answer any) error {
 	body, err := json.Marshal(question)
 	if err != nil {
@@ -160,8 +164,8 @@ func (e *Extender) callVerb(ctx context.Context, v framework.Verb, question, ans
 	return nil
 }
 
-// extenderArgs returns a request about nodes. It contains only their names if the extender caches
-// nodes.
+// extenderArgs returns the request for Filter and Prioritize. It contains the node objects, or only
+// their names if the extender has its own node cache (nodeCacheCapable).
 func (e *Extender) extenderArgs(pod *v1.Pod, nodes []*framework.NodeInfo) *wire.ExtenderArgs {
 	q := &wire.ExtenderArgs{Pod: pod}
 	if e.conf.NodeCacheCapable {
@@ -179,7 +183,8 @@ func (e *Extender) extenderArgs(pod *v1.Pod, nodes []*framework.NodeInfo) *wire.
 	return q
 }
 
-// Filter implements framework.Extender.
+// Filter implements framework.Extender. A response with a node that was not in the request is an
+// error.
 func (e *Extender) Filter(ctx context.Context, pod *v1.Pod, nodes []*framework.NodeInfo) (map[string]*framework.Status, error) {
 	var a wire.ExtenderFilterResult
 	if err := e.callVerb(ctx, framework.VerbFilter, e.extenderArgs(pod, nodes), &a); err != nil {
@@ -221,7 +226,8 @@ func (e *Extender) Filter(ctx context.Context, pod *v1.Pod, nodes []*framework.N
 	return refused, nil
 }
 
-// refuseNode returns the status for a node that the extender refuses.
+// refuseNode returns the status for a node that the extender refuses for a reason. kept caches one
+// status per reason. If forGood is set, preemption on the node cannot help.
 func (e *Extender) refuseNode(kept map[string]*framework.Status, reason string, forGood bool) *framework.Status {
 	if reason = framework.Brief(reason); reason == "" {
 		reason = "node(s) left out"
@@ -237,7 +243,8 @@ func (e *Extender) refuseNode(kept map[string]*framework.Status, reason string, 
 	return kept[key]
 }
 
-// Prioritize implements framework.Extender.
+// Prioritize implements framework.Extender. Scores from 0 to 10 are scaled to framework.MaxScore
+// and multiplied by the extender's weight.
 func (e *Extender) Prioritize(ctx context.Context, pod *v1.Pod, nodes []*framework.NodeInfo) ([]int64, error) {
 	var list wire.HostPriorityList
 	if err := e.callVerb(ctx, framework.VerbPrioritize, e.extenderArgs(pod, nodes), &list); err != nil {
@@ -258,7 +265,8 @@ func (e *Extender) Prioritize(ctx context.Context, pod *v1.Pod, nodes []*framewo
 	return out, nil
 }
 
-// Preempt implements framework.Extender.
+// Preempt implements framework.Extender. A response with a node or pod that was not in the request
+// is an error.
 func (e *Extender) Preempt(ctx context.Context, pod *v1.Pod, nodes map[string]framework.Victims) (map[string]framework.Victims, error) {
 	q := &wire.ExtenderPreemptionArgs{Pod: pod}
 	if e.conf.NodeCacheCapable {
@@ -296,7 +304,8 @@ func (e *Extender) Preempt(ctx context.Context, pod *v1.Pod, nodes map[string]fr
 	return out, nil
 }
 
-// chosenVictims returns the victims of the response. A pod that was not in the request is an error.
+// chosenVictims returns the victims on one node that the response now contains. Each of them must
+// be in was, the victims of the request.
 func chosenVictims(was framework.Victims, now *wire.MetaVictims) (framework.Victims, error) {
 	out := framework.Victims{Violations: int(min(max(now.NumPDBViolations, 0), int64(len(was.Pods))))}
 	seen := make(map[string]bool)

@@ -81,7 +81,8 @@ func (l *Ledger) Observe(c *resourcev1.ResourceClaim, gone bool) {
 	}
 }
 
-// Promise records devices that were chosen for a claim of a pod.
+// Promise records that the devices of an allocation were chosen for a claim of a pod. The devices
+// are in use until Observe, Release, Confirm or Settle ends the promise.
 func (l *Ledger) Promise(claim, pod types.UID, a *resourcev1.AllocationResult) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

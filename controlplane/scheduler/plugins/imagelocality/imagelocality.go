@@ -13,8 +13,8 @@ import (
 // Name of the plugin.
 const Name = "ImageLocality"
 
-// Limits of the total size of a pod's images on a node: below least, the score is 0; from most for
-// each container on, it is the maximum.
+// Limits for the total size of a pod's images that a node has. Below least bytes the score is 0.
+// From most bytes per container on, it is the maximum.
 const (
 	least = 23 << 20
 	most  = 1000 << 20
