@@ -6,15 +6,15 @@ import (
 	"time"
 )
 
-// Backoff doubles from Min to Max. Jitter is the fraction (0 to 1) of a delay
-// that is drawn at random. The zero value of the counter starts at Min.
+// Backoff computes the delays between attempts. They double from Min to Max. Each delay is
+// shortened by a random part, which is at most the fraction Jitter (0 to 1) of the delay.
 type Backoff struct {
 	Min, Max time.Duration
 	Jitter   float64
 	n        int
 }
 
-// Next returns the delay before the next attempt and increases the following delay.
+// Next returns the delay before the next attempt. The delay after that is twice as long, up to Max.
 func (b *Backoff) Next() time.Duration {
 	d := b.Min << b.n
 	if d >= b.Max || d <= 0 {
@@ -28,5 +28,5 @@ func (b *Backoff) Next() time.Duration {
 	return d
 }
 
-// Reset makes the next delay start at Min again.
+// Reset makes the next delay Min again, after an attempt that succeeded.
 func (b *Backoff) Reset() { b.n = 0 }

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// Header is the HTTP header, and Key the gRPC metadata key, that carries an identity in requests
+// Header is the HTTP header, and Key the gRPC metadata key, with the encoded identity in requests
 // and responses. A release that does not support identities sends neither; its requests are
 // accepted.
 const (
@@ -26,12 +26,13 @@ const (
 	maxText        = 512 // bytes of an encoded identity
 )
 
-// Identity identifies one incarnation of one cluster.
+// Identity identifies one incarnation of one cluster. A new incarnation starts when the cluster is
+// recovered from one replica or restored from a backup.
 type Identity struct {
 	Cluster string // the cluster's ID; "" = unknown
-	// Incarnation is 0 until the cluster is recovered or restored for the first time. Later
-	// incarnations are larger. It is the time of the recovery or restore, in milliseconds since
-	// 1970, unless a clock was wrong.
+	// Incarnation is 0 until the cluster is recovered or restored for the first time. After that it
+	// is the time of the last recovery or restore, in milliseconds since 1970, or a larger number
+	// if a clock was wrong. Later incarnations have larger numbers.
 	Incarnation uint64
 }
 
@@ -40,7 +41,7 @@ func (i Identity) String() string { return i.Cluster + "/" + strconv.FormatUint(
 
 var errMalformed = errors.New("malformed cluster identity: want CLUSTER/INCARNATION")
 
-// Parse decodes what String encodes.
+// Parse decodes an identity that String has encoded.
 func Parse(text string) (Identity, error) {
 	at := strings.LastIndexByte(text, '/')
 	if at < 0 || len(text) > maxText {
@@ -58,20 +59,22 @@ func (i Identity) Before(other Identity) bool {
 	return i.Cluster != "" && i.Cluster == other.Cluster && i.Incarnation < other.Incarnation
 }
 
-// Next returns the incarnation of a cluster that is recovered or restored at time now. latest is
-// the largest incarnation known so far; the result is larger.
+// Next returns the number of the new incarnation of a cluster that is recovered or restored at the
+// time now. It is larger than latest, the largest number known so far.
 func Next(latest uint64, now time.Time) uint64 {
 	return min(max(latest+1, uint64(max(0, now.UnixMilli()))), maxIncarnation)
 }
 
-// StartTime returns the time of the recovery or restore, formatted as RFC 3339 in UTC.
+// StartTime returns the time of the recovery or restore that started this incarnation, formatted as
+// RFC 3339 in UTC.
 func (i Identity) StartTime() string {
 	return time.UnixMilli(int64(i.Incarnation)).UTC().Format(time.RFC3339)
 }
 
-// AbandonedError is the error for a replica of a cluster that has a later incarnation.
+// AbandonedError reports that a replica has the data of an earlier incarnation of its cluster and
+// must not be used.
 type AbandonedError struct {
-	Replica string   // name or address
+	Replica string   // name or address of the replica
 	Newest  Identity // the latest known identity of the cluster
 }
 

@@ -9,22 +9,22 @@ import (
 	"time"
 )
 
-// Conn is a connection that a Limiter accepted.
+// Conn is a connection that a Limiter has accepted and counts until it is closed.
 type Conn struct {
 	net.Conn
 	limiter *Limiter
 	source  netip.Prefix
 	since   time.Time
 
-	element       *list.Element // position in the limiter's lists; nil once the connection is removed. Guarded by limiter.mu
+	element       *list.Element // position in a list of its source; nil after the connection is closed. Guarded by limiter.mu
 	authenticated bool          // MarkAuthenticated was called; guarded by limiter.mu
 
 	mu           sync.Mutex
 	userDeadline time.Time // the write deadline set by the user of the connection
 }
 
-// FromConn returns the Conn that c wraps, for example below a *tls.Conn. It returns nil if there is
-// none.
+// FromConn returns the Conn below c, for example if c is a *tls.Conn on a Conn. It returns nil if
+// there is none.
 func FromConn(c net.Conn) *Conn {
 	for c != nil {
 		if limited, ok := c.(*Conn); ok {
@@ -39,8 +39,9 @@ func FromConn(c net.Conn) *Conn {
 	return nil
 }
 
-// MarkAuthenticated records that the client has authenticated, so that the connection no longer
-// counts as unauthenticated. It may be called on nil and more than once.
+// MarkAuthenticated records that the client of the connection has authenticated. The connection no
+// longer counts toward the limits of unauthenticated connections. It may be called on nil and more
+// than once.
 func (c *Conn) MarkAuthenticated() {
 	if c == nil {
 		return
@@ -67,14 +68,14 @@ func (c *Conn) IsAuthenticated() bool {
 	return c.authenticated
 }
 
-// IsClosed reports whether the limiter no longer counts the connection.
+// IsClosed reports whether the connection was closed, by its user or by the limiter.
 func (c *Conn) IsClosed() bool {
 	c.limiter.mu.Lock()
 	defer c.limiter.mu.Unlock()
 	return c.element == nil
 }
 
-// Close implements net.Conn.
+// Close implements net.Conn. The limiter no longer counts the connection.
 func (c *Conn) Close() error {
 	c.limiter.mu.Lock()
 	c.limiter.removeConn(c)
@@ -82,11 +83,12 @@ func (c *Conn) Close() error {
 	return c.Conn.Close()
 }
 
-// writeChunk is the number of bytes that must be written within one WriteTimeout.
+// writeChunk is how many bytes Write passes to the connection at a time. Each chunk must be written
+// within Limits.WriteTimeout.
 const writeChunk = 32 << 10
 
-// Write implements net.Conn. It fails if the peer accepts no data for WriteTimeout. A connection on
-// which nothing is written may be idle forever.
+// Write implements net.Conn. It fails if the peer accepts no data for Limits.WriteTimeout. A
+// connection on which nothing is written may be idle forever.
 func (c *Conn) Write(p []byte) (n int, err error) {
 	for {
 		part := p[n:min(n+writeChunk, len(p))]
@@ -101,8 +103,8 @@ func (c *Conn) Write(p []byte) (n int, err error) {
 	}
 }
 
-// armWriteDeadline sets the deadline of the next write: the user's deadline or now plus
-// WriteTimeout, whichever is earlier.
+// armWriteDeadline sets the deadline for the next chunk: the deadline of the connection's user, or
+// now plus Limits.WriteTimeout if that is earlier.
 func (c *Conn) armWriteDeadline() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -113,7 +115,7 @@ func (c *Conn) armWriteDeadline() error {
 	return c.Conn.SetWriteDeadline(at)
 }
 
-// SetWriteDeadline implements net.Conn.
+// SetWriteDeadline implements net.Conn. Limits.WriteTimeout also applies.
 func (c *Conn) SetWriteDeadline(t time.Time) error {
 	c.mu.Lock()
 	c.userDeadline = t
@@ -129,7 +131,7 @@ func (c *Conn) SetDeadline(t time.Time) error {
 	return c.SetWriteDeadline(t)
 }
 
-// maxOpenFiles returns how many files this process may open, at most 1<<20. The Go runtime has
+// maxOpenFiles returns how many files this process may have open, at most 1<<20. The Go runtime has
 // raised the soft limit to the hard limit at startup.
 func maxOpenFiles() uint64 {
 	var lim syscall.Rlimit

@@ -14,10 +14,10 @@ import (
 	"time"
 )
 
-// Limits are the limits of a Limiter. Zero values mean the defaults.
+// Limits are the limits that a Limiter enforces. Zero values mean the defaults.
 type Limits struct {
 	Total           int // all connections; default three eighths of the files that the process may open
-	PerSource       int // connections of one source; default half of Total
+	PerSource       int // connections of one source address; default half of Total
 	Unauthenticated int // unauthenticated connections; default 4096, at most half of Total
 	// unauthenticated connections of one source; default a quarter of Unauthenticated, but at least
 	// 32 if Unauthenticated allows it
@@ -25,18 +25,20 @@ type Limits struct {
 	WriteTimeout             time.Duration // a write that makes no progress for this long fails; default 30 s
 }
 
-// unauthenticatedConnMemory is the most memory that an unauthenticated connection can use: TLS, two
-// goroutines, an HTTP/2 frame, half a header, and garbage that is not collected yet.
+// unauthenticatedConnMemory is the largest amount of memory that an unauthenticated connection can
+// use: for TLS, two goroutines, an HTTP/2 frame, an incomplete header, and garbage that is not
+// collected yet.
 const unauthenticatedConnMemory = 128 << 10
 
-// UnauthenticatedLimit returns how many unauthenticated connections a process with a memory limit
-// of limit bytes accepts. They may use a sixteenth of the memory. The result is at least 128, so
+// UnauthenticatedLimit returns a value for Limits.Unauthenticated in a process with a memory limit
+// of limit bytes. The connections may use a sixteenth of the memory. The result is at least 128, so
 // that the process stays reachable, and at most 4096.
 func UnauthenticatedLimit(limit int64) int {
 	return int(min(max(limit/16/unauthenticatedConnMemory, 128), 4096))
 }
 
-// OpenFilesShare returns part/whole of the number of files that the process may open, at least 16.
+// OpenFilesShare returns the fraction part/whole of the number of files that the process may have
+// open, but at least 16.
 func OpenFilesShare(part, whole int) int {
 	return max(16, int(maxOpenFiles()*uint64(part)/uint64(whole)))
 }
@@ -61,7 +63,7 @@ func (l Limits) fillDefaults() Limits {
 // of the same source may replace it.
 const authGracePeriod = time.Second
 
-// Limiter is a listener that enforces Limits.
+// Limiter is a net.Listener that enforces Limits on the connections that it accepts.
 type Limiter struct {
 	net.Listener
 	limits Limits
@@ -73,33 +75,34 @@ type Limiter struct {
 	shed            uint64
 }
 
-// source holds the connections of one source address: an IPv4 address, or a /64 prefix of IPv6.
+// source is the set of connections from one source: an IPv4 address, or a /64 prefix of IPv6.
 type source struct {
 	unauthenticated, authenticated list.List // of *Conn, oldest first
 }
 
 func (s *source) connCount() int { return s.unauthenticated.Len() + s.authenticated.Len() }
 
-// New returns a Limiter for the connections of a listener.
+// New returns a Limiter that accepts connections from l within the limits.
 func New(l net.Listener, limits Limits) *Limiter {
 	return &Limiter{Listener: l, limits: limits.fillDefaults(), sources: map[netip.Prefix]*source{}}
 }
 
-// Shed returns how many connections were closed or refused because of a limit.
+// Shed returns how many connections the limiter has closed or refused because of a limit.
 func (d *Limiter) Shed() uint64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.shed
 }
 
-// Len returns the number of connections and how many of them are unauthenticated.
+// Len returns the number of open connections, and how many of them are unauthenticated (strangers).
 func (d *Limiter) Len() (all, strangers int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.total, d.unauthenticated
 }
 
-// Accept implements net.Listener. The connections are *Conn.
+// Accept implements net.Listener. It returns connections of type *Conn. Connections beyond the
+// limits are closed.
 func (d *Limiter) Accept() (net.Conn, error) {
 	for {
 		inner, err := d.Listener.Accept()
@@ -118,8 +121,8 @@ func (d *Limiter) Accept() (net.Conn, error) {
 	}
 }
 
-// admitConn counts a connection if the limits allow it. out are the connections that the caller
-// must close to stay within the limits.
+// admitConn counts the connection c and returns true, or returns false if the limits do not allow
+// it. out are other connections that the caller must close to stay within the limits.
 func (d *Limiter) admitConn(c *Conn) (out []*Conn, ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -185,14 +188,16 @@ func (d *Limiter) largestSource(count func(*source) int) (out *source) {
 	return out
 }
 
-// shedConn removes a connection because of a limit and counts it.
+// shedConn stops counting a connection that exceeds a limit, and counts it for Shed. It returns the
+// connection, which the caller must close. The caller holds d.mu.
 func (d *Limiter) shedConn(c *Conn) *Conn {
 	d.shed++
 	d.removeConn(c)
 	return c
 }
 
-// removeConn stops counting a connection. The caller holds d.mu.
+// removeConn removes a connection from the limiter's counts. It has no effect if the connection was
+// removed before. The caller holds d.mu.
 func (d *Limiter) removeConn(c *Conn) {
 	if c.element == nil {
 		return

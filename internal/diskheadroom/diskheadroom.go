@@ -13,13 +13,13 @@ import (
 
 // Target is the destination of a large write.
 type Target struct {
-	Dir           string // directory of the written file; may not exist yet
-	ProtectedPath string // path on the disk that must keep free space; "" or missing = no disk
+	Dir           string // directory to which the file is written; may not exist yet
+	ProtectedPath string // the disk with this path must keep free space; "" or a missing path = no disk is protected
 
-	Stat func(path string) (Usage, error) // replaces the kernel's answer in tests
+	Stat func(path string) (Usage, error) // returns the usage of the disk with a path; nil = statfs(2). Set in tests
 }
 
-// Usage is the usage of the file system that holds a path, in bytes.
+// Usage is the size and the free space of a file system, in bytes, and its device number.
 type Usage struct {
 	Device      uint64
 	Free, Total int64
@@ -28,16 +28,16 @@ type Usage struct {
 const (
 	minReserve = 1 << 30
 	maxReserve = 10 << 30
-	// CheckInterval is the most bytes that are written between two checks of the free space.
+	// CheckInterval is how many bytes Target.Writer writes between two checks of the free space.
 	CheckInterval = 16 << 20
 )
 
-// reservedBytes returns how much of a protected disk stays free: 5 %, but at least 1 GiB and at
-// most 10 GiB. Of a small disk it is at most 10 %.
+// reservedBytes returns how many bytes must stay free on a protected disk of total bytes: 5 %, but
+// at least 1 GiB and at most 10 GiB. On a small disk it is at most 10 %.
 func reservedBytes(total int64) int64 { return min(max(total/20, minReserve), maxReserve, total/10) }
 
-// CheckFree returns an error if there is no space for need bytes. It returns nil if the free space
-// cannot be determined.
+// CheckFree returns an error if writing need bytes would exceed the free space, or use the reserved
+// space of a protected disk. It returns nil if the free space cannot be determined.
 func (p Target) CheckFree(need int64) error {
 	stat := p.Stat
 	if stat == nil {
@@ -64,7 +64,7 @@ func (p Target) CheckFree(need int64) error {
 
 func inMiB(n int64) string { return fmt.Sprintf("%d MiB", (n+1<<20-1)>>20) }
 
-// Writer returns a writer to w that fails as soon as the free space is used up.
+// Writer returns a writer to w that checks the free space regularly, and fails if CheckFree does.
 func (p Target) Writer(w io.Writer) io.Writer { return &headroomWriter{w: w, target: p} }
 
 type headroomWriter struct {
@@ -84,7 +84,8 @@ func (s *headroomWriter) Write(p []byte) (int, error) {
 	return s.w.Write(p)
 }
 
-// nearestExisting returns the path, or its nearest parent directory that exists.
+// nearestExisting returns the path itself if it exists, or else its nearest existing parent
+// directory.
 func nearestExisting(path string) string {
 	for {
 		if _, err := os.Stat(path); !os.IsNotExist(err) || path == filepath.Dir(path) {
@@ -94,7 +95,7 @@ func nearestExisting(path string) string {
 	}
 }
 
-// diskUsage returns the kernel's usage of the file system that holds a path.
+// diskUsage returns the usage of the file system with the given path, as reported by the kernel.
 func diskUsage(path string) (Usage, error) {
 	var at unix.Stat_t
 	if err := unix.Stat(path, &at); err != nil {

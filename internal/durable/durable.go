@@ -11,8 +11,9 @@ import (
 	"path/filepath"
 )
 
-// Write atomically replaces the file at path and syncs its content. Only the owner can read the
-// file. A missing directory is created. A file that already has the content is left unchanged.
+// Write atomically replaces the file at path and syncs its content. After a crash or power failure,
+// readers see the whole old or the whole new content. Only the owner can read the file. A missing
+// directory is created. A file that already has the content is left unchanged.
 func Write(path string, content []byte) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
 		return err
@@ -32,9 +33,9 @@ func Write(path string, content []byte) error {
 	return os.Rename(tmp, path)
 }
 
-// Replace atomically replaces the file at path, which only the owner can read. Readers see the old
-// or the new content, also after the process is killed. The file is not synced: after a power
-// failure its content is undefined.
+// Replace atomically replaces the file at path, which only the owner can read. Readers see the
+// whole old or the whole new content, also if the process is killed. The file is not synced: after
+// a power failure its content is undefined.
 func Replace(path string, content []byte) error {
 	if err := os.WriteFile(path+".new", content, 0o600); err != nil {
 		return err
@@ -42,8 +43,8 @@ func Replace(path string, content []byte) error {
 	return os.Rename(path+".new", path)
 }
 
-// ReadJSON decodes a file into v. The error is that of reading the file, or names the file that is
-// not valid JSON.
+// ReadJSON reads the file at path and decodes it into v. An error about invalid JSON contains the
+// path.
 func ReadJSON(path string, v any) error {
 	data, err := os.ReadFile(path)
 	if err != nil {

@@ -11,12 +11,14 @@ import (
 	"time"
 )
 
-// PollInterval is how often daemons check their files.
+// PollInterval is how often daemons check whether their configuration and certificate files have
+// changed.
 const PollInterval = 2 * time.Second
 
-// Follow calls changed whenever one of the files differs from the previous check, until ctx ends.
-// It then returns ctx's error. last must have been taken before the caller read the files, so that
-// no change is missed. If last has no files, Follow only waits.
+// Follow checks the files of the snapshot last at the given interval. It calls changed whenever one
+// of them differs from the previous check, until ctx ends, and then returns ctx's error. last must
+// have been taken before the caller read the files, so that no change is missed. Without files,
+// Follow only waits for the end of ctx.
 func Follow(ctx context.Context, every time.Duration, last Snapshot, changed func()) error {
 	if last.hasNoPath() {
 		<-ctx.Done()
@@ -37,7 +39,7 @@ func Follow(ctx context.Context, every time.Duration, last Snapshot, changed fun
 	}
 }
 
-// Snapshot is the state of files at one time.
+// Snapshot is the state of some files at one time: their modification times, sizes and inodes.
 type Snapshot struct {
 	paths  []string
 	stamps []stamp
@@ -49,7 +51,7 @@ type stamp struct {
 	inode   uint64
 }
 
-// TakeSnapshot returns the current state of files. An empty path is ignored.
+// TakeSnapshot returns the current state of the files. Empty paths are ignored.
 func TakeSnapshot(paths ...string) Snapshot {
 	m := Snapshot{paths: paths, stamps: make([]stamp, len(paths))}
 	for i, p := range paths {
@@ -64,7 +66,7 @@ func (m Snapshot) hasNoPath() bool {
 	return !slices.ContainsFunc(m.paths, func(p string) bool { return p != "" })
 }
 
-// Equal reports whether the files of two snapshots are unchanged. Both must have the same paths.
+// Equal reports whether no file differs between two snapshots. Both must be of the same paths.
 func (m Snapshot) Equal(o Snapshot) bool {
 	for i := range m.stamps {
 		if m.stamps[i] != o.stamps[i] {
@@ -74,8 +76,8 @@ func (m Snapshot) Equal(o Snapshot) bool {
 	return true
 }
 
-// stampFile returns a value that changes whenever the file changes or another file takes its name.
-// It is zero if the file does not exist.
+// stampFile returns the modification time, size and inode of a file, which differ after the file
+// was changed or replaced. The result is zero if the file does not exist.
 func stampFile(path string) (s stamp) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -88,8 +90,8 @@ func stampFile(path string) (s stamp) {
 	return s
 }
 
-// Read returns the content of a regular file of at most limit bytes. Larger and other files are an
-// error.
+// Read returns the content of the regular file at path. A file of more than limit bytes, or of
+// another type, is an error.
 func Read(path string, limit int64) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // opening a pipe must not block the caller
 	if err != nil {

@@ -15,11 +15,11 @@ import (
 	"time"
 )
 
-// Limits are the limits of one connection. Zero values mean the defaults.
+// Limits are the limits of one HTTP/2 connection. Zero values mean the defaults.
 type Limits struct {
-	// Requests is how many requests of an unauthenticated client may be unfinished: the handler has
-	// not returned or the response is not sent. Default 1. Further requests wait until an earlier
-	// request finishes or the client has authenticated.
+	// Requests is how many requests of an unauthenticated client may be unfinished at once. A
+	// request is unfinished until its handler has returned and the response is sent. Default 1.
+	// Further requests wait until an earlier request finishes or the client has authenticated.
 	Requests int
 	// Wait is how long a request of an unauthenticated client waits for an earlier one to finish.
 	// Default 5 s.
@@ -65,14 +65,15 @@ const (
 	prefaceBytes      = 24
 )
 
-// headerBytes is the size of encoded headers for which a reset of an unauthenticated client counts
-// once more.
+// headerBytes is the size of encoded headers in bytes for which a reset by an unauthenticated
+// client costs one more.
 const headerBytes = 256
 
-// authPollInterval is how often a waiting request checks whether its client has authenticated.
+// authPollInterval is how often awaitRequestSlot checks whether the client has authenticated.
 const authPollInterval = 10 * time.Millisecond
 
-// Conn is an HTTP/2 connection that counts frames while they are read.
+// Conn is an HTTP/2 connection with limits. It counts the frames of the client as the server reads
+// them.
 type Conn struct {
 	net.Conn
 	limits        Limits
@@ -80,7 +81,7 @@ type Conn struct {
 	now           func() time.Time
 
 	// The following fields belong to the reader; reads of a connection do not overlap.
-	bytesToSkip      int // bytes of the preface or of a payload that still pass uncounted
+	bytesToSkip      int // remaining bytes of the preface or of a frame's payload, which are not inspected
 	head             [frameHead]byte
 	headRead         int
 	lastStream       uint32 // highest stream ID of the client
@@ -96,25 +97,26 @@ type Conn struct {
 	requestEnded    chan struct{} // has room for one signal
 }
 
-// TLSConn is a Conn over TLS. An HTTP/2 server reads the TLS state from it.
+// TLSConn is a Conn over TLS. The HTTP/2 server calls its ConnectionState.
 type TLSConn struct {
 	*Conn
 	tlsConn *tls.Conn
 }
 
-// ConnectionState returns the TLS state.
+// ConnectionState returns the TLS connection state, which the HTTP/2 server requires.
 func (c *TLSConn) ConnectionState() tls.ConnectionState { return c.tlsConn.ConnectionState() }
 
-// New returns the connection with its limits. authenticated reports whether the client has
-// authenticated.
+// New returns a connection with limits over the TLS connection c. authenticated must report whether
+// the client has authenticated.
 func New(c *tls.Conn, authenticated func() bool, l Limits) *TLSConn {
 	limited := NewWithoutTLS(c, authenticated, l)
 	limited.bytesToSkip = prefaceBytes
 	return &TLSConn{Conn: limited, tlsConn: c}
 }
 
-// NewWithoutTLS returns a plaintext connection with its limits. net/http must have read the HTTP/2
-// preface already.
+// NewWithoutTLS returns a connection with limits over a connection without TLS. net/http must
+// already have read the HTTP/2 preface. authenticated must report whether the client has
+// authenticated.
 func NewWithoutTLS(c net.Conn, authenticated func() bool, l Limits) *Conn {
 	l = l.fillDefaults()
 	return &Conn{Conn: c, limits: l, authenticated: authenticated, now: time.Now, resets: bucket{remaining: l.Resets},
@@ -127,8 +129,8 @@ func (c *Conn) Close() error {
 	return c.Conn.Close()
 }
 
-// Read implements net.Conn. A frame that exceeds a limit is changed so that the server answers it
-// with GOAWAY.
+// Read implements net.Conn. If a frame exceeds a limit, its header is replaced by an invalid one,
+// so that the server closes the connection with GOAWAY.
 func (c *Conn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	for rest := p[:n]; len(rest) > 0 && !c.exceeded; {
@@ -160,8 +162,8 @@ func (c *Conn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// admitFrame counts a frame after its header was read. It returns false if the connection must be
-// closed.
+// admitFrame counts the frame with the header c.head. It returns false if the frame exceeds a limit
+// and the connection must be closed. A new request of an unauthenticated client may have to wait.
 func (c *Conn) admitFrame() bool {
 	authenticated := c.isAuthenticated()
 	stream := binary.BigEndian.Uint32(c.head[5:]) &^ (1 << 31)
@@ -181,8 +183,8 @@ func (c *Conn) admitFrame() bool {
 	return c.control.spend(c.now(), c.limits.Control, 1)
 }
 
-// isAuthenticated reports whether the client has authenticated. The first time that it has, the
-// larger budget applies.
+// isAuthenticated reports whether the client has authenticated. When it returns true for the first
+// time, it replaces the budget for resets by the larger one.
 func (c *Conn) isAuthenticated() bool {
 	if !c.wasAuthenticated && c.authenticated() {
 		c.wasAuthenticated = true
@@ -191,8 +193,8 @@ func (c *Conn) isAuthenticated() bool {
 	return c.wasAuthenticated
 }
 
-// awaitRequestSlot blocks the connection's reader until another request may start. It returns false
-// on timeout or close.
+// awaitRequestSlot waits until another request of an unauthenticated client may start. Meanwhile no
+// further frames are read. It returns false after Limits.Wait, or if the connection is closed.
 func (c *Conn) awaitRequestSlot() bool {
 	if c.startRequest() {
 		return true
@@ -219,7 +221,8 @@ func (c *Conn) awaitRequestSlot() bool {
 	}
 }
 
-// startRequest counts a request and returns true if the limit allows another one.
+// startRequest counts a new request and returns true, or returns false if Limits.Requests is
+// reached.
 func (c *Conn) startRequest() bool {
 	if c.runningRequests.Load() >= int64(c.limits.Requests) {
 		return false
@@ -228,7 +231,7 @@ func (c *Conn) startRequest() bool {
 	return true
 }
 
-// finishRequest counts a finished request.
+// finishRequest counts a request as finished, so that a waiting request can start.
 func (c *Conn) finishRequest() {
 	c.runningRequests.Add(-1)
 	select {
@@ -237,17 +240,19 @@ func (c *Conn) finishRequest() {
 	}
 }
 
-// connKey is the context key of a request's connection.
+// connKey is the context key under which Context stores the connection.
 type connKey struct{}
 
-// Context returns a context from which Handler gets the connection.
+// Context returns a context with the connection, in which Handler finds it. It is for
+// http.Server.ConnContext.
 func (c *Conn) Context(ctx context.Context) context.Context {
 	return context.WithValue(ctx, connKey{}, c)
 }
 
-// Handler counts a request as finished when h has returned. For an unauthenticated client the
-// response must also have been sent. The request's headers are released first, so that a response
-// that the client does not read retains little memory. h is responsible for write deadlines.
+// Handler returns a handler that calls h and then counts the request as finished. For an
+// unauthenticated client, it first waits until the response is sent. Before that it releases the
+// request's headers, so that a client that does not read the response occupies little memory. h
+// must set write deadlines.
 func Handler(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c, _ := r.Context().Value(connKey{}).(*Conn)
@@ -266,14 +271,14 @@ func Handler(h http.Handler) http.Handler {
 	})
 }
 
-// bucket is a budget that regains a tenth of its size each second.
+// bucket is a token bucket that is refilled by a tenth of its size each second.
 type bucket struct {
 	remaining float64
 	updated   time.Time
 }
 
-// spend subtracts cost from the budget, which may become negative. It returns false, and subtracts
-// nothing, if less than 1 is left.
+// spend subtracts cost from the bucket, which may become negative. If less than 1 token is left, it
+// returns false and subtracts nothing. size is the size of the bucket.
 func (b *bucket) spend(now time.Time, size, cost float64) bool {
 	if !b.updated.IsZero() {
 		b.remaining = min(size, b.remaining+now.Sub(b.updated).Seconds()*size/10)

@@ -19,29 +19,29 @@ import (
 	"time"
 )
 
-// ServerHeadroom is the headroom of a server, in bytes. Under load this much garbage may
-// accumulate; with a larger live heap the default GC percent allows more anyway.
+// ServerHeadroom is the value of Run's headroom for servers, in bytes. Under load this much garbage
+// may accumulate. With a larger live heap, the default GC percent allows more anyway.
 const ServerHeadroom = 192 << 20
 
 const (
 	defaultPercent = 100 // GOGC
-	// maxPercent bounds the GC percent whatever the headroom: a heap of a few megabytes gains
-	// nothing from more.
+	// maxPercent is the largest GC percent that is ever set, whatever the headroom. A heap of a few
+	// megabytes gains nothing from more.
 	maxPercent = 800
-	// targetInterval is the time between collections that is aimed at.
+	// targetInterval is the time between collections that the GC percent is adjusted for.
 	targetInterval = time.Second
-	// idleInterval is a time between collections that only occurs in an idle process.
+	// idleInterval is the time without a collection after which the process counts as idle.
 	idleInterval = 30 * time.Second
-	// restraintDuration is how long a call of Restrain lasts.
+	// restraintDuration is how long garbage is bounded more tightly after a call of Restrain.
 	restraintDuration = 10 * time.Second
-	// restrainedGarbage is how many bytes of garbage may accumulate during a restraint.
+	// restrainedGarbage is how many bytes of garbage may accumulate during this time.
 	restrainedGarbage = 32 << 20
-	// minPercent is the smallest GC percent during a restraint. It bounds the processor time of
+	// minPercent is the smallest GC percent during this time. It bounds the processor time of
 	// collections.
 	minPercent = 50
 )
 
-// restrainSignal has room for one signal to Run.
+// restrainSignal transmits a call of Restrain to Run. It buffers one signal.
 var restrainSignal = make(chan struct{}, 1)
 
 // Restrain bounds the garbage of this process to 32 MiB, or to half of the live heap if that is
@@ -54,9 +54,10 @@ func Restrain() {
 	}
 }
 
-// nextPercent returns the GC percent after a collection. interval is the time since the previous
-// collection and live the bytes it left. headroom is how much garbage may accumulate if that is
-// more than the default allows.
+// nextPercent returns the GC percent to set after a collection. now is the current percent,
+// interval the time since the previous collection, and live the bytes that are still in use.
+// headroom is how many bytes of garbage may accumulate if that is more than the default percent
+// allows.
 func nextPercent(now int, interval time.Duration, live, headroom uint64) int {
 	if interval >= idleInterval {
 		return defaultPercent
@@ -113,19 +114,19 @@ func (r *tuner) adjust(ctx context.Context, collected, restrain <-chan struct{},
 	}
 }
 
-// tuner is the state of one process's collections.
+// tuner adjusts the GC percent of this process. It is the state of one call of Run.
 type tuner struct {
 	percent        int       // current GC percent
-	headroom       uint64    // bytes of garbage
-	fixed          bool      // GOGC is set in the environment
-	worked         bool      // since the process was last idle
-	ownCollection  bool      // the next collection is started by onIdle
+	headroom       uint64    // how many bytes of garbage may accumulate
+	fixed          bool      // GOGC is set in the environment, so the percent must not change
+	worked         bool      // the process has been busy since it was last idle
+	ownCollection  bool      // the next collection is the one that onIdle may start
 	lastCollection time.Time // time of the last collection
-	restraintEnd   time.Time // end of the restraint; zero if Restrain was never called
+	restraintEnd   time.Time // until when garbage is bounded more tightly; zero if Restrain was never called
 }
 
-// recordCollection processes a collection that left live bytes. It returns false if onIdle started
-// the collection.
+// recordCollection sets the GC percent after a collection at the time now that left live bytes in
+// use. It returns false if onIdle started the collection, which then does not count as activity.
 func (r *tuner) recordCollection(now time.Time, live uint64) bool {
 	interval := now.Sub(r.lastCollection)
 	r.lastCollection = now
@@ -142,21 +143,22 @@ func (r *tuner) recordCollection(now time.Time, live uint64) bool {
 	return true
 }
 
-// startRestraint starts or extends a restraint. It lowers the GC percent at once, because the next
-// collection could come too late.
+// startRestraint lowers the GC percent for restraintDuration from now on. It takes effect at once,
+// because the next collection could come too late. live is the number of bytes in use after the
+// last collection.
 func (r *tuner) startRestraint(now time.Time, live uint64) {
 	r.restraintEnd = now.Add(restraintDuration)
 	r.setPercent(min(r.percent, restrainedPercent(live)))
 }
 
-// restrainedPercent returns the GC percent during a restraint if the latest collection left live
-// bytes.
+// restrainedPercent returns the largest GC percent that is allowed after a call of Restrain. live
+// is the number of bytes in use after the last collection.
 func restrainedPercent(live uint64) int {
 	return int(max(minPercent, min(100*restrainedGarbage/max(live, 1), maxPercent)))
 }
 
-// startIdle reports whether the process has worked since it was last idle, and resets the GC
-// percent to the default.
+// startIdle resets the GC percent to the default when the process becomes idle. It returns whether
+// the process has been busy since it was last idle.
 func (r *tuner) startIdle() (worked bool) {
 	worked, r.worked, r.ownCollection = r.worked, false, r.worked
 	r.setPercent(defaultPercent)
@@ -170,10 +172,11 @@ func (r *tuner) setPercent(percent int) {
 	}
 }
 
-// sentinel is an object that every collection frees.
+// sentinel is an object without references, so every collection frees it and runs its finalizer.
 type sentinel struct{ _ [16]byte }
 
-// notifyCollections signals collected after every collection until done is closed.
+// notifyCollections sends on collected after every collection, without blocking, until done is
+// closed.
 func notifyCollections(done <-chan struct{}, collected chan<- struct{}) {
 	runtime.SetFinalizer(new(sentinel), func(*sentinel) {
 		select {

@@ -26,8 +26,8 @@ const (
 	shiftWork = 2  // cost of moving one item of a list
 )
 
-// ErrMalformed is the error of an invalid patch and ErrTooLarge that of a patch that exceeds a
-// bound. Every other error means that the patch does not apply to the document.
+// ErrMalformed means that the patch is invalid, and ErrTooLarge that the patch or its result
+// exceeds a limit. Every other error means that the patch does not apply to the document.
 var (
 	ErrMalformed = errors.New("malformed patch")
 	ErrTooLarge  = errors.New("patch exceeds a limit")
@@ -146,7 +146,8 @@ func (t *tree) copyOrMove(op *operation, path []string) error {
 	return t.setValue(path, removed, true)
 }
 
-// splitPointer returns the unescaped tokens of a JSON pointer.
+// splitPointer returns the unescaped tokens of a JSON pointer. op and field are the operation and
+// its field with the pointer, for errors.
 func splitPointer(op, field string, pointer *string) ([]string, error) {
 	if pointer == nil {
 		return nil, fmt.Errorf("%s operation has no %q", op, field)
@@ -178,13 +179,13 @@ func truncateToken(s string) string {
 
 var (
 	errMissing = errors.New("missing value")
-	// errAbsent means that the last token names no member of its object. For an earlier token
-	// openPath returns errMissing.
+	// errAbsent means that the object at the end of a path has no member with the path's last
+	// token. If an earlier token is missing, openPath returns errMissing.
 	errAbsent = errors.New("missing value")
 )
 
-// openPath decodes every collection from the root to the parent of the last token, and returns
-// them.
+// openPath decodes the lists and objects on the path, from the root to the parent of the value that
+// the path denotes. It returns them in this order. The path must not be empty.
 func (t *tree) openPath(path []string) ([]*collection, error) {
 	at := t.root
 	var way []*collection
@@ -211,7 +212,8 @@ func (t *tree) openPath(path []string) ([]*collection, error) {
 	}
 }
 
-// replaceOpened replaces a value by its decoded form.
+// replaceOpened replaces the value at a path by its decoded form n. way are the decoded collections
+// above the value. by is the difference in the size of the text.
 func (t *tree) replaceOpened(way []*collection, path []string, n node, by int) {
 	t.bytes += by // never positive: only whitespace is removed
 	if len(way) == 0 {
@@ -245,8 +247,8 @@ func (b *collection) child(token string) (node, error) {
 	return n, nil
 }
 
-// parseIndex returns the list index of a token, at most last. Negative indices count from the end,
-// as in Kubernetes.
+// parseIndex returns the list index that a token of a path denotes. It must be at most last.
+// Negative indexes count from the end, as in Kubernetes.
 func (b *collection) parseIndex(token string, last int) (int, error) {
 	i, err := strconv.Atoi(token)
 	if err != nil || strconv.Itoa(i) != token {
@@ -287,7 +289,9 @@ func (t *tree) testValue(path []string, want node) error {
 	return err
 }
 
-// setValue adds or replaces a value. The value is copied only after its size is known to fit.
+// setValue replaces the value at a path, or adds it if adding is set. n is copied only after the
+// size of the result was checked. A missing member is added in both cases; a list item must exist
+// to be replaced.
 func (t *tree) setValue(path []string, n node, adding bool) error {
 	if len(path) == 0 {
 		if err := t.growBy(n.textSize() - t.bytes); err != nil {

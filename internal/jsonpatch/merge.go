@@ -7,7 +7,9 @@ import (
 	"fmt"
 )
 
-// Merge returns doc, which must be a JSON object, after a merge patch. maxBytes is as for Apply.
+// Merge returns doc, which must be a JSON object, after a JSON merge patch. The result may have at
+// most maxBytes bytes, or as many as doc if doc is larger. An error that wraps neither ErrMalformed
+// nor ErrTooLarge means that the patch does not apply to doc.
 func Merge(ctx context.Context, doc, patch []byte, maxBytes int) ([]byte, error) {
 	if !json.Valid(patch) {
 		return nil, fmt.Errorf("%w: not JSON", ErrMalformed)
@@ -32,7 +34,8 @@ func Merge(ctx context.Context, doc, patch []byte, maxBytes int) ([]byte, error)
 	return t.encode(), nil
 }
 
-// mergeObject applies the changes to a decoded object.
+// mergeObject applies the members of a merge patch (changes) to a decoded object. It calls itself
+// for nested objects; depth is the level of nesting.
 func (t *tree) mergeObject(ctx context.Context, into *collection, changes node, depth int) error {
 	if depth > maxDepth {
 		return fmt.Errorf("%w: more than %d nested objects", ErrTooLarge, maxDepth)

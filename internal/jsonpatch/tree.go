@@ -6,13 +6,13 @@ import (
 	"strings"
 )
 
-// node is a JSON value: its text, or its decoded form.
+// node is a JSON value: either its text, or a list or object in decoded form.
 type node struct {
 	text       string
 	collection *collection
 }
 
-// collection is a decoded list or object. Keys are quoted and canonical.
+// collection is a decoded list or object. The keys of members are quoted strings in canonical form.
 type collection struct {
 	list    bool
 	members map[string]node
@@ -35,14 +35,15 @@ func (n node) isObject() bool {
 	return strings.HasPrefix(n.text, "{")
 }
 
-// tree is a document while a patch is applied. Collections are decoded one level at a time, only
-// where an operation needs it. All other values stay text that copies share.
+// tree is a JSON document to which a patch is being applied. Lists and objects are decoded one
+// level at a time, and only where an operation requires it. All other values remain texts, which
+// copies share.
 type tree struct {
 	root     node
-	bytes    int // size of the whole document
+	bytes    int // length of the document's text
 	maxBytes int // upper limit of bytes
 	nodes    int // number of decoded or copied values
-	work     int // scanned bytes, and other work in the same unit
+	work     int // number of scanned bytes, plus the cost of other work in the same unit
 }
 
 func newTree(doc []byte, maxBytes int) *tree {
@@ -62,8 +63,8 @@ func (t *tree) chargeWork(work, nodes int) error {
 	return nil
 }
 
-// growBy changes the counted size of the document. It fails, before the document is changed, if the
-// limit is exceeded.
+// growBy adds by to the counted length of the document. If the result would exceed maxBytes, it
+// returns an error and changes nothing. It must be called before the document is changed.
 func (t *tree) growBy(by int) error {
 	if t.bytes+by > t.maxBytes {
 		return fmt.Errorf("%w: the result would have %d bytes, the limit is %d", ErrTooLarge, t.bytes+by, t.maxBytes)
@@ -72,8 +73,8 @@ func (t *tree) growBy(by int) error {
 	return nil
 }
 
-// openNode returns the decoded form of a list or object, and nil for another value. The node is not
-// changed.
+// openNode returns the decoded form of a list or object, or nil for another value. It does not
+// modify the node.
 func (t *tree) openNode(n node) (*collection, error) {
 	if n.collection != nil {
 		return n.collection, nil
@@ -132,7 +133,7 @@ func (t *tree) openList(text string) (*collection, error) {
 	return b, nil
 }
 
-// copyNode returns a copy that shares only text with the original.
+// copyNode returns a deep copy of a value. The copy shares only texts with the original.
 func (t *tree) copyNode(n node) (node, error) {
 	if n.collection == nil {
 		return n, nil
@@ -161,7 +162,7 @@ func (t *tree) copyNode(n node) (node, error) {
 	return node{collection: out}, nil
 }
 
-// appendText appends the text of a value.
+// appendText appends the JSON text of the value.
 func (n node) appendText(to []byte) []byte {
 	if n.collection == nil {
 		return append(to, n.text...)
@@ -190,7 +191,8 @@ func (n node) appendText(to []byte) []byte {
 	return append(to, '}')
 }
 
-// equalValues reports whether two values are equal: objects in any member order, numbers by value.
+// equalValues reports whether two JSON values are equal. The order of members is ignored, and
+// numbers are compared by value.
 func (t *tree) equalValues(a, b node) (bool, error) {
 	if a.collection == nil && b.collection == nil && a.text == b.text {
 		return true, nil
@@ -244,8 +246,8 @@ func equalScalars(a, b string) bool {
 	return x == y
 }
 
-// canonicalString returns the canonical form of a quoted string: only characters that require it
-// are escaped.
+// canonicalString returns a quoted JSON string in canonical form, in which only characters that
+// require it are escaped.
 func canonicalString(text string) string {
 	if !strings.Contains(text, `\`) {
 		return text
@@ -280,7 +282,7 @@ func quoteString(s string) string {
 	return b.String()
 }
 
-// scanner iterates over the values in the text of a list or object, which must be valid JSON.
+// scanner iterates over the values in the text of a list or object. The text must be valid JSON.
 type scanner struct {
 	text string
 	at   int
@@ -303,7 +305,7 @@ func (s *scanner) hasMore() bool {
 	return s.at < len(s.text) && s.text[s.at] != '}' && s.text[s.at] != ']'
 }
 
-// nextValue returns the text of the next value.
+// nextValue returns the text of the next value and moves behind it.
 func (s *scanner) nextValue() string {
 	from, depth := s.at, 0
 	for s.at < len(s.text) {

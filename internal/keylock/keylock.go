@@ -14,7 +14,8 @@ type lock struct {
 	users int
 }
 
-// Lock locks name, and returns the function that unlocks it.
+// Lock acquires the lock with the given name, and returns the function that releases it. It blocks
+// while another caller holds the lock.
 func (k *Locks) Lock(name string) (unlock func()) {
 	k.mu.Lock()
 	if k.m == nil {

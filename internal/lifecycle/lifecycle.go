@@ -9,15 +9,16 @@ import (
 	"sync"
 )
 
-// Part is one long-running component. Run blocks until ctx ends or the part cannot continue.
+// Part is one long-running component of a daemon. Run blocks until ctx ends or the component cannot
+// continue.
 type Part struct {
 	Name string
 	Run  func(ctx context.Context) error
 }
 
-// Run runs all parts until ctx ends or the first part returns, then cancels the others and waits
-// for them. A part that returns without an error before ctx ends is an error too. The end of ctx is
-// not an error.
+// Run runs all parts concurrently. When ctx ends or the first part returns, it cancels the contexts
+// of all parts and waits for them. It returns the errors of the parts. A part that returns without
+// an error before its context ends is an error too. The end of ctx is not an error.
 func Run(ctx context.Context, parts ...Part) error {
 	inner, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -11,17 +11,18 @@ import (
 	"keelson.dev/keelson/internal/backoff"
 )
 
-// A part that fails is restarted after minRestart. The delay doubles with every failure, up to
-// maxRestart. After a run of at least stableAfter the delay starts at minRestart again.
+// Delays before a failed part is restarted. The delay starts at minRestart and doubles with every
+// failure, up to maxRestart. After the part has run for at least stableAfter, it starts at
+// minRestart again.
 const (
 	minRestart  = 100 * time.Millisecond
 	maxRestart  = 30 * time.Second
 	stableAfter = time.Minute
 )
 
-// Supervise runs every part until ctx ends and all parts have returned. A part that returns early
-// or panics is restarted after a delay, while the others continue. Supervise calls onFailure before
-// each delay.
+// Supervise runs every part until ctx ends and all parts have returned. A part that returns before
+// ctx ends, or panics, is restarted after a delay, while the others continue. Before each delay,
+// Supervise calls onFailure with the part's name, the error and the delay.
 func Supervise(ctx context.Context, onFailure func(part string, err error, delay time.Duration), parts ...Part) {
 	var wg sync.WaitGroup
 	for _, p := range parts {
@@ -56,7 +57,8 @@ func supervisePart(ctx context.Context, onFailure func(part string, err error, d
 	}
 }
 
-// runRecovering runs the part and returns a panic of the part's own goroutine as an error.
+// runRecovering runs the part once and returns its error. A panic is returned as an error, unless
+// another goroutine of the part panics.
 func runRecovering(ctx context.Context, p Part) (err error) {
 	defer func() {
 		if x := recover(); x != nil {

@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// Lines is an io.Writer that keeps the newest whole lines, up to a number of bytes. Writes never
-// fail. The zero value keeps nothing. It is safe for concurrent use.
+// Lines is an io.Writer that keeps the newest whole lines that were written to it, up to a number
+// of bytes. Writes never fail. The zero value keeps nothing. It is safe for concurrent use.
 type Lines struct {
 	maxBytes int
 
@@ -15,7 +15,7 @@ type Lines struct {
 	kept []byte
 }
 
-// New returns Lines that keeps at most maxBytes bytes.
+// New returns a Lines that keeps at most maxBytes bytes.
 func New(maxBytes int) *Lines { return &Lines{maxBytes: maxBytes} }
 
 // Write implements io.Writer.
@@ -29,7 +29,7 @@ func (l *Lines) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Bytes returns the lines that are kept, oldest first. It may be called on nil.
+// Bytes returns the newest whole lines, oldest first. It returns nil if l is nil.
 func (l *Lines) Bytes() []byte {
 	if l == nil {
 		return nil
@@ -39,7 +39,8 @@ func (l *Lines) Bytes() []byte {
 	return bytes.Clone(lastLines(l.kept, l.maxBytes))
 }
 
-// lastLines returns the whole lines at the end of a text, at most maxBytes bytes.
+// lastLines returns the whole lines at the end of the text that together have at most maxBytes
+// bytes.
 func lastLines(text []byte, maxBytes int) []byte {
 	if len(text) <= maxBytes {
 		return text

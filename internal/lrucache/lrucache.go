@@ -7,8 +7,8 @@ import (
 	"sync/atomic"
 )
 
-// Budget bounds the total size of many cached values. Sizes are estimates. It is safe for
-// concurrent use.
+// Budget bounds the total size of the values that are cached by functions of Memoize. Sizes are
+// estimates. It is safe for concurrent use.
 type Budget struct {
 	maxBytes int64
 
@@ -17,7 +17,7 @@ type Budget struct {
 	used  int64
 }
 
-// New returns a budget of maxBytes bytes.
+// New returns a Budget for cached values of at most maxBytes bytes in total.
 func New(maxBytes int64) *Budget { return &Budget{maxBytes: maxBytes} }
 
 // Used returns the estimated size of the cached values and their number.
@@ -29,15 +29,15 @@ func (r *Budget) Used() (bytes int64, values int) {
 
 // evictable is a cached value that a Budget can drop.
 type evictable interface {
-	// clearUsed reports whether the value was not used since the last call.
+	// clearUsed returns true if the value was not used since the last call, or since it was cached.
 	clearUsed() bool
 	// evict drops the value, and returns its size.
 	evict() int64
 }
 
-// addEntry adds a value and first drops the oldest values until it fits. A value that was used
-// since it was added, or since it was last considered, is moved to the end once. A value that is
-// larger than the budget is cached alone.
+// addEntry adds a cached value of the given size. It first evicts the oldest values until the new
+// one fits. A value that was used since it was added, or since it was last considered, is moved to
+// the end once instead. A value larger than the budget is cached alone.
 func (r *Budget) addEntry(k evictable, size int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -54,8 +54,8 @@ func (r *Budget) addEntry(k evictable, size int64) {
 	r.used += size
 }
 
-// lazyValue is a value that is computed on first use and cached while the budget allows it.
-// Concurrent callers share one computation.
+// lazyValue is a value that is computed when it is requested and cached until the Budget evicts it.
+// Concurrent callers wait for one computation.
 type lazyValue[T any] struct {
 	budget  *Budget
 	compute func() (value T, size int64, err error)
@@ -71,8 +71,9 @@ type cachedValue[T any] struct {
 	used  atomic.Bool
 }
 
-// Memoize returns a function that returns the value of f. f is called again whenever the value is
-// no longer cached.
+// Memoize returns a function that returns the result of f and caches it within the budget. f is
+// called again after the result was evicted. f also returns the estimated size of its result. An
+// error is cached like a value.
 func Memoize[T any](budget *Budget, f func() (value T, size int64, err error)) func() (T, error) {
 	c := &lazyValue[T]{budget: budget, compute: f}
 	return c.value

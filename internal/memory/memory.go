@@ -15,8 +15,8 @@ import (
 	"strings"
 )
 
-// Available returns the memory of the machine, or the smallest limit of the cgroups that contain
-// this process.
+// Available returns how many bytes of memory this process may use: the smaller of the machine's
+// memory and the smallest memory limit of the cgroups that contain the process.
 func Available() (int64, error) { return availableUnder("/") }
 
 func availableUnder(root string) (int64, error) {
@@ -67,7 +67,8 @@ func machineMemory(file string) (int64, error) {
 	return 0, fmt.Errorf("reading the machine's memory: %s has no MemTotal", file)
 }
 
-// cgroupLimit reads a memory.max file. ok is false if the file is missing or contains "max".
+// cgroupLimit returns the limit in a memory.max file of a cgroup. ok is false if there is no such
+// file or no limit.
 func cgroupLimit(file string) (n int64, ok bool) {
 	raw, err := os.ReadFile(file)
 	if err != nil {
@@ -77,27 +78,28 @@ func cgroupLimit(file string) (n int64, ok bool) {
 	return n, err == nil
 }
 
-// SetLimit sets the Go memory limit to 90 % of limit bytes. The rest is for memory outside the Go
-// runtime: mapped files and kernel memory. If GOMEMLIMIT is set in the environment, nothing is
-// changed.
+// SetLimit sets the Go memory limit of this process to 90 % of limit bytes. The rest is for memory
+// outside the Go runtime: mapped files and kernel memory. If GOMEMLIMIT is set in the environment,
+// nothing is changed.
 func SetLimit(limit int64) {
 	if os.Getenv("GOMEMLIMIT") == "" && limit > 0 {
 		debug.SetMemoryLimit(limit - limit/10)
 	}
 }
 
-// CurrentLimit returns the Go memory limit. ok is false if none exists.
+// CurrentLimit returns the Go memory limit of this process in bytes. ok is false if there is no
+// limit.
 func CurrentLimit() (limit int64, ok bool) {
 	limit = debug.SetMemoryLimit(-1)
 	return limit, limit != math.MaxInt64
 }
 
-// DaemonOOMScore is the OOM score of a daemon: below that of any pod (-997 and above) and of the
-// shims (-998).
+// DaemonOOMScore is the oom_score_adj of a daemon. It is lower than that of any pod (-997 and
+// above) and of the container shims (-998), so the kernel kills those first.
 const DaemonOOMScore = -999
 
-// SetOOMScore sets this process's OOM score. Lowering it requires CAP_SYS_RESOURCE. The process can
-// run without it, so callers may ignore the error.
+// SetOOMScore sets the oom_score_adj of this process. Lowering it requires CAP_SYS_RESOURCE. The
+// process can run without it, so callers may ignore the error.
 func SetOOMScore(score int) error {
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(score)), 0); err != nil {
 		return fmt.Errorf("setting oom_score_adj to %d: %w", score, err)

@@ -12,9 +12,9 @@ import (
 	"syscall"
 )
 
-// ReleaseUnused returns memory of an idle process to the kernel. If worked is true, it runs one
-// collection and releases freed heap memory. It always unmaps the pages of the program's file, see
-// UnmapProgram. A failure to unmap is ignored.
+// ReleaseUnused returns memory of an idle process to the kernel. If worked is true, which means
+// that the process was busy before, it runs a garbage collection and releases freed heap memory. It
+// always calls UnmapProgram and ignores its error.
 func ReleaseUnused(worked bool) {
 	if worked {
 		debug.FreeOSMemory()
@@ -22,11 +22,11 @@ func ReleaseUnused(worked bool) {
 	_ = UnmapProgram()
 }
 
-// UnmapProgram unmaps the read-only pages of the program's file: code, constants, runtime tables.
-// They stay in the page cache, which the kernel reclaims first, and no longer count as memory of
-// this process. A page that is used again causes a minor fault, which maps 64 KiB. Most pages that
-// are mapped after a start are never used again, for example package initialization and its
-// neighbors.
+// UnmapProgram unmaps the read-only pages of the program's executable: code, constants and runtime
+// tables. They stay in the page cache, which the kernel reclaims first, and no longer count as
+// memory of this process. A page that is used again causes a minor fault, which maps 64 KiB. Most
+// pages that are mapped at startup are never used again, for example those for package
+// initialization.
 func UnmapProgram() error {
 	program, err := os.Readlink("/proc/self/exe")
 	if err != nil {
@@ -45,11 +45,11 @@ func UnmapProgram() error {
 	return errors.Join(failed...)
 }
 
-// mapping is an address range; end is exclusive.
+// mapping is a range of memory addresses; end is exclusive.
 type mapping struct{ start, end uintptr }
 
-// programMappings returns the private, read-only mappings of a file in /proc/PID/maps. They contain
-// no page that exists only in memory.
+// programMappings returns the private, read-only mappings of a file. maps is the content of
+// /proc/PID/maps. Each page of these mappings can be read from the file again.
 func programMappings(maps []byte, file string) (out []mapping) {
 	for lines := bufio.NewScanner(bytes.NewReader(maps)); lines.Scan(); {
 		// 00400000-02261000 r-xp 00000000 fe:00 1234567                /usr/bin/program (deleted)

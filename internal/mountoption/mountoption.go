@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mountFlags are the options of every file system. Of two contradicting options the later one
-// applies.
+// mountFlags maps the mount options that apply to every file system to flags of mount(2). Of two
+// contradicting options the later one applies.
 var mountFlags = map[string]struct{ set, clear uintptr }{
 	"ro": {set: unix.MS_RDONLY}, "rw": {clear: unix.MS_RDONLY},
 	"nosuid": {set: unix.MS_NOSUID}, "suid": {clear: unix.MS_NOSUID},
@@ -25,11 +25,13 @@ var mountFlags = map[string]struct{ set, clear uintptr }{
 	"lazytime": {set: unix.MS_LAZYTIME}, "nolazytime": {clear: unix.MS_LAZYTIME},
 }
 
-// fstabOptions are options of /etc/fstab that have no meaning for the kernel.
+// fstabOptions are options of /etc/fstab that are meant for user-space programs and not passed to
+// the kernel.
 var fstabOptions = []string{"defaults", "auto", "noauto", "user", "nouser", "users", "nousers", "owner", "group", "_netdev", "nofail"}
 
-// SplitFlags returns the mount flags of the options and the options of the file system, in their
-// order. Each element of options may be a comma-separated list.
+// SplitFlags returns the flags of mount(2) for the options, and the options of the file system
+// itself, in their order. Options of /etc/fstab are dropped. Each element of options may be a
+// comma-separated list.
 func SplitFlags(options []string) (bits uintptr, rest []string) {
 	for _, list := range options {
 		for option := range strings.SplitSeq(list, ",") {
@@ -47,7 +49,8 @@ func SplitFlags(options []string) (bits uintptr, rest []string) {
 	return bits, rest
 }
 
-// bindAttributes are the options that a bind mount can have independent of the file system.
+// bindAttributes maps the options that a bind mount can have of its own, independent of its file
+// system, to attributes of mount_setattr(2).
 var bindAttributes = map[string]struct{ set, clear uint64 }{
 	"ro": {set: unix.MOUNT_ATTR_RDONLY}, "rw": {clear: unix.MOUNT_ATTR_RDONLY},
 	"nosuid": {set: unix.MOUNT_ATTR_NOSUID}, "suid": {clear: unix.MOUNT_ATTR_NOSUID},
@@ -60,9 +63,9 @@ var bindAttributes = map[string]struct{ set, clear uint64 }{
 	"nodiratime":  {set: unix.MOUNT_ATTR_NODIRATIME}, "diratime": {clear: unix.MOUNT_ATTR_NODIRATIME},
 }
 
-// SplitBindAttributes splits the options of a bind mount like SplitFlags. The attributes are for
-// mount_setattr(2), which clears before it sets. The rest are options of the file system, which is
-// mounted already.
+// SplitBindAttributes returns the attributes of mount_setattr(2) for the options of a bind mount.
+// rest are options of the file system, which a bind mount cannot change. The system call clears
+// attributes before it sets others.
 func SplitBindAttributes(options []string) (a unix.MountAttr, rest []string) {
 	for _, list := range options {
 		for option := range strings.SplitSeq(list, ",") {
@@ -81,7 +84,8 @@ func SplitBindAttributes(options []string) (a unix.MountAttr, rest []string) {
 	return a, rest
 }
 
-// isMountOption reports whether an option has a meaning for the kernel or a file system.
+// isMountOption reports whether an option must be passed to the kernel. It returns false for
+// options of /etc/fstab and comments.
 func isMountOption(option string) bool {
 	return option != "" && !slices.Contains(fstabOptions, option) && !strings.HasPrefix(option, "x-") && !strings.HasPrefix(option, "comment=")
 }

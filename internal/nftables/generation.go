@@ -18,8 +18,9 @@ const (
 	attrHeadSize    = unix.SizeofNlAttr
 )
 
-// Generation returns the number of the last nftables transaction in the caller's network namespace.
-// Every transaction of any program changes the number.
+// Generation returns the ID of the last nftables transaction in the network namespace of the
+// caller. Every transaction of any program changes the ID, so an equal ID means that the rules are
+// unchanged.
 func Generation() (uint32, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -45,7 +46,7 @@ func Generation() (uint32, error) {
 	return parseGeneration(response[:n])
 }
 
-// parseGeneration returns the generation that a response of the kernel contains.
+// parseGeneration returns the generation ID from a netlink response of the kernel.
 func parseGeneration(response []byte) (uint32, error) {
 	if len(response) < headerSize+genmsgSize {
 		return 0, errors.New("the kernel's response has no generation of nftables: it is too short")

@@ -8,15 +8,16 @@ import (
 	"strings"
 )
 
-// MaxBytes is the longest text of a quantity. Sign, digits, point, exponent and suffix of any
-// amount that is not rounded need fewer than 40 bytes.
+// MaxBytes is the largest length of a quantity's text that Check accepts. The sign, digits, point,
+// exponent and suffix of an amount that need not be rounded take fewer than 40 bytes.
 const MaxBytes = 128
 
-// MaxExponent is the largest number of digits of an exponent, without leading zeros.
+// MaxExponent is the largest number of digits in the exponent that Check accepts, without leading
+// zeros.
 const MaxExponent = 3
 
-// Check returns an error if the text would take long to parse as a quantity. The parser detects all
-// other errors.
+// Check returns an error if the text could take long to parse as a resource.Quantity. It does not
+// detect other errors.
 func Check(text string) error {
 	if len(text) > MaxBytes {
 		return fmt.Errorf("quantity has %d bytes, the limit is %d", len(text), MaxBytes)
@@ -31,8 +32,8 @@ func Check(text string) error {
 // digits.
 func HasLongExponent(text string) bool { return exponentDigits(text) > MaxExponent }
 
-// exponentDigits returns the number of digits of the decimal exponent at the end of the text, or 0
-// if none exists.
+// exponentDigits returns the number of digits of the decimal exponent at the end of the text,
+// without leading zeros. It returns 0 if there is no exponent.
 func exponentDigits(text string) int {
 	text = strings.TrimSpace(text)
 	rest := strings.TrimRight(text, "0123456789")

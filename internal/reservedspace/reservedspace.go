@@ -8,19 +8,20 @@ import (
 	"strings"
 )
 
-// Amount is the space that must stay free. The zero value means Default.
+// Amount is the part of a disk or of memory that must stay free. It is either a percentage or a
+// size. The zero value means Default.
 type Amount struct {
 	percent int64
 	bytes   int64
 }
 
-// Default is 10 %, as in Kubernetes.
+// Default is the Amount that applies if none is configured: 10 %, as in Kubernetes.
 var Default = Percent(10)
 
-// Percent returns a percentage of the disk, 1 to 99.
+// Percent returns the Amount of n percent of the disk; n must be 1 to 99.
 func Percent(n int64) Amount { return Amount{percent: n} }
 
-// Bytes returns a fixed size, which must be positive.
+// Bytes returns the Amount of n bytes; n must be positive.
 func Bytes(n int64) Amount { return Amount{bytes: n} }
 
 // Parse parses a percentage, such as 10%, or a size in bytes with an optional unit Ki, Mi, Gi or
@@ -46,7 +47,7 @@ func Parse(text string) (Amount, error) {
 
 var units = []string{"Ki", "Mi", "Gi", "Ti"}
 
-// BytesOf returns how many bytes of a disk with total bytes must stay free.
+// BytesOf returns how many bytes must stay free on a disk of total bytes.
 func (f Amount) BytesOf(total int64) int64 {
 	switch {
 	case f.bytes > 0:
@@ -58,8 +59,8 @@ func (f Amount) BytesOf(total int64) int64 {
 	}
 }
 
-// CountOf returns how many of total units other than bytes, for example inodes, must stay free. It
-// is 0 for a size.
+// CountOf returns how many units must stay free of something that is not counted in bytes, such as
+// total inodes. If the Amount is a size, it returns 0.
 func (f Amount) CountOf(total int64) int64 {
 	if f.bytes > 0 {
 		return 0
@@ -67,7 +68,7 @@ func (f Amount) CountOf(total int64) int64 {
 	return f.BytesOf(total)
 }
 
-// Half returns half of the amount.
+// Half returns half of the percentage or size, rounded up.
 func (f Amount) Half() Amount {
 	if f == (Amount{}) {
 		f = Default

@@ -18,18 +18,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxLookups bounds how often a lookup is repeated after a concurrent rename.
+// maxLookups is how often openat2 is called for a path if concurrent renames make it fail.
 const maxLookups = 16
 
-// OpenInRoot resolves name as a process does that has dir as its root: absolute links and ".." stay
-// below dir. The result is an O_PATH descriptor: it has a status and a ProcPath, and cannot be
-// read.
+// OpenInRoot opens name as a process with the root directory dir would: absolute symbolic links and
+// ".." stay below dir. It returns an O_PATH descriptor, which has a status and a ProcPath but
+// cannot be read.
 func OpenInRoot(dir, name string) (*os.File, error) {
 	return openResolved(dir, name, unix.RESOLVE_IN_ROOT)
 }
 
-// OpenBeneath resolves name below dir and returns an O_PATH descriptor. A link that leads out of
-// dir, and every absolute link, is an error.
+// OpenBeneath opens name below dir and returns an O_PATH descriptor. A name with a symbolic link
+// that leads out of dir, or with an absolute symbolic link, is an error.
 func OpenBeneath(dir, name string) (*os.File, error) {
 	return openResolved(dir, name, unix.RESOLVE_BENEATH)
 }
@@ -53,13 +53,15 @@ func openResolved(dir, name string, how uint64) (*os.File, error) {
 	return nil, &fs.PathError{Op: "open", Path: name, Err: unix.EAGAIN}
 }
 
-// ProcPath returns a path to the open file f that stays valid if f's own name is moved or replaced.
+// ProcPath returns a path to the open file f. It stays valid if the file is renamed or its name is
+// replaced.
 func ProcPath(f *os.File) string { return "/proc/self/fd/" + strconv.Itoa(int(f.Fd())) }
 
-// ErrNotRegular is the error for a name that is not a regular file.
+// ErrNotRegular is the error for a path that is not a regular file.
 var ErrNotRegular = errors.New("not a regular file")
 
-// OpenRegularInRoot opens the regular file with the given name in the root dir for reading.
+// OpenRegularInRoot opens a regular file for reading. name is resolved as by OpenInRoot. Any other
+// file is ErrNotRegular.
 func OpenRegularInRoot(dir, name string) (*os.File, error) {
 	held, err := OpenInRoot(dir, name)
 	if err != nil {
@@ -87,8 +89,8 @@ func OpenRegular(path string) (*os.File, error) {
 	return os.OpenFile(ProcPath(held), os.O_RDONLY|unix.O_NONBLOCK, 0)
 }
 
-// openRegularPath returns an O_PATH descriptor of the regular file at path. A link, FIFO or device
-// is ErrNotRegular.
+// openRegularPath returns an O_PATH descriptor of the regular file at path. A symbolic link, FIFO,
+// device or directory is ErrNotRegular.
 func openRegularPath(path string) (*os.File, error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -12,13 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxOpenDepth is the depth down to which RemoveAll holds one descriptor per level.
+// maxOpenDepth is the depth of directories down to which RemoveAll keeps one descriptor open per
+// level.
 const maxOpenDepth = 64
 
-// RemoveAll removes path and everything below it, like os.RemoveAll. Nothing may be created there
-// concurrently. It uses few descriptors and little memory however deeply directories are nested:
-// deeper directories are moved to the top first. It follows no link, and removes nothing from
-// another mount.
+// RemoveAll removes path and everything below it, like os.RemoveAll. No other process may create
+// files there at the same time. It uses few descriptors and little memory, however deeply
+// directories are nested: it moves deeper directories to the top first. It follows no symbolic
+// link, and removes nothing from another mount.
 func RemoveAll(path string) error {
 	err := unix.Unlink(path)
 	if err == nil || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
@@ -42,9 +43,9 @@ func RemoveAll(path string) error {
 	return nil
 }
 
-// RemoveContents removes the contents of the directory path like RemoveAll, and keeps the
-// directory. It stops after limit names, plus directories that became empty; remaining then reports
-// that more is left. A missing directory is empty.
+// RemoveContents removes the contents of the directory path like RemoveAll, and keeps the directory
+// itself. It stops after it has removed about limit names, and then returns remaining as true. A
+// missing directory counts as empty.
 func RemoveContents(path string, limit int) (remaining bool, err error) {
 	fd, err := unix.Open(path, removeFlags, 0)
 	if errors.Is(err, unix.ENOENT) {
@@ -63,7 +64,7 @@ func RemoveContents(path string, limit int) (remaining bool, err error) {
 	return false, nil
 }
 
-// errLimitReached means that the limit of names is reached.
+// errLimitReached means that the maximum number of names has been removed.
 var errLimitReached = errors.New("limit of removed names reached")
 
 const removeFlags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC
@@ -71,12 +72,12 @@ const removeFlags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_
 type remover struct {
 	top     *os.File
 	moved   int // number of directories moved to the top
-	limit   int // most names to remove; 0 = no limit
+	limit   int // maximum number of names to remove; 0 = no limit
 	removed int // number of names removed
 }
 
-// removeContents removes the contents of a directory. It removes everything that can be removed,
-// and returns an error for the rest.
+// removeContents removes the contents of the directory f, which is at the given depth. It removes
+// everything that can be removed, and returns an error for the rest.
 func (r *remover) removeContents(f *os.File, depth int) error {
 	for {
 		if _, err := f.Seek(0, io.SeekStart); err != nil {
@@ -115,7 +116,8 @@ func (r *remover) removeContents(f *os.File, depth int) error {
 	}
 }
 
-// removeEntry removes one name of a directory, or moves a deep directory to the top.
+// removeEntry removes one entry of the directory f. A directory below maxOpenDepth is not removed
+// but moved to the top directory.
 func (r *remover) removeEntry(f *os.File, name string, depth int) error {
 	parent := int(f.Fd())
 	fail := func(err error) error {

@@ -7,7 +7,7 @@ import (
 	"math/bits"
 )
 
-// Add returns a + b.
+// Add returns a + b, or the nearest int64 if the sum does not fit.
 func Add(a, b int64) int64 {
 	switch sum := a + b; {
 	case a > 0 && b > 0 && sum <= 0:
@@ -19,7 +19,7 @@ func Add(a, b int64) int64 {
 	}
 }
 
-// Sub returns a - b.
+// Sub returns a - b, or the nearest int64 if the difference does not fit.
 func Sub(a, b int64) int64 {
 	switch diff := a - b; {
 	case a >= 0 && b < 0 && diff < 0:
@@ -31,7 +31,7 @@ func Sub(a, b int64) int64 {
 	}
 }
 
-// Mul returns a * b.
+// Mul returns a * b, or the nearest int64 if the product does not fit.
 func Mul(a, b int64) int64 {
 	high, low := bits.Mul64(absolute(a), absolute(b))
 	negative := (a < 0) != (b < 0)
@@ -46,8 +46,8 @@ func Mul(a, b int64) int64 {
 	return int64(low)
 }
 
-// MulDiv returns a * b / c, rounded toward zero. Only the result must fit, not the product. a and b
-// must not be negative and c must be positive.
+// MulDiv returns a * b / c, rounded toward zero, or math.MaxInt64 if the result does not fit. The
+// product a * b need not fit into an int64. a and b must not be negative and c must be positive.
 func MulDiv(a, b, c int64) int64 {
 	high, low := bits.Mul64(uint64(max(a, 0)), uint64(max(b, 0)))
 	if c <= 0 || high >= uint64(c) {
@@ -66,15 +66,16 @@ func absolute(a int64) uint64 {
 	return uint64(a)
 }
 
-// Quantity is the part of resource.Quantity that this package uses.
+// Quantity contains the methods of resource.Quantity that this package uses.
 type Quantity interface {
 	CmpInt64(int64) int
 	Value() int64
 	MilliValue() int64
 }
 
-// Value returns a quantity in its unit, rounded up. resource.Quantity returns a wrong number, such
-// as 0, if the value does not fit.
+// Value returns the value of q as an int64, rounded up to an integer. If the value does not fit, it
+// returns the largest or smallest int64. In that case, q.Value() would return a wrong number, such
+// as 0.
 func Value(q Quantity) int64 {
 	switch {
 	case q.CmpInt64(math.MaxInt64) >= 0:
@@ -85,7 +86,8 @@ func Value(q Quantity) int64 {
 	return q.Value()
 }
 
-// MilliValue returns a quantity in thousandths of its unit, rounded up.
+// MilliValue returns 1000 times the value of q as an int64, rounded up to an integer. If the result
+// does not fit, it returns the largest or smallest int64.
 func MilliValue(q Quantity) int64 {
 	switch {
 	case q.CmpInt64(math.MaxInt64/1000) > 0:

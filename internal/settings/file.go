@@ -12,13 +12,14 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// fileEntry is one key of a configuration file.
+// fileEntry is the content of one key of the configuration file: its line and the values to which
+// the flag is set.
 type fileEntry struct {
 	line   int
 	values []string
 }
 
-// readEntries returns the entries of the file by key.
+// readEntries reads and checks the configuration file, and returns its entries by key.
 func readEntries(flags []Flag, file File) (map[string]fileEntry, error) {
 	if file.Path == "" {
 		return nil, nil
@@ -37,8 +38,8 @@ func readEntries(flags []Flag, file File) (map[string]fileEntry, error) {
 	return entries, nil
 }
 
-// readBounded returns the content of a regular file of bounded size. It never blocks and never
-// reads without end.
+// readBounded returns the content of a regular file of at most MaxSize bytes. Other files are an
+// error, so it never blocks and never reads without end.
 func readBounded(path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -62,8 +63,8 @@ func readBounded(path string) ([]byte, error) {
 	return content, nil
 }
 
-// parseEntries checks a file against the flags. Its errors start with the text that follows the
-// file's name.
+// parseEntries parses the content of a configuration file and checks it against the flags. The text
+// of an error is to be appended to the file's path.
 func parseEntries(flags []Flag, content []byte) (map[string]fileEntry, error) {
 	if n := bytes.Count(content, []byte("[")) + bytes.Count(content, []byte("{")); n > 1000 {
 		return nil, fmt.Errorf(": %d brackets are more than a configuration can have", n)
@@ -109,7 +110,8 @@ func parseEntries(flags []Flag, content []byte) (map[string]fileEntry, error) {
 	return out, nil
 }
 
-// nodeValues returns the texts to which a flag of this kind is set.
+// nodeValues returns the values to which a flag of this kind is set by the YAML node, or an error
+// if the node has another type.
 func nodeValues(kind Kind, n *yaml.Node) ([]string, error) {
 	if kind != List && kind != JoinedList {
 		text, err := scalarText(kind, n)
@@ -155,7 +157,7 @@ func scalarText(kind Kind, n *yaml.Node) (string, error) {
 	return "", fmt.Errorf("want %s, not %s", kind, describeNode(n))
 }
 
-// describeNode describes a value in an error message.
+// describeNode returns a description of a YAML node for an error message.
 func describeNode(n *yaml.Node) string {
 	switch n.Kind {
 	case yaml.SequenceNode:
@@ -184,7 +186,8 @@ func quoteTruncated(text string) string {
 	return fmt.Sprintf("%q", text)
 }
 
-// suggestKey returns a hint with the most similar key, if any is similar enough.
+// suggestKey returns the end of an error message about an unknown key: the most similar key if one
+// is similar enough, and otherwise a hint to --help.
 func suggestKey(key string, flags []Flag) string {
 	best, least := "", 4
 	if len(key) > 64 {

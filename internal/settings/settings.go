@@ -13,7 +13,7 @@ import (
 // MaxSize bounds a configuration file, in bytes.
 const MaxSize = 1 << 20
 
-// Kind is the type of a key's value in the file.
+// Kind is the type of a setting's value in the configuration file.
 type Kind int
 
 const (
@@ -28,38 +28,40 @@ func (k Kind) String() string {
 	return [...]string{"text", "true or false", "a whole number", "a list", "a list"}[k]
 }
 
-// Flag is one setting.
+// Flag is a setting: a command-line flag that the environment and the configuration file can set
+// too.
 type Flag struct {
 	Name string
 	Kind Kind
-	// OnCommandLine reports that the command line sets the flag. Environment and file are then
-	// ignored.
+	// OnCommandLine means that the command line sets the flag. The environment and the file are
+	// then ignored.
 	OnCommandLine bool
-	// Set sets the flag. If it is nil, the key is allowed in the file but this command does not use
-	// it.
+	// Set sets the flag to a value. If it is nil, the configuration file may contain the key, but
+	// this command does not use it.
 	Set func(string) error
 }
 
-// EnvironmentName returns the environment variable of a flag.
+// EnvironmentName returns the name of the environment variable that sets the flag.
 func EnvironmentName(flag string) string {
 	return "KEELSON_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
-// Usage returns the help text of a flag, followed by its key and its environment variable.
+// Usage returns the help text of a flag: usage, followed by the flag's key in the configuration
+// file and its environment variable.
 func Usage(flag, usage string) string {
 	return usage + " [key " + flag + ", " + EnvironmentName(flag) + "]"
 }
 
-// File is a configuration file. An empty path means none. A missing file is an error only if
-// Required is set.
+// File is the configuration file. An empty path means that there is none. A missing file is an
+// error only if Required is set.
 type File struct {
 	Path     string
 	Required bool
 }
 
-// Apply sets each flag that the command line does not set: from the environment, which lookupEnv
-// reads, else from the file. The whole file is checked before any flag is set, including keys that
-// have no effect.
+// Apply sets each flag that the command line does not set. It takes the value from the environment,
+// which lookupEnv reads, or else from the configuration file. The whole file is checked before any
+// flag is set, including keys that have no effect.
 func Apply(flags []Flag, file File, lookupEnv func(string) (string, bool)) error {
 	entries, err := readEntries(flags, file)
 	if err != nil {
@@ -91,7 +93,8 @@ func Apply(flags []Flag, file File, lookupEnv func(string) (string, bool)) error
 	return nil
 }
 
-// splitValues returns the values in the text of an environment variable.
+// splitValues returns the values that an environment variable contains for a setting of the given
+// kind. A list is separated by commas.
 func splitValues(kind Kind, text string) []string {
 	if kind != List {
 		return []string{text}
@@ -105,5 +108,5 @@ func splitValues(kind Kind, text string) []string {
 	return out
 }
 
-// FromEnvironment looks up a variable of the process's environment.
+// FromEnvironment is the lookupEnv for Apply that reads the environment of this process.
 var FromEnvironment = os.LookupEnv

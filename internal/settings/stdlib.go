@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// FromFlagSet returns the flags of a parsed flag set. kinds names the flags that are lists, because
-// a flag.Flag does not indicate that. Flags in except have no key.
+// FromFlagSet returns the settings for the flags of a parsed flag set, except the named ones. kinds
+// contains the kind of each flag that is a list, because a flag.Flag does not indicate that.
 func FromFlagSet(fs *flag.FlagSet, kinds map[string]Kind, except ...string) []Flag {
 	given := map[string]bool{}
 	fs.Visit(func(f *flag.Flag) { given[f.Name] = true })

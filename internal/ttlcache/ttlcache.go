@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Cache is safe for concurrent use. Keys should be small compared to the values, for example
-// hashes.
+// Cache maps keys to values that expire. It is safe for concurrent use. Keys should be small
+// compared to the values, for example hashes, because their size is not counted.
 type Cache[K comparable, V any] struct {
 	maxBytes int64
 
@@ -26,15 +26,15 @@ type entry[K comparable, V any] struct {
 	expires time.Time
 }
 
-// entryOverhead is the memory of an entry in addition to the size that the caller states.
+// entryOverhead is the memory of an entry in addition to the size that the caller of Put states.
 const entryOverhead = 256
 
-// New returns a cache that uses at most maxBytes bytes for its entries.
+// New returns a cache in which all entries together use at most maxBytes bytes.
 func New[K comparable, V any](maxBytes int64) *Cache[K, V] {
 	return &Cache[K, V]{maxBytes: maxBytes, byKey: make(map[K]*list.Element), order: list.New()}
 }
 
-// Get returns the value of key if it is cached and has not expired at now.
+// Get returns the value of a key, and false if it is not cached or has expired at the time now.
 func (c *Cache[K, V]) Get(key K, now time.Time) (v V, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -51,8 +51,8 @@ func (c *Cache[K, V]) Get(key K, now time.Time) (v V, ok bool) {
 	return e.value, true
 }
 
-// Put caches a value of the given size until it expires. A value that is larger than a hundredth of
-// the cache is not cached, because it would replace many entries that are in use.
+// Put caches a value of the given size in bytes until it expires. A value that is larger than a
+// hundredth of the cache is not cached, because it would replace many entries that are in use.
 func (c *Cache[K, V]) Put(key K, v V, bytes int64, expires time.Time) {
 	bytes += entryOverhead
 	c.mu.Lock()
@@ -70,7 +70,7 @@ func (c *Cache[K, V]) Put(key K, v V, bytes int64, expires time.Time) {
 	c.used += bytes
 }
 
-// Len returns the number of entries, including expired ones.
+// Len returns the number of cached entries, including those that have expired.
 func (c *Cache[K, V]) Len() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()

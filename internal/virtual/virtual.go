@@ -14,7 +14,7 @@ import (
 	"testing/synctest"
 )
 
-// Test is synctest.Test.
+// Test calls synctest.Test. With the race detector, the process uses only one processor meanwhile.
 func Test(t *testing.T, f func(t *testing.T)) {
 	t.Helper()
 	if raceDetectorEnabled {
@@ -24,7 +24,7 @@ func Test(t *testing.T, f func(t *testing.T)) {
 	synctest.Test(t, f)
 }
 
-// Wait is synctest.Wait.
+// Wait calls synctest.Wait.
 func Wait() { synctest.Wait() }
 
 var bubbles struct {

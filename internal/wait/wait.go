@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// maxPause bounds the pause after a slow condition, unless the interval is longer.
+// maxPause is the longest pause that For adds because a call of the condition was slow.
 const maxPause = time.Second
 
-// For calls cond every interval, the first time at once, until it returns nil. If a call takes
-// longer than half of the interval, For pauses for as long as the call took, so that polling does
-// not slow down the work that it waits for. If ctx ends first, the error wraps the cause of ctx and
-// cond's last error. If the last call only failed because ctx ended, the error before it is
-// reported.
+// For calls cond until it returns nil: at once, and then every interval. If a call takes longer
+// than half of the interval, For pauses for as long as the call took, so that polling does not slow
+// down the work that it waits for. If ctx ends first, the error wraps the cause of ctx and the last
+// error of cond. An error that only reports the end of ctx is not used if cond returned another
+// error before.
 func For(ctx context.Context, interval time.Duration, cond func() error) error {
 	var last error
 	for {
@@ -35,14 +35,14 @@ func For(ctx context.Context, interval time.Duration, cond func() error) error {
 	}
 }
 
-// isContextEnd reports whether an error only means that ctx has ended.
+// isContextEnd reports whether ctx has ended and err only reports that.
 func isContextEnd(ctx context.Context, err error) bool {
 	return ctx.Err() != nil &&
 		(errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) || errors.Is(err, context.Cause(ctx)))
 }
 
-// Delay returns after d, or with ctx's error if ctx ends first. It is for real delays, such as a
-// backoff, and not for synchronization.
+// Delay waits for d. If ctx ends first, it returns the error of ctx. It is for real delays, such as
+// a backoff, and not for synchronization.
 func Delay(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()

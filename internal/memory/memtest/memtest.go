@@ -3,8 +3,8 @@ package memtest
 
 import "runtime"
 
-// LiveHeap returns the bytes of the heap in use after two collections. The second frees objects
-// with finalizers.
+// LiveHeap returns the number of heap bytes in use after two garbage collections. The second one
+// frees objects that have finalizers.
 func LiveHeap() int64 {
 	runtime.GC()
 	runtime.GC()
