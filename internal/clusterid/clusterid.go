@@ -1,6 +1,6 @@
-// Package clusterid compares the identities of clusters. Recovering a cluster from one replica, or
-// restoring it from a backup, starts a new incarnation of it: replicas that keep the data of an
-// earlier incarnation are abandoned. Replicas, agents and kctl send their identity with each
+// Package clusterid compares the identities of clusters. When a cluster is recovered from one
+// replica or restored from a backup, a new incarnation of it starts. Replicas that keep the data of
+// an earlier incarnation are abandoned. Replicas, agents and kctl send their identity with each
 // request and refuse a partner of an earlier incarnation.
 package clusterid
 

@@ -58,7 +58,8 @@ func (c *Conn) MarkAuthenticated() {
 	c.authenticated, c.element = true, s.authenticated.PushBack(c)
 }
 
-// IsAuthenticated reports whether MarkAuthenticated was called. It returns true for nil.
+// IsAuthenticated reports whether MarkAuthenticated was called on the connection. It returns true
+// for nil, a connection without a limiter.
 func (c *Conn) IsAuthenticated() bool {
 	if c == nil {
 		return true

@@ -59,8 +59,8 @@ func (l Limits) fillDefaults() Limits {
 	return l
 }
 
-// authGracePeriod is the time in which a new connection can authenticate before a newer connection
-// of the same source may replace it.
+// authGracePeriod is how long a new connection is protected from being closed in favor of a newer
+// connection, so that its client can authenticate.
 const authGracePeriod = time.Second
 
 // Limiter is a net.Listener that enforces Limits on the connections that it accepts.
@@ -177,7 +177,8 @@ func (s *source) oldestUnauthenticated() *Conn {
 	return nil
 }
 
-// largestSource returns the source with the largest count. There is at least one source.
+// largestSource returns the source for which count returns the largest number. There must be at
+// least one source.
 func (d *Limiter) largestSource(count func(*source) int) (out *source) {
 	best := -1
 	for _, s := range d.sources {

@@ -21,10 +21,10 @@ type Limits struct {
 	// request is unfinished until its handler has returned and the response is sent. Default 1.
 	// Further requests wait until an earlier request finishes or the client has authenticated.
 	Requests int
-	// Wait is how long a request of an unauthenticated client waits for an earlier one to finish.
-	// Default 5 s.
+	// Wait is how long a request of an unauthenticated client waits for an earlier one to finish
+	// before the connection is closed. Default 5 s.
 	Wait time.Duration
-	// Resets is how many streams an unauthenticated client may reset at once, and Control how many
+	// Resets is how many streams an unauthenticated client may reset at once. Control is how many
 	// frames that carry neither a request nor data it may send at once. A tenth of each budget is
 	// added every second. Defaults: 20 and 1000. A reset costs one more for each 256 encoded bytes
 	// of the latest request's headers, because those bytes can be as many fields. The first reset

@@ -44,9 +44,9 @@ const (
 // restrainSignal transmits a call of Restrain to Run. It buffers one signal.
 var restrainSignal = make(chan struct{}, 1)
 
-// Restrain bounds the garbage of this process to 32 MiB, or to half of the live heap if that is
-// more, for 10 s after the latest call. It never raises the GC percent and does not block. It has
-// no effect unless Run is running.
+// Restrain bounds the garbage of this process for 10 s after the latest call: to 32 MiB, or to half
+// of the live heap if that is more. It never raises the GC percent and does not block. It has no
+// effect unless Run is running.
 func Restrain() {
 	select {
 	case restrainSignal <- struct{}{}:
@@ -69,14 +69,14 @@ func nextPercent(now int, interval time.Duration, live, headroom uint64) int {
 	return int(max(defaultPercent, min(want, allowed, maxPercent)))
 }
 
-// Run adjusts the GC percent of this process until ctx ends, then restores it. headroom is in
-// bytes. If GOGC is set in the environment, the percent is not changed.
+// Run adjusts the GC percent of this process until ctx ends, then restores it. Up to headroom bytes
+// of garbage may accumulate. If GOGC is set in the environment, the percent is not changed.
 //
-// onIdle, if not nil, is called when no collection has happened for half a minute after one. worked
-// is true if, before that, collections were less than half a minute apart, or the process has just
-// started: there is garbage and freed heap to release. worked is false after the collections that
-// the runtime itself starts every two minutes in an idle process. onIdle may run one collection if
-// worked is true.
+// onIdle, if not nil, is called when the process becomes idle: no collection has happened for half
+// a minute after the last one. worked is true if the process was busy before, which means that
+// collections were less than half a minute apart, or has just started. There is then garbage and
+// freed heap to release, and onIdle may run one collection. worked is false after a collection that
+// the runtime itself starts every two minutes in an idle process.
 func Run(ctx context.Context, headroom uint64, onIdle func(worked bool)) {
 	r := tuner{percent: defaultPercent, worked: true, headroom: headroom, fixed: os.Getenv("GOGC") != "", lastCollection: time.Now()}
 	if !r.fixed {
@@ -87,8 +87,8 @@ func Run(ctx context.Context, headroom uint64, onIdle func(worked bool)) {
 	r.adjust(ctx, collected, restrainSignal, onIdle)
 }
 
-// adjust sets the GC percent after collections and on restrain signals, and calls onIdle, until ctx
-// ends.
+// adjust sets the GC percent after each collection and each signal of Restrain, and calls onIdle
+// when the process becomes idle, until ctx ends.
 func (r *tuner) adjust(ctx context.Context, collected, restrain <-chan struct{}, onIdle func(worked bool)) {
 	live := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
 	idleTimer := time.NewTimer(idleInterval)
@@ -151,8 +151,8 @@ func (r *tuner) startRestraint(now time.Time, live uint64) {
 	r.setPercent(min(r.percent, restrainedPercent(live)))
 }
 
-// restrainedPercent returns the largest GC percent that is allowed after a call of Restrain. live
-// is the number of bytes in use after the last collection.
+// restrainedPercent returns the largest GC percent that is allowed while garbage is bounded by a
+// call of Restrain. live is the number of bytes in use after the last collection.
 func restrainedPercent(live uint64) int {
 	return int(max(minPercent, min(100*restrainedGarbage/max(live, 1), maxPercent)))
 }

@@ -61,7 +61,8 @@ func Apply(ctx context.Context, doc, patch []byte, maxBytes int) ([]byte, error)
 
 func (t *tree) encode() []byte { return t.root.appendText(make([]byte, 0, t.bytes)) }
 
-// parseOperations decodes the operations one by one, so that too many are never held in memory.
+// parseOperations returns the operations of a JSON patch. It decodes them one by one and stops at
+// MaxOps, so that an oversized patch is never decoded as a whole.
 func parseOperations(patch []byte) ([]operation, error) {
 	dec := json.NewDecoder(bytes.NewReader(patch))
 	if open, err := dec.Token(); err != nil || open != json.Delim('[') {

@@ -20,14 +20,14 @@ type Budget struct {
 // New returns a Budget for cached values of at most maxBytes bytes in total.
 func New(maxBytes int64) *Budget { return &Budget{maxBytes: maxBytes} }
 
-// Used returns the estimated size of the cached values and their number.
+// Used returns the total estimated size of the cached values, and their number.
 func (r *Budget) Used() (bytes int64, values int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.used, len(r.queue)
 }
 
-// evictable is a cached value that a Budget can drop.
+// evictable is a cached value that a Budget can remove from memory.
 type evictable interface {
 	// clearUsed returns true if the value was not used since the last call, or since it was cached.
 	clearUsed() bool

@@ -110,8 +110,8 @@ func parseEntries(flags []Flag, content []byte) (map[string]fileEntry, error) {
 	return out, nil
 }
 
-// nodeValues returns the values to which a flag of this kind is set by the YAML node, or an error
-// if the node has another type.
+// nodeValues returns the values to which the YAML node sets a flag of this kind. A node of another
+// type is an error.
 func nodeValues(kind Kind, n *yaml.Node) ([]string, error) {
 	if kind != List && kind != JoinedList {
 		text, err := scalarText(kind, n)

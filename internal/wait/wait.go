@@ -12,10 +12,10 @@ import (
 const maxPause = time.Second
 
 // For calls cond until it returns nil: at once, and then every interval. If a call takes longer
-// than half of the interval, For pauses for as long as the call took, so that polling does not slow
-// down the work that it waits for. If ctx ends first, the error wraps the cause of ctx and the last
-// error of cond. An error that only reports the end of ctx is not used if cond returned another
-// error before.
+// than half of the interval, For pauses for as long as the call took. Polling therefore does not
+// slow down the work that it waits for. If ctx ends first, the error wraps the cause of ctx and the
+// last error of cond. An error that only reports the end of ctx is not used if cond returned
+// another error before.
 func For(ctx context.Context, interval time.Duration, cond func() error) error {
 	var last error
 	for {
