@@ -1,10 +1,10 @@
-// Package raftstore is the vocabulary of Keelson's replicated store: an ordered map from string
-// keys to bytes with one global revision, history, watches and atomic conditional commits. It
-// stores bytes and is independent of Kubernetes.
+// Package raftstore defines the types, interfaces and errors of Keelson's replicated store. The
+// store is an ordered map from string keys to bytes with one global revision, history, watches and
+// atomic conditional commits. It is independent of Kubernetes.
 //
 // The packages below it are: mvcc (the pure state machine), watch (fan-out of events), replica
-// (hashicorp/raft around both), disk (durable storage) and storetest (one conformance suite for
-// every implementation of Store).
+// (hashicorp/raft around both), disk (durable storage) and storetest (the conformance suite of
+// Store).
 package raftstore
 
 import (
@@ -38,7 +38,8 @@ const (
 	OpCheck  OpKind = 3 // change nothing, only require the precondition
 )
 
-// Precondition restricts an Op to a state of its key. The zero value means no restriction.
+// Precondition is a condition on the state of an Op's key, without which the commit fails. The zero
+// value means no condition.
 type Precondition struct {
 	Absent   bool     // the key must not exist
 	Revision Revision // the key must exist with exactly this Modified revision (when not zero)
@@ -91,8 +92,8 @@ const (
 	EventDelete EventKind = 2
 )
 
-// Event is one change of one key. For EventDelete, Item holds Key, Created and
-// Modified (= the revision of the deletion) and no Value.
+// Event is one change of one key. For EventDelete, Item contains only Key, Created and Modified,
+// which is the revision of the deletion.
 type Event struct {
 	Kind EventKind
 	Item Item
@@ -127,7 +128,8 @@ type ReadOptions struct {
 	Local bool
 }
 
-// ListOptions page through a prefix.
+// ListOptions select the items of a prefix that List returns, and the revision at which they are
+// read.
 type ListOptions struct {
 	ReadOptions
 	Limit int      // most items to return; 0 = all
@@ -135,7 +137,7 @@ type ListOptions struct {
 	At    Revision // read the state at this revision; 0 = current. ErrCompacted if it is no longer retained
 }
 
-// List is a consistent snapshot of a prefix.
+// List is the result of listing a prefix at one revision.
 type List struct {
 	Revision  Revision // revision of the snapshot
 	Items     []Item   // in key order
@@ -157,10 +159,10 @@ type Store interface {
 	Get(ctx context.Context, key string, o ReadOptions) (Item, Revision, error)
 	// List returns the items with the key prefix.
 	List(ctx context.Context, prefix string, o ListOptions) (List, error)
-	// Watch delivers every event after the revision for keys with the prefix: without a gap or a
-	// duplicate, in order. after = 0 means the current revision. A revision that no replica has
-	// reached is ErrFutureRevision. A watch never blocks a commit: a slow watcher catches up from
-	// history, or ends with ErrSlowWatcher.
+	// Watch delivers every event after a revision for keys with the prefix, in order, without a gap
+	// or a duplicate. after = 0 means the current revision. A revision that no replica has reached
+	// is ErrFutureRevision. A watch never blocks a commit: a slow watcher catches up from history,
+	// or ends with ErrSlowWatcher.
 	Watch(ctx context.Context, prefix string, after Revision) (Watcher, error)
 	// Sync is a read-index operation. It returns once this replica's applied state includes
 	// everything that any replica acknowledged before the call. The result is the revision of that
@@ -177,7 +179,7 @@ type Member struct {
 	Voter   bool
 	Leader  bool
 	// Applied is the last raft index that the member is known to have applied. Contact is the time
-	// of that report in unix milliseconds. Both are 0 if there was no report.
+	// at which it reported that, in unix milliseconds. Both are 0 if there was no report.
 	Applied uint64
 	Contact int64
 }
@@ -210,11 +212,12 @@ const LeadersWindow = 10 * time.Minute
 type AlarmKind uint8
 
 const (
-	// AlarmSpace: the space quota is exceeded. Until deletes and compaction have freed enough
-	// space, a commit fails with ErrNoSpace if it puts a new key, grows a value by more than 1 KiB,
-	// or grows the state beyond StateLimit.
+	// AlarmSpace means that the space quota is exceeded. A commit then fails with ErrNoSpace if it
+	// puts a new key or grows a value by more than 1 KiB. It also fails if it grows the state
+	// beyond StateLimit. This lasts until deletes and compaction have freed enough space.
 	AlarmSpace AlarmKind = 1
-	// AlarmDiverged: a replica's state differs from the leader's at the same revision.
+	// AlarmDiverged means that a replica's state differs from the leader's state at the same
+	// revision.
 	AlarmDiverged AlarmKind = 2
 )
 
@@ -230,7 +233,8 @@ func (k AlarmKind) String() string {
 	}
 }
 
-// Alarm is a condition of the raft cluster that an operator should handle.
+// Alarm is a problem of the raft cluster or of one replica that an operator should solve. All
+// replicas store the active alarms.
 type Alarm struct {
 	Kind    AlarmKind
 	Member  string // ID of the replica; "" = the whole cluster
@@ -272,9 +276,9 @@ const (
 	MaxCommitOps   = 128
 )
 
-// ConflictError reports the first op with a failed precondition. The replica that returns it has
-// applied At, unless the caller's deadline ended first. A local read on that replica then returns
-// that state or a later one.
+// ConflictError reports the first op of a commit with a precondition that does not hold. The
+// replica that returns it has applied At, unless the caller's deadline ended first. A local read on
+// that replica then returns that state or a later one.
 type ConflictError struct {
 	Key  string
 	Want Precondition
@@ -299,7 +303,7 @@ func (e *ConflictError) Error() string {
 	}
 }
 
-// Leader is the part of a replica that runs a function only while the replica is the raft leader.
+// Leader is implemented by a store that can run a function while its replica is the raft leader.
 type Leader interface {
 	// Lead calls lead each time this replica has become the leader and has applied everything that
 	// was committed before. lead receives the new term as its fence. Its context ends when the

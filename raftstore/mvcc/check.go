@@ -35,9 +35,10 @@ func Proposal(c raftstore.Commit) (*storev1.Proposal, error) {
 	return p, nil
 }
 
-// checkProposal returns an error that wraps ErrInvalid or ErrTooLarge if a proposal has no ops,
-// exceeds a size limit, contains a key twice or contains an invalid op. It is called both before a
-// proposal and when the state machine applies one: the state machine does not rely on the proposer.
+// checkProposal returns an error if a proposal has no ops, exceeds a size limit, contains a key
+// twice or contains an invalid op. The error wraps ErrInvalid or ErrTooLarge. It is called both
+// before a proposal and when the state machine applies one: the state machine does not rely on the
+// proposer.
 func checkProposal(p *storev1.Proposal) error {
 	ops := p.GetOps()
 	switch {

@@ -70,7 +70,7 @@ func (h *history) lastSegment() *segment {
 	return h.segments[len(h.segments)-1]
 }
 
-// compactTo drops the revisions up to and including upTo.
+// compactTo drops the revisions up to and including upTo from history.
 func (h *history) compactTo(upTo raftstore.Revision) {
 	if upTo <= h.compacted {
 		return
@@ -99,7 +99,7 @@ func (h *history) compactTo(upTo raftstore.Revision) {
 }
 
 // revisionToKeep returns the revision to which history must be compacted so that the rest, up to
-// now, retains at most the given bytes, as counted by replacedBytes.
+// now, retains at most the given bytes. They are counted as by replacedBytes.
 func (h *history) revisionToKeep(now raftstore.Revision, bytes int64) raftstore.Revision {
 	for at := now; at > h.compacted; at-- {
 		for _, r := range h.readRevisions(at-1, at, 1) {

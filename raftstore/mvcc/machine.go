@@ -38,8 +38,8 @@ func expiresEarlier(a, b deadline) bool {
 	return a.key < b.key
 }
 
-// maxExpirations bounds the keys removed by one Expire command, and so the size of the revision
-// that watchers receive.
+// maxExpirations is the largest number of keys that one Expire command removes. It bounds the size
+// of the revision that watchers receive.
 const maxExpirations = 1024
 
 // Machine is the state machine of the store. Methods that change it, and Snapshot, must be called
@@ -67,7 +67,7 @@ func New() *Machine {
 	return m
 }
 
-// View returns the current state.
+// View returns the state after the last call of Apply.
 func (m *Machine) View() *View { return m.view.Load() }
 
 // Entry is one command with the raft term in which it was proposed. A proposal in the command with
@@ -166,8 +166,8 @@ func (m *Machine) evaluateProposal(term uint64, p *storev1.Proposal) Outcome {
 	return Outcome{Code: OK, Revision: m.revision}
 }
 
-// checkPrecondition checks the precondition of one op against a state. It returns nil if the
-// precondition holds.
+// checkPrecondition returns nil if the precondition of the op holds in the given items, and
+// otherwise the conflict. at is the revision of the items.
 func checkPrecondition(items *tree, at raftstore.Revision, op *storev1.Op) *raftstore.ConflictError {
 	want := precondition(op.GetIf())
 	if want == (raftstore.Precondition{}) {

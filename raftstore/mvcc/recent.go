@@ -184,7 +184,8 @@ func (inc *incarnation) settleUpTo(upTo uint64) {
 	inc.outcomes = inc.outcomes[n:]
 }
 
-// copyOutcomes returns a copy for a snapshot. Later changes of r do not affect it.
+// copyOutcomes returns a copy of all stored outcomes for a snapshot. Later changes of r do not
+// affect it.
 func (r *recentOutcomes) copyOutcomes() recentOutcomes {
 	out := newRecent()
 	out.horizon = r.horizon

@@ -8,7 +8,8 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// snapshotFormat is incremented when an older reader would misread a snapshot.
+// snapshotFormat is the version of the snapshot format. It is incremented when older releases would
+// misread a snapshot.
 const snapshotFormat = 1
 
 // Meta is the cluster ID of a snapshot and its position in the raft log: the index and the term of
@@ -26,8 +27,8 @@ type Snapshot struct {
 	recent recentOutcomes
 }
 
-// Snapshot captures the machine. It must be called by the goroutine that applies; the result may be
-// used by any.
+// Snapshot returns the current state of the machine as a snapshot. It must be called by the
+// goroutine that calls Apply. Any goroutine may use the result.
 func (m *Machine) Snapshot() *Snapshot {
 	return &Snapshot{view: m.view.Load(), recent: m.recentOutcomes.copyOutcomes()}
 }

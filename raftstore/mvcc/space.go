@@ -93,7 +93,7 @@ func (m *Machine) reserveSpace(p *storev1.Proposal) (refusal Outcome, refused bo
 		return noSpaceOutcome(reason, alarm, m.revision, m.bytes, m.history.bytes), true
 	}
 	if puts > 0 && m.bytes+m.history.bytes+puts > alarm.TotalLimit {
-		// Compact to half of what may stay, so that it is not needed again at once.
+		// Compact to half of the allowed size, so that the next commits need no compaction.
 		m.compactHistory(m.history.revisionToKeep(m.revision, (alarm.TotalLimit-m.bytes-puts)/2))
 	}
 	return Outcome{}, false

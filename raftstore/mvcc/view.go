@@ -45,16 +45,17 @@ func (v *View) Clock() int64 { return v.clock }
 // is replaced when an alarm changes.
 func (v *View) Alarms() []raftstore.Alarm { return v.alarms }
 
-// CompactTarget returns the revision to compact to so that history retains at most the given bytes,
-// as HistoryBytes counts them.
+// CompactTarget returns the revision to which history must be compacted so that it retains at most
+// the given bytes, as counted by HistoryBytes.
 func (v *View) CompactTarget(bytes int64) raftstore.Revision {
 	return v.history.revisionToKeep(v.revision, bytes)
 }
 
-// NextExpiry returns when the first key expires, in unix milliseconds; 0 if no key expires.
+// NextExpiry returns the time at which the next key expires, in unix milliseconds; 0 if no key has
+// a TTL.
 func (v *View) NextExpiry() int64 { return v.nextExpiry }
 
-// Get returns the item at key.
+// Get returns the item at key, and false if the key does not exist.
 func (v *View) Get(key string) (raftstore.Item, bool) {
 	it, ok := v.items.Get(key)
 	if !ok {
@@ -84,7 +85,9 @@ func (v *View) itemAt(key string, at raftstore.Revision) (*raftstore.Item, bool)
 	return was, was != nil
 }
 
-// List returns the items with the key prefix. Errors: ErrCompacted, ErrFutureRevision, ErrInvalid.
+// List returns the items with the key prefix at the revision o.At; 0 means the view's own. The
+// error is ErrCompacted or ErrFutureRevision if the view does not contain that revision, and
+// ErrInvalid for a negative limit.
 func (v *View) List(prefix string, o raftstore.ListOptions) (raftstore.List, error) {
 	at := o.At
 	switch {

@@ -58,7 +58,7 @@ func (a *Authority) Marshal() ([]byte, error) {
 
 type marshalled struct{ Cert, Key []byte }
 
-// ParseAuthority decodes the result of Marshal.
+// ParseAuthority decodes an authority that Marshal has encoded.
 func ParseAuthority(b []byte) (*Authority, error) {
 	var m marshalled
 	if err := json.Unmarshal(b, &m); err != nil {

@@ -85,7 +85,7 @@ func (c *Cluster) AddHost(name string, bootstrap bool) {
 	c.Network.addHost(h.address, name)
 }
 
-// Config returns the configuration with which a host's replica starts.
+// Config returns the configuration with which Start creates the named replica.
 func (c *Cluster) Config(name string) replica.Config {
 	c.t.Helper()
 	h := c.hostOf(name)
@@ -345,8 +345,8 @@ func (c *Cluster) Compact(upTo raftstore.Revision) {
 	})
 }
 
-// Await polls until holds returns true. It fails the test after the timeout patience, with what as
-// the description of the condition.
+// Await polls until holds returns true. It fails the test after the timeout patience. The parameter
+// what describes the condition in that failure.
 func (c *Cluster) Await(what string, holds func() bool) {
 	c.t.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)

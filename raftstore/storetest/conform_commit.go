@@ -178,7 +178,7 @@ func checkDeadlines(t *testing.T, s Subject) {
 	}
 }
 
-// checkConflicts checks that a ConflictError contains the first op whose precondition failed, and
+// checkConflicts checks that a ConflictError contains the first op with a failed precondition, and
 // the existing item.
 func checkConflicts(t *testing.T, s Subject) {
 	c := newCaller(t, s)

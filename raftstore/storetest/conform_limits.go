@@ -96,8 +96,9 @@ func checkKeyNames(t *testing.T, s Subject) {
 // quotaChunks is the number of large values that together reach the quota.
 const quotaChunks = 24
 
-// checkQuota checks that a store beyond its quota accepts deletes, reads and small updates, returns
-// ErrNoSpace for new keys, and accepts new keys again after enough keys are deleted.
+// checkQuota checks a store beyond its space quota. It must accept deletes, reads and small
+// updates, and return ErrNoSpace for new keys. After enough keys are deleted, it must accept new
+// keys again.
 func checkQuota(t *testing.T, s Subject) {
 	if s.Quota == 0 {
 		return

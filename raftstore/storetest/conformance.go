@@ -9,7 +9,7 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// Subject is a store under test. Its history must be compactable on demand.
+// Subject is a store under test. Compact must be able to compact its history at any time.
 type Subject struct {
 	Store raftstore.Store
 	// Compact compacts history up to and including a revision.

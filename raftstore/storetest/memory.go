@@ -30,7 +30,7 @@ type Memory struct {
 	closed  bool
 }
 
-// NewMemory returns an empty store. Close ends its watches.
+// NewMemory returns an empty store. The caller must call Close.
 func NewMemory() *Memory {
 	m := &Memory{machine: mvcc.New(), term: 1, deposed: make(chan struct{})}
 	m.hub = watch.New(memoryHistory{m.machine}, 0, watch.Options{})
@@ -48,7 +48,7 @@ func (h memoryHistory) Read(after raftstore.Revision, max int) ([]raftstore.Even
 	return h.machine.View().Read(after, max)
 }
 
-// Close ends every watch; later calls fail with ErrClosed.
+// Close stops the store and ends every watch. Later calls fail with ErrClosed.
 func (m *Memory) Close() {
 	m.mu.Lock()
 	m.closed = true
@@ -105,8 +105,8 @@ func (m *Memory) checkOpen(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// SetQuota sets the space quota; 0 = no quota. The store refuses new keys when the total size of
-// keys and values has reached the quota, until it is below nine tenths of the quota.
+// SetQuota sets the space quota; 0 = no quota. When the keys and values have reached the quota, the
+// store refuses new keys until their size is below nine tenths of the quota.
 func (m *Memory) SetQuota(bytes int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -129,7 +129,8 @@ func (m *Memory) watchSpace() {
 	}}})
 }
 
-// applyCommand applies one command, publishes its events and sets the expiry timer.
+// applyCommand applies one command, publishes the resulting events to the watchers and sets the
+// timer for the next expiry. The caller holds m.mu.
 func (m *Memory) applyCommand(cmd *storev1.Command) mvcc.Result {
 	res := m.machine.Apply(mvcc.Entry{Term: m.term, Command: cmd})
 	m.hub.Publish(res.Events)

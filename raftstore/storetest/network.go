@@ -51,7 +51,7 @@ func (n *Network) Mend(a, b string) {
 	n.MendOneWay(b, a)
 }
 
-// CutOneWay drops the traffic in one direction only.
+// CutOneWay drops the traffic from one replica to another, but not in the opposite direction.
 func (n *Network) CutOneWay(from, to string) {
 	n.changeLine(from, to, func(c *condition) { c.cut = true })
 }
@@ -68,7 +68,7 @@ func (n *Network) Slow(from, to string, delay, jitter time.Duration) {
 	n.changeLine(from, to, func(c *condition) { c.delay, c.jitter = delay, jitter })
 }
 
-// Heal undoes all faults of all lines.
+// Heal undoes all cuts and delays between all replicas.
 func (n *Network) Heal() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -90,15 +90,16 @@ func (n *Network) notifyChanged() {
 	n.moved = make(chan struct{})
 }
 
-// lineCondition returns the condition of a line and a channel that is closed at the next change.
+// lineCondition returns the current fault of the line between two replicas, and a channel that is
+// closed when any line changes.
 func (n *Network) lineCondition(from, to string) (condition, <-chan struct{}) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.lines[line{from, to}], n.moved
 }
 
-// GivenUp returns how many connections from one replica to another were closed by the dialing side
-// because sent data was not acknowledged within its timeout (see SetUnheardTimeout).
+// GivenUp returns how many connections from one replica to another the dialing side has closed
+// because sent data was not acknowledged in time (see SetUnheardTimeout).
 func (n *Network) GivenUp(from, to string) int {
 	n.mu.Lock()
 	defer n.mu.Unlock()

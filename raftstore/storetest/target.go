@@ -76,9 +76,9 @@ func (g *favouring) Leader() string {
 	return g.target.Leader()
 }
 
-// try calls do for a replica with a timeout of five seconds. An error is only logged with the
-// description in what, because the operation may fail, for example after leadership has moved. A
-// nil replica is skipped.
+// try calls do for a replica with a timeout of five seconds. An error is only logged, together with
+// the description in the parameter what, because the operation may fail, for example after
+// leadership has moved. A nil replica is skipped.
 func (g target) try(what string, r *replica.Replica, do func(r *replica.Replica, ctx context.Context) error) {
 	if r == nil {
 		return

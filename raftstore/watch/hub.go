@@ -33,15 +33,16 @@ const (
 
 // Options configure a hub. Zero values mean the defaults.
 type Options struct {
-	// ProgressEvery is the interval of progress notes for synced watchers that have not received
-	// the newest revision. Default 5 s.
+	// ProgressEvery is the interval of progress notes (revisions without events) for synced
+	// watchers that have not received the newest revision. Default 5 s.
 	ProgressEvery time.Duration
 	// StallCheck is the interval of a check for a catching-up watcher that waits for its reader:
 	// whether history still retains the revisions that the watcher needs. Default 10 s.
 	StallCheck time.Duration
 }
 
-// Hub distributes revisions to watchers.
+// Hub sends new revisions to the watchers with a matching prefix, and revisions from history to
+// watchers that are behind.
 type Hub struct {
 	history History
 	opts    Options
@@ -77,8 +78,8 @@ func New(history History, revision raftstore.Revision, o Options) *Hub {
 		groups: make(map[string]*group), all: make(map[*Watcher]struct{})}
 }
 
-// Run sends progress notes until ctx ends, then ends every watcher with
-// ErrClosed and waits for their goroutines.
+// Run sends progress notes at the interval Options.ProgressEvery until ctx ends. It then ends every
+// watcher with ErrClosed and waits for the goroutines of the watchers.
 func (h *Hub) Run(ctx context.Context) error {
 	tick := time.NewTicker(h.opts.ProgressEvery)
 	defer tick.Stop()
@@ -147,7 +148,7 @@ func (h *Hub) publishRevision(r raftstore.Events) {
 	h.touchedGroups = h.touchedGroups[:0]
 }
 
-// selectEvents returns the revision with only the events at the indices.
+// selectEvents returns the revision r with only those events that the indices denote.
 func selectEvents(r raftstore.Events, indices []int) raftstore.Events {
 	if len(indices) == len(r.Events) {
 		return r
@@ -179,8 +180,8 @@ func (h *Hub) sendOrCatchUp(w *Watcher, ev raftstore.Events, bytes int64) {
 	}
 }
 
-// Reset informs the hub that a snapshot at the given revision replaced the whole state. Watchers
-// continue from the history of the snapshot.
+// Reset must be called after a snapshot at the given revision has replaced the whole state.
+// Watchers continue from the history of the new state.
 func (h *Hub) Reset(revision raftstore.Revision) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -218,8 +219,9 @@ func (h *Hub) SlowWatchers() uint64 {
 	return h.slowWatchers
 }
 
-// sendProgressNotes sends progress to the synced watchers that have not received the newest
-// revision. A full channel is skipped: its contents already report progress.
+// sendProgressNotes sends a progress note to each synced watcher that has not received the newest
+// revision. It skips a watcher with a full channel, because the channel's contents already report
+// progress.
 func (h *Hub) sendProgressNotes() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -242,9 +244,9 @@ func (h *Hub) trySendProgress(w *Watcher) bool {
 	}
 }
 
-// Watch starts a watcher of prefix after a revision; 0 means the current one. It returns
-// ErrCompacted if the revision is no longer retained, and ErrFutureRevision if it has not been
-// published yet.
+// Watch starts a watcher of the keys with prefix, for revisions after the given one; 0 means the
+// current one. It returns ErrCompacted if history does not retain the revisions, and
+// ErrFutureRevision if the revision has not been published yet.
 func (h *Hub) Watch(ctx context.Context, prefix string, after raftstore.Revision) (*Watcher, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("watch of %q: %w", prefix, err)
@@ -379,7 +381,7 @@ type Watcher struct {
 // C returns the channel of revisions.
 func (w *Watcher) C() <-chan raftstore.Events { return w.c }
 
-// Err returns the reason why C was closed.
+// Err returns the reason why C was closed, as described for raftstore.Watcher.
 func (w *Watcher) Err() error {
 	w.hub.mu.Lock()
 	defer w.hub.mu.Unlock()

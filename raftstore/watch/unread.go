@@ -44,7 +44,7 @@ func (u *unreadCounter) hasSpaceFor(n int, bytes int64) bool {
 	return u.count == 0 || u.total+bytes <= maxUnread
 }
 
-// recordSent counts a revision that was sent.
+// recordSent counts a revision of the given size that was sent to the channel.
 func (u *unreadCounter) recordSent(bytes int64) {
 	u.keepLast(channelSize - 1) // the channel had space for it
 	w := uint32(min(bytes, math.MaxUint32))
@@ -54,8 +54,8 @@ func (u *unreadCounter) recordSent(bytes int64) {
 	u.total += int64(w)
 }
 
-// keepLast subtracts the sizes of all revisions except the last n, because the reader has received
-// them.
+// keepLast reduces the count to the last n revisions sent. The reader has received the earlier
+// ones.
 func (u *unreadCounter) keepLast(n int) {
 	for ; u.count > n; u.count-- {
 		u.total -= int64(u.sentBytes[(u.nextIndex-u.count+channelSize)%channelSize])

@@ -11,7 +11,7 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// CheckOptions describe the faults to which the store was exposed.
+// CheckOptions are the parameters of Recorder.Check.
 type CheckOptions struct {
 	// Skew is the largest difference of a replica's clock from the correct time.
 	Skew time.Duration

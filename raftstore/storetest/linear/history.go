@@ -11,7 +11,8 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// history is the sequence of revisions that all watchers agree on, with the state at each revision.
+// history is the sequence of revisions under the recorder's prefix, as the watchers have received
+// it, with the state at each revision.
 type history struct {
 	base      raftstore.Revision
 	revisions []raftstore.Revision // revisions with changes, in order

@@ -68,8 +68,8 @@ func keyModel() porcupine.Model {
 }
 
 // searchOrder searches, for each key, a sequential order of all calls about the key that explains
-// their results, and reports to rep if there is none. It relies on the watchers for only one
-// result. A commit with an unknown outcome that no watcher received is omitted.
+// their results. If there is none, it reports a violation to rep. It relies on the watchers for
+// only one result. A commit with an unknown outcome that no watcher received is omitted.
 func (r *Recorder) searchOrder(rep *Report, a *audit, o CheckOptions) {
 	timeout := o.Timeout
 	if timeout == 0 {

@@ -3,8 +3,8 @@
 // then compares the recording with the history of the store's revisions and with a model of a map
 // without revisions. Any raftstore.Store can be checked, in this process or in another.
 //
-// Check requires that every commit that changes something under the prefix is made through a
-// Recorder and puts at least one value that no other commit puts.
+// Check has two requirements. Every commit that changes something under the prefix must be made
+// through a Recorder. Each such commit must put at least one value that no other commit puts.
 package linear
 
 import (
@@ -24,7 +24,7 @@ type Door struct {
 	Store raftstore.Store
 }
 
-// fate is the effect of a call, as far as its caller can know it from the result.
+// fate is the effect of a call according to its result.
 type fate uint8
 
 const (

@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// Kind is the kind of a violation.
+// Kind is the kind of a Violation.
 type Kind string
 
-// The violations that Check detects.
+// The kinds of violations that Recorder.Check detects.
 const (
 	StaleRead   Kind = "stale read"                    // the read misses a change that was acknowledged before the read started
 	WrongRead   Kind = "read of what was never so"     // the read returned another state than the history has at that revision
@@ -38,7 +38,8 @@ type Violation struct {
 	What string
 }
 
-// Report is the result of Check.
+// Report is the result of Recorder.Check: counts of the recorded calls and the violations that were
+// found.
 type Report struct {
 	// Numbers of recorded calls: all, acknowledged ones, those with a failed precondition, those
 	// certainly without effect, and those with an unknown effect.
@@ -86,7 +87,7 @@ func (r *Report) Has(k Kind) bool {
 	return false
 }
 
-// Err returns nil if the store kept the contract, and otherwise an error that lists the violations.
+// Err returns an error that lists the violations, or nil if there are none.
 func (r *Report) Err() error {
 	if len(r.Violations) == 0 {
 		return nil
@@ -104,7 +105,8 @@ func (r *Report) Err() error {
 	return fmt.Errorf("%s%s", b.String(), strings.Join(kinds, ""))
 }
 
-// String returns a summary of what was checked.
+// String returns a summary: the numbers of calls by effect, revisions, watches and failures by
+// error.
 func (r *Report) String() string {
 	var why []string
 	for what, n := range r.Failures {

@@ -12,7 +12,7 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// Options configure a workload. Zero values mean the defaults.
+// Options configure a Workload. Zero values mean the defaults.
 type Options struct {
 	Prefix    string        // prefix of all keys (default "/linear/")
 	Seed      uint64        // seed of the clients' choices
@@ -181,8 +181,8 @@ func (w *Workload) runFollower(id int, prefix string, at int, places []Place) {
 			if id > 0 && rng.IntN(6) == 0 {
 				f.Forget()
 			}
-			// Followers of a part also go back to a random earlier revision, or to what is retained
-			// of it.
+			// Followers of a part also go back to a random earlier revision. Watch fails if history
+			// does not retain that revision.
 			if prefix != w.opts.Prefix && rng.IntN(2) == 0 {
 				f.Rewind(raftstore.Revision(rng.Int64N(int64(f.Cursor()) + 1)))
 			}

@@ -38,7 +38,7 @@ type Group interface {
 // Fault is a kind of fault that a plan injects. Its value is a description for logs.
 type Fault string
 
-// The faults.
+// The faults that a plan may contain.
 const (
 	KillLeader     Fault = "kill the leader"
 	KillFollower   Fault = "kill a follower"
@@ -70,7 +70,7 @@ const (
 	Compact        Fault = "compact the history"
 )
 
-// All contains all faults.
+// All contains every Fault.
 var All = []Fault{
 	KillLeader, KillFollower, KillFollowers, KillAll, StopLeader, IsolateLeader, IsolateAny, LeaderMinority,
 	MuteLeader, DeafLeader, MuteFollower, DeafFollower, BridgeLeader, BridgeFollower, SlowLines, JumbledLines, FlappingLine,
@@ -117,7 +117,7 @@ func New(seed uint64, d time.Duration, faults []Fault) Plan {
 	return p
 }
 
-// String returns the plan, one act per line.
+// String returns the plan as text, one act per line.
 func (p Plan) String() string {
 	var b strings.Builder
 	at := time.Duration(0)

@@ -229,8 +229,8 @@ func (c *Client) Sync(ctx context.Context) (raftstore.Revision, error) {
 	return raftstore.Revision(resp.GetRevision()), err
 }
 
-// Applied implements raftstore.Store. It returns the replica's response within a second, otherwise
-// the previous response.
+// Applied implements raftstore.Store. If the replica does not respond within a second, it returns
+// the revision of the last response.
 func (c *Client) Applied() raftstore.Revision {
 	ctx, cancel := context.WithTimeout(context.Background(), appliedTimeout)
 	defer cancel()

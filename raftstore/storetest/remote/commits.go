@@ -136,8 +136,8 @@ func (b *commitStream) startCommit(ctx context.Context, call *storev1.RemoteComm
 	}
 }
 
-// worker makes commits, one after the other, until the stream ends. Workers are kept for later
-// commits, because a goroutine with a grown stack is cheaper than a new one.
+// worker executes the commit w and then further commits, one after the other, until the stream
+// ends. It is reused because a goroutine with a grown stack is cheaper than a new one.
 func (b *commitStream) worker(w commitWork) {
 	defer b.running.Done()
 	for ok := true; ok; w, ok = <-b.work {

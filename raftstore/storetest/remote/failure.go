@@ -76,11 +76,11 @@ type failure struct {
 func (f *failure) Error() string   { return f.message }
 func (f *failure) Unwrap() []error { return f.wraps }
 
-// errLost marks a connection error: the replica did not respond.
+// errLost means that the connection to the replica failed before the replica responded.
 var errLost = errors.New("remote: connection to the replica is lost")
 
-// Err returns the error of a failed call as a raftstore error: the replica's error, or
-// ErrUnavailable with the reason if the replica did not respond.
+// Err converts the error of a gRPC call. It returns the error of the replica if StatusOf has
+// encoded one, and otherwise ErrUnavailable with the reason. The result for a status OK is nil.
 func Err(err error) error {
 	s := status.Convert(err)
 	for _, d := range s.Details() {

@@ -36,7 +36,7 @@ const (
 	replyReserve = 100 * time.Millisecond
 )
 
-// ServerOptions returns the options that a gRPC server needs to serve a store.
+// ServerOptions returns the options with which a gRPC server must be created to serve a store.
 func ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage),
