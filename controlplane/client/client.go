@@ -1,6 +1,6 @@
-// Package client gives components in the API server's process access to the API: typed calls that
-// pass authorization and admission without a socket, and informers that share the objects of the
-// watch cache.
+// Package client gives components in the API server's process access to the API. It has typed calls
+// that pass authorization and admission without a network connection, and informers that share the
+// objects of the watch cache.
 package client
 
 import (
@@ -123,7 +123,7 @@ func List[T api.Object](ctx context.Context, c *Client, namespace string, o meta
 	return items, nil
 }
 
-// Create stores obj and returns the stored object.
+// Create creates the object obj and returns the stored object, which the caller owns.
 func Create[T api.Object](ctx context.Context, c *Client, obj T) (T, error) {
 	made, err := CreateGiven(ctx, c, obj.DeepCopyObject().(T))
 	if err != nil {
@@ -143,12 +143,14 @@ func CreateGiven[T api.Object](ctx context.Context, c *Client, obj T) (T, error)
 	return callForObject[T](ctx, c, r)
 }
 
-// Update replaces the object. Its resourceVersion is a precondition.
+// Update replaces the stored object by obj and returns the result. The resourceVersion of obj is a
+// precondition.
 func Update[T api.Object](ctx context.Context, c *Client, obj T) (T, error) {
 	return updateSubresource(ctx, c, obj, "")
 }
 
-// UpdateStatus replaces the status. The object's resourceVersion is a precondition.
+// UpdateStatus replaces the status of the stored object by that of obj and returns the result. The
+// resourceVersion of obj is a precondition.
 func UpdateStatus[T api.Object](ctx context.Context, c *Client, obj T) (T, error) {
 	return updateSubresource(ctx, c, obj, "status")
 }
@@ -168,7 +170,9 @@ func updateSubresource[T api.Object](ctx context.Context, c *Client, obj T, subr
 	return callForCopy[T](ctx, c, r)
 }
 
-// Patch patches the object, or the given subresource if it is not "".
+// Patch applies a patch of type t to the named object of T's kind, or to the given subresource if
+// it is not "". It returns the result. A server-side apply patch is forced, with the client's user
+// as field manager.
 func Patch[T api.Object](ctx context.Context, c *Client, namespace, name, subresource string, t types.PatchType, data []byte) (T, error) {
 	r, err := newRequest[T](c, api.VerbPatch, namespace, name)
 	if err != nil {
@@ -194,9 +198,9 @@ func Delete[T api.Object](ctx context.Context, c *Client, namespace, name string
 	return err
 }
 
-// Sub creates a subresource (for example a Binding of a pod, an Eviction, a TokenRequest) and
-// returns the response. If the API returns only a success status, as for a Binding, the result is
-// body.
+// Sub creates a subresource of the named object, for example a Binding of a pod, an Eviction or a
+// TokenRequest. It returns the response. If the API returns only a success status, as for a
+// Binding, the result is body.
 func Sub[T api.Object, B metav1.Object](ctx context.Context, c *Client, namespace, name, subresource string, body B) (B, error) {
 	r, err := newRequest[T](c, api.VerbCreate, namespace, name)
 	if err != nil {

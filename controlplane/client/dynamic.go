@@ -18,8 +18,8 @@ import (
 var ErrNotServed = errors.New("the version is not served")
 
 // Do performs a request with this client's identity, fence and trace context. It is for callers
-// that know the kind only at run time, such as the garbage collector and namespace deletion. If the
-// API no longer serves the request's kind, the error is ErrNotServed and not NotFound.
+// that determine the kind only at run time, such as the garbage collector and namespace deletion.
+// If the API no longer serves the request's kind, the error is ErrNotServed and not NotFound.
 func (c *Client) Do(ctx context.Context, r *api.Request) (runtime.Object, error) {
 	d := *r
 	d.User, d.Fence, d.TraceParent, d.UserAgent = c.user, c.fence, c.trace, c.user.Name
@@ -60,8 +60,8 @@ func (c *Client) ListKind(ctx context.Context, k *api.Kind, namespace string) ([
 	return list.Items, nil
 }
 
-// ListWhole is like ListKind, but returns an error that names the objects that cannot be decoded,
-// if there are any.
+// ListWhole is like ListKind, but returns an error if objects cannot be decoded. The error contains
+// the errors of the first few of them.
 func (c *Client) ListWhole(ctx context.Context, k *api.Kind, namespace string) ([]api.Object, error) {
 	list, err := c.listKind(ctx, k, namespace)
 	if err != nil {

@@ -36,9 +36,9 @@ type KindInformer struct {
 // Changed returns a channel that is closed when a newer Informed has replaced this one.
 func (i *Informed) Changed() <-chan struct{} { return i.changed }
 
-// Every returns an EveryKind for the kinds that wants selects, with informers for the current ones.
-// prepare is called with each informer before it runs, to add indexes. Every must be called before
-// Informers.Run.
+// Every returns an EveryKind for the kinds for which the function wants returns true, with
+// informers for the current ones. prepare is called with each informer before it runs, to add
+// indexes. Every must be called before Informers.Run.
 func Every(i *Informers, wants func(*api.Kind) bool, prepare func(cache.SharedIndexInformer)) *EveryKind {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -49,8 +49,8 @@ func Every(i *Informers, wants func(*api.Kind) bool, prepare func(cache.SharedIn
 	return e
 }
 
-// Now returns the kinds that currently have an informer. The informer of a new kind may not have
-// listed yet.
+// Now returns the list of selected kinds and their informers. The informer of a new kind may not
+// have received its initial list yet.
 func (e *EveryKind) Now() *Informed { return e.now.Load() }
 
 // followKind adapts the informers to a table of kinds. It stops the informers of kinds that are no

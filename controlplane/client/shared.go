@@ -71,8 +71,9 @@ func (s *sharedInformer) RunWithContext(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		// A kind that is no longer served is about to be stopped, and so is a replica after its
-		// cache has ended. Neither is logged.
+		// Not logged if the kind is no longer served, because the informer is then about to be
+		// stopped. The first failures are not logged either: the replica and its watch cache may be
+		// stopping.
 		if tries > quietTries && s.client.kinds.Table().Has(s.kind) {
 			slog.Warn("an informer lost its watch and starts another", "kind", s.kind.GVK.String(), "error", err)
 		}

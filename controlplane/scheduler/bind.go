@@ -235,9 +235,8 @@ func (s *Scheduler) writeCondition(ctx context.Context, n *podUpdateNote) error 
 
 // updateStatus writes the status of the object that change returns for the current state of "of",
 // and retries on a conflict. It does nothing if change reports no change, or if the object was
-// deleted. change is called with the cached object first. If sure is set, a result without a change
-// is confirmed with the object from the API, because the cache may not contain an earlier write
-// yet.
+// deleted. change is called with the cached object first. If sure is set and there is no change, it
+// is called again with the object from the API. The cache may not contain an earlier write yet.
 func updateStatus[T api.Object](ctx context.Context, s *Scheduler, of T, sure bool, change func(T) (next T, changed bool)) error {
 	namespace, name := of.GetNamespace(), of.GetName()
 	failed := func(err error) error { return fmt.Errorf("write status of %T %s/%s: %w", of, namespace, name, err) }

@@ -41,10 +41,10 @@ type gangPreemptionSearch struct {
 	nodes   map[types.UID]string
 }
 
-// findVictims returns the pods to evict and the nodes for the members, or nil if the members would
-// not fit even without all pods of lower priority. It removes pods from the snapshot, lowest
-// priorities first, until all members fit together. It then restores the removed pods that need not
-// be evicted, in the sequence that order returns.
+// findVictims returns the pods to evict and the nodes for the members. It returns nil if the
+// members would not fit even without all pods of lower priority. It removes pods from the snapshot,
+// lowest priorities first, until all members fit together. It then restores the removed pods that
+// need not be evicted, in the sequence that order returns.
 func (r *gangPreemptionSearch) findVictims(ctx context.Context, order func([]*framework.PodInfo) []*framework.PodInfo) (*gangPreemption, error) {
 	victims := r.lowerPriorityPods()
 	for _, level := range priorityLevels(victims) {

@@ -200,7 +200,7 @@ func (s *groupTracker) resetAttempts() {
 	}
 }
 
-// setPreempting records whether pods are being evicted for a group.
+// setPreempting records whether pods of lower priority are being evicted for a group.
 func (s *groupTracker) setPreempting(key framework.GroupKey, is bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

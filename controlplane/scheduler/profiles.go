@@ -71,8 +71,8 @@ func newProfiles(c *config.Config, newHandle func() *framework.Handle, confirm f
 	return out, nil
 }
 
-// LoadConfig reads a configuration file and checks it completely, including the plugins and their
-// arguments. An empty path means the default configuration.
+// LoadConfig reads the configuration file at path and checks it completely, including the plugins
+// and their arguments. For an empty path it returns the default configuration.
 func LoadConfig(path string) (*config.Config, error) {
 	c, err := config.Load(path)
 	if err != nil {

@@ -1,7 +1,7 @@
-// Package scheduler assigns pods to nodes. The decision is framework.Profile.Schedule, a function
-// of a snapshot and a pod; plugins filter and score nodes. The rest of the package is a queue that
-// informers fill, a cluster state in which a pod counts as soon as its node is chosen, and
-// concurrent bindings.
+// Package scheduler assigns pods to nodes. framework.Profile.Schedule makes the decision: it is a
+// function of a snapshot and a pod, in which plugins filter and score nodes. The rest of the
+// package is a queue of pods, the cluster state and concurrent bindings. Informers fill the queue.
+// A pod is counted in the cluster state as soon as its node is chosen.
 //
 //	informers ─▶ queue ─▶ one loop: snapshot ▸ Schedule ▸ assume ▸ Reserve ▸ Permit ─▶ many bindings at once
 //	         └▶ cluster ◀──────────────────────────────┘                              └▶ events, conditions, timeline
@@ -30,7 +30,7 @@ import (
 
 // Config is the configuration of a Scheduler.
 type Config struct {
-	// Client is authenticated as the scheduler (client.As(api.User{Name: api.UserScheduler ...})).
+	// Client calls the API as the scheduler (client.As(api.User{Name: api.UserScheduler ...})).
 	Client    *client.Client
 	Informers *client.Informers // New registers informers; the server runs them
 	Actor     string            // name of this replica in timelines, for example "scheduler/cp2"

@@ -80,9 +80,9 @@ func mayHaveBound(st *framework.Status) bool {
 }
 
 // awaitOutcome determines the outcome of a binding that failed with st. It returns nil if the pod
-// is bound to the node, st if the pod is not bound and the binding can no longer be stored, and
-// otherwise a conflict. Meanwhile the pod is counted on the node. If ctx ends before, it returns
-// st, and a later Run in the same raft term continues.
+// is bound to the node. It returns st if the pod is not bound and the binding can no longer be
+// stored. Otherwise it returns a conflict. Meanwhile the pod is counted on the node. If ctx ends
+// before, it returns st, and a later Run in the same raft term continues.
 func (s *Scheduler) awaitOutcome(ctx context.Context, info *framework.PodInfo, node string, st *framework.Status) *framework.Status {
 	pod := info.Pod
 	s.unconfirmed.addBinding(info, node)

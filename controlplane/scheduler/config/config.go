@@ -63,8 +63,8 @@ func (c *Config) Names() []string {
 	return out
 }
 
-// Load reads and checks a configuration file, except the names and order of plugins. An empty path
-// means Default.
+// Load reads the configuration file at path and checks it, except the names and order of plugins.
+// For an empty path it returns Default.
 func Load(path string) (*Config, error) {
 	if path == "" {
 		return Default(), nil

@@ -12,8 +12,7 @@ import (
 	file "k8s.io/kube-scheduler/config/v1"
 )
 
-// Limits of extenders: their number and the timeout of a request. Pods are scheduled one after the
-// other, so each request delays all later pods.
+// Limits of extenders: their number and the timeout of a request.
 const (
 	maxExtenders = 16
 	// Pods are scheduled one after the other: each request to an extender delays all later pods.

@@ -50,7 +50,7 @@ func Native(name v1.ResourceName) bool {
 	return name == v1.ResourceCPU || name == v1.ResourceMemory || name == v1.ResourceEphemeralStorage
 }
 
-// Of returns the amount of one resource.
+// Of returns the amount of the named resource, in millicores for CPU.
 func (r *Resources) Of(name v1.ResourceName) int64 {
 	switch name {
 	case v1.ResourceCPU:
@@ -117,7 +117,7 @@ func (p HostPort) conflictsWith(o HostPort) bool {
 	return p.Port == o.Port && p.Protocol == o.Protocol && (p.IP == o.IP || p.IP == all || o.IP == all)
 }
 
-// PodInfo is a pod with values that are derived from it once for scheduling.
+// PodInfo is a pod with the properties that scheduling needs, which are computed once.
 type PodInfo struct {
 	Pod      *v1.Pod
 	Requests Resources
@@ -207,7 +207,7 @@ type NodeInfo struct {
 	Allocatable Resources
 	MaxPods     int
 	Ports       []HostPort
-	// Images present on the node by name, with their size.
+	// Images are the container images on the node, by name, with their sizes in bytes.
 	Images map[string]int64
 
 	// Generation increases with every change of the node, so that a snapshot copies only changed
@@ -298,7 +298,7 @@ func (n *NodeInfo) Clone() *NodeInfo {
 	return &c
 }
 
-// Snapshot is the cluster during one scheduling attempt.
+// Snapshot is the state of the cluster on which one scheduling attempt is based.
 type Snapshot struct {
 	Nodes  []*NodeInfo // nodes with a node object, sorted by name
 	ByName map[string]*NodeInfo

@@ -78,7 +78,7 @@ func (s *Status) Is(c Code) bool {
 // Refused reports whether the plugin refused the pod. It is false for a failure of the plugin.
 func (s *Status) Refused() bool { return s.Is(Unschedulable) || s.Is(Unresolvable) }
 
-// Message returns the joined reasons.
+// Message returns the reasons, joined by commas.
 func (s *Status) Message() string {
 	if s == nil {
 		return ""
@@ -114,7 +114,7 @@ type QueueSort interface {
 	Less(a, b *QueuedPod) bool
 }
 
-// QueuedPod is a pod in the queue, for QueueSort.
+// QueuedPod is a pod in the scheduling queue, as passed to QueueSort.
 type QueuedPod struct {
 	*PodInfo
 	Added    time.Time // time when it was first added to the queue
@@ -159,7 +159,7 @@ type PreScore interface {
 	PreScore(ctx context.Context, c *Cycle, nodes []*NodeInfo) *Status
 }
 
-// MaxScore is the highest normalized score.
+// MaxScore is the highest score that a Score plugin may give to a node after normalization.
 const MaxScore int64 = 100
 
 // Score is an extension point that scores a feasible node. The score must be from 0 to MaxScore, if
@@ -185,8 +185,9 @@ type Reserve interface {
 	Unreserve(ctx context.Context, c *Cycle, node string)
 }
 
-// Permit is an extension point that allows, refuses or delays (Wait) the binding. The duration is
-// the maximum delay. A delayed pod is allowed or rejected through Handle.Waiting.
+// Permit is an extension point that allows, refuses or delays the binding; it delays it with the
+// code Wait. The duration is the maximum delay. A delayed pod is allowed or rejected through
+// Handle.Waiting.
 type Permit interface {
 	Plugin
 	Permit(ctx context.Context, c *Cycle, node string) (*Status, time.Duration)
@@ -237,12 +238,13 @@ const (
 // PodUpdate is the object of the event PodUpdated. Old is nil if the previous state is unknown.
 type PodUpdate struct{ Old, Now *v1.Pod }
 
-// Requeue is implemented by plugins that can tell which events may make a pod fit that they have
-// refused. Pods that a plugin without it refused are retried after every event.
+// Requeue is implemented by plugins that select the events after which their refusal of a pod may
+// no longer apply. If a plugin does not implement it, pods that the plugin refused are retried
+// after every event.
 type Requeue interface {
 	Plugin
-	// MayHelp reports whether the event may make the pod fit, which this plugin refused. obj is the
-	// changed object, or the last state of a deleted one.
+	// MayHelp reports whether the plugin may accept the pod after the event, which it refused
+	// before. obj is the changed object, or the last state of a deleted one.
 	MayHelp(e Event, pod *v1.Pod, obj any) bool
 }
 

@@ -16,7 +16,7 @@ type Handle struct {
 	Volumes
 	Devices
 
-	// Bind binds the pod to the node.
+	// Bind binds the pod to the node through the API.
 	Bind func(ctx context.Context, pod *v1.Pod, node string) error
 	// UpdateClaim and UpdateVolume update a PersistentVolumeClaim or a PersistentVolume. The
 	// resourceVersion of the argument is a precondition.
@@ -34,7 +34,7 @@ type Handle struct {
 	// Budgets returns all PodDisruptionBudgets. Pod returns the current state of a pod.
 	Budgets func() []*policyv1.PodDisruptionBudget
 	Pod     func(namespace, name string) (*v1.Pod, bool)
-	// Group returns the state of a PodGroup. It may be called with any lock held.
+	// Group returns the state of a PodGroup. It acquires no lock that callers may hold.
 	Group func(key GroupKey) Group
 	// VolumeLimits returns, by CSI driver, how many volumes can be attached to the node. Drivers
 	// without a limit are missing.

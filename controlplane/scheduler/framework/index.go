@@ -117,7 +117,7 @@ func (x *Index) Replace(old, now *NodeInfo) {
 }
 
 // sameTopology reports whether two states of a node have the same name, labels, taints and
-// unschedulable flag. The counts of topology domains then stay valid.
+// unschedulable flag. The node then remains in the same topology domains of the Index.
 func sameTopology(a, b *v1.Node) bool {
 	return a == b || a.Name == b.Name && maps.Equal(a.Labels, b.Labels) &&
 		a.Spec.Unschedulable == b.Spec.Unschedulable && equality.Semantic.DeepEqual(a.Spec.Taints, b.Spec.Taints)

@@ -213,8 +213,8 @@ func newPeerIndex[T comparable](of func(T) *Peers) peerIndex[T] {
 	return peerIndex[T]{peersOf: of, buckets: make(map[bucket][]T)}
 }
 
-// addItem adds the item to the smallest of its possible buckets, because a label that all pods have
-// is not selective.
+// addItem stores the item in that of its possible buckets which has the fewest items. A bucket for
+// a label that all pods have would hold many items and be searched for every pod.
 func (x *peerIndex[T]) addItem(item T) {
 	at := slices.MinFunc(x.peersOf(item).buckets, func(a, b bucket) int { return len(x.buckets[a]) - len(x.buckets[b]) })
 	x.buckets[at] = append(x.buckets[at], item)

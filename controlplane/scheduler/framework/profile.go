@@ -38,7 +38,8 @@ type Profile struct {
 	Binds       []Bind
 	PostBinds   []PostBind
 	Requeues    map[string]Requeue
-	// Extenders are called after the plugins. They are set before the profile is used.
+	// Extenders are external services that are called after the plugins. They must be set before
+	// the profile is used.
 	Extenders []Extender
 
 	weights     []int64
@@ -115,7 +116,7 @@ func NewProfileOf(l Layout) (*Profile, error) {
 type Options struct {
 	// Sample is how many feasible nodes must be found before filtering stops; 0 = filter all nodes.
 	Sample int
-	// Start is the index of the first node to filter.
+	// Start is the index in the snapshot's nodes of the first node to filter.
 	Start int
 	// Rand chooses among nodes with the same score. If it is nil, the first node is chosen.
 	Rand *rand.Rand
@@ -168,7 +169,7 @@ func (e *FitError) MayMend(node string) bool {
 // NoNodes is the message of a FitError if the cluster has no nodes.
 const NoNodes = "no nodes available to schedule pods"
 
-// Error returns the explanation in the format of kube-scheduler.
+// Error returns the reasons in the format of kube-scheduler's events.
 func (e *FitError) Error() string {
 	if e.Total == 0 {
 		return NoNodes
@@ -190,8 +191,8 @@ func (e *FitError) Error() string {
 	return msg
 }
 
-// noNodes takes the place of the refusing plugin if the cluster has no nodes. Because it is no
-// plugin with a Requeue, every event causes a retry.
+// noNodes is the plugin name that RefusedBy returns if the cluster has no nodes. No plugin with
+// this name implements Requeue, so every event causes a retry of the pod.
 const noNodes = "NoNodes"
 
 // RefusedBy returns the names of the plugins that refused the pod. The result is never empty.
@@ -538,8 +539,9 @@ func (p *Profile) Permit(ctx context.Context, c *Cycle, node string) (s *Status,
 	return nil, waiting
 }
 
-// Bind runs the PreBind plugins, binds the pod with an extender or the first Bind plugin that does
-// not skip it, and runs the PostBind plugins.
+// Bind runs the PreBind plugins and binds the pod to the node. An extender that binds has priority;
+// otherwise the first Bind plugin binds that does not skip the pod. Bind then runs the PostBind
+// plugins.
 func (p *Profile) Bind(ctx context.Context, c *Cycle, node string) *Status {
 	for _, b := range p.PreBinds {
 		if s := b.PreBind(ctx, c, node); !s.OK() {

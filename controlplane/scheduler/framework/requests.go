@@ -8,7 +8,7 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// Default requests of containers without requests, for scores only.
+// guess are the requests that containers without requests are assumed to have, for scores only.
 var (
 	guess = v1.ResourceList{
 		v1.ResourceCPU:    *resource.NewMilliQuantity(guessCPU, resource.DecimalSI),

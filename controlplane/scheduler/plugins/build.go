@@ -28,7 +28,7 @@ type Shared struct {
 	Ledger   *dynamicresources.Ledger
 }
 
-// NewShared returns the shared state of a scheduler.
+// NewShared returns a new Shared without chosen volumes and devices.
 func NewShared() *Shared {
 	return &Shared{Promises: volumebinding.NewPromises(), Ledger: dynamicresources.NewLedger()}
 }
@@ -197,8 +197,9 @@ func (b *builder) pluginNames() string {
 	return strings.Join(out, ", ")
 }
 
-// withArgs returns the plugin p, created again with its arguments in a. A plugin without arguments
-// is returned unchanged.
+// withArgs returns the plugin p, created again with its arguments in a. VolumeBinding and
+// DynamicResources are always created again, with the shared state s. Any other plugin without
+// arguments is returned unchanged.
 func withArgs(p framework.Plugin, h *framework.Handle, s *Shared, a config.Args) framework.Plugin {
 	switch p.Name() {
 	case noderesourcesfit.Name:

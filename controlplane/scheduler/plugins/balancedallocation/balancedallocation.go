@@ -11,7 +11,7 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// Name of the plugin.
+// Name is the name of the plugin in a KubeSchedulerConfiguration.
 const Name = "NodeResourcesBalancedAllocation"
 
 // Plugin gives a higher score to a node on which its resources would be used to a similar degree.

@@ -7,7 +7,7 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// Name of the plugin.
+// Name is the name of the plugin in a KubeSchedulerConfiguration.
 const Name = "DefaultBinder"
 
 // Plugin binds a pod by creating its Binding in the API.

@@ -1,5 +1,5 @@
-// Package defaultpreemption preempts pods of lower priority for a pod that fits on no node: as few
-// and as unimportant pods as possible, and within PodDisruptionBudgets if possible.
+// Package defaultpreemption preempts pods of lower priority for a pod that fits on no node. It
+// evicts as few and as unimportant pods as possible, and respects PodDisruptionBudgets if possible.
 package defaultpreemption
 
 import (
@@ -17,7 +17,7 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// Name of the plugin.
+// Name is the name of the plugin in a KubeSchedulerConfiguration.
 const Name = "DefaultPreemption"
 
 // Default number of candidate nodes after which the search stops: a tenth of the nodes where
@@ -184,10 +184,10 @@ func startOffset(pod *v1.Pod, n int) int {
 	return int(h.Sum32() % uint32(n))
 }
 
-// findVictims returns the node as a candidate with the pods that must be evicted from it, or the
-// reasons why the pod does not fit even without all pods of lower priority. It removes those pods
-// from a copy of the node, and restores them one by one as long as the pod still fits. Pods that a
-// budget protects are restored first, then the more important ones.
+// findVictims returns the node as a candidate with the pods that must be evicted from it. If the
+// pod does not fit even without all pods of lower priority, it returns the reasons. It removes
+// those pods from a copy of the node, and restores them one by one as long as the pod still fits.
+// Pods that a budget protects are restored first, then the more important ones.
 func (p Plugin) findVictims(ctx context.Context, c *framework.Cycle, n *framework.NodeInfo, budgets *budgetLedger) (*Candidate, []string) {
 	trial := n.Clone()
 	var lower []*framework.PodInfo

@@ -211,9 +211,10 @@ func (p *Plugin) Unreserve(ctx context.Context, c *framework.Cycle, _ string) {
 	}
 }
 
-// giveUp removes the pod from the claim's reservedFor, and the allocation too if the devices did
-// not become ready and no other pod uses the claim. A failed write is ignored: the pod's next
-// attempt starts from the stored claim, and a controller removes deleted pods from reservedFor.
+// giveUp removes the pod from the claim's reservedFor. If the devices did not become ready and no
+// other pod uses the claim, it also removes the allocation. A failed write is ignored: the pod's
+// next attempt starts from the stored claim, and a controller removes deleted pods from
+// reservedFor.
 func (p *Plugin) giveUp(ctx context.Context, pod *v1.Pod, one *claimState) {
 	claim := one.stored
 	for range tries {

@@ -1,6 +1,6 @@
 // Package dynamicresources allocates devices to pods with resource claims (resource.k8s.io). It
-// restricts a pod to nodes where its claims have devices or can get devices, chooses devices with
-// Kubernetes' allocator, and writes the allocation into the claims before the pod is bound.
+// restricts a pod to nodes on which its claims have devices or can get devices. It chooses devices
+// with Kubernetes' allocator, and writes the allocation into the claims before the pod is bound.
 package dynamicresources
 
 import (
@@ -20,7 +20,7 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// Name of the plugin.
+// Name is the name of the plugin in a KubeSchedulerConfiguration.
 const Name = "DynamicResources"
 
 // maxErrors is how many errors of the device allocator are reported in one scheduling attempt.
@@ -219,8 +219,8 @@ func (c classes) Get(name string) (*resourcev1.DeviceClass, error) {
 }
 
 // Filter implements framework.Filter. It refuses a node that cannot use the devices already
-// allocated to the pod's claims, or on which the allocator finds no devices for the other claims.
-// The devices that it finds are stored for Reserve.
+// allocated to the pod's claims. It also refuses a node on which the allocator finds no devices for
+// the other claims. The devices that it finds are stored for Reserve.
 func (p *Plugin) Filter(ctx context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
 	st, ok := c.Get(Name).(*state)
 	if !ok {
@@ -354,9 +354,10 @@ func (p *Plugin) PreScore(_ context.Context, c *framework.Cycle, _ []*framework.
 	return framework.SkipStatus
 }
 
-// MayHelp implements framework.Requeue. It returns true for changes of nodes and device objects,
-// for the removal of a pod with ResourceClaims, and for a change of one of the pod's own claims. A
-// change of another claim helps only if that claim has no devices any more.
+// MayHelp implements framework.Requeue. It returns true for changes of nodes, DeviceClasses and
+// ResourceSlices, and for the removal of a pod with ResourceClaims. It also does for a change of
+// one of the pod's own claims. A change of another claim helps only if that claim has no devices
+// any more.
 func (p *Plugin) MayHelp(e framework.Event, pod *v1.Pod, obj any) bool {
 	switch e {
 	case framework.NodeAdded, framework.NodeLabels, framework.SliceChanged, framework.DeviceClassChanged:

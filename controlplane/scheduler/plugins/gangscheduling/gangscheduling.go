@@ -13,10 +13,11 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// Name of the plugin.
+// Name is the name of the plugin in a KubeSchedulerConfiguration.
 const Name = framework.GangScheduling
 
-// Plugin delays the pods of a group until enough of them have a node.
+// Plugin delays the binding of pods that belong to a PodGroup, until enough pods of the group have
+// a node.
 type Plugin struct{ H *framework.Handle }
 
 // Name implements framework.Plugin: it returns the name of the plugin.

@@ -10,11 +10,11 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// Name of the plugin.
+// Name is the name of the plugin in a KubeSchedulerConfiguration.
 const Name = "ImageLocality"
 
-// Limits for the total size of a pod's images that a node has. Below least bytes the score is 0.
-// From most bytes per container on, it is the maximum.
+// Limits for the total size of a pod's images that a node has. If the size is below least bytes,
+// the score is 0. If it is at least most bytes for each container, the score is the maximum.
 const (
 	least = 23 << 20
 	most  = 1000 << 20

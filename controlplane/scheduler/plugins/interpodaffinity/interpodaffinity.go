@@ -11,7 +11,7 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// Name of the plugin.
+// Name is the name of the plugin in a KubeSchedulerConfiguration.
 const Name = "InterPodAffinity"
 
 var (
@@ -229,8 +229,8 @@ func (p Plugin) PreScore(_ context.Context, c *framework.Cycle, _ []*framework.N
 }
 
 // Score implements framework.Score: a sum of term weights over the pods in the node's topology
-// domains. A weight is added for each such pod that a preferred term of this pod selects, and for
-// each such pod with a term that selects this pod.
+// domains. For each of them, the weights of two kinds of terms are added: this pod's preferred
+// terms that select the other pod, and the other pod's terms that select this pod.
 func (p Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) (int64, *framework.Status) {
 	st, ok := c.Get(Name).(*state)
 	if !ok {
@@ -307,8 +307,8 @@ func wants(own *framework.Affinity, other *v1.Pod) bool {
 	return false
 }
 
-// parts reports whether a required anti-affinity term of pod, which own contains, may select the
-// other pod, or a term of the other pod may select pod.
+// parts reports whether a required anti-affinity term of pod may select the other pod, or a term of
+// the other pod may select pod. own contains the terms of pod.
 func parts(own *framework.Affinity, pod, other *v1.Pod) bool {
 	if own != nil {
 		for _, t := range own.Avoided {

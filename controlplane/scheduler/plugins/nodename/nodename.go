@@ -9,7 +9,7 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// Name of the plugin.
+// Name is the name of the plugin in a KubeSchedulerConfiguration.
 const Name = "NodeName"
 
 var refused = framework.RefuseForGood(Name, "node(s) didn't match the requested node name")

@@ -9,7 +9,7 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// Name of the plugin.
+// Name is the name of the plugin in a KubeSchedulerConfiguration.
 const Name = "NodePorts"
 
 var refused = framework.Refuse(Name, "node(s) didn't have free ports for the requested pod ports")

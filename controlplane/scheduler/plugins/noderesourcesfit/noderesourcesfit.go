@@ -14,7 +14,7 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// Name of the plugin.
+// Name is the name of the plugin in a KubeSchedulerConfiguration.
 const Name = "NodeResourcesFit"
 
 // Frequent refusals, allocated once.

@@ -22,7 +22,7 @@ type Strategy struct {
 	Shape []Step
 }
 
-// Kind is the kind of a Strategy.
+// Kind is the way in which a Strategy scores the utilization of a resource.
 type Kind uint8
 
 const (

@@ -72,8 +72,8 @@ func selectorOf(pod *v1.Pod, c *v1.TopologySpreadConstraint) labels.Selector {
 	return sel
 }
 
-// eligibleNodes returns the function that selects the nodes whose pods are counted. Such nodes have
-// labels with all given keys. Depending on the constraint's policies, they must also match the
+// eligibleNodes returns the function that selects the nodes on which pods are counted. Such nodes
+// have labels with all given keys. Depending on the constraint's policies, they must also match the
 // pod's node affinity and have no taints that the pod does not tolerate.
 func (c *constraint) eligibleNodes(pod *v1.Pod, keys []string) framework.Nodes {
 	var id strings.Builder
@@ -108,9 +108,9 @@ func (c *constraint) eligibleNodes(pod *v1.Pod, keys []string) framework.Nodes {
 	}}
 }
 
-// appendID appends the value v, with the label what, to the ID of a framework.Nodes. Two Nodes with
-// equal IDs share cached counts, so every input of their function must be appended. v must be an
-// API type, so that encoding cannot fail.
+// appendID appends the value v to the ID of a framework.Nodes. The parameter what is a label that
+// distinguishes the kinds of values. Two Nodes with equal IDs share cached counts, so every input
+// of their function must be appended. v must be an API type, so that encoding cannot fail.
 func appendID(id *strings.Builder, what string, v any) {
 	id.WriteString("\x01" + what + "\x01")
 	b, err := json.Marshal(v)

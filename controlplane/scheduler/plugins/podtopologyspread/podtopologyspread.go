@@ -15,7 +15,7 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// Name of the plugin.
+// Name is the name of the plugin in a KubeSchedulerConfiguration.
 const Name = "PodTopologySpread"
 
 const unmatched = "node(s) didn't match pod topology spread constraints"

@@ -3,7 +3,7 @@ package prioritysort
 
 import "keelson.dev/keelson/controlplane/scheduler/framework"
 
-// Name of the plugin.
+// Name is the name of the plugin in a KubeSchedulerConfiguration.
 const Name = "PrioritySort"
 
 // Plugin orders the scheduling queue by priority, then by the time at which a pod was added.

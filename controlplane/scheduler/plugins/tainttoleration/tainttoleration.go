@@ -11,7 +11,7 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// Name of the plugin.
+// Name is the name of the plugin in a KubeSchedulerConfiguration.
 const Name = "TaintToleration"
 
 // Plugin filters and scores nodes by their taints and the pod's tolerations.

@@ -23,7 +23,7 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// Name of the plugin.
+// Name is the name of the plugin in a KubeSchedulerConfiguration.
 const Name = "VolumeBinding"
 
 // DefaultPatience bounds how long a pod waits on its chosen node until its volumes are provisioned
@@ -157,9 +157,10 @@ func (p *Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.Node
 	return s
 }
 
-// chooseVolumes chooses, for each waiting claim of a pod, an existing volume that the node can use
-// (found, by claim name), or else provisioning on the node (made). If neither is possible for a
-// claim, it returns a refusal of the node.
+// chooseVolumes decides, for each waiting claim of a pod, how it gets a volume on the node. found
+// contains, by claim name, the existing volumes that are chosen. made contains the claims for which
+// a volume must be provisioned. If neither is possible for a claim, chooseVolumes returns a refusal
+// of the node.
 func (p *Plugin) chooseVolumes(pod types.UID, claims []waitingClaim, node *v1.Node) (found map[string]*v1.PersistentVolume, made []*v1.PersistentVolumeClaim, s *framework.Status) {
 	taken, wanted := p.takenFrom(pod), make(map[string]int64)
 	for _, w := range claims {
@@ -198,7 +199,7 @@ func (p *Plugin) chooseVolumes(pod types.UID, claims []waitingClaim, node *v1.No
 // hasRoom returns nil if the CSI driver has enough capacity on the node to provision a volume for
 // the claim, according to its CSIStorageCapacity objects. Otherwise it returns the refusal of the
 // node. A driver that publishes no capacity always has enough. wanted is the total size, by
-// StorageClass, of the pod's volumes to be provisioned; hasRoom adds the size of this claim.
+// StorageClass, of the pod's volumes to be provisioned. hasRoom adds the size of this claim.
 func (p *Plugin) hasRoom(w waitingClaim, wanted map[string]int64, node *v1.Node) *framework.Status {
 	if p.h.KnowsRoom == nil || !p.h.KnowsRoom(w.class.Provisioner) {
 		return nil

@@ -11,7 +11,7 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// Name of the plugin.
+// Name is the name of the plugin in a KubeSchedulerConfiguration.
 const Name = "VolumeZone"
 
 var refused = framework.RefuseForGood(Name, "node(s) had no available volume zone")
