@@ -17,7 +17,7 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// maxTrustBytes bounds the PEM text with the cluster's CA certificates that a replica sends.
+// maxTrustBytes bounds the size of the PEM text of CA certificates that parseTrustedCAs accepts.
 const maxTrustBytes = 64 << 10
 
 // maxRenewalJitter bounds the random delay before a requested renewal, so that the nodes of a
@@ -32,7 +32,8 @@ type trustedCAs struct {
 	signerID       string // authorityID of the CA that signs new certificates; "" = no replica has reported it
 }
 
-// trustedSinceLine is the first line of caFile. PEM decoders skip it.
+// trustedSinceLine is the format of the first line of caFile: trustedCAs.sinceUnixMilli. PEM
+// decoders skip the line.
 const trustedSinceLine = "believed since %d ms\n"
 
 // parseTrustedCAs reads the content of caFile, or the CA certificates of an enrollment response. It
@@ -64,8 +65,8 @@ func authorityID(c *x509.Certificate) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// issuerID returns the authorityID of the CA that issued leaf, or "" if none of the trusted CAs
-// did.
+// issuerID returns the authorityID of the trusted CA that issued the certificate leaf. It returns
+// "" if no trusted CA issued it.
 func (b trustedCAs) issuerID(leaf *x509.Certificate) string {
 	for _, ca := range b.certificates {
 		if bytes.Equal(leaf.AuthorityKeyId, ca.SubjectKeyId) && leaf.CheckSignatureFrom(ca) == nil {
@@ -83,18 +84,18 @@ func (id *identity) currentCAs() trustedCAs {
 
 func (id *identity) rootPool() *x509.CertPool { return id.currentCAs().pool }
 
-// isIssuedByOldCA reports whether another CA than the current signer issued leaf. It is false for a
-// nil leaf and while the signer is unknown.
+// isIssuedByOldCA reports whether leaf was issued by a CA that no longer signs new certificates. It
+// is false for a nil leaf, and while the signing CA is unknown.
 func (id *identity) isIssuedByOldCA(leaf *x509.Certificate) bool {
 	b := id.currentCAs()
 	return leaf != nil && b.signerID != "" && b.issuerID(leaf) != b.signerID
 }
 
-// requestRenewal makes runRenewals renew the certificate now.
+// requestRenewal makes runRenewals renew the node's certificate now, before its renewal time.
 func (id *identity) requestRenewal() { signalChannel(id.renewNow) }
 
-// setServerUntrusted records whether the server of the latest connection showed a certificate of an
-// unknown CA.
+// setServerUntrusted records whether the server of the latest connection presented a certificate
+// that no trusted CA issued.
 func (id *identity) setServerUntrusted(stranger bool) {
 	id.mu.Lock()
 	defer id.mu.Unlock()
@@ -107,14 +108,14 @@ func (id *identity) isServerUntrusted() bool {
 	return id.serverUntrusted
 }
 
-// applyTrust replaces the trusted CAs with those of a message from a replica. It ignores a message
-// older than the current CAs. The CAs are stored on disk before they are used, so that they survive
-// a restart.
+// applyTrust replaces the node's trusted CAs with the CAs in t, a message from a replica. It
+// ignores a message that is older than the current CAs. The new CAs are stored in caFile before
+// they are used, so that they survive a restart.
 func (s *Session) applyTrust(t *fleetv1.Trust) error {
 	id := s.id
 	was := id.currentCAs()
 	if t.SinceUnixMilli < was.sinceUnixMilli {
-		return nil // the replica lags behind the others
+		return nil // the message is older than the current CAs
 	}
 	next, err := parseTrustedCAs(t.CaPem)
 	if err != nil {
@@ -142,8 +143,8 @@ func (s *Session) applyTrust(t *fleetv1.Trust) error {
 	return nil
 }
 
-// authoritiesReport returns the CAs that this node trusts and the certificates that it uses, for
-// replicas.
+// authoritiesReport returns the message for replicas with the CAs that this node trusts, its signed
+// certificates, and the CAs that issued these certificates.
 func (s *Session) authoritiesReport() *fleetv1.Authorities {
 	b := s.id.currentCAs()
 	out := &fleetv1.Authorities{Believes: authorityIDs(b.certificates)}
@@ -184,8 +185,8 @@ func signalChannel(c chan struct{}) {
 // clockCheckInterval is how often waitUntilTime compares its deadline with the wall clock.
 const clockCheckInterval = time.Hour
 
-// waitUntilTime waits until the clock now reaches at, or until renewNow has a value; then it waits
-// a random delay of at most maxRenewalJitter. It returns an error only if ctx ends. A machine
+// waitUntilTime waits until now() reaches the deadline at, or until hurry receives a value. It then
+// waits a random delay of at most maxRenewalJitter. It returns an error only if ctx ends. A machine
 // without a battery-backed clock boots with an old time, which is corrected later. If at has no
 // monotonic reading, waitUntilTime notices such a correction within clockCheckInterval.
 func waitUntilTime(ctx context.Context, at time.Time, now func() time.Time, hurry <-chan struct{}) error {

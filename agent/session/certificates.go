@@ -12,14 +12,14 @@ const (
 	useServing = "serving" // certificate of the node's HTTPS server
 )
 
-// nodeCertificate is a certificate of this node and its use.
+// nodeCertificate is a certificate of this node with its use: useAgent or useServing.
 type nodeCertificate struct {
 	use  string
 	leaf *x509.Certificate
 }
 
-// signedCertificates returns the node's certificates that the cluster signed. It returns none
-// before the node has an identity.
+// signedCertificates returns the node's certificates that the cluster's CA signed. The result is
+// empty before the node has an identity.
 func (s *Session) signedCertificates() (out []nodeCertificate) {
 	select {
 	case <-s.identified:
@@ -32,8 +32,8 @@ func (s *Session) signedCertificates() (out []nodeCertificate) {
 	return out
 }
 
-// WriteMetrics writes when the node's certificates expire, under the metric name that replicas use
-// for theirs.
+// WriteMetrics writes the expiry time of each of the node's certificates as Prometheus metrics.
+// Replicas export their own certificates under the same metric name.
 func (s *Session) WriteMetrics(w io.Writer) error {
 	const name = "keelson_certificate_expiration_timestamp_seconds"
 	all := s.signedCertificates()

@@ -21,17 +21,18 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// A checkpoint is a recorded session: Welcome, the full assignment, and Synced. Each message is
-// preceded by its length. Secrets are in a separate file in the run folder, which does not survive
-// a reboot.
+// Files of the checkpoint. A checkpoint is a recorded session on disk: the messages Welcome, the
+// full assignment, and Synced. Each message is preceded by its length. Secrets are in a separate
+// file in the run folder, which a reboot empties.
 const (
 	checkpointFile  = "assignment.checkpoint"
 	secretsFile     = "secrets.checkpoint"
 	peersPerMessage = 1000 // peers per message of a checkpoint
 )
 
-// runCheckpoints writes the checkpoint when the view has changed, at most once per interval. When
-// ctx ends it writes the last one.
+// runCheckpoints writes the checkpoint of the view to disk whenever the view has changed, until ctx
+// ends. It pauses at least Config.CheckpointEvery between two checkpoints. If changes are pending
+// in such a pause when ctx ends, it writes a last checkpoint.
 func (s *Session) runCheckpoints(ctx context.Context) error {
 	changes := s.Changes(ctx)
 	for {
@@ -47,7 +48,8 @@ func (s *Session) runCheckpoints(ctx context.Context) error {
 		if err := s.writeCheckpoint(); err != nil {
 			s.log.Error("the checkpoint could not be written: a restart without a control plane would restore an older state", "err", err)
 		}
-		// On a large cluster that changes constantly, checkpoints take at most 5 % of the time.
+		// On a large cluster that changes constantly, writing checkpoints takes at most 5 % of the
+		// time.
 		pause := max(s.cfg.CheckpointEvery, 20*time.Since(began))
 		if err := wait.Delay(ctx, pause); err != nil {
 			if werr := s.writeCheckpoint(); werr != nil {
@@ -129,8 +131,8 @@ func writeRecording(path string, welcome *fleetv1.Welcome, objs []storedObject, 
 	return writeFile(path, b.Bytes())
 }
 
-// loadCheckpoint applies the checkpoint to the view. A missing checkpoint is not an error. The
-// caller can ignore an error: the next session delivers every object again.
+// loadCheckpoint replaces the view with the checkpoint on disk. A missing checkpoint is not an
+// error. The caller can ignore an error, because the next session delivers every object again.
 func (s *Session) loadCheckpoint() error {
 	msgs, err := readRecording(filepath.Join(s.cfg.StateDir, checkpointFile))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -168,7 +170,8 @@ func (s *Session) loadCheckpoint() error {
 	return nil
 }
 
-// readRecording reads a complete recording. A recording without its final Synced is an error.
+// readRecording reads the messages of a checkpoint file. It returns an error if the file is
+// incomplete, that is, if the final message Synced is missing.
 func readRecording(path string) ([]*fleetv1.ControlMessage, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -195,7 +198,8 @@ func readRecording(path string) ([]*fleetv1.ControlMessage, error) {
 	return msgs, nil
 }
 
-// writeFile replaces a file atomically and durably. Only root can read the file.
+// writeFile replaces the file at path with data, atomically and durably. Only root can read the
+// file.
 func writeFile(path string, data []byte) error {
 	tmp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-")
 	if err != nil {

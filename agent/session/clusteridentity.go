@@ -18,9 +18,10 @@ import (
 	"keelson.dev/keelson/internal/safepath"
 )
 
-// An agent records the latest incarnation of its cluster. It refuses replicas of an earlier
-// incarnation, which a recovery or restore has abandoned, and leaves its session with such a
-// replica when another replica shows a later incarnation.
+// An agent stores the latest identity of its cluster. The identity contains the incarnation, a
+// number that increases when the cluster is recovered or restored from a backup. The agent refuses
+// replicas with an earlier incarnation, because the recovery or restore has abandoned them. It
+// leaves a session with such a replica as soon as another replica presents a later incarnation.
 
 const (
 	identityFile        = "cluster-identity.json"
@@ -28,14 +29,14 @@ const (
 	maxIdentityFile     = 64 << 10
 )
 
-// identityRecord is the content of identityFile. Later releases may add fields.
+// identityRecord is the JSON content of identityFile. Later releases may add fields.
 type identityRecord struct {
 	Version     int    `json:"version"`
 	Cluster     string `json:"cluster"`
 	Incarnation uint64 `json:"incarnation"`
 }
 
-// clusterIdentity is the latest identity of the agent's cluster.
+// clusterIdentity is the latest identity of the agent's cluster, in memory and in identityFile.
 type clusterIdentity struct {
 	file string
 
@@ -48,7 +49,8 @@ func newClusterIdentity(dir string) *clusterIdentity {
 	return &clusterIdentity{file: filepath.Join(dir, identityFile), changed: make(chan struct{})}
 }
 
-// loadRecord reads the record. A missing file is not an error.
+// loadRecord loads the cluster identity that an earlier agent process stored in identityFile. If
+// the file does not exist, the identity stays empty and no error is returned.
 func (c *clusterIdentity) loadRecord() error {
 	data, err := safepath.ReadFile(c.file, maxIdentityFile)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -67,16 +69,18 @@ func (c *clusterIdentity) loadRecord() error {
 	return nil
 }
 
-// latestIdentity returns the latest identity and a channel that is closed when it changes.
+// latestIdentity returns the latest identity of the cluster, and a channel that is closed when that
+// identity changes.
 func (c *clusterIdentity) latestIdentity() (clusterid.Identity, <-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.latest, c.changed
 }
 
-// checkReplica compares the identity in the metadata of a replica with the latest one. It records
-// an identity that is later or of another cluster. It returns an error for an earlier identity. A
-// replica of a release without identities sends none and is accepted.
+// checkReplica compares the identity in md, the gRPC metadata of a replica, with the latest
+// identity. It stores an identity that is later, or of another cluster, in memory and in
+// identityFile. It returns an error for an earlier identity, or if identityFile cannot be written.
+// A replica without an identity in its metadata runs an earlier release and is accepted.
 func (c *clusterIdentity) checkReplica(md metadata.MD, replica string) error {
 	theirs, sent := identityFromMetadata(md)
 	if !sent {
@@ -94,7 +98,7 @@ func (c *clusterIdentity) checkReplica(md metadata.MD, replica string) error {
 	if err == nil {
 		err = writeFile(c.file, raw)
 	}
-	if err != nil { // without the record, the agent could connect to an abandoned replica after a restart
+	if err != nil { // without the stored identity, the agent could connect to an abandoned replica after a restart
 		return fmt.Errorf("record the identity of the cluster: %w", err)
 	}
 	c.latest = theirs
@@ -112,7 +116,8 @@ func identityFromMetadata(md metadata.MD) (clusterid.Identity, bool) {
 	return clusterid.Identity{}, false
 }
 
-// withIdentityMetadata adds the latest identity to the metadata of an outgoing call.
+// withIdentityMetadata adds the latest cluster identity, if it is known, to the gRPC metadata of an
+// outgoing call.
 func (c *clusterIdentity) withIdentityMetadata(ctx context.Context) context.Context {
 	if latest, _ := c.latestIdentity(); latest.Cluster != "" {
 		ctx = metadata.AppendToOutgoingContext(ctx, clusterid.Key, latest.String())
@@ -120,8 +125,9 @@ func (c *clusterIdentity) withIdentityMetadata(ctx context.Context) context.Cont
 	return ctx
 }
 
-// interceptStream is a grpc.StreamClientInterceptor that checks the replica's identity before the
-// first message is delivered.
+// interceptStream is a grpc.StreamClientInterceptor. It sends the cluster identity to the replica.
+// Receiving fails if checkReplica refuses the replica's identity; no message is delivered before
+// that check.
 func (c *clusterIdentity) interceptStream(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string,
 	next grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	s, err := next(c.withIdentityMetadata(ctx), desc, conn, method, opts...)
@@ -131,7 +137,8 @@ func (c *clusterIdentity) interceptStream(ctx context.Context, desc *grpc.Stream
 	return &identityCheckingStream{ClientStream: s, cluster: c, replica: conn.Target()}, nil
 }
 
-// interceptUnary is a grpc.UnaryClientInterceptor that checks the replica's identity.
+// interceptUnary is a grpc.UnaryClientInterceptor. It sends the cluster identity to the replica,
+// and returns an error if checkReplica refuses the replica's identity.
 func (c *clusterIdentity) interceptUnary(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn,
 	next grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	var md metadata.MD
@@ -148,7 +155,8 @@ type identityCheckingStream struct {
 	checked bool // not locked: one goroutine at a time calls RecvMsg
 }
 
-// RecvMsg implements grpc.ClientStream.
+// RecvMsg receives a message. The first call also checks the replica's identity, and fails if
+// checkReplica refuses it.
 func (s *identityCheckingStream) RecvMsg(m any) error {
 	if err := s.ClientStream.RecvMsg(m); err != nil || s.checked {
 		return err
@@ -161,8 +169,9 @@ func (s *identityCheckingStream) RecvMsg(m any) error {
 	return err
 }
 
-// awaitLaterIdentity waits until the replica of a session has an earlier identity than the latest
-// one, and returns an AbandonedError. It returns nil if ctx ends first.
+// awaitLaterIdentity waits until the latest cluster identity is later than the identity in md, the
+// metadata of the session's replica. It then returns a clusterid.AbandonedError. It returns nil if
+// ctx ends first.
 func (c *clusterIdentity) awaitLaterIdentity(ctx context.Context, md metadata.MD, replica string) error {
 	theirs, sent := identityFromMetadata(md)
 	for {

@@ -22,8 +22,9 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// loadOrEnroll loads the node's identity, or enrolls if none exists. It retries without a time
-// limit while no replica is reachable. An error other than that of ctx is permanent.
+// loadOrEnroll returns the node's identity from disk, or enrolls the node with the join token if it
+// has no valid certificate. It retries without a time limit while no replica is reachable. An error
+// other than that of ctx is permanent.
 func (s *Session) loadOrEnroll(ctx context.Context) (*identity, error) {
 	id, err := loadIdentity(s.cfg.StateDir, s.cfg.NodeName, time.Now())
 	if err == nil || !errors.Is(err, errNoIdentity) {
@@ -56,10 +57,10 @@ func (s *Session) loadOrEnroll(ctx context.Context) (*identity, error) {
 	}
 }
 
-// enrollAgain enrolls again if a new token is in the token file. It is called when a replica
-// refuses the node's certificate as revoked, or when the CA was rotated while the node was away.
-// The first token was removed after enrollment, so an operator must provide a new one. Failures are
-// logged.
+// enrollAgain enrolls the node again if Config.TokenFile holds a join token, and logs failures. why
+// is the reason. It is called when a replica refuses the node's certificate as revoked, or when the
+// CA was rotated while the node was disconnected. The first token was removed after enrollment, so
+// an operator must provide a new token.
 func (s *Session) enrollAgain(ctx context.Context, why error) {
 	if s.cfg.TokenFile == "" {
 		return
@@ -85,7 +86,7 @@ func (s *Session) enrollAgain(ctx context.Context, why error) {
 	}
 }
 
-// readJoinToken returns the configured token, or the token in the token file.
+// readJoinToken returns the configured join token, or else the join token in Config.TokenFile.
 func (s *Session) readJoinToken() (joinToken, error) {
 	text := s.cfg.Token
 	if text == "" && s.cfg.TokenFile != "" {
@@ -101,7 +102,8 @@ func (s *Session) readJoinToken() (joinToken, error) {
 	return parseToken(text)
 }
 
-// removeTokenFile removes the token file. It is called when the node has a certificate.
+// removeTokenFile removes Config.TokenFile. It is called once the node has a certificate, which
+// makes the join token useless.
 func (s *Session) removeTokenFile() {
 	if s.cfg.TokenFile == "" {
 		return
@@ -111,7 +113,8 @@ func (s *Session) removeTokenFile() {
 	}
 }
 
-// isPermanentRefusal reports whether a replica would refuse the request again.
+// isPermanentRefusal reports whether err means that a replica refused the enrollment and would
+// refuse a retry as well.
 func isPermanentRefusal(err error) bool {
 	switch status.Code(err) {
 	case codes.Unauthenticated, codes.InvalidArgument, codes.PermissionDenied:
@@ -156,11 +159,12 @@ func (s *Session) enrollThrough(ctx context.Context, token joinToken, req signin
 	return id, nil
 }
 
-// replicaDialer dials replicas. Its connections carry a mark that exempts them from Service rules.
+// replicaDialer dials replicas. It sets a firewall mark (SO_MARK) on the connections, which exempts
+// them from Service rules.
 var replicaDialer = net.Dialer{KeepAliveConfig: tcpKeepAlive, Control: agent.MarkReplicaConn}
 
-// dialReplica prepares a connection to one replica. The connection is established when it is first
-// used.
+// dialReplica returns a gRPC connection to the replica at address. The connection is established
+// when it is first used.
 func (s *Session) dialReplica(address string, creds credentials.TransportCredentials) (*grpc.ClientConn, error) {
 	opts := []grpc.DialOption{
 		grpc.WithTransportCredentials(creds),
@@ -186,8 +190,8 @@ func (s *Session) dialReplica(address string, creds credentials.TransportCredent
 	return conn, nil
 }
 
-// runRenewals renews the certificate of id at its renewal time, and when a renewal is requested,
-// until ctx ends.
+// runRenewals renews the certificate of id at its renewal time, and when requestRenewal is called,
+// until ctx ends. now and renew are replaced by tests.
 func (s *Session) runRenewals(ctx context.Context, id *identity, now func() time.Time, renew func(context.Context, *identity) error) error {
 	delay := backoff.Backoff{Min: time.Second, Max: 5 * time.Minute, Jitter: 0.5}
 	var atLeast time.Duration // minimum delay to the next renewal, so that a signer that issues old certificates is not called in a loop
@@ -226,7 +230,8 @@ func (s *Session) runRenewals(ctx context.Context, id *identity, now func() time
 	}
 }
 
-// renewCertificate requests a certificate for a new key from any replica.
+// renewCertificate generates a new key, requests a certificate for it from any replica, and stores
+// both in id.
 func (s *Session) renewCertificate(ctx context.Context, id *identity) error {
 	req, err := newSigningRequest(s.cfg.NodeName)
 	if err != nil {

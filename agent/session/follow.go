@@ -8,7 +8,8 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// follower is a receiver of Follow. Its pending changes are bounded by agent.MaxChangedKeys.
+// follower is one caller of Session.Follow and its undelivered changes. The number of changes is
+// bounded by agent.MaxChangedKeys.
 type follower struct {
 	kinds []string
 
@@ -18,7 +19,8 @@ type follower struct {
 	wake    chan struct{}
 }
 
-// addChanges adds a completed batch to the pending changes and wakes the receiver.
+// addChanges adds the changes of a completed batch to the pending changes, and wakes the goroutine
+// that delivers them.
 func (f *follower) addChanges(c agent.ObjectChanges) {
 	mine := agent.ObjectChanges{Revision: c.Revision, All: c.All}
 	for k := range c.Keys {
@@ -36,7 +38,7 @@ func (f *follower) addChanges(c agent.ObjectChanges) {
 	}
 }
 
-// takeChanges returns and clears the pending changes. It returns false if none exist.
+// takeChanges returns and clears the pending changes. It returns false if no changes are pending.
 func (f *follower) takeChanges() (agent.ObjectChanges, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -48,7 +50,8 @@ func (f *follower) takeChanges() (agent.ObjectChanges, bool) {
 	return out, true
 }
 
-// Follow implements agent.Objects.
+// Follow returns a channel that delivers the changed objects of the given kinds until ctx ends, as
+// agent.Objects specifies. Undelivered changes are merged. The first value has All set.
 func (s *Session) Follow(ctx context.Context, kinds ...string) <-chan agent.ObjectChanges {
 	out := make(chan agent.ObjectChanges)
 	f := &follower{kinds: kinds, wake: make(chan struct{}, 1)}
@@ -69,8 +72,8 @@ func (s *Session) Follow(ctx context.Context, kinds ...string) <-chan agent.Obje
 	return out
 }
 
-// deliverPending sends the result of take to out each time wake has a value. When ctx ends it calls
-// forget and closes out.
+// deliverPending calls take each time wake has a value, and sends its result to out if take returns
+// true. When ctx ends it calls forget and closes out.
 func deliverPending[T any](ctx context.Context, wake <-chan struct{}, take func() (T, bool), out chan<- T, forget func()) {
 	defer close(out)
 	defer forget()

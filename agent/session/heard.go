@@ -7,8 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ackClock is when the node last sent a heartbeat that a replica acknowledged. Only a replica that
-// can commit acknowledges. The clock counts while the machine is suspended.
+// ackClock stores the send time of the last heartbeat that a replica acknowledged. Only a replica
+// that can commit to the store acknowledges heartbeats. The time is measured since boot and
+// includes suspension of the machine.
 type ackClock struct{ at atomic.Int64 }
 
 // SinceBoot returns the time since the machine booted, including the time in suspension.
@@ -20,8 +21,8 @@ func SinceBoot() time.Duration {
 	return time.Duration(t.Nano())
 }
 
-// recordAck records the acknowledgment of a message that was sent ago. The wall clock may have been
-// set since; an age outside 0 to 1 minute therefore counts as 0.
+// recordAck records the acknowledgment of a heartbeat that was sent the duration ago before now. If
+// ago is negative or more than 1 minute, the wall clock was probably set, and ago counts as 0.
 func (h *ackClock) recordAck(ago time.Duration) {
 	if ago < 0 || ago > time.Minute {
 		ago = 0
@@ -29,6 +30,6 @@ func (h *ackClock) recordAck(ago time.Duration) {
 	h.at.Store(int64(SinceBoot() - ago))
 }
 
-// LastAck returns when the node last sent a heartbeat that was acknowledged, as time since boot. It
-// is 0 if this process has received no acknowledgment.
+// LastAck returns the time since boot at which the node sent the last acknowledged heartbeat. It is
+// 0 if this process has received no acknowledgment.
 func (s *Session) LastAck() time.Duration { return time.Duration(s.lastAck.at.Load()) }

@@ -27,8 +27,8 @@ const (
 	caFile   = "ca.crt"
 )
 
-// joinToken is a token of the form keelson1.node.ID.SECRET.CAHASH. The hash pins the cluster CA,
-// which the node does not have yet.
+// joinToken is a parsed join token of the form keelson1.node.ID.SECRET.CAHASH. The hash pins the
+// cluster CA, because the joining node does not have the CA certificate yet.
 type joinToken struct {
 	text   string
 	caHash string // SHA-256 of the CA's public key, hex
@@ -48,8 +48,8 @@ func parseToken(t string) (joinToken, error) {
 	return joinToken{strings.TrimSpace(t), strings.ToLower(f[4])}, nil
 }
 
-// identity is the node's key, its certificate, and the CAs that it trusts. It may change while
-// connections use it.
+// identity is the node's key, its certificate, and the CAs that it trusts. It is safe for
+// concurrent use, and may change while connections use it.
 type identity struct {
 	mu              sync.RWMutex
 	cert            *tls.Certificate
@@ -61,8 +61,8 @@ type identity struct {
 
 var errNoIdentity = errors.New("the node has no valid certificate")
 
-// loadIdentity reads the identity from dir. It returns errNoIdentity if there is no certificate,
-// and an error that wraps errNoIdentity if the certificate has expired.
+// loadIdentity reads the identity of the node from the folder dir. It returns errNoIdentity if
+// there is no certificate. If the certificate has expired at now, the error wraps errNoIdentity.
 func loadIdentity(dir, node string, now time.Time) (*identity, error) {
 	data, err := os.ReadFile(filepath.Join(dir, nodeFile))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -112,14 +112,14 @@ func (id *identity) currentCertificate() *tls.Certificate {
 	return id.cert
 }
 
-// tlsConfig returns the client configuration for connections to host. Renewed certificates and
-// changed CAs apply to later handshakes.
+// tlsConfig returns the TLS configuration of a client that connects to host. Each handshake uses
+// the current certificate and the current trusted CAs of id.
 func (id *identity) tlsConfig(host string) *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
 		ServerName: host,
-		// RootCAs cannot change while a configuration is in use. VerifyConnection does the same
-		// verification with the current CAs.
+		// VerifyConnection verifies the server with the current CAs instead: RootCAs of a
+		// configuration in use cannot change.
 		InsecureSkipVerify: true,
 		VerifyConnection: func(cs tls.ConnectionState) error {
 			o := x509.VerifyOptions{Roots: id.rootPool(), DNSName: host, Intermediates: x509.NewCertPool(),
@@ -141,13 +141,15 @@ func (id *identity) tlsConfig(host string) *tls.Config {
 	}
 }
 
-// renewalTime returns the time at two thirds of the certificate's lifetime.
+// renewalTime returns the time at which the node's certificate is renewed: after two thirds of its
+// lifetime.
 func (id *identity) renewalTime() time.Time {
 	leaf := id.currentCertificate().Leaf
 	return leaf.NotBefore.Add(leaf.NotAfter.Sub(leaf.NotBefore) / 3 * 2)
 }
 
-// replaceCertificate stores a new key and certificate on disk, and then uses them.
+// replaceCertificate stores a new key and certificate (PEM) in nodeFile in the folder dir, and then
+// uses them.
 func (id *identity) replaceCertificate(dir string, keyAndCert []byte) error {
 	cert, err := tls.X509KeyPair(keyAndCert, keyAndCert)
 	if err != nil {
@@ -167,8 +169,8 @@ func (id *identity) replaceCertificate(dir string, keyAndCert []byte) error {
 	return nil
 }
 
-// adoptIdentity replaces certificate and trusted CAs with those of another identity, which are
-// already on disk.
+// adoptIdentity replaces the certificate and the trusted CAs of id with those of other. The caller
+// has already stored other on disk.
 func (id *identity) adoptIdentity(other *identity) {
 	cert, b := other.currentCertificate(), other.currentCAs()
 	id.mu.Lock()
@@ -176,8 +178,8 @@ func (id *identity) adoptIdentity(other *identity) {
 	id.cert, id.trusted, id.serverUntrusted = cert, b, false
 }
 
-// signingRequest is a certificate request and its key. A retry after a lost response uses the same
-// key, so that the replica recognizes the request.
+// signingRequest is a certificate signing request and its private key. A retry after a lost
+// response uses the same key, so that the replica recognizes the request.
 type signingRequest struct {
 	key []byte // PEM
 	der []byte
@@ -202,15 +204,16 @@ func newSigningRequest(node string, addresses ...net.IP) (signingRequest, error)
 	return signingRequest{pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), csr}, nil
 }
 
-// pinnedTLSConfig returns the TLS configuration for enrollment. The server must present a chain to
-// the CA that the token pins, for the host that was dialed.
+// pinnedTLSConfig returns the TLS configuration of a client that enrolls. The server must present a
+// certificate for host, with a chain to the CA that the token pins.
 func (t joinToken) pinnedTLSConfig(host string) *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
-		// During a rotation of the CA, a replica has certificates of both CAs. This name selects
-		// the pinned one.
+		// During a rotation of the CA, a replica has one certificate per CA. This name makes it
+		// present the certificate of the pinned CA.
 		ServerName: t.caHash[:32] + ".ca.keelson.internal",
-		// VerifyConnection verifies the chain: only the hash of the CA is known here.
+		// VerifyConnection verifies the chain instead: the node knows only the hash of the CA, not
+		// its certificate.
 		InsecureSkipVerify: true,
 		VerifyConnection: func(cs tls.ConnectionState) error {
 			var ca *x509.Certificate
@@ -237,7 +240,7 @@ func (t joinToken) pinnedTLSConfig(host string) *tls.Config {
 	}
 }
 
-// checkCA returns an error if the PEM text does not contain the pinned CA.
+// checkCA returns an error if the PEM text caPEM does not contain the CA that the token pins.
 func (t joinToken) checkCA(caPEM []byte) error {
 	for rest := caPEM; ; {
 		var b *pem.Block

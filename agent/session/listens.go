@@ -16,11 +16,11 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// replicaAddressesFile stores the addresses on which replicas listen. It is separate from
-// replicasFile, because earlier releases read the format of replicasFile.
+// replicaAddressesFile stores all host:port addresses on which each replica listens. It is separate
+// from replicasFile, because earlier releases read replicasFile and could not parse more fields.
 const replicaAddressesFile = "replica-addresses.json"
 
-// storedAddresses is the content of replicaAddressesFile.
+// storedAddresses is the JSON content of replicaAddressesFile.
 type storedAddresses struct {
 	Version   int                 `json:"version"` // currently 1
 	Addresses map[string][]string `json:"listens"` // key: fleet address; values: host:port
@@ -30,8 +30,9 @@ func (r *replicaList) addressesPath() string {
 	return filepath.Join(filepath.Dir(r.file), replicaAddressesFile)
 }
 
-// loadAddresses reads replicaAddressesFile. It returns an empty map if the file is missing or has a
-// later version.
+// loadAddresses reads replicaAddressesFile at path. The result has the addresses on which each
+// replica listens; its keys are fleet addresses. It is empty if the file is missing or has a later
+// version.
 func loadAddresses(path string) (map[string][]string, error) {
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -50,12 +51,14 @@ func loadAddresses(path string) (map[string][]string, error) {
 	return stored.Addresses, nil
 }
 
-// maxStoredReplicas bounds the replicas with stored addresses.
+// maxStoredReplicas is the number of replicas in replicaAddressesFile above which unreported
+// replicas are dropped.
 const maxStoredReplicas = 64
 
-// storeAddresses updates the stored addresses of the replicas in list. The caller holds the lock.
-// Addresses of replicas that are not in list are kept, because a replica that lags behind omits new
-// ones. They are dropped when there are more than maxStoredReplicas.
+// storeAddresses updates the addresses of the replicas in list, in memory and in
+// replicaAddressesFile. The caller holds the lock. Addresses of replicas that are not in list are
+// kept, because a replica that lags behind omits new replicas. They are dropped when there are more
+// than maxStoredReplicas.
 func (r *replicaList) storeAddresses(list []*fleetv1.Replica) {
 	changed := false
 	next := maps.Clone(r.addressesByReplica)
@@ -87,8 +90,8 @@ func (r *replicaList) storeAddresses(list []*fleetv1.Replica) {
 	}
 }
 
-// ReplicaAddresses implements agent.ControlPlane. It returns the addresses that replicas reported
-// and the configured ones.
+// ReplicaAddresses returns the addresses on which replicas listen: the addresses that replicas
+// reported and the configured addresses. It implements agent.ControlPlane.
 func (s *Session) ReplicaAddresses() []netip.AddrPort { return s.replicas.allAddresses() }
 
 func (r *replicaList) allAddresses() []netip.AddrPort {
@@ -108,7 +111,8 @@ func (r *replicaList) allAddresses() []netip.AddrPort {
 	return slices.Compact(out)
 }
 
-// connectionState records whether there is a session, and since when.
+// connectionState records whether a session with a replica is open, and the time of the last
+// change.
 type connectionState struct {
 	mu        sync.Mutex
 	connected bool
@@ -123,7 +127,8 @@ func (o *connectionState) setConnected(up bool, now time.Time) {
 	o.connected, o.since = up, now
 }
 
-// Disconnected implements agent.ControlPlane.
+// Disconnected returns how long there has been no session with a replica, or 0 if a session is
+// open. It implements agent.ControlPlane.
 func (s *Session) Disconnected() time.Duration { return s.connection.disconnectedFor(time.Now()) }
 
 func (o *connectionState) disconnectedFor(now time.Time) time.Duration {

@@ -23,7 +23,8 @@ type storedPeer struct {
 	digest digest
 }
 
-// digest identifies a set of peers: the sum of the digests of its members (see fleet.proto).
+// digest identifies a set of peers. It is the sum of the digests of all peers in the set, as
+// defined in fleet.proto.
 type digest [2]uint64
 
 func (d digest) addDigest(e digest) digest { return digest{d[0] + e[0], d[1] + e[1]} }
@@ -32,7 +33,7 @@ func (d digest) encodeDigest() []byte {
 	return binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, d[0]), d[1])
 }
 
-// newStoredPeer converts a peer from its message. It ignores an address or CIDR that this version
+// newStoredPeer converts the message p to a peer. It ignores an address or CIDR that this version
 // cannot parse.
 func newStoredPeer(p *fleetv1.Peer) (*storedPeer, error) {
 	raw, err := proto.MarshalOptions{Deterministic: true}.Marshal(p)
@@ -58,7 +59,7 @@ func newStoredPeer(p *fleetv1.Peer) (*storedPeer, error) {
 	return h, nil
 }
 
-// peerMessage returns the peer as a message.
+// peerMessage returns the protocol message of the peer.
 func (h *storedPeer) peerMessage() *fleetv1.Peer {
 	p := &fleetv1.Peer{Name: h.Name, Uid: string(h.UID)}
 	for _, c := range h.PodCIDRs {
@@ -73,8 +74,8 @@ func (h *storedPeer) peerMessage() *fleetv1.Peer {
 	return p
 }
 
-// peerFromNode returns the peer of a Node, or nil if the Node has no pod CIDR or no internal
-// address. Replicas of the previous release send Nodes instead of peers.
+// peerFromNode converts a Node to a peer message. It returns nil if the Node has no pod CIDR or no
+// internal address. Replicas of the previous release send Nodes instead of peers.
 func peerFromNode(n *v1.Node) *fleetv1.Peer {
 	p := &fleetv1.Peer{Name: n.Name, Uid: string(n.UID), PodCidrs: n.Spec.PodCIDRs}
 	if len(p.PodCidrs) == 0 && n.Spec.PodCIDR != "" {
@@ -91,7 +92,8 @@ func peerFromNode(n *v1.Node) *fleetv1.Peer {
 	return p
 }
 
-// setPeer adds or replaces a peer. The caller holds the lock.
+// setPeer adds the peer of the message p to the object set into, or replaces the peer with that
+// name. The caller holds the lock of the view.
 func (v *view) setPeer(into *objectSet, p *fleetv1.Peer) error {
 	h, err := v.shared.storedPeerFor(p)
 	if err != nil {
@@ -101,7 +103,8 @@ func (v *view) setPeer(into *objectSet, p *fleetv1.Peer) error {
 	return nil
 }
 
-// removePeer removes a peer with this name and UID. The caller holds the lock.
+// removePeer removes the peer with this name and UID from the object set from. The caller holds the
+// lock of the view.
 func (v *view) removePeer(from *objectSet, name, uid string) {
 	if h := from.peers[name]; h != nil && string(h.UID) == uid {
 		delete(from.peers, name)
@@ -109,8 +112,9 @@ func (v *view) removePeer(from *objectSet, name, uid string) {
 	}
 }
 
-// applyOtherNode applies the Node of another node, which replicas of the previous release send. The
-// caller holds the lock.
+// applyOtherNode adds, replaces or removes a peer by the Node of another node, which replicas of
+// the previous release send. With full, the Node is part of a full assignment. The caller holds the
+// lock of the view.
 func (v *view) applyOtherNode(into *objectSet, n *v1.Node, full bool) error {
 	p := peerFromNode(n)
 	if p == nil {
@@ -123,7 +127,8 @@ func (v *view) applyOtherNode(into *objectSet, n *v1.Node, full bool) error {
 	return v.setPeer(into, p)
 }
 
-// markPeerChanged adds a peer to the changes of the current batch. The caller holds the lock.
+// markPeerChanged adds the peer name to the changed objects of the current batch. The caller holds
+// the lock of the view.
 func (v *view) markPeerChanged(name string) {
 	v.changedKinds[kindPeer] = struct{}{}
 	v.changedObjects.AddKey(agent.ObjectKey{Kind: kindPeer, Name: name})
@@ -143,7 +148,7 @@ func visitPeerDifferences(a, b map[string]*storedPeer, tell func(name string)) {
 	}
 }
 
-// peersDigest returns the digest of all peers in the view.
+// peersDigest returns the digest of the set of all peers in the view.
 func (v *view) peersDigest() (d digest) {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
@@ -153,7 +158,8 @@ func (v *view) peersDigest() (d digest) {
 	return d
 }
 
-// Peers implements agent.Objects.
+// Peers returns the other nodes of the cluster in the view, in no order. Callers must not modify
+// them.
 func (s *Session) Peers() []*agent.Peer {
 	s.view.mu.RLock()
 	defer s.view.mu.RUnlock()

@@ -37,8 +37,8 @@ const (
 )
 
 var (
-	// tcpKeepAlive makes the kernel detect connections to vanished peers. clientKeepalive detects
-	// hung programs; it is rarer because it costs more.
+	// tcpKeepAlive makes the kernel detect connections to a peer that has vanished. clientKeepalive
+	// also detects a hung peer process; its interval is longer because its messages cost more.
 	tcpKeepAlive    = net.KeepAliveConfig{Enable: true, Idle: 2 * time.Second, Interval: time.Second, Count: 3}
 	clientKeepalive = keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true}
 	connectParams   = grpc.ConnectParams{
@@ -47,8 +47,8 @@ var (
 	}
 )
 
-// replicaList is the list of replicas as reported by the control plane and stored on disk, with a
-// connection to each.
+// replicaList is the list of replicas with a connection to each replica. The addresses are reported
+// by the control plane and stored in replicasFile.
 type replicaList struct {
 	log  *slog.Logger
 	file string
@@ -63,7 +63,8 @@ type replicaList struct {
 	addressesByReplica map[string][]string // key: fleet address; values: addresses on which that replica listens
 }
 
-// replicaLink is the connection to one replica.
+// replicaLink is the gRPC connection to one replica. It is used for the standby stream, for tunnels
+// and for the session.
 type replicaLink struct {
 	address string
 	conn    *grpc.ClientConn
@@ -77,7 +78,8 @@ func newReplicaList(log *slog.Logger, dir string, seed []string) *replicaList {
 	return &replicaList{log: log, file: filepath.Join(dir, replicasFile), seed: seed, changed: make(chan struct{}), linkByAddress: make(map[string]*replicaLink), reported: make(map[*replicaLink][]string), addressesByReplica: make(map[string][]string)}
 }
 
-// loadFiles reads the stored lists. A missing file is not an error.
+// loadFiles loads the addresses of replicas from replicasFile and replicaAddressesFile. A missing
+// file is not an error.
 func (r *replicaList) loadFiles() error {
 	data, err := os.ReadFile(r.file)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -100,10 +102,10 @@ func (r *replicaList) loadFiles() error {
 	return err
 }
 
-// recordReplicas records the replicas that from reports; from is nil for an enrollment response.
-// The learned list is the union of all reports, because a replica that lags behind or is
-// partitioned omits new replicas. An address is dropped only when no replica reports it. An empty
-// list is not a report.
+// recordReplicas replaces the report of the replica from with list, and updates the learned
+// addresses, in memory and on disk. from is nil for an enrollment response. The learned addresses
+// are the union of all reports, because a replica that lags behind or is partitioned omits new
+// replicas. An address is dropped only when no replica reports it. An empty list is ignored.
 func (r *replicaList) recordReplicas(from *replicaLink, list []*fleetv1.Replica) {
 	var addresses []string
 	for _, x := range list {
@@ -138,8 +140,8 @@ func (r *replicaList) recordReplicas(from *replicaLink, list []*fleetv1.Replica)
 	}
 }
 
-// dropReport drops the report of a replica after its standby stream has ended. Addresses that only
-// this replica reported are dropped with the next report of another one.
+// dropReport drops the report of the replica from, when its standby stream has ended. Addresses
+// that only this replica reported are dropped when the next replica reports.
 func (r *replicaList) dropReport(from *replicaLink) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -185,7 +187,8 @@ func (r *replicaList) allLinks() []*replicaLink {
 	return out
 }
 
-// maintainLinks maintains a link with a standby stream to every wanted replica until ctx ends.
+// maintainLinks maintains a connection (replicaLink) with a standby stream to every wanted address,
+// until ctx ends.
 func (s *Session) maintainLinks(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -241,8 +244,8 @@ func (s *Session) maintainLinks(ctx context.Context) error {
 }
 
 // sessionCandidates returns the links in the order in which to try them for a session: connected
-// ones first, avoided ones last. Links of the same rank are in random order, so that the nodes of a
-// failed replica spread over the others.
+// links first, links to avoid at the time now last. Links of the same rank are in random order, so
+// that the nodes of a failed replica spread over the other replicas.
 func (r *replicaList) sessionCandidates(now time.Time) []*replicaLink {
 	links := r.allLinks()
 	rand.Shuffle(len(links), func(i, j int) { links[i], links[j] = links[j], links[i] })
@@ -268,7 +271,8 @@ func (l *replicaLink) avoidUntil(until time.Time) {
 	l.avoidedUntil = until
 }
 
-// maintainStandby maintains the standby stream of a link until ctx ends.
+// maintainStandby keeps a standby stream open on the link l until ctx ends, and opens it again
+// after a failure. A replica sends its list of replicas and requests for tunnels on this stream.
 func (s *Session) maintainStandby(ctx context.Context, l *replicaLink) {
 	delay := kbackoff.Backoff{Min: 100 * time.Millisecond, Max: 3 * time.Second, Jitter: 0.5}
 	for ctx.Err() == nil {
@@ -319,7 +323,7 @@ func (s *Session) runStandby(linked context.Context, l *replicaLink) error {
 	}
 }
 
-// standbySender serializes the messages sent on a standby stream.
+// standbySender sends messages on a standby stream, one at a time. It is safe for concurrent use.
 type standbySender struct {
 	mu     sync.Mutex
 	stream fleetv1.Fleet_StandbyClient
@@ -331,8 +335,8 @@ func (u *standbySender) sendUp(m *fleetv1.StandbyUp) error {
 	return u.stream.Send(m)
 }
 
-// sendProxyRevision sends the revision that the node's Service proxy has applied, whenever it
-// increases, until ctx ends or sending fails.
+// sendProxyRevision sends the revision that the node's Service proxy has applied on a standby
+// stream. It sends each time the revision increases, until ctx ends or sending fails.
 func (s *Session) sendProxyRevision(ctx context.Context, up *standbySender) {
 	sent, first := uint64(0), true
 	for {
@@ -351,7 +355,7 @@ func (s *Session) sendProxyRevision(ctx context.Context, up *standbySender) {
 	}
 }
 
-// revisionProgress is an increasing number with a channel that signals changes.
+// revisionProgress is a revision that only increases, with a channel that signals each increase.
 type revisionProgress struct {
 	mu      sync.Mutex
 	value   uint64

@@ -11,13 +11,13 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// maxPendingReports bounds the events, and the stage times, that wait for a session. The oldest are
-// dropped first.
+// maxPendingReports bounds the pending events, and separately the pending stage times, while no
+// session exists. The oldest are dropped first.
 const maxPendingReports = 512
 
-// reporter holds the reports to the control plane. Reporting never blocks. For each pod only the
-// newest status is kept, and at most one message is unacknowledged. An unacknowledged message is
-// sent again in the next session.
+// reporter queues the reports of this node to the control plane. Adding a report never blocks. For
+// each pod only the newest status is kept, and at most one message is unacknowledged. An
+// unacknowledged message is sent again in the next session.
 type reporter struct {
 	wake          chan struct{}
 	factsReplaced chan struct{} // capacity 1; signals that facts were replaced
@@ -61,8 +61,8 @@ func (r *reporter) reportFor(namespace, name string, uid types.UID) *podReport {
 	return p
 }
 
-// resetForSession makes all unacknowledged reports pending again, and returns the facts to be sent
-// in the Hello of a new session.
+// resetForSession makes all unacknowledged reports pending again, for a new session. It returns the
+// node's facts, which are part of the Hello message.
 func (r *reporter) resetForSession() *v1.Node {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -80,7 +80,8 @@ func (r *reporter) resetForSession() *v1.Node {
 	return r.facts
 }
 
-// handleStatusAck handles the acknowledgment of a pod's report.
+// handleStatusAck handles the control plane's acknowledgment of the sent status or removal of the
+// pod uid.
 func (r *reporter) handleStatusAck(uid types.UID) {
 	r.mu.Lock()
 	p := r.pods[uid]
@@ -94,8 +95,8 @@ func (r *reporter) handleStatusAck(uid types.UID) {
 	r.wakeSender()
 }
 
-// pendingMessages returns all pending messages and marks them as sent. An object that cannot be
-// encoded is dropped and returned as an error.
+// pendingMessages returns all pending messages and marks them as sent. It drops each object that
+// cannot be encoded, and returns an error for it.
 func (r *reporter) pendingMessages() (out []*fleetv1.AgentMessage, errs []error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -130,8 +131,8 @@ func (r *reporter) pendingMessages() (out []*fleetv1.AgentMessage, errs []error)
 	return out, errs
 }
 
-// nextMessage returns the next message of a pod, or nil if there is nothing to send or an
-// acknowledgment is missing.
+// nextMessage returns the next message of a pod and marks it as sent. It returns nil if nothing is
+// pending, or if the previous message is not acknowledged.
 func (p *podReport) nextMessage(uid types.UID) (*fleetv1.AgentMessage, error) {
 	switch {
 	case p.inFlight:
@@ -154,7 +155,8 @@ func (p *podReport) nextMessage(uid types.UID) (*fleetv1.AgentMessage, error) {
 	return nil, nil
 }
 
-// PodStatus implements agent.Reporter.
+// PodStatus queues the status of a pod for the control plane, and replaces a queued older status.
+// It implements agent.Reporter.
 func (s *Session) PodStatus(pod *v1.Pod) {
 	// Only the fields that the control plane reads are sent. The copy allows the caller to change
 	// its own pod.
@@ -168,7 +170,8 @@ func (s *Session) PodStatus(pod *v1.Pod) {
 	r.wakeSender()
 }
 
-// PodGone implements agent.Reporter.
+// PodGone queues the report that nothing of a terminating pod remains on this node. It implements
+// agent.Reporter.
 func (s *Session) PodGone(namespace, name string, uid types.UID) {
 	r := s.reporter
 	r.mu.Lock()
@@ -178,7 +181,8 @@ func (s *Session) PodGone(namespace, name string, uid types.UID) {
 	r.wakeSender()
 }
 
-// Event implements agent.Reporter.
+// Event queues an event for the control plane. If maxPendingReports events are queued, the oldest
+// is dropped. It implements agent.Reporter.
 func (s *Session) Event(e *v1.Event) {
 	r := s.reporter
 	r.mu.Lock()
@@ -187,7 +191,8 @@ func (s *Session) Event(e *v1.Event) {
 	r.wakeSender()
 }
 
-// Stages implements agent.Reporter.
+// Stages queues the measured stages of an operation on object for the control plane. If too many
+// are queued, the oldest are dropped. It implements agent.Reporter.
 func (s *Session) Stages(traceParent, object string, stages []agent.StageTime) {
 	if traceParent == "" || len(stages) == 0 {
 		return
@@ -211,7 +216,8 @@ func appendBounded[T any](list []T, v T) []T {
 	return append(list, v)
 }
 
-// Facts implements agent.Reporter.
+// Facts replaces the labels, addresses and status of this node that are reported to the control
+// plane. It implements agent.Reporter.
 func (s *Session) Facts(node *v1.Node) {
 	r := s.reporter
 	r.mu.Lock()
@@ -224,7 +230,8 @@ func (s *Session) Facts(node *v1.Node) {
 	r.wakeSender()
 }
 
-// reportsNotReady reports whether the facts have a Ready condition that is not true.
+// reportsNotReady reports whether the node's facts have a condition Ready with a status other than
+// True.
 func (r *reporter) reportsNotReady() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -239,10 +246,12 @@ func (r *reporter) reportsNotReady() bool {
 	return false
 }
 
-// ProxyApplied implements agent.Reporter.
+// ProxyApplied reports to the replicas that the Service rules of this node reflect the revision. It
+// implements agent.Reporter.
 func (s *Session) ProxyApplied(revision uint64) { s.proxy.advanceTo(revision) }
 
-// stopGates are the permissions to stop pods, by UID.
+// stopGates has one gate per pod UID. An open gate is the control plane's permission to send
+// SIGTERM to the pod.
 type stopGates struct {
 	mu    sync.Mutex
 	byPod map[types.UID]*stopGate
@@ -264,7 +273,7 @@ func (g *stopGates) gateFor(uid types.UID) *stopGate {
 	return x
 }
 
-// retainGates drops the gates of all pods except the given ones.
+// retainGates drops the gates of all pods except pods.
 func (g *stopGates) retainGates(pods map[types.UID]struct{}) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -275,5 +284,6 @@ func (g *stopGates) retainGates(pods map[types.UID]struct{}) {
 	}
 }
 
-// StopGate implements agent.Reporter.
+// StopGate returns a channel that is closed when the pod may receive SIGTERM, because no live node
+// routes to it any longer. It implements agent.Reporter.
 func (s *Session) StopGate(pod types.UID) <-chan struct{} { return s.gates.gateFor(pod).open }

@@ -20,9 +20,9 @@ import (
 const statusesFile = "statuses.checkpoint"
 
 // reportedStatuses holds the last reported status of each pod with a restart policy other than
-// Always. The control plane does not send these statuses back, and the runtime's records do not
-// survive a power failure. Without them, a node that boots before it reaches a replica would run
-// such a pod again.
+// Always. The control plane does not send these statuses back, and the container runtime's records
+// do not survive a power failure. Without them, a node that boots and cannot reach a replica would
+// run a finished pod again.
 type reportedStatuses struct {
 	changed chan struct{} // capacity 1
 
@@ -44,8 +44,8 @@ func (s *reportedStatuses) setStatus(report *v1.Pod) {
 	}
 }
 
-// statusesToStore returns the statuses of pods that are still assigned and may end for good. It
-// drops the others.
+// statusesToStore returns the reported statuses of the pods that pods returns and that may end for
+// good. It drops the statuses of all other pods.
 func (s *reportedStatuses) statusesToStore(pods func(types.UID) *v1.Pod) (out []storedObject) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -59,8 +59,8 @@ func (s *reportedStatuses) statusesToStore(pods func(types.UID) *v1.Pod) (out []
 	return out
 }
 
-// runStatusCheckpoints writes statusesFile when a status has changed, at most once per interval.
-// When ctx ends it writes the last one.
+// runStatusCheckpoints writes statusesFile when a reported status has changed, at most once per
+// Config.CheckpointEvery. When ctx ends it writes the file a last time.
 func (s *Session) runStatusCheckpoints(ctx context.Context) error {
 	written := -1 // number of statuses in the file; -1 = unknown
 	for {
@@ -83,7 +83,8 @@ func (s *Session) runStatusCheckpoints(ctx context.Context) error {
 }
 
 // writeStatuses writes statusesFile and returns the number of statuses in it, or -1 after an error.
-// It writes nothing if there are no statuses and before, the number in the current file, is 0.
+// before is the number of statuses in the current file. It writes nothing if there are no statuses
+// and before is 0.
 func (s *Session) writeStatuses(before int) int {
 	objs := s.statuses.statusesToStore(s.view.assignedPod)
 	if len(objs) == 0 && before == 0 {
@@ -100,7 +101,8 @@ func (s *Session) writeStatuses(before int) int {
 	return len(objs)
 }
 
-// loadStatuses applies the stored statuses to the assignment that is being loaded.
+// loadStatuses copies the statuses in statusesFile into the pods of the assignment that is being
+// loaded from the checkpoint.
 func (s *Session) loadStatuses() error {
 	msgs, err := readRecording(filepath.Join(s.cfg.StateDir, statusesFile))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -131,8 +133,8 @@ func (v *view) assignedPod(uid types.UID) *v1.Pod {
 	return v.current.pods[uid]
 }
 
-// overlayStatus copies phase, start time and container statuses of a stored status into the
-// incoming assignment. It ignores a pod that is not assigned.
+// overlayStatus copies phase, start time and container statuses of report into the pod with the
+// same UID in the incoming assignment. It does nothing if that pod is not assigned.
 func (v *view) overlayStatus(report *v1.Pod) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

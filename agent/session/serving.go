@@ -27,7 +27,7 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// servingFile stores key and certificate of the node's HTTPS server.
+// servingFile stores the key and the certificate of the node's HTTPS server, in the state folder.
 const servingFile = "serving.pem"
 
 // servingCertificate is the current certificate of the node's HTTPS server.
@@ -39,7 +39,8 @@ type servingCertificate struct {
 
 var _ agent.ServerTrust = (*Session)(nil)
 
-// ServingCertificate implements agent.ServerTrust.
+// ServingCertificate returns the current certificate of the node's HTTPS server. It implements
+// agent.ServerTrust.
 func (s *Session) ServingCertificate() (*tls.Certificate, error) {
 	s.serving.mu.Lock()
 	defer s.serving.mu.Unlock()
@@ -62,7 +63,8 @@ func (s *Session) nodeIPs() (out []net.IP) {
 	return out
 }
 
-// ClientCAs implements agent.ServerTrust.
+// ClientCAs returns the CAs that the node's HTTPS server trusts for client certificates. It
+// implements agent.ServerTrust.
 func (s *Session) ClientCAs() *x509.CertPool {
 	select {
 	case <-s.identified:
@@ -72,7 +74,8 @@ func (s *Session) ClientCAs() *x509.CertPool {
 	}
 }
 
-// ReviewAccess implements agent.ServerTrust. Any replica may respond.
+// ReviewAccess asks a replica to authenticate and authorize a request to the node's HTTPS server.
+// It tries one replica after another until a replica responds. It implements agent.ServerTrust.
 func (s *Session) ReviewAccess(ctx context.Context, q agent.AccessReview) (agent.AccessDecision, error) {
 	last := errors.New("no replica is known")
 	for _, l := range s.replicas.sessionCandidates(time.Now()) {
@@ -94,8 +97,9 @@ func (s *Session) ReviewAccess(ctx context.Context, q agent.AccessReview) (agent
 	return agent.AccessDecision{}, fmt.Errorf("%w: %w", agent.ErrReviewUnavailable, last)
 }
 
-// runServingCertificate requests a signed certificate for the server at start, and again after two
-// thirds of its lifetime or on request, until ctx ends.
+// runServingCertificate keeps the certificate of the node's HTTPS server signed by the cluster,
+// until ctx ends. It calls sign at start, after two thirds of the certificate's lifetime, and on
+// request. It retries failures with backoff.
 func (s *Session) runServingCertificate(ctx context.Context, now func() time.Time, sign func(context.Context) (until time.Time, err error)) error {
 	if err := s.loadServingCertificate(now()); err != nil {
 		s.log.Warn("starting without the stored certificate of the server", "err", err)
@@ -120,7 +124,8 @@ func (s *Session) runServingCertificate(ctx context.Context, now func() time.Tim
 	}
 }
 
-// currentLeaf returns the certificate that the server uses, or nil.
+// currentLeaf returns the certificate that the node's HTTPS server uses, or nil if there is none
+// yet.
 func (s *servingCertificate) currentLeaf() *x509.Certificate {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -157,8 +162,8 @@ func (s *Session) signServingCertificate(ctx context.Context) (until time.Time, 
 	return until, fmt.Errorf("certificate of the server of node %s: %w", s.cfg.NodeName, err)
 }
 
-// loadServingCertificate loads the certificate of an earlier run, which the server uses until a
-// replica signs a new one. A missing file is not an error.
+// loadServingCertificate loads the server certificate of an earlier agent process from servingFile.
+// The HTTPS server uses it until a replica signs a new certificate. A missing file is not an error.
 func (s *Session) loadServingCertificate(now time.Time) error {
 	data, err := os.ReadFile(filepath.Join(s.cfg.StateDir, servingFile))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -190,8 +195,8 @@ func (s *Session) installServingCertificate(keyAndCert []byte, now time.Time) (*
 	return cert.Leaf, nil
 }
 
-// newSelfSignedCertificate returns the certificate that the server uses until the cluster has
-// signed one, as in the kubelet.
+// newSelfSignedCertificate returns a self-signed certificate for the node's HTTPS server. Like the
+// kubelet, the server uses it until the cluster has signed a certificate.
 func newSelfSignedCertificate(node string, addresses []net.IP, now time.Time) (*tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

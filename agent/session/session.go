@@ -53,7 +53,8 @@ type Config struct {
 	CheckpointEvery time.Duration
 }
 
-// Session implements agent.Objects and agent.Reporter.
+// Session is the agent's connection to the control plane. It implements agent.Objects (the node's
+// view of the cluster) and agent.Reporter (the reports of the node).
 type Session struct {
 	cfg        Config
 	log        *slog.Logger
@@ -111,10 +112,12 @@ func New(cfg Config) *Session {
 	return s
 }
 
-// Serve sets the server of tunnels. It must be called before Run.
+// Serve sets the server that handles requests through tunnels (exec, logs, port-forward). It must
+// be called before Run.
 func (s *Session) Serve(n agent.NodeServer) { s.cfg.Server = n }
 
-// ServeDrivers sets the server of calls of CSI drivers. It must be called before Run.
+// ServeDrivers sets the handler that forwards the control plane's calls to CSI drivers. It must be
+// called before Run.
 func (s *Session) ServeDrivers(d agent.DriverCalls) { s.cfg.Drivers = d }
 
 // Run loads the checkpoint, enrolls if the node has no certificate, and maintains the session until

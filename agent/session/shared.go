@@ -8,9 +8,9 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// Shared is for a process that simulates many nodes. Objects that all nodes receive are decoded and
-// stored once, not once per session. The zero value is ready to use. Shared never drops objects, so
-// it is not for the agent of a machine.
+// Shared caches decoded objects for a process that simulates many nodes. Objects that all nodes
+// receive are decoded and stored once, not once per session. The zero value is ready to use. Shared
+// never drops objects, so the agent of a real machine must not use it.
 type Shared struct {
 	mu      sync.Mutex
 	objects map[objectKey]sharedObject
@@ -32,8 +32,8 @@ func isSharable(kind string) bool {
 	return kind == "Service" || kind == "EndpointSlice"
 }
 
-// decodeShared decodes an object and returns its key. A sharable object that is already stored is
-// not decoded again. It may be called on a nil Shared.
+// decodeShared decodes an object and returns it with its key. An object of a sharable kind that is
+// already stored at the same revision is not decoded again. It may be called on a nil Shared.
 func (s *Shared) decodeShared(o *fleetv1.Object) (objectKey, wireObject, error) {
 	k := objectKey{o.Kind, o.Namespace, o.Name}
 	if s == nil || !isSharable(o.Kind) || o.Revision == 0 {
@@ -60,8 +60,8 @@ func (s *Shared) decodeShared(o *fleetv1.Object) (objectKey, wireObject, error) 
 	return k, obj, nil
 }
 
-// storedPeerFor converts a peer from its message. It returns the stored peer if it is equal. It may
-// be called on a nil Shared.
+// storedPeerFor converts the message p to a peer. If an equal peer is already stored, it returns
+// the stored peer. It may be called on a nil Shared.
 func (s *Shared) storedPeerFor(p *fleetv1.Peer) (*storedPeer, error) {
 	if s == nil {
 		return newStoredPeer(p)

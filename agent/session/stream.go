@@ -30,9 +30,9 @@ const (
 	readinessWait           = time.Second           // how long a restarted agent waits to be ready before it opens a session
 )
 
-// runSessions maintains one session with one of the replicas until ctx ends. When a session breaks,
-// it tries the next replica at once. When all replicas have failed, it waits with exponential
-// backoff.
+// runSessions keeps one session open with one of the replicas until ctx ends. When a session
+// breaks, it tries the next replica at once. When all replicas have failed, it waits with
+// exponential backoff.
 func (s *Session) runSessions(ctx context.Context) error {
 	if err := s.awaitReadiness(ctx); err != nil {
 		return err
@@ -79,10 +79,9 @@ func (s *Session) runSessions(ctx context.Context) error {
 	}
 }
 
-// awaitReadiness waits, for at most readinessWait, until the node's facts no longer report
-// NotReady. A restarted agent would otherwise report NotReady while it recovers its pods, and their
-// addresses would leave every Service. It returns at once if there is no checkpoint, as on a new
-// node.
+// awaitReadiness waits until the node's facts no longer report NotReady, for at most readinessWait.
+// A restarted agent would otherwise report NotReady while it recovers its pods, and Services would
+// drop their endpoints. It returns at once if there is no checkpoint, as on a new node.
 func (s *Session) awaitReadiness(ctx context.Context) error {
 	if !s.hasAssignment() {
 		return nil
@@ -101,7 +100,8 @@ func (s *Session) awaitReadiness(ctx context.Context) error {
 	return nil
 }
 
-// pickReplica returns the best replica that has not been tried, or nil if all have been.
+// pickReplica returns the first link of sessionCandidates that is not in tried, or nil if all links
+// have been tried.
 func (s *Session) pickReplica(tried map[string]bool) *replicaLink {
 	for _, l := range s.replicas.sessionCandidates(time.Now()) {
 		if !tried[l.address] {
@@ -111,7 +111,8 @@ func (s *Session) pickReplica(tried map[string]bool) *replicaLink {
 	return nil
 }
 
-// waitForLink waits for the delay d. If there are no links, it waits until links are added instead.
+// waitForLink waits for the delay d. If there are no replica links, it waits instead until links
+// are added.
 func (s *Session) waitForLink(ctx context.Context, d time.Duration) error {
 	if len(s.replicas.allLinks()) == 0 {
 		select {
@@ -131,7 +132,8 @@ func (s *Session) signalLinks() {
 	}
 }
 
-// runSession runs one session over a link until the session breaks, and returns the reason.
+// runSession runs one session over the link l until the session breaks, and returns the error that
+// broke it.
 func (s *Session) runSession(ctx context.Context, l *replicaLink) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -224,7 +226,7 @@ func (s *Session) helloMessage() (*fleetv1.Hello, error) {
 	return h, nil
 }
 
-// requestFullAssignment makes the next session deliver every object.
+// requestFullAssignment makes the next session deliver every object again, not only changes.
 func (s *Session) requestFullAssignment() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -244,7 +246,7 @@ type sessionStream struct {
 	trustReceived       atomic.Bool          // the replica has sent a Trust message, so it accepts Authorities
 
 	mu         sync.Mutex
-	unanswered int // heartbeats since the last acknowledgment
+	unanswered int // heartbeats sent since the last acknowledgment
 }
 
 // sendLoop sends heartbeats and pending reports until ctx ends, sending fails, or

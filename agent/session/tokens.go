@@ -26,7 +26,8 @@ type tokenKey struct {
 	Expiration int64     `json:"Expiration"` // requested lifetime in seconds
 }
 
-// cachedToken is an entry of tokensFile. Earlier releases read and write the file with these names.
+// cachedToken is an entry of tokensFile. The JSON names must not change: earlier releases read and
+// write the file with these names.
 type cachedToken struct {
 	Key     tokenKey  `json:"Key"`
 	Token   string    `json:"Token"`
@@ -34,7 +35,8 @@ type cachedToken struct {
 	Renew   time.Time `json:"Renew"` // at 80 % of the lifetime
 }
 
-// tokenCache caches bound service account tokens and requests them over the session.
+// tokenCache caches bound service account tokens, and requests missing or expiring tokens over the
+// session.
 type tokenCache struct {
 	file string
 	wake func()
@@ -61,8 +63,9 @@ func newTokenCache(dir string, wake func()) *tokenCache {
 	}
 }
 
-// Token implements agent.Objects. If a renewal fails, it returns the cached token while that token
-// is valid.
+// Token returns a bound service account token of the pod, from the cache or from the control plane.
+// If a renewal fails, it returns the cached token while that token is valid. It implements
+// agent.Objects.
 func (s *Session) Token(ctx context.Context, pod *v1.Pod, audience string, expirationSeconds int64) (string, time.Time, error) {
 	k := tokenKey{pod.UID, audience, expirationSeconds}
 	t := s.tokens
@@ -148,7 +151,7 @@ func tokenRenewalTime(now, expires time.Time, seconds int64) time.Time {
 	return now.Add(life / 5 * 4)
 }
 
-// resetRequests makes all pending requests unsent, for a new session.
+// resetRequests marks all pending token requests as unsent, so that a new session sends them again.
 func (t *tokenCache) resetRequests() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -180,7 +183,7 @@ func (t *tokenCache) handleToken(m *fleetv1.Token) {
 	}
 }
 
-// retainTokens drops the tokens of all pods except the given ones.
+// retainTokens drops the cached tokens of all pods except pods.
 func (t *tokenCache) retainTokens(pods map[types.UID]struct{}) {
 	t.mu.Lock()
 	before := len(t.cached)
@@ -196,7 +199,7 @@ func (t *tokenCache) retainTokens(pods map[types.UID]struct{}) {
 	}
 }
 
-// saveTokens writes the cache to the run folder. Errors are ignored, because tokens can be
+// saveTokens writes the cached tokens to tokensFile. Errors are ignored, because tokens can be
 // requested again after a restart.
 func (t *tokenCache) saveTokens() {
 	t.mu.Lock()
@@ -226,8 +229,8 @@ func (t *tokenCache) loadTokens(now time.Time) error {
 	defer t.mu.Unlock()
 	for _, c := range list {
 		if now.Before(c.Expires) {
-			// Another process wrote the time, perhaps with another clock. The monotonic clock
-			// counts from here on.
+			// An earlier process computed the renewal time, perhaps with another clock. From here
+			// on, the monotonic clock applies.
 			if latest := tokenRenewalTime(now, c.Expires, c.Key.Expiration); c.Renew.After(latest) {
 				c.Renew = latest
 			}

@@ -19,7 +19,8 @@ import (
 // drainTimeout bounds how long a finished tunnel waits until the replica has read its last frame.
 const drainTimeout = 10 * time.Second
 
-// openTunnel opens the tunnel that a replica requested and serves it until it ends.
+// openTunnel opens the tunnel that a replica requested on the link l, and serves it until it ends.
+// If the tunnel is refused, it sends the refusal over up.
 func (s *Session) openTunnel(ctx context.Context, l *replicaLink, up *standbySender, ask *fleetv1.TunnelAsk) {
 	if s.cfg.Server == nil {
 		// If the refusal is lost, the replica's request times out.
@@ -42,7 +43,8 @@ func (s *Session) openTunnel(ctx context.Context, l *replicaLink, up *standbySen
 	t.finishTunnel(s.serveTunnel(ctx, t, ask))
 }
 
-// serveTunnel performs the request of a tunnel.
+// serveTunnel performs the request of a tunnel: exec, attach, logs, port-forward, dial or a CSI
+// driver call.
 func (s *Session) serveTunnel(ctx context.Context, t *tunnel, ask *fleetv1.TunnelAsk) error {
 	switch k := ask.Kind.(type) {
 	case *fleetv1.TunnelAsk_Exec:
@@ -103,8 +105,8 @@ func (s *Session) callDriver(ctx context.Context, t *tunnel, ask *fleetv1.Driver
 	return t.sendFrame(&fleetv1.TunnelFrame{Kind: &fleetv1.TunnelFrame_DriverAnswer{DriverAnswer: answer}})
 }
 
-// serveDial connects the tunnel to an address of a pod. It sends an empty frame when the connection
-// is established, before any data.
+// serveDial connects the tunnel to the requested address of a pod, or of this node, and copies data
+// in both directions. When the connection is established, it sends an empty frame before any data.
 func (s *Session) serveDial(ctx context.Context, t *tunnel, ask *fleetv1.DialAsk) error {
 	conn, err := s.cfg.Server.Dial(ctx, types.UID(ask.PodUid), ask.Address, ask.Port)
 	if err != nil {
@@ -125,7 +127,8 @@ func (s *Session) serveDial(ctx context.Context, t *tunnel, ask *fleetv1.DialAsk
 	return err
 }
 
-// tunnel is an open tunnel. Only receiveFrames receives; sends are serialized.
+// tunnel is a stream to a replica that carries one request to this node. Only receiveFrames
+// receives frames. Sends are serialized.
 type tunnel struct {
 	stream      fleetv1.Fleet_TunnelClient
 	cancel      context.CancelFunc
@@ -140,13 +143,13 @@ type tunnel struct {
 func newTunnel(stream fleetv1.Fleet_TunnelClient, cancel context.CancelFunc) *tunnel {
 	r, w := io.Pipe()
 	t := &tunnel{stream: stream, cancel: cancel, input: r, inputWriter: w, sizes: make(chan agent.TermSize, 1), receiveDone: make(chan struct{})}
-	// A pending write to stdin must not outlive the tunnel.
+	// Closing the pipe ends a pending write to stdin when the stream ends.
 	context.AfterFunc(stream.Context(), func() { r.CloseWithError(io.ErrClosedPipe) })
 	return t
 }
 
-// receiveFrames delivers the frames of the replica. When the stream ends, the client is gone, and
-// the tunnel is canceled.
+// receiveFrames passes the frames from the replica to the input, the terminal size and the other
+// consumers. When the stream ends, the client has disconnected, and the tunnel is canceled.
 func (t *tunnel) receiveFrames() {
 	defer close(t.receiveDone)
 	defer t.cancel()
@@ -179,8 +182,8 @@ func (t *tunnel) sendFrame(f *fleetv1.TunnelFrame) error {
 	return t.stream.Send(f)
 }
 
-// finishTunnel sends the result and waits until the replica has read it. Canceling the stream
-// earlier would lose output in transit.
+// finishTunnel sends the result of the request, err, and waits until the replica has read it, at
+// most drainTimeout. Canceling the stream earlier would lose output in transit.
 func (t *tunnel) finishTunnel(err error) {
 	e := &fleetv1.TunnelExit{}
 	if exit := (*agent.ExitError)(nil); errors.As(err, &exit) {
@@ -201,7 +204,7 @@ func (t *tunnel) finishTunnel(err error) {
 	<-t.receiveDone
 }
 
-// frameWriter sends written data in frames of at most frameBytes.
+// frameWriter is an io.Writer that sends data through the tunnel in frames of at most frameBytes.
 type frameWriter struct {
 	tunnel   *tunnel
 	newFrame func([]byte) *fleetv1.TunnelFrame
@@ -222,7 +225,7 @@ func (w frameWriter) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// tunnelConn is the data of a tunnel as a connection.
+// tunnelConn is an io.ReadWriteCloser that reads and writes the data of a tunnel.
 type tunnelConn struct{ tunnel *tunnel }
 
 func (c tunnelConn) Read(p []byte) (int, error) { return c.tunnel.input.Read(p) }

@@ -21,13 +21,13 @@ import (
 // objectKey identifies an object of the view.
 type objectKey struct{ kind, namespace, name string }
 
-// storedObject is an object at one revision. Both are immutable.
+// storedObject is an API object and its revision. A stored object is never modified.
 type storedObject struct {
 	revision uint64
 	object   wireObject
 }
 
-// objectSet is a set of objects with its indexes.
+// objectSet is a set of API objects with its indexes.
 type objectSet struct {
 	byKind map[string]map[objectKey]storedObject
 	pods   map[types.UID]*v1.Pod
@@ -65,8 +65,9 @@ func (c *objectSet) removeObject(k objectKey) {
 	}
 }
 
-// view is the node's view of the cluster. Object sets are applied when they arrive. Readers are
-// notified when a batch is complete.
+// view is the node's view of the cluster: the objects that the control plane assigned to it.
+// Received objects are applied immediately. Readers are notified when a batch of objects is
+// complete.
 type view struct {
 	nodeName string // name of this node
 
@@ -98,8 +99,8 @@ func newView(node string) *view {
 // have.
 var errObjectMissing = errors.New("the control plane refers to an object that this node does not have")
 
-// applyObjects applies a part of a full assignment, or a change. It returns errObjectMissing if the
-// set refers to an object by revision that the view does not have.
+// applyObjects applies set, which is a part of a full assignment or a change. It returns
+// errObjectMissing if set refers by revision to an object that the view does not have.
 func (v *view) applyObjects(set *fleetv1.ObjectSet) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -166,7 +167,7 @@ func (v *view) applyObjects(set *fleetv1.ObjectSet) error {
 }
 
 // markConfirmed records that the last completed batch came from a control plane, not from a
-// checkpoint.
+// checkpoint. It closes the channel of Session.Confirmed.
 func (v *view) markConfirmed() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -176,8 +177,8 @@ func (v *view) markConfirmed() {
 	}
 }
 
-// completeBatch completes a batch and notifies readers. A full assignment replaces the current
-// objects.
+// completeBatch completes a batch of received objects at the revision, and notifies readers. With
+// full, the batch is a full assignment, which replaces all current objects.
 func (v *view) completeBatch(revision uint64, full bool) {
 	v.mu.Lock()
 	if full {
@@ -215,14 +216,15 @@ func (v *view) completeBatch(revision uint64, full bool) {
 	}
 }
 
-// discardIncoming drops a full assignment that was received incompletely.
+// discardIncoming drops a full assignment that has been received only in part.
 func (v *view) discardIncoming() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.incoming = nil
 }
 
-// addDifferences adds the kinds and the keys of objects that differ between a and b.
+// addDifferences compares the object sets a and b. It adds the kinds of differing objects to into,
+// and their keys to named.
 func addDifferences(a, b *objectSet, into map[string]struct{}, named *agent.ObjectChanges) {
 	for _, kind := range kindNames {
 		tell := func(k objectKey) {
@@ -252,7 +254,7 @@ func (v *view) setCluster(c agent.Cluster) {
 	v.cluster = c
 }
 
-// kindReader is a receiver of Changes.
+// kindReader is one caller of Session.Changes, with the changed kinds that it has not received.
 type kindReader struct {
 	mu      sync.Mutex
 	pending map[string]struct{}
@@ -280,7 +282,8 @@ func (r *kindReader) takeKinds() (kinds map[string]struct{}, due bool) {
 	return kinds, len(kinds) > 0
 }
 
-// Changes implements agent.Objects.
+// Changes returns a channel that delivers the kinds of changed objects until ctx ends. Undelivered
+// values are merged, and the first value names every kind. It implements agent.Objects.
 func (s *Session) Changes(ctx context.Context) <-chan map[string]struct{} {
 	out := make(chan map[string]struct{})
 	r := &kindReader{pending: make(map[string]struct{}), wake: make(chan struct{}, 1)}
@@ -325,7 +328,8 @@ func viewObjects[T wireObject](s *Session, kind string) []T {
 	return out
 }
 
-// Pod implements agent.Objects.
+// Pod returns the pod with this UID that is assigned to this node, or false. It implements
+// agent.Objects.
 func (s *Session) Pod(uid types.UID) (*v1.Pod, bool) {
 	s.view.mu.RLock()
 	defer s.view.mu.RUnlock()
@@ -333,95 +337,100 @@ func (s *Session) Pod(uid types.UID) (*v1.Pod, bool) {
 	return p, ok
 }
 
-// Pods implements agent.Objects.
+// Pods returns the pods that are assigned to this node. It implements agent.Objects.
 func (s *Session) Pods() []*v1.Pod { return viewObjects[*v1.Pod](s, "Pod") }
 
-// ConfigMap implements agent.Objects.
+// ConfigMap returns a ConfigMap from the view, or false if the view does not have it.
 func (s *Session) ConfigMap(namespace, name string) (*v1.ConfigMap, bool) {
 	return viewObject[*v1.ConfigMap](s, "ConfigMap", namespace, name)
 }
 
-// Secret implements agent.Objects.
+// Secret returns a Secret from the view, or false if the view does not have it.
 func (s *Session) Secret(namespace, name string) (*v1.Secret, bool) {
 	return viewObject[*v1.Secret](s, "Secret", namespace, name)
 }
 
-// Claim implements agent.Objects.
+// Claim returns a PersistentVolumeClaim from the view, or false if the view does not have it.
 func (s *Session) Claim(namespace, name string) (*v1.PersistentVolumeClaim, bool) {
 	return viewObject[*v1.PersistentVolumeClaim](s, "PersistentVolumeClaim", namespace, name)
 }
 
-// PersistentVolume implements agent.Objects.
+// PersistentVolume returns a PersistentVolume from the view, or false if the view does not have it.
 func (s *Session) PersistentVolume(name string) (*v1.PersistentVolume, bool) {
 	return viewObject[*v1.PersistentVolume](s, "PersistentVolume", "", name)
 }
 
-// RuntimeClass implements agent.Objects.
+// RuntimeClass returns a RuntimeClass from the view, or false if the view does not have it.
 func (s *Session) RuntimeClass(name string) (*nodev1.RuntimeClass, bool) {
 	return viewObject[*nodev1.RuntimeClass](s, "RuntimeClass", "", name)
 }
 
-// ResourceClaim implements agent.Objects.
+// ResourceClaim returns a ResourceClaim from the view, or false if the view does not have it.
 func (s *Session) ResourceClaim(namespace, name string) (*resourcev1.ResourceClaim, bool) {
 	return viewObject[*resourcev1.ResourceClaim](s, "ResourceClaim", namespace, name)
 }
 
-// CSIDriver implements agent.Objects.
+// CSIDriver returns a CSIDriver from the view, or false if the view does not have it.
 func (s *Session) CSIDriver(name string) (*storagev1.CSIDriver, bool) {
 	return viewObject[*storagev1.CSIDriver](s, "CSIDriver", "", name)
 }
 
-// VolumeAttachment implements agent.Objects.
+// VolumeAttachment returns the VolumeAttachment of the driver's volume with this handle to this
+// node, or false. It implements agent.Objects.
 func (s *Session) VolumeAttachment(driver, handle string) (*storagev1.VolumeAttachment, bool) {
 	return agent.FindAttachment(viewObjects[*storagev1.VolumeAttachment](s, "VolumeAttachment"), s.cfg.NodeName, driver, handle)
 }
 
-// Services implements agent.Objects.
+// Services returns all Services in the view. It implements agent.Objects.
 func (s *Session) Services() []*v1.Service { return viewObjects[*v1.Service](s, "Service") }
 
-// Service implements agent.Objects.
+// Service returns a Service from the view, or false if the view does not have it.
 func (s *Session) Service(namespace, name string) (*v1.Service, bool) {
 	return viewObject[*v1.Service](s, "Service", namespace, name)
 }
 
-// EndpointSlices implements agent.Objects.
+// EndpointSlices returns all EndpointSlices in the view. It implements agent.Objects.
 func (s *Session) EndpointSlices() []*discoveryv1.EndpointSlice {
 	return viewObjects[*discoveryv1.EndpointSlice](s, "EndpointSlice")
 }
 
-// EndpointSlice implements agent.Objects.
+// EndpointSlice returns an EndpointSlice from the view, or false if the view does not have it.
 func (s *Session) EndpointSlice(namespace, name string) (*discoveryv1.EndpointSlice, bool) {
 	return viewObject[*discoveryv1.EndpointSlice](s, "EndpointSlice", namespace, name)
 }
 
-// NetworkPolicies implements agent.Objects.
+// NetworkPolicies returns the policies that select a pod of this node. Callers must not modify
+// them. It implements agent.Objects.
 func (s *Session) NetworkPolicies() []*networkingv1.NetworkPolicy {
 	return viewObjects[*networkingv1.NetworkPolicy](s, "NetworkPolicy")
 }
 
-// AddressGroup implements agent.Objects.
+// AddressGroup returns the addresses and named ports of the pods that match a peer of a
+// NetworkPolicy, or false. It implements agent.Objects.
 func (s *Session) AddressGroup(name string) (*v1.Endpoints, bool) {
 	return viewObject[*v1.Endpoints](s, kindAddressGroup, "", name)
 }
 
-// Node implements agent.Objects.
+// Node returns this node's own Node object, or false if the control plane has not sent it yet.
 func (s *Session) Node() (*v1.Node, bool) { return viewObject[*v1.Node](s, "Node", "", s.cfg.NodeName) }
 
-// Revision implements agent.Objects.
+// Revision returns the revision up to which the view is complete. It implements agent.Objects.
 func (s *Session) Revision() uint64 {
 	s.view.mu.RLock()
 	defer s.view.mu.RUnlock()
 	return s.view.revision
 }
 
-// Synced implements agent.Objects.
+// Synced returns a channel that is closed once a full assignment or a checkpoint has been loaded.
+// It implements agent.Objects.
 func (s *Session) Synced() <-chan struct{} { return s.view.synced }
 
-// Confirmed implements agent.Objects.
+// Confirmed returns a channel that is closed once a control plane, and not only the checkpoint, has
+// confirmed the view to this process. It implements agent.Objects.
 func (s *Session) Confirmed() <-chan struct{} { return s.view.confirmed }
 
-// Cluster implements agent.Objects. The pod CIDR is that of the node's own object if the object has
-// one.
+// Cluster returns the cluster settings of the session's Welcome message. If this node's Node object
+// has pod CIDRs, they replace those of the message. It implements agent.Objects.
 func (s *Session) Cluster() agent.Cluster {
 	own, ok := s.Node()
 	s.view.mu.RLock()

@@ -64,15 +64,16 @@ func newObject(kind string) wireObject {
 	return nil
 }
 
-// kindAddressGroup is sent as Endpoints: the pod addresses that a peer of a NetworkPolicy selects.
+// kindAddressGroup is the kind of the pod addresses that a peer of a NetworkPolicy selects. Its
+// objects are encoded as Endpoints.
 const kindAddressGroup = "AddressGroup"
 
-// kindNames are all kinds that Changes may report.
+// kindNames are all kinds that Session.Changes may report.
 var kindNames = []string{"Pod", "Node", kindPeer, "Service", "EndpointSlice", "ConfigMap", "Secret", "ServiceAccount",
 	"PersistentVolumeClaim", "PersistentVolume", "StorageClass", "CSIDriver", "VolumeAttachment", "RuntimeClass", "ResourceClaim", "Namespace",
 	"NetworkPolicy", kindAddressGroup}
 
-// apiVersions has the API version by kind. Kinds that are missing have v1.
+// apiVersions maps a kind to its API version. A kind that is not listed has version v1.
 var apiVersions = map[string]string{
 	"EndpointSlice": "discovery.k8s.io/v1", "StorageClass": "storage.k8s.io/v1", "CSIDriver": "storage.k8s.io/v1",
 	"VolumeAttachment": "storage.k8s.io/v1",
@@ -81,7 +82,7 @@ var apiVersions = map[string]string{
 
 const protobufMagic = "k8s\x00" // prefix of the protobuf envelope of Kubernetes objects
 
-// encodeObject returns an object in the protobuf envelope.
+// encodeObject returns the object encoded in the protobuf envelope of Kubernetes.
 func encodeObject(kind string, o wireObject) ([]byte, error) {
 	body, err := o.Marshal()
 	if err != nil {
