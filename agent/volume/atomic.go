@@ -70,7 +70,8 @@ func writeAtomically(dir string, p payload, group *int64) error {
 	return removeOldVersions(dir, filepath.Base(version))
 }
 
-// writeVersion writes the files of a new version.
+// writeVersion writes the files of the payload into the new folder version. group, if not nil,
+// becomes their group.
 func writeVersion(version string, p payload, group *int64) error {
 	if err := setOwnership(version, 0o755|os.ModeDir, nil, group); err != nil {
 		return err
@@ -95,7 +96,8 @@ func writeVersion(version string, p payload, group *int64) error {
 	return nil
 }
 
-// setOwnership sets mode and owner of a file. With a group, the group gets read access.
+// setOwnership sets the mode and the owning user and group of a file. nil leaves the user or group
+// unchanged. If group is set, it also gets read access.
 func setOwnership(path string, mode os.FileMode, uid, group *int64) error {
 	u, g := -1, -1
 	if uid != nil {
@@ -116,7 +118,8 @@ func setOwnership(path string, mode os.FileMode, uid, group *int64) error {
 	return os.Chmod(path, mode)
 }
 
-// matchesPayload reports whether the files and modes of a version already match the payload.
+// matchesPayload reports whether the files in the folder version, with their modes and group,
+// already match the payload.
 func matchesPayload(version string, p payload, group *int64) bool {
 	count := 0
 	err := filepath.WalkDir(version, func(path string, d fs.DirEntry, err error) error {
@@ -155,8 +158,8 @@ func matchesPayload(version string, p payload, group *int64) bool {
 	return err == nil && count == len(p)
 }
 
-// updateLinks creates dir/NAME → ..data/NAME for the first component of each path, and removes
-// other entries.
+// updateLinks creates the link dir/NAME → ..data/NAME for the first path component of each file
+// in the payload, and removes all other entries of dir.
 func updateLinks(dir string, p payload) error {
 	want := map[string]bool{}
 	for path := range p {
@@ -186,7 +189,7 @@ func updateLinks(dir string, p payload) error {
 	return nil
 }
 
-// removeOldVersions removes all versions except keep.
+// removeOldVersions removes all version folders in dir except keep.
 func removeOldVersions(dir, keep string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

@@ -30,7 +30,7 @@ func attachRequired(driver string, about *storagev1.CSIDriver) bool {
 // iscsiAttacher is the attacher of iSCSI PersistentVolumes: the control plane itself.
 const iscsiAttacher = "iscsi.keelson.dev"
 
-// attachedName returns the name of a volume in the node's status.
+// attachedName returns the name under which the node's status lists a volume of a driver.
 func attachedName(driver, handle string) v1.UniqueVolumeName {
 	if driver == iscsiAttacher {
 		return v1.UniqueVolumeName("kubernetes.io/iscsi/" + handle)
@@ -38,9 +38,9 @@ func attachedName(driver, handle string) v1.UniqueVolumeName {
 	return v1.UniqueVolumeName("kubernetes.io/csi/" + driver + "^" + handle)
 }
 
-// visitAttached calls f for each attached volume of a pod on this node. A volume is visited from
-// before the first call of its driver, or the login to its target, until after the last one. held
-// is false while the volume only waits for its attachment.
+// visitAttached calls f for each volume of a pod that must be attached to this node. It includes a
+// volume from before the first driver call or iSCSI login until after the last driver call or
+// logout. held is false while the volume only waits for its attachment.
 func (v *Volumes) visitAttached(f func(pod types.UID, name v1.UniqueVolumeName, held bool)) error {
 	pods, err := v.Pods()
 	if err != nil {
@@ -69,7 +69,9 @@ func (v *Volumes) visitAttached(f func(pod types.UID, name v1.UniqueVolumeName, 
 	return nil
 }
 
-// VolumesInUse implements agent.AttachedVolumes. It reads the records on disk.
+// VolumesInUse returns the attached volumes that pods of this node use, as recorded on disk. names
+// is for volumesInUse of the node's status. held omits volumes that only wait for their attachment.
+// It implements agent.AttachedVolumes.
 func (v *Volumes) VolumesInUse() (names, held []v1.UniqueVolumeName, err error) {
 	names = []v1.UniqueVolumeName{}
 	err = v.visitAttached(func(_ types.UID, name v1.UniqueVolumeName, has bool) {
@@ -86,7 +88,8 @@ func (v *Volumes) VolumesInUse() (names, held []v1.UniqueVolumeName, err error) 
 	return slices.Compact(names), slices.Compact(held), nil
 }
 
-// PodsWithAttachedVolumes lists the pods that use attached volumes.
+// PodsWithAttachedVolumes returns the UIDs of the pods of this node that use volumes that require
+// an attachment.
 func (v *Volumes) PodsWithAttachedVolumes() ([]types.UID, error) {
 	var pods []types.UID
 	if err := v.visitAttached(func(p types.UID, _ v1.UniqueVolumeName, _ bool) { pods = append(pods, p) }); err != nil {
@@ -96,7 +99,7 @@ func (v *Volumes) PodsWithAttachedVolumes() ([]types.UID, error) {
 	return slices.Compact(pods), nil
 }
 
-// UsesChanged returns a channel that has a value when the result of InUse may have changed.
+// UsesChanged returns a channel that has a value when the result of VolumesInUse may have changed.
 func (v *Volumes) UsesChanged() <-chan struct{} { return v.uses }
 
 func (v *Volumes) signalUses() {
@@ -106,10 +109,12 @@ func (v *Volumes) signalUses() {
 	}
 }
 
-// isAwaitingAttach reports whether nothing has been done yet for a pod's volume, as stated by its
-// record or by the absence of a record. A record of an earlier release does not state it; untouched
-// then decides by the state of the node. If all waiting nodes claimed to hold the volume, none
-// would ever get it. For an unreadable record it returns false, because the volume may be mounted.
+// isAwaitingAttach reports whether a pod's volume only waits for its attachment, and the driver was
+// not called yet. file is the volume's record. It returns true if the record does not exist, and
+// otherwise the record's field awaits. An earlier release does not write that field; untouched is
+// then called to inspect the node. It returns false for an unreadable record, because the volume
+// may be mounted. A waiting node must not report that it holds the volume: if all waiting nodes
+// did, the volume could never be attached.
 func isAwaitingAttach(file string, untouched func() bool) bool {
 	b, err := os.ReadFile(file)
 	if errors.Is(err, os.ErrNotExist) {
@@ -128,8 +133,8 @@ func isAwaitingAttach(file string, untouched func() bool) bool {
 	return !r.Ready && untouched()
 }
 
-// awaitAttached waits until a volume may be mounted, and returns the attachment metadata of its
-// driver.
+// awaitAttached waits at most attachTimeout until the volume is attached and may be mounted. It
+// returns the attachment metadata of its driver.
 func (v *Volumes) awaitAttached(ctx context.Context, s csiSource) (publish map[string]string, err error) {
 	why := ""
 	known, err := v.awaitObjects(ctx, func() bool {
@@ -145,9 +150,9 @@ func (v *Volumes) awaitAttached(ctx context.Context, s csiSource) (publish map[s
 	return publish, nil
 }
 
-// awaitObjects signals that the volumes in use changed, and waits until ready returns true for the
-// objects of the control plane. It returns false if that takes longer than attachTimeout; the pod
-// worker retries later.
+// awaitObjects waits until said returns true, and calls it after every change of the objects from
+// the control plane. First it signals that the volumes in use changed. It returns false if the wait
+// takes longer than attachTimeout; the pod worker retries later.
 func (v *Volumes) awaitObjects(ctx context.Context, said func() bool) (bool, error) {
 	v.signalUses()
 	patience, cancel := context.WithTimeout(ctx, attachTimeout)

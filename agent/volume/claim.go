@@ -32,8 +32,8 @@ func claimName(pod *v1.Pod, vol *v1.Volume) (name string, readonly bool) {
 	return "", false
 }
 
-// boundClaim returns a claim of a pod and the PersistentVolume that it is bound to. It returns an
-// error unless both refer to each other.
+// boundClaim returns the claim with this name in the pod's namespace, and the PersistentVolume that
+// the claim is bound to. It returns an error unless claim and PersistentVolume refer to each other.
 func (v *Volumes) boundClaim(pod *v1.Pod, vol *v1.Volume, name string) (*v1.PersistentVolumeClaim, *v1.PersistentVolume, error) {
 	ns := pod.Namespace
 	pvc, ok := v.cfg.Objects.Claim(ns, name)
@@ -58,8 +58,8 @@ func (v *Volumes) boundClaim(pod *v1.Pod, vol *v1.Volume, name string) (*v1.Pers
 	return pvc, withAnnotatedOptions(pv), nil
 }
 
-// withAnnotatedOptions returns the volume with the mount options of its annotation, which
-// Kubernetes prefers to spec.mountOptions.
+// withAnnotatedOptions returns pv with the mount options of its annotation, which Kubernetes
+// prefers to spec.mountOptions. pv itself is not modified.
 func withAnnotatedOptions(pv *v1.PersistentVolume) *v1.PersistentVolume {
 	options, annotated := pv.Annotations[v1.MountOptionAnnotation]
 	if !annotated {
@@ -78,8 +78,8 @@ func withAnnotatedOptions(pv *v1.PersistentVolume) *v1.PersistentVolume {
 // groupAnnotation is the annotation with the group that owns the content of a PersistentVolume.
 const groupAnnotation = "pv.beta.kubernetes.io/gid"
 
-// volumeGroup returns the group of a volume's annotation. Kubernetes ignores a value that is not a
-// number.
+// volumeGroup returns the group in the annotation groupAnnotation of a PersistentVolume, or nil.
+// Like Kubernetes, it ignores a value that is not a number.
 func volumeGroup(pv *v1.PersistentVolume) *int64 {
 	group, err := strconv.ParseInt(pv.Annotations[groupAnnotation], 10, 64)
 	if err != nil || len(validation.IsValidGroupID(group)) > 0 {
@@ -88,7 +88,7 @@ func volumeGroup(pv *v1.PersistentVolume) *int64 {
 	return &group
 }
 
-// mountClaim mounts the PersistentVolume that a claim is bound to.
+// mountClaim mounts the PersistentVolume that the claim of a pod's volume is bound to.
 func (v *Volumes) mountClaim(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (agent.Mount, error) {
 	name, readonly := claimName(pod, vol)
 	pvc, pv, err := v.boundClaim(pod, vol, name)
@@ -100,7 +100,8 @@ func (v *Volumes) mountClaim(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (
 	return m, err
 }
 
-// mountPersistentVolume mounts a PersistentVolume for a pod by its source.
+// mountPersistentVolume mounts a PersistentVolume for a pod. The source of the PersistentVolume
+// selects the kind of mount: hostPath, local, NFS, iSCSI or CSI.
 func (v *Volumes) mountPersistentVolume(ctx context.Context, pod *v1.Pod, vol *v1.Volume, pvc *v1.PersistentVolumeClaim,
 	pv *v1.PersistentVolume, readonly bool) (agent.Mount, error) {
 	if err := checkVolumeMode(pod, vol.Name, pv); err != nil {
@@ -146,7 +147,8 @@ func isBlock(pv *v1.PersistentVolume) bool {
 	return pv.Spec.VolumeMode != nil && *pv.Spec.VolumeMode == v1.PersistentVolumeBlock
 }
 
-// checkVolumeMode returns an error if a container uses a volume in the other volumeMode.
+// checkVolumeMode returns an error if a container uses a Block volume in volumeMounts, or a
+// Filesystem volume in volumeDevices.
 func checkVolumeMode(pod *v1.Pod, volume string, pv *v1.PersistentVolume) error {
 	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for i := range list {
@@ -166,8 +168,9 @@ func checkVolumeMode(pod *v1.Pod, volume string, pv *v1.PersistentVolume) error 
 	return nil
 }
 
-// runOnce calls f once for a pod's volume, also across restarts of the agent. After that, the pod
-// may have changed what f set up.
+// runOnce calls f unless an earlier call of f for this volume of the pod succeeded, even before a
+// restart of the agent. It must not repeat f, because the pod may have changed the result of f
+// since.
 func (v *Volumes) runOnce(pod types.UID, volume string, f func() error) error {
 	mark := filepath.Join(v.podDir(pod), "done", volume)
 	if _, err := os.Lstat(mark); err == nil {
@@ -182,8 +185,8 @@ func (v *Volumes) runOnce(pod types.UID, volume string, f func() error) error {
 	return os.WriteFile(mark, nil, 0o600)
 }
 
-// applyGroup changes the group of a volume's files to the pod's fsGroup. It never follows a
-// symbolic link out of the volume.
+// applyGroup sets the group of all files in the volume folder dir to the pod's fsGroup. It never
+// follows a symbolic link out of the volume.
 func applyGroup(dir string, pod *v1.Pod) error {
 	group := fsGroup(pod)
 	if group == nil {

@@ -19,7 +19,8 @@ import (
 	"keelson.dev/keelson/csi"
 )
 
-// csiRecord is the record on disk of a pod's CSI volume. It is used after a crash.
+// csiRecord is the record on disk of a pod's CSI volume. It is written before the driver is called,
+// so that the volume can be unpublished after a crash.
 type csiRecord struct {
 	Driver  string `json:"driver"`
 	Volume  string `json:"volume"`
@@ -29,12 +30,12 @@ type csiRecord struct {
 	// Inline volumes belong to the pod and are not staged. Staging is set nevertheless: an agent of
 	// a release without inline volumes makes the driver unstage there, which has no effect.
 	Inline bool `json:"inline,omitempty"`
-	Attach bool `json:"attach,omitempty"` // the volume is attached to the node and listed in volumesInUse
-	Awaits bool `json:"awaits"`           // the volume waits for its attachment, and nothing was done for it
+	Attach bool `json:"attach,omitempty"` // the volume requires an attachment and is listed in volumesInUse
+	Awaits bool `json:"awaits"`           // the volume waits for its attachment, and its driver was not called yet
 	Ready  bool `json:"ready,omitempty"`  // the volume is completely set up
 }
 
-// kubeletDir returns the folder with the kubelet's layout, which CSI drivers expect.
+// kubeletDir returns the folder with the directory layout of the kubelet, which CSI drivers expect.
 func (v *Volumes) kubeletDir() string {
 	if v.cfg.Paths.Kubelet != "" {
 		return v.cfg.Paths.Kubelet
@@ -42,7 +43,8 @@ func (v *Volumes) kubeletDir() string {
 	return filepath.Join(v.cfg.Paths.State, "kubelet")
 }
 
-// blockDeviceDir returns a folder below which drivers stage or publish block devices.
+// blockDeviceDir returns the folder in which drivers stage or publish block devices, as selected by
+// sub.
 func (v *Volumes) blockDeviceDir(sub string) string {
 	return filepath.Join(v.kubeletDir(), "plugins", "kubernetes.io", "csi", "volumeDevices", sub)
 }
@@ -55,8 +57,8 @@ func (v *Volumes) stagingPath(s csiSource) string {
 		fmt.Sprintf("%x", sha256.Sum256([]byte(s.handle))), "globalmount")
 }
 
-// targetPath returns the path at which a volume is published for a pod. A second volume of the pod
-// with the same claim has a suffix.
+// targetPath returns the path at which a CSI volume is published for a pod. The suffix
+// distinguishes a second volume of the pod with the same claim.
 func (v *Volumes) targetPath(pod types.UID, s csiSource, suffix string) string {
 	if s.block {
 		return filepath.Join(v.blockDeviceDir("publish"), s.name, string(pod)+suffix)
@@ -64,9 +66,9 @@ func (v *Volumes) targetPath(pod types.UID, s csiSource, suffix string) string {
 	return filepath.Join(v.kubeletDir(), "pods", string(pod), "volumes", "kubernetes.io~csi", s.name+suffix, "mount")
 }
 
-// csiPaths returns a record with the paths at which a volume is staged and published for a pod.
-// Paths in existing records are kept, also those of other releases. New paths are those of the
-// kubelet. The caller holds the lock of the volume.
+// csiPaths returns the record of a pod's volume, with the paths at which the volume is staged and
+// published. If a record exists on disk, its paths are kept, even those of other releases. New
+// paths follow the kubelet's layout. The caller holds the lock of the volume.
 func (v *Volumes) csiPaths(pod types.UID, name string, s csiSource) (csiRecord, error) {
 	r := csiRecord{Driver: s.driver, Volume: s.handle, Block: s.block, Inline: s.inline, Staging: v.stagingPath(s),
 		Target: v.targetPath(pod, s, "")}
@@ -105,7 +107,8 @@ func (v *Volumes) csiRecordFile(pod types.UID, name string) string {
 	return filepath.Join(v.podDir(pod), "csi", name+".json")
 }
 
-// mountCSI mounts a volume of a CSI driver.
+// mountCSI mounts a CSI volume for a pod: it waits for the attachment if one is required, and makes
+// the driver stage and publish the volume. A volume that is already set up is not published again.
 func (v *Volumes) mountCSI(ctx context.Context, pod *v1.Pod, name string, s csiSource) (agent.Mount, error) {
 	if v.cfg.CSI == nil {
 		return agent.Mount{}, fmt.Errorf("%s: %w: %s", s, csi.ErrNoDriver, s.driver)
@@ -213,8 +216,8 @@ func (r csiRecord) isUntouched() bool {
 	return errors.Is(err, os.ErrNotExist)
 }
 
-// isReady reports whether an earlier call set up the volume and it is still mounted. A pod may
-// already be using it.
+// isReady reports whether an earlier call set up the volume of the record r completely and it is
+// still mounted. A pod may then be using it. file is the path of the record.
 func (v *Volumes) isReady(file string, r csiRecord) bool {
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -228,7 +231,8 @@ func (v *Volumes) isReady(file string, r csiRecord) bool {
 	return old == r && r.isPublished()
 }
 
-// isPublished reports whether the published volume still exists.
+// isPublished reports whether the volume is still mounted, or its block device exists, at the
+// target path.
 func (r csiRecord) isPublished() bool {
 	if r.Block {
 		return isBlockDevice(r.Target)
@@ -236,7 +240,8 @@ func (r csiRecord) isPublished() bool {
 	return isMountedNow(r.Target)
 }
 
-// csiRecords returns the records of a pod's CSI volumes by path.
+// csiRecords returns the records of a pod's CSI volumes. The keys are the paths of the record
+// files.
 func (v *Volumes) csiRecords(uid types.UID) (map[string]csiRecord, error) {
 	return recordsIn[csiRecord](filepath.Join(v.podDir(uid), "csi"), "a CSI volume")
 }
@@ -308,8 +313,9 @@ func (v *Volumes) releaseCSIVolume(ctx context.Context, uid types.UID, file stri
 	return os.Remove(file)
 }
 
-// removeCSIFolders removes the folders of a volume that is no longer mounted. Only empty folders
-// are removed, because remaining content may be user data.
+// removeCSIFolders removes the target folder of a volume that is no longer mounted. With last, no
+// other volume uses it, and its staging folder is removed too. Only empty folders are removed,
+// because remaining content may be user data.
 func (v *Volumes) removeCSIFolders(r csiRecord, last bool) error {
 	for _, p := range r.mountPaths(last) {
 		is, err := isMountPoint(p)
@@ -329,7 +335,8 @@ func (v *Volumes) removeCSIFolders(r csiRecord, last bool) error {
 	return nil
 }
 
-// mountPaths returns the target path, and with last also the staging path.
+// mountPaths returns the target path of the volume. With last, the result also contains its staging
+// path.
 func (r csiRecord) mountPaths(last bool) []string {
 	if last && !r.Inline {
 		return []string{r.Target, r.Staging}
@@ -390,8 +397,8 @@ func isBlockDevice(path string) bool {
 	return err == nil && st.Mode()&os.ModeDevice != 0 && st.Mode()&os.ModeCharDevice == 0
 }
 
-// removeEmpty removes an empty target: an empty folder, an empty file at which a device was
-// mounted, or a link to a device.
+// removeEmpty removes the path of a volume if it is empty: an empty folder, an empty file at which
+// a device was mounted, or a link to a device. It returns an error for a file with content.
 func removeEmpty(path string) error {
 	st, err := os.Lstat(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -409,8 +416,8 @@ func removeEmpty(path string) error {
 	return nil
 }
 
-// isLastUser reports whether no other volume on the node uses the CSI volume, neither of another
-// pod nor of the same pod.
+// isLastUser reports whether no other volume on the node uses the CSI volume of r, neither of
+// another pod nor of the same pod. file is the path of the record r.
 func (v *Volumes) isLastUser(file string, r csiRecord) (bool, error) {
 	pods, err := v.Pods()
 	if err != nil {

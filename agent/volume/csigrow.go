@@ -15,8 +15,8 @@ import (
 	"keelson.dev/keelson/csi"
 )
 
-// needsNodeExpansion reports whether a volume was expanded and must still be expanded on the node,
-// by the status of its claim.
+// needsNodeExpansion reports whether a volume must still be expanded on the node. The status of its
+// claim states that.
 func needsNodeExpansion(pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim) bool {
 	has := claim.Status.Capacity[v1.ResourceStorage]
 	if has.Cmp(pv.Spec.Capacity[v1.ResourceStorage]) >= 0 {
@@ -46,8 +46,9 @@ func (v *Volumes) expandPublished(ctx context.Context, d *csi.Driver, s csiSourc
 	}
 }
 
-// Call implements agent.DriverCalls. NodeExpandVolume is handled by this node: it uses the volume
-// ID and the size of the request, and adds paths and secrets.
+// Call calls a CSI driver of this node for the control plane, and returns the encoded response. For
+// NodeExpandVolume it uses only the volume ID and the size of the request, and adds paths and
+// secrets itself. It implements agent.DriverCalls.
 func (v *Volumes) Call(ctx context.Context, driver, method string, request []byte, timeout time.Duration) ([]byte, error) {
 	if v.cfg.CSI == nil {
 		return nil, fmt.Errorf("%w: %s", csi.ErrNoDriver, driver)
@@ -71,8 +72,8 @@ func (v *Volumes) Call(ctx context.Context, driver, method string, request []byt
 	return proto.Marshal(&spec.NodeExpandVolumeResponse{CapacityBytes: got})
 }
 
-// expandMounted calls NodeExpandVolume for a volume that is mounted on this node, and returns its
-// new size.
+// expandMounted calls NodeExpandVolume of the driver for the volume handle, which is mounted on
+// this node. It returns the volume's new size.
 func (v *Volumes) expandMounted(ctx context.Context, driver, handle string, size int64) (int64, error) {
 	defer v.locks.Lock(driver + "\x00" + handle)()
 	pod, vol, s, r, ok := v.findUser(driver, handle)
@@ -94,8 +95,9 @@ func (v *Volumes) expandMounted(ctx context.Context, driver, handle string, size
 	return d.Expand(ctx, cv, size, secrets)
 }
 
-// findUser returns a pod that has the volume mounted, and which of its volumes it is. The caller
-// holds the lock of the volume.
+// findUser searches for a pod of this node that has the volume handle of the driver mounted. It
+// returns the pod, the name of the pod's volume, and its source and record. The caller holds the
+// lock of the volume.
 func (v *Volumes) findUser(driver, handle string) (pod *v1.Pod, vol string, s csiSource, r csiRecord, ok bool) {
 	for _, pod := range v.cfg.Objects.Pods() {
 		recs, err := v.csiRecords(pod.UID)

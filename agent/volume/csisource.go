@@ -73,8 +73,9 @@ func inlineSource(pod *v1.Pod, vol *v1.Volume) csiSource {
 	return s
 }
 
-// checkLifecycleMode returns an error if the driver does not support volumes of this lifecycle
-// mode. about is nil if there is no CSIDriver object.
+// checkLifecycleMode returns an error if the driver does not support the lifecycle mode of the
+// volume: Ephemeral for an inline volume, otherwise Persistent. about is nil if the driver has no
+// CSIDriver object.
 func (s csiSource) checkLifecycleMode(about *storagev1.CSIDriver) error {
 	mode, modes := storagev1.VolumeLifecyclePersistent, []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecyclePersistent}
 	if s.inline {
@@ -94,8 +95,8 @@ func (s csiSource) checkLifecycleMode(about *storagev1.CSIDriver) error {
 		s.driver, modes, mode)
 }
 
-// driverVolume returns the description of the volume for calls of the driver, except for the data
-// of addPodInfo.
+// driverVolume returns the description of the volume that is passed to the driver. addPodInfo adds
+// the information about the pod.
 func (v *Volumes) driverVolume(pod *v1.Pod, s csiSource, r csiRecord) (csi.Volume, error) {
 	cv := csi.Volume{ID: r.Volume, StagingPath: r.Staging, TargetPath: r.Target, Block: s.block, FSType: s.fsType,
 		MountFlags: s.options, ReadOnly: s.readonly, FSGroup: fsGroup(pod), VolumeContext: map[string]string{}}
@@ -116,8 +117,8 @@ func (v *Volumes) driverVolume(pod *v1.Pod, s csiSource, r csiRecord) (csi.Volum
 	return cv, err
 }
 
-// addPodInfo adds what the driver requests about the pod at publishing: its identity
-// (podInfoOnMount) and tokens of its service account (tokenRequests).
+// addPodInfo adds to cv the information about the pod that the driver requests for publishing. That
+// is the pod's identity (podInfoOnMount) and tokens of its service account (tokenRequests).
 func (v *Volumes) addPodInfo(ctx context.Context, cv *csi.Volume, pod *v1.Pod, about *storagev1.CSIDriver, inline bool) error {
 	if about == nil {
 		return nil
@@ -182,8 +183,9 @@ func (v *Volumes) driverSecret(ref *v1.SecretReference) (map[string]string, erro
 	return out, nil
 }
 
-// needsGroup reports whether fsGroup is applied to a volume, by the driver's fsGroupPolicy. By
-// default it is applied to ReadWriteOnce volumes with an fsType.
+// needsGroup reports whether the pod's fsGroup must be applied to the files of the volume,
+// according to the driver's fsGroupPolicy. By default it is applied to ReadWriteOnce volumes with
+// an fsType.
 func needsGroup(about *storagev1.CSIDriver, s csiSource) bool {
 	policy := storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy
 	if about != nil && about.Spec.FSGroupPolicy != nil {

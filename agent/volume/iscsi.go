@@ -36,7 +36,7 @@ type iscsiSource struct {
 }
 
 // iscsiRecord is the record on disk of a pod's iSCSI volume. It is written before the target is
-// contacted, and used after a crash.
+// contacted, so that the disk can be detached after a crash.
 type iscsiRecord struct {
 	Version   int    `json:"version"`
 	Target    string `json:"target"`
@@ -44,15 +44,15 @@ type iscsiRecord struct {
 	LUN       int    `json:"lun"`
 	ReadOnly  bool   `json:"readOnly,omitempty"`
 	Block     bool   `json:"block,omitempty"`
-	Attach    bool   `json:"attach,omitempty"` // the volume is attached to the node and listed in volumesInUse
+	Attach    bool   `json:"attach,omitempty"` // the volume requires an attachment and is listed in volumesInUse
 	// Secret is a salted hash of the pod's credentials. It is empty in records of earlier agents,
 	// and for a PersistentVolume with a secret that could not be read.
 	Secret   string `json:"secret,omitempty"`
 	LoggedIn bool   `json:"loggedIn,omitempty"` // the disk was available to the pod, so its credentials are valid
-	Awaits   bool   `json:"awaits"`             // the volume waits for its attachment, and nothing was done for it
+	Awaits   bool   `json:"awaits"`             // the volume waits for its attachment, and the target was not contacted yet
 }
 
-// volumeHandle returns the handle of the disk among attached volumes.
+// volumeHandle returns the name of the disk within the attached volumes: TARGET:LUN.
 func (r iscsiRecord) volumeHandle() string { return fmt.Sprintf("%s:%d", r.Target, r.LUN) }
 
 func (r iscsiRecord) hasSameTarget(o iscsiRecord) bool {
@@ -61,20 +61,22 @@ func (r iscsiRecord) hasSameTarget(o iscsiRecord) bool {
 
 func (r iscsiRecord) lockKey() string { return "iscsi\x00" + r.Interface + "\x00" + r.Target }
 
-// iscsiDir returns the folder of a target and interface.
+// iscsiDir returns the folder on this node for the target and the iscsiadm interface of r. It
+// contains the mount points of the target's disks and the state of the logins.
 func (v *Volumes) iscsiDir(r iscsiRecord) string {
 	return filepath.Join(iscsiRoot(v.kubeletDir()), iscsi.FolderName(iscsi.Disk{Target: r.Target, Interface: r.Interface}))
 }
 
-// iscsiRoot returns the folder of all targets, below the kubelet folder.
+// iscsiRoot returns the folder that contains the folders of all targets. kubelet is the kubelet's
+// folder.
 func iscsiRoot(kubelet string) string {
 	return filepath.Join(kubelet, "plugins", "kubernetes.io", "iscsi")
 }
 
-// RemoveISCSI removes what iSCSI volumes created outside of mounts and files: sessions, their
-// devices, and iscsiadm's records with passwords. It is for a node that leaves its cluster, after
-// agent and pods have stopped and volumes are unmounted. A disk that is still mounted is kept and
-// named in the error. What existed before the volumes is kept. kubelet is the folder
+// RemoveISCSI logs out of all sessions that iSCSI volumes created, and removes their devices and
+// iscsiadm's records with passwords. It is for a node that leaves its cluster, after agent and pods
+// have stopped and volumes are unmounted. A disk that is still mounted is kept and named in the
+// error. Sessions and records that existed before the volumes are kept. kubelet is the folder
 // agent.Paths.Kubelet.
 func RemoveISCSI(ctx context.Context, kubelet string, node iscsi.Node) error {
 	return node.DetachAll(ctx, iscsiRoot(kubelet))
@@ -96,8 +98,8 @@ func inlineISCSI(pod *v1.Pod, name string, s *v1.ISCSIVolumeSource) (iscsiSource
 	return out, err
 }
 
-// claimedISCSI returns the source of a PersistentVolume. reader is true if the pod uses its claim
-// read-only.
+// claimedISCSI returns the source of the iSCSI PersistentVolume pv for a pod. reader is true if the
+// pod uses its claim read-only.
 func claimedISCSI(pod *v1.Pod, pv *v1.PersistentVolume, reader bool) (iscsiSource, error) {
 	s := pv.Spec.ISCSI
 	d, err := iscsi.New(pv.Name, s.IQN, s.TargetPortal, s.Portals, s.Lun, s.ISCSIInterface, stringOrEmpty(s.InitiatorName))
@@ -123,8 +125,8 @@ func stringOrEmpty(s *string) string {
 	return *s
 }
 
-// mountISCSI attaches a disk to the node and mounts it for a pod. If it is already mounted, the
-// server is not contacted.
+// mountISCSI attaches an iSCSI disk to the node and mounts it for a pod. If the disk is already
+// mounted, the target is not contacted.
 func (v *Volumes) mountISCSI(ctx context.Context, pod *v1.Pod, name string, s iscsiSource) (agent.Mount, error) {
 	fail := func(err error) (agent.Mount, error) { return agent.Mount{}, fmt.Errorf("%s%w", s.messagePrefix, err) }
 	r := iscsiRecord{Version: 1, Target: s.disk.Target, Interface: s.disk.Interface, LUN: s.disk.LUN, ReadOnly: s.readOnly, Block: s.block, Attach: s.pvName != ""}
@@ -174,7 +176,7 @@ func (v *Volumes) mountISCSI(ctx context.Context, pod *v1.Pod, name string, s is
 	return m, nil
 }
 
-// bindMount mounts the folder from at the path at.
+// bindMount bind-mounts the folder from at the path at.
 func bindMount(from, at string) error {
 	if err := os.MkdirAll(at, 0o750); err != nil {
 		return err
@@ -185,8 +187,8 @@ func bindMount(from, at string) error {
 	return nil
 }
 
-// checkISCSIConflict returns an error if a volume on this node uses the disk with another
-// volumeMode or another readOnly.
+// checkISCSIConflict returns an error if another volume on this node uses the disk of r with
+// another volumeMode or another readOnly. file is the path of the record r.
 func (v *Volumes) checkISCSIConflict(file string, r iscsiRecord) error {
 	others, err := v.iscsiRecordsOfTarget(file, r)
 	if err != nil {
@@ -205,8 +207,8 @@ func (v *Volumes) checkISCSIConflict(file string, r iscsiRecord) error {
 	return nil
 }
 
-// iscsiRecordsOfTarget returns the records of other volumes on the node with the same target, by
-// path.
+// iscsiRecordsOfTarget returns the records of all other iSCSI volumes on the node with the same
+// target as r. The keys are the paths of the records; file is the path of r.
 func (v *Volumes) iscsiRecordsOfTarget(file string, r iscsiRecord) (map[string]iscsiRecord, error) {
 	pods, err := v.Pods()
 	if err != nil {
@@ -227,13 +229,13 @@ func (v *Volumes) iscsiRecordsOfTarget(file string, r iscsiRecord) (map[string]i
 	return out, nil
 }
 
-// iscsiRecords returns the records of a pod's iSCSI volumes by path.
+// iscsiRecords returns the records of a pod's iSCSI volumes. The keys are the paths of the records.
 func (v *Volumes) iscsiRecords(uid types.UID) (map[string]iscsiRecord, error) {
 	return recordsIn[iscsiRecord](filepath.Join(v.podDir(uid), "iscsi"), "an iSCSI volume")
 }
 
-// isISCSIUntouched reports whether the node has nothing of a disk: its file system is not mounted,
-// and the kernel has no device.
+// isISCSIUntouched reports whether nothing was done on this node for the disk: its file system is
+// not mounted, and the kernel has no device for it.
 func (v *Volumes) isISCSIUntouched(s iscsiSource, r iscsiRecord) bool {
 	is, err := isMountPoint(v.iscsiGlobalPath(r))
 	if is || err != nil {
@@ -243,7 +245,8 @@ func (v *Volumes) isISCSIUntouched(s iscsiSource, r iscsiRecord) bool {
 	return err == nil && !has
 }
 
-// attachISCSI returns the device of a disk on this node. It logs in to the target if necessary.
+// attachISCSI returns the path of the device of an iSCSI disk on this node. It logs in to the
+// target if necessary.
 func (v *Volumes) attachISCSI(ctx context.Context, s iscsiSource, r iscsiRecord) (string, error) {
 	login, err := v.iscsiLogin(s)
 	if err != nil {
@@ -256,7 +259,8 @@ func (v *Volumes) attachISCSI(ctx context.Context, s iscsiSource, r iscsiRecord)
 // up on an unreachable server long before.
 const diskTimeout = 20 * time.Minute
 
-// mountISCSIGlobal mounts the disk's file system for all pods of the node, unless it is mounted.
+// mountISCSIGlobal mounts the disk's file system at the path that all pods of the node share. It
+// does nothing if the file system is already mounted.
 func (v *Volumes) mountISCSIGlobal(ctx context.Context, s iscsiSource, r iscsiRecord) error {
 	global := v.iscsiGlobalPath(r)
 	is, err := mountInfoAt(global)
@@ -304,7 +308,7 @@ func mountInfoAt(path string) (*mountinfo.Info, error) {
 	return found[len(found)-1], nil
 }
 
-// iscsiLogin returns the credentials in the volume's secret.
+// iscsiLogin returns the CHAP credentials in the secret that the volume refers to.
 func (v *Volumes) iscsiLogin(s iscsiSource) (l iscsi.Login, err error) {
 	if !s.discoveryCHAP && !s.sessionCHAP {
 		return l, nil

@@ -18,11 +18,11 @@ import (
 // An inline volume may use the session only with the same credentials. A PersistentVolume may
 // always use it, because an administrator chose its target.
 
-// hashRounds is the cost of hashing credentials. It prevents a reader of the record from trying
-// many passwords.
+// hashRounds is the number of hash iterations for credentials. The cost prevents someone with
+// access to the record from trying many passwords.
 const hashRounds = 20_000
 
-// hashLogin returns a salted hash of credentials, which may be empty.
+// hashLogin returns a salted hash of iSCSI credentials, which may be empty.
 func hashLogin(l iscsi.Login) (string, error) {
 	salt := make([]byte, 16)
 	if _, err := rand.Read(salt); err != nil {
@@ -43,8 +43,8 @@ func hashWith(l iscsi.Login, salt []byte) (string, error) {
 	return hex.EncodeToString(salt) + ":" + hex.EncodeToString(key), nil
 }
 
-// matchesLogin reports whether hash is the hash of the credentials. An empty hash, from an earlier
-// agent, matches all credentials.
+// matchesLogin reports whether hash is the hash of the credentials l. An empty hash, which earlier
+// agents recorded, matches all credentials.
 func matchesLogin(hash string, l iscsi.Login) bool {
 	if hash == "" {
 		return true
@@ -58,8 +58,9 @@ func matchesLogin(hash string, l iscsi.Login) bool {
 	return err == nil && subtle.ConstantTimeCompare([]byte(own), []byte(hash)) == 1
 }
 
-// checkISCSICredentials sets the hash of the pod's credentials in r. For an inline volume it
-// returns an error if pods with other credentials use the node's session with the target.
+// checkISCSICredentials sets the hash of the pod's credentials in the record r. For an inline
+// volume it returns an error if the session with the target on this node belongs to pods with other
+// credentials. file is the path of r.
 func (v *Volumes) checkISCSICredentials(s iscsiSource, file string, r *iscsiRecord) error {
 	login, err := v.iscsiLogin(s)
 	if err != nil {
@@ -101,7 +102,7 @@ func (v *Volumes) checkISCSICredentials(s iscsiSource, file string, r *iscsiReco
 		"name the same credentials, or place the pod on another node", r.Target, holder)
 }
 
-// hasISCSIDevice reports whether the kernel has a device of the disk.
+// hasISCSIDevice reports whether the kernel of this node has a device for the disk.
 func (v *Volumes) hasISCSIDevice(s iscsiSource) bool {
 	has, err := v.cfg.ISCSI.HasDisk(s.disk)
 	return err == nil && has

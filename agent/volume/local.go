@@ -58,9 +58,9 @@ func (v *Volumes) mountLocal(ctx context.Context, pod *v1.Pod, name string, pv *
 	return m, nil
 }
 
-// bindFolder mounts a folder or a file of the node at place, recursively and with the volume's
-// mount options. It returns whether these make it read-only. The mount never appears without its
-// options.
+// bindFolder bind-mounts the folder or file of the local volume pv at place, recursively and with
+// the volume's mount options. It returns whether these options make the mount read-only. The
+// options are in effect from the moment the mount appears.
 func (v *Volumes) bindFolder(place string, pv *v1.PersistentVolume, st os.FileInfo) (readonly bool, err error) {
 	path := pv.Spec.Local.Path
 	attr, rest := mountoption.SplitBindAttributes(pv.Spec.MountOptions)
@@ -92,7 +92,8 @@ func (v *Volumes) bindFolder(place string, pv *v1.PersistentVolume, st os.FileIn
 	return readonly, nil
 }
 
-// explainMountSupport adds the required kernel version to an error of the mount API.
+// explainMountSupport adds the required kernel version to an error of the kernel's mount API
+// (fsopen, mount_setattr).
 func explainMountSupport(err error) error {
 	if errors.Is(err, unix.ENOSYS) {
 		return fmt.Errorf("mount options of a folder need Linux 5.12 or newer: %w", err)
@@ -100,7 +101,8 @@ func explainMountSupport(err error) error {
 	return err
 }
 
-// makeMountPoint creates an empty folder, or an empty file, as a mount point.
+// makeMountPoint creates an empty folder at path if dir is true, and otherwise an empty file, for
+// use as a mount point.
 func makeMountPoint(path string, dir bool) error {
 	if dir {
 		return os.MkdirAll(path, 0o750)
@@ -115,9 +117,9 @@ func makeMountPoint(path string, dir bool) error {
 	return f.Close()
 }
 
-// mountDisk mounts the file system of a block device for one pod, unless it is mounted. Several
-// pods share one file system of the device, which has the mount options of the volume. Read-only
-// use by a pod is enforced by its own mount.
+// mountDisk mounts the file system of the local volume's block device at dir, unless it is mounted
+// there. Mounts for several pods share one file system instance, which has the mount options of the
+// volume. Read-only use by a pod is enforced by its own mount.
 func (v *Volumes) mountDisk(ctx context.Context, dir string, pv *v1.PersistentVolume, st os.FileInfo) error {
 	defer v.locks.Lock("device\x00" + strconv.FormatUint(st.Sys().(*syscall.Stat_t).Rdev, 10))()
 	if is, err := isMountPoint(dir); is || err != nil {

@@ -17,9 +17,9 @@ import (
 	"keelson.dev/keelson/agent/volume/remote"
 )
 
-// mountNFS mounts a folder of a server for one pod. As in Kubernetes, fsGroup is not applied: the
-// server controls file ownership. An existing mount is kept and not accessed, because its server
-// may be unreachable.
+// mountNFS mounts an exported folder of an NFS server for one pod. As in Kubernetes, fsGroup is not
+// applied: the server controls file ownership. An existing mount is kept and not accessed, because
+// its server may be unreachable.
 func (v *Volumes) mountNFS(ctx context.Context, pod *v1.Pod, name string, vol nfs.Volume) (agent.Mount, error) {
 	dir := filepath.Join(v.podDir(pod.UID), "nfs", name)
 	m := agent.Mount{HostPath: dir, ReadOnly: vol.ReadOnly}
@@ -39,7 +39,8 @@ func (v *Volumes) mountNFS(ctx context.Context, pod *v1.Pod, name string, vol nf
 	return m, v.cfg.NFS.Mount(ctx, vol, dir)
 }
 
-// AbortIO implements agent.Volumes.
+// AbortIO aborts the kernel's pending I/O on the NFS mounts of a pod, so that its killed processes
+// can exit. Unwritten data is lost. It implements agent.Volumes.
 func (v *Volumes) AbortIO(ctx context.Context, uid types.UID) error {
 	if err := checkUID(uid); err != nil {
 		return err
@@ -64,8 +65,8 @@ func (v *Volumes) AbortIO(ctx context.Context, uid types.UID) error {
 	return errors.Join(errs...)
 }
 
-// mountedType returns the file system type mounted at a path, or "". It does not access the mounted
-// file system.
+// mountedType returns the type of the file system that is mounted at a path, or "" if the path is
+// not a mount point. It does not access that file system.
 func mountedType(path string) (string, error) {
 	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
 	if os.IsNotExist(err) {

@@ -20,7 +20,7 @@ type projectedFile struct {
 	uid  *int64
 }
 
-// payload is the content of a projected volume by relative path.
+// payload is the content of a projected volume: its files by path relative to the volume.
 type payload map[string]projectedFile
 
 // writeFiles writes a configMap, secret, projected or downwardAPI volume.
@@ -80,9 +80,9 @@ func (v *Volumes) addProjection(ctx context.Context, p payload, pod *v1.Pod, s *
 	return fmt.Errorf("this kind of projected source is not supported on this node")
 }
 
-// addToken adds a bound service account token. If all containers run as one user, the file belongs
-// to that user. A token with an owner, or with the pod's fsGroup, is not readable by other users,
-// whatever the volume's mode. The group adds mode 0440.
+// addToken adds the file of a bound service account token to the payload. If all containers run as
+// one user, the file belongs to that user. If it has such an owner, or the pod has an fsGroup,
+// other users cannot read it, whatever the volume's mode is. The fsGroup adds mode 0440.
 func (v *Volumes) addToken(ctx context.Context, p payload, pod *v1.Pod, s *v1.ServiceAccountTokenProjection, byDefault int32) error {
 	seconds := int64(3600)
 	if s.ExpirationSeconds != nil {
@@ -100,8 +100,8 @@ func (v *Volumes) addToken(ctx context.Context, p payload, pod *v1.Pod, s *v1.Se
 	return nil
 }
 
-// onlyUser returns the user that all containers run as, or nil if they differ or do not specify
-// one.
+// onlyUser returns the user ID that all containers of the pod run as, or nil if the IDs differ or
+// are not specified.
 func onlyUser(pod *v1.Pod) *int64 {
 	var user *int64
 	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
@@ -158,7 +158,9 @@ func (v *Volumes) addSecret(p payload, ns, name string, items []v1.KeyToPath, by
 	return p.addKeys(s.Data, items, byDefault, isOptional(optional), fmt.Sprintf("secret \"%s/%s\"", ns, name))
 }
 
-// addKeys adds the keys selected by items, or all keys if items is empty.
+// addKeys adds the keys of data that items selects, or all keys if items is empty, as files.
+// byDefault is the mode of files without their own mode. A selected key that is missing is an error
+// unless optional is set; from is the source's name for the error.
 func (p payload) addKeys(data map[string][]byte, items []v1.KeyToPath, byDefault int32, optional bool, from string) error {
 	if len(items) == 0 {
 		for _, k := range slices.Sorted(maps.Keys(data)) {

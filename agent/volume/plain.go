@@ -19,8 +19,9 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// emptyDir returns a folder, or a tmpfs, that exists as long as the pod. An existing one is not
-// changed, because the pod may have changed mode and owner.
+// emptyDir returns the mount of an emptyDir volume: a folder, or a tmpfs for medium Memory, that
+// exists as long as the pod. An existing emptyDir is not changed, because the pod may have changed
+// its mode and owner.
 func (v *Volumes) emptyDir(pod *v1.Pod, vol *v1.Volume) (agent.Mount, error) {
 	src := vol.EmptyDir
 	if src == nil {
@@ -42,8 +43,9 @@ func (v *Volumes) emptyDir(pod *v1.Pod, vol *v1.Volume) (agent.Mount, error) {
 	return agent.Mount{}, fmt.Errorf("emptyDir medium %q is not supported on this node", src.Medium)
 }
 
-// makeEmptyDir creates a folder that everybody, or the group, can write to. It gets its final name
-// when it is complete.
+// makeEmptyDir creates the folder dir, to which all users can write. If group is not nil, the folder
+// belongs to that group and has the setgid bit. The folder gets its final name when owner and mode
+// are set.
 func makeEmptyDir(dir string, group *int64) error {
 	tmp := filepath.Join(filepath.Dir(dir), "."+filepath.Base(dir)) // names of volumes do not start with a dot
 	if err := os.MkdirAll(tmp, 0o750); err != nil {
@@ -63,8 +65,9 @@ func makeEmptyDir(dir string, group *int64) error {
 	return os.Rename(tmp, dir)
 }
 
-// memorySize returns the size of a tmpfs: its limit, but at most the memory limit of the pod, as in
-// Kubernetes. 0 = the kernel's default.
+// memorySize returns the size of the tmpfs of an emptyDir with medium Memory. It is the volume's
+// sizeLimit, but at most the memory limit of the pod, as in Kubernetes. 0 means the kernel's
+// default.
 func memorySize(pod *v1.Pod, src *v1.EmptyDirVolumeSource) int64 {
 	sum := int64(0)
 	for i := range pod.Spec.Containers {
@@ -102,7 +105,8 @@ func mountTmpfs(dir string, size int64, group *int64) error {
 	return nil
 }
 
-// secretDir returns the folder of a secret volume. All such folders are on one tmpfs.
+// secretDir returns the folder for the files of a secret or projected volume of a pod. All such
+// folders are on one tmpfs, which it mounts if necessary.
 func (v *Volumes) secretDir(pod *v1.Pod, name string) (string, error) {
 	root := v.secretRoot()
 	v.mu.Lock()
@@ -135,7 +139,8 @@ func (v *Volumes) secretDir(pod *v1.Pod, name string) (string, error) {
 	return filepath.Join(dir, name), nil
 }
 
-// hostPath verifies the type of a host path, and creates it if the type requires that.
+// hostPath returns the mount of a hostPath volume. It verifies the type of the path on the node,
+// and creates the path if the type requires that.
 func hostPath(src *v1.HostPathVolumeSource) (agent.Mount, error) {
 	kind := v1.HostPathUnset
 	if src.Type != nil {
@@ -195,8 +200,8 @@ func hostPath(src *v1.HostPathVolumeSource) (agent.Mount, error) {
 var typeNames = map[v1.HostPathType]string{v1.HostPathDirectory: "directory", v1.HostPathDirectoryOrCreate: "directory", v1.HostPathFile: "file", v1.HostPathFileOrCreate: "file",
 	v1.HostPathSocket: "socket file", v1.HostPathCharDev: "character device", v1.HostPathBlockDev: "block device"}
 
-// unmountBelow unmounts everything at and below dir, deepest first, including mounts of servers
-// that do not respond. It does nothing if nothing is mounted.
+// unmountBelow unmounts all file systems at and below dir, deepest first, including mounts of
+// servers that do not respond. It does nothing if nothing is mounted there.
 func unmountBelow(ctx context.Context, dir string) error {
 	real, err := filepath.EvalSymlinks(dir)
 	if errors.Is(err, fs.ErrNotExist) {

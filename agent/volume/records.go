@@ -10,8 +10,8 @@ import (
 	"keelson.dev/keelson/internal/durable"
 )
 
-// writeRecord writes the record of a pod's volume atomically. It is called before anything is done
-// for the volume.
+// writeRecord writes r, the record of a pod's volume, to path atomically. It is called before
+// anything is mounted or attached for the volume.
 func writeRecord(path string, r any) error {
 	b, err := json.Marshal(r)
 	if err != nil {
@@ -20,8 +20,9 @@ func writeRecord(path string, r any) error {
 	return durable.Write(path, b)
 }
 
-// recordsIn returns the records in a folder by path. It skips records that are removed meanwhile.
-// An unreadable record is an error, because it may stand for a mounted volume.
+// recordsIn returns the records of volumes in the folder dir. The keys are the paths of the
+// records. It skips records that are removed meanwhile. An unreadable record is an error, because
+// its volume may be mounted. what describes the kind of volume in that error.
 func recordsIn[R any](dir, what string) (map[string]R, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.json"))
 	if err != nil {

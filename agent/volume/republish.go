@@ -8,11 +8,12 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// republishInterval is the minimum time between two calls for a volume of a driver with
+// republishInterval is the minimum time between two publish calls for a volume of a driver with
 // requiresRepublish.
 const republishInterval = time.Minute
 
-// recordPublished records that the driver was called for a pod's volume just now.
+// recordPublished records that the driver is being called now to publish the volume with the record
+// file.
 func (v *Volumes) recordPublished(file string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -22,8 +23,9 @@ func (v *Volumes) recordPublished(file string) {
 	v.publishedAt[file] = time.Now()
 }
 
-// republishCSI publishes a volume again if its driver has requiresRepublish, with new tokens and
-// secrets. After a failure the pod keeps its current content.
+// republishCSI makes the driver publish a volume again, with new tokens and secrets, if its
+// CSIDriver has requiresRepublish. It does nothing within republishInterval of the previous call.
+// After a failure the pod keeps its current content.
 func (v *Volumes) republishCSI(ctx context.Context, pod *v1.Pod, vol *v1.Volume) error {
 	s, ok := v.csiSourceOf(pod, vol)
 	if !ok || v.cfg.CSI == nil {
@@ -63,8 +65,8 @@ func (v *Volumes) republishCSI(ctx context.Context, pod *v1.Pod, vol *v1.Volume)
 	return nil
 }
 
-// csiSourceOf returns the CSI source of a pod's volume, or false if it has none or it is not
-// usable.
+// csiSourceOf returns the CSI volume that a pod's volume refers to, inline or through its claim. ok
+// is false if the volume is not a CSI volume, or its claim is not usable.
 func (v *Volumes) csiSourceOf(pod *v1.Pod, vol *v1.Volume) (s csiSource, ok bool) {
 	if vol.CSI != nil {
 		return inlineSource(pod, vol), true

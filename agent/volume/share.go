@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ShareKubeletMounts creates the folders that CSI drivers share with the node, and makes their
-// mounts shared. Drivers run in containers and mount with propagation Bidirectional. On most
-// machines all mounts are already shared.
+// ShareKubeletMounts creates the folders below kubelet in which CSI drivers mount volumes, and
+// makes the mounts that contain them shared. Drivers run in containers and mount with propagation
+// Bidirectional, which requires shared mounts. On most machines all mounts are already shared.
 func ShareKubeletMounts(kubelet string) error {
 	for _, sub := range []string{"plugins_registry", "plugins", "pods"} {
 		if err := os.MkdirAll(filepath.Join(kubelet, sub), 0o750); err != nil {
@@ -43,7 +43,8 @@ func ShareKubeletMounts(kubelet string) error {
 	return nil
 }
 
-// topmostMount returns the topmost mount that contains a folder.
+// topmostMount returns the mount that contains a folder. If several mounts are stacked, it returns
+// the topmost.
 func topmostMount(dir string) (*mountinfo.Info, error) {
 	all, err := mountinfo.GetMounts(mountinfo.ParentsFilter(dir))
 	if err != nil {

@@ -18,15 +18,17 @@ import (
 	"keelson.dev/keelson/internal/durable"
 )
 
-// unknownHoldersAnnotation is set on a PersistentVolume after a backup was restored. It is removed
-// when it is known that no node has the volume for a pod that is not in the backup.
+// unknownHoldersAnnotation is set on a PersistentVolume when the cluster was restored from a
+// backup. Until it is removed, another node may still use the volume for a pod that is missing in
+// the backup.
 const unknownHoldersAnnotation = "keelson.dev/unheard-since-restore"
 
 // claimExclusively reserves a ReadWriteOncePod claim and its volume for one pod of this node, until
-// the pod's volumes are unmounted. The first pod gets it. The mark STATE/volumes/UID/alone/CLAIM
-// persists across restarts of the agent. The node reports it. A volume that other nodes can also
-// reach is mounted only after the control plane has received the report, because a control plane
-// that was restored from a backup relies on these reports.
+// the pod's volumes are unmounted. It returns an error if another pod has reserved them. The
+// reservation is the file STATE/volumes/UID/alone/CLAIM, which persists across restarts of the
+// agent, and which the node reports. A volume that other nodes can also reach is mounted only after
+// the control plane has received the report. A control plane that was restored from a backup relies
+// on these reports.
 func (v *Volumes) claimExclusively(ctx context.Context, pod *v1.Pod, claim *v1.PersistentVolumeClaim, pv *v1.PersistentVolume) error {
 	if !slices.Contains(claim.Spec.AccessModes, v1.ReadWriteOncePod) {
 		return nil
@@ -57,8 +59,10 @@ func (v *Volumes) claimMarkPath(h agent.HeldClaim) string {
 	return filepath.Join(v.podDir(h.Pod), "alone", string(h.Claim))
 }
 
-// markClaim writes the mark of a pod. It returns an error if another pod has a mark for the claim
-// or its volume, or if marks of other nodes are not known yet. A pod with a mark keeps it.
+// markClaim writes the file that reserves a claim for the pod mine.Pod. It returns an error if
+// another pod has reserved the claim or its volume. If unheard is set, reservations of other nodes
+// are not known yet; it then returns an error unless the pod already has a reservation. It does
+// nothing if the reservation exists.
 func (v *Volumes) markClaim(claim *v1.PersistentVolumeClaim, mine agent.HeldClaim, unheard bool) error {
 	defer v.locks.Lock("alone")()
 	all, err := v.ExclusiveClaims()
@@ -102,8 +106,9 @@ func (v *Volumes) markClaim(claim *v1.PersistentVolumeClaim, mine agent.HeldClai
 	return nil
 }
 
-// awaitClaimReported waits until the control plane has received the report that a pod uses its
-// claim. Marks from before the agent's start are in its first report.
+// awaitClaimReported waits at most attachTimeout until the control plane has received the report
+// that the pod mine.Pod uses the claim. It does not wait for reservations from before the agent's
+// start, because the first report contains them.
 func (v *Volumes) awaitClaimReported(ctx context.Context, claim *v1.PersistentVolumeClaim, mine agent.HeldClaim) error {
 	v.mu.Lock()
 	waits := v.unreported[mine]
@@ -128,7 +133,8 @@ func (v *Volumes) awaitClaimReported(ctx context.Context, claim *v1.PersistentVo
 	return nil
 }
 
-// ExclusiveClaims implements agent.AttachedVolumes. It reads the marks on disk.
+// ExclusiveClaims returns the ReadWriteOncePod claims that pods of this node have reserved, as
+// recorded on disk. It implements agent.AttachedVolumes.
 func (v *Volumes) ExclusiveClaims() ([]agent.HeldClaim, error) {
 	pods, err := v.Pods()
 	if err != nil {
@@ -159,7 +165,8 @@ func (v *Volumes) ExclusiveClaims() ([]agent.HeldClaim, error) {
 	return out, nil
 }
 
-// dropClaimMarks is called when the volumes of a pod have been removed.
+// dropClaimMarks removes the unreported reservations of a pod from memory. It is called when the
+// volumes of the pod have been removed.
 func (v *Volumes) dropClaimMarks(pod types.UID) {
 	v.mu.Lock()
 	for h := range v.unreported {

@@ -73,17 +73,19 @@ type Config struct {
 	Log    *slog.Logger // may be nil
 }
 
-// Volumes implements agent.Volumes.
+// Volumes mounts and unmounts the volumes of the pods of this node. It implements agent.Volumes and
+// agent.AttachedVolumes.
 type Volumes struct {
 	cfg   Config
 	mu    sync.Mutex
 	tmpfs bool // RUN/secrets is mounted
-	// publishedAt is when the driver was last called to publish a CSI volume, by record.
+	// publishedAt is the time of the last driver call that published a CSI volume. Keys are paths
+	// of records.
 	publishedAt map[string]time.Time
-	unconfirmed map[string]bool      // records of volumes with unconfirmed publishing by the driver
-	lateTargets map[string]time.Time // targets of such volumes after their removal, and when they were removed
+	unconfirmed map[string]bool      // paths of records of volumes for which the driver did not confirm a publish call
+	lateTargets map[string]time.Time // target paths of removed volumes that had been unconfirmed, with the time of removal
 	locks       keylock.Locks
-	unreported  map[agent.HeldClaim]bool // marks of this process that the control plane may not have received
+	unreported  map[agent.HeldClaim]bool // reservations of claims by this process that the control plane may not have received
 	uses        chan struct{}            // buffered; a value signals a change of the attached volumes in use
 }
 
@@ -92,7 +94,7 @@ var (
 	_ agent.AttachedVolumes = (*Volumes)(nil)
 )
 
-// New returns Volumes. It accesses nothing on the node.
+// New returns Volumes with the configuration. It accesses nothing on the node.
 func New(cfg Config) *Volumes {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -106,7 +108,7 @@ func (v *Volumes) podDir(uid types.UID) string {
 
 func (v *Volumes) secretRoot() string { return filepath.Join(v.cfg.Paths.Run, "secrets") }
 
-// checkUID returns an error for a UID that cannot be the name of a folder.
+// checkUID returns an error if a pod's UID cannot be the name of a folder.
 func checkUID(uid types.UID) error {
 	if uid == "" || strings.ContainsAny(string(uid), "/\x00") || uid == "." || uid == ".." {
 		return fmt.Errorf("pod uid %q cannot name a folder", uid)
@@ -114,8 +116,9 @@ func checkUID(uid types.UID) error {
 	return nil
 }
 
-// MountAll implements agent.Volumes. It mounts the volumes concurrently. The error joins the errors
-// of all failed volumes.
+// MountAll mounts all volumes of the pod concurrently and returns the mounts by volume name. If
+// volumes fail, it returns the joined errors of all of them. It may be repeated. It implements
+// agent.Volumes.
 func (v *Volumes) MountAll(ctx context.Context, pod *v1.Pod) (map[string]agent.Mount, error) {
 	if err := checkUID(pod.UID); err != nil {
 		return nil, err
@@ -140,7 +143,7 @@ func (v *Volumes) MountAll(ctx context.Context, pod *v1.Pod) (map[string]agent.M
 			return nil
 		})
 	}
-	_ = g.Wait() // errors are in errs
+	_ = g.Wait() // Wait returns nil: errors are collected in errs
 	if len(errs) > 0 {
 		slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
 		return nil, errors.Join(errs...)
@@ -174,10 +177,13 @@ func (v *Volumes) mountVolume(ctx context.Context, pod *v1.Pod, vol *v1.Volume) 
 	return agent.Mount{}, errors.New("this kind of volume is not supported on this node")
 }
 
-// hasNoSource reports whether a volume has no source.
+// hasNoSource reports whether a volume has no source (emptyDir, hostPath, ...).
 func hasNoSource(vol *v1.Volume) bool { return vol.VolumeSource == (v1.VolumeSource{}) }
 
-// Refresh implements agent.Volumes.
+// Refresh updates the content of a pod's mounted volumes. It rewrites configMap, secret, projected
+// and downwardAPI volumes if their content has changed. It publishes CSI volumes again if their
+// driver has requiresRepublish. It tries all volumes and joins the errors. It implements
+// agent.Volumes.
 func (v *Volumes) Refresh(ctx context.Context, pod *v1.Pod) error {
 	if err := checkUID(pod.UID); err != nil {
 		return err
@@ -199,7 +205,9 @@ func (v *Volumes) Refresh(ctx context.Context, pod *v1.Pod) error {
 	return errors.Join(errs...)
 }
 
-// UnmountAll implements agent.Volumes.
+// UnmountAll unmounts and removes all volumes of the pod, including the data of its emptyDir
+// volumes. It succeeds if the pod has none, and may be repeated after a failure. It implements
+// agent.Volumes.
 func (v *Volumes) UnmountAll(ctx context.Context, pod types.UID) error {
 	if err := checkUID(pod); err != nil {
 		return err
@@ -227,7 +235,8 @@ func (v *Volumes) UnmountAll(ctx context.Context, pod types.UID) error {
 	return nil
 }
 
-// Pods implements agent.Volumes.
+// Pods returns the UIDs of the pods that still have mounted or stored volumes on this node. It
+// implements agent.Volumes.
 func (v *Volumes) Pods() ([]types.UID, error) {
 	seen := map[types.UID]bool{}
 	var out []types.UID

@@ -17,10 +17,12 @@ import (
 	"keelson.dev/keelson/csi"
 )
 
-// watchInterval is the time between two checks of the health of volumes and of late mounts.
+// watchInterval is the time between two checks of the CSI volumes of this node: their health, and
+// mounts that a driver made too late.
 const watchInterval = time.Minute
 
-// Run monitors the CSI volumes of the node until ctx ends.
+// Run monitors the CSI volumes of the node until ctx ends. It reports abnormal volume conditions as
+// events, and unmounts volumes that a driver mounted after their removal.
 func (v *Volumes) Run(ctx context.Context) error {
 	t := time.NewTicker(watchInterval)
 	defer t.Stop()
@@ -42,8 +44,8 @@ func (v *Volumes) Run(ctx context.Context) error {
 // confirmed the publishing.
 const lateMountWindow = time.Hour
 
-// recordUnanswered records that a driver did not confirm the publishing of a volume. It may still
-// mount the volume.
+// recordUnanswered records that a driver did not confirm the publish call for the volume with the
+// record file. The driver may still mount the volume.
 func (v *Volumes) recordUnanswered(file string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -53,8 +55,8 @@ func (v *Volumes) recordUnanswered(file string) {
 	v.unconfirmed[file] = true
 }
 
-// recordReleased drops the state of a removed volume. If its driver may still mount something, the
-// target is monitored.
+// recordReleased forgets the volume with the record file, which has been removed. If its driver
+// never confirmed the publish call, the target path is monitored for lateMountWindow.
 func (v *Volumes) recordReleased(file, target string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -68,8 +70,8 @@ func (v *Volumes) recordReleased(file, target string) {
 	}
 }
 
-// unmountLate unmounts what a driver mounted at a target after it reported that the volume is
-// unpublished. It removes only empty folders. It checks only targets that this process recorded,
+// unmountLate unmounts file systems that a driver mounted at a target path after the volume was
+// removed. It removes only empty folders. It checks only the targets that this process recorded,
 // because other mounts do not belong to it.
 func (v *Volumes) unmountLate() error {
 	v.mu.Lock()
@@ -87,7 +89,7 @@ func (v *Volumes) unmountLate() error {
 	for _, target := range late {
 		is, err := isMountPoint(target)
 		switch {
-		case kept[target]: // its pod is mounting it again
+		case kept[target]: // a pod uses the target again
 			v.mu.Lock()
 			delete(v.lateTargets, target)
 			v.mu.Unlock()
@@ -106,7 +108,7 @@ func (v *Volumes) unmountLate() error {
 	return errors.Join(errs...)
 }
 
-// targetPaths returns the targets of all volumes of pods.
+// targetPaths returns the set of target paths of the CSI volumes of all pods on this node.
 func (v *Volumes) targetPaths() (map[string]bool, error) {
 	pods, err := v.Pods()
 	if err != nil {
@@ -125,8 +127,9 @@ func (v *Volumes) targetPaths() (map[string]bool, error) {
 	return out, nil
 }
 
-// reportHealth queries the drivers that report volume conditions. An abnormal condition becomes an
-// event of the pod, once per message. told has the last message by record.
+// reportHealth queries the drivers that report volume conditions. It reports an abnormal condition
+// as an event of the pod, once per message. told stores the last message by path of the volume's
+// record.
 func (v *Volumes) reportHealth(ctx context.Context, told map[string]string) {
 	if v.cfg.CSI == nil || v.cfg.Report == nil {
 		return
@@ -171,7 +174,7 @@ func stagingPathOf(r csiRecord) string {
 	return r.Staging
 }
 
-// podEvent returns an event of a pod as the kubelet would report it.
+// podEvent returns a warning event about a pod, in the form in which the kubelet reports it.
 func (v *Volumes) podEvent(pod *v1.Pod, reason, message string) *v1.Event {
 	return &v1.Event{
 		InvolvedObject: v1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
@@ -181,8 +184,9 @@ func (v *Volumes) podEvent(pod *v1.Pod, reason, message string) *v1.Event {
 	}
 }
 
-// Disk returns the usage of a pod's volume from its CSI driver. ok is false if the driver does not
-// report it; the caller then measures the file system. An error means that neither is possible.
+// Disk returns the usage of a pod's volume as reported by its CSI driver. ok is false if the volume
+// is not a CSI volume, or its driver does not report the usage. The caller then measures the file
+// system. It returns an error if the usage cannot be determined in either way.
 func (v *Volumes) Disk(ctx context.Context, uid types.UID, volume string) (disk agent.Disk, ok bool, err error) {
 	if v.cfg.CSI == nil {
 		return disk, false, nil
