@@ -43,9 +43,9 @@ func (v *Volumes) emptyDir(pod *v1.Pod, vol *v1.Volume) (agent.Mount, error) {
 	return agent.Mount{}, fmt.Errorf("emptyDir medium %q is not supported on this node", src.Medium)
 }
 
-// makeEmptyDir creates the folder dir, to which all users can write. If group is not nil, the folder
-// belongs to that group and has the setgid bit. The folder gets its final name when owner and mode
-// are set.
+// makeEmptyDir creates the folder dir, to which all users can write. If group is not nil, the
+// folder belongs to that group and has the setgid bit. The folder gets its final name when owner
+// and mode are set.
 func makeEmptyDir(dir string, group *int64) error {
 	tmp := filepath.Join(filepath.Dir(dir), "."+filepath.Base(dir)) // names of volumes do not start with a dot
 	if err := os.MkdirAll(tmp, 0o750); err != nil {

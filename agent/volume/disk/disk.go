@@ -49,11 +49,12 @@ type Content struct {
 	Table string // partition table: "gpt", "dos"
 }
 
-// typePattern matches file system types. A type is part of the name of a tool.
+// typePattern matches valid file system types. The type becomes part of a tool's name (mkfs.TYPE),
+// so other characters are refused.
 var typePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,31}$`)
 
-// Do mounts the device. It formats a blank device, and repairs a file system that was not cleanly
-// unmounted if that loses no data. Only one Do per device may run at a time.
+// Do mounts the block device at m.Dir. It formats a blank device. It repairs a file system that was
+// not cleanly unmounted, if the repair loses no data. Only one Do per device may run at a time.
 func (m Mount) Do(ctx context.Context) error {
 	if m.Type != "" && !typePattern.MatchString(m.Type) {
 		return fmt.Errorf("fsType %q is not a valid file system type", m.Type)
@@ -90,7 +91,8 @@ func (m Mount) Do(ctx context.Context) error {
 	return explainMountError(unix.Mount(m.Device, m.Dir, kind, bits, strings.Join(rest, ",")), m, kind)
 }
 
-// fileSystemType returns the type to mount, given the requested type and the content.
+// fileSystemType returns the file system type to mount or create, given the content of the device.
+// It returns an error if the content is not the requested file system.
 func (m Mount) fileSystemType(has Content) (string, error) {
 	switch {
 	case has == Content{} && m.Type == "":
@@ -108,14 +110,14 @@ func (m Mount) fileSystemType(has Content) (string, error) {
 	return has.Type, nil
 }
 
-// isSameDriver reports whether a file system of one type can be mounted as the other: one driver
-// serves all ext types.
+// isSameDriver reports whether the kernel can mount a file system of type has as type asked: one
+// driver serves all ext types.
 func isSameDriver(asked, has string) bool {
 	ext := func(t string) bool { return t == "ext2" || t == "ext3" || t == "ext4" }
 	return asked == has || ext(asked) && ext(has)
 }
 
-// explainMountError adds the likely cause to an error of mount(2).
+// explainMountError adds the likely cause to an error of mount(2). kind is the file system type.
 func explainMountError(err error, m Mount, kind string) error {
 	switch {
 	case err == nil:
@@ -144,8 +146,8 @@ func needsRepair(device, kind string) error {
 	return fmt.Errorf("the file system on %s %w: %s", device, ErrNeedsRepair, repair)
 }
 
-// deviceState returns whether a device is neither mounted nor otherwise in use, and whether it is
-// write-protected.
+// deviceState returns whether a device is free, that is, neither mounted nor otherwise in use, and
+// whether it is write-protected.
 func deviceState(device string) (free, protected bool, err error) {
 	f, err := os.OpenFile(device, os.O_RDONLY|unix.O_EXCL|unix.O_NONBLOCK, 0)
 	if free = err == nil; errors.Is(err, unix.EBUSY) {
@@ -195,8 +197,8 @@ func Probe(ctx context.Context, device string) (Content, error) {
 	return c, nil
 }
 
-// checkReadable reads the parts of a device that hold file system signatures. blkid reports an
-// unreadable device as blank.
+// checkReadable returns an error if a part of the device that may contain a file system signature
+// cannot be read. blkid reports an unreadable device as blank.
 func checkReadable(device string) error {
 	f, err := os.Open(device)
 	if err != nil {
@@ -219,7 +221,7 @@ func checkReadable(device string) error {
 	return nil
 }
 
-// makeFileSystem creates a file system on a blank device.
+// makeFileSystem creates a file system of type kind on a blank device.
 func makeFileSystem(ctx context.Context, device, kind string) error {
 	args := []string{device}
 	if isSameDriver(kind, "ext4") {
@@ -231,8 +233,9 @@ func makeFileSystem(ctx context.Context, device, kind string) error {
 	return nil
 }
 
-// repairFileSystem repairs a file system that was not cleanly unmounted, if that loses no data.
-// Types that recover at mount have no tool, or one without effect.
+// repairFileSystem repairs a file system of type kind that was not cleanly unmounted, if the repair
+// loses no data. Otherwise it returns ErrNeedsRepair. Types that recover when they are mounted have
+// no repair tool, or one without effect.
 func repairFileSystem(ctx context.Context, device, kind string) error {
 	args := []string{"-a", device}
 	if isSameDriver(kind, "ext4") {
@@ -252,7 +255,8 @@ func repairFileSystem(ctx context.Context, device, kind string) error {
 	return nil // all errors were corrected
 }
 
-// packageOf returns the name of the package with the tools of a type, on most distributions.
+// packageOf returns the name of the distribution package with mkfs and fsck for a file system type.
+// Most distributions use this name.
 func packageOf(kind string) string {
 	switch {
 	case isSameDriver(kind, "ext4"):
@@ -265,7 +269,7 @@ func packageOf(kind string) string {
 	return kind + "progs"
 }
 
-// exitCode returns the exit code of a failed program: 0 without an error, and -1 for an error
+// exitCode returns the exit code of a failed program. It is 0 if err is nil, and -1 for an error
 // without an exit code.
 func exitCode(err error) int {
 	var exit *exec.ExitError
@@ -278,7 +282,8 @@ func exitCode(err error) int {
 	return -1
 }
 
-// runTool runs a program of the node. The program is killed when this process exits.
+// runTool runs a program of the node and returns its output. The package name from is for the error
+// if the program is missing. The program is killed when this process exits.
 func runTool(ctx context.Context, from, name string, args ...string) ([]byte, error) {
 	path, err := exec.LookPath(name)
 	if err != nil {

@@ -23,13 +23,14 @@ import (
 // ErrInUse is returned for a disk that cannot be detached because it is mounted.
 var ErrInUse = errors.New("it is still mounted on this node")
 
-// errLoginPending is returned for a target while its login may still complete.
+// errLoginPending is returned by Detach for a target for which iscsid may still complete a login.
 var errLoginPending = errors.New("iscsid may be logging in")
 
-// Detach removes a disk that no volume of the node uses: its devices, while other disks of the
-// target remain. With last, it also ends the sessions and removes the records that were created for
-// volumes. dir is the folder of the target and interface. Nothing that is mounted is removed.
-// Detach may be repeated, and does nothing if nothing was attached.
+// Detach removes the devices of the disk lun of a target from the kernel. With last, no volume uses
+// the target any longer: Detach removes all its devices, logs out, and removes the iscsiadm records
+// that were created for volumes. dir is the folder that stores the target's State. It returns an
+// error if a device is mounted, and keeps that device. Detach may be repeated, and does nothing if
+// nothing was attached.
 func (n Node) Detach(ctx context.Context, dir string, lun int, last bool) error {
 	n = n.withDefaults()
 	state, err := loadState(dir)
@@ -73,10 +74,11 @@ func (n Node) Detach(ctx context.Context, dir string, lun int, last bool) error 
 	return removeIfExists(filepath.Join(dir, stateFile))
 }
 
-// DetachAll removes everything that was created for volumes of all targets. Their folders are below
-// root, as named by FolderName. DetachAll is for a node that leaves its cluster, on which no disk
-// is attached any more. It waits for pending logins. A target that cannot be removed keeps its
-// state, so that DetachAll can be repeated, and does not prevent the removal of others.
+// DetachAll calls Detach for all targets, so that no session, device or iscsiadm record remains
+// that was created for volumes. root contains the folders of the targets, as named by FolderName.
+// It is for a node that leaves its cluster, when no pod uses a disk any longer. It waits for
+// pending logins. A target that cannot be detached keeps its state, so that DetachAll can be
+// repeated; it does not prevent the detaching of others.
 func (n Node) DetachAll(ctx context.Context, root string) error {
 	interfaces, err := listFolders(root)
 	if err != nil {
@@ -102,7 +104,7 @@ func (n Node) detachWhole(ctx context.Context, dir string) error {
 	}
 }
 
-// listFolders returns the folders in dir. It returns none if dir does not exist.
+// listFolders returns the paths of the folders in dir. The result is empty if dir does not exist.
 func listFolders(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -120,8 +122,8 @@ func listFolders(dir string) ([]string, error) {
 	return all, nil
 }
 
-// volumeSessions returns the kernel's sessions that were created for volumes, including those that
-// are being created.
+// volumeSessions returns the sessions in the kernel that were created for volumes, according to
+// state, including sessions that are still being created.
 func (n Node) volumeSessions(state State) ([]Session, error) {
 	all, err := n.Kernel.Sessions()
 	if err != nil {
@@ -134,8 +136,8 @@ func (n Node) volumeSessions(state State) ([]Session, error) {
 	}), nil
 }
 
-// removeUnit removes a device from the kernel. It returns an error if the device, or anything on
-// it, is mounted.
+// removeUnit removes the block device of a logical unit from the kernel. It returns an error if the
+// device, or a partition or other device on it, is mounted.
 func (n Node) removeUnit(ctx context.Context, u Unit) error {
 	if u.Block == "" {
 		return nil
@@ -165,7 +167,8 @@ func (n Node) removeUnit(ctx context.Context, u Unit) error {
 	return nil
 }
 
-// logoutAll ends the sessions that were created for volumes, and removes their records.
+// logoutAll logs out of the sessions ours, and removes the iscsiadm records that were created for
+// volumes. dir and state are the target's folder and State.
 func (n Node) logoutAll(ctx context.Context, dir string, state *State, ours []Session) error {
 	var errs []error
 	for p, was := range state.parsedPortals() {
@@ -202,7 +205,8 @@ func (n Node) logoutAll(ctx context.Context, dir string, state *State, ours []Se
 	return errors.Join(errs...)
 }
 
-// FolderName returns the relative path of the folder of a target and interface.
+// FolderName returns the name of the folder for the target and the interface of a disk: a relative
+// path.
 func FolderName(d Disk) string {
 	return filepath.Join(strings.ReplaceAll(d.Interface, "/", "_"), d.Target)
 }

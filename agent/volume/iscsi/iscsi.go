@@ -21,7 +21,8 @@ import (
 	"keelson.dev/keelson/agent/volume/remote"
 )
 
-// DefaultInterface is the interface that does not bind sessions.
+// DefaultInterface is the iscsiadm interface that does not bind its sessions to a network
+// interface.
 const DefaultInterface = "default"
 
 // Disk is a logical unit of a target, as seen by one initiator.
@@ -75,8 +76,8 @@ func ParsePortal(text string) (netip.AddrPort, error) {
 // sameName reports whether two names denote the same target or initiator.
 func sameName(a, b string) bool { return strings.EqualFold(a, b) }
 
-// New returns the Disk of a volume's fields. With an initiator, the volume's name becomes part of
-// the interface name.
+// New returns the Disk for the fields of a volume. base is the iscsiadm interface. If initiator is
+// set, the disk gets its own interface, with a name that contains the volume's name.
 func New(volume, target, portal string, more []string, lun int32, base, initiator string) (Disk, error) {
 	d := Disk{Target: strings.ToLower(target), LUN: int(lun), Interface: base}
 	if !targetPattern.MatchString(target) || len(target) > 223 {
@@ -140,7 +141,7 @@ const (
 	codeAuth         = 24
 )
 
-// exitStatus returns the exit status of a failed program, or 0 for any other error.
+// exitStatus returns the exit status of a failed program, or 0 if err is not an error of a program.
 func exitStatus(err error) int {
 	var failed *remote.ExitError
 	if errors.As(err, &failed) {
@@ -149,7 +150,8 @@ func exitStatus(err error) int {
 	return 0
 }
 
-// explainError adds cause and remedy to an error of iscsiadm. what is the failed action.
+// explainError adds the likely cause and a remedy to an error of iscsiadm. what describes the
+// failed action, portal the portal that it contacted.
 func explainError(err error, what string, portal netip.AddrPort, patience time.Duration) error {
 	say := func(text string, args ...any) error { return fmt.Errorf("%s (%w)", fmt.Sprintf(text, args...), err) }
 	said := ""

@@ -19,7 +19,7 @@ import (
 	"keelson.dev/keelson/agent/volume/remote"
 )
 
-// Node attaches and detaches disks on this node. The zero value is ready to use.
+// Node attaches and detaches iSCSI disks on this node. The zero value is ready to use.
 type Node struct {
 	Patience time.Duration // limit of each step for a portal that does not respond; 0 = 30 s
 	Kernel   Kernel        // zero: /sys and /dev
@@ -39,8 +39,8 @@ func (n Node) withDefaults() Node {
 	return n
 }
 
-// loginTries and loginSeconds bound a login in iscsid. It continues when the caller no longer
-// waits.
+// loginTries and loginSeconds bound a login in iscsid, in attempts and seconds per attempt. iscsid
+// continues a login even if the caller no longer waits.
 const (
 	loginTries   = 1
 	loginSeconds = 15
@@ -63,7 +63,8 @@ func (n Node) runIscsiadm(ctx context.Context, args ...string) ([]byte, error) {
 	return out, err
 }
 
-// shortenOutput returns the distinct lines of iscsiadm's output on one line.
+// shortenOutput returns the distinct lines of iscsiadm's output, joined on one line, for error
+// messages.
 func shortenOutput(said string) string {
 	var lines []string
 	for line := range strings.Lines(said) {
@@ -75,8 +76,9 @@ func shortenOutput(said string) string {
 	return strings.Join(lines, "; ")
 }
 
-// Attach attaches a disk and returns its device path. An attached disk is returned at once. dir is
-// the folder of the target and interface. Only one Attach per dir may run at a time.
+// Attach attaches an iSCSI disk to the node and returns the path of its device. If the disk is
+// already attached, it returns at once. dir is the folder that stores the target's State. Only one
+// Attach per dir may run at a time.
 func (n Node) Attach(ctx context.Context, d Disk, l Login, dir string) (device string, err error) {
 	n = n.withDefaults()
 	if device, err := n.Device(d); device != "" || err != nil {
@@ -111,7 +113,8 @@ func (n Node) Attach(ctx context.Context, d Disk, l Login, dir string) (device s
 	return "", fmt.Errorf("%s: %w", d, err)
 }
 
-// Device returns the device path of an attached disk, or "" if there is no usable device.
+// Device returns the path of the device of an attached disk, or "" if the disk has no usable
+// device.
 func (n Node) Device(d Disk) (string, error) {
 	n = n.withDefaults()
 	all, err := n.diskSessions(d)
@@ -128,8 +131,8 @@ func (n Node) Device(d Disk) (string, error) {
 	return "", nil
 }
 
-// HasDisk reports whether the kernel has the disk in any session with its target, also in a session
-// that is down.
+// HasDisk reports whether the kernel has a device of the disk in any session with its target, even
+// in a session that is down.
 func (n Node) HasDisk(d Disk) (bool, error) {
 	n = n.withDefaults()
 	all, err := n.Kernel.Sessions()
@@ -148,7 +151,8 @@ func (n Node) HasDisk(d Disk) (bool, error) {
 	return false, nil
 }
 
-// devicePath returns the path of the device to use for a unit: its multipath device, if it has one.
+// devicePath returns the path of the device for a logical unit: its multipath device, if there is
+// one, and otherwise its block device.
 func (n Node) devicePath(u Unit) string {
 	if m := n.Kernel.multipathDevice(u); m != "" {
 		return filepath.Join(n.Kernel.Dev, m)
@@ -156,8 +160,8 @@ func (n Node) devicePath(u Unit) string {
 	return filepath.Join(n.Kernel.Dev, u.Block)
 }
 
-// diskSessions returns the sessions with the disk's target through its interface, in the order of
-// the portals.
+// diskSessions returns the kernel's sessions with the disk's target that use its interface, in the
+// order of the disk's portals.
 func (n Node) diskSessions(d Disk) ([]Session, error) {
 	all, err := n.Kernel.Sessions()
 	if err != nil {
@@ -174,8 +178,8 @@ func (n Node) diskSessions(d Disk) ([]Session, error) {
 	return out, nil
 }
 
-// findDevice makes the kernel scan for a disk in all sessions that are up, and returns its device
-// path. found reports whether there are such sessions.
+// findDevice makes the kernel scan all sessions with the disk's target that are up, and returns the
+// path of the disk's device. found reports whether there are such sessions.
 func (n Node) findDevice(ctx context.Context, d Disk) (device string, found bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, n.Patience)
 	defer cancel()
@@ -226,8 +230,9 @@ func pauseStep(ctx context.Context) {
 	}
 }
 
-// ensureInterface creates the interface for a disk with its own initiator name, unless it exists
-// with that name. An interface without its own initiator name must exist.
+// ensureInterface ensures that the iscsiadm interface of a disk exists. If the disk has its own
+// initiator name, a missing interface is created and recorded with save. Otherwise a missing
+// interface is an error.
 func (n Node) ensureInterface(ctx context.Context, d Disk, save func(func(*State)) error) error {
 	if d.Initiator == "" && d.Interface == DefaultInterface {
 		return nil
@@ -271,7 +276,8 @@ func (n Node) ensureInterface(ctx context.Context, d Disk, save func(func(*State
 	return nil
 }
 
-// settingValue returns the value of a line "name = value".
+// settingValue returns the value of the setting name in an iscsiadm record, which has lines "name =
+// value".
 func settingValue(record []byte, name string) string {
 	for line := range strings.Lines(string(record)) {
 		if k, v, ok := strings.Cut(strings.TrimSpace(line), " = "); ok && k == name {
@@ -281,8 +287,8 @@ func settingValue(record []byte, name string) string {
 	return ""
 }
 
-// connectPortals creates sessions with all portals. It returns one error per portal; nil for a
-// portal with a session.
+// connectPortals creates sessions with the disk's target at all its portals. It returns one error
+// per portal, which is nil for a portal with a session. save records each step in State on disk.
 func (n Node) connectPortals(ctx context.Context, d Disk, l Login, save func(func(*State)) error) []error {
 	errs := make([]error, len(d.Portals))
 	var known []offer
@@ -324,7 +330,8 @@ func (n Node) connectPortals(ctx context.Context, d Disk, l Login, save func(fun
 // so when the node starts a discovery for another volume.
 const discoverTries = 4
 
-// discoverTargets returns the targets of a portal. It leaves nothing in iscsiadm's records.
+// discoverTargets returns the targets that the portal p offers. It leaves no new records in
+// iscsiadm's database.
 func (n Node) discoverTargets(ctx context.Context, d Disk, p netip.AddrPort, c Credentials) (all []offer, err error) {
 	what := "discovering targets of portal " + p.String() + ""
 	var told []byte
@@ -347,8 +354,8 @@ func (n Node) discoverTargets(ctx context.Context, d Disk, p netip.AddrPort, c C
 	return parseOffers(told), nil
 }
 
-// selectOffer returns the offer of a portal for a target. If none exists, its error lists the
-// targets that the portal offers.
+// selectOffer returns the offer of the target from all, the offers of the portal p. If the target
+// is missing, the error lists the targets that the portal offers.
 func selectOffer(all []offer, target string, p netip.AddrPort) (offer, error) {
 	if o, ok := findOffer(all, target, p); ok {
 		return o, nil
@@ -365,8 +372,9 @@ func selectOffer(all []offer, target string, p netip.AddrPort) (offer, error) {
 	return offer{}, fmt.Errorf("portal %s does not offer this target to this node's initiator: it offers %s", p, strings.Join(names, ", "))
 }
 
-// discoverWithCHAP discovers targets with a user name and a password, which iscsiadm reads only
-// from a record.
+// discoverWithCHAP runs a discovery at the portal p with a user name and a password, and returns
+// iscsiadm's output. iscsiadm reads such credentials only from a discovery record. If the portal
+// has no record, one is created and removed afterwards.
 func (n Node) discoverWithCHAP(ctx context.Context, d Disk, p netip.AddrPort, c Credentials) (told []byte, err error) {
 	at := []string{"-m", "discoverydb", "-t", "sendtargets", "-p", p.String(), "-I", d.Interface}
 	file, err := discoveryRecord(p)
@@ -392,8 +400,9 @@ func (n Node) discoverWithCHAP(ctx context.Context, d Disk, p netip.AddrPort, c 
 	return n.runIscsiadm(ctx, append(at, "--discover", "-o", "nonpersistent")...)
 }
 
-// loginPortal creates a session with a target at a portal. A successful or certainly failed login
-// leaves no pending state; a login that iscsid may still complete keeps its state.
+// loginPortal creates a session with the disk's target at the portal p. save records the login in
+// State before it starts. A login that succeeded or certainly failed is no longer recorded as
+// pending. A login that iscsid may still complete stays recorded.
 func (n Node) loginPortal(ctx context.Context, d Disk, p netip.AddrPort, as offer, c Credentials, save func(func(*State)) error) error {
 	at := recordArgs(as.target, d.Interface, p, as.group)
 	file, err := nodeRecord(as.target, p, as.group, d.Interface)
@@ -457,7 +466,8 @@ func recordArgs(target, iface string, p netip.AddrPort, group int) []string {
 	return []string{"-m", "node", "-T", target, "-p", p.String() + "," + strconv.Itoa(group), "-I", iface}
 }
 
-// deleteRecord removes the record of a target at a portal if it was created for a volume.
+// deleteRecord removes the iscsiadm record of a target at the portal p, if was states that the
+// record was created for a volume.
 func (n Node) deleteRecord(ctx context.Context, target, iface string, p netip.AddrPort, was PortalState) error {
 	if !was.MadeRecord {
 		return nil

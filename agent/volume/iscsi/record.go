@@ -17,14 +17,14 @@ import (
 )
 
 // iscsiadm accepts the value of a setting only as an argument, and every process of the node can
-// read arguments. Records are therefore edited here. They are files with lines "name = value" that
-// only root can read.
+// read arguments. Passwords are therefore written directly to iscsiadm's records. A record is a
+// file of lines "name = value" that only root can read.
 
-// setting is a line of a record.
+// setting is a line "name = value" of an iscsiadm record.
 type setting struct{ name, value string }
 
-// editRecord sets settings in a record. A setting replaces the line with the same name, or is
-// inserted before the record's end.
+// editRecord returns the iscsiadm record with the settings changed. A setting replaces the line
+// with the same name, or is inserted before the record's end.
 func editRecord(record []byte, settings []setting) ([]byte, error) {
 	lines := strings.Split(strings.TrimRight(string(record), "\n"), "\n")
 	end := slices.Index(lines, "# END RECORD")
@@ -50,7 +50,8 @@ func editRecord(record []byte, settings []setting) ([]byte, error) {
 	return []byte(strings.Join(lines, "\n") + "\n"), nil
 }
 
-// chapSettings returns the settings for credentials, with a prefix of their names.
+// chapSettings returns the settings of an iscsiadm record for CHAP credentials. prefix is the first
+// part of their names.
 func chapSettings(prefix string, c Credentials) []setting {
 	if c.User == "" {
 		return nil
@@ -62,7 +63,7 @@ func chapSettings(prefix string, c Credentials) []setting {
 	return s
 }
 
-// recordRoots are the folders in which releases of open-iscsi store records.
+// recordRoots are the folders in which the releases of open-iscsi store iscsiadm's records.
 var recordRoots = []string{"/etc/iscsi", "/var/lib/iscsi"}
 
 // nodeRecord returns the path of the record of a target at a portal, or "" if none exists.
@@ -91,11 +92,12 @@ func findRecord(name string) (string, error) {
 	return "", nil
 }
 
-// maxRecordBytes bounds how much of a record is read.
+// maxRecordBytes is the maximum size of an iscsiadm record that is read.
 const maxRecordBytes = 64 << 10
 
-// changeRecord sets settings in a record file. The file is replaced atomically. The temporary file
-// is outside the folder of records, because iscsiadm reads every file there as a record.
+// changeRecord changes settings in the iscsiadm record file. The file is replaced atomically. The
+// temporary file is outside the folder of records, because iscsiadm reads every file there as a
+// record.
 func changeRecord(file string, settings []setting) error {
 	f, err := os.Open(file)
 	if err != nil {
@@ -130,14 +132,14 @@ func changeRecord(file string, settings []setting) error {
 	return nil
 }
 
-// offer is a target that a portal reports.
+// offer is a target that a portal reports in a discovery.
 type offer struct {
 	portal netip.AddrPort
 	group  int // portal group tag
 	target string
 }
 
-// parseOffers parses the output of discovery: lines "ADDRESS:PORT,GROUP TARGET".
+// parseOffers parses iscsiadm's output of a discovery: lines "ADDRESS:PORT,GROUP TARGET".
 func parseOffers(told []byte) []offer {
 	var all []offer
 	for line := range strings.Lines(string(told)) {
@@ -155,7 +157,7 @@ func parseOffers(told []byte) []offer {
 	return all
 }
 
-// findOffer returns the offer of a target at a portal. If the portal reports only other portals, as
+// findOffer returns the offer of the target at the portal from all. If no offer has this portal, as
 // behind address translation, it returns the first offer of the target.
 func findOffer(all []offer, target string, portal netip.AddrPort) (found offer, ok bool) {
 	for _, o := range all {

@@ -13,11 +13,12 @@ import (
 	"keelson.dev/keelson/internal/durable"
 )
 
-// stateFile is in the folder of a target and interface.
+// stateFile is the name of the file with the State of a target, in the folder named by FolderName.
 const stateFile = "target.json"
 
-// State records what was done for a target through one interface. It is written before each step,
-// so that the step can be undone after a crash.
+// State records the logins, interfaces and records that were created for a target through one
+// interface. It is written to stateFile before each step, so that the step can be undone after a
+// crash.
 type State struct {
 	Version       int    `json:"version"`
 	Target        string `json:"target"`
@@ -27,7 +28,7 @@ type State struct {
 	Portals map[string]PortalState `json:"portals,omitempty"`
 }
 
-// PortalState records what was done at a portal.
+// PortalState records the login and the iscsiadm record at one portal of a target.
 type PortalState struct {
 	Group      int  `json:"group"`                // portal group tag
 	MadeRecord bool `json:"madeRecord,omitempty"` // created in iscsiadm's records; false: the record existed
@@ -38,7 +39,8 @@ type PortalState struct {
 	Asked *time.Time `json:"asked,omitempty"`
 }
 
-// loadState reads the state in a folder. It returns a new state if none exists.
+// loadState reads the State from stateFile in the folder dir. It returns a new State if the file
+// does not exist.
 func loadState(dir string) (State, error) {
 	s := State{Version: 1, Portals: map[string]PortalState{}}
 	b, err := os.ReadFile(filepath.Join(dir, stateFile))
@@ -65,7 +67,8 @@ func (s State) saveTo(dir string) error {
 	return durable.Write(filepath.Join(dir, stateFile), b)
 }
 
-// parsedPortals returns the portals with keys that can be parsed.
+// parsedPortals returns the portals of the State by parsed address. It omits keys that cannot be
+// parsed.
 func (s State) parsedPortals() map[netip.AddrPort]PortalState {
 	out := map[netip.AddrPort]PortalState{}
 	for name, p := range s.Portals {

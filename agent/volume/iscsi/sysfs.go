@@ -15,10 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kernel has the mount points of the kernel's file systems for sessions (/sys) and devices (/dev).
+// Kernel reads iSCSI sessions and their devices from the kernel. Sys and Dev are the paths of /sys
+// and /dev, which tests replace.
 type Kernel struct{ Sys, Dev string }
 
-// Session is a session of the kernel with a target.
+// Session is an iSCSI session of the kernel's initiator with a target.
 type Session struct {
 	Name      string // name of its folder, such as session7
 	Target    string
@@ -31,7 +32,8 @@ type Session struct {
 	device    string // folder below which its devices are
 }
 
-// Sessions returns the kernel's sessions. A kernel without an initiator has none, without an error.
+// Sessions returns all iSCSI sessions of the kernel's initiator. The result is empty if the kernel
+// has no initiator.
 func (k Kernel) Sessions() ([]Session, error) {
 	class := filepath.Join(k.Sys, "class", "iscsi_session")
 	entries, err := os.ReadDir(class)
@@ -93,7 +95,8 @@ func joinHostPort(addr, port string) string {
 	return addr + ":" + port
 }
 
-// attributeValue returns the value of an attribute. An unknown value is returned as "".
+// attributeValue returns the value of the sysfs attribute name in the folder dir, or "" if the
+// kernel reports an unknown value.
 func attributeValue(dir, name string) (string, error) {
 	f, err := os.Open(filepath.Join(dir, name))
 	if err != nil {
@@ -103,8 +106,8 @@ func attributeValue(dir, name string) (string, error) {
 	return readOpenAttribute(f)
 }
 
-// readOpenAttribute reads an open attribute. ENODEV, which the kernel returns for a removed object,
-// is returned as fs.ErrNotExist.
+// readOpenAttribute returns the value of an open sysfs attribute. ENODEV, which the kernel returns
+// for a removed object, is returned as fs.ErrNotExist.
 func readOpenAttribute(f *os.File) (string, error) {
 	b, err := io.ReadAll(io.LimitReader(f, 4<<10))
 	if errors.Is(err, unix.ENODEV) {
@@ -117,7 +120,7 @@ func readOpenAttribute(f *os.File) (string, error) {
 	return text, err
 }
 
-// Unit is a logical unit in a session of the kernel.
+// Unit is a logical unit (a disk) that the kernel found in a session.
 type Unit struct {
 	LUN    int
 	Block  string // such as sda; "" = no block device, or none yet
@@ -126,7 +129,7 @@ type Unit struct {
 	folder string
 }
 
-// Units returns the units of a session that the kernel has found.
+// Units returns the logical units that the kernel has found in a session.
 func (k Kernel) Units(s Session) ([]Unit, error) {
 	found, err := filepath.Glob(filepath.Join(s.device, "target*", "*:*:*:*"))
 	if err != nil {
@@ -157,7 +160,8 @@ func (k Kernel) Units(s Session) ([]Unit, error) {
 	return all, nil
 }
 
-// blockUnit returns the unit with a LUN if its block device exists, and false otherwise.
+// blockUnit returns the logical unit with this LUN in a session. It returns false if the kernel has
+// no block device for it.
 func (k Kernel) blockUnit(s Session, lun int) (Unit, bool, error) {
 	all, err := k.Units(s)
 	for _, u := range all {
@@ -171,7 +175,8 @@ func (k Kernel) blockUnit(s Session, lun int) (Unit, bool, error) {
 	return Unit{}, false, err
 }
 
-// multipathDevice returns the device that multipathd created for a unit, or "".
+// multipathDevice returns the path of the device that multipathd created for a logical unit, or ""
+// if there is none.
 func (k Kernel) multipathDevice(u Unit) string {
 	holders, err := os.ReadDir(filepath.Join(u.folder, "block", u.Block, "holders"))
 	if err != nil {
@@ -186,8 +191,8 @@ func (k Kernel) multipathDevice(u Unit) string {
 	return ""
 }
 
-// deviceNumbers returns major:minor of all devices of a unit: itself, its partitions, and their
-// holders.
+// deviceNumbers returns the numbers (major:minor) of a logical unit's block device, its partitions,
+// and the devices built on them.
 func (k Kernel) deviceNumbers(u Unit) []string {
 	dir := filepath.Join(u.folder, "block", u.Block)
 	var all []string

@@ -28,7 +28,7 @@ type Volume struct {
 	Options      []string // mount options
 }
 
-// String returns the volume's name for messages.
+// String returns the volume as "NFS SERVER:PATH", for messages.
 func (v Volume) String() string { return fmt.Sprintf("NFS %s", sourceName(v.Server, v.Path)) }
 
 // IsNFS reports whether a file system type is NFS.
@@ -71,8 +71,8 @@ func (n Node) withDefaults() Node {
 	return n
 }
 
-// Mount mounts the volume at target, an unused folder. It takes at most n.Patience, and a little
-// more to abort.
+// Mount mounts the NFS volume at target, an unused folder. If the server does not respond, it
+// returns an error after n.Patience and a short time to abort the mount.
 func (n Node) Mount(ctx context.Context, v Volume, target string) error {
 	n = n.withDefaults()
 	o, err := ParseOptions(v.Options)
@@ -102,7 +102,7 @@ func (n Node) Mount(ctx context.Context, v Volume, target string) error {
 	return nil
 }
 
-// ensureClient loads the kernel's NFS client if it is missing.
+// ensureClient loads the kernel module of the NFS client if the kernel does not support NFS yet.
 func (n Node) ensureClient(ctx context.Context) error {
 	has := func() (bool, error) {
 		f, err := os.Open(n.filesystem)
@@ -135,7 +135,7 @@ func (n Node) ensureClient(ctx context.Context) error {
 		"which may be in a separate package such as linux-modules-extra; this is retried: %s", why)
 }
 
-// maxAddresses is the number of addresses of a host name that are tried.
+// maxAddresses is the maximum number of addresses of a server's host name that a mount tries.
 const maxAddresses = 4
 
 func (n Node) serverAddresses(ctx context.Context, server string, o Options) ([]netip.Addr, error) {
@@ -157,11 +157,13 @@ func (n Node) serverAddresses(ctx context.Context, server string, o Options) ([]
 	return out, nil
 }
 
-// errLocks is returned if version 3 cannot be mounted with locks.
+// errLocks is returned if NFS version 3 cannot be mounted with locks, because mount.nfs or
+// rpc.statd is missing.
 var errLocks = errors.New("locks of NFS version 3 need mount.nfs and rpc.statd on the node: install nfs-common (nfs-utils), " +
 	"or set mount option nolock where no two clients lock the same file")
 
-// mountAnyVersion tries the requested versions, newest first.
+// mountAnyVersion mounts the volume from the server address addr at target. It tries the requested
+// NFS versions, newest first.
 func (n Node) mountAnyVersion(ctx context.Context, v Volume, o Options, addr netip.Addr, target string) error {
 	versions := o.candidateVersions()
 	var first error // the error to return if all versions fail: that of the newest version that the server supports
@@ -194,13 +196,14 @@ func (n Node) mountAnyVersion(ctx context.Context, v Volume, o Options, addr net
 	return first
 }
 
-// lacksLocks reports whether version 3 cannot be mounted because mount.nfs is missing.
+// lacksLocks reports whether the options require NFS version 3 with locks and mount.nfs, which they
+// need, is missing.
 func (n Node) lacksLocks(o Options) bool {
 	_, err := n.lookPath("mount.nfs")
 	return err != nil && !o.hasLocalLocks()
 }
 
-// mountVersion mounts with one version of NFS.
+// mountVersion mounts the volume from the server address addr at target with one NFS version.
 func (n Node) mountVersion(ctx context.Context, v Volume, o Options, version string, addr netip.Addr, target string) error {
 	if version != "3" || o.hasLocalLocks() {
 		kind := "nfs"
@@ -216,7 +219,7 @@ func (n Node) mountVersion(ctx context.Context, v Volume, o Options, version str
 	return n.run(ctx, target, path, sourceName(v.Server, v.Path), target, "-o", strings.Join(append(o.mountNFSOptions(), "vers=3"), ","))
 }
 
-// mountNFSOptions returns the options for mount.nfs.
+// mountNFSOptions returns the options for the program mount.nfs.
 func (o Options) mountNFSOptions() []string {
 	out := slices.Clone(o.Rest)
 	for name, f := range mountFlags {
@@ -232,12 +235,13 @@ func isAnyErrno(err error, list ...unix.Errno) bool {
 	return slices.ContainsFunc(list, func(e unix.Errno) bool { return errors.Is(err, e) })
 }
 
-// isUnreachable reports whether another address of the server may work.
+// isUnreachable reports whether err is specific to one address of the server, so that another
+// address may work.
 func isUnreachable(err error) bool {
 	return isAnyErrno(err, unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.ETIMEDOUT, unix.EAFNOSUPPORT)
 }
 
-// explainError adds cause and remedy to an error.
+// explainError adds the likely cause and a remedy to an error of mounting v.
 func (n Node) explainError(err error, v Volume, o Options) error {
 	say := func(text string, args ...any) error { return fmt.Errorf("%s (%w)", fmt.Sprintf(text, args...), err) }
 	switch {

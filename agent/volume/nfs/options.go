@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mountFlags are the mount options that the kernel has for all file systems.
+// mountFlags maps each mount option that applies to all file systems to the flags of mount(2) that
+// it sets and clears.
 var mountFlags = map[string]struct{ set, clear uintptr }{
 	"ro": {set: unix.MS_RDONLY}, "rw": {clear: unix.MS_RDONLY},
 	"nosuid": {set: unix.MS_NOSUID}, "suid": {clear: unix.MS_NOSUID},
@@ -24,8 +25,8 @@ var mountFlags = map[string]struct{ set, clear uintptr }{
 	"lazytime": {set: unix.MS_LAZYTIME}, "nolazytime": {clear: unix.MS_LAZYTIME},
 }
 
-// ignoredOptions affect only programs that mount from /etc/fstab, not the kernel. The pod worker
-// retries mounts in the foreground as long as the pod exists.
+// ignoredOptions are options that have no effect here, because only programs that mount from
+// /etc/fstab interpret them. The pod worker retries mounts as long as the pod exists.
 var ignoredOptions = []string{"defaults", "auto", "noauto", "user", "nouser", "users", "nousers", "owner", "group", "_netdev", "nofail", "fg", "bg"}
 
 // Options are the options of one NFS mount.
@@ -76,7 +77,7 @@ func ParseOptions(given []string) (Options, error) {
 	return o, nil
 }
 
-// lastValue returns the last value of an option, or "".
+// lastValue returns the value of the last option with this name, or "" if there is no such option.
 func (o Options) lastValue(name string) string {
 	for _, one := range slices.Backward(o.Rest) {
 		if n, v, _ := strings.Cut(one, "="); n == name {
@@ -86,7 +87,7 @@ func (o Options) lastValue(name string) string {
 	return ""
 }
 
-// candidateVersions returns the versions to try, in order.
+// candidateVersions returns the NFS versions to try, in order of preference.
 func (o Options) candidateVersions() []string {
 	switch o.Version {
 	case "":
@@ -97,8 +98,8 @@ func (o Options) candidateVersions() []string {
 	return []string{o.Version}
 }
 
-// hasLocalLocks reports whether locks are local to this node. Locks of version 3 on the server need
-// programs on the node.
+// hasLocalLocks reports whether the options make file locks local to this node. Server locks of
+// version 3 require mount.nfs and rpc.statd on the node.
 func (o Options) hasLocalLocks() bool {
 	for _, one := range slices.Backward(o.Rest) {
 		switch one {
@@ -111,12 +112,13 @@ func (o Options) hasLocalLocks() bool {
 	return false
 }
 
-// kernelData returns the data of mount(2) for one version and one server address.
+// kernelData returns the data argument of mount(2) for one NFS version and one server address.
 func (o Options) kernelData(version string, addr netip.Addr) string {
 	return strings.Join(append(append([]string{}, o.Rest...), "vers="+version, "addr="+addr.String()), ",")
 }
 
-// allowsFamily reports whether the requested transport, if any, has the address family of addr.
+// allowsFamily reports whether the requested transport (such as tcp6) permits the address family of
+// addr. Without a requested transport, it does.
 func (o Options) allowsFamily(addr netip.Addr) bool {
 	switch o.lastValue("proto") {
 	case "tcp6", "udp6", "rdma6":
@@ -127,7 +129,7 @@ func (o Options) allowsFamily(addr netip.Addr) bool {
 	return true
 }
 
-// sourceName returns the source of a mount. An IPv6 address is in brackets.
+// sourceName returns the source of an NFS mount, SERVER:PATH. An IPv6 address is in brackets.
 func sourceName(server, path string) string {
 	if a, err := netip.ParseAddr(server); err == nil && a.Is6() {
 		server = "[" + server + "]"

@@ -26,7 +26,8 @@ import (
 	"keelson.dev/keelson/agent/volume/disk"
 )
 
-// Command is the only argument of the child process.
+// Command is the command-line argument that selects the child process's role. It is the only
+// argument.
 const Command = "mount-remote"
 
 // Mount has the arguments of mount(2).
@@ -38,7 +39,8 @@ type Mount struct {
 	Data   string  `json:"data,omitempty"`
 }
 
-// request is the input of the child process, and response its output.
+// request is sent to the child process on its stdin as JSON. response is the JSON that the child
+// process writes to stdout.
 type (
 	request struct {
 		Mount
@@ -90,24 +92,26 @@ func Main() bool {
 	return true
 }
 
-// Program returns the command of the child process: this program again.
+// Program returns the command that starts the child process: this executable with the argument
+// Command.
 func Program() *exec.Cmd { return exec.Command("/proc/self/exe", Command) }
 
-// killGrace is how long a killed process is waited for. The kernel ends most waits of a killed
-// process at once.
+// killGrace is how long to wait until a killed child process exits. The kernel ends most waits of a
+// killed process at once.
 const killGrace = 2 * time.Second
 
-// stuckTargets has the targets with a killed process that has not exited. Its mount may still
-// complete.
+// stuckTargets contains the mount targets for which a killed child process has not exited. Its
+// mount may still complete.
 var stuckTargets sync.Map
 
 // ErrStuck means that an earlier call for the same target has not ended, although its process was
 // killed.
 var ErrStuck = errors.New("an earlier attempt is still blocked in the kernel")
 
-// Do mounts. An error of the kernel is a syscall.Errno. If ctx ends first, it returns the error of
-// ctx, and nothing is mounted. If that error is also ErrStuck, the mount may still complete. The
-// kernel then refuses it if the folder was removed; otherwise the next attempt finds it.
+// Do mounts m in a child process. If the kernel refuses the mount, the error is a syscall.Errno. If
+// ctx ends first, it returns the error of ctx, and nothing is mounted. If that error is also
+// ErrStuck, the mount may still complete later. The kernel then refuses the mount if the target
+// folder was removed; otherwise the next attempt finds it.
 func (m Mount) Do(ctx context.Context) error {
 	if _, busy := stuckTargets.Load(m.Target); busy {
 		return fmt.Errorf("mounting at %s: %w", m.Target, ErrStuck)
@@ -122,8 +126,7 @@ func (m Mount) Do(ctx context.Context) error {
 	return err
 }
 
-// Disk mounts the file system on a block device, as disk.Mount does. The server of the device may
-// not respond.
+// Disk calls disk.Mount.Do in a child process, for a block device whose server may not respond.
 func Disk(ctx context.Context, m disk.Mount) error {
 	if _, busy := stuckTargets.Load(m.Dir); busy {
 		return fmt.Errorf("mounting at %s: %w", m.Dir, ErrStuck)
@@ -137,7 +140,8 @@ func Disk(ctx context.Context, m disk.Mount) error {
 	return err
 }
 
-// Write writes text to a file of the kernel. The write may block.
+// Write writes text to a kernel file (for example in /sys) in a child process, because the write
+// may block.
 func Write(ctx context.Context, file, text string) error {
 	if _, busy := stuckTargets.Load(file); busy {
 		return fmt.Errorf("writing to %s: %w", file, ErrStuck)
@@ -158,9 +162,9 @@ func writeFile(file, text string) error {
 	return err
 }
 
-// UnmountWhole unmounts a file system that is mounted nowhere else, and returns when the kernel has
-// written all data. The disk must not be detached before. The error names the target that is in use
-// or has unwritten data. UnmountWhole may be repeated.
+// UnmountWhole unmounts a file system that is mounted nowhere else. It returns when the kernel has
+// written all data, so that its disk can then be detached. If the file system is in use or has
+// unwritten data, it returns an error that names the target. UnmountWhole may be repeated.
 func UnmountWhole(ctx context.Context, target string) error {
 	if _, busy := stuckTargets.Load(target); busy {
 		return fmt.Errorf("unmounting %s: %w", target, ErrStuck)
@@ -197,15 +201,15 @@ func withPatience(ctx context.Context) (bounded context.Context, begun func(), d
 	}
 }
 
-// runBounded runs a request in a child process, and waits for the kernel at most kernelTimeout.
+// runBounded runs a request in a child process. It waits for the kernel at most kernelTimeout.
 func runBounded(ctx context.Context, c request) error {
 	bounded, begun, done := withPatience(ctx)
 	defer done()
 	return runNotifying(bounded, c, begun)
 }
 
-// Unmount unmounts target, whether its server responds or not. Unwritten data is lost only if the
-// server does not accept it in time.
+// Unmount unmounts the file system at target, even if its server does not respond. Unwritten data
+// is lost only if the server does not accept it in time.
 func Unmount(ctx context.Context, target string) error {
 	for _, flags := range []int{unix.UMOUNT_NOFOLLOW, unix.UMOUNT_NOFOLLOW | unix.MNT_FORCE | unix.MNT_DETACH} {
 		err := runBounded(ctx, request{Mount: Mount{Target: target, Flags: uintptr(flags)}, Unmount: true})
@@ -239,10 +243,11 @@ func AbortPending(ctx context.Context, target string) error {
 	return nil
 }
 
-// runRequest runs a request in a child process.
+// runRequest runs a request in a child process and returns its error.
 func runRequest(ctx context.Context, c request) error { return runNotifying(ctx, c, nil) }
 
-// runNotifying also calls begun when the child process is about to make the call.
+// runNotifying runs a request in a child process, like runRequest. It also calls begun when the
+// child process is about to make the system call.
 func runNotifying(ctx context.Context, c request, begun func()) error {
 	in, err := json.Marshal(c)
 	if err != nil {
@@ -299,7 +304,7 @@ func (b *boundedBuffer) String() string {
 	return b.buf.String()
 }
 
-// ExitError is the error of a program that exited with an error.
+// ExitError is the error of a program that exited with a status other than 0.
 type ExitError struct {
 	Program string
 	Code    int
@@ -314,14 +319,14 @@ func (e *ExitError) Error() string {
 }
 
 // Run runs a program that may block in the kernel, and returns its standard output. about is the
-// target in errors of later calls. When ctx ends, the program and its children are killed. If it
-// does not exit, it is abandoned, and the error is also ErrStuck. A program that fails returns an
-// *ExitError.
+// target of the operation, for error messages. When ctx ends, the program and its children are
+// killed. If the program does not exit then, Run no longer waits for it, and the error is also
+// ErrStuck. A program that fails returns an *ExitError.
 func Run(ctx context.Context, cmd *exec.Cmd, about string) ([]byte, error) {
 	return runProgram(ctx, cmd, about, nil)
 }
 
-// runProgram also calls begun at the first byte of output.
+// runProgram is Run with a callback: it calls begun at the first byte of the program's output.
 func runProgram(ctx context.Context, cmd *exec.Cmd, about string, begun func()) ([]byte, error) {
 	name := filepath.Base(cmd.Path)
 	if len(cmd.Args) > 1 && cmd.Args[1] == Command {
