@@ -35,8 +35,8 @@ func parseRange(cidr string) (addressRange, error) {
 	return addressRange{p.Addr(), to}, nil
 }
 
-// parseIPBlock returns the addresses of an ipBlock: its CIDR without the exceptions. If a part
-// cannot be parsed, it returns no addresses and an error.
+// parseIPBlock returns the address ranges of a NetworkPolicy's ipBlock: its CIDR without the
+// exceptions. If a part cannot be parsed, it returns no ranges and an error.
 func parseIPBlock(cidr string, except []string) ([]addressRange, error) {
 	all, err := parseRange(cidr)
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// ruleShape are the rules that depend on pods and policies but not on the contents of the address
-// groups.
+// ruleShape contains the nftables rules that follow from the pods and policies. The elements of
+// sets, which follow from the address groups, are added by withSets.
 type ruleShape struct {
 	chains map[string][]ruleLine
 	maps   map[string]map[string]string // map → pod address → verdict
@@ -18,22 +18,22 @@ type ruleShape struct {
 	sets   map[string]setContent        // sets that the lines refer to, including those of ipBlocks
 }
 
-// ruleLine is a rule. If the set that it refers to is too large, substitutes replace it: one rule
-// per group.
+// ruleLine is an nftables rule. If the set that the rule refers to is too large, the rules in
+// substitutes replace it: one rule per address group.
 type ruleLine struct {
 	text        string
 	set         string // "" if the line has no substitutes
 	substitutes []substitute
 }
 
-// substitute is the rule for one group.
+// substitute is the rule for one address group, which refers to the set of that group alone.
 type substitute struct {
 	text    string
 	set     string
 	content setContent
 }
 
-// family holds the names of an address family.
+// family contains the names by which rules and set names refer to IPv4 or IPv6.
 type family struct {
 	six   bool
 	digit string
@@ -71,8 +71,8 @@ func droppedSet(d direction, f family) string { return "dropped-" + d.letter + f
 const neighborDiscoveryMatch = "icmpv6 type { mld-listener-query, mld-listener-report, mld-listener-done, nd-router-solicit, nd-router-advert, " +
 	"nd-neighbor-solicit, nd-neighbor-advert, mld2-listener-report } "
 
-// compileRules computes the rules. It is pure, and its result does not depend on the order of its
-// inputs.
+// compileRules computes the nftables rules that enforce the policies for the pods of this node. It
+// is pure, and its result does not depend on the order of its inputs.
 func compileRules(pods []Pod, policies []*policy) ruleShape {
 	pods = slices.Clone(pods)
 	slices.SortStableFunc(pods, func(a, b Pod) int { return slices.CompareFunc(a.Addresses, b.Addresses, netip.Addr.Compare) })
@@ -108,11 +108,12 @@ type compiler struct {
 	setNames   map[string]string // names of sets with several groups, by content
 }
 
-// chainKey identifies a chain: the keys of its policies, and the pod's named ports if the policies
-// use them.
+// chainKey identifies the policy chain of a pod in one direction and family: the keys of its
+// policies, and the pod's named ports if these policies use them.
 type chainKey struct{ way, family, policies, ports string }
 
-// addPod adds the map entries that direct a pod's traffic to the chain of its policies.
+// addPod adds the pod to the verdict maps, which send its traffic to the chain of the policies that
+// select it. It does nothing in a direction in which no policy isolates the pod.
 func (r *compiler) addPod(pod Pod, policies []*policy) {
 	for _, d := range directions {
 		var mine []*policy
@@ -140,7 +141,7 @@ func (p *policy) selectsPod(namespace string, set map[string]string) bool {
 	return p.namespace == namespace && p.selector.Matches(labelSet(set))
 }
 
-// labelSet implements labels.Labels like labels.Set, but without converting a nil map.
+// labelSet implements labels.Labels for a map, like labels.Set, but without converting a nil map.
 type labelSet map[string]string
 
 func (l labelSet) Has(name string) bool                   { _, ok := l[name]; return ok }
@@ -183,7 +184,10 @@ func (r *compiler) podChain(d direction, f family, first netip.Addr, policies []
 	return name
 }
 
-// addSet records a set that a chain requires for some ports, and returns the set's name.
+// addSet adds the nftables set with the content c to the ruleset and returns the set's name. The
+// name of a set with at most one source depends on its content only. A set with several sources is
+// named after chain and ports, the first chain and port list that require it. Its name thus stays
+// the same when its content changes.
 func (r *compiler) addSet(c setContent, chain, ports string) string {
 	same := c.setName()
 	if len(c.sources) < 2 {

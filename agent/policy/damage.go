@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tableContents is what nft lists of a table.
+// tableContents is the parsed output of nft for Keelson's nftables table.
 type tableContents struct {
 	rules    map[string]int             // chain → number of rules
 	code     map[string]string          // chain → hash of its rules' expressions and handles; the kernel never reuses a handle
@@ -23,7 +23,7 @@ type tableContents struct {
 	cost     time.Duration              // CPU time for reading the table
 }
 
-// listTable lists Keelson's table with nft.
+// listTable reads the contents of Keelson's nftables table with nft.
 func listTable(ctx context.Context) (tableContents, error) {
 	runtime.LockOSThread() // ClockGettime returns the CPU time of the current thread
 	defer runtime.UnlockOSThread()
@@ -73,7 +73,7 @@ type listedSet struct {
 	Elem []json.RawMessage
 }
 
-// parseTable parses nft's JSON output.
+// parseTable parses nft's JSON output for a table.
 func parseTable(raw []byte) (tableContents, error) {
 	out := tableContents{rules: map[string]int{}, code: map[string]string{}, elements: map[string]map[string]bool{}}
 	var l listing
@@ -114,7 +114,7 @@ func parseTable(raw []byte) (tableContents, error) {
 	return out, nil
 }
 
-// elementKey returns a key in the form in which rulesets write it.
+// elementKey returns the key of a set or map element in the form in which a ruleset writes it.
 func elementKey(raw json.RawMessage) string {
 	var text string
 	if json.Unmarshal(raw, &text) == nil {
@@ -150,7 +150,8 @@ func elementKey(raw json.RawMessage) string {
 	return string(raw)
 }
 
-// mapElement returns "key : goto chain" or "key : jump chain".
+// mapElement returns an element of a verdict map in the form "key : goto chain" or "key : jump
+// chain".
 func mapElement(raw json.RawMessage) string {
 	var kv []json.RawMessage
 	if json.Unmarshal(raw, &kv) != nil || len(kv) != 2 {
@@ -166,8 +167,8 @@ func mapElement(raw json.RawMessage) string {
 	return string(raw)
 }
 
-// findReplacedChain returns an error that names a chain with rules that differ from those of the
-// last check, or nil.
+// findReplacedChain returns an error that names a chain of the table that another program has
+// rewritten, or nil. before maps the chains to the hashes of their rules at the last check.
 func (t tableContents) findReplacedChain(before map[string]string) error {
 	for _, name := range slices.Sorted(maps.Keys(before)) {
 		if now, ok := t.code[name]; ok && now != before[name] {
@@ -177,7 +178,8 @@ func (t tableContents) findReplacedChain(before map[string]string) error {
 	return nil
 }
 
-// findDifference returns an error that describes the first difference from the ruleset, or nil.
+// findDifference returns an error that describes the first difference between the table in the
+// kernel and the ruleset want, or nil if they are equal.
 func (t tableContents) findDifference(want ruleset) error {
 	rules := map[string]int{}
 	for _, c := range baseChains {

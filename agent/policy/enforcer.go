@@ -39,7 +39,8 @@ type Sandboxes interface {
 	PodSandboxStatus(context.Context, *cri.PodSandboxStatusRequest) (*cri.PodSandboxStatusResponse, error)
 }
 
-// Enforcer enforces the NetworkPolicies on the node. It implements agent.PolicyGuard.
+// Enforcer enforces the NetworkPolicies on the pods of this node with nftables rules. It implements
+// agent.PolicyGuard.
 type Enforcer struct {
 	cfg      Config
 	wake     chan struct{} // buffered; signaled when addresses have changed
@@ -61,7 +62,7 @@ type Enforcer struct {
 
 var _ agent.PolicyGuard = (*Enforcer)(nil)
 
-// New returns an Enforcer. It does nothing until Run is called.
+// New returns an Enforcer. Nothing is enforced until Run is called.
 func New(c Config) *Enforcer {
 	return &Enforcer{cfg: c, wake: make(chan struct{}, 1), interval: checkInterval, owners: map[netip.Addr]types.UID{}, addresses: map[types.UID][]netip.Addr{},
 		progress: make(chan struct{}), reason: "the rules of network policies have not been written yet"}
@@ -76,7 +77,10 @@ const (
 	sandboxWait     = time.Minute      // for listing the addresses of running pods
 )
 
-// Guard implements agent.PolicyGuard.
+// Guard returns when the kernel enforces the policies that select the pod, for the pod's addresses.
+// It returns an error if that takes longer than guardLimit. It returns nil at once for a pod on the
+// host network, a pod without policies, or if enforcement is disabled. It is called before the
+// pod's containers start, and implements agent.PolicyGuard.
 func (e *Enforcer) Guard(ctx context.Context, pod *v1.Pod, addresses []string) error {
 	if pod.Spec.HostNetwork {
 		return nil
@@ -96,7 +100,8 @@ func (e *Enforcer) Guard(ctx context.Context, pod *v1.Pod, addresses []string) e
 	return e.waitApplied(ctx, want)
 }
 
-// waitApplied waits until the kernel's rules reflect the wanted version of owners.
+// waitApplied waits until the kernel's rules reflect the version want of owners, the pods'
+// addresses.
 func (e *Enforcer) waitApplied(ctx context.Context, want uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, guardLimit)
 	defer cancel()
@@ -138,7 +143,7 @@ func (e *Enforcer) wakeUp() {
 	}
 }
 
-// isSelected reports whether a policy of the view selects the pod.
+// isSelected reports whether a NetworkPolicy in the node's view selects the pod.
 func (e *Enforcer) isSelected(pod *v1.Pod) bool {
 	for _, p := range e.cfg.Objects.NetworkPolicies() {
 		if p.Namespace != pod.Namespace {
@@ -161,8 +166,8 @@ func parseAddresses(addresses []string) []netip.Addr {
 	return out
 }
 
-// setAddresses records the addresses of a pod and reports whether they changed. An address belongs
-// to the pod for which it was recorded last. The caller holds the lock.
+// setAddresses records the addresses of the pod uid, and reports whether they changed. If an
+// address was recorded for another pod, it now belongs to this pod. The caller holds the lock.
 func (e *Enforcer) setAddresses(uid types.UID, addresses []netip.Addr) (moved bool) {
 	if slices.Equal(e.addresses[uid], addresses) {
 		return false
@@ -179,7 +184,7 @@ func (e *Enforcer) setAddresses(uid types.UID, addresses []netip.Addr) (moved bo
 	return true
 }
 
-// removePod removes a pod and its addresses. The caller holds the lock.
+// removePod removes the pod uid and its addresses. The caller holds the lock.
 func (e *Enforcer) removePod(uid types.UID) {
 	for _, a := range e.addresses[uid] {
 		delete(e.owners, a)
@@ -187,7 +192,7 @@ func (e *Enforcer) removePod(uid types.UID) {
 	delete(e.addresses, uid)
 }
 
-// addRunningPods records the addresses of pods that an earlier process started.
+// addRunningPods records the addresses of the running pods that an earlier agent process started.
 func (e *Enforcer) addRunningPods(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, sandboxWait)
 	defer cancel()
@@ -220,9 +225,10 @@ func (e *Enforcer) addRunningPods(ctx context.Context) error {
 	return nil
 }
 
-// Run keeps the kernel's rules in sync with the view until ctx ends or an error occurs. The next
-// Run rebuilds the table. The rules remain when it returns. Rules of an earlier process remain
-// until the view is confirmed to be complete.
+// Run keeps the kernel's rules in sync with the policies, address groups and pods in the node's
+// view, until ctx ends or an error occurs. The next call of Run rebuilds the table. The rules
+// remain in the kernel when Run returns. Rules of an earlier process remain until the view is
+// confirmed to be complete.
 func (e *Enforcer) Run(ctx context.Context) error {
 	nft, err := knftables.New(knftables.InetFamily, Table)
 	if err != nil {
@@ -241,15 +247,15 @@ func (e *Enforcer) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// setReason sets the reason that Guard reports when its wait times out.
+// setReason sets the reason that Guard reports if the rules are not in the kernel in time.
 func (e *Enforcer) setReason(why string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.reason = why
 }
 
-// recordApplied records that the kernel's rules reflect a version of owners and a revision, and
-// wakes waiting Guard calls.
+// recordApplied records that the kernel has the rules r, which reflect the version asked of owners
+// and the revision of the view. It wakes waiting Guard calls.
 func (e *Enforcer) recordApplied(asked, revision uint64, r ruleset) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -264,8 +270,9 @@ func (e *Enforcer) recordApplied(asked, revision uint64, r ruleset) {
 	e.progress = make(chan struct{})
 }
 
-// podsWithAddresses returns the pods of the view that have addresses. If certain is true, it
-// removes the pods that are no longer in the view. Otherwise unknown reports whether there are any.
+// podsWithAddresses returns the pods of the view that have addresses and are not on the host
+// network, and the version of the recorded addresses. If certain is true, the view is complete, and
+// recorded pods that it lacks are removed. Otherwise unknown reports whether there are such pods.
 func (e *Enforcer) podsWithAddresses(certain bool) (pods []Pod, asked uint64, unknown bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -290,15 +297,15 @@ func (e *Enforcer) podsWithAddresses(certain bool) (pods []Pod, asked uint64, un
 	return pods, e.wantedVersion, unknown
 }
 
-// hasWaiters reports whether a Guard call is waiting.
+// hasWaiters reports whether a call of Guard is waiting for the kernel's rules.
 func (e *Enforcer) hasWaiters() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.waiters > 0
 }
 
-// policyCache caches parsed policies. Objects are immutable, so that a cached policy is valid for
-// the same pointer.
+// policyCache caches parsed NetworkPolicies by their object. Objects are never modified, so a
+// parsed policy stays valid as long as the view has the same pointer.
 type policyCache struct {
 	mu     sync.Mutex
 	parsed map[string]readPolicy
@@ -309,7 +316,8 @@ type readPolicy struct {
 	policy *policy // nil: its podSelector cannot be parsed
 }
 
-// parsePolicy parses a policy. It logs the parts that cannot be parsed, once per object.
+// parsePolicy returns the parsed form of a NetworkPolicy, from the cache if possible. It logs the
+// parts that cannot be parsed, once per object.
 func (r *policyCache) parsePolicy(p *networkingv1.NetworkPolicy, log *slog.Logger) *policy {
 	key := p.Namespace + "/" + p.Name
 	r.mu.Lock()
@@ -328,7 +336,7 @@ func (r *policyCache) parsePolicy(p *networkingv1.NetworkPolicy, log *slog.Logge
 	return out
 }
 
-// parseAll parses all policies and removes others from the cache.
+// parseAll returns the parsed forms of all policies, and removes all other policies from the cache.
 func (r *policyCache) parseAll(objects []*networkingv1.NetworkPolicy, log *slog.Logger) []*policy {
 	var out []*policy
 	keep := make(map[string]bool, len(objects))
@@ -348,8 +356,8 @@ func (r *policyCache) parseAll(objects []*networkingv1.NetworkPolicy, log *slog.
 	return out
 }
 
-// filterBridges enables IP filtering of traffic between pods over the bridge, in both address
-// families.
+// filterBridges makes the kernel apply the IP rules to traffic between pods on the same bridge, in
+// both address families.
 func filterBridges() error {
 	for _, f := range []string{"/proc/sys/net/bridge/bridge-nf-call-iptables", "/proc/sys/net/bridge/bridge-nf-call-ip6tables"} {
 		raw, err := os.ReadFile(f)

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// The limits of merging.
+// Limits for merging rules and sets.
 const (
 	maxGroupRules   = 8       // rules for groups; with more rules, ports become part of the set
 	maxSetPorts     = 16      // ports per address in a set; longer lists are matched by rules
@@ -28,21 +28,22 @@ type mergedRules struct {
 	namedBlocks map[string]*namedBlock        // named egress ports of pods in ipBlocks
 }
 
-// namedBlock are the pods in some ipBlocks that have a named port.
+// namedBlock is the set of pods that have a certain named port and an address in certain ipBlocks.
 type namedBlock struct {
 	source setSource
 	spans  []addressRange
 	keys   map[string]bool
 }
 
-// peerRule is the set of ports that a peer may reach, and the keys of the policies that allow them.
+// peerRule has the ports that a peer may reach or be reached on, and the keys of the policies that
+// allow them.
 type peerRule struct {
 	any   bool
 	ports []portRange
 	keys  map[string]bool
 }
 
-// blockRule are address ranges with the same ports.
+// blockRule is the rule for address ranges of ipBlocks with the same allowed ports.
 type blockRule struct {
 	peerRule
 	spans []addressRange
@@ -61,7 +62,7 @@ func (s *peerRule) addRule(key string, r rule) {
 	s.ports = append(s.ports, r.ports...)
 }
 
-// addRule adds a rule of the policy with the given key.
+// addRule merges a rule r of the policy with the given key.
 func (m *mergedRules) addRule(key string, r rule) {
 	m.addNamed(key, r)
 	if len(r.ports) == 0 && !r.anyPort {
@@ -92,7 +93,7 @@ func (m *mergedRules) addRule(key string, r rule) {
 	}
 }
 
-// addNamed adds the named ports of an egress rule.
+// addNamed merges the named ports of an egress rule r of the policy with the given key.
 func (m *mergedRules) addNamed(key string, r rule) {
 	spans, all := m.f.familyRanges(r.blocks)
 	for _, n := range r.named {
@@ -119,7 +120,8 @@ func (m *mergedRules) addNamed(key string, r rule) {
 	}
 }
 
-// familyRanges returns the ranges of the family. all reports that one of them is the whole family.
+// familyRanges returns those ranges of blocks that belong to the address family f. all reports that
+// one of them contains the whole family.
 func (f family) familyRanges(blocks []addressRange) (of []addressRange, all bool) {
 	for _, s := range blocks {
 		switch {
@@ -133,7 +135,7 @@ func (f family) familyRanges(blocks []addressRange) (of []addressRange, all bool
 	return of, false
 }
 
-// portSignature returns the same string for rules with the same ports.
+// portSignature returns a string that is equal for rules with the same allowed ports.
 func (r rule) portSignature() string {
 	if r.anyPort {
 		return "any"
@@ -141,7 +143,7 @@ func (r rule) portSignature() string {
 	return fmt.Sprint(r.ports)
 }
 
-// mergedRule returns a rule with the merged ports.
+// mergedRule returns a rule that allows the merged ports of s.
 func (s *peerRule) mergedRule() rule {
 	if s.any {
 		return rule{anyPort: true}
@@ -149,17 +151,19 @@ func (s *peerRule) mergedRule() rule {
 	return rule{ports: joinPorts(s.ports)}
 }
 
-// peerGroups are address groups with the same ports.
+// peerGroups are the address groups that have the same allowed ports.
 type peerGroups struct {
 	rule   rule
 	groups []string
 	keys   map[string]bool
 }
 
-// setNamer records a set that is required for some ports, and returns its name.
+// setNamer adds the set with content c to the ruleset and returns the set's name. ports is the
+// signature of the ports for which the set is used.
 type setNamer func(c setContent, ports string) string
 
-// ruleLines returns the rules. It calls use for each set that they refer to.
+// ruleLines returns the nftables rules that allow all merged traffic. It calls use for each set
+// that the rules refer to.
 func (m *mergedRules) ruleLines(use setNamer) []ruleLine {
 	var out []ruleLine
 	if len(m.anyPeer.keys) > 0 {
@@ -198,7 +202,8 @@ func (m *mergedRules) blockMatch(spans []addressRange, use setNamer) string {
 	return fmt.Sprintf("%s %s @%s", m.f.ip, m.d.peer, use(c, ""))
 }
 
-// groupLines returns the rules about address groups.
+// groupLines returns the nftables rules that allow traffic with address groups. It calls use for
+// each set that the rules refer to.
 func (m *mergedRules) groupLines(use setNamer) []ruleLine {
 	bySignature := map[string]*peerGroups{}
 	rules := 0
@@ -251,7 +256,8 @@ func (m *mergedRules) exactMatch(set string) string {
 	return fmt.Sprintf("%s %s . meta l4proto . th dport @%s", m.f.ip, m.d.peer, set)
 }
 
-// peerGroupLines returns the rules about address groups with the same ports.
+// peerGroupLines returns the nftables rules for address groups with the same ports: one set of
+// their addresses, and one rule per protocol. It calls use for that set.
 func (m *mergedRules) peerGroupLines(same *peerGroups, use setNamer) []ruleLine {
 	c := setContent{six: m.f.six}
 	for _, g := range same.groups {
@@ -271,7 +277,8 @@ func (m *mergedRules) peerGroupLines(same *peerGroups, use setNamer) []ruleLine 
 	return out
 }
 
-// oneGroup returns the rules about one address group.
+// oneGroup returns the nftables rules for the ports of r and one address group, which replace a
+// rule with a set that is too large. remark is the rules' comment.
 func (m *mergedRules) oneGroup(group string, r rule, remark string) (out []substitute) {
 	one := setContent{six: m.f.six, sources: []setSource{{group: group, six: m.f.six}}}
 	for _, port := range portMatches(r) {
@@ -284,8 +291,8 @@ func (m *mergedRules) groupRule(set, port, remark string) string {
 	return joinWords(fmt.Sprintf("%s %s @%s", m.f.ip, m.d.peer, set), port, m.d.allow, remark)
 }
 
-// singlePorts returns the individual ports of a rule. few is false if the rule has more than
-// maxSetPorts ports, or none.
+// singlePorts returns the individual port numbers that a rule allows. few is false if the rule
+// allows all ports, or more than maxSetPorts.
 func (r rule) singlePorts() (out []onePort, few bool) {
 	if r.anyPort {
 		return nil, false
@@ -301,7 +308,8 @@ func (r rule) singlePorts() (out []onePort, few bool) {
 	return out, len(out) > 0
 }
 
-// ruleComment returns the comment of a rule: the policies that it implements.
+// ruleComment returns the comment of an nftables rule. It names the policies in of, which the rule
+// implements.
 func ruleComment(of map[string]bool) string {
 	const limit, most = 100, 4 // nft accepts at most 128 bytes
 	keys := slices.Sorted(maps.Keys(of))
@@ -322,8 +330,8 @@ func joinWords(in ...string) string {
 	return strings.Join(slices.DeleteFunc(in, func(s string) bool { return s == "" }), " ")
 }
 
-// portMatches returns the port matches of a rule, one per protocol. A packet must satisfy one of
-// them.
+// portMatches returns nft expressions that match the ports of a rule, one per protocol. A packet to
+// an allowed port matches one of them. An empty expression matches all packets.
 func portMatches(rule rule) []string {
 	if rule.anyPort {
 		return []string{""}

@@ -29,9 +29,9 @@ const (
 // dropCount is the number of dropped packets and bytes.
 type dropCount struct{ packets, bytes uint64 }
 
-// WriteMetrics writes the packets dropped for each isolated pod of the node in the Prometheus text
-// format, with at most two rows per pod. The kernel counts; it is read only when metrics are
-// requested.
+// WriteMetrics writes the numbers of packets and bytes dropped for each isolated pod of the node,
+// in the Prometheus text format. A pod has at most two rows, one per direction. The counters are
+// read from the kernel on each call.
 func (e *Enforcer) WriteMetrics(_ context.Context, to io.Writer) error {
 	e.mu.Lock()
 	judged, split, owners := len(e.programmed) > 0, e.unmergedSets, maps.Clone(e.owners)
@@ -82,7 +82,7 @@ func (e *Enforcer) WriteMetrics(_ context.Context, to io.Writer) error {
 // (linux/netfilter/nf_tables.h).
 const nftaElementExpressions = 11
 
-// countsOf returns the counters of a set by address.
+// countsOf returns the counters of dropped packets in the nftables set named set, by pod address.
 func countsOf(set string) (map[netip.Addr]dropCount, error) {
 	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP)
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.NFPROTO_INET, Version: nl.NFNETLINK_V0})

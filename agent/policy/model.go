@@ -29,7 +29,7 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Pod is a pod of this node that is not on the host network.
+// Pod is a pod of this node with its own network namespace, as far as policies depend on it.
 type Pod struct {
 	UID       types.UID
 	Namespace string
@@ -44,7 +44,7 @@ type NamedPort struct {
 	Port        uint16
 }
 
-// newPod returns the part of a pod that policies depend on.
+// newPod returns the Pod for the API object p and its addresses.
 func newPod(p *v1.Pod, addresses []netip.Addr) Pod {
 	out := Pod{UID: p.UID, Namespace: p.Namespace, Labels: p.Labels, Addresses: addresses}
 	for n, list := range [][]v1.Container{p.Spec.InitContainers, p.Spec.Containers} {
@@ -73,7 +73,8 @@ type policy struct {
 	named          bool // ingress rules use named ports; their numbers differ by pod
 }
 
-// rule allows traffic that matches one of its peers and one of its ports.
+// rule is an ingress or egress rule of a policy. It allows traffic that matches one of its peers
+// and one of its ports.
 type rule struct {
 	anyPeer bool
 	groups  []string
@@ -209,7 +210,8 @@ func (r *rule) addPort(p networkingv1.NetworkPolicyPort) {
 	}
 }
 
-// resolvePorts replaces named ports with their numbers in a pod.
+// resolvePorts returns the rule with the named ports replaced by the port numbers that a pod has
+// for these names.
 func (r rule) resolvePorts(pod []NamedPort) rule {
 	if len(r.named) == 0 {
 		return r
@@ -226,8 +228,8 @@ func (r rule) resolvePorts(pod []NamedPort) rule {
 	return r
 }
 
-// joinPorts sorts port ranges and merges those that overlap or adjoin. nft rejects overlapping
-// intervals.
+// joinPorts returns the port ranges sorted, with overlapping and adjoining ranges merged. nft
+// rejects overlapping intervals.
 func joinPorts(in []portRange) []portRange {
 	slices.SortFunc(in, func(a, b portRange) int {
 		return cmp.Or(cmp.Compare(a.proto, b.proto), cmp.Compare(a.from, b.from), cmp.Compare(a.to, b.to))

@@ -12,7 +12,8 @@ import (
 // changes no other table.
 const Table = "keelson-policy"
 
-// baseChain is a base chain of the table. A change of its hook or priority requires a new name.
+// baseChain is a base chain of the table: a chain that the kernel calls at a netfilter hook. A
+// change of its hook or priority requires a new name.
 type baseChain struct {
 	name       string
 	hook       knftables.BaseChainHook
@@ -20,19 +21,20 @@ type baseChain struct {
 	directions []direction // directions that are evaluated, in this order
 }
 
-// One chain evaluates both directions: after egress is allowed, evaluation returns to the chain and
-// continues with the destination pod's ingress. Traffic from pods to the node is evaluated at
-// input. Traffic from the node to its own pods is not evaluated. IPVS intercepts Service traffic at
-// input before the chain there, changes its destination and sends it through output. It is
-// evaluated there if its source is not an address of the node.
+// baseChains are the base chains of the table. At forward, one chain evaluates both directions.
+// After a pod's egress rules have allowed a packet, evaluation returns to the base chain and
+// continues with the destination pod's ingress rules. Traffic from pods to the node is evaluated at
+// input. Traffic from the node to its own pods is not evaluated. IPVS intercepts Service traffic
+// before the chain at input, changes its destination and sends it through output. It is evaluated
+// there unless its source is an address of the node.
 var baseChains = []baseChain{
 	{"forward", knftables.ForwardHook, "filter", []direction{directions[1], directions[0]}},
 	{"local", knftables.InputHook, "filter + 120", []direction{directions[1]}},
 	{"sent", knftables.OutputHook, "filter", []direction{directions[1], directions[0]}},
 }
 
-// addBase adds the table, maps, sets and base chains that are missing, and rewrites the rules of
-// the base chains.
+// addBase adds to the transaction the table, maps, sets and base chains that are missing. It also
+// rewrites the rules of the base chains. bridge is the interface to which pods are attached.
 func addBase(tx *knftables.Transaction, bridge string) {
 	tx.Add(&knftables.Table{Comment: knftables.PtrTo("Keelson NetworkPolicies")})
 	for _, f := range families {
@@ -77,8 +79,9 @@ func baseRules(c baseChain, bridge string) []string {
 	return rules
 }
 
-// addRebuild adds the operations that replace the contents of the table by the ruleset, in one
-// atomic transaction. have lists the names of the current objects by kind.
+// addRebuild adds to the transaction all operations that replace the contents of the table by the
+// ruleset to. The transaction is atomic. have lists the names of the table's current objects by
+// kind. bridge is the interface to which pods are attached.
 func addRebuild(tx *knftables.Transaction, have map[string][]string, to ruleset, bridge string) {
 	// Flush requires that the table exists; adding an existing table has no effect.
 	tx.Add(&knftables.Table{Comment: knftables.PtrTo("Keelson NetworkPolicies")})
@@ -123,7 +126,8 @@ func addRebuild(tx *knftables.Transaction, have map[string][]string, to ruleset,
 	}
 }
 
-// addChanges adds the operations that change the kernel's rules from one ruleset to another.
+// addChanges adds to the transaction the operations that change the kernel's rules from the ruleset
+// from to the ruleset to.
 func addChanges(tx *knftables.Transaction, from, to ruleset) {
 	// New sets and chains come first, because rules and maps refer to them. Unused ones are deleted
 	// last.
@@ -200,7 +204,7 @@ func changeElements(tx *knftables.Transaction, name string, from, to map[string]
 	}
 }
 
-// missingElements returns the elements of one set that the other lacks, in order.
+// missingElements returns the elements of the set of that are not in the set in, in order.
 func missingElements(of, in map[string]bool) (out []string) {
 	for e := range of {
 		if !in[e] {
@@ -211,7 +215,8 @@ func missingElements(of, in map[string]bool) (out []string) {
 	return out
 }
 
-// changeOwners recreates the counter of an address when the address moves to another pod.
+// changeOwners recreates an address in the set name of drop counters when the address moves to
+// another pod, so that its counter starts at 0. from and to map addresses to pod UIDs.
 func changeOwners(tx *knftables.Transaction, name string, from, to map[string]string) {
 	for _, key := range slices.Sorted(maps.Keys(from)) {
 		if now, ok := to[key]; !ok || now != from[key] {

@@ -10,7 +10,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// ruleset is the complete set of rules in the kernel except the base.
+// ruleset is the complete content of the nftables table, except the base chains: rules, verdict
+// maps, and sets with their elements.
 type ruleset struct {
 	ruleShape
 	chains       map[string][]string // rules in order
@@ -25,7 +26,8 @@ type filledSet struct {
 	sourceElements []map[string]bool // elements of each source
 }
 
-// setContent describes the contents of a set: address groups, or address ranges.
+// setContent describes the contents of a set: either address groups (sources) or address ranges
+// (spans).
 type setContent struct {
 	six     bool
 	ports   bool        // elements contain a protocol and a port in addition to the address
@@ -33,8 +35,9 @@ type setContent struct {
 	spans   []string
 }
 
-// setSource is the part of a set that comes from one address group. It consists of the group's
-// addresses alone, with a named port of theirs, or with a fixed port.
+// setSource is the part of a set that comes from one address group. Its elements are the group's
+// addresses alone, the addresses with their number of a named port, or the addresses with a fixed
+// port.
 type setSource struct {
 	group string
 	six   bool
@@ -54,7 +57,7 @@ func (c *setContent) sortSources() {
 	})
 }
 
-// setName returns a name that is derived from the contents.
+// setName returns a name for the set that depends only on its content.
 func (c setContent) setName() string {
 	if len(c.spans) > 0 {
 		return c.namePrefix() + hashID(c.spans...)
@@ -69,7 +72,8 @@ func (c setContent) setName() string {
 	return c.namePrefix() + hashID(words...)
 }
 
-// namePrefix returns a prefix that only sets with the same element type have.
+// namePrefix returns the first part of a set's name. It differs for sets with different element
+// types.
 func (c setContent) namePrefix() string {
 	f := families[0]
 	if c.six {
@@ -84,7 +88,7 @@ func (c setContent) namePrefix() string {
 	return "group-" + f.digit + "-"
 }
 
-// nftType returns the nft type of the set.
+// nftType returns the element type of the set in nft syntax.
 func (c setContent) nftType() string {
 	kind := "ipv4_addr"
 	if c.six {
@@ -96,7 +100,8 @@ func (c setContent) nftType() string {
 	return kind
 }
 
-// elements returns the source's elements for the current state of its group. A nil group has none.
+// elements returns the elements that the source contributes to a set, for the current state of its
+// address group. The result is empty for a nil group.
 func (s setSource) elements(group *v1.Endpoints) map[string]bool {
 	out := map[string]bool{}
 	if group == nil {
@@ -135,8 +140,8 @@ func (s setSource) elements(group *v1.Endpoints) map[string]bool {
 	return out
 }
 
-// setFiller fills sets from the current address groups. It reuses the elements of groups that have
-// not changed.
+// setFiller computes the elements of sets from the current address groups. It reuses the computed
+// elements of groups that have not changed.
 type setFiller struct {
 	previous       map[string]*filledSet
 	changed        func(group string) bool
@@ -145,7 +150,8 @@ type setFiller struct {
 	limit          int // maximum number of elements of all sets with several sources
 }
 
-// withSets returns the rules with all sets filled. It reuses previous sets with unchanged groups.
+// withSets returns the ruleset: the rules of r with the elements of all sets. It reuses the sets in
+// before with groups that have not changed. group returns an address group.
 func (r ruleShape) withSets(before map[string]*filledSet, changed func(group string) bool, group func(name string) (*v1.Endpoints, bool)) ruleset {
 	return r.fillSets(&setFiller{before, changed, group, map[setSource]map[string]bool{}, mergedLimit})
 }
@@ -195,8 +201,8 @@ func (f *setFiller) elementsOf(of setSource) map[string]bool {
 	return p
 }
 
-// tooLarge returns the sets with several sources that exceed the limit. Smaller sets are admitted
-// first.
+// tooLarge returns the names of the sets with several sources that exceed the limit of elements on
+// this node. The smallest sets are admitted first, until their sum reaches the limit.
 func (f *setFiller) tooLarge(sets map[string]setContent) map[string]bool {
 	type sized struct {
 		name string
@@ -229,8 +235,8 @@ func (f *setFiller) tooLarge(sets map[string]setContent) map[string]bool {
 	return large
 }
 
-// maxSize returns the maximum number of elements of a source. Elements with a fixed port are not
-// computed for this, because there may be too many.
+// maxSize returns an upper bound for the number of elements of a source. Elements with a fixed port
+// are not computed for this, because there may be too many.
 func (f *setFiller) maxSize(of setSource) int {
 	if p, ok := f.sourceElements[of]; ok {
 		return len(p)
@@ -239,7 +245,8 @@ func (f *setFiller) maxSize(of setSource) int {
 	return len(f.elementsOf(of))
 }
 
-// fillSet returns the set with its elements.
+// fillSet returns the set name with the elements of content c. If its groups have not changed, it
+// returns the previous set.
 func (f *setFiller) fillSet(name string, c setContent) *filledSet {
 	old := f.previous[name]
 	if old != nil && slices.Equal(old.sources, c.sources) && !slices.ContainsFunc(c.sources, func(of setSource) bool { return f.changed(of.group) }) {
@@ -270,8 +277,8 @@ func (f *setFiller) fillSet(name string, c setContent) *filledSet {
 	return out
 }
 
-// updateElements computes the elements from those of the old set and the sources that were added,
-// removed or changed.
+// updateElements sets the elements of s. It starts from the elements of the set old, and applies
+// the sources that were added, removed or changed.
 func (s *filledSet) updateElements(old *filledSet, changed func(group string) bool) {
 	s.elements = maps.Clone(old.elements)
 	had, stays := make(map[setSource]bool, len(old.sources)), make(map[setSource]bool, len(s.sources))

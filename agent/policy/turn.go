@@ -14,7 +14,7 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// enforcerRun is the state of one Run.
+// enforcerRun is the state of one call of Enforcer.Run.
 type enforcerRun struct {
 	e                 *Enforcer
 	nft               knftables.Interface
@@ -31,7 +31,8 @@ type enforcerRun struct {
 	filterBridges func() error                                 // enables filtering of bridged traffic
 }
 
-// programChanges programs changes until ctx ends or an error occurs.
+// programChanges programs the kernel's rules for the initial view and after each change, until ctx
+// ends or an error occurs. It also checks regularly for changes by other programs.
 func (t *enforcerRun) programChanges(ctx context.Context, changes <-chan agent.ObjectChanges) error {
 	tick := time.NewTicker(t.e.interval)
 	defer tick.Stop()
@@ -93,9 +94,10 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// isViewUsable reports whether the view may be programmed. A view from a checkpoint may be older
-// than the rules in the kernel. These rules stay until the view is confirmed, or until a pod waits
-// for newer rules and the view contains all running pods.
+// isViewUsable reports whether the node's view may be programmed now. certain means that a control
+// plane has confirmed the view. A view from a checkpoint may be older than the rules in the kernel.
+// These rules stay until the view is confirmed, or until a pod waits for newer rules and the view
+// contains all running pods.
 func (t *enforcerRun) isViewUsable(ctx context.Context, certain bool) (bool, error) {
 	if t.built || certain {
 		return true, nil
@@ -114,7 +116,8 @@ func (t *enforcerRun) isViewUsable(ctx context.Context, certain bool) (bool, err
 	return t.e.hasWaiters() && !strangers, nil
 }
 
-// listNames returns the names of the objects in the table, by kind.
+// listNames returns the names of the objects in Keelson's nftables table, by kind ("chain", "set",
+// "map").
 func (t *enforcerRun) listNames(ctx context.Context) (map[string][]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, nftLimit)
 	defer cancel()
@@ -125,7 +128,8 @@ func (t *enforcerRun) listNames(ctx context.Context) (map[string][]string, error
 	return have, nil
 }
 
-// applyView brings the kernel's rules to the state of the view.
+// applyView brings the kernel's rules to the state of the node's view. due lists the changes since
+// the last call. certain means that a control plane has confirmed the view.
 func (t *enforcerRun) applyView(ctx context.Context, due agent.ObjectChanges, certain bool) error {
 	pods, asked, _ := t.e.podsWithAddresses(certain)
 	groups, shape := map[string]bool{}, !t.built || due.All || !reflect.DeepEqual(pods, t.pods)
@@ -172,7 +176,7 @@ func (t *enforcerRun) applyView(ctx context.Context, due agent.ObjectChanges, ce
 	return err
 }
 
-// buildTable builds the table from any state.
+// buildTable replaces the table in the kernel by the ruleset to, whatever the table contains.
 func (t *enforcerRun) buildTable(ctx context.Context, to ruleset) error {
 	if err := t.filterBridges(); err != nil {
 		return err
@@ -211,7 +215,7 @@ func (t *enforcerRun) runTransaction(ctx context.Context, tx *knftables.Transact
 	return nil
 }
 
-// removeTable removes the table.
+// removeTable removes Keelson's nftables table, and with it all enforcement.
 func (t *enforcerRun) removeTable(ctx context.Context) error {
 	tx := t.nft.NewTransaction()
 	tx.Add(&knftables.Table{})
@@ -223,8 +227,9 @@ func (t *enforcerRun) removeTable(ctx context.Context) error {
 	return nil
 }
 
-// checkTable checks for changes by other programs: a firewall that is reloaded may flush all rules.
-// It skips the check if the ruleset generation has not changed since the last check.
+// checkTable checks whether another program has changed Keelson's table. For example, reloading a
+// firewall may flush all rules. The next applyView then rebuilds the table. It skips the check if
+// the ruleset generation has not changed since the last check.
 func (t *enforcerRun) checkTable(ctx context.Context) error {
 	if !t.built || time.Now().Before(t.nextCheck) {
 		return nil

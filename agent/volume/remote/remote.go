@@ -126,7 +126,8 @@ func (m Mount) Do(ctx context.Context) error {
 	return err
 }
 
-// Disk calls disk.Mount.Do in a child process, for a block device whose server may not respond.
+// Disk calls disk.Mount.Do in a child process. It is for a block device on a server that may not
+// respond.
 func Disk(ctx context.Context, m disk.Mount) error {
 	if _, busy := stuckTargets.Load(m.Dir); busy {
 		return fmt.Errorf("mounting at %s: %w", m.Dir, ErrStuck)
