@@ -18,7 +18,8 @@ import (
 // configurationLimit is the maximum size of a CNI configuration file, in bytes.
 const configurationLimit = 1 << 20
 
-// loadConfiguration reads a third-party CNI configuration. Its errors name the file and the line.
+// loadConfiguration reads and validates the CNI configuration file of a third-party network at
+// path. Its errors name the file and the line.
 func loadConfiguration(path string) (*libcni.NetworkConfigList, error) {
 	raw, err := readLimited(path)
 	if err != nil {
@@ -80,8 +81,9 @@ func readLimited(path string) ([]byte, error) {
 
 var errNoPlugins = errors.New("it lists no plugins")
 
-// findConfigurationError returns the error for which libcni would reject the configuration, and its
-// byte offset in the file.
+// findConfigurationError returns the error for which libcni would reject the configuration raw, and
+// the error's byte offset. list is true for a configuration list (.conflist), and false for a
+// single plugin's configuration.
 func findConfigurationError(raw []byte, list bool) (at int, err error) {
 	var top map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &top); err != nil {
@@ -137,8 +139,8 @@ func findConfigurationError(raw []byte, list bool) (at int, err error) {
 	return 0, nil
 }
 
-// checkPluginType checks that a plugin names its type. at is the plugin's byte offset in the file,
-// which is returned with an error.
+// checkPluginType returns an error if a plugin's JSON has no type. at is the byte offset of the
+// plugin in the configuration file; the returned offset is that of the error.
 func checkPluginType(plugin []byte, at int) (int, error) {
 	var p struct {
 		Type string `json:"type"`
@@ -155,7 +157,8 @@ func checkPluginType(plugin []byte, at int) (int, error) {
 	return 0, nil
 }
 
-// errorOffset returns the byte offset of a JSON syntax or type error.
+// errorOffset returns the byte offset of a JSON syntax or type error. For other errors it returns
+// end.
 func errorOffset(err error, end int) int {
 	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
 		return max(0, int(syntax.Offset)-1)

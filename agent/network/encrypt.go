@@ -27,7 +27,8 @@ type Encryption struct {
 	Keepalive time.Duration // in whole seconds; 0: an idle node sends no packets
 }
 
-// WireGuard is this node's end of the encrypted tunnels to all nodes.
+// WireGuard is the wanted configuration of this node's WireGuard interface, which has one peer per
+// other node.
 type WireGuard struct {
 	Encryption
 	MTU   int
@@ -38,8 +39,8 @@ type WireGuard struct {
 	Peers []WireGuardPeer // sorted by node name
 }
 
-// WireGuardPeer is another node's end of the tunnel. Packets to Allowed are sent to this peer, and
-// packets from Allowed are accepted only from it.
+// WireGuardPeer is another node as a peer of the WireGuard interface. Packets to addresses in
+// Allowed are sent to this peer. Packets from these addresses are accepted only from it.
 type WireGuardPeer struct {
 	Node     string
 	Key      wgtypes.Key // public key
@@ -47,9 +48,9 @@ type WireGuardPeer struct {
 	Allowed  []netip.Prefix // the node's pod ranges in both families; disjoint from those of other peers
 }
 
-// addWireGuard adds the encrypted tunnel, and the routes to the pods of all nodes with a known key.
-// Packets to the pods of other nodes have no route and are rejected; they are never sent
-// unencrypted.
+// addWireGuard adds the WireGuard interface and the routes to the pods of all nodes with a known
+// key to the layout. Packets to the pods of other nodes are rejected by an unreachable route; they
+// are never sent unencrypted. outer is this node's address on uplink.
 func (l *Layout) addWireGuard(s Situation, uplink Link, outer netip.Addr, nodes []*agent.Peer) {
 	if !outer.IsValid() {
 		l.Missing = append(l.Missing, noUplink)
@@ -98,7 +99,8 @@ func (l *Layout) addWireGuard(s Situation, uplink Link, outer netip.Addr, nodes 
 	l.WireGuard, l.MTU = &w, w.MTU
 }
 
-// String returns one line for the tunnel and one per peer. It contains no private keys.
+// String returns one line for the WireGuard interface and one per peer. It contains no private
+// keys.
 func (w *WireGuard) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "wireguard on port %d %v, %d bytes", w.Port, w.Addrs, w.MTU)

@@ -19,11 +19,11 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// executor runs CNI plugins like libcni, with limits: a plugin that hangs is killed with its
-// process group, and its output is bounded. It sets environment variables for the Go runtime,
-// because the plugins of the CNI project are short-lived Go programs: threads and garbage
-// collection would cost more than they save. Other programs ignore the variables. A plugin passes
-// them on to its IPAM plugin.
+// executor runs CNI plugins for libcni, with limits: a plugin that hangs is killed with its process
+// group, and its output is bounded. It sets environment variables for the Go runtime of plugins,
+// because the plugins of the CNI project are short-lived Go programs. Threads and garbage
+// collection would cost them more than they save. Programs not written in Go ignore the variables.
+// A plugin passes them on to its IPAM plugin.
 type executor struct {
 	version.PluginDecoder
 }
@@ -38,13 +38,15 @@ const (
 	busyRetries = 5               // retries, one second apart, while a plugin file is written
 )
 
-// FindInPath implements invoke.Exec.
+// FindInPath returns the path of a plugin's executable in the directories paths. It implements
+// invoke.Exec.
 func (e *executor) FindInPath(plugin string, paths []string) (string, error) {
 	return invoke.FindInPath(plugin, paths)
 }
 
-// ExecPlugin implements invoke.Exec. It returns when the plugin has exited, or shortly after ctx
-// ends.
+// ExecPlugin runs the plugin at path with stdin and the environment environ, and returns its
+// output. It returns when the plugin has exited, or shortly after ctx ends. It implements
+// invoke.Exec.
 func (e *executor) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
 	for try := 0; ; try++ {
 		out, err := execOnce(ctx, path, stdin, append(environ[:len(environ):len(environ)], pluginEnv...))
@@ -99,8 +101,8 @@ func execOnce(ctx context.Context, path string, stdin []byte, environ []string) 
 	return nil, pluginError(path, cause, nil, nil)
 }
 
-// pluginError returns the error that the plugin reported on its standard output. If none exists,
-// it returns the cause and the plugin's output.
+// pluginError returns the error that a CNI plugin reported on its standard output. If stdout
+// contains no error, it returns the cause together with the plugin's output.
 func pluginError(path string, cause error, stdout, stderr []byte) error {
 	var said types.Error
 	if len(stdout) > 0 && json.Unmarshal(stdout, &said) == nil && (said.Msg != "" || said.Code != 0) {
@@ -115,7 +117,7 @@ func pluginError(path string, cause error, stdout, stderr []byte) error {
 
 func truncateOutput(b []byte) []byte { return b[:min(len(b), 1024)] }
 
-// limitedOutput keeps the first outputLimit bytes that are written to it.
+// limitedOutput is an io.Writer that keeps the first outputLimit bytes and discards the rest.
 type limitedOutput struct {
 	buf       bytes.Buffer
 	truncated bool

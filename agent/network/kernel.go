@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	// routeProtocol marks Keelson's routes in the kernel, so that stale routes are found after a
-	// crash.
+	// routeProtocol is the protocol number (rtm_protocol) of Keelson's routes in the kernel. It
+	// identifies them, so that stale routes are found after a crash.
 	routeProtocol = 75
 	// refusedMetric is the metric of unreachable routes. Every other route to the same range takes
 	// precedence.
@@ -34,7 +34,7 @@ func kernelFamilies() []int {
 	return out
 }
 
-// nodeLinks returns the interfaces that hold an address of the node.
+// nodeLinks returns the network interfaces of this node that hold one of nodeIPs, its addresses.
 func nodeLinks(nodeIPs []netip.Addr) ([]Link, error) {
 	all, err := netlink.LinkList()
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // an interrupted dump may miss pod interfaces, but not the node's links
@@ -71,8 +71,8 @@ type requiredSysctl struct {
 	needed       bool
 }
 
-// enableForwarding sets the sysctls that pod traffic requires. bridged adds those for traffic on a
-// bridge, six those for IPv6. All of them are per network namespace.
+// enableForwarding sets the sysctls that pod traffic requires in this network namespace. With
+// bridged it also sets those for traffic between pods on a bridge, with six those for IPv6.
 func enableForwarding(bridged, six bool) error {
 	if six {
 		keepRouterAdvertisements()
@@ -96,9 +96,9 @@ func enableForwarding(bridged, six bool) error {
 	return nil
 }
 
-// keepRouterAdvertisements makes links continue to accept router advertisements if they do so now.
-// A host with forwarding enabled otherwise ignores router advertisements and would lose its default
-// route.
+// keepRouterAdvertisements makes each interface that accepts IPv6 router advertisements continue to
+// do so when forwarding is enabled. The kernel would otherwise ignore router advertisements, and
+// the host would lose its default route.
 func keepRouterAdvertisements() {
 	if raw, err := os.ReadFile("/proc/sys/net/ipv6/conf/all/forwarding"); err == nil && strings.TrimSpace(string(raw)) == "1" {
 		return
@@ -115,8 +115,8 @@ func keepRouterAdvertisements() {
 	}
 }
 
-// installLayout programs the layout in the kernel. Problems with single nodes do not prevent the
-// rest; they are returned in problems.
+// installLayout programs the routes, tunnels and neighbor entries of the layout in the kernel. A
+// problem with a single node does not prevent the rest, and is returned in problems.
 func installLayout(l Layout) (problems []string, err error) {
 	problems = slices.Clone(l.Missing)
 	index, err := installTunnel(l.Tunnel)
@@ -130,7 +130,8 @@ func installLayout(l Layout) (problems []string, err error) {
 	routes := l.Routes
 	if l.WireGuard != nil {
 		if index = secure; index == 0 {
-			// Without a tunnel, the routes of another mode that bypass it must not remain either.
+			// Without a tunnel interface, its routes cannot be installed. Routes of another mode
+			// that bypass the tunnel must not remain either.
 			routes = maps.Clone(routes)
 			maps.DeleteFunc(routes, func(_ netip.Prefix, r Route) bool { return r.Tunnel })
 		}
@@ -142,8 +143,8 @@ func installLayout(l Layout) (problems []string, err error) {
 	return append(problems, refused...), setBridgeMTU(l.MTU)
 }
 
-// installTunnel creates or updates this node's end of the VXLAN tunnel. It removes the tunnel if
-// want is nil.
+// installTunnel creates or updates this node's VXLAN interface, and returns its interface index. If
+// want is nil, it removes the interface.
 func installTunnel(want *Tunnel) (index int, err error) {
 	have, err := findLink(tunnelName)
 	if err != nil {
@@ -195,7 +196,7 @@ func sameTunnel(have netlink.Link, want *Tunnel) bool {
 		v.Attrs().HardwareAddr.String() == want.MAC
 }
 
-// tunnelAddrs sets the addresses of the tunnel interface and removes all others.
+// tunnelAddrs makes want the only addresses of the VXLAN interface l.
 func tunnelAddrs(l netlink.Link, want []netip.Addr) error {
 	have, err := netlink.AddrList(l, netlink.FAMILY_ALL)
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
@@ -228,8 +229,8 @@ func tunnelAddrs(l netlink.Link, want []netip.Addr) error {
 	return nil
 }
 
-// installPeers sets the tunnel's neighbor and forwarding entries to those of the peers and removes
-// all others.
+// installPeers makes the neighbor and forwarding entries of the VXLAN interface index exactly those
+// of the peers.
 func installPeers(index int, peers []Peer) (problems []string) {
 	type entry struct {
 		family int
@@ -279,7 +280,8 @@ func installPeers(index int, peers []Peer) (problems []string) {
 	return problems
 }
 
-// installRoutes makes want the only routes with routeProtocol.
+// installRoutes makes want the only routes with routeProtocol in the kernel. tunnel is the index of
+// the tunnel interface.
 func installRoutes(want map[netip.Prefix]Route, tunnel int) (problems []string, err error) {
 	var have []netlink.Route
 	for _, f := range kernelFamilies() {
@@ -381,8 +383,8 @@ func removeBridge() error {
 	return nil
 }
 
-// setBridgeMTU sets the MTU of the bridge to mtu, or to the smallest MTU of its ports. Packets that
-// the bridge routes to a pod must fit the pod's interface.
+// setBridgeMTU sets the MTU of the bridge of Keelson's network to mtu, or to the smallest MTU of
+// its ports. Packets that the bridge routes to a pod must fit the pod's interface.
 func setBridgeMTU(mtu int) error {
 	bridge, err := netlink.LinkByName(cni.Bridge)
 	if err != nil || mtu == 0 {

@@ -16,11 +16,11 @@ import (
 // KeyFile is the file with the node's WireGuard key, in the agent's state directory.
 const KeyFile = "wireguard.json"
 
-// keyVersion is the format version of the file. A release may add fields without a new version. A
+// keyVersion is the format version of KeyFile. A release may add fields without a new version. A
 // change of a field's meaning requires a new version.
 const keyVersion = 1
 
-// keyLimit is the maximum size of the file, in bytes.
+// keyLimit is the maximum size of KeyFile, in bytes.
 const keyLimit = 64 << 10
 
 type keyFile struct {
@@ -28,8 +28,8 @@ type keyFile struct {
 	Private string `json:"privateKey"`
 }
 
-// OpenKey reads the node's private key from a directory. It creates a key if the file does not
-// exist; to replace the key, remove the file.
+// OpenKey reads the node's private WireGuard key from KeyFile in a directory. If the file does not
+// exist, it creates a key and stores it. To replace the key, an operator removes the file.
 func OpenKey(folder string) (wgtypes.Key, error) {
 	path := filepath.Join(folder, KeyFile)
 	key, err := readKey(path)

@@ -41,7 +41,8 @@ type Config struct {
 	Log          *slog.Logger
 }
 
-// Network implements agent.Network.
+// Network attaches pod sandboxes to the pod network with CNI plugins. It implements agent.Network.
+// Keelson's own configuration is used unless ConfDir contains a third-party configuration.
 type Network struct {
 	cfg  Config
 	exec *executor
@@ -56,18 +57,18 @@ type Network struct {
 	// sandboxes may be older.
 	attached map[string]bool
 
-	// adding is held for reading during every ADD. The plugins' GC works on a list of sandboxes and
-	// must not run during an ADD.
+	// adding is held for reading during every ADD. The GC verb of a plugin removes everything of
+	// sandboxes that are not on its list, so GC must not run during an ADD.
 	adding sync.RWMutex
 }
 
 const ifName = "eth0"
 
-// namespaceArg is the CNI argument with the pod's namespace.
+// namespaceArg is the name of the CNI argument that contains the pod's namespace.
 const namespaceArg = "K8S_POD_NAMESPACE"
 
-// New returns a Network. The configuration is read on each call, so that an operator may replace it
-// while the agent runs.
+// New returns a Network. Each call of its methods reads the CNI configuration again, so that an
+// operator may replace it while the agent runs.
 func New(c Config) *Network {
 	exec := &executor{}
 	if c.Deadline == 0 {
@@ -82,7 +83,8 @@ func New(c Config) *Network {
 	return n
 }
 
-// withDeadline returns a context with the deadline of a CNI operation.
+// withDeadline returns a context that ends after Config.Deadline, with an error that names the CNI
+// verb.
 func (n *Network) withDeadline(ctx context.Context, verb string) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, n.cfg.Deadline, fmt.Errorf("CNI %s took longer than %s", verb, n.cfg.Deadline))
 }
@@ -119,7 +121,7 @@ const (
 	statusEvery = 5 * time.Second
 )
 
-// pluginStatus caches the result of STATUS.
+// pluginStatus caches the result of the plugins' STATUS verb.
 type pluginStatus struct {
 	mu   sync.Mutex
 	list string // the configuration that was queried
@@ -127,8 +129,9 @@ type pluginStatus struct {
 	err  error
 }
 
-// cachedOrQuery returns the result of ask, or a previous result for the same configuration that is
-// at most statusEvery old.
+// cachedOrQuery returns the result of ask, which calls STATUS for the configuration list. If the
+// previous result is for the same configuration and at most statusEvery old, it returns that
+// result.
 func (s *pluginStatus) cachedOrQuery(list string, ask func() error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -139,8 +142,8 @@ func (s *pluginStatus) cachedOrQuery(list string, ask func() error) error {
 	return s.err
 }
 
-// activeConfiguration returns the third-party configuration if there is one, and otherwise
-// Keelson's own. ports adds the portmap plugin to Keelson's own.
+// activeConfiguration returns the third-party CNI configuration if ConfDir contains one, and
+// otherwise Keelson's own. With ports, Keelson's own configuration includes the portmap plugin.
 func (n *Network) activeConfiguration(ports bool) (*libcni.NetworkConfigList, error) {
 	path, err := cni.FindOperatorConfig(n.cfg.ConfDir)
 	if err != nil {
@@ -230,8 +233,9 @@ func protocolName(p int32) string {
 	}
 }
 
-// Add attaches the sandbox. Loopback must be up. Adding an attached sandbox returns its current
-// status.
+// Add attaches a pod's sandbox to the pod network with the CNI verb ADD and returns its addresses.
+// If the sandbox is already attached, it returns the current status. The loopback interface must be
+// up. After a failure it undoes the ADD.
 func (n *Network) Add(ctx context.Context, r agent.NetworkRequest) (agent.NetworkStatus, error) {
 	list, err := n.activeConfiguration(len(portMappings(r)) > 0)
 	if err != nil {
@@ -305,8 +309,9 @@ func parseStatus(res types.Result) (agent.NetworkStatus, error) {
 	return s, nil
 }
 
-// undoAdd undoes an ADD that did not succeed. It calls DEL of each plugin even if another one
-// fails. It skips plugins that are not installed, because they cannot have created anything.
+// undoAdd removes the interfaces and addresses that a failed ADD has created. It calls the DEL verb
+// of every plugin of list, even if another plugin fails. It skips plugins that are not installed,
+// because they cannot have created anything.
 func (n *Network) undoAdd(ctx context.Context, list *libcni.NetworkConfigList, rt *libcni.RuntimeConf) error {
 	var errs []error
 	for _, p := range slices.Backward(list.Plugins) {

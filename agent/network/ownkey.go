@@ -12,8 +12,8 @@ import (
 	"keelson.dev/keelson/internal/filewatch"
 )
 
-// OwnKey is the node's WireGuard key as stored in its file. If the file is replaced while the agent
-// runs, the new key is used. If the file is removed, a new key is created.
+// OwnKey is the node's WireGuard key as stored in KeyFile. Follow reloads it when the file is
+// replaced while the agent runs. If the file is removed, a new key is created.
 type OwnKey struct {
 	folder string
 	key    atomic.Pointer[wgtypes.Key]
@@ -22,7 +22,8 @@ type OwnKey struct {
 	forRoutes, forOthers chan struct{}
 }
 
-// OpenOwnKey reads the key from a directory, or creates one.
+// OpenOwnKey reads the key from KeyFile in the directory folder, or creates a key if the file does
+// not exist.
 func OpenOwnKey(folder string, log *slog.Logger) (*OwnKey, error) {
 	k := &OwnKey{folder: folder, log: log, forRoutes: make(chan struct{}, 1), forOthers: make(chan struct{}, 1)}
 	key, err := OpenKey(folder)
@@ -33,14 +34,14 @@ func OpenOwnKey(folder string, log *slog.Logger) (*OwnKey, error) {
 	return k, nil
 }
 
-// Key returns the private key.
+// Key returns the current private key.
 func (k *OwnKey) Key() wgtypes.Key { return *k.key.Load() }
 
 // Changed returns a channel that is signaled when the public key has changed and must be published.
 func (k *OwnKey) Changed() <-chan struct{} { return k.forOthers }
 
-// Follow reloads the key whenever the file changes, until ctx ends or the file contains no valid
-// key. In the latter case the previous key remains in use.
+// Follow reloads the key whenever KeyFile changes, until ctx ends or the file contains no valid
+// key. In the latter case it returns an error, and the previous key remains in use.
 func (k *OwnKey) Follow(ctx context.Context) error { return k.followFile(ctx, filewatch.PollInterval) }
 
 func (k *OwnKey) followFile(ctx context.Context, every time.Duration) error {
@@ -58,7 +59,7 @@ func (k *OwnKey) followFile(ctx context.Context, every time.Duration) error {
 	return context.Cause(ctx)
 }
 
-// reload reads the file and signals a changed key.
+// reload reads KeyFile, and signals the channels if the key has changed.
 func (k *OwnKey) reload() error {
 	key, err := OpenKey(k.folder)
 	if err != nil {

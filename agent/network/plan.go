@@ -13,7 +13,8 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Mode is how pods reach pods on other nodes. It must be the same on all nodes of a cluster.
+// Mode selects how pods reach pods on other nodes: by routes, VXLAN or WireGuard. It must be the
+// same on all nodes of a cluster.
 type Mode string
 
 // The modes.
@@ -57,7 +58,8 @@ type Link struct {
 	Addrs []netip.Prefix // with the prefix length of the link's network
 }
 
-// Situation is the input of Plan.
+// Situation is the input of Plan: the node, its links, the other nodes and the cluster's address
+// ranges.
 type Situation struct {
 	Mode    Mode
 	Self    string
@@ -70,7 +72,8 @@ type Situation struct {
 	Encryption     Encryption // used in ModeWireGuard
 }
 
-// Layout is the kernel configuration of this node for the pods of other nodes.
+// Layout is the kernel configuration that connects this node to the pods of other nodes: routes,
+// tunnels and the MTU.
 type Layout struct {
 	Routes map[netip.Prefix]Route
 	Tunnel *Tunnel // nil: no node requires it
@@ -82,7 +85,7 @@ type Layout struct {
 	Missing []string
 }
 
-// Route is the route to a range.
+// Route is the next hop for the packets to a range of pod addresses.
 type Route struct {
 	Pods netip.Prefix
 	Via  netip.Addr // invalid: packets are rejected
@@ -91,7 +94,7 @@ type Route struct {
 	Tunnel bool
 }
 
-// Tunnel is this node's end of the VXLAN tunnels to all nodes.
+// Tunnel is the configuration of this node's VXLAN interface, its end of the tunnels to all nodes.
 type Tunnel struct {
 	Local netip.Addr // this node's outer source address
 	MAC   string
@@ -99,7 +102,7 @@ type Tunnel struct {
 	Addrs []netip.Addr // source addresses of the node's own packets in the tunnel
 }
 
-// Peer is another node's end of the VXLAN tunnel.
+// Peer is another node's end of the VXLAN tunnel: its addresses and its MAC address.
 type Peer struct {
 	Node  string
 	MAC   string
@@ -107,7 +110,7 @@ type Peer struct {
 	Inner []netip.Addr // addresses of its end, one per family
 }
 
-// HardwareAddr returns the MAC address of a node's end of the tunnel. It is derived from the node's
+// HardwareAddr returns the MAC address of a node's VXLAN interface. It is derived from the node's
 // name, so that all nodes can compute it.
 func HardwareAddr(node string) net.HardwareAddr {
 	sum := sha256.Sum256([]byte("keelson tunnel of node " + node))
@@ -116,9 +119,9 @@ func HardwareAddr(node string) net.HardwareAddr {
 	return mac
 }
 
-// InnerAddr returns the address of a node's end of the tunnel. It is an address of the node's pod
-// range that no pod gets. For IPv4 it is the network address. For IPv6 it is the last address,
-// because the first one is the subnet-router anycast address.
+// InnerAddr returns the address of a node's end of the tunnel: an address in the node's pod range
+// that no pod gets. For IPv4 it is the network address. For IPv6 it is the last address, because
+// the first one is the subnet-router anycast address.
 func InnerAddr(pods netip.Prefix) netip.Addr {
 	pods = pods.Masked()
 	if pods.Addr().Is4() {
@@ -143,7 +146,7 @@ func lastAddr(p netip.Prefix) netip.Addr {
 	return a
 }
 
-// Plan computes the layout. It is pure.
+// Plan computes the Layout for a Situation. It is pure.
 func Plan(s Situation) Layout {
 	l := Layout{Routes: map[netip.Prefix]Route{}}
 	for _, p := range slices.Concat(s.Pods, s.Services) {
@@ -182,8 +185,8 @@ func (s Situation) CheckOverlap() error {
 	return nil
 }
 
-// clusterRangeOf returns the cluster range that contains an address, and the flag that set it; "" =
-// none.
+// clusterRangeOf returns the pod or Service range of the cluster that contains ip, and the
+// command-line flag that sets this range. flag is "" if no range contains ip.
 func (s Situation) clusterRangeOf(ip netip.Addr) (flag string, in netip.Prefix) {
 	for flag, list := range map[string][]netip.Prefix{"cluster-cidr": s.Pods, "service-cidr": s.Services} {
 		for _, p := range list {
@@ -195,8 +198,8 @@ func (s Situation) clusterRangeOf(ip netip.Addr) (flag string, in netip.Prefix) 
 	return "", netip.Prefix{}
 }
 
-// addNodeRoutes adds the routes to a node's pods. It returns true if some of them require a tunnel;
-// addTunnel or addWireGuard adds those.
+// addNodeRoutes adds to the layout the routes to the pods of node n that need no tunnel. It returns
+// true if other pod ranges of n require a tunnel; addTunnel or addWireGuard adds their routes.
 func (l *Layout) addNodeRoutes(s Situation, n *agent.Peer) (tunnel bool) {
 	for _, ip := range n.Addresses {
 		if flag, p := s.clusterRangeOf(ip); flag != "" {
@@ -227,7 +230,8 @@ func (l *Layout) addNodeRoutes(s Situation, n *agent.Peer) (tunnel bool) {
 	return tunnel
 }
 
-// addTunnel adds the VXLAN tunnel and the routes to the pods of nodes that require it.
+// addTunnel adds to the layout the VXLAN interface and the routes to the pods of nodes, which
+// require a tunnel. outer is this node's address on uplink.
 func (l *Layout) addTunnel(s Situation, uplink Link, outer netip.Addr, nodes []*agent.Peer) {
 	if !outer.IsValid() {
 		l.Missing = append(l.Missing, noUplink)
@@ -268,7 +272,8 @@ func (l *Layout) addTunnel(s Situation, uplink Link, outer netip.Addr, nodes []*
 	l.Tunnel, l.MTU = &t, t.MTU
 }
 
-// findUplink returns the link that holds the first of the node's addresses, and this address.
+// findUplink returns the link that holds the node's primary address, and this address. If no link
+// holds it, the next address of the node is used.
 func (s Situation) findUplink() (Link, netip.Addr) {
 	for _, ip := range s.NodeIPs {
 		for _, link := range s.Links {
@@ -282,7 +287,8 @@ func (s Situation) findUplink() (Link, netip.Addr) {
 	return Link{}, netip.Addr{}
 }
 
-// neighborAddress returns an address of a node that is on one of this node's links.
+// neighborAddress returns an address of node n on the network of one of this node's links: an IPv4
+// address with four, otherwise IPv6. It returns false if n has no such address.
 func (s Situation) neighborAddress(n *agent.Peer, four bool) (netip.Addr, bool) {
 	for _, ip := range n.Addresses {
 		if ip.Is4() != four || slices.Contains(s.NodeIPs, ip) {
@@ -308,7 +314,8 @@ func addressInFamily(n *agent.Peer, four bool) netip.Addr {
 	return netip.Addr{}
 }
 
-// podPrefixes returns the pod ranges of a node, without invalid and single-address ranges.
+// podPrefixes returns the pod ranges of a node. It omits invalid ranges and ranges of a single
+// address.
 func podPrefixes(n *agent.Peer) []netip.Prefix {
 	var out []netip.Prefix
 	for _, p := range n.PodCIDRs {

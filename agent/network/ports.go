@@ -12,8 +12,9 @@ import (
 	"keelson.dev/keelson/cni"
 )
 
-// createdInterfaces returns the interfaces in the cached ADD result of a sandbox on Keelson's own
-// network. It returns none if the result is unknown.
+// createdInterfaces returns the interfaces that the bridge plugin created for a sandbox on
+// Keelson's own network, from the cached result of ADD. The result is empty for another network, or
+// if no result is cached.
 func (n *Network) createdInterfaces(a cachedAttachment) []*types100.Interface {
 	if a.list.Name != cni.Name {
 		return nil
@@ -30,7 +31,7 @@ func (n *Network) createdInterfaces(a cachedAttachment) []*types100.Interface {
 }
 
 // hostPort returns the host's end of the veth pair of a sandbox on Keelson's own network, from the
-// cached ADD result. It returns nil if it is unknown.
+// cached result of ADD. It returns nil if the interface no longer exists or no result is cached.
 func (n *Network) hostPort(a cachedAttachment) *types100.Interface {
 	for _, i := range n.createdInterfaces(a) {
 		if l, err := netlink.LinkByName(i.Name); i.Sandbox == "" && err == nil && l.Type() == "veth" {
@@ -40,9 +41,10 @@ func (n *Network) hostPort(a cachedAttachment) *types100.Interface {
 	return nil
 }
 
-// removePort removes the host's end of a veth pair that the plugin did not remove, because the
-// sandbox's network namespace was already unpinned. If a process or another mount still holds the
-// namespace, the pair would remain.
+// removePort removes the interface port, the host's end of a sandbox's veth pair, if it still
+// exists after DEL. The bridge plugin does not remove the pair if the sandbox's network namespace
+// was already unpinned. If a process or another mount still holds the namespace, the pair would
+// remain.
 func removePort(port *types100.Interface) error {
 	if port == nil {
 		return nil
@@ -57,12 +59,12 @@ func removePort(port *types100.Interface) error {
 	return nil
 }
 
-// portName matches the names of ports that the bridge plugin creates.
+// portName matches the names of the bridge ports (veth interfaces) that the bridge plugin creates.
 var portName = regexp.MustCompile(`^veth[0-9a-f]{8}$`)
 
-// collectPorts removes the ports of Keelson's bridge that belong to no recorded sandbox. The caller
-// must prevent concurrent ADDs. If a kept sandbox holds an address but has no record, an unrecorded
-// port may be its own; all ports are then kept.
+// collectPorts removes the ports of Keelson's bridge that belong to no sandbox in libcni's cache.
+// The caller must prevent concurrent ADDs. keep are the IDs of existing sandboxes. If one of them
+// holds an address but is not in the cache, any port may be its own; no port is then removed.
 func (n *Network) collectPorts(keep []string) error {
 	bridge, err := netlink.LinkByName(cni.Bridge)
 	if err != nil {

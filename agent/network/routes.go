@@ -16,8 +16,9 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Routes maintains the connection to pods on other nodes: routes to nodes on the same link, tunnels
-// to all others, and unreachable routes for the remaining cluster ranges.
+// Routes keeps the kernel's routes to the pods on other nodes up to date. It uses routes to nodes
+// on the same link, and tunnels to all other nodes. The remaining cluster ranges get unreachable
+// routes.
 type Routes struct {
 	Node    string
 	NodeIPs []netip.Addr // addresses of this node, the primary one first
@@ -37,7 +38,7 @@ type Routes struct {
 	source   tunnelRules
 }
 
-// plannedLayout is a layout and the names of the links that it depends on.
+// plannedLayout is a planned layout with the names of the network links from which it was computed.
 type plannedLayout struct {
 	layout Layout
 	links  map[string]bool
@@ -70,7 +71,9 @@ func (r *Routes) Run(ctx context.Context) error {
 	}
 }
 
-// maintain does the work of Run until the subscription to kernel events ends, and then returns nil.
+// maintain syncs the kernel with the layout, and repeats that after each change of the nodes or of
+// the kernel's state. It returns nil when the subscription to kernel events ends, so that Run calls
+// it again. changes and tick also trigger a sync.
 func (r *Routes) maintain(ctx context.Context, changes <-chan map[string]struct{}, tick <-chan time.Time) error {
 	var replaced <-chan struct{}
 	if r.OwnKey != nil {
@@ -120,7 +123,8 @@ func (r *Routes) maintain(ctx context.Context, changes <-chan map[string]struct{
 	}
 }
 
-// syncKernel programs the current layout in the kernel.
+// syncKernel plans the current layout and programs it in the kernel. With foreign, a third-party
+// network plugin attaches the pods, and Keelson's routes and tunnels are removed.
 func (r *Routes) syncKernel(ctx context.Context, foreign bool) error {
 	layout, links := Layout{}, map[string]bool{}
 	if !foreign {
@@ -172,7 +176,8 @@ func (r *Routes) planLayout() (Layout, map[string]bool, error) {
 	return Plan(s), names, s.CheckOverlap()
 }
 
-// Unreached returns the nodes with unreachable pods and the reasons; "" = all pods are reachable.
+// Unreached returns one sentence for each node with pods that cannot be reached from this node,
+// with the reason. It returns "" if all pods are reachable.
 func (r *Routes) Unreached() string {
 	if p := r.problems.Load(); p != nil {
 		return *p
@@ -201,7 +206,8 @@ func Remove(ctx context.Context) error {
 	return errors.Join(new(tunnelRules).syncRules(ctx, tunnelRuleset{}), removeSenders(ctx), removeBridge())
 }
 
-// currentEncryption returns the encryption settings with the current key.
+// currentEncryption returns the encryption settings. If OwnKey is set, they contain its current
+// key.
 func (r *Routes) currentEncryption() Encryption {
 	e := r.Encryption
 	if r.OwnKey != nil {

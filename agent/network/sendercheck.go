@@ -34,9 +34,9 @@ const (
 	portsInterval = 30 * time.Second // between repairs of the bridge's ports and forwarding entries
 )
 
-// senderCheck maintains the rules that allow a pod of Keelson's own network to send only from its
-// own addresses. It also maintains the bridge's forwarding entries, which the bridge does not learn
-// from such pods.
+// senderCheck maintains the nftables rules that let a pod on Keelson's own network send only from
+// its own addresses. It also maintains the bridge's forwarding entries, because it disables MAC
+// learning on the ports of these pods.
 type senderCheck struct {
 	recorded func() map[string]podPort // returns the attached pods by sandbox, including those of an earlier process
 	log      *slog.Logger
@@ -59,7 +59,8 @@ func newSenderCheck(recorded func() map[string]podPort, log *slog.Logger) *sende
 	return &senderCheck{recorded: recorded, log: log, wake: make(chan struct{}, 1)}
 }
 
-// loadRecorded calls recorded once. The caller holds mu.
+// loadRecorded sets wanted to the pods that recorded returns, if it is not set yet. The caller
+// holds mu.
 func (s *senderCheck) loadRecorded() {
 	if s.wanted == nil {
 		s.wanted = s.recorded()
@@ -67,7 +68,8 @@ func (s *senderCheck) loadRecorded() {
 	}
 }
 
-// addPort returns once the kernel checks the packets that the sandbox's pod sends.
+// addPort adds the sandbox's pod to the check. It returns once the kernel drops packets that the
+// pod sends from other addresses.
 func (s *senderCheck) addPort(ctx context.Context, sandbox string, p podPort) error {
 	s.mu.Lock()
 	s.loadRecorded()
@@ -77,7 +79,8 @@ func (s *senderCheck) addPort(ctx context.Context, sandbox string, p podPort) er
 	return errors.Join(s.syncTable(ctx), configurePort(p))
 }
 
-// removeSandbox removes a sandbox; maintain then removes its rules.
+// removeSandbox removes the sandbox's pod from the check. It returns at once; maintain then removes
+// the pod's rules from the kernel.
 func (s *senderCheck) removeSandbox(sandbox string) {
 	s.mu.Lock()
 	s.loadRecorded()
@@ -92,7 +95,8 @@ func (s *senderCheck) removeSandbox(sandbox string) {
 	}
 }
 
-// syncTable brings the table to the wanted state. Concurrent callers share a transaction.
+// syncTable makes the nftables table check exactly the wanted pods. Concurrent callers share a
+// transaction.
 func (s *senderCheck) syncTable(ctx context.Context) error {
 	s.write.Lock()
 	defer s.write.Unlock()
@@ -132,8 +136,10 @@ func (s *senderCheck) syncTable(ctx context.Context) error {
 	return nil
 }
 
-// maintain repairs rules, ports and forwarding entries until ctx ends or an error occurs. They
-// remain when it returns.
+// maintain keeps the sender check in the kernel correct until ctx ends or an error occurs. It
+// removes the rules of removed pods, and repairs the nftables table when another program has
+// changed it. Every portsInterval it repairs the bridge's ports and their forwarding entries. The
+// rules and entries remain when it returns.
 func (s *senderCheck) maintain(ctx context.Context) error {
 	look, ports := time.NewTicker(rulesInterval), time.NewTicker(portsInterval)
 	defer look.Stop()
@@ -161,8 +167,8 @@ func (s *senderCheck) maintain(ctx context.Context) error {
 	}
 }
 
-// checkTable compares the table with the last state that was written. If they differ, the next
-// syncTable rebuilds the table.
+// checkTable compares the nftables table in the kernel with the last state that was written. If
+// they differ, the next syncTable rebuilds the table.
 func (s *senderCheck) checkTable(ctx context.Context) error {
 	s.write.Lock()
 	defer s.write.Unlock()
@@ -189,8 +195,8 @@ func (s *senderCheck) checkTable(ctx context.Context) error {
 	return err
 }
 
-// sendersDiffer returns the first difference between the elements in the kernel and those that were
-// written.
+// sendersDiffer returns an error that describes the first difference between the set elements in
+// the kernel (have) and those that were written (want), or nil.
 func sendersDiffer(have, want map[string]map[string]bool) error {
 	for _, set := range senderSets {
 		if have[set.Name] == nil {
@@ -203,7 +209,8 @@ func sendersDiffer(have, want map[string]map[string]bool) error {
 	return nil
 }
 
-// listSenders returns the elements of the table's sets, and a digest of its chains and rules.
+// listSenders reads the table SenderTable from the kernel. It returns the elements of its sets by
+// set name, and a digest of its chains and rules.
 func listSenders(ctx context.Context) (elements map[string]map[string]bool, rules string, err error) {
 	raw, err := exec.CommandContext(ctx, "nft", "-j", "list", "table", "bridge", SenderTable).Output()
 	if err != nil {
@@ -212,7 +219,8 @@ func listSenders(ctx context.Context) (elements map[string]map[string]bool, rule
 	return parseSenders(raw)
 }
 
-// parseSenders parses the JSON output of nft for the table.
+// parseSenders parses the JSON output of nft for the table SenderTable, and returns the values that
+// listSenders returns.
 func parseSenders(raw []byte) (elements map[string]map[string]bool, rules string, err error) {
 	var listed struct {
 		Nftables []struct {
@@ -247,7 +255,7 @@ func parseSenders(raw []byte) (elements map[string]map[string]bool, rules string
 	return elements, hex.EncodeToString(digest.Sum(nil)), nil
 }
 
-// repairPorts repairs the bridge's ports, its forwarding entries and the settings of the bridge.
+// repairPorts configures all ports of the wanted pods again, and the settings of the bridge.
 func (s *senderCheck) repairPorts() error {
 	s.mu.Lock()
 	s.loadRecorded()
@@ -260,8 +268,9 @@ func (s *senderCheck) repairPorts() error {
 	return errors.Join(errs...)
 }
 
-// configurePort disables learning on the port and adds a sticky forwarding entry for the pod, which
-// no frame can move to another port. A missing port is not an error.
+// configurePort configures the bridge port of a pod. It adds a sticky forwarding entry for the
+// pod's MAC address, which no frame can move to another port. It disables MAC learning unless the
+// pod is exempt. A missing port is not an error.
 func configurePort(p podPort) error {
 	link, err := netlink.LinkByName(p.Name)
 	if err != nil || link.Attrs().MasterIndex == 0 {
@@ -282,8 +291,8 @@ func configurePort(p podPort) error {
 	return nil
 }
 
-// refuseRedirects makes the bridge ignore ICMP redirects and router advertisements. On the bridge,
-// only pods could send them.
+// refuseRedirects makes the kernel ignore ICMP redirects and router advertisements on Keelson's
+// bridge. Only pods could send them there.
 func refuseRedirects() error {
 	if _, err := netlink.LinkByName(cni.Bridge); err != nil {
 		return nil
@@ -301,7 +310,7 @@ func refuseRedirects() error {
 	return nil
 }
 
-// removeSenders removes the table.
+// removeSenders removes the nftables table SenderTable, and with it the check of all pods.
 func removeSenders(ctx context.Context) error {
 	nft, err := knftables.New(knftables.BridgeFamily, SenderTable)
 	if err != nil {
@@ -318,7 +327,8 @@ func removeSenders(ctx context.Context) error {
 	return nil
 }
 
-// parsePort returns the port that the bridge plugin created, from the result of ADD.
+// parsePort returns the pod's bridge port, its MAC address and its addresses from the bridge
+// plugin's result of ADD. It returns false if the port or the pod's interface is missing.
 func parsePort(res types.Result) (p podPort, ok bool) {
 	result, err := types100.GetResult(res)
 	if err != nil {
@@ -340,8 +350,8 @@ func parsePort(res types.Result) (p podPort, ok bool) {
 	return p, p.Name != "" && p.MAC != ""
 }
 
-// recordedPorts returns the ports of all pods attached to Keelson's own network, by sandbox, from
-// the cache.
+// recordedPorts returns the bridge ports of all pods that libcni's cache records as attached to
+// Keelson's own network, by sandbox ID.
 func (n *Network) recordedPorts() map[string]podPort {
 	out := map[string]podPort{}
 	attached, _ := n.cachedAttachments("") // unreadable records have no port
@@ -370,11 +380,13 @@ func (n *Network) isExempt(namespace string) bool {
 	return slices.Contains(n.cfg.SourceExempt, namespace) || n.checksNoSender()
 }
 
-// checksNoSender reports whether the pods of all namespaces are exempt.
+// checksNoSender reports whether the pods of all namespaces are exempt from the check of source
+// addresses.
 func (n *Network) checksNoSender() bool { return slices.Contains(n.cfg.SourceExempt, "*") }
 
-// checkSender returns once the kernel checks the source addresses of a pod on Keelson's own
-// network. It adds no check if the pod's namespace is exempt.
+// checkSender makes the kernel check the source addresses of a pod that was attached to Keelson's
+// own network. It returns once the check is active. res is the result of ADD. A pod in an exempt
+// namespace may send from any address.
 func (n *Network) checkSender(ctx context.Context, sandbox, namespace string, res types.Result) error {
 	p, ok := parsePort(res)
 	if !ok {
@@ -390,8 +402,9 @@ func (n *Network) checkSender(ctx context.Context, sandbox, namespace string, re
 	return n.senders.addPort(ctx, sandbox, p)
 }
 
-// MaintainSenderCheck maintains the check of source addresses until ctx ends or an error occurs.
-// The rules remain when it returns.
+// MaintainSenderCheck maintains the check of the pods' source addresses until ctx ends or an error
+// occurs. The rules remain in the kernel when it returns. If all namespaces are exempt, it removes
+// the rules.
 func (n *Network) MaintainSenderCheck(ctx context.Context) error {
 	if n.checksNoSender() {
 		if err := removeSenders(ctx); err != nil {

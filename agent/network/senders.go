@@ -18,7 +18,8 @@ const SenderTable = "keelson-senders"
 // senderPriority is lower than that of br_netfilter (0), which passes frames to the IP rules.
 const senderPriority = "-310"
 
-// podPort is the host's end of a pod's veth pair and the addresses from which the pod may send.
+// podPort is a pod's port on Keelson's bridge: the host's end of the pod's veth pair. It includes
+// the addresses from which the pod may send.
 type podPort struct {
 	Name      string // name of the interface
 	MAC       string // MAC address of the pod's end
@@ -27,8 +28,8 @@ type podPort struct {
 	Exempt bool
 }
 
-// linkLocal returns the link-local address that the kernel derives from a MAC address (RFC 4291,
-// appendix A).
+// linkLocal returns the IPv6 link-local address that the kernel derives from a MAC address (RFC
+// 4291, appendix A).
 func linkLocal(text string) (netip.Addr, bool) {
 	mac, err := net.ParseMAC(text)
 	if err != nil || len(mac) != 6 {
@@ -37,8 +38,9 @@ func linkLocal(text string) (netip.Addr, bool) {
 	return netip.AddrFrom16([16]byte{0xfe, 0x80, 8: mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5]}), true
 }
 
-// The sets of the table. Each element is a port's name, followed by an address from which its pod
-// may send.
+// Names of the sets of the table SenderTable. An element of setPorts is the name of a bridge port.
+// Elements of the other sets are the name of a port followed by an address from which its pod may
+// send.
 const (
 	setPorts      = "ports"
 	setMACs       = "macs"
@@ -56,7 +58,7 @@ var senderSets = []knftables.Set{
 	{Name: setTargets, TypeOf: "iifname . @th,64,128"},
 }
 
-// The counters of the table, one per reason for dropping a frame.
+// Names of the counters of the table SenderTable, one per reason for dropping a frame.
 const (
 	dropsMAC     = "other-mac"
 	dropsAddress = "other-address"
@@ -68,7 +70,7 @@ const (
 
 var senderCounters = []string{dropsMAC, dropsAddress, dropsARP, dropsND, dropsRouter, dropsType}
 
-// senderChain is a chain of the table with its rules.
+// senderChain is a chain of the table SenderTable with its rules.
 type senderChain struct {
 	name  string
 	base  bool // a base chain, which the kernel calls for each frame that enters a bridge
@@ -77,9 +79,9 @@ type senderChain struct {
 
 func dropAs(counter string) string { return "counter name " + counter + " drop" }
 
-// senderChains are the chains, ordered so that each chain precedes the rules that refer to it. Only
-// the three EtherTypes that the rules inspect are accepted. Otherwise a VLAN tag with ID 0 could
-// hide a packet from the rules.
+// senderChains are the chains of the table SenderTable. Each chain precedes the rules that refer to
+// it. Only the three EtherTypes that the rules inspect are accepted. Otherwise a VLAN tag with ID 0
+// could hide a packet from the rules.
 var senderChains = []senderChain{
 	{name: "from-arp", rules: []string{
 		"arp htype 1 arp ptype ip arp hlen 6 arp plen 4 iifname . arp saddr ether @" + setMACs + " iifname . arp saddr ip @" +
@@ -110,7 +112,8 @@ var senderChains = []senderChain{
 	{name: "received", base: true, rules: []string{"iifname @" + setPorts + " goto from-pod"}},
 }
 
-// senderElements returns the elements of each set for the pods, with their parts joined by " . ".
+// senderElements returns the elements of each set of SenderTable for the ports. The parts of an
+// element are joined by " . ".
 func senderElements(ports map[string]podPort) map[string]map[string]bool {
 	out := map[string]map[string]bool{}
 	for _, s := range senderSets {
@@ -138,8 +141,8 @@ func senderElements(ports map[string]podPort) map[string]map[string]bool {
 	return out
 }
 
-// buildSenders adds the operations that replace the table, whatever it contains, by the table for
-// the pods. The transaction is atomic: no frame passes unchecked.
+// buildSenders adds to the transaction the operations that replace the table, whatever it contains,
+// by the table for the ports. The transaction is atomic: no frame passes unchecked.
 func buildSenders(tx *knftables.Transaction, ports map[string]podPort) {
 	table := &knftables.Table{Comment: knftables.PtrTo("Keelson: addresses under which pods send")}
 	tx.Add(table) // Delete requires that the table exists
@@ -165,8 +168,8 @@ func buildSenders(tx *knftables.Transaction, ports map[string]podPort) {
 	}
 }
 
-// changeSenders adds the operations that change the elements from one state to another. A port is
-// checked from the moment its name is in the set of ports, which is part of the same transaction.
+// changeSenders adds to the transaction the operations that change the set elements from from to
+// to. A port is checked as soon as its name is in setPorts, which the same transaction changes.
 func changeSenders(tx *knftables.Transaction, from, to map[string]map[string]bool) {
 	for _, s := range senderSets {
 		for _, e := range slices.Sorted(maps.Keys(from[s.Name])) {

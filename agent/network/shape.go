@@ -15,8 +15,8 @@ import (
 	"keelson.dev/keelson/cni"
 )
 
-// checkBandwidthSupport returns an error if the request has a bandwidth limit that the third-party
-// network would not enforce.
+// checkBandwidthSupport returns an error if the request has a bandwidth limit and list, a
+// third-party network, would not enforce it.
 func checkBandwidthSupport(list *libcni.NetworkConfigList, r agent.NetworkRequest) error {
 	if r.Ingress == 0 && r.Egress == 0 || list.Name == cni.Name {
 		return nil
@@ -75,8 +75,8 @@ func limitEgress(path string, rate int64) error {
 	return setRateLimit(h, l, rate)
 }
 
-// Parameters of the token bucket: a packet waits at most a quarter of a second, and the bucket
-// admits a packet of any size.
+// Parameters of the token bucket filter. A packet waits at most a quarter of a second, and the
+// bucket admits a packet of any size.
 const (
 	queueMicros = 250_000
 	minBurst    = 128 << 10 // bytes; segments before segmentation offload have up to 64 KiB

@@ -13,10 +13,11 @@ import (
 	"keelson.dev/keelson/cni"
 )
 
-// tunnelTable is the nftables table for the rules of a tunnel.
+// tunnelTable is the name of the nftables table with the rules for the tunnel, VXLAN or WireGuard.
 const tunnelTable = "keelson-tunnel"
 
-// The chains of the table. The existing chains show which tunnel the rules are for.
+// Names of the chains of tunnelTable. The chains that exist show for which kind of tunnel the rules
+// were made.
 const (
 	chainSource    = "source"    // for VXLAN: masquerading
 	chainEncrypted = "encrypted" // for WireGuard: masquerading
@@ -25,19 +26,22 @@ const (
 	chainForwarded = "forwarded" // drops packets from pods to the VXLAN port of other nodes
 )
 
-// tunnelRules maintains the nftables rules of a tunnel. They masquerade the node's own packets
-// through the tunnel. Replies to another address of the node would not return through the tunnel
-// but over links that may not carry pod addresses. With WireGuard, they drop pod-to-pod packets
-// that arrive over a link, because these are unencrypted and may be forged. With VXLAN, they
-// prevent pods from reaching the tunnel port on any node, because the sender of a VXLAN packet sets
-// its inner source address.
+// tunnelRules maintains the nftables rules of the tunnel to other nodes.
+//
+// They masquerade the node's own packets through the tunnel. Replies to another address of the node
+// would not return through the tunnel but over links that may not carry pod addresses.
+//
+// With WireGuard, the rules drop pod-to-pod packets that arrive over a link, because these are
+// unencrypted and may be forged. With VXLAN, they prevent pods from reaching the tunnel port on any
+// node, because the sender of a VXLAN packet sets its inner source address.
 type tunnelRules struct {
 	nft       knftables.Interface
 	applied   tunnelRuleset
 	checkedAt time.Time // zero: never checked
 }
 
-// tunnelRuleset are the parameters of the rules for a layout. The zero value means no rules.
+// tunnelRuleset contains the parameters of the tunnel's rules for a layout. The zero value means no
+// rules.
 type tunnelRuleset struct {
 	device string // interface of the tunnel
 	pods   string // the cluster's pod ranges, separated by spaces; for the guard
@@ -73,7 +77,7 @@ func (r tunnelRuleset) chainNames() []string {
 	return nil
 }
 
-// syncRules creates, updates or removes the rules.
+// syncRules makes the rules of tunnelTable those for want: it creates, updates or removes them.
 func (s *tunnelRules) syncRules(ctx context.Context, want tunnelRuleset) error {
 	known := !s.checkedAt.IsZero() && s.applied == want
 	if known && (want == tunnelRuleset{} || time.Since(s.checkedAt) < sourceEvery) {
@@ -96,8 +100,8 @@ func (s *tunnelRules) syncRules(ctx context.Context, want tunnelRuleset) error {
 		chains = nil // the table does not exist
 	}
 	slices.Sort(chains)
-	// Chain names do not show the ranges. The rules of an earlier agent process are therefore
-	// rewritten.
+	// The names of the chains do not show the address ranges. The rules of an earlier agent process
+	// are therefore rewritten.
 	if same := slices.Equal(chains, want.chainNames()); !same || want.pods+want.ends != "" && !known {
 		if err := s.nft.Run(ctx, s.buildTransaction(want)); err != nil {
 			return fmt.Errorf("rules of the tunnel: %w", err)
@@ -145,8 +149,8 @@ func (s *tunnelRules) buildTransaction(want tunnelRuleset) *knftables.Transactio
 	return tx
 }
 
-// closeTunnel adds the rules that prevent pods from reaching the tunnel port. They apply after
-// Service rules have changed the destination.
+// closeTunnel adds rules that drop packets from pods to the VXLAN port of any node. They apply
+// after Service rules have changed the destination.
 func (s *tunnelRules) closeTunnel(tx *knftables.Transaction, want tunnelRuleset,
 	chain func(string, knftables.BaseChainType, knftables.BaseChainHook, knftables.BaseChainPriority)) {
 	from := fmt.Sprintf("iifname %s udp dport %d", cni.Bridge, tunnelPort)

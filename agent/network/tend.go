@@ -16,7 +16,7 @@ import (
 	"keelson.dev/keelson/cni"
 )
 
-// recordAttached records whether a sandbox is attached by this process.
+// recordAttached records whether the sandbox id is attached, or is being attached, by this process.
 func (n *Network) recordAttached(id string, attached bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -27,14 +27,15 @@ func (n *Network) recordAttached(id string, attached bool) {
 	}
 }
 
-// cachedAttachment is the configuration and the arguments with which a sandbox was attached.
+// cachedAttachment is the CNI configuration and the runtime arguments with which a sandbox was
+// attached, from libcni's cache.
 type cachedAttachment struct {
 	list *libcni.NetworkConfigList
 	rt   *libcni.RuntimeConf
 }
 
-// cachedAttachments returns the attachments of a sandbox from libcni's cache. An empty id selects
-// all sandboxes.
+// cachedAttachments returns the attachments of the sandbox id from libcni's cache. An empty id
+// selects all sandboxes.
 func (n *Network) cachedAttachments(id string) ([]cachedAttachment, error) {
 	cached, err := n.cni.GetCachedAttachments(id)
 	if err != nil {
@@ -54,7 +55,8 @@ func (n *Network) cachedAttachments(id string) ([]cachedAttachment, error) {
 	return out, errors.Join(errs...)
 }
 
-// Check verifies an attachment with the configuration that created it.
+// Check calls the CNI verb CHECK with the configuration that attached the sandbox. It returns an
+// error if the attachment is damaged.
 func (n *Network) Check(ctx context.Context, r agent.NetworkRequest) error {
 	ctx, cancel := n.withDeadline(ctx, "CHECK")
 	defer cancel()
@@ -78,8 +80,8 @@ func (n *Network) Check(ctx context.Context, r agent.NetworkRequest) error {
 	return errors.Join(errs...)
 }
 
-// lacksCheckVerb reports whether a configuration's CNI version is older than the CHECK verb. libcni
-// returns an error for such a version.
+// lacksCheckVerb reports whether the configuration's CNI version is older than the verb CHECK.
+// libcni returns an error for such a version.
 func lacksCheckVerb(list *libcni.NetworkConfigList) bool {
 	switch list.CNIVersion {
 	case "", "0.1.0", "0.2.0", "0.3.0", "0.3.1":
@@ -88,8 +90,9 @@ func lacksCheckVerb(list *libcni.NetworkConfigList) bool {
 	return false
 }
 
-// Del detaches the sandbox with the cached configuration of its attachment. If the cache has none,
-// an agent may have crashed during ADD; DEL is then called with the active configuration.
+// Del detaches the sandbox with the CNI verb DEL and the cached configuration of its attachment. If
+// the cache has no attachment, an agent may have crashed during ADD. DEL is then called with the
+// active configuration.
 func (n *Network) Del(ctx context.Context, r agent.NetworkRequest) (err error) {
 	ctx, cancel := n.withDeadline(ctx, "DEL")
 	defer cancel()
@@ -125,10 +128,11 @@ func (n *Network) Del(ctx context.Context, r agent.NetworkRequest) (err error) {
 }
 
 // GC releases the attachments of sandboxes that are neither in keep nor attached by this process.
-// It calls DEL for sandboxes in the cache and for those that hold an address of Keelson's own
-// network, because the bridge and host-local plugins have no GC verb. It then removes unrecorded
-// ports of Keelson's bridge, which also removes the sandbox's end, and calls the GC verb of the
-// plugins. This last step is skipped while a sandbox is being attached.
+// It calls DEL for such sandboxes in libcni's cache, and for those that hold an address of
+// Keelson's own network. The latter is necessary because the bridge and host-local plugins have no
+// GC verb. It then removes unrecorded ports of Keelson's bridge, which also removes the other end
+// of the veth pair. Finally it calls the GC verb of the plugins. The last two steps are skipped
+// while a sandbox is being attached.
 func (n *Network) GC(ctx context.Context, keep []string) error {
 	var errs []error
 	attached, err := n.cni.GetCachedAttachments("")
@@ -164,7 +168,9 @@ func (n *Network) keptSandboxes(keep []string) map[string]bool {
 	return wanted
 }
 
-// collectGarbage removes unused ports and calls the GC verb of the active configuration's plugins.
+// collectGarbage removes bridge ports without a sandbox, and calls the GC verb of the active
+// configuration's plugins. keep are the IDs of existing sandboxes. It does nothing while a sandbox
+// is being attached.
 func (n *Network) collectGarbage(ctx context.Context, keep []string) error {
 	if !n.adding.TryLock() {
 		return nil
@@ -190,8 +196,8 @@ func (n *Network) collectByPlugins(ctx context.Context, keep []string) error {
 	return nil
 }
 
-// addressHolders returns the sandboxes that hold an address of Keelson's own network. The IPAM
-// plugin stores one file per address, with the sandbox's ID in its first line.
+// addressHolders returns the IDs of the sandboxes that hold an address of Keelson's own network.
+// The IPAM plugin stores one file per address, with the sandbox's ID in its first line.
 func (n *Network) addressHolders() map[string]bool {
 	out := map[string]bool{}
 	files, err := filepath.Glob(filepath.Join(n.ipamDir(), cni.Name, "*"))

@@ -12,10 +12,10 @@ import (
 	"keelson.dev/keelson/cni"
 )
 
-// watchKernel subscribes to kernel events until ctx ends. It signals damage when something that
-// Routes maintains or depends on has changed. All subscriptions exist when it returns. cut is
-// signaled when a subscription ends, for example because events were lost; the caller must then
-// sync and subscribe again.
+// watchKernel subscribes to kernel events about links, routes and neighbors until ctx ends. It
+// signals damage when an object that Routes maintains or depends on has changed. All subscriptions
+// exist when it returns. cut is signaled when a subscription ends, for example because events were
+// lost. The caller must then sync and subscribe again.
 func (r *Routes) watchKernel(ctx context.Context, damage chan<- struct{}) (cut <-chan struct{}, err error) {
 	ended := make(chan struct{}, 1)
 	routes, links := make(chan netlink.RouteUpdate, 64), make(chan netlink.LinkUpdate, 64)
@@ -42,7 +42,8 @@ func (r *Routes) watchKernel(ctx context.Context, damage chan<- struct{}) (cut <
 	return ended, nil
 }
 
-// forwardUpdates reads a subscription to its end and signals damage for each relevant update.
+// forwardUpdates reads the updates of a subscription until it ends, and signals damage for each
+// update for which concerns returns true.
 func forwardUpdates[T any](from <-chan T, concerns func(T) bool, damage chan<- struct{}) {
 	for u := range from {
 		if concerns(u) {
@@ -72,7 +73,8 @@ func (r *Routes) concernsRoute(u netlink.RouteUpdate) bool {
 	return wanted
 }
 
-// concernsLink reports whether a link event is relevant. It ignores the ports of pods.
+// concernsLink reports whether a link event may require a sync of the routes. It ignores the bridge
+// ports of pods.
 func (r *Routes) concernsLink(u netlink.LinkUpdate) bool {
 	name := u.Attrs().Name
 	if name == tunnelName || name == wireguardName || name == cni.Bridge {
@@ -82,9 +84,10 @@ func (r *Routes) concernsLink(u netlink.LinkUpdate) bool {
 	return l != nil && l.links[name]
 }
 
-// concernsNeighbour reports whether a neighbor event is relevant. Tunnel entries are permanent;
-// others expire by themselves. The kernel reports a removed entry as failed, whatever its state
-// was, so removed tunnel entries are identified by a peer's address.
+// concernsNeighbour reports whether a neighbor event may require a sync of the routes. Neighbor
+// entries of the tunnel are permanent; other entries expire by themselves. The kernel reports a
+// removed entry as failed, whatever its state was, so removed tunnel entries are identified by a
+// peer's address.
 func (r *Routes) concernsNeighbour(u netlink.NeighUpdate) bool {
 	if u.State&netlink.NUD_PERMANENT != 0 {
 		return true

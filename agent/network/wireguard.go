@@ -15,8 +15,8 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
 
-// CheckWireGuard returns nil if this machine supports WireGuard. Otherwise its error states the
-// reason and the remedy.
+// CheckWireGuard returns nil if this machine supports WireGuard. Otherwise it returns an error with
+// the reason and a remedy.
 func CheckWireGuard() error {
 	if have, err := findLink(wireguardName); err == nil && have != nil && have.Type() == kindWireGuard {
 		return nil
@@ -38,7 +38,7 @@ func CheckWireGuard() error {
 
 const kindWireGuard = "wireguard"
 
-// findLink returns the named interface, or nil if it does not exist.
+// findLink returns the network interface name, or nil without an error if it does not exist.
 func findLink(name string) (netlink.Link, error) {
 	l, err := netlink.LinkByName(name)
 	if _, absent := errors.AsType[netlink.LinkNotFoundError](err); absent {
@@ -58,9 +58,9 @@ func removeLink(l netlink.Link) error {
 	return nil
 }
 
-// installWireGuard creates or updates this node's end of the encrypted tunnel. It removes the
-// tunnel if want is nil. The returned index is 0 if the interface does not exist. It may be valid
-// although an error is returned.
+// installWireGuard creates or updates this node's WireGuard interface and returns its interface
+// index. If want is nil, it removes the interface. The index is 0 if the interface does not exist.
+// It may be valid although an error is returned.
 func installWireGuard(want *WireGuard) (index int, err error) {
 	have, err := findLink(wireguardName)
 	if err != nil {
@@ -110,7 +110,7 @@ func explainPortInUse(err error, port int) error {
 	return err
 }
 
-// configureWireGuard sets the keys and peers of the tunnel.
+// configureWireGuard sets the private key, the port and the peers of the WireGuard interface.
 func configureWireGuard(want *WireGuard) error {
 	c, err := wgctrl.New()
 	if err != nil {
@@ -137,9 +137,9 @@ func configureWireGuard(want *WireGuard) error {
 	return nil
 }
 
-// wireGuardChanges returns the changes that bring a device to the wanted state; same reports that
-// none exist. Removed peers precede others, because their allowed ranges may move to another
-// peer. It is pure.
+// wireGuardChanges returns the configuration changes that bring the WireGuard device have to the
+// wanted state. same reports that no change is needed. Removed peers precede others, because their
+// allowed ranges may move to another peer. It is pure.
 func wireGuardChanges(have *wgtypes.Device, want *WireGuard) (cfg wgtypes.Config, same bool) {
 	same = true
 	if have.PrivateKey.PublicKey() != want.Key.PublicKey() { // compare public keys, because the kernel clamps the private key
