@@ -5,9 +5,10 @@ import (
 	"slices"
 )
 
-// frontendClaims lists, for each frontend, the Ports that use it, in the order of precedence.
-// Anybody may set any address as an external IP. An address that the cluster assigned to a Service
-// therefore takes precedence over external IPs; among equal claims, the lowest Port ID does.
+// frontendClaims maps each frontend to the Ports (Service ports) that claim it, in order of
+// precedence. Every user who can write Services may set any address as an external IP. A claim by
+// an address that the cluster assigned to a Service therefore precedes claims by external IPs.
+// Among equal claims, the lowest Port ID precedes.
 type frontendClaims map[Frontend][]frontendClaim
 
 type frontendClaim struct {
@@ -25,7 +26,7 @@ func (c frontendClaim) compareClaims(d frontendClaim) int {
 	return cmp.Or(cmp.Compare(class(c), class(d)), cmp.Compare(c.id, d.id))
 }
 
-// updateClaims replaces the claims of the old state of a Port with those of its new state. It adds
+// updateClaims replaces the claims of old, the previous state of a Port, by those of now. It adds
 // to touched the IDs of other Ports that gain or lose a frontend. old and now may be nil.
 func (c frontendClaims) updateClaims(old, now *Port, touched map[string]struct{}) {
 	if old != nil && now != nil && slices.Equal(old.Internal, now.Internal) && slices.Equal(old.External, now.External) {
@@ -65,7 +66,8 @@ func (c frontendClaims) updateClaims(old, now *Port, touched map[string]struct{}
 	})
 }
 
-// grantedPort returns the Port with only the frontends at which its claim has precedence.
+// grantedPort returns a copy of the Port that has only the frontends at which its claim has
+// precedence.
 func (c frontendClaims) grantedPort(p *Port) *Port {
 	if p == nil {
 		return nil

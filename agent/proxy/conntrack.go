@@ -11,14 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The kernel may hold hundreds of thousands of flows. They are inspected during the dump, and stale
-// flows are collected and deleted in rounds.
+// Limits for deleting conntrack entries. The kernel may hold hundreds of thousands of them. They
+// are inspected during the dump, and stale entries are collected and deleted in rounds.
 const (
 	flowsPerRound = 1024
 	sweepRounds   = 64
 )
 
-// deleteStaleFlows deletes the stale flows of the current network namespace.
+// deleteStaleFlows deletes the conntrack entries of the stale flows that s selects, in the current
+// network namespace.
 func deleteStaleFlows(s staleFlows) error {
 	families := map[uint8]bool{}
 	for at := range s.servers {
@@ -56,8 +57,8 @@ func (s staleFlows) deleteFamily(family uint8) error {
 	return nil // the table changes faster than it can be read; the flows of the first rounds are deleted
 }
 
-// findStaleFlows collects stale flows in the kernel's encoding. more reports that further flows may
-// be stale.
+// findStaleFlows returns the stale flows of an address family, in the kernel's encoding of
+// conntrack entries. more reports that it stopped early, so that further flows may be stale.
 func (s staleFlows) findStaleFlows(family uint8) (found [][]byte, more bool, err error) {
 	err = conntrackRequest(family, nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP).ExecuteIter(unix.NETLINK_NETFILTER, 0,
 		func(m []byte) bool {
@@ -83,7 +84,8 @@ func conntrackRequest(family uint8, operation, flags int) *nl.NetlinkRequest {
 	return r
 }
 
-// udpFlow returns the original destination of a UDP flow and the source of its replies.
+// udpFlow parses a conntrack entry. It returns the original destination of a UDP flow and the
+// source of the replies. ok is false if the entry is not for UDP.
 func udpFlow(flow []byte) (to, answers netip.AddrPort, ok bool) {
 	tuples := netlinkAttributes(flow)
 	_, to, okTo := udpTuple(tuples[nl.CTA_TUPLE_ORIG])
@@ -91,7 +93,8 @@ func udpFlow(flow []byte) (to, answers netip.AddrPort, ok bool) {
 	return to, answers, okTo && okAnswers
 }
 
-// udpTuple parses one direction of a UDP flow.
+// udpTuple parses one direction (tuple) of a conntrack entry. It returns false if the entry is not
+// for UDP.
 func udpTuple(tuple []byte) (source, destination netip.AddrPort, ok bool) {
 	parts := netlinkAttributes(tuple)
 	ips, proto := netlinkAttributes(parts[nl.CTA_TUPLE_IP]), netlinkAttributes(parts[nl.CTA_TUPLE_PROTO])

@@ -8,18 +8,20 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// candidate is an endpoint and the hints that concern this node.
+// candidate is an endpoint of a Service, with its topology hints that concern this node.
 type candidate struct {
 	Backend
 	hintsNodes, forNode bool // there are node hints; they name this node
 	hintsZones, forZone bool // there are zone hints; they name this node's zone
 }
 
-// candidates are the usable endpoints of one port. Terminating endpoints that still serve receive
-// traffic only if no endpoint is ready.
+// candidates are the usable endpoints of one Service port. Terminating endpoints that still serve
+// receive traffic only if no endpoint is ready.
 type candidates struct{ ready, terminating []candidate }
 
-// findCandidates returns the endpoints of a port in one address family, as seen from a location.
+// findCandidates returns the endpoints of the Service port portName in one address family. parts
+// are the Service's EndpointSlices. The location at determines which endpoints are local and which
+// hints match.
 func findCandidates(portName string, parts map[string]*discoveryv1.EndpointSlice, v6 bool, at Location) candidates {
 	var out candidates
 	family := discoveryv1.AddressTypeIPv4
@@ -62,8 +64,8 @@ func isSpecialAddress(ip netip.Addr) bool {
 	return ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsMulticast() || ip.IsUnspecified() || ip.Is4In6()
 }
 
-// slicePort returns the port number of a Service port in a slice, or 0 if the slice does not have
-// the port.
+// slicePort returns the endpoints' port number for the Service port name in an EndpointSlice, or 0
+// if the slice does not have that port.
 func slicePort(name string, s *discoveryv1.EndpointSlice) int32 {
 	var port int32
 	for _, p := range s.Ports {
@@ -103,7 +105,8 @@ func (c candidates) localBackends() []Backend {
 	return distinctBackends(localCandidates(c.terminating))
 }
 
-// servingBackends returns all ready and terminating endpoints.
+// servingBackends returns all endpoints that can serve traffic: the ready and the terminating
+// endpoints.
 func (c candidates) servingBackends() []Backend {
 	return distinctBackends(slices.Concat(c.ready, c.terminating))
 }
@@ -141,7 +144,7 @@ func filterCandidates(all []candidate, wanted func(candidate) bool) []candidate 
 	return out
 }
 
-// distinctBackends returns the backends in order, without duplicates.
+// distinctBackends returns the backends sorted and without duplicates.
 func distinctBackends(all []candidate) []Backend {
 	out := make([]Backend, 0, len(all))
 	for _, c := range all {

@@ -20,7 +20,8 @@ type StaleFlowCleaner struct {
 	changed chan struct{}
 }
 
-// NewStaleFlowCleaner returns a cleaner without frontends.
+// NewStaleFlowCleaner returns a cleaner that watches no frontends yet. The Proxy reports changed
+// rules to it.
 func NewStaleFlowCleaner() *StaleFlowCleaner {
 	return &StaleFlowCleaner{current: udpServers{}, removed: udpServers{}, changed: make(chan struct{}, 1)}
 }
@@ -29,7 +30,7 @@ func NewStaleFlowCleaner() *StaleFlowCleaner {
 // and a port; a node port has the unspecified address.
 type udpServers map[netip.AddrPort]map[netip.AddrPort]bool
 
-// addPort adds the frontends and endpoints of a UDP Port.
+// addPort adds the UDP frontends of a Port, with the endpoints that may answer them.
 func (p udpServers) addPort(port *Port) {
 	serving := make(map[netip.AddrPort]bool, len(port.Serving))
 	for _, b := range port.Serving {
@@ -40,7 +41,7 @@ func (p udpServers) addPort(port *Port) {
 	}
 }
 
-// frontendAddrs returns the addresses and ports of all frontends of a Port.
+// frontendAddrs returns the address and port of each frontend of a Port.
 func frontendAddrs(p *Port) []netip.AddrPort {
 	var out []netip.AddrPort
 	for _, list := range [][]Frontend{p.Internal, p.External} {
@@ -51,7 +52,8 @@ func frontendAddrs(p *Port) []netip.AddrPort {
 	return out
 }
 
-// rulesChanged records changes of the Service rules.
+// rulesChanged records which UDP frontends and endpoints the changes of Service rules affect, and
+// wakes Run.
 func (f *StaleFlowCleaner) rulesChanged(changes []Change) {
 	news := false
 	f.mu.Lock()
@@ -104,7 +106,8 @@ func (f *StaleFlowCleaner) Run(ctx context.Context) error {
 	}
 }
 
-// deleteStale deletes the stale flows that the kernel currently holds.
+// deleteStale deletes the conntrack entries of UDP flows to recorded frontends that none of their
+// current endpoints answers.
 func (f *StaleFlowCleaner) deleteStale() error {
 	f.mu.Lock()
 	gone := f.removed
@@ -136,8 +139,8 @@ func deleteFlows(p udpServers) error {
 	return nil
 }
 
-// interfaceAddresses returns the addresses at which node ports are served: all interface addresses
-// except loopback.
+// interfaceAddresses returns the addresses at which the node serves node ports: all addresses of
+// its interfaces except loopback.
 func interfaceAddresses() (map[netip.Addr]bool, error) {
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {
@@ -152,7 +155,7 @@ func interfaceAddresses() (map[netip.Addr]bool, error) {
 	return out, nil
 }
 
-// staleFlows finds the flows to a frontend that are not answered by one of its endpoints.
+// staleFlows selects the UDP flows to a frontend that none of its endpoints answers.
 type staleFlows struct {
 	servers       udpServers
 	nodeAddresses map[netip.Addr]bool

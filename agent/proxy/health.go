@@ -32,7 +32,7 @@ type HealthChecks struct {
 	listen  func(port int32) (net.Listener, error) // nil: listen on all addresses of the node
 }
 
-// NewHealthChecks returns HealthChecks without Services.
+// NewHealthChecks returns HealthChecks that serve no port yet. log may be nil.
 func NewHealthChecks(log *slog.Logger) *HealthChecks {
 	return &HealthChecks{Log: log, changed: make(chan struct{}, 1)}
 }
@@ -54,8 +54,8 @@ type serviceHealth struct {
 	LocalEndpoints int `json:"localEndpoints"`
 }
 
-// computeHealth returns the response for a Service. ok is false if the Service has no health check
-// node port.
+// computeHealth returns the health check response of the Service s on this node. parts are its
+// EndpointSlices. ok is false if the Service has no health check node port.
 func computeHealth(s *v1.Service, parts map[string]*discoveryv1.EndpointSlice, node string) (h serviceHealth, ok bool) {
 	h.port = s.Spec.HealthCheckNodePort
 	if h.port == 0 || s.Spec.Type != v1.ServiceTypeLoadBalancer ||
@@ -80,8 +80,8 @@ func computeHealth(s *v1.Service, parts map[string]*discoveryv1.EndpointSlice, n
 	return h, true
 }
 
-// setHealth replaces the responses of all Services. If two Services have the same port, the first
-// one by namespace and name is served.
+// setHealth replaces the health check responses of all Services by of. If two Services have the
+// same health check port, the first Service by namespace and name is served.
 func (c *HealthChecks) setHealth(of map[types.NamespacedName]serviceHealth) {
 	want := make(map[int32]serviceHealth, len(of))
 	for _, h := range of {
@@ -126,7 +126,8 @@ func (c *HealthChecks) Run(ctx context.Context) error {
 	}
 }
 
-// syncPorts opens and closes ports and updates their responses.
+// syncPorts makes open the health check ports in want: it opens and closes listeners and updates
+// their responses.
 func (c *HealthChecks) syncPorts(open map[int32]*healthPort, want map[int32]serviceHealth) {
 	for port, p := range open {
 		if _, ok := want[port]; !ok {
@@ -151,7 +152,7 @@ func (c *HealthChecks) syncPorts(open map[int32]*healthPort, want map[int32]serv
 	}
 }
 
-// healthPort is one open health check port.
+// healthPort is an HTTP server at the health check node port of one Service.
 type healthPort struct {
 	health atomic.Pointer[serviceHealth]
 	server *http.Server

@@ -15,11 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// iptables writes rules with iptables-restore. All rules are in chains named KEELSON-*, to which
-// the built-in chains jump.
+// iptables is the Writer of mode iptables, which writes rules with iptables-restore. All rules are
+// in chains named KEELSON-*, to which the built-in chains jump.
 type iptables struct{ tables []*iptFamily }
 
-// iptFamily holds the rules of one address family.
+// iptFamily holds the iptables rules of one address family.
 type iptFamily struct {
 	family
 	base       Base
@@ -58,7 +58,7 @@ func runProgram(ctx context.Context, input, program string, args ...string) (str
 	return out.String(), nil
 }
 
-// limitedBuffer discards everything beyond maxOutput bytes.
+// limitedBuffer is a buffer that discards everything beyond maxOutput bytes.
 type limitedBuffer struct{ bytes.Buffer }
 
 func (l *limitedBuffer) Write(p []byte) (int, error) {
@@ -76,7 +76,8 @@ func (f family) programName(suffix string) string {
 	return "iptables" + suffix
 }
 
-// Check implements Writer.
+// Check returns an error with a remedy if this machine lacks the iptables programs or kernel
+// support. It implements Writer.
 func (w *iptables) Check(context.Context) error {
 	for _, p := range []string{"iptables", "iptables-save", "iptables-restore"} {
 		if _, err := exec.LookPath(p); err != nil {
@@ -90,7 +91,8 @@ func (w *iptables) Check(context.Context) error {
 // written.
 var iptTables = []string{"mangle", "nat", "filter"}
 
-// Sync implements Writer.
+// Sync replaces all of Keelson's iptables rules by those for the base and the ports. It implements
+// Writer.
 func (w *iptables) Sync(ctx context.Context, base Base, ports iter.Seq[*Port]) error {
 	for _, t := range w.tables {
 		needed := t.isNeeded(base)
@@ -144,7 +146,8 @@ func (t *iptFamily) syncFamily(ctx context.Context, base Base, ports iter.Seq[*P
 	return nil
 }
 
-// addPort renders a Port into a set of chains, counts its hairpin pods and records the Port.
+// addPort adds the rules of a Port to the rule set into. It also counts the local pods that may
+// reach themselves through the Port (hairpin), and records the Port.
 func (t *iptFamily) addPort(into iptRules, p *Port) {
 	for _, ip := range t.addPortRules(into, p) {
 		t.hairpin[ip]++
@@ -156,8 +159,8 @@ func (t *iptFamily) addPort(into iptRules, p *Port) {
 	t.services[service][p.ID] = p
 }
 
-// removePort renders a Port into the set of chains to be replaced or deleted and removes the Port's
-// record.
+// removePort adds the rules of a Port to the rule set into, which contains the rules to be replaced
+// or deleted. It also removes the record of the Port and of its hairpin pods.
 func (t *iptFamily) removePort(into iptRules, p *Port) {
 	for _, ip := range t.addPortRules(into, p) {
 		if t.hairpin[ip]--; t.hairpin[ip] == 0 {
@@ -170,13 +173,13 @@ func (t *iptFamily) removePort(into iptRules, p *Port) {
 	}
 }
 
-// addService renders the rules that the Ports of a Service share.
+// addService adds to the rule set into the rules that the Ports of a Service share.
 func (t *iptFamily) addService(into iptRules, service string) {
 	addServiceRules(into, service, slices.Collect(maps.Values(t.services[service])))
 }
 
-// readRules returns the rules of Keelson's chains, and the jumps to them from built-in chains, by
-// "table chain".
+// readRules reads from the kernel the rules of Keelson's chains, and the jumps to them from
+// built-in chains. Keys of the result have the form "TABLE CHAIN".
 func (t *iptFamily) readRules(ctx context.Context) (map[string][]string, error) {
 	out := map[string][]string{}
 	for _, table := range iptTables {
@@ -203,7 +206,8 @@ func (t *iptFamily) readRules(ctx context.Context) (map[string][]string, error) 
 	return out, nil
 }
 
-// Apply implements Writer.
+// Apply changes the iptables rules of the changed Ports, in one call of iptables-restore per
+// address family. It implements Writer.
 func (w *iptables) Apply(ctx context.Context, changes []Change) error {
 	for _, t := range w.tables {
 		mine := t.familyChanges(changes)
@@ -228,7 +232,7 @@ func (w *iptables) Apply(ctx context.Context, changes []Change) error {
 	return nil
 }
 
-// changeInput returns the input for iptables-restore that applies the changes.
+// changeInput returns the input for iptables-restore that makes the changes.
 func (t *iptFamily) changeInput(changes []Change) string {
 	before := maps.Clone(t.hairpin)
 	old, now := iptRules{}, iptRules{}
@@ -271,8 +275,9 @@ func (t *iptFamily) changeInput(changes []Change) string {
 	return b.String()
 }
 
-// changeTable writes the part of one table. In chains that several Ports share, it adds and deletes
-// single rules. The chains of a single Port are replaced as a whole.
+// changeTable writes to b the input for iptables-restore that changes one table from the rules old
+// to now. In chains that several Ports share, it adds and deletes single rules. The chains of a
+// single Port are replaced as a whole.
 func (t *iptFamily) changeTable(b *strings.Builder, table string, old, now iptRules) {
 	var heads, drops, adds, gone []string
 	setOf := func(rules []string) map[string]bool {
@@ -334,9 +339,10 @@ func (t *iptFamily) changeTable(b *strings.Builder, table string, old, now iptRu
 	b.WriteString("COMMIT\n")
 }
 
-// Intact implements Writer. It counts the rules of each chain. The rules of a chain that was not
-// written since the last check must also equal those of that check. They cannot be compared with
-// the written text, because iptables-save prints them differently.
+// Intact reports whether the kernel still has the rules that were written. It counts the rules of
+// each chain. The rules of a chain that was not written since the last check must also equal those
+// of that check. They cannot be compared with the written text, because iptables-save prints them
+// differently. It implements Writer.
 func (w *iptables) Intact(ctx context.Context) (bool, error) {
 	for _, t := range w.tables {
 		if !t.built {
@@ -363,7 +369,7 @@ func (w *iptables) Intact(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-// Clean implements Writer.
+// Clean removes all of Keelson's iptables rules and chains. It implements Writer.
 func (w *iptables) Clean(ctx context.Context) error {
 	var errs []error
 	for _, t := range w.tables {

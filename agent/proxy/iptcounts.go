@@ -33,14 +33,15 @@ func (w *iptables) Counts(ctx context.Context) (Counts, error) {
 	return out, nil
 }
 
-// portAnywhere is a port of a Service at all of its external addresses.
+// portAnywhere is a port at all external addresses of a Service.
 type portAnywhere struct {
 	chain string // chain of the Service (chainAddress)
 	proto string
 	port  int32
 }
 
-// firstAddresses returns the first external address of each port.
+// firstAddresses returns the first external address of the Service for each portAnywhere. A rule
+// for all addresses is counted there.
 func (t *iptFamily) firstAddresses() map[portAnywhere]netip.Addr {
 	out := map[portAnywhere]netip.Addr{}
 	for service, ports := range t.services {
@@ -55,8 +56,9 @@ func (t *iptFamily) firstAddresses() map[portAnywhere]netip.Addr {
 	return out
 }
 
-// parseCounter parses a rule with its counters: [packets:bytes] -A KEELSON-SERVICES -d IP/32 -p tcp
-// -m tcp --dport N -j ...
+// parseCounter parses a line of iptables-save with counters: [packets:bytes] -A KEELSON-SERVICES -d
+// IP/32 -p tcp -m tcp --dport N -j ... It returns the frontend of the rule and its packet count.
+// first contains the addresses of rules for all addresses.
 func (f family) parseCounter(line string, first map[portAnywhere]netip.Addr) (at Frontend, n uint64, ok bool) {
 	words := strings.Fields(line)
 	if len(words) < 3 || words[1] != "-A" || words[len(words)-1] == "RETURN" {

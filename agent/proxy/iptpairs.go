@@ -23,14 +23,15 @@ func (p *Port) serviceName() string {
 	return name
 }
 
-// frontendRule is an external frontend and the end of its rule: comment and target.
+// frontendRule is an external frontend with the part of its iptables rule that follows the match:
+// comment and target.
 type frontendRule struct {
 	frontend Frontend
 	target   string
 }
 
-// addServiceRules renders the rules that the Ports of a Service share: external addresses and
-// source ranges. It is pure.
+// addServiceRules adds to the rule set into the rules that the Ports of a Service share: rules for
+// its external addresses and its source ranges. It is pure.
 func addServiceRules(into iptRules, service string, ports []*Port) {
 	slices.SortFunc(ports, func(a, b *Port) int { return strings.Compare(a.ID, b.ID) })
 	var dispatched, refused, guarded []frontendRule
@@ -65,9 +66,9 @@ func addServiceRules(into iptRules, service string, ports []*Port) {
 
 func commentMatch(name string) string { return ` -m comment --comment "` + sanitizeComment(name) + `"` }
 
-// iptExternalTargets returns the chain that serves external traffic, or "" if no endpoint serves
-// it. It also returns the target that rejects traffic that this node does not serve, or "" if this
-// node serves all of it.
+// iptExternalTargets returns the chain that serves external traffic to the Port, or "" if no
+// endpoint serves it. refusal is the iptables target for traffic that this node does not serve, or
+// "" if this node serves all of it.
 func (p *Port) iptExternalTargets() (chain, refusal string) {
 	chain = "KEELSON-EXT-" + p.ID
 	switch {
@@ -79,7 +80,8 @@ func (p *Port) iptExternalTargets() (chain, refusal string) {
 	return chain, ""
 }
 
-// iptRefusal returns the iptables target for a verdict of mode nftables.
+// iptRefusal returns the iptables target for traffic without a backend. verdict is the equivalent
+// nftables verdict.
 func iptRefusal(verdict string) string {
 	if verdict == "goto "+chainSilent {
 		return "DROP"
@@ -87,15 +89,16 @@ func iptRefusal(verdict string) string {
 	return chainDeny
 }
 
-// addressGroup is a group of external addresses with the same ports of a Service.
+// addressGroup is a group of external addresses of a Service that serve the same ports.
 type addressGroup struct {
 	addresses []netip.Addr
 	ports     []frontendRule // ports of the first address
 }
 
-// ruleCosts returns the number of rules of a group in each of three forms: a rule for each pair; a
-// chain with the group's ports; a chain that excludes the missing ports and jumps to the Service's
-// chain with all ports.
+// ruleCosts returns the number of iptables rules that a group of addresses requires in each of
+// three forms. direct is for a rule per pair of address and port. own is for a chain with the
+// group's ports. whole is for a chain that excludes the ports that the group lacks, and jumps to
+// the chain with all ports of the Service.
 func (g *addressGroup) ruleCosts(ports int) (direct, own, whole int) {
 	a, n := len(g.addresses), len(g.ports)
 	whole = a
@@ -105,10 +108,12 @@ func (g *addressGroup) ruleCosts(ports int) (direct, own, whole int) {
 	return a * n, a + n, whole
 }
 
-// addPairRules adds rules to a shared chain for the frontends of a Service. If all addresses have
-// all ports, the number of rules is at most the sum of addresses and ports. Another Service or the
-// cluster may hold some pairs. Addresses that lack ports are therefore grouped by their remaining
-// ports, and each group takes the form with the fewest rules.
+// addPairRules adds rules to the chain shared of a table for the external frontends all of a
+// Service. If all addresses have all ports, the number of rules is at most the sum of addresses and
+// ports.
+//
+// Other Services or the cluster may hold some pairs of address and port. Addresses that lack ports
+// are therefore grouped by their remaining ports. Each group takes the form with the fewest rules.
 func (r iptRules) addPairRules(table, shared, service string, all []frontendRule) {
 	groups, ports := groupAddresses(all)
 	port := func(chain string, p frontendRule, to string) {
@@ -163,8 +168,8 @@ func hexNumber(i int) string {
 	return string([]byte{digits[i>>12&15], digits[i>>8&15], digits[i>>4&15], digits[i&15]})
 }
 
-// groupAddresses groups the addresses of frontends by their ports. It returns the groups in the
-// order of their first address, and all ports in order.
+// groupAddresses groups the external addresses of frontends by their ports. It returns the groups
+// in the order of their first address, and all ports in order.
 func groupAddresses(all []frontendRule) (groups []*addressGroup, ports []frontendRule) {
 	byPort := func(a, b frontendRule) int {
 		return cmp.Or(strings.Compare(a.frontend.Proto, b.frontend.Proto), cmp.Compare(a.frontend.Port, b.frontend.Port))
@@ -196,7 +201,7 @@ func groupAddresses(all []frontendRule) (groups []*addressGroup, ports []fronten
 	return groups, ports
 }
 
-// missingPorts returns the ports that a group lacks. Both lists are sorted.
+// missingPorts returns the elements of ports that are not in has. Both lists are sorted.
 func missingPorts(ports, has []frontendRule) (out []frontendRule) {
 	for _, p := range ports {
 		if len(has) > 0 && has[0].frontend.Proto == p.frontend.Proto && has[0].frontend.Port == p.frontend.Port {

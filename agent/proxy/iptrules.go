@@ -31,11 +31,12 @@ const (
 // iptMark is markMasquerade with its mask.
 const iptMark = markMasquerade + "/" + markMasquerade
 
-// iptBypass exempts the agent's own connections to replicas from a chain. The source must be local,
-// because marks of forwarded packets are not set by the agent.
+// iptBypass is a rule that exempts the agent's own connections to replicas, by their packet mark,
+// from the rest of a chain. The source must be local, because the agent does not set the marks of
+// forwarded packets.
 var iptBypass = fmt.Sprintf("-m mark --mark %#x/%#x -m addrtype --src-type LOCAL -j RETURN", agent.ReplicaMark, agent.ReplicaMark)
 
-// iptRules holds rules by table and chain, in order.
+// iptRules is a set of iptables rules: table → chain → rules in order.
 type iptRules map[string]map[string][]string
 
 func (r iptRules) addChain(table, name string) {
@@ -69,7 +70,7 @@ func isSharedChain(name string) bool {
 		!strings.HasPrefix(name, chainAddress)
 }
 
-// kernelJump is a jump from a built-in chain to a chain of Keelson.
+// kernelJump is an iptables rule of a built-in chain that jumps to a chain of Keelson.
 type kernelJump struct{ table, from, match, to string }
 
 func (f family) kernelJumps() []kernelJump {
@@ -87,7 +88,8 @@ func (f family) kernelJumps() []kernelJump {
 	return out
 }
 
-// iptSkeleton returns the rules that exist without Services. It is pure.
+// iptSkeleton returns the iptables rules that exist even without Services: the shared chains and
+// the jumps to them. It is pure.
 func (f family) iptSkeleton(b Base) iptRules {
 	r := iptRules{}
 	for _, j := range f.kernelJumps() {
@@ -126,8 +128,8 @@ func (f family) iptSkeleton(b Base) iptRules {
 	return r
 }
 
-// nodeAddresses returns the destination matches of the addresses at which node ports are served.
-// Each match requires its own rule.
+// nodeAddresses returns the iptables matches for the destination addresses at which node ports are
+// served. Each match requires its own rule.
 func (f family) nodeAddresses(b Base) []string {
 	if len(b.NodePorts) == 0 {
 		return []string{"! -d " + f.loopback + " -m addrtype --dst-type LOCAL"}
@@ -143,7 +145,7 @@ func (f family) hairpinRule(ip netip.Addr) string {
 	return fmt.Sprintf("-s %s -d %s -m conntrack --ctstate DNAT -j MASQUERADE", ip, ip)
 }
 
-// matchFrontend returns the rule's match for packets to a frontend.
+// matchFrontend returns the iptables match for packets to a frontend.
 func matchFrontend(at Frontend) string {
 	match := fmt.Sprintf("-p %s -m %s --dport %d", at.Proto, at.Proto, at.Port)
 	if !at.IsNodePort() {
@@ -152,9 +154,9 @@ func matchFrontend(at Frontend) string {
 	return match
 }
 
-// addPortRules renders a Port into chains, without the rules for external addresses
-// (addServiceRules). It returns the local pods, which may reach themselves through the Port. It is
-// pure.
+// addPortRules adds the chains and rules of a Port to the rule set into. Rules for external
+// addresses are added by addServiceRules. It returns the local pods that are backends and may reach
+// themselves through the Port. It is pure.
 func (t *iptFamily) addPortRules(into iptRules, p *Port) (local []netip.Addr) {
 	inside := t.addBalancingChain(into, p, "SVC", p.Cluster)
 	for _, at := range p.Internal {
@@ -170,7 +172,8 @@ func (t *iptFamily) addPortRules(into iptRules, p *Port) (local []netip.Addr) {
 	return distinctAddrs(p.localAddresses())
 }
 
-// addExternalRules renders the chains of external traffic and the rules for node ports.
+// addExternalRules adds to the rule set into the chains for external traffic to a Port, and its
+// rules for node ports. all is the chain that balances over all endpoints.
 func (t *iptFamily) addExternalRules(into iptRules, p *Port, all string) {
 	if !slices.Equal(p.Outside, p.Cluster) {
 		all = t.addBalancingChain(into, p, "OUT", p.Outside)
@@ -205,8 +208,8 @@ func (t *iptFamily) addExternalRules(into iptRules, p *Port, all string) {
 	}
 }
 
-// addBalancingChain adds the chain that selects one of the backends and returns its name. It
-// returns "" if there are no backends.
+// addBalancingChain adds to the rule set into the chain that selects one of the backends to at
+// random, and returns its name. kind is part of the name. It returns "" if there are no backends.
 func (t *iptFamily) addBalancingChain(into iptRules, p *Port, kind string, to []Backend) string {
 	if len(to) == 0 {
 		return ""
@@ -239,8 +242,8 @@ func (t *iptFamily) addBalancingChain(into iptRules, p *Port, kind string, to []
 	return name
 }
 
-// writeTable writes one table's part of the input for iptables-restore. It replaces all current
-// rules of Keelson.
+// writeTable writes to b the input for iptables-restore that replaces all of Keelson's rules in one
+// table. there are the rules that the kernel currently has.
 func (r iptRules) writeTable(b *strings.Builder, table string, there map[string][]string) {
 	b.WriteString("*" + table + "\n")
 	names := slices.Sorted(maps.Keys(r[table]))

@@ -40,7 +40,7 @@ type ipvs struct {
 	checkKernel        func() error
 }
 
-// virtualServer identifies a virtual server.
+// virtualServer identifies an IPVS virtual server by address, port and protocol.
 type virtualServer struct {
 	Frontend
 	affinity int32
@@ -56,7 +56,7 @@ const ipvsLink = "keelson-ipvs0"
 // ipvsTable is the nftables table of mode ipvs.
 const ipvsTable = "keelson-ipvs"
 
-// ipvsInterface is the kernel's IPVS.
+// ipvsInterface reads and changes IPVS in the kernel, and the addresses of ipvsLink.
 type ipvsInterface interface {
 	Do(ipvsCommand) error
 	// Read returns Keelson's virtual servers and the addresses of its interface.
@@ -69,7 +69,8 @@ func newIPVS() *ipvs {
 		addressUses: map[netip.Addr]int{}, open: openIPVS, linkExists: hasIPVSLink, interfaceAddresses: interfaceAddresses, checkKernel: hasIPVS}
 }
 
-// Check implements Writer.
+// Check returns an error with a remedy if this machine does not support IPVS and nftables. It
+// implements Writer.
 func (w *ipvs) Check(ctx context.Context) error {
 	if err := w.checkKernel(); err != nil {
 		return err
@@ -112,7 +113,8 @@ func (c ipvsCommand) String() string {
 	return text
 }
 
-// virtualServers returns the virtual servers of a Port. It is pure.
+// virtualServers returns the IPVS virtual servers of a Port with their real servers. node contains
+// the addresses at which node ports are served. It is pure.
 func virtualServers(p *Port, node []netip.Addr) map[virtualServer]realServers {
 	out := map[virtualServer]realServers{}
 	add := func(at Frontend, to []Backend) {
@@ -149,8 +151,8 @@ func virtualServers(p *Port, node []netip.Addr) map[virtualServer]realServers {
 	return out
 }
 
-// ipvsPlan returns the commands that change the servers and the interface's addresses from one
-// state to another. It is pure.
+// ipvsPlan returns the commands that change the virtual servers from from to to, and the addresses
+// of ipvsLink from held to wanted. It is pure.
 func ipvsPlan(from, to map[virtualServer]realServers, held, wanted map[netip.Addr]bool) []ipvsCommand {
 	var out []ipvsCommand
 	byAddress := func(a, b netip.Addr) int { return a.Compare(b) }
@@ -214,7 +216,8 @@ func (w *ipvs) nodeAddresses() ([]netip.Addr, error) {
 	return out, nil
 }
 
-// Sync implements Writer.
+// Sync replaces all virtual servers and nftables rules of mode ipvs by those for the ports. It
+// implements Writer.
 func (w *ipvs) Sync(ctx context.Context, base Base, ports iter.Seq[*Port]) error {
 	if err := w.Check(ctx); err != nil {
 		return err
@@ -248,7 +251,8 @@ func (w *ipvs) Sync(ctx context.Context, base Base, ports iter.Seq[*Port]) error
 	return runCommands(door, ipvsPlan(there, want, held, addressSet(w.addressUses)))
 }
 
-// countAddressUses counts the servers per address, without the node's own addresses.
+// countAddressUses returns the number of virtual servers per address. It omits the node's own
+// addresses, which ipvsLink need not hold.
 func (w *ipvs) countAddressUses(servers map[virtualServer]realServers) map[netip.Addr]int {
 	out := map[netip.Addr]int{}
 	for v := range servers {
@@ -276,7 +280,7 @@ func runCommands(door ipvsInterface, plan []ipvsCommand) error {
 	return nil
 }
 
-// Apply implements Writer.
+// Apply changes the virtual servers and nftables rules of the changed Ports. It implements Writer.
 func (w *ipvs) Apply(ctx context.Context, changes []Change) error {
 	if err := w.nft.Apply(ctx, changes); err != nil {
 		return err
@@ -323,7 +327,8 @@ func (w *ipvs) Apply(ctx context.Context, changes []Change) error {
 	return runCommands(door, ipvsPlan(from, to, held, wanted))
 }
 
-// Intact implements Writer.
+// Intact reports whether the kernel still has the virtual servers, the addresses and the nftables
+// rules that were written. It implements Writer.
 func (w *ipvs) Intact(ctx context.Context) (bool, error) {
 	if ok, err := w.nft.Intact(ctx); !ok || err != nil {
 		return ok, err
@@ -341,9 +346,12 @@ func (w *ipvs) Intact(ctx context.Context) (bool, error) {
 	return err == nil && len(ipvsPlan(there, w.servers, held, addressSet(w.addressUses))) == 0, err
 }
 
-// Clean implements Writer. The interface marks that mode ipvs was in use. If it does not exist, all
-// virtual servers belong to other programs. The interface is therefore removed last, so that an
-// interrupted Clean can be repeated.
+// Clean removes the virtual servers, the interface ipvsLink and the nftables rules of mode ipvs. It
+// implements Writer.
+//
+// If the interface does not exist, mode ipvs was not in use, and all virtual servers belong to
+// other programs. The interface is therefore removed last, so that an interrupted Clean can be
+// repeated.
 func (w *ipvs) Clean(ctx context.Context) error {
 	err := w.nft.Clean(ctx)
 	if there, lerr := w.linkExists(); !there || lerr != nil {
@@ -368,9 +376,9 @@ func (w *ipvs) cleanServers() error {
 	return removeIPVSLink()
 }
 
-// Remove removes the virtual servers of mode ipvs and the interface that held their addresses. Call
-// it after the agent has exited, on a node that leaves its cluster. It does nothing if the
-// interface does not exist.
+// Remove removes the virtual servers of mode ipvs and the interface ipvsLink, which holds their
+// addresses. It is for a node that leaves its cluster, after the agent has exited. It does nothing
+// if the interface does not exist.
 func Remove() error { return newIPVS().removeServersAndLink() }
 
 func (w *ipvs) removeServersAndLink() error {
@@ -414,7 +422,8 @@ func removeIPVSLink() error {
 	return nil
 }
 
-// Counts implements Writer. Connections are counted by IPVS, rejects by nftables.
+// Counts returns the counters of connections, which IPVS keeps, and of rejected packets, which
+// nftables keeps. It implements Writer.
 func (w *ipvs) Counts(ctx context.Context) (Counts, error) {
 	out, err := w.nft.Counts(ctx)
 	if err != nil {
@@ -434,8 +443,8 @@ func (w *ipvs) Counts(ctx context.Context) (Counts, error) {
 	return out, err
 }
 
-// parseVirtualServer converts a virtual server of the kernel. It returns false for a server with a
-// firewall mark or another protocol.
+// parseVirtualServer converts a virtual server from the kernel's form. It returns false for a
+// server with a firewall mark or a protocol that Services do not have.
 func parseVirtualServer(s *moby.Service) (virtualServer, bool) {
 	ip, ok := netip.AddrFromSlice(s.Address)
 	v := virtualServer{Frontend: Frontend{IP: ip.Unmap(), Proto: protocolName(byte(s.Protocol)), Port: int32(s.Port)}}
@@ -448,7 +457,7 @@ func parseVirtualServer(s *moby.Service) (virtualServer, bool) {
 // ipvsPersistent is IP_VS_SVC_F_PERSISTENT of linux/ip_vs.h.
 const ipvsPersistent = 1
 
-// ipvsKernel is the kernel's IPVS and the interface that holds the addresses.
+// ipvsKernel implements ipvsInterface with netlink.
 type ipvsKernel struct {
 	h    *moby.Handle
 	link netlink.Link
@@ -486,11 +495,12 @@ func openIPVS() (ipvsInterface, error) {
 
 func (k *ipvsKernel) Close() { k.h.Close() }
 
-// isOurs reports whether a virtual server is Keelson's: its address is held by Keelson's interface
-// or by the node.
+// isOurs reports whether a virtual server belongs to Keelson: its address is in held, the addresses
+// of ipvsLink, or in own, the addresses of the node.
 func (v virtualServer) isOurs(held, own map[netip.Addr]bool) bool { return held[v.IP] || own[v.IP] }
 
-// Read implements ipvsInterface.
+// Read returns Keelson's virtual servers in the kernel, and the addresses of ipvsLink. It
+// implements ipvsInterface.
 func (k *ipvsKernel) Read() (map[virtualServer]realServers, map[netip.Addr]bool, error) {
 	list, err := netlink.AddrList(k.link, netlink.FAMILY_ALL)
 	if err != nil {
@@ -530,7 +540,7 @@ func (k *ipvsKernel) Read() (map[virtualServer]realServers, map[netip.Addr]bool,
 	return out, held, nil
 }
 
-// Do implements ipvsInterface.
+// Do executes one change of IPVS or of an address of ipvsLink. It implements ipvsInterface.
 func (k *ipvsKernel) Do(c ipvsCommand) error {
 	switch c.verb {
 	case "address add", "address del":
@@ -556,7 +566,8 @@ func (k *ipvsKernel) Do(c ipvsCommand) error {
 	}
 }
 
-// netlinkMessage returns the command in the form that the kernel expects.
+// netlinkMessage returns the command as a virtual server and a real server in the form of the
+// kernel's netlink interface.
 func (c ipvsCommand) netlinkMessage() (*moby.Service, *moby.Destination) {
 	family, bits := uint16(unix.AF_INET), ^uint32(0)
 	if c.server.IP.Is6() {

@@ -7,7 +7,8 @@ import "sigs.k8s.io/knftables"
 
 const chainMarkSource = "mark"
 
-// renderForIPVS returns the nftables elements of a Port in mode ipvs. It is pure.
+// renderForIPVS returns the nftables map elements and chains that a Port requires in mode ipvs,
+// where IPVS selects the backend. It is pure.
 func renderForIPVS(f family, p *Port) portRules {
 	out := portRules{elements: map[string][]mapElement{}}
 	add := func(m string, at Frontend, value string) {
@@ -32,7 +33,9 @@ func renderForIPVS(f family, p *Port) portRules {
 	return out
 }
 
-// ipvsSkeleton returns the nftables table of mode ipvs without Services. It is pure.
+// ipvsSkeleton returns the nftables table of mode ipvs for one address family, as it is without any
+// Service. It contains the empty maps and sets, and the chains that mark, masquerade and reject
+// traffic. b contains the pod ranges and other node settings. It is pure.
 func ipvsSkeleton(f family, b Base) *tableSkeleton {
 	full := f.fullSkeleton(b)
 	s := &tableSkeleton{maps: full.maps, sets: full.sets}

@@ -24,8 +24,8 @@ type Metrics struct {
 	startedAt                       time.Time
 }
 
-// NewMetrics returns Metrics that ignore changes made before the current time when they measure
-// programming latency.
+// NewMetrics returns empty Metrics. The programming latency is measured only for changes after the
+// current time.
 func NewMetrics() *Metrics {
 	syncBounds := exponentialBounds(0.001, 2, 15)
 	programming := slices.Concat(linearBounds(0.25, 0.25, 2), linearBounds(1, 1, 59), linearBounds(60, 5, 12), linearBounds(120, 30, 7))
@@ -48,7 +48,8 @@ func linearBounds(start, width float64, n int) (out []float64) {
 	return out
 }
 
-// countSync records that all rules or a part of them were written.
+// countSync records that rules were written in the time took: all rules if all is true, otherwise
+// only changes.
 func (m *Metrics) countSync(took time.Duration, all bool) {
 	if m == nil {
 		return
@@ -73,7 +74,8 @@ func (m *Metrics) countFailure() {
 	m.failures++
 }
 
-// observeProgramming records the latency between a change of a pod or Service and its rules.
+// observeProgramming records the latency from the change of a pod or Service at changed to its
+// rules in the kernel at now.
 func (m *Metrics) observeProgramming(changed, now time.Time) {
 	if m == nil || changed.Before(m.startedAt) {
 		return
@@ -83,7 +85,7 @@ func (m *Metrics) observeProgramming(changed, now time.Time) {
 	m.programming.observeDuration(now.Sub(changed))
 }
 
-// histogram counts durations in seconds.
+// histogram is a Prometheus histogram of durations in seconds.
 type histogram struct {
 	bounds []float64
 	counts []uint64
@@ -145,9 +147,9 @@ func (m *Metrics) writePrometheus(w io.Writer, mode Mode) {
 	fmt.Fprintf(w, "# HELP %s Cumulative proxy rules that could not be written\n# TYPE %s counter\n%s %d\n", failures, failures, failures, m.failures)
 }
 
-// writeConnectionCounts writes the number of connections through each Service since its rules were
-// created, and the number of packets that found no endpoint. The kernel counts; it is read only
-// when metrics are requested.
+// writeConnectionCounts writes two counters per Service, since its rules were created: the
+// connections through it, and the packets that found no endpoint. The counters are read from the
+// kernel on each call.
 func (p *Proxy) writeConnectionCounts(ctx context.Context, w io.Writer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -184,7 +186,7 @@ const (
 
 type countLabels struct{ port, proto, from string }
 
-// countsByPort assigns the counters of frontends to Service ports. It is pure.
+// countsByPort returns the sum of the counters of each Service port over its frontends. It is pure.
 func countsByPort(ports map[string]*Port, counts map[Frontend]uint64) map[countLabels]uint64 {
 	out := map[countLabels]uint64{}
 	nodePorts := map[Frontend]countLabels{}

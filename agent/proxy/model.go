@@ -22,10 +22,12 @@ type Frontend struct {
 	Port  int32
 }
 
-// IsNodePort reports whether the frontend stands for all addresses of the node.
+// IsNodePort reports whether the frontend is a node port, which is served at all addresses of the
+// node.
 func (f Frontend) IsNodePort() bool { return f.IP.IsUnspecified() }
 
-// nodePortFrontend returns the node port frontend with the same protocol and port.
+// nodePortFrontend returns the node port frontend (unspecified address) with the protocol and port
+// of f.
 func (f Frontend) nodePortFrontend() Frontend {
 	ip := netip.IPv4Unspecified()
 	if f.IP.Is6() {
@@ -79,8 +81,8 @@ func (p *Port) equalPort(q *Port) bool {
 		slices.Equal(p.Here, q.Here) && slices.Equal(p.Serving, q.Serving)
 }
 
-// localAddresses returns the addresses of the backends on this node, which may reach themselves
-// through the Service.
+// localAddresses returns the addresses of the Port's backends that are pods on this node. Such a
+// pod may reach itself through the Service.
 func (p *Port) localAddresses() (out []netip.Addr) {
 	for _, list := range [][]Backend{p.Cluster, p.Outside, p.Here} {
 		for _, b := range list {
@@ -135,7 +137,7 @@ func NewModel(at Location) *Model {
 		health: map[types.NamespacedName]serviceHealth{}}
 }
 
-// Compute returns the model of the given objects.
+// Compute returns a Model of the given Services and EndpointSlices, as seen from the location at.
 func Compute(services []*v1.Service, parts []*discoveryv1.EndpointSlice, at Location) *Model {
 	m := NewModel(at)
 	m.Replace(services, parts)
@@ -143,10 +145,10 @@ func Compute(services []*v1.Service, parts []*discoveryv1.EndpointSlice, at Loca
 	return m
 }
 
-// Ports returns all Ports by ID. Callers must not modify them.
+// Ports returns the current state of all Service ports, by ID. Callers must not modify them.
 func (m *Model) Ports() map[string]*Port { return m.ports }
 
-// SetLocation sets the node's location.
+// SetLocation sets the node's name and zone. The next UpdatePorts returns the resulting changes.
 func (m *Model) SetLocation(at Location) {
 	if m.location == at {
 		return
@@ -157,7 +159,8 @@ func (m *Model) SetLocation(at Location) {
 	}
 }
 
-// SetReserved sets the addresses and ports at which no Service captures external traffic.
+// SetReserved sets the addresses and ports at which no Service captures external traffic. The next
+// UpdatePorts returns the resulting changes.
 func (m *Model) SetReserved(r *Reserved) {
 	if m.reserved.equalReserved(r) {
 		return
@@ -174,7 +177,8 @@ func (m *Model) SetReserved(r *Reserved) {
 // Location returns the node's location.
 func (m *Model) Location() Location { return m.location }
 
-// SetService sets the current state of a Service; nil = deleted.
+// SetService sets the current state of the Service key; nil means that it was deleted. The next
+// UpdatePorts returns the resulting changes.
 func (m *Model) SetService(key types.NamespacedName, s *v1.Service) {
 	k := m.ensureService(key)
 	if k.service == s {
@@ -194,7 +198,8 @@ func (m *Model) ensureService(key types.NamespacedName) *serviceObjects {
 	return k
 }
 
-// SetSlice sets the current state of an EndpointSlice; nil = deleted.
+// SetSlice sets the current state of the EndpointSlice key; nil means that it was deleted. The next
+// UpdatePorts returns the resulting changes.
 func (m *Model) SetSlice(key types.NamespacedName, s *discoveryv1.EndpointSlice) {
 	was, had := m.sliceService[key]
 	var is types.NamespacedName
@@ -221,7 +226,8 @@ func (m *Model) SetSlice(key types.NamespacedName, s *discoveryv1.EndpointSlice)
 	m.dirty[is] = struct{}{}
 }
 
-// Replace sets all Services and EndpointSlices. Objects that are not listed are removed.
+// Replace replaces all Services and EndpointSlices of the model. The next UpdatePorts returns the
+// resulting changes.
 func (m *Model) Replace(services []*v1.Service, parts []*discoveryv1.EndpointSlice) {
 	is := make(map[types.NamespacedName]struct{}, len(services))
 	for _, s := range services {
@@ -247,7 +253,7 @@ func (m *Model) Replace(services []*v1.Service, parts []*discoveryv1.EndpointSli
 	}
 }
 
-// UpdatePorts returns the changes since its last call, in the order of IDs.
+// UpdatePorts returns the changes of Ports since its previous call, in the order of IDs.
 func (m *Model) UpdatePorts() []Change {
 	touched := map[string]struct{}{}
 	for key := range m.dirty {
@@ -281,8 +287,8 @@ func servedByOther(labels map[string]string) bool {
 	return named || headless
 }
 
-// updateService recomputes one Service and adds the IDs of all affected Ports to touched. These
-// include Ports of other Services that claim the same frontend.
+// updateService recomputes the Ports of one Service. It adds to touched the IDs of all affected
+// Ports, including Ports of other Services that claim the same frontend.
 func (m *Model) updateService(key types.NamespacedName, touched map[string]struct{}) {
 	k := m.services[key]
 	if k == nil {

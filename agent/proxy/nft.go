@@ -13,7 +13,8 @@ import (
 	"sigs.k8s.io/knftables"
 )
 
-// nft writes nftables rules: one table per address family. Each change is one transaction.
+// nft is the Writer of mode nftables. It writes one table per address family. Each change is one
+// transaction.
 type nft struct {
 	tableDialect
 	tables []*nftTable
@@ -29,7 +30,7 @@ type tableDialect struct {
 	render   func(family, *Port) portRules
 }
 
-// nftTable is one table and its state in the kernel.
+// nftTable is one nftables table and its state in the kernel.
 type nftTable struct {
 	family
 	tableDialect
@@ -56,7 +57,7 @@ func newNFTDialect(d tableDialect) *nft {
 	return n
 }
 
-// openTable opens the connection to nftables for the table.
+// openTable opens the connection to nftables for the table, if it is not open.
 func (t *nftTable) openTable(n *nft) error {
 	if t.nft != nil {
 		return nil
@@ -71,7 +72,8 @@ func (t *nftTable) openTable(n *nft) error {
 	return err
 }
 
-// Check implements Writer.
+// Check returns an error with a remedy if this machine does not support nftables. It implements
+// Writer.
 func (n *nft) Check(context.Context) error {
 	if err := n.tables[0].openTable(n); err != nil {
 		return fmt.Errorf("Service rules need nftables: %w: install nft and a kernel with nf_tables, or choose another --proxy-mode", err)
@@ -79,7 +81,8 @@ func (n *nft) Check(context.Context) error {
 	return nil
 }
 
-// Sync implements Writer.
+// Sync replaces the contents of Keelson's nftables tables by the rules for the base and the ports.
+// It implements Writer.
 func (n *nft) Sync(ctx context.Context, base Base, ports iter.Seq[*Port]) error {
 	if err := n.Check(ctx); err != nil {
 		return err
@@ -104,7 +107,7 @@ func (n *nft) Sync(ctx context.Context, base Base, ports iter.Seq[*Port]) error 
 	return nil
 }
 
-// syncTable replaces the contents of a table in one transaction. It keeps the sets that store
+// syncTable replaces the contents of one table in one transaction. It keeps the sets that store
 // client affinity.
 func (n *nft) syncTable(ctx context.Context, t *nftTable, base Base, ports iter.Seq[*Port]) error {
 	if err := t.openTable(n); err != nil {
@@ -147,11 +150,11 @@ func (n *nft) syncTable(ctx context.Context, t *nftTable, base Base, ports iter.
 	return t.recordShownChains()
 }
 
-// tableContents lists the chains of a table and the sets that store client affinity.
+// tableContents lists the names of a table's chains, and of its sets that store client affinity.
 type tableContents struct{ chains, sets map[string]bool }
 
-// listContents reads the contents of the table. It returns empty contents if the table does not
-// exist.
+// listContents reads from the kernel which chains and affinity sets the table has. The result is
+// empty if the table does not exist.
 func (t *nftTable) listContents(ctx context.Context) (tableContents, error) {
 	out := tableContents{chains: map[string]bool{}, sets: map[string]bool{}}
 	all, err := t.nft.ListAll(ctx)
@@ -172,7 +175,9 @@ func (t *nftTable) listContents(ctx context.Context) (tableContents, error) {
 	return out, nil
 }
 
-// writeSkeleton writes the skeleton and flushes its current contents.
+// writeSkeleton adds to the transaction the table, maps, sets, base chains and rules of the
+// skeleton. It flushes all chains in there, and existing maps and sets except the connection
+// counters.
 func (s *tableSkeleton) writeSkeleton(tx *knftables.Transaction, there tableContents) {
 	old := len(there.chains) > 0
 	if !old {
@@ -202,8 +207,8 @@ func (s *tableSkeleton) writeSkeleton(tx *knftables.Transaction, there tableCont
 	}
 }
 
-// deleteUnwanted deletes the chains and sets that are not in wanted. No other rule may refer to
-// them.
+// deleteUnwanted adds to the transaction the deletion of the chains and sets in c that are not in
+// wanted. No remaining rule may refer to them.
 func (c tableContents) deleteUnwanted(tx *knftables.Transaction, wanted tableContents) {
 	for _, name := range slices.Sorted(maps.Keys(c.chains)) {
 		if !wanted.chains[name] {
@@ -217,7 +222,8 @@ func (c tableContents) deleteUnwanted(tx *knftables.Transaction, wanted tableCon
 	}
 }
 
-// addPorts writes all Ports.
+// addPorts adds to the transaction the elements and chains of all Ports. there is the current
+// content of the table. The names of the written chains and sets are added to wanted.
 func (t *nftTable) addPorts(tx *knftables.Transaction, ports iter.Seq[*Port], there, wanted tableContents) {
 	var order []*Port
 	for p := range ports {
@@ -254,8 +260,8 @@ func (t *nftTable) addPorts(tx *knftables.Transaction, ports iter.Seq[*Port], th
 	}
 }
 
-// addChains adds the shared chains of p that are used for the first time, and its own chains for
-// which changed returns true.
+// addChains adds to the transaction the shared chains of p that are used for the first time. It
+// also adds p's own chains for which changed returns true.
 func (t *nftTable) addChains(tx *knftables.Transaction, p portRules, changed func(nftChain) bool) {
 	var rules []*knftables.Rule
 	write := func(c nftChain) {
@@ -279,7 +285,7 @@ func (t *nftTable) addChains(tx *knftables.Transaction, p portRules, changed fun
 	}
 }
 
-// countUses adds by to the number of users of each shared chain and hairpin address.
+// countUses adds by (1 or -1) to the number of users of each shared chain and hairpin address of p.
 func (t *nftTable) countUses(p portRules, by int) {
 	for _, c := range p.shared {
 		t.rules[c.name] = len(c.rules)
@@ -305,7 +311,7 @@ func hairpinElement(ip netip.Addr) *knftables.Element {
 	return &knftables.Element{Set: setHairpin, Key: []string{ip.String(), ip.String()}}
 }
 
-// toMapElement returns the element for the named map.
+// toMapElement returns the element for the nftables map m.
 func (e mapElement) toMapElement(m string) *knftables.Element {
 	// Key and Value are single strings rather than parts, because a transaction may contain
 	// hundreds of thousands of elements.
@@ -316,7 +322,8 @@ func (e mapElement) toMapElement(m string) *knftables.Element {
 	return out
 }
 
-// Apply implements Writer.
+// Apply writes the rules of the changed Ports, in one transaction per address family. It implements
+// Writer.
 func (n *nft) Apply(ctx context.Context, changes []Change) error {
 	for _, t := range n.tables {
 		mine := t.familyChanges(changes)
@@ -347,8 +354,8 @@ func (n *nft) Apply(ctx context.Context, changes []Change) error {
 	return nil
 }
 
-// addChanges adds the operations for the changes. An element may move from one Port to another, so
-// all deletions precede the additions.
+// addChanges adds to the transaction the operations for the changes. All deletions precede the
+// additions, because an element may move from one Port to another.
 func (t *nftTable) addChanges(tx *knftables.Transaction, changes []Change) {
 	type place struct{ m, key string }
 	gone, come := map[place]mapElement{}, map[place]mapElement{}
@@ -423,7 +430,8 @@ func (t *nftTable) addChanges(tx *knftables.Transaction, changes []Change) {
 	}
 }
 
-// replaceChains writes the chains that are new or have changed.
+// replaceChains adds to the transaction the chains of pieces that are new or differ from their
+// state in old.
 func (t *nftTable) replaceChains(tx *knftables.Transaction, pieces []portRules, before map[string]int, old map[string]nftChain, differs func(nftChain) bool) {
 	var rules []*knftables.Rule
 	made := map[string]bool{}
@@ -471,7 +479,8 @@ func (t *nftTable) updateHairpins(tx *knftables.Transaction, before map[netip.Ad
 	}
 }
 
-// deleteChains deletes chains that may refer to each other.
+// deleteChains adds to the transaction the deletion of the chains dead. It flushes all of them
+// first, because they may refer to each other.
 func deleteChains(tx *knftables.Transaction, dead []nftChain) {
 	slices.SortFunc(dead, func(a, b nftChain) int { return strings.Compare(b.name, a.name) })
 	for _, c := range dead {
@@ -496,7 +505,7 @@ func (t *nftTable) runTransaction(ctx context.Context, tx *knftables.Transaction
 	return nil
 }
 
-// deleteTable deletes a table.
+// deleteTable deletes an nftables table. It succeeds if the table does not exist.
 func (n *nft) deleteTable(ctx context.Context, t *nftTable) error {
 	if err := t.openTable(n); err != nil {
 		if t.v6 { // a kernel without IPv6 has no such table
@@ -514,7 +523,7 @@ func (n *nft) deleteTable(ctx context.Context, t *nftTable) error {
 	return t.runTransaction(ctx, tx)
 }
 
-// Clean implements Writer.
+// Clean deletes Keelson's nftables tables of this mode. It implements Writer.
 func (n *nft) Clean(ctx context.Context) error {
 	var errs []error
 	for _, t := range n.tables {

@@ -49,8 +49,8 @@ const (
 	nftaGenerationID = 1
 )
 
-// queryNFTables sends a request to nftables and calls each with the attributes of every response
-// message.
+// queryNFTables sends a netlink request to nftables, and calls each with the attributes of every
+// response message.
 func (f family) queryNFTables(operation, flags int, request []*nl.RtAttr, each func(map[uint16][]byte)) error {
 	r := nl.NewNetlinkRequest(nfnlNFTables<<8|operation, flags)
 	kind := uint8(unix.AF_INET)
@@ -69,8 +69,8 @@ func (f family) queryNFTables(operation, flags int, request []*nl.RtAttr, each f
 	})
 }
 
-// rulesetGeneration returns the ruleset generation, which increases with the transaction of any
-// program.
+// rulesetGeneration returns the kernel's ruleset generation, which increases with every transaction
+// of any program.
 func (f family) rulesetGeneration() (id uint32, err error) {
 	err = f.queryNFTables(nftGetGeneration, 0, nil, func(a map[uint16][]byte) {
 		if v := a[nftaGenerationID]; len(v) == 4 {
@@ -80,7 +80,7 @@ func (f family) rulesetGeneration() (id uint32, err error) {
 	return id, err
 }
 
-// forEachElement calls each with every element of a set or map.
+// forEachElement calls each with every element of a set or map in the kernel, in netlink encoding.
 func (f family) forEachElement(table, set string, each func(element []byte)) error {
 	request := []*nl.RtAttr{nl.NewRtAttr(nftaTable, nl.ZeroTerminated(table)), nl.NewRtAttr(nftaName, nl.ZeroTerminated(set))}
 	err := f.queryNFTables(nftGetElements, unix.NLM_F_DUMP, request, func(a map[uint16][]byte) {
@@ -98,13 +98,13 @@ func (f family) forEachElement(table, set string, each func(element []byte)) err
 	return nil
 }
 
-// elementDigest identifies a set of elements independently of their order.
+// elementDigest identifies the elements of a set or map, independently of their order.
 type elementDigest struct {
 	n   int
 	sum uint64
 }
 
-// addElements returns the digest with the elements added, or removed if by is -1.
+// addElements returns the digest d with the elements of list added, or removed if by is -1.
 func (d elementDigest) addElements(list []mapElement, by int) elementDigest {
 	for _, e := range list {
 		h := fnv.New64a()
@@ -115,7 +115,8 @@ func (d elementDigest) addElements(list []mapElement, by int) elementDigest {
 	return d
 }
 
-// parseElement parses an element of a map and returns the key and value as they were written.
+// parseElement converts an element of the map m from its netlink attributes e to the key and value
+// that were written.
 func (f family) parseElement(m string, e map[uint16][]byte) (out mapElement) {
 	key, data := netlinkAttributes(e[nftaElementKey])[nftaDataValue], netlinkAttributes(e[nftaElementData])
 	name, nodePort := strings.CutPrefix(m, nodePortPrefix)
@@ -158,7 +159,9 @@ func (f family) parseElement(m string, e map[uint16][]byte) (out mapElement) {
 	return out
 }
 
-// Intact implements Writer. It compares the rules of each chain and the elements of each map.
+// Intact reports whether the kernel still has the rules that were written. It compares the rules of
+// each chain and the elements of each map. It does nothing if the ruleset generation has not
+// changed. It implements Writer.
 func (n *nft) Intact(context.Context) (bool, error) {
 	for _, t := range n.tables {
 		if !t.built {
@@ -217,7 +220,8 @@ func cString(b []byte) string {
 	return string(b)
 }
 
-// Counts implements Writer.
+// Counts returns the counters of connections and of unserved packets from the table's sets. It
+// implements Writer.
 func (n *nft) Counts(context.Context) (Counts, error) {
 	out := newCounts()
 	for _, t := range n.tables {
@@ -238,7 +242,8 @@ func (n *nft) Counts(context.Context) (Counts, error) {
 	return out, nil
 }
 
-// parseCounted parses an element of a set that counts connections.
+// parseCounted converts an element of a set that counts connections to its frontend and count. ok
+// is false if it cannot be parsed.
 func (f family) parseCounted(e map[uint16][]byte) (at Frontend, count uint64, ok bool) {
 	key := netlinkAttributes(e[nftaElementKey])[nftaDataValue]
 	n := f.bits / 8

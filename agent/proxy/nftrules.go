@@ -51,27 +51,27 @@ const (
 	markStatement     = "meta mark set meta mark or " + markMasquerade
 )
 
-// countedFor is how long a frontend's counter is kept after its last connection. Counters of
-// deleted Services expire likewise.
+// countedFor is the time after which the connection counter of a frontend expires if no connection
+// uses it. Counters of deleted Services expire likewise.
 const countedFor = 24 * time.Hour
 
 // mapElement is an element of a map, or of a set if value is empty.
 type mapElement struct{ key, value, comment string }
 
-// nftChain is a chain of one Port, or a chain that several Ports share.
+// nftChain is an nftables chain with its rules. It belongs to one Port, or several Ports share it.
 type nftChain struct {
 	name     string
 	rules    []string
 	affinity int32 // seconds; if not 0, a set with the chain's name stores the clients
 }
 
-// sameChain reports whether two chains are equal. Their names must be hashes of their rules. Either
-// chain may be nil.
+// sameChain reports whether two shared chains are equal, by their names, which are hashes of their
+// rules. Either may be nil.
 func (c *nftChain) sameChain(d *nftChain) bool {
 	return c == d || c != nil && d != nil && c.name == d.name
 }
 
-// portRules are the elements and chains of a Port.
+// portRules contains the nftables map elements and chains of one Port.
 type portRules struct {
 	elements map[string][]mapElement // by map
 	own      []nftChain
@@ -86,7 +86,8 @@ func (f family) elementKey(at Frontend) string {
 	return at.IP.String() + " . " + at.Proto + " . " + strconv.Itoa(int(at.Port))
 }
 
-// mapName returns the name of the map that contains a frontend.
+// mapName returns the full name of the map name for a frontend: node ports have maps of their own,
+// with the prefix nodePortPrefix.
 func mapName(name string, at Frontend) string {
 	if at.IsNodePort() {
 		return nodePortPrefix + name
@@ -142,8 +143,9 @@ func noBackendVerdict(stays bool, p *Port) string {
 	return "goto " + chainUnserved
 }
 
-// addBalancing adds the chain that selects one of the backends for a frontend and returns the
-// chain's name. It returns "" if there are no backends.
+// addBalancing adds to out the rules that select one of the backends to for the frontend at. It
+// returns the name of the chain that selects, or "" if there are no backends. made contains the
+// names of the chains already in out.
 func (f family) addBalancing(out *portRules, p *Port, at Frontend, prefix string, to []Backend, endpoints string, made map[string]bool) string {
 	if len(to) == 0 {
 		return ""
@@ -181,8 +183,8 @@ const (
 	maxMappedPairs     = 64 // per Service
 )
 
-// addChoiceChain adds the chain of a Port that selects one of the endpoints for all external
-// frontends, and returns its name.
+// addChoiceChain adds to out the chain that selects one of the endpoints to for all external
+// frontends of a Port. It returns the chain's name.
 func (f family) addChoiceChain(out *portRules, p *Port, prefix string, to []Backend, made map[string]bool) string {
 	name := prefix + p.ID
 	if made[name] {
@@ -198,7 +200,8 @@ func (f family) addChoiceChain(out *portRules, p *Port, prefix string, to []Back
 	return name
 }
 
-// choiceKey returns the packet fields by which a backend is selected.
+// choiceKey returns the nftables expression for the packet fields by which a backend is selected in
+// a map.
 func (f family) choiceKey(nodePort bool, proto string) string {
 	if nodePort {
 		return proto + " dport"
@@ -206,7 +209,8 @@ func (f family) choiceKey(nodePort bool, proto string) string {
 	return f.ip + " daddr . " + proto + " dport"
 }
 
-// pickChain returns the chain for all frontends in a map that have n backends.
+// pickChain returns the chain that selects one of n backends in the map endpoints. All frontends
+// with n backends share it.
 func (f family) pickChain(endpoints string, at Frontend, n int) nftChain {
 	return nftChain{name: "pick-" + strings.Replace(endpoints, mapEndpoints, "", 1) + "-" + strconv.Itoa(n), rules: []string{
 		f.countRule(setConnections),
@@ -218,8 +222,8 @@ func (f family) countRule(set string) string {
 	return fmt.Sprintf("update @%s { %s daddr . meta l4proto . th dport counter }", set, f.ip)
 }
 
-// addMasqueradeChain adds a chain that marks packets for masquerading and then goes to another
-// chain. It returns the chain's name.
+// addMasqueradeChain adds to out a chain that marks packets for masquerading and then goes to the
+// chain to. It returns the chain's name.
 func (f family) addMasqueradeChain(out *portRules, to string, made map[string]bool) string {
 	c := nftChain{name: "masked-" + to, rules: []string{markStatement, "goto " + to}}
 	if !made[c.name] {
@@ -233,8 +237,8 @@ func (f family) addMasqueradeChain(out *portRules, to string, made map[string]bo
 	return c.name
 }
 
-// addAffinityChains adds a chain and a client set for every backend, and returns the name of the
-// chain that selects the backend.
+// addAffinityChains adds to out a chain and a set of clients for every backend, for session
+// affinity. It returns the name of the chain that selects the backend.
 func (f family) addAffinityChains(out *portRules, p *Port, prefix string, to []Backend, made map[string]bool) string {
 	front := nftChain{name: prefix + p.ID, rules: []string{f.countRule(setConnections)}}
 	if made[front.name] {
@@ -259,7 +263,8 @@ func (f family) addAffinityChains(out *portRules, p *Port, prefix string, to []B
 	return front.name
 }
 
-// addGuard adds the rules that admit only the clients of loadBalancerSourceRanges.
+// addGuard adds to out the rules that drop packets of clients outside the Service's
+// loadBalancerSourceRanges. add adds an element to a map.
 func (out *portRules) addGuard(p *Port, add func(m string, at Frontend, value string)) {
 	if len(p.Guarded) == 0 {
 		return
@@ -270,8 +275,8 @@ func (out *portRules) addGuard(p *Port, add func(m string, at Frontend, value st
 	}
 }
 
-// guardChain returns the chain that drops packets of clients outside the ranges. Ports with the
-// same ranges share the chain, because its name is a hash of the ranges.
+// guardChain returns the chain that drops packets of clients outside ranges. Ports with the same
+// ranges share the chain, because its name is a hash of the ranges.
 func (f family) guardChain(ranges []netip.Prefix) *nftChain {
 	rule := "drop"
 	if len(ranges) > 0 {
@@ -297,7 +302,8 @@ func shortHash(s string) string {
 	return hex.EncodeToString(sum[:shortHashDigits/2])
 }
 
-// tableSkeleton is a table without Services: maps, sets, and base chains with their rules in order.
+// tableSkeleton is an nftables table as it is without any Service: maps, sets, and base chains with
+// their rules in order.
 type tableSkeleton struct {
 	maps   []*knftables.Map
 	sets   []*knftables.Set
@@ -305,7 +311,8 @@ type tableSkeleton struct {
 	rules  []*knftables.Rule
 }
 
-// markerChain returns the name of a chain that identifies the skeleton of a table.
+// markerChain returns the name of an empty chain that identifies the skeleton. It shows whether the
+// kernel's table was written for the same skeleton.
 func (s *tableSkeleton) markerChain() string {
 	sum := sha256.New()
 	for _, m := range s.maps {
@@ -333,14 +340,15 @@ func (s *tableSkeleton) addRule(chain, format string, args ...any) {
 	s.rules = append(s.rules, &knftables.Rule{Chain: chain, Rule: fmt.Sprintf(format, args...)})
 }
 
-// addBypass exempts the agent's own connections to replicas from a chain of the output hook.
+// addBypass adds to a chain of the output hook the rule that exempts the agent's own connections to
+// replicas. For other hooks it does nothing.
 func (s *tableSkeleton) addBypass(chain string, hook knftables.BaseChainHook) {
 	if hook == knftables.OutputHook {
 		s.addRule(chain, "meta mark and %#x != 0 return", agent.ReplicaMark)
 	}
 }
 
-// fullSkeleton returns the table of mode nftables without Services. It is pure.
+// fullSkeleton returns the table of mode nftables as it is without any Service. It is pure.
 func (f family) fullSkeleton(b Base) *tableSkeleton {
 	s := &tableSkeleton{}
 	address := f.ip + " daddr . meta l4proto . th dport"
@@ -393,8 +401,9 @@ func (f family) fullSkeleton(b Base) *tableSkeleton {
 	return s
 }
 
-// addShortcutChains adds the chains for external traffic that must stay on the node. Pods and the
-// node itself may use any endpoint, as with the cluster IP.
+// addShortcutChains adds the chains for external traffic to Services with externalTrafficPolicy
+// Local. Other hosts reach only endpoints on this node. Pods and the node itself may use any
+// endpoint, as with the cluster IP.
 func (s *tableSkeleton) addShortcutChains(f family, prefix, key string, pods []netip.Prefix) {
 	name := prefix + chainShort
 	s.addChain(name)
@@ -416,10 +425,10 @@ func (s *tableSkeleton) addMasqueradeRules(f family, pods []netip.Prefix) {
 	}
 }
 
-// addRefusalRules adds the rules that reject traffic without a backend before it is routed or
-// delivered. They apply to the frontends in the "refused" maps. They also apply to addresses in the
-// Service ranges that no rule has changed and that are not local; the agent serves DNS at a local
-// one.
+// addRefusalRules adds the chains and rules that reject or drop traffic without a backend, before
+// it is routed or delivered. They apply to the frontends in the maps "refused". They also reject
+// traffic to addresses in the ranges services that no Service has. Local addresses are exempt,
+// because the agent serves DNS at one of them.
 func (s *tableSkeleton) addRefusalRules(f family, address, nodePort string, services []netip.Prefix) {
 	// the kernel limits the rate of ICMP errors
 	s.addRule(chainRefuse, "meta l4proto tcp reject with tcp reset")
@@ -442,7 +451,8 @@ func (s *tableSkeleton) addRefusalRules(f family, address, nodePort string, serv
 	}
 }
 
-// clientSet returns the set that stores the clients of a chain's backend.
+// clientSet returns the nftables set that stores which clients have affinity to the backend of
+// chain c.
 func (f family) clientSet(c nftChain) *knftables.Set {
 	return &knftables.Set{Name: c.name, Type: f.addr, Flags: []knftables.SetFlag{knftables.DynamicFlag, knftables.TimeoutFlag},
 		Timeout: knftables.PtrTo(time.Duration(c.affinity) * time.Second), Size: knftables.PtrTo(uint64(65535))}

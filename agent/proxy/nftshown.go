@@ -14,7 +14,7 @@ import (
 // The code is therefore read right after the text was written, and compared later. A rule that
 // another program replaced differs in its code or its number.
 
-// shownChain is the kernel's representation of a chain.
+// shownChain is the kernel's representation of an nftables chain.
 type shownChain struct {
 	rules  int
 	digest uint64 // digest of the rules, in order
@@ -27,7 +27,8 @@ func (s shownChain) addRule(rule map[uint16][]byte) shownChain {
 	return shownChain{s.rules + 1, s.digest*31 + h.Sum64()}
 }
 
-// kernelRules reads the rules of a chain, or those of all chains of a table if chain is "".
+// kernelRules reads the rules of an nftables chain from the kernel. If chain is "", it reads all
+// chains of the table.
 func kernelRules(f family, table, chain string) (map[string]shownChain, error) {
 	out := map[string]shownChain{}
 	request := []*nl.RtAttr{nl.NewRtAttr(nftaTable, nl.ZeroTerminated(table))}
@@ -63,8 +64,8 @@ func isTableActive(f family, table string) (bool, error) {
 	return ok, err
 }
 
-// recordShownChains reads and stores the kernel's representation of chains that were just written.
-// Without names it reads all chains.
+// recordShownChains reads from the kernel the representation of chains that were just written, and
+// stores it for compareChains. Without arguments it reads all chains of the table.
 func (t *nftTable) recordShownChains(chains ...string) error {
 	if t.read == nil {
 		return nil
@@ -86,8 +87,8 @@ func (t *nftTable) recordShownChains(chains ...string) error {
 	return nil
 }
 
-// ignoreConcurrentChange returns nil for an error that is caused by a concurrent change of rules.
-// The next check reads the rules again.
+// ignoreConcurrentChange returns nil if err only states that the rules changed while they were
+// read. The next check reads the rules again.
 func ignoreConcurrentChange(err error) error {
 	if errors.Is(err, netlink.ErrDumpInterrupted) || errors.Is(err, unix.EINTR) || errors.Is(err, unix.ENOENT) {
 		return nil
@@ -95,8 +96,9 @@ func ignoreConcurrentChange(err error) error {
 	return err
 }
 
-// compareChains reports whether all chains are unchanged since they were written. For a chain that
-// could not be read then, the current representation is stored.
+// compareChains reports whether the kernel's rules of all chains are unchanged since they were
+// written. For a chain that could not be read after it was written, it stores the current
+// representation.
 func (t *nftTable) compareChains() (bool, error) {
 	now, err := kernelRules(t.family, t.table, "")
 	if err != nil || len(now) != len(t.rules) {

@@ -17,7 +17,8 @@ import (
 // none.
 const defaultAffinity = 10800
 
-// computePorts returns the ports of a Service, in each address family in which it has a cluster IP.
+// computePorts returns the Ports of a Service: one for each of its ports in each address family in
+// which it has a cluster IP. parts are its EndpointSlices.
 func computePorts(svc *v1.Service, parts map[string]*discoveryv1.EndpointSlice, at Location, reserved *Reserved) []*Port {
 	if svc.Spec.Type == v1.ServiceTypeExternalName {
 		return nil
@@ -35,8 +36,8 @@ func computePorts(svc *v1.Service, parts map[string]*discoveryv1.EndpointSlice, 
 	return out
 }
 
-// isValidPort reports whether rules can be written for a port. The API server validates ports; this
-// is a second check.
+// isValidPort reports whether rules can be written for a Service port. The API server has validated
+// ports already; this is a second check.
 func isValidPort(p v1.ServicePort) bool {
 	switch p.Protocol {
 	case "", v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP:
@@ -88,8 +89,8 @@ func servicePort(svc *v1.Service, p v1.ServicePort, ip netip.Addr, common extern
 // Service.
 func maxAddresses(svc *v1.Service) int { return max(maxServicePairs/max(len(svc.Spec.Ports), 1), 1) }
 
-// externalAddresses are the external addresses that the ports of a Service share, in one address
-// family.
+// externalAddresses are the external addresses of a Service in one address family, which all its
+// ports share.
 type externalAddresses struct {
 	addresses  []netip.Addr        // external IPs and load balancer addresses, without duplicates
 	balanced   map[netip.Addr]bool // load balancer addresses
@@ -99,8 +100,8 @@ type externalAddresses struct {
 	guard      *nftChain           // nftables chain for sources; nil if all clients are allowed
 }
 
-// findExternalAddresses returns the external addresses of a Service and the clients that may use
-// them.
+// findExternalAddresses returns the external addresses of a Service in one address family, and the
+// clients that may use them.
 func findExternalAddresses(svc *v1.Service, v6 bool) externalAddresses {
 	out := externalAddresses{balanced: map[netip.Addr]bool{}, maxPerPort: maxAddresses(svc)}
 	has := map[netip.Addr]bool{}
@@ -141,7 +142,8 @@ func findExternalAddresses(svc *v1.Service, v6 bool) externalAddresses {
 	return out
 }
 
-// addExternalFrontends adds the frontends of external traffic, except reserved ones.
+// addExternalFrontends adds to the Port its frontends for external traffic: node port, external IPs
+// and load balancer addresses. It omits reserved frontends.
 func (p *Port) addExternalFrontends(port v1.ServicePort, all externalAddresses, reserved *Reserved) {
 	p.Sources, p.guard, p.Wide = all.sources, all.guard, all.wide
 	for _, ip := range all.addresses {
@@ -168,8 +170,9 @@ func (p *Port) addExternalFrontends(port v1.ServicePort, all externalAddresses, 
 	}
 }
 
-// sourceRanges returns loadBalancerSourceRanges in order; nil = all clients. If all ranges belong
-// to the other family, it returns an empty list.
+// sourceRanges returns the Service's loadBalancerSourceRanges of one address family, sorted. nil
+// means that all clients are allowed. If all ranges belong to the other family, it returns an empty
+// list: no client is allowed.
 func sourceRanges(svc *v1.Service, v6 bool) []netip.Prefix {
 	if len(svc.Spec.LoadBalancerSourceRanges) == 0 {
 		return nil
@@ -189,8 +192,8 @@ func sourceRanges(svc *v1.Service, v6 bool) []netip.Prefix {
 	return distinctPrefixes(out)
 }
 
-// distinctPrefixes removes prefixes that another one contains. The input is sorted. Ranges in an
-// nftables set must not overlap.
+// distinctPrefixes removes prefixes that another prefix in the list contains. The input is sorted.
+// Ranges in an nftables set must not overlap.
 func distinctPrefixes(sorted []netip.Prefix) []netip.Prefix {
 	out := sorted[:0]
 	for _, p := range sorted {
@@ -202,7 +205,8 @@ func distinctPrefixes(sorted []netip.Prefix) []netip.Prefix {
 	return out
 }
 
-// assignBackends assigns the endpoints to the kinds of traffic. Equal lists share their memory.
+// assignBackends sets the backends of the Port for internal and external traffic from the endpoints
+// found. Equal lists share their memory.
 func (p *Port) assignBackends(svc *v1.Service, found candidates) {
 	shared := func(a, b []Backend) []Backend {
 		if slices.Equal(a, b) {

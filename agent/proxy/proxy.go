@@ -22,7 +22,7 @@ import (
 // traceParent is the annotation of an EndpointSlice with the trace of the apply that caused it.
 const traceParent = "keelson.dev/traceparent"
 
-// Proxy programs the Service rules of the node.
+// Proxy programs the Service rules of the node in the kernel. Its fields must be set before Run.
 type Proxy struct {
 	Node   string
 	NodeIP netip.Addr
@@ -56,7 +56,7 @@ type Synced interface {
 	Updated() // the rules include all changes
 }
 
-// proxyState is the state of one Run.
+// proxyState is the state of one call of Proxy.Run.
 type proxyState struct {
 	writer                 Writer
 	model                  *Model
@@ -146,8 +146,8 @@ func newState(w Writer, node string) *proxyState {
 		reportedSlices: map[types.NamespacedName]string{}}
 }
 
-// runWithoutRules runs on a node on which another program serves the Services. It removes all rules
-// and reports every revision as applied.
+// runWithoutRules is Run on a node with mode none, where another program serves Services. It
+// removes all of Keelson's rules, and reports every revision as applied.
 func (p *Proxy) runWithoutRules(ctx context.Context, objects agent.Objects, reports agent.Reporter) error {
 	if err := errors.Join(cleanOthers(ctx, ModeNone), removeSink()); err != nil {
 		return err
@@ -160,7 +160,8 @@ func (p *Proxy) runWithoutRules(ctx context.Context, objects agent.Objects, repo
 
 func (p *Proxy) isForeignNetwork() bool { return p.ForeignNetwork != nil && p.ForeignNetwork() }
 
-// repairRules writes all rules again if another program has changed or removed some of them.
+// repairRules writes all rules again if another program has changed or removed some of them in the
+// kernel.
 func (p *Proxy) repairRules(ctx context.Context, s *proxyState) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -187,7 +188,7 @@ func (p *Proxy) repairRules(ctx context.Context, s *proxyState) error {
 	return p.writeAllRules(ctx, s)
 }
 
-// nodeGetter returns the node's own object.
+// nodeGetter returns this node's own Node object.
 type nodeGetter interface{ Node() (*v1.Node, bool) }
 
 // nodeLocation returns the location of a node according to its labels.
@@ -199,7 +200,8 @@ func nodeLocation(node string, objects nodeGetter) Location {
 	return at
 }
 
-// computeBase returns the settings of the rules from those of the cluster.
+// computeBase returns the settings of the rules that do not depend on Services. foreign means that
+// a third-party network plugin attaches the pods.
 func (p *Proxy) computeBase(c agent.Cluster, foreign bool) Base {
 	b := Base{ServiceCIDRs: c.ServicePrefixes(), NodePorts: p.NodePorts}
 	if !foreign {
@@ -208,7 +210,8 @@ func (p *Proxy) computeBase(c agent.Cluster, foreign bool) Base {
 	return b
 }
 
-// applyChanges updates the model with the changed objects and programs the resulting changes.
+// applyChanges updates the model with the changed objects news, and writes the resulting changes of
+// Service rules to the kernel. It then reports the revision as applied.
 func (p *Proxy) applyChanges(ctx context.Context, s *proxyState, objects agent.Objects, reports agent.Reporter, news agent.ObjectChanges) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -248,8 +251,8 @@ func (p *Proxy) applyChanges(ctx context.Context, s *proxyState, objects agent.O
 	return nil
 }
 
-// mayConcernMachines reports whether a change may concern the cluster's machines. An empty change
-// stands for one that no object shows.
+// mayConcernMachines reports whether the changes may affect the addresses of the cluster's
+// machines. Empty changes may, because a change of replica addresses appears in no object.
 func mayConcernMachines(news agent.ObjectChanges) bool {
 	if news.All || news.Revision == 0 && len(news.Keys) == 0 {
 		return true
@@ -262,8 +265,8 @@ func mayConcernMachines(news agent.ObjectChanges) bool {
 	return false
 }
 
-// updateModel updates the model from the view and returns the EndpointSlices among the changed
-// objects.
+// updateModel updates the model with the changed objects of the node's view. It returns the
+// EndpointSlices among them.
 func (s *proxyState) updateModel(objects agent.Objects, news agent.ObjectChanges) (fresh []*discoveryv1.EndpointSlice) {
 	if news.All {
 		s.model.SetLocation(nodeLocation(s.model.Location().Node, objects))
@@ -298,8 +301,8 @@ func (s *proxyState) updateModel(objects agent.Objects, news agent.ObjectChanges
 	return fresh
 }
 
-// writeChanges programs the changes. It writes all rules if the kernel's rules do not match the
-// model or if the changes are rejected.
+// writeChanges writes the changes of Service rules to the kernel. It writes all rules if the
+// kernel's rules do not match the model or if the changes are rejected.
 func (p *Proxy) writeChanges(ctx context.Context, s *proxyState, changes []Change) error {
 	if s.built && len(changes) == 0 {
 		return nil
@@ -332,7 +335,8 @@ func (p *Proxy) writeAllRules(ctx context.Context, s *proxyState) error {
 	return nil
 }
 
-// reportSlices reports to the timeline which new EndpointSlices this node routes.
+// reportSlices reports, as stages of the trace in each EndpointSlice, that this node now routes to
+// its endpoints. It also records the programming latency in m.
 func (s *proxyState) reportSlices(node string, fresh []*discoveryv1.EndpointSlice, reports agent.Reporter, begin time.Time, m *Metrics) {
 	now := time.Now()
 	for _, e := range fresh {

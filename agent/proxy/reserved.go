@@ -13,13 +13,13 @@ import (
 	"keelson.dev/keelson/internal/agentport"
 )
 
-// disconnectedAfter is the time without a session after which rules at replica addresses are
-// removed.
+// disconnectedAfter is how long a node may be without a session before it removes the Service rules
+// at addresses of replicas. Such rules could prevent the node from reaching the replicas.
 const disconnectedAfter = time.Minute
 
 // maxServicePairs bounds the pairs of an external address and a port that a node serves for one
-// Service. The API accepts no Service beyond the bound; a Service stored by an earlier release
-// loses its last addresses.
+// Service. The API accepts no Service beyond the bound. If an earlier release stored such a
+// Service, its last addresses are not served.
 const maxServicePairs = 4096
 
 // Reserved are addresses and ports at which no Service captures external traffic. It is immutable.
@@ -34,7 +34,7 @@ type Reserved struct {
 	whole    bool                        // a rule for one port captures all ports of an address that is not the node's own
 }
 
-// equalReserved reports whether two sets reserve the same addresses and ports.
+// equalReserved reports whether r and o reserve the same addresses and ports. Either may be nil.
 func (r *Reserved) equalReserved(o *Reserved) bool {
 	if r == nil || o == nil {
 		return r == o
@@ -44,7 +44,8 @@ func (r *Reserved) equalReserved(o *Reserved) bool {
 		r.detached == o.detached && r.whole == o.whole
 }
 
-// allowsFrontend reports whether a Service may capture traffic to an external frontend.
+// allowsFrontend reports whether a Service may capture traffic to the external frontend f, that is,
+// whether f is not reserved. A nil Reserved allows all frontends.
 func (r *Reserved) allowsFrontend(f Frontend) bool {
 	if r == nil {
 		return true
@@ -70,7 +71,7 @@ func (r *Reserved) allowsFrontend(f Frontend) bool {
 	return !r.whole || own || !machine && !replica
 }
 
-// reservedInputs are the inputs for computing Reserved.
+// reservedInputs are the inputs from which Reserved is computed.
 type reservedInputs struct {
 	cluster  agent.Cluster
 	node     *v1.Node // may be nil
@@ -82,8 +83,8 @@ type reservedInputs struct {
 	whole    bool
 }
 
-// computeReserved returns the addresses and ports that belong to the cluster. The ports of a
-// replica are reserved at all known addresses of its machine. It is pure.
+// computeReserved returns the addresses and ports that belong to the cluster's machines, agents and
+// replicas. The ports of a replica are reserved at all known addresses of its machine. It is pure.
 func (x reservedInputs) computeReserved() *Reserved {
 	r := &Reserved{machines: map[netip.Addr]struct{}{}, agents: map[agentport.Port]struct{}{}, replicas: map[netip.Addr][]uint16{},
 		own: map[netip.Addr]struct{}{}, local: map[uint16]struct{}{}, detached: x.detached, whole: x.whole}
@@ -141,7 +142,8 @@ func (x reservedInputs) computeReserved() *Reserved {
 	return r
 }
 
-// replicaAddresses returns the known addresses and ports of replicas.
+// replicaAddresses returns the known addresses and ports on which replicas of the control plane
+// listen, or nil if ControlPlane is nil.
 func (p *Proxy) replicaAddresses() []netip.AddrPort {
 	if p.ControlPlane == nil {
 		return nil
@@ -149,7 +151,8 @@ func (p *Proxy) replicaAddresses() []netip.AddrPort {
 	return p.ControlPlane.ReplicaAddresses()
 }
 
-// computeReserved returns the currently reserved addresses and ports.
+// computeReserved returns the addresses and ports that are reserved now, given the node's view,
+// this machine's addresses and the known replicas.
 func (p *Proxy) computeReserved(objects agent.Objects) *Reserved {
 	x := reservedInputs{cluster: objects.Cluster(), peers: objects.Peers(), listens: p.ListenPorts, own: machineAddresses(), whole: p.Mode == ModeIPVS}
 	x.node, _ = objects.Node()
@@ -160,8 +163,10 @@ func (p *Proxy) computeReserved(objects agent.Objects) *Reserved {
 	return x.computeReserved()
 }
 
-// machineAddresses returns the addresses of this machine's interfaces, except those of ipvsLink. It
-// returns none if they cannot be read; the addresses of the Node object are reserved as well.
+// machineAddresses returns the addresses of this machine's network interfaces, for reserving them.
+// It omits loopback and link-local addresses, and the interface ipvsLink, which holds addresses of
+// Services. It returns nil if the interfaces cannot be read; the caller also reserves the addresses
+// of the Node object.
 func machineAddresses() []netip.Addr {
 	links, err := net.Interfaces()
 	if err != nil {

@@ -15,7 +15,8 @@ import (
 // Cluster IPs are in the cluster's Service ranges, which are routed as a whole. Each cluster IP of
 // a range that was added later (ServiceCIDR) is routed individually.
 
-// addressesOutsideRange returns the cluster IPs of a Port that no range contains.
+// addressesOutsideRange returns the cluster IPs of a Port that no Service range of the cluster
+// contains, as single-address prefixes.
 func (s *proxyState) addressesOutsideRange(p *Port) []netip.Prefix {
 	var out []netip.Prefix
 	for _, at := range p.Internal {
@@ -26,7 +27,8 @@ func (s *proxyState) addressesOutsideRange(p *Port) []netip.Prefix {
 	return out
 }
 
-// countOutsideAddresses updates the number of Ports per address outside the ranges.
+// countOutsideAddresses updates addressesOutsideRanges, the number of Ports per cluster IP outside
+// the Service ranges, with the changes.
 func (s *proxyState) countOutsideAddresses(changes []Change) {
 	for _, c := range changes {
 		if c.New != nil {
@@ -44,7 +46,8 @@ func (s *proxyState) countOutsideAddresses(changes []Change) {
 	}
 }
 
-// recountOutsideAddresses counts these addresses again after the ranges have changed.
+// recountOutsideAddresses computes addressesOutsideRanges again. It is called after the Service
+// ranges have changed.
 func (s *proxyState) recountOutsideAddresses() {
 	clear(s.addressesOutsideRanges)
 	for _, p := range s.model.Ports() {
@@ -52,8 +55,8 @@ func (s *proxyState) recountOutsideAddresses() {
 	}
 }
 
-// wantedRoutes returns the prefixes that must be routed: the Service ranges and the addresses
-// outside them.
+// wantedRoutes returns the prefixes that must be routed to Services: the Service ranges, and each
+// cluster IP outside these ranges.
 func (s *proxyState) wantedRoutes() map[netip.Prefix]bool {
 	out := map[netip.Prefix]bool{}
 	for _, c := range s.base.ServiceCIDRs {
@@ -118,13 +121,14 @@ func (p *Proxy) syncRoutes(s *proxyState, want map[netip.Prefix]bool) error {
 	return nil
 }
 
-// uplink is the interface that holds the node's address, and its addresses.
+// uplink is the network interface that holds the node's address, with its addresses.
 type uplink struct {
 	link  netlink.Link
 	addrs []netip.Addr
 }
 
-// sourceAddress returns the source address of the host's own connections in an address family.
+// sourceAddress returns the source address for the host's own connections to Services: IPv4 with
+// four, otherwise IPv6. node is the node's primary address.
 func (u uplink) sourceAddress(node netip.Addr, four bool) netip.Addr {
 	if node.Is4() == four {
 		return node
@@ -160,15 +164,18 @@ func (p *Proxy) findUplink() (uplink, error) {
 	return uplink{}, fmt.Errorf("no interface holds the node's address %s: check --node-ip", p.NodeIP)
 }
 
-// sinkName is the interface to which Service routes lead. Nothing is connected to it.
+// sinkName is the name of the interface to which Service routes lead. Nothing is connected to it,
+// so packets that no rule rewrites are discarded.
 const sinkName = "keelson-sink"
 
 // sinkMTU is the maximum MTU of a bridge; loopback has a larger one.
 const sinkMTU = 65535
 
-// ensureSink creates the sink with the MTU of the uplink, because the kernel segments the host's
-// packets to Services by the route's MTU. The sink is a bridge without ports: every kernel that can
-// attach pods has bridges. It sends no ARP requests.
+// ensureSink creates the interface sinkName with the MTU of the uplink up, and returns its index.
+// The kernel segments the host's packets to Services by the route's MTU.
+//
+// The interface is a bridge without ports, because every kernel that can attach pods has bridges.
+// It sends no ARP requests.
 func ensureSink(up netlink.Link) (int, error) {
 	l, err := netlink.LinkByName(sinkName)
 	if err != nil {
@@ -188,14 +195,15 @@ func ensureSink(up netlink.Link) (int, error) {
 	return l.Attrs().Index, nil
 }
 
-// isSinkUp reports whether the sink exists and is up. The kernel removes the routes with the
-// interface.
+// isSinkUp reports whether the interface sinkName exists and is up. The kernel removes the Service
+// routes with the interface.
 func isSinkUp() bool {
 	l, err := netlink.LinkByName(sinkName)
 	return err == nil && l.Attrs().Flags&net.FlagUp != 0
 }
 
-// removeSink removes the sink and its routes from a node without Service rules.
+// removeSink removes the interface sinkName, and with it all Service routes. It is for a node
+// without Service rules.
 func removeSink() error {
 	l, err := netlink.LinkByName(sinkName)
 	if err != nil {

@@ -10,7 +10,8 @@ import (
 	"strings"
 )
 
-// Mode is how Service rules are programmed.
+// Mode is the kernel mechanism with which Service rules are programmed: nftables, iptables, IPVS or
+// none.
 type Mode string
 
 // The values of --proxy-mode.
@@ -75,7 +76,7 @@ type Counts struct {
 
 func newCounts() Counts { return Counts{map[Frontend]uint64{}, map[Frontend]uint64{}} }
 
-// NewWriter returns the writer of a mode.
+// NewWriter returns the Writer of a mode. It returns an error for an unknown mode.
 func NewWriter(m Mode) (Writer, error) {
 	switch m {
 	case ModeNFTables:
@@ -88,8 +89,8 @@ func NewWriter(m Mode) (Writer, error) {
 	return nil, fmt.Errorf("proxy mode %s has no rules", m)
 }
 
-// cleanOthers removes the rules that other modes left. A mode that this machine does not support
-// has no rules.
+// cleanOthers removes the rules that modes other than m left in the kernel. A mode that this
+// machine does not support has no rules.
 func cleanOthers(ctx context.Context, m Mode) error {
 	var errs []error
 	for _, other := range []Mode{ModeNFTables, ModeIPTables, ModeIPVS} {
@@ -107,7 +108,7 @@ func cleanOthers(ctx context.Context, m Mode) error {
 	return errors.Join(errs...)
 }
 
-// family is an address family with its names in nft and iptables.
+// family is an address family, IPv4 or IPv6, with its names in nft and iptables.
 type family struct {
 	v6       bool
 	ip       string // "ip", "ip6"
@@ -121,7 +122,7 @@ var (
 	ipv6 = family{v6: true, ip: "ip6", addr: "ipv6_addr", loopback: "::1", bits: 128}
 )
 
-// familyPrefixes returns the prefixes of the family.
+// familyPrefixes returns those prefixes of all that belong to the address family.
 func (f family) familyPrefixes(all []netip.Prefix) []netip.Prefix {
 	var out []netip.Prefix
 	for _, p := range all {
@@ -137,7 +138,7 @@ func (f family) isNeeded(b Base) bool {
 	return !f.v6 || len(f.familyPrefixes(b.ServiceCIDRs)) > 0 || len(f.familyPrefixes(b.PodCIDRs)) > 0
 }
 
-// familyPorts returns the Ports of the family.
+// familyPorts returns those Ports of all that belong to the address family.
 func (f family) familyPorts(all iter.Seq[*Port]) iter.Seq[*Port] {
 	return func(yield func(*Port) bool) {
 		for p := range all {
@@ -148,7 +149,7 @@ func (f family) familyPorts(all iter.Seq[*Port]) iter.Seq[*Port] {
 	}
 }
 
-// familyChanges returns the changes of the family.
+// familyChanges returns those changes of all that belong to the address family.
 func (f family) familyChanges(all []Change) []Change {
 	var out []Change
 	for _, c := range all {
@@ -159,7 +160,7 @@ func (f family) familyChanges(all []Change) []Change {
 	return out
 }
 
-// addedPorts returns the new Ports of the changes.
+// addedPorts returns the Ports that are new, according to the changes.
 func addedPorts(changes []Change) iter.Seq[*Port] {
 	return func(yield func(*Port) bool) {
 		for _, c := range changes {
