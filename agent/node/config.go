@@ -30,8 +30,8 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// Version is the agent's version in the node's status. It names the Kubernetes version that the
-// agent's pod behavior matches.
+// Version is the kubelet version in the node's status. Its first part is the Kubernetes version
+// with the pod behavior that the agent implements.
 const Version = "v1.37.2-keelson"
 
 // Proxy maintains Service rules on the node.
@@ -47,10 +47,11 @@ type Session interface {
 	Run(ctx context.Context) error
 }
 
-// minFence is longer than any pause between two responses of a healthy control plane.
+// minFence is the minimum of Config.FenceAfter. It is longer than any pause between two responses
+// of a healthy control plane.
 const minFence = 10 * time.Second
 
-// Config configures an agent.
+// Config configures a node agent.
 type Config struct {
 	// Release is the build of the program. The node reports it as the version of its container
 	// runtime, which is part of the agent. "" = Version.
@@ -147,7 +148,8 @@ type Config struct {
 	Settings map[string]string
 }
 
-// stringList is the value of a flag that may be repeated and may have a comma-separated list.
+// stringList is a flag.Value that appends to a list. The flag may be repeated, and each value may
+// be a comma-separated list.
 type stringList struct{ values *[]string }
 
 func (l stringList) String() string {
@@ -165,10 +167,12 @@ func (l stringList) Set(s string) error {
 	return nil
 }
 
-// RecentLog is the number of bytes of its log that an agent holds for the node's API.
+// RecentLog is the size in bytes of the end of its log that an agent keeps in memory, for the
+// node's API.
 const RecentLog = 128 << 10
 
-// Flags declares the command line flags on fs and returns the configuration that they set.
+// Flags declares the agent's command-line flags on fs. It returns the configuration that parsing
+// the flags sets.
 func Flags(fs *flag.FlagSet) *Config {
 	c := &Config{}
 	host, err := os.Hostname()
@@ -320,8 +324,8 @@ func (c *Config) declareReserveFlags(fs *flag.FlagSet) {
 	})
 }
 
-// Check returns an error that names the missing or invalid flag. It does not inspect the machine
-// and changes nothing.
+// Check returns an error that names a missing or invalid flag, or nil. It does not inspect the
+// machine and changes nothing.
 func (c *Config) Check() error {
 	if msgs := validation.IsDNS1123Subdomain(c.NodeName); len(msgs) > 0 {
 		return fmt.Errorf("--node-name %q: %s", c.NodeName, msgs[0])
@@ -346,7 +350,7 @@ func (c *Config) Check() error {
 	return nil
 }
 
-// Complete calls Check and sets defaults, some of which depend on the machine.
+// Complete calls Check, and sets the defaults of unset fields, some of which depend on the machine.
 func (c *Config) Complete() error {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
@@ -396,7 +400,7 @@ func (c *Config) agentPaths() agent.Paths {
 		Archives: c.ArchivesDir, Kubelet: c.KubeletDir}
 }
 
-// OCI returns the folders and cgroup of the container runtime.
+// OCI returns the configuration of the container runtime: its folders and its parent cgroup.
 func (c *Config) OCI() oci.Config {
 	return oci.Config{StateDir: filepath.Join(c.StateDir, "oci"), RunDir: filepath.Join(c.RunDir, "oci"), CgroupRoot: c.CgroupRoot}
 }
@@ -435,10 +439,10 @@ func parseResources(s string) (v1.ResourceList, error) {
 	return out, nil
 }
 
-// maxHandlers bounds the runtime handlers in the node's status.
+// maxHandlers is the maximum number of runtime handlers in the node's status.
 const maxHandlers = 32
 
-// addHandler adds the value NAME of --runtime-handler.
+// addHandler adds the value s of the flag --runtime-handler: NAME.
 func (c *Config) addHandler(s string) error {
 	name, err := oci.ParseHandler(s)
 	if err != nil {
@@ -454,7 +458,7 @@ func (c *Config) addHandler(s string) error {
 	return nil
 }
 
-// addNodePortAddresses adds the value CIDR,... of --nodeport-addresses.
+// addNodePortAddresses adds the value s of the flag --nodeport-addresses: CIDR,...
 func (c *Config) addNodePortAddresses(s string) error {
 	for part := range strings.SplitSeq(s, ",") {
 		p, err := netip.ParsePrefix(strings.TrimSpace(part))
@@ -470,7 +474,7 @@ func (c *Config) addNodePortAddresses(s string) error {
 	return nil
 }
 
-// addMirror adds the value REGISTRY=HOST[:PORT] of --registry-mirror.
+// addMirror adds the value s of the flag --registry-mirror: REGISTRY=HOST[:PORT].
 func (c *Config) addMirror(s string) error {
 	registry, host, ok := strings.Cut(s, "=")
 	if !ok || registry == "" || host == "" || strings.Contains(host, "/") {

@@ -6,10 +6,11 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// clusterDNS returns a function for the DNS servers of pods with dnsPolicy ClusterFirst: those of
-// --cluster-dns, or the address of Service kube-system/kube-dns. At that address the agent's DNS
-// server responds, unless the Service selects pods of a DNS add-on. With neither, pods have the
-// node's servers.
+// clusterDNS returns a function that returns the DNS servers of pods with dnsPolicy ClusterFirst.
+// These are given, the values of --cluster-dns, or else the address of the Service
+// kube-system/kube-dns. At that address the agent's own DNS server responds, unless the Service
+// selects pods of a DNS add-on. Without either, the result is empty, and pods use the DNS servers
+// of the node.
 func clusterDNS(given []string, objects agent.Objects) func() []string {
 	return func() []string {
 		if len(given) > 0 {

@@ -24,7 +24,7 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// Annotations of the Node from which the control plane writes its CSINode.
+// Annotations of the Node from which the control plane creates the CSINode of this node.
 const (
 	// CSINodeIDAnnotation maps CSI driver names to the driver's ID of this node, as JSON.
 	CSINodeIDAnnotation = "csi.volume.kubernetes.io/nodeid"
@@ -33,17 +33,19 @@ const (
 )
 
 // DRADriversAnnotation lists the DRA drivers that are registered on the node, separated by commas.
-// ResourceSlices of other drivers are removed.
+// The control plane removes the node's ResourceSlices of other drivers.
 const DRADriversAnnotation = "keelson.dev/dra-drivers"
 
-// WireGuardKeyAnnotation is the node's public WireGuard key in base64.
+// WireGuardKeyAnnotation is an annotation of the Node with the node's public WireGuard key in
+// base64.
 const WireGuardKeyAnnotation = "keelson.dev/wireguard-key"
 
-// AnnouncesAnnotation is "true" if the agent can announce load balancer addresses.
+// AnnouncesAnnotation is an annotation of the Node. It is "true" if the agent can announce load
+// balancer addresses on its network.
 const AnnouncesAnnotation = "keelson.dev/announces"
 
-// NodeDegraded is the condition of a node with a failed part that pods can run without. Its message
-// has the remedy.
+// NodeDegraded is the condition of a node if a part of its agent has failed that pods can run
+// without. The message of the condition includes the remedy.
 const NodeDegraded v1.NodeConditionType = "keelson.dev/Degraded"
 
 const (
@@ -51,11 +53,13 @@ const (
 	imagesReported = 50
 )
 
-// startingMessage is the NotReady message before the first status of the runtime.
+// startingMessage is the message of the condition Ready (False) until the container runtime reports
+// its first status.
 const startingMessage = "the agent is starting"
 
-// PodNetworkAnnotation states which network configuration assigned the addresses of the node's
-// pods: "keelson" or "foreign". The control plane validates reported addresses accordingly.
+// PodNetworkAnnotation is an annotation of the Node. It states which network configuration assigned
+// the addresses of the node's pods: "keelson" or "foreign". The control plane validates reported
+// pod addresses accordingly.
 const PodNetworkAnnotation = "keelson.dev/pod-network"
 
 func podNetworkOf(own bool) string {
@@ -65,7 +69,7 @@ func podNetworkOf(own bool) string {
 	return "foreign"
 }
 
-// nodeFacts maintains the Node object that this node reports.
+// nodeFacts maintains the Node object (labels, addresses and status) that this agent reports.
 type nodeFacts struct {
 	cfg  *Config
 	info v1.NodeSystemInfo
@@ -91,15 +95,16 @@ func newNodeFacts(cfg *Config) *nodeFacts {
 	return f
 }
 
-// currentNode returns the current Node. It is shared and must not be modified.
+// currentNode returns the Node object that the agent currently reports. It is shared and must not
+// be modified.
 func (f *nodeFacts) currentNode() *v1.Node {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.current
 }
 
-// recompose returns the Node of an agent that has reported nothing yet, after another observation
-// of the machine.
+// recompose observes the machine again and returns the resulting Node object. It is called before
+// the agent has reported a Node.
 func (f *nodeFacts) recompose() *v1.Node {
 	o := f.observeMachine()
 	o.notReady = startingMessage
@@ -109,7 +114,7 @@ func (f *nodeFacts) recompose() *v1.Node {
 	return f.current
 }
 
-// factSources are the sources of the Node's content.
+// factSources are the parts of the agent from which the content of the Node object is read.
 type factSources struct {
 	runtime  agent.Runtime
 	images   agent.Images
@@ -122,13 +127,15 @@ type factSources struct {
 	failures *partFailures
 }
 
-// draDrivers are the DRA drivers of the node.
+// draDrivers is the part of the DRA device manager from which the names of registered drivers are
+// read.
 type draDrivers interface {
 	Drivers() []string
 	Changes(ctx context.Context) <-chan struct{}
 }
 
-// observation is the result of one observation of the node.
+// observation contains the results of one check of the node, from which its Node object is
+// composed.
 type observation struct {
 	notReady        string // why pods cannot run; "" = they can
 	memoryPressure  bool
@@ -148,9 +155,9 @@ type observation struct {
 	features *v1.NodeFeatures
 }
 
-// updateFacts reports the Node each time it changes, until ctx ends. It observes the node after
-// events: the runtime's start, a new pod CIDR, and changes of its sources. A timer covers changes
-// without events, such as a foreign network configuration or the machine's resources.
+// updateFacts reports the Node object each time it changes, until ctx ends. It checks the node
+// after events: the runtime's start, a new pod CIDR, and changes of its sources. A timer covers
+// changes without events, such as a third-party network configuration or the machine's resources.
 func (f *nodeFacts) updateFacts(ctx context.Context, w factSources) error {
 	const early, seldom = time.Second, 10 * time.Second
 	t := time.NewTimer(0)
@@ -230,8 +237,9 @@ func (f *nodeFacts) updateFacts(ctx context.Context, w factSources) error {
 	}
 }
 
-// observeVolumes is called last, so that the report on volumes is as recent as possible. A restored
-// control plane relies on it.
+// observeVolumes records which attached volumes and exclusive claims are in use. It is called last,
+// so that this report is as recent as possible. A control plane that was restored from a backup
+// relies on it.
 func (o *observation) observeVolumes(w factSources) {
 	if w.volumes == nil {
 		return
@@ -267,7 +275,9 @@ func (f *nodeFacts) observe(ctx context.Context, w factSources) observation {
 	return o
 }
 
-// setFailures sets the messages for failed parts of the agent, by their effect on pods.
+// setFailures sets the observation's messages about failed parts of the agent. A failure of the
+// runtime or of images makes the node NotReady. A failure of the proxy or of routes concerns the
+// network. All others make the node degraded.
 func (f *nodeFacts) setFailures(o *observation, t *partFailures) {
 	vital := func(part string) bool { return part == partRuntime || part == partImages }
 	traffic := func(part string) bool { return part == partProxy || part == partRoutes }
@@ -284,7 +294,8 @@ func (f *nodeFacts) setFailures(o *observation, t *partFailures) {
 	}
 }
 
-// truncateMessage truncates a condition message that may list every node of a cluster.
+// truncateMessage truncates the message of a condition, which may otherwise list every node of a
+// cluster.
 func truncateMessage(why string) string {
 	const limit = 1024
 	if len(why) <= limit {
@@ -293,7 +304,8 @@ func truncateMessage(why string) string {
 	return strings.ToValidUTF8(why[:limit], "") + " ... (the complete message is in the agent's log)"
 }
 
-// observeMachine observes resource pressure of the machine.
+// observeMachine returns an observation with the resource pressure of the machine. It is empty on a
+// fake node.
 func (f *nodeFacts) observeMachine() observation {
 	o := observation{pidPercent: -1}
 	if f.cfg.Runtime != nil {
@@ -306,7 +318,8 @@ func (f *nodeFacts) observeMachine() observation {
 	return o
 }
 
-// observeRuntime reads the runtime's features. It returns why the node cannot run pods, or "".
+// observeRuntime records the container runtime's handlers and features. It returns the reason why
+// the node cannot run pods, or "".
 func (o *observation) observeRuntime(ctx context.Context, w factSources) (notReady string) {
 	res, err := w.runtime.Status(ctx, &cri.StatusRequest{})
 	if err != nil {
@@ -324,8 +337,8 @@ func (o *observation) observeRuntime(ctx context.Context, w factSources) (notRea
 	return ""
 }
 
-// runtimeFeatures returns the runtime's handlers, sorted by name, and its features, as reported in
-// a Node's status.
+// runtimeFeatures converts the container runtime's status to the handlers, sorted by name, and the
+// features in a Node's status.
 func runtimeFeatures(res *cri.StatusResponse) ([]v1.NodeRuntimeHandler, *v1.NodeFeatures) {
 	var handlers []v1.NodeRuntimeHandler
 	for _, h := range res.GetRuntimeHandlers() {
@@ -354,8 +367,8 @@ func imageList(all []*cri.Image) []v1.ContainerImage {
 	return out
 }
 
-// composeNode returns the complete Node. A condition that does not change keeps its transition time
-// from old.
+// composeNode returns the complete Node object for the observation o. A condition with the same
+// status as in old keeps its transition time.
 func (f *nodeFacts) composeNode(o observation, old *v1.Node, now time.Time) *v1.Node {
 	n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: f.cfg.NodeName, Labels: map[string]string{}, Annotations: map[string]string{}}}
 	maps.Copy(n.Labels, f.cfg.Labels)
@@ -426,9 +439,9 @@ func (f *nodeFacts) composeNode(o observation, old *v1.Node, now time.Time) *v1.
 	return n
 }
 
-// setCSIDrivers sets annotations and topology labels of the CSI drivers. Before the first scan for
-// drivers, all is nil and nothing is set: an empty list would delete what the control plane knows
-// from the agent's previous run.
+// setCSIDrivers sets the annotations and topology labels of the Node for the CSI drivers all.
+// Before the first scan for drivers, all is nil and nothing is set. An empty list would delete the
+// drivers that the control plane has stored for the agent's previous run.
 func setCSIDrivers(n *v1.Node, all []*csi.Driver) {
 	if all == nil {
 		return
@@ -454,8 +467,9 @@ func setCSIDrivers(n *v1.Node, all []*csi.Driver) {
 	}
 }
 
-// nodeResources returns capacity and allocatable resources: those of the machine, or the configured
-// ones, which are allocatable as a whole. The memory reserve is subtracted in both cases.
+// nodeResources returns the capacity and allocatable resources of the Node. Configured resources
+// are allocatable as a whole; others are measured on the machine. The memory reserve is subtracted
+// in both cases.
 func (f *nodeFacts) nodeResources() (capacity, allocatable v1.ResourceList) {
 	capacity = v1.ResourceList{
 		v1.ResourceCPU:  *resource.NewQuantity(int64(runtime.NumCPU()), resource.DecimalSI),
@@ -481,8 +495,8 @@ func (f *nodeFacts) nodeResources() (capacity, allocatable v1.ResourceList) {
 }
 
 // podLimits returns the cgroup limits of all pods together. A configured memory capacity is not
-// reduced by the reserve: the agent evicts by the pods' own usage then, and pods must be able to
-// exceed the threshold for that.
+// reduced by the reserve. The agent then evicts by the pods' own usage, and pods must be able to
+// exceed the eviction threshold for that.
 func (f *nodeFacts) podLimits() v1.ResourceList {
 	out := f.currentNode().Status.Allocatable.DeepCopy()
 	if q, own := f.cfg.Capacity[v1.ResourceMemory]; own {

@@ -20,7 +20,7 @@ import (
 	"keelson.dev/keelson/internal/durable"
 )
 
-// Annotations about attached volumes in the node's facts.
+// Annotations about attached volumes in the Node object that the agent reports.
 const (
 	// FencesAfterAnnotation is the number of seconds of disconnection after which pods with
 	// attached volumes are terminated; "0" = never.
@@ -36,8 +36,8 @@ const (
 const maxHeldBytes = 64 << 10 // all annotations of an object are limited to 256 KiB
 
 // fence terminates pods with attached volumes when the node has been disconnected from the control
-// plane for too long, because the volumes may then be attached to another node. Pods with only
-// local data are not affected.
+// plane for a certain time, the fence time. After it, the control plane may attach the volumes to
+// another node. Pods with only local data are not affected.
 type fence struct {
 	after    time.Duration // configured time; 0 = never
 	lastAck  func() time.Duration
@@ -59,15 +59,16 @@ type fence struct {
 	bound    time.Duration // a shorter fence that the control plane may rely on; 0 = none
 }
 
-// lastAckRecord is the content of the file. Times are since boot, so they are valid until the next
-// reboot.
+// lastAckRecord is the JSON content of the file in fence.file. Times are since boot, so they are
+// valid until the next reboot.
 type lastAckRecord struct {
 	Version int           `json:"version"`
 	Boot    string        `json:"boot"`
 	At      time.Duration `json:"at"`
 }
 
-// fenceInterval is the time between two checks; saveInterval between two writes of the file.
+// fenceInterval is the time between two checks of the fence. saveInterval is the time between two
+// writes of the last acknowledgment.
 const (
 	fenceInterval = time.Second
 	saveInterval  = 2 * time.Second
@@ -93,8 +94,8 @@ func (f *fence) runFence(ctx context.Context) error {
 	}
 }
 
-// loadLastAck starts with the last acknowledgment of the previous agent. Time without an agent
-// counts as disconnection, as it does for the control plane.
+// loadLastAck loads the time of the last acknowledgment that the previous agent process received.
+// Time without an agent thus counts as disconnection, as it does for the control plane.
 func (f *fence) loadLastAck() {
 	f.last.CompareAndSwap(0, int64(f.clock()))
 	b, err := os.ReadFile(f.file)
@@ -111,7 +112,8 @@ func (f *fence) loadLastAck() {
 	}
 }
 
-// disconnectedFor returns the time since the last acknowledgment of the control plane.
+// disconnectedFor returns the time since the control plane last acknowledged a heartbeat, or 0 if
+// it is unknown.
 func (f *fence) disconnectedFor() time.Duration {
 	at := max(time.Duration(f.last.Load()), f.lastAck())
 	if at == 0 {
@@ -120,7 +122,8 @@ func (f *fence) disconnectedFor() time.Duration {
 	return f.clock() - at
 }
 
-// isFenced reports whether attached volumes must no longer be mounted.
+// isFenced reports whether the fence time has passed, so that attached volumes must no longer be
+// mounted.
 func (f *fence) isFenced() bool {
 	after := f.currentFence()
 	return after > 0 && f.disconnectedFor() >= after
@@ -156,13 +159,14 @@ func (f *fence) checkFence() error {
 	return nil
 }
 
-// volumeUses is the node's report on volumes in use.
+// volumeUses is the node's report on the volumes and claims that its pods use.
 type volumeUses struct {
 	names, held     []v1.UniqueVolumeName // attached volumes in use, and those that may be mounted; names is nil if unknown
 	exclusiveClaims []agent.HeldClaim     // ReadWriteOncePod claims in use
 }
 
-// annotate adds the fence and the volumes in use to the facts.
+// annotate adds the fence time and the volumes in use to the annotations and the status of the Node
+// n.
 func (f *fence) annotate(n *v1.Node, u volumeUses) {
 	n.Annotations[FencesAfterAnnotation] = strconv.Itoa(int(f.after / time.Second))
 	if report := f.unconfirmedReport(); report != "" {
@@ -189,7 +193,8 @@ func heldAnnotation[T any](held []T) string {
 
 func fenceFile(runDir string) string { return filepath.Join(runDir, "control-plane-heard.json") }
 
-// setDependencies sets what the fence depends on. Before the call, the node counts as connected.
+// setDependencies sets the parts of the agent that the fence uses. end terminates a pod. Until it
+// is called, the node counts as connected.
 func (f *fence) setDependencies(s Session, volumes agent.AttachedVolumes, end func(types.UID, string), log *slog.Logger) {
 	f.volumes, f.fencePod, f.log, f.clock, f.objects = volumes, end, log, session.SinceBoot, s
 	f.lastAck = func() time.Duration { return session.SinceBoot() }

@@ -17,26 +17,29 @@ import (
 	"keelson.dev/keelson/internal/durable"
 )
 
-// A fence that is longer than the previous one takes effect once the control plane has stored it.
-// Until then, the control plane detaches the node's volumes by the previous fence, so the shorter
-// of the two applies.
+// A configured fence time that is longer than the previous one takes effect only when the control
+// plane has stored it. Until then, the control plane may detach the node's volumes after the
+// previous time, so the shorter time applies.
 
-// FenceReportAnnotation is the name of the report with the fence. Each agent chooses a new name, so
-// it recognizes a Node that was stored after its report.
+// FenceReportAnnotation is an annotation of the Node with the name of the agent's report of its
+// fence time. Each agent process chooses a new name. It thus recognizes whether the control plane
+// stored the Node after this report.
 const FenceReportAnnotation = "keelson.dev/fence-report"
 
-// keptFenceAnnotation is set on a VolumeAttachment: the fence of its Node, which outlives the Node.
+// keptFenceAnnotation is an annotation of a VolumeAttachment with the fence time of its Node in
+// seconds. It remains when the Node is deleted.
 const keptFenceAnnotation = "keelson.dev/node-fences-after"
 
-// fenceObjects are the objects that confirm a fence.
+// fenceObjects is the part of the node's view that shows which fence time the control plane has
+// stored.
 type fenceObjects interface {
 	Confirmed() <-chan struct{}
 	Node() (*v1.Node, bool)
 	VolumeAttachment(driver, handle string) (*storagev1.VolumeAttachment, bool)
 }
 
-// reportedFence is the record in the run folder of the shortest fence that the control plane may
-// rely on. Later releases may add fields; unknown fields are ignored.
+// reportedFence is the JSON record, in the run folder, of the shortest fence time that the control
+// plane may rely on. Later releases may add fields; unknown fields are ignored.
 type reportedFence struct {
 	Version   int           `json:"version"`
 	Boot      string        `json:"boot"`
@@ -48,7 +51,7 @@ const reportedFenceVersion = 1
 
 func fenceReportFile(runDir string) string { return filepath.Join(runDir, "fence-reported.json") }
 
-// shorterFence returns the shorter of two fences; 0 = never is the longest.
+// shorterFence returns the shorter of two fence times. 0 means never and is the longest.
 func shorterFence(a, b time.Duration) time.Duration {
 	if a == 0 || b != 0 && b < a {
 		return b
@@ -56,8 +59,8 @@ func shorterFence(a, b time.Duration) time.Duration {
 	return a
 }
 
-// parseFence parses a fence that the control plane stores. An invalid one is not a bound and
-// returns 0.
+// parseFence parses a fence time in seconds as stored by the control plane. For an invalid text it
+// returns 0, that is, no bound.
 func parseFence(after string) time.Duration {
 	seconds, err := strconv.Atoi(after)
 	if err != nil || seconds < 0 {
@@ -66,16 +69,17 @@ func parseFence(after string) time.Duration {
 	return time.Duration(seconds) * time.Second
 }
 
-// currentFence returns the effective fence: the configured one, or a shorter one that the control
-// plane may rely on; 0 = never.
+// currentFence returns the effective fence time: the configured one, or a shorter one that the
+// control plane may still rely on. 0 means never.
 func (f *fence) currentFence() time.Duration {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return shorterFence(f.after, f.bound)
 }
 
-// startReport reads the fences reported since boot, and records the shortest. It is called before
-// the node reports its fence.
+// startReport starts the report of the configured fence time to the control plane, under a new
+// name. It loads the shortest fence time that was reported since boot, and records the shorter of
+// both. It is called before the node reports its fence time.
 func (f *fence) startReport() error {
 	var r reportedFence
 	err := durable.ReadJSON(f.reports, &r)
@@ -106,14 +110,16 @@ func (f *fence) recordFence(after time.Duration, confirmed bool) error {
 	return nil
 }
 
-// unconfirmedReport returns the name of the report that the control plane has not confirmed, or "".
+// unconfirmedReport returns the name of the fence report that the control plane has not confirmed,
+// or "" if none is pending.
 func (f *fence) unconfirmedReport() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.report
 }
 
-// confirmReport makes the configured fence effective once the control plane has stored it.
+// confirmReport checks whether the control plane has stored the configured fence time. If so, that
+// time becomes effective.
 func (f *fence) confirmReport() error {
 	report := f.unconfirmedReport()
 	if report == "" {
@@ -139,10 +145,10 @@ func (f *fence) confirmReport() error {
 	return nil
 }
 
-// storedFence returns the shortest fence in the objects of the view; 0 if none is a bound. all
-// reports whether a control plane has stored the configured fence: on the Node, with this report,
-// and on each attachment of a volume in use. A control plane that does not store fences on
-// attachments has none there.
+// storedFence returns the shortest fence time in the objects of the view, or 0 if no object has
+// one. all reports whether the control plane has stored the configured time everywhere. That is, on
+// the Node with this report, and on each VolumeAttachment of a volume in use that has a fence time.
+// A control plane that does not store fence times on attachments has none there.
 func (f *fence) storedFence(report string) (shortest time.Duration, all bool, err error) {
 	select {
 	case <-f.objects.Confirmed():

@@ -25,8 +25,8 @@ const (
 	eventInterval = 5 * time.Minute
 )
 
-// imageGC is the image garbage collection. It removes unused images while the disk is low on space,
-// and reports if that is not enough.
+// imageGC removes unused images while the disk is low on space, and reports an event if that is not
+// enough.
 type imageGC struct {
 	images interface { // *image.Store
 		MakeRoom(ctx context.Context, needed []string) (image.Removed, error)
@@ -45,8 +45,8 @@ type imageGC struct {
 	lastRun                 time.Time // start of the last completed collection
 }
 
-// requestCollection requests a collection, and reports whether one that started after since has
-// completed.
+// requestCollection makes runCollections collect images now. It reports whether a collection that
+// started at or after since has already completed; in that case it requests nothing.
 func (r *imageGC) requestCollection(since time.Time) bool {
 	r.mu.Lock()
 	done := !r.lastRun.Before(since)
@@ -60,8 +60,9 @@ func (r *imageGC) requestCollection(since time.Time) bool {
 	return done
 }
 
-// runCollections collects images until ctx ends. It first waits for the pods of the node: after a
-// reboot, no container shows which images are in use.
+// runCollections runs a collection of unused images at regular intervals and on request, until ctx
+// ends. It first waits for the pods in the node's view. After a reboot, no container shows which
+// images are in use.
 func (r *imageGC) runCollections(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -81,7 +82,8 @@ func (r *imageGC) runCollections(ctx context.Context) error {
 	}
 }
 
-// collectOnce runs one collection.
+// collectOnce removes unused images if the disk is low on space, and reports failures as events of
+// the node.
 func (r *imageGC) collectOnce(ctx context.Context, now time.Time) {
 	if r.isHeld != nil && r.isHeld() {
 		return
@@ -112,7 +114,8 @@ func (r *imageGC) collectOnce(ctx context.Context, now time.Time) {
 	}
 }
 
-// imagesOfPods returns the image names of all pods that have not ended. It has no side effects.
+// imagesOfPods returns the image names of the containers of all pods that have not ended. It is
+// pure.
 func imagesOfPods(pods []*v1.Pod) []string {
 	var out []string
 	for _, p := range pods {
@@ -131,7 +134,8 @@ func imagesOfPods(pods []*v1.Pod) []string {
 	return out
 }
 
-// reportEvent records an event of the node with the kubelet's wording.
+// reportEvent reports an event about this node with the kubelet's wording, at most once per
+// eventInterval for each reason.
 func (r *imageGC) reportEvent(reason, message string, now time.Time) {
 	if last, ok := r.reported[reason]; ok && now.Sub(last) < eventInterval {
 		return
@@ -144,8 +148,8 @@ func (r *imageGC) reportEvent(reason, message string, now time.Time) {
 	r.reporter.Event(nodeEvent(r.node, v1.EventTypeWarning, reason, message, now))
 }
 
-// nodeEvent returns an event of the node. As in the kubelet, the UID of its object is the node's
-// name, by which clients search.
+// nodeEvent returns an event about the node. As in the kubelet, the UID of the involved object is
+// the node's name, by which clients search.
 func nodeEvent(node, kind, reason, message string, now time.Time) *v1.Event {
 	const limit = 1024 // limit of API validation
 	if len(message) > limit {
@@ -160,7 +164,7 @@ func nodeEvent(node, kind, reason, message string, now time.Time) *v1.Event {
 	}
 }
 
-// writeMetrics writes the removal counters in the Prometheus text format.
+// writeMetrics writes the counters of removed images in the Prometheus text format.
 func (r *imageGC) writeMetrics(to io.Writer) error {
 	r.mu.Lock()
 	removed, bytes, failing := r.removed, r.bytes, r.failing

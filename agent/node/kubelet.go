@@ -24,7 +24,8 @@ func (n *Node) newStatistics(rt agent.MeasuredRuntime, pods *pod.Set) *stats.Sou
 		Pods: n.session.Pods, Storage: pods.Storage})
 }
 
-// newKubeletServer returns the node's HTTPS server, which listens on all addresses.
+// newKubeletServer returns the node's HTTPS server with the kubelet's API. It listens on all
+// addresses.
 func (n *Node) newKubeletServer(source *stats.Source, trust agent.ServerTrust) *kubelet.Server {
 	return kubelet.New(kubelet.Config{Listen: net.JoinHostPort("", strconv.Itoa(int(n.cfg.KubeletPort))), ServerTrust: trust,
 		Resource: source.Resource, Metrics: n.metricsWriter(source), Summary: source.Summary, Pods: n.session.Pods, AgentLog: n.cfg.Recent.Bytes,
@@ -32,8 +33,9 @@ func (n *Node) newKubeletServer(source *stats.Source, trust agent.ServerTrust) *
 		Log: n.cfg.Log.With("part", "kubelet API")})
 }
 
-// metricsWriter returns a writer for /metrics: of the agent, and of images, eviction, proxy,
-// network policies, session and DNS if the agent runs them.
+// metricsWriter returns a function that writes the response of /metrics. It contains the metrics of
+// the agent, and of images, eviction, proxy, network policies, session and DNS if the agent runs
+// them.
 func (n *Node) metricsWriter(source *stats.Source) func(context.Context, io.Writer) error {
 	return func(ctx context.Context, to io.Writer) error {
 		err := source.WriteAgentMetrics(ctx, to)

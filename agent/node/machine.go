@@ -106,9 +106,10 @@ func defaultInterface() string {
 	return ""
 }
 
-// machineMemory returns total and available memory in bytes. Available is the kernel's estimate for
-// new programs without swapping. It includes files in the active page cache, which the kubelet
-// counts as used: a node with much file I/O would evict pods because of its cache.
+// machineMemory returns the total and the available memory of the machine in bytes. left is the
+// kernel's estimate of the memory for new programs without swapping (MemAvailable). It includes
+// files in the active page cache, which the kubelet counts as used. By the kubelet's measure, a
+// node with much file I/O would evict pods because of its cache.
 func machineMemory() (total, left int64, err error) {
 	raw, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
@@ -117,7 +118,8 @@ func machineMemory() (total, left int64, err error) {
 	return parseMeminfo(string(raw))
 }
 
-// parseMeminfo parses /proc/meminfo.
+// parseMeminfo returns the total and the available memory in bytes from text, the content of
+// /proc/meminfo.
 func parseMeminfo(text string) (total, left int64, err error) {
 	lines := map[string]int64{"MemTotal:": -1, "MemAvailable:": -1}
 	for line := range strings.Lines(text) {
@@ -142,7 +144,8 @@ func parseMeminfo(text string) (total, left int64, err error) {
 	return lines["MemTotal:"], min(lines["MemTotal:"], lines["MemAvailable:"]), nil
 }
 
-// cgroupMemory returns the memory of a cgroup that the kernel cannot easily reclaim.
+// cgroupMemory returns the memory used by the cgroup root, in bytes, without memory that the kernel
+// can easily reclaim.
 func cgroupMemory(root string) (int64, error) {
 	for _, c := range []struct {
 		dir, usage string
@@ -168,8 +171,9 @@ func cgroupMemory(root string) (int64, error) {
 	return 0, fmt.Errorf("no memory cgroup %s", root)
 }
 
-// subtractSpare subtracts the spare lines of a cgroup's memory.stat from used: page cache, also the
-// active part, and slab memory for it. MemAvailable of the machine includes the same.
+// subtractSpare returns used minus the values of the lines spare in stat, the content of a cgroup's
+// memory.stat. These lines are reclaimable memory: page cache, including its active part, and its
+// slab memory. MemAvailable of the machine includes the same.
 func subtractSpare(used int64, stat string, spare []string) int64 {
 	for line := range strings.Lines(stat) {
 		c := strings.Fields(line)
@@ -183,7 +187,7 @@ func subtractSpare(used int64, stat string, spare []string) int64 {
 	return max(0, used)
 }
 
-// existingPath returns path, or its nearest existing parent.
+// existingPath returns path if it exists, and otherwise its nearest existing parent.
 func existingPath(path string) string {
 	for path != "/" && path != "." && path != "" {
 		if _, err := os.Stat(path); err == nil {
@@ -194,7 +198,7 @@ func existingPath(path string) string {
 	return "/"
 }
 
-// diskSpace returns the total and the free bytes of a file system.
+// diskSpace returns the total and the free bytes of the file system that contains path.
 func diskSpace(path string) (total, left int64, err error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(existingPath(path), &st); err != nil {
@@ -203,8 +207,8 @@ func diskSpace(path string) (total, left int64, err error) {
 	return int64(st.Blocks) * st.Bsize, int64(st.Bavail) * st.Bsize, nil
 }
 
-// diskInodes returns the total and the free inodes of a file system; 0 for a file system without
-// such numbers.
+// diskInodes returns the total and the free inodes of the file system that contains path. Both are
+// 0 for a file system without such numbers.
 func diskInodes(path string) (total, left int64, err error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(existingPath(path), &st); err != nil {
@@ -213,8 +217,8 @@ func diskInodes(path string) (total, left int64, err error) {
 	return int64(st.Files), int64(st.Ffree), nil
 }
 
-// allPIDs returns the PID limit of all pods together: nine tenths of the kernel's limit, so that
-// the machine can always start its own processes; 0 = unknown.
+// allPIDs returns the limit of processes and threads for all pods together. It is nine tenths of
+// the kernel's limit, so that the machine can always start its own processes. 0 means unknown.
 func allPIDs() int64 {
 	least := int64(0)
 	for _, f := range []string{"/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"} {
@@ -229,7 +233,7 @@ func allPIDs() int64 {
 	return least / 10 * 9
 }
 
-// pidsAvailable returns the percentage of free PIDs.
+// pidsAvailable returns the percentage of the machine's process IDs that are free.
 func pidsAvailable() (int64, error) {
 	limit, err := os.ReadFile("/proc/sys/kernel/pid_max")
 	if err != nil {

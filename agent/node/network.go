@@ -23,8 +23,8 @@ import (
 	"keelson.dev/keelson/internal/agentport"
 )
 
-// WithNetwork adds the real pod network, routes and Service rules. A fake node omits it. It returns
-// an error if the machine lacks a requirement.
+// WithNetwork adds the real pod network, routes, Service rules and DNS server to the configuration.
+// A fake node does not call it. It returns an error if the machine lacks a requirement.
 func (c *Config) WithNetwork() error {
 	log := c.Log
 	if c.podNetwork == network.ModeWireGuard {
@@ -99,7 +99,8 @@ func (c *Config) WithNetwork() error {
 	return nil
 }
 
-// setServicePorts sets the ports on which this agent listens, which Service rules must not capture.
+// setServicePorts sets the ports on which this agent listens, so that the Service rules do not
+// capture traffic to them.
 func (c *Config) setServicePorts(rules *proxy.Proxy) {
 	if c.KubeletPort > 0 {
 		rules.ListenPorts = append(rules.ListenPorts, agentport.Port{Proto: "tcp", Number: uint16(c.KubeletPort)})
@@ -109,7 +110,8 @@ func (c *Config) setServicePorts(rules *proxy.Proxy) {
 	}
 }
 
-// openWireGuardKey opens the node's WireGuard key. Its public half is reported to other nodes.
+// openWireGuardKey loads or creates the node's WireGuard key. The agent reports its public key to
+// other nodes.
 func (c *Config) openWireGuardKey() (err error) {
 	if err := network.CheckWireGuard(); err != nil {
 		return err
@@ -120,8 +122,9 @@ func (c *Config) openWireGuardKey() (err error) {
 	return nil
 }
 
-// runAnnouncements returns the part that announces load balancer addresses. A node without Service
-// rules cannot forward their traffic, so it does not announce.
+// runAnnouncements returns the agent part that announces load balancer addresses on the local
+// network. With proxy mode none, the returned part does nothing: a node without Service rules
+// cannot forward the traffic to these addresses.
 func (c *Config) runAnnouncements(log *slog.Logger) func(context.Context, agent.Objects, agent.Reporter) error {
 	if c.announcesL2 = c.ProxyMode != proxy.ModeNone; !c.announcesL2 {
 		return func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error {
@@ -138,7 +141,8 @@ func (c *Config) runAnnouncements(log *slog.Logger) func(context.Context, agent.
 	return n.Run
 }
 
-// addSourceExempt adds namespaces in which pods may send from source addresses of others.
+// addSourceExempt adds the namespaces in text, separated by commas. Pods in these namespaces may
+// send from any source address.
 func (c *Config) addSourceExempt(text string) error {
 	for name := range strings.SplitSeq(text, ",") {
 		name = strings.TrimSpace(name)

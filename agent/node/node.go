@@ -38,7 +38,7 @@ import (
 	"keelson.dev/keelson/internal/lifecycle"
 )
 
-// Node is an agent.
+// Node is a node agent with all its parts.
 type Node struct {
 	cfg      Config
 	facts    *nodeFacts
@@ -55,7 +55,8 @@ type Node struct {
 	sessionMetrics func(io.Writer) error                  // nil: no metrics
 }
 
-// New assembles an agent. It starts nothing and does not access the disk; Run does.
+// New assembles an agent from its configuration. It starts nothing and does not access the disk;
+// Run does.
 func New(cfg Config) (*Node, error) {
 	if err := cfg.Complete(); err != nil {
 		return nil, err
@@ -154,7 +155,8 @@ func New(cfg Config) (*Node, error) {
 	return n, nil
 }
 
-// addEviction adds the eviction under memory and disk pressure. A fake node has none.
+// addEviction adds the part that evicts pods under memory and disk pressure. A fake node has no
+// such part.
 func (n *Node) addEviction(runtime agent.Runtime, pods *pod.Set) {
 	p := n.facts.pressure
 	if p == nil {
@@ -170,8 +172,8 @@ func (n *Node) addEviction(runtime agent.Runtime, pods *pod.Set) {
 	n.addSupervised("eviction", p.monitorPressure)
 }
 
-// addLocalVolumes adds the local volume driver. The registry finds it by its socket, like any other
-// driver.
+// addLocalVolumes adds the CSI driver for volumes on the node's own disk. The CSI registry finds it
+// by its socket, like any other driver.
 func (n *Node) addLocalVolumes() {
 	if !n.cfg.LocalVolumes {
 		return
@@ -182,7 +184,7 @@ func (n *Node) addLocalVolumes() {
 	n.addSupervised("local volumes", d.Run)
 }
 
-// addDevices adds DRA drivers and device plugins. A fake node has neither.
+// addDevices adds the support for DRA drivers and device plugins. On a fake node it adds nothing.
 func (n *Node) addDevices() (dev agent.Devices, drivers *devices.Devices, plugins agent.Plugins) {
 	cfg := &n.cfg
 	if dev = cfg.Devices; dev == nil {
@@ -204,8 +206,9 @@ func (n *Node) addDevices() (dev agent.Devices, drivers *devices.Devices, plugin
 	return dev, drivers, plugins
 }
 
-// addPolicies adds network policies and returns the guard that blocks containers until the policies
-// of their pod are applied. It returns nil if the agent has no pod network.
+// addPolicies adds the enforcement of network policies. It returns the guard that delays the start
+// of containers until the policies of their pod are applied. It returns nil if the agent has no pod
+// network.
 func (n *Node) addPolicies(runtime agent.Runtime) agent.PolicyGuard {
 	foreign := n.cfg.foreignNetwork
 	if foreign == nil || n.cfg.Network == nil {
@@ -218,7 +221,7 @@ func (n *Node) addPolicies(runtime agent.Runtime) agent.PolicyGuard {
 	return policies
 }
 
-// Names of parts that the node's conditions refer to.
+// Names of parts of the agent to which the conditions of the Node refer.
 const (
 	partRuntime = "runtime"
 	partImages  = "images"
@@ -238,8 +241,8 @@ func (n *Node) addPart(name string, run func(context.Context) error) {
 	n.parts = append(n.parts, lifecycle.Part{Name: name, Run: run})
 }
 
-// addSupervised adds a part that is restarted after a failure. The other parts continue, and the
-// node's conditions report the failure.
+// addSupervised adds a part of the agent. Run calls its function run again after a failure, while
+// the other parts continue. The conditions of the Node report the failure.
 func (n *Node) addSupervised(name string, run func(context.Context) error) {
 	n.addPart(name, func(ctx context.Context) error { return supervisePart(ctx, name, run, n.failures, n.cfg.Log) })
 }
@@ -258,7 +261,8 @@ func (n *Node) addImages() agent.Images {
 	return store
 }
 
-// addRuntime also returns the function for the paths that a container writes to; nil for a runtime
+// addRuntime returns the container runtime, which it adds as a part unless Config contains one.
+// written returns the paths on the node's disk that a container writes to. It is nil for a runtime
 // from Config.
 func (n *Node) addRuntime(images agent.Images) (rt agent.Runtime, written func(container string) (own, shared []string)) {
 	if n.cfg.Runtime != nil {
@@ -296,7 +300,8 @@ func (n *Node) Run(ctx context.Context) error {
 	return lifecycle.Run(ctx, n.parts...)
 }
 
-// shareKubelet prepares the folders for third-party CSI drivers, if there is a kubelet folder.
+// shareKubelet prepares the folders for third-party CSI drivers below Config.KubeletDir. It does
+// nothing if that is not set.
 func (n *Node) shareKubelet() error {
 	if n.cfg.KubeletDir == "" {
 		return nil
@@ -304,8 +309,8 @@ func (n *Node) shareKubelet() error {
 	return volume.ShareKubeletMounts(n.cfg.KubeletDir)
 }
 
-// checkMachine returns an error if the machine lacks a requirement, before anything is created.
-// Then it creates the agent's folders.
+// checkMachine returns an error if the machine lacks a requirement of the agent. Otherwise it
+// creates the agent's folders.
 func (n *Node) checkMachine() error {
 	if os.Geteuid() != 0 {
 		return errors.New("the agent must run as root: it creates namespaces, mounts and cgroups")
@@ -338,7 +343,7 @@ func (n *Node) checkMachine() error {
 	return nil
 }
 
-// noNetwork is the network of a node without a pod network.
+// noNetwork is the agent.Network of a node without a pod network: only pods with hostNetwork run.
 type noNetwork struct{}
 
 var errNoNetwork = errors.New("this agent has no pod network")

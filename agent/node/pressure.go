@@ -21,7 +21,7 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// defaultMemoryFloor is Kubernetes' default.
+// defaultMemoryFloor is Kubernetes' default of the memory that must be available.
 var defaultMemoryFloor = reservedspace.Bytes(100 << 20)
 
 func (c *Config) memoryFloor() reservedspace.Amount {
@@ -31,7 +31,7 @@ func (c *Config) memoryFloor() reservedspace.Amount {
 	return c.MemoryFloor
 }
 
-// parseMemoryFloor parses the memory that must be available.
+// parseMemoryFloor parses the value of the flag for the memory that must be available.
 func parseMemoryFloor(text string) (reservedspace.Amount, error) {
 	f, err := reservedspace.Parse(text)
 	if err != nil {
@@ -40,7 +40,7 @@ func parseMemoryFloor(text string) (reservedspace.Amount, error) {
 	return f, nil
 }
 
-// defaultInodeFloor is Kubernetes' default.
+// defaultInodeFloor is Kubernetes' default of the share of inodes that must be free.
 var defaultInodeFloor = reservedspace.Percent(5)
 
 func (c *Config) inodeFloor() reservedspace.Amount {
@@ -50,7 +50,7 @@ func (c *Config) inodeFloor() reservedspace.Amount {
 	return c.InodeFloor
 }
 
-// parseInodeFloor parses the number of inodes that must be free.
+// parseInodeFloor parses the value of the flag for the number or share of inodes that must be free.
 func parseInodeFloor(text string) (reservedspace.Amount, error) {
 	f, err := reservedspace.Parse(text)
 	if err != nil || strings.HasSuffix(text, "i") { // units of bytes do not apply to inodes
@@ -59,8 +59,8 @@ func parseInodeFloor(text string) (reservedspace.Amount, error) {
 	return f, nil
 }
 
-// checkInodeFloor returns an error if the floor is so high that the node would always have inode
-// pressure.
+// checkInodeFloor returns an error if Config.InodeFloor is so high that a file system with total
+// inodes would always cause disk pressure.
 func (c *Config) checkInodeFloor(total int64) error {
 	if least := c.inodeFloor().BytesOf(total); least >= total {
 		return fmt.Errorf("--inode-pressure-below is %s, and the disk of %s has %d inodes: all pods would be evicted permanently: set a lower value", c.inodeFloor(), c.StateDir, total)
@@ -68,8 +68,8 @@ func (c *Config) checkInodeFloor(total int64) error {
 	return nil
 }
 
-// checkMemoryFloor returns an error if the floor is so high that the node would always have memory
-// pressure.
+// checkMemoryFloor returns an error if Config.MemoryFloor is so high that a node with total bytes
+// of memory would always have memory pressure.
 func (c *Config) checkMemoryFloor(total int64) error {
 	if least := c.memoryFloor().BytesOf(total); least >= total {
 		return fmt.Errorf("--memory-pressure-below is %s, and the node has %d MiB of memory: all pods would be evicted permanently: set a lower value", c.memoryFloor(), total>>20)
@@ -77,8 +77,8 @@ func (c *Config) checkMemoryFloor(total int64) error {
 	return nil
 }
 
-// checkDiskFloor returns an error if the floor is so high that the node would always have disk
-// pressure.
+// checkDiskFloor returns an error if Config.DiskFloor is so high that a disk of total bytes would
+// always cause disk pressure.
 func (c *Config) checkDiskFloor(total int64) error {
 	if least := c.DiskFloor.BytesOf(total); least >= total {
 		return fmt.Errorf("--disk-pressure-below is %s, and the disk of %s has %d MiB: all pods would be evicted permanently: set a lower value", c.DiskFloor, c.StateDir, total>>20)
@@ -98,8 +98,8 @@ func (c *Config) memoryOfNode() int64 {
 	return total
 }
 
-// measureTimeout bounds the measurement of the pods' disk usage. After it, the pods measured so far
-// are ranked.
+// measureTimeout bounds the measurement of the pods' disk usage for an eviction. When it ends, only
+// the pods measured so far are ranked.
 const measureTimeout = 20 * time.Second
 
 // measureInterval is the minimum time between two measurements if the last one led to no eviction.
@@ -135,7 +135,7 @@ type pressureMonitor struct {
 	evicted [eviction.Signals]int64
 }
 
-// evictablePods is the part of pod.Set that eviction uses.
+// evictablePods is the part of pod.Set that pressureMonitor uses to list and evict pods.
 type evictablePods interface {
 	Begun() <-chan struct{}
 	Evictable() []*v1.Pod
@@ -146,7 +146,7 @@ type evictablePods interface {
 	MeasureStorage(ctx context.Context, pods []*v1.Pod) map[types.UID]agent.PodStorage
 }
 
-// imageCollector is the part of imageGC that eviction uses.
+// imageCollector is the part of imageGC that pressureMonitor uses to free disk space.
 type imageCollector interface {
 	// requestCollection requests a collection of unused images. It reports whether one that started
 	// after since has completed.
@@ -160,13 +160,15 @@ func newPressureMonitor(cfg *Config, boot string) *pressureMonitor {
 	return p
 }
 
-// firstCheck is the first check. It includes the pressure that the previous agent recorded.
+// firstCheck initializes the pressure state at the start of the agent, by a reading and by the
+// pressure that the previous agent recorded.
 func (p *pressureMonitor) firstCheck(now time.Time) {
 	p.state = p.records.loadState(p.state, now)
 	p.applyReading(eviction.Reading{At: now, Levels: p.read()})
 }
 
-// readLevels reads the current levels. A level that cannot be read is not Known.
+// readLevels returns the current level of each eviction signal: available memory, disk space and
+// inodes. A level that cannot be read is not Known.
 func readLevels(cfg *Config) (out [eviction.Signals]eviction.Level) {
 	if capacity, own := cfg.Capacity[v1.ResourceMemory]; own {
 		// A configured capacity is a share of the machine, so the usage of this node's pods counts.
@@ -185,8 +187,8 @@ func readLevels(cfg *Config) (out [eviction.Signals]eviction.Level) {
 	return out
 }
 
-// hasPressure reports whether the pressure condition of a signal is true. The condition stays true
-// for a transition period.
+// hasPressure reports whether the node's pressure condition for a signal is true. It stays true for
+// a transition period after the pressure.
 func (p *pressureMonitor) hasPressure(s eviction.Signal) bool {
 	if p == nil {
 		return false
@@ -204,7 +206,8 @@ func (p *pressureMonitor) pressureChanged() <-chan struct{} {
 	return p.changed
 }
 
-// monitorPressure checks the levels until ctx ends. It starts when the pods of the node are known.
+// monitorPressure runs a check at regular intervals until ctx ends. It starts when the pods of the
+// node are known.
 func (p *pressureMonitor) monitorPressure(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -224,8 +227,8 @@ func (p *pressureMonitor) monitorPressure(ctx context.Context) error {
 	}
 }
 
-// checkOnce runs one check: it reads the levels, sets conditions, reclaims disk space and evicts at
-// most one pod.
+// checkOnce runs one check: it reads the levels, sets the pressure conditions, frees disk space and
+// evicts at most one pod.
 func (p *pressureMonitor) checkOnce(ctx context.Context) {
 	r := eviction.Reading{At: time.Now()}
 	p.resumeEviction(r.At)
@@ -255,8 +258,8 @@ func (p *pressureMonitor) checkOnce(ctx context.Context) {
 	}
 }
 
-// resumeEviction waits for the pod that the previous agent evicted, because its resources are not
-// free yet.
+// resumeEviction makes checkOnce wait for the pod that the previous agent process was evicting,
+// because its resources are not free yet. It takes effect once the pod workers run.
 func (p *pressureMonitor) resumeEviction(now time.Time) {
 	if p.resumed {
 		return
@@ -274,8 +277,8 @@ func (p *pressureMonitor) resumeEviction(now time.Time) {
 	}
 }
 
-// reclaimDisk frees disk space: first data of exited containers, then the images that they used. It
-// reports whether everything reclaimable is gone.
+// reclaimDisk frees disk space: first it removes data of exited containers, then the images that
+// they used. It returns true when nothing reclaimable is left.
 func (p *pressureMonitor) reclaimDisk(now time.Time) bool {
 	p.setSparing(now.Sub(p.diskShortSince) < eviction.ReclaimTimeout) // set before the removal, which makes images unused
 	if p.pods.Spare(true) > 0 {
@@ -295,8 +298,8 @@ func (p *pressureMonitor) setSparing(on bool) {
 	p.sparing = on
 }
 
-// isSparing reports whether the removal of exited containers' data is still freeing the disk, which
-// may be enough.
+// isSparing reports whether data of exited containers is being removed. That may free enough disk
+// space, so images should not be removed yet.
 func (p *pressureMonitor) isSparing() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -324,7 +327,7 @@ func (p *pressureMonitor) applyReading(r eviction.Reading) eviction.Verdict {
 	return v
 }
 
-// evictOne evicts the first pod of the ranking that can be evicted.
+// evictOne evicts the first pod, in the ranking for the signal s, that can be evicted.
 func (p *pressureMonitor) evictOne(ctx context.Context, s eviction.Signal, r eviction.Reading) {
 	if s.IsDisk() && r.At.Sub(p.measuredInVain) < measureInterval {
 		return
@@ -353,7 +356,8 @@ func (p *pressureMonitor) evictOne(ctx context.Context, s eviction.Signal, r evi
 	}
 }
 
-// evictionCandidates returns the evictable pods with their usage. It omits pods with unknown usage.
+// evictionCandidates returns the pods that may be evicted, with their usage of the resource of the
+// signal s. It omits pods with unknown usage.
 func (p *pressureMonitor) evictionCandidates(ctx context.Context, s eviction.Signal) ([]eviction.Candidate, error) {
 	// Critical pods are not evicted, so they are not measured.
 	pods := slices.DeleteFunc(p.pods.Evictable(), agent.IsCritical)
@@ -437,8 +441,8 @@ func (p *pressureMonitor) diskUsage(ctx context.Context, pods []*v1.Pod, s evict
 
 func toInt64(n uint64) int64 { return int64(min(n, math.MaxInt64)) }
 
-// reportThreshold records the kubelet's event when a signal crosses its threshold, and again at
-// intervals while that lasts.
+// reportThreshold reports the kubelet's event when the level of a signal crosses its threshold, and
+// again at intervals while that lasts.
 func (p *pressureMonitor) reportThreshold(s eviction.Signal, r eviction.Reading) {
 	if !r.Levels[s].IsShort() {
 		return

@@ -10,7 +10,8 @@ import (
 // proxyHealthzPort is kube-proxy's health check port for external load balancers.
 const proxyHealthzPort = 10256
 
-// healthzAddress parses --proxy-healthz-address; "" = disabled.
+// healthzAddress validates the value of the flag --proxy-healthz-address and returns the address.
+// "" means that the health check is disabled.
 func healthzAddress(text string) (string, error) {
 	if text == "" || text == "none" {
 		return "", nil

@@ -11,10 +11,12 @@ import (
 	"keelson.dev/keelson/internal/settings"
 )
 
-// DefaultConfig is the configuration file that is read without --config, if it exists.
+// DefaultConfig is the path of the configuration file that is read if the flag --config is not set.
+// It may be missing.
 const DefaultConfig = "/etc/keelson/agent.yaml"
 
-// flagKinds are the kinds of the flags that are not single strings in the file.
+// flagKinds are the kinds of the flags with values in the configuration file that are not single
+// strings.
 var flagKinds = map[string]settings.Kind{
 	"server": settings.List, "node-ip": settings.List, "insecure-registry": settings.List, "registry-mirror": settings.List,
 	"nodeport-addresses": settings.List, "source-check-exempt-namespaces": settings.List, "cluster-dns": settings.List, "runtime-handler": settings.List,
@@ -22,9 +24,10 @@ var flagKinds = map[string]settings.Kind{
 	"wireguard-port": settings.Integer, "kubelet-port": settings.Integer,
 }
 
-// WithConfigFile declares --config on fs, after Flags, and adds the environment variable and the
-// key to each flag's help. apply is called after parsing: it sets flags that are not on the command
-// line from the environment and the file.
+// WithConfigFile declares the flag --config on fs. It is called after Flags, and adds the
+// environment variable and the key in the configuration file to each flag's help. apply is called
+// after parsing. It sets the flags that are not on the command line from the environment and the
+// configuration file.
 func WithConfigFile(fs *flag.FlagSet) (apply func() error) {
 	fs.VisitAll(func(f *flag.Flag) { f.Usage = settings.Usage(f.Name, f.Usage) })
 	file := settings.File{Path: DefaultConfig}
@@ -39,22 +42,22 @@ func WithConfigFile(fs *flag.FlagSet) (apply func() error) {
 	}
 }
 
-// recordedFlag is a flag with a function that records its values, unlike flag.Func. Without a value
-// it is empty, and so is its default.
+// recordedFlag is a flag.Value that calls a function for each value and records the values, unlike
+// flag.Func. Its default is empty.
 type recordedFlag struct {
 	set    func(string) error
 	values []string
 }
 
-// declareFlag declares a recordedFlag.
+// declareFlag declares a flag on fs that calls set for each value and records the values.
 func declareFlag(fs *flag.FlagSet, name, usage string, set func(string) error) {
 	fs.Var(&recordedFlag{set: set}, name, usage)
 }
 
-// String implements flag.Value.
+// String returns the recorded values, separated by commas. It implements flag.Value.
 func (s *recordedFlag) String() string { return strings.Join(s.values, ",") }
 
-// Set implements flag.Value.
+// Set calls the flag's function with a value and records the value. It implements flag.Value.
 func (s *recordedFlag) Set(text string) error {
 	if err := s.set(text); err != nil {
 		return err
@@ -63,8 +66,8 @@ func (s *recordedFlag) Set(text string) error {
 	return nil
 }
 
-// FlagValues returns the values of all flags. "" is a default that is detected. The token is
-// replaced, because it is a secret.
+// FlagValues returns the values of all flags by name. A value "" means that the default is
+// detected. The join token is replaced, because it is a secret.
 func FlagValues(fs *flag.FlagSet) map[string]string {
 	out := map[string]string{}
 	fs.VisitAll(func(f *flag.Flag) { out[f.Name] = f.Value.String() })
@@ -74,7 +77,8 @@ func FlagValues(fs *flag.FlagSet) map[string]string {
 	return out
 }
 
-// settingsText returns the settings for the node's API: the release first, then one line per flag.
+// settingsText returns the agent's settings for the node's API: the release first, then one line
+// per flag.
 func (c *Config) settingsText() []byte {
 	var out bytes.Buffer
 	fmt.Fprintf(&out, "release: %s\n", c.Release)

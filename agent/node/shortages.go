@@ -16,9 +16,9 @@ import (
 	"keelson.dev/keelson/internal/durable"
 )
 
-// shortageRecords records when the node last had each shortage, so that pressure conditions persist
-// across restarts of the agent. The file is in the run folder, which has space while the disk is
-// full. The zero value records nothing.
+// shortageRecords records in a file when the node last had a shortage of each resource, so that
+// pressure conditions persist across restarts of the agent. The file is in the run folder, which
+// has space while the disk is full. The zero value records nothing.
 type shortageRecords struct {
 	file, boot string
 	clock      func() time.Duration // time since boot
@@ -26,9 +26,9 @@ type shortageRecords struct {
 	reported   bool
 }
 
-// shortageFile is the content of the file, by signal. Times are since boot, so they are valid until
-// the next reboot even if the clock is set. New fields get new names; existing fields never change
-// their meaning.
+// shortageFile is the JSON content of the file of shortageRecords, by eviction signal. Times are
+// since boot, so they are valid until the next reboot even if the clock is set. New fields get new
+// names; existing fields never change their meaning.
 type shortageFile struct {
 	Version int                      `json:"version"`
 	Boot    string                   `json:"boot"`
@@ -44,7 +44,7 @@ func newShortages(runDir, boot string) shortageRecords {
 	return shortageRecords{file: filepath.Join(runDir, "short.json"), boot: boot, clock: session.SinceBoot}
 }
 
-// loadState adds the shortages that the previous agent recorded to a state.
+// loadState returns the state to with the shortages that the previous agent process recorded.
 func (s *shortageRecords) loadState(to eviction.State, now time.Time) eviction.State {
 	if s.file == "" {
 		return to
@@ -84,8 +84,8 @@ func (s *shortageRecords) readFile() (l shortageFile, err error) {
 	return l, nil
 }
 
-// saveState writes the file if a reading has a shortage. An error is logged once until a write
-// succeeds.
+// saveState writes the file of shortages if the reading r has a shortage. An error is logged once
+// until a write succeeds.
 func (s *shortageRecords) saveState(state eviction.State, r eviction.Reading, log *slog.Logger) {
 	if s.file == "" {
 		return

@@ -27,8 +27,8 @@ func admissionNode(facts, stored *v1.Node) *v1.Node {
 	return n
 }
 
-// admissionNodeFunc returns a function for the node against which pods are admitted. The result is
-// shared and must not be modified.
+// admissionNodeFunc returns a function that returns the admissionNode for the current facts and the
+// Node in the view. The result is shared and must not be modified.
 func (f *nodeFacts) admissionNodeFunc(objects agent.Objects) func() *v1.Node {
 	return func() *v1.Node {
 		stored, _ := objects.Node()

@@ -17,7 +17,8 @@ import (
 // steadyAfter is how long a restarted part must run before it counts as healthy.
 const steadyAfter = 5 * time.Second
 
-// partFailures are the current failures of parts of the agent. Use newPartFailures.
+// partFailures records the current failure of each part of the agent. Use newPartFailures to create
+// one.
 type partFailures struct {
 	mu      sync.Mutex
 	byPart  map[string]string
@@ -28,7 +29,7 @@ func newPartFailures() *partFailures {
 	return &partFailures{byPart: map[string]string{}, changed: make(chan struct{}, 1)}
 }
 
-// setFailure sets the failure of a part; "" = healthy.
+// setFailure records the reason why a part has failed. "" means that the part is healthy.
 func (t *partFailures) setFailure(part, why string) {
 	t.mu.Lock()
 	before := t.byPart[part]
@@ -47,7 +48,8 @@ func (t *partFailures) setFailure(part, why string) {
 	}
 }
 
-// describeFailures returns the failures of the parts selected by pick, or "" if all are healthy.
+// describeFailures returns the failures of the parts for which pick returns true, or "" if all of
+// them are healthy.
 func (t *partFailures) describeFailures(pick func(part string) bool) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -88,7 +90,8 @@ func supervisePart(ctx context.Context, part string, run func(context.Context) e
 	}
 }
 
-// runPart runs a part once with its own context, so that everything it started ends with it.
+// runPart calls run with a context that ends when run returns, so that everything that run started
+// ends with it. After steadyAfter it calls well.
 func runPart(ctx context.Context, run func(context.Context) error, well func()) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

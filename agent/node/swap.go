@@ -12,8 +12,8 @@ import (
 // procSwaps lists the active swap areas, after a header line.
 const procSwaps = "/proc/swaps"
 
-// checkSwap returns an error if file, which has the form of /proc/swaps, lists a swap area. A
-// kernel without swap has no such file.
+// checkSwap returns an error if the machine has an active swap area. file is the path of
+// /proc/swaps. A kernel without swap has no such file.
 func checkSwap(file string) error {
 	f, err := os.Open(file)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -19,8 +19,8 @@ import (
 // networkCheckInterval is the time between two checks of all pod networks.
 const networkCheckInterval = 5 * time.Minute
 
-// networkChecker checks the network of running pods with CNI CHECK. It reports a failed check in an
-// event of the pod, and releases attachments without a pod.
+// networkChecker checks the network of running pods with the CNI verb CHECK. It reports a failed
+// check as an event of the pod, and releases network attachments without a pod.
 type networkChecker struct {
 	runtime  agent.Runtime
 	network  agent.Network
@@ -32,8 +32,8 @@ type networkChecker struct {
 	reported map[types.UID]string // last reported error of a pod
 }
 
-// checkPodNetworks checks all pods at intervals until ctx ends or a release fails. The next call
-// after a failure checks at once.
+// checkPodNetworks checks the networks of all pods at intervals, until ctx ends or releasing
+// attachments fails. After a failure, the next call checks at once.
 func (t *networkChecker) checkPodNetworks(ctx context.Context) error {
 	for {
 		if !t.retryNow {
@@ -78,7 +78,8 @@ func (t *networkChecker) checkAll(ctx context.Context) error {
 	return nil
 }
 
-// checkPod checks a pod's network, and reports each distinct failure once.
+// checkPod checks the network of the pod uid in the sandbox id, and reports each distinct failure
+// once.
 func (t *networkChecker) checkPod(ctx context.Context, id string, uid types.UID) {
 	pod, ok := t.objects.Pod(uid)
 	if !ok || pod.Spec.HostNetwork || pod.DeletionTimestamp != nil {
@@ -97,8 +98,8 @@ func (t *networkChecker) checkPod(ctx context.Context, id string, uid types.UID)
 	t.reporter.Event(networkEvent(pod, t.node, err.Error(), time.Now()))
 }
 
-// isSandboxReady reports whether the sandbox is still ready. The check of a sandbox that is being
-// removed fails as expected.
+// isSandboxReady reports whether the sandbox id is still ready. The check of a sandbox that is
+// being removed fails as expected.
 func (t *networkChecker) isSandboxReady(ctx context.Context, id string) bool {
 	res, err := t.runtime.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{Filter: &cri.PodSandboxFilter{Id: id}})
 	return err == nil && len(res.GetItems()) == 1 && res.Items[0].State == cri.PodSandboxState_SANDBOX_READY

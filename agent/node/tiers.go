@@ -12,18 +12,20 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// tierUpdater updates the runtime's cgroup settings of the QoS tiers when pods change.
+// tierUpdater updates the cgroup limits of all pods and the CPU weights of the QoS classes when
+// pods change.
 type tierUpdater struct {
 	runtime agent.TieredRuntime
 	objects agent.Objects
 	limits  func() v1.ResourceList // of all pods together
 }
 
-// tierInterval is how often the limits are set without a change, in case another program changed
-// them.
+// tierInterval is how often the cgroup limits are set without a change, in case another program
+// changed them.
 const tierInterval = time.Minute
 
-// updateTiers runs until ctx ends or a limit cannot be set.
+// updateTiers sets the cgroup limits and weights at each change of pods and at intervals, until ctx
+// ends or a limit cannot be set.
 func (t *tierUpdater) updateTiers(ctx context.Context) error {
 	tick := time.NewTicker(tierInterval)
 	defer tick.Stop()
@@ -53,8 +55,8 @@ func (t *tierUpdater) updateTiers(ctx context.Context) error {
 	}
 }
 
-// podTiers returns the tier settings for the pods. Pods that have ended do not count. It has no
-// side effects.
+// podTiers returns the cgroup limits and CPU weights for the pods. Pods that have ended do not
+// count. It is pure.
 func podTiers(pods []*v1.Pod, limits v1.ResourceList, pids int64) agent.Tiers {
 	out := agent.Tiers{CPU: saturate.MilliValue(limits.Cpu()), Memory: saturate.Value(limits.Memory()), PIDs: pids}
 	for _, p := range pods {
