@@ -129,8 +129,8 @@ type Streams struct {
 	Resize <-chan TermSize
 }
 
-// Images stores images on the node. Pulling an image that is already present costs at most one
-// manifest request.
+// Images stores container images on the node. Pulling an image that is already present costs at
+// most one request for its manifest.
 type Images interface {
 	PullImage(context.Context, *cri.PullImageRequest) (*cri.PullImageResponse, error)
 	ImageStatus(context.Context, *cri.ImageStatusRequest) (*cri.ImageStatusResponse, error)
@@ -200,8 +200,8 @@ type NetworkStatus struct {
 	Gateways []string
 }
 
-// Network attaches sandboxes to the pod network. Every call is idempotent. Del succeeds if Add was
-// not called.
+// Network attaches pod sandboxes to the pod network. Every call is idempotent. Del succeeds if Add
+// was not called.
 type Network interface {
 	Add(ctx context.Context, r NetworkRequest) (NetworkStatus, error)
 	Check(ctx context.Context, r NetworkRequest) error
@@ -279,7 +279,7 @@ type Devices interface {
 	Changes(ctx context.Context) <-chan struct{}
 }
 
-// ClaimedDevice is one prepared device of a pod.
+// ClaimedDevice is one device that a driver prepared for a pod.
 type ClaimedDevice struct {
 	Requests []string // requests of the claim that the device was allocated for: "request" or "request/alternative"; none = all
 	CDI      []string // CDI device names for the runtime: "vendor/class=name"
@@ -388,7 +388,7 @@ type ObjectChanges struct {
 // MaxChangedKeys is the maximum number of Keys. ObjectChanges with more keys set All instead.
 const MaxChangedKeys = 4096
 
-// Merge adds later changes.
+// Merge adds later, which are newer changes of the same view, to c.
 func (c *ObjectChanges) Merge(later ObjectChanges) {
 	c.Revision, c.All = later.Revision, c.All || later.All
 	if c.All {
@@ -400,7 +400,7 @@ func (c *ObjectChanges) Merge(later ObjectChanges) {
 	}
 }
 
-// AddKey adds one changed object.
+// AddKey adds a changed object to the changes. If they exceed MaxChangedKeys, it sets All instead.
 func (c *ObjectChanges) AddKey(k ObjectKey) {
 	if c.All {
 		return
@@ -433,15 +433,16 @@ type Cluster struct {
 	PodCIDRs, ClusterCIDRs, ServiceCIDRs []string
 }
 
-// PodPrefixes returns the prefixes of this node's pods. It is empty while the node has none.
+// PodPrefixes returns the address ranges of this node's pods, one per IP family. The result is
+// empty until the node has pod ranges.
 func (c Cluster) PodPrefixes() []netip.Prefix { return parsePrefixes(c.PodCIDRs, c.PodCIDR) }
 
-// ClusterPrefixes returns the prefixes of all pods.
+// ClusterPrefixes returns the address ranges of all pods of the cluster, one per IP family.
 func (c Cluster) ClusterPrefixes() []netip.Prefix {
 	return parsePrefixes(c.ClusterCIDRs, c.ClusterCIDR)
 }
 
-// ServicePrefixes returns the prefixes of cluster IPs.
+// ServicePrefixes returns the address ranges of cluster IPs, one per IP family.
 func (c Cluster) ServicePrefixes() []netip.Prefix {
 	return parsePrefixes(c.ServiceCIDRs, c.ServiceCIDR)
 }
@@ -515,7 +516,7 @@ type ExitError struct{ Code int }
 
 func (e *ExitError) Error() string { return "command terminated with a non-zero exit code" }
 
-// Paths are the directories of a node. A reboot deletes Run and keeps State.
+// Paths are the directories that an agent uses on its node. A reboot deletes Run and keeps State.
 type Paths struct {
 	State    string // /var/lib/keelson
 	Run      string // /run/keelson

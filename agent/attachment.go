@@ -12,7 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// AttachedVolumes reports which attachable volumes the node uses.
+// AttachedVolumes reports which attachable volumes and which exclusive claims the pods of this node
+// use.
 type AttachedVolumes interface {
 	// VolumesInUse returns the names, as in Node.status.volumesInUse, of the volumes that may be
 	// mounted or are waiting for their attachment. held is the subset that may be mounted. The
@@ -36,15 +37,16 @@ type HeldClaim struct {
 	Volume string    `json:"volume,omitempty"` // name of the PersistentVolume; "" if an earlier agent did not record it
 }
 
-// ClaimsHeldAnnotation is the Node annotation that lists the held claims in JSON. Its value may be
-// AllClaimsHeld instead.
+// ClaimsHeldAnnotation is an annotation of the Node. It lists the node's HeldClaims in JSON, or has
+// the value AllClaimsHeld.
 const ClaimsHeldAnnotation = "keelson.dev/claims-held"
 
-// AllClaimsHeld is the annotation's value if the list is too long. The node may then hold any
-// claim.
+// AllClaimsHeld is the value of ClaimsHeldAnnotation if the list of claims is too long. The node
+// may then hold any claim.
 const AllClaimsHeld = "all"
 
-// NodeReportsClaim reports whether the node's object lists the claim as held, or all claims.
+// NodeReportsClaim reports whether the annotations of the Node n list the claim h, or state that
+// the node may hold any claim.
 func NodeReportsClaim(n *v1.Node, h HeldClaim) bool {
 	told := n.Annotations[ClaimsHeldAnnotation]
 	var list []HeldClaim
@@ -57,9 +59,10 @@ func AttachmentName(handle, driver, node string) string {
 	return fmt.Sprintf("csi-%x", sha256.Sum256([]byte(handle+driver+node)))
 }
 
-// FindAttachment finds the VolumeAttachment of a driver's volume to a node by its name, as in
-// Kubernetes. Its source is not compared: it names the PersistentVolume that was attached first,
-// and another one may have the same handle.
+// FindAttachment returns the VolumeAttachment in all of a driver's volume to a node, or false. Like
+// Kubernetes, it finds the VolumeAttachment by its name only. The source is not compared: it names
+// the PersistentVolume that was attached first, and another PersistentVolume may have the same
+// handle.
 func FindAttachment(all []*storagev1.VolumeAttachment, node, driver, handle string) (*storagev1.VolumeAttachment, bool) {
 	name := AttachmentName(handle, driver, node)
 	i := slices.IndexFunc(all, func(a *storagev1.VolumeAttachment) bool {

@@ -2,8 +2,9 @@ package agent
 
 import v1 "k8s.io/api/core/v1"
 
-// The Service of the cluster DNS, named as in every installation of CoreDNS. The control plane sets
-// the annotation when the agents serve DNS at the Service's addresses.
+// Names of the cluster DNS Service, which are the same in every installation of CoreDNS, and an
+// annotation of this Service. The control plane sets the annotation when the agents serve DNS at
+// the Service's addresses.
 const (
 	DNSNamespace       = "kube-system"
 	DNSService         = "kube-dns"

@@ -19,7 +19,7 @@ type MeasuredRuntime interface {
 	MeasureUsage(context.Context) (*UsageSnapshot, error)
 }
 
-// UsageSnapshot is the result of one measurement.
+// UsageSnapshot is the resource usage of the machine and its pods at one time.
 type UsageSnapshot struct {
 	Machine Usage // everything that runs on the machine
 	Root    Usage // the cgroup of all pods and everything else in it
@@ -94,7 +94,7 @@ type Usage struct {
 	Processes           uint64 // includes threads
 }
 
-// InterfaceUsage are the counters of a network interface.
+// InterfaceUsage are the traffic counters of a network interface.
 type InterfaceUsage struct {
 	Name                         string
 	Received, Sent               uint64 // bytes

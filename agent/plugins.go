@@ -8,7 +8,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Plugins allocates the devices of device plugins, which a node advertises as extended resources.
+// Plugins allocates the devices of device plugins to pods. A node advertises these devices as
+// extended resources.
 type Plugins interface {
 	// Manages reports whether a plugin has registered the resource with this agent process or the
 	// previous one.
@@ -41,7 +42,7 @@ type PluginDevices struct {
 	Annotations map[string]string
 }
 
-// PluginDevice is one device of a plugin.
+// PluginDevice is one device of a device plugin that is allocated to a container.
 type PluginDevice struct {
 	ID    string
 	Nodes []int64 // NUMA nodes close to the device; none = unknown

@@ -19,7 +19,7 @@ type ProbeTarget struct {
 	Resume *ProbeState
 }
 
-// ProbeState is the state of a container according to its probes.
+// ProbeState is the state of a container according to its startup, readiness and liveness probes.
 type ProbeState struct {
 	Started     bool   // the startup probe has passed, or none exists
 	Ready       bool   // the readiness probe passes, or none exists; false before Started
@@ -27,7 +27,8 @@ type ProbeState struct {
 	Cause       string // message of the last failure of FailedProbe
 }
 
-// ProbeEvent reports a change of the state, or a probe result that must be counted or reported.
+// ProbeEvent reports a change of a container's ProbeState, or a probe result that must be counted
+// or reported.
 type ProbeEvent struct {
 	State     ProbeState
 	Probe     string // probe of this result: "startup", "liveness", "readiness"; "" for the first event
@@ -39,7 +40,7 @@ type ProbeEvent struct {
 	Uncounted bool // a failure that does not count: an early attempt before the first period has passed
 }
 
-// Prober runs probes.
+// Prober runs the probes of containers.
 type Prober interface {
 	// Watch runs all probes of a container. It blocks until ctx ends or a liveness or startup probe
 	// reaches its failure threshold. It delivers the first event immediately. on is called by one

@@ -29,7 +29,7 @@ func (w *ChangeNotifier) Subscribe(ctx context.Context) <-chan struct{} {
 	return c
 }
 
-// Notify signals all subscribers and does not block.
+// Notify signals all subscribers that a change has occurred. It does not block.
 func (w *ChangeNotifier) Notify() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

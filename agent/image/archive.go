@@ -25,13 +25,13 @@ import (
 	"keelson.dev/keelson/internal/safepath"
 )
 
-// Annotations of an index with the name of an image.
+// Annotations of an OCI index that contain the name of an image.
 const (
 	nameAnnotation = "io.containerd.image.name"
 	refAnnotation  = "org.opencontainers.image.ref.name"
 )
 
-// importFolder imports the archives in the archives folder. It logs the error of an unusable
+// importFolder imports all image archives in Config.Archives. It logs the error of an unusable
 // archive and continues.
 func (s *Store) importFolder(ctx context.Context) {
 	if s.cfg.Archives == "" {
@@ -69,9 +69,9 @@ func (s *Store) importFolder(ctx context.Context) {
 	}
 }
 
-// importIfNeeded imports an archive unless all its images are in the store. last is its mark from
-// an earlier start. An archive that was touched, copied or renamed is recognized by its digest in
-// all.
+// importIfNeeded imports the archive file unless all its images are in the store. last is the
+// archive's mark from an earlier start. An archive that was touched, copied or renamed is
+// recognized by its digest in all, the marks of all archives.
 func (s *Store) importIfNeeded(ctx context.Context, file string, last archiveMark,
 	all map[string]archiveMark) (archiveMark, error) {
 	st, err := os.Stat(file)
@@ -101,8 +101,8 @@ func (s *Store) importIfNeeded(ctx context.Context, file string, last archiveMar
 	return mark, nil
 }
 
-// archiveMark identifies an imported archive. IDs are the IDs of its images, separated by commas.
-// Marks are stored in archives.json.
+// archiveMark records which images an imported archive contains, so that it is not imported again.
+// IDs are the IDs of its images, separated by commas. Marks are stored in archives.json.
 type archiveMark struct {
 	Size   int64  `json:"Size"`
 	Time   int64  `json:"Time"` // modification time in ns since 1970
@@ -155,7 +155,8 @@ func (s *Store) hasAll(ids string) bool {
 	return true
 }
 
-// Import implements agent.Images.
+// Import loads the images of an OCI layout or Docker archive (a tar file) into the store and
+// returns their names. It implements agent.Images.
 func (s *Store) Import(ctx context.Context, file string) ([]string, error) {
 	if err := s.awaitReady(ctx); err != nil {
 		return nil, err
@@ -233,7 +234,8 @@ func (n archiveImage) normalizedNames() ([]string, error) {
 	return slices.Compact(out), nil
 }
 
-// extractArchive writes the regular files of an archive below dir.
+// extractArchive writes the regular files of the tar archive file to the folder dir. It returns an
+// error if they exceed the limits.
 func extractArchive(ctx context.Context, file, dir string, limits Limits) error {
 	f, err := os.Open(file)
 	if err != nil {
@@ -285,7 +287,7 @@ func extractArchive(ctx context.Context, file, dir string, limits Limits) error 
 	return ctx.Err()
 }
 
-// fromLayout returns the images for this platform in an OCI layout.
+// fromLayout returns the images for this node's platform in the OCI layout in the folder dir.
 func fromLayout(dir string) ([]archiveImage, error) {
 	index, err := layout.ImageIndexFromPath(dir)
 	if err != nil {
@@ -328,8 +330,8 @@ func fromLayout(dir string) ([]archiveImage, error) {
 	return out, nil
 }
 
-// layoutImage returns the image of a descriptor, or nil for another platform or for something that
-// is not an image.
+// layoutImage returns the image that the descriptor d in an OCI index refers to. It returns nil for
+// another platform, or if d does not refer to an image.
 func layoutImage(index v1.ImageIndex, d v1.Descriptor) (v1.Image, error) {
 	switch {
 	case d.MediaType.IsIndex():
@@ -351,7 +353,7 @@ func layoutImage(index v1.ImageIndex, d v1.Descriptor) (v1.Image, error) {
 	return nil, nil
 }
 
-// fromDocker returns the images of a Docker archive.
+// fromDocker returns the images in an archive of 'docker save'.
 func fromDocker(file string) ([]archiveImage, error) {
 	opener := func() (io.ReadCloser, error) {
 		f, err := os.Open(file)
@@ -398,7 +400,7 @@ func fromDocker(file string) ([]archiveImage, error) {
 	return out, nil
 }
 
-// bothClosed closes a decompressor and the file that it reads.
+// bothClosed is a decompressor that also closes the file it reads when it is closed.
 type bothClosed struct {
 	io.ReadCloser
 	file *os.File

@@ -13,7 +13,7 @@ import (
 // created next. The end of a container is not.
 const minIdle = 2 * time.Minute
 
-// diskSpace is an amount of bytes and inodes.
+// diskSpace is an amount of disk space: bytes and inodes.
 type diskSpace struct{ bytes, inodes int64 }
 
 func (r diskSpace) isAtLeast(want diskSpace) bool {
@@ -23,8 +23,8 @@ func (r diskSpace) isAtLeast(want diskSpace) bool {
 // fileSystem has the size and the free space of a file system.
 type fileSystem struct{ size, free diskSpace }
 
-// withoutInodes returns the file system with bytes only. inodesAsBytes returns it with the inodes
-// in the place of the bytes.
+// withoutInodes returns the file system with bytes only. inodesAsBytes returns it with the numbers
+// of inodes in place of bytes, so that the same computation applies to both.
 func (f fileSystem) withoutInodes() fileSystem {
 	return fileSystem{diskSpace{bytes: f.size.bytes}, diskSpace{bytes: f.free.bytes}}
 }
@@ -33,10 +33,13 @@ func (f fileSystem) inodesAsBytes() fileSystem {
 	return fileSystem{diskSpace{bytes: f.size.inodes}, diskSpace{bytes: f.free.inodes}}
 }
 
-// missingSpace returns how much has to be removed. It is zero while at least 1.5 times the floor is
-// free. Below that, it is the amount up to twice the floor. With the default floor these limits are
-// 85 % and 80 % of the disk, the kubelet's image garbage collection thresholds. If the floor is
-// most of the disk, the target above the floor is half of the rest.
+// missingSpace returns how much disk space must be freed on the file system f. keep is the floor,
+// the space that must stay free. The result is zero while at least 1.5 times the floor is free.
+// Below that, it is the amount up to twice the floor.
+//
+// With the default floor these limits are 85 % and 80 % of the disk, the kubelet's image garbage
+// collection thresholds. If the floor is most of the disk, the target above the floor is half of
+// the rest.
 func (f fileSystem) missingSpace(keep reservedspace.Amount) diskSpace {
 	lack := func(size, free, floor int64) int64 {
 		above := min(floor, max(0, size-floor)/2)
@@ -49,20 +52,21 @@ func (f fileSystem) missingSpace(keep reservedspace.Amount) diskSpace {
 		inodes: lack(f.size.inodes, f.free.inodes, keep.CountOf(f.size.inodes))}
 }
 
-// isBelowFloor reports whether less than the floor is free.
+// isBelowFloor reports whether the file system has less free space than the floor keep.
 func (f fileSystem) isBelowFloor(keep reservedspace.Amount) bool {
 	return f.size.bytes > 0 && f.free.bytes < keep.BytesOf(f.size.bytes) ||
 		f.size.inodes > 0 && f.free.inodes < keep.CountOf(f.size.inodes)
 }
 
-// removalCandidate is an image that may be removed.
+// removalCandidate is an image that may be removed to free disk space.
 type removalCandidate struct {
 	id     string
 	layers []string
 	idle   time.Duration // since its last use; negative if the clock was set back
 }
 
-// inventory is the content of a store and its users.
+// inventory lists the images and layers of a store, with the containers, pods and pulls that use
+// them.
 type inventory struct {
 	images     []removalCandidate
 	containers []containerRecord
@@ -72,7 +76,7 @@ type inventory struct {
 	sizes      map[string]diskSpace // key: layer
 }
 
-// inUse returns the IDs of images that must stay.
+// inUse returns the IDs of images that must not be removed.
 func (v *inventory) inUse() map[string]bool {
 	out := map[string]bool{}
 	for _, c := range v.containers { // includes exited containers, which exist until their pod is removed
@@ -86,9 +90,9 @@ func (v *inventory) inUse() map[string]bool {
 	return out
 }
 
-// chooseImages returns unused images to remove, least recently used first, until want is freed or
-// none is left. freed is the space of layers that no other image, container or pull uses. It has no
-// side effects.
+// chooseImages returns unused images to remove, least recently used first, until the space want is
+// freed or no unused image is left. freed is the space of the layers that then no image, container
+// or pull uses. It is pure.
 func (v *inventory) chooseImages(want diskSpace) (remove []string, freed diskSpace) {
 	stands := map[string]int{}
 	for _, im := range v.images {

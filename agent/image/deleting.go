@@ -9,14 +9,14 @@ import (
 // deletionTimeout bounds the wait for running deletions, because a disk may hang.
 const deletionTimeout = 30 * time.Second
 
-// deletions are the deletions in the background. The zero value has none. It is safe for concurrent
-// use.
+// deletions tracks the deletions that run in the background. The zero value has none. It is safe
+// for concurrent use.
 type deletions struct {
 	mu      sync.Mutex
 	running map[chan struct{}]struct{}
 }
 
-// startDeletion registers a deletion until end is called.
+// startDeletion registers a background deletion that is running until end is called.
 func (d *deletions) startDeletion() (end func()) {
 	done := make(chan struct{})
 	d.mu.Lock()

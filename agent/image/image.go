@@ -59,7 +59,8 @@ type Config struct {
 	Inodes reservedspace.Amount
 }
 
-// Store implements agent.Images.
+// Store stores container images and the writable folders of containers on this node. It implements
+// agent.Images.
 type Store struct {
 	cfg       Config
 	log       *slog.Logger
@@ -84,7 +85,7 @@ type Store struct {
 
 var _ agent.Images = (*Store)(nil)
 
-// New returns a Store. It starts nothing and accesses no disk.
+// New returns a Store. It starts nothing and does not access the disk; Run does.
 func New(cfg Config) *Store {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
@@ -127,8 +128,8 @@ func (s *Store) Run(ctx context.Context) (err error) {
 	return nil
 }
 
-// makeBase creates the lowest folder of every overlay, with the mount points of all containers.
-// Creating them per container would cost a copy in each overlay.
+// makeBase creates the folder base, the lowest layer of every overlay, with the mount points that
+// all containers have. Creating them per container would cost a copy in each overlay.
 func (s *Store) makeBase() error {
 	for _, d := range []string{"", "proc", "sys", "dev", "etc"} {
 		if err := os.MkdirAll(s.storePath("base", d), 0o755); err != nil {
@@ -146,7 +147,7 @@ func (s *Store) makeBase() error {
 	return nil
 }
 
-// awaitReady waits until the store is loaded.
+// awaitReady waits until Run has loaded the store. It returns an error if ctx ends first.
 func (s *Store) awaitReady(ctx context.Context) error {
 	select {
 	case <-s.ready:
@@ -156,8 +157,8 @@ func (s *Store) awaitReady(ctx context.Context) error {
 	}
 }
 
-// containerRecordPath returns the path of a container's record; with an empty ID, the folder of all
-// records.
+// containerRecordPath returns the path of the record of the container id. If id is empty, it
+// returns the folder of all records.
 func (s *Store) containerRecordPath(id string) string {
 	run := s.cfg.Run
 	if run == "" {

@@ -41,7 +41,8 @@ func chainIDs(diffs []v1.Hash) []string {
 }
 
 // unpackAll fetches and unpacks all missing layers of an image concurrently. A layer is finished
-// after all layers below it.
+// after all layers below it. what is the image's name for errors; diffs and chain are the layers'
+// diff IDs and chain IDs.
 func (s *Store) unpackAll(ctx context.Context, what string, layers []v1.Layer, diffs []v1.Hash, chain []string) error {
 	leave, err := s.acquireUnpackSlot(ctx)
 	if err != nil {
@@ -77,10 +78,11 @@ func (s *Store) unpackAll(ctx context.Context, what string, layers []v1.Layer, d
 	return g.Wait()
 }
 
-// errFetch means that data could not be fetched. Other errors mean that the data is invalid.
+// errFetch is wrapped by errors that occurred while data was fetched. Other errors mean that the
+// data is invalid.
 var errFetch = errors.New("fetch")
 
-// fetchReader marks errors of a reader as errFetch.
+// fetchReader wraps the errors of an io.Reader in errFetch.
 type fetchReader struct{ io.Reader }
 
 func (f fetchReader) Read(p []byte) (int, error) {
@@ -150,10 +152,12 @@ func (s *Store) unpackLayer(ctx context.Context, l v1.Layer, diff v1.Hash, chain
 	return os.Rename(tmp, final)
 }
 
-// maxWindow bounds the window of a decompressor: that of zstd's highest level.
+// maxWindow bounds the memory for the window of a zstd decompressor. It is the window of zstd's
+// highest level.
 const maxWindow = 128 << 20
 
-// newDecompressor detects gzip and zstd by their first bytes. Other data is returned unchanged.
+// newDecompressor returns a reader of the decompressed data of r. It detects gzip and zstd by their
+// first bytes, and returns other data unchanged.
 func newDecompressor(r io.Reader) (io.ReadCloser, error) {
 	b := bufio.NewReaderSize(r, 64<<10)
 	head, err := b.Peek(4)
@@ -191,7 +195,8 @@ func mkdirTemp(dir, pattern string) (string, error) {
 	return inner, os.Chmod(inner, 0o755)
 }
 
-// replaceFolder renames from to to, and removes what was at to.
+// replaceFolder moves the folder from, which mkdirTemp created, to the path to. It removes the
+// previous content of to, and the temporary parent folder of from.
 func replaceFolder(from, to string) error {
 	if err := safepath.RemoveAll(to); err != nil {
 		return err

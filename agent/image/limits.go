@@ -40,10 +40,10 @@ const (
 // errLimit is returned for an image that exceeds Limits.
 var errLimit = errors.New("the image exceeds a limit of this node")
 
-// archiveBytes bounds the archive of a layer, including headers and padding.
+// archiveBytes returns the maximum size of the archive of a layer, including headers and padding.
 func (l Limits) archiveBytes() int64 { return l.Bytes + l.Entries*maxHeader }
 
-// boundedReader returns errLimit after left bytes.
+// boundedReader is an io.Reader that returns errLimit after left bytes.
 type boundedReader struct {
 	r    io.Reader
 	left int64
@@ -58,8 +58,9 @@ func (b *boundedReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// archiveMeter counts the resources that one archive consumes. It checks the file system at
-// intervals, because other images and pods write to it as well.
+// archiveMeter counts the entries, bytes and names of one archive, and returns errLimit when they
+// exceed the Limits. It checks the free disk space at intervals, because other images and pods
+// write to the disk as well.
 type archiveMeter struct {
 	limits Limits
 	dir    string
@@ -71,7 +72,8 @@ type archiveMeter struct {
 	nextCheckEntries int64
 }
 
-// countEntry counts an entry of an archive.
+// countEntry counts an entry of an archive, with its name and link target. It returns errLimit if a
+// limit is exceeded.
 func (m *archiveMeter) countEntry(name, link string) error {
 	if m.entries++; m.entries > m.limits.Entries {
 		return fmt.Errorf("%w: more than %d entries in a layer", errLimit, m.limits.Entries)
@@ -84,7 +86,8 @@ func (m *archiveMeter) countEntry(name, link string) error {
 	return m.checkSpace(0)
 }
 
-// countName counts a name that is stored in memory.
+// countName counts a file name that is stored in memory while a layer is unpacked. It returns
+// errLimit if a limit is exceeded.
 func (m *archiveMeter) countName(name string) error {
 	const overhead = 96 // of a map entry and a string header
 	if m.names += int64(len(name)) + overhead; m.names > m.limits.Names {
@@ -93,7 +96,8 @@ func (m *archiveMeter) countName(name string) error {
 	return nil
 }
 
-// checkSpace returns an error if n more bytes may not be written.
+// checkSpace returns an error if n more bytes may not be written: errLimit if the layer is too
+// large, or ENOSPC if too little disk space is free.
 func (m *archiveMeter) checkSpace(n int64) error {
 	if m.bytes+n > m.limits.Bytes {
 		return fmt.Errorf("%w: a layer has more than %d bytes", errLimit, m.limits.Bytes)
@@ -118,7 +122,8 @@ func (m *archiveMeter) checkSpace(n int64) error {
 	return nil
 }
 
-// copyContent writes the content of an entry with size bytes, and checks the space while it writes.
+// copyContent copies the content of an archive entry with size bytes to w, and checks the limits
+// while it writes.
 func (m *archiveMeter) copyContent(w io.Writer, content io.Reader, size int64) error {
 	if err := m.checkSpace(size); err != nil {
 		return err
@@ -142,8 +147,8 @@ func (m *archiveMeter) copyContent(w io.Writer, content io.Reader, size int64) e
 	}
 }
 
-// acquireUnpackSlot waits until another image may be unpacked. The caller must call leave
-// afterwards.
+// acquireUnpackSlot waits until fewer than Limits.Images images are being unpacked. The caller must
+// call leave when its image is unpacked.
 func (s *Store) acquireUnpackSlot(ctx context.Context) (leave func(), err error) {
 	select {
 	case s.unpacking <- struct{}{}:

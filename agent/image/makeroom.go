@@ -70,7 +70,8 @@ func (s *Store) MakeRoom(ctx context.Context, needed []string) (Removed, error) 
 	return done, nil
 }
 
-// missingSpace returns how much has to be removed.
+// missingSpace returns how much space must be removed from the file system fs to reach the target
+// above the floors of bytes and inodes.
 func (s *Store) missingSpace(fs fileSystem) diskSpace {
 	want := fs.missingSpace(s.cfg.Floor)
 	if s.cfg.Inodes != (reservedspace.Amount{}) {
@@ -79,7 +80,8 @@ func (s *Store) missingSpace(fs fileSystem) diskSpace {
 	return want
 }
 
-// isBelowFloor reports whether less is free than the floors require.
+// isBelowFloor reports whether the file system fs has fewer free bytes or inodes than the
+// configured floors.
 func (s *Store) isBelowFloor(fs fileSystem) bool {
 	if s.cfg.Inodes == (reservedspace.Amount{}) {
 		return fs.isBelowFloor(s.cfg.Floor)
@@ -87,7 +89,7 @@ func (s *Store) isBelowFloor(fs fileSystem) bool {
 	return fs.withoutInodes().isBelowFloor(s.cfg.Floor) || fs.inodesAsBytes().isBelowFloor(s.cfg.Inodes)
 }
 
-// statFileSystem returns size and free space of the store's file system.
+// statFileSystem returns the size and the free space of the file system that contains the store.
 func (s *Store) statFileSystem() (fileSystem, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(s.cfg.Root, &st); err != nil {
@@ -109,8 +111,9 @@ func (s *Store) imagesOfContainers() map[string]bool {
 	return out
 }
 
-// removeUnused removes unused images until want is freed, except those in stood. It excludes
-// concurrent pulls and creations of containers.
+// removeUnused removes unused images until the space want is freed. It keeps the images in stood,
+// which containers used when the space was measured. Concurrent pulls and creations of containers
+// wait.
 func (s *Store) removeUnused(needed []string, stood map[string]bool, want diskSpace) (Removed, error) {
 	archived, err := s.archivedImages()
 	if err != nil {
@@ -157,7 +160,8 @@ func (s *Store) removeUnused(needed []string, stood map[string]bool, want diskSp
 	return done, failed
 }
 
-// currentInventory returns the inventory of the store. The caller holds s.mu.
+// currentInventory returns the inventory of the store for choosing images to remove. The caller
+// holds s.mu.
 func (s *Store) currentInventory(needed []string, archived map[string]bool, sizes map[string]diskSpace) *inventory {
 	v := &inventory{containers: slices.Collect(maps.Values(s.containers)), needed: map[string]bool{}, archived: archived,
 		busy: map[string]bool{}, sizes: sizes}
@@ -174,8 +178,8 @@ func (s *Store) currentInventory(needed []string, archived map[string]bool, size
 	return v
 }
 
-// layerSizes returns the size of each layer. A layer with an unreadable record is missing and
-// counts as 0.
+// layerSizes returns the size of each unpacked layer by its key. It omits a layer with an
+// unreadable record, which then counts as 0.
 func (s *Store) layerSizes() map[string]diskSpace {
 	out := map[string]diskSpace{}
 	entries, _ := os.ReadDir(s.storePath("layers"))
@@ -188,8 +192,8 @@ func (s *Store) layerSizes() map[string]diskSpace {
 	return out
 }
 
-// archivedImages returns the IDs of images with archives in the archives folder. A new archive has
-// no mark; the next start imports it.
+// archivedImages returns the IDs of images from archives that are still in Config.Archives. A new
+// archive has no mark; the next start imports it.
 func (s *Store) archivedImages() (map[string]bool, error) {
 	out := map[string]bool{}
 	if s.cfg.Archives == "" {

@@ -19,8 +19,8 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// PullImage implements agent.Images. Concurrent pulls of one image with the same credentials are
-// merged.
+// PullImage pulls an image from a mirror or its registry, and returns the image's ID. Concurrent
+// pulls of one image with the same credentials are merged. It implements agent.Images.
 func (s *Store) PullImage(ctx context.Context, q *cri.PullImageRequest) (*cri.PullImageResponse, error) {
 	if err := s.awaitReady(ctx); err != nil {
 		return nil, err
@@ -48,7 +48,8 @@ func (s *Store) PullImage(ctx context.Context, q *cri.PullImageRequest) (*cri.Pu
 	}
 }
 
-// pullImage tries the mirrors, then the registry itself.
+// pullImage pulls the image ref from the first mirror that has it, or else from the registry
+// itself. It returns the image's ID.
 func (s *Store) pullImage(ctx context.Context, ref reference, auth *cri.AuthConfig) (id string, err error) {
 	if ref.digest != "" { // the content of a digest cannot change
 		s.mu.Lock()
@@ -79,7 +80,7 @@ func (s *Store) pullImage(ctx context.Context, ref reference, auth *cri.AuthConf
 	return "", fmt.Errorf("%w: image %s: %w", agent.ErrImagePull, ref, errors.Join(errs...))
 }
 
-// mirrorsOf returns the mirrors that are tried before a registry.
+// mirrorsOf returns the mirror hosts that are tried before a registry, in order.
 func (s *Store) mirrorsOf(registry string) []string {
 	mirrors, named := s.cfg.Mirrors[registry]
 	if !named {
@@ -123,7 +124,7 @@ func (s *Store) pullFrom(ctx context.Context, host string, ref reference, auth *
 	return s.storeImage(ctx, ref.String(), img, names)
 }
 
-// remoteReference returns the library's form of ref on a host.
+// remoteReference returns ref on a host in the form of the registry library.
 func (s *Store) remoteReference(host string, ref reference) (name.Reference, error) {
 	if host == dockerHub {
 		host = libraryDockerHub
@@ -148,7 +149,8 @@ func nodePlatform() v1.Platform {
 	return p
 }
 
-// newAuthenticator returns the credentials of the request, if any.
+// newAuthenticator converts the credentials of a pull request to the form of the registry library.
+// Without credentials, it returns anonymous access.
 func newAuthenticator(a *cri.AuthConfig) authn.Authenticator {
 	if a == nil {
 		return authn.Anonymous
@@ -157,8 +159,8 @@ func newAuthenticator(a *cri.AuthConfig) authn.Authenticator {
 		IdentityToken: a.GetIdentityToken(), RegistryToken: a.GetRegistryToken()})
 }
 
-// storeImage unpacks the layers of an image and publishes it under names. what is the image's name
-// in errors.
+// storeImage unpacks the layers of an image and adds the image to the store under names. It returns
+// the image's ID. what is the image's name in errors.
 func (s *Store) storeImage(ctx context.Context, what string, img v1.Image, names []string) (string, error) {
 	if err := checkDigests(img); err != nil {
 		return "", fmt.Errorf("%w: image %s: %w", agent.ErrImageUnpack, what, err)
@@ -200,8 +202,8 @@ func (s *Store) storeImage(ctx context.Context, what string, img v1.Image, names
 	return im.ID, s.publishImage(img, im, names)
 }
 
-// checkDigests verifies manifest and config against their digests. The library does not verify
-// those of archives.
+// checkDigests returns an error if the manifest or the config of an image does not match its
+// digest. The registry library does not verify those of archives.
 func checkDigests(img v1.Image) error {
 	digest, err := img.Digest()
 	if err != nil {
@@ -246,7 +248,8 @@ func compressedSize(img v1.Image) (int64, error) {
 	return size, nil
 }
 
-// holdLayers protects layers from removal while an image is being stored.
+// holdLayers adds n to the number of pulls that will use each of the layers. Layers with a number
+// above 0 are not removed.
 func (s *Store) holdLayers(keys []string, n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -257,7 +260,7 @@ func (s *Store) holdLayers(keys []string, n int) {
 	}
 }
 
-// publishImage writes the image's folder and adds the image to the store.
+// publishImage writes the folder of an image on disk, and adds the image to the store under names.
 func (s *Store) publishImage(img v1.Image, im *imageRecord, names []string) error {
 	config, err := img.RawConfigFile()
 	if err != nil {
@@ -293,7 +296,7 @@ func (s *Store) publishImage(img v1.Image, im *imageRecord, names []string) erro
 	return s.addNames(im, names...)
 }
 
-// repoNames splits the names of an image into tags and digests.
+// repoNames splits the names of an image into those with a tag and those with a digest.
 func repoNames(names []string) (tags, digests []string) {
 	for _, n := range names {
 		if strings.Contains(n, "@") {

@@ -16,7 +16,7 @@ import (
 	"keelson.dev/keelson/internal/safepath"
 )
 
-// imageRecord is the content of image.json, and the parsed config.
+// imageRecord is an image in the store: the content of its image.json, and its parsed config.
 type imageRecord struct {
 	ID     string   `json:"id"`
 	Names  []string `json:"names"`  // normalized, tags and digests
@@ -27,7 +27,7 @@ type imageRecord struct {
 	lastUsed time.Time // last known use; on disk as the modification time of image.json
 }
 
-// layerRecord is the content of KEY.json.
+// layerRecord is the JSON content of layers/KEY.json, the record of an unpacked layer.
 type layerRecord struct {
 	ChainID string `json:"chainID"`
 	DiffID  string `json:"diffID"`
@@ -35,7 +35,7 @@ type layerRecord struct {
 	Inodes  int64  `json:"inodes"`
 }
 
-// containerRecord is the content of records/ID.
+// containerRecord is the JSON content of records/ID: the image and the layers of a container.
 type containerRecord struct {
 	Image  string   `json:"image"`
 	Layers []string `json:"layers"`
@@ -49,8 +49,8 @@ func layerKey(chainID string) string {
 
 func hexOf(id string) string { return strings.TrimPrefix(id, "sha256:") }
 
-// loadStore reads the store from disk and removes unreferenced data. An image with a missing layer
-// is dropped and will be pulled again.
+// loadStore reads the images, layers and container records from disk, and deletes unreferenced
+// data. An image with a missing layer is dropped and will be pulled again.
 func (s *Store) loadStore() error {
 	entries, err := os.ReadDir(s.storePath("images"))
 	if err != nil {
@@ -127,8 +127,8 @@ func (s *Store) loadImage(hex string) (*imageRecord, error) {
 // removeUnusedLayers removes layers that no image, container or pull uses. The caller holds s.mu.
 func (s *Store) removeUnusedLayers() error { return s.removeUnusedLayersWith(s.deleteInBackground) }
 
-// removeUnusedLayersWith calls discard for each file of a layer that nothing uses. The caller holds
-// s.mu.
+// removeUnusedLayersWith calls discard for each path of a layer that no image, container or pull
+// uses. The caller holds s.mu.
 func (s *Store) removeUnusedLayersWith(discard func(path string) error) error {
 	used := map[string]bool{}
 	for _, im := range s.images {
@@ -159,7 +159,7 @@ func (s *Store) removeUnusedLayersWith(discard func(path string) error) error {
 	return nil
 }
 
-// deleteInBackground moves path away at once and deletes it in the background.
+// deleteInBackground moves path to the folder tmp at once and deletes it in the background.
 func (s *Store) deleteInBackground(path string) error {
 	to, err := s.moveToTrash(path)
 	if to == "" {
@@ -175,8 +175,8 @@ func (s *Store) deleteInBackground(path string) error {
 	return nil
 }
 
-// moveToTrash moves path into tmp and returns its new path; "" = it did not exist, or the move
-// failed.
+// moveToTrash moves path into the folder tmp and returns its new path. It returns "" if path did
+// not exist or the move failed.
 func (s *Store) moveToTrash(path string) (to string, err error) {
 	// tmp is empty at start, so a counter makes unique names.
 	to = s.storePath("tmp", fmt.Sprint("gone-", s.discarded.Add(1)))
@@ -202,7 +202,8 @@ func (s *Store) storeLastUse(im *imageRecord) {
 	}
 }
 
-// addNames adds names to an image. A name of another image is moved. The caller holds s.mu.
+// addNames adds names to the image im. If another image has one of the names, that image loses it.
+// The caller holds s.mu.
 func (s *Store) addNames(im *imageRecord, names ...string) error {
 	changed := map[*imageRecord]bool{}
 	for _, n := range names {
@@ -226,7 +227,7 @@ func (s *Store) addNames(im *imageRecord, names ...string) error {
 	return nil
 }
 
-// saveJSON writes a file atomically, also across a power failure.
+// saveJSON writes v as JSON to the file path, atomically and durably.
 func saveJSON(path string, v any) error {
 	data, err := json.Marshal(v)
 	if err != nil {

@@ -58,8 +58,8 @@ var idPattern = regexp.MustCompile(`^(sha256:)?[0-9a-f]{12,64}$`)
 // isID reports whether s can be an image ID, or a prefix of one.
 func isID(s string) bool { return idPattern.MatchString(s) }
 
-// lookupID returns the ID of an image by name, digest or ID prefix. It returns "" if none exists,
-// or if a prefix is ambiguous. The caller holds s.mu.
+// lookupID returns the ID of the image with this name, digest or ID prefix. It returns "" if no
+// image matches, or if a prefix is ambiguous. The caller holds s.mu.
 func (s *Store) lookupID(image string) string {
 	if isID(image) {
 		id := "sha256:" + strings.TrimPrefix(image, "sha256:")

@@ -13,11 +13,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mountStore protects the host from the content of images: only root can access the folder root,
-// and below it set-user-id programs and devices have no effect. Containers see the layers through
-// their own overlays, to which neither applies. Where mounts are not permitted, only the mode of
-// the folder protects; the error is errNoStoreMount then. open unmounts this mount, and no other: a
-// disk that is mounted at the folder stays.
+// mountStore protects the host from the content of images in the folder root. Only root can access
+// the folder. A mount makes set-user-id programs and devices below it have no effect. Containers
+// access the layers through their own overlays, to which neither restriction applies.
+//
+// Where mounts are not permitted, only the mode of the folder protects, and the error is
+// errNoStoreMount. open unmounts this mount only; a disk that is mounted at the folder stays.
 func mountStore(root string) (open func() error, err error) {
 	open = func() error { return nil }
 	if err := os.MkdirAll(root, 0o700); err != nil {
@@ -55,11 +56,12 @@ func mountStore(root string) (open func() error, err error) {
 	return open, nil
 }
 
-// errNoStoreMount means that the store works, but without its own mount.
+// errNoStoreMount is returned if the store is usable, but its protecting mount could not be made.
 var errNoStoreMount = errors.New("only the mode of the folder protects the host from set-user-id programs and devices of images")
 
-// isBindMountOfItself reports whether the topmost mount at root, a path without links, is a bind
-// mount of the same folder of the mount below. A disk or another folder mounted there is not.
+// isBindMountOfItself reports whether the topmost mount at root is a bind mount of the same folder,
+// as mountStore makes it. root is a path without links. It returns false for a disk or another
+// folder that is mounted there.
 func isBindMountOfItself(root string) (bool, error) {
 	id, err := mountID(root)
 	if err != nil {

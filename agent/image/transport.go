@@ -12,9 +12,9 @@ import (
 	"time"
 )
 
-// registryTransport accesses registries with their configured CAs. It uses plain HTTP only for
-// registries that are configured as insecure. (The library would use plain HTTP for private
-// addresses by default.)
+// registryTransport is the http.RoundTripper for registries. It trusts their configured CAs. It
+// uses plain HTTP only for registries that are configured as insecure. (The registry library would
+// use plain HTTP for private addresses by default.)
 type registryTransport struct {
 	plain    http.RoundTripper
 	byHost   map[string]http.RoundTripper
@@ -50,7 +50,8 @@ func baseTransport(pool *x509.CertPool) http.RoundTripper {
 	return t
 }
 
-// RoundTrip implements http.RoundTripper.
+// RoundTrip sends a request to a registry and returns the response. A manifest in it is limited to
+// maxManifest bytes. It implements http.RoundTripper.
 func (t *registryTransport) RoundTrip(q *http.Request) (*http.Response, error) {
 	r, err := t.roundTrip(q)
 	if err == nil && readsManifest(q) {
@@ -59,7 +60,7 @@ func (t *registryTransport) RoundTrip(q *http.Request) (*http.Response, error) {
 	return r, err
 }
 
-// manifestBody returns errLimit after maxManifest bytes.
+// manifestBody is a response body that returns errLimit after maxManifest bytes.
 type manifestBody struct {
 	body io.ReadCloser
 	left int64
@@ -75,7 +76,8 @@ func (m *manifestBody) Read(p []byte) (int, error) {
 
 func (m *manifestBody) Close() error { return m.body.Close() }
 
-// readsManifest reports whether a request is for a manifest, also where a registry redirected it.
+// readsManifest reports whether a request is for a manifest, even if a registry redirected it to
+// another URL.
 func readsManifest(q *http.Request) bool {
 	for redirects := 0; q != nil && redirects < 32; redirects++ {
 		if strings.Contains(q.URL.Path, "/manifests/") {

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Names by which a layer hides content of the layers below.
+// Names of the entries (whiteouts) by which a layer hides content of the layers below.
 const (
 	whiteout       = ".wh."
 	opaqueWhiteout = ".wh..wh..opq"
@@ -56,7 +56,7 @@ func newUnpacker(dir string, limits Limits) (*unpacker, error) {
 
 func (u *unpacker) closeRoot() { u.root.Close() }
 
-// unpackArchive unpacks the archive to its end.
+// unpackArchive unpacks the tar archive r to its end into the folder of the layer.
 func (u *unpacker) unpackArchive(r io.Reader) error {
 	t := tar.NewReader(r)
 	for {
@@ -122,8 +122,9 @@ func (u *unpacker) unpackEntry(h *tar.Header, content io.Reader) error {
 	return u.setAttributes(name, h)
 }
 
-// resolveEntry returns the path of an entry. Its folder is resolved below the root, and created if
-// it is missing. The last element is not resolved.
+// resolveEntry returns the path of the archive entry name below the layer's root. The folders in
+// its path are created if they are missing, and links in it are resolved below the root. The last
+// element is not resolved.
 func (u *unpacker) resolveEntry(name string) (string, error) {
 	clean := path.Clean("/" + name)[1:]
 	for _, e := range strings.Split(name, "/") {
@@ -144,8 +145,8 @@ func (u *unpacker) resolveEntry(name string) (string, error) {
 	return path.Join(dir, path.Base(clean)), nil
 }
 
-// resolveLinks resolves links below the root. An absolute link starts at the root, and ".." stops
-// there. A path that does not exist is returned unchanged.
+// resolveLinks resolves the links in the path dir below the layer's root. An absolute link starts
+// at the root, and ".." does not leave it. A path that does not exist is returned unchanged.
 func (u *unpacker) resolveLinks(dir string) (string, error) {
 	const maxLinks = 64
 	todo := strings.Split(dir, "/")
@@ -216,8 +217,8 @@ func (u *unpacker) makeFolders(dir string) error {
 	return u.root.Chmod(dir, 0o755)
 }
 
-// removeExisting removes an existing entry, because later entries replace earlier ones. A folder is
-// not replaced by a folder.
+// removeExisting removes the existing file of an entry, because later entries of an archive replace
+// earlier ones. With folder, an existing folder is kept.
 func (u *unpacker) removeExisting(name string, folder bool) error {
 	st, err := u.root.Lstat(name)
 	if errors.Is(err, os.ErrNotExist) {
@@ -252,7 +253,8 @@ func (u *unpacker) writeFile(name string, h *tar.Header, content io.Reader) erro
 	return err
 }
 
-// makeHardLink creates a hard link. A link to a file of a lower layer is deferred to finishLayer.
+// makeHardLink creates a hard link as described by the archive entry h. A link to a file of a lower
+// layer is deferred to finishLayer.
 func (u *unpacker) makeHardLink(name string, h *tar.Header) error {
 	for _, e := range strings.Split(h.Linkname, "/") {
 		if e == ".." {
@@ -276,8 +278,9 @@ func (u *unpacker) makeHardLink(name string, h *tar.Header) error {
 	return err
 }
 
-// inFolder calls f with a path of name through its open folder, for system calls that os.Root does
-// not support. The last element is not followed if the system call does not follow links.
+// inFolder calls f with a path of the entry name that goes through its open parent folder. It is
+// for system calls that os.Root does not support. If the system call does not follow links, neither
+// does the last element of the path.
 func (u *unpacker) inFolder(name string, f func(path string) error) error {
 	d, err := u.root.Open(path.Dir(name))
 	if err != nil {
@@ -305,7 +308,8 @@ func (u *unpacker) makeNode(name string, h *tar.Header) error {
 	})
 }
 
-// makeWhiteout hides a name of the lower layers, unless this layer has an entry with that name.
+// makeWhiteout makes the layer hide the entry name of the lower layers, unless this layer has an
+// entry with that name.
 func (u *unpacker) makeWhiteout(name string) error {
 	if _, err := u.root.Lstat(name); err == nil {
 		return nil
@@ -317,7 +321,7 @@ func (u *unpacker) makeWhiteout(name string) error {
 	return u.inFolder(name, func(p string) error { return unix.Mknod(p, unix.S_IFCHR, 0) })
 }
 
-// markOpaque hides the content of a folder in the lower layers.
+// markOpaque makes the layer hide the content that the folder dir has in the lower layers.
 func (u *unpacker) markOpaque(dir string) error {
 	d, err := u.root.Open(dir)
 	if err != nil {
@@ -327,8 +331,8 @@ func (u *unpacker) markOpaque(dir string) error {
 	return unix.Fsetxattr(int(d.Fd()), overlayOpaque, []byte("y"), 0)
 }
 
-// setAttributes sets owner, extended attributes, mode and time, in an order in which none resets
-// another.
+// setAttributes sets owner, extended attributes, mode and time of an entry as in the archive header
+// h. It sets them in an order in which none resets another.
 func (u *unpacker) setAttributes(name string, h *tar.Header) error {
 	if err := u.root.Lchown(name, h.Uid, h.Gid); err != nil {
 		return err
@@ -358,7 +362,7 @@ func (u *unpacker) setAttributes(name string, h *tar.Header) error {
 	return u.root.Chtimes(name, h.ModTime, h.ModTime)
 }
 
-// fileMode converts the mode bits of an archive.
+// fileMode converts the mode bits of a tar header to an os.FileMode.
 func fileMode(bits int64) os.FileMode {
 	m := os.FileMode(bits & 0o777)
 	for _, b := range []struct {
@@ -372,8 +376,9 @@ func fileMode(bits int64) os.FileMode {
 	return m
 }
 
-// finishLayer completes what depends on the lower layers: attributes of folders that are not
-// listed, links to lower files, and times of folders. below is topmost first.
+// finishLayer completes the parts of the layer that depend on the lower layers. These are
+// attributes of folders that the layer does not list, links to files of lower layers, and times of
+// folders. below are the folders of the lower layers, topmost first.
 func (u *unpacker) finishLayer(below []string) error {
 	for _, dir := range u.implied {
 		if u.listed[dir] {
@@ -396,8 +401,8 @@ func (u *unpacker) finishLayer(below []string) error {
 	return nil
 }
 
-// inheritAttributes gives a folder that the layer did not list the owner and mode of the lower
-// folder.
+// inheritAttributes gives the folder dir, which the layer did not list, the owner and mode that it
+// has in the lower layers.
 func (u *unpacker) inheritAttributes(dir string, below []string) error {
 	for _, lower := range below {
 		root, err := os.OpenRoot(lower)
@@ -421,7 +426,8 @@ func (u *unpacker) inheritAttributes(dir string, below []string) error {
 	return nil
 }
 
-// linkBelow copies the target of a link from a lower layer, as an overlay does on writing.
+// linkBelow copies the target of a hard link from a lower layer into this layer, as an overlay does
+// on writing.
 func (u *unpacker) linkBelow(l hardLink, below []string) error {
 	for _, lower := range below {
 		root, err := os.OpenRoot(lower)

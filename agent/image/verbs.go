@@ -28,7 +28,8 @@ func dockerTag(s string) (*name.Tag, error) {
 	return &t, nil
 }
 
-// ImageStatus implements agent.Images. The Image is nil if it does not exist.
+// ImageStatus returns the status of an image. The field Image of the response is nil if the store
+// does not have the image. It implements agent.Images.
 func (s *Store) ImageStatus(ctx context.Context, q *cri.ImageStatusRequest) (*cri.ImageStatusResponse, error) {
 	if err := s.awaitReady(ctx); err != nil {
 		return nil, err
@@ -57,7 +58,7 @@ func (im *imageRecord) toCRI() *cri.Image {
 	return out
 }
 
-// ListImages implements agent.Images.
+// ListImages returns the images in the store. It implements agent.Images.
 func (s *Store) ListImages(ctx context.Context, q *cri.ListImagesRequest) (*cri.ListImagesResponse, error) {
 	if err := s.awaitReady(ctx); err != nil {
 		return nil, err
@@ -78,8 +79,8 @@ func (s *Store) ListImages(ctx context.Context, q *cri.ListImagesRequest) (*cri.
 	return out, nil
 }
 
-// RemoveImage implements agent.Images. Layers that containers use stay until the containers are
-// removed.
+// RemoveImage removes an image from the store. Layers that containers use stay until the containers
+// are removed. It succeeds if the image does not exist. It implements agent.Images.
 func (s *Store) RemoveImage(ctx context.Context, q *cri.RemoveImageRequest) (*cri.RemoveImageResponse, error) {
 	if err := s.awaitReady(ctx); err != nil {
 		return nil, err
@@ -101,7 +102,8 @@ func (s *Store) RemoveImage(ctx context.Context, q *cri.RemoveImageRequest) (*cr
 	return &cri.RemoveImageResponse{}, nil
 }
 
-// ImageFsInfo implements agent.Images.
+// ImageFsInfo returns the disk usage of all unpacked layers, as that of images and of containers.
+// It implements agent.Images.
 func (s *Store) ImageFsInfo(ctx context.Context, q *cri.ImageFsInfoRequest) (*cri.ImageFsInfoResponse, error) {
 	if err := s.awaitReady(ctx); err != nil {
 		return nil, err
@@ -123,7 +125,8 @@ func (s *Store) ImageFsInfo(ctx context.Context, q *cri.ImageFsInfoRequest) (*cr
 	return &cri.ImageFsInfoResponse{ImageFilesystems: []*cri.FilesystemUsage{u}, ContainerFilesystems: []*cri.FilesystemUsage{u}}, nil
 }
 
-// Config implements agent.Images.
+// Config returns the part of an image's config that containers inherit. It returns
+// agent.ErrImageNotPresent if the store does not have the image. It implements agent.Images.
 func (s *Store) Config(ctx context.Context, image string) (agent.ImageConfig, error) {
 	if err := s.awaitReady(ctx); err != nil {
 		return agent.ImageConfig{}, err
@@ -144,8 +147,9 @@ func (s *Store) Config(ctx context.Context, image string) (agent.ImageConfig, er
 	return out, nil
 }
 
-// PrepareRootFS implements agent.Images. It returns the parts of an overlay. The creator of the
-// container mounts it, so that no mount outlives a container.
+// PrepareRootFS creates the folders of a container's root file system and returns the parts of its
+// overlay. The creator of the container mounts the overlay, so that no mount outlives a container.
+// It is idempotent per container. It implements agent.Images.
 func (s *Store) PrepareRootFS(ctx context.Context, containerID, image string) (agent.RootFS, error) {
 	if err := s.awaitReady(ctx); err != nil {
 		return agent.RootFS{}, err
@@ -177,8 +181,8 @@ func (s *Store) PrepareRootFS(ctx context.Context, containerID, image string) (a
 	return fs, nil
 }
 
-// makeContainer creates a container's folder and then its record. A folder without a record does
-// not count.
+// makeContainer creates the folders of the container id, and then its record. A folder without a
+// record is deleted at the next start.
 func (s *Store) makeContainer(id string, c containerRecord) error {
 	dir := s.storePath("containers", id)
 	if err := os.Mkdir(dir, 0o711); errors.Is(err, os.ErrExist) { // left by a failed attempt
@@ -210,7 +214,8 @@ func (s *Store) makeContainer(id string, c containerRecord) error {
 	return saveContainer(s.containerRecordPath(id), c)
 }
 
-// RemoveRootFS implements agent.Images.
+// RemoveRootFS deletes the root file system of a container. It succeeds if none was prepared. It
+// implements agent.Images.
 func (s *Store) RemoveRootFS(ctx context.Context, containerID string) error {
 	if err := s.awaitReady(ctx); err != nil {
 		return err
