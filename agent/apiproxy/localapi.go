@@ -57,7 +57,7 @@ type Config struct {
 	DrainTime time.Duration
 }
 
-// Server forwards connections to replicas.
+// Server forwards connections from a loopback address to the API of a ready replica.
 type Server struct {
 	cfg Config
 
@@ -68,7 +68,7 @@ type Server struct {
 	refused bool // the limit has been logged
 }
 
-// proxiedConn is one forwarded connection.
+// proxiedConn is one connection that is forwarded to a replica.
 type proxiedConn struct {
 	client, replica net.Conn
 	replicaAddr     netip.AddrPort
@@ -95,7 +95,8 @@ func (s *Server) Run(ctx context.Context, objects agent.Objects, _ agent.Reporte
 	return s.Serve(ctx, ln, objects)
 }
 
-// waitForAddress listens on the address. It retries while another program uses it.
+// waitForAddress listens on the configured address and returns the listener. It retries while
+// another program uses the address.
 func (s *Server) waitForAddress(ctx context.Context) (net.Listener, error) {
 	for told := false; ; {
 		ln, err := new(net.ListenConfig).Listen(ctx, "tcp", s.cfg.Address.String())
@@ -188,8 +189,8 @@ func (s *Server) proxyConnection(ctx context.Context, client net.Conn, objects a
 	copyBothWays(client, c.replica)
 }
 
-// configureSocket sets the packet mark of connections to replicas, and the timeout for
-// unacknowledged data.
+// configureSocket sets, on a connection to a replica, the packet mark that exempts it from Service
+// rules, and the timeout for unacknowledged data.
 func configureSocket(network, address string, raw syscall.RawConn) error {
 	err := agent.MarkReplicaConn(network, address, raw)
 	if err != nil {
@@ -266,7 +267,7 @@ func (s *Server) failurePenalty(a netip.AddrPort, now time.Time) int {
 	return 0
 }
 
-// recordDial records whether a replica could be reached.
+// recordDial records whether connecting to the replica at a succeeded.
 func (s *Server) recordDial(a netip.AddrPort, well bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

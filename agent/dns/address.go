@@ -17,7 +17,7 @@ import (
 	"sigs.k8s.io/knftables"
 )
 
-// Table is the name of the nftables table of the DNS server.
+// Table is the name of the nftables table of the agent's DNS server.
 const Table = "keelson-dns"
 
 // addressHolder maintains the server's addresses on the node's loopback device, and the rules that
@@ -32,7 +32,8 @@ type addressHolder struct {
 	read bool
 }
 
-// setAddresses brings the loopback device and the rules to the wanted addresses.
+// setAddresses makes want the addresses of the DNS server: it adds and removes addresses of the
+// loopback device, and writes the rules for them.
 func (h *addressHolder) setAddresses(ctx context.Context, want []netip.Addr) error {
 	if err := h.readRecord(); err != nil {
 		return err
@@ -74,7 +75,8 @@ func hostAddress(a netip.Addr) *netlink.Addr {
 	return &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}, Scope: unix.RT_SCOPE_HOST}
 }
 
-// readRecord reads the record once.
+// readRecord reads the record of the addresses that an earlier agent process added, once. A damaged
+// record counts as empty.
 func (h *addressHolder) readRecord() error {
 	if h.read {
 		return nil
@@ -84,8 +86,8 @@ func (h *addressHolder) readRecord() error {
 		return fmt.Errorf("the record of the DNS server's addresses: %w", err)
 	}
 	if err == nil {
-		// A damaged record was left by a crash. Its addresses are added again if wanted; others
-		// remain until the next reboot.
+		// A damaged record was left by a crash. Its addresses are added again if they are wanted;
+		// others remain until the next reboot.
 		_ = json.Unmarshal(raw, &h.have)
 	}
 	h.read = true
@@ -110,9 +112,9 @@ func (h *addressHolder) writeRecord(all []netip.Addr) error {
 	return nil
 }
 
-// writeRules rewrites the whole table. While no agent runs, the rules drop ICMP "port unreachable"
-// messages. A client that receives one gives up at once; without it, the client retries a moment
-// later.
+// writeRules replaces the nftables table by the rules for the addresses all. While no agent runs,
+// the rules drop ICMP "port unreachable" messages. A client that receives such a message gives up
+// at once; without it, the client retries a moment later.
 func (h *addressHolder) writeRules(ctx context.Context, all []netip.Addr) error {
 	if h.nft == nil {
 		nft, err := knftables.New(knftables.InetFamily, Table)
@@ -156,7 +158,8 @@ func (h *addressHolder) writeRules(ctx context.Context, all []netip.Addr) error 
 	return nil
 }
 
-// hasRules reports whether the rules still exist. A firewall that is reloaded may flush all rules.
+// hasRules reports whether the nftables table still has its rules. Reloading a firewall may flush
+// the rules of all programs.
 func (h *addressHolder) hasRules(ctx context.Context) bool {
 	if h.nft == nil {
 		return true

@@ -38,7 +38,7 @@ type serverBlock struct {
 	refreshes sync.WaitGroup // background refreshes of expired answers
 }
 
-// forwardRule is a forward plugin of a server block.
+// forwardRule is a forward plugin of a server block, with its upstream servers.
 type forwardRule struct {
 	from      string
 	except    []string
@@ -55,7 +55,7 @@ type query struct {
 	maxRecords int // maximum number of endpoint records in the answer
 }
 
-// response is an answer before it is placed in the client's message.
+// response is an answer to a query, before it is placed in a reply message to the client.
 type response struct {
 	rcode         int
 	authoritative bool
@@ -66,8 +66,8 @@ type response struct {
 	plugin        string // plugin that answered
 }
 
-// findBlock returns the server block of a lower-case name and its zone. The block is nil if there
-// is none.
+// findBlock returns the server block with the longest zone that contains name, which is in lower
+// case, and that zone. The block is nil if no zone contains the name.
 func (c *serverChain) findBlock(name string) (*serverBlock, string) {
 	for at := 0; ; {
 		if b := c.byZone[name[at:]]; b != nil {
@@ -82,8 +82,9 @@ func (c *serverChain) findBlock(name string) (*serverBlock, string) {
 	return c.byZone["."], "."
 }
 
-// answerQuery returns the response if it is known locally. Otherwise it returns a function that
-// obtains the response, which takes time and may be called from another goroutine.
+// answerQuery returns the response of the server block b if it is known without asking another
+// server. Otherwise it returns a function that obtains the response. The function takes time and
+// may be called from another goroutine.
 func (c *serverChain) answerQuery(b *serverBlock, q query) (response, func(context.Context) response) {
 	w := rewrittenQuery{name: q.name, kind: q.kind}
 	if len(b.cfg.Rewrites) > 0 {
@@ -111,10 +112,13 @@ func (c *serverChain) answerQuery(b *serverBlock, q query) (response, func(conte
 	return response{}, func(ctx context.Context) response { return finish(later(ctx)) }
 }
 
-// maxAliases is the maximum number of aliases that are followed within the cluster.
+// maxAliases is the maximum number of CNAME records that are followed from one query within the
+// cluster.
 const maxAliases = 8
 
-// runPlugins runs the block's plugins in the order of CoreDNS.
+// runPlugins runs the plugins of the server block in the order of CoreDNS, until one of them
+// answers the query. aliases is the number of CNAMEs followed so far. Like answerQuery, it returns
+// the response or a function that obtains it.
 func (c *serverChain) runPlugins(b *serverBlock, q query, aliases int) (response, func(context.Context) response) {
 	if h := b.cfg.Hosts; h != nil && corefile.LongestZone(h.Zones, q.name) != "" {
 		rrs, found := b.hosts.answerHosts(q.owner, q.name, q.kind, h.TTL, h.Reverse)
@@ -142,7 +146,8 @@ func (c *serverChain) runPlugins(b *serverBlock, q query, aliases int) (response
 	return b.queryUpstream(best, q)
 }
 
-// queryKubernetes answers from the cluster's zones. ok is false if the next plugin must be run.
+// queryKubernetes answers a query from the cluster's zones, which the plugin k defines. ok is false
+// if the zones have no answer and the next plugin must be run.
 func (c *serverChain) queryKubernetes(b *serverBlock, k *corefile.Kubernetes, q query, aliases int) (_ response, _ func(context.Context) response, ok bool) {
 	z := corefile.LongestZone(k.Zones, q.name)
 	var a zone.Answer
@@ -184,7 +189,8 @@ func (c *serverChain) queryKubernetes(b *serverBlock, k *corefile.Kubernetes, q 
 	return response{}, func(ctx context.Context) response { return r.withTarget(later(ctx)) }, true
 }
 
-// withTarget returns the alias response with the records of the alias's target appended.
+// withTarget returns the response r, which ends in a CNAME, with the records of then appended. then
+// is the response to the query for the CNAME's target.
 func (r response) withTarget(then response) response {
 	if then.rcode == dns.RcodeRefused { // no plugin for the target: only the alias is known
 		return r
@@ -201,7 +207,8 @@ type pendingQuery struct {
 	err  error
 }
 
-// queryUpstream answers from the cache or by querying an upstream server.
+// queryUpstream returns the response to a query from the cache. If it is not cached, it returns a
+// function that queries an upstream server.
 func (b *serverBlock) queryUpstream(f *forwardRule, q query) (response, func(context.Context) response) {
 	fq := forward.Question{Name: q.name, Type: q.kind, DNSSEC: q.do, CD: q.cd}
 	var old *dns.Msg
@@ -247,8 +254,8 @@ func (b *serverBlock) queryUpstream(f *forwardRule, q query) (response, func(con
 	}
 }
 
-// fetchOnce queries an upstream server, once for all identical concurrent queries. The caller owns
-// the returned message.
+// fetchOnce queries an upstream server, once for all identical concurrent queries. It returns a
+// message that the caller may modify.
 func (b *serverBlock) fetchOnce(ctx context.Context, f *forwardRule, q forward.Question) (*dns.Msg, error) {
 	c := &pendingQuery{done: make(chan struct{})}
 	if other, busy := b.pending.LoadOrStore(q, c); busy {
@@ -288,7 +295,7 @@ func (b *serverBlock) cachedAnswer(q forward.Question) *dns.Msg {
 	return nil
 }
 
-// mayCache reports whether the answer may be cached.
+// mayCache reports whether the Corefile permits caching the answer m for the name.
 func (b *serverBlock) mayCache(name string, m *dns.Msg) bool {
 	if b.cache == nil || corefile.LongestZone(b.cfg.Cache.Zones, name) == "" {
 		return false

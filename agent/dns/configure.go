@@ -23,7 +23,7 @@ import (
 	"keelson.dev/keelson/internal/safepath"
 )
 
-// The ConfigMap of the Corefile, named as in every installation of CoreDNS.
+// Names of the ConfigMap that contains the Corefile, as in every installation of CoreDNS.
 const (
 	configMap   = "coredns"
 	corefileKey = "Corefile"
@@ -41,8 +41,8 @@ type chainSource struct {
 // maxFileBytes is the maximum size of a file that a Corefile refers to.
 const maxFileBytes = 1 << 20
 
-// configure builds a new chain if the Corefile or a file that it refers to has changed. If the
-// Corefile is invalid, the last valid one remains active.
+// configure builds and activates a new serverChain if the Corefile or a file that it refers to has
+// changed. If the Corefile is invalid, the last valid Corefile remains active.
 func (s *Server) configure(objects agent.Objects, reports agent.Reporter) {
 	var keys map[string]string
 	var about *v1.ConfigMap
@@ -93,7 +93,8 @@ func clusterDomain(objects agent.Objects) string {
 	return "cluster.local"
 }
 
-// readLastCorefile returns the Corefile that was active in an earlier process.
+// readLastCorefile returns the last valid Corefile, which an earlier agent process stored in
+// StateDir.
 func (s *Server) readLastCorefile() (string, error) {
 	raw, err := os.ReadFile(filepath.Join(s.cfg.StateDir, "Corefile"))
 	return string(raw), err
@@ -113,8 +114,9 @@ func (s *Server) saveCorefile(about *v1.ConfigMap, text string) {
 	}
 }
 
-// readFiles reads the files that a configuration refers to. Files in the directory of the CoreDNS
-// ConfigMap are read from its keys, others from the node. Unreadable files are empty.
+// readFiles returns the contents of the files that a Corefile refers to, by path. Files in
+// /etc/coredns are read from keys, the keys of the CoreDNS ConfigMap, as they are mounted in
+// CoreDNS pods. Other files are read from the node. Unreadable files are empty.
 func (s *Server) readFiles(cfg *corefile.Config, keys map[string]string) map[string]string {
 	out := map[string]string{}
 	read := func(name string) {
@@ -154,7 +156,8 @@ func (s *Server) readFiles(cfg *corefile.Config, keys map[string]string) map[str
 	return out
 }
 
-// buildChain builds a chain from a configuration.
+// buildChain builds a serverChain from a parsed Corefile. files are the files that it refers to,
+// own the addresses of this server.
 func (s *Server) buildChain(cfg *corefile.Config, files map[string]string, own []netip.Addr) *serverChain {
 	c := &serverChain{index: s.index, byZone: map[string]*serverBlock{}, health: cfg.Health, ready: cfg.Ready, prometheus: cfg.Prometheus}
 	for _, b := range cfg.Servers {
@@ -182,7 +185,8 @@ func (s *Server) buildChain(cfg *corefile.Config, files map[string]string, own [
 	return c
 }
 
-// shutDown stops the health probes of upstream servers and waits for background refreshes.
+// shutDown stops the health probes of the chain's upstream servers, and waits for background
+// refreshes of its caches.
 func (c *serverChain) shutDown() {
 	for _, b := range c.blocks {
 		for _, f := range b.forwards {
@@ -192,8 +196,8 @@ func (c *serverChain) shutDown() {
 	}
 }
 
-// forwardTargets returns the upstream servers of a forward rule. It omits this server itself,
-// because a query that it cannot answer would loop.
+// forwardTargets returns the upstream servers of a forward rule. It omits own, the addresses of
+// this server, because a query that it cannot answer would loop.
 func (s *Server) forwardTargets(f corefile.Forward, files map[string]string, own []netip.Addr) (out []forward.Target) {
 	add := func(text string) {
 		u, err := corefile.ParseUpstream(text)
@@ -232,12 +236,14 @@ func (s *Server) forwardTargets(f corefile.Forward, files map[string]string, own
 	return out
 }
 
-// reportRefused reports an invalid Corefile, once.
+// reportRefused reports an invalid Corefile in an Event about its ConfigMap, unless the error is
+// unchanged.
 func (s *Server) reportRefused(about *v1.ConfigMap, reports agent.Reporter, err error) {
 	s.reportEvent(about, reports, "CorefileRefused", fmt.Sprintf("%v: nodes go on with the last Corefile that was good", err), func() { s.refused.Add(1) })
 }
 
-// reportWarnings reports the parts of a Corefile that have no effect, once.
+// reportWarnings reports the parts of a Corefile that have no effect in an Event about its
+// ConfigMap, unless they are unchanged.
 func (s *Server) reportWarnings(about *v1.ConfigMap, reports agent.Reporter, all []corefile.Warning) {
 	if len(all) == 0 {
 		s.source.lastMessage = ""
@@ -250,8 +256,9 @@ func (s *Server) reportWarnings(about *v1.ConfigMap, reports agent.Reporter, all
 	s.reportEvent(about, reports, "CorefileNotUnderstood", "A part of the Corefile has no effect: "+strings.Join(lines, "; "), func() {})
 }
 
-// reportEvent creates an Event for the ConfigMap unless the message is unchanged. All nodes report
-// the same message, which the API aggregates into one Event with a count.
+// reportEvent reports an Event about the Corefile's ConfigMap and calls first, unless the message
+// is unchanged. All nodes report the same message, which the API aggregates into one Event with a
+// count.
 func (s *Server) reportEvent(about *v1.ConfigMap, reports agent.Reporter, reason, message string, first func()) {
 	const limit = 1024 // limit of the API's validation
 	if len(message) > limit {

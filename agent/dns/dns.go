@@ -50,7 +50,7 @@ type Config struct {
 	Port      uint16
 }
 
-// Server answers DNS queries on a node.
+// Server is the cluster DNS server of a node.
 type Server struct {
 	cfg     Config
 	index   *zone.Index
@@ -69,7 +69,7 @@ type Server struct {
 	zoneCounts []*zoneCounters // of all zones that have ever been configured
 }
 
-// New returns a Server. It starts nothing.
+// New returns a DNS server. It starts nothing and does not listen; Run does.
 func New(cfg Config) *Server {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -126,7 +126,8 @@ const (
 	kindConfigMap = "ConfigMap"
 )
 
-// applyChanges updates the index, the chain and the listeners after objects have changed.
+// applyChanges updates the index of Services, the active Corefile and the listeners after the
+// objects in c have changed.
 func (s *Server) applyChanges(ctx context.Context, c agent.ObjectChanges, objects agent.Objects, reports agent.Reporter) error {
 	var services, parts []zone.Key
 	configured, addressed := c.All, c.All
@@ -156,7 +157,7 @@ func (s *Server) applyChanges(ctx context.Context, c agent.ObjectChanges, object
 	return s.updateListeners(ctx, objects, false)
 }
 
-// closeAll closes all listeners and the chain.
+// closeAll closes all listeners and the active chain, including its upstream connections.
 func (s *Server) closeAll() {
 	for a, f := range s.listeners {
 		f.shutDown()
@@ -188,8 +189,10 @@ func (s *Server) wantedAddresses(objects agent.Objects) []netip.Addr {
 	return out
 }
 
-// updateListeners opens and closes listeners according to the wanted addresses. An address that
-// cannot be opened does not affect the others; it is tried again at the next check.
+// updateListeners opens and closes listeners so that the server listens on exactly the wanted
+// addresses. It sets these addresses on the loopback device with their nftables rules. With tended,
+// it also checks that the rules still exist. If an address fails, it is tried again at the next
+// check and does not affect the others.
 func (s *Server) updateListeners(ctx context.Context, objects agent.Objects, tended bool) error {
 	want := s.wantedAddresses(objects)
 	if s.cfg.Addresses == nil && (!slices.Equal(want, s.holder.have) || tended && !s.holder.hasRules(ctx)) {
@@ -266,10 +269,10 @@ const (
 	metricsPort = 9153
 )
 
-// updateHTTPServers serves the enabled health, ready and metrics endpoints at each address, to DNS
-// clients only. Disabled endpoints leave their ports free for pods on the host network: a listener
-// at one address prevents others from listening on all addresses. DNS is served even if such a port
-// is already in use.
+// updateHTTPServers serves the health, ready and metrics endpoints that the Corefile enables, at
+// each address, to DNS clients only. Disabled endpoints leave their ports free for pods on the host
+// network: a listener at one address prevents others from listening on all addresses. DNS is served
+// even if such a port is already in use.
 func (s *Server) updateHTTPServers(ctx context.Context) {
 	c := s.chain.Load()
 	if s.cfg.Port != 53 || c == nil {
@@ -307,7 +310,8 @@ func (s *Server) metricsPage(w http.ResponseWriter, _ *http.Request) {
 	_ = s.Metrics(w) // an error means that the client has disconnected
 }
 
-// onlyClients rejects requests from clients that DNS is not served to.
+// onlyClients returns a handler that calls h for permitted DNS clients and rejects requests from
+// all others.
 func (s *Server) onlyClients(h http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		at, err := netip.ParseAddrPort(r.RemoteAddr)
@@ -319,14 +323,15 @@ func (s *Server) onlyClients(h http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// allZoneCounts returns the counters of all zones.
+// allZoneCounts returns the counters of all zones that have been configured since the start.
 func (s *Server) allZoneCounts() []*zoneCounters {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.zoneCounts)
 }
 
-// zoneCountsOf returns the counters of a zone, which outlive its server block.
+// zoneCountsOf returns the counters of the zone name, and creates them if necessary. They outlive
+// the server block of the zone. errs states whether the Corefile enables the logging of errors.
 func (s *Server) zoneCountsOf(name string, errs bool) *zoneCounters {
 	s.mu.Lock()
 	defer s.mu.Unlock()

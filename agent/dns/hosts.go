@@ -10,7 +10,7 @@ import (
 	"keelson.dev/keelson/agent/dns/zone"
 )
 
-// hostsTable holds the entries of a hosts plugin.
+// hostsTable holds the names and addresses of a hosts plugin.
 type hostsTable struct {
 	byName    map[string][]netip.Addr // fully qualified, in lower case
 	byAddress map[netip.Addr][]string
@@ -50,8 +50,9 @@ func parseHosts(texts ...string) *hostsTable {
 	return t
 }
 
-// answerHosts returns the records of a name. found reports whether the name has records of any
-// type.
+// answerHosts returns the records of type kind for a name in the hosts table. owner is the name in
+// the client's spelling. With reverse, PTR records are returned too. found reports whether the name
+// has records of any type.
 func (t *hostsTable) answerHosts(owner, name string, kind uint16, ttl uint32, reverse bool) (out []dns.RR, found bool) {
 	h := dns.RR_Header{Name: owner, Rrtype: kind, Class: dns.ClassINET, Ttl: ttl}
 	if reverse && kind == dns.TypePTR {

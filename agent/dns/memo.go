@@ -38,7 +38,8 @@ func (m *answerCache) slotFor(packet []byte) *cachedReply {
 	return &m.slots[maphash.Bytes(m.seed, packet)%answerCacheSlots]
 }
 
-// findReply returns the cached reply to a packet, or nil if none exists that is valid.
+// findReply returns the cached reply to a packet, or nil. A reply is valid only for the chain c and
+// the index serial with which it was computed.
 func (m *answerCache) findReply(packet []byte, c *serverChain, serial uint32) *cachedReply {
 	if len(packet) < 12 || len(packet) > maxCachedQuery {
 		return nil

@@ -86,7 +86,8 @@ func (c *serverChain) parseQuery(packet []byte, tcp bool, in *clientQuery) (refu
 	return nil, true
 }
 
-// errorReply returns an error reply to a packet, using only its header.
+// errorReply returns a reply with the response code rcode to a packet. It reads only the packet's
+// header.
 func errorReply(packet []byte, rcode int) *dns.Msg {
 	m := &dns.Msg{}
 	m.Id = uint16(packet[0])<<8 | uint16(packet[1])
@@ -106,8 +107,8 @@ func lowerName(name string) string {
 	return name
 }
 
-// answerMessage returns the reply to a message, or a function that obtains the reply, which takes
-// time.
+// answerMessage returns the reply to a client's message. If another server must be asked, it
+// returns a function that obtains the reply.
 func (c *serverChain) answerMessage(in *clientQuery) (reply *dns.Msg, later func(context.Context) *dns.Msg) {
 	r, then := c.answerQuery(in.block, in.query)
 	if then == nil {
@@ -116,7 +117,7 @@ func (c *serverChain) answerMessage(in *clientQuery) (reply *dns.Msg, later func
 	return nil, func(ctx context.Context) *dns.Msg { return in.newReply(then(ctx)) }
 }
 
-// newReply places a response in a reply to the client's message.
+// newReply returns a reply to the client's message with the response r.
 func (in *clientQuery) newReply(r response) *dns.Msg {
 	in.cacheable = r.authoritative && len(r.answer) < 2 && in.block != nil && !in.block.cfg.Log
 	m := &dns.Msg{}

@@ -45,8 +45,8 @@ func (h *histogram) addValue(v float64) {
 	h.sum.Add(uint64(v / h.scale))
 }
 
-// zoneCounters are the counters of one server block. They live as long as the server, even if the
-// block is removed.
+// zoneCounters are the counters of the queries in one zone (server block). They live as long as the
+// server, even if the block is removed.
 type zoneCounters struct {
 	zone     string
 	requests [2][2][]atomic.Uint64 // by protocol (UDP, TCP), family (IPv4, IPv6) and type
@@ -75,7 +75,8 @@ func newCounts(zone string, log *slog.Logger) *zoneCounters {
 	return c
 }
 
-// countResponse counts one answered query.
+// countResponse counts one answered query: its type, protocol, address family, response code, sizes
+// and duration.
 func (c *zoneCounters) countResponse(kind uint16, tcp, six bool, rcode, asked, bytes int, took time.Duration) {
 	proto, family := 0, 0
 	if tcp {
@@ -123,7 +124,8 @@ func (c *zoneCounters) logFailure(name string, err error) {
 	c.lastLogged, c.failuresSinceLog = time.Now(), 0
 }
 
-// Metrics writes the metrics of CoreDNS that apply, under the same names.
+// Metrics writes the metrics of the DNS server in the Prometheus text format, under the names of
+// CoreDNS.
 func (s *Server) Metrics(to io.Writer) error {
 	w := &metricsWriter{w: bufio.NewWriter(to)}
 	all := s.allZoneCounts()

@@ -9,8 +9,8 @@ import (
 	"keelson.dev/keelson/internal/connlimit"
 )
 
-// serveHTTPPath serves one HTTP path until the server or the listener is closed. Connections,
-// headers and time are limited.
+// serveHTTPPath serves the HTTP path on the listener l, until ctx ends or l is closed. It limits
+// connections, headers and time.
 func (f *addressListener) serveHTTPPath(ctx context.Context, l net.Listener, port uint16, path string, h http.HandlerFunc) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+path, h)

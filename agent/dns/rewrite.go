@@ -11,15 +11,16 @@ import (
 	"keelson.dev/keelson/agent/dns/zone"
 )
 
-// rewrittenQuery is a query after the rewrite rules, and the rules for its answer.
+// rewrittenQuery is a query after the rewrite rules of the Corefile, with the rules that rewrite
+// its answer.
 type rewrittenQuery struct {
 	name  string
 	kind  uint16
 	rules []corefile.AnswerRule
 }
 
-// rewriteQuery applies the rules to a query in order. The first matching rule ends the evaluation,
-// unless it specifies continue.
+// rewriteQuery applies the rewrite rules to a query of type kind, in order. The first matching rule
+// ends the evaluation, unless it specifies continue.
 func rewriteQuery(rules []corefile.Rewrite, name string, kind uint16) rewrittenQuery {
 	out := rewrittenQuery{name: name, kind: kind}
 	for i := range rules {
@@ -44,8 +45,8 @@ func rewriteQuery(rules []corefile.Rewrite, name string, kind uint16) rewrittenQ
 	return out
 }
 
-// applyRule returns the name after a rule. ok is false if the rule does not match or if the result
-// is not a valid name.
+// applyRule returns the name as rewritten by the rule r. ok is false if the rule does not match or
+// if the result is not a valid name.
 func applyRule(r *corefile.Rewrite, name string) (to string, ok bool) {
 	switch r.Kind {
 	case "exact":
@@ -74,7 +75,8 @@ func applyRule(r *corefile.Rewrite, name string) (to string, ok bool) {
 	return to, true
 }
 
-// expandGroups replaces {1}, {2} ... in a rule with the matched groups.
+// expandGroups replaces {1}, {2} ... in the replacement text of a rule with the matched groups of
+// its regular expression.
 func expandGroups(to string, groups []string) string {
 	for i := 1; i < len(groups); i++ {
 		to = strings.ReplaceAll(to, "{"+strconv.Itoa(i)+"}", groups[i])
@@ -82,8 +84,8 @@ func expandGroups(to string, groups []string) string {
 	return to
 }
 
-// restoreNames changes the names in an answer: the rewritten name of the query becomes the original
-// name, and then the answer rules are applied.
+// restoreNames changes the names in the answer m to a rewritten query. The rewritten name becomes
+// the name asked, and then the answer rules are applied.
 func (w rewrittenQuery) restoreNames(m *dns.Msg, asked string) {
 	for _, section := range [][]dns.RR{m.Answer, m.Extra} {
 		for _, rr := range section {
@@ -134,8 +136,8 @@ func rewriteAnswerValue(rr dns.RR, r corefile.AnswerRule) {
 	}
 }
 
-// rotateAddresses rotates the address records at the end of an answer, so that clients that use the
-// first address are distributed over all of them.
+// rotateAddresses rotates the address records at the end of an answer by turn. Clients that use the
+// first address are thus distributed over all of them.
 func rotateAddresses(rrs []dns.RR, turn uint32) {
 	first := slices.IndexFunc(rrs, func(rr dns.RR) bool {
 		t := rr.Header().Rrtype

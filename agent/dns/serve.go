@@ -23,7 +23,7 @@ import (
 	"keelson.dev/keelson/internal/connlimit"
 )
 
-// The limits for clients.
+// Limits for the clients of the DNS server.
 const (
 	maxWaiting       = 2000             // queries of all clients that wait for other servers
 	maxWaitingEach   = 200              // of one client
@@ -38,7 +38,7 @@ const (
 	connectionsOfOne = 32
 )
 
-// waitLimiter limits the queries that wait for other servers.
+// waitLimiter limits the queries that wait for upstream servers, in total and per client.
 type waitLimiter struct {
 	mu        sync.Mutex
 	all       int
@@ -65,9 +65,10 @@ func (w *waitLimiter) releaseSlot(a netip.Addr) {
 	}
 }
 
-// allowedClients are the clients that the server answers: pods and processes of its node. The
-// node's addresses are reachable from other hosts. Answering those would enable amplification
-// attacks, because answers are larger than queries and source addresses can be forged.
+// allowedClients are the clients that the DNS server answers: the pods and processes of its node.
+// The server's addresses are reachable from other hosts. Answering such hosts would enable
+// amplification attacks, because answers are larger than queries and source addresses can be
+// forged.
 type allowedClients struct {
 	prefixes []netip.Prefix
 	local    map[netip.Addr]struct{}
@@ -86,7 +87,7 @@ func (c *allowedClients) isAllowed(a netip.Addr) bool {
 	return ok
 }
 
-// addressListener holds the sockets at one address.
+// addressListener holds the sockets of the DNS server at one address.
 type addressListener struct {
 	udp         []*net.UDPConn
 	tcp         net.Listener
@@ -95,7 +96,7 @@ type addressListener struct {
 	done        sync.WaitGroup
 }
 
-// listenAt opens the sockets at an address. It does not answer queries yet.
+// listenAt opens the UDP and TCP sockets at an address. startServing answers queries on them.
 func listenAt(ctx context.Context, at netip.AddrPort) (*addressListener, error) {
 	f := &addressListener{}
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
@@ -143,7 +144,7 @@ func (f *addressListener) shutDown() {
 	f.done.Wait()
 }
 
-// startServing answers queries at the address until the listener is closed.
+// startServing starts to answer queries at the address of f, until the listener is closed.
 func (s *Server) startServing(ctx context.Context, f *addressListener) {
 	ctx, f.cancel = context.WithCancel(ctx)
 	for _, c := range f.udp {
@@ -154,8 +155,8 @@ func (s *Server) startServing(ctx context.Context, f *addressListener) {
 	})
 }
 
-// serveUDP answers the queries of one UDP socket. Queries that are known locally are answered in
-// this goroutine.
+// serveUDP answers the queries of one UDP socket until it is closed. Queries that are known locally
+// are answered in this goroutine, others in goroutines of more.
 func (s *Server) serveUDP(ctx context.Context, c *net.UDPConn, more *sync.WaitGroup) {
 	buf, out, seen := make([]byte, maxQuestion), make([]byte, maxUDP), newAnswerCache()
 	for {
@@ -195,7 +196,8 @@ func (s *Server) serveUDP(ctx context.Context, c *net.UDPConn, more *sync.WaitGr
 	}
 }
 
-// answerLater answers a query in a new goroutine when the reply is available.
+// answerLater answers a query over UDP in a new goroutine, when the function later has returned the
+// reply. If too many queries are waiting, it replies SERVFAIL at once.
 func (s *Server) answerLater(ctx context.Context, c *net.UDPConn, from netip.AddrPort, in *clientQuery, later func(context.Context) *dns.Msg, more *sync.WaitGroup) {
 	if !s.waiting.acquireSlot(from.Addr()) {
 		if packed := s.packAndCount(in, in.newReply(response{rcode: dns.RcodeServerFailure}), from.Addr(), nil); packed != nil {
@@ -211,7 +213,8 @@ func (s *Server) answerLater(ctx context.Context, c *net.UDPConn, from netip.Add
 	})
 }
 
-// handleMessage parses a message and answers it. A panic affects only this message.
+// handleMessage parses a client's message and returns the reply, or a function that obtains it. A
+// panic affects only this message.
 func (s *Server) handleMessage(c *serverChain, packet []byte, tcp bool, in *clientQuery) (reply *dns.Msg, later func(context.Context) *dns.Msg) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -229,7 +232,7 @@ func (s *Server) handleMessage(c *serverChain, packet []byte, tcp bool, in *clie
 	return c.answerMessage(in)
 }
 
-// runRecovering runs later and converts a panic into a SERVFAIL reply.
+// runRecovering calls later to obtain a reply. It converts a panic into a SERVFAIL reply.
 func (s *Server) runRecovering(ctx context.Context, in *clientQuery, later func(context.Context) *dns.Msg) (reply *dns.Msg) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -246,7 +249,7 @@ func (s *Server) logPanic(p any) {
 	}
 }
 
-// packAndCount packs a reply and counts it. It returns nil if no reply can be sent.
+// packAndCount packs the reply m into buf and counts it. It returns nil if no reply can be sent.
 func (s *Server) packAndCount(in *clientQuery, m *dns.Msg, from netip.Addr, buf []byte) []byte {
 	size := in.size
 	if size == 0 {
@@ -270,7 +273,7 @@ func (s *Server) packAndCount(in *clientQuery, m *dns.Msg, from netip.Addr, buf 
 	return packed
 }
 
-// acceptTCP accepts TCP connections until the listener is closed.
+// acceptTCP accepts and serves TCP connections until the listener is closed.
 func (s *Server) acceptTCP(ctx context.Context, l net.Listener, more *sync.WaitGroup) {
 	for {
 		c, err := l.Accept()
@@ -289,7 +292,7 @@ func (s *Server) acceptTCP(ctx context.Context, l net.Listener, more *sync.WaitG
 	}
 }
 
-// serveTCP answers the queries of one connection sequentially.
+// serveTCP answers the queries of one TCP connection, one after the other.
 func (s *Server) serveTCP(ctx context.Context, c net.Conn) {
 	at, err := netip.ParseAddrPort(c.RemoteAddr().String())
 	if err != nil {
@@ -344,7 +347,7 @@ type serverCounters struct {
 	panics, refused, dropped atomic.Uint64
 }
 
-// waitingQueries returns the number of queries that wait for other servers.
+// waitingQueries returns the number of queries that currently wait for upstream servers.
 func (s *Server) waitingQueries() int {
 	s.waiting.mu.Lock()
 	defer s.waiting.mu.Unlock()

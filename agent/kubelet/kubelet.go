@@ -56,7 +56,7 @@ type Config struct {
 	connections connlimit.Limits // set by tests only
 }
 
-// Server is the HTTPS server of a node.
+// Server is the HTTPS server of a node with the read-only part of the kubelet's API.
 type Server struct {
 	cfg          Config
 	log          *slog.Logger
@@ -122,7 +122,7 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 // connKey is the context key of the request's *connlimit.Conn.
 type connKey struct{}
 
-// ServeHTTP implements http.Handler.
+// ServeHTTP authorizes a request and serves it. It implements http.Handler.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !s.authorizeRequest(w, r) {
 		return
@@ -140,11 +140,12 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.serveRequest(w, r)
 }
 
-// agentLog is the path of the last lines of the agent's log, below the path of kubelet's node logs.
+// agentLog is the URL path of the last lines of the agent's log. It is below the path of the
+// kubelet's node logs.
 const agentLog = "/logs/keelson-agent.log"
 
-// agentSettings is the path of the agent's settings. Reading it requires the same permission as the
-// log.
+// agentSettings is the URL path of the agent's settings. Reading it requires the same permission as
+// the log.
 const agentSettings = "/logs/keelson-agent-settings.txt"
 
 // servedPaths is the error message for an unknown path.
@@ -218,7 +219,7 @@ func (s *Server) serveSummary(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// trackedWriter records whether anything was written.
+// trackedWriter is an http.ResponseWriter that records whether anything was written.
 type trackedWriter struct {
 	http.ResponseWriter
 	written bool

@@ -15,8 +15,8 @@ type Reachability struct {
 	NoRoute    string `json:"noRoute,omitempty"`
 }
 
-// reachPath returns the reachability of one name or address, given by the parameter host. 'kctl net
-// trace' uses it.
+// reachPath is the URL path that returns the Reachability of a name or address, which the parameter
+// host specifies. 'kctl net trace' uses it.
 const reachPath = "/keelson/reach"
 
 // maxHostLength is the maximum length of a DNS name.

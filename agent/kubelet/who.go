@@ -26,8 +26,8 @@ const (
 	maxIdentity = 256 // maximum number of groups in a certificate
 )
 
-// authorizeRequest reports whether the client is authorized. Otherwise it writes the error
-// response.
+// authorizeRequest reports whether the client of a request is authorized for its path. Otherwise it
+// writes the error response.
 func (s *Server) authorizeRequest(w http.ResponseWriter, r *http.Request) bool {
 	q, ok := s.identifyClient(r)
 	if !ok {
@@ -89,8 +89,9 @@ func requiredSubresources(path string) []string {
 	return []string{"proxy"}
 }
 
-// identifyClient returns the client's identity from its certificate, if the cluster issued it, or
-// from a bearer token.
+// identifyClient returns a review with the client's identity. The identity comes from its
+// certificate, if the cluster issued it, or from a bearer token. ok is false if the client presents
+// neither.
 func (s *Server) identifyClient(r *http.Request) (q agent.AccessReview, ok bool) {
 	if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
 		if cas := s.cfg.ServerTrust.ClientCAs(); cas != nil {
@@ -119,7 +120,7 @@ const nodeUserPrefix = "system:node:"
 
 var errTooManyReviews = errors.New("the node performs its maximum number of concurrent reviews: try again")
 
-// reviewCached returns a cached decision, or sends the review to the control plane.
+// reviewCached returns the decision about a review, from the cache or from the control plane.
 func (s *Server) reviewCached(ctx context.Context, q agent.AccessReview) (agent.AccessDecision, error) {
 	key := reviewKey(q)
 	if v, ok := s.decisions.Get(key, time.Now()); ok {

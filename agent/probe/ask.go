@@ -32,7 +32,7 @@ const (
 	maxMessage = 256
 )
 
-// probeRunner runs single probes.
+// probeRunner runs single exec, HTTP, TCP and gRPC probes.
 type probeRunner struct {
 	runtime agent.Runtime
 	http    *http.Client
@@ -57,8 +57,8 @@ type probeWarning string
 
 func (w probeWarning) Error() string { return string(w) }
 
-// runProbe runs one probe within ctx. err means that the probe could not be run, or is a
-// probeWarning.
+// runProbe runs one probe of a container and returns whether it succeeded, with its message. err is
+// not nil if the probe could not be run, or a probeWarning if it succeeded with a warning.
 func (a *probeRunner) runProbe(ctx context.Context, p *v1.Probe, t agent.ProbeTarget) (ok bool, message string, err error) {
 	switch {
 	case p.Exec != nil:
@@ -180,7 +180,8 @@ func (a *probeRunner) runGRPC(ctx context.Context, p *v1.Probe, t agent.ProbeTar
 	return true, "", nil
 }
 
-// resolvePort returns the port of a number, or of a name in the container's ports.
+// resolvePort returns the port number of p, which is a number or the name of one of the container's
+// ports.
 func resolvePort(c *v1.Container, p intstr.IntOrString) (int, error) {
 	n := p.IntValue()
 	if p.Type == intstr.String {

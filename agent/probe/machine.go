@@ -57,8 +57,8 @@ type stateMachine struct {
 	gaveUp           bool
 }
 
-// newStateMachine returns the state at now for a container started at started. pass is the initial
-// state.
+// newStateMachine returns the state at the time now of a probe of a container that was started at
+// started. pass is the initial state.
 func newStateMachine(kind string, p *v1.Probe, started, now time.Time, pass bool) *stateMachine {
 	m := &stateMachine{kind: kind, period: secondsOrDefault(p.PeriodSeconds, 10), successThreshold: int(max(p.SuccessThreshold, 1)), failureThreshold: 3, started: started, passing: pass}
 	if p.FailureThreshold > 0 {

@@ -25,7 +25,7 @@ type Config struct {
 	Ask func(ctx context.Context, p *v1.Probe, t agent.ProbeTarget) (ok bool, message string, err error)
 }
 
-// Prober implements agent.Prober.
+// Prober runs the probes of containers. It implements agent.Prober.
 type Prober struct {
 	cfg   Config
 	probe func(ctx context.Context, p *v1.Probe, t agent.ProbeTarget) (ok bool, message string, err error)
@@ -45,12 +45,13 @@ func New(cfg Config) *Prober {
 	return p
 }
 
-// AlwaysPass is an Ask function for nodes without real containers.
+// AlwaysPass is a function for Config.Ask with which every probe succeeds. It is for nodes without
+// real containers.
 func AlwaysPass(context.Context, *v1.Probe, agent.ProbeTarget) (bool, string, error) {
 	return true, "", nil
 }
 
-// containerWatch is a container with probes.
+// containerWatch is a container during a call of Watch, with its probes and its state.
 type containerWatch struct {
 	prober        *Prober
 	target        agent.ProbeTarget
@@ -61,7 +62,8 @@ type containerWatch struct {
 	stop          context.CancelFunc
 }
 
-// Watch implements agent.Prober.
+// Watch runs the probes of a container and calls on for each event, until ctx ends or a liveness or
+// startup probe fails. It implements agent.Prober.
 func (p *Prober) Watch(ctx context.Context, t agent.ProbeTarget, on func(agent.ProbeEvent)) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -93,7 +95,8 @@ func (p *Prober) Watch(ctx context.Context, t agent.ProbeTarget, on func(agent.P
 	wg.Wait()
 }
 
-// runProbeLoop runs one probe until it is over or ctx ends.
+// runProbeLoop runs one probe repeatedly, until its result is final or ctx ends. kind is the kind
+// of probe and pass its initial state.
 func (w *containerWatch) runProbeLoop(ctx context.Context, kind string, spec *v1.Probe, pass bool) {
 	if kind != Startup {
 		select {

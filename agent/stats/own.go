@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// WriteAgentMetrics writes the agent's own metrics for /metrics.
+// WriteAgentMetrics writes the metrics of the agent process itself, for /metrics.
 func (s *Source) WriteAgentMetrics(ctx context.Context, to io.Writer) error {
 	t := &textWriter{w: bufio.NewWriter(to)}
 	one := func(name, kind, help string, v float64, labels ...string) {

@@ -42,7 +42,7 @@ type Config struct {
 	Pods func() []*v1.Pod
 }
 
-// Source measures. It is safe for concurrent use.
+// Source measures the resource usage of the node and its pods. It is safe for concurrent use.
 type Source struct {
 	cfg Config
 
@@ -51,7 +51,7 @@ type Source struct {
 	previous map[usageKey]cpuReading // of the previous sample, for rates
 }
 
-// Sample is one measurement. It is shared and must not be modified.
+// Sample is one measurement of the node and its pods. It is shared and must not be modified.
 type Sample struct {
 	At   time.Time
 	Node agent.Usage
@@ -80,8 +80,8 @@ func New(cfg Config) *Source {
 	return &Source{cfg: cfg}
 }
 
-// Sample returns values that are at most MinInterval old. With an error, it also returns the values
-// that are available, or nil.
+// Sample returns a measurement that is at most MinInterval old. If it also returns an error, some
+// values are missing; the Sample may be nil then.
 func (s *Source) Sample(ctx context.Context) (*Sample, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -121,7 +121,7 @@ func (s *Source) setPodNames(pods []agent.PodUsage) {
 	}
 }
 
-// setRates computes CPU usage between the previous sample and this one.
+// setRates computes the CPU usage between the previous sample and out, and stores it in out.
 func (s *Source) setRates(out *Sample) {
 	now := make(map[usageKey]cpuReading, len(s.previous))
 	out.rates = make(map[usageKey]uint64, len(s.previous))

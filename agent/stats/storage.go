@@ -10,7 +10,8 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// podStorage is the disk and volume usage of the pods; the zero value is unknown.
+// podStorage is the disk and volume usage of the node's pods. The zero value means that it is
+// unknown.
 type podStorage struct {
 	pods map[types.UID]agent.PodStorage
 	disk *agent.Disk // of the node; nil = unknown
@@ -29,7 +30,7 @@ func (s *Source) readStorage() (out podStorage) {
 	return out
 }
 
-// addTo adds the usage of a pod's volumes, and the disk usage of the pod and its containers.
+// addTo adds to out the usage of a pod's volumes, and the disk usage of the pod and its containers.
 func (s podStorage) addTo(out *summary.PodStats, uid types.UID) {
 	p, ok := s.pods[uid]
 	if !ok {
@@ -60,7 +61,7 @@ func (s podStorage) addTo(out *summary.PodStats, uid types.UID) {
 	}
 }
 
-// nodeFsStats returns the usage of a part of the node's disk.
+// nodeFsStats returns the statistics of the node's file system, of which a part uses used bytes.
 func (s podStorage) nodeFsStats(at time.Time, used uint64) summary.FsStats {
 	return fsStats(at, s.disk, used)
 }

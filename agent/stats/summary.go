@@ -12,9 +12,9 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Summary writes /stats/summary. It encodes one pod at a time to bound memory. With cpuAndMemory it
-// omits everything else, as the kubelet's only_cpu_and_memory. An error before the first byte means
-// that nothing was written.
+// Summary writes the response of /stats/summary to to. It encodes one pod at a time to bound
+// memory. With cpuAndMemory it omits everything else, like the kubelet's parameter
+// only_cpu_and_memory. An error before the first byte means that nothing was written.
 func (s *Source) Summary(ctx context.Context, to io.Writer, cpuAndMemory bool) error {
 	sample, err := s.Sample(ctx)
 	if sample == nil {

@@ -64,8 +64,8 @@ var (
 	}
 )
 
-// Resource writes /metrics/resource. As in the kubelet, a failed measurement is reported in
-// resource_scrape_error; the returned error is an error of writing.
+// Resource writes the response of /metrics/resource to to. As in the kubelet, a failed measurement
+// is reported in the metric resource_scrape_error. The returned error is an error of writing.
 func (s *Source) Resource(ctx context.Context, to io.Writer) error {
 	sample, err := s.Sample(ctx)
 	t := &textWriter{w: bufio.NewWriter(to)}
@@ -118,7 +118,7 @@ func (t *textWriter) writeSample(s *Sample) {
 	}
 }
 
-// writeUsage writes the family's value of u, if it has one.
+// writeUsage writes the value of the current metric family in u, if u has one.
 func (t *textWriter) writeUsage(u *agent.Usage, started time.Time, labels ...string) {
 	v, ok := t.family.value(u, started)
 	if !ok {
@@ -133,7 +133,8 @@ func (t *textWriter) writeUsage(u *agent.Usage, started time.Time, labels ...str
 
 var labelEscaper = strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`)
 
-// writeNumber writes one line. labels are alternating names and values. A zero time is omitted.
+// writeNumber writes one line of a metric. labels are alternating names and values. A zero time is
+// omitted.
 func (t *textWriter) writeNumber(v float64, at time.Time, labels ...string) {
 	if !t.headWritten {
 		t.headWritten = true

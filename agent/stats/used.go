@@ -30,10 +30,12 @@ func (s *Source) ReportUsage(ctx context.Context, tell func(*agent.NodeAverageUs
 	}
 }
 
-// usageMeter computes usage between its own samples. Other callers take samples in between.
+// usageMeter computes the average usage between its own samples. Other callers take samples in
+// between.
 type usageMeter map[usageKey]cpuReading
 
-// usageSince returns the usage since the previous sample, and stores this sample.
+// usageSince returns the average usage since the previous call, and stores the readings of this
+// sample.
 func (m *usageMeter) usageSince(sample *Sample) *agent.NodeAverageUsage {
 	next := make(usageMeter, len(*m))
 	out := &agent.NodeAverageUsage{At: sample.At}
@@ -59,8 +61,8 @@ func (m *usageMeter) usageSince(sample *Sample) *agent.NodeAverageUsage {
 	return out
 }
 
-// containerUsage returns the usage since the previous sample, or since a later start. It returns
-// false if the start is too recent for a meaningful rate.
+// containerUsage returns a container's average usage since the previous call, or since its start if
+// that was later. It returns false if the start is too recent for a meaningful rate.
 func (m *usageMeter) containerUsage(next usageMeter, k usageKey, u *agent.Usage, started time.Time) (out agent.AverageUsage, ok bool) {
 	if !u.HasCPU || !u.HasMemory {
 		return out, false

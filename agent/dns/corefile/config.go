@@ -29,7 +29,7 @@ const Default = `.:53 {
 }
 `
 
-// DefaultFor returns Default for a cluster with the given domain.
+// DefaultFor returns Default with the cluster domain replaced by domain.
 func DefaultFor(domain string) string {
 	return strings.ReplaceAll(Default, "cluster.local", strings.TrimSuffix(domain, "."))
 }
@@ -65,7 +65,7 @@ type Server struct {
 	BufferSize  int // maximum size of UDP answers, in bytes
 }
 
-// Kubernetes is the kubernetes plugin.
+// Kubernetes is the configuration of the kubernetes plugin, which answers names of the cluster.
 type Kubernetes struct {
 	Zones       []string // cluster zones
 	Reverse     []string // reverse zones
@@ -102,7 +102,7 @@ func IsInZone(zone, name string) bool {
 	return strings.HasSuffix(name, zone) && (len(name) == len(zone) || name[len(name)-len(zone)-1] == '.')
 }
 
-// Hosts is the hosts plugin.
+// Hosts is the configuration of the hosts plugin.
 type Hosts struct {
 	Zones   []string
 	File    string // path of a hosts file; "" = none
@@ -112,7 +112,7 @@ type Hosts struct {
 	Fall    Fallthrough
 }
 
-// Cache is the cache plugin for the answers of upstream servers.
+// Cache is the configuration of the cache plugin, which caches the answers of upstream servers.
 type Cache struct {
 	Zones                []string
 	MaxTTL, MaxDenialTTL time.Duration
@@ -127,7 +127,7 @@ type Cache struct {
 	DisabledDenial       []string // zones with uncached negative answers
 }
 
-// Forward is the forward plugin.
+// Forward is the configuration of the forward plugin.
 type Forward struct {
 	From          string
 	To            []string // HOST:PORT addresses, optionally with tls://, or paths of resolv.conf files
@@ -152,7 +152,7 @@ type Rewrite struct {
 	ToType   uint16
 }
 
-// AnswerRule rewrites names in answers.
+// AnswerRule is a rule of the rewrite plugin that rewrites names in answers.
 type AnswerRule struct {
 	Pattern *regexp.Regexp
 	To      string
@@ -202,8 +202,8 @@ func (c *Config) addWarning(line int, format string, args ...any) {
 	}
 }
 
-// parseZones parses the keys of a server block. Keys that agents do not support are omitted with a
-// warning.
+// parseZones returns the zones of a server block from its keys. It omits keys that agents do not
+// support, with a warning.
 func (c *Config) parseZones(b Block) (out []string) {
 	if strings.HasPrefix(b.Keys[0], "(") {
 		c.addWarning(b.Line, "snippets are not understood: %s has no effect", b.Keys[0])
@@ -283,7 +283,7 @@ type pluginParser struct {
 	s *Server
 }
 
-// parseDirective parses the directive of one plugin.
+// parseDirective parses one directive of a server block, which configures a plugin.
 func (r *pluginParser) parseDirective(d Directive) error {
 	switch d.Name {
 	case "errors":
@@ -328,7 +328,8 @@ func (r *pluginParser) parseDirective(d Directive) error {
 	return nil
 }
 
-// ignoreLines warns of the lines in braces that have no effect.
+// ignoreLines adds a warning for each line in the braces of the directive d, because these lines
+// have no effect.
 func (r *pluginParser) ignoreLines(d Directive) {
 	for _, l := range d.Lines {
 		if d.Name == "log" && l.Name == "class" || d.Name == "errors" && l.Name == "consolidate" {
@@ -339,7 +340,8 @@ func (r *pluginParser) ignoreLines(d Directive) {
 	}
 }
 
-// checkAddress warns if the listen address of a plugin is not the fixed one.
+// checkAddress adds a warning if the directive specifies another listen address than fixed, the one
+// that is always used.
 func (r *pluginParser) checkAddress(d Directive, fixed string) {
 	if len(d.Args) > 0 && strings.TrimPrefix(d.Args[0], "0.0.0.0") != fixed {
 		r.c.addWarning(d.Line, "%s %s: it is served at the DNS server's addresses and port %s", d.Name, d.Args[0], fixed[1:])

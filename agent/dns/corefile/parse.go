@@ -30,7 +30,7 @@ func errorAt(line int, format string, args ...any) error {
 	return &Error{line, fmt.Sprintf(format, args...)}
 }
 
-// token is one word. An unquoted brace is a separate token.
+// token is one word of a Corefile. An unquoted brace is a separate token.
 type token struct {
 	text   string
 	line   int
@@ -40,8 +40,8 @@ type token struct {
 func (t token) isOpeningBrace() bool { return t.text == "{" && !t.quoted }
 func (t token) isClosingBrace() bool { return t.text == "}" && !t.quoted }
 
-// splitTokens splits a text into tokens. Tokens are separated by white space and may be "quoted",
-// with \" for a quote. # starts a comment.
+// splitTokens splits a Corefile into tokens. Tokens are separated by white space and may be
+// "quoted", with \" for a quote. # starts a comment.
 func splitTokens(text string) ([]token, error) {
 	if len(text) > MaxText {
 		return nil, errorAt(1, "the text has %d bytes; %d are the most", len(text), MaxText)
@@ -75,7 +75,8 @@ func splitTokens(text string) ([]token, error) {
 	return out, nil
 }
 
-// readToken reads the token at i. lines is the number of line breaks in it.
+// readToken reads the token at the offset i of text. next is the offset after it, and lines the
+// number of line breaks in it.
 func readToken(text string, i, line int) (t token, next, lines int, err error) {
 	t.line = line
 	if text[i] != '"' {
@@ -166,7 +167,7 @@ func (p *parser) hasMore() bool    { return p.at < len(p.tokens) }
 func (p *parser) peekToken() token { return p.tokens[p.at] }
 func (p *parser) nextToken() token { p.at++; return p.tokens[p.at-1] }
 
-// parseLines parses { ... } with one directive per line.
+// parseLines parses a block { ... } with one directive per line. depth is the nesting depth.
 func (p *parser) parseLines(depth int) ([]Directive, error) {
 	open := p.nextToken()
 	if depth > maxDepth {

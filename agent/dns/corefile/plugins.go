@@ -36,7 +36,7 @@ func parseDuration(s string) (time.Duration, error) {
 	return t, nil
 }
 
-// parseZoneNames parses zones.
+// parseZoneNames parses the arguments of a directive as zones.
 func parseZoneNames(args []string) ([]string, error) {
 	var out []string
 	for _, a := range args {
@@ -49,7 +49,8 @@ func parseZoneNames(args []string) ([]string, error) {
 	return out, nil
 }
 
-// parseFallthrough parses fallthrough. Without arguments it applies to all zones.
+// parseFallthrough parses the line fallthrough of a plugin. Without arguments it applies to all
+// zones.
 func (r *pluginParser) parseFallthrough(l Directive) (Fallthrough, error) {
 	z, err := parseZoneNames(l.Args)
 	if err != nil {
@@ -467,8 +468,8 @@ func (r *pluginParser) parseRewrite(d Directive) error {
 	return nil
 }
 
-// rewriteName parses [exact|prefix|suffix|substring|regex] FROM TO, and returns the remaining
-// arguments.
+// rewriteName parses the arguments [exact|prefix|suffix|substring|regex] FROM TO of a rewrite rule
+// into out. It returns the remaining arguments.
 func rewriteName(out *Rewrite, line int, args []string) (rest []string, err error) {
 	out.Kind = "exact"
 	if len(args) > 2 {
@@ -509,7 +510,8 @@ func rewriteType(out *Rewrite, line int, args []string) error {
 	return nil
 }
 
-// answerRule parses answer auto, answer name FROM TO and answer value FROM TO.
+// answerRule parses the lines answer auto, answer name FROM TO and answer value FROM TO of a
+// rewrite rule into out.
 func answerRule(out *Rewrite, l Directive) error {
 	if l.Name != "answer" {
 		return errorAt(l.Line, "rewrite: %s: want answer auto, answer name FROM TO or answer value FROM TO", l.Name)

@@ -18,8 +18,9 @@ type CacheConfig struct {
 	Stale                      time.Duration // how long an expired answer is kept
 }
 
-// Cache caches answers. Positive and negative answers are in separate parts, so that queries for
-// nonexistent names cannot evict positive answers. It is safe for concurrent use.
+// Cache caches the answers of upstream servers. Positive and negative answers are in separate
+// parts, so that queries for nonexistent names cannot evict positive answers. It is safe for
+// concurrent use.
 type Cache struct {
 	cfg      CacheConfig
 	mu       sync.Mutex
@@ -41,7 +42,8 @@ type cacheEntry struct {
 	until  time.Time
 }
 
-// memoryCost returns the memory of an entry, including its map and list elements.
+// memoryCost returns the approximate memory of a cache entry in bytes, including its map and list
+// elements.
 func (s *cacheEntry) memoryCost() int64 { return int64(len(s.packed)+len(s.q.Name)) + 256 }
 
 const defaultBytes = 8 << 20
@@ -57,8 +59,8 @@ func NewCache(cfg CacheConfig) *Cache {
 	return c
 }
 
-// Get returns a cached answer with its remaining TTL, or nil. stale reports that the answer has
-// expired.
+// Get returns the cached answer to a question with its remaining TTL, or nil. stale reports that
+// the answer has expired.
 func (c *Cache) Get(q Question, now time.Time) (m *dns.Msg, stale bool) {
 	c.mu.Lock()
 	s := c.positive.findEntry(q)
@@ -140,14 +142,14 @@ func (p *cachePart) removeEntry(e *list.Element) {
 	delete(p.by, s.q)
 }
 
-// Len returns the number of positive and negative answers.
+// Len returns the number of positive answers (good) and of negative answers (none) in the cache.
 func (c *Cache) Len() (good, none int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.positive.order.Len(), c.negative.order.Len()
 }
 
-// Bytes returns the estimated memory of all entries.
+// Bytes returns the estimated memory of all cache entries.
 func (c *Cache) Bytes() int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -156,7 +158,7 @@ func (c *Cache) Bytes() int64 {
 
 func clampTTL(t, least, most time.Duration) time.Duration { return min(max(t, least), most) }
 
-// minTTL returns the smallest TTL of the records.
+// minTTL returns the smallest TTL of the resource records.
 func minTTL(rrs []dns.RR) time.Duration {
 	least := uint32(1 << 31)
 	for _, rr := range rrs {
@@ -178,7 +180,7 @@ func denialTTL(m *dns.Msg) time.Duration {
 	return 0
 }
 
-// setTTL changes the TTLs of all records.
+// setTTL replaces the TTL of each record in the message by the result of to.
 func setTTL(m *dns.Msg, to func(uint32) uint32) {
 	for _, section := range [][]dns.RR{m.Answer, m.Ns, m.Extra} {
 		for _, rr := range section {

@@ -40,7 +40,7 @@ func (t Target) String() string {
 	return t.Address.String()
 }
 
-// errNoAnswer is returned if only packets arrived that do not answer the query.
+// errNoAnswer is returned if a server sent only packets that do not answer the query.
 var errNoAnswer = errors.New("received only packets that do not answer the query")
 
 // Question is a question to upstream servers.
@@ -65,7 +65,7 @@ func (q Question) newMessage() (*dns.Msg, error) {
 	return m, nil
 }
 
-// isAnswerTo reports whether m answers the query.
+// isAnswerTo reports whether the message m answers the query asked.
 func isAnswerTo(m, asked *dns.Msg) bool {
 	if m.Id != asked.Id || !m.Response || m.Opcode != dns.OpcodeQuery {
 		return false
@@ -77,7 +77,8 @@ func isAnswerTo(m, asked *dns.Msg) bool {
 	return len(m.Question) == 1 && a.Qtype == b.Qtype && a.Qclass == b.Qclass && strings.EqualFold(a.Name, b.Name)
 }
 
-// exchangeOnce queries one server once. A truncated UDP answer is requested again over TCP.
+// exchangeOnce sends one query to a server and returns the answer. It requests a truncated UDP
+// answer again over TCP.
 func exchangeOnce(ctx context.Context, t Target, q Question, tcp bool) (*dns.Msg, error) {
 	asked, err := q.newMessage()
 	if err != nil {
@@ -98,7 +99,7 @@ func exchangeOnce(ctx context.Context, t Target, q Question, tcp bool) (*dns.Msg
 	return overTCP(ctx, t, asked, packed)
 }
 
-// dialTarget connects to a server for one query, with the deadline of ctx.
+// dialTarget connects to an upstream server for one query, with the deadline of ctx.
 func dialTarget(ctx context.Context, network string, t Target) (net.Conn, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, network, t.Address.String())
@@ -113,8 +114,9 @@ func dialTarget(ctx context.Context, network string, t Target) (net.Conn, error)
 	return conn, nil
 }
 
-// overUDP uses a new socket, and thus a random port, for each query. The socket is connected, so
-// that it receives only packets from the server.
+// overUDP sends a query to a server over UDP and returns the answer. Each query uses a new socket
+// and thus a random port. The socket is connected, so that it receives only packets from the
+// server.
 func overUDP(ctx context.Context, t Target, asked *dns.Msg, packed []byte) (*dns.Msg, error) {
 	conn, err := dialTarget(ctx, "udp", t)
 	if err != nil {

@@ -26,7 +26,7 @@ type Config struct {
 	Log           *slog.Logger
 }
 
-// askTimeout is the timeout of a question for all servers together.
+// askTimeout is the timeout for answering one question, including attempts at several servers.
 const askTimeout = 5 * time.Second
 
 // defaultConcurrent is the default and maximum of Config.MaxConcurrent. Each query requires a file
@@ -77,14 +77,14 @@ func New(cfg Config) *Forwarder {
 	return f
 }
 
-// Close stops the probes and waits for them.
+// Close stops the health probes of servers and waits until they have ended.
 func (f *Forwarder) Close() {
 	f.stopProbes()
 	f.probes.Wait()
 }
 
-// Ask returns the first usable answer of a server. NXDOMAIN is usable. SERVFAIL and REFUSED are
-// returned only if no server has a better answer.
+// Ask asks the upstream servers a question and returns the first usable answer. NXDOMAIN is usable.
+// SERVFAIL and REFUSED are returned only if no server has a better answer.
 func (f *Forwarder) Ask(ctx context.Context, q Question) (*dns.Msg, error) {
 	if f.busy.Add(1) > f.cfg.MaxConcurrent {
 		f.busy.Add(-1)
@@ -153,7 +153,8 @@ func (f *Forwarder) isDown(s *server) bool {
 	return f.cfg.MaxFails > 0 && int(s.fails.Load()) >= f.cfg.MaxFails
 }
 
-// countFailure counts a failure. A server that becomes down is probed until it responds in any way.
+// countFailure counts a failed query to a server. A server that is then considered down is probed
+// until it responds in any way.
 func (f *Forwarder) countFailure(s *server) {
 	s.fails.Add(1)
 	if !f.isDown(s) || !s.probing.CompareAndSwap(false, true) {

@@ -24,7 +24,7 @@ type Options struct {
 	Servers     []netip.Addr // addresses of this DNS server, the records of ns.dns.ZONE
 }
 
-// Answer is the zone's answer to a question.
+// Answer is the cluster zone's answer to a question.
 type Answer struct {
 	Rcode   int
 	Records []dns.RR
@@ -36,7 +36,7 @@ type Answer struct {
 	Truncated bool
 }
 
-// question is a question that is being answered.
+// question is a question about the zone with the answer that is being composed.
 type question struct {
 	x     *Index
 	o     *Options
@@ -49,9 +49,10 @@ type question struct {
 	out   Answer
 }
 
-// Answer answers a question about a name in the zone. owner is the name in the client's spelling,
-// name the same in lower case; both are fully qualified. turn selects the record with which a set
-// starts. most is the approximate maximum number of endpoint records.
+// Answer returns the answer to a question of type kind about a name in the zone. owner is the name
+// in the client's spelling, and name the same in lower case; both are fully qualified. turn selects
+// the record with which a set of records starts. most is the approximate maximum number of endpoint
+// records.
 func (x *Index) Answer(o *Options, zone, owner, name string, kind uint16, turn uint32, most int) Answer {
 	q := question{x: x, o: o, zone: zone, owner: owner, kind: kind, turn: turn, most: most}
 	rel := strings.TrimSuffix(strings.TrimSuffix(name, zone), ".")
@@ -61,7 +62,7 @@ func (x *Index) Answer(o *Options, zone, owner, name string, kind uint16, turn u
 	return q.out
 }
 
-// resolve answers a name, given relative to the zone.
+// resolve composes the answer for the name rel, which is relative to the zone.
 func (q *question) resolve(rel string) {
 	switch rel {
 	case "":
@@ -112,7 +113,7 @@ func SOA(zone string, ttl, serial uint32) *dns.SOA {
 		Ns: "ns.dns." + zone, Mbox: "hostmaster." + zone, Serial: serial, Refresh: 7200, Retry: 1800, Expire: 86400, Minttl: ttl}
 }
 
-// Serial returns the number of changes of the index.
+// Serial returns the number of changes of the index since it was created.
 func (x *Index) Serial() uint32 { return x.serial.Load() }
 
 // answerService answers names below "svc": NS, SERVICE.NS, HOST.SERVICE.NS, _PROTO.SERVICE.NS and
@@ -156,7 +157,7 @@ func (q *question) answerService(rest string) {
 	}
 }
 
-// isHidden reports whether the Corefile excludes the namespace.
+// isHidden reports whether the Corefile excludes the names of the namespace.
 func (q *question) isHidden(namespace string) bool {
 	if len(q.o.Namespaces) == 0 {
 		return false
@@ -169,7 +170,7 @@ func (q *question) isHidden(namespace string) bool {
 	return true
 }
 
-// cutLast splits off the last label: "a.b.c" becomes "a.b" and "c".
+// cutLast splits the last label off a name: "a.b.c" becomes "a.b" and "c".
 func cutLast(name string) (rest, last string) {
 	if i := strings.LastIndexByte(name, '.'); i >= 0 {
 		return name[:i], name[i+1:]
@@ -206,7 +207,8 @@ func protocolName(p v1.Protocol) string {
 	return string(p)
 }
 
-// answerExternalName answers the name of an ExternalName Service.
+// answerExternalName adds the CNAME record of an ExternalName Service. rest is the part of the name
+// before the Service's name; if it is not empty, the name does not exist.
 func (q *question) answerExternalName(e *serviceEntry, rest string) {
 	target := dns.Fqdn(strings.ToLower(e.service.Spec.ExternalName))
 	if rest != "" || target == "." {
@@ -219,7 +221,8 @@ func (q *question) answerExternalName(e *serviceEntry, rest string) {
 	}
 }
 
-// answerServiceName answers the name of a Service.
+// answerServiceName adds the address or SRV records for the name of a Service: its cluster IPs, or
+// the endpoints of a headless Service.
 func (q *question) answerServiceName(e *serviceEntry) {
 	if q.kind == dns.TypeSRV {
 		q.addServicePorts(e, nil)
@@ -240,8 +243,8 @@ func (q *question) answerServiceName(e *serviceEntry) {
 	q.addAddresses(all)
 }
 
-// appendNew appends the parsed addresses that are not in seen. An endpoint may temporarily be in
-// two EndpointSlices.
+// appendNew appends to all the addresses in texts that are not in seen. An endpoint may temporarily
+// be in two EndpointSlices.
 func appendNew(all []netip.Addr, texts []string, seen map[netip.Addr]struct{}) []netip.Addr {
 	for _, t := range texts {
 		a, err := netip.ParseAddr(t)
@@ -256,7 +259,8 @@ func appendNew(all []netip.Addr, texts []string, seen map[netip.Addr]struct{}) [
 	return all
 }
 
-// answerEndpoint answers HOST.SERVICE.NS.
+// answerEndpoint adds the records for HOST.SERVICE.NS, the name of an endpoint of a headless
+// Service.
 func (q *question) answerEndpoint(e *serviceEntry, host string) {
 	found := false
 	var all []netip.Addr
@@ -282,7 +286,8 @@ func (q *question) answerEndpoint(e *serviceEntry, host string) {
 	q.addAddresses(all)
 }
 
-// answerPort answers _PORT._PROTO.SERVICE.NS. The name exists if the Service has the port.
+// answerPort adds the SRV records for _PORT._PROTO.SERVICE.NS. The name exists if the Service has
+// the port.
 func (q *question) answerPort(e *serviceEntry, name, proto string) {
 	for i := range e.service.Spec.Ports {
 		p := &e.service.Spec.Ports[i]
@@ -296,7 +301,8 @@ func (q *question) answerPort(e *serviceEntry, name, proto string) {
 	q.out.Rcode = dns.RcodeNameError
 }
 
-// addServicePorts adds the SRV records of one port, or of all ports if only is nil.
+// addServicePorts adds the SRV records of one port of a Service, or of all its ports if only is
+// nil.
 func (q *question) addServicePorts(e *serviceEntry, only *v1.ServicePort) {
 	if e.headless {
 		for p, ep := range e.readyEndpoints {
@@ -335,7 +341,8 @@ func isServicePort(p *discoveryv1.EndpointPort, of *v1.ServicePort) bool {
 	return p.Name != nil && *p.Name == of.Name && strings.EqualFold(string(proto), protocolName(of.Protocol))
 }
 
-// addEndpointPort adds the SRV record of an endpoint's port and the endpoint's addresses.
+// addEndpointPort adds the SRV record of the port p of an endpoint, and the endpoint's address
+// records.
 func (q *question) addEndpointPort(e *serviceEntry, ep *discoveryv1.Endpoint, p *discoveryv1.EndpointPort) {
 	if p.Port == nil || *p.Port < 1 || *p.Port > 65535 {
 		return
@@ -357,7 +364,7 @@ func (q *question) addEndpointPort(e *serviceEntry, ep *discoveryv1.Endpoint, p 
 	}
 }
 
-// setWeights sets the same weight in all SRV records.
+// setWeights sets the weight of all SRV records in the answer to the same value.
 func (q *question) setWeights() {
 	n := len(q.out.Records)
 	if n == 0 {
@@ -369,7 +376,8 @@ func (q *question) setWeights() {
 	}
 }
 
-// answerPod answers A-B-C-D.NS.pod with the address in the name.
+// answerPod adds the address record for A-B-C-D.NS.pod: the address in the name, whether or not
+// such a pod exists.
 func (q *question) answerPod(rest string) {
 	rest, namespace := cutLast(rest)
 	if q.isHidden(namespace) {
@@ -390,7 +398,7 @@ func (q *question) answerPod(rest string) {
 	q.addAddresses([]netip.Addr{a})
 }
 
-// addAddresses adds the address records of the requested family.
+// addAddresses adds the address records of the requested address family to the answer.
 func (q *question) addAddresses(all []netip.Addr) {
 	if q.kind != dns.TypeA && q.kind != dns.TypeAAAA {
 		return
@@ -432,8 +440,8 @@ func (q *question) recordHeader(owner string, kind uint16) dns.RR_Header {
 
 func (q *question) addRecord(rr dns.RR) { q.out.Records = append(q.out.Records, rr) }
 
-// Reverse answers a lower-case name in in-addr.arpa or ip6.arpa. found is false if no Service has
-// the address. The names in the answer are in zone.
+// Reverse answers a question about a lower-case name in in-addr.arpa or ip6.arpa with PTR records.
+// found is false if no Service or endpoint has the address. The names in the answer are in zone.
 func (x *Index) Reverse(o *Options, zone, owner, name string, kind uint16) (out Answer, found bool) {
 	addr, ok := parseReverseName(name)
 	if !ok {
@@ -467,7 +475,7 @@ func (x *Index) Reverse(o *Options, zone, owner, name string, kind uint16) (out 
 	return q.out, found
 }
 
-// sameAddress reports whether text is the address in another spelling, which only IPv6 has.
+// sameAddress reports whether text is a spelling of the address a. Only IPv6 has several spellings.
 func sameAddress(text string, a netip.Addr) bool {
 	if a.Is4() {
 		return false
@@ -476,7 +484,7 @@ func sameAddress(text string, a netip.Addr) bool {
 	return err == nil && a == b
 }
 
-// addPointer adds a PTR record unless it already exists.
+// addPointer adds a PTR record to the name to, unless the answer already contains it.
 func (q *question) addPointer(to string) {
 	for _, rr := range q.out.Records {
 		if rr.(*dns.PTR).Ptr == to {

@@ -15,7 +15,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// Key identifies a Service.
+// Key identifies a Service or an EndpointSlice.
 type Key struct{ Namespace, Name string }
 
 // Index indexes Services by name and by address. The cost of a change depends only on the changed
@@ -32,13 +32,14 @@ type Index struct {
 	slicesByService map[Key][]*discoveryv1.EndpointSlice // by Service, even if the Service does not exist yet; slices are never modified in place
 }
 
-// heldSlice is the last seen state of an EndpointSlice.
+// heldSlice is the last state of an EndpointSlice that Sync or Update received.
 type heldSlice struct {
 	object  *discoveryv1.EndpointSlice
 	service string
 }
 
-// serviceEntry is one Service. It is immutable except for byHost, which is built on demand.
+// serviceEntry is one Service in the index, with its EndpointSlices. It is immutable except for
+// byHost, which is built on demand.
 type serviceEntry struct {
 	key            Key
 	service        *v1.Service
@@ -99,15 +100,16 @@ func (x *Index) removeAddress(a netip.Addr, e *serviceEntry) {
 	x.byAddress[a] = left
 }
 
-// Len returns the number of Services.
+// Len returns the number of Services in the index.
 func (x *Index) Len() int {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	return len(x.services)
 }
 
-// Sync sets all Services and EndpointSlices, and returns the number of Services that were updated.
-// Objects are immutable: an object with an unchanged pointer is skipped.
+// Sync replaces the content of the index by the given Services and EndpointSlices. It returns the
+// number of Services that were updated. Objects are never modified: an object with an unchanged
+// pointer is skipped.
 func (x *Index) Sync(services []*v1.Service, parts []*discoveryv1.EndpointSlice) (changed int) {
 	x.sync.Lock()
 	defer x.sync.Unlock()
@@ -147,7 +149,7 @@ func (x *Index) Sync(services []*v1.Service, parts []*discoveryv1.EndpointSlice)
 	return len(dirty)
 }
 
-// Source provides the current objects.
+// Source provides the current Services and EndpointSlices.
 type Source interface {
 	Service(namespace, name string) (*v1.Service, bool)
 	EndpointSlice(namespace, name string) (*discoveryv1.EndpointSlice, bool)
@@ -173,8 +175,8 @@ func (x *Index) Update(services, parts []Key, from Source) (changed int) {
 	return len(dirty)
 }
 
-// updateSlice records the current state of an EndpointSlice (nil = deleted) and adds the affected
-// Services to dirty.
+// updateSlice records the current state p of the EndpointSlice k; nil means deleted. It adds the
+// affected Services to dirty.
 func (x *Index) updateSlice(k Key, p *discoveryv1.EndpointSlice, dirty map[Key]struct{}) {
 	have, ok := x.heldSlices[k]
 	if ok && have.object == p {
@@ -258,11 +260,11 @@ func (e *serviceEntry) readyEndpoints(do func(*discoveryv1.EndpointSlice, *disco
 	}
 }
 
-// hostMapThreshold is the number of endpoints from which host names are looked up in a map, which
-// costs memory, instead of linearly.
+// hostMapThreshold is the number of endpoints of a Service from which host names are looked up in a
+// map instead of linearly. The map costs memory.
 const hostMapThreshold = 64
 
-// endpointRef is an endpoint and its EndpointSlice.
+// endpointRef is an endpoint and the EndpointSlice that contains it.
 type endpointRef struct {
 	slice    *discoveryv1.EndpointSlice
 	endpoint *discoveryv1.Endpoint
