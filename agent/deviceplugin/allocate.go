@@ -16,7 +16,8 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// errUnavailable is returned if too few devices are available.
+// errUnavailable is returned if fewer devices of a resource are available than a container
+// requests.
 var errUnavailable = errors.New("requested number of devices unavailable")
 
 // deviceRequest is the request of one container for devices of one resource.
@@ -27,8 +28,8 @@ type deviceRequest struct {
 	reusable  bool // the container exits before the next one starts, which may reuse its devices
 }
 
-// deviceRequests returns the devices that a pod requests, in the order in which its containers
-// start. The caller holds the lock.
+// deviceRequests returns the requests of a pod's containers for devices, in the order in which the
+// containers start. The caller holds the lock.
 func (m *Manager) deviceRequests(pod *v1.Pod) []deviceRequest {
 	m.loadRecords()
 	var out []deviceRequest
@@ -55,7 +56,8 @@ func (m *Manager) deviceRequests(pod *v1.Pod) []deviceRequest {
 	return out
 }
 
-// Allocate implements agent.Plugins.
+// Allocate allocates the devices that the containers of a pod request: all of them or none. A
+// repeated call returns without changes. It implements agent.Plugins.
 func (m *Manager) Allocate(ctx context.Context, pod *v1.Pod) error {
 	defer m.locks.Lock(string(pod.UID))()
 	m.mu.Lock()
@@ -97,8 +99,8 @@ func (m *Manager) Allocate(ctx context.Context, pod *v1.Pod) error {
 	return nil
 }
 
-// cloneFor returns a copy of the record that may be modified. For a nil record it returns an empty
-// one.
+// cloneFor returns a copy of the pod's record that may be modified. If r is nil, it returns an
+// empty record for the pod.
 func (r *podRecord) cloneFor(pod *v1.Pod) *podRecord {
 	out := &podRecord{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name, Containers: map[string]map[string]allocation{}}
 	if r != nil {
@@ -109,7 +111,9 @@ func (r *podRecord) cloneFor(pod *v1.Pod) *podRecord {
 	return out
 }
 
-// allocateDevices reserves devices for a container and calls Allocate of their plugin.
+// allocateDevices reserves devices for the request n of a container, and calls Allocate of their
+// plugin. left are devices of earlier containers that may be reused. until limits the wait for
+// missing devices.
 func (m *Manager) allocateDevices(ctx context.Context, pod *v1.Pod, n deviceRequest, left []string, until time.Time) (g allocation, err error) {
 	ids, p, err := m.reserveDevices(ctx, pod.UID, n, left, until)
 	if err != nil {
@@ -128,14 +132,15 @@ func (m *Manager) allocateDevices(ctx context.Context, pod *v1.Pod, n deviceRequ
 	return allocation{IDs: ids, Answer: a, Prepare: p.options.GetPreStartRequired()}, nil
 }
 
-// callError returns the error of a failed plugin call.
+// callError returns the error of a failed call of a plugin, with the plugin's resource and the name
+// of the call.
 func (p *registeredPlugin) callError(call string, err error) error {
 	return fmt.Errorf("device plugin of %s: %s: %s", p.resource, call, truncateText(err.Error()))
 }
 
-// reserveDevices reserves devices for a container, preferring those in left. If devices are missing
-// because their plugin has just disconnected or a pod is terminating, it waits until the given
-// time.
+// reserveDevices reserves devices for the request n of a container, and returns their IDs and their
+// plugin. It prefers the devices in left. If devices are missing because their plugin has just
+// disconnected or a pod is terminating, it waits until the time until.
 func (m *Manager) reserveDevices(ctx context.Context, pod types.UID, n deviceRequest, left []string, until time.Time) ([]string, *registeredPlugin, error) {
 	waiting, stop := context.WithDeadline(ctx, until)
 	defer stop()
@@ -189,8 +194,8 @@ func (m *Manager) tryReserve(ctx context.Context, pod types.UID, n deviceRequest
 	return ids, p, nil
 }
 
-// freeDevices returns the unused healthy devices and their plugin. It returns an error if there are
-// too few.
+// freeDevices returns the unused healthy devices for the request n, and their plugin. It returns an
+// error if there are too few. Devices in left count as unused.
 func (m *Manager) freeDevices(pod types.UID, n deviceRequest, left []string) ([]string, *registeredPlugin, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -212,8 +217,8 @@ func (m *Manager) freeDevices(pod types.UID, n deviceRequest, left []string) ([]
 	return out, r.plugin, nil
 }
 
-// selectDevices adds devices to chosen until there are count: first free devices that the plugin
-// prefers, then other free devices. It is pure.
+// selectDevices adds devices to chosen until it has count devices, and returns it. It takes first
+// the free devices that the plugin prefers, and then other free devices. It is pure.
 func selectDevices(chosen []string, count int, preferred, free []string) []string {
 	out, open := slices.Clone(chosen), map[string]bool{}
 	for _, id := range free {
@@ -229,7 +234,8 @@ func selectDevices(chosen []string, count int, preferred, free []string) []strin
 	return out
 }
 
-// preferredDevices asks the plugin which devices it prefers. The answer is not binding.
+// preferredDevices asks the plugin which of the available devices it prefers for an allocation of
+// count devices that includes must. The answer is not binding.
 func (p *registeredPlugin) preferredDevices(ctx context.Context, limit time.Duration, available, must []string, count int64) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -244,8 +250,8 @@ func (p *registeredPlugin) preferredDevices(ctx context.Context, limit time.Dura
 	return res.ContainerResponses[0].GetDeviceIDs(), nil
 }
 
-// usedDevices returns the devices of a resource that pods have or have reserved. The caller holds
-// the lock.
+// usedDevices returns the IDs of the devices of the resource name that are allocated to pods or
+// reserved for them. The caller holds the lock.
 func (m *Manager) usedDevices(name string) map[string]bool {
 	out := map[string]bool{}
 	for _, r := range m.pods {
@@ -261,8 +267,8 @@ func (m *Manager) usedDevices(name string) map[string]bool {
 	return out
 }
 
-// cancelReservations removes the reservations of a pod. Its record, if saved, keeps the devices
-// allocated.
+// cancelReservations removes the reservations of a pod. If its record was saved, its devices stay
+// allocated by the record.
 func (m *Manager) cancelReservations(pod types.UID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -272,9 +278,9 @@ func (m *Manager) cancelReservations(pod types.UID) {
 	}
 }
 
-// isShortageTransient reports whether missing devices may soon be available. Their plugin has just
-// disconnected, as during a restart of the plugin or agent, or a pod that has devices is
-// terminating.
+// isShortageTransient reports whether missing devices of the resource name may soon be available.
+// That is so if their plugin has just disconnected, as during a restart of the plugin or agent. It
+// is also so if a pod that has devices is terminating.
 func (m *Manager) isShortageTransient(name string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -294,7 +300,9 @@ func (m *Manager) isShortageTransient(name string) bool {
 	return false
 }
 
-// Container implements agent.Plugins.
+// Container returns the settings that device plugins add to a container of the pod. It calls
+// PreStartContainer of the plugins that require it. If the pod started before a plugin registered
+// its resource, it first calls Allocate. It implements agent.Plugins.
 func (m *Manager) Container(ctx context.Context, pod *v1.Pod, container string) (out agent.PluginDevices, err error) {
 	m.mu.Lock()
 	var missing bool
@@ -331,7 +339,8 @@ func (r *podRecord) containerDevices(container string) map[string]allocation {
 	return r.Containers[container]
 }
 
-// preStart calls PreStartContainer of the plugin for the devices of a container.
+// preStart calls PreStartContainer of the plugin of the resource name for the devices ids of a
+// container.
 func (m *Manager) preStart(ctx context.Context, name string, ids []string) error {
 	m.mu.Lock()
 	var p *registeredPlugin

@@ -37,7 +37,8 @@ type device struct {
 	Permissions string `json:"permissions"`
 }
 
-// parseAllocation validates the response for one container.
+// parseAllocation validates a plugin's Allocate response for one container and returns its
+// settings.
 func parseAllocation(res *api.AllocateResponse) (a containerSettings, err error) {
 	if n := len(res.GetContainerResponses()); n != 1 {
 		return a, fmt.Errorf("responses for %d containers, and one was requested", n)
@@ -88,8 +89,9 @@ func checkAbsolute(paths ...string) error {
 	return nil
 }
 
-// addTo adds the settings of one resource to those of a container. If two plugins set the same
-// variable, path or annotation, the first one wins; callers add resources in order.
+// addTo adds the settings of one resource to out, the settings of a container. If two plugins set
+// the same variable, path or annotation, the first one takes effect; callers add resources in
+// order. seen contains the variables, paths and annotations already set.
 func (a *containerSettings) addTo(out *agent.PluginDevices, seen map[string]bool) {
 	first := func(kind, name string) bool {
 		key := kind + "\x00" + name

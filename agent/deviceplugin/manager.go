@@ -50,7 +50,8 @@ type Config struct {
 	ReturnWait    time.Duration // how long a pod waits for a plugin to reconnect: 10 s
 }
 
-// Manager implements agent.Plugins.
+// Manager manages the device plugins of this node and allocates their devices. It implements
+// agent.Plugins.
 type Manager struct {
 	cfg   Config
 	locks keylock.Locks // per pod, for allocations and releases
@@ -94,7 +95,8 @@ func New(cfg Config) *Manager {
 		reserved: map[types.UID]map[string]map[string]bool{}, pending: map[string]*registeredPlugin{}, sockets: map[string]*registeredPlugin{}}
 }
 
-// Manages implements agent.Plugins.
+// Manages reports whether a plugin has registered the resource with this agent process or the
+// previous one. It implements agent.Plugins.
 func (m *Manager) Manages(name v1.ResourceName) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -124,7 +126,7 @@ func (m *Manager) Resources() (capacity, allocatable v1.ResourceList) {
 	return capacity, allocatable
 }
 
-// healthyDevices returns the devices that may be allocated, in order.
+// healthyDevices returns the IDs of the devices that may be allocated, in order.
 func (p *devicePool) healthyDevices() []string {
 	if p.plugin == nil {
 		return nil
@@ -139,7 +141,8 @@ func (p *devicePool) healthyDevices() []string {
 	return out
 }
 
-// Health implements agent.Plugins.
+// Health returns the health of a pod's devices by container name, or nil if it has none. It
+// implements agent.Plugins.
 func (m *Manager) Health(uid types.UID) map[string][]v1.ResourceStatus {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -177,7 +180,8 @@ func (p *devicePool) deviceHealth(id string) v1.ResourceHealthStatus {
 	}
 }
 
-// AllocatedDevices returns the devices of a pod by container and resource.
+// AllocatedDevices returns the devices that are allocated to a pod, by container name and resource
+// name.
 func (m *Manager) AllocatedDevices(pod types.UID) map[string]map[string][]agent.PluginDevice {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -198,8 +202,8 @@ func (m *Manager) AllocatedDevices(pod types.UID) map[string]map[string][]agent.
 	return out
 }
 
-// AllocatableDevices returns the devices that can be allocated, including those that are, by
-// resource.
+// AllocatableDevices returns all devices that can be allocated to pods, by resource name. It
+// includes those that already are.
 func (m *Manager) AllocatableDevices() map[string][]agent.PluginDevice {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -213,7 +217,7 @@ func (m *Manager) AllocatableDevices() map[string][]agent.PluginDevice {
 	return out
 }
 
-// pluginDevice returns a device with its NUMA nodes.
+// pluginDevice returns the device with this ID, with its NUMA nodes.
 func (p *devicePool) pluginDevice(id string) agent.PluginDevice {
 	d := agent.PluginDevice{ID: id}
 	if p != nil && p.plugin != nil {
@@ -222,7 +226,8 @@ func (p *devicePool) pluginDevice(id string) agent.PluginDevice {
 	return d
 }
 
-// Changes implements agent.Plugins.
+// Changes returns a channel that is signaled when devices, their health or their allocation have
+// changed. It implements agent.Plugins.
 func (m *Manager) Changes(ctx context.Context) <-chan struct{} { return m.notifier.Subscribe(ctx) }
 
 // setDevices stores the device list of a plugin. With its first list, a new registration replaces
@@ -256,7 +261,7 @@ func (m *Manager) setDevices(p *registeredPlugin, devices map[string]bool, numa 
 	m.notifier.Notify()
 }
 
-// removePlugin records that a plugin has disconnected.
+// removePlugin records that the plugin p has disconnected, with the error why.
 func (m *Manager) removePlugin(p *registeredPlugin, why error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -277,7 +282,8 @@ func (m *Manager) removePlugin(p *registeredPlugin, why error) {
 	m.notifier.Notify()
 }
 
-// resetPlugins removes the plugins of an earlier Run. The caller holds the lock.
+// resetPlugins removes the plugins that registered during an earlier call of Run. The caller holds
+// the lock.
 func (m *Manager) resetPlugins() {
 	clear(m.pending)
 	clear(m.sockets)
@@ -290,16 +296,16 @@ func (m *Manager) resetPlugins() {
 	m.notifier.Notify()
 }
 
-// notifyChange notifies subscribers of a change.
+// notifyChange signals the channels of Changes.
 func (m *Manager) notifyChange() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.notifier.Notify()
 }
 
-// admitResource returns an error if the limit of resources is reached. Before that, it removes the
-// resource that no pod uses and that has been without a plugin for the longest time. The caller
-// holds the lock.
+// admitResource returns an error if a new resource name would exceed maxResources. Before that, it
+// removes an unused resource to admit the new one. This is the resource without a plugin and
+// without allocated devices that lost its plugin first. The caller holds the lock.
 func (m *Manager) admitResource(name string) error {
 	m.loadRecords()
 	all := len(m.pending)

@@ -17,7 +17,7 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// registeredPlugin is one registration of a plugin.
+// registeredPlugin is one registration of a device plugin.
 type registeredPlugin struct {
 	resource string
 	endpoint string
@@ -37,8 +37,8 @@ const (
 	listEvery   = time.Second
 )
 
-// watchDevices processes the device lists of a plugin until the stream ends, and returns the
-// reason.
+// watchDevices connects to a plugin and processes its device lists until the stream ends. It
+// returns the error that ended it.
 func (m *Manager) watchDevices(ctx context.Context, p *registeredPlugin) error {
 	conn, err := grpc.NewClient("unix://"+p.endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)), grpc.WithMaxHeaderListSize(maxText),
@@ -79,8 +79,8 @@ func (m *Manager) watchDevices(ctx context.Context, p *registeredPlugin) error {
 	}
 }
 
-// fetchOptions waits until the plugin responds, and stores its options unless the registration
-// contained them.
+// fetchOptions waits until the plugin responds, at most for the time limit. It stores the plugin's
+// options unless the registration contained them.
 func (p *registeredPlugin) fetchOptions(ctx context.Context, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -97,7 +97,8 @@ func (p *registeredPlugin) fetchOptions(ctx context.Context, limit time.Duration
 	return nil
 }
 
-// parseDevices validates a device list and returns whether each device is healthy.
+// parseDevices validates a plugin's device list. It returns whether each device is healthy, by
+// device ID.
 func parseDevices(list []*api.Device) (map[string]bool, error) {
 	if len(list) > maxDevices {
 		return nil, fmt.Errorf("%d devices: a plugin may have at most %d", len(list), maxDevices)
@@ -118,7 +119,7 @@ func parseDevices(list []*api.Device) (map[string]bool, error) {
 	return out, nil
 }
 
-// numaNodes returns the NUMA nodes of the devices in a list.
+// numaNodes returns the NUMA nodes of the devices in a plugin's list, by device ID.
 func numaNodes(list []*api.Device) map[string][]int64 {
 	out := map[string][]int64{}
 	for _, d := range list {

@@ -20,14 +20,15 @@ import (
 	"keelson.dev/keelson/internal/durable"
 )
 
-// recordVersion is the version of the format on disk. New fields get new names and never change
-// their meaning; readers ignore unknown fields.
+// recordVersion is the version of the format of records on disk. New fields get new names and never
+// change their meaning; readers ignore unknown fields.
 const recordVersion = 1
 
-// maxRecord is the maximum size of a record, in bytes.
+// maxRecord is the maximum size of a record file, in bytes.
 const maxRecord = 16 << 20
 
-// namesFile is the file with the names of resources. Each pod has a separate file.
+// namesFile is the name of the file that lists the names of all known resources. The allocations of
+// each pod are in a separate file.
 const namesFile = "resources.json"
 
 // podRecord stores the allocations of a pod by container and resource.
@@ -45,7 +46,7 @@ type allocation struct {
 	Prepare bool              `json:"prepare,omitempty"` // call PreStartContainer before each start
 }
 
-// recordFile is the content of a file. Its checksum detects damage.
+// recordFile is the JSON content of a record file. Its checksum detects damage.
 type recordFile struct {
 	Version  int             `json:"version"`
 	Checksum string          `json:"checksum"` // SHA-256 of the bytes of content
@@ -95,7 +96,8 @@ func (m *Manager) recordPath(pod types.UID) string {
 	return filepath.Join(m.cfg.State, "pod-"+filepath.Base(string(pod))+".json")
 }
 
-// loadRecords reads the records of an earlier process, once. The caller holds the lock.
+// loadRecords loads the allocations and resource names that an earlier agent process stored, once.
+// The caller holds the lock.
 func (m *Manager) loadRecords() {
 	if m.loaded {
 		return
@@ -137,7 +139,8 @@ func (m *Manager) saveNames() error {
 	return saveRecord(filepath.Join(m.cfg.State, namesFile), slices.Sorted(maps.Keys(m.resources)))
 }
 
-// Pods implements agent.Plugins.
+// Pods returns the UIDs of the pods that have devices, including pods with a damaged record. It
+// implements agent.Plugins.
 func (m *Manager) Pods() ([]types.UID, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -145,7 +148,8 @@ func (m *Manager) Pods() ([]types.UID, error) {
 	return slices.Concat(slices.Sorted(maps.Keys(m.pods)), slices.Sorted(maps.Keys(m.damaged))), nil
 }
 
-// Release implements agent.Plugins.
+// Release releases all devices of a pod and deletes its record. It succeeds if the pod has none. It
+// implements agent.Plugins.
 func (m *Manager) Release(pod types.UID) error {
 	defer m.locks.Lock(string(pod))()
 	m.mu.Lock()

@@ -94,13 +94,13 @@ func (m *Manager) listenForPlugins() (net.Listener, error) {
 	return net.Listen("unix", filepath.Join(m.cfg.Dir, socketName))
 }
 
-// registrationServer implements the Registration service.
+// registrationServer is the gRPC server at which device plugins register.
 type registrationServer struct {
 	api.UnimplementedRegistrationServer
 	m *Manager
 }
 
-// Register implements the Registration service.
+// Register registers the plugin that sent the request. It implements the gRPC service Registration.
 func (r registrationServer) Register(_ context.Context, q *api.RegisterRequest) (*api.Empty, error) {
 	if err := r.m.registerPlugin(q); err != nil {
 		r.m.cfg.Log.Warn("the registration of a device plugin is rejected", "resource", truncateText(q.GetResourceName()), "err", err)
@@ -121,7 +121,8 @@ func (m *Manager) registerPlugin(q *api.RegisterRequest) error {
 	return err
 }
 
-// registrationFolder returns the scanner of the directory in which plugins announce themselves.
+// registrationFolder returns the scanner of Config.Registration, the directory in which plugins
+// announce themselves by their sockets.
 func (m *Manager) registrationFolder() *csi.RegistrationFolder {
 	return &csi.RegistrationFolder{Dir: m.cfg.Registration, Kind: registration.DevicePlugin, Log: m.cfg.Log,
 		OnRegister: func(_ context.Context, socket string, info *registration.PluginInfo) error {
@@ -153,8 +154,8 @@ func (m *Manager) registrationFolder() *csi.RegistrationFolder {
 		}}
 }
 
-// startPlugin starts to watch a plugin of a resource. If options is nil, the plugin is asked for
-// them.
+// startPlugin registers the plugin at the socket endpoint for the resource name, and starts to
+// watch its devices. If options is nil, the plugin is asked for its options.
 func (m *Manager) startPlugin(name, endpoint string, options *api.DevicePluginOptions) (*registeredPlugin, error) {
 	if err := checkResourceName(name); err != nil {
 		return nil, err
@@ -181,7 +182,8 @@ func (m *Manager) startPlugin(name, endpoint string, options *api.DevicePluginOp
 	return p, nil
 }
 
-// checkResourceName returns an error if a name is not a valid extended resource name in Kubernetes.
+// checkResourceName returns an error if a name is not a valid name of an extended resource in
+// Kubernetes.
 func checkResourceName(name string) error {
 	domain, _, ok := strings.Cut(name, "/")
 	switch {
@@ -194,7 +196,7 @@ func checkResourceName(name string) error {
 	return nil
 }
 
-// truncateText limits the length of a plugin's text, which may become part of an Event.
+// truncateText truncates a text from a plugin, which may become part of an Event, to 512 bytes.
 func truncateText(s string) string {
 	const most = 512
 	if len(s) > most {

@@ -9,10 +9,10 @@ import (
 )
 
 // A claim's devices remain in use on this node until the claim has been released here, whatever the
-// control plane reports. A control plane that was restored from a backup may not know the claim or
-// its allocation, and may allocate the devices again while pods use them. The same can happen after
-// pods were deleted by force. The claim that holds a device on the node keeps it, and the pods of
-// the other claim wait.
+// control plane reports. A control plane that was restored from a backup may not have the claim or
+// its allocation. It may then allocate the devices to another claim while pods use them. The same
+// can happen after pods were deleted by force. The claim that holds a device on the node keeps it,
+// and the pods of the other claim wait.
 
 // allotment is one device that is allocated to a claim.
 type allotment struct {
@@ -31,7 +31,7 @@ func (a allotment) sameDevice(b allotment) bool {
 	return a.Driver == b.Driver && a.Pool == b.Pool && a.Device == b.Device
 }
 
-// allocatedDevices returns the devices of a claim in a fixed order.
+// allocatedDevices returns the devices in the allocation of a claim, in a fixed order.
 func allocatedDevices(claim *resourcev1.ResourceClaim) []allotment {
 	out := []allotment{}
 	if claim.Status.Allocation == nil {
@@ -51,9 +51,9 @@ func allocatedDevices(claim *resourcev1.ResourceClaim) []allotment {
 	return out
 }
 
-// recordedDevices returns the devices of a record. Earlier agents did not store them; for such a
-// record it returns the devices that the drivers prepared and those that the control plane has
-// allocated. all is false if there may be others.
+// recordedDevices returns the devices that a record holds for its claim. Earlier agents did not
+// store them. For such a record it returns the devices that the drivers prepared and those that the
+// control plane has allocated. all is false if the claim may have other devices.
 func (d *Devices) recordedDevices(r *claimRecord) (has []allotment, all bool) {
 	if r.Allotted != nil {
 		return r.Allotted, true
@@ -69,8 +69,8 @@ func (d *Devices) recordedDevices(r *claimRecord) (has []allotment, all bool) {
 	return has, len(has) > 0
 }
 
-// isAllocatedTo reports whether the control plane has allocated the device to the record's claim.
-// If so, its accounting of shared devices includes this claim.
+// isAllocatedTo reports whether the control plane currently has the device a in the allocation of
+// the record's claim. If so, its accounting of shared devices includes this claim.
 func (d *Devices) isAllocatedTo(r *claimRecord, a allotment) bool {
 	c, ok := d.cfg.Objects.ResourceClaim(r.Namespace, r.Name)
 	return ok && c.UID == r.UID && slices.Contains(allocatedDevices(c), a)
@@ -94,7 +94,8 @@ func (d *Devices) checkFree(claim *resourcev1.ResourceClaim) error {
 	return nil
 }
 
-// findConflict describes the first of the wanted devices that the record's claim holds; "" = none.
+// findConflict returns a description of the first of the wanted devices that the claim of the
+// record r holds. It returns "" if the claim holds none of them.
 func (d *Devices) findConflict(r *claimRecord, wanted []allotment) string {
 	has, all := d.recordedDevices(r)
 	for _, w := range wanted {
@@ -126,7 +127,8 @@ func (r *claimRecord) checkUnchanged(claim *resourcev1.ResourceClaim) error {
 	return fmt.Errorf("it is in use on this node with other devices than its current ones (%s, for %s): it is available after they have ended; delete them if they do not end by themselves", former, r.describeUsers())
 }
 
-// describeUsers names a few pods of a record.
+// describeUsers returns the UIDs of a few pods that use the claim of the record, for error
+// messages.
 func (r *claimRecord) describeUsers() string {
 	const most = 3
 	out := "pods with uid " + strings.Join(asStrings(r.Pods[:min(len(r.Pods), most)]), ", ")

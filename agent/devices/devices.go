@@ -46,7 +46,7 @@ type Config struct {
 
 var _ agent.Devices = (*Devices)(nil)
 
-// Devices implements agent.Devices.
+// Devices prepares the DRA devices of the claims of this node's pods. It implements agent.Devices.
 type Devices struct {
 	cfg   Config
 	locks keylock.Locks // per claim
@@ -67,7 +67,8 @@ func New(cfg Config) *Devices {
 	return &Devices{cfg: cfg, driverRegistry: newRegistry(cfg.Registration, cfg.Log), loggedDamaged: map[types.UID]bool{}}
 }
 
-// Prepare implements agent.Devices.
+// Prepare makes the drivers prepare the devices of all claims of a pod, and returns the devices. It
+// may be repeated. It implements agent.Devices.
 func (d *Devices) Prepare(ctx context.Context, pod *v1.Pod) (agent.ClaimedDevices, error) {
 	if len(pod.Spec.ResourceClaims) == 0 {
 		return nil, nil
@@ -89,8 +90,9 @@ func (d *Devices) Prepare(ctx context.Context, pod *v1.Pod) (agent.ClaimedDevice
 	return out, nil
 }
 
-// findClaim returns the claim of an entry. The claim must be allocated and reserved for the pod. It
-// returns nil if the entry requires no claim.
+// findClaim returns the ResourceClaim of an entry in the pod's spec.resourceClaims. It returns an
+// error unless the claim is allocated and reserved for the pod. It returns nil if the entry
+// requires no claim.
 func (d *Devices) findClaim(pod *v1.Pod, entry *v1.PodResourceClaim) (*resourcev1.ResourceClaim, error) {
 	name, own, err := resourceclaim.Name(pod, entry)
 	if err != nil || name == nil {
@@ -136,8 +138,9 @@ func (d *Devices) prepareClaim(ctx context.Context, pod types.UID, claim *resour
 	return r.Devices, d.writeRecord(file, r)
 }
 
-// recordUse records that a pod uses the claim and its devices, before the first driver is called.
-// It ensures that no two records hold the same device.
+// recordUse stores in the claim's record file that a pod uses the claim and its devices. It is
+// called before the first driver is called. It returns an error if another record holds one of the
+// devices.
 func (d *Devices) recordUse(file string, pod types.UID, claim *resourcev1.ResourceClaim) (*claimRecord, error) {
 	d.recordMu.Lock()
 	defer d.recordMu.Unlock()
@@ -165,7 +168,7 @@ func (d *Devices) recordUse(file string, pod types.UID, claim *resourcev1.Resour
 	return r, d.writeRecord(file, r)
 }
 
-// claimDrivers returns the drivers of a claim's devices, in order.
+// claimDrivers returns the names of the drivers of a claim's devices, sorted.
 func claimDrivers(claim *resourcev1.ResourceClaim) []string {
 	all := map[string]bool{}
 	for i := range claim.Status.Allocation.Devices.Results {
@@ -174,7 +177,7 @@ func claimDrivers(claim *resourcev1.ResourceClaim) []string {
 	return slices.Sorted(maps.Keys(all))
 }
 
-// callDriver connects to a driver and makes one call.
+// callDriver connects to the driver name and calls ask with its client.
 func (d *Devices) callDriver(ctx context.Context, name string, ask func(context.Context, dra.DRAPluginClient) error) error {
 	endpoint, err := d.findEndpoint(ctx, name)
 	if err != nil {
@@ -194,7 +197,8 @@ func (d *Devices) callDriver(ctx context.Context, name string, ask func(context.
 	return nil
 }
 
-// prepareWithDriver asks a driver to prepare its devices of a claim.
+// prepareWithDriver makes the driver name prepare its devices of the claim in r, and returns the
+// devices.
 func (d *Devices) prepareWithDriver(ctx context.Context, name string, r *claimRecord) (out []agent.ClaimedDevice, err error) {
 	err = d.callDriver(ctx, name, func(ctx context.Context, c dra.DRAPluginClient) error {
 		res, err := c.NodePrepareResources(ctx, &dra.NodePrepareResourcesRequest{Claims: []*dra.Claim{r.draClaim()}})
@@ -214,7 +218,7 @@ func (d *Devices) prepareWithDriver(ctx context.Context, name string, r *claimRe
 	return out, err
 }
 
-// parseDevices validates the devices of a response.
+// parseDevices validates the devices in a driver's response and converts them.
 func parseDevices(driver string, list []*dra.Device) ([]agent.ClaimedDevice, error) {
 	if len(list) > maxDevices {
 		return nil, fmt.Errorf("NodePrepareResources: %d devices: %d at most", len(list), maxDevices)
@@ -250,7 +254,8 @@ func truncateText(s string) string {
 	return s
 }
 
-// Release implements agent.Devices.
+// Release makes the drivers unprepare the devices of the pod's claims that no other pod of this
+// node uses. It may be repeated. It implements agent.Devices.
 func (d *Devices) Release(ctx context.Context, pod *v1.Pod) error {
 	all, damaged, err := d.readAllRecords()
 	if err != nil {

@@ -28,8 +28,8 @@ const (
 	healthRetry = 5 * time.Second // delay after a stream has ended
 )
 
-// maintainConnection keeps a connection to a driver until ctx ends. The driver is available while
-// the connection is established. Health reports arrive over the same connection.
+// maintainConnection keeps a connection to a DRA driver until ctx ends. The driver counts as
+// available while the connection is established. Health reports arrive over the same connection.
 func (r *driverRegistry) maintainConnection(ctx context.Context, p *driverPlugin) {
 	conn, err := grpc.NewClient("unix://"+p.endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReport)), grpc.WithIdleTimeout(0), grpc.WithMaxHeaderListSize(maxName*16),
@@ -54,8 +54,8 @@ func (r *driverRegistry) maintainConnection(ctx context.Context, p *driverPlugin
 	}
 }
 
-// watchHealth reads a driver's health reports, and opens a new stream when one ends. It stops if
-// the driver does not implement the service.
+// watchHealth reads the health reports of a driver, and opens a new stream when a stream ends. It
+// returns if the driver does not implement the health service.
 func (r *driverRegistry) watchHealth(ctx context.Context, p *driverPlugin, conn *grpc.ClientConn) {
 	var client drahealth.DRAResourceHealthClient = drahealth.V1Alpha1ClientWrapper{Client: drahealthalpha.NewDRAResourceHealthClient(conn)}
 	if slices.Contains(p.services, drahealth.DRAResourceHealthService) {
@@ -78,8 +78,8 @@ func (r *driverRegistry) watchHealth(ctx context.Context, p *driverPlugin, conn 
 	}
 }
 
-// readReports reads one stream until it ends and returns the reason. A driver that exceeds the rate
-// limit must wait.
+// readReports reads one stream of health reports until it ends, and returns the error that ended
+// it. A driver that exceeds the rate limit must wait.
 func (r *driverRegistry) readReports(ctx context.Context, p *driverPlugin, client drahealth.DRAResourceHealthClient) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -109,7 +109,7 @@ func (r *driverRegistry) readReports(ctx context.Context, p *driverPlugin, clien
 	}
 }
 
-// parseHealth validates a report and returns the health of its devices.
+// parseHealth validates a driver's health report and returns the health of its devices.
 func parseHealth(list []*drahealth.DeviceHealth) (map[deviceID]deviceHealth, error) {
 	if len(list) > maxReported {
 		return nil, fmt.Errorf("a report of %d devices: %d at most", len(list), maxReported)

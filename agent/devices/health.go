@@ -23,7 +23,7 @@ const (
 // deviceID identifies a device of a driver.
 type deviceID struct{ pool, name string }
 
-// deviceHealth is the reported health of a device.
+// deviceHealth is the health of a device as its driver reported it.
 type deviceHealth struct {
 	status     v1.ResourceHealthStatus
 	message    string
@@ -31,9 +31,9 @@ type deviceHealth struct {
 	validUntil time.Time
 }
 
-// healthCache caches the health that drivers reported. A report contains all devices of its driver.
-// If a report omits a device, or the driver stops reporting, the last report about the device
-// remains valid until it expires.
+// healthCache caches the health of devices that drivers reported. A report contains all devices of
+// its driver. If a report omits a device, or the driver stops reporting, the last report about the
+// device remains valid until it expires.
 type healthCache struct {
 	changed func()
 
@@ -41,7 +41,8 @@ type healthCache struct {
 	byDriver map[string]*driverHealth
 }
 
-// driverHealth is the health reported by the newest plugin of a driver.
+// driverHealth is the health of a driver's devices, as reported by the newest plugin process of the
+// driver.
 type driverHealth struct {
 	order   int // registration order of the plugin
 	devices map[deviceID]deviceHealth
@@ -52,7 +53,8 @@ func newHealth(changed func()) *healthCache {
 	return &healthCache{changed: changed, byDriver: map[string]*driverHealth{}}
 }
 
-// setReport stores the report of a plugin, unless a newer plugin of its driver has reported.
+// setReport stores a health report of the plugin p. It ignores the report if a newer plugin process
+// of the same driver has reported.
 func (h *healthCache) setReport(p *driverPlugin, devices map[deviceID]deviceHealth, now time.Time) {
 	h.mu.Lock()
 	t := h.byDriver[p.name]
@@ -85,8 +87,8 @@ func (h *healthCache) setReport(p *driverPlugin, devices map[deviceID]deviceHeal
 	}
 }
 
-// scheduleExpiry schedules a change notification for the time when the next report expires. The
-// caller holds the lock.
+// scheduleExpiry schedules a change notification for the time when the next health report of the
+// driver expires. The caller holds the lock.
 func (h *healthCache) scheduleExpiry(t *driverHealth, now time.Time) {
 	var next time.Time
 	for _, w := range t.devices {
@@ -107,8 +109,8 @@ func (h *healthCache) scheduleExpiry(t *driverHealth, now time.Time) {
 	}
 }
 
-// removePlugin removes the reports of a plugin that has disconnected. They may not have expired,
-// but the driver could no longer correct them.
+// removePlugin removes the health reports of a plugin that has disconnected. They may not have
+// expired, but the driver could no longer correct them.
 func (h *healthCache) removePlugin(p *driverPlugin) {
 	h.mu.Lock()
 	t := h.byDriver[p.name]
@@ -146,7 +148,7 @@ func statusOf(s drahealth.HealthStatus) v1.ResourceHealthStatus {
 	return v1.ResourceHealthStatusUnknown
 }
 
-// truncateMessage limits a message to the maximum length in a pod's status.
+// truncateMessage truncates a health message to the maximum length in a pod's status.
 func truncateMessage(s string) string {
 	const end = "..."
 	if len(s) > v1.ResourceHealthMessageMaxLength {
@@ -162,8 +164,8 @@ func reportLifetime(seconds int64) time.Duration {
 	return min(time.Duration(min(seconds, int64(maxReportLifetime/time.Second)))*time.Second, maxReportLifetime)
 }
 
-// preparedClaims returns the records of a pod's prepared claims, by the names of the entries in
-// spec.resourceClaims.
+// preparedClaims returns the records of a pod's claims with prepared devices. The keys are the
+// names of the entries in spec.resourceClaims.
 func (d *Devices) preparedClaims(pod *v1.Pod) map[string]*claimRecord {
 	if len(pod.Spec.ResourceClaims) == 0 {
 		return nil
@@ -180,7 +182,8 @@ func (d *Devices) preparedClaims(pod *v1.Pod) map[string]*claimRecord {
 	return has
 }
 
-// forEachUse calls each for every prepared claim that a container refers to.
+// forEachUse calls each for every use of a prepared claim by a container of the pod. has contains
+// the records of the prepared claims.
 func forEachUse(pod *v1.Pod, has map[string]*claimRecord, each func(container string, r *claimRecord, use v1.ResourceClaim)) {
 	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for i := range list {
@@ -193,7 +196,8 @@ func forEachUse(pod *v1.Pod, has map[string]*claimRecord, each func(container st
 	}
 }
 
-// Health implements agent.Devices.
+// Health returns the health of the devices that each container of a pod uses, by container name. It
+// implements agent.Devices.
 func (d *Devices) Health(pod *v1.Pod) map[string][]v1.ResourceStatus {
 	has := d.preparedClaims(pod)
 	if len(has) == 0 {
@@ -206,8 +210,8 @@ func (d *Devices) Health(pod *v1.Pod) map[string][]v1.ResourceStatus {
 	return out
 }
 
-// ContainerClaims returns the claims and devices that each container of a pod uses, by container
-// name. A device is listed once even if the container refers to its claim more than once.
+// ContainerClaims returns the claims with their devices that each container of a pod uses, by
+// container name. A device is listed once even if the container refers to its claim more than once.
 func (d *Devices) ContainerClaims(pod *v1.Pod) map[string][]agent.ContainerClaim {
 	out := map[string][]agent.ContainerClaim{}
 	forEachUse(pod, d.preparedClaims(pod), func(container string, r *claimRecord, use v1.ResourceClaim) {
@@ -230,7 +234,8 @@ func (d *Devices) ContainerClaims(pod *v1.Pod) map[string][]agent.ContainerClaim
 	return out
 }
 
-// claimStatus returns the health of the devices that a container uses through one of its claims.
+// claimStatus returns the health at the time now of the devices that a container uses through one
+// of its claims.
 func (d *Devices) claimStatus(r *claimRecord, use v1.ResourceClaim, now time.Time) v1.ResourceStatus {
 	s := v1.ResourceStatus{Name: v1.ResourceName("claim:" + use.Name)}
 	if use.Request != "" {

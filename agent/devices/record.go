@@ -21,14 +21,14 @@ import (
 	"keelson.dev/keelson/internal/durable"
 )
 
-// recordVersion is the version of the format on disk. New fields get new names and never change
-// their meaning; readers ignore unknown fields.
+// recordVersion is the version of the format of records on disk. New fields get new names and never
+// change their meaning; readers ignore unknown fields.
 const recordVersion = 1
 
-// maxRecord is the maximum size of a record, in bytes.
+// maxRecord is the maximum size of a record file, in bytes.
 const maxRecord = 16 << 20
 
-// claimRecord is the state of a claim for which drivers have been called.
+// claimRecord is the record on disk of a claim for which drivers have been called.
 type claimRecord struct {
 	Version   int                   `json:"version"`
 	Namespace string                `json:"namespace"`
@@ -104,8 +104,8 @@ func (d *Devices) preparedRecords(pod types.UID) map[string]*claimRecord {
 	return out
 }
 
-// readRecord returns the record of a claim, or nil if none exists. A record that cannot be used
-// is an error that wraps agent.ErrDamagedRecord.
+// readRecord reads the record of a claim from disk, or returns nil if none exists. If the record
+// cannot be used, the error wraps agent.ErrDamagedRecord.
 func (d *Devices) readRecord(claim types.UID) (*claimRecord, error) {
 	file := d.recordPath(claim)
 	r, err := readFile(file)
@@ -165,7 +165,7 @@ func (d *Devices) scanRecords() (all []*claimRecord, damaged map[types.UID]error
 	return all, damaged, nil
 }
 
-// logDamaged logs each damaged record once.
+// logDamaged logs the error of each damaged record, once per record.
 func (d *Devices) logDamaged(damaged map[types.UID]error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -178,8 +178,8 @@ func (d *Devices) logDamaged(damaged map[types.UID]error) {
 	}
 }
 
-// mayConcern reports whether the pod may use the claim of a damaged record. For a pod of an earlier
-// agent process, the claims are unknown.
+// mayConcern reports whether the pod may use the claim, which has a damaged record. For a pod of an
+// earlier agent process, the pod's claims are unknown, and it returns true.
 func (d *Devices) mayConcern(claim types.UID, pod *v1.Pod) bool {
 	if len(pod.Spec.Containers) == 0 {
 		return true
@@ -199,7 +199,7 @@ func (d *Devices) mayConcern(claim types.UID, pod *v1.Pod) bool {
 	return false
 }
 
-// Pods implements agent.Devices.
+// Pods returns the UIDs of the pods that may have prepared devices. It implements agent.Devices.
 func (d *Devices) Pods() ([]types.UID, error) {
 	all, _, err := d.readAllRecords()
 	if err != nil {

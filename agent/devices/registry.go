@@ -24,7 +24,7 @@ import (
 // ErrNoDriver is returned if no driver with the name is registered on the node.
 var ErrNoDriver = errors.New("driver name not found in the list of registered DRA drivers")
 
-// scanEvery is the interval between scans of the registration directory.
+// scanEvery is the interval between scans of the directory in which DRA drivers register.
 const scanEvery = 5 * time.Second
 
 // driverRegistry tracks the DRA drivers of this node by their registration sockets, as kubelet
@@ -43,7 +43,7 @@ type driverRegistry struct {
 	notifier agent.ChangeNotifier
 }
 
-// driverPlugin is a registered driver.
+// driverPlugin is one registered plugin process of a DRA driver.
 type driverPlugin struct {
 	name     string
 	endpoint string
@@ -61,7 +61,8 @@ func newRegistry(dir string, log *slog.Logger) *driverRegistry {
 	return r
 }
 
-// Run scans for drivers until ctx ends, and maintains connections to them.
+// Run scans the registration directory for DRA drivers until ctx ends, and maintains connections to
+// them.
 func (r *driverRegistry) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer r.serving.Wait()
@@ -92,8 +93,8 @@ func (r *driverRegistry) Run(ctx context.Context) error {
 	}
 }
 
-// startFollowing starts maintaining the connection to a plugin if Run is active. The caller holds
-// the lock.
+// startFollowing starts to maintain the connection to a plugin. It does nothing while Run is not
+// active. The caller holds the lock.
 func (r *driverRegistry) startFollowing(p *driverPlugin) {
 	if r.runCtx == nil {
 		return
@@ -129,7 +130,7 @@ func (r *driverRegistry) removeDriver(socket string) {
 	r.notifier.Notify()
 }
 
-// dropSocket removes the plugin that registered at a socket. The caller holds the lock.
+// dropSocket removes the plugin that registered with this socket. The caller holds the lock.
 func (r *driverRegistry) dropSocket(socket string) {
 	if p := r.plugins[socket]; p != nil && p.stop != nil {
 		p.stop()
@@ -147,7 +148,7 @@ func (r *driverRegistry) setConnected(p *driverPlugin, is bool) {
 	}
 }
 
-// Drivers returns the names of the connected drivers, in order.
+// Drivers returns the names of the connected DRA drivers, sorted.
 func (r *driverRegistry) Drivers() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -160,12 +161,13 @@ func (r *driverRegistry) Drivers() []string {
 	return slices.Sorted(maps.Keys(all))
 }
 
-// Changes implements agent.Devices.
+// Changes returns a channel that is signaled until ctx ends when a driver registers or unregisters,
+// or when the reported health changes. It implements agent.Devices.
 func (r *driverRegistry) Changes(ctx context.Context) <-chan struct{} {
 	return r.notifier.Subscribe(ctx)
 }
 
-// parseRegistration validates the registration of a driver.
+// parseRegistration validates the registration of a DRA driver and returns the plugin.
 func parseRegistration(info *registration.PluginInfo) (*driverPlugin, error) {
 	name := info.GetName()
 	if msgs := validation.IsDNS1123Subdomain(name); len(msgs) > 0 || len(name) > resourcev1.DriverNameMaxLength {
@@ -182,8 +184,8 @@ func parseRegistration(info *registration.PluginInfo) (*driverPlugin, error) {
 	return &driverPlugin{name: name, endpoint: endpoint, services: info.GetSupportedVersions()}, nil
 }
 
-// findEndpoint returns the socket of a driver. If the last scan did not find the driver, it scans
-// again.
+// findEndpoint returns the socket path of the driver name. If the last scan did not find the
+// driver, it scans again.
 func (r *driverRegistry) findEndpoint(ctx context.Context, name string) (string, error) {
 	if e := r.newestEndpoint(name); e != "" {
 		return e, nil

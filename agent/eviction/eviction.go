@@ -78,23 +78,25 @@ type Reading struct {
 	Reclaimed  bool
 }
 
-// State is the state between two readings. The zero value is the initial state.
+// State is the state of the eviction between two readings. The zero value is the initial state.
 type State struct {
 	last    [Signals]time.Time // time of the last shortage; zero = never
 	victim  types.UID          // the last evicted pod, while it is waited for
 	evicted time.Time
 }
 
-// LastShort returns the time of the last shortage of a signal; zero = never.
+// LastShort returns the time of the last shortage of the resource of a signal. It is zero if there
+// was none.
 func (s State) LastShort(of Signal) time.Time { return s.last[of] }
 
-// WithShortage returns the state with a shortage at a time, as recorded by a previous agent.
+// WithShortage returns the state with a shortage of a resource at the time at, which a previous
+// agent process recorded.
 func (s State) WithShortage(of Signal, at time.Time) State {
 	s.last[of] = at
 	return s
 }
 
-// Verdict is the result of a reading.
+// Verdict tells the caller of Next which actions a reading requires.
 type Verdict struct {
 	Pressure [Signals]bool
 	// Reclaim: unused data must be removed from the disk.
@@ -104,7 +106,7 @@ type Verdict struct {
 	Signal Signal
 }
 
-// Next returns the state after a reading, and the verdict.
+// Next returns the state after the reading r, and the actions that it requires.
 func (s State) Next(r Reading) (State, Verdict) {
 	var v Verdict
 	for i := range Signals {
@@ -133,16 +135,16 @@ func (s State) Next(r Reading) (State, Verdict) {
 	return s, v
 }
 
-// WithEvicted returns the state after the eviction of a pod.
+// WithEvicted returns the state after the pod uid was evicted at the time now.
 func (s State) WithEvicted(uid types.UID, now time.Time) State {
 	s.victim, s.evicted = uid, now
 	return s
 }
 
-// Victim returns the evicted pod that is waited for; "" = none.
+// Victim returns the UID of the evicted pod that has not ended yet, or "" if there is none.
 func (s State) Victim() types.UID { return s.victim }
 
-// Candidate is a pod and its usage of the resource.
+// Candidate is a pod that may be evicted, with its usage of the scarce resource.
 type Candidate struct {
 	Pod           *v1.Pod
 	Used, Request int64 // bytes or inodes
@@ -171,7 +173,8 @@ func Rank(list []Candidate) []Candidate {
 	return out
 }
 
-// withinRequest returns 1 for a pod that uses at most its request, otherwise 0.
+// withinRequest returns 1 for a pod that uses at most the amount it requested, and 0 otherwise. It
+// is a sort key.
 func withinRequest(c Candidate) int {
 	if c.Used > c.Request {
 		return 0

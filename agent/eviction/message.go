@@ -26,7 +26,8 @@ func Message(s Signal, l Level, c Candidate) string {
 	return b.String()
 }
 
-// formatQuantity formats a configured amount.
+// formatQuantity formats a configured amount of the signal's resource, such as a request or
+// threshold.
 func (s Signal) formatQuantity(n int64) string {
 	if s == Inodes {
 		return resource.NewQuantity(n, resource.DecimalSI).String()
@@ -34,7 +35,8 @@ func (s Signal) formatQuantity(n int64) string {
 	return resource.NewQuantity(n, resource.BinarySI).String()
 }
 
-// formatMeasured formats a measured amount; bytes are rounded down to kibibytes.
+// formatMeasured formats a measured amount of the signal's resource. Bytes are rounded down to
+// kibibytes.
 func (s Signal) formatMeasured(n int64) string {
 	if n = max(0, n); s != Inodes {
 		n &^= 1023

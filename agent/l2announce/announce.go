@@ -32,17 +32,19 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// announcedByAnnotation is the annotation of a Service that names the node that announces its
-// addresses.
+// announcedByAnnotation is an annotation of a Service. Its value is the name of the node that
+// announces the Service's load balancer addresses.
 const announcedByAnnotation = "keelson.dev/announced-by"
 
 // checkInterval is the interval between checks of the interfaces.
 const checkInterval = 5 * time.Second
 
-// repeatDelays are the delays at which a new address is announced; frames may be lost.
+// repeatDelays are the delays after which a new address is announced. It is announced repeatedly
+// because frames may be lost.
 var repeatDelays = []time.Duration{0, 200 * time.Millisecond, time.Second, 3 * time.Second}
 
-// Announcer announces the addresses of load balancers.
+// Announcer announces the load balancer addresses that are assigned to this node, and answers
+// address resolution requests for them.
 type Announcer struct {
 	Node string
 	// NodeIPs are the node's addresses. An address that is in no network of an interface is
@@ -51,7 +53,7 @@ type Announcer struct {
 	Log     *slog.Logger
 }
 
-// announcerState is the state of one Run.
+// announcerState is the state of one call of Announcer.Run.
 type announcerState struct {
 	*Announcer
 	wanted    map[types.NamespacedName][]netip.Addr // addresses of each Service
@@ -62,7 +64,7 @@ type announcerState struct {
 	problem   string // the problem that was logged last
 }
 
-// pendingRepeat is a pending announcement of an address.
+// pendingRepeat is a scheduled announcement of an address.
 type pendingRepeat struct {
 	at        time.Time
 	startedAt time.Time
@@ -70,7 +72,7 @@ type pendingRepeat struct {
 	address   netip.Addr
 }
 
-// Run announces the addresses until ctx ends.
+// Run announces and answers for the addresses that are assigned to this node until ctx ends.
 func (n *Announcer) Run(ctx context.Context, objects agent.Objects, _ agent.Reporter) error {
 	s := &announcerState{Announcer: n, wanted: map[types.NamespacedName][]netip.Addr{}, links: map[int]*announcerLink{}, linkIndex: map[netip.Addr]int{}}
 	defer func() {
@@ -110,7 +112,8 @@ func (n *Announcer) Run(ctx context.Context, objects agent.Objects, _ agent.Repo
 	}
 }
 
-// updateWanted updates the wanted addresses from the view and reports whether they changed.
+// updateWanted updates the wanted addresses after the changes c of Services in the node's view. It
+// reports whether the addresses changed.
 func (s *announcerState) updateWanted(objects agent.Objects, c agent.ObjectChanges) bool {
 	changed := false
 	one := func(key types.NamespacedName, svc *v1.Service) {
@@ -160,7 +163,8 @@ func (s *announcerState) announcedAddresses(svc *v1.Service) []netip.Addr {
 	return out
 }
 
-// updateLinks assigns the wanted addresses to links and announces those that are new on their link.
+// updateLinks assigns the wanted addresses to network links. It announces the addresses that are
+// new on their link.
 func (s *announcerState) updateLinks(ctx context.Context) {
 	nets, err := listNetworks()
 	if err != nil {
@@ -215,7 +219,7 @@ func (s *announcerState) updateLinks(ctx context.Context) {
 	s.logProblem(errors.Join(errs...))
 }
 
-// logProblem logs an error, once until it changes.
+// logProblem logs an error, unless it is the error that was logged last.
 func (s *announcerState) logProblem(err error) {
 	text := ""
 	if err != nil {
@@ -227,15 +231,16 @@ func (s *announcerState) logProblem(err error) {
 	s.problem = text
 }
 
-// scheduleAnnouncements schedules the announcements of an address. It does nothing before the view
-// is confirmed.
+// scheduleAnnouncements schedules the announcements of the address a, from the time now. It does
+// nothing before a control plane has confirmed the view.
 func (s *announcerState) scheduleAnnouncements(a netip.Addr, now time.Time) {
 	if s.confirmed {
 		s.repeats = append(slices.DeleteFunc(s.repeats, func(d pendingRepeat) bool { return d.address == a }), pendingRepeat{at: now, startedAt: now, address: a})
 	}
 }
 
-// sendDue sends the announcements that are due and returns when to call it again.
+// sendDue sends the announcements that are due at the time now. It returns the delay after which it
+// must be called again.
 func (s *announcerState) sendDue(now time.Time) time.Duration {
 	next, left := time.Hour, s.repeats[:0]
 	for _, d := range s.repeats {
@@ -257,7 +262,7 @@ func (s *announcerState) sendDue(now time.Time) time.Duration {
 	return next
 }
 
-// linkNetwork is a network of an interface.
+// linkNetwork is an IP network that is configured on an interface.
 type linkNetwork struct {
 	prefix netip.Prefix // with the interface's own address
 	name   string

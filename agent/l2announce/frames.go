@@ -6,10 +6,10 @@ import (
 	"net/netip"
 )
 
-// The few frames are short, and are validated byte by byte according to the documents that define
-// them. A library would add packages for sockets and the rest of both protocols.
+// ARP and neighbor discovery packets are validated byte by byte, according to the RFCs that define
+// them. They are short. A library would add packages for sockets and the rest of both protocols.
 
-// The lengths of packets in bytes, without the link-layer header.
+// Lengths of packets in bytes, without the link-layer header.
 const (
 	arpLength    = 28 // for Ethernet and IPv4, RFC 826
 	headerLength = 40 // IPv6 header, RFC 8200
@@ -37,7 +37,7 @@ type addressQuery struct {
 	mac    net.HardwareAddr // link-layer address for the answer
 }
 
-// parseARP parses an ARP request. ok is false for all other packets.
+// parseARP parses an ARP request. ok is false if the packet is not a valid request for an address.
 func parseARP(b []byte) (q addressQuery, ok bool) {
 	if len(b) < arpLength || binary.BigEndian.Uint16(b[0:]) != 1 || binary.BigEndian.Uint16(b[2:]) != etherIPv4 ||
 		b[4] != 6 || b[5] != 4 || binary.BigEndian.Uint16(b[6:]) != arpRequest {
@@ -53,7 +53,8 @@ func parseARP(b []byte) (q addressQuery, ok bool) {
 	return q, true
 }
 
-// buildARP builds an ARP packet that states that an address is at mac.
+// buildARP returns an ARP packet which states that address is at the MAC address mac. toMAC and to
+// are its target.
 func buildARP(operation uint16, mac net.HardwareAddr, address netip.Addr, toMAC net.HardwareAddr, to netip.Addr) []byte {
 	b := make([]byte, arpLength)
 	binary.BigEndian.PutUint16(b[0:], 1)
@@ -98,8 +99,9 @@ func parseNS(b []byte, mac net.HardwareAddr) (q addressQuery, ok bool) {
 	return addressQuery{target: target, from: from, mac: append(net.HardwareAddr(nil), mac...)}, true
 }
 
-// buildAdvertisement builds a neighbor advertisement that states that an address is at mac. to is
-// the solicitation's source; an invalid address addresses all nodes on the link.
+// buildAdvertisement returns an IPv6 packet with a neighbor advertisement which states that address
+// is at the MAC address mac. to is the source of the solicitation; if it is invalid, the packet is
+// for all nodes on the link.
 func buildAdvertisement(address netip.Addr, mac net.HardwareAddr, to netip.Addr) []byte {
 	flags := byte(flagOverride | flagSolicited)
 	if !to.IsValid() || to.IsUnspecified() {

@@ -17,14 +17,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The maximum rate of packets read from a link, above the normal rate of address resolution.
-// Further packets wait in the kernel, which drops those that do not fit; hosts retry.
+// Limits for the rate of packets that are read from a link. They are above the normal rate of
+// address resolution. Further packets wait in the kernel, which drops those that do not fit; hosts
+// retry.
 const (
 	readsAtOnce = 500
 	readsWindow = 50 * time.Millisecond
 )
 
-// announcerLink answers on one interface.
+// announcerLink answers address resolution requests on one network interface.
 //
 // Goroutines: one reader per socket, which ends when the socket is closed.
 type announcerLink struct {
@@ -47,8 +48,8 @@ func newLink(name string, index int, mac net.HardwareAddr, log *slog.Logger) *an
 	return l
 }
 
-// setAddresses sets the addresses for which the link answers. An address that fails is not answered
-// for until the next call.
+// setAddresses makes want the addresses for which the interface answers requests. If an address
+// fails, its requests are not answered until the next call.
 func (l *announcerLink) setAddresses(ctx context.Context, want map[netip.Addr]bool) error {
 	before, held := *l.held.Load(), make(map[netip.Addr]bool, len(want))
 	var errs []error
@@ -70,10 +71,10 @@ func (l *announcerLink) setAddresses(ctx context.Context, want map[netip.Addr]bo
 	return errors.Join(errs...)
 }
 
-// isHeld reports whether the link answers for an address.
+// isHeld reports whether requests for the address are answered on this interface.
 func (l *announcerLink) isHeld(a netip.Addr) bool { return (*l.held.Load())[a] }
 
-// openFor opens the sockets that an address requires.
+// openFor opens the sockets that answering for the address requires, if they are not open.
 func (l *announcerLink) openFor(ctx context.Context, a netip.Addr) (err error) {
 	if a.Is4() {
 		if l.arp == nil {
@@ -124,7 +125,7 @@ func (l *announcerLink) leaveGroup(group netip.Addr) {
 	}
 }
 
-// shutDown closes the sockets and waits for their readers.
+// shutDown closes the sockets of the link and waits until their readers have ended.
 func (l *announcerLink) shutDown() {
 	for _, f := range []*os.File{l.arp, l.ndp} {
 		if f != nil {
@@ -137,8 +138,8 @@ func (l *announcerLink) shutDown() {
 	l.readers.Wait()
 }
 
-// openRawSocket opens a packet socket for a protocol on an interface. The kernel adds and removes
-// the link-layer header.
+// openRawSocket opens a packet socket for an EtherType protocol on the interface index, with a
+// packet filter. The kernel adds and removes the link-layer header.
 func openRawSocket(index int, protocol uint16, filter []bpf.Instruction) (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -190,7 +191,8 @@ var (
 	}
 )
 
-// readPackets passes packets to answer until the socket is closed.
+// readPackets reads packets from the socket f and passes them to answer, until the socket is
+// closed.
 func (l *announcerLink) readPackets(ctx context.Context, f *os.File, answer func(packet []byte, mac net.HardwareAddr)) {
 	conn, err := f.SyscallConn()
 	if err != nil {
@@ -263,8 +265,8 @@ func (l *announcerLink) announceAddress(a netip.Addr) {
 	l.sendPacket(l.arp, unix.ETH_P_ARP, buildARP(arpReply, l.mac, a, everybody, a), everybody)
 }
 
-// sendPacket sends a packet. It drops the packet if the link does not accept it now, because hosts
-// retry.
+// sendPacket sends a packet to the MAC address to. It drops the packet if the link does not accept
+// it now, because hosts retry.
 func (l *announcerLink) sendPacket(f *os.File, protocol uint16, packet []byte, to net.HardwareAddr) {
 	if f == nil {
 		return

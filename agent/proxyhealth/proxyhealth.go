@@ -32,8 +32,8 @@ const (
 	maxConnections = 64 // concurrent connections
 	requestTimeout = 5 * time.Second
 	maxHeader      = 4 << 10
-	// lateAfter is how long a change may be pending while the node is still healthy: twice the sync
-	// period of kube-proxy.
+	// lateAfter is how long a change of Service rules may be pending while the node still counts as
+	// healthy: twice the sync period of kube-proxy.
 	lateAfter   = time.Minute
 	listenRetry = 10 * time.Second // retry interval while another program uses the address
 )
@@ -44,7 +44,8 @@ type Config struct {
 	Log     *slog.Logger
 }
 
-// Server serves the health of the proxy that reports to it.
+// Server serves kube-proxy's health endpoints for the Service proxy, which reports its progress
+// with Queued and Updated.
 type Server struct {
 	cfg Config
 
@@ -64,7 +65,7 @@ const (
 	pathLivez   = "/livez"
 )
 
-// Queued reports that a change is pending. A nil Server ignores the call.
+// Queued records that a change of Service rules is pending. A nil Server ignores the call.
 func (s *Server) Queued() {
 	if s == nil {
 		return
@@ -76,7 +77,7 @@ func (s *Server) Queued() {
 	}
 }
 
-// Updated reports that the rules include all changes. A nil Server ignores the call.
+// Updated records that the Service rules include all changes. A nil Server ignores the call.
 func (s *Server) Updated() {
 	if s == nil {
 		return
@@ -92,7 +93,7 @@ type familyHealth struct {
 	Healthy     bool      `json:"healthy"`
 }
 
-// healthResponse is kube-proxy's response.
+// healthResponse is the JSON body of a response, as kube-proxy sends it.
 type healthResponse struct {
 	LastUpdated  time.Time                    `json:"lastUpdated"`
 	CurrentTime  time.Time                    `json:"currentTime"`
@@ -101,8 +102,8 @@ type healthResponse struct {
 	Status       map[v1.IPFamily]familyHealth `json:"status,omitempty"`
 }
 
-// computeHealth returns the state of the rules, which are written for all address families at the
-// same time.
+// computeHealth returns the response about the state of the Service rules. The rules of all address
+// families are written at the same time, so they have the same state.
 func (s *Server) computeHealth(cluster agent.Cluster) healthResponse {
 	now := time.Now()
 	s.mu.Lock()
@@ -136,7 +137,7 @@ func isNodeEligible(node *v1.Node) bool {
 	return true
 }
 
-// newHandler returns the handler of both paths.
+// newHandler returns the HTTP handler of /healthz and /livez.
 func (s *Server) newHandler(objects agent.Objects) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc(pathHealthz, func(w http.ResponseWriter, _ *http.Request) {

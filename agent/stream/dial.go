@@ -17,7 +17,8 @@ import (
 // dialTimeout bounds connecting to a pod of this node.
 const dialTimeout = 10 * time.Second
 
-// Dial implements agent.NodeServer.
+// Dial connects to a port at an address of a pod of this node, or of the node itself if pod is
+// empty. It refuses all other addresses. It implements agent.NodeServer.
 func (s *Server) Dial(ctx context.Context, pod types.UID, address string, port int32) (net.Conn, error) {
 	addr, err := netip.ParseAddr(address)
 	if err != nil || port <= 0 || port > 65535 {

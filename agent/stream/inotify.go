@@ -24,7 +24,7 @@ type folderWatcher struct {
 	open    func() (int, error) // creates the instance; nil: inotify_init1
 }
 
-// notifier signals changes of one folder to one follower.
+// notifier signals to one follower of a log that the log's folder has changed.
 type notifier struct {
 	ch   chan struct{} // capacity 1: a value signals a change; closed when the folder no longer exists
 	stop chan struct{} // stops polling; nil for a follower with a watch
@@ -35,8 +35,8 @@ type notifier struct {
 const watchFlags = unix.IN_MODIFY | unix.IN_CREATE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO | unix.IN_DELETE | unix.IN_DELETE_SELF |
 	unix.IN_ONLYDIR
 
-// newNotifier returns a notifier for a folder. closeNotifier releases it. Without an inotify
-// instance or watch it polls.
+// newNotifier returns a notifier for the folder dir, which closeNotifier releases. If no inotify
+// instance or watch is available, the notifier polls.
 func (w *folderWatcher) newNotifier(dir string) (*notifier, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -61,7 +61,8 @@ func (w *folderWatcher) newNotifier(dir string) (*notifier, error) {
 	return n, nil
 }
 
-// isExhausted reports whether no instance, watch or file descriptor is available.
+// isExhausted reports whether err means that no inotify instance, watch or file descriptor is
+// available.
 func isExhausted(err error) bool {
 	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.ENOMEM)
 }
@@ -84,7 +85,8 @@ func (w *folderWatcher) ensureInstance() error {
 	return nil
 }
 
-// readEvents forwards events to followers until the process exits.
+// readEvents reads inotify events from f and wakes the followers of the changed folders, until the
+// process exits.
 func (w *folderWatcher) readEvents(f *os.File) {
 	buf := make([]byte, 64<<10)
 	for {
@@ -100,7 +102,8 @@ func (w *folderWatcher) readEvents(f *os.File) {
 	}
 }
 
-// wakeFollowers wakes the followers of a folder, or all followers if events were lost.
+// wakeFollowers wakes the followers of the folder with the watch wd. If the event mask reports lost
+// events, it wakes all followers.
 func (w *folderWatcher) wakeFollowers(wd int32, mask uint32) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -130,7 +133,8 @@ func (n *notifier) signalChange() {
 	}
 }
 
-// pollFolder wakes the follower at intervals until it stops or the folder no longer exists.
+// pollFolder signals a change at intervals, until the notifier is closed or the folder dir no
+// longer exists.
 func (n *notifier) pollFolder(dir string) {
 	t := time.NewTicker(pollInterval)
 	defer t.Stop()
@@ -148,7 +152,8 @@ func (n *notifier) pollFolder(dir string) {
 	}
 }
 
-// closeNotifier releases the notifier. The last follower of a folder removes its watch.
+// closeNotifier releases the notifier. For the last follower of a folder, it also removes the
+// inotify watch.
 func (n *notifier) closeNotifier() {
 	if n.stop != nil {
 		close(n.stop)

@@ -46,7 +46,8 @@ func parseLine(b []byte) (l logLine, ok bool) {
 	return l, true
 }
 
-// writtenAt returns when the line was written, or the zero time if its timestamp is invalid.
+// writtenAt returns the time at which the line was written, or the zero time if its timestamp is
+// invalid.
 func (l logLine) writtenAt() time.Time {
 	t, err := time.Parse(time.RFC3339Nano, string(l.stamp))
 	if err != nil {

@@ -20,10 +20,10 @@ import (
 	"keelson.dev/keelson/internal/safepath"
 )
 
-// errLimit ends a log after LimitBytes.
+// errLimit ends the output of a log after LogRequest.LimitBytes bytes.
 var errLimit = errors.New("limit reached")
 
-// logPrinter writes the text of log lines in the form of the request.
+// logPrinter writes the text of log lines in the form that the LogRequest specifies.
 type logPrinter struct {
 	w       io.Writer
 	request agent.LogRequest
@@ -62,8 +62,8 @@ func (p *logPrinter) printLine(b []byte) error {
 	return err
 }
 
-// logFiles returns the files of a log, oldest first and the live file last. Rotation renames path
-// to path.1 and path.1 to path.2, or path to path.TIME.
+// logFiles returns the files of the log at path, oldest first and the live file last. Log rotation
+// renames path to path.1 and path.1 to path.2, or path to path.TIME.
 func logFiles(path string) ([]string, error) {
 	all, err := filepath.Glob(path + ".*")
 	if err != nil {
@@ -101,7 +101,8 @@ func logFiles(path string) ([]string, error) {
 	return out, nil
 }
 
-// tailStart returns the start of the last n lines: a file of the log and an offset in it.
+// tailStart returns where the last n lines of a log start: the index of a file in files and an
+// offset in that file.
 func tailStart(files []string, n int64) (index int, offset int64, err error) {
 	if n == 0 && len(files) > 0 {
 		st, err := os.Stat(files[len(files)-1])
@@ -125,8 +126,8 @@ func tailStart(files []string, n int64) (index int, offset int64, err error) {
 	return 0, 0, nil
 }
 
-// lastLines counts up to n lines from the end of a file, and returns the offset of the first of
-// them.
+// lastLines counts the lines of a file from its end, up to n. It returns their number and the
+// offset of the first of them.
 func lastLines(file string, n int64) (found, offset int64, err error) {
 	f, err := safepath.OpenRegular(file)
 	if err != nil {
@@ -165,7 +166,7 @@ func lastLines(file string, n int64) (found, offset int64, err error) {
 	return found, 0, nil
 }
 
-// logReader reads a log across rotations.
+// logReader reads a container log across rotations.
 type logReader struct {
 	path    string
 	f       *os.File
@@ -194,7 +195,7 @@ func (r *logReader) closeFile() {
 	}
 }
 
-// readLines passes all complete lines to each.
+// readLines reads the open file to its current end, and calls each with every complete line.
 func (r *logReader) readLines(ctx context.Context, each func([]byte) error) error {
 	for {
 		if ctx.Err() != nil {
@@ -227,9 +228,9 @@ func (r *logReader) readLines(ctx context.Context, each func([]byte) error) erro
 	}
 }
 
-// nextFile moves to the file after the open one, if there is one. Files may be renamed
-// concurrently. A step therefore counts only if both files are found next to each other after the
-// next one was opened.
+// nextFile switches to the next newer file of the log, if there is one. Rotation may rename files
+// at the same time. A step therefore counts only if both files are found next to each other after
+// the newer file was opened.
 func (r *logReader) nextFile(ctx context.Context, each func([]byte) error) (moved bool, err error) {
 	here, err := r.f.Stat()
 	if err != nil {
@@ -268,7 +269,7 @@ func (r *logReader) nextFile(ctx context.Context, each func([]byte) error) (move
 	return false, nil // continuous rotation: the next change of the folder retries
 }
 
-// filePosition is the position of a file in its log.
+// filePosition states whether a file is the newest of its log.
 type filePosition int
 
 const (
@@ -277,7 +278,8 @@ const (
 	isRotating                       // its name was not found: a rotation is in progress
 )
 
-// findSuccessor returns the file after here.
+// findSuccessor returns the path of the log file that is the next newer after here, and the
+// position of here.
 func (r *logReader) findSuccessor(here os.FileInfo) (next string, p filePosition, err error) {
 	files, err := logFiles(r.path)
 	if err != nil {
@@ -304,7 +306,8 @@ func (r *logReader) findSuccessor(here os.FileInfo) (next string, p filePosition
 	return files[0], hasSuccessor, nil // here was deleted: the oldest remaining file follows
 }
 
-// reopenTruncated reads a log from the start if it was truncated in place.
+// reopenTruncated starts to read the log file again from its start, if it was truncated in place.
+// It reports whether it was.
 func (r *logReader) reopenTruncated(st os.FileInfo) (bool, error) {
 	pos, err := r.f.Seek(0, io.SeekCurrent)
 	if err != nil || st.Size() >= pos {
@@ -313,7 +316,8 @@ func (r *logReader) reopenTruncated(st os.FileInfo) (bool, error) {
 	return true, r.openFile(r.path, 0)
 }
 
-// copyLog writes a log. With Follow it continues until over is closed and everything is read.
+// copyLog writes the part of the log at path that the request q selects to w. With Follow it
+// continues until over is closed and everything is read.
 func (s *Server) copyLog(ctx context.Context, path string, q agent.LogRequest, w io.Writer, over <-chan struct{}) error {
 	p := &logPrinter{w: w, request: q}
 	var n *notifier
@@ -351,7 +355,7 @@ func (s *Server) copyLog(ctx context.Context, path string, q agent.LogRequest, w
 	return err
 }
 
-// firstSince returns the index of the first file that was written to at or after since.
+// firstSince returns the index of the first of the log files that was modified at or after since.
 func firstSince(files []string, since time.Time) int {
 	for i, f := range files[:len(files)-1] {
 		if st, err := os.Stat(f); err == nil && !st.ModTime().Before(since) {
@@ -395,7 +399,7 @@ func (r *logReader) copyLines(ctx context.Context, p *logPrinter, n *notifier, o
 	}
 }
 
-// printRest writes a last line without newline.
+// printRest prints the last line of a log if it does not end in a newline.
 func (r *logReader) printRest(p *logPrinter) error {
 	if len(bytes.TrimSpace(r.partial)) == 0 {
 		return nil

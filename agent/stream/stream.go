@@ -22,7 +22,8 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Server implements agent.NodeServer.
+// Server serves exec, attach, logs, port-forward and dial requests for this node. It implements
+// agent.NodeServer.
 type Server struct {
 	runtime agent.Runtime
 	objects agent.Objects
@@ -32,13 +33,14 @@ type Server struct {
 
 var _ agent.NodeServer = (*Server)(nil)
 
-// New returns a server for the containers of runtime. Their logs are below logs (agent.Paths.Logs).
-// objects has the waiting reason of containers.
+// New returns a server for the containers of runtime. Their logs are below the folder logs
+// (agent.Paths.Logs). objects provides the reason why a container is waiting, for error messages.
 func New(runtime agent.Runtime, objects agent.Objects, logs string) *Server {
 	return &Server{runtime: runtime, objects: objects, logs: logs}
 }
 
-// containerInstances returns the instances of a pod's container, newest first.
+// containerInstances returns all instances of the pod's container name, newest first. If name is
+// empty, it returns the instances of all containers of the pod.
 func (s *Server) containerInstances(ctx context.Context, pod types.UID, name string) ([]*cri.Container, error) {
 	res, err := s.runtime.ListContainers(ctx, &cri.ListContainersRequest{Filter: &cri.ContainerFilter{LabelSelector: map[string]string{agent.LabelPodUID: string(pod)}}})
 	if err != nil {
@@ -51,7 +53,8 @@ func (s *Server) containerInstances(ctx context.Context, pod types.UID, name str
 	return out, nil
 }
 
-// Exec implements agent.NodeServer.
+// Exec runs a command in a running container of the pod, or attaches to the container's streams if
+// attach is true. It implements agent.NodeServer.
 func (s *Server) Exec(ctx context.Context, pod types.UID, container string, command []string, attach, tty bool, st agent.Streams) error {
 	all, err := s.containerInstances(ctx, pod, container)
 	if err != nil {
@@ -67,7 +70,8 @@ func (s *Server) Exec(ctx context.Context, pod types.UID, container string, comm
 	return s.runtime.Exec(ctx, all[i].Id, command, tty, st)
 }
 
-// PortForward implements agent.NodeServer.
+// PortForward connects conn to a port on localhost in the pod's sandbox. It implements
+// agent.NodeServer.
 func (s *Server) PortForward(ctx context.Context, pod types.UID, port int32, conn io.ReadWriteCloser) error {
 	res, err := s.runtime.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{Filter: &cri.PodSandboxFilter{LabelSelector: map[string]string{agent.LabelPodUID: string(pod)}}})
 	if err != nil {
@@ -81,7 +85,8 @@ func (s *Server) PortForward(ctx context.Context, pod types.UID, port int32, con
 	return fmt.Errorf("pod %s has no running sandbox to forward port %d to", pod, port)
 }
 
-// Logs implements agent.NodeServer.
+// Logs writes the part of a container's log that the request selects to w. It implements
+// agent.NodeServer.
 func (s *Server) Logs(ctx context.Context, q agent.LogRequest, w io.Writer) error {
 	all, err := s.containerInstances(ctx, q.PodUID, q.Container)
 	if err != nil {
@@ -141,10 +146,11 @@ func (s *Server) logFile(ctx context.Context, q agent.LogRequest, c *cri.Contain
 	return path, running, nil
 }
 
-// recheckInterval bounds the delay that a lost event can cause.
+// recheckInterval is how often containerEnded checks the container, in case an event of the runtime
+// was lost.
 const recheckInterval = 10 * time.Second
 
-// containerEnded returns a channel that is closed when the container has exited or no longer
+// containerEnded returns a channel that is closed when the container id has exited or no longer
 // exists.
 func (s *Server) containerEnded(ctx context.Context, id string) <-chan struct{} {
 	done := make(chan struct{})
