@@ -70,7 +70,7 @@ func (c *Cluster) Put(objs ...any) {
 	}
 }
 
-// Delete removes objects.
+// Delete removes objects from the cluster by kind, namespace and name.
 func (c *Cluster) Delete(objs ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -169,7 +169,7 @@ func listObjects[T any](c *Cluster) []T {
 	return out
 }
 
-// Pod implements agent.Objects.
+// Pod returns the stored pod with this UID, or false. It implements agent.Objects.
 func (c *Cluster) Pod(uid types.UID) (*v1.Pod, bool) {
 	for _, p := range c.Pods() {
 		if p.UID == uid {
@@ -179,35 +179,36 @@ func (c *Cluster) Pod(uid types.UID) (*v1.Pod, bool) {
 	return nil, false
 }
 
-// Pods implements agent.Objects.
+// Pods returns all stored pods. It implements agent.Objects.
 func (c *Cluster) Pods() []*v1.Pod { return listObjects[*v1.Pod](c) }
 
-// ConfigMap implements agent.Objects.
+// ConfigMap returns a stored ConfigMap, or false. It implements agent.Objects.
 func (c *Cluster) ConfigMap(ns, name string) (*v1.ConfigMap, bool) {
 	return lookUp[*v1.ConfigMap](c, "ConfigMap/"+ns+"/"+name)
 }
 
-// Secret implements agent.Objects.
+// Secret returns a stored Secret, or false. It implements agent.Objects.
 func (c *Cluster) Secret(ns, name string) (*v1.Secret, bool) {
 	return lookUp[*v1.Secret](c, "Secret/"+ns+"/"+name)
 }
 
-// Claim implements agent.Objects.
+// Claim returns a stored PersistentVolumeClaim, or false. It implements agent.Objects.
 func (c *Cluster) Claim(ns, name string) (*v1.PersistentVolumeClaim, bool) {
 	return lookUp[*v1.PersistentVolumeClaim](c, "PersistentVolumeClaim/"+ns+"/"+name)
 }
 
-// PersistentVolume implements agent.Objects.
+// PersistentVolume returns a stored PersistentVolume, or false. It implements agent.Objects.
 func (c *Cluster) PersistentVolume(name string) (*v1.PersistentVolume, bool) {
 	return lookUp[*v1.PersistentVolume](c, "PersistentVolume//"+name)
 }
 
-// CSIDriver implements agent.Objects.
+// CSIDriver returns a stored CSIDriver, or false. It implements agent.Objects.
 func (c *Cluster) CSIDriver(name string) (*storagev1.CSIDriver, bool) {
 	return lookUp[*storagev1.CSIDriver](c, "CSIDriver//"+name)
 }
 
-// VolumeAttachment implements agent.Objects for the stored Node, if there is one.
+// VolumeAttachment returns the stored VolumeAttachment of the driver's volume to the stored Node,
+// or false. It implements agent.Objects.
 func (c *Cluster) VolumeAttachment(driver, handle string) (*storagev1.VolumeAttachment, bool) {
 	node := ""
 	if n, ok := c.Node(); ok {
@@ -216,45 +217,45 @@ func (c *Cluster) VolumeAttachment(driver, handle string) (*storagev1.VolumeAtta
 	return agent.FindAttachment(listObjects[*storagev1.VolumeAttachment](c), node, driver, handle)
 }
 
-// RuntimeClass implements agent.Objects.
+// RuntimeClass returns a stored RuntimeClass, or false. It implements agent.Objects.
 func (c *Cluster) RuntimeClass(name string) (*nodev1.RuntimeClass, bool) {
 	return lookUp[*nodev1.RuntimeClass](c, "RuntimeClass//"+name)
 }
 
-// ResourceClaim implements agent.Objects.
+// ResourceClaim returns a stored ResourceClaim, or false. It implements agent.Objects.
 func (c *Cluster) ResourceClaim(ns, name string) (*resourcev1.ResourceClaim, bool) {
 	return lookUp[*resourcev1.ResourceClaim](c, "ResourceClaim/"+ns+"/"+name)
 }
 
-// Services implements agent.Objects.
+// Services returns all stored Services. It implements agent.Objects.
 func (c *Cluster) Services() []*v1.Service { return listObjects[*v1.Service](c) }
 
-// Service implements agent.Objects.
+// Service returns a stored Service, or false. It implements agent.Objects.
 func (c *Cluster) Service(ns, name string) (*v1.Service, bool) {
 	return lookUp[*v1.Service](c, "Service/"+ns+"/"+name)
 }
 
-// EndpointSlices implements agent.Objects.
+// EndpointSlices returns all stored EndpointSlices. It implements agent.Objects.
 func (c *Cluster) EndpointSlices() []*discoveryv1.EndpointSlice {
 	return listObjects[*discoveryv1.EndpointSlice](c)
 }
 
-// EndpointSlice implements agent.Objects.
+// EndpointSlice returns a stored EndpointSlice, or false. It implements agent.Objects.
 func (c *Cluster) EndpointSlice(ns, name string) (*discoveryv1.EndpointSlice, bool) {
 	return lookUp[*discoveryv1.EndpointSlice](c, "EndpointSlice/"+ns+"/"+name)
 }
 
-// NetworkPolicies implements agent.Objects.
+// NetworkPolicies returns all stored NetworkPolicies. It implements agent.Objects.
 func (c *Cluster) NetworkPolicies() []*networkingv1.NetworkPolicy {
 	return listObjects[*networkingv1.NetworkPolicy](c)
 }
 
-// AddressGroup implements agent.Objects.
+// AddressGroup returns a stored address group, or false. It implements agent.Objects.
 func (c *Cluster) AddressGroup(name string) (*v1.Endpoints, bool) {
 	return lookUp[*v1.Endpoints](c, "AddressGroup//"+name)
 }
 
-// Node implements agent.Objects. A stored Node is the node of the agent.
+// Node returns the stored Node, which is the agent's node, or false. It implements agent.Objects.
 func (c *Cluster) Node() (*v1.Node, bool) {
 	for _, n := range listObjects[*v1.Node](c) {
 		return n, true
@@ -262,26 +263,26 @@ func (c *Cluster) Node() (*v1.Node, bool) {
 	return nil, false
 }
 
-// Peers implements agent.Objects.
+// Peers returns all stored peers. It implements agent.Objects.
 func (c *Cluster) Peers() []*agent.Peer { return listObjects[*agent.Peer](c) }
 
-// Token implements agent.Objects. It returns a token that names pod and audience.
+// Token returns a fake token that names pod and audience. It implements agent.Objects.
 func (c *Cluster) Token(_ context.Context, pod *v1.Pod, audience string, seconds int64) (string, time.Time, error) {
 	return fmt.Sprintf("token:%s/%s:%s", pod.Namespace, pod.Name, audience), c.Clock.nowOrReal().Add(time.Duration(seconds) * time.Second), nil
 }
 
-// Revision implements agent.Objects.
+// Revision returns the number of changes of the stored objects. It implements agent.Objects.
 func (c *Cluster) Revision() uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.revision
 }
 
-// Synced implements agent.Objects.
+// Synced returns a closed channel. It implements agent.Objects.
 func (c *Cluster) Synced() <-chan struct{} { return c.synced }
 
-// Confirmed implements agent.Objects. The cluster is confirmed from the start, unless Unconfirmed
-// was called.
+// Confirmed returns a channel that is closed when the objects count as confirmed by a control
+// plane. They do from the start, unless Unconfirmed was called. It implements agent.Objects.
 func (c *Cluster) Confirmed() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -300,10 +301,11 @@ func (c *Cluster) Unconfirmed() (confirm func()) {
 	return func() { close(ch) }
 }
 
-// Cluster implements agent.Objects.
+// Cluster returns the field About. It implements agent.Objects.
 func (c *Cluster) Cluster() agent.Cluster { return c.About }
 
-// Follow implements agent.Objects.
+// Follow returns a channel that delivers the changed objects of the kinds until ctx ends. In the
+// first value, All is set. It implements agent.Objects.
 func (c *Cluster) Follow(ctx context.Context, kinds ...string) <-chan agent.ObjectChanges {
 	ch := make(chan agent.ObjectChanges, 1)
 	c.mu.Lock()
@@ -319,7 +321,8 @@ func (c *Cluster) Follow(ctx context.Context, kinds ...string) <-chan agent.Obje
 	return ch
 }
 
-// Changes implements agent.Objects.
+// Changes returns a channel that delivers the kinds of changed objects until ctx ends. The first
+// value names every kind. It implements agent.Objects.
 func (c *Cluster) Changes(ctx context.Context) <-chan map[string]struct{} {
 	ch := make(chan map[string]struct{}, 1)
 	all := map[string]struct{}{}

@@ -12,7 +12,8 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Events implements agent.Runtime.
+// Events returns a channel with the events of simulated containers and sandboxes until ctx ends. It
+// implements agent.Runtime.
 func (r *Runtime) Events(ctx context.Context) <-chan agent.RuntimeEvent {
 	ch := make(chan agent.RuntimeEvent, 256)
 	r.mu.Lock()
@@ -30,7 +31,8 @@ func (r *Runtime) Events(ctx context.Context) <-chan agent.RuntimeEvent {
 	return ch
 }
 
-// sendEvent drops an event if a watcher is slow. Runtimes may lose events.
+// sendEvent sends an event to all watchers. It drops the event for a slow watcher, as runtimes may
+// lose events.
 func (r *Runtime) sendEvent(e agent.RuntimeEvent) {
 	for ch := range r.watchers {
 		select {
@@ -136,14 +138,14 @@ func (r *Runtime) SandboxConfig(pod types.UID) *cri.PodSandboxConfig {
 	return newest.cfg
 }
 
-// Left returns the number of sandboxes and containers, running or not.
+// Left returns the numbers of sandboxes and containers that exist, running or not.
 func (r *Runtime) Left() (sandboxes, containers int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return len(r.sandboxes), len(r.containers)
 }
 
-// Poke sends an event of a pod without a change, so that its watchers check the pod.
+// Poke sends an event of a pod although nothing has changed, so that its watchers check the pod.
 func (r *Runtime) Poke(pod types.UID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -12,8 +12,8 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Devices implements agent.Devices. Each claim of a pod has a device for request a and one for
-// request b.
+// Devices simulates prepared DRA devices: each claim of a pod has one device for request "a" and
+// one for request "b". It implements agent.Devices.
 type Devices struct {
 	Script
 	Clock Clock
@@ -26,7 +26,7 @@ type Devices struct {
 
 var _ agent.Devices = (*Devices)(nil)
 
-// Prepare implements agent.Devices.
+// Prepare returns the simulated devices of all claims of a pod. It implements agent.Devices.
 func (d *Devices) Prepare(ctx context.Context, pod *v1.Pod) (agent.ClaimedDevices, error) {
 	if len(pod.Spec.ResourceClaims) == 0 {
 		return nil, nil
@@ -49,7 +49,7 @@ func (d *Devices) Prepare(ctx context.Context, pod *v1.Pod) (agent.ClaimedDevice
 	return out, nil
 }
 
-// Release implements agent.Devices.
+// Release releases the simulated devices of a pod. It implements agent.Devices.
 func (d *Devices) Release(ctx context.Context, pod *v1.Pod) error {
 	if err := d.enterVerb(ctx, d.Clock, "Release", string(pod.UID)); err != nil {
 		return err
@@ -60,14 +60,14 @@ func (d *Devices) Release(ctx context.Context, pod *v1.Pod) error {
 	return nil
 }
 
-// Pods implements agent.Devices.
+// Pods returns the UIDs of the pods with prepared devices. It implements agent.Devices.
 func (d *Devices) Pods() ([]types.UID, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return slices.Sorted(maps.Keys(d.prepared)), nil
 }
 
-// Health implements agent.Devices.
+// Health returns the health of a pod's devices, which Sicken sets. It implements agent.Devices.
 func (d *Devices) Health(pod *v1.Pod) map[string][]v1.ResourceStatus {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -88,7 +88,7 @@ func (d *Devices) Health(pod *v1.Pod) map[string][]v1.ResourceStatus {
 	return out
 }
 
-// Sicken sets the health of all devices.
+// Sicken makes all devices unhealthy if sick is true, otherwise healthy.
 func (d *Devices) Sicken(sick bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -96,5 +96,5 @@ func (d *Devices) Sicken(sick bool) {
 	d.watchers.Notify()
 }
 
-// Changes implements agent.Devices.
+// Changes returns a channel that is signaled when Sicken is called. It implements agent.Devices.
 func (d *Devices) Changes(ctx context.Context) <-chan struct{} { return d.watchers.Subscribe(ctx) }

@@ -44,9 +44,9 @@ func (c Clock) sleepFor(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Script delays verbs or makes them fail, and holds the journal. Verbs have the names of methods:
-// "RunPodSandbox", "PullImage", "MountAll". It is safe for concurrent use. The zero value neither
-// delays nor fails.
+// Script delays calls of the fakes or makes them fail, and records them in a journal. A verb is the
+// name of a method: "RunPodSandbox", "PullImage", "MountAll". It is safe for concurrent use. The
+// zero value neither delays calls nor makes them fail.
 type Script struct {
 	mu      sync.Mutex
 	delays  map[string]time.Duration
@@ -90,14 +90,14 @@ func (s *Script) FailAlways(verb string, err error) {
 	s.always[verb] = err
 }
 
-// Journal returns the newest 4,096 calls, each as "VERB detail".
+// Journal returns the newest 4,096 recorded calls, each as "VERB detail".
 func (s *Script) Journal() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return append([]string(nil), s.journal...)
 }
 
-// Count returns the number of journal lines that start with prefix.
+// Count returns the number of lines of the journal that start with prefix.
 func (s *Script) Count(prefix string) int {
 	n := 0
 	for _, l := range s.Journal() {
@@ -128,8 +128,8 @@ func (s *Script) enterVerb(ctx context.Context, c Clock, verb, detail string) er
 	return err
 }
 
-// pauseVerb delays a verb without a line in the journal. The caller's result is as old as the
-// delay.
+// pauseVerb applies the delay of a verb without a line in the journal. A caller that has computed
+// its result before thus returns a result that is as old as the delay.
 func (s *Script) pauseVerb(ctx context.Context, c Clock, verb string) error {
 	s.mu.Lock()
 	d := s.delays[verb]

@@ -11,7 +11,8 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Images implements agent.Images. Every image can be pulled, unless the script makes it fail.
+// Images simulates an image store in which every image can be pulled, unless the Script makes the
+// pull fail. It implements agent.Images.
 type Images struct {
 	Script
 	Clock Clock
@@ -35,7 +36,8 @@ func (i *Images) Put(image string, c agent.ImageConfig) {
 	i.present[image] = c
 }
 
-// PullImage implements agent.Images.
+// PullImage adds an image with an empty config to the store, unless the store already has the
+// image. It implements agent.Images.
 func (i *Images) PullImage(ctx context.Context, q *cri.PullImageRequest) (*cri.PullImageResponse, error) {
 	name := q.GetImage().GetImage()
 	if err := i.enterVerb(ctx, i.Clock, "PullImage", strings.TrimSpace(name+" "+q.GetAuth().GetUsername())); err != nil {
@@ -48,7 +50,7 @@ func (i *Images) PullImage(ctx context.Context, q *cri.PullImageRequest) (*cri.P
 	return &cri.PullImageResponse{ImageRef: "sha256:" + name}, nil
 }
 
-// ImageStatus implements agent.Images.
+// ImageStatus returns the status of an image in the store. It implements agent.Images.
 func (i *Images) ImageStatus(_ context.Context, q *cri.ImageStatusRequest) (*cri.ImageStatusResponse, error) {
 	if strings.Contains(q.GetImage().GetImage(), " ") {
 		return nil, fmt.Errorf("%w: %q", agent.ErrInvalidImage, q.GetImage().GetImage())
@@ -60,7 +62,7 @@ func (i *Images) ImageStatus(_ context.Context, q *cri.ImageStatusRequest) (*cri
 	return &cri.ImageStatusResponse{Image: &cri.Image{Id: c.ID, RepoTags: []string{q.Image.Image}, Size: 1 << 20}}, nil
 }
 
-// ListImages implements agent.Images.
+// ListImages returns the images in the store. It implements agent.Images.
 func (i *Images) ListImages(context.Context, *cri.ListImagesRequest) (*cri.ListImagesResponse, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -71,7 +73,7 @@ func (i *Images) ListImages(context.Context, *cri.ListImagesRequest) (*cri.ListI
 	return out, nil
 }
 
-// RemoveImage implements agent.Images.
+// RemoveImage removes an image from the store. It implements agent.Images.
 func (i *Images) RemoveImage(_ context.Context, q *cri.RemoveImageRequest) (*cri.RemoveImageResponse, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -79,12 +81,12 @@ func (i *Images) RemoveImage(_ context.Context, q *cri.RemoveImageRequest) (*cri
 	return &cri.RemoveImageResponse{}, nil
 }
 
-// ImageFsInfo implements agent.Images.
+// ImageFsInfo returns an empty response. It implements agent.Images.
 func (i *Images) ImageFsInfo(context.Context, *cri.ImageFsInfoRequest) (*cri.ImageFsInfoResponse, error) {
 	return &cri.ImageFsInfoResponse{}, nil
 }
 
-// Config implements agent.Images.
+// Config returns the config of an image in the store. It implements agent.Images.
 func (i *Images) Config(_ context.Context, image string) (agent.ImageConfig, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -99,15 +101,17 @@ func (i *Images) Config(_ context.Context, image string) (agent.ImageConfig, err
 	return agent.ImageConfig{}, fmt.Errorf("%w: %s", agent.ErrImageNotPresent, image)
 }
 
-// PrepareRootFS implements agent.Images.
+// PrepareRootFS returns the path of a root file system that does not exist. It implements
+// agent.Images.
 func (i *Images) PrepareRootFS(_ context.Context, id, _ string) (agent.RootFS, error) {
 	return agent.RootFS{Path: "/fake/rootfs/" + id, Mounted: true}, nil
 }
 
-// RemoveRootFS implements agent.Images.
+// RemoveRootFS does nothing. It implements agent.Images.
 func (i *Images) RemoveRootFS(context.Context, string) error { return nil }
 
-// Import implements agent.Images.
+// Import adds an image with the name path to the store, and returns that name. It implements
+// agent.Images.
 func (i *Images) Import(_ context.Context, path string) ([]string, error) {
 	i.Put(path, agent.ImageConfig{})
 	return []string{path}, nil

@@ -10,7 +10,8 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Network implements agent.Network. It assigns each address of one prefix at most once.
+// Network simulates a pod network. It assigns each address of one prefix to at most one sandbox. It
+// implements agent.Network.
 type Network struct {
 	Script
 	Clock  Clock
@@ -23,7 +24,8 @@ type Network struct {
 
 var _ agent.Network = (*Network)(nil)
 
-// Add implements agent.Network.
+// Add assigns an address to a sandbox, or returns the address that it already has. It implements
+// agent.Network.
 func (n *Network) Add(ctx context.Context, r agent.NetworkRequest) (agent.NetworkStatus, error) {
 	if err := n.enterVerb(ctx, n.Clock, "Add", r.SandboxID); err != nil {
 		return agent.NetworkStatus{}, err
@@ -61,12 +63,12 @@ func (n *Network) Add(ctx context.Context, r agent.NetworkRequest) (agent.Networ
 	return agent.NetworkStatus{}, fmt.Errorf("no address left in %s", n.Prefix)
 }
 
-// Check implements agent.Network.
+// Check returns the failure that the Script specifies for "Check". It implements agent.Network.
 func (n *Network) Check(ctx context.Context, r agent.NetworkRequest) error {
 	return n.enterVerb(ctx, n.Clock, "Check", r.SandboxID)
 }
 
-// Del implements agent.Network.
+// Del releases the address of a sandbox. It implements agent.Network.
 func (n *Network) Del(ctx context.Context, r agent.NetworkRequest) error {
 	if err := n.enterVerb(ctx, n.Clock, "Del", r.SandboxID); err != nil {
 		return err
@@ -77,15 +79,15 @@ func (n *Network) Del(ctx context.Context, r agent.NetworkRequest) error {
 	return nil
 }
 
-// GC implements agent.Network.
+// GC returns the failure that the Script specifies for "GC". It implements agent.Network.
 func (n *Network) GC(ctx context.Context, keep []string) error {
 	return n.enterVerb(ctx, n.Clock, "GC", strings.Join(keep, " "))
 }
 
-// Ready implements agent.Network. It returns the script's failures of "Ready".
+// Ready returns the failure that the Script specifies for "Ready". It implements agent.Network.
 func (n *Network) Ready() error { return n.enterVerb(context.Background(), Clock{}, "Ready", "") }
 
-// InUse returns the number of assigned addresses.
+// InUse returns the number of addresses that are assigned to sandboxes.
 func (n *Network) InUse() int {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -14,10 +14,11 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Thing is the resource of the fake device plugin.
+// Thing is the name of the extended resource of the fake device plugin.
 const Thing v1.ResourceName = "example.com/thing"
 
-// Plugins implements agent.Plugins with a number of devices of one resource, named 0, 1 and so on.
+// Plugins simulates a device plugin with a number of devices of the resource Thing, named 0, 1 and
+// so on. It implements agent.Plugins.
 type Plugins struct {
 	Script
 	Clock  Clock
@@ -32,10 +33,10 @@ type Plugins struct {
 
 var _ agent.Plugins = (*Plugins)(nil)
 
-// Manages implements agent.Plugins.
+// Manages reports whether the resource is Thing. It implements agent.Plugins.
 func (p *Plugins) Manages(name v1.ResourceName) bool { return name == Thing }
 
-// Allocate implements agent.Plugins.
+// Allocate allocates the devices that the containers of a pod request. It implements agent.Plugins.
 func (p *Plugins) Allocate(ctx context.Context, pod *v1.Pod) error {
 	p.addRequests(pod.UID, 1)
 	defer p.addRequests(pod.UID, -1)
@@ -85,7 +86,8 @@ func (p *Plugins) addRequests(pod types.UID, n int) {
 	p.asks[pod] += n
 }
 
-// Container implements agent.Plugins. A device appears as an environment variable with its name.
+// Container returns an environment variable THING_ID=yes for each device of the container. It
+// implements agent.Plugins.
 func (p *Plugins) Container(ctx context.Context, pod *v1.Pod, container string) (out agent.PluginDevices, err error) {
 	if err := p.enterVerb(ctx, p.Clock, "Container", pod.Name+"/"+container); err != nil {
 		return out, err
@@ -98,7 +100,7 @@ func (p *Plugins) Container(ctx context.Context, pod *v1.Pod, container string) 
 	return out, nil
 }
 
-// Sick sets whether a device is unhealthy.
+// Sick sets whether the device with this ID is unhealthy.
 func (p *Plugins) Sick(id string, is bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -109,7 +111,7 @@ func (p *Plugins) Sick(id string, is bool) {
 	p.watchers.Notify()
 }
 
-// Health implements agent.Plugins.
+// Health returns the health of a pod's devices, which Sick sets. It implements agent.Plugins.
 func (p *Plugins) Health(pod types.UID) map[string][]v1.ResourceStatus {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -131,7 +133,7 @@ func (p *Plugins) Health(pod types.UID) map[string][]v1.ResourceStatus {
 	return out
 }
 
-// Release implements agent.Plugins.
+// Release releases the devices of a pod. It implements agent.Plugins.
 func (p *Plugins) Release(pod types.UID) error {
 	if err := p.enterVerb(context.Background(), p.Clock, "Release", string(pod)); err != nil {
 		return err
@@ -146,12 +148,12 @@ func (p *Plugins) Release(pod types.UID) error {
 	return nil
 }
 
-// Pods implements agent.Plugins.
+// Pods returns the UIDs of the pods with devices. It implements agent.Plugins.
 func (p *Plugins) Pods() ([]types.UID, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Sorted(maps.Keys(p.given)), nil
 }
 
-// Changes implements agent.Plugins.
+// Changes returns a channel that is signaled when devices change. It implements agent.Plugins.
 func (p *Plugins) Changes(ctx context.Context) <-chan struct{} { return p.watchers.Subscribe(ctx) }

@@ -8,8 +8,8 @@ import (
 	"sync"
 )
 
-// Program is a program of this module that tests run as a process, as on a node. It is built on
-// first use.
+// Program is an executable of this module that tests run as a separate process, as it runs on a
+// node. It is built on first use.
 type Program struct {
 	Package string // path in the module
 

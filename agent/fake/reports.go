@@ -17,7 +17,8 @@ func (c *Cluster) signalReport() {
 	c.cond = make(chan struct{})
 }
 
-// PodStatus implements agent.Reporter. The status is set in a copy of the pod.
+// PodStatus sets the status in a copy of the stored pod, as the control plane would do. It
+// implements agent.Reporter.
 func (c *Cluster) PodStatus(pod *v1.Pod) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -34,7 +35,7 @@ func (c *Cluster) PodStatus(pod *v1.Pod) {
 	c.signalReport()
 }
 
-// PodGone implements agent.Reporter. It deletes the pod, as the control plane would do.
+// PodGone deletes the stored pod, as the control plane would do. It implements agent.Reporter.
 func (c *Cluster) PodGone(namespace, name string, uid types.UID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -47,7 +48,8 @@ func (c *Cluster) PodGone(namespace, name string, uid types.UID) {
 	c.signalReport()
 }
 
-// Event implements agent.Reporter. An event replaces an older one with the same name.
+// Event stores an event. It replaces an older event with the same name. It implements
+// agent.Reporter.
 func (c *Cluster) Event(e *v1.Event) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -58,7 +60,7 @@ func (c *Cluster) Event(e *v1.Event) {
 	c.signalReport()
 }
 
-// Stages implements agent.Reporter.
+// Stages stores the reported stages for StageNames. It implements agent.Reporter.
 func (c *Cluster) Stages(_, _ string, stages []agent.StageTime) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -66,17 +68,18 @@ func (c *Cluster) Stages(_, _ string, stages []agent.StageTime) {
 	c.signalReport()
 }
 
-// ProxyApplied implements agent.Reporter.
+// ProxyApplied does nothing. It implements agent.Reporter.
 func (c *Cluster) ProxyApplied(uint64) {}
 
-// HoldGates keeps every StopGate closed until OpenGate.
+// HoldGates makes StopGate return closed gates until OpenGate is called, so that pods wait before
+// they are stopped.
 func (c *Cluster) HoldGates() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.gated = true
 }
 
-// OpenGate opens a pod's gate.
+// OpenGate permits stopping the pod uid: it closes the channel that StopGate returns.
 func (c *Cluster) OpenGate(uid types.UID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -92,7 +95,8 @@ func (c *Cluster) OpenGate(uid types.UID) {
 	}
 }
 
-// StopGate implements agent.Reporter.
+// StopGate returns a channel that is closed when the pod may be stopped. It is closed from the
+// start unless HoldGates was called. It implements agent.Reporter.
 func (c *Cluster) StopGate(uid types.UID) <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -108,7 +112,7 @@ func (c *Cluster) StopGate(uid types.UID) <-chan struct{} {
 	return ch
 }
 
-// Facts implements agent.Reporter.
+// Facts stores the reported Node for NodeFacts. It implements agent.Reporter.
 func (c *Cluster) Facts(n *v1.Node) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -116,7 +120,7 @@ func (c *Cluster) Facts(n *v1.Node) {
 	c.signalReport()
 }
 
-// NodeFacts returns the last facts, or nil before the first.
+// NodeFacts returns the Node that was reported last, or nil before the first report.
 func (c *Cluster) NodeFacts() *v1.Node {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -130,7 +134,7 @@ func (c *Cluster) History(uid types.UID) []v1.PodStatus {
 	return slices.Clone(c.history[uid])
 }
 
-// Gone reports whether PodGone was called.
+// Gone reports whether PodGone was called for the pod uid.
 func (c *Cluster) Gone(uid types.UID) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -161,7 +165,8 @@ func (c *Cluster) StageNames() []string {
 	return out
 }
 
-// Await waits until cond is true, and evaluates it after each report. The error contains what.
+// Await waits until cond returns true. It evaluates cond after each report. If ctx ends first, the
+// error contains what, the description of the condition.
 func (c *Cluster) Await(ctx context.Context, what string, cond func() bool) error {
 	for {
 		c.mu.Lock()

@@ -11,7 +11,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// UpdateContainerResources implements agent.Runtime.
+// UpdateContainerResources stores the new resource limits of a container. It refuses a memory limit
+// below the usage in InUse. It implements agent.Runtime.
 func (r *Runtime) UpdateContainerResources(ctx context.Context, q *cri.UpdateContainerResourcesRequest) (*cri.UpdateContainerResourcesResponse, error) {
 	c, err := r.getContainer(q.ContainerId)
 	if err != nil {
@@ -33,7 +34,8 @@ func (r *Runtime) UpdateContainerResources(ctx context.Context, q *cri.UpdateCon
 	return &cri.UpdateContainerResourcesResponse{}, nil
 }
 
-// UpdatePodSandboxResources implements agent.Runtime.
+// UpdatePodSandboxResources stores the new resource limits of a sandbox. It implements
+// agent.Runtime.
 func (r *Runtime) UpdatePodSandboxResources(ctx context.Context, q *cri.UpdatePodSandboxResourcesRequest) (*cri.UpdatePodSandboxResourcesResponse, error) {
 	if err := r.enterVerb(ctx, r.Clock, "UpdatePodSandboxResources", q.PodSandboxId); err != nil {
 		return nil, err

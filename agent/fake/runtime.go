@@ -19,8 +19,8 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Runtime implements agent.Runtime. It outlives agents, as shims do: give the same Runtime to a
-// second agent to test adoption.
+// Runtime simulates a container runtime in memory. It implements agent.Runtime. It outlives agents,
+// as shims do: pass the same Runtime to a second agent to test the adoption of running pods.
 type Runtime struct {
 	Script
 	Clock   Clock
@@ -73,13 +73,13 @@ type container struct {
 	updated  *cri.LinuxContainerResources // instead of the resources in cfg; nil: never updated
 }
 
-// RunPodSandbox implements agent.Runtime.
+// RunPodSandbox creates a simulated sandbox. It implements agent.Runtime.
 func (r *Runtime) RunPodSandbox(ctx context.Context, q *cri.RunPodSandboxRequest) (*cri.RunPodSandboxResponse, error) {
 	return r.RunPodSandboxEarly(ctx, q, func(string) {})
 }
 
-// RunPodSandboxEarly implements agent.EarlyRuntime. The delay of "AttachNetwork" starts after the
-// sandbox is prepared.
+// RunPodSandboxEarly creates a simulated sandbox and calls prepared before it attaches the network.
+// The Script's delay of "AttachNetwork" starts after that call. It implements agent.EarlyRuntime.
 func (r *Runtime) RunPodSandboxEarly(ctx context.Context, q *cri.RunPodSandboxRequest, prepared func(id string)) (*cri.RunPodSandboxResponse, error) {
 	m := q.Config.Metadata
 	start := r.Clock.nowOrReal()
@@ -114,7 +114,8 @@ func (r *Runtime) RunPodSandboxEarly(ctx context.Context, q *cri.RunPodSandboxRe
 	return &cri.RunPodSandboxResponse{PodSandboxId: s.id}, nil
 }
 
-// attachNetwork attaches a sandbox to the network. Without addresses, it keeps those that it has.
+// attachNetwork attaches a sandbox to the Network and returns its addresses. If it returns none,
+// the sandbox keeps the addresses that it has.
 func (r *Runtime) attachNetwork(ctx context.Context, s *sandbox) ([]string, error) {
 	if err := r.pauseVerb(ctx, r.Clock, "AttachNetwork"); err != nil {
 		return nil, err
@@ -143,7 +144,7 @@ func hostNetwork(c *cri.PodSandboxConfig) bool {
 	return c.GetLinux().GetSecurityContext().GetNamespaceOptions().GetNetwork() == cri.NamespaceMode_NODE
 }
 
-// StopPodSandbox implements agent.Runtime.
+// StopPodSandbox stops a sandbox and its containers. It implements agent.Runtime.
 func (r *Runtime) StopPodSandbox(ctx context.Context, q *cri.StopPodSandboxRequest) (*cri.StopPodSandboxResponse, error) {
 	if err := r.enterVerb(ctx, r.Clock, "StopPodSandbox", q.PodSandboxId); err != nil {
 		return nil, err
@@ -171,7 +172,7 @@ func (r *Runtime) StopPodSandbox(ctx context.Context, q *cri.StopPodSandboxReque
 	return &cri.StopPodSandboxResponse{}, nil
 }
 
-// RemovePodSandbox implements agent.Runtime.
+// RemovePodSandbox removes a sandbox and its containers. It implements agent.Runtime.
 func (r *Runtime) RemovePodSandbox(ctx context.Context, q *cri.RemovePodSandboxRequest) (*cri.RemovePodSandboxResponse, error) {
 	if err := r.enterVerb(ctx, r.Clock, "RemovePodSandbox", q.PodSandboxId); err != nil {
 		return nil, err
@@ -182,7 +183,7 @@ func (r *Runtime) RemovePodSandbox(ctx context.Context, q *cri.RemovePodSandboxR
 	return &cri.RemovePodSandboxResponse{}, nil
 }
 
-// PodSandboxStatus implements agent.Runtime.
+// PodSandboxStatus returns the status of a sandbox. It implements agent.Runtime.
 func (r *Runtime) PodSandboxStatus(_ context.Context, q *cri.PodSandboxStatusRequest) (*cri.PodSandboxStatusResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -208,7 +209,7 @@ func (s *sandbox) criState() cri.PodSandboxState {
 	return cri.PodSandboxState_SANDBOX_NOTREADY
 }
 
-// ListPodSandbox implements agent.Runtime.
+// ListPodSandbox returns the sandboxes that match the filter. It implements agent.Runtime.
 func (r *Runtime) ListPodSandbox(ctx context.Context, q *cri.ListPodSandboxRequest) (*cri.ListPodSandboxResponse, error) {
 	return r.listSandboxes(q), r.pauseVerb(ctx, r.Clock, "ListPodSandbox")
 }
@@ -238,7 +239,7 @@ func matchesLabels(sel, labels map[string]string) bool {
 	return true
 }
 
-// CreateContainer implements agent.Runtime.
+// CreateContainer creates a simulated container in a sandbox. It implements agent.Runtime.
 func (r *Runtime) CreateContainer(ctx context.Context, q *cri.CreateContainerRequest) (*cri.CreateContainerResponse, error) {
 	if err := r.enterVerb(ctx, r.Clock, "CreateContainer", fmt.Sprintf("%s#%d", q.Config.Metadata.Name, q.Config.Metadata.Attempt)); err != nil {
 		return nil, err
@@ -258,7 +259,8 @@ func (r *Runtime) CreateContainer(ctx context.Context, q *cri.CreateContainerReq
 	return &cri.CreateContainerResponse{ContainerId: c.id}, nil
 }
 
-// StartContainer implements agent.Runtime.
+// StartContainer starts a simulated container, which exits by itself after the time that Lifetime
+// returns. It implements agent.Runtime.
 func (r *Runtime) StartContainer(ctx context.Context, q *cri.StartContainerRequest) (*cri.StartContainerResponse, error) {
 	c, err := r.getContainer(q.ContainerId)
 	if err != nil {
@@ -321,8 +323,8 @@ func (r *Runtime) countRunning(c *container) {
 	r.maxRunning[key] = max(r.maxRunning[key], n)
 }
 
-// MaxRunning returns the maximum number of concurrently running instances of one container. It must
-// never exceed 1.
+// MaxRunning returns the maximum number of instances of one container that ever ran at the same
+// time. A number above 1 is a defect of the agent.
 func (r *Runtime) MaxRunning() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -333,7 +335,7 @@ func (r *Runtime) MaxRunning() int {
 	return n
 }
 
-// StopContainer implements agent.Runtime.
+// StopContainer stops a container. It implements agent.Runtime.
 func (r *Runtime) StopContainer(ctx context.Context, q *cri.StopContainerRequest) (*cri.StopContainerResponse, error) {
 	c, err := r.getContainer(q.ContainerId)
 	if err != nil {
@@ -357,7 +359,7 @@ func (r *Runtime) StopContainer(ctx context.Context, q *cri.StopContainerRequest
 	return &cri.StopContainerResponse{}, nil
 }
 
-// RemoveContainer implements agent.Runtime.
+// RemoveContainer removes a container. It implements agent.Runtime.
 func (r *Runtime) RemoveContainer(ctx context.Context, q *cri.RemoveContainerRequest) (*cri.RemoveContainerResponse, error) {
 	if err := r.enterVerb(ctx, r.Clock, "RemoveContainer", q.ContainerId); err != nil {
 		return nil, err
@@ -371,7 +373,7 @@ func (r *Runtime) RemoveContainer(ctx context.Context, q *cri.RemoveContainerReq
 	return &cri.RemoveContainerResponse{}, nil
 }
 
-// ListContainers implements agent.Runtime.
+// ListContainers returns the containers that match the filter. It implements agent.Runtime.
 func (r *Runtime) ListContainers(ctx context.Context, q *cri.ListContainersRequest) (*cri.ListContainersResponse, error) {
 	return r.listContainers(q), r.pauseVerb(ctx, r.Clock, "ListContainers")
 }
@@ -392,7 +394,7 @@ func (r *Runtime) listContainers(q *cri.ListContainersRequest) *cri.ListContaine
 	return out
 }
 
-// ContainerStatus implements agent.Runtime.
+// ContainerStatus returns the status of a container. It implements agent.Runtime.
 func (r *Runtime) ContainerStatus(_ context.Context, q *cri.ContainerStatusRequest) (*cri.ContainerStatusResponse, error) {
 	c, err := r.getContainer(q.ContainerId)
 	if err != nil {
@@ -412,7 +414,8 @@ func (r *Runtime) ContainerStatus(_ context.Context, q *cri.ContainerStatusReque
 	return &cri.ContainerStatusResponse{Status: st}, nil
 }
 
-// ExecSync implements agent.Runtime.
+// ExecSync returns the output and exit code that OnExec returns for a command. It implements
+// agent.Runtime.
 func (r *Runtime) ExecSync(ctx context.Context, q *cri.ExecSyncRequest) (*cri.ExecSyncResponse, error) {
 	c, err := r.getContainer(q.ContainerId)
 	if err != nil {
@@ -431,7 +434,8 @@ func (r *Runtime) ExecSync(ctx context.Context, q *cri.ExecSyncRequest) (*cri.Ex
 	return &cri.ExecSyncResponse{Stdout: []byte(out), ExitCode: code}, nil
 }
 
-// Status implements agent.Runtime.
+// Status returns that the runtime is ready, whether the Network is ready, and the Handlers. It
+// implements agent.Runtime.
 func (r *Runtime) Status(context.Context, *cri.StatusRequest) (*cri.StatusResponse, error) {
 	cond := []*cri.RuntimeCondition{{Type: cri.RuntimeReady, Status: true}, {Type: cri.NetworkReady, Status: true}}
 	if r.Network != nil {
@@ -446,7 +450,7 @@ func (r *Runtime) Status(context.Context, *cri.StatusRequest) (*cri.StatusRespon
 	return res, nil
 }
 
-// Exec implements agent.Runtime.
+// Exec writes the output that OnExec returns for a command. It implements agent.Runtime.
 func (r *Runtime) Exec(ctx context.Context, id string, command []string, _ bool, s agent.Streams) error {
 	res, err := r.ExecSync(ctx, &cri.ExecSyncRequest{ContainerId: id, Cmd: command})
 	if err != nil {
@@ -463,8 +467,8 @@ func (r *Runtime) Exec(ctx context.Context, id string, command []string, _ bool,
 	return nil
 }
 
-// Attach implements agent.Runtime. It copies stdin to stdout until stdin ends or the container
-// exits.
+// Attach copies stdin to stdout until stdin ends. Without these streams, it waits until the
+// container exits. It implements agent.Runtime.
 func (r *Runtime) Attach(ctx context.Context, id string, _ bool, s agent.Streams) error {
 	c, err := r.getContainer(id)
 	if err != nil {
@@ -482,14 +486,14 @@ func (r *Runtime) Attach(ctx context.Context, id string, _ bool, s agent.Streams
 	}
 }
 
-// PortForward implements agent.Runtime. It echoes the received data.
+// PortForward sends the data received from conn back to conn. It implements agent.Runtime.
 func (r *Runtime) PortForward(_ context.Context, _ string, _ int32, conn io.ReadWriteCloser) error {
 	defer conn.Close()
 	_, err := io.Copy(conn, conn)
 	return err
 }
 
-// StageTimes implements agent.Runtime.
+// StageTimes returns and deletes the stages of a sandbox. It implements agent.Runtime.
 func (r *Runtime) StageTimes(id string) []agent.StageTime {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -14,7 +14,8 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Volumes implements agent.Volumes. It returns paths that do not exist.
+// Volumes simulates the mounting of volumes. It returns paths that do not exist. It implements
+// agent.Volumes.
 type Volumes struct {
 	Root string // folder of the mounts; "" = "/fake/volumes"
 
@@ -27,7 +28,7 @@ type Volumes struct {
 
 var _ agent.Volumes = (*Volumes)(nil)
 
-// MountAll implements agent.Volumes.
+// MountAll returns a simulated mount for each volume of the pod. It implements agent.Volumes.
 func (v *Volumes) MountAll(ctx context.Context, pod *v1.Pod) (map[string]agent.Mount, error) {
 	if err := v.enterVerb(ctx, v.Clock, "MountAll", pod.Name); err != nil {
 		return nil, err
@@ -46,17 +47,17 @@ func (v *Volumes) MountAll(ctx context.Context, pod *v1.Pod) (map[string]agent.M
 	return out, nil
 }
 
-// Refresh implements agent.Volumes.
+// Refresh returns the failure that the Script specifies for "Refresh". It implements agent.Volumes.
 func (v *Volumes) Refresh(ctx context.Context, pod *v1.Pod) error {
 	return v.enterVerb(ctx, v.Clock, "Refresh", pod.Name)
 }
 
-// AbortIO implements agent.Volumes.
+// AbortIO returns the failure that the Script specifies for "GiveUp". It implements agent.Volumes.
 func (v *Volumes) AbortIO(ctx context.Context, pod types.UID) error {
 	return v.enterVerb(ctx, v.Clock, "GiveUp", string(pod))
 }
 
-// UnmountAll implements agent.Volumes.
+// UnmountAll removes the simulated mounts of a pod. It implements agent.Volumes.
 func (v *Volumes) UnmountAll(ctx context.Context, pod types.UID) error {
 	if err := v.enterVerb(ctx, v.Clock, "UnmountAll", string(pod)); err != nil {
 		return err
@@ -67,7 +68,7 @@ func (v *Volumes) UnmountAll(ctx context.Context, pod types.UID) error {
 	return nil
 }
 
-// Pods implements agent.Volumes.
+// Pods returns the UIDs of the pods with simulated mounts. It implements agent.Volumes.
 func (v *Volumes) Pods() ([]types.UID, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
