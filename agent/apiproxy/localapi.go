@@ -201,7 +201,8 @@ func configureSocket(network, address string, raw syscall.RawConn) error {
 	}), err)
 }
 
-// copyBothWays copies in both directions until both have ended or one has failed.
+// copyBothWays copies data between two connections in both directions, until both directions have
+// ended or one has failed.
 func copyBothWays(a, b net.Conn) {
 	var both sync.WaitGroup
 	one := func(to, from net.Conn) {
@@ -219,7 +220,8 @@ func copyBothWays(a, b net.Conn) {
 	both.Wait()
 }
 
-// readyReplicas returns the addresses of the ready replicas, in the order of the slice.
+// readyReplicas returns the addresses of the ready replicas in the EndpointSlice of
+// default/kubernetes, in its order.
 func readyReplicas(objects agent.Objects) []netip.AddrPort {
 	slice, ok := objects.EndpointSlice("default", "kubernetes")
 	if !ok || len(slice.Ports) == 0 || slice.Ports[0].Port == nil {
@@ -239,14 +241,14 @@ func readyReplicas(objects agent.Objects) []netip.AddrPort {
 	return out
 }
 
-// withoutSelf removes the address of this server. A replica that advertises this address would
-// otherwise cause a loop.
+// withoutSelf returns the replica addresses without the address of this server. A replica that
+// advertises this address would otherwise cause a loop.
 func (s *Server) withoutSelf(all []netip.AddrPort) []netip.AddrPort {
 	return slices.DeleteFunc(all, func(a netip.AddrPort) bool { return a == s.cfg.Address })
 }
 
-// rotateReplicas returns the replicas, starting with a different one at each call. Replicas that
-// recently failed come last.
+// rotateReplicas returns the replica addresses in the order in which to try them. Each call starts
+// with a different replica. Replicas that recently could not be reached come last.
 func (s *Server) rotateReplicas(all []netip.AddrPort, now time.Time) []netip.AddrPort {
 	if len(all) == 0 {
 		return nil
@@ -299,8 +301,9 @@ func (s *Server) drainRemoved(ctx context.Context, objects agent.Objects) {
 	}
 }
 
-// closeDrained closes the connections that are due and returns when to call it again. It closes
-// none while the list is empty, because then the list itself is missing.
+// closeDrained closes the connections to replicas that have not been listed for DrainTime. It
+// returns the delay after which it must be called again. While no replica is listed at all, the
+// list itself is missing, and it closes no connection.
 func (s *Server) closeDrained(listed []netip.AddrPort, gone map[netip.AddrPort]time.Time, now time.Time) time.Duration {
 	next := time.Hour
 	for _, a := range listed {

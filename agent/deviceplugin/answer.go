@@ -129,5 +129,5 @@ func (a *containerSettings) addTo(out *agent.PluginDevices, seen map[string]bool
 	}
 }
 
-// errPluginMissing is returned if the plugin of a resource is not connected.
+// errPluginMissing is returned if the device plugin of a resource is not connected.
 var errPluginMissing = errors.New("its device plugin is not connected")

@@ -71,7 +71,7 @@ type Manager struct {
 
 var _ agent.Plugins = (*Manager)(nil)
 
-// devicePool holds the devices of one resource.
+// devicePool holds the devices of one resource and the plugin that provides them.
 type devicePool struct {
 	plugin  *registeredPlugin // nil while no plugin is connected
 	devices map[string]bool
@@ -230,8 +230,8 @@ func (p *devicePool) pluginDevice(id string) agent.PluginDevice {
 // changed. It implements agent.Plugins.
 func (m *Manager) Changes(ctx context.Context) <-chan struct{} { return m.notifier.Subscribe(ctx) }
 
-// setDevices stores the device list of a plugin. With its first list, a new registration replaces
-// the previous one of the resource.
+// setDevices stores the device list of a plugin. With the first list of a new registration, this
+// plugin replaces the previous plugin of its resource.
 func (m *Manager) setDevices(p *registeredPlugin, devices map[string]bool, numa map[string][]int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

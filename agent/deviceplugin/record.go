@@ -31,7 +31,7 @@ const maxRecord = 16 << 20
 // each pod are in a separate file.
 const namesFile = "resources.json"
 
-// podRecord stores the allocations of a pod by container and resource.
+// podRecord stores the devices that are allocated to a pod, by container and resource.
 type podRecord struct {
 	UID        types.UID                        `json:"uid"`
 	Namespace  string                           `json:"namespace"`

@@ -14,7 +14,7 @@ import (
 // can happen after pods were deleted by force. The claim that holds a device on the node keeps it,
 // and the pods of the other claim wait.
 
-// allotment is one device that is allocated to a claim.
+// allotment is one device in the allocation of a ResourceClaim.
 type allotment struct {
 	Driver string `json:"driver"`
 	Pool   string `json:"pool"`
@@ -76,8 +76,8 @@ func (d *Devices) isAllocatedTo(r *claimRecord, a allotment) bool {
 	return ok && c.UID == r.UID && slices.Contains(allocatedDevices(c), a)
 }
 
-// checkFree returns an error if pods of another claim use one of the claim's devices on this node.
-// Damaged records are ignored, because their devices are unknown.
+// checkFree returns an error if, on this node, pods of another claim use a device that is allocated
+// to this claim. Damaged records are ignored, because their devices are unknown.
 func (d *Devices) checkFree(claim *resourcev1.ResourceClaim) error {
 	all, _, err := d.readAllRecords()
 	if err != nil {
@@ -114,8 +114,8 @@ func (d *Devices) findConflict(r *claimRecord, wanted []allotment) string {
 	return ""
 }
 
-// checkUnchanged returns an error if pods on this node use the claim with other devices than its
-// current allocation.
+// checkUnchanged returns an error if the claim's current allocation has other devices than the
+// devices that pods on this node use.
 func (r *claimRecord) checkUnchanged(claim *resourcev1.ResourceClaim) error {
 	if r.Allotted == nil || slices.Equal(r.Allotted, allocatedDevices(claim)) {
 		return nil

@@ -20,11 +20,14 @@ import (
 // Table is the name of the nftables table of the agent's DNS server.
 const Table = "keelson-dns"
 
-// addressHolder maintains the server's addresses on the node's loopback device, and the rules that
-// exempt DNS from connection tracking. A query and its answer are only two packets, so tracking
-// would cost an entry per query. It has also lost queries that a client sends twice at the same
-// time. A record on disk lists the addresses, so that a later agent process removes those that are
-// no longer wanted. The addresses remain when the agent exits.
+// addressHolder maintains the DNS server's addresses on the node's loopback device, and the
+// nftables rules that exempt DNS from connection tracking.
+//
+// A query and its answer are only two packets, so tracking would cost an entry per query. Tracking
+// has also lost queries that a client sends twice at the same time.
+//
+// A record on disk lists the addresses, so that a later agent process removes those that are no
+// longer wanted. The addresses remain when the agent exits.
 type addressHolder struct {
 	file string // the record; deleted by a reboot, like the loopback addresses
 	nft  knftables.Interface

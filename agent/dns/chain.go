@@ -14,7 +14,8 @@ import (
 	"keelson.dev/keelson/agent/dns/zone"
 )
 
-// serverChain is an active Corefile: its server blocks with their state.
+// serverChain is the server blocks of a valid Corefile with their state: caches, upstream servers
+// and counters. It answers queries.
 type serverChain struct {
 	index      *zone.Index
 	blocks     []*serverBlock
@@ -25,7 +26,8 @@ type serverChain struct {
 	rotation   atomic.Uint32
 }
 
-// serverBlock is a server block of the Corefile.
+// serverBlock is a server block of the Corefile with its state. It answers queries for names in its
+// zones.
 type serverBlock struct {
 	cfg      corefile.Server
 	options  zone.Options
@@ -45,7 +47,7 @@ type forwardRule struct {
 	forwarder *forward.Forwarder
 }
 
-// query is one question of a client.
+// query is one question in a message from a client.
 type query struct {
 	owner      string // the name in the client's spelling
 	name       string // in lower case
@@ -307,8 +309,8 @@ func (b *serverBlock) mayCache(name string, m *dns.Msg) bool {
 	return corefile.LongestZone(not, name) == ""
 }
 
-// upstreamResponse returns an upstream server's answer as a response, with the name in the client's
-// spelling.
+// upstreamResponse converts an upstream server's answer to a response. The name in it has the
+// client's spelling.
 func upstreamResponse(m *dns.Msg, q query) response {
 	if q.owner != q.name {
 		for _, rr := range m.Answer {

@@ -30,7 +30,8 @@ const (
 	etcCoreDNS  = "/etc/coredns" // where CoreDNS pods mount the ConfigMap's keys as files
 )
 
-// chainSource are the inputs of a serverChain. The chain is rebuilt when they change.
+// chainSource contains the inputs from which the serverChain was built. The chain is rebuilt when
+// they change.
 type chainSource struct {
 	text        string            // of the Corefile
 	files       map[string]string // contents of the files that the Corefile refers to, by path

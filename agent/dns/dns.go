@@ -28,8 +28,8 @@ import (
 	"keelson.dev/keelson/agent/dns/zone"
 )
 
-// LinkLocal is the address that every node serves in addition to the address of the Service, as
-// node-local DNS caches do.
+// LinkLocal is the link-local address of the DNS server on every node, in addition to the address
+// of the Service. It is the usual address of node-local DNS caches.
 var LinkLocal = netip.AddrFrom4([4]byte{169, 254, 20, 10})
 
 // Config is the configuration of a Server.
@@ -239,7 +239,8 @@ func (s *Server) updateListeners(ctx context.Context, objects agent.Objects, ten
 	return nil
 }
 
-// permittedClients returns the clients that the server answers: pods, and the node itself.
+// permittedClients returns the clients that the DNS server answers: the pods of this node and the
+// node itself.
 func (s *Server) permittedClients(objects agent.Objects) *allowedClients {
 	c := &allowedClients{local: map[netip.Addr]struct{}{}}
 	c.prefixes = append(c.prefixes, objects.Cluster().ClusterPrefixes()...)

@@ -5,9 +5,9 @@ import (
 	"hash/maphash"
 )
 
-// answerCache caches the packed answers of one socket. A packet that differs from an earlier one
-// only in its ID gets the same answer, as long as neither the Corefile nor a Service has changed.
-// It is not safe for concurrent use.
+// answerCache caches the packed answers to the queries at one socket. If a packet differs from an
+// earlier packet only in its ID, it gets the same answer. This holds as long as neither the
+// Corefile nor a Service has changed. It is not safe for concurrent use.
 type answerCache struct {
 	seed  maphash.Seed
 	slots []cachedReply
@@ -38,8 +38,8 @@ func (m *answerCache) slotFor(packet []byte) *cachedReply {
 	return &m.slots[maphash.Bytes(m.seed, packet)%answerCacheSlots]
 }
 
-// findReply returns the cached reply to a packet, or nil. A reply is valid only for the chain c and
-// the index serial with which it was computed.
+// findReply returns the cached reply to a packet, or nil. A reply is valid only for the chain and
+// the serial number of the index with which it was computed.
 func (m *answerCache) findReply(packet []byte, c *serverChain, serial uint32) *cachedReply {
 	if len(packet) < 12 || len(packet) > maxCachedQuery {
 		return nil
@@ -51,7 +51,8 @@ func (m *answerCache) findReply(packet []byte, c *serverChain, serial uint32) *c
 	return s
 }
 
-// storeReply caches a reply that was computed with the given chain and index serial.
+// storeReply caches the reply to a packet, which was computed with the chain c and the serial
+// number of the index.
 func (m *answerCache) storeReply(packet, reply []byte, in *clientQuery, c *serverChain, serial uint32, rcode int) {
 	if len(packet) > maxCachedQuery || len(reply) > maxCachedReply || !in.cacheable {
 		return

@@ -21,7 +21,7 @@ const (
 	maxTCPRecords = 2000 // over TCP
 )
 
-// clientQuery is a message of a client that is being answered.
+// clientQuery is a message from a client that is being answered.
 type clientQuery struct {
 	msg        dns.Msg
 	query      query
@@ -34,8 +34,9 @@ type clientQuery struct {
 	cacheable  bool // the same packet gets the same reply as long as nothing changes
 }
 
-// parseQuery parses a message. ok is false for packets that get no reply: replies, and packets
-// without a complete header. refused is a reply for a message that is not answered otherwise.
+// parseQuery parses a message from a client into in. ok is false for packets that get no reply:
+// replies, and packets without a complete header. refused is an error reply if the message cannot
+// be answered.
 func (c *serverChain) parseQuery(packet []byte, tcp bool, in *clientQuery) (refused *dns.Msg, ok bool) {
 	if len(packet) < 12 || packet[2]&0x80 != 0 {
 		return nil, false

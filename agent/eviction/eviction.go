@@ -35,7 +35,8 @@ func (s Signal) String() string {
 	return [...]string{"memory.available", "nodefs.available", "nodefs.inodesFree"}[s]
 }
 
-// Resource returns the resource that pods request. Inodes cannot be requested.
+// Resource returns the name of the signal's resource: memory, ephemeral-storage or inodes. Pods
+// cannot request inodes.
 func (s Signal) Resource() v1.ResourceName {
 	return [...]v1.ResourceName{v1.ResourceMemory, v1.ResourceEphemeralStorage, "inodes"}[s]
 }
@@ -55,17 +56,17 @@ const (
 	ReclaimTimeout = 2 * time.Minute
 )
 
-// Level is the available amount of a resource and its threshold. The zero value is unknown and
-// never a shortage.
+// Level is the available amount of a resource on the node, and the threshold below which there is a
+// shortage. The zero value is unknown and never a shortage.
 type Level struct {
 	Left, Floor int64 // bytes or inodes
 	Known       bool
 }
 
-// IsShort reports whether less than the threshold is available.
+// IsShort reports whether the available amount is known and below the threshold.
 func (l Level) IsShort() bool { return l.Known && l.Left < l.Floor }
 
-// Reading is one reading of a node's levels.
+// Reading is one reading of the available resources of a node.
 type Reading struct {
 	At     time.Time
 	Levels [Signals]Level

@@ -209,7 +209,7 @@ func (s *Store) importArchive(ctx context.Context, file string) ([]string, error
 	return all, nil
 }
 
-// archiveImage is an image of an archive.
+// archiveImage is an image that an archive contains, with its names.
 type archiveImage struct {
 	image v1.Image
 	names []string

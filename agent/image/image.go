@@ -97,8 +97,9 @@ func New(cfg Config) *Store {
 	return s
 }
 
-// Run removes incomplete data of an earlier run, imports the archives folder, and serves requests
-// until ctx ends. Earlier requests wait. Run can be called once.
+// Run removes incomplete data of an earlier process, imports the archives in Config.Archives, and
+// serves requests until ctx ends. Requests that arrive before it is ready wait. Run can be called
+// once.
 func (s *Store) Run(ctx context.Context) (err error) {
 	open, err := mountStore(s.cfg.Root)
 	defer func() { err = errors.Join(err, open()) }()

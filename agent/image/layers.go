@@ -24,9 +24,9 @@ import (
 // parallelLayers bounds how many layers of an image are fetched concurrently.
 const parallelLayers = 3
 
-// chainIDs returns the chain ID of each layer: it identifies the layer together with all layers
-// below. The content of a layer can depend on these, because folders that it does not list keep
-// their mode.
+// chainIDs returns the chain ID of each layer, as defined by OCI. It identifies the layer together
+// with all layers below it. The content of an unpacked layer can depend on the layers below,
+// because folders that the layer does not list keep their mode.
 func chainIDs(diffs []v1.Hash) []string {
 	var out []string
 	for i, d := range diffs {
@@ -181,8 +181,8 @@ func newDecompressor(r io.Reader) (io.ReadCloser, error) {
 	return io.NopCloser(b), nil
 }
 
-// mkdirTemp creates a folder "fs" in a new temporary folder, and returns its path. Mode and owner
-// of the inner folder can be set freely.
+// mkdirTemp creates a new temporary folder in dir, with a folder "fs" in it, and returns the path
+// of "fs". Mode and owner of "fs" can be set freely, because only root can access the outer folder.
 func mkdirTemp(dir, pattern string) (string, error) {
 	outer, err := os.MkdirTemp(dir, pattern)
 	if err != nil {

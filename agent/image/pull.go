@@ -140,7 +140,8 @@ func (s *Store) remoteReference(host string, ref reference) (name.Reference, err
 	return name.ParseReference(full, options...)
 }
 
-// nodePlatform returns the platform of this node.
+// nodePlatform returns the operating system and architecture of this node, in the form of the
+// registry library.
 func nodePlatform() v1.Platform {
 	p := v1.Platform{OS: "linux", Architecture: runtime.GOARCH}
 	if p.Architecture == "arm64" {

@@ -188,13 +188,13 @@ func (s *Store) moveToTrash(path string) (to string, err error) {
 	return to, nil
 }
 
-// markUsed sets the last use of an image to now. The caller holds s.mu.
+// markUsed sets the time of the last use of an image to now. The caller holds s.mu.
 func (s *Store) markUsed(im *imageRecord) {
 	im.lastUsed = s.now()
 	s.storeLastUse(im)
 }
 
-// storeLastUse writes the last use of an image to disk. The caller holds s.mu.
+// storeLastUse writes the time of the last use of an image to disk. The caller holds s.mu.
 func (s *Store) storeLastUse(im *imageRecord) {
 	file := s.storePath("images", hexOf(im.ID), "image.json")
 	if err := os.Chtimes(file, time.Time{}, im.lastUsed); err != nil { // the time in memory remains valid until the agent stops
@@ -257,7 +257,7 @@ func saveFile(path string, data []byte) error {
 	return nil
 }
 
-// syncTree flushes the file system of a folder to disk.
+// syncTree flushes the file system that contains a folder to disk (syncfs).
 func syncTree(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {

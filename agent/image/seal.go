@@ -89,7 +89,7 @@ func isBindMountOfItself(root string) (bool, error) {
 	return err == nil && filepath.Join(below.Root, path) == top.Root, nil
 }
 
-// mountID returns the ID of the mount that contains a folder.
+// mountID returns the kernel's ID of the mount that contains a folder.
 func mountID(dir string) (int, error) {
 	f, err := os.Open(dir)
 	if err != nil {

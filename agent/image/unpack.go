@@ -21,7 +21,7 @@ const (
 	overlayOpaque  = "trusted.overlay.opaque"
 )
 
-// errUnsafe is returned for an archive with a path outside its folder.
+// errUnsafe is returned for an archive with a path that leads outside the image.
 var errUnsafe = errors.New("path leads outside the image")
 
 // unpacker writes one layer into a folder, which becomes a lower folder of overlays. Links in the
@@ -189,7 +189,7 @@ func (u *unpacker) resolveLinks(dir string) (string, error) {
 	return done, nil
 }
 
-// makeFolders creates the missing folders of a resolved path.
+// makeFolders creates the missing folders in a path that resolveLinks has resolved.
 func (u *unpacker) makeFolders(dir string) error {
 	if dir == "." {
 		return nil

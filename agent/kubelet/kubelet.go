@@ -87,7 +87,7 @@ func (s *Server) Run(ctx context.Context) error {
 	return s.Serve(ctx, ln)
 }
 
-// Serve is Run with a listener, which it closes.
+// Serve is Run on an open listener. It closes the listener when it returns.
 func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	front := connlimit.New(ln, s.cfg.connections)
 	srv := &http.Server{
@@ -148,7 +148,7 @@ const agentLog = "/logs/keelson-agent.log"
 // the log.
 const agentSettings = "/logs/keelson-agent-settings.txt"
 
-// servedPaths is the error message for an unknown path.
+// servedPaths is the error message for an unknown URL path. It lists the paths that exist.
 const servedPaths = "this node serves /healthz, /metrics, /metrics/resource, /stats/summary, /pods, " + reachPath + ", " + agentLog + " and " + agentSettings + "; " +
 	"logs of containers, exec, attach and port-forward go through the API server"
 
@@ -230,7 +230,7 @@ func (l *trackedWriter) Write(p []byte) (int, error) {
 	return l.ResponseWriter.Write(p)
 }
 
-// servePods writes the list of the node's pods, one pod at a time.
+// servePods writes the list of the node's pods as JSON, one pod at a time to bound memory.
 func (s *Server) servePods(w http.ResponseWriter, r *http.Request) {
 	running := r.URL.Path == "/runningpods" || r.URL.Path == "/runningpods/"
 	w.Header().Set("Content-Type", "application/json")

@@ -146,7 +146,8 @@ func (s *announcerState) updateWanted(objects agent.Objects, c agent.ObjectChang
 	return changed
 }
 
-// announcedAddresses returns the addresses of a Service that this node announces.
+// announcedAddresses returns the load balancer addresses of a Service that this node must announce.
+// The result is empty if another node announces them.
 func (s *announcerState) announcedAddresses(svc *v1.Service) []netip.Addr {
 	if svc == nil || svc.Spec.Type != v1.ServiceTypeLoadBalancer || svc.Annotations[announcedByAnnotation] != s.Node {
 		return nil
@@ -270,8 +271,8 @@ type linkNetwork struct {
 	mac    net.HardwareAddr
 }
 
-// listNetworks returns the networks of interfaces that use ARP and neighbor discovery, longest
-// prefix first.
+// listNetworks returns the IP networks of the interfaces that use ARP and neighbor discovery,
+// longest prefix first.
 func listNetworks() ([]linkNetwork, error) {
 	links, err := netlink.LinkList()
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // an interrupted dump may miss pod interfaces, but not the node's links
@@ -302,8 +303,9 @@ func listNetworks() ([]linkNetwork, error) {
 // unixNoARP is IFF_NOARP: the interface does not use ARP.
 const unixNoARP = 0x80
 
-// selectLink returns the smallest network that contains the address. If none exists, it returns
-// the network of the first of the node's addresses.
+// selectLink returns the interface on which to announce the address a. It has the smallest network
+// that contains the address. If no network contains it, it is the interface of the first of the
+// node's addresses.
 func (s *announcerState) selectLink(a netip.Addr, nets []linkNetwork) (linkNetwork, bool) {
 	for _, n := range nets {
 		if !n.prefix.IsSingleIP() && n.prefix.Contains(a) {

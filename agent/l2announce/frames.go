@@ -30,7 +30,8 @@ const (
 	flagOverride         = 0x20
 )
 
-// addressQuery is an ARP request or a neighbor solicitation.
+// addressQuery is a parsed ARP request or neighbor solicitation: a request for the MAC address of
+// an IP address.
 type addressQuery struct {
 	target netip.Addr
 	from   netip.Addr       // unspecified: duplicate address detection
@@ -132,7 +133,7 @@ func solicitedNodeGroup(a netip.Addr) netip.Addr {
 	return netip.AddrFrom16([16]byte{0: 0xff, 1: 0x02, 11: 1, 12: 0xff, 13: raw[13], 14: raw[14], 15: raw[15]})
 }
 
-// groupMAC returns the Ethernet address of a multicast group.
+// groupMAC returns the Ethernet address to which packets to an IPv6 multicast group are sent.
 func groupMAC(group netip.Addr) net.HardwareAddr {
 	raw := group.As16()
 	return net.HardwareAddr{0x33, 0x33, raw[12], raw[13], raw[14], raw[15]}

@@ -27,7 +27,7 @@ const (
 	ModeWireGuard Mode = "wireguard"
 )
 
-// ParseMode parses a mode; "" = auto.
+// ParseMode parses the name of a Mode. The empty name means ModeAuto.
 func ParseMode(s string) (Mode, error) {
 	switch m := Mode(s); m {
 	case "":
@@ -174,8 +174,8 @@ func Plan(s Situation) Layout {
 	return l
 }
 
-// CheckOverlap returns an error if an address of this node is in a range of the cluster. Packets to
-// that address would be routed to pods or Services.
+// CheckOverlap returns an error if an address of this node is in a pod or Service range of the
+// cluster. Packets to that address would be routed to pods or Services.
 func (s Situation) CheckOverlap() error {
 	for _, ip := range s.NodeIPs {
 		if flag, p := s.clusterRangeOf(ip); flag != "" {
@@ -272,8 +272,8 @@ func (l *Layout) addTunnel(s Situation, uplink Link, outer netip.Addr, nodes []*
 	l.Tunnel, l.MTU = &t, t.MTU
 }
 
-// findUplink returns the link that holds the node's primary address, and this address. If no link
-// holds it, the next address of the node is used.
+// findUplink returns the link that holds the first of the node's addresses that any link holds, and
+// this address. The address is invalid if no link holds any.
 func (s Situation) findUplink() (Link, netip.Addr) {
 	for _, ip := range s.NodeIPs {
 		for _, link := range s.Links {

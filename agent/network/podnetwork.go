@@ -10,9 +10,10 @@ import (
 	"keelson.dev/keelson/cni"
 )
 
-// AllPodsOnOwnNetwork reports whether every pod of the node has its addresses from Keelson's own
-// network. There must be no other configuration in directory conf, and no sandbox recorded below
-// directory run that was attached with another one. It returns false if a directory cannot be read.
+// AllPodsOnOwnNetwork reports whether every pod of the node got its addresses from Keelson's own
+// network. It returns false if the directory conf contains a CNI configuration. It also returns
+// false if below the directory run a sandbox is recorded that another network attached. It returns
+// false if a directory cannot be read.
 func AllPodsOnOwnNetwork(conf, run string) bool {
 	if path, err := cni.FindOperatorConfig(conf); err != nil || path != "" {
 		return false

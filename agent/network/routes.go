@@ -185,7 +185,8 @@ func (r *Routes) Unreached() string {
 	return ""
 }
 
-// MTU returns the MTU of pod interfaces, or 0 if it is unknown.
+// MTU returns the MTU of pod interfaces that the network to other nodes permits, or 0 if it is
+// unknown.
 func (r *Routes) MTU() int {
 	if l := r.current.Load(); l != nil {
 		return l.layout.MTU

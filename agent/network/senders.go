@@ -15,7 +15,8 @@ import (
 // addresses of pods.
 const SenderTable = "keelson-senders"
 
-// senderPriority is lower than that of br_netfilter (0), which passes frames to the IP rules.
+// senderPriority is the priority of the base chain of SenderTable. It is lower than that of
+// br_netfilter (0), so the chain runs before frames are passed to the IP rules.
 const senderPriority = "-310"
 
 // podPort is a pod's port on Keelson's bridge: the host's end of the pod's veth pair. It includes
@@ -168,8 +169,9 @@ func buildSenders(tx *knftables.Transaction, ports map[string]podPort) {
 	}
 }
 
-// changeSenders adds to the transaction the operations that change the set elements from from to
-// to. A port is checked as soon as its name is in setPorts, which the same transaction changes.
+// changeSenders adds to the transaction the operations that change the set elements from one state
+// to another. A port is checked as soon as its name is in setPorts, which the same transaction
+// changes.
 func changeSenders(tx *knftables.Transaction, from, to map[string]map[string]bool) {
 	for _, s := range senderSets {
 		for _, e := range slices.Sorted(maps.Keys(from[s.Name])) {

@@ -50,7 +50,7 @@ func findLink(name string) (netlink.Link, error) {
 	return l, nil
 }
 
-// removeLink removes an interface. It succeeds if the interface no longer exists.
+// removeLink removes a network interface. It succeeds if the interface no longer exists.
 func removeLink(l netlink.Link) error {
 	if err := netlink.LinkDel(l); err != nil && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("removing interface %s: %w", l.Attrs().Name, err)

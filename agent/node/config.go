@@ -40,7 +40,7 @@ type Proxy interface {
 	Run(ctx context.Context, objects agent.Objects, reports agent.Reporter) error
 }
 
-// Session is the connection to the control plane.
+// Session is the agent's connection to the control plane.
 type Session interface {
 	agent.Objects
 	agent.Reporter

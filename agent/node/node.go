@@ -234,7 +234,7 @@ const (
 )
 
 // Server returns the server for exec, logs and port-forward of this node's pods. The agent's own
-// session already has it. A session that was passed in Config must be given it.
+// session uses it already. It must be passed to a session that was set in Config.
 func (n *Node) Server() agent.NodeServer { return n.server }
 
 func (n *Node) addPart(name string, run func(context.Context) error) {
@@ -277,8 +277,8 @@ func (n *Node) addRuntime(images agent.Images) (rt agent.Runtime, written func(c
 	return r, r.Written
 }
 
-// Run runs the agent until ctx ends, or until the session or the pod workers fail permanently.
-// Containers continue to run after it returns.
+// Run runs all parts of the agent until ctx ends, or until the session or the pod workers fail
+// permanently. Containers continue to run after it returns.
 func (n *Node) Run(ctx context.Context) error {
 	if n.cfg.Runtime == nil {
 		if err := n.checkMachine(); err != nil {

@@ -198,7 +198,7 @@ func (p *pressureMonitor) hasPressure(s eviction.Signal) bool {
 	return p.holding[s]
 }
 
-// pressureChanged returns a channel that has a value when a pressure condition changed.
+// pressureChanged returns a channel that has a value when a pressure condition of the node changed.
 func (p *pressureMonitor) pressureChanged() <-chan struct{} {
 	if p == nil {
 		return nil

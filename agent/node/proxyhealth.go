@@ -7,7 +7,8 @@ import (
 	"strconv"
 )
 
-// proxyHealthzPort is kube-proxy's health check port for external load balancers.
+// proxyHealthzPort is the default port of the health check for external load balancers, as in
+// kube-proxy.
 const proxyHealthzPort = 10256
 
 // healthzAddress validates the value of the flag --proxy-healthz-address and returns the address.

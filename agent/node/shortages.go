@@ -44,7 +44,7 @@ func newShortages(runDir, boot string) shortageRecords {
 	return shortageRecords{file: filepath.Join(runDir, "short.json"), boot: boot, clock: session.SinceBoot}
 }
 
-// loadState returns the state to with the shortages that the previous agent process recorded.
+// loadState returns the given state with the shortages that the previous agent process recorded.
 func (s *shortageRecords) loadState(to eviction.State, now time.Time) eviction.State {
 	if s.file == "" {
 		return to

@@ -8,10 +8,10 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// admissionNode returns the node against which pods are admitted. Resources come from the facts.
-// Labels and taints come from the stored object, because an administrator may change them after
-// registration. So do extended resources that were added to its status. Without a stored object, in
-// the view or in a checkpoint, it returns the facts. It has no side effects.
+// admissionNode returns the Node against which pods are admitted. Its resources come from facts,
+// the Node that this agent reports. Its labels, taints and added extended resources come from
+// stored, the Node in the view, because an administrator may change them. If stored is nil, it
+// returns facts. It is pure.
 func admissionNode(facts, stored *v1.Node) *v1.Node {
 	if stored == nil {
 		return facts

@@ -14,7 +14,7 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// steadyAfter is how long a restarted part must run before it counts as healthy.
+// steadyAfter is how long a restarted part of the agent must run before it counts as healthy.
 const steadyAfter = 5 * time.Second
 
 // partFailures records the current failure of each part of the agent. Use newPartFailures to create
@@ -62,8 +62,9 @@ func (t *partFailures) describeFailures(pick func(part string) bool) string {
 	return strings.Join(out, "; ")
 }
 
-// supervisePart restarts a part each time it returns, with exponential backoff, until ctx ends.
-// Other parts continue. A repeated failure is recorded in t until the part has run for steadyAfter.
+// supervisePart runs a part of the agent, and runs it again with exponential backoff each time it
+// returns, until ctx ends. Other parts continue. From the second failure in a row, it records the
+// failure in t, until the part has run for steadyAfter.
 func supervisePart(ctx context.Context, part string, run func(context.Context) error, t *partFailures, log *slog.Logger) error {
 	pause := backoff.Backoff{Min: 100 * time.Millisecond, Max: 10 * time.Second, Jitter: 0.2}
 	for failures := 0; ; {

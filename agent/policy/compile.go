@@ -66,8 +66,8 @@ func verdictMap(d direction, f family) string { return "pods-" + d.letter + f.di
 func selfSet(f family) string                 { return "self-" + f.digit }
 func droppedSet(d direction, f family) string { return "dropped-" + d.letter + f.digit }
 
-// neighborDiscoveryMatch matches the ICMPv6 messages by which hosts on a link discover each other.
-// Policies do not apply to them.
+// neighborDiscoveryMatch is the nft match for the ICMPv6 messages by which hosts on a link discover
+// each other. Policies do not apply to these messages.
 const neighborDiscoveryMatch = "icmpv6 type { mld-listener-query, mld-listener-report, mld-listener-done, nd-router-solicit, nd-router-advert, " +
 	"nd-neighbor-solicit, nd-neighbor-advert, mld2-listener-report } "
 
@@ -148,8 +148,10 @@ func (l labelSet) Has(name string) bool                   { _, ok := l[name]; re
 func (l labelSet) Get(name string) string                 { return l[name] }
 func (l labelSet) Lookup(name string) (v string, ok bool) { v, ok = l[name]; return v, ok }
 
-// podChain returns the name of the chain of all pods with these policies, and writes the chain if
-// it does not exist yet. first is the lowest address of these pods.
+// podChain returns the name of the chain of all pods that exactly these policies select. Such pods
+// share a chain, unless the policies use named ports to which the pods assign different numbers. It
+// adds the chain to the ruleset if it does not exist yet. first is the lowest address of these
+// pods.
 func (r *compiler) podChain(d direction, f family, first netip.Addr, policies []*policy, ports []NamedPort) string {
 	keys := make([]string, 0, len(policies))
 	named := false

@@ -141,8 +141,8 @@ func parseNamedPortGroups(text string) map[NamedPort]string {
 	return out
 }
 
-// policyParser parses the rules of one policy in order. It assigns the next address group to each
-// peer with selectors.
+// policyParser parses the rules of one NetworkPolicy in order. It assigns the next address group in
+// the policy's annotation to each peer with selectors.
 type policyParser struct {
 	key    string
 	groups []string

@@ -126,8 +126,8 @@ func addRebuild(tx *knftables.Transaction, have map[string][]string, to ruleset,
 	}
 }
 
-// addChanges adds to the transaction the operations that change the kernel's rules from the ruleset
-// from to the ruleset to.
+// addChanges adds to the transaction the operations that change the kernel's rules from one ruleset
+// to another.
 func addChanges(tx *knftables.Transaction, from, to ruleset) {
 	// New sets and chains come first, because rules and maps refer to them. Unused ones are deleted
 	// last.
@@ -204,7 +204,7 @@ func changeElements(tx *knftables.Transaction, name string, from, to map[string]
 	}
 }
 
-// missingElements returns the elements of the set of that are not in the set in, in order.
+// missingElements returns the elements of the first set that the second set lacks, sorted.
 func missingElements(of, in map[string]bool) (out []string) {
 	for e := range of {
 		if !in[e] {

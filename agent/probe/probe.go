@@ -146,8 +146,8 @@ func (w *containerWatch) runProbeLoop(ctx context.Context, kind string, spec *v1
 	}
 }
 
-// reportResult applies a result to the container's state and reports changes, failures and
-// warnings. It returns true if the probe is over.
+// reportResult applies a probe result to the container's state, and reports changes, failures and
+// warnings to the caller of Watch. It returns true if the probe need not run again.
 func (w *containerWatch) reportResult(m *stateMachine, r probeResult, changed bool, e agent.ProbeEvent) (done bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -19,9 +19,9 @@ type candidate struct {
 // receive traffic only if no endpoint is ready.
 type candidates struct{ ready, terminating []candidate }
 
-// findCandidates returns the endpoints of the Service port portName in one address family. parts
-// are the Service's EndpointSlices. The location at determines which endpoints are local and which
-// hints match.
+// findCandidates returns the endpoints of one port of a Service in one address family. parts are
+// the Service's EndpointSlices. The node and zone of the Location determine which endpoints are
+// local and which hints match.
 func findCandidates(portName string, parts map[string]*discoveryv1.EndpointSlice, v6 bool, at Location) candidates {
 	var out candidates
 	family := discoveryv1.AddressTypeIPv4
@@ -87,8 +87,8 @@ func newCandidate(e *discoveryv1.Endpoint, at Location) candidate {
 }
 
 // clusterBackends returns the backends of traffic that may go to any node. These are the ready
-// endpoints that hints assign to this node. It returns all ready endpoints if the hints do not
-// apply, and the terminating endpoints if none is ready.
+// endpoints that topology hints assign to this node, or all ready endpoints if the hints do not
+// apply. If no endpoint is ready, it returns the terminating endpoints.
 func (c candidates) clusterBackends() []Backend {
 	if len(c.ready) == 0 {
 		return distinctBackends(c.terminating)

@@ -44,7 +44,7 @@ const (
 	healthRetry       = 10 * time.Second // delay before a failed listen is retried
 )
 
-// serviceHealth is the response at the health check port of a Service.
+// serviceHealth is the JSON response at the health check node port of a Service.
 type serviceHealth struct {
 	port    int32
 	Service struct {
@@ -80,8 +80,8 @@ func computeHealth(s *v1.Service, parts map[string]*discoveryv1.EndpointSlice, n
 	return h, true
 }
 
-// setHealth replaces the health check responses of all Services by of. If two Services have the
-// same health check port, the first Service by namespace and name is served.
+// setHealth replaces the health check responses of all Services. If two Services have the same
+// health check port, the first Service by namespace and name is served.
 func (c *HealthChecks) setHealth(of map[types.NamespacedName]serviceHealth) {
 	want := make(map[int32]serviceHealth, len(of))
 	for _, h := range of {
@@ -102,7 +102,7 @@ func (c *HealthChecks) setHealth(of map[types.NamespacedName]serviceHealth) {
 	}
 }
 
-// Run serves the health check ports until ctx ends.
+// Run serves the health check node ports of the Services until ctx ends.
 func (c *HealthChecks) Run(ctx context.Context) error {
 	open := map[int32]*healthPort{}
 	defer func() {

@@ -146,8 +146,8 @@ func (t *iptFamily) syncFamily(ctx context.Context, base Base, ports iter.Seq[*P
 	return nil
 }
 
-// addPort adds the rules of a Port to the rule set into. It also counts the local pods that may
-// reach themselves through the Port (hairpin), and records the Port.
+// addPort adds the rules of a Port to a rule set. It also counts the local pods that may reach
+// themselves through the Port (hairpin), and records the Port.
 func (t *iptFamily) addPort(into iptRules, p *Port) {
 	for _, ip := range t.addPortRules(into, p) {
 		t.hairpin[ip]++
@@ -159,8 +159,8 @@ func (t *iptFamily) addPort(into iptRules, p *Port) {
 	t.services[service][p.ID] = p
 }
 
-// removePort adds the rules of a Port to the rule set into, which contains the rules to be replaced
-// or deleted. It also removes the record of the Port and of its hairpin pods.
+// removePort adds the rules of a Port to a rule set, which contains the rules to be replaced or
+// deleted. It also removes the record of the Port and of its hairpin pods.
 func (t *iptFamily) removePort(into iptRules, p *Port) {
 	for _, ip := range t.addPortRules(into, p) {
 		if t.hairpin[ip]--; t.hairpin[ip] == 0 {
@@ -173,7 +173,7 @@ func (t *iptFamily) removePort(into iptRules, p *Port) {
 	}
 }
 
-// addService adds to the rule set into the rules that the Ports of a Service share.
+// addService adds the rules that all Ports of a Service share to a rule set.
 func (t *iptFamily) addService(into iptRules, service string) {
 	addServiceRules(into, service, slices.Collect(maps.Values(t.services[service])))
 }

@@ -30,8 +30,8 @@ type frontendRule struct {
 	target   string
 }
 
-// addServiceRules adds to the rule set into the rules that the Ports of a Service share: rules for
-// its external addresses and its source ranges. It is pure.
+// addServiceRules adds the rules that all Ports of a Service share to a rule set: rules for its
+// external addresses and its source ranges. It is pure.
 func addServiceRules(into iptRules, service string, ports []*Port) {
 	slices.SortFunc(ports, func(a, b *Port) int { return strings.Compare(a.ID, b.ID) })
 	var dispatched, refused, guarded []frontendRule

@@ -28,7 +28,7 @@ const (
 	chainGuard       = "KEELSON-GUARD"
 )
 
-// iptMark is markMasquerade with its mask.
+// iptMark is markMasquerade in the form MARK/MASK of iptables.
 const iptMark = markMasquerade + "/" + markMasquerade
 
 // iptBypass is a rule that exempts the agent's own connections to replicas, by their packet mark,
@@ -154,9 +154,9 @@ func matchFrontend(at Frontend) string {
 	return match
 }
 
-// addPortRules adds the chains and rules of a Port to the rule set into. Rules for external
-// addresses are added by addServiceRules. It returns the local pods that are backends and may reach
-// themselves through the Port. It is pure.
+// addPortRules adds the chains and rules of a Port to a rule set. Rules for external addresses are
+// added by addServiceRules. It returns the local pods that are backends and may reach themselves
+// through the Port. It is pure.
 func (t *iptFamily) addPortRules(into iptRules, p *Port) (local []netip.Addr) {
 	inside := t.addBalancingChain(into, p, "SVC", p.Cluster)
 	for _, at := range p.Internal {
@@ -172,8 +172,8 @@ func (t *iptFamily) addPortRules(into iptRules, p *Port) (local []netip.Addr) {
 	return distinctAddrs(p.localAddresses())
 }
 
-// addExternalRules adds to the rule set into the chains for external traffic to a Port, and its
-// rules for node ports. all is the chain that balances over all endpoints.
+// addExternalRules adds the chains for external traffic to a Port, and its rules for node ports, to
+// a rule set. all is the chain that balances over all endpoints.
 func (t *iptFamily) addExternalRules(into iptRules, p *Port, all string) {
 	if !slices.Equal(p.Outside, p.Cluster) {
 		all = t.addBalancingChain(into, p, "OUT", p.Outside)
@@ -208,8 +208,8 @@ func (t *iptFamily) addExternalRules(into iptRules, p *Port, all string) {
 	}
 }
 
-// addBalancingChain adds to the rule set into the chain that selects one of the backends to at
-// random, and returns its name. kind is part of the name. It returns "" if there are no backends.
+// addBalancingChain adds a chain that selects one of the given backends at random to a rule set. It
+// returns the chain's name, which contains kind, or "" if there are no backends.
 func (t *iptFamily) addBalancingChain(into iptRules, p *Port, kind string, to []Backend) string {
 	if len(to) == 0 {
 		return ""

@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ipvs writes IPVS virtual servers. A dummy interface holds their addresses. An nftables table does
-// the rest: masquerading, rejects and source ranges.
+// ipvs is the Writer of mode ipvs. It writes IPVS virtual servers. A dummy interface holds their
+// addresses. An nftables table does the rest: masquerading, rejects and source ranges.
 //
 // Each pair of an address and a port is a separate virtual server. The kernel's other key, the
 // firewall mark, compares all bits of a packet's mark. These bits are also used for masquerading,
@@ -50,10 +50,10 @@ type virtualServer struct {
 // a server that only keeps its existing connections.
 type realServers map[netip.AddrPort]int
 
-// ipvsLink is the name of the interface that holds the addresses of virtual servers.
+// ipvsLink is the name of the dummy interface that holds the addresses of IPVS virtual servers.
 const ipvsLink = "keelson-ipvs0"
 
-// ipvsTable is the nftables table of mode ipvs.
+// ipvsTable is the name of the nftables table of mode ipvs.
 const ipvsTable = "keelson-ipvs"
 
 // ipvsInterface reads and changes IPVS in the kernel, and the addresses of ipvsLink.
@@ -85,7 +85,8 @@ func hasIPVS() error {
 	return nil
 }
 
-// ipvsCommand is one change of IPVS. Its text is the equivalent command line of ip or ipvsadm.
+// ipvsCommand is one change of IPVS virtual servers or of the addresses of ipvsLink. Its text is
+// the equivalent command line of ip or ipvsadm.
 type ipvsCommand struct {
 	verb   string // "address add", "address del", "-A", "-D", "-a", "-e", "-d"
 	server virtualServer
@@ -151,8 +152,8 @@ func virtualServers(p *Port, node []netip.Addr) map[virtualServer]realServers {
 	return out
 }
 
-// ipvsPlan returns the commands that change the virtual servers from from to to, and the addresses
-// of ipvsLink from held to wanted. It is pure.
+// ipvsPlan returns the commands that change the kernel's virtual servers from one state to another.
+// They also change the addresses of ipvsLink from held to wanted. It is pure.
 func ipvsPlan(from, to map[virtualServer]realServers, held, wanted map[netip.Addr]bool) []ipvsCommand {
 	var out []ipvsCommand
 	byAddress := func(a, b netip.Addr) int { return a.Compare(b) }

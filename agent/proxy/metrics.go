@@ -117,7 +117,7 @@ func (h *histogram) writePrometheus(w io.Writer, name, help string) {
 	fmt.Fprintf(w, "%s_bucket{le=\"+Inf\"} %d\n%s_sum %g\n%s_count %d\n", name, h.n, name, h.sum, name, h.n)
 }
 
-// WriteMetrics writes the proxy's metrics in the Prometheus text format.
+// WriteMetrics writes the metrics of the Service proxy in the Prometheus text format.
 func (p *Proxy) WriteMetrics(ctx context.Context, to io.Writer) error {
 	w := bufio.NewWriter(to)
 	if m := p.Metrics; m != nil {

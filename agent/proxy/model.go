@@ -130,14 +130,15 @@ type serviceObjects struct {
 	ids            []string
 }
 
-// NewModel returns a model without Services.
+// NewModel returns a Model without Services for a node at the given Location.
 func NewModel(at Location) *Model {
 	return &Model{location: at, services: map[types.NamespacedName]*serviceObjects{}, sliceService: map[types.NamespacedName]types.NamespacedName{},
 		claims: frontendClaims{}, wanted: map[string]*Port{}, ports: map[string]*Port{}, dirty: map[types.NamespacedName]struct{}{},
 		health: map[types.NamespacedName]serviceHealth{}}
 }
 
-// Compute returns a Model of the given Services and EndpointSlices, as seen from the location at.
+// Compute returns a Model of the given Services and EndpointSlices for a node at the given
+// Location.
 func Compute(services []*v1.Service, parts []*discoveryv1.EndpointSlice, at Location) *Model {
 	m := NewModel(at)
 	m.Replace(services, parts)

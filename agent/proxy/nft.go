@@ -22,8 +22,8 @@ type nft struct {
 	read   func(f family, table, chain string) (map[string]shownChain, error) // reads the kernel's rules; nil: not supported, rules are not compared
 }
 
-// tableDialect determines the contents of a table: all rules of Services, or only those that mode
-// ipvs requires.
+// tableDialect determines the contents of an nftTable: either all rules of Services (mode
+// nftables), or only the rules that mode ipvs requires.
 type tableDialect struct {
 	table    string
 	skeleton func(family, Base) *tableSkeleton

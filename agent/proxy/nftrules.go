@@ -55,7 +55,7 @@ const (
 // uses it. Counters of deleted Services expire likewise.
 const countedFor = 24 * time.Hour
 
-// mapElement is an element of a map, or of a set if value is empty.
+// mapElement is an element of an nftables map, or of a set if value is empty.
 type mapElement struct{ key, value, comment string }
 
 // nftChain is an nftables chain with its rules. It belongs to one Port, or several Ports share it.
@@ -95,7 +95,7 @@ func mapName(name string, at Frontend) string {
 	return name
 }
 
-// renderPort returns the elements and chains of a Port. It is pure.
+// renderPort returns the nftables map elements and chains of a Port in mode nftables. It is pure.
 func (f family) renderPort(p *Port) portRules {
 	out := portRules{elements: map[string][]mapElement{}}
 	add := func(m string, at Frontend, value string) {
@@ -133,9 +133,9 @@ func (f family) renderPort(p *Port) portRules {
 	return out
 }
 
-// noBackendVerdict returns the verdict for traffic without a backend. Traffic that must stay on
-// this node is dropped if other nodes could serve it, as Kubernetes specifies. Other traffic is
-// rejected.
+// noBackendVerdict returns the nftables verdict for traffic to a Port without a backend. With
+// stays, the traffic must stay on this node. It is then dropped if other nodes could serve it, as
+// Kubernetes specifies. All other traffic is rejected.
 func noBackendVerdict(stays bool, p *Port) string {
 	if stays && len(p.Serving) > 0 {
 		return "goto " + chainSilent
@@ -143,9 +143,9 @@ func noBackendVerdict(stays bool, p *Port) string {
 	return "goto " + chainUnserved
 }
 
-// addBalancing adds to out the rules that select one of the backends to for the frontend at. It
-// returns the name of the chain that selects, or "" if there are no backends. made contains the
-// names of the chains already in out.
+// addBalancing adds the rules that select a backend for traffic to a frontend of p. It returns the
+// name of the chain that selects, or "" if there are no backends. made contains the names of the
+// chains that out already has.
 func (f family) addBalancing(out *portRules, p *Port, at Frontend, prefix string, to []Backend, endpoints string, made map[string]bool) string {
 	if len(to) == 0 {
 		return ""
@@ -172,7 +172,7 @@ func (f family) addBalancing(out *portRules, p *Port, at Frontend, prefix string
 	return c.name
 }
 
-// internalPrefix is the name prefix of a Port's chains for cluster traffic.
+// internalPrefix is the first part of the names of a Port's chains for traffic to the cluster IP.
 const internalPrefix = "svc-"
 
 // Limits up to which the maps contain all endpoints of each external frontend. Beyond them, each
@@ -222,8 +222,8 @@ func (f family) countRule(set string) string {
 	return fmt.Sprintf("update @%s { %s daddr . meta l4proto . th dport counter }", set, f.ip)
 }
 
-// addMasqueradeChain adds to out a chain that marks packets for masquerading and then goes to the
-// chain to. It returns the chain's name.
+// addMasqueradeChain adds a chain that marks packets for masquerading and then goes to another
+// chain. It returns the new chain's name.
 func (f family) addMasqueradeChain(out *portRules, to string, made map[string]bool) string {
 	c := nftChain{name: "masked-" + to, rules: []string{markStatement, "goto " + to}}
 	if !made[c.name] {

@@ -19,7 +19,8 @@ import (
 	"keelson.dev/keelson/internal/agentport"
 )
 
-// traceParent is the annotation of an EndpointSlice with the trace of the apply that caused it.
+// traceParent is an annotation of an EndpointSlice. Its value is the trace context of the request
+// that caused the slice's change.
 const traceParent = "keelson.dev/traceparent"
 
 // Proxy programs the Service rules of the node in the kernel. Its fields must be set before Run.
@@ -50,7 +51,8 @@ type Proxy struct {
 	current *proxyState
 }
 
-// Synced is notified when changes are pending and when the rules include all changes.
+// Synced is the interface that a Proxy notifies when changes are pending, and when the kernel's
+// rules include all changes.
 type Synced interface {
 	Queued()  // a change is pending
 	Updated() // the rules include all changes
@@ -76,8 +78,9 @@ const (
 	writeLimit   = 30 * time.Second // per transaction
 )
 
-// Run programs the rules until ctx ends or an error occurs. The next Run first writes all rules.
-// The rules remain when Run returns, so that traffic continues without the agent.
+// Run programs the Service rules in the kernel and follows changes of Services and EndpointSlices,
+// until ctx ends or an error occurs. The next call of Run first writes all rules. The rules remain
+// when Run returns, so that traffic continues without the agent.
 func (p *Proxy) Run(ctx context.Context, objects agent.Objects, reports agent.Reporter) error {
 	mode := p.Mode
 	if mode == "" {
@@ -191,7 +194,8 @@ func (p *Proxy) repairRules(ctx context.Context, s *proxyState) error {
 // nodeGetter returns this node's own Node object.
 type nodeGetter interface{ Node() (*v1.Node, bool) }
 
-// nodeLocation returns the location of a node according to its labels.
+// nodeLocation returns the Location of a node: its name, and the zone in the labels of the Node
+// object.
 func nodeLocation(node string, objects nodeGetter) Location {
 	at := Location{Node: node}
 	if n, ok := objects.Node(); ok {

@@ -22,7 +22,8 @@ const disconnectedAfter = time.Minute
 // Service, its last addresses are not served.
 const maxServicePairs = 4096
 
-// Reserved are addresses and ports at which no Service captures external traffic. It is immutable.
+// Reserved is a set of addresses and ports at which no Service may capture external traffic,
+// because the cluster itself uses them. It is immutable.
 type Reserved struct {
 	ranges   []netip.Prefix              // pod and Service ranges
 	machines map[netip.Addr]struct{}     // addresses of machines with an agent

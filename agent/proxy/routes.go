@@ -68,10 +68,13 @@ func (s *proxyState) wantedRoutes() map[netip.Prefix]bool {
 	return out
 }
 
-// syncRoutes adds a route for each prefix in want and removes the others. Rules in the output hook
-// rewrite the destination of the host's own packets, but only if the packets already have a route.
-// The route leads to an interface with nothing behind it. Packets that no rule has rewritten end
-// there instead of leaving through the uplink, for example while the rules are flushed.
+// syncRoutes adds a route to the interface sinkName for each prefix in want, and removes all other
+// such routes.
+//
+// Rules in the output hook rewrite the destination of the host's own packets, but only if the
+// packets already have a route. Nothing is connected to the interface. Packets that no rule has
+// rewritten end there instead of leaving through the uplink, for example while the rules are
+// flushed.
 func (p *Proxy) syncRoutes(s *proxyState, want map[netip.Prefix]bool) error {
 	if maps.Equal(want, s.routes) || !p.NodeIP.IsValid() {
 		return nil

@@ -22,7 +22,7 @@ const (
 	ModeNone     Mode = "none" // another program serves Services
 )
 
-// ParseMode parses the name of a mode.
+// ParseMode parses the name of a Mode. It returns an error for an unknown name.
 func ParseMode(s string) (Mode, error) {
 	switch m := Mode(s); m {
 	case ModeNFTables, ModeIPTables, ModeIPVS, ModeNone:
@@ -31,7 +31,7 @@ func ParseMode(s string) (Mode, error) {
 	return "", fmt.Errorf("%q: want nftables, iptables, ipvs or none", s)
 }
 
-// Base are the settings of the rules apart from Services.
+// Base contains the settings of the rules that do not depend on Services.
 type Base struct {
 	ServiceCIDRs []netip.Prefix // an unused address in these ranges is rejected
 	// PodCIDRs are the cluster's pod ranges. Traffic from them to other networks takes the node's

@@ -14,7 +14,8 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// kindPeer is the kind of other nodes in Changes and in deletions.
+// kindPeer is the kind under which Session.Changes reports changes of other nodes. Messages that
+// delete another node have the same kind.
 const kindPeer = "Peer"
 
 // storedPeer is another node of the cluster. It is immutable.
@@ -92,7 +93,7 @@ func peerFromNode(n *v1.Node) *fleetv1.Peer {
 	return p
 }
 
-// setPeer adds the peer of the message p to the object set into, or replaces the peer with that
+// setPeer adds the peer of the message p to the objects in into. It replaces a peer with the same
 // name. The caller holds the lock of the view.
 func (v *view) setPeer(into *objectSet, p *fleetv1.Peer) error {
 	h, err := v.shared.storedPeerFor(p)
@@ -127,14 +128,14 @@ func (v *view) applyOtherNode(into *objectSet, n *v1.Node, full bool) error {
 	return v.setPeer(into, p)
 }
 
-// markPeerChanged adds the peer name to the changed objects of the current batch. The caller holds
-// the lock of the view.
+// markPeerChanged adds the peer with this name to the changed objects of the current batch. The
+// caller holds the lock of the view.
 func (v *view) markPeerChanged(name string) {
 	v.changedKinds[kindPeer] = struct{}{}
 	v.changedObjects.AddKey(agent.ObjectKey{Kind: kindPeer, Name: name})
 }
 
-// visitPeerDifferences calls visit with the name of each peer that differs between a and b.
+// visitPeerDifferences calls tell with the name of each peer that differs between the sets a and b.
 func visitPeerDifferences(a, b map[string]*storedPeer, tell func(name string)) {
 	for name, x := range a {
 		if y := b[name]; y == nil || x != y && (x.UID != y.UID || x.digest != y.digest) {

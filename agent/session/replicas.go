@@ -102,10 +102,10 @@ func (r *replicaList) loadFiles() error {
 	return err
 }
 
-// recordReplicas replaces the report of the replica from with list, and updates the learned
-// addresses, in memory and on disk. from is nil for an enrollment response. The learned addresses
-// are the union of all reports, because a replica that lags behind or is partitioned omits new
-// replicas. An address is dropped only when no replica reports it. An empty list is ignored.
+// recordReplicas stores list as the report of the replica from, and updates the learned addresses,
+// in memory and on disk. from is nil for an enrollment response. The learned addresses are the
+// union of all reports, because a replica that lags behind or is partitioned omits new replicas. An
+// address is dropped only when no replica reports it. An empty list is ignored.
 func (r *replicaList) recordReplicas(from *replicaLink, list []*fleetv1.Replica) {
 	var addresses []string
 	for _, x := range list {
@@ -148,9 +148,9 @@ func (r *replicaList) dropReport(from *replicaLink) {
 	delete(r.reported, from)
 }
 
-// wantedAddresses returns the addresses to connect to, and a channel that is closed when they
-// change. They are the learned addresses, plus the configured ones if useSeed is set or no address
-// is learned.
+// wantedAddresses returns the replica addresses to connect to, and a channel that is closed when
+// these addresses change. They are the learned addresses. If useSeed is set or no address is
+// learned, the configured addresses are added.
 func (r *replicaList) wantedAddresses() ([]string, <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -165,7 +165,8 @@ func (r *replicaList) wantedAddresses() ([]string, <-chan struct{}) {
 	return r.learned, r.changed
 }
 
-// setUseSeed sets whether to connect to the configured addresses in addition to the learned ones.
+// setUseSeed sets whether to connect to the configured replica addresses in addition to the learned
+// ones.
 func (r *replicaList) setUseSeed(on bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -244,8 +245,8 @@ func (s *Session) maintainLinks(ctx context.Context) error {
 }
 
 // sessionCandidates returns the links in the order in which to try them for a session: connected
-// links first, links to avoid at the time now last. Links of the same rank are in random order, so
-// that the nodes of a failed replica spread over the other replicas.
+// links first, and links that are avoided after a failure last. Links of the same rank are in
+// random order, so that the nodes of a failed replica spread over the other replicas.
 func (r *replicaList) sessionCandidates(now time.Time) []*replicaLink {
 	links := r.allLinks()
 	rand.Shuffle(len(links), func(i, j int) { links[i], links[j] = links[j], links[i] })

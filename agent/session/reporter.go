@@ -30,7 +30,7 @@ type reporter struct {
 	stages       []*fleetv1.StageTimes
 }
 
-// podReport is the pending report of one pod.
+// podReport is the report about one pod that the control plane has not acknowledged yet.
 type podReport struct {
 	namespace, name string
 

@@ -126,7 +126,7 @@ func (s *Session) loadStatuses() error {
 	return nil
 }
 
-// assignedPod returns the assigned pod with this UID, or nil.
+// assignedPod returns the pod with this UID that is assigned to the node, or nil.
 func (v *view) assignedPod(uid types.UID) *v1.Pod {
 	v.mu.RLock()
 	defer v.mu.RUnlock()

@@ -27,7 +27,8 @@ type sharedObject struct {
 	storedObject
 }
 
-// isSharable reports whether every node receives the same objects of a kind.
+// isSharable reports whether every node receives the same objects of the kind, so that Shared
+// stores them once.
 func isSharable(kind string) bool {
 	return kind == "Service" || kind == "EndpointSlice"
 }

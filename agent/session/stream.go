@@ -233,7 +233,8 @@ func (s *Session) requestFullAssignment() {
 	s.needFullAssignment = true
 }
 
-// sessionStream is an open session. sendLoop is the only sender, receiveLoop the only receiver.
+// sessionStream is an open session with a replica. sendLoop is its only sender, receiveLoop its
+// only receiver.
 type sessionStream struct {
 	session           *Session
 	stream            fleetv1.Fleet_SessionClient
@@ -288,7 +289,8 @@ func (c *sessionStream) sendHeartbeat() error {
 		SentUnixNano: time.Now().UnixNano(), ProxyRevision: rev}}})
 }
 
-// setHeartbeatInterval passes a new heartbeat interval to sendLoop.
+// setHeartbeatInterval makes sendLoop send heartbeats at a new interval, which the control plane
+// has requested.
 func (c *sessionStream) setHeartbeatInterval(every time.Duration) {
 	select {
 	case <-c.newInterval: // replaces an interval that sendLoop has not received yet
@@ -322,7 +324,8 @@ func (c *sessionStream) sendPending() error {
 	return nil
 }
 
-// receiveLoop handles the messages of the control plane until the stream breaks.
+// receiveLoop receives and handles the messages of the control plane in a session until the stream
+// breaks.
 func (c *sessionStream) receiveLoop() error {
 	paced := c.heartbeatInterval
 	for {

@@ -48,8 +48,8 @@ type tokenCache struct {
 	lastRequestID uint64
 }
 
-// pendingTokenRequest is a token request without a response. It is sent in the current session and
-// repeated in later ones.
+// pendingTokenRequest is a token request that has not been answered. It is sent in the current
+// session and repeated in later sessions.
 type pendingTokenRequest struct {
 	request  *fleetv1.TokenRequest
 	response chan *fleetv1.Token // buffered
@@ -140,9 +140,9 @@ func (t *tokenCache) requestToken(ctx context.Context, k tokenKey, pod *v1.Pod) 
 	}
 }
 
-// tokenRenewalTime returns the time at 80 % of a token's lifetime. If the node's clock disagrees
-// with the replica's, the lifetime computed from expires can be longer than requested, or negative.
-// The requested lifetime of seconds is used then.
+// tokenRenewalTime returns the time at which 80 % of a token's lifetime have passed. The lifetime
+// is the time from now to expires. If the clocks of node and replica disagree, it can be longer
+// than requested, or negative. The requested lifetime of seconds is used then.
 func tokenRenewalTime(now, expires time.Time, seconds int64) time.Time {
 	life, asked := expires.Sub(now), time.Duration(seconds)*time.Second
 	if asked > 0 && (life <= 0 || life > asked) {

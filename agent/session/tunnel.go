@@ -19,8 +19,8 @@ import (
 // drainTimeout bounds how long a finished tunnel waits until the replica has read its last frame.
 const drainTimeout = 10 * time.Second
 
-// openTunnel opens the tunnel that a replica requested on the link l, and serves it until it ends.
-// If the tunnel is refused, it sends the refusal over up.
+// openTunnel opens the tunnel that a replica requested, over the connection of the link, and serves
+// it until it ends. If the tunnel is refused, it sends the refusal to the replica.
 func (s *Session) openTunnel(ctx context.Context, l *replicaLink, up *standbySender, ask *fleetv1.TunnelAsk) {
 	if s.cfg.Server == nil {
 		// If the refusal is lost, the replica's request times out.
@@ -87,7 +87,8 @@ func (s *Session) serveTunnel(ctx context.Context, t *tunnel, ask *fleetv1.Tunne
 	return fmt.Errorf("this agent does not support tunnels of kind %T", ask.Kind)
 }
 
-// callDriver forwards a call to a CSI driver and sends the driver's response.
+// callDriver calls a CSI driver of this node as requested in ask. It sends the driver's response or
+// error through the tunnel.
 func (s *Session) callDriver(ctx context.Context, t *tunnel, ask *fleetv1.DriverAsk) error {
 	if s.cfg.Drivers == nil {
 		return errors.New("this agent has no CSI drivers")

@@ -9,7 +9,7 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// latestUsage holds the latest resource usage of the node, which is sent to every replica.
+// latestUsage holds the latest measured resource usage of the node, which is sent to every replica.
 type latestUsage struct {
 	mu      sync.Mutex
 	newest  *agent.NodeAverageUsage // nil = not measured yet
@@ -32,7 +32,7 @@ func (l *latestUsage) newestUsage() (*agent.NodeAverageUsage, <-chan struct{}) {
 	return l.newest, l.changed
 }
 
-// ReportUsage replaces the node's resource usage. It never blocks.
+// ReportUsage sets the resource usage of the node that is sent to the replicas. It never blocks.
 func (s *Session) ReportUsage(u *agent.NodeAverageUsage) { s.usage.setUsage(u) }
 
 // sendUsage sends the node's resource usage to a replica, each time it is measured, until ctx ends

@@ -18,7 +18,7 @@ import (
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
-// objectKey identifies an object of the view.
+// objectKey identifies an API object in the view.
 type objectKey struct{ kind, namespace, name string }
 
 // storedObject is an API object and its revision. A stored object is never modified.

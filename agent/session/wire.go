@@ -100,8 +100,8 @@ func encodeObject(kind string, o wireObject) ([]byte, error) {
 	return append([]byte(protobufMagic), env...), nil
 }
 
-// decodeObject decodes a received object. It returns nil without an error for a kind that this
-// version does not know.
+// decodeObject decodes an object that the control plane sent. It returns nil without an error for a
+// kind that this version does not know.
 func decodeObject(o *fleetv1.Object) (wireObject, error) {
 	out := newObject(o.Kind)
 	if out == nil {

@@ -55,7 +55,8 @@ func (s *Source) WriteAgentMetrics(ctx context.Context, to io.Writer) error {
 	return t.w.Flush()
 }
 
-// residentPages returns the resident memory of this process in pages.
+// residentPages returns the number of memory pages of this process that are resident, or false if
+// it is unknown.
 func residentPages() (uint64, bool) {
 	raw, err := os.ReadFile("/proc/self/statm")
 	f := strings.Fields(string(raw))

@@ -61,7 +61,7 @@ type Sample struct {
 	err   error // some values are missing
 }
 
-// usageKey identifies a node, pod or container; the zero value is the node.
+// usageKey identifies a pod or a container by UID and name. The zero value is the node.
 type usageKey struct {
 	pod       types.UID
 	container string
@@ -105,7 +105,8 @@ func (s *Source) Sample(ctx context.Context) (*Sample, error) {
 
 var errNoMeasurement = fmt.Errorf("the runtime measures nothing")
 
-// setPodNames sets the API names of pods. The runtime may have measured them under other names.
+// setPodNames sets the names that the pods have in the API. The runtime may have measured them
+// under other names.
 func (s *Source) setPodNames(pods []agent.PodUsage) {
 	if s.cfg.Pods == nil {
 		return

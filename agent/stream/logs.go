@@ -278,8 +278,8 @@ const (
 	isRotating                       // its name was not found: a rotation is in progress
 )
 
-// findSuccessor returns the path of the log file that is the next newer after here, and the
-// position of here.
+// findSuccessor searches for the next newer log file after the file here. It returns its path, and
+// the position of here in the log.
 func (r *logReader) findSuccessor(here os.FileInfo) (next string, p filePosition, err error) {
 	files, err := logFiles(r.path)
 	if err != nil {

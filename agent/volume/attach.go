@@ -170,10 +170,11 @@ func (v *Volumes) awaitObjects(ctx context.Context, said func() bool) (bool, err
 	return true, nil
 }
 
-// mountBlocker returns the reason why a volume may not be mounted now, or "" if it may. One
-// revision of the Node must have the volume both in volumesInUse and in volumesAttached. The detach
-// controller writes the same object before it detaches a volume, so the two cannot overlap. Objects
-// from before the agent started, or from before a long disconnection, are not sufficient.
+// mountBlocker returns the reason why a CSI volume may not be mounted now, or "" if it may. publish
+// is the attachment metadata of its driver. The volume may be mounted if one revision of the Node
+// lists it in both volumesInUse and volumesAttached. The detach controller writes the same object
+// before it detaches a volume, so that a mount cannot overlap with a detach. Objects from before
+// the agent started, or from before a long disconnection, are not sufficient.
 func (v *Volumes) mountBlocker(s csiSource) (publish map[string]string, why string) {
 	select {
 	case <-v.cfg.Objects.Confirmed():

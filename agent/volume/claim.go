@@ -20,8 +20,8 @@ import (
 	"keelson.dev/keelson/agent/volume/nfs"
 )
 
-// claimName returns the name of a volume's claim, or "" if it has none, and whether the pod uses
-// the claim read-only.
+// claimName returns the name of the PersistentVolumeClaim of a pod's volume, or "" if the volume
+// has no claim. readonly is true if the pod uses the claim read-only.
 func claimName(pod *v1.Pod, vol *v1.Volume) (name string, readonly bool) {
 	switch {
 	case vol.PersistentVolumeClaim != nil:

@@ -168,8 +168,8 @@ func (v *Volumes) mountCSI(ctx context.Context, pod *v1.Pod, name string, s csiS
 	return m, nil
 }
 
-// publishCSI makes the driver stage and publish the volume, and verifies that the volume is
-// mounted.
+// publishCSI makes the driver stage and publish a CSI volume for a pod, and verifies that the
+// volume is then mounted.
 func (v *Volumes) publishCSI(ctx context.Context, pod *v1.Pod, d *csi.Driver, s csiSource, r csiRecord, cv csi.Volume, about *storagev1.CSIDriver) error {
 	dirs := []string{r.Staging, filepath.Dir(r.Target)}
 	if s.inline {
@@ -208,9 +208,9 @@ func (v *Volumes) publishCSI(ctx context.Context, pod *v1.Pod, d *csi.Driver, s 
 	return nil
 }
 
-// isUntouched reports whether the driver has not been called for this pod's volume yet: the parent
-// folder of the target, which is created first, does not exist. All pods that use a block device
-// share that folder.
+// isUntouched reports whether the driver has not been called for this pod's volume yet. It checks
+// that the parent folder of the target, which is created first, does not exist. All pods that use a
+// block device share that folder.
 func (r csiRecord) isUntouched() bool {
 	_, err := os.Lstat(filepath.Dir(r.Target))
 	return errors.Is(err, os.ErrNotExist)
@@ -246,7 +246,8 @@ func (v *Volumes) csiRecords(uid types.UID) (map[string]csiRecord, error) {
 	return recordsIn[csiRecord](filepath.Join(v.podDir(uid), "csi"), "a CSI volume")
 }
 
-// releaseCSI unpublishes the pod's CSI volumes and unstages those that no other pod uses.
+// releaseCSI makes the drivers unpublish all CSI volumes of a pod, and unstage the volumes that no
+// other pod uses. It then removes their records.
 func (v *Volumes) releaseCSI(ctx context.Context, uid types.UID) error {
 	recs, err := v.csiRecords(uid)
 	if err != nil {
@@ -344,8 +345,8 @@ func (r csiRecord) mountPaths(last bool) []string {
 	return []string{r.Target}
 }
 
-// isRemovableFolder reports whether a folder belongs to one pod or one volume, so that it is
-// removed when it is empty.
+// isRemovableFolder reports whether a folder may be removed when it is empty, because it belongs to
+// one pod or one volume.
 func (v *Volumes) isRemovableFolder(dir string) bool {
 	if all := v.blockDeviceDir(""); dir == all || filepath.Dir(dir) == all {
 		return false // folders of all block devices

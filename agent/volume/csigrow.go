@@ -31,8 +31,8 @@ func needsNodeExpansion(pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim
 	})
 }
 
-// expandPublished expands the file system of a volume that was expanded while no pod used it. A
-// failure is logged only: the control plane retries, and the pod does not wait for it.
+// expandPublished calls NodeExpandVolume for a published volume that was expanded while no pod used
+// it. A failure is logged only: the control plane retries, and the pod does not wait for it.
 func (v *Volumes) expandPublished(ctx context.Context, d *csi.Driver, s csiSource, cv csi.Volume) {
 	if !s.needsExpansion || !d.ExpandsVolumes() {
 		return

@@ -45,7 +45,8 @@ func (s csiSource) String() string {
 	return fmt.Sprintf("persistentvolume %q", s.name)
 }
 
-// persistentSource returns the source of a PersistentVolume.
+// persistentSource returns the csiSource of a CSI PersistentVolume. claim is its claim, and
+// readonly states whether the pod uses it read-only.
 func persistentSource(pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim, readonly bool) csiSource {
 	c := pv.Spec.CSI
 	return csiSource{name: pv.Name, driver: c.Driver, handle: c.VolumeHandle, block: isBlock(pv), readonly: readonly || c.ReadOnly,
@@ -54,8 +55,8 @@ func persistentSource(pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim, 
 		size: saturate.Value(pv.Spec.Capacity.Storage()), needsExpansion: needsNodeExpansion(pv, claim)}
 }
 
-// inlineSource returns the source of an inline (ephemeral) volume. Publishing creates such a
-// volume, and unpublishing deletes it.
+// inlineSource returns the csiSource of an inline (ephemeral) CSI volume of a pod. Publishing
+// creates such a volume, and unpublishing deletes it.
 func inlineSource(pod *v1.Pod, vol *v1.Volume) csiSource {
 	c := vol.CSI
 	s := csiSource{name: vol.Name, driver: c.Driver, inline: true, accessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},

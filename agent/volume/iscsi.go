@@ -82,13 +82,13 @@ func RemoveISCSI(ctx context.Context, kubelet string, node iscsi.Node) error {
 	return node.DetachAll(ctx, iscsiRoot(kubelet))
 }
 
-// iscsiGlobalPath returns the path at which a disk's file system is mounted once for all pods of
-// the node.
+// iscsiGlobalPath returns the path at which the file system of the disk in r is mounted once for
+// all pods of the node.
 func (v *Volumes) iscsiGlobalPath(r iscsiRecord) string {
 	return filepath.Join(v.iscsiDir(r), fmt.Sprintf("lun-%d", r.LUN))
 }
 
-// inlineISCSI returns the source of an inline volume.
+// inlineISCSI returns the iscsiSource of an inline iSCSI volume of a pod.
 func inlineISCSI(pod *v1.Pod, name string, s *v1.ISCSIVolumeSource) (iscsiSource, error) {
 	d, err := iscsi.New(name, s.IQN, s.TargetPortal, s.Portals, s.Lun, s.ISCSIInterface, stringOrEmpty(s.InitiatorName))
 	out := iscsiSource{disk: d, fsType: s.FSType, readOnly: s.ReadOnly, podReadOnly: s.ReadOnly, discoveryCHAP: s.DiscoveryCHAPAuth, sessionCHAP: s.SessionCHAPAuth}
@@ -176,7 +176,7 @@ func (v *Volumes) mountISCSI(ctx context.Context, pod *v1.Pod, name string, s is
 	return m, nil
 }
 
-// bindMount bind-mounts the folder from at the path at.
+// bindMount bind-mounts one folder, from, on another.
 func bindMount(from, at string) error {
 	if err := os.MkdirAll(at, 0o750); err != nil {
 		return err
@@ -255,8 +255,8 @@ func (v *Volumes) attachISCSI(ctx context.Context, s iscsiSource, r iscsiRecord)
 	return v.cfg.ISCSI.Attach(ctx, s.disk, login, v.iscsiDir(r))
 }
 
-// diskTimeout bounds creation, repair and mount of a file system on a remote disk. The kernel gives
-// up on an unreachable server long before.
+// diskTimeout bounds creating, repairing and mounting a file system on a remote disk. The kernel
+// reports an unreachable server much earlier.
 const diskTimeout = 20 * time.Minute
 
 // mountISCSIGlobal mounts the disk's file system at the path that all pods of the node share. It
@@ -292,7 +292,8 @@ func (v *Volumes) mountISCSIGlobal(ctx context.Context, s iscsiSource, r iscsiRe
 	return nil
 }
 
-// mountInfoAt returns the mount at a path, or nil. It does not access the mounted file system.
+// mountInfoAt returns the entry of the mount table for a path, or nil if the path is not a mount
+// point. It does not access the mounted file system.
 func mountInfoAt(path string) (*mountinfo.Info, error) {
 	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
 	if errors.Is(err, os.ErrNotExist) {
@@ -339,7 +340,8 @@ func (v *Volumes) iscsiLogin(s iscsiSource) (l iscsi.Login, err error) {
 	return l, errors.Join(read(s.discoveryCHAP, "discovery.sendtargets.auth.", &l.Discovery), read(s.sessionCHAP, "node.session.auth.", &l.Session))
 }
 
-// releaseISCSI unmounts the pod's iSCSI volumes, and detaches disks that no other pod uses.
+// releaseISCSI unmounts all iSCSI volumes of a pod, detaches the disks that no other pod uses, and
+// removes the volumes' records.
 func (v *Volumes) releaseISCSI(ctx context.Context, uid types.UID) error {
 	recs, err := v.iscsiRecords(uid)
 	if err != nil {

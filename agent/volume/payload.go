@@ -23,7 +23,8 @@ type projectedFile struct {
 // payload is the content of a projected volume: its files by path relative to the volume.
 type payload map[string]projectedFile
 
-// writeFiles writes a configMap, secret, projected or downwardAPI volume.
+// writeFiles writes the files of a configMap, secret, projected or downwardAPI volume, if they have
+// changed, and returns its mount.
 func (v *Volumes) writeFiles(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (agent.Mount, error) {
 	p, err := v.buildPayload(ctx, pod, vol)
 	if err != nil {

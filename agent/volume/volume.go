@@ -11,7 +11,7 @@
 //	STATE/volumes/UID/nfs/NAME       a folder of an NFS server, mounted for the pod
 //	STATE/volumes/UID/iscsi/NAME     a disk of an iSCSI target, bind-mounted for the pod; its
 //	                                 record NAME.json is written before the login
-//	STATE/volumes/UID/alone/CLAIM    mark of a ReadWriteOncePod claim: no other pod of the node
+//	STATE/volumes/UID/alone/CLAIM    reservation of a ReadWriteOncePod claim: no other pod of the node
 //	                                 may use the claim, or the volume that the file names
 //	STATE/volumes/UID/csi/NAME.json  record of a CSI volume, written before its driver is called
 //	RUN/secrets/UID/NAME             secret, projected: on one tmpfs, never written to a disk
@@ -256,7 +256,7 @@ func (v *Volumes) Pods() ([]types.UID, error) {
 	return out, nil
 }
 
-// fsGroup returns the fsGroup of a pod, or nil.
+// fsGroup returns the fsGroup in a pod's security context, or nil.
 func fsGroup(pod *v1.Pod) *int64 {
 	if pod.Spec.SecurityContext == nil {
 		return nil

@@ -77,10 +77,10 @@ type Kubernetes struct {
 	Fall        Fallthrough
 }
 
-// Fallthrough lists the zones for which the next plugin is run if this one has no answer.
+// Fallthrough lists the zones for which the next plugin is run if a plugin has no answer.
 type Fallthrough struct{ Zones []string } // nil = no zones
 
-// Includes reports whether the next plugin is run for the name.
+// Includes reports whether the name is in one of the zones of f, so that the next plugin is run.
 func (f Fallthrough) Includes(name string) bool { return LongestZone(f.Zones, name) != "" }
 
 // LongestZone returns the longest of the zones that contains the name, or "".

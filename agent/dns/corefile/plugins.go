@@ -93,7 +93,7 @@ func (r *pluginParser) parseKubernetes(d Directive) (err error) {
 	return nil
 }
 
-// parseTTL parses the TTL of a plugin's answers.
+// parseTTL parses a line "ttl SECONDS" of a plugin. The value must be between least and most.
 func parseTTL(plugin string, l Directive, least, most int) (uint32, error) {
 	if len(l.Args) != 1 {
 		return 0, errorAt(l.Line, "%s: ttl wants one number", plugin)
@@ -370,7 +370,8 @@ func (r *pluginParser) forwardLine(f *Forward, l Directive) (err error) {
 	return nil
 }
 
-// Upstream is an upstream server, or the path of a resolv.conf file.
+// Upstream is one destination of a forward directive: an upstream server, or the path of a
+// resolv.conf file that lists servers.
 type Upstream struct {
 	Path    string
 	Address netip.AddrPort

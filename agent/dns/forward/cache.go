@@ -91,8 +91,8 @@ func (p *cachePart) findEntry(q Question) *cacheEntry {
 	return e.Value.(*cacheEntry)
 }
 
-// Put caches an answer for its TTL, within the configured limits. It also sets the TTLs in m to the
-// cached TTL.
+// Put caches an answer for its TTL, within the limits of CacheConfig. It also sets the TTLs of the
+// records in m to the cached TTL.
 func (c *Cache) Put(q Question, m *dns.Msg, now time.Time) {
 	if m.Truncated {
 		return

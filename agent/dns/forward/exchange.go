@@ -27,7 +27,7 @@ const (
 	maxRecords      = 2048            // records of one answer that are considered
 )
 
-// Target is one upstream server.
+// Target is one upstream server and the way to reach it.
 type Target struct {
 	Address netip.AddrPort
 	TLS     *tls.Config // nil = no TLS
@@ -43,7 +43,7 @@ func (t Target) String() string {
 // errNoAnswer is returned if a server sent only packets that do not answer the query.
 var errNoAnswer = errors.New("received only packets that do not answer the query")
 
-// Question is a question to upstream servers.
+// Question is a question that is sent to upstream servers.
 type Question struct {
 	Name   string // in lower case, fully qualified
 	Type   uint16
@@ -179,9 +179,9 @@ func overTCP(ctx context.Context, t Target, asked *dns.Msg, packed []byte) (*dns
 	return m, nil
 }
 
-// RemoveUnrelated removes the records that do not belong to the question. It keeps the records of
-// the question's name and of the names that its aliases lead to. A client must not accept records
-// that it did not request.
+// RemoveUnrelated removes the records of m that do not belong to the question. It keeps the records
+// of the question's name, and of the names to which CNAME records lead from it. A client must not
+// accept records that it did not request.
 func RemoveUnrelated(m *dns.Msg, q Question) {
 	wanted := map[string]struct{}{q.Name: {}}
 	if len(m.Answer) > maxRecords {

@@ -52,8 +52,8 @@ type Credentials struct {
 	UserIn, PasswordIn string // credentials of the target, for mutual CHAP
 }
 
-// Login has the credentials for discovery and for sessions. Its JSON form is hashed into records of
-// volumes, so its field names must not change.
+// Login contains the CHAP credentials for discovery and for sessions. Its JSON form is hashed into
+// records of volumes, so its field names must not change.
 type Login struct{ Discovery, Session Credentials }
 
 var (
@@ -61,7 +61,8 @@ var (
 	interfacePattern = regexp.MustCompile(`^[[:alnum:]\[][[:alnum:]._:\[\]-]{0,63}$`)
 )
 
-// ParsePortal parses an IP address with an optional port. The default port is 3260.
+// ParsePortal parses the address of an iSCSI portal: an IP address with an optional port. The
+// default port is 3260.
 func ParsePortal(text string) (netip.AddrPort, error) {
 	if p, err := netip.ParseAddrPort(text); err == nil && p.Port() != 0 {
 		return netip.AddrPortFrom(p.Addr().Unmap(), p.Port()), nil
@@ -73,7 +74,7 @@ func ParsePortal(text string) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(addr.Unmap(), 3260), nil
 }
 
-// sameName reports whether two names denote the same target or initiator.
+// sameName reports whether two iSCSI names denote the same target or initiator. It ignores case.
 func sameName(a, b string) bool { return strings.EqualFold(a, b) }
 
 // New returns the Disk for the fields of a volume. base is the iscsiadm interface. If initiator is

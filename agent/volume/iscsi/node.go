@@ -326,8 +326,8 @@ func (n Node) connectPortals(ctx context.Context, d Disk, l Login, save func(fun
 	return errs
 }
 
-// discoverTries is how often discovery is tried if the portal closes the connection. A portal does
-// so when the node starts a discovery for another volume.
+// discoverTries is how often a discovery is attempted if the portal closes the connection. A portal
+// does that when the node starts a discovery for another volume.
 const discoverTries = 4
 
 // discoverTargets returns the targets that the portal p offers. It leaves no new records in

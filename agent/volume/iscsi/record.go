@@ -66,13 +66,15 @@ func chapSettings(prefix string, c Credentials) []setting {
 // recordRoots are the folders in which the releases of open-iscsi store iscsiadm's records.
 var recordRoots = []string{"/etc/iscsi", "/var/lib/iscsi"}
 
-// nodeRecord returns the path of the record of a target at a portal, or "" if none exists.
+// nodeRecord returns the path of iscsiadm's record of a target at a portal, or "" if none exists.
+// group is the portal group tag.
 func nodeRecord(target string, portal netip.AddrPort, group int, iface string) (string, error) {
 	name := filepath.Join("nodes", target, fmt.Sprintf("%s,%d,%d", portal.Addr(), portal.Port(), group), iface)
 	return findRecord(name)
 }
 
-// discoveryRecord returns the path of the discovery record of a portal, or "" if none exists.
+// discoveryRecord returns the path of iscsiadm's discovery record of a portal, or "" if none
+// exists.
 func discoveryRecord(portal netip.AddrPort) (string, error) {
 	return findRecord(filepath.Join("send_targets", fmt.Sprintf("%s,%d", portal.Addr(), portal.Port()), "st_config"))
 }

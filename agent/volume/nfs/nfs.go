@@ -21,7 +21,7 @@ import (
 	"keelson.dev/keelson/agent/volume/remote"
 )
 
-// Volume is an exported folder of a server.
+// Volume is a folder that an NFS server exports.
 type Volume struct {
 	Server, Path string
 	ReadOnly     bool
@@ -31,7 +31,7 @@ type Volume struct {
 // String returns the volume as "NFS SERVER:PATH", for messages.
 func (v Volume) String() string { return fmt.Sprintf("NFS %s", sourceName(v.Server, v.Path)) }
 
-// IsNFS reports whether a file system type is NFS.
+// IsNFS reports whether fsType, a type in the kernel's mount table, is NFS.
 func IsNFS(fsType string) bool { return fsType == "nfs" || fsType == "nfs4" }
 
 // Node mounts NFS volumes on this node. The zero value is ready to use.

@@ -39,7 +39,9 @@ type Options struct {
 	Rest []string
 }
 
-// ParseOptions parses mount options. Each element may have several options, separated by commas.
+// ParseOptions parses the mount options of an NFS volume. Each element of given may contain several
+// options, separated by commas. It returns an error for an unsupported NFS version and for the
+// option addr. Unknown options are passed to the kernel.
 func ParseOptions(given []string) (Options, error) {
 	var o Options
 	major, minor := "", ""

@@ -57,8 +57,8 @@ type (
 	}
 )
 
-// Main performs the request on stdin and returns true if this process is the child process.
-// Otherwise it returns false.
+// Main must be called first in the main function. In the child process it performs the request on
+// stdin and returns true. In any other process it returns false.
 func Main() bool {
 	if len(os.Args) != 2 || os.Args[1] != Command {
 		return false
@@ -104,8 +104,8 @@ const killGrace = 2 * time.Second
 // mount may still complete.
 var stuckTargets sync.Map
 
-// ErrStuck means that an earlier call for the same target has not ended, although its process was
-// killed.
+// ErrStuck is returned if the child process of an earlier call for the same target was killed but
+// has not exited.
 var ErrStuck = errors.New("an earlier attempt is still blocked in the kernel")
 
 // Do mounts m in a child process. If the kernel refuses the mount, the error is a syscall.Errno. If
@@ -191,8 +191,9 @@ const (
 	startTimeout  = time.Minute
 )
 
-// withPatience returns a context that ends after startTimeout, or kernelTimeout after begun is
-// called, with the cause context.DeadlineExceeded. done releases its resources.
+// withPatience returns a context that ends after startTimeout, with the cause
+// context.DeadlineExceeded. Once begun is called, it ends after kernelTimeout instead. done
+// releases its resources.
 func withPatience(ctx context.Context) (bounded context.Context, begun func(), done func()) {
 	bounded, giveUp := context.WithCancelCause(ctx)
 	end := time.AfterFunc(startTimeout, func() { giveUp(context.DeadlineExceeded) })
