@@ -173,7 +173,7 @@ type RootFS struct {
 	Mounted bool
 }
 
-// The errors of Images.
+// Errors that the methods of Images return.
 var (
 	ErrImageNotPresent = errors.New("image is not present on the node")
 	ErrImagePull       = errors.New("ErrImagePull")          // wrapped with registry, image and cause

@@ -48,8 +48,8 @@ type Prober interface {
 	Watch(ctx context.Context, t ProbeTarget, on func(ProbeEvent))
 }
 
-// The labels and annotations that identify sandboxes and containers in the runtime. All CRI tools
-// use the same labels.
+// Labels and annotations that identify sandboxes and containers in the container runtime. All CRI
+// tools use these labels.
 const (
 	LabelPodName       = "io.kubernetes.pod.name"
 	LabelPodNamespace  = "io.kubernetes.pod.namespace"

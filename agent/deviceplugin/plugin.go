@@ -30,8 +30,8 @@ type registeredPlugin struct {
 	numa map[string][]int64 // NUMA nodes of the devices in the last list; protected by the Manager's lock
 }
 
-// The rate limit for device lists: a burst, and then one per interval. A plugin that sends more
-// must wait, because each list may update the Node.
+// Limits of the rate at which a device plugin may send device lists: a burst, and then one list per
+// interval. A plugin that sends more must wait, because each list may update the Node.
 const (
 	listsAtOnce = 10
 	listEvery   = time.Second

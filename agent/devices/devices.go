@@ -27,7 +27,7 @@ import (
 	"keelson.dev/keelson/internal/keylock"
 )
 
-// Limits of calls to drivers and their responses.
+// Limits of the calls to DRA drivers and of the drivers' responses.
 const (
 	callLimit  = 45 * time.Second
 	maxAnswer  = 1 << 20 // bytes

@@ -19,7 +19,7 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// A driver reports the health of its devices through a stream, with these limits:
+// Limits of the stream through which a DRA driver reports the health of its devices.
 const (
 	maxReport   = 4 << 20 // bytes of one report
 	maxReported = 4096    // devices

@@ -14,7 +14,7 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// How long a report is valid: by default, and at most.
+// How long a driver's report about the health of a device is valid: by default, and at most.
 const (
 	defaultReportLifetime = 30 * time.Second
 	maxReportLifetime     = 24 * time.Hour

@@ -29,7 +29,7 @@ const Table = "keelson-dns"
 // A record on disk lists the addresses, so that a later agent process removes those that are no
 // longer wanted. The addresses remain when the agent exits.
 type addressHolder struct {
-	file string // the record; deleted by a reboot, like the loopback addresses
+	file string // record of the addresses; deleted by a reboot, like the loopback addresses
 	nft  knftables.Interface
 	have []netip.Addr
 	read bool

@@ -119,7 +119,7 @@ func (s *Server) Run(ctx context.Context, objects agent.Objects, reports agent.R
 	}
 }
 
-// The kinds of objects that the server follows.
+// Kinds of the API objects that the DNS server follows.
 const (
 	kindService   = "Service"
 	kindSlice     = "EndpointSlice"
@@ -263,7 +263,7 @@ func (s *Server) permittedClients(objects agent.Objects) *allowedClients {
 	return c
 }
 
-// The ports of CoreDNS's HTTP endpoints, which a Corefile enables.
+// Ports of the HTTP endpoints of CoreDNS, which a Corefile enables.
 const (
 	healthPort  = 8080
 	readyPort   = 8181

@@ -13,7 +13,7 @@ type answerCache struct {
 	slots []cachedReply
 }
 
-// The limits of an answerCache: at most half a megabyte.
+// Limits of an answerCache. They bound its memory to half a megabyte.
 const (
 	answerCacheSlots = 1024
 	maxCachedQuery   = 160 // bytes of a query

@@ -8,14 +8,14 @@ import (
 	"github.com/miekg/dns"
 )
 
-// The maximum sizes of replies, in bytes.
+// Maximum sizes of DNS replies, in bytes.
 const (
 	maxPlainUDP = 512  // without EDNS
 	maxUDP      = 1232 // with EDNS, even if the client accepts more: larger packets may be fragmented (DNS flag day 2020)
 	maxTCP      = 65535
 )
 
-// The maximum number of endpoint records in an answer. More records would not fit.
+// Maximum numbers of endpoint records in an answer. More records would not fit in the reply.
 const (
 	maxUDPRecords = 100  // over UDP; the client can retry over TCP
 	maxTCPRecords = 2000 // over TCP

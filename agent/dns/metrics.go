@@ -21,7 +21,7 @@ var countedTypes = []uint16{dns.TypeA, dns.TypeAAAA, dns.TypeSRV, dns.TypePTR, d
 // countedCodes are the response codes that are counted by name.
 var countedCodes = []int{dns.RcodeSuccess, dns.RcodeNameError, dns.RcodeServerFailure, dns.RcodeRefused, dns.RcodeFormatError, dns.RcodeNotImplemented}
 
-// The bucket bounds of histograms: durations in seconds, sizes in bytes.
+// Bounds of the buckets of histograms: durations in seconds, and sizes in bytes.
 var (
 	durations = []float64{0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096, 8.192}
 	sizes     = []float64{100, 200, 300, 400, 511, 1023, 2047, 4095, 8291, 16000, 32000, 48000, 64000}

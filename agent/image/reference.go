@@ -28,7 +28,8 @@ func (r reference) String() string {
 
 func (r reference) repositoryName() string { return r.registry + "/" + r.repo }
 
-// dockerHub is the host of Docker Hub in image names; libraryDockerHub is its host in the library.
+// dockerHub is the host of Docker Hub in image names. libraryDockerHub is its host in the registry
+// library (go-containerregistry).
 const (
 	dockerHub        = "docker.io"
 	libraryDockerHub = "index.docker.io"

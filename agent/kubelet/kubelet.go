@@ -28,7 +28,7 @@ import (
 	"keelson.dev/keelson/internal/ttlcache"
 )
 
-// The limits of a server.
+// Limits of the node's HTTPS server.
 const (
 	requestTimeout    = 5 * time.Second  // for a handshake, a request's header, and a review
 	responseTimeout   = 30 * time.Second // for a complete response

@@ -18,7 +18,7 @@ const (
 	maxPacket    = 1500
 )
 
-// Protocol numbers.
+// Protocol numbers of ARP and neighbor discovery packets.
 const (
 	arpRequest, arpReply = 1, 2
 	etherIPv4            = 0x0800

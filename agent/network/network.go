@@ -114,8 +114,8 @@ func (n *Network) Ready() error {
 	})
 }
 
-// Timeout and cache duration of STATUS. Ready is called by every client that inspects the node, and
-// each query starts a process.
+// Timeout of the CNI verb STATUS, and how long its result is cached. Every client that inspects the
+// node calls Ready, and each query starts a process.
 const (
 	statusLimit = 10 * time.Second
 	statusEvery = 5 * time.Second

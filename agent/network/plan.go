@@ -17,7 +17,7 @@ import (
 // same on all nodes of a cluster.
 type Mode string
 
-// The modes.
+// Values of Mode.
 const (
 	ModeAuto   Mode = "auto"   // routes to nodes on the same link, VXLAN to all others
 	ModeRoutes Mode = "routes" // nodes on other links are not reachable

@@ -44,7 +44,7 @@ type plannedLayout struct {
 	links  map[string]bool
 }
 
-// Intervals and timeouts of Run.
+// Intervals and timeouts of Routes.Run.
 const (
 	resyncInterval = 30 * time.Second // between unconditional syncs
 	checkInterval  = 5 * time.Second  // between checks for a third-party plugin, and between syncs while problems exist

@@ -28,7 +28,7 @@ import (
 	"keelson.dev/keelson/internal/nftables"
 )
 
-// Intervals of the sender check.
+// Intervals of senderCheck.maintain.
 const (
 	rulesInterval = 5 * time.Second  // between checks for changes of nftables by other programs
 	portsInterval = 30 * time.Second // between repairs of the bridge's ports and forwarding entries

@@ -34,7 +34,7 @@ import (
 // with the pod behavior that the agent implements.
 const Version = "v1.37.2-keelson"
 
-// Proxy maintains Service rules on the node.
+// Proxy maintains the Service rules in the kernel of this node.
 type Proxy interface {
 	// Run maintains the rules until ctx ends. It reports the revision that the rules have applied.
 	Run(ctx context.Context, objects agent.Objects, reports agent.Reporter) error

@@ -50,7 +50,7 @@ type fence struct {
 	boot     string
 	log      *slog.Logger
 
-	last  atomic.Int64 // time of the last acknowledgment, from this process or from the file
+	last  atomic.Int64 // time of the last acknowledgment, received by this process or loaded from file
 	saved time.Duration
 
 	mu       sync.Mutex

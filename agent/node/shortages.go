@@ -37,7 +37,7 @@ type shortageFile struct {
 
 const (
 	shortVersion = 1
-	shortLimit   = 64 << 10 // limit of the file's size
+	shortLimit   = 64 << 10 // maximum size of the file in bytes
 )
 
 func newShortages(runDir, boot string) shortageRecords {

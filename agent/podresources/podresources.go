@@ -29,7 +29,7 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Limits for clients; the request rate is kubelet's.
+// Limits for the clients of the pod resources API. The request rate is that of the kubelet.
 const (
 	perSecond  = 100 // requests
 	atOnce     = 10
@@ -40,7 +40,7 @@ const (
 	idle       = 5 * time.Minute
 )
 
-// PluginSource provides the devices of device plugins.
+// PluginSource provides the devices that device plugins advertise and pods use.
 type PluginSource interface {
 	// AllocatedDevices returns the devices of a pod by container and resource.
 	AllocatedDevices(pod types.UID) map[string]map[string][]agent.PluginDevice
@@ -49,7 +49,7 @@ type PluginSource interface {
 	AllocatableDevices() map[string][]agent.PluginDevice
 }
 
-// ClaimSource provides the devices that the containers of a pod use through its claims, by
+// ClaimSource provides the devices that the containers of a pod use through its ResourceClaims, by
 // container name.
 type ClaimSource interface {
 	ContainerClaims(pod *v1.Pod) map[string][]agent.ContainerClaim
@@ -63,7 +63,7 @@ type Config struct {
 	Claims  ClaimSource
 }
 
-// Server serves the API on a socket.
+// Server serves the kubelet's pod resources API on a Unix socket.
 type Server struct {
 	api.UnimplementedPodResourcesListerServer
 	cfg   Config
@@ -75,7 +75,7 @@ func New(cfg Config) *Server {
 	return &Server{cfg: cfg, limit: rate.NewLimiter(perSecond, atOnce)}
 }
 
-// Run serves until ctx ends or an error occurs.
+// Run serves the API until ctx ends or an error occurs.
 func (s *Server) Run(ctx context.Context) error {
 	if err := os.MkdirAll(filepath.Dir(s.cfg.Socket), 0o750); err != nil {
 		return fmt.Errorf("pod resources: %w", err)
@@ -99,7 +99,7 @@ func (s *Server) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// limitRate rejects requests beyond kubelet's rate limit.
+// limitRate is a gRPC interceptor that rejects requests beyond the kubelet's rate limit.
 func (s *Server) limitRate(ctx context.Context, q any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 	if !s.limit.Allow() {
 		return nil, status.Errorf(codes.ResourceExhausted, "rejected by rate limit: at most %d requests per second and %d at once", perSecond, atOnce)
@@ -107,7 +107,8 @@ func (s *Server) limitRate(ctx context.Context, q any, _ *grpc.UnaryServerInfo, 
 	return next(ctx, q)
 }
 
-// List implements the service. It returns all pods that have not ended.
+// List returns the resources of all pods on this node that have not ended. It implements the gRPC
+// service PodResourcesLister.
 func (s *Server) List(context.Context, *api.ListPodResourcesRequest) (*api.ListPodResourcesResponse, error) {
 	out := &api.ListPodResourcesResponse{}
 	for _, p := range s.cfg.Pods() {
@@ -121,7 +122,7 @@ func (s *Server) List(context.Context, *api.ListPodResourcesRequest) (*api.ListP
 	return out, nil
 }
 
-// Get implements the service.
+// Get returns the resources of one pod. It implements the gRPC service PodResourcesLister.
 func (s *Server) Get(_ context.Context, q *api.GetPodResourcesRequest) (*api.GetPodResourcesResponse, error) {
 	for _, p := range s.cfg.Pods() {
 		if p.Namespace != q.GetPodNamespace() || p.Name != q.GetPodName() {
@@ -135,8 +136,9 @@ func (s *Server) Get(_ context.Context, q *api.GetPodResourcesRequest) (*api.Get
 	return nil, status.Errorf(codes.NotFound, "pod %s/%s is not on this node", truncateText(q.GetPodNamespace()), truncateText(q.GetPodName()))
 }
 
-// GetAllocatableResources implements the service. It returns the devices of device plugins, whether
-// or not pods use them. Devices of DRA drivers are published in ResourceSlices instead.
+// GetAllocatableResources returns the devices of device plugins, whether or not pods use them.
+// Devices of DRA drivers are published in ResourceSlices instead. It implements the gRPC service
+// PodResourcesLister.
 func (s *Server) GetAllocatableResources(context.Context, *api.AllocatableResourcesRequest) (*api.AllocatableResourcesResponse, error) {
 	out := &api.AllocatableResourcesResponse{}
 	all := s.cfg.Plugins.AllocatableDevices()
@@ -146,7 +148,7 @@ func (s *Server) GetAllocatableResources(context.Context, *api.AllocatableResour
 	return out, nil
 }
 
-// podResources returns the resources of the containers of a pod that run concurrently: its
+// podResources returns the devices of the containers of a pod that run concurrently: its regular
 // containers and sidecars.
 func (s *Server) podResources(p *v1.Pod) *api.PodResources {
 	out := &api.PodResources{Namespace: p.Namespace, Name: p.Name}
@@ -172,7 +174,8 @@ func (s *Server) podResources(p *v1.Pod) *api.PodResources {
 	return out
 }
 
-// groupByNodes returns one entry per set of NUMA nodes, in order.
+// groupByNodes groups the devices of a resource by their sets of NUMA nodes. It returns one entry
+// per set, in order.
 func groupByNodes(resource string, list []agent.PluginDevice) []*api.ContainerDevices {
 	var out []*api.ContainerDevices
 	by := map[string]*api.ContainerDevices{}
@@ -215,7 +218,7 @@ func isActive(p *v1.Pod) bool {
 	return p.Status.Phase != v1.PodSucceeded && p.Status.Phase != v1.PodFailed
 }
 
-// truncateText limits the length of text that comes from a client.
+// truncateText truncates a text that comes from a client, for use in an error message.
 func truncateText(s string) string {
 	const most = 256
 	if len(s) > most {

@@ -15,7 +15,7 @@ type ruleShape struct {
 	maps   map[string]map[string]string // map → pod address → verdict
 	selves map[string]map[string]bool   // addresses of isolated pods; a pod's traffic to itself is accepted
 	owners map[string]map[string]string // droppedSet name → address of an isolated pod → pod UID
-	sets   map[string]setContent        // sets that the lines refer to, including those of ipBlocks
+	sets   map[string]setContent        // sets that the rules refer to, including sets for ipBlocks
 }
 
 // ruleLine is an nftables rule. If the set that the rule refers to is too large, the rules in

@@ -68,7 +68,7 @@ func New(c Config) *Enforcer {
 		progress: make(chan struct{}), reason: "the rules of network policies have not been written yet"}
 }
 
-// Intervals and timeouts of Run and Guard.
+// Intervals and timeouts of Enforcer.Run and Enforcer.Guard.
 const (
 	checkInterval   = 5 * time.Second  // between checks whether enforcement is disabled and whether another program changed nftables
 	checkCostFactor = 50               // reading the table takes at most 1/50 of a CPU

@@ -19,7 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// The names of the metrics per isolated pod.
+// Names of the metrics about dropped packets per isolated pod, and of the metric about unmerged
+// sets.
 const (
 	MetricPackets  = "keelson_network_policy_dropped_packets_total"
 	MetricBytes    = "keelson_network_policy_dropped_bytes_total"

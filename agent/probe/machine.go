@@ -6,7 +6,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Kinds of probes.
+// Names of the kinds of probes.
 const (
 	Startup   = "startup"
 	Liveness  = "liveness"

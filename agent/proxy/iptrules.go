@@ -11,7 +11,8 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// The chains that all Ports share. Each Port also has its own chains, named after its ID.
+// Names of the iptables chains that all Ports share. Each Port also has its own chains, with names
+// that end in its ID.
 const (
 	chainPrefix      = "KEELSON-"
 	chainServices    = "KEELSON-SERVICES"

@@ -178,7 +178,7 @@ func (p *Proxy) writeConnectionCounts(ctx context.Context, w io.Writer) {
 	}
 }
 
-// The names of the metrics per Service.
+// Names of the connection metrics per Service.
 const (
 	MetricConnections = "keelson_service_connections_total"
 	MetricUnserved    = "keelson_service_unserved_packets_total"

@@ -175,9 +175,9 @@ func (f family) addBalancing(out *portRules, p *Port, at Frontend, prefix string
 // internalPrefix is the first part of the names of a Port's chains for traffic to the cluster IP.
 const internalPrefix = "svc-"
 
-// Limits up to which the maps contain all endpoints of each external frontend. Beyond them, each
-// port of a Service has one chain with its endpoints. The kernel then stores the sum of frontends
-// and endpoints, not their product.
+// Limits up to which the nftables maps contain all endpoints of each external frontend. Beyond
+// these limits, each port of a Service has one chain with its endpoints. The kernel then stores the
+// sum of frontends and endpoints, not their product.
 const (
 	maxMappedFrontends = 8  // per port
 	maxMappedPairs     = 64 // per Service

@@ -71,7 +71,7 @@ type proxyState struct {
 	replicas               []netip.AddrPort // addresses of replicas at the last update
 }
 
-// Intervals and timeouts of Run.
+// Intervals and timeouts of Proxy.Run.
 const (
 	foreignEvery = 5 * time.Second  // between checks whether a third-party plugin attaches pods
 	intactEvery  = 10 * time.Second // between checks whether the rules are intact

@@ -14,7 +14,7 @@ import (
 // none.
 type Mode string
 
-// The values of --proxy-mode.
+// Values of Mode and of the flag --proxy-mode.
 const (
 	ModeNFTables Mode = "nftables"
 	ModeIPTables Mode = "iptables"
@@ -68,7 +68,7 @@ type Writer interface {
 	Counts(ctx context.Context) (Counts, error)
 }
 
-// Counts are a node's counters by frontend.
+// Counts are the connection counters of this node by frontend.
 type Counts struct {
 	Connections map[Frontend]uint64 // connections for which a backend was selected
 	Unserved    map[Frontend]uint64 // first packets of connections that found no backend

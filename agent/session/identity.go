@@ -21,7 +21,7 @@ import (
 	"time"
 )
 
-// Files of the node's identity in the state folder.
+// Names of the files of the node's identity, in the state folder.
 const (
 	nodeFile = "node.pem" // key and certificate in one file, so that both are replaced atomically
 	caFile   = "ca.crt"

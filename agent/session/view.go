@@ -75,7 +75,7 @@ type view struct {
 	current        *objectSet
 	incoming       *objectSet          // the full assignment that is being received; nil if none exists
 	changedKinds   map[string]struct{} // kinds with changes that readers have not been notified of
-	changedObjects agent.ObjectChanges // the same by object
+	changedObjects agent.ObjectChanges // objects with changes that readers have not been notified of
 	revision       uint64
 	cluster        agent.Cluster
 	loaded         bool // a full assignment or a checkpoint has been loaded

@@ -32,7 +32,7 @@ func startSeconds(_ *agent.Usage, at time.Time) (float64, bool) {
 
 const linuxOnlyHelp = ". Reported only on non-windows systems"
 
-// Each group is sorted by name.
+// Metric families of /metrics/resource. Each group is sorted by name.
 var (
 	containerFamilies = []family{
 		{name: "container_cpu_usage_seconds_total", kind: "counter", value: cpuSeconds,

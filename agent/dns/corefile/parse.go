@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// The limits of a Corefile.
+// Limits of the size of a Corefile.
 const (
 	MaxText   = 256 << 10 // bytes
 	maxTokens = 20000

@@ -19,7 +19,7 @@ import (
 	"github.com/miekg/dns"
 )
 
-// The limits of one exchange.
+// Limits of one exchange with an upstream server.
 const (
 	tryTimeout      = 2 * time.Second // timeout of one attempt
 	udpSize         = 1232            // maximum size of a UDP answer, in bytes

@@ -21,7 +21,7 @@ type Kernel struct{ Sys, Dev string }
 
 // Session is an iSCSI session of the kernel's initiator with a target.
 type Session struct {
-	Name      string // name of its folder, such as session7
+	Name      string // name of the folder in sysfs, such as session7
 	Target    string
 	Portal    netip.AddrPort
 	Interface string
@@ -29,7 +29,7 @@ type Session struct {
 	State     string // state as named by the kernel
 	host      string // SCSI host number
 	id        string // number of the target on the host
-	device    string // folder below which its devices are
+	device    string // folder in sysfs that contains the devices of the session
 }
 
 // Sessions returns all iSCSI sessions of the kernel's initiator. The result is empty if the kernel
