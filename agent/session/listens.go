@@ -68,7 +68,7 @@ func (r *replicaList) storeAddresses(list []*fleetv1.Replica) {
 			continue
 		}
 		if len(x.OtherAddresses) == 0 && len(next[x.FleetAddress]) > len(addresses) {
-			continue // a replica of the previous release sends no listen addresses
+			continue // a replica of the previous release does not send OtherAddresses
 		}
 		next[x.FleetAddress], changed = addresses, true
 	}
