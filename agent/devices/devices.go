@@ -1,7 +1,7 @@
-// Package devices asks the DRA drivers of this node to prepare the devices of ResourceClaims before
-// the containers of a pod are created, and to unprepare them after the last pod of a claim has
-// ended. Each request is stored on disk before the driver is called. After a crash, the agent
-// therefore unprepares all devices that no pod needs.
+// Package devices calls the DRA drivers of this node for ResourceClaims. It makes them prepare the
+// devices of a claim before the containers of a pod are created. It makes them unprepare the devices
+// after the last pod of the claim has ended. Each request is stored on disk before the driver is
+// called. After a crash, the agent therefore unprepares all devices that no pod needs.
 package devices
 
 import (
@@ -36,7 +36,7 @@ const (
 	maxName    = 256     // bytes of a CDI device name and of any other name
 )
 
-// Config is the configuration of Devices.
+// Config is the configuration of Devices, which prepares DRA devices.
 type Config struct {
 	Registration string // directory in which drivers register; "" = none
 	State        string // directory for records

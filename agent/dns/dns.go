@@ -32,7 +32,7 @@ import (
 // of the Service. It is the usual address of node-local DNS caches.
 var LinkLocal = netip.AddrFrom4([4]byte{169, 254, 20, 10})
 
-// Config is the configuration of a Server.
+// Config is the configuration of the DNS server of a node.
 type Config struct {
 	Node       string
 	StateDir   string     // directory of the last valid Corefile

@@ -17,7 +17,7 @@ import (
 	"keelson.dev/keelson/agent"
 )
 
-// Config configures a Prober.
+// Config is the configuration of a Prober.
 type Config struct {
 	Runtime agent.Runtime // for exec probes
 	Log     *slog.Logger  // may be nil

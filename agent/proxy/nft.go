@@ -430,8 +430,9 @@ func (t *nftTable) addChanges(tx *knftables.Transaction, changes []Change) {
 	}
 }
 
-// replaceChains adds to the transaction the chains of pieces that are new or differ from their
-// state in old.
+// replaceChains adds to the transaction the shared chains of pieces that no Port used before, and
+// their own chains for which differs returns true. before contains the previous numbers of users of
+// shared chains, and old the previous own chains.
 func (t *nftTable) replaceChains(tx *knftables.Transaction, pieces []portRules, before map[string]int, old map[string]nftChain, differs func(nftChain) bool) {
 	var rules []*knftables.Rule
 	made := map[string]bool{}

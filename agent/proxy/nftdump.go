@@ -160,8 +160,8 @@ func (f family) parseElement(m string, e map[uint16][]byte) (out mapElement) {
 }
 
 // Intact reports whether the kernel still has the rules that were written. It compares the rules of
-// each chain and the elements of each map. It does nothing if the ruleset generation has not
-// changed. It implements Writer.
+// each chain and the elements of each map. A table is not read again while the ruleset generation
+// is unchanged. It implements Writer.
 func (n *nft) Intact(context.Context) (bool, error) {
 	for _, t := range n.tables {
 		if !t.built {

@@ -23,7 +23,7 @@ import (
 // metrics-server, so that each of its requests gets new values.
 const MinInterval = 10 * time.Second
 
-// Config configures a Source.
+// Config is the configuration of a Source.
 type Config struct {
 	NodeName string
 	Measure  func(context.Context) (*agent.UsageSnapshot, error)

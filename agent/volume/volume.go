@@ -56,7 +56,7 @@ import (
 	"keelson.dev/keelson/internal/safepath"
 )
 
-// Config configures Volumes.
+// Config is the configuration of Volumes.
 type Config struct {
 	Paths   agent.Paths
 	Objects agent.Objects
