@@ -1,7 +1,7 @@
 // Package devices calls the DRA drivers of this node for ResourceClaims. It makes them prepare the
-// devices of a claim before the containers of a pod are created. It makes them unprepare the devices
-// after the last pod of the claim has ended. Each request is stored on disk before the driver is
-// called. After a crash, the agent therefore unprepares all devices that no pod needs.
+// devices of a claim before the containers of a pod are created. It makes them unprepare these
+// devices after the last pod of the claim has ended. Each request is stored on disk before the
+// driver is called. After a crash, the agent therefore unprepares all devices that no pod needs.
 package devices
 
 import (

@@ -71,8 +71,8 @@ type requiredSysctl struct {
 	needed       bool
 }
 
-// enableForwarding sets the sysctls that pod traffic requires in this network namespace. With
-// bridged it also sets those for traffic between pods on a bridge, with six those for IPv6.
+// enableForwarding sets the sysctls that pod traffic requires in this network namespace. If bridged
+// is true, it also sets those for traffic between pods on a bridge; if six is true, those for IPv6.
 func enableForwarding(bridged, six bool) error {
 	if six {
 		keepRouterAdvertisements()

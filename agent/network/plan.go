@@ -287,8 +287,9 @@ func (s Situation) findUplink() (Link, netip.Addr) {
 	return Link{}, netip.Addr{}
 }
 
-// neighborAddress returns an address of node n on the network of one of this node's links: an IPv4
-// address with four, otherwise IPv6. It returns false if n has no such address.
+// neighborAddress returns an address of node n on the network of one of this node's links. It is an
+// IPv4 address if four is true, otherwise an IPv6 address. It returns false if n has no such
+// address.
 func (s Situation) neighborAddress(n *agent.Peer, four bool) (netip.Addr, bool) {
 	for _, ip := range n.Addresses {
 		if ip.Is4() != four || slices.Contains(s.NodeIPs, ip) {

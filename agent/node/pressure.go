@@ -258,8 +258,9 @@ func (p *pressureMonitor) checkOnce(ctx context.Context) {
 	}
 }
 
-// resumeEviction makes checkOnce wait for the pod that the previous agent process was evicting,
-// because its resources are not free yet. It takes effect once the pod workers run.
+// resumeEviction restores an eviction that the previous agent process started. The state then
+// contains the evicted pod, so that checkOnce waits for its end before it evicts another pod. It
+// takes effect once the pod workers run.
 func (p *pressureMonitor) resumeEviction(now time.Time) {
 	if p.resumed {
 		return

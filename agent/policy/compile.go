@@ -26,7 +26,8 @@ type ruleLine struct {
 	substitutes []substitute
 }
 
-// substitute is the rule for one address group, which refers to the set of that group alone.
+// substitute is the nftables rule for one address group, which refers to the set of that group
+// alone. It replaces a rule for several groups.
 type substitute struct {
 	text    string
 	set     string

@@ -455,7 +455,8 @@ func parseVirtualServer(s *moby.Service) (virtualServer, bool) {
 	return v, ok && s.FWMark == 0 && v.Proto != ""
 }
 
-// ipvsPersistent is IP_VS_SVC_F_PERSISTENT of linux/ip_vs.h.
+// ipvsPersistent is the flag of a virtual server with client affinity: IP_VS_SVC_F_PERSISTENT of
+// linux/ip_vs.h.
 const ipvsPersistent = 1
 
 // ipvsKernel implements ipvsInterface with netlink.

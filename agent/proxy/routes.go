@@ -130,8 +130,8 @@ type uplink struct {
 	addrs []netip.Addr
 }
 
-// sourceAddress returns the source address for the host's own connections to Services: IPv4 with
-// four, otherwise IPv6. node is the node's primary address.
+// sourceAddress returns the source address for the host's own connections to Services. It is an
+// IPv4 address if four is true, otherwise an IPv6 address. node is the node's primary address.
 func (u uplink) sourceAddress(node netip.Addr, four bool) netip.Addr {
 	if node.Is4() == four {
 		return node

@@ -27,7 +27,8 @@ type storedObject struct {
 	object   wireObject
 }
 
-// objectSet is a set of API objects with its indexes.
+// objectSet is a set of API objects and peers, as received from the control plane, with its
+// indexes.
 type objectSet struct {
 	byKind map[string]map[objectKey]storedObject
 	pods   map[types.UID]*v1.Pod

@@ -27,7 +27,7 @@ import (
 // is installed. The tests run only there.
 const Needed = "KEELSON_NEEDS_ISCSI"
 
-// Need skips a test if Needed is not set.
+// Need skips a test if the environment variable Needed is not set.
 func Need(t testing.TB) {
 	t.Helper()
 	if os.Getenv(Needed) == "" {
@@ -35,7 +35,7 @@ func Need(t testing.TB) {
 	}
 }
 
-// Initiator is the initiator name of this machine.
+// Initiator is the iSCSI initiator name of this machine.
 const Initiator = "iqn.2026-01.example:initiator"
 
 const configfs = "/sys/kernel/config"
@@ -66,7 +66,8 @@ var startIscsid = sync.OnceValue(func() error {
 	return cmd.Start()
 })
 
-// Target is a target with disks at portals of this machine. It exists until the end of the test.
+// Target is an iSCSI target with disks, at portals of this machine. It exists until the end of the
+// test.
 type Target struct {
 	t       testing.TB
 	Name    string
@@ -76,7 +77,7 @@ type Target struct {
 	portals []string
 }
 
-// Serve creates a target without access control. Portals are ADDRESS:PORT.
+// Serve creates an iSCSI target without access control. Portals have the form ADDRESS:PORT.
 func Serve(t testing.TB, name string, portals ...string) *Target {
 	t.Helper()
 	Need(t)
@@ -97,7 +98,7 @@ func Serve(t testing.TB, name string, portals ...string) *Target {
 	return s
 }
 
-// Disk adds a disk of size bytes, and returns the file with its content.
+// Disk adds a disk of size bytes to the target, and returns the path of the file with its content.
 func (s *Target) Disk(lun int, size int64) (file string) {
 	s.t.Helper()
 	store := fmt.Sprintf("%s-%d", strings.NewReplacer(":", "-", ".", "-").Replace(s.Name), lun)
@@ -118,7 +119,7 @@ func (s *Target) Disk(lun int, size int64) (file string) {
 	return file
 }
 
-// Enable sets whether the target accepts logins. Disabling it ends its sessions.
+// Enable sets whether the iSCSI target accepts logins. If it does not, its sessions end.
 func (s *Target) Enable(on bool) {
 	s.t.Helper()
 	value := "0"
@@ -233,11 +234,12 @@ func Records(t testing.TB) []string {
 	return files
 }
 
-// Kills is the environment variable with a part of iscsiadm's arguments. A process that runs
-// iscsiadm with such arguments is killed after iscsiadm has completed.
+// Kills is the name of an environment variable with a part of iscsiadm's arguments. A process that
+// runs iscsiadm with such arguments is killed after iscsiadm has completed.
 const Kills = "KEELSON_TEST_KILLS"
 
-// Arguments records the arguments of iscsiadm from now on, and returns a function that reads them.
+// Arguments records the arguments of all calls of iscsiadm from now on. It returns a function that
+// returns the recorded arguments.
 func Arguments(t *testing.T) (read func() string) {
 	t.Helper()
 	real, err := exec.LookPath("iscsiadm")
@@ -260,7 +262,7 @@ func Arguments(t *testing.T) (read func() string) {
 	}
 }
 
-// Cut drops all packets to and from a portal until mend is called.
+// Cut drops all packets to and from the portal at address until mend is called.
 func Cut(t testing.TB, address string) (mend func()) {
 	t.Helper()
 	nft := func(text string) {

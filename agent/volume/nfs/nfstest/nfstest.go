@@ -23,7 +23,7 @@ import (
 // only there.
 const Needed = "KEELSON_NEEDS_NFS"
 
-// Need skips a test if Needed is not set.
+// Need skips a test if the environment variable Needed is not set.
 func Need(t testing.TB) {
 	t.Helper()
 	if os.Getenv(Needed) == "" {
@@ -39,7 +39,7 @@ const (
 	root           = 0x2000 // the export has its own ID, by which clients of version 4 find the root
 )
 
-// never is the expiry time of an export that does not expire.
+// never is the expiry time of an NFS export that does not expire.
 const never = "2147483647"
 
 // clients is the name of all clients; nobody is the anonymous user and group ID.
@@ -79,9 +79,9 @@ func Serve(t testing.TB, dir, listen string) *Server {
 	return s
 }
 
-// Start starts the server. Everybody may read and write its folder. Settings from before a stop are
-// lost. In the machine's own network namespace the server has no grace period. In another namespace
-// the kernel stores no client records, so the first open of a file waits ten seconds.
+// Start starts the NFS server. All users may read and write its folder. Settings from before a stop
+// are lost. In the machine's own network namespace the server has no grace period. In another
+// namespace the kernel stores no client records, so the first open of a file waits ten seconds.
 func (s *Server) Start() {
 	s.t.Helper()
 	s.Let(true)
@@ -90,8 +90,8 @@ func (s *Server) Start() {
 	s.listenAt()
 }
 
-// prepareServer sets the versions of the server before it starts. The kernel treats an empty list
-// as all versions.
+// prepareServer sets the NFS versions of the server before it starts. The kernel treats an empty
+// list as all versions.
 func (s *Server) prepareServer(versions ...string) {
 	s.t.Helper()
 	for _, v := range versions {
@@ -102,8 +102,8 @@ func (s *Server) prepareServer(versions ...string) {
 	s.setValue("nfsv4gracetime", "10")
 }
 
-// listenAt starts the server at its address, and ends the grace period for clients of a previous
-// run.
+// listenAt makes the NFS server listen at its address, and ends the grace period for clients of a
+// previous run.
 func (s *Server) listenAt() {
 	s.t.Helper()
 	var plain net.ListenConfig
