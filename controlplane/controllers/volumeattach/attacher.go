@@ -24,16 +24,17 @@ import (
 )
 
 const (
-	// finalizer keeps a VolumeAttachment from before the first driver call until the driver has
-	// unpublished the volume.
+	// finalizer keeps a VolumeAttachment that the control plane serves. It is added before the
+	// first ControllerPublishVolume call and removed when the driver has unpublished the volume.
 	finalizer = "keelson.dev/attached"
-	// foreign is the prefix of the finalizers of external attachers.
+	// foreign is the prefix of the finalizers that an external attacher (a CSI sidecar) adds.
 	foreign = "external-attacher/"
 	// publishedAnnotation holds the parameters of the ControllerPublishVolume call.
 	// ControllerUnpublishVolume uses the same parameters, even if the volume or the node has
 	// changed or been deleted since.
 	publishedAnnotation = "keelson.dev/published"
-	// mostNodes is the maximum number of nodes through which a driver is called.
+	// mostNodes is the maximum number of nodes that are tried for one call of a driver's Controller
+	// service.
 	mostNodes = 8
 )
 
@@ -44,25 +45,25 @@ type published struct {
 	Secret *corev1.SecretReference `json:"secret,omitempty"`
 }
 
-// attachmentTask is the next action of the control plane as the attacher of a VolumeAttachment.
+// attachmentTask is the next action of the control plane for a VolumeAttachment that it serves.
 type attachmentTask int
 
 const (
 	noTask       attachmentTask = iota
-	recordIntent                // record the parameters of the publish call
+	recordIntent                // store the parameters of the publish call in the attachment
 	publishTask
 	unpublishTask
 	attacherClash // an external attacher of the driver is active too
 )
 
-// attachmentDuty returns the next action for an attachment. served reports whether the cluster is
-// the attacher of the driver.
+// attachmentDuty returns the next action for a VolumeAttachment. served reports whether the control
+// plane is the attacher of the attachment's driver.
 func attachmentDuty(a *storagev1.VolumeAttachment, served bool) attachmentTask {
 	held := slices.Contains(a.Finalizers, finalizer)
 	others := slices.ContainsFunc(a.Finalizers, func(f string) bool { return strings.HasPrefix(f, foreign) })
 	switch {
 	case a.DeletionTimestamp != nil && held:
-		return unpublishTask // also if the driver has another attacher now: the attacher that published must unpublish
+		return unpublishTask // even if the driver now has another attacher: the control plane published the volume
 	case a.DeletionTimestamp != nil || !served:
 		return noTask
 	case others && !held:
@@ -75,8 +76,9 @@ func attachmentDuty(a *storagev1.VolumeAttachment, served bool) attachmentTask {
 	return publishTask
 }
 
-// serveAttachment performs the attacher's next action for one attachment. again is the delay until
-// the next attempt if nothing changes; 0 means never.
+// serveAttachment performs the next action for the VolumeAttachment of this name if the control
+// plane is its attacher. again is the delay until the next attempt if nothing changes; 0 means
+// never.
 func (r *reconciler) serveAttachment(ctx context.Context, name string) (again time.Duration, err error) {
 	a, ok := r.attachments.Get("", name)
 	switch {
@@ -91,7 +93,7 @@ func (r *reconciler) serveAttachment(ctx context.Context, name string) (again ti
 		return 0, r.recordPublishIntent(ctx, a)
 	case publishTask:
 		for _, k := range r.ofAttachment(a) {
-			if r.volumeState(k.Namespace, k.Name).possibleHolder(a.Spec.NodeName, &Step{}) != "" { // the pods get the reason from recordEvents
+			if r.volumeState(k.Namespace, k.Name).possibleHolder(a.Spec.NodeName, &Step{}) != "" { // recordEvents reports the reason to the pods
 				return unheardAgain, nil
 			}
 		}
@@ -109,8 +111,8 @@ func (r *reconciler) serveAttachment(ctx context.Context, name string) (again ti
 	return 0, nil
 }
 
-// markAttached marks the attachment of a volume that needs no driver call, such as iSCSI, as
-// attached.
+// markAttached sets status.attached of an attachment of an iSCSI volume. Such a volume needs no
+// call of a driver.
 func (r *reconciler) markAttached(ctx context.Context, a *storagev1.VolumeAttachment) error {
 	if a.Status.Attached || a.DeletionTimestamp != nil {
 		return nil
@@ -120,8 +122,8 @@ func (r *reconciler) markAttached(ctx context.Context, a *storagev1.VolumeAttach
 	return r.recordAttachment(client.UpdateStatus(ctx, r.term.Client, next))
 }
 
-// recordPublishIntent stores the parameters of the publish call in the attachment, with the
-// finalizer, before the driver is called.
+// recordPublishIntent adds the finalizer to an attachment and stores the parameters of its
+// ControllerPublishVolume call there. This happens before the driver is called.
 func (r *reconciler) recordPublishIntent(ctx context.Context, a *storagev1.VolumeAttachment) error {
 	v, ok := controllers.Cached[*corev1.PersistentVolume](r.volumes, "", volumeOf(a))
 	if !ok || v.Spec.CSI == nil || v.Spec.CSI.Driver != a.Spec.Attacher {
@@ -142,7 +144,8 @@ func (r *reconciler) recordPublishIntent(ctx context.Context, a *storagev1.Volum
 	return r.recordAttachment(client.Update(ctx, r.term.Client, next))
 }
 
-// recordAttachment records the stored attachment in the view and queues its keys.
+// recordAttachment records an attachment that was just written in the controller's view and queues
+// the keys that depend on it. If err is not nil, it returns err and does nothing else.
 func (r *reconciler) recordAttachment(a *storagev1.VolumeAttachment, err error) error {
 	if err != nil {
 		return err
@@ -155,8 +158,8 @@ func (r *reconciler) recordAttachment(a *storagev1.VolumeAttachment, err error) 
 	return nil
 }
 
-// recordedPublish returns the content of the attachment's publishedAnnotation and the data of the
-// Secret that it names.
+// recordedPublish returns the parameters of the publish call that an attachment stores, and the
+// data of the Secret that the parameters name.
 func (r *reconciler) recordedPublish(ctx context.Context, a *storagev1.VolumeAttachment) (published, map[string]string, error) {
 	var p published
 	if err := json.Unmarshal([]byte(a.Annotations[publishedAnnotation]), &p); err != nil {
@@ -250,8 +253,8 @@ func (r *reconciler) recordFailure(ctx context.Context, a *storagev1.VolumeAttac
 	return fmt.Errorf("volume %s on node %s: %w", volumeOf(a), a.Spec.NodeName, err)
 }
 
-// callController calls the driver through the first node that reaches it. It tries the next node
-// only if the driver is missing on a node; any other error is final.
+// callController calls the Controller service of the attachment's driver through the agent of a
+// node. It tries the next node only if a node has no such driver; any other error is returned.
 func (r *reconciler) callController(a *storagev1.VolumeAttachment, call func(csi.ControllerClient) error) error {
 	nodes := r.controllerNodes(a)
 	if len(nodes) == 0 {
@@ -272,8 +275,8 @@ func (r *reconciler) callController(a *storagev1.VolumeAttachment, call func(csi
 	return err
 }
 
-// controllerNodes returns the ready nodes that have the driver. The attachment's own node comes
-// first, then nodes that reach the volume, then other nodes.
+// controllerNodes returns the ready nodes that have the attachment's driver. The node of the
+// attachment comes first, then nodes that reach the volume, then other nodes.
 func (r *reconciler) controllerNodes(a *storagev1.VolumeAttachment) []string {
 	v, _ := controllers.Cached[*corev1.PersistentVolume](r.volumes, "", volumeOf(a))
 	rank := func(n *corev1.Node) int {

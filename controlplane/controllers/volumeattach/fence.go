@@ -18,35 +18,39 @@ import (
 )
 
 const (
-	// margin is added to the node's own limit, so that a lost node can stop its pods and unmount. A
-	// node is lost only after it has been silent for a while, which gives more time.
+	// margin is added to a node's fence delay (see silences). It gives the agent time to stop its
+	// pods and to unmount their volumes.
 	margin = 5 * time.Second
-	// absence is the time after which a deleted Node counts as fenced, unless its reported fence is
-	// longer. Its certificate was revoked with the deletion, so its agent cannot connect.
+	// absence is the minimum time from the deletion of a Node until it counts as fenced. The
+	// deletion revoked the node's certificate, so that its agent cannot connect again.
 	absence = 40 * time.Second
-	// maxSilent is the maximum number of silent nodes that are recorded.
+	// maxSilent is the maximum number of nodes in each map of silences.
 	maxSilent = 10_000
 )
 
-// silences records which nodes are lost or deleted, and since when this leader has observed it. A
-// new leader starts without records, because it does not trust the clocks of other machines. A
-// report of the node removes its record.
+// silences decides when a node that is not connected or was deleted counts as fenced: it is certain
+// that nothing on the node uses attached volumes. A node's fence delay is its agent's
+// --fence-after. An agent that reaches no replica of the control plane for that long stops its pods
+// with attached volumes. silences measures since when this leader has observed that a node is not
+// connected. A new leader starts to measure again, because it does not trust the clocks of other
+// machines.
 type silences struct {
 	mu    sync.Mutex
 	since map[string]time.Time
-	// reported holds the last fence (api.AnnotationFencesAfter) that each node reported. The entry
-	// of a deleted Node is kept.
+	// reported holds the fence delay (api.AnnotationFencesAfter) that each node reported last. The
+	// entry is kept when the Node is deleted.
 	reported map[string]string
 }
 
-// isNodeLost reports whether no replica has a session with a node.
+// isNodeLost reports whether the node's condition Ready is Unknown: no replica of the control plane
+// has a session with its agent.
 func isNodeLost(n *corev1.Node) bool {
 	c := controllers.NodeCondition(n, corev1.NodeReady)
 	return c != nil && c.Status == corev1.ConditionUnknown
 }
 
-// observeNode is called for every change of a node. A node that was ready in between starts a new
-// silence.
+// observeNode records the current state of a Node. It must be called for every change of a Node. If
+// the node is connected, the measured time since it was lost is discarded.
 func (s *silences) observeNode(n *corev1.Node) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -56,14 +60,14 @@ func (s *silences) observeNode(n *corev1.Node) {
 	}
 }
 
-// recordFence records the fence that a node reports. s.mu must be held.
+// recordFence records the fence delay that a node reports. s.mu must be held.
 func (s *silences) recordFence(n *corev1.Node) {
 	after, reports := n.Annotations[api.AnnotationFencesAfter]
 	if !reports {
 		delete(s.reported, n.Name)
 		return
 	}
-	if s.reported == nil || len(s.reported) >= maxSilent && s.reported[n.Name] == "" { // the attachments store the fence too
+	if s.reported == nil || len(s.reported) >= maxSilent && s.reported[n.Name] == "" { // clearing is safe: the VolumeAttachments store the fence delays too
 		s.reported = map[string]string{}
 	}
 	s.reported[n.Name] = after
@@ -75,8 +79,8 @@ func (s *silences) clearSilences() {
 	clear(s.since)
 }
 
-// silentSince returns when the node's silence started. It starts now if the node was not silent
-// before.
+// silentSince returns the time at which this leader first observed that a node is lost or deleted.
+// The first call for such a node records now and returns it.
 func (s *silences) silentSince(node string, now time.Time) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -94,8 +98,9 @@ func (s *silences) silentSince(node string, now time.Time) time.Time {
 	return now
 }
 
-// assessNode returns whether a node is fenced, or when it will be. n is nil if the Node does not
-// exist; kept are then the fences that its attachments store.
+// assessNode returns whether a node is fenced and, if it is not, the remaining time until it is. n
+// is nil if the Node was deleted. kept is used only then: the fence delays that the node's
+// VolumeAttachments store.
 func (s *silences) assessNode(name string, n *corev1.Node, now time.Time, kept ...string) Host {
 	h := Host{Node: n}
 	var limit time.Duration
@@ -124,9 +129,10 @@ func (s *silences) assessNode(name string, n *corev1.Node, now time.Time, kept .
 	return h
 }
 
-// goneLimit returns the time from the deletion of a Node until it counts as fenced: the longest
-// known fence of the node, and at least absence. fences is false if the node's agent never stops
-// pods by itself.
+// goneLimit returns the time from the deletion of a Node until it counts as fenced. This is the
+// constant absence or, if longer, the longest fence delay plus margin. The delays are those in
+// kept, which the node's VolumeAttachments store, and the delay that the node reported last. fences
+// is false if one of them is 0: the agent never stops its pods by itself.
 func (s *silences) goneLimit(name string, kept []string) (limit time.Duration, fences bool) {
 	s.mu.Lock()
 	if after, reported := s.reported[name]; reported {
@@ -144,7 +150,7 @@ func (s *silences) goneLimit(name string, kept []string) (limit time.Duration, f
 	return limit, true
 }
 
-// keptFences returns the fences that the attachments of a node store.
+// keptFences returns the fence delays that the VolumeAttachments of a node store.
 func (r *reconciler) keptFences(node string) (kept []string) {
 	for _, a := range r.attachments.By(byNode, node) {
 		if after, keeps := a.Annotations[api.AnnotationNodeFencesAfter]; keeps {
@@ -154,8 +160,9 @@ func (r *reconciler) keptFences(node string) (kept []string) {
 	return kept
 }
 
-// assessNode assesses a node by its Node object. For a deleted Node it uses the fences that the
-// attachments store.
+// assessNode returns whether a node is fenced, or the remaining time until it is. It uses the
+// cached Node. If the Node was deleted, it uses the fence delays that the node's VolumeAttachments
+// store.
 func (r *reconciler) assessNode(name string, now time.Time) Host {
 	n, ok := controllers.Cached[*corev1.Node](r.nodes, "", name)
 	if !ok {
@@ -164,7 +171,8 @@ func (r *reconciler) assessNode(name string, now time.Time) Host {
 	return r.silences.assessNode(name, n, now)
 }
 
-// keepFences writes the fences of nodes to their attachments, because attachments outlive Nodes.
+// keepFences copies the fence delay that each Node reports to the VolumeAttachments of the node.
+// The VolumeAttachments outlive the Node, so that the delay is known after the Node was deleted.
 func (r *reconciler) keepFences(ctx context.Context, in State) error {
 	for _, a := range in.Attachments {
 		n := in.Hosts[a.Spec.NodeName].Node
@@ -192,8 +200,8 @@ func (r *reconciler) keepFences(ctx context.Context, in State) error {
 	return nil
 }
 
-// keepsFence returns a check for writeAttachedList. The check fails if the attachment stores
-// another fence than the node reports.
+// keepsFence returns a check for writeAttachedList. The check fails if the VolumeAttachment of the
+// node stores another fence delay than the Node reports.
 func (r *reconciler) keepsFence(in State, node string) func(*corev1.Node) error {
 	return func(n *corev1.Node) error {
 		a, ok := r.attachments.Get("", api.AttachmentName(in.Handle, in.Attacher, node))
@@ -207,21 +215,21 @@ func (r *reconciler) keepsFence(in State, node string) func(*corev1.Node) error 
 	}
 }
 
-// A restored store may lack a node that joined after the backup and that has volumes attached.
-// Either the node's agent connects, and the control plane creates its Node and receives its list of
-// volumes. Or the agent does not connect, and then it stops its pods with attached volumes by
-// itself, like any disconnected agent. The wait is therefore the longest fence of all nodes in the
-// store, within these bounds.
+// Bounds of the time that a volume waits, after a backup was restored, for nodes that joined after
+// the backup. Such a node is not in the restored store and may have the volume attached. If its
+// agent connects, it reports its volumes. If its agent does not connect, it stops its pods with
+// attached volumes after its fence delay. That delay is not known. The wait is therefore the
+// longest fence delay of all nodes in the store, within these bounds.
 const (
 	leastStrange = time.Minute
 	mostStrange  = 10 * time.Minute
 )
 
-// unmark is the merge patch that removes the restore mark.
+// unmark is the merge patch that removes annotation api.AnnotationUnheard.
 var unmark = fmt.Appendf(nil, `{"metadata":{"annotations":{%q:null}}}`, api.AnnotationUnheard)
 
-// unrecordedWait measures how long to wait for nodes that a restored store lacks. The wait starts
-// with the first call of remainingWait and uses the leader's own clock.
+// unrecordedWait measures how long volumes still wait for nodes that are not in a restored store.
+// The wait starts with the first call of remainingWait and uses the leader's own clock.
 type unrecordedWait struct {
 	once sync.Once
 	till time.Time
@@ -238,8 +246,8 @@ func (s *unrecordedWait) remainingWait(now time.Time, nodes cache.SharedIndexInf
 	return max(0, s.till.Sub(now))
 }
 
-// removePod marks a pod of a fenced node as failed and deletes it by force, because its agent
-// cannot confirm that it has stopped.
+// removePod sets a pod of a fenced node to phase Failed and deletes it with grace period 0, because
+// the node's agent cannot confirm that the pod has stopped.
 func (r *reconciler) removePod(ctx context.Context, p *corev1.Pod) error {
 	message := fmt.Sprintf("node %s is lost, and has ended the pod by itself or will before it uses volumes again", p.Spec.NodeName)
 	next := p.DeepCopy()

@@ -13,51 +13,53 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Host is the state of a node that has a volume or is to get it.
+// Host is the state of a node that may have the volume or needs it.
 type Host struct {
 	Node *corev1.Node // nil if the Node does not exist
-	// Fenced means that nothing on the node uses the volume, and nothing will before the node has
-	// connected to the control plane again. Otherwise Fences is the time until that is so, or 0 if
-	// it will not happen by itself.
+	// Fenced reports that nothing on the node uses the volume, and that nothing will use it until
+	// the node has connected to the control plane again. Fences is the remaining time until a node
+	// that is not connected becomes fenced. It is 0 if the node is connected, is already fenced, or
+	// never becomes fenced by itself.
 	Fenced bool
 	Fences time.Duration
 }
 
-// User is a pod that uses a volume, is bound to a node and is not terminal. Volume is the
-// PersistentVolume through which it uses the volume.
+// User is a pod that uses the volume, is bound to a node and is not terminal. Volume is the
+// PersistentVolume to which the pod's claim is bound.
 type User struct {
 	Pod    *corev1.Pod
 	Volume *corev1.PersistentVolume
 }
 
-// State is the state of one volume, which is identified by an attacher and a handle. PlanVolume
-// decides by this state alone. Several PersistentVolumes may refer to the volume. Each has its own
-// access modes, but the volume is attached to a node only once.
+// State is the input of PlanVolume: the state of one volume, which an attacher and a volume handle
+// identify. Several PersistentVolumes may refer to the volume. Each of them has its own access
+// modes, but a node has only one attachment of the volume.
 type State struct {
 	Attacher, Handle string
-	Volumes          []*corev1.PersistentVolume // empty if all were deleted
+	Volumes          []*corev1.PersistentVolume // the PersistentVolumes that refer to the volume; empty if all were deleted
 	Required         bool                       // the driver requires attachment
 	Users            []User
 	Attachments      []*storagev1.VolumeAttachment
 	Hosts            map[string]Host
-	// Strangers is how long a node that a restored store lacks may still have the volume.
+	// Strangers is the remaining time during which a node that is not in a restored store may have
+	// the volume.
 	Strangers time.Duration
 }
 
-// Refusal is the reason why a pod's node does not get the volume.
+// Refusal is a pod with the reason why the volume is not attached to the pod's node.
 type Refusal struct {
 	Pod     *corev1.Pod
 	Message string
 }
 
-// Step lists the writes for one volume.
+// Step is the result of PlanVolume: the writes that are due for one volume.
 type Step struct {
-	Attach  []User                        // users on nodes that get the volume
+	Attach  []User                        // pods for which an attachment is created on their node
 	Detach  []*storagev1.VolumeAttachment // attachments to delete
-	Listed  []string                      // nodes with a status.volumesAttached that must contain the volume
-	Remove  []*corev1.Pod                 // terminating pods of fenced nodes, which only their node could confirm
+	Listed  []string                      // nodes that get the volume added to status.volumesAttached
+	Remove  []*corev1.Pod                 // terminating pods of fenced nodes: they are deleted by force
 	Refused []Refusal
-	Settled []*corev1.PersistentVolume // volumes that no unrecorded node can have any more: they lose the restore mark
+	Settled []*corev1.PersistentVolume // PersistentVolumes that lose annotation api.AnnotationUnheard: no node outside the store can have them
 	Again   time.Duration              // delay until the next plan if nothing changes; 0 means never
 }
 
@@ -67,16 +69,17 @@ func (s *Step) requestRetry(d time.Duration) {
 	}
 }
 
-// unheardAgain is the retry delay of a volume that waits for nodes that have not connected since a
-// restore.
+// unheardAgain is the retry interval of a volume that waits for a node to report its volumes after
+// a backup was restored.
 const unheardAgain = 3 * time.Second
 
-// PlanVolume computes the next step for one volume. A single-node volume goes to the oldest pod
-// that needs it. It goes to another node only after all its attachments are gone.
+// PlanVolume returns the writes that are due for one volume. A volume that allows a single node is
+// attached for the oldest pod that needs it. It is attached to another node only after all its
+// attachments were deleted.
 func PlanVolume(in State) Step {
 	var out Step
 	wanted := in.wantedNodes(&out)
-	taken := map[string]bool{} // nodes that have the volume, including those about to lose it
+	taken := map[string]bool{} // nodes with an attachment, including those in leaving
 	leaving := map[string]bool{}
 	for _, a := range in.Attachments {
 		node := a.Spec.NodeName
@@ -116,10 +119,11 @@ func PlanVolume(in State) Step {
 	return out
 }
 
-// endUnrecordedWait adds to the step the volumes that no longer wait for unrecorded nodes.
+// endUnrecordedWait adds to out.Settled the PersistentVolumes that no longer wait for nodes outside
+// the restored store (see State.Strangers).
 func (in State) endUnrecordedWait(out *Step) {
 	for _, v := range in.Volumes {
-		if !api.Unheard(v) || api.SinglePod(v) { // single-pod volumes keep the mark for longer, see sole
+		if !api.Unheard(v) || api.SinglePod(v) { // single-pod volumes keep the annotation for longer, see settleSole
 			continue
 		}
 		switch {
@@ -133,9 +137,9 @@ func (in State) endUnrecordedWait(out *Step) {
 	}
 }
 
-// unrecordedHolderReason returns why a node does not get a volume that a node which the restored
-// store lacks may have. It returns "" if no such node is possible. A node that reports the volume
-// itself gets it without waiting.
+// unrecordedHolderReason returns why the volume is not given to a node after a backup was restored:
+// a node that is not in the restored store, or has just joined, may have the volume. It returns ""
+// if no such node is possible, or if the given node itself reports that it has the volume mounted.
 func (in State) unrecordedHolderReason(node string, out *Step) string {
 	if h := in.Hosts[node]; h.Node != nil && !api.Unheard(h.Node) {
 		if holds, told := api.Holds(h.Node, in.uniqueVolumeName()); holds && told {
@@ -154,8 +158,8 @@ func (in State) unrecordedHolderReason(node string, out *Step) string {
 	return ""
 }
 
-// findJoiningNode returns the first node that has just joined and has not reported which volumes it
-// uses. It returns "" if none exists.
+// findJoiningNode returns the first node, by name, that has just joined and has not reported yet
+// which volumes it uses. It returns "" if none exists.
 func (in State) findJoiningNode() (first string) {
 	for node, h := range in.Hosts {
 		if h.Node != nil && !h.Fenced && api.Joining(h.Node) && (first == "" || node < first) {
@@ -165,10 +169,11 @@ func (in State) findJoiningNode() (first string) {
 	return first
 }
 
-// findExclusiveVolume returns the PersistentVolume with access modes that forbid that the pod's
-// node gets the volume too, and the node that has the volume. The node is "" if it is losing the
-// volume. The PersistentVolume of the pod counts, and those through which other nodes have the
-// volume.
+// findExclusiveVolume returns why the volume cannot be attached to the node of u as well. taken are
+// the nodes that have the volume, and leaving those of them that are losing it. rule is the
+// PersistentVolume with access modes that allow a single node: that of u, or that of another node.
+// rule is nil if nothing forbids the attachment. other is the node that has the volume, or "" if
+// all such nodes are losing it.
 func (in State) findExclusiveVolume(u User, taken, leaving map[string]bool) (rule *corev1.PersistentVolume, other string) {
 	if api.SingleNode(u.Volume) && len(taken) > 0 {
 		return u.Volume, findHolder(taken, leaving)
@@ -184,8 +189,8 @@ func (in State) findExclusiveVolume(u User, taken, leaving map[string]bool) (rul
 	return rule, ""
 }
 
-// shownOn returns the PersistentVolumes through which a node has the volume: those of its pods or,
-// without pods, that of its attachment.
+// shownOn returns the PersistentVolumes through which a node uses the volume: those of its pods. If
+// the node has no such pods, it returns the PersistentVolume of the node's attachment.
 func (in State) shownOn(node string) (by []*corev1.PersistentVolume) {
 	for _, u := range in.Users {
 		if u.Pod.Spec.NodeName == node {
@@ -203,7 +208,8 @@ func (in State) shownOn(node string) (by []*corev1.PersistentVolume) {
 	return by
 }
 
-// wantedNodes returns the nodes that must have the volume, each with the oldest of its pods.
+// wantedNodes returns the nodes that must have the volume, each with the oldest of its pods. It
+// adds terminating pods of fenced nodes to out.Remove.
 func (in State) wantedNodes(out *Step) map[string]User {
 	wanted := map[string]User{}
 	if !in.Required {
@@ -212,7 +218,7 @@ func (in State) wantedNodes(out *Step) map[string]User {
 	for _, u := range in.Users {
 		p, node := u.Pod, u.Pod.Spec.NodeName
 		if p.DeletionTimestamp != nil && in.attachedTo(node) {
-			// Only its node could confirm that it has stopped, and the node is not connected.
+			// Only the pod's node could confirm that the pod has stopped, and may be disconnected.
 			if h := in.Hosts[node]; h.Fenced {
 				out.Remove = append(out.Remove, p)
 			} else {
@@ -226,11 +232,11 @@ func (in State) wantedNodes(out *Step) map[string]User {
 	return wanted
 }
 
-// possibleHolder returns why another node has the volume, or may have it, without an attachment; ""
-// if none exists. After a restore, the store may lack attachments. A single-node volume is not
-// given to a node until every other node has reported its mounts, and while another node has it
-// mounted. A node unmounts a volume that has no pod by itself. A node that has a pod for the volume
-// keeps it and gets the attachment.
+// possibleHolder returns the reason if a node other than the given node has the volume, or may have
+// it, without an attachment. It returns "" if no such node exists. Attachments may be missing after
+// a backup was restored. A single-node volume is then not given to a node until every other node
+// has reported its mounts and no other node has the volume mounted. An agent unmounts a volume that
+// no pod needs. A node with a pod for the volume keeps it and gets the attachment.
 func (in State) possibleHolder(node string, out *Step) string {
 	if !slices.ContainsFunc(in.Volumes, api.SingleNode) {
 		return ""
@@ -256,14 +262,14 @@ func (in State) possibleHolder(node string, out *Step) string {
 	if h := in.Hosts[first]; h.Fences > 0 {
 		out.requestRetry(h.Fences)
 	} else if api.Unheard(h.Node) {
-		out.requestRetry(unheardAgain) // a connected node does not report how long it has waited for volumes
+		out.requestRetry(unheardAgain) // the report of that node need not queue this volume
 	}
 	return why
 }
 
-// hasUnrecordedVolume reports whether a node reports the volume without having an attachment. An
-// agent of an older release does not distinguish mounted volumes from volumes that it waits for. If
-// such a node has a pod for the volume, it counts as waiting.
+// hasUnrecordedVolume reports whether a node reports that it has the volume, although it has no
+// attachment. An agent of an older release does not distinguish mounted volumes from volumes for
+// which it waits. If such a node has a pod for the volume, the node is assumed to wait.
 func (in State) hasUnrecordedVolume(node string) bool {
 	h := in.Hosts[node]
 	if h.Node == nil || h.Fenced || in.attachedTo(node) {
@@ -273,10 +279,10 @@ func (in State) hasUnrecordedVolume(node string) bool {
 	return holds && (told || in.userOn(node) == nil)
 }
 
-// mustYield reports whether an attachment is deleted because another node has the volume mounted
-// and has a pod for it. This happens after a restore to a time when the volume was attached to the
-// first node. The first node loses nothing: the volume is not in its status, and it reports that it
-// does not have it.
+// mustYield reports whether attachment a must be deleted because another node has the volume
+// mounted and has a pod for it. This happens if a backup is restored that was made when the volume
+// was attached to the node of a. That node loses nothing: its status.volumesAttached lacks the
+// volume, and it is fenced or reports that it does not have the volume mounted.
 func (in State) mustYield(a *storagev1.VolumeAttachment) bool {
 	node := a.Spec.NodeName
 	h := in.Hosts[node]
@@ -315,15 +321,15 @@ func (in State) attachedTo(node string) bool {
 	return slices.ContainsFunc(in.Attachments, func(a *storagev1.VolumeAttachment) bool { return a.Spec.NodeName == node })
 }
 
-// isHeldByNode reports whether a volume that no pod needs must stay attached because the node has
-// not unmounted it.
+// isHeldByNode reports whether attachment a must be kept although no pod needs the volume, because
+// its node may not have unmounted the volume.
 func (in State) isHeldByNode(a *storagev1.VolumeAttachment, out *Step) bool {
 	h := in.Hosts[a.Spec.NodeName]
 	if h.Fenced {
 		return false
 	}
 	if h.Node != nil && api.Unheard(h.Node) {
-		out.requestRetry(cmp.Or(h.Fences, unheardAgain)) // its status.volumesInUse dates from the backup
+		out.requestRetry(cmp.Or(h.Fences, unheardAgain)) // its status.volumesInUse is as old as the restored backup
 		return true
 	}
 	if h.Node != nil && !slices.Contains(h.Node.Status.VolumesInUse, in.uniqueVolumeName()) {
@@ -333,12 +339,13 @@ func (in State) isHeldByNode(a *storagev1.VolumeAttachment, out *Step) bool {
 	return true
 }
 
-// uniqueVolumeName returns the name of the volume in the status of a Node.
+// uniqueVolumeName returns the name of the volume in status.volumesAttached of a Node.
 func (in State) uniqueVolumeName() corev1.UniqueVolumeName {
 	return api.AttachedName(in.Attacher, in.Handle)
 }
 
-// findHolder returns the first node that has the volume and is not losing it, or "".
+// findHolder returns the first node, by name, that is in taken and not in leaving. It returns "" if
+// none exists.
 func findHolder(taken, leaving map[string]bool) string {
 	best := ""
 	for n := range taken {
@@ -349,9 +356,9 @@ func findHolder(taken, leaving map[string]bool) string {
 	return best
 }
 
-// multiAttachMessage returns the event message for a pod that does not get the volume. It names the
-// node that has the volume, and the PersistentVolume rule with access modes that allow only one
-// node.
+// multiAttachMessage returns the message of the event for a pod u that does not get the volume.
+// node is the node that has the volume, and has is the oldest pod there that uses it, if any. rule
+// is the PersistentVolume with access modes that allow only a single node.
 func (in State) multiAttachMessage(u User, rule *corev1.PersistentVolume, node string, has User) string {
 	h, known := in.Hosts[node]
 	gone := known && h.Node == nil
@@ -378,8 +385,8 @@ func (in State) multiAttachMessage(u User, rule *corev1.PersistentVolume, node s
 	return fmt.Sprintf("Multi-Attach error for volume %q: %s%s one node have it, and %s", u.Volume.Name, in.sharedVolumeName(u, node), whose, why)
 }
 
-// sharedVolumeName names the PersistentVolume through which the other node has the volume, if it
-// differs from the pod's. It returns "" otherwise.
+// sharedVolumeName returns the beginning of a message, which names the PersistentVolume through
+// which node uses the volume. It returns "" if that is the PersistentVolume of u.
 func (in State) sharedVolumeName(u User, node string) string {
 	by := in.shownOn(node)
 	if len(by) == 0 || slices.Contains(by, u.Volume) {

@@ -15,25 +15,27 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// A volume with access mode ReadWriteOncePod may be one that is not attached, such as a directory
-// of a file server. Then only the scheduler ensures that one pod uses it, and the scheduler knows
-// only the pods in the store. A restored store may lack the pod that has the volume, on any node.
-// Such volumes therefore have the restore mark. While a volume has the mark, a node mounts it only
-// for a pod that already had it there. The mark is removed when every node has reported its pods'
-// volumes and the pods that are not in the store have stopped.
+// A volume with access mode ReadWriteOncePod need not be attached to a node; for example, it may be
+// a directory of a file server. Then only the scheduler ensures that one pod uses it, and the
+// scheduler knows only the pods in the store. After a backup was restored, the store may lack the
+// pod that uses the volume, on any node. A restore therefore sets annotation api.AnnotationUnheard
+// on such PersistentVolumes. While a volume has the annotation, a node mounts it only for a pod
+// that already had it there. The annotation is removed when every node has reported the volumes of
+// its pods, and the pods that are not in the store have stopped.
 
-// sole is a volume for a single pod, with the pods and nodes that may have it.
+// sole is a single-pod PersistentVolume with the pods and nodes that may use it.
 type sole struct {
 	Volume    *corev1.PersistentVolume
-	Users     []User         // the pods of its claim that are bound to a node and are not terminal
-	Nodes     []*corev1.Node // nodes that may have it; may contain duplicates
+	Users     []User         // pods of the volume's claim that are bound to a node and are not terminal
+	Nodes     []*corev1.Node // nodes that may have the volume; may contain duplicates
 	Strangers time.Duration
 }
 
-// waitingReason returns for which node a volume waits, and why. It returns "" if the wait is over.
-// A lost node does not count as fenced here, because an agent stops pods by itself only if they use
-// attached volumes. Only the taint out-of-service or the deletion of the Node shows that nothing on
-// the node uses the volume.
+// waitingReason returns why annotation api.AnnotationUnheard cannot be removed from the volume yet,
+// and because of which node. It returns "" if the annotation can be removed. A lost node does not
+// count as fenced here, because an agent stops pods by itself only if they use attached volumes.
+// Only the taint out-of-service or the deletion of the Node shows that nothing on the node uses the
+// volume.
 func (s sole) waitingReason() string {
 	first, why := "", ""
 	for _, n := range s.Nodes {
@@ -55,8 +57,8 @@ func (s sole) waitingReason() string {
 	return why
 }
 
-// unknownHolder returns the UID of a pod that has the volume according to its node, but that the
-// store does not have on that node.
+// unknownHolder returns the UID of a pod that has the volume according to node n, although the
+// store has no such pod on n.
 func (s sole) unknownHolder(n *corev1.Node) (pod string, held bool) {
 	list, all := api.ClaimsHeld(n)
 	if all {
@@ -71,7 +73,8 @@ func (s sole) unknownHolder(n *corev1.Node) (pod string, held bool) {
 	return "", false
 }
 
-// ofSole returns the key of a single-pod volume with the restore mark.
+// ofSole returns the soleKey of a single-pod PersistentVolume with annotation
+// api.AnnotationUnheard. It returns nil for other PersistentVolumes.
 func ofSole(v *corev1.PersistentVolume) []controllers.Key {
 	if api.SinglePod(v) && api.Unheard(v) {
 		return []controllers.Key{{Kind: soleKey, Name: v.Name}}
@@ -79,8 +82,9 @@ func ofSole(v *corev1.PersistentVolume) []controllers.Key {
 	return nil
 }
 
-// settleSole removes the mark from a volume that no unknown pod can have. Otherwise it records an
-// event for the waiting pods.
+// settleSole removes annotation api.AnnotationUnheard from a single-pod PersistentVolume if only
+// pods in the store can use the volume. Otherwise it records an event of the volume's pods and
+// returns when to try again.
 func (r *reconciler) settleSole(ctx context.Context, name string) (time.Duration, error) {
 	v, ok := controllers.Cached[*corev1.PersistentVolume](r.volumes, "", name)
 	if !ok || len(ofSole(v)) == 0 {
@@ -102,7 +106,7 @@ func (r *reconciler) settleSole(ctx context.Context, name string) (time.Duration
 	return unheardAgain, nil
 }
 
-// clearRestoreMark removes the restore mark from a volume.
+// clearRestoreMark removes annotation api.AnnotationUnheard from a PersistentVolume.
 func (r *reconciler) clearRestoreMark(ctx context.Context, v *corev1.PersistentVolume) error {
 	_, err := client.Patch[*corev1.PersistentVolume](ctx, r.term.Client, "", v.Name, "", types.MergePatchType, unmark)
 	if err != nil && !apierrors.IsNotFound(err) {

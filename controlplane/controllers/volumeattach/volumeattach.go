@@ -32,39 +32,44 @@ import (
 	"keelson.dev/keelson/internal/keylock"
 )
 
-// The kinds of keys. volumeKey is a volume, with its attacher as namespace and its handle as name.
-// attachmentKey is a VolumeAttachment that the control plane serves. soleKey is a single-pod
-// PersistentVolume with the restore mark. All PersistentVolumes of one volume share a key, so that
-// two workers never attach it to two nodes.
+// Kinds of keys in the controller's queue.
+//   - volumeKey is for a volume, with its attacher as namespace and its handle as name. Several
+//     PersistentVolumes may refer to one volume; they share its key, so that two workers never attach
+//     the volume to two nodes.
+//   - attachmentKey is for a VolumeAttachment that the control plane serves.
+//   - soleKey is for a ReadWriteOncePod PersistentVolume with annotation api.AnnotationUnheard. A
+//     restored backup has that annotation until it is certain which pod uses the volume.
 const (
 	volumeKey     = "volume"
 	attachmentKey = "attachment"
 	soleKey       = "sole"
 )
 
-// Indexes. byVolume indexes VolumeAttachments and PersistentVolumes; byNode indexes
-// VolumeAttachments. byUse indexes Nodes by the volumes that they use.
+// Names of informer indexes. byVolume indexes PersistentVolumes and VolumeAttachments by volume.
+// byNode indexes VolumeAttachments by node. byUse indexes Nodes by the names of the volumes in
+// their status.volumesInUse, and by the states below.
 const (
 	byVolume = "keelson.attachedVolume"
 	byNode   = "keelson.attachedNode"
 	byUse    = "keelson.volumeInUse"
 )
 
-// Values of byUse that are not volume names. unheard stands for a Node that has not reported since
-// a restore. joining stands for a Node that has never reported. claiming stands for a Node with
-// pods that hold single-pod claims.
+// Values of index byUse that are not names of volumes but states of a Node. unheard: the node's
+// agent has not reported its volumes since a backup was restored. joining: the agent has never
+// reported its volumes. claiming: the node reports pods that use ReadWriteOncePod volumes.
 const (
 	unheard  = "unheard"
 	joining  = "joining"
 	claiming = "claiming"
 )
 
-// handleAnnotation stores the handle of an attached volume, because the attachment may outlive its
-// PersistentVolume.
+// handleAnnotation on a VolumeAttachment stores the CSI handle of its volume, because the
+// VolumeAttachment may outlive its PersistentVolume.
 const handleAnnotation = "keelson.dev/volume-handle"
 
-// New returns the controller. If calls is nil, the controller is not the attacher of any driver,
-// but external attachers still get their VolumeAttachments.
+// New returns the attach/detach controller. calls reaches CSI drivers through the agents of the
+// nodes. If calls is nil, the controller calls no driver, but still creates and deletes the
+// VolumeAttachments that external attachers serve.
 func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 	r := &reconciler{silences: &silences{since: map[string]time.Time{}},
 		informers: informers{
@@ -133,7 +138,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 	}
 }
 
-// informers holds the informers of the controller.
+// informers holds the informers from which the controller reads.
 type informers struct {
 	claims, volumes, pods, nodes, drivers, csiNodes, attachments cache.SharedIndexInformer
 }
@@ -196,15 +201,15 @@ func (i informers) attachmentWatches(silences *silences) []controllers.Watch {
 	}
 }
 
-// sameHost reports whether two versions of a node are equal in everything that affects attachment.
+// sameHost reports whether two versions of a Node are equal in all fields that affect attachments.
 func sameHost(a, b *corev1.Node) bool {
 	return isNodeLost(a) == isNodeLost(b) && api.OutOfService(a) == api.OutOfService(b) && a.Annotations[api.AnnotationFencesAfter] == b.Annotations[api.AnnotationFencesAfter] &&
 		a.Annotations[api.AnnotationVolumesHeld] == b.Annotations[api.AnnotationVolumesHeld] &&
 		api.Unheard(a) == api.Unheard(b) && slices.Equal(a.Status.VolumesInUse, b.Status.VolumesInUse) && slices.Equal(a.Status.VolumesAttached, b.Status.VolumesAttached)
 }
 
-// keysOf returns the key of the volume to which a PersistentVolume refers, if that volume is
-// attached to nodes.
+// keysOf returns the volumeKey of the volume to which a PersistentVolume refers. It returns nil if
+// volumes of that type are not attached to nodes.
 func keysOf(v *corev1.PersistentVolume) []controllers.Key {
 	if attacher, handle, ok := api.Attachable(v); ok {
 		return keysFor(attacher, handle)
@@ -216,7 +221,8 @@ func keysFor(attacher, handle string) []controllers.Key {
 	return []controllers.Key{{Kind: volumeKey, Namespace: attacher, Name: handle}}
 }
 
-// indexValues returns keys as index values. They differ from all object names.
+// indexValues returns keys as values of index byVolume. They cannot equal a PersistentVolume's
+// name.
 func indexValues(keys []controllers.Key) (values []string) {
 	for _, k := range keys {
 		values = append(values, k.String())
@@ -229,8 +235,8 @@ func (i informers) ofVolume(name string) []controllers.Key {
 	return keysOf(v)
 }
 
-// ofAttachment returns the key of an attachment's volume, even if its PersistentVolume no longer
-// exists.
+// ofAttachment returns the volumeKey of a VolumeAttachment's volume, even if the PersistentVolume
+// no longer exists.
 func (i informers) ofAttachment(a *storagev1.VolumeAttachment) []controllers.Key {
 	if handle, says := a.Annotations[handleAnnotation]; says {
 		return keysFor(a.Spec.Attacher, handle)
@@ -246,7 +252,7 @@ func volumeOf(o api.Object) string {
 	return ""
 }
 
-// ofPod returns the keys of the volumes to which a pod's claims are bound.
+// ofPod returns the volumeKeys of the volumes to which a scheduled pod's claims are bound.
 func (i informers) ofPod(p *corev1.Pod) []controllers.Key {
 	if p.Spec.NodeName == "" {
 		return nil
@@ -260,7 +266,8 @@ func (i informers) ofPod(p *corev1.Pod) []controllers.Key {
 	return keys
 }
 
-// reconciler performs the writes of one leadership.
+// reconciler reconciles the controller's keys during one term of leadership. Every term has a new
+// reconciler.
 type reconciler struct {
 	informers
 	term        *controllers.Term
@@ -273,7 +280,7 @@ type reconciler struct {
 	wait    unrecordedWait
 
 	mu         sync.Mutex
-	lastEvents map[types.UID]string // the last event of each pod and volume
+	lastEvents map[types.UID]string // reason and message of the last event, by the UID of the pod and the volume
 }
 
 func (r *reconciler) reconcileKey(ctx context.Context, key controllers.Key) (again time.Duration, err error) {
@@ -291,7 +298,7 @@ func (r *reconciler) reconcileKey(ctx context.Context, key controllers.Key) (aga
 	return again, err
 }
 
-// volumeState collects the state of a volume from the caches.
+// volumeState collects the input of PlanVolume for a volume from the caches.
 func (r *reconciler) volumeState(attacher, handle string) State {
 	in := State{Attacher: attacher, Handle: handle, Hosts: map[string]Host{}}
 	at := indexValues(keysFor(attacher, handle))
@@ -328,13 +335,14 @@ func (r *reconciler) volumeState(attacher, handle string) State {
 	return in
 }
 
-// isOwnAttachment reports whether an attachment has the name that this controller gives. Other
-// attachments are left alone.
+// isOwnAttachment reports whether an attachment belongs to this volume and has the name that this
+// controller gives to attachments. The controller ignores all other attachments.
 func (in State) isOwnAttachment(a *storagev1.VolumeAttachment) bool {
 	return a.Spec.Attacher == in.Attacher && a.Name == api.AttachmentName(in.Handle, in.Attacher, a.Spec.NodeName)
 }
 
-// volumeUsers returns the pods on nodes that use a PersistentVolume.
+// volumeUsers returns the scheduled pods that are not terminal and use the claim of a
+// PersistentVolume.
 func (r *reconciler) volumeUsers(v *corev1.PersistentVolume) (users []User) {
 	ref := v.Spec.ClaimRef
 	if ref == nil {
@@ -352,7 +360,8 @@ func (r *reconciler) volumeUsers(v *corev1.PersistentVolume) (users []User) {
 	return users
 }
 
-// reconcileVolume moves the attachments of one volume toward the needs of its pods.
+// reconcileVolume performs the writes that PlanVolume returns for one volume. It returns the delay
+// until the next attempt.
 func (r *reconciler) reconcileVolume(ctx context.Context, attacher, handle string) (time.Duration, error) {
 	in := r.volumeState(attacher, handle)
 	step := PlanVolume(in)
@@ -388,7 +397,7 @@ func (r *reconciler) reconcileVolume(ctx context.Context, attacher, handle strin
 	return step.Again, nil
 }
 
-// createAttachment creates the VolumeAttachment of a volume for a pod's node.
+// createAttachment creates the VolumeAttachment of a volume for the node of pod u.
 func (r *reconciler) createAttachment(ctx context.Context, in State, u User) error {
 	v, node := u.Volume, u.Pod.Spec.NodeName
 	a := &storagev1.VolumeAttachment{
@@ -407,11 +416,12 @@ func (r *reconciler) createAttachment(ctx context.Context, in State, u User) err
 	return nil
 }
 
-// deleteAttachment removes a volume from the Node's status and then deletes its attachment.
+// deleteAttachment removes a volume from the Node's status.volumesAttached and then deletes the
+// VolumeAttachment. It fails if the node has started to use the volume again and is not fenced.
 func (r *reconciler) deleteAttachment(ctx context.Context, in State, a *storagev1.VolumeAttachment) error {
 	node, name := a.Spec.NodeName, in.uniqueVolumeName()
 	err := r.writeAttachedList(ctx, node, name, false, func(n *corev1.Node) error {
-		waits := false // the node waits for a volume that another node has, and the volume was never in its status: it loses nothing
+		waits := false // true if the node waits for a volume that it never had in its status: the deletion takes nothing away
 		if holds, told := api.Holds(n, name); told && !holds {
 			waits = !isVolumeAttached(n, name)
 		}
@@ -429,8 +439,9 @@ func (r *reconciler) deleteAttachment(ctx context.Context, in State, a *storagev
 	return nil
 }
 
-// writeAttachedList adds a volume to a Node's status.volumesAttached or removes it. The write fails
-// if the Node has changed since check accepted it.
+// writeAttachedList adds a volume to a Node's status.volumesAttached if has is true, or removes it
+// otherwise. check may reject the current Node with an error. The write fails if the Node has
+// changed since check accepted it.
 func (r *reconciler) writeAttachedList(ctx context.Context, node string, name corev1.UniqueVolumeName, has bool, check func(*corev1.Node) error) error {
 	if n, ok := controllers.Cached[*corev1.Node](r.nodes, "", node); ok && has && isVolumeAttached(n, name) {
 		return nil
@@ -464,7 +475,8 @@ func isVolumeAttached(n *corev1.Node, name corev1.UniqueVolumeName) bool {
 	return slices.ContainsFunc(n.Status.VolumesAttached, func(v corev1.AttachedVolume) bool { return v.Name == name })
 }
 
-// recordEvents records the attachment results as events of the pods. It does not repeat an event.
+// recordEvents records the results of attachments as events of the pods. It does not repeat an
+// event.
 func (r *reconciler) recordEvents(in State, step Step) {
 	refused := map[types.UID]string{}
 	for _, x := range step.Refused {
@@ -487,7 +499,7 @@ func (r *reconciler) recordEvents(in State, step Step) {
 	}
 }
 
-// maxLastEvents is the maximum number of recorded events.
+// maxLastEvents is the maximum number of entries in reconciler.lastEvents.
 const maxLastEvents = 50_000
 
 // recordEventOnce records an event of a pod's volume unless the last event was the same. A new
