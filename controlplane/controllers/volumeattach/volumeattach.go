@@ -34,11 +34,12 @@ import (
 
 // Kinds of keys in the controller's queue.
 //   - volumeKey is for a volume, with its attacher as namespace and its handle as name. Several
-//     PersistentVolumes may refer to one volume; they share its key, so that two workers never attach
-//     the volume to two nodes.
+//     PersistentVolumes may refer to one volume. They share its key, so that two workers never
+//     attach the volume to two nodes.
 //   - attachmentKey is for a VolumeAttachment that the control plane serves.
-//   - soleKey is for a ReadWriteOncePod PersistentVolume with annotation api.AnnotationUnheard. A
-//     restored backup has that annotation until it is certain which pod uses the volume.
+//   - soleKey is for a ReadWriteOncePod PersistentVolume with annotation api.AnnotationUnheard. The
+//     restore of a backup sets the annotation. It is removed when it is certain that no pod outside
+//     the restored store uses the volume.
 const (
 	volumeKey     = "volume"
 	attachmentKey = "attachment"

@@ -14,11 +14,12 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// cloningFinalizer is on claims while their volume is being cloned, as with other provisioners. A
-// claim that is deleted meanwhile stays until its clones are created.
+// cloningFinalizer is on the source claim while its volume is being cloned. All provisioners use
+// this finalizer. It keeps a source claim that is being deleted until its clones are created.
 const cloningFinalizer = "provisioner.storage.kubernetes.io/cloning-protection"
 
-// ofSource indexes claims by the claim, as namespace/name, from which their volume is to be cloned.
+// ofSource indexes PersistentVolumeClaims by their clone source: the claim, as namespace/name, from
+// which their volume is to be cloned.
 const ofSource = "keelson.claimsOfSource"
 
 // cloneSource returns the name of the claim from which a claim's volume is to be cloned, or "".
@@ -36,7 +37,8 @@ func sourcesOf(o api.Object) []string {
 	return nil
 }
 
-// keysOfClaim returns the keys of a claim and of its clone source, which may lose its protection.
+// keysOfClaim returns the keys to reconcile when claim c changes: c itself and its clone source,
+// which may no longer need cloningFinalizer.
 func keysOfClaim(c *corev1.PersistentVolumeClaim) []controllers.Key {
 	keys := []controllers.Key{{Kind: claimKey, Namespace: c.Namespace, Name: c.Name}}
 	if from := cloneSource(c); from != "" {
@@ -45,7 +47,8 @@ func keysOfClaim(c *corev1.PersistentVolumeClaim) []controllers.Key {
 	return keys
 }
 
-// protectSource adds the finalizer to the clone source of a claim, before the driver is called.
+// protectSource adds cloningFinalizer to the clone source of claim c, if c has a clone source. It
+// is called before the driver is called.
 func (p *provisioner) protectSource(ctx context.Context, c *corev1.PersistentVolumeClaim) error {
 	name := cloneSource(c)
 	if name == "" {
@@ -65,7 +68,7 @@ func (p *provisioner) protectSource(ctx context.Context, c *corev1.PersistentVol
 	return p.updateClaim(ctx, next)
 }
 
-// sourceGone reports whether the clone source of a claim no longer exists.
+// sourceGone reports whether claim c has a clone source that no longer exists.
 func (p *provisioner) sourceGone(ctx context.Context, c *corev1.PersistentVolumeClaim) bool {
 	name := cloneSource(c)
 	if name == "" {
@@ -75,9 +78,9 @@ func (p *provisioner) sourceGone(ctx context.Context, c *corev1.PersistentVolume
 	return apierrors.IsNotFound(err)
 }
 
-// isCopying reports whether claim c needs its clone source from: the driver has been called for c,
-// or is about to be. A claim for which provisioning has not started needs its source only while the
-// source is not being deleted, because provisioning will not start after that.
+// isCopying reports whether claim from must be kept as the clone source of claim c. It must be kept
+// once provisioning for c has started, until c no longer has ClaimFinalizer. Before that, it must
+// be kept only while from is not being deleted, because provisioning does not start after that.
 func isCopying(c, from *corev1.PersistentVolumeClaim) bool {
 	if cloneSource(c) != from.Name || c.Namespace != from.Namespace {
 		return false
@@ -86,9 +89,9 @@ func isCopying(c, from *corev1.PersistentVolumeClaim) bool {
 	return begun || from.DeletionTimestamp == nil && c.DeletionTimestamp == nil && c.Spec.VolumeName == ""
 }
 
-// unprotectSource removes the finalizer from a claim that is no longer being cloned. Before that it
-// lists the claims from the API. It leaves claims alone if their volume belongs to a driver with
-// its own provisioner.
+// unprotectSource removes cloningFinalizer from claim c if no claim is being cloned from it. Before
+// that it lists the claims from the API, because the cache may be outdated. It does nothing if the
+// volume of c belongs to a driver that has its own provisioner.
 func (p *provisioner) unprotectSource(ctx context.Context, c *corev1.PersistentVolumeClaim) error {
 	if !slices.Contains(c.Finalizers, cloningFinalizer) {
 		return nil
@@ -121,8 +124,8 @@ func (p *provisioner) unprotectSource(ctx context.Context, c *corev1.PersistentV
 	return nil
 }
 
-// othersVolume reports whether the volume of a claim belongs to a driver with its own provisioner.
-// It reads a volume that is not cached from the API.
+// othersVolume reports whether the volume of claim c belongs to a driver that has its own
+// provisioner. If the PersistentVolume is not cached, it is read from the API.
 func (p *provisioner) othersVolume(ctx context.Context, c *corev1.PersistentVolumeClaim) (bool, error) {
 	name := c.Spec.VolumeName
 	if name == "" {

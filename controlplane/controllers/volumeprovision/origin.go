@@ -17,20 +17,21 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// origin is the source of the data of a claim's volume. Both handles are "" for an empty volume.
+// origin is the snapshot or volume from which the driver fills the new volume of a claim. Both
+// handles are "" if the new volume is empty.
 type origin struct {
 	snapshot, volume string
-	from             *corev1.VolumeNodeAffinity // nil means that every node can reach the data
+	from             *corev1.VolumeNodeAffinity // nodes that can reach the source; nil means every node
 }
 
-// isReachableFrom reports whether a node can reach the data.
+// isReachableFrom reports whether node n can reach the snapshot or volume o.
 func (o origin) isReachableFrom(n *corev1.Node) bool {
 	v := &corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{NodeAffinity: o.from}}
 	return volume.CheckNodeAffinity(v, n.Labels) == nil
 }
 
-// isPopulatedExternally reports whether a volume populator fills the volume of a claim: its data
-// source is neither a snapshot nor a claim.
+// isPopulatedExternally reports whether a volume populator must fill the volume of claim c: the
+// claim's data source is neither a VolumeSnapshot nor a PersistentVolumeClaim.
 func isPopulatedExternally(c *corev1.PersistentVolumeClaim) bool {
 	from, ref := c.Spec.DataSource, c.Spec.DataSourceRef
 	if from == nil {
@@ -43,8 +44,8 @@ func isPopulatedExternally(c *corev1.PersistentVolumeClaim) bool {
 	return !(group == snap.GroupName && from.Kind == "VolumeSnapshot" || group == "" && from.Kind == "PersistentVolumeClaim")
 }
 
-// findOrigin returns the data source of a claim's volume, or an error that explains why it cannot
-// be used.
+// findOrigin returns the snapshot or volume that claim c names as its data source. It returns an
+// error if that source cannot be used with the claim and its class.
 func (p *provisioner) findOrigin(ctx context.Context, c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) (origin, error) {
 	switch from := c.Spec.DataSource; {
 	case from == nil:
@@ -114,7 +115,8 @@ func (p *provisioner) ofClaim(ctx context.Context, c *corev1.PersistentVolumeCla
 	return origin{volume: v.Spec.CSI.VolumeHandle, from: v.Spec.NodeAffinity}, checkSize(c, "PersistentVolumeClaim "+name, &size)
 }
 
-// checkSize returns an error if the requested volume is too small for its data.
+// checkSize returns an error if claim c requests less than size, the size of its data source. what
+// names the data source in the error.
 func checkSize(c *corev1.PersistentVolumeClaim, what string, size *resource.Quantity) error {
 	if want := c.Spec.Resources.Requests[corev1.ResourceStorage]; size != nil && want.Cmp(*size) < 0 {
 		return fmt.Errorf("the claim wants %s, and %s has %s: request that or more", want.String(), what, size.String())
@@ -129,8 +131,8 @@ func modeOf(c *corev1.PersistentVolumeClaim) corev1.PersistentVolumeMode {
 	return corev1.PersistentVolumeFilesystem
 }
 
-// recordReachableNodes writes to a claim which nodes can reach its data, for the scheduler. done
-// reports that the annotation is already current.
+// recordReachableNodes writes the nodes that can reach data source o to an annotation of claim c,
+// from which the scheduler reads them. done reports that no write was necessary.
 func (p *provisioner) recordReachableNodes(ctx context.Context, c *corev1.PersistentVolumeClaim, o origin) (done bool, err error) {
 	if o.from == nil {
 		return true, nil

@@ -29,35 +29,40 @@ import (
 )
 
 const (
-	// ClaimFinalizer is on claims for which a driver has been called, or is about to be called.
+	// ClaimFinalizer is on claims for which a driver has been called or is about to be called. It
+	// is removed when the PersistentVolume exists or the driver has no volume for the claim.
 	ClaimFinalizer = "keelson.dev/provisioning"
-	// begunAnnotation holds a startedProvision as JSON.
+	// begunAnnotation on a claim with ClaimFinalizer holds a startedProvision as JSON.
 	begunAnnotation = "keelson.dev/provisioning"
-	// VolumeFinalizer is the finalizer that provisioners put on their volumes.
+	// VolumeFinalizer is the finalizer of dynamically provisioned PersistentVolumes. All
+	// provisioners use this name.
 	VolumeFinalizer = "external-provisioner.volume.kubernetes.io/finalizer"
-	// reserved is the prefix of class parameters that are for the caller of the driver.
+	// reserved is the prefix of StorageClass parameters that the provisioner evaluates and does not
+	// pass to the driver.
 	reserved    = "csi.storage.k8s.io/"
 	fsTypeParam = reserved + "fstype"
 )
 
-// startedProvision holds the parameters of the driver call for a claim.
+// startedProvision holds the parameters of the CreateVolume call for a claim. They are stored in
+// the claim before the call, so that every repetition of the call has the same parameters.
 type startedProvision struct {
 	Driver     string            `json:"driver"`
 	Node       string            `json:"node"`
 	Parameters map[string]string `json:"parameters,omitempty"`
-	Segments   map[string]string `json:"segments,omitempty"` // topology of the node
-	Snapshot   string            `json:"snapshot,omitempty"` // the driver's ID of the data source
+	Segments   map[string]string `json:"segments,omitempty"` // topology of the node, by label
+	Snapshot   string            `json:"snapshot,omitempty"` // driver's ID of the snapshot or volume from which the volume is filled
 	Volume     string            `json:"volume,omitempty"`
 	Options    []string          `json:"mountOptions,omitempty"`
-	// Class is the claim's VolumeAttributesClass, and Mutable its parameters.
+	// Class is the claim's VolumeAttributesClass. Mutable are the parameters of that class.
 	Class   string            `json:"class,omitempty"`
 	Mutable map[string]string `json:"mutable,omitempty"`
-	// Secrets are the Secrets for the driver, by kind of call. They are stored because the claim's
-	// annotations may change.
+	// Secrets are the Secrets for later calls of the driver, by kind of call. They are stored
+	// because annotations of the claim may determine them and may change.
 	Secrets secrets `json:"secrets,omitempty"`
 }
 
-// begunFor returns the startedProvision of a claim, or nil.
+// begunFor returns the startedProvision that a claim stores, or nil if provisioning has not
+// started.
 func begunFor(c *corev1.PersistentVolumeClaim) (*startedProvision, error) {
 	if !slices.Contains(c.Finalizers, ClaimFinalizer) {
 		return nil, nil
@@ -69,29 +74,29 @@ func begunFor(c *corev1.PersistentVolumeClaim) (*startedProvision, error) {
 	return b, nil
 }
 
-// volumeName returns the name of the volume for a claim.
+// volumeName returns the name of the PersistentVolume for a claim. The driver gets the same name.
 func volumeName(c *corev1.PersistentVolumeClaim) string { return "pvc-" + string(c.UID) }
 
-// matchesClass reports whether the provision has the parameters of a class. The class may have been
-// changed or recreated since.
+// matchesClass reports whether b has the driver, parameters and mount options of a StorageClass.
+// The StorageClass may have been changed or recreated since provisioning started.
 func (b *startedProvision) matchesClass(class *storagev1.StorageClass) bool {
 	return b.Driver == class.Provisioner && maps.Equal(b.Parameters, class.Parameters) && slices.Equal(b.Options, class.MountOptions)
 }
 
-// claimAction is the next action for a claim.
+// claimAction is the next action of the provisioner for a claim.
 type claimAction int
 
 const (
 	noAction     claimAction = iota
-	startAction              // choose a node and record it
+	startAction              // choose a node, and store a startedProvision in the claim
 	createAction             // call the driver and create the PersistentVolume
-	undoAction               // make the driver delete the volume that it may have created
-	finishAction             // the PersistentVolume exists: remove the annotation
+	undoAction               // delete the volume that the driver may have created
+	finishAction             // the PersistentVolume exists: remove the startedProvision from the claim
 )
 
-// planClaim returns the next action for a claim. noted means that the claim has a startedProvision,
-// and made that its PersistentVolume exists. class is the claim's class or nil. served reports
-// whether this controller provisions for the driver of the class.
+// planClaim returns the next action for claim c. class is the StorageClass of c, or nil. noted
+// reports that c stores a startedProvision, and made that the PersistentVolume for c exists. served
+// reports whether this controller provisions volumes for the driver of the class.
 func planClaim(c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, noted, made, served bool) claimAction {
 	wanted := c.DeletionTimestamp == nil && c.Spec.VolumeName == "" && class != nil && served &&
 		c.Annotations[volume.AnnStorageProvisioner] == class.Provisioner && volume.GetPersistentVolumeClaimClass(c) == class.Name &&
@@ -109,12 +114,13 @@ func planClaim(c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, n
 	return startAction
 }
 
-// waitsForConsumer reports whether volumes of a class are created where a pod is to run.
+// waitsForConsumer reports whether a StorageClass has binding mode WaitForFirstConsumer: a volume
+// is created only after the scheduler has chosen the node of the claim's pod.
 func waitsForConsumer(class *storagev1.StorageClass) bool {
 	return class.VolumeBindingMode != nil && *class.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer
 }
 
-// withProvisionNote returns a copy of a claim with the finalizer and the annotation.
+// withProvisionNote returns a copy of claim c with ClaimFinalizer and with b as begunAnnotation.
 func withProvisionNote(c *corev1.PersistentVolumeClaim, b startedProvision) (*corev1.PersistentVolumeClaim, error) {
 	text, err := json.Marshal(b)
 	if err != nil {
@@ -128,8 +134,9 @@ func withProvisionNote(c *corev1.PersistentVolumeClaim, b startedProvision) (*co
 	return next, nil
 }
 
-// withoutProvisionNote returns a copy of a claim without the finalizer and the annotation. With
-// elsewhere the scheduler chooses another node.
+// withoutProvisionNote returns a copy of claim c without ClaimFinalizer and begunAnnotation. If
+// elsewhere is true, the copy also lacks the selected node, so that the scheduler chooses a node
+// again.
 func withoutProvisionNote(c *corev1.PersistentVolumeClaim, elsewhere bool) *corev1.PersistentVolumeClaim {
 	next := c.DeepCopy()
 	delete(next.Annotations, begunAnnotation)
@@ -140,7 +147,8 @@ func withoutProvisionNote(c *corev1.PersistentVolumeClaim, elsewhere bool) *core
 	return next
 }
 
-// unknownParameter returns a reserved class parameter that is not supported, or "".
+// unknownParameter returns a parameter of the class that has the reserved prefix and is not
+// supported. It returns "" if there is none.
 func unknownParameter(class *storagev1.StorageClass) string {
 	for _, k := range slices.Sorted(maps.Keys(class.Parameters)) {
 		if strings.HasPrefix(k, reserved) && k != fsTypeParam && !namesSecret(k) {
@@ -150,7 +158,7 @@ func unknownParameter(class *storagev1.StorageClass) string {
 	return ""
 }
 
-// createRequest returns the CreateVolume request of a claim.
+// createRequest returns the CreateVolume request for claim c with the parameters of b.
 func createRequest(c *corev1.PersistentVolumeClaim, b *startedProvision) *csi.CreateVolumeRequest {
 	size := c.Spec.Resources.Requests[corev1.ResourceStorage]
 	most := c.Spec.Resources.Limits[corev1.ResourceStorage]
@@ -197,7 +205,8 @@ func volumeCapability(c *corev1.PersistentVolumeClaim, mode corev1.PersistentVol
 	return out
 }
 
-// volumeOf returns the PersistentVolume for a volume that a driver created for a claim.
+// volumeOf returns the PersistentVolume for volume v, which a driver created for claim c with the
+// parameters of b.
 func volumeOf(c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, b *startedProvision, v *csi.Volume) *corev1.PersistentVolume {
 	size := c.Spec.Resources.Requests[corev1.ResourceStorage]
 	if v.GetCapacityBytes() > 0 {
@@ -238,16 +247,17 @@ func volumeOf(c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, b 
 	return pv
 }
 
-// volumeAction is the next action for a volume that was created for a claim.
+// volumeAction is the next action of the provisioner for a PersistentVolume.
 type volumeAction int
 
 const (
 	leaveVolume  volumeAction = iota
-	forgetVolume              // remove the finalizer and retain the data
-	deleteData                // make the driver delete the volume, then remove the finalizer
+	forgetVolume              // remove VolumeFinalizer and keep the data
+	deleteData                // call DeleteVolume, then remove VolumeFinalizer
 )
 
-// planVolume returns the next action for a volume of a driver for which this controller provisions.
+// planVolume returns the next action for PersistentVolume v of a driver for which this controller
+// provisions.
 func planVolume(v *corev1.PersistentVolume) volumeAction {
 	ours := slices.Contains(v.Finalizers, VolumeFinalizer)
 	if !metav1.HasAnnotation(v.ObjectMeta, volume.AnnDynamicallyProvisioned) || v.Spec.CSI == nil ||
@@ -265,9 +275,11 @@ func planVolume(v *corev1.PersistentVolume) volumeAction {
 	return leaveVolume
 }
 
-// chooseNode returns the provision on the chosen node. With a class that waits, the scheduler has
-// chosen the node. Otherwise it is the node with the largest free capacity among the nodes that the
-// class allows; ready nodes have precedence. why is the reason if no node is suitable.
+// chooseNode chooses one of the given nodes for the volume of claim c, and returns the parameters
+// of the driver call there. If the scheduler has selected a node for the claim, only that node is
+// considered. Otherwise the allowedTopologies of the class restrict the nodes. Ready nodes are
+// preferred, then nodes with more free capacity. If no node is suitable, why is the reason;
+// otherwise it is "".
 func chooseNode(c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, nodes []candidate) (b startedProvision, why string) {
 	b = startedProvision{Driver: class.Provisioner, Parameters: class.Parameters, Options: class.MountOptions}
 	selected := c.Annotations[volume.AnnSelectedNode]
@@ -299,14 +311,15 @@ func chooseNode(c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, 
 		"(kubectl get csinodes -o yaml lists those that have)", class.Provisioner)
 }
 
-// candidate is a node with the driver.
+// candidate is a node that has registered the driver of the StorageClass.
 type candidate struct {
 	node   *corev1.Node
 	driver *storagev1.CSINodeDriver
-	room   int64 // bytes, as far as known
+	room   int64 // free capacity in bytes, as far as known
 }
 
-// isPreferredTo reports whether n is chosen rather than o.
+// isPreferredTo reports whether n precedes o in the choice of a node: a ready node first, then the
+// node with more free capacity, then the node with the lesser name.
 func (n candidate) isPreferredTo(o candidate) bool {
 	if a := controllers.IsNodeReady(n.node); a != controllers.IsNodeReady(o.node) {
 		return a
@@ -314,8 +327,8 @@ func (n candidate) isPreferredTo(o candidate) bool {
 	return n.room > o.room || n.room == o.room && n.node.Name < o.node.Name
 }
 
-// isTopologyAllowed reports whether a node is within the allowed topologies of a class. An empty
-// list allows every node.
+// isTopologyAllowed reports whether a node with these labels is within terms, the allowedTopologies
+// of a StorageClass. Empty terms allow every node.
 func isTopologyAllowed(terms []corev1.TopologySelectorTerm, labels map[string]string) bool {
 	if len(terms) == 0 {
 		return true

@@ -16,14 +16,16 @@ import (
 // CustomResourceDefinition is installed.
 const populatorGroup = "populator.storage.k8s.io"
 
-// populator is a VolumePopulator: it means that a populator is installed for a kind of data source.
+// populator is a VolumePopulator object. It declares that a volume populator is installed for
+// claims with a data source of kind SourceKind.
 type populator struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
 	SourceKind        metav1.GroupKind `json:"sourceKind"`
 }
 
-// sourceOf returns the data source of a claim, from dataSourceRef if it is set.
+// sourceOf returns kind and name of the data source of claim c: of spec.dataSourceRef if it is set,
+// otherwise of spec.dataSource.
 func sourceOf(c *corev1.PersistentVolumeClaim) (kind metav1.GroupKind, name string) {
 	group, from := (*string)(nil), c.Spec.DataSource
 	if ref := c.Spec.DataSourceRef; ref != nil {
@@ -37,8 +39,8 @@ func sourceOf(c *corev1.PersistentVolumeClaim) (kind metav1.GroupKind, name stri
 	return kind, name
 }
 
-// reportPopulator records an event about the populator that must fill a claim's volume, or about
-// its absence.
+// reportPopulator records an event of claim c. The event names the volume populator that must fill
+// the claim's volume, or states that no such populator is installed.
 func (p *provisioner) reportPopulator(ctx context.Context, c *corev1.PersistentVolumeClaim) error {
 	if c.DeletionTimestamp != nil || c.Spec.VolumeName != "" {
 		return nil

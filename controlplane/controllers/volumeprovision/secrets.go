@@ -16,9 +16,9 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Kinds of driver calls for which a class may name a Secret. The two parameters are
-// <reserved><kind>secret-name and -namespace. forAny applies to calls for which the class names no
-// Secret.
+// Kinds of driver calls for which a StorageClass may name a Secret, by two parameters:
+// csi.storage.k8s.io/<kind>secret-name and csi.storage.k8s.io/<kind>secret-namespace. The Secret of
+// forAny is used for all kinds of calls for which the class names no Secret.
 const (
 	forAny          = ""
 	forProvisioning = "provisioner-"
@@ -32,7 +32,7 @@ const (
 
 var secretCalls = []string{forAny, forProvisioning, forAttaching, forStaging, forPublishing, forGrowing, forNodeGrowing, forModifying}
 
-// Annotations of a PersistentVolume that name the Secret for its deletion.
+// Annotations of a PersistentVolume that name the Secret for the DeleteVolume call.
 const (
 	deletionSecretName      = "volume.kubernetes.io/provisioner-deletion-secret-name"
 	deletionSecretNamespace = "volume.kubernetes.io/provisioner-deletion-secret-namespace"
@@ -42,7 +42,7 @@ func secretParams(call string) (name, namespace string) {
 	return reserved + call + "secret-name", reserved + call + "secret-namespace"
 }
 
-// namesSecret reports whether a parameter names a Secret or its namespace.
+// namesSecret reports whether a StorageClass parameter is the name or the namespace of a Secret.
 func namesSecret(parameter string) bool {
 	return slices.ContainsFunc(secretCalls, func(call string) bool {
 		name, namespace := secretParams(call)
@@ -50,8 +50,9 @@ func namesSecret(parameter string) bool {
 	})
 }
 
-// secretFor returns the Secret for a kind of call about a claim's volume. It returns nil if the
-// class names none.
+// secretFor returns the Secret for a kind of call, from the parameters of a StorageClass. Variables
+// in the parameters are replaced by values of claim c. secretFor returns nil if the class names no
+// Secret.
 func secretFor(call string, parameters map[string]string, c *corev1.PersistentVolumeClaim) (*corev1.SecretReference, error) {
 	nameParam, namespaceParam := secretParams(call)
 	name, namespace := parameters[nameParam], parameters[namespaceParam]
@@ -86,7 +87,8 @@ func secretFor(call string, parameters map[string]string, c *corev1.PersistentVo
 	return &corev1.SecretReference{Namespace: namespace, Name: name}, nil
 }
 
-// expandVariables replaces the variables in a parameter.
+// expandVariables returns text with each ${variable} replaced by its value in known. It returns an
+// error if a variable is not in known. parameter is the name of the parameter in the error.
 func expandVariables(parameter, text string, known map[string]string) (string, error) {
 	var missing []string
 	out := os.Expand(text, func(k string) string {
@@ -103,7 +105,7 @@ func expandVariables(parameter, text string, known map[string]string) (string, e
 	return out, nil
 }
 
-// secrets are the Secrets of a claim's volume by kind of call.
+// secrets maps a kind of driver call to the Secret for these calls.
 type secrets map[string]*corev1.SecretReference
 
 func secretsOf(parameters map[string]string, c *corev1.PersistentVolumeClaim) (secrets, error) {
@@ -120,7 +122,8 @@ func secretsOf(parameters map[string]string, c *corev1.PersistentVolumeClaim) (s
 	return out, nil
 }
 
-// annotateVolume writes the Secrets for the driver to a volume.
+// annotateVolume writes the Secrets for later calls of the driver to the spec and the annotations
+// of PersistentVolume v.
 func (s secrets) annotateVolume(v *corev1.PersistentVolume) {
 	csi := v.Spec.CSI
 	csi.ControllerPublishSecretRef, csi.NodeStageSecretRef, csi.NodePublishSecretRef = s[forAttaching], s[forStaging], s[forPublishing]
@@ -135,17 +138,17 @@ func (s secrets) annotateVolume(v *corev1.PersistentVolume) {
 	}
 }
 
-// readSecret returns the data of a Secret for CreateVolume.
+// readSecret returns the data of a Secret for the CreateVolume call. It returns nil if ref is nil.
 func (p *provisioner) readSecret(ctx context.Context, ref *corev1.SecretReference) (map[string]string, error) {
 	out, err := controllers.ReadDriverSecret(ctx, p.term.Client, ref)
 	if err != nil {
-		return nil, errors.New(err.Error()) // drop the error type: a missing Secret is not a race of this claim
+		return nil, errors.New(err.Error()) // drop the type of the error: the caller would treat NotFound as a conflict of the claim
 	}
 	return out, nil
 }
 
-// givenStill returns the data of a Secret for the deletion of a volume. It returns nil if the
-// Secret no longer exists; the driver then decides whether it needs the Secret.
+// givenStill returns the data of the Secret for the deletion of a volume. It returns nil without an
+// error if the Secret no longer exists; the driver then decides whether it needs the Secret.
 func (p *provisioner) givenStill(ctx context.Context, ref *corev1.SecretReference) (map[string]string, error) {
 	out, err := controllers.ReadDriverSecret(ctx, p.term.Client, ref)
 	if apierrors.IsNotFound(err) {
@@ -154,7 +157,7 @@ func (p *provisioner) givenStill(ctx context.Context, ref *corev1.SecretReferenc
 	return out, err
 }
 
-// deletionSecret returns the Secret for the deletion of a volume, or nil.
+// deletionSecret returns the Secret that PersistentVolume v names for its deletion, or nil.
 func deletionSecret(v *corev1.PersistentVolume) *corev1.SecretReference {
 	name, namespace := v.Annotations[deletionSecretName], v.Annotations[deletionSecretNamespace]
 	if name == "" || namespace == "" {

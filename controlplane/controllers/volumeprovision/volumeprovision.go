@@ -25,7 +25,7 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// The kinds of keys.
+// Kinds of keys in the controller's queue: PersistentVolumeClaims and PersistentVolumes.
 const (
 	claimKey  = "claim"
 	volumeKey = "volume"
@@ -34,7 +34,8 @@ const (
 // ofVolume indexes VolumeAttachments by the name of their PersistentVolume.
 const ofVolume = "keelson.attachmentsOfVolume"
 
-// New returns the controller. If calls is nil, it provisions for no driver.
+// New returns the volume provisioner. calls reaches CSI drivers through the agents of the nodes. If
+// calls is nil, the controller does nothing.
 func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 	i := d.Informers
 	claims, volumes := client.Informer[*corev1.PersistentVolumeClaim](i), client.Informer[*corev1.PersistentVolume](i)
@@ -109,7 +110,8 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 	}
 }
 
-// provisioner performs the writes of one leadership.
+// provisioner reconciles claims and volumes during one term of leadership. Every term has a new
+// provisioner.
 type provisioner struct {
 	term    *controllers.Term
 	calls   *controllers.LeaderDrivers
@@ -179,7 +181,8 @@ func (p *provisioner) reconcileClaim(ctx context.Context, key controllers.Key) e
 	return nil
 }
 
-// startProvision chooses a node for a claim and records the parameters of the driver call.
+// startProvision chooses a node for the volume of claim c, and stores the parameters of the driver
+// call in the claim. The driver is called when the claim is reconciled again.
 func (p *provisioner) startProvision(ctx context.Context, c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) error {
 	if k := unknownParameter(class); k != "" {
 		return p.recordFailure(c, fmt.Errorf("parameter %s of StorageClass %s is not served for drivers that the agents serve: leave it out", k, class.Name))
@@ -221,7 +224,7 @@ func (p *provisioner) startProvision(ctx context.Context, c *corev1.PersistentVo
 	return p.updateClaim(ctx, next)
 }
 
-// addAttributes adds the claim's VolumeAttributesClass and its parameters to the provision.
+// addAttributes adds the VolumeAttributesClass of claim c, and the parameters of that class, to b.
 func (p *provisioner) addAttributes(ctx context.Context, c *corev1.PersistentVolumeClaim, b *startedProvision) error {
 	if c.Spec.VolumeAttributesClassName == nil || *c.Spec.VolumeAttributesClassName == "" {
 		return nil
@@ -241,7 +244,7 @@ func (p *provisioner) addAttributes(ctx context.Context, c *corev1.PersistentVol
 	return nil
 }
 
-// candidateNodes returns the nodes with the driver of a class.
+// candidateNodes returns the nodes that have registered the driver of a StorageClass.
 func (p *provisioner) candidateNodes(class *storagev1.StorageClass) []candidate {
 	rooms := controllers.CachedAll[*storagev1.CSIStorageCapacity](p.capacities)
 	var out []candidate
@@ -265,7 +268,7 @@ func (p *provisioner) candidateNodes(class *storagev1.StorageClass) []candidate 
 	return out
 }
 
-// currentSegments returns the current topology of the node of a provision, or nil if it is unknown.
+// currentSegments returns the current topology labels of the node of b, or nil if they are unknown.
 func (p *provisioner) currentSegments(b *startedProvision) map[string]string {
 	has, _ := controllers.Cached[*storagev1.CSINode](p.csiNodes, "", b.Node)
 	node, _ := controllers.Cached[*corev1.Node](p.nodes, "", b.Node)
@@ -275,9 +278,10 @@ func (p *provisioner) currentSegments(b *startedProvision) map[string]string {
 	return nil
 }
 
-// callingNode returns the node through which the driver of a provision is called. The volumes of a
-// driver without topology can be reached from any node: if the recorded node is not ready or was
-// deleted, another node is used. ok is false if the node was deleted and no other node can be used.
+// callingNode returns the node through which the driver of b is called: the node that b names. For
+// a driver without topology, every node reaches its volumes: if the node of b is not ready or was
+// deleted, callingNode returns another ready node. ok is false if the node of b was deleted and no
+// other node can be used.
 func (p *provisioner) callingNode(b *startedProvision) (node string, ok bool) {
 	n, ok := controllers.Cached[*corev1.Node](p.nodes, "", b.Node)
 	if ok && controllers.IsNodeReady(n) || len(b.Segments) > 0 {
@@ -296,17 +300,20 @@ func (p *provisioner) callingNode(b *startedProvision) (node string, ok bool) {
 	return slices.Min(others), true
 }
 
-// createVolume calls CreateVolume and creates the PersistentVolume. Both can be repeated.
+// createVolume calls CreateVolume with the parameters of b and creates the PersistentVolume for
+// claim c. Every step may be repeated after an interruption. If the class has changed, it deletes
+// the volume instead. If the node is full or was deleted, it removes or changes the choice of the
+// node.
 func (p *provisioner) createVolume(ctx context.Context, c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, b *startedProvision) error {
 	if !b.matchesClass(class) {
-		return p.undoProvision(ctx, c, b) // then start again with the current class
+		return p.undoProvision(ctx, c, b) // provisioning then starts again with the current class
 	}
 	node, ok := p.callingNode(b)
 	if !ok {
 		p.term.Events.Event(c, corev1.EventTypeWarning, "ProvisioningFailed", fmt.Sprintf("node %s, on which volume %s was being created, no longer exists", b.Node, volumeName(c)))
 		return p.updateClaim(ctx, withoutProvisionNote(c, waitsForConsumer(class)))
 	}
-	if at := p.currentSegments(b); at != nil && !maps.Equal(at, b.Segments) { // the topology was not known when provisioning started
+	if at := p.currentSegments(b); at != nil && !maps.Equal(at, b.Segments) { // the node's topology was unknown or different when provisioning started
 		next := *b
 		next.Segments = at
 		moved, err := withProvisionNote(c, next)
@@ -330,7 +337,7 @@ func (p *provisioner) createVolume(ctx context.Context, c *corev1.PersistentVolu
 			return p.updateClaim(ctx, withoutProvisionNote(c, true)) // the scheduler chooses another node
 		}
 		if b.Snapshot != "" || b.Volume != "" {
-			return err // the data can be reached from this node only
+			return err // only this node can reach the data source
 		}
 		next, why := chooseNode(c, class, p.candidateNodes(class))
 		if why != "" || next.Node == b.Node {
@@ -345,7 +352,7 @@ func (p *provisioner) createVolume(ctx context.Context, c *corev1.PersistentVolu
 	case err != nil:
 		why := p.recordFailure(c, fmt.Errorf("StorageClass %q: node %s: %s", class.Name, node, controllers.DriverErrorText(err)))
 		if status.Code(err) == codes.NotFound && p.sourceGone(ctx, c) {
-			return p.updateClaim(ctx, withoutProvisionNote(c, waitsForConsumer(class))) // the source was deleted before it was protected
+			return p.updateClaim(ctx, withoutProvisionNote(c, waitsForConsumer(class))) // the clone source was deleted before it got cloningFinalizer
 		}
 		return why
 	case res.GetVolume().GetVolumeId() == "":
@@ -363,12 +370,12 @@ func (p *provisioner) createVolume(ctx context.Context, c *corev1.PersistentVolu
 	return p.updateClaim(ctx, withoutProvisionNote(c, false))
 }
 
-// undoProvision makes the driver delete the volume that it may have created for a claim that no
-// longer needs it. It repeats CreateVolume first, because only the response contains the volume's
-// ID.
+// undoProvision makes the driver delete the volume that it may have created for claim c, which no
+// longer needs the volume. It first repeats CreateVolume, because only the response contains the
+// volume's ID.
 func (p *provisioner) undoProvision(ctx context.Context, c *corev1.PersistentVolumeClaim, b *startedProvision) error {
 	pv, err := client.Get[*corev1.PersistentVolume](ctx, p.term.Client, "", volumeName(c))
-	if err == nil { // the PersistentVolume was created after all; the binder releases it
+	if err == nil { // the PersistentVolume was created after all; the volume binder releases it
 		p.volumes.RecordWrite(pv)
 		return p.updateClaim(ctx, withoutProvisionNote(c, false))
 	}
@@ -377,7 +384,7 @@ func (p *provisioner) undoProvision(ctx context.Context, c *corev1.PersistentVol
 	}
 	node, ok := p.callingNode(b)
 	if !ok {
-		return p.updateClaim(ctx, withoutProvisionNote(c, false)) // the node was deleted with its data
+		return p.updateClaim(ctx, withoutProvisionNote(c, false)) // the node was deleted, and with it the volume
 	}
 	q := createRequest(c, b)
 	if q.Secrets, err = p.givenStill(ctx, b.Secrets[forProvisioning]); err != nil {
@@ -396,7 +403,7 @@ func (p *provisioner) undoProvision(ctx context.Context, c *corev1.PersistentVol
 	return p.updateClaim(ctx, withoutProvisionNote(c, false))
 }
 
-// recordFailure records an event about a failed provisioning and returns the error.
+// recordFailure records a Warning event of claim c about the failed provisioning, and returns err.
 func (p *provisioner) recordFailure(c *corev1.PersistentVolumeClaim, err error) error {
 	p.term.Events.Event(c, corev1.EventTypeWarning, "ProvisioningFailed", "failed to provision volume: "+err.Error())
 	return fmt.Errorf("volume of claim %s/%s: %w", c.Namespace, c.Name, err)
@@ -407,7 +414,7 @@ func (p *provisioner) reconcileVolume(ctx context.Context, name string) error {
 	if !ok || v.Spec.CSI == nil || !p.isServed(v.Spec.CSI.Driver) || planVolume(v) == leaveVolume {
 		return nil
 	}
-	// Decide the deletion of data by the current object, not by the cached one.
+	// Read the object from the API: a cached object must not cause the deletion of data.
 	v, err := client.Get[*corev1.PersistentVolume](ctx, p.term.Client, "", name)
 	if err != nil {
 		return err
@@ -451,8 +458,9 @@ func (p *provisioner) reconcileVolume(ctx context.Context, name string) error {
 	return nil
 }
 
-// deleteVolume calls DeleteVolume. gone is false while the volume is attached to a node. gone is
-// also false if no node can reach the volume, unless a user has deleted the PersistentVolume.
+// deleteVolume calls DeleteVolume for PersistentVolume v. gone reports that the data no longer
+// exist. It is false while the volume is attached to a node. If no node can reach the volume any
+// more, gone is true only if a user has deleted v.
 func (p *provisioner) deleteVolume(ctx context.Context, v *corev1.PersistentVolume) (gone bool, err error) {
 	if len(controllers.CachedBy[*storagev1.VolumeAttachment](p.attachments, ofVolume, v.Name)) > 0 {
 		return false, nil

@@ -20,13 +20,14 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// reconcileContent takes, checks or deletes the snapshot of a content through its driver.
+// reconcileContent creates, looks up or deletes the snapshot of VolumeSnapshotContent c through its
+// CSI driver. It returns the delay until the next attempt; 0 means none.
 func (r *reconciler) reconcileContent(ctx context.Context, c content) (time.Duration, error) {
 	switch {
 	case isDataDeletable(c.Typed) && slices.Contains(c.Typed.Finalizers, contentFinalizer):
 		return r.removeContent(ctx, c)
 	case c.Typed.DeletionTimestamp != nil, c.Typed.Spec.VolumeSnapshotRef.UID == "", metav1.HasAnnotation(c.Object.ObjectMeta, beingDeleted):
-		return 0, nil // a snapshot still uses it, or no snapshot is bound to it yet
+		return 0, nil // a VolumeSnapshot still uses the content, or none is bound to it yet
 	case c.Typed.Status != nil && c.Typed.Status.ReadyToUse != nil && *c.Typed.Status.ReadyToUse:
 		return 0, r.markInProgress(ctx, ofSnapshots, c.Object, false)
 	case c.Typed.Spec.Source.SnapshotHandle != nil:
@@ -35,7 +36,9 @@ func (r *reconciler) reconcileContent(ctx context.Context, c content) (time.Dura
 	return r.takeSnapshot(ctx, c)
 }
 
-// takeSnapshot calls CreateSnapshot, and repeats the call until the snapshot is ready.
+// takeSnapshot calls CreateSnapshot for VolumeSnapshotContent c and writes the result to its
+// status. It returns the delay after which the call must be repeated, or 0 if the snapshot is
+// ready.
 func (r *reconciler) takeSnapshot(ctx context.Context, c content) (time.Duration, error) {
 	q, err := r.createRequest(ctx, c)
 	if err != nil {
@@ -49,7 +52,7 @@ func (r *reconciler) takeSnapshot(ctx context.Context, c content) (time.Duration
 		if err := r.markInProgress(ctx, ofSnapshots, c.Object, true); err != nil {
 			return 0, err
 		}
-		return time.Millisecond, nil // continue with the stored version
+		return time.Millisecond, nil // continue with the object as stored
 	}
 	res, err := controllers.DriverController(r.calls, nodes[0], c.Typed.Spec.Driver).CreateSnapshot(ctx, q)
 	switch {
@@ -82,7 +85,7 @@ func contentStatus(s *csi.Snapshot) *snap.VolumeSnapshotContentStatus {
 	return out
 }
 
-// createRequest returns the CreateSnapshot request of a content.
+// createRequest returns the CreateSnapshot request for VolumeSnapshotContent c.
 func (r *reconciler) createRequest(ctx context.Context, c content) (*csi.CreateSnapshotRequest, error) {
 	q := &csi.CreateSnapshotRequest{Name: driverName(c.Typed), SourceVolumeId: *c.Typed.Spec.Source.VolumeHandle}
 	var err error
@@ -93,8 +96,9 @@ func (r *reconciler) createRequest(ctx context.Context, c content) (*csi.CreateS
 	return q, err
 }
 
-// findSnapshot looks for a pre-provisioned snapshot on every node that has the driver, and records
-// from which nodes it can be reached.
+// findSnapshot looks for the pre-provisioned snapshot of VolumeSnapshotContent c on every node that
+// has the driver. It writes the result to the status, and records which nodes can reach the
+// snapshot.
 func (r *reconciler) findSnapshot(ctx context.Context, c content) (time.Duration, error) {
 	nodes, err := r.contentNodes(c.Object, c.Typed.Spec.Driver)
 	if err != nil {
@@ -107,7 +111,7 @@ func (r *reconciler) findSnapshot(ctx context.Context, c content) (time.Duration
 	handle := *c.Typed.Spec.Source.SnapshotHandle
 	for _, name := range nodes {
 		res, err := controllers.DriverController(r.calls, name, c.Typed.Spec.Driver).ListSnapshots(ctx, &csi.ListSnapshotsRequest{SnapshotId: handle, Secrets: secrets})
-		if status.Code(err) == codes.Unimplemented { // a driver that cannot list snapshots: the snapshot is assumed to exist
+		if status.Code(err) == codes.Unimplemented { // the driver cannot list snapshots: assume that the snapshot exists
 			yes := true
 			return 0, r.writeStatus(ctx, c.Object, &snap.VolumeSnapshotContentStatus{SnapshotHandle: &handle, ReadyToUse: &yes})
 		}
@@ -127,7 +131,7 @@ func (r *reconciler) recordFound(ctx context.Context, c content, name string, s 
 	node, _ := controllers.Cached[*corev1.Node](r.nodes, "", name)
 	on, _ := controllers.Cached[*storagev1.CSINode](r.csiNodes, "", name)
 	d := controllers.FindNodeDriver(on, c.Typed.Spec.Driver)
-	if missing := controllers.MissingTopologyLabel(d, node); missing != "" { // the reachable nodes are written only once
+	if missing := controllers.MissingTopologyLabel(d, node); missing != "" { // wait for the label, because the reachable nodes are written only once
 		return again, r.recordRefusal(ctx, ofSnapshots, c.Object, fmt.Errorf("node %s has no label %s, by which CSI driver %s says where it is: the driver's registration sets it",
 			name, missing, c.Typed.Spec.Driver))
 	}
@@ -154,8 +158,8 @@ func (r *reconciler) recordFound(ctx context.Context, c content, name string, s 
 	return 0, nil
 }
 
-// removeContent deletes the snapshot if the deletion policy is Delete, and removes the content's
-// finalizer.
+// removeContent finalizes VolumeSnapshotContent c. It deletes the snapshot if the deletion policy
+// is Delete and the snapshot is not part of a group snapshot. Then it removes the finalizer.
 func (r *reconciler) removeContent(ctx context.Context, c content) (time.Duration, error) {
 	var err error
 	if c.Typed.Spec.DeletionPolicy == snap.VolumeSnapshotContentDelete && !metav1.HasAnnotation(c.Object.ObjectMeta, inGroup) {
@@ -164,8 +168,8 @@ func (r *reconciler) removeContent(ctx context.Context, c content) (time.Duratio
 	return r.finishRemoval(ctx, ofSnapshots, c.Object, err)
 }
 
-// deleteSnapshot calls DeleteSnapshot. If the snapshot's handle is not known because its creation
-// was interrupted, it repeats CreateSnapshot to get the handle.
+// deleteSnapshot calls DeleteSnapshot for VolumeSnapshotContent c. If the creation was interrupted,
+// the snapshot's handle is unknown; then it repeats CreateSnapshot to get the handle.
 func (r *reconciler) deleteSnapshot(ctx context.Context, c content) error {
 	handle := ""
 	switch {
@@ -178,7 +182,7 @@ func (r *reconciler) deleteSnapshot(ctx context.Context, c content) error {
 	}
 	nodes, err := r.contentNodes(c.Object, c.Typed.Spec.Driver)
 	if errors.Is(err, controllers.ErrNoNode) {
-		return nil // the snapshot was lost with its nodes
+		return nil // all nodes that could reach the snapshot were deleted
 	}
 	if err != nil {
 		return err

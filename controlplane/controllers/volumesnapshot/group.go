@@ -20,7 +20,8 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// groupNamed reconciles a group snapshot: it binds its content and creates its member snapshots.
+// groupNamed reconciles the VolumeGroupSnapshot of a key: it binds its content, creates the
+// VolumeSnapshots of its volumes, and updates its status.
 func (r *reconciler) groupNamed(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	if !r.isBinder() {
 		return 0, nil
@@ -55,7 +56,8 @@ func (r *reconciler) groupNamed(ctx context.Context, key controllers.Key) (time.
 	return r.groupTold(ctx, g, *c)
 }
 
-// groupGiven returns the pre-provisioned content that a group names, bound to the group.
+// groupGiven returns the pre-provisioned VolumeGroupSnapshotContent that VolumeGroupSnapshot g
+// names, and binds it to g.
 func (r *reconciler) groupGiven(ctx context.Context, g group) (*groupContent, error) {
 	name := *g.Typed.Spec.Source.VolumeGroupSnapshotContentName
 	c, err := contentNamed[groups.VolumeGroupSnapshotContent](ctx, r, ofGroups, name)
@@ -72,8 +74,9 @@ func (r *reconciler) groupGiven(ctx context.Context, g group) (*groupContent, er
 	return &bound, err
 }
 
-// groupDynamic returns the content of a group of claims and creates it if necessary. It protects
-// the claims until the group is taken.
+// groupDynamic returns the VolumeGroupSnapshotContent for VolumeGroupSnapshot g, which selects
+// claims by labels. It creates the content if necessary. Before that it adds a finalizer to the
+// claims, which keeps them until the group snapshot is taken. It also returns g as stored last.
 func (r *reconciler) groupDynamic(ctx context.Context, g group) (group, *groupContent, error) {
 	c, err := contentNamed[groups.VolumeGroupSnapshotContent](ctx, r, ofGroups, groupContentName(g.Typed.UID))
 	if err != nil {
@@ -120,7 +123,8 @@ func (r *reconciler) groupDynamic(ctx context.Context, g group) (group, *groupCo
 	return g, &stored, err
 }
 
-// groupSources returns the claims of a group and their volumes.
+// groupSources returns the claims that VolumeGroupSnapshot g selects, and the PersistentVolumes of
+// these claims in the same order.
 func (r *reconciler) groupSources(ctx context.Context, g *groups.VolumeGroupSnapshot) ([]*corev1.PersistentVolumeClaim, []*corev1.PersistentVolume, error) {
 	all, err := client.List[*corev1.PersistentVolumeClaim](ctx, r.term.Client, g.Namespace, metav1.ListOptions{})
 	if err != nil {
@@ -141,8 +145,8 @@ func (r *reconciler) groupSources(ctx context.Context, g *groups.VolumeGroupSnap
 	return claims, volumes, nil
 }
 
-// oneNode returns an error if no node reaches all volumes of the claims. It checks only drivers
-// that the agents serve; other drivers may run anywhere.
+// oneNode returns an error if no node reaches all the volumes of the claims. It checks this only
+// for drivers that the agents of the nodes serve; other drivers may run anywhere.
 func (r *reconciler) oneNode(driver string, claims []*corev1.PersistentVolumeClaim, volumes []*corev1.PersistentVolume) error {
 	if !r.isServed(driver) {
 		return nil
@@ -175,7 +179,8 @@ func firstOf(nodes []string) string {
 	return nodes[0]
 }
 
-// groupTold creates the member snapshots of a group that was taken, and updates the group's status.
+// groupTold copies the status of content c to VolumeGroupSnapshot g. If the group snapshot was
+// taken, it also creates the VolumeSnapshots of the volumes, and releases the claims.
 func (r *reconciler) groupTold(ctx context.Context, g group, c groupContent) (time.Duration, error) {
 	no := false
 	next := &groups.VolumeGroupSnapshotStatus{}
@@ -212,8 +217,8 @@ func (r *reconciler) groupTold(ctx context.Context, g group, c groupContent) (ti
 	return wait, r.groupRelease(ctx, g.Typed.Namespace)
 }
 
-// groupMembers creates the missing member snapshots of a group. ready reports whether all of them
-// are ready to use.
+// groupMembers creates the missing VolumeSnapshots of the volumes in group snapshot g, each with
+// its content. ready reports whether all of them are ready to use.
 func (r *reconciler) groupMembers(ctx context.Context, g group, c groupContent) (ready bool, err error) {
 	ready = true
 	var claims map[string]string
@@ -244,7 +249,8 @@ func (r *reconciler) groupMembers(ctx context.Context, g group, c groupContent) 
 	return ready, nil
 }
 
-// claimsOf returns the names of the protected claims of a driver, by volume handle.
+// claimsOf returns the names of the claims in a namespace that have a volume of the driver and are
+// protected by claimFinalizer. The keys are the handles of their volumes.
 func (r *reconciler) claimsOf(ctx context.Context, namespace, driver string) (map[string]string, error) {
 	all, err := client.List[*corev1.PersistentVolumeClaim](ctx, r.term.Client, namespace, metav1.ListOptions{})
 	if err != nil {
@@ -266,7 +272,8 @@ func (r *reconciler) claimsOf(ctx context.Context, namespace, driver string) (ma
 	return out, nil
 }
 
-// groupRelease removes the protection of claims that no snapshot or group still needs.
+// groupRelease removes claimFinalizer from the claims of a namespace that no VolumeSnapshot or
+// VolumeGroupSnapshot still needs as a source.
 func (r *reconciler) groupRelease(ctx context.Context, namespace string) error {
 	all, err := client.List[*corev1.PersistentVolumeClaim](ctx, r.term.Client, namespace, metav1.ListOptions{})
 	if err != nil {
@@ -282,7 +289,7 @@ func (r *reconciler) groupRelease(ctx context.Context, namespace string) error {
 	return nil
 }
 
-// heldByGroup reports whether a claim belongs to a group that has not been taken yet.
+// heldByGroup reports whether a VolumeGroupSnapshot that has not been taken yet selects a claim.
 func (r *reconciler) heldByGroup(ctx context.Context, claim *corev1.PersistentVolumeClaim) (bool, error) {
 	k := r.snapshotKind("VolumeGroupSnapshot")
 	if k == nil {
@@ -304,8 +311,8 @@ func (r *reconciler) heldByGroup(ctx context.Context, claim *corev1.PersistentVo
 	return false, nil
 }
 
-// staysWithGroup reports whether a snapshot that is being deleted belongs to a group that is not
-// being deleted. Such a snapshot stays.
+// staysWithGroup reports whether VolumeSnapshot s, which is being deleted, must be kept because its
+// VolumeGroupSnapshot is not being deleted. It then records an event of s.
 func (r *reconciler) staysWithGroup(ctx context.Context, s snapshot) (bool, error) {
 	k := r.snapshotKind("VolumeGroupSnapshot")
 	if k == nil || !slices.Contains(s.Typed.Finalizers, memberFinalizer) {
@@ -328,8 +335,8 @@ func (r *reconciler) staysWithGroup(ctx context.Context, s snapshot) (bool, erro
 	return false, nil
 }
 
-// groupDeleted finalizes a group that is being deleted: it deletes the member snapshots first, then
-// the content if its deletion policy is Delete.
+// groupDeleted finalizes VolumeGroupSnapshot g, which is being deleted. It deletes the group's
+// VolumeSnapshots first. Then it deletes the content if the deletion policy is Delete.
 func (r *reconciler) groupDeleted(ctx context.Context, g group) (time.Duration, error) {
 	if !slices.Contains(g.Typed.Finalizers, groupFinalizer) {
 		return 0, nil
@@ -351,7 +358,7 @@ func (r *reconciler) groupDeleted(ctx context.Context, g group) (time.Duration, 
 		}
 	}
 	if left {
-		return again, nil // the deletion of each member queues this group again
+		return again, nil // the deletion of each VolumeSnapshot queues this group again
 	}
 	name := groupContentName(g.Typed.UID)
 	if g.Typed.Spec.Source.VolumeGroupSnapshotContentName != nil {
@@ -375,7 +382,7 @@ func (r *reconciler) groupDeleted(ctx context.Context, g group) (time.Duration, 
 	return 0, r.groupRelease(ctx, g.Typed.Namespace)
 }
 
-// deleteObject deletes an object of a snapshot kind, with its UID as precondition.
+// deleteObject deletes an object of one of the snapshot kinds, with its UID as precondition.
 func (r *reconciler) deleteObject(ctx context.Context, o *custom.Object) error {
 	k := r.snapshotKind(o.Kind)
 	if k == nil {

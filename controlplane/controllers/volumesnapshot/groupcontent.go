@@ -19,7 +19,8 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// groupContentNamed takes, finds or deletes the group snapshot of a content through its driver.
+// groupContentNamed reconciles the VolumeGroupSnapshotContent of a key: it creates, looks up or
+// deletes the group snapshot through the CSI driver.
 func (r *reconciler) groupContentNamed(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	c, err := controllers.GetTyped[groups.VolumeGroupSnapshotContent](ctx, r.term.Client, r.snapshotKind("VolumeGroupSnapshotContent"), "", key.Name)
 	if apierrors.IsNotFound(err) {
@@ -41,7 +42,7 @@ func (r *reconciler) groupContentNamed(ctx context.Context, key controllers.Key)
 	case c.Typed.DeletionTimestamp != nil:
 		return r.groupRemove(ctx, c)
 	case c.Typed.Spec.VolumeGroupSnapshotRef.UID == "":
-		return 0, nil // no group is bound to it yet
+		return 0, nil // no VolumeGroupSnapshot is bound to the content yet
 	case had != nil && had.ReadyToUse != nil && *had.ReadyToUse:
 		return 0, r.markInProgress(ctx, ofGroups, c.Object, false)
 	case c.Typed.Spec.Source.GroupSnapshotHandles != nil:
@@ -50,8 +51,8 @@ func (r *reconciler) groupContentNamed(ctx context.Context, key controllers.Key)
 	return r.groupTake(ctx, c)
 }
 
-// groupOrphaned deletes a content with deletion policy Delete after its group was deleted. It
-// reports whether it did.
+// groupOrphaned deletes VolumeGroupSnapshotContent c if its VolumeGroupSnapshot no longer exists
+// and its deletion policy is Delete. It reports whether it deleted c.
 func (r *reconciler) groupOrphaned(ctx context.Context, c groupContent) (bool, error) {
 	ref := c.Typed.Spec.VolumeGroupSnapshotRef
 	if ref.UID == "" || c.Typed.DeletionTimestamp != nil || c.Typed.Spec.DeletionPolicy != snap.VolumeSnapshotContentDelete {
@@ -64,8 +65,8 @@ func (r *reconciler) groupOrphaned(ctx context.Context, c groupContent) (bool, e
 	return true, r.deleteObject(ctx, c.Object)
 }
 
-// groupTake calls CreateVolumeGroupSnapshot, and repeats the call until the group snapshot is
-// ready.
+// groupTake calls CreateVolumeGroupSnapshot for content c and writes the result to its status. It
+// returns the delay after which the call must be repeated, or 0 if the group snapshot is ready.
 func (r *reconciler) groupTake(ctx context.Context, c groupContent) (time.Duration, error) {
 	q, err := r.groupRequest(ctx, c)
 	if err != nil {
@@ -79,7 +80,7 @@ func (r *reconciler) groupTake(ctx context.Context, c groupContent) (time.Durati
 		return 0, r.recordRefusal(ctx, ofGroups, c.Object, err)
 	}
 	if !metav1.HasAnnotation(c.Object.ObjectMeta, groupBeingCreated) {
-		return time.Millisecond, r.markInProgress(ctx, ofGroups, c.Object, true) // continue with the stored version
+		return time.Millisecond, r.markInProgress(ctx, ofGroups, c.Object, true) // continue with the object as stored
 	}
 	res, err := controllers.DriverGroups(r.calls, nodes[0], c.Typed.Spec.Driver).CreateVolumeGroupSnapshot(ctx, q)
 	switch {
@@ -91,7 +92,7 @@ func (r *reconciler) groupTake(ctx context.Context, c groupContent) (time.Durati
 	return r.groupTaken(ctx, c, res.GetGroupSnapshot())
 }
 
-// groupTaken writes the driver's result to the content's status.
+// groupTaken writes the driver's group snapshot g to the status of VolumeGroupSnapshotContent c.
 func (r *reconciler) groupTaken(ctx context.Context, c groupContent, g *csi.VolumeGroupSnapshot) (time.Duration, error) {
 	if g.GetGroupSnapshotId() == "" || len(g.GetSnapshots()) == 0 || len(g.GetSnapshots()) > mostInGroup {
 		return 0, r.recordRefusal(ctx, ofGroups, c.Object, fmt.Errorf("the driver returned group snapshot %q with %d snapshots", g.GetGroupSnapshotId(), len(g.GetSnapshots())))
@@ -132,7 +133,7 @@ func (r *reconciler) checkGroupSupport(ctx context.Context, node, driver string)
 	return fmt.Errorf("CSI driver %s takes no groups of snapshots: it does not have the capability CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT; take a VolumeSnapshot of each claim", driver)
 }
 
-// groupRequest returns the CreateVolumeGroupSnapshot request of a content.
+// groupRequest returns the CreateVolumeGroupSnapshot request for VolumeGroupSnapshotContent c.
 func (r *reconciler) groupRequest(ctx context.Context, c groupContent) (*csi.CreateVolumeGroupSnapshotRequest, error) {
 	q := &csi.CreateVolumeGroupSnapshotRequest{Name: groupDriverName(c.Typed.Spec.VolumeGroupSnapshotRef.UID), SourceVolumeIds: c.Typed.Spec.Source.VolumeHandles}
 	var err error
@@ -143,7 +144,8 @@ func (r *reconciler) groupRequest(ctx context.Context, c groupContent) (*csi.Cre
 	return q, err
 }
 
-// groupFind looks for a pre-provisioned group snapshot on every node that has the driver.
+// groupFind looks for the pre-provisioned group snapshot of VolumeGroupSnapshotContent c on every
+// node that has the driver, and writes the result to its status.
 func (r *reconciler) groupFind(ctx context.Context, c groupContent) (time.Duration, error) {
 	nodes, err := r.contentNodes(c.Object, c.Typed.Spec.Driver)
 	if err != nil {
@@ -168,9 +170,9 @@ func (r *reconciler) groupFind(ctx context.Context, c groupContent) (time.Durati
 	return again, r.recordRefusal(ctx, ofGroups, c.Object, fmt.Errorf("CSI driver %s has no group of snapshots %s on any node", c.Typed.Spec.Driver, given.VolumeGroupSnapshotHandle))
 }
 
-// groupRemove deletes the group snapshot if the deletion policy is Delete, and removes the
-// content's finalizer. The member snapshots were deleted before. If a user deleted the content
-// itself, the content stays while its group exists.
+// groupRemove finalizes VolumeGroupSnapshotContent c. It deletes the group snapshot if the deletion
+// policy is Delete, and removes the finalizer. The VolumeSnapshots of the group were deleted
+// before. If a user deleted c itself, c is kept while its VolumeGroupSnapshot exists.
 func (r *reconciler) groupRemove(ctx context.Context, c groupContent) (time.Duration, error) {
 	if !slices.Contains(c.Typed.Finalizers, groupContentFinalizer) {
 		return 0, nil
@@ -191,8 +193,8 @@ func (r *reconciler) groupRemove(ctx context.Context, c groupContent) (time.Dura
 	return r.finishRemoval(ctx, ofGroups, c.Object, err)
 }
 
-// groupDelete calls DeleteVolumeGroupSnapshot. If the handle is not known because the creation was
-// interrupted, it repeats CreateVolumeGroupSnapshot to get the handle.
+// groupDelete calls DeleteVolumeGroupSnapshot for content c. If the creation was interrupted, the
+// handle is unknown; then it repeats CreateVolumeGroupSnapshot to get the handle.
 func (r *reconciler) groupDelete(ctx context.Context, c groupContent) error {
 	q := &csi.DeleteVolumeGroupSnapshotRequest{}
 	switch {
@@ -208,7 +210,7 @@ func (r *reconciler) groupDelete(ctx context.Context, c groupContent) error {
 	}
 	nodes, err := r.contentNodes(c.Object, c.Typed.Spec.Driver)
 	if errors.Is(err, controllers.ErrNoNode) {
-		return nil // the group snapshot was lost with its nodes
+		return nil // all nodes that could reach the group snapshot were deleted
 	}
 	if err != nil {
 		return err

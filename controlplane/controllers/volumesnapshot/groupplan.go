@@ -17,7 +17,8 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Names that all implementations of group snapshots share.
+// Finalizers, annotations and class parameters of group snapshots. They are those of the upstream
+// snapshot controller and the CSI snapshotter.
 const (
 	groupPrefix = "groupsnapshot.storage.kubernetes.io/"
 
@@ -34,25 +35,27 @@ const (
 	groupSecretNamespaceParam = reserved + "group-snapshotter-secret-namespace"
 )
 
-// inGroup on a VolumeSnapshotContent names the VolumeGroupSnapshotContent to which its data belong.
+// inGroup is an annotation of a VolumeSnapshotContent: the name of the VolumeGroupSnapshotContent
+// with which its data were created and are deleted.
 const inGroup = "keelson.dev/snapshot-group"
 
-// mostInGroup is the maximum number of claims in a group. All writers of the claims wait while the
-// group snapshot is taken.
+// mostInGroup is the maximum number of claims in a group snapshot. All writers to these volumes
+// wait while the group snapshot is taken.
 const mostInGroup = 64
 
-// groupContentName returns the name of the content of a group. groupDriverName returns the name in
-// the CSI request.
+// groupContentName returns the name of the VolumeGroupSnapshotContent for a VolumeGroupSnapshot
+// with this UID. groupDriverName returns the name of the group snapshot in the CSI request.
 func groupContentName(uid types.UID) string { return "groupsnapcontent-" + string(uid) }
 func groupDriverName(uid types.UID) string  { return "groupsnapshot-" + string(uid) }
 
-// memberName returns the name of the snapshot of a volume in a group, and of its content if the
-// claim is unknown. It is derived from the group's UID and the snapshot handle.
+// memberName returns the name of the VolumeSnapshot for one volume of a group snapshot. It is
+// derived from the UID of the VolumeGroupSnapshot and the handle of the volume's snapshot.
 func memberName(group types.UID, handle string) string {
 	return fmt.Sprintf("snapshot-%x", sha256.Sum256([]byte(string(group)+"\x00"+handle)))[:49]
 }
 
-// selectClaims returns the claims that a group selects, sorted by name.
+// selectClaims returns the claims among all that VolumeGroupSnapshot g selects, sorted by name. It
+// returns an error if g selects no claim or more than mostInGroup.
 func selectClaims(g *groups.VolumeGroupSnapshot, all []*corev1.PersistentVolumeClaim) ([]*corev1.PersistentVolumeClaim, error) {
 	selector, err := metav1.LabelSelectorAsSelector(g.Spec.Source.Selector)
 	if err != nil {
@@ -74,7 +77,8 @@ func selectClaims(g *groups.VolumeGroupSnapshot, all []*corev1.PersistentVolumeC
 	return out, nil
 }
 
-// oneDriver returns the common driver of all volumes of a group, or an error.
+// oneDriver returns the CSI driver of all volumes of a group snapshot, or an error if they have
+// several drivers or cannot have snapshots.
 func oneDriver(claims []*corev1.PersistentVolumeClaim, volumes []*corev1.PersistentVolume) (string, error) {
 	for i, v := range volumes {
 		if err := checkSource(claims[i], v); err != nil {
@@ -88,11 +92,11 @@ func oneDriver(claims []*corev1.PersistentVolumeClaim, volumes []*corev1.Persist
 	return volumes[0].Spec.CSI.Driver, nil
 }
 
-// mostTerms is the maximum number of node selector terms of a group.
+// mostTerms is the maximum number of node selector terms in the node affinity of a group snapshot.
 const mostTerms = 64
 
-// commonAffinity returns the affinity of the nodes that reach all volumes. It returns nil if every
-// node does.
+// commonAffinity returns the node affinity of the nodes that reach all volumes. It returns nil if
+// every node reaches them.
 func commonAffinity(volumes []*corev1.PersistentVolume) (*corev1.VolumeNodeAffinity, error) {
 	var all []corev1.NodeSelectorTerm
 	seen := map[string]bool{}
@@ -130,7 +134,8 @@ func commonAffinity(volumes []*corev1.PersistentVolume) (*corev1.VolumeNodeAffin
 	return &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: all}}, nil
 }
 
-// groupContentOf returns the content for a group.
+// groupContentOf returns the VolumeGroupSnapshotContent to create for VolumeGroupSnapshot g with
+// class c and these volumes.
 func groupContentOf(g *groups.VolumeGroupSnapshot, c class, volumes []*corev1.PersistentVolume) (*groups.VolumeGroupSnapshotContent, error) {
 	out := &groups.VolumeGroupSnapshotContent{
 		ObjectMeta: metav1.ObjectMeta{Name: groupContentName(g.UID), Finalizers: []string{groupContentFinalizer}},
@@ -150,14 +155,16 @@ func groupContentOf(g *groups.VolumeGroupSnapshot, c class, volumes []*corev1.Pe
 	return out, ofGroups.annotateContent(&out.ObjectMeta, c, g, from)
 }
 
-// groupBelongs returns an error if a content that a group names does not belong to the group.
+// groupBelongs returns an error if content c, which VolumeGroupSnapshot g names, does not belong to
+// g.
 func groupBelongs(g *groups.VolumeGroupSnapshot, c *groups.VolumeGroupSnapshotContent) error {
 	made := c.Spec.Source.GroupSnapshotHandles == nil && g.Spec.Source.VolumeGroupSnapshotContentName != nil
 	return ofGroups.checkOwnership(g, c, c.Spec.VolumeGroupSnapshotRef, made)
 }
 
-// memberOf returns the snapshot of a volume in a group. It is deleted with the group. claim is the
-// claim of the volume, or "" if it is unknown.
+// memberOf returns the VolumeSnapshot to create for one volume of group snapshot g. The
+// VolumeSnapshot is deleted with g. claim is the name of the volume's claim, or "" if it is
+// unknown.
 func memberOf(g *groups.VolumeGroupSnapshot, info groups.VolumeSnapshotInfo, claim string) *snap.VolumeSnapshot {
 	yes, name := true, memberName(g.UID, info.SnapshotHandle)
 	s := &snap.VolumeSnapshot{ObjectMeta: metav1.ObjectMeta{Namespace: g.Namespace, Name: name,
@@ -170,8 +177,9 @@ func memberOf(g *groups.VolumeGroupSnapshot, info groups.VolumeSnapshotInfo, cla
 	return s
 }
 
-// memberContentOf returns the content of a member snapshot. It has the form of a pre-provisioned
-// content: its data exist and are deleted with the group's.
+// memberContentOf returns the VolumeSnapshotContent for VolumeSnapshot s, which belongs to the
+// group snapshot with content c. It has the form of a pre-provisioned content, because its data
+// already exist. They are deleted with the group snapshot.
 func memberContentOf(s *snap.VolumeSnapshot, c *groups.VolumeGroupSnapshotContent, handle string) *snap.VolumeSnapshotContent {
 	name := contentName(s)
 	if s.Spec.Source.VolumeSnapshotContentName != nil {
@@ -188,13 +196,13 @@ func memberContentOf(s *snap.VolumeSnapshot, c *groups.VolumeGroupSnapshotConten
 	if v, ok := c.Annotations[controllers.ReachedFromAnnotation]; ok {
 		out.Annotations[controllers.ReachedFromAnnotation] = v
 	}
-	if v, ok := c.Annotations[groupSecretName]; ok { // the driver's call for the group used this Secret
+	if v, ok := c.Annotations[groupSecretName]; ok { // the Secret with which the driver was called for the group
 		out.Annotations[secretName], out.Annotations[secretNamespace] = v, c.Annotations[groupSecretNamespace]
 	}
 	return out
 }
 
-// ownedBy reports whether a snapshot is a member of a group.
+// ownedBy reports whether VolumeSnapshot s belongs to the VolumeGroupSnapshot with this UID.
 func ownedBy(s *snap.VolumeSnapshot, uid types.UID) bool {
 	return slices.ContainsFunc(s.OwnerReferences, func(o metav1.OwnerReference) bool { return o.UID == uid })
 }

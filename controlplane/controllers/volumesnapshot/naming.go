@@ -24,16 +24,17 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// naming holds the names that differ between snapshots and group snapshots.
+// naming holds the names of kinds, fields and annotations that differ between snapshots and group
+// snapshots, so that both can share code.
 type naming struct {
-	kind           string // prefix of the names of the class and content kinds
-	thing          string // noun in messages
-	field, ref     string // fields of spec: the class of a snapshot, and the snapshot of a content
-	handle         string // field of a content's spec: the handle of a pre-provisioned snapshot
-	claims, of     string // parts of messages: the source of a content, and the volumes of the driver
-	owner, content string // variables in the names of Secrets
+	kind           string // VolumeSnapshot or VolumeGroupSnapshot; with suffix Class or Content, the other kinds
+	thing          string // noun in error messages and events
+	field, ref     string // fields of spec: field names the class, and ref in a content the bound snapshot
+	handle         string // field of a content's spec: handle of a pre-provisioned snapshot
+	claims, of     string // phrases for error messages
+	owner, content string // names of the variables in Secret parameters of a class
 
-	// Annotations of classes and contents, the finalizer of contents, parameters of classes.
+	// Annotations of classes and contents, the finalizer of contents, and parameters of classes.
 	defaultClass, secretName, secretNamespace, beingCreated, finalizer, nameParam, namespaceParam string
 }
 
@@ -48,7 +49,7 @@ var (
 		beingCreated: groupBeingCreated, finalizer: groupContentFinalizer, nameParam: groupSecretNameParam, namespaceParam: groupSecretNamespaceParam}
 )
 
-// eventReason returns the reason of an event: "Snapshot" or "GroupSnapshot" followed by what.
+// eventReason returns the reason of an event: what, prefixed with "Snapshot" or "GroupSnapshot".
 func (n naming) eventReason(what string) string { return strings.TrimPrefix(n.kind, "Volume") + what }
 
 // class is a VolumeSnapshotClass or a VolumeGroupSnapshotClass.
@@ -66,7 +67,8 @@ func groupClassOf(c *groups.VolumeGroupSnapshotClass) class {
 	return class{c.Name, c.Driver, c.DeletionPolicy, c.Annotations, c.Parameters}
 }
 
-// classFor returns the named class or, if named is empty, the driver's default class.
+// classFor returns the class in all that named names. If named is nil or empty, it returns the
+// default class of the driver.
 func (n naming) classFor(named *string, driver string, all []class) (class, error) {
 	if named != nil && *named != "" {
 		i := slices.IndexFunc(all, func(c class) bool { return c.name == *named })
@@ -95,7 +97,8 @@ func (n naming) classFor(named *string, driver string, all []class) (class, erro
 	return class{}, fmt.Errorf("%sClasses %s are all the default of CSI driver %s: name one in spec.%s, or leave the annotation to one", n.kind, strings.Join(names, ", "), driver, n.field)
 }
 
-// chooseClass returns the class of a snapshot: the named class, or the default class of the driver.
+// chooseClass lists the classes and returns the class that named names. If named is nil or empty,
+// it returns the default class of the driver. of converts an object of kind T to a class.
 func chooseClass[T any](ctx context.Context, r *reconciler, n naming, named *string, driver string, of func(*T) class) (class, error) {
 	list, err := controllers.ListTyped[T](ctx, r.term.Client, r.snapshotKind(n.kind+"Class"), "")
 	if err != nil {
@@ -108,7 +111,8 @@ func chooseClass[T any](ctx context.Context, r *reconciler, n naming, named *str
 	return n.classFor(named, driver, all)
 }
 
-// withClass writes the name of the chosen class to a snapshot that names no class.
+// withClass writes the name of class c to the spec of snapshot s if named is nil: s names no class.
+// It returns s as stored.
 func withClass[T any](ctx context.Context, r *reconciler, n naming, s controllers.TypedObject[T], named *string, c class) (controllers.TypedObject[T], error) {
 	if named != nil {
 		return s, nil
@@ -116,7 +120,8 @@ func withClass[T any](ctx context.Context, r *reconciler, n naming, s controller
 	return writeChange(ctx, r, s, func(o *custom.Object) { o.Content["spec"].(map[string]any)[n.field] = c.name })
 }
 
-// classParameters returns the parameters of a content's class that are passed to the driver.
+// classParameters returns the parameters for the driver of the class with this name. It returns nil
+// if name is nil. of converts an object of kind T to a class.
 func classParameters[T any](ctx context.Context, r *reconciler, n naming, name *string, of func(*T) class) (map[string]string, error) {
 	if name == nil {
 		return nil, nil
@@ -128,8 +133,8 @@ func classParameters[T any](ctx context.Context, r *reconciler, n naming, name *
 	return n.driverParameters(of(c.Typed))
 }
 
-// driverParameters returns the parameters of a class that are passed to the driver. Parameters with
-// the prefix csi.storage.k8s.io/ are for the caller.
+// driverParameters returns the parameters of class c that are passed to the driver. Parameters with
+// prefix csi.storage.k8s.io/ are evaluated here and are not passed on.
 func (n naming) driverParameters(c class) (map[string]string, error) {
 	out := map[string]string{}
 	for _, k := range slices.Sorted(maps.Keys(c.parameters)) {
@@ -143,8 +148,8 @@ func (n naming) driverParameters(c class) (map[string]string, error) {
 	return out, nil
 }
 
-// annotateContent sets the annotations of a new content: the Secret for its driver, and the nodes
-// that can reach the snapshot.
+// annotateContent sets the annotations of a new content: the Secret for calls of its driver, from
+// class c, and the nodes that can reach the snapshot, from affinity from. owner is the snapshot.
 func (n naming) annotateContent(content *metav1.ObjectMeta, c class, owner metav1.Object, from *corev1.VolumeNodeAffinity) error {
 	name, namespace := c.parameters[n.nameParam], c.parameters[n.namespaceParam]
 	if (name == "") != (namespace == "") {
@@ -170,8 +175,9 @@ func (n naming) annotateContent(content *metav1.ObjectMeta, c class, owner metav
 	return nil
 }
 
-// checkOwnership returns an error if a content that a snapshot names does not belong to it. made
-// means that the content was created dynamically, and not for the snapshot that names it.
+// checkOwnership returns an error if the content that snapshot owner names does not belong to
+// owner. ref is the content's reference to its snapshot. made reports that the content was created
+// dynamically although owner names it as pre-provisioned.
 func (n naming) checkOwnership(owner, content metav1.Object, ref corev1.ObjectReference, made bool) error {
 	c := n.kind + "Content " + content.GetName()
 	switch {
@@ -187,7 +193,7 @@ func (n naming) checkOwnership(owner, content metav1.Object, ref corev1.ObjectRe
 	return nil
 }
 
-// contentNamed reads a content. It returns nil if the content does not exist.
+// contentNamed reads the content of this name from the API. It returns nil if it does not exist.
 func contentNamed[T any](ctx context.Context, r *reconciler, n naming, name string) (*controllers.TypedObject[T], error) {
 	c, err := controllers.GetTyped[T](ctx, r.term.Client, r.snapshotKind(n.kind+"Content"), "", name)
 	if apierrors.IsNotFound(err) {
@@ -196,7 +202,9 @@ func contentNamed[T any](ctx context.Context, r *reconciler, n naming, name stri
 	return &c, err
 }
 
-// bindContent binds a content to its owner and adds the finalizer that protects its data.
+// bindContent binds content c to the snapshot with UID owner. ref is the current reference of c to
+// the snapshot. bindContent also adds the finalizer that keeps c until its data are deleted. It
+// returns c as stored.
 func bindContent[T any](ctx context.Context, r *reconciler, n naming, c controllers.TypedObject[T], ref corev1.ObjectReference, owner types.UID) (controllers.TypedObject[T], error) {
 	if ref.UID != "" && slices.Contains(c.Object.Finalizers, n.finalizer) {
 		return c, nil
@@ -209,8 +217,8 @@ func bindContent[T any](ctx context.Context, r *reconciler, n naming, c controll
 	})
 }
 
-// volumeOf returns the volume of a claim, or an error if the claim cannot be the source of a
-// snapshot.
+// volumeOf returns the PersistentVolume of a claim. It returns an error if no snapshot can be taken
+// of the claim.
 func (r *reconciler) volumeOf(ctx context.Context, claim *corev1.PersistentVolumeClaim) (v *corev1.PersistentVolume, err error) {
 	if claim.Spec.VolumeName != "" {
 		if v, err = client.Get[*corev1.PersistentVolume](ctx, r.term.Client, "", claim.Spec.VolumeName); err != nil {
@@ -220,7 +228,7 @@ func (r *reconciler) volumeOf(ctx context.Context, claim *corev1.PersistentVolum
 	return v, checkSource(claim, v)
 }
 
-// protectClaim adds the finalizer that keeps a claim until its snapshot is taken.
+// protectClaim adds claimFinalizer to a claim, which keeps the claim until its snapshot is taken.
 func (r *reconciler) protectClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
 	if slices.Contains(claim.Finalizers, claimFinalizer) {
 		return nil
@@ -231,8 +239,8 @@ func (r *reconciler) protectClaim(ctx context.Context, claim *corev1.PersistentV
 	return err
 }
 
-// contentSecrets returns the data of the Secret for the driver of a content, or nil if the content
-// names no Secret.
+// contentSecrets returns the data of the Secret that content o names for calls of its driver. It
+// returns nil if o names no Secret.
 func (r *reconciler) contentSecrets(ctx context.Context, n naming, o *custom.Object, driver string) (map[string]string, error) {
 	namespace, name := o.Annotations[n.secretNamespace], o.Annotations[n.secretName]
 	if name == "" {
@@ -245,8 +253,8 @@ func (r *reconciler) contentSecrets(ctx context.Context, n naming, o *custom.Obj
 	return out, nil
 }
 
-// contentNodes returns the nodes with the driver that takes, finds or deletes the snapshot of a
-// content.
+// contentNodes returns the nodes that have the driver and reach the snapshot of content o. The
+// driver is called through these nodes. It returns an error if there are none.
 func (r *reconciler) contentNodes(o *custom.Object, driver string) ([]string, error) {
 	from, err := controllers.ReachableNodeAffinity(o)
 	if err != nil {
@@ -257,8 +265,8 @@ func (r *reconciler) contentNodes(o *custom.Object, driver string) ([]string, er
 	return controllers.ListReachingNodes(v, r.csiNodes, r.nodes)
 }
 
-// markInProgress sets or removes the annotation that a driver is creating the snapshot of a
-// content.
+// markInProgress sets the annotation n.beingCreated of content o if on is true, and removes it
+// otherwise. The annotation means that the driver may have been called to create the snapshot.
 func (r *reconciler) markInProgress(ctx context.Context, n naming, o *custom.Object, on bool) error {
 	if metav1.HasAnnotation(o.ObjectMeta, n.beingCreated) == on {
 		return nil
@@ -273,8 +281,8 @@ func (r *reconciler) markInProgress(ctx context.Context, n naming, o *custom.Obj
 	return err
 }
 
-// recordRefusal writes the reason why a snapshot was not taken to the content's status and an
-// event. It returns the reason as an error.
+// recordRefusal writes cause, the reason why a snapshot was not taken or found, to the status of
+// content o and to an event. It returns cause.
 func (r *reconciler) recordRefusal(ctx context.Context, n naming, o *custom.Object, cause error) error {
 	if err := r.recordError(ctx, o, n.eventReason("CreationFailed"), n.thing+" is not taken: "+cause.Error()); err != nil {
 		return err
@@ -282,8 +290,9 @@ func (r *reconciler) recordRefusal(ctx context.Context, n naming, o *custom.Obje
 	return fmt.Errorf("%s %s: %w", o.Kind, o.Name, cause)
 }
 
-// finishRemoval removes the content's finalizer if err is nil. Otherwise it reports the failed
-// deletion.
+// finishRemoval removes the finalizer of content o if err, the result of the deletion of its data,
+// is nil. If the driver is still busy, it returns the delay until the next attempt. Any other error
+// is recorded as an event and returned.
 func (r *reconciler) finishRemoval(ctx context.Context, n naming, o *custom.Object, err error) (time.Duration, error) {
 	switch {
 	case err == nil:
@@ -295,7 +304,7 @@ func (r *reconciler) finishRemoval(ctx context.Context, n naming, o *custom.Obje
 	return 0, fmt.Errorf("deleting the %s of %s %s: %w", n.thing, o.Kind, o.Name, err)
 }
 
-// releaseContent removes the finalizer of a content after its data were deleted or if they are
+// releaseContent removes the finalizer of content o after its data were deleted or if they are
 // retained.
 func (r *reconciler) releaseContent(ctx context.Context, n naming, o *custom.Object) error {
 	_, err := r.writeObject(ctx, o, func(o *custom.Object) {
@@ -308,8 +317,8 @@ func (r *reconciler) releaseContent(ctx context.Context, n naming, o *custom.Obj
 	return err
 }
 
-// recordError writes an error to an object's status and records it as an event. Other fields of the
-// status are not changed.
+// recordError writes an error to the status of object o and records it as an event. The other
+// fields of the status are not changed.
 func (r *reconciler) recordError(ctx context.Context, o *custom.Object, reason, message string) error {
 	r.recordEvent(o, corev1.EventTypeWarning, reason, message)
 	had, _, err := unstructured.NestedMap(o.Content, "status")

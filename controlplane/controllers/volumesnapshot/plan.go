@@ -22,16 +22,17 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// ServedBy on the definition of VolumeSnapshots, with the value ControlPlane, makes this controller
-// bind them.
+// ServedBy is an annotation of the CustomResourceDefinition of VolumeSnapshots. With value
+// ControlPlane it makes this controller bind VolumeSnapshots to their contents.
 const (
 	ServedBy     = controllers.ServedByAnnotation
 	ControlPlane = "control-plane"
-	// Definition is the name of that CustomResourceDefinition.
+	// Definition is the name of the CustomResourceDefinition of VolumeSnapshots.
 	Definition = "volumesnapshots." + controllers.SnapshotGroup
 )
 
-// Names that all implementations of snapshots share.
+// Finalizers, annotations and class parameters of snapshots. They are those of the upstream
+// snapshot controller and the CSI snapshotter.
 const (
 	prefix = "snapshot.storage.kubernetes.io/"
 
@@ -51,15 +52,15 @@ const (
 	secretNamespaceParam = reserved + "snapshotter-secret-namespace"
 )
 
-// contentName returns the name of the content of a snapshot. driverName returns the name in the CSI
-// request.
+// contentName returns the name of the VolumeSnapshotContent for VolumeSnapshot s. driverName
+// returns the name of the snapshot in the CSI request.
 func contentName(s *snap.VolumeSnapshot) string { return "snapcontent-" + string(s.UID) }
 
 func driverName(c *snap.VolumeSnapshotContent) string {
 	return "snapshot-" + string(c.Spec.VolumeSnapshotRef.UID)
 }
 
-// checkSource returns an error if no snapshot can be taken of a claim and its volume.
+// checkSource returns an error if no snapshot can be taken of a claim with PersistentVolume v.
 func checkSource(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) error {
 	switch {
 	case claim.DeletionTimestamp != nil:
@@ -76,7 +77,8 @@ func checkSource(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume
 	return nil
 }
 
-// contentOf returns the content for a snapshot of a claim.
+// contentOf returns the VolumeSnapshotContent to create for VolumeSnapshot s with class c and
+// PersistentVolume v.
 func contentOf(s *snap.VolumeSnapshot, c class, v *corev1.PersistentVolume) (*snap.VolumeSnapshotContent, error) {
 	mode := corev1.PersistentVolumeFilesystem
 	if v.Spec.VolumeMode != nil {
@@ -93,20 +95,20 @@ func contentOf(s *snap.VolumeSnapshot, c class, v *corev1.PersistentVolume) (*sn
 	return out, ofSnapshots.annotateContent(&out.ObjectMeta, c, s, v.Spec.NodeAffinity)
 }
 
-// checkOwnership returns an error if a content that a snapshot names does not belong to the
-// snapshot.
+// checkOwnership returns an error if content c, which VolumeSnapshot s names, does not belong to s.
 func checkOwnership(s *snap.VolumeSnapshot, c *snap.VolumeSnapshotContent) error {
 	made := c.Spec.Source.SnapshotHandle == nil && s.Spec.Source.VolumeSnapshotContentName != nil
 	return ofSnapshots.checkOwnership(s, c, c.Spec.VolumeSnapshotRef, made)
 }
 
-// isDataDeletable reports whether a content is being deleted and no snapshot uses its data any
-// more. The driver may then delete the data if the deletion policy is Delete.
+// isDataDeletable reports whether VolumeSnapshotContent c is being deleted and no VolumeSnapshot
+// uses its data any more. The data may then be deleted, if the deletion policy is Delete.
 func isDataDeletable(c *snap.VolumeSnapshotContent) bool {
 	return c.DeletionTimestamp != nil && (c.Spec.VolumeSnapshotRef.UID == "" || metav1.HasAnnotation(c.ObjectMeta, beingDeleted))
 }
 
-// isSourceOf reports whether a snapshot is the data source of a claim that has no volume yet.
+// isSourceOf reports whether VolumeSnapshot s is the data source of claim c, and c has no volume
+// yet.
 func isSourceOf(s *snap.VolumeSnapshot, c *corev1.PersistentVolumeClaim) bool {
 	from := c.Spec.DataSource
 	return c.Namespace == s.Namespace && c.Spec.VolumeName == "" && from != nil && from.Kind == "VolumeSnapshot" &&

@@ -21,7 +21,8 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// reconcileSnapshot binds a snapshot to its content and copies the content's status.
+// reconcileSnapshot binds VolumeSnapshot s to its content and copies the status of the content to
+// s. It returns the delay until the next attempt; 0 means none.
 func (r *reconciler) reconcileSnapshot(ctx context.Context, s snapshot) (_ time.Duration, err error) {
 	if s.Typed.DeletionTimestamp != nil {
 		return r.finalizeSnapshot(ctx, s)
@@ -52,7 +53,7 @@ func (r *reconciler) reconcileSnapshot(ctx context.Context, s snapshot) (_ time.
 	return 0, r.copyContentStatus(ctx, s, c)
 }
 
-// staticContent returns the pre-provisioned content that a snapshot names, bound to the snapshot.
+// staticContent returns the pre-provisioned content that VolumeSnapshot s names, and binds it to s.
 func (r *reconciler) staticContent(ctx context.Context, s snapshot) (*snap.VolumeSnapshotContent, error) {
 	name := *s.Typed.Spec.Source.VolumeSnapshotContentName
 	c, err := contentNamed[snap.VolumeSnapshotContent](ctx, r, ofSnapshots, name)
@@ -69,8 +70,8 @@ func (r *reconciler) staticContent(ctx context.Context, s snapshot) (*snap.Volum
 	return bound.Typed, err
 }
 
-// dynamicContent returns the content of a snapshot of a claim and creates it if necessary. It also
-// returns the snapshot as it was last written.
+// dynamicContent returns the content of VolumeSnapshot s, the source of which is a claim. It
+// creates the content if necessary. It also returns s as stored last.
 func (r *reconciler) dynamicContent(ctx context.Context, s snapshot) (snapshot, *snap.VolumeSnapshotContent, error) {
 	c, err := contentNamed[snap.VolumeSnapshotContent](ctx, r, ofSnapshots, contentName(s.Typed))
 	if err != nil {
@@ -119,7 +120,8 @@ func (r *reconciler) createContent(ctx context.Context, c *snap.VolumeSnapshotCo
 	return err
 }
 
-// createObject creates an object of a snapshot kind without a status.
+// createObject creates an object of one of the snapshot kinds without a status, and returns it as
+// stored.
 func (r *reconciler) createObject(ctx context.Context, kind string, typed metav1.Object) (*custom.Object, error) {
 	k := r.snapshotKind(kind)
 	if k == nil {
@@ -142,8 +144,8 @@ func (r *reconciler) createObject(ctx context.Context, kind string, typed metav1
 	return made.(*custom.Object), nil
 }
 
-// copyContentStatus copies the content's status to the snapshot, and removes the protection of a
-// claim that is no longer needed.
+// copyContentStatus copies the status of content c to VolumeSnapshot s. Once the snapshot was
+// taken, it removes claimFinalizer from the claim if no other snapshot needs it.
 func (r *reconciler) copyContentStatus(ctx context.Context, s snapshot, c *snap.VolumeSnapshotContent) error {
 	next := statusOf(s.Typed, c)
 	if !equality.Semantic.DeepEqual(s.Typed.Status, next) {
@@ -155,12 +157,12 @@ func (r *reconciler) copyContentStatus(ctx context.Context, s snapshot, c *snap.
 		}
 	}
 	if c.Status == nil || c.Status.CreationTime == nil {
-		return nil // not taken yet
+		return nil // the snapshot was not taken yet
 	}
 	return r.unprotectClaim(ctx, s.Typed)
 }
 
-// statusOf returns the status of a snapshot for its content.
+// statusOf returns the new status of VolumeSnapshot s for the status of its content c.
 func statusOf(s *snap.VolumeSnapshot, c *snap.VolumeSnapshotContent) *snap.VolumeSnapshotStatus {
 	next := &snap.VolumeSnapshotStatus{}
 	if s.Status != nil {
@@ -192,7 +194,8 @@ func statusOf(s *snap.VolumeSnapshot, c *snap.VolumeSnapshotContent) *snap.Volum
 	return next
 }
 
-// unprotectClaim removes the protection of a snapshot's claim if no other snapshot still needs it.
+// unprotectClaim removes claimFinalizer from the claim of VolumeSnapshot of, unless another
+// snapshot still has to be taken from the claim.
 func (r *reconciler) unprotectClaim(ctx context.Context, of *snap.VolumeSnapshot) error {
 	name := of.Spec.Source.PersistentVolumeClaimName
 	if name == nil {
@@ -201,8 +204,8 @@ func (r *reconciler) unprotectClaim(ctx context.Context, of *snap.VolumeSnapshot
 	return r.letGo(ctx, of.Namespace, *name, func(o *snap.VolumeSnapshot) bool { return o.UID != of.UID && o.DeletionTimestamp == nil })
 }
 
-// reconcileClaim removes the protection of a claim that no snapshot needs. Normally a deleted
-// snapshot does that, but a user may have removed the snapshot's own finalizers.
+// reconcileClaim removes claimFinalizer from a claim that no snapshot needs. Usually the deletion
+// of the last snapshot removes it, but a user may have removed the snapshot's own finalizers.
 func (r *reconciler) reconcileClaim(ctx context.Context, key controllers.Key) error {
 	c, ok := controllers.Cached[*corev1.PersistentVolumeClaim](r.claims, key.Namespace, key.Name)
 	if !ok || !slices.Contains(c.Finalizers, claimFinalizer) || !r.isBinder() {
@@ -211,8 +214,8 @@ func (r *reconciler) reconcileClaim(ctx context.Context, key controllers.Key) er
 	return r.letGo(ctx, key.Namespace, key.Name, func(*snap.VolumeSnapshot) bool { return true })
 }
 
-// letGo removes the protection of a claim unless one of the snapshots selected by counts, or a
-// group, still has to be taken from it.
+// letGo removes claimFinalizer from a claim. It keeps the finalizer while a group snapshot, or a
+// VolumeSnapshot for which counts returns true, still has to be taken from the claim.
 func (r *reconciler) letGo(ctx context.Context, namespace, name string, counts func(*snap.VolumeSnapshot) bool) error {
 	claim, err := client.Get[*corev1.PersistentVolumeClaim](ctx, r.term.Client, namespace, name)
 	if apierrors.IsNotFound(err) || err == nil && !slices.Contains(claim.Finalizers, claimFinalizer) {
@@ -240,8 +243,9 @@ func (r *reconciler) letGo(ctx context.Context, namespace, name string, counts f
 	return err
 }
 
-// finalizeSnapshot finalizes a snapshot that is being deleted. It deletes the content first, unless
-// the deletion policy is Retain.
+// finalizeSnapshot finalizes VolumeSnapshot s, which is being deleted. If the deletion policy of
+// its content is Delete, it deletes the content first. s is kept while a claim is being created
+// from it.
 func (r *reconciler) finalizeSnapshot(ctx context.Context, s snapshot) (time.Duration, error) {
 	if !slices.Contains(s.Typed.Finalizers, boundFinalizer) && !slices.Contains(s.Typed.Finalizers, sourceFinalizer) {
 		return 0, nil
@@ -270,7 +274,7 @@ func (r *reconciler) finalizeSnapshot(ctx context.Context, s snapshot) (time.Dur
 	if c != nil && c.Typed.Spec.VolumeSnapshotRef.UID == s.Typed.UID {
 		stays, err := r.prepareContentDeletion(ctx, *c)
 		if err != nil || !stays && c.Typed.Spec.DeletionPolicy == snap.VolumeSnapshotContentDelete {
-			return again, err // the deletion of the content queues this snapshot again
+			return again, err // the deletion of the content queues the VolumeSnapshot again
 		}
 	}
 	if err := r.unprotectClaim(ctx, s.Typed); err != nil {
@@ -282,8 +286,8 @@ func (r *reconciler) finalizeSnapshot(ctx context.Context, s snapshot) (time.Dur
 	return 0, err
 }
 
-// prepareContentDeletion annotates the content of a snapshot that is being deleted, and deletes it
-// if its deletion policy is Delete. stays reports that the policy is Retain.
+// prepareContentDeletion adds annotation beingDeleted to content c: its VolumeSnapshot is being
+// deleted. It then deletes c if its deletion policy is Delete. Otherwise it returns stays true.
 func (r *reconciler) prepareContentDeletion(ctx context.Context, c content) (stays bool, err error) {
 	o := c.Object
 	if !metav1.HasAnnotation(o.ObjectMeta, beingDeleted) {
@@ -300,8 +304,8 @@ func (r *reconciler) prepareContentDeletion(ctx context.Context, c content) (sta
 	return false, r.deleteObject(ctx, o)
 }
 
-// deleteOrphanedContent deletes a content after its snapshot was deleted, according to its deletion
-// policy.
+// deleteOrphanedContent deletes content c if its VolumeSnapshot no longer exists and the deletion
+// policy is Delete. It returns c as stored, or the zero content if c no longer exists.
 func (r *reconciler) deleteOrphanedContent(ctx context.Context, c content) (content, error) {
 	ref := c.Typed.Spec.VolumeSnapshotRef
 	if ref.UID == "" || metav1.HasAnnotation(c.Object.ObjectMeta, beingDeleted) && c.Typed.DeletionTimestamp != nil {

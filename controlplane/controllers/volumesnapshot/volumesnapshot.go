@@ -22,7 +22,8 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// The kinds of keys.
+// Kinds of keys in the controller's queue: VolumeSnapshots, their contents, and source claims;
+// VolumeGroupSnapshots and their contents.
 const (
 	snapshotKey = "snapshot"
 	contentKey  = "content"
@@ -33,14 +34,15 @@ const (
 )
 
 const (
-	// poll is the interval at which a driver is called again for a snapshot that is not ready.
+	// poll is the interval at which a driver is called again while it creates a snapshot.
 	poll = 5 * time.Second
-	// again is the retry interval of objects that wait for other objects, in addition to their
-	// events.
+	// again is the retry interval of an object that waits for another object. A change of that
+	// object usually queues it earlier.
 	again = 15 * time.Second
 )
 
-// New returns the controller. If calls is nil, it calls no driver.
+// New returns the snapshot controller. calls reaches CSI drivers through the agents of the nodes.
+// If calls is nil, the controller calls no driver.
 func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 	i := d.Informers
 	claims, drivers := client.Informer[*corev1.PersistentVolumeClaim](i), client.Informer[*storagev1.CSIDriver](i)
@@ -108,8 +110,8 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 	}
 }
 
-// keysOf returns the keys that a changed object affects: its own key, the snapshot of a content,
-// and the claim of a snapshot.
+// keysOf returns the keys to reconcile when object o of kind k changes: o itself, the snapshot of a
+// content, and the claim of a snapshot.
 func keysOf(k *api.Kind, o *custom.Object) []controllers.Key {
 	switch k.GVK.Kind {
 	case "VolumeSnapshot":
@@ -154,8 +156,8 @@ func keysOf(k *api.Kind, o *custom.Object) []controllers.Key {
 	return nil
 }
 
-// reconciler performs the writes of one leadership. Snapshots are few, so decisions read from the
-// API instead of a cache.
+// reconciler reconciles snapshots and contents during one term of leadership. Every term has a new
+// reconciler. It reads most objects from the API instead of a cache, because snapshots are few.
 type reconciler struct {
 	term  *controllers.Term
 	calls *controllers.LeaderDrivers
@@ -227,7 +229,7 @@ func (r *reconciler) snapshotKind(name string) *api.Kind {
 	return controllers.FindSnapshotKind(r.term.Client, name)
 }
 
-// isBinder reports whether this controller binds snapshots and contents.
+// isBinder reports whether this controller binds VolumeSnapshots to contents (see ServedBy).
 func (r *reconciler) isBinder() bool {
 	d, ok := controllers.Cached[*extensionsv1.CustomResourceDefinition](r.definitions, "", Definition)
 	return ok && d.Annotations[ServedBy] == ControlPlane
@@ -238,8 +240,8 @@ func (r *reconciler) isServed(driver string) bool {
 	return r.calls != nil && controllers.IsServedByAgent(d)
 }
 
-// writeObject stores a change of an object's metadata or spec. Fields that the Go type lacks are
-// preserved.
+// writeObject stores object o with a change of its metadata or spec, and returns the stored object.
+// Fields that the Go type lacks are preserved.
 func (r *reconciler) writeObject(ctx context.Context, o *custom.Object, change func(*custom.Object)) (*custom.Object, error) {
 	next := o.DeepCopy()
 	change(next)
@@ -254,8 +256,8 @@ func (r *reconciler) writeObject(ctx context.Context, o *custom.Object, change f
 	return out.(*custom.Object), nil
 }
 
-// writeChange stores a change of an object's metadata or spec and returns the stored object. If
-// that fails, it returns the object before the change.
+// writeChange stores object s with a change of its metadata or spec. It returns the stored object,
+// or s if the write fails.
 func writeChange[T any](ctx context.Context, r *reconciler, s controllers.TypedObject[T], change func(*custom.Object)) (controllers.TypedObject[T], error) {
 	o, err := r.writeObject(ctx, s.Object, change)
 	if err != nil {
@@ -268,7 +270,7 @@ func writeChange[T any](ctx context.Context, r *reconciler, s controllers.TypedO
 	return next, nil
 }
 
-// writeStatus stores a new status.
+// writeStatus stores status as the new status of object o.
 func (r *reconciler) writeStatus(ctx context.Context, o *custom.Object, status any) error {
 	m, err := runtime.DefaultUnstructuredConverter.ToUnstructured(status)
 	if err != nil {
