@@ -20,38 +20,39 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// scanInterval is the time between two lists of the objects of aggregated APIs. These APIs have no
-// informers.
+// scanInterval is the time between two lists of all objects of aggregated APIs. The lists replace
+// informers, which these APIs do not have.
 const scanInterval = 30 * time.Second
 
-// Limits of the lists of all resources of one group version, so that one server cannot delay the
-// lists of other servers or use up their memory.
+// Limits of time and memory for the lists of all resources of one group version. They prevent that
+// one API server delays the lists of other API servers or uses up their memory.
 const (
 	listTime  = 20 * time.Second
 	listBytes = 32 << 20
 )
 
-// scanKey is the key of the scan of aggregated APIs.
+// scanKey is the key in the collector's queue that lists the objects of aggregated APIs.
 var scanKey = controllers.Key{Kind: "keelson.aggregated-apis"}
 
-// aggregated is the collector's view of aggregated APIs. A nil *aggregated has no objects.
+// aggregated holds the collectable kinds of aggregated API servers and the objects that their last
+// lists returned. A nil *aggregated has no objects.
 type aggregated struct {
 	apis controllers.AggregatedAPIs
 
 	lists chan struct{} // semaphore of capacity one, held while objects are listed
-	began time.Time     // start of the last lists; guarded by lists
+	began time.Time     // time at which the last lists were started; guarded by lists
 
 	mu    sync.Mutex
 	kinds map[schema.GroupResource]*aggregatedKind
-	owned map[types.UID][]dependent // the objects of all kinds by the UIDs of their owners
+	owned map[types.UID][]dependent // the objects of all kinds, by the UIDs of their owners
 }
 
 func newAggregated(apis controllers.AggregatedAPIs) *aggregated {
 	return &aggregated{apis: apis, lists: make(chan struct{}, 1), kinds: map[schema.GroupResource]*aggregatedKind{}}
 }
 
-// aggregatedKind is a resource with the verbs list and delete, and the objects of its last
-// successful list.
+// aggregatedKind is a resource of an aggregated API that supports list and delete, and the objects
+// of its last successful list.
 type aggregatedKind struct {
 	source
 	objects map[types.UID]api.Object
@@ -63,7 +64,7 @@ func sourceOf(r controllers.AggregatedResource) source {
 		GVK: r.GroupVersionResource.GroupVersion().WithKind(r.Kind)}}
 }
 
-// listDependents returns the objects of the last lists that have uid as an owner.
+// listDependents returns the objects in the last lists that have uid as an owner.
 func (a *aggregated) listDependents(uid types.UID) []dependent {
 	if a == nil {
 		return nil
@@ -73,8 +74,8 @@ func (a *aggregated) listDependents(uid types.UID) []dependent {
 	return a.owned[uid]
 }
 
-// findListed returns the object of an owner reference from the last list of its resource. It
-// returns nil if that list failed or has no object of that name and UID.
+// findListed returns the owner that r names, from the last list of resource gr. It returns nil if
+// that list failed or has no object with the name and UID of r.
 func (a *aggregated) findListed(r metav1.OwnerReference, gr schema.GroupResource) api.Object {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -84,8 +85,9 @@ func (a *aggregated) findListed(r metav1.OwnerReference, gr schema.GroupResource
 	return nil
 }
 
-// listAll returns all kinds, with lists that were started after the call. It queues the dependents
-// of objects that no longer exist. Concurrent callers share the lists.
+// listAll returns all kinds of aggregated APIs with their objects, from lists that were started
+// after the call of listAll. Concurrent calls share the lists. listAll also queues the dependents
+// of objects that have disappeared from the lists.
 func (c *collector) listAll(ctx context.Context, all sources) ([]*aggregatedKind, error) {
 	a := c.aggregated
 	if a == nil {
@@ -110,8 +112,9 @@ func (c *collector) listAll(ctx context.Context, all sources) ([]*aggregatedKind
 	return slices.Collect(maps.Values(a.kinds)), ctx.Err()
 }
 
-// refreshLists lists all resources in discovery and returns the UIDs of objects that no longer
-// exist. The kind of an unresponsive server keeps the objects of its last list.
+// refreshLists lists all collectable resources that discovery returns, and replaces the stored
+// lists. It returns the UIDs of objects that no longer exist. If a server does not respond, its
+// kinds keep the objects of their last successful list.
 func (a *aggregated) refreshLists(ctx context.Context) (gone []types.UID) {
 	found, unknown := a.apis.Discover(ctx)
 	fresh := map[schema.GroupResource]*aggregatedKind{}
@@ -162,7 +165,8 @@ func (a *aggregated) refreshLists(ctx context.Context) (gone []types.UID) {
 	return gone
 }
 
-// listKinds lists the objects of all kinds of one group version.
+// listKinds lists the objects of kinds, which belong to one group version, and stores the objects
+// or the error in each kind.
 func (a *aggregated) listKinds(ctx context.Context, kinds []*aggregatedKind) {
 	ctx, cancel := context.WithTimeout(ctx, listTime)
 	defer cancel()
@@ -182,12 +186,12 @@ func (a *aggregated) listKinds(ctx context.Context, kinds []*aggregatedKind) {
 	}
 }
 
-// scanAggregated lists the objects of aggregated APIs, deletes those without existing owners, and
+// scanAggregated lists the objects of aggregated APIs and collects them like other objects. It also
 // queues the dependents of objects that no longer exist.
 func (c *collector) scanAggregated(ctx context.Context, all sources) {
 	kinds, err := c.listAll(ctx, all)
 	if err != nil {
-		return // the leadership has ended
+		return // the term of leadership has ended
 	}
 	for _, k := range kinds {
 		if k.err != nil {
@@ -215,8 +219,8 @@ func (c *collector) enqueueDependents(all sources, uid types.UID) {
 	}
 }
 
-// reconcileAggregated does for an object of an aggregated API what reconcileObject does for other
-// objects.
+// reconcileAggregated deletes an object of an aggregated API if its owners no longer exist, removes
+// its references to absent owners, or advances its deletion. It does the same as reconcileObject.
 func (c *collector) reconcileAggregated(ctx context.Context, all sources, s source, obj api.Object) error {
 	if obj.GetDeletionTimestamp() != nil {
 		switch {
@@ -249,10 +253,10 @@ func (c *collector) reconcileAggregated(ctx context.Context, all sources, s sour
 	return nil
 }
 
-// resolveOwner returns the state of an owner of a kind that this API does not store, and the owner
-// if it exists. The state is Absent only if its server has returned 404 or an object with another
-// UID, and if discovery still contains the resource afterwards. After any other failure the state
-// is Solid. If cached is true, the last list may also show that the owner exists.
+// resolveOwner returns the state of owner r of obj, and the owner if it exists. The kind of r is
+// not stored by this API server. The state is Absent only if the owner's server has returned 404 or
+// an object with another UID, and discovery still contains the resource afterwards. After any other
+// failure the state is Solid. If cached is true, the last list may also show that the owner exists.
 func (a *aggregated) resolveOwner(ctx context.Context, s source, obj api.Object, r metav1.OwnerReference, cached bool) Owner {
 	unanswered := Owner{Ref: r, State: Solid, Unanswered: true}
 	res, ok, stale := a.findResource(ctx, r)
@@ -286,7 +290,8 @@ func (a *aggregated) resolveOwner(ctx context.Context, s source, obj api.Object,
 	return Owner{Ref: r, State: Absent}
 }
 
-// ownerSource returns the kind of an owner reference from discovery.
+// ownerSource returns the kind of owner reference r as discovery of the aggregated APIs returns it.
+// It returns false if discovery does not contain the kind.
 func (a *aggregated) ownerSource(ctx context.Context, r metav1.OwnerReference) (source, bool) {
 	if a == nil {
 		return source{}, false
@@ -298,8 +303,8 @@ func (a *aggregated) ownerSource(ctx context.Context, r metav1.OwnerReference) (
 	return sourceOf(res), true
 }
 
-// findResource returns the resource of an owner reference from discovery. If none exists, stale
-// reports whether a server of the reference's group does not respond.
+// findResource returns the resource of owner reference r from discovery of the aggregated APIs. If
+// ok is false, stale reports that a server of the reference's group does not respond.
 func (a *aggregated) findResource(ctx context.Context, r metav1.OwnerReference) (res controllers.AggregatedResource, ok, stale bool) {
 	gv, err := schema.ParseGroupVersion(r.APIVersion)
 	if err != nil {
@@ -317,9 +322,9 @@ func (a *aggregated) findResource(ctx context.Context, r metav1.OwnerReference) 
 	return res, false, stale
 }
 
-// orphanAggregated removes the references to owner from the objects of aggregated APIs. It returns
-// an error for a known resource if its server does not respond, because its objects would be
-// deleted once the owner is gone.
+// orphanAggregated removes the references to owner from all objects of aggregated APIs. It returns
+// an error if the objects of a resource cannot be listed: they would otherwise be deleted once
+// owner no longer exists.
 func (c *collector) orphanAggregated(ctx context.Context, all sources, s source, owner api.Object) error {
 	kinds, err := c.listAll(ctx, all)
 	errs := []error{err}
@@ -346,13 +351,15 @@ func (c *collector) removeFinalizer(ctx context.Context, s source, obj api.Objec
 	return c.patchAggregated(ctx, s, obj, map[string]any{"finalizers": withoutString(obj.GetFinalizers(), finalizer)})
 }
 
-// patchAggregated changes the metadata of exactly the version that was judged.
+// patchAggregated merges metadata into that of obj. The patch fails if the stored object has
+// another UID or resourceVersion than obj.
 func (c *collector) patchAggregated(ctx context.Context, s source, obj api.Object, metadata map[string]any) error {
 	metadata["uid"], metadata["resourceVersion"] = obj.GetUID(), obj.GetResourceVersion()
 	return c.callAggregated(ctx, http.MethodPatch, s, obj, map[string]any{"metadata": metadata})
 }
 
-// deleteAggregated deletes exactly the version that was judged.
+// deleteAggregated deletes obj. The deletion fails if the stored object has another UID or
+// resourceVersion than obj.
 func (c *collector) deleteAggregated(ctx context.Context, s source, obj api.Object, policy metav1.DeletionPropagation) error {
 	uid, rv := obj.GetUID(), obj.GetResourceVersion()
 	return c.callAggregated(ctx, http.MethodDelete, s, obj, metav1.DeleteOptions{
@@ -362,7 +369,8 @@ func (c *collector) deleteAggregated(ctx context.Context, s source, obj api.Obje
 	})
 }
 
-// callAggregated confirms the leadership and then changes an object.
+// callAggregated confirms the leadership, and then sends a request that changes or deletes obj to
+// its API server. A NotFound response is not an error.
 func (c *collector) callAggregated(ctx context.Context, method string, s source, obj api.Object, body any) error {
 	text, err := json.Marshal(body)
 	if err != nil {

@@ -10,22 +10,24 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Ownership may be circular. A circle of any length is treated like one object:
+// Owner references may form a circle: an object is, directly or not, its own owner. The collector
+// treats a circle of any length like one object:
 //
-//   - It is held by owners of its members that are not members. When the last of these is gone, the
-//     circle is deleted. A circle that never had such an owner stays, like an object without an
-//     owner.
-//   - Deleting one member deletes the other members, because each of them loses an owner.
-//   - In foreground deletion its members wait for the dependents of the circle, but not for each
+//   - Owners of a member that are not members keep the circle. When the last of these owners no
+//     longer exists, the circle is deleted. A circle that never had such an owner is kept, like an
+//     object without an owner.
+//   - The deletion of one member deletes the other members, because each of them loses an owner.
+//   - In foreground deletion, the members wait for the dependents of the circle, but not for each
 //     other.
 
-// maxCircle is the maximum number of owners that are visited to judge one object. Members of a
-// larger circle count as held: they lose references to absent owners and stay until one of them is
-// deleted.
+// maxCircle is the maximum number of objects that Held visits for one object. If there are more,
+// Held returns true. Members of a larger circle therefore lose references to absent owners and are
+// kept until one of them is deleted.
 const maxCircle = 1000
 
-// Held reports whether an existing owner outside of obj's circle holds a member of the circle.
-// circular reports whether obj is in a circle.
+// Held reports whether an existing owner keeps obj: an owner of obj or, if obj is in a circle of
+// owner references, an owner of any member that is not itself a member. circular reports whether
+// obj is in a circle. ownersOf returns the owners of an object.
 func Held(obj api.Object, ownersOf func(o api.Object) ([]Owner, error)) (held, circular bool, err error) {
 	owners := map[types.UID][]Owner{}
 	children := map[types.UID][]types.UID{}
@@ -63,9 +65,10 @@ func Held(obj api.Object, ownersOf func(o api.Object) ([]Owner, error)) (held, c
 	return false, circular, nil
 }
 
-// MayGo reports whether an owner in foreground deletion has nothing left to wait for. That is so if
-// everything that it waits for, directly or not, waits for the owner in turn. dependentsOf returns
-// the objects that block the deletion of an object.
+// MayGo reports whether owner, which is in foreground deletion, does not have to wait for
+// dependents any longer. It still waits if an object that blocks its deletion, directly or not, is
+// not in foreground deletion or does not wait for owner in turn. dependentsOf returns the objects
+// that block the deletion of an object.
 func MayGo(owner api.Object, dependentsOf func(o api.Object) []api.Object) bool {
 	owners := map[types.UID][]types.UID{}
 	seen := map[types.UID]bool{owner.GetUID(): true}
@@ -84,12 +87,12 @@ func MayGo(owner api.Object, dependentsOf func(o api.Object) []api.Object) bool 
 			}
 		}
 	}
-	// Objects in the owner's circle wait for the owner: they are both its dependents and its
-	// owners.
+	// Every object that owner waits for must also be reachable along owner references from owner.
 	return len(reachableFrom(owner.GetUID(), owners)) == len(seen)
 }
 
-// reachableFrom returns from and all nodes that are reachable from it along edges.
+// reachableFrom returns the UIDs that are reachable from the given UID along edges, including
+// itself.
 func reachableFrom(from types.UID, edges map[types.UID][]types.UID) map[types.UID]bool {
 	found := map[types.UID]bool{from: true}
 	queue := []types.UID{from}
@@ -106,15 +109,16 @@ func reachableFrom(from types.UID, edges map[types.UID][]types.UID) map[types.UI
 	return found
 }
 
-// refersTo reports whether r refers to owner. A reference with its UID but another kind or name
-// does not.
+// refersTo reports whether owner reference r names owner, an object of kind k, by UID, name, group
+// and kind. The version may differ.
 func refersTo(r metav1.OwnerReference, owner api.Object, k *api.Kind) bool {
 	gv, err := schema.ParseGroupVersion(r.APIVersion)
 	return err == nil && r.UID == owner.GetUID() && r.Name == owner.GetName() && r.Kind == k.GVK.Kind &&
 		gv.Group == k.GVK.Group
 }
 
-// holdsUp reports whether d is a dependent with blockOwnerDeletion of owner, an object of kind k.
+// holdsUp reports whether dependent d blocks the foreground deletion of owner, an object of kind k:
+// d has a reference to owner with blockOwnerDeletion.
 func holdsUp(d, owner api.Object, k *api.Kind) bool {
 	if k.Namespaced && d.GetNamespace() != owner.GetNamespace() {
 		return false

@@ -13,9 +13,10 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// processForegroundDeletion queues the dependents of an owner in foreground deletion, and removes
-// the owner's finalizer when no dependent blocks it. Before that it lists the dependents from the
-// API: a dependent that is not cached yet would outlive its owner.
+// processForegroundDeletion queues the dependents of owner, which is in foreground deletion. It
+// removes the foreground finalizer of owner when no dependent blocks its deletion any longer.
+// Before that it lists the dependents from the API, because a dependent that is not cached yet
+// would outlive owner.
 func (c *collector) processForegroundDeletion(ctx context.Context, all sources, s source, owner api.Object) error {
 	for name, deps := range all.cachedDependents(owner.GetUID()) {
 		for _, d := range deps {
@@ -34,7 +35,7 @@ func (c *collector) processForegroundDeletion(ctx context.Context, all sources, 
 			return controllers.RaceError("%s %s/%s still has dependents in an aggregated API",
 				s.kind.GVK.Kind, owner.GetNamespace(), owner.GetName())
 		}
-		return nil // the deletion of each dependent queues this owner again
+		return nil // the deletion of each dependent queues the owner again
 	}
 	if s.aggregated == nil {
 		if _, err := c.listAll(ctx, all); err != nil {
@@ -66,11 +67,10 @@ type dependent struct {
 	aggregated bool // stored by an aggregated API server
 }
 
-// blockers finds the objects that block the deletion of an object, for MayGo. It starts with an
-// owner.
+// blockers finds, for MayGo, the objects that block a foreground deletion.
 type blockers struct {
 	dependents func(owner types.UID) []dependent
-	kinds      map[types.UID]*api.Kind // of the owner and of all objects found
+	kinds      map[types.UID]*api.Kind // kinds of the owner and of all objects that were found, by UID
 	aggregated bool                    // an object of an aggregated API was found
 }
 
@@ -104,7 +104,7 @@ func (all sources) dependentsOf(uid types.UID) (out []dependent) {
 // storedObjects maps the UID of an owner to all stored objects that refer to it.
 type storedObjects map[types.UID][]dependent
 
-// listStored lists the objects that may depend on owner, directly or not.
+// listStored lists from the API all objects that may depend on owner, directly or not.
 func (c *collector) listStored(ctx context.Context, all sources, s source, owner api.Object) (storedObjects, error) {
 	var deps []source
 	for _, dep := range all {

@@ -9,11 +9,12 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// foreignOwner is a reference to an owner in another namespace.
+// foreignOwner identifies an owner reference to an object in another namespace.
 type foreignOwner struct{ dependent, owner types.UID }
 
-// reportForeignOwner records a Warning Event of obj, once per leadership, if the owner that r names
-// exists in another namespace than obj. Such a reference is invalid. o is the owner's kind.
+// reportForeignOwner records a Warning Event of obj if owner reference r names an object that
+// exists in another namespace than obj. Such a reference is invalid. The Event is recorded once in
+// a term of leadership. o is the kind of r.
 func (c *collector) reportForeignOwner(all sources, s source, obj api.Object, o source, r metav1.OwnerReference) {
 	if !o.kind.Namespaced || o.informer == nil || !all.isElsewhere(o, obj.GetNamespace(), r) {
 		return
@@ -37,7 +38,7 @@ func (c *collector) reportForeignOwner(all sources, s source, obj api.Object, o 
 		r.APIVersion, r.Kind, obj.GetNamespace(), r.Name, r.UID, obj.GetNamespace())
 }
 
-// isElsewhere reports whether a cache holds the object of kind o that r names in another namespace.
+// isElsewhere reports whether the cache of kind o has the object that r names in another namespace.
 func (all sources) isElsewhere(o source, namespace string, r metav1.OwnerReference) bool {
 	namespaces := all["namespaces"].informer
 	if namespaces == nil {

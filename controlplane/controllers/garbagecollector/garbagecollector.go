@@ -25,35 +25,37 @@ import (
 // ownerIndex indexes objects by the UIDs of all their owners.
 const ownerIndex = "keelson.owner"
 
-// Bounds of the delay after which an object is judged again that has an owner of an unknown kind,
-// or an owner that may be deleted unobserved. The delay is short at first, because the kind or the
-// owner may just have been created, and then doubles.
+// Bounds of the delay after which an object is checked again because its owner is of an unknown
+// kind, or may be deleted without a notification to the collector. The delay is short at first,
+// because the kind or the owner may just have been created. It then doubles.
 const (
 	minStrangerRetry = time.Second
 	maxStrangerRetry = 5 * time.Minute
 )
 
-// source is a kind and its informer. informer is nil if no object of the kind has been seen.
+// source is a kind of collectable objects, with its informer. informer is nil while no object of
+// the kind is known, and for kinds of aggregated APIs.
 type source struct {
 	kind     *api.Kind
 	informer cache.SharedIndexInformer
 
-	aggregated *controllers.AggregatedResource // nil means that this API stores the kind
+	aggregated *controllers.AggregatedResource // nil means that this API server stores the kind
 }
 
-// sources holds all collectable kinds by their group and resource. It is immutable.
+// sources holds all collectable kinds, by group and resource. It is immutable.
 type sources map[string]source
 
-// currentKinds returns the current sources. Kinds are added and removed at run time.
+// currentKinds tracks the collectable kinds. CustomResourceDefinitions add and remove kinds at run
+// time.
 type currentKinds struct {
 	kinds *client.EveryKind
 	now   atomic.Pointer[drawn]
 	heard sync.Map // set of *api.Kind: kinds of which the collector has received a change
 }
 
-// observesDeletions reports whether the collector receives the deletion of a cached object of a
-// kind. The informer of a custom resource may cache its first object before the collector's handler
-// is registered.
+// observesDeletions reports whether the collector is notified when a cached object of kind k is
+// deleted. This is not certain at first for a custom resource: its informer may cache an object
+// before the collector's handler is registered.
 func (g *currentKinds) observesDeletions(k *api.Kind) bool {
 	if k.Definition == "" {
 		return true
@@ -62,7 +64,7 @@ func (g *currentKinds) observesDeletions(k *api.Kind) bool {
 	return ok
 }
 
-// recordObserved records that the collector receives changes of a kind.
+// recordObserved records that the collector has received a change of an object of kind k.
 func (g *currentKinds) recordObserved(k *api.Kind) {
 	if !g.observesDeletions(k) {
 		g.heard.Store(k, true)
@@ -74,7 +76,8 @@ type drawn struct {
 	sources
 }
 
-// currentSources returns the current sources. A decision must use the result of a single call.
+// currentSources returns the current collectable kinds. One decision must use the result of one
+// call.
 func (g *currentKinds) currentSources() sources {
 	of := g.kinds.Now()
 	if d := g.now.Load(); d != nil && d.of == of {
@@ -97,10 +100,11 @@ func (g *currentKinds) currentSources() sources {
 	return all
 }
 
-// isCollectable reports whether objects of a kind may be owners or dependents. Events are neither.
+// isCollectable reports whether the collector handles objects of kind k. It ignores Events, as
+// owners and as dependents.
 func isCollectable(k *api.Kind) bool { return k.Resource != "events" }
 
-// byOwners indexes objects by the UIDs of their owners.
+// byOwners adds ownerIndex to an informer.
 func byOwners(inf cache.SharedIndexInformer) {
 	controllers.Index(inf, ownerIndex, func(o api.Object) []string {
 		var uids []string
@@ -111,7 +115,8 @@ func byOwners(inf cache.SharedIndexInformer) {
 	})
 }
 
-// New returns the garbage collector of all stored kinds except Events.
+// New returns the garbage collector. It handles all kinds except Events, including kinds of
+// aggregated APIs.
 func New(d controllers.Deps) *controllers.Controller {
 	g := &currentKinds{kinds: client.Every(d.Informers, isCollectable, byOwners)}
 	return &controllers.Controller{
@@ -141,8 +146,8 @@ func objectKey(name string, o metav1.Object) controllers.Key {
 	return controllers.Key{Kind: name, Namespace: o.GetNamespace(), Name: o.GetName()}
 }
 
-// affectedKeys maps a change to the keys of the objects that may have to be deleted because of it.
-// These are the object itself, the dependents of a deleted object, and owners that wait for the
+// affectedKeys returns the keys of the objects to check when an object of the kind called name
+// changes: the object itself, the dependents of a deleted object, and owners that wait for the
 // object.
 func (all sources) affectedKeys(name string, c controllers.Change[api.Object]) []controllers.Key {
 	var out []controllers.Key
@@ -166,7 +171,8 @@ func (all sources) affectedKeys(name string, c controllers.Change[api.Object]) [
 	return out
 }
 
-// isRelevantUpdate reports whether an update can change a verdict.
+// isRelevantUpdate reports whether the update of an object from a to b can change a decision of
+// Judge.
 func isRelevantUpdate(a, b api.Object) bool {
 	return a == b || a.GetUID() != b.GetUID() ||
 		(a.GetDeletionTimestamp() == nil) != (b.GetDeletionTimestamp() == nil) ||
@@ -174,7 +180,7 @@ func isRelevantUpdate(a, b api.Object) bool {
 		!equality.Semantic.DeepEqual(a.GetOwnerReferences(), b.GetOwnerReferences())
 }
 
-// waitingOwners returns the keys of the cached owners that are in foreground deletion.
+// waitingOwners returns the keys of the cached owners of o that are in foreground deletion.
 func (all sources) waitingOwners(o api.Object) []controllers.Key {
 	var out []controllers.Key
 	for _, r := range o.GetOwnerReferences() {
@@ -203,7 +209,7 @@ func (all sources) cachedDependents(uid types.UID) map[string][]api.Object {
 	return out
 }
 
-// findSource returns the kind of an owner reference, regardless of its version.
+// findSource returns the kind of owner reference r. The version of the reference may differ.
 func (all sources) findSource(r metav1.OwnerReference) (source, bool) {
 	gv, err := schema.ParseGroupVersion(r.APIVersion)
 	if err != nil {
@@ -232,31 +238,32 @@ func (s source) cachedOwner(namespace string, r metav1.OwnerReference) (api.Obje
 	return o, true
 }
 
-// collector performs the writes of one leadership.
+// collector collects objects during one term of leadership. Every term has a new collector.
 type collector struct {
 	term   *controllers.Term
 	living *currentKinds
 
 	mu     sync.Mutex
-	absent map[coordinates]bool // owners verified to be absent; a UID is never reused
-	// strangers holds the last recheck delay of objects that have an owner of an unknown kind, or
-	// an owner that may be deleted unobserved.
+	absent map[coordinates]bool // owners that the API does not have; an owner that was deleted never returns, because UIDs are unique
+	// strangers holds the last delay between two checks of each object with an owner of an unknown
+	// kind, or with an owner that may be deleted without a notification.
 	strangers map[controllers.Key]time.Duration
-	reported  map[foreignOwner]bool // references for which an Event was recorded
+	reported  map[foreignOwner]bool // references for which reportForeignOwner has recorded an Event
 
 	aggregated *aggregated // nil means that the cluster has no aggregated API
 }
 
-// coordinates identify an owner as a reference does. The UID alone is not sufficient: a reference
-// with the UID of an object under another name refers to nothing, and its absence says nothing
-// about that object.
+// coordinates identify an owner by all parts of an owner reference. The UID alone is not
+// sufficient: a reference may have the UID of an existing object with another name. Such a
+// reference has no owner, although the object exists.
 type coordinates struct {
 	kind            schema.GroupResource
 	namespace, name string
 	uid             types.UID
 }
 
-// maxAbsent is the maximum number of entries of collector.absent, strangers and reported.
+// maxAbsent is the maximum number of entries in each of the maps absent, strangers and reported of
+// collector.
 const maxAbsent = 10000
 
 func (c *collector) reconcileObject(ctx context.Context, k controllers.Key) (time.Duration, error) {
@@ -302,14 +309,15 @@ func (c *collector) reconcileObject(ctx context.Context, k controllers.Key) (tim
 	return again, nil
 }
 
-// hasDependents reports whether the caches or the last lists of aggregated APIs hold an object that
-// names obj as an owner.
+// hasDependents reports whether an object with obj as an owner is cached or is in the last lists of
+// aggregated APIs.
 func (c *collector) hasDependents(all sources, obj api.Object) bool {
 	return len(all.cachedDependents(obj.GetUID())) > 0 || len(c.aggregated.listDependents(obj.GetUID())) > 0
 }
 
-// recheckDelay returns when to judge an object again that has an owner that may be deleted
-// unobserved. It returns 0 for other objects.
+// recheckDelay returns the delay until the object with key k is checked again. If unseen is true,
+// one of its owners is of an unknown kind or may be deleted without a notification; the delay then
+// doubles with each call. Otherwise recheckDelay returns 0: no check is necessary.
 func (c *collector) recheckDelay(k controllers.Key, unseen bool) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -324,11 +332,11 @@ func (c *collector) recheckDelay(k controllers.Key, unseen bool) time.Duration {
 	return c.strangers[k]
 }
 
-// isHeldFromOutside reports whether an owner outside of obj's circle holds it. It returns an error
-// if the server of an owner on the way does not respond: obj could lose the reference to its last
-// outer owner, and the circle would stay. If obj is in a circle, every owner on the way is read
-// from the API. Otherwise two members that lose their outer owners at the same time could each rely
-// on the stale cached owner of the other, and the circle would stay forever.
+// isHeldFromOutside returns the first result of Held for obj. If obj is in a circle of owner
+// references, all owners are read from the API. Otherwise two members that lose their outer owners
+// at the same time could each rely on the stale cached owner of the other, and the circle would
+// never be deleted. It returns an error if the server of one of the owners does not respond: obj
+// could lose the reference to its last outer owner, and the circle would be kept.
 func (c *collector) isHeldFromOutside(ctx context.Context, all sources, s source, obj api.Object) (bool, error) {
 	for _, live := range []bool{false, true} {
 		kinds := map[types.UID]source{obj.GetUID(): s}
@@ -361,9 +369,9 @@ func (c *collector) isHeldFromOutside(ctx context.Context, all sources, s source
 	return true, nil
 }
 
-// resolveOwners returns the state of every owner of obj. It uses the cache first unless live is
-// true. An owner counts as absent only if the API confirms it. unseen reports that a kind is
-// unknown, or that an existing owner may be deleted unobserved.
+// resolveOwners returns the state of every owner of obj. It reads the cache first unless live is
+// true. An owner counts as Absent only if the API server confirms that it does not exist. unseen
+// reports that an owner is of an unknown kind, or exists and may be deleted without a notification.
 func (c *collector) resolveOwners(ctx context.Context, all sources, s source, obj api.Object, live bool) (out []Owner, unseen bool, err error) {
 	for _, r := range obj.GetOwnerReferences() {
 		o, ok := all.findSource(r)
@@ -380,7 +388,7 @@ func (c *collector) resolveOwners(ctx context.Context, all sources, s source, ob
 			unseen = true
 			continue
 		}
-		follows := c.living.observesDeletions(o.kind) // before the cache is read
+		follows := c.living.observesDeletions(o.kind) // must be called before the cache is read
 		owner, ok := o.cachedOwner(obj.GetNamespace(), r)
 		if !ok || live {
 			owner, err = c.lookUp(ctx, o, obj.GetNamespace(), r)
@@ -404,7 +412,8 @@ func (c *collector) resolveOwners(ctx context.Context, all sources, s source, ob
 	return out, unseen, nil
 }
 
-// lookUp reads an owner from the API. It returns nil if the owner does not exist.
+// lookUp reads the owner that r names, an object of kind o, from the API. It returns nil if no
+// object with the name and UID of r exists.
 func (c *collector) lookUp(ctx context.Context, o source, namespace string, r metav1.OwnerReference) (api.Object, error) {
 	if !o.kind.Namespaced {
 		namespace = ""
@@ -438,7 +447,8 @@ func (c *collector) lookUp(ctx context.Context, o source, namespace string, r me
 	return nil, nil
 }
 
-// deleteJudged deletes exactly the version that was judged.
+// deleteJudged deletes obj. The deletion fails if the stored object has another UID or
+// resourceVersion than obj.
 func (c *collector) deleteJudged(ctx context.Context, s source, obj api.Object, policy metav1.DeletionPropagation) error {
 	if s.aggregated != nil {
 		return c.deleteAggregated(ctx, s, obj, policy)
@@ -457,7 +467,8 @@ func (c *collector) deleteJudged(ctx context.Context, s source, obj api.Object, 
 	return nil
 }
 
-// updateJudged writes a changed copy of the version that was judged.
+// updateJudged stores a copy of obj with a change. The update fails if the stored object has
+// another resourceVersion than obj.
 func (c *collector) updateJudged(ctx context.Context, s source, obj api.Object, change func(o api.Object)) error {
 	whole, err := s.kind.Whole(obj)
 	if err != nil {
@@ -474,8 +485,8 @@ func (c *collector) updateJudged(ctx context.Context, s source, obj api.Object, 
 	return nil
 }
 
-// removeReferences removes exactly these references. Two references may have the same UID, and one
-// of them may be wrong.
+// removeReferences removes the owner references lost from obj. A reference is removed only if all
+// its parts match, because obj may have two references with one UID, only one of which is wrong.
 func (c *collector) removeReferences(ctx context.Context, s source, obj api.Object, lost ...metav1.OwnerReference) error {
 	kept := slices.DeleteFunc(slices.Clone(obj.GetOwnerReferences()), func(r metav1.OwnerReference) bool {
 		return slices.ContainsFunc(lost, func(l metav1.OwnerReference) bool {
@@ -488,8 +499,9 @@ func (c *collector) removeReferences(ctx context.Context, s source, obj api.Obje
 	return c.updateJudged(ctx, s, obj, func(o api.Object) { o.SetOwnerReferences(kept) })
 }
 
-// orphanDependents removes the references of an owner's dependents, then the owner's finalizer. The
-// dependents are listed from the API: a dependent that is not cached yet would be deleted later.
+// orphanDependents removes the references to owner from all its dependents, and then the orphan
+// finalizer of owner. It lists the dependents from the API: a dependent that is not cached yet
+// would otherwise be deleted later.
 func (c *collector) orphanDependents(ctx context.Context, all sources, s source, owner api.Object) error {
 	var errs []error
 	for _, dep := range all {

@@ -12,14 +12,14 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// OwnerState is the state of one owner of an object.
+// OwnerState is the state of the object that an owner reference names.
 type OwnerState int
 
-// States of an owner.
+// States of an owner. Only a Solid owner keeps its dependents.
 const (
-	Solid   OwnerState = iota // exists, or its state is unknown: the object stays
-	Absent                    // verified not to exist
-	Waiting                   // in foreground deletion: waits for its dependents
+	Solid   OwnerState = iota // the owner exists, or its state is unknown
+	Absent                    // the owner was verified not to exist
+	Waiting                   // the owner is in foreground deletion and waits for its dependents
 )
 
 // Owner is one owner reference and its state.
@@ -27,27 +27,27 @@ type Owner struct {
 	Ref    metav1.OwnerReference
 	State  OwnerState
 	Object api.Object // the owner, if it exists and its kind is known
-	// Unanswered means that the owner's server did not respond, or returned an invalid object.
-	// State is then Solid.
+	// Unanswered means that the server of the owner's kind did not respond, or returned an invalid
+	// object. State is then Solid.
 	Unanswered bool
 }
 
-// Verdict is the decision about an object by the state of its owners. The zero Verdict means no
-// change.
+// Verdict is the result of Judge. The zero Verdict means that the object is not changed.
 type Verdict struct {
-	Detach []metav1.OwnerReference    // references to remove, because another owner holds the object
-	Delete metav1.DeletionPropagation // "" means do not delete
+	Detach []metav1.OwnerReference    // owner references to remove, because another owner keeps the object
+	Delete metav1.DeletionPropagation // how the object is deleted; "" means that it is not deleted
 }
 
-// lostSome reports whether some owners are lost and some are not. Only then it matters which owner
-// holds the object.
+// lostSome reports whether some owners are Solid and some are not. Only then Judge needs the result
+// of Held.
 func lostSome(owners []Owner) bool {
 	solid := func(o Owner) bool { return o.State == Solid }
 	return slices.ContainsFunc(owners, solid) && slices.ContainsFunc(owners, func(o Owner) bool { return !solid(o) })
 }
 
-// Judge decides about an object that is not being deleted. held is the result of Held. dependents
-// reports whether other objects depend on it; Judge calls it only if the result matters.
+// Judge returns whether obj, which is not being deleted, is deleted or loses owner references.
+// owners are the states of all its owners, and held is the result of Held. dependents reports
+// whether other objects have obj as an owner. Judge calls it only if the result matters.
 func Judge(obj metav1.Object, owners []Owner, held bool, dependents func() bool) Verdict {
 	var solid, waiting int
 	var lost []metav1.OwnerReference
@@ -68,7 +68,7 @@ func Judge(obj metav1.Object, owners []Owner, held bool, dependents func() bool)
 	case solid > 0 && held:
 		return Verdict{Detach: lost}
 	case waiting > 0 && dependents():
-		return Verdict{Delete: metav1.DeletePropagationForeground} // the owner waits for the whole tree
+		return Verdict{Delete: metav1.DeletePropagationForeground} // the waiting owner also waits for the dependents of obj
 	case slices.Contains(obj.GetFinalizers(), metav1.FinalizerOrphanDependents):
 		return Verdict{Delete: metav1.DeletePropagationOrphan}
 	case slices.Contains(obj.GetFinalizers(), metav1.FinalizerDeleteDependents):
@@ -77,7 +77,8 @@ func Judge(obj metav1.Object, owners []Owner, held bool, dependents func() bool)
 	return Verdict{Delete: metav1.DeletePropagationBackground}
 }
 
-// stateOf returns the state of an owner that exists with the UID of the reference.
+// stateOf returns the state of an owner that exists and has the UID of the reference: Waiting if it
+// is in foreground deletion, otherwise Solid.
 func stateOf(owner metav1.Object) OwnerState {
 	if owner.GetDeletionTimestamp() != nil && slices.Contains(owner.GetFinalizers(), metav1.FinalizerDeleteDependents) {
 		return Waiting
