@@ -21,10 +21,10 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// serviceIndex indexes EndpointSlices by namespace/service.
+// serviceIndex indexes the EndpointSlices of this controller by the Service, as namespace/name.
 const serviceIndex = "keelson.service"
 
-// New returns the EndpointSlice controller.
+// New returns the EndpointSlice controller for Services with a selector.
 func New(d controllers.Deps) *controllers.Controller {
 	services := client.Informer[*corev1.Service](d.Informers)
 	pods := client.Informer[*corev1.Pod](d.Informers)
@@ -68,7 +68,8 @@ func New(d controllers.Deps) *controllers.Controller {
 	}
 }
 
-// managedBy returns an index function: the slices of one controller by namespace/service.
+// managedBy returns an index function for EndpointSlices with the managed-by label who. The index
+// values are namespace/service.
 func managedBy(who string) func(o api.Object) []string {
 	return func(o api.Object) []string {
 		l := o.GetLabels()
@@ -79,7 +80,7 @@ func managedBy(who string) func(o api.Object) []string {
 	}
 }
 
-// ofNode maps a change of a node's zone to the Services that have pods on the node.
+// ofNode returns the keys of the Services with pods on a node if the zone of the node has changed.
 func ofNode(services, pods cache.SharedIndexInformer, c controllers.Change[*corev1.Node]) []controllers.Key {
 	zone := c.New.Labels[corev1.LabelTopologyZone]
 	if c.Type == controllers.Updated && c.Old != nil && zone == c.Old.Labels[corev1.LabelTopologyZone] || c.Type != controllers.Updated && zone == "" {
@@ -92,7 +93,7 @@ func ofNode(services, pods cache.SharedIndexInformer, c controllers.Change[*core
 	return keys
 }
 
-// reconciler performs the writes of one leadership.
+// reconciler reconciles Services during one term of leadership. Every term has a new reconciler.
 type reconciler struct {
 	term                  *controllers.Term
 	services, pods, nodes cache.SharedIndexInformer
@@ -108,7 +109,7 @@ func (r *reconciler) reconcileService(ctx context.Context, key controllers.Key) 
 		return 0, nil // the garbage collector deletes the slices of a deleted Service
 	}
 	if len(svc.Spec.Selector) == 0 || svc.Spec.Type == corev1.ServiceTypeExternalName {
-		return 0, nil // another controller or a user manages its slices
+		return 0, nil // another controller or a user manages the slices of this Service
 	}
 	pods := r.addresses.Peers(controllers.ListSelectedPods(r.pods, svc))
 	have := activeSlices(r.slices, serviceIndex, key.Namespace+"/"+key.Name)
@@ -124,8 +125,8 @@ func (r *reconciler) reconcileService(ctx context.Context, key controllers.Key) 
 	return 0, err
 }
 
-// recordHintEvents records Events for a Service's hints if they differ from the last recorded
-// hints.
+// recordHintEvents records the Events about topology hints of a Service, unless they equal the
+// Events that were recorded last for the Service.
 func (r *reconciler) recordHintEvents(key controllers.Key, svc *corev1.Service, notes []Note) {
 	text := ""
 	for _, n := range notes {
@@ -149,8 +150,8 @@ func (r *reconciler) nodeZones(pods []*corev1.Pod) map[string]string {
 	return zones
 }
 
-// performPlan writes the plan, and records a trace stage for each pod that has become a ready
-// endpoint.
+// performPlan writes the slices of a plan. For each pod that has become a ready endpoint, it
+// records a stage in the trace of the pod's start. have are the slices before the plan.
 func (r *reconciler) performPlan(ctx context.Context, svc *corev1.Service, plan Plan, pods []*corev1.Pod, have []*discoveryv1.EndpointSlice) error {
 	start := r.term.Now()
 	copyPodTraces(plan, pods, have)
@@ -161,8 +162,9 @@ func (r *reconciler) performPlan(ctx context.Context, svc *corev1.Service, plan 
 	return err
 }
 
-// writePlan writes the plan of a Service. Writes that add endpoints come first and deletions last,
-// so that an address that moves between slices is always in a slice.
+// writePlan writes the slices of a plan and records them in view. Slices that gain endpoints are
+// written first, and deletions come last. An address that moves between slices is therefore always
+// in a slice.
 func writePlan(ctx context.Context, t *controllers.Term, view *controllers.View[*discoveryv1.EndpointSlice], service string, plan Plan) error {
 	var errs []error
 	for _, s := range plan.Create {
@@ -194,13 +196,13 @@ func writePlan(ctx context.Context, t *controllers.Term, view *controllers.View[
 	return errors.Join(errs...)
 }
 
-// activeSlices returns the slices of an index that are not being deleted.
+// activeSlices returns the slices with this index value that are not being deleted.
 func activeSlices(view *controllers.View[*discoveryv1.EndpointSlice], index, key string) []*discoveryv1.EndpointSlice {
 	return slices.DeleteFunc(slices.Clone(view.By(index, key)), view.IsDeleting)
 }
 
-// copyPodTraces copies the trace context of a newly ready pod to each slice that is written anyway.
-// Proxies can then record when they route to the pod.
+// copyPodTraces copies the trace context of a newly ready pod to each slice that the plan writes
+// anyway. Proxies can then add to the trace when they start to route to the pod.
 func copyPodTraces(plan Plan, pods []*corev1.Pod, have []*discoveryv1.EndpointSlice) {
 	was := readyUIDs(have)
 	byUID := make(map[string]*corev1.Pod, len(pods))
@@ -208,7 +210,7 @@ func copyPodTraces(plan Plan, pods []*corev1.Pod, have []*discoveryv1.EndpointSl
 		byUID[string(p.UID)] = p
 	}
 	for _, s := range append(slices.Clone(plan.Create), plan.Update...) {
-		delete(s.Annotations, api.TraceParentAnnotation) // the trace of an earlier change
+		delete(s.Annotations, api.TraceParentAnnotation) // the trace context of an earlier change
 		for uid := range readyUIDs([]*discoveryv1.EndpointSlice{s}) {
 			if p := byUID[uid]; p != nil && !was[uid] {
 				controllers.CopyTrace(s, p)
@@ -217,7 +219,8 @@ func copyPodTraces(plan Plan, pods []*corev1.Pod, have []*discoveryv1.EndpointSl
 	}
 }
 
-// recordReady records a trace stage for each pod that has just become a ready endpoint.
+// recordReady records a trace stage, from start until now, for each pod that has become a ready
+// endpoint by this plan.
 func (r *reconciler) recordReady(plan Plan, pods []*corev1.Pod, have []*discoveryv1.EndpointSlice, start time.Time) {
 	if r.term.Timeline == nil {
 		return

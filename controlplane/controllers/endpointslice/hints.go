@@ -14,26 +14,26 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// Nodes is the node data that slices and hints need.
+// Nodes holds the properties of nodes from which slices and topology hints are computed.
 type Nodes struct {
-	Zone map[string]string // by node name
+	Zone map[string]string // zone by node name
 	// CPU is the allocatable CPU of each zone in thousandths. It is nil if it cannot be computed
 	// because a node has no zone or no CPU.
 	CPU map[string]int64
 }
 
-// The reasons of Events about a Service's hints.
+// Reasons of Events about the topology hints of a Service.
 const (
 	hintsEnabled  = "TopologyAwareHintsEnabled"
 	hintsDisabled = "TopologyAwareHintsDisabled"
 )
 
-// Note is an Event about the hints of a Service. The zero Note is no Event.
+// Note is an Event to record about the topology hints of a Service. The zero Note means no Event.
 type Note struct{ Type, Reason, Message string }
 
-// wantsTopologyHints reports whether a Service's annotation requests that endpoints are allocated
-// to zones. trafficDistribution is then ignored. As in Kubernetes, the deprecated annotation has
-// precedence over the current one.
+// wantsTopologyHints reports whether an annotation of a Service requests that its endpoints are
+// allocated to zones in proportion to their CPUs. trafficDistribution is then ignored. As in
+// Kubernetes, the deprecated annotation has precedence over the current annotation.
 func wantsTopologyHints(svc *corev1.Service) bool {
 	mode, ok := svc.Annotations[corev1.DeprecatedAnnotationTopologyAwareHints]
 	if !ok {
@@ -42,7 +42,7 @@ func wantsTopologyHints(svc *corev1.Service) bool {
 	return mode == "Auto" || mode == "auto"
 }
 
-// spreadIndex indexes the Services with endpoints that are allocated to zones.
+// spreadIndex indexes the Services for which wantsTopologyHints returns true, under value "auto".
 const spreadIndex = "keelson.spread"
 
 func spreadKey(o api.Object) []string {
@@ -52,8 +52,9 @@ func spreadKey(o api.Object) []string {
 	return nil
 }
 
-// trafficDistributionHints returns the hints for spec.trafficDistribution: a ready endpoint is for
-// its own zone and, with PreferSameNode, for its own node.
+// trafficDistributionHints returns the topology hints that spec.trafficDistribution requests for
+// endpoint e: its own zone and, with PreferSameNode, its own node. It returns nil if e is not
+// ready.
 func trafficDistributionHints(svc *corev1.Service, e *discoveryv1.Endpoint) *discoveryv1.EndpointHints {
 	if !valueOrZero(e.Conditions.Ready) || wantsTopologyHints(svc) {
 		return nil
@@ -78,8 +79,9 @@ func trafficDistributionHints(svc *corev1.Service, e *discoveryv1.Endpoint) *dis
 }
 
 // shareOut sets zone hints on the ready endpoints of a family, in proportion to the CPUs of the
-// zones. A zone may have up to a fifth less than its share. While that holds, existing hints are
-// kept, so that few slices are written.
+// zones. cpu is the CPU by zone. Each zone gets at least its exact share divided by 1.2. While the
+// hints in the existing slices satisfy this, they are kept, so that few slices are written.
+// shareOut returns an Event if it starts to set hints or cannot set hints.
 func (a addresses) shareOut(family discoveryv1.AddressType, have []*discoveryv1.EndpointSlice, cpu map[string]int64) Note {
 	now := map[string]string{}
 	for _, s := range have {
@@ -102,7 +104,7 @@ func (a addresses) shareOut(family discoveryv1.AddressType, have []*discoveryv1.
 	return Note{corev1.EventTypeNormal, hintsEnabled, fmt.Sprintf("%s endpoints are allocated to %d zones", family, len(cpu))}
 }
 
-// readyEndpoints returns the ready endpoints of a family, sorted by identity.
+// readyEndpoints returns the ready endpoints of an address family, sorted by endpointIdentity.
 func (a addresses) readyEndpoints(family discoveryv1.AddressType) []*discoveryv1.Endpoint {
 	var out []*discoveryv1.Endpoint
 	for g, c := range a {
@@ -116,7 +118,8 @@ func (a addresses) readyEndpoints(family discoveryv1.AddressType) []*discoveryv1
 	return out
 }
 
-// hintObstacle returns why endpoints cannot be allocated to zones, or "".
+// hintObstacle returns why the ready endpoints cannot be allocated to zones with these CPUs. It
+// returns "" if they can.
 func hintObstacle(ready []*discoveryv1.Endpoint, cpu map[string]int64) string {
 	switch {
 	case cpu == nil:
@@ -139,7 +142,7 @@ func hintObstacle(ready []*discoveryv1.Endpoint, cpu map[string]int64) string {
 }
 
 // leastOf returns the minimum number of endpoints of each zone if n endpoints are allocated: the
-// zone's share divided by 1.2, rounded up.
+// share of the zone in the total CPU, divided by 1.2 and rounded up.
 func leastOf(n int, cpu map[string]int64) map[string]int {
 	var total int64
 	for _, c := range cpu {
@@ -155,8 +158,8 @@ func leastOf(n int, cpu map[string]int64) map[string]int {
 	return out
 }
 
-// partsOf divides n endpoints among zones. Each zone gets its minimum. Each remaining endpoint goes
-// to the zone that is furthest below its share.
+// partsOf returns how many of n endpoints are allocated to each zone. Each zone gets its minimum.
+// Each remaining endpoint goes to the zone that is furthest below its share of the CPU.
 func partsOf(n int, cpu map[string]int64) map[string]int {
 	var total int64
 	for _, c := range cpu {
@@ -175,10 +178,11 @@ func partsOf(n int, cpu map[string]int64) map[string]int {
 	return parts
 }
 
-// allocateZones returns the zone of each endpoint. An endpoint keeps its hinted zone; an endpoint
-// without a hint gets its own zone. If that gives a zone less than its minimum, all endpoints are
-// allocated again. Each endpoint then gets its own zone, up to the zone's part. Endpoints above
-// that part go to other zones; endpoints that were in another zone before stay there.
+// allocateZones returns the zone to which each endpoint is allocated. now is the current hint of an
+// endpoint, by endpointIdentity. An endpoint keeps its current hint; an endpoint without a hint
+// gets its own zone. If a zone then has less than its minimum, all endpoints are allocated again.
+// Each zone gets its number from partsOf: first endpoints in the zone, then endpoints that were
+// allocated to it before, then any other endpoints.
 func allocateZones(ready []*discoveryv1.Endpoint, now map[string]string, cpu map[string]int64) map[*discoveryv1.Endpoint]string {
 	out, count := map[*discoveryv1.Endpoint]string{}, map[string]int{}
 	for _, e := range ready {
@@ -232,9 +236,9 @@ func allocateZones(ready []*discoveryv1.Endpoint, now map[string]string, cpu map
 	return out
 }
 
-// zoneCPUs returns the total allocatable CPU of the ready nodes of each zone. It returns nil if a
-// node has no zone or no CPU. Control-plane nodes do not count, because workloads usually do not
-// run on them.
+// zoneCPUs returns the total allocatable CPU of the ready nodes of each zone, in thousandths. It
+// returns nil if a node has no zone or no CPU. Control-plane nodes do not count, because workloads
+// usually do not run there.
 func zoneCPUs(nodes []*corev1.Node) map[string]int64 {
 	out := map[string]int64{}
 	for _, n := range nodes {
@@ -250,8 +254,8 @@ func zoneCPUs(nodes []*corev1.Node) map[string]int64 {
 	return out
 }
 
-// nodeCapacity returns a node's zone, whether it is a control-plane node, whether it is ready, and
-// its CPU.
+// nodeCapacity returns the properties of node n that zoneCPUs needs. excluded reports that n is a
+// control-plane node.
 func nodeCapacity(n *corev1.Node) (zone string, excluded, ready bool, cpu int64) {
 	_, plane := n.Labels["node-role.kubernetes.io/control-plane"]
 	_, master := n.Labels["node-role.kubernetes.io/master"]
@@ -261,7 +265,7 @@ func nodeCapacity(n *corev1.Node) (zone string, excluded, ready bool, cpu int64)
 	return n.Labels[corev1.LabelTopologyZone], plane || master, ready, saturate.MilliValue(n.Status.Allocatable.Cpu())
 }
 
-// sameCapacity reports whether two versions of a node contribute the same to the CPU of a zone.
+// sameCapacity reports whether versions a and b of a node have the same effect on zoneCPUs.
 func sameCapacity(a, b *corev1.Node) bool {
 	zoneA, exA, readyA, cpuA := nodeCapacity(a)
 	zoneB, exB, readyB, cpuB := nodeCapacity(b)

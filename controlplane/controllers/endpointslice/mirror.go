@@ -16,25 +16,26 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// MirroredBy is the value of the managed-by label of slices that mirror Endpoints.
+// MirroredBy is the value of the managed-by label of EndpointSlices that mirror Endpoints.
 const MirroredBy = "endpointslicemirroring-controller.k8s.io"
 
-// MaxMirrored is the maximum number of addresses of one subset that are mirrored. Ready addresses
-// come first.
+// MaxMirrored is the maximum number of addresses of one Endpoints subset that are copied to slices.
+// Ready addresses are copied first.
 const MaxMirrored = 1000
 
-// Labels and annotations of Endpoints that are not mirrored, and the index of their mirrors.
+// Label and annotation of Endpoints that are not mirrored, and the index of slices that mirror
+// Endpoints by Service.
 const (
-	endpointsManagedBy = "endpoints.kubernetes.io/managed-by" // set on Endpoints that are computed from pods
+	endpointsManagedBy = "endpoints.kubernetes.io/managed-by" // set on Endpoints that a controller computes from pods
 	leaderAnnotation   = "control-plane.alpha.kubernetes.io/leader"
 	mirrorIndex        = "keelson.mirrored-service"
 )
 
-// Skipped counts the addresses of Endpoints that no slice contains.
+// Skipped counts the addresses of Endpoints that are not copied to a slice, by reason.
 type Skipped struct{ TooMany, Invalid int }
 
-// isMirrored reports whether the Endpoints of a Service are copied to slices: Endpoints that a user
-// manages, of a Service without a selector.
+// isMirrored reports whether Endpoints e of a Service are copied to slices. Only Endpoints that a
+// user manages, of a Service without a selector, are copied.
 func isMirrored(svc *corev1.Service, e *corev1.Endpoints) bool {
 	_, ours := e.Labels[endpointsManagedBy]
 	_, election := e.Annotations[leaderAnnotation]
@@ -42,8 +43,8 @@ func isMirrored(svc *corev1.Service, e *corev1.Endpoints) bool {
 		!ours && !election && e.Labels[discoveryv1.LabelSkipMirror] != "true"
 }
 
-// Mirror compares the addresses of Endpoints with the slices that mirror them and returns the
-// necessary writes.
+// Mirror returns the writes that make the slices in have contain the addresses of Endpoints e, and
+// counts the addresses that no slice will contain.
 func Mirror(e *corev1.Endpoints, have []*discoveryv1.EndpointSlice) (Plan, Skipped) {
 	labels, annotations := map[string]string{}, map[string]string{}
 	maps.Copy(labels, e.Labels)
@@ -68,7 +69,8 @@ func (s *Skipped) addSkipped(more Skipped) {
 	s.TooMany, s.Invalid = s.TooMany+more.TooMany, s.Invalid+more.Invalid
 }
 
-// addSubset adds the addresses of a subset, and returns the number of addresses that it skipped.
+// addSubset adds the addresses of a subset of Endpoints to a, and counts the addresses that it
+// skipped.
 func (a addresses) addSubset(s *corev1.EndpointSubset) Skipped {
 	ports := make([]discoveryv1.EndpointPort, 0, len(s.Ports))
 	for i := range s.Ports {
@@ -107,7 +109,7 @@ func (a addresses) addSubset(s *corev1.EndpointSubset) Skipped {
 	return skipped
 }
 
-// NewMirror returns the controller that mirrors Endpoints that users manage.
+// NewMirror returns the controller that copies Endpoints that users manage to EndpointSlices.
 func NewMirror(d controllers.Deps) *controllers.Controller {
 	services := client.Informer[*corev1.Service](d.Informers)
 	objects := client.Informer[*corev1.Endpoints](d.Informers)
@@ -140,7 +142,7 @@ func NewMirror(d controllers.Deps) *controllers.Controller {
 	}
 }
 
-// mirror performs the writes of one leadership.
+// mirror reconciles Endpoints during one term of leadership. Every term has a new mirror.
 type mirror struct {
 	term              *controllers.Term
 	services, objects cache.SharedIndexInformer

@@ -19,46 +19,47 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// ManagedBy is the value of the managed-by label of this controller's slices.
+// ManagedBy is the value of the managed-by label of EndpointSlices of this controller.
 const ManagedBy = "endpointslice-controller.k8s.io"
 
-// MaxEndpoints is the maximum number of endpoints in a slice.
+// MaxEndpoints is the maximum number of endpoints in an EndpointSlice.
 const MaxEndpoints = 100
 
-// Plan lists the writes that make the slices match the pods.
+// Plan lists the EndpointSlices of one Service to create, to update and to delete.
 type Plan struct {
 	Create []*discoveryv1.EndpointSlice
 	Update []*discoveryv1.EndpointSlice
 	Delete []*discoveryv1.EndpointSlice
-	Notes  []Note // Events about hints
+	Notes  []Note // Events about topology hints
 }
 
-// group is the key of endpoints that may share a slice.
+// group identifies a set of endpoints that may be in one EndpointSlice.
 type group struct {
 	family discoveryv1.AddressType
 	ports  string // canonical form of the ports
 }
 
-// source is the object that has the addresses in the slices, with the metadata of the slices.
+// source describes the slices of a Service or of Endpoints: their owner, metadata and address
+// families.
 type source struct {
-	namespace, name string // name is the name of the Service and the prefix of the names of the slices
+	namespace, name string // name is the Service and the prefix of the slices' names
 	owner           metav1.OwnerReference
 	labels          map[string]string
-	annotations     map[string]string // nil leaves a slice's annotations unchanged
+	annotations     map[string]string // annotations of the slices; nil leaves their annotations unchanged
 	families        []discoveryv1.AddressType
-	empty           bool // a family without endpoints has one empty slice
+	empty           bool // if true, a family without endpoints has one empty slice
 }
 
-// addresses holds the endpoints of a source by group.
+// addresses holds the endpoints that the slices of a source must contain, by group.
 type addresses map[group]*content
 
 type content struct {
 	ports     []discoveryv1.EndpointPort
 	endpoints []discoveryv1.Endpoint
-	known     map[string]bool // by identity
+	known     map[string]bool // endpoints by endpointIdentity
 }
 
-// addEndpoint adds an endpoint unless it is present.
+// addEndpoint adds endpoint e, with these ports, unless a already contains it.
 func (a addresses) addEndpoint(family discoveryv1.AddressType, ports []discoveryv1.EndpointPort, e discoveryv1.Endpoint) {
 	g := group{family, portsKey(ports)}
 	if a[g] == nil {
@@ -79,7 +80,7 @@ func (a addresses) hasFamily(f discoveryv1.AddressType) bool {
 	return false
 }
 
-// Reconcile compares a Service's pods with its slices and returns the necessary writes. Endpoints
+// Reconcile returns the writes that make the slices in have match the pods of a Service. Endpoints
 // stay in their slice, so that a change writes as few slices as possible.
 func Reconcile(svc *corev1.Service, pods []*corev1.Pod, have []*discoveryv1.EndpointSlice, nodes Nodes) Plan {
 	src, wanted := ofService(svc), addresses{}
@@ -113,20 +114,20 @@ func Reconcile(svc *corev1.Service, pods []*corev1.Pod, have []*discoveryv1.Endp
 		}
 	}
 	plan := src.planSlices(wanted, owned)
-	// Foreign slices are not reused: the garbage collector deletes the slices of a previous Service
-	// of the same name.
+	// Slices with another owner are not reused, because the garbage collector deletes the slices of
+	// a previous Service of the same name.
 	plan.Delete = append(plan.Delete, foreign...)
 	slices.SortFunc(plan.Delete, byName)
 	plan.Notes = notes
 	return plan
 }
 
-// isOwner reports whether an owner reference names the source.
+// isOwner reports whether owner reference ref names the owner of src.
 func (src *source) isOwner(ref metav1.OwnerReference) bool {
 	return ref.UID == src.owner.UID && ref.Kind == src.owner.Kind && ref.APIVersion == src.owner.APIVersion
 }
 
-// ofService returns the source for a Service with a selector.
+// ofService returns the source that describes the slices of a Service with a selector.
 func ofService(svc *corev1.Service) source {
 	labels := map[string]string{}
 	for k, v := range svc.Labels {
@@ -144,8 +145,7 @@ func ofService(svc *corev1.Service) source {
 	}
 }
 
-// planSlices compares the wanted endpoints with the existing slices and returns the necessary
-// writes.
+// planSlices returns the writes that make the slices in have contain exactly the wanted endpoints.
 func (src *source) planSlices(wanted addresses, have []*discoveryv1.EndpointSlice) Plan {
 	byGroup := map[group][]*discoveryv1.EndpointSlice{}
 	var plan Plan
@@ -173,7 +173,8 @@ func (src *source) planSlices(wanted addresses, have []*discoveryv1.EndpointSlic
 	return plan
 }
 
-// oneEmpty plans exactly one empty slice for a family without endpoints.
+// oneEmpty adds writes to plan so that a family without endpoints has exactly one slice, which is
+// empty.
 func (src *source) oneEmpty(family discoveryv1.AddressType, byGroup map[group][]*discoveryv1.EndpointSlice, plan *Plan) {
 	var have []*discoveryv1.EndpointSlice
 	for g, list := range byGroup {
@@ -195,8 +196,9 @@ func (src *source) oneEmpty(family discoveryv1.AddressType, byGroup map[group][]
 	}
 }
 
-// fillGroup plans the slices of one group. Existing endpoints stay in their slice or are updated
-// there. New endpoints go to existing slices with free capacity, then to new slices.
+// fillGroup adds to p the writes for the slices of group g, so that they contain the endpoints in
+// c. Existing endpoints stay in their slice or are updated there. New endpoints go to existing
+// slices with free capacity, then to new slices.
 func (p *Plan) fillGroup(src *source, g group, c *content, have []*discoveryv1.EndpointSlice) {
 	wanted := c.endpoints
 	slices.SortFunc(wanted, func(a, b discoveryv1.Endpoint) int { return cmp.Compare(endpointIdentity(a), endpointIdentity(b)) })
@@ -255,8 +257,8 @@ func (p *Plan) fillGroup(src *source, g group, c *content, have []*discoveryv1.E
 	}
 }
 
-// reuseDeleted replaces a deletion and a creation of the same family by one update. This saves a
-// write, and endpoints are available at all times.
+// reuseDeleted replaces a deletion and a creation of the same address family in p by one update.
+// This saves a write, and the endpoints are in a slice at all times.
 func (p *Plan) reuseDeleted() {
 	var create []*discoveryv1.EndpointSlice
 	for _, c := range p.Create {
@@ -276,7 +278,8 @@ func (p *Plan) reuseDeleted() {
 	p.Create = create
 }
 
-// sortByName makes the plan's order independent of map order.
+// sortByName sorts the writes of p by the names of the slices, so that the plan does not depend on
+// the order of maps.
 func (p *Plan) sortByName() {
 	slices.SortFunc(p.Update, byName)
 	slices.SortFunc(p.Delete, byName)
@@ -287,7 +290,8 @@ func (p *Plan) sortByName() {
 
 func byName(a, b *discoveryv1.EndpointSlice) int { return cmp.Compare(a.Name, b.Name) }
 
-// endpointIdentity identifies an endpoint across updates: by the UID of its pod and its addresses.
+// endpointIdentity returns a string that identifies an endpoint across updates: the UID of its pod
+// and its addresses.
 func endpointIdentity(e discoveryv1.Endpoint) string {
 	uid := ""
 	if e.TargetRef != nil {
@@ -296,13 +300,13 @@ func endpointIdentity(e discoveryv1.Endpoint) string {
 	return uid + "/" + strings.Join(e.Addresses, ",")
 }
 
-// Serves reports whether a pod belongs in its Service's slices: it has an address and is not
-// terminal. A terminating pod stays until it is deleted.
+// Serves reports whether pod p belongs in the slices of its Service: p has an address and is not
+// terminal. A terminating pod stays in the slices until it is deleted.
 func Serves(p *corev1.Pod) bool {
 	return !controllers.IsPodTerminal(p) && (p.Status.PodIP != "" || len(p.Status.PodIPs) > 0)
 }
 
-// addressTypes returns the IP families of a Service.
+// addressTypes returns the IP families of a Service as address types of slices.
 func addressTypes(svc *corev1.Service) []discoveryv1.AddressType {
 	var out []discoveryv1.AddressType
 	for _, f := range svc.Spec.IPFamilies {
@@ -318,8 +322,8 @@ func addressTypes(svc *corev1.Service) []discoveryv1.AddressType {
 	return out
 }
 
-// podEndpoint returns the endpoint of a pod for a family. It returns false if the pod has no
-// address of the family.
+// podEndpoint returns the endpoint of pod p for an address family. zones maps nodes to zones. It
+// returns false if p has no address of the family.
 func podEndpoint(svc *corev1.Service, p *corev1.Pod, family discoveryv1.AddressType, zones map[string]string) (discoveryv1.Endpoint, bool) {
 	address, ok := controllers.PodAddress(p, family == discoveryv1.AddressTypeIPv6)
 	if !ok {
@@ -380,7 +384,7 @@ func valueOrZero[T any](p *T) T {
 	return *p
 }
 
-// newSlice returns a new slice of the source.
+// newSlice returns a new EndpointSlice of src with these ports and endpoints.
 func (src *source) newSlice(family discoveryv1.AddressType, ports []discoveryv1.EndpointPort, endpoints []discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
 	if ports == nil {
 		ports = []discoveryv1.EndpointPort{}

@@ -10,14 +10,15 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// topology caches the CPU of zones and the last recorded hint Events during one leadership.
+// topology caches the CPU of each zone, and the Events about topology hints that were recorded
+// last, for one term of leadership.
 type topology struct {
 	nodes cache.SharedIndexInformer
-	stale *atomic.Bool // the CPU of a zone has changed
+	stale *atomic.Bool // true if cpu must be computed again
 
 	mu         sync.Mutex
 	cpu        map[string]int64
-	lastEvents map[controllers.Key]string // last recorded Events of each Service
+	lastEvents map[controllers.Key]string // text of the Events that were recorded last for each Service
 }
 
 func newTopology(nodes cache.SharedIndexInformer, stale *atomic.Bool) *topology {
@@ -25,7 +26,8 @@ func newTopology(nodes cache.SharedIndexInformer, stale *atomic.Bool) *topology 
 	return &topology{nodes: nodes, stale: stale, lastEvents: map[controllers.Key]string{}}
 }
 
-// zoneCPUs returns the current CPU of the zones. Callers must not modify the map.
+// zoneCPUs returns the current result of function zoneCPUs for all nodes. Callers must not modify
+// it.
 func (t *topology) zoneCPUs() map[string]int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -39,8 +41,8 @@ func (t *topology) zoneCPUs() map[string]int64 {
 	return t.cpu
 }
 
-// isNewEvent reports whether text differs from the last recorded Events of a Service, and records
-// it. An empty text removes the record and returns false.
+// isNewEvent stores text as the last Events of the Service with this key. It reports whether Events
+// with this text must be recorded: text is not "" and differs from the text stored before.
 func (t *topology) isNewEvent(key controllers.Key, text string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -55,8 +57,8 @@ func (t *topology) isNewEvent(key controllers.Key, text string) bool {
 	return true
 }
 
-// ofCapacity maps a node change that affects a zone's CPU to the Services with endpoints that are
-// allocated to zones.
+// ofCapacity returns the keys of all Services with endpoints allocated to zones if a change of a
+// node affects the CPU of a zone. It then also sets stale.
 func ofCapacity(services cache.SharedIndexInformer, stale *atomic.Bool, c controllers.Change[*corev1.Node]) []controllers.Key {
 	if c.Type == controllers.Updated && c.Old != nil && sameCapacity(c.Old, c.New) {
 		return nil

@@ -7,30 +7,32 @@ import (
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 )
 
-// History holds an autoscaler's recommendations and scalings for as long as its rules may need
-// them. It is not stored. A new leadership starts with the current replicas as the only
-// recommendation, which delays a scale-down by a whole stabilization window.
+// History holds the recent recommendations and scalings of one autoscaler, from which the
+// stabilization windows and scaling policies are evaluated. It is not stored. After a change of the
+// leader it starts with the current replicas as the only recommendation, which delays a scale-down
+// by a whole stabilization window.
 type History struct {
-	Wanted  []Moment // the recommendations before rules are applied
-	Added   []Moment // numbers of added replicas
-	Removed []Moment // numbers of removed replicas
+	Wanted  []Moment // recommended replicas, before the rules of behavior are applied
+	Added   []Moment // replicas added by each scale-up
+	Removed []Moment // replicas removed by each scale-down
 }
 
-// Moment is a number of replicas at a time.
+// Moment is one entry of a History: a number of replicas and its time.
 type Moment struct {
 	At time.Time
 	N  int32
 }
 
-// memory is the retention of a History. Valid stabilization windows and policy periods are at most
-// this long.
+// memory is how long a History keeps an entry. Validation limits stabilization windows and policy
+// periods to one hour.
 const memory = time.Hour
 
-// most is the maximum number of moments in each list: an hour of recommendations, with a reserve
-// for those that events cause in between.
+// most is the maximum number of entries in each list of a History. An hour has 240 periodic
+// recommendations; further recommendations follow changes of objects.
 const most = 1024
 
-// appendMoment returns list with m appended, without expired moments. It does not modify list.
+// appendMoment returns a new list: the entries of list that are younger than memory at the time of
+// m, and then m. If these are more than most, the oldest entries are dropped. list is not modified.
 func appendMoment(list []Moment, m Moment) []Moment {
 	out := make([]Moment, 0, len(list)+1)
 	for _, old := range list {
@@ -42,7 +44,8 @@ func appendMoment(list []Moment, m Moment) []Moment {
 	return out[max(0, len(out)-most):]
 }
 
-// sumSince returns the sum of the moments within period before now.
+// sumSince returns the sum of the replicas in the entries of list that are younger than period at
+// now.
 func sumSince(list []Moment, period time.Duration, now time.Time) (n int64) {
 	for _, m := range list {
 		if m.At.After(now.Add(-period)) {
@@ -52,16 +55,17 @@ func sumSince(list []Moment, period time.Duration, now time.Time) (n int64) {
 	return n
 }
 
-// rules are the scaling rules of one direction, with defaults applied.
+// rules are the scaling rules of spec.behavior for scaling up or for scaling down, with defaults.
 type rules struct {
 	window   time.Duration
 	choose   autoscalingv2.ScalingPolicySelect
 	policies []autoscalingv2.HPAScalingPolicy
 }
 
-// rulesOf returns the rules of both directions. A stored behavior has its defaults applied already.
-// Without a behavior the documented defaults apply: scale down by any number after five minutes;
-// scale up to double or by four pods every 15 seconds.
+// rulesOf returns the rules for scaling down and for scaling up. If b is nil, the defaults of
+// Kubernetes apply: a scale-down by any number after five minutes, and a scale-up to double or by
+// four pods every
+// 15 seconds. If b is not nil, admission has already set its defaults.
 func rulesOf(b *autoscalingv2.HorizontalPodAutoscalerBehavior, o Options) (down, up rules) {
 	double := autoscalingv2.HPAScalingPolicy{Type: autoscalingv2.PercentScalingPolicy, Value: 100, PeriodSeconds: 15}
 	four := autoscalingv2.HPAScalingPolicy{Type: autoscalingv2.PodsScalingPolicy, Value: 4, PeriodSeconds: 15}
@@ -90,7 +94,7 @@ func (r *rules) applyRules(h *autoscalingv2.HPAScalingRules) {
 	}
 }
 
-// toleranceOf returns the tolerance of both directions.
+// toleranceOf returns the tolerances of behavior b; those of o are the default.
 func toleranceOf(b *autoscalingv2.HorizontalPodAutoscalerBehavior, o Options) tolerance {
 	t := tolerance{down: o.Tolerance, up: o.Tolerance}
 	if b == nil {
@@ -105,9 +109,9 @@ func toleranceOf(b *autoscalingv2.HorizontalPodAutoscalerBehavior, o Options) to
 	return t
 }
 
-// stabilizeReplicas limits the wanted number by the recommendations in the stabilization windows.
-// It scales up to at most the lowest recommendation in the scale-up window. It scales down to at
-// least the highest recommendation in the scale-down window.
+// stabilizeReplicas returns the wanted number of replicas, limited by the past recommendations. A
+// scale-up goes at most to the lowest recommendation in the scale-up window. A scale-down goes at
+// least to the highest recommendation in the scale-down window.
 func stabilizeReplicas(wanted, current int32, past []Moment, down, up rules, now time.Time) int32 {
 	least, highest := wanted, wanted
 	for _, m := range past {
@@ -121,8 +125,8 @@ func stabilizeReplicas(wanted, current int32, past []Moment, down, up rules, now
 	return min(max(current, least), highest)
 }
 
-// scaleUpLimit returns the largest number that the scale-up policies permit now. It is at least
-// current.
+// scaleUpLimit returns the largest number of replicas that the scale-up policies permit now. It is
+// at least current. h holds the scalings of the policies' periods.
 func (r rules) scaleUpLimit(current int32, h History, now time.Time) int32 {
 	limit := r.policyLimit(current, h, now, func(start, value int64, percent bool) int64 {
 		if percent {
@@ -138,8 +142,8 @@ func (r rules) scaleUpLimit(current int32, h History, now time.Time) int32 {
 	return int32(min(math.MaxInt32, max(int64(current), limit)))
 }
 
-// scaleDownLimit returns the smallest number that the scale-down policies permit now. It is at most
-// current.
+// scaleDownLimit returns the smallest number of replicas that the scale-down policies permit now.
+// It is at most current. h holds the scalings of the policies' periods.
 func (r rules) scaleDownLimit(current int32, h History, now time.Time) int32 {
 	limit := r.policyLimit(current, h, now, func(start, value int64, percent bool) int64 {
 		if percent {
@@ -155,8 +159,9 @@ func (r rules) scaleDownLimit(current int32, h History, now time.Time) int32 {
 	return int32(max(0, min(int64(current), limit)))
 }
 
-// policyLimit returns the limit of the policy that choose selects. Each policy counts from the
-// number of replicas at the start of its period.
+// policyLimit returns the number of replicas that the policies permit, or current if scaling in
+// this direction is disabled. For each policy, apply computes a number from the replicas at the
+// start of the policy's period. choose selects one of two such numbers.
 func (r rules) policyLimit(current int32, h History, now time.Time, apply func(start, value int64, percent bool) int64,
 	choose func(a, b int64) int64) int64 {
 	if r.choose == autoscalingv2.DisabledPolicySelect || len(r.policies) == 0 {

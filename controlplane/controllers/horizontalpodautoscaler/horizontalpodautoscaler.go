@@ -23,24 +23,25 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Period is the interval at which each autoscaler is evaluated.
+// Period is the interval between two evaluations of an autoscaler.
 const Period = 15 * time.Second
 
-// Source reads metrics. All values are in thousandths of the metric's unit. Every call returns when
-// its context is canceled.
+// Source reads metrics from the metrics APIs. All values are in thousandths of the metric's unit.
+// Every call returns when its context is canceled.
 type Source interface {
-	// Resource returns the usage of a resource by each pod: by one container, or by all containers
-	// if container is "".
+	// Resource returns the usage of resource name by each pod that the selector matches. If
+	// container is not "", only the usage of that container counts.
 	Resource(ctx context.Context, namespace string, of labels.Selector, name corev1.ResourceName, container string) (Samples, error)
-	// Pods returns a metric of each pod.
+	// Pods returns the value of custom metric m for each pod that the selector matches.
 	Pods(ctx context.Context, namespace string, of labels.Selector, m autoscalingv2.MetricIdentifier) (Samples, error)
-	// Object returns a metric of one object.
+	// Object returns the value of custom metric m for one object.
 	Object(ctx context.Context, namespace string, of autoscalingv2.CrossVersionObjectReference, m autoscalingv2.MetricIdentifier) (int64, error)
-	// External returns the sum of all matching values of a metric from outside the cluster.
+	// External returns the sum of all values of external metric m that its selector matches.
 	External(ctx context.Context, namespace string, m autoscalingv2.MetricIdentifier) (int64, error)
 }
 
-// New returns the controller of HorizontalPodAutoscalers. It reads metrics from source.
+// New returns the controller of HorizontalPodAutoscalers. It reads metrics from source. o applies
+// to all autoscalers.
 func New(d controllers.Deps, source Source, o Options) *controllers.Controller {
 	autoscalers := client.Informer[*autoscalingv2.HorizontalPodAutoscaler](d.Informers)
 	pods := client.Informer[*corev1.Pod](d.Informers)
@@ -67,8 +68,8 @@ func New(d controllers.Deps, source Source, o Options) *controllers.Controller {
 	}
 }
 
-// specChanges ignores changes of the status. The controller itself makes them, and they would
-// shorten its period.
+// specChanges returns the key of a changed autoscaler, or nil if only its status has changed. The
+// controller writes the status itself; a reconciliation for each write would shorten its period.
 func specChanges(c controllers.Change[*autoscalingv2.HorizontalPodAutoscaler]) []controllers.Key {
 	if c.Type == controllers.Updated && c.Old.UID == c.New.UID && c.Old.Generation == c.New.Generation {
 		return nil
@@ -76,14 +77,14 @@ func specChanges(c controllers.Change[*autoscalingv2.HorizontalPodAutoscaler]) [
 	return []controllers.Key{controllers.KeyOf(c.New)}
 }
 
-// memo is the state of one autoscaler during the leadership.
+// memo is the state of one autoscaler that the controller keeps in memory.
 type memo struct {
 	uid      types.UID
 	history  History
-	selector labels.Selector // selector of the target; nil means unknown
+	selector labels.Selector // pod selector of the scaled object; nil means unknown
 }
 
-// reconciler performs the reads and writes of one leadership.
+// reconciler reconciles autoscalers during one term of leadership. Every term has a new reconciler.
 type reconciler struct {
 	term    *controllers.Term
 	source  Source
@@ -135,7 +136,8 @@ func (r *reconciler) reconcileAutoscaler(ctx context.Context, key controllers.Ke
 	return Period, nil
 }
 
-// readPodsAndMetrics adds the pods of the target and the readings of the metrics to the snapshot.
+// readPodsAndMetrics adds the pods of the scaled object to s and, if the metrics are needed, their
+// current values.
 func (r *reconciler) readPodsAndMetrics(ctx context.Context, key controllers.Key, s *Snapshot) {
 	if s.Target.Selector == "" {
 		return
@@ -175,8 +177,8 @@ func (r *reconciler) readMetric(ctx context.Context, namespace string, of labels
 	return out
 }
 
-// storedHistory returns the history of an autoscaler. It is empty for another object of the same
-// name.
+// storedHistory returns the History of the autoscaler with this key and UID. It is empty for a new
+// autoscaler, also if a deleted autoscaler had the same name.
 func (r *reconciler) storedHistory(key controllers.Key, uid types.UID) History {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -196,8 +198,8 @@ func (r *reconciler) storeHistory(key controllers.Key, h History) {
 	r.known[key] = m
 }
 
-// findOverlapping records the selector of an autoscaler's target. It returns the names of other
-// autoscalers with targets that select some of the same pods.
+// findOverlapping stores the pod selector of the autoscaler with this key and UID. It returns the
+// names of other autoscalers in the namespace that scale some of the same pods.
 func (r *reconciler) findOverlapping(key controllers.Key, uid types.UID, selector labels.Selector, pods []*corev1.Pod) []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -217,7 +219,7 @@ func (r *reconciler) findOverlapping(key controllers.Key, uid types.UID, selecto
 	return names
 }
 
-// scaleOf returns the kind and the scale of the target.
+// scaleOf returns the kind of the object that h scales, and the object's scale subresource.
 func (r *reconciler) scaleOf(ctx context.Context, h *autoscalingv2.HorizontalPodAutoscaler) (*api.Kind, *autoscalingv1.Scale, error) {
 	ref := h.Spec.ScaleTargetRef
 	kind, err := kindOf(r.term.Client.Kinds(), ref)
@@ -238,8 +240,8 @@ func (r *reconciler) scaleOf(ctx context.Context, h *autoscalingv2.HorizontalPod
 	return kind, scale, nil
 }
 
-// kindOf returns the kind of a reference. If the reference's version is not served it returns
-// another version of the kind.
+// kindOf returns the kind that ref names. If the version of ref is not served, it returns another
+// version of the kind.
 func kindOf(kinds *api.Kinds, ref autoscalingv2.CrossVersionObjectReference) (*api.Kind, error) {
 	gv, err := schema.ParseGroupVersion(ref.APIVersion)
 	if err != nil {
@@ -256,8 +258,8 @@ func kindOf(kinds *api.Kinds, ref autoscalingv2.CrossVersionObjectReference) (*a
 	return nil, fmt.Errorf("no matches for kind %q in group %q", ref.Kind, gv.Group)
 }
 
-// writeScale updates the target's replicas. It fails with a conflict if the target has changed
-// since scale was read.
+// writeScale writes the replicas to the scale subresource of an object of this kind. It fails with
+// a conflict if the object has changed since scale was read.
 func (r *reconciler) writeScale(ctx context.Context, kind *api.Kind, namespace string, scale *autoscalingv1.Scale, replicas int32) error {
 	next := scale.DeepCopy()
 	next.Spec.Replicas = replicas

@@ -10,15 +10,16 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// proposal is the number of replicas that one metric requires.
+// proposal is the number of replicas that one metric of an autoscaler requires, or an error.
 type proposal struct {
 	replicas int32
-	name     string // description of the metric
+	name     string // description of the metric for messages
 	status   autoscalingv2.MetricStatus
 	err      error
 }
 
-// failureReason returns the reason of the event and the condition for a metric that cannot be used.
+// failureReason returns the reason of the event and of the condition that report an unusable metric
+// of this type.
 func failureReason(t autoscalingv2.MetricSourceType) string {
 	switch t {
 	case autoscalingv2.ResourceMetricSourceType, autoscalingv2.ContainerResourceMetricSourceType, autoscalingv2.PodsMetricSourceType,
@@ -28,7 +29,7 @@ func failureReason(t autoscalingv2.MetricSourceType) string {
 	return "InvalidMetricSourceType"
 }
 
-// proposeReplicas returns the proposal of a metric for a reading.
+// proposeReplicas returns the number of replicas that metric m requires for its current values r.
 func (s Snapshot) proposeReplicas(m *autoscalingv2.MetricSpec, r Reading) proposal {
 	p := proposal{status: autoscalingv2.MetricStatus{Type: m.Type}}
 	if r.Err != nil {
@@ -63,7 +64,8 @@ func (s Snapshot) proposeReplicas(m *autoscalingv2.MetricSpec, r Reading) propos
 	return p
 }
 
-// proposeResource computes the proposal of a resource of pods, or of one container of each pod.
+// proposeResource sets in p the replicas that a resource metric requires, and in now the current
+// value. If container is not "", only the usage of that container of each pod counts.
 func (s Snapshot) proposeResource(p *proposal, name corev1.ResourceName, container string, t autoscalingv2.MetricTarget, r Reading,
 	now *autoscalingv2.MetricValueStatus) {
 	if t.AverageUtilization == nil {
@@ -86,7 +88,8 @@ func (s Snapshot) proposeResource(p *proposal, name corev1.ResourceName, contain
 	now.AverageUtilization, now.AverageValue = &u.percent, milliQuantity(u.average)
 }
 
-// proposeAverage computes the proposal of a target average per pod.
+// proposeAverage sets in p the replicas that a metric with a target average per pod requires, and
+// in now the current average.
 func (s Snapshot) proposeAverage(p *proposal, name corev1.ResourceName, t autoscalingv2.MetricTarget, r Reading,
 	now *autoscalingv2.MetricValueStatus) {
 	if t.AverageValue == nil {
@@ -102,7 +105,8 @@ func (s Snapshot) proposeAverage(p *proposal, name corev1.ResourceName, t autosc
 	now.AverageValue = milliQuantity(u.average)
 }
 
-// proposeValue computes the proposal of a single value, of an object or from outside the cluster.
+// proposeValue sets in p the replicas that an Object or External metric requires, and in now the
+// current value.
 func (s Snapshot) proposeValue(p *proposal, t autoscalingv2.MetricTarget, r Reading, now *autoscalingv2.MetricValueStatus) {
 	tolerance := toleranceOf(s.Autoscaler.Spec.Behavior, s.Options)
 	switch {

@@ -17,40 +17,41 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/autoscaling"
 )
 
-// Options apply to all autoscalers.
+// Options are settings of the controller that apply to all autoscalers.
 type Options struct {
-	Tolerance              float64       // maximum deviation of a ratio from 1 that causes no scaling
-	CPUInitialization      time.Duration // time after the start of a pod in which its CPU usage may be startup load
-	InitialReadiness       time.Duration // a pod that became unready within this time after its start was never ready
-	DownscaleStabilization time.Duration // scale-down window of an autoscaler that specifies none
+	Tolerance              float64       // if current and target value deviate by at most this ratio, the replicas are not changed
+	CPUInitialization      time.Duration // time after the start of a pod during which its CPU usage may be caused by the start
+	InitialReadiness       time.Duration // a pod that became unready within this time after its start counts as never ready
+	DownscaleStabilization time.Duration // stabilization window for a scale-down if an autoscaler specifies none
 }
 
-// Defaults are the defaults of Kubernetes.
+// Defaults are the default options of Kubernetes.
 var Defaults = Options{Tolerance: 0.1, CPUInitialization: 5 * time.Minute, InitialReadiness: 30 * time.Second,
 	DownscaleStabilization: 5 * time.Minute}
 
-// Target is the scale of the target.
+// Target is the scale subresource of the object that an autoscaler scales.
 type Target struct {
 	Spec, Status int32
 	Selector     string
 }
 
-// Reading is the result of reading one metric of an autoscaler.
+// Reading is the current value of one metric of an autoscaler, or the error of reading it.
 type Reading struct {
-	Samples Samples // of pods: Resource, ContainerResource, Pods
-	Value   int64   // of Object and External, in thousandths
+	Samples Samples // for metrics of pods: Resource, ContainerResource, Pods
+	Value   int64   // for Object and External metrics, in thousandths
 	Err     error
 }
 
-// Snapshot is the input of PlanAutoscaler.
+// Snapshot is the input of PlanAutoscaler: the state of an autoscaler and of the object that it
+// scales.
 type Snapshot struct {
 	Autoscaler *autoscalingv2.HorizontalPodAutoscaler
 	Target     Target
-	TargetErr  error         // error of reading the target; Target is then invalid
+	TargetErr  error         // error of reading the scale; Target is then invalid
 	Pods       []*corev1.Pod // pods that the target's selector matches
 	PodsErr    error         // error of parsing the selector
-	Shared     []string      // other autoscalers with targets that select some of the same pods
-	Readings   []Reading     // one per element of spec.metrics; unused unless Measures returns true
+	Shared     []string      // names of other autoscalers that scale some of the same pods
+	Readings   []Reading     // one for each element of spec.metrics; unused unless Measures returns true
 	History    History
 	Options    Options
 	Now        time.Time
@@ -59,11 +60,11 @@ type Snapshot struct {
 // Event is an event of the autoscaler.
 type Event struct{ Type, Reason, Message string }
 
-// Step is the next step.
+// Step is the result of PlanAutoscaler: the new status, the new replicas, and events to record.
 type Step struct {
 	Rescale  bool
-	Replicas int32  // the number to write to the scale if Rescale is true
-	Reason   string // description of the reason
+	Replicas int32  // number to write to the scale subresource if Rescale is true
+	Reason   string // reason of the change, for the event
 	Status   autoscalingv2.HorizontalPodAutoscalerStatus
 	Events   []Event
 	History  History
@@ -71,7 +72,7 @@ type Step struct {
 	Failure error
 }
 
-// replicaBounds returns the minimum and maximum replicas.
+// replicaBounds returns the minimum and maximum number of replicas in the spec of h.
 func replicaBounds(h *autoscalingv2.HorizontalPodAutoscaler) (least, most int32) {
 	least = 1
 	if h.Spec.MinReplicas != nil {
@@ -80,15 +81,15 @@ func replicaBounds(h *autoscalingv2.HorizontalPodAutoscaler) (least, most int32)
 	return least, h.Spec.MaxReplicas
 }
 
-// Measures reports whether the metrics decide the number of replicas. They do not if the number is
-// outside the bounds or scaling is disabled.
+// Measures reports whether the metrics of h decide the number of replicas. They do not if a user
+// has scaled t to zero, or if the current number is outside the bounds of h.
 func Measures(h *autoscalingv2.HorizontalPodAutoscaler, t Target) bool {
 	least, most := replicaBounds(h)
 	return !switchedOff(h, t) && t.Spec >= least && t.Spec <= most
 }
 
-// switchedOff reports whether a user scaled the target to zero. A target that the autoscaler itself
-// scaled to zero is scaled up again.
+// switchedOff reports whether a user has scaled t to zero, which disables the autoscaler. If the
+// autoscaler itself scaled t to zero, it may scale t up again.
 func switchedOff(h *autoscalingv2.HorizontalPodAutoscaler, t Target) bool {
 	if t.Spec != 0 {
 		return false
@@ -100,7 +101,8 @@ func switchedOff(h *autoscalingv2.HorizontalPodAutoscaler, t Target) bool {
 	return !own || least == 0 && !autoscaling.MeasuresWithoutPods(&h.Spec)
 }
 
-// PlanAutoscaler computes the next step.
+// PlanAutoscaler returns the new number of replicas, the new status and the events of an
+// autoscaler.
 func PlanAutoscaler(s Snapshot) Step {
 	step := Step{Status: *s.Autoscaler.Status.DeepCopy(), History: s.History}
 	step.Status.ObservedGeneration = new(s.Autoscaler.Generation)
@@ -147,7 +149,8 @@ func PlanAutoscaler(s Snapshot) Step {
 	return step
 }
 
-// Rescaled returns the step after its scale was written. err is the error of that write.
+// Rescaled returns a copy of step that reports the result of writing step.Replicas to the scale
+// subresource, in its status, events and history. err is the error of that write, or nil.
 func (s Snapshot) Rescaled(step Step, err error) Step {
 	step.Events = slices.Clip(step.Events)
 	if err != nil {
@@ -178,8 +181,9 @@ func (s Snapshot) Rescaled(step Step, err error) Step {
 }
 
 // evaluateMetrics returns the largest number of replicas that a metric requires, and the name of
-// the metric. A metric that cannot be read is ignored if other metrics require a scale-up. It
-// prevents a scale-down, because it might require more replicas.
+// that metric. It adds the values of all metrics to the status in step. A metric that cannot be
+// read is ignored if other metrics require a scale-up. Otherwise it is an error, because the metric
+// might require more replicas.
 func (s Snapshot) evaluateMetrics(step *Step) (wanted int32, name string, err error) {
 	if err := s.checkSelector(step); err != nil {
 		return 0, "", err
@@ -225,7 +229,8 @@ func (s Snapshot) metricReading(i int) Reading {
 	return Reading{Err: errNoSamples}
 }
 
-// checkSelector returns an error if the target's selector does not identify its pods.
+// checkSelector returns an error if the pod selector of the scaled object is missing or invalid, or
+// matches pods of other autoscalers. It adds the error to step.
 func (s Snapshot) checkSelector(step *Step) error {
 	var err error
 	reason, event := "InvalidSelector", "InvalidSelector"
@@ -245,13 +250,15 @@ func (s Snapshot) checkSelector(step *Step) error {
 	return err
 }
 
-// limitReplicas limits the wanted number by the stabilization windows, policies and bounds.
+// limitReplicas returns the wanted number of replicas after the stabilization windows, the scaling
+// policies, and the minimum and maximum are applied. It adds wanted to the history in step, and
+// sets conditions AbleToScale and ScalingLimited there.
 func (s Snapshot) limitReplicas(step *Step, wanted int32) int32 {
 	current := s.Target.Spec
 	least, most := replicaBounds(s.Autoscaler)
 	down, up := rulesOf(s.Autoscaler.Spec.Behavior, s.Options)
 	past := s.History.Wanted
-	if len(past) == 0 { // a new leadership: the current number counts as the last recommendation
+	if len(past) == 0 { // after a change of the leader, the current number counts as the last recommendation
 		past = appendMoment(nil, Moment{s.Now, current})
 	}
 	step.History.Wanted = appendMoment(past, Moment{s.Now, wanted})
@@ -296,7 +303,8 @@ func (s *Step) addWarning(reason, format string, args ...any) {
 	s.Events = append(s.Events, Event{corev1.EventTypeWarning, reason, fmt.Sprintf(format, args...)})
 }
 
-// setCondition sets a condition. The transition time changes only with the status.
+// setCondition sets a condition in the status of step. The transition time changes only if the
+// status of the condition changes.
 func (s Snapshot) setCondition(step *Step, t autoscalingv2.HorizontalPodAutoscalerConditionType, is bool, reason, message string) {
 	c := autoscalingv2.HorizontalPodAutoscalerCondition{Type: t, Status: corev1.ConditionFalse, Reason: reason, Message: message,
 		LastTransitionTime: metav1.NewTime(s.Now), ObservedGeneration: new(s.Autoscaler.Generation)}

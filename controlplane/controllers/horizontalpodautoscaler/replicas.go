@@ -12,7 +12,7 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// Sample is one measured value. Value is in thousandths of the metric's unit, as
+// Sample is one measured value of a metric. Value is in thousandths of the metric's unit, as
 // resource.Quantity.MilliValue returns it.
 type Sample struct {
 	Value  int64
@@ -20,15 +20,17 @@ type Sample struct {
 	Window time.Duration // measurement interval that ends at At; 0 means an instantaneous value
 }
 
-// Samples are measured values by pod name.
+// Samples holds the values of a metric by pod name.
 type Samples map[string]Sample
 
-// tolerance is the maximum deviation of a ratio from 1, in each direction, that causes no scaling.
+// tolerance is the deviation from the target within which the replicas are not changed. down and up
+// apply to a ratio of current to target value below and above 1.
 type tolerance struct{ down, up float64 }
 
 func (t tolerance) isWithinTolerance(ratio float64) bool { return 1-t.down <= ratio && ratio <= 1+t.up }
 
-// roundUpReplicas rounds a product up to a number of replicas, within the range of an int32.
+// roundUpReplicas rounds f up to a number of replicas, within the range of an int32. It returns 0
+// for NaN.
 func roundUpReplicas(f float64) int32 {
 	switch f = math.Ceil(f); {
 	case !(f > 0): // also NaN
@@ -42,15 +44,15 @@ func roundUpReplicas(f float64) int32 {
 // errNoSamples is returned if no pod of the target has a usable sample.
 var errNoSamples = errors.New("no metrics of the target's pods: they may not be ready, or none are collected yet")
 
-// sorted divides the pods of a target by their samples.
+// sorted holds the pods of the scaled object, divided by whether their samples can be used.
 type sorted struct {
-	ready   []*corev1.Pod // have a usable sample
-	unready []*corev1.Pod // too young: their sample is not usable
-	missing []*corev1.Pod // have no sample
+	ready   []*corev1.Pod // pods with a usable sample
+	unready []*corev1.Pod // pods that are starting or pending: their sample cannot be used
+	missing []*corev1.Pod // pods without a sample
 }
 
-// sortPods divides pods by their samples. Terminating and failed pods are in none of the lists,
-// because their load moves to other pods.
+// sortPods divides pods by whether their samples of a resource can be used. Terminating and failed
+// pods are in none of the lists, because their load moves to other pods.
 func sortPods(pods []*corev1.Pod, samples Samples, resource corev1.ResourceName, now time.Time, o Options) sorted {
 	var s sorted
 	for _, p := range pods {
@@ -70,10 +72,9 @@ func sortPods(pods []*corev1.Pod, samples Samples, resource corev1.ResourceName,
 	return s
 }
 
-// isPodStarting reports whether a pod's CPU usage is still startup load. Within the initialization
-// period that is so until a whole measurement interval passed while the pod was ready. After that
-// period it is so only for a pod that became unready within the initial readiness delay; such a pod
-// counts as never ready.
+// isPodStarting reports whether the CPU usage s of pod p may still be caused by the start of p.
+// During o.CPUInitialization this is so until p has been ready for a whole measurement interval.
+// Later it is so only if p is unready and became unready within o.InitialReadiness after its start.
 func isPodStarting(p *corev1.Pod, s Sample, now time.Time, o Options) bool {
 	ready := controllers.PodCondition(p, corev1.PodReady)
 	if ready == nil || p.Status.StartTime == nil {
@@ -86,29 +87,32 @@ func isPodStarting(p *corev1.Pod, s Sample, now time.Time, o Options) bool {
 	return ready.Status == corev1.ConditionFalse && start.Add(o.InitialReadiness).After(changed)
 }
 
-// usage is the usage of a set of pods relative to its target.
+// usage is the current value of a metric for a set of pods. ratio is the current value divided by
+// the target.
 type usage struct {
 	ratio   float64
-	average int64 // per pod, in thousandths
-	percent int32 // percentage of the requests; only for utilization
+	average int64 // average per pod, in thousandths
+	percent int32 // percentage of the requests; only for a target utilization
 }
 
-// load is one metric of pods with a target. It computes the replicas that the metric requires.
+// load is the state of one metric that has a target per pod. desiredReplicas computes the replicas
+// that the metric requires.
 type load struct {
 	current int32
 	sorted
 	samples   Samples
 	tolerance tolerance
-	// measure returns the usage of pods from their values, by pod name.
+	// measure returns the usage of a set of pods. use holds the pods' values by pod name.
 	measure func(use map[string]int64) (usage, error)
-	// full returns the value assumed for a pod without a sample if the ratio is below 1, to limit a
+	// full returns the value that is assumed for a pod without a sample if the other pods require a
 	// scale-down.
 	full func(p *corev1.Pod) int64
 }
 
-// desiredReplicas returns the number that brings the ratio to 1. A pod without a sample counts as
-// unused if the other pods require a scale-up, and as fully used if they require a scale-down.
-// Missing samples therefore never enlarge a change and never reverse it.
+// desiredReplicas returns the number of replicas that brings the metric to its target, and the
+// usage of the pods with samples. A pod without a sample counts as unused if the other pods require
+// a scale-up. It counts as fully used if they require a scale-down. Missing samples therefore never
+// enlarge a change and never reverse it.
 func (l load) desiredReplicas() (int32, usage, error) {
 	use := map[string]int64{}
 	for _, p := range l.ready {
@@ -156,7 +160,7 @@ func (l load) desiredReplicas() (int32, usage, error) {
 	return n, known, nil
 }
 
-// averageOf returns a measure function for a target average per pod.
+// averageOf returns a measure function of load for a target average per pod.
 func averageOf(target int64) func(map[string]int64) (usage, error) {
 	return func(use map[string]int64) (usage, error) {
 		if target <= 0 {
@@ -169,7 +173,7 @@ func averageOf(target int64) func(map[string]int64) (usage, error) {
 
 var errTarget = errors.New("the target must be greater than zero")
 
-// utilizationOf returns a measure function for a target in percent of the pods' requests.
+// utilizationOf returns a measure function of load for a target in percent of the pods' requests.
 func utilizationOf(percent int32, requests map[string]int64) func(map[string]int64) (usage, error) {
 	return func(use map[string]int64) (usage, error) {
 		if percent <= 0 {
@@ -197,14 +201,15 @@ func sumValues(values map[string]int64) float64 {
 	return s
 }
 
-// truncateToInt64 truncates to an integer within the range of an int64.
+// truncateToInt64 returns f without its fraction, limited to ±1<<62.
 func truncateToInt64(f float64) int64 {
 	const edge = 1 << 62
 	return int64(min(edge, max(-edge, f)))
 }
 
-// requestsOf returns the request of each pod, or of one container of each pod, for a resource in
-// thousandths. A missing request makes the utilization undefined and is an error.
+// requestsOf returns the request of each pod for a resource, in thousandths. If container is not
+// "", only the request of that container counts. It returns an error if a request is missing,
+// because the utilization is then undefined.
 func requestsOf(pods []*corev1.Pod, container string, resource corev1.ResourceName) (map[string]int64, error) {
 	out := make(map[string]int64, len(pods))
 	for _, p := range pods {
@@ -233,7 +238,8 @@ func requestsOf(pods []*corev1.Pod, container string, resource corev1.ResourceNa
 	return out, nil
 }
 
-// runningContainers returns the containers that run as long as the pod, including sidecars.
+// runningContainers returns the containers that run as long as pod p: its containers and its
+// sidecars.
 func runningContainers(p *corev1.Pod) []*corev1.Container {
 	var out []*corev1.Container
 	for i := range p.Spec.InitContainers {
@@ -247,7 +253,8 @@ func runningContainers(p *corev1.Pod) []*corev1.Container {
 	return out
 }
 
-// byValue returns the number of replicas for one value that decreases as replicas are added.
+// byValue returns the number of replicas for a metric with one value for all pods and a target for
+// that value. The value is assumed to decrease as replicas are added.
 func byValue(value, target int64, current int32, pods []*corev1.Pod, t tolerance) (int32, error) {
 	if target <= 0 {
 		return 0, errTarget
@@ -271,8 +278,8 @@ func byValue(value, target int64, current int32, pods []*corev1.Pod, t tolerance
 	return roundUpReplicas(ratio * float64(ready)), nil
 }
 
-// byShare returns the number of replicas for a value of which each replica gets target. average is
-// the current value per replica.
+// byShare returns the number of replicas for a metric with one value for all pods and a target per
+// replica. average is the current value per replica.
 func byShare(value, target int64, replicas int32, t tolerance) (n int32, average int64, err error) {
 	if target <= 0 {
 		return 0, 0, errTarget

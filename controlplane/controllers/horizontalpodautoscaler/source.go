@@ -20,25 +20,27 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// ErrNotRegistered means that no APIService names a Service for a group version.
+// ErrNotRegistered means that no APIService assigns the group version to an API server.
 var ErrNotRegistered = errors.New("no APIService points it to a Service")
 
-// APIs is a Source that reads metrics through the API. It reads resources from metrics.k8s.io: from
-// an installed metrics-server or, without one, from this API. It reads other metrics from the
-// servers of custom.metrics.k8s.io and external.metrics.k8s.io.
+// APIs is a Source that reads metrics through the API server. Resource metrics are those of
+// metrics.k8s.io: of an installed metrics-server or, without a metrics-server, of this API server.
+// Other metrics are those of custom.metrics.k8s.io and external.metrics.k8s.io, which installed API
+// servers serve.
 type APIs struct {
 	Client *client.Client
-	// Read reads a path of an aggregated API server. It returns ErrNotRegistered if no APIService
-	// names a server. The size of the result is limited.
+	// Read returns the response of an aggregated API server to GET of a path. It returns
+	// ErrNotRegistered if no APIService names a server for the path. The size of the response is
+	// limited.
 	Read func(ctx context.Context, path string, query url.Values) ([]byte, error)
 }
 
 var _ Source = (*APIs)(nil)
 
-// aMinute is the window of a custom metric if its server returns no window.
+// aMinute is the measurement window that is assumed for a custom metric without a window.
 const aMinute = time.Minute
 
-// Resource implements Source.
+// Resource implements Source with metrics.k8s.io.
 func (a *APIs) Resource(ctx context.Context, namespace string, of labels.Selector, name corev1.ResourceName, container string) (Samples, error) {
 	list, err := a.podMetrics(ctx, namespace, of)
 	if err != nil {
@@ -61,8 +63,8 @@ func (a *APIs) Resource(ctx context.Context, namespace string, of labels.Selecto
 	return out, nil
 }
 
-// sumOf returns the usage of a resource by all containers, or by one container. found reports
-// whether such a container exists. measured is false if one of the containers has no value.
+// sumOf returns the usage of resource name by all containers, or by the named container. found
+// reports whether such a container exists. measured is false if a container has no value.
 func sumOf(all []metricsv1beta1.ContainerMetrics, name corev1.ResourceName, container string) (value int64, measured, found bool) {
 	for _, c := range all {
 		if container != "" && c.Name != container {
@@ -78,7 +80,8 @@ func sumOf(all []metricsv1beta1.ContainerMetrics, name corev1.ResourceName, cont
 	return value, found, found
 }
 
-// podMetrics returns the metrics of the pods, from an installed metrics-server or from this API.
+// podMetrics returns the PodMetrics of the pods that the selector matches, from an installed
+// metrics-server or from this API server.
 func (a *APIs) podMetrics(ctx context.Context, namespace string, of labels.Selector) ([]metricsv1beta1.PodMetrics, error) {
 	body, err := a.Read(ctx, "/apis/metrics.k8s.io/v1beta1/namespaces/"+url.PathEscape(namespace)+"/pods", selectorQuery("labelSelector", of.String()))
 	if err == nil {
@@ -98,7 +101,7 @@ func (a *APIs) podMetrics(ctx context.Context, namespace string, of labels.Selec
 	return out, nil
 }
 
-// decodePodMetrics decodes a list from an untrusted server.
+// decodePodMetrics decodes a PodMetricsList from an untrusted API server.
 func decodePodMetrics(body []byte) ([]metricsv1beta1.PodMetrics, error) {
 	var list struct {
 		Items []struct {
@@ -129,7 +132,7 @@ func decodePodMetrics(body []byte) ([]metricsv1beta1.PodMetrics, error) {
 	return out, nil
 }
 
-// value is an item of both versions of custom metrics, and of external metrics.
+// value is an item of a list of custom metrics, in either version, or of external metrics.
 type value struct {
 	DescribedObject struct{ Name string }
 	Timestamp       metav1.Time
@@ -148,7 +151,8 @@ func (v *value) toSample() Sample {
 	return s
 }
 
-// quantity is a quantity from an untrusted server. It refuses values that are expensive to parse.
+// quantity is a resource.Quantity from an untrusted API server. Decoding refuses values that are
+// expensive to parse.
 type quantity struct{ resource.Quantity }
 
 func (q *quantity) UnmarshalJSON(b []byte) error {
@@ -160,7 +164,7 @@ func (q *quantity) UnmarshalJSON(b []byte) error {
 	return q.Quantity.UnmarshalJSON(b)
 }
 
-// Pods implements Source.
+// Pods implements Source with custom.metrics.k8s.io.
 func (a *APIs) Pods(ctx context.Context, namespace string, of labels.Selector, m autoscalingv2.MetricIdentifier) (Samples, error) {
 	items, err := a.getCustomMetrics(ctx, "namespaces/"+url.PathEscape(namespace)+"/pods/*/"+url.PathEscape(m.Name), of.String(), m)
 	if err == nil && len(items) == 0 {
@@ -176,7 +180,7 @@ func (a *APIs) Pods(ctx context.Context, namespace string, of labels.Selector, m
 	return out, nil
 }
 
-// Object implements Source.
+// Object implements Source with custom.metrics.k8s.io.
 func (a *APIs) Object(ctx context.Context, namespace string, of autoscalingv2.CrossVersionObjectReference, m autoscalingv2.MetricIdentifier) (int64, error) {
 	v, err := a.getObjectMetric(ctx, namespace, of, m)
 	if err != nil {
@@ -204,7 +208,8 @@ func (a *APIs) getObjectMetric(ctx context.Context, namespace string, of autosca
 	return saturate.MilliValue(&items[0].Value), nil
 }
 
-// getCustomMetrics reads a path of custom.metrics.k8s.io, in the newest registered version.
+// getCustomMetrics returns the values at a path of custom.metrics.k8s.io, in the newest registered
+// version of the API.
 func (a *APIs) getCustomMetrics(ctx context.Context, path, of string, m autoscalingv2.MetricIdentifier) ([]value, error) {
 	metric, err := metav1.LabelSelectorAsSelector(m.Selector)
 	if err != nil {
@@ -224,7 +229,7 @@ func (a *APIs) getCustomMetrics(ctx context.Context, path, of string, m autoscal
 	return nil, errors.New("no custom metrics API (custom.metrics.k8s.io) registered")
 }
 
-// External implements Source.
+// External implements Source with external.metrics.k8s.io.
 func (a *APIs) External(ctx context.Context, namespace string, m autoscalingv2.MetricIdentifier) (int64, error) {
 	sum, err := a.getExternalMetric(ctx, namespace, m)
 	if err != nil {
@@ -264,7 +269,8 @@ func decodeValues(body []byte) ([]value, error) {
 	return list.Items, nil
 }
 
-// selectorQuery returns a query of name and value pairs, without empty values.
+// selectorQuery returns the URL query with the given pairs of names and values. It omits pairs with
+// an empty value.
 func selectorQuery(pairs ...string) url.Values {
 	q := url.Values{}
 	for i := 0; i+1 < len(pairs); i += 2 {

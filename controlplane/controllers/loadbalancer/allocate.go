@@ -17,12 +17,12 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// patience is how long a Service without a class waits for an address from another controller.
-// After that an event reports that there are no pools.
+// patience is how long a Service without a loadBalancerClass may wait for an address from another
+// controller. After that, an event reports that no address pools are configured.
 const patience = 15 * time.Second
 
-// configuredPools returns the pools of the ConfigMap. It returns an error if they are invalid,
-// which admission prevents.
+// configuredPools returns the address pools that the ConfigMap defines, or nil if it does not
+// exist. It returns an error if the ConfigMap is invalid, which admission usually prevents.
 func (r *reconciler) configuredPools() ([]*balancer.Pool, error) {
 	c, ok := controllers.Cached[*corev1.ConfigMap](r.configs, balancer.Namespace, balancer.ConfigMap)
 	if !ok {
@@ -31,13 +31,14 @@ func (r *reconciler) configuredPools() ([]*balancer.Pool, error) {
 	return balancer.Parse(c.Data)
 }
 
-// reservedAddresses returns the IPAddresses of a Service that it may keep.
+// reservedAddresses returns the IPAddresses that are reserved for a Service and that the Service
+// may use.
 func (r *reconciler) reservedAddresses(key controllers.Key) []*networkingv1.IPAddress {
 	return slices.DeleteFunc(r.removableAddresses(key), r.deletionPending)
 }
 
-// removableAddresses returns the IPAddresses of a Service that are not being deleted, and those
-// with an unconfirmed deletion.
+// removableAddresses returns the IPAddresses that are reserved for a Service and are not being
+// deleted. It includes those for which a deletion has failed (see deletionPending).
 func (r *reconciler) removableAddresses(key controllers.Key) []*networkingv1.IPAddress {
 	var out []*networkingv1.IPAddress
 	for _, a := range r.held.By(heldIndex, key.String()) {
@@ -48,15 +49,16 @@ func (r *reconciler) removableAddresses(key controllers.Key) []*networkingv1.IPA
 	return out
 }
 
-// deletionPending reports whether a deletion of the IPAddress was requested and not confirmed. It
-// may still be committed, so no Service may use the address before another deletion has succeeded.
+// deletionPending reports whether the last deletion of IPAddress a returned an error. That deletion
+// may still be committed. No Service may use the address before another deletion has succeeded.
 func (r *reconciler) deletionPending(a *networkingv1.IPAddress) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.unconfirmed[a.Name] == a.UID
 }
 
-// isFreeFor reports whether no node and no other Service has an address.
+// isFreeFor reports whether the Service with this key may use address a: neither a node nor another
+// Service has it.
 func (r *reconciler) isFreeFor(key controllers.Key, a netip.Addr) bool {
 	if held, ok := r.held.Get("", a.String()); ok {
 		if by, ours := reservingService(held); !ours || by != key || r.held.IsDeleting(held) || r.deletionPending(held) {
@@ -70,10 +72,10 @@ func (r *reconciler) isFreeFor(key controllers.Key, a netip.Addr) bool {
 	return !slices.ContainsFunc(others, func(s *corev1.Service) bool { return controllers.KeyOf(s) != key })
 }
 
-// allocateAddresses allocates addresses for a Service: it reserves them, writes the status, and
+// allocateAddresses allocates addresses for Service s. It reserves them, writes the status, and
 // releases addresses that are no longer needed. If it is interrupted, the next call finds the
-// reservations by the Service's name. foreign reports that another controller manages the Service's
-// addresses.
+// reservations, which name the Service. now is s as stored last. foreign reports that another
+// controller manages the addresses of s.
 func (r *reconciler) allocateAddresses(ctx context.Context, s *corev1.Service) (now *corev1.Service, foreign bool, again time.Duration, err error) {
 	key := controllers.KeyOf(s)
 	pools, broken := r.configuredPools()
@@ -119,7 +121,8 @@ func (r *reconciler) allocateAddresses(ctx context.Context, s *corev1.Service) (
 	return s, false, 0, nil
 }
 
-// reserveAddresses chooses the addresses of a Service and creates their IPAddresses.
+// reserveAddresses chooses the addresses of Service s and creates their IPAddresses. labels are
+// those of the namespace. It returns true if another controller manages the addresses of s.
 func (r *reconciler) reserveAddresses(ctx context.Context, s *corev1.Service, pools []*balancer.Pool, labels map[string]string) (balancer.Answer, bool, error) {
 	key := controllers.KeyOf(s)
 	r.allocating.Lock()
@@ -131,7 +134,7 @@ func (r *reconciler) reserveAddresses(ctx context.Context, s *corev1.Service, po
 			reserved = append(reserved, ip)
 		}
 	}
-	slices.SortFunc(reserved, func(a, b netip.Addr) int { // addresses in the status have precedence over unused reservations
+	slices.SortFunc(reserved, func(a, b netip.Addr) int { // addresses in the status precede reservations that are not in use yet
 		in := func(a netip.Addr) int { return slices.Index(append(statusAddresses(s), a), a) }
 		return in(a) - in(b)
 	})
@@ -159,8 +162,8 @@ func (r *reconciler) reserveAddresses(ctx context.Context, s *corev1.Service, po
 	return answer, false, nil
 }
 
-// warnWithoutPools records an event, once, that there are no pools, if no other controller has
-// provided an address for a while.
+// warnWithoutPools records one event of Service s that no address pools are configured. It does so
+// only if s is older than patience; before that, it returns the remaining time.
 func (r *reconciler) warnWithoutPools(s *corev1.Service, answer balancer.Answer) (again time.Duration) {
 	if left := patience - r.term.Now().Sub(s.CreationTimestamp.Time); left > 0 {
 		return left
@@ -176,8 +179,8 @@ func (r *reconciler) warnWithoutPools(s *corev1.Service, answer balancer.Answer)
 	return 0
 }
 
-// releaseAddresses deletes the reservations of a Service that no longer exists or needs no address.
-// It confirms that with the API first.
+// releaseAddresses deletes the IPAddresses that are reserved for a Service that does not exist or
+// needs no address. Before that it reads the Service from the API.
 func (r *reconciler) releaseAddresses(ctx context.Context, key controllers.Key) error {
 	r.mu.Lock()
 	delete(r.reportedNoPools, key)
@@ -201,8 +204,8 @@ func (r *reconciler) releaseAddresses(ctx context.Context, key controllers.Key) 
 	return nil
 }
 
-// deleteReservation deletes an IPAddress. After an error the address is not reserved for its
-// Service again.
+// deleteReservation deletes IPAddress a. If that fails, the address is not used again for its
+// Service until another deletion has succeeded (see deletionPending).
 func (r *reconciler) deleteReservation(ctx context.Context, a *networkingv1.IPAddress) error {
 	r.held.MarkDeleting(a)
 	err := client.Delete[*networkingv1.IPAddress](ctx, r.term.Client, "", a.Name, controllers.DeleteOnlyUID(a))

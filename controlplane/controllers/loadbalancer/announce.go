@@ -16,8 +16,8 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// chooseAnnouncer ensures that a suitable node announces the addresses of a Service. The current
-// node stays while it is suitable, even if other nodes announce fewer Services, because each move
+// chooseAnnouncer ensures that a suitable node announces the addresses of Service s. The current
+// node is kept while it is suitable, even if other nodes announce fewer Services, because each move
 // breaks connections.
 func (r *reconciler) chooseAnnouncer(ctx context.Context, s *corev1.Service) error {
 	addresses := statusAddresses(s)
@@ -39,7 +39,7 @@ func (r *reconciler) chooseAnnouncer(ctx context.Context, s *corev1.Service) err
 	if why != "" {
 		next = Pick(key, r.announcerCandidates(key, only))
 		if next == "" && only == nil {
-			next = now // the current node is only suspected to have failed and may still announce
+			next = now // no node is suitable: the current node may still announce, although it appears to have failed
 		}
 	}
 	moved, err := r.writeAnnouncer(ctx, s, next)
@@ -58,8 +58,8 @@ func (r *reconciler) chooseAnnouncer(ctx context.Context, s *corev1.Service) err
 	return nil
 }
 
-// announcerCandidates returns the nodes that may announce a Service. If only is not nil it
-// restricts the nodes.
+// announcerCandidates returns the nodes that may announce the Service with this key. If only is not
+// nil, other nodes are excluded.
 func (r *reconciler) announcerCandidates(key controllers.Key, only map[string]bool) []Candidate {
 	var out []Candidate
 	nodes := controllers.CachedAll[*corev1.Node](r.nodes)
@@ -79,8 +79,8 @@ func (r *reconciler) announcerCandidates(key controllers.Key, only map[string]bo
 	return out
 }
 
-// loadAnnouncers reads the current announcers from the cache, for Services that this leadership has
-// not written yet.
+// loadAnnouncers reads, once in a term of leadership, the announcing node of each Service from the
+// cache. It skips Services for which this term has already written a node.
 func (r *reconciler) loadAnnouncers() {
 	services := controllers.CachedBy[*corev1.Service](r.services, serviceIndex, allOurs)
 	r.mu.Lock()
@@ -96,8 +96,8 @@ func (r *reconciler) loadAnnouncers() {
 	}
 }
 
-// currentAnnouncer returns the node that announces a Service: the node that was written last, even
-// if a user has removed the annotation.
+// currentAnnouncer returns the node that announces Service s: the node that this term wrote last,
+// even if a user has removed the annotation since. Otherwise it returns the node in the annotation.
 func (r *reconciler) currentAnnouncer(s *corev1.Service) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -107,7 +107,7 @@ func (r *reconciler) currentAnnouncer(s *corev1.Service) string {
 	return s.Annotations[balancer.AnnouncedBy]
 }
 
-// recordAnnouncer records which node announces a Service.
+// recordAnnouncer records in memory which node announces the Service with this key; "" means none.
 func (r *reconciler) recordAnnouncer(key controllers.Key, node string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -128,8 +128,8 @@ func (r *reconciler) isAnnouncer(key controllers.Key, node string) {
 	r.load[node]++
 }
 
-// writeAnnouncer writes which node announces a Service; "" means none. It reports whether the
-// annotation changed.
+// writeAnnouncer writes the node that announces Service s to an annotation of s; "" removes the
+// annotation. It reports whether the annotation changed.
 func (r *reconciler) writeAnnouncer(ctx context.Context, s *corev1.Service, node string) (bool, error) {
 	key := controllers.KeyOf(s)
 	r.recordAnnouncer(key, node)

@@ -26,9 +26,9 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Indexes of the informers that this controller reads.
+// Names of informer indexes.
 const (
-	// serviceIndex indexes Services, see serviceKeys.
+	// serviceIndex indexes Services by the values that serviceKeys returns.
 	serviceIndex = "keelson.balanced"
 	// heldIndex indexes IPAddresses by the Service for which they are reserved.
 	heldIndex = "keelson.balanced-by"
@@ -38,16 +38,17 @@ const (
 	sliceIndex = "keelson.slice-of"
 )
 
-// Values of serviceIndex.
+// Values of serviceIndex that are neither addresses nor nodes.
 const (
 	allOurs = "ours"    // Services that get their addresses from this controller
-	pending = "pending" // those of them that lack addresses
+	pending = "pending" // Services of this controller that lack addresses
 )
 
 func atAddress(a string) string     { return "address/" + a }
 func announcerKey(by string) string { return "node/" + by }
 
-// serviceKeys is the index function of serviceIndex.
+// serviceKeys is the index function of serviceIndex. It returns the addresses of a Service and, if
+// this controller manages it, allOurs, its announcing node, and pending if it lacks addresses.
 func serviceKeys(o api.Object) []string {
 	s := o.(*corev1.Service)
 	var out []string
@@ -78,7 +79,7 @@ func isRefused(s *corev1.Service) bool {
 	return false
 }
 
-// caches holds the informers that the controller reads.
+// caches holds the informers from which the controller reads.
 type caches struct {
 	services, addresses, nodes, leases, slices, namespaces, configs cache.SharedIndexInformer
 }
@@ -91,7 +92,8 @@ func (c caches) keysByIndex(value string) []controllers.Key {
 	return out
 }
 
-// unfitReason returns why a node may not announce addresses, or "".
+// unfitReason returns why the node of this name may not announce addresses. It returns "" if it
+// may.
 func (c caches) unfitReason(node string) string {
 	n, ok := controllers.Cached[*corev1.Node](c.nodes, "", node)
 	if !ok {
@@ -101,7 +103,8 @@ func (c caches) unfitReason(node string) string {
 	return Fit(n, l)
 }
 
-// misplacedServices returns the Services that no suitable node announces.
+// misplacedServices returns the Services with an announcing node that may not announce addresses,
+// or with none.
 func (c caches) misplacedServices() []controllers.Key {
 	var out []controllers.Key
 	for _, s := range controllers.CachedBy[*corev1.Service](c.services, serviceIndex, allOurs) {
@@ -112,7 +115,7 @@ func (c caches) misplacedServices() []controllers.Key {
 	return out
 }
 
-// New returns the controller.
+// New returns the controller that allocates and assigns addresses of Services of type LoadBalancer.
 func New(d controllers.Deps) *controllers.Controller {
 	c := caches{
 		services: client.Informer[*corev1.Service](d.Informers), addresses: client.Informer[*networkingv1.IPAddress](d.Informers),
@@ -155,7 +158,8 @@ func New(d controllers.Deps) *controllers.Controller {
 	}
 }
 
-// serviceWatches returns watches that map changes to the affected Services.
+// serviceWatches returns the watches of the controller. Each maps a changed object to the Services
+// that depend on it.
 func (c caches) serviceWatches() []controllers.Watch {
 	return []controllers.Watch{
 		controllers.OnInformer(c.services, func(n controllers.Change[*corev1.Service]) []controllers.Key {
@@ -218,7 +222,7 @@ func (c caches) serviceWatches() []controllers.Watch {
 	}
 }
 
-// addressesOf returns the addresses of a node's machine.
+// addressesOf returns the IP addresses in the status of node n.
 func addressesOf(n *corev1.Node) []string {
 	var out []string
 	for _, a := range balancer.OfMachine(n) {
@@ -227,25 +231,25 @@ func addressesOf(n *corev1.Node) []string {
 	return out
 }
 
-// reconciler performs the writes of one leadership.
+// reconciler reconciles Services during one term of leadership. Every term has a new reconciler.
 type reconciler struct {
 	caches
 	term *controllers.Term
 	view *controllers.View[*corev1.Service]
 	held *controllers.View[*networkingv1.IPAddress]
 
-	allocating sync.Mutex            // held from the choice of an address to its reservation, so that two workers do not choose the same address
+	allocating sync.Mutex            // held while an address is chosen and reserved, so that two workers do not choose the same address
 	after      map[string]netip.Addr // the last allocated address of each pool
 
 	mu              sync.Mutex
-	reportedNoPools map[controllers.Key]bool   // Services for which an event about missing pools was recorded
+	reportedNoPools map[controllers.Key]bool   // Services for which warnWithoutPools has recorded an event
 	by              map[controllers.Key]string // the announcing node of each Service, as last written
-	load            map[string]int             // the number of Services that a node announces
-	// unconfirmed holds the IPAddresses, by name, for which a deletion returned an error: it may
-	// still be committed.
+	load            map[string]int             // number of Services that each node announces
+	// unconfirmed holds the UIDs of IPAddresses, by name, for which the last deletion returned an
+	// error. The deletion may still be committed.
 	unconfirmed map[string]types.UID
 
-	seeded bool // by and load include what was written before this term
+	seeded bool // loadAnnouncers has completed by and load
 }
 
 func (r *reconciler) reconcileService(ctx context.Context, key controllers.Key) (time.Duration, error) {
@@ -255,7 +259,7 @@ func (r *reconciler) reconcileService(ctx context.Context, key controllers.Key) 
 		r.recordAnnouncer(key, "")
 		return 0, r.releaseAddresses(ctx, key)
 	case s.DeletionTimestamp != nil:
-		return 0, nil // it keeps its addresses until it is deleted
+		return 0, nil // the Service keeps its addresses until it is deleted
 	case !balancer.Ours(s):
 		if err := r.releaseAddresses(ctx, key); err != nil {
 			return 0, err
@@ -273,8 +277,8 @@ func (r *reconciler) reconcileService(ctx context.Context, key controllers.Key) 
 	return again, r.chooseAnnouncer(ctx, s)
 }
 
-// clearService removes the condition and the annotation of a Service that no longer needs an
-// address.
+// clearService removes this controller's condition and annotation from Service s, which no longer
+// needs an address.
 func (r *reconciler) clearService(ctx context.Context, s *corev1.Service) error {
 	if meta.FindStatusCondition(s.Status.Conditions, balancer.Condition) != nil {
 		next := s.DeepCopy()

@@ -21,16 +21,16 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Reservation returns the IPAddress that reserves an address for a Service. Its name is the
-// address: names are unique in the store, so two Services cannot have one address.
+// Reservation returns the IPAddress object that reserves address a for Service s. The address is
+// its name. Names are unique in the store, so that two Services cannot have one address.
 func Reservation(s *corev1.Service, a netip.Addr) *networkingv1.IPAddress {
 	out := networking.AddressOf(s, a.String())
 	out.Labels[networkingv1.LabelManagedBy] = balancer.Allocator
 	return out
 }
 
-// reservingService returns the Service for which an IPAddress reserves an address. ok is false if
-// the IPAddress does not belong to this allocator.
+// reservingService returns the Service for which IPAddress a reserves its address. ok is false if
+// this controller did not create a.
 func reservingService(a *networkingv1.IPAddress) (key controllers.Key, ok bool) {
 	ref := a.Spec.ParentRef
 	if a.Labels[networkingv1.LabelManagedBy] != balancer.Allocator || ref == nil || ref.Group != "" || ref.Resource != "services" {
@@ -50,9 +50,10 @@ func statusAddresses(s *corev1.Service) []netip.Addr {
 	return out
 }
 
-// currentAddresses returns the addresses of a Service: its reservations, and the addresses of its
-// status that belong to a pool. If the Service names our class, all addresses of its status count.
-// foreign reports that another controller manages its addresses.
+// currentAddresses returns the addresses that Service s already has: reserved, and the addresses in
+// its status that belong to a pool. If s names the loadBalancerClass of this controller, all
+// addresses in its status count. free reports whether s may use an address. foreign reports that
+// another controller manages the addresses of s.
 func currentAddresses(s *corev1.Service, reserved []netip.Addr, pools []*balancer.Pool, free func(netip.Addr) bool) (out []netip.Addr, foreign bool) {
 	out = slices.Clone(reserved)
 	for _, a := range statusAddresses(s) {
@@ -60,13 +61,13 @@ func currentAddresses(s *corev1.Service, reserved []netip.Addr, pools []*balance
 			continue
 		}
 		if balancer.Asked(s) || balancer.PoolOf(pools, a) != nil {
-			out = append(out, a) // its reservation was deleted
+			out = append(out, a) // the status still has the address, but its reservation was deleted
 		}
 	}
 	return out, len(out) == 0 && len(s.Status.LoadBalancer.Ingress) > 0 && !balancer.Asked(s)
 }
 
-// ServiceStatus returns the new status of a Service.
+// ServiceStatus returns the new status of Service s for the result of the address allocation.
 func ServiceStatus(s *corev1.Service, answer balancer.Answer, pools []*balancer.Pool, now metav1.Time) corev1.ServiceStatus {
 	out := *s.Status.DeepCopy()
 	mode := corev1.LoadBalancerIPModeVIP
@@ -92,7 +93,8 @@ func ServiceStatus(s *corev1.Service, answer balancer.Answer, pools []*balancer.
 	return out
 }
 
-// statusEvent returns the Event for a change of the condition. The reason is "" if none exists.
+// statusEvent returns the Event for a change of the Service's condition from before to after.
+// reason is "" if the change needs no Event.
 func statusEvent(before, after corev1.ServiceStatus) (eventType, reason, message string) {
 	a, b := meta.FindStatusCondition(before.Conditions, balancer.Condition), meta.FindStatusCondition(after.Conditions, balancer.Condition)
 	if b == nil || a != nil && a.Reason == b.Reason && a.Message == b.Message {
@@ -108,8 +110,8 @@ func statusEvent(before, after corev1.ServiceStatus) (eventType, reason, message
 // sameStatus compares the statuses.
 func sameStatus(a, b corev1.ServiceStatus) bool { return equality.Semantic.DeepEqual(a, b) }
 
-// Fit returns why a node may not announce addresses, or "". lease is the node's session record, or
-// nil.
+// Fit returns why node n may not announce addresses. It returns "" if it may. lease is the Lease
+// that records the session of the node's agent, or nil.
 func Fit(n *corev1.Node, lease *coordinationv1.Lease) string {
 	if n == nil || n.DeletionTimestamp != nil {
 		return "it is gone"
@@ -135,14 +137,15 @@ func Fit(n *corev1.Node, lease *coordinationv1.Lease) string {
 	return ""
 }
 
-// Candidate is a node that may announce a Service.
+// Candidate is a node that may announce the addresses of a Service.
 type Candidate struct {
 	Node string
 	Load int // number of Services that it announces
 }
 
-// Pick chooses the node that announces the fewest Services. Among equal nodes a hash of the
-// Service's name decides, so that Services created at the same time are spread.
+// Pick returns the candidate that announces the fewest Services, or "" if there are no candidates.
+// Among equal candidates, a hash of the Service's name decides. Services created at the same time
+// are therefore spread.
 func Pick(service controllers.Key, among []Candidate) string {
 	weigh := func(c Candidate) uint64 {
 		sum := sha256.Sum256([]byte(service.String() + " " + c.Node))
@@ -156,7 +159,7 @@ func Pick(service controllers.Key, among []Candidate) string {
 	}).Node
 }
 
-// withEndpoints returns the nodes that have ready endpoints of a Service.
+// withEndpoints returns the nodes that have ready endpoints in the EndpointSlices of a Service.
 func withEndpoints(slices []*discoveryv1.EndpointSlice) map[string]bool {
 	out := map[string]bool{}
 	for _, part := range slices {
@@ -169,7 +172,8 @@ func withEndpoints(slices []*discoveryv1.EndpointSlice) map[string]bool {
 	return out
 }
 
-// isLocalTraffic reports whether only nodes with endpoints accept external connections.
+// isLocalTraffic reports whether Service s has externalTrafficPolicy Local: only nodes with
+// endpoints accept its external connections.
 func isLocalTraffic(s *corev1.Service) bool {
 	return s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 }

@@ -9,13 +9,14 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// EvictionAnnotation on a pod is the number of seconds after which the pod is evicted from a lost
-// or not ready node. It overrides the pod's tolerations; "never" disables the eviction.
+// EvictionAnnotation on a pod is the number of seconds after which the pod is evicted from a node
+// that is lost or not ready. It overrides the pod's tolerations. Value "never" disables the
+// eviction.
 const EvictionAnnotation = "keelson.dev/eviction-seconds"
 
-// Eviction returns when a pod must leave a node with these taints; a time in the past means now.
-// evict is false if the pod may stay. For taints of lost and not ready nodes, the toleration time
-// starts at since at the earliest.
+// Eviction returns the time at which a pod must leave a node with these taints. A time in the past
+// means now. evict is false if the pod may stay. For the taints of a lost or not ready node, the
+// toleration time starts at since or at the time of the taint, whichever is later.
 func Eviction(p *corev1.Pod, taints []corev1.Taint, since time.Time) (at time.Time, evict bool) {
 	for i := range taints {
 		t := &taints[i]
@@ -45,8 +46,9 @@ func isLost(t *corev1.Taint) bool {
 	return t.Key == corev1.TaintNodeNotReady || t.Key == corev1.TaintNodeUnreachable
 }
 
-// tolerationTime returns how long a pod may stay on a node with a taint. EvictionAnnotation has
-// precedence over the pod's tolerations, including those that admission added.
+// tolerationTime returns how long pod p may stay on a node with taint t. If t is the taint of a
+// lost or not ready node, EvictionAnnotation has precedence over the pod's tolerations, including
+// those that admission added.
 func tolerationTime(p *corev1.Pod, t *corev1.Taint) (stay time.Duration, forever bool) {
 	if v, ok := p.Annotations[EvictionAnnotation]; ok && isLost(t) {
 		if v == "never" {
@@ -67,8 +69,9 @@ func tolerationTime(p *corev1.Pod, t *corev1.Taint) (stay time.Duration, forever
 	return 0, false
 }
 
-// NotReady returns a pod's status with condition Ready set to false. changed is false if it was not
-// true before. The agent of a lost node cannot report this.
+// NotReady returns the status of pod p with condition Ready set to False. The controller writes it
+// for a pod of a lost node, because the node's agent cannot. changed is false if the condition was
+// not True.
 func NotReady(p *corev1.Pod, now time.Time) (s corev1.PodStatus, changed bool) {
 	c := controllers.PodCondition(p, corev1.PodReady)
 	if c == nil || c.Status != corev1.ConditionTrue {

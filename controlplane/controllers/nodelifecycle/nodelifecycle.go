@@ -16,7 +16,7 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// The kinds of keys.
+// Kinds of keys in the controller's queue: nodes and pods.
 const (
 	nodeKey = "node"
 	podKey  = "pod"
@@ -24,13 +24,14 @@ const (
 
 var eviction = controllers.Eviction{Reason: "DeletionByTaintManager", Message: "Taint manager: deleting due to NoExecute taint", Event: "TaintManagerEviction"}
 
-// New returns the node lifecycle controller. It reads condition Ready of nodes. The node gateway
-// sets that condition to Unknown when a node's session is lost.
+// New returns the node lifecycle controller. It acts on condition Ready of nodes. The node gateway,
+// the server to which agents connect, sets that condition to Unknown when the session of an agent
+// is lost.
 func New(d controllers.Deps) *controllers.Controller {
 	nodes := client.Informer[*corev1.Node](d.Informers)
 	pods := client.Informer[*corev1.Pod](d.Informers)
 	controllers.Index(pods, controllers.PodNodeIndex, controllers.PodNodeKeys)
-	changed := &atomic.Bool{} // a node has changed since the last update of the pace
+	changed := &atomic.Bool{} // a node has changed since the zones were updated
 	return &controllers.Controller{
 		Name:    "node-controller",
 		Workers: 16,
@@ -58,7 +59,8 @@ func New(d controllers.Deps) *controllers.Controller {
 	}
 }
 
-// ofNode maps a node to its key and, if its taints or readiness changed, to the keys of its pods.
+// ofNode returns the keys to reconcile when a node changes: the node and, if its taints or its
+// readiness changed, its pods.
 func ofNode(pods cache.SharedIndexInformer, c controllers.Change[*corev1.Node]) []controllers.Key {
 	if c.Type == controllers.Deleted {
 		return nil
@@ -76,7 +78,7 @@ func ofNode(pods cache.SharedIndexInformer, c controllers.Change[*corev1.Node]) 
 	return keys
 }
 
-// ofPod maps a pod to its key if its node has trouble.
+// ofPod returns the key of a changed pod if its node is not ready or has a NoExecute taint.
 func ofPod(nodes cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) []controllers.Key {
 	if c.Type == controllers.Deleted || c.New.Spec.NodeName == "" {
 		return nil
@@ -87,8 +89,8 @@ func ofPod(nodes cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) [
 	return []controllers.Key{{Kind: podKey, Namespace: c.New.Namespace, Name: c.New.Name}}
 }
 
-// hasTrouble reports whether a node is not ready or has a NoExecute taint, so that its pods may
-// have to be changed or evicted.
+// hasTrouble reports whether node n is not ready or has a NoExecute taint. Its pods may then have
+// to be marked as not ready or evicted.
 func hasTrouble(n *corev1.Node) bool {
 	if readyStatus(n) != corev1.ConditionTrue {
 		return true
@@ -101,7 +103,8 @@ func hasTrouble(n *corev1.Node) bool {
 	return false
 }
 
-// reconciler performs the writes of one leadership.
+// reconciler reconciles nodes and pods during one term of leadership. Every term has a new
+// reconciler.
 type reconciler struct {
 	term     *controllers.Term
 	nodes    cache.SharedIndexInformer
@@ -111,13 +114,14 @@ type reconciler struct {
 	pods     *controllers.View[*corev1.Pod]
 
 	mu     sync.Mutex
-	looked time.Time // last update of the pace
+	looked time.Time // time at which the zones were last updated
 }
 
-// lookPeriod is the interval at which the pace is updated if no node has changed.
+// lookPeriod is the interval at which the zones of the Pace are updated if no node has changed.
 const lookPeriod = 5 * time.Second
 
-// updateZones updates the pace if a node has changed or lookPeriod has passed.
+// updateZones updates the zones of the Pace if a node has changed since the last update, or if that
+// update is older than lookPeriod.
 func (r *reconciler) updateZones(now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -131,11 +135,11 @@ func (r *reconciler) reconcileKey(ctx context.Context, key controllers.Key) (tim
 	if key.Kind == nodeKey {
 		return 0, r.reconcileNode(ctx, key.Name)
 	}
-	r.updateZones(r.term.Now()) // the state of all nodes matters only for pods
+	r.updateZones(r.term.Now()) // the zones are needed only for the eviction of pods
 	return r.reconcilePod(ctx, key)
 }
 
-// reconcileNode updates a node's taints.
+// reconcileNode sets and removes taints of a node according to its conditions.
 func (r *reconciler) reconcileNode(ctx context.Context, name string) error {
 	n, ok := r.nodeView.Get("", name)
 	if !ok || n.DeletionTimestamp != nil {
@@ -177,8 +181,9 @@ func reasonOf(taint string) string {
 	return "NotReady"
 }
 
-// reconcilePod marks a pod of a node with trouble as not ready, which removes it from its Services,
-// and evicts it when its toleration time has passed.
+// reconcilePod marks a pod as not ready if its node is not ready, so that Services do not route to
+// the pod. It evicts the pod when its toleration time has passed. It returns the delay until the
+// next check.
 func (r *reconciler) reconcilePod(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	p, ok := r.pods.Get(key.Namespace, key.Name)
 	if !ok || p.Spec.NodeName == "" || controllers.IsPodTerminal(p) {
@@ -186,7 +191,7 @@ func (r *reconciler) reconcilePod(ctx context.Context, key controllers.Key) (tim
 	}
 	n, ok := controllers.Cached[*corev1.Node](r.nodes, "", p.Spec.NodeName)
 	if !ok {
-		return 0, nil // podgc deletes the pods of deleted nodes
+		return 0, nil // controller podgc deletes the pods of deleted nodes
 	}
 	now := r.term.Now()
 	if readyStatus(n) != corev1.ConditionTrue && controllers.NodeCondition(n, corev1.NodeReady) != nil {
@@ -207,8 +212,7 @@ func (r *reconciler) reconcilePod(ctx context.Context, key controllers.Key) (tim
 	if r.pods.IsDeleting(p) {
 		return 0, nil
 	}
-	// Use the taints that the node must have: a node that is ready again may briefly keep the
-	// taints of a lost node.
+	// Use the computed taints: a node that is ready again may still have the taints of a lost node.
 	at, evict := Eviction(p, Taints(n, now), r.pace.Since(n))
 	switch {
 	case !evict:

@@ -26,16 +26,16 @@ var conditionTaints = []struct {
 	{corev1.NodeNetworkUnavailable, corev1.TaintNodeNetworkUnavailable},
 }
 
-// managed are the taints that only this controller sets and removes.
+// managed holds the keys of the taints that only this controller sets and removes.
 var managed = map[string]bool{
 	corev1.TaintNodeNotReady: true, corev1.TaintNodeUnreachable: true, corev1.TaintNodeUnschedulable: true,
 	corev1.TaintNodeMemoryPressure: true, corev1.TaintNodeDiskPressure: true,
 	corev1.TaintNodePIDPressure: true, corev1.TaintNodeNetworkUnavailable: true,
 }
 
-// Taints returns the taints that a node must have: unmanaged taints as they are, and managed taints
-// by its conditions. A taint that stays keeps its time, because eviction times are measured from
-// it.
+// Taints returns the taints that node n must have: its unmanaged taints, and managed taints
+// according to its conditions. A taint that n already has keeps its time, because evictions are
+// timed from it.
 func Taints(n *corev1.Node, now time.Time) []corev1.Taint {
 	var out []corev1.Taint
 	for _, t := range n.Spec.Taints {
@@ -58,7 +58,7 @@ func Taints(n *corev1.Node, now time.Time) []corev1.Taint {
 	switch readyStatus(n) {
 	case corev1.ConditionFalse:
 		add(corev1.TaintNodeNotReady, corev1.TaintEffectNoSchedule)
-		if controllers.NodeCondition(n, corev1.NodeReady) != nil { // a node that has never reported has no pods to evict
+		if controllers.NodeCondition(n, corev1.NodeReady) != nil { // a node without condition Ready has never reported and has no pods to evict
 			add(corev1.TaintNodeNotReady, corev1.TaintEffectNoExecute)
 		}
 	case corev1.ConditionUnknown:
@@ -76,7 +76,8 @@ func Taints(n *corev1.Node, now time.Time) []corev1.Taint {
 	return out
 }
 
-// readyStatus returns the status of condition Ready. A node without the condition is not ready.
+// readyStatus returns the status of condition Ready of node n. It returns False if n has no such
+// condition.
 func readyStatus(n *corev1.Node) corev1.ConditionStatus {
 	if c := controllers.NodeCondition(n, corev1.NodeReady); c != nil {
 		return c.Status
@@ -84,7 +85,7 @@ func readyStatus(n *corev1.Node) corev1.ConditionStatus {
 	return corev1.ConditionFalse
 }
 
-// sameTaints compares taints regardless of order.
+// sameTaints reports whether a and b have the same taints, in any order.
 func sameTaints(a, b []corev1.Taint) bool {
 	order := func(list []corev1.Taint) []corev1.Taint {
 		list = slices.Clone(list)

@@ -7,13 +7,15 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// If many nodes are lost at once, a network failure is more likely than a failure of all these
-// machines. Pods of lost nodes are therefore evicted at the rate that Kubernetes documents, zone by
-// zone. Normally the pods of one node are evicted every 10 seconds. If more than two nodes and at
-// least 55% of a zone are lost, the interval is 100 seconds in a zone of more than 50 nodes, and no
-// pods are evicted in a smaller zone. No pods are evicted while all zones are lost completely. If a
-// zone is lost completely while another zone is not, the normal rate applies, because its pods can
-// run elsewhere.
+// Parameters of the rate at which the pods of lost nodes are evicted in each zone. If many nodes
+// are lost at once, a network failure is more likely than a failure of all these machines. The
+// rates are those that Kubernetes documents:
+//   - Normally, the pods of one node are evicted every 10 seconds.
+//   - If more than two nodes and at least 55% of a zone are lost, the interval is 100 seconds in a
+//     zone of more than 50 nodes. No pods are evicted in a smaller zone.
+//   - No pods are evicted while all nodes of all zones are lost.
+//   - If all nodes of one zone are lost while another zone has ready nodes, the normal rate
+//     applies: the pods can run in other zones.
 const (
 	evictEvery       = 10 * time.Second
 	evictSlowlyEvery = 100 * time.Second
@@ -22,35 +24,37 @@ const (
 	smallZone        = 50
 )
 
-// lookAgain is the retry interval of delayed evictions if no node has changed.
+// lookAgain is the retry interval of an eviction that Pace.Admit has refused.
 const lookAgain = 10 * time.Second
 
-// Pace decides when the pods of a lost node may be evicted. Toleration times start again at the end
-// of a disruption and at the start of a leadership. Nodes that return one after the other therefore
-// lose no pods, and a failover alone evicts none.
+// Pace decides when the pods of a lost node may be evicted. The toleration times of these pods
+// start again when a disruption of the zone ends, and after a change of the leader. Nodes that
+// return one after the other therefore lose no pods, and a new leader does not evict pods at once.
 type Pace struct {
 	mu    sync.Mutex
 	zones map[string]*zone
 }
 
-// zone is the state of one zone.
+// zone is the eviction state of one zone.
 type zone struct {
 	ready, lost int
-	every       time.Duration   // interval between two nodes; 0 disables evictions
-	next        time.Time       // when the next node may be admitted
-	admitted    map[string]bool // lost nodes with permission to evict their pods
-	since       time.Time       // when evictions were last enabled again
+	every       time.Duration   // interval between the evictions of two nodes; 0 disables evictions
+	next        time.Time       // earliest time at which another node may be admitted
+	admitted    map[string]bool // lost nodes from which pods may be evicted
+	since       time.Time       // when the normal eviction rate last started
 }
 
 // NewPace returns a Pace without nodes.
 func NewPace() *Pace { return &Pace{zones: map[string]*zone{}} }
 
-// zoneOf returns the zone of a node. Nodes without labels form one zone.
+// zoneOf returns region and zone of a node from its labels. All nodes without these labels form one
+// zone.
 func zoneOf(n *corev1.Node) string {
 	return n.Labels[corev1.LabelTopologyRegion] + "/" + n.Labels[corev1.LabelTopologyZone]
 }
 
-// Look updates the zones from all nodes.
+// Look counts the ready and lost nodes of each zone and updates the eviction rates. nodes are all
+// nodes of the cluster.
 func (p *Pace) Look(nodes []*corev1.Node, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -71,7 +75,7 @@ func (p *Pace) Look(nodes []*corev1.Node, now time.Time) {
 			lost[n.Name] = true
 		}
 	}
-	all := true // all zones are lost completely
+	all := true // no zone has a ready node
 	for name, z := range p.zones {
 		if z.ready+z.lost == 0 {
 			delete(p.zones, name)
@@ -89,7 +93,8 @@ func (p *Pace) Look(nodes []*corev1.Node, now time.Time) {
 	}
 }
 
-// evictionInterval returns the interval between two nodes for the state of the zone.
+// evictionInterval returns the interval between the evictions of two nodes in z. 0 means that
+// nothing is evicted. all reports that no zone has a ready node.
 func (z *zone) evictionInterval(all bool) time.Duration {
 	total := z.ready + z.lost
 	switch {
@@ -103,8 +108,8 @@ func (z *zone) evictionInterval(all bool) time.Duration {
 	return 0
 }
 
-// setEvictionInterval changes the interval. Nodes that were admitted at another interval are no
-// longer admitted.
+// setEvictionInterval sets the interval between the evictions of two nodes in z. If the interval
+// changes, the admitted nodes must be admitted again.
 func (z *zone) setEvictionInterval(every time.Duration, now time.Time) {
 	if every == z.every {
 		return
@@ -119,7 +124,7 @@ func (z *zone) setEvictionInterval(every time.Duration, now time.Time) {
 	z.every = every
 }
 
-// Since returns the earliest start of the toleration times of a lost node's pods.
+// Since returns the earliest time at which toleration times of pods on lost node n start.
 func (p *Pace) Since(n *corev1.Node) time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -129,8 +134,9 @@ func (p *Pace) Since(n *corev1.Node) time.Time {
 	return time.Time{}
 }
 
-// Admit reports whether the pods of a lost node may be evicted now, or else when to ask again. An
-// admitted node stays admitted until it is ready again or the interval changes.
+// Admit reports whether the pods of lost node n may be evicted now. Otherwise again is the delay
+// until the next call. An admitted node stays admitted until it is ready again or the rate of its
+// zone changes.
 func (p *Pace) Admit(n *corev1.Node, now time.Time) (ok bool, again time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -16,41 +16,43 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// maxNames is the maximum number of names that are tried for a claim. The names are derived from
-// the pod's UID, so a collision is very unlikely unless it is intended.
+// maxNames is the maximum number of names that are tried for a new ResourceClaim. The names are
+// derived from the pod's UID, so a name that is in use is very unlikely unless it is intended.
 const maxNames = 8
 
-// maxBase leaves five characters for the suffix of a claim's name.
+// maxBase is the maximum length of a ResourceClaim's name without its suffix of five characters.
 const maxBase = 63 - 5
 
-// Missing is a claim of a pod that must be created.
+// Missing is a ResourceClaim that must be created for an entry in spec.resourceClaims of a pod.
 type Missing struct {
-	Entry string // name of the entry in spec.resourceClaims
+	Entry string // name of the entry
 	Claim *resourcev1.ResourceClaim
 }
 
-// Trouble is a claim of a pod that cannot be created.
+// Trouble is an entry in spec.resourceClaims of a pod for which no ResourceClaim can be created,
+// with the reason.
 type Trouble struct{ Entry, Why string }
 
-// PodPlan lists the next writes for a pod.
+// PodPlan is the result of PlanPod: the ResourceClaims to create and the status to write for a pod.
 type PodPlan struct {
 	Missing  []Missing
 	Troubles []Trouble
-	// Statuses is the new status.resourceClaimStatuses. It is nil if it is current or not complete
-	// yet.
+	// Statuses is the new status.resourceClaimStatuses of the pod. It is nil if the status is
+	// current, or if claims must be created first.
 	Statuses []corev1.PodResourceClaimStatus
-	// Reserve are allocated claims that must be reserved for the pod. The scheduler does not do
-	// this for a pod that was created with a node.
+	// Reserve lists allocated claims that must be reserved for the pod. The scheduler reserves
+	// claims only for pods that it binds, not for a pod that was created with a node.
 	Reserve []*resourcev1.ResourceClaim
 }
 
-// Cluster looks up claims and templates in one namespace.
+// Cluster looks up ResourceClaims and ResourceClaimTemplates of one namespace.
 type Cluster struct {
 	Claim    func(name string) (*resourcev1.ResourceClaim, bool)
 	Template func(name string) (*resourcev1.ResourceClaimTemplate, bool)
 }
 
-// PlanPod computes the next writes for a pod.
+// PlanPod returns the writes that are due for a pod and its ResourceClaims. c returns the objects
+// of the pod's namespace.
 func PlanPod(p *corev1.Pod, c Cluster) PodPlan {
 	var plan PodPlan
 	if p.DeletionTimestamp != nil || controllers.IsPodTerminal(p) {
@@ -73,7 +75,7 @@ func PlanPod(p *corev1.Pod, c Cluster) PodPlan {
 		}
 	}
 	if len(plan.Missing)+len(plan.Troubles) > 0 {
-		return plan // the status is written once, with all claims
+		return plan // the status is written only once, when all claims exist
 	}
 	if !resourceclaim.PodStatusEqual(statuses, p.Status.ResourceClaimStatuses) {
 		plan.Statuses = statuses
@@ -85,8 +87,8 @@ func PlanPod(p *corev1.Pod, c Cluster) PodPlan {
 	return plan
 }
 
-// claimOf returns the name of the claim for an entry with a template, or the claim to create, or
-// the reason why it cannot be created.
+// claimOf returns the name of the existing ResourceClaim for an entry that names a template. If no
+// claim exists, it returns the claim to create or, in trouble, the reason why none can be created.
 func (c Cluster) claimOf(p *corev1.Pod, entry *corev1.PodResourceClaim) (name string, made *resourcev1.ResourceClaim, trouble string) {
 	for _, s := range p.Status.ResourceClaimStatuses {
 		if s.Name != entry.Name || s.ResourceClaimName == nil {
@@ -117,8 +119,8 @@ func (c Cluster) claimOf(p *corev1.Pod, entry *corev1.PodResourceClaim) (name st
 	return "", nil, "the names that a claim of this pod could have are all taken by others: delete those claims"
 }
 
-// claimName returns the name of a pod's claim. The name is deterministic, so that no claim is
-// created twice.
+// claimName returns the name of the ResourceClaim for an entry of pod p. try selects one of several
+// names. The name is deterministic, so that no claim is created twice.
 func claimName(p *corev1.Pod, entry string, try int) string {
 	base := p.Name + "-" + entry + "-"
 	if len(base) > maxBase {
@@ -145,7 +147,7 @@ func claimFor(p *corev1.Pod, entry, name string, t *resourcev1.ResourceClaimTemp
 	return c
 }
 
-// unreservedClaims returns the claims of a pod that are allocated but not reserved for it.
+// unreservedClaims returns the ResourceClaims of pod p that are allocated but not reserved for p.
 func (c Cluster) unreservedClaims(p *corev1.Pod) []*resourcev1.ResourceClaim {
 	var out []*resourcev1.ResourceClaim
 	for name, own := range resourceclaim.PodClaims(p) {
@@ -161,18 +163,18 @@ func (c Cluster) unreservedClaims(p *corev1.Pod) []*resourcev1.ResourceClaim {
 	return out
 }
 
-// User is the state of a pod to which a claim refers.
+// User is the state of a pod for which a ResourceClaim is reserved or was created.
 type User int
 
-// UserGone means that no pod of the name and UID exists. UserDone means that the pod no longer
-// needs the claim, and UserThere that it may need it.
+// States of a pod. UserGone: no pod with this name and UID exists. UserDone: the pod no longer
+// needs the claim. UserThere: the pod may need the claim.
 const (
 	UserGone User = iota
 	UserDone
 	UserThere
 )
 
-// JudgeUser returns whether a pod needs its claims. p is nil if no pod of the name exists.
+// JudgeUser returns the state of the pod with this UID. p is the current pod of its name, or nil.
 func JudgeUser(p *corev1.Pod, uid string) User {
 	switch {
 	case p == nil || string(p.UID) != uid:
@@ -183,30 +185,31 @@ func JudgeUser(p *corev1.Pod, uid string) User {
 	return UserThere
 }
 
-// Step is the next step for a claim.
+// Step is the next write for a ResourceClaim.
 type Step int
 
-// The steps. The claim is planned again after each step.
+// Steps for a ResourceClaim. After each step, PlanClaim is called again. Next is the field of
+// ClaimPlan.
 const (
 	Nothing    Step = iota
 	WriteState      // write the status of Next
-	Unprotect       // write Next, which lacks the finalizer
-	Remove          // delete the claim: its pod will not run
+	Unprotect       // update the claim to Next, which lacks the finalizer
+	Remove          // delete the claim: the pod for which it was created will not run
 )
 
-// ClaimPlan is the next write for a claim.
+// ClaimPlan is the result of PlanClaim. Next is the object to write for WriteState and Unprotect.
 type ClaimPlan struct {
 	Step Step
 	Next *resourcev1.ResourceClaim
 }
 
-// PlanClaim computes the next step for a claim. It removes reservations of pods that have ended,
-// then deallocates unused devices, and deletes a claim that was created for a pod that will not
-// run. user returns the state of a pod in the claim's namespace.
+// PlanClaim returns the next write for ResourceClaim c. It first removes reservations of pods that
+// have ended. A claim without reservations is deallocated. If c was created for a pod that will not
+// run, c is deleted. user returns the state of a pod in the namespace of c.
 func PlanClaim(c *resourcev1.ResourceClaim, user func(name, uid string) User) ClaimPlan {
 	var valid []resourcev1.ResourceClaimConsumerReference
 	for _, r := range c.Status.ReservedFor {
-		// Reservations of other objects are removed by other controllers.
+		// Reservations for objects other than pods belong to other controllers.
 		if r.APIGroup != "" || r.Resource != "pods" || user(r.Name, string(r.UID)) == UserThere {
 			valid = append(valid, r)
 		}
@@ -240,7 +243,7 @@ func PlanClaim(c *resourcev1.ResourceClaim, user func(name, uid string) User) Cl
 	return ClaimPlan{}
 }
 
-// owningPod returns the name and UID of the pod for which a claim was created.
+// owningPod returns the name and UID of the pod for which ResourceClaim c was created, or "".
 func owningPod(c *resourcev1.ResourceClaim) (name, uid string) {
 	if ref := metav1.GetControllerOfNoCopy(c); ref != nil && ref.Kind == "Pod" && ref.APIVersion == "v1" {
 		return ref.Name, string(ref.UID)

@@ -21,14 +21,14 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// The kinds of keys.
+// Kinds of keys in the controller's queue: pods and ResourceClaims.
 const (
 	podKey   = "pod"
 	claimKey = "claim"
 )
 
-// claimsIndex indexes pods by their claims, as namespace/name, and by the templates of their
-// claims, as template:namespace/name.
+// claimsIndex indexes pods by their ResourceClaims, as namespace/name, and by the
+// ResourceClaimTemplates that they name, as template:namespace/name.
 const claimsIndex = "keelson.resourceclaim"
 
 func claimsOf(o api.Object) []string {
@@ -52,7 +52,7 @@ func keyOf(kind, namespace, name string) controllers.Key {
 	return controllers.Key{Kind: kind, Namespace: namespace, Name: name}
 }
 
-// New returns the controller.
+// New returns the controller of ResourceClaims that are created from templates.
 func New(d controllers.Deps) *controllers.Controller {
 	pods := client.Informer[*corev1.Pod](d.Informers)
 	claims := client.Informer[*resourcev1.ResourceClaim](d.Informers)
@@ -102,7 +102,8 @@ func New(d controllers.Deps) *controllers.Controller {
 	}
 }
 
-// ofPod maps a pod to its key, and a deleted or ended pod also to the keys of its claims.
+// ofPod returns the keys to reconcile when a pod changes: the pod itself and, if it was deleted or
+// has ended, its ResourceClaims.
 func ofPod(c controllers.Change[*corev1.Pod]) []controllers.Key {
 	p := c.New
 	if len(p.Spec.ResourceClaims) == 0 {
@@ -156,11 +157,12 @@ func (r *reconciler) clusterState(namespace string) Cluster {
 	}
 }
 
-// reconcilePod creates missing claims of a pod, and then writes their names to the pod's status.
+// reconcilePod creates the missing ResourceClaims of pod p. When all of them exist, it writes their
+// names to the status of p.
 func (r *reconciler) reconcilePod(ctx context.Context, p *corev1.Pod) error {
 	cluster := r.clusterState(p.Namespace)
 	plan := PlanPod(p, cluster)
-	for _, t := range plan.Troubles { // creating the claim or the template queues the pod again
+	for _, t := range plan.Troubles { // the pod is queued again when the template or the claim is created
 		r.term.Events.Eventf(p, corev1.EventTypeWarning, "FailedResourceClaimCreation", "PodResourceClaim %s: %s", t.Entry, t.Why)
 	}
 	for _, m := range plan.Missing {
@@ -169,7 +171,7 @@ func (r *reconciler) reconcilePod(ctx context.Context, p *corev1.Pod) error {
 		}
 	}
 	if len(plan.Missing) > 0 && len(plan.Troubles) == 0 {
-		plan = PlanPod(p, cluster) // the view includes the created claims
+		plan = PlanPod(p, cluster) // the view now includes the created claims
 	}
 	if plan.Statuses != nil {
 		next := p.DeepCopy()
@@ -200,7 +202,7 @@ func (r *reconciler) reconcilePod(ctx context.Context, p *corev1.Pod) error {
 func (r *reconciler) createClaim(ctx context.Context, p *corev1.Pod, m Missing) error {
 	made, err := client.Create(ctx, r.term.Client, m.Claim)
 	switch {
-	case apierrors.IsAlreadyExists(err): // the cache will show to which pod the claim belongs
+	case apierrors.IsAlreadyExists(err): // wait until the existing claim is cached: it may belong to another pod
 		return controllers.RaceError("claim %s/%s of pod %s: %w", m.Claim.Namespace, m.Claim.Name, p.Name, err)
 	case err != nil:
 		r.term.Events.Eventf(p, corev1.EventTypeWarning, "FailedResourceClaimCreation", "PodResourceClaim %s: %v", m.Entry, err)
@@ -210,7 +212,8 @@ func (r *reconciler) createClaim(ctx context.Context, p *corev1.Pod, m Missing) 
 	return nil
 }
 
-// reconcileClaim performs one step for a claim. again reports that another step may follow.
+// reconcileClaim performs the next write for ResourceClaim c. again reports that another write may
+// be due.
 func (r *reconciler) reconcileClaim(ctx context.Context, c *resourcev1.ResourceClaim) (again bool, err error) {
 	if r.claims.IsDeleting(c) && c.DeletionTimestamp == nil {
 		return false, nil
@@ -246,8 +249,8 @@ func (r *reconciler) reconcileClaim(ctx context.Context, c *resourcev1.ResourceC
 	return false, nil
 }
 
-// resolveConsumer returns the state of a pod. It reads a pod that is not cached from the API,
-// because the scheduler may be ahead of the cache.
+// resolveConsumer returns the state of the pod with this name and UID. If the pod is not cached, it
+// reads the pod from the API, because the scheduler may use newer pods than the cache has.
 func (r *reconciler) resolveConsumer(ctx context.Context, namespace, name, uid string) (User, error) {
 	p, ok := controllers.Cached[*corev1.Pod](r.podCache, namespace, name)
 	if !ok || string(p.UID) != uid {
@@ -263,13 +266,14 @@ func (r *reconciler) resolveConsumer(ctx context.Context, namespace, name, uid s
 	return JudgeUser(p, uid), nil
 }
 
-// writeClaimStatus stores a claim's status and records the result.
+// writeClaimStatus stores the status of a ResourceClaim and records the stored claim in the view.
 func (r *reconciler) writeClaimStatus(ctx context.Context, next *resourcev1.ResourceClaim) error {
 	stored, err := client.UpdateStatus(ctx, r.term.Client, next)
 	return r.recordResult(next, stored, err)
 }
 
-// recordResult records the stored claim in the view. A claim that no longer exists is not an error.
+// recordResult records stored, the result of writing next, in the view. err is the error of that
+// write. It returns nil if the claim no longer exists.
 func (r *reconciler) recordResult(next, stored *resourcev1.ResourceClaim, err error) error {
 	switch {
 	case apierrors.IsNotFound(err):

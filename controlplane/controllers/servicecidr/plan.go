@@ -17,21 +17,21 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/networking"
 )
 
-// Finalizer keeps a ServiceCIDR until no address needs it.
+// Finalizer keeps a ServiceCIDR that is being deleted until no Service address needs it.
 const Finalizer = "networking.k8s.io/service-cidr-finalizer"
 
-// grace is the minimum age at which an IPAddress without a Service is deleted. A new Service may
-// not be cached yet.
+// grace is the minimum age at which an IPAddress is deleted if its Service does not have the
+// address. The Service may not be cached yet.
 const grace = time.Minute
 
-// Step is the next write for a ServiceCIDR.
+// Step is the next write for a ServiceCIDR. At most one field is set.
 type Step struct {
-	Finalizers []string // nil leaves them unchanged
+	Finalizers []string // new finalizers; nil leaves them unchanged
 	Ready      *metav1.Condition
 }
 
-// Next returns the next step for a ServiceCIDR. needed means that some address would be in no range
-// without it.
+// Next returns the next write for ServiceCIDR c. needed reports that, without c, an address would
+// be in no ServiceCIDR.
 func Next(c *networkingv1.ServiceCIDR, needed bool) Step {
 	marked := slices.Contains(c.Finalizers, Finalizer)
 	switch {
@@ -52,7 +52,8 @@ func Next(c *networkingv1.ServiceCIDR, needed bool) Step {
 	return Step{Finalizers: slices.DeleteFunc(slices.Clone(c.Finalizers), func(f string) bool { return f == Finalizer })}
 }
 
-// changedCondition returns the condition Ready, or nil if the ServiceCIDR already has it.
+// changedCondition returns condition Ready with these values, or nil if ServiceCIDR c already has
+// it.
 func changedCondition(c *networkingv1.ServiceCIDR, status metav1.ConditionStatus, reason, message string) *metav1.Condition {
 	have := meta.FindStatusCondition(c.Status.Conditions, networkingv1.ServiceCIDRConditionReady)
 	if have != nil && have.Status == status && have.Reason == reason && have.Message == message {
@@ -61,7 +62,8 @@ func changedCondition(c *networkingv1.ServiceCIDR, status metav1.ConditionStatus
 	return &metav1.Condition{Type: networkingv1.ServiceCIDRConditionReady, Status: status, Reason: reason, Message: message}
 }
 
-// Needed reports whether an address is in c and in no other ServiceCIDR that is not being deleted.
+// Needed reports whether one of the addresses is in c and in no other ServiceCIDR, not counting
+// ServiceCIDRs that are being deleted. all are the ServiceCIDRs of the cluster.
 func Needed(c *networkingv1.ServiceCIDR, all []*networkingv1.ServiceCIDR, addresses []netip.Addr) bool {
 	own := networking.RangesOf(c)
 	var others []netip.Prefix
@@ -73,15 +75,16 @@ func Needed(c *networkingv1.ServiceCIDR, all []*networkingv1.ServiceCIDR, addres
 	return slices.ContainsFunc(addresses, func(a netip.Addr) bool { return networking.InRanges(a, own) && !networking.InRanges(a, others) })
 }
 
-// Fault is a problem with an address or a port of a Service.
+// Fault is a problem with a cluster IP or a node port of a Service, and its repair.
 type Fault struct {
-	Reason, Message string // of the Event
-	Create          bool   // create the IPAddress
-	Replace         bool   // replace the existing IPAddress, which is wrong
+	Reason, Message string // of the Event to record; empty means no Event
+	Create          bool   // the missing IPAddress must be created
+	Replace         bool   // the existing IPAddress is wrong and must be replaced
 }
 
-// Judge compares a cluster IP of a Service with its IPAddress, which may be nil. ranges are the
-// ranges of all ServiceCIDRs. parent is the Service that the IPAddress names, or nil.
+// Judge compares a cluster IP of Service svc with the IPAddress of that name, have, which is nil if
+// it does not exist. It returns the zero Fault if they agree. ranges are the ranges of all
+// ServiceCIDRs. parent is the Service that have names, or nil.
 func Judge(svc *corev1.Service, address string, ranges []netip.Prefix, have *networkingv1.IPAddress, parent *corev1.Service) Fault {
 	ip, err := netip.ParseAddr(address)
 	family := corev1.IPv4Protocol

@@ -11,10 +11,10 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/core"
 )
 
-// portIndex indexes Services by their node ports, for example "TCP-30080".
+// portIndex indexes Services by protocol and number of their node ports, for example "TCP-30080".
 const portIndex = "keelson.nodeport"
 
-// nodePorts is the index function of portIndex.
+// nodePorts is the index function of portIndex: it returns the node ports of a Service.
 func nodePorts(o api.Object) []string {
 	svc, ok := o.(*corev1.Service)
 	if !ok {
@@ -27,10 +27,10 @@ func nodePorts(o api.Object) []string {
 	return out
 }
 
-// JudgePorts returns the problems of a Service's node ports. sharing returns the Services that have
-// a port. A commit that assigns a port also reserves it, so every port is allocated. Two Services
-// can have one port, or a port can be out of range, only if a Service is older than port
-// reservations. Neither is repaired, because clients may rely on the port.
+// JudgePorts returns the problems of the node ports of Service svc. sharing returns the Services
+// that have a port. Two Services have one port, or a port is out of range, only if a Service is
+// older than the release that reserves ports in the commit that assigns them. Such problems are
+// reported but not repaired, because clients may rely on the port.
 func JudgePorts(svc *corev1.Service, sharing func(port string) []*corev1.Service) (out []Fault) {
 	for _, p := range core.NodePorts(svc) {
 		if p.Port < core.MinNodePort || p.Port > core.MaxNodePort {
@@ -41,7 +41,7 @@ func JudgePorts(svc *corev1.Service, sharing func(port string) []*corev1.Service
 		if len(all) < 2 {
 			continue
 		}
-		// The Service that had the port first keeps it.
+		// The port belongs to the Service that had it first.
 		first := slices.MinFunc(all, func(a, b *corev1.Service) int {
 			return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 		})

@@ -20,7 +20,7 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// The kinds of keys.
+// Kinds of keys in the queue of the repair controller.
 const (
 	serviceKey = "service"
 	addressKey = "address"
@@ -30,9 +30,9 @@ const (
 // addressIndex indexes Services by their cluster IPs.
 const addressIndex = "keelson.address"
 
-// NewRepair returns the controller that repairs inconsistencies between Services and IPAddresses. A
-// commit writes both consistently. Repairs are needed for Services that are older than their
-// IPAddresses or were written by a replica of an older release, and after manual changes of
+// NewRepair returns the controller that repairs inconsistencies between the cluster IPs of Services
+// and IPAddresses. Usually one commit writes both. Repairs are needed if a Service is older than
+// IPAddresses or was written by a replica of an older release, and after manual changes of
 // IPAddresses.
 func NewRepair(d controllers.Deps) *controllers.Controller {
 	cidrs := client.Informer[*networkingv1.ServiceCIDR](d.Informers)
@@ -74,7 +74,8 @@ func NewRepair(d controllers.Deps) *controllers.Controller {
 	}
 }
 
-// repair performs the writes of one leadership.
+// repair reconciles Services and IPAddresses during one term of leadership. Every term has a new
+// repair.
 type repair struct {
 	term                       *controllers.Term
 	cidrs, addresses, services cache.SharedIndexInformer
@@ -106,7 +107,7 @@ func (r *repair) reconcileAddress(ctx context.Context, key controllers.Key) (tim
 	return 0, errors.Join(errs...)
 }
 
-// reportNodePorts records the problems of a Service's node ports as events.
+// reportNodePorts records an Event for each problem of a Service's node ports.
 func (r *repair) reportNodePorts(svc *corev1.Service) {
 	for _, f := range JudgePorts(svc, func(port string) []*corev1.Service {
 		return controllers.CachedBy[*corev1.Service](r.services, portIndex, port)
@@ -135,8 +136,9 @@ func (r *repair) parentService(a *networkingv1.IPAddress) *corev1.Service {
 	return svc
 }
 
-// repairAddress judges an address again by the API's current objects and repairs it. The caches of
-// two kinds may have different revisions.
+// repairAddress repairs the IPAddress for a cluster IP of a Service. It reads both objects from the
+// API and calls Judge again, because the caches of the two kinds may have different revisions.
+// cached is the Service in the cache.
 func (r *repair) repairAddress(ctx context.Context, cached *corev1.Service, address string, ranges []netip.Prefix) error {
 	svc, err := client.Get[*corev1.Service](ctx, r.term.Client, cached.Namespace, cached.Name)
 	if apierrors.IsNotFound(err) || err == nil && !slices.Contains(networking.ClusterAddresses(svc), address) {
@@ -177,8 +179,9 @@ func (r *repair) deleteAddress(ctx context.Context, a *networkingv1.IPAddress) e
 	return nil
 }
 
-// removeOrphan deletes an IPAddress if its Service does not have the address, once it is old
-// enough.
+// removeOrphan deletes the IPAddress of this name if the Service that it names does not exist or
+// does not have the address. The IPAddress must be older than grace; until then, removeOrphan
+// returns the remaining time, after which it must be called again.
 func (r *repair) removeOrphan(ctx context.Context, address string) (time.Duration, error) {
 	a, ok := controllers.Cached[*networkingv1.IPAddress](r.addresses, "", address)
 	if !ok || a.Labels[networkingv1.LabelManagedBy] != networking.IPAllocator || a.DeletionTimestamp != nil {

@@ -21,19 +21,19 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// lookAgain is the interval at which the default ServiceCIDR is checked.
+// lookAgain is the interval at which the existence of the default ServiceCIDR is checked.
 const lookAgain = time.Minute
 
-// defaultKey is the key of the default ServiceCIDR.
+// defaultKey is the key in the controller's queue that checks the default ServiceCIDR.
 var defaultKey = controllers.Key{Kind: "default", Name: networking.DefaultServiceCIDR}
 
-// New returns the controller of ServiceCIDRs. serviceCIDR is the range with which the cluster was
-// created.
+// New returns the controller of ServiceCIDRs. serviceCIDR holds the ranges of the default
+// ServiceCIDR, separated by a comma.
 func New(d controllers.Deps, serviceCIDR string) *controllers.Controller {
 	cidrs := client.Informer[*networkingv1.ServiceCIDR](d.Informers)
 	addresses := client.Informer[*networkingv1.IPAddress](d.Informers)
 	services := client.Informer[*corev1.Service](d.Informers)
-	ending := func() []controllers.Key { // ServiceCIDRs that wait for an address to be released
+	ending := func() []controllers.Key { // ServiceCIDRs that are being deleted and may wait for addresses to be released
 		var keys []controllers.Key
 		for _, c := range controllers.CachedAll[*networkingv1.ServiceCIDR](cidrs) {
 			if c.DeletionTimestamp != nil {
@@ -71,7 +71,7 @@ func New(d controllers.Deps, serviceCIDR string) *controllers.Controller {
 	}
 }
 
-// ranges performs the writes of one leadership.
+// ranges reconciles ServiceCIDRs during one term of leadership. Every term has a new ranges.
 type ranges struct {
 	term    *controllers.Term
 	cidrs   cache.SharedIndexInformer
@@ -96,8 +96,8 @@ func (r *ranges) reconcileRange(ctx context.Context, key controllers.Key) (time.
 	return 0, r.performStep(ctx, c, Next(c, needed))
 }
 
-// ensureDefaultRange creates the default ServiceCIDR. It adds the second range after the cluster
-// has become dual-stack.
+// ensureDefaultRange creates the default ServiceCIDR if it does not exist. If the cluster has
+// become dual-stack since, it adds the second range.
 func (r *ranges) ensureDefaultRange(ctx context.Context) error {
 	cidrs := strings.Split(r.cluster, ",")
 	for i := range cidrs {
@@ -122,9 +122,9 @@ func (r *ranges) ensureDefaultRange(ctx context.Context) error {
 	return nil
 }
 
-// isRangeNeeded reports whether an address needs the ServiceCIDR. It lists from the API, not from
-// the cache. An allocation requires the ServiceCIDR in its version before the deletion, so no later
-// allocation can use it.
+// isRangeNeeded reports whether an address is in ServiceCIDR c, which is being deleted, and in no
+// other ServiceCIDR. It lists all objects from the API instead of the cache. No later allocation
+// can use c, because an allocation fails if c has changed.
 func (r *ranges) isRangeNeeded(ctx context.Context, c *networkingv1.ServiceCIDR) (bool, error) {
 	all, err := client.List[*networkingv1.ServiceCIDR](ctx, r.term.Client, "", metav1.ListOptions{})
 	if err != nil {
@@ -145,7 +145,7 @@ func (r *ranges) isRangeNeeded(ctx context.Context, c *networkingv1.ServiceCIDR)
 	if err != nil {
 		return false, fmt.Errorf("listing Services: %w", err)
 	}
-	for _, s := range services { // a Service that an older replica wrote may have no IPAddress yet
+	for _, s := range services { // a Service that a replica of an older release wrote may have no IPAddress yet
 		for _, a := range networking.ClusterAddresses(s) {
 			used = append(used, netip.MustParseAddr(a))
 		}
