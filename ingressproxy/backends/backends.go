@@ -9,12 +9,12 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// IsTCP reports whether a protocol is TCP, which is also the default of an empty protocol.
+// IsTCP reports whether protocol p is TCP. An empty protocol means TCP.
 func IsTCP(p corev1.Protocol) bool { return p == corev1.ProtocolTCP || p == "" }
 
-// Endpoints returns the addresses of the endpoints of a Service port, sorted. If no endpoint is
-// ready, it returns those that are terminating and still serving. All addresses are of one family:
-// the first of the Service's families that has endpoints.
+// Endpoints returns the sorted endpoint addresses for a port of Service s, from its EndpointSlices.
+// If no endpoint is ready, it returns the endpoints that are terminating and still serving. All
+// addresses are of one IP family: the first family of the Service that has endpoints.
 func Endpoints(s *corev1.Service, port *corev1.ServicePort, all []*discoveryv1.EndpointSlice) []netip.AddrPort {
 	for _, family := range addressFamilies(s, all) {
 		var ready, ending []netip.AddrPort

@@ -10,12 +10,13 @@ import (
 	"keelson.dev/keelson/ingressproxy/route"
 )
 
-// reasonHostnameConflict is the reason for a route if all its hosts belong to a route of the other
-// kind (HTTPRoute or GRPCRoute).
+// reasonHostnameConflict is the condition reason of a route with hosts that all belong to a route
+// of the other kind (HTTPRoute or GRPCRoute).
 const reasonHostnameConflict gw.RouteConditionReason = "HostnameConflict"
 
-// attachRoute attaches a route to the listeners that a parent reference selects. It returns the
-// reason if no listener can be attached to. Routes must be passed in their order of precedence.
+// attachRoute attaches route r to the listeners of Gateway g that parent reference ref selects. If
+// r cannot be attached to any listener, it returns the reason. Routes must be passed in their order
+// of precedence.
 func (w *World) attachRoute(g *Gateway, r *Route, ref gw.ParentReference) *problem {
 	var meant, allowed, matching []*Listener
 	for _, l := range g.Listeners {
@@ -82,7 +83,7 @@ func joinHostnames(names []gw.Hostname) string {
 	return strings.Join(out, ", ")
 }
 
-// allowsNamespace reports whether a listener allows routes of a namespace.
+// allowsNamespace reports whether listener l of Gateway g allows routes of a namespace.
 func (w *World) allowsNamespace(g *Gateway, l *Listener, namespace string) bool {
 	if l.namespaces == nil {
 		return namespace == g.Object.Namespace
@@ -94,8 +95,9 @@ func (w *World) allowsNamespace(g *Gateway, l *Listener, namespace string) bool 
 	return ok && l.namespaces.Matches(labels.Set(has))
 }
 
-// commonHosts returns the hosts that a listener and a route have in common. A route without
-// hostnames has all hosts of the listener, for which hosts is empty.
+// commonHosts returns the hosts that both a listener and a route with these hostnames have. If the
+// route has no hostnames, it has all hosts of the listener, and hosts is empty. ok is false if
+// there is no common host.
 func commonHosts(listener route.Host, names []gw.Hostname) (hosts []route.Host, ok bool) {
 	if len(names) == 0 {
 		return nil, true
@@ -136,7 +138,7 @@ func (l *Listener) conflictingRoute(r *Route, hosts []route.Host) *Route {
 	return nil
 }
 
-// addAttachment attaches a route to the listener. Attaching the same route again has no effect.
+// addAttachment attaches route r to listener l for these hosts. A repeated call has no effect.
 func (l *Listener) addAttachment(r *Route, hosts []route.Host) {
 	for _, a := range l.attached {
 		if a.route == r {

@@ -11,19 +11,21 @@ import (
 	"keelson.dev/keelson/ingressproxy/route"
 )
 
-// backendTarget is a port of a Service and the protocol of its endpoints.
+// backendTarget is a Service port to which a route sends requests, and the protocol of its
+// endpoints.
 type backendTarget struct {
 	namespace, service string
 	port               int32
 	protocol           route.BackendProtocol
 }
 
-// poolKey returns the key of the target's pool in route.Table.Pools.
+// poolKey returns the key for the endpoints of t in the field Pools of route.Table.
 func (t backendTarget) poolKey() string {
 	return fmt.Sprintf("service/%s/%s:%d/%s", t.namespace, t.service, t.port, t.protocol)
 }
 
-// resolveBackendRef returns the Service port that a backend reference of a route points to.
+// resolveBackendRef returns the Service port that a backend reference of route r names. It returns
+// a problem if the reference is not supported, not granted, or names no existing object.
 func (w *World) resolveBackendRef(r *Route, ref gw.BackendObjectReference) (backendTarget, *problem) {
 	if group, kind := stringOr(ref.Group, ""), stringOr(ref.Kind, "Service"); group != "" || kind != "Service" {
 		return backendTarget{}, problemf(gw.RouteReasonInvalidKind, "a backend is a Service, not a %s of group %q", kind, group)
@@ -56,8 +58,8 @@ func (w *World) resolveBackendRef(r *Route, ref gw.BackendObjectReference) (back
 	return t, nil
 }
 
-// backendProtocol returns the protocol that an appProtocol stands for. ok is false if routes of
-// this kind do not support it.
+// backendProtocol returns the protocol of a Service port with this appProtocol. ok is false if
+// routes of this kind do not support it.
 func backendProtocol(kind, appProtocol string) (route.BackendProtocol, bool) {
 	switch appProtocol {
 	case "kubernetes.io/h2c", "h2c", "grpc":
@@ -73,7 +75,7 @@ func backendProtocol(kind, appProtocol string) (route.BackendProtocol, bool) {
 	return "", false
 }
 
-// poolOf returns the endpoints of a target; they are empty if the Service or port no longer exists.
+// poolOf returns the endpoints of t. They are empty if the Service or its port no longer exists.
 func (w *World) poolOf(t backendTarget) route.Pool {
 	out := route.Pool{Protocol: t.protocol}
 	s := w.Service(t.namespace, t.service)

@@ -6,8 +6,8 @@ import (
 	"keelson.dev/keelson/ingressproxy/pairs"
 )
 
-// Certificates returns the key pairs of the Gateway's listeners as files for its proxy, with the
-// names of pairs.FileNames. It omits key pairs that the Gateway is not allowed to refer to.
+// Certificates returns the TLS key pairs of the listeners of Gateway g as files for its proxy, by
+// file name (see pairs.FileNames). It omits key pairs to which the Gateway must not refer.
 func Certificates(w *World, g *Gateway) map[string][]byte {
 	out := map[string][]byte{}
 	for _, l := range g.Listeners {

@@ -4,9 +4,10 @@ import (
 	gw "sigs.k8s.io/gateway-api/apis/v1"
 )
 
-// supportedFeatures are the features that Keelson's classes report, by their names in the Gateway
-// API conformance suite. The suite tests every reported feature. docs/reference/gateway.md lists
-// the unsupported features. The specification requires alphabetical order.
+// supportedFeatures are the features that the status of Keelson's GatewayClasses lists. Their names
+// are those of the Gateway API conformance suite, which tests every listed feature. The
+// specification requires alphabetical order. docs/reference/gateway.md lists the unsupported
+// features.
 var supportedFeatures = []gw.FeatureName{
 	"GRPCRoute",
 	"GRPCRouteNamedRouteRule",
@@ -42,8 +43,8 @@ var supportedFeatures = []gw.FeatureName{
 	"ReferenceGrant",
 }
 
-// classFeatures returns the features for the status of a class. A class that is not accepted has
-// none.
+// classFeatures returns supportedFeatures for the status of a GatewayClass, or nil if the class is
+// not accepted because of the problem refused.
 func classFeatures(refused *problem) (out []gw.SupportedFeature) {
 	if refused != nil {
 		return nil

@@ -9,7 +9,9 @@ import (
 	"keelson.dev/keelson/ingressproxy/route"
 )
 
-// httpFilters translates the filters of a rule, or of one of its backends.
+// httpFilters translates the filters of a rule of route r, or of one of the rule's backends, to
+// those of the proxy. at is the number of the rule and field the path of the filters, for messages.
+// It returns a problem if a filter is not supported.
 func (w *World) httpFilters(r *Route, at int, field string, filters []gw.HTTPRouteFilter, of *translatedRule) (out route.Filters, p *problem) {
 	seen := map[gw.HTTPRouteFilterType]bool{}
 	for i, f := range filters {
@@ -86,7 +88,8 @@ func translatePathChange(m *gw.HTTPPathModifier) (*route.PathChange, *problem) {
 	return nil, problemf(gw.RouteReasonUnsupportedValue, "path of type %q is not supported", m.Type)
 }
 
-// checkPrefixReplacement refuses a ReplacePrefixMatch filter if a match is not of type PathPrefix.
+// checkPrefixReplacement returns a problem if f replaces a path prefix although one of the matches
+// is not of type PathPrefix.
 func checkPrefixReplacement(f route.Filters, matches []route.Match) *problem {
 	var changes []*route.PathChange
 	if f.Redirect != nil {
@@ -103,8 +106,8 @@ func checkPrefixReplacement(f route.Filters, matches []route.Match) *problem {
 	return nil
 }
 
-// translateMirror translates a mirror filter; ok is false if its backend reference cannot be
-// resolved.
+// translateMirror translates a mirror filter of route r. ok is false if its backend reference
+// cannot be resolved.
 func (w *World) translateMirror(r *Route, field string, f *gw.HTTPRequestMirrorFilter, of *translatedRule) (out route.Mirror, ok bool) {
 	t, p := w.resolveBackendRef(r, f.BackendRef)
 	if p != nil {

@@ -13,31 +13,32 @@ import (
 	"keelson.dev/keelson/ingressproxy/route"
 )
 
-// Listener is a listener of a Gateway, with its evaluation.
+// Listener is a listener of a Gateway with the result of its evaluation: its hosts, its routes and
+// its problems.
 type Listener struct {
 	spec       *gw.Listener
 	host       route.Host
 	kinds      []gw.RouteGroupKind
-	namespaces labels.Selector // selects the namespaces of allowed routes; nil: only the Gateway's own
+	namespaces labels.Selector // selects the namespaces of allowed routes; nil means the Gateway's own namespace
 
-	notAccepted        *problem // unsupported settings
+	notAccepted        *problem // problem with unsupported settings; nil means none
 	conflict           *problem
-	unresolvedRef      *problem // the first problem with its references
-	withoutCertificate bool     // HTTPS without any usable certificate
-	overlaps           []string // HTTPS listeners with overlapping hosts
+	unresolvedRef      *problem // first problem with a reference of the listener; nil means none
+	withoutCertificate bool     // an HTTPS listener has no usable certificate
+	overlaps           []string // names of other HTTPS listeners with overlapping hosts
 
 	pairs    []*tls.Certificate
 	attached []attachment
 }
 
-// attachment is a route attached to a listener, and the hosts that both have in common. No hosts
-// means all hosts of the listener.
+// attachment is a route that is attached to a listener, with the hosts that both have in common.
+// Empty hosts mean all hosts of the listener.
 type attachment struct {
 	route *Route
 	hosts []route.Host
 }
 
-// Served reports whether the proxy serves the listener.
+// Served reports whether the proxy serves listener l: it has no problem that prevents this.
 func (l *Listener) Served() bool {
 	return l.notAccepted == nil && l.conflict == nil && !l.withoutCertificate
 }
@@ -48,7 +49,8 @@ func (l *Listener) Port() int32 { return l.spec.Port }
 // Name returns the name of the listener.
 func (l *Listener) Name() string { return string(l.spec.Name) }
 
-// gatewayProblem returns why a Gateway cannot be served, apart from its listeners, or nil.
+// gatewayProblem returns why Gateway o cannot be served. It returns nil if the Gateway can be
+// served. It does not check the listeners.
 func gatewayProblem(o *gw.Gateway, class *gw.GatewayClass) *problem {
 	if p := classProblem(class); p != nil {
 		return problemf(gw.GatewayReasonInvalidParameters, "GatewayClass %s: %s", class.Name, p.message)
@@ -92,7 +94,7 @@ func (g *Gateway) requestedAddresses() (out []string) {
 	return out
 }
 
-// classProblem returns why a GatewayClass is not accepted, or nil.
+// classProblem returns why GatewayClass c is not accepted. It returns nil if it is accepted.
 func classProblem(c *gw.GatewayClass) *problem {
 	if c.Spec.ParametersRef != nil {
 		return problemf(gw.GatewayClassReasonInvalidParameters, "spec.parametersRef: this controller takes no parameters; leave it out")
@@ -100,7 +102,8 @@ func classProblem(c *gw.GatewayClass) *problem {
 	return nil
 }
 
-// judgeListeners evaluates the listeners of a Gateway and their conflicts with each other.
+// judgeListeners returns the listeners of Gateway o with their problems, including conflicts
+// between listeners.
 func (w *World) judgeListeners(o *gw.Gateway) []*Listener {
 	out := make([]*Listener, 0, len(o.Spec.Listeners))
 	for i := range o.Spec.Listeners {
@@ -135,7 +138,7 @@ func (w *World) judgeListener(o *gw.Gateway, spec *gw.Listener) *Listener {
 	return l
 }
 
-// setAllowedRoutes evaluates which kinds and namespaces of routes a listener allows.
+// setAllowedRoutes sets in l which kinds of routes the listener allows, and from which namespaces.
 func (l *Listener) setAllowedRoutes(allowed *gw.AllowedRoutes) {
 	group := gw.Group(gw.GroupName)
 	supported := []gw.RouteGroupKind{{Group: &group, Kind: httpRoute}, {Group: &group, Kind: grpcRoute}}
@@ -183,7 +186,8 @@ func (l *Listener) allowsKind(kind string) bool {
 	return slices.ContainsFunc(l.kinds, func(k gw.RouteGroupKind) bool { return string(k.Kind) == kind })
 }
 
-// loadCertificates resolves the certificates of an HTTPS listener.
+// loadCertificates loads the certificates of HTTPS listener l of Gateway o, or records why it
+// cannot.
 func (w *World) loadCertificates(o *gw.Gateway, l *Listener) {
 	t := l.spec.TLS
 	if v := frontendValidation(o, l.spec.Port); v != nil {
@@ -226,7 +230,8 @@ func frontendValidation(o *gw.Gateway, port gw.PortNumber) *gw.FrontendTLSValida
 	return o.Spec.TLS.Frontend.Default.Validation
 }
 
-// resolveCertificateRef returns the key pair of the Secret that a Gateway refers to.
+// resolveCertificateRef returns the key pair in the Secret that ref names. namespace is the
+// namespace of the Gateway that has the reference.
 func (w *World) resolveCertificateRef(namespace string, ref gw.SecretObjectReference) (*tls.Certificate, *problem) {
 	if group, kind := stringOr(ref.Group, ""), stringOr(ref.Kind, "Secret"); group != "" || kind != "Secret" {
 		return nil, problemf(gw.ListenerReasonInvalidCertificateRef, "certificateRefs must refer to a Secret, not to a %s of group %q", kind, group)
@@ -247,8 +252,8 @@ func (w *World) resolveCertificateRef(namespace string, ref gw.SecretObjectRefer
 	return pair, nil
 }
 
-// detectConflict marks both listeners if they conflict. HTTPS listeners with overlapping hosts are
-// recorded as overlapping.
+// detectConflict records a problem in both listeners if a and b conflict. If a and b are HTTPS
+// listeners with overlapping hosts, it records that instead.
 func detectConflict(a, b *Listener) {
 	if a.spec.Port != b.spec.Port || hasUnsupportedProtocol(a) || hasUnsupportedProtocol(b) {
 		return

@@ -14,18 +14,21 @@ import (
 	"keelson.dev/keelson/ingressproxy/route"
 )
 
-// translatedRule is a rule of a route in the proxy's form, without hosts, and the backends that it
-// uses.
+// translatedRule is a rule of an HTTPRoute or GRPCRoute in the proxy's form, without hosts, and the
+// Service ports that it uses.
 type translatedRule struct {
 	route.Rule
 	targets     []backendTarget
-	unmatchable bool // its matches are unknown, so that it cannot be served
+	unmatchable bool // the matches of the rule could not be translated, so that the rule cannot be served
 }
 
-// droppedRuleStatus is the status code for requests that a dropped rule matches.
+// droppedRuleStatus is the HTTP status of the response to a request for a rule of a route that
+// cannot be translated. The proxy then contacts no backend.
 const droppedRuleStatus = http.StatusInternalServerError
 
-// translateRoute translates the rules of a route.
+// translateRoute translates the rules of route r to the proxy's form and stores them in r. It
+// records rules that are not supported in the dropped field of r. If no rule can be translated, r
+// is refused.
 func (w *World) translateRoute(r *Route) {
 	if d := r.common.UseDefaultGateways; d != "" && d != gw.GatewayDefaultScopeNone {
 		r.refused = problemf(gw.RouteReasonUnsupportedValue, "spec.useDefaultGateways: default Gateways are not supported; leave it out")
@@ -41,7 +44,7 @@ func (w *World) translateRoute(r *Route) {
 			if first == nil {
 				first = problemf(p.reason, "spec.rules[%d]: %s", i, p.message)
 			}
-			// Requests for the dropped rule must not fall through to another rule.
+			// Keep the matches with an error status, so that no other rule receives these requests.
 			out = translatedRule{Rule: route.Rule{Name: out.Name, Matches: out.Matches, Answer: droppedRuleStatus}, unmatchable: out.unmatchable}
 		}
 		r.rules = append(r.rules, out)
@@ -104,8 +107,8 @@ func (w *World) translateHTTPRule(r *Route, at int, spec *gw.HTTPRouteRule) (out
 	return out, nil
 }
 
-// addBackend adds a backend to a rule. If its reference cannot be resolved, its share of the
-// requests gets an error status.
+// addBackend adds backend number at of rule number of to the translated rule out. If its reference
+// cannot be resolved, its share of the requests gets an error status.
 func (w *World) addBackend(r *Route, of, at int, ref gw.BackendRef, filters route.Filters, out *translatedRule) {
 	weight := uint32(1)
 	if ref.Weight != nil {
@@ -117,7 +120,7 @@ func (w *World) addBackend(r *Route, of, at int, ref gw.BackendRef, filters rout
 		r.recordUnresolvedRef(fmt.Sprintf("spec.rules[%d].backendRefs[%d]", of, at), p)
 		b.Answer = http.StatusInternalServerError
 		if r.kind == grpcRoute {
-			b.Answer = http.StatusServiceUnavailable // mapped to UNAVAILABLE by gRPC clients
+			b.Answer = http.StatusServiceUnavailable // gRPC clients map this status to UNAVAILABLE
 		}
 	} else {
 		b.Pool = t.poolKey()
@@ -126,7 +129,8 @@ func (w *World) addBackend(r *Route, of, at int, ref gw.BackendRef, filters rout
 	out.Backends = append(out.Backends, b)
 }
 
-// recordUnresolvedRef records the first reference of a route that cannot be resolved.
+// recordUnresolvedRef records p as the problem of the first reference in route r that cannot be
+// resolved. Later calls have no effect.
 func (r *Route) recordUnresolvedRef(field string, p *problem) {
 	if r.unresolvedRef == nil {
 		r.unresolvedRef = problemf(p.reason, "%s: %s", field, p.message)
@@ -184,7 +188,7 @@ func httpMatches(matches []gw.HTTPRouteMatch) ([]route.Match, *problem) {
 	return out, nil
 }
 
-// addOnce adds a match, unless the list has one with the same name: the first one counts.
+// addOnce appends match v to list unless list already has a match with the same name.
 func addOnce(list []route.ValueMatch, v route.ValueMatch) []route.ValueMatch {
 	if slices.ContainsFunc(list, func(have route.ValueMatch) bool { return have.Name == v.Name }) {
 		return list
@@ -225,9 +229,9 @@ func translateTimeouts(t *gw.HTTPRouteTimeouts) (out route.Timeouts, p *problem)
 	return out, p
 }
 
-// grpcPath returns the path match of a gRPC method match. Matches that omit a part come after more
-// specific matches: a service is more specific than a method, and a method is more specific than
-// neither.
+// grpcPath returns the path match for gRPC method match m. The path of a gRPC call is
+// /service/method. A match with both parts precedes a match with the service only. That match
+// precedes a match with the method only, and a match with neither is last.
 func grpcPath(m *gw.GRPCMethodMatch) (route.PathMatch, *problem) {
 	if m == nil {
 		return route.PathMatch{Kind: route.LateRegex, Value: ".*"}, nil
@@ -307,7 +311,7 @@ func (w *World) translateGRPCRule(r *Route, at int, spec *gw.GRPCRouteRule) (out
 	return out, nil
 }
 
-// httpFiltersOf converts the filters of a GRPCRoute to the HTTPRoute filters with the same names.
+// httpFiltersOf converts filters of a GRPCRoute to the HTTPRoute filters with the same types.
 func httpFiltersOf(filters []gw.GRPCRouteFilter) []gw.HTTPRouteFilter {
 	out := make([]gw.HTTPRouteFilter, len(filters))
 	for i, f := range filters {

@@ -11,13 +11,14 @@ import (
 	gw "sigs.k8s.io/gateway-api/apis/v1"
 )
 
-// Limits of condition messages and route parents in the definitions of the kinds.
+// Maximum length of condition messages, and maximum number of parents in the status of a route, as
+// the CustomResourceDefinitions of the Gateway API require.
 const (
 	maxMessageBytes = 32 << 10
 	maxParents      = 32
 )
 
-// ProxyState is the state of the proxies of a Gateway.
+// ProxyState is the state of the proxy pods of a Gateway, as far as the Gateway's status needs it.
 type ProxyState struct {
 	// Waiting is the reason why no proxy serves the current spec of the Gateway yet; "" if one
 	// does.
@@ -28,14 +29,15 @@ type ProxyState struct {
 	Unaddressed string
 }
 
-// conditions sets conditions in a list. Conditions of other types in the list stay.
+// conditions sets conditions in a list of conditions. Conditions of other types in the list are
+// kept.
 type conditions struct {
 	list       []metav1.Condition
 	generation int64
 	now        metav1.Time
 }
 
-// setBool sets a condition to True or False.
+// setBool sets the condition of this type to True if holds is true, and to False otherwise.
 func (c *conditions) setBool(kind string, holds bool, reason, message string) {
 	status := metav1.ConditionFalse
 	if holds {
@@ -52,8 +54,8 @@ func (c *conditions) setCondition(kind string, status metav1.ConditionStatus, re
 		ObservedGeneration: c.generation, LastTransitionTime: c.now})
 }
 
-// setUnlessProblem sets a condition to True with reason and message, or to False with those of the
-// problem.
+// setUnlessProblem sets the condition of this type to True with reason and message if p is nil.
+// Otherwise it sets the condition to False with reason and message of p.
 func setUnlessProblem[T, R ~string](c *conditions, kind T, p *problem, reason R, message string) {
 	if p != nil {
 		c.setBool(string(kind), false, p.reason, p.message)
@@ -73,8 +75,8 @@ func ClassStatus(o *gw.GatewayClass, now metav1.Time) gw.GatewayClassStatus {
 	return out
 }
 
-// ServedPorts returns the ports of the served listeners, sorted. It is empty if no proxy is to run
-// for the Gateway.
+// ServedPorts returns the sorted ports of the listeners that the proxy serves. If it is empty, no
+// proxy must run for the Gateway.
 func (g *Gateway) ServedPorts() (ports []int32) {
 	if g.refused != nil {
 		return nil
@@ -88,7 +90,8 @@ func (g *Gateway) ServedPorts() (ports []int32) {
 	return ports
 }
 
-// Status returns the status of the Gateway. It shares no memory with the Gateway.
+// Status returns the status of Gateway g for the state s of its proxies. It shares no memory with
+// g.
 func (g *Gateway) Status(s ProxyState, now metav1.Time) gw.GatewayStatus {
 	o := g.Object
 	out := *o.Status.DeepCopy()
@@ -137,7 +140,7 @@ func (g *Gateway) acceptedListeners() (n int) {
 	return n
 }
 
-// programmedProblem returns why no proxy serves the Gateway, or nil.
+// programmedProblem returns why no proxy serves Gateway g, or nil if a proxy serves it.
 func (g *Gateway) programmedProblem(s ProxyState) *problem {
 	switch {
 	case g.refused != nil:
@@ -203,8 +206,8 @@ func (l *Listener) listenerStatus(g *Gateway, programmed *problem, before []gw.L
 	return out
 }
 
-// Status returns the status of the route: the entries of other controllers unchanged, and Keelson's
-// for the Gateways that the route refers to. It shares no memory with the route.
+// Status returns the new status of route r. Entries of other controllers are unchanged. Keelson's
+// entries are computed for the Gateways to which r refers. The result shares no memory with r.
 func (r *Route) Status(now metav1.Time) gw.RouteStatus {
 	out := gw.RouteStatus{Parents: []gw.RouteParentStatus{}}
 	var ours []gw.RouteParentStatus
@@ -236,10 +239,10 @@ func (r *Route) Status(now metav1.Time) gw.RouteStatus {
 	return out
 }
 
-// StoredStatus returns the status in the route object.
+// StoredStatus returns the current status of the HTTPRoute or GRPCRoute in the store.
 func (r *Route) StoredStatus() gw.RouteStatus { return *r.status }
 
-// Object returns the HTTPRoute or GRPCRoute.
+// Object returns the HTTPRoute or GRPCRoute from which r was evaluated.
 func (r *Route) Object() metav1.ObjectMetaAccessor {
 	if r.HTTP != nil {
 		return r.HTTP

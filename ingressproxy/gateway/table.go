@@ -8,8 +8,8 @@ import (
 	"keelson.dev/keelson/ingressproxy/route"
 )
 
-// Table returns the table for the proxy of one Gateway. It is empty if the Gateway cannot be
-// served.
+// Table returns the listeners, rules and endpoints that the proxy of one Gateway serves. It is
+// empty if the Gateway cannot be served.
 func (j *Evaluation) Table(namespace, name string) *route.Table {
 	t := &route.Table{Pools: map[string]route.Pool{}}
 	i := slices.IndexFunc(j.Gateways, func(g *Gateway) bool { return g.Object.Namespace == namespace && g.Object.Name == name })
@@ -45,8 +45,8 @@ func (j *Evaluation) Table(namespace, name string) *route.Table {
 	return t
 }
 
-// addCertificatesTo adds the certificates of l to a listener of a table: each for its DNS names,
-// and the first as the default.
+// addCertificatesTo adds the certificates of l to listener to of the proxy's table. Each
+// certificate is used for its DNS names, and the first certificate is the default.
 func (l *Listener) addCertificatesTo(to *route.Listener) {
 	to.Default = l.pairs[0]
 	if len(l.pairs) == 1 {

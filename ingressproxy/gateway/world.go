@@ -1,9 +1,10 @@
-// Package gateway evaluates Gateway API objects: the listeners of a Gateway, the routes attached to
-// them, the handling of a request, and the status of each object. It is pure. The control plane
-// writes the statuses and the proxy serves the table; both use the same evaluation.
+// Package gateway evaluates Gateway API objects. It computes the listeners of a Gateway, the routes
+// that are attached to them, the proxy's rules for requests, and the status of each object. The
+// control plane writes the statuses, and the proxy serves the rules; both use the same evaluation.
+// The package does no I/O.
 //
-// Unsupported settings are refused in the status with the specification's reason, and are not
-// served.
+// A setting that is not supported is not served, and the status of its object contains the reason
+// that the specification defines.
 package gateway
 
 import (
@@ -29,10 +30,11 @@ const (
 	grpcRoute = "GRPCRoute"
 )
 
-// World is the input of Evaluate: the objects of the cluster. They are not modified.
+// World is the input of Evaluate: the Gateway API objects of the cluster and the objects to which
+// they refer. They are not modified.
 type World struct {
 	Classes    []*gw.GatewayClass
-	Gateways   []*gw.Gateway // of any class
+	Gateways   []*gw.Gateway // Gateways of any GatewayClass
 	HTTPRoutes []*gw.HTTPRoute
 	GRPCRoutes []*gw.GRPCRoute
 	Grants     []*gw.ReferenceGrant
@@ -44,27 +46,28 @@ type World struct {
 	Secret  func(namespace, name string) *corev1.Secret
 	// Slices returns the EndpointSlices of a Service. Only Evaluation.Table calls it.
 	Slices func(namespace, service string) []*discoveryv1.EndpointSlice
-	// Reserved are ports that the proxy uses itself.
+	// Reserved are ports that no listener may use, because the proxy uses them itself.
 	Reserved []int32
 	// Keys caches parsed key pairs; nil parses them each time.
 	Keys *pairs.Cache
 }
 
-// Evaluation is the result of Evaluate.
+// Evaluation is the result of Evaluate: the Gateways and routes that Keelson's controller serves.
 type Evaluation struct {
-	Gateways []*Gateway // the Gateways of Keelson's classes
-	Routes   []*Route   // the routes that refer to one of Gateways or have a status of Keelson's, oldest first
+	Gateways []*Gateway // Gateways of Keelson's GatewayClasses
+	Routes   []*Route   // routes that refer to one of Gateways or have an old status entry of Keelson's, oldest first
 	world    *World
 }
 
-// Gateway is a Gateway with its evaluation.
+// Gateway is a Gateway object with the result of its evaluation.
 type Gateway struct {
 	Object    *gw.Gateway
 	Listeners []*Listener // in the order of the spec
-	refused   *problem    // why the whole Gateway is not served
+	refused   *problem    // why no listener of the Gateway is served; nil means no such problem
 }
 
-// Route is an HTTPRoute or a GRPCRoute with its evaluation. One of HTTP and GRPC is set.
+// Route is an HTTPRoute or a GRPCRoute with the result of its evaluation. Either HTTP or GRPC is
+// set.
 type Route struct {
 	HTTP *gw.HTTPRoute
 	GRPC *gw.GRPCRoute
@@ -76,28 +79,28 @@ type Route struct {
 	status    *gw.RouteStatus
 
 	rules         []translatedRule
-	unresolvedRef *problem // the first reference that cannot be resolved
-	refused       *problem // why the whole route is not served
-	dropped       []string // numbers and reasons of rules that are not served
+	unresolvedRef *problem // problem of the first reference that cannot be resolved
+	refused       *problem // why no rule of the route is served; nil means no such problem
+	dropped       []string // numbers of the rules that are not served, with the reason
 	parents       []parent
 }
 
-// parent is a reference of a route to a Gateway of Keelson's, and why the route is not attached to
-// it.
+// parent is a reference from a route to a Gateway that Keelson serves, with the reason if the route
+// is not attached to that Gateway.
 type parent struct {
 	ref     gw.ParentReference
 	refused *problem
 }
 
-// problem is the reason and message of a condition that is not as requested.
+// problem is the reason and message of a status condition that reports a failure.
 type problem struct{ reason, message string }
 
 func problemf[R ~string](reason R, format string, args ...any) *problem {
 	return &problem{reason: string(reason), message: fmt.Sprintf(format, args...)}
 }
 
-// Evaluate evaluates the objects of a World. The listeners and routes of a Gateway do not depend on
-// other Gateways.
+// Evaluate returns the Gateways of Keelson's classes and their routes, with statuses and rules. The
+// result for one Gateway does not depend on other Gateways.
 func Evaluate(w *World) *Evaluation {
 	j := &Evaluation{world: w}
 	ours := map[types.NamespacedName]*Gateway{}
@@ -140,8 +143,8 @@ func (w *World) findClass(name string) *gw.GatewayClass {
 	return nil
 }
 
-// sortedRoutes returns all routes in the specification's order of precedence: oldest first, then by
-// namespace and name.
+// sortedRoutes returns all routes in the order of precedence that the specification defines: oldest
+// first, then by namespace and name.
 func (w *World) sortedRoutes() []*Route {
 	out := make([]*Route, 0, len(w.HTTPRoutes)+len(w.GRPCRoutes))
 	for _, o := range w.HTTPRoutes {
@@ -159,8 +162,8 @@ func (w *World) sortedRoutes() []*Route {
 	return out
 }
 
-// hasStatus reports whether the stored status has entries of Keelson's controller, which may have
-// to be removed.
+// hasStatus reports whether the stored status of r has entries of Keelson's controller. They may
+// have to be removed.
 func (r *Route) hasStatus() bool {
 	return slices.ContainsFunc(r.status.Parents, func(p gw.RouteParentStatus) bool { return p.ControllerName == Controller })
 }
@@ -168,8 +171,9 @@ func (r *Route) hasStatus() bool {
 // String returns the route's kind, namespace, and name.
 func (r *Route) String() string { return r.kind + " " + r.meta.Namespace + "/" + r.meta.Name }
 
-// grantsReference reports whether a ReferenceGrant allows a Gateway API object to refer to an
-// object of the core group in another namespace.
+// grantsReference reports whether a ReferenceGrant allows a reference between namespaces. The
+// reference is from a Gateway API object of this kind in namespace from to an object of the core
+// group in namespace to.
 func (w *World) grantsReference(kind, from, toKind, to, name string) bool {
 	for _, g := range w.Grants {
 		if g.Namespace != to {
@@ -188,7 +192,7 @@ func (w *World) grantsReference(kind, from, toKind, to, name string) bool {
 	return false
 }
 
-// stringOr returns the string that p points to, or the default if p is nil.
+// stringOr returns the string to which p points, or without if p is nil.
 func stringOr[S ~string](p *S, without string) string {
 	if p == nil {
 		return without

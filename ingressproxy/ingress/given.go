@@ -10,21 +10,23 @@ import (
 	"keelson.dev/keelson/ingressproxy/pairs"
 )
 
-// MaxShards is the maximum number of Secrets that hold the key pairs of one class.
+// MaxShards is the maximum number of Secrets, called shards, in which the key pairs for the proxies
+// of one IngressClass are stored.
 const MaxShards = 8
 
-// maxPairBytes is the maximum size of one key pair, so that one Ingress cannot use up the space
+// maxPairBytes is the maximum size of one key pair. It prevents that one Ingress uses up the space
 // that all Ingresses of a class share.
 const maxPairBytes = 64 << 10
 
-// ShardName returns the name of the Secret that holds a shard of the key pairs of a class.
+// ShardName returns the name of the Secret that stores this shard of the key pairs of an
+// IngressClass.
 func ShardName(class string, shard int) string { return fmt.Sprintf("%s-pairs-%d", class, shard) }
 
-// SecretShards distributes the key pairs of the Ingresses of a class over the Secrets that the
-// proxies mount. Each shard maps file names (pairs.FileNames) to content; an empty shard needs no
-// Secret. Older Ingresses are placed first; left contains the Secrets, as namespace/name, for which
-// no space remains. A key pair keeps its shard when others are added, so that one change writes one
-// Secret.
+// SecretShards distributes the key pairs that the Ingresses of a class name over at most MaxShards
+// Secrets. The proxies of the class mount these Secrets. given holds the files of each shard, by
+// pairs.FileNames; an empty shard needs no Secret. Key pairs of older Ingresses are placed first.
+// left contains the Secrets, as namespace/name, for which no space remains. A key pair keeps its
+// shard when others are added, so that one change writes one Secret.
 func SecretShards(class string, all []*networkingv1.Ingress, w World, keys *pairs.Cache) (given [MaxShards]map[string][]byte, left map[string]bool) {
 	left = map[string]bool{}
 	var used [MaxShards]int
@@ -56,8 +58,9 @@ func SecretShards(class string, all []*networkingv1.Ingress, w World, keys *pair
 	return given, left
 }
 
-// shardFor returns the shard of a key pair: the shard that the hash of its name selects, or the
-// next one with enough space.
+// shardFor returns the shard in which a key pair of this name and size is stored: the shard that a
+// hash of the name selects, or the next shard with enough space. It returns false if no shard has
+// enough space.
 func shardFor(name string, size int, used *[MaxShards]int) (int, bool) {
 	h := fnv.New32a()
 	h.Write([]byte(name))

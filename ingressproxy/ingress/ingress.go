@@ -1,5 +1,5 @@
-// Package ingress translates the Ingresses of a class to a route.Table, and reports the problems of
-// each Ingress. It is pure.
+// Package ingress translates the Ingresses of a class to a route.Table, which the proxy serves. It
+// also returns the problems of each Ingress. The package does no I/O.
 package ingress
 
 import (
@@ -17,22 +17,23 @@ import (
 	"keelson.dev/keelson/ingressproxy/route"
 )
 
-// Controller is the value of spec.controller in an IngressClass that Keelson's proxy serves.
+// Controller is the value of spec.controller in the IngressClasses that Keelson's proxies serve.
 const Controller = "keelson.dev/ingress"
 
 // RedirectAnnotation with the value "true" redirects HTTP requests for the TLS hosts of an Ingress
 // to HTTPS with status 308.
 const RedirectAnnotation = "keelson.dev/redirect-to-https"
 
-// classAnnotation selected the class before spec.ingressClassName existed.
+// classAnnotation is the deprecated annotation that names the class of an Ingress without
+// spec.ingressClassName.
 const classAnnotation = "kubernetes.io/ingress.class"
 
-// World looks up the objects that Ingresses refer to. Its methods return nil for objects that do
+// World looks up the objects to which Ingresses refer. Its methods return nil for objects that do
 // not exist.
 type World interface {
 	Service(namespace, name string) *corev1.Service
 	Slices(namespace, service string) []*discoveryv1.EndpointSlice
-	// Secret returns at least the Secrets of type kubernetes.io/tls.
+	// Secret must return Secrets of type kubernetes.io/tls. It may return nil for other Secrets.
 	Secret(namespace, name string) *corev1.Secret
 }
 
@@ -44,14 +45,14 @@ func ClassOf(i *networkingv1.Ingress) string {
 	return i.Annotations[classAnnotation]
 }
 
-// Ports of the two listeners of an Ingress class.
+// Ports on which the proxies of an IngressClass listen.
 const (
 	HTTPPort  = 80
 	HTTPSPort = 443
 )
 
-// Translate returns the table for the Ingresses of a class. If two Ingresses claim the same host
-// and path, the older one wins.
+// Translate returns the listeners, rules and endpoints for the Ingresses of a class. If two
+// Ingresses have the same host and path, the older Ingress receives the requests.
 func Translate(class string, all []*networkingv1.Ingress, w World, keys *pairs.Cache) *route.Table {
 	t := &translation{world: w, keys: keys, pools: map[string]route.Pool{}}
 	for _, i := range ingressesOfClass(class, all) {
@@ -77,7 +78,8 @@ func ingressesOfClass(class string, all []*networkingv1.Ingress) (own []*network
 	return own
 }
 
-// Problems returns the problems of one Ingress, one sentence each, sorted.
+// Problems returns the reasons why parts of Ingress i are not served. Each is a sentence; they are
+// sorted.
 func Problems(i *networkingv1.Ingress, w World) []string {
 	t := &translation{world: w, pools: map[string]route.Pool{}}
 	t.addIngress(i)
@@ -89,8 +91,8 @@ type translation struct {
 	world                   World
 	keys                    *pairs.Cache
 	pools                   map[string]route.Pool
-	secureRules, plainRules []route.Rule // for HTTPS and for HTTP
-	defaultRules            []route.Rule // default backends; they come after all other rules
+	secureRules, plainRules []route.Rule // rules of the HTTPS and of the HTTP listener
+	defaultRules            []route.Rule // rules of default backends; they come after all other rules
 	certificates            []route.Certificate
 	defaultCertificate      *tls.Certificate
 	problems                []string
@@ -150,7 +152,8 @@ func pathMatchOf(p networkingv1.HTTPIngressPath) route.PathMatch {
 	return m
 }
 
-// addCertificates loads the key pairs of an Ingress, and returns the hosts that have one.
+// addCertificates adds the key pairs of Ingress i to the HTTPS listener. It returns the hosts that
+// have a key pair.
 func (t *translation) addCertificates(i *networkingv1.Ingress) (secured []route.Host) {
 	for _, s := range i.Spec.TLS {
 		if s.SecretName == "" {
@@ -184,8 +187,8 @@ func (t *translation) addCertificates(i *networkingv1.Ingress) (secured []route.
 	return secured
 }
 
-// keyPair returns the key pair of a Secret, or a description of the problem if the Secret has no
-// usable one.
+// keyPair returns the TLS key pair in Secret s. If s is nil or has no usable key pair, problem
+// describes why. keys caches parsed key pairs.
 func keyPair(s *corev1.Secret, keys *pairs.Cache) (pair *tls.Certificate, problem string) {
 	switch {
 	case s == nil:
@@ -209,8 +212,8 @@ func hostList(hosts []string) string {
 	return strings.Join(hosts, ", ")
 }
 
-// resolveBackend returns the endpoints of a backend of an Ingress. Requests for a backend that does
-// not exist get status 503.
+// resolveBackend returns the proxy's backend for a backend of an Ingress, and adds its endpoints to
+// the table. If the Service or port does not exist, requests get status 503.
 func (t *translation) resolveBackend(namespace string, b *networkingv1.IngressBackend) route.Backend {
 	missing := route.Backend{Weight: 1, Answer: 503}
 	if b.Service == nil {

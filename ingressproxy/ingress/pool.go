@@ -10,8 +10,8 @@ import (
 	"keelson.dev/keelson/ingressproxy/route"
 )
 
-// NewPool returns the pool of endpoints of a Service port. It returns an error if the appProtocol
-// of the port is not supported.
+// NewPool returns the endpoints of a port of Service s, from its EndpointSlices. It returns an
+// error if the appProtocol of the port is not supported.
 func NewPool(s *corev1.Service, port *corev1.ServicePort, slicesOf []*discoveryv1.EndpointSlice) (route.Pool, error) {
 	p := route.Pool{ByClient: s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP}
 	if port.AppProtocol != nil {

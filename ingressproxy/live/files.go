@@ -17,25 +17,26 @@ import (
 // maxFileBytes is the maximum size of a key pair's file in bytes, the same as of a Secret.
 const maxFileBytes = 1 << 20
 
-// certificateFiles reads key pairs from a folder and caches them until the folder changes.
+// certificateFiles reads TLS key pairs from a folder that the control plane fills. It caches them
+// until clearCache is called.
 type certificateFiles struct {
 	folder string
 
 	mu    sync.Mutex
-	cache map[types.NamespacedName]*corev1.Secret // nil: there is no key pair
+	cache map[types.NamespacedName]*corev1.Secret // a nil value means that the folder has no key pair of this name
 }
 
-// clearCache discards the cached files, so that they are read again.
+// clearCache discards the cached key pairs, so that they are read again.
 func (f *certificateFiles) clearCache() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.cache = nil
 }
 
-// cachedSecret returns the key pair of a Secret from the folder as a Secret, or nil if there is
-// none.
+// cachedSecret returns the key pair of the Secret with this name, as read from the folder, in the
+// form of that Secret. It returns nil if the folder has no such key pair.
 func (f *certificateFiles) cachedSecret(namespace, name string) *corev1.Secret {
-	f.mu.Lock() // held while files are read, so that clearCache cannot be followed by an older result
+	f.mu.Lock() // held while files are read, so that no older result is cached after clearCache
 	defer f.mu.Unlock()
 	key := types.NamespacedName{Namespace: namespace, Name: name}
 	if s, ok := f.cache[key]; ok {

@@ -10,13 +10,13 @@ import (
 	"keelson.dev/keelson/ingressproxy/route"
 )
 
-// gatewayV1Beta1 is the older version of ReferenceGrant, with the same fields as v1.
+// gatewayV1Beta1 is the version v1beta1 of ReferenceGrant. It has the same fields as v1.
 var (
 	gatewayV1      = schema.GroupVersion{Group: gw.GroupName, Version: "v1"}
 	gatewayV1Beta1 = schema.GroupVersion{Group: gw.GroupName, Version: "v1beta1"}
 )
 
-// Gateway returns the source of one Gateway and its routes. Reserved are ports that the proxy uses
+// Gateway returns the Source for the proxy of one Gateway. reserved are ports that the proxy uses
 // itself.
 func Gateway(namespace, name string, reserved []int32) Source {
 	keys := &pairs.Cache{}
@@ -31,7 +31,7 @@ func Gateway(namespace, name string, reserved []int32) Source {
 			{"referencegrants", []schema.GroupVersion{gatewayV1, gatewayV1Beta1}, &gw.ReferenceGrant{}},
 		},
 		table: func(o *Objects) *route.Table {
-			if o.informers["gateways"] == nil { // Gateway API is not installed
+			if o.informers["gateways"] == nil { // the Gateway API is not installed
 				return nil
 			}
 			w := o.gatewayWorld(namespace, name)
@@ -41,7 +41,8 @@ func Gateway(namespace, name string, reserved []int32) Source {
 	}
 }
 
-// gatewayWorld returns the objects of the informers. Its only Gateway is the proxy's own.
+// gatewayWorld returns the cached objects as the input of gateway.Evaluate. The only Gateway in it
+// is that of this proxy.
 func (o *Objects) gatewayWorld(namespace, name string) *gateway.World {
 	w := &gateway.World{
 		Classes: listObjects[*gw.GatewayClass](o.informers["gatewayclasses"]), HTTPRoutes: listObjects[*gw.HTTPRoute](o.informers["httproutes"]),

@@ -9,7 +9,7 @@ import (
 	"keelson.dev/keelson/ingressproxy/route"
 )
 
-// Ingresses returns the source of the Ingresses of a class.
+// Ingresses returns the Source for the proxies of an IngressClass.
 func Ingresses(class string) Source {
 	keys := &pairs.Cache{}
 	return Source{

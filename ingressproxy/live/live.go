@@ -1,6 +1,7 @@
-// Package live builds the table of a proxy from the objects of the cluster. It watches the API with
-// the rights of its pod's ServiceAccount. While the API cannot be reached, the last table is
-// served. The control plane provides key pairs as files, so no right to read Secrets is needed.
+// Package live builds the route.Table that a proxy serves from the objects of the cluster. It
+// watches the API with the rights of the ServiceAccount of the proxy's pod. While the API cannot be
+// reached, the last table is served. The control plane provides TLS key pairs as files, so that the
+// proxy needs no right to read Secrets.
 package live
 
 import (
@@ -31,50 +32,52 @@ import (
 type Config struct {
 	API    *rest.Config
 	Source Source
-	// Certificates is the folder with the files that pairs.FileNames names.
+	// Certificates is the folder with the TLS key pairs, in files with the names of
+	// pairs.FileNames.
 	Certificates string
 	Swap         func(*route.Table) []error
 	Log          *slog.Logger
 }
 
-// Source is the kinds to watch, and the function that builds a table from their objects. Ingresses
-// and Gateway return one.
+// Source defines which kinds are watched and how a table is built from their objects. Functions
+// Ingresses and Gateway return a Source.
 type Source struct {
 	kinds []kind
-	// table builds a table from the current objects; nil if required kinds are missing.
+	// table returns a table for the current objects, or nil if a required kind is missing.
 	table func(*Objects) *route.Table
 }
 
-// kind is a kind that is watched. Kinds of Gateway API may be missing, or available in an older
-// version only.
+// kind is a kind of objects to watch. A kind of the Gateway API may be missing, or may be served
+// only in an older version.
 type kind struct {
 	name     string
 	versions []schema.GroupVersion
 	object   runtime.Object
 }
 
-// services and endpointSlices are part of every table.
+// services and endpointSlices are kinds that every Source watches.
 var (
 	services       = kind{"services", []schema.GroupVersion{corev1.SchemeGroupVersion}, &corev1.Service{}}
 	endpointSlices = kind{"endpointslices", []schema.GroupVersion{discoveryv1.SchemeGroupVersion}, &discoveryv1.EndpointSlice{}}
 )
 
 const (
-	// batchDelay is how long changes are collected before a table is built.
+	// batchDelay is how long changes of objects are collected before a table is built.
 	batchDelay = 50 * time.Millisecond
-	// discoveryInterval is how often the API is checked for kinds that were missing.
+	// discoveryInterval is the interval at which the API is checked for kinds that were missing.
 	discoveryInterval = 10 * time.Second
-	// serviceIndex is the index of EndpointSlices by Service.
+	// serviceIndex indexes EndpointSlices by their Service.
 	serviceIndex = "service"
 )
 
-// Objects gives access to the objects of the cluster. It implements ingress.World.
+// Objects gives access to the cached objects of the cluster and the key pair files. It implements
+// ingress.World.
 type Objects struct {
-	informers map[string]cache.SharedIndexInformer // of available kinds
+	informers map[string]cache.SharedIndexInformer // by resource; only kinds that the API serves
 	files     *certificateFiles
 }
 
-// watcher runs the informers.
+// watcher is the state of Run: the informers, and a channel that reports changes of their objects.
 type watcher struct {
 	Config
 	Objects
@@ -83,8 +86,9 @@ type watcher struct {
 	running sync.WaitGroup
 }
 
-// Run calls Swap with a table when all objects are available, and after each change, until ctx is
-// canceled.
+// Run watches the kinds of c.Source and keeps the proxy's table current, until ctx is canceled. It
+// calls c.Swap with a new table once all objects are cached, and after each change of an object or
+// key pair.
 func Run(ctx context.Context, c Config) error {
 	f := &watcher{Config: c, scheme: runtime.NewScheme(), changed: make(chan struct{}, 1),
 		Objects: Objects{informers: map[string]cache.SharedIndexInformer{}, files: &certificateFiles{folder: c.Certificates}}}
@@ -126,7 +130,7 @@ func Run(ctx context.Context, c Config) error {
 		case <-again:
 		case <-f.changed:
 		}
-		select { // objects that are applied together arrive one after the other
+		select { // collect the changes of objects that are applied together
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-time.After(batchDelay):
@@ -145,8 +149,8 @@ func (f *watcher) signalChange() {
 	}
 }
 
-// startMissingInformers starts the informers of available kinds that have none. whole reports
-// whether every kind is available.
+// startMissingInformers starts an informer for each kind that the API serves and that has no
+// informer. whole reports whether the API serves every kind.
 func (f *watcher) startMissingInformers(ctx context.Context) (whole bool, err error) {
 	whole = true
 	served := map[schema.GroupVersion]map[string]bool{}

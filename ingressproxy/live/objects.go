@@ -6,12 +6,12 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// Service returns a Service, or nil.
+// Service returns a cached Service, or nil.
 func (o *Objects) Service(namespace, name string) *corev1.Service {
 	return getObject[*corev1.Service](o.informers["services"], namespace+"/"+name)
 }
 
-// Slices returns the EndpointSlices of a Service.
+// Slices returns the cached EndpointSlices of a Service.
 func (o *Objects) Slices(namespace, service string) (out []*discoveryv1.EndpointSlice) {
 	found, _ := o.informers["endpointslices"].GetIndexer().ByIndex(serviceIndex, namespace+"/"+service)
 	for _, s := range found {
@@ -20,8 +20,8 @@ func (o *Objects) Slices(namespace, service string) (out []*discoveryv1.Endpoint
 	return out
 }
 
-// Secret returns the Secret with a key pair that the control plane has provided to this proxy, or
-// nil.
+// Secret returns the key pair of a Secret in the form of that Secret. It returns nil unless the
+// control plane has provided the key pair to this proxy.
 func (o *Objects) Secret(namespace, name string) *corev1.Secret {
 	return o.files.cachedSecret(namespace, name)
 }

@@ -1,7 +1,7 @@
-// Package pairs defines how TLS key pairs reach the proxies. The control plane copies the key pairs
-// that a proxy may use into Secrets in the namespace of the proxies, with FileNames as keys. The
-// proxy pod mounts these Secrets, so no proxy has the right to read any Secret through the API. The
-// package is pure.
+// Package pairs defines how TLS key pairs are passed to the proxies. The control plane copies the
+// key pairs that a proxy may use into Secrets in the namespace of the proxies. The keys of these
+// Secrets are the names that FileNames returns. The proxy's pod mounts the Secrets as files, so
+// that no proxy needs the right to read Secrets through the API. The package does no I/O.
 package pairs
 
 import (
@@ -14,8 +14,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// FileNames returns the names of the two files that hold the key pair of a Secret. The names are
-// hashes, because a namespace and a name together can exceed the length of a file name.
+// FileNames returns the names of the two files with the TLS key pair of the Secret namespace/name.
+// The names are hashes, because a namespace and a name together can exceed the length of a file
+// name.
 func FileNames(namespace, name string) (certificate, key string) {
 	sum := sha256.Sum256([]byte(namespace + "/" + name))
 	at := hex.EncodeToString(sum[:16])
@@ -39,7 +40,7 @@ type cacheEntry struct {
 // maxCachedPairs is the maximum number of entries of a Cache. A full Cache is emptied.
 const maxCachedPairs = 4096
 
-// KeyPair returns the parsed key pair of a Secret.
+// KeyPair returns the parsed TLS key pair in Secret s, or an error if s has no valid key pair.
 func (k *Cache) KeyPair(s *corev1.Secret) (*tls.Certificate, error) {
 	if k == nil || s.UID == "" {
 		return parseKeyPair(s)

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// ChooseBackend returns a backend with a probability proportional to its weight; n is a uniformly
-// random number. ok is false when the sum of the weights is 0.
+// ChooseBackend returns one of the backends. Each is chosen with a probability proportional to its
+// weight if n is a uniformly random number. ok is false if the sum of the weights is 0.
 func ChooseBackend(backends []Backend, n uint64) (b *Backend, ok bool) {
 	var total uint64
 	for i := range backends {
@@ -29,13 +29,14 @@ func ChooseBackend(backends []Backend, n uint64) (b *Backend, ok bool) {
 	return nil, false
 }
 
-// Samples reports whether this request is one of the mirrored requests; n is a uniformly random
-// number.
+// Samples reports whether a request is mirrored. It returns true for the fraction of requests that
+// m specifies if n is a uniformly random number.
 func (m Mirror) Samples(n uint64) bool {
 	return m.Denominator == 0 || n%uint64(m.Denominator) < uint64(m.Numerator)
 }
 
-// ModifyHeader removes, sets, and adds header fields, in this order.
+// ModifyHeader applies h to the header fields in to: it removes, sets, and adds fields, in this
+// order.
 func (h Headers) ModifyHeader(to http.Header) {
 	for _, name := range h.Remove {
 		to.Del(name)
@@ -48,8 +49,9 @@ func (h Headers) ModifyHeader(to http.Header) {
 	}
 }
 
-// Location returns the URL for the Location header of the redirect. scheme and port are those of
-// the listener that received the request; prefix is Found.Prefix.
+// Location returns the URL to which d redirects request r, for header field Location. Parts that d
+// does not set are those of r. scheme and port are those of the listener that received r. prefix is
+// the path prefix that the rule matched (Found.Prefix); d may replace it.
 func (d *Redirect) Location(r *http.Request, scheme string, port uint16, prefix string) string {
 	u := url.URL{Scheme: scheme, RawQuery: r.URL.RawQuery, Path: r.URL.Path, RawPath: r.URL.RawPath}
 	if d.Scheme != "" {
@@ -94,8 +96,9 @@ func (d *Redirect) StatusCode() int {
 	return d.Status
 }
 
-// RewritePath replaces the path of u, or the part of it that matched prefix. A nil PathChange
-// changes nothing. The remaining part of the path keeps its percent-encoding.
+// RewritePath replaces the path of URL u as c specifies. If c.Prefix is set, only the leading part
+// prefix, which the rule matched, is replaced, and the rest keeps its percent-encoding. A nil c
+// changes nothing.
 func (c *PathChange) RewritePath(u *url.URL, prefix string) {
 	if c == nil {
 		return
@@ -121,7 +124,8 @@ func (c *PathChange) RewritePath(u *url.URL, prefix string) {
 	u.Path, u.RawPath = path, ""
 }
 
-// pathAfterPrefix returns the part of a percent-encoded path that follows prefix, which is decoded.
+// pathAfterPrefix returns the part of path escaped that follows prefix. escaped is percent-encoded
+// and prefix is not. The path must start with prefix.
 func pathAfterPrefix(escaped, prefix string) string {
 	for n := len(strings.TrimRight(prefix, "/")); n > 0 && escaped != ""; n-- {
 		width := 1

@@ -6,27 +6,28 @@ import (
 	"strings"
 )
 
-// Wildcard states which subdomains of its name a Host includes.
+// Wildcard defines which subdomains a Host includes.
 type Wildcard uint8
 
 const (
 	// NoWildcard includes only the name itself.
 	NoWildcard Wildcard = iota
-	// OneLabel includes names with exactly one more label, as an Ingress does.
+	// OneLabel includes only names with exactly one more label, as a wildcard in an Ingress does.
 	OneLabel
-	// AnyLabels includes names with one or more additional labels, as Gateway API does.
+	// AnyLabels includes names with one or more additional labels, as a wildcard in the Gateway API
+	// does.
 	AnyLabels
 )
 
-// Host is a lower-case host name without a port, or a wildcard for names below it. The zero value
-// matches every host.
+// Host is a lower-case host name without a port. With a Wildcard it stands for names below that
+// name. The zero value matches every host.
 type Host struct {
 	Name     string
 	Wildcard Wildcard
 }
 
-// ParseHost parses "", "*", "a.example", or "*.example"; wild is the meaning of the leading
-// asterisk. It returns an error if an asterisk is anywhere else.
+// ParseHost parses a host such as "", "*", "a.example", or "*.example". wild is the meaning of a
+// leading asterisk. It returns an error if an asterisk is anywhere else.
 func ParseHost(s string, wild Wildcard) (Host, error) {
 	name := strings.ToLower(s)
 	if name == "" || name == "*" {
@@ -53,7 +54,7 @@ func (h Host) String() string {
 	return h.Name
 }
 
-// Matches reports whether the host includes name, which NormalizeHost must have returned.
+// Matches reports whether host h includes name. name must be a result of NormalizeHost.
 func (h Host) Matches(name string) bool {
 	if h.Name == "" {
 		return true
@@ -68,8 +69,7 @@ func (h Host) Matches(name string) bool {
 	return h.Wildcard == AnyLabels || !strings.Contains(labels, ".")
 }
 
-// Intersect returns the host names that both h and other include, for example those of a route and
-// its listener. ok is false when none exist.
+// Intersect returns the host names that both h and other include. ok is false if there are none.
 func (h Host) Intersect(other Host) (both Host, ok bool) {
 	switch {
 	case other.Name == "":
@@ -110,8 +110,8 @@ func NormalizeHost(authority string) string {
 	return strings.TrimSuffix(strings.ToLower(name), ".")
 }
 
-// hostMap stores values by Host. A lookup by name visits the matching hosts, most specific first,
-// without scanning the others.
+// hostMap maps hosts, including wildcards, to values. A lookup by name visits only the matching
+// hosts, most specific first.
 type hostMap[T any] struct {
 	exact        map[string]T
 	oneLabel     map[string]T
@@ -124,8 +124,8 @@ func newHostMap[T any]() *hostMap[T] {
 	return &hostMap[T]{exact: map[string]T{}, oneLabel: map[string]T{}, anyLabels: map[string]T{}}
 }
 
-// updateHost replaces the value of a host by the result of change, which receives the previous
-// value or the zero value.
+// updateHost replaces the value of host h by the result of change. change receives the current
+// value, or the zero value if h has none.
 func (b *hostMap[T]) updateHost(h Host, change func(T) T) {
 	if h.Name == "" {
 		b.everyHost, b.hasEveryHost = change(b.everyHost), true

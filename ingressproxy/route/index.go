@@ -11,9 +11,10 @@ import (
 	"strings"
 )
 
-// Index is a Table in a form for fast lookups. The cost of a lookup grows with the labels of the
-// host, the elements of the path, the regular expressions of the matching hosts, and the rules that
-// share one host and path. It does not grow with the size of the table.
+// Index is a compiled Table, in which the rule for a request is found quickly. The cost of a lookup
+// grows with the labels of the host, the elements of the path, the regular expressions of the
+// matching hosts, and the rules that share one host and path. It does not grow with the size of the
+// table.
 type Index struct {
 	table *Table
 	ports map[uint16]*portIndex
@@ -30,8 +31,8 @@ type listenerIndex struct {
 	certs    *hostMap[*tls.Certificate]
 }
 
-// pathIndex holds the entries of one host by path. The entries of each path are in the order in
-// which they are tried.
+// pathIndex holds the entries of one host by path. The entries of one path are in the order in
+// which they are compared with a request.
 type pathIndex struct {
 	exact     map[string][]*entry
 	regex     []*entry
@@ -39,7 +40,7 @@ type pathIndex struct {
 	lateRegex []*entry
 }
 
-// entry is one compiled match of one rule.
+// entry is one of the Matches of a rule, compiled.
 type entry struct {
 	rule       *Rule
 	match      *Match
@@ -49,14 +50,16 @@ type entry struct {
 	query      []*regexp.Regexp
 }
 
-// Found is the rule for a request, and the match of the rule that the request met.
+// Found is the result of Index.Match: the rule for a request, and the Match of that rule that the
+// request meets.
 type Found struct {
 	Listener *Listener
 	Rule     *Rule
 	Match    *Match
 }
 
-// Prefix returns the matched path prefix, or "/" if the match was not a prefix match.
+// Prefix returns the path prefix that the request matched, or "/" if the match was not a prefix
+// match.
 func (f Found) Prefix() string {
 	if f.Match == nil || f.Match.Path.Kind != Prefix {
 		return "/"
@@ -66,9 +69,9 @@ func (f Found) Prefix() string {
 
 var matchAll = Match{}
 
-// Compile builds the index of a table. A match that cannot be compiled, and a listener that
-// conflicts with an earlier one on its port, are left out. Each causes an error that names the rule
-// or listener; everything else is served.
+// Compile builds the Index of a table. It omits a match that cannot be compiled, and a listener
+// that conflicts with an earlier listener on its port. Each of these causes an error that names the
+// rule or the listener; everything else is served.
 func Compile(t *Table) (*Index, []error) {
 	x := &Index{table: t, ports: map[uint16]*portIndex{}}
 	var wrong []error
@@ -182,7 +185,7 @@ func compileValueRegexes(values []ValueMatch) ([]*regexp.Regexp, error) {
 	return out, nil
 }
 
-// compileFullMatch compiles a regular expression that must match the whole text.
+// compileFullMatch compiles a regular expression so that it must match a whole text.
 func compileFullMatch(expression string) (*regexp.Regexp, error) {
 	if _, err := regexp.Compile(expression); err != nil {
 		return nil, fmt.Errorf("expression %q: %w", expression, err)
@@ -190,7 +193,7 @@ func compileFullMatch(expression string) (*regexp.Regexp, error) {
 	return regexp.Compile(`^(?:` + expression + `)$`)
 }
 
-// CheckRegex returns an error if expression cannot be used in a match.
+// CheckRegex returns an error if expression cannot be used as a regular expression in a rule.
 func CheckRegex(expression string) error {
 	_, err := compileFullMatch(expression)
 	return err
@@ -230,8 +233,9 @@ func (p *pathIndex) sortEntries() {
 	}
 }
 
-// compareEntries orders the entries of one host and path: those with a method first, then those
-// with more headers, then those with more query parameters, then by rule number.
+// compareEntries compares two entries of one host and path by their order of evaluation. An entry
+// with a method is first, then the entry with more headers, with more query parameters, of the
+// earlier rule.
 func compareEntries(a, b *entry) int {
 	method := func(e *entry) int {
 		if e.match.Method != "" {
@@ -292,8 +296,8 @@ func (x *Index) Certificate(port uint16, name string) (pair *tls.Certificate) {
 	return pair
 }
 
-// Match returns the rule for a request that arrived on a port. ok is false when no rule matches;
-// Found.Listener is set if a listener serves the host.
+// Match returns the rule for request r, which arrived on a port. ok is false if no rule matches. If
+// a listener serves the host of r, f.Listener is set even then.
 func (x *Index) Match(port uint16, r *http.Request) (f Found, ok bool) {
 	host := NormalizeHost(r.Host)
 	li := x.listenerForHost(port, host)
@@ -311,8 +315,8 @@ func (x *Index) Match(port uint16, r *http.Request) (f Found, ok bool) {
 	return f, ok
 }
 
-// matchRequest is a request with a query that is parsed when the first rule needs it, and only
-// once.
+// matchRequest is the request that rules are compared with. It parses the query at most once, when
+// a rule needs it.
 type matchRequest struct {
 	r     *http.Request
 	query url.Values
@@ -358,8 +362,7 @@ func firstMatchingEntry(list []*entry, q *matchRequest) *entry {
 	return nil
 }
 
-// matchesBesidesPath reports whether the request meets every condition of the match except the
-// path.
+// matchesBesidesPath reports whether request q meets every condition of e except that on the path.
 func (e *entry) matchesBesidesPath(q *matchRequest) bool {
 	m := e.match
 	if m.Method != "" && m.Method != q.r.Method {

@@ -1,6 +1,6 @@
-// Package route decides how a proxy handles a request. The ingress and gateway packages translate
-// API objects to a Table. Compile turns the Table into an Index, which is queried for each request.
-// The package is pure: it has no sockets and no clock, and random numbers are arguments.
+// Package route decides how a proxy handles a request. Packages ingress and gateway translate API
+// objects to a Table. Compile turns the Table into an Index, in which the proxy looks up each
+// request. The package does no I/O and reads no clock; random numbers are arguments.
 package route
 
 import (
@@ -10,14 +10,14 @@ import (
 	"time"
 )
 
-// Table is everything that a proxy serves at one time. A table must not be changed after it was
-// built, because readers share it.
+// Table contains all listeners, rules and endpoints that a proxy serves at one time. A Table must
+// not be modified after it was built, because several goroutines read it.
 type Table struct {
-	// Listeners with the same port share its socket and must have the same Protocol. The most
-	// specific Host decides which of them receives a request.
+	// Listeners with the same port share its socket and must have the same Protocol. A request is
+	// handled by the listener with the most specific matching Host.
 	Listeners []Listener
-	// Pools are the endpoints of backends, by key. A pool must keep its key from table to table, so
-	// that the proxy keeps the failure state of its endpoints.
+	// Pools are the endpoints of backends, by the key that Backend.Pool names. A pool must have the
+	// same key in successive tables: the proxy then keeps the failure state of its endpoints.
 	Pools map[string]Pool
 }
 
@@ -37,53 +37,53 @@ type Listener struct {
 	Name     string
 	Port     uint16
 	Protocol Protocol
-	// Host limits the requests of this listener; the zero value is every host.
+	// Host restricts the listener to requests for this host; the zero value means every host.
 	Host Host
-	// Certificates are selected by the client's server name (SNI): the most specific Host, then the
-	// earlier certificate. An HTTPS listener without certificates and Default fails every
-	// handshake.
+	// Certificates are the key pairs for TLS clients. The client's server name (SNI) selects the
+	// certificate with the most specific Host, then the earlier certificate. An HTTPS listener
+	// without Certificates and Default fails every handshake.
 	Certificates []Certificate
-	// Default is used for clients that send no server name, or one without a certificate. If it is
-	// nil, their handshakes fail.
+	// Default is the key pair for clients without a server name, and for server names without a
+	// certificate. If it is nil, the handshakes of these clients fail.
 	Default *tls.Certificate
-	// Rules are ordered by specificity as in Gateway API: host, path, method, headers, query. Among
-	// equal rules, the earlier one wins. A translator lists older routes first, then in
-	// alphabetical order.
+	// Rules are evaluated in the order of specificity that the Gateway API defines: host, path,
+	// method, headers, query. Among equal rules, the earlier rule is used. Packages that build a
+	// table list rules of older routes first, then in alphabetical order.
 	Rules []Rule
 }
 
-// Certificate is a key pair and the host names that it is used for.
+// Certificate is a TLS key pair and the hosts for which it is used.
 type Certificate struct {
 	Hosts []Host
 	Pair  *tls.Certificate
 }
 
-// Rule describes how requests are handled that have one of Hosts and meet one of Matches.
+// Rule defines how a request is handled that has one of Hosts and meets one of Matches.
 type Rule struct {
 	// Name identifies the object of the rule in logs and metrics, for example "ingress/shop/web" or
 	// "httproute/shop/web/0".
 	Name string
 	// Hosts are the hosts of the rule; empty means every host of the listener.
 	Hosts []Host
-	// Matches are alternatives, each with its own place in the order of rules. Empty means every
-	// request.
+	// Matches are alternatives. Each is ordered separately among the matches of all rules. Empty
+	// means every request.
 	Matches  []Match
 	Filters  Filters
 	Backends []Backend
 	Timeouts Timeouts
-	// Answer is a status code that is returned without contacting a backend, unless Filters
-	// redirect; 0 means none.
+	// Answer is the status code of a response without contacting a backend; 0 means that a backend
+	// is contacted. A redirect in Filters has precedence.
 	Answer int
 }
 
-// Timeouts are limits in time; 0 means no limit.
+// Timeouts are time limits for a request; 0 means no limit.
 type Timeouts struct {
 	// Request is the limit from the request header to the end of the response. Backend is the limit
 	// for each attempt at an endpoint.
 	Request, Backend time.Duration
 }
 
-// PathKind states how a request path is compared with PathMatch.Value.
+// PathKind defines how a request path is compared with the value of a PathMatch.
 type PathKind uint8
 
 const (
@@ -99,7 +99,7 @@ const (
 	LateRegex
 )
 
-// PathMatch is a condition on the decoded path.
+// PathMatch is a condition on the path of a request after percent-decoding.
 type PathMatch struct {
 	Kind  PathKind
 	Value string
@@ -114,7 +114,7 @@ type ValueMatch struct {
 	Regex bool
 }
 
-// Match is a set of conditions that a request must all meet.
+// Match is a set of conditions. A request must meet all of them.
 type Match struct {
 	Path PathMatch
 	// Method is in upper case; "" matches any method.
@@ -123,16 +123,17 @@ type Match struct {
 	Query   []ValueMatch
 }
 
-// Backend receives a share of the requests of a rule: its Weight divided by the sum of all weights.
-// If all weights of a rule are 0, its requests get status 500.
+// Backend receives a share of the requests of a rule: its Weight divided by the sum of all weights
+// of the rule. If all weights are 0, the requests get status 500.
 type Backend struct {
 	// Pool is a key of Table.Pools. Requests for a pool without endpoints get status 503.
 	Pool   string
 	Weight uint32
-	// Filters are applied after the filters of the rule, and may also redirect and mirror.
+	// Filters apply to requests for this backend, after the filters of the rule. They may also
+	// redirect and mirror.
 	Filters Filters
-	// Answer is a status code that is returned for this share without contacting Pool; 0 means
-	// none. Gateway API requires 500 for a reference to an object that does not exist.
+	// Answer is the status code of a response to this share without contacting Pool; 0 means that
+	// Pool is contacted. Gateway API requires 500 for a reference to an object that does not exist.
 	Answer int
 }
 
@@ -148,19 +149,19 @@ const (
 	TLS BackendProtocol = "https"
 )
 
-// Pool is a set of interchangeable endpoints.
+// Pool is a set of interchangeable endpoints, usually those of a Service port.
 type Pool struct {
 	Protocol  BackendProtocol
 	Endpoints []netip.AddrPort
-	// Verify states how certificates of TLS endpoints are verified; nil disables verification.
+	// Verify defines how the certificates of TLS endpoints are verified; nil disables verification.
 	Verify *Verify
 	// ByClient sends all requests of a client to one endpoint while the set of endpoints does not
 	// change.
 	ByClient bool
 }
 
-// Verify states how the certificate of an endpoint is verified: for ServerName, which is also sent
-// as SNI, with Roots (nil: the roots of the system).
+// Verify defines how the certificate of an endpoint is verified: for ServerName, which is also sent
+// as SNI, and with Roots. nil Roots are the roots of the system.
 type Verify struct {
 	ServerName string
 	Roots      *x509.CertPool

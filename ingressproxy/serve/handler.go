@@ -22,7 +22,7 @@ import (
 	"keelson.dev/keelson/internal/connlimit"
 )
 
-// exchange is one request that is being handled.
+// exchange is the state of one request while it is handled: its rule, its filters and its response.
 type exchange struct {
 	*Server
 	state        *servedTable
@@ -30,14 +30,14 @@ type exchange struct {
 	request      *http.Request
 	client       netip.Addr
 	match        route.Found
-	filters      []*route.Filters // filters of the rule, then of the backend
+	filters      []*route.Filters // filters of the rule, followed by those of the chosen backend
 	pool         *pool
 	response     *recorder
 	bodyStalled  atomic.Bool // the request body exceeded Limits.BodyIdle
-	stopBodyRead func()      // interrupts a Read of the request body that waits
+	stopBodyRead func()      // interrupts a Read that waits for the request body
 }
 
-// handleRequest handles a request that arrived on a port.
+// handleRequest handles request r, which arrived on a port: it finds the rule and applies it.
 func (s *Server) handleRequest(port uint16, w http.ResponseWriter, r *http.Request) {
 	s.running.Add(1)
 	defer s.running.Done()
@@ -66,18 +66,19 @@ func (s *Server) handleRequest(port uint16, w http.ResponseWriter, r *http.Reque
 	x.applyRule(answer)
 }
 
-// checkRequest returns an error status for requests that must not reach any rule, or 0.
+// checkRequest returns the status code and the reason for a request that must be refused before
+// rules are evaluated. code is 0 if the request is acceptable.
 func (x *exchange) checkRequest() (code int, why string) {
 	r := x.request
 	switch {
 	case r.Method == http.MethodConnect:
 		return http.StatusMethodNotAllowed, "this is not a forward proxy"
 	case hasDotSegments(r.URL.Path):
-		// A rule for /public must not lead to /public/../private.
+		// A rule for /public must not match /public/../private.
 		return http.StatusBadRequest, "the path contains . or .. elements"
 	case r.TLS != nil:
-		// HTTP/2 clients reuse a connection for every host of its certificate. Another listener may
-		// have other rules for the host.
+		// HTTP/2 clients reuse a connection for all hosts of its certificate. The host of the
+		// request may belong to another listener than the server name of the connection.
 		asked := x.state.index.Listener(x.port, route.NormalizeHost(r.TLS.ServerName))
 		if asked != x.state.index.Listener(x.port, route.NormalizeHost(r.Host)) {
 			return http.StatusMisdirectedRequest, "this connection is for another host"
@@ -98,7 +99,8 @@ func hasDotSegments(path string) bool {
 	return false
 }
 
-// applyRule applies the matched rule: it redirects, responds, or forwards the request to a backend.
+// applyRule handles the request according to its rule: it redirects, responds with a status code,
+// or forwards the request to a backend.
 func (x *exchange) applyRule(w *recorder) {
 	rule := x.match.Rule
 	x.filters = []*route.Filters{&rule.Filters}
@@ -129,8 +131,8 @@ func (x *exchange) applyRule(w *recorder) {
 	r := x.request
 	if upgrade := r.Header.Get("Upgrade"); upgrade != "" {
 		if !isUpgradable(r) {
-			// A backend that accepted h2c here would receive requests that were not matched against
-			// the rules.
+			// After an upgrade to h2c, requests would reach the backend without being matched
+			// against the rules.
 			r.Header.Del("Upgrade")
 		} else {
 			select {
@@ -155,8 +157,8 @@ func (x *exchange) applyRule(w *recorder) {
 	x.reverseProxy().ServeHTTP(w, r)
 }
 
-// isUpgradable reports whether a request may upgrade its connection to another protocol. HTTP and
-// TLS are excluded.
+// isUpgradable reports whether a request may upgrade its connection to another protocol, such as
+// WebSocket. Upgrades to HTTP or TLS are not allowed.
 func isUpgradable(r *http.Request) bool {
 	kind := strings.ToLower(r.Header.Get("Upgrade"))
 	return r.ProtoMajor == 1 && kind != "h2c" && !strings.HasPrefix(kind, "tls") && !strings.HasPrefix(kind, "http") && !strings.Contains(kind, ",")
@@ -178,7 +180,8 @@ func (x *exchange) clientScheme() string {
 	return "http"
 }
 
-// reverseProxy returns a proxy that forwards the request to the pool.
+// reverseProxy returns the httputil.ReverseProxy that forwards this request to an endpoint of its
+// pool.
 func (x *exchange) reverseProxy() *httputil.ReverseProxy {
 	return &httputil.ReverseProxy{
 		Rewrite:        x.rewriteRequest,
@@ -200,7 +203,8 @@ func (x *exchange) rewriteRequest(p *httputil.ProxyRequest) {
 	x.applyFilters(out, x.filters)
 }
 
-// applyFilters modifies the headers, host, and path of a request to a backend.
+// applyFilters modifies headers, host, and path of out, the request to the backend, according to
+// filters.
 func (x *exchange) applyFilters(out *http.Request, filters []*route.Filters) {
 	for _, f := range filters {
 		f.Request.ModifyHeader(out.Header)
@@ -213,8 +217,8 @@ func (x *exchange) applyFilters(out *http.Request, filters []*route.Filters) {
 	}
 }
 
-// setForwardedHeaders sets X-Forwarded-* and X-Real-Ip. Existing values are kept only from trusted
-// proxies.
+// setForwardedHeaders sets X-Forwarded-* and X-Real-Ip in the header of the request to the backend.
+// Existing values are kept and extended only if the client is one of Options.Trusted.
 func (x *exchange) setForwardedHeaders(h http.Header) {
 	for name := range h {
 		if name == "Forwarded" || strings.HasPrefix(name, "X-Forwarded-") {
@@ -273,7 +277,7 @@ func (x *exchange) modifyResponse(answer *http.Response) error {
 	return nil
 }
 
-// handleProxyError responds to a request for which no endpoint has returned a response.
+// handleProxyError sends the error response for a request if forwarding it failed with err.
 func (x *exchange) handleProxyError(w http.ResponseWriter, r *http.Request, err error) {
 	var network net.Error
 	answer := w.(*recorder)
@@ -282,7 +286,7 @@ func (x *exchange) handleProxyError(w http.ResponseWriter, r *http.Request, err 
 		x.respondError(answer, http.StatusRequestTimeout, "timeout while reading the request body")
 	case x.request.Context().Err() != nil:
 		answer.code = statusClientClosed
-		panic(http.ErrAbortHandler) // abort the connection, so that a client that has only half-closed it does not see a complete response
+		panic(http.ErrAbortHandler) // abort the connection: a client that has half-closed it must not mistake this for a complete response
 	case errors.Is(err, errRefused):
 		x.respondError(answer, http.StatusBadGateway, "no endpoint accepts connections")
 	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &network) && network.Timeout():
@@ -293,8 +297,8 @@ func (x *exchange) handleProxyError(w http.ResponseWriter, r *http.Request, err 
 	x.opts.Log.Debug("a request failed", "rule", x.ruleName(), "host", r.Host, "err", err)
 }
 
-// statusClientClosed is recorded, and never sent, if the client closed the connection before the
-// response.
+// statusClientClosed is the status code in metrics and logs if the client closed the connection
+// before the response. It is never sent.
 const statusClientClosed = 499
 
 func (x *exchange) respondError(w http.ResponseWriter, code int, why string) {
@@ -319,14 +323,14 @@ func (x *exchange) recordRequest(w *recorder, took time.Duration) {
 	}
 }
 
-// recorder records the status code and size of a response.
+// recorder is an http.ResponseWriter that records status code and size of the response.
 type recorder struct {
 	http.ResponseWriter
 	code  int
 	bytes int64
 }
 
-// Unwrap is used by http.ResponseController.
+// Unwrap returns the underlying ResponseWriter, for http.ResponseController.
 func (w *recorder) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 func (w *recorder) WriteHeader(code int) {
@@ -345,9 +349,9 @@ func (w *recorder) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// watchBody limits the time between two parts of an HTTP/1.1 request body. HTTP/2 streams have no
-// such limit, because gRPC calls may be idle for any time. Their number per connection is bounded,
-// and the connection of an unresponsive peer is closed.
+// watchBody limits the time between two parts of an HTTP/1.1 request body to Limits.BodyIdle. It
+// does not limit HTTP/2 streams, because gRPC calls may be idle for any time. Other limits bound
+// the number of streams, and close the connection of an unresponsive peer.
 func (x *exchange) watchBody(w http.ResponseWriter, r *http.Request) {
 	if r.Body == nil || r.Body == http.NoBody {
 		return
@@ -357,7 +361,7 @@ func (x *exchange) watchBody(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	timed := &timedBody{ReadCloser: r.Body, controller: http.NewResponseController(w), limit: x.limits.BodyIdle, stalled: &x.bodyStalled}
-	r.Body, x.stopBodyRead = timed, timed.stopRead // Close would wait for the Read
+	r.Body, x.stopBodyRead = timed, timed.stopRead // Close of the body would wait for the Read
 }
 
 type timedBody struct {

@@ -17,10 +17,10 @@ import (
 // UnencryptedNetConn.
 const protoUnencryptedHTTP2 = "unencrypted_http2"
 
-// limitResets limits stream resets on the server's HTTP/2 connections, with and without TLS.
-// net/http's own HTTP/2 does not accept wrapped connections; golang.org/x/net, which has the same
-// code, does. Only resets are limited: fast downloads need many window updates, and the server
-// itself limits streams and queued responses.
+// limitResets limits the rate of stream resets on the HTTP/2 connections of srv, with and without
+// TLS. It replaces net/http's HTTP/2, which does not accept wrapped connections, by
+// golang.org/x/net, which has the same code. Only resets are limited: fast downloads need many
+// window updates, and the server itself limits streams and queued responses.
 func limitResets(srv *http.Server, resets int) error {
 	h2 := &http2.Server{}
 	if err := http2.ConfigureServer(srv, h2); err != nil {
@@ -43,10 +43,11 @@ func limitResets(srv *http.Server, resets int) error {
 	return nil
 }
 
-// serveOptions returns the x/net options for a connection and handler that net/http passed.
+// serveOptions returns the options with which golang.org/x/net serves a connection of hs with
+// handler h.
 func serveOptions(hs *http.Server, h http.Handler) *http2.ServeConnOpts {
 	ctx := context.Background()
-	if base, ok := h.(interface{ BaseContext() context.Context }); ok { // an internal contract between net/http and x/net
+	if base, ok := h.(interface{ BaseContext() context.Context }); ok { // undocumented contract between net/http and golang.org/x/net
 		ctx = base.BaseContext()
 	}
 	return &http2.ServeConnOpts{Context: ctx, Handler: h, BaseConfig: hs}

@@ -9,7 +9,8 @@ import (
 	"keelson.dev/keelson/ingressproxy/route"
 )
 
-// metrics holds the metrics of a server. The series of a rule are deleted with the rule.
+// metrics holds the Prometheus metrics of a Server. The time series of a rule are deleted when the
+// table no longer has the rule.
 type metrics struct {
 	server             *Server
 	requests           *prometheus.CounterVec

@@ -16,9 +16,9 @@ import (
 // mirrorTimeout is the maximum time for a mirrored request and its response.
 const mirrorTimeout = 30 * time.Second
 
-// mirrorRequest sends copies of a request to the mirrors of its rule, after its body was read
-// completely. The request itself is not delayed. A copy is omitted, and counted, if its body is too
-// large or too many copies are in progress.
+// mirrorRequest sends copies of request r to the mirrors of its rule, after the body of r was read
+// completely. r itself is not delayed. A copy is omitted, and counted, if its body is too large or
+// if too many copies are in progress.
 func (x *exchange) mirrorRequest(r *http.Request) {
 	var to []route.Mirror
 	for _, f := range x.filters {
@@ -94,8 +94,8 @@ func hopByHopHeaders(h http.Header) []string {
 	return names
 }
 
-// teeBody copies a body while it is read. It calls onComplete at the end of the body, or onTooLarge
-// if the body exceeds limit bytes.
+// teeBody is a request body that keeps a copy of the data that is read from it. It calls onComplete
+// at the end of the body, or onTooLarge if the body exceeds limit bytes.
 type teeBody struct {
 	io.ReadCloser
 	limit      int64

@@ -11,25 +11,25 @@ import (
 	"keelson.dev/keelson/ingressproxy/route"
 )
 
-// pool holds the endpoints of a route.Pool and their state.
+// pool holds the endpoints of a route.Pool and the failure state of each endpoint.
 type pool struct {
 	route.Pool
 	transport *http.Transport
 	endpoints []*endpoint
 }
 
-// endpoint is the state of one endpoint. The same value is used in successive tables.
+// endpoint is the state of one endpoint of a pool. It is kept when the table is replaced.
 type endpoint struct {
 	addr    netip.AddrPort
 	pending atomic.Int64
 	// failures is the number of consecutive failed connections. Until avoidUntil (Unix time in
-	// nanoseconds), the endpoint is used only if there is no other.
+	// nanoseconds), the endpoint is used only if there is no other endpoint.
 	failures   atomic.Int32
 	avoidUntil atomic.Int64
 }
 
-// updatedPool returns a pool with the endpoints of now, and keeps the state of endpoints that p has
-// too. p may be nil.
+// updatedPool returns a pool with the endpoints of now. Endpoints that p also has keep their state.
+// p may be nil.
 func (p *pool) updatedPool(now route.Pool, transport *http.Transport) *pool {
 	next := &pool{Pool: now, transport: transport, endpoints: make([]*endpoint, 0, len(now.Endpoints))}
 	known := map[netip.AddrPort]*endpoint{}
@@ -55,9 +55,10 @@ func (p *pool) backendScheme() string {
 	return "http"
 }
 
-// pickEndpoint returns an endpoint that is not in tried, or nil. With client affinity, the client
-// determines it; otherwise it is the less busy of two random ones. Endpoints that recently refused
-// connections are used only if there are no others.
+// pickEndpoint returns an endpoint for a request, or nil if all are in tried. If the pool has
+// client affinity, a hash of the client address selects the endpoint. Otherwise it is the less busy
+// of two random endpoints. Endpoints that recently refused connections are used only if there are
+// no others.
 func (p *pool) pickEndpoint(client netip.Addr, tried []*endpoint, now time.Time) *endpoint {
 	if len(p.endpoints) == 0 {
 		return nil
@@ -83,7 +84,8 @@ func (p *pool) pickEndpoint(client netip.Addr, tried []*endpoint, now time.Time)
 	return nil
 }
 
-// firstFitting returns the first endpoint that fits, starting at an index, or nil.
+// firstFitting returns the first endpoint for which fits returns true. The search starts at index
+// place and wraps around. It returns nil if there is none.
 func (p *pool) firstFitting(place int, fits func(*endpoint) bool) *endpoint {
 	for i := range p.endpoints {
 		if e := p.endpoints[(place+i)%len(p.endpoints)]; fits(e) {
@@ -93,12 +95,13 @@ func (p *pool) firstFitting(place int, fits func(*endpoint) bool) *endpoint {
 	return nil
 }
 
-// affinitySeed must be equal in all replicas of the proxy, so that they select the same endpoint
-// for a client.
+// affinitySeed is the seed of the hash in endpointForClient. It must be equal in all replicas of
+// the proxy, so that they select the same endpoint for a client.
 const affinitySeed = 0x6b65656c736f6e
 
-// endpointForClient selects an endpoint by rendezvous hashing: adding or removing an endpoint moves
-// only the clients of that endpoint.
+// endpointForClient returns the endpoint for a client address among those for which fits returns
+// true. It uses rendezvous hashing: adding or removing an endpoint moves only the clients of that
+// endpoint.
 func (p *pool) endpointForClient(client netip.Addr, fits func(*endpoint) bool) (best *endpoint) {
 	var top uint64
 	for _, e := range p.endpoints {

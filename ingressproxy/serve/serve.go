@@ -1,7 +1,7 @@
-// Package serve is the data plane of the ingress proxy. It listens, finds the rule of each request
-// in the current table, and forwards the request to an endpoint. A table can be replaced while
-// requests run, without affecting them. Limits bounds everything that a client can make large or
-// slow.
+// Package serve is the data plane of the ingress proxy. It accepts connections, finds the rule of
+// each request in the current route.Table, and forwards the request to an endpoint. The table can
+// be replaced without affecting running requests. Limits bounds the resources that clients and
+// backends can use.
 package serve
 
 import (
@@ -25,23 +25,23 @@ import (
 	"keelson.dev/keelson/internal/connlimit"
 )
 
-// Limits bounds the resources that clients and backends can use. A zero value means the default,
-// which is given after the semicolon.
+// Limits bounds the resources that clients and backends can use. A zero field means the default,
+// which the comment of the field gives after the semicolon.
 type Limits struct {
 	Connections  connlimit.Limits // per port; All is an eighth of the process's file limit
-	Requests     int              // concurrent requests; half of the file limit
-	Upgrades     int              // upgraded connections, such as WebSockets; an eighth of the file limit
+	Requests     int              // concurrent requests; half of the process's file limit
+	Upgrades     int              // upgraded connections, such as WebSockets; an eighth of the process's file limit
 	Streams      int              // concurrent streams of an HTTP/2 connection; 128
 	Resets       int              // burst of stream resets of an HTTP/2 connection, refilled at a tenth per second; 1000
 	HeaderBytes  int              // bytes of a request header; 64 KiB
 	AnswerHeader int64            // bytes of a response header; 256 KiB
-	Header       time.Duration    // TLS handshake, and receipt of a request header; 10 s
+	Header       time.Duration    // time for a TLS handshake, and for receiving a request header; 10 s
 	Idle         time.Duration    // idle time between requests of a connection; 75 s
-	BodyIdle     time.Duration    // between parts of an HTTP/1.1 body, and until an HTTP/2 peer is pinged; 60 s
-	Dial         time.Duration    // connecting to an endpoint; 3 s
-	Drain        time.Duration    // for running requests when the server stops; 25 s
-	Mirrored     int              // concurrent mirrored copies; 256
-	MirrorBytes  int64            // size of a mirrored body; 1 MiB. Larger requests are not mirrored
+	BodyIdle     time.Duration    // time between parts of an HTTP/1.1 body, and until an HTTP/2 peer is pinged; 60 s
+	Dial         time.Duration    // time for connecting to an endpoint; 3 s
+	Drain        time.Duration    // time for running requests to finish when the server stops; 25 s
+	Mirrored     int              // concurrent copies of mirrored requests; 256
+	MirrorBytes  int64            // body size up to which requests are mirrored; 1 MiB
 }
 
 func (l Limits) withDefaults() Limits {
@@ -82,19 +82,19 @@ func (l Limits) withDefaults() Limits {
 type Options struct {
 	Log    *slog.Logger
 	Limits Limits
-	// Listen opens a port; nil listens on all addresses.
+	// Listen opens the listener of a port; nil means to listen on all addresses.
 	Listen func(port uint16) (net.Listener, error)
-	// Trusted are the addresses of trusted proxies. X-Forwarded-* headers in their requests are
-	// kept and extended. The headers are removed from all other requests.
+	// Trusted are the addresses of proxies in front of this server. X-Forwarded-* headers of their
+	// requests are kept and extended. They are removed from all other requests.
 	Trusted []netip.Prefix
 	// Access receives one line per request; nil disables the access log.
 	Access *slog.Logger
-	// Linger is how long connections are still accepted after Run's context is canceled, until load
-	// balancers have removed this server. Keep-alive is disabled during this time.
+	// Linger is how long connections are still accepted after Run's context is canceled. Load
+	// balancers remove this server during this time. Keep-alive is then disabled.
 	Linger time.Duration
 }
 
-// Server serves the table of the last Swap.
+// Server serves the route.Table that was last passed to Swap.
 type Server struct {
 	opts     Options
 	limits   Limits
@@ -105,7 +105,7 @@ type Server struct {
 	requests chan struct{}
 	upgrades chan struct{}
 	mirrors  chan struct{}
-	abortCtx context.Context // canceled when the remaining requests are aborted
+	abortCtx context.Context // canceled when requests that are still running must be aborted
 	abort    context.CancelFunc
 
 	swapMu     sync.Mutex // serializes Swap
@@ -114,10 +114,10 @@ type Server struct {
 	mu      sync.Mutex
 	ports   map[uint16]*port
 	ready   bool
-	running sync.WaitGroup // handlers, including those of hijacked connections, and ports that are stopping
+	running sync.WaitGroup // running handlers, including those of hijacked connections, and ports that are shutting down
 }
 
-// servedTable is a compiled table with the state of its endpoints.
+// servedTable is the compiled form of a route.Table, with the state of its endpoints.
 type servedTable struct {
 	index *route.Index
 	pools map[string]*pool
@@ -148,11 +148,11 @@ func New(o Options) *Server {
 	return s
 }
 
-// Collector returns the server's metrics.
+// Collector returns the collector of the server's Prometheus metrics.
 func (s *Server) Collector() prometheus.Collector { return s.metrics }
 
-// Swap replaces the table for all requests that arrive afterwards. It returns the errors of
-// route.Compile; the rest of the table is served.
+// Swap replaces the table for all requests that arrive later. It returns the errors of
+// route.Compile; the parts of the table without errors are served.
 func (s *Server) Swap(t *route.Table) []error {
 	s.swapMu.Lock()
 	defer s.swapMu.Unlock()
@@ -200,8 +200,8 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 }
 
-// reconcilePorts opens and closes ports so that they match the table; ok is false if a port could
-// not be opened.
+// reconcilePorts opens and closes listeners so that they match the ports of the table. ok is false
+// if a port could not be opened.
 func (s *Server) reconcilePorts() (ok bool) {
 	wanted := s.current.Load().index.Ports()
 	s.mu.Lock()
@@ -230,7 +230,7 @@ func (s *Server) reconcilePorts() (ok bool) {
 	return ok
 }
 
-// servePort starts to serve a port.
+// servePort starts to serve connections that l accepts, as requests on a port of the table.
 func (s *Server) servePort(number uint16, protocol route.Protocol, l net.Listener) *port {
 	p := &port{number: number, protocol: protocol, limiter: connlimit.New(l, s.limits.Connections), stopped: make(chan struct{})}
 	p.server = &http.Server{
@@ -278,7 +278,8 @@ func (s *Server) servePort(number uint16, protocol route.Protocol, l net.Listene
 
 type connKey struct{}
 
-// shutdownPort waits for the requests of a port for at most Limits.Drain, and aborts the rest.
+// shutdownPort closes the listener of port p, waits at most Limits.Drain for its requests, and
+// aborts the remaining requests.
 func (s *Server) shutdownPort(p *port) {
 	ctx, cancel := context.WithTimeout(s.abortCtx, s.limits.Drain)
 	defer cancel()

@@ -14,8 +14,8 @@ import (
 	"keelson.dev/keelson/ingressproxy/route"
 )
 
-// transportCache holds the connections to endpoints: one transport for each protocol and
-// verification.
+// transportCache holds the HTTP transports for connections to endpoints: one transport for each
+// combination of protocol and TLS verification.
 type transportCache struct {
 	limits     Limits
 	transports map[transportKey]*http.Transport
@@ -64,8 +64,7 @@ func (t *transportCache) transportFor(p route.Pool) *http.Transport {
 	case route.TLS:
 		made.Protocols.SetHTTP1(true)
 		made.Protocols.SetHTTP2(true)
-		// Without Verify, TLS only encrypts: the API server is trusted for the address of the
-		// endpoint.
+		// Without Verify, TLS only encrypts: the endpoint's address from the API is trusted.
 		made.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: !m.verified, ServerName: m.verify.ServerName, RootCAs: m.verify.Roots}
 	default:
 		made.Protocols.SetHTTP1(true)
@@ -74,8 +73,8 @@ func (t *transportCache) transportFor(p route.Pool) *http.Transport {
 	return made
 }
 
-// closeUnused closes the idle connections of all transports that no pool uses. Running requests are
-// not affected.
+// closeUnused closes the idle connections of all transports that no pool uses, and removes these
+// transports. Running requests are not affected. The caller must hold Server.swapMu.
 func (t *transportCache) closeUnused(pools map[string]*pool) {
 	used := map[*http.Transport]bool{}
 	for _, p := range pools {
@@ -94,7 +93,9 @@ const maxTries = 3
 
 var errRefused = errors.New("no endpoint accepts connections")
 
-// retryTransport is the http.RoundTripper of one request.
+// retryTransport is the http.RoundTripper that forwards one request to an endpoint of pool. If an
+// attempt fails and may be repeated, it sends the request to another endpoint, at most maxTries in
+// total.
 type retryTransport struct {
 	exchange *exchange
 	pool     *pool
@@ -104,8 +105,9 @@ func (p *pool) roundTripper(x *exchange) http.RoundTripper {
 	return &retryTransport{exchange: x, pool: p}
 }
 
-// RoundTrip sends a request to endpoints until one responds. It retries if nothing of the request
-// was sent, or if the request has no body and its method is GET, HEAD, or OPTIONS.
+// RoundTrip sends request r to endpoints of the pool until an endpoint responds, and returns that
+// response. It tries another endpoint only if nothing of r was sent, or if r has no body and its
+// method is GET, HEAD, or OPTIONS.
 func (a *retryTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	var tried []*endpoint
 	for {
@@ -185,9 +187,9 @@ func (a *retryTransport) tryEndpoint(r *http.Request, e *endpoint) (*http.Respon
 
 func (x *exchange) backendTimeout() time.Duration { return x.match.Rule.Timeouts.Backend }
 
-// requestBody is a request body that stays open when an attempt fails. After a response, Close
-// interrupts a Read that waits. Otherwise the end of the response would not be forwarded while the
-// client can still send, as in gRPC calls.
+// requestBody is a request body that remains open when an attempt to send it fails. Once there is a
+// response, Close interrupts a Read that waits for the client. Without this, the end of a response
+// would not be forwarded while the client can still send, as in gRPC calls.
 type requestBody struct {
 	io.Reader
 	stop func()
