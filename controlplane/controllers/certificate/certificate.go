@@ -17,17 +17,18 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Options of the controller.
+// Options configures the controller of CertificateSigningRequests.
 type Options struct {
-	// Sign signs a permitted request with the cluster's current CA.
+	// Sign signs request r, which Permitted has accepted, with the cluster's current CA. It returns
+	// the certificate chain as PEM.
 	Sign func(r *x509.CertificateRequest, usage x509.KeyUsage, extended []x509.ExtKeyUsage, life time.Duration, now time.Time) (chain []byte, err error)
-	// Reserved are organizations that no requested certificate may contain.
+	// Reserved are organizations that no certificate may contain.
 	Reserved []string
 }
 
 type request = certificatesv1.CertificateSigningRequest
 
-// New returns the controller.
+// New returns the controller of CertificateSigningRequests.
 func New(d controllers.Deps, o Options) *controllers.Controller {
 	requests := client.Informer[*request](d.Informers)
 	group := []string{certificatesv1.GroupName}
@@ -52,7 +53,8 @@ func New(d controllers.Deps, o Options) *controllers.Controller {
 	}
 }
 
-// reconciler performs the writes of one leadership.
+// reconciler reconciles CertificateSigningRequests during one term of leadership. Every term has a
+// new reconciler.
 type reconciler struct {
 	term    *controllers.Term
 	options Options
@@ -75,7 +77,7 @@ func (r *reconciler) reconcileRequest(ctx context.Context, key controllers.Key) 
 			return 0, nil
 		case err != nil:
 			return 0, fmt.Errorf("to %s CertificateSigningRequest %s: %w", deed, c.Name, err)
-		case next == nil: // nothing has changed
+		case next == nil: // the action wrote nothing
 			return again, nil
 		}
 		r.view.RecordWrite(next)
@@ -83,11 +85,12 @@ func (r *reconciler) reconcileRequest(ctx context.Context, key controllers.Key) 
 	}
 }
 
-// performAction performs an action and returns the written request, or nil if it wrote none.
+// performAction performs an action for request c. It returns the stored request, or nil if it wrote
+// nothing.
 func (r *reconciler) performAction(ctx context.Context, deed Deed, c *request) (*request, error) {
 	if deed == Remove {
 		o := controllers.DeleteOnlyUID(c)
-		o.Preconditions.ResourceVersion = &c.ResourceVersion // a concurrent decision must not be lost
+		o.Preconditions.ResourceVersion = &c.ResourceVersion // the deletion must fail if the request was decided concurrently
 		return nil, client.Delete[*request](ctx, r.term.Client, "", c.Name, o)
 	}
 	asked, err := parseRequest(c.Spec.Request)
@@ -110,8 +113,8 @@ func (r *reconciler) performAction(ctx context.Context, deed Deed, c *request) (
 	return client.UpdateStatus(ctx, r.term.Client, next)
 }
 
-// approveNodeRequest approves the request of a node if its requester has one of the necessary
-// permissions.
+// approveNodeRequest approves request c if RBAC gives the requester one of the permissions that
+// Rights returns. asked is the parsed request.
 func (r *reconciler) approveNodeRequest(ctx context.Context, c *request, asked *x509.CertificateRequest) (*request, error) {
 	for _, right := range Rights(c, asked) {
 		allowed, err := r.isRequesterAllowed(ctx, c, right)
@@ -132,7 +135,7 @@ func (r *reconciler) approveNodeRequest(ctx context.Context, c *request, asked *
 	return nil, nil
 }
 
-// isRequesterAllowed reports whether the requester may create this subresource of
+// isRequesterAllowed reports whether RBAC allows the requester of c to create subresource part of
 // CertificateSigningRequests.
 func (r *reconciler) isRequesterAllowed(ctx context.Context, c *request, part string) (bool, error) {
 	ask := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{

@@ -12,18 +12,18 @@ import (
 )
 
 // How long requests are kept: decided requests, and requests without a decision, as in Kubernetes.
-// An approved request without a certificate waits for its signer, which may be outside the cluster.
-// Kubernetes' documentation says that approved requests are kept for an hour; its controller counts
-// that hour from the certificate, and keeps requests without one forever. Here a signer has a day.
+// An approved request without a certificate waits for its signer, which may be outside the cluster;
+// it is kept for a day. (Kubernetes documents an hour for approved requests. Its controller counts
+// that hour from the certificate, and keeps requests without a certificate forever.)
 const (
 	decidedKept = time.Hour
 	pendingKept = 24 * time.Hour
 )
 
-// Deed is the next action for a request.
+// Deed is the next action of the controller for a CertificateSigningRequest.
 type Deed string
 
-// The actions.
+// Actions for a request.
 const (
 	Wait   Deed = "wait"   // wait for a decision, or until the request expires
 	Review Deed = "review" // check whether RBAC permits the approval
@@ -31,7 +31,8 @@ const (
 	Remove Deed = "remove"
 )
 
-// PlanRequest returns the next action for a request, and when to plan again.
+// PlanRequest returns the next action for request c, and the delay after which it must be called
+// again.
 func PlanRequest(c *certificatesv1.CertificateSigningRequest, now time.Time) (deed Deed, again time.Duration) {
 	left := cleanupTime(c).Sub(now)
 	if left <= 0 {
@@ -50,7 +51,7 @@ func PlanRequest(c *certificatesv1.CertificateSigningRequest, now time.Time) (de
 	return Wait, left
 }
 
-// cleanupTime returns when a request is deleted.
+// cleanupTime returns the time at which request c must be deleted.
 func cleanupTime(c *certificatesv1.CertificateSigningRequest) time.Time {
 	until := c.CreationTimestamp.Add(pendingKept)
 	for _, k := range c.Status.Conditions {
@@ -78,7 +79,7 @@ func cleanupTime(c *certificatesv1.CertificateSigningRequest) time.Time {
 	return until
 }
 
-// certificateExpiry returns when the first certificate of a chain expires.
+// certificateExpiry returns the time at which the first certificate of a PEM chain expires.
 func certificateExpiry(chain []byte) (time.Time, bool) {
 	block, _ := pem.Decode(chain)
 	if block == nil {
@@ -95,9 +96,9 @@ func hasCondition(c *certificatesv1.CertificateSigningRequest, t certificatesv1.
 	return slices.ContainsFunc(c.Status.Conditions, func(k certificatesv1.CertificateSigningRequestCondition) bool { return k.Type == t })
 }
 
-// Rights returns the subresources of which the requester must be allowed to create one, so that the
-// request of a node is approved. selfnodeclient is sufficient only for a request for the
-// requester's own name.
+// Rights returns subresources of CertificateSigningRequests. The request of a node is approved if
+// RBAC allows its requester to create one of these subresources. selfnodeclient is included only if
+// the request is for the requester's own name.
 func Rights(c *certificatesv1.CertificateSigningRequest, r *x509.CertificateRequest) []string {
 	if c.Spec.SignerName != certificatesv1.KubeAPIServerClientKubeletSignerName || nodeClient(r, c.Spec.Usages) != nil {
 		return nil

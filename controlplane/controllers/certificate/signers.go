@@ -14,13 +14,14 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Lifetimes of certificates: the maximum, which is also the default, and the minimum.
+// Maximum and minimum lifetime of a certificate. The maximum is also the default.
 const (
 	longestLife  = 365 * 24 * time.Hour
 	shortestLife = 10 * time.Minute
 )
 
-// signers maps the signers of the cluster to the checks of their requests.
+// signers maps the name of each signer that this controller implements to the check of its
+// requests.
 var signers = map[string]func(r *x509.CertificateRequest, usages []certificatesv1.KeyUsage) error{
 	certificatesv1.KubeAPIServerClientSignerName: func(_ *x509.CertificateRequest, usages []certificatesv1.KeyUsage) error {
 		return permitUsages(certificatesv1.UsageClientAuth, false, usages)
@@ -29,8 +30,8 @@ var signers = map[string]func(r *x509.CertificateRequest, usages []certificatesv
 	certificatesv1.KubeletServingSignerName:             nodeServing,
 }
 
-// Permitted returns an error if the signer of that name must not sign the request. reserved are
-// organizations that no certificate may contain.
+// Permitted returns an error if the signer of this name must not sign request r with these usages.
+// reserved are organizations that no certificate may contain.
 func Permitted(signer string, r *x509.CertificateRequest, usages []certificatesv1.KeyUsage, reserved []string) error {
 	permits, ok := signers[signer]
 	if !ok {
@@ -44,8 +45,8 @@ func Permitted(signer string, r *x509.CertificateRequest, usages []certificatesv
 	return permits(r, usages)
 }
 
-// nodeClient checks a request for a client certificate with which an agent authenticates as its
-// node.
+// nodeClient returns an error unless r requests a client certificate with which an agent
+// authenticates as its node.
 func nodeClient(r *x509.CertificateRequest, usages []certificatesv1.KeyUsage) error {
 	if err := nodeSubject(r); err != nil {
 		return err
@@ -59,8 +60,8 @@ func nodeClient(r *x509.CertificateRequest, usages []certificatesv1.KeyUsage) er
 	return firstError(noMailNorURI(r), permitUsages(certificatesv1.UsageClientAuth, true, usages))
 }
 
-// nodeServing checks a request for the certificate of a node's HTTPS server. The approver must
-// verify that the names belong to the node.
+// nodeServing returns an error unless r requests the certificate of a node's HTTPS server. The
+// approver must verify that the names in r belong to the node.
 func nodeServing(r *x509.CertificateRequest, usages []certificatesv1.KeyUsage) error {
 	if err := nodeSubject(r); err != nil {
 		return err
@@ -91,8 +92,8 @@ func noMailNorURI(r *x509.CertificateRequest) error {
 	return nil
 }
 
-// permitUsages checks the usages: purpose is required, and digital signature and key encipherment
-// are allowed. If signs is true, digital signature is required too, as for a node's certificates.
+// permitUsages returns an error unless the usages are purpose, which is required, and optionally
+// digital signature and key encipherment. If signs is true, digital signature is required too.
 func permitUsages(purpose certificatesv1.KeyUsage, signs bool, usages []certificatesv1.KeyUsage) error {
 	allowed := []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageKeyEncipherment, purpose}
 	for _, u := range usages {
@@ -122,7 +123,7 @@ func firstError(errs ...error) error {
 	return nil
 }
 
-// x509Usages converts the usages of a permitted request to those of a certificate.
+// x509Usages converts the usages of a request to those of an X.509 certificate.
 func x509Usages(usages []certificatesv1.KeyUsage) (usage x509.KeyUsage, extended []x509.ExtKeyUsage) {
 	for _, u := range usages {
 		switch u {
@@ -139,7 +140,8 @@ func x509Usages(usages []certificatesv1.KeyUsage) (usage x509.KeyUsage, extended
 	return usage, extended
 }
 
-// Life returns the lifetime of a certificate for the requested number of seconds.
+// Life returns the lifetime of a certificate if the request asks for this number of seconds, or for
+// no specific lifetime (nil).
 func Life(seconds *int32) time.Duration {
 	if seconds == nil {
 		return longestLife
@@ -147,7 +149,7 @@ func Life(seconds *int32) time.Duration {
 	return min(max(time.Duration(*seconds)*time.Second, shortestLife), longestLife)
 }
 
-// parseRequest parses a request. Validation has already accepted it.
+// parseRequest parses a PEM certificate request that validation has accepted.
 func parseRequest(request []byte) (*x509.CertificateRequest, error) {
 	block, _ := pem.Decode(request)
 	if block == nil {

@@ -1,5 +1,5 @@
-// Package clusterroleaggregation copies the rules of selected cluster roles to cluster roles with
-// an aggregation rule.
+// Package clusterroleaggregation maintains the rules of ClusterRoles with an aggregation rule: they
+// are the rules of the ClusterRoles that the aggregation rule selects.
 package clusterroleaggregation
 
 import (
@@ -37,7 +37,8 @@ func PlanRules(role *rbacv1.ClusterRole, all []*rbacv1.ClusterRole) (rules []rba
 	return rules, len(rules) != len(role.Rules) || len(rules) > 0 && !reflect.DeepEqual(rules, role.Rules)
 }
 
-// selectRoles returns the roles that match any of the selectors, sorted by name.
+// selectRoles returns the roles in all that a selector of role's aggregation rule matches, sorted
+// by name.
 func selectRoles(role *rbacv1.ClusterRole, all []*rbacv1.ClusterRole) []*rbacv1.ClusterRole {
 	var out []*rbacv1.ClusterRole
 	for i := range role.AggregationRule.ClusterRoleSelectors {
@@ -55,7 +56,7 @@ func selectRoles(role *rbacv1.ClusterRole, all []*rbacv1.ClusterRole) []*rbacv1.
 	return out
 }
 
-// New returns the controller.
+// New returns the controller of aggregated ClusterRoles.
 func New(d controllers.Deps) *controllers.Controller {
 	roles := client.Informer[*rbacv1.ClusterRole](d.Informers)
 	return &controllers.Controller{

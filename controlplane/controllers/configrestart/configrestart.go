@@ -21,11 +21,11 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// settle is how long to wait for further changes after a change. A user who applies a directory
-// changes several objects one after the other.
+// settle is how long the controller waits for further changes after a ConfigMap or Secret has
+// changed. A user who applies a directory changes several objects one after the other.
 const settle = 2 * time.Second
 
-// workload is a kind that replaces its pods when its template changes.
+// workload is a kind of objects that replace their pods when their pod template changes.
 type workload struct {
 	kind     string
 	informer cache.SharedIndexInformer
@@ -53,14 +53,15 @@ func workloadOf[T api.Object](d controllers.Deps, kind string, template func(T) 
 	return w
 }
 
-// refIndex indexes workloads by the objects to which they refer: "namespace/configmaps/name".
+// refIndex indexes workloads by the ConfigMaps and Secrets to which their template refers, for
+// example "namespace/configmaps/name".
 const refIndex = "config-restart"
 
 func isRestartRequested(o api.Object) bool {
 	return o.GetAnnotations()[api.RestartAnnotation] == "true" && o.GetDeletionTimestamp() == nil
 }
 
-// New returns the controller.
+// New returns the controller that restarts workloads after changes of their ConfigMaps and Secrets.
 func New(d controllers.Deps) *controllers.Controller {
 	all := []workload{
 		workloadOf(d, "Deployment", func(o *appsv1.Deployment) *corev1.PodTemplateSpec { return &o.Spec.Template }),
@@ -95,8 +96,8 @@ func New(d controllers.Deps) *controllers.Controller {
 	return c
 }
 
-// watchReferred returns a Watch that maps an object with changed contents to the workloads that
-// refer to it.
+// watchReferred returns a Watch for ConfigMaps or Secrets. It maps an object with changed contents
+// to the workloads that refer to it.
 func watchReferred[T api.Object](inf cache.SharedIndexInformer, resource string, all []workload, contents func(T) string) controllers.Watch {
 	return controllers.OnInformer(inf, func(c controllers.Change[T]) (keys []controllers.Key) {
 		for _, w := range all {
@@ -119,7 +120,7 @@ type restarts struct {
 
 func (r *restarts) leadRestarts(t *controllers.Term) controllers.Reconcile {
 	var mu sync.Mutex
-	since := map[controllers.Key]time.Time{} // start of the wait for further changes
+	since := map[controllers.Key]time.Time{} // first observed change of each workload that waits for further changes
 	return func(ctx context.Context, key controllers.Key) (time.Duration, error) {
 		w := r.byKind[key.Kind]
 		o, ok := controllers.Cached[api.Object](w.informer, key.Namespace, key.Name)
@@ -164,7 +165,7 @@ func (r *restarts) leadRestarts(t *controllers.Term) controllers.Reconcile {
 	}
 }
 
-// currentState returns the current state of the objects.
+// currentState returns the digests of the current ConfigMaps and Secrets in refs.
 func (r *restarts) currentState(namespace string, refs []Ref) State {
 	s := State{}
 	for _, ref := range refs {
@@ -180,7 +181,7 @@ func (r *restarts) currentState(namespace string, refs []Ref) State {
 	return s
 }
 
-// changedObjects returns the objects with changed contents.
+// changedObjects returns the objects with different digests in seen and next.
 func changedObjects(seen, next State) (names []string) {
 	for _, ref := range next.sortedRefs() {
 		if was := seen[ref]; was != "" && was != next[ref] {
@@ -190,8 +191,9 @@ func changedObjects(seen, next State) (names []string) {
 	return names
 }
 
-// workloadPatch returns a patch that stores the seen state. If replace is true it also changes the
-// template, so that the pods are replaced. The patch applies only to the version o of the workload.
+// workloadPatch returns a patch that stores next in an annotation of workload o. If replace is true
+// it also changes the pod template, so that the pods are replaced. The patch fails if o has
+// changed.
 func workloadPatch(o api.Object, next State, replace bool) []byte {
 	body := map[string]any{"metadata": map[string]any{
 		"resourceVersion": o.GetResourceVersion(), "uid": o.GetUID(), "annotations": map[string]string{api.ConfigSeenAnnotation: next.String()}}}

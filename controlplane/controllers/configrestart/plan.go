@@ -1,5 +1,6 @@
-// Package configrestart replaces the pods of workloads that request it when the ConfigMaps or
-// Secrets to which they refer have changed.
+// Package configrestart replaces the pods of a workload when a ConfigMap or Secret to which its
+// template refers has changed. It does this only for workloads with the annotation that requests
+// it.
 package configrestart
 
 import (
@@ -17,11 +18,13 @@ import (
 	"keelson.dev/keelson/controlplane/api/podref"
 )
 
-// Ref is an object to which a template refers: "configmaps/web", "secrets/web".
+// Ref identifies a ConfigMap or Secret to which a pod template refers: "configmaps/web",
+// "secrets/web".
 type Ref string
 
-// Refs returns the ConfigMaps and Secrets with contents that are visible to containers. Objects
-// that only the node uses, such as credentials of image registries and volumes, are not included.
+// Refs returns the ConfigMaps and Secrets with contents that containers of the template can read.
+// It does not return objects that only the node uses, such as credentials of image registries and
+// volumes.
 func Refs(namespace string, t *corev1.PodTemplateSpec) []Ref {
 	found := map[Ref]bool{}
 	for r := range podref.Of(&corev1.Pod{ObjectMeta: t.ObjectMeta, Spec: t.Spec}) {
@@ -41,11 +44,12 @@ func isShown(path string) bool {
 	return false
 }
 
-// State maps each object to a digest of its contents, or to "" if the object does not exist.
+// State maps each referenced object to a digest of its contents. The digest is "" if the object
+// does not exist.
 type State map[Ref]string
 
-// digestBytes is the length of a digest. It is short, because digests only distinguish versions of
-// an object.
+// digestBytes is the length of a digest. It is short because a digest only distinguishes versions
+// of one object.
 const digestBytes = 10
 
 func digestString(h hash.Hash) string { return hex.EncodeToString(h.Sum(nil)[:digestBytes]) }
@@ -87,10 +91,11 @@ func writeField(h hash.Hash, s string) {
 // in the order of names, cause no restart.
 const maxRefs = 200
 
-// PlanRestart returns the new state of a workload, and whether its pods must be replaced because an
-// object has changed. A deleted object causes no replacement, because new pods might not start
-// without it. A created object causes none either, because the pods that need it have waited for
-// it.
+// PlanRestart compares the current digests now of a workload's references with the digests seen
+// that the workload stores. It returns the digests to store, and whether the pods must be replaced
+// because an object has changed. A deleted object causes no replacement, because new pods might not
+// start without it. A created object causes no replacement, because the pods that need it have
+// waited for it.
 func PlanRestart(refs []Ref, seen, now State) (next State, replace bool) {
 	next = State{}
 	for _, r := range refs[:min(len(refs), maxRefs)] {
@@ -122,7 +127,8 @@ func (s State) String() string {
 
 func (s State) sortedRefs() []Ref { return slices.Sorted(maps.Keys(s)) }
 
-// Parse parses the form of String. It skips invalid parts: their objects count as new.
+// Parse returns the State that String has formatted. It skips invalid parts: their objects count as
+// new.
 func Parse(text string) State {
 	s := State{}
 	for part := range strings.SplitSeq(text, ",") {

@@ -24,7 +24,7 @@ func New(d controllers.Deps) *controllers.Controller {
 	crons := client.Informer[*batchv1.CronJob](d.Informers)
 	jobs := client.Informer[*batchv1.Job](d.Informers)
 	controllers.IndexControllers(jobs)
-	none := func(*batchv1.CronJob) labels.Selector { return nil } // it adopts no jobs
+	none := func(*batchv1.CronJob) labels.Selector { return nil } // a CronJob adopts no jobs
 	return &controllers.Controller{
 		Name:    "cronjob-controller",
 		Workers: 5,
@@ -46,7 +46,7 @@ func New(d controllers.Deps) *controllers.Controller {
 	}
 }
 
-// reconciler performs the writes of one leadership.
+// reconciler reconciles CronJobs during one term of leadership. Every term has a new reconciler.
 type reconciler struct {
 	term   *controllers.Term
 	crons  *controllers.View[*batchv1.CronJob]
@@ -86,8 +86,8 @@ func (r *reconciler) ownedJobs(c *batchv1.CronJob) []*batchv1.Job {
 	return r.jobs.By(controllers.ControllerIndex, string(c.UID))
 }
 
-// performStep creates the job of a step, after it has deleted the jobs that the new job replaces.
-// ran is the scheduled time that was handled.
+// performStep deletes the jobs that a step replaces, and then creates the job of the step. ran is
+// the scheduled time for which a job exists now, or nil.
 func (r *reconciler) performStep(ctx context.Context, c *batchv1.CronJob, step Step) (ran *time.Time, err error) {
 	if step.Run == nil {
 		return nil, nil
@@ -115,8 +115,9 @@ func (r *reconciler) performStep(ctx context.Context, c *batchv1.CronJob, step S
 	return step.Run, nil
 }
 
-// resolveNameCollision handles a job that already has the wanted name. A job of this cron job was
-// created for the same minute. Any other job prevents the run, which is recorded as an event.
+// resolveNameCollision handles an existing job with the name of job want, which could not be
+// created. If CronJob c created it for the same minute, it returns the scheduled time at. Any other
+// job prevents the run, which is recorded as an event.
 func (r *reconciler) resolveNameCollision(ctx context.Context, c *batchv1.CronJob, want *batchv1.Job, at *time.Time) (*time.Time, error) {
 	have, err := client.Get[*batchv1.Job](ctx, r.term.Client, want.Namespace, want.Name)
 	if err != nil {
@@ -150,8 +151,9 @@ func (r *reconciler) deleteJob(ctx context.Context, c *batchv1.CronJob, j *batch
 	return fmt.Errorf("deleting job %s/%s of cron job %s: %w", j.Namespace, j.Name, c.Name, err)
 }
 
-// writeCronJobStatus writes the status if it changed. It is computed after the writes of this
-// reconcile.
+// writeCronJobStatus writes the status of the CronJob if it changed. It must be called after the
+// other writes of this reconcile, because the status includes their results. ran is the result of
+// performStep.
 func (r *reconciler) writeCronJobStatus(ctx context.Context, s Snapshot, ran *time.Time) (wait time.Duration, err error) {
 	status, events := Status(s, ran)
 	if equality.Semantic.DeepEqual(status, s.CronJob.Status) {
@@ -172,8 +174,8 @@ func (r *reconciler) writeCronJobStatus(ctx context.Context, s Snapshot, ran *ti
 	return wait, err
 }
 
-// recordNewEvents records the events that were not among the events of the last call. For a deleted
-// cron job (nil) it clears the record.
+// recordNewEvents records those events of CronJob c that were not passed in the last call for key.
+// If c is nil, the CronJob was deleted and its record is removed.
 func (r *reconciler) recordNewEvents(key controllers.Key, c *batchv1.CronJob, events []Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -19,17 +19,17 @@ import (
 
 var kind = batchv1.SchemeGroupVersion.WithKind("CronJob")
 
-// Snapshot is the input of PlanCronJob.
+// Snapshot is the input of PlanCronJob: a CronJob and its jobs.
 type Snapshot struct {
 	CronJob *batchv1.CronJob
 	Jobs    []*batchv1.Job // the jobs that the cron job controls
 	Going   func(*batchv1.Job) bool
 	Now     time.Time
-	Local   *time.Location // time zone of schedules without one
+	Local   *time.Location // time zone of schedules that name none
 }
 
-// Step lists the next writes, in this order: jobs to delete because they are replaced, the new job,
-// the status, and old jobs to delete.
+// Step is the result of PlanCronJob. Its writes are performed in this order: deletion of jobs that
+// are replaced, creation of the new job, the status, deletion of old jobs.
 type Step struct {
 	Replace []*batchv1.Job
 	Run     *time.Time // scheduled time of the job to create
@@ -37,10 +37,10 @@ type Step struct {
 	Again   time.Duration
 }
 
-// Event is an event of a cron job. It is recorded once while it stays the same.
+// Event is an event of a CronJob. It is recorded once, and again only after it has not applied.
 type Event struct{ Type, Reason, Message string }
 
-// PlanCronJob computes the next step.
+// PlanCronJob returns the next writes for a CronJob.
 func PlanCronJob(s Snapshot) Step {
 	var step Step
 	c := s.CronJob
@@ -74,8 +74,8 @@ func PlanCronJob(s Snapshot) Step {
 	return step
 }
 
-// planStart decides what to do for the latest scheduled time that has passed. Earlier missed times
-// are skipped.
+// planStart adds to step the start of a run for the latest scheduled time that has passed, if the
+// concurrency policy and the deadline permit it. Earlier missed times are skipped.
 func (s Snapshot) planStart(step *Step, t times, from, due time.Time) {
 	c := s.CronJob
 	if d := c.Spec.StartingDeadlineSeconds; d != nil {
@@ -117,8 +117,9 @@ const longest = int64(1<<63-1) / int64(time.Second)
 
 func (step *Step) addEvent(e *Event) { step.Events = append(step.Events, *e) }
 
-// earliestTime returns the time after which no run has been started. A job that exists counts even
-// if the status does not include it yet.
+// earliestTime returns the time after which runs have to be started: the last scheduled time for
+// which a job was created, or the creation of the CronJob. A job that exists counts even if the
+// status does not include it yet.
 func (s Snapshot) earliestTime() time.Time {
 	if last := s.lastRun(); last != nil {
 		return last.Time
@@ -138,15 +139,15 @@ func (s Snapshot) lastRun() *metav1.Time {
 	return last
 }
 
-// isScheduledJob reports whether an unfinished job is a run of its cron job: it has a scheduled
-// time, or the status lists it.
+// isScheduledJob reports whether job j, which is not finished, is a scheduled run: it has a
+// scheduled time, or the status of the CronJob lists it.
 func (s Snapshot) isScheduledJob(j *batchv1.Job) bool {
 	_, made := scheduledTime(j)
 	return finishedCondition(j) == nil && (made || isListedActive(s.CronJob, j.UID))
 }
 
-// scheduledTime returns the scheduled time of a job. It returns false for a job that was created
-// manually.
+// scheduledTime returns the scheduled time for which job j was created. It returns false for a job
+// that a user created.
 func scheduledTime(j *batchv1.Job) (time.Time, bool) {
 	at, err := time.Parse(time.RFC3339, j.Annotations[batchv1.CronJobScheduledTimestampAnnotation])
 	return at, err == nil
@@ -156,7 +157,8 @@ func isListedActive(c *batchv1.CronJob, uid types.UID) bool {
 	return slices.ContainsFunc(c.Status.Active, func(r corev1.ObjectReference) bool { return r.UID == uid })
 }
 
-// finishedCondition returns the condition Complete or Failed of a finished job, or nil.
+// finishedCondition returns the true condition Complete or Failed of job j, or nil if j is not
+// finished.
 func finishedCondition(j *batchv1.Job) *batchv1.JobCondition {
 	for i := range j.Status.Conditions {
 		c := &j.Status.Conditions[i]
@@ -167,8 +169,8 @@ func finishedCondition(j *batchv1.Job) *batchv1.JobCondition {
 	return nil
 }
 
-// newJob returns the job for a scheduled time. Its name contains the minute, so that it cannot be
-// created twice.
+// newJob returns the job of CronJob c for a scheduled time. Its name contains the minute, so that
+// no minute has two jobs.
 func newJob(c *batchv1.CronJob, at time.Time) *batchv1.Job {
 	t := c.Spec.JobTemplate.DeepCopy()
 	j := &batchv1.Job{
@@ -185,8 +187,8 @@ func newJob(c *batchv1.CronJob, at time.Time) *batchv1.Job {
 	return j
 }
 
-// Status returns the status of a cron job with these jobs, and the events of the change. ran is the
-// scheduled time that this reconcile handled.
+// Status returns the new status of a CronJob, and the events of the change. ran is the scheduled
+// time for which this reconcile has created a job, or nil.
 func Status(s Snapshot, ran *time.Time) (batchv1.CronJobStatus, []Event) {
 	c := s.CronJob
 	out := batchv1.CronJobStatus{LastScheduleTime: s.lastRun(), LastSuccessfulTime: c.Status.LastSuccessfulTime}
@@ -225,7 +227,8 @@ func Status(s Snapshot, ran *time.Time) (batchv1.CronJobStatus, []Event) {
 	return out, events
 }
 
-// activeReference returns the reference to a job in the status. It keeps an existing reference.
+// activeReference returns the reference to job j for the status of the CronJob. It returns an
+// existing reference unchanged.
 func (s Snapshot) activeReference(j *batchv1.Job) corev1.ObjectReference {
 	for _, r := range s.CronJob.Status.Active {
 		if r.UID == j.UID {

@@ -10,13 +10,14 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/batch"
 )
 
-// times are the times of a schedule in a time zone.
+// times computes the scheduled times of a CronJob: it is a schedule with its time zone.
 type times struct {
 	schedule cron.Schedule
 	zone     *time.Location
 }
 
-// timesOf parses a schedule. The error is returned as an Event.
+// timesOf parses the schedule and time zone of CronJob c. local is the time zone if c names none.
+// It returns an Event if the schedule or time zone is invalid.
 func timesOf(c *batchv1.CronJob, local *time.Location) (times, *Event) {
 	t := times{zone: local}
 	if name := c.Spec.TimeZone; name != nil {
@@ -45,8 +46,8 @@ func (t times) fixedInterval() time.Duration {
 	return 0
 }
 
-// lastTime returns the latest scheduled time in (from, now]. ok is false if none exists. It takes
-// a few dozen steps, however long ago from is.
+// lastTime returns the latest scheduled time after from that is not after now. ok is false if there
+// is none. It takes a few dozen steps, however long ago from is.
 func (t times) lastTime(from, now time.Time) (last time.Time, ok bool) {
 	first := t.nextTime(from)
 	if first.IsZero() || first.After(now) {
@@ -69,10 +70,10 @@ func (t times) lastTime(from, now time.Time) (last time.Time, ok bool) {
 	return time.Unix(high, 0).In(t.zone), true
 }
 
-// many is the number of missed times from which a warning is recorded.
+// many is the number of missed scheduled times above which a warning is recorded.
 const many = 100
 
-// tooMany reports whether more than many scheduled times lie between from and now.
+// tooMany reports whether there are more than many scheduled times between from and now.
 func (t times) tooMany(from, now time.Time) bool {
 	if d := t.fixedInterval(); d > 0 {
 		return now.Sub(from)/d > many

@@ -21,16 +21,16 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// lookAgain is the retry interval of a definition with remaining objects, or with a kind that this
-// replica does not serve yet.
+// lookAgain is the retry interval of a CustomResourceDefinition that is being deleted while objects
+// remain, or while this replica does not serve its kind yet.
 const lookAgain = time.Second
 
-// New returns the controller.
+// New returns the controller of CustomResourceDefinitions.
 func New(d controllers.Deps) *controllers.Controller {
 	definitions := client.Informer[*v1.CustomResourceDefinition](d.Informers)
 	return &controllers.Controller{
 		Name: "customresourcedefinition-controller",
-		// Names are accepted in the order of requests, which requires a single worker.
+		// A single worker accepts names in the order of the requests.
 		Workers: 1,
 		Watches: []controllers.Watch{controllers.OnInformer(definitions, func(c controllers.Change[*v1.CustomResourceDefinition]) []controllers.Key {
 			var keys []controllers.Key
@@ -41,7 +41,7 @@ func New(d controllers.Deps) *controllers.Controller {
 				equality.Semantic.DeepEqual(c.Old.Status.AcceptedNames, c.New.Status.AcceptedNames) {
 				return keys
 			}
-			// Names may have become free.
+			// Other definitions may be waiting for names that are free now.
 			for _, other := range controllers.CachedAll[*v1.CustomResourceDefinition](definitions) {
 				if other.Spec.Group == c.New.Spec.Group && !apihelpers.IsCRDConditionTrue(other, v1.NamesAccepted) {
 					keys = append(keys, controllers.KeyOf(other))
@@ -61,15 +61,15 @@ func New(d controllers.Deps) *controllers.Controller {
 	}
 }
 
-// reconciler performs the writes of one leadership.
+// reconciler reconciles CustomResourceDefinitions during one term of leadership. Every term has a
+// new reconciler.
 type reconciler struct {
 	term  *controllers.Term
 	view  *controllers.View[*v1.CustomResourceDefinition]
 	kinds *api.Kinds
 
-	// looked caches the result of nonStructural for the last definition. Each definition is
-	// reconciled several times in a row as its status changes, and a schema may have thousands of
-	// properties.
+	// looked caches the result of nonStructural for one definition. A definition is reconciled
+	// several times in a row as its status changes, and a schema may have thousands of properties.
 	looked struct {
 		uid        types.UID
 		generation int64
@@ -77,8 +77,8 @@ type reconciler struct {
 	}
 }
 
-// cachedSchemaCondition returns nonStructural of a definition from the cache. It is not safe for
-// concurrent use; the controller has one worker.
+// cachedSchemaCondition returns the result of nonStructural for definition c, from the cache if c
+// is the last definition. It is not safe for concurrent use; the controller has one worker.
 func (r *reconciler) cachedSchemaCondition(c *v1.CustomResourceDefinition) *v1.CustomResourceDefinitionCondition {
 	if l := &r.looked; l.uid != c.UID || l.generation != c.Generation {
 		l.uid, l.generation, l.found = c.UID, c.Generation, nonStructural(c)
@@ -102,7 +102,7 @@ func (r *reconciler) reconcileDefinition(ctx context.Context, key controllers.Ke
 	return 0, r.writeDefinitionStatus(ctx, c, computeStatus(c, taken, r.cachedSchemaCondition(c), metav1.NewTime(r.term.Now())))
 }
 
-// builtIn adds the names of the built-in kinds.
+// builtIn adds to t the names of the built-in kinds of an API group.
 func (r *reconciler) builtIn(group string, t Taken) {
 	for _, k := range r.kinds.All() {
 		if k.GVK.Group != group || k.Definition != "" {
@@ -136,8 +136,8 @@ func (r *reconciler) writeDefinitionStatus(ctx context.Context, c *v1.CustomReso
 	return nil
 }
 
-// finalizeDefinition deletes the objects of a definition, and removes its finalizer when no objects
-// are left.
+// finalizeDefinition deletes the custom objects of definition c, which is being deleted. It removes
+// the finalizer of c when no objects remain.
 func (r *reconciler) finalizeDefinition(ctx context.Context, c *v1.CustomResourceDefinition) (time.Duration, error) {
 	if apihelpers.IsCRDConditionTrue(c, v1.Established) {
 		left, err := r.deleteObjects(ctx, c)
@@ -165,14 +165,14 @@ func (r *reconciler) finalizeDefinition(ctx context.Context, c *v1.CustomResourc
 	return 0, nil
 }
 
-// deleteObjects deletes the objects of a definition and returns how many still exist. It returns an
-// error if objects cannot be read, because the definition lacks their version or they are damaged:
-// their finalizers are then unknown.
+// deleteObjects deletes the custom objects of definition c and returns how many still exist. It
+// returns an error if objects cannot be read, because c lacks their version or they are damaged:
+// the finalizers of these objects are unknown.
 func (r *reconciler) deleteObjects(ctx context.Context, c *v1.CustomResourceDefinition) (left int, err error) {
 	stored := r.kinds.Table().Stored()
 	i := slices.IndexFunc(stored, func(k *api.Kind) bool { return k.Definition == c.Name })
 	if i < 0 {
-		return 1, nil // not served by this replica yet
+		return 1, nil // this replica does not serve the kind yet
 	}
 	k := stored[i]
 	objs, err := r.term.Client.ListWhole(ctx, k, "")

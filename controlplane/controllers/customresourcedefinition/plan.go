@@ -1,5 +1,5 @@
-// Package customresourcedefinition accepts the names of CustomResourceDefinitions, maintains their
-// conditions, and deletes the objects of definitions that are being deleted.
+// Package customresourcedefinition maintains CustomResourceDefinitions. It accepts their names,
+// sets their conditions, and deletes the custom objects of definitions that are being deleted.
 package customresourcedefinition
 
 import (
@@ -17,11 +17,11 @@ import (
 	"keelson.dev/keelson/controlplane/api/custom"
 )
 
-// Taken holds the names of a group that other definitions or built-in kinds use. Resources includes
-// singular and short names; Kinds includes list kinds.
+// Taken holds the names in an API group that other definitions or built-in kinds already use.
+// Resources includes singular and short names; Kinds includes list kinds.
 type Taken struct{ Resources, Kinds map[string]bool }
 
-// TakenBy returns the accepted names of other definitions in the group.
+// TakenBy returns the names that other definitions in all use in the API group of c.
 func TakenBy(c *v1.CustomResourceDefinition, all []*v1.CustomResourceDefinition) Taken {
 	t := Taken{Resources: map[string]bool{}, Kinds: map[string]bool{}}
 	for _, other := range all {
@@ -37,20 +37,21 @@ func TakenBy(c *v1.CustomResourceDefinition, all []*v1.CustomResourceDefinition)
 	return t
 }
 
-// DefinitionStatus returns the new status of a definition: its accepted names and conditions.
+// DefinitionStatus returns the new status of definition c: its accepted names and its conditions. t
+// holds the names that c cannot use.
 func DefinitionStatus(c *v1.CustomResourceDefinition, t Taken, now metav1.Time) v1.CustomResourceDefinitionStatus {
 	return computeStatus(c, t, nonStructural(c), now)
 }
 
-// computeStatus is DefinitionStatus with a precomputed condition about the schemas, which may be
-// nil.
+// computeStatus returns the result of DefinitionStatus. schemas is the result of nonStructural for
+// c.
 func computeStatus(c *v1.CustomResourceDefinition, t Taken, schemas *v1.CustomResourceDefinitionCondition, now metav1.Time) v1.CustomResourceDefinitionStatus {
 	next := withStatus(c)
 	accepted := acceptNames(next, t)
 	accepted.LastTransitionTime = now
 	setCondition(next, accepted)
 	switch established := apihelpers.IsCRDConditionTrue(next, v1.Established); {
-	case established: // permanent: later names may be refused, but the first names stay accepted
+	case established: // condition Established stays true: later names may be refused, but the first names stay accepted
 	case accepted.Status == v1.ConditionTrue:
 		setCondition(next, v1.CustomResourceDefinitionCondition{Type: v1.Established, Status: v1.ConditionTrue, LastTransitionTime: now,
 			Reason: "InitialNamesAccepted", Message: "the initial names have been accepted"})
@@ -72,15 +73,16 @@ func computeStatus(c *v1.CustomResourceDefinition, t Taken, schemas *v1.CustomRe
 	return next.Status
 }
 
-// withStatus returns a copy of a definition with its own status. The copy shares the spec, because
-// schemas may have thousands of properties.
+// withStatus returns a copy of definition c in which only the status may be modified. It shares the
+// spec with c, because schemas may have thousands of properties.
 func withStatus(c *v1.CustomResourceDefinition) *v1.CustomResourceDefinition {
 	next := *c
 	next.Status = *c.Status.DeepCopy()
 	return &next
 }
 
-// setCondition sets a condition. It keeps the transition time if the status does not change.
+// setCondition sets condition to in the status of c. The transition time is kept if the condition's
+// status does not change.
 func setCondition(c *v1.CustomResourceDefinition, to v1.CustomResourceDefinitionCondition) {
 	c.Status.Conditions = slices.Clone(c.Status.Conditions)
 	i := slices.IndexFunc(c.Status.Conditions, func(h v1.CustomResourceDefinitionCondition) bool { return h.Type == to.Type })
@@ -94,8 +96,8 @@ func setCondition(c *v1.CustomResourceDefinition, to v1.CustomResourceDefinition
 	c.Status.Conditions[i] = to
 }
 
-// acceptNames accepts the requested names that are free. It returns condition NamesAccepted with
-// the names that are not.
+// acceptNames writes those requested names of c that are free to its status. It returns condition
+// NamesAccepted, which lists the names that are not free.
 func acceptNames(c *v1.CustomResourceDefinition, t Taken) v1.CustomResourceDefinitionCondition {
 	want, have := &c.Spec.Names, &c.Status.AcceptedNames
 	out := v1.CustomResourceDefinitionCondition{Type: v1.NamesAccepted, Status: v1.ConditionTrue,
@@ -117,7 +119,7 @@ func acceptNames(c *v1.CustomResourceDefinition, t Taken) v1.CustomResourceDefin
 	}{
 		{"PluralConflict", &want.Plural, &have.Plural, t.Resources},
 		{"SingularConflict", &want.Singular, &have.Singular, t.Resources},
-		{"", nil, nil, nil}, // the short names, in upstream's order
+		{"", nil, nil, nil}, // placeholder for the short names, in the order of upstream Kubernetes
 		{"KindConflict", &want.Kind, &have.Kind, t.Kinds},
 		{"ListKindConflict", &want.ListKind, &have.ListKind, t.Kinds},
 	} {
@@ -145,8 +147,8 @@ func acceptNames(c *v1.CustomResourceDefinition, t Taken) v1.CustomResourceDefin
 	return out
 }
 
-// approvalCondition returns the condition KubernetesAPIApprovalPolicyConformant for a protected
-// group of the Kubernetes project. It returns nil for other groups.
+// approvalCondition returns condition KubernetesAPIApprovalPolicyConformant if the API group of c
+// is reserved for the Kubernetes project. It returns nil for other groups.
 func approvalCondition(c *v1.CustomResourceDefinition) *v1.CustomResourceDefinitionCondition {
 	if !apihelpers.IsProtectedCommunityGroup(c.Spec.Group) {
 		return nil
@@ -168,8 +170,8 @@ func approvalCondition(c *v1.CustomResourceDefinition) *v1.CustomResourceDefinit
 	return out
 }
 
-// nonStructural returns the condition NonStructuralSchema, or nil if all schemas are structural.
-// Only old definitions have other schemas.
+// nonStructural returns condition NonStructuralSchema of c, or nil if all schemas are structural.
+// Only definitions from old releases have other schemas.
 func nonStructural(c *v1.CustomResourceDefinition) *v1.CustomResourceDefinitionCondition {
 	var errs field.ErrorList
 	if c.Spec.PreserveUnknownFields {

@@ -40,7 +40,8 @@ func New(d controllers.Deps) *controllers.Controller {
 	}
 }
 
-// ofNode maps the change of a node to the sets with affected pods.
+// ofNode returns the keys of the DaemonSets that may have to create or delete a pod because of the
+// change of a node.
 func ofNode(sets cache.SharedIndexInformer, c controllers.Change[*corev1.Node]) []controllers.Key {
 	if c.Type == controllers.Updated && maps.Equal(c.Old.Labels, c.New.Labels) && equality.Semantic.DeepEqual(c.Old.Spec.Taints, c.New.Spec.Taints) {
 		return nil
@@ -61,7 +62,7 @@ func ofNode(sets cache.SharedIndexInformer, c controllers.Change[*corev1.Node]) 
 	return keys
 }
 
-// reconciler performs the writes of one leadership.
+// reconciler reconciles DaemonSets during one term of leadership. Every term has a new reconciler.
 type reconciler struct {
 	controllers.RevisedOwners[*appsv1.DaemonSet]
 	nodes cache.SharedIndexInformer
@@ -98,8 +99,8 @@ func (r *reconciler) reconcileDaemonSet(ctx context.Context, key controllers.Key
 	return again, errors.Join(failure, err)
 }
 
-// claimSnapshot adopts and releases pods, makes the set's template a revision, and returns the
-// snapshot for PlanDaemonSet.
+// claimSnapshot adopts and releases pods of a DaemonSet, and stores its template as a revision. It
+// returns the input of PlanDaemonSet and the revisions.
 func (r *reconciler) claimSnapshot(ctx context.Context, set *appsv1.DaemonSet, selector labels.Selector) (Snapshot, controllers.History, error) {
 	s := Snapshot{Set: set, Nodes: controllers.CachedAll[*corev1.Node](r.nodes), Going: r.Pods.IsDeleting, Now: r.Term.Now()}
 	var h controllers.History
@@ -114,7 +115,8 @@ func (r *reconciler) claimSnapshot(ctx context.Context, set *appsv1.DaemonSet, s
 	return s, h, nil
 }
 
-// performStep plans and performs the next step. again is the delay until the next reconcile, or 0.
+// performStep performs the writes that PlanDaemonSet returns. again is the delay until the next
+// reconcile, or 0.
 func (r *reconciler) performStep(ctx context.Context, s Snapshot) (again time.Duration, err error) {
 	step := PlanDaemonSet(s)
 	again = step.Again
@@ -144,7 +146,7 @@ func (r *reconciler) performStep(ctx context.Context, s Snapshot) (again time.Du
 	return again, errors.Join(failure, err)
 }
 
-// truncateRevisions deletes excess revisions that no pod uses.
+// truncateRevisions deletes revisions that no pod uses, beyond the history limit of the DaemonSet.
 func (r *reconciler) truncateRevisions(ctx context.Context, s Snapshot, h controllers.History) error {
 	live := map[string]bool{}
 	for _, p := range s.Pods {
@@ -155,8 +157,8 @@ func (r *reconciler) truncateRevisions(ctx context.Context, s Snapshot, h contro
 	})
 }
 
-// writeDaemonSetStatus writes the status if it changed. It is computed after the writes of this
-// reconcile.
+// writeDaemonSetStatus writes the status of the DaemonSet if it changed. It must be called after
+// the other writes of this reconcile, because the status includes their results.
 func (r *reconciler) writeDaemonSetStatus(ctx context.Context, s Snapshot, h controllers.History) (time.Duration, error) {
 	status, again := Status(s, h.Collisions)
 	if equality.Semantic.DeepEqual(status, s.Set.Status) {

@@ -11,8 +11,9 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// daemonTolerations returns the tolerations that every daemon pod gets in addition to its own. A
-// daemon pod runs on its node regardless of the node's conditions.
+// daemonTolerations returns the tolerations that are added to every pod of a DaemonSet, so that it
+// runs regardless of the conditions of its node. hostNetwork adds the toleration for a missing pod
+// network.
 func daemonTolerations(hostNetwork bool) []corev1.Toleration {
 	out := []corev1.Toleration{
 		{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute},
@@ -29,7 +30,7 @@ func daemonTolerations(hostNetwork bool) []corev1.Toleration {
 	return out
 }
 
-// podTemplate returns the set's template with the tolerations of daemon pods.
+// podTemplate returns the pod template of a DaemonSet with daemonTolerations.
 func podTemplate(set *appsv1.DaemonSet) *corev1.PodTemplateSpec {
 	t := set.Spec.Template.DeepCopy()
 	for _, add := range daemonTolerations(t.Spec.HostNetwork) {
@@ -44,7 +45,8 @@ func podTemplate(set *appsv1.DaemonSet) *corev1.PodTemplateSpec {
 	return t
 }
 
-// newPod returns the pod for a node. The scheduler can bind it to that node only.
+// newPod returns the pod of a DaemonSet for a node, from template t with this revision hash. The
+// scheduler can bind the pod only to that node.
 func newPod(set *appsv1.DaemonSet, t *corev1.PodTemplateSpec, hash, node string) *corev1.Pod {
 	p := controllers.PodFrom(set, ownerRef(set), t)
 	if p.Labels == nil {
@@ -58,12 +60,12 @@ func newPod(set *appsv1.DaemonSet, t *corev1.PodTemplateSpec, hash, node string)
 	return p
 }
 
-// extensionsTemplateGeneration is the label that distinguished templates before there were
-// revisions.
+// extensionsTemplateGeneration is the pod label that identified the template before
+// ControllerRevisions existed.
 const extensionsTemplateGeneration = "pod-template-generation"
 
-// pinToNode sets a pod's required node affinity to this node. It replaces the terms of the
-// template, which Wants has checked.
+// pinToNode sets the required node affinity of pod p to this node. It replaces the terms of the
+// template, which Wants has already evaluated.
 func pinToNode(p *corev1.Pod, node string) {
 	if p.Spec.Affinity == nil {
 		p.Spec.Affinity = &corev1.Affinity{}
@@ -77,8 +79,8 @@ func pinToNode(p *corev1.Pod, node string) {
 	}}}
 }
 
-// nodeOf returns the node of a daemon pod: the node to which it is bound, or for which it was
-// created.
+// nodeOf returns the node of pod p of a DaemonSet: the node to which it is bound or, before that,
+// the node for which it was created.
 func nodeOf(p *corev1.Pod) string {
 	if p.Spec.NodeName != "" {
 		return p.Spec.NodeName
@@ -95,8 +97,8 @@ func nodeOf(p *corev1.Pod) string {
 	return ""
 }
 
-// Wants reports whether the pods of a template must run on a node, and whether an existing pod may
-// stay there. A taint with the effect NoSchedule only prevents new pods.
+// Wants reports whether a pod of template t must run on node n, and whether an existing pod may
+// stay there. A taint with effect NoSchedule only prevents new pods.
 func Wants(t *corev1.PodTemplateSpec, n *corev1.Node) (run, stay bool) {
 	if t.Spec.NodeName != "" && t.Spec.NodeName != n.Name {
 		return false, false

@@ -20,31 +20,31 @@ func ownerRef(set *appsv1.DaemonSet) metav1.OwnerReference {
 	return *metav1.NewControllerRef(set, kind)
 }
 
-// Snapshot is the input of PlanDaemonSet.
+// Snapshot is the input of PlanDaemonSet: a DaemonSet, its pods, and the nodes.
 type Snapshot struct {
 	Set   *appsv1.DaemonSet
 	Nodes []*corev1.Node
-	Pods  []*corev1.Pod // the pods that the set controls
+	Pods  []*corev1.Pod // pods that the DaemonSet controls
 	Going func(*corev1.Pod) bool
-	Hash  string // hash of the current template
+	Hash  string // revision hash of the current template
 	Now   time.Time
 }
 
-// Step lists the next writes.
+// Step is the result of PlanDaemonSet: the pods to create and to delete.
 type Step struct {
 	Create []string      // nodes for which a pod must be created
 	Delete []*corev1.Pod // excess pods, pods of an older template, and pods on nodes that are not eligible
-	Failed []*corev1.Pod // terminal pods that will be replaced
-	Again  time.Duration // time until a pod becomes available; 0 means no pod is about to
+	Failed []*corev1.Pod // terminal pods that are deleted and will be replaced
+	Again  time.Duration // time until a ready pod becomes available; 0 means that no pod is about to
 }
 
-// place is one node with its pods of the set.
+// place is one node with the pods of the DaemonSet on it.
 type place struct {
 	name        string
 	run, stay   bool
-	going       bool          // a pod of the set is terminating
+	going       bool          // a pod of the DaemonSet is terminating
 	recent, old *corev1.Pod   // oldest pod of the newest template, and oldest pod of an older template
-	excess      []*corev1.Pod // further pods
+	excess      []*corev1.Pod // further pods, beyond recent and old
 	failed      []*corev1.Pod
 }
 
@@ -85,8 +85,9 @@ func (s Snapshot) nodePlaces() []*place {
 	return out
 }
 
-// PlanDaemonSet computes the next step: it creates missing pods, deletes pods on nodes that are not
-// eligible, and replaces pods of older templates as the strategy permits.
+// PlanDaemonSet returns the next writes for a DaemonSet. Missing pods are created. Pods on nodes
+// that are not eligible are deleted. Pods of older templates are replaced as the update strategy
+// permits.
 func PlanDaemonSet(s Snapshot) Step {
 	var step Step
 	if s.Set.DeletionTimestamp != nil {
@@ -108,8 +109,8 @@ func PlanDaemonSet(s Snapshot) Step {
 	return step
 }
 
-// planNode plans one pod for an eligible node, and none for other nodes. With surge, a pod of each
-// template may run at the same time.
+// planNode adds to step the writes for one node: an eligible node has one pod, and other nodes have
+// none. If surges is true, a pod of the old and a pod of the new template may run at the same time.
 func (s Snapshot) planNode(step *Step, at *place, surges bool) {
 	switch {
 	case !at.stay:
@@ -151,8 +152,8 @@ func (step *Step) requestRetry(d time.Duration) {
 	}
 }
 
-// planReplacements deletes old pods so that at most away nodes lack an available pod. Unavailable
-// pods are deleted at once.
+// planReplacements adds to step the deletion of pods of older templates. At most away nodes may
+// lack an available pod. Unavailable pods of older templates are deleted at once.
 func (s Snapshot) planReplacements(step *Step, places []*place, away int) {
 	var candidates []*corev1.Pod
 	gone := 0
@@ -183,8 +184,9 @@ func (s Snapshot) planReplacements(step *Step, places []*place, away int) {
 	step.Delete = append(step.Delete, candidates[:min(len(candidates), max(0, away-gone))]...)
 }
 
-// planSurge creates new pods while old pods run, on at most most nodes at a time. A node with an
-// unavailable old pod gets its new pod at once.
+// planSurge adds to step pods of the new template for nodes that still have a pod of an older
+// template, on at most most nodes at a time. A node with an unavailable old pod gets its new pod at
+// once.
 func (s Snapshot) planSurge(step *Step, places []*place, most int) {
 	var candidates []string
 	for _, at := range places {
@@ -208,8 +210,9 @@ func (s Snapshot) planSurge(step *Step, places []*place, most int) {
 	step.Create = append(step.Create, candidates[:min(len(candidates), max(0, most))]...)
 }
 
-// rollingUpdateBounds returns how many pods an update may add and make unavailable at a time. At
-// least one of them is positive.
+// rollingUpdateBounds returns maxSurge and maxUnavailable of a DaemonSet as numbers of nodes: how
+// many nodes may have an additional pod, and how many may lack an available pod. At least one is
+// positive.
 func rollingUpdateBounds(set *appsv1.DaemonSet, places []*place) (surge, away int) {
 	wanted := 0
 	for _, at := range places {
@@ -238,8 +241,9 @@ func rollingUpdateBounds(set *appsv1.DaemonSet, places []*place) (surge, away in
 	return surge, away
 }
 
-// Status returns the status of a set with these pods. again is the time until a ready pod becomes
-// available.
+// Status returns the new status of a DaemonSet. again is the time until a ready pod becomes
+// available, or
+// 0.
 func Status(s Snapshot, collisions *int32) (out appsv1.DaemonSetStatus, again time.Duration) {
 	out = appsv1.DaemonSetStatus{ObservedGeneration: s.Set.Generation, CollisionCount: collisions, Conditions: s.Set.Status.Conditions}
 	var step Step

@@ -54,8 +54,8 @@ func New(d controllers.Deps) *controllers.Controller {
 	}
 }
 
-// ofPod maps a pod that ended to the key of a Recreate Deployment that waits for it. It maps a
-// crashing pod to the key of a Deployment with automatic rollback.
+// ofPod returns the key of the Deployment of a pod in two cases: the pod ended and the Deployment
+// has strategy Recreate, or the pod crashes and the Deployment has automatic rollback.
 func ofPod(deployments, sets cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) []controllers.Key {
 	ends := c.Type == controllers.Deleted || !mayPodRun(c.New)
 	if !ends && !crashLoops(c.New) {
@@ -79,7 +79,7 @@ func ofPod(deployments, sets cache.SharedIndexInformer, c controllers.Change[*co
 	return []controllers.Key{controllers.KeyOf(d)}
 }
 
-// reconciler performs the writes of one leadership.
+// reconciler reconciles Deployments during one term of leadership. Every term has a new reconciler.
 type reconciler struct {
 	term        *controllers.Term
 	deployments *controllers.View[*appsv1.Deployment]
@@ -122,8 +122,8 @@ func (r *reconciler) reconcileDeployment(ctx context.Context, key controllers.Ke
 	return again, errors.Join(failure, err)
 }
 
-// oldPodsAlive reports whether a pod of the ReplicaSets is not terminal. A cached pod is sufficient
-// for true. Before it returns false it lists the pods from the API, because a pod may not be cached
+// oldPodsAlive reports whether a pod of the ReplicaSets in old is not terminal. It returns true if
+// such a pod is cached. Otherwise it lists the pods from the API, because a pod may not be cached
 // yet.
 func (r *reconciler) oldPodsAlive(ctx context.Context, old []*appsv1.ReplicaSet) (bool, error) {
 	if len(old) == 0 {
@@ -150,8 +150,8 @@ func (r *reconciler) oldPodsAlive(ctx context.Context, old []*appsv1.ReplicaSet)
 	return false, nil
 }
 
-// performStep writes the step's ReplicaSets and returns what they mean for the condition
-// Progressing.
+// performStep performs the writes of step. It returns what they mean for condition Progressing, or
+// nil.
 func (r *reconciler) performStep(ctx context.Context, d *appsv1.Deployment, step Step) (*Progress, error) {
 	if step.Create != nil {
 		return r.createReplicaSet(ctx, d, step.Create)
@@ -194,9 +194,10 @@ func (r *reconciler) createReplicaSet(ctx context.Context, d *appsv1.Deployment,
 	return &Progress{Reason: reasonCreateFailed, Message: message, Failed: true}, fmt.Errorf("creating replica set %s/%s: %w", want.Namespace, want.Name, err)
 }
 
-// resolveNameCollision handles a ReplicaSet that already has the wanted name. If it belongs to this
-// Deployment and has its template, the cache was stale. Otherwise the hashes collide, and it
-// increments the collision count so that the next hash differs.
+// resolveNameCollision handles an existing ReplicaSet with the name of want, which could not be
+// created. If it belongs to Deployment d and has the same template, the cache was stale, and a
+// retry suffices. Otherwise the hashes of two templates collide, and it increments the collision
+// count of d, so that the next hash differs.
 func (r *reconciler) resolveNameCollision(ctx context.Context, d *appsv1.Deployment, want *appsv1.ReplicaSet) error {
 	rs, err := client.Get[*appsv1.ReplicaSet](ctx, r.term.Client, want.Namespace, want.Name)
 	if err != nil {
@@ -235,8 +236,9 @@ func (r *reconciler) updateReplicaSet(ctx context.Context, d *appsv1.Deployment,
 	return nil
 }
 
-// writeDeploymentStatus writes the revision annotation and the status if they changed. It computes
-// them after the writes of this reconcile.
+// writeDeploymentStatus writes the revision annotation and the status of Deployment d if they
+// changed. It must be called after the other writes of this reconcile. did is the result of
+// performStep.
 func (r *reconciler) writeDeploymentStatus(ctx context.Context, d *appsv1.Deployment, step Step, did *Progress) (time.Duration, error) {
 	if step.Revision != 0 && revisionOf(d) != step.Revision {
 		next := d.DeepCopy()

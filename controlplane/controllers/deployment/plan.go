@@ -1,5 +1,5 @@
-// Package deployment rolls a Deployment's pods from one template to the next. It decides how many
-// replicas each ReplicaSet of the Deployment has.
+// Package deployment performs the rollouts of Deployments: it moves the pods of a Deployment from
+// one template to the next. It decides how many replicas each ReplicaSet of the Deployment has.
 package deployment
 
 import (
@@ -12,46 +12,46 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Snapshot is the input of PlanDeployment.
+// Snapshot is the input of PlanDeployment: a Deployment and its ReplicaSets.
 type Snapshot struct {
 	Deployment *appsv1.Deployment
-	Sets       []*appsv1.ReplicaSet // the ReplicaSets that the Deployment controls
+	Sets       []*appsv1.ReplicaSet // ReplicaSets that the Deployment controls
 	// OldPodsAlive reports whether a pod of an old template is not terminal. Only strategy Recreate
 	// calls it.
 	OldPodsAlive func(old []*appsv1.ReplicaSet) (bool, error)
 }
 
-// Step is the next step: one creation, or updates, or deletions, but never two of these. The status
-// is computed after the step.
+// Step is the result of PlanDeployment: the next writes. It contains either one creation, or
+// updates, or deletions. The status is computed after these writes.
 type Step struct {
 	Create *appsv1.ReplicaSet
 	Update []Update
 	Delete []*appsv1.ReplicaSet
 	// Revision is the new revision annotation of the Deployment; 0 leaves it unchanged.
 	Revision int64
-	// Found names the existing ReplicaSet of the template if it has not been reported as progress
-	// yet.
+	// Found is the name of the existing ReplicaSet of the current template. It is "" if condition
+	// Progressing has reported that ReplicaSet already.
 	Found string
 }
 
-// Update is a changed copy of a ReplicaSet and its previous size.
+// Update is a changed copy of a ReplicaSet, and its number of replicas before the change.
 type Update struct {
 	Set *appsv1.ReplicaSet
 	Was int32
 }
 
-// planner builds a step. It copies a ReplicaSet on its first change.
+// planner builds the Step of a Deployment. It copies a ReplicaSet before its first change.
 type planner struct {
 	d       *appsv1.Deployment
 	current *appsv1.ReplicaSet
 	old     []*appsv1.ReplicaSet
-	changed map[string]int // name → index in step.Update
+	changed map[string]int // index in step.Update by the name of the ReplicaSet
 	step    Step
 }
 
-// PlanDeployment computes the next step. It never plans more pods than desired plus maxSurge, nor
-// fewer available pods than desired minus maxUnavailable. It returns an error only if OldPodsAlive
-// does.
+// PlanDeployment returns the next writes for a Deployment. They never lead to more pods than the
+// desired number plus maxSurge, nor to fewer available pods than the desired number minus
+// maxUnavailable. It returns an error only if OldPodsAlive does.
 func PlanDeployment(s Snapshot) (Step, error) {
 	p := &planner{d: s.Deployment, changed: map[string]int{}}
 	if p.d.DeletionTimestamp != nil {
@@ -81,7 +81,7 @@ func (p *planner) allReplicaSets() []*appsv1.ReplicaSet {
 	return append(slices.Clone(p.old), p.current)
 }
 
-// editableCopy returns a copy of rs that the step will write.
+// editableCopy returns a copy of ReplicaSet rs to modify, and adds it to the updates of the step.
 func (p *planner) editableCopy(rs *appsv1.ReplicaSet) *appsv1.ReplicaSet {
 	if i, ok := p.changed[rs.Name]; ok {
 		return p.step.Update[i].Set
@@ -93,7 +93,7 @@ func (p *planner) editableCopy(rs *appsv1.ReplicaSet) *appsv1.ReplicaSet {
 	return c
 }
 
-// setReplicas sets the replicas of rs if they differ.
+// setReplicas adds to the step an update of rs to n replicas, unless rs already has n.
 func (p *planner) setReplicas(rs *appsv1.ReplicaSet, n int32) {
 	if specReplicas(rs) == n {
 		return
@@ -104,8 +104,8 @@ func (p *planner) setReplicas(rs *appsv1.ReplicaSet, n int32) {
 }
 
 // planRollingUpdate plans one step of a rolling update. It scales up the ReplicaSet of the current
-// template first. If that is not possible it scales down old ReplicaSets. When the rollout is
-// complete it deletes old history.
+// template if possible, and otherwise scales down old ReplicaSets. When the rollout is complete it
+// deletes old ReplicaSets beyond the history limit.
 func (p *planner) planRollingUpdate() {
 	if !p.ensureCurrent() {
 		return
@@ -120,8 +120,8 @@ func (p *planner) planRollingUpdate() {
 	}
 }
 
-// planRecreate scales all old ReplicaSets to zero, waits until their pods have ended, and then
-// creates pods of the current template.
+// planRecreate plans one step of strategy Recreate: it scales all old ReplicaSets to zero, waits
+// until their pods have ended, and then creates pods of the current template.
 func (p *planner) planRecreate(s Snapshot) error {
 	for _, rs := range p.old {
 		p.setReplicas(rs, 0)
@@ -147,8 +147,8 @@ func (p *planner) planRecreate(s Snapshot) error {
 	return nil
 }
 
-// ensureCurrent plans the creation of the current template's ReplicaSet, or the update of its
-// annotations. It reports whether the ReplicaSet exists.
+// ensureCurrent plans the creation of the ReplicaSet of the current template, or an update of its
+// annotations. It reports whether that ReplicaSet exists already.
 func (p *planner) ensureCurrent() bool {
 	if p.current == nil {
 		rs := newSet(p.d, p.old, 0)
@@ -179,7 +179,7 @@ func (p *planner) ensureCurrent() bool {
 	return true
 }
 
-// sizeFor returns how many replicas the current template's ReplicaSet may have now.
+// sizeFor returns how many replicas rs, the ReplicaSet of the current template, may have now.
 func (p *planner) sizeFor(rs *appsv1.ReplicaSet) int32 {
 	want := replicasOrDefault(p.d.Spec.Replicas)
 	if p.d.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType {
@@ -197,16 +197,15 @@ func (p *planner) sizeFor(rs *appsv1.ReplicaSet) int32 {
 	return have + max(0, min(room, want-have))
 }
 
-// shrinkOld scales old ReplicaSets down as far as availability permits. Unavailable pods are
-// removed first, because they serve no traffic.
+// shrinkOld plans to scale down old ReplicaSets as far as maxUnavailable permits. Unavailable pods
+// are removed first, because they serve no traffic.
 func (p *planner) shrinkOld() {
 	if sumReplicas(p.old, specReplicas) == 0 {
 		return
 	}
 	_, unavailable := rollingUpdateBounds(p.d)
 	least := replicasOrDefault(p.d.Spec.Replicas) - unavailable
-	// Pods that the current ReplicaSet still lacks count as unavailable: room was already made for
-	// them.
+	// Pods that the current ReplicaSet has not started yet count as unavailable.
 	spare := sumReplicas(p.allReplicaSets(), specReplicas) - least - max(0, specReplicas(p.current)-availableOf(p.current))
 	if spare <= 0 {
 		return
@@ -232,7 +231,7 @@ func (p *planner) shrinkOld() {
 	}
 }
 
-// cleanUp deletes old ReplicaSets that are empty and exceed the history limit, lowest revision
+// cleanUp plans the deletion of empty old ReplicaSets beyond the history limit, lowest revision
 // first.
 func (p *planner) cleanUp() {
 	if p.d.Spec.RevisionHistoryLimit == nil {
@@ -251,5 +250,6 @@ func (p *planner) cleanUp() {
 	}
 }
 
-// mayPodRun reports whether a pod may still run. Strategy Recreate waits for it.
+// mayPodRun reports whether pod p is not terminal. Strategy Recreate waits until no old pod may
+// run.
 func mayPodRun(p *corev1.Pod) bool { return !controllers.IsPodTerminal(p) }

@@ -13,20 +13,21 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// CompletedAnnotation is the revision of the last complete rollout. It is set on Deployments with
-// automatic rollback.
+// CompletedAnnotation on a Deployment with automatic rollback is the revision of its last complete
+// rollout.
 const CompletedAnnotation = "keelson.dev/completed-revision"
 
-// crashes is the restart count from which a container in CrashLoopBackOff makes its pod count as
-// failed.
+// crashes is the number of restarts from which a container in CrashLoopBackOff counts as crashing.
 const crashes = 3
 
-// rollsBack reports whether a Deployment has automatic rollback to its last complete revision.
+// rollsBack reports whether Deployment d has the annotation for automatic rollback to its last
+// complete revision.
 func rollsBack(d *appsv1.Deployment) bool {
 	return d.Annotations[api.RollbackAnnotation] == "true" && d.DeletionTimestamp == nil
 }
 
-// crashLoops reports whether a container of the pod is in CrashLoopBackOff and has restarted often.
+// crashLoops reports whether a container of pod p is in CrashLoopBackOff and has restarted at least
+// crashes times.
 func crashLoops(p *corev1.Pod) bool {
 	for _, list := range [][]corev1.ContainerStatus{p.Status.InitContainerStatuses, p.Status.ContainerStatuses} {
 		for _, s := range list {
@@ -38,7 +39,8 @@ func crashLoops(p *corev1.Pod) bool {
 	return false
 }
 
-// Completed returns the revision to store as complete, or 0 if there is nothing to store.
+// Completed returns the revision to store as CompletedAnnotation of Deployment d, or 0 if no write
+// is necessary.
 func Completed(d *appsv1.Deployment, sets []*appsv1.ReplicaSet) int64 {
 	current, _ := splitReplicaSets(d, sets)
 	if !rollsBack(d) || current == nil || !isRolloutComplete(d, d.Status) || lastCompleted(d) == revisionOf(current) {
@@ -55,10 +57,10 @@ func lastCompleted(d *appsv1.Deployment) int64 {
 	return n
 }
 
-// Rollback returns the ReplicaSet of the last complete revision and the reason if the current
-// rollout has failed, and nil otherwise. crashing names a crashing pod of the current template, or
-// is empty. A status of an older generation is ignored, and the last complete revision itself is
-// not rolled back.
+// Rollback returns the ReplicaSet of the last complete revision, and the reason, if the current
+// rollout of Deployment d has failed. Otherwise it returns nil. crashing is the name of a crashing
+// pod of the current template, or "". A status of an older generation is ignored. The last complete
+// revision is not rolled back.
 func Rollback(d *appsv1.Deployment, sets []*appsv1.ReplicaSet, crashing string) (to *appsv1.ReplicaSet, why string) {
 	current, old := splitReplicaSets(d, sets)
 	last := lastCompleted(d)
@@ -82,8 +84,9 @@ func Rollback(d *appsv1.Deployment, sets []*appsv1.ReplicaSet, crashing string) 
 	return nil, ""
 }
 
-// giveUp stores the last complete revision, or resets the template if the rollout has failed. It
-// returns whether the Deployment was changed; the caller must then end this reconcile.
+// giveUp stores the last complete revision of Deployment d, or resets its template to that revision
+// if the rollout has failed. It reports whether it changed d; the caller must then end this
+// reconcile.
 func (r *reconciler) giveUp(ctx context.Context, d *appsv1.Deployment, sets []*appsv1.ReplicaSet) (bool, error) {
 	if !rollsBack(d) {
 		return false, nil
@@ -115,7 +118,8 @@ func (r *reconciler) updateDeployment(ctx context.Context, next *appsv1.Deployme
 	return nil
 }
 
-// findCrashingPod returns the name of a crashing pod of the current template, or "".
+// findCrashingPod returns the name of a pod of the current template for which crashLoops returns
+// true, or "".
 func (r *reconciler) findCrashingPod(d *appsv1.Deployment, sets []*appsv1.ReplicaSet) string {
 	current, _ := splitReplicaSets(d, sets)
 	if current == nil {

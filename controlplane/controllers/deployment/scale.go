@@ -8,8 +8,8 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 )
 
-// hasSizeChanged reports whether the Deployment's replicas differ from those for which an active
-// ReplicaSet was last sized. The change is then a scaling, not a rollout.
+// hasSizeChanged reports whether the replicas of the Deployment have changed since an active
+// ReplicaSet was last sized, as its annotation shows. Such a change is a scaling, not a rollout.
 func (p *planner) hasSizeChanged() bool {
 	for _, rs := range p.allReplicaSets() {
 		if specReplicas(rs) == 0 {
@@ -22,8 +22,9 @@ func (p *planner) hasSizeChanged() bool {
 	return false
 }
 
-// planScale sizes the ReplicaSets for the Deployment's replicas without advancing the rollout. A
-// single active ReplicaSet gets all replicas; several share them in proportion.
+// planScale plans to scale the ReplicaSets to the replicas of the Deployment without advancing the
+// rollout. A single active ReplicaSet gets all replicas. Several active ReplicaSets share them in
+// proportion.
 func (p *planner) planScale() {
 	want := replicasOrDefault(p.d.Spec.Replicas)
 	var active []*appsv1.ReplicaSet
@@ -56,7 +57,8 @@ func (p *planner) planScale() {
 	p.scaleInProportion(active, want)
 }
 
-// latestReplicaSet returns the ReplicaSet of the current template, or else the newest.
+// latestReplicaSet returns the ReplicaSet of the current template. If it does not exist, it returns
+// the newest old ReplicaSet, or nil.
 func (p *planner) latestReplicaSet() *appsv1.ReplicaSet {
 	if p.current != nil {
 		return p.current
@@ -67,7 +69,7 @@ func (p *planner) latestReplicaSet() *appsv1.ReplicaSet {
 	return nil
 }
 
-// annotateSize records the Deployment's size on a ReplicaSet that already has the right replicas.
+// annotateSize plans to update the annotations of rs that record the size of the Deployment.
 func (p *planner) annotateSize(rs *appsv1.ReplicaSet) {
 	c := rs.DeepCopy()
 	if setScaleAnnotations(c, p.d) {
@@ -75,8 +77,8 @@ func (p *planner) annotateSize(rs *appsv1.ReplicaSet) {
 	}
 }
 
-// isSaturated reports whether all pods of the current template are available. Pods of other
-// templates are then superfluous.
+// isSaturated reports whether all desired pods have the current template and are available. Pods of
+// other templates are then not needed.
 func (p *planner) isSaturated() bool {
 	want := replicasOrDefault(p.d.Spec.Replicas)
 	if p.current == nil {
@@ -86,8 +88,9 @@ func (p *planner) isSaturated() bool {
 	return ok && n == want && specReplicas(p.current) == want && p.current.Status.AvailableReplicas == want
 }
 
-// scaleInProportion divides the difference among the active ReplicaSets in proportion to their
-// sizes. Scaling up prefers the largest and newest, scaling down the largest and oldest.
+// scaleInProportion plans to scale the active ReplicaSets so that they have want replicas together,
+// plus maxSurge. The difference is divided in proportion to their sizes. Rounding favors the
+// largest and newest ReplicaSet when scaling up, and the largest and oldest when scaling down.
 func (p *planner) scaleInProportion(active []*appsv1.ReplicaSet, want int32) {
 	surge, _ := rollingUpdateBounds(p.d)
 	allowed := want + surge
@@ -120,8 +123,10 @@ func (p *planner) scaleInProportion(active []*appsv1.ReplicaSet, want int32) {
 	}
 }
 
-// proportionalShare returns the part of diff for rs: in proportion to the size for which it was
-// last annotated, and at most the part that is left.
+// proportionalShare returns how many replicas rs gains or loses if the active ReplicaSets together
+// gain or lose diff. most is the new total, and spent is the part of diff that other ReplicaSets
+// have already got. The share is in proportion to the size of rs relative to the total in its
+// annotation.
 func proportionalShare(rs *appsv1.ReplicaSet, most, diff, spent int32) int32 {
 	was, ok := intAnnotation(rs, MaxReplicasAnnotation)
 	if !ok || was == 0 {

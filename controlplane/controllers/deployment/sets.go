@@ -20,7 +20,7 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Annotations that kubectl and this controller share.
+// Annotations of Deployments and ReplicaSets that kubectl also reads or writes.
 const (
 	RevisionAnnotation        = "deployment.kubernetes.io/revision"
 	RevisionHistoryAnnotation = "deployment.kubernetes.io/revision-history"
@@ -28,7 +28,7 @@ const (
 	MaxReplicasAnnotation     = "deployment.kubernetes.io/max-replicas"
 )
 
-// notCopied are the annotations that are not copied from a Deployment to its ReplicaSets.
+// notCopied holds the annotations that are not copied from a Deployment to its ReplicaSets.
 var notCopied = map[string]bool{
 	corev1.LastAppliedConfigAnnotation: true,
 	RevisionAnnotation:                 true,
@@ -62,11 +62,11 @@ func sumReplicas(sets []*appsv1.ReplicaSet, f func(*appsv1.ReplicaSet) int32) in
 
 func specReplicas(rs *appsv1.ReplicaSet) int32 { return replicasOrDefault(rs.Spec.Replicas) }
 
-// maxPresentPods returns the maximum number of pods that rs may have now. Pods that it must delete
-// count until its status shows that they are gone.
+// maxPresentPods returns the maximum number of pods that rs may have now. Pods that rs is about to
+// delete count until its status shows that they no longer exist.
 func maxPresentPods(rs *appsv1.ReplicaSet) int32 { return max(specReplicas(rs), rs.Status.Replicas) }
 
-// areStatusesCurrent reports whether every status has observed the current size of its ReplicaSet.
+// areStatusesCurrent reports whether the status of every ReplicaSet is as new as its spec.
 // Otherwise there may be more pods than spec or status show, for example after a ReplicaSet was
 // scaled down before its created pods were counted.
 func areStatusesCurrent(sets []*appsv1.ReplicaSet) bool {
@@ -78,14 +78,15 @@ func areStatusesCurrent(sets []*appsv1.ReplicaSet) bool {
 	return true
 }
 
-// availableOf returns how many pods of rs are certainly available. It is at most the desired
-// number, because excess pods are about to be deleted and the status may not show it yet.
+// availableOf returns how many pods of rs are certainly available. This is at most the desired
+// number of replicas, because rs may be deleting further pods although its status does not show
+// that yet.
 func availableOf(rs *appsv1.ReplicaSet) int32 {
 	return min(rs.Status.AvailableReplicas, specReplicas(rs))
 }
 
-// rollingUpdateBounds returns maxSurge, rounded up, and maxUnavailable, rounded down. If both are
-// zero the rollout could not progress, so maxUnavailable is then one.
+// rollingUpdateBounds returns maxSurge of Deployment d, rounded up, and maxUnavailable, rounded
+// down. If both are zero, maxUnavailable is one, because the rollout could not progress otherwise.
 func rollingUpdateBounds(d *appsv1.Deployment) (surge, unavailable int32) {
 	if d.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType {
 		return 0, 0
@@ -110,7 +111,7 @@ func rollingUpdateBounds(d *appsv1.Deployment) (surge, unavailable int32) {
 	return int32(up), int32(min(down, want))
 }
 
-// oldestFirst returns a copy sorted by creation time, then name.
+// oldestFirst returns a copy of sets, sorted by creation time and then by name.
 func oldestFirst(sets []*appsv1.ReplicaSet) []*appsv1.ReplicaSet {
 	sets = slices.Clone(sets)
 	slices.SortFunc(sets, func(a, b *appsv1.ReplicaSet) int {
@@ -119,8 +120,9 @@ func oldestFirst(sets []*appsv1.ReplicaSet) []*appsv1.ReplicaSet {
 	return sets
 }
 
-// splitReplicaSets returns the ReplicaSet of the current template (the oldest if there are two) and
-// the others, oldest first. current is nil if none exists.
+// splitReplicaSets returns the ReplicaSet with the current template of Deployment d, and all
+// others, oldest first. If several have the current template, current is the oldest. It is nil if
+// none has it.
 func splitReplicaSets(d *appsv1.Deployment, sets []*appsv1.ReplicaSet) (current *appsv1.ReplicaSet, old []*appsv1.ReplicaSet) {
 	for _, rs := range oldestFirst(sets) {
 		if current == nil && sameTemplate(&rs.Spec.Template, &d.Spec.Template) {
@@ -132,7 +134,7 @@ func splitReplicaSets(d *appsv1.Deployment, sets []*appsv1.ReplicaSet) (current 
 	return current, old
 }
 
-// sameTemplate compares two templates without the hash label.
+// sameTemplate reports whether two pod templates are equal without the hash label.
 func sameTemplate(a, b *corev1.PodTemplateSpec) bool {
 	strip := func(t *corev1.PodTemplateSpec) *corev1.PodTemplateSpec {
 		if _, ok := t.Labels[appsv1.DefaultDeploymentUniqueLabelKey]; !ok {
@@ -145,8 +147,8 @@ func sameTemplate(a, b *corev1.PodTemplateSpec) bool {
 	return equality.Semantic.DeepEqual(strip(a), strip(b))
 }
 
-// TemplateHash returns the hash of a template. Equal templates have equal hashes for the same
-// collision count.
+// TemplateHash returns the hash of a pod template that distinguishes ReplicaSets. Equal templates
+// have equal hashes for equal collision counts.
 func TemplateHash(t *corev1.PodTemplateSpec, collisions *int32) string {
 	h := fnv.New32a()
 	data, err := json.Marshal(t)
@@ -209,7 +211,7 @@ func revisionOf(o metav1.Object) int64 {
 	return n
 }
 
-// nextRevision returns one more than the highest revision of the old ReplicaSets.
+// nextRevision returns the revision number of a new ReplicaSet: one more than the highest in old.
 func nextRevision(old []*appsv1.ReplicaSet) int64 {
 	var top int64
 	for _, rs := range old {
@@ -218,9 +220,9 @@ func nextRevision(old []*appsv1.ReplicaSet) int64 {
 	return top + 1
 }
 
-// syncAnnotations copies the Deployment's annotations and raises the revision. It reports whether
-// anything changed. A ReplicaSet that becomes current again records its previous revisions in the
-// revision history.
+// syncAnnotations copies the annotations of Deployment d to rs, and raises the revision of rs to
+// revision. It reports whether rs changed. If rs had an earlier revision, that revision is added to
+// the revision history annotation.
 func syncAnnotations(rs *appsv1.ReplicaSet, d *appsv1.Deployment, revision int64) bool {
 	changed := false
 	set := func(k, v string) {
@@ -247,8 +249,8 @@ func syncAnnotations(rs *appsv1.ReplicaSet, d *appsv1.Deployment, revision int64
 	return changed
 }
 
-// setScaleAnnotations records the Deployment's size. A later scaling during a rollout is detected
-// by it and made proportional.
+// setScaleAnnotations records the replicas of Deployment d in annotations of rs. By them, a later
+// scaling during a rollout is detected and made proportional. It reports whether rs changed.
 func setScaleAnnotations(rs *appsv1.ReplicaSet, d *appsv1.Deployment) bool {
 	surge, _ := rollingUpdateBounds(d)
 	desired := fmt.Sprint(replicasOrDefault(d.Spec.Replicas))

@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Reasons of conditions; clients of Kubernetes match them.
+// Reasons of the conditions of a Deployment. Clients such as kubectl compare them.
 const (
 	reasonCreated      = "NewReplicaSetCreated"
 	reasonFound        = "FoundNewReplicaSet"
@@ -23,14 +23,15 @@ const (
 	reasonResumed      = "DeploymentResumed"
 )
 
-// Progress is the result of this reconcile's writes for the condition Progressing.
+// Progress is the reason and message of condition Progressing that the writes of this reconcile
+// cause.
 type Progress struct {
 	Reason, Message string
 	Failed          bool
 }
 
-// Status computes the status of a Deployment from its ReplicaSets. again is the time until the
-// progress deadline, or 0 if no deadline applies.
+// Status returns the new status of Deployment d. did is the result of this reconcile's writes, or
+// nil. again is the time until the progress deadline, or 0 if no deadline applies.
 func Status(d *appsv1.Deployment, sets []*appsv1.ReplicaSet, did *Progress, now time.Time) (s appsv1.DeploymentStatus, again time.Duration) {
 	current, _ := splitReplicaSets(d, sets)
 	s = *d.Status.DeepCopy()
@@ -76,8 +77,8 @@ func setAvailable(d *appsv1.Deployment, s *appsv1.DeploymentStatus, now time.Tim
 	setCondition(s, c, now, false)
 }
 
-// setFailure copies the ReplicaFailure condition of a ReplicaSet. The current ReplicaSet has
-// precedence.
+// setFailure copies condition ReplicaFailure of a ReplicaSet to the status s of the Deployment. The
+// current ReplicaSet has precedence.
 func setFailure(sets []*appsv1.ReplicaSet, current *appsv1.ReplicaSet, s *appsv1.DeploymentStatus) {
 	var found *appsv1.ReplicaSetCondition
 	for _, rs := range sets {
@@ -96,8 +97,9 @@ func setFailure(sets []*appsv1.ReplicaSet, current *appsv1.ReplicaSet, s *appsv1
 	}, found.LastTransitionTime.Time, false)
 }
 
-// setProgressing updates the condition Progressing: by this reconcile's writes, by progress since
-// the last status, by completion, or by the progress deadline.
+// setProgressing sets condition Progressing in status s. The condition depends on did, on progress
+// since the previous status, on whether the rollout is complete, and on the progress deadline. It
+// returns the time until the deadline, or 0.
 func setProgressing(d *appsv1.Deployment, current *appsv1.ReplicaSet, s *appsv1.DeploymentStatus, did *Progress, now time.Time) time.Duration {
 	if !hasDeadline(d) {
 		removeCondition(s, appsv1.DeploymentProgressing)
@@ -153,21 +155,21 @@ func pausedOrResumed(d *appsv1.Deployment, have *appsv1.DeploymentCondition, pro
 	}
 }
 
-// isRolloutComplete reports whether all pods have the current template and are available, and no
-// other pod is left.
+// isRolloutComplete reports whether all desired pods have the current template and are available,
+// and no other pod exists.
 func isRolloutComplete(d *appsv1.Deployment, s appsv1.DeploymentStatus) bool {
 	want := replicasOrDefault(d.Spec.Replicas)
 	return s.UpdatedReplicas == want && s.Replicas == want && s.AvailableReplicas == want && s.ObservedGeneration >= d.Generation
 }
 
-// hasProgressed reports whether the rollout advanced between two statuses.
+// hasProgressed reports whether the rollout advanced between the statuses was and is.
 func hasProgressed(was, is appsv1.DeploymentStatus) bool {
 	return is.UpdatedReplicas > was.UpdatedReplicas ||
 		is.Replicas-is.UpdatedReplicas < was.Replicas-was.UpdatedReplicas ||
 		is.ReadyReplicas > was.ReadyReplicas || is.AvailableReplicas > was.AvailableReplicas
 }
 
-// hasDeadline reports whether the progress deadline applies; the largest number disables it.
+// hasDeadline reports whether Deployment d has a progress deadline. The maximum int32 disables it.
 func hasDeadline(d *appsv1.Deployment) bool {
 	return d.Spec.ProgressDeadlineSeconds != nil && *d.Spec.ProgressDeadlineSeconds != math.MaxInt32
 }
@@ -202,9 +204,9 @@ func findCondition(s appsv1.DeploymentStatus, t appsv1.DeploymentConditionType) 
 	return nil
 }
 
-// setCondition replaces the condition of c's type. The transition time changes only with the
-// status. renew updates the update time even if status and reason are equal, which restarts the
-// progress deadline.
+// setCondition adds condition c to status s, or replaces the condition of its type. The transition
+// time changes only with the condition's status. If renew is true, the update time changes even if
+// status and reason are equal, which restarts the progress deadline.
 func setCondition(s *appsv1.DeploymentStatus, c appsv1.DeploymentCondition, now time.Time, renew bool) {
 	stamp := metav1.NewTime(now)
 	have := findCondition(*s, c.Type)

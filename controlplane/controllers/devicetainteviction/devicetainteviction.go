@@ -45,7 +45,7 @@ func poolKeys(o api.Object) (out []string) {
 	return out
 }
 
-// New returns the controller.
+// New returns the controller that evicts pods from devices with NoExecute taints.
 func New(d controllers.Deps) *controllers.Controller {
 	pods := client.Informer[*corev1.Pod](d.Informers)
 	claims := client.Informer[*resourcev1.ResourceClaim](d.Informers)
@@ -64,7 +64,7 @@ func New(d controllers.Deps) *controllers.Controller {
 			}),
 			controllers.OnInformer(slices, func(c controllers.Change[*resourcev1.ResourceSlice]) []controllers.Key {
 				if c.Type == controllers.Deleted || !hasEvictingTaint(c.New) {
-					return nil // claims that wait for a taint are reconciled again when its time has passed
+					return nil // a claim that tolerates a taint for some time is reconciled again when that time has passed
 				}
 				var keys []controllers.Key
 				for _, claim := range controllers.CachedBy[*resourcev1.ResourceClaim](claims, poolIndex, poolOf(c.New.Spec.Driver, c.New.Spec.Pool.Name)) {
@@ -139,8 +139,8 @@ func (r *reconciler) deviceTaints(driver, pool, device string) []resourcev1.Devi
 	return nil
 }
 
-// evictConsumer deletes a pod for which a claim is reserved. It reads a pod that is not cached from
-// the API, because the scheduler's reservation may be ahead of the cache.
+// evictConsumer deletes the pod user, for which a ResourceClaim is reserved. If the pod is not
+// cached, it reads the pod from the API, because the reservation may be newer than the cache.
 func (r *reconciler) evictConsumer(ctx context.Context, namespace string, user resourcev1.ResourceClaimConsumerReference) error {
 	p, ok := r.pods.Get(namespace, user.Name)
 	if !ok || p.UID != user.UID {

@@ -1,5 +1,5 @@
-// Package devicetainteviction deletes pods that use a device with a NoExecute taint, if their claim
-// does not tolerate the taint, or no longer does.
+// Package devicetainteviction deletes pods that use a device with a NoExecute taint if their
+// ResourceClaim does not tolerate the taint, or tolerates it only for some time that has passed.
 package devicetainteviction
 
 import (
@@ -9,8 +9,9 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 )
 
-// Eviction returns when the pods that use a claim must be deleted; a time in the past means now.
-// evict is false if they may stay. Claims with admin access are treated like other claims.
+// Eviction returns the time at which the pods that use ResourceClaim c must be deleted. A time in
+// the past means now. evict is false if the pods may stay. taints returns the taints of a device.
+// Claims with admin access are treated like other claims.
 func Eviction(c *resourcev1.ResourceClaim, taints func(driver, pool, device string) []resourcev1.DeviceTaint) (at time.Time, evict bool) {
 	if c.Status.Allocation == nil {
 		return time.Time{}, false
@@ -37,8 +38,8 @@ func Eviction(c *resourcev1.ResourceClaim, taints func(driver, pool, device stri
 	return at, evict
 }
 
-// tolerationTime returns how long a taint is tolerated: the shortest time of the matching
-// tolerations.
+// tolerationTime returns how long taint t is tolerated: the shortest time of the tolerations in
+// list that match t.
 func tolerationTime(list []resourcev1.DeviceToleration, t resourcev1.DeviceTaint) (stay time.Duration, forever bool) {
 	forever = true
 	matches := false

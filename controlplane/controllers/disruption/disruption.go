@@ -77,7 +77,7 @@ type informers struct {
 	budgets, pods, sets, deployments, stateful, replicated cache.SharedIndexInformer
 }
 
-// budgetsOf returns the keys of the budgets that select a pod.
+// budgetsOf returns the keys of the PodDisruptionBudgets that select pod p.
 func (r informers) budgetsOf(p *corev1.Pod) []controllers.Key {
 	return r.budgetsIn(p.Namespace, func(s labels.Selector) bool { return s.Matches(labels.Set(p.Labels)) })
 }
@@ -93,7 +93,8 @@ func (r informers) budgetsIn(namespace string, covers func(labels.Selector) bool
 	return keys
 }
 
-// reconciler performs the writes of one leadership.
+// reconciler reconciles PodDisruptionBudgets during one term of leadership. Every term has a new
+// reconciler.
 type reconciler struct {
 	informers
 	term *controllers.Term
@@ -110,7 +111,7 @@ func (r *reconciler) reconcileBudget(ctx context.Context, key controllers.Key) (
 	}
 	selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
 	if err != nil {
-		return 0, nil // only a change of the budget can fix an invalid selector
+		return 0, nil // nothing to do until a user corrects the invalid selector
 	}
 	var pods []*corev1.Pod
 	for _, p := range controllers.CachedBy[*corev1.Pod](r.pods, controllers.NamespaceIndex, b.Namespace) {
@@ -136,7 +137,7 @@ func (r *reconciler) reconcileBudget(ctx context.Context, key controllers.Key) (
 		return 0, fmt.Errorf("reading PodDisruptionBudget %s/%s: %w", b.Namespace, b.Name, err)
 	}
 	if unknown != nil {
-		again = unknownAgain // the controller may be created later, which starts no reconcile
+		again = unknownAgain // retry, because the creation of the pods' controller queues no budget
 	}
 	if equality.Semantic.DeepEqual(status, b.Status) {
 		return again, nil
@@ -158,13 +159,12 @@ const unmanagedMessage = "Pods selected by this PodDisruptionBudget (selector: %
 	"As a result, the status of the PDB cannot be calculated correctly, which may result in undefined behavior. " +
 	"To account for these pods please set \".spec.minAvailable\" field of the PDB to an integer value."
 
-// unknownAgain is the time until a budget is reconciled again if a controller of its pods has an
-// unknown scale.
+// unknownAgain is the retry interval of a budget if the number of expected pods is unknown.
 const unknownAgain = 30 * time.Second
 
-// controllerScale returns how many pods a controller requests, or nil if it does not exist. For a
-// ReplicaSet of a Deployment it returns the scale of the Deployment. Controllers without a cache
-// are read from the API.
+// controllerScale returns the number of pods that the controller of a pod requests, or nil if it
+// does not exist. For a ReplicaSet of a Deployment it returns the scale of the Deployment.
+// Controllers of kinds without a cache are read from the API.
 func (r *reconciler) controllerScale(ctx context.Context, namespace string, c *metav1.OwnerReference) (*policy.PodScale, error) {
 	k, err := policy.ScaleKind(r.term.Client.Kinds(), c)
 	if err != nil {

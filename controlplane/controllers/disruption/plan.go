@@ -1,6 +1,6 @@
 // Package disruption maintains the status of PodDisruptionBudgets: how many of their pods are
-// healthy and how many evictions are allowed. Evictions compute these numbers again
-// (apiserver/subresource); the status is for users and tools.
+// healthy, and how many evictions are allowed. The status is for users and tools. The eviction API
+// computes these numbers again (apiserver/subresource).
 package disruption
 
 import (
@@ -15,14 +15,14 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// disruptionLife is how long an evicted pod counts as being deleted before its deletion is
-// observed. Evictions use the same value.
+// disruptionLife is how long an evicted pod counts as disrupted although its deletion was not
+// observed. The eviction API uses the same value.
 const disruptionLife = 2 * time.Minute
 
-// Status returns the status of a budget over the pods that it selects. expected is the expected
-// number of pods. If unknown is not nil, that number is unknown: no disruption is allowed and the
-// condition has the reason. again is the time after which an evicted pod that was never deleted
-// counts as staying; 0 means never.
+// Status returns the new status of budget b. pods are the pods that b selects, and expected is the
+// number of pods that their controllers request. If unknown is not nil, that number is unknown: no
+// disruption is allowed, and the condition contains the reason. again is the time until an evicted
+// pod that was never deleted no longer counts as disrupted; 0 means never.
 func Status(b *policyv1.PodDisruptionBudget, pods []*corev1.Pod, expected int, unknown error,
 	now time.Time) (s policyv1.PodDisruptionBudgetStatus, again time.Duration, err error) {
 	s = *b.Status.DeepCopy()

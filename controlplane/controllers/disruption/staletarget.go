@@ -14,13 +14,13 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// podKey is the kind of the keys for resetting the condition DisruptionTarget of a pod; keys of
-// budgets have no kind.
+// podKey is the kind of the keys of pods in the queue, for resetStaleTarget. Keys of budgets have
+// no kind.
 const podKey = "pod"
 
-// staleTarget reports whether the pod runs although its condition DisruptionTarget is true, and
-// returns the time that remains until the condition is stale. A condition that an agent set is
-// never stale: the agent deletes no pod.
+// staleTarget reports whether pod p has condition DisruptionTarget although it still runs. left is
+// the time until the condition is stale. A condition that an agent set is never stale, because an
+// agent deletes no pods.
 func staleTarget(p *corev1.Pod, now time.Time) (left time.Duration, target bool) {
 	if p.DeletionTimestamp != nil || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
 		return 0, false
@@ -42,8 +42,8 @@ func targetCondition(p *corev1.Pod) int {
 		func(c corev1.PodCondition) bool { return c.Type == corev1.DisruptionTarget })
 }
 
-// resetStaleTarget sets the condition DisruptionTarget to false if the deletion that it announces
-// did not follow within disruptionLife.
+// resetStaleTarget sets condition DisruptionTarget of a pod to False if the pod was not deleted
+// within disruptionLife. It returns the time until that must be checked again.
 func (r *reconciler) resetStaleTarget(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	p, ok := controllers.Cached[*corev1.Pod](r.pods, key.Namespace, key.Name)
 	if !ok {

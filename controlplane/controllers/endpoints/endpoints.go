@@ -23,7 +23,8 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Labels, and the annotation of an object that could not hold all addresses.
+// Labels of Endpoints objects, and the annotation of an object that could not contain all
+// addresses.
 const (
 	managedByLabel     = "endpoints.kubernetes.io/managed-by"
 	managedBy          = "endpoint-controller"
@@ -32,7 +33,8 @@ const (
 	overCapacityReason = "truncated"
 )
 
-// Desired returns the Endpoints object of a Service with these selected pods.
+// Desired returns the Endpoints object that Service svc must have. pods are the pods that svc
+// selects.
 func Desired(svc *corev1.Service, pods []*corev1.Pod) *corev1.Endpoints {
 	e := &corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{
 		Namespace: svc.Namespace, Name: svc.Name, Labels: map[string]string{}, Annotations: map[string]string{},
@@ -88,8 +90,9 @@ func podRank(p *corev1.Pod) int {
 	return 0
 }
 
-// endpointAddress returns the address of a pod. It returns false for a pod that is terminal, has no
-// address, or is terminating in a Service that does not publish not-ready addresses.
+// endpointAddress returns the address of pod p for the Endpoints of Service svc. It returns false
+// if p is terminal or has no address. It also returns false if p is terminating, unless svc
+// publishes not-ready addresses.
 func endpointAddress(svc *corev1.Service, p *corev1.Pod, ipv6 bool) (corev1.EndpointAddress, bool) {
 	if controllers.IsPodTerminal(p) || p.DeletionTimestamp != nil && !svc.Spec.PublishNotReadyAddresses {
 		return corev1.EndpointAddress{}, false
@@ -108,7 +111,8 @@ func endpointAddress(svc *corev1.Service, p *corev1.Pod, ipv6 bool) (corev1.Endp
 	return a, true
 }
 
-// endpointPorts returns the Service's ports on a pod, and a string that is equal for equal ports.
+// endpointPorts returns the ports of Service svc with the port numbers of pod p, and a string that
+// is equal for equal ports.
 func endpointPorts(svc *corev1.Service, p *corev1.Pod) ([]corev1.EndpointPort, string) {
 	var out []corev1.EndpointPort
 	var key strings.Builder
@@ -177,7 +181,7 @@ func New(d controllers.Deps) *controllers.Controller {
 	}
 }
 
-// reconciler performs the writes of one leadership.
+// reconciler reconciles Services during one term of leadership. Every term has a new reconciler.
 type reconciler struct {
 	term           *controllers.Term
 	services, pods cache.SharedIndexInformer
@@ -226,7 +230,7 @@ func (r *reconciler) writeEndpoints(ctx context.Context, e *corev1.Endpoints, ho
 	return nil
 }
 
-// deleteEndpoints deletes the object of a Service that no longer exists.
+// deleteEndpoints deletes Endpoints e, because its Service no longer exists.
 func (r *reconciler) deleteEndpoints(ctx context.Context, e *corev1.Endpoints) error {
 	if err := client.Delete[*corev1.Endpoints](ctx, r.term.Client, e.Namespace, e.Name, controllers.DeleteOnlyUID(e)); err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("deleting endpoints %s/%s of a service that is gone: %w", e.Namespace, e.Name, err)

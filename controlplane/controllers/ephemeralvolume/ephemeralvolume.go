@@ -1,5 +1,5 @@
-// Package ephemeralvolume creates the claims of pods' ephemeral volumes. A pod owns its claims, and
-// garbage collection deletes them with the pod.
+// Package ephemeralvolume creates the PersistentVolumeClaims of generic ephemeral volumes of pods.
+// A pod owns its claims, and garbage collection deletes them with the pod.
 package ephemeralvolume
 
 import (
@@ -17,11 +17,12 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Conflict is a volume that cannot get its claim, because another claim already has the name.
+// Conflict is an ephemeral volume for which no claim can be created, because another claim has its
+// name.
 type Conflict struct{ Volume, Why string }
 
-// PlanClaims returns the claims that a pod lacks, and the volumes that cannot get a claim. claim
-// returns a claim of the pod's namespace.
+// PlanClaims returns the claims that must be created for the ephemeral volumes of pod p, and the
+// volumes for which no claim can be created. claim returns a claim of the pod's namespace by name.
 func PlanClaims(p *corev1.Pod, claim func(name string) (*corev1.PersistentVolumeClaim, bool)) (missing []*corev1.PersistentVolumeClaim, taken []Conflict) {
 	if p.DeletionTimestamp != nil || controllers.IsPodTerminal(p) {
 		return nil, nil
@@ -54,7 +55,7 @@ func claimFor(p *corev1.Pod, v *corev1.Volume) *corev1.PersistentVolumeClaim {
 	return c
 }
 
-// New returns the controller.
+// New returns the controller of ephemeral volumes.
 func New(d controllers.Deps) *controllers.Controller {
 	pods := client.Informer[*corev1.Pod](d.Informers)
 	claims := client.Informer[*corev1.PersistentVolumeClaim](d.Informers)
@@ -64,7 +65,7 @@ func New(d controllers.Deps) *controllers.Controller {
 		Workers: 4,
 		Watches: []controllers.Watch{
 			controllers.OnInformer(pods, func(c controllers.Change[*corev1.Pod]) []controllers.Key {
-				if c.Type != controllers.Added || !hasEphemeral(c.New) { // volumes of a pod never change
+				if c.Type != controllers.Added || !hasEphemeral(c.New) { // the volumes of a pod are immutable
 					return nil
 				}
 				return controllers.Self(c)
@@ -108,8 +109,8 @@ func hasEphemeral(p *corev1.Pod) bool {
 	return false
 }
 
-// reconcilePod creates missing claims. If another claim has the name, its deletion queues the pod
-// again.
+// reconcilePod creates the missing claims of pod p. If another claim has the name of one of them,
+// the deletion of that claim queues p again.
 func reconcilePod(ctx context.Context, t *controllers.Term, view *controllers.View[*corev1.PersistentVolumeClaim], p *corev1.Pod) error {
 	missing, taken := PlanClaims(p, func(name string) (*corev1.PersistentVolumeClaim, bool) { return view.Get(p.Namespace, name) })
 	for _, c := range taken {
@@ -118,7 +119,7 @@ func reconcilePod(ctx context.Context, t *controllers.Term, view *controllers.Vi
 	for _, c := range missing {
 		made, err := client.Create(ctx, t.Client, c)
 		switch {
-		case apierrors.IsAlreadyExists(err): // the cache will show to which pod the claim belongs
+		case apierrors.IsAlreadyExists(err): // wait until the existing claim is cached: it may belong to another pod
 			return controllers.RaceError("claim %s/%s of pod %s: %w", c.Namespace, c.Name, p.Name, err)
 		case err != nil:
 			t.Events.Eventf(p, corev1.EventTypeWarning, "FailedBinding", "ephemeral volume of claim %s: %v", c.Name, err)

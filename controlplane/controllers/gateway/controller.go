@@ -1,11 +1,11 @@
-// Package gateway serves the GatewayClasses of Keelson's own controller. It writes the results of
-// package ingressproxy/gateway to the statuses of classes, Gateways and routes, and manages the
-// proxies that serve them.
+// Package gateway is the controller of Gateways with a GatewayClass of Keelson. It writes the
+// results of package ingressproxy/gateway to the statuses of GatewayClasses, Gateways and routes,
+// and manages the proxy pods that serve them.
 //
-// The proxies run in a separate namespace, not in the Gateway's. A user who can create pods in a
-// namespace has the permissions of every ServiceAccount there, and a proxy reads Services and
-// routes of all namespaces. A proxy reads no Secrets: it is given only the certificates to which
-// its Gateway may refer.
+// The proxies run in a separate namespace, not in that of the Gateway. A user who can create pods
+// in a namespace can use every ServiceAccount there, and a proxy may read Services and routes of
+// all namespaces. A proxy may not read Secrets: it gets files with the certificates to which its
+// Gateway may refer.
 package gateway
 
 import (
@@ -36,25 +36,26 @@ import (
 )
 
 // settle is the retry delay while the informer of a new kind is not synced. again is the interval
-// at which proxies of Gateways are removed that were deleted unobserved.
+// at which proxies of deleted Gateways are looked for, in case a deletion was not observed.
 const (
 	settle = time.Second
 	again  = time.Minute
 )
 
-// all is the only key: the status of a Gateway depends on routes and grants of all namespaces.
+// all is the only key of this controller: the status of a Gateway depends on routes and
+// ReferenceGrants of all namespaces.
 var all = []controllers.Key{{Name: "all"}}
 
-// DefaultImage is the image of proxies of a development build. bin/images/entry.tar contains it
-// beside the image of the release.
+// DefaultImage is the proxy image of a development build. A release contains it in
+// bin/images/entry.tar.
 const DefaultImage = "keelson.dev/entry:dev"
 
-// Options of New.
+// Options configures New.
 type Options struct {
 	Image string // image of the proxies; "" means DefaultImage
 }
 
-// New returns the controller.
+// New returns the controller of Gateways.
 func New(d controllers.Deps, o Options) *controllers.Controller {
 	inf := informers{
 		services: client.Informer[*corev1.Service](d.Informers), secrets: client.Informer[*corev1.Secret](d.Informers),
@@ -90,7 +91,7 @@ func New(d controllers.Deps, o Options) *controllers.Controller {
 	}
 }
 
-// isGatewayKind reports whether a kind belongs to the Gateway API and this controller reads it.
+// isGatewayKind reports whether k is a kind of the Gateway API that this controller reads.
 func isGatewayKind(k *api.Kind) bool {
 	if k.GVK.Group != gw.GroupName {
 		return false
@@ -102,7 +103,8 @@ func isGatewayKind(k *api.Kind) bool {
 	return false
 }
 
-// watchIfUsed returns a Watch that is active while a Gateway exists.
+// watchIfUsed returns a Watch for objects that matter only to Gateways. It queues keys only while
+// asked is true: a Gateway exists.
 func watchIfUsed[T api.Object](asked *atomic.Bool, inf cache.SharedIndexInformer) controllers.Watch {
 	return controllers.OnInformer(inf, func(controllers.Change[T]) []controllers.Key {
 		if !asked.Load() {
@@ -117,13 +119,15 @@ type informers struct {
 	kinds                                                         *client.EveryKind
 }
 
-// decoded is an object converted to its Go type, and the revision of the object.
+// decoded caches the conversion of an object of the Gateway API to its Go type, with the object's
+// revision.
 type decoded struct {
 	revision string
 	object   any
 }
 
-// reconciler performs the writes of one leadership. It has one worker.
+// reconciler reconciles all Gateways during one term of leadership. Every term has a new
+// reconciler. There is one worker.
 type reconciler struct {
 	term    *controllers.Term
 	inf     informers
@@ -133,8 +137,8 @@ type reconciler struct {
 	read    map[types.UID]decoded
 }
 
-// gatewayKinds returns the cluster's kinds of the Gateway API, by name. ok is false while an
-// informer is not synced.
+// gatewayKinds returns the kinds of the Gateway API that the cluster serves, by name. ok is false
+// while an informer of these kinds is not synced.
 func (r *reconciler) gatewayKinds() (found map[string]client.KindInformer, ok bool) {
 	found, ok = map[string]client.KindInformer{}, true
 	for _, one := range r.inf.kinds.Now().Kinds {
@@ -188,8 +192,8 @@ func (r *reconciler) reconcileGateways(ctx context.Context, _ controllers.Key) (
 	return 0, errors.Join(errs...)
 }
 
-// decodeObjects converts the objects of a kind. It reuses the conversion of objects that have not
-// changed.
+// decodeObjects appends to into the objects of a kind, converted to their Go type. Objects that
+// have not changed since the last call are not converted again.
 func decodeObjects[T any](r *reconciler, before map[types.UID]decoded, one client.KindInformer, into *[]*T) error {
 	if one.Kind == nil {
 		return nil
@@ -203,8 +207,8 @@ func decodeObjects[T any](r *reconciler, before map[types.UID]decoded, one clien
 			}
 			out := new(T)
 			if err := runtime.DefaultUnstructuredConverter.FromUnstructured(m, out); err != nil {
-				// The installed definition accepted the object: it belongs to another version of
-				// the Gateway API and is ignored.
+				// The installed CustomResourceDefinition accepted the object, so it belongs to
+				// another version of the Gateway API. It is ignored.
 				r.term.Log.Warn("an object is not understood", "kind", one.Kind.GVK.String(), "object", controllers.KeyOf(o), "err", err)
 				continue
 			}
@@ -216,8 +220,8 @@ func decodeObjects[T any](r *reconciler, before map[types.UID]decoded, one clien
 	return nil
 }
 
-// writeStatus writes a status if it changed. It skips objects that have changed in the meantime;
-// their events queue the key again.
+// writeStatus stores status want of object o if it differs from have. If o has changed since it was
+// read, nothing is written; the change queues the key again.
 func writeStatus[S any](ctx context.Context, r *reconciler, one client.KindInformer, o metav1.Object, have, want S) error {
 	if equality.Semantic.DeepEqual(have, want) {
 		return nil

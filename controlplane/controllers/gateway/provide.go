@@ -21,8 +21,8 @@ import (
 	"keelson.dev/keelson/ingressproxy/gateway"
 )
 
-// provideProxy creates or updates the proxy of a Gateway. It deletes the proxy of a Gateway that
-// serves no listener.
+// provideProxy creates or updates the objects of the proxy of Gateway g. It deletes them if g has
+// no listener that is served.
 func (r *reconciler) provideProxy(ctx context.Context, w *gateway.World, g *gateway.Gateway) error {
 	ports := g.ServedPorts()
 	if len(ports) == 0 {
@@ -54,7 +54,7 @@ func (r *reconciler) provideProxy(ctx context.Context, w *gateway.World, g *gate
 				func(have *corev1.Secret) bool { return equality.Semantic.DeepEqual(o.Data, have.Data) })
 		case *appsv1.Deployment:
 			err = ensureObject(ctx, r, r.inf.deployments, o, func(next, want *appsv1.Deployment) {
-				count := next.Spec.Replicas // users or autoscalers choose the number of replicas
+				count := next.Spec.Replicas // keep the current number of replicas: users or autoscalers choose it
 				next.Spec = want.Spec
 				next.Spec.Replicas = count
 			}, func(have *appsv1.Deployment) bool {
@@ -66,7 +66,9 @@ func (r *reconciler) provideProxy(ctx context.Context, w *gateway.World, g *gate
 	return errors.Join(errs...)
 }
 
-// ensureObject creates an object, or updates it if it differs from its specification.
+// ensureObject creates object want if it does not exist. It updates the existing object if its
+// digest (madeOf) differs or same returns false; into copies the fields of want to the object to
+// write. It returns an error if the existing object is not that of a proxy.
 func ensureObject[T api.Object](ctx context.Context, r *reconciler, inf cache.SharedIndexInformer, want T, into func(next, want T), same func(have T) bool) error {
 	have, ok := controllers.Cached[T](inf, want.GetNamespace(), want.GetName())
 	if !ok {
@@ -100,7 +102,7 @@ func ensureObject[T api.Object](ctx context.Context, r *reconciler, inf cache.Sh
 	return nil
 }
 
-// removeProxy deletes the objects of a Gateway's proxy.
+// removeProxy deletes the objects of the proxy with this name.
 func (r *reconciler) removeProxy(ctx context.Context, name string) error {
 	return errors.Join(
 		deleteIfOwned[*appsv1.Deployment](ctx, r, r.inf.deployments, name), deleteIfOwned[*corev1.Service](ctx, r, r.inf.services, name),
@@ -121,8 +123,8 @@ func deleteIfOwned[T api.Object](ctx context.Context, r *reconciler, inf cache.S
 	return nil
 }
 
-// removeOrphanedProxies deletes the proxies of Gateways that no longer exist. It confirms that with
-// the API: before its informer has started, a kind looks as if it had no objects.
+// removeOrphanedProxies deletes the proxies of Gateways that no longer exist. It reads each Gateway
+// from the API first, because a kind has no cached objects before its informer has started.
 func (r *reconciler) removeOrphanedProxies(ctx context.Context, j *gateway.Evaluation, kinds map[string]client.KindInformer) error {
 	wanted := map[string]bool{}
 	for _, g := range j.Gateways {
@@ -140,7 +142,7 @@ func (r *reconciler) removeOrphanedProxies(ctx context.Context, j *gateway.Evalu
 			namespace, object, _ := strings.Cut(of, "/")
 			_, err := r.term.Client.Do(ctx, &api.Request{Verb: api.VerbGet, Kind: k, Namespace: namespace, Name: object})
 			if err == nil && kinds["Gateway"].Kind == nil {
-				continue // its informer has not started
+				continue // the informer of the kind has not started
 			}
 			if err != nil && !apierrors.IsNotFound(err) {
 				errs = append(errs, fmt.Errorf("reading Gateway %s: %w", of, err))
@@ -152,7 +154,7 @@ func (r *reconciler) removeOrphanedProxies(ctx context.Context, j *gateway.Evalu
 	return errors.Join(errs...)
 }
 
-// gatewayKind returns the kind of Gateways, or nil if it is not served.
+// gatewayKind returns the kind Gateway, or nil if the cluster does not serve it.
 func (r *reconciler) gatewayKind() *api.Kind {
 	for _, k := range r.term.Client.Kinds().Table().Stored() {
 		if k.GVK.Group == gw.GroupName && k.GVK.Kind == "Gateway" {
@@ -162,8 +164,8 @@ func (r *reconciler) gatewayKind() *api.Kind {
 	return nil
 }
 
-// collectOrphans adds to gone the names of proxy objects without a wanted Gateway, with the Gateway
-// of each.
+// collectOrphans adds to gone the names of proxies in the cache inf that are not in wanted. The
+// value is the Gateway of the proxy, as namespace/name.
 func collectOrphans(inf cache.SharedIndexInformer, wanted map[string]bool, gone map[string]string) {
 	list, _ := inf.GetIndexer().ByIndex(cache.NamespaceIndex, Namespace)
 	for _, found := range list {
@@ -176,7 +178,8 @@ func collectOrphans(inf cache.SharedIndexInformer, wanted map[string]bool, gone 
 	}
 }
 
-// servingState returns the state of a Gateway's proxies.
+// servingState returns the state of the proxy pods of Gateway g for its status. failed is the error
+// of creating the proxy, or nil.
 func (r *reconciler) servingState(g *gateway.Gateway, failed error) (s gateway.ProxyState) {
 	name := nameOf(g.Object.Namespace, g.Object.Name)
 	if failed != nil {

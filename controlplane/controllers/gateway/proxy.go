@@ -19,23 +19,23 @@ import (
 	"keelson.dev/keelson/ingressproxy/gateway"
 )
 
-// Namespace is the namespace of the proxies.
+// Namespace is the namespace of the proxy pods of Gateways.
 const Namespace = "keelson-entry"
 
 const (
-	// ofLabel is on all objects of a proxy; its value is the name of the object.
+	// ofLabel is a label of all objects of a proxy. Its value is the common name of these objects.
 	ofLabel = "keelson.dev/gateway"
-	// gatewayNote is the Gateway, as namespace/name. madeOf is a digest of the specification of the
-	// created object.
+	// gatewayNote is an annotation of the objects of a proxy: its Gateway, as namespace/name. madeOf
+	// is an annotation with a digest of the specification with which the object was written.
 	gatewayNote = "keelson.dev/for-gateway"
 	madeOf      = "keelson.dev/made-of"
-	// statusPort is the port of a proxy's readiness endpoint: no listener may use it.
+	// statusPort is the port of a proxy's readiness endpoint. No listener of a Gateway may use it.
 	statusPort = 10254
 	replicas   = 2
 )
 
-// nameOf returns the name of the objects of a Gateway's proxy. It is a DNS label, which the name of
-// a Gateway need not be.
+// nameOf returns the name of the objects of the proxy for a Gateway. It is a DNS label, while the
+// name of the Gateway may be longer.
 func nameOf(namespace, name string) string {
 	sum := sha256.Sum256([]byte(namespace + "/" + name))
 	head := []byte(name)
@@ -47,8 +47,8 @@ func nameOf(namespace, name string) string {
 	return "gw-" + string(head[:min(len(head), 40)]) + "-" + hex.EncodeToString(sum[:5])
 }
 
-// proxyObjects returns the objects of the proxy of a Gateway that listens on ports, including the
-// Secret with its certificates.
+// proxyObjects returns the objects of the proxy for Gateway g, which listens on ports, including
+// the Secret with its certificates.
 func proxyObjects(g *gateway.Gateway, ports []int32, image string, certificates map[string][]byte) []api.Object {
 	o := g.Object
 	name := nameOf(o.Namespace, o.Name)
@@ -127,7 +127,7 @@ func proxyObjects(g *gateway.Gateway, ports []int32, image string, certificates 
 	return out
 }
 
-// labelValue returns a name as a label value, shortened if it is too long.
+// labelValue returns a name in a form that is valid as a label value: shortened if it is too long.
 func labelValue(name string) string {
 	if len(name) <= 63 {
 		return name
@@ -136,7 +136,7 @@ func labelValue(name string) string {
 	return name[:52] + "-" + hex.EncodeToString(sum[:5])
 }
 
-// specDigest returns a digest of an object's specification.
+// specDigest returns a digest of all fields of object o.
 func specDigest(o api.Object) string {
 	data, err := json.Marshal(o)
 	if err != nil {

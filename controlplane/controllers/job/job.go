@@ -98,7 +98,7 @@ func hasJob(jobs cache.SharedIndexInformer, p *corev1.Pod) bool {
 	return ok && j.UID == ref.UID
 }
 
-// reconciler performs the writes of one leadership.
+// reconciler reconciles Jobs during one term of leadership. Every term has a new reconciler.
 type reconciler struct {
 	term *controllers.Term
 	jobs *controllers.View[*batchv1.Job]

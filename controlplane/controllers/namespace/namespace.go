@@ -63,7 +63,7 @@ func New(d controllers.Deps) *controllers.Controller {
 	}
 }
 
-// reconciler performs the writes of one leadership.
+// reconciler reconciles namespaces during one term of leadership. Every term has a new reconciler.
 type reconciler struct {
 	term       *controllers.Term
 	kind       *api.Kind

@@ -123,7 +123,7 @@ func ofVolume(c controllers.Change[*corev1.PersistentVolume], unbound func() []c
 	return keys
 }
 
-// binder performs the writes of one leadership.
+// binder reconciles claims and volumes during one term of leadership. Every term has a new binder.
 type binder struct {
 	term    *controllers.Term
 	claims  *controllers.View[*corev1.PersistentVolumeClaim]

@@ -151,7 +151,7 @@ func ofPod(nodes cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) [
 	return keys
 }
 
-// reconciler performs the writes of one leadership.
+// reconciler reconciles pods during one term of leadership. Every term has a new reconciler.
 type reconciler struct {
 	term     *controllers.Term
 	options  Options

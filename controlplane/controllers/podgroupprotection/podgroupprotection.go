@@ -60,7 +60,7 @@ func ofPod(groups cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) 
 	return keys
 }
 
-// reconciler performs the writes of one leadership.
+// reconciler reconciles PodGroups during one term of leadership. Every term has a new reconciler.
 type reconciler struct {
 	term         *controllers.Term
 	groups, pods cache.SharedIndexInformer

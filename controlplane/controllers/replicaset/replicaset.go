@@ -50,7 +50,8 @@ func newController[T api.Object](d controllers.Deps, k kind[T]) *controllers.Con
 	}
 }
 
-// reconciler performs the writes of one leadership.
+// reconciler reconciles ReplicaSets or ReplicationControllers during one term of leadership. Every
+// term has a new reconciler.
 type reconciler[T api.Object] struct {
 	kind kind[T]
 	term *controllers.Term

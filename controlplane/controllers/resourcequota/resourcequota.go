@@ -109,7 +109,7 @@ func isPodEnding(c controllers.Change[api.Object]) bool {
 	return !ok || (pod.DeletionTimestamp != nil) != (was.DeletionTimestamp != nil) || controllers.IsPodTerminal(pod) != controllers.IsPodTerminal(was)
 }
 
-// reconciler performs the writes of one leadership.
+// reconciler reconciles quotas during one term of leadership. Every term has a new reconciler.
 type reconciler struct {
 	term   *controllers.Term
 	quotas *controllers.View[*corev1.ResourceQuota]

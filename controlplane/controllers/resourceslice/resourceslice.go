@@ -99,7 +99,8 @@ func New(d controllers.Deps) *controllers.Controller {
 	}
 }
 
-// cleaner performs the writes of one leadership.
+// cleaner reconciles the ResourceSlices of nodes during one term of leadership. Every term has a
+// new cleaner.
 type cleaner struct {
 	term          *controllers.Term
 	slices, nodes cache.SharedIndexInformer

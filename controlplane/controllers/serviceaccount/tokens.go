@@ -101,7 +101,8 @@ func NewTokens(d controllers.Deps, roots Roots, sign Sign) *controllers.Controll
 	}
 }
 
-// tokens performs the writes of one leadership.
+// tokens reconciles Secrets with service account tokens during one term of leadership. Every term
+// has a new tokens value.
 type tokens struct {
 	term              *controllers.Term
 	secrets, accounts cache.SharedIndexInformer

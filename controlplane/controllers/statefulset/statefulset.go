@@ -65,7 +65,8 @@ func ofClaim(sets cache.SharedIndexInformer, c controllers.Change[*corev1.Persis
 	return keys
 }
 
-// reconciler performs the writes of one leadership.
+// reconciler reconciles StatefulSets during one term of leadership. Every term has a new
+// reconciler.
 type reconciler struct {
 	controllers.RevisedOwners[*appsv1.StatefulSet]
 	claims *controllers.View[*corev1.PersistentVolumeClaim]

@@ -60,7 +60,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 	}
 }
 
-// modifier performs the writes of one leadership.
+// modifier reconciles claims during one term of leadership. Every term has a new modifier.
 type modifier struct {
 	term    *controllers.Term
 	calls   *controllers.LeaderDrivers

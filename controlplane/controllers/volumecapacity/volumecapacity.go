@@ -121,7 +121,8 @@ func onNodes(v *corev1.PersistentVolume) []controllers.Key {
 	return keys
 }
 
-// keeper performs the calls and writes of one leadership.
+// keeper reconciles the capacity of nodes during one term of leadership. Every term has a new
+// keeper.
 type keeper struct {
 	term   *controllers.Term
 	calls  *controllers.LeaderDrivers

@@ -90,7 +90,7 @@ func hasMountedVolumes(p *corev1.Pod) bool {
 	return p.Spec.NodeName != "" && p.Status.Phase == corev1.PodRunning
 }
 
-// grower performs the writes of one leadership.
+// grower reconciles claims during one term of leadership. Every term has a new grower.
 type grower struct {
 	term  *controllers.Term
 	calls *controllers.LeaderDrivers

@@ -108,7 +108,8 @@ func ofPod(claims cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) 
 	return keys
 }
 
-// reconciler performs the writes of one leadership.
+// reconciler reconciles claims, volumes and classes during one term of leadership. Every term has a
+// new reconciler.
 type reconciler struct {
 	term                           *controllers.Term
 	claims, volumes, pods, classes cache.SharedIndexInformer
