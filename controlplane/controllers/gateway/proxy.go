@@ -25,8 +25,8 @@ const Namespace = "keelson-entry"
 const (
 	// ofLabel is a label of all objects of a proxy. Its value is the common name of these objects.
 	ofLabel = "keelson.dev/gateway"
-	// gatewayNote is an annotation of the objects of a proxy: its Gateway, as namespace/name. madeOf
-	// is an annotation with a digest of the specification with which the object was written.
+	// gatewayNote is an annotation of the objects of a proxy: its Gateway, as namespace/name.
+	// madeOf is an annotation with a digest of the specification with which the object was written.
 	gatewayNote = "keelson.dev/for-gateway"
 	madeOf      = "keelson.dev/made-of"
 	// statusPort is the port of a proxy's readiness endpoint. No listener of a Gateway may use it.

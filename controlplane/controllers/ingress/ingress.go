@@ -1,6 +1,7 @@
-// Package ingress runs a proxy for each IngressClass of controller keelson.dev/ingress. It writes
-// the addresses of such Ingresses to their status and records their problems as events. Package
-// ingressproxy/ingress interprets Ingresses; the proxy and this controller share it.
+// Package ingress is the controller of Ingresses with a class of controller keelson.dev/ingress. It
+// runs proxy pods for each IngressClass, writes the proxies' addresses to the status of Ingresses,
+// and records problems of Ingresses as events. Package ingressproxy/ingress interprets Ingresses;
+// the proxies use it too.
 package ingress
 
 import (
@@ -29,16 +30,16 @@ import (
 	"keelson.dev/keelson/ingressproxy/pairs"
 )
 
-// DefaultImage is the image of proxies of a development build. bin/images/entry.tar contains it
-// beside the image of the release.
+// DefaultImage is the proxy image of a development build. A release contains it in
+// bin/images/entry.tar.
 const DefaultImage = "keelson.dev/entry:dev"
 
-// Options of New.
+// Options configures New.
 type Options struct {
-	Image string // "" means DefaultImage
+	Image string // image of the proxies; "" means DefaultImage
 }
 
-// The kinds of keys.
+// Kinds of keys in the controller's queue.
 const (
 	classKey   = "IngressClass"
 	ingressKey = "Ingress"
@@ -56,18 +57,19 @@ type controller struct {
 
 	mu       sync.Mutex
 	reported map[controllers.Key]problemRecord
-	left     map[string]map[string]bool // by class: Secrets that exceed the capacity of its proxies
+	left     map[string]map[string]bool // Secrets with key pairs for which the class has no space, by class
 	keys     pairs.Cache
 }
 
-// problemRecord is the last known problem of an Ingress.
+// problemRecord holds the last known problems of an Ingress, since when they exist, and whether an
+// event has reported them.
 type problemRecord struct {
 	problems string
 	since    time.Time
 	done     bool
 }
 
-// New returns the controller.
+// New returns the controller of Ingresses and IngressClasses.
 func New(d controllers.Deps, o Options) *controllers.Controller {
 	if o.Image == "" {
 		o.Image = DefaultImage
@@ -108,7 +110,7 @@ func New(d controllers.Deps, o Options) *controllers.Controller {
 	}
 }
 
-// sliceIndex indexes EndpointSlices by namespace/service.
+// sliceIndex indexes EndpointSlices by their Service, as namespace/name.
 const sliceIndex = "ingress/slices-by-service"
 
 func (c *controller) allWatches() []controllers.Watch {
@@ -124,7 +126,7 @@ func (c *controller) allWatches() []controllers.Watch {
 			return append(class(ch.New.Name), c.ingressKeys(func(i *networkingv1.Ingress) bool { return ingress.ClassOf(i) == ch.New.Name })...)
 		}),
 		controllers.OnInformer(c.ingresses, func(ch controllers.Change[*networkingv1.Ingress]) []controllers.Key {
-			keys := append(class(ingress.ClassOf(ch.New)), keyOf(ch.New)) // the class provides its proxies with the key pairs
+			keys := append(class(ingress.ClassOf(ch.New)), keyOf(ch.New)) // the class too, because its reconciliation passes key pairs to the proxies
 			if ch.Type == controllers.Updated && ingress.ClassOf(ch.Old) != ingress.ClassOf(ch.New) {
 				keys = append(keys, class(ingress.ClassOf(ch.Old))...)
 			}
@@ -181,7 +183,7 @@ func (c *controller) ingressKeys(of func(*networkingv1.Ingress) bool) []controll
 	return keys
 }
 
-// namespaceKeys returns the keys of all Ingresses of a namespace. Most namespaces have none.
+// namespaceKeys returns the keys of all Ingresses of a namespace.
 func (c *controller) namespaceKeys(namespace string) []controllers.Key {
 	list, err := c.ingresses.GetIndexer().ByIndex(cache.NamespaceIndex, namespace)
 	if err != nil {
@@ -196,7 +198,7 @@ func (c *controller) namespaceKeys(namespace string) []controllers.Key {
 	return keys
 }
 
-// securedBy returns the Ingresses that name a Secret.
+// securedBy returns the Ingresses with a TLS entry that names Secret s.
 func (c *controller) securedBy(s *corev1.Secret) (out []*networkingv1.Ingress) {
 	for _, i := range controllers.CachedAll[*networkingv1.Ingress](c.ingresses) {
 		if i.Namespace == s.Namespace && slices.ContainsFunc(i.Spec.TLS, func(t networkingv1.IngressTLS) bool { return t.SecretName == s.Name }) {
@@ -226,7 +228,8 @@ func (c *controller) leadIngress(t *controllers.Term) controllers.Reconcile {
 	}
 }
 
-// leading is the controller during one leadership.
+// leading reconciles Ingresses and their classes during one term of leadership. Every term has a
+// new leading.
 type leading struct {
 	*controller
 	t               *controllers.Term
@@ -237,8 +240,8 @@ type leading struct {
 	seen            *controllers.View[*networkingv1.Ingress]
 }
 
-// reconcileClass creates and updates the objects of a class. Garbage collection deletes the objects
-// of a deleted class.
+// reconcileClass creates and updates the objects of the proxies of an IngressClass. Garbage
+// collection deletes these objects with the class.
 func (l *leading) reconcileClass(ctx context.Context, name string) error {
 	class, ok := controllers.Cached[*networkingv1.IngressClass](l.classes, "", name)
 	if !ok || class.DeletionTimestamp != nil || class.Spec.Controller != ingress.Controller {
@@ -262,7 +265,7 @@ func (l *leading) reconcileClass(ctx context.Context, name string) error {
 	}
 	err := ensureObject(ctx, l.t, class, l.madeServices, want.Service, func(have, want *corev1.Service) {
 		have.Spec.Type, have.Spec.Selector = want.Spec.Type, want.Spec.Selector
-		for i := range want.Spec.Ports { // keep node ports
+		for i := range want.Spec.Ports { // keep the node ports that were assigned
 			for _, p := range have.Spec.Ports {
 				if p.Name == want.Spec.Ports[i].Name {
 					want.Spec.Ports[i].NodePort = p.NodePort
@@ -280,7 +283,7 @@ func (l *leading) reconcileClass(ctx context.Context, name string) error {
 	return ensureObject(ctx, l.t, class, l.madeBudgets, want.Budget, func(have, want *policyv1.PodDisruptionBudget) { have.Spec = want.Spec })
 }
 
-// deleteIfOwned deletes an object of a class that is no longer needed.
+// deleteIfOwned deletes the object of this name if an IngressClass owns it and no longer needs it.
 func deleteIfOwned[T api.Object](ctx context.Context, t *controllers.Term, class *networkingv1.IngressClass, view *controllers.View[T], name string) error {
 	o, ok := view.Get(Namespace, name)
 	if !ok || !metav1.IsControlledBy(o, class) || view.IsDeleting(o) {
@@ -293,7 +296,7 @@ func deleteIfOwned[T api.Object](ctx context.Context, t *controllers.Term, class
 	return nil
 }
 
-// ensureNamespace creates the namespace and the ServiceAccount of the proxies.
+// ensureNamespace creates the namespace and the ServiceAccount of the proxies if they do not exist.
 func (l *leading) ensureNamespace(ctx context.Context) error {
 	if _, ok := controllers.Cached[*corev1.ServiceAccount](l.accounts, Namespace, Account); ok {
 		return nil
@@ -309,8 +312,9 @@ func (l *leading) ensureNamespace(ctx context.Context) error {
 	return nil
 }
 
-// ensureObject creates an object, or updates it if its specification has changed since it was
-// created.
+// ensureObject creates object want of an IngressClass if it does not exist. It updates the existing
+// object only if want differs from the specification with which the object was last written; change
+// copies the fields of want. If the object does not belong to the class, it records an event.
 func ensureObject[T api.Object](ctx context.Context, t *controllers.Term, class *networkingv1.IngressClass, view *controllers.View[T], want T, change func(have, want T)) error {
 	what := fmt.Sprintf("%T %s/%s", want, want.GetNamespace(), want.GetName())
 	what = what[strings.LastIndexByte(what[:strings.IndexByte(what, ' ')], '.')+1:]
@@ -328,7 +332,7 @@ func ensureObject[T api.Object](ctx context.Context, t *controllers.Term, class 
 		return nil
 	}
 	if view.IsDeleting(have) {
-		return nil // its deletion queues the class again
+		return nil // the deletion of the object queues the class again
 	}
 	if !metav1.IsControlledBy(have, class) {
 		t.Events.Eventf(class, corev1.EventTypeWarning, "NameTaken", "%s is there and does not belong to this class: delete it, or name the class otherwise", what)
@@ -354,7 +358,8 @@ func ensureObject[T api.Object](ctx context.Context, t *controllers.Term, class 
 	return nil
 }
 
-// reconcileIngress writes an Ingress's addresses to its status and records its problems.
+// reconcileIngress writes the addresses of the proxies to the status of an Ingress, and records an
+// event about problems of the Ingress that have lasted for calm.
 func (l *leading) reconcileIngress(ctx context.Context, key controllers.Key) (again time.Duration, err error) {
 	i, ok := l.seen.Get(key.Namespace, key.Name)
 	if !ok || i.DeletionTimestamp != nil {
@@ -414,18 +419,21 @@ func (c *controller) forgetIngress(key controllers.Key) {
 	delete(c.reported, key)
 }
 
-// Service implements ingressproxy/ingress.World.
+// Service returns a cached Service, or nil. It implements ingress.World of package
+// ingressproxy/ingress.
 func (c *controller) Service(namespace, name string) *corev1.Service {
 	s, _ := controllers.Cached[*corev1.Service](c.services, namespace, name)
 	return s
 }
 
-// Slices implements ingressproxy/ingress.World.
+// Slices returns the cached EndpointSlices of a Service. It implements ingress.World of package
+// ingressproxy/ingress.
 func (c *controller) Slices(namespace, service string) []*discoveryv1.EndpointSlice {
 	return controllers.CachedBy[*discoveryv1.EndpointSlice](c.slices, sliceIndex, namespace+"/"+service)
 }
 
-// Secret implements ingressproxy/ingress.World.
+// Secret returns a cached Secret, or nil. It implements ingress.World of package
+// ingressproxy/ingress.
 func (c *controller) Secret(namespace, name string) *corev1.Secret {
 	s, _ := controllers.Cached[*corev1.Secret](c.secrets, namespace, name)
 	return s

@@ -16,8 +16,9 @@ import (
 	"keelson.dev/keelson/ingressproxy/ingress"
 )
 
-// givePairs writes the key pairs of a class's Ingresses to the Secrets that its proxies mount. It
-// runs before the proxies are created, so that new proxies have the key pairs.
+// givePairs writes the TLS key pairs that the Ingresses of a class name to the Secrets that the
+// proxies of the class mount. It is called before the proxies are created, so that they start with
+// the key pairs.
 func (l *leading) givePairs(ctx context.Context, class *networkingv1.IngressClass) error {
 	given, left := ingress.SecretShards(class.Name, controllers.CachedAll[*networkingv1.Ingress](l.ingresses), l.controller, &l.keys)
 	var errs []error
@@ -40,7 +41,7 @@ func (l *leading) givePairs(ctx context.Context, class *networkingv1.IngressClas
 	return errors.Join(errs...)
 }
 
-// ensureSecret creates a Secret, or restores its data after any change.
+// ensureSecret creates Secret want of an IngressClass, or restores its data if they differ.
 func (l *leading) ensureSecret(ctx context.Context, class *networkingv1.IngressClass, want *corev1.Secret) error {
 	have, ok := l.madeSecrets.Get(want.Namespace, want.Name)
 	var stored *corev1.Secret
@@ -68,8 +69,8 @@ func (l *leading) ensureSecret(ctx context.Context, class *networkingv1.IngressC
 	return nil
 }
 
-// unplacedKeyPairs returns a message for each key pair of an Ingress that exceeds the capacity of
-// its class's proxies.
+// unplacedKeyPairs returns a message for each TLS key pair of Ingress i for which the Secrets of
+// its class had no space.
 func (l *leading) unplacedKeyPairs(i *networkingv1.Ingress) (out []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

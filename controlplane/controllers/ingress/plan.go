@@ -22,25 +22,26 @@ const (
 	// the default ClusterRoleBinding "keelson:ingress-proxy".
 	Namespace = "keelson-entry"
 	Account   = "entry"
-	// madeAnnotation holds a digest of the created specification. Changes by users are kept until
-	// the specification itself changes.
+	// madeAnnotation holds a digest of the specification with which this controller wrote an
+	// object. Changes by users are kept until that specification changes.
 	madeAnnotation = "keelson.dev/made-as"
-	// classLabel is on all objects of a class.
+	// classLabel is on all objects of the proxies of an IngressClass. Its value is the class.
 	classLabel = "keelson.dev/ingress-class"
-	// pairsFolder is the directory where proxies read their key pairs.
+	// pairsFolder is the directory in the proxies' containers in which the TLS key pairs are
+	// mounted.
 	pairsFolder = "/certificates"
 )
 
-// Made are the objects of one IngressClass. They have its name, and it owns them: they are deleted
-// with it.
+// Made holds the objects of the proxies of one IngressClass. They have the name of the class, and
+// the class owns them, so that they are deleted with it.
 type Made struct {
 	Deployment *appsv1.Deployment
 	Service    *corev1.Service
-	Budget     *policyv1.PodDisruptionBudget // nil with a single replica
+	Budget     *policyv1.PodDisruptionBudget // nil if there is a single replica
 }
 
-// PlanPairs returns the Secrets of key pairs that the proxies of a class mount, by shard. The entry
-// of an empty shard is nil.
+// PlanPairs returns the Secrets with TLS key pairs that the proxies of a class mount. given holds
+// the files of each Secret. An empty entry has no Secret.
 func PlanPairs(class *networkingv1.IngressClass, given [ingress.MaxShards]map[string][]byte) (out [ingress.MaxShards]*corev1.Secret) {
 	for i, data := range given {
 		if len(data) > 0 {
@@ -61,7 +62,8 @@ func labelsOf(class string) map[string]string {
 	return map[string]string{"app.kubernetes.io/name": "keelson-entry", classLabel: class}
 }
 
-// PlanProxy returns the objects of a class in a cluster with a number of nodes.
+// PlanProxy returns the objects of the proxies of a class. nodes is the number of nodes in the
+// cluster: with more than one node there are two replicas.
 func PlanProxy(class *networkingv1.IngressClass, image string, nodes int) Made {
 	labels, meta := labelsOf(class.Name), metaOf(class)
 	selector := &metav1.LabelSelector{MatchLabels: labels}
@@ -101,8 +103,8 @@ func specDigest(o api.Object, spec any) {
 	o.SetAnnotations(map[string]string{madeAnnotation: fmt.Sprintf("%x", sha256.Sum256(text))[:16]})
 }
 
-// podSpec returns the pod of a proxy without privileges. A sysctl of its network namespace permits
-// it to open low ports.
+// podSpec returns the spec of a proxy pod of a class. The pod has no privileges. A sysctl of its
+// network namespace permits it to listen on ports below 1024.
 func podSpec(class, image string, selector *metav1.LabelSelector) corev1.PodSpec {
 	no, yes, grace := false, true, int64(45)
 	nobody := int64(65534)
@@ -146,7 +148,8 @@ func podSpec(class, image string, selector *metav1.LabelSelector) corev1.PodSpec
 	}
 }
 
-// Addresses returns the load balancer status of an Ingress from the Service of its proxies.
+// Addresses returns the load balancer status of Ingresses: the addresses of s, the Service of the
+// proxies.
 func Addresses(s *corev1.Service) []networkingv1.IngressLoadBalancerIngress {
 	var out []networkingv1.IngressLoadBalancerIngress
 	for _, in := range s.Status.LoadBalancer.Ingress {

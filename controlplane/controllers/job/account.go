@@ -10,36 +10,38 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// mostUncounted is the maximum number of terminal pods that are counted at a time. The status holds
-// their UIDs meanwhile.
+// mostUncounted is the maximum number of terminal pods that are counted in one step. Until they are
+// counted, the status of the Job contains their UIDs.
 const mostUncounted = 500
 
-// Snapshot is the input of PlanJob.
+// Snapshot is the input of PlanJob: a Job and its pods.
 type Snapshot struct {
 	Job   *batchv1.Job
-	Pods  []*corev1.Pod // the pods that the job controls, including terminal and terminating pods
+	Pods  []*corev1.Pod // pods that the Job controls, including terminal and terminating pods
 	Going func(*corev1.Pod) bool
 	Now   time.Time
 }
 
-// account computes the counts of a job's status.
+// account computes the counts of succeeded and failed pods in the status of a Job.
 //
-// Each terminal pod is counted exactly once, even if the controller or a node crashes at any point.
-// The finalizer keeps the pod. First its UID (or index) is stored in the status, then the finalizer
-// is removed, and only then the UID is replaced by an incremented count. If the pod of a UID in the
-// status has no finalizer or no longer exists, this controller has released it, and it is counted.
+// Each terminal pod is counted exactly once, even if the controller or a node crashes at any time.
+// A finalizer keeps each pod until it is counted. First the UID of the pod (or its index) is
+// written to the status. Then the finalizer is removed. Only then the UID is removed from the
+// status and the count is incremented. If the pod of a UID in the status has no finalizer or no
+// longer exists, this controller has removed the finalizer, and the pod is counted.
 type account struct {
 	Snapshot
 	status batchv1.JobStatus
 
-	done, lost indexes // indexes that have succeeded and failed
+	done, lost indexes // completion indexes that have succeeded and failed
 	release    []*corev1.Pod
 	active     []*corev1.Pod
 	going      int // pods that are terminating but have not ended
 	waiting    int // pods that have ended but are not counted yet
 }
 
-// newAccount returns an account that includes the counts of earlier reconciles.
+// newAccount returns an account for a Job. It counts the pods with a UID in the status that no
+// longer have the finalizer.
 func newAccount(s Snapshot) *account {
 	a := &account{Snapshot: s, status: *s.Job.Status.DeepCopy()}
 	if isIndexed(s.Job) {
@@ -70,7 +72,7 @@ func newAccount(s Snapshot) *account {
 	return a
 }
 
-// classifyPods divides the pods into active, terminating and ended.
+// classifyPods sets active and going from the pods of the Job.
 func (a *account) classifyPods() {
 	for _, p := range a.Pods {
 		switch {
@@ -83,7 +85,7 @@ func (a *account) classifyPods() {
 	}
 }
 
-// isFailedPod reports whether a pod counts as failed, or will once it is counted.
+// isFailedPod reports whether pod p counts as failed, whether or not it was counted already.
 func (a *account) isFailedPod(p *corev1.Pod) bool {
 	if p.Status.Phase == corev1.PodFailed {
 		return true
@@ -91,12 +93,13 @@ func (a *account) isFailedPod(p *corev1.Pod) bool {
 	if p.Status.Phase != corev1.PodSucceeded && hasPodStopped(p) {
 		return true
 	}
-	// The end of a deleted pod may never be observed.
+	// For a pod that is being deleted, it may never be known how it ended.
 	return !waitsForEnd(a.Job) && p.DeletionTimestamp != nil && p.Status.Phase != corev1.PodSucceeded
 }
 
-// countFinishedPods counts the pods that have ended. ending means that the job is finishing, so
-// that its remaining pods end with it. failing means that it is failing.
+// countFinishedPods adds the pods that have ended to the status. If ending is true, the Job is
+// about to finish, and its terminating pods count as ended. If failing is true, the Job is about to
+// fail.
 func (a *account) countFinishedPods(ending, failing bool) {
 	u := a.status.UncountedTerminatedPods
 	a.waiting = 0
@@ -134,7 +137,7 @@ func (a *account) countOne(p *corev1.Pod, u *batchv1.UncountedTerminatedPods, en
 		if !isIndexed(a.Job) {
 			u.Succeeded = append(u.Succeeded, p.UID)
 		} else if known {
-			a.done = a.done.withIndex(i) // the index records that the pod was counted
+			a.done = a.done.withIndex(i) // the set of indexes shows that the pod was counted
 		}
 	case a.isFailedPod(p) || failing:
 		v := judgePodFailure(a.Job, p)
@@ -146,7 +149,7 @@ func (a *account) countOne(p *corev1.Pod, u *batchv1.UncountedTerminatedPods, en
 			case out:
 				a.lost = a.lost.withIndex(i)
 			case !ending && !a.isReplaced(p, i):
-				a.waiting++ // its successor reads the failure count from this pod
+				a.waiting++ // keep this pod: the failure count of the next pod of the index is computed from it
 				return
 			}
 		}
@@ -157,7 +160,7 @@ func (a *account) countOne(p *corev1.Pod, u *batchv1.UncountedTerminatedPods, en
 	a.release = append(a.release, p)
 }
 
-// isReplaced reports whether a later pod of the index exists.
+// isReplaced reports whether a pod of this index exists that was created after pod p failed.
 func (a *account) isReplaced(p *corev1.Pod, index int) bool {
 	counted, ignored := failuresOf(p)
 	return slices.ContainsFunc(a.Pods, func(o *corev1.Pod) bool {
@@ -179,22 +182,22 @@ func (a *account) countSuccesses() int {
 	return int(a.status.Succeeded) + len(a.status.UncountedTerminatedPods.Succeeded)
 }
 
-// isCountingPods reports whether some pods are not fully counted yet.
+// isCountingPods reports whether some ended pods are not completely counted yet.
 func (a *account) isCountingPods() bool {
 	u := a.status.UncountedTerminatedPods
 	return a.waiting+len(a.release)+len(u.Succeeded)+len(u.Failed) > 0
 }
 
-// Bounds of the delay after a pod failed. It doubles with each further failure since the last
-// success.
+// Bounds of the delay before a failed pod is replaced. The delay doubles with each further failure
+// since the last success.
 const (
 	firstBackoff = 10 * time.Second
 	mostBackoff  = 10 * time.Minute
 )
 
-// creationBackoff returns how long no pod may be created. It is computed from the existing pods, so
-// that a new leader computes the same result. index selects the pods of one index; -1 selects all
-// pods.
+// creationBackoff returns the time during which no pod may be created because of failed pods. index
+// selects the pods of one completion index; -1 selects all pods. The result depends only on
+// existing pods, so that a new leader computes the same result.
 func (a *account) creationBackoff(index int) time.Duration {
 	var past []*corev1.Pod
 	for _, p := range a.Pods {
@@ -243,7 +246,7 @@ func (a *account) setCondition(t batchv1.JobConditionType, status corev1.Conditi
 		return true
 	}
 	if status == corev1.ConditionFalse {
-		return false // an absent condition is not added as false
+		return false // a condition is not added with status False
 	}
 	a.status.Conditions = append(a.status.Conditions, c)
 	return true

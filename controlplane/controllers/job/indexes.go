@@ -6,14 +6,14 @@ import (
 	"strings"
 )
 
-// indexes is a set of completion indexes. It consists of ranges in ascending order that neither
+// indexes is a set of completion indexes of a Job, as ranges in ascending order that neither
 // overlap nor touch.
 type indexes []span
 
-type span struct{ from, to int } // both inclusive
+type span struct{ from, to int } // both ends inclusive
 
-// parseIndexes parses "1,3-5,7". It drops indexes that are not below limit. It skips parts that are
-// invalid; validation refuses them.
+// parseIndexes parses a set such as "1,3-5,7". It ignores indexes that are not below limit, and
+// invalid parts, which validation refuses.
 func parseIndexes(text string, limit int) indexes {
 	var out indexes
 	for part := range strings.SplitSeq(text, ",") {
@@ -35,7 +35,7 @@ func parseIndexes(text string, limit int) indexes {
 	return out
 }
 
-// withSpan returns the set with a range added.
+// withSpan returns the union of x and range s.
 func (x indexes) withSpan(s span) indexes {
 	var out indexes
 	placed := false
@@ -81,8 +81,8 @@ func (x indexes) countIndexes() int {
 	return n
 }
 
-// String returns the form in a status: "1,3-5,7". Two adjacent indexes are written separately, as
-// in Kubernetes.
+// String returns the set in the form of a Job's status: "1,3-5,7". A range of two indexes is
+// written as two indexes, as in Kubernetes.
 func (x indexes) String() string {
 	var b strings.Builder
 	for i, s := range x {
@@ -102,7 +102,7 @@ func (x indexes) String() string {
 	return b.String()
 }
 
-// missingIndexes returns the first n indexes below limit that no set contains.
+// missingIndexes returns the first n indexes that are below limit and in none of the sets.
 func missingIndexes(n, limit int, sets ...indexes) []int {
 	var out []int
 	for i := 0; i < limit && len(out) < n; {

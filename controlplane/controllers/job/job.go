@@ -20,8 +20,8 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// orphan is the kind of the key of a pod that has lost its job. Only this controller can remove its
-// finalizer.
+// orphan is the kind of the keys of pods that have a tracking finalizer although their Job was
+// deleted. Only this controller removes that finalizer.
 const orphan = "Pod"
 
 // New returns the Job controller.
@@ -65,13 +65,13 @@ func jobSelector(j *batchv1.Job) labels.Selector {
 	return controllers.SelectorOf(j.Spec.Selector)
 }
 
-// othersManage reports whether spec.managedBy names another controller.
+// othersManage reports whether spec.managedBy of Job j names another controller.
 func othersManage(j *batchv1.Job) bool {
 	return j.Spec.ManagedBy != nil && *j.Spec.ManagedBy != batchv1.JobControllerName
 }
 
-// ofJob maps the change of a job to its key. A deleted job is also mapped to the keys of its
-// remaining pods.
+// ofJob returns the key of a changed Job. For a deleted Job it also returns the keys of the
+// remaining pods, with kind orphan.
 func ofJob(pods cache.SharedIndexInformer, c controllers.Change[*batchv1.Job]) []controllers.Key {
 	keys := []controllers.Key{controllers.KeyOf(c.New)}
 	if c.Type == controllers.Deleted {
@@ -88,7 +88,7 @@ func orphanKey(p *corev1.Pod) controllers.Key {
 	return controllers.Key{Kind: orphan, Namespace: p.Namespace, Name: p.Name}
 }
 
-// hasJob reports whether the job that controls a pod exists in the cache.
+// hasJob reports whether the Job that controls pod p is cached.
 func hasJob(jobs cache.SharedIndexInformer, p *corev1.Pod) bool {
 	ref := metav1.GetControllerOfNoCopy(p)
 	if ref == nil || ref.Kind != kind.Kind || controllers.GroupOf(ref) != kind.Group {
@@ -130,14 +130,14 @@ func (r *reconciler) reconcileJob(ctx context.Context, key controllers.Key) (tim
 	}
 	failure := r.movePods(ctx, j, &step)
 	if controllers.IsNamespaceTerminating(failure) {
-		failure = nil // no pod can be created any more; existing pods are still counted
+		failure = nil // no pod can be created in a terminating namespace; existing pods are still counted
 	}
 	stored, wait, err := r.writeJobStatus(ctx, j, step)
 	if err != nil || wait > 0 {
 		return wait, errors.Join(failure, err)
 	}
-	// Pods are deleted after the condition is stored: the next reconcile then does not replace
-	// them.
+	// The condition must be stored before these pods are deleted, so that the next reconcile does
+	// not replace them.
 	failure = errors.Join(failure, r.endPods(ctx, j, step.End))
 	for _, e := range step.Events {
 		r.term.Events.Event(stored, e.Type, e.Reason, e.Message)
@@ -146,15 +146,15 @@ func (r *reconciler) reconcileJob(ctx context.Context, key controllers.Key) (tim
 		return r.removeFinalizer(ctx, step.Release[i])
 	})
 	if err == nil && len(step.Release) > 0 {
-		return time.Millisecond, failure // the next reconcile turns the released UIDs into counts
+		return time.Millisecond, failure // the next reconcile replaces the UIDs of these pods by counts
 	}
 	return step.Again, errors.Join(failure, err)
 }
 
-// movePods creates and deletes pods. It subtracts failed creations from the status.
+// movePods creates and deletes the pods of step. It subtracts failed creations from the status.
 func (r *reconciler) movePods(ctx context.Context, j *batchv1.Job, step *Step) error {
 	var errs []error
-	// Excess pods do not count as failed: their finalizer is removed first.
+	// Remove the finalizer first: excess pods must not count as failed.
 	errs = append(errs, controllers.InBatches(ctx, func() int { return len(step.Delete) }, func(ctx context.Context, i int) error {
 		p := step.Delete[i]
 		if err := r.removeFinalizer(ctx, p); err != nil {
@@ -170,15 +170,15 @@ func (r *reconciler) movePods(ctx context.Context, j *batchv1.Job, step *Step) e
 	return errors.Join(append(errs, err)...)
 }
 
-// endPods deletes the pods that end with the job. They are counted.
+// endPods deletes pods of a Job that is finishing. They are counted when they have ended.
 func (r *reconciler) endPods(ctx context.Context, j *batchv1.Job, pods []*corev1.Pod) error {
 	return controllers.InBatches(ctx, func() int { return len(pods) }, func(ctx context.Context, i int) error {
 		return r.pods.Delete(ctx, j, pods[i], i < controllers.MaxEvents)
 	})
 }
 
-// remainingCreations returns how many of the planned pods are still wanted. It is 0 if the job has
-// changed in the meantime.
+// remainingCreations returns how many pods of step must still be created. It is 0 if Job j has
+// changed since step was planned.
 func (r *reconciler) remainingCreations(j *batchv1.Job, step *Step) int {
 	now, ok := r.jobs.Get(j.Namespace, j.Name)
 	if !ok || now.UID != j.UID || now.Generation != j.Generation || now.DeletionTimestamp != nil {
@@ -187,7 +187,7 @@ func (r *reconciler) remainingCreations(j *batchv1.Job, step *Step) int {
 	return len(step.Create)
 }
 
-// removeFinalizer removes the finalizer that keeps a pod until it is counted.
+// removeFinalizer removes from pod p the finalizer that keeps it until it is counted.
 func (r *reconciler) removeFinalizer(ctx context.Context, p *corev1.Pod) error {
 	if !isTracked(p) {
 		return nil
@@ -204,14 +204,14 @@ func (r *reconciler) removeFinalizer(ctx context.Context, p *corev1.Pod) error {
 	return nil
 }
 
-// freeOrphan removes the finalizer of a pod after its job was deleted.
+// freeOrphan removes the finalizer of a pod if the Job that controlled it no longer exists.
 func (r *reconciler) freeOrphan(ctx context.Context, key controllers.Key) error {
 	p, ok := r.pods.Get(key.Namespace, key.Name)
 	if !ok || !isTracked(p) {
 		return nil
 	}
 	if ref := metav1.GetControllerOfNoCopy(p); ref != nil && ref.Kind == kind.Kind && controllers.GroupOf(ref) == kind.Group {
-		// Read the job from the API: with a stale cache the pod would not be counted.
+		// Read the Job from the API: if only the cache lacked it, the pod would never be counted.
 		j, err := client.Get[*batchv1.Job](ctx, r.term.Client, p.Namespace, ref.Name)
 		if err == nil && j.UID == ref.UID || err != nil && !apierrors.IsNotFound(err) {
 			return err
@@ -220,12 +220,13 @@ func (r *reconciler) freeOrphan(ctx context.Context, key controllers.Key) error 
 	return r.removeFinalizer(ctx, p)
 }
 
-// unrecorded is the retry delay of an expired job while the status of its CronJob does not contain
-// its run.
+// unrecorded is the retry delay for the deletion of an expired Job while the status of its CronJob
+// does not include the run.
 const unrecorded = time.Second
 
-// expireJob deletes a job after its TTL. A job of a CronJob stays until the CronJob's
-// lastScheduleTime includes its run. Otherwise the CronJob would start the same run again.
+// expireJob deletes Job j, the TTL of which has passed. If a CronJob owns j, it waits until
+// lastScheduleTime of the CronJob includes the run of j. Otherwise the CronJob would start that run
+// again.
 func (r *reconciler) expireJob(ctx context.Context, j *batchv1.Job) (again time.Duration, err error) {
 	ref := metav1.GetControllerOfNoCopy(j)
 	at, err := time.Parse(time.RFC3339, j.Annotations[batchv1.CronJobScheduledTimestampAnnotation])
@@ -251,8 +252,9 @@ func (r *reconciler) deleteExpired(ctx context.Context, j *batchv1.Job) error {
 	return nil
 }
 
-// writeJobStatus stores the status. If wait is not 0, the status was not stored, and the caller
-// must not perform the writes that depend on it.
+// writeJobStatus stores the status of step. If wait is not 0, nothing was stored because of the
+// limit on status writes. The caller must then not perform the writes that require the stored
+// status.
 func (r *reconciler) writeJobStatus(ctx context.Context, j *batchv1.Job, step Step) (stored *batchv1.Job, wait time.Duration, err error) {
 	if equality.Semantic.DeepEqual(step.Status, j.Status) {
 		return j, 0, nil

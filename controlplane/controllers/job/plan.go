@@ -13,23 +13,23 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Step lists the next writes, in this order: Delete and Create, then Status, then End, then the
-// finalizers of the pods in Release.
+// Step is the result of PlanJob. Its writes are performed in this order: Delete and Create, Status,
+// End, the finalizers of the pods in Release.
 type Step struct {
-	Delete  []*corev1.Pod // excess pods: not counted
-	End     []*corev1.Pod // pods that end with the job: counted
+	Delete  []*corev1.Pod // excess pods to delete: they do not count as failed
+	End     []*corev1.Pod // pods to delete because the Job is finishing: they are counted
 	Create  []Creation
 	Status  batchv1.JobStatus
 	Release []*corev1.Pod
 	Events  []Event
 	Again   time.Duration
-	Expired bool // the TTL has passed: delete the job
+	Expired bool // the TTL has passed: the Job must be deleted
 }
 
 // Event is an event of a job.
 type Event struct{ Type, Reason, Message string }
 
-// PlanJob computes the next step.
+// PlanJob returns the next writes for a Job and its pods.
 func PlanJob(s Snapshot) Step {
 	j := s.Job
 	if over := cmp.Or(findTrueCondition(&j.Status, batchv1.JobComplete), findTrueCondition(&j.Status, batchv1.JobFailed)); over != nil {
@@ -73,8 +73,8 @@ func PlanJob(s Snapshot) Step {
 	return step
 }
 
-// resumeJob marks a suspended job as resumed. It sets a new start time, which restarts the
-// deadline.
+// resumeJob sets condition Suspended to False if the Job is no longer suspended. It then sets a new
+// start time, which restarts the deadline.
 func (a *account) resumeJob(step *Step) {
 	if !a.setCondition(batchv1.JobSuspended, corev1.ConditionFalse, "JobResumed", "Job resumed") {
 		return
@@ -84,7 +84,8 @@ func (a *account) resumeJob(step *Step) {
 	a.status.StartTime = &now
 }
 
-// decideOutcome decides whether the job fails or succeeds. Failures have precedence over successes.
+// decideOutcome sets the condition that the Job is failing, or that it is succeeding, if that is
+// decided now. Failures have precedence over successes.
 func (a *account) decideOutcome(step *Step) {
 	j := a.Job
 	for _, p := range a.Pods {
@@ -97,7 +98,7 @@ func (a *account) decideOutcome(step *Step) {
 		}
 	}
 	limit := valueOr(j.Spec.BackoffLimit, 6)
-	again := 0 // restarts of containers; they count if pods restart their containers
+	again := 0 // restarts of containers; they count as failures if pods restart their containers
 	if j.Spec.Template.Spec.RestartPolicy == corev1.RestartPolicyOnFailure {
 		for _, p := range a.Pods {
 			if p.Status.Phase == corev1.PodRunning || p.Status.Phase == corev1.PodPending {
@@ -140,17 +141,18 @@ func (a *account) failJob(step *Step, reason, message string) {
 	if a.setCondition(batchv1.JobFailureTarget, corev1.ConditionTrue, reason, message) {
 		step.Events = append(step.Events, Event{corev1.EventTypeWarning, reason, message})
 	}
-	a.countFinishedPods(true, true) // count again: more pods count as failed now that the job fails
+	a.countFinishedPods(true, true) // count again: while the Job is failing, more pods count as failed
 }
 
-// finishJob sets the final condition once all pods of the job have ended and are counted.
+// finishJob sets condition Complete or Failed once all pods have ended and are counted. failing and
+// met are the conditions FailureTarget and SuccessCriteriaMet; one of them is nil.
 func (a *account) finishJob(step *Step, failing, met *batchv1.JobCondition) {
 	if a.going > 0 || a.isCountingPods() {
 		return
 	}
 	now := metav1.NewTime(a.Now)
 	if a.status.StartTime == nil {
-		a.status.StartTime = &now // a suspended job that ends; finished jobs have a start time
+		a.status.StartTime = &now // a Job that ends while suspended has no start time, and a finished Job must have one
 	}
 	if failing != nil {
 		a.setCondition(batchv1.JobFailed, corev1.ConditionTrue, failing.Reason, failing.Message)
@@ -170,8 +172,8 @@ func (step *Step) requestRetry(d time.Duration) {
 	}
 }
 
-// planFinished plans the step of a finished job: it releases its pods, and deletes the job after
-// its TTL.
+// planFinished returns the step of a finished Job with final condition over. It removes the
+// finalizers of the pods, and deletes the Job after its TTL.
 func planFinished(s Snapshot, over *batchv1.JobCondition) Step {
 	step := Step{Status: s.Job.Status}
 	for _, p := range s.Pods {
@@ -187,7 +189,7 @@ func planFinished(s Snapshot, over *batchv1.JobCondition) Step {
 	return step
 }
 
-// planPods creates missing pods or deletes excess pods.
+// planPods adds to step the creation of missing pods or the deletion of excess pods.
 func (a *account) planPods(step *Step) {
 	j := a.Job
 	if isSuspended(j) {
@@ -209,7 +211,7 @@ func (a *account) planPods(step *Step) {
 			want = min(maxParallelism(j), c-a.countSuccesses()-a.lost.countIndexes())
 		}
 	} else if a.countSuccesses() > 0 {
-		want = min(want, len(keep)) // the work is done: active pods may finish
+		want = min(want, len(keep)) // a pod has succeeded: no further pods are created, and active pods may finish
 	}
 	if len(keep) > want {
 		step.Delete = append(step.Delete, leastMissed(keep)[:len(keep)-max(0, want)]...)
@@ -235,7 +237,8 @@ func (a *account) planPods(step *Step) {
 	}
 }
 
-// createIndexes plans pods for the first indexes that have no pod and are not finished.
+// createIndexes adds to step the creation of at most more pods, for the first completion indexes
+// that have no pod and are not finished. keep are the active pods.
 func (a *account) createIndexes(step *Step, keep []*corev1.Pod, more int) {
 	var busy indexes
 	for _, p := range keep {
@@ -274,8 +277,8 @@ func (a *account) createIndexes(step *Step, keep []*corev1.Pod, more int) {
 	}
 }
 
-// failuresBefore returns how many pods of an index have failed so far, from the annotations of its
-// last failed pod.
+// failuresBefore returns how many pods of a completion index have failed so far, and how many
+// failures were ignored. It reads the annotations of the last failed pod of the index.
 func (a *account) failuresBefore(index int) (counted, ignored int) {
 	for _, p := range a.Pods {
 		if indexOf(p) != index || !a.isFailedPod(p) {
@@ -294,8 +297,8 @@ func (a *account) failuresBefore(index int) (counted, ignored int) {
 	return counted, ignored
 }
 
-// oneOfEach divides the active pods of an indexed job into one pod for each unfinished index, and
-// excess pods.
+// oneOfEach divides the active pods of an indexed Job: keep has one pod for each unfinished index,
+// and excess has all other pods.
 func (a *account) oneOfEach() (keep, excess []*corev1.Pod) {
 	seen := map[int]bool{}
 	for _, p := range slices.Backward(leastMissed(a.active)) {
@@ -311,7 +314,8 @@ func (a *account) oneOfEach() (keep, excess []*corev1.Pod) {
 	return keep, excess
 }
 
-// leastMissed returns the pods sorted by progress, least progress first.
+// leastMissed returns pods sorted by progress. Pods with the least progress are first; they are
+// deleted first.
 func leastMissed(pods []*corev1.Pod) []*corev1.Pod {
 	rank := func(p *corev1.Pod) int {
 		switch {

@@ -25,8 +25,8 @@ func perIndex(j *batchv1.Job) bool { return isIndexed(j) && j.Spec.BackoffLimitP
 
 func isSuspended(j *batchv1.Job) bool { return j.Spec.Suspend != nil && *j.Spec.Suspend }
 
-// completionsWanted returns how many pods must succeed. It returns -1 if the job completes when any
-// pod succeeds and all have ended.
+// completionsWanted returns how many pods of Job j must succeed. It returns -1 if j has no such
+// number: it then completes when any pod has succeeded and all pods have ended.
 func completionsWanted(j *batchv1.Job) int { return valueOr(j.Spec.Completions, -1) }
 
 func maxParallelism(j *batchv1.Job) int { return valueOr(j.Spec.Parallelism, 1) }
@@ -38,14 +38,14 @@ func valueOr(p *int32, otherwise int) int {
 	return int(*p)
 }
 
-// waitsForEnd reports whether a terminating pod counts as failed, and is replaced, only after it
-// has ended.
+// waitsForEnd reports whether a terminating pod of Job j counts as failed, and is replaced, only
+// after it has ended (podReplacementPolicy).
 func waitsForEnd(j *batchv1.Job) bool {
 	p := j.Spec.PodReplacementPolicy
 	return p != nil && *p == batchv1.Failed || p == nil && j.Spec.PodFailurePolicy != nil
 }
 
-// isTracked reports whether a pod has the finalizer that keeps it until it is counted.
+// isTracked reports whether pod p has the finalizer that keeps it until it is counted.
 func isTracked(p *corev1.Pod) bool {
 	return slices.Contains(p.Finalizers, batchv1.JobTrackingFinalizer)
 }
@@ -59,18 +59,18 @@ func indexOf(p *corev1.Pod) int {
 	return n
 }
 
-// failuresOf returns how many pods of the index had failed before this pod was created: counted and
-// ignored failures.
+// failuresOf returns how many pods of the completion index of p had failed before p was created.
+// ignored are the failures that the pod failure policy ignores.
 func failuresOf(p *corev1.Pod) (counted, ignored int) {
 	counted, _ = strconv.Atoi(p.Annotations[batchv1.JobIndexFailureCountAnnotation])
 	ignored, _ = strconv.Atoi(p.Annotations[batchv1.JobIndexIgnoredFailureCountAnnotation])
 	return counted, ignored
 }
 
-// Creation is a pod to create.
+// Creation is a pod that must be created for a Job.
 type Creation struct {
-	Index           int // -1 means that the job has no indexes
-	Failed, Ignored int // failures of the index so far
+	Index           int // completion index; -1 if the Job is not indexed
+	Failed, Ignored int // counted and ignored failures of the index so far
 }
 
 // indexVariable is the environment variable that holds the index of a pod of an indexed job.
@@ -104,10 +104,10 @@ func newPod(j *batchv1.Job, c Creation) *corev1.Pod {
 	return p
 }
 
-// podPrefix returns the name prefix of the pods of an index. It shortens the job's name, so that
-// the API does not cut off the index.
+// podPrefix returns the prefix of the names of pods for a completion index. It shortens the name of
+// the Job, so that the API server does not cut off the index.
 func podPrefix(job, index string) string {
-	const most = 58 // the API adds five characters
+	const most = 58 // the API server appends five characters
 	prefix := job + "-" + index + "-"
 	if len(prefix) > most {
 		prefix = strings.TrimRight(job[:most-len(index)-2], "-.") + "-" + index + "-"
@@ -123,8 +123,8 @@ func setEntry(m map[string]string, k, v string) map[string]string {
 	return m
 }
 
-// hasPodStopped reports whether a pod no longer runs: it is terminal, or its node has confirmed its
-// deletion, or it had no node.
+// hasPodStopped reports whether no container of pod p runs any more: p is terminal, its node has
+// confirmed its deletion, or p never had a node.
 func hasPodStopped(p *corev1.Pod) bool {
 	return controllers.IsPodTerminal(p) || p.DeletionTimestamp != nil && p.DeletionGracePeriodSeconds != nil && *p.DeletionGracePeriodSeconds == 0
 }

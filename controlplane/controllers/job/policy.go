@@ -9,14 +9,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// verdict is the result of a job's pod failure policy for a failed pod.
+// verdict is the result of applying the pod failure policy of a Job to a failed pod.
 type verdict struct {
-	action batchv1.PodFailurePolicyAction // Count if no rule matches
+	action batchv1.PodFailurePolicyAction // action Count if no rule matches
 	why    string                         // description of the matching rule, or ""
 }
 
-// judgePodFailure returns what a failed pod means for its job: the action of the first matching
-// rule.
+// judgePodFailure returns the action of the first rule in the pod failure policy of Job j that
+// matches failed pod p.
 func judgePodFailure(j *batchv1.Job, p *corev1.Pod) verdict {
 	if j.Spec.PodFailurePolicy == nil {
 		return verdict{action: batchv1.PodFailurePolicyActionCount}
@@ -63,8 +63,8 @@ func byCondition(patterns []batchv1.PodFailurePolicyOnPodConditionsPattern, p *c
 	return ""
 }
 
-// matchSuccessPolicy returns a description of the success policy rule that the succeeded indexes
-// meet, or "".
+// matchSuccessPolicy returns a description of the rule in the success policy of Job j that the
+// succeeded indexes done satisfy. It returns "" if they satisfy none.
 func matchSuccessPolicy(j *batchv1.Job, done indexes) string {
 	if j.Spec.SuccessPolicy == nil {
 		return ""

@@ -17,10 +17,11 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// discoveryFailure holds the group versions that could not be discovered.
+// discoveryFailure is the error that discovery of some group versions failed.
 type discoveryFailure map[schema.GroupVersion]error
 
-// Error returns upstream's message of condition NamespaceDeletionDiscoveryFailure.
+// Error returns the text that upstream Kubernetes writes to condition
+// NamespaceDeletionDiscoveryFailure.
 func (f discoveryFailure) Error() string {
 	var groups []string
 	for gv, err := range f {
@@ -36,8 +37,8 @@ func isDiscoveryFailure(err error) bool {
 	return ok
 }
 
-// emptyAggregated deletes a namespace's objects of aggregated APIs and returns the remaining
-// objects.
+// emptyAggregated deletes the objects of aggregated APIs in namespace ns. It returns the objects
+// that still exist, and the failures.
 func (r *reconciler) emptyAggregated(ctx context.Context, ns string) (left []Content, failures []error) {
 	if r.aggregated == nil {
 		return nil, nil
@@ -64,8 +65,8 @@ func (r *reconciler) emptyAggregated(ctx context.Context, ns string) (left []Con
 	return left, failures
 }
 
-// emptyResource deletes the objects of one aggregated resource, with deletecollection if the server
-// supports it. It returns the remaining objects.
+// emptyResource deletes the objects of one resource of an aggregated API in namespace ns. It uses
+// deletecollection if the API server supports it. It returns the objects that still exist.
 func (r *reconciler) emptyResource(
 	ctx context.Context, res controllers.AggregatedResource, ns string,
 ) ([]api.Object, error) {
@@ -84,7 +85,7 @@ func (r *reconciler) emptyResource(
 		}
 	}
 	if !slices.ContainsFunc(objs, func(o api.Object) bool { return o.GetDeletionTimestamp() == nil }) && listable {
-		return objs, nil // all are being deleted
+		return objs, nil // all objects are already being deleted
 	}
 	if err := r.term.ConfirmLeadership(ctx); err != nil {
 		return objs, err
@@ -112,7 +113,7 @@ func (r *reconciler) emptyResource(
 	return r.listAggregated(ctx, path)
 }
 
-// listAggregated returns the metadata of the first objects of a resource.
+// listAggregated returns the metadata of the first objects in the list at path.
 func (r *reconciler) listAggregated(ctx context.Context, path string) ([]api.Object, error) {
 	objs, err := controllers.ListAggregatedPage(ctx, r.aggregated, path)
 	if apierrors.IsMethodNotSupported(err) {

@@ -19,11 +19,10 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// lookAgain is the retry interval of a namespace that still has contents if no watched object
-// changes.
+// lookAgain is the retry interval of a terminating namespace that still has objects.
 const lookAgain = 5 * time.Second
 
-// New returns the namespace controller.
+// New returns the controller that empties terminating namespaces.
 func New(d controllers.Deps) *controllers.Controller {
 	namespaces := client.Informer[*corev1.Namespace](d.Informers)
 	watches := []controllers.Watch{controllers.OnInformer(namespaces, func(c controllers.Change[*corev1.Namespace]) []controllers.Key {
@@ -32,7 +31,7 @@ func New(d controllers.Deps) *controllers.Controller {
 		}
 		return []controllers.Key{{Name: c.New.Name}}
 	})}
-	// Events have no finalizers and are many.
+	// Events are numerous and never block the deletion.
 	wanted := func(k *api.Kind) bool { return k.Namespaced && k.Resource != "events" }
 	contents := client.Every(d.Informers, wanted, func(cache.SharedIndexInformer) {})
 	left := func(_ *api.Kind, c controllers.Change[api.Object]) []controllers.Key {
@@ -69,7 +68,7 @@ type reconciler struct {
 	kind       *api.Kind
 	namespaces cache.SharedIndexInformer
 	kinds      *api.Kinds
-	aggregated controllers.AggregatedAPIs // nil means that none exist
+	aggregated controllers.AggregatedAPIs // nil means that the cluster has no aggregated APIs
 }
 
 func (r *reconciler) reconcileNamespace(ctx context.Context, key controllers.Key) (time.Duration, error) {
@@ -84,9 +83,9 @@ func (r *reconciler) reconcileNamespace(ctx context.Context, key controllers.Key
 	return lookAgain, errors.Join(r.writeNamespaceStatus(ctx, ns, left, failures), errors.Join(failures...))
 }
 
-// deleteContents deletes the contents of a namespace. Pods are deleted first: the objects that they
-// use stay until the pods have stopped. It lists the remaining objects from the API, not from a
-// cache.
+// deleteContents deletes the objects in namespace ns. It deletes pods first; the objects that they
+// use are deleted when the pods have stopped. It returns the objects that still exist, as listed
+// from the API, and the failures.
 func (r *reconciler) deleteContents(ctx context.Context, ns string) (left []Content, failures []error) {
 	isPod := func(k *api.Kind) bool { return k.Resource == "pods" && k.GVK.Group == "" }
 	for _, pods := range []bool{true, false} {
@@ -113,7 +112,7 @@ func (r *reconciler) deleteContents(ctx context.Context, ns string) (left []Cont
 	return left, failures
 }
 
-// emptyKind deletes the objects of one kind and returns the remaining objects.
+// emptyKind deletes the objects of one kind in namespace ns and returns those that still exist.
 func (r *reconciler) emptyKind(ctx context.Context, k *api.Kind, ns string) ([]api.Object, error) {
 	objs, err := r.listObjects(ctx, k, ns)
 	if err != nil || len(objs) == 0 {
@@ -142,8 +141,8 @@ func (r *reconciler) listObjects(ctx context.Context, k *api.Kind, ns string) ([
 	return objs, nil
 }
 
-// finalizeNamespace removes this controller's finalizer, which completes the deletion of the
-// namespace.
+// finalizeNamespace removes the finalizer "kubernetes" from the spec of ns, which completes its
+// deletion.
 func (r *reconciler) finalizeNamespace(ctx context.Context, ns *corev1.Namespace) error {
 	next := ns.DeepCopy()
 	next.Spec.Finalizers = slices.DeleteFunc(next.Spec.Finalizers, func(f corev1.FinalizerName) bool { return f == corev1.FinalizerKubernetes })

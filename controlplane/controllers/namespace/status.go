@@ -13,7 +13,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Content holds the remaining objects of one kind.
+// Content holds the objects of one kind that still exist in a terminating namespace.
 type Content struct {
 	Resource string // "configmaps", "deployments.apps"
 	Objects  []api.Object
@@ -73,7 +73,7 @@ func TerminatingStatus(ns *corev1.Namespace, left []Content, failures []error, n
 	return s
 }
 
-// describeContents returns counts and names of the remaining objects: "configmaps. has 1 resource
+// describeContents returns number and names of the objects in left: "configmaps. has 1 resource
 // instances (settings)".
 func describeContents(left []Content) string {
 	var parts []string
@@ -103,7 +103,7 @@ func joinNames(objs []api.Object) string {
 	return strings.Join(out, ", ")
 }
 
-// describeFinalizers returns the number of objects with each finalizer.
+// describeFinalizers returns, for each finalizer, the number of objects in left that have it.
 func describeFinalizers(left []Content) string {
 	count := map[string]int{}
 	for _, c := range left {

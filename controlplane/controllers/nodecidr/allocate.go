@@ -1,4 +1,4 @@
-// Package nodecidr assigns each node its block of the pod network.
+// Package nodecidr assigns to each node its block of the pod network (spec.podCIDRs).
 package nodecidr
 
 import (
@@ -11,10 +11,10 @@ import (
 // Range is a prefix of the pod network that is divided into blocks of equal size, one per node.
 type Range struct {
 	cluster netip.Prefix
-	bits    int // prefix length of a block
+	bits    int // prefix length of each block
 }
 
-// NewRange divides cluster into blocks with the prefix length nodeBits.
+// NewRange returns the Range that divides prefix cluster into blocks of prefix length nodeBits.
 func NewRange(cluster netip.Prefix, nodeBits int) (Range, error) {
 	cluster = cluster.Masked()
 	switch {
@@ -28,16 +28,16 @@ func NewRange(cluster netip.Prefix, nodeBits int) (Range, error) {
 	return Range{cluster: cluster, bits: nodeBits}, nil
 }
 
-// String returns the range and the size of its blocks.
+// String returns the prefix and the size of the blocks for messages.
 func (r Range) String() string { return fmt.Sprintf("%s in blocks of /%d", r.cluster, r.bits) }
 
 // Size returns the number of blocks.
 func (r Range) Size() int { return 1 << (r.bits - r.cluster.Bits()) }
 
-// Block returns the i-th block.
+// Block returns the block at position i.
 func (r Range) Block(i int) netip.Prefix {
 	a := r.cluster.Addr().As16()
-	// The block number is stored directly above the bits inside a block.
+	// The position occupies the bits directly above those inside a block.
 	shift := 128 - r.bits
 	if r.cluster.Addr().Is4() {
 		shift = 32 - r.bits
@@ -55,7 +55,7 @@ func (r Range) Block(i int) netip.Prefix {
 	return netip.PrefixFrom(addr, r.bits)
 }
 
-// shiftLeft shifts n left within 128 bits.
+// shiftLeft returns n shifted left by some bits as a number of 128 bits.
 func shiftLeft(n uint64, by int) (hi, lo uint64) {
 	if by >= 64 {
 		return n << (by - 64), 0
@@ -66,10 +66,10 @@ func shiftLeft(n uint64, by int) (hi, lo uint64) {
 	return n >> (64 - by), n << by
 }
 
-// Next returns the first free block at or after position from, wrapping around. taken reports
-// whether a node has the block at a position. wide are prefixes of nodes that span several blocks.
-// ok is false if no block is free. Callers start after the newest allocation: a freed block is then
-// reused late, because routes to its previous node may still exist.
+// Next returns the first free block at or after position from; it wraps around at the end of the
+// range. taken reports whether a node has the block at a position. wide are prefixes of nodes that
+// span several blocks. ok is false if no block is free. Callers pass the position after the newest
+// allocation, so that a freed block is reused late: routes to its previous node may still exist.
 func (r Range) Next(taken func(position int) bool, wide []netip.Prefix, from int) (block netip.Prefix, position int, ok bool) {
 	under := func(i int) bool {
 		for _, w := range wide {
@@ -87,14 +87,15 @@ func (r Range) Next(taken func(position int) bool, wide []netip.Prefix, from int
 	return netip.Prefix{}, 0, false
 }
 
-// prefixPosition returns the position of a prefix in the range. wide reports that the prefix spans
-// several blocks. in is false if it does not overlap the range.
+// prefixPosition returns the position of the first block that prefix p overlaps. wide reports that
+// p overlaps several blocks. in is false if p does not overlap the range.
 func (r Range) prefixPosition(p netip.Prefix) (position int, wide, in bool) {
 	first, last, in := r.positionSpan(p)
 	return first, last > first, in
 }
 
-// positionSpan returns the first and last position that a prefix overlaps.
+// positionSpan returns the positions of the first and last block that prefix p overlaps. in is
+// false if p does not overlap the range.
 func (r Range) positionSpan(p netip.Prefix) (first, last int, in bool) {
 	if !p.IsValid() || !p.Masked().Overlaps(r.cluster) {
 		return 0, 0, false
@@ -109,7 +110,7 @@ func (r Range) positionSpan(p netip.Prefix) (first, last int, in bool) {
 	return first, first + 1<<(r.bits-p.Bits()) - 1, true
 }
 
-// blockOf returns the number of the block that contains an address.
+// blockOf returns the position of the block that contains address a.
 func (r Range) blockOf(a netip.Addr) int {
 	b, c := a.As16(), r.cluster.Addr().As16()
 	hi, lo := binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:])

@@ -21,18 +21,20 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// retryFull is the retry interval of a node for which no block was free.
+// retryFull is the retry interval of a node if no block is free.
 const retryFull = time.Minute
 
-// Options of the allocator.
+// Options configures the allocator of node CIDRs.
 type Options struct {
-	// ClusterCIDR is the pod network: one prefix, or one of each family separated by a comma.
+	// ClusterCIDR is the pod network: one prefix, or two prefixes separated by a comma, one of each
+	// IP family.
 	ClusterCIDR string
-	// NodeBits4 and NodeBits6 are the prefix lengths of a node's blocks; 0 means 24 and 64.
+	// NodeBits4 and NodeBits6 are the prefix lengths of the blocks of a node, by IP family. 0 means
+	// 24 and 64.
 	NodeBits4, NodeBits6 int
 }
 
-// Ranges divides the pod network into ranges, one per family.
+// Ranges returns the pod network as one Range for each IP family, or an error if it is invalid.
 func (o Options) Ranges() ([]Range, error) {
 	var out []Range
 	for _, s := range strings.Split(o.ClusterCIDR, ",") {
@@ -53,8 +55,8 @@ func (o Options) Ranges() ([]Range, error) {
 	return out, nil
 }
 
-// New returns the allocator of node CIDRs: it assigns one block of each range to every node. It
-// panics if the pod network is invalid; callers must check Ranges where the network is configured.
+// New returns the controller that assigns one block of each range to every node. It panics if the
+// pod network is invalid; callers must call Ranges before to check it.
 func New(d controllers.Deps, o Options) *controllers.Controller {
 	ranges, err := o.Ranges()
 	if err != nil {
@@ -109,28 +111,29 @@ func blocksOf(n *corev1.Node, ranges []Range) []string {
 	return slices.Compact(out)
 }
 
-// reconciler performs the writes of one leadership. The blocks in use are read from the nodes each
-// time; next only determines where the search starts.
+// reconciler reconciles nodes during one term of leadership. Every term has a new reconciler. It
+// reads the blocks in use from the nodes each time. next is only the position at which the search
+// for a free block starts.
 type reconciler struct {
 	term   *controllers.Term
 	ranges []Range
 	next   []int
 	nodes  *controllers.View[*corev1.Node]
-	// offered holds, by node name, the blocks of writes that the view does not show yet.
+	// offered holds, by node name, the blocks of writes that are not visible in nodes yet.
 	offered map[string]offer
 }
 
-// offer holds the blocks that a write assigns to a node. The write applies only to the version of
-// the Node that it names. While the view shows this version, the write may still be committed, even
-// if the call returned an error.
+// offer holds the blocks that a write assigns to a node. The write succeeds only if the Node has
+// the UID and version of the offer. While the view shows that version, the write may still be
+// committed, even if the call returned an error.
 type offer struct {
 	uid       types.UID
 	version   string
-	positions map[int]int // position of a block, by the index of its range
+	positions map[int]int // position of the block in each range, by the index of the range
 }
 
-// settleOffers drops the offers that the view has resolved: the Node has another version, or no
-// longer exists.
+// settleOffers removes the offers that can no longer be committed or are visible in the view: the
+// Node has another version, or no longer exists.
 func (r *reconciler) settleOffers() {
 	maps.DeleteFunc(r.offered, func(name string, o offer) bool {
 		n, ok := r.nodes.Get("", name)
@@ -138,7 +141,8 @@ func (r *reconciler) settleOffers() {
 	})
 }
 
-// isTaken reports whether a node other than n has, or may get, the block at a position of range i.
+// isTaken reports whether the block at a position of range i must not be given to node n: a node
+// has it, or a write that may still be committed assigns it to another node.
 func (r *reconciler) isTaken(n *corev1.Node, i, position int) bool {
 	for name, o := range r.offered {
 		if at, ok := o.positions[i]; ok && at == position && name != n.Name {
@@ -167,7 +171,7 @@ func (r *reconciler) reconcileNode(ctx context.Context, key controllers.Key) (ti
 	for _, i := range missing {
 		rng, from := r.ranges[i], r.next[i]
 		if at, ok := r.offered[n.Name].positions[i]; ok {
-			from = at // a repeated write offers the same block
+			from = at // a repeated write offers the same block again
 		}
 		block, position, ok := rng.Next(func(at int) bool { return r.isTaken(n, i, at) }, wide, from)
 		if !ok {
@@ -193,8 +197,8 @@ func (r *reconciler) reconcileNode(ctx context.Context, key controllers.Key) (ti
 	return 0, nil
 }
 
-// Missing returns the indexes of the ranges of families for which a node has no block: all ranges
-// for a new node, and the second range after a cluster has become dual-stack.
+// Missing returns the indexes of the ranges from which node n needs a block. These are all ranges
+// for a new node, and the second range after the cluster has become dual-stack.
 func Missing(n *corev1.Node, ranges []Range) []int {
 	has := map[bool]bool{}
 	for _, p := range Used([]*corev1.Node{n}) {
@@ -209,7 +213,7 @@ func Missing(n *corev1.Node, ranges []Range) []int {
 	return out
 }
 
-// Used returns the blocks of nodes.
+// Used returns the blocks that the nodes have, as prefixes.
 func Used(nodes []*corev1.Node) []netip.Prefix {
 	var out []netip.Prefix
 	for _, n := range nodes {

@@ -19,19 +19,20 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// The kinds of keys.
+// Kinds of keys in the binder's queue: PersistentVolumeClaims and PersistentVolumes.
 const (
 	claimKey  = "claim"
 	volumeKey = "volume"
 )
 
-// Indexes: volumes by the claim to which they refer, and claims that are not bound yet.
+// Names of informer indexes: PersistentVolumes by the claim to which they refer, and
+// PersistentVolumeClaims that are not bound yet.
 const (
 	claimRefIndex = "keelson.claimref"
 	unboundIndex  = "keelson.unbound"
 )
 
-// New returns the binder.
+// New returns the controller that binds PersistentVolumeClaims to PersistentVolumes.
 func New(d controllers.Deps) *controllers.Controller {
 	claims := client.Informer[*corev1.PersistentVolumeClaim](d.Informers)
 	volumes := client.Informer[*corev1.PersistentVolume](d.Informers)
@@ -94,8 +95,8 @@ func keyOf(c *corev1.PersistentVolumeClaim) controllers.Key {
 	return controllers.Key{Kind: claimKey, Namespace: c.Namespace, Name: c.Name}
 }
 
-// ofClaim maps a claim to its key, and to the keys of its volume and of the volumes that refer to
-// it.
+// ofClaim returns the keys to reconcile when a claim changes: the claim, its volume, and the
+// volumes that refer to it.
 func ofClaim(volumes cache.SharedIndexInformer, c controllers.Change[*corev1.PersistentVolumeClaim]) []controllers.Key {
 	var keys []controllers.Key
 	if c.Type != controllers.Deleted {
@@ -110,8 +111,8 @@ func ofClaim(volumes cache.SharedIndexInformer, c controllers.Change[*corev1.Per
 	return keys
 }
 
-// ofVolume maps a volume to its key and its claim's key. If the volume is available it is also
-// mapped to all unbound claims.
+// ofVolume returns the keys to reconcile when a volume changes: the volume and its claim. If the
+// volume is available, it also returns the keys of all unbound claims.
 func ofVolume(c controllers.Change[*corev1.PersistentVolume], unbound func() []controllers.Key) []controllers.Key {
 	keys := []controllers.Key{{Kind: volumeKey, Name: c.New.Name}}
 	if ref := c.New.Spec.ClaimRef; ref != nil {
@@ -165,7 +166,7 @@ func (b *binder) reconcileClaim(ctx context.Context, key controllers.Key) error 
 		c = next
 	}
 	if d, _ := controllers.Cached[*storagev1.CSIDriver](b.drivers, "", a.Provisioner); controllers.IsServedByAgent(d) {
-		a.Event = "" // the cluster itself provisions the volume and records its own events
+		a.Event = "" // the volume provisioner of this control plane records its own events
 	}
 	if a.Event != "" && (c.Status.Phase != a.Phase || a.Phase == corev1.ClaimPending) {
 		b.term.Events.Event(c, a.Event, a.Reason, a.Message)
@@ -181,10 +182,9 @@ func (b *binder) reconcileClaim(ctx context.Context, key controllers.Key) error 
 	return b.claimStatus(ctx, c, status)
 }
 
-// bindVolume performs the remaining writes of a binding, at most four. The volume is written first
-// and serves as the lock: once the volume is written, the binding is always completed, even after a
-// crash. The annotation of the claim is written before its status. From then on the binding is
-// permanent.
+// bindVolume performs the remaining writes that bind volume v and claim c, at most four. The write
+// of v comes first and serves as a lock: after it, the binding is always completed, even after a
+// crash. The annotation of c is written before its status. From then on the binding is permanent.
 func (b *binder) bindVolume(ctx context.Context, v *corev1.PersistentVolume, c *corev1.PersistentVolumeClaim) error {
 	next, changed, err := BoundVolume(v, c)
 	if err != nil {
@@ -210,7 +210,7 @@ func (b *binder) bindVolume(ctx context.Context, v *corev1.PersistentVolume, c *
 	if c.Status.Phase != corev1.ClaimBound || status.Capacity == nil {
 		status.Capacity = v.Spec.Capacity
 	}
-	if c.Status.Phase != corev1.ClaimBound { // after the binding, the volumeattributes controller updates this field
+	if c.Status.Phase != corev1.ClaimBound { // this field is set here once; afterwards the volumeattributes controller updates it
 		status.CurrentVolumeAttributesClassName = v.Spec.VolumeAttributesClassName
 	}
 	return b.claimStatus(ctx, bound, status)
@@ -238,8 +238,9 @@ func (b *binder) reconcileVolume(ctx context.Context, name string) error {
 	return b.volumePhase(ctx, v, a)
 }
 
-// claimOf returns the claim of a volume's claimRef, by name and UID, or nil. It confirms with the
-// API that a claim no longer exists, because releasing a volume by mistake loses data.
+// claimOf returns the claim that claimRef of volume v names, by name and UID. It returns nil if the
+// claim does not exist, after it has confirmed this with the API: releasing a volume by mistake
+// loses data.
 func (b *binder) claimOf(ctx context.Context, v *corev1.PersistentVolume) (*corev1.PersistentVolumeClaim, error) {
 	ref := v.Spec.ClaimRef
 	if ref == nil || ref.UID == "" {
@@ -249,7 +250,7 @@ func (b *binder) claimOf(ctx context.Context, v *corev1.PersistentVolume) (*core
 		return c, nil
 	}
 	if v.Status.Phase == corev1.VolumeReleased || v.Status.Phase == corev1.VolumeFailed {
-		return nil, nil // this was confirmed before; a UID is never reused
+		return nil, nil // confirmed before; a claim that was deleted never returns, because UIDs are unique
 	}
 	c, err := client.Get[*corev1.PersistentVolumeClaim](ctx, b.term.Client, ref.Namespace, ref.Name)
 	switch {

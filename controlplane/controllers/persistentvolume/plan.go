@@ -14,16 +14,16 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// defaultClassAnnotation marks the class of claims that name none.
+// defaultClassAnnotation marks the StorageClass of claims that name no class.
 const defaultClassAnnotation = "storageclass.kubernetes.io/is-default-class"
 
-// ClaimAction is the next action for a claim.
+// ClaimAction is the result of PlanClaim: the next writes for a PersistentVolumeClaim.
 type ClaimAction struct {
-	Bind        *corev1.PersistentVolume          // volume to bind, or to which a started binding must be completed
-	Phase       corev1.PersistentVolumeClaimPhase // phase of a claim that is not bound; "" leaves it unchanged
+	Bind        *corev1.PersistentVolume          // volume to bind to the claim, or with which a started binding must be completed
+	Phase       corev1.PersistentVolumeClaimPhase // new phase of a claim that is not bound; "" leaves it unchanged
 	Class       string                            // class to assign to a claim without a class
-	Provisioner string                            // provisioner that must create the volume, for the claim's annotations
-	Event       string                            // event type; "" means no event
+	Provisioner string                            // provisioner that must create the volume: it is written to the claim's annotations
+	Event       string                            // type of the event to record; "" means no event
 	Reason      string
 	Message     string
 }
@@ -36,7 +36,8 @@ func lostAction(reason, message string) ClaimAction {
 	return ClaimAction{Phase: corev1.ClaimLost, Event: corev1.EventTypeWarning, Reason: reason, Message: message}
 }
 
-// PlanClaim decides the next action for a claim from all volumes and classes.
+// PlanClaim returns the next writes for a claim. volumes and classes are all PersistentVolumes and
+// StorageClasses of the cluster.
 func PlanClaim(claim *corev1.PersistentVolumeClaim, volumes []*corev1.PersistentVolume, classes []*storagev1.StorageClass) ClaimAction {
 	if metav1.HasAnnotation(claim.ObjectMeta, volume.AnnBindCompleted) {
 		return planBound(claim, findVolume(volumes, claim.Spec.VolumeName))
@@ -55,7 +56,8 @@ func PlanClaim(claim *corev1.PersistentVolumeClaim, volumes []*corev1.Persistent
 	return planFree(claim, volumes, classes)
 }
 
-// planBound handles a claim with a completed binding. It never binds the claim to another volume.
+// planBound returns the action for a claim that was bound to volume v, which is nil if v does not
+// exist. It never binds the claim to another volume.
 func planBound(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) ClaimAction {
 	switch {
 	case claim.Spec.VolumeName == "":
@@ -68,7 +70,8 @@ func planBound(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) 
 	return lostAction("ClaimMisbound", "Two claims are bound to the same volume, this one is bound incorrectly")
 }
 
-// planChosen binds a claim to the volume that its user named.
+// planChosen returns the action for an unbound claim that names volume v, which is nil if v does
+// not exist.
 func planChosen(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) ClaimAction {
 	switch {
 	case v == nil:
@@ -84,7 +87,7 @@ func planChosen(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume)
 	return pendingAction(corev1.EventTypeWarning, "FailedBinding", "volume %q already bound to a different claim.", v.Name)
 }
 
-// mismatchReason returns why a volume does not match a claim, or "".
+// mismatchReason returns why volume v cannot be bound to the claim. It returns "" if it can.
 func mismatchReason(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) string {
 	have, want := v.Spec.Capacity[corev1.ResourceStorage], claim.Spec.Resources.Requests[corev1.ResourceStorage]
 	switch {
@@ -102,7 +105,8 @@ func mismatchReason(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVol
 	return ""
 }
 
-// planFree binds the smallest matching volume, or reports what the claim waits for.
+// planFree returns the action for an unbound claim that names no volume: it binds the smallest
+// volume that matches. If no volume matches, an event reports what the claim waits for.
 func planFree(claim *corev1.PersistentVolumeClaim, volumes []*corev1.PersistentVolume, classes []*storagev1.StorageClass) ClaimAction {
 	name := volume.GetPersistentVolumeClaimClass(claim)
 	i := slices.IndexFunc(classes, func(c *storagev1.StorageClass) bool { return c.Name == name })
@@ -140,8 +144,9 @@ func planFree(claim *corev1.PersistentVolumeClaim, volumes []*corev1.PersistentV
 	return a
 }
 
-// withMade returns a claim with the attributes class of the volume that was provisioned for it, if
-// there is one. A class that the claim has named since is applied after the binding.
+// withMade returns the claim to compare with volumes. If a volume was provisioned for the claim,
+// the result has the VolumeAttributesClass of that volume, because the claim may have named another
+// class since. That class is applied after the binding.
 func withMade(claim *corev1.PersistentVolumeClaim, volumes []*corev1.PersistentVolume) *corev1.PersistentVolumeClaim {
 	i := slices.IndexFunc(volumes, func(v *corev1.PersistentVolume) bool {
 		return v.Spec.ClaimRef != nil && v.Spec.ClaimRef.UID == claim.UID && metav1.HasAnnotation(v.ObjectMeta, volume.AnnDynamicallyProvisioned)
@@ -154,7 +159,7 @@ func withMade(claim *corev1.PersistentVolumeClaim, volumes []*corev1.PersistentV
 	return &was
 }
 
-// defaultClass returns the newest class marked as default, or nil.
+// defaultClass returns the newest StorageClass with defaultClassAnnotation, or nil.
 func defaultClass(classes []*storagev1.StorageClass) *storagev1.StorageClass {
 	var found *storagev1.StorageClass
 	for _, c := range classes {
@@ -177,38 +182,38 @@ func findVolume(volumes []*corev1.PersistentVolume, name string) *corev1.Persist
 	return volumes[i]
 }
 
-// VolumeAction is the next action for a volume.
+// VolumeAction is the result of PlanVolume: the next writes for a PersistentVolume.
 type VolumeAction struct {
-	Phase   corev1.PersistentVolumePhase // phase to set; "" leaves it unchanged
+	Phase   corev1.PersistentVolumePhase // new phase; "" leaves it unchanged
 	Reason  string                       // reason of phase Failed
 	Message string
 	Unbind  bool // remove the reference to a claim that is bound to another volume
 	Claim   bool // the claim must be reconciled first
 }
 
-// PlanVolume decides the next action for a volume. claim is the claim of its claimRef, or nil if no
-// claim with that UID exists.
+// PlanVolume returns the next writes for volume v. claim is the claim that claimRef names, or nil
+// if no claim with that UID exists.
 func PlanVolume(v *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) VolumeAction {
 	ref := v.Spec.ClaimRef
 	switch {
 	case ref == nil:
 		return VolumeAction{Phase: corev1.VolumeAvailable}
 	case ref.UID == "":
-		return VolumeAction{Phase: corev1.VolumeAvailable, Claim: true} // reserved for a claim that may be created later
+		return VolumeAction{Phase: corev1.VolumeAvailable, Claim: true} // reserved for a claim of this name, which may be created later
 	case claim == nil:
 		return releasedAction(v)
 	case claim.Spec.VolumeName == v.Name:
 		return VolumeAction{Phase: corev1.VolumeBound}
 	case claim.Spec.VolumeName == "":
-		return VolumeAction{Claim: true} // partly bound: reconcile the claim
+		return VolumeAction{Claim: true} // the binding is not complete: reconcile the claim
 	case metav1.HasAnnotation(v.ObjectMeta, volume.AnnDynamicallyProvisioned) && v.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete:
-		return releasedAction(v) // it was provisioned for a claim that is bound to another volume
+		return releasedAction(v) // provisioned for a claim that was bound to another volume
 	}
 	return VolumeAction{Unbind: true}
 }
 
-// releasedAction returns the action for a volume after its claim was deleted. Its data is never
-// given to another claim: the volume stays, or its provisioner deletes data and object.
+// releasedAction returns the action for volume v after its claim was deleted. The data is never
+// given to another claim: either v is kept, or its provisioner deletes the data and v.
 func releasedAction(v *corev1.PersistentVolume) VolumeAction {
 	switch {
 	case v.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRecycle:
@@ -220,12 +225,13 @@ func releasedAction(v *corev1.PersistentVolume) VolumeAction {
 	return VolumeAction{Phase: corev1.VolumeReleased}
 }
 
-// BoundVolume returns v bound to claim. changed is false if it is bound already.
+// BoundVolume returns a copy of v that refers to claim. changed is false if v already refers to it.
 func BoundVolume(v *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) (next *corev1.PersistentVolume, changed bool, err error) {
 	return volume.GetBindVolumeToClaim(v, claim)
 }
 
-// BoundClaim returns claim bound to v, with its binding marked as complete.
+// BoundClaim returns a copy of claim that is bound to v and has the annotation that the binding is
+// complete. changed is false if claim already is like that.
 func BoundClaim(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) (next *corev1.PersistentVolumeClaim, changed bool) {
 	next = claim.DeepCopy()
 	if next.Spec.VolumeName != v.Name {
@@ -240,8 +246,8 @@ func BoundClaim(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume)
 	return next, changed
 }
 
-// Unbound returns v without its reference to the claim. A reference that a user wrote stays,
-// without the UID, so that a recreated claim can be bound.
+// Unbound returns a copy of v without its reference to a claim. A reference that a user wrote is
+// kept without the UID, so that a recreated claim of that name can be bound.
 func Unbound(v *corev1.PersistentVolume) *corev1.PersistentVolume {
 	next := v.DeepCopy()
 	if metav1.HasAnnotation(next.ObjectMeta, volume.AnnBoundByController) {

@@ -23,24 +23,26 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// The kinds of keys: a pod, and all terminated pods together.
+// Kinds of keys in the controller's queue: podKey is for one pod, and finishedKey for all
+// terminated pods together.
 const (
 	podKey      = "pod"
 	finishedKey = "finished"
 )
 
-// Options of the controller.
+// Options configures the pod garbage collector.
 type Options struct {
-	// Finished is the maximum number of terminated pods; 0 means 12500.
+	// Finished is the number of terminated pods that are kept; 0 means 12500.
 	Finished int
-	// Quarantine is how long a node must be absent before its pods are deleted; 0 means 40 s.
+	// Quarantine is how long a Node must not have existed before its pods are deleted; 0 means 40
+	// s.
 	Quarantine time.Duration
 }
 
 // Why is the reason why a pod is deleted by force.
 type Why string
 
-// The reasons; Stays means that the pod is not deleted.
+// Reasons to delete a pod. Stays means that the pod is not deleted.
 const (
 	Stays        Why = ""
 	Orphaned     Why = "PodGC: node no longer exists"
@@ -48,7 +50,7 @@ const (
 	OutOfService Why = "PodGC: node is out of service"
 )
 
-// Judge returns why one pod is deleted. node is nil if its node does not exist.
+// Judge returns why pod p is deleted, or Stays. node is nil if the node of p does not exist.
 func Judge(p *corev1.Pod, node *corev1.Node) Why {
 	switch {
 	case p.Spec.NodeName == "" && p.DeletionTimestamp != nil:
@@ -63,7 +65,8 @@ func Judge(p *corev1.Pod, node *corev1.Node) Why {
 	return Stays
 }
 
-// Surplus returns the terminated pods beyond the limit, evicted pods first, then the oldest.
+// Surplus returns the terminated pods beyond limit, which must be deleted: evicted pods first, then
+// the oldest pods.
 func Surplus(pods []*corev1.Pod, limit int) []*corev1.Pod {
 	var finished []*corev1.Pod
 	for _, p := range pods {
@@ -126,7 +129,7 @@ func New(d controllers.Deps, o Options) *controllers.Controller {
 				pods:    controllers.ViewOf[*corev1.Pod](t, pods),
 				missing: missing,
 			}
-			missing.clearAbsences() // absences were not observed since the last leadership
+			missing.clearAbsences() // absences were not observed while another replica was leader
 			return r.reconcilePodGC
 		},
 	}
@@ -162,19 +165,20 @@ type reconciler struct {
 	missing *absences
 }
 
-// absences records which nodes are absent, and since when that is known. A record is removed when
-// the informer delivers the node: a node that exists in between starts a new quarantine.
+// absences records since when this leader has observed that the Node of a pod does not exist. The
+// record is removed when the Node is observed: a Node that exists in between starts a new
+// quarantine.
 type absences struct {
 	mu    sync.Mutex
 	since map[string]time.Time
 }
 
-// maxAbsences is the maximum number of records, because users can write any node name into a pod.
-// At the limit, records older than two quarantines are removed.
+// maxAbsences is the maximum number of records in absences, because users can write any node name
+// into a pod. When it is reached, records older than two quarantines are removed.
 const maxAbsences = 10_000
 
-// absentSince returns when the absence of a node started. It starts now if the node was not absent
-// before.
+// absentSince returns the time at which it was first called for a node that does not exist. Before
+// it returns now for a new node, it may remove records older than two quarantines.
 func (a *absences) absentSince(node string, now time.Time, quarantine time.Duration) time.Time {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -224,12 +228,13 @@ func (r *reconciler) reconcilePodGC(ctx context.Context, key controllers.Key) (t
 	return 0, r.forceDeletePod(ctx, p, why)
 }
 
-// remainingQuarantine returns how long to wait for a node that is not cached. At the end of the
-// quarantine it confirms with the API that the node does not exist.
+// remainingQuarantine returns how long the pods of a Node that is not cached must still be kept. It
+// returns
+// 0 only after it has confirmed with the API that the Node does not exist.
 func (r *reconciler) remainingQuarantine(ctx context.Context, node string) (time.Duration, error) {
 	now := r.term.Now()
 	since := r.missing.absentSince(node, now, r.options.Quarantine)
-	if _, back := controllers.Cached[*corev1.Node](r.nodes, "", node); back { // the node was created between the two lookups
+	if _, back := controllers.Cached[*corev1.Node](r.nodes, "", node); back { // the Node was created after the caller had looked it up
 		r.missing.removeAbsence(node)
 		return 0, controllers.RaceError("node %s has come back", node)
 	}
@@ -247,8 +252,8 @@ func (r *reconciler) remainingQuarantine(ctx context.Context, node string) (time
 	return 0, controllers.RaceError("node %s exists, but the cache was stale", node)
 }
 
-// forceDeletePod marks a pod as failed and deletes it without a grace period, because no agent will
-// confirm that it has stopped.
+// forceDeletePod sets pod p to phase Failed and deletes it with grace period 0, because no agent
+// will confirm that it has stopped.
 func (r *reconciler) forceDeletePod(ctx context.Context, p *corev1.Pod, why Why) error {
 	if !controllers.IsPodTerminal(p) {
 		next := p.DeepCopy()
@@ -281,7 +286,7 @@ func (r *reconciler) deletePod(ctx context.Context, p *corev1.Pod, why string) e
 	return nil
 }
 
-// deleteExcessTerminated deletes terminated pods beyond the limit.
+// deleteExcessTerminated deletes the pods that Surplus returns.
 func (r *reconciler) deleteExcessTerminated(ctx context.Context) error {
 	if len(r.informer.GetIndexer().ListKeys()) <= r.options.Finished {
 		return nil

@@ -1,5 +1,5 @@
-// Package podgroupprotection protects a PodGroup from deletion with a finalizer until the pods that
-// name it have ended.
+// Package podgroupprotection keeps a PodGroup that is being deleted, by a finalizer, until the pods
+// that name it have ended.
 package podgroupprotection
 
 import (
@@ -20,7 +20,7 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// New returns the controller.
+// New returns the controller that protects PodGroups.
 func New(d controllers.Deps) *controllers.Controller {
 	groups := client.Informer[*schedulingv1beta1.PodGroup](d.Informers)
 	pods := client.Informer[*corev1.Pod](d.Informers)
@@ -45,7 +45,7 @@ func New(d controllers.Deps) *controllers.Controller {
 	}
 }
 
-// ofPod maps a pod that ended to its group if the group is being deleted.
+// ofPod returns the key of the PodGroup of a pod that has ended, if the PodGroup is being deleted.
 func ofPod(groups cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) []controllers.Key {
 	if c.Type != controllers.Deleted && !controllers.IsPodTerminal(c.New) {
 		return nil
@@ -78,7 +78,7 @@ func (r *reconciler) reconcilePodGroup(ctx context.Context, key controllers.Key)
 	return 0, controllers.UpdateFinalizer(ctx, r.term.Client, g, scheduling.PodGroupProtection, inUse)
 }
 
-// inUse reports whether a pod still needs a group that is being deleted. Before it returns false it
+// inUse reports whether a pod that has not ended names PodGroup g. Before it returns false, it
 // lists the pods from the API, because a pod may not be cached yet.
 func (r *reconciler) inUse(ctx context.Context, g *schedulingv1beta1.PodGroup) (bool, error) {
 	if g.DeletionTimestamp == nil || !slices.Contains(g.Finalizers, scheduling.PodGroupProtection) {

@@ -1,5 +1,5 @@
-// Package rebalance evicts pods of workloads that request it, slowly, so that the scheduler places
-// them on better nodes.
+// Package rebalance evicts pods so that the scheduler places them on better nodes. It does this
+// slowly, and only for workloads with the annotation that requests it.
 package rebalance
 
 import (
@@ -19,75 +19,76 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// MinGain is the minimum score difference for a move that no rule requires. MinFuller is the
-// minimum difference of node utilization, in percentage points, for a move that only improves
-// utilization.
+// MinGain is the minimum difference of scheduler scores for a move, unless a scheduling rule
+// requires the move. MinFuller is the minimum difference of node utilization, in percentage points,
+// for a move that only improves utilization.
 const (
 	MinGain   = 10
 	MinFuller = 10.0
 )
 
-// MostWeighed is the maximum number of pods that are evaluated in one round.
+// MostWeighed is the maximum number of pods for which the scheduler is simulated in one round.
 const MostWeighed = 64
 
 // systemCritical is the minimum priority of pods that the cluster itself needs.
 const systemCritical = 2_000_000_000
 
-// Verdict is the scheduler's result for a running pod, as if it were pending and its node did not
-// have it. Utilizations are percentages of the scarcer of CPU and memory.
+// Verdict is the result of Trial.Weigh for a running pod: the scheduler's decision if the pod were
+// pending and not on its node. Utilizations are percentages of CPU or memory, whichever is scarcer.
 type Verdict struct {
-	// Passed is why the pod was not evaluated, or "".
+	// Passed is the reason why the pod was not evaluated, or "".
 	Passed string
-	// Stays is why its node would not accept the pod again, or "".
+	// Stays is the reason why the pod's node would not accept the pod again, or "".
 	Stays string
-	// Best are the nodes with the highest score. Gain is the difference between that score and the
-	// score of the pod's node.
+	// Best are the nodes with the highest score. Gain is that score minus the score of the pod's
+	// node.
 	Best []string
 	Gain int64
-	// Full is the utilization of the pod's node with the pod, and Left without it. There is the
-	// highest utilization of the best nodes with the pod.
+	// Full is the utilization of the pod's node with the pod, and Left is that without the pod.
+	// There is the highest utilization of a node in Best with the pod.
 	Full, Left, There float64
 }
 
-// Trial evaluates moves in a simulated cluster.
+// Trial simulates the scheduler on a copy of the cluster state.
 type Trial interface {
-	// Weigh returns where the scheduler would place the pod if it were pending.
+	// Weigh returns the scheduler's decision for a pod if it were pending.
 	Weigh(ctx context.Context, pod *corev1.Pod) (Verdict, error)
-	// Harms returns the name of a pod with rules that the move would break, or "".
+	// Harms returns the name of another pod with scheduling rules that would be violated if pod
+	// moved to node to. It returns "" if there is no such pod.
 	Harms(ctx context.Context, pod *corev1.Pod, to string) (string, error)
 }
 
-// Workload is a workload that requests rebalancing and can spare a pod now.
+// Workload is a workload that requests rebalancing and can lose one pod now.
 type Workload struct {
 	Kind   string
 	Object api.Object
 	Pods   []*corev1.Pod
 }
 
-// Move is one pod to evict.
+// Move is the decision to evict a pod, and the reason.
 type Move struct {
 	Workload Workload
 	Pod      *corev1.Pod
-	To       string // the node where the scheduler would place it
+	To       string // node on which the scheduler would place the pod
 	Why      string
 }
 
-// Surroundings are the inputs of Choose other than the scheduler's results.
+// Surroundings are the inputs of Choose besides the workloads and the scheduler's decisions.
 type Surroundings struct {
 	Now      time.Time
-	Interval time.Duration // minimum time for which a pod must have been ready
+	Interval time.Duration // time for which a pod must have been ready before it is moved
 	Budgets  []*policyv1.PodDisruptionBudget
 	Zone     func(node string) string
-	Skip     map[types.UID]time.Time // pods that must not be moved before a time
+	Skip     map[types.UID]time.Time // pods that must not be moved before the given time
 }
 
-// Choose returns the pod that gains most by moving, or nil. Pods that their node would not accept
-// again come first, then pods of workloads that are spread unevenly.
+// Choose returns the best move of a pod in list, or nil. A pod that its node would not accept again
+// has precedence, then a pod of a workload that is spread unevenly.
 //
-// A cluster that does not change reaches a stable state, because each move decreases a measure. The
-// measures are, in this order: the number of pods that their node would not accept again, the
-// unevenness of workloads over zones, then over nodes, and the utilization of nodes, the highest
-// first.
+// A cluster that does not otherwise change reaches a stable state, because each move decreases a
+// measure. The measures are, in this order: the number of pods that their node would not accept
+// again, the unevenness of workloads over zones, that over nodes, and the utilization of nodes, the
+// highest first.
 func Choose(ctx context.Context, t Trial, list []Workload, s Surroundings) (*Move, error) {
 	type rated struct {
 		move Move
@@ -125,8 +126,8 @@ func Choose(ctx context.Context, t Trial, list []Workload, s Surroundings) (*Mov
 	return nil, nil
 }
 
-// wouldHarm reports whether the move would break another pod's rules on one of the nodes that the
-// scheduler may choose.
+// wouldHarm reports whether the scheduling rules of another pod would be violated if p moved to one
+// of the nodes.
 func wouldHarm(ctx context.Context, t Trial, p *corev1.Pod, nodes []string) (bool, error) {
 	for _, node := range nodes {
 		if harmed, err := t.Harms(ctx, p, node); err != nil || harmed != "" {
@@ -136,7 +137,8 @@ func wouldHarm(ctx context.Context, t Trial, p *corev1.Pod, nodes []string) (boo
 	return false, nil
 }
 
-// Unmovable returns why a pod must not be moved, regardless of the scheduler's result, or "".
+// Unmovable returns why pod p must not be evicted, whatever the scheduler's decision is. It returns
+// "" if p may be evicted.
 func Unmovable(p *corev1.Pod, s Surroundings) string {
 	ready := controllers.PodCondition(p, corev1.PodReady)
 	switch {
@@ -165,7 +167,8 @@ func Unmovable(p *corev1.Pod, s Surroundings) string {
 	return blockingBudget(p, s.Budgets)
 }
 
-// blockingBudget returns which PodDisruptionBudget prevents the move, or "".
+// blockingBudget returns a description of the PodDisruptionBudget that forbids the eviction of p,
+// or "".
 func blockingBudget(p *corev1.Pod, budgets []*policyv1.PodDisruptionBudget) string {
 	covering := 0
 	for _, b := range budgets {
@@ -183,15 +186,16 @@ func blockingBudget(p *corev1.Pod, budgets []*policyv1.PodDisruptionBudget) stri
 	return ""
 }
 
-// Ranks of reasons, the most important first.
+// Ranks of the reasons for a move. A lower rank has precedence.
 const (
 	rankRule = iota
 	rankSpread
 	rankRoom
 )
 
-// Judge returns where a pod should move, and why. to is "" if the pod stays. All nodes that the
-// scheduler may choose must be better.
+// Judge returns to which node pod p of workload w should move, the reason, and the rank of the
+// reason. to is "" if p stays. All nodes that the scheduler may choose (v.Best) must be better than
+// the current node.
 func Judge(w Workload, p *corev1.Pod, v Verdict, zone func(string) string) (to, why string, rank int) {
 	here := p.Spec.NodeName
 	if v.Passed != "" || len(v.Best) == 0 || slices.Contains(v.Best, here) {
@@ -204,7 +208,7 @@ func Judge(w Workload, p *corev1.Pod, v Verdict, zone func(string) string) (to, 
 	if v.Gain < MinGain {
 		return "", "", 0
 	}
-	even := false // the spread stays equal on at least one of the nodes
+	even := false // the move to at least one of the nodes does not change the spread
 	for _, node := range v.Best {
 		switch compareSpread(w.Pods, here, node, zone) {
 		case 1:
@@ -222,8 +226,8 @@ func Judge(w Workload, p *corev1.Pod, v Verdict, zone func(string) string) (to, 
 	return "", "", 0
 }
 
-// compareSpread returns whether a move makes the spread of a workload's pods more even (-1), equal
-// (0) or less even (1). It compares zones first, then nodes.
+// compareSpread returns how a move between two nodes changes the spread of a workload's pods: -1 if
+// it is more even, 0 if it is equal, and 1 if it is less even. It compares zones first, then nodes.
 func compareSpread(pods []*corev1.Pod, from, to string, zone func(string) string) int {
 	level := func(of func(string) string) int {
 		a, b := of(from), of(to)

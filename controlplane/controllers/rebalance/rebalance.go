@@ -25,19 +25,19 @@ import (
 // DefaultInterval is the minimum time between two evictions in the whole cluster.
 const DefaultInterval = time.Minute
 
-// patience is a number of intervals: how long the cluster waits for the replacement of an evicted
-// pod, and how long a pod is left alone after its eviction was refused.
+// patience is a number of intervals. It limits how long the controller waits for the replacement of
+// an evicted pod. A pod is also not moved for that time after its eviction was refused.
 const patience = 10
 
 // Options configures the controller.
 type Options struct {
-	// Trial returns a simulation of the current cluster.
+	// Trial returns a new simulation of the scheduler on the current cluster state.
 	Trial func() (Trial, error)
 	// Interval is the minimum time between two evictions; 0 means DefaultInterval.
 	Interval time.Duration
 }
 
-// workload is a kind with pods that may be moved.
+// workload is a kind of workload with pods that may be moved.
 type workload struct {
 	kind     string
 	informer cache.SharedIndexInformer
@@ -52,8 +52,8 @@ func workloadOf[T api.Object](d controllers.Deps, kind string) workload {
 		}}
 }
 
-// isRebalanceEnabled reports whether pods of the workload may be moved. ReplicaSets of Deployments
-// are excluded.
+// isRebalanceEnabled reports whether workload o requests rebalancing. It returns false for a
+// ReplicaSet of a Deployment.
 func isRebalanceEnabled(o api.Object) bool {
 	if o.GetAnnotations()[api.RebalanceAnnotation] != "true" || o.GetDeletionTimestamp() != nil {
 		return false
@@ -62,10 +62,10 @@ func isRebalanceEnabled(o api.Object) bool {
 	return !isSet || metav1.GetControllerOf(o) == nil
 }
 
-// all is the only key: pods are moved one at a time in the whole cluster.
+// all is the only key of the controller: it moves one pod at a time in the whole cluster.
 var all = controllers.Key{Name: "cluster"}
 
-// New returns the controller.
+// New returns the rebalancing controller.
 func New(d controllers.Deps, o Options) *controllers.Controller {
 	r := &rebalancing{
 		options: o,
@@ -92,7 +92,7 @@ func New(d controllers.Deps, o Options) *controllers.Controller {
 	for _, w := range r.kinds {
 		c.Watches = append(c.Watches, controllers.OnInformer(w.informer, func(c controllers.Change[api.Object]) []controllers.Key {
 			if c.Type == controllers.Deleted || !isRebalanceEnabled(c.New) || c.Type == controllers.Updated && isRebalanceEnabled(c.Old) {
-				return nil // workloads that already requested it are evaluated at every interval
+				return nil // workloads that requested it before are evaluated at every interval
 			}
 			return []controllers.Key{all}
 		}))
@@ -106,14 +106,15 @@ type rebalancing struct {
 	pods, nodes, budgets cache.SharedIndexInformer
 }
 
-// round is the state of one leadership.
+// round evaluates workloads and evicts pods during one term of leadership. Every term has a new
+// round.
 type round struct {
 	*rebalancing
 	term *controllers.Term
 	last time.Time               // time of the last eviction
-	skip map[types.UID]time.Time // pods after a refused eviction
+	skip map[types.UID]time.Time // pods that are not moved before the given time, because their eviction was refused
 	from string                  // ID of the workload after which the next round starts
-	turn int                     // number of rounds; it selects which pods of a large workload are evaluated
+	turn int                     // number of rounds; it determines which pods of a large workload are evaluated
 }
 
 func (r *rebalancing) leadRebalancing(t *controllers.Term) controllers.Reconcile {
@@ -121,12 +122,12 @@ func (r *rebalancing) leadRebalancing(t *controllers.Term) controllers.Reconcile
 	return func(ctx context.Context, _ controllers.Key) (time.Duration, error) { return one.reconcileRound(ctx) }
 }
 
-// asking is a workload that requests rebalancing.
+// asking is a workload that requests rebalancing, with its pods.
 type asking struct {
 	workload
 	object api.Object
 	pods   []*corev1.Pod // including terminating pods
-	moved  time.Time     // when a pod of it was last chosen
+	moved  time.Time     // time of the last move of one of its pods, from its annotation
 }
 
 func (a asking) workloadID() string {
@@ -152,8 +153,8 @@ func (r *round) reconcileRound(ctx context.Context) (time.Duration, error) {
 	return interval, r.performMove(ctx, *move)
 }
 
-// eligibleWorkloads returns the workloads that request rebalancing, starting after the last
-// evaluated workload.
+// eligibleWorkloads returns the workloads that request rebalancing. The list starts after the
+// workload that was evaluated last.
 func (r *round) eligibleWorkloads() []asking {
 	var out []asking
 	for _, w := range r.kinds {
@@ -163,19 +164,19 @@ func (r *round) eligibleWorkloads() []asking {
 			}
 			at, err := time.Parse(time.RFC3339, o.GetAnnotations()[api.RebalancedAnnotation])
 			if err != nil {
-				at = time.Time{} // missing or invalid annotation
+				at = time.Time{} // the annotation is missing or invalid
 			}
 			out = append(out, asking{w, o, r.podsOf(o), at})
 		}
 	}
 	slices.SortFunc(out, func(a, b asking) int { return cmp.Compare(a.workloadID(), b.workloadID()) })
 	i, _ := slices.BinarySearchFunc(out, r.from, func(a asking, id string) int {
-		return cmp.Or(cmp.Compare(a.workloadID(), id), -1) // after the workload itself
+		return cmp.Or(cmp.Compare(a.workloadID(), id), -1) // start after the workload with this ID
 	})
 	return append(out[i:len(out):len(out)], out[:i]...)
 }
 
-// podsOf returns the pods of a workload that are not terminal.
+// podsOf returns the pods of workload o that are not terminal, sorted by name.
 func (r *round) podsOf(o api.Object) (out []*corev1.Pod) {
 	owners := []types.UID{o.GetUID()}
 	if _, ok := o.(*appsv1.Deployment); ok {
@@ -197,8 +198,9 @@ func (r *round) podsOf(o api.Object) (out []*corev1.Pod) {
 	return out
 }
 
-// restTime returns how long to wait: one interval since the last eviction of any leader, and until
-// the evicted pod has a replacement, but at most patience intervals.
+// restTime returns how long no pod may be evicted: until one interval has passed since the last
+// eviction, which a previous leader may have made, and until the evicted pod is replaced. It waits
+// for the replacement for at most patience intervals.
 func (r *round) restTime(list []asking, now time.Time) time.Duration {
 	last := slices.MaxFunc(list, func(a, b asking) int { return a.moved.Compare(b.moved) })
 	interval, since := r.options.Interval, r.last
@@ -214,7 +216,8 @@ func (r *round) restTime(list []asking, now time.Time) time.Duration {
 	return 0
 }
 
-// chooseMove evaluates the pods of the workloads that can spare one.
+// chooseMove returns the best move of a pod among the workloads that can lose a pod now, or nil. It
+// evaluates about MostWeighed pods.
 func (r *round) chooseMove(ctx context.Context, list []asking, now time.Time) (*Move, error) {
 	for uid, until := range r.skip {
 		if !until.After(now) {
@@ -246,7 +249,7 @@ func (r *round) chooseMove(ctx context.Context, list []asking, now time.Time) (*
 	return Choose(ctx, t, able, s)
 }
 
-// rotatePods returns a list that starts at another element.
+// rotatePods returns pods rotated left by a number of elements if there are more than MostWeighed.
 func rotatePods(pods []*corev1.Pod, by int) []*corev1.Pod {
 	if len(pods) <= MostWeighed {
 		return pods
@@ -262,9 +265,9 @@ func (r *round) nodeZone(node string) string {
 	return ""
 }
 
-// performMove records the move in the workload's annotation and then evicts the pod. A new leader
-// therefore keeps the interval. A crash between the two writes delays the next move by one
-// interval.
+// performMove records move m in an annotation of the workload and then evicts the pod. The
+// annotation preserves the interval when the leader changes. A crash between the two writes only
+// delays the next move by one interval.
 func (r *round) performMove(ctx context.Context, m Move) error {
 	o := m.Workload.Object
 	i := slices.IndexFunc(r.kinds, func(w workload) bool { return w.kind == m.Workload.Kind })
@@ -287,7 +290,7 @@ func (r *round) performMove(ctx context.Context, m Move) error {
 		&policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name}, DeleteOptions: &by})
 	switch {
 	case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
-		return nil // deleted or replaced: the next round evaluates again
+		return nil // the pod was deleted or replaced: the next round evaluates again
 	case err != nil:
 		r.skip[p.UID] = now.Add(patience * r.options.Interval)
 		if apierrors.IsTooManyRequests(err) {

@@ -11,9 +11,9 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Unsettled returns why no pod of a workload may be evicted now: it is not in its desired state, or
-// cannot spare a pod. It returns "" if a pod may be evicted. pods are all pods of the workload,
-// including terminating pods.
+// Unsettled returns why no pod of workload o may be evicted now: o is not in its desired state, or
+// cannot lose a pod. It returns "" if a pod may be evicted. pods are all pods of o, including
+// terminating pods.
 func Unsettled(o api.Object, pods []*corev1.Pod) string {
 	want, behind, keeps := workloadDemand(o)
 	switch {
@@ -39,8 +39,8 @@ func Unsettled(o api.Object, pods []*corev1.Pod) string {
 	return ""
 }
 
-// workloadDemand returns how many pods a workload requests, whether its status is behind its spec,
-// and why it cannot spare a pod, or "".
+// workloadDemand returns how many pods workload o requests. behind reports that o has not reached
+// its desired state. keeps is the reason why o cannot lose a pod, or "".
 func workloadDemand(o api.Object) (want int, behind bool, keeps string) {
 	number := func(n *int32) int {
 		if n == nil {

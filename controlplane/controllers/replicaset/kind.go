@@ -11,18 +11,18 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// kind describes a kind with objects that manage a number of pods. Decisions about its objects are
-// made on their ReplicaSet form.
+// kind describes ReplicaSets or ReplicationControllers, so that both share one implementation.
+// Decisions are made on objects in the form of a ReplicaSet.
 type kind[T api.Object] struct {
 	gvk        schema.GroupVersionKind
 	resource   string
-	controller string // controller name
-	word       string // for errors
+	controller string // name of the controller
+	word       string // name of the kind in errors
 	selector   func(T) labels.Selector
-	set        func(T) *appsv1.ReplicaSet // shares memory with the object
+	set        func(T) *appsv1.ReplicaSet // converts an object to a ReplicaSet that shares memory with it
 	withStatus func(T, appsv1.ReplicaSetStatus) T
 
-	terminating bool // its status has terminatingReplicas
+	terminating bool // the status of the kind has terminatingReplicas
 }
 
 func (k kind[T]) controllerRef(o T) metav1.OwnerReference { return *metav1.NewControllerRef(o, k.gvk) }

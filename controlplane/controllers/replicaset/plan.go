@@ -16,15 +16,15 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Scaling is the next change of a ReplicaSet's pods. At most one field is set.
+// Scaling is the result of PlanScaling: pods to create or to delete. At most one field is set.
 type Scaling struct {
 	Create int
 	Delete []*corev1.Pod
 }
 
-// PlanScaling compares the wanted number of replicas with the active pods. related counts, per
-// node, the pods of all ReplicaSets of the same Deployment. Of two otherwise equal pods, the pod on
-// the node with more related pods is deleted first.
+// PlanScaling returns the change that gives rs the desired number of active pods. related counts,
+// by node, the pods of all ReplicaSets of the same Deployment. Of two otherwise equal pods, the pod
+// on the node with more related pods is deleted first.
 func PlanScaling(rs *appsv1.ReplicaSet, active []*corev1.Pod, related map[string]int, now time.Time) Scaling {
 	if rs.DeletionTimestamp != nil {
 		return Scaling{}
@@ -46,8 +46,8 @@ func replicasOrDefault(rs *appsv1.ReplicaSet) int32 {
 	return *rs.Spec.Replicas
 }
 
-// deletionCost returns the annotation with which a user ranks pods: pods with a lower cost are
-// deleted first.
+// deletionCost returns the value of the annotation pod-deletion-cost of pod p. Pods with a lower
+// cost are deleted first.
 func deletionCost(p *corev1.Pod) int {
 	v, ok := p.Annotations[corev1.PodDeletionCost]
 	if !ok {
@@ -62,10 +62,10 @@ func deletionCost(p *corev1.Pod) int {
 
 var phaseRank = map[corev1.PodPhase]int{corev1.PodPending: 0, corev1.PodUnknown: 1, corev1.PodRunning: 2}
 
-// rankForDeletion returns the pods in the order in which they should be deleted. The criteria are,
-// in this order: unbound, pending, not ready, lower deletion cost, more related pods on the node,
-// ready for a shorter time, more restarts, newer. Times are compared by their order of magnitude,
-// so that among pods of about the same age the newest is not always chosen.
+// rankForDeletion returns pods in the order in which they are deleted. The criteria are, in this
+// order: unbound, pending, not ready, lower deletion cost, more related pods on the node, ready for
+// a shorter time, more restarts, newer. Times are compared by their order of magnitude, so that
+// among pods of about the same age the newest is not always chosen.
 func rankForDeletion(pods []*corev1.Pod, related map[string]int, now time.Time) []*corev1.Pod {
 	pods = slices.Clone(pods)
 	slices.SortStableFunc(pods, func(a, b *corev1.Pod) int {
@@ -84,7 +84,7 @@ func rankForDeletion(pods []*corev1.Pod, related map[string]int, now time.Time) 
 	return pods
 }
 
-// ageMagnitude returns the binary logarithm of an age in seconds.
+// ageMagnitude returns the binary logarithm of age d in seconds.
 func ageMagnitude(d time.Duration) int {
 	n := 0
 	for s := int64(d / time.Second); s > 0; s >>= 1 {
@@ -108,9 +108,9 @@ func maxRestarts(p *corev1.Pod) int32 {
 	return n
 }
 
-// Status returns the status of rs with these active pods and a number of terminating pods. failure
-// is the error of this reconcile's creations or deletions. again is the time until a ready pod
-// becomes available.
+// Status returns the new status of rs. active are its active pods and going is the number of its
+// terminating pods. failure is the error of creating or deleting pods in this reconcile, or nil.
+// again is the time until a ready pod becomes available.
 func Status(rs *appsv1.ReplicaSet, active []*corev1.Pod, going int32, failure error, now time.Time) (s appsv1.ReplicaSetStatus, again time.Duration) {
 	s = *rs.Status.DeepCopy()
 	s.Replicas, s.FullyLabeledReplicas, s.ReadyReplicas, s.AvailableReplicas = int32(len(active)), 0, 0, 0
@@ -135,8 +135,8 @@ func Status(rs *appsv1.ReplicaSet, active []*corev1.Pod, going int32, failure er
 	return s, again
 }
 
-// failureCondition returns the conditions with ReplicaFailure if failure is not nil, and without it
-// otherwise.
+// failureCondition returns the conditions of rs, with condition ReplicaFailure only if failure is
+// not nil.
 func failureCondition(rs *appsv1.ReplicaSet, active int, failure error, now time.Time) []appsv1.ReplicaSetCondition {
 	var out []appsv1.ReplicaSetCondition
 	var have *appsv1.ReplicaSetCondition

@@ -105,8 +105,8 @@ func (r *reconciler[T]) reconcileReplicaSet(ctx context.Context, key controllers
 	return again, errors.Join(failure, err)
 }
 
-// countRelatedPods returns the number of active pods per node over all sets with the same
-// controller.
+// countRelatedPods returns, by node, the number of active pods of all sets that have the same
+// controller as owner.
 func (r *reconciler[T]) countRelatedPods(owner T) map[string]int {
 	uids := []string{string(owner.GetUID())}
 	if ref := metav1.GetControllerOfNoCopy(owner); ref != nil {
@@ -122,15 +122,16 @@ func (r *reconciler[T]) countRelatedPods(owner T) map[string]int {
 	return count
 }
 
-// A scaling is interrupted after maxScaling, so that the status shows its progress, and continues
+// A scaling is interrupted after maxScaling, so that the status shows its progress. It continues
 // after goOn.
 const (
 	maxScaling = time.Second
 	goOn       = time.Millisecond
 )
 
-// performScaling performs a plan that was computed for a number of active pods. It reads the wanted
-// number again before every batch. more reports that it was interrupted.
+// performScaling creates or deletes the pods of plan, which was computed for a number of active
+// pods. Before every batch it reads the desired number of replicas again. more reports that it was
+// interrupted after maxScaling and must be continued.
 func (r *reconciler[T]) performScaling(ctx context.Context, owner T, plan Scaling, active int) (more bool, err error) {
 	began := r.term.Now()
 	wanted := func() int {
@@ -174,7 +175,8 @@ func (r *reconciler[T]) countTerminating(pods []*corev1.Pod) (n int32) {
 	return n
 }
 
-// writeStatus writes the status if it changed. It is computed after the writes of this reconcile.
+// writeStatus writes the status of owner if it changed. It must be called after the other writes of
+// this reconcile. failure is the error of these writes, or nil.
 func (r *reconciler[T]) writeStatus(ctx context.Context, owner T, failure error) (time.Duration, error) {
 	rs := r.kind.set(owner)
 	owned := r.pods.By(controllers.ControllerIndex, string(owner.GetUID()))

@@ -1,7 +1,7 @@
-// Package resourcequota recounts the usage of quotas. Normally admission records each change of
-// usage in the commit of the write itself. A recount is needed for quotas that are new or have a
-// new spec. It is also needed for changes without such a write: the removal of a kind, objects that
-// cannot be read, pods beyond their grace period, and manual changes of a quota's status.
+// Package resourcequota recounts the usage of ResourceQuotas. Usually admission updates the usage
+// in the same commit as the write that changes it. A recount is needed for quotas that are new or
+// have a new spec, and for changes without such a commit. These are the removal of a kind, objects
+// that cannot be read, pods beyond their grace period, and manual changes of a quota's status.
 package resourcequota
 
 import (
@@ -22,12 +22,12 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Objects lists the objects of a resource in the quota's namespace, at the quota's revision or
-// later. ok is false for a resource that does not exist.
+// Objects lists the objects of a resource in the namespace of a quota. The list must be at least as
+// new as the quota. ok is false for a resource that does not exist.
 type Objects func(of schema.GroupResource) (list []api.Object, ok bool, err error)
 
-// PlanQuota returns the status that a quota must have, whether it differs from its status, and the
-// delay until the next recount. Terminating pods no longer count once their grace period has
+// PlanQuota returns the status that quota q must have, whether this changes its status, and the
+// delay until the next recount. A terminating pod no longer counts once its grace period has
 // passed.
 func PlanQuota(q *corev1.ResourceQuota, now time.Time, objects Objects) (
 	status corev1.ResourceQuotaStatus, changed bool, again time.Duration, err error,
@@ -54,10 +54,10 @@ func PlanQuota(q *corev1.ResourceQuota, now time.Time, objects Objects) (
 	return status, !equality.Semantic.DeepEqual(status, q.Status), again, nil
 }
 
-// namespaceIndex indexes quotas by namespace.
+// namespaceIndex indexes ResourceQuotas by namespace.
 const namespaceIndex = "keelson.namespace"
 
-// New returns the controller.
+// New returns the controller that recounts ResourceQuotas.
 func New(d controllers.Deps) *controllers.Controller {
 	quotas := client.Informer[*corev1.ResourceQuota](d.Informers)
 	controllers.Index(quotas, namespaceIndex, func(o api.Object) []string { return []string{o.GetNamespace()} })
@@ -80,12 +80,13 @@ func New(d controllers.Deps) *controllers.Controller {
 	}
 }
 
-// isCountable reports whether objects of a kind can be counted. Kinds with expiring objects cannot.
+// isCountable reports whether quotas can count objects of kind k. Kinds with objects that expire
+// cannot be counted.
 func isCountable(k *api.Kind) bool { return k.Namespaced && !k.Virtual && k.TTL == 0 }
 
-// affectedQuotas returns the quotas that may need a recount after a change. Creations and updates
-// are recorded by their own commit. A deletion may have been processed by a replica that did not
-// know the quota yet.
+// affectedQuotas returns the keys of the quotas that must be recounted because of change c of an
+// object of kind k. Creations and updates need no recount, because their commit updates the usage.
+// For a deletion, the replica that processed it may not have known the quota yet.
 func affectedQuotas(quotas cache.SharedIndexInformer, k *api.Kind, c controllers.Change[api.Object]) []controllers.Key {
 	if c.Type != controllers.Deleted && !isPodEnding(c) {
 		return nil
@@ -99,7 +100,7 @@ func affectedQuotas(quotas cache.SharedIndexInformer, k *api.Kind, c controllers
 	return keys
 }
 
-// isPodEnding reports whether an update marks a pod as terminating or terminal.
+// isPodEnding reports whether change c is an update by which a pod becomes terminating or terminal.
 func isPodEnding(c controllers.Change[api.Object]) bool {
 	pod, ok := c.New.(*corev1.Pod)
 	if !ok || c.Type != controllers.Updated {
@@ -136,14 +137,13 @@ func (r *reconciler) reconcileQuota(ctx context.Context, key controllers.Key) (t
 	}
 	next := q.DeepCopy()
 	next.Status = status
-	// The write applies only to the version that was counted: if the quota has changed, the counted
-	// usage may have changed too.
+	// The write fails if the quota has changed: the counted usage may then be outdated.
 	stored, err := client.UpdateStatus(ctx, r.term.Client, next)
 	switch {
 	case apierrors.IsNotFound(err):
 		return 0, nil
 	case apierrors.IsConflict(err):
-		return time.Millisecond * 20, nil // the quota's new version will soon be cached
+		return time.Millisecond * 20, nil // the new version of the quota will soon be cached
 	case err != nil:
 		return 0, fmt.Errorf("writing the usage of quota %s: %w", key, err)
 	}

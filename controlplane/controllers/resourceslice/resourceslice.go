@@ -28,25 +28,26 @@ import (
 // separated by commas.
 const Drivers = "keelson.dev/dra-drivers"
 
-// Grace is how long a driver or a node must have been absent, as in the kubelet.
+// Grace is how long a driver or a Node must have been absent before its ResourceSlices are deleted.
+// The kubelet uses the same time.
 const Grace = 30 * time.Second
 
-// nodeIndex indexes slices by their node.
+// nodeIndex indexes ResourceSlices by their node.
 const nodeIndex = "resourceslice-node"
 
-// Why is the reason why a driver's slices on a node are deleted.
+// Why is the reason why the ResourceSlices of a driver on a node are deleted.
 type Why string
 
-// The reasons; Kept means that the slices are not deleted.
+// Reasons to delete ResourceSlices. Kept means that they are not deleted.
 const (
 	Kept       Why = ""
 	NoNode     Why = "their node no longer exists"
 	DriverGone Why = "their driver is not registered on the node"
 )
 
-// Judge returns why the slices of a driver on a node are deleted. node is nil if the Node does not
-// exist. An agent without the annotation is of an earlier release or has never connected; the
-// slices are then kept.
+// Judge returns why the ResourceSlices of a driver on a node are deleted, or Kept. node is nil if
+// the Node does not exist. A Node without annotation Drivers has an agent of an older release or
+// one that has never connected; its slices are kept.
 func Judge(node *corev1.Node, driver string) Why {
 	if node == nil {
 		return NoNode
@@ -58,7 +59,7 @@ func Judge(node *corev1.Node, driver string) Why {
 	return DriverGone
 }
 
-// New returns the controller.
+// New returns the controller that deletes abandoned ResourceSlices.
 func New(d controllers.Deps) *controllers.Controller {
 	all := client.Informer[*resourcev1.ResourceSlice](d.Informers)
 	nodes := client.Informer[*corev1.Node](d.Informers)
@@ -106,10 +107,11 @@ type cleaner struct {
 	slices, nodes cache.SharedIndexInformer
 
 	mu    sync.Mutex
-	since map[string]map[string]time.Time // when the absence was first observed, by node and driver
+	since map[string]map[string]time.Time // when the absence of a driver was first observed, by node and driver
 }
 
-// reconcileNodeSlices deletes the abandoned slices of a node after Grace.
+// reconcileNodeSlices deletes the ResourceSlices of a node that have been abandoned for Grace.
+// again is the delay until the next check.
 func (c *cleaner) reconcileNodeSlices(ctx context.Context, key controllers.Key) (again time.Duration, err error) {
 	node, _ := controllers.Cached[*corev1.Node](c.nodes, "", key.Name)
 	all := controllers.CachedBy[*resourcev1.ResourceSlice](c.slices, nodeIndex, key.Name)
@@ -133,8 +135,8 @@ func (c *cleaner) reconcileNodeSlices(ctx context.Context, key controllers.Key) 
 	return again, nil
 }
 
-// overdueDrivers returns the drivers of a node that have had abandoned slices for Grace. again is
-// the time until the next driver is overdue.
+// overdueDrivers returns the drivers in left, which have abandoned ResourceSlices on a node, for
+// which this has lasted for Grace. again is the time until the next driver is overdue.
 func (c *cleaner) overdueDrivers(node string, left map[string]Why, now time.Time) (due map[string]bool, again time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

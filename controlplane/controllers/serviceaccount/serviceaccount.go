@@ -19,7 +19,9 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Names of the objects in every namespace.
+// Names of the two objects that the controller creates in every namespace: the ServiceAccount
+// DefaultAccount, and the ConfigMap RootCAMap. The ConfigMap has the cluster's root certificates
+// under key RootCAKey.
 const (
 	DefaultAccount = "default"
 	RootCAMap      = "kube-root-ca.crt"
@@ -28,15 +30,16 @@ const (
 
 const rootCADescription = "The certificates by which clients inside the cluster verify its API server."
 
-// Needs lists the writes for a namespace.
+// Needs is the result of PlanNamespace: the writes for a namespace. nil fields mean no write.
 type Needs struct {
-	Account *corev1.ServiceAccount // to create
+	Account *corev1.ServiceAccount // ServiceAccount to create
 	Create  *corev1.ConfigMap
 	Update  *corev1.ConfigMap
 }
 
-// PlanNamespace compares a namespace with its required objects. account reports whether its default
-// account exists. ca is its root certificate ConfigMap, or nil.
+// PlanNamespace returns the writes that give namespace ns its ServiceAccount and its ConfigMap with
+// the root certificates pem. account reports whether the ServiceAccount exists. ca is the existing
+// ConfigMap, or nil.
 func PlanNamespace(ns *corev1.Namespace, account bool, ca *corev1.ConfigMap, pem string) Needs {
 	var n Needs
 	if ns.DeletionTimestamp != nil || ns.Status.Phase == corev1.NamespaceTerminating {
@@ -62,13 +65,13 @@ func PlanNamespace(ns *corev1.Namespace, account bool, ca *corev1.ConfigMap, pem
 	return n
 }
 
-// Roots provides the cluster's root certificates, which may change.
+// Roots provides the root certificates of the cluster, which may change at run time.
 type Roots interface {
 	PEM() []byte
 	Changed() <-chan struct{} // returns a channel that is closed when PEM changes after the call
 }
 
-// Fixed is Roots that never change.
+// Fixed is an implementation of Roots with certificates that never change.
 type Fixed []byte
 
 // PEM implements Roots.
@@ -77,7 +80,8 @@ func (f Fixed) PEM() []byte { return f }
 // Changed implements Roots.
 func (Fixed) Changed() <-chan struct{} { return nil }
 
-// New returns the controller.
+// New returns the controller that creates the default ServiceAccount and the root certificate
+// ConfigMap in every namespace.
 func New(d controllers.Deps, roots Roots) *controllers.Controller {
 	namespaces := client.Informer[*corev1.Namespace](d.Informers)
 	accounts := client.Informer[*corev1.ServiceAccount](d.Informers)
@@ -124,7 +128,8 @@ func New(d controllers.Deps, roots Roots) *controllers.Controller {
 	}
 }
 
-// ofMember maps an object to its namespace if ours is true.
+// ofMember returns the key of a namespace if ours is true: the object that changed there is one
+// that the controller creates.
 func ofMember(namespace string, ours bool) []controllers.Key {
 	if !ours {
 		return nil
@@ -132,7 +137,8 @@ func ofMember(namespace string, ours bool) []controllers.Key {
 	return []controllers.Key{{Name: namespace}}
 }
 
-// writeObject performs one write unless obj is nil.
+// writeObject writes obj by calling how, which creates or updates it, and records the result in v.
+// It does nothing if obj is nil.
 func writeObject[T interface {
 	comparable
 	api.Object
@@ -145,7 +151,7 @@ func writeObject[T interface {
 	stored, err := how(ctx, t.Client, obj)
 	switch {
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) || apierrors.IsAlreadyExists(err):
-		return nil // the namespace is terminating, or the informer will deliver the existing object
+		return nil // the namespace is terminating, or the existing object is not cached yet
 	case err != nil:
 		return fmt.Errorf("writing %s of namespace %s: %w", name, namespace, err)
 	}

@@ -18,13 +18,14 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Sign returns a token of an account for a Secret of the account's namespace.
+// Sign returns a token of a ServiceAccount that is bound to a Secret of the account's namespace.
 type Sign func(account *corev1.ServiceAccount, secret string) (string, error)
 
-// accountIndex indexes token Secrets by their account, as namespace/name.
+// accountIndex indexes Secrets with service account tokens by their ServiceAccount, as
+// namespace/name.
 const accountIndex = "keelson.token-account"
 
-// accountOf returns the name of the account for which a Secret requests a token, or "".
+// accountOf returns the name of the ServiceAccount of which Secret s requests a token, or "".
 func accountOf(s *corev1.Secret) string {
 	if s.Type != corev1.SecretTypeServiceAccountToken {
 		return ""
@@ -32,15 +33,15 @@ func accountOf(s *corev1.Secret) string {
 	return s.Annotations[corev1.ServiceAccountNameKey]
 }
 
-// Represents reports whether a Secret is for this account, and not for a deleted account of the
-// same name.
+// Represents reports whether Secret s requests a token of this ServiceAccount, and not of a deleted
+// account with the same name.
 func Represents(s *corev1.Secret, account *corev1.ServiceAccount) bool {
 	uid := s.Annotations[corev1.ServiceAccountUIDKey]
 	return accountOf(s) == account.Name && (uid == "" || uid == string(account.UID))
 }
 
-// PlanToken returns a copy of a Secret with the current root certificates, its namespace and its
-// account's UID, or nil if the Secret is complete. token reports whether the copy still needs a
+// PlanToken returns a copy of Secret s with the current root certificates, its namespace and the
+// UID of its account. It returns nil if s is complete. token reports whether the copy still needs a
 // token.
 func PlanToken(s *corev1.Secret, account *corev1.ServiceAccount, caPEM []byte) (next *corev1.Secret, token bool) {
 	token = len(s.Data[corev1.ServiceAccountTokenKey]) == 0
@@ -60,8 +61,8 @@ func PlanToken(s *corev1.Secret, account *corev1.ServiceAccount, caPEM []byte) (
 	return next, token
 }
 
-// NewTokens returns the controller that fills the Secrets which request an account's token, and
-// deletes Secrets of accounts that no longer exist.
+// NewTokens returns the controller that fills Secrets of type service-account-token, and deletes
+// such Secrets if their ServiceAccount no longer exists.
 func NewTokens(d controllers.Deps, roots Roots, sign Sign) *controllers.Controller {
 	secrets := client.Informer[*corev1.Secret](d.Informers)
 	accounts := client.Informer[*corev1.ServiceAccount](d.Informers)
@@ -125,8 +126,8 @@ func (r *tokens) reconcileSecret(ctx context.Context, key controllers.Key) (time
 	return 0, r.fillSecret(ctx, s, account)
 }
 
-// secretAccount returns the account of a Secret, or nil if it does not exist. It confirms that with
-// the API, because the account may not be cached yet.
+// secretAccount returns the ServiceAccount of Secret s, or nil if it does not exist. If the account
+// is not cached, it is read from the API.
 func (r *tokens) secretAccount(ctx context.Context, s *corev1.Secret) (*corev1.ServiceAccount, error) {
 	if a, ok := controllers.Cached[*corev1.ServiceAccount](r.accounts, s.Namespace, accountOf(s)); ok && Represents(s, a) {
 		return a, nil
@@ -141,8 +142,8 @@ func (r *tokens) secretAccount(ctx context.Context, s *corev1.Secret) (*corev1.S
 	return a, nil
 }
 
-// deleteSecret deletes exactly the version of a Secret that was judged. A changed Secret is queued
-// again.
+// deleteSecret deletes Secret s. The deletion fails if the stored Secret has changed; it is then
+// queued again.
 func (r *tokens) deleteSecret(ctx context.Context, s *corev1.Secret) error {
 	err := client.Delete[*corev1.Secret](ctx, r.term.Client, s.Namespace, s.Name, metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: &s.UID, ResourceVersion: &s.ResourceVersion},

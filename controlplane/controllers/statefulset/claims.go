@@ -13,7 +13,7 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// claimsOf calls do with each existing claim of an ordinal until do returns false.
+// claimsOf calls do with each existing claim of the pod with this ordinal until do returns false.
 func (r *reconciler) claimsOf(set *appsv1.StatefulSet, ordinal int, do func(*corev1.PersistentVolumeClaim) bool) {
 	for i := range set.Spec.VolumeClaimTemplates {
 		c, ok := r.claims.Get(set.Namespace, claimName(set, &set.Spec.VolumeClaimTemplates[i], ordinal))
@@ -23,8 +23,8 @@ func (r *reconciler) claimsOf(set *appsv1.StatefulSet, ordinal int, do func(*cor
 	}
 }
 
-// awaitsStaleClaim reports whether the pod of an ordinal has a stale claim, and records an event if
-// so.
+// awaitsStaleClaim reports whether the pod with this ordinal cannot be created yet because of a
+// claim for which isStaleClaim returns true. It then records an event.
 func (r *reconciler) awaitsStaleClaim(set *appsv1.StatefulSet, ordinal int) (stale bool) {
 	r.claimsOf(set, ordinal, func(c *corev1.PersistentVolumeClaim) bool {
 		if stale = isStaleClaim(set, podName(set, ordinal), c); stale {
@@ -37,7 +37,8 @@ func (r *reconciler) awaitsStaleClaim(set *appsv1.StatefulSet, ordinal int) (sta
 	return stale
 }
 
-// reportOtherController records an event about a claim to which the retention policy cannot apply.
+// reportOtherController records an event if another controller manages claim c, so that the
+// retention policy of the set cannot apply to c.
 func (r *reconciler) reportOtherController(set *appsv1.StatefulSet, pod string, c *corev1.PersistentVolumeClaim) {
 	if (deletesWithSet(set) || deletesWhenScaled(set)) && otherController(set, pod, c) != nil {
 		r.Term.Events.Eventf(set, corev1.EventTypeWarning, "ConflictingController", "PersistentVolumeClaim %s has a "+
@@ -45,9 +46,9 @@ func (r *reconciler) reportOtherController(set *appsv1.StatefulSet, pod string, 
 	}
 }
 
-// makeClaims creates the missing claims of an ordinal. It returns an error while one of the claims
-// is being deleted: the pod would lose its data, so it must not be created before the claim is
-// gone.
+// makeClaims creates the missing claims of the pod with this ordinal. It returns an error while one
+// of the claims is being deleted. The pod must not be created before the claim no longer exists,
+// because the pod would lose its data.
 func (r *reconciler) makeClaims(ctx context.Context, set *appsv1.StatefulSet, ordinal int) error {
 	for _, want := range newClaims(set, ordinal) {
 		have, ok := r.claims.Get(want.Namespace, want.Name)
@@ -76,9 +77,9 @@ func (r *reconciler) makeClaims(ctx context.Context, set *appsv1.StatefulSet, or
 	return nil
 }
 
-// tendClaims sets the owners of the claims of all pods by the retention policy, and creates the
-// claims that a pending pod lacks. The claims of a terminating pod that is going to be replaced
-// keep the pod as their owner while claims are deleted on a scale-down: they were condemned with
+// tendClaims sets the owners of the claims of all pods according to the retention policy, and
+// creates the claims that a pending pod lacks. Claims of a terminating pod that will be replaced
+// are not changed while the policy deletes claims on a scale-down: they may still be deleted with
 // that pod.
 func (r *reconciler) tendClaims(ctx context.Context, s Snapshot) error {
 	if len(s.Set.Spec.VolumeClaimTemplates) == 0 || s.Set.DeletionTimestamp != nil {
@@ -101,20 +102,19 @@ func (r *reconciler) tendClaims(ctx context.Context, s Snapshot) error {
 	return errors.Join(errs...)
 }
 
-// releaseClaims sets the owners of the claims of a pod that is about to be deleted, if the set is
-// scaled down below the pod.
+// releaseClaims sets the owners of the claims of pod p, which is about to be deleted because the
+// set was scaled down. It does nothing if p will be replaced.
 func (r *reconciler) releaseClaims(ctx context.Context, s Snapshot, p *corev1.Pod) error {
 	ordinal, _ := ordinalOf(s.Set, p.Name)
 	from := firstOrdinal(s.Set)
 	if ordinal >= from && ordinal < from+replicasOrDefault(s.Set) {
-		return nil // the pod is replaced
+		return nil // the pod will be replaced
 	}
 	return r.setOwners(ctx, s.Set, ordinal, p)
 }
 
-// setOwners writes the owner references of the claims of an ordinal that differ from what the
-// retention policy requires. condemned is the ordinal's pod if the set is scaled down below it,
-// otherwise nil.
+// setOwners writes the owner references that the retention policy requires to the claims of the pod
+// with this ordinal. condemned is that pod if a scale-down deletes it, otherwise nil.
 func (r *reconciler) setOwners(ctx context.Context, set *appsv1.StatefulSet, ordinal int,
 	condemned *corev1.Pod) (err error) {
 	r.claimsOf(set, ordinal, func(c *corev1.PersistentVolumeClaim) bool {

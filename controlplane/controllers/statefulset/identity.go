@@ -18,7 +18,7 @@ func ownerRef(set *appsv1.StatefulSet) metav1.OwnerReference {
 	return *metav1.NewControllerRef(set, kind)
 }
 
-// firstOrdinal returns the ordinal of a set's first pod.
+// firstOrdinal returns the ordinal of the first pod of a StatefulSet.
 func firstOrdinal(set *appsv1.StatefulSet) int {
 	if set.Spec.Ordinals == nil {
 		return 0
@@ -37,8 +37,8 @@ func podName(set *appsv1.StatefulSet, ordinal int) string {
 	return set.Name + "-" + strconv.Itoa(ordinal)
 }
 
-// ordinalOf returns the ordinal of a pod name in a set. ok is false if the set does not create pods
-// of that name.
+// ordinalOf returns the ordinal in the name of a pod. ok is false if the StatefulSet creates no
+// pods with such a name.
 func ordinalOf(set *appsv1.StatefulSet, pod string) (ordinal int, ok bool) {
 	digits, ok := strings.CutPrefix(pod, set.Name+"-")
 	if !ok {
@@ -48,12 +48,12 @@ func ordinalOf(set *appsv1.StatefulSet, pod string) (ordinal int, ok bool) {
 	return n, err == nil && n >= 0 && podName(set, n) == pod
 }
 
-// claimName returns the name of a pod's claim for a template.
+// claimName returns the name of the claim from a claim template for the pod with this ordinal.
 func claimName(set *appsv1.StatefulSet, template *corev1.PersistentVolumeClaim, ordinal int) string {
 	return template.Name + "-" + podName(set, ordinal)
 }
 
-// newPod returns the pod of an ordinal with the template of a revision.
+// newPod returns the pod with this ordinal. template is the pod template of revision.
 func newPod(set *appsv1.StatefulSet, template *corev1.PodTemplateSpec, revision string, ordinal int) *corev1.Pod {
 	p := controllers.PodFrom(set, ownerRef(set), template)
 	p.GenerateName, p.Name = "", podName(set, ordinal)
@@ -66,7 +66,7 @@ func newPod(set *appsv1.StatefulSet, template *corev1.PodTemplateSpec, revision 
 	return p
 }
 
-// identityLabels returns the labels that identify a pod of a set.
+// identityLabels returns the labels that identify the pod with this ordinal.
 func identityLabels(set *appsv1.StatefulSet, ordinal int) map[string]string {
 	return map[string]string{
 		appsv1.StatefulSetPodNameLabel: podName(set, ordinal),
@@ -74,7 +74,7 @@ func identityLabels(set *appsv1.StatefulSet, ordinal int) map[string]string {
 	}
 }
 
-// hasIdentity reports whether a pod has the labels of its ordinal.
+// hasIdentity reports whether pod p has the labels that identityLabels returns for its ordinal.
 func hasIdentity(set *appsv1.StatefulSet, p *corev1.Pod, ordinal int) bool {
 	for k, v := range identityLabels(set, ordinal) {
 		if p.Labels[k] != v {
@@ -84,8 +84,8 @@ func hasIdentity(set *appsv1.StatefulSet, p *corev1.Pod, ordinal int) bool {
 	return true
 }
 
-// setIdentity sets the labels of its ordinal on a pod. On a pod that is not created yet it also
-// sets the volumes of its claims.
+// setIdentity sets the labels of its ordinal on pod p. If p was not created yet, it also adds the
+// volumes for its claims.
 func setIdentity(set *appsv1.StatefulSet, p *corev1.Pod, ordinal int) {
 	if p.Labels == nil {
 		p.Labels = map[string]string{}
@@ -103,7 +103,7 @@ func setIdentity(set *appsv1.StatefulSet, p *corev1.Pod, ordinal int) {
 			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claimName(set, t, ordinal)},
 		}})
 	}
-	for _, v := range p.Spec.Volumes { // a claim template replaces a volume of the same name
+	for _, v := range p.Spec.Volumes { // a claim template replaces a volume with the same name
 		if !own[v.Name] {
 			volumes = append(volumes, v)
 		}
@@ -111,7 +111,7 @@ func setIdentity(set *appsv1.StatefulSet, p *corev1.Pod, ordinal int) {
 	p.Spec.Volumes = volumes
 }
 
-// newClaims returns the claims of an ordinal.
+// newClaims returns the claims to create for the pod with this ordinal.
 func newClaims(set *appsv1.StatefulSet, ordinal int) []*corev1.PersistentVolumeClaim {
 	var out []*corev1.PersistentVolumeClaim
 	for i := range set.Spec.VolumeClaimTemplates {

@@ -13,33 +13,33 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Snapshot is the input of PlanStatefulSet.
+// Snapshot is the input of PlanStatefulSet: a StatefulSet, its pods and revisions.
 type Snapshot struct {
 	Set     *appsv1.StatefulSet
-	Pods    []*corev1.Pod // the pods that the set controls
+	Pods    []*corev1.Pod // pods that the StatefulSet controls
 	Going   func(*corev1.Pod) bool
-	Current string // revision before the current rollout; equal to Update if no rollout is in progress
-	Update  string // revision of the template
+	Current string // name of the revision before the current rollout; equal to Update if no rollout is in progress
+	Update  string // name of the revision of the current template
 	Now     time.Time
 }
 
-// Step lists the next writes. Writes that are not possible yet are planned again when a pod
-// changes.
+// Step is the result of PlanStatefulSet: the next writes. Writes that are not possible yet are
+// planned again when a pod changes.
 type Step struct {
 	Create  []Creation
-	Replace []*corev1.Pod // terminal pods that will be replaced
+	Replace []*corev1.Pod // terminal pods that are deleted and will be replaced
 	Delete  []*corev1.Pod // excess pods, or pods of an older revision
 	Label   []*corev1.Pod // pods that lack the labels of their ordinal
-	Again   time.Duration // time until a pod becomes available; 0 means no pod is about to
+	Again   time.Duration // time until a ready pod becomes available; 0 means that no pod is about to
 }
 
-// Creation is a pod to create.
+// Creation is a pod that must be created.
 type Creation struct {
 	Ordinal int
-	Current bool // use the revision before the rollout, not the newest
+	Current bool // use revision Snapshot.Current instead of Snapshot.Update
 }
 
-// state is the state of one pod of a set.
+// state is the state of one pod of a StatefulSet.
 type state struct {
 	pod       *corev1.Pod
 	ordinal   int
@@ -47,7 +47,7 @@ type state struct {
 	ended     bool
 	ready     bool
 	available bool
-	wait      time.Duration // time until it is available if it stays ready
+	wait      time.Duration // time until the pod is available if it stays ready
 }
 
 func (s Snapshot) podState(p *corev1.Pod, ordinal int) *state {
@@ -59,8 +59,9 @@ func (s Snapshot) podState(p *corev1.Pod, ordinal int) *state {
 	return st
 }
 
-// partitionPods divides the pods into the pods of the wanted ordinals, in order, and excess pods,
-// the highest ordinal first. Entries of missing pods are nil.
+// partitionPods divides the pods by the replicas of the set. wanted has one entry for each desired
+// ordinal, in order; the entry is nil if the pod is missing. condemned are excess pods, the highest
+// ordinal first.
 func (s Snapshot) partitionPods() (wanted, condemned []*state) {
 	from := firstOrdinal(s.Set)
 	wanted = make([]*state, replicasOrDefault(s.Set))
@@ -78,9 +79,10 @@ func (s Snapshot) partitionPods() (wanted, condemned []*state) {
 	return wanted, condemned
 }
 
-// PlanStatefulSet computes the next step. An ordered set creates pods one at a time, each when all
-// lower pods are available. It deletes the highest pod first, each when all other pods are
-// available. An update replaces pods from the highest down to the partition.
+// PlanStatefulSet returns the next writes for a StatefulSet. With pod management policy
+// OrderedReady, it creates one pod at a time, when all lower pods are available. It deletes the
+// highest excess pod when all other pods are available. An update replaces pods from the highest
+// ordinal down to the partition.
 func PlanStatefulSet(s Snapshot) Step {
 	var step Step
 	if s.Set.DeletionTimestamp != nil {
@@ -102,7 +104,8 @@ func PlanStatefulSet(s Snapshot) Step {
 	return step
 }
 
-// planCreation plans the first missing pod. It returns true if all wanted pods are available.
+// planCreation adds to step the creation or replacement of the first pod that is missing or has
+// ended. It returns true if all wanted pods are available.
 func (s Snapshot) planCreation(step *Step, wanted []*state) bool {
 	for i, st := range wanted {
 		switch {
@@ -121,7 +124,8 @@ func (s Snapshot) planCreation(step *Step, wanted []*state) bool {
 	return true
 }
 
-// planScaleDown deletes the highest excess pod. It returns true if none exists.
+// planScaleDown adds to step the deletion of the highest excess pod. It returns true if there is no
+// excess pod.
 func (s Snapshot) planScaleDown(step *Step, condemned []*state) bool {
 	if len(condemned) == 0 {
 		return true
@@ -142,7 +146,8 @@ func (s Snapshot) planScaleDown(step *Step, condemned []*state) bool {
 	return false
 }
 
-// planParallel creates and deletes all pods at once, and updates as many as maxUnavailable permits.
+// planParallel adds to step the creation of all missing pods and the deletion of all excess pods.
+// It also updates as many pods as maxUnavailable permits.
 func (s Snapshot) planParallel(step *Step, wanted, condemned []*state) {
 	for i, st := range wanted {
 		switch {
@@ -160,9 +165,10 @@ func (s Snapshot) planParallel(step *Step, wanted, condemned []*state) {
 	s.planUpdate(step, wanted, true)
 }
 
-// planUpdate replaces pods of older revisions, from the highest down to the partition. At most
-// maxUnavailable pods are unavailable at a time; replacing an unavailable pod does not add to that.
-// Unless outOfOrder is true, a pod waits until all higher pods are updated.
+// planUpdate adds to step the deletion of pods of older revisions, from the highest ordinal down to
+// the partition. At most maxUnavailable pods are unavailable at a time. Unavailable pods may be
+// deleted within that limit. Unless outOfOrder is true, a pod is deleted only after all higher pods
+// were updated.
 func (s Snapshot) planUpdate(step *Step, wanted []*state, outOfOrder bool) {
 	if s.Set.Spec.UpdateStrategy.Type != appsv1.RollingUpdateStatefulSetStrategyType {
 		return
@@ -214,7 +220,8 @@ func (s Snapshot) newCreation(place int) Creation {
 
 func revisionOf(p *corev1.Pod) string { return p.Labels[appsv1.ControllerRevisionHashLabelKey] }
 
-// updatePartition returns the index below which an update leaves pods unchanged.
+// updatePartition returns the partition of a rolling update: pods below it, counted from the first
+// pod, are not updated.
 func updatePartition(set *appsv1.StatefulSet) int {
 	if u := set.Spec.UpdateStrategy.RollingUpdate; u != nil && u.Partition != nil {
 		return int(*u.Partition)
@@ -222,7 +229,7 @@ func updatePartition(set *appsv1.StatefulSet) int {
 	return 0
 }
 
-// maxUnavailable returns how many pods an update may make unavailable at a time. It is at least
+// maxUnavailable returns how many pods may be unavailable during a rolling update. It is at least
 // one.
 func maxUnavailable(set *appsv1.StatefulSet) int {
 	u := set.Spec.UpdateStrategy.RollingUpdate
@@ -236,8 +243,9 @@ func maxUnavailable(set *appsv1.StatefulSet) int {
 	return max(1, n)
 }
 
-// Status returns the status of a set with these pods. again is the time until a ready pod becomes
-// available.
+// Status returns the new status of a StatefulSet. again is the time until a ready pod becomes
+// available, or
+// 0.
 func Status(s Snapshot, collisions *int32) (out appsv1.StatefulSetStatus, again time.Duration) {
 	out = appsv1.StatefulSetStatus{
 		ObservedGeneration: s.Set.Generation, CollisionCount: collisions,

@@ -19,21 +19,21 @@ func deletesWithSet(set *appsv1.StatefulSet) bool {
 	return p != nil && p.WhenDeleted == appsv1.DeletePersistentVolumeClaimRetentionPolicyType
 }
 
-// namesSet reports whether an owner reference names the set, with its UID or with that of a deleted
-// set of its name.
+// namesSet reports whether owner reference r names the StatefulSet, with its UID or with the UID of
+// a deleted StatefulSet of the same name.
 func namesSet(r *metav1.OwnerReference, set *appsv1.StatefulSet) bool {
 	return r.APIVersion == kind.GroupVersion().String() && r.Kind == kind.Kind && r.Name == set.Name
 }
 
-// namesPod reports whether an owner reference names the pod, with any UID.
+// namesPod reports whether owner reference r names a pod with this name, with any UID.
 func namesPod(r *metav1.OwnerReference, pod string) bool {
 	return r.APIVersion == podKind.GroupVersion().String() && r.Kind == podKind.Kind && r.Name == pod
 }
 
-// isStaleClaim reports whether the garbage collector deletes a claim because of a deleted owner, so
-// that no pod of the name may be created before the claim is gone. The owner is a deleted
-// StatefulSet of the set's name or, while the policy is to delete claims when the set is scaled
-// down, a deleted pod of the pod's name.
+// isStaleClaim reports whether the garbage collector will delete claim c because its owner was
+// deleted. The pod must then not be created before c no longer exists. The owner is a deleted
+// StatefulSet with the name of set. While the policy deletes claims on a scale-down, it may also be
+// a deleted pod with this name.
 func isStaleClaim(set *appsv1.StatefulSet, pod string, c *corev1.PersistentVolumeClaim) bool {
 	for i := range c.OwnerReferences {
 		r := &c.OwnerReferences[i]
@@ -44,8 +44,9 @@ func isStaleClaim(set *appsv1.StatefulSet, pod string, c *corev1.PersistentVolum
 	return false
 }
 
-// otherController returns the reference to the controller of a claim that is neither the set nor
-// the pod, or nil. A set of the same name with another UID is such a controller.
+// otherController returns the reference of claim c to a controller that is neither the set nor the
+// pod. It returns nil if there is none. A set of the same name with another UID counts as another
+// controller.
 func otherController(set *appsv1.StatefulSet, pod string, c *corev1.PersistentVolumeClaim) *metav1.OwnerReference {
 	for i := range c.OwnerReferences {
 		r := &c.OwnerReferences[i]
@@ -56,13 +57,13 @@ func otherController(set *appsv1.StatefulSet, pod string, c *corev1.PersistentVo
 	return nil
 }
 
-// claimOwners returns the owner references that a claim of a pod must have by the set's retention
-// policy, and whether they differ from those that it has. condemned is the pod if the set is scaled
-// down below it, otherwise nil.
+// claimOwners returns the owner references that claim c of a pod must have according to the
+// retention policy of the set, and whether they differ from its current ones. condemned is the pod
+// if a scale-down deletes it, otherwise nil.
 //
-// The controller is the set (whenDeleted: Delete), the condemned pod (whenScaled: Delete), or
-// neither of the two. A claim that another controller manages keeps no reference to the set or the
-// pod.
+// The controller of the claim is the set (whenDeleted: Delete), the condemned pod (whenScaled:
+// Delete), or neither of the two. A claim that another controller manages has no reference to the
+// set or the pod.
 func claimOwners(set *appsv1.StatefulSet, pod string, condemned *corev1.Pod, c *corev1.PersistentVolumeClaim) (
 	refs []metav1.OwnerReference, changed bool) {
 	var want *metav1.OwnerReference

@@ -48,7 +48,7 @@ func New(d controllers.Deps) *controllers.Controller {
 	}
 }
 
-// ofClaim maps the change of a claim to the sets that may wait for it.
+// ofClaim returns the keys of the StatefulSets that may wait for the change of a claim.
 func ofClaim(sets cache.SharedIndexInformer, c controllers.Change[*corev1.PersistentVolumeClaim]) []controllers.Key {
 	if c.Type == controllers.Updated && equality.Semantic.DeepEqual(c.Old.OwnerReferences, c.New.OwnerReferences) {
 		return nil
@@ -117,8 +117,8 @@ func shorterWait(a, b time.Duration) time.Duration {
 	return a
 }
 
-// claimSnapshot adopts and releases pods, makes the set's template a revision, and returns the
-// snapshot for PlanStatefulSet.
+// claimSnapshot adopts and releases pods of a StatefulSet, and stores its template as a revision.
+// It returns the input of PlanStatefulSet and the revisions.
 func (r *reconciler) claimSnapshot(ctx context.Context, set *appsv1.StatefulSet, selector labels.Selector) (Snapshot, controllers.History, error) {
 	s := Snapshot{Set: set, Going: r.Pods.IsDeleting, Now: r.Term.Now()}
 	isMember := func(p *corev1.Pod) bool {
@@ -130,7 +130,7 @@ func (r *reconciler) claimSnapshot(ctx context.Context, set *appsv1.StatefulSet,
 	if s.Pods, err = r.ClaimPodsAndRevisions(ctx, set, selector, isMember); err != nil {
 		return s, h, err
 	}
-	if set.DeletionTimestamp != nil { // its history is deleted with it
+	if set.DeletionTimestamp != nil { // the revisions are deleted with the StatefulSet
 		s.Current, s.Update = set.Status.CurrentRevision, set.Status.UpdateRevision
 		return s, controllers.History{Collisions: set.Status.CollisionCount}, nil
 	}
@@ -144,7 +144,8 @@ func (r *reconciler) claimSnapshot(ctx context.Context, set *appsv1.StatefulSet,
 	return s, h, nil
 }
 
-// performStep plans and performs the next step. again is the delay until the next reconcile, or 0.
+// performStep performs the writes that PlanStatefulSet returns. again is the delay until the next
+// reconcile, or 0.
 func (r *reconciler) performStep(ctx context.Context, s Snapshot, h controllers.History) (again time.Duration, err error) {
 	step := PlanStatefulSet(s)
 	again = step.Again
@@ -173,7 +174,7 @@ func (r *reconciler) performStep(ctx context.Context, s Snapshot, h controllers.
 		}
 	}
 	return again, controllers.InBatches(ctx, func() int { return len(step.Delete) }, func(ctx context.Context, i int) error {
-		if err := r.releaseClaims(ctx, s, step.Delete[i]); err != nil { // before the pod: the deletion of the pod deletes its claims
+		if err := r.releaseClaims(ctx, s, step.Delete[i]); err != nil { // must precede the deletion of the pod, which deletes its claims
 			return err
 		}
 		return r.Pods.Delete(ctx, s.Set, step.Delete[i], i < controllers.MaxEvents)
@@ -192,10 +193,11 @@ func (r *reconciler) labelPod(ctx context.Context, set *appsv1.StatefulSet, p *c
 	return nil
 }
 
-// createPod creates a pod after its claims.
+// createPod creates the missing claims of a pod and then the pod. tell selects whether success is
+// recorded as an event.
 func (r *reconciler) createPod(ctx context.Context, s Snapshot, h controllers.History, c Creation, tell bool) error {
 	if r.awaitsStaleClaim(s.Set, c.Ordinal) {
-		return nil // the deletion of the claim starts the next reconcile
+		return nil // the deletion of the claim queues the StatefulSet again
 	}
 	if err := r.setOwners(ctx, s.Set, c.Ordinal, nil); err != nil {
 		return err
@@ -217,8 +219,8 @@ func (r *reconciler) createPod(ctx context.Context, s Snapshot, h controllers.Hi
 	return err
 }
 
-// writeStatefulSetStatus writes the status if it changed. It is computed after the writes of this
-// reconcile.
+// writeStatefulSetStatus writes the status of the StatefulSet if it changed. It must be called
+// after the other writes of this reconcile, because the status includes their results.
 func (r *reconciler) writeStatefulSetStatus(ctx context.Context, s Snapshot, h controllers.History) (time.Duration, error) {
 	status, again := Status(s, h.Collisions)
 	if equality.Semantic.DeepEqual(status, s.Set.Status) {

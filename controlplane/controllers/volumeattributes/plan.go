@@ -1,10 +1,11 @@
-// Package volumeattributes applies to volumes the VolumeAttributesClass that their claims name. For
-// drivers that the agents serve (controllers.IsServedByAgent) it calls the driver through the agent
-// of a node that can reach the volume. For other drivers the driver's own resizer does this.
+// Package volumeattributes modifies volumes when a PersistentVolumeClaim names another
+// VolumeAttributesClass. For drivers that the agents serve (controllers.IsServedByAgent) it calls
+// the driver through the agent of a node that can reach the volume. For other drivers, the resizer
+// of the driver does this.
 //
 // The target class is stored in the claim's status before the driver is called. A new leader
-// repeats the call for that class. It applies a class that the claim names later only after the
-// driver has answered.
+// repeats the call for that class. If the claim names yet another class, that class is applied only
+// after the driver has responded.
 package volumeattributes
 
 import (
@@ -22,24 +23,27 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// infeasibleFor is the retry delay after a driver has reported that it cannot apply a class.
+// infeasibleFor is the retry delay after a driver has reported that it cannot apply a
+// VolumeAttributesClass.
 const infeasibleFor = 5 * time.Minute
 
-// Step is the next step for a claim. At most one of Status and Modify is set.
+// Step is the next step for a claim: a status to write, or a call of the driver. At most one of
+// Status and Modify is set.
 type Step struct {
 	Status *corev1.PersistentVolumeClaimStatus
-	// Modify is the class that the driver must apply to the volume. The call can be repeated.
+	// Modify is the class that the driver must apply to the volume. The call may be repeated.
 	Modify *storagev1.VolumeAttributesClass
-	// After is the delay until the next plan.
+	// After is the delay until PlanModification must be called again; 0 means never.
 	After time.Duration
-	// The event is recorded after the writes. Without a Status it reports what the claim waits for.
+	// Warning, Reason and Message are an event to record after the write of Status. Without a
+	// Status, the event reports what the claim waits for.
 	Warning         bool
 	Reason, Message string
 }
 
-// PlanModification computes the next step of a claim. v is its bound volume or nil. classes returns
-// a VolumeAttributesClass by name. served reports whether this controller modifies the volumes of
-// the driver.
+// PlanModification returns the next step of claim c. v is the volume to which c is bound, or nil.
+// classes returns a VolumeAttributesClass by name, or nil. served reports whether this controller
+// modifies volumes of the driver.
 func PlanModification(c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, classes func(name string) *storagev1.VolumeAttributesClass, served bool, now time.Time) Step {
 	if v == nil || c.DeletionTimestamp != nil || c.Status.Phase != corev1.ClaimBound || c.Spec.VolumeName != v.Name ||
 		v.Spec.ClaimRef == nil || v.Spec.ClaimRef.UID != c.UID {
@@ -62,7 +66,7 @@ func PlanModification(c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolum
 			return Step{Modify: class}
 		}
 	}
-	never := state != nil && state.Status == corev1.PersistentVolumeClaimModifyVolumePending // the driver was not called
+	never := state != nil && state.Status == corev1.PersistentVolumeClaimModifyVolumePending // the driver was not called for the stored class
 	if want == "" || want == has && never {
 		return settledStep(c, c.Status.CurrentVolumeAttributesClassName, "VolumeModifyCanceled", fmt.Sprintf("volume %s stays as it is", v.Name))
 	}
@@ -95,7 +99,7 @@ func startedStep(c *corev1.PersistentVolumeClaim, volume, class string, now time
 	return Step{Status: s, Reason: "VolumeModify", Message: fmt.Sprintf("volume %s gets the attributes of VolumeAttributesClass %s", volume, class)}
 }
 
-// pendingStep returns the step of a claim that names a missing class.
+// pendingStep returns the step of a claim that names a class that does not exist.
 func pendingStep(c *corev1.PersistentVolumeClaim, class string) Step {
 	step := Step{Warning: true, Reason: "VolumeModifyFailed", Message: fmt.Sprintf("VolumeAttributesClass %q does not exist: make it, or have the claim name another", class)}
 	s := c.Status.DeepCopy()
@@ -107,12 +111,13 @@ func pendingStep(c *corev1.PersistentVolumeClaim, class string) Step {
 	return step
 }
 
-// Modified returns the step after a driver has applied a class to a volume.
+// Modified returns the step of claim c after the driver has applied a class to its volume.
 func Modified(c *corev1.PersistentVolumeClaim, volume, class string) Step {
 	return settledStep(c, &class, "VolumeModifySuccessful", fmt.Sprintf("volume %s has the attributes of VolumeAttributesClass %s", volume, class))
 }
 
-// Failed returns the step after a driver call failed or its result is unknown.
+// Failed returns the step of claim c after a call of the driver for class has failed, or its result
+// is unknown. code is the gRPC code of err.
 func Failed(c *corev1.PersistentVolumeClaim, class string, err error, code codes.Code, now time.Time) Step {
 	switch code {
 	case codes.InvalidArgument, codes.Unimplemented:
@@ -128,7 +133,7 @@ func Failed(c *corev1.PersistentVolumeClaim, class string, err error, code codes
 	return failureStep(c, s, class, err)
 }
 
-// refusedStep returns the step of a claim with a class that the driver cannot apply.
+// refusedStep returns the step of claim c if the driver cannot apply the class that c names.
 func refusedStep(c *corev1.PersistentVolumeClaim, class string, err error, code codes.Code, now time.Time) Step {
 	s := c.Status.DeepCopy()
 	s.ModifyVolumeStatus = &corev1.ModifyVolumeStatus{TargetVolumeAttributesClassName: class, Status: corev1.PersistentVolumeClaimModifyVolumeInfeasible}
@@ -145,8 +150,8 @@ func failureStep(c *corev1.PersistentVolumeClaim, s *corev1.PersistentVolumeClai
 	return step
 }
 
-// settledStep returns the step that sets the current class and removes the status of the
-// modification.
+// settledStep returns the step that ends a modification: it sets has as the current class of claim
+// c, and removes the status and conditions of the modification.
 func settledStep(c *corev1.PersistentVolumeClaim, has *string, reason, message string) Step {
 	s := c.Status.DeepCopy()
 	s.ModifyVolumeStatus, s.CurrentVolumeAttributesClassName = nil, has
@@ -154,8 +159,8 @@ func settledStep(c *corev1.PersistentVolumeClaim, has *string, reason, message s
 	return Step{Status: s, Reason: reason, Message: message}
 }
 
-// hasFinalAnswer reports whether the driver's last error was final, so that no modification is in
-// progress.
+// hasFinalAnswer reports whether the last error of the driver, in the conditions of claim c, means
+// that no modification is in progress any more.
 func hasFinalAnswer(c *corev1.PersistentVolumeClaim) bool {
 	return slices.ContainsFunc(c.Status.Conditions, func(e corev1.PersistentVolumeClaimCondition) bool {
 		if e.Type != corev1.PersistentVolumeClaimVolumeModifyVolumeError || e.Status != corev1.ConditionTrue {
@@ -170,7 +175,8 @@ func hasFinalAnswer(c *corev1.PersistentVolumeClaim) bool {
 	})
 }
 
-// isFinalCode reports whether a gRPC code means that the call is no longer in progress.
+// isFinalCode reports whether an error with this gRPC code means that the call is not in progress
+// any more.
 func isFinalCode(code codes.Code) bool {
 	switch code {
 	case codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.ResourceExhausted, codes.Aborted, codes.Unknown, codes.Internal:
@@ -179,7 +185,8 @@ func isFinalCode(code codes.Code) bool {
 	return true
 }
 
-// lastFailureTime returns when the last failure was recorded in a claim's conditions.
+// lastFailureTime returns the time of the last failed modification in the conditions of claim c, or
+// the zero time.
 func lastFailureTime(c *corev1.PersistentVolumeClaim) time.Time {
 	for _, e := range c.Status.Conditions {
 		if e.Type == corev1.PersistentVolumeClaimVolumeModifyVolumeError {
@@ -193,7 +200,8 @@ func ofModifying(c corev1.PersistentVolumeClaimCondition) bool {
 	return c.Type == corev1.PersistentVolumeClaimVolumeModifyVolumeError || c.Type == corev1.PersistentVolumeClaimVolumeModifyingVolume
 }
 
-// setTrueCondition sets a condition to true. It keeps a condition with the same reason and message.
+// setTrueCondition sets the condition of this type to True. If it already has the same reason and
+// message, it is not changed.
 func setTrueCondition(s *corev1.PersistentVolumeClaimStatus, kind corev1.PersistentVolumeClaimConditionType, reason, words string, now time.Time) {
 	next := corev1.PersistentVolumeClaimCondition{Type: kind, Status: corev1.ConditionTrue, Reason: reason, Message: words, LastTransitionTime: metav1.NewTime(now)}
 	i := slices.IndexFunc(s.Conditions, func(c corev1.PersistentVolumeClaimCondition) bool { return c.Type == kind })

@@ -20,7 +20,8 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// New returns the controller. If calls is nil, it calls no driver.
+// New returns the controller that modifies volumes. calls reaches CSI drivers through the agents of
+// the nodes. If calls is nil, the controller calls no driver.
 func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 	i := d.Informers
 	claims, volumes := client.Informer[*corev1.PersistentVolumeClaim](i), client.Informer[*corev1.PersistentVolume](i)
@@ -38,7 +39,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 				}
 				return keys
 			}),
-			// These informers are only read; unfinished modifications are retried.
+			// These informers are only read: unfinished modifications are retried.
 			controllers.OnInformer(volumes, func(controllers.Change[*corev1.PersistentVolume]) []controllers.Key { return nil }),
 			controllers.OnInformer(drivers, func(controllers.Change[*storagev1.CSIDriver]) []controllers.Key { return nil }),
 			controllers.OnInformer(csiNodes, func(controllers.Change[*storagev1.CSINode]) []controllers.Key { return nil }),
@@ -70,7 +71,7 @@ type modifier struct {
 	classes, drivers, csiNodes, nodes cache.SharedIndexInformer
 
 	mu        sync.Mutex
-	lastWaits map[controllers.Key]string // the last recorded waiting event of each claim
+	lastWaits map[controllers.Key]string // text of the last event about what each claim waits for
 }
 
 func (m *modifier) reconcileClaim(ctx context.Context, key controllers.Key) (time.Duration, error) {
@@ -108,7 +109,7 @@ func (m *modifier) attributesClass(name string) *storagev1.VolumeAttributesClass
 	return c
 }
 
-// writeStep writes the step's status and records its event.
+// writeStep writes the status of step to claim c and records its event.
 func (m *modifier) writeStep(ctx context.Context, c *corev1.PersistentVolumeClaim, step Step) error {
 	if step.Status != nil {
 		next := c.DeepCopy()
@@ -129,13 +130,13 @@ func (m *modifier) writeStep(ctx context.Context, c *corev1.PersistentVolumeClai
 	return nil
 }
 
-// modifyVolume calls the driver to apply a class to a volume. It updates the PersistentVolume
-// before the claim's status.
+// modifyVolume calls the driver to apply a class to volume v of claim c. Afterwards it updates the
+// PersistentVolume, and then the status of the claim.
 func (m *modifier) modifyVolume(ctx context.Context, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, class *storagev1.VolumeAttributesClass) error {
 	node := ""
 	secrets, err := controllers.ReadDriverSecret(ctx, m.term.Client, secretOf(v))
 	if err != nil {
-		err = errors.New(err.Error()) // drop the error type: a missing Secret is not a race of this claim
+		err = errors.New(err.Error()) // drop the type of the error: the caller would treat NotFound as a conflict of the claim
 	} else {
 		node, err = m.callModify(ctx, v, class, secrets)
 	}
@@ -148,7 +149,7 @@ func (m *modifier) modifyVolume(ctx context.Context, c *corev1.PersistentVolumeC
 			return noted
 		}
 		if s := step.Status; s != nil && s.ModifyVolumeStatus.Status == corev1.PersistentVolumeClaimModifyVolumeInfeasible {
-			return nil // it is retried after infeasibleFor, or when the claim names another class
+			return nil // the call is repeated after infeasibleFor, or when the claim names another class
 		}
 		return err
 	}
@@ -163,7 +164,8 @@ func (m *modifier) modifyVolume(ctx context.Context, c *corev1.PersistentVolumeC
 	return m.writeStep(ctx, c, Modified(c, v.Name, class.Name))
 }
 
-// callModify calls ControllerModifyVolume on a node that can reach the volume.
+// callModify calls ControllerModifyVolume through the agent of a node that can reach volume v. node
+// is the node that it called last.
 func (m *modifier) callModify(ctx context.Context, v *corev1.PersistentVolume, class *storagev1.VolumeAttributesClass, secrets map[string]string) (node string, err error) {
 	driver := v.Spec.CSI.Driver
 	return controllers.CallReachingNodes(v, m.csiNodes, m.nodes, func(node string) error {
@@ -176,7 +178,8 @@ func (m *modifier) callModify(ctx context.Context, v *corev1.PersistentVolume, c
 	})
 }
 
-// secretOf returns the Secret for ControllerModifyVolume, or else the Secret for expansion.
+// secretOf returns the Secret that volume v names for ControllerModifyVolume. If it names none,
+// secretOf returns the Secret for expansion.
 func secretOf(v *corev1.PersistentVolume) *corev1.SecretReference {
 	name, namespace := v.Annotations[controllers.ModifySecretName], v.Annotations[controllers.ModifySecretNamespace]
 	if name == "" || namespace == "" {
@@ -185,8 +188,8 @@ func secretOf(v *corev1.PersistentVolume) *corev1.SecretReference {
 	return &corev1.SecretReference{Namespace: namespace, Name: name}
 }
 
-// isNew reports whether a claim waits for another reason than the last recorded one, or does not
-// wait.
+// isNew reports whether an event of a claim must be recorded: the claim does not wait (waits is
+// ""), or waits is not the text of its last event. It stores waits as that text.
 func (m *modifier) isNew(key controllers.Key, waits string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

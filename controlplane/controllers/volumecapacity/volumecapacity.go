@@ -1,6 +1,6 @@
-// Package volumecapacity maintains CSIStorageCapacity objects. They hold the capacity for new
-// volumes of each class on each node, for drivers that the agents serve
-// (controllers.IsServedByAgent). The scheduler uses them.
+// Package volumecapacity maintains CSIStorageCapacity objects for drivers that the agents serve
+// (controllers.IsServedByAgent). Each object holds the capacity for new volumes of a StorageClass
+// on a node. The scheduler uses the objects.
 package volumecapacity
 
 import (
@@ -28,21 +28,23 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Namespace is the namespace of the objects.
+// Namespace is the namespace of the CSIStorageCapacity objects.
 const Namespace = metav1.NamespaceSystem
 
-// nodeLabel names the node of an object. managedLabel marks objects of this controller.
+// nodeLabel is a label with the node of a CSIStorageCapacity. managedLabel with value manager marks
+// the objects of this controller.
 const (
 	nodeLabel    = "keelson.dev/node"
 	managedLabel = "csi.storage.k8s.io/managed-by"
 	manager      = "keelson"
 )
 
-// asked is the minimum interval between two queries of a node. With many nodes it is longer, so
-// that the cluster makes at most 20 queries per second.
+// asked is the minimum interval between two queries of the capacity of a node. With many nodes the
+// interval is longer, so that the cluster makes at most 20 queries per second.
 const asked = time.Minute
 
-// New returns the controller. If calls is nil, it calls no driver.
+// New returns the controller of CSIStorageCapacity objects. calls reaches CSI drivers through the
+// agents of the nodes. If calls is nil, the controller calls no driver.
 func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 	i := d.Informers
 	nodes, csiNodes := client.Informer[*corev1.Node](i), client.Informer[*storagev1.CSINode](i)
@@ -104,8 +106,8 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 	}
 }
 
-// onNodes returns the keys of all values in a volume's node affinity. A driver topology usually has
-// the node's name as its value.
+// onNodes returns the keys of the nodes that the node affinity of volume v names. It returns all
+// values in the affinity, because the value of a topology label usually is the name of a node.
 func onNodes(v *corev1.PersistentVolume) []controllers.Key {
 	var keys []controllers.Key
 	if v.Spec.NodeAffinity == nil || v.Spec.NodeAffinity.Required == nil {
@@ -148,7 +150,7 @@ func (k *keeper) reconcileNode(ctx context.Context, key controllers.Key) (time.D
 		o, err := k.getCapacity(ctx, node, d, class)
 		if err != nil {
 			failed = fmt.Errorf("capacity for volumes of StorageClass %s on node %s: %w", class.Name, node.Name, err)
-			o = nil // keep the known capacity until the node responds
+			o = nil // keep the stored capacity until the node responds
 		}
 		want[capacityName(node.Name, class.Name)] = o
 	}
@@ -162,7 +164,7 @@ func (k *keeper) reconcileNode(ctx context.Context, key controllers.Key) (time.D
 		switch {
 		case !ok:
 			err = client.Delete[*storagev1.CSIStorageCapacity](ctx, k.term.Client, o.Namespace, o.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &o.UID}})
-		case next != nil && !equality.Semantic.DeepEqual(o.NodeTopology, next.NodeTopology): // immutable: recreate the object
+		case next != nil && !equality.Semantic.DeepEqual(o.NodeTopology, next.NodeTopology): // the field is immutable: recreate the object
 			if err = client.Delete[*storagev1.CSIStorageCapacity](ctx, k.term.Client, o.Namespace, o.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &o.UID}}); err == nil {
 				want[o.Name] = next
 			}
@@ -198,14 +200,16 @@ func isSameCapacity(a, b *storagev1.CSIStorageCapacity) bool {
 		a.Annotations[api.NoRoomAnnotation] == b.Annotations[api.NoRoomAnnotation]
 }
 
-// reserved is the prefix of class parameters that are not passed to drivers.
+// reserved is the prefix of StorageClass parameters that are not passed to drivers.
 const reserved = "csi.storage.k8s.io/"
 
-// longestReason is the maximum length of a driver's message that is stored, in bytes.
+// longestReason is the maximum length, in bytes, to which a driver's message is shortened when it
+// is stored.
 const longestReason = 512
 
-// getCapacity calls GetCapacity for a class on a node. If the driver returns FailedPrecondition, it
-// can create no volume there: the capacity is then 0, and an annotation holds the reason.
+// getCapacity returns the CSIStorageCapacity for a class on a node, from a GetCapacity call of
+// driver d. If the driver returns FailedPrecondition, it can create no volume there: the capacity
+// is then 0, and an annotation contains the reason.
 func (k *keeper) getCapacity(ctx context.Context, node *corev1.Node, d *storagev1.CSINodeDriver, class *storagev1.StorageClass) (*storagev1.CSIStorageCapacity, error) {
 	segments := controllers.TopologySegments(d, node)
 	params := maps.Clone(class.Parameters)
@@ -233,15 +237,15 @@ func (k *keeper) getCapacity(ctx context.Context, node *corev1.Node, d *storagev
 	return o, nil
 }
 
-// capacityName returns the name of the object for a class on a node.
+// capacityName returns the name of the CSIStorageCapacity for a class on a node.
 func capacityName(node, class string) string {
 	h := fnv.New64a()
 	fmt.Fprintf(h, "%s\x00%s", node, class)
 	return fmt.Sprintf("csisc-%016x", h.Sum64())
 }
 
-// roundedQuantity rounds a capacity down to its six most significant bits. Free space changes all
-// the time, and small changes do not affect decisions.
+// roundedQuantity returns n rounded down to its six most significant bits. Free space changes all
+// the time, and small changes do not affect scheduling.
 func roundedQuantity(n int64) *resource.Quantity {
 	if n < 0 {
 		n = 0

@@ -1,8 +1,9 @@
-// Package volumeexpansion expands the volumes of claims that request more storage. For drivers that
-// the agents serve (controllers.IsServedByAgent) it calls the driver through the agent of a node
-// that can reach the volume. For other drivers the driver's own resizer does that part and
-// maintains the claim's status. The expansion on nodes is then requested from the agents of all
-// nodes where pods use the volume, for every driver. The claim waits while there is no such node.
+// Package volumeexpansion expands the volumes of PersistentVolumeClaims that request more storage.
+// For drivers that the agents serve (controllers.IsServedByAgent) it calls the driver through the
+// agent of a node that can reach the volume. For other drivers, the resizer of the driver does that
+// part and maintains the claim's status. Then, for every driver, this controller requests the
+// expansion on nodes from the agents of all nodes with pods that use the volume. If there is no
+// such node, the claim waits.
 package volumeexpansion
 
 import (
@@ -16,20 +17,21 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Step is the next step for a claim. At most one of Status, Grow and OnNodes is set.
+// Step is the next step for a claim: a status to write, or an expansion. At most one of Status,
+// Grow and OnNodes is set.
 type Step struct {
 	Status *corev1.PersistentVolumeClaimStatus
-	// Grow means that the driver must expand the volume to the requested size. The call can be
-	// repeated: its result is stored afterwards, and until then the step is the same.
+	// Grow means that the driver must expand the volume to the requested size. The call may be
+	// repeated, because its result is stored only afterwards.
 	Grow bool
-	// OnNodes means that the nodes must expand the volume.
+	// OnNodes means that the nodes that have the volume mounted must expand it.
 	OnNodes bool
-	// The event is recorded after the writes.
+	// Reason and Message are an event to record after the writes.
 	Reason, Message string
 }
 
-// PlanExpansion computes the next step of a claim. v is its bound volume or nil. served reports
-// whether this controller expands the volumes of the driver.
+// PlanExpansion returns the next step of claim c. v is the volume to which c is bound, or nil.
+// served reports whether this controller expands volumes of the driver.
 func PlanExpansion(c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, served bool, now time.Time) Step {
 	if v == nil || c.DeletionTimestamp != nil || c.Status.Phase != corev1.ClaimBound || c.Spec.VolumeName != v.Name ||
 		v.Spec.ClaimRef == nil || v.Spec.ClaimRef.UID != c.UID {
@@ -47,9 +49,9 @@ func PlanExpansion(c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, 
 		}
 		return Step{Reason: "ExternalExpanding", Message: fmt.Sprintf("waiting for an external controller to expand volume %s to %s: %s", v.Name, want.String(), responsibleResizer(v))}
 	case want.Cmp(has) <= 0:
-		return settledStep(c, c.Status.Capacity) // it has enough storage, or the request was reduced
+		return settledStep(c, c.Status.Capacity) // the claim has enough storage, or the request was reduced
 	case state == corev1.PersistentVolumeClaimNodeResizeInfeasible && want.Cmp(size) <= 0:
-		return Step{} // no node can expand it: a user may request another size
+		return Step{} // no node can expand the volume, until a user requests another size
 	case state != corev1.PersistentVolumeClaimControllerResizeInProgress && state != corev1.PersistentVolumeClaimControllerResizeInfeasible ||
 		!equality.Semantic.DeepEqual(c.Status.AllocatedResources[corev1.ResourceStorage], want):
 		return Step{Status: resizingStatus(c, now), Reason: "Resizing", Message: fmt.Sprintf("expanding volume %s to %s", v.Name, want.String())}
@@ -57,12 +59,12 @@ func PlanExpansion(c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, 
 	return Step{Grow: true}
 }
 
-// onNodes reports whether a claim waits for expansion on nodes.
+// onNodes reports whether claim c waits for the expansion of its volume on nodes.
 func onNodes(c *corev1.PersistentVolumeClaim) bool {
 	switch c.Status.AllocatedResourceStatuses[corev1.ResourceStorage] {
 	case corev1.PersistentVolumeClaimNodeResizePending, corev1.PersistentVolumeClaimNodeResizeInProgress:
 		return true
-	case "": // a resizer older than allocatedResourceStatuses
+	case "": // a resizer of a release that does not set allocatedResourceStatuses
 		return slices.ContainsFunc(c.Status.Conditions, func(c corev1.PersistentVolumeClaimCondition) bool {
 			return c.Type == corev1.PersistentVolumeClaimFileSystemResizePending && c.Status == corev1.ConditionTrue
 		})
@@ -70,8 +72,8 @@ func onNodes(c *corev1.PersistentVolumeClaim) bool {
 	return false
 }
 
-// Grown returns the step after the driver has expanded the volume to its current size. byNodes
-// means that nodes must expand it too.
+// Grown returns the step of claim c after the driver has expanded volume v to the size in its spec.
+// byNodes reports that nodes must expand it too.
 func Grown(c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, byNodes bool, now time.Time) Step {
 	size := v.Spec.Capacity[corev1.ResourceStorage]
 	if byNodes {
@@ -85,9 +87,9 @@ func Grown(c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, byNodes 
 	return step
 }
 
-// Failed returns the step after a driver call failed, if it changes the claim's status. byNode
-// selects the conditions of node expansion. infeasible means that the same request will always
-// fail.
+// Failed returns the step of claim c after a call of the driver failed, or the zero Step if its
+// status does not change. byNode selects the conditions of the expansion on nodes. infeasible means
+// that the same request will always fail. words is the message.
 func Failed(c *corev1.PersistentVolumeClaim, byNode, infeasible bool, words string, now time.Time) Step {
 	s := c.Status.DeepCopy()
 	kind, never := corev1.PersistentVolumeClaimControllerResizeError, corev1.PersistentVolumeClaimControllerResizeInfeasible
@@ -111,8 +113,8 @@ func setResourceStatus(s *corev1.PersistentVolumeClaimStatus, to corev1.ClaimRes
 	s.AllocatedResourceStatuses[corev1.ResourceStorage] = to
 }
 
-// setTrueCondition sets a condition to true. It removes other conditions of the expansion, except
-// the one that shows that the expansion continues.
+// setTrueCondition sets the condition of this type to True. It removes the other conditions of an
+// expansion, except the condition that an expansion is in progress.
 func setTrueCondition(s *corev1.PersistentVolumeClaimStatus, kind corev1.PersistentVolumeClaimConditionType, words string, now time.Time) {
 	keep := func(t corev1.PersistentVolumeClaimConditionType) bool {
 		if kind == corev1.PersistentVolumeClaimNodeResizeError {
@@ -133,8 +135,8 @@ func setTrueCondition(s *corev1.PersistentVolumeClaimStatus, kind corev1.Persist
 	s.Conditions = append(out, next)
 }
 
-// responsibleResizer returns which controller must expand a volume that this controller does not
-// expand.
+// responsibleResizer returns a text that names the controller which must expand volume v. It is
+// called only if this controller does not expand v.
 func responsibleResizer(v *corev1.PersistentVolume) string {
 	if v.Spec.CSI != nil {
 		return "that of CSI driver " + v.Spec.CSI.Driver
@@ -142,7 +144,7 @@ func responsibleResizer(v *corev1.PersistentVolume) string {
 	return "nothing in this cluster grows volumes of its kind"
 }
 
-// resizingStatus returns the claim's status while its volume is expanded.
+// resizingStatus returns the status of claim c while the driver expands its volume.
 func resizingStatus(c *corev1.PersistentVolumeClaim, now time.Time) *corev1.PersistentVolumeClaimStatus {
 	s := c.Status.DeepCopy()
 	s.AllocatedResources = withSize(s.AllocatedResources, c.Spec.Resources.Requests[corev1.ResourceStorage])
@@ -151,8 +153,8 @@ func resizingStatus(c *corev1.PersistentVolumeClaim, now time.Time) *corev1.Pers
 	return s
 }
 
-// settledStep returns the step that sets the capacity of a claim and removes the status of its
-// expansion.
+// settledStep returns the step that ends an expansion: it sets the capacity of claim c, and removes
+// the status and conditions of the expansion.
 func settledStep(c *corev1.PersistentVolumeClaim, capacity corev1.ResourceList) Step {
 	s := c.Status.DeepCopy()
 	s.Capacity = withSize(s.Capacity, capacity[corev1.ResourceStorage])

@@ -24,7 +24,8 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// New returns the controller. If calls is nil, it calls no driver.
+// New returns the controller that expands volumes. calls reaches CSI drivers through the agents of
+// the nodes. If calls is nil, the controller calls no driver.
 func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 	drivers, csiNodes := client.Informer[*storagev1.CSIDriver](d.Informers), client.Informer[*storagev1.CSINode](d.Informers)
 	nodes := client.Informer[*corev1.Node](d.Informers)
@@ -49,7 +50,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 				return []controllers.Key{{Namespace: ref.Namespace, Name: ref.Name}}
 			}),
 			controllers.OnInformer(pods, func(c controllers.Change[*corev1.Pod]) []controllers.Key { return waitingFor(claims, c) }),
-			// These informers are only read; unfinished expansions are retried.
+			// These informers are only read: unfinished expansions are retried.
 			controllers.OnInformer(drivers, func(controllers.Change[*storagev1.CSIDriver]) []controllers.Key { return nil }),
 			controllers.OnInformer(csiNodes, func(controllers.Change[*storagev1.CSINode]) []controllers.Key { return nil }),
 			controllers.OnInformer(nodes, func(controllers.Change[*corev1.Node]) []controllers.Key { return nil }),
@@ -71,7 +72,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 	}
 }
 
-// waitingFor maps a running pod to those of its claims that wait for expansion on a node.
+// waitingFor returns the keys of the claims of a running pod that wait for expansion on a node.
 func waitingFor(claims cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) (keys []controllers.Key) {
 	if c.Type == controllers.Deleted || !hasMountedVolumes(c.New) {
 		return nil
@@ -85,7 +86,8 @@ func waitingFor(claims cache.SharedIndexInformer, c controllers.Change[*corev1.P
 	return keys
 }
 
-// hasMountedVolumes reports whether a pod's node has mounted its volumes: its containers run.
+// hasMountedVolumes reports whether the node of pod p has mounted the pod's volumes: the pod's
+// containers run.
 func hasMountedVolumes(p *corev1.Pod) bool {
 	return p.Spec.NodeName != "" && p.Status.Phase == corev1.PodRunning
 }
@@ -101,7 +103,7 @@ type grower struct {
 	volumes *controllers.View[*corev1.PersistentVolume]
 
 	mu        sync.Mutex
-	lastWaits map[controllers.Key]string // the last recorded waiting event of each claim
+	lastWaits map[controllers.Key]string // text of the last event about what each claim waits for
 }
 
 func (g *grower) reconcileClaim(ctx context.Context, key controllers.Key) (time.Duration, error) {
@@ -117,7 +119,7 @@ func (g *grower) reconcileClaim(ctx context.Context, key controllers.Key) (time.
 		waits = step.Message
 	}
 	if !g.isNew(key, waits) {
-		return 0, nil // it still waits for the same reason, or there is nothing to do
+		return 0, nil // the claim still waits for the same reason, or there is nothing to do
 	}
 	var err error
 	switch {
@@ -137,7 +139,7 @@ func (g *grower) reconcileClaim(ctx context.Context, key controllers.Key) (time.
 	return 0, nil
 }
 
-// writeStep writes the step's status and records its event.
+// writeStep writes the status of step to claim c and records its event.
 func (g *grower) writeStep(ctx context.Context, c *corev1.PersistentVolumeClaim, step Step) error {
 	if step.Status != nil {
 		next := c.DeepCopy()
@@ -152,7 +154,8 @@ func (g *grower) writeStep(ctx context.Context, c *corev1.PersistentVolumeClaim,
 	return nil
 }
 
-// expandVolume calls the driver to expand a volume to the requested size, and stores the new size.
+// expandVolume calls the driver to expand volume v to the size that claim c requests, and stores
+// the new size in v and c.
 func (g *grower) expandVolume(ctx context.Context, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) error {
 	got, byNodes, err := g.callExpand(ctx, c, v)
 	if err != nil {
@@ -168,13 +171,13 @@ func (g *grower) expandVolume(ctx context.Context, c *corev1.PersistentVolumeCla
 	return g.writeStep(ctx, c, Grown(c, v, byNodes, g.term.Now()))
 }
 
-// callExpand calls ControllerExpandVolume. It returns the new size and whether nodes must expand
-// the volume too.
+// callExpand calls ControllerExpandVolume for volume v of claim c. It returns the new size. byNodes
+// reports that nodes must expand the volume too.
 func (g *grower) callExpand(ctx context.Context, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) (got resource.Quantity, byNodes bool, err error) {
 	want := c.Spec.Resources.Requests[corev1.ResourceStorage]
 	q := &csi.ControllerExpandVolumeRequest{VolumeId: v.Spec.CSI.VolumeHandle, CapacityRange: &csi.CapacityRange{RequiredBytes: saturate.Value(&want)}}
 	if q.Secrets, err = controllers.ReadDriverSecret(ctx, g.term.Client, v.Spec.CSI.ControllerExpandSecretRef); err != nil {
-		return got, false, errors.New(err.Error()) // drop the error type: a missing Secret is not a race of this claim
+		return got, false, errors.New(err.Error()) // drop the type of the error: the caller would treat NotFound as a conflict of the claim
 	}
 	if v.Spec.VolumeMode != nil && *v.Spec.VolumeMode == corev1.PersistentVolumeBlock {
 		q.VolumeCapability = &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
@@ -198,9 +201,9 @@ func (g *grower) callExpand(ctx context.Context, c *corev1.PersistentVolumeClaim
 	return want, res.GetNodeExpansionRequired(), nil
 }
 
-// growOnNodes calls NodeExpandVolume on every node where a running pod uses the volume. Without
-// such a node the claim waits. The next node that mounts the volume expands it then, and is called
-// for confirmation.
+// growOnNodes calls NodeExpandVolume on every node with a running pod that uses volume v. If there
+// is no such node, claim c waits: the next node that mounts the volume expands it then, and is
+// called here for confirmation.
 func (g *grower) growOnNodes(ctx context.Context, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) error {
 	if g.calls == nil {
 		return nil
@@ -228,8 +231,9 @@ func (g *grower) growOnNodes(ctx context.Context, c *corev1.PersistentVolumeClai
 	return g.writeStep(ctx, c, step)
 }
 
-// recordFailure records an event about a failed call and returns the error. It also writes the
-// error to the claim's status if it is final.
+// recordFailure records an event of claim c about failed call err, and returns err. If the driver
+// has responded, it also writes the error to the claim's status. byNode is true for an expansion on
+// a node.
 func (g *grower) recordFailure(ctx context.Context, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, byNode bool, err error) error {
 	words := fmt.Sprintf("resize volume %s failed: %s", v.Name, controllers.DriverErrorText(err))
 	g.term.Events.Event(c, corev1.EventTypeWarning, "VolumeResizeFailed", words)
@@ -242,8 +246,8 @@ func (g *grower) recordFailure(ctx context.Context, c *corev1.PersistentVolumeCl
 	return err
 }
 
-// isFinalAnswer reports whether the driver has answered, so that the same call would return the
-// same error.
+// isFinalAnswer reports whether err is a response of the driver, which would be the same for a
+// repeated call.
 func isFinalAnswer(err error) bool {
 	switch status.Code(err) {
 	case codes.Unknown, codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Aborted:
@@ -252,7 +256,7 @@ func isFinalAnswer(err error) bool {
 	return true
 }
 
-// isInfeasible reports whether the driver can never fulfil the same request.
+// isInfeasible reports whether err means that the driver can never perform the requested expansion.
 func isInfeasible(err error) bool {
 	switch status.Code(err) {
 	case codes.InvalidArgument, codes.OutOfRange, codes.NotFound:
@@ -261,8 +265,8 @@ func isInfeasible(err error) bool {
 	return false
 }
 
-// isNew reports whether a claim waits for another reason than the last recorded one, or does not
-// wait.
+// isNew reports whether an event of a claim must be recorded: the claim does not wait (waits is
+// ""), or waits is not the text of its last event. It stores waits as that text.
 func (g *grower) isNew(key controllers.Key, waits string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -274,7 +278,8 @@ func (g *grower) isNew(key controllers.Key, waits string) bool {
 	return waits == "" || waits != before
 }
 
-// recordResult returns a function that records a written object in the view.
+// recordResult returns a function that takes the result of a write: it records the stored object in
+// view v, and returns the error of the write.
 func recordResult[T api.Object](v *controllers.View[T]) func(o T, err error) error {
 	return func(o T, err error) error {
 		if err == nil {

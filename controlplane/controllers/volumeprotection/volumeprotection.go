@@ -1,6 +1,6 @@
-// Package volumeprotection protects objects from deletion with a finalizer while they are in use:
-// claims that a pod uses, bound volumes, and VolumeAttributesClasses that a claim or a volume
-// names.
+// Package volumeprotection keeps objects that are being deleted, by a finalizer, while they are in
+// use: PersistentVolumeClaims that a pod uses, PersistentVolumes that are bound, and
+// VolumeAttributesClasses that a claim or volume names.
 package volumeprotection
 
 import (
@@ -21,26 +21,26 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// The finalizers.
+// Finalizers that keep claims, volumes and VolumeAttributesClasses in use.
 const (
 	ClaimFinalizer  = "kubernetes.io/pvc-protection"
 	VolumeFinalizer = "kubernetes.io/pv-protection"
 	ClassFinalizer  = "kubernetes.io/vac-protection"
 )
 
-// The kinds of keys.
+// Kinds of keys in the controller's queue: claims, volumes and VolumeAttributesClasses.
 const (
 	claimKey  = "claim"
 	volumeKey = "volume"
 	classKey  = "class"
 )
 
-// classIndex indexes volumes by their VolumeAttributesClass.
+// classIndex indexes PersistentVolumes by their VolumeAttributesClass.
 const classIndex = "keelson.attributesClassOfVolume"
 
-// Uses reports whether a pod has mounted the claim or may mount it: the pod is bound to a node and
-// is not terminal. The claim of an ephemeral volume is used by the pod for which it was created,
-// and not by a later pod of the same name.
+// Uses reports whether pod p has mounted the claim or may mount it: p names the claim, is bound to
+// a node and is not terminal. The claim of an ephemeral volume is used only by the pod for which it
+// was created, not by a later pod of the same name.
 func Uses(p *corev1.Pod, claim *corev1.PersistentVolumeClaim) bool {
 	if p.Spec.NodeName == "" || controllers.IsPodTerminal(p) || p.Namespace != claim.Namespace {
 		return false
@@ -51,7 +51,7 @@ func Uses(p *corev1.Pod, claim *corev1.PersistentVolumeClaim) bool {
 	})
 }
 
-// New returns the controller.
+// New returns the controller that protects claims, volumes and VolumeAttributesClasses in use.
 func New(d controllers.Deps) *controllers.Controller {
 	claims := client.Informer[*corev1.PersistentVolumeClaim](d.Informers)
 	volumes := client.Informer[*corev1.PersistentVolume](d.Informers)
@@ -93,7 +93,7 @@ func New(d controllers.Deps) *controllers.Controller {
 	}
 }
 
-// ofPod maps a pod that ended to those of its claims that are being deleted.
+// ofPod returns the keys of the claims of a pod that has ended which are being deleted.
 func ofPod(claims cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) []controllers.Key {
 	if c.Type != controllers.Deleted && !controllers.IsPodTerminal(c.New) {
 		return nil
@@ -137,8 +137,8 @@ func (r *reconciler) reconcileProtection(ctx context.Context, key controllers.Ke
 	return 0, controllers.UpdateFinalizer(ctx, r.term.Client, c, ClaimFinalizer, inUse)
 }
 
-// inUse reports whether a pod uses a claim that is being deleted. Before it returns false it lists
-// the pods from the API, because a pod may not be cached yet.
+// inUse reports whether a pod uses claim c, which is being deleted. Before it returns false, it
+// lists the pods from the API, because a pod may not be cached yet.
 func (r *reconciler) inUse(ctx context.Context, c *corev1.PersistentVolumeClaim) (bool, error) {
 	if c.DeletionTimestamp == nil || !slices.Contains(c.Finalizers, ClaimFinalizer) {
 		return false, nil
@@ -161,8 +161,9 @@ func classOf(v *corev1.PersistentVolume) []string {
 	return []string{*v.Spec.VolumeAttributesClassName}
 }
 
-// freedClassKeys maps the change of an object to the VolumeAttributesClasses that it no longer
-// names and that are being deleted.
+// freedClassKeys returns the keys of VolumeAttributesClasses that are being deleted and that an
+// object named before change c, but no longer names. names returns the classes that an object
+// names.
 func freedClassKeys[T api.Object](classes cache.SharedIndexInformer, c controllers.Change[T], names func(T) []string) (keys []controllers.Key) {
 	var were []string
 	switch c.Type {
@@ -180,8 +181,9 @@ func freedClassKeys[T api.Object](classes cache.SharedIndexInformer, c controlle
 	return keys
 }
 
-// reconcileClass updates the finalizer of a VolumeAttributesClass. As with claims, it lists from
-// the API before it removes the finalizer.
+// reconcileClass adds the finalizer to a VolumeAttributesClass, or removes it if the class is being
+// deleted and not in use. Before it removes the finalizer, it lists claims and volumes from the
+// API.
 func (r *reconciler) reconcileClass(ctx context.Context, name string) error {
 	class, ok := controllers.Cached[*storagev1.VolumeAttributesClass](r.classes, "", name)
 	if !ok {
