@@ -17,16 +17,17 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// AggregatedAPIs gives access to the group versions that API servers in the cluster serve: those of
-// APIServices that name a Service.
+// AggregatedAPIs gives access to aggregated APIs: the group versions for which an APIService names
+// a Service of the cluster.
 type AggregatedAPIs interface {
-	// Discover returns the resources of these group versions. The map holds the group versions that
-	// an unresponsive API server serves, with the error.
+	// Discover returns the resources of all aggregated APIs. The map contains the group versions
+	// for which the API server did not respond, with the error.
 	Discover(ctx context.Context) ([]AggregatedResource, map[schema.GroupVersion]error)
-	// Call sends a request to an escaped path and returns the JSON body of the response. An
-	// unsuccessful response is returned as an error of package apierrors with the status code of
-	// the response. The body of a PATCH is a JSON merge patch. Calls are not fenced: the caller
-	// must call Term.ConfirmLeadership before every call that changes an object.
+	// Call sends a request for an escaped path to the API server of that path and returns the JSON
+	// body of the response. An unsuccessful response is returned as an error of package apierrors
+	// with the status code of the response. The body of a PATCH is a JSON merge patch. The API
+	// server cannot recognize calls of a replica that has lost the leadership: the caller must call
+	// Term.ConfirmLeadership before every call that changes an object.
 	Call(ctx context.Context, method, path string, query url.Values, body []byte) ([]byte, error)
 }
 
@@ -36,18 +37,19 @@ type AggregatedResource struct {
 	metav1.APIResource
 }
 
-// Limits of one list of an aggregated resource.
+// Limits of one list of the objects of an aggregated resource.
 const (
 	aggregatedPage     = 500
 	maxAggregatedPages = 1000 // a server may return pages smaller than requested
 	maxAggregatedList  = 50000
 
-	// objectMemory is the estimated memory of a listed object, in bytes, without its strings.
+	// objectMemory is the estimated memory of a listed object in bytes, not counting its strings.
 	objectMemory = 400
 )
 
-// Path returns the escaped path of one object. With an empty name it returns the path of the list
-// of a namespace. With an empty namespace and name it returns the path of the list of all objects.
+// Path returns the escaped URL path of one object. If name is empty, it returns the path of the
+// list of a namespace. If namespace and name are empty, it returns the path of the list of all
+// objects.
 func (r AggregatedResource) Path(namespace, name string) string {
 	path := "/apis/" + r.GroupVersionResource.Group + "/" + r.GroupVersionResource.Version
 	if r.GroupVersionResource.Group == "" {
@@ -68,10 +70,10 @@ func (r AggregatedResource) Supports(verbs ...string) bool {
 	return !slices.ContainsFunc(verbs, func(v string) bool { return !slices.Contains(r.Verbs, v) })
 }
 
-// ListAggregated returns the metadata of all objects of a resource in a namespace that matters for
-// deletion, and its estimated memory in bytes. An empty namespace selects all namespaces.
-// ListAggregated never returns a partial list: it returns an error if the metadata exceeds
-// maxBytes, or if the list exceeds the limit of objects or pages.
+// ListAggregated returns the objects of a resource in a namespace, and their estimated memory in
+// bytes. The objects contain only the metadata that deletionMetadata keeps. An empty namespace
+// selects all namespaces. ListAggregated never returns a partial list: it returns an error if the
+// metadata exceeds maxBytes, or if there are too many objects or pages.
 func ListAggregated(
 	ctx context.Context, a AggregatedAPIs, r AggregatedResource, namespace string, maxBytes int,
 ) (objs []api.Object, bytes int, err error) {
@@ -100,11 +102,11 @@ func ListAggregated(
 	return nil, 0, fmt.Errorf("listing %s: there are more than %d pages with %d objects", path, maxAggregatedPages, len(objs))
 }
 
-// errPageLimit stops decoding a page that has more than aggregatedPage objects.
+// errPageLimit is returned by the callback of listPage to stop after aggregatedPage objects.
 var errPageLimit = errors.New("there are more objects")
 
-// ListAggregatedPage returns the deletion metadata of the first objects in the list at path, at
-// most aggregatedPage objects.
+// ListAggregatedPage returns the first objects in the list at path, at most aggregatedPage. The
+// objects contain only the metadata that deletionMetadata keeps.
 func ListAggregatedPage(ctx context.Context, a AggregatedAPIs, path string) ([]api.Object, error) {
 	var objs []api.Object
 	_, err := listPage(ctx, a, path, url.Values{"limit": {strconv.Itoa(aggregatedPage)}}, func(o *metav1.PartialObjectMetadata) error {
@@ -120,8 +122,8 @@ func ListAggregatedPage(ctx context.Context, a AggregatedAPIs, path string) ([]a
 	return objs, nil
 }
 
-// listPage calls add with each object of one page until add returns an error. It returns the
-// continue token of the next page.
+// listPage reads one page of a list and calls add with each object until add returns an error. It
+// returns the continue token of the next page.
 func listPage(
 	ctx context.Context, a AggregatedAPIs, path string, query url.Values, add func(*metav1.PartialObjectMetadata) error,
 ) (next string, err error) {
@@ -135,8 +137,9 @@ func listPage(
 	return next, nil
 }
 
-// decodeList decodes a list object by object, because a short JSON text may contain very many
-// objects.
+// decodeList decodes a list and calls add with each object. It decodes one object at a time,
+// because a short JSON text may contain very many objects. It returns the continue token of the
+// list.
 func decodeList(dec *json.Decoder, add func(*metav1.PartialObjectMetadata) error) (next string, err error) {
 	if err := expectDelim(dec, '{'); err != nil {
 		return "", err
@@ -166,7 +169,7 @@ func decodeList(dec *json.Decoder, add func(*metav1.PartialObjectMetadata) error
 
 func decodeItems(dec *json.Decoder, add func(*metav1.PartialObjectMetadata) error) error {
 	first, err := dec.Token()
-	if err != nil || first == nil { // null
+	if err != nil || first == nil { // the items are null
 		return err
 	}
 	if first != json.Delim('[') {
@@ -192,8 +195,8 @@ func expectDelim(dec *json.Decoder, want json.Delim) error {
 	return err
 }
 
-// deletionMetadata returns a new object with the parts of o's metadata that garbage collection and
-// namespace deletion need.
+// deletionMetadata returns a new object with the metadata of o that garbage collection and the
+// deletion of namespaces need.
 func deletionMetadata(o *metav1.PartialObjectMetadata) *metav1.PartialObjectMetadata {
 	return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
 		Namespace: o.Namespace, Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion,

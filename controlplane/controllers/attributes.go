@@ -6,8 +6,8 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// AttributesClassIndex indexes PersistentVolumeClaims by the VolumeAttributesClasses that they
-// request, that they have, or that they are being changed to.
+// AttributesClassIndex indexes PersistentVolumeClaims by VolumeAttributesClass: the class in the
+// spec, the current class, and the target class of a modification.
 const AttributesClassIndex = "keelson.attributesClass"
 
 // ClaimAttributesClasses is the index function of AttributesClassIndex.

@@ -7,24 +7,25 @@ import (
 	"sync/atomic"
 )
 
-// maxParallel is the maximum number of concurrent calls of InParallel. It fills the store's commit
-// batches and leaves capacity for other controllers.
+// maxParallel is the maximum number of concurrent calls of InParallel. It is large enough to fill
+// the store's commit batches, and leaves capacity for other controllers.
 const maxParallel = 256
 
-// maxBatch is the maximum number of calls between two calls of want.
+// maxBatch is the maximum number of calls of do between two calls of want, in SlowStart and
+// InBatches.
 const maxBatch = 500
 
-// batchConcurrency is the number of concurrent calls of a batch. It fills the store's commit
-// batches. Each goroutine makes several calls, because a new goroutine must grow its stack for the
-// deep call chain of the API.
+// batchConcurrency is the maximum number of concurrent calls of do in SlowStart and InBatches. It
+// is large enough to fill the store's commit batches. Each goroutine makes several calls, because a
+// new goroutine must grow its stack for the deep call chain of the API.
 const batchConcurrency = 128
 
-// SlowStart calls do until want() calls have been started. It starts with one concurrent call and
-// allows one more after each success, up to batchConcurrency. It calls want again after at most
-// maxBatch calls, because the required number may change. After a failure it starts no further
-// call. The number of calls is therefore at most twice the number of successes plus one, so a
-// refusal by quota or admission costs few calls. SlowStart returns the number of successful calls
-// and the first error.
+// SlowStart calls do with 0, 1, 2 and so on until it has started want() calls. It starts with one
+// concurrent call and allows one more after each success, up to batchConcurrency. It calls want
+// again after at most maxBatch calls, because the required number may change. After a failure it
+// starts no further call. The number of calls is therefore at most twice the number of successes
+// plus one, so that a refusal by quota or admission costs few calls. SlowStart returns the number
+// of successful calls and the first error.
 func SlowStart(ctx context.Context, want func() int, do func(ctx context.Context, i int) error) (int, error) {
 	var (
 		wg                   sync.WaitGroup
@@ -67,8 +68,9 @@ func SlowStart(ctx context.Context, want func() int, do func(ctx context.Context
 	}
 }
 
-// InBatches calls do until want() calls have been made, in batches of at most maxBatch calls. It
-// calls want before each batch. It continues after failures and returns the first error.
+// InBatches calls do with 0, 1, 2 and so on until it has made want() calls, in batches of at most
+// maxBatch calls. It calls want before each batch. It continues after failures and returns the
+// first error.
 func InBatches(ctx context.Context, want func() int, do func(ctx context.Context, i int) error) error {
 	var first error
 	for made := 0; ctx.Err() == nil; {

@@ -33,7 +33,7 @@
 //	ingress.New(d, ingress.Options{})
 //	horizontalpodautoscaler.New(d, source, horizontalpodautoscaler.Defaults)
 //
-// Engine.Run runs the controllers during one leadership.
+// Engine.Run runs the controllers while this replica is the leader.
 package controllers
 
 import (
@@ -49,11 +49,11 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 )
 
-// Key identifies the object of a reconcile. Kind is empty in a controller with keys of a single
-// kind.
+// Key identifies the object for a call of Reconcile. Kind is empty in a controller that has only
+// one kind of keys.
 type Key struct{ Kind, Namespace, Name string }
 
-// String returns kind/namespace/name without the empty parts.
+// String returns kind/namespace/name without empty parts.
 func (k Key) String() string {
 	s := k.Name
 	if k.Namespace != "" {
@@ -68,72 +68,77 @@ func (k Key) String() string {
 // KeyOf returns the key of an object, without its kind.
 func KeyOf(o api.Object) Key { return Key{Namespace: o.GetNamespace(), Name: o.GetName()} }
 
-// Reconcile moves the object that key identifies toward its desired state. It decides by the
-// current state alone, not by the change that queued the key. It is never called concurrently for
-// the same key. again is the delay after which it is called again, or 0. After an error it is
-// called again with exponential backoff.
+// Reconcile brings the object that key identifies closer to its desired state. It must decide by
+// the current state alone, not by the change that queued the key. It is never called concurrently
+// for one key. again is the delay after which it is called again, or 0. After an error it is called
+// again with exponential backoff.
 type Reconcile func(ctx context.Context, key Key) (again time.Duration, err error)
 
-// Controller describes one controller.
+// Controller describes one controller: its name, the objects that it watches, its permissions, and
+// how it reconciles. It starts nothing.
 type Controller struct {
-	Name    string // "replicaset-controller"; also the name of its service account and the source of its events
+	Name    string // such as "replicaset-controller"; also the name of its service account and the source of its events
 	Workers int
 	Watches []Watch
-	// Dynamic watches kinds that are only known at run time. nil watches no such kinds.
+	// Dynamic watches kinds that are known only at run time, such as custom resources. nil watches
+	// none.
 	Dynamic *DynamicWatch
-	// RequeueAll returns a channel. When the channel is closed, all keys are queued again, because
-	// an input other than an API object has changed. nil disables this.
+	// RequeueAll returns a channel that is closed when an input other than an API object has
+	// changed. All keys are then queued again. nil means that there is no such input.
 	RequeueAll func() <-chan struct{}
-	// Rules are the permissions that the controller needs. They are the rules of the cluster role
+	// Rules are the permissions of the controller: the rules of ClusterRole
 	// "system:controller:NAME".
 	Rules []rbacv1.PolicyRule
-	// Lead is called once per leadership and returns the Reconcile function of that leadership. The
-	// state of the returned function is discarded when the leadership ends.
+	// Lead is called at the start of each term of leadership and returns the Reconcile function for
+	// that term. The function is discarded when the term ends.
 	Lead func(t *Term) Reconcile
 }
 
 // ChangeType is the type of a change of an object.
 type ChangeType int
 
-// The types of changes.
+// Types of changes of an object.
 const (
 	Added ChangeType = iota
 	Updated
 	Deleted
 )
 
-// Change is a change that an informer delivered. Old is the zero T unless Type is Updated.
+// Change is the change of an object that an informer delivered. New is the current object or, if
+// Type is Deleted, the last version. Old is the zero T unless Type is Updated.
 type Change[T any] struct {
 	Type     ChangeType
 	New, Old T
 }
 
-// Watch maps the changes of one kind to keys. A lost change may delay a reconcile, but it must not
-// affect the final state.
+// Watch maps the changes of the objects of one informer to keys that are queued. A change may be
+// lost. This may delay a reconcile, but must not affect the final state.
 type Watch struct {
 	Informer cache.SharedIndexInformer
 	keys     func(t ChangeType, obj, old any) []Key
 }
 
-// DynamicWatch maps the changes of all kinds that have an informer to keys. Kinds that get an
-// informer during the leadership are included. A lost change may delay a reconcile, but it must not
-// affect the final state. The set of kinds may change between two calls of Reconcile.
+// DynamicWatch maps the changes of objects of all kinds that have an informer to keys that are
+// queued. This includes kinds that get an informer later. A change may be lost. This may delay a
+// reconcile, but must not affect the final state. The set of kinds may change between two calls of
+// Reconcile.
 type DynamicWatch struct {
 	Current func() *client.Informed
 	Keys    func(k *api.Kind, c Change[api.Object]) []Key
 }
 
-// watchKind returns the Watch of one kind.
+// watchKind returns the Watch of one of the kinds.
 func (e *DynamicWatch) watchKind(one client.KindInformer) Watch {
 	return OnInformer(one.Informer, func(c Change[api.Object]) []Key { return e.Keys(one.Kind, c) })
 }
 
-// On returns a Watch for the objects of type T.
+// On returns a Watch for the objects of type T. keys returns the keys to queue for a change.
 func On[T api.Object](i *client.Informers, keys func(c Change[T]) []Key) Watch {
 	return OnInformer(client.Informer[T](i), keys)
 }
 
-// OnInformer returns a Watch for the objects of an informer. All objects must be of type T.
+// OnInformer returns a Watch for the objects of an informer, which must all be of type T. keys
+// returns the keys to queue for a change.
 func OnInformer[T api.Object](inf cache.SharedIndexInformer, keys func(c Change[T]) []Key) Watch {
 	return Watch{Informer: inf, keys: func(t ChangeType, obj, old any) []Key {
 		c := Change[T]{Type: t}
@@ -148,11 +153,11 @@ func OnInformer[T api.Object](inf cache.SharedIndexInformer, keys func(c Change[
 	}}
 }
 
-// Self maps a change to the key of the changed object.
+// Self returns the key of the object that changed. It is a keys function for On and OnInformer.
 func Self[T api.Object](c Change[T]) []Key { return []Key{KeyOf(c.New)} }
 
-// Deps are the parameters of the controllers' constructors. Client has no user and no fence; the
-// engine sets both.
+// Deps are the dependencies that constructors of controllers take. Client has no user and no raft
+// term; the engine sets both for each controller and term of leadership.
 type Deps struct {
 	Client    *client.Client
 	Informers *client.Informers
@@ -160,12 +165,14 @@ type Deps struct {
 	Now       func() time.Time // nil means time.Now
 	Timeline  *api.Timeline    // may be nil
 	Replica   string           // name of this replica in trace stages, for example "cp1"
-	// ConfirmLeadership returns nil when, after the start of the call, a quorum has confirmed that
-	// this replica leads in the term of the fence. If it is nil, no leadership can be confirmed.
+	// ConfirmLeadership returns nil once a quorum has confirmed, after the start of the call, that
+	// this replica is the leader in the raft term fence. nil means that leadership cannot be
+	// confirmed.
 	ConfirmLeadership func(ctx context.Context, fence uint64) error
-	// Aggregated gives access to aggregated APIs. nil means that the cluster has none.
+	// Aggregated gives access to aggregated APIs. nil means that the cluster has no aggregated
+	// APIs.
 	Aggregated AggregatedAPIs
-	// PodAddresses decides which pod addresses may be endpoints of Services. nil accepts all
+	// PodAddresses decides which addresses of pods may be endpoints of Services. nil accepts all
 	// addresses.
 	PodAddresses *podaddress.Index
 }
@@ -178,8 +185,8 @@ func (d Deps) Clock() func() time.Time {
 	return time.Now
 }
 
-// Cached returns an object from the informer's cache. The object is shared: copy it before
-// modifying it.
+// Cached returns an object from the cache of an informer. The object is shared: callers must copy
+// it before they modify it.
 func Cached[T api.Object](inf cache.SharedIndexInformer, namespace, name string) (T, bool) {
 	key := name
 	if namespace != "" {
@@ -194,13 +201,15 @@ func Cached[T api.Object](inf cache.SharedIndexInformer, namespace, name string)
 	return obj, ok
 }
 
-// CachedAll returns all cached objects. The objects are shared: copy them before modifying them.
+// CachedAll returns all objects in the cache of an informer. The objects are shared: callers must
+// copy them before they modify them.
 func CachedAll[T api.Object](inf cache.SharedIndexInformer) []T {
 	return filterByType[T](inf.GetIndexer().List())
 }
 
-// CachedBy returns the cached objects that an index holds under a value. The objects are shared. It
-// panics if the index has not been added.
+// CachedBy returns the cached objects that an index of the informer has under a value. The objects
+// are shared: callers must copy them before they modify them. It panics if the index has not been
+// added.
 func CachedBy[T api.Object](inf cache.SharedIndexInformer, index, value string) []T {
 	list, err := inf.GetIndexer().ByIndex(index, value)
 	if err != nil {
@@ -219,8 +228,8 @@ func filterByType[T api.Object](list []any) []T {
 	return out
 }
 
-// Index adds an index to an informer unless the informer already has an index of that name. All
-// controllers must use the same index function for one name.
+// Index adds an index of this name to an informer, unless the informer already has it. values
+// returns the index values of an object. All controllers must use the same function for one name.
 func Index(inf cache.SharedIndexInformer, name string, values func(o api.Object) []string) {
 	if _, ok := inf.GetIndexer().GetIndexers()[name]; ok {
 		return

@@ -20,10 +20,10 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 )
 
-// ServedByAnnotation with the value "agent" on a CSIDriver means that the cluster itself
-// provisions, expands and deletes the driver's volumes. The agents forward the calls to the
-// driver's socket. A driver with its own provisioner has no such annotation, and the cluster leaves
-// the work to that provisioner.
+// ServedByAnnotation with value ServedByAgent on a CSIDriver means that the control plane
+// provisions, expands and deletes the driver's volumes. It calls the driver through the agents of
+// the nodes, which forward the calls to the driver's socket. A driver with its own provisioner does
+// not have the annotation, and the control plane leaves the work to that provisioner.
 const (
 	ServedByAnnotation = "keelson.dev/served-by"
 	ServedByAgent      = "agent"
@@ -37,7 +37,7 @@ const (
 )
 
 // ReadDriverSecret returns the data of a Secret in the form that CSI calls take. It returns nil if
-// ref is nil.
+// ref is nil, and an error if the Secret does not exist.
 func ReadDriverSecret(ctx context.Context, c *client.Client, ref *corev1.SecretReference) (map[string]string, error) {
 	if ref == nil {
 		return nil, nil
@@ -53,14 +53,15 @@ func ReadDriverSecret(ctx context.Context, c *client.Client, ref *corev1.SecretR
 	return out, nil
 }
 
-// IsServedByAgent reports whether the cluster itself does a driver's controller work. d is nil for
-// a driver without a CSIDriver object; the result is then false.
+// IsServedByAgent reports whether the control plane does the work of a CSI controller for the
+// driver, through the agents of the nodes. d is nil for a driver without a CSIDriver object; the
+// result is then false.
 func IsServedByAgent(d *storagev1.CSIDriver) bool {
 	return d != nil && d.Annotations[ServedByAnnotation] == ServedByAgent
 }
 
-// IsVolumeServedByAgent reports whether the cluster itself does the controller work of a volume's
-// CSI driver. It returns false if v is nil or is not a CSI volume.
+// IsVolumeServedByAgent reports whether IsServedByAgent is true for the CSI driver of volume v. It
+// returns false if v is nil or is not a CSI volume.
 func IsVolumeServedByAgent(drivers cache.SharedIndexInformer, v *corev1.PersistentVolume) bool {
 	if v == nil || v.Spec.CSI == nil {
 		return false
@@ -82,8 +83,8 @@ func FindNodeDriver(n *storagev1.CSINode, driver string) *storagev1.CSINodeDrive
 	return &n.Spec.Drivers[i]
 }
 
-// TopologySegments returns the topology of a node for a driver: the node's labels under the
-// driver's topology keys. It returns nil for a driver without topology keys.
+// TopologySegments returns the topology of a node for a CSI driver: the node's labels with the
+// topology keys of the driver. It returns nil for a driver without topology keys.
 func TopologySegments(d *storagev1.CSINodeDriver, node *corev1.Node) map[string]string {
 	if d == nil || node == nil || len(d.TopologyKeys) == 0 {
 		return nil
@@ -95,9 +96,10 @@ func TopologySegments(d *storagev1.CSINodeDriver, node *corev1.Node) map[string]
 	return out
 }
 
-// MissingTopologyLabel returns the first topology key of a driver that is missing from the node's
-// labels, or "". The CSINode and the Node are separate objects and one may be cached before the
-// other. A decision by incomplete labels would not be corrected later.
+// MissingTopologyLabel returns the first topology key of a CSI driver for which the node has no
+// label, or "". Callers must wait for missing labels, because a decision by incomplete labels is
+// not corrected later. The CSINode and the Node are separate objects, and one may be cached before
+// the other.
 func MissingTopologyLabel(d *storagev1.CSINodeDriver, node *corev1.Node) string {
 	if d == nil || node == nil {
 		return ""
@@ -110,17 +112,17 @@ func MissingTopologyLabel(d *storagev1.CSINodeDriver, node *corev1.Node) string 
 	return ""
 }
 
-// ErrNoNode means that no node of the cluster can reach a volume.
+// ErrNoNode means that no node in the cluster can reach a volume.
 var ErrNoNode = errors.New("no node of the cluster reaches the volume")
 
-// IsNodeReady reports whether a node's Ready condition is true. Driver calls can then reach the
-// node.
+// IsNodeReady reports whether condition Ready of node n is True. Only then calls of drivers can
+// reach n.
 func IsNodeReady(n *corev1.Node) bool {
 	c := NodeCondition(n, corev1.NodeReady)
 	return c != nil && c.Status == corev1.ConditionTrue
 }
 
-// FirstReachingNode returns the first node of ListReachingNodes.
+// FirstReachingNode returns the first of the nodes that ListReachingNodes returns.
 func FirstReachingNode(v *corev1.PersistentVolume, csiNodes, nodes cache.SharedIndexInformer) (string, error) {
 	all, err := ListReachingNodes(v, csiNodes, nodes)
 	if err != nil {
@@ -129,8 +131,9 @@ func FirstReachingNode(v *corev1.PersistentVolume, csiNodes, nodes cache.SharedI
 	return all[0], nil
 }
 
-// ListReachingNodes returns the nodes that can reach a CSI volume and have its driver. Ready nodes
-// come first; each part is sorted by name. Without an error the list has at least one node.
+// ListReachingNodes returns the nodes that can reach CSI volume v and have its driver. Ready nodes
+// come first; ready and other nodes are sorted by name. Instead of an empty list it returns an
+// error: ErrNoNode if no node reaches v.
 func ListReachingNodes(v *corev1.PersistentVolume, csiNodes, nodes cache.SharedIndexInformer) (found []string, err error) {
 	reaches := ""
 	var silent []string
@@ -163,9 +166,9 @@ func ListReachingNodes(v *corev1.PersistentVolume, csiNodes, nodes cache.SharedI
 // maxReachingNodes is the maximum number of nodes that CallReachingNodes calls.
 const maxReachingNodes = 32
 
-// CallReachingNodes calls do for the nodes that can reach a volume, in turn, until a node's driver
-// returns another result than NotFound. A PersistentVolume that a user wrote may have no node
-// affinity, so several nodes may have to be tried. It returns the last node that it called and the
+// CallReachingNodes calls do with the nodes that can reach volume v, one after the other, until the
+// result of a call is not NotFound. Several nodes may have to be tried, because a PersistentVolume
+// that a user wrote may have no node affinity. It returns the node that it called last and the
 // error of that call.
 func CallReachingNodes(v *corev1.PersistentVolume, csiNodes, nodes cache.SharedIndexInformer, do func(node string) error) (node string, err error) {
 	all, err := ListReachingNodes(v, csiNodes, nodes)
@@ -180,8 +183,8 @@ func CallReachingNodes(v *corev1.PersistentVolume, csiNodes, nodes cache.SharedI
 	return node, err
 }
 
-// CheckModifyVolume returns an error if a driver on a node cannot modify volume attributes. The
-// error has a gRPC code: Unimplemented if the driver lacks the capability MODIFY_VOLUME.
+// CheckModifyVolume returns an error if a driver on a node cannot modify the attributes of volumes.
+// The error has a gRPC code: Unimplemented if the driver lacks the capability MODIFY_VOLUME.
 func CheckModifyVolume(ctx context.Context, calls *LeaderDrivers, node, driver string) error {
 	res, err := DriverController(calls, node, driver).ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
 	if err != nil {
@@ -195,20 +198,23 @@ func CheckModifyVolume(ctx context.Context, calls *LeaderDrivers, node, driver s
 	return status.Errorf(codes.Unimplemented, "CSI driver %s gives volumes no attributes of a VolumeAttributesClass: it does not have the capability MODIFY_VOLUME; name no class, or use a driver that has it", driver)
 }
 
-// ClassDriverMismatch returns the error for a VolumeAttributesClass that belongs to another driver.
+// ClassDriverMismatch returns the error that a VolumeAttributesClass cannot be applied to a volume
+// of driver, because it belongs to another driver.
 func ClassDriverMismatch(class *storagev1.VolumeAttributesClass, driver string) error {
 	return status.Errorf(codes.InvalidArgument, "VolumeAttributesClass %s is of CSI driver %s, and the volume is of %s: name a class of that driver", class.Name, class.DriverName, driver)
 }
 
-// LeaderDrivers calls CSI drivers on nodes during one leadership. Driver calls are not fenced.
-// Therefore every call is preceded by a linearizable read in the term of the leadership, so that a
-// replaced leader makes no call. Term.Drivers is the only constructor.
+// LeaderDrivers calls CSI drivers on nodes during one term of leadership. A driver cannot recognize
+// calls of a replica that has lost the leadership. Therefore every call is preceded by a
+// linearizable read in the raft term, so that a replaced leader makes no call. Term.Drivers is the
+// only constructor.
 type LeaderDrivers struct {
 	calls   api.NodeDrivers
 	confirm func(context.Context) error
 }
 
-// Drivers returns the CSI drivers for calls during this leadership. It returns nil if calls is nil.
+// Drivers returns a LeaderDrivers that calls drivers by calls during this term of leadership. It
+// returns nil if calls is nil.
 func (t *Term) Drivers(calls api.NodeDrivers) *LeaderDrivers {
 	if calls == nil {
 		return nil
@@ -231,13 +237,15 @@ func DriverGroups(calls *LeaderDrivers, node, driver string) csi.GroupController
 	return csi.NewGroupControllerClient(driverConn{calls, node, driver})
 }
 
-// DriverNode returns a client of the Node service of a driver on a node. The agent forwards only
-// calls that expand volumes that the node has mounted, and inserts the paths of those volumes.
+// DriverNode returns a client of the Node service of a driver on a node. The agent of the node
+// forwards only calls that expand volumes that the node has mounted, and inserts the paths of those
+// volumes.
 func DriverNode(calls *LeaderDrivers, node, driver string) csi.NodeClient {
 	return csi.NewNodeClient(driverConn{calls, node, driver})
 }
 
-// driverConn is a gRPC connection. The node's agent forwards its calls to the driver.
+// driverConn is a gRPC connection to a CSI driver on a node. The agent of the node forwards its
+// calls to the driver.
 type driverConn struct {
 	calls        *LeaderDrivers
 	node, driver string
@@ -266,8 +274,8 @@ func (c driverConn) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc
 	return nil, status.Error(codes.Unimplemented, "streaming calls of CSI drivers are not supported")
 }
 
-// IsCallWithoutEffect reports whether the error of a driver call means that the call was not made,
-// or changed nothing and is not in progress.
+// IsCallWithoutEffect reports whether err, the error of a driver call, means that the driver was
+// not called, or that it has changed nothing and is not processing the call.
 func IsCallWithoutEffect(err error) bool {
 	var missing *api.DriverMissing
 	if errors.As(err, &missing) {
@@ -284,15 +292,15 @@ func IsCallWithoutEffect(err error) bool {
 	return true
 }
 
-// IsDriverExhausted reports whether a driver has no capacity on its node, or whether the node lacks
-// the driver. Another node may succeed.
+// IsDriverExhausted reports whether err means that the driver has no capacity on its node, or that
+// the node lacks the driver. A call on another node may then succeed.
 func IsDriverExhausted(err error) bool {
 	var missing *api.DriverMissing
 	return errors.As(err, &missing) || status.Code(err) == codes.ResourceExhausted
 }
 
-// DriverErrorText returns the text of a driver's error for events and conditions: the gRPC code and
-// message, if the error has them.
+// DriverErrorText returns the text of err, the error of a driver call, for events and conditions:
+// its gRPC code and message, if it has them.
 func DriverErrorText(err error) string {
 	var said interface{ GRPCStatus() *status.Status }
 	if errors.As(err, &said) {

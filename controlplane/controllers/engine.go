@@ -19,8 +19,8 @@ import (
 	"keelson.dev/keelson/internal/lifecycle"
 )
 
-// Retry delays of a failing key, the resync period, and the period at which views drop expired
-// entries.
+// Minimum and maximum retry delay of a failing key, default of Options.Resync, and the interval at
+// which expired entries of views are removed.
 const (
 	minRetryDelay = 5 * time.Millisecond
 	maxRetryDelay = 60 * time.Second
@@ -28,19 +28,19 @@ const (
 	sweepPeriod   = 5 * time.Second
 )
 
-// Options configures an Engine. The zero value is right for production.
+// Options configures an Engine. The zero value is suitable for production.
 type Options struct {
-	// OwnIdentity lets each controller act as service account kube-system/NAME instead of
+	// OwnIdentity makes each controller act as service account kube-system/NAME instead of
 	// system:kube-controller-manager.
 	OwnIdentity bool
-	// Resync is the period at which all keys are queued again from the caches, without an API call.
-	// 0 means 10 minutes. It bounds the delay that a lost notification causes.
+	// Resync is the interval at which all keys are queued again from the caches, without API calls.
+	// It bounds the delay that a lost notification causes. 0 means 10 minutes.
 	Resync time.Duration
-	// Metrics receives the metrics of the queues. nil creates metrics that are not registered.
+	// Metrics receives the metrics of the work queues. nil means that they are not exported.
 	Metrics *QueueMetrics
 }
 
-// Engine runs controllers while this replica leads.
+// Engine runs controllers while this replica of the control plane is the leader.
 type Engine struct {
 	deps        Deps
 	options     Options
@@ -58,10 +58,10 @@ func NewEngine(d Deps, o Options, cs ...*Controller) *Engine {
 	return &Engine{deps: d, options: o, controllers: cs}
 }
 
-// Parts returns one part per controller. A part runs until its context, which is that of the
-// leadership, is canceled and all its workers have returned. The informers must be running and
-// synced. fence is the raft term of the leadership: the store rejects a controller's writes in a
-// later term. A failed part may be run again.
+// Parts returns one lifecycle.Part per controller. A part runs until its context, which must be
+// canceled at the end of the term of leadership, is canceled and all workers have returned. The
+// informers must be running and synced. fence is the raft term: the store rejects a controller's
+// writes in a later term. A failed part may be run again.
 func (e *Engine) Parts(fence uint64) []lifecycle.Part {
 	var out []lifecycle.Part
 	for _, c := range e.controllers {
@@ -70,8 +70,8 @@ func (e *Engine) Parts(fence uint64) []lifecycle.Part {
 	return out
 }
 
-// Run runs every controller until ctx is canceled. A failed controller is restarted while the
-// others continue.
+// Run runs all controllers until ctx is canceled. fence is the raft term (see Parts). A controller
+// that fails is restarted while the others continue.
 func (e *Engine) Run(ctx context.Context, fence uint64) error {
 	lifecycle.Supervise(ctx, func(name string, err error, again time.Duration) {
 		e.deps.Log.Error("a controller failed and is begun again", "controller", name, "error", err, "after", again)
@@ -79,8 +79,8 @@ func (e *Engine) Run(ctx context.Context, fence uint64) error {
 	return ctx.Err()
 }
 
-// Term is one leadership of one controller. It has the controller's fenced client, recorders and
-// clock.
+// Term is one term of leadership for one controller. It has the controller's client, recorders and
+// clock. The store rejects writes of the client after the term has ended.
 type Term struct {
 	Client   *client.Client
 	Events   record.EventRecorder
@@ -91,11 +91,11 @@ type Term struct {
 
 	confirm   func(context.Context) error // see ConfirmLeadership; nil means that leadership cannot be confirmed
 	queue     workqueue.TypedRateLimitingInterface[Key]
-	keys      *keyQueue // the keys of queue, for metrics
+	keys      *keyQueue // queue's keys, for metrics
 	observers map[cache.SharedIndexInformer][]observer
 }
 
-// observer is a View without its type parameter.
+// observer is the part of View that does not depend on its type parameter.
 type observer interface {
 	handleChange(t ChangeType, obj any)
 	takeExpired() []any
@@ -105,9 +105,9 @@ func (t *Term) addObserver(inf cache.SharedIndexInformer, o observer) {
 	t.observers[inf] = append(t.observers[inf], o)
 }
 
-// ConfirmLeadership returns nil when, after the start of the call, a quorum has confirmed that this
-// leadership continues. Callers must call it before every action that is not fenced: calls of CSI
-// drivers, and changes in services outside the store.
+// ConfirmLeadership returns nil once a quorum has confirmed, after the start of the call, that this
+// term of leadership continues. Callers must call it before every action that the store cannot
+// reject: calls of CSI drivers, and changes in services outside the store.
 func (t *Term) ConfirmLeadership(ctx context.Context) error {
 	if t.confirm == nil {
 		return errors.New("leadership cannot be confirmed: no confirmation is configured")
@@ -118,7 +118,7 @@ func (t *Term) ConfirmLeadership(ctx context.Context) error {
 // Enqueue queues key for a reconcile.
 func (t *Term) Enqueue(key Key) { t.queue.Add(key) }
 
-// clientIdentity returns the user as which a controller makes its API calls.
+// clientIdentity returns the user as which controller c makes its API calls.
 func (e *Engine) clientIdentity(c *Controller) api.User {
 	if !e.options.OwnIdentity {
 		return api.User{Name: api.UserController, Groups: []string{api.GroupAuthenticated}}
@@ -126,7 +126,7 @@ func (e *Engine) clientIdentity(c *Controller) api.User {
 	return Identity(c)
 }
 
-// Identity returns the service account of a controller as a user.
+// Identity returns the service account of controller c in the form of a user.
 func Identity(c *Controller) api.User {
 	return api.User{
 		Name:   api.ServiceAccountPrefix + "kube-system:" + c.Name,
@@ -134,8 +134,8 @@ func Identity(c *Controller) api.User {
 	}
 }
 
-// leadController runs one controller during one leadership. It returns when ctx is canceled and all
-// workers have returned.
+// leadController runs controller c during one term of leadership. fence is the raft term. It
+// returns when ctx is canceled and all workers have returned.
 func (e *Engine) leadController(ctx context.Context, c *Controller, fence uint64) error {
 	cl := e.deps.Client.As(e.clientIdentity(c)).Fenced(fence)
 	log := e.deps.Log.With("controller", c.Name)
@@ -180,8 +180,8 @@ func (e *Engine) leadController(ctx context.Context, c *Controller, fence uint64
 	return ctx.Err()
 }
 
-// reconcileNextKey reconciles the next key of the queue. It returns false when the queue has shut
-// down.
+// reconcileNextKey waits for the next key in the queue and reconciles it. It returns false when the
+// queue has shut down.
 func (e *Engine) reconcileNextKey(ctx context.Context, t *Term, reconcile Reconcile) bool {
 	key, down := t.queue.Get()
 	if down {
@@ -198,7 +198,7 @@ func (e *Engine) reconcileNextKey(ctx context.Context, t *Term, reconcile Reconc
 	case err != nil:
 		level := slog.LevelError
 		if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || errors.Is(err, errCacheBehind) {
-			level = slog.LevelDebug // another client wrote first; the cache will show its write
+			level = slog.LevelDebug // another client wrote first: the cache will contain its write
 		}
 		t.Log.Log(ctx, level, "reconcile", "key", key.String(), "retries", t.queue.NumRequeues(key), "error", err)
 		t.keys.retries.Inc()
@@ -213,11 +213,11 @@ func (e *Engine) reconcileNextKey(ctx context.Context, t *Term, reconcile Reconc
 	return true
 }
 
-// errCacheBehind marks an error that only means that the cache was stale.
+// errCacheBehind is wrapped by errors that are caused only by a stale cache.
 var errCacheBehind = errors.New("the cache was stale")
 
-// RaceError returns an error that is caused by a stale cache. The engine retries it like any other
-// error, but logs it at debug level.
+// RaceError returns an error that is caused only by a stale cache. The engine retries it like any
+// other error, but logs it at level debug.
 func RaceError(format string, args ...any) error {
 	return fmt.Errorf("%w: %w", errCacheBehind, fmt.Errorf(format, args...))
 }

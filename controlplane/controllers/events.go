@@ -17,9 +17,9 @@ import (
 )
 
 // NewRecorder returns a recorder that writes Events through cl in the background, and a function
-// that shuts it down. Repeated events are counted and event floods are limited. The event queue and
-// its consumers cost 80 KiB and two goroutines, so they are started with the first event. Many
-// controllers never record one.
+// that shuts it down. component and host are the source of the Events. Repeated events are counted,
+// and many events of one object are limited. The event queue and its two goroutines are started
+// with the first event, because many controllers never record one.
 func NewRecorder(ctx context.Context, cl *client.Client, log *slog.Logger, component, host string) (record.EventRecorder, func()) {
 	r := &lazyRecorder{start: func() (record.EventRecorder, func()) {
 		// The broadcaster must outlive the workers that use it; it is shut down after them.
@@ -30,7 +30,7 @@ func NewRecorder(ctx context.Context, cl *client.Client, log *slog.Logger, compo
 	return r, r.shutdownRecorder
 }
 
-// lazyRecorder starts a recorder when the first event is recorded.
+// lazyRecorder is an EventRecorder that starts its broadcaster when the first event is recorded.
 type lazyRecorder struct {
 	start func() (record.EventRecorder, func())
 
@@ -40,8 +40,8 @@ type lazyRecorder struct {
 	shutDown bool
 }
 
-// startedRecorder returns the recorder and starts it if necessary. It returns nil after a shutdown
-// that preceded the first event.
+// startedRecorder returns the recorder, after it has started it if necessary. It returns nil if the
+// recorder was shut down before its first event.
 func (r *lazyRecorder) startedRecorder() record.EventRecorder {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -79,8 +79,8 @@ func (r *lazyRecorder) AnnotatedEventf(obj runtime.Object, annotations map[strin
 	}
 }
 
-// eventSink stores the events that the broadcaster has aggregated. An Event that cannot be stored
-// is logged and dropped: it never blocks or fails a reconcile.
+// eventSink stores the Events that the broadcaster has aggregated. An Event that cannot be stored
+// is logged and dropped, so that recording never blocks or fails a reconcile.
 type eventSink struct {
 	ctx    context.Context
 	client *client.Client
@@ -89,7 +89,7 @@ type eventSink struct {
 
 func (s eventSink) Create(e *corev1.Event) (*corev1.Event, error) {
 	got, err := client.Create(s.ctx, s.client, e)
-	if apierrors.IsAlreadyExists(err) { // the name contains the clock time; two events of one object in one clock tick have the same name
+	if apierrors.IsAlreadyExists(err) { // the name contains the time: two events of one object in one clock tick have the same name
 		e.Name += "." + rand.String(5)
 		got, err = client.Create(s.ctx, s.client, e)
 	}

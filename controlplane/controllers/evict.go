@@ -12,12 +12,13 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 )
 
-// Eviction is the deletion of a pod because of a taint. PodDisruptionBudgets do not apply. Reason
-// and Message are those of the pod's condition DisruptionTarget; Event is the reason of the event.
+// Eviction describes the deletion of pods because of a taint. PodDisruptionBudgets do not apply to
+// it. Reason and Message are those of condition DisruptionTarget of a pod. Event is the reason of
+// the event.
 type Eviction struct{ Reason, Message, Event string }
 
-// Evict sets the condition DisruptionTarget in the pod's status and then deletes the pod. It
-// returns nil if the pod no longer exists.
+// Evict sets condition DisruptionTarget in the status of pod p and then deletes p. It returns nil
+// if p no longer exists.
 func (e Eviction) Evict(ctx context.Context, t *Term, pods *View[*corev1.Pod], p *corev1.Pod) error {
 	next := p.DeepCopy()
 	next.Status.Conditions = append(

@@ -8,9 +8,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// ReplacementBackoff delays the replacement of failed pods in a fixed place: an ordinal of a
-// StatefulSet, or a node of a DaemonSet. A failed pod there is deleted before its successor is
-// created, so the API does not show how many pods failed before. The zero value is ready for use.
+// ReplacementBackoff delays the replacement of pods that fail repeatedly in one place: an ordinal
+// of a StatefulSet, or a node of a DaemonSet. A failed pod there is deleted before its successor is
+// created, so that the API does not show how many pods have failed before. The zero value is ready
+// for use.
 type ReplacementBackoff struct {
 	mu     sync.Mutex
 	failed map[string]failureRecord
@@ -22,9 +23,9 @@ type failureRecord struct {
 	observedAt time.Time // when the controller first observed that the pod had failed
 }
 
-// RemainingDelay returns how long the failed pod p must remain before it is replaced. The first
-// failed pod of a place is replaced at once. Further delays double from 2 s to 5 min. The count
-// starts again when no pod has failed in the place for twice the last delay plus two minutes.
+// RemainingDelay returns how long failed pod p must be kept before it is replaced. The first failed
+// pod in a place is replaced at once. Further delays double from 2 s to 5 min. The count starts
+// again when no pod has failed in the place for twice the last delay plus two minutes.
 func (r *ReplacementBackoff) RemainingDelay(place string, p *corev1.Pod, now time.Time) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -54,7 +55,8 @@ func (r *ReplacementBackoff) retention(f failureRecord) time.Duration {
 	return 2*f.replacementDelay() + 2*time.Minute
 }
 
-// removeExpiredFailures removes the records of places after their retention.
+// removeExpiredFailures removes the records of places in which no pod has failed for their
+// retention time.
 func (r *ReplacementBackoff) removeExpiredFailures(now time.Time) {
 	for place, f := range r.failed {
 		if now.Sub(f.observedAt) > r.retention(f) {

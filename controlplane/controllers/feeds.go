@@ -9,8 +9,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// informerFeeds connects the informers of one controller to its queue. It is not safe for
-// concurrent use: leadController calls it first, then the goroutine of runUntilDone, then
+// informerFeeds passes the changes of the informers of one controller to its queue. It is not safe
+// for concurrent use: leadController calls it first, then the goroutine of runUntilDone, then
 // leadController again.
 type informerFeeds struct {
 	term          *Term
@@ -19,13 +19,13 @@ type informerFeeds struct {
 	byInf         map[cache.SharedIndexInformer]*informerFeed
 }
 
-// informerFeed is the event handler of one informer. Each informer has a single handler, so that
-// all views have processed a change before its keys are queued.
+// informerFeed is the event handler for one informer. Each informer has one handler, so that all
+// views have processed a change before its keys are queued.
 type informerFeed struct {
 	term      *Term
 	observers []observer
 	keys      []func(ChangeType, any, any) []Key
-	permanent bool // the informer is in the controller's Watches or has views: its feed is never removed
+	permanent bool // the informer belongs to Controller.Watches or has views: its handler is never removed
 	remove    func()
 }
 
@@ -54,8 +54,8 @@ func (f *informerFeeds) addWatch(w Watch) *informerFeed {
 	return one
 }
 
-// attachHandlers registers the event handlers. The channel is closed when the set of dynamic kinds
-// changes. It is nil for a controller without a DynamicWatch.
+// attachHandlers registers the event handlers. changed is a channel that is closed when the set of
+// kinds of the DynamicWatch changes. It is nil for a controller without a DynamicWatch.
 func (f *informerFeeds) attachHandlers() (changed <-chan struct{}, err error) {
 	if f.dynamic != nil {
 		now := f.dynamic.Current()
@@ -72,7 +72,8 @@ func (f *informerFeeds) attachHandlers() (changed <-chan struct{}, err error) {
 	return changed, nil
 }
 
-// updateDynamicKinds registers handlers for added kinds and removes the handlers of removed kinds.
+// updateDynamicKinds registers event handlers for kinds that were added to the DynamicWatch, and
+// removes those of removed kinds. It returns the channel that is closed at the next change.
 func (f *informerFeeds) updateDynamicKinds() (changed <-chan struct{}) {
 	now := f.dynamic.Current()
 	present := make(map[cache.SharedIndexInformer]bool, len(now.Kinds))
@@ -82,7 +83,7 @@ func (f *informerFeeds) updateDynamicKinds() (changed <-chan struct{}) {
 			continue
 		}
 		if err := f.addWatch(f.dynamic.watchKind(one)).attachHandler(one.Informer); err != nil {
-			// The informer has stopped already: the next change of the kinds removes it.
+			// The informer has stopped: the next change of the kinds removes it.
 			f.term.Log.Debug("kind cannot be watched: its informer has stopped", "kind", one.Kind.GVK.String(), "error", err)
 		}
 	}
@@ -101,8 +102,8 @@ func (f *informerFeeds) detachHandlers() {
 	}
 }
 
-// runUntilDone follows the dynamic kinds, drops expired entries of views, and queues all keys at
-// every resync. It returns when ctx is canceled.
+// runUntilDone updates the dynamic kinds when they change, removes expired entries of views, and
+// queues all keys at every resync. It returns when ctx is canceled.
 func (f *informerFeeds) runUntilDone(ctx context.Context, resync time.Duration, changed <-chan struct{}) {
 	sweep := time.NewTicker(sweepPeriod)
 	defer sweep.Stop()
@@ -114,7 +115,7 @@ func (f *informerFeeds) runUntilDone(ctx context.Context, resync time.Duration, 
 	}
 	renewed := again()
 	if renewed != nil {
-		f.enqueueAll() // the inputs may have changed since Lead
+		f.enqueueAll() // the input may have changed since Lead was called
 	}
 	for {
 		select {
@@ -139,7 +140,7 @@ func (f *informerFeeds) runUntilDone(ctx context.Context, resync time.Duration, 
 	}
 }
 
-// enqueueAll queues the keys of all cached objects.
+// enqueueAll queues the keys that the watches return for all cached objects.
 func (f *informerFeeds) enqueueAll() {
 	for inf, one := range f.byInf {
 		for _, obj := range inf.GetIndexer().List() {
@@ -172,8 +173,8 @@ func (f *informerFeed) detachHandler() {
 	}
 }
 
-// deliverChange passes one change to the views and queues its keys. It recovers a panic: a
-// malformed object is lost only to this controller.
+// deliverChange passes a change of an object to the views and queues its keys. It recovers from a
+// panic, so that only this controller misses a malformed object.
 func (f *informerFeed) deliverChange(t ChangeType, obj, old any) {
 	defer func() {
 		if p := recover(); p != nil {

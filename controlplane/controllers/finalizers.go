@@ -12,9 +12,9 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 )
 
-// DesiredFinalizers returns the finalizers that an object must have and whether they differ from
-// its current finalizers. An object that is not being deleted has mark. An object that is being
-// deleted loses mark once inUse is false.
+// DesiredFinalizers returns the finalizers that object o must have, and whether they differ from
+// its current finalizers. If o is not being deleted, it has finalizer mark. If o is being deleted,
+// mark is removed once inUse is false.
 func DesiredFinalizers(o metav1.Object, mark string, inUse bool) (want []string, changed bool) {
 	have := o.GetFinalizers()
 	marked := slices.Contains(have, mark)
@@ -27,8 +27,8 @@ func DesiredFinalizers(o metav1.Object, mark string, inUse bool) (want []string,
 	return have, false
 }
 
-// UpdateFinalizer adds a protection finalizer to an object, or removes it from an object that is
-// being deleted and not in use. It writes only if the finalizers change.
+// UpdateFinalizer adds finalizer to obj, or removes it if obj is being deleted and not in use. It
+// writes obj only if the finalizers change.
 func UpdateFinalizer[T api.Object](ctx context.Context, c *client.Client, obj T, finalizer string, inUse bool) error {
 	want, changed := DesiredFinalizers(obj, finalizer, inUse)
 	if !changed {

@@ -16,25 +16,25 @@ import (
 )
 
 // MaxEvents is the maximum number of pods of one scaling operation for which an Event is recorded.
-// The event recorder would drop further events of the same object, and thousands of events cost as
-// much as the pods.
+// The event recorder would drop most further events of the same object, and thousands of events
+// cost as much as the pods.
 const MaxEvents = 25
 
-// OwnedPods is a view of pods through which a controller creates and deletes the pods of its
-// owners.
+// OwnedPods is a View of pods with methods to create and delete the pods of the controller's
+// objects, such as ReplicaSets.
 type OwnedPods struct {
 	*View[*corev1.Pod]
 	term *Term
 }
 
-// OwnedPodsOf returns the pods of an informer that has ControllerIndex. Call it from
-// Controller.Lead only.
+// OwnedPodsOf returns the OwnedPods of an informer of pods, which must have ControllerIndex. It may
+// be called only by Controller.Lead.
 func OwnedPodsOf(t *Term, pods cache.SharedIndexInformer) *OwnedPods {
 	return &OwnedPods{View: ViewOf[*corev1.Pod](t, pods), term: t}
 }
 
-// PodFrom returns a pod created from a template. It is controlled by owner and has the trace
-// context of the owner. The API completes its name.
+// PodFrom returns a new pod from a template. ref is the reference to its controller, owner. The pod
+// has the trace context of owner. The API server completes its name.
 func PodFrom(owner api.Object, ref metav1.OwnerReference, template *corev1.PodTemplateSpec) *corev1.Pod {
 	t := template.DeepCopy()
 	p := &corev1.Pod{
@@ -49,7 +49,7 @@ func PodFrom(owner api.Object, ref metav1.OwnerReference, template *corev1.PodTe
 		Spec: t.Spec,
 	}
 	if len(validation.IsDNS1123Subdomain(p.GenerateName+"x")) > 0 {
-		p.GenerateName = owner.GetName() // with a name prefix of the maximum length, the API shortens the prefix
+		p.GenerateName = owner.GetName() // the API server shortens a prefix of the maximum length
 	}
 	CopyTrace(p, owner)
 	return p
@@ -72,9 +72,9 @@ func (o *OwnedPods) Active(pods []*corev1.Pod) []*corev1.Pod {
 	return out
 }
 
-// Create creates a pod for owner. The caller must not use pod afterwards; the returned pod is
-// shared. recordEvent selects whether success is recorded as an Event. A failure is always
-// recorded, except when the namespace is being deleted or the leadership has ended.
+// Create creates a pod of owner. The caller must not use pod afterwards; the returned pod is
+// shared. If tell is true, success is recorded as an Event. A failure is always recorded, except
+// when the namespace is being deleted or the term of leadership has ended.
 func (o *OwnedPods) Create(ctx context.Context, owner api.Object, pod *corev1.Pod, tell bool) (*corev1.Pod, error) {
 	start := o.term.Now()
 	made, err := client.CreateGiven(ctx, o.term.Client, pod)
@@ -92,8 +92,8 @@ func (o *OwnedPods) Create(ctx context.Context, owner api.Object, pod *corev1.Po
 	return made, nil
 }
 
-// Delete deletes a pod of owner. A pod that no longer exists is not an error. recordEvent selects
-// whether success is recorded as an Event.
+// Delete deletes a pod of owner. It is not an error if the pod does not exist. If tell is true,
+// success is recorded as an Event.
 func (o *OwnedPods) Delete(ctx context.Context, owner api.Object, pod *corev1.Pod, tell bool) error {
 	o.MarkDeleting(pod)
 	err := client.Delete[*corev1.Pod](ctx, o.term.Client, pod.Namespace, pod.Name, DeleteOnlyUID(pod))
@@ -104,7 +104,7 @@ func (o *OwnedPods) Delete(ctx context.Context, owner api.Object, pod *corev1.Po
 		}
 		return nil
 	case apierrors.IsNotFound(err):
-		return nil // the pod no longer exists; the informer will deliver its deletion
+		return nil // the informer will deliver the deletion
 	}
 	o.UnmarkDeleting(pod)
 	if ctx.Err() == nil && !apierrors.IsConflict(err) {
@@ -113,8 +113,8 @@ func (o *OwnedPods) Delete(ctx context.Context, owner api.Object, pod *corev1.Po
 	return fmt.Errorf("deleting pod %s of %s %s: %w", storeKey(pod), controllerKind(pod), storeKey(owner), err)
 }
 
-// IsNamespaceTerminating reports whether a write was refused because its namespace is being
-// deleted. No further object is needed in that namespace.
+// IsNamespaceTerminating reports whether err means that a write was refused because its namespace
+// is being deleted. A controller then needs no further objects in that namespace.
 func IsNamespaceTerminating(err error) bool {
 	return apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause)
 }

@@ -16,8 +16,8 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 )
 
-// ControllerIndex indexes objects by the UID of their controller. Objects without a controller are
-// under OrphansOf(namespace).
+// ControllerIndex indexes objects by the UID of their controller (the owner reference with
+// controller: true). Objects without a controller are indexed by OrphansOf(namespace).
 const ControllerIndex = "keelson.controller"
 
 // OrphansOf returns the value of ControllerIndex for the objects of a namespace that have no
@@ -34,10 +34,10 @@ func IndexControllers(inf cache.SharedIndexInformer) {
 	})
 }
 
-// OwnersOf returns a function that maps the change of an object to the keys of the affected owners
-// of one kind. These are the object's controllers before and after the change. For an object
-// without a controller they are the owners that would adopt it. selector returns the selector of an
-// owner; an owner with a nil or empty selector adopts nothing.
+// OwnersOf returns a keys function for a Watch. It returns the owners of the given kind that a
+// change of an object affects: the controllers of the object before and after the change. For an
+// object without a controller these are the owners that would adopt it. selector returns the
+// selector of an owner; an owner with a nil or empty selector adopts nothing.
 func OwnersOf[O, T api.Object](owners cache.SharedIndexInformer, kind schema.GroupKind, selector func(O) labels.Selector) func(Change[T]) []Key {
 	return func(c Change[T]) []Key {
 		var keys []Key
@@ -83,8 +83,9 @@ func GroupOf(ref *metav1.OwnerReference) string {
 	return gv.Group
 }
 
-// SelectorOf returns the selector of an owner. It returns nil for a selector that is invalid or
-// selects everything. Validation refuses such selectors; they must not claim a whole namespace.
+// SelectorOf converts the selector of an owner. It returns nil for a selector that is invalid or
+// selects everything: such a selector, which validation refuses, must not make the owner adopt a
+// whole namespace.
 func SelectorOf(s *metav1.LabelSelector) labels.Selector {
 	selector, err := metav1.LabelSelectorAsSelector(s)
 	if err != nil || selector.Empty() {
@@ -93,15 +94,16 @@ func SelectorOf(s *metav1.LabelSelector) labels.Selector {
 	return selector
 }
 
-// OwnershipDecision holds the candidates that an owner has, adopts and releases.
+// OwnershipDecision is the result of SortByOwnership: the objects that an owner controls, adopts
+// and releases.
 type OwnershipDecision[T api.Object] struct {
-	Owned   []T // controlled by the owner, and match its selector
-	Adopt   []T // match, and have no controller: to be adopted
-	Release []T // controlled by the owner, but no longer match: to be released
+	Owned   []T // controlled by the owner, and matched by its selector
+	Adopt   []T // matched by the selector, and without a controller
+	Release []T // controlled by the owner, but no longer matched by its selector
 }
 
-// SortByOwnership decides which candidates an owner has, adopts and releases. An object matches if
-// it matches the selector and passes all filters. An owner that is being deleted adopts and
+// SortByOwnership decides which candidates owner controls, adopts and releases. An object is
+// matched if it matches selector and passes all filters. An owner that is being deleted adopts and
 // releases nothing. An object that is being deleted is not adopted.
 func SortByOwnership[T api.Object](owner api.Object, selector labels.Selector, candidates []T, filters ...func(T) bool) OwnershipDecision[T] {
 	var c OwnershipDecision[T]
@@ -123,11 +125,10 @@ func SortByOwnership[T api.Object](owner api.Object, selector labels.Selector, c
 	return c
 }
 
-// ApplyOwnership performs the adoptions and releases of an OwnershipDecision and returns the
-// objects that the owner controls afterwards. Before adopting it reads the owner from the API, not
-// from the cache, because the owner may have been recreated under the same name. An object that no
-// longer exists is skipped. An adopted object also gets the finalizers; a released object loses
-// them.
+// ApplyOwnership performs the adoptions and releases of an OwnershipDecision. It returns the
+// objects that the owner controls afterwards. Before it adopts an object, it reads the owner from
+// the API, because the owner may have been recreated under the same name. Objects that no longer
+// exist are skipped. An adopted object gets the given finalizers, and a released object loses them.
 func ApplyOwnership[O, T api.Object](
 	ctx context.Context, c *client.Client, v *View[T], owner O, ref metav1.OwnerReference, claims OwnershipDecision[T], finalizers ...string,
 ) ([]T, error) {

@@ -81,7 +81,7 @@ func IsPodTerminal(p *corev1.Pod) bool {
 	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 }
 
-// DescribePodEnd returns the phase, reason and message of a terminal pod: "Failed: Evicted: the
+// DescribePodEnd returns phase, reason and message of terminal pod p, such as "Failed: Evicted: the
 // node was low on memory".
 func DescribePodEnd(p *corev1.Pod) string {
 	out := string(p.Status.Phase)
@@ -93,8 +93,8 @@ func DescribePodEnd(p *corev1.Pod) string {
 	return out
 }
 
-// IsPodAvailable reports whether the pod has been ready for minReadySeconds. If the pod is ready
-// but not available yet, wait is the remaining time.
+// IsPodAvailable reports whether pod p has been ready for minReadySeconds. If p is ready but not
+// available yet, wait is the remaining time. Otherwise wait is 0.
 func IsPodAvailable(p *corev1.Pod, minReadySeconds int32, now time.Time) (available bool, wait time.Duration) {
 	c := PodCondition(p, corev1.PodReady)
 	if c == nil || c.Status != corev1.ConditionTrue {
@@ -131,7 +131,7 @@ func ToleratesTaint(tol *corev1.Toleration, t *corev1.Taint) bool {
 	return false
 }
 
-// TrueFirst is a comparison function that orders true before false.
+// TrueFirst compares two booleans for sorting: true comes before false.
 func TrueFirst(a, b bool) int {
 	switch {
 	case a == b:

@@ -9,15 +9,15 @@ import (
 	"k8s.io/client-go/util/workqueue"
 )
 
-// QueueMetrics exports the metrics of the controllers' work queues. Metric names and queue names
-// are those of Kubernetes' controller manager. Gauges are computed when they are collected, so an
-// idle queue costs nothing.
+// QueueMetrics collects the Prometheus metrics of the controllers' work queues. Names of metrics
+// and queues are those of the controller manager of Kubernetes. Gauges are computed when they are
+// collected, so that an idle queue costs nothing.
 type QueueMetrics struct {
 	adds, retries  *prometheus.CounterVec
 	queued, worked *prometheus.HistogramVec
 
 	mu     sync.Mutex
-	queues map[string]*keyQueue // by exported queue name
+	queues map[string]*keyQueue // by the name of the queue in metrics
 }
 
 var (
@@ -72,8 +72,8 @@ func (m *QueueMetrics) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// queueNames maps controllers to the queue names of Kubernetes' controller manager. It holds only
-// names that cannot be derived from the controller's name.
+// queueNames maps names of controllers to the names of their queues in the controller manager of
+// Kubernetes. It contains only names that queueName cannot derive from the controller's name.
 var queueNames = map[string]string{
 	"endpointslice-controller":           "endpoint_slice",
 	"generic-garbage-collector":          "garbage_collector_attempt_to_delete",
@@ -91,8 +91,8 @@ func queueName(controller string) string {
 	return strings.TrimSuffix(controller, "-controller")
 }
 
-// startQueue creates the queue of a controller's leadership. It replaces the queue of the previous
-// leadership in the metrics.
+// startQueue creates the queue of a controller for a term of leadership. In the metrics, it
+// replaces the queue of the previous term.
 func (m *QueueMetrics) startQueue(controller string, now func() time.Time) *keyQueue {
 	name := queueName(controller)
 	q := &keyQueue{
@@ -105,14 +105,15 @@ func (m *QueueMetrics) startQueue(controller string, now func() time.Time) *keyQ
 	return q
 }
 
-// keyQueue holds the waiting keys in order and the keys that workers are processing.
+// keyQueue is the workqueue.Queue of a controller. It holds the waiting keys in order, and the keys
+// that workers are processing.
 type keyQueue struct {
 	clock          func() time.Time
 	adds, retries  prometheus.Counter
 	queued, worked prometheus.Observer
 	mu             sync.Mutex
 	waiting        []waitingKey
-	running        map[Key]time.Time // start of processing
+	running        map[Key]time.Time // when processing of each key started
 }
 
 type waitingKey struct {
@@ -122,10 +123,10 @@ type waitingKey struct {
 
 var _ workqueue.Queue[Key] = (*keyQueue)(nil)
 
-// Touch implements workqueue.Queue.
+// Touch does nothing. It implements workqueue.Queue.
 func (q *keyQueue) Touch(Key) {}
 
-// Push implements workqueue.Queue.
+// Push appends a key to the waiting keys. It implements workqueue.Queue.
 func (q *keyQueue) Push(k Key) {
 	q.adds.Inc()
 	q.mu.Lock()
@@ -133,14 +134,15 @@ func (q *keyQueue) Push(k Key) {
 	q.waiting = append(q.waiting, waitingKey{k, q.clock()})
 }
 
-// Len implements workqueue.Queue.
+// Len returns the number of waiting keys. It implements workqueue.Queue.
 func (q *keyQueue) Len() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return len(q.waiting)
 }
 
-// Pop implements workqueue.Queue. It must only be called if the queue is not empty.
+// Pop removes the first waiting key, records that its processing has started, and returns it. The
+// queue must not be empty. Pop implements workqueue.Queue.
 func (q *keyQueue) Pop() Key {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -154,7 +156,7 @@ func (q *keyQueue) Pop() Key {
 	return one.key
 }
 
-// recordDone records that a worker has finished a key.
+// recordDone records that a worker has finished processing a key.
 func (q *keyQueue) recordDone(k Key) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -164,15 +166,15 @@ func (q *keyQueue) recordDone(k Key) {
 	}
 }
 
-// clearKeys removes all keys when the leadership ends.
+// clearKeys removes all keys. It is called at the end of a term of leadership.
 func (q *keyQueue) clearKeys() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.waiting, q.running = nil, map[Key]time.Time{}
 }
 
-// queueState returns the number of waiting keys, the total time of the keys in progress, and the
-// longest of these times.
+// queueState returns the number of waiting keys, the total time that the keys in progress have been
+// processed, and the longest of these times.
 func (q *keyQueue) queueState() (depth int, all, longest time.Duration) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -11,23 +11,25 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Bounds of the delay after nodes refused pods. It doubles from round to round.
+// Bounds of the delay before pods are created again after nodes have refused pods. The delay
+// doubles with each round of refusals.
 const (
 	minRefusalDelay = 2 * time.Second
 	maxRefusalDelay = 5 * time.Minute
 )
 
-// Refusals summarizes how often nodes refused the pods of one owner, in consecutive rounds. A
-// kubelet refuses a pod at admission. Without a delay, an owner would create failed pods in a loop
-// if the scheduler always binds its pods to a refusing node.
+// Refusals summarizes how often kubelets have refused, at admission, pods of one owner in
+// consecutive rounds. From it the delay before further pods is computed. Without a delay, an owner
+// would create failed pods in a loop if the scheduler always binds its pods to a node that refuses
+// them.
 type Refusals struct {
-	Rounds int           // 0 means that no pod was refused, or that pods have started since
-	Last   *corev1.Pod   // the last refused pod
-	Wait   time.Duration // how long no pod may be created
+	Rounds int           // number of rounds; 0 means that no pod was refused, or that pods have started since
+	Last   *corev1.Pod   // pod that was refused last
+	Wait   time.Duration // remaining time during which no pod may be created
 }
 
-// AllowedCreations returns how many of n wanted pods may be created now. From the second round on
-// it is at most one.
+// AllowedCreations returns how many of n pods may be created now. From the second round of refusals
+// on, this is at most one.
 func (r Refusals) AllowedCreations(n int) int {
 	switch {
 	case r.Wait > 0:
@@ -38,9 +40,9 @@ func (r Refusals) AllowedCreations(n int) int {
 	return n
 }
 
-// CountRefusals computes the Refusals from the pods of an owner alone, so that a new leader
+// CountRefusals computes the Refusals of an owner from its pods alone, so that a new leader
 // computes the same result. Pods that were created during the delay belong to the same round. The
-// count is reset by a pod that starts, and by a pause of more than twice the maximum delay.
+// count starts again when a pod starts, and after a pause of more than twice the maximum delay.
 func CountRefusals(pods []*corev1.Pod, now time.Time) Refusals {
 	if !slices.ContainsFunc(pods, isPodRefused) {
 		return Refusals{}
@@ -72,7 +74,7 @@ func CountRefusals(pods []*corev1.Pod, now time.Time) Refusals {
 	return r
 }
 
-// RefusalLog records the last round of refusals that was reported for each owner. The zero value is
+// RefusalLog records which round of refusals was last reported for each owner. The zero value is
 // ready for use.
 type RefusalLog struct {
 	mu           sync.Mutex
@@ -91,7 +93,8 @@ func (l *RefusalLog) Forget(key Key) {
 	delete(l.lastReported, key)
 }
 
-// recordRound records the round for key and reports whether it differs from the recorded round.
+// recordRound stores r as the last reported round of the owner with this key. It reports whether
+// another round was stored before.
 func (l *RefusalLog) recordRound(key Key, r Refusals) bool {
 	now := refusalRound{number: r.Rounds, at: r.Last.CreationTimestamp.Unix()}
 	l.mu.Lock()
@@ -104,8 +107,8 @@ func (l *RefusalLog) recordRound(key Key, r Refusals) bool {
 	return was != now
 }
 
-// Report returns an error for the owner's status if nodes refuse its pods, and nil otherwise. It
-// records the error as an Event once per round.
+// Report returns an error for the status of owner if nodes have refused its pods, and nil
+// otherwise. It records the error as an Event once per round.
 func (l *RefusalLog) Report(t *Term, owner api.Object, key Key, r Refusals) error {
 	if r.Rounds == 0 {
 		l.Forget(key)
@@ -124,9 +127,9 @@ func refusalDelay(rounds int) time.Duration {
 	return min(minRefusalDelay<<min(rounds-1, 16), maxRefusalDelay)
 }
 
-// isPodRefused reports whether the pod failed on its node before any of its containers ran. A node
-// under resource pressure also refuses pods that tolerate its taint, and reports the reason
-// Evicted. A pod that was evicted while running is not refused.
+// isPodRefused reports whether pod p failed on its node before any of its containers ran. A node
+// under resource pressure also refuses pods that tolerate its taint, with reason Evicted. A pod
+// that was evicted while running is not refused.
 func isPodRefused(p *corev1.Pod) bool {
 	return p.Status.Phase == corev1.PodFailed && p.Spec.NodeName != "" && p.DeletionTimestamp == nil && p.Status.Reason != "" && !hasPodStarted(p)
 }

@@ -15,28 +15,28 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 )
 
-// RevisedKind describes a kind with objects that create pods from a template and store older
-// templates as ControllerRevisions: StatefulSet or DaemonSet.
+// RevisedKind describes StatefulSets or DaemonSets. Their objects create pods from a template, and
+// store older templates as ControllerRevisions.
 type RevisedKind[O api.Object] struct {
 	GVK         schema.GroupVersionKind
-	Resource    string // "statefulsets"
-	DisplayName string // for errors: "stateful set"
+	Resource    string // such as "statefulsets"
+	DisplayName string // name of the kind in errors, such as "stateful set"
 	Selector    func(O) *metav1.LabelSelector
 	Template    func(O) *corev1.PodTemplateSpec
-	// History returns the collision count of the status and the revision history limit of the spec.
+	// History returns the collision count in the status and the revision history limit in the spec.
 	History func(O) (collisions, limit *int32)
-	// KeepsRevisions reports whether owners keep revisions that no longer match their selector, as
-	// StatefulSets do in Kubernetes. Other owners release them.
+	// KeepsRevisions reports whether an owner keeps revisions that no longer match its selector, as
+	// StatefulSets in Kubernetes do. Otherwise such revisions are released.
 	KeepsRevisions bool
 }
 
-// RevisedInformers holds the informers of a controller of a RevisedKind.
+// RevisedInformers holds the informers that a controller of a RevisedKind needs.
 type RevisedInformers[O api.Object] struct {
 	Owners, Pods, Revisions cache.SharedIndexInformer
 	kind                    RevisedKind[O]
 }
 
-// RevisedFrom returns the informers of a kind and adds the indexes that they need.
+// RevisedFrom returns the informers for a RevisedKind and adds the required indexes to them.
 func RevisedFrom[O api.Object](d Deps, k RevisedKind[O]) RevisedInformers[O] {
 	i := RevisedInformers[O]{
 		Owners: client.Informer[O](d.Informers), Pods: client.Informer[*corev1.Pod](d.Informers),
@@ -47,8 +47,8 @@ func RevisedFrom[O api.Object](d Deps, k RevisedKind[O]) RevisedInformers[O] {
 	return i
 }
 
-// Watches returns watches that map changes of owners, pods and revisions to the owners. They are
-// appended to more.
+// Watches returns the Watches of owners, their pods and their revisions, appended to more. Each
+// change queues the affected owners.
 func (i RevisedInformers[O]) Watches(more ...Watch) []Watch {
 	group, selector := i.kind.GVK.GroupKind(), func(o O) labels.Selector { return SelectorOf(i.kind.Selector(o)) }
 	return append(more,
@@ -58,7 +58,7 @@ func (i RevisedInformers[O]) Watches(more ...Watch) []Watch {
 	)
 }
 
-// Rules returns the permissions for managing pods and revisions. They are appended to more.
+// Rules returns the permissions to manage pods and revisions, appended to more.
 func (i RevisedInformers[O]) Rules(more ...rbacv1.PolicyRule) []rbacv1.PolicyRule {
 	group := []string{i.kind.GVK.Group}
 	return append(more,
@@ -70,8 +70,8 @@ func (i RevisedInformers[O]) Rules(more ...rbacv1.PolicyRule) []rbacv1.PolicyRul
 	)
 }
 
-// RevisedOwners gives access to the owners of a kind, their pods and their revisions during one
-// leadership.
+// RevisedOwners gives access to the objects of a RevisedKind (the owners), their pods and their
+// revisions during one term of leadership.
 type RevisedOwners[O api.Object] struct {
 	Term      *Term
 	Owners    *View[O]
@@ -82,7 +82,7 @@ type RevisedOwners[O api.Object] struct {
 	kind      RevisedKind[O]
 }
 
-// Lead returns the views of a term. Call it from Controller.Lead only.
+// Lead returns the RevisedOwners for a term. It may be called only by Controller.Lead.
 func (i RevisedInformers[O]) Lead(t *Term) RevisedOwners[O] {
 	owners := ViewOf[O](t, i.Owners)
 	return RevisedOwners[O]{
@@ -92,8 +92,8 @@ func (i RevisedInformers[O]) Lead(t *Term) RevisedOwners[O] {
 }
 
 // ClaimPodsAndRevisions adopts and releases pods and revisions for an owner. It returns the pods
-// that the owner controls afterwards. A pod matches if it matches the selector and passes all
-// filters.
+// that the owner controls afterwards. A pod belongs to the owner if it matches the selector and
+// passes all filters.
 func (r *RevisedOwners[O]) ClaimPodsAndRevisions(
 	ctx context.Context, owner O, selector labels.Selector, filters ...func(*corev1.Pod) bool,
 ) ([]*corev1.Pod, error) {
@@ -112,8 +112,8 @@ func (r *RevisedOwners[O]) ClaimPodsAndRevisions(
 	return pods, err
 }
 
-// adoptRevisions returns the decision for an owner that adopts matching revisions without a
-// controller, including revisions that are being deleted, and releases none.
+// adoptRevisions returns the OwnershipDecision for an owner that releases no revisions. It adopts
+// matching revisions without a controller, including revisions that are being deleted.
 func adoptRevisions(owner api.Object, selector labels.Selector, known []*appsv1.ControllerRevision) OwnershipDecision[*appsv1.ControllerRevision] {
 	var c OwnershipDecision[*appsv1.ControllerRevision]
 	for _, rev := range known {
@@ -128,7 +128,7 @@ func adoptRevisions(owner api.Object, selector labels.Selector, known []*appsv1.
 	return c
 }
 
-// Sync makes the template of an owner its newest revision and returns the history.
+// Sync stores the pod template of owner as its newest revision and returns its revision history.
 func (r *RevisedOwners[O]) Sync(ctx context.Context, owner O) (History, error) {
 	collisions, _ := r.kind.History(owner)
 	return r.Revisions.Sync(ctx, Revised{Owner: owner, Ref: r.controllerRef(owner), Template: r.kind.Template(owner), Collisions: collisions})
@@ -139,12 +139,12 @@ func (r *RevisedOwners[O]) OwnedPods(owner O) []*corev1.Pod {
 	return r.Pods.By(ControllerIndex, string(owner.GetUID()))
 }
 
-// Truncate deletes the oldest revisions that are not live, beyond the owner's revision history
-// limit.
+// Truncate deletes the oldest revisions of owner beyond its revision history limit. Revisions for
+// which live returns true are kept and do not count.
 func (r *RevisedOwners[O]) Truncate(ctx context.Context, owner O, h History, live func(*appsv1.ControllerRevision) bool) error {
 	limit := 10
 	if _, n := r.kind.History(owner); n != nil {
-		limit = max(0, int(*n)) // the API accepts a negative limit of a StatefulSet
+		limit = max(0, int(*n)) // validation accepts a negative limit of a StatefulSet
 	}
 	return r.Revisions.Truncate(ctx, h, live, limit)
 }

@@ -23,20 +23,19 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 )
 
-// Revisions stores the history of the pod templates of a controller's owners as
-// ControllerRevisions.
+// Revisions stores the pod templates of StatefulSets or DaemonSets as ControllerRevisions.
 type Revisions struct {
 	*View[*appsv1.ControllerRevision]
 	term *Term
 }
 
-// RevisionsOf returns the revisions of an informer that has ControllerIndex. Call it from
-// Controller.Lead only.
+// RevisionsOf returns the Revisions of an informer of ControllerRevisions, which must have
+// ControllerIndex. It may be called only by Controller.Lead.
 func RevisionsOf(t *Term, revisions cache.SharedIndexInformer) *Revisions {
 	return &Revisions{View: ViewOf[*appsv1.ControllerRevision](t, revisions), term: t}
 }
 
-// Revised is an owner of revisions: a StatefulSet or a DaemonSet.
+// Revised is a StatefulSet or DaemonSet with its pod template and its collision count.
 type Revised struct {
 	Owner      api.Object
 	Ref        metav1.OwnerReference
@@ -44,14 +43,14 @@ type Revised struct {
 	Collisions *int32 // status.collisionCount
 }
 
-// History is the revision history of an owner.
+// History is the revision history of a StatefulSet or DaemonSet.
 type History struct {
 	All        []*appsv1.ControllerRevision // oldest first
-	Update     *appsv1.ControllerRevision   // the revision of the current template
+	Update     *appsv1.ControllerRevision   // revision of the current template
 	Collisions *int32
 }
 
-// FindByName returns the revision of a name, or nil.
+// FindByName returns the revision with this name, or nil.
 func (h History) FindByName(name string) *appsv1.ControllerRevision {
 	for _, r := range h.All {
 		if r.Name == name {
@@ -61,8 +60,8 @@ func (h History) FindByName(name string) *appsv1.ControllerRevision {
 	return nil
 }
 
-// Sync makes the template of o its newest revision and returns the history. An older revision with
-// the same template becomes the newest revision and keeps its name.
+// Sync makes the template of o its newest revision and returns the history. If an older revision
+// has the same template, that revision becomes the newest and keeps its name.
 func (v *Revisions) Sync(ctx context.Context, o Revised) (History, error) {
 	h := History{All: v.ownedRevisions(o.Owner), Collisions: o.Collisions}
 	var next int64 = 1
@@ -90,8 +89,9 @@ func (v *Revisions) Sync(ctx context.Context, o Revised) (History, error) {
 	return h, v.createRevision(ctx, o, &h, next)
 }
 
-// createRevision stores the template as a new revision. If another template already has the name,
-// it increments the collision count and uses another name.
+// createRevision stores the template of o as a new revision with this number, and adds it to h. If
+// a revision with another template has its name, it increments the collision count, which results
+// in another name.
 func (v *Revisions) createRevision(ctx context.Context, o Revised, h *History, number int64) error {
 	for {
 		r := newRevision(o, number, h.Collisions)
@@ -130,8 +130,8 @@ func (v *Revisions) ownedRevisions(owner api.Object) []*appsv1.ControllerRevisio
 	return all
 }
 
-// Truncate deletes the oldest revisions that are not live until at most limit of the revisions that
-// are not live remain.
+// Truncate deletes old revisions in h, the oldest first, until at most limit are left. The revision
+// of the current template, and revisions for which live returns true, are kept and do not count.
 func (v *Revisions) Truncate(ctx context.Context, h History, live func(*appsv1.ControllerRevision) bool, limit int) error {
 	var spare []*appsv1.ControllerRevision
 	for _, r := range h.All {
@@ -150,8 +150,8 @@ func (v *Revisions) Truncate(ctx context.Context, h History, live func(*appsv1.C
 	return nil
 }
 
-// newRevision returns a template as a revision. Its data is a patch that sets an owner's template;
-// `kubectl rollout undo` applies this patch.
+// newRevision returns a ControllerRevision with the template of o. Its data is a patch that sets
+// the template; `kubectl rollout undo` applies that patch.
 func newRevision(o Revised, number int64, collisions *int32) *appsv1.ControllerRevision {
 	data := templatePatch(o.Template)
 	h := fnv.New32a()
@@ -180,7 +180,7 @@ func newRevision(o Revised, number int64, collisions *int32) *appsv1.ControllerR
 	return r
 }
 
-// templatePatch returns the strategic merge patch that replaces an owner's template.
+// templatePatch returns the strategic merge patch that replaces the pod template of an object by t.
 func templatePatch(t *corev1.PodTemplateSpec) []byte {
 	var template map[string]any
 	data, err := json.Marshal(t)
@@ -197,8 +197,8 @@ func templatePatch(t *corev1.PodTemplateSpec) []byte {
 	return data
 }
 
-// TemplateOf returns the template that a revision holds, with the defaults of this release. This
-// release may have more fields than the release that stored the revision.
+// TemplateOf returns the pod template that revision r holds, with the defaults of this release.
+// This release may have more fields than the release that stored r.
 func TemplateOf(r *appsv1.ControllerRevision) (*corev1.PodTemplateSpec, error) {
 	var patch struct {
 		Spec struct {
@@ -212,8 +212,8 @@ func TemplateOf(r *appsv1.ControllerRevision) (*corev1.PodTemplateSpec, error) {
 	return &patch.Spec.Template, nil
 }
 
-// HoldsTemplate reports whether a revision holds this template. It compares semantically, with
-// defaults applied.
+// HoldsTemplate reports whether revision r holds template t. It compares the templates
+// semantically, with defaults.
 func HoldsTemplate(r *appsv1.ControllerRevision, t *corev1.PodTemplateSpec) bool {
 	have, err := TemplateOf(r)
 	return err == nil && equality.Semantic.DeepEqual(have, t)

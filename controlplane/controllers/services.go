@@ -13,7 +13,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/podaddress"
 )
 
-// ServicesOf maps a pod's change to the keys of the Services with endpoints that it may affect. It
+// ServicesOf returns the keys of the Services with endpoints that a change of a pod may affect. It
 // returns nil for an update that changes nothing that endpoints contain.
 func ServicesOf(services cache.SharedIndexInformer, c Change[*corev1.Pod]) []Key {
 	if c.Type == Updated && c.Old != nil && isSameEndpoint(c.Old, c.New) {
@@ -32,9 +32,9 @@ func ServicesOf(services cache.SharedIndexInformer, c Change[*corev1.Pod]) []Key
 	return keys
 }
 
-// ServicesOfNode maps a node's change to the keys of the Services with endpoints that it may
-// affect: the change may determine which pod addresses are accepted. The pods' informer needs
-// PodNodeIndex.
+// ServicesOfNode returns the keys of the Services with endpoints that a change of a node may
+// affect: the node may determine which addresses of its pods are accepted (see Deps.PodAddresses).
+// pods must have PodNodeIndex.
 func ServicesOfNode(services, pods cache.SharedIndexInformer, addresses *podaddress.Index, c Change[*corev1.Node]) []Key {
 	if addresses == nil || c.Type == Updated && c.Old != nil && !podaddress.NodeChanged(c.Old, c.New) {
 		return nil
@@ -48,8 +48,8 @@ func ServicesOfNode(services, pods cache.SharedIndexInformer, addresses *podaddr
 	return servicesOfPods(services, concerned)
 }
 
-// ServicesOfRange maps a ServiceCIDR's change to the keys of the Services with endpoints that it
-// may affect. Pod addresses in a ServiceCIDR are not accepted as endpoints.
+// ServicesOfRange returns the keys of the Services with endpoints that a change of a ServiceCIDR
+// may affect: addresses of pods within a ServiceCIDR are not accepted as endpoints.
 func ServicesOfRange(services cache.SharedIndexInformer, addresses *podaddress.Index, c Change[*networkingv1.ServiceCIDR]) []Key {
 	if addresses == nil || c.Type == Updated && !podaddress.RangeChanged(c.Old, c.New) {
 		return nil
@@ -70,8 +70,7 @@ func servicesOfPods(services cache.SharedIndexInformer, pods []*corev1.Pod) (key
 	return keys
 }
 
-// ListSelectedPods returns the pods that a Service selects. The pods' informer needs
-// NamespaceIndex.
+// ListSelectedPods returns the cached pods that Service svc selects. pods must have NamespaceIndex.
 func ListSelectedPods(pods cache.SharedIndexInformer, svc *corev1.Service) []*corev1.Pod {
 	sel := labels.SelectorFromSet(svc.Spec.Selector)
 	var out []*corev1.Pod
@@ -83,7 +82,7 @@ func ListSelectedPods(pods cache.SharedIndexInformer, svc *corev1.Service) []*co
 	return out
 }
 
-// isSameEndpoint reports whether two versions of a pod have the same endpoint data.
+// isSameEndpoint reports whether versions a and b of a pod result in the same endpoints.
 func isSameEndpoint(a, b *corev1.Pod) bool {
 	if a == b { // a resync: process every object
 		return false
@@ -117,8 +116,8 @@ func PodAddress(p *corev1.Pod, ipv6 bool) (string, bool) {
 	return "", false
 }
 
-// TargetPort returns the number of a Service port's target on a pod. It returns false if the pod
-// has no container port of that name and protocol.
+// TargetPort returns the port number of pod p to which port sp of a Service is forwarded. It
+// returns false if targetPort is a name and p has no container port with this name and protocol.
 func TargetPort(p *corev1.Pod, sp *corev1.ServicePort) (int32, bool) {
 	if sp.TargetPort.Type == intstr.Int {
 		return cmp.Or(sp.TargetPort.IntVal, sp.Port), true
@@ -140,7 +139,7 @@ func TargetPort(p *corev1.Pod, sp *corev1.ServicePort) (int32, bool) {
 	for i := range p.Spec.InitContainers {
 		c := &p.Spec.InitContainers[i]
 		if c.RestartPolicy == nil || *c.RestartPolicy != corev1.ContainerRestartPolicyAlways {
-			continue // only a sidecar still runs when the pod serves
+			continue // only sidecars among the init containers still run when the pod serves
 		}
 		if n, ok := find(c); ok {
 			return n, true

@@ -15,7 +15,7 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 )
 
-// SnapshotGroup is the API group of VolumeSnapshots. A cluster has its kinds once their
+// SnapshotGroup is the API group of VolumeSnapshots. A cluster serves it once its
 // CustomResourceDefinitions are installed.
 const SnapshotGroup = "snapshot.storage.k8s.io"
 
@@ -23,13 +23,14 @@ const SnapshotGroup = "snapshot.storage.k8s.io"
 // installed with those of VolumeSnapshots.
 const GroupSnapshotGroup = "groupsnapshot.storage.k8s.io"
 
-// ReachedFromAnnotation holds a node affinity of a volume in JSON: the nodes that can reach data.
-// On a VolumeSnapshotContent it applies to the snapshot. On a PersistentVolumeClaim it applies to
-// the data source of the claim's volume; the scheduler then binds the pod to one of these nodes.
+// ReachedFromAnnotation holds, as JSON, a VolumeNodeAffinity that selects the nodes which can reach
+// some data. On a VolumeSnapshotContent, these are the data of the snapshot. On a
+// PersistentVolumeClaim, these are the data source of the claim's volume; the scheduler then binds
+// the pod to one of these nodes.
 const ReachedFromAnnotation = "keelson.dev/reached-from"
 
-// FindSnapshotKind returns the kind of snapshots or group snapshots with a name. It returns nil if
-// the kind is not served.
+// FindSnapshotKind returns the kind of this name in the API groups of snapshots and group
+// snapshots. It returns nil if the cluster does not serve it.
 func FindSnapshotKind(c *client.Client, name string) *api.Kind {
 	for _, k := range c.Kinds().Table().Stored() {
 		if IsSnapshotKind(k) && k.GVK.Kind == name {
@@ -39,9 +40,9 @@ func FindSnapshotKind(c *client.Client, name string) *api.Kind {
 	return nil
 }
 
-// IsSnapshotKind reports whether a kind belongs to snapshots or group snapshots in a supported
-// version. The definitions of external-snapshotter 8.7 store group snapshots as v1beta2, which has
-// the same form as v1. v1beta1 has another form and is not supported.
+// IsSnapshotKind reports whether k is a kind of snapshots or group snapshots in a supported
+// version. The CustomResourceDefinitions of external-snapshotter 8.7 store group snapshots as
+// v1beta2, which has the same form as v1. Version v1beta1 has another form and is not supported.
 func IsSnapshotKind(k *api.Kind) bool {
 	switch k.GVK.Group {
 	case SnapshotGroup:
@@ -52,14 +53,14 @@ func IsSnapshotKind(k *api.Kind) bool {
 	return false
 }
 
-// TypedObject is a custom object and its conversion to a Go type. Object also holds fields that the
-// Go type lacks.
+// TypedObject is a custom object together with its conversion to a Go type. Object also contains
+// fields that the Go type lacks.
 type TypedObject[T any] struct {
 	Object *custom.Object
 	Typed  *T
 }
 
-// TypedOf converts an object to a Go type.
+// TypedOf returns custom object o with its conversion to Go type T.
 func TypedOf[T any](o *custom.Object) (s TypedObject[T], err error) {
 	m, err := o.Map()
 	if err == nil {
@@ -72,7 +73,7 @@ func TypedOf[T any](o *custom.Object) (s TypedObject[T], err error) {
 	return s, nil
 }
 
-// GetTyped reads one object of a kind from the API.
+// GetTyped reads one object of kind k from the API and converts it to Go type T.
 func GetTyped[T any](ctx context.Context, c *client.Client, k *api.Kind, namespace, name string) (s TypedObject[T], err error) {
 	o, err := c.Do(ctx, &api.Request{Verb: api.VerbGet, Kind: k, Namespace: namespace, Name: name})
 	if err != nil {
@@ -81,7 +82,7 @@ func GetTyped[T any](ctx context.Context, c *client.Client, k *api.Kind, namespa
 	return TypedOf[T](o.(*custom.Object))
 }
 
-// ListTyped reads all objects of a kind from the API.
+// ListTyped reads all objects of kind k in a namespace from the API and converts them to Go type T.
 func ListTyped[T any](ctx context.Context, c *client.Client, k *api.Kind, namespace string) ([]TypedObject[T], error) {
 	list, err := c.ListKind(ctx, k, namespace)
 	if err != nil {
@@ -112,7 +113,8 @@ func ReachableNodeAffinity(o metav1.Object) (*corev1.VolumeNodeAffinity, error) 
 	return a, nil
 }
 
-// IsSnapshotReady reports whether volumes can be created from a snapshot, by the snapshot's status.
+// IsSnapshotReady reports whether the status of snapshot s shows that volumes can be created from
+// it.
 func IsSnapshotReady(s *snap.VolumeSnapshot) bool {
 	return s.Status != nil && s.Status.ReadyToUse != nil && *s.Status.ReadyToUse && s.Status.BoundVolumeSnapshotContentName != nil
 }

@@ -13,18 +13,19 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 )
 
-// minStatusInterval is the minimum time between two status writes of one object. While a thousand
-// pods become ready, the status of their owner is at most this old.
+// minStatusInterval is the minimum time between two writes of the status of one object. While a
+// thousand pods become ready, the status of their owner is at most this old.
 const minStatusInterval = 50 * time.Millisecond
 
-// StatusPace spaces the status writes of a controller's objects. The zero value is ready for use.
+// StatusPace limits how often the status of each object is written: once per minStatusInterval. The
+// zero value is ready for use.
 type StatusPace struct {
 	mu   sync.Mutex
 	last map[types.UID]time.Time
 }
 
-// Reserve returns how long the status of an object must not be written. 0 means that the caller may
-// write now; the write is then recorded at now.
+// Reserve returns the remaining time during which the status of the object with this UID must not
+// be written. If it returns 0, the caller may write now, and the write is recorded.
 func (p *StatusPace) Reserve(uid types.UID, now time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -33,7 +34,7 @@ func (p *StatusPace) Reserve(uid types.UID, now time.Time) time.Duration {
 			return left
 		}
 	}
-	for other, last := range p.last { // only the objects written within the last interval remain
+	for other, last := range p.last { // remove all objects that were not written within the last interval
 		if now.Sub(last) > minStatusInterval {
 			delete(p.last, other)
 		}
@@ -45,23 +46,24 @@ func (p *StatusPace) Reserve(uid types.UID, now time.Time) time.Duration {
 	return 0
 }
 
-// StatusWriter writes the statuses of a controller's objects, spaced by StatusPace.
+// StatusWriter writes the statuses of a controller's objects, at most as often as StatusPace
+// permits.
 type StatusWriter[T api.Object] struct {
 	term     *Term
 	view     *View[T]
-	kindName string // the kind in error messages: "stateful set"
+	kindName string // name of the kind in error messages, such as "stateful set"
 	pace     StatusPace
 }
 
-// NewStatusWriter returns a writer for the objects of a view. kindName is the kind in error
-// messages.
+// NewStatusWriter returns a StatusWriter for the objects of a view. word is the name of the kind in
+// error messages.
 func NewStatusWriter[T api.Object](t *Term, view *View[T], word string) *StatusWriter[T] {
 	return &StatusWriter[T]{term: t, view: view, kindName: word}
 }
 
-// Write stores next, a copy of an object with a new status. If wait is not 0, the status was
-// written recently and nothing is stored: the caller must compute the status again after wait. An
-// object that no longer exists is not an error.
+// Write stores next, a copy of an object with a new status. If wait is not 0, the last write was
+// too recent and nothing is stored: the caller must compute the status again after wait. It is not
+// an error if the object no longer exists.
 func (w *StatusWriter[T]) Write(ctx context.Context, next T) (stored T, wait time.Duration, err error) {
 	if wait := w.pace.Reserve(next.GetUID(), w.term.Now()); wait > 0 {
 		return next, wait, nil
@@ -70,8 +72,8 @@ func (w *StatusWriter[T]) Write(ctx context.Context, next T) (stored T, wait tim
 	return stored, 0, err
 }
 
-// WriteNow is Write without a delay, for a status that the controller could not compute again
-// later.
+// WriteNow does the same as Write, but always stores the status at once. It is for a status that
+// the controller cannot compute again later.
 func (w *StatusWriter[T]) WriteNow(ctx context.Context, next T) (stored T, err error) {
 	w.pace.Reserve(next.GetUID(), w.term.Now())
 	return w.storeStatus(ctx, next)

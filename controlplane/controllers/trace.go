@@ -8,7 +8,8 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// CopyTrace copies the trace context of owner to child. It does nothing if owner has none.
+// CopyTrace copies the trace context annotation of owner to child. It does nothing if owner has
+// none.
 func CopyTrace(child, owner metav1.Object) {
 	trace := owner.GetAnnotations()[api.TraceParentAnnotation]
 	if trace == "" {
@@ -22,8 +23,8 @@ func CopyTrace(child, owner metav1.Object) {
 	child.SetAnnotations(a)
 }
 
-// Record records a stage in the trace of the apply request that led to obj. The stage started at
-// start and ends now. Record does nothing if obj has no trace context.
+// Record adds a stage with this name to the trace of the API request that led to obj. The stage
+// started at start and ends now. Record does nothing if obj has no trace context.
 func (t *Term) Record(name string, obj metav1.Object, kind string, start time.Time, detail string) {
 	id := api.TraceID(obj.GetAnnotations()[api.TraceParentAnnotation])
 	if t.Timeline == nil || id == "" {

@@ -11,21 +11,21 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// ownWriteLifetime is how long a View uses its own write although the informer has not delivered
-// it. It is a safeguard: a relist may skip the event of an object that was created and deleted in
-// between.
+// ownWriteLifetime is how long a View uses an object that its controller wrote although the
+// informer has not delivered it. It is a safeguard: after a relist, an informer may never deliver
+// an object that was created and deleted in between.
 const ownWriteLifetime = 30 * time.Second
 
-// View is an informer's cache that includes the writes of its controller. An object that was
-// created or updated through the API is visible at once, in the version that the API returned.
-// After a deletion request, an object counts as being deleted. A controller that decides by a View
-// does not create objects twice because its cache is stale.
+// View is the cache of an informer, updated by the writes of its own controller. An object that the
+// controller created or updated is visible at once, in the version that the API returned. An object
+// that it has requested to delete counts as being deleted. A controller that decides by a View
+// therefore does not create objects twice because its cache is stale.
 type View[T api.Object] struct {
 	inf cache.SharedIndexInformer
 	now func() time.Time
 
 	mu       sync.Mutex
-	seen     uint64 // newest revision that the informer has delivered
+	seen     uint64 // newest resourceVersion that the informer has delivered
 	pending  map[string]ownWrite[T]
 	deleting map[types.UID]deletingObject[T]
 }
@@ -41,7 +41,8 @@ type deletingObject[T api.Object] struct {
 	expires time.Time
 }
 
-// ViewOf returns a view that lives as long as the term. Call it from Controller.Lead only.
+// ViewOf returns a View of an informer that lasts as long as term t. It may be called only by
+// Controller.Lead.
 func ViewOf[T api.Object](t *Term, inf cache.SharedIndexInformer) *View[T] {
 	v := &View[T]{
 		inf: inf, now: t.Now,
@@ -52,19 +53,20 @@ func ViewOf[T api.Object](t *Term, inf cache.SharedIndexInformer) *View[T] {
 	return v
 }
 
-// RecordWrite adds an object, as the API returned it, to the view.
+// RecordWrite adds obj to the view. The controller must call it with each object that the API
+// returned for a create or update request.
 func (v *View[T]) RecordWrite(obj T) {
 	rev := numericRevision(obj)
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if rev <= v.seen {
-		return // the informer delivered the object before the response arrived
+		return // the informer has already delivered this version
 	}
 	v.pending[storeKey(obj)] = ownWrite[T]{obj: obj, revision: rev, expires: v.now().Add(ownWriteLifetime)}
 }
 
-// MarkDeleting records that obj is about to be deleted. Call it before the delete request, and
-// UnmarkDeleting if that request fails.
+// MarkDeleting records that obj counts as being deleted. It must be called before the delete
+// request. If the request fails, UnmarkDeleting must be called.
 func (v *View[T]) MarkDeleting(obj T) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -78,7 +80,8 @@ func (v *View[T]) UnmarkDeleting(obj T) {
 	delete(v.deleting, obj.GetUID())
 }
 
-// IsDeleting reports whether obj is being deleted, by its metadata or by MarkDeleting.
+// IsDeleting reports whether obj is being deleted: it has a deletionTimestamp, or MarkDeleting was
+// called.
 func (v *View[T]) IsDeleting(obj T) bool {
 	if obj.GetDeletionTimestamp() != nil {
 		return true
@@ -89,7 +92,7 @@ func (v *View[T]) IsDeleting(obj T) bool {
 	return ok
 }
 
-// Get returns one object. The object is shared: copy it before modifying it.
+// Get returns one object. The object is shared: callers must copy it before they modify it.
 func (v *View[T]) Get(namespace, name string) (T, bool) {
 	obj, ok := Cached[T](v.inf, namespace, name)
 	key := name
@@ -104,12 +107,13 @@ func (v *View[T]) Get(namespace, name string) (T, bool) {
 	return obj, ok
 }
 
-// All returns every object. The objects are shared.
+// All returns all objects. The objects are shared: callers must copy them before they modify them.
 func (v *View[T]) All() []T {
 	return v.mergeOwnWrites(func() []T { return CachedAll[T](v.inf) }, func(T) bool { return true })
 }
 
-// By returns the objects that an index holds under any of the values. The objects are shared.
+// By returns the objects that an index of the informer has under any of the values. The objects are
+// shared: callers must copy them before they modify them.
 func (v *View[T]) By(index string, values ...string) []T {
 	f := v.inf.GetIndexer().GetIndexers()[index]
 	cached := func() []T {
@@ -132,9 +136,10 @@ func (v *View[T]) By(index string, values ...string) []T {
 	})
 }
 
-// mergeOwnWrites returns the cached objects, replaced by newer own writes. It copies the own writes
-// before it lists the cache: a write that reaches the cache in between is then in the list, in the
-// same or a newer version.
+// mergeOwnWrites returns the objects that list returns from the cache, with the controller's newer
+// writes in their place. match reports whether a written object belongs to the list. The writes are
+// copied before the cache is listed: a write that reaches the cache in between is then in the list,
+// in the same or a newer version.
 func (v *View[T]) mergeOwnWrites(list func() []T, match func(T) bool) []T {
 	v.mu.Lock()
 	own := make(map[string]ownWrite[T], len(v.pending))
@@ -171,7 +176,8 @@ func (v *View[T]) mergeOwnWrites(list func() []T, match func(T) bool) []T {
 	return out
 }
 
-// handleChange is called for every change that the informer delivers, before keys are queued.
+// handleChange updates the view for a change that the informer has delivered. It is called before
+// the keys of the change are queued.
 func (v *View[T]) handleChange(t ChangeType, o any) {
 	obj, ok := o.(T)
 	if !ok {
@@ -190,7 +196,7 @@ func (v *View[T]) handleChange(t ChangeType, o any) {
 	}
 }
 
-// takeExpired removes expired entries and returns their objects.
+// takeExpired removes expired writes and deletion records from the view and returns their objects.
 func (v *View[T]) takeExpired() []any {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -213,7 +219,7 @@ func (v *View[T]) takeExpired() []any {
 	return out
 }
 
-// numericRevision returns the resourceVersion as a number, or 0 if it is not a number.
+// numericRevision returns the resourceVersion of o as a number, or 0 if it is not a number.
 func numericRevision(o api.Object) uint64 {
 	n, err := strconv.ParseUint(o.GetResourceVersion(), 10, 64)
 	if err != nil {
