@@ -274,8 +274,8 @@ func (c driverConn) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc
 	return nil, status.Error(codes.Unimplemented, "streaming calls of CSI drivers are not supported")
 }
 
-// IsCallWithoutEffect reports whether err, the error of a driver call, means that the driver was
-// not called, or that it has changed nothing and is not processing the call.
+// IsCallWithoutEffect reports whether err, the error of a driver call, means that the call has no
+// effect: the driver was not called, or has changed nothing and is not processing the call.
 func IsCallWithoutEffect(err error) bool {
 	var missing *api.DriverMissing
 	if errors.As(err, &missing) {

@@ -12,9 +12,9 @@ import (
 )
 
 // Index is a compiled Table, in which the rule for a request is found quickly. The cost of a lookup
-// grows with the labels of the host, the elements of the path, the regular expressions of the
-// matching hosts, and the rules that share one host and path. It does not grow with the size of the
-// table.
+// grows with the labels of the host, the elements of the path, and the regular expressions of the
+// matching hosts. It also grows with the rules that share one host and path, but not with the size
+// of the table.
 type Index struct {
 	table *Table
 	ports map[uint16]*portIndex

@@ -185,8 +185,8 @@ func (s Snapshot) planReplacements(step *Step, places []*place, away int) {
 }
 
 // planSurge adds to step pods of the new template for nodes that still have a pod of an older
-// template, on at most most nodes at a time. A node with an unavailable old pod gets its new pod at
-// once.
+// template. At most most nodes have two pods at a time. A node with an unavailable old pod gets its
+// new pod at once.
 func (s Snapshot) planSurge(step *Step, places []*place, most int) {
 	var candidates []string
 	for _, at := range places {

@@ -1,5 +1,5 @@
-// Package devicetainteviction deletes pods that use a device with a NoExecute taint if their
-// ResourceClaim does not tolerate the taint, or tolerates it only for some time that has passed.
+// Package devicetainteviction deletes pods that use a device with a NoExecute taint. A pod stays if
+// its ResourceClaim tolerates the taint, but not longer than the toleration's time.
 package devicetainteviction
 
 import (

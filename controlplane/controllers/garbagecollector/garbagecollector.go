@@ -25,9 +25,9 @@ import (
 // ownerIndex indexes objects by the UIDs of all their owners.
 const ownerIndex = "keelson.owner"
 
-// Bounds of the delay after which an object is checked again because its owner is of an unknown
-// kind, or may be deleted without a notification to the collector. The delay is short at first,
-// because the kind or the owner may just have been created. It then doubles.
+// Bounds of the delay after which an object is checked again. This is necessary if its owner is of
+// an unknown kind, or may be deleted without a notification to the collector. The delay is short at
+// first, because the kind or the owner may just have been created. It then doubles.
 const (
 	minStrangerRetry = time.Second
 	maxStrangerRetry = 5 * time.Minute
@@ -245,8 +245,9 @@ type collector struct {
 
 	mu     sync.Mutex
 	absent map[coordinates]bool // owners that the API does not have; an owner that was deleted never returns, because UIDs are unique
-	// strangers holds the last delay between two checks of each object with an owner of an unknown
-	// kind, or with an owner that may be deleted without a notification.
+	// strangers holds the last delay between two checks of an object (see recheckDelay). It
+	// contains objects with an owner of an unknown kind, or with an owner that may be deleted
+	// without a notification.
 	strangers map[controllers.Key]time.Duration
 	reported  map[foreignOwner]bool // references for which reportForeignOwner has recorded an Event
 
@@ -333,10 +334,10 @@ func (c *collector) recheckDelay(k controllers.Key, unseen bool) time.Duration {
 }
 
 // isHeldFromOutside returns the first result of Held for obj. If obj is in a circle of owner
-// references, all owners are read from the API. Otherwise two members that lose their outer owners
-// at the same time could each rely on the stale cached owner of the other, and the circle would
-// never be deleted. It returns an error if the server of one of the owners does not respond: obj
-// could lose the reference to its last outer owner, and the circle would be kept.
+// references, all owners are read from the API. Otherwise the circle might never be deleted: two
+// members that lose their outer owners at the same time could each rely on the stale cached owner
+// of the other. It returns an error if the server of one of the owners does not respond: obj could
+// lose the reference to its last outer owner, and the circle would be kept.
 func (c *collector) isHeldFromOutside(ctx context.Context, all sources, s source, obj api.Object) (bool, error) {
 	for _, live := range []bool{false, true} {
 		kinds := map[types.UID]source{obj.GetUID(): s}

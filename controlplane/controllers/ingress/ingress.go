@@ -358,8 +358,8 @@ func ensureObject[T api.Object](ctx context.Context, t *controllers.Term, class 
 	return nil
 }
 
-// reconcileIngress writes the addresses of the proxies to the status of an Ingress, and records an
-// event about problems of the Ingress that have lasted for calm.
+// reconcileIngress writes the addresses of the proxies to the status of an Ingress. It records an
+// event about problems of the Ingress that have lasted for the time calm.
 func (l *leading) reconcileIngress(ctx context.Context, key controllers.Key) (again time.Duration, err error) {
 	i, ok := l.seen.Get(key.Namespace, key.Name)
 	if !ok || i.DeletionTimestamp != nil {

@@ -1,6 +1,6 @@
-// Package podgc deletes pods that no other component deletes: pods of nodes that no longer exist,
-// pods that were deleted before they had a node, pods on machines with the taint out-of-service,
-// and the oldest terminated pods beyond a limit.
+// Package podgc deletes pods that no other component deletes. These are pods of nodes that no
+// longer exist, pods that were deleted before they had a node, and pods on nodes with the taint
+// out-of-service. It also deletes the oldest terminated pods beyond a limit.
 package podgc
 
 import (

@@ -27,9 +27,9 @@ func nodePorts(o api.Object) []string {
 	return out
 }
 
-// JudgePorts returns the problems of the node ports of Service svc. sharing returns the Services
-// that have a port. Two Services have one port, or a port is out of range, only if a Service is
-// older than the release that reserves ports in the commit that assigns them. Such problems are
+// JudgePorts returns the problems of the node ports of Service svc: a port that another Service has
+// too, or that is out of range. sharing returns the Services that have a port. Such a Service is
+// older than the release that reserves ports in the commit that assigns them. The problems are
 // reported but not repaired, because clients may rely on the port.
 func JudgePorts(svc *corev1.Service, sharing func(port string) []*corev1.Service) (out []Fault) {
 	for _, p := range core.NodePorts(svc) {

@@ -58,8 +58,8 @@ func otherController(set *appsv1.StatefulSet, pod string, c *corev1.PersistentVo
 }
 
 // claimOwners returns the owner references that claim c of a pod must have according to the
-// retention policy of the set, and whether they differ from its current ones. condemned is the pod
-// if a scale-down deletes it, otherwise nil.
+// retention policy of the set. changed reports whether they differ from the current references.
+// condemned is the pod if a scale-down deletes it, otherwise nil.
 //
 // The controller of the claim is the set (whenDeleted: Delete), the condemned pod (whenScaled:
 // Delete), or neither of the two. A claim that another controller manages has no reference to the

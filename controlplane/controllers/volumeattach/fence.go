@@ -18,13 +18,14 @@ import (
 )
 
 const (
-	// margin is added to a node's fence delay (see silences). It gives the agent time to stop its
-	// pods and to unmount their volumes.
+	// margin is added to the time after which a disconnected agent stops its pods with attached
+	// volumes (api.FencesAfter). The agent needs it to stop the pods and to unmount their volumes.
 	margin = 5 * time.Second
-	// absence is the minimum time from the deletion of a Node until it counts as fenced. The
-	// deletion revoked the node's certificate, so that its agent cannot connect again.
+	// absence is the minimum time from the deletion of a Node until the node counts as fenced:
+	// nothing on it uses attached volumes any more. The deletion revoked the node's certificate, so
+	// that its agent cannot connect again.
 	absence = 40 * time.Second
-	// maxSilent is the maximum number of nodes in each map of silences.
+	// maxSilent is the maximum number of nodes in each of the maps of silences.
 	maxSilent = 10_000
 )
 
@@ -60,7 +61,9 @@ func (s *silences) observeNode(n *corev1.Node) {
 	}
 }
 
-// recordFence records the fence delay that a node reports. s.mu must be held.
+// recordFence records the fence delay that a node reports (api.AnnotationFencesAfter). After this
+// time without the control plane, the node's agent stops its pods with attached volumes. s.mu must
+// be held.
 func (s *silences) recordFence(n *corev1.Node) {
 	after, reports := n.Annotations[api.AnnotationFencesAfter]
 	if !reports {
@@ -98,9 +101,9 @@ func (s *silences) silentSince(node string, now time.Time) time.Time {
 	return now
 }
 
-// assessNode returns whether a node is fenced and, if it is not, the remaining time until it is. n
-// is nil if the Node was deleted. kept is used only then: the fence delays that the node's
-// VolumeAttachments store.
+// assessNode returns whether a node is fenced (nothing on it uses attached volumes) and, if it is
+// not, the remaining time until it is. n is nil if the Node was deleted. Only then kept is used:
+// the fence delays (api.AnnotationNodeFencesAfter) that the node's VolumeAttachments store.
 func (s *silences) assessNode(name string, n *corev1.Node, now time.Time, kept ...string) Host {
 	h := Host{Node: n}
 	var limit time.Duration
@@ -129,10 +132,12 @@ func (s *silences) assessNode(name string, n *corev1.Node, now time.Time, kept .
 	return h
 }
 
-// goneLimit returns the time from the deletion of a Node until it counts as fenced. This is the
-// constant absence or, if longer, the longest fence delay plus margin. The delays are those in
-// kept, which the node's VolumeAttachments store, and the delay that the node reported last. fences
-// is false if one of them is 0: the agent never stops its pods by itself.
+// goneLimit returns the time from the deletion of a Node until it counts as fenced: nothing on it
+// uses attached volumes any more. A fence delay is the time after which an agent that reaches no
+// replica of the control plane stops its pods with attached volumes. The result is the constant
+// absence or, if longer, the longest fence delay plus margin. The fence delays are those in kept,
+// which the node's VolumeAttachments store, and the delay that the node reported last. fences is
+// false if one of them is 0: the agent never stops its pods by itself.
 func (s *silences) goneLimit(name string, kept []string) (limit time.Duration, fences bool) {
 	s.mu.Lock()
 	if after, reported := s.reported[name]; reported {
@@ -150,7 +155,8 @@ func (s *silences) goneLimit(name string, kept []string) (limit time.Duration, f
 	return limit, true
 }
 
-// keptFences returns the fence delays that the VolumeAttachments of a node store.
+// keptFences returns the fence delays that the VolumeAttachments of a node store
+// (api.AnnotationNodeFencesAfter).
 func (r *reconciler) keptFences(node string) (kept []string) {
 	for _, a := range r.attachments.By(byNode, node) {
 		if after, keeps := a.Annotations[api.AnnotationNodeFencesAfter]; keeps {
@@ -171,8 +177,9 @@ func (r *reconciler) assessNode(name string, now time.Time) Host {
 	return r.silences.assessNode(name, n, now)
 }
 
-// keepFences copies the fence delay that each Node reports to the VolumeAttachments of the node.
-// The VolumeAttachments outlive the Node, so that the delay is known after the Node was deleted.
+// keepFences copies the fence delay that each Node reports (api.AnnotationFencesAfter) to the
+// VolumeAttachments of the node. They outlive the Node, so that the delay is known after the Node
+// was deleted.
 func (r *reconciler) keepFences(ctx context.Context, in State) error {
 	for _, a := range in.Attachments {
 		n := in.Hosts[a.Spec.NodeName].Node
@@ -201,7 +208,7 @@ func (r *reconciler) keepFences(ctx context.Context, in State) error {
 }
 
 // keepsFence returns a check for writeAttachedList. The check fails if the VolumeAttachment of the
-// node stores another fence delay than the Node reports.
+// node stores another fence delay (api.AnnotationNodeFencesAfter) than the Node reports.
 func (r *reconciler) keepsFence(in State, node string) func(*corev1.Node) error {
 	return func(n *corev1.Node) error {
 		a, ok := r.attachments.Get("", api.AttachmentName(in.Handle, in.Attacher, node))
@@ -246,8 +253,8 @@ func (s *unrecordedWait) remainingWait(now time.Time, nodes cache.SharedIndexInf
 	return max(0, s.till.Sub(now))
 }
 
-// removePod sets a pod of a fenced node to phase Failed and deletes it with grace period 0, because
-// the node's agent cannot confirm that the pod has stopped.
+// removePod sets a pod of a fenced node to phase Failed and deletes it with grace period 0. The
+// agent of such a node cannot confirm that the pod has stopped.
 func (r *reconciler) removePod(ctx context.Context, p *corev1.Pod) error {
 	message := fmt.Sprintf("node %s is lost, and has ended the pod by itself or will before it uses volumes again", p.Spec.NodeName)
 	next := p.DeepCopy()

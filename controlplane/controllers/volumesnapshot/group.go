@@ -179,8 +179,9 @@ func firstOf(nodes []string) string {
 	return nodes[0]
 }
 
-// groupTold copies the status of content c to VolumeGroupSnapshot g. If the group snapshot was
-// taken, it also creates the VolumeSnapshots of the volumes, and releases the claims.
+// groupTold copies the status of VolumeGroupSnapshotContent c to VolumeGroupSnapshot g. If the
+// group snapshot was taken, it also creates the VolumeSnapshots of the volumes, and releases the
+// claims.
 func (r *reconciler) groupTold(ctx context.Context, g group, c groupContent) (time.Duration, error) {
 	no := false
 	next := &groups.VolumeGroupSnapshotStatus{}

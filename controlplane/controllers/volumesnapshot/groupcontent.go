@@ -65,8 +65,9 @@ func (r *reconciler) groupOrphaned(ctx context.Context, c groupContent) (bool, e
 	return true, r.deleteObject(ctx, c.Object)
 }
 
-// groupTake calls CreateVolumeGroupSnapshot for content c and writes the result to its status. It
-// returns the delay after which the call must be repeated, or 0 if the group snapshot is ready.
+// groupTake calls CreateVolumeGroupSnapshot for VolumeGroupSnapshotContent c and writes the result
+// to its status. It returns the delay after which the call must be repeated, or 0 if the group
+// snapshot is ready.
 func (r *reconciler) groupTake(ctx context.Context, c groupContent) (time.Duration, error) {
 	q, err := r.groupRequest(ctx, c)
 	if err != nil {
@@ -193,8 +194,8 @@ func (r *reconciler) groupRemove(ctx context.Context, c groupContent) (time.Dura
 	return r.finishRemoval(ctx, ofGroups, c.Object, err)
 }
 
-// groupDelete calls DeleteVolumeGroupSnapshot for content c. If the creation was interrupted, the
-// handle is unknown; then it repeats CreateVolumeGroupSnapshot to get the handle.
+// groupDelete calls DeleteVolumeGroupSnapshot for VolumeGroupSnapshotContent c. If the creation was
+// interrupted, the handle is unknown; then it repeats CreateVolumeGroupSnapshot to get the handle.
 func (r *reconciler) groupDelete(ctx context.Context, c groupContent) error {
 	q := &csi.DeleteVolumeGroupSnapshotRequest{}
 	switch {

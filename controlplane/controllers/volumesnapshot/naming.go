@@ -148,8 +148,9 @@ func (n naming) driverParameters(c class) (map[string]string, error) {
 	return out, nil
 }
 
-// annotateContent sets the annotations of a new content: the Secret for calls of its driver, from
-// class c, and the nodes that can reach the snapshot, from affinity from. owner is the snapshot.
+// annotateContent sets the annotations of a new snapshot content: the Secret for calls of its
+// driver, from class c, and the nodes that can reach the snapshot, from affinity from. owner is the
+// snapshot.
 func (n naming) annotateContent(content *metav1.ObjectMeta, c class, owner metav1.Object, from *corev1.VolumeNodeAffinity) error {
 	name, namespace := c.parameters[n.nameParam], c.parameters[n.namespaceParam]
 	if (name == "") != (namespace == "") {
@@ -193,7 +194,8 @@ func (n naming) checkOwnership(owner, content metav1.Object, ref corev1.ObjectRe
 	return nil
 }
 
-// contentNamed reads the content of this name from the API. It returns nil if it does not exist.
+// contentNamed reads the snapshot content of this name from the API. It returns nil if it does not
+// exist.
 func contentNamed[T any](ctx context.Context, r *reconciler, n naming, name string) (*controllers.TypedObject[T], error) {
 	c, err := controllers.GetTyped[T](ctx, r.term.Client, r.snapshotKind(n.kind+"Content"), "", name)
 	if apierrors.IsNotFound(err) {
@@ -202,9 +204,9 @@ func contentNamed[T any](ctx context.Context, r *reconciler, n naming, name stri
 	return &c, err
 }
 
-// bindContent binds content c to the snapshot with UID owner. ref is the current reference of c to
-// the snapshot. bindContent also adds the finalizer that keeps c until its data are deleted. It
-// returns c as stored.
+// bindContent binds snapshot content c to the snapshot with UID owner. ref is the current reference
+// of c to the snapshot. bindContent also adds the finalizer that keeps c until its data are
+// deleted. It returns c as stored.
 func bindContent[T any](ctx context.Context, r *reconciler, n naming, c controllers.TypedObject[T], ref corev1.ObjectReference, owner types.UID) (controllers.TypedObject[T], error) {
 	if ref.UID != "" && slices.Contains(c.Object.Finalizers, n.finalizer) {
 		return c, nil
@@ -239,8 +241,8 @@ func (r *reconciler) protectClaim(ctx context.Context, claim *corev1.PersistentV
 	return err
 }
 
-// contentSecrets returns the data of the Secret that content o names for calls of its driver. It
-// returns nil if o names no Secret.
+// contentSecrets returns the data of the Secret that snapshot content o names for calls of its
+// driver. It returns nil if o names no Secret.
 func (r *reconciler) contentSecrets(ctx context.Context, n naming, o *custom.Object, driver string) (map[string]string, error) {
 	namespace, name := o.Annotations[n.secretNamespace], o.Annotations[n.secretName]
 	if name == "" {
@@ -253,8 +255,8 @@ func (r *reconciler) contentSecrets(ctx context.Context, n naming, o *custom.Obj
 	return out, nil
 }
 
-// contentNodes returns the nodes that have the driver and reach the snapshot of content o. The
-// driver is called through these nodes. It returns an error if there are none.
+// contentNodes returns the nodes that have the driver and reach the snapshot of snapshot content o.
+// The driver is called through these nodes. It returns an error if there are none.
 func (r *reconciler) contentNodes(o *custom.Object, driver string) ([]string, error) {
 	from, err := controllers.ReachableNodeAffinity(o)
 	if err != nil {
@@ -265,8 +267,9 @@ func (r *reconciler) contentNodes(o *custom.Object, driver string) ([]string, er
 	return controllers.ListReachingNodes(v, r.csiNodes, r.nodes)
 }
 
-// markInProgress sets the annotation n.beingCreated of content o if on is true, and removes it
-// otherwise. The annotation means that the driver may have been called to create the snapshot.
+// markInProgress sets the annotation n.beingCreated of snapshot content o if on is true, and
+// removes it otherwise. The annotation means that the driver may have been called to create the
+// snapshot.
 func (r *reconciler) markInProgress(ctx context.Context, n naming, o *custom.Object, on bool) error {
 	if metav1.HasAnnotation(o.ObjectMeta, n.beingCreated) == on {
 		return nil
@@ -282,7 +285,7 @@ func (r *reconciler) markInProgress(ctx context.Context, n naming, o *custom.Obj
 }
 
 // recordRefusal writes cause, the reason why a snapshot was not taken or found, to the status of
-// content o and to an event. It returns cause.
+// snapshot content o and to an event. It returns cause.
 func (r *reconciler) recordRefusal(ctx context.Context, n naming, o *custom.Object, cause error) error {
 	if err := r.recordError(ctx, o, n.eventReason("CreationFailed"), n.thing+" is not taken: "+cause.Error()); err != nil {
 		return err
@@ -290,9 +293,9 @@ func (r *reconciler) recordRefusal(ctx context.Context, n naming, o *custom.Obje
 	return fmt.Errorf("%s %s: %w", o.Kind, o.Name, cause)
 }
 
-// finishRemoval removes the finalizer of content o if err, the result of the deletion of its data,
-// is nil. If the driver is still busy, it returns the delay until the next attempt. Any other error
-// is recorded as an event and returned.
+// finishRemoval removes the finalizer of snapshot content o if err, the result of the deletion of
+// its data, is nil. If the driver is still busy, it returns the delay until the next attempt. Any
+// other error is recorded as an event and returned.
 func (r *reconciler) finishRemoval(ctx context.Context, n naming, o *custom.Object, err error) (time.Duration, error) {
 	switch {
 	case err == nil:
@@ -304,8 +307,8 @@ func (r *reconciler) finishRemoval(ctx context.Context, n naming, o *custom.Obje
 	return 0, fmt.Errorf("deleting the %s of %s %s: %w", n.thing, o.Kind, o.Name, err)
 }
 
-// releaseContent removes the finalizer of content o after its data were deleted or if they are
-// retained.
+// releaseContent removes the finalizer of snapshot content o after its data were deleted or if they
+// are retained.
 func (r *reconciler) releaseContent(ctx context.Context, n naming, o *custom.Object) error {
 	_, err := r.writeObject(ctx, o, func(o *custom.Object) {
 		delete(o.Annotations, n.beingCreated)
