@@ -172,8 +172,8 @@ func (r *Route) hasStatus() bool {
 func (r *Route) String() string { return r.kind + " " + r.meta.Namespace + "/" + r.meta.Name }
 
 // grantsReference reports whether a ReferenceGrant allows a reference between namespaces. The
-// reference is from a Gateway API object of this kind in namespace from to an object of the core
-// group in namespace to.
+// reference is from a Gateway API object of this kind in namespace from. It names an object of the
+// core group in namespace to, with kind toKind and the given name.
 func (w *World) grantsReference(kind, from, toKind, to, name string) bool {
 	for _, g := range w.Grants {
 		if g.Namespace != to {

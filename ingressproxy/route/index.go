@@ -234,8 +234,8 @@ func (p *pathIndex) sortEntries() {
 }
 
 // compareEntries compares two entries of one host and path by their order of evaluation. An entry
-// with a method is first, then the entry with more headers, with more query parameters, of the
-// earlier rule.
+// with a method comes first, then an entry with more headers, then one with more query parameters.
+// Among equal entries, that of the earlier rule comes first.
 func compareEntries(a, b *entry) int {
 	method := func(e *entry) int {
 		if e.match.Method != "" {

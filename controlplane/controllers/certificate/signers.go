@@ -140,8 +140,9 @@ func x509Usages(usages []certificatesv1.KeyUsage) (usage x509.KeyUsage, extended
 	return usage, extended
 }
 
-// Life returns the lifetime of a certificate if the request asks for this number of seconds, or for
-// no specific lifetime (nil).
+// Life returns the lifetime of a certificate if the request asks for this number of seconds,
+// limited to the minimum and maximum lifetime. If the request asks for no lifetime (nil), it
+// returns the maximum.
 func Life(seconds *int32) time.Duration {
 	if seconds == nil {
 		return longestLife

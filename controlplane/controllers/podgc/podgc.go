@@ -177,8 +177,9 @@ type absences struct {
 // into a pod. When it is reached, records older than two quarantines are removed.
 const maxAbsences = 10_000
 
-// absentSince returns the time at which it was first called for a node that does not exist. Before
-// it returns now for a new node, it may remove records older than two quarantines.
+// absentSince returns the time at which it was first called for a node that does not exist; at the
+// first call this is now. If there are maxAbsences records, it removes records older than two
+// quarantines.
 func (a *absences) absentSince(node string, now time.Time, quarantine time.Duration) time.Time {
 	a.mu.Lock()
 	defer a.mu.Unlock()
