@@ -93,7 +93,7 @@ func Register(ctx context.Context, socket, kind string, usable func(context.Cont
 	return true, err
 }
 
-// FileID returns an ID of the socket file at a path; "" if there is none. A later socket at the
+// FileID returns an ID of the socket file at a path; "" if none exists. A later socket at the
 // same path has another ID.
 func FileID(path string) string { return socketFileID(path) }
 

@@ -213,7 +213,7 @@ func (r *Registry) dropMissing(found map[string]string) (changed bool) {
 	return changed
 }
 
-// socketFileID returns an ID of the socket file at a path; "" if there is none. A later socket at
+// socketFileID returns an ID of the socket file at a path; "" if none exists. A later socket at
 // the same path has another ID. Connections to the socket do not change it.
 func socketFileID(path string) string {
 	st, err := os.Stat(path)

@@ -68,7 +68,7 @@ func (d *Driver) Stats(ctx context.Context, id, target, staging string) (*Stats,
 const maxProblemBytes = 1024
 
 // healthMessage returns the health statuses of a volume as one text of at most maxProblemBytes. It
-// returns "" if there are none.
+// returns "" if none exist.
 func healthMessage(h *spec.VolumeHealth) string {
 	var all []string
 	for _, e := range h.GetHealthStatuses() {

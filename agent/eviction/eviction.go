@@ -142,7 +142,7 @@ func (s State) WithEvicted(uid types.UID, now time.Time) State {
 	return s
 }
 
-// Victim returns the UID of the evicted pod that has not ended yet, or "" if there is none.
+// Victim returns the UID of the evicted pod that has not ended yet, or "" if none exists.
 func (s State) Victim() types.UID { return s.victim }
 
 // Candidate is a pod that may be evicted, with its usage of the scarce resource.

@@ -111,7 +111,7 @@ func (f *fence) recordFence(after time.Duration, confirmed bool) error {
 }
 
 // unconfirmedReport returns the name of the fence report that the control plane has not confirmed,
-// or "" if none is pending.
+// or "" if no report is pending.
 func (f *fence) unconfirmedReport() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()

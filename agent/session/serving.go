@@ -124,7 +124,7 @@ func (s *Session) runServingCertificate(ctx context.Context, now func() time.Tim
 	}
 }
 
-// currentLeaf returns the certificate that the node's HTTPS server uses, or nil if there is none
+// currentLeaf returns the certificate that the node's HTTPS server uses, or nil if none exists
 // yet.
 func (s *servingCertificate) currentLeaf() *x509.Certificate {
 	s.mu.Lock()

@@ -237,7 +237,7 @@ func hasPodRules(pod *framework.PodInfo) bool {
 
 // preemptForGroup evicts pods of lower priority if the whole group then fits. members are the
 // group's pods of the failed attempt t. It returns a message about the evictions, or about the
-// reason why there are none; "" if there is nothing to report. It never evicts pods for only a part
+// reason why none exist; "" if there is nothing to report. It never evicts pods for only a part
 // of a group.
 func (s *Scheduler) preemptForGroup(ctx context.Context, t *groupAttempt, members []*queuedPod, ties *rand.Rand) string {
 	need := t.group.Needs()

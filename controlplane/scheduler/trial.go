@@ -166,7 +166,7 @@ func (t *Trial) Weigh(ctx context.Context, pod *v1.Pod) (Weighed, error) {
 }
 
 // Harms returns the name of another pod that could not stay on its node if pod moved to the node
-// "to". The other pod's required rules would be violated. It returns "" if there is none. Pods with
+// "to". The other pod's required rules would be violated. It returns "" if none exists. Pods with
 // rules that are violated already are ignored.
 func (t *Trial) Harms(ctx context.Context, pod *v1.Pod, to string) (string, error) {
 	info, target := t.pods[pod.UID], t.snap.ByName[to]

@@ -178,7 +178,7 @@ func (d *Driver) publishBlock(q *csi.NodePublishVolumeRequest) error {
 }
 
 // otherDeviceMount returns a path, other than target, at which the block device of a volume is
-// bind-mounted. It returns "" if there is none.
+// bind-mounted. It returns "" if none exists.
 func (d *Driver) otherDeviceMount(id, target string) (string, error) {
 	l, err := findLoopDevice(d.imageFile(id))
 	if l == nil || err != nil {

@@ -140,7 +140,7 @@ func copyDifferences(ctx context.Context, dst, src *os.File) error {
 }
 
 // nextData returns the offset of the first block at or after off in which one of the files has
-// data. It returns end if there is none.
+// data. It returns end if none exists.
 func nextData(off, end int64, files ...*os.File) (int64, error) {
 	next := end
 	for _, f := range files {

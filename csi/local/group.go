@@ -38,7 +38,7 @@ func (d *Driver) groupRecordFile(id string) string {
 	return filepath.Join(d.cfg.Root, groupsDir, id+".json")
 }
 
-// readGroup returns the record of the group of snapshots id; ok is false if there is none.
+// readGroup returns the record of the group of snapshots id; ok is false if none exists.
 func (d *Driver) readGroup(id string) (g groupRecord, ok bool, err error) {
 	b, err := os.ReadFile(d.groupRecordFile(id))
 	if errors.Is(err, os.ErrNotExist) {

@@ -109,7 +109,7 @@ func findLoopDevice(image string) (*loopDevice, error) {
 	return nil, nil
 }
 
-// ensureLoopDevice returns the loop device of the backing file image. If there is none, it attaches
+// ensureLoopDevice returns the loop device of the backing file image. If none exists, it attaches
 // one, and fresh is true. A loop device that is not fresh may be mounted. The kernel detaches the
 // device when it is neither open nor mounted.
 func ensureLoopDevice(image string) (l *loopDevice, fresh bool, err error) {

@@ -185,7 +185,7 @@ func (d *Driver) isStaged(id, dir, path string) (bool, error) {
 }
 
 // otherMount returns a path at which a staged volume is mounted, other than the paths own, staging,
-// and target. It returns "" if there is none.
+// and target. It returns "" if none exists.
 func otherMount(own []string, staging, target string) (string, error) {
 	own = append(own, filepath.Clean(staging), filepath.Clean(target))
 	all, err := otherMountsOf(staging)

@@ -57,7 +57,7 @@ func checkMountOptions(kind string, options []string) error {
 }
 
 // kernelMessage returns the message that the kernel provides on fs about a failed fsconfig call. If
-// there is none, it returns the text of err.
+// none exists, it returns the text of err.
 func kernelMessage(fs int, err error) string {
 	var b [256]byte // one message, such as "e ext4: Unknown parameter 'x'"
 	n, none := unix.Read(fs, b[:])

@@ -21,7 +21,7 @@ func (d *Driver) snapshotRecordFile(id string) string {
 	return d.snapshotFile(id) + ".json"
 }
 
-// readSnapshot returns the record of the snapshot id; ok is false if there is none.
+// readSnapshot returns the record of the snapshot id; ok is false if none exists.
 func (d *Driver) readSnapshot(id string) (r volumeRecord, ok bool, err error) {
 	r, ok, err = readRecord(d.snapshotRecordFile(id))
 	if err != nil {

@@ -13,7 +13,7 @@ var unsafeInFolderNames = regexp.MustCompile(`[^(\w/.)]`)
 
 // discoveryCacheFolder returns the folder in which kubectl and kctl cache the discovery of the API
 // at listen ("address:port") for six hours. It is the folder for this user without the flag
-// --cache-dir, or "" if there is none.
+// --cache-dir, or "" if none exists.
 func discoveryCacheFolder(listen string) string {
 	folder := os.Getenv("KUBECACHEDIR")
 	if folder == "" {

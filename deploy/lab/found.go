@@ -37,7 +37,7 @@ type Process struct {
 	Boot  string `json:"boot"`  // boot ID
 }
 
-// ProcessOf returns the Process that has a PID now. If there is none, the result has no start time,
+// ProcessOf returns the Process that has a PID now. If none exists, the result has no start time,
 // and IsAlive returns false.
 func ProcessOf(pid int) *Process {
 	p := &Process{PID: pid, Boot: bootID()}

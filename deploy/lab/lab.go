@@ -239,7 +239,7 @@ func (l *Lab) clearBusy() error {
 	return nil
 }
 
-// Host returns the host with the given name. If there is none, the error lists the names of all
+// Host returns the host with the given name. If none exists, the error lists the names of all
 // hosts.
 func (l *Lab) Host(name string) (Host, error) {
 	i := slices.IndexFunc(l.Config.Hosts, func(h Host) bool { return h.Name == name })

@@ -111,7 +111,7 @@ func (c Cluster) HostsWithRole(r Role) []Host {
 	return out
 }
 
-// Host returns the host with the given name. If there is none, the error lists the names of all
+// Host returns the host with the given name. If none exists, the error lists the names of all
 // hosts.
 func (c Cluster) Host(name string) (Host, error) {
 	for _, h := range c.Hosts {

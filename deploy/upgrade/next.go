@@ -120,7 +120,7 @@ func nextMember(s State, g Goal) (Step, error) {
 }
 
 // nextLeader returns the name of a healthy voter that can become the leader. It prefers a voter
-// with the goal's release, and returns "" if there is none.
+// with the goal's release, and returns "" if none exists.
 func nextLeader(s State, g Goal) (name string) {
 	for _, m := range s.Members {
 		if m.Leader || !m.Voter || m.Problem != "" {

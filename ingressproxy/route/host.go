@@ -69,7 +69,7 @@ func (h Host) Matches(name string) bool {
 	return h.Wildcard == AnyLabels || !strings.Contains(labels, ".")
 }
 
-// Intersect returns the host names that both h and other include. ok is false if there are none.
+// Intersect returns the host names that both h and other include. ok is false if none exist.
 func (h Host) Intersect(other Host) (both Host, ok bool) {
 	switch {
 	case other.Name == "":

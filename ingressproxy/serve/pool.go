@@ -85,7 +85,7 @@ func (p *pool) pickEndpoint(client netip.Addr, tried []*endpoint, now time.Time)
 }
 
 // firstFitting returns the first endpoint for which fits returns true. The search starts at index
-// place and wraps around. It returns nil if there is none.
+// place and wraps around. It returns nil if none exists.
 func (p *pool) firstFitting(place int, fits func(*endpoint) bool) *endpoint {
 	for i := range p.endpoints {
 		if e := p.endpoints[(place+i)%len(p.endpoints)]; fits(e) {

@@ -24,7 +24,7 @@ type Conn struct {
 }
 
 // FromConn returns the Conn below c, for example if c is a *tls.Conn on a Conn. It returns nil if
-// there is none.
+// none exists.
 func FromConn(c net.Conn) *Conn {
 	for c != nil {
 		if limited, ok := c.(*Conn); ok {

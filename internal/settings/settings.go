@@ -52,7 +52,7 @@ func Usage(flag, usage string) string {
 	return usage + " [key " + flag + ", " + EnvironmentName(flag) + "]"
 }
 
-// File is the configuration file. An empty path means that there is none. A missing file is an
+// File is the configuration file. An empty path means that none exists. A missing file is an
 // error only if Required is set.
 type File struct {
 	Path     string

@@ -176,7 +176,7 @@ func (k Kernel) blockUnit(s Session, lun int) (Unit, bool, error) {
 }
 
 // multipathDevice returns the path of the device that multipathd created for a logical unit, or ""
-// if there is none.
+// if none exists.
 func (k Kernel) multipathDevice(u Unit) string {
 	holders, err := os.ReadDir(filepath.Join(u.folder, "block", u.Block, "holders"))
 	if err != nil {

@@ -45,7 +45,7 @@ func isStaleClaim(set *appsv1.StatefulSet, pod string, c *corev1.PersistentVolum
 }
 
 // otherController returns the reference of claim c to a controller that is neither the set nor the
-// pod. It returns nil if there is none. A set of the same name with another UID counts as another
+// pod. It returns nil if none exists. A set of the same name with another UID counts as another
 // controller.
 func otherController(set *appsv1.StatefulSet, pod string, c *corev1.PersistentVolumeClaim) *metav1.OwnerReference {
 	for i := range c.OwnerReferences {

@@ -148,7 +148,7 @@ func withoutProvisionNote(c *corev1.PersistentVolumeClaim, elsewhere bool) *core
 }
 
 // unknownParameter returns a parameter of the class that has the reserved prefix and is not
-// supported. It returns "" if there is none.
+// supported. It returns "" if none exists.
 func unknownParameter(class *storagev1.StorageClass) string {
 	for _, k := range slices.Sorted(maps.Keys(class.Parameters)) {
 		if strings.HasPrefix(k, reserved) && k != fsTypeParam && !namesSecret(k) {

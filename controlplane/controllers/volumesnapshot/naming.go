@@ -256,7 +256,7 @@ func (r *reconciler) contentSecrets(ctx context.Context, n naming, o *custom.Obj
 }
 
 // contentNodes returns the nodes that have the driver and reach the snapshot of snapshot content o.
-// The driver is called through these nodes. It returns an error if there are none.
+// The driver is called through these nodes. It returns an error if none exist.
 func (r *reconciler) contentNodes(o *custom.Object, driver string) ([]string, error) {
 	from, err := controllers.ReachableNodeAffinity(o)
 	if err != nil {

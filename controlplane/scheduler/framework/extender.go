@@ -101,7 +101,7 @@ func addExtenderScores(ctx context.Context, asked []Extender, c *Cycle, r *scrat
 }
 
 // bindBy binds the pod with the first extender that implements Bind and is interested in the pod.
-// It returns false if there is none.
+// It returns false if none exists.
 func (p *Profile) bindBy(ctx context.Context, c *Cycle, node string) (*Status, bool) {
 	asked := Asked(p.Extenders, VerbBind, c.Pod)
 	if len(asked) == 0 {

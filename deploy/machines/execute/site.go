@@ -127,7 +127,7 @@ func (s *Site) runScript(ctx context.Context, name string, limit time.Duration, 
 	return out, err
 }
 
-// connection returns the connection to the named machine. If there is none, or if it was dropped
+// connection returns the connection to the named machine. If none exists, or if it was dropped
 // after an error, it connects.
 func (s *Site) connection(ctx context.Context, name string) (*machines.Machine, error) {
 	s.mu.Lock()

@@ -11,7 +11,7 @@ import (
 // in the cluster. For a machine of the cluster, r must be known to be later than its release. For a
 // machine that joins, r must not be earlier than the release of any other machine. If r cannot be
 // compared with it, some machine of the cluster must already run r. If the release of a machine
-// violates this, FindDowngrade returns the machine and its release. It returns "" if there is none.
+// violates this, FindDowngrade returns the machine and its release. It returns "" if none exists.
 func FindDowngrade(c machines.Cluster, facts map[string]machines.Facts, r Release, steps []Step) (machine, runs string) {
 	running := map[string]string{}
 	also := false // a machine of the cluster already has the release r

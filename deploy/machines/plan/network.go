@@ -131,7 +131,7 @@ func (j *inspector) checkUDPPort(h machines.Host, f machines.Facts, port int, re
 }
 
 // firstTunnelPeer returns the name of the first other node to which traffic of pods needs a VXLAN
-// tunnel. It returns "" if there is none. In mode auto, a node with an address in a network of the
+// tunnel. It returns "" if none exists. In mode auto, a node with an address in a network of the
 // same interface is reached without a tunnel, as the agent decides (agent/network).
 func (j *inspector) firstTunnelPeer(h machines.Host, f machines.Facts, mode string) string {
 	own, err := netip.ParseAddr(h.Address)

@@ -113,7 +113,7 @@ func (h *history) listAt(prefix, after string, rev raftstore.Revision) []raftsto
 }
 
 // latestRevision returns the last revision with changes up to and including rev, or the start of
-// the recording if there is none.
+// the recording if none exists.
 func (h *history) latestRevision(rev raftstore.Revision) raftstore.Revision {
 	i := sort.Search(len(h.revisions), func(i int) bool { return h.revisions[i] > rev })
 	if i == 0 {

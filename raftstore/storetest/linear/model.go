@@ -68,7 +68,7 @@ func keyModel() porcupine.Model {
 }
 
 // searchOrder searches, for each key, a sequential order of all calls about the key that explains
-// their results. If there is none, it reports a violation to rep. It relies on the watchers for
+// their results. If none exists, it reports a violation to rep. It relies on the watchers for
 // only one result. A commit with an unknown outcome that no watcher received is omitted.
 func (r *Recorder) searchOrder(rep *Report, a *audit, o CheckOptions) {
 	timeout := o.Timeout

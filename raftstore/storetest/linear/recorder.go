@@ -136,7 +136,7 @@ func fateOf(err error, o *op) fate {
 }
 
 // sureError returns the error of the contract that err wraps and which guarantees that the call had
-// no effect. It returns nil if there is none.
+// no effect. It returns nil if none exists.
 func sureError(err error) error {
 	for _, sure := range []error{
 		raftstore.ErrUnavailable, raftstore.ErrFenced, raftstore.ErrNotLeader, raftstore.ErrClosed, raftstore.ErrCompacted,

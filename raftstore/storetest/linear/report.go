@@ -87,7 +87,7 @@ func (r *Report) Has(k Kind) bool {
 	return false
 }
 
-// Err returns an error that lists the violations, or nil if there are none.
+// Err returns an error that lists the violations, or nil if none exist.
 func (r *Report) Err() error {
 	if len(r.Violations) == 0 {
 		return nil

@@ -53,7 +53,7 @@ type counted struct {
 }
 
 // PreFilter implements framework.PreFilter: it looks up the counts for the DoNotSchedule
-// constraints of the pod. It skips the filter if there are none.
+// constraints of the pod. It skips the filter if none exist.
 func (p Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]struct{}, *framework.Status) {
 	list := constraintsOf(c.Pod.Pod, v1.DoNotSchedule)
 	if p.Listed && len(c.Pod.Pod.Spec.TopologySpreadConstraints) == 0 {
@@ -128,7 +128,7 @@ type softState struct {
 }
 
 // PreScore implements framework.PreScore: it looks up the counts for the ScheduleAnyway constraints
-// of the pod, or the default constraints. It skips scoring if there are none.
+// of the pod, or the default constraints. It skips scoring if none exist.
 func (p Plugin) PreScore(_ context.Context, c *framework.Cycle, nodes []*framework.NodeInfo) *framework.Status {
 	list := constraintsOf(c.Pod.Pod, v1.ScheduleAnyway)
 	own := len(c.Pod.Pod.Spec.TopologySpreadConstraints) > 0
