@@ -20,7 +20,9 @@ import (
 
 var apiServices = apiregistrationv1.SchemeGroupVersion.WithResource("apiservices")
 
-// newAggregation sets up what hands requests on to servers in the cluster.
+// newAggregation returns the aggregation layer, which proxies requests to the API servers of
+// APIServices. The layer authenticates itself with the front-proxy certificate if Config.FrontProxy
+// is set.
 func (s *Server) newAggregation() *aggregation.Layer {
 	var certificate func(*tls.CertificateRequestInfo) (*tls.Certificate, error)
 	if p := s.cfg.FrontProxy; p != nil {
@@ -31,7 +33,8 @@ func (s *Server) newAggregation() *aggregation.Layer {
 	})
 }
 
-// cachedAPIService reads this replica's cache only: it is asked for with every request.
+// cachedAPIService returns an APIService from this replica's cache. It never reads the store,
+// because it runs for every request.
 func (s *Server) cachedAPIService(ctx context.Context, name string) (*apiregistrationv1.APIService, bool) {
 	kind := s.cfg.Kinds.ByResource(apiServices)
 	if kind == nil {
@@ -61,8 +64,9 @@ func (s *Server) cachedAPIServices(ctx context.Context) []*apiregistrationv1.API
 	return out
 }
 
-// aggregated answers a request for a group version that a server in the cluster has: false for all others. Stage 2 is
-// here; the server asks again, for the same user.
+// aggregated authorizes a request and proxies it to the API server of an APIService. It returns
+// false and does nothing if no APIService points the group version of the path to a Service.
+// Authorization (stage 2) happens here; the aggregated API server authorizes the same user again.
 func (s *Server) aggregated(w http.ResponseWriter, r *http.Request, u api.User) bool {
 	remote, ok := s.aggregation.Lookup(r.Context(), r.URL.Path)
 	if !ok {
@@ -81,7 +85,7 @@ func (s *Server) aggregated(w http.ResponseWriter, r *http.Request, u api.User) 
 		class = flowcontrol.Read
 	}
 	if forward.Upgrades(r) {
-		class = flowcontrol.Watch // it lasts as long as both ends want
+		class = flowcontrol.Watch // an upgraded connection lasts until one of its ends closes it
 	}
 	if class != flowcontrol.Watch {
 		ctx, cancel = context.WithTimeout(ctx, s.cfg.RequestTimeout)
@@ -97,7 +101,8 @@ func (s *Server) aggregated(w http.ResponseWriter, r *http.Request, u api.User) 
 	return true
 }
 
-// discover answers a discovery path, with what servers in the cluster have; false when it is none.
+// discover serves a discovery path, including the group versions of aggregated API servers. It
+// returns false if the path is not a discovery path.
 func (s *Server) discover(w http.ResponseWriter, r *http.Request) bool {
 	if !strings.HasPrefix(r.URL.Path, "/apis") {
 		return s.discovery.Serve(w, r)
@@ -114,7 +119,9 @@ func (s *Server) discover(w http.ResponseWriter, r *http.Request) bool {
 	return s.discovery.ServeMerged(w, r, remotes, orders)
 }
 
-// describe answers OpenAPI paths, those of the v3 documents of servers in the cluster by asking them.
+// describe serves an OpenAPI path. The v2 document and the v3 index include aggregated API servers.
+// A request for the v3 document of an aggregated group version is proxied to its API server. It
+// returns false for all other paths.
 func (s *Server) describe(w http.ResponseWriter, r *http.Request, u api.User) bool {
 	path := strings.TrimSuffix(r.URL.Path, "/")
 	if path == "/openapi/v2" {
@@ -147,10 +154,12 @@ func (s *Server) describe(w http.ResponseWriter, r *http.Request, u api.User) bo
 	return s.openapi.Serve(w, r)
 }
 
-// proxied is what a request takes that is handed on: buffers in both directions, and of the connections.
+// proxied is the memory in bytes that a proxied request reserves at the gate: the buffers of both
+// directions and of both connections.
 const proxied = 256 << 10
 
-// remoteAttributes are what authorization is asked about a path whose resources are not known here.
+// remoteAttributes returns the authorization attributes of a request, derived from its method and
+// path only. It does not require that the resource is served here.
 func remoteAttributes(r *http.Request, u api.User) *authz.Attributes {
 	t, ok := endpoints.ParsePath(r.URL.Path)
 	if !ok {

@@ -17,29 +17,31 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/aggregation"
 )
 
-// maxChecks is how many servers are looked at, at once: of those that answered last, and of those that did not. Servers
-// that hang keep each other waiting and nobody else.
+// maxChecks is how many availability checks of API servers run at once. It applies separately to
+// servers whose last check passed and to all others, so hanging servers delay only other failing or
+// unchecked servers.
 const maxChecks = 16
 
-// checks are when the servers of APIServices are looked at, each by its own time.
+// checks schedules the availability checks of all APIServices. Each APIService has its own due
+// time.
 type checks struct {
 	mu      sync.Mutex
 	of      map[string]*checking // by name of the APIService
-	running [2]int               // of sound servers, and of those that failed
+	running [2]int               // running checks by checking.class: 0 = the last check passed, 1 = it failed or no check has run
 	turns   int
-	ended   chan struct{} // has an element when a check has ended, or one is due that was not
+	ended   chan struct{} // signaled when a check has ended or an APIService has become due; capacity 1
 }
 
-// checking is what is known of when one APIService is looked at.
+// checking is the schedule of the availability checks of one APIService.
 type checking struct {
-	due      time.Time // the zero time is at once
+	due      time.Time // when the next check is due; the zero time means at once
 	running  bool
-	touched  bool // while it was running
-	turn     int  // of the touch that made it due: the last comes first; 0 = its time has come
+	touched  bool // set if the APIService changed while its check was running: another check must follow
+	turn     int  // order of the change that made the check due: the newest is checked first; 0 = due by time only
 	remote   bool
-	failures int    // in a row
-	since    int    // of them, since something was heard of it: a server that has just come may need a moment
-	written  string // the version that the last write of its status made: no news
+	failures int    // failed checks in a row
+	since    int    // failed checks since the last change of the APIService or its Service: right after a change, retries are frequent
+	written  string // resourceVersion of this server's last status write: an event with this version starts no check
 }
 
 func newChecks() *checks { return &checks{of: map[string]*checking{}, ended: make(chan struct{}, 1)} }
@@ -51,8 +53,9 @@ func (c *checks) wake() {
 	}
 }
 
-// KeepConditions looks at the servers of all APIServices, each when it is due, and writes what differs of their
-// conditions, until ctx ends. What TouchAPIServices is told of is due at once. The leader calls it.
+// KeepConditions checks the API servers of all APIServices when they are due and writes changed
+// Available conditions, until ctx ends. A change that TouchAPIServices reports makes the check due
+// at once. The leader calls it; fence is the term of its leadership.
 func (s *Server) KeepConditions(ctx context.Context, fence uint64) error {
 	var all sync.WaitGroup
 	defer all.Wait()
@@ -79,7 +82,8 @@ func (s *Server) KeepConditions(ctx context.Context, fence uint64) error {
 	}
 }
 
-// next takes what is due and has a place, and says how long nothing else will be.
+// next returns the names of the due APIServices that fit within maxChecks, and marks their checks
+// as running. wait is the time until the next check becomes due, at most one hour.
 func (c *checks) next(now time.Time) (ready []string, wait time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -108,7 +112,8 @@ func (c *checks) next(now time.Time) (ready []string, wait time.Duration) {
 	return ready, wait
 }
 
-// class is 1 for a server that failed, and for one that nobody knows yet.
+// class returns 1 if the last check failed or if no check of a remote API server has run yet, and 0
+// otherwise.
 func (one *checking) class() int {
 	if one.failures > 0 {
 		return 1
@@ -116,7 +121,8 @@ func (one *checking) class() int {
 	return 0
 }
 
-// look looks at one server and says when that is to be done again.
+// look checks the API server of one APIService and schedules its next check. If the APIService no
+// longer exists or is being deleted, its schedule is removed.
 func (s *Server) look(ctx context.Context, fence uint64, c *checks, name string) {
 	one, there := s.cachedAPIService(ctx, name)
 	there = there && one.DeletionTimestamp == nil
@@ -139,14 +145,15 @@ func (s *Server) look(ctx context.Context, fence uint64, c *checks, name string)
 		if err != nil {
 			again = 5 * time.Second
 		} else if !st.remote {
-			again = 24 * time.Hour // nothing changes unless the object does
+			again = 24 * time.Hour // the condition of a local APIService changes only with the object
 		}
 		st.due = s.cfg.Clock().Add(again)
 		return !there
 	})
 }
 
-// done ends a check; note says what became of it.
+// done marks a check as ended. note updates the schedule with the result and reports whether the
+// APIService is gone; the schedule is then deleted, unless the APIService changed during the check.
 func (c *checks) done(name string, note func(*checking) (gone bool)) {
 	c.mu.Lock()
 	one := c.of[name]
@@ -162,14 +169,15 @@ func (c *checks) done(name string, note func(*checking) (gone bool)) {
 	c.wake()
 }
 
-// touch makes an APIService due, unless it is as its check wrote it.
+// touch makes the check of a created or changed APIService due at once. It ignores the change that
+// the last check's own status write made.
 func (c *checks) touch(a *apiregistrationv1.APIService) {
 	c.mu.Lock()
 	one := c.of[a.Name]
 	if one == nil {
 		one = &checking{}
 		if a.Spec.Service != nil {
-			one.failures = 1 // nobody knows it: it waits with those that fail
+			one.failures = 1 // unchecked servers share the limit of failing servers
 		}
 		c.of[a.Name] = one
 	} else if one.written == a.ResourceVersion {
@@ -181,13 +189,14 @@ func (c *checks) touch(a *apiregistrationv1.APIService) {
 	c.wake()
 }
 
-// hasten makes a check due at once, or after the one that is under way. The caller holds mu.
+// hasten makes a check due at once, or right after the running check. The caller holds mu.
 func (c *checks) hasten(one *checking) {
 	c.turns++
 	one.due, one.touched, one.turn, one.since = time.Time{}, one.running, c.turns, 0
 }
 
-// again makes an APIService due on which something else rests has changed.
+// again makes the check of a known APIService due because its Service or an EndpointSlice of the
+// Service has changed.
 func (c *checks) again(name string) {
 	c.mu.Lock()
 	if one := c.of[name]; one != nil {
@@ -197,8 +206,9 @@ func (c *checks) again(name string) {
 	c.wake()
 }
 
-// TouchAPIServices is told of every change of an APIService, a Service and an EndpointSlice: whose server may have come
-// or gone with it is looked at at once.
+// TouchAPIServices makes checks of API servers due at once. The caller passes every changed
+// APIService, Service and EndpointSlice. A changed Service or EndpointSlice affects the APIServices
+// that reference the Service.
 func (s *Server) TouchAPIServices(obj api.Object) {
 	c := s.checks.Load()
 	if c == nil {
@@ -219,8 +229,9 @@ func (s *Server) TouchAPIServices(obj api.Object) {
 	}
 }
 
-// checkAPIService says whether the server is available, and which version the write of its condition made; "" = none
-// was needed.
+// checkAPIService checks the API server of an APIService and writes its Available condition if it
+// changed. passed reports whether the server is available. written is the resourceVersion of the
+// status write, "" if nothing was written.
 func (s *Server) checkAPIService(ctx context.Context, fence uint64, one *apiregistrationv1.APIService) (passed bool, written string, err error) {
 	c := apiregistration.LocalAPIService(s.cfg.Clock())
 	if one.Spec.Service != nil {
@@ -237,7 +248,7 @@ func (s *Server) checkAPIService(ctx context.Context, fence uint64, one *apiregi
 		Name: one.Name, Object: next, Fence: fence}
 	out, err := s.chain.Do(ctx, r)
 	switch {
-	case apierrors.IsNotFound(err) || apierrors.IsConflict(err): // who changed it is told of
+	case apierrors.IsNotFound(err) || apierrors.IsConflict(err): // a change of the APIService triggers the next check
 		return passed, "", nil
 	case err != nil:
 		return passed, "", fmt.Errorf("writing the status of APIService %s: %w", one.Name, err)

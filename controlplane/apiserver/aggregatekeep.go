@@ -22,17 +22,19 @@ import (
 	"keelson.dev/keelson/controlplane/pki"
 )
 
-// autoManaged labels the APIServices that are kept as they are here.
+// autoManaged is the label of APIServices that EnsureAPIServices maintains. Its values are
+// managedOnStart and managedForKinds.
 const (
 	autoManaged     = "kube-aggregator.kubernetes.io/automanaged"
-	managedOnStart  = "onstart" // of built-in groups
-	managedForKinds = "true"    // of groups of custom resources: they go with the kinds
-	customVersion   = 100       // the version priority of custom resources
+	managedOnStart  = "onstart" // for built-in groups
+	managedForKinds = "true"    // for groups of custom resources: the APIService is deleted when the last kind of its group version is deleted
+	customVersion   = 100       // lowest versionPriority of groups of custom resources
 )
 
-// EnsureAPIServices brings the APIServices of what is served here to what they shall be. One that a user has pointed
-// to a Service, or made for a group of custom resources, stays as it is. The leader calls it whenever the kinds or an
-// APIService change; it writes only what differs.
+// EnsureAPIServices creates, updates and deletes the APIServices of the group versions that this
+// server serves itself. An APIService without the autoManaged label stays unchanged: a user pointed
+// it to a Service or created it for a group of custom resources. The leader calls it whenever the
+// kinds or an APIService change; fence is the term of its leadership. It writes only differences.
 func (s *Server) EnsureAPIServices(ctx context.Context, fence uint64) error {
 	want := s.localAPIServices()
 	var errs []error
@@ -60,7 +62,8 @@ func (s *Server) EnsureAPIServices(ctx context.Context, fence uint64) error {
 	return errors.Join(errs...)
 }
 
-// localAPIServices are those of the group versions that are served here, by name.
+// localAPIServices returns the wanted APIService of each group version that this server serves
+// itself, by name.
 func (s *Server) localAPIServices() map[string]*apiregistrationv1.APIService {
 	out := map[string]*apiregistrationv1.APIService{}
 	versions := map[string][]string{}
@@ -75,7 +78,7 @@ func (s *Server) localAPIServices() map[string]*apiregistrationv1.APIService {
 		case !discovery.BuiltIn(gv.Group):
 			managed[autoManaged] = managedForKinds
 		case gv.Group == "metrics.k8s.io":
-			managed = nil // metrics-server's manifest points it to a Service, and that stays
+			managed = nil // metrics-server's manifest points this APIService to a Service, so it is not managed
 		}
 		versions[gv.Group] = append(versions[gv.Group], gv.Version)
 		out[name] = &apiregistrationv1.APIService{
@@ -93,7 +96,8 @@ func (s *Server) localAPIServices() map[string]*apiregistrationv1.APIService {
 	return out
 }
 
-// versionPriority is that of a version of a group, which is better the larger rank is.
+// versionPriority returns the versionPriority of an APIService. rank is the version's rank in its
+// group, starting at 1 for the least preferred version.
 func versionPriority(gv schema.GroupVersion, rank int) int32 {
 	switch {
 	case gv.Group == "":
@@ -106,14 +110,16 @@ func versionPriority(gv schema.GroupVersion, rank int) int32 {
 	return int32(rank)
 }
 
-// What servers in the cluster read to know whom they may believe.
+// Names of the ConfigMap and the Role from which aggregated API servers read which CAs and headers
+// authenticate a proxied request.
 const (
 	authenticationConfig = "extension-apiserver-authentication"
 	authenticationReader = "extension-apiserver-authentication-reader"
 )
 
-// EnsureAuthenticationConfig keeps ConfigMap kube-system/extension-apiserver-authentication true, and makes the Role by
-// which servers read it where it is missing.
+// EnsureAuthenticationConfig creates or updates ConfigMap
+// kube-system/extension-apiserver-authentication. It also creates the Role and RoleBinding that
+// grant access to the ConfigMap, if they are missing. It does nothing without Config.FrontProxy.
 func (s *Server) EnsureAuthenticationConfig(ctx context.Context, fence uint64) error {
 	if s.cfg.FrontProxy == nil {
 		return nil
@@ -155,7 +161,7 @@ func (s *Server) ensureAuthenticationMap(ctx context.Context, fence uint64) erro
 	}
 	const ca = "requestheader-client-ca-file"
 	if asGood(have.Data[ca], want[ca]) {
-		want[ca] = have.Data[ca] // another replica signed it; the authority is the same
+		want[ca] = have.Data[ca] // another replica issued this CA certificate; the key and subject are the same
 	}
 	next := have.DeepCopy()
 	if next.Data == nil {
@@ -170,7 +176,7 @@ func (s *Server) ensureAuthenticationMap(ctx context.Context, fence uint64) erro
 	return s.write(ctx, fence, api.VerbUpdate, next)
 }
 
-// asGood says whether a certificate is of the same key and subject as another and ends no sooner.
+// asGood reports whether two PEM certificates have the same key, subject and expiry.
 func asGood(a, b string) bool {
 	ca, errA := pki.DecodeCert([]byte(a))
 	cb, errB := pki.DecodeCert([]byte(b))
@@ -179,11 +185,12 @@ func asGood(a, b string) bool {
 }
 
 func jsonList(items ...string) string {
-	data, _ := json.Marshal(items) // strings: it cannot fail
+	data, _ := json.Marshal(items) // a list of strings always encodes
 	return string(data)
 }
 
-// ConcernsAPIServices says whether a change of obj may change what EnsureAPIServices and EnsureAuthenticationConfig keep.
+// ConcernsAPIServices reports whether a change of obj requires another call of EnsureAPIServices
+// and EnsureAuthenticationConfig.
 func ConcernsAPIServices(obj api.Object) bool {
 	switch o := obj.(type) {
 	case *apiregistrationv1.APIService:

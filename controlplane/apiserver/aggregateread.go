@@ -21,18 +21,20 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/discovery"
 )
 
-// What is read of an aggregated API for a part of this replica, and what is told of its refusal.
+// Limits of CallAggregated: bytes of a response body, time of a request, and bytes of an error
+// message.
 const (
 	readAggregatedBytes = 4 << 20
 	readAggregatedTime  = 10 * time.Second
 	refusalBytes        = 256
 )
 
-// ErrNotAggregated says that no APIService points the group version of a path to a Service.
+// ErrNotAggregated reports that no APIService points the group version of a path to a Service.
 var ErrNotAggregated = errors.New("no APIService points it to a Service")
 
-// ReadAggregated reads a path of a server in the cluster, as JSON, for a part of this replica that acts as u: on the
-// same road as a client's request, with its authorization and its place among the others. The path is escaped.
+// ReadAggregated sends a GET for a path to an aggregated API server as user u and returns the JSON
+// body. Like a client's request, it is authorized and subject to flow control. path must be
+// escaped. A status other than 200 is an error.
 func (s *Server) ReadAggregated(ctx context.Context, u api.User, path string, query url.Values) ([]byte, error) {
 	body, code, err := s.CallAggregated(ctx, u, http.MethodGet, path, query, nil)
 	if err == nil && code != http.StatusOK {
@@ -44,9 +46,11 @@ func (s *Server) ReadAggregated(ctx context.Context, u api.User, path string, qu
 	return body, nil
 }
 
-// CallAggregated sends a request with a JSON body to a server in the cluster for a part of this replica that acts as u, on the
-// same road as a client's request, and returns the body and the code of the response. The path is escaped. The body of a
-// PATCH is a JSON merge patch. A GET with a limit asks for the metadata of a list.
+// CallAggregated sends a request to an aggregated API server as user u and returns the body and
+// status code of the response. Like a client's request, it is authorized and subject to flow
+// control. path must be escaped. body is JSON, for a PATCH a JSON merge patch. A GET with a limit
+// parameter requests PartialObjectMetadata. Without a matching APIService it returns
+// ErrNotAggregated.
 func (s *Server) CallAggregated(ctx context.Context, u api.User, method, path string, query url.Values, body []byte) ([]byte, int, error) {
 	ctx, cancel := context.WithTimeout(ctx, readAggregatedTime)
 	defer cancel()
@@ -83,7 +87,7 @@ func (s *Server) CallAggregated(ctx context.Context, u api.User, method, path st
 	return a.body.Bytes(), a.code, nil
 }
 
-// refusal is what a server says of why not, in a few printable words.
+// refusal returns the message of an error response as at most refusalBytes of printable text.
 func refusal(body []byte) string {
 	text := string(body)
 	var status metav1.Status
@@ -99,7 +103,8 @@ func refusal(body []byte) string {
 	}, text))
 }
 
-// aggregatedAnswer keeps an answer, up to its bound.
+// aggregatedAnswer is an http.ResponseWriter that buffers a response of at most
+// readAggregatedBytes.
 type aggregatedAnswer struct {
 	header  http.Header
 	code    int
@@ -107,23 +112,23 @@ type aggregatedAnswer struct {
 	tooLong bool
 }
 
-// cut says that less came than was announced.
+// cut reports whether the body has a different length than its Content-Length header.
 func (a *aggregatedAnswer) cut() bool {
 	n, err := strconv.Atoi(a.header.Get("Content-Length"))
 	return err == nil && n != a.body.Len()
 }
 
-// Header implements http.ResponseWriter.
+// Header returns the response headers.
 func (a *aggregatedAnswer) Header() http.Header { return a.header }
 
-// WriteHeader implements http.ResponseWriter.
+// WriteHeader stores the status code. It ignores 1xx codes.
 func (a *aggregatedAnswer) WriteHeader(code int) {
-	if code >= http.StatusOK { // the others come before the answer
+	if code >= http.StatusOK { // 1xx codes precede the final status
 		a.code = code
 	}
 }
 
-// Write implements http.ResponseWriter.
+// Write appends to the buffered body. It fails if the body would exceed readAggregatedBytes.
 func (a *aggregatedAnswer) Write(p []byte) (int, error) {
 	if a.body.Len()+len(p) > readAggregatedBytes {
 		a.tooLong = true
@@ -132,14 +137,14 @@ func (a *aggregatedAnswer) Write(p []byte) (int, error) {
 	return a.body.Write(p)
 }
 
-// DiscoverAggregated returns the resources of the group versions that servers in the cluster have. A group version whose server
-// does not answer is stale.
+// DiscoverAggregated returns the resources of all aggregated group versions. A group version is
+// marked stale if its API server does not respond.
 func (s *Server) DiscoverAggregated(ctx context.Context) []discovery.Remote {
 	return s.aggregation.Discover(ctx)
 }
 
-// aggregatedResources returns the resources, without subresources, of a kind that a server in the cluster serves. If the
-// server does not answer, its last answer counts.
+// aggregatedResources returns the resources, without subresources, of a kind that an aggregated API
+// server serves. If the server does not respond, its last known discovery document is used.
 func (s *Server) aggregatedResources(ctx context.Context, gvk schema.GroupVersionKind) []metav1.APIResource {
 	var found []metav1.APIResource
 	for _, remote := range s.aggregation.Discover(ctx) {
@@ -156,5 +161,5 @@ func (s *Server) aggregatedResources(ctx context.Context, gvk schema.GroupVersio
 	return found
 }
 
-// Refusal returns the message of a response that is not a success, in a few printable words.
+// Refusal returns the message of an error response as at most 256 bytes of printable text.
 func Refusal(body []byte) string { return refusal(body) }

@@ -21,18 +21,19 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/subresource"
 )
 
-// front is the chain as HTTP sees it: with a trace for every write, and the
-// questions that only HTTP asks.
+// front is the pipeline for HTTP requests: the chain, extended by trace parents for writes and by
+// the methods of endpoints.Backend.
 type front struct{ *chain }
 
-// Serve is endpoints.Backend.
+// Serve performs a request of an HTTP client and implements endpoints.Backend.
 func (f front) Serve(ctx context.Context, r *api.Request, body func(context.Context) error) (endpoints.Result, error) {
 	traceable(r)
 	return f.chain.serve(ctx, r, body)
 }
 
-// traceable gives a write a trace of its own where the client brought none, and
-// takes it from what is no step of an apply.
+// traceable sets the trace parent of a write to a new one if the client sent none. It clears the
+// trace parent of requests that are not recorded as steps of an apply: reads, dry runs, status
+// updates, and writes of leases, events, tokens and virtual kinds.
 func traceable(r *api.Request) {
 	writes := r.Verb == api.VerbCreate || r.Verb == api.VerbUpdate || r.Verb == api.VerbPatch
 	dry := slices.Concat(r.Create.DryRun, r.Update.DryRun, r.PatchO.DryRun)
@@ -45,15 +46,16 @@ func traceable(r *api.Request) {
 	}
 }
 
-// newTraceParent starts a W3C trace.
+// newTraceParent returns a W3C traceparent with random trace and span IDs.
 func newTraceParent() string {
 	var b [24]byte
-	_, _ = rand.Read(b[:]) // never fails
+	_, _ = rand.Read(b[:]) // rand.Read never fails
 	h := hex.EncodeToString(b[:])
 	return "00-" + h[:32] + "-" + h[32:] + "-01"
 }
 
-// Connect is endpoints.Backend.
+// Connect authorizes and admits a connect request, such as exec or port-forward, and returns the
+// object from the store. It implements endpoints.Backend.
 func (f front) Connect(ctx context.Context, r *api.Request) (api.Object, error) {
 	if err := f.authorize(ctx, r); err != nil {
 		return nil, err
@@ -68,7 +70,8 @@ func (f front) Connect(ctx context.Context, r *api.Request) (api.Object, error) 
 	return obj, nil
 }
 
-// Unknown is endpoints.Backend.
+// Unknown authorizes a request for a resource that is not served, so that only authorized users get
+// a 404. It implements endpoints.Backend.
 func (f front) Unknown(ctx context.Context, u api.User, verb api.Verb, t endpoints.Target) error {
 	return f.decide(ctx, &authz.Attributes{
 		User: u, Verb: string(verb), Namespace: t.Namespace, APIGroup: t.GVR.Group, APIVersion: t.GVR.Version,
@@ -76,12 +79,14 @@ func (f front) Unknown(ctx context.Context, u api.User, verb api.Verb, t endpoin
 	}, nil)
 }
 
-// Encoded is endpoints.Backend.
+// Encoded returns obj encoded for a media type, from the registry's cache of encoded objects if
+// possible. It implements endpoints.Backend.
 func (f front) Encoded(obj runtime.Object, media string) ([]byte, error) {
 	return f.registry.Encoded(obj, media)
 }
 
-// allowed answers access reviews.
+// allowed returns the status of an access review: the authorizer's decision on the attributes for
+// user u.
 func (c *chain) allowed(
 	ctx context.Context, u api.User, res *authorizationv1.ResourceAttributes, path *authorizationv1.NonResourceAttributes,
 ) authorizationv1.SubjectAccessReviewStatus {
@@ -95,11 +100,12 @@ func (c *chain) allowed(
 	return status
 }
 
-// known is the cluster as admission, authentication and authorization look at it:
-// this replica's cache, asking the store where the cache has not got the object.
+// known reads cluster objects for admission, authentication and authorization. It reads this
+// replica's cache and falls back to the store for objects that the cache does not have.
 type known struct {
 	chain *chain
-	// byName are the kinds that are built in, which stay: no kind that comes later may take the place of one.
+	// byName holds the built-in kinds by resource name. A custom resource of the same name never
+	// replaces an entry.
 	byName map[string]*api.Kind
 }
 
@@ -113,7 +119,8 @@ func newKnown(c *chain) *known {
 	return k
 }
 
-// Get is admission.Cluster.
+// Get returns a shared object from the cache, or from the store if the cache does not have it. It
+// implements admission.Cluster.
 func (k *known) Get(ctx context.Context, resource, namespace, name string) (api.Object, bool) {
 	kind := k.byName[resource]
 	if kind == nil || name == "" {
@@ -122,7 +129,7 @@ func (k *known) Get(ctx context.Context, resource, namespace, name string) (api.
 	return k.get(ctx, &api.Request{Verb: api.VerbGet, Kind: kind, Namespace: namespace, Name: name})
 }
 
-// Newest is admission.Cluster.
+// Newest returns the current object from the store. It implements admission.Cluster.
 func (k *known) Newest(ctx context.Context, resource, namespace, name string) (api.Object, bool) {
 	kind := k.byName[resource]
 	if kind == nil || name == "" {
@@ -142,14 +149,15 @@ func (k *known) get(ctx context.Context, r *api.Request) (api.Object, bool) {
 	return o, err == nil
 }
 
-// definition returns a custom resource definition as this replica knows it, perhaps without its schemas (custom.SchemaOf).
+// definition returns a CustomResourceDefinition from the cache or the store. Its schemas may be
+// missing; custom.SchemaOf returns them.
 func (k *known) definition(ctx context.Context, name string) (*apiextensionsv1.CustomResourceDefinition, bool) {
 	o, ok := k.get(ctx, &api.Request{Verb: api.VerbGet, Kind: k.byName["customresourcedefinitions"], Name: name, Light: true})
 	c, is := o.(*apiextensionsv1.CustomResourceDefinition)
 	return c, ok && is
 }
 
-// systemSecret returns a Secret of kube-system as this replica knows it, without asking the store.
+// systemSecret returns a Secret of kube-system from this replica's cache only.
 func (k *known) systemSecret(ctx context.Context, name string) (*corev1.Secret, bool) {
 	kind := k.byName["secrets"]
 	if kind == nil {
@@ -162,12 +170,13 @@ func (k *known) systemSecret(ctx context.Context, name string) (*corev1.Secret, 
 	return s, err == nil && ok
 }
 
-// Fresh reads an object as it is now.
+// Fresh returns the current object from the store.
 func (k *known) Fresh(ctx context.Context, resource, namespace, name string) (api.Object, error) {
 	return k.chain.registry.Get(ctx, &api.Request{Verb: api.VerbGet, Kind: k.byName[resource], Namespace: namespace, Name: name})
 }
 
-// List is admission.Cluster.
+// List returns the shared objects of a namespace ("" = all), from the store if fresh is set and
+// else from the cache. It implements admission.Cluster.
 func (k *known) List(ctx context.Context, resource, namespace string, fresh bool) ([]api.Object, error) {
 	kind := k.byName[resource]
 	if kind == nil {
@@ -184,7 +193,8 @@ func (k *known) List(ctx context.Context, resource, namespace string, fresh bool
 	return l.(*api.ObjectList).Items, nil
 }
 
-// UID is authn.Living.
+// UID returns the UID and deletion timestamp of an object, for the validation of service account
+// tokens. It implements authn.Living.
 func (k *known) UID(ctx context.Context, resource, namespace, name string) (uid string, deletedAt time.Time, ok bool) {
 	o, ok := k.Get(ctx, resource, namespace, name)
 	if !ok {
@@ -196,7 +206,7 @@ func (k *known) UID(ctx context.Context, resource, namespace, name string) (uid 
 	return string(o.GetUID()), deletedAt, true
 }
 
-// may answers for any resource, and says why not.
+// may reports whether a user may use a verb on any resource, and returns the authorizer's reason.
 func (k *known) may(
 	ctx context.Context, u api.User, verb string, gvr schema.GroupVersionResource, sub, namespace, name string,
 ) (bool, string) {
@@ -214,7 +224,8 @@ func (k *known) authorized(ctx context.Context, u api.User, verb api.Verb, resou
 	return d == authz.Allow
 }
 
-// signer is admission.Config's question about the rights on a signer of certificates, which is a resource in name only.
+// signer reports whether a user may use a verb on a certificate signer. "signers" is a resource for
+// authorization only; no object exists. It is admission.Config.Signer.
 func (k *known) signer(ctx context.Context, u api.User, verb, name string) bool {
 	d, _ := k.chain.authorizer.Authorize(ctx, &authz.Attributes{
 		User: u, Verb: verb, APIGroup: "certificates.k8s.io", APIVersion: "*", Resource: "signers", Name: name,

@@ -15,16 +15,18 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/authz"
 )
 
-// itself is the identity under which the apiserver writes.
+// itself returns the user as which the apiserver writes.
 func itself() api.User {
 	return api.User{Name: api.UserAPIServer, Groups: []string{api.GroupMasters, api.GroupAuthenticated}}
 }
 
-// EnsureBootstrap creates what every cluster has from the start, where missing: the system namespaces and priority
-// classes, the default roles and bindings, to which it also adds what they lack, and the flow schemas. The leader calls it; fence is the
-// term of its leadership, 0 for none. What cannot be written keeps nothing else from being written.
+// EnsureBootstrap creates the objects that every cluster has, if they are missing: system
+// namespaces and priority classes, default roles and bindings, flow schemas and priority levels.
+// Default roles and bindings also get the rules and subjects that they lack. The leader calls it;
+// fence is the term of its leadership, 0 for none. A failed write does not prevent the others.
 func (s *Server) EnsureBootstrap(ctx context.Context, fence uint64) error {
-	// What somebody has changed is not taken for what it was before.
+	// The cache must be current, so that an object that a user has changed is not compared in an
+	// old state.
 	if err := s.cfg.Registry.CaughtUp(ctx); err != nil {
 		return err
 	}
@@ -42,7 +44,8 @@ func (s *Server) EnsureBootstrap(ctx context.Context, fence uint64) error {
 	return errors.Join(errs...)
 }
 
-// EnsureSystemObjects creates the system namespaces and priority classes where they are missing.
+// EnsureSystemObjects creates the system namespaces and priority classes that are missing. fence is
+// the term of the leadership, 0 for none.
 func (s *Server) EnsureSystemObjects(ctx context.Context, fence uint64) error {
 	var all []api.Object
 	for _, name := range []string{metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic, corev1.NamespaceNodeLease} {
@@ -55,7 +58,7 @@ func (s *Server) EnsureSystemObjects(ctx context.Context, fence uint64) error {
 	return errors.Join(errs...)
 }
 
-// kindOf finds the kind of a Go object.
+// kindOf returns the served kind of a Go object, nil if its kind is not served.
 func (s *Server) kindOf(o api.Object) (*api.Kind, error) {
 	gvks, _, err := s.cfg.Scheme.ObjectKinds(o)
 	if err != nil {
@@ -69,7 +72,7 @@ func (s *Server) kindOf(o api.Object) (*api.Kind, error) {
 	return nil, nil
 }
 
-// ensure creates an object unless it is there. A kind that is not served needs none.
+// ensure creates an object if it does not exist. It does nothing if the kind is not served.
 func (s *Server) ensure(ctx context.Context, fence uint64, o api.Object) error {
 	kind, err := s.kindOf(o)
 	if kind == nil || err != nil {
@@ -84,8 +87,8 @@ func (s *Server) ensure(ctx context.Context, fence uint64, o api.Object) error {
 	return nil
 }
 
-// write creates, updates or deletes o as the apiserver itself, in the term of the leadership that asks for it. A
-// deletion hits the object with o's UID only.
+// write creates, updates or deletes o as the apiserver itself. fence is the term of the leadership,
+// 0 for none. A deletion has o's UID as a precondition.
 func (s *Server) write(ctx context.Context, fence uint64, verb api.Verb, o api.Object) error {
 	kind, err := s.kindOf(o)
 	if err != nil {

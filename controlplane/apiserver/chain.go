@@ -23,31 +23,31 @@ import (
 	"keelson.dev/keelson/controlplane/registry"
 )
 
-// chain is the pipeline. Every request passes serve, whether it came by HTTP
-// (where http.go has performed stage 1) or from a caller in this process (whose
-// identity the wiring gave).
+// chain is the request pipeline: authorization, admission, validation and the registry. serve runs
+// it for every request. HTTP requests come from http.go, already authenticated (stage 1); callers
+// in this process set the user themselves.
 type chain struct {
 	name       string
 	registry   *registry.Registry
 	kinds      *api.Kinds
 	authorizer authz.Authorizer
-	rules      *authz.Follower // what the authorizer goes by
-	ready      <-chan struct{} // closed once the authorizer has its rules
+	rules      *authz.Follower // the RBAC and node rules of the authorizer
+	ready      <-chan struct{} // closed once the authorizer has read its rules
 	mutating   admission.Mutators
 	validating admission.Validators
-	mutate     func(context.Context, *api.Attempt) error // by mutating, measured
-	validate   func(context.Context, *api.Attempt) error // by validating, measured
+	mutate     func(context.Context, *api.Attempt) error // mutating.Admit, measured
+	validate   func(context.Context, *api.Attempt) error // validating.Admit, measured
 	verbs      *subresource.Verbs
 	timeline   *api.Timeline
-	leader     func() string // may be nil
+	leader     func() string // returns the name of the leader; may be nil
 	clock      func() time.Time
 	audit      *audit.Auditor // nil = nothing is recorded
 }
 
-// serve is the pipeline, stage by stage. body reads what the request carries, once
-// the user is known to be allowed to send it; nil when it is there already.
+// serve runs the pipeline for one request, stage by stage. body decodes the request body and is
+// called after authorization; nil if the body is already decoded.
 func (c *chain) serve(ctx context.Context, r *api.Request, body func(context.Context) error) (endpoints.Result, error) {
-	// Stage 1, authentication: the request bears its user.
+	// Stage 1, authentication: the request already has its user.
 	if r.User.Name == "" {
 		return endpoints.Result{}, unauthorized("the request names no user")
 	}
@@ -62,9 +62,9 @@ func (c *chain) serve(ctx context.Context, r *api.Request, body func(context.Con
 	}
 	record := audit.Of(ctx)
 	recordBody(record, r)
-	// Stages 3, 4 and 5 are c.Mutate and c.Validate. The registry calls them between reading
-	// the stored object and committing the new one, again when the commit meets a conflict.
-	// Stage 6, the registry.
+	// Stages 3, 4 and 5 are c.Mutate and c.Validate. The registry calls them after it reads the
+	// stored object and before it commits the new one. It calls them again after a conflict at the
+	// commit. Stage 6 is the registry.
 	res, err := c.perform(ctx, r, c)
 	if err == nil {
 		c.record(r, res)
@@ -73,10 +73,10 @@ func (c *chain) serve(ctx context.Context, r *api.Request, body func(context.Con
 	return res, err
 }
 
-// Mutate is stage 3, mutating admission, one plugin after the other.
+// Mutate runs stage 3, mutating admission, plugin by plugin. It implements registry.Admission.
 func (c *chain) Mutate(ctx context.Context, a *api.Attempt) error {
 	if r := a.Request; a.Creates() && (r.Verb == api.VerbPatch || r.Verb == api.VerbUpdate) {
-		// An apply or an update that creates needs the right to create.
+		// An apply or update that creates the object also requires the create verb.
 		create := *r
 		create.Verb = api.VerbCreate
 		if err := c.authorize(ctx, &create); err != nil {
@@ -91,9 +91,9 @@ func (c *chain) Mutate(ctx context.Context, a *api.Attempt) error {
 	return nil
 }
 
-// identify sets apiVersion and kind of the attempt's objects where they are empty, as in objects that callers in this
-// process create. Webhooks and policies decode the objects by these fields. The old object is shared, so identify
-// replaces it by a copy.
+// identify sets apiVersion and kind of the attempt's objects where they are empty, as in objects
+// that callers in this process create. Webhooks and policies decode the objects by these fields.
+// The old object is shared, so identify replaces it by a copy.
 func identify(a *api.Attempt) {
 	gvk := a.BodyKind()
 	if o := a.Object; o != nil && o.GetObjectKind().GroupVersionKind().Empty() {
@@ -105,7 +105,8 @@ func identify(a *api.Attempt) {
 	}
 }
 
-// Validate is stage 4, the rules of the kind, and stage 5, validating admission.
+// Validate runs stage 4, the validation rules of the kind, and stage 5, validating admission. It
+// implements registry.Admission.
 func (c *chain) Validate(ctx context.Context, a *api.Attempt) error {
 	if err := validateSchema(ctx, a); err != nil {
 		return err
@@ -117,7 +118,7 @@ func (c *chain) Validate(ctx context.Context, a *api.Attempt) error {
 	return nil
 }
 
-// authorize is stage 2.
+// authorize runs stage 2. It returns a 401 or 403 error if the user may not perform the request.
 func (c *chain) authorize(ctx context.Context, r *api.Request) error {
 	return c.decide(ctx, authz.Of(r), r.Stages)
 }
@@ -125,7 +126,7 @@ func (c *chain) authorize(ctx context.Context, r *api.Request) error {
 func (c *chain) decide(ctx context.Context, a *authz.Attributes, timer *api.StageTimer) error {
 	d, reason := c.judge(ctx, a)
 	if d == authz.NoOpinion && !isClosed(c.ready) {
-		// Rules that have not been read yet may allow it.
+		// Rules that are not read yet may allow the request.
 		if err := awaitRead(ctx, c.ready, "authorization rules"); err != nil {
 			return err
 		}
@@ -133,7 +134,7 @@ func (c *chain) decide(ctx context.Context, a *authz.Attributes, timer *api.Stag
 	}
 	if d != authz.Allow {
 		if a.User.Name == api.UserAnonymous {
-			return unauthorized("Unauthorized") // it might do with credentials
+			return unauthorized("Unauthorized") // credentials may allow it
 		}
 		api.Annotate(ctx, "authorization.k8s.io/decision", "forbid")
 		api.Annotate(ctx, "authorization.k8s.io/reason", reason)
@@ -143,8 +144,9 @@ func (c *chain) decide(ctx context.Context, a *authz.Attributes, timer *api.Stag
 	return nil
 }
 
-// judge asks the authorizer. It refuses nobody by rules that are not the newest: who was told of a binding may use it at
-// once, at every replica.
+// judge returns the authorizer's decision. If no rule allows the request, it first waits for the
+// newest rules. A binding is therefore effective at every replica as soon as its creation is
+// acknowledged.
 func (c *chain) judge(ctx context.Context, a *authz.Attributes) (authz.Decision, string) {
 	mark := c.rules.Mark()
 	d, reason := c.authorizer.Authorize(ctx, a)
@@ -153,20 +155,21 @@ func (c *chain) judge(ctx context.Context, a *authz.Attributes) (authz.Decision,
 	}
 	short, cancel := context.WithTimeout(ctx, newestRulesWait)
 	defer cancel()
-	// Where they cannot be had, those that are known count.
+	// If the newest rules are not available in time, the decision by the known rules stands.
 	if behind, err := c.rules.Behind(short, mark); err == nil && behind {
 		d, reason = c.authorizer.Authorize(ctx, a)
 	}
 	return d, reason
 }
 
-// newestRulesWait is how long a refusal waits at most for the newest rules.
+// newestRulesWait is how long a denied request waits at most for the newest rules.
 const newestRulesWait = time.Second
 
-// rulesWait is how long a request waits for a replica that is starting to read its rules.
+// rulesWait is how long a request waits for a starting replica to read its rules.
 const rulesWait = 10 * time.Second
 
-// awaitRead waits until this replica has read what a request is judged by.
+// awaitRead waits until read is closed, at most rulesWait. It then returns a 503 that names what is
+// not read yet.
 func awaitRead(ctx context.Context, read <-chan struct{}, what string) error {
 	t := time.NewTimer(rulesWait)
 	defer t.Stop()
@@ -181,8 +184,9 @@ func awaitRead(ctx context.Context, read <-chan struct{}, what string) error {
 	return err
 }
 
-// validateSchema is stage 4: the kind's own rules about a whole object, and
-// about what may change. A facet has rules of its own.
+// validateSchema runs stage 4 on the whole object: the kind's validation of the new object and of
+// the change from the stored one. Some subresources have their own rules. It also refuses fields
+// without an implementation and adds warnings for the client.
 func validateSchema(ctx context.Context, a *api.Attempt) error {
 	k, obj, old := a.Kind, a.Whole, a.Stored
 	if obj == nil {
@@ -207,7 +211,7 @@ func validateSchema(ctx context.Context, a *api.Attempt) error {
 			errs = append(errs, k.ValidateUpdate(obj, old)...)
 		}
 	}
-	// The own rules of ephemeralcontainers refuse new ones; a binding adds none.
+	// The validation of ephemeralcontainers already refuses such fields, and a binding adds none.
 	if a.Facet != "ephemeralcontainers" && a.Facet != "binding" {
 		errs = append(errs, unbuilt(ctx, k.Answers, obj, old)...)
 	}
@@ -225,8 +229,8 @@ func validateSchema(ctx context.Context, a *api.Attempt) error {
 	return nil
 }
 
-// unbuilt refuses the fields on which nothing acts, and tells the client of those that have no effect in Kubernetes
-// either.
+// unbuilt returns an error for each field that is set and not implemented here. It warns the client
+// of fields that have no effect in Kubernetes either.
 func unbuilt(ctx context.Context, a *fields.Answers, obj, old any) field.ErrorList {
 	errs, warnings := a.Check(obj, old)
 	for _, w := range warnings {
@@ -235,7 +239,8 @@ func unbuilt(ctx context.Context, a *fields.Answers, obj, old any) field.ErrorLi
 	return errs
 }
 
-// validateBody is stage 4 for what is asked and not stored: the bodies of virtual kinds, tokens, bindings, evictions.
+// validateBody runs stage 4 for bodies that are not stored: objects of virtual kinds, tokens,
+// bindings and evictions.
 func validateBody(ctx context.Context, a *api.Attempt) error {
 	if a.Object == nil || a.Operation != api.Create {
 		return nil
@@ -250,7 +255,8 @@ func validateBody(ctx context.Context, a *api.Attempt) error {
 	return nil
 }
 
-// perform is stage 6: each verb to the registry, or to the rules of its subresource.
+// perform runs stage 6: it calls the registry, or the implementation of the subresource, for the
+// verb of the request.
 func (c *chain) perform(ctx context.Context, r *api.Request, a registry.Admission) (endpoints.Result, error) {
 	if r.Kind.Virtual {
 		obj, err := c.verbs.Answer(ctx, r, a)
@@ -312,9 +318,9 @@ func result(obj runtime.Object, created, deleted bool, err error) (endpoints.Res
 	return endpoints.Result{Object: obj, Created: created, Deleted: deleted}, nil
 }
 
-// Watch is api.Backend and endpoints.Backend.
+// Watch starts a watch after authorization. It implements api.Backend and endpoints.Backend.
 func (c *chain) Watch(ctx context.Context, r *api.Request) (watch.Interface, error) {
-	if audit.Of(ctx) != nil { // it came by HTTP
+	if audit.Of(ctx) != nil { // an HTTP request, which already has an audit record
 		return c.watch(ctx, ctx, r)
 	}
 	recorded, done, err := c.recorded(ctx, r)
@@ -326,7 +332,8 @@ func (c *chain) Watch(ctx context.Context, r *api.Request) (watch.Interface, err
 	return w, err
 }
 
-// watch authorizes in the context of the record; the watch itself lives in another.
+// watch authorizes with the context recorded, which has the audit record. The watch itself runs
+// with ctx.
 func (c *chain) watch(recorded, ctx context.Context, r *api.Request) (watch.Interface, error) {
 	if r.User.Name == "" {
 		return nil, unauthorized("the request names no user")
@@ -337,7 +344,8 @@ func (c *chain) watch(recorded, ctx context.Context, r *api.Request) (watch.Inte
 	return c.registry.Watch(ctx, r)
 }
 
-// Do is api.Backend: the road of callers in this process.
+// Do performs a request of a caller in this process and implements api.Backend. The request passes
+// all stages and has an audit record of its own.
 func (c *chain) Do(ctx context.Context, r *api.Request) (runtime.Object, error) {
 	if r.Stages == nil && c.timeline != nil && traced(r) {
 		r.Stages = api.StartStages("apiserver/"+c.name, c.clock())
@@ -354,8 +362,8 @@ func (c *chain) Do(ctx context.Context, r *api.Request) (runtime.Object, error) 
 	return res.Object, nil
 }
 
-// traced says whether a write from inside belongs to somebody's timeline: it makes
-// an object that descends from a traced one, or binds a pod.
+// traced reports whether a write from within this process is recorded in a timeline. This applies
+// if it binds a pod or creates an object with a trace parent.
 func traced(r *api.Request) bool {
 	if r.Verb != api.VerbCreate {
 		return false
@@ -367,8 +375,8 @@ func traced(r *api.Request) bool {
 	return ok && r.Subresource == "" && o.GetAnnotations()[api.TraceParentAnnotation] != ""
 }
 
-// record puts the stages of a committed write into the timeline, under the
-// object's own trace. Reports of status are not steps of an apply.
+// record adds the stages of a committed write to the timeline, under the trace of the object.
+// Status updates are not recorded.
 func (c *chain) record(r *api.Request, res endpoints.Result) {
 	if r.Stages == nil || c.timeline == nil || r.Subresource == "status" {
 		return
@@ -397,12 +405,13 @@ func (c *chain) record(r *api.Request, res endpoints.Result) {
 	c.timeline.Record(stages...)
 }
 
-// traceOf reads the trace of an object that the answer does not hold (a Binding's pod).
+// traceOf returns the trace parent of the stored object if the response does not contain it, as for
+// the pod of a Binding. If the object has no trace parent or cannot be read, it returns otherwise.
 func (c *chain) traceOf(r *api.Request, otherwise string) string {
 	get := &api.Request{Verb: api.VerbGet, Kind: r.Kind, Namespace: r.Namespace, Name: r.Name}
 	get.Get.ResourceVersion = "0"
 	o, err := c.registry.Get(context.Background(), get)
-	if err != nil { // the cache may be a moment behind
+	if err != nil { // the cache may lag behind the store
 		get.Get.ResourceVersion = ""
 		if o, err = c.registry.Get(context.Background(), get); err != nil {
 			return otherwise

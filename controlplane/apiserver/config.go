@@ -1,10 +1,10 @@
-// Package apiserver serves the Kubernetes REST API from the registry. The six
-// stages that every request passes stand in order in chain.go; HTTP callers and
-// callers in the same process take the same road. The packages below are its
-// parts and do not know each other: authn, authz and admission are stages,
-// subresource the verbs beyond plain storage, endpoints the translation between
-// HTTP and api.Request, flow the bounds of what is under way at once, discovery and openapi the self-description, stream
-// the byte streams to containers.
+// Package apiserver serves the Kubernetes REST API from the registry. Every request passes six stages,
+// in the order of chain.go; HTTP clients and callers in this process use the same pipeline.
+//
+// The packages below it are its parts. authn, authz and admission are stages of the pipeline, and
+// subresource implements the verbs beyond plain storage. endpoints translates between HTTP and
+// api.Request. flowcontrol limits the concurrent requests. discovery and openapi describe the API, and
+// stream proxies the byte streams to containers.
 package apiserver
 
 import (
@@ -37,133 +37,161 @@ import (
 	"keelson.dev/keelson/internal/framelimit"
 )
 
-// Config is everything an apiserver is made of. Fields without a default are required.
+// Config holds the dependencies and settings of an apiserver. Fields without a default are
+// required.
 type Config struct {
-	Name     string // of this replica; the actor of stage records is "apiserver/<Name>"
+	Name     string // name of this replica; the actor of stage records is "apiserver/<Name>"
 	Registry *registry.Registry
 	Kinds    *api.Kinds
-	Scheme   *runtime.Scheme // of api.Scheme()
+	Scheme   *runtime.Scheme // from api.Scheme()
 
-	// Listener and TLS are where Run serves; both may be left out by those who use Handler or Backend only.
-	// Client certificates are asked for and verified against ClientCAs per request, so that an expired one is a
-	// 401 with its reason and a rotated CA needs no restart; TLS.ClientAuth and TLS.ClientCAs are overwritten.
+	// Listener and TLS are used by Run to serve HTTPS. Both may be nil if only Handler or Backend
+	// is used. Client certificates are requested and verified against ClientCAs for each request.
+	// An expired certificate is therefore a 401 with the reason, and a rotated CA needs no restart.
+	// TLS.ClientAuth and TLS.ClientCAs are overwritten.
 	Listener net.Listener
 	TLS      *tls.Config
-	// Connections bounds those of Listener; default half of the files that the process may open, and of those who
-	// have not authenticated as few as MemoryLimit has room for.
+	// Connections limits the connections of Listener. The default is half of the files that the
+	// process may open. For unauthenticated clients the default is lower if MemoryLimit requires
+	// it.
 	Connections connlimit.Limits
-	ClientCAs   func() *x509.CertPool // nil = no certificate authenticates
-	// ClientSeen is told of each request by which certificate it was authenticated. It must not wait; may be nil.
+	ClientCAs   func() *x509.CertPool // nil = no client certificate is accepted
+	// ClientSeen is called with the certificate of each request that a certificate authenticated.
+	// It must not block; may be nil.
 	ClientSeen func(leaf *x509.Certificate)
 
-	// ServiceTokens checks and mints service account tokens; nil = neither works.
+	// ServiceTokens verifies and issues service account tokens; nil disables both.
 	ServiceTokens *pki.ServiceTokens
-	Audiences     []string // of this API; default: the issuer of ServiceTokens
-	// Tokens recognises further bearer tokens (authn.NewStatic ...), after service account tokens; may be empty.
+	Audiences     []string // audiences of this API; default: the issuer of ServiceTokens
+	// Tokens verify further bearer tokens (authn.NewStatic ...) after service account tokens; may
+	// be empty.
 	Tokens []authn.TokenVerifier
 
-	// Authentication is what files and flags say of who may come and how; nil = certificates and the tokens above, and
-	// strangers are anonymous. Its Run is the owner's.
+	// Authentication is the authentication configured by files and flags. nil = client certificates
+	// and the tokens above, and unauthenticated requests are anonymous. The caller runs its Run.
 	Authentication *authnfile.Authentication
-	// Authorization says which authorizers are asked, in which order; nil = Node, RBAC. Its Run is the owner's.
+	// Authorization is the configured list of authorizers in their order; nil = Node, RBAC. The
+	// caller runs its Run.
 	Authorization *authzfile.Authorization
 
-	// ServiceCIDR is where ClusterIPs come from (default 10.96.0.0/16), NodePorts the inclusive range of node ports (default 30000-32767).
-	// SecondServiceCIDR is that of the other family; the zero value: Services have one family.
+	// ServiceCIDR is the range of ClusterIPs (default 10.96.0.0/16). SecondServiceCIDR is the range
+	// of the other IP family; the zero value means that Services have one family. NodePorts is the
+	// inclusive range of node ports (default
+	// 30000-32767).
 	ServiceCIDR, SecondServiceCIDR netip.Prefix
-	// PodCIDRs are where pods have their addresses: nothing else gets one of them.
+	// PodCIDRs are the address ranges of pods. No other object may use an address of these ranges.
 	PodCIDRs []netip.Prefix
-	// ExternalIPRanges are the addresses that Services may name in spec.externalIPs (admission.Config).
+	// ExternalIPRanges are the ranges that Services may use in spec.externalIPs (admission.Config).
 	ExternalIPRanges []netip.Prefix
-	// ReplicaAddresses returns every address and TCP port on which a replica listens; nil = not known.
+	// ReplicaAddresses returns every address and TCP port on which a replica listens; nil =
+	// unknown.
 	ReplicaAddresses func() []netip.AddrPort
 	NodePorts        [2]int
-	// PodAddresses returns the judge of the addresses that nodes report for pods; nil, or a nil Index: all of them count.
+	// PodAddresses returns the index that validates the pod addresses reported by nodes. If the
+	// function or its result is nil, all addresses are accepted.
 	PodAddresses func() *podaddress.Index
-	// AddressRefused is called when a node's report about a Pod or a Node is refused for an address; may be nil.
+	// AddressRefused is called if a node's status update of a Pod or Node is refused because of an
+	// address; may be nil.
 	AddressRefused func(about api.Object, why error)
 
-	// LostNodeToleration is the tolerationSeconds that pods get which say nothing about lost and not ready nodes
-	// (default 300 s).
+	// LostNodeToleration is the default tolerationSeconds of pods for the not-ready and unreachable
+	// taints (default 300 s).
 	LostNodeToleration time.Duration
 
-	// PodSecurity is what pods must meet where their namespace's labels say nothing; the zero value demands nothing.
+	// PodSecurity is the pod security level of namespaces without labels for it. The zero value
+	// enforces nothing.
 	PodSecurity podsecurity.Config
 
-	// AdmissionPlugins are those that run on request (admission.Choose).
+	// AdmissionPlugins are the enabled optional admission plugins (admission.Choose).
 	AdmissionPlugins []string
-	// Mutators and Validators are the phases of admission after what is built in: policies, webhooks.
+	// Mutators and Validators are admission phases that run after the built-in plugins and before
+	// the webhooks and policies of the cluster.
 	Mutators   admission.Mutators
 	Validators admission.Validators
 
-	// Audit records requests; nil = none.
+	// Audit records requests; nil = no audit.
 	Audit *audit.Auditor
 
-	Streams api.NodeStreams // nil = log, exec, attach and port-forward answer 503
-	// Expressions compiles the expressions of admission; default ones of its own.
+	Streams api.NodeStreams // nil = log, exec, attach and port-forward return 503
+	// Expressions compiles the CEL expressions of admission; default: compilers of this server's
+	// own.
 	Expressions *cel.Compilers
-	// Nodes is the way to pods and nodes for webhooks, aggregated APIs and proxies; nil = they are dialled directly.
+	// Nodes dials pods and nodes for webhooks, aggregated APIs and proxies; nil = they are dialed
+	// directly.
 	Nodes api.NodeDialer
-	// NodeTLS is how this API speaks to the HTTPS server of a node, which knows it by a certificate; nil = as to anybody's.
+	// NodeTLS returns the TLS configuration for the HTTPS server of a node, with the client
+	// certificate of this API. nil = nodes are dialed like any other HTTPS server.
 	NodeTLS func(node string) *tls.Config
-	// FrontProxy is how this API shows aggregated APIs who it is; nil = not at all, and nobody is told whom to believe.
+	// FrontProxy is the identity that this API presents to aggregated API servers. nil = no client
+	// certificate, and no authentication ConfigMap is published.
 	FrontProxy *FrontProxy
 	Timeline   *api.Timeline // nil = no stages are recorded
-	// Leader names the replica that leads, for the detail of "committed"; nil = it is left out.
+	// Leader returns the name of the leader, for the detail of the stage "committed"; nil = the
+	// detail is omitted.
 	Leader func() string
-	// PeerStages asks the other replicas for their part of a timeline; nil = this replica only.
+	// PeerStages returns the other replicas' stages of a trace; nil = only stages of this replica
+	// are returned.
 	PeerStages func(ctx context.Context, traceID string) []api.Stage
 
-	// Live puts into objects that are read what is known of them now and is in no store; the objects are shared and
-	// copied where they change. nil changes nothing. A read of the state at a revision is not given to it.
+	// Live adds current values that are not stored to objects that a client reads. The passed
+	// objects are shared; Live copies an object before it changes it. nil adds nothing. Reads at an
+	// old revision do not use it.
 	Live func(ctx context.Context, kind *api.Kind, items []api.Object) []api.Object
-	// Components tells how the parts of the cluster are, each call anew: what a list of ComponentStatuses shows, in the
-	// order of their names. nil shows none.
+	// Components returns the current health of the cluster's components, which a list of
+	// ComponentStatuses shows. The result is in the order of the names. nil returns none.
 	Components func(ctx context.Context) []corev1.ComponentStatus
-	// Usage is the NodeMetrics of Nodes and the PodMetrics of pods, for those of which some are known: what metrics.k8s.io
-	// shows. nil shows none.
+	// Usage returns the NodeMetrics of the given Nodes or the PodMetrics of the given pods, as
+	// metrics.k8s.io serves them. Objects without known usage are omitted. nil returns none.
 	Usage func(of []api.Object) []api.Object
-	// Paths are further documents and verbs of this replica, by ServeMux pattern ("/cluster/status"). Who asks
-	// has been authenticated, and authorized for the path, when they are called.
+	// Paths are handlers for further paths of this replica, by ServeMux pattern
+	// ("/cluster/status"). The user of a request is authenticated, and authorized for the path,
+	// before the handler is called.
 	Paths map[string]http.Handler
-	// Wrap, where it is set, wraps the handler of all requests. Clients have not been authenticated when it is called.
+	// Wrap, if not nil, wraps the handler of all requests. Requests are not authenticated yet when
+	// it is called.
 	Wrap func(http.Handler) http.Handler
 
-	// Ready says why this replica should get no traffic, beyond the registry and the authorizer, which are watched anyway; may be nil.
+	// Ready returns why this replica must not receive traffic. The registry and the authorizer are
+	// checked in any case; may be nil.
 	Ready func(ctx context.Context) error
-	// Metrics receives the request metrics and is what /metrics shows; default a new one.
+	// Metrics is the registry that receives the request metrics and that /metrics serves; default:
+	// a new registry.
 	Metrics *prometheus.Registry
-	// Flags are those of the daemon with their values, for /flagz. None may be a secret.
+	// Flags are the flags of the daemon with their values, for /flagz. They must not contain
+	// secrets.
 	Flags   map[string]string
-	Version version.Info // default: that of the Kubernetes modules in use
+	Version version.Info // default: the version of the Kubernetes modules in use
 
-	// MemoryLimit is what this process may take; how many requests and strangers are let in at once is derived from
-	// it (flow.ForMemory, connlimit.Strangers). Default 2 GiB.
+	// MemoryLimit is the memory of this process in bytes, default 2 GiB. The limits of concurrent
+	// requests (flowcontrol.ForMemory) and of unauthenticated connections
+	// (connlimit.UnauthenticatedLimit) derive from it.
 	MemoryLimit int64
 
 	MaxBodyBytes   int64         // default 3 MiB
 	RequestTimeout time.Duration // of everything but watches and streams; default 60 s
-	MinWatch       time.Duration // watches without a timeout end at random between this and twice this; default 30 min
-	// ShutdownDelay is for how long everything is still answered, but by an unready replica: whoever spreads requests
-	// over replicas leaves it out in that time, and the watches end one after the other. Default 0.
+	MinWatch       time.Duration // a watch without a timeout ends at a random time between this and twice this; default 30 min
+	// ShutdownDelay is how long a shutting down replica still serves requests while it reports that
+	// it is not ready. Load balancers remove the replica in this time, and the watches end one
+	// after the other. Default 0.
 	ShutdownDelay    time.Duration
 	ShutdownDeadline time.Duration // how long running requests may take to finish; default 10 s
 
-	pace   pace              // tests shorten it
-	frames framelimit.Limits // tests change them
+	pace   pace              // set by tests only
+	frames framelimit.Limits // set by tests only
 
 	Clock func() time.Time // default time.Now
 	Log   *slog.Logger     // default slog.Default()
 }
 
-// FrontProxy is how aggregated APIs know a request that this API has authenticated.
+// FrontProxy is the identity by which aggregated API servers recognize requests that this API has
+// authenticated.
 type FrontProxy struct {
-	Certificate *pki.Rotator  // by CA
-	CA          func() []byte // PEM
-	ClientCA    func() []byte // PEM, of the users' certificates
+	Certificate *pki.Rotator  // client certificate, issued by CA
+	CA          func() []byte // PEM of the CA that issues Certificate
+	ClientCA    func() []byte // PEM of the CA of users' client certificates
 }
 
-// defaults fills what was left out.
+// defaults sets the default values of fields that are unset.
 func (c *Config) defaults() {
 	if c.ServiceTokens != nil && len(c.Audiences) == 0 {
 		c.Audiences = []string{c.ServiceTokens.Issuer()}

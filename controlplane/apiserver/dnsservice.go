@@ -16,9 +16,10 @@ import (
 // DNSServiceName is the name of the cluster's DNS Service in namespace kube-system.
 const DNSServiceName = "kube-dns"
 
-// EnsureDNSService creates the Service of the cluster's DNS, kube-system/kube-dns, where none exists. What somebody has
-// made of it stays: with a selector it leads to pods, and agents no longer answer at its address themselves. It has the
-// address ip unless another Service has that already. fence is the term of leadership, 0 for none.
+// EnsureDNSService creates the cluster's DNS Service, kube-system/kube-dns, if it does not exist.
+// An existing Service stays unchanged. If a user gave it a selector, it routes to pods and agents
+// no longer answer on its address. The new Service gets the address ip unless another Service has
+// it. fence is the term of the leadership, 0 for none.
 func (s *Server) EnsureDNSService(ctx context.Context, fence uint64, ip netip.Addr) error {
 	const name = DNSServiceName
 	if _, ok := s.known.Get(ctx, "services", metav1.NamespaceSystem, name); ok {

@@ -15,17 +15,19 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// flowDefault is a schema or level that every cluster has.
+// flowDefault is a FlowSchema or PriorityLevelConfiguration that every cluster has.
 type flowDefault struct {
 	api.Object
-	// mandatory ones have the spec of Kubernetes; the others may be taken over by whoever changes them.
+	// mandatory objects always have the spec of Kubernetes. Other objects keep a spec that a user
+	// has changed.
 	mandatory bool
 }
 
-// flowDefaults are all of them, the levels before the schemas that name them.
+// flowDefaults returns all of them. PriorityLevelConfigurations come before the FlowSchemas that
+// reference them.
 func flowDefaults() (out []flowDefault) {
 	for _, l := range bootstrap.MandatoryPriorityLevelConfigurations {
-		// Of the level that is exempt, what it lends may be changed.
+		// The lendable share of the exempt level may be changed.
 		out = append(out, flowDefault{l, l.Name != flowcontrolv1.PriorityLevelConfigurationNameExempt})
 	}
 	for _, l := range bootstrap.SuggestedPriorityLevelConfigurations {
@@ -40,9 +42,9 @@ func flowDefaults() (out []flowDefault) {
 	return out
 }
 
-// EnsureFlowControl makes the schemas and levels that every cluster has where they are missing, brings back their specs
-// unless somebody has taken them over, removes those that an earlier release made, and says of each schema whether
-// its level exists.
+// EnsureFlowControl creates the default FlowSchemas and PriorityLevelConfigurations that are
+// missing. It restores their specs, unless a user has taken an object over, and deletes defaults of
+// earlier releases. It also sets each FlowSchema's Dangling condition.
 func (s *Server) EnsureFlowControl(ctx context.Context, fence uint64) error {
 	if err := s.cfg.Registry.CaughtUp(ctx); err != nil {
 		return err
@@ -79,7 +81,8 @@ func (s *Server) EnsureFlowControl(ctx context.Context, fence uint64) error {
 	return errors.Join(errs...)
 }
 
-// ensureFlowDefault creates one, or brings it to what it shall be. A conflict is left to the next time.
+// ensureFlowDefault creates one default object or restores its spec and auto-update annotation.
+// After a conflict it returns nil; the next call of EnsureFlowControl repeats it.
 func (s *Server) ensureFlowDefault(ctx context.Context, fence uint64, resource string, d flowDefault) error {
 	found, ok := s.known.Get(ctx, resource, "", d.GetName())
 	if !ok {
@@ -111,8 +114,9 @@ func (s *Server) ensureFlowDefault(ctx context.Context, fence uint64, resource s
 	return nil
 }
 
-// followsDefault says that the cluster keeps the spec of a suggested object: the annotation says so, or, where it
-// says nothing, that nobody has changed the spec since the object was made.
+// followsDefault reports whether a suggested object keeps the default spec. The auto-update
+// annotation decides. Without the annotation, it reports whether the spec is unchanged since
+// creation (generation 1).
 func followsDefault(o metav1.Object) bool {
 	follows, err := strconv.ParseBool(o.GetAnnotations()[flowcontrolv1.AutoUpdateAnnotationKey])
 	if err != nil {
@@ -121,7 +125,8 @@ func followsDefault(o metav1.Object) bool {
 	return follows
 }
 
-// keptByCluster says that an object was made by the cluster, and that nobody has taken it over.
+// keptByCluster reports whether the auto-update annotation of an object is true: the cluster
+// created it and no user has taken it over.
 func keptByCluster(o metav1.Object) bool {
 	kept, err := strconv.ParseBool(o.GetAnnotations()[flowcontrolv1.AutoUpdateAnnotationKey])
 	return err == nil && kept
@@ -136,7 +141,8 @@ func copyFlowSpec(into, from api.Object) {
 	}
 }
 
-// tellLevel keeps the condition of a schema that says whether its level is missing.
+// tellLevel sets the Dangling condition of a FlowSchema. exists reports whether its
+// PriorityLevelConfiguration exists.
 func (s *Server) tellLevel(ctx context.Context, fence uint64, f *flowcontrolv1.FlowSchema, exists bool) error {
 	want := flowcontrolv1.FlowSchemaCondition{Type: flowcontrolv1.FlowSchemaConditionDangling,
 		Status: flowcontrolv1.ConditionTrue, Reason: "NotFound", LastTransitionTime: metav1.NewTime(s.cfg.Clock())}

@@ -28,7 +28,8 @@ type timedSchemas struct {
 	made    time.Time
 }
 
-// schemas returns the index of the FlowSchemas, at most flowSchemasAge old. It is nil when they cannot be read.
+// schemas returns the index of the FlowSchemas, at most flowSchemasAge old. It is nil if they
+// cannot be read.
 func (i *flowIndex) schemas(ctx context.Context, k *known, now time.Time) *flowcontrol.Schemas {
 	c := i.current.Load()
 	if c != nil && now.Sub(c.made) < flowSchemasAge {
@@ -57,8 +58,9 @@ func (i *flowIndex) schemas(ctx context.Context, k *known, now time.Time) *flowc
 	return c.schemas
 }
 
-// setFlowHeaders sets the headers that name the FlowSchema of a request and its PriorityLevelConfiguration. As in
-// Kubernetes, proxied requests, logs and streams have none. The FlowSchema bounds nothing here: package flow has the bounds.
+// setFlowHeaders sets the headers with the UIDs of the FlowSchema and PriorityLevelConfiguration
+// that match a request. As in Kubernetes, proxied requests, logs and streams have no such headers.
+// FlowSchemas limit nothing here; flowcontrol.Gate limits requests.
 func (s *Server) setFlowHeaders(w http.ResponseWriter, r *http.Request, u api.User) {
 	f := &flowcontrol.Request{User: u.Name, Groups: u.Groups, Verb: strings.ToLower(r.Method), Path: r.URL.Path}
 	if t, ok := endpoints.ParsePath(r.URL.Path); ok {

@@ -16,9 +16,9 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/flowcontrol"
 )
 
-// enter lets a request of an HTTP client in when there is room for it. What the
-// parts of this process ask for themselves does not pass here: controllers and the
-// scheduler bound themselves. What they ask for a node does (nodeGate).
+// enter admits a request of an HTTP client at the gate and reserves bytes of memory for it. It
+// returns a 429 if the limits are reached. Requests of controllers and the scheduler in this
+// process do not pass the gate; these limit themselves. Requests on behalf of a node do (nodeGate).
 func (s *Server) enter(ctx context.Context, r *api.Request, bytes int64) (endpoints.Pass, error) {
 	p, err := s.admitted(ctx, r, bytes)
 	if err != nil {
@@ -27,13 +27,14 @@ func (s *Server) enter(ctx context.Context, r *api.Request, bytes int64) (endpoi
 	return countedPass{p, s.metrics.begun(r)}, nil
 }
 
-// countedPass is that of a request that may run for long.
+// countedPass is the pass of a request that also counts as a long-running request in the metrics.
 type countedPass struct {
 	pass
 	ended func()
 }
 
-// Leave implements endpoints.Pass.
+// Leave ends the long-running count and releases the reservation at the gate. It implements
+// endpoints.Pass.
 func (p countedPass) Leave() {
 	p.ended()
 	p.pass.Leave()
@@ -48,12 +49,13 @@ func (s *Server) admitted(ctx context.Context, r *api.Request, bytes int64) (pas
 	return pass{p, class, caller}, nil
 }
 
-// nodeGate is the pipeline for callers in this process. What is asked as a node has
-// the node's room, whether the fleet asks or the node itself by HTTP: however much a
-// hostile one sends, the replica does a bounded part of it at once.
+// nodeGate is the api.Backend for callers in this process. A request as a node counts against the
+// node's limits at the gate, whether the node gateway or the node itself sends it. A hostile node
+// can therefore occupy only a bounded part of the replica.
 type nodeGate struct{ *Server }
 
-// Do implements api.Backend.
+// Do performs a request. As a node it first reserves a place at the gate, for the time of the
+// request. It implements api.Backend.
 func (g nodeGate) Do(ctx context.Context, r *api.Request) (runtime.Object, error) {
 	if !asNode(r.User) {
 		return g.chain.Do(ctx, r)
@@ -73,7 +75,8 @@ func (g nodeGate) Do(ctx context.Context, r *api.Request) (runtime.Object, error
 	return obj, nil
 }
 
-// Watch implements api.Backend.
+// Watch starts a watch. As a node it occupies a place at the gate until the watch stops or ctx
+// ends. It implements api.Backend.
 func (g nodeGate) Watch(ctx context.Context, r *api.Request) (watch.Interface, error) {
 	if !asNode(r.User) {
 		return g.chain.Watch(ctx, r)
@@ -93,13 +96,14 @@ func (g nodeGate) Watch(ctx context.Context, r *api.Request) (watch.Interface, e
 	return endingWatch{w, end}, nil
 }
 
-// endingWatch gives its place back when it is stopped, or when the context in which it began ends.
+// endingWatch is a watch that releases its place at the gate when it stops or when the context of
+// its start ends.
 type endingWatch struct {
 	watch.Interface
 	end context.CancelFunc
 }
 
-// Stop implements watch.Interface.
+// Stop stops the watch and releases its place. It implements watch.Interface.
 func (w endingWatch) Stop() {
 	w.Interface.Stop()
 	w.end()
@@ -111,12 +115,13 @@ type pass struct {
 	caller flowcontrol.Caller
 }
 
-// Expect is endpoints.Pass.
+// Expect reserves bytes of memory for the response, or returns a 429. It implements endpoints.Pass.
 func (p pass) Expect(ctx context.Context, bytes int64) error {
 	return noRoom(p.Pass.Expect(ctx, bytes), p.class, p.caller)
 }
 
-// noRoom is 429 with Retry-After.
+// noRoom converts flowcontrol.ErrFull to a 429 with Retry-After. Other errors are returned
+// unchanged.
 func noRoom(err error, class flowcontrol.Class, caller flowcontrol.Caller) error {
 	if !errors.Is(err, flowcontrol.ErrFull) {
 		return err
@@ -135,8 +140,8 @@ func classOf(r *api.Request) flowcontrol.Class {
 	return flowcontrol.Write
 }
 
-// callerOf says on whose account a user's requests go. Room is kept for administrators and the parts of the control
-// plane; a node may use it, as far as one node needs.
+// callerOf returns the flow control caller of a user. Administrators and control plane components
+// are trusted and have a reserve. A node may use the reserve up to the needs of one node.
 func callerOf(u api.User) flowcontrol.Caller {
 	return flowcontrol.Caller{Name: u.Name, Trusted: trusted(u), Node: asNode(u)}
 }
@@ -153,7 +158,7 @@ func trusted(u api.User) bool {
 
 func asNode(u api.User) bool { return slices.Contains(u.Groups, api.GroupNodes) && !trusted(u) }
 
-// flowing shows what is under way.
+// flowing exports the gate's running and refused requests as metrics.
 type flowing struct{ gate *flowcontrol.Gate }
 
 var (

@@ -15,21 +15,23 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// check is one thing that must be well. Its error says what is not.
+// check is a named health check. run returns the reason of a failure.
 type check struct {
 	name string
 	run  func(ctx context.Context) error
 }
 
-// readyTimeout bounds a readiness answer: a probe that hangs tells nothing.
+// readyTimeout limits the time of a health request, so that a hanging check does not hang the
+// probe.
 const readyTimeout = 2 * time.Second
 
-// livenessChecks fail only when a restart would help.
+// livenessChecks returns the checks of /livez. They fail only if a restart would help.
 func (s *Server) livenessChecks() []check {
 	return []check{{"ping", func(context.Context) error { return nil }}}
 }
 
-// readinessChecks say why this replica should get no traffic.
+// readinessChecks returns the checks of /readyz. A failure means that this replica must not receive
+// traffic.
 func (s *Server) readinessChecks() []check {
 	return append(s.livenessChecks(),
 		check{"registry", func(context.Context) error {
@@ -61,8 +63,9 @@ func closed(c <-chan struct{}, otherwise string) error {
 	return errors.New(otherwise)
 }
 
-// kubernetesChecks returns the checks by which monitoring of kube-apiserver asks for one part, each answered by its
-// counterpart here. They are answered by name and can be excluded; the whole answer lists only the checks of Keelson.
+// kubernetesChecks returns checks under the names of kube-apiserver's health checks, each backed by
+// the counterpart in this server. They can be requested by name and excluded. Reports of all checks
+// contain only Keelson's own checks.
 func (s *Server) kubernetesChecks() []check {
 	store := func(ctx context.Context) error {
 		if err := closed(s.cfg.Registry.Ready(), "the watch cache is still being filled"); err != nil || s.cfg.Ready == nil {
@@ -108,7 +111,8 @@ func (s *Server) kubernetesChecks() []check {
 	}
 }
 
-// health answers /healthz, /livez and /readyz, to anyone: a load balancer has no credentials.
+// health serves /healthz, /livez and /readyz without authentication, because a load balancer has no
+// credentials. It returns false for other paths.
 func (s *Server) health(w http.ResponseWriter, r *http.Request) bool {
 	base, one, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	var checks []check
@@ -176,7 +180,7 @@ func (s *Server) health(w http.ResponseWriter, r *http.Request) bool {
 	return true
 }
 
-// quoted lists names; what a client sends is bounded by its URL.
+// quoted returns the sorted, quoted names. The length of the URL limits their number.
 func quoted(names map[string]bool) string {
 	out := slices.Sorted(maps.Keys(names))
 	for i, n := range out {
@@ -185,7 +189,7 @@ func quoted(names map[string]bool) string {
 	return strings.Join(out, ",")
 }
 
-// status is a refusal outside of the resources.
+// status returns an API error with an HTTP code for requests that are not about a resource.
 func status(code int32, reason metav1.StatusReason, message string) error {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status: metav1.StatusFailure, Code: code, Reason: reason, Message: message, Details: &metav1.StatusDetails{},

@@ -24,8 +24,9 @@ import (
 	"keelson.dev/keelson/internal/connlimit"
 )
 
-// ServeHTTP is the way of every HTTP request: who asks (stage 1), as whom, for
-// what; then to the pipeline or to the documents.
+// ServeHTTP serves all HTTP requests. It authenticates the client (stage 1), resolves impersonation
+// and passes the request to the pipeline, a proxy or a document handler. It also counts the request
+// and recovers panics.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	began := s.cfg.Clock()
 	ctx, warnings := api.WithWarnings(r.Context())
@@ -36,7 +37,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	out := &statusWriter{ResponseWriter: w, warnings: warnings}
 	out.Header().Set("Cache-Control", "no-cache, private")
 	if s.closing.Err() != nil {
-		out.Header().Set("Connection", "close") // the next request finds another replica
+		out.Header().Set("Connection", "close") // the client's next request reaches another replica
 	}
 	var req *api.Request
 	defer func() {
@@ -45,16 +46,16 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		s.metrics.observe(req, r, out.code, out.sent, s.cfg.Clock().Sub(began))
 	}()
-	// A load balancer has no credentials, where strangers may come at all.
+	// Health checks need no credentials if anonymous requests are allowed for the path.
 	if checkPath(r.URL) == nil && s.cfg.Authentication.Anonymous(r.URL.Path) && s.health(out, r) {
 		return
 	}
 	req = s.respond(out, r, began)
 }
 
-// sourceOf returns where the client's connection comes from.
+// sourceOf returns the two addresses of the client's connection.
 func sourceOf(r *http.Request) podaddress.Source {
-	remote, _ := netip.ParseAddrPort(r.RemoteAddr) // the zero address is unknown
+	remote, _ := netip.ParseAddrPort(r.RemoteAddr) // the zero address means unknown
 	var local netip.AddrPort
 	if a, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok {
 		local, _ = netip.ParseAddrPort(a.String())
@@ -62,7 +63,8 @@ func sourceOf(r *http.Request) podaddress.Source {
 	return podaddress.SourceOf(remote.Addr(), local.Addr())
 }
 
-// respond answers everything but the questions for health, and has it recorded.
+// respond serves all requests except unauthenticated health checks, and writes their audit records.
+// The result is nil for requests that are not about a served resource.
 func (s *Server) respond(out *statusWriter, r *http.Request, began time.Time) (req *api.Request) {
 	if s.cfg.Audit != nil {
 		ctx, record := s.cfg.Audit.Begin(r.Context(), origin(r, began))
@@ -80,7 +82,7 @@ func (s *Server) respond(out *statusWriter, r *http.Request, began time.Time) (r
 		answered = true
 		return nil
 	}
-	var timer *api.StageTimer // a read is no step of an apply
+	var timer *api.StageTimer // reads are not recorded in timelines
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		timer = api.StartStages("apiserver/"+s.cfg.Name, began)
 		timer.Mark("received", r.Method+" "+r.URL.Path, began)
@@ -110,14 +112,16 @@ func (s *Server) respond(out *statusWriter, r *http.Request, began time.Time) (r
 	return req
 }
 
-// maxHeaderBytes bounds the headers of a request. A token of a large identity provider takes up to 16 KiB of it. Over HTTP/2,
-// 400 unauthenticated connections with the most fields that fit stay below 128 MiB.
+// maxHeaderBytes limits the headers of a request. A token of a large identity provider takes up to
+// 16 KiB of it. Over HTTP/2, 400 unauthenticated connections with the most fields that fit stay
+// below 128 MiB.
 const maxHeaderBytes = 48 << 10
 
-// maxPath is how long a path may be, in bytes as they are sent: no name that is served needs more.
+// maxPath limits the escaped path of a URL in bytes. No name that is served needs more.
 const maxPath = 4 << 10
 
-// checkPath refuses paths that can name nothing, before anything looks at them or keeps them.
+// checkPath returns an error for a path that is too long or has an empty part. It runs before
+// anything parses or stores the path.
 func checkPath(u *url.URL) error {
 	switch {
 	case len(u.EscapedPath()) > maxPath:
@@ -128,8 +132,9 @@ func checkPath(u *url.URL) error {
 	return nil
 }
 
-// checkTimeout refuses a timeout in the query that is no duration. It ignores the timeout of requests that run for long:
-// watches, proxies, logs and streams. Like Kubernetes' request deadline, it comes before authentication.
+// checkTimeout returns an error if the timeout in the query is not a duration. It ignores the
+// timeout of long-running requests: watches, proxies, logs and streams. Like Kubernetes' request
+// deadline, it runs before authentication.
 func checkTimeout(r *http.Request) error {
 	if !strings.Contains(r.URL.RawQuery, "timeout") {
 		return nil
@@ -148,7 +153,8 @@ func checkTimeout(r *http.Request) error {
 	return nil
 }
 
-// identify is stage 1: the sender's proof, then whom the sender wants to act as.
+// identify runs stage 1: it authenticates the sender and resolves impersonation. u is the user as
+// which the request is performed.
 func (s *Server) identify(r *http.Request) (u, sender api.User, err error) {
 	began := time.Now()
 	sender, err = s.authn.Authenticate(r)
@@ -170,7 +176,7 @@ func (s *Server) identify(r *http.Request) (u, sender api.User, err error) {
 	return u, sender, err
 }
 
-// documents answers everything that is not a resource.
+// documents serves all paths that are not resources, after authorization of the path.
 func (s *Server) documents(w http.ResponseWriter, r *http.Request, u api.User) {
 	path := r.URL.Path
 	err := s.chain.decide(r.Context(), &authz.Attributes{User: u, Verb: strings.ToLower(r.Method), Path: path}, nil)
@@ -212,8 +218,8 @@ func (s *Server) documents(w http.ResponseWriter, r *http.Request, u api.User) {
 	}
 }
 
-// logRefusal logs who was not allowed a verb of this replica. Those without a name
-// are not logged: anybody could fill the log then.
+// logRefusal logs a user who was denied a write to one of Config.Paths. Anonymous users are not
+// logged, because anyone could then fill the log.
 func (s *Server) logRefusal(r *http.Request, u api.User, err error) {
 	if _, pattern := s.paths.Handler(r); pattern == "" || r.Method == http.MethodGet || r.Method == http.MethodHead || u.Name == api.UserAnonymous {
 		return
@@ -244,10 +250,11 @@ func writeJSON(w http.ResponseWriter, v any) {
 	_, _ = w.Write(data)
 }
 
-// serveTimeline answers the stages of a trace, of all replicas unless ?local=true.
+// serveTimeline serves the stages of a trace as JSON: from all replicas, or from this one with
+// ?local=true. traceID may also be a traceparent.
 func (s *Server) serveTimeline(w http.ResponseWriter, r *http.Request, traceID string) {
 	if id := api.TraceID(traceID); id != "" {
-		traceID = id // a whole traceparent was given
+		traceID = id // traceID was a complete traceparent
 	}
 	stages := s.cfg.Timeline.Find(traceID)
 	if local, _ := strconv.ParseBool(r.URL.Query().Get("local")); !local && s.cfg.PeerStages != nil {
@@ -259,7 +266,8 @@ func (s *Server) serveTimeline(w http.ResponseWriter, r *http.Request, traceID s
 	writeJSON(w, stages)
 }
 
-// serveTimelineOf answers the stages of the apply that the object at a path descends from, to those who may read it.
+// serveTimelineOf serves the stages of the apply from which the object at a path descends. The user
+// must be allowed to get the object.
 func (s *Server) serveTimelineOf(w http.ResponseWriter, r *http.Request, u api.User, path string) {
 	t, ok := endpoints.ParsePath(path)
 	kind := s.cfg.Kinds.ByResource(t.GVR)
@@ -297,7 +305,8 @@ func (s *Server) rootPaths() []string {
 	return append(out, pathFlags, "/healthz", "/livez", "/metrics", "/openapi/v2", "/openapi/v3", "/readyz", pathStatus, "/version")
 }
 
-// crashed turns a panic into a 500, and lets the deliberate one pass.
+// crashed responds 500 to a request whose handler panicked, and logs the panic.
+// http.ErrAbortHandler is passed on.
 func (s *Server) crashed(w *statusWriter, r *http.Request, p any) {
 	if p == http.ErrAbortHandler {
 		panic(p)
@@ -307,10 +316,11 @@ func (s *Server) crashed(w *statusWriter, r *http.Request, p any) {
 		s.resources.Error(w, r, status(http.StatusInternalServerError, "InternalError", fmt.Sprintf("Internal error occurred: %v", p)))
 		return
 	}
-	panic(http.ErrAbortHandler) // half an answer must not look like a whole one
+	panic(http.ErrAbortHandler) // a partial response must not look complete
 }
 
-// statusWriter notes the code and puts the warnings in front of the answer.
+// statusWriter is an http.ResponseWriter that stores the status code and adds Warning headers
+// before the response.
 type statusWriter struct {
 	http.ResponseWriter
 	code     int
@@ -339,20 +349,20 @@ func (w *statusWriter) Write(data []byte) (int, error) {
 	return n, err
 }
 
-// Unwrap is for http.ResponseController.
+// Unwrap returns the wrapped writer for http.ResponseController.
 func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// Hijack is for protocols that take the connection over.
+// Hijack takes over the connection for an upgraded protocol.
 func (w *statusWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	w.code = http.StatusSwitchingProtocols
 	w.record.Started(w.code)
 	return http.NewResponseController(w.ResponseWriter).Hijack()
 }
 
-// Flush is http.Flusher.
+// Flush sends buffered data to the client and implements http.Flusher.
 func (w *statusWriter) Flush() { _ = http.NewResponseController(w.ResponseWriter).Flush() }
 
-// warning is the value of a Warning header: 299 - "text".
+// warning returns the value of a Warning header: 299 - "text".
 func warning(text string) string {
 	var b strings.Builder
 	b.WriteString(`299 - "`)
@@ -371,5 +381,5 @@ func warning(text string) string {
 	return b.String()
 }
 
-// slowHeaders is how long a client may take to send its headers.
+// slowHeaders is how long a client may take to send the headers of a request.
 const slowHeaders = 30 * time.Second

@@ -14,13 +14,15 @@ import (
 	"keelson.dev/keelson/internal/gcheadroom"
 )
 
-// withoutEnd is the time limit of requests that net/http is given. Paces end them much earlier. With any limit, a stream
-// of HTTP/2 has its timers from its first frame, and its end stops them for good; without one, a deadline that is set
-// while the client resets the stream would keep the stream, its request and a timer until the deadline.
+// withoutEnd is the read and write timeout given to net/http; the pace limits requests much
+// earlier. With any timeout, an HTTP/2 stream has its timers from its first frame, and its end
+// stops them for good. Without a timeout, a deadline set while the client resets the stream would
+// retain the stream, its request and a timer until the deadline.
 const withoutEnd = 10 * 365 * 24 * time.Hour
 
-// limitFrames has the server's HTTP/2 connections read through frame limits. net/http's own HTTP/2 takes no wrapped
-// connections, that of golang.org/x/net, which is the same code, does.
+// limitFrames applies frame limits to the server's HTTP/2 connections. It uses
+// golang.org/x/net/http2, because the HTTP/2 of net/http does not accept wrapped connections. Both
+// have the same code.
 func limitFrames(srv *http.Server, limits framelimit.Limits) error {
 	h2 := &http2.Server{}
 	limits.Exceeded = gcheadroom.Restrain
@@ -31,7 +33,7 @@ func limitFrames(srv *http.Server, limits framelimit.Limits) error {
 	}
 	srv.TLSNextProto[http2.NextProtoTLS] = func(hs *http.Server, c *tls.Conn, h http.Handler) {
 		ctx := context.Background()
-		if base, ok := h.(interface{ BaseContext() context.Context }); ok { // net/http's own contract with x/net
+		if base, ok := h.(interface{ BaseContext() context.Context }); ok { // the contract between net/http and golang.org/x/net
 			ctx = base.BaseContext()
 		}
 		limited := framelimit.New(c, connlimit.FromConn(c).IsAuthenticated, limits)

@@ -12,7 +12,7 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/authz"
 )
 
-// The headers by which one user asks to act as another (kubectl --as).
+// Headers by which a user asks to act as another user (kubectl --as).
 const (
 	impersonateUser  = "Impersonate-User"
 	impersonateGroup = "Impersonate-Group"
@@ -20,8 +20,9 @@ const (
 	impersonateExtra = "Impersonate-Extra-"
 )
 
-// impersonate returns whom the request acts as: the sender, or another user when
-// the sender may impersonate every part of that identity.
+// impersonate returns the user as which the request is performed. This is the sender, or the user
+// in the impersonation headers. The sender must be allowed to impersonate each part of that
+// identity. It removes the headers.
 func (s *Server) impersonate(r *http.Request, sender api.User) (api.User, error) {
 	as := api.User{Name: r.Header.Get(impersonateUser), UID: r.Header.Get(impersonateUID), Groups: r.Header.Values(impersonateGroup)}
 	for name, values := range r.Header {
@@ -49,7 +50,8 @@ func (s *Server) impersonate(r *http.Request, sender api.User) (api.User, error)
 	return completed(as), nil
 }
 
-// extraKey decodes the header's form of a key, which is lower case and may be percent-encoded.
+// extraKey decodes the key of an Impersonate-Extra header, which is lower case and may be
+// percent-encoded.
 func extraKey(key string) string {
 	key = strings.ToLower(key)
 	if plain, err := url.PathUnescape(key); err == nil {
@@ -99,7 +101,8 @@ func serviceAccount(user string) (namespace, name string, ok bool) {
 	return namespace, name, ok && namespace != "" && name != ""
 }
 
-// completed adds the groups that the identity has by its nature.
+// completed returns u with its implied groups: of service accounts, and system:authenticated or
+// system:unauthenticated.
 func completed(u api.User) api.User {
 	if ns, _, ok := serviceAccount(u.Name); ok && len(u.Groups) == 0 {
 		u.Groups = []string{api.GroupServiceAccounts, api.GroupServiceAccounts + ":" + ns}

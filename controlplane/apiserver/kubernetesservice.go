@@ -19,19 +19,20 @@ import (
 	"keelson.dev/keelson/controlplane/registry"
 )
 
-// apiService is the name of the Service of the API, of its EndpointSlice and of its Endpoints.
+// apiService is the name of the API's Service, its EndpointSlice and its Endpoints.
 const apiService = "kubernetes"
 
-// ErrAddressTaken says that another Service has the address of Service default/kubernetes.
+// ErrAddressTaken reports that another Service has the address of Service default/kubernetes.
 var ErrAddressTaken = errors.New("the address of Service default/kubernetes is taken")
 
-// EnsureKubernetesService brings Service default/kubernetes at serviceIP, its EndpointSlice and its Endpoints with the
-// ready replicas to what they shall be, whatever has become of them. The leader calls it whenever something about them
-// changes, fence is the term of its leadership, 0 for none; it writes only what differs. ErrAddressTaken, which names
-// who has it, remains until that Service goes; the slice is kept meanwhile.
+// EnsureKubernetesService creates or repairs Service default/kubernetes with the address serviceIP,
+// and its EndpointSlice and Endpoints with the ready replicas. The leader calls it after each
+// relevant change; fence is the term of its leadership, 0 for none. It writes only differences. It
+// returns ErrAddressTaken, with the name of the Service, as long as another Service has the
+// address. The EndpointSlice and Endpoints are maintained nevertheless.
 func (s *Server) EnsureKubernetesService(ctx context.Context, fence uint64, serviceIP netip.Addr,
 	readyReplicas []netip.AddrPort) error {
-	// Who is sent to a replica at an address that each machine has for itself meets itself.
+	// An address that is local to each machine would lead clients to themselves.
 	ready := slices.DeleteFunc(slices.Clone(readyReplicas), func(a netip.AddrPort) bool {
 		ip := a.Addr()
 		return ip.IsUnspecified() || ip.IsLoopback() || ip.IsLinkLocalUnicast()
@@ -62,8 +63,8 @@ func kubernetesService(ip netip.Addr, target int32) *corev1.Service {
 	}
 }
 
-// ensureAPIService makes the Service, or mends what somebody has changed of it. One with another address is made anew
-// as soon as the right address is free.
+// ensureAPIService creates the Service or restores the fields that a user has changed. A Service
+// with another ClusterIP is deleted and created again as soon as the right address is free.
 func (s *Server) ensureAPIService(ctx context.Context, fence uint64, want *corev1.Service) error {
 	found, err := s.known.Fresh(ctx, "services", want.Namespace, want.Name)
 	if apierrors.IsNotFound(err) {
@@ -77,7 +78,7 @@ func (s *Server) ensureAPIService(ctx context.Context, fence uint64, want *corev
 	}
 	have := found.(*corev1.Service)
 	if have.DeletionTimestamp != nil {
-		return nil // it is made again when it has gone
+		return nil // it is created again after its deletion
 	}
 	if have.Spec.ClusterIP != want.Spec.ClusterIP {
 		if err := s.addressFree(ctx, want); err != nil {
@@ -98,14 +99,15 @@ func (s *Server) ensureAPIService(ctx context.Context, fence uint64, want *corev
 	return s.write(ctx, fence, api.VerbUpdate, next)
 }
 
-// samePorts compares what this server decides of ports.
+// samePorts reports whether the fields of ports that this server sets are equal. It ignores node
+// ports.
 func samePorts(have, want []corev1.ServicePort) bool {
 	return slices.EqualFunc(have, want, func(a, b corev1.ServicePort) bool {
 		return a.Name == b.Name && a.Protocol == b.Protocol && a.Port == b.Port && a.TargetPort == b.TargetPort
 	})
 }
 
-// withAll is have with all of want in it.
+// withAll returns a copy of have with all entries of want.
 func withAll(have, want map[string]string) map[string]string {
 	out := maps.Clone(have)
 	if out == nil {
@@ -115,7 +117,8 @@ func withAll(have, want map[string]string) map[string]string {
 	return out
 }
 
-// addressFree says who has the address, if anybody.
+// addressFree returns ErrAddressTaken, with the name of the Service, if another Service has the
+// ClusterIP of want.
 func (s *Server) addressFree(ctx context.Context, want *corev1.Service) error {
 	if !s.cfg.Registry.Reserved(registry.SpaceClusterIPs, want.Spec.ClusterIP) {
 		return nil
@@ -130,10 +133,10 @@ func (s *Server) addressFree(ctx context.Context, want *corev1.Service) error {
 				ErrAddressTaken, svc.Namespace, svc.Name, want.Spec.ClusterIP)
 		}
 	}
-	return nil // it went meanwhile, or the commit will say
+	return nil // it was released meanwhile, or the commit reports the conflict
 }
 
-// ensureAPISlice makes the EndpointSlice, or mends it.
+// ensureAPISlice creates the EndpointSlice or restores its endpoints, ports and labels.
 func (s *Server) ensureAPISlice(ctx context.Context, fence uint64, want *discoveryv1.EndpointSlice) error {
 	found, err := s.known.Fresh(ctx, "endpointslices", want.Namespace, want.Name)
 	if apierrors.IsNotFound(err) {
@@ -146,7 +149,7 @@ func (s *Server) ensureAPISlice(ctx context.Context, fence uint64, want *discove
 	if have.DeletionTimestamp != nil {
 		return nil
 	}
-	if have.AddressType != want.AddressType { // this cannot be changed
+	if have.AddressType != want.AddressType { // the address type is immutable
 		if err := s.write(ctx, fence, api.VerbDelete, have); err != nil && !apierrors.IsNotFound(err) {
 			return err
 		}
@@ -162,7 +165,8 @@ func (s *Server) ensureAPISlice(ctx context.Context, fence uint64, want *discove
 	return s.write(ctx, fence, api.VerbUpdate, next)
 }
 
-// kubernetesSlice holds the replicas; all of them listen on the same port.
+// kubernetesSlice returns the EndpointSlice with the ready replicas. All replicas listen on the
+// same port.
 func kubernetesSlice(ready []netip.AddrPort, port int32) *discoveryv1.EndpointSlice {
 	name, tcp, yes := "https", corev1.ProtocolTCP, true
 	slice := &discoveryv1.EndpointSlice{
@@ -184,7 +188,8 @@ func kubernetesSlice(ready []netip.AddrPort, port int32) *discoveryv1.EndpointSl
 	return slice
 }
 
-// ensureAPIEndpoints makes the Endpoints, for clients that know no slices, or mends them.
+// ensureAPIEndpoints creates the Endpoints, for clients that do not read EndpointSlices, or
+// restores them.
 func (s *Server) ensureAPIEndpoints(ctx context.Context, fence uint64, want *corev1.Endpoints) error {
 	found, err := s.known.Fresh(ctx, "endpoints", want.Namespace, want.Name)
 	if apierrors.IsNotFound(err) {
@@ -203,7 +208,8 @@ func (s *Server) ensureAPIEndpoints(ctx context.Context, fence uint64, want *cor
 	return s.write(ctx, fence, api.VerbUpdate, next)
 }
 
-// kubernetesEndpoints is what kubernetesSlice is; no other slice is to be made of it.
+// kubernetesEndpoints returns the same endpoints as kubernetesSlice. The skip-mirror label prevents
+// a mirrored EndpointSlice.
 func kubernetesEndpoints(ready []netip.AddrPort, port int32) *corev1.Endpoints {
 	out := &corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{
 		Namespace: metav1.NamespaceDefault, Name: apiService, Labels: map[string]string{discoveryv1.LabelSkipMirror: "true"},

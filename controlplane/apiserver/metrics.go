@@ -13,7 +13,8 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// metrics counts requests under Kubernetes' names and labels, so that its dashboards and alerts show them.
+// metrics counts requests under the metric names and labels of Kubernetes, for its dashboards and
+// alerts.
 type metrics struct {
 	total       *prometheus.CounterVec
 	latency     *prometheus.HistogramVec
@@ -26,7 +27,7 @@ type metrics struct {
 	handler     http.Handler
 }
 
-// The labels of a request, as Kubernetes has them. component is always ours.
+// Labels of a request, as in Kubernetes. component is always "apiserver".
 var (
 	requestLabels = []string{"verb", "group", "version", "resource", "subresource", "scope", "component"}
 	dryRunLabels  = append([]string{"dry_run"}, requestLabels...)
@@ -35,7 +36,7 @@ var (
 
 const component = "apiserver"
 
-// newRegistry shows this process.
+// newRegistry returns a registry with the metrics of the Go runtime and of this process.
 func newRegistry() *prometheus.Registry {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -90,7 +91,7 @@ func newMetrics(reg *prometheus.Registry, kinds *api.Kinds, version string, more
 	return m
 }
 
-// labels are those of a request for something that is served.
+// labels returns the values of requestLabels for a request on a served resource.
 func (m *metrics) labels(req *api.Request) []string {
 	group, version, resource := m.kinds.labels(req.Kind)
 	sub := req.Subresource
@@ -118,7 +119,8 @@ func (m *metrics) labels(req *api.Request) []string {
 	return []string{verb, group, version, resource, sub, scope, component}
 }
 
-// observe counts a request. What names nothing that is served is counted together: strangers must not make series.
+// observe counts a finished request. req is nil for requests that are not about a served resource.
+// These share their label values, so unauthenticated clients cannot create series.
 func (m *metrics) observe(req *api.Request, r *http.Request, code int, sent int64, took time.Duration) {
 	labels, dry := []string{method(r.Method), "", "", "", "", "", component}, ""
 	long := false
@@ -141,7 +143,8 @@ func (m *metrics) observe(req *api.Request, r *http.Request, code int, sent int6
 	}
 }
 
-// begun counts a watch or byte stream that has begun; the result is called at its end.
+// begun counts a started watch or byte stream as long-running. The caller must call ended at its
+// end. Other requests are not counted.
 func (m *metrics) begun(req *api.Request) (ended func()) {
 	if req.Verb != api.VerbWatch && req.Verb != api.VerbConnect {
 		return func() {}
@@ -149,13 +152,13 @@ func (m *metrics) begun(req *api.Request) (ended func()) {
 	labels := m.labels(req)
 	m.longRunning.WithLabelValues(labels...).Inc()
 	return func() {
-		if m.kinds.serves(req.Kind) || labels[3] == otherKinds { // no series comes back for a kind that has gone
+		if m.kinds.serves(req.Kind) || labels[3] == otherKinds { // the series of a removed kind are not created again
 			m.longRunning.WithLabelValues(labels...).Dec()
 		}
 	}
 }
 
-// sends returns what counts the events that a watch of a kind sends.
+// sends returns a function that counts an event sent by a watch of kind k and its size.
 func (m *metrics) sends(k *api.Kind) func(bytes int) {
 	group, version, resource := m.kinds.labels(k)
 	events, sizes := m.events.WithLabelValues(group, version, resource), m.eventSizes.WithLabelValues(group, version, resource)

@@ -13,12 +13,13 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/authn"
 )
 
-// admissionMetrics are the times of admission as Kubernetes shows them: of each plugin, and of all of a step.
+// admissionMetrics measures the duration of each admission plugin and of each admission step, with
+// the metrics of Kubernetes.
 type admissionMetrics struct {
 	plugins, steps *prometheus.HistogramVec
 }
 
-// How the steps are called, and the times that are told apart.
+// Label values of the admission steps, and the histogram buckets.
 const (
 	stepMutating   = "admit"
 	stepValidating = "validate"
@@ -39,10 +40,10 @@ func newAdmissionMetrics() *admissionMetrics {
 	}
 }
 
-// measured has the plugins of phases measured.
+// measured replaces the plugins of phases by plugins that also measure their duration.
 func (m *admissionMetrics) measured(step string, phases []admission.Phase) {
 	for i := range phases {
-		phases[i].Plugins = slices.Clone(phases[i].Plugins) // they are the caller's
+		phases[i].Plugins = slices.Clone(phases[i].Plugins) // the original slice belongs to the caller
 		for j := range phases[i].Plugins {
 			p := &phases[i].Plugins[j]
 			p.Admit = timed(p.Admit, newSpans(m.plugins.MustCurryWith(prometheus.Labels{"name": p.Name, "type": step})))
@@ -50,12 +51,13 @@ func (m *admissionMetrics) measured(step string, phases []admission.Phase) {
 	}
 }
 
-// step measures all of a step.
+// step returns admit with a measurement of its duration as a whole step.
 func (m *admissionMetrics) step(step string, admit func(context.Context, *admission.Attempt) error) func(context.Context, *admission.Attempt) error {
 	return timed(admit, newSpans(m.steps.MustCurryWith(prometheus.Labels{"type": step})))
 }
 
-// spans are the histograms of what is measured, looked up once: plugins are called with every write.
+// spans caches the histograms of one plugin or step by operation and result, because plugins run
+// for every write.
 type spans struct {
 	of    prometheus.ObserverVec
 	found [4][2]atomic.Pointer[prometheus.Observer]
@@ -93,7 +95,7 @@ func timed(admit func(context.Context, *admission.Attempt) error, s *spans) func
 	}
 }
 
-// authenticationMetrics count who could say who he is.
+// authenticationMetrics counts authentication attempts by result and measures their duration.
 type authenticationMetrics struct {
 	attempts *prometheus.CounterVec
 	duration *prometheus.HistogramVec
@@ -112,7 +114,8 @@ func newAuthenticationMetrics() *authenticationMetrics {
 	}
 }
 
-// observe counts a request that was answered with err by those who look at credentials.
+// observe counts an authentication that ended with err. anonymous reports whether the request
+// continues as anonymous.
 func (m *authenticationMetrics) observe(err error, anonymous bool, took time.Duration) {
 	result := "success"
 	switch {

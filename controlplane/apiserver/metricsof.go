@@ -14,14 +14,15 @@ import (
 
 const applyPatch = types.ApplyYAMLPatchType
 
-// maxKindSeries bounds the kinds that have series of their own: whoever may make kinds must not fill the memory with
-// series. What comes beyond is counted together, as otherKinds.
+// maxKindSeries limits the number of kinds with series of their own. Users who create kinds must
+// not exhaust the memory. Requests for further kinds are counted under otherKinds.
 const (
 	maxKindSeries = 512
 	otherKinds    = "other"
 )
 
-// kindSeries knows which kinds have series. Those of a kind that is not served any more are forgotten.
+// kindSeries is the set of kinds with series of their own. The series of a kind that is no longer
+// served are deleted.
 type kindSeries struct {
 	kinds  *api.Kinds
 	forget func(prometheus.Labels)
@@ -31,7 +32,8 @@ type kindSeries struct {
 	have  map[schema.GroupVersionResource]bool
 }
 
-// labels are group, version and resource of a kind, as far as it has series of its own.
+// labels returns the label values of a kind: its group, version and resource, or otherKinds if the
+// kind has no series.
 func (s *kindSeries) labels(k *api.Kind) (group, version, resource string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -46,10 +48,10 @@ func (s *kindSeries) labels(k *api.Kind) (group, version, resource string) {
 	return gvr.Group, gvr.Version, gvr.Resource
 }
 
-// serves says whether the kind is in the table still.
+// serves reports whether the kind is still served.
 func (s *kindSeries) serves(k *api.Kind) bool { return s.kinds.ByResource(k.GVR()) != nil }
 
-// follow forgets the series of kinds that have gone. The caller holds mu.
+// follow deletes the series of kinds that are no longer served. The caller holds mu.
 func (s *kindSeries) follow() {
 	now := s.kinds.Table()
 	if now == s.table {
@@ -66,7 +68,8 @@ func (s *kindSeries) follow() {
 	}
 }
 
-// storedObjects shows how many objects of each resource there are, under both names that Kubernetes has for that.
+// storedObjects exports the number of stored objects per resource, under both metric names of
+// Kubernetes.
 type storedObjects struct {
 	kinds   *api.Kinds
 	objects *registry.Registry
@@ -83,7 +86,8 @@ func (s storedObjects) Describe(ch chan<- *prometheus.Desc) {
 	ch <- groupObjects
 }
 
-// Collect implements prometheus.Collector. Versions of a resource have the same objects and are shown once.
+// Collect implements prometheus.Collector. Versions of a resource share their objects and are
+// exported once.
 func (s storedObjects) Collect(ch chan<- prometheus.Metric) {
 	seen := map[schema.GroupResource]bool{}
 	for _, k := range s.kinds.All() {
@@ -100,10 +104,11 @@ func (s storedObjects) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// undecodable shows what the registry cannot read: how many objects per resource, and the first ones by name.
+// undecodable exports the stored objects that the registry cannot decode: their number per resource
+// and the names of the first undecodableNamed.
 type undecodable struct{ objects *registry.Registry }
 
-// undecodableNamed bounds the series with a name in them.
+// undecodableNamed limits the series that contain an object's name.
 const undecodableNamed = 100
 
 var (

@@ -23,14 +23,14 @@ import (
 	"keelson.dev/keelson/internal/lifecycle"
 )
 
-// outside is admission by what stands in the cluster: policies, then webhooks.
+// outside runs the admission that is configured in the cluster: admission policies, then webhooks.
 type outside struct {
 	server   *Server
 	webhooks *webhooks.Webhooks
 	policies *policies.Policies
 
-	following atomic.Bool   // Run has begun
-	ready     chan struct{} // all configurations have been read
+	following atomic.Bool   // run has started
+	ready     chan struct{} // closed once all configurations have been read
 }
 
 func newOutside(s *Server) *outside {
@@ -50,7 +50,7 @@ func newOutside(s *Server) *outside {
 	return o
 }
 
-// mutators and validators are the phases after what is built in.
+// mutators and validators return the admission phases that run after the built-in plugins.
 func (o *outside) mutators() admission.Mutators {
 	return admission.Mutators{
 		{Name: "policies", Plugins: []admission.Plugin{{Name: "MutatingAdmissionPolicy", Admit: o.mutating(o.policies.Mutate)}}},
@@ -65,7 +65,8 @@ func (o *outside) validators() admission.Validators {
 	}
 }
 
-// validating makes a plugin of those who may only refuse.
+// validating returns a plugin function that calls ask, a validating policy or webhook engine, for
+// each attempt.
 func (o *outside) validating(ask func(context.Context, *matching.Attempt) error) func(context.Context, *api.Attempt) error {
 	return func(ctx context.Context, a *api.Attempt) error {
 		if o.idle() {
@@ -78,10 +79,11 @@ func (o *outside) validating(ask func(context.Context, *matching.Attempt) error)
 	}
 }
 
-// mutating makes a plugin of those who may change what is asked; what they change is put into the attempt's own object.
+// mutating returns a plugin function that calls ask, a mutating policy or webhook engine. It copies
+// the changes into the attempt's object and requests reinvocation if needed.
 func (o *outside) mutating(ask func(context.Context, *matching.Attempt, *matching.Rounds) error) func(context.Context, *api.Attempt) error {
 	type rounds struct{ matching.Rounds }
-	key := new(byte) // of these plugins alone
+	key := new(byte) // identifies the state of this plugin in an attempt
 	return func(ctx context.Context, a *api.Attempt) error {
 		if o.idle() {
 			return nil
@@ -105,7 +107,8 @@ func (o *outside) mutating(ask func(context.Context, *matching.Attempt, *matchin
 	}
 }
 
-// assign gives the attempt's object the value of another one of its type.
+// assign copies the value of from into to, an object of the attempt. It fails if their types
+// differ.
 func assign(a *api.Attempt, to, from runtime.Object) error {
 	if to == from {
 		return nil
@@ -118,12 +121,13 @@ func assign(a *api.Attempt, to, from runtime.Object) error {
 	return nil
 }
 
-// idle says that nothing stands in the cluster that would be asked.
+// idle reports whether all configurations are read and the cluster has neither policies nor
+// webhooks.
 func (o *outside) idle() bool {
 	return (!o.following.Load() || isClosed(o.ready)) && o.webhooks.None() && o.policies.None()
 }
 
-// await waits until this replica has read whom to ask.
+// await waits until this replica has read the policies and webhook configurations.
 func (o *outside) await(ctx context.Context) error {
 	if !o.following.Load() || isClosed(o.ready) {
 		return nil
@@ -131,7 +135,7 @@ func (o *outside) await(ctx context.Context) error {
 	return awaitRead(ctx, o.ready, "admission configurations")
 }
 
-// run follows the configurations until ctx ends.
+// run follows the policies and webhook configurations until ctx ends.
 func (o *outside) run(ctx context.Context) error {
 	o.following.Store(true)
 	select {
@@ -174,10 +178,11 @@ func (o *outside) run(ctx context.Context) error {
 	return lifecycle.Run(ctx, parts...)
 }
 
-// params reads the parameters of policies.
+// params reads the parameter objects of policies.
 type params struct{ chain *chain }
 
-// GetObject implements policies.Objects. What the cache has not got the store is asked for.
+// GetObject returns an object from the cache, or from the store if the cache does not have it. It
+// returns nil if the object does not exist. It implements policies.Objects.
 func (p params) GetObject(ctx context.Context, k *api.Kind, namespace, name string) (api.Object, error) {
 	r := &api.Request{Verb: api.VerbGet, Kind: k, Namespace: namespace, Name: name}
 	r.Get.ResourceVersion = "0"
@@ -192,7 +197,7 @@ func (p params) GetObject(ctx context.Context, k *api.Kind, namespace, name stri
 	return o, err
 }
 
-// ListObjects implements policies.Objects, from the cache.
+// ListObjects lists objects of the cache by label selector. It implements policies.Objects.
 func (p params) ListObjects(ctx context.Context, k *api.Kind, namespace string, s labels.Selector) ([]api.Object, error) {
 	r := &api.Request{Verb: api.VerbList, Kind: k, Namespace: namespace, Pointers: true}
 	r.List.ResourceVersion, r.List.LabelSelector = "0", s.String()
@@ -203,7 +208,8 @@ func (p params) ListObjects(ctx context.Context, k *api.Kind, namespace string, 
 	return l.(*api.ObjectList).Items, nil
 }
 
-// inner is the authorizer for the questions of expressions about one request, each of which is asked once.
+// inner returns the authorizer for the CEL expressions of one request. It caches each decision for
+// the request.
 func (c *chain) inner(ctx context.Context) authorizer.UnconditionalAuthorizer {
 	return &questions{chain: c, ctx: ctx, known: map[string]decision{}}
 }
@@ -220,7 +226,8 @@ type questions struct {
 	known map[string]decision
 }
 
-// Authorize implements authorizer.UnconditionalAuthorizer, in the time of the request.
+// Authorize implements authorizer.UnconditionalAuthorizer. It uses the context of the request, not
+// its argument.
 func (q *questions) Authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	u := a.GetUser()
 	of := &authz.Attributes{

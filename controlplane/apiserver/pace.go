@@ -7,18 +7,19 @@ import (
 	"time"
 )
 
-// pace is what a client must keep up, so that none holds a request for ever.
+// pace holds the time limits that a client must meet, so that no client holds a request open
+// forever.
 type pace struct {
-	idle  time.Duration // a connection without a request ends after it
-	body  time.Duration // a body may take this long ...
-	rate  int64         // ... and one second more for each rate bytes of it
-	stall time.Duration // an answer of which nothing is taken for so long is given up
+	idle  time.Duration // a connection without a request is closed after this time
+	body  time.Duration // a request body may take this long ...
+	rate  int64         // ... plus one second for each rate bytes of the body
+	stall time.Duration // a stream is reset if the client reads none of the response for this long
 }
 
 var usualPace = pace{idle: 90 * time.Second, body: 30 * time.Second, rate: 16 << 10, stall: 30 * time.Second}
 
-// paced holds the clients of h to the pace. A stream on which nothing is written,
-// such as an idle watch, may last.
+// paced returns h with the limits of the pace. A stream on which nothing is written, such as an
+// idle watch, is not limited.
 func (p pace) paced(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		control := http.NewResponseController(w)
@@ -28,7 +29,7 @@ func (p pace) paced(h http.Handler) http.Handler {
 			r.Body = b
 			defer b.leave()
 		}
-		if r.ProtoMajor < 2 { // whole connections are held to it by their door
+		if r.ProtoMajor < 2 { // over HTTP/1.1, connlimit applies the limit to the whole connection
 			h.ServeHTTP(w, r)
 			return
 		}
@@ -38,8 +39,8 @@ func (p pace) paced(h http.Handler) http.Handler {
 	})
 }
 
-// pacedBody ends a body that comes too slowly. What a handler has begun, such as a proxy's request to another server, may go on
-// reading when it has returned.
+// pacedBody fails the read of a body that arrives too slowly. A reader such as a proxy's outgoing
+// request may continue to read after the handler has returned.
 type pacedBody struct {
 	io.ReadCloser
 	control *http.ResponseController
@@ -48,10 +49,11 @@ type pacedBody struct {
 	n       int64
 
 	mu   sync.Mutex
-	over bool // the body has ended, or the handler has returned: then the stream is not ours any more, and must not be touched
+	over bool // the body has ended or the handler has returned: the stream's deadline must no longer be changed
 }
 
-// arm sets the time by which the next bytes must be there.
+// arm sets the deadline of the next read: pace.body plus one second for each pace.rate bytes
+// received.
 func (b *pacedBody) arm() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -59,10 +61,10 @@ func (b *pacedBody) arm() {
 		return
 	}
 	earned := time.Duration(b.n/b.pace.rate) * time.Second
-	_ = b.control.SetReadDeadline(b.began.Add(b.pace.body + earned)) // a writer of a test may have none
+	_ = b.control.SetReadDeadline(b.began.Add(b.pace.body + earned)) // response writers of tests may not support deadlines
 }
 
-// Read implements io.Reader.
+// Read reads from the body and extends the deadline. It implements io.Reader.
 func (b *pacedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if b.n += int64(n); err != nil {
@@ -73,8 +75,8 @@ func (b *pacedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// end leaves the connection to what follows: a request that takes its time has no more to send. What a handler
-// has not read keeps its deadline: the server reads it to its end.
+// end removes the read deadline, because a request that still runs has no more body to send. A body
+// that the handler has not read keeps its deadline, because the server reads it to its end.
 func (b *pacedBody) end() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -84,15 +86,15 @@ func (b *pacedBody) end() {
 	}
 }
 
-// leave is called when the handler returns.
+// leave marks the handler as returned: the deadline is no longer changed.
 func (b *pacedBody) leave() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.over = true
 }
 
-// pacedWriter gives up a stream of HTTP/2 whose client takes nothing of it. The
-// connection below may be lively all the while.
+// pacedWriter resets an HTTP/2 stream if the client does not read the response for the time of
+// stall. The limit applies to the stream even if the connection is active.
 type pacedWriter struct {
 	http.ResponseWriter
 	control *http.ResponseController
@@ -100,13 +102,13 @@ type pacedWriter struct {
 
 	mu    sync.Mutex
 	timer *time.Timer
-	over  bool // the handler has returned: the stream is not ours any more
+	over  bool // the handler has returned: the stream's deadline must no longer be changed
 }
 
-// portion is how much must be taken within one stall.
+// portion is the number of bytes that the client must read within one stall time.
 const portion = 32 << 10
 
-// Write implements io.Writer.
+// Write writes p in portions, each within the stall time. It implements io.Writer.
 func (w *pacedWriter) Write(p []byte) (n int, err error) {
 	for {
 		part := p[n:min(n+portion, len(p))]
@@ -120,7 +122,7 @@ func (w *pacedWriter) Write(p []byte) (n int, err error) {
 	}
 }
 
-// FlushError is for http.ResponseController.
+// FlushError flushes within the stall time. http.ResponseController calls it.
 func (w *pacedWriter) FlushError() error {
 	w.watch()
 	defer w.rest()
@@ -130,10 +132,10 @@ func (w *pacedWriter) FlushError() error {
 // Flush implements http.Flusher.
 func (w *pacedWriter) Flush() { _ = w.FlushError() }
 
-// Unwrap is for http.ResponseController.
+// Unwrap returns the wrapped writer for http.ResponseController.
 func (w *pacedWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// watch begins to measure a write.
+// watch starts the stall timer of a write.
 func (w *pacedWriter) watch() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -154,7 +156,8 @@ func (w *pacedWriter) giveUp() {
 	}
 }
 
-// end leaves the server a stall to send what it still holds.
+// end stops the timer after the handler has returned, and gives the server one stall time to send
+// buffered data.
 func (w *pacedWriter) end() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -18,16 +18,16 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// checkPause is between one type check and the next, so that they do not take a core.
+// checkPause is the pause between two type checks, so that they do not occupy a CPU core.
 const checkPause = 10 * time.Millisecond
 
-// KeepPolicyTypes checks the expressions of validating policies against the types that they name, and writes what it
-// finds into their status, until ctx ends: again when a definition changes one of these types. It is the leader's work;
-// fence is the term of its leadership.
+// KeepPolicyTypes type-checks the expressions of ValidatingAdmissionPolicies and writes the
+// warnings into their status, until ctx ends. It repeats a check if a CustomResourceDefinition
+// changes a type that the policy matches. The leader calls it; fence is the term of its leadership.
 func (s *Server) KeepPolicyTypes(ctx context.Context, fence uint64) error {
 	kind := s.cfg.Kinds.ByType(&arv1.ValidatingAdmissionPolicy{})
 	if kind == nil {
-		<-ctx.Done() // no policy can exist
+		<-ctx.Done() // policies are not served
 		return ctx.Err()
 	}
 	c := &policyTypes{server: s, kind: kind, fence: fence, wake: make(chan struct{}, 1),
@@ -38,7 +38,7 @@ func (s *Server) KeepPolicyTypes(ctx context.Context, fence uint64) error {
 	go func() { done <- follow.Run(inner, s.cfg.Log, s.cfg.Registry, kind, c, func() {}) }()
 	changed := s.cfg.Kinds.Table().Changed()
 	for {
-		if err := c.work(ctx); err != nil { // begun again, everything is looked at once more
+		if err := c.work(ctx); err != nil { // the next call checks all policies again
 			cancel()
 			<-done
 			return err
@@ -54,7 +54,8 @@ func (s *Server) KeepPolicyTypes(ctx context.Context, fence uint64) error {
 	}
 }
 
-// policyTypes are the policies that there are, and which of them are to be looked at.
+// policyTypes holds the ValidatingAdmissionPolicies and which of them must be type-checked. It
+// implements follow.Sink.
 type policyTypes struct {
 	server *Server
 	kind   *api.Kind
@@ -67,15 +68,16 @@ type policyTypes struct {
 	checked  map[string]checkedPolicy
 }
 
-// checkedPolicy is what a policy was checked against under this leadership.
+// checkedPolicy records the policy version and the kinds that the last check under this leadership
+// used.
 type checkedPolicy struct {
 	uid        types.UID
 	generation int64
 	kinds      []*api.Kind
-	custom     bool // definitions make some of them, or may
+	custom     bool // set if a CustomResourceDefinition defines or may define one of the kinds
 }
 
-// Replace is follow.Sink.
+// Replace replaces all policies and makes them due for a check. It implements follow.Sink.
 func (c *policyTypes) Replace(all []api.Object) {
 	c.mu.Lock()
 	clear(c.policies)
@@ -85,7 +87,7 @@ func (c *policyTypes) Replace(all []api.Object) {
 	}
 }
 
-// Set is follow.Sink.
+// Set stores a created or changed policy and makes it due for a check. It implements follow.Sink.
 func (c *policyTypes) Set(o api.Object) {
 	p, ok := o.(*arv1.ValidatingAdmissionPolicy)
 	if !ok {
@@ -100,7 +102,7 @@ func (c *policyTypes) Set(o api.Object) {
 	}
 }
 
-// Remove is follow.Sink.
+// Remove deletes a policy and its check result. It implements follow.Sink.
 func (c *policyTypes) Remove(o api.Object) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -108,7 +110,7 @@ func (c *policyTypes) Remove(o api.Object) {
 	delete(c.checked, o.GetName())
 }
 
-// typesChanged has the policies looked at whose types may be others now.
+// typesChanged makes the policies due that depend on custom resources.
 func (c *policyTypes) typesChanged() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -119,7 +121,8 @@ func (c *policyTypes) typesChanged() {
 	}
 }
 
-// next takes a policy that is to be looked at, and what it was checked against; nil = none is.
+// next removes a policy from the due set and returns it with its last check; nil if no policy is
+// due.
 func (c *policyTypes) next() (*arv1.ValidatingAdmissionPolicy, checkedPolicy) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -132,7 +135,8 @@ func (c *policyTypes) next() (*arv1.ValidatingAdmissionPolicy, checkedPolicy) {
 	return nil, checkedPolicy{}
 }
 
-// work looks at the policies that are due.
+// work checks the due policies and stores the kinds they were checked against. It returns at the
+// first error.
 func (c *policyTypes) work(ctx context.Context) error {
 	for ctx.Err() == nil {
 		p, was := c.next()
@@ -149,7 +153,7 @@ func (c *policyTypes) work(ctx context.Context) error {
 			} else if !settled {
 				continue
 			}
-			_ = wait.Delay(ctx, checkPause) // the loop asks whether ctx has ended
+			_ = wait.Delay(ctx, checkPause) // the loop condition checks ctx
 		}
 		c.mu.Lock()
 		if c.policies[p.Name] != nil {
@@ -160,7 +164,9 @@ func (c *policyTypes) work(ctx context.Context) error {
 	return nil
 }
 
-// check checks a policy; told says that its status tells what was found before. It is not settled when a newer one comes.
+// check type-checks a policy and writes the warnings into its status if they differ. told reports
+// whether the status already has warnings of this generation. settled is false if the policy was
+// changed or deleted meanwhile.
 func (c *policyTypes) check(ctx context.Context, p *arv1.ValidatingAdmissionPolicy, told bool) (settled bool, err error) {
 	found := policies.Check(p, c.server.cfg.Kinds, c.server.cfg.Expressions.Admission())
 	if told && equality.Semantic.DeepEqual(found, p.Status.TypeChecking.ExpressionWarnings) {
@@ -173,7 +179,7 @@ func (c *policyTypes) check(ctx context.Context, p *arv1.ValidatingAdmissionPoli
 		User: itself(), Verb: api.VerbUpdate, Kind: c.kind, Subresource: "status", Name: p.Name, Object: next, Fence: c.fence,
 	})
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return false, nil // it is gone, or a newer one comes
+		return false, nil // the policy is deleted, or its next version will be checked
 	}
 	if err != nil {
 		return false, fmt.Errorf("writing the status of policy %s: %w", p.Name, err)

@@ -5,8 +5,8 @@ import (
 	"net/http/pprof"
 )
 
-// profiles is where Kubernetes serves the profiles of the process, to those who may
-// read the path: administrators. "go tool pprof" reads them.
+// profiles is the path prefix of the Go profiles of this process, as in Kubernetes. Only users who
+// may read the path get them. "go tool pprof" reads them.
 const profiles = "/debug/pprof"
 
 func serveProfile(w http.ResponseWriter, r *http.Request, name string) {

@@ -23,24 +23,25 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/subresource"
 )
 
-// proxyFacet is the subresource by which requests are handed on to what an object stands for.
+// proxyFacet is the subresource that proxies requests to a Service, pod or node.
 const proxyFacet = "proxy"
 
-// isProxy says whether a target is the proxy subresource of a Service, pod or node, or a path below it.
+// isProxy reports whether a target is the proxy subresource of a Service, pod or node, or a path
+// below it.
 func isProxy(t endpoints.Target) bool {
 	return t.GVR.Group == "" && t.GVR.Version == "v1" && t.Name != "" && !t.Watch &&
 		(t.Subresource == proxyFacet || strings.HasPrefix(t.Subresource, proxyFacet+"/")) &&
 		slices.Contains([]string{"services", "pods", "nodes"}, t.GVR.Resource)
 }
 
-// hop is where a proxied request goes.
+// hop is the destination of a proxied request.
 type hop struct {
-	scheme, host string // the host as the server sees it
+	scheme, host string // the host name sent to the destination
 	dial         func(ctx context.Context, network, address string) (net.Conn, error)
-	tls          *tls.Config // nil: nobody says by which authority the server would be known
+	tls          *tls.Config // nil = the certificate of the server is not verified
 }
 
-// proxySub answers a request for a proxy subresource; false for all others.
+// proxySub serves a request for a proxy subresource. It returns false for all other requests.
 func (s *Server) proxySub(w http.ResponseWriter, r *http.Request, u api.User) bool {
 	t, ok := endpoints.ParsePath(r.URL.Path)
 	if !ok || !isProxy(t) {
@@ -52,7 +53,8 @@ func (s *Server) proxySub(w http.ResponseWriter, r *http.Request, u api.User) bo
 	return true
 }
 
-// proxyTo hands a request on. An error is answered by the caller: nothing has been.
+// proxyTo authorizes a request and proxies it to a Service, pod or node. If it returns an error, it
+// has not written a response.
 func (s *Server) proxyTo(w http.ResponseWriter, r *http.Request, u api.User, t endpoints.Target) error {
 	if err := s.chain.decide(r.Context(), remoteAttributes(r, u), nil); err != nil {
 		return err
@@ -63,7 +65,7 @@ func (s *Server) proxyTo(w http.ResponseWriter, r *http.Request, u api.User, t e
 		return err
 	}
 	if !slash && (r.Method == http.MethodGet || r.Method == http.MethodHead) && !forward.Upgrades(r) {
-		// Relative links of what is served there need a folder to start from.
+		// Relative links of the page need a path that ends with a slash.
 		w.Header().Set("Location", (&url.URL{Path: r.URL.Path + "/", RawQuery: r.URL.RawQuery}).String())
 		w.WriteHeader(http.StatusMovedPermanently)
 		return nil
@@ -78,7 +80,7 @@ func (s *Server) proxyTo(w http.ResponseWriter, r *http.Request, u api.User, t e
 		return apierrors.NewBadRequest(err.Error())
 	}
 	target.RawQuery = r.URL.RawQuery
-	if to.tls == nil { // as with Kubernetes
+	if to.tls == nil { // as in Kubernetes
 		to.tls = &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12}
 	}
 	transport := forward.Transport(to.dial, &http.Transport{TLSClientConfig: to.tls, DisableKeepAlives: true})
@@ -103,9 +105,10 @@ func proxyFailed(err error) error {
 	return apierrors.NewServiceUnavailable("error trying to reach service: " + err.Error())
 }
 
-// splitProxy parts an escaped path behind the subresource; slash says that there is one behind it.
+// splitProxy splits an escaped path after the proxy subresource. slash reports whether a slash
+// follows it.
 func splitProxy(path string, t endpoints.Target) (prefix, rest string, slash bool) {
-	n := 5 // api v1 nodes NAME proxy
+	n := 5 // the parts of /api/v1/nodes/NAME/proxy
 	if t.Namespace != "" {
 		n = 7
 	}
@@ -120,7 +123,7 @@ func splitProxy(path string, t endpoints.Target) (prefix, rest string, slash boo
 	return path[:at], path[at:], true
 }
 
-// splitName reads "name", "name:port" and "scheme:name:port".
+// splitName parses "name", "name:port" and "scheme:name:port".
 func splitName(id string) (scheme, name, port string, ok bool) {
 	parts := strings.Split(id, ":")
 	switch len(parts) {
@@ -137,7 +140,8 @@ func splitName(id string) (scheme, name, port string, ok bool) {
 	return "", "", "", false
 }
 
-// hopTo finds the object and, when admission lets the connection be, where it is reached.
+// hopTo returns the destination of a proxied request: it reads the object, runs admission and
+// resolves address and port.
 func (s *Server) hopTo(ctx context.Context, u api.User, t endpoints.Target, path string) (hop, error) {
 	kind := s.cfg.Kinds.ByResource(t.GVR)
 	scheme, name, port, ok := splitName(t.Name)
@@ -195,7 +199,8 @@ func (s *Server) hopToService(h hop, svc *corev1.Service, port string) (hop, err
 	return h, nil
 }
 
-// hopToPod takes the first port that a container declares where none is asked for.
+// hopToPod returns the destination for a pod. Without a port, it uses the first port that a
+// container declares, else the scheme's default.
 func (s *Server) hopToPod(h hop, pod *corev1.Pod, port string) (hop, error) {
 	number, err := portNumber(port, h.scheme)
 	if err != nil {
@@ -220,8 +225,9 @@ func (s *Server) hopToPod(h hop, pod *corev1.Pod, port string) (hop, error) {
 	return h, nil
 }
 
-// hopToNode leads to the node's own HTTPS server where no port is named, or that server's. It knows this API by its
-// certificate and believes what was judged here, as a kubelet does. A node without one needs a port.
+// hopToNode returns the destination for a node. The default port is that of the node's kubelet API.
+// There, this API authenticates with its client certificate and the node trusts its authorization
+// decision. If the node has no kubelet API, the request must name a port.
 func (s *Server) hopToNode(h hop, node *corev1.Node, port string) (hop, error) {
 	own := node.Status.DaemonEndpoints.KubeletEndpoint.Port
 	number := own

@@ -20,7 +20,7 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/endpoints"
 )
 
-// origin is where an HTTP request came from.
+// origin returns the audit origin of an HTTP request: its ID, URI, source address and user agent.
 func origin(r *http.Request, received time.Time) audit.Origin {
 	source, _, err := net.SplitHostPort(r.RemoteAddr)
 	if err != nil {
@@ -30,7 +30,8 @@ func origin(r *http.Request, received time.Time) audit.Origin {
 		Received: received}
 }
 
-// recordAsked begins the record of an HTTP request. An error means that it has to be recorded and cannot be.
+// recordAsked starts the audit record of an HTTP request. It returns an error if the request must
+// be recorded and the record cannot be written.
 func (s *Server) recordAsked(record *audit.Record, r *http.Request, u, sender api.User) error {
 	if record == nil {
 		return nil
@@ -38,7 +39,8 @@ func (s *Server) recordAsked(record *audit.Record, r *http.Request, u, sender ap
 	return unrecorded(record.Asked(s.asked(r, u, sender)))
 }
 
-// unrecorded refuses a request whose record is lost.
+// unrecorded converts a failed audit write to a 500 error, which refuses the request. It returns
+// nil for nil.
 func unrecorded(err error) error {
 	if err == nil {
 		return nil
@@ -46,7 +48,7 @@ func unrecorded(err error) error {
 	return apierrors.NewInternalError(fmt.Errorf("the request was not performed, because it cannot be recorded: %w", err))
 }
 
-// asked is what an HTTP request asks for, in the words of the audit.
+// asked returns the audit attributes of an HTTP request.
 func (s *Server) asked(r *http.Request, u, sender api.User) audit.Attributes {
 	a := audit.Attributes{User: u, Sender: sender, Path: r.URL.Path}
 	t, ok := endpoints.ParsePath(r.URL.Path)
@@ -77,10 +79,12 @@ func (s *Server) asked(r *http.Request, u, sender api.User) audit.Attributes {
 	return a
 }
 
-// asks says that to create an object of the kind is a question, which changes nothing.
+// asks reports whether an object of the kind is a query that changes nothing when it is created,
+// such as an access review.
 func asks(k *api.Kind) bool { return k.Virtual && !k.Acts }
 
-// describe says by the verb whether a request on a resource changes something, and whether its answer lasts.
+// describe sets the verb of the audit attributes, and whether the request changes something or
+// streams its response. question marks a create that changes nothing.
 func (c *chain) describe(a *audit.Attributes, verb api.Verb, question bool) {
 	a.Verb = string(verb)
 	switch verb {
@@ -96,7 +100,8 @@ func (c *chain) describe(a *audit.Attributes, verb api.Verb, question bool) {
 	}
 }
 
-// recorded makes the record of a call from inside this process. done ends it.
+// recorded starts the audit record of a request from within this process. The returned context has
+// the record; done completes it. It returns an error if the request must be recorded and cannot be.
 func (c *chain) recorded(ctx context.Context, r *api.Request) (_ context.Context, done func(created bool, err error), err error) {
 	if c.audit == nil {
 		return ctx, func(bool, error) {}, nil
@@ -124,7 +129,7 @@ func (c *chain) recorded(ctx context.Context, r *api.Request) (_ context.Context
 	}, err
 }
 
-// pathOf is the URL path that an HTTP client would have used.
+// pathOf returns the URL path that an HTTP client would use for the request.
 func pathOf(r *api.Request) string {
 	parts := []string{"/apis", r.Kind.GVK.Group, r.Kind.GVK.Version}
 	if r.Kind.GVK.Group == "" {
@@ -142,7 +147,7 @@ func pathOf(r *api.Request) string {
 	return strings.Join(parts, "/")
 }
 
-// recordBody puts what a request carries into its record, where the policy wants it.
+// recordBody adds the body of a request to its audit record if the audit policy requires it.
 func recordBody(record *audit.Record, r *api.Request) {
 	if record == nil {
 		return
@@ -164,7 +169,8 @@ func recordBody(record *audit.Record, r *api.Request) {
 	}
 }
 
-// recordAnswer names what came of a write, and records the answer where the policy wants it.
+// recordAnswer adds the created object's name to the audit record, and the response if the audit
+// policy requires it.
 func recordAnswer(record *audit.Record, r *api.Request, answer runtime.Object) {
 	if record == nil || answer == nil {
 		return

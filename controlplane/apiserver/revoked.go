@@ -16,20 +16,20 @@ import (
 	"keelson.dev/keelson/internal/connlimit"
 )
 
-// revokedEvery is how often connections are looked through for those whose certificate was revoked, or is by an authority
-// that is believed no more: their watches end then.
+// revokedEvery is how often open connections are checked for certificates that are revoked or whose
+// CA is no longer trusted. Such connections are closed, which ends their watches.
 const revokedEvery = time.Second
 
-// errRevoked: the certificate was good once.
+// errRevoked reports that a certificate was valid and is now revoked.
 var errRevoked = errors.New("it was revoked")
 
-// shownConns are the connections to this API whose clients have shown a certificate.
+// shownConns holds the open connections whose clients presented a certificate.
 type shownConns struct {
 	mu     sync.Mutex
 	byConn map[*connlimit.Conn]*x509.Certificate
 }
 
-// note remembers the connection of a request that shows a certificate.
+// note stores the connection of a request that presents a client certificate.
 func (n *shownConns) note(r *http.Request, place *connlimit.Conn) {
 	if place == nil || r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
 		return
@@ -42,7 +42,8 @@ func (n *shownConns) note(r *http.Request, place *connlimit.Conn) {
 	n.byConn[place] = r.TLS.PeerCertificates[0]
 }
 
-// sweep closes the connections that gone says it of, and forgets those that are closed.
+// sweep closes the connections for whose certificate gone returns true, and removes closed
+// connections.
 func (n *shownConns) sweep(gone func(*x509.Certificate) bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -60,7 +61,8 @@ func ofNode(c *x509.Certificate) bool {
 	return strings.HasPrefix(c.Subject.CommonName, api.NodeUserPrefix)
 }
 
-// revoked says why a node's certificate, good otherwise, is not.
+// revoked returns an error if a node's otherwise valid certificate is revoked. It returns nil for
+// other certificates.
 func (s *Server) revoked(ctx context.Context, c *x509.Certificate) error {
 	if !ofNode(c) {
 		return nil
@@ -68,10 +70,10 @@ func (s *Server) revoked(ctx context.Context, c *x509.Certificate) error {
 	kind := s.known.byName["secrets"]
 	r := &api.Request{Verb: api.VerbGet, Kind: kind, Namespace: pki.TokenNamespace,
 		Name: pki.RevocationName(strings.TrimPrefix(c.Subject.CommonName, api.NodeUserPrefix))}
-	r.Get.ResourceVersion = "0" // this replica's cache: a watch keeps it within moments of the store
+	r.Get.ResourceVersion = "0" // from this replica's cache, which lags only moments behind the store
 	o, err := s.cfg.Registry.Get(ctx, r)
 	if err != nil {
-		return nil // none exists; while nothing can be read, nothing is served either
+		return nil // no revocation exists; while nothing can be read, nothing is served either
 	}
 	secret, _ := o.(*corev1.Secret)
 	if rev, ok := pki.RevocationOf(secret); ok && rev.Covers(c) {
@@ -80,7 +82,8 @@ func (s *Server) revoked(ctx context.Context, c *x509.Certificate) error {
 	return nil
 }
 
-// sweepRevoked runs until ctx ends.
+// sweepRevoked closes connections with revoked or no longer trusted certificates every
+// revokedEvery, until ctx ends.
 func (s *Server) sweepRevoked(ctx context.Context) error {
 	tick := time.NewTicker(revokedEvery)
 	defer tick.Stop()
@@ -96,14 +99,15 @@ func (s *Server) sweepRevoked(ctx context.Context) error {
 	}
 }
 
-// authorities tell of certificates by authorities that were believed and are no more.
+// authorities detects certificates whose CA was trusted and no longer is.
 type authorities struct {
-	now       func() *x509.CertPool // nil = none exist
-	was, were *x509.CertPool        // at the last two looks
+	now       func() *x509.CertPool // returns the trusted CAs; nil = none exist
+	was, were *x509.CertPool        // the pools of the last and the second to last call of look
 }
 
-// look returns what says so of a certificate. One whose connection was noted in the moment of the change is told of at the
-// second look.
+// look compares the trusted CAs with the previous ones. gone reports whether a certificate was
+// trusted before and no longer is. A removed CA is reported at two calls, so a connection stored
+// during the change is found by the second.
 func (a *authorities) look() (gone func(*x509.Certificate) bool) {
 	never := func(*x509.Certificate) bool { return false }
 	if a.now == nil {
@@ -120,7 +124,8 @@ func (a *authorities) look() (gone func(*x509.Certificate) bool) {
 	return func(c *x509.Certificate) bool { return byOneOf(before, c) && !byOneOf(pool, c) }
 }
 
-// byOneOf says whether a certificate is by an authority that is believed; whether it has ended is not asked.
+// byOneOf reports whether a CA of the pool issued a certificate. It ignores the expiry of the
+// certificate.
 func byOneOf(pool *x509.CertPool, c *x509.Certificate) bool {
 	_, err := c.Verify(x509.VerifyOptions{Roots: pool, CurrentTime: c.NotAfter, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
 	return err == nil

@@ -16,15 +16,17 @@ import (
 	"keelson.dev/keelson/controlplane/registry"
 )
 
-// defaultRole is the label of default roles and bindings, whose value is "rbac-defaults".
+// defaultRole is the label of default roles and bindings; its value is "rbac-defaults".
 const defaultRole = "kubernetes.io/bootstrapping"
 
-// autoUpdate is the annotation by which an administrator keeps a default role as it is: "false".
+// autoUpdate is the annotation that prevents changes to a default role or binding if its value is
+// "false".
 const autoUpdate = "rbac.authorization.kubernetes.io/autoupdate"
 
-// reconcileRole creates a default role or binding, or adds to it the rights and subjects that it lacks, as Kubernetes
-// does at every start. What somebody added stays; autoUpdate "false" keeps everything as it is. Others write roles at
-// the same time, as the controller does that aggregates them: a conflict has it look at the role again, in the store.
+// reconcileRole creates a default role or binding, or adds the rules and subjects that it lacks, as
+// Kubernetes does at every start. Additions by users stay. With autoUpdate "false", everything
+// stays unchanged. Other components such as the aggregation controller write roles concurrently.
+// After a conflict it reads the role from the store and tries again.
 func (s *Server) reconcileRole(ctx context.Context, fence uint64, want api.Object) error {
 	kind, err := s.kindOf(want)
 	if err != nil {
@@ -46,10 +48,11 @@ func (s *Server) reconcileRole(ctx context.Context, fence uint64, want api.Objec
 	return err
 }
 
-// roleAttempts is how often a default role is completed anew when others write it meanwhile.
+// roleAttempts is how often reconcileRole tries to write a default role in case of conflicts.
 const roleAttempts = 5
 
-// completeDefault brings what was found to what it shall be.
+// completeDefault creates want, or adds to found the rules or subjects of want that it lacks. ok
+// reports whether found exists.
 func (s *Server) completeDefault(ctx context.Context, fence uint64, want, found api.Object, ok bool) error {
 	if !ok {
 		if err := s.write(ctx, fence, api.VerbCreate, want); err != nil && !apierrors.IsAlreadyExists(err) {
@@ -66,7 +69,7 @@ func (s *Server) completeDefault(ctx context.Context, fence uint64, want, found 
 		next = completeRole(found.(*rbacv1.ClusterRole), want)
 	case *rbacv1.ClusterRoleBinding:
 		have := found.(*rbacv1.ClusterRoleBinding)
-		if have.RoleRef != want.RoleRef { // this cannot be changed
+		if have.RoleRef != want.RoleRef { // the role reference is immutable
 			if err := s.write(ctx, fence, api.VerbDelete, have); err != nil && !apierrors.IsNotFound(err) {
 				return err
 			}
@@ -81,8 +84,8 @@ func (s *Server) completeDefault(ctx context.Context, fence uint64, want, found 
 	return s.write(ctx, fence, api.VerbUpdate, next)
 }
 
-// retire takes away a default role or binding of an earlier release, unless an administrator keeps it or has made one of
-// that name.
+// retire deletes a default role or binding of an earlier release. It keeps the object if an
+// administrator created it or set autoUpdate to "false".
 func (s *Server) retire(ctx context.Context, fence uint64, resource, name string) error {
 	found, ok := s.known.Get(ctx, resource, "", name)
 	if !ok || found.GetLabels()[defaultRole] != "rbac-defaults" || found.GetAnnotations()[autoUpdate] == "false" {
@@ -94,11 +97,12 @@ func (s *Server) retire(ctx context.Context, fence uint64, resource, name string
 	return nil
 }
 
-// completeRole is have with the rights of want that it lacks; nil when it lacks nothing.
+// completeRole returns have with the missing rules, selectors, labels and annotations of want; nil
+// if nothing is missing.
 func completeRole(have, want *rbacv1.ClusterRole) api.Object {
 	_, missing := validation.Covers(have.Rules, want.Rules)
 	if have.AggregationRule != nil {
-		missing = nil // its rules are those of other roles
+		missing = nil // the aggregation controller sets its rules
 	}
 	selectors := completeSelectors(have.AggregationRule, want.AggregationRule)
 	labels, annotations := withAll(want.Labels, have.Labels), withAll(want.Annotations, have.Annotations)
@@ -113,7 +117,7 @@ func completeRole(have, want *rbacv1.ClusterRole) api.Object {
 	return next
 }
 
-// completeSelectors is have with the selectors of want that it lacks; nil when it lacks none.
+// completeSelectors returns have with the missing selectors of want; nil if nothing is missing.
 func completeSelectors(have, want *rbacv1.AggregationRule) *rbacv1.AggregationRule {
 	if want == nil {
 		return nil
@@ -133,8 +137,9 @@ func completeSelectors(have, want *rbacv1.AggregationRule) *rbacv1.AggregationRu
 	return next
 }
 
-// keepAddedRules is for clusters of before the namespaces' roles were aggregated: what somebody added to such a role
-// goes into the role of which it will have its rules.
+// keepAddedRules upgrades clusters in which the role whole was not aggregated yet. It copies the
+// rules of whole to a new role part, which whole then aggregates, so that rules added by users
+// stay.
 func (s *Server) keepAddedRules(ctx context.Context, fence uint64, whole, part string) error {
 	found, ok := s.known.Get(ctx, "clusterroles", "", whole)
 	if !ok {
@@ -154,7 +159,8 @@ func (s *Server) keepAddedRules(ctx context.Context, fence uint64, whole, part s
 	return err
 }
 
-// completeBinding is have with the subjects of want that it lacks; nil when it lacks nothing.
+// completeBinding returns have with the missing subjects, labels and annotations of want; nil if
+// nothing is missing.
 func completeBinding(have, want *rbacv1.ClusterRoleBinding) api.Object {
 	subjects := completeSubjects(have.Subjects, want.Subjects)
 	labels, annotations := withAll(want.Labels, have.Labels), withAll(want.Annotations, have.Annotations)

@@ -38,7 +38,7 @@ import (
 	"keelson.dev/keelson/internal/lifecycle"
 )
 
-// Server is one replica's API.
+// Server is the API server of one replica. New creates it and Run runs it.
 type Server struct {
 	cfg       Config
 	chain     *chain
@@ -52,7 +52,7 @@ type Server struct {
 	discovery *discovery.Documents
 
 	aggregation *aggregation.Layer
-	checks      atomic.Pointer[checks] // of APIServices, where the leader is
+	checks      atomic.Pointer[checks] // schedule of APIService checks while this replica is the leader, else nil
 	openapi     *openapi.Spec
 	metrics     *metrics
 
@@ -63,13 +63,13 @@ type Server struct {
 	flows   flowIndex
 	shown   shownConns
 	paths   *http.ServeMux
-	ready   chan struct{}   // the authorizer has its rules
-	closing context.Context // ends when Run is ending
+	ready   chan struct{}   // closed once the authorizer has read its rules
+	closing context.Context // ends when Run starts its shutdown
 	close   context.CancelFunc
 	began   time.Time
 }
 
-// New builds a server. Nothing runs until Run.
+// New returns a server for cfg. It starts nothing; Run does.
 func New(cfg Config) *Server {
 	cfg.defaults()
 	s := &Server{cfg: cfg, admitting: newAdmissionMetrics(), authenticating: newAuthenticationMetrics(), ready: make(chan struct{}), paths: http.NewServeMux()}
@@ -125,8 +125,8 @@ func New(cfg Config) *Server {
 	return s
 }
 
-// nodeTokenCeiling is the longest life of a token that an agent gets for a pod. An
-// agent renews in time, and what a lost node has taken along ends by itself.
+// nodeTokenCeiling is the longest lifetime of a token that an agent requests for a pod. Agents
+// renew tokens in time, and the tokens on a lost node expire.
 const nodeTokenCeiling = 24 * time.Hour
 
 func tokenCeiling(u api.User) time.Duration {
@@ -136,7 +136,8 @@ func tokenCeiling(u api.User) time.Duration {
 	return 0
 }
 
-// authenticators sets up stage 1: proxies that have authenticated, certificates, then tokens of all sorts.
+// authenticators sets up stage 1 in this order: authenticating proxies, client certificates, bearer
+// tokens. It returns the verifier of bearer tokens.
 func (s *Server) authenticators() authn.Bearer {
 	cfg := &s.cfg
 	var bearer authn.Bearer
@@ -146,7 +147,7 @@ func (s *Server) authenticators() authn.Bearer {
 	if cfg.ServiceTokens != nil {
 		bearer.Verifiers = append(bearer.Verifiers, authn.NewServiceAccounts(cfg.ServiceTokens, cfg.Audiences, s.known, s.markTokenUsed, cfg.Clock))
 	}
-	// A join token lets a machine in at the fleet's door and is nobody here.
+	// Join tokens are accepted by the node gateway only; here they authenticate no user.
 	bearer.Verifiers = append(bearer.Verifiers, cfg.Tokens...)
 	var methods authn.Chain
 	if cfg.Authentication != nil {
@@ -159,7 +160,8 @@ func (s *Server) authenticators() authn.Bearer {
 	return bearer
 }
 
-// markTokenUsed labels a Secret with the day on which its token was used, as the apiserver itself.
+// markTokenUsed labels a token Secret with the day of its last use. It writes as the apiserver
+// itself.
 func (s *Server) markTokenUsed(ctx context.Context, secret *corev1.Secret, day string) error {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
 		"uid": secret.UID, "labels": map[string]string{authn.LastUsedLabel: day},
@@ -176,7 +178,8 @@ func (s *Server) markTokenUsed(ctx context.Context, secret *corev1.Secret, day s
 	return err
 }
 
-// authorizers sets up stage 2: administrators, then agents, then RBAC, or what the configuration says.
+// authorizers sets up stage 2: Config.Authorization, or by default administrators, nodes and RBAC
+// in this order.
 func (s *Server) authorizers() (*authz.RBAC, *authz.Node) {
 	rbac, node := authz.NewRBAC(), authz.NewNode(s.known.Get)
 	s.chain.authorizer = authz.Union{authz.Privileged{}, node, rbac}
@@ -189,7 +192,7 @@ func (s *Server) authorizers() (*authz.RBAC, *authz.Node) {
 	return rbac, node
 }
 
-// surface sets up what HTTP clients see.
+// surface sets up the HTTP side: resources, discovery, OpenAPI, the gate, metrics and Config.Paths.
 func (s *Server) surface() {
 	cfg := &s.cfg
 	streams := &stream.Server{Nodes: cfg.Streams, Log: cfg.Log}
@@ -213,19 +216,23 @@ func (s *Server) surface() {
 	}
 }
 
-// Handler answers the whole HTTP surface. Without a running Run it authorizes administrators only.
+// Handler returns the handler of all HTTP requests. Until Run is running, it authorizes
+// administrators only.
 func (s *Server) Handler() http.Handler { return s }
 
-// Backend is the same pipeline for callers in this process, from stage 2 on.
+// Backend returns the pipeline for callers in this process, from stage 2 on. The caller sets the
+// user of each request.
 func (s *Server) Backend() api.Backend { return nodeGate{s} }
 
-// Ready is closed once authorization has read its rules.
+// Ready returns a channel that is closed once authorization has read its rules.
 func (s *Server) Ready() <-chan struct{} { return s.ready }
 
-// CustomKinds is closed once the kinds of all custom resource definitions are served.
+// CustomKinds returns a channel that is closed once the kinds of all CustomResourceDefinitions are
+// served.
 func (s *Server) CustomKinds() <-chan struct{} { return s.custom.Ready() }
 
-// catchUpWait is how long a request for a kind that is not served waits for its definition.
+// catchUpWait is how long a request for an unknown kind waits for pending
+// CustomResourceDefinitions.
 const catchUpWait = 5 * time.Second
 
 func (s *Server) catchUp(ctx context.Context) error {
@@ -239,9 +246,8 @@ func (s *Server) catchUp(ctx context.Context) error {
 	return nil
 }
 
-// Run serves until ctx ends: it follows the objects that authorization needs,
-// and answers HTTPS on the listener when there is one. It returns when all
-// requests have ended or the shutdown deadline passed.
+// Run follows the objects for authorization and admission and serves HTTPS on the listener, if set,
+// until ctx ends. It returns when all requests have ended or the shutdown deadline has passed.
 func (s *Server) Run(ctx context.Context) error {
 	parts := []lifecycle.Part{{Name: "authorizer", Run: func(ctx context.Context) error {
 		select {
@@ -264,13 +270,14 @@ func (s *Server) Run(ctx context.Context) error {
 	return lifecycle.Run(ctx, parts...)
 }
 
-// doorKey is where a request's context has the connection's place at the door.
+// doorKey is the context key of the request's connection in the connection limiter.
 type doorKey struct{}
 
-// serveTLS answers on the listener. When ctx ends, this replica is unready first, and watches end in the time of the
-// delay; then it takes no more connections, waits for what runs and cuts off what does not end in time.
+// serveTLS serves HTTPS on the listener. When ctx ends, the replica first reports not ready, and
+// its watches end during the shutdown delay. Then it accepts no more connections, waits for running
+// requests and closes those that exceed the shutdown deadline.
 func (s *Server) serveTLS(ctx context.Context) error {
-	// Requests outlive ctx for the time of the shutdown.
+	// Requests continue during the shutdown, after ctx has ended.
 	requests, cut := context.WithCancel(context.WithoutCancel(ctx))
 	defer cut()
 	conf := s.cfg.TLS.Clone()
@@ -283,8 +290,8 @@ func (s *Server) serveTLS(ctx context.Context) error {
 	}
 	srv := &http.Server{
 		Handler: s.cfg.pace.paced(handler), TLSConfig: conf, ReadHeaderTimeout: slowHeaders, IdleTimeout: s.cfg.pace.idle, MaxHeaderBytes: maxHeaderBytes,
-		// Room for a frame is made when its head has come: of frames of the usual megabyte strangers would need no more
-		// than nine bytes each.
+		// The server allocates the memory of a frame when its header arrives. With the usual frame
+		// size of 1 MiB, nine bytes of an unauthenticated client would reserve that much.
 		HTTP2:       &http.HTTP2Config{MaxConcurrentStreams: 250, MaxReadFrameSize: 16 << 10},
 		BaseContext: func(net.Listener) context.Context { return requests },
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
@@ -319,7 +326,8 @@ func (s *Server) serveTLS(ctx context.Context) error {
 	return err
 }
 
-// linger answers for the time of the delay.
+// linger waits for the shutdown delay while the server still responds. It returns an error if
+// serving fails.
 func (s *Server) linger(served <-chan error) error {
 	if s.cfg.ShutdownDelay <= 0 {
 		return nil

@@ -19,9 +19,10 @@ const (
 	storageClassGiven = "keelson.dev/storage-class-given"
 )
 
-// EnsureStorage makes every cluster able to make volumes. The CSIDriver of the driver that agents have is made wherever it
-// is missing: the cluster goes by it. StorageClass "standard" is made once in a cluster's life, which an annotation of
-// Namespace kube-system remembers: who deletes or changes it has it so for good. It is the default unless another is.
+// EnsureStorage creates the CSIDriver of the agents' local volumes if it is missing, so that every
+// cluster has volumes. It creates StorageClass "standard" only once in a cluster's life and records
+// this in an annotation of Namespace kube-system. A user's change or deletion of the class is
+// therefore permanent. The class is the default class unless another is.
 func (s *Server) EnsureStorage(ctx context.Context, fence uint64) error {
 	yes, no, policy := true, false, storagev1.FileFSGroupPolicy
 	driver := &storagev1.CSIDriver{
@@ -36,7 +37,7 @@ func (s *Server) giveStorageClass(ctx context.Context, fence uint64) error {
 	o, ok := s.known.Get(ctx, "namespaces", "", metav1.NamespaceSystem)
 	system, isNamespace := o.(*corev1.Namespace)
 	if !ok || !isNamespace || system.Annotations[storageClassGiven] != "" {
-		return nil // without the namespace, the next time
+		return nil // without the namespace, a later call creates it
 	}
 	wait, reclaim, grows := storagev1.VolumeBindingWaitForFirstConsumer, corev1.PersistentVolumeReclaimDelete, true
 	class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: localClass, Annotations: map[string]string{defaultClass: "true"}},

@@ -14,7 +14,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// The pages about the process itself, for who may read their paths: text, or a kind of config.k8s.io for programs.
+// Paths and names of the pages about this process. They are served to users who may read the paths,
+// as text or as a kind of config.k8s.io.
 const (
 	pathStatus = "/statusz"
 	pathFlags  = "/flagz"
@@ -23,7 +24,7 @@ const (
 	pageComponent = "apiserver"
 )
 
-// statusPage is config.k8s.io's Statusz.
+// statusPage is the kind Statusz of config.k8s.io.
 type statusPage struct {
 	metav1.TypeMeta  `json:",inline"`
 	Metadata         metav1.ObjectMeta `json:"metadata,omitzero"`
@@ -35,14 +36,14 @@ type statusPage struct {
 	Paths            []string          `json:"paths"`
 }
 
-// flagPage is config.k8s.io's Flagz.
+// flagPage is the kind Flagz of config.k8s.io.
 type flagPage struct {
 	metav1.TypeMeta `json:",inline"`
 	Metadata        metav1.ObjectMeta `json:"metadata,omitzero"`
 	Flags           map[string]string `json:"flags,omitempty"`
 }
 
-// page answers /statusz and /flagz.
+// page serves /statusz and /flagz. It returns false for other paths.
 func (s *Server) page(w http.ResponseWriter, r *http.Request) bool {
 	switch r.URL.Path {
 	case pathStatus:
@@ -100,7 +101,8 @@ func (s *Server) servePage(w http.ResponseWriter, r *http.Request, kind string, 
 	}
 }
 
-// pageForm is the first form that the client takes.
+// pageForm returns the first media type of the Accept header that the page supports. meta is the
+// requested kind of config.k8s.io for JSON and YAML. ok is false if no type is supported.
 func pageForm(accept, kind string) (media string, meta metav1.TypeMeta, ok bool) {
 	if strings.TrimSpace(accept) == "" {
 		return "text/plain", meta, true
