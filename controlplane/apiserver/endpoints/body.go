@@ -19,7 +19,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/decodelimits"
 )
 
-// readBody reads a request's body up to limit bytes; more is a 413.
+// readBody returns the body of a request. A body of more than limit bytes is a 413 error.
 func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, error) {
 	if r.ContentLength > limit {
 		return nil, tooLarge(limit)
@@ -45,7 +45,7 @@ func tooLarge(limit int64) error {
 	return apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("limit is %d", limit))
 }
 
-// decoder turns bodies into objects.
+// decoder decodes request bodies into objects.
 type decoder struct {
 	proto *protobuf.Serializer
 }
@@ -54,8 +54,10 @@ func newDecoder(s *runtime.Scheme) *decoder {
 	return &decoder{proto: protobuf.NewSerializer(s, s)}
 }
 
-// decode reads data into a new object that must be of the wanted type. A body
-// that does not say its type has the wanted one. validation is "Strict", "Warn" or "Ignore".
+// decode decodes data into the object into, which has the type want. The body must be of this type;
+// a body without kind and apiVersion is accepted. media is the media type of data. validation is
+// "Strict", "Warn" or "Ignore" and decides whether unknown and duplicate fields are errors,
+// warnings or ignored.
 func (d *decoder) decode(ctx context.Context, data []byte, media string, want schema.GroupVersionKind, into runtime.Object, validation string) error {
 	if len(bytes.TrimSpace(data)) == 0 {
 		return apierrors.NewBadRequest(fmt.Sprintf("the object provided is unrecognized (must be of type %s): the body is empty", want.Kind))
@@ -125,19 +127,20 @@ func (d *decoder) decodeProto(data []byte, want schema.GroupVersionKind, into ru
 		return *found, err
 	}
 	if *found != want {
-		return *found, nil // told apart by the caller, in words about the type
+		return *found, nil // the caller reports the wrong type
 	}
 	return *found, err
 }
 
-// decodeJSON unmarshals; strict are the unknown and duplicate fields, when asked for.
+// decodeJSON decodes data into the object into and returns the type in the body. strict are errors
+// about unknown and duplicate fields, if wantStrict is set.
 func decodeJSON(data []byte, into runtime.Object, wantStrict bool) (found schema.GroupVersionKind, strict []error, err error) {
 	var tm struct {
 		APIVersion string `json:"apiVersion"`
 		Kind       string `json:"kind"`
 	}
 	if strict, err = api.DecodeJSON(data, into, wantStrict); err != nil {
-		// What the body claims to be belongs into the message, if that much can be read.
+		// The error message includes the kind of the body if it can be read.
 		if kjson.UnmarshalCaseSensitivePreserveInts(data, &tm) != nil {
 			return found, nil, fmt.Errorf("couldn't get version/kind; json parse error: %w", err)
 		}
@@ -159,7 +162,8 @@ func fromYAML(data []byte, strict bool) (out []byte, duplicates, err error) {
 	return out, duplicates, nil
 }
 
-// undecodable is Kubernetes' 400 for a body that is not what it should be.
+// undecodable returns Kubernetes' 400 error for a body that cannot be decoded as want. found is the
+// type in the body, if known.
 func undecodable(err error, found, want schema.GroupVersionKind, data []byte) error {
 	if found.Kind != "" {
 		return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: %v", found.Kind, found.Version, want.Kind, err))

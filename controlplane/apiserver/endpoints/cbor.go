@@ -19,10 +19,10 @@ import (
 	"keelson.dev/keelson/controlplane/api/decodelimits"
 )
 
-// cborMark is the tag around everything that is CBOR of Kubernetes, by which it is told from other texts.
+// cborMark is the self-described CBOR tag, with which all CBOR data of Kubernetes starts.
 var cborMark = []byte{0xd9, 0xd9, 0xf7}
 
-// The heads of what holds others.
+// Major types of CBOR items, as the upper three bits of an item's first byte.
 const (
 	cborBytes = 2 << 5
 	cborText  = 3 << 5
@@ -31,7 +31,8 @@ const (
 	cborTag   = 6 << 5
 )
 
-// appendCBORHead adds the head of an item: what it is, and how many are in it.
+// appendCBORHead appends the head of a CBOR item: its major type and its length or number of
+// elements.
 func appendCBORHead(b []byte, major byte, n int) []byte {
 	switch {
 	case n < 24:
@@ -44,7 +45,8 @@ func appendCBORHead(b []byte, major byte, n int) []byte {
 	return binary.BigEndian.AppendUint32(append(b, major|26), uint32(n))
 }
 
-// cborFrame is everything of a map up to the first of the n items of its last field, a list.
+// cborFrame returns the start of a CBOR map up to its first list item. The map has the given fields
+// and, after them, the field last, a list of n items.
 func cborFrame(fields map[string]any, last string, n int) ([]byte, error) {
 	out := appendCBORHead(bytes.Clone(cborMark), cborMap, len(fields)+1)
 	add := func(v any) error {
@@ -66,8 +68,8 @@ func cborFrame(fields map[string]any, last string, n int) ([]byte, error) {
 	return appendCBORHead(out, cborArray, n), nil
 }
 
-// cborItem returns an item of a list as CBOR, without the mark. Items of built-in kinds have neither kind nor apiVersion,
-// as in JSON.
+// cborItem returns a list item as CBOR without the self-described tag. Items of built-in kinds have
+// neither kind nor apiVersion, as in JSON.
 func (h *Handler) cborItem(o api.Object) ([]byte, error) {
 	data, err := h.Backend.Encoded(o, mediaCBOR)
 	data = bytes.TrimPrefix(data, cborMark)
@@ -77,8 +79,8 @@ func (h *Handler) cborItem(o api.Object) ([]byte, error) {
 	return cborWithoutKind(data), nil
 }
 
-// cborWithoutKind returns a copy of a map without its fields kind and apiVersion, or data itself if that is no map of
-// definite length.
+// cborWithoutKind returns a copy of a CBOR map without its fields kind and apiVersion. It returns
+// data itself if data is not a map of definite length.
 func cborWithoutKind(data []byte) []byte {
 	major, fields, n := cborHead(data)
 	if major != cborMap || n == 0 {
@@ -105,8 +107,8 @@ func cborWithoutKind(data []byte) []byte {
 	return append(appendCBORHead(make([]byte, 0, len(out)+5), cborMap, left), out...)
 }
 
-// cborHead returns the major type of the item that b starts with, its argument and the size of its head. The size is 0
-// when b starts with no item of definite length.
+// cborHead returns the major type, the argument and the head size of the CBOR item at the start of
+// b. The size is 0 if b does not start with an item of definite length.
 func cborHead(b []byte) (major byte, argument, size int) {
 	if len(b) == 0 {
 		return 0, 0, 0
@@ -129,7 +131,8 @@ func cborHead(b []byte) (major byte, argument, size int) {
 	return major, int(v & math.MaxInt64), 1 + width
 }
 
-// cborSize returns the size of the item that b starts with, or 0 when it is cut off or of indefinite length.
+// cborSize returns the size of the CBOR item at the start of b. It is 0 if the item is incomplete
+// or of indefinite length.
 func cborSize(b []byte) int {
 	major, argument, size := cborHead(b)
 	items := 0
@@ -157,7 +160,7 @@ func cborSize(b []byte) int {
 	return size
 }
 
-// cborListFrame is what stands before the items of a list of objects.
+// cborListFrame returns the start of a CBOR list of n objects up to its first item.
 func cborListFrame(t metav1.TypeMeta, m metav1.ListMeta, n int) ([]byte, error) {
 	return cborFrame(map[string]any{"kind": t.Kind, "apiVersion": t.APIVersion, "metadata": m}, "items", n)
 }
@@ -177,7 +180,8 @@ func (h *Handler) encodeCBORList(l *api.ObjectList) ([]byte, error) {
 	return out, nil
 }
 
-// cborStream writes a list as CBOR, of which the head says how many items there are.
+// cborStream returns a CBOR list for writing item by item. The number of items is in the head of
+// the list. v is the view of the items; nil = whole objects.
 func (h *Handler) cborStream(v *viewer, l *api.ObjectList) (*listStream, error) {
 	if v == nil {
 		head, err := cborListFrame(l.TypeMeta, l.ListMeta, len(l.Items))
@@ -215,7 +219,7 @@ func (h *Handler) cborStream(v *viewer, l *api.ObjectList) (*listStream, error) 
 	}}, nil
 }
 
-// applyCBOR makes an apply in CBOR one in JSON, which is YAML too.
+// applyCBOR converts an apply patch from CBOR to JSON, which is valid YAML.
 func applyCBOR(req *api.Request) error {
 	data, err := decodelimits.FromCBOR(req.Patch)
 	if errors.Is(err, decodelimits.ErrTooMuch) {

@@ -29,10 +29,10 @@ func (h *Handler) connect(w http.ResponseWriter, r *http.Request, req *api.Reque
 	h.Streams.ServeStream(w, r, req, obj)
 }
 
-// connectOptions are a connection's options as the object that admission judges; nil for what is no connection in
-// Kubernetes' sense: a log is read.
+// connectOptions returns the options object of a connect request, which admission checks. It is nil
+// for logs, which are no connect request in Kubernetes.
 func connectOptions(req *api.Request, q url.Values) (runtime.Object, error) {
-	flag := func(name string) bool { // as Kubernetes reads it: what is given and not "false" is true
+	flag := func(name string) bool { // as in Kubernetes: a parameter that is present and not "false" or "0" is true
 		v := q.Get(name)
 		return q.Has(name) && v != "0" && !strings.EqualFold(v, "false")
 	}
@@ -68,10 +68,10 @@ func connectOptions(req *api.Request, q url.Values) (runtime.Object, error) {
 	return out, nil
 }
 
-// maxForwarded bounds the ports that a forward names.
+// maxForwarded limits the number of ports of a port-forward request.
 const maxForwarded = 100
 
-// forwarded reads the ports of a forward, each parameter one or several with commas.
+// forwarded parses the ports of a port-forward request. Each parameter is a comma-separated list.
 func forwarded(params []string) ([]int32, error) {
 	var out []int32
 	for _, list := range params {

@@ -8,7 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// Document answers with an object that is no resource, in the representation that the client prefers.
+// Document responds with an object that is not a resource, such as a discovery document. It uses
+// the best media type of the Accept header.
 func (h *Handler) Document(w http.ResponseWriter, r *http.Request, obj runtime.Object) {
 	f, err := negotiate(r, func(f Format) bool { return f.As == viewObject && !f.sequence }, mediaJSON, mediaYAML, mediaProto, mediaCBOR)
 	if err != nil {
@@ -18,7 +19,7 @@ func (h *Handler) Document(w http.ResponseWriter, r *http.Request, obj runtime.O
 	h.document(w, r, obj, f, "")
 }
 
-// DocumentAs answers in a representation that has been chosen. params are told with it.
+// DocumentAs is Document with a given media type. params are appended to the Content-Type.
 func (h *Handler) DocumentAs(w http.ResponseWriter, r *http.Request, obj runtime.Object, media, params string) {
 	f, ok := acceptable(Clause{Media: media})
 	if !ok || f.sequence {

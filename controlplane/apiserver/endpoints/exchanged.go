@@ -10,14 +10,15 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// exchanges is the maximum number of retries of a request whose kind was replaced. The error of the last retry is returned.
+// exchanges is the maximum number of retries of a request whose kind was replaced. The error of the
+// last retry is returned.
 const exchanges = 8
 
-// withKindOfNow serves a request, and retries it if its kind was replaced by another kind of the same name meanwhile.
-// A retry starts from the original request with the current kind, and checks the subresource and the scope again.
-// If the definition was recreated, the retry waits until this replica serves the new definition.
-// Bodies are kept only for kinds that have a definition (withBodyAgain). For other kinds reads are retried, and writes
-// return the error.
+// withKindOfNow serves a request, and retries it if its kind was replaced by another kind of the
+// same name meanwhile. A retry starts from the original request with the current kind, and checks
+// the subresource and the scope again. If the definition was recreated, the retry waits until this
+// replica serves the new definition. Bodies are kept only for kinds that have a definition
+// (withBodyAgain). For other kinds reads are retried, and writes return the error.
 func (h *Handler) withKindOfNow(ctx context.Context, req *api.Request, answer func() error) error {
 	came := *req
 	for n := 0; ; n++ {
@@ -30,7 +31,7 @@ func (h *Handler) withKindOfNow(ctx context.Context, req *api.Request, answer fu
 		}
 		now := h.Kinds.ByResource(came.Kind.GVR())
 		if came.Kind.Definition != "" && (now == nil || now == req.Kind) {
-			// The definition was deleted, and this replica may not serve the definition that was created after it yet.
+			// The definition was deleted. This replica may not serve the recreated definition yet.
 			if late := h.CatchUp(ctx); late != nil {
 				return late
 			}
@@ -46,12 +47,13 @@ func (h *Handler) withKindOfNow(ctx context.Context, req *api.Request, answer fu
 	}
 }
 
-// reads says whether a verb has no body.
+// reads reports whether requests with the verb have no body.
 func reads(verb api.Verb) bool {
 	return verb == api.VerbGet || verb == api.VerbList || verb == api.VerbWatch
 }
 
-// withBodyAgain returns a request whose body, once it has been read to its end, is read from its beginning again.
+// withBodyAgain returns a copy of a request whose body can be read repeatedly: after EOF, the next
+// read starts at the beginning.
 func withBodyAgain(r *http.Request) *http.Request {
 	if r.Body == nil || r.Body == http.NoBody {
 		return r
@@ -61,11 +63,11 @@ func withBodyAgain(r *http.Request) *http.Request {
 	return &again
 }
 
-// bodyAgain keeps what was read of a body, which readBody bounds.
+// bodyAgain buffers a request body while it is read for the first time. readBody limits its size.
 type bodyAgain struct {
 	from io.ReadCloser
 	kept bytes.Buffer
-	next *bytes.Reader // of what was kept, from the second time on
+	next *bytes.Reader // reads the buffered body from the second time on; nil before
 }
 
 func (b *bodyAgain) Read(p []byte) (int, error) {

@@ -1,6 +1,6 @@
-// Package endpoints translates between HTTP and api.Request: paths, options,
-// bodies and representations on the way in, objects, tables, streams and errors
-// on the way out. It decides nothing: the Backend does.
+// Package endpoints translates between HTTP and api.Request. It decodes paths, options and bodies
+// of requests, and encodes responses as objects, tables, lists, watch streams and errors. It makes
+// no decisions about a request; the Backend does.
 package endpoints
 
 import (
@@ -22,40 +22,46 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Result is a Backend's answer.
+// Result is the response of a Backend.
 type Result struct {
 	Object  runtime.Object
-	Created bool // the write made the object
-	Deleted bool // the delete removed it, not only marked it
+	Created bool // the write created the object
+	Deleted bool // the delete removed the object, instead of only setting its deletion timestamp
 }
 
-// Backend is the pipeline from stage 2 on. Errors are *apierrors.StatusError.
+// Backend is the request pipeline from stage 2 (authorization) on. Errors are
+// *apierrors.StatusError.
 type Backend interface {
-	// Serve performs every verb but watch and connect. body reads what the request
-	// carries into it and is called once the user is known to be allowed to send it.
+	// Serve performs a request of any verb except watch and connect. body decodes the request body
+	// into r; Serve calls it after authorization.
 	Serve(ctx context.Context, r *api.Request, body func(context.Context) error) (Result, error)
 	Watch(ctx context.Context, r *api.Request) (watch.Interface, error)
-	// Connect authorizes a byte stream and returns the object at its other end.
+	// Connect authorizes a byte stream, such as exec, and returns the object it connects to.
 	Connect(ctx context.Context, r *api.Request) (api.Object, error)
-	// Unknown authorizes the look for a resource that is not served: nil means that its absence may be told.
+	// Unknown authorizes a request for a resource that is not served. It returns nil if the user
+	// may see that the resource does not exist.
 	Unknown(ctx context.Context, u api.User, verb api.Verb, t Target) error
-	// Encoded returns the bytes of an object, shared among callers where it is a cached one.
+	// Encoded returns obj encoded for a media type. The bytes of cached objects are shared and must
+	// not be changed.
 	Encoded(obj runtime.Object, media string) ([]byte, error)
 }
 
-// Pass is the room that a request has while it is under way.
+// Pass is the memory reservation of a running request. Leave releases it.
 type Pass interface {
-	// Expect waits for room for so many more bytes.
+	// Expect waits until the given number of further bytes is reserved. It returns an error if the
+	// limit is reached.
 	Expect(ctx context.Context, bytes int64) error
 	Leave()
 }
 
-// Connector serves a byte stream to an object that Connect returned.
+// Connector serves the byte stream of a connect request to the object that Backend.Connect
+// returned.
 type Connector interface {
 	ServeStream(w http.ResponseWriter, r *http.Request, req *api.Request, obj api.Object)
 }
 
-// Config is what a Handler is made of; every field but Live, Refused and Sends is required.
+// Config holds the dependencies and limits of a Handler. All fields except Live, Refused and Sends
+// are required.
 type Config struct {
 	Backend        Backend
 	Kinds          *api.Kinds
@@ -65,34 +71,39 @@ type Config struct {
 	RequestTimeout time.Duration
 	MinWatch       time.Duration
 	Clock          func() time.Time
-	// Live completes objects that are read; see apiserver.Config.
+	// Live adds current values that are not stored to objects that a client reads; see
+	// apiserver.Config.
 	Live func(ctx context.Context, kind *api.Kind, items []api.Object) []api.Object
-	// CatchUp waits until every kind is served that anybody in the cluster has been told of.
+	// CatchUp waits until this replica serves all CustomResourceDefinitions that are committed in
+	// the cluster.
 	CatchUp func(ctx context.Context) error
-	// Refused hears of every error that is answered.
+	// Refused is called with the status of every error response.
 	Refused func(ctx context.Context, s *metav1.Status)
-	// Enter waits for room for a request, as far as it is known what it takes.
+	// Enter waits until the request may run and reserves the given number of bytes for it. It
+	// returns an error if the limits are reached.
 	Enter func(ctx context.Context, req *api.Request, bytes int64) (Pass, error)
-	// Sends returns what hears of each event that a watch of the kind sends, and of its bytes; may be nil.
+	// Sends returns a function that is called with the size of each event that a watch of the kind
+	// sends; may be nil.
 	Sends func(k *api.Kind) func(bytes int)
-	// Closing ends when the server shuts down. Watches end at random within Spread then: their clients come back
-	// elsewhere, and not all at once. New watches are refused.
+	// Closing ends when the server shuts down. New watches are then refused, and running watches
+	// end at random times within Spread. Their clients therefore reconnect to other replicas at
+	// different times.
 	Closing context.Context
 	Spread  time.Duration
 }
 
-// Handler answers resource URLs.
+// Handler serves the URLs of resources.
 type Handler struct {
 	Config
 	decoder *decoder
 	sending inUse
 }
 
-// New returns a handler.
+// New returns a handler for c.
 func New(c Config) *Handler { return &Handler{Config: c, decoder: newDecoder(c.Scheme)} }
 
-// Serve answers a request of the user for the target of its URL. The request it
-// built is returned for the metrics; it is nil when the URL names nothing that is served.
+// Serve serves a request of user u for the target t of its URL. It returns the api.Request for the
+// metrics, or nil if the URL does not name a served resource.
 func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, t Target, u api.User, timer *api.StageTimer) *api.Request {
 	var q url.Values
 	if r.URL.RawQuery != "" {
@@ -106,7 +117,7 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, t Target, u api.
 			h.Error(w, r, err)
 			return nil
 		}
-		// A definition that somebody was told of may be on its way to this replica, or not be served here yet.
+		// This replica may not serve a recently created CustomResourceDefinition yet.
 		if err := h.CatchUp(r.Context()); err != nil {
 			h.Error(w, r, err)
 			return nil
@@ -155,21 +166,22 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, t Target, u api.
 	return req
 }
 
-// What requests are expected to take: a body grows when it is decoded, compared,
-// stored and sent to the other replicas; a patch besides by what it makes.
+// Estimates of the memory of a request in bytes and as multiples of its body. A body grows when it
+// is decoded, compared, stored and sent to the other replicas. A patch also creates a result.
 const (
 	anyRequest  = 64 << 10
 	bodyGrows   = 8
 	patchGrows  = 16
 	jsonPatches = 4 << 20
-	listGrows   = 6 // of a list that is put together as a whole
+	listGrows   = 6 // for a list that is encoded as a whole
 )
 
-// expected is what a request takes as far as its head tells. A list is known when it has been found.
+// expected returns the estimated memory of a request in bytes, from its headers. The memory of a
+// list is added after it is read.
 func (h *Handler) expected(r *http.Request, verb api.Verb) int64 {
 	body := min(r.ContentLength, h.MaxBodyBytes)
 	if body < 0 {
-		body = h.MaxBodyBytes // it does not say
+		body = h.MaxBodyBytes // the length of the body is unknown
 	}
 	switch verb {
 	case api.VerbCreate, api.VerbUpdate, api.VerbDelete, api.VerbDeleteCollection:
@@ -183,7 +195,7 @@ func (h *Handler) expected(r *http.Request, verb api.Verb) int64 {
 	return anyRequest
 }
 
-// Carries is what a request is expected to take that came with its body decoded already.
+// Carries returns the estimated memory in bytes of a request with an already decoded body.
 func Carries(r *api.Request) int64 {
 	body := int64(len(r.Patch))
 	if m, ok := r.Object.(interface{ Size() int }); ok {
@@ -192,8 +204,8 @@ func Carries(r *api.Request) int64 {
 	return anyRequest + bodyGrows*body
 }
 
-// listTakes is what a list takes until it has been sent: its objects cannot be
-// let go before, also when they are replaced or deleted meanwhile.
+// listTakes returns the estimated memory in bytes of a list until it is sent. It includes the
+// objects, which the list retains even if they are replaced or deleted meanwhile.
 func listTakes(l *api.ObjectList) int64 {
 	if streams(l) {
 		return l.Bytes
@@ -201,10 +213,10 @@ func listTakes(l *api.ObjectList) int64 {
 	return listGrows * l.Bytes
 }
 
-// maxUserAgent is what is kept of how a client calls itself.
+// maxUserAgent is the number of bytes of the User-Agent that a request stores.
 const maxUserAgent = 1024
 
-// traceParent is the client's trace context, "" when it has none that can be read.
+// traceParent returns the Traceparent header of a request, "" if it is missing or invalid.
 func traceParent(r *http.Request) string {
 	if p := r.Header.Get("Traceparent"); api.TraceID(p) != "" {
 		return p
@@ -230,7 +242,8 @@ func (h *Handler) unknown(w http.ResponseWriter, r *http.Request, t Target, u ap
 	}})
 }
 
-// do performs everything that is one question and one answer.
+// do performs a request that is neither a watch nor a connect request, and writes the response.
+// timeout limits it; pass reserves the memory of a list.
 func (h *Handler) do(w http.ResponseWriter, r *http.Request, req *api.Request, pass Pass, timeout time.Duration) {
 	format, err := negotiateFor(r, req)
 	if err != nil {
@@ -243,7 +256,7 @@ func (h *Handler) do(w http.ResponseWriter, r *http.Request, req *api.Request, p
 		r = withBodyAgain(r)
 	}
 	req.Pointers, req.Expect = req.Verb == api.VerbList, pass.Expect
-	req.Light = req.Verb == api.VerbList // one after the other is unpacked when it is encoded
+	req.Light = req.Verb == api.VerbList // objects of a list are decompressed one by one when they are encoded
 	var res Result
 	err = h.withKindOfNow(ctx, req, func() error {
 		var err error
@@ -270,7 +283,7 @@ func (h *Handler) do(w http.ResponseWriter, r *http.Request, req *api.Request, p
 	h.answer(ctx, w, r, req, format, code(req, res), res.Object)
 }
 
-// gone is the answer to a deletion that left nothing of the object: its name, and which one it was.
+// gone returns the Status for a deletion that removed the object. It has the object's name and UID.
 func gone(k *api.Kind, obj runtime.Object) *metav1.Status {
 	details := &metav1.StatusDetails{Group: k.GVK.Group, Kind: k.Resource}
 	if o, ok := obj.(api.Object); ok {
@@ -281,8 +294,9 @@ func gone(k *api.Kind, obj runtime.Object) *metav1.Status {
 	}
 }
 
-// complete puts what is in no store into what was read. A reader who names a resourceVersion wants a state that was
-// stored: informers, which learn of nothing else afterwards either.
+// complete adds current values that are not stored to objects of a response (Config.Live). It does
+// not change reads with a resourceVersion, such as those of informers, because these expect a
+// stored state.
 func (h *Handler) complete(ctx context.Context, req *api.Request, res *Result) {
 	if h.Live == nil {
 		return
@@ -301,7 +315,7 @@ func (h *Handler) complete(ctx context.Context, req *api.Request, res *Result) {
 	}
 }
 
-// code is the HTTP status of a success.
+// code returns the HTTP status code of a successful request.
 func code(req *api.Request, res Result) int {
 	switch {
 	case res.Created:
@@ -321,7 +335,7 @@ func (h *Handler) timeout(q url.Values) time.Duration {
 	return h.RequestTimeout
 }
 
-// body reads what the verb carries.
+// body reads and decodes the request body that the verb requires.
 func (h *Handler) body(ctx context.Context, w http.ResponseWriter, r *http.Request, req *api.Request) error {
 	switch req.Verb {
 	case api.VerbCreate, api.VerbUpdate:
@@ -367,7 +381,8 @@ func (h *Handler) body(ctx context.Context, w http.ResponseWriter, r *http.Reque
 	return nil
 }
 
-// bodyType is the type of a create's or update's body: that of the kind, or of the facet.
+// bodyType returns the type and a new object for the body of a create or update: of the subresource
+// if it has its own type, else of the kind.
 func (h *Handler) bodyType(req *api.Request) (schema.GroupVersionKind, runtime.Object) {
 	if sub := req.Kind.Subresources[req.Subresource]; sub != nil && sub.New != nil {
 		return sub.GVK, sub.New()

@@ -7,19 +7,20 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// inUse has the encodings that watches are sending now. Any number of watches that send the same version of an object,
-// however slowly and however long ago it was replaced, hold its bytes once, and it is encoded once for them.
+// inUse holds the encoded objects that watches are currently sending. All watches that send the
+// same version of an object share its bytes, and it is encoded once. This holds for slow watches
+// and for replaced versions, too.
 type inUse struct {
 	mu   sync.Mutex
 	each map[encodingKey]*shared
 }
 
 type encodingKey struct {
-	object runtime.Object // this very version: watches share the objects themselves
+	object runtime.Object // identifies the version: watches share object pointers
 	as     shape
 }
 
-// shape is everything by which the bytes of an object may differ among those who watch it.
+// shape holds all options of a watch that change the encoded bytes of an object.
 type shape struct {
 	format  Format
 	include metav1.IncludeObjectPolicy
@@ -27,13 +28,14 @@ type shape struct {
 }
 
 type shared struct {
-	users int // under inUse.mu
+	users int // guarded by inUse.mu
 	once  sync.Once
 	data  []byte
 	err   error
 }
 
-// get returns the encoding that make makes, and what must be called when the bytes are not needed any more.
+// get returns the encoding of obj in the given shape. It calls make unless another watch is using
+// the same encoding. The caller must call release when it no longer needs the bytes.
 func (u *inUse) get(obj runtime.Object, as shape,
 	make func() ([]byte, error)) (data []byte, release func(), err error) {
 	key := encodingKey{obj, as}

@@ -12,8 +12,8 @@ import (
 	"keelson.dev/keelson/controlplane/api/custom"
 )
 
-// A list is put together from the bytes of its objects, which every reader of
-// the same version of an object shares: no object is copied or encoded again.
+// A list response is assembled from the encoded bytes of its objects, which all readers of an
+// object version share. Objects are neither copied nor encoded again.
 
 func (h *Handler) encodeList(l *api.ObjectList, media string) ([]byte, error) {
 	switch media {
@@ -45,8 +45,9 @@ func (h *Handler) encodeList(l *api.ObjectList, media string) ([]byte, error) {
 	return buf.Bytes(), nil
 }
 
-// cutKind returns the JSON of a list item in two parts. Items of built-in kinds have neither kind nor apiVersion, because
-// those of the list apply to them; custom resources keep both. data is shared and stays as it is.
+// cutKind returns the JSON of a list item in two parts. Items of built-in kinds have neither kind
+// nor apiVersion, because the kind of the list implies them; custom resources keep both. data is
+// shared and is not changed.
 func cutKind(o api.Object, data []byte) (open string, rest []byte) {
 	data = bytes.TrimSuffix(data, []byte("\n"))
 	if _, isCustom := o.(*custom.Object); isCustom {
@@ -60,7 +61,7 @@ func cutKind(o api.Object, data []byte) (open string, rest []byte) {
 	return "{", rest
 }
 
-// itemJSON returns the JSON of an item of a list.
+// itemJSON returns the JSON of a list item.
 func (h *Handler) itemJSON(o api.Object) ([]byte, error) {
 	data, err := h.Backend.Encoded(o, mediaJSON)
 	if err != nil {
@@ -84,7 +85,7 @@ func (h *Handler) encodeItems(l *api.ObjectList, media string) (items [][]byte, 
 	return items, size, nil
 }
 
-// The fields of every Kubernetes list message, and of the envelope around messages.
+// Field numbers of a Kubernetes list message and of the envelope runtime.Unknown.
 const (
 	listMetaField  = 1
 	listItemsField = 2
@@ -122,7 +123,7 @@ func (h *Handler) encodeProtoList(l *api.ObjectList) ([]byte, error) {
 	return out, nil
 }
 
-// rawMessage finds the message inside its envelope. The result aliases data.
+// rawMessage returns the message inside its runtime.Unknown envelope. The result aliases data.
 func rawMessage(data []byte) ([]byte, error) {
 	b, ok := bytes.CutPrefix(data, protoPrefix)
 	if !ok {

@@ -14,20 +14,21 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// The representations of objects.
+// Media types of objects.
 const (
 	mediaJSON  = "application/json"
 	mediaYAML  = "application/yaml"
 	mediaProto = "application/vnd.kubernetes.protobuf"
 	mediaCBOR  = "application/cbor"
-	// A watch in CBOR is a sequence of items, and may be asked for by either name.
+	// CBOR sequence, the media type of a watch in CBOR. Clients may also request a watch as
+	// mediaCBOR.
 	mediaCBORSeq = "application/cbor-seq"
 )
 
-// View is the shape in which a client wants objects.
+// View is the form in which a client requests objects: the "as" parameter of the Accept header.
 type View string
 
-// The shapes: as they are, as rows of a table, or their metadata only.
+// The views: whole objects, rows of a table, or metadata only.
 const (
 	viewObject   View = ""
 	viewTable    View = "Table"
@@ -35,22 +36,25 @@ const (
 	viewPartials View = "PartialObjectMetadataList"
 )
 
-// Format is a negotiated representation.
+// Format is a negotiated media type and view.
 type Format struct {
 	Media   string
 	As      View
-	Version string // of the view: "v1" or "v1beta1"
+	Version string // version of the view: "v1" or "v1beta1"
 	Pretty  bool
 
-	sequence bool // of items, which only a watch is
+	sequence bool // a CBOR sequence was requested, which only a watch can be
 }
 
-// Negotiate picks the best representation that the request accepts.
+// Negotiate returns the best supported format of the request's Accept header. Without a supported
+// format it returns a
+// 406 error.
 func Negotiate(r *http.Request) (Format, error) {
 	return negotiate(r, func(Format) bool { return true }, mediaJSON, mediaYAML, mediaProto, mediaCBOR)
 }
 
-// negotiateFor picks the best one in which the answer to req can be: what it cannot be falls through to the next best.
+// negotiateFor is Negotiate for a response to req. It skips formats in which this response cannot
+// be encoded.
 func negotiateFor(r *http.Request, req *api.Request) (Format, error) {
 	k, watching := req.Kind, req.Verb == api.VerbWatch
 	proto := k.Ops.Protobuf || k.Virtual
@@ -85,8 +89,8 @@ func negotiateFor(r *http.Request, req *api.Request) (Format, error) {
 	}, media...)
 }
 
-// negotiate picks the best representation that the request accepts and the answer can have; media is told to those who
-// accept none.
+// negotiate returns the best format of the Accept header for which can returns true. media lists
+// the supported types for the 406 error.
 func negotiate(r *http.Request, can func(Format) bool, media ...string) (Format, error) {
 	pretty := wantsPretty(r)
 	var header string
@@ -95,7 +99,7 @@ func negotiate(r *http.Request, can func(Format) bool, media ...string) (Format,
 	} else {
 		header = strings.Join(values, ",")
 	}
-	switch header { // what most requests say needs no parsing
+	switch header { // the most frequent headers need no parsing
 	case "", mediaJSON:
 		return Format{Media: mediaJSON, Pretty: pretty}, nil
 	case mediaProto, mediaProto + "," + mediaJSON:
@@ -127,19 +131,20 @@ func unsupportedMedia(types ...string) error {
 	}}
 }
 
-// Clause is one of the representations that a client takes.
+// Clause is one media type of an Accept header.
 type Clause struct {
 	Media  string
 	Params map[string]string
 	q      float64
 }
 
-// Accepted are the representations that the client takes, those that it prefers first.
+// Accepted returns the media types of the Accept header, in the order of the client's preference.
 func Accepted(r *http.Request) []Clause {
 	return parseAccept(strings.Join(r.Header.Values("Accept"), ","))
 }
 
-// parseAccept orders the clauses of an Accept header by preference. What cannot be parsed is skipped.
+// parseAccept returns the clauses of an Accept header in the order of preference. It skips clauses
+// that it cannot parse.
 func parseAccept(header string) []Clause {
 	var out []Clause
 	for part := range strings.SplitSeq(header, ",") {
@@ -191,7 +196,8 @@ func acceptable(c Clause) (Format, bool) {
 	return f, false
 }
 
-// wantsPretty: asked for, or a human is looking.
+// wantsPretty reports whether to indent the response: the pretty parameter decides, else whether
+// the client is a browser, curl or wget.
 func wantsPretty(r *http.Request) bool {
 	if strings.Contains(r.URL.RawQuery, "pretty") {
 		if v, ok := r.URL.Query()["pretty"]; ok {
@@ -203,7 +209,8 @@ func wantsPretty(r *http.Request) bool {
 	return strings.HasPrefix(agent, "curl") || strings.HasPrefix(agent, "Wget") || strings.HasPrefix(agent, "Mozilla/5.0")
 }
 
-// contentType is the media type of a request's body, JSON when unsaid.
+// contentType returns the media type of the request body; the default is JSON. An unsupported type
+// is a 415 error.
 func contentType(r *http.Request) (string, error) {
 	h := r.Header.Get("Content-Type")
 	if h == "" {

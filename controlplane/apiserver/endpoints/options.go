@@ -19,7 +19,8 @@ import (
 	answers "keelson.dev/keelson/controlplane/api/fields"
 )
 
-// decodeOptions fills the options of the request's verb from the query.
+// decodeOptions decodes the query parameters into the options of the request's verb and validates
+// them.
 func decodeOptions(q url.Values, req *api.Request) error {
 	if len(q) == 0 {
 		return nil
@@ -54,7 +55,7 @@ func decodeOptions(q url.Values, req *api.Request) error {
 	return invalid(kind, errs)
 }
 
-// invalid is the 422 for options that contradict themselves.
+// invalid returns a 422 error for invalid options, nil without errs.
 func invalid(kind string, errs field.ErrorList) error {
 	if len(errs) == 0 {
 		return nil
@@ -79,7 +80,7 @@ func listOptions(q url.Values, o *metav1.ListOptions, watch bool) error {
 	return invalid("ListOptions", metainternalvalidation.ValidateListOptions(&in, true))
 }
 
-// onlyName narrows a list or watch to one object (the old /watch/.../{name} form).
+// onlyName restricts a list or watch to one object, for the old path /watch/.../{name}.
 func onlyName(o *metav1.ListOptions, name string) {
 	sel := fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
 	if o.FieldSelector != "" {
@@ -88,7 +89,8 @@ func onlyName(o *metav1.ListOptions, name string) {
 	o.FieldSelector = sel
 }
 
-// fieldValidation is how unknown fields are met.
+// fieldValidation returns how unknown and duplicate fields are treated: "Strict", "Warn" (the
+// default) or "Ignore".
 func fieldValidation(req *api.Request) string {
 	v := ""
 	switch req.Verb {
@@ -105,7 +107,7 @@ func fieldValidation(req *api.Request) string {
 	return v
 }
 
-// plain is a body as JSON.
+// plain converts a YAML or CBOR body to JSON.
 func plain(data []byte, media string) ([]byte, error) {
 	if media == mediaCBOR {
 		return decodelimits.FromCBOR(data)
@@ -114,7 +116,8 @@ func plain(data []byte, media string) ([]byte, error) {
 	return out, err
 }
 
-// deleteOptions reads the body of a delete over what the query said.
+// deleteOptions decodes the body of a delete request into the DeleteOptions, over the values of the
+// query parameters.
 func (h *Handler) deleteOptions(data []byte, media string, req *api.Request) error {
 	if len(data) > 0 {
 		if err := decodelimits.CheckJSON(data, &req.Delete); err != nil && media == mediaJSON {

@@ -18,9 +18,10 @@ import (
 	"keelson.dev/keelson/controlplane/api/decodelimits"
 )
 
-// checkPatchFields finds fields that a patch has twice, and unknown fields of a JSON patch. It returns an error for them with
-// fieldValidation=Strict, and warns of them with Warn. Only the text of the patch shows duplicates: applying it drops
-// them, also where the schema preserves unknown fields. Patches that cannot be read are left to the registry.
+// checkPatchFields finds duplicate fields of a patch, and unknown fields of a JSON patch. It
+// returns an error for them with fieldValidation=Strict and warnings with Warn. Duplicates are
+// visible in the text of the patch only, because applying it drops them. Patches that cannot be
+// parsed are left to the registry.
 func checkPatchFields(ctx context.Context, req *api.Request) error {
 	validation := fieldValidation(req)
 	if validation == metav1.FieldValidationIgnore {
@@ -47,7 +48,8 @@ func checkPatchFields(ctx context.Context, req *api.Request) error {
 	return nil
 }
 
-// strictPatchErrors returns what is wrong with the fields of a JSON, merge or strategic merge patch.
+// strictPatchErrors returns errors about duplicate fields of a JSON, merge or strategic merge
+// patch, and about unknown fields of a JSON patch.
 func strictPatchErrors(req *api.Request) []error {
 	if req.PatchType != types.JSONPatchType {
 		var fields map[string]any
@@ -73,11 +75,12 @@ func strictPatchErrors(req *api.Request) []error {
 	return found
 }
 
-// checkApplyFields finds the duplicate fields of an applied configuration, with their lines.
+// checkApplyFields finds duplicate fields of an apply configuration. It returns an error or adds a
+// warning with their lines, depending on validation.
 func checkApplyFields(ctx context.Context, patch []byte, validation string) error {
 	if text := bytes.TrimSpace(patch); len(text) > 0 && text[0] == '{' && decodelimits.CheckJSON(text, nil) == nil {
 		var fields map[string]any
-		// JSON, which most clients send, is read much faster than YAML.
+		// Most clients send JSON, which is parsed much faster than YAML.
 		if found, err := kjson.UnmarshalStrict(text, &fields, kjson.DisallowDuplicateFields); err == nil && len(found) == 0 {
 			return nil
 		}

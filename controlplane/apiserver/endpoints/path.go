@@ -11,17 +11,17 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Target is what a resource URL names.
+// Target is the resource, object or subresource that a URL names.
 type Target struct {
 	GVR         schema.GroupVersionResource
 	Namespace   string
 	Name        string
 	Subresource string
-	Watch       bool // the old form /api/v1/watch/...
+	Watch       bool // the path has the deprecated form /api/v1/watch/...
 }
 
-// ParsePath reads /api/{version}/... and /apis/{group}/{version}/...; ok is false
-// for everything that names no resource. The resource need not exist.
+// ParsePath parses /api/{version}/... and /apis/{group}/{version}/... paths. ok is false if the
+// path has neither form. The resource need not exist.
 func ParsePath(path string) (t Target, ok bool) {
 	parts := strings.Split(strings.Trim(path, "/"), "/")
 	switch {
@@ -50,13 +50,15 @@ func ParsePath(path string) (t Target, ok bool) {
 	return t, true
 }
 
-// namespaceFacets are what follows a namespace's name without being a resource inside of it.
+// namespaceFacets are the subresources of a namespace. Other path elements after its name are
+// resources in the namespace.
 var namespaceFacets = []string{"status", "finalize"}
 
 // connects are the subresources that are byte streams.
 var connects = []string{"log", "exec", "attach", "portforward"}
 
-// VerbOf is what a method asks of the target; "" when the method has no meaning there.
+// VerbOf returns the verb of an HTTP method on a target, "" if the method is not supported. watch
+// reports whether the query requests a watch.
 func VerbOf(method string, t Target, watch bool) api.Verb {
 	if slices.Contains(connects, t.Subresource) {
 		if method == http.MethodGet || method == http.MethodPost && t.Subresource != "log" {
@@ -99,8 +101,8 @@ func VerbOf(method string, t Target, watch bool) api.Verb {
 // Watches reports whether a query asks for a watch.
 func Watches(q url.Values) bool { return isTrue(q, "watch") }
 
-// RunsLong reports whether a request may last for longer than the deadline of requests: a watch, a proxied request, a log
-// or a stream.
+// RunsLong reports whether a request may exceed the request timeout: a watch, a proxied request, a
+// log or a stream.
 func RunsLong(method string, t Target, q url.Values) bool {
 	facet, _, _ := strings.Cut(t.Subresource, "/")
 	switch facet {
@@ -115,7 +117,8 @@ func has(k *api.Kind, t Target) bool {
 	return k != nil && !k.Hidden && (t.Subresource == "" || k.Subresources[t.Subresource] != nil) && (k.Namespaced || t.Namespace == "")
 }
 
-// serves says whether the kind (or its facet) knows the verb in the scope of the target.
+// serves reports whether the kind, or its subresource, supports the verb in the scope of the
+// target.
 func serves(k *api.Kind, t Target, v api.Verb) bool {
 	if v == "" {
 		return false

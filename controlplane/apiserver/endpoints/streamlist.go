@@ -20,28 +20,30 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// streamFrom is the size from which a list is written item by item, so that no
-// more of it than one item is in memory as text.
+// streamFrom is the size in bytes from which a list is encoded and written item by item. Only one
+// encoded item is then in memory.
 const streamFrom = 128 << 10
 
-// streamBuffer gathers small items.
+// streamBuffer is the size of the buffer that collects small items.
 const streamBuffer = 32 << 10
 
-// listStream is a list on its way out: what stands before, between and after the items, and each item.
+// listStream encodes a list item by item. head, between and tail are the bytes before, between and
+// after the items.
 type listStream struct {
 	head, between, tail []byte
 	item                func(api.Object) ([]byte, error)
 }
 
-// streams says whether a list is written item by item.
+// streams reports whether a list is written item by item.
 func streams(l *api.ObjectList) bool { return len(l.Items) > 0 && l.Bytes >= streamFrom }
 
-// stream answers with a list. The list is used up: what has been written is let go.
+// stream writes a list item by item. It removes each item from l when it is written, so that its
+// memory can be freed.
 func (h *Handler) stream(w http.ResponseWriter, r *http.Request, req *api.Request, f Format, l *api.ObjectList) {
 	s, err := h.listStream(r, req, f, l)
 	var first []byte
 	if err == nil {
-		first, err = s.item(l.Items[0]) // what is wrong with all shows here, where an error can still be told
+		first, err = s.item(l.Items[0]) // an error that affects all items occurs here, where an error response is still possible
 	}
 	if err != nil {
 		h.Error(w, r, err)
@@ -55,7 +57,7 @@ func (h *Handler) stream(w http.ResponseWriter, r *http.Request, req *api.Reques
 		zip := gzipWriters.Get().(*gzip.Writer)
 		defer gzipWriters.Put(zip)
 		zip.Reset(w)
-		defer zip.Close() // the client is gone when this fails
+		defer zip.Close() // fails only if the client is gone
 		out = zip
 	}
 	w.WriteHeader(http.StatusOK)
@@ -68,7 +70,7 @@ func (h *Handler) stream(w http.ResponseWriter, r *http.Request, req *api.Reques
 		data := first
 		if i > 0 {
 			if data, err = s.item(o); err != nil {
-				panic(http.ErrAbortHandler) // half a list must not look like a whole one
+				panic(http.ErrAbortHandler) // a partial list must not look complete
 			}
 			_, _ = buf.Write(s.between)
 		}
@@ -120,7 +122,8 @@ func (h *Handler) listStream(r *http.Request, req *api.Request, f Format, l *api
 	return s, nil
 }
 
-// viewStream shows the items as rows of a table, or their metadata.
+// viewStream returns the head and the item encoder of a list in JSON whose items are table rows or
+// metadata only. empty is the list without items.
 func (h *Handler) viewStream(r *http.Request, req *api.Request, f Format, empty *api.ObjectList) (head []byte, item func(api.Object) ([]byte, error), err error) {
 	v, err := h.viewer(r, req.Kind, f)
 	if err != nil {
@@ -150,7 +153,7 @@ func (h *Handler) viewStream(r *http.Request, req *api.Request, f Format, empty 
 	}, nil
 }
 
-// indented is the stream as it is shown to people.
+// indented returns the stream with indented JSON.
 func (s *listStream) indented() (*listStream, error) {
 	var around bytes.Buffer
 	if err := json.Indent(&around, append(append(s.head, '0'), "]}"...), "", "  "); err != nil {
@@ -172,8 +175,8 @@ func (s *listStream) indented() (*listStream, error) {
 	}, nil
 }
 
-// protoStream writes a protobuf list: its envelope says how long it is, which the
-// sizes of the items tell before any of them is encoded.
+// protoStream returns a protobuf list for writing item by item. Its envelope contains the total
+// length, which is computed from the sizes of the items before they are encoded.
 func (h *Handler) protoStream(r *http.Request, req *api.Request, f Format, l *api.ObjectList) (*listStream, error) {
 	listMeta, err := l.ListMeta.Marshal()
 	if err != nil {
@@ -222,13 +225,13 @@ func (h *Handler) protoStream(r *http.Request, req *api.Request, f Format, l *ap
 	}}, nil
 }
 
-// message is what protobuf lists are made of.
+// message is the protobuf message of a list item.
 type message interface {
 	Size() int
 	Marshal() ([]byte, error)
 }
 
-// storedItems are the items of a list as they are.
+// storedItems returns a function that converts an object to its whole protobuf message.
 func (h *Handler) storedItems(kind *api.Kind) func(api.Object) (message, error) {
 	return func(o api.Object) (message, error) {
 		whole, err := kind.Whole(o)
@@ -254,7 +257,8 @@ func (h *Handler) storedItem(o api.Object) ([]byte, error) {
 	return raw, nil
 }
 
-// shownItems are the items of a list of metadata, and the type of that list.
+// shownItems returns a function that converts an object to its metadata message, and the type of
+// the list.
 func (h *Handler) shownItems(r *http.Request, req *api.Request, f Format, l *api.ObjectList) (func(api.Object) (message, error), metav1.TypeMeta, error) {
 	v, err := h.viewer(r, req.Kind, f)
 	if err != nil {
@@ -269,7 +273,7 @@ func (h *Handler) shownItems(r *http.Request, req *api.Request, f Format, l *api
 	return show, metav1.TypeMeta{APIVersion: apiVersion, Kind: kind}, nil
 }
 
-// asYAML is the stream as YAML; head is the whole list without items.
+// asYAML converts the stream from JSON to YAML. head must be the whole list without items.
 func (s *listStream) asYAML() (*listStream, error) {
 	frame, err := yaml.JSONToYAML(s.head)
 	if err != nil {
@@ -288,7 +292,7 @@ func (s *listStream) asYAML() (*listStream, error) {
 				if err != nil {
 					return nil, err
 				}
-				// As the one item of a list, so that it is indented as there.
+				// Encoded as a list with one item, so that the indentation is right.
 				return yaml.JSONToYAML(slices.Concat([]byte("["), data, []byte("]")))
 			},
 		}, nil
@@ -296,7 +300,8 @@ func (s *listStream) asYAML() (*listStream, error) {
 	return nil, errors.New("a list has no items")
 }
 
-// protoHead is everything before the items of a protobuf list that has size bytes.
+// protoHead returns the bytes of a protobuf list before its items. size is the length of the list
+// message.
 func protoHead(t metav1.TypeMeta, meta []byte, size int) ([]byte, error) {
 	head, err := (&runtime.TypeMeta{APIVersion: t.APIVersion, Kind: t.Kind}).Marshal()
 	if err != nil {

@@ -13,13 +13,13 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// viewer shows objects of one kind in another shape.
+// viewer converts objects of one kind to a view: table rows or metadata only.
 type viewer struct {
 	kind    *api.Kind
 	format  Format
 	include metav1.IncludeObjectPolicy
 	h       *Handler
-	headed  bool // the columns were sent already (a watch says them once)
+	headed  bool // the column definitions were already sent; a watch sends them once
 }
 
 func (h *Handler) viewer(r *http.Request, k *api.Kind, f Format) (*viewer, error) {
@@ -41,7 +41,7 @@ func (h *Handler) viewer(r *http.Request, k *api.Kind, f Format) (*viewer, error
 
 func (v *viewer) apiVersion() string { return metav1.GroupName + "/" + v.format.Version }
 
-// whole shows an answer: an object or a list. A Status stays what it is.
+// whole converts an object or a list to the view. A Status stays unchanged.
 func (v *viewer) whole(obj runtime.Object) (runtime.Object, error) {
 	if _, ok := obj.(*metav1.Status); ok {
 		return obj, nil
@@ -137,7 +137,7 @@ func (v *viewer) table(obj runtime.Object) (*metav1.Table, error) {
 	return t, add(obj)
 }
 
-// each visits the objects of a list.
+// each calls f for each object of a list, until f returns an error.
 func each(list runtime.Object, f func(runtime.Object) error) error {
 	shared, ok := list.(*api.ObjectList)
 	if !ok {

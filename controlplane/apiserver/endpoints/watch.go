@@ -20,7 +20,8 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// watch streams events until the client leaves, the time is up, the watch ends or the server closes.
+// watch serves a watch request. It ends when the client disconnects, the timeout expires, the
+// Backend's watch ends or the server shuts down.
 func (h *Handler) watch(w http.ResponseWriter, r *http.Request, req *api.Request) {
 	format, err := negotiateFor(r, req)
 	if err != nil {
@@ -38,7 +39,7 @@ func (h *Handler) watch(w http.ResponseWriter, r *http.Request, req *api.Request
 		return
 	}
 	defer context.AfterFunc(h.Closing, func() { h.endSoon(cancel) })()
-	req.Light = true // an event is unpacked when it is encoded
+	req.Light = true // objects of events are decompressed when they are encoded
 	var found watch.Interface
 	err = h.withKindOfNow(ctx, req, func() error {
 		var err error
@@ -85,26 +86,29 @@ func (h *Handler) watch(w http.ResponseWriter, r *http.Request, req *api.Request
 	s.run(ctx, w, events)
 }
 
-// Events is a watch that is read at the pace of its client: nothing is taken from it before what was taken is sent.
+// Events is a watch that the handler reads at the speed of its client: it takes the next event
+// after it has sent the previous ones.
 type Events interface {
 	watch.Interface
-	// Next waits for an event; ok is false when there will be none.
+	// Next waits for an event. ok is false if the watch has ended.
 	Next(ctx context.Context) (ev watch.Event, ok bool)
-	// Queued says that Next does not have to wait.
+	// Queued reports whether Next would return without waiting.
 	Queued() bool
-	// WhenLost has f called when the client is so slow that it has to begin anew.
+	// WhenLost makes the watch call f if the client is so slow that it must list and watch again.
 	WhenLost(f func())
 }
 
-// lostGrace is how long a client that was too slow for what it watches may still take to read that.
+// lostGrace is how much longer a client that is too slow for its watch may take to read the pending
+// data.
 const lostGrace = time.Second
 
-// cutter gives up the answer to a client that takes nothing, and what is held for it.
+// cutter ends the response of a watch whose client reads too slowly, which frees the memory held
+// for it.
 type cutter struct {
 	control *http.ResponseController
 	mu      sync.Mutex
 	armed   bool
-	over    bool // the handler has returned: the connection is not ours any more
+	over    bool // the handler has returned: the connection's deadline must no longer be changed
 }
 
 func (c *cutter) cut() {
@@ -119,11 +123,12 @@ func (c *cutter) end() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.over = true; c.armed {
-		_ = c.control.SetWriteDeadline(time.Time{}) // what follows on the connection has its own time
+		_ = c.control.SetWriteDeadline(time.Time{}) // the next request on the connection has its own deadline
 	}
 }
 
-// takesWatches refuses watches at a server that shuts down: they would end in a moment.
+// takesWatches returns a 429 error if the server is shutting down, because a new watch would end at
+// once.
 func (h *Handler) takesWatches() error {
 	if h.Closing.Err() != nil {
 		return apierrors.NewTooManyRequests("this replica is shutting down: watch at another one", 1)
@@ -131,7 +136,8 @@ func (h *Handler) takesWatches() error {
 	return nil
 }
 
-// endSoon ends a watch of a server that shuts down.
+// endSoon calls end at a random time within Spread. It is called for each watch when the server
+// shuts down.
 func (h *Handler) endSoon(end func()) {
 	if h.Spread <= 0 {
 		end()
@@ -140,21 +146,23 @@ func (h *Handler) endSoon(end func()) {
 	time.AfterFunc(rand.N(h.Spread), end)
 }
 
-// eventStream writes watch events in one representation.
+// eventStream encodes the events of a watch in one format and writes them.
 type eventStream struct {
 	h      *Handler
 	format Format
 	view   *viewer
-	buf    bytes.Buffer // small events that travel together
+	buf    bytes.Buffer // small events that are written together
 	w      io.Writer
-	gone   bool // the client does not read any more
+	gone   bool // a write failed: the client is gone
 	sends  func(bytes int)
 }
 
-// batchBytes is how much may be gathered before it is sent. Each watch whose client does not read holds so much.
+// batchBytes is the number of bytes that are collected before a write. Each watch of a client that
+// does not read holds so many.
 const batchBytes = 16 << 10
 
-// run writes until something ends it. Events that are ready together travel together.
+// run writes events until the watch ends or a write fails. Events that are queued at the same time
+// are written together.
 func (s *eventStream) run(ctx context.Context, w http.ResponseWriter, events Events) {
 	out := http.NewResponseController(w)
 	s.w = w
@@ -185,7 +193,8 @@ func (s *eventStream) send(out *http.ResponseController) bool {
 	return !s.gone && out.Flush() == nil
 }
 
-// write hands over what has been gathered. Room that one large batch took is not kept: there are many watches.
+// write writes the collected events. It frees a buffer that one large batch enlarged, because there
+// are many watches.
 func (s *eventStream) write() {
 	if s.buf.Len() > 0 && !s.gone {
 		_, err := s.w.Write(s.buf.Bytes())
@@ -196,7 +205,7 @@ func (s *eventStream) write() {
 	}
 }
 
-// fail tells the client why the stream ends.
+// fail adds an error event, which explains the end of the stream to the client.
 func (s *eventStream) fail(err error) {
 	data, eerr := s.h.encode(StatusOf(err), Format{Media: s.format.Media})
 	if eerr == nil {
@@ -242,7 +251,8 @@ func (s *eventStream) shape(ev watch.Event) (runtime.Object, error) {
 	case viewTable:
 		t, err := s.view.table(ev.Object)
 		if err == nil && ev.Type == watch.Bookmark {
-			// A bookmark says a version, not an object; kubectl wants a row to carry it.
+			// A bookmark has a resourceVersion but no object. kubectl expects a row that carries
+			// it.
 			for i := range t.Rows {
 				for j := range t.Rows[i].Cells {
 					t.Rows[i].Cells[j] = ""
@@ -255,8 +265,8 @@ func (s *eventStream) shape(ev watch.Event) (runtime.Object, error) {
 	}
 }
 
-// frame adds one event: a line of JSON, a length and a protobuf message, or an item of CBOR. A
-// large object goes out as the bytes that all watches share, without a copy.
+// frame adds one event: a line of JSON, a protobuf message after its length, or a CBOR item. It
+// writes a large object directly from the bytes that all watches share, without a copy.
 func (s *eventStream) frame(t watch.EventType, object []byte) {
 	s.sends(len(object))
 	after := ""
@@ -281,7 +291,7 @@ func (s *eventStream) frame(t watch.EventType, object []byte) {
 	s.buf.WriteString(after)
 }
 
-// cborHead writes an event as far as its object.
+// cborHead adds the start of an event in CBOR, up to its object.
 func (s *eventStream) cborHead(t watch.EventType) {
 	head := appendCBORHead(append(s.buf.AvailableBuffer(), cborMark...), cborMap, 2)
 	for _, text := range []string{"type", string(t), "object"} {
@@ -290,7 +300,8 @@ func (s *eventStream) cborHead(t watch.EventType) {
 	s.buf.Write(head)
 }
 
-// protoHead writes a metav1.WatchEvent as far as the raw object in its RawExtension.
+// protoHead adds the start of a metav1.WatchEvent, up to the raw object in its RawExtension. object
+// is the length of the object.
 func (s *eventStream) protoHead(t watch.EventType, object int) {
 	const typeField, objectField, rawExtensionField = 1, 2, 1
 	inner := protowire.SizeTag(rawExtensionField) + protowire.SizeBytes(object)

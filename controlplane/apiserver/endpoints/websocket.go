@@ -12,18 +12,20 @@ import (
 )
 
 const (
-	// bearerProtocol starts the subprotocol in which a browser sends its bearer token. The server never selects it.
+	// bearerProtocol is the prefix of the subprotocol in which a browser sends its bearer token.
+	// The server never selects it.
 	bearerProtocol = "base64url.bearer.authorization.k8s.io."
-	// socketMessage bounds a message of the client, which has nothing to send.
+	// socketMessage limits the size of a client's messages; the client has nothing to send.
 	socketMessage = 4 << 10
-	// socketBuffer is the size of the buffers of a connection.
+	// socketBuffer is the size of a connection's read and write buffers.
 	socketBuffer = 4 << 10
-	// socketClose is how long the close message may take.
+	// socketClose is the time limit for writing the close message.
 	socketClose = time.Second
 )
 
-// socketProtocol returns the subprotocol of a watch: the first that the client offers, or "" when it offers none. As in
-// Kubernetes, it does not change the messages: browsers offer base64.binary.k8s.io and read JSON.
+// socketProtocol returns the subprotocol of a watch: the first that the client offers, or "" if it
+// offers none. As in Kubernetes, it does not change the messages: browsers offer
+// base64.binary.k8s.io and read JSON.
 func socketProtocol(r *http.Request) string {
 	for _, p := range websocket.Subprotocols(r) {
 		if !strings.HasPrefix(p, bearerProtocol) {
@@ -33,19 +35,20 @@ func socketProtocol(r *http.Request) string {
 	return ""
 }
 
-// watchSocket sends the events as messages of a WebSocket, one message for each event: text for JSON, binary for the other
-// media types. It returns when the client closes the connection or sends a message that is too large.
+// watchSocket sends the events over a WebSocket, one message for each event: text for JSON, binary
+// for the other media types. It returns when the client closes the connection or sends a message
+// that is too large.
 func (s *eventStream) watchSocket(ctx context.Context, w http.ResponseWriter, r *http.Request, events Events) {
 	up := websocket.Upgrader{
 		ReadBufferSize: socketBuffer, WriteBufferSize: socketBuffer,
-		CheckOrigin: func(*http.Request) bool { return true }, // no browser adds the credentials of this API by itself
+		CheckOrigin: func(*http.Request) bool { return true }, // browsers do not add the credentials of this API on their own
 	}
 	if p := socketProtocol(r); p != "" {
 		up.Subprotocols = []string{p}
 	}
 	conn, err := up.Upgrade(w, r, nil)
 	if err != nil {
-		return // the upgrader has answered
+		return // the upgrader has written the error response
 	}
 	defer conn.Close()
 	ctx, cancel := context.WithCancel(ctx)
@@ -55,7 +58,7 @@ func (s *eventStream) watchSocket(ctx context.Context, w http.ResponseWriter, r 
 	conn.SetReadLimit(socketMessage)
 	go func() {
 		defer cancel()
-		for { // answers pings, and notices that the client has closed the connection
+		for { // handles pings, and detects that the client has closed the connection
 			if _, _, err := conn.NextReader(); err != nil {
 				return
 			}
@@ -93,13 +96,14 @@ func (s *eventStream) sendMessages(ctx context.Context, conn *websocket.Conn, ev
 	}
 }
 
-// socketCutter ends the writes to a client that is too slow for what it watches.
+// socketCutter limits the writes to a client that is too slow for its watch.
 type socketCutter struct {
 	once sync.Once
 	conn net.Conn
 }
 
-// cut gives the client lostGrace to read what is being written.
+// cut sets a write deadline of lostGrace for the pending message. Only the first call has an
+// effect.
 func (c *socketCutter) cut() {
 	c.once.Do(func() { _ = c.conn.SetWriteDeadline(time.Now().Add(lostGrace)) })
 }

@@ -20,7 +20,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// gzipFrom is the size from which an answer is worth compressing.
+// gzipFrom is the size in bytes from which a response is compressed.
 const gzipFrom = 128 << 10
 
 var gzipWriters = sync.Pool{New: func() any {
@@ -28,7 +28,8 @@ var gzipWriters = sync.Pool{New: func() any {
 	return w
 }}
 
-// answer writes an object in the negotiated shape and representation.
+// answer writes obj in the format f with the given status code. Large lists are written item by
+// item.
 func (h *Handler) answer(ctx context.Context, w http.ResponseWriter, r *http.Request, req *api.Request, f Format, status int, obj runtime.Object) {
 	if l, ok := obj.(*api.ObjectList); ok && status == http.StatusOK && streams(l) {
 		h.stream(w, r, req, f, l)
@@ -52,7 +53,8 @@ func (h *Handler) answer(ctx context.Context, w http.ResponseWriter, r *http.Req
 	writeBytes(w, r, f.Media, status, data)
 }
 
-// encode returns the bytes of an object or of a list of shared objects.
+// encode returns the encoding of an object, or of a list of shared objects, in the media type of f.
+// It ignores f.As.
 func (h *Handler) encode(obj runtime.Object, f Format) ([]byte, error) {
 	encoded := func(media string) ([]byte, error) {
 		if l, ok := obj.(*api.ObjectList); ok {
@@ -80,7 +82,7 @@ func (h *Handler) encode(obj runtime.Object, f Format) ([]byte, error) {
 	return data, nil
 }
 
-// TakesGzip says whether the client reads answers that are compressed.
+// TakesGzip reports whether the client accepts gzip-compressed responses.
 func TakesGzip(r *http.Request) bool {
 	for _, header := range r.Header.Values("Accept-Encoding") {
 		for part := range strings.SplitSeq(header, ",") {
@@ -106,7 +108,7 @@ func writeBytes(w http.ResponseWriter, r *http.Request, media string, status int
 		zip := gzipWriters.Get().(*gzip.Writer)
 		defer gzipWriters.Put(zip)
 		zip.Reset(w)
-		_, _ = zip.Write(data) // the client is gone when this fails
+		_, _ = zip.Write(data) // fails only if the client is gone
 		_ = zip.Close()
 		return
 	}
@@ -117,7 +119,8 @@ func writeBytes(w http.ResponseWriter, r *http.Request, media string, status int
 	}
 }
 
-// Error writes a refusal as a Status, in the representation that the client reads.
+// Error writes an error as a Status object in the media type that the client accepts. It also calls
+// Config.Refused.
 func (h *Handler) Error(w http.ResponseWriter, r *http.Request, err error) {
 	s := StatusOf(err)
 	if h.Refused != nil {
@@ -138,7 +141,7 @@ func (h *Handler) Error(w http.ResponseWriter, r *http.Request, err error) {
 	writeBytes(w, r, f.Media, int(s.Code), data)
 }
 
-// StatusOf is any error as the Status that the client gets.
+// StatusOf converts any error to the Status that the client receives.
 func StatusOf(err error) *metav1.Status {
 	var se apierrors.APIStatus
 	var s metav1.Status
@@ -162,7 +165,8 @@ func StatusOf(err error) *metav1.Status {
 	return &s
 }
 
-// unwrapProto decodes Kubernetes' protobuf envelope into a type that need not be in the scheme.
+// unwrapProto decodes a body in Kubernetes' protobuf envelope into a type that need not be
+// registered in the scheme.
 func unwrapProto(data []byte, into interface{ Unmarshal([]byte) error }) error {
 	body, ok := bytes.CutPrefix(data, []byte{'k', '8', 's', 0})
 	if !ok {
