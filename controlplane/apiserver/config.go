@@ -1,10 +1,10 @@
-// Package apiserver serves the Kubernetes REST API from the registry. Every request passes six stages,
-// in the order of chain.go; HTTP clients and callers in this process use the same pipeline.
+// Package apiserver serves the Kubernetes REST API from the registry. Every request passes six
+// stages, in the order of chain.go; HTTP clients and callers in this process use the same pipeline.
 //
 // The packages below it are its parts. authn, authz and admission are stages of the pipeline, and
 // subresource implements the verbs beyond plain storage. endpoints translates between HTTP and
-// api.Request. flowcontrol limits the concurrent requests. discovery and openapi describe the API, and
-// stream proxies the byte streams to containers.
+// api.Request. flowcontrol limits the concurrent requests. discovery and openapi describe the API,
+// and stream proxies the byte streams to containers.
 package apiserver
 
 import (
