@@ -14,22 +14,25 @@ import (
 	"k8s.io/kube-openapi/pkg/validation/spec"
 )
 
-// Part is what the v2 document of another server says of one group version.
+// Part is the part of another API server's OpenAPI v2 document that belongs to one group version.
+// NewPart validates it.
 type Part struct {
-	root string // of its group version: "apis/apps/v1"
+	root string // document path of the group version: "apis/apps/v1"
 	data []byte // JSON
 	sum  [sha256.Size]byte
 }
 
-// gvkExtension says of which kinds a definition is the schema.
+// gvkExtension is the extension of a definition that lists the kinds that the definition is the
+// schema of.
 const gvkExtension = "x-kubernetes-group-version-kind"
 
-// NewPart takes from another server's v2 document what is of its group version: the paths below it, the definitions
-// that these need, and of them only the claim to be the schemas of kinds of that version. The server may be hostile:
-// what it says must parse in both of its forms before any of it stands beside what is said here.
+// NewPart returns the part of another API server's v2 document that belongs to the group version
+// gv. The part has the paths below gv and the definitions that they use. Definitions keep only
+// kinds of gv in gvkExtension. The server may be hostile, so the document must be valid in JSON and
+// in protobuf.
 func NewPart(data []byte, gv schema.GroupVersion) (p *Part, err error) {
 	defer func() {
-		if r := recover(); r != nil { // the libraries trust what they merge
+		if r := recover(); r != nil { // the libraries do not validate their input
 			p, err = nil, fmt.Errorf("the OpenAPI document of %s cannot be read: %v", gv, r)
 		}
 	}()
@@ -60,7 +63,7 @@ func NewPart(data []byte, gv schema.GroupVersion) (p *Part, err error) {
 	return &Part{root: where, data: out, sum: sha256.Sum256(out)}, nil
 }
 
-// claimOwn leaves of the kinds that a definition is said to be of those of a group version.
+// claimOwn removes all kinds of other group versions from the gvkExtension of a definition.
 func claimOwn(d *spec.Schema, gv schema.GroupVersion) {
 	list, ok := d.Extensions[gvkExtension].([]any)
 	if !ok {
@@ -78,10 +81,10 @@ func claimOwn(d *spec.Schema, gv schema.GroupVersion) {
 	}
 }
 
-// Size is how many bytes are kept.
+// Size returns the number of bytes of the part.
 func (p *Part) Size() int { return len(p.data) }
 
-// ServeMerged answers /openapi/v2 with what other servers say of their versions beside what is said here.
+// ServeMerged serves /openapi/v2 with this server's document and the parts of other API servers.
 func (s *Spec) ServeMerged(w http.ResponseWriter, r *http.Request, parts []*Part) {
 	s.mu.Lock()
 	if key := keyOf(parts); key != s.partsKey {
@@ -93,7 +96,7 @@ func (s *Spec) ServeMerged(w http.ResponseWriter, r *http.Request, parts []*Part
 	s.serve(w, r, mergedV2, protoV2)
 }
 
-// mergedV2 is the v2 document with the parts of other servers.
+// mergedV2 names the v2 document that includes the parts of other API servers.
 const mergedV2 = "v2+"
 
 func keyOf(parts []*Part) string {
@@ -104,7 +107,8 @@ func keyOf(parts []*Part) string {
 	return string(sum.Sum(nil))
 }
 
-// merge adds the parts to the sections of a v2 document of this server: pieces for all of them, and no other is touched.
+// merge adds the parts to the sections of a v2 document, in new pieces. The existing pieces do not
+// change.
 func (s *Spec) merge(x *sections, of []topic, parts []*Part, f form) error {
 	here := &said{spec: s, topics: of}
 	var err error
@@ -113,7 +117,7 @@ func (s *Spec) merge(x *sections, of []topic, parts []*Part, f form) error {
 	}
 	m := newMerger(here)
 	for _, p := range parts {
-		_ = m.add(p) // a part that fails is left out
+		_ = m.add(p) // a part that cannot be merged is left out
 	}
 	defer s.working()()
 	var more sections
@@ -139,18 +143,18 @@ func (s *Spec) merge(x *sections, of []topic, parts []*Part, f form) error {
 	return nil
 }
 
-// ours finds what is said here under a name.
+// ours looks up the definitions and paths of this server's v2 document.
 type ours interface {
-	definition(name string) (json.RawMessage, error) // nil = none exists
+	definition(name string) (json.RawMessage, error) // nil if the definition does not exist
 	path(root, path string) (bool, error)
 }
 
-// said is what this server says: pieces are looked into when something of them is asked for.
+// said implements ours. It unpacks pieces only when one of their definitions or paths is looked up.
 type said struct {
 	spec   *Spec
 	topics []topic
 	types  *piece                     // definitions of Go types
-	shared map[string]json.RawMessage // what is in it
+	shared map[string]json.RawMessage // the unpacked types, nil before the first lookup
 	paths  map[string]map[string]json.RawMessage
 }
 
@@ -207,7 +211,8 @@ func (h *said) path(where, path string) (bool, error) {
 	return h.paths[where][path] != nil, nil
 }
 
-// merger collects what parts add to what is said here.
+// merger collects the paths, definitions and parameters that parts add to this server's v2
+// document.
 type merger struct {
 	here                           ours
 	paths, definitions, parameters map[string]json.RawMessage
@@ -217,7 +222,8 @@ func newMerger(here ours) *merger {
 	return &merger{here, map[string]json.RawMessage{}, map[string]json.RawMessage{}, map[string]json.RawMessage{}}
 }
 
-// definition finds one that is said here, or that an earlier part has added.
+// definition returns a definition of this server or of an earlier part by its name; nil if it does
+// not exist.
 func (m *merger) definition(name string) (json.RawMessage, error) {
 	if raw := m.definitions[name]; raw != nil {
 		return raw, nil
@@ -225,13 +231,15 @@ func (m *merger) definition(name string) (json.RawMessage, error) {
 	return m.here.definition(name)
 }
 
-// maxRenamings bounds how often a part is merged again because a name that was given to a definition of it is taken too.
+// maxRenamings limits how often a part is merged again because the new name of a renamed definition
+// is also in use.
 const maxRenamings = 4
 
-// add adds a part, all or nothing. Definitions of one name that say the same are one; others get names of their own.
+// add adds a part completely or not at all. Equal definitions of the same name are shared; others
+// are renamed.
 func (m *merger) add(p *Part) (err error) {
 	defer func() {
-		if r := recover(); r != nil { // the libraries trust what they merge
+		if r := recover(); r != nil { // the libraries do not validate their input
 			err = fmt.Errorf("merging an OpenAPI document: %v", r)
 		}
 	}()
@@ -259,7 +267,8 @@ func (m *merger) add(p *Part) (err error) {
 	return errors.New("merging an OpenAPI document: too many names of its definitions are taken")
 }
 
-// combine returns what a part adds, beside definitions that have its names and those which are taken.
+// combine returns the paths, definitions and parameters that a part adds. Definitions are renamed
+// if their name is in use for a different definition. taken are further names in use.
 func (m *merger) combine(p *Part, taken []string) (*spec.Swagger, error) {
 	var part spec.Swagger
 	if err := json.Unmarshal(p.data, &part); err != nil {
@@ -295,7 +304,7 @@ func (m *merger) combine(p *Part, taken []string) (*spec.Swagger, error) {
 	if err := aggregator.MergeSpecsIgnorePathConflictRenamingDefinitionsAndParameters(here, &part); err != nil {
 		return nil, err
 	}
-	for _, name := range known { // they stand as they are
+	for _, name := range known { // existing definitions are not part of the result
 		delete(here.Definitions, name)
 	}
 	for name := range sharedParameters() {
@@ -304,7 +313,7 @@ func (m *merger) combine(p *Part, taken []string) (*spec.Swagger, error) {
 	return here, nil
 }
 
-// take keeps what a part adds.
+// take stores the additions of a part. Paths that already exist are left out.
 func (m *merger) take(p *Part, added *spec.Swagger) error {
 	for path := range added.Paths.Paths {
 		is, err := m.here.path(p.root, path)

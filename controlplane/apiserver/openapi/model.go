@@ -10,7 +10,8 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// body refers to the schema of a kind's objects: its own, where it brings one, or that of the Go type.
+// body returns a reference to the schema of a kind's objects and adds the schema to the
+// definitions. The schema is the kind's Model if it has one, else it is generated from the Go type.
 func (d *document) body(k *api.Kind) object {
 	if k.Model == nil {
 		return d.top(k.New(), k.GVK)
@@ -18,7 +19,7 @@ func (d *document) body(k *api.Kind) object {
 	name := customName(k)
 	if d.defs[name] == nil {
 		def, err := k.Model(d.v3)
-		if err != nil { // which the judgement of its definition keeps away
+		if err != nil { // admission validates the schema, so this does not occur
 			def = object{"type": "object", "x-kubernetes-preserve-unknown-fields": true}
 		}
 		if fields, _ := def["properties"].(object); fields != nil {
@@ -31,7 +32,8 @@ func (d *document) body(k *api.Kind) object {
 	return object{"$ref": d.prefix() + name}
 }
 
-// list refers to the schema of a kind's lists.
+// list returns a reference to the schema of a kind's list type and adds the schema to the
+// definitions.
 func (d *document) list(k *api.Kind) object {
 	if k.Model == nil {
 		return d.top(k.NewList(), k.ListGVK())
@@ -57,10 +59,10 @@ func (d *document) list(k *api.Kind) object {
 	return object{"$ref": d.prefix() + name}
 }
 
-// selectableExtension has the fields by which lists can be selected.
+// selectableExtension is the extension with the selectable fields of a kind.
 const selectableExtension = "x-kubernetes-selectable-fields"
 
-// metadata is the schema of the field metadata of objects.
+// metadata returns the schema of the metadata field of objects.
 func (d *document) metadata() object {
 	out := d.property(reflect.TypeFor[metav1.ObjectMeta]())
 	out["description"] = metav1.PartialObjectMetadata{}.SwaggerDoc()["metadata"]
@@ -71,8 +73,9 @@ func typeMeta(field string) object {
 	return object{"type": "string", "description": metav1.TypeMeta{}.SwaggerDoc()[field]}
 }
 
-// addEmbedded adds to the schemas of objects inside a schema the fields that every object has. In v2, a schema that
-// preserves unknown fields has no properties: clients would refuse all others.
+// addEmbedded adds apiVersion, kind and metadata to the schemas of embedded resources within a
+// schema. In v2, a schema that preserves unknown fields has no properties, because clients would
+// reject all other fields.
 func (d *document) addEmbedded(schema object) {
 	properties, _ := schema["properties"].(object)
 	for _, p := range properties {
@@ -104,7 +107,7 @@ func (d *document) addEmbedded(schema object) {
 	schema["required"] = needed
 }
 
-// customName is the name of a kind without a Go type among the definitions: "com.example.v1.Widget".
+// customName returns the definition name of a kind without a Go type: "com.example.v1.Widget".
 func customName(k *api.Kind) string {
 	parts := strings.Split(k.GVK.Group, ".")
 	slices.Reverse(parts)

@@ -21,48 +21,50 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/endpoints"
 )
 
-// The media types of the protobuf forms, as clients of different ages spell them.
+// Media types of documents in protobuf, in the two spellings that clients use.
 var (
 	protoV2 = []string{"application/com.github.proto-openapi.spec.v2@v1.0+protobuf", "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"}
 	protoV3 = []string{"application/com.github.proto-openapi.spec.v3@v1.0+protobuf", "application/com.github.proto-openapi.spec.v3.v1.0+protobuf"}
 )
 
-// format is part of every hash. It advances when the same document is answered in
-// other words (headers, media types): a client's cache must not take its old answer for the new one.
+// format is part of every hash. Increment it when documents are served with different headers or
+// media types, so that clients do not use cached responses of the old format.
 const format = "5"
 
 const title = "Keelson"
 
-// freeAfter is how much has been written, in the making of documents, when its memory is given back: they are rarely made.
+// freeAfter is the number of bytes of new pieces after which unused memory is returned to the
+// operating system. Documents are rarely generated.
 const freeAfter = 1 << 20
 
-// Spec serves the documents of a table of kinds. It is safe for concurrent use.
+// Spec serves the OpenAPI documents of a table of kinds. It is safe for concurrent use.
 type Spec struct {
 	kinds   *api.Kinds
-	info    []byte        // JSON
-	places  chan struct{} // taken by who makes a piece
-	written atomic.Int64  // bytes of pieces since memory was given back
+	info    []byte        // the info section in JSON
+	places  chan struct{} // limits the pieces that are generated concurrently
+	written atomic.Int64  // bytes of pieces since memory was last returned
 
 	mu         sync.Mutex
-	table      *api.Table                     // of which they were made
-	made       map[string]*making[*entry]     // by document: "v2", "v2.pb", "v2+" with parts, "v3/apis/apps/v1", "v3/apis/apps/v1.pb"
-	of         map[string][]topic             // the topics that these describe
-	index      map[*api.Table]*making[[]byte] // that of the table
+	table      *api.Table                     // the table of the documents in made
+	made       map[string]*making[*entry]     // by name: "v2", "v2.pb", "v2+" (merged), "v3/apis/apps/v1", "v3/apis/apps/v1.pb"
+	of         map[string][]topic             // topics of the documents in made
+	index      map[*api.Table]*making[[]byte] // the v3 index of the table
 	topicsMade map[topicKey]*making[*described]
 	typesMade  map[typesKey]*making[*piece]
 
-	parts    []*Part // of other servers, in the merged document
+	parts    []*Part // parts of other API servers in the merged document
 	partsKey string
 }
 
-// entry is one document.
+// entry is a generated document.
 type entry struct {
 	text sequence
 	crc  uint32
 	hash string
 }
 
-// follow forgets what is no longer true once the kinds have changed. The caller holds mu.
+// follow drops the documents and pieces that a change of the kinds has made invalid. The caller
+// holds mu.
 func (s *Spec) follow() {
 	t := s.kinds.Table()
 	if t == s.table {
@@ -82,17 +84,19 @@ func (s *Spec) follow() {
 	}
 }
 
-// forget drops a document; who waits for it gets it yet. The caller holds mu.
+// forget drops a document. Goroutines that already wait for it still receive it. The caller holds
+// mu.
 func (s *Spec) forget(doc string) {
 	delete(s.made, doc)
 	delete(s.of, doc)
 }
 
-// New returns a spec; nothing is made until it is asked for.
+// New returns a Spec for the kinds. version is the version in the info section. Documents are
+// generated on first use.
 func New(kinds *api.Kinds, version string) *Spec {
 	info, err := json.Marshal(object{"title": title, "version": version})
 	if err != nil {
-		panic(err) // of two texts
+		panic(err) // two strings always encode
 	}
 	return &Spec{
 		kinds: kinds, info: info, places: make(chan struct{}, max(2, runtime.GOMAXPROCS(0))),
@@ -101,7 +105,8 @@ func New(kinds *api.Kinds, version string) *Spec {
 	}
 }
 
-// Serve answers /openapi/v2, /openapi/v3 and what is below; false for other paths.
+// Serve serves /openapi/v2, /openapi/v3 and the documents below it. It returns false for other
+// paths.
 func (s *Spec) Serve(w http.ResponseWriter, r *http.Request) bool {
 	path := strings.TrimSuffix(r.URL.Path, "/")
 	switch {
@@ -123,7 +128,7 @@ func (s *Spec) Serve(w http.ResponseWriter, r *http.Request) bool {
 	return true
 }
 
-// root is the place of a kind's group version: "api/v1", "apis/apps/v1".
+// root returns the document path of a kind's group version: "api/v1", "apis/apps/v1".
 func root(k *api.Kind) string { return rootOf(k.GVK.GroupVersion()) }
 
 func rootOf(gv schema.GroupVersion) string {
@@ -133,7 +138,8 @@ func rootOf(gv schema.GroupVersion) string {
 	return "apis/" + gv.String()
 }
 
-// ServeIndex answers /openapi/v3 with documents that are elsewhere, which take the place of those made here.
+// ServeIndex serves /openapi/v3 with the URLs of further documents by their path. They replace this
+// server's documents of the same path.
 func (s *Spec) ServeIndex(w http.ResponseWriter, elsewhere map[string]string) {
 	data, err := s.paths()
 	var index struct {
@@ -156,7 +162,7 @@ func (s *Spec) ServeIndex(w http.ResponseWriter, elsewhere map[string]string) {
 	_, _ = w.Write(data)
 }
 
-// paths is the index of the v3 documents, each with the hash of its contents.
+// paths returns the v3 index in JSON: the URL of each document with the hash of its content.
 func (s *Spec) paths() ([]byte, error) {
 	s.mu.Lock()
 	s.follow()
@@ -187,7 +193,8 @@ func (s *Spec) indexOf(t *api.Table) ([]byte, error) {
 	return json.Marshal(object{"paths": list})
 }
 
-// document returns a document, making it when it is new. Nobody waits for it who wants another.
+// document returns a document and generates it on first use. Callers wait only for the document
+// that they request.
 func (s *Spec) document(doc string) (*entry, error) {
 	s.mu.Lock()
 	s.follow()
@@ -211,7 +218,8 @@ func (s *Spec) document(doc string) (*entry, error) {
 	return m.value, m.err
 }
 
-// make puts a document together.
+// make generates a document from the pieces of its topics. parts are included in the merged v2
+// document only.
 func (s *Spec) make(doc string, of []topic, parts []*Part) (*entry, error) {
 	f := form{v3: strings.HasPrefix(doc, "v3/"), proto: strings.HasSuffix(doc, ".pb")}
 	x, err := s.gather(of, f)
@@ -239,7 +247,7 @@ func (s *Spec) make(doc string, of []topic, parts []*Part) (*entry, error) {
 	return e, nil
 }
 
-// giveBack returns the memory of much that was made: it was large and is rarely needed again.
+// giveBack returns unused memory to the operating system after large documents were generated.
 func (s *Spec) giveBack() {
 	if n := s.written.Load(); n > freeAfter && s.written.CompareAndSwap(n, 0) {
 		go debug.FreeOSMemory()
@@ -251,14 +259,14 @@ func (s *Spec) serve(w http.ResponseWriter, r *http.Request, doc string, protoTy
 	if accept := r.Header.Get("Accept"); !strings.Contains(accept, "application/json") {
 		for _, t := range protoTypes {
 			if strings.Contains(accept, t) {
-				media, doc = protoTypes[1], doc+".pb" // "@" is asked for but may not stand in an answer
+				media, doc = protoTypes[1], doc+".pb" // clients request the spelling with "@", which is invalid in a Content-Type
 				break
 			}
 		}
 	}
 	asked := r.URL.Query().Get("hash")
 	e, err := s.document(doc)
-	inIndex := e // the index names a document by the hash of its JSON form
+	inIndex := e // the index has the hash of the JSON document
 	if plain := strings.TrimSuffix(doc, ".pb"); err == nil && plain != doc && asked != "" {
 		inIndex, err = s.document(plain)
 	}
@@ -279,7 +287,8 @@ func (s *Spec) serve(w http.ResponseWriter, r *http.Request, doc string, protoTy
 			return
 		}
 		h.Set("Cache-Control", "public, immutable")
-		// Without a time caches take "immutable" for nothing, kubectl's among them: they ask again every time.
+		// Without Expires, caches such as that of kubectl ignore "immutable" and repeat the request
+		// each time.
 		h.Set("Expires", time.Now().AddDate(1, 0, 0).UTC().Format(http.TimeFormat))
 	}
 	if strings.Contains(r.Header.Get("If-None-Match"), e.hash) {

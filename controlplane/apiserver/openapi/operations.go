@@ -9,24 +9,24 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// operation is what a method does at a path.
+// operation describes an HTTP method of a path.
 type operation struct {
 	method    string // "get"
 	id        string // "listAppsV1DeploymentForAllNamespaces"
-	what      string // for people
+	what      string // description for users
 	tag       string // "apps_v1"
 	action    string // x-kubernetes-action; "" = none
 	gvk       schema.GroupVersionKind
 	consumes  []string
 	produces  []string
 	params    []param
-	body      object            // of the request; nil = none
-	optional  bool              // the body may be left out
-	answer    object            // the schema of every success; nil = none is stated
-	successes map[string]string // the status codes, with their texts
+	body      object            // schema of the request body; nil = no body
+	optional  bool              // the request body is optional
+	answer    object            // schema of all successful responses; nil = no schema
+	successes map[string]string // status codes and descriptions of successful responses
 }
 
-// The media types of requests and answers.
+// Media types of requests and responses.
 var (
 	anyMedia    = []string{"*/*"}
 	textMedia   = []string{"application/json", "application/yaml"}
@@ -36,7 +36,8 @@ var (
 		"application/json;stream=watch", "application/vnd.kubernetes.protobuf;stream=watch", "application/cbor-seq")
 )
 
-// The status codes of successes, as Kubernetes lists them: updates and applied configurations may create.
+// Status codes of successful responses, as in Kubernetes: updates and apply patches may create the
+// object.
 var (
 	answered = map[string]string{"200": "OK"}
 	created  = map[string]string{"200": "OK", "201": "Created", "202": "Accepted"}
@@ -44,7 +45,7 @@ var (
 	deleted  = map[string]string{"200": "OK", "202": "Accepted"}
 )
 
-// encode returns the operation as a document has it. Parameters of the path are left out.
+// encode returns the JSON of the operation. It omits ofPath, the parameters that the path declares.
 func (d *document) encode(op *operation, ofPath []param) object {
 	out := object{"operationId": op.id, "tags": []string{op.tag}}
 	if op.what != "" {
@@ -113,7 +114,8 @@ func contents(media []string, schema object) object {
 	return out
 }
 
-// path adds a path with its operations. Parameters that all operations have are parameters of the path.
+// path adds a path with its operations. Parameters that all operations have become parameters of
+// the path.
 func (d *document) path(path string, ofPath []param, ops ...*operation) {
 	if len(ops) == 0 {
 		return
@@ -138,8 +140,8 @@ func (d *document) path(path string, ofPath []param, ops ...*operation) {
 	d.paths[path] = item
 }
 
-// identifier returns a text as a part of operation IDs: letters, digits and underscores, each word
-// with a capital letter.
+// identifier returns text in camel case as part of an operation ID: letters, digits and
+// underscores. capital makes the first letter upper case.
 func identifier(text string, capital bool) string {
 	var out strings.Builder
 	for i, r := range text {
@@ -155,7 +157,7 @@ func identifier(text string, capital bool) string {
 	return out.String()
 }
 
-// groupName is the name of a group in operation IDs and tags.
+// groupName returns the name of a group in operation IDs and tags.
 func groupName(group string) string {
 	if group == "" {
 		return "core"
@@ -163,13 +165,13 @@ func groupName(group string) string {
 	return strings.TrimSuffix(group, ".k8s.io")
 }
 
-// versionTag is the tag of the operations of a group version: "rbacAuthorization_v1".
+// versionTag returns the tag of a group version's operations: "rbacAuthorization_v1".
 func versionTag(gv schema.GroupVersion) string {
 	return identifier(groupName(gv.Group), false) + "_" + identifier(gv.Version, false)
 }
 
-// operationID puts an ID together: "list", "apps/v1" and "Deployment" are listAppsV1Deployment.
-// The word "collection" of deletecollection stands behind the group version.
+// operationID returns an operation ID: "list", "apps/v1" and "Deployment" give
+// listAppsV1Deployment. For deletecollection, "Collection" follows the group version.
 func operationID(verb string, gv schema.GroupVersion, rest string) string {
 	if collection, ok := strings.CutPrefix(verb, "delete"); ok {
 		verb, rest = "delete", collection+rest

@@ -10,7 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// param is a parameter of an operation. All parameters are compared by their values.
+// param is a parameter of an operation: its location, name, type and description. Equal values are
+// the same parameter.
 type param struct{ in, name, kind, what string }
 
 func query(name, kind, what string) param { return param{"query", name, kind, what} }
@@ -56,11 +57,11 @@ var (
 		query("timeoutSeconds", "integer", "End the call after this time."),
 	}
 	listParams = slices.Concat(selectParams, watchParams)
-	// deleteCollectionParams are those of a list that cannot be watched, and those of a deletion.
+	// deleteCollectionParams are the parameters of a list without watch and of a delete.
 	deleteCollectionParams = slices.Concat(selectParams, deleteParams[1:])
 )
 
-// options are the bodies of connections, whose fields are query parameters.
+// options are the option types of connect requests and logs. Their fields are query parameters.
 var options = map[string]any{
 	"PodLogOptions": corev1.PodLogOptions{}, "PodExecOptions": corev1.PodExecOptions{},
 	"PodAttachOptions":      corev1.PodAttachOptions{},
@@ -68,7 +69,8 @@ var options = map[string]any{
 	"ServiceProxyOptions": corev1.ServiceProxyOptions{}, "NodeProxyOptions": corev1.NodeProxyOptions{},
 }
 
-// optionParams are the query parameters of options by their kind. Fields that are structs are none.
+// optionParams returns the query parameters of each option type by its kind. Fields that are
+// structs are omitted.
 var optionParams = sync.OnceValue(func() map[string][]param {
 	out := map[string][]param{}
 	for kind, of := range options {
@@ -83,8 +85,8 @@ var optionParams = sync.OnceValue(func() map[string][]param {
 	return out
 })
 
-// parameterType is the type of a query parameter for a field; "" when the field is a struct.
-// Lists are given as repeated parameters, each of the type of an element.
+// parameterType returns the type of the query parameter for a field, "" for a struct. A list is a
+// repeated parameter of its element type.
 func parameterType(t reflect.Type) string {
 	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
 		t = t.Elem()
@@ -100,19 +102,21 @@ func parameterType(t reflect.Type) string {
 	return ""
 }
 
-// shared returns the parameters that many operations have. A v2 document states them once and refers to them by name.
+// shared returns the parameters that many operations have. A v2 document declares them once, and
+// operations reference them.
 var shared = sync.OnceValue(func() []param {
 	out := slices.Concat(listParams, patchParams, deleteParams, []param{namespaceParam, pathParam})
 	slices.SortFunc(out, func(a, b param) int { return strings.Compare(a.reference(), b.reference()) })
 	return slices.Compact(out)
 })
 
-// stated are not shared although many operations have them: older kubectl looks for them below the operations.
+// stated lists shared parameters that operations repeat instead of referencing, because old
+// versions of kubectl require this.
 var stated = []string{"dryRun", "fieldValidation"}
 
 func (p param) reference() string { return p.in + "-" + p.name }
 
-// sharedParameters are the parameters of v2 documents, by their names there.
+// sharedParameters returns the parameters section of v2 documents.
 var sharedParameters = sync.OnceValue(func() map[string]json.RawMessage {
 	out := map[string]json.RawMessage{}
 	for _, p := range shared() {
@@ -123,7 +127,7 @@ var sharedParameters = sync.OnceValue(func() map[string]json.RawMessage {
 	return out
 })
 
-// encodedParams are the shared parameters as documents have them below operations and paths, in v2 and in v3.
+// encodedParams returns the JSON of each shared parameter in an operation or path, for v2 and v3.
 var encodedParams = sync.OnceValue(func() (out [2]map[param]json.RawMessage) {
 	out = [2]map[param]json.RawMessage{{}, {}}
 	for _, p := range shared() {
@@ -136,7 +140,8 @@ var encodedParams = sync.OnceValue(func() (out [2]map[param]json.RawMessage) {
 	return out
 })
 
-// written returns a parameter as a document has it below an operation or a path.
+// written returns the JSON of the parameter in an operation or path: a reference for shared
+// parameters in v2.
 func (p param) written(v3 bool) json.RawMessage {
 	version := 0
 	if v3 {
@@ -163,7 +168,7 @@ func (p param) encode(v3 bool) json.RawMessage {
 	}
 	data, err := json.Marshal(out)
 	if err != nil {
-		panic(err) // of texts
+		panic(err) // strings always encode
 	}
 	return data
 }

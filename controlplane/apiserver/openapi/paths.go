@@ -15,25 +15,25 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// document is what an OpenAPI document says of a kind.
+// document collects the paths and schemas of a topic.
 type document struct {
 	*schemas
 	paths object
 }
 
-// kindPaths describes the operations of a kind.
+// kindPaths adds the paths and operations of a kind to a document.
 type kindPaths struct {
 	*document
 	kind    *api.Kind
 	base    string // "/apis/apps/v1"
-	scoped  string // the path of the collection: "/apis/apps/v1/namespaces/{namespace}/deployments"
+	scoped  string // path of the collection: "/apis/apps/v1/namespaces/{namespace}/deployments"
 	ofScope []param
 	ofName  []param
-	media   []string // of objects
-	takes   []string // media types of bodies that are objects
+	media   []string // media types of responses with objects
+	takes   []string // media types of request bodies with objects
 }
 
-// add describes a kind.
+// add adds the paths, operations and schemas of a kind.
 func (d *document) add(k *api.Kind) {
 	p := &kindPaths{document: d, kind: k, base: "/" + root(k), media: objectMedia, takes: anyMedia}
 	p.scoped = p.base + "/" + k.Resource
@@ -43,7 +43,7 @@ func (d *document) add(k *api.Kind) {
 		p.ofScope = []param{namespaceParam}
 		p.ofName = append(p.ofName, namespaceParam)
 	}
-	if k.Model != nil { // custom resources have no other form
+	if k.Model != nil { // custom resources have no protobuf or CBOR form here
 		p.media, p.takes = textMedia, textMedia
 	}
 	p.addCollection()
@@ -54,7 +54,7 @@ func (d *document) add(k *api.Kind) {
 	}
 }
 
-// serves reports whether the kind has a verb.
+// serves reports whether the kind supports a verb.
 func (p *kindPaths) serves(verb string) bool {
 	if p.kind.Verbs == nil {
 		return !p.kind.Virtual
@@ -62,7 +62,8 @@ func (p *kindPaths) serves(verb string) bool {
 	return slices.Contains(p.kind.Verbs, verb)
 }
 
-// operation returns an operation on the kind. Rest follows the name of the kind in the ID.
+// operation returns an operation on the kind with common values. rest follows the kind in the
+// operation ID.
 func (p *kindPaths) operation(method, verb, rest, action string) *operation {
 	kind, scope := p.kind.GVK.Kind, p.scope()
 	if strings.HasSuffix(rest, forAllNamespaces) {
@@ -77,7 +78,7 @@ func (p *kindPaths) operation(method, verb, rest, action string) *operation {
 
 const forAllNamespaces = "ForAllNamespaces"
 
-// scope is the part of operation IDs that says that the kind is namespaced.
+// scope returns "Namespaced" for namespaced kinds, the part of operation IDs before the kind.
 func (p *kindPaths) scope() string {
 	if p.kind.Namespaced {
 		return "Namespaced"
@@ -141,7 +142,7 @@ func (p *kindPaths) addObject() {
 	p.path(p.scoped+"/{name}", p.ofName, ops...)
 }
 
-// readParams are the parameters of reads.
+// readParams returns the parameters of a get.
 func (p *kindPaths) readParams() []param {
 	if p.kind.Model != nil {
 		return []param{prettyParam, resourceVersionParam}
@@ -170,7 +171,7 @@ func (p *kindPaths) patchOf(facet string, answer object) *operation {
 	return op
 }
 
-// addWatches describes the old form of watches, below /watch.
+// addWatches adds the deprecated watch paths below /watch.
 func (p *kindPaths) addWatches() {
 	watch := func(path, rest, action string, ofPath []param) {
 		op := p.operation("get", "watch", rest, action)
@@ -184,7 +185,7 @@ func (p *kindPaths) addWatches() {
 	watch(p.scoped+"/{name}", "", "watch", p.ofName)
 }
 
-// connections are the subresources that are byte streams of another process, with their methods.
+// connections are the subresources that stream to another process, with their HTTP methods.
 var connections = map[string][]string{
 	"attach": {http.MethodGet, http.MethodPost}, "exec": {http.MethodGet, http.MethodPost},
 	"portforward": {http.MethodGet, http.MethodPost},
@@ -239,7 +240,7 @@ func (p *kindPaths) addFacet(name string) {
 	p.path(p.scoped+"/{name}/"+name, p.ofName, ops...)
 }
 
-// addConnection describes a subresource whose requests another process answers.
+// addConnection adds the operations of a subresource that streams to another process.
 func (p *kindPaths) addConnection(name string) {
 	gvk := p.kind.Subresources[name].GVK
 	ofName := slices.Clone(p.ofName)
@@ -270,13 +271,14 @@ func (d *document) status() object {
 
 func (d *document) patch() object { return d.ref(reflect.TypeFor[metav1.Patch]()) }
 
-// deleteOptions refers to the body of deletions.
+// deleteOptions returns a reference to the schema of DeleteOptions, the body of a delete.
 func (p *kindPaths) deleteOptions() object { return p.common(&metav1.DeleteOptions{}, "DeleteOptions") }
 
-// watchEvent refers to the events of watches.
+// watchEvent returns a reference to the schema of watch events.
 func (p *kindPaths) watchEvent() object { return p.common(&metav1.WatchEvent{}, "WatchEvent") }
 
-// common refers to a type that each group version of built-in kinds has as a kind of its own.
+// common returns a reference to the schema of a type that all group versions share, such as
+// DeleteOptions. For built-in kinds it also registers the type as a kind of their group version.
 func (p *kindPaths) common(obj runtime.Object, kind string) object {
 	if p.kind.Model == nil {
 		p.top(obj, p.kind.GVK.GroupVersion().WithKind(kind))

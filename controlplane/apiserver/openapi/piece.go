@@ -17,13 +17,14 @@ import (
 	fast "github.com/klauspost/compress/flate"
 )
 
-// A document is a sequence of pieces: what is said of each kind, the definitions that the kinds share, and a few words
-// between them. Pieces are kept compressed, and in such a way that one after the other they are a compressed document.
-// So one more definition among hundreds makes a piece of its own, and all others stand as they are, in every document once.
+// A document is a sequence of pieces: the description of each topic, the shared definitions, and
+// short texts between them. Pieces are stored as deflate blocks, so their concatenation is a valid
+// compressed stream. A new kind therefore adds one piece. All other pieces are unchanged and are
+// shared by all documents.
 
-// piece is a part of documents.
+// piece is a compressed part of documents.
 type piece struct {
-	zipped []byte // deflate blocks: they end with a byte, none is the last one, and none refers to what stands before the piece
+	zipped []byte // deflate blocks that end at a byte boundary, without a final block and without references before the piece
 	size   int64
 	crc    uint32
 	sum    [sha256.Size]byte
@@ -33,19 +34,20 @@ func pieceOf(data, zipped []byte) *piece {
 	return &piece{zipped: zipped, size: int64(len(data)), crc: crc32.ChecksumIEEE(data), sum: sha256.Sum256(data)}
 }
 
-// level compresses to a tenth more than the slowest one that anybody uses, in a fifth of its time.
+// level is the compression level. Its results are 10 % larger than those of the slowest useful
+// level, in a fifth of the time.
 const level = 4
 
-// packers are writers at work; each has most of a megabyte.
+// packers holds compression writers, which need almost 1 MB each.
 var packers = sync.Pool{New: func() any {
 	w, err := fast.NewWriter(nil, level)
 	if err != nil {
-		panic(err) // the level is none, which it is not
+		panic(err) // the level is valid
 	}
 	return w
 }}
 
-// pack compresses a piece.
+// pack returns data as a compressed piece.
 func pack(data []byte) (*piece, error) {
 	w := packers.Get().(*fast.Writer)
 	defer packers.Put(w)
@@ -60,7 +62,7 @@ func pack(data []byte) (*piece, error) {
 	return pieceOf(data, bytes.Clone(buf.Bytes())), nil
 }
 
-// words is a piece of a few bytes, which are stored as they are.
+// words returns a piece of a short text, stored without compression.
 func words(data string) *piece {
 	n := uint16(len(data))
 	zipped := binary.LittleEndian.AppendUint16([]byte{0}, n)
@@ -68,7 +70,7 @@ func words(data string) *piece {
 	return pieceOf([]byte(data), append(zipped, data...))
 }
 
-// unpack returns what was packed.
+// unpack returns the uncompressed bytes.
 func (p *piece) unpack() ([]byte, error) {
 	out := make([]byte, p.size)
 	if _, err := io.ReadFull(flate.NewReader(bytes.NewReader(p.zipped)), out); err != nil {
@@ -77,7 +79,7 @@ func (p *piece) unpack() ([]byte, error) {
 	return out, nil
 }
 
-// members are those of the JSON object of which a piece is the inside.
+// members parses a piece that holds the members of a JSON object, without the braces.
 func (p *piece) members() (out map[string]json.RawMessage, err error) {
 	data, err := p.unpack()
 	if err == nil {
@@ -86,10 +88,10 @@ func (p *piece) members() (out map[string]json.RawMessage, err error) {
 	return out, err
 }
 
-// comma stands between pieces of which each is one member of a JSON object, or several.
+// comma separates pieces that are members of a JSON object.
 var comma = words(",")
 
-// listed are pieces with commas between them.
+// listed returns the pieces with commas between them.
 func listed(pieces []*piece) []*piece {
 	out := make([]*piece, 0, 2*len(pieces))
 	for i, p := range pieces {
@@ -101,16 +103,16 @@ func listed(pieces []*piece) []*piece {
 	return out
 }
 
-// The frame of a compressed document.
+// Start and end of a gzip stream.
 var (
-	gzipHead  = []byte{0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0xff} // of no name, no time and no system
+	gzipHead  = []byte{0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0xff} // without name, time and operating system
 	lastBlock = []byte{1, 0, 0, 0xff, 0xff}                   // empty
 )
 
-// sequence is a whole document, or a part of one.
+// sequence is a document, or a part of it, as a list of pieces.
 type sequence []*piece
 
-// zippedSize is how many bytes writeZipped writes.
+// zippedSize returns the number of bytes that writeZipped writes.
 func (t sequence) zippedSize() (n int64) {
 	for _, p := range t {
 		n += int64(len(p.zipped))
@@ -118,7 +120,7 @@ func (t sequence) zippedSize() (n int64) {
 	return n + int64(len(gzipHead)+len(lastBlock)+8)
 }
 
-// crc is the checksum of the document.
+// crc returns the CRC-32 of the uncompressed document.
 func (t sequence) crc() (crc uint32) {
 	for _, p := range t {
 		crc = joinedCRC(crc, p.crc, p.size)
@@ -126,9 +128,9 @@ func (t sequence) crc() (crc uint32) {
 	return crc
 }
 
-// writeZipped writes the document, which has a checksum, as one gzip stream.
+// writeZipped writes the document as a gzip stream. crc is the CRC-32 of the uncompressed document.
 func (t sequence) writeZipped(to io.Writer, crc uint32) error {
-	w := bufio.NewWriterSize(to, 32<<10) // many pieces are small; an error is kept
+	w := bufio.NewWriterSize(to, 32<<10) // many pieces are small; Flush returns an earlier error
 	_, _ = w.Write(gzipHead)
 	for _, p := range t {
 		_, _ = w.Write(p.zipped)
@@ -138,7 +140,7 @@ func (t sequence) writeZipped(to io.Writer, crc uint32) error {
 	return w.Flush()
 }
 
-// writePlain writes the document.
+// writePlain writes the uncompressed document.
 func (t sequence) writePlain(w io.Writer) error {
 	var zip io.ReadCloser
 	for _, p := range t {
@@ -148,7 +150,7 @@ func (t sequence) writePlain(w io.Writer) error {
 		} else if err := zip.(flate.Resetter).Reset(in, nil); err != nil {
 			return err
 		}
-		// A piece has no last block: after its bytes there is nothing more to decode.
+		// A piece has no final block, so the decoder must not read beyond its size.
 		if n, err := io.CopyN(w, zip, p.size); err != nil {
 			if errors.Is(err, io.EOF) {
 				err = fmt.Errorf("a piece of an OpenAPI document has %d bytes of %d", n, p.size)
@@ -159,7 +161,7 @@ func (t sequence) writePlain(w io.Writer) error {
 	return nil
 }
 
-// bytes is how long the document is.
+// bytes returns the uncompressed size of the document.
 func (t sequence) bytes() (n int64) {
 	for _, p := range t {
 		n += p.size
@@ -167,11 +169,12 @@ func (t sequence) bytes() (n int64) {
 	return n
 }
 
-// joinedCRC is the checksum of two texts, of which the second has a length, one after the other. A checksum is the rest of
-// a division of polynomials over two elements: to stand before n bytes multiplies it by x to the power of 8n.
+// joinedCRC returns the CRC-32 of two concatenated texts from their CRCs. length is the size of the
+// second text. A CRC is a polynomial remainder over GF(2), so n following bytes multiply it by
+// x^(8n).
 func joinedCRC(first, second uint32, length int64) uint32 {
-	const one = uint32(1) << 31  // the coefficients stand in reverse
-	power, square := one, one>>8 // x to the power of 8
+	const one = uint32(1) << 31  // bits are in reversed order
+	power, square := one, one>>8 // power = 1, square = x^8
 	for ; length > 0; length >>= 1 {
 		if length&1 != 0 {
 			power = timesModulo(power, square)
@@ -181,7 +184,7 @@ func joinedCRC(first, second uint32, length int64) uint32 {
 	return timesModulo(first, power) ^ second
 }
 
-// timesModulo multiplies polynomials modulo that of the checksum.
+// timesModulo multiplies two polynomials modulo the CRC-32 polynomial.
 func timesModulo(a, b uint32) (out uint32) {
 	for ; a != 0; a <<= 1 {
 		if a&(1<<31) != 0 {

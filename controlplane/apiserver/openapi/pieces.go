@@ -10,14 +10,14 @@ import (
 	"strings"
 )
 
-// form is how documents are written.
+// form is the version (v2 or v3) and encoding (JSON or protobuf) of a document.
 type form struct{ v3, proto bool }
 
-// described is what documents of one form say of a topic.
+// described is the description of a topic in one form.
 type described struct {
-	types       typeSet // that it refers to
+	types       typeSet // types that the topic references
 	paths       *piece
-	definitions *piece // of its own; nil = none
+	definitions *piece // definitions of the topic's own; nil = none
 }
 
 type (
@@ -28,19 +28,19 @@ type (
 	typesKey struct {
 		types      [sha256.Size]byte
 		form       form
-		parameters bool // the shared parameters, not types
+		parameters bool // the key of the shared parameters instead of types
 	}
 )
 
-// making is a value of which the making has begun.
+// making is a value whose computation was started. done is closed when value and err are set.
 type making[T any] struct {
 	done  chan struct{}
 	value T
 	err   error
 }
 
-// begin returns what stands under a key; mine says that there was nothing, and that the caller makes it now. The caller
-// holds the lock of the table.
+// begin returns the value of a key, which may still be computed. If mine is true, there was no
+// value and the caller must compute it with end. The caller holds the lock of the map.
 func begin[K comparable, T any](in map[K]*making[T], key K) (m *making[T], mine bool) {
 	if m = in[key]; m != nil {
 		return m, false
@@ -50,7 +50,8 @@ func begin[K comparable, T any](in map[K]*making[T], key K) (m *making[T], mine 
 	return m, true
 }
 
-// end makes what has been begun. What fails is forgotten, so that the next who asks tries again.
+// end computes the value of a key after begin. If f fails, the key is removed, so that the next
+// caller tries again.
 func end[K comparable, T any](s *Spec, in map[K]*making[T], key K, m *making[T], f func() (T, error)) {
 	m.err = fmt.Errorf("it was given up")
 	defer func() {
@@ -66,7 +67,8 @@ func end[K comparable, T any](s *Spec, in map[K]*making[T], key K, m *making[T],
 	m.value, m.err = f()
 }
 
-// once returns what stands under a key. Who asks first makes it, the others wait for that; for another key nobody waits.
+// once returns the value of a key. The first caller computes it with f; concurrent callers of the
+// same key wait for it.
 func once[K comparable, T any](s *Spec, in map[K]*making[T], key K, f func() (T, error)) (T, error) {
 	s.mu.Lock()
 	m, mine := begin(in, key)
@@ -78,19 +80,21 @@ func once[K comparable, T any](s *Spec, in map[K]*making[T], key K, f func() (T,
 	return m.value, m.err
 }
 
-// working bounds what is made at once: each has megabytes at hand.
+// working waits for a place to generate a piece, because each needs megabytes of memory. The caller
+// must call done.
 func (s *Spec) working() (done func()) {
 	s.places <- struct{}{}
 	return func() { <-s.places }
 }
 
-// pack compresses a piece, and counts it.
+// pack returns data as a compressed piece and counts its bytes for giveBack.
 func (s *Spec) pack(data []byte) (*piece, error) {
 	s.written.Add(int64(len(data)))
 	return pack(data)
 }
 
-// members is a piece of the members of a JSON object, without its braces; nil of none.
+// members returns a piece with the members of the JSON object of, without its braces. It returns
+// nil for an empty object.
 func (s *Spec) members(of any) (*piece, error) {
 	data, err := json.Marshal(of)
 	if err != nil {
@@ -102,7 +106,7 @@ func (s *Spec) members(of any) (*piece, error) {
 	return s.pack(data[1 : len(data)-1])
 }
 
-// describe returns what documents of a form say of a topic.
+// describe returns the description of a topic in a form, and generates it on first use.
 func (s *Spec) describe(of topic, f form) (*described, error) {
 	return once(s, s.topicsMade, topicKey{of, f}, func() (*described, error) {
 		if f.proto {
@@ -132,8 +136,8 @@ func (s *Spec) describe(of topic, f form) (*described, error) {
 	})
 }
 
-// shared returns the definitions of Go types. There are few sets of them: the kinds that come and go refer to those that
-// all kinds refer to.
+// shared returns the definitions of a set of Go types. Few different sets occur, because custom
+// resources reference types that all kinds reference.
 func (s *Spec) shared(types typeSet, f form) (*piece, error) {
 	return s.sharedBy(types, types.key(), f)
 }
@@ -161,7 +165,7 @@ func (s *Spec) sharedBy(types typeSet, key [sha256.Size]byte, f form) (*piece, e
 	})
 }
 
-// sections are the pieces of which a document consists.
+// sections are the pieces of a document by section.
 type sections struct {
 	definitions, paths, parameters []*piece
 }
@@ -175,9 +179,9 @@ func (x *sections) add(d *described) {
 	}
 }
 
-// gather collects what a document of a form says of topics.
+// gather returns the sections of a document in form f about the given topics.
 func (s *Spec) gather(of []topic, f form) (*sections, error) {
-	of = slices.SortedFunc(slices.Values(of), func(a, b topic) int { // replicas must agree on the hash
+	of = slices.SortedFunc(slices.Values(of), func(a, b topic) int { // a fixed order, because all replicas must have the same hash
 		return strings.Compare(a.name(), b.name())
 	})
 	topics, types, err := s.describeAll(of, f)
@@ -205,7 +209,7 @@ func (s *Spec) gather(of []topic, f form) (*sections, error) {
 	return out, nil
 }
 
-// describeAll describes topics, and collects the types that they refer to.
+// describeAll returns the descriptions of topics and the union of the types that they reference.
 func (s *Spec) describeAll(of []topic, f form) ([]*described, typeSet, error) {
 	out, types := make([]*described, len(of)), typeSet{}
 	for i, x := range of {
@@ -222,7 +226,7 @@ func (s *Spec) describeAll(of []topic, f form) ([]*described, typeSet, error) {
 	return out, types, nil
 }
 
-// parameters returns the shared parameters of v2 documents.
+// parameters returns the piece with the shared parameters of v2 documents.
 func (s *Spec) parameters(f form) (*piece, error) {
 	return once(s, s.typesMade, typesKey{form: f, parameters: true}, func() (*piece, error) {
 		p, err := s.members(sharedParameters())
@@ -237,7 +241,8 @@ func (s *Spec) parameters(f form) (*piece, error) {
 	})
 }
 
-// typesOf are the definitions of the Go types to which topics refer in v2, in JSON; nil when none exist.
+// typesOf returns the v2 JSON definitions of the Go types that topics reference; nil if they
+// reference none.
 func (s *Spec) typesOf(of []topic) (*piece, error) {
 	_, types, err := s.describeAll(of, form{})
 	if err != nil {
@@ -246,10 +251,10 @@ func (s *Spec) typesOf(of []topic) (*piece, error) {
 	return s.shared(types, form{})
 }
 
-// bearerToken is how clients authenticate that generators make.
+// bearerToken is the security scheme of generated clients.
 const bearerToken = `{"description":"Bearer Token authentication","in":"header","name":"authorization","type":"apiKey"}`
 
-// plain puts a document in JSON together.
+// plain returns the JSON document with these sections. info is its info section.
 func (x *sections) plain(v3 bool, info []byte) sequence {
 	var out sequence
 	section := func(before string, pieces []*piece) {

@@ -15,16 +15,17 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// The protobuf form of a document is made of pieces too: a message with repeated fields is the messages of its parts one
-// after the other, and the lengths before it are known of pieces that stay compressed.
+// A document in protobuf consists of pieces, too. A message with repeated fields is the
+// concatenation of the messages of its parts. The length prefixes are computed from the sizes of
+// the compressed pieces.
 
-// The fields of documents, by the messages of the library.
+// Field numbers of the sections in the messages of gnostic.
 const (
 	v2Paths, v2Definitions, v2Parameters = 8, 9, 10
 	v3Paths, v3Components, v3Schemas     = 4, 5, 1
 )
 
-// inProto makes the protobuf form of what documents say of a kind.
+// inProto converts the description of a topic from JSON to protobuf.
 func (s *Spec) inProto(plain *described, v3 bool) (*described, error) {
 	var x sections
 	x.add(plain)
@@ -42,7 +43,8 @@ func (s *Spec) inProto(plain *described, v3 bool) (*described, error) {
 	return out, nil
 }
 
-// sectionsInProto makes the protobuf form of sections, a piece for each that is not empty.
+// sectionsInProto converts sections from JSON to protobuf. Each section that is not empty becomes
+// one piece.
 func (s *Spec) sectionsInProto(plain *sections, v3 bool) (out sections, err error) {
 	var doc bytes.Buffer
 	if err := plain.plain(v3, s.info).writePlain(&doc); err != nil {
@@ -68,7 +70,7 @@ func (s *Spec) sectionsInProto(plain *sections, v3 bool) (out sections, err erro
 	return out, nil
 }
 
-// protoDocument returns a document in JSON as a message.
+// protoDocument converts a JSON document to a protobuf message.
 func protoDocument(doc []byte, v3 bool) (proto.Message, error) {
 	root, err := nodes(json.NewDecoder(bytes.NewReader(doc)))
 	if err != nil {
@@ -81,7 +83,8 @@ func protoDocument(doc []byte, v3 bool) (proto.Message, error) {
 	return openapi_v2.NewDocument(root, in)
 }
 
-// protoSections are the sections of a document in JSON, each as a message. Replicas must agree on the bytes.
+// protoSections returns the sections of a JSON document, each as an encoded protobuf message. The
+// bytes are deterministic, because all replicas must have the same hash.
 func protoSections(doc []byte, v3 bool) (definitions, paths, parameters []byte, err error) {
 	message, err := protoDocument(doc, v3)
 	if err != nil {
@@ -104,8 +107,8 @@ func protoSections(doc []byte, v3 bool) (definitions, paths, parameters []byte, 
 	return parts[0], parts[1], parts[2], nil
 }
 
-// inProto puts a document together of sections that are messages. Before them stands the message of a document without
-// sections: fields that occur twice are merged.
+// inProto returns the protobuf document with these sections, which are already protobuf. It starts
+// with the message of an empty document; protobuf merges fields that occur twice.
 func (x *sections) inProto(v3 bool, info []byte) (sequence, error) {
 	var head bytes.Buffer
 	if err := (&sections{}).plain(v3, info).writePlain(&head); err != nil {
@@ -131,14 +134,14 @@ func (x *sections) inProto(v3 bool, info []byte) (sequence, error) {
 	return out, nil
 }
 
-// field is a field that is a message of pieces.
+// field returns a length-delimited field that contains the pieces.
 func field(number protowire.Number, of sequence) sequence {
 	tag := protowire.AppendVarint(protowire.AppendTag(nil, number, protowire.BytesType), uint64(of.bytes()))
 	return append(sequence{words(string(tag))}, of...)
 }
 
-// nodes reads JSON as the nodes of YAML that the library makes documents of: its own way is to read it as YAML, which
-// takes several times as long.
+// nodes parses JSON into the YAML nodes from which gnostic builds documents. The YAML parser of
+// gnostic takes several times as long.
 func nodes(in *json.Decoder) (*yaml.Node, error) {
 	in.UseNumber()
 	root, err := node(in)
@@ -176,7 +179,7 @@ func node(in *json.Decoder) (*yaml.Node, error) {
 	if token == json.Delim('[') {
 		out.Kind, out.Tag = yaml.SequenceNode, "!!seq"
 	}
-	for in.More() { // the key of a member is a token like others
+	for in.More() { // keys of members are tokens, too
 		child, err := node(in)
 		if err != nil {
 			return nil, err

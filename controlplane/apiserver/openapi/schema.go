@@ -1,6 +1,7 @@
-// Package openapi describes what is served in OpenAPI v2 and v3, made from the
-// Go types by reflection. Documents are made of pieces when first asked for, and
-// kept compressed: few clients ever ask, and the plain text is megabytes.
+// Package openapi serves the OpenAPI v2 and v3 documents of the served kinds. It generates them from
+// Go types by reflection and from the schemas of custom resources. Documents consist of pieces that
+// are generated on first use and stored compressed. Few clients request them, and the uncompressed
+// text has several megabytes.
 package openapi
 
 import (
@@ -17,10 +18,10 @@ import (
 	smd "sigs.k8s.io/structured-merge-diff/v6/schema"
 )
 
-// object is a JSON object in the making. encoding/json sorts its keys, so documents are deterministic.
+// object is a JSON object. encoding/json sorts its keys, so documents are deterministic.
 type object = map[string]any
 
-// The faces that Kubernetes' API types show about themselves.
+// Methods by which Kubernetes' API types describe their schema.
 type (
 	documented interface{ SwaggerDoc() map[string]string }
 	named      interface{ OpenAPIModelName() string }
@@ -31,18 +32,20 @@ type (
 	alternative interface{ OpenAPIV3OneOfTypes() []string }
 )
 
-// schemas collects definitions, and the Go types that they refer to.
+// schemas collects definitions and the Go types that they reference.
 type schemas struct {
 	v3    bool
 	defs  object
 	types typeSet
-	// define says that types are defined when they are referred to; otherwise that is done for all kinds of a document together.
+	// define makes ref define the types that it references. Otherwise they are defined once for all
+	// kinds of a document.
 	define bool
-	// known is what else is known of the types.
+	// known is the server-side apply schema of the built-in types.
 	known *smd.Schema
 }
 
-// typeSet are Go types, with the kinds of which they are the objects, lists or bodies.
+// typeSet is a set of Go types. Each type has the kinds that it represents as an object, list or
+// body.
 type typeSet map[reflect.Type]map[schema.GroupVersionKind]bool
 
 func (s typeSet) add(t reflect.Type, of ...schema.GroupVersionKind) {
@@ -54,12 +57,12 @@ func (s typeSet) add(t reflect.Type, of ...schema.GroupVersionKind) {
 	}
 }
 
-// kinds of a type, in an order that does not change.
+// kinds returns the kinds of a type in a fixed order.
 func (s typeSet) kinds(t reflect.Type) []schema.GroupVersionKind {
 	return slices.SortedFunc(maps.Keys(s[t]), func(a, b schema.GroupVersionKind) int { return strings.Compare(a.String(), b.String()) })
 }
 
-// key names a set.
+// key returns a hash that identifies the set.
 func (s typeSet) key() (sum [sha256.Size]byte) {
 	lines := make([]string, 0, len(s))
 	for t := range s {
@@ -71,7 +74,7 @@ func (s typeSet) key() (sum [sha256.Size]byte) {
 
 func newSchemas(v3 bool) *schemas { return &schemas{v3: v3, defs: object{}, types: typeSet{}} }
 
-// definitions of Go types and of all that they refer to.
+// definitions returns the definitions of Go types and of all types that they reference.
 func definitions(types typeSet, v3 bool) (object, error) {
 	s := newSchemas(v3)
 	s.define = true
@@ -99,26 +102,27 @@ func (s *schemas) prefix() string {
 	return "#/definitions/"
 }
 
-// top refers to the type of a kind and notes its name.
+// top returns a reference to the type of obj and records that it represents the kind gvk.
 func (s *schemas) top(obj runtime.Object, gvk schema.GroupVersionKind) object {
 	t := reflect.TypeOf(obj).Elem()
 	s.types.add(t, gvk)
 	return s.ref(t)
 }
 
-// ref refers to a named type.
+// ref returns a reference to a named type, and defines the type if s.define is set.
 func (s *schemas) ref(t reflect.Type) object {
 	name := modelName(t)
 	s.types.add(t)
 	if _, ok := s.defs[name]; !ok && s.define {
 		def := object{}
-		s.defs[name] = def // before its fields: types refer to themselves
+		s.defs[name] = def // set before its fields are described, because types may be recursive
 		s.describe(t, def)
 	}
 	return object{"$ref": s.prefix() + name}
 }
 
-// modelName is the name of a type among the definitions: its own, or one like "io.k8s.api.core.v1.Pod".
+// modelName returns the definition name of a type: its own name, or else one like
+// "io.k8s.api.core.v1.Pod".
 func modelName(t reflect.Type) string {
 	if n, ok := reflect.New(t).Interface().(named); ok {
 		return n.OpenAPIModelName()
@@ -126,7 +130,7 @@ func modelName(t reflect.Type) string {
 	return modelNameOf(t.PkgPath(), t.Name())
 }
 
-// modelNameOf is the name of a type of a package: "io.k8s.api.core.v1.Pod".
+// modelNameOf returns the definition name for a package and type name: "io.k8s.api.core.v1.Pod".
 func modelNameOf(pkg, name string) string {
 	host, rest, _ := strings.Cut(pkg, "/")
 	parts := strings.Split(host, ".")
@@ -144,7 +148,7 @@ func (s *schemas) describe(t reflect.Type, def object) {
 		def["description"] = text
 	}
 	if p, ok := zero.(primitive); ok {
-		if a, ok := zero.(alternative); ok && s.v3 { // v2 has no words for a number or a string
+		if a, ok := zero.(alternative); ok && s.v3 { // v2 cannot express alternatives such as a number or a string
 			var types []object
 			for _, t := range a.OpenAPIV3OneOfTypes() {
 				types = append(types, object{"type": t})
@@ -178,7 +182,7 @@ func (s *schemas) describe(t reflect.Type, def object) {
 	}
 }
 
-// freeForm are types whose Go fields are not their JSON.
+// freeForm reports whether the JSON of a type is unrelated to its Go fields.
 func freeForm(t reflect.Type) bool {
 	switch t.Name() {
 	case "RawExtension", "FieldsV1", "Unknown":
@@ -187,7 +191,8 @@ func freeForm(t reflect.Type) bool {
 	return false
 }
 
-// fields adds the JSON fields of a struct; those of inlined structs are its own.
+// fields adds the schemas of a struct's JSON fields to props, including the fields of inlined
+// structs. It adds the names of required fields to required.
 func (s *schemas) fields(t reflect.Type, docs map[string]string, known *smd.Map, props object, required *[]string) {
 	for i := range t.NumField() {
 		f := t.Field(i)
@@ -223,7 +228,7 @@ func (s *schemas) fields(t reflect.Type, docs map[string]string, known *smd.Map,
 		}
 		isBare := len(docs) > 0 || slices.Contains(bare()[typeName(t)], name)
 		if refs, _ := p["allOf"].([]object); len(p) == 1 && len(refs) == 1 && isBare {
-			p = refs[0] // nothing stands beside the reference
+			p = refs[0] // a reference without siblings needs no allOf
 		}
 		props[name] = p
 		if needed(t, name, opts) {
@@ -232,7 +237,7 @@ func (s *schemas) fields(t reflect.Type, docs map[string]string, known *smd.Map,
 	}
 }
 
-// property is the schema of a field of type t, its own to add to.
+// property returns a new schema of a field of type t, which the caller may extend.
 func (s *schemas) property(t reflect.Type) object {
 	switch t.Kind() {
 	case reflect.Pointer:

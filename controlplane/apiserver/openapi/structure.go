@@ -17,8 +17,8 @@ import (
 	smd "sigs.k8s.io/structured-merge-diff/v6/schema"
 )
 
-// structure is what server-side apply knows of the built-in types: how lists and maps are merged, by which keys, and
-// what fields are when nobody states them. The schema is that of the library, which keeps it once it has been read.
+// structure returns the server-side apply schema of the built-in types: merge behavior and keys of
+// lists and maps, and defaults. It is read from client-go once.
 var structure = sync.OnceValues(func() (*smd.Schema, error) {
 	s := runtime.NewScheme()
 	if err := corev1.AddToScheme(s); err != nil {
@@ -32,7 +32,7 @@ var structure = sync.OnceValues(func() (*smd.Schema, error) {
 	return value.Schema(), nil
 })
 
-// mapOf is what is known of a struct; nil when nothing is.
+// mapOf returns the server-side apply schema of a struct, nil if it has none.
 func mapOf(known *smd.Schema, model string) *smd.Map {
 	if known == nil {
 		return nil
@@ -44,7 +44,7 @@ func mapOf(known *smd.Schema, model string) *smd.Map {
 	return def.Map
 }
 
-// describeMap adds how the fields of a struct are merged.
+// describeMap adds how server-side apply merges the fields of a struct.
 func describeMap(def object, m *smd.Map) {
 	if m == nil {
 		return
@@ -69,7 +69,7 @@ func describeMap(def object, m *smd.Map) {
 	}
 }
 
-// describeField adds to the schema of a field how the field is merged, and its default.
+// describeField adds the merge behavior and the default of a field to its schema.
 func (s *schemas) describeField(p object, m *smd.Map, in reflect.Type, f reflect.StructField, name string) {
 	if m == nil {
 		s.describeUnknown(p, in, f, name)
@@ -81,9 +81,9 @@ func (s *schemas) describeField(p object, m *smd.Map, in reflect.Type, f reflect
 	}
 }
 
-// describeKnown adds what server-side apply knows of a field.
+// describeKnown adds the merge behavior and default of a field from the server-side apply schema.
 func (s *schemas) describeKnown(p object, f smd.StructField) {
-	if s.v3 && f.Default != nil { // v2 has no defaults
+	if s.v3 && f.Default != nil { // v2 documents have no defaults
 		p["default"] = asJSON(f.Default)
 	}
 	in := f.Type.Inlined
@@ -102,7 +102,8 @@ func (s *schemas) describeKnown(p object, f smd.StructField) {
 	}
 }
 
-// describeUnknown adds how a field is merged of a type that nobody applies: lists, options, and types of other modules.
+// describeUnknown adds the merge behavior and default of a field without a server-side apply
+// schema. Such types are lists, options and types of other modules.
 func (s *schemas) describeUnknown(p object, in reflect.Type, f reflect.StructField, name string) {
 	sort, keys, _ := strings.Cut(fieldMarker(listTypes()[typeName(in)], name), ":")
 	if sort != "" {
@@ -123,7 +124,8 @@ func (s *schemas) describeUnknown(p object, in reflect.Type, f reflect.StructFie
 	}
 }
 
-// fieldMarker returns the value of a field among words like "conditions=map:type"; "" when none exists.
+// fieldMarker returns the value of a field in words like "conditions=map:type", "" if the field
+// does not occur.
 func fieldMarker(words []string, field string) string {
 	for _, w := range words {
 		if name, value, _ := strings.Cut(w, "="); name == field {
@@ -133,7 +135,7 @@ func fieldMarker(words []string, field string) string {
 	return ""
 }
 
-// zeroOf returns the value that a field has when nobody states it; nil when that is no value.
+// zeroOf returns the zero value of a type as its default, nil if it has no default.
 func zeroOf(t reflect.Type) any {
 	switch t.Kind() {
 	case reflect.String:
@@ -150,7 +152,7 @@ func zeroOf(t reflect.Type) any {
 	return nil
 }
 
-// asJSON is a value of YAML as one of JSON.
+// asJSON converts a decoded YAML value to a value that JSON can encode.
 func asJSON(v any) any {
 	m, ok := v.(map[any]any)
 	if !ok {
@@ -163,15 +165,20 @@ func asJSON(v any) any {
 	return out
 }
 
-// markersText has what reflection cannot see, from the comments of Kubernetes' API types. A line has the sort, the type,
-// and the values or fields. The sorts are the values of enumerations (enum), fields that are always written and need not
-// be stated (optional) or the reverse (required), how lists and maps are merged (list, map), defaults (default), and
-// fields without a comment (bare).
+// markersText holds properties of Kubernetes' API types that reflection cannot find, taken from the
+// source comments. Each line has a sort, a type, and its values or fields. The sorts are:
+//   - enum: the values of an enumeration
+//   - optional: optional fields that are always written
+//   - required: required fields that are omitted if empty
+//   - list, map: the merge behavior of fields that are lists or maps
+//   - default: the defaults of fields
+//   - bare: fields without a comment
 //
 //go:embed markers.txt
 var markersText string
 
-// markers are the lines of a sort, by type. The values of enumerations are quoted, and may contain blanks.
+// markers returns the values of all lines of a sort, by type. Values of enumerations are quoted and
+// may contain blanks.
 func markers(sort string) map[string][]string {
 	out := map[string][]string{}
 	for line := range strings.Lines(markersText) {
@@ -207,10 +214,10 @@ var (
 	mapTypes  = sync.OnceValue(func() map[string][]string { return markers("map") })
 )
 
-// typeName is the name of a type in markers.
+// typeName returns the name of a type in markers.txt.
 func typeName(t reflect.Type) string { return t.PkgPath() + "." + t.Name() }
 
-// needed reports whether a field must be stated.
+// needed reports whether a field is required.
 func needed(in reflect.Type, name, options string) bool {
 	if strings.Contains(options, "omitempty") || strings.Contains(options, "omitzero") {
 		return slices.Contains(required()[typeName(in)], name)

@@ -12,13 +12,13 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// topic is what a piece of documents describes: a kind, or a place, which is a path that is no resource.
+// topic is the subject of a piece: a kind, or a place, which is a path that is not a resource.
 type topic struct {
 	kind  *api.Kind
 	place string // "version", "apis", "apis/apps", "apis/apps/v1"; "" for a kind
 }
 
-// name orders topics.
+// name returns a unique name of the topic, by which topics are sorted.
 func (t topic) name() string {
 	if t.kind == nil {
 		return t.place
@@ -26,7 +26,7 @@ func (t topic) name() string {
 	return t.kind.GVK.String() + " " + t.kind.Resource
 }
 
-// root is the v3 document that has the topic.
+// root returns the path of the v3 document that contains the topic.
 func (t topic) root() string {
 	if t.kind == nil {
 		return t.place
@@ -42,8 +42,8 @@ const (
 	issuerPlace  = ".well-known/openid-configuration"
 )
 
-// topicsOf returns all that is described: the kinds of a table, and the places. Groups and versions of custom resources
-// are no places: Kubernetes describes only their resources.
+// topicsOf returns all topics of a table: its kinds and the places. Groups and versions of custom
+// resources are not places, because Kubernetes describes only their resources.
 func topicsOf(t *api.Table) []topic {
 	places := []string{"api", "apis", versionPlace, keysPlace, issuerPlace}
 	out := make([]topic, 0, len(t.Shown())+64)
@@ -74,7 +74,7 @@ func describedBy(t *api.Table, doc string) []topic {
 	return out
 }
 
-// addPlace describes a place.
+// addPlace adds the operation of a place, such as the discovery document of a group.
 func (d *document) addPlace(place string) {
 	core := schema.GroupVersion{Version: "v1"}
 	op := &operation{method: "get", consumes: objectMedia, produces: objectMedia, successes: answered}
