@@ -1,7 +1,7 @@
-// Package openapi serves the OpenAPI v2 and v3 documents of the served kinds. It generates them from
-// Go types by reflection and from the schemas of custom resources. Documents consist of pieces that
-// are generated on first use and stored compressed. Few clients request them, and the uncompressed
-// text has several megabytes.
+// Package openapi serves the OpenAPI v2 and v3 documents of the served kinds. It generates them
+// from Go types by reflection and from the schemas of custom resources. Documents consist of pieces
+// that are generated on first use and stored compressed. Few clients request them, and the
+// uncompressed text has several megabytes.
 package openapi
 
 import (
