@@ -15,19 +15,20 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/endpoints"
 )
 
-// The aggregated form: everything in one document.
+// Group and kind of the aggregated discovery document, which contains all groups.
 const (
 	aggregatedGroup = "apidiscovery.k8s.io"
 	aggregatedKind  = "APIGroupDiscoveryList"
 )
 
-// aggregated is everything below /api or below /apis.
+// aggregated is an aggregated discovery document: all groups below /api or below /apis.
 type aggregated struct {
 	list *apidiscoveryv2.APIGroupDiscoveryList
 	etag string
 }
 
-// aggregate makes the documents that hold everything: core for /api, the rest for /apis.
+// aggregate returns the aggregated documents by path: the core group for /api, all other groups for
+// /apis.
 func aggregate(groups []*group) map[string]aggregated {
 	core, rest := &apidiscoveryv2.APIGroupDiscoveryList{}, &apidiscoveryv2.APIGroupDiscoveryList{}
 	for _, g := range groups {
@@ -49,7 +50,7 @@ func aggregate(groups []*group) map[string]aggregated {
 func tagged(l *apidiscoveryv2.APIGroupDiscoveryList) aggregated {
 	data, err := json.Marshal(l)
 	if err != nil {
-		// Strings and slices of them: it cannot fail.
+		// Lists of strings always encode.
 		panic("discovery: " + err.Error())
 	}
 	return aggregated{l, fmt.Sprintf(`"%X"`, sha512.Sum512(data))}
@@ -86,8 +87,8 @@ func groupVersionKind(k schema.GroupVersionKind) *metav1.GroupVersionKind {
 	return &metav1.GroupVersionKind{Group: k.Group, Version: k.Version, Kind: k.Kind}
 }
 
-// wantsAggregated returns the media type in which the client prefers the aggregated form, and the version of that;
-// false when it prefers the plain one.
+// wantsAggregated returns the media type and version in which the client prefers the aggregated
+// document. ok is false if the client prefers the plain document.
 func wantsAggregated(r *http.Request) (media, version string, ok bool) {
 	for _, c := range endpoints.Accepted(r) {
 		switch {
@@ -107,13 +108,14 @@ func (d *Documents) serveAggregated(w http.ResponseWriter, r *http.Request, a ag
 		w.WriteHeader(http.StatusNotModified)
 		return
 	}
-	// Both versions have the same form.
+	// v2 and v2beta1 have the same fields.
 	list := *a.list
 	list.TypeMeta = metav1.TypeMeta{APIVersion: aggregatedGroup + "/" + version, Kind: aggregatedKind}
 	d.write.DocumentAs(w, r, &list, media, fmt.Sprintf(";g=%s;v=%s;as=%s", aggregatedGroup, version, aggregatedKind))
 }
 
-// storageHash lets clients see whether a kind is stored as before, and with which others.
+// storageHash returns the storageVersionHash of a kind, "" for virtual kinds. Kinds with the same
+// hash share their stored objects.
 func storageHash(k *api.Kind) string {
 	if k.Virtual {
 		return ""

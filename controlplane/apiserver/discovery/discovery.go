@@ -1,5 +1,5 @@
-// Package discovery tells clients what is served: groups, versions, resources
-// and their verbs, one document at a time or all in one.
+// Package discovery serves the discovery documents: groups, versions, resources and their verbs. It
+// serves them as plain and as aggregated documents.
 package discovery
 
 import (
@@ -22,27 +22,27 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/endpoints"
 )
 
-// storedVerbs are those of a kind that is stored, in discovery's order.
+// storedVerbs are the verbs of a stored kind, in the order of discovery documents.
 var storedVerbs = []string{"create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"}
 
-// Documents are the discovery documents of what is served. They are made again when somebody asks after the kinds have
-// changed. Safe for concurrent use.
+// Documents serves the discovery documents of the served kinds. After a change of the kinds, the
+// next request generates them again. It is safe for concurrent use.
 type Documents struct {
 	kinds *api.Kinds
 	write *endpoints.Handler
-	mu    sync.Mutex // of who makes them
+	mu    sync.Mutex // held while documents are generated
 	now   atomic.Pointer[documents]
 
 	merging sync.Mutex
-	merged  *mergedOf // with those of servers in the cluster, as they were asked for last
+	merged  *mergedOf // the last documents that include aggregated API servers; guarded by merging
 }
 
-// New returns the documents of the kinds, which write answers with.
+// New returns the documents of kinds. write encodes the responses.
 func New(kinds *api.Kinds, write *endpoints.Handler) *Documents {
 	return &Documents{kinds: kinds, write: write}
 }
 
-// Serve answers a discovery path; false when the path is none.
+// Serve serves a discovery path. It returns false for other paths.
 func (d *Documents) Serve(w http.ResponseWriter, r *http.Request) bool {
 	return d.serve(w, r, d.current())
 }
@@ -61,7 +61,7 @@ func (d *Documents) current() *documents {
 	return is
 }
 
-// documents are those of one table of kinds, immutable.
+// documents are the discovery documents of one table of kinds. They are immutable.
 type documents struct {
 	table      *api.Table
 	plain      map[string]runtime.Object // by path
@@ -91,7 +91,7 @@ func documentsOf(t *api.Table) *documents {
 	return d
 }
 
-// group is an API group with its versions, best first.
+// group is an API group with its versions, the preferred version first.
 type group struct {
 	name     string
 	versions []*version
@@ -179,7 +179,8 @@ func verbs(k *api.Kind) metav1.Verbs {
 	return storedVerbs
 }
 
-// storageVersionHash is what Kubernetes makes of a stored version, so that its tools find the same.
+// storageVersionHash returns the hash of a stored version, computed as in Kubernetes so that its
+// tools accept it.
 func storageVersionHash(gvk schema.GroupVersionKind) string {
 	sum := sha256.Sum256([]byte(gvk.Group + "/" + gvk.Version + "/" + gvk.Kind))
 	return base64.StdEncoding.EncodeToString(sum[:8])
@@ -194,7 +195,7 @@ func subresources(k *api.Kind) []string {
 	return out
 }
 
-// serve answers a discovery path; false when the path is none.
+// serve serves a discovery path from the given documents. It returns false for other paths.
 func (d *Documents) serve(w http.ResponseWriter, r *http.Request, is *documents) bool {
 	path := strings.TrimSuffix(r.URL.Path, "/")
 	doc, ok := is.plain[path]
@@ -215,7 +216,7 @@ func (d *Documents) serve(w http.ResponseWriter, r *http.Request, is *documents)
 	return true
 }
 
-// addressed says at which address clients find this replica.
+// addressed returns a copy of versions with the address of this replica.
 func addressed(versions *metav1.APIVersions, r *http.Request) *metav1.APIVersions {
 	out := *versions
 	if here, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok {

@@ -13,24 +13,25 @@ import (
 	apiversion "k8s.io/apimachinery/pkg/version"
 )
 
-// Remote is a group version that a server in the cluster has.
+// Remote is a group version that an aggregated API server serves.
 type Remote struct {
 	GV        schema.GroupVersion
-	Resources []metav1.APIResource // as it told of them last: never changed
-	Stale     bool                 // it does not answer now
+	Resources []metav1.APIResource // from the last successful response; never changed
+	Stale     bool                 // the API server does not respond now
 }
 
-// Order is where a group version stands: larger numbers come first.
+// Order is the priority of a group version in discovery. Larger numbers come first.
 type Order struct{ Group, Version int32 }
 
-// Priority is that of a group among the groups.
+// Priority returns the groupPriorityMinimum of a group.
 func Priority(group string) int { return priority(group) }
 
-// BuiltIn says whether a group is Kubernetes' own.
+// BuiltIn reports whether a group is built into Kubernetes.
 func BuiltIn(group string) bool { _, ok := priorities[group]; return ok }
 
-// ServeMerged is Serve with the group versions of servers in the cluster, which take the place of those that are
-// served here. orders are those that APIServices state; where none exists, the order is that of Serve.
+// ServeMerged is Serve with the group versions of aggregated API servers, which replace built-in
+// group versions of the same name. orders are the priorities in APIServices. Groups without a
+// priority have the order of Serve.
 func (d *Documents) ServeMerged(w http.ResponseWriter, r *http.Request, remotes []Remote, orders map[schema.GroupVersion]Order) bool {
 	path := strings.TrimSuffix(r.URL.Path, "/")
 	if path != "/apis" && (!strings.HasPrefix(path, "/apis/") || strings.Count(path, "/") != 2) {
@@ -39,7 +40,7 @@ func (d *Documents) ServeMerged(w http.ResponseWriter, r *http.Request, remotes 
 	return d.serve(w, r, d.mergedWith(remotes, orders))
 }
 
-// mergedOf are merged documents with what they were made of.
+// mergedOf are merged documents and the inputs from which they were generated.
 type mergedOf struct {
 	own     *documents
 	remotes []Remote
@@ -47,7 +48,8 @@ type mergedOf struct {
 	made    *documents
 }
 
-// mergedWith makes the documents anew when something of what they are made of is another.
+// mergedWith returns the documents that include remotes. It generates them again if an input has
+// changed.
 func (d *Documents) mergedWith(remotes []Remote, orders map[schema.GroupVersion]Order) *documents {
 	own := d.current()
 	d.merging.Lock()
@@ -58,13 +60,14 @@ func (d *Documents) mergedWith(remotes []Remote, orders map[schema.GroupVersion]
 	return d.merged.made
 }
 
-// sameRemote compares resources by where they lie: those of an answer are never changed.
+// sameRemote reports whether two remotes are equal. It compares resources by address, because a
+// response is never changed.
 func sameRemote(a, b Remote) bool {
 	return a.GV == b.GV && a.Stale == b.Stale && len(a.Resources) == len(b.Resources) &&
 		(len(a.Resources) == 0 || &a.Resources[0] == &b.Resources[0])
 }
 
-// merged are documents of their own for /apis and the groups below it.
+// merged returns new documents for /apis and the groups below it.
 func merged(own *documents, remotes []Remote, orders map[schema.GroupVersion]Order) *documents {
 	all := combined(own, remotes, orders)
 	out := &documents{plain: make(map[string]runtime.Object, len(all)+1), aggregated: map[string]aggregated{}}
@@ -85,14 +88,14 @@ func merged(own *documents, remotes []Remote, orders map[schema.GroupVersion]Ord
 	return out
 }
 
-// combined is what is served here and there, in order.
+// combined returns the groups of this server and of the aggregated API servers in discovery order.
 func combined(own *documents, remotes []Remote, orders map[schema.GroupVersion]Order) []apidiscoveryv2.APIGroupDiscovery {
 	versions := map[string][]apidiscoveryv2.APIVersionDiscovery{}
 	taken := map[schema.GroupVersion]bool{}
 	for _, rem := range remotes {
 		taken[rem.GV] = true
 		if rem.GV.Group == "" {
-			continue // it is below /api
+			continue // the core group is served below /api
 		}
 		v := apidiscoveryv2.APIVersionDiscovery{Version: rem.GV.Version, Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent, Resources: converted(rem)}
 		if rem.Stale {
@@ -130,7 +133,8 @@ func combined(own *documents, remotes []Remote, orders map[schema.GroupVersion]O
 	return out
 }
 
-// weigh is the largest priority that one of a group's versions states for the group.
+// weigh returns the priority of a group: the largest group priority of its versions' APIServices,
+// or the default.
 func weigh(group string, versions []apidiscoveryv2.APIVersionDiscovery, orders map[schema.GroupVersion]Order) int {
 	most := 0
 	for _, v := range versions {
@@ -142,7 +146,8 @@ func weigh(group string, versions []apidiscoveryv2.APIVersionDiscovery, orders m
 	return most
 }
 
-// converted is a list of resources in the aggregated form: subresources stand below their resource.
+// converted returns the resources of a remote as aggregated discovery. Subresources are listed
+// within their resource.
 func converted(rem Remote) []apidiscoveryv2.APIResourceDiscovery {
 	var out []apidiscoveryv2.APIResourceDiscovery
 	at := map[string]int{}

@@ -2,8 +2,9 @@ package discovery
 
 import "strings"
 
-// priorities order the groups as Kubernetes does, and with them what a client takes for a short name that several groups
-// have. Groups of the same priority go by name.
+// priorities are the priorities of groups, as in Kubernetes. They also decide which resource a
+// client chooses for a short name that several groups use. Groups of the same priority are ordered
+// by name.
 var priorities = map[string]int{
 	"apiregistration.k8s.io":       20000,
 	"":                             18000,
@@ -28,10 +29,11 @@ var priorities = map[string]int{
 	"internal.apiserver.k8s.io":    16000,
 	"resource.k8s.io":              15900,
 	"storagemigration.k8s.io":      15800,
-	"metrics.k8s.io":               100, // as metrics-server asks for
+	"metrics.k8s.io":               100, // the priority in metrics-server's APIService
 }
 
-// customPriority is that of groups of custom resources, which come behind all that Kubernetes has itself.
+// customPriority is the priority of groups of custom resources, which come after the groups of
+// Kubernetes.
 const customPriority = 1000
 
 func priority(group string) int {
@@ -41,7 +43,7 @@ func priority(group string) int {
 	return customPriority
 }
 
-// compareGroups orders groups, those of the highest priority first.
+// compareGroups compares groups by descending priority, then by name.
 func compareGroups(a, b string) int {
 	if pa, pb := priority(a), priority(b); pa != pb {
 		return pb - pa
