@@ -1,9 +1,11 @@
-// Package aggregation serves versions of groups that servers in the cluster have: an APIService names the Service.
-// Requests are handed on under the name of their user, which a certificate of the cluster's front proxy CA vouches
-// for. What those servers say of themselves is merged into discovery and OpenAPI, bounded, from what was heard last.
+// Package aggregation implements the API aggregation layer. It proxies requests for a group version
+// to the API server behind the Service of an APIService. The user of a request is passed in
+// headers, which the front-proxy client certificate authenticates. Discovery and OpenAPI documents
+// of these servers are merged into those of this server. They are limited in size, and the last
+// successful response is used.
 //
-// Which version is whose follows from the APIService objects alone, as this replica's cache has them: one with a
-// Service takes its group version away from built-in and custom kinds.
+// The APIService objects in this replica's cache alone determine the server of a group version. An
+// APIService with a Service takes precedence over built-in and custom kinds.
 package aggregation
 
 import (
@@ -28,57 +30,60 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/openapi"
 )
 
-// Config is what a Layer is made of.
+// Config holds the dependencies of a Layer.
 type Config struct {
-	// Cached returns an APIService of this replica's cache, and all of them.
+	// Cached returns an APIService from this replica's cache. All returns all of them.
 	Cached func(ctx context.Context, name string) (*apiregistrationv1.APIService, bool)
 	All    func(ctx context.Context) []*apiregistrationv1.APIService
 	Dialer *dialer.Dialer
-	// Certificate is by which servers know this API; nil shows none.
+	// Certificate returns the front-proxy client certificate; nil = no certificate is presented.
 	Certificate func(*tls.CertificateRequestInfo) (*tls.Certificate, error)
 	Clock       func() time.Time
 }
 
-// Layer hands requests on. Nothing runs and nothing is made while there are no APIServices with a Service.
+// Layer proxies requests to aggregated API servers and caches their documents. Without APIServices
+// that reference a Service, it starts no goroutines.
 type Layer struct {
 	cfg Config
 
 	mu      sync.Mutex
 	remotes map[string]*remote // by name of the APIService
-	kept    int64              // bytes of discovery documents
+	kept    int64              // total bytes of the cached discovery documents
 
-	sound, doubtful asker // of servers that are held available, and of the others
+	sound, doubtful asker // queues of requests to servers that are available, and to all others
 
-	parsing sync.Mutex // of OpenAPI v2 documents, which take many times their size: one at a time
+	parsing sync.Mutex // held while an OpenAPI v2 document is parsed, because this takes many times its size in memory
 }
 
-// New returns a layer.
+// New returns a Layer. It starts nothing.
 func New(cfg Config) *Layer {
 	l := &Layer{cfg: cfg, remotes: make(map[string]*remote)}
 	l.sound.places, l.doubtful.places = maxAsking, maxAsking
 	return l
 }
 
-// remote is the server of one group version, as one version of its APIService describes it.
+// remote is the API server of one APIService, with its connections and cached documents. It is
+// replaced if the server in the spec of the APIService changes.
 type remote struct {
 	name string
 	spec apiregistrationv1.APIServiceSpec
 	base url.URL // https://SERVICE.NAMESPACE.svc
 
-	many *http.Transport // HTTP/2 where the server has it
+	many *http.Transport // HTTP/2 if the server supports it
 	one  *http.Transport // HTTP/1.1, for upgrades
-	err  error           // why none exist
+	err  error           // why the transports could not be created
 
-	kept int64 // bytes of the discovery document; the layer's mu guards it
+	kept int64 // bytes of the cached discovery document; guarded by the layer's mu
 
-	mu        sync.Mutex // of what was heard
+	mu        sync.Mutex // guards the cached responses
 	discovery heard[*resources]
 	index     heard[map[string]string]
 	swagger   heard[*openapi.Part]
 }
 
-// Lookup returns the server that a path belongs to; false for what is served here. It looks at /apis/GROUP/VERSION and
-// everything below, and at /api/v1 when a Service has that.
+// Lookup returns the API server of a path, or false if the path is served here. It handles
+// /apis/GROUP/VERSION and all paths below, and /api/VERSION if an APIService of the core group
+// references a Service.
 func (l *Layer) Lookup(ctx context.Context, path string) (*remote, bool) {
 	gv, ok := versionOf(path)
 	if !ok {
@@ -91,7 +96,7 @@ func (l *Layer) Lookup(ctx context.Context, path string) (*remote, bool) {
 	return l.remote(s), true
 }
 
-// versionOf is the group version that a path is in.
+// versionOf returns the group version of a path, or false if the path has none.
 func versionOf(path string) (schema.GroupVersion, bool) {
 	parts := strings.SplitN(strings.TrimPrefix(path, "/"), "/", 4)
 	switch {
@@ -103,7 +108,8 @@ func versionOf(path string) (schema.GroupVersion, bool) {
 	return schema.GroupVersion{}, false
 }
 
-// remote returns the server of an APIService, made anew when that has changed in what matters.
+// remote returns the API server of an APIService. It creates a new one if the Service, port or TLS
+// settings have changed.
 func (l *Layer) remote(s *apiregistrationv1.APIService) *remote {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -165,21 +171,22 @@ func (r *remote) close() {
 	}
 }
 
-// letGo forgets a server. The caller holds mu.
+// letGo releases the connections and the cached bytes of an API server. The caller holds mu.
 func (l *Layer) letGo(r *remote) {
 	l.kept -= r.kept
 	r.kept = 0
 	r.close()
 }
 
-// has says whether a server is still that of its APIService.
+// has reports whether r is still the API server of its APIService.
 func (l *Layer) has(r *remote) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.remotes[r.name] == r
 }
 
-// Remotes are the servers of all APIServices with a Service; those that have gone are let go.
+// Remotes returns the API servers of all APIServices with a Service. It removes the API servers of
+// deleted APIServices.
 func (l *Layer) Remotes(ctx context.Context) []*remote {
 	var out []*remote
 	there := map[string]bool{}
@@ -204,7 +211,7 @@ func (r *remote) gv() schema.GroupVersion {
 	return schema.GroupVersion{Group: r.spec.Group, Version: r.spec.Version}
 }
 
-// path is that of the group version's discovery.
+// path returns the discovery path of the group version.
 func (r *remote) path() string {
 	if r.spec.Group == "" {
 		return "/api/" + r.spec.Version
@@ -212,10 +219,11 @@ func (r *remote) path() string {
 	return "/apis/" + r.spec.Group + "/" + r.spec.Version
 }
 
-// errUnavailable is how Kubernetes says that a server cannot be asked.
+// errUnavailable is Kubernetes' error for an API server that cannot be reached.
 var errUnavailable = errors.New("service unavailable")
 
-// Serve hands a request of the user on.
+// Serve proxies a request of user u to the API server r. It responds 503 if the server is
+// unavailable.
 func (l *Layer) Serve(w http.ResponseWriter, req *http.Request, r *remote, u api.User) {
 	if r.err != nil {
 		http.Error(w, r.err.Error(), http.StatusInternalServerError)
@@ -239,7 +247,7 @@ func (l *Layer) Serve(w http.ResponseWriter, req *http.Request, r *remote, u api
 	}.ServeHTTP(w, req)
 }
 
-// unanswered tells that there is no answer, and not more of why than a stranger may know.
+// unanswered writes the error response for a proxied request that failed.
 func unanswered(w http.ResponseWriter, err error) {
 	switch {
 	case errors.Is(err, forward.ErrNoUpgrade):
@@ -253,10 +261,11 @@ func unanswered(w http.ResponseWriter, err error) {
 	}
 }
 
-// errRedirected is of an answer that would send clients with their credentials elsewhere.
+// errRedirected reports a redirect to another host, which would receive the client's credentials.
 var errRedirected = errors.New("the backend attempted to redirect this request, which is not permitted")
 
-// answer refuses redirections to other places, and takes out what this API says itself.
+// answer checks and changes the response of an API server. A redirect to another host is an error.
+// It removes headers that this server sets itself.
 func answer(resp *http.Response) error {
 	if resp.StatusCode >= 300 && resp.StatusCode < 400 && resp.StatusCode != http.StatusNotModified {
 		if u, err := resp.Location(); err == nil && u.Host != resp.Request.URL.Host {
@@ -271,7 +280,8 @@ func answer(resp *http.Response) error {
 	return nil
 }
 
-// identify says whom a request is from, by the headers that ConfigMap extension-apiserver-authentication names.
+// identify sets the headers with the user of a request. Their names are those in ConfigMap
+// extension-apiserver-authentication.
 func identify(h http.Header, u api.User) {
 	h.Set("X-Remote-User", u.Name)
 	if u.UID != "" {
@@ -287,7 +297,8 @@ func identify(h http.Header, u api.User) {
 	}
 }
 
-// escapeKey writes a key of extra so that it is a header's name: bytes that are none of a name become %XX.
+// escapeKey returns a key of the user's extra fields as part of a header name: other bytes become
+// %XX.
 func escapeKey(key string) string {
 	var b strings.Builder
 	for i := range len(key) {

@@ -13,10 +13,13 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/dialer"
 )
 
-// attempts is how often a server that fails is asked before it is held unavailable: another endpoint may answer.
+// attempts is how many requests must fail before a server is unavailable. They may reach different
+// endpoints.
 const attempts = 5
 
-// Check finds out whether the server of an APIService is available, as its condition says it.
+// Check checks whether the API server of an APIService is available and returns its Available
+// condition. It reads the Service and EndpointSlices from cluster and requests the discovery
+// document.
 func (l *Layer) Check(ctx context.Context, cluster dialer.Cluster, s *apiregistrationv1.APIService) apiregistrationv1.APIServiceCondition {
 	c := apiregistrationv1.APIServiceCondition{Type: apiregistrationv1.Available, LastTransitionTime: metav1.NewTime(l.cfg.Clock())}
 	c.Status, c.Reason, c.Message = apiregistrationv1.ConditionFalse, "", ""
@@ -31,7 +34,8 @@ func (l *Layer) Check(ctx context.Context, cluster dialer.Cluster, s *apiregistr
 	return c
 }
 
-// missing says what the Service lacks that a request could go to.
+// missing returns the reason and message why the Service cannot receive requests: it, its port or
+// ready endpoints are missing. Both are "" if nothing is missing.
 func missing(ctx context.Context, cluster dialer.Cluster, spec *apiregistrationv1.APIServiceSpec) (reason, message string) {
 	namespace, name := spec.Service.Namespace, spec.Service.Name
 	o, _ := cluster.Get(ctx, "services", namespace, name)
@@ -84,8 +88,9 @@ func serves(es *discoveryv1.EndpointSlice, portName string) bool {
 	return false
 }
 
-// reach asks the server for its discovery document: once, and several times at once when that failed or takes long.
-// All of it has one time.
+// reach requests the discovery document. If the first request fails or exceeds hedge, it sends the
+// remaining attempts concurrently. It returns nil at the first success. All attempts share the time
+// limit askTime.
 func (l *Layer) reach(ctx context.Context, r *remote) error {
 	if r.err != nil {
 		return r.err
@@ -112,7 +117,8 @@ func (l *Layer) reach(ctx context.Context, r *remote) error {
 	}
 }
 
-// hedge is when a first question is held to take long: another endpoint may be quick.
+// hedge is how long the first request may take before further requests are sent, which may reach a
+// faster endpoint.
 const hedge = time.Second
 
 func ask(ctx context.Context, r *remote) error {
@@ -123,7 +129,8 @@ func ask(ctx context.Context, r *remote) error {
 	return err
 }
 
-// SetCondition returns the conditions with c in the place of the one of its type; false when nothing but the time differs.
+// SetCondition returns all with the condition c in place of the condition of the same type. The second
+// result is false if only the time differs, or only the message of a failed discovery check.
 func SetCondition(all []apiregistrationv1.APIServiceCondition, c apiregistrationv1.APIServiceCondition) ([]apiregistrationv1.APIServiceCondition, bool) {
 	out := append([]apiregistrationv1.APIServiceCondition(nil), all...)
 	for i := range out {
@@ -134,7 +141,7 @@ func SetCondition(all []apiregistrationv1.APIServiceCondition, c apiregistration
 			c.LastTransitionTime = out[i].LastTransitionTime
 		}
 		changed := out[i].Status != c.Status || out[i].Reason != c.Reason
-		if c.Reason != "FailedDiscoveryCheck" { // whose words name ports and endpoints that are others each time
+		if c.Reason != "FailedDiscoveryCheck" { // these messages contain ports and endpoints that differ at each check
 			changed = changed || out[i].Message != c.Message
 		}
 		out[i] = c
@@ -143,15 +150,16 @@ func SetCondition(all []apiregistrationv1.APIServiceCondition, c apiregistration
 	return append(out, c), true
 }
 
-// When a server is looked at again of which nothing changed in the API: one that fails soon at first, for it may have
-// just begun, and ever less often as it goes on.
+// Intervals between availability checks. After a failure, the next check follows soon because the
+// server may just be starting. The interval doubles with each further failure.
 const (
 	period    = 30 * time.Second
 	minPeriod = 250 * time.Millisecond
 	maxPeriod = 2 * time.Minute
 )
 
-// Again is when a server is looked at again that has failed so many times in a row since it was last heard of.
+// Again returns the time until the next check. failures is the number of failed checks in a row
+// since the last change of the APIService or its Service.
 func Again(failures int) time.Duration {
 	if failures == 0 {
 		return period

@@ -17,22 +17,24 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/discovery"
 )
 
-// What is asked of a server on this API's own behalf.
+// Limits of this server's own requests to API servers: time, and bytes of documents.
 const (
 	askTime      = 5 * time.Second
 	maxDiscovery = 2 << 20
-	maxKept      = 32 << 20 // of all discovery documents together, as they were sent
+	maxKept      = 32 << 20 // of all cached discovery documents, as received
 	maxIndex     = 1 << 20
 	maxResources = 2000 // of one group version
 )
 
-// itself is as whom servers are asked whether they are there: nobody may be kept from being found available by rules.
+// itself is the user of availability checks. It is an administrator, so that no RBAC rule makes a
+// server look unavailable.
 var itself = api.User{Name: "system:kube-aggregator", Groups: []string{api.GroupMasters}}
 
-// reader is as whom documents are read that all may read who have authenticated.
+// reader is the user of requests for documents that every authenticated user may read.
 var reader = api.User{Name: "system:aggregator", Groups: []string{api.GroupAuthenticated}}
 
-// get asks the server for a document of at most limit bytes.
+// get requests a document as user u and returns at most limit bytes. A longer document is an error.
+// With limit 0, it checks the status code only.
 func (r *remote) get(ctx context.Context, path, accept string, u api.User, limit int64) ([]byte, error) {
 	if r.err != nil {
 		return nil, r.err
@@ -50,7 +52,7 @@ func (r *remote) get(ctx context.Context, path, accept string, u api.User, limit
 		return nil, fmt.Errorf("failing or missing response from %s: %w", target.String(), err)
 	}
 	defer resp.Body.Close()
-	if ctx.Err() != nil { // what is heard now the server may have said because it saw its time end
+	if ctx.Err() != nil { // the server may have responded because its own deadline expired
 		return nil, fmt.Errorf("failing or missing response from %s: %w", target.String(), context.Cause(ctx))
 	}
 	if resp.StatusCode < 200 || resp.StatusCode >= 300 {
@@ -69,7 +71,8 @@ func (r *remote) get(ctx context.Context, path, accept string, u api.User, limit
 	return data, nil
 }
 
-// available is this replica's own view: what the leader found, or, where that is no, what it sees itself.
+// available reports whether the server is available: according to the Available condition, or else
+// according to this replica's own last request.
 func (l *Layer) available(ctx context.Context, r *remote) bool {
 	s, ok := l.cfg.Cached(ctx, r.name)
 	if !ok || isAvailable(s) {
@@ -87,13 +90,13 @@ func isAvailable(s *apiregistrationv1.APIService) bool {
 	return false
 }
 
-// resources is what a server says of its group version.
+// resources are the resources in a server's discovery document.
 type resources struct {
 	list []metav1.APIResource
 	size int64 // of the document
 }
 
-// readResources asks the server what it has.
+// readResources returns a function that requests and parses the discovery document.
 func (l *Layer) readResources(r *remote) func(context.Context) (*resources, error) {
 	return func(ctx context.Context) (*resources, error) {
 		data, err := r.get(ctx, r.path(), "application/json", itself, maxDiscovery)
@@ -114,8 +117,8 @@ func (l *Layer) readResources(r *remote) func(context.Context) (*resources, erro
 	}
 }
 
-// keep counts a document of size bytes in the place of the one that was kept of the server; false when all of them
-// would be too large.
+// keep reserves size bytes for the server's discovery document, in place of its previous document.
+// It returns false if the total would exceed maxKept.
 func (l *Layer) keep(r *remote, size int64) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -126,13 +129,14 @@ func (l *Layer) keep(r *remote, size int64) bool {
 	return true
 }
 
-// Discover is what the servers in the cluster say of themselves, those that do not answer by what they said last.
+// Discover returns the resources of all aggregated group versions. For a server that does not
+// respond, it returns the last known resources and marks them stale.
 func (l *Layer) Discover(ctx context.Context) []discovery.Remote {
 	remotes := l.Remotes(ctx)
 	out := make([]discovery.Remote, len(remotes))
 	l.settle(ctx, remotes, func(i int, r *remote, s *apiregistrationv1.APIService) <-chan struct{} {
 		is := look(l, r, &r.discovery, s, l.readResources(r))
-		// The leader's word counts until this replica has heard otherwise since.
+		// A condition that is not True counts until this replica has received a response since.
 		out[i] = discovery.Remote{GV: r.gv(), Stale: !is.current || !isAvailable(s) && is.version != s.ResourceVersion}
 		if is.good {
 			out[i].Resources = is.value.list
@@ -142,8 +146,9 @@ func (l *Layer) Discover(ctx context.Context) []discovery.Remote {
 	return out
 }
 
-// Index is where the OpenAPI v3 documents of the servers in the cluster stand, by "apis/GROUP/VERSION"; those that do
-// not answer have none. What a server says of versions that are not its own is passed over.
+// Index returns the URLs of the aggregated OpenAPI v3 documents by "apis/GROUP/VERSION". Servers
+// that do not respond are omitted. A server's entries for group versions of other servers are
+// ignored.
 func (l *Layer) Index(ctx context.Context) map[string]string {
 	remotes := l.Remotes(ctx)
 	out := make(map[string]string, len(remotes))
@@ -163,7 +168,8 @@ func (l *Layer) Index(ctx context.Context) map[string]string {
 	return out
 }
 
-// readIndex asks for the index, of which the hash is kept that tells one document from the next.
+// readIndex requests the server's OpenAPI v3 index. It returns the URL of the document of the
+// server's group version, with the hash in its query.
 func (r *remote) readIndex(ctx context.Context) (map[string]string, error) {
 	data, err := r.get(ctx, openAPI, "application/json", reader, maxIndex)
 	if err != nil {
@@ -194,7 +200,8 @@ const (
 	maxQuery = 512
 )
 
-// Document returns the server whose OpenAPI v3 document a path names.
+// Document returns the API server for the path of an OpenAPI v3 document, or false if no API server
+// has it.
 func (l *Layer) Document(ctx context.Context, path string) (*remote, bool) {
 	where, ok := strings.CutPrefix(path, openAPI+"/")
 	if !ok || strings.Count(where, "/") > 2 {

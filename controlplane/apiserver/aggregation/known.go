@@ -8,42 +8,44 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 )
 
-// How long answers are taken for true, and how many questions are under way.
+// Lifetimes of cached responses, and limits of the requests in progress.
 const (
 	keepGood   = 30 * time.Second
-	usable     = 2 * time.Minute // an older answer is told while the next one comes
-	keepBad    = 3 * time.Second // a failure; each further one in a row twice as long
+	usable     = 2 * time.Minute // an older response is used while a new request runs
+	keepBad    = 3 * time.Second // lifetime of a failure; doubled for each further failure in a row
 	keepBadMax = time.Minute
-	patience   = 500 * time.Millisecond // who wants a document waits so long for servers that were never asked
-	maxAsking  = 16                     // at once, of those that are held available and of the others each
+	patience   = 500 * time.Millisecond // how long a document waits for servers without a cached response
+	maxAsking  = 16                     // concurrent requests; applies separately to available servers and to all others
 )
 
-// heard is what a server answered last. The remote's mu guards it.
+// heard is the cached response of one document. The remote's mu guards it.
 type heard[T any] struct {
-	value   T // of the last good answer
+	value   T // of the last successful response
 	good    bool
-	err     error // of the last answer
+	err     error // of the last response
 	at      time.Time
-	until   time.Time // when it is asked for again
-	failed  int       // answers in a row that were failures
-	version string    // of the APIService when the last answer's question was put
-	began   time.Time // of the question that is under way
+	until   time.Time // when the response expires
+	failed  int       // failed requests in a row
+	version string    // resourceVersion of the APIService at the start of the last finished request
+	began   time.Time // start of the running request
 	busy    chan struct{}
 }
 
-// view is what is known of a question without asking.
+// view is the cached state of a document.
 type view[T any] struct {
 	value   T
-	good    bool // there is a value
-	current bool // and the last answer was no failure
+	good    bool // value is set
+	current bool // and the last request did not fail
 	version string
-	// under is closed at the end of the question that is under way; soon is the same where it is worth waiting for: a
-	// server that nobody knows yet, or that has just become available, answers within patience, or has had its chance.
+	// under is closed when the running request ends; nil if no request runs. soon equals under if
+	// waiting is worthwhile, else it is nil. This is the case if a new or recently recovered server
+	// has no usable response and the request has run for less than patience.
 	under, soon <-chan struct{}
 }
 
-// look says what is known, and has the question put again when that is too old: once at a time, whoever wants to know.
-// A change of the APIService makes every answer old at once, for that is how the leader tells what it found.
+// look returns the cached response, and starts a request if it has expired. At most one request per
+// document runs at a time. A change of the APIService expires all responses, because it may contain
+// the leader's check result.
 func look[T any](l *Layer, r *remote, h *heard[T], s *apiregistrationv1.APIService, ask func(context.Context) (T, error)) view[T] {
 	version := s.ResourceVersion
 	r.mu.Lock()
@@ -58,7 +60,7 @@ func look[T any](l *Layer, r *remote, h *heard[T], s *apiregistrationv1.APIServi
 		through.enter(func() { put(l, r, h, version, ask) })
 	}
 	v := view[T]{value: h.value, good: h.good, current: h.good && h.err == nil, version: h.version, under: h.busy}
-	// One that failed and has been found available since is as one that was never asked.
+	// a failed server that has recovered counts as new
 	fresh := h.failed == 0 || h.version != version && isAvailable(s)
 	if h.busy != nil && fresh && (!h.good || now.After(h.at.Add(usable))) && now.Before(h.began.Add(patience)) {
 		v.soon = h.busy
@@ -66,13 +68,13 @@ func look[T any](l *Layer, r *remote, h *heard[T], s *apiregistrationv1.APIServi
 	return v
 }
 
-// put puts a question and keeps what comes of it.
+// put sends the request and stores its result.
 func put[T any](l *Layer, r *remote, h *heard[T], version string, ask func(context.Context) (T, error)) {
 	ctx, cancel := context.WithTimeout(context.Background(), askTime)
 	defer cancel()
 	var got T
 	err := errUnavailable
-	if l.has(r) { // its turn may have come late
+	if l.has(r) { // the server may have been replaced while the request was queued
 		got, err = ask(ctx)
 	}
 	r.mu.Lock()
@@ -89,8 +91,8 @@ func put[T any](l *Layer, r *remote, h *heard[T], version string, ask func(conte
 	h.busy = nil
 }
 
-// known is what is known after the question that is under way, if one is, has been answered: for a request that cannot
-// go on without.
+// known is look, but it waits for a running request if the cached response is not current. It is
+// for requests that require a response.
 func known[T any](ctx context.Context, l *Layer, r *remote, h *heard[T], s *apiregistrationv1.APIService, ask func(context.Context) (T, error)) view[T] {
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
@@ -106,7 +108,8 @@ func known[T any](ctx context.Context, l *Layer, r *remote, h *heard[T], s *apir
 	}
 }
 
-// settle looks at all servers, and again as long as there are answers to wait for, patience at most in all.
+// settle calls look for all servers, and again after the requests that are worth waiting for. It
+// waits at most patience in total.
 func (l *Layer) settle(ctx context.Context, remotes []*remote, look func(int, *remote, *apiregistrationv1.APIService) <-chan struct{}) {
 	t := time.NewTimer(patience)
 	defer t.Stop()
@@ -115,7 +118,7 @@ func (l *Layer) settle(ctx context.Context, remotes []*remote, look func(int, *r
 		for i, r := range remotes {
 			s, ok := l.cfg.Cached(ctx, r.name)
 			if !ok {
-				s = &apiregistrationv1.APIService{} // it has gone just now
+				s = &apiregistrationv1.APIService{} // the APIService was just deleted
 			}
 			if c := look(i, r, s); c != nil {
 				soon = append(soon, c)
@@ -134,7 +137,8 @@ func (l *Layer) settle(ctx context.Context, remotes []*remote, look func(int, *r
 	}
 }
 
-// asker puts questions in their order, some at once. Who waits takes no goroutine.
+// asker runs at most places functions at once and queues further ones in order. Queued functions
+// need no goroutine.
 type asker struct {
 	places int
 

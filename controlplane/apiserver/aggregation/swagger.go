@@ -8,14 +8,15 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/openapi"
 )
 
-// The bounds of OpenAPI v2 documents: of one as a server sends it, and of what is kept of all.
+// Limits of OpenAPI v2 documents in bytes: of one document as received, and of all cached parts.
 const (
 	maxSwagger  = 4 << 20
 	maxSwaggers = 16 << 20
 )
 
-// Swagger is what the servers in the cluster say of their group versions in OpenAPI v2, in the order of their names:
-// those that do not answer by what they said last, those that say nothing readable not at all.
+// Swagger returns the parts of the aggregated API servers' OpenAPI v2 documents, in the order of
+// the APIServices. For a server that does not respond, it returns the last known part. Servers
+// without a valid document are omitted.
 func (l *Layer) Swagger(ctx context.Context) []*openapi.Part {
 	remotes := l.Remotes(ctx)
 	heard := make([]*openapi.Part, len(remotes))
