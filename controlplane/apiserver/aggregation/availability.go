@@ -129,8 +129,8 @@ func ask(ctx context.Context, r *remote) error {
 	return err
 }
 
-// SetCondition returns all with the condition c in place of the condition of the same type. The second
-// result is false if only the time differs, or only the message of a failed discovery check.
+// SetCondition returns all with the condition c in place of the condition of the same type. The
+// second result is false if only the time differs, or only the message of a failed discovery check.
 func SetCondition(all []apiregistrationv1.APIServiceCondition, c apiregistrationv1.APIServiceCondition) ([]apiregistrationv1.APIServiceCondition, bool) {
 	out := append([]apiregistrationv1.APIServiceCondition(nil), all...)
 	for i := range out {
