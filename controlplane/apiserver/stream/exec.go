@@ -19,31 +19,32 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// wanted says which streams an exec asks for.
+// wanted is the set of streams that an exec or attach request uses.
 type wanted struct{ stdin, stdout, stderr, tty bool }
 
-// session is the client's end of an exec, by whichever protocol.
+// session is the client side of an exec or attach session, over SPDY or a WebSocket.
 type session struct {
 	stdin  io.Reader
 	stdout io.Writer
 	stderr io.Writer
-	resize io.Reader // JSON values of TermSize; nil when there is no terminal
-	// report tells the client how it ended.
+	resize io.Reader // JSON values of TermSize; nil without a terminal
+	// report sends the final status of the session to the client.
 	report func(s metav1.Status)
-	// gone is closed when the client has left.
+	// gone is closed when the client has disconnected.
 	gone  <-chan struct{}
 	close func()
 }
 
-// The time in which a client must open all the streams that it announced.
+// openStreams is the time in which a client must open all streams of its request.
 const openStreams = 30 * time.Second
 
-// exec runs a command in a container, or attaches to its process. Errors before the upgrade are refusals.
+// exec runs a command in a container, or attaches to its process. An error is returned only before
+// the connection is upgraded; later errors are reported to the client as the final status.
 func (s *Server) exec(w http.ResponseWriter, r *http.Request, pod *corev1.Pod, want wanted, er api.ExecRequest) error {
 	attach := er.Attach
 	er.PodUID, er.Namespace, er.Pod, er.TTY = pod.UID, pod.Namespace, pod.Name, want.tty
 	if want.tty {
-		want.stderr = false // a terminal has one output
+		want.stderr = false // a terminal has a single output stream
 	}
 	var err error
 	if er.Container, err = container(pod, er.Container); err != nil {
@@ -67,7 +68,7 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request, pod *corev1.Pod, w
 	}
 	if err != nil {
 		s.Log.Debug("exec was not begun", "pod", pod.Namespace+"/"+pod.Name, "err", err)
-		return nil // the protocol has told the client
+		return nil // the client has received an error response
 	}
 	defer ses.close()
 	ctx, cancel := context.WithCancel(r.Context())
@@ -108,7 +109,7 @@ func pumpSizes(ctx context.Context, from io.Reader, to chan<- api.TermSize) {
 	}
 }
 
-// outcome is the Status that ends an exec.
+// outcome returns the final Status of an exec session that ended with err.
 func outcome(err error) metav1.Status {
 	var exit *api.ExitError
 	switch {

@@ -9,22 +9,24 @@ import (
 	"net/http"
 )
 
-// maxControlFrame bounds a frame of SPDY that is no data. A stream is opened with a few words, and headers are
-// compressed: a thousand times of this is unpacked at most.
+// maxControlFrame limits the size of a SPDY control frame in bytes. Opening a stream needs only a
+// few bytes. Headers are compressed, and decompression multiplies their size by at most a thousand.
 const maxControlFrame = 2 << 10
 
-// frameHead is the length of what every frame of SPDY begins with.
+// frameHead is the length of the header of each SPDY frame.
 const frameHead = 8
 
-// framed reads frames of SPDY and refuses control frames that are too large, before they are unpacked.
+// framed reads SPDY frames and fails at a control frame larger than maxControlFrame, before it is
+// decompressed.
 type framed struct {
 	from io.Reader
 	head [frameHead]byte
-	have int    // of head
-	left uint32 // of the frame's payload
+	have int    // bytes of head that have been read
+	left uint32 // remaining bytes of the frame's payload
 }
 
-// Read is io.Reader.
+// Read reads frames. It returns an error after a control frame that is too large. It implements
+// io.Reader.
 func (f *framed) Read(p []byte) (int, error) {
 	n, err := f.from.Read(p)
 	if e := f.follow(p[:n]); e != nil {
@@ -33,7 +35,7 @@ func (f *framed) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// follow keeps track of where frames begin.
+// follow tracks the frame boundaries in data.
 func (f *framed) follow(data []byte) error {
 	for len(data) > 0 {
 		if f.left > 0 {
@@ -56,7 +58,7 @@ func (f *framed) follow(data []byte) error {
 	return nil
 }
 
-// framedConn is a connection on which a client speaks SPDY.
+// framedConn is a SPDY connection with limited control frames.
 type framedConn struct {
 	net.Conn
 	frames framed
@@ -64,13 +66,14 @@ type framedConn struct {
 
 func newFramedConn(c net.Conn) net.Conn { return &framedConn{c, framed{from: c}} }
 
-// Read is net.Conn.
+// Read reads from the connection with limited control frames. It implements net.Conn.
 func (c *framedConn) Read(p []byte) (int, error) { return c.frames.Read(p) }
 
-// framedWriter hands out a connection on which frames are followed.
+// framedWriter is a ResponseWriter whose hijacked connection has limited control frames.
 type framedWriter struct{ http.ResponseWriter }
 
-// Hijack is http.Hijacker.
+// Hijack takes over the connection. The returned reader limits control frames. It implements
+// http.Hijacker.
 func (w framedWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, buffered, err := http.NewResponseController(w.ResponseWriter).Hijack()
 	if err != nil {

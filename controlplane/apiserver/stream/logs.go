@@ -18,10 +18,10 @@ import (
 	"keelson.dev/keelson/controlplane/api/fields"
 )
 
-// silence is how long a log may say nothing before the client is told that it is on.
+// silence is how long a log may be empty before the response headers are sent to the client.
 const silence = 300 * time.Millisecond
 
-// logs streams a container's log as text. An error that comes before the first byte is a refusal.
+// logs streams a container's log as text. It returns an error only if no byte of the log was sent.
 func (s *Server) logs(w http.ResponseWriter, r *http.Request, pod *corev1.Pod) error {
 	lr, err := logRequest(r.URL.Query(), time.Now())
 	if err != nil {
@@ -44,7 +44,8 @@ func (s *Server) logs(w http.ResponseWriter, r *http.Request, pod *corev1.Pod) e
 	return s.copyLog(out, body, func(err error) error { return s.noLog(pod, lr, err) })
 }
 
-// noLog says why there is no log: because the container has not begun, if that is why.
+// noLog returns the error for a log that cannot be read. If the container has not started, the
+// error contains its waiting reason.
 func (s *Server) noLog(pod *corev1.Pod, lr api.LogRequest, err error) error {
 	if lr.Previous {
 		return apierrors.NewBadRequest(fmt.Sprintf("previous terminated container %q in pod %q not found: %v", lr.Container, pod.Name, err))
@@ -60,7 +61,8 @@ type chunk struct {
 	err  error
 }
 
-// copyLog copies what arrives. refuse words an error before the first byte.
+// copyLog copies body to out as data arrives. refuse converts an error before the first byte to the
+// error response.
 func (s *Server) copyLog(out logSink, body io.Reader, refuse func(error) error) error {
 	chunks := make(chan chunk)
 	done := make(chan struct{})
@@ -99,7 +101,7 @@ func (s *Server) copyLog(out logSink, body io.Reader, refuse func(error) error) 
 				return refuse(c.err)
 			}
 			if begun = true; out.begin() != nil {
-				return nil // the client has left
+				return nil // the client has disconnected
 			}
 			if failed {
 				c.data = fmt.Appendf(c.data, "error reading the log: %v\n", c.err)
@@ -111,7 +113,7 @@ func (s *Server) copyLog(out logSink, body io.Reader, refuse func(error) error) 
 	}
 }
 
-// streamOf judges which of a container's outputs is asked for.
+// streamOf validates the stream parameter of a log request: all, stdout or stderr.
 func streamOf(which string) field.ErrorList {
 	switch which {
 	case "":
@@ -124,7 +126,7 @@ func streamOf(which string) field.ErrorList {
 	return field.ErrorList{field.NotSupported(field.NewPath("stream"), which, []string{corev1.LogStreamAll})}
 }
 
-// logRequest reads PodLogOptions from the query.
+// logRequest decodes PodLogOptions from the query. now is the base of sinceSeconds.
 func logRequest(q url.Values, now time.Time) (api.LogRequest, error) {
 	lr := api.LogRequest{Container: q.Get("container")}
 	var errs field.ErrorList

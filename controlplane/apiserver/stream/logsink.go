@@ -9,14 +9,14 @@ import (
 	"github.com/gorilla/websocket"
 )
 
-// logSink is where a log goes.
+// logSink writes a log to the client, as a response body or over a WebSocket.
 type logSink interface {
-	begin() error // tells the client that there is a log; again is a no-op
+	begin() error // sends the response headers; further calls do nothing
 	write(data []byte) error
 	end()
 }
 
-// textLog is a log as the body of an answer.
+// textLog writes a log as the body of a response.
 type textLog struct {
 	w     http.ResponseWriter
 	begun bool
@@ -41,18 +41,18 @@ func (t *textLog) write(data []byte) error {
 
 func (t *textLog) end() {}
 
-// The subprotocols of a log over a WebSocket, which is for browsers: messages of bytes,
-// or of text in base64. A client that names neither gets bytes.
+// Subprotocols of a log over a WebSocket, for browsers: binary messages, or text messages in
+// base64. The default is binary.
 const (
 	logBinary = "binary.k8s.io"
 	logBase64 = "base64.binary.k8s.io"
 )
 
-// socketLog is a log as the messages of a WebSocket.
+// socketLog writes a log as messages of a WebSocket.
 type socketLog struct {
 	w    http.ResponseWriter
 	r    *http.Request
-	left func() // called when the client has gone
+	left func() // called when the client has disconnected
 
 	conn *websocket.Conn
 }
@@ -67,7 +67,7 @@ func (s *socketLog) begin() error {
 	}
 	s.conn = conn
 	conn.SetReadLimit(maxMessage)
-	go func() { // what the client says is of no interest, except that it goes
+	go func() { // discards messages of the client, and detects that it has disconnected
 		defer s.left()
 		for {
 			_, in, err := conn.NextReader()
@@ -82,7 +82,7 @@ func (s *socketLog) begin() error {
 	return nil
 }
 
-// unreadFor is for how long a message may wait for a client that does not read.
+// unreadFor is how long a message may wait for a client that does not read.
 const unreadFor = time.Minute
 
 func (s *socketLog) write(data []byte) error {

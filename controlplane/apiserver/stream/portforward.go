@@ -19,14 +19,14 @@ import (
 	"k8s.io/streaming/pkg/httpstream/wsstream"
 )
 
-// The subprotocols of port-forward: SPDY on the connection itself, SPDY
-// inside of WebSocket messages, and numbered channels.
+// Subprotocols of port-forward: SPDY on the connection, and SPDY inside WebSocket messages.
+// Requests with the exec subprotocols use numbered channels.
 const (
 	portForwardV1     = "portforward.k8s.io"
 	portForwardTunnel = "SPDY/3.1+portforward.k8s.io"
 )
 
-// forwarder joins client streams to ports of one pod.
+// forwarder forwards streams of a client to ports of one pod.
 type forwarder struct {
 	s   *Server
 	pod *corev1.Pod
@@ -55,7 +55,7 @@ func (s *Server) portForward(w http.ResponseWriter, r *http.Request, pod *corev1
 	if err != nil {
 		s.Log.Debug("port-forward ended", "pod", pod.Namespace+"/"+pod.Name, "err", err)
 	}
-	return nil // the protocol has told the client
+	return nil // the client has received an error response
 }
 
 func (f forwarder) spdy(w http.ResponseWriter, r *http.Request) error {
@@ -71,7 +71,7 @@ func (f forwarder) spdy(w http.ResponseWriter, r *http.Request) error {
 	return f.pairs(r.Context(), conn, streams)
 }
 
-// tunnelled serves SPDY whose bytes travel in WebSocket messages.
+// tunnelled serves port-forward over SPDY inside WebSocket messages.
 func (f forwarder) tunnelled(w http.ResponseWriter, r *http.Request) error {
 	ws, err := upgrader(portForwardTunnel).Upgrade(w, r, nil)
 	if err != nil {
@@ -87,13 +87,14 @@ func (f forwarder) tunnelled(w http.ResponseWriter, r *http.Request) error {
 	return f.pairs(r.Context(), conn, streams)
 }
 
-// pair is the two streams of one forwarded connection.
+// pair is the data stream and the error stream of one forwarded connection.
 type pair struct {
 	data, err httpstream.Stream
 	since     time.Time
 }
 
-// pairs joins data and error streams of the same request id and forwards each pair until the client leaves.
+// pairs matches data and error streams by request ID and forwards each pair, until the client
+// disconnects.
 func (f forwarder) pairs(ctx context.Context, conn httpstream.Connection, streams <-chan opened) error {
 	defer conn.Close()
 	ctx, cancel := context.WithCancel(ctx)
@@ -145,7 +146,7 @@ func (f forwarder) pairs(ctx context.Context, conn httpstream.Connection, stream
 	}
 }
 
-// one forwards one connection. Its failure is told on the error stream.
+// one forwards one connection after replied is closed. It writes an error to the error stream.
 func (f forwarder) one(ctx context.Context, p *pair, replied <-chan struct{}) {
 	select {
 	case <-replied:
@@ -166,7 +167,8 @@ func (f forwarder) one(ctx context.Context, p *pair, replied <-chan struct{}) {
 	}
 }
 
-// channels serves the old WebSocket form: two channels for each port asked for, data and error.
+// channels serves the older WebSocket protocol: one data channel and one error channel for each
+// requested port.
 func (f forwarder) channels(w http.ResponseWriter, r *http.Request, ports []int32) error {
 	conn, err := upgrader(channelV4, channelV4Base64).Upgrade(w, r, nil)
 	if err != nil {
@@ -184,7 +186,7 @@ func (f forwarder) channels(w http.ResponseWriter, r *http.Request, ports []int3
 	var running sync.WaitGroup
 	for i, port := range ports {
 		data, fail := m.channel(byte(2*i)), m.channel(byte(2*i+1))
-		// Each channel begins with the number of its port.
+		// Each channel starts with its port number.
 		var hello [2]byte
 		binary.LittleEndian.PutUint16(hello[:], uint16(port))
 		for _, c := range []io.Writer{data, fail} {
@@ -205,13 +207,13 @@ func (f forwarder) channels(w http.ResponseWriter, r *http.Request, ports []int3
 	return nil
 }
 
-// joined is a connection made of a reader and a writer.
+// joined is an io.ReadWriteCloser that consists of a reader and a writer.
 type joined struct {
 	io.Reader
 	io.Writer
 }
 
-// Close ends the reading side; the channel itself ends with the WebSocket.
+// Close closes the reader. The channel itself is closed with the WebSocket.
 func (j joined) Close() error {
 	if c, ok := j.Reader.(io.Closer); ok {
 		return c.Close()

@@ -12,7 +12,7 @@ import (
 	"k8s.io/streaming/pkg/httpstream/spdy"
 )
 
-// The subprotocols of exec over SPDY, newest first: 4 has exit codes, 3 terminal sizes.
+// Subprotocols of exec over SPDY, newest first: v4 adds exit codes and v3 terminal sizes.
 const (
 	channelV4 = "v4.channel.k8s.io"
 	channelV3 = "v3.channel.k8s.io"
@@ -21,13 +21,14 @@ const (
 
 const streamTypeHeader = "streamType"
 
-// opened is a stream that the client made; it may be used once its reply is on the way.
+// opened is a stream that the client has opened. It may be used after replied is closed.
 type opened struct {
 	httpstream.Stream
 	replied <-chan struct{}
 }
 
-// upgradeSPDY takes the connection over. Streams that the client opens arrive on the channel until stop is closed.
+// upgradeSPDY upgrades the connection to SPDY. The returned channel receives the streams that the
+// client opens, until stop is closed.
 func upgradeSPDY(w http.ResponseWriter, r *http.Request, stop <-chan struct{}) (httpstream.Connection, <-chan opened, error) {
 	streams := make(chan opened)
 	conn := spdy.NewResponseUpgrader().UpgradeResponse(framedWriter{w}, r, deliver(streams, stop))
@@ -48,7 +49,8 @@ func deliver(to chan<- opened, stop <-chan struct{}) httpstream.NewStreamHandler
 	}
 }
 
-// spdySession opens an exec by SPDY: one stream for each of error, stdin, stdout, stderr and resize.
+// spdySession starts an exec session over SPDY. It waits until the client has opened the error
+// stream and all streams in want, at most openStreams.
 func spdySession(w http.ResponseWriter, r *http.Request, want wanted) (*session, error) {
 	protocol, err := httpstream.Handshake(r, w, []string{channelV4, channelV3, channelV2})
 	if err != nil {
@@ -115,13 +117,14 @@ func (ses *session) attach(name string, st opened, protocol string, late <-chan 
 		ses.resize = st
 	case "error":
 		ses.report = func(s metav1.Status) {
-			_, _ = st.Write(reportBytes(s, protocol == channelV4)) // the client has left when this fails
+			_, _ = st.Write(reportBytes(s, protocol == channelV4)) // fails only if the client has disconnected
 		}
 	}
 	return nil
 }
 
-// reportBytes is the last word of an exec: a Status, or for old protocols the error's text.
+// reportBytes encodes the final status of an exec session: as JSON if structured is set, else as
+// the error message. It is empty for a success without structured.
 func reportBytes(s metav1.Status, structured bool) []byte {
 	if structured {
 		data, err := json.Marshal(s)

@@ -1,6 +1,5 @@
-// Package stream carries bytes between clients and containers: logs, exec,
-// attach and port-forward. Clients speak SPDY or WebSockets in Kubernetes'
-// subprotocols; the other end is an api.NodeStreams.
+// Package stream connects clients to containers: logs, exec, attach and port-forward. Clients use
+// SPDY or WebSockets with the subprotocols of Kubernetes. api.NodeStreams connects to the nodes.
 package stream
 
 import (
@@ -20,13 +19,13 @@ import (
 
 // Server serves the byte streams of pods.
 type Server struct {
-	Nodes api.NodeStreams // nil = every stream is refused
-	// Error writes a refusal before a stream has begun.
+	Nodes api.NodeStreams // nil = all requests get a 503
+	// Error writes an error response before a stream has started.
 	Error func(w http.ResponseWriter, r *http.Request, err error)
 	Log   *slog.Logger
 }
 
-// join serves a connection with the options that were admitted.
+// join serves an exec, attach or port-forward request with the options that admission accepted.
 func (s *Server) join(w http.ResponseWriter, r *http.Request, pod *corev1.Pod, options runtime.Object) error {
 	switch o := options.(type) {
 	case *corev1.PodExecOptions:
@@ -41,7 +40,7 @@ func (s *Server) join(w http.ResponseWriter, r *http.Request, pod *corev1.Pod, o
 	return apierrors.NewInternalError(fmt.Errorf("a connection with options of type %T", options))
 }
 
-// ServeStream serves the request's subresource of the pod until the stream ends.
+// ServeStream serves the subresource of a pod that the request names, until the stream ends.
 func (s *Server) ServeStream(w http.ResponseWriter, r *http.Request, req *api.Request, obj api.Object) {
 	pod, ok := obj.(*corev1.Pod)
 	if !ok {
@@ -70,7 +69,8 @@ func (s *Server) ServeStream(w http.ResponseWriter, r *http.Request, req *api.Re
 	}
 }
 
-// container finds the container that the query names; a pod's only one need not be named.
+// container returns the name of the container that the request means. An empty name means the
+// default container or the only container of the pod.
 func container(pod *corev1.Pod, name string) (string, error) {
 	var names, init, ephemeral []string
 	for i := range pod.Spec.Containers {
@@ -104,7 +104,7 @@ func container(pod *corev1.Pod, name string) (string, error) {
 	return "", apierrors.NewBadRequest(msg)
 }
 
-// upstream is the refusal for an error from the node.
+// upstream returns the error response for an error from the node.
 func upstream(err error, pod *corev1.Pod) error {
 	var status apierrors.APIStatus
 	if errors.As(err, &status) {
@@ -113,7 +113,7 @@ func upstream(err error, pod *corev1.Pod) error {
 	return apierrors.NewInternalError(fmt.Errorf("pod %s/%s on node %s: %w", pod.Namespace, pod.Name, pod.Spec.NodeName, err))
 }
 
-// waiting is the refusal when the container has not begun; nil when its status says that it has.
+// waiting returns an error with the waiting reason if the container has not started, else nil.
 func waiting(pod *corev1.Pod, name string) error {
 	all := slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses, pod.Status.EphemeralContainerStatuses)
 	reason := ""

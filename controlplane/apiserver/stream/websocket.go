@@ -13,9 +13,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// The subprotocols over WebSockets. Every message begins with the number of its
-// channel; 5 adds a message that closes one channel. The base64 forms are for
-// clients that cannot send binary.
+// Subprotocols of exec over WebSockets. Each message starts with a channel number. v5 adds a
+// message that closes one channel. The base64 variants are for clients that cannot send binary
+// messages.
 const (
 	channelV5       = "v5.channel.k8s.io"
 	channelV1       = "channel.k8s.io"
@@ -23,7 +23,7 @@ const (
 	channelV1Base64 = "base64.channel.k8s.io"
 )
 
-// The channels of an exec.
+// Channel numbers of an exec session.
 const (
 	wsStdin = iota
 	wsStdout
@@ -33,30 +33,30 @@ const (
 	wsClose = 255
 )
 
-// maxMessage bounds what a client may send in one message.
+// maxMessage limits the size of a client's message.
 const maxMessage = 1 << 20
 
 func upgrader(protocols ...string) *websocket.Upgrader {
 	return &websocket.Upgrader{
 		Subprotocols: protocols,
-		// Who may talk to the API is settled by credentials that no browser adds by itself.
+		// Access is controlled by credentials that browsers do not add on their own.
 		CheckOrigin:     func(*http.Request) bool { return true },
 		ReadBufferSize:  32 << 10,
 		WriteBufferSize: 32 << 10,
 	}
 }
 
-// mux carries numbered channels over one WebSocket.
+// mux multiplexes numbered channels over one WebSocket.
 type mux struct {
 	conn   *websocket.Conn
 	base64 bool
 
-	mu     sync.Mutex // serialises writes
+	mu     sync.Mutex // serializes writes
 	inputs map[byte]*io.PipeWriter
 	done   chan struct{}
 }
 
-// newMux reads channels inputs; call run to serve them.
+// newMux returns a mux and a reader for each channel in inputs. Call run to read messages.
 func newMux(conn *websocket.Conn, base64 bool, inputs ...byte) (*mux, map[byte]io.Reader) {
 	m := &mux{conn: conn, base64: base64, inputs: map[byte]*io.PipeWriter{}, done: make(chan struct{})}
 	readers := map[byte]io.Reader{}
@@ -68,7 +68,7 @@ func newMux(conn *websocket.Conn, base64 bool, inputs ...byte) (*mux, map[byte]i
 	return m, readers
 }
 
-// run reads messages until the connection ends, then ends all inputs.
+// run reads messages until the connection ends, then closes all inputs.
 func (m *mux) run() {
 	defer close(m.done)
 	defer func() {
@@ -92,7 +92,7 @@ func (m *mux) run() {
 			continue
 		}
 		if w := m.inputs[channel]; w != nil && len(data) > 0 {
-			_, _ = w.Write(data) // nobody reads this input any more
+			_, _ = w.Write(data) // fails only if the input is no longer read
 		}
 	}
 }
@@ -108,7 +108,7 @@ func (m *mux) open(msg []byte) (byte, []byte, error) {
 	return msg[0] - '0', data, err
 }
 
-// channel is an output as a Writer.
+// channel returns a Writer that sends messages on channel c.
 func (m *mux) channel(c byte) io.Writer { return muxWriter{m, c} }
 
 type muxWriter struct {
@@ -116,7 +116,7 @@ type muxWriter struct {
 	c byte
 }
 
-// Write sends data as one message.
+// Write sends data as one message. It implements io.Writer.
 func (w muxWriter) Write(data []byte) (int, error) {
 	kind := websocket.BinaryMessage
 	msg := make([]byte, 0, len(data)+1)
@@ -146,7 +146,7 @@ func (m *mux) close() {
 	}
 }
 
-// webSocketSession opens an exec by WebSocket.
+// webSocketSession upgrades the connection and starts an exec session over a WebSocket.
 func webSocketSession(w http.ResponseWriter, r *http.Request, want wanted) (*session, error) {
 	conn, err := upgrader(channelV5, channelV4, channelV4Base64, channelV1, channelV1Base64).Upgrade(w, r, nil)
 	if err != nil {
@@ -175,7 +175,7 @@ func webSocketSession(w http.ResponseWriter, r *http.Request, want wanted) (*ses
 	}
 	structured := protocol == channelV5 || protocol == channelV4 || protocol == channelV4Base64
 	ses.report = func(s metav1.Status) {
-		_, _ = m.channel(wsError).Write(reportBytes(s, structured)) // the client has left when this fails
+		_, _ = m.channel(wsError).Write(reportBytes(s, structured)) // fails only if the client has disconnected
 	}
 	go m.run()
 	return ses, nil
