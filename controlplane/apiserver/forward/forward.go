@@ -1,8 +1,9 @@
-// Package forward hands a request of a client on to a server in the cluster, and its answer back: for aggregated APIs
-// and for the proxy subresources. What the client proved itself with never travels.
+// Package forward proxies a request of a client to a server in the cluster and returns the
+// response. It is used for aggregated APIs and for the proxy subresources. It never forwards the
+// client's credentials.
 //
-// Bodies pass in both directions without being kept; the head of an answer is bounded in bytes and time. How long a
-// whole exchange may take is the caller's to say, by the context of the request.
+// Request and response bodies are streamed. The size of the response headers and the time until
+// they arrive are limited. The context of the request limits the time of the whole exchange.
 package forward
 
 import (
@@ -18,24 +19,26 @@ import (
 	"time"
 )
 
-// The bounds of an answer's head, and of what is kept open.
+// Limits of the response headers and of idle connections.
 const (
 	maxHead     = 256 << 10
 	headTime    = 60 * time.Second
 	idleTime    = 30 * time.Second
 	copyBuffer  = 32 << 10
 	idlePerHost = 4
-	// What is taken in of one answer under HTTP/2 that its client does not read: a watch that nobody reads stays open.
+	// Receive buffer of an HTTP/2 response that the client does not read. A watch that is not read
+	// stays open.
 	streamBuffer = 64 << 10
 )
 
-// credentials are the headers by which clients prove who they are, or say as whom they act.
+// credentials are the headers with which clients authenticate or impersonate.
 var credentials = []string{"Authorization", "Proxy-Authorization", "X-Forwarded-Client-Cert", "Impersonate-User", "Impersonate-Group", "Impersonate-Uid"}
 
-// bearerProtocol begins the subprotocol in which browsers give a bearer token to a websocket.
+// bearerProtocol is the prefix of the WebSocket subprotocol in which browsers send a bearer token.
 const bearerProtocol = "base64url.bearer.authorization.k8s.io."
 
-// Scrub removes from headers what the client proved itself with, and what only a proxy in front may say.
+// Scrub removes the client's credentials from the headers, and headers that only an authenticating
+// proxy may set.
 func Scrub(h http.Header) {
 	for _, name := range credentials {
 		h.Del(name)
@@ -49,7 +52,7 @@ func Scrub(h http.Header) {
 	scrubProtocols(h)
 }
 
-// scrubProtocols drops the subprotocol that is a token.
+// scrubProtocols removes the WebSocket subprotocol that contains a bearer token.
 func scrubProtocols(h http.Header) {
 	const name = "Sec-Websocket-Protocol"
 	values := h.Values(name)
@@ -68,7 +71,7 @@ func scrubProtocols(h http.Header) {
 	}
 }
 
-// Upgrades says whether a request asks for another protocol on its connection.
+// Upgrades reports whether a request asks for a protocol upgrade.
 func Upgrades(r *http.Request) bool {
 	for part := range strings.SplitSeq(strings.Join(r.Header.Values("Connection"), ","), ",") {
 		if strings.EqualFold(strings.TrimSpace(part), "upgrade") {
@@ -78,8 +81,8 @@ func Upgrades(r *http.Request) bool {
 	return false
 }
 
-// Transport returns a transport over connections that dial makes. base has the TLS configuration, and whether HTTP/2
-// is spoken.
+// Transport sets the limits of this package on base and returns it. dial creates the connections.
+// base has the TLS configuration and the HTTP versions.
 func Transport(dial func(ctx context.Context, network, address string) (net.Conn, error), base *http.Transport) *http.Transport {
 	t := base
 	t.DialContext = dial
@@ -90,27 +93,29 @@ func Transport(dial func(ctx context.Context, network, address string) (net.Conn
 	t.IdleConnTimeout = idleTime
 	t.HTTP2 = &http.HTTP2Config{MaxReceiveBufferPerStream: streamBuffer}
 	t.MaxIdleConnsPerHost = idlePerHost
-	t.DisableCompression = true // what the client does not ask for is not made for it
+	t.DisableCompression = true // the client negotiates compression itself
 	t.ExpectContinueTimeout = time.Second
 	return t
 }
 
-// Forward is how one request is handed on.
+// Forward proxies one request.
 type Forward struct {
-	Target    *url.URL // of the server: scheme, host, path and query as they are asked for there
+	Target    *url.URL // URL at the server: scheme, host, path and query
 	Transport http.RoundTripper
-	// Head completes the headers that are sent: whom the request is from.
+	// Head adds headers to the forwarded request, such as the user.
 	Head func(h http.Header)
-	// Answer may change the head of the answer, or refuse it; nil = neither.
+	// Answer may change the headers and body of the response, or return an error to reject it; may
+	// be nil.
 	Answer func(*http.Response) error
-	// Failed answers when there is no answer to hand back.
+	// Failed writes the error response if the server's response is missing or rejected.
 	Failed func(w http.ResponseWriter, r *http.Request, err error)
 }
 
-// ErrNoUpgrade says that another protocol was asked for on a connection that carries several requests.
+// ErrNoUpgrade reports a protocol upgrade on a connection that is not HTTP/1.1.
 var ErrNoUpgrade = errors.New("a connection is upgraded under HTTP/1.1 only")
 
-// ServeHTTP implements http.Handler.
+// ServeHTTP sends r to the Target with its own headers but without credentials, and copies the
+// response to w. It implements http.Handler.
 func (f Forward) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if Upgrades(r) && r.ProtoMajor != 1 {
 		f.Failed(w, r, ErrNoUpgrade)
@@ -130,7 +135,7 @@ func (f Forward) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			}
 		},
 		Transport:      f.Transport,
-		FlushInterval:  -1, // watches
+		FlushInterval:  -1, // flushes at once, for watches
 		ModifyResponse: f.Answer,
 		ErrorHandler:   f.Failed,
 		BufferPool:     buffers,
@@ -139,14 +144,15 @@ func (f Forward) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	p.ServeHTTP(w, r)
 }
 
-// quiet drops what net/http says of connections that broke: the client is told, by a connection that breaks too.
+// quiet discards messages of net/http about broken connections. The client's connection breaks,
+// too.
 var quiet = log.New(discard{}, "", 0)
 
 type discard struct{}
 
 func (discard) Write(p []byte) (int, error) { return len(p), nil }
 
-// buffers are shared by all that is under way.
+// buffers are the copy buffers that all proxied requests share.
 var buffers = pool{&sync.Pool{New: func() any { b := make([]byte, copyBuffer); return &b }}}
 
 type pool struct{ *sync.Pool }

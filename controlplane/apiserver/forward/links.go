@@ -18,14 +18,17 @@ import (
 )
 
 const (
-	// maxHTMLToken bounds a tag or text that is kept while links are rewritten. What follows a longer one passes unchanged.
+	// maxHTMLToken limits the size of an HTML tag or text while links are rewritten. After a longer
+	// one, the rest of the document is copied unchanged.
 	maxHTMLToken = 256 << 10
-	// htmlChunk is how much rewritten text is collected before it is handed on.
+	// htmlChunk is the number of rewritten bytes that are collected before they are returned to the
+	// reader.
 	htmlChunk = 16 << 10
 )
 
-// linkAttributes are the attributes of HTML elements that hold a URL: https://html.spec.whatwg.org/multipage/indices.html,
-// and those of https://www.w3.org/TR/REC-html40/index/attributes.html.
+// linkAttributes are the attributes of HTML elements that hold a URL:
+// https://html.spec.whatwg.org/multipage/indices.html and
+// https://www.w3.org/TR/REC-html40/index/attributes.html.
 var linkAttributes = map[atom.Atom][]string{
 	atom.A: {"href"}, atom.Area: {"href"}, atom.Base: {"href"}, atom.Link: {"href"},
 	atom.Audio: {"src"}, atom.Embed: {"src"}, atom.Script: {"src"}, atom.Source: {"src"},
@@ -37,15 +40,16 @@ var linkAttributes = map[atom.Atom][]string{
 	atom.Object: {"classid", "codebase", "data", "usemap"},
 }
 
-// Links rewrites the URLs of a proxied server, so that they lead through the proxy again. Like the API server of Kubernetes
-// it rewrites absolute paths in Location headers and in attributes of HTML.
+// Links rewrites the URLs in responses of a proxied server, so that clients reach them through the
+// proxy. Like the API server of Kubernetes, it rewrites absolute paths in Location headers and in
+// attributes of HTML.
 type Links struct {
-	Prefix string   // the path of the proxy, without a slash at its end
-	Hosts  []string // the names under which the server knows itself
+	Prefix string   // path of the proxy, without a trailing slash
+	Hosts  []string // host names of the server in its URLs
 }
 
-// Rewrite returns a URL that leads through the proxy. It returns URLs of other hosts, relative URLs, and what is no URL as
-// they are.
+// Rewrite returns the URL through the proxy for an absolute path or a URL of one of the Hosts. It
+// returns URLs of other hosts, relative URLs and invalid URLs unchanged.
 func (l Links) Rewrite(link string) string {
 	u, err := url.Parse(link)
 	if err != nil || !strings.HasPrefix(u.Path, "/") || u.Host != "" && !slices.Contains(l.Hosts, u.Host) {
@@ -67,8 +71,8 @@ func (l Links) Rewrite(link string) string {
 	return u.String()
 }
 
-// Apply rewrites the Location header of a response, or its body where that is HTML. The body is rewritten while it is
-// read; at most maxHTMLToken bytes of it are kept.
+// Apply rewrites the Location header of a response, or its body if it is HTML. The body is
+// rewritten while it is read; at most maxHTMLToken bytes of it are buffered.
 func (l Links) Apply(resp *http.Response) error {
 	if location := resp.Header.Get("Location"); location != "" {
 		resp.Header.Set("Location", l.Rewrite(location))
@@ -97,7 +101,7 @@ func (l Links) Apply(resp *http.Response) error {
 			return err
 		}
 		src, body.write, body.finish = flate.NewReader(src), deflated, deflated.Close
-	default: // an encoding that is not known here
+	default: // unsupported encoding
 		return nil
 	}
 	body.src, body.tokens = src, html.NewTokenizer(src)
@@ -107,20 +111,20 @@ func (l Links) Apply(resp *http.Response) error {
 	return nil
 }
 
-// htmlBody is an HTML document whose links are rewritten while it is read.
+// htmlBody is an HTML response body whose links are rewritten while it is read.
 type htmlBody struct {
 	body   io.Closer
 	src    io.Reader
 	tokens *html.Tokenizer
 	links  Links
-	write  io.Writer    // compresses into ready, or is ready
-	finish func() error // completes the compressed form; may be nil
-	rest   io.Reader    // what passes unchanged after a token that is too long; nil before
+	write  io.Writer    // ready, or a compressor that writes to ready
+	finish func() error // completes the compressed data; may be nil
+	rest   io.Reader    // the rest that is copied unchanged after a token that is too long; nil before
 	ready  bytes.Buffer
 	err    error
 }
 
-// Read implements io.Reader.
+// Read returns rewritten HTML. It implements io.Reader.
 func (b *htmlBody) Read(p []byte) (int, error) {
 	for b.ready.Len() == 0 && b.err == nil {
 		b.fill()
@@ -131,7 +135,7 @@ func (b *htmlBody) Read(p []byte) (int, error) {
 	return 0, b.err
 }
 
-// Close implements io.Closer.
+// Close closes the original body. It implements io.Closer.
 func (b *htmlBody) Close() error { return b.body.Close() }
 
 // fill rewrites tokens until a chunk is ready or the document ends.
@@ -157,7 +161,7 @@ func (b *htmlBody) fill() {
 	}
 }
 
-// rewriteTag returns the tag with its links rewritten. A tag without links stays as it was written.
+// rewriteTag returns the tag with its links rewritten. A tag without links is returned unchanged.
 func (b *htmlBody) rewriteTag(raw []byte) []byte {
 	token, changed := b.tokens.Token(), false
 	for i, a := range token.Attr {
@@ -174,7 +178,8 @@ func (b *htmlBody) rewriteTag(raw []byte) []byte {
 	return []byte(token.String())
 }
 
-// end completes the document. After a token that is too long the rest passes as it is.
+// end handles the end of the tokens. After a token that is too long, the rest of the document is
+// copied unchanged.
 func (b *htmlBody) end(err error) {
 	if errors.Is(err, html.ErrBufferExceeded) {
 		b.rest = io.MultiReader(bytes.NewReader(slices.Concat(b.tokens.Raw(), b.tokens.Buffered())), b.src)
@@ -189,7 +194,7 @@ func (b *htmlBody) end(err error) {
 	b.err = err
 }
 
-// copyRest copies a chunk of what is not rewritten.
+// copyRest copies a chunk of the unchanged rest.
 func (b *htmlBody) copyRest() {
 	_, err := io.CopyN(b.write, b.rest, htmlChunk)
 	if errors.Is(err, io.EOF) {
@@ -198,7 +203,7 @@ func (b *htmlBody) copyRest() {
 	b.err = err
 }
 
-// complete ends the compressed form, and returns err unless that fails.
+// complete finishes the compression. It returns its error, or err if there is none.
 func (b *htmlBody) complete(err error) error {
 	if b.finish == nil {
 		return err
