@@ -1,4 +1,5 @@
-// Package follow keeps something in memory equal to the stored objects of a kind.
+// Package follow keeps an in-memory copy of the stored objects of a kind up to date with list and
+// watch.
 package follow
 
 import (
@@ -17,26 +18,29 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// Source is where objects are read from: the registry. List answers a request for Pointers.
+// Source lists and watches objects; the registry implements it. List returns an *api.ObjectList if
+// the request sets Pointers.
 type Source interface {
 	List(ctx context.Context, r *api.Request) (runtime.Object, error)
 	Watch(ctx context.Context, r *api.Request) (watch.Interface, error)
 }
 
-// Sink receives the objects of one kind: first all of them, then changes.
+// Sink receives the objects of one kind: first the complete list with Replace, then changes with
+// Set and Remove.
 type Sink interface {
 	Replace(all []api.Object)
 	Set(o api.Object)
 	Remove(o api.Object)
 }
 
-// Progress is what a Sink may be as well: it is told up to which resource version it is equal to what is stored, which
-// bookmarks say too.
+// Progress is an optional interface of a Sink. Reached is called with the resourceVersion up to
+// which the Sink has received all changes, also after bookmarks.
 type Progress interface {
 	Reached(resourceVersion string)
 }
 
-// Lighter is what a Sink may be as well: it takes objects in the light form (api.Version.Light).
+// Lighter is an optional interface of a Sink that accepts objects in the light form
+// (api.Version.Light).
 type Lighter interface {
 	TakesLight()
 }
@@ -52,7 +56,8 @@ func reached(to Sink, resourceVersion string) {
 	}
 }
 
-// Run keeps a sink equal to the stored objects of a kind until ctx ends. synced is called after every full list.
+// Run lists and watches a kind and passes all objects and changes to a Sink, until ctx ends. It
+// calls synced after each list. After an error it lists again.
 func Run(ctx context.Context, log *slog.Logger, src Source, kind *api.Kind, to Sink, synced func()) error {
 	again := backoff.Backoff{Min: 10 * time.Millisecond, Max: 2 * time.Second, Jitter: 0.3}
 	for {
@@ -90,7 +95,8 @@ func once(ctx context.Context, src Source, kind *api.Kind, to Sink, synced func(
 	}
 }
 
-// from watches until the watch ends and returns the resource version to resume from.
+// from watches from resourceVersion at until the watch ends. It returns the resourceVersion from
+// which to resume.
 func from(ctx context.Context, src Source, kind *api.Kind, to Sink, at string) (string, error) {
 	w, err := src.Watch(ctx, &api.Request{Verb: api.VerbWatch, Kind: kind, Light: light(to), List: metav1.ListOptions{
 		Watch: true, ResourceVersion: at, AllowWatchBookmarks: true,

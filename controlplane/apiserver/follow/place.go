@@ -12,15 +12,16 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Place is how far a sink has come: the part of it that is Progress. The zero Place has seen nothing.
+// Place is the revision up to which a Sink has received all changes. Embed it in a Sink to
+// implement Progress. The zero Place is at revision 0.
 type Place struct {
 	at atomic.Uint64
 
 	mu      sync.Mutex
-	waiting chan struct{} // closed when at advances; nil while nobody waits
+	waiting chan struct{} // closed when at advances; nil if no goroutine waits
 }
 
-// Reached is Progress.
+// Reached advances the revision and wakes waiting goroutines. It implements Progress.
 func (p *Place) Reached(resourceVersion string) {
 	rev, err := strconv.ParseUint(resourceVersion, 10, 64)
 	if err != nil {
@@ -38,11 +39,11 @@ func (p *Place) Reached(resourceVersion string) {
 	}
 }
 
-// At is the revision that was reached.
+// At returns the revision that the Sink has reached.
 func (p *Place) At() uint64 { return p.at.Load() }
 
-// CaughtUp returns once the sink has seen every change of the kind's objects that anybody has been told of. Where known
-// says so those that the source has heard of will do.
+// CaughtUp waits until the Sink has received every acknowledged change of the kind's objects. With
+// known set, it waits only for the changes that the cache of the source already has.
 func (p *Place) CaughtUp(ctx context.Context, src Source, kind *api.Kind, known bool) error {
 	r := &api.Request{Verb: api.VerbList, Kind: kind, Pointers: true, Light: true, List: metav1.ListOptions{Limit: 1}}
 	if known {
@@ -68,7 +69,7 @@ func (p *Place) CaughtUp(ctx context.Context, src Source, kind *api.Kind, known 
 		changed := p.waiting
 		p.mu.Unlock()
 		if p.at.Load() >= target {
-			return nil // by what came before there was something to wait for
+			return nil // the revision advanced before waiting was set
 		}
 		select {
 		case <-changed:
