@@ -17,7 +17,8 @@ import (
 	"keelson.dev/keelson/controlplane/registry"
 )
 
-// Bind performs a create of pods/binding: exactly one binder wins, every other gets a 409.
+// Bind performs a create of pods/binding: it sets the node of a pod. If several requests bind the
+// same pod, one succeeds and the others get a 409.
 func (v *Verbs) Bind(ctx context.Context, r *api.Request, a registry.Admission) (runtime.Object, error) {
 	b, ok := r.Object.(*corev1.Binding)
 	if !ok {
@@ -58,8 +59,8 @@ func (v *Verbs) Bind(ctx context.Context, r *api.Request, a registry.Admission) 
 	return success(), nil
 }
 
-// bindNamed performs a create of bindings: what pods/binding of the pod that the body names does, after admission has
-// judged it as both.
+// bindNamed performs a create of bindings, which has the effect of pods/binding for the pod named
+// in the body. Admission has already run for the bindings resource and runs again for pods/binding.
 func (v *Verbs) bindNamed(ctx context.Context, r *api.Request, a registry.Admission, b *corev1.Binding) (runtime.Object, error) {
 	switch {
 	case b.Name == "":
@@ -72,7 +73,8 @@ func (v *Verbs) bindNamed(ctx context.Context, r *api.Request, a registry.Admiss
 	return v.Bind(ctx, &of, a)
 }
 
-// BindByWrite finishes a write that set spec.nodeName of the pod that is stored as old.
+// BindByWrite completes a write that sets spec.nodeName, as a Binding would. old is the stored pod.
+// It returns a conflict if old cannot be bound.
 func (v *Verbs) BindByWrite(a *api.Attempt, old *corev1.Pod) error {
 	if err := canBind(a.Request, old); err != nil {
 		return err
@@ -98,15 +100,16 @@ func validBinding(b *corev1.Binding) field.ErrorList {
 	return errs
 }
 
-// plainError returns the response of the API server of Kubernetes to a Binding with faults: status 500 without a reason,
-// because the storage of Bindings returns the faults as a plain error.
+// plainError returns the response of kube-apiserver to an invalid Binding: status 500 without a
+// reason, because the storage of Bindings returns a plain error.
 func plainError(errs field.ErrorList) error {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status: metav1.StatusFailure, Code: http.StatusInternalServerError, Message: errs.ToAggregate().Error(),
 	}}
 }
 
-// canBind says why a pod may not be bound (any more).
+// canBind returns a conflict if the pod cannot be bound: it is being deleted, already bound, or has
+// scheduling gates.
 func canBind(r *api.Request, pod *corev1.Pod) error {
 	switch {
 	case pod.DeletionTimestamp != nil:
@@ -125,7 +128,7 @@ func conflict(r *api.Request, pod *corev1.Pod, why error) error {
 	return apierrors.NewConflict(gr, pod.Name, why)
 }
 
-// markScheduled sets the condition that tells that the pod has its node. Where room was kept for it counts no more.
+// markScheduled sets the PodScheduled condition to True and clears the nominated node.
 func markScheduled(pod *corev1.Pod, now metav1.Time) {
 	pod.Status.NominatedNodeName = ""
 	c := corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: now, ObservedGeneration: pod.Generation}

@@ -13,7 +13,8 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// tell performs the get and the list of a virtual kind: of what is so now, which has no revision.
+// tell performs a get or list of a virtual kind from current data. The result has no
+// resourceVersion.
 func (v *Verbs) tell(ctx context.Context, r *api.Request) (runtime.Object, error) {
 	chosen, err := selection(r)
 	if err != nil {
@@ -49,7 +50,7 @@ func (v *Verbs) tell(ctx context.Context, r *api.Request) (runtime.Object, error
 	return list, nil
 }
 
-// told is all that is so now of a virtual kind, in the namespace of the request.
+// told returns all current objects of a virtual kind in the namespace of the request.
 func (v *Verbs) told(ctx context.Context, r *api.Request) ([]api.Object, error) {
 	switch r.Kind.New().(type) {
 	case *corev1.ComponentStatus:
@@ -68,7 +69,8 @@ func (v *Verbs) told(ctx context.Context, r *api.Request) ([]api.Object, error) 
 	return nil, apierrors.NewMethodNotSupported(r.Kind.GroupResource(), string(r.Verb))
 }
 
-// measured is what is known of the use of Nodes or pods: those that are stored, so that nobody reads of others.
+// measured returns the metrics of Nodes or pods. It includes only existing objects, so that clients
+// cannot read metrics of others.
 func (v *Verbs) measured(ctx context.Context, resource string, r *api.Request) ([]api.Object, error) {
 	if v.Usage == nil {
 		return nil, nil
@@ -81,14 +83,15 @@ func (v *Verbs) measured(ctx context.Context, resource string, r *api.Request) (
 	one, err := v.get(ctx, gvr, r.Namespace, r.Name)
 	switch {
 	case apierrors.IsNotFound(err):
-		return nil, nil // it is the metrics that are not found
+		return nil, nil // the caller then reports that the metrics do not exist
 	case err != nil:
 		return nil, err
 	}
 	return v.Usage([]api.Object{one}), nil
 }
 
-// selection says which objects a get or a list is about.
+// selection returns a filter for the objects of a get or list: by name, or by the label and field
+// selectors.
 func selection(r *api.Request) (func(api.Object) bool, error) {
 	if r.Verb == api.VerbGet {
 		return func(o api.Object) bool { return o.GetName() == r.Name }, nil

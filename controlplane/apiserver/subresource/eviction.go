@@ -27,8 +27,8 @@ var (
 	budgetsGVR = policyv1.SchemeGroupVersion.WithResource("poddisruptionbudgets")
 )
 
-// Evict performs a create of pods/eviction, which is what admission judges, not the deletion: it deletes the pod unless
-// that breaks the one disruption budget that covers it (429).
+// Evict performs a create of pods/eviction. It deletes the pod, or returns a 429 if this violates
+// the pod's PodDisruptionBudget. Admission checks the Eviction, not the deletion.
 func (v *Verbs) Evict(ctx context.Context, r *api.Request, a registry.Admission) (runtime.Object, error) {
 	e, ok := r.Object.(*policyv1.Eviction)
 	if !ok {
@@ -65,14 +65,15 @@ func (v *Verbs) Evict(ctx context.Context, r *api.Request, a registry.Admission)
 		errors.New("the pod changed each time that it was about to be evicted; try again"))
 }
 
-// evictionTries is how often an eviction judges a pod anew that changed meanwhile.
+// evictionTries is how often an eviction is tried if the pod changes meanwhile.
 const evictionTries = 10
 
-// evict judges the pod as it was read and deletes it; again says that it changed where what it was counts.
+// evict checks the budget for the given version of the pod and deletes the pod. again reports that
+// the pod changed in a way that requires another check.
 func (v *Verbs) evict(ctx context.Context, r *api.Request, t *api.Attempt, opts metav1.DeleteOptions, pod *corev1.Pod) (again bool, err error) {
 	del := *r
 	del.Verb, del.Subresource, del.Object, del.Delete = api.VerbDelete, "", nil, opts
-	// What the deletion would be refused for must not cost a disruption.
+	// A deletion that would be refused must not use up a disruption of the budget.
 	if err := registry.CheckDelete(&del, pod); err != nil {
 		return false, err
 	}
@@ -83,7 +84,8 @@ func (v *Verbs) evict(ctx context.Context, r *api.Request, t *api.Attempt, opts 
 		if err != nil {
 			return false, err
 		}
-		// Who is free because it serves nobody may begin to serve: what was judged is deleted, and nothing else.
+		// A pod that is exempt because it is not ready may become ready. The precondition deletes
+		// only the checked version.
 		if guarded = free && del.Delete.Preconditions.ResourceVersion == nil; guarded {
 			version := pod.ResourceVersion
 			del.Delete.Preconditions.ResourceVersion = &version
@@ -98,7 +100,8 @@ func (v *Verbs) evict(ctx context.Context, r *api.Request, t *api.Attempt, opts 
 	return guarded && apierrors.IsConflict(err), err
 }
 
-// deletionBy is how an eviction deletes the pod: unless it says which pod it means, the one that was judged.
+// deletionBy returns the options of the deletion. Without a UID precondition in the Eviction, the
+// deletion is limited to the checked pod.
 func deletionBy(e *policyv1.Eviction, r *api.Request, pod *corev1.Pod) metav1.DeleteOptions {
 	opts := metav1.DeleteOptions{}
 	if e.DeleteOptions != nil {
@@ -115,8 +118,9 @@ func deletionBy(e *policyv1.Eviction, r *api.Request, pod *corev1.Pod) metav1.De
 	return opts
 }
 
-// markEvicted writes into the pod that it is disrupted, for who judges its failure: a Job does not count it where its
-// policy says so. A deletion that is for one version of the pod is for the marked one then.
+// markEvicted sets the DisruptionTarget condition of the pod. Controllers use it, for example the
+// pod failure policy of a Job. It updates a resourceVersion precondition of del to the new version
+// of the pod.
 func (v *Verbs) markEvicted(ctx context.Context, del *api.Request) error {
 	req := &api.Request{
 		User: api.User{Name: api.UserAPIServer, Groups: []string{api.GroupMasters}}, Verb: api.VerbUpdate,
@@ -150,13 +154,14 @@ func (v *Verbs) markEvicted(ctx context.Context, del *api.Request) error {
 	return nil
 }
 
-// over says whether a pod serves nobody and never will again: it may go without asking a budget.
+// over reports whether the pod has terminated or is being deleted. Such a pod needs no budget.
 func over(pod *corev1.Pod) bool {
 	return pod.DeletionTimestamp != nil || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
-// spend takes one disruption from the pod's budget, or says that the pod is free as it is now. What was spent is
-// written into the budget's status, so that two evictions at once cannot spend the same one.
+// spend uses up one disruption of the pod's budget, or returns free = true if the pod in its
+// current state needs none. It commits the disruption to the budget's status, so that concurrent
+// evictions cannot use the same one.
 func (v *Verbs) spend(ctx context.Context, pod *corev1.Pod, dryRun bool) (free bool, err error) {
 	if pod.Status.Phase == corev1.PodPending {
 		return true, nil
@@ -187,12 +192,12 @@ func (v *Verbs) spend(ctx context.Context, pod *corev1.Pod, dryRun bool) (free b
 	return false, err
 }
 
-// disruptionLife is how long a pod counts as going although nothing deletes it.
+// disruptionLife is how long an evicted pod counts as disrupted if it is not deleted.
 const disruptionLife = 2 * time.Minute
 
-// afford returns the budget's status after the eviction of the pod, or the 429.
-// The pods are counted as they are now, after the budget was read: a pod that
-// another eviction has spent is in the one or gone from the other.
+// afford returns the budget's status after the eviction of the pod, or a 429. It reads the pods
+// after the budget. Therefore a pod of a concurrent eviction is either in the budget's disrupted
+// pods or no longer healthy.
 func (v *Verbs) afford(ctx context.Context, pdb *policyv1.PodDisruptionBudget, pod *corev1.Pod) (*policyv1.PodDisruptionBudgetStatus, error) {
 	healthy, expected, unknown, err := v.count(ctx, pdb)
 	if err != nil {
@@ -217,7 +222,7 @@ func (v *Verbs) afford(ctx context.Context, pdb *policyv1.PodDisruptionBudget, p
 	if healthy[pod.Name] {
 		after--
 	}
-	if after < desired || expected == 0 { // a budget that counts on no pods allows no eviction
+	if after < desired || expected == 0 { // a budget without expected pods allows no eviction
 		return nil, violation("The disruption budget %s needs %d healthy pods and has %d currently", pdb.Name, desired, staying)
 	}
 	going[pod.Name] = metav1.NewTime(v.Clock())
@@ -229,7 +234,8 @@ func (v *Verbs) afford(ctx context.Context, pdb *policyv1.PodDisruptionBudget, p
 	return out, nil
 }
 
-// violation returns the error of an eviction that the pod's budget does not allow.
+// violation returns a 429 for an eviction that the pod's budget does not allow. cause and args are
+// the message of the status cause.
 func violation(cause string, args ...any) error {
 	err := apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 0)
 	err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes, metav1.StatusCause{
@@ -239,7 +245,8 @@ func violation(cause string, args ...any) error {
 	return err
 }
 
-// budgetOf finds the budget that covers the pod; nil when none does.
+// budgetOf returns the budget that selects the pod, nil if there is none. More than one budget is
+// an error.
 func (v *Verbs) budgetOf(ctx context.Context, pod *corev1.Pod) (*policyv1.PodDisruptionBudget, error) {
 	list, err := v.list(ctx, budgetsGVR, pod.Namespace)
 	if err != nil {
@@ -261,7 +268,8 @@ func (v *Verbs) budgetOf(ctx context.Context, pod *corev1.Pod) (*policyv1.PodDis
 	return found, nil
 }
 
-// unhealthyIsFree: a budget may let pods go that are not healthy anyway.
+// unhealthyIsFree reports whether the pod is unhealthy and the budget always allows the eviction of
+// unhealthy pods.
 func unhealthyIsFree(pdb *policyv1.PodDisruptionBudget, pod *corev1.Pod) bool {
 	return pdb.Spec.UnhealthyPodEvictionPolicy != nil && *pdb.Spec.UnhealthyPodEvictionPolicy == policyv1.AlwaysAllow && !healthyPod(pod)
 }
@@ -278,7 +286,8 @@ func healthyPod(p *corev1.Pod) bool {
 	return false
 }
 
-// count returns the names of the budget's healthy pods and how many pods it counts on, or why that is unknown.
+// count returns the names of the budget's healthy pods and the number of expected pods. unknown is
+// the reason if the number cannot be determined.
 func (v *Verbs) count(ctx context.Context, pdb *policyv1.PodDisruptionBudget) (
 	healthy map[string]bool, expected int, unknown, err error) {
 	list, err := v.list(ctx, podsGVR, pdb.Namespace)
@@ -307,8 +316,8 @@ func (v *Verbs) count(ctx context.Context, pdb *policyv1.PodDisruptionBudget) (
 	return healthy, expected, unknown, nil
 }
 
-// scale returns how many pods a controller requests, or nil if it does not exist. The Deployment of a ReplicaSet counts
-// for all its ReplicaSets.
+// scale returns how many pods a controller requests, or nil if it does not exist. For a ReplicaSet
+// of a Deployment, it is the number of the Deployment.
 func (v *Verbs) scale(ctx context.Context, namespace string, c *metav1.OwnerReference) (*policy.PodScale, error) {
 	k, err := policy.ScaleKind(v.Kinds, c)
 	if err != nil {

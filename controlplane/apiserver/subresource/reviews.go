@@ -14,7 +14,8 @@ import (
 	"keelson.dev/keelson/controlplane/registry"
 )
 
-// Answer performs the verbs of virtual kinds. A question that is created comes back with its answer.
+// Answer performs the verbs of virtual kinds, which are not stored. A create, such as of an access
+// review, returns the object with its status.
 func (v *Verbs) Answer(ctx context.Context, r *api.Request, a registry.Admission) (runtime.Object, error) {
 	if r.Verb == api.VerbGet || r.Verb == api.VerbList {
 		return v.tell(ctx, r)
@@ -32,7 +33,7 @@ func (v *Verbs) Answer(ctx context.Context, r *api.Request, a registry.Admission
 	case *authenticationv1.TokenReview:
 		return v.tokenReview(ctx, o.DeepCopy())
 	case *authenticationv1.SelfSubjectReview:
-		out := &authenticationv1.SelfSubjectReview{TypeMeta: o.TypeMeta} // of what was sent, Kubernetes gives nothing back
+		out := &authenticationv1.SelfSubjectReview{TypeMeta: o.TypeMeta} // as in Kubernetes, the response contains no fields of the request
 		out.Status.UserInfo = userInfo(r.User)
 		out.CreationTimestamp = metav1.NewTime(v.Clock())
 		return out, nil

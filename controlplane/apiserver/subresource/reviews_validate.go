@@ -25,7 +25,8 @@ func judgeSubject(s *authorizationv1.SubjectAccessReviewSpec) field.ErrorList {
 	return append(errs, judgeSelectors(s.ResourceAttributes)...)
 }
 
-// judgeLocal says what a review in a namespace may not ask: of another namespace, or of what is in none.
+// judgeLocal validates a LocalSubjectAccessReview. It must be about resources in the namespace of
+// the request.
 func judgeLocal(o *authorizationv1.LocalSubjectAccessReview, namespace string) field.ErrorList {
 	errs := append(judgeSubject(&o.Spec), judgeMeta(o.ObjectMeta, o.Namespace, "must be empty except for namespace")...)
 	spec := field.NewPath("spec")
@@ -46,8 +47,9 @@ func judgeAttributes(res *authorizationv1.ResourceAttributes, path *authorizatio
 		"exactly one of nonResourceAttributes or resourceAttributes must be specified")}
 }
 
-// judgeMeta refuses metadata: a question has no name, and nothing of it is kept. Who manages which of its fields is
-// told by clients that apply, and is let be.
+// judgeMeta returns an error with the text sentence if a review has metadata other than the given
+// namespace. Reviews are not stored. managedFields are ignored, because clients that apply send
+// them.
 func judgeMeta(meta metav1.ObjectMeta, namespace, sentence string) field.ErrorList {
 	empty := metav1.ObjectMeta{Namespace: namespace, ManagedFields: meta.ManagedFields}
 	if equality.Semantic.DeepEqual(empty, meta) {
@@ -56,8 +58,8 @@ func judgeMeta(meta metav1.ObjectMeta, namespace, sentence string) field.ErrorLi
 	return field.ErrorList{field.Invalid(field.NewPath("metadata"), meta, sentence)}
 }
 
-// judgeSelectors lets operators be that it does not know: clients that are newer are answered as if they had not
-// limited the question.
+// judgeSelectors validates the selectors of a review. It accepts unknown operators: as in
+// Kubernetes, requests of newer clients are then evaluated without this requirement.
 func judgeSelectors(res *authorizationv1.ResourceAttributes) (errs field.ErrorList) {
 	if res == nil {
 		return nil
@@ -82,7 +84,7 @@ func judgeSelectors(res *authorizationv1.ResourceAttributes) (errs field.ErrorLi
 	return errs
 }
 
-// eitherForm says that a selector is written as a text or as requirements.
+// eitherForm returns an error unless a selector has either a raw text or requirements.
 func eitherForm(raw string, requirements int, at *field.Path) field.ErrorList {
 	switch {
 	case raw != "" && requirements > 0:

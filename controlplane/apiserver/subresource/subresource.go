@@ -1,6 +1,6 @@
-// Package subresource holds the verbs that are more than storing an object:
-// binding and evicting a pod, minting a token, and the reviews, which are
-// answered and never stored.
+// Package subresource implements the requests that do more than store an object: binding and
+// eviction of pods, service account tokens, and virtual kinds such as access reviews, which are not
+// stored.
 package subresource
 
 import (
@@ -23,34 +23,40 @@ import (
 	"keelson.dev/keelson/controlplane/registry"
 )
 
-// Verbs performs them on a registry.
+// Verbs implements the requests of this package on a registry.
 type Verbs struct {
 	Registry *registry.Registry
 	Kinds    *api.Kinds
-	Tokens   *pki.ServiceTokens // nil = no token is minted
+	Tokens   *pki.ServiceTokens // nil = token requests get a 503
 	Clock    func() time.Time
-	// TokenCeiling is the longest life of a token that the user may ask for; 0 = any. May be nil.
+	// TokenCeiling returns the longest lifetime of a token that the user may request; 0 = no limit.
+	// May be nil.
 	TokenCeiling func(u api.User) time.Duration
-	// Review says whom a bearer token names, and for which of the asked audiences.
+	// Review authenticates a bearer token. It returns its user and the given audiences for which it
+	// is valid.
 	Review func(ctx context.Context, token string, audiences []string) (api.User, []string, error)
-	// Allowed answers what an access review asks.
+	// Allowed returns the status of an access review.
 	Allowed func(
 		ctx context.Context, u api.User, res *authorizationv1.ResourceAttributes, path *authorizationv1.NonResourceAttributes,
 	) authorizationv1.SubjectAccessReviewStatus
-	// Rules lists what the user may do in a namespace.
+	// Rules returns the rules that apply to a user in a namespace.
 	Rules func(u api.User, namespace string) []rbacv1.PolicyRule
-	// Charge has the commit of a deletion change the quotas. May be nil.
+	// Charge adds the quota changes of a deletion to its commit. May be nil.
 	Charge func(ctx context.Context, a *api.Attempt) error
-	// Components tells how the parts of the cluster are, in the order of their names. nil = nothing is known of any.
+	// Components returns the health of the cluster's components, in the order of their names. nil =
+	// none are returned.
 	Components func(ctx context.Context) []corev1.ComponentStatus
-	// Usage is the NodeMetrics of Nodes and the PodMetrics of pods, for those of which some are known. nil = for none.
+	// Usage returns the NodeMetrics of Nodes and the PodMetrics of pods, as far as they are known.
+	// nil = none are known.
 	Usage func(of []api.Object) []api.Object
-	// Unlisted says why Rules are not all that the user may do; "" when they are. May be nil.
+	// Unlisted returns the reason why Rules is incomplete for users, "" if it is complete. May be
+	// nil.
 	Unlisted func() string
 }
 
-// Judge has admission judge a body that is not stored, and returns it as admission left it: what it is about is stored,
-// or nil. Nothing is committed, so that admission cannot ask for more than a verdict.
+// Judge runs admission for a body that is not stored and returns the body as changed by admission.
+// stored is the object that the request is about; may be nil. If admission requests a write, Judge
+// returns an error, because nothing is committed.
 func Judge(ctx context.Context, r *api.Request, a registry.Admission, body runtime.Object, stored api.Object) (runtime.Object, error) {
 	t, err := judged(ctx, r, a, body, stored)
 	if err != nil {
@@ -79,7 +85,8 @@ func judged(ctx context.Context, r *api.Request, a registry.Admission, body runt
 	return t, a.Validate(ctx, t)
 }
 
-// with has the commit of a deletion bring what was asked for by t, and what the deletion itself changes.
+// with returns the admission of a deletion. It adds the checks and writes that admission requested
+// for t, and the quota changes.
 func (v *Verbs) with(t *api.Attempt) registry.Admission {
 	return registry.Stages{Validating: func(ctx context.Context, a *api.Attempt) error {
 		for _, c := range t.Checks() {
@@ -102,7 +109,8 @@ func success() *metav1.Status {
 	}
 }
 
-// get reads the shared object as it is now: what is decided by it is not undone when this replica hears of a change.
+// get returns the shared current object from the store, because a decision on a cached object could
+// be outdated.
 func (v *Verbs) get(ctx context.Context, gvr schema.GroupVersionResource, namespace, name string) (api.Object, error) {
 	kind := v.Kinds.ByResource(gvr)
 	if kind == nil {
@@ -111,7 +119,8 @@ func (v *Verbs) get(ctx context.Context, gvr schema.GroupVersionResource, namesp
 	return v.Registry.Get(ctx, &api.Request{Verb: api.VerbGet, Kind: kind, Namespace: namespace, Name: name})
 }
 
-// list reads the shared objects of a kind as they are now. A kind that is not served has none.
+// list returns the shared current objects of a kind from the store. The result is empty if the kind
+// is not served.
 func (v *Verbs) list(ctx context.Context, gvr schema.GroupVersionResource, namespace string) ([]api.Object, error) {
 	kind := v.Kinds.ByResource(gvr)
 	if kind == nil {

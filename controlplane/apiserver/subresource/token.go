@@ -27,8 +27,8 @@ const (
 
 var tokenRequestKind = authenticationv1.SchemeGroupVersion.WithKind("TokenRequest")
 
-// Token performs a create of serviceaccounts/token: it mints a token of the
-// account, bound to an object when asked.
+// Token performs a create of serviceaccounts/token: it signs a token for the service account. The
+// token is bound to an object if the request names one.
 func (v *Verbs) Token(ctx context.Context, r *api.Request, a registry.Admission) (runtime.Object, error) {
 	tr, ok := r.Object.(*authenticationv1.TokenRequest)
 	if !ok {
@@ -101,7 +101,8 @@ func validTokenRequest(seconds int64, audiences []string) field.ErrorList {
 	return errs
 }
 
-// bindToken ties the token's life to an object's.
+// bindToken adds the bound object to the claims: the token is valid only while the object exists.
+// It returns an error if the object does not exist or does not match.
 func (v *Verbs) bindToken(ctx context.Context, sa *corev1.ServiceAccount, ref *authenticationv1.BoundObjectReference, c *pki.Claims) error {
 	if ref == nil {
 		return nil
