@@ -1,21 +1,24 @@
-// Package dialer connects the API to what runs in the cluster: an endpoint of a Service, a pod, a node.
+// Package dialer connects the API server to endpoints of Services, pods and nodes in the cluster.
 //
-// Pods and nodes are reached by the tunnel of the agent on whose node they are, so that it works where no packet finds
-// its way from a replica to a node. What is on no node of the cluster, as the addresses of hand-made EndpointSlices
-// and ExternalName Services may be, is dialled directly.
+// Pods and nodes are reached through the tunnel of their node's agent, which works without a
+// network route from a replica to the node. Other addresses, as in manually created EndpointSlices
+// and ExternalName Services, are dialed directly.
 //
-// Who asks a Service by HTTP (webhooks of admission and conversion, aggregated APIs, the proxy subresources) gives
-// Dialer.ForService as the DialContext of an http.Transport, and the name SERVICE.NAMESPACE.svc to TLS:
+// HTTP clients of a Service (webhooks of admission and conversion, aggregated APIs, the proxy
+// subresources) use Dialer.ForService as the DialContext of an http.Transport. The TLS server name
+// is SERVICE.NAMESPACE.svc:
 //
 //	t := &http.Transport{
 //		DialContext:     d.ForService("shop", "admission", 443),
-//		TLSClientConfig: &tls.Config{ServerName: "admission.shop.svc", RootCAs: pool, MinVersion: tls.VersionTLS12},
+//		TLSClientConfig: &tls.Config{
+//			ServerName: "admission.shop.svc", RootCAs: pool, MinVersion: tls.VersionTLS12,
+//		},
 //		// bounds: MaxConnsPerHost, IdleConnTimeout, ResponseHeaderTimeout, MaxResponseHeaderBytes
 //	}
 //
-// The number of connections, per destination and in all, and the time of dialling are bounded here; time and bytes of
-// what is said over a connection are its user's to bound (contexts, deadlines, io.LimitReader): the other end may be
-// hostile, and so may its node.
+// The Dialer limits the number of connections, per destination and in total, and the time of
+// dialing. Its users must limit the time and bytes of an exchange (contexts, deadlines,
+// io.LimitReader). The destination and its node may be hostile.
 package dialer
 
 import (
@@ -40,43 +43,47 @@ import (
 	"keelson.dev/keelson/controlplane/api/podaddress"
 )
 
-// The bounds of a Dialer.
+// Limits of a Dialer.
 const (
-	maxConnections = 1024 // in all
+	maxConnections = 1024 // in total
 	maxPerTarget   = 256  // to one Service, pod or node
 	patience       = 10 * time.Second
-	maxAttempts    = 3 // endpoints of a Service, one after the other, within patience
+	maxAttempts    = 3 // endpoints of a Service that are tried in sequence, within patience
 )
 
-// ErrFull says that there are as many connections as there may be.
+// ErrFull reports that the maximum number of connections is open.
 var ErrFull = errors.New("too many connections into the cluster are open")
 
-// ErrAddressNotAllowed is of addresses that nobody is to reach by way of the API, whatever an EndpointSlice, a name, a
-// pod or a node says: loopback, link-local (where clouds tell machines their secrets), multicast and unspecified ones.
-// Those of replicas are not dialled directly either: of this one's interfaces, and of all that Service
-// default/kubernetes has. A pod of the host network on a replica's machine is reached by that node's agent.
+// ErrAddressNotAllowed reports an address that must not be reached through the API. These are
+// loopback, link-local (with the metadata services of clouds), multicast and unspecified addresses.
+// They are refused in EndpointSlices, names, pods and nodes alike. Addresses of replicas are not
+// dialed directly either: the interfaces of this machine and the endpoints of Service
+// default/kubernetes. A host-network pod on a replica's machine is reached through its node's
+// agent.
 var ErrAddressNotAllowed = errors.New("address not allowed")
 
-// Endpoint is where a connection ends.
+// Endpoint is the destination of a connection.
 type Endpoint struct {
 	Address string    // an IP address, or the name of an ExternalName Service
 	Port    int32     //
-	Node    string    // by whose agent it was reached; "" when directly
-	Pod     types.UID // "" for what is no pod
+	Node    string    // node through whose agent it is reached; "" if it is dialed directly
+	Pod     types.UID // "" if it is not a pod
 }
 
-// String is "10.0.0.7:8443".
+// String returns address and port: "10.0.0.7:8443".
 func (e Endpoint) String() string { return net.JoinHostPort(e.Address, strconv.Itoa(int(e.Port))) }
 
-// Cluster is what is known of the cluster: objects are shared and must not be changed.
+// Cluster reads objects of the cluster. The objects are shared and must not be changed.
 type Cluster interface {
-	// Get returns an object of the replica's cache, or of the store when the cache has none.
+	// Get returns an object from the replica's cache, or from the store if the cache does not have
+	// it.
 	Get(ctx context.Context, resource, namespace, name string) (api.Object, bool)
-	// List returns the objects of a resource in a namespace, "" = all, of the cache unless fresh.
+	// List returns the objects of a resource in a namespace ("" = all), from the store if fresh is
+	// set and else from the cache.
 	List(ctx context.Context, resource, namespace string, fresh bool) ([]api.Object, error)
 }
 
-// Dialer makes connections into the cluster. Safe for concurrent use.
+// Dialer creates connections into the cluster. It is safe for concurrent use.
 type Dialer struct {
 	cluster Cluster
 	nodes   api.NodeDialer
@@ -88,8 +95,8 @@ type Dialer struct {
 	by   map[string]int
 }
 
-// New returns a dialer. nodes may be nil: pods and nodes are dialed directly then. addresses judges the addresses of pods;
-// nil, or a nil Index: all of them count.
+// New returns a Dialer. If nodes is nil, pods and nodes are dialed directly. addresses returns the
+// index that validates pod addresses; if it or its result is nil, all addresses are accepted.
 func New(cluster Cluster, nodes api.NodeDialer, addresses func() *podaddress.Index) *Dialer {
 	if addresses == nil {
 		addresses = func() *podaddress.Index { return nil }
@@ -99,7 +106,8 @@ func New(cluster Cluster, nodes api.NodeDialer, addresses func() *podaddress.Ind
 	return d
 }
 
-// allowed refuses what a name resolved to, or an endpoint said, before any packet is sent.
+// allowed returns an error if an address must not be dialed. It runs after name resolution and
+// before any packet is sent.
 func (d *Dialer) allowed(ctx context.Context, _, address string, _ syscall.RawConn) error {
 	a, err := netip.ParseAddrPort(address)
 	if err != nil || !Proxyable(a.Addr()) || d.ofReplica(ctx, a.Addr().Unmap()) {
@@ -108,11 +116,11 @@ func (d *Dialer) allowed(ctx context.Context, _, address string, _ syscall.RawCo
 	return nil
 }
 
-// ofReplica says whether an address is one of this replica's machine, or where the API is served.
+// ofReplica reports whether an address belongs to this machine or to a replica of the API server.
 func (d *Dialer) ofReplica(ctx context.Context, a netip.Addr) bool {
 	own, err := net.InterfaceAddrs()
 	if err != nil {
-		return true // who cannot say no says yes
+		return true // refuse if the addresses are unknown
 	}
 	for _, one := range own {
 		if p, err := netip.ParsePrefix(one.String()); err == nil && p.Addr().Unmap() == a {
@@ -126,14 +134,16 @@ func (d *Dialer) ofReplica(ctx context.Context, a netip.Addr) bool {
 	})
 }
 
-// apiSlice has the addresses of all replicas; the leader keeps it.
+// apiSlice is the name of the EndpointSlice with the addresses of all replicas, which the leader
+// maintains.
 const apiSlice = "kubernetes"
 
-// Proxyable says whether an address may be asked on somebody's behalf.
+// Proxyable reports whether the API server may connect to an address for a client: it must be
+// global unicast.
 func Proxyable(a netip.Addr) bool { return a.Unmap().IsGlobalUnicast() }
 
-// Dial connects to a ready endpoint of a port of a Service, which is named by its number. An error is a
-// *apierrors.StatusError of code 503 when the Service, its port or its endpoints are missing.
+// Dial connects to a ready endpoint of a Service port, given by its number. If the Service, its
+// port or its endpoints are missing, the error is an *apierrors.StatusError with code 503.
 func (d *Dialer) Dial(ctx context.Context, namespace, service string, port int32) (net.Conn, Endpoint, error) {
 	return d.dialService(ctx, namespace, service, port, false)
 }
@@ -165,7 +175,8 @@ func (d *Dialer) dialService(ctx context.Context, namespace, service string, por
 	return nil, Endpoint{}, err
 }
 
-// ForService is Dial as a DialContext, which takes no notice of the address.
+// ForService returns Dial for a Service port as a DialContext function. It ignores the address
+// argument.
 func (d *Dialer) ForService(namespace, service string, port int32) func(ctx context.Context, _, _ string) (net.Conn, error) {
 	return func(ctx context.Context, _, _ string) (net.Conn, error) {
 		conn, _, err := d.Dial(ctx, namespace, service, port)
@@ -173,8 +184,9 @@ func (d *Dialer) ForService(namespace, service string, port int32) func(ctx cont
 	}
 }
 
-// ForPods is ForService for those who choose the Service themselves: of its endpoints only pods of its namespace are
-// dialled. Whoever may write Services could otherwise have this replica connect to any name or address.
+// ForPods is ForService for Services that clients choose. It connects only to pods in the namespace
+// of the Service. Otherwise, users who may write Services could make this replica connect to any
+// name or address.
 func (d *Dialer) ForPods(namespace, service string, port int32) func(ctx context.Context, _, _ string) (net.Conn, error) {
 	return func(ctx context.Context, _, _ string) (net.Conn, error) {
 		conn, _, err := d.dialService(ctx, namespace, service, port, true)
@@ -182,7 +194,8 @@ func (d *Dialer) ForPods(namespace, service string, port int32) func(ctx context
 	}
 }
 
-// DialPod connects to a port of a pod's address.
+// DialPod connects to a port of a pod's address. It returns ErrAddressNotAllowed if the reported
+// address cannot be the pod's.
 func (d *Dialer) DialPod(ctx context.Context, pod *corev1.Pod, port int32) (net.Conn, Endpoint, error) {
 	e := Endpoint{Address: pod.Status.PodIP, Port: port, Node: pod.Spec.NodeName, Pod: pod.UID}
 	if e.Address == "" || e.Node == "" {
@@ -215,7 +228,7 @@ func nodeAddress(node *corev1.Node) string {
 }
 
 func (d *Dialer) one(ctx context.Context, target string, e Endpoint) (net.Conn, Endpoint, error) {
-	if a, err := netip.ParseAddr(e.Address); err == nil && !Proxyable(a) { // its status says so, which others may write
+	if a, err := netip.ParseAddr(e.Address); err == nil && !Proxyable(a) { // the address comes from a status, which is not trusted
 		return nil, e, fmt.Errorf("%w: %s", ErrAddressNotAllowed, e)
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("%s did not answer within %s", e, patience))
@@ -232,8 +245,8 @@ func (d *Dialer) one(ctx context.Context, target string, e Endpoint) (net.Conn, 
 	return &counted{Conn: conn, leave: leave}, e, nil
 }
 
-// dial connects by the node's agent where there is a node, which has to be the truth of the API and not what an
-// EndpointSlice says: a node answers for its own pods and no others.
+// dial connects through the agent of e.Node if it is set. e.Node must come from the API objects and
+// not from an EndpointSlice, because a node is trusted for its own pods only.
 func (d *Dialer) dial(ctx context.Context, e Endpoint) (net.Conn, error) {
 	if e.Node != "" && d.nodes != nil {
 		return d.nodes.DialNode(ctx, e.Node, e.Pod, e.Address, e.Port)
@@ -241,7 +254,7 @@ func (d *Dialer) dial(ctx context.Context, e Endpoint) (net.Conn, error) {
 	return d.direct(ctx, "tcp", e.String())
 }
 
-// enter takes a place for one connection; leave gives it back, once.
+// enter reserves one connection to target; leave releases it and may be called repeatedly.
 func (d *Dialer) enter(target string) (leave func(), err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -260,7 +273,7 @@ func (d *Dialer) enter(target string) (leave func(), err error) {
 	}), nil
 }
 
-// counted is a connection with a place of its own.
+// counted is a connection that releases its reservation when it is closed.
 type counted struct {
 	net.Conn
 	leave func()

@@ -11,13 +11,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// Endpoints lists the ready endpoints of a port of a Service. An error is a *apierrors.StatusError.
+// Endpoints returns the ready endpoints of a Service port. An error is an *apierrors.StatusError.
 func (d *Dialer) Endpoints(ctx context.Context, namespace, service string, port int32) ([]Endpoint, error) {
 	return d.endpoints(ctx, namespace, service, port, false)
 }
 
-// endpoints is Endpoints, of which strict takes those only that are pods of the Service's own namespace and are said
-// to be: neither a name nor an address that somebody wrote down.
+// endpoints is Endpoints with the option strict. If strict is set, it returns only endpoints that
+// reference a pod in the Service's namespace, and no names or plain addresses.
 func (d *Dialer) endpoints(ctx context.Context, namespace, service string, port int32, strict bool) ([]Endpoint, error) {
 	svc, sp, err := d.service(ctx, namespace, service, port)
 	if err != nil {
@@ -62,7 +62,7 @@ func none(service string) error {
 	return apierrors.NewServiceUnavailable(fmt.Sprintf("no endpoints available for service %q", service))
 }
 
-// ofPod says that an endpoint claims to be a pod of a namespace.
+// ofPod reports whether an endpoint references a pod of the namespace.
 func ofPod(ep *discoveryv1.Endpoint, namespace string) bool {
 	ref := ep.TargetRef
 	return ref != nil && ref.Kind == "Pod" && (ref.Namespace == "" || ref.Namespace == namespace)
@@ -85,7 +85,7 @@ func (d *Dialer) service(ctx context.Context, namespace, name string, port int32
 	return nil, nil, apierrors.NewServiceUnavailable(fmt.Sprintf("no service port %d found for service %q", port, name))
 }
 
-// portOf is the number of the slice's TCP port of that name; 0 when it has none.
+// portOf returns the number of the slice's TCP port with the given name; 0 if it has none.
 func portOf(s *discoveryv1.EndpointSlice, name string) int32 {
 	for _, p := range s.Ports {
 		has := ""
@@ -99,8 +99,9 @@ func portOf(s *discoveryv1.EndpointSlice, name string) int32 {
 	return 0
 }
 
-// endpoint is where a ready endpoint is reached. What is said to be a pod is one: its node and addresses are those of
-// the Pod object.
+// endpoint returns the destination of a ready endpoint, or false if it is invalid or not ready. An
+// endpoint that references a pod must match an existing pod, and its node comes from the Pod
+// object.
 func (d *Dialer) endpoint(ctx context.Context, namespace string, ep *discoveryv1.Endpoint, port int32) (Endpoint, bool) {
 	if len(ep.Addresses) == 0 || ep.Conditions.Ready != nil && !*ep.Conditions.Ready {
 		return Endpoint{}, false
@@ -122,10 +123,11 @@ func (d *Dialer) endpoint(ctx context.Context, namespace string, ep *discoveryv1
 	return d.placed(ctx, e, addr), true
 }
 
-// placed finds whose pod has a hand-made endpoint's address. Nodes report their pods' addresses: only those of the
-// node's own range count, or a node could draw to itself what is meant for others.
+// placed sets the node of an endpoint without a pod reference if a running pod has its address. The
+// address must be in the node's pod CIDR. Otherwise a node could report an address to receive the
+// traffic of others.
 func (d *Dialer) placed(ctx context.Context, e Endpoint, addr netip.Addr) Endpoint {
-	pods, _ := d.cluster.List(ctx, "pods", "", false) // unknown then: it is dialled directly
+	pods, _ := d.cluster.List(ctx, "pods", "", false) // without the list, the endpoint is dialed directly
 	for _, o := range pods {
 		pod, ok := o.(*corev1.Pod)
 		if !ok || pod.Spec.HostNetwork || pod.Spec.NodeName == "" || !running(pod) || !hasAddress(pod, addr) || !d.isPeer(pod, addr) {
