@@ -1,9 +1,10 @@
-// Package flowcontrol bounds the requests that are under way at once, by number and by
-// the memory that they are expected to take: reads, writes and watches apart,
-// each user to a part of what there is, with room kept back for those who keep
-// the cluster running. A request without room waits a moment, then it is refused.
-// Whose writes are large rests between them, the longer the more the store has to
-// do: what others write finds it free most of the time.
+// Package flowcontrol limits the concurrent requests by their number and their estimated memory.
+// Reads, writes and watches have separate limits, and each user may use only a part of them. A
+// reserve is kept for components that run the cluster. A request that exceeds a limit waits briefly
+// and is then refused.
+//
+// After a large write, its user's next large write must wait. The wait grows with the load of the
+// store, so that the store is mostly available to other users.
 package flowcontrol
 
 import (
@@ -14,46 +15,46 @@ import (
 	"time"
 )
 
-// Class is what a request is counted as.
+// Class is the class of a request: read, write or watch. Each class has its own limits.
 type Class int
 
-// The classes.
+// The classes of requests.
 const (
 	Read Class = iota
 	Write
-	Watch // and everything else that lasts: logs, exec, port-forward
+	Watch // and all other long-running requests: logs, exec, port-forward
 	classes
 )
 
 func (c Class) String() string { return [...]string{"readOnly", "mutating", "watch"}[c] }
 
-// Limits bound a Gate.
+// Limits are the limits of a Gate by class.
 type Limits struct {
 	Seats [classes]int
-	Bytes [classes]int64 // expected memory; of watches it is not counted
-	// Patience is how long a read or write waits for room.
+	Bytes [classes]int64 // estimated memory; not limited for watches
+	// Patience is how long a read or write may wait before it is refused.
 	Patience time.Duration
-	// Rest is how many times as long as a user's largest write took the next one has to wait
-	// after it; smaller ones rest less. 0 is no rest.
+	// Rest is the wait after a user's largest possible write, as a multiple of the write's
+	// duration. The wait after smaller large writes is proportionally shorter. 0 disables it.
 	Rest int
 }
 
 const (
-	watchMemory = 96 << 10 // of one watch that is idle: connection, stream, goroutines
+	watchMemory = 96 << 10 // memory of an idle watch: connection, stream, goroutines
 	minMemory   = 256 << 20
-	// However large the machine is, what is written and read at once goes through the same disks and cores. Of the
-	// largest writes, which are expected to take 8 MiB and more, one user has one under way: what others write waits
-	// behind few of them.
+	// Limits of concurrent memory that apply to machines of any size, because disks and cores are
+	// shared. The estimate of the largest writes is 8 MiB and more, so a user can run only one of
+	// them at a time. Writes of other users then wait behind few of them.
 	mostRead    = 512 << 20
 	mostWritten = 32 << 20
-	// A write is large that is expected to take so much.
+	// Estimated bytes from which a write is large.
 	largeWrite = 1 << 20
-	// A user whose writes are of the largest has one under way for a fourth of the time at most.
+	// A user's largest writes run for at most a fourth of the time.
 	restTimes = 3
 	maxRest   = 3 * time.Second
 )
 
-// ForMemory are the limits of a process that may take limit bytes in all.
+// ForMemory returns the limits of a process that may use limit bytes of memory in total.
 func ForMemory(limit int64) Limits {
 	limit = max(limit, minMemory)
 	return Limits{
@@ -64,27 +65,27 @@ func ForMemory(limit int64) Limits {
 	}
 }
 
-// Caller is on whose account a request goes.
+// Caller is the user whose limits a request counts against.
 type Caller struct {
 	Name string
-	// Trusted ones may use the room that is kept back.
+	// Trusted callers may use the reserve without limits per caller.
 	Trusted bool
-	// Node is one of many who are trusted a little: it may use the room that is kept back, a
-	// small part of all the room, and all nodes together leave some to the others.
+	// Node marks the agent of a node. A node may use the reserve, but only a small part of the
+	// limits. All nodes together leave a part to the other callers.
 	Node bool
 }
 
-// ErrFull says that there was no room in time.
+// ErrFull reports that a request was refused because a limit was reached.
 var ErrFull = errors.New("too many requests are under way")
 
-// Gate lets requests in. All methods are safe for concurrent use.
+// Gate admits requests within limits. All methods are safe for concurrent use.
 type Gate struct {
 	pools    [classes]*pool
 	patience time.Duration
 	rest     int
 }
 
-// New returns a gate.
+// New returns a Gate with the limits l.
 func New(l Limits) *Gate {
 	g := &Gate{patience: l.Patience, rest: l.Rest}
 	for c := range g.pools {
@@ -93,7 +94,8 @@ func New(l Limits) *Gate {
 	return g
 }
 
-// Stats is how many requests of a class are under way and how many were refused so far.
+// Stats returns how many requests of a class are running, and how many were refused since the
+// start.
 func (g *Gate) Stats(c Class) (underWay int, refused uint64) {
 	p := g.pools[c]
 	p.mu.Lock()
@@ -101,7 +103,7 @@ func (g *Gate) Stats(c Class) (underWay int, refused uint64) {
 	return p.all.seats, p.refused
 }
 
-// Pass is the place of one request. It is used by one goroutine.
+// Pass is the reservation of one running request. It must be used by one goroutine only.
 type Pass struct {
 	pool     *pool
 	caller   Caller
@@ -111,13 +113,13 @@ type Pass struct {
 	began    time.Time
 }
 
-// Enter waits for a place for a request that is expected to take so many bytes.
-// The error is ErrFull or that of ctx.
+// Enter waits until a request of class c with the given estimated bytes may run. It returns
+// ErrFull, or the error of ctx. After success, the caller must call Leave.
 func (g *Gate) Enter(ctx context.Context, c Class, caller Caller, bytes int64) (*Pass, error) {
 	p := &Pass{pool: g.pools[c], caller: caller, patience: g.patience}
 	switch c {
 	case Watch:
-		p.patience = 0 // places are given up rarely
+		p.patience = 0 // watches rarely end, so waiting is useless
 	case Write:
 		p.rest = g.rest
 	}
@@ -126,10 +128,12 @@ func (g *Gate) Enter(ctx context.Context, c Class, caller Caller, bytes int64) (
 	return p, err
 }
 
-// Expect waits until the request may take so many more bytes.
+// Expect waits until the given number of further bytes is reserved. It returns ErrFull, or the
+// error of ctx.
 func (p *Pass) Expect(ctx context.Context, bytes int64) error { return p.take(ctx, usage{0, bytes}) }
 
-// Leave gives the place back. After a large write its user's part stays taken for a while, but for room for small ones.
+// Leave releases the reservation. After a large write, most of its bytes still count against its
+// user for some time; small writes of the user remain possible.
 func (p *Pass) Leave() {
 	rest, resting := p.pause(), int64(0)
 	if rest > 0 {
@@ -140,8 +144,8 @@ func (p *Pass) Leave() {
 	p.held = usage{}
 }
 
-// pause is how long the user's next write of this size has to wait. What the store and the disks have to do
-// makes this one slow, and so the pause long.
+// pause returns how long the user must wait after this large write; 0 for other requests. It is
+// proportional to the write's duration, which grows with the load of the store and the disks.
 func (p *Pass) pause() time.Duration {
 	if p.rest == 0 || p.caller.Trusted || p.caller.Node || p.held.seats == 0 || p.held.bytes < largeWrite {
 		return 0
@@ -164,35 +168,36 @@ type usage struct {
 func (u *usage) add(v usage) { u.seats, u.bytes = u.seats+v.seats, u.bytes+v.bytes }
 func (u *usage) sub(v usage) { u.seats, u.bytes = u.seats-v.seats, u.bytes-v.bytes }
 
-// pool is the room of one class.
+// pool holds the limits and the usage of one class.
 type pool struct {
 	seats int
-	bytes int64 // 0 = not counted
+	bytes int64 // 0 = not limited
 
 	mu       sync.Mutex
 	all      usage
-	ordinary usage // of those who are not trusted
+	ordinary usage // usage of callers that are neither trusted nor nodes
 	nodes    usage
-	users    map[string]*usage // of all but the trusted; what rests counts here only
-	waiting  []*waiter         // first come first
+	users    map[string]*usage // usage by name of all untrusted callers, including bytes of recent large writes
+	waiting  []*waiter         // in order of arrival
 	refused  uint64
 }
 
 type waiter struct {
 	caller Caller
 	want   usage
-	ready  chan struct{} // closed, under the lock, when want has been taken
+	ready  chan struct{} // closed, with the pool locked, when want has been reserved
 }
 
-// Ordinary users may use three quarters of the room, and one of them half of that.
+// Ordinary users together may use three quarters of the limits, and each of them half of this part.
 func (p *pool) ordinarySeats() int   { return max(p.seats*3/4, 1) }
 func (p *pool) ordinaryBytes() int64 { return max(p.bytes*3/4, 1) }
 
-// Nodes together may use seven eighths of the room, and one of them an eighth.
+// Nodes together may use seven eighths of the limits, and each of them one eighth of the limits.
 func (p *pool) nodeSeats() int   { return max(p.seats*7/8, 1) }
 func (p *pool) nodeBytes() int64 { return max(p.bytes*7/8, 1) }
 
-// most is what one request may count for: the largest is let in when its user has nothing else under way.
+// most returns the most bytes that one caller may reserve. A larger request counts as this number,
+// so it can run if its user has no other request.
 func (p *pool) most(c Caller) int64 {
 	switch {
 	case c.Trusted:
@@ -203,7 +208,7 @@ func (p *pool) most(c Caller) int64 {
 	return p.ordinaryBytes() / 2
 }
 
-// own is how many requests of one caller may be under way.
+// own returns how many requests of one untrusted caller may run at once.
 func (p *pool) own(c Caller) int {
 	if c.Node {
 		return max(p.seats/8, 1)
@@ -211,7 +216,8 @@ func (p *pool) own(c Caller) int {
 	return max(p.ordinarySeats()/2, 1)
 }
 
-// group is what callers of this sort have together, and what they may have.
+// group returns the usage and the limits of all untrusted callers of c's type: nodes, or ordinary
+// users.
 func (p *pool) group(c Caller) (has *usage, seats int, bytes int64) {
 	if c.Node {
 		return &p.nodes, p.nodeSeats(), p.nodeBytes()
@@ -219,7 +225,7 @@ func (p *pool) group(c Caller) (has *usage, seats int, bytes int64) {
 	return &p.ordinary, p.ordinarySeats(), p.ordinaryBytes()
 }
 
-// fits says whether there is room now. Called under the lock.
+// fits reports whether c may reserve w now. The caller holds mu.
 func (p *pool) fits(c Caller, w usage) bool {
 	if p.all.seats+w.seats > p.seats || p.bytes > 0 && p.all.bytes+w.bytes > p.bytes {
 		return false
@@ -250,7 +256,8 @@ func (p *pool) enter(c Caller, w usage) {
 	p.users[c.Name].add(w)
 }
 
-// give takes back what a request had. So many bytes stay on its user's account until rested.
+// give releases a request's usage u. resting bytes of it continue to count against the user until
+// rested is called.
 func (p *pool) give(c Caller, u usage, resting int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -264,7 +271,7 @@ func (p *pool) give(c Caller, u usage, resting int64) {
 	p.letIn()
 }
 
-// rested ends the rest after a large write.
+// rested releases the bytes that still counted against a user after a large write.
 func (p *pool) rested(c Caller, bytes int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -272,7 +279,7 @@ func (p *pool) rested(c Caller, bytes int64) {
 	p.letIn()
 }
 
-// settle takes what was given back off a user's account.
+// settle subtracts u from the usage of a caller.
 func (p *pool) settle(c Caller, u usage) {
 	if own := p.users[c.Name]; own != nil {
 		if own.sub(u); *own == (usage{}) {
@@ -281,11 +288,11 @@ func (p *pool) settle(c Caller, u usage) {
 	}
 }
 
-// letIn lets those in who wait and for whom there is room now.
+// letIn admits waiting requests that fit now, in order of arrival. The caller holds mu.
 func (p *pool) letIn() {
 	p.waiting = slices.DeleteFunc(p.waiting, func(w *waiter) bool {
 		if !p.fits(w.caller, w.want) {
-			return false // it must not hold up another user's
+			return false // it does not block requests of other users
 		}
 		p.enter(w.caller, w.want)
 		close(w.ready)
@@ -293,7 +300,8 @@ func (p *pool) letIn() {
 	})
 }
 
-// take returns what was taken: the bytes are at most what one request counts for.
+// take reserves want for c, in addition to held, and waits at most patience. It returns the
+// reserved usage; its bytes are limited by most.
 func (p *pool) take(ctx context.Context, c Caller, want, held usage, patience time.Duration) (usage, error) {
 	p.mu.Lock()
 	if p.bytes > 0 {
@@ -328,7 +336,7 @@ func (p *pool) take(ctx context.Context, c Caller, want, held usage, patience ti
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	i := slices.Index(p.waiting, w)
-	if i < 0 { // let in at the last moment
+	if i < 0 { // admitted just before the timeout
 		return want, nil
 	}
 	p.waiting = slices.Delete(p.waiting, i, i+1)

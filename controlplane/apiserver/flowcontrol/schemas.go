@@ -9,12 +9,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Request is what FlowSchemas match: the user and either a resource or the path of a URL.
+// Request holds the attributes that FlowSchemas match: the user, and either a resource or a URL
+// path.
 type Request struct {
 	User   string
 	Groups []string
-	Verb   string // of a resource, or the HTTP method in lower case
-	// Path is the path of a URL that names no resource. It is empty where Resource is set.
+	Verb   string // verb of a resource request, or the HTTP method in lower case
+	// Path is the URL path of a request that is not about a resource. It is empty if Resource is
+	// set.
 	Path string
 
 	APIGroup    string
@@ -23,8 +25,8 @@ type Request struct {
 	Namespace   string // "" for cluster-scoped requests
 }
 
-// Flow names the FlowSchema that matches a request and the PriorityLevelConfiguration that the schema refers to. The UID
-// of a level that does not exist is empty.
+// Flow identifies the FlowSchema that matches a request and its PriorityLevelConfiguration. Level
+// is empty if the PriorityLevelConfiguration does not exist.
 type Flow struct {
 	Schema, Level types.UID
 }
@@ -35,8 +37,9 @@ type Schemas struct {
 	levels  map[string]types.UID
 }
 
-// NewSchemas returns the index of the schemas and levels, which must not be modified afterwards. A schema with a lower
-// matchingPrecedence comes first; among equal ones the name decides, as in Kubernetes.
+// NewSchemas returns an index of the FlowSchemas. levels are the UIDs of
+// PriorityLevelConfigurations by name. Neither may be changed afterwards. As in Kubernetes, schemas
+// are ordered by matchingPrecedence, then by name.
 func NewSchemas(schemas []*flowcontrolv1.FlowSchema, levels map[string]types.UID) *Schemas {
 	ordered := slices.SortedFunc(slices.Values(schemas), func(a, b *flowcontrolv1.FlowSchema) int {
 		return cmp.Or(cmp.Compare(a.Spec.MatchingPrecedence, b.Spec.MatchingPrecedence), cmp.Compare(a.Name, b.Name))
@@ -44,7 +47,8 @@ func NewSchemas(schemas []*flowcontrolv1.FlowSchema, levels map[string]types.UID
 	return &Schemas{ordered: ordered, levels: levels}
 }
 
-// Match returns the flow of the first schema that matches the request; found is false when no schema does.
+// Match returns the flow of the first FlowSchema that matches the request. found is false if none
+// matches.
 func (s *Schemas) Match(r *Request) (f Flow, found bool) {
 	for _, schema := range s.ordered {
 		for i := range schema.Spec.Rules {
@@ -56,7 +60,8 @@ func (s *Schemas) Match(r *Request) (f Flow, found bool) {
 	return Flow{}, false
 }
 
-// matchesRules reports whether one of the subjects and one of the rules for resources or URLs match.
+// matchesRules reports whether the user matches a subject and the request matches a resource or URL
+// rule.
 func matchesRules(rules *flowcontrolv1.PolicyRulesWithSubjects, r *Request) bool {
 	if !slices.ContainsFunc(rules.Subjects, func(s flowcontrolv1.Subject) bool { return matchesSubject(&s, r) }) {
 		return false
@@ -96,7 +101,8 @@ func matchesResource(rule *flowcontrolv1.ResourcePolicyRule, r *Request) bool {
 	return containsOrAll(rule.Namespaces, r.Namespace)
 }
 
-// matchesURL reports whether a path is the URL of a rule, or below it where the URL ends with an asterisk.
+// matchesURL reports whether a path equals the URL of a rule, or starts with it if the URL ends
+// with an asterisk.
 func matchesURL(url, path string) bool {
 	prefix, below := strings.CutSuffix(url, "*")
 	return url == path || below && strings.HasPrefix(path, prefix)
