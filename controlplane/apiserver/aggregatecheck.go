@@ -18,8 +18,8 @@ import (
 )
 
 // maxChecks is how many availability checks of API servers run at once. It applies separately to
-// servers whose last check passed and to all others, so hanging servers delay only other failing or
-// unchecked servers.
+// servers that passed their last check and to all others. Therefore hanging servers delay only
+// other failing or unchecked servers.
 const maxChecks = 16
 
 // checks schedules the availability checks of all APIServices. Each APIService has its own due

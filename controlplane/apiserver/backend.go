@@ -25,7 +25,8 @@ import (
 // the methods of endpoints.Backend.
 type front struct{ *chain }
 
-// Serve performs a request of an HTTP client and implements endpoints.Backend.
+// Serve performs a request of an HTTP client. body decodes the request body and is called after
+// authorization. It implements endpoints.Backend.
 func (f front) Serve(ctx context.Context, r *api.Request, body func(context.Context) error) (endpoints.Result, error) {
 	traceable(r)
 	return f.chain.serve(ctx, r, body)

@@ -305,8 +305,7 @@ func (s *Server) rootPaths() []string {
 	return append(out, pathFlags, "/healthz", "/livez", "/metrics", "/openapi/v2", "/openapi/v3", "/readyz", pathStatus, "/version")
 }
 
-// crashed responds 500 to a request whose handler panicked, and logs the panic.
-// http.ErrAbortHandler is passed on.
+// crashed logs the panic p of a handler and responds 500. http.ErrAbortHandler is passed on.
 func (s *Server) crashed(w *statusWriter, r *http.Request, p any) {
 	if p == http.ErrAbortHandler {
 		panic(p)

@@ -14,8 +14,8 @@ import (
 
 const applyPatch = types.ApplyYAMLPatchType
 
-// maxKindSeries limits the number of kinds with series of their own. Users who create kinds must
-// not exhaust the memory. Requests for further kinds are counted under otherKinds.
+// maxKindSeries limits the number of kinds with series of their own. The creation of many kinds
+// must not exhaust the memory. Requests for further kinds are counted under otherKinds.
 const (
 	maxKindSeries = 512
 	otherKinds    = "other"

@@ -5,8 +5,8 @@ import (
 	"net/http/pprof"
 )
 
-// profiles is the path prefix of the Go profiles of this process, as in Kubernetes. Only users who
-// may read the path get them. "go tool pprof" reads them.
+// profiles is the path prefix of the Go profiles of this process, as in Kubernetes. Access to them
+// requires the right to read the path. "go tool pprof" reads them.
 const profiles = "/debug/pprof"
 
 func serveProfile(w http.ResponseWriter, r *http.Request, name string) {

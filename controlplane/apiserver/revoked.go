@@ -16,14 +16,14 @@ import (
 	"keelson.dev/keelson/internal/connlimit"
 )
 
-// revokedEvery is how often open connections are checked for certificates that are revoked or whose
-// CA is no longer trusted. Such connections are closed, which ends their watches.
+// revokedEvery is how often open connections are checked for certificates that are revoked or
+// issued by a CA that is no longer trusted. Such connections are closed, which ends their watches.
 const revokedEvery = time.Second
 
 // errRevoked reports that a certificate was valid and is now revoked.
 var errRevoked = errors.New("it was revoked")
 
-// shownConns holds the open connections whose clients presented a certificate.
+// shownConns holds the open connections with a client certificate.
 type shownConns struct {
 	mu     sync.Mutex
 	byConn map[*connlimit.Conn]*x509.Certificate
@@ -42,7 +42,7 @@ func (n *shownConns) note(r *http.Request, place *connlimit.Conn) {
 	n.byConn[place] = r.TLS.PeerCertificates[0]
 }
 
-// sweep closes the connections for whose certificate gone returns true, and removes closed
+// sweep closes the connections if gone returns true for their certificate, and removes closed
 // connections.
 func (n *shownConns) sweep(gone func(*x509.Certificate) bool) {
 	n.mu.Lock()
@@ -99,7 +99,7 @@ func (s *Server) sweepRevoked(ctx context.Context) error {
 	}
 }
 
-// authorities detects certificates whose CA was trusted and no longer is.
+// authorities detects certificates of a CA that was trusted and no longer is.
 type authorities struct {
 	now       func() *x509.CertPool // returns the trusted CAs; nil = none exist
 	was, were *x509.CertPool        // the pools of the last and the second to last call of look

@@ -14,8 +14,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Paths and names of the pages about this process. They are served to users who may read the paths,
-// as text or as a kind of config.k8s.io.
+// Paths and names of the pages about this process. Access to them requires the right to read the
+// paths. They are served as text or as a kind of config.k8s.io.
 const (
 	pathStatus = "/statusz"
 	pathFlags  = "/flagz"

@@ -66,7 +66,7 @@ var ErrAddressNotAllowed = errors.New("address not allowed")
 type Endpoint struct {
 	Address string    // an IP address, or the name of an ExternalName Service
 	Port    int32     //
-	Node    string    // node through whose agent it is reached; "" if it is dialed directly
+	Node    string    // node of the agent that connects to it; "" if it is dialed directly
 	Pod     types.UID // "" if it is not a pod
 }
 

@@ -10,8 +10,8 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// exchanges is the maximum number of retries of a request whose kind was replaced. The error of the
-// last retry is returned.
+// exchanges is the maximum number of retries of a request after its kind was replaced. The error of
+// the last retry is returned.
 const exchanges = 8
 
 // withKindOfNow serves a request, and retries it if its kind was replaced by another kind of the
@@ -52,8 +52,8 @@ func reads(verb api.Verb) bool {
 	return verb == api.VerbGet || verb == api.VerbList || verb == api.VerbWatch
 }
 
-// withBodyAgain returns a copy of a request whose body can be read repeatedly: after EOF, the next
-// read starts at the beginning.
+// withBodyAgain returns a copy of a request with a body that can be read repeatedly: after EOF, the
+// next read starts at the beginning.
 func withBodyAgain(r *http.Request) *http.Request {
 	if r.Body == nil || r.Body == http.NoBody {
 		return r

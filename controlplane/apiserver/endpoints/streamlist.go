@@ -122,7 +122,7 @@ func (h *Handler) listStream(r *http.Request, req *api.Request, f Format, l *api
 	return s, nil
 }
 
-// viewStream returns the head and the item encoder of a list in JSON whose items are table rows or
+// viewStream returns the head and the item encoder of a JSON list of table rows or of objects with
 // metadata only. empty is the list without items.
 func (h *Handler) viewStream(r *http.Request, req *api.Request, f Format, empty *api.ObjectList) (head []byte, item func(api.Object) ([]byte, error), err error) {
 	v, err := h.viewer(r, req.Kind, f)

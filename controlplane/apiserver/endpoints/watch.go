@@ -102,7 +102,7 @@ type Events interface {
 // data.
 const lostGrace = time.Second
 
-// cutter ends the response of a watch whose client reads too slowly, which frees the memory held
+// cutter ends the response of a watch if its client reads too slowly, which frees the memory held
 // for it.
 type cutter struct {
 	control *http.ResponseController

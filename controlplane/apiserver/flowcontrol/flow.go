@@ -65,7 +65,7 @@ func ForMemory(limit int64) Limits {
 	}
 }
 
-// Caller is the user whose limits a request counts against.
+// Caller is the user to which a request is charged.
 type Caller struct {
 	Name string
 	// Trusted callers may use the reserve without limits per caller.

@@ -111,7 +111,7 @@ func (l Links) Apply(resp *http.Response) error {
 	return nil
 }
 
-// htmlBody is an HTML response body whose links are rewritten while it is read.
+// htmlBody is an HTML response body that rewrites its links while it is read.
 type htmlBody struct {
 	body   io.Closer
 	src    io.Reader

@@ -149,7 +149,8 @@ type ours interface {
 	path(root, path string) (bool, error)
 }
 
-// said implements ours. It unpacks pieces only when one of their definitions or paths is looked up.
+// said implements ours with this server's topics. It unpacks a piece only when one of its
+// definitions or paths is looked up.
 type said struct {
 	spec   *Spec
 	topics []topic

@@ -32,7 +32,8 @@ type (
 	}
 )
 
-// making is a value whose computation was started. done is closed when value and err are set.
+// making is a value that a goroutine computes or has computed. done is closed when value and err
+// are set.
 type making[T any] struct {
 	done  chan struct{}
 	value T
@@ -80,8 +81,8 @@ func once[K comparable, T any](s *Spec, in map[K]*making[T], key K, f func() (T,
 	return m.value, m.err
 }
 
-// working waits for a place to generate a piece, because each needs megabytes of memory. The caller
-// must call done.
+// working waits until another piece may be generated; their number is limited because each needs
+// megabytes of memory. The caller must call done.
 func (s *Spec) working() (done func()) {
 	s.places <- struct{}{}
 	return func() { <-s.places }

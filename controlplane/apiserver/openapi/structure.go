@@ -225,7 +225,8 @@ func needed(in reflect.Type, name, options string) bool {
 	return !slices.Contains(optional()[typeName(in)], name)
 }
 
-// describeEnum adds the values of a field whose type is an enumeration.
+// describeEnum adds the possible values of a field to its schema p, if its type t is an
+// enumeration.
 func describeEnum(p object, t reflect.Type) {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()

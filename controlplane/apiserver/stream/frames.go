@@ -69,7 +69,7 @@ func newFramedConn(c net.Conn) net.Conn { return &framedConn{c, framed{from: c}}
 // Read reads from the connection with limited control frames. It implements net.Conn.
 func (c *framedConn) Read(p []byte) (int, error) { return c.frames.Read(p) }
 
-// framedWriter is a ResponseWriter whose hijacked connection has limited control frames.
+// framedWriter is a ResponseWriter that limits the control frames of a hijacked connection.
 type framedWriter struct{ http.ResponseWriter }
 
 // Hijack takes over the connection. The returned reader limits control frames. It implements

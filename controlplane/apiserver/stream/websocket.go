@@ -56,7 +56,8 @@ type mux struct {
 	done   chan struct{}
 }
 
-// newMux returns a mux and a reader for each channel in inputs. Call run to read messages.
+// newMux returns a mux and a reader for each channel in inputs. With base64 set, messages are text
+// in base64. Call run to read messages.
 func newMux(conn *websocket.Conn, base64 bool, inputs ...byte) (*mux, map[byte]io.Reader) {
 	m := &mux{conn: conn, base64: base64, inputs: map[byte]*io.PipeWriter{}, done: make(chan struct{})}
 	readers := map[byte]io.Reader{}
