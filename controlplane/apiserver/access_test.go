@@ -30,7 +30,7 @@ import (
 	"keelson.dev/keelson/controlplane/pki"
 )
 
-// access is what files say to a replica.
+// access is the configuration files of a replica and the servers that they refer to.
 type access struct {
 	t      *testing.T
 	folder string
@@ -42,7 +42,7 @@ func newAccess(t *testing.T) *access {
 	return &access{t: t, folder: t.TempDir(), authn: authnfile.Defaults(), authz: authzfile.Defaults()}
 }
 
-// file writes one and returns its path.
+// file writes a configuration file and returns its path.
 func (a *access) file(name, text string) string {
 	a.t.Helper()
 	path := filepath.Join(a.folder, name)
@@ -55,7 +55,7 @@ func (a *access) file(name, text string) string {
 	return path
 }
 
-// service starts a webhook and writes the kubeconfig that leads to it.
+// service starts a webhook and writes a kubeconfig that refers to it.
 func (a *access) service(name string, h http.HandlerFunc) string {
 	a.t.Helper()
 	srv := httptest.NewTLSServer(h)
@@ -72,7 +72,7 @@ func (a *access) service(name string, h http.HandlerFunc) string {
 	return path
 }
 
-// start runs a replica that follows the files.
+// start starts a replica that follows the configuration files.
 func (a *access) start() *replica {
 	a.t.Helper()
 	log := slog.New(slog.DiscardHandler)
@@ -97,7 +97,7 @@ func (a *access) start() *replica {
 	return r
 }
 
-// whoami asks with a token, and headers, as whom one came.
+// whoami returns the user as which a request with the token and headers is authenticated.
 func whoami(r *replica, token string, headers ...string) (authenticationv1.UserInfo, int) {
 	r.t.Helper()
 	if token != "" {
@@ -115,7 +115,7 @@ func whoami(r *replica, token string, headers ...string) (authenticationv1.UserI
 	return review.Status.UserInfo, a.code
 }
 
-// becomes waits until a token is good for a user; "" = for nobody.
+// becomes waits until a token authenticates a user; "" = no user.
 func becomes(t *testing.T, r *replica, token, user string) {
 	t.Helper()
 	eventually(t, func() error {

@@ -34,7 +34,7 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// loopNodes connects to servers on loopback for the addresses that pods are said to have.
+// loopNodes connects to servers on loopback in place of the addresses of pods.
 type loopNodes struct {
 	mu sync.Mutex
 	at map[string]string // "node address:port" to an address on loopback
@@ -50,7 +50,7 @@ func (n *loopNodes) DialNode(ctx context.Context, node string, _ types.UID, addr
 	return (&net.Dialer{}).DialContext(ctx, "tcp", to)
 }
 
-// behind is a replica with a way to servers on loopback.
+// behind is a replica that reaches aggregated API servers on loopback.
 type behind struct {
 	*replica
 	nodes *loopNodes
@@ -75,7 +75,7 @@ func startBehind(t *testing.T) *behind {
 	return b
 }
 
-// extension runs a server under the name of a Service of namespace default, in a pod of its own.
+// extension starts a server behind a Service of namespace default, in a pod of its own.
 func (b *behind) extension(name string, h http.Handler) *httptest.Server {
 	b.t.Helper()
 	cert, err := b.ca.Issue(pki.Profile{CommonName: name, DNSNames: []string{name + ".default.svc"}, Server: true}, time.Now())
@@ -94,7 +94,7 @@ func (b *behind) extension(name string, h http.Handler) *httptest.Server {
 	return srv
 }
 
-// place makes a Service with one endpoint, a pod that listens at an address on loopback.
+// place creates a Service with one endpoint: a pod with an address on loopback.
 func (b *behind) place(name, loopback string, ready bool) {
 	b.t.Helper()
 	b.nodes.mu.Lock()
@@ -122,7 +122,8 @@ func (b *behind) slice(name, ip string, ready bool) {
 	})
 }
 
-// apiService points group version v1.GROUP to a Service, and has its condition found out once.
+// apiService points the APIService of group version v1.GROUP to a Service and checks its
+// availability once.
 func (b *behind) apiService(group, service string, change func(*apiregistrationv1.APIServiceSpec)) apiregistrationv1.APIServiceCondition {
 	b.t.Helper()
 	spec := apiregistrationv1.APIServiceSpec{
@@ -145,7 +146,7 @@ func (b *behind) apiService(group, service string, change func(*apiregistrationv
 	return s.Status.Conditions[0]
 }
 
-// discoveryOf answers what a server has to answer of one group version with a resource.
+// discoveryOf serves the discovery document of a group version with one resource.
 func discoveryOf(group string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -221,7 +222,7 @@ func TestAPIServiceAvailability(t *testing.T) {
 	}
 }
 
-// recorder notes the heads of all requests.
+// recorder records the headers of all requests.
 type recorder struct {
 	mu   sync.Mutex
 	seen []*http.Request
@@ -278,8 +279,8 @@ func TestCredentialsDoNotTravel(t *testing.T) {
 	}
 }
 
-// heard asks until the answer has the text: what servers say is asked for in the background, and a request waits for
-// it a moment only.
+// heard repeats a request until the response contains the text, because documents of API servers
+// are fetched in the background.
 func (b *behind) heard(path, text string, headers ...string) (a answer) {
 	b.t.Helper()
 	b.await(func() bool {
@@ -289,7 +290,7 @@ func (b *behind) heard(path, text string, headers ...string) (a answer) {
 	return a
 }
 
-// await waits until something is so that follows from what is stored.
+// await waits until a condition that follows from stored objects is true.
 func (r *replica) await(so func() bool) {
 	r.t.Helper()
 	ctx, cancel := context.WithTimeout(r.t.Context(), time.Minute)

@@ -27,7 +27,7 @@ import (
 	"keelson.dev/keelson/controlplane/registry"
 )
 
-// callers lets controllers reach the aggregated APIs of a Server.
+// callers lets controllers call the aggregated APIs of a Server.
 type callers struct{ *Server }
 
 func (c callers) Discover(ctx context.Context) ([]controllers.AggregatedResource, map[schema.GroupVersion]error) {
@@ -56,8 +56,8 @@ const (
 		{"name":"crates","namespaced":true,"kind":"Crate","verbs":["get","list","delete","deletecollection","patch"]}]}`
 )
 
-// strict is an aggregated server that stores the metadata of crates, returns pages of one object, and refuses a media type
-// that Kubernetes' library does not serve.
+// strict is an aggregated API server for the metadata of crates. It returns pages of one object and
+// rejects media types that Kubernetes' library does not support.
 type strict struct {
 	mu      sync.Mutex
 	objects map[string]*metav1.PartialObjectMetadata // by path
@@ -118,7 +118,7 @@ func (s *strict) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// collection answers a list with one object, and deletes all objects of a namespace.
+// collection serves a list with one object, and deletes all objects of a namespace.
 func (s *strict) collection(w http.ResponseWriter, r *http.Request) {
 	var paths []string
 	for path := range s.objects {

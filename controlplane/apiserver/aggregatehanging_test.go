@@ -17,10 +17,11 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 )
 
-// hanging is how many APIServices point to servers that take connections and say nothing.
+// hanging is the number of APIServices that point to servers that accept connections and never
+// respond.
 const hanging = 200
 
-// hang makes them, all of which lead to one listener.
+// hang creates these APIServices, all for one listener.
 func (b *behind) hang() {
 	b.t.Helper()
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
@@ -154,7 +155,7 @@ func (s *Server) CheckAPIServices(ctx context.Context, fence uint64) error {
 	return errors.Join(errs...)
 }
 
-// keepConditions does the leader's work until the test ends.
+// keepConditions runs KeepConditions until the test ends.
 func (b *behind) keepConditions() {
 	ctx, cancel := context.WithCancel(b.t.Context())
 	var kept sync.WaitGroup
@@ -162,7 +163,7 @@ func (b *behind) keepConditions() {
 	b.t.Cleanup(func() { cancel(); kept.Wait() })
 }
 
-// reason is that of an APIService's condition, as this replica knows it.
+// reason returns the reason of an APIService's condition in this replica's cache.
 func (b *behind) reason(name string) string {
 	s, ok := b.cachedAPIService(b.t.Context(), name)
 	if !ok || len(s.Status.Conditions) == 0 {

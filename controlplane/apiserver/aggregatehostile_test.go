@@ -33,7 +33,7 @@ func TestForwardOfSlowServers(t *testing.T) {
 	}
 }
 
-// slowServer hands one request on to a server that never comes to an end.
+// slowServer proxies one request to a server that never completes its response.
 func slowServer(t *testing.T, part string) {
 	asked := time.Now()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
@@ -66,7 +66,7 @@ func slowServer(t *testing.T, part string) {
 	}
 }
 
-// dripping answers in pieces, or never.
+// dripping responds in small parts, or never.
 type dripping struct{ answers bool }
 
 // RoundTrip implements http.RoundTripper.
@@ -92,7 +92,7 @@ func (s *trickle) Read(p []byte) (int, error) {
 	}
 }
 
-// sink is a ResponseWriter that counts.
+// sink is a ResponseWriter that counts bytes.
 type sink struct {
 	head http.Header
 	n    int

@@ -18,8 +18,8 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/admission"
 )
 
-// requireKinds returns a phase that fails the test when an attempt has an object without apiVersion and kind, whoever
-// makes the request. Every replica of the tests in this package has it.
+// requireKinds returns a phase that fails the test if an attempt has an object without apiVersion
+// and kind. All replicas of the tests in this package use it.
 func requireKinds(t testing.TB) admission.Phase {
 	check := func(a *api.Attempt, name string, o runtime.Object) {
 		if o == nil {

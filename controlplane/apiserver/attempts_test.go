@@ -21,7 +21,7 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/admission"
 )
 
-// witness is a plugin that notes what it judges of one user.
+// witness is a plugin that records the attempts of one user.
 type witness struct {
 	mu   sync.Mutex
 	seen []string
@@ -184,7 +184,7 @@ func TestAdmissionChangesBodies(t *testing.T) {
 	}
 }
 
-// hostile sets everything that no admission may set.
+// hostile sets all fields that admission must not be able to set.
 func hostile(_ context.Context, a *api.Attempt) error {
 	o, ok := a.Object.(api.Object)
 	if !ok || a.User.Name != "admin" {

@@ -23,7 +23,7 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/audit"
 )
 
-// journal keeps what is recorded.
+// journal stores the audit records.
 type journal struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -53,7 +53,7 @@ func (j *journal) all(t *testing.T, match func(*audit.Event) bool) (out []audit.
 	return out
 }
 
-// audited runs a replica that records by a policy; "" = the default one.
+// audited starts a replica with an audit policy; "" = the default policy.
 func audited(t *testing.T, text string) (*replica, *journal) {
 	path := ""
 	if text != "" {
@@ -70,7 +70,8 @@ func audited(t *testing.T, text string) (*replica, *journal) {
 	return start(t, func(c *Config) { c.Audit = audit.New(p, j, time.Now) }), j
 }
 
-// one waits for the one record that matches: an answer reaches its client before its record is made.
+// one waits for the only record that matches, because a response arrives before its record is
+// written.
 func (j *journal) one(t *testing.T, what string, match func(*audit.Event) bool) (out audit.Event) {
 	t.Helper()
 	eventually(t, func() error {

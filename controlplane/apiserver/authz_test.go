@@ -137,7 +137,7 @@ func TestImpersonation(t *testing.T) {
 	}
 }
 
-// podOn makes a pod that is bound to a node, with a secret of its own.
+// podOn creates a pod that is bound to a node, with a secret of its own.
 func podOn(r *replica, name, node string) *corev1.Pod {
 	r.must(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name + "-secret"}})
 	p := newPod(name)

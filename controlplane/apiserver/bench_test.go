@@ -16,7 +16,7 @@ import (
 	"keelson.dev/keelson/controlplane/pki"
 )
 
-// protobufOf is an object as clients of the benchmark send it.
+// protobufOf returns an object in protobuf, as the clients of the benchmark send it.
 func protobufOf(b *testing.B, r *replica, o api.Object) []byte {
 	b.Helper()
 	kind, err := r.kindOf(o)
@@ -103,7 +103,7 @@ func expect(c *http.Client, req *http.Request, code int) error {
 	return err
 }
 
-// perClient shares b.N calls among clients and reports the latencies.
+// perClient divides b.N calls among clients and reports the latencies.
 func perClient(b *testing.B, r *replica, clients int, call func(*http.Client) error) {
 	b.Helper()
 	pool := make([]*http.Client, clients)

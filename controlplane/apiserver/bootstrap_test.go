@@ -102,7 +102,7 @@ func TestKubernetesServiceIsMended(t *testing.T) {
 	}
 }
 
-// otherAddress replaces Service default/kubernetes by one with another address.
+// otherAddress replaces Service default/kubernetes by a Service with another address.
 func (r *replica) otherAddress(t *testing.T, ip string) error {
 	t.Helper()
 	services := r.admin().CoreV1().Services("default")

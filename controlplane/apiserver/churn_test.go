@@ -85,7 +85,7 @@ func TestAKindComesAndGoesOverHTTP(t *testing.T) {
 	}
 }
 
-// useGadgets performs every verb.
+// useGadgets performs all verbs.
 func (r *replica) useGadgets(c *http.Client, round int) {
 	r.t.Helper()
 	name := fmt.Sprint("g", round)
@@ -143,7 +143,7 @@ func (r *replica) useGadgets(c *http.Client, round int) {
 	ok(r.call(c, "DELETE", gadgetsPath+"/"+name, ""))
 }
 
-// watchLines are the events of a watch, until it ends.
+// watchLines returns the events of a watch until it ends.
 func (r *replica) watchLines(c *http.Client, path string) (<-chan string, func()) {
 	r.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)

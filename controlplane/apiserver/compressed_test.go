@@ -110,7 +110,7 @@ func unpacked(t *testing.T, body string) string {
 	return string(data)
 }
 
-// families are the lines of metrics that say what they are.
+// families returns the lines of metrics that describe the metric families.
 func families(text string) string {
 	var out []string
 	for line := range strings.Lines(text) {

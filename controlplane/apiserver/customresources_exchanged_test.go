@@ -14,7 +14,7 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/admission"
 )
 
-// definedGadget is a kind as definitions make them.
+// definedGadget returns a kind like the kinds of CustomResourceDefinitions.
 func definedGadget() *api.Kind {
 	k := gadgetKind()
 	k.Definition = "gadgets.example.com"

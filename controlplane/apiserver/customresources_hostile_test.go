@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// defined is a definition whose schema, and whatever else the version has, is given as JSON.
+// defined returns a definition with the schema and the other fields of its version in JSON.
 func defined(plural, schema, more string) string {
 	return fmt.Sprintf(`{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"%s.hostile.example.com"},
 "spec":{"group":"hostile.example.com","scope":"Namespaced","names":{"plural":"%s","kind":"K%s"},"versions":[{"name":"v1","served":true,"storage":true%s,
 "schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":%s}}}}]}}`, plural, plural, plural, more, schema)
 }
 
-// list joins what f makes of 0 to n-1 by commas.
+// list returns f(0) to f(n-1), joined by commas.
 func list(n int, f func(i int) string) string {
 	out := make([]string, n)
 	for i := range out {

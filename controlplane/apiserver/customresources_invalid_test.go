@@ -11,7 +11,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// changed is a document with the values at some places replaced: "spec.versions.0.name" and JSON, "" to remove it.
+// changed returns a document with values replaced. Changes are pairs of a path like
+// "spec.versions.0.name" and JSON; "" removes the value.
 func changed(t testing.TB, doc string, changes ...string) string {
 	t.Helper()
 	var all any
@@ -162,7 +163,7 @@ var invalidCronTabs = []string{
 	`{"cronSpec":"* * * * *","template":{"apiVersion":1,"kind":"Pod"}}`,
 }
 
-// causes writes a refusal as text.
+// causes formats an error response as text.
 func causes(a answer) string {
 	var s struct {
 		Message string

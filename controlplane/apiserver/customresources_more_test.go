@@ -222,7 +222,7 @@ func manyDefinitions(t *testing.T, n, properties int, most int64) {
 	runtime.KeepAlive(docs) // they count before and after
 }
 
-// manyOf is the definition of a kind of its own, with so many properties besides its own.
+// manyOf returns the definition of a kind with the given number of properties.
 func manyOf(t *testing.T, i, properties int) string {
 	t.Helper()
 	name := strconv.Itoa(i)

@@ -18,19 +18,20 @@ import (
 	"keelson.dev/keelson/internal/memory/memtest"
 )
 
-// leadAll runs the controllers that look at every kind, and that of definitions, until the test ends.
+// leadAll runs the controllers of definitions, garbage collection, namespaces and quotas until the
+// test ends.
 func (r *replica) leadAll() *client.Informers {
 	return r.lead(customresourcedefinition.New, garbagecollector.New, namespace.New, resourcequota.New)
 }
 
-// freely is a definition of objects that may hold anything.
+// freely returns a definition of objects with arbitrary fields.
 func freely(group, plural, kind, scope string) string {
 	return fmt.Sprintf(`{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"%s.%s"},
 "spec":{"group":"%s","scope":"%s","names":{"plural":"%s","kind":"%s"},"versions":[{"name":"v1","served":true,"storage":true,
 "schema":{"openAPIV3Schema":{"type":"object","x-kubernetes-preserve-unknown-fields":true}}}]}}`, plural, group, group, scope, plural, kind)
 }
 
-// owned is an object with owners, each given as the answer that created it.
+// owned returns an object with owners. Each owner is the response that created it.
 func owned(apiVersion, kind, name string, owners ...answer) string {
 	var refs []string
 	for _, o := range owners {

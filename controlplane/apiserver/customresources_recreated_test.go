@@ -15,8 +15,8 @@ import (
 	"keelson.dev/keelson/controlplane/registry"
 )
 
-// lateDefinitions is a registry whose changes of definitions reach the follower of definitions only when they are released:
-// the table of kinds is behind the watch cache, as it is for as long as the schema of another definition is read.
+// lateDefinitions is a registry that delays changes of definitions to their follower. The table of
+// kinds is then behind the watch cache, as while the schema of another definition is read.
 type lateDefinitions struct {
 	*registry.Registry
 	asked chan struct{} // receives when the follower has to catch up
@@ -25,7 +25,7 @@ type lateDefinitions struct {
 	held chan struct{} // closed while nothing is held
 }
 
-// hold holds changes until release is called.
+// hold delays changes until release is called.
 func (l *lateDefinitions) hold() (release func()) {
 	held := make(chan struct{})
 	l.mu.Lock()

@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// selectableGizmos are gizmos whose versions offer the same number under different names.
+// selectableGizmos returns a definition with versions that offer the same number under different
+// field names.
 func selectableGizmos(conversion string) string {
 	doc := gizmos(conversion)
 	for _, field := range []string{"size", "width"} {
@@ -19,7 +20,7 @@ func selectableGizmos(conversion string) string {
 	return doc
 }
 
-// selected lists what a field selector finds, page by page.
+// selected lists the objects that match a field selector, page by page.
 func (r *replica) selected(path, selector string, limit int) (names []string) {
 	r.t.Helper()
 	c, more := r.adminHTTP(), ""

@@ -20,7 +20,7 @@ import (
 
 const definitionsPath = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
-// withDefinitions is a replica on which the controller of definitions leads.
+// withDefinitions starts a replica with the controller of definitions.
 func withDefinitions(t testing.TB) *replica {
 	t.Helper()
 	r := start(t, nil)
@@ -55,7 +55,7 @@ func (r *replica) lead(news ...func(controllers.Deps) *controllers.Controller) *
 	return informers
 }
 
-// ok fails unless an answer is a success with these parts.
+// ok fails the test unless the response is a success that contains the texts.
 func (r *replica) ok(a answer, want ...string) answer {
 	r.t.Helper()
 	if a.code/100 != 2 {
@@ -69,7 +69,7 @@ func (r *replica) ok(a answer, want ...string) answer {
 	return a
 }
 
-// refused fails unless an answer is a refusal with these parts.
+// refused fails the test unless the response has the code and contains the texts.
 func (r *replica) refused(a answer, code int, want ...string) {
 	r.t.Helper()
 	if a.code != code {
@@ -84,7 +84,7 @@ func (r *replica) refused(a answer, code int, want ...string) {
 	}
 }
 
-// establish creates a definition and returns once it is established.
+// establish creates a definition and waits until it is established.
 func (r *replica) establish(c *http.Client, definition string) {
 	r.t.Helper()
 	a := r.ok(r.call(c, "POST", definitionsPath, definition, "Content-Type", "application/yaml"))
@@ -95,7 +95,7 @@ func (r *replica) establish(c *http.Client, definition string) {
 	r.condition(c, made.Metadata.Name, "Established", "True")
 }
 
-// condition returns once a condition of a definition has a status.
+// condition waits until a condition of a definition has a status.
 func (r *replica) condition(c *http.Client, name, of, status string) (reason, message string) {
 	r.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)

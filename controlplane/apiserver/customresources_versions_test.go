@@ -15,7 +15,8 @@ import (
 const gizmosV1 = "/apis/example.com/v1/namespaces/default/gizmos"
 const gizmosV2 = "/apis/example.com/v2/namespaces/default/gizmos"
 
-// gizmos is a definition of two versions. v1 has spec.size, v2, which is stored, has spec.width.
+// gizmos returns a definition with two versions: v1 has spec.size, and v2, which is stored, has
+// spec.width.
 func gizmos(conversion string) string {
 	return `
 apiVersion: apiextensions.k8s.io/v1
@@ -39,7 +40,7 @@ spec:
 `
 }
 
-// converting is a conversion webhook of the test: what it answers can be spoiled.
+// converting is a conversion webhook of the test that can return wrong responses.
 type converting struct {
 	*httptest.Server
 	spoil atomic.Pointer[func(w http.ResponseWriter, answer map[string]any) bool]
@@ -54,7 +55,7 @@ func newConverting(t *testing.T) *converting {
 	return c
 }
 
-// conversion is the webhook as a definition names it.
+// conversion returns the webhook's configuration in a definition.
 func (c *converting) conversion() string {
 	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.Certificate().Raw})
 	bundle, _ := json.Marshal(ca)
@@ -143,7 +144,8 @@ func TestVersionsOfCustomResources(t *testing.T) {
 	})
 }
 
-// spoiled has the webhook answer wrongly: who asks is told, nothing is stored.
+// spoiled makes the webhook return wrong responses. Clients must receive an error and nothing must
+// be stored.
 func (r *replica) spoiled(c *http.Client, hook *converting) {
 	response := func(a map[string]any) map[string]any { return a["response"].(map[string]any) }
 	first := func(a map[string]any) map[string]any {
@@ -199,7 +201,7 @@ func ptrTo(f func(http.ResponseWriter, map[string]any) bool) *func(http.Response
 	return &f
 }
 
-// flood writes until nobody reads any more.
+// flood writes until the reader is gone.
 func flood(w io.Writer) {
 	junk := []byte(strings.Repeat("x", 64<<10))
 	for {

@@ -106,7 +106,7 @@ func TestProxyReachesPodsOnly(t *testing.T) {
 	}
 }
 
-// meddler writes a role of its own just before the apiserver does.
+// meddler writes a role just before the apiserver writes it.
 type meddler struct {
 	authz.Authorizer
 	left   atomic.Int32

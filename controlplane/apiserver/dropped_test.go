@@ -60,10 +60,11 @@ func validBody(t *testing.T, b body) runtime.Object {
 	return obj
 }
 
-// podOfAll is a pod specification in which each type of a dropped field can be set without another fault.
+// podOfAll is a pod specification in which each type of a dropped field can be set without another
+// error.
 const podOfAll = `{containers: [{name: c, image: i}], initContainers: [{name: i, image: i, restartPolicy: Always}], volumes: [{name: v}]}`
 
-// droppable are valid objects of the kinds that test table valid lacks.
+// droppable is valid objects of the kinds that are missing in the table valid.
 var droppable = map[string]string{
 	"Pod":                   "{spec: " + podOfAll + "}",
 	"PodTemplate":           "{template: {spec: " + podOfAll + "}}",
@@ -76,7 +77,8 @@ var droppable = map[string]string{
 	"CronJob":               "{spec: {schedule: '0 0 * * *', jobTemplate: {spec: {template: {spec: " + strings.Replace(podOfAll, "{", "{restartPolicy: Never, ", 1) + "}}}}}",
 }
 
-// setDropped sets the field of a leaf. The rest of its parents may then be incomplete, as in a volume without a path.
+// setDropped sets the field of a leaf. The rest of its parents may then be incomplete, as in a
+// volume without a path.
 func setDropped(t *testing.T, obj runtime.Object, l fields.Leaf) {
 	t.Helper()
 	l.Path = strings.TrimSuffix(l.Path, "[]")
@@ -103,10 +105,11 @@ func checkGone(t *testing.T, r *replica, admin *http.Client, verb, path string, 
 	return false
 }
 
-// alwaysShown is a dropped field that JSON of its type has even where the field is empty.
+// alwaysShown is a dropped field that the JSON of its type contains even if it is empty.
 const alwaysShown = "schedulingConstraints"
 
-// isElsewhere reports that a response has another field of the name of a dropped field, or the field as null.
+// isElsewhere reports whether a response has another field with the name of a dropped field, or the
+// field as null.
 func isElsewhere(name, body string) bool {
 	others := map[string]string{"protocol": `"protocol":"TCP"`, alwaysShown: `"schedulingConstraints":null`}
 	return others[name] != "" && strings.Contains(body, others[name])
@@ -131,7 +134,7 @@ func sendAs(t *testing.T, r *replica, c *http.Client, verb, path string, b body,
 	return r.call(c, verb, path+"/"+name+"?dryRun=All&fieldManager=me", string(data), "Content-Type", "application/apply-patch+yaml")
 }
 
-// dropFromStatus updates the status of an object by a dropped field.
+// dropFromStatus updates the status of an object with a dropped field.
 func dropFromStatus(t *testing.T, r *replica, admin *http.Client, b body, l fields.Leaf) {
 	t.Helper()
 	obj := validBody(t, b)

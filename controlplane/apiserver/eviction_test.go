@@ -15,7 +15,7 @@ import (
 
 const evictionOfP = `{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":"p"}}`
 
-// held begins with a pod p that is pending, and a budget that can spare none.
+// held starts with a pending pod p and a budget that allows no disruption.
 func held(t *testing.T, change func(*policyv1.PodDisruptionBudget)) (*replica, func(status string)) {
 	t.Helper()
 	r := start(t, nil)

@@ -64,7 +64,7 @@ func TestShortFieldsAreNotSeen(t *testing.T) {
 	}
 }
 
-// fieldViews are the managedFields of pod default/web in all the ways to see them.
+// fieldViews returns the managedFields of pod default/web in all representations.
 func fieldViews(t *testing.T, r *replica) map[string]any {
 	t.Helper()
 	views := map[string]any{}
@@ -130,7 +130,7 @@ func asPlain(t *testing.T, v any) any {
 	return plain(t, "application/json", raw)
 }
 
-// managedIn finds the managedFields in an answer, wherever they are, and takes out when they were written.
+// managedIn returns all managedFields in a response, without their times.
 func managedIn(v any) any {
 	switch v := v.(type) {
 	case map[string]any:

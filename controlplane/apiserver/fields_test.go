@@ -24,7 +24,7 @@ import (
 	"keelson.dev/keelson/controlplane/registry"
 )
 
-// body is something that clients send: a kind, or the body of a subresource.
+// body is a body that clients send: an object of a kind, or the body of a subresource.
 type body struct {
 	name    string // "Pod", "pods/eviction"
 	kind    *api.Kind
@@ -96,7 +96,8 @@ func TestEveryFieldHasAnAnswer(t *testing.T) {
 // container with an unknown one does not start. An unknown medium of an emptyDir is the node's to refuse, as in Kubernetes.
 var freeTypes = []string{"StorageMedium", "UID", "ResourceName", "FinalizerName", "SecretType", "PodConditionType", "NodeName", "Capability", "QualifiedName", "FullyQualifiedName"}
 
-// fullPod has all around the fields of a pod that take one of some values, so that nothing else is wrong with it.
+// fullPod is a pod specification that is valid with any value of the fields that allow certain
+// values only.
 const fullPod = `{spec: {os: {name: linux}, volumes: [{name: v, hostPath: {path: /x}}], initContainers: [{name: i, image: i,
   restartPolicy: Always, restartPolicyRules: [{action: Restart, exitCodes: {operator: In, values: [1]}}]}], containers: [{name: c, image: i}]}}`
 
@@ -106,7 +107,7 @@ const (
 	validOwnClaim = "ephemeral: {volumeClaimTemplate: {spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}}}"
 )
 
-// judged says that a field is the client's to set, and not one of the pod's in another place.
+// judged reports whether clients set a field and it is not a field of the pod in another place.
 func judged(path string) bool {
 	for _, prefix := range []string{"status.", "metadata.", "spec.metadata.", ownClaim + "metadata.", "spec.template.spec.", "spec.jobTemplate.spec.template.spec."} {
 		if strings.HasPrefix(path, prefix) {
@@ -180,7 +181,8 @@ AiBY3Uz4EAwgxP7JAUSSCxQpZ/OGHXFhT8B2wa9aUT2kxg==
 `
 )
 
-// valid are objects that are accepted: what is refused with one more field is refused for that field.
+// valid is objects that are accepted. If one more field makes one of them invalid, the field is the
+// reason.
 var valid = map[string]string{
 	"Namespace": "{}",
 	"Node":      "{}",
@@ -306,7 +308,7 @@ func endpoint(b body) string {
 	return path
 }
 
-// particularNames are for the kinds whose names have a rule of their own.
+// particularNames is names for the kinds that restrict their names.
 var particularNames = map[string]string{"CSIDriver": "field.io", "CSINode": "field.io", "IPAddress": "192.0.2.1"}
 
 func send(t *testing.T, r *replica, c *http.Client, method, path string, b body, obj runtime.Object) answer {
@@ -331,7 +333,7 @@ func send(t *testing.T, r *replica, c *http.Client, method, path string, b body,
 	return r.call(c, method, path, string(data), "Content-Type", "application/json")
 }
 
-// set makes an object have the field of a leaf, with a value that the leaf is about, and returns the path of what was set.
+// set sets the field of a leaf to a value that the leaf describes, and returns the field's path.
 func set(t *testing.T, v reflect.Value, l fields.Leaf) string {
 	path, key, keyed := strings.Cut(strings.ReplaceAll(l.Path, "[].", "."), "[")
 	value := "x"
@@ -369,7 +371,7 @@ func set(t *testing.T, v reflect.Value, l fields.Leaf) string {
 	return strings.Join(shown, ".")
 }
 
-// enter goes behind a pointer, or into the first element of a list.
+// enter dereferences a pointer or returns the first element of a list, and creates it if necessary.
 func enter(v reflect.Value, shown *[]string) reflect.Value {
 	if v.Kind() == reflect.Pointer {
 		if v.IsNil() {
@@ -399,7 +401,7 @@ func fieldNamed(v reflect.Value, name string) reflect.Value {
 	return reflect.Value{}
 }
 
-// setAny sets a value that is not zero.
+// setAny sets a value other than zero.
 func setAny(v reflect.Value, text string) {
 	switch v.Kind() {
 	case reflect.Pointer:
@@ -422,7 +424,7 @@ func setAny(v reflect.Value, text string) {
 	}
 }
 
-// storedUnjudged stores a Deployment as a release did that accepted it.
+// storedUnjudged stores a Deployment without validation, as an earlier release that accepted it.
 func (r *replica) storedUnjudged(ctx context.Context, d *appsv1.Deployment) typedappsv1.DeploymentInterface {
 	r.t.Helper()
 	kind := r.known.byName["deployments"]

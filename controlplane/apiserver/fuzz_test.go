@@ -12,7 +12,8 @@ import (
 var fuzzedPatches = []string{"application/json-patch+json", "application/merge-patch+json", "application/strategic-merge-patch+json",
 	"application/apply-patch+yaml", "application/apply-patch+cbor"}
 
-// answered fails when a request is answered by a fault of the server, or not within the time of one.
+// answered fails the test if a request gets a server error or no response within the request
+// timeout.
 func (r *replica) answered(t *testing.T, c *http.Client, method, path, body string, headers ...string) {
 	t.Helper()
 	req, err := http.NewRequest(method, "https://"+r.addr+path, strings.NewReader(body))

@@ -27,7 +27,7 @@ import (
 	"keelson.dev/keelson/raftstore/storetest"
 )
 
-// replica is one apiserver over a store in memory, serving TLS on loopback.
+// replica is an apiserver on an in-memory store that serves TLS on loopback.
 type replica struct {
 	*Server
 	t        testing.TB
@@ -42,16 +42,17 @@ type replica struct {
 	root     *http.Client
 }
 
-// historyKept is how many changes of a kind can be watched again.
+// historyKept is the number of changes of a kind in the watch history.
 const historyKept = 256
 
-// start runs a replica with the bootstrap objects in it; change may adjust the configuration, opts the registry.
+// start starts a replica with the bootstrap objects. change may adjust the configuration, opts the
+// registry.
 func start(t testing.TB, change func(*Config), opts ...registry.Option) *replica {
 	t.Helper()
 	return startAdjusted(t, change, func(*Server) {}, opts...)
 }
 
-// startAdjusted is start with a server that is adjusted before it runs.
+// startAdjusted is start with a function that adjusts the server before it runs.
 func startAdjusted(t testing.TB, change func(*Config), adjust func(*Server), opts ...registry.Option) *replica {
 	t.Helper()
 	now := time.Now
@@ -120,7 +121,7 @@ func startAdjusted(t testing.TB, change func(*Config), adjust func(*Server), opt
 	return r
 }
 
-// defaultAccount does what the service account controller does for a namespace.
+// defaultAccount creates the default service account of a namespace, as its controller does.
 func (r *replica) defaultAccount(namespace string) {
 	r.t.Helper()
 	r.must(&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "default"}})
@@ -152,7 +153,7 @@ func (r *replica) cert(p pki.Profile) tls.Certificate {
 	return issued.TLS
 }
 
-// config is a client-go configuration with a certificate.
+// config returns a client-go configuration with a certificate of the user.
 func (r *replica) config(user string, groups ...string) *rest.Config {
 	r.t.Helper()
 	issued, err := r.trust.CA.Issue(pki.Client(user, groups...), time.Now())
@@ -176,7 +177,7 @@ func (r *replica) client(user string, groups ...string) kubernetes.Interface {
 
 func (r *replica) admin() kubernetes.Interface { return r.client("admin", api.GroupMasters) }
 
-// http is a bare client; cert may be nil.
+// http returns an HTTP client; cert may be nil.
 func (r *replica) http(cert *tls.Certificate) *http.Client {
 	conf := &tls.Config{RootCAs: r.trust.Pool()}
 	if cert != nil {
@@ -187,7 +188,8 @@ func (r *replica) http(cert *tls.Certificate) *http.Client {
 	return &http.Client{Transport: tr}
 }
 
-// stranger is a client without a certificate, the same each time: those whom nobody knows may have few connections.
+// stranger returns a client without a certificate. It is the same each time, because
+// unauthenticated clients may have few connections.
 func (r *replica) stranger() *http.Client {
 	if r.bare == nil {
 		r.bare = r.http(nil)
@@ -195,7 +197,7 @@ func (r *replica) stranger() *http.Client {
 	return r.bare
 }
 
-// answer is an HTTP answer, read.
+// answer is an HTTP response with its body.
 type answer struct {
 	code   int
 	header http.Header
@@ -229,7 +231,8 @@ func (r *replica) adminHTTP() *http.Client {
 	return r.http(&cert)
 }
 
-// sameAdmin is a client of the administrator, the same each time: a new one costs a key and a handshake.
+// sameAdmin returns a client of the administrator. It is the same each time, because a new client
+// needs a key and a handshake.
 func (r *replica) sameAdmin() *http.Client {
 	if r.root == nil {
 		r.root = r.adminHTTP()
@@ -237,7 +240,7 @@ func (r *replica) sameAdmin() *http.Client {
 	return r.root
 }
 
-// kubeconfig writes one for the user and returns its path.
+// kubeconfig writes a kubeconfig for the user and returns its path.
 func (r *replica) kubeconfig(user string, groups ...string) string {
 	r.t.Helper()
 	issued, err := r.trust.CA.Issue(pki.Client(user, groups...), time.Now())

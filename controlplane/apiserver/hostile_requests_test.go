@@ -16,7 +16,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// hostileRequest is one request that no client in its senses sends.
+// hostileRequest is a request that only a hostile client sends.
 type hostileRequest struct {
 	name, method, path, body string
 	headers                  []string
@@ -24,7 +24,8 @@ type hostileRequest struct {
 
 const oneMap = "/api/v1/namespaces/default/configmaps"
 
-// hostileBodies are bodies of every media type that are deep, many, bombs or torn.
+// hostileBodies returns bodies of all media types: deeply nested, with many values, decompression
+// bombs or truncated.
 func hostileBodies(t *testing.T) (out []hostileRequest) {
 	const jsonType, yamlType, protoType = "application/json", "application/yaml", "application/vnd.kubernetes.protobuf"
 	add := func(name, media, body string, headers ...string) {

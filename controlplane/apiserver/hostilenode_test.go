@@ -16,7 +16,7 @@ import (
 	"keelson.dev/keelson/controlplane/pki"
 )
 
-// attempt is a request; media is that of its body.
+// attempt is a request; media is the type of its body.
 type attempt struct{ method, path, media, body string }
 
 func (a attempt) headers() []string {
@@ -150,7 +150,8 @@ var attemptsOnPods = []attempt{
 	{"POST", core + "namespaces/default/pods", js, `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"n","annotations":{"kubernetes.io/config.mirror":"x"},"finalizers":["example.com/never"]},"spec":{"nodeName":"a","containers":[{"name":"c","image":"i"}]}}`},
 }
 
-// claimDevices makes claims of devices, of which pod "user" of node a names one, and slices of both nodes.
+// claimDevices creates claims of devices, one of which pod "user" of node a uses, and slices of
+// both nodes.
 func claimDevices(r *replica) {
 	for _, name := range []string{"own-claim", "other-claim"} {
 		r.must(&resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: resourcev1.ResourceClaimSpec{

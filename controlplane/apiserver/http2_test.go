@@ -23,7 +23,8 @@ import (
 	"keelson.dev/keelson/internal/memory/memtest"
 )
 
-// frameFlood is what one hostile connection sends: the greeting once, and then the frames of many streams.
+// frameFlood is the bytes of a hostile connection: first a greeting, then the frames of many
+// streams.
 type frameFlood struct {
 	name   string
 	frames []byte

@@ -16,7 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// stockKubectls finds the kubectl binaries of this machine, by name.
+// stockKubectls returns the paths of the kubectl binaries of this machine, by name.
 func stockKubectls() map[string]string {
 	found := map[string]string{}
 	dirs := append(filepath.SplitList(os.Getenv("PATH")), "/usr/lib/google-cloud-sdk/bin")
@@ -31,7 +31,7 @@ func stockKubectls() map[string]string {
 	return found
 }
 
-// kubectl is one binary with one kubeconfig.
+// kubectl is a kubectl binary with a kubeconfig.
 type kubectl struct {
 	t      testing.TB
 	binary string
@@ -90,7 +90,7 @@ func (k *kubectl) fails(stdin string, args ...string) string {
 	return out
 }
 
-// eachKubectl runs f with every stock kubectl of this machine, each with a replica of its own, side by side.
+// eachKubectl runs f in parallel with each kubectl of this machine, each with a replica of its own.
 func eachKubectl(t *testing.T, f func(t *testing.T, r *replica, k *kubectl)) {
 	all := stockKubectls()
 	if len(all) == 0 {
@@ -149,7 +149,7 @@ func TestApplyAgain(t *testing.T) {
 // what differs from run to run replaced by <words>. -rewrite writes them anew.
 var rewrite = flag.Bool("rewrite", false, "write the transcripts in testdata anew")
 
-// varying is what differs from run to run, or between versions of kubectl.
+// varying matches output that differs from run to run, or between versions of kubectl.
 var varying = []struct {
 	form *regexp.Regexp
 	word string
@@ -217,7 +217,7 @@ func TestKubectlTranscripts(t *testing.T) {
 	})
 }
 
-// replay runs the commands of a transcript and returns it with what they say now.
+// replay runs the commands of a transcript and returns it with their current output.
 func replay(k *kubectl, transcript string) string {
 	var out strings.Builder
 	for line := range strings.SplitSeq(transcript, "\n") {

@@ -45,7 +45,7 @@ func BenchmarkKubectl(b *testing.B) {
 	}
 }
 
-// hundred is a manifest of a hundred objects of five kinds, named after what they are for.
+// hundred returns a manifest of a hundred objects of five kinds with the name prefix.
 func hundred(prefix string) string {
 	prefix = strings.ReplaceAll(prefix, ".", "-")
 	var out strings.Builder

@@ -8,17 +8,17 @@ import (
 	"keelson.dev/keelson/raftstore/storetest"
 )
 
-// lagging is a store of which this replica hears late, when a test says so: as one does whose machine is busy.
+// lagging is a store that delays its events to this replica, as on an overloaded machine.
 type lagging struct {
 	*storetest.Memory
 	mu     sync.Mutex
-	held   chan struct{} // nil while nothing is held; closed when what was held may go on
-	asked  chan struct{} // closed once somebody asks for everything that was acknowledged
+	held   chan struct{} // nil while no event is held back; closed when the events are released
+	asked  chan struct{} // closed at the first read that requires all acknowledged writes
 	before func(raftstore.Commit)
 }
 
-// hold keeps every event back until the returned function is called. asked is closed by the first read after it that
-// does not want to miss anything.
+// hold delays all events until release is called. asked is closed at the next read that requires
+// the newest state.
 func (l *lagging) hold() (release func(), asked <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -52,7 +52,8 @@ func (l *lagging) Commit(ctx context.Context, c raftstore.Commit) (raftstore.Rev
 	return l.Memory.Commit(ctx, c)
 }
 
-// first has f come before each commit; f may commit itself if it says nil first.
+// first sets a function that is called before each commit; nil = none. The function may commit
+// itself if it calls first(nil) before.
 func (l *lagging) first(f func(raftstore.Commit)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

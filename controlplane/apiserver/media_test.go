@@ -31,7 +31,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// plain is an answer as JSON makes values of it.
+// plain decodes a response to JSON values.
 func plain(t *testing.T, media string, body []byte) any {
 	t.Helper()
 	var v any
@@ -112,7 +112,7 @@ func TestMediaTypesSayTheSame(t *testing.T) {
 	}
 }
 
-// ageless is a value without the ages in a table, which differ from one answer to the next.
+// ageless returns a value without the ages in a table, which differ between responses.
 func ageless(v any) any {
 	table, ok := v.(map[string]any)
 	if !ok || table["kind"] != "Table" {
@@ -131,7 +131,7 @@ func ageless(v any) any {
 	return v
 }
 
-// spoken are the media types of requests and answers.
+// spoken is the media types of requests and responses.
 type spoken struct {
 	mu   sync.Mutex
 	seen map[string]int
@@ -151,7 +151,8 @@ func (s *spoken) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// cborConfig is a configuration of clients that prefer CBOR, and what they speak.
+// cborConfig returns a configuration of clients that prefer CBOR, and records the media types that
+// they use.
 func (r *replica) cborConfig(t *testing.T) (*rest.Config, *spoken) {
 	clientfeaturestesting.SetFeatureDuringTest(t, clientfeatures.ClientsAllowCBOR, true)
 	clientfeaturestesting.SetFeatureDuringTest(t, clientfeatures.ClientsPreferCBOR, true)
@@ -219,7 +220,7 @@ func TestClientGoSpeaksCBOR(t *testing.T) {
 	}
 }
 
-// gadgetsIn uses custom objects through the clients that know no types.
+// gadgetsIn uses custom objects through the dynamic and metadata clients.
 func (r *replica) gadgetsIn(t *testing.T, conf *rest.Config) {
 	t.Helper()
 	ctx := within(t)

@@ -15,7 +15,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/custom"
 )
 
-// shown are the series of /metrics.
+// shown returns the series of /metrics.
 func (r *replica) shown(c *http.Client) map[string]string {
 	r.t.Helper()
 	out := map[string]string{}

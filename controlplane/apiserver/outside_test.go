@@ -17,7 +17,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// hookServer answers AdmissionReviews; rules are about pods.
+// hookServer serves AdmissionReviews; rules are about pods.
 func hookServer(t *testing.T, say func(r *admissionv1.AdmissionRequest, out *admissionv1.AdmissionResponse)) arv1.ValidatingWebhook {
 	t.Helper()
 	srv := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -21,13 +21,13 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// quick is a pace that a test can wait for.
+// quick is a short pace for tests.
 var quick = pace{idle: 300 * time.Millisecond, body: 300 * time.Millisecond, rate: 1 << 20, stall: 300 * time.Millisecond}
 
-// far is when a test gives up.
+// far is the time limit of a test.
 const far = time.Minute
 
-// raw opens a connection without a certificate on which HTTP/1.1 is spoken by hand.
+// raw opens a TLS connection without a certificate for HTTP/1.1.
 func (r *replica) raw() *tls.Conn {
 	r.t.Helper()
 	c, err := tls.Dial("tcp", r.addr, &tls.Config{RootCAs: r.trust.Pool(), ServerName: "127.0.0.1", NextProtos: []string{"http/1.1"}})
@@ -84,7 +84,7 @@ func TestConnectionsEnd(t *testing.T) {
 	ended(t, "a body that drips", slow)
 }
 
-// pipes is a listener whose connections are pipes in this process.
+// pipes is a listener for connections through pipes in this process.
 type pipes struct {
 	come   chan net.Conn
 	closed chan struct{}
@@ -117,7 +117,8 @@ func (p *pipes) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	}
 }
 
-// paceServer serves a handler at the quick pace, by HTTP/2 and in virtual time: no machine is too slow for the pace.
+// paceServer serves a handler with the quick pace over HTTP/2 in virtual time, so that slow
+// machines do not matter.
 func paceServer(t *testing.T, h http.HandlerFunc) *http.Client {
 	t.Helper()
 	var protocols http.Protocols

@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// deadlines is a stream that is another one's when its handler has returned.
+// deadlines fails the test if a read deadline is set after its handler has returned, because the
+// stream may then belong to another request.
 type deadlines struct {
 	http.ResponseWriter
 	t        *testing.T

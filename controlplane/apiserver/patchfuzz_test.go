@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// junk is a random value of the words that patches are made of.
+// junk returns a random value of words that occur in patches.
 func junk(r *rand.Rand, depth int) any {
 	words := []string{"metadata", "spec", "template", "containers", "name", "env", "ports", "containerPort", "labels", "$patch", "replace", "delete",
 		"merge", "$setElementOrder/containers", "$deleteFromPrimitiveList/finalizers", "$retainKeys", "finalizers", "volumes", "strategy", "selector",
@@ -32,7 +32,7 @@ func junk(r *rand.Rand, depth int) any {
 	}
 }
 
-// rooted is junk in places that exist, so that it reaches what merges there.
+// rooted returns junk at existing paths, so that merging reaches it.
 func rooted(r *rand.Rand) any {
 	pod := map[string]any{"containers": junk(r, 4), "volumes": junk(r, 3)}
 	if r.IntN(2) == 0 {

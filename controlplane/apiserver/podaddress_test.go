@@ -14,7 +14,7 @@ import (
 	"keelson.dev/keelson/controlplane/pki"
 )
 
-// shownStore is an informer that shows what a test puts into it.
+// shownStore is an informer with the objects that a test adds.
 type shownStore struct{ cache.Indexer }
 
 func (s shownStore) GetIndexer() cache.Indexer { return s.Indexer }

@@ -17,19 +17,19 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/podsecurity"
 )
 
-// heard collects the warnings that a client gets.
+// heard collects the warnings that a client receives.
 type heard struct{ texts []string }
 
 func (h *heard) HandleWarningHeader(_ int, _ string, text string) { h.texts = append(h.texts, text) }
 
-// take returns what was heard since the last time.
+// take returns the warnings since the last call.
 func (h *heard) take() string {
 	out := strings.Join(h.texts, "\n")
 	h.texts = nil
 	return out
 }
 
-// secured is an administrator's client, and what it is warned of.
+// secured returns a client of an administrator and its collected warnings.
 func secured(r *replica) (kubernetes.Interface, *heard) {
 	h := &heard{}
 	conf := r.config("admin", api.GroupMasters)
@@ -41,7 +41,7 @@ func secured(r *replica) (kubernetes.Interface, *heard) {
 	return c, h
 }
 
-// labelled makes a namespace with Pod Security labels ("enforce", "restricted", ...).
+// labelled creates a namespace with Pod Security labels ("enforce", "restricted", ...).
 func labelled(r *replica, name string, labels ...string) {
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{}}}
 	for i := 0; i+1 < len(labels); i += 2 {
@@ -60,7 +60,7 @@ func podIn(namespace, name string, change func(*corev1.Pod)) *corev1.Pod {
 	return p
 }
 
-// modest makes a pod meet the restricted standard.
+// modest changes a pod so that it meets the restricted standard.
 func modest(p *corev1.Pod) {
 	yes, no := true, false
 	p.Spec.SecurityContext = &corev1.PodSecurityContext{RunAsNonRoot: &yes, SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}}

@@ -19,7 +19,8 @@ import (
 
 const policyPath = "/apis/admissionregistration.k8s.io/v1/"
 
-// policyForms are both kinds of policy with their bindings: what their specs need besides the parameters.
+// policyForms is both kinds of policy with their bindings: the fields that their specs need besides
+// the parameters.
 var policyForms = []struct{ kind, policies, policy, bindings, binding string }{
 	{"ValidatingAdmissionPolicy", "validatingadmissionpolicies", `"validations":[{"expression":"true"}]`,
 		"validatingadmissionpolicybindings", `"validationActions":["Deny"],`},
@@ -54,7 +55,8 @@ func bindingBody(form int, name, label, policy, ref string) string {
 		f.kind+"Binding", name, label, ref, f.binding, policy)
 }
 
-// author is somebody who may write all policies and bindings, and has these rights besides: in a namespace ("" = all).
+// author is a user who may write all policies and bindings and has further rights in a namespace
+// ("" = all).
 type author struct {
 	name, namespace string
 	verbs           string
@@ -73,7 +75,7 @@ var authors = []author{
 	{name: "reads-all", verbs: "get list", group: "*", resource: "*"},
 }
 
-// hire gives the authors their rights, and returns a client of each and of an administrator.
+// hire grants the authors their rights. It returns a client of each author and of an administrator.
 func hire(t *testing.T, r *replica) map[string]*http.Client {
 	admin := r.admin().RbacV1()
 	create := metav1.CreateOptions{}
@@ -114,7 +116,7 @@ func hire(t *testing.T, r *replica) map[string]*http.Client {
 	return clients
 }
 
-// tried sends a dry run and compares what is said about it: words is what a refusal says, "" where there is none.
+// tried sends a dry run and compares the error message with words; "" = success.
 func tried(t *testing.T, r *replica, c *http.Client, method, path, body, words string, headers ...string) {
 	t.Helper()
 	if method == "PUT" {
@@ -129,7 +131,8 @@ func tried(t *testing.T, r *replica, c *http.Client, method, path, body, words s
 	}
 }
 
-// atItsVersion is the body of an update with the resource version of what is replaced, without which it is refused.
+// atItsVersion returns the body of an update with the resourceVersion of the current object, which
+// the update requires.
 func atItsVersion(t *testing.T, r *replica, path, body string) string {
 	t.Helper()
 	var have, next map[string]any

@@ -20,7 +20,7 @@ import (
 	"keelson.dev/keelson/controlplane/pki"
 )
 
-// plainServer runs an HTTP server behind Service and pod of a name.
+// plainServer starts an HTTP server behind a Service and a pod with the given name.
 func (b *behind) plainServer(name string, h http.Handler) {
 	b.t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")

@@ -44,7 +44,7 @@ func newQuota(name string, pairs ...string) *corev1.ResourceQuota {
 		Spec: corev1.ResourceQuotaSpec{Hard: quantities(pairs...)}}
 }
 
-// sized is a pod that asks for so much.
+// sized returns a pod with the CPU request.
 func sized(name, cpu string) *corev1.Pod {
 	p := newPod(name)
 	p.Spec.Containers[0].Name = "main"
@@ -161,7 +161,7 @@ func TestQuotaOfAttributes(t *testing.T) {
 	}
 }
 
-// quotaShows is what a quota says is used.
+// quotaShows returns the used amounts in the status of a quota.
 func quotaShows(t *testing.T, c *client.Client, name string) string {
 	t.Helper()
 	q, err := client.Get[*corev1.ResourceQuota](t.Context(), c, "default", name)
@@ -222,12 +222,12 @@ func tryNew(c *client.Client, o api.Object, dry bool) error {
 	return err
 }
 
-// client is the chain without HTTP, as an administrator.
+// client returns a client of the chain as an administrator, without HTTP.
 func (k *known) client(name string) *client.Client {
 	return client.New(k.chain, k.chain.kinds).As(api.User{Name: name, Groups: []string{api.GroupMasters}})
 }
 
-// fleetOf are several replicas over one cluster of stores.
+// fleetOf starts several replicas on a cluster of stores.
 func fleetOf(t *testing.T, change ...func(*Config)) (stores []raftstore.Store, clients []*client.Client) {
 	t.Helper()
 	c := storetest.NewCluster(t, 3, nil)
@@ -345,7 +345,7 @@ func quotaUnderLoad(t *testing.T, seed uint64) {
 	}
 }
 
-// quotaWriter makes, ends and removes pods and config maps.
+// quotaWriter creates, finishes and deletes pods and config maps.
 type quotaWriter struct {
 	t       *testing.T
 	c       *client.Client

@@ -48,7 +48,7 @@ func statusIn(t *testing.T, a answer) metav1.Status {
 	return s
 }
 
-// refused requires a Status of a code whose message holds words.
+// refused requires a Status with the code and a message that contains words.
 func refused(t *testing.T, a answer, code int, words string) {
 	t.Helper()
 	s := statusIn(t, a)
@@ -104,7 +104,7 @@ func TestCreateDeploymentWithBearerToken(t *testing.T) {
 	}
 }
 
-// grantEdit lets a user edit namespace default, and waits until it may.
+// grantEdit grants a user the role edit in namespace default, and waits until it is effective.
 func grantEdit(t testing.TB, r *replica, user string) {
 	t.Helper()
 	c := r.admin()

@@ -17,7 +17,8 @@ import (
 	"keelson.dev/keelson/controlplane/pki"
 )
 
-// secretTokens is a replica with an account and a Secret that holds its token, as the controller of tokens leaves them.
+// secretTokens is a replica with a service account and a Secret that holds its token, as the token
+// controller creates it.
 type secretTokens struct {
 	*replica
 	ctx     context.Context
@@ -48,7 +49,8 @@ func (s *secretTokens) patch(patch string) {
 	}
 }
 
-// answers waits for what a request with a token of the account meets: a change counts at the latest when the cache has it.
+// answers waits until a request with a token of the account gets the code and words, because the
+// cache may lag.
 func (s *secretTokens) answers(token string, code int, words string) {
 	s.t.Helper()
 	c := s.http(nil)

@@ -20,7 +20,7 @@ spec:
 `
 )
 
-// oneKubectl runs f with one stock kubectl of this machine.
+// oneKubectl runs f with one kubectl of this machine.
 func oneKubectl(t *testing.T, f func(k *kubectl)) {
 	all := stockKubectls()
 	for _, name := range []string{"kubectl.1.33", "kubectl", "kubectl.1.30"} {

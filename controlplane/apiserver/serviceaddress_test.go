@@ -172,7 +172,7 @@ func TestAddressesAreGivenOnce(t *testing.T) {
 	}
 }
 
-// allocateAtRandom makes, turns and deletes Services of its own.
+// allocateAtRandom creates, changes and deletes its own Services.
 func allocateAtRandom(t *testing.T, c *client.Client, rng *rand.Rand, n int) {
 	ctx := t.Context()
 	for range 40 {

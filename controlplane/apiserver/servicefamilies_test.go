@@ -9,7 +9,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// spelled is what a Service says of its families and addresses: "IPv4,IPv6 PreferDualStack 10.96.,fd96::".
+// spelled returns the families, policy and addresses of a Service as text: "IPv4,IPv6
+// PreferDualStack 10.96.,fd96::".
 func spelled(s *corev1.Service) string {
 	var families, addresses []string
 	for _, f := range s.Spec.IPFamilies {

@@ -101,8 +101,8 @@ func TestShutdownLosesNothing(t *testing.T) {
 	}
 }
 
-// create makes a pod and counts whether its request was sent. An error says "lost" when a request that was sent got
-// no good answer.
+// create creates a pod and counts whether its request was sent. The error contains "lost" if a sent
+// request got no valid response.
 func create(c *http.Client, addr, name string, sent *atomic.Int32) error {
 	wrote := false
 	ctx := httptrace.WithClientTrace(context.Background(), &httptrace.ClientTrace{

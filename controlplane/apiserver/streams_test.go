@@ -29,7 +29,7 @@ import (
 	"keelson.dev/keelson/controlplane/pki"
 )
 
-// fakeNode is a node whose containers echo, fail and log as told.
+// fakeNode is a node with containers that echo, fail and log as the test requires.
 type fakeNode struct {
 	mu    sync.Mutex
 	execs []api.ExecRequest
@@ -130,7 +130,7 @@ func (s sizes) Next() *remotecommand.TerminalSize {
 	return &v
 }
 
-// executors are exec by both protocols.
+// executors returns the exec clients of both protocols by name.
 func executors(t *testing.T, r *replica, o *corev1.PodExecOptions) map[string]remotecommand.Executor {
 	t.Helper()
 	conf := r.config("admin", api.GroupMasters)

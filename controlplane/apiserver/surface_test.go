@@ -222,7 +222,7 @@ func TestOpenAPI(t *testing.T) {
 	}
 }
 
-// checkRefs follows every $ref of a document.
+// checkRefs resolves every $ref of a document.
 func checkRefs(t *testing.T, url string, doc map[string]any, v any) {
 	t.Helper()
 	switch v := v.(type) {

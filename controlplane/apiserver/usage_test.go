@@ -20,7 +20,7 @@ import (
 	"keelson.dev/keelson/controlplane/pki"
 )
 
-// usageOfSome knows of everything that is labelled measured.
+// usageOfSome returns metrics of all objects with the label measured.
 func usageOfSome(of []api.Object) (out []api.Object) {
 	use := func(cpu, memory string) corev1.ResourceList {
 		return corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(cpu), corev1.ResourceMemory: resource.MustParse(memory)}
@@ -42,7 +42,7 @@ func usageOfSome(of []api.Object) (out []api.Object) {
 	return out
 }
 
-// startMeasured is a replica with a Node and pods of which some are measured.
+// startMeasured starts a replica with a Node and pods, some with metrics.
 func startMeasured(t *testing.T) *replica {
 	r := start(t, func(c *Config) { c.Usage = usageOfSome })
 	node := func(name string, labels map[string]string) {
@@ -72,7 +72,7 @@ func startMeasured(t *testing.T) *replica {
 	return r
 }
 
-// names are those of the items of a list, with their namespaces.
+// names returns the names and namespaces of the items of a list.
 func (a answer) names(t *testing.T) string {
 	t.Helper()
 	var list metav1.PartialObjectMetadataList

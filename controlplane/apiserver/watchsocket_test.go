@@ -15,7 +15,7 @@ import (
 	"keelson.dev/keelson/controlplane/pki"
 )
 
-// browser opens a watch as a page in a browser does: with a bearer token and what it reads as subprotocols.
+// browser opens a watch like a browser: with a bearer token and media types as subprotocols.
 func (r *replica) browser(path string, protocols ...string) (*websocket.Conn, *http.Response, error) {
 	d := websocket.Dialer{TLSClientConfig: pki.ClientTLS(r.trust.Pool(), nil, "", time.Now), Subprotocols: protocols, HandshakeTimeout: 20 * time.Second}
 	return d.Dial("wss://"+r.addr+path, http.Header{"Origin": {"https://dashboard.example"}})

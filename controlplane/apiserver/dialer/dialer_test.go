@@ -22,7 +22,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/podaddress"
 )
 
-// objects are a cluster's, by resource.
+// objects is the objects of a cluster by resource.
 type objects map[string][]api.Object
 
 func (o objects) Get(_ context.Context, resource, namespace, name string) (api.Object, bool) {
@@ -40,7 +40,7 @@ func (o objects) List(_ context.Context, resource, namespace string, _ bool) ([]
 	}), nil
 }
 
-// agents notes what they were asked for.
+// agents records the connections that were requested.
 type agents struct {
 	asked []string
 	fail  map[string]bool
@@ -158,7 +158,7 @@ func TestDial(t *testing.T) {
 	}
 }
 
-// judge returns an Index that sees the cluster's Nodes and pods.
+// judge returns an Index of the cluster's Nodes and pods.
 func judge(t *testing.T, all objects, r podaddress.Rules) func() *podaddress.Index {
 	t.Helper()
 	var stores []podaddress.Informer

@@ -23,7 +23,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds"
 )
 
-// encoding is a Backend that encodes, and tells when it does.
+// encoding is a Backend that encodes objects and reports when it does.
 type encoding struct {
 	Backend
 	proto   *protobuf.Serializer
@@ -45,7 +45,7 @@ func newEncoding() encoding {
 	return encoding{proto: protobuf.NewSerializer(s, s)}
 }
 
-// many is a list of n config maps of some size, and the request for it.
+// many returns a list of n config maps of a size, and the request for it.
 func many(n, size int) (*api.ObjectList, *api.Request) {
 	k := kinds.All().ByType(&corev1.ConfigMap{})
 	l := &api.ObjectList{ListMeta: metav1.ListMeta{ResourceVersion: "7", Continue: "next"}, Bytes: int64(n * size)}
@@ -118,7 +118,7 @@ func unzipped(t *testing.T, w *httptest.ResponseRecorder) []byte {
 	return out
 }
 
-// counting is a writer that knows how much has gone out.
+// counting is a writer that counts the written bytes.
 type counting struct {
 	*httptest.ResponseRecorder
 	n int

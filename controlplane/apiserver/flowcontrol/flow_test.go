@@ -21,7 +21,7 @@ func small() *Gate {
 	return New(Limits{Seats: [classes]int{16, 16, 16}, Bytes: [classes]int64{1600, 1600, 0}, Patience: time.Second})
 }
 
-// fill enters as often as it is let.
+// fill calls Enter until it is refused and returns the passes.
 func fill(t *testing.T, g *Gate, c Class, who Caller, bytes int64) []*Pass {
 	t.Helper()
 	var out []*Pass

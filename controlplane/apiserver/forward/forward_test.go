@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// stuck is a client that takes the head of an answer and none of its body until it is let go.
+// stuck is a client that reads the headers of a response and none of its body until it is released.
 type stuck struct {
 	head  http.Header
 	begun chan struct{}

@@ -16,8 +16,8 @@ import (
 
 var wardle = schema.GroupVersion{Group: "wardle.example.com", Version: "v1"}
 
-// other is what a server says in OpenAPI v2: of its own version, of one that is not its own, and with definitions whose
-// names are taken.
+// other is an OpenAPI v2 document of another server: with its own version, a version of another
+// server, and definitions with names in use.
 const other = `{"swagger":"2.0","info":{"title":"Other","version":"v1"},"paths":{
 	"/apis/wardle.example.com/v1/flunders":{"get":{"operationId":"listFlunder","responses":{"200":{"description":"OK","schema":{"$ref":"#/definitions/x.Flunder"}}}}},
 	"/api/v1/pods":{"get":{"operationId":"stolen","responses":{"200":{"description":"OK","schema":{"$ref":"#/definitions/x.Stolen"}}}}}},
@@ -106,7 +106,7 @@ func same(t *testing.T, a, b json.RawMessage) bool {
 	return fmt.Sprint(x) == fmt.Sprint(y)
 }
 
-// hostileDocuments are what no part is made of, or a part that says nothing.
+// hostileDocuments is documents for which NewPart fails or returns a part without content.
 var hostileDocuments = []string{
 	``, `[`, `null`, `{}`, `{"paths":null}`, `{"swagger":"2.0","paths":{"/apis/wardle.example.com/v1/x":7}}`,
 	`{"swagger":"2.0","paths":{"/apis/wardle.example.com/v1/x":{"get":{"parameters":[{"in":"nowhere"}]}}}}`,
@@ -142,7 +142,7 @@ func FuzzPart(f *testing.F) {
 	})
 }
 
-// taken says something under some names.
+// taken implements ours with definitions and paths under some names.
 type taken struct{ definitions, paths string }
 
 func (w taken) definition(name string) (json.RawMessage, error) {

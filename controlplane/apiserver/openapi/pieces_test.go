@@ -21,7 +21,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds"
 )
 
-// widget registers a kind that brings its own schema, in a group of its own.
+// widget registers a kind with a schema of its own, in a group of its own.
 func widget(t testing.TB, all *api.Kinds, i int, model func(v3 bool) (map[string]any, error)) *api.Kind {
 	t.Helper()
 	n := strconv.Itoa(i)

@@ -63,7 +63,8 @@ func TestMarkersAreThoseOfTheLibrary(t *testing.T) {
 	}
 }
 
-// marked finds the marker of an enumeration in a comment, of which ast.CommentGroup.Text drops no lines but directives.
+// marked finds the marker of an enumeration in a comment. ast.CommentGroup.Text removes only
+// directives.
 var marked = regexp.MustCompile(`(?m)^\s*\+enum\s*$`)
 
 func markersIn(t *testing.T, file, pkg string, known *smd.Schema) (lines []string) {
@@ -116,7 +117,7 @@ func markersIn(t *testing.T, file, pkg string, known *smd.Schema) (lines []strin
 	return lines
 }
 
-// marker finds one line of a comment: "+listType=map".
+// marker finds one marker line of a comment: "+listType=map".
 var marker = regexp.MustCompile(`(?m)^\s*\+(optional|required|listType|listMapKey|mapType|structType|default)(?:=(\S+))?\s*$`)
 
 // fieldMarkers returns by sort what the comments of the fields of a struct say beyond their tags. How lists are merged is

@@ -25,7 +25,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// draining is a node that reads all that comes.
+// draining is a node that reads all data.
 type draining struct{}
 
 func (draining) Logs(context.Context, string, api.LogRequest) (io.ReadCloser, error) {
@@ -46,7 +46,7 @@ func (draining) PortForward(_ context.Context, _ string, _ types.UID, _ int32, c
 	return err
 }
 
-// hijacked is an answer whose connection is taken over.
+// hijacked is a response with a connection that can be hijacked.
 type hijacked struct {
 	*httptest.ResponseRecorder
 	conn net.Conn
@@ -56,7 +56,7 @@ func (h hijacked) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return h.conn, bufio.NewReadWriter(bufio.NewReader(h.conn), bufio.NewWriter(h.conn)), nil
 }
 
-// forms are the ways to open a stream of a pod.
+// forms is the ways to open a stream of a pod.
 var forms = []struct {
 	websocket bool
 	protocol  string
@@ -71,7 +71,8 @@ var forms = []struct {
 	{false, portForwardV1, &corev1.PodPortForwardOptions{}},
 }
 
-// talk opens a stream, sends bytes, leaves, and waits until the server has let go.
+// talk opens a stream, sends bytes, disconnects, and waits until the server has released the
+// stream.
 func talk(t testing.TB, form int, sent []byte) {
 	t.Helper()
 	f := forms[form%len(forms)]
@@ -111,14 +112,14 @@ func talk(t testing.TB, form int, sent []byte) {
 	}
 }
 
-// message is a WebSocket frame of a client.
+// message returns a WebSocket frame of a client.
 func message(opcode byte, payload string) []byte {
 	out := []byte{0x80 | opcode, 0x80 | 126, 0, 0, 0, 0, 0, 0}
 	binary.BigEndian.PutUint16(out[2:], uint16(len(payload)))
 	return append(out, payload...) // the mask is nothing
 }
 
-// opening is the frame with which a client opens a stream over SPDY.
+// opening returns the frame with which a client opens a stream over SPDY.
 func opening(t testing.TB, id uint32, headers http.Header) []byte {
 	t.Helper()
 	var out bytes.Buffer
@@ -132,7 +133,7 @@ func opening(t testing.TB, id uint32, headers http.Header) []byte {
 	return out.Bytes()
 }
 
-// allocated is how many bytes do allocates.
+// allocated returns the number of bytes that do allocates.
 func allocated(do func()) uint64 {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -193,7 +194,7 @@ func TestHeadersThatUnpack(t *testing.T) {
 	}
 }
 
-// bytesOf cuts data into pieces.
+// bytesOf returns data in pieces of a size.
 func bytesOf(data []byte, size int) func(func([]byte) bool) {
 	return func(yield func([]byte) bool) {
 		for len(data) > 0 {
