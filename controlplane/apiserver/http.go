@@ -53,7 +53,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	req = s.respond(out, r, began)
 }
 
-// sourceOf returns the two addresses of the client's connection.
+// sourceOf returns the remote and the local address of the client's connection.
 func sourceOf(r *http.Request) podaddress.Source {
 	remote, _ := netip.ParseAddrPort(r.RemoteAddr) // the zero address means unknown
 	var local netip.AddrPort

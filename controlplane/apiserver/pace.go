@@ -129,7 +129,7 @@ func (w *pacedWriter) FlushError() error {
 	return w.control.Flush()
 }
 
-// Flush implements http.Flusher.
+// Flush is FlushError without the error. It implements http.Flusher.
 func (w *pacedWriter) Flush() { _ = w.FlushError() }
 
 // Unwrap returns the wrapped writer for http.ResponseController.

@@ -23,7 +23,7 @@ const revokedEvery = time.Second
 // errRevoked reports that a certificate was valid and is now revoked.
 var errRevoked = errors.New("it was revoked")
 
-// shownConns holds the open connections with a client certificate.
+// shownConns holds the open connections on which clients presented a certificate.
 type shownConns struct {
 	mu     sync.Mutex
 	byConn map[*connlimit.Conn]*x509.Certificate

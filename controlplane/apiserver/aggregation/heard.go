@@ -90,7 +90,7 @@ func isAvailable(s *apiregistrationv1.APIService) bool {
 	return false
 }
 
-// resources are the resources in a server's discovery document.
+// resources is the content of an API server's discovery document.
 type resources struct {
 	list []metav1.APIResource
 	size int64 // of the document

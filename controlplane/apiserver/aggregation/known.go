@@ -68,7 +68,8 @@ func look[T any](l *Layer, r *remote, h *heard[T], s *apiregistrationv1.APIServi
 	return v
 }
 
-// put sends the request and stores its result.
+// put requests a document with ask and stores the result in h. version is the resourceVersion of
+// the APIService.
 func put[T any](l *Layer, r *remote, h *heard[T], version string, ask func(context.Context) (T, error)) {
 	ctx, cancel := context.WithTimeout(context.Background(), askTime)
 	defer cancel()
@@ -137,8 +138,8 @@ func (l *Layer) settle(ctx context.Context, remotes []*remote, look func(int, *r
 	}
 }
 
-// asker runs at most places functions at once and queues further ones in order. Queued functions
-// need no goroutine.
+// asker runs functions in the order of arrival. At most the number places run at once; queued
+// functions need no goroutine.
 type asker struct {
 	places int
 

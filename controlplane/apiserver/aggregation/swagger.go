@@ -8,7 +8,8 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/openapi"
 )
 
-// Limits of OpenAPI v2 documents in bytes: of one document as received, and of all cached parts.
+// Limits of OpenAPI v2 documents in bytes: of one document as received, and of all parts that
+// Swagger returns.
 const (
 	maxSwagger  = 4 << 20
 	maxSwaggers = 16 << 20

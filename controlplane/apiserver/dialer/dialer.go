@@ -279,7 +279,7 @@ type counted struct {
 	leave func()
 }
 
-// Close implements net.Conn.
+// Close closes the connection and releases its reservation. It implements net.Conn.
 func (c *counted) Close() error {
 	c.leave()
 	return c.Conn.Close()

@@ -54,7 +54,7 @@ func ParsePath(path string) (t Target, ok bool) {
 // resources in the namespace.
 var namespaceFacets = []string{"status", "finalize"}
 
-// connects are the subresources that are byte streams.
+// connects are the subresources that open a byte stream to a container.
 var connects = []string{"log", "exec", "attach", "portforward"}
 
 // VerbOf returns the verb of an HTTP method on a target, "" if the method is not supported. watch

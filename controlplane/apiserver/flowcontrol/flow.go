@@ -28,7 +28,8 @@ const (
 
 func (c Class) String() string { return [...]string{"readOnly", "mutating", "watch"}[c] }
 
-// Limits are the limits of a Gate by class.
+// Limits are the limits of a Gate: per class the concurrent requests (Seats) and their memory
+// (Bytes).
 type Limits struct {
 	Seats [classes]int
 	Bytes [classes]int64 // estimated memory; not limited for watches
@@ -279,7 +280,7 @@ func (p *pool) rested(c Caller, bytes int64) {
 	p.letIn()
 }
 
-// settle subtracts u from the usage of a caller.
+// settle subtracts u from the usage of the user c, if it is counted.
 func (p *pool) settle(c Caller, u usage) {
 	if own := p.users[c.Name]; own != nil {
 		if own.sub(u); *own == (usage{}) {

@@ -194,7 +194,7 @@ func (b *htmlBody) end(err error) {
 	b.err = err
 }
 
-// copyRest copies a chunk of the unchanged rest.
+// copyRest copies a chunk of the document without rewriting links.
 func (b *htmlBody) copyRest() {
 	_, err := io.CopyN(b.write, b.rest, htmlChunk)
 	if errors.Is(err, io.EOF) {

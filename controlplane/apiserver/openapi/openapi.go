@@ -56,7 +56,7 @@ type Spec struct {
 	partsKey string
 }
 
-// entry is a generated document.
+// entry is a generated OpenAPI document with its checksum and hash.
 type entry struct {
 	text sequence
 	crc  uint32

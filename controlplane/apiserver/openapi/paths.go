@@ -15,7 +15,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// document collects the paths and schemas of a topic.
+// document collects the OpenAPI paths and schemas of one kind or discovery path.
 type document struct {
 	*schemas
 	paths object

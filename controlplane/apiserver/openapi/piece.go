@@ -22,7 +22,7 @@ import (
 // compressed stream. A new kind therefore adds one piece. All other pieces are unchanged and are
 // shared by all documents.
 
-// piece is a compressed part of documents.
+// piece is a compressed part of OpenAPI documents.
 type piece struct {
 	zipped []byte // deflate blocks that end at a byte boundary, without a final block and without references before the piece
 	size   int64
@@ -70,7 +70,7 @@ func words(data string) *piece {
 	return pieceOf([]byte(data), append(zipped, data...))
 }
 
-// unpack returns the uncompressed bytes.
+// unpack returns the uncompressed bytes of the piece.
 func (p *piece) unpack() ([]byte, error) {
 	out := make([]byte, p.size)
 	if _, err := io.ReadFull(flate.NewReader(bytes.NewReader(p.zipped)), out); err != nil {

@@ -252,7 +252,7 @@ func (s *Spec) typesOf(of []topic) (*piece, error) {
 	return s.shared(types, form{})
 }
 
-// bearerToken is the security scheme of generated clients.
+// bearerToken is the security scheme in documents, by which generated clients authenticate.
 const bearerToken = `{"description":"Bearer Token authentication","in":"header","name":"authorization","type":"apiKey"}`
 
 // plain returns the JSON document with these sections. info is its info section.

@@ -64,7 +64,7 @@ func topicsOf(t *api.Table) []topic {
 	return out
 }
 
-// describedBy returns the topics of a document.
+// describedBy returns the topics of the document doc, for example "v2" or "v3/apis/apps/v1".
 func describedBy(t *api.Table, doc string) []topic {
 	where, v3 := strings.CutPrefix(strings.TrimSuffix(doc, ".pb"), "v3/")
 	out := topicsOf(t)

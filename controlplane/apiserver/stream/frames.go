@@ -35,7 +35,8 @@ func (f *framed) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// follow tracks the frame boundaries in data.
+// follow tracks the frame boundaries in data. It returns an error for a control frame that is too
+// large.
 func (f *framed) follow(data []byte) error {
 	for len(data) > 0 {
 		if f.left > 0 {
