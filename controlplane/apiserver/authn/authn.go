@@ -1,7 +1,7 @@
-// Package authn is stage 1 of the pipeline: it turns what a request proves about
-// its sender into an api.User. Methods are asked in order and the first that
-// recognises the sender wins; a sender who offers proof that no method accepts
-// is refused, one who offers none is system:anonymous.
+// Package authn is stage 1 of the request pipeline: it derives an api.User from the credentials of
+// a request. The methods run in order and the first that authenticates the client wins. A request
+// with credentials that no method accepts is rejected. A request without credentials is
+// system:anonymous.
 package authn
 
 import (
@@ -12,20 +12,21 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Method recognises a request's sender by one kind of proof. ok is false when
-// the request carries no such proof; err says why proof was offered and refused.
+// Method authenticates a request by one kind of credential. ok is false when the request carries no
+// such credential. err is the reason why a present credential is rejected.
 type Method interface {
 	Authenticate(r *http.Request) (u api.User, ok bool, err error)
 }
 
-// ErrNobody says that a request carries no proof of identity at all.
+// ErrNobody is the error for a request that carries no credentials.
 var ErrNobody = errors.New("no credentials provided")
 
-// Chain asks its methods in order.
+// Chain is a list of authentication methods that are tried in order.
 type Chain []Method
 
-// Authenticate returns the first user that a method recognises. When none does,
-// the error joins the reasons of those that refused; without any proof at all it is ErrNobody.
+// Authenticate returns the first user that a method authenticates, as a member of
+// system:authenticated. If no method does, the error joins the errors of the methods that rejected
+// a credential. It is ErrNobody for a request without credentials.
 func (c Chain) Authenticate(r *http.Request) (api.User, error) {
 	var refused []error
 	for _, m := range c {
@@ -43,8 +44,8 @@ func (c Chain) Authenticate(r *http.Request) (api.User, error) {
 	return api.User{}, ErrNobody
 }
 
-// Fault is what kept proof from being judged: a service that does not answer, say. Its text is for whoever asks, who
-// may be anybody; Err is for the log.
+// Fault is an error that prevented the check of a credential, such as an unreachable webhook.
+// Public is sent to the client, which may be unauthenticated. Err is for the log only.
 type Fault struct {
 	Public string
 	Err    error
@@ -53,12 +54,12 @@ type Fault struct {
 func (f *Fault) Error() string { return f.Public }
 func (f *Fault) Unwrap() error { return f.Err }
 
-// Anonymous is who a request without credentials is.
+// Anonymous returns the user of a request without credentials.
 func Anonymous() api.User {
 	return api.User{Name: api.UserAnonymous, Groups: []string{api.GroupUnauthenticated}}
 }
 
-// withGroup adds a group once.
+// withGroup returns u with the group added, unless u already has it.
 func withGroup(u api.User, group string) api.User {
 	for _, g := range u.Groups {
 		if g == group {
@@ -70,14 +71,14 @@ func withGroup(u api.User, group string) api.User {
 	return u
 }
 
-// TokenVerifier recognises bearer tokens. ok is false when the token is of a
-// kind that the verifier does not know; err says why a token of its kind is no good.
+// TokenVerifier authenticates bearer tokens. ok is false when the verifier does not handle this
+// kind of token. err is the reason why a token of its kind is invalid.
 type TokenVerifier interface {
 	VerifyToken(ctx context.Context, token string, audiences []string) (i TokenIdentity, ok bool, err error)
 }
 
-// TokenIdentity is what a good token says.
+// TokenIdentity is the result of verifying a valid token.
 type TokenIdentity struct {
 	User      api.User
-	Audiences []string // those of the asked ones that the token is good for; nil when the kind of token has none
+	Audiences []string // the requested audiences for which the token is valid; nil if its kind has no audiences
 }

@@ -11,17 +11,21 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Bearer recognises "Authorization: Bearer" tokens, and the websocket
-// subprotocol in which browsers carry them, by its verifiers.
+// Bearer authenticates requests by a token, which the first of Verifiers that handles it accepts.
+// The token is in the "Authorization: Bearer" header or in the websocket subprotocol that browsers
+// use.
 type Bearer struct{ Verifiers []TokenVerifier }
 
-// websocketBearer is the subprotocol prefix that carries a base64url token.
+// websocketBearer is the prefix of a websocket subprotocol; the token follows, encoded as
+// base64url.
 const websocketBearer = "base64url.bearer.authorization.k8s.io."
 
-// maxToken bounds a token, which in a header cannot be longer; in a TokenReview it could.
+// maxToken is the maximum size of a token in bytes. Headers are limited to this size anyway; the
+// token of a TokenReview is not.
 const maxToken = 48 << 10
 
-// Authenticate is Method.
+// Authenticate verifies the bearer token of the request, if it has one, for the audiences of this
+// API.
 func (b Bearer) Authenticate(r *http.Request) (api.User, bool, error) {
 	token := bearerToken(r)
 	if token == "" {
@@ -34,7 +38,8 @@ func (b Bearer) Authenticate(r *http.Request) (api.User, bool, error) {
 	return i.User, true, nil
 }
 
-// Review says whom a token names, for the audiences asked (none: those of this API).
+// Review returns the identity of a token for the requested audiences. Without audiences, those of
+// this API apply.
 func (b Bearer) Review(ctx context.Context, token string, audiences []string) (TokenIdentity, error) {
 	if len(token) > maxToken {
 		return TokenIdentity{}, fmt.Errorf("the token has %d bytes: %d at most are looked at", len(token), maxToken)
@@ -72,13 +77,13 @@ func bearerToken(r *http.Request) string {
 	return ""
 }
 
-// Static recognises a fixed set of tokens. Only their hashes are kept, so that
-// looking one up takes the same time however much of it is right.
+// Static authenticates a fixed set of tokens. It stores only their hashes, so that the duration of
+// a lookup does not depend on how much of a token is correct.
 type Static struct {
 	users map[[sha256.Size]byte]api.User
 }
 
-// NewStatic recognises each key of tokens as its user.
+// NewStatic returns a Static that maps each key of tokens to its user.
 func NewStatic(tokens map[string]api.User) *Static {
 	s := &Static{users: make(map[[sha256.Size]byte]api.User, len(tokens))}
 	for t, u := range tokens {
@@ -87,7 +92,7 @@ func NewStatic(tokens map[string]api.User) *Static {
 	return s
 }
 
-// VerifyToken is TokenVerifier.
+// VerifyToken returns the user of the token; ok is false for an unknown token.
 func (s *Static) VerifyToken(_ context.Context, token string, _ []string) (TokenIdentity, bool, error) {
 	u, ok := s.users[sha256.Sum256([]byte(token))]
 	return TokenIdentity{User: u}, ok, nil

@@ -20,15 +20,17 @@ const (
 	bootstrapSecret = "bootstrap-token-"
 )
 
-// Bootstrap recognises bootstrap tokens, "id.secret", which are Secrets of type bootstrap.kubernetes.io/token in
-// kube-system.
+// Bootstrap authenticates bootstrap tokens of the form "id.secret". They are stored as Secrets of
+// type bootstrap.kubernetes.io/token in kube-system.
 type Bootstrap struct {
-	// Secret returns a Secret of kube-system from memory: anybody may make it be asked for.
+	// Secret returns a Secret of kube-system from a cache. It must not read the store, because
+	// unauthenticated clients can trigger any number of lookups.
 	Secret func(ctx context.Context, name string) (*corev1.Secret, bool)
 	Clock  func() time.Time
 }
 
-// VerifyToken is TokenVerifier. One who guesses learns nothing of why a token is no good.
+// VerifyToken authenticates a bootstrap token. It returns ok=false without a reason for every
+// invalid token, so that an attacker who guesses tokens learns nothing.
 func (b Bootstrap) VerifyToken(ctx context.Context, token string, _ []string) (TokenIdentity, bool, error) {
 	id, secret, ok := bootstrapParts(token)
 	if !ok {
@@ -47,7 +49,8 @@ func (b Bootstrap) VerifyToken(ctx context.Context, token string, _ []string) (T
 	return TokenIdentity{User: api.User{Name: bootstrapUser + id, Groups: groups}}, true, nil
 }
 
-// bootstrapParts splits a token of six and sixteen small letters and digits.
+// bootstrapParts splits a bootstrap token into its ID of 6 and its secret of 16 characters, all
+// lower-case letters and digits.
 func bootstrapParts(token string) (id, secret string, ok bool) {
 	id, secret, ok = strings.Cut(token, ".")
 	return id, secret, ok && len(id) == 6 && len(secret) == 16 && onlyOf(id+secret, smallAlphanumeric)
@@ -55,7 +58,8 @@ func bootstrapParts(token string) (id, secret string, ok bool) {
 
 const smallAlphanumeric = "abcdefghijklmnopqrstuvwxyz0123456789"
 
-// mayBootstrap says whether a bootstrap token may give the group: none of the cluster's own.
+// mayBootstrap reports whether a bootstrap token may grant the group. Only subgroups of
+// system:bootstrappers are allowed, none of the cluster's own groups.
 func mayBootstrap(group string) bool {
 	name, ok := strings.CutPrefix(group, bootstrappers+":")
 	return ok && name != "" && len(name) <= 256 && onlyOf(name, smallAlphanumeric+":-") &&
@@ -64,7 +68,8 @@ func mayBootstrap(group string) bool {
 
 func onlyOf(s, letters string) bool { return strings.Trim(s, letters) == "" }
 
-// expired is so too when nobody can tell when it ends.
+// expired reports whether the token of the Secret has expired. A token with an unreadable
+// expiration time counts as expired.
 func (b Bootstrap) expired(s *corev1.Secret) bool {
 	end := string(s.Data["expiration"])
 	if end == "" {

@@ -12,18 +12,20 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// RequestHeader believes a proxy in front, which proves itself by a certificate of an authority of its own, whom it
-// has authenticated: the identity stands in headers.
+// RequestHeader authenticates requests that an authenticating proxy forwards. The proxy presents a
+// client certificate of a dedicated CA and passes the user's identity in headers.
 type RequestHeader struct {
-	CAs   func() *x509.CertPool // that only such proxies have certificates of
+	CAs   func() *x509.CertPool // the CAs that issue certificates to such proxies only
 	Clock func() time.Time
 	// AllowedNames are the common names of the proxies; empty = any.
 	AllowedNames []string
-	// The headers of user name, uid and groups, and how headers of further attributes begin.
+	// The header names of the user name, UID and groups, and the header prefixes of extra
+	// attributes.
 	UsernameHeaders, UIDHeaders, GroupHeaders, ExtraPrefixes []string
 }
 
-// Authenticate is Method. The headers are taken out of the request: nobody behind it is to believe them again.
+// Authenticate returns the user in the headers of a trusted proxy's request. It then removes these
+// headers, so that no later handler trusts them.
 func (m RequestHeader) Authenticate(r *http.Request) (api.User, bool, error) {
 	name := first(r.Header, m.UsernameHeaders)
 	if name == "" || r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
@@ -42,7 +44,7 @@ func (m RequestHeader) Authenticate(r *http.Request) (api.User, bool, error) {
 		Roots: pool, Intermediates: between, CurrentTime: m.Clock(),
 		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	}); err != nil {
-		return api.User{}, false, nil // a client with a certificate of its own, whose headers mean nothing
+		return api.User{}, false, nil // an ordinary client; its headers are ignored
 	}
 	if len(m.AllowedNames) > 0 && !slices.Contains(m.AllowedNames, leaf.Subject.CommonName) {
 		return api.User{}, false, fmt.Errorf(

@@ -12,22 +12,23 @@ import (
 	"keelson.dev/keelson/controlplane/pki"
 )
 
-// Labels of Secrets that hold a token.
+// Labels of Secrets that hold a service account token.
 const (
 	LastUsedLabel     = "kubernetes.io/legacy-token-last-used"
 	InvalidSinceLabel = "kubernetes.io/legacy-token-invalid-since"
 )
 
 const (
-	// markAgain is how long a replica does not try again to write the label of a Secret, so that neither a cache that
-	// lags nor a store that does not answer costs every request a write.
+	// markAgain is the minimum interval between two attempts of a replica to write the last-used
+	// label of a Secret. It limits writes when the cache lags or the store does not respond.
 	markAgain = time.Minute
-	// markPatience is how long a request waits for the label to be written.
+	// markPatience is how long a request waits for the last-used label to be written.
 	markPatience = 2 * time.Second
 )
 
-// verifyOfSecret recognises a token that a Secret holds. It is asked about anew with every request: what takes such a
-// token back is a change of the Secret or of the account.
+// verifyOfSecret verifies a token that is stored in a Secret. Nothing is cached: each request
+// checks that the Secret and the account still exist unchanged, since their change revokes the
+// token.
 func (s *ServiceAccounts) verifyOfSecret(ctx context.Context, token string, audiences []string) (TokenIdentity, bool, error) {
 	c, err := s.tokens.VerifyOfSecret(token)
 	if err != nil {
@@ -54,7 +55,8 @@ func (s *ServiceAccounts) verifyOfSecret(ctx context.Context, token string, audi
 	return TokenIdentity{User: c.User(), Audiences: good}, true, nil
 }
 
-// holder is the Secret of a token, which must hold it still.
+// holder returns the Secret that contains the token. It is an error if the Secret no longer exists,
+// contains another token or is labeled as invalid.
 func (s *ServiceAccounts) holder(ctx context.Context, c *pki.SecretClaims, token string) (*corev1.Secret, error) {
 	o, _ := s.living.Get(ctx, "secrets", c.Namespace, c.Secret)
 	secret, ok := o.(*corev1.Secret)
@@ -71,11 +73,12 @@ func (s *ServiceAccounts) holder(ctx context.Context, c *pki.SecretClaims, token
 	return secret, nil
 }
 
-// mark labels a Secret with the day unless it is there. What goes wrong keeps nobody out; the next minute tries again.
+// mark writes the current date into the last-used label of the Secret, unless the label has it. A
+// failed write does not reject the request; it is retried after markAgain.
 func (s *ServiceAccounts) mark(ctx context.Context, secret *corev1.Secret) {
 	now := s.clock().UTC()
 	today, tomorrow := now.Format(time.DateOnly), now.AddDate(0, 0, 1).Format(time.DateOnly)
-	// A replica whose clock is ahead may have written tomorrow.
+	// A replica with a fast clock may have written the next day.
 	if was := secret.Labels[LastUsedLabel]; s.markUsed == nil || was == today || was == tomorrow {
 		return
 	}

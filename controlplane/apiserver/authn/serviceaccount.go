@@ -18,23 +18,24 @@ import (
 	"keelson.dev/keelson/controlplane/pki"
 )
 
-// Living answers whether bound objects still exist, from this replica's cache where possible.
+// Living looks up the objects to which tokens are bound, in this replica's cache where possible.
 type Living interface {
-	// UID returns that of the living object; deletedAt is when its deletion was
-	// asked for (zero when it was not). ok is false when there is no such object.
+	// UID returns the UID of an existing object. deletedAt is its deletion timestamp, or zero. ok
+	// is false when the object does not exist.
 	UID(ctx context.Context, resource, namespace, name string) (uid string, deletedAt time.Time, ok bool)
-	// Get returns the living object itself, shared.
+	// Get returns the object itself, which is shared and must not be modified.
 	Get(ctx context.Context, resource, namespace, name string) (api.Object, bool)
 }
 
-// MarkUsed writes into a Secret the day on which its token was used last.
+// MarkUsed writes the day on which a Secret's token was last used into the Secret.
 type MarkUsed func(ctx context.Context, secret *corev1.Secret, day string) error
 
-// deletionGrace is how long a token outlives the graceful end of what it is bound to.
+// deletionGrace is how long a token stays valid after the deletion timestamp of an object to which
+// it is bound.
 const deletionGrace = 60 * time.Second
 
-// ServiceAccounts recognises service account tokens. Signatures are checked once
-// per token and minute; that the bound objects live is checked on every request.
+// ServiceAccounts verifies service account tokens. A token's signature is checked once per minute;
+// the existence of its bound objects is checked on each request.
 type ServiceAccounts struct {
 	tokens    *pki.ServiceTokens
 	audiences []string
@@ -44,13 +45,13 @@ type ServiceAccounts struct {
 
 	mu     sync.Mutex
 	seen   map[[sha256.Size]byte]seenToken
-	marked map[types.UID]time.Time // when a Secret's label was written or tried last
+	marked map[types.UID]time.Time // last attempt to write the label, by UID of the Secret
 }
 
 type seenToken struct {
 	claims *pki.Claims
 	until  time.Time
-	key    string // the id of the one that signed it: believed no longer than that
+	key    string // ID of the signing key; the cached claims are valid only while this key is
 }
 
 const (
@@ -58,8 +59,8 @@ const (
 	seenMax = 4096
 )
 
-// NewServiceAccounts recognises tokens of the issuer and those that Secrets hold; audiences are those of this API, of
-// which a token needs one.
+// NewServiceAccounts returns a verifier of the tokens that this cluster issues and of tokens stored
+// in Secrets. audiences are those of this API, of which a token needs one.
 func NewServiceAccounts(tokens *pki.ServiceTokens, audiences []string, living Living, markUsed MarkUsed, clock func() time.Time) *ServiceAccounts {
 	return &ServiceAccounts{
 		tokens: tokens, audiences: audiences, living: living, clock: clock, markUsed: markUsed,
@@ -67,7 +68,8 @@ func NewServiceAccounts(tokens *pki.ServiceTokens, audiences []string, living Li
 	}
 }
 
-// VerifyToken is TokenVerifier.
+// VerifyToken verifies a service account token of this cluster. ok is false for tokens of other
+// issuers.
 func (s *ServiceAccounts) VerifyToken(ctx context.Context, token string, audiences []string) (TokenIdentity, bool, error) {
 	issuer := issuerOf(token)
 	if issuer != s.tokens.Issuer() && issuer != pki.SecretIssuer {
@@ -93,7 +95,8 @@ func (s *ServiceAccounts) VerifyToken(ctx context.Context, token string, audienc
 	return TokenIdentity{User: c.User(), Audiences: good}, true, nil
 }
 
-// both are the audiences that are asked for and that the token is good for.
+// both returns the intersection of the requested audiences and the token's audiences. An empty
+// intersection is an error.
 func both(asked, has []string) ([]string, error) {
 	var good []string
 	for _, a := range asked {
@@ -133,7 +136,8 @@ func (s *ServiceAccounts) claims(token string, audiences []string) (*pki.Claims,
 	return c, nil
 }
 
-// alive requires that everything the token is bound to still exists in the same incarnation.
+// alive returns an error unless each object to which the token is bound exists with the UID in the
+// token. A deleted object counts as existing for deletionGrace.
 func (s *ServiceAccounts) alive(ctx context.Context, c *pki.Claims) error {
 	refs := []struct {
 		resource, namespace string
@@ -144,7 +148,7 @@ func (s *ServiceAccounts) alive(ctx context.Context, c *pki.Claims) error {
 		{"secrets", c.Namespace, c.Secret},
 	}
 	if c.Pod == nil {
-		// A token bound to a pod names the node for information only.
+		// The node of a pod-bound token is informational and is not checked.
 		refs = append(refs, struct {
 			resource, namespace string
 			ref                 *pki.Ref
@@ -168,7 +172,7 @@ func (s *ServiceAccounts) alive(ctx context.Context, c *pki.Claims) error {
 	return nil
 }
 
-// issuerOf reads the issuer of a JWT without trusting it; "" when it is not a JWT.
+// issuerOf returns the iss claim of a JWT without verifying it; "" if the token is not a JWT.
 func issuerOf(token string) string {
 	parts := strings.Split(token, ".")
 	if len(parts) != 3 {

@@ -12,11 +12,11 @@ import (
 	"keelson.dev/keelson/internal/filewatch"
 )
 
-// maxTokenFile bounds a file of static tokens.
+// maxTokenFile is the maximum size of a static token file in bytes.
 const maxTokenFile = 16 << 20
 
-// ReadTokenFile reads a file of static tokens: a line of CSV for each, "token,user,uid" and, where the user has
-// groups, those in a fourth column, separated by commas inside of quotes.
+// ReadTokenFile reads a static token file in CSV form. Each line is "token,user,uid" with an
+// optional fourth, quoted column of comma-separated groups.
 func ReadTokenFile(path string) (*Static, error) {
 	data, err := filewatch.Read(path, maxTokenFile)
 	if err != nil {
@@ -29,7 +29,8 @@ func ReadTokenFile(path string) (*Static, error) {
 	return NewStatic(tokens), nil
 }
 
-// parseTokens never repeats a token: its errors go to the log.
+// parseTokens parses a static token file. Its errors never contain a token, because they are
+// logged.
 func parseTokens(data []byte) (map[string]api.User, error) {
 	rows := csv.NewReader(bytes.NewReader(data))
 	rows.FieldsPerRecord = -1

@@ -17,12 +17,12 @@ import (
 	"keelson.dev/keelson/internal/ttlcache"
 )
 
-// Asker puts a question to a service and decodes the answer.
+// Asker sends a request object to a webhook and decodes the response into answer.
 type Asker interface {
 	Post(ctx context.Context, question, answer any) error
 }
 
-// Webhook has tokens judged by a service that answers TokenReviews.
+// Webhook verifies tokens by sending TokenReviews to a webhook.
 type Webhook struct {
 	service    Asker
 	apiVersion string
@@ -33,18 +33,18 @@ type Webhook struct {
 	flights    singleflight.Group
 }
 
-// verdict is what the service said of a token.
+// verdict is the webhook's response for one token.
 type verdict struct {
 	identity TokenIdentity
 	ok       bool
 	err      error
 }
 
-// webhookCache bounds what is remembered of answers, in bytes.
+// webhookCache is the maximum size of the response cache in bytes.
 const webhookCache = 8 << 20
 
-// NewWebhook returns the verifier. version is that of authentication.k8s.io in which the service is spoken to, v1 or
-// v1beta1; answers are remembered for ttl.
+// NewWebhook returns a verifier that uses service. version is the version of authentication.k8s.io
+// for its requests, v1 or v1beta1. Responses are cached for ttl.
 func NewWebhook(
 	service Asker, version string, audiences []string, ttl time.Duration, clock func() time.Time,
 ) (*Webhook, error) {
@@ -57,7 +57,8 @@ func NewWebhook(
 	}, nil
 }
 
-// VerifyToken is TokenVerifier. The same token is asked about once at a time; faults of the service are not remembered.
+// VerifyToken returns the webhook's verdict on the token, from the cache if possible. Concurrent
+// calls for the same token share one request. Errors of the webhook are not cached.
 func (w *Webhook) VerifyToken(ctx context.Context, token string, audiences []string) (TokenIdentity, bool, error) {
 	if len(audiences) == 0 {
 		audiences = w.audiences
@@ -66,7 +67,8 @@ func (w *Webhook) VerifyToken(ctx context.Context, token string, audiences []str
 	if v, ok := w.cache.Get(key, w.clock()); ok {
 		return v.identity, v.ok, v.err
 	}
-	// The flight ends with the service's timeout and serves all who wait, so it must not end with the first of them.
+	// The shared call is limited by the webhook's timeout. It serves all waiting callers, so the
+	// cancellation of the first caller must not cancel it.
 	done := w.flights.DoChan(string(key[:]), func() (any, error) {
 		v, err := w.ask(context.WithoutCancel(ctx), token, audiences)
 		if err == nil && w.ttl > 0 {
@@ -108,7 +110,7 @@ func (w *Webhook) ask(ctx context.Context, token string, audiences []string) (*v
 	if len(s.Audiences) > 0 {
 		good = intersect(audiences, s.Audiences)
 	} else if len(w.audiences) > 0 {
-		// A service that knows nothing of audiences speaks for this API's only.
+		// A webhook without support for audiences authenticates for this API's audiences only.
 		good = intersect(audiences, w.audiences)
 	}
 	if len(audiences) > 0 && len(good) == 0 {
@@ -124,7 +126,7 @@ func (w *Webhook) ask(ctx context.Context, token string, audiences []string) (*v
 	return &verdict{identity: TokenIdentity{User: u, Audiences: good}, ok: true}, nil
 }
 
-// bytes is about what the verdict takes.
+// bytes returns the approximate size of the verdict in memory.
 func (v *verdict) bytes() int64 {
 	u := &v.identity.User
 	n := len(u.Name) + len(u.UID)
@@ -155,13 +157,15 @@ func intersect(asked, held []string) []string {
 	return out
 }
 
-// ForAPI recognises tokens that name no audience: they are good for this API's audiences and for no other.
+// ForAPI wraps a verifier of tokens that have no audiences. Such tokens are valid for this API's
+// audiences only.
 type ForAPI struct {
 	TokenVerifier
 	Audiences []string
 }
 
-// VerifyToken is TokenVerifier.
+// VerifyToken verifies the token if one of the requested audiences is this API's; otherwise ok is
+// false.
 func (f ForAPI) VerifyToken(ctx context.Context, token string, audiences []string) (TokenIdentity, bool, error) {
 	if len(audiences) == 0 {
 		return f.TokenVerifier.VerifyToken(ctx, token, nil)

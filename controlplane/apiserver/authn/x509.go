@@ -16,18 +16,18 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// X509 recognises client certificates: CN is the user, each O a group.
+// X509 authenticates client certificates: the common name is the user, each organization a group.
 type X509 struct {
-	CAs   func() *x509.CertPool // the CAs of now; nil = no certificate is good
+	CAs   func() *x509.CertPool // the current CAs; nil = no certificate is accepted
 	Clock func() time.Time
-	// Revoked says of a certificate that is good otherwise why it is not; may be nil.
+	// Revoked returns an error if an otherwise valid certificate is revoked. It may be nil.
 	Revoked func(ctx context.Context, leaf *x509.Certificate) error
-	// Seen is told of each request by which certificate it was authenticated; may be nil.
+	// Seen is called with the client certificate of each authenticated request. It may be nil.
 	Seen func(leaf *x509.Certificate)
 }
 
-// Authenticate is Method. A connection's certificate is verified once, and again
-// when the CAs have changed or part of its chain has expired.
+// Authenticate returns the user of the client certificate. The result is cached per connection
+// until the CAs change or a certificate of the chain expires.
 func (m X509) Authenticate(r *http.Request) (api.User, bool, error) {
 	if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 || m.CAs == nil {
 		return api.User{}, false, nil
@@ -72,8 +72,9 @@ func credentialOf(leaf *x509.Certificate) string {
 	return "X509SHA256=" + hex.EncodeToString(sum[:])
 }
 
-// ProvedBy says whether a request's sender was recognised by this certificate. That a connection has one says nothing: who is
-// recognised by a token may show any certificate besides, of whatever name and groups.
+// ProvedBy reports whether the sender was authenticated by this certificate. A certificate on the
+// connection alone proves nothing: a client authenticated by a token may present any certificate,
+// with any name and groups.
 func ProvedBy(sender api.User, leaf *x509.Certificate) bool {
 	return slices.Equal(sender.Extra[credentialID], []string{credentialOf(leaf)})
 }
@@ -102,7 +103,7 @@ func earliestEnd(chain []*x509.Certificate) time.Time {
 
 type connKey struct{}
 
-// connIdentity remembers who a connection's certificate names.
+// connIdentity caches the user of a connection's certificate.
 type connIdentity struct {
 	mu    sync.Mutex
 	pool  *x509.CertPool
@@ -110,7 +111,8 @@ type connIdentity struct {
 	until time.Time
 }
 
-// ConnContext is http.Server.ConnContext: it gives a connection the memory of its verified certificate.
+// ConnContext adds a cache for the verified certificate to the context of a connection. It is for
+// http.Server.ConnContext.
 func ConnContext(ctx context.Context, _ net.Conn) context.Context {
 	return context.WithValue(ctx, connKey{}, &connIdentity{})
 }

@@ -1,5 +1,6 @@
-// Package config makes authentication what files and flags say, under the names that Kubernetes' apiserver has for
-// them, and follows the files: what is written while a replica runs takes effect, and what cannot be read changes nothing.
+// Package config builds the authentication methods from files and flags with the names of
+// kube-apiserver. It follows the files: a change takes effect while the replica runs. A file that
+// cannot be read or is invalid changes nothing.
 package config
 
 import (
@@ -23,10 +24,11 @@ import (
 	"keelson.dev/keelson/internal/filewatch"
 )
 
-// Options are what an operator may say. The zero value adds nothing, and lets strangers be system:anonymous.
+// Options are the authentication flags of the API server. The zero value configures no further
+// method and allows system:anonymous.
 type Options struct {
 	ConfigFile string // --authentication-config
-	Anonymous  *bool  // --anonymous-auth; nil = not said
+	Anonymous  *bool  // --anonymous-auth; nil = not set
 	OIDC       OIDC
 
 	TokenFile       string        // --token-auth-file
@@ -37,7 +39,7 @@ type Options struct {
 	RequestHeader   RequestHeader
 }
 
-// Defaults are those of the flags.
+// Defaults returns the default values of the flags.
 func Defaults() Options {
 	return Options{
 		WebhookVersion: "v1beta1", WebhookTTL: 2 * time.Minute,
@@ -45,7 +47,7 @@ func Defaults() Options {
 	}
 }
 
-// OIDC is one issuer, said by flags.
+// OIDC configures one OpenID Connect issuer by flags.
 type OIDC struct {
 	IssuerURL, ClientID, CAFile   string
 	UsernameClaim, UsernamePrefix string
@@ -54,14 +56,16 @@ type OIDC struct {
 	RequiredClaims                map[string]string
 }
 
-// RequestHeader is whom to believe about whom it has authenticated.
+// RequestHeader configures the authenticating proxies that may pass the identity of a user in
+// headers.
 type RequestHeader struct {
 	ClientCAFile                                             string
 	AllowedNames                                             []string
 	UsernameHeaders, UIDHeaders, GroupHeaders, ExtraPrefixes []string
 }
 
-// Check names the flag that is wrong, or goes with none.
+// Check returns an error that names an invalid flag, or a flag without another flag that it
+// requires.
 func (o *Options) Check() error {
 	if o.ConfigFile != "" && o.OIDC.used() {
 		return errors.New("--authentication-config and --oidc-* flags say the same in two places: " +
@@ -87,7 +91,8 @@ func (o *OIDC) used() bool {
 	return o.IssuerURL+o.ClientID+o.CAFile+o.UsernamePrefix+o.GroupsClaim+o.GroupsPrefix != "" || len(o.RequiredClaims) > 0
 }
 
-// authenticator is what the flags say in the form of the file.
+// authenticator returns the --oidc-* flags in the form of an entry of the
+// AuthenticationConfiguration file.
 func (o *OIDC) authenticator() (apiserver.JWTAuthenticator, error) {
 	a := apiserver.JWTAuthenticator{Issuer: apiserver.Issuer{URL: o.IssuerURL, Audiences: []string{o.ClientID}}}
 	if o.CAFile != "" {
@@ -118,10 +123,10 @@ func (o *OIDC) authenticator() (apiserver.JWTAuthenticator, error) {
 	return a, nil
 }
 
-// maxFile bounds a configuration file.
+// maxFile is the maximum size of a configuration file in bytes.
 const maxFile = 4 << 20
 
-// reader reads configuration files.
+// reader reads AuthenticationConfiguration files and creates their issuers.
 type reader struct {
 	compiler   authenticationcel.Compiler
 	disallowed []string
@@ -129,14 +134,14 @@ type reader struct {
 	log        *slog.Logger
 }
 
-// decoder decodes strictly: a field that nobody knows is a mistake.
+// decoder returns a strict decoder: an unknown field is an error.
 func decoder() runtime.Decoder {
 	scheme := runtime.NewScheme()
 	install.Install(scheme)
 	return serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDecoder()
 }
 
-// read reads and checks an AuthenticationConfiguration.
+// read reads, decodes and validates an AuthenticationConfiguration file.
 func (r *reader) read(path string) (*apiserver.AuthenticationConfiguration, error) {
 	data, err := filewatch.Read(path, maxFile)
 	if err != nil {
@@ -159,7 +164,8 @@ func (r *reader) read(path string) (*apiserver.AuthenticationConfiguration, erro
 	return c, nil
 }
 
-// issuers makes the issuers of a configuration; those that are configured as before are the former ones.
+// issuers returns the issuers of a configuration. An issuer in former whose configuration is
+// unchanged is reused.
 func (r *reader) issuers(c *apiserver.AuthenticationConfiguration, algorithms []string, former []configured) ([]configured, error) {
 	var out []configured
 	for n, j := range c.JWT {

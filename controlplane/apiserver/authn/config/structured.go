@@ -22,18 +22,19 @@ import (
 	"keelson.dev/keelson/internal/filewatch"
 )
 
-// Config is what an Authentication is made of.
+// Config is the input of Load.
 type Config struct {
 	Options   Options
 	Compilers *cel.Compilers
 	Audiences []string // of this API
-	// Disallowed are issuers that no file may name: this cluster's own.
+	// Disallowed lists issuer URLs that no file may configure: those of this cluster.
 	Disallowed []string
 	Clock      func() time.Time
 	Log        *slog.Logger
 }
 
-// Authentication is what the options say, live.
+// Authentication holds the authentication methods of the options and reloads them when the files
+// change.
 type Authentication struct {
 	options Options
 	aud     []string
@@ -43,24 +44,24 @@ type Authentication struct {
 	now     atomic.Pointer[state]
 	mark    filewatch.Snapshot
 	reloads atomic.Pointer[func(ok bool)]
-	faults  *rate.Limiter // of those that are logged
-	// every is between looks at the files, patience how long new issuers may take to be discovered before what was good
-	// is good no more; tests shorten them.
+	faults  *rate.Limiter // limits how often faults are logged
+	// every is the interval at which the files are checked. patience is how long a reload waits for
+	// the discovery of new issuers before it replaces the previous state. Tests shorten both.
 	every, patience time.Duration
 }
 
-// state is what the files said when they were read last. It never changes.
+// state is the result of the last successful read of the files. It is immutable.
 type state struct {
 	issuers    []configured
 	anonymous  anonymous
 	tokens     *authn.Static
 	webhook    *authn.Webhook
 	service    *webhook.Service
-	way        filewatch.Snapshot // the file that leads to the service
+	way        filewatch.Snapshot // the kubeconfig file of the token webhook, when it was read
 	requestCAs *x509.CertPool
 }
 
-// configured is an issuer and what it was made of.
+// configured is an issuer and the configuration from which it was created.
 type configured struct {
 	conf apiserver.JWTAuthenticator
 	*issuer.Issuer
@@ -70,13 +71,14 @@ func (c *configured) sameAs(conf apiserver.JWTAuthenticator) bool {
 	return reflect.DeepEqual(c.conf, conf)
 }
 
-// anonymous says where strangers may come; no paths = everywhere.
+// anonymous defines whether, and for which paths, unauthenticated clients are allowed; no paths =
+// all paths.
 type anonymous struct {
 	allowed bool
 	paths   map[string]bool
 }
 
-// Load reads the files. Nothing runs until Run.
+// Load reads the files and returns their Authentication. It starts nothing; Run does.
 func Load(c Config) (*Authentication, error) {
 	if err := c.Options.Check(); err != nil {
 		return nil, err
@@ -97,7 +99,8 @@ func Load(c Config) (*Authentication, error) {
 	return a, nil
 }
 
-// read makes a state of the files; what is as in the former one is taken over.
+// read builds a state from the files. Issuers and webhooks that are unchanged since former, which
+// may be nil, are reused.
 func (a *Authentication) read(former *state) (*state, error) {
 	o := &a.options
 	s := &state{}
@@ -128,8 +131,9 @@ func (a *Authentication) read(former *state) (*state, error) {
 	return s, nil
 }
 
-// readWebhook makes the service that judges tokens. One that is reached as before stays, with what it is remembered to
-// have said: other files change more often, and everybody's token would be asked about again.
+// readWebhook sets the token webhook of s. If its kubeconfig file is unchanged, the webhook of
+// former is reused with its cache. Otherwise every change of another file would cause a TokenReview
+// for each token in use.
 func (a *Authentication) readWebhook(s, former *state) (err error) {
 	o := &a.options
 	s.way = filewatch.TakeSnapshot(o.WebhookConfig)
@@ -146,7 +150,8 @@ func (a *Authentication) readWebhook(s, former *state) (err error) {
 	return nil
 }
 
-// readConfig reads the AuthenticationConfiguration, or what flags say in its place.
+// readConfig sets the issuers and the anonymous access of s, from the AuthenticationConfiguration
+// file or from flags.
 func (a *Authentication) readConfig(s, former *state) error {
 	o := &a.options
 	conf, algorithms := &apiserver.AuthenticationConfiguration{}, []string(nil)
@@ -190,7 +195,7 @@ func (a *Authentication) readConfig(s, former *state) error {
 	return nil
 }
 
-// Run discovers issuers and follows the files until ctx ends.
+// Run discovers the keys of the issuers and follows the files until ctx is done.
 func (a *Authentication) Run(ctx context.Context) error {
 	var children sync.WaitGroup
 	defer children.Wait()
@@ -201,7 +206,7 @@ func (a *Authentication) Run(ctx context.Context) error {
 	return filewatch.Follow(ctx, a.every, a.mark, func() { a.reload(ctx, d) })
 }
 
-// discoverer runs one discovery for each issuer that is wanted.
+// discoverer runs one discovery goroutine for each configured issuer.
 type discoverer struct {
 	ctx      context.Context
 	children *sync.WaitGroup
@@ -221,7 +226,7 @@ func (d *discoverer) follow(wanted []configured) {
 		go func() {
 			defer d.children.Done()
 			defer cancel()
-			_ = w.Discover(ctx) // which says what is wrong
+			_ = w.Discover(ctx) // Discover logs its errors
 		}()
 	}
 	for i, cancel := range d.under {
@@ -233,7 +238,8 @@ func (d *discoverer) follow(wanted []configured) {
 	}
 }
 
-// reload takes the files over. Until new issuers are known, or do not answer, what was before holds.
+// reload reads the files and replaces the state. The previous state stays in effect until all new
+// issuers are discovered or a.patience has passed. If the files are invalid, it stays.
 func (a *Authentication) reload(ctx context.Context, d *discoverer) {
 	former := a.now.Load()
 	s, err := a.read(former)
@@ -249,7 +255,7 @@ func (a *Authentication) reload(ctx context.Context, d *discoverer) {
 		select {
 		case <-i.Ready():
 		case <-late.C:
-			late.Reset(0) // for the others too
+			late.Reset(0) // the remaining issuers are not waited for either
 		case <-ctx.Done():
 			return
 		}
@@ -262,7 +268,8 @@ func (a *Authentication) reload(ctx context.Context, d *discoverer) {
 	a.log.Info("authentication configuration read again", "issuers", len(s.issuers))
 }
 
-// OnReload has every reading of changed files told. Call it before Run.
+// OnReload sets a function that is called after each reload of changed files, with whether it
+// succeeded. Call it before Run.
 func (a *Authentication) OnReload(f func(ok bool)) { a.reloads.Store(&f) }
 
 func (a *Authentication) count(ok bool) {
@@ -271,7 +278,7 @@ func (a *Authentication) count(ok bool) {
 	}
 }
 
-// Anonymous says whether one who proves nothing may ask for the path.
+// Anonymous reports whether a client without credentials may request the path.
 func (a *Authentication) Anonymous(path string) bool {
 	if a == nil {
 		return true
@@ -280,7 +287,8 @@ func (a *Authentication) Anonymous(path string) bool {
 	return w.allowed && (len(w.paths) == 0 || w.paths[path])
 }
 
-// Proxy is the method by which requests of authenticating proxies are believed; nil when none exists.
+// Proxy returns the method that authenticates requests of authenticating proxies by their headers.
+// It is nil if no such proxy is configured.
 func (a *Authentication) Proxy() authn.Method {
 	h := &a.options.RequestHeader
 	if h.ClientCAFile == "" {
@@ -292,7 +300,8 @@ func (a *Authentication) Proxy() authn.Method {
 	}
 }
 
-// Static verifies the tokens of --token-auth-file, which Kubernetes asks first of all.
+// Static returns the verifier of the tokens of --token-auth-file. Like kube-apiserver, the API
+// server tries it before the other verifiers.
 func (a *Authentication) Static() authn.TokenVerifier {
 	return authn.ForAPI{TokenVerifier: staticTokens{a}, Audiences: a.aud}
 }
@@ -306,8 +315,8 @@ func (s staticTokens) VerifyToken(ctx context.Context, token string, audiences [
 	return authn.TokenIdentity{}, false, nil
 }
 
-// Further are the verifiers behind service account tokens, in the order in which they are asked. secret returns a
-// Secret of kube-system.
+// Further returns the verifiers that are tried after service account tokens, in order: bootstrap
+// tokens, OIDC issuers, the webhook. secret returns a Secret of kube-system by name.
 func (a *Authentication) Further(secret func(ctx context.Context, name string) (*corev1.Secret, bool)) []authn.TokenVerifier {
 	var out []authn.TokenVerifier
 	if a.options.BootstrapTokens {
@@ -318,7 +327,7 @@ func (a *Authentication) Further(secret func(ctx context.Context, name string) (
 
 type issuers struct{ a *Authentication }
 
-// VerifyToken is authn.TokenVerifier.
+// VerifyToken verifies a token by the configured issuer with the URL in the token's iss claim.
 func (s issuers) VerifyToken(ctx context.Context, token string, audiences []string) (authn.TokenIdentity, bool, error) {
 	all := s.a.now.Load().issuers
 	if len(all) == 0 {
@@ -338,7 +347,7 @@ func (s issuers) VerifyToken(ctx context.Context, token string, audiences []stri
 
 type hooked struct{ a *Authentication }
 
-// VerifyToken is authn.TokenVerifier.
+// VerifyToken verifies a token by the token webhook, if one is configured.
 func (h hooked) VerifyToken(ctx context.Context, token string, audiences []string) (authn.TokenIdentity, bool, error) {
 	if w := h.a.now.Load().webhook; w != nil {
 		id, ok, err := w.VerifyToken(ctx, token, audiences)
@@ -347,7 +356,8 @@ func (h hooked) VerifyToken(ctx context.Context, token string, audiences []strin
 	return authn.TokenIdentity{}, false, nil
 }
 
-// told logs what is not for whoever asks, once in a while: anybody can make it happen.
+// told returns err unchanged. It logs a Fault, at a limited rate because any client can cause one;
+// the client receives only its public text.
 func (a *Authentication) told(err error) error {
 	if fault := new(authn.Fault); errors.As(err, &fault) && a.faults.Allow() {
 		a.log.Warn("a token could not be judged", "what", fault.Public, "err", fault.Err)

@@ -14,7 +14,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// claims are those of a verified token.
+// claims are the claims of a verified token, by name.
 type claims map[string]json.RawMessage
 
 func (c claims) decode(name string, into any) error {
@@ -25,10 +25,11 @@ func (c claims) decode(name string, into any) error {
 	return json.Unmarshal(raw, into)
 }
 
-// credentialID is the attribute that tells one token from the others.
+// credentialID is the key of the user's extra field that identifies the token by its JTI.
 const credentialID = "authentication.kubernetes.io/credential-id"
 
-// user makes a user of the claims, when all rules hold.
+// user maps the claims to a user by the claim mappings of the issuer. It returns an error if a
+// validation rule of the issuer does not hold.
 func (i *Issuer) user(ctx context.Context, c claims) (u api.User, err error) {
 	var value traits.Mapper
 	if m := &i.mapper; m.Username != nil || m.Groups != nil || m.UID != nil || m.Extra != nil || m.ClaimValidationRules != nil {
@@ -129,7 +130,8 @@ func (i *Issuer) groups(ctx context.Context, c claims, value traits.Mapper) ([]s
 	return groups, nil
 }
 
-// notDistributed refuses a token whose groups are elsewhere: without them the user would be another than is meant.
+// notDistributed returns an error if the claim is a distributed claim, which is stored at another
+// address. Without its groups, the user could get other permissions than intended.
 func notDistributed(c claims, claim string) error {
 	var names map[string]json.RawMessage
 	if _, ok := c["_claim_names"]; !ok {
@@ -235,7 +237,7 @@ func (i *Issuer) validateUser(ctx context.Context, u api.User) error {
 	return nil
 }
 
-// allTrue says which rule does not hold.
+// allTrue returns an error with the first rule that is false or is not a boolean.
 func allTrue(results []authenticationcel.EvaluationResult) error {
 	for _, r := range results {
 		held, ok := r.EvalResult.(types.Bool)
@@ -265,7 +267,7 @@ func text(v ref.Val) (string, error) {
 	return string(s), nil
 }
 
-// texts reads a text or a list of texts; empty ones are left out, and null is none.
+// texts converts a string or a list of strings. Empty strings are left out; null yields nil.
 func texts(v ref.Val) ([]string, error) {
 	switch v := v.(type) {
 	case types.Null:

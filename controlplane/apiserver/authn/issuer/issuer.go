@@ -30,25 +30,27 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// Algorithms are those by which tokens may be signed: none, and those with a shared secret, are not among them.
+// Algorithms returns the accepted signature algorithms. Neither "none" nor algorithms with a shared
+// secret are among them.
 func Algorithms() []string {
 	return []string{
 		oidc.RS256, oidc.RS384, oidc.RS512, oidc.ES256, oidc.ES384, oidc.ES512, oidc.PS256, oidc.PS384, oidc.PS512,
 	}
 }
 
-// Config is what an Issuer is made of.
+// Config is the input of New.
 type Config struct {
 	JWT        apiserver.JWTAuthenticator
 	Compiler   authenticationcel.Compiler
-	Algorithms []string // default: all
-	// Disallowed are issuers that nobody may stand for: this cluster's own.
+	Algorithms []string // default: all of Algorithms()
+	// Disallowed lists issuer URLs that may not be configured: those of this cluster.
 	Disallowed []string
 	Clock      func() time.Time
 	Log        *slog.Logger
 }
 
-// Issuer recognises the tokens of one issuer, once it has been discovered.
+// Issuer verifies the tokens of one OpenID Connect issuer. Until Discover has found its keys, all
+// of its tokens are rejected.
 type Issuer struct {
 	conf     apiserver.JWTAuthenticator
 	algs     []string
@@ -58,18 +60,19 @@ type Issuer struct {
 	clock    func() time.Time
 	log      *slog.Logger
 
-	keys  atomic.Pointer[keySet] // nil until they are known
+	keys  atomic.Pointer[keySet] // nil until Discover has succeeded
 	ready chan struct{}
 }
 
-// Bounds of what an issuer sends, and of how long that may take.
+// Limits of the size and duration of an issuer's responses, and the interval between discovery
+// attempts.
 const (
 	maxDocument    = 1 << 20
 	fetchTimeout   = 10 * time.Second
 	discoverPeriod = 10 * time.Second
 )
 
-// New checks the configuration; its errors name the field that is wrong.
+// New validates the configuration and returns its Issuer. Errors name the invalid field.
 func New(c Config) (*Issuer, error) {
 	if len(c.Algorithms) == 0 {
 		c.Algorithms = Algorithms()
@@ -102,9 +105,10 @@ func New(c Config) (*Issuer, error) {
 	return i, nil
 }
 
-// clientOf speaks to one issuer.
+// clientOf returns an HTTP client for the issuer, with limited response sizes, its own CAs and its
+// discovery URL.
 func clientOf(c apiserver.Issuer) (*http.Client, error) {
-	var roots *x509.CertPool // nil = the system's
+	var roots *x509.CertPool // nil = system roots
 	if c.CertificateAuthority != "" {
 		roots = x509.NewCertPool()
 		if !roots.AppendCertsFromPEM([]byte(c.CertificateAuthority)) {
@@ -131,7 +135,8 @@ func clientOf(c apiserver.Issuer) (*http.Client, error) {
 	return &http.Client{Transport: bounded, Timeout: fetchTimeout, CheckRedirect: onlyHTTPS}, nil
 }
 
-// onlyHTTPS follows an issuer to where its answers cannot be changed on the way.
+// onlyHTTPS is a redirect policy: it allows at most 3 redirects, all to https URLs, so that a
+// response cannot be modified in transit.
 func onlyHTTPS(r *http.Request, before []*http.Request) error {
 	if r.URL.Scheme != "https" || len(before) > 3 {
 		return fmt.Errorf("the issuer leads on to %s://%s, after %d others", r.URL.Scheme, api.Clip(r.URL.Host, 128), len(before)-1)
@@ -139,10 +144,11 @@ func onlyHTTPS(r *http.Request, before []*http.Request) error {
 	return nil
 }
 
-// URL is that of the issuer.
+// URL returns the issuer URL.
 func (i *Issuer) URL() string { return i.conf.Issuer.URL }
 
-// Discover asks the issuer for its keys' address until it knows it, or ctx ends.
+// Discover fetches the issuer's discovery document, with retries, until it has the URL of the keys
+// or ctx is done. It logs each new error.
 func (i *Issuer) Discover(ctx context.Context) error {
 	for said := ""; ; {
 		err := i.discover(ctx)
@@ -163,7 +169,7 @@ func (i *Issuer) Discover(ctx context.Context) error {
 func (i *Issuer) discover(ctx context.Context) error {
 	provider, err := oidc.NewProvider(oidc.ClientContext(ctx, i.client), i.URL())
 	if err != nil {
-		return errors.New(api.Clip(err.Error(), 1024)) // the issuer's text may be in it
+		return errors.New(api.Clip(err.Error(), 1024)) // the error may contain text of the issuer
 	}
 	var document struct {
 		Keys string `json:"jwks_uri"`
@@ -180,10 +186,10 @@ func (i *Issuer) discover(ctx context.Context) error {
 	return nil
 }
 
-// Ready is closed when tokens can be verified.
+// Ready returns a channel that is closed when tokens can be verified.
 func (i *Issuer) Ready() <-chan struct{} { return i.ready }
 
-// VerifyToken is authn.TokenVerifier. Tokens of other issuers are others' business.
+// VerifyToken verifies a token of this issuer. ok is false for tokens of other issuers.
 func (i *Issuer) VerifyToken(ctx context.Context, token string, _ []string) (authn.TokenIdentity, bool, error) {
 	var none authn.TokenIdentity
 	if Of(token) != i.URL() {
@@ -195,7 +201,7 @@ func (i *Issuer) VerifyToken(ctx context.Context, token string, _ []string) (aut
 	}
 	once := &use{keySet: keys}
 	verified, err := oidc.NewVerifier(i.URL(), once, &oidc.Config{
-		SkipClientIDCheck: true, SupportedSigningAlgs: i.algs, Now: i.clock, // several audiences are checked below
+		SkipClientIDCheck: true, SupportedSigningAlgs: i.algs, Now: i.clock, // all configured audiences are checked below
 	}).Verify(ctx, token)
 	if err != nil && once.fault != nil {
 		return none, false, &authn.Fault{Public: fmt.Sprintf("oidc: the keys of issuer %s cannot be fetched", i.URL()), Err: once.fault}
@@ -225,10 +231,10 @@ func clipAll(texts []string) []string {
 	return texts
 }
 
-// Google's tokens may name it without the scheme.
+// google is the issuer URL of Google, whose tokens may contain it without the scheme.
 const google = "https://accounts.google.com"
 
-// Of reads the issuer of a token that nobody has verified.
+// Of returns the iss claim of a token without verifying the token; "" if it cannot be read.
 func Of(token string) string {
 	_, rest, _ := strings.Cut(token, ".")
 	payload, _, ok := strings.Cut(rest, ".")
@@ -251,5 +257,5 @@ func Of(token string) string {
 	return c.Issuer
 }
 
-// Close ends the connections to the issuer.
+// Close closes the idle connections to the issuer.
 func (i *Issuer) Close() { i.client.CloseIdleConnections() }

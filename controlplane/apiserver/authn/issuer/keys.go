@@ -18,14 +18,16 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// boundedTransport cuts off what is longer than a document of an issuer may be.
+// boundedTransport limits the size of response bodies and replaces the URL of the discovery
+// document.
 type boundedTransport struct {
 	next      http.RoundTripper
-	discovery string   // asked for in vain when there is an instead
-	instead   *url.URL // where the discovery document really is; may be nil
+	discovery string   // default URL of the discovery document; requests to it are sent to instead
+	instead   *url.URL // configured URL of the discovery document; nil = the default
 }
 
-// RoundTrip is http.RoundTripper.
+// RoundTrip sends the request and returns its response with a body that fails after maxDocument
+// bytes.
 func (t *boundedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if t.instead != nil && r.URL.String() == t.discovery {
 		r = r.Clone(r.Context())
@@ -38,7 +40,7 @@ func (t *boundedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// CloseIdleConnections is for http.Client.
+// CloseIdleConnections closes the idle connections of the wrapped transport, for http.Client.
 func (t *boundedTransport) CloseIdleConnections() {
 	if c, ok := t.next.(interface{ CloseIdleConnections() }); ok {
 		c.CloseIdleConnections()
@@ -59,8 +61,9 @@ func (b *boundedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// keySet has the keys of an issuer, and asks for them again when a token is signed by another: keys rotate. However
-// many such tokens come, the issuer is asked by one at a time, and once a second in the long run.
+// keySet caches the public keys of an issuer. It fetches them again when no cached key verifies a
+// token, because keys rotate. At most one fetch runs at a time, and in the long run at most one a
+// second, however many such tokens arrive.
 type keySet struct {
 	url     string
 	client  *http.Client
@@ -71,7 +74,7 @@ type keySet struct {
 	keys []jose.JSONWebKey
 }
 
-// maxKeys bounds the keys that are tried.
+// maxKeys is the maximum number of keys that are used of a set.
 const maxKeys = 64
 
 func newKeySet(url string, client *http.Client) *keySet {
@@ -83,13 +86,15 @@ var (
 	errMalformed = errors.New("malformed token")
 )
 
-// use is one use of the keys; fault says why they could not be fetched when they were needed.
+// use wraps a keySet for the verification of one token. fault is the error of fetching the keys, if
+// they had to be fetched.
 type use struct {
 	*keySet
 	fault error
 }
 
-// VerifySignature is oidc.KeySet.
+// VerifySignature verifies by the key set and stores an error of fetching keys in u.fault. It
+// implements oidc.KeySet.
 func (u *use) VerifySignature(ctx context.Context, token string) ([]byte, error) {
 	payload, err := u.keySet.VerifySignature(ctx, token)
 	if err != nil && !errors.Is(err, errNoKey) && !errors.Is(err, errMalformed) {
@@ -98,7 +103,8 @@ func (u *use) VerifySignature(ctx context.Context, token string) ([]byte, error)
 	return payload, err
 }
 
-// VerifySignature is oidc.KeySet; the verifier before it has checked the algorithm.
+// VerifySignature returns the payload of the token if a key of the issuer has signed it. It
+// implements oidc.KeySet; the oidc verifier has already checked the algorithm.
 func (s *keySet) VerifySignature(ctx context.Context, token string) ([]byte, error) {
 	var algs []jose.SignatureAlgorithm
 	for _, a := range Algorithms() {
@@ -136,10 +142,11 @@ func verify(signed *jose.JSONWebSignature, keys []jose.JSONWebKey) ([]byte, bool
 	return nil, false
 }
 
-// refresh asks for the keys. Who waits for them may go; the others still get them.
+// refresh fetches the keys and returns them. Concurrent callers share one fetch; a caller that
+// cancels its ctx does not cancel the fetch.
 func (s *keySet) refresh(ctx context.Context) ([]jose.JSONWebKey, error) {
 	done := s.flights.DoChan("", func() (any, error) {
-		if !s.fetches.Allow() { // the keys are seconds old; who asks may have looked at those before
+		if !s.fetches.Allow() { // the keys are seconds old, but the caller may have read an older set
 			s.mu.RLock()
 			defer s.mu.RUnlock()
 			return s.keys, nil
@@ -184,7 +191,8 @@ func (s *keySet) fetch(ctx context.Context) ([]jose.JSONWebKey, error) {
 	return parseKeys(data)
 }
 
-// parseKeys takes the keys that can verify; a set may hold others, and of kinds that nobody here knows.
+// parseKeys returns the public keys of a JSON Web Key Set. Encryption keys and unsupported kinds
+// are skipped.
 func parseKeys(data []byte) ([]jose.JSONWebKey, error) {
 	var set struct {
 		Keys []json.RawMessage `json:"keys"`
@@ -198,7 +206,7 @@ func parseKeys(data []byte) ([]jose.JSONWebKey, error) {
 		if k.UnmarshalJSON(raw) != nil || k.Use == "enc" {
 			continue
 		}
-		switch k.Key.(type) { // never a shared secret: who can read the set could sign with it
+		switch k.Key.(type) { // no shared secrets: everyone who reads the key set could sign tokens
 		case *rsa.PublicKey, *ecdsa.PublicKey, ed25519.PublicKey:
 			out = append(out, k)
 		}

@@ -11,7 +11,7 @@ import (
 	"k8s.io/apiserver/pkg/cel"
 )
 
-// value is the claims as expressions see them.
+// value returns the claims as a CEL map.
 func (c claims) value() (traits.Mapper, error) {
 	all := make(map[string]any, len(c))
 	for name, raw := range c {
@@ -28,8 +28,8 @@ func (c claims) value() (traits.Mapper, error) {
 	return m, nil
 }
 
-// native is a Go value as expressions see it. In maps, names that are no identifiers can be selected in Kubernetes'
-// spelling: claims.example__dot__org is the claim "example.org".
+// native converts a Go value to a CEL value. A map key that is not a CEL identifier can be selected
+// by its Kubernetes escape: claims.example__dot__org is the claim "example.org".
 func native(v any) ref.Val { return spelled(types.DefaultTypeAdapter.NativeToValue(v)) }
 
 func spelled(v ref.Val) ref.Val {
@@ -44,7 +44,7 @@ func spelled(v ref.Val) ref.Val {
 
 type spelledMap struct{ traits.Mapper }
 
-// Find is traits.Mapper.
+// Find returns the value of the unescaped key.
 func (m spelledMap) Find(key ref.Val) (ref.Val, bool) {
 	if s, ok := key.(types.String); ok {
 		if plain, ok := cel.Unescape(string(s)); ok {
@@ -60,5 +60,5 @@ func (m spelledMap) Find(key ref.Val) (ref.Val, bool) {
 
 type spelledList struct{ traits.Lister }
 
-// Get is traits.Lister.
+// Get returns the element at index, with escaped map keys as in native.
 func (l spelledList) Get(index ref.Val) ref.Val { return spelled(l.Lister.Get(index)) }

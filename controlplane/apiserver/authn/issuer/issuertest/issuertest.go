@@ -1,4 +1,5 @@
-// Package issuertest has an OpenID Connect issuer for tests, on loopback or where they say, that rotates keys, hangs and floods on request.
+// Package issuertest provides an OpenID Connect issuer for tests, on loopback or on a listener of
+// the test. It can rotate keys and misbehave.
 package issuertest
 
 import (
@@ -19,10 +20,10 @@ import (
 	"github.com/go-jose/go-jose/v4"
 )
 
-// Provider is an OpenID Connect issuer.
+// Provider is an OpenID Connect issuer for tests.
 type Provider struct {
 	*httptest.Server
-	Fetches atomic.Int32 // of the keys
+	Fetches atomic.Int32 // number of requests for the keys
 
 	t      testing.TB
 	mu     sync.Mutex
@@ -30,14 +31,14 @@ type Provider struct {
 	does   Behaviour
 }
 
-// Behaviour is what a Provider does.
+// Behaviour is how a Provider responds.
 type Behaviour struct {
-	Keys  []jose.JSONWebKey // the public ones that it tells
-	Raw   []string          // and what else it tells
-	Hang  chan struct{}     // no answer is given before it is closed; nil = at once
-	Flood bool              // answers have a gigabyte
-	Named string            // the issuer in the document; "" = its own URL
-	Moved string            // where whoever asks is sent; "" = nowhere
+	Keys  []jose.JSONWebKey // public keys that it serves
+	Raw   []string          // further raw entries of the key set
+	Hang  chan struct{}     // responses are delayed until it is closed; nil = no delay
+	Flood bool              // responses have a gigabyte
+	Named string            // issuer in the discovery document; "" = its own URL
+	Moved string            // redirect target of all requests; "" = no redirect
 }
 
 // New starts a provider on loopback with a key named "one".
@@ -50,12 +51,12 @@ func New(t testing.TB) *Provider {
 	return p
 }
 
-// On is New at a listener of the caller's, whose address the certificate is for.
+// On starts a provider on the given listener; its certificate is for the listener's address.
 func On(t testing.TB, l net.Listener, cert tls.Certificate) *Provider {
 	t.Helper()
 	p := &Provider{t: t}
 	p.Server = httptest.NewUnstartedServer(http.HandlerFunc(p.serve))
-	_ = p.Server.Listener.Close() // the one on loopback
+	_ = p.Server.Listener.Close() // the default listener on loopback
 	p.Server.Listener, p.Server.TLS = l, &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
 	p.StartTLS()
 	t.Cleanup(p.Close)
@@ -63,14 +64,14 @@ func On(t testing.TB, l net.Listener, cert tls.Certificate) *Provider {
 	return p
 }
 
-// Change changes what the provider does from now on.
+// Change modifies the behavior of the provider by f.
 func (p *Provider) Change(f func(*Behaviour)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	f(&p.does)
 }
 
-// Rotate has the provider sign with a new key, and forget those before.
+// Rotate makes the provider sign with a new key and removes its previous keys.
 func (p *Provider) Rotate(id string) {
 	p.t.Helper()
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
@@ -80,7 +81,7 @@ func (p *Provider) Rotate(id string) {
 	p.Sign(id, jose.RS256, key, &key.PublicKey)
 }
 
-// Sign has the provider sign with a key, and tell its public half alone.
+// Sign makes the provider sign with the given key and serve only its public half.
 func (p *Provider) Sign(id string, alg jose.SignatureAlgorithm, private, public any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -144,7 +145,8 @@ func writeJSON(w http.ResponseWriter, v any) {
 	_ = json.NewEncoder(w).Encode(v)
 }
 
-// Token signs claims; iss, aud and exp are what they should be unless they are given.
+// Token returns a signed token with the claims. iss, aud and exp are set to valid values unless
+// claims has them.
 func (p *Provider) Token(c map[string]any) string {
 	p.t.Helper()
 	p.mu.Lock()
@@ -157,7 +159,7 @@ func (p *Provider) Token(c map[string]any) string {
 	return p.SignedBy(s, c)
 }
 
-// SignedBy is Token by a signer of the caller's.
+// SignedBy returns a token like Token, signed by the given signer.
 func (p *Provider) SignedBy(s jose.Signer, c map[string]any) string {
 	p.t.Helper()
 	signed, err := s.Sign(p.payload(c))
@@ -184,14 +186,14 @@ func (p *Provider) payload(c map[string]any) []byte {
 	return data
 }
 
-// Unsigned is a token with a header of the caller's.
+// Unsigned returns an unsigned token with the given header.
 func (p *Provider) Unsigned(header string, c map[string]any, signature []byte) string {
 	p.t.Helper()
 	enc := base64.RawURLEncoding.EncodeToString
 	return enc([]byte(header)) + "." + enc(p.payload(c)) + "." + enc(signature)
 }
 
-// CA is the authority of its certificate.
+// CA returns the PEM certificate of the CA that issued the provider's certificate.
 func (p *Provider) CA() string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: p.Certificate().Raw}))
 }
