@@ -13,10 +13,11 @@ import (
 	"keelson.dev/keelson/internal/filewatch"
 )
 
-// ABAC allows what a line of a policy file allows.
+// ABAC is an authorizer that allows a request if a line of its policy file does.
 type ABAC struct{ policies []abacPolicy }
 
-// abacPolicy is a line in the form of abac.authorization.kubernetes.io/v1beta1.
+// abacPolicy is one line of a policy file: the spec of an abac.authorization.kubernetes.io/v1beta1
+// Policy.
 type abacPolicy struct {
 	User            string `json:"user,omitempty"`
 	Group           string `json:"group,omitempty"`
@@ -32,7 +33,8 @@ const (
 	abacVersion   = "abac.authorization.kubernetes.io/v1beta1"
 )
 
-// ReadABAC reads a policy file: a JSON object a line; empty lines and those that begin with # are none.
+// ReadABAC reads a policy file with one JSON object a line. It skips empty lines and lines that
+// start with #.
 func ReadABAC(path string) (*ABAC, error) {
 	data, err := filewatch.Read(path, maxPolicyFile)
 	if err != nil {
@@ -84,7 +86,7 @@ func parseABAC(line []byte) (abacPolicy, error) {
 	return everybody(p.Spec), nil
 }
 
-// ofVersion0 reads a line without a version, in which what is left out is everything.
+// ofVersion0 converts a line without an apiVersion, in which an omitted field matches everything.
 func ofVersion0(p abacPolicy) abacPolicy {
 	if p.User == "" && p.Group == "" {
 		p.Group = "*"
@@ -101,7 +103,7 @@ func ofVersion0(p abacPolicy) abacPolicy {
 	return everybody(p)
 }
 
-// everybody reads * as all who have authenticated.
+// everybody replaces the user or group "*" by the group system:authenticated.
 func everybody(p abacPolicy) abacPolicy {
 	if p.User == "*" || p.Group == "*" {
 		p.User, p.Group = "", api.GroupAuthenticated
@@ -109,7 +111,7 @@ func everybody(p abacPolicy) abacPolicy {
 	return p
 }
 
-// Authorize is Authorizer.
+// Authorize returns Allow if a policy matches, otherwise NoOpinion.
 func (z *ABAC) Authorize(_ context.Context, a *Attributes) (Decision, string) {
 	for i := range z.policies {
 		if z.policies[i].allows(a) {
@@ -137,16 +139,16 @@ func (p *abacPolicy) allows(a *Attributes) bool {
 	return same(p.Namespace, a.Namespace) && p.Resource != "" && same(p.Resource, a.Resource) && same(p.APIGroup, a.APIGroup)
 }
 
-// AlwaysAllow allows everything to everybody.
+// AlwaysAllow allows every request.
 type AlwaysAllow struct{}
 
-// Authorize is Authorizer.
+// Authorize returns Allow.
 func (AlwaysAllow) Authorize(context.Context, *Attributes) (Decision, string) { return Allow, "" }
 
-// AlwaysDeny allows nothing.
+// AlwaysDeny allows no request.
 type AlwaysDeny struct{}
 
-// Authorize is Authorizer.
+// Authorize returns NoOpinion, so that the request is rejected unless another authorizer allows it.
 func (AlwaysDeny) Authorize(context.Context, *Attributes) (Decision, string) {
 	return NoOpinion, "Everything is forbidden."
 }

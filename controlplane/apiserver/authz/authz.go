@@ -1,7 +1,7 @@
-// Package authz is stage 2 of the pipeline: may this user do this to that?
-// Authorizers are asked in order; the first that allows or denies decides, and
-// what none allows is refused. RBAC and node rules live in memory, kept current
-// by watches, so that a decision never waits for the store.
+// Package authz is stage 2 of the request pipeline: it decides whether the user may perform the
+// request. Authorizers run in order and the first that allows or denies decides. A request that
+// none of them allows is rejected. RBAC and node rules are in memory and follow the store by
+// watches, so that a decision never waits for the store.
 package authz
 
 import (
@@ -18,44 +18,46 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Attributes are what a decision rests on: a resource and what is done to it, or a bare path.
+// Attributes are the input of an authorization decision: a verb on a resource, or on a non-resource
+// path.
 type Attributes struct {
 	User        api.User
 	Verb        string
 	Namespace   string
 	APIGroup    string
 	APIVersion  string
-	Resource    string // "" = a path
+	Resource    string // "" = a non-resource request for Path
 	Subresource string
 	Name        string
 	Path        string
-	// FieldSelector narrows a list or watch; nil = everything.
+	// FieldSelector restricts a list or watch; nil = no restriction.
 	FieldSelector fields.Selector
-	// LabelSelector narrows it as well, in its written form; "" = everything.
+	// LabelSelector restricts a list or watch, in string form; "" = no restriction.
 	LabelSelector string
-	// WantReason asks for the words of an allow too.
+	// WantReason requests a reason for Allow as well.
 	WantReason bool
 }
 
-// Decision is an authorizer's answer.
+// Decision is the result of an authorizer.
 type Decision int
 
-// NoOpinion leaves the question to the next authorizer.
+// NoOpinion leaves the decision to the next authorizer.
 const (
 	NoOpinion Decision = iota
 	Allow
 	Deny
 )
 
-// Authorizer decides. The reason is for humans and may be empty.
+// Authorizer decides whether a request is allowed. The reason is for humans and may be empty.
 type Authorizer interface {
 	Authorize(ctx context.Context, a *Attributes) (Decision, string)
 }
 
-// Union asks authorizers in order.
+// Union is a list of authorizers that run in order.
 type Union []Authorizer
 
-// Authorize is Authorizer; the reasons of those without opinion are joined.
+// Authorize returns the first decision that is not NoOpinion. If there is none, it returns
+// NoOpinion with the joined reasons of the authorizers.
 func (u Union) Authorize(ctx context.Context, a *Attributes) (Decision, string) {
 	var reasons []string
 	for _, z := range u {
@@ -70,12 +72,12 @@ func (u Union) Authorize(ctx context.Context, a *Attributes) (Decision, string) 
 	return NoOpinion, strings.Join(reasons, "\n")
 }
 
-// Privileged allows everything to the administrators' group, and to nobody by
-// name: a name can be borrowed by who may impersonate users. The parts of this
-// process that need every right carry the group.
+// Privileged allows everything to members of system:masters. It allows nothing by user name,
+// because a user that may impersonate can take a name. Components of this process that need all
+// permissions are members of the group.
 type Privileged struct{}
 
-// Authorize is Authorizer.
+// Authorize returns Allow for a member of system:masters, otherwise NoOpinion.
 func (Privileged) Authorize(_ context.Context, a *Attributes) (Decision, string) {
 	for _, g := range a.User.Groups {
 		if g == api.GroupMasters {
@@ -85,7 +87,7 @@ func (Privileged) Authorize(_ context.Context, a *Attributes) (Decision, string)
 	return NoOpinion, ""
 }
 
-// Of reads the attributes of a request on a resource.
+// Of returns the attributes of a resource request.
 func Of(r *api.Request) *Attributes {
 	a := &Attributes{
 		User: r.User, Verb: string(r.Verb), Namespace: r.Namespace,
@@ -94,7 +96,8 @@ func Of(r *api.Request) *Attributes {
 	}
 	switch r.Verb {
 	case api.VerbConnect:
-		// Reading a log is reading; a way into a container is more than that, by whatever HTTP method it is asked for.
+		// Reading a log requires "get". Every other connect subresource, such as exec, requires
+		// "create", whatever the HTTP method.
 		a.Verb = string(api.VerbCreate)
 		if r.Subresource == "log" {
 			a.Verb = string(api.VerbGet)
@@ -111,13 +114,13 @@ func Of(r *api.Request) *Attributes {
 		}
 	}
 	if r.Kind.GVK.Group == "" && r.Kind.Resource == "namespaces" && r.Name != "" {
-		// A namespace lies in itself, so that a RoleBinding inside can grant it.
+		// A namespace counts as inside itself, so that a RoleBinding in it can grant access to it.
 		a.Namespace = r.Name
 	}
 	return a
 }
 
-// Forbidden is the refusal of what a asks for.
+// Forbidden returns the 403 error for the attributes.
 func Forbidden(a *Attributes, reason string) *apierrors.StatusError {
 	msg := cannot(a)
 	if reason != "" {

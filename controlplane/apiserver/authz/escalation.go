@@ -15,15 +15,15 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Escalation keeps people from granting what they do not hold: who writes a role
-// must hold all its rules or the verb "escalate" on it; who writes a binding must
-// hold all the role's rules or the verb "bind" on the role.
+// Escalation is an admission step that prevents users from granting permissions that they do not
+// have. A user that writes a role must have all of its rules, or the verb "escalate" on the role. A
+// user that writes a binding must have all rules of the role, or the verb "bind" on the role.
 type Escalation struct {
 	RBAC       *RBAC
 	Authorizer Authorizer
 }
 
-// Admit judges a write of an RBAC object and passes everything else.
+// Admit rejects a write of an RBAC object that escalates permissions. It allows all other requests.
 func (e Escalation) Admit(ctx context.Context, a *api.Attempt) error {
 	r, old := a.Request, a.Stored
 	if a.Whole == nil || r.Kind.GVK.Group != rbacv1.GroupName {
@@ -43,7 +43,7 @@ func (e Escalation) Admit(ctx context.Context, a *api.Attempt) error {
 		}
 		rules := o.Rules
 		if o.AggregationRule != nil || before != nil && before.AggregationRule != nil {
-			// What will be aggregated is not known: it may be everything.
+			// The rules to be aggregated are unknown and could grant everything.
 			rules = append(slices.Clone(rules), rule("*", "*", "*"), paths("*", "*"))
 		}
 		return e.role(ctx, r, "", o.Name, rules)
@@ -63,7 +63,8 @@ func (e Escalation) Admit(ctx context.Context, a *api.Attempt) error {
 	return nil
 }
 
-// grantsAsBefore says whether a cluster role grants to the same as before. By its labels others aggregate its rules.
+// grantsAsBefore reports whether a ClusterRole grants the same permissions as before. The labels
+// must be equal too, because other roles aggregate its rules by them.
 func grantsAsBefore(o, before *rbacv1.ClusterRole) bool {
 	return reflect.DeepEqual(before.Rules, o.Rules) && reflect.DeepEqual(before.AggregationRule, o.AggregationRule) &&
 		maps.Equal(before.Labels, o.Labels)
@@ -76,7 +77,7 @@ func (e Escalation) role(ctx context.Context, r *api.Request, namespace, name st
 func (e Escalation) binding(ctx context.Context, r *api.Request, namespace, name string, ref rbacv1.RoleRef) error {
 	rules, ok := e.RBAC.Role(ref.Kind, namespace, ref.Name)
 	if !ok {
-		// A role that does not exist yet could become anything.
+		// A role that does not exist yet could later grant everything.
 		rules = []rbacv1.PolicyRule{rule("*", "*", "*"), paths("*", "*")}
 	}
 	err := e.require(ctx, r, "bind", strings.ToLower(ref.Kind)+"s", namespace, ref.Name, name, rules)
@@ -109,7 +110,8 @@ func (e Escalation) require(ctx context.Context, r *api.Request, verb, resource,
 		r.User.Name, r.User.Groups, strings.Join(slices.Compact(words), "\n")))
 }
 
-// compact is a rule of one value each in Kubernetes' notation: {APIGroups:[""], Resources:["pods"], Verbs:["get"]}.
+// compact formats a rule with a single value per field in Kubernetes' notation: {APIGroups:[""],
+// Resources:["pods"], Verbs:["get"]}.
 func compact(r *rbacv1.PolicyRule) string {
 	var parts []string
 	add := func(name string, values []string) {

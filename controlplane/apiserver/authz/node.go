@@ -18,25 +18,27 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Lookup reads one object, from this replica's cache where it holds it. ok is false when it does not exist.
+// Lookup returns an object, from this replica's cache if it is cached. ok is false when the object
+// does not exist.
 type Lookup func(ctx context.Context, resource, namespace, name string) (api.Object, bool)
 
-// Node decides for agents (group system:nodes, user system:node:NAME): an agent
-// sees and writes its own node's objects, the pods bound to it and what those
-// refer to, and nothing of any other node.
+// Node authorizes node agents (group system:nodes, user system:node:NAME). An agent may read and
+// write the objects of its own node, the pods bound to it and the objects that these pods refer to.
+// It has no access to objects of other nodes.
 type Node struct {
 	lookup Lookup
 
 	mu      sync.RWMutex
 	pods    map[types.UID]*corev1.Pod
 	byNode  map[string]map[types.UID]*corev1.Pod
-	changed chan struct{} // closed and replaced on every change
+	changed chan struct{} // closed and replaced on each change of the pods
 }
 
-// catchUp is how long a refusal waits for the index to learn of a pod that was bound an instant ago.
+// catchUp is how long a rejection waits for the index to receive a pod that was bound very
+// recently.
 const catchUp = 50 * time.Millisecond
 
-// NewNode returns a Node that knows of no pod yet.
+// NewNode returns a Node with an empty pod index.
 func NewNode(lookup Lookup) *Node {
 	return &Node{
 		lookup: lookup, changed: make(chan struct{}),
@@ -44,13 +46,14 @@ func NewNode(lookup Lookup) *Node {
 	}
 }
 
-// NameOf returns the node whose agent the user is.
+// NameOf returns the name of the node whose agent the user is. ok is false for other users.
 func NameOf(u api.User) (string, bool) {
 	name, ok := strings.CutPrefix(u.Name, api.NodeUserPrefix)
 	return name, ok && name != "" && slices.Contains(u.Groups, api.GroupNodes)
 }
 
-// Authorize is Authorizer.
+// Authorize returns Allow for requests of a node agent that NodeRules or its relation to its own
+// node permit. Otherwise it returns NoOpinion.
 func (n *Node) Authorize(ctx context.Context, a *Attributes) (Decision, string) {
 	node, ok := NameOf(a.User)
 	if !ok {
@@ -68,7 +71,7 @@ func (n *Node) Authorize(ctx context.Context, a *Attributes) (Decision, string) 
 	return n.own(ctx, node, a)
 }
 
-// own decides about resources that belong to one node each.
+// own decides on resources that are authorized by their relation to the node.
 func (n *Node) own(ctx context.Context, node string, a *Attributes) (Decision, string) {
 	switch a.APIGroup + "/" + a.Resource {
 	case "/nodes":
@@ -91,8 +94,8 @@ func (n *Node) own(ctx context.Context, node string, a *Attributes) (Decision, s
 	return NoOpinion, ""
 }
 
-// self allows the verbs on the object that bears the node's name. A create does not
-// name its object in the URL; admission compares it.
+// self allows the verbs on the object named like the node. The URL of a create has no name;
+// admission compares the name in the object.
 func self(node string, a *Attributes, verbs ...string) (Decision, string) {
 	if !slices.Contains(verbs, a.Verb) || a.Subresource != "" && a.Subresource != "status" {
 		return NoOpinion, fmt.Sprintf("node %q may not %s %s", node, a.Verb, a.Resource)
@@ -114,13 +117,13 @@ func (n *Node) ownPod(ctx context.Context, node string, a *Attributes) (Decision
 		return NoOpinion, "can only list/watch pods with spec.nodeName field selector"
 	case "create":
 		if a.Subresource == "" {
-			return Allow, "" // a mirror pod; admission compares the node
+			return Allow, "" // a mirror pod; admission checks its node name
 		}
 		if a.Subresource != "eviction" {
 			return NoOpinion, fmt.Sprintf("node %q may not create pods/%s", node, a.Subresource)
 		}
 	case "get":
-		if a.Subresource != "" { // its streams are nothing that an agent would ask the API for
+		if a.Subresource != "" { // an agent does not need exec, log and similar subresources through the API
 			return NoOpinion, fmt.Sprintf("node %q may not get pods/%s", node, a.Subresource)
 		}
 	case "delete":
@@ -143,14 +146,15 @@ func (n *Node) ownPod(ctx context.Context, node string, a *Attributes) (Decision
 	return Allow, ""
 }
 
-// ownSlice lets a node tell of its own devices, as drivers do with its credentials.
+// ownSlice allows a node to manage the ResourceSlices of its own devices. DRA drivers use the
+// node's credentials for this.
 func (n *Node) ownSlice(ctx context.Context, node string, a *Attributes) (Decision, string) {
 	if a.Subresource != "" {
 		return NoOpinion, fmt.Sprintf("node %q may not %s resourceslices/%s", node, a.Verb, a.Subresource)
 	}
 	switch a.Verb {
 	case "create":
-		return Allow, "" // admission compares the node
+		return Allow, "" // admission checks the node name
 	case "list", "watch", "deletecollection":
 		if a.FieldSelector != nil {
 			if v, ok := a.FieldSelector.RequiresExactMatch(resourcev1.ResourceSliceSelectorNodeName); ok && v == node {
@@ -167,7 +171,7 @@ func (n *Node) ownSlice(ctx context.Context, node string, a *Attributes) (Decisi
 	return NoOpinion, fmt.Sprintf("no relationship found between node '%s' and this object", node)
 }
 
-// referenced decides about objects that pods refer to.
+// referenced decides on objects to which pods or volumes of the node refer.
 func (n *Node) referenced(ctx context.Context, node string, a *Attributes) (Decision, string) {
 	minting := a.Resource == "serviceaccounts" && a.Subresource == "token" && a.Verb == "create"
 	reading := a.Subresource == "" && (a.Verb == "get" || (a.Verb == "list" || a.Verb == "watch") && a.Name != "")
@@ -200,7 +204,8 @@ func (n *Node) referenced(ctx context.Context, node string, a *Attributes) (Deci
 	return Allow, ""
 }
 
-// await looks for a pod of the node that matches, and gives a pod that was bound just now the time to become known.
+// await reports whether a pod of the node satisfies match. It waits up to catchUp for a matching
+// pod to appear in the index.
 func (n *Node) await(ctx context.Context, node string, match func(*corev1.Pod) bool) bool {
 	var late <-chan time.Time
 	for {
@@ -232,7 +237,7 @@ func (n *Node) await(ctx context.Context, node string, match func(*corev1.Pod) b
 	}
 }
 
-// PodsOf returns the pods bound to the node, shared.
+// PodsOf returns the pods that are bound to the node. They are shared and must not be modified.
 func (n *Node) PodsOf(node string) []*corev1.Pod {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
@@ -296,8 +301,8 @@ func (n *Node) drop(uid types.UID) {
 	}
 }
 
-// NodeRules are what every agent may do whatever its node: read what is the
-// same for all, and report.
+// NodeRules returns the rules that apply to every agent, independent of its node: reading
+// cluster-wide objects, and reporting.
 func NodeRules() []rbacv1.PolicyRule { return nodeRules }
 
 var nodeRules = []rbacv1.PolicyRule{

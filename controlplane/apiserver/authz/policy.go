@@ -9,7 +9,8 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// rule grants verbs on resources; each list is separated by blanks, "core" stands for the core group among several.
+// rule returns a rule that grants verbs on resources. Each list is separated by spaces. In groups,
+// "core" is the core group when there are several.
 func rule(verbs, groups, resources string, names ...string) rbacv1.PolicyRule {
 	g := strings.Fields(groups)
 	for i := range g {
@@ -33,7 +34,7 @@ const (
 	allVerbs   = readVerbs + " " + writeVerbs
 )
 
-// viewRules is what a reader of a namespace sees: no secrets, and no roles.
+// viewRules returns the rules of the role "view". They cover neither Secrets nor roles.
 func viewRules() []rbacv1.PolicyRule {
 	return []rbacv1.PolicyRule{
 		rule(readVerbs, "", "bindings configmaps endpoints events limitranges namespaces namespaces/status persistentvolumeclaims persistentvolumeclaims/status pods pods/log pods/status replicationcontrollers replicationcontrollers/scale replicationcontrollers/status resourcequotas resourcequotas/status serviceaccounts services services/status"),
@@ -48,7 +49,7 @@ func viewRules() []rbacv1.PolicyRule {
 	}
 }
 
-// editRules is what a worker in a namespace may do.
+// editRules returns the rules of the role "edit".
 func editRules() []rbacv1.PolicyRule { return append(beyondView(), viewRules()...) }
 
 func beyondView() []rbacv1.PolicyRule {
@@ -70,7 +71,8 @@ func beyondView() []rbacv1.PolicyRule {
 	}
 }
 
-// adminRules is what the owner of a namespace may do: to share it out, beyond editing.
+// adminRules returns the rules of the role "admin": those of "edit", and granting access in the
+// namespace.
 func adminRules() []rbacv1.PolicyRule { return append(beyondEdit(), editRules()...) }
 
 func beyondEdit() []rbacv1.PolicyRule {
@@ -80,20 +82,22 @@ func beyondEdit() []rbacv1.PolicyRule {
 	}
 }
 
-// aggregateTo, with a role's name behind it, is the label of the roles whose rules that one has too.
+// aggregateTo is a label prefix. A role with the label aggregateTo+NAME contributes its rules to
+// the aggregated role NAME.
 const aggregateTo = "rbac.authorization.k8s.io/aggregate-to-"
 
-// Aggregated are the default roles whose rules are those of others, by the name of the role that has the default ones.
+// Aggregated maps each aggregated default role to the role that contains its default rules.
 var Aggregated = map[string]string{
 	"admin": "system:aggregate-to-admin", "edit": "system:aggregate-to-edit", "view": "system:aggregate-to-view",
 }
 
-// namespaceRoles are those for people in a namespace. Each has the rules of all roles with its label: further kinds
-// bring theirs. They begin with the default rules, so that nobody waits for the controller that keeps them.
+// namespaceRoles returns the roles "view", "edit" and "admin". Each aggregates the roles with its
+// label, so that CRDs can add rules. They contain the default rules from the start, before the
+// aggregation controller has run.
 func namespaceRoles() []api.Object {
 	var out []api.Object
 	for _, r := range []struct {
-		name, within string // within has it too
+		name, within string // within aggregates this role too
 		own, all     []rbacv1.PolicyRule
 	}{
 		{"view", "edit", viewRules(), viewRules()},
@@ -115,7 +119,8 @@ func namespaceRoles() []api.Object {
 	return append(out, metricsReader())
 }
 
-// metricsReader lets those who may view a namespace read what its pods use.
+// metricsReader returns a role that adds the reading of pod and node metrics to "view", "edit" and
+// "admin".
 func metricsReader() *rbacv1.ClusterRole {
 	meta := bootstrapMeta("system:aggregated-metrics-reader")
 	for whole := range Aggregated {
@@ -128,7 +133,8 @@ func discoveryRules() []rbacv1.PolicyRule {
 	return []rbacv1.PolicyRule{paths("get", "/healthz", "/livez", "/readyz", "/version", "/version/", "/api", "/api/*", "/apis", "/apis/*", "/openapi", "/openapi/*")}
 }
 
-// schedulerRules let the scheduler read what it decides on, bind, preempt and say why.
+// schedulerRules returns the rules of the scheduler: reading its inputs, binding, preempting and
+// reporting the results.
 func schedulerRules() []rbacv1.PolicyRule {
 	return []rbacv1.PolicyRule{
 		rule("create patch update", "core events.k8s.io", "events"),
@@ -150,8 +156,8 @@ func schedulerRules() []rbacv1.PolicyRule {
 	}
 }
 
-// controllerRules let the controllers do their work: garbage collection and
-// namespace deletion reach every kind, so reading and deleting do too.
+// controllerRules returns the rules of the controllers. Garbage collection and namespace deletion
+// concern every kind, so reading and deleting are granted on all resources.
 func controllerRules() []rbacv1.PolicyRule {
 	return []rbacv1.PolicyRule{
 		rule("get list watch delete deletecollection patch update", "*", "*"),
@@ -171,19 +177,19 @@ func controllerRules() []rbacv1.PolicyRule {
 		rule("create", "networking.k8s.io", "servicecidrs ipaddresses"),
 		rule("create", "authentication.k8s.io", "tokenreviews"),
 		rule("create", "authorization.k8s.io", "subjectaccessreviews"),
-		rule("escalate", rbacv1.GroupName, "clusterroles"), // aggregated ones get what others have
+		rule("escalate", rbacv1.GroupName, "clusterroles"), // the aggregation controller writes rules into roles
 		rule("approve", "certificates.k8s.io", "signers", "kubernetes.io/kube-apiserver-client-kubelet"),
 		rule("sign", "certificates.k8s.io", "signers", builtinSigners...),
 	}
 }
 
-// builtinSigners are those that come with the cluster.
+// builtinSigners are the certificate signers that the cluster itself operates.
 var builtinSigners = []string{
 	"kubernetes.io/kube-apiserver-client", "kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving",
 }
 
-// certificateRoles are for who approves certificates, and for nodes whose requests shall be approved by themselves. Nobody
-// has them but by a binding of an administrator's.
+// certificateRoles returns roles for certificate approvers, and for nodes whose certificate
+// requests are approved automatically. No default binding grants them; an administrator has to.
 func certificateRoles() []api.Object {
 	const prefix = "system:certificates.k8s.io:"
 	var out []api.Object
@@ -199,7 +205,7 @@ func certificateRoles() []api.Object {
 	return out
 }
 
-// BootstrapObjects are the roles and bindings that every cluster starts with.
+// BootstrapObjects returns the default roles and bindings of every cluster.
 func BootstrapObjects() []api.Object {
 	var out []api.Object
 	role := func(name string, rules ...rbacv1.PolicyRule) {
@@ -245,9 +251,10 @@ func BootstrapObjects() []api.Object {
 	return out
 }
 
-// Retired are default roles of earlier releases, with bindings of the same names, that gave rights nobody needs any more. A role
-// cannot lose a right as defaults are completed, so it has another name since.
-var Retired = []string{"keelson:entry"} // read every Secret
+// Retired are default roles of earlier releases, with bindings of the same names, whose permissions
+// are no longer needed. Reconciling default roles only adds rules, so a role with fewer rules needs
+// a new name.
+var Retired = []string{"keelson:entry"} // granted reading every Secret
 
 func bootstrapMeta(name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{

@@ -12,19 +12,19 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// RBAC decides by Roles and RoleBindings. It indexes bindings by whom they bind,
-// so that a decision looks at the asker's own bindings only, however many there are.
+// RBAC authorizes by roles and bindings. Bindings are indexed by subject, so that a decision reads
+// only the bindings of the requesting user, however many exist.
 type RBAC struct {
 	mu       sync.RWMutex
 	roles    map[roleKey][]rbacv1.PolicyRule
-	bindings map[roleKey]*binding      // by their own place
-	bySubj   map[subjectKey][]*binding // who is bound where
+	bindings map[roleKey]*binding      // by namespace and name of the binding
+	bySubj   map[subjectKey][]*binding // bindings by subject and namespace
 }
 
-// roleKey is the place of a role or binding; an empty namespace is the cluster's.
+// roleKey identifies a role or binding; an empty namespace means a cluster-scoped one.
 type roleKey struct{ namespace, name string }
 
-// subjectKey is one bound user or group in one namespace ("" = everywhere).
+// subjectKey identifies a bound user or group in one namespace ("" = cluster-wide).
 type subjectKey struct {
 	namespace string
 	group     bool
@@ -38,7 +38,7 @@ type binding struct {
 	roleKind string
 }
 
-// NewRBAC returns an RBAC that grants nothing yet.
+// NewRBAC returns an RBAC without roles and bindings.
 func NewRBAC() *RBAC {
 	return &RBAC{
 		roles:    make(map[roleKey][]rbacv1.PolicyRule),
@@ -47,7 +47,7 @@ func NewRBAC() *RBAC {
 	}
 }
 
-// Authorize is Authorizer.
+// Authorize returns Allow if a rule of a binding of the user matches, otherwise NoOpinion.
 func (z *RBAC) Authorize(_ context.Context, a *Attributes) (Decision, string) {
 	var by *binding
 	var missing []string
@@ -76,7 +76,8 @@ func (z *RBAC) Authorize(_ context.Context, a *Attributes) (Decision, string) {
 	return NoOpinion, ""
 }
 
-// Rules returns everything that the user may do in the namespace ("" = cluster-wide grants only).
+// Rules returns all rules that apply to the user in the namespace. With namespace "" it returns
+// only cluster-wide rules.
 func (z *RBAC) Rules(u api.User, namespace string) []rbacv1.PolicyRule {
 	var out []rbacv1.PolicyRule
 	z.visit(u, namespace, func(_ *binding, rules []rbacv1.PolicyRule, _ bool) bool {
@@ -97,7 +98,8 @@ func (z *RBAC) Role(kind, namespace, name string) ([]rbacv1.PolicyRule, bool) {
 	return rules, ok
 }
 
-// visit shows every binding that applies to the user until f returns false.
+// visit calls f with each binding that applies to the user in the namespace and the rules of its
+// role, until f returns false. found is false if the role does not exist. The read lock is held.
 func (z *RBAC) visit(u api.User, namespace string, f func(b *binding, rules []rbacv1.PolicyRule, found bool) bool) {
 	z.mu.RLock()
 	defer z.mu.RUnlock()
@@ -134,7 +136,8 @@ func (b *binding) reason(u api.User) string {
 	return fmt.Sprintf("RBAC: allowed by %s %q of %s %q to User %q", kind, where, b.roleKind, b.role.name, u.Name)
 }
 
-// The four kinds as sinks. All indexes change under one lock.
+// setRole stores the rules of a Role or ClusterRole. The write lock must be held; all indexes
+// change under it.
 
 func (z *RBAC) setRole(o api.Object) {
 	var rules []rbacv1.PolicyRule
@@ -196,7 +199,7 @@ func (z *RBAC) dropBinding(key roleKey) {
 	}
 }
 
-// rbacSink is RBAC as the sink of one of its kinds.
+// rbacSink passes the objects of one of the four RBAC kinds to an RBAC.
 type rbacSink struct {
 	z         *RBAC
 	binding   bool

@@ -6,8 +6,8 @@ import (
 	"keelson.dev/keelson/controlplane/api/podref"
 )
 
-// refers says whether the pod needs the named object of its own namespace on its
-// node. A mirror pod needs nothing: its node has written it.
+// refers reports whether the pod needs the named object of its own namespace on its node. It is
+// false for mirror pods, which their node itself creates.
 func refers(p *corev1.Pod, resource, name string) bool {
 	if name == "" || podref.IsMirror(p) {
 		return false

@@ -13,7 +13,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// reviewOf is a question as a SubjectAccessReview.
+// reviewOf returns the attributes as the spec of a SubjectAccessReview.
 func reviewOf(a *Attributes) authorizationv1.SubjectAccessReviewSpec {
 	s := authorizationv1.SubjectAccessReviewSpec{User: a.User.Name, UID: a.User.UID, Groups: a.User.Groups}
 	for k, v := range a.User.Extra {
@@ -39,7 +39,8 @@ func reviewOf(a *Attributes) authorizationv1.SubjectAccessReviewSpec {
 	return s
 }
 
-// fieldRequirements leaves out what has no form there: the question is then about more than is asked for, never less.
+// fieldRequirements converts the selector for a SubjectAccessReview. It omits operators that a
+// review cannot express; the review is then for more objects than requested, never fewer.
 func fieldRequirements(sel fields.Selector) []metav1.FieldSelectorRequirement {
 	if sel == nil {
 		return nil
@@ -90,8 +91,9 @@ func labelRequirements(written string) []metav1.LabelSelectorRequirement {
 	return out
 }
 
-// OfReview is what an access review asks. What of its selectors cannot be read is told and left out, so that the
-// question is about more than is asked for.
+// OfReview returns the attributes in an access review. The error lists invalid selector
+// requirements. They are omitted, so that the attributes cover more objects than requested, never
+// fewer.
 func OfReview(
 	u api.User, res *authorizationv1.ResourceAttributes, path *authorizationv1.NonResourceAttributes,
 ) (*Attributes, error) {

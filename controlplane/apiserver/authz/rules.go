@@ -7,7 +7,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 )
 
-// allows says whether one rule allows what is asked.
+// allows reports whether one rule allows the request.
 func allows(rule *rbacv1.PolicyRule, a *Attributes) bool {
 	if !has(rule.Verbs, a.Verb) {
 		return false
@@ -19,7 +19,7 @@ func allows(rule *rbacv1.PolicyRule, a *Attributes) bool {
 		(len(rule.ResourceNames) == 0 || slices.Contains(rule.ResourceNames, a.Name))
 }
 
-// has says whether list names v or everything.
+// has reports whether list contains v or "*".
 func has(list []string, v string) bool {
 	for _, x := range list {
 		if x == v || x == "*" {
@@ -29,7 +29,8 @@ func has(list []string, v string) bool {
 	return false
 }
 
-// resourceMatches knows "pods", "pods/log", "*/scale" and "*".
+// resourceMatches reports whether list contains the resource. Entries are "pods", "pods/log",
+// "*/scale" or "*".
 func resourceMatches(list []string, resource, sub string) bool {
 	for _, x := range list {
 		if x == "*" {
@@ -49,7 +50,7 @@ func resourceMatches(list []string, resource, sub string) bool {
 	return false
 }
 
-// pathMatches knows "/healthz", "/apis/*" and "*".
+// pathMatches reports whether list contains the path. Entries are "/healthz", "/apis/*" or "*".
 func pathMatches(list []string, path string) bool {
 	for _, x := range list {
 		if x == "*" || x == path {
@@ -62,8 +63,8 @@ func pathMatches(list []string, path string) bool {
 	return false
 }
 
-// Uncovered returns the parts of wanted that held does not grant, each with one
-// verb, group and resource; empty when held covers everything.
+// Uncovered returns the parts of wanted that held does not grant, each with one verb, group and
+// resource. It is empty when held covers everything.
 func Uncovered(held, wanted []rbacv1.PolicyRule) []rbacv1.PolicyRule {
 	var missing []rbacv1.PolicyRule
 	for i := range wanted {
@@ -76,7 +77,7 @@ func Uncovered(held, wanted []rbacv1.PolicyRule) []rbacv1.PolicyRule {
 	return missing
 }
 
-// split breaks a rule into rules of one value each.
+// split returns the equivalent rules with a single value in each field.
 func split(r *rbacv1.PolicyRule) []rbacv1.PolicyRule {
 	var out []rbacv1.PolicyRule
 	for _, verb := range r.Verbs {
@@ -100,7 +101,8 @@ func split(r *rbacv1.PolicyRule) []rbacv1.PolicyRule {
 	return out
 }
 
-// covers says whether rule h grants all of part, a rule of one value each.
+// covers reports whether rule h grants everything in part, a rule with a single value in each
+// field.
 func covers(h, part *rbacv1.PolicyRule) bool {
 	if !has(h.Verbs, part.Verbs[0]) {
 		return false

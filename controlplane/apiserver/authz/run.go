@@ -14,7 +14,7 @@ import (
 	"keelson.dev/keelson/internal/lifecycle"
 )
 
-// Follower keeps RBAC and Node current from the stored objects.
+// Follower updates RBAC and Node from watches of the stored objects.
 type Follower struct {
 	Source follow.Source
 	Kinds  *api.Kinds
@@ -25,7 +25,7 @@ type Follower struct {
 	places [len(followed)]follow.Place
 }
 
-// followed are the resources that the rules rest on.
+// followed are the resources on which the authorizers depend.
 var followed = [...]schema.GroupVersionResource{
 	rbacv1.SchemeGroupVersion.WithResource("roles"),
 	rbacv1.SchemeGroupVersion.WithResource("clusterroles"),
@@ -34,10 +34,10 @@ var followed = [...]schema.GroupVersionResource{
 	{Version: "v1", Resource: "pods"},
 }
 
-// Mark is how far a Follower had come.
+// Mark contains the revision up to which a Follower has applied each followed resource.
 type Mark [len(followed)]uint64
 
-// Mark says how far it has come.
+// Mark returns the revisions up to which the Follower has applied changes.
 func (f *Follower) Mark() (m Mark) {
 	for i := range f.places {
 		m[i] = f.places[i].At()
@@ -45,7 +45,8 @@ func (f *Follower) Mark() (m Mark) {
 	return m
 }
 
-// Behind returns once every rule is known that anybody has been told of, and says whether one of them was not at the mark.
+// Behind waits until every change of the rules that any client has seen is applied. It then reports
+// whether the Follower has applied changes since the mark at.
 func (f *Follower) Behind(ctx context.Context, at Mark) (bool, error) {
 	asked := false
 	for i, gvr := range followed {
@@ -53,7 +54,7 @@ func (f *Follower) Behind(ctx context.Context, at Mark) (bool, error) {
 		if kind == nil {
 			continue
 		}
-		// What the first question brought this replica to know holds for the others.
+		// The revision that the first read confirmed is sufficient for the other kinds.
 		if err := f.places[i].CaughtUp(ctx, f.Source, kind, asked); err != nil {
 			return false, err
 		}
@@ -62,14 +63,14 @@ func (f *Follower) Behind(ctx context.Context, at Mark) (bool, error) {
 	return f.Mark() != at, nil
 }
 
-// placed is a sink with its place.
+// placed is a sink that also records its revision.
 type placed struct {
 	follow.Sink
 	*follow.Place
 }
 
-// Run follows until ctx ends and calls ready once everything has been seen.
-// A kind that is not served is one without objects.
+// Run follows the objects until ctx is done. It calls ready once the initial objects of all kinds
+// are applied. A kind that is not served counts as having no objects.
 func (f *Follower) Run(ctx context.Context, ready func()) error {
 	sinks := [len(followed)]follow.Sink{
 		rbacSink{z: f.RBAC}, rbacSink{z: f.RBAC, clustered: true}, rbacSink{z: f.RBAC, binding: true},

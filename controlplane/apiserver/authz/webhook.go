@@ -18,45 +18,45 @@ import (
 	"keelson.dev/keelson/internal/ttlcache"
 )
 
-// Asker puts a question to a service and decodes the answer.
+// Asker sends a request object to a webhook and decodes the response into answer.
 type Asker interface {
 	Post(ctx context.Context, question, answer any) error
 }
 
-// Matcher says whether a question is one for the service.
+// Matcher reports whether a request is to be sent to the webhook.
 type Matcher interface {
 	Eval(ctx context.Context, r *authorizationv1.SubjectAccessReview) (bool, error)
 }
 
-// WebhookConfig is what a Webhook is made of.
+// WebhookConfig is the input of NewWebhook.
 type WebhookConfig struct {
 	Name    string
 	Service Asker
-	Version string // of authorization.k8s.io in which the service is spoken to: v1 or v1beta1
-	// For how long answers are remembered; 0 = not at all.
+	Version string // version of authorization.k8s.io in requests: v1 or v1beta1
+	// How long responses that allow, and all other responses, are cached; 0 = not cached.
 	AllowedTTL, OtherTTL time.Duration
-	// OnError is the decision when the service cannot be asked: NoOpinion or Deny.
+	// OnError is the decision when the webhook fails: NoOpinion or Deny.
 	OnError Decision
-	Match   Matcher // nil = every question
+	Match   Matcher // nil = every request
 	Clock   func() time.Time
 	Log     *slog.Logger // may be nil
 }
 
-// Webhook has a service decide that answers SubjectAccessReviews.
+// Webhook authorizes by sending SubjectAccessReviews to a webhook.
 type Webhook struct {
 	conf    WebhookConfig
 	cache   *ttlcache.Cache[[sha256.Size]byte, answer]
 	flights singleflight.Group
-	faults  *rate.Limiter // of those that are logged
+	faults  *rate.Limiter // limits how often faults are logged
 }
 
-// answer is what the service says.
+// answer is the webhook's response.
 type answer = authorizationv1.SubjectAccessReviewStatus
 
-// webhookCache bounds what is remembered of answers, in bytes.
+// webhookCache is the maximum size of the response cache in bytes.
 const webhookCache = 8 << 20
 
-// NewWebhook returns the authorizer.
+// NewWebhook returns an authorizer that uses c.Service.
 func NewWebhook(c WebhookConfig) (*Webhook, error) {
 	if c.Version != "v1" && c.Version != "v1beta1" {
 		return nil, fmt.Errorf("version %q of SubjectAccessReview: want v1 or v1beta1", c.Version)
@@ -67,7 +67,9 @@ func NewWebhook(c WebhookConfig) (*Webhook, error) {
 	}, nil
 }
 
-// Authorize is Authorizer.
+// Authorize returns the webhook's decision, or the configured OnError if the webhook fails. It
+// returns NoOpinion for requests that Match excludes. A response that both allows and denies is
+// Deny.
 func (w *Webhook) Authorize(ctx context.Context, a *Attributes) (Decision, string) {
 	r := &authorizationv1.SubjectAccessReview{Spec: reviewOf(a)}
 	if w.conf.Match != nil {
@@ -92,7 +94,8 @@ func (w *Webhook) Authorize(ctx context.Context, a *Attributes) (Decision, strin
 	return NoOpinion, status.Reason
 }
 
-// failed tells who asks that there is no answer. Why is for the log, once in a while: anybody can make it happen.
+// failed returns the decision and reason for a failed call. The error itself is only logged, at a
+// limited rate because any client can cause it.
 func (w *Webhook) failed(err error) (Decision, string) {
 	if w.conf.Log != nil && w.faults.Allow() {
 		w.conf.Log.Warn("an authorization webhook could not be asked", "webhook", w.conf.Name, "err", err)
@@ -100,7 +103,8 @@ func (w *Webhook) failed(err error) (Decision, string) {
 	return w.conf.OnError, fmt.Sprintf("webhook %s could not be asked", w.conf.Name)
 }
 
-// status asks, once at a time for the same question.
+// status returns the webhook's response, from the cache if possible. Concurrent calls for the same
+// review share one request.
 func (w *Webhook) status(ctx context.Context, spec *authorizationv1.SubjectAccessReviewSpec) (answer, error) {
 	var none answer
 	text, err := json.Marshal(spec)
@@ -133,7 +137,7 @@ func (w *Webhook) status(ctx context.Context, spec *authorizationv1.SubjectAcces
 func (w *Webhook) ask(ctx context.Context, spec *authorizationv1.SubjectAccessReviewSpec) (answer, error) {
 	meta := metav1.TypeMeta{APIVersion: authorizationv1.GroupName + "/" + w.conf.Version, Kind: "SubjectAccessReview"}
 	var question any = &authorizationv1.SubjectAccessReview{TypeMeta: meta, Spec: *spec}
-	if w.conf.Version == "v1beta1" { // which calls the groups "group"
+	if w.conf.Version == "v1beta1" { // v1beta1 names the field of the groups "group"
 		old := &authorizationv1beta1.SubjectAccessReview{TypeMeta: meta, Spec: authorizationv1beta1.SubjectAccessReviewSpec{
 			User: spec.User, UID: spec.UID, Groups: spec.Groups,
 			ResourceAttributes:    (*authorizationv1beta1.ResourceAttributes)(spec.ResourceAttributes),

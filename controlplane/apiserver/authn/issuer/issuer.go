@@ -1,6 +1,7 @@
-// Package issuer recognises tokens of OpenID Connect issuers: it finds an issuer's keys by discovery, follows their
-// rotation, and makes a user of a token's claims as an AuthenticationConfiguration says. What an issuer sends is
-// bounded in bytes and time, and so is how often it is asked: a token that nobody signed costs no more than a check.
+// Package issuer verifies tokens of OpenID Connect issuers. It finds the keys of an issuer by
+// discovery, follows their rotation and maps the claims of a token to a user as configured by an
+// AuthenticationConfiguration. The size, duration and rate of requests to the issuer are limited,
+// so that an unsigned token cannot cost more than a check.
 package issuer
 
 import (

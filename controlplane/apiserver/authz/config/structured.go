@@ -1,6 +1,6 @@
-// Package config makes authorization what a file or flags say, under the names that Kubernetes' apiserver has for
-// them: which authorizers are asked, in which order. It follows the file: what is written while a replica runs takes
-// effect, and what cannot be read changes nothing.
+// Package config builds the chain of authorizers from a file or flags with the names of
+// kube-apiserver. It follows the files: a change takes effect while the replica runs. A file that
+// cannot be read or is invalid changes nothing.
 package config
 
 import (
@@ -27,7 +27,7 @@ import (
 	"keelson.dev/keelson/internal/filewatch"
 )
 
-// The authorizers by the names that Kubernetes has for them.
+// The authorizer types of Kubernetes.
 const (
 	Node        = "Node"
 	RBAC        = "RBAC"
@@ -39,7 +39,7 @@ const (
 
 func known() []string { return []string{ABAC, AlwaysAllow, AlwaysDeny, Node, RBAC, Webhook} }
 
-// Options are what an operator may say. The zero value is Node, RBAC.
+// Options are the authorization flags of the API server. The zero value selects Node, RBAC.
 type Options struct {
 	ConfigFile string   // --authorization-config
 	Modes      []string // --authorization-mode
@@ -51,12 +51,13 @@ type Options struct {
 	UnauthorizedTTL time.Duration // --authorization-webhook-cache-unauthorized-ttl
 }
 
-// Defaults are those of the flags.
+// Defaults returns the default values of the flags.
 func Defaults() Options {
 	return Options{WebhookVersion: "v1beta1", AuthorizedTTL: 5 * time.Minute, UnauthorizedTTL: 30 * time.Second}
 }
 
-// Check names the flag that is wrong, or goes with none.
+// Check returns an error that names an invalid flag, or a flag without another flag that it
+// requires.
 func (o *Options) Check() error {
 	if o.ConfigFile != "" && (len(o.Modes) > 0 || o.WebhookConfig != "") {
 		return errors.New("--authorization-config and --authorization-mode or --authorization-webhook-* flags " +
@@ -84,7 +85,7 @@ func (o *Options) Check() error {
 	return nil
 }
 
-// Config is what an Authorization is made of.
+// Config is the input of Load.
 type Config struct {
 	Options   Options
 	Compilers *cel.Compilers
@@ -92,32 +93,32 @@ type Config struct {
 	Log       *slog.Logger
 }
 
-// Authorization is what the options say, live. It is an authz.Authorizer once Bind has given it the authorizers that
-// know the cluster.
+// Authorization is the configured chain of authorizers, reloaded when the files change. It can
+// authorize only after Bind has set the Node and RBAC authorizers.
 type Authorization struct {
 	conf    Config
 	mark    filewatch.Snapshot
-	every   time.Duration // between looks at the files; tests shorten it
+	every   time.Duration // interval at which the files are checked; tests shorten it
 	plan    *plan
 	builtin map[string]authz.Authorizer
 	now     atomic.Pointer[union]
 	reloads func(ok bool)
 }
 
-// plan is what the files said.
+// plan is the result of reading the files.
 type plan struct {
 	conf *apiserver.AuthorizationConfiguration
-	made map[string]authz.Authorizer // by name in the configuration: those that know nothing of the cluster
+	made map[string]authz.Authorizer // authorizers that do not need Bind, by name in the configuration
 	hook []*webhook.Service
 }
 
-// union is the order in which authorizers are asked.
+// union is the chain of authorizers in their configured order.
 type union struct {
 	authz.Union
-	unlisted string // why a list of a user's rights is not the whole of them
+	unlisted string // reason why a list of a user's permissions is incomplete; "" = complete
 }
 
-// Load reads the files. Nothing runs until Run.
+// Load reads the files and returns their Authorization. It starts nothing; Run does.
 func Load(c Config) (*Authorization, error) {
 	if err := c.Options.Check(); err != nil {
 		return nil, err
@@ -129,24 +130,26 @@ func Load(c Config) (*Authorization, error) {
 	return a, err
 }
 
-// Bind gives the authorizers that know the cluster, by their names: Node and RBAC.
+// Bind sets the Node and RBAC authorizers, by type name. It must be called before Authorize.
 func (a *Authorization) Bind(builtin map[string]authz.Authorizer) {
 	a.builtin = builtin
 	a.now.Store(a.union(a.plan))
 }
 
-// Authorize is authz.Authorizer.
+// Authorize returns the decision of the configured chain.
 func (a *Authorization) Authorize(ctx context.Context, at *authz.Attributes) (authz.Decision, string) {
 	return a.now.Load().Authorize(ctx, at)
 }
 
-// Unlisted says why the rights that RBAC grants are not all that a user may have; "" when they are.
+// Unlisted returns the reason why a user may have permissions beyond those from RBAC. It is "" when
+// RBAC's are complete.
 func (a *Authorization) Unlisted() string { return a.now.Load().unlisted }
 
-// OnReload has every reading of changed files told. Call it before Run.
+// OnReload sets a function that is called after each reload of changed files, with whether it
+// succeeded. Call it before Run.
 func (a *Authorization) OnReload(f func(ok bool)) { a.reloads = f }
 
-// Run follows the files until ctx ends.
+// Run reloads the files when they change, until ctx is done.
 func (a *Authorization) Run(ctx context.Context) error {
 	return filewatch.Follow(ctx, a.every, a.mark, a.reload)
 }
@@ -168,17 +171,17 @@ func (a *Authorization) reload() {
 	a.conf.Log.Info("authorization configuration read again", "authorizers", len(p.conf.Authorizers))
 }
 
-// decoder decodes strictly: a field that nobody knows is a mistake.
+// decoder returns a strict decoder: an unknown field is an error.
 func decoder() runtime.Decoder {
 	scheme := runtime.NewScheme()
 	install.Install(scheme)
 	return serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDecoder()
 }
 
-// maxFile bounds a configuration file.
+// maxFile is the maximum size of a configuration file in bytes.
 const maxFile = 4 << 20
 
-// read makes a plan of the files.
+// read reads the files and creates the authorizers of the configuration that do not need Bind.
 func (a *Authorization) read() (*plan, error) {
 	o := &a.conf.Options
 	conf := o.configuration()
@@ -213,7 +216,7 @@ func (a *Authorization) read() (*plan, error) {
 	return p, nil
 }
 
-// configuration is what the flags say in the form of the file.
+// configuration returns the flags in the form of an AuthorizationConfiguration file.
 func (o *Options) configuration() *apiserver.AuthorizationConfiguration {
 	modes := o.Modes
 	if len(modes) == 0 {
@@ -239,7 +242,8 @@ func (o *Options) configuration() *apiserver.AuthorizationConfiguration {
 	return conf
 }
 
-// make makes an authorizer that needs nothing of the cluster.
+// make creates the authorizer of a configuration entry and adds it to p. It does nothing for Node
+// and RBAC, which Bind provides.
 func (a *Authorization) make(p *plan, c apiserver.AuthorizerConfiguration) error {
 	switch string(c.Type) {
 	case AlwaysAllow:
@@ -295,7 +299,8 @@ func (a *Authorization) hook(p *plan, c apiserver.AuthorizerConfiguration) error
 	return err
 }
 
-// union orders the authorizers; administrators are asked about first, whatever the configuration is.
+// union returns the chain of authorizers in their configured order. Privileged always precedes
+// them, so that no configuration locks out administrators.
 func (a *Authorization) union(p *plan) *union {
 	u := &union{Union: authz.Union{authz.Privileged{}}}
 	var unlisted []string

@@ -51,7 +51,7 @@ func New(t testing.TB) *Provider {
 	return p
 }
 
-// On starts a provider on the given listener; its certificate is for the listener's address.
+// On starts a provider on the listener l of the caller, with the TLS certificate cert.
 func On(t testing.TB, l net.Listener, cert tls.Certificate) *Provider {
 	t.Helper()
 	p := &Provider{t: t}
@@ -64,7 +64,7 @@ func On(t testing.TB, l net.Listener, cert tls.Certificate) *Provider {
 	return p
 }
 
-// Change modifies the behavior of the provider by f.
+// Change calls f with the provider's behavior to modify it.
 func (p *Provider) Change(f func(*Behaviour)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
