@@ -1,12 +1,10 @@
-// Package audit keeps the record of who asked the API for what, and what came of
-// it. What is recorded, and how much of it, is said by a policy of
-// audit.k8s.io/v1; records are JSON lines of the same group's Event, so that the
-// tools that read Kubernetes' audit log read this one. Without a policy every
-// request that changes something and every one that was refused has a record
-// without bodies.
+// Package audit records each request to the API: its user, its attributes and its result. A policy
+// of audit.k8s.io/v1 selects the requests and the level of detail. Records are JSON lines of the
+// Event type of that group, so that tools for Kubernetes' audit log can read them. Without a policy
+// file, requests that change something and rejected requests are recorded, without bodies.
 //
-// The types are written down here and not linked from k8s.io/apiserver: that
-// module brings its whole server's dependencies into the build.
+// The types are declared here instead of imported from k8s.io/apiserver, whose module adds all
+// dependencies of its server to the build.
 package audit
 
 import (
@@ -18,13 +16,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Group is the API group and version of events and policies.
+// groupVersion is the API group and version of events and policies.
 const groupVersion = "audit.k8s.io/v1"
 
-// Level is how much of a request is recorded.
+// Level is the level of detail at which a request is recorded.
 type Level string
 
-// The levels, each with all of the one before it.
+// The levels; each includes all details of the previous one.
 const (
 	LevelNone            Level = "None"
 	LevelMetadata        Level = "Metadata"
@@ -34,10 +32,10 @@ const (
 
 var levels = []Level{LevelNone, LevelMetadata, LevelRequest, LevelRequestResponse}
 
-// Stage is the moment of a request at which an event was made.
+// Stage is the stage of request handling at which an event is generated.
 type Stage string
 
-// The stages in their order. ResponseStarted is that of watches and byte streams.
+// The stages in their order. Only watches and byte streams have ResponseStarted.
 const (
 	StageRequestReceived  Stage = "RequestReceived"
 	StageResponseStarted  Stage = "ResponseStarted"
@@ -47,7 +45,7 @@ const (
 
 var stages = []Stage{StageRequestReceived, StageResponseStarted, StageResponseComplete, StagePanic}
 
-// Event is one line of the log.
+// Event is one line of the audit log.
 type Event struct {
 	Kind       string `json:"kind"`
 	APIVersion string `json:"apiVersion"`
@@ -56,7 +54,8 @@ type Event struct {
 	Stage      Stage  `json:"stage"`
 	RequestURI string `json:"requestURI"`
 	Verb       string `json:"verb"`
-	// User is who sent the request; ImpersonatedUser is as whom it was performed, where that is another.
+	// User sent the request. ImpersonatedUser is the user as which it was performed, if that is
+	// another one.
 	User             authenticationv1.UserInfo  `json:"user"`
 	ImpersonatedUser *authenticationv1.UserInfo `json:"impersonatedUser,omitempty"`
 	SourceIPs        []string                   `json:"sourceIPs,omitempty"`
@@ -70,7 +69,7 @@ type Event struct {
 	Annotations      map[string]string          `json:"annotations,omitempty"`
 }
 
-// ObjectReference is what a request was about.
+// ObjectReference identifies the object of a request.
 type ObjectReference struct {
 	Resource        string `json:"resource,omitempty"`
 	Namespace       string `json:"namespace,omitempty"`
@@ -82,7 +81,7 @@ type ObjectReference struct {
 	Subresource     string `json:"subresource,omitempty"`
 }
 
-// How much of what clients chose stands in a record.
+// Maximum lengths and counts of client-supplied values in a record.
 const (
 	longURI     = 2048
 	longName    = 253
@@ -93,7 +92,7 @@ const (
 	manyExtra   = 16
 )
 
-// clip cuts a text to n bytes at the border of a rune.
+// clip truncates s to at most n bytes at a rune boundary and appends "...".
 func clip(s string, n int) string {
 	if len(s) <= n {
 		return s

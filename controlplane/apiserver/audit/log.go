@@ -18,33 +18,34 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Log is a Sink that writes lines in order. By default no caller waits for the
-// disk: lines wait in a queue of bounded size, and what does not fit is counted,
-// said in the daemon's log and in a line of its own. A strict log writes before
-// Put returns and says when it could not.
+// Log is a Sink that writes lines to the audit log in order. By default callers do not wait for the
+// disk: lines are queued up to queueBytes. Lines that exceed the queue are counted, and the loss is
+// reported in the daemon's log and in a line of the audit log. A strict log writes before Put
+// returns, and Put returns the error.
 type Log struct {
-	out    io.Writer // one call writes whole lines
+	out    io.Writer // each Write call gets whole lines
 	strict bool
 	log    *slog.Logger
 
 	mu      sync.Mutex
 	queue   []byte
-	spare   []byte // the buffer that the writer is done with
-	dropped int    // since the last line that said so
-	direct  bool   // nobody empties the queue any more
+	spare   []byte // the previous buffer of the writer, for reuse
+	dropped int    // lines lost since the last line that reported a loss
+	direct  bool   // Run has ended, so Put writes directly
 
-	wake           chan struct{} // of room for one
-	writing        sync.Mutex    // orders writes
+	wake           chan struct{} // signals Run that the queue has lines; capacity 1
+	writing        sync.Mutex    // serializes writes
 	events, errors prometheus.Counter
 }
 
-// queueBytes bounds what waits for the disk.
+// queueBytes is the maximum size of the queue in bytes.
 const queueBytes = 16 << 20
 
-// ErrDropped says that a line found no room.
+// ErrDropped is the error for a line that did not fit into the queue.
 var ErrDropped = errors.New("the audit log's queue is full")
 
-// NewLog returns a log onto out; nothing is written before Run, unless it is strict.
+// NewLog returns a log that writes to out. Lines are written only while Run runs or after it has
+// ended, except by a strict log.
 func NewLog(out io.Writer, strict bool, log *slog.Logger) *Log {
 	return &Log{
 		out: out, strict: strict, log: log, wake: make(chan struct{}, 1),
@@ -55,10 +56,11 @@ func NewLog(out io.Writer, strict bool, log *slog.Logger) *Log {
 	}
 }
 
-// Collectors are the log's metrics, under Kubernetes' names.
+// Collectors returns the log's metrics, with the names of Kubernetes.
 func (l *Log) Collectors() []prometheus.Collector { return []prometheus.Collector{l.events, l.errors} }
 
-// Put is Sink.
+// Put writes the line if the log is strict or Run has ended. Otherwise it queues the line; a line
+// that does not fit is counted as lost without an error.
 func (l *Log) Put(line []byte) error {
 	l.events.Inc()
 	l.mu.Lock()
@@ -81,7 +83,7 @@ func (l *Log) Put(line []byte) error {
 	return nil
 }
 
-// Run writes what is queued until ctx ends; what comes later is written at once.
+// Run writes queued lines until ctx is done. Lines put later are written by Put itself.
 func (l *Log) Run(ctx context.Context) error {
 	for {
 		select {
@@ -97,10 +99,11 @@ func (l *Log) Run(ctx context.Context) error {
 	}
 }
 
-// batchBytes is about how much is written at once; the file's rotation wants writes smaller than a file.
+// batchBytes is the approximate size of one write. It must be less than the size at which the file
+// is rotated.
 const batchBytes = 256 << 10
 
-// flush writes what is queued now.
+// flush writes all queued lines, preceded by a line about lost lines if there are any.
 func (l *Log) flush() {
 	l.mu.Lock()
 	batch, dropped := l.queue, l.dropped
@@ -116,13 +119,13 @@ func (l *Log) flush() {
 		rest = rest[n:]
 	}
 	l.mu.Lock()
-	if cap(batch) <= 1<<20 { // a burst's buffer is not kept
+	if cap(batch) <= 1<<20 { // do not keep the large buffer of a burst
 		l.spare = batch
 	}
 	l.mu.Unlock()
 }
 
-// wholeLines is the length of the lines that begin within the first n bytes.
+// wholeLines returns the length of the lines that start within the first n bytes of data.
 func wholeLines(data []byte, n int) int {
 	if len(data) <= n {
 		return len(data)
@@ -156,7 +159,7 @@ func (l *Log) write(lines []byte, records int) error {
 	return nil
 }
 
-// gap is the line that stands for lost ones.
+// gap returns the line that reports the number of lost records.
 func gap(records int, now time.Time) []byte {
 	data, err := json.Marshal(&Event{
 		Kind: "Event", APIVersion: groupVersion, Level: LevelMetadata, Stage: StageResponseComplete, Verb: "lose",
@@ -165,7 +168,7 @@ func gap(records int, now time.Time) []byte {
 		Annotations: map[string]string{"audit.keelson.dev/lost-records": strconv.Itoa(records)},
 	})
 	if err != nil {
-		return nil // a constant shape
+		return nil // cannot happen: the type can always be encoded
 	}
 	return append(data, '\n')
 }

@@ -11,7 +11,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Policy says which requests are recorded, and how much of them: by the first of its rules that matches.
+// Policy selects the requests to record and their level, by the first of its rules that matches.
 type Policy struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -19,11 +19,12 @@ type Policy struct {
 	OmitStages        []Stage `json:"omitStages,omitempty"`
 	OmitManagedFields bool    `json:"omitManagedFields,omitempty"`
 
-	// changes marks the policy that is in force without a file: what changes nothing is recorded when it was refused.
+	// changes is set for the default policy only. A request that changes nothing is then recorded
+	// only if it was rejected.
 	changes bool
 }
 
-// Rule matches a request that fits each of its lists that is not empty.
+// Rule matches a request that each of its non-empty lists matches.
 type Rule struct {
 	Level             Level       `json:"level"`
 	Users             []string    `json:"users,omitempty"`
@@ -36,14 +37,16 @@ type Rule struct {
 	OmitManagedFields *bool       `json:"omitManagedFields,omitempty"`
 }
 
-// Resources are some of a group: "pods", "pods/log", "pods/*", "*/status", "*"; none = all.
+// Resources selects resources of an API group: "pods", "pods/log", "pods/*", "*/status", "*". An
+// empty list selects all.
 type Resources struct {
 	Group         string   `json:"group,omitempty"`
 	Resources     []string `json:"resources,omitempty"`
 	ResourceNames []string `json:"resourceNames,omitempty"`
 }
 
-// Default records every request that changes something, and every one that was refused, without bodies.
+// Default returns the policy without a file. It records requests that change something and rejected
+// requests, without bodies.
 func Default() *Policy {
 	return &Policy{
 		Rules:   []Rule{{Level: LevelMetadata}},
@@ -51,15 +54,15 @@ func Default() *Policy {
 	}
 }
 
-// Received has the default policy record requests also before they are performed, so that one that cannot be
-// recorded need not be. A policy from a file says so itself.
+// Received makes the default policy record requests before they are performed as well. A request
+// that cannot be recorded can then be rejected. It does not change a policy from a file.
 func (p *Policy) Received() {
 	if p.changes {
 		p.OmitStages = nil
 	}
 }
 
-// LoadPolicy reads a policy file. An empty path is Default.
+// LoadPolicy reads a policy file. An empty path returns Default.
 func LoadPolicy(path string) (*Policy, error) {
 	if path == "" {
 		return Default(), nil
@@ -127,14 +130,15 @@ func (r *Rule) validate(at *field.Path) field.ErrorList {
 	return append(errs, validStages(r.OmitStages, at.Child("omitStages"))...)
 }
 
-// verdict is what a policy says about one request.
+// verdict is the result of a policy for one request.
 type verdict struct {
 	level             Level
 	omit              []Stage
 	omitManagedFields bool
 }
 
-// of finds the first rule that matches; what none matches is not recorded.
+// of returns the verdict of the first rule that matches. A request without a matching rule is not
+// recorded.
 func (p *Policy) of(a *Attributes) verdict {
 	for i := range p.Rules {
 		r := &p.Rules[i]
@@ -183,7 +187,8 @@ func (r *Rule) matchesResource(a *Attributes) bool {
 	})
 }
 
-// is says whether a rule's word for resources means the one asked for.
+// is reports whether the resource pattern of a rule, such as "pods/*", matches the requested
+// resource.
 func (a *Attributes) is(word string) bool {
 	resource, sub, divided := strings.Cut(word, "/")
 	switch {

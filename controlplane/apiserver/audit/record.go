@@ -18,34 +18,35 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Attributes are what a policy judges a request by, and what its record says of it.
+// Attributes are the properties of a request that a policy matches and that its record contains.
 type Attributes struct {
-	User   api.User // as whom
-	Sender api.User // who has proved to be that; another than User when impersonating
+	User   api.User // the user as which the request is performed
+	Sender api.User // the authenticated user; differs from User when impersonating
 
-	Verb        string // in the words of authorization; that of HTTP in small letters where there is no resource
+	Verb        string // the verb of authorization; the lower-case HTTP method for a non-resource request
 	Group       string
 	Version     string
-	Resource    string // "" = a path
+	Resource    string // "" = a non-resource request for Path
 	Subresource string
 	Namespace   string
 	Name        string
 	Path        string
 
-	// Changes says that the request would change something. Stream says that its answer lasts.
+	// Changes is true if the request is a write. Stream is true if its response is a watch or byte
+	// stream.
 	Changes, Stream bool
 }
 
-// Origin is where a request came from.
+// Origin describes the source of a request.
 type Origin struct {
-	ID        string // the client's own; "" = a new one
+	ID        string // audit ID sent by the client; "" = generate one
 	URI       string
 	Source    string // an IP address; "" for a caller in this process
 	UserAgent string
 	Received  time.Time
 }
 
-// Auditor makes records by a policy and puts them into a log. A nil Auditor records nothing.
+// Auditor creates records by a policy and puts them into a sink. A nil Auditor records nothing.
 type Auditor struct {
 	policy *Policy
 	sink   Sink
@@ -54,37 +55,37 @@ type Auditor struct {
 	strangers strangers
 }
 
-// Sink takes events.
+// Sink stores audit events.
 type Sink interface {
-	// Put takes one line. An error says that it is lost.
+	// Put stores one line. An error means that the line is lost.
 	Put(line []byte) error
 }
 
-// New returns an auditor.
+// New returns an Auditor that puts events into s.
 func New(p *Policy, s Sink, clock func() time.Time) *Auditor {
 	return &Auditor{policy: p, sink: s, clock: clock}
 }
 
-// Record is the record of one request in the making. All methods of a nil Record do
-// nothing. A panic and its answer may come from another goroutine than the rest.
+// Record collects the audit data of one request. All methods of a nil Record do nothing. The
+// methods are safe for concurrent use: a panic and its response may come from another goroutine.
 type Record struct {
 	a      *Auditor
 	origin Origin
 
 	mu      sync.Mutex
 	id      string
-	known   bool // who asks for what is known, and the policy has judged
+	known   bool // the attributes are set and the policy has been evaluated
 	at      Attributes
 	verdict verdict
 	notes   map[string]string
 	status  *metav1.Status
 	object  ObjectReference
-	bodies  [2]json.RawMessage // of the request and of the answer
+	bodies  [2]json.RawMessage // of the request and of the response
 	started bool
 	done    bool
 }
 
-// Begin starts a record, found by Of in the context that it returns.
+// Begin starts the record of a request. Of finds it in the returned context.
 func (a *Auditor) Begin(ctx context.Context, o Origin) (context.Context, *Record) {
 	if a == nil {
 		return ctx, nil
@@ -93,13 +94,13 @@ func (a *Auditor) Begin(ctx context.Context, o Origin) (context.Context, *Record
 	return api.WithAnnotator(ctx, r), r
 }
 
-// Of returns the record of the request that ctx belongs to; nil when none exists.
+// Of returns the record of the request of ctx; nil when none exists.
 func Of(ctx context.Context) *Record {
 	r, _ := api.AnnotatorOf(ctx).(*Record)
 	return r
 }
 
-// Annotate is api.Annotator.
+// Annotate sets an annotation of the record. A long value is truncated.
 func (r *Record) Annotate(key, value string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -109,14 +110,16 @@ func (r *Record) Annotate(key, value string) {
 	r.notes[key] = clip(value, longNote)
 }
 
-// AnnotateContent is api.Annotator.
+// AnnotateContent sets an annotation with content of the request, if the policy records request
+// bodies.
 func (r *Record) AnnotateContent(key, value string) {
 	if r.Wants(false) {
 		r.Annotate(key, value)
 	}
 }
 
-// Asked says who asks for what. An error means that the record could not be made and has to be.
+// Asked sets the attributes of the request, evaluates the policy and puts the event
+// RequestReceived. An error means that a required event could not be stored.
 func (r *Record) Asked(at Attributes) error {
 	if r == nil {
 		return nil
@@ -127,7 +130,7 @@ func (r *Record) Asked(at Attributes) error {
 	return r.emit(StageRequestReceived, 0)
 }
 
-// judge asks the policy. The lock is held.
+// judge sets the attributes and evaluates the policy. The lock must be held.
 func (r *Record) judge(at Attributes) {
 	r.known, r.at, r.verdict = true, at, r.a.policy.of(&at)
 	r.object = ObjectReference{
@@ -135,7 +138,7 @@ func (r *Record) judge(at Attributes) {
 	}
 }
 
-// ID is the record's name, for the client to quote.
+// ID returns the audit ID, for the response to the client.
 func (r *Record) ID() string {
 	if r == nil {
 		return ""
@@ -157,7 +160,8 @@ func (r *Record) name() string {
 	return r.id
 }
 
-// Wants says whether a body is to be recorded: that of the answer, or that of the request.
+// Wants reports whether the response body is to be recorded, or with answer=false, whether the
+// request body is.
 func (r *Record) Wants(answer bool) bool {
 	if r == nil {
 		return false
@@ -167,7 +171,8 @@ func (r *Record) Wants(answer bool) bool {
 	return r.verdict.level == LevelRequestResponse || !answer && r.verdict.level == LevelRequest
 }
 
-// Object says what the request was about, where its URL did not.
+// Object completes the object reference with the object's name, namespace, UID and resourceVersion,
+// where the URL lacks them.
 func (r *Record) Object(o metav1.Object) {
 	if r == nil || o == nil {
 		return
@@ -185,8 +190,9 @@ func (r *Record) Object(o metav1.Object) {
 	fill(&r.object.ResourceVersion, o.GetResourceVersion())
 }
 
-// Body records the body of the request or of the answer, if it is wanted and not too long. What may be in the light form of
-// a kind is given with that; what a client sent never is.
+// Body records the response body, or with answer=false the request body, if the policy wants it and
+// it is not too long. An object that may be in the light form of a kind needs this kind in of. A
+// request body is never in that form.
 func (r *Record) Body(answer bool, o runtime.Object, of *api.Kind) {
 	if o == nil || !r.Wants(answer) {
 		return
@@ -195,7 +201,8 @@ func (r *Record) Body(answer bool, o runtime.Object, of *api.Kind) {
 	r.Raw(answer, data, whole)
 }
 
-// Raw is Body with the bytes of a JSON document.
+// Raw records a body like Body, from the bytes of a JSON document. whole is false if the document
+// is incomplete; then only its truncation is recorded.
 func (r *Record) Raw(answer bool, data []byte, whole bool) {
 	if !r.Wants(answer) {
 		return
@@ -213,7 +220,7 @@ func (r *Record) Raw(answer bool, data []byte, whole bool) {
 	r.bodies[i] = data
 }
 
-// Refused says why the request is refused.
+// Refused sets the status with the reason why the request is rejected.
 func (r *Record) Refused(s *metav1.Status) {
 	if r == nil {
 		return
@@ -223,7 +230,7 @@ func (r *Record) Refused(s *metav1.Status) {
 	r.status = s
 }
 
-// Started says that an answer that lasts has begun.
+// Started puts the event ResponseStarted of a watch or byte stream, once, unless code is an error.
 func (r *Record) Started(code int) {
 	if r == nil {
 		return
@@ -236,7 +243,8 @@ func (r *Record) Started(code int) {
 	}
 }
 
-// Done ends the record. Later calls do nothing.
+// Done puts the last event of the request: ResponseComplete, or Panic if the handler panicked.
+// Later calls do nothing.
 func (r *Record) Done(code int, panicked bool) {
 	if r == nil {
 		return
@@ -247,7 +255,7 @@ func (r *Record) Done(code int, panicked bool) {
 		return
 	}
 	r.done = true
-	if !r.known { // it was refused before anybody knew who asks
+	if !r.known { // the request was rejected before its user was known
 		r.judge(Attributes{Path: r.origin.URI})
 	}
 	stage := StageResponseComplete
@@ -257,7 +265,8 @@ func (r *Record) Done(code int, panicked bool) {
 	_ = r.emit(stage, code)
 }
 
-// emit puts an event into the log, if the policy wants it. code is 0 before there is an answer. The lock is held.
+// emit puts an event into the sink, if the policy wants it. code is 0 before there is a response.
+// The lock must be held.
 func (r *Record) emit(stage Stage, code int) error {
 	v := &r.verdict
 	if v.level == LevelNone || slices.Contains(v.omit, stage) {
@@ -266,7 +275,8 @@ func (r *Record) emit(stage Stage, code int) error {
 	if r.a.policy.changes && !r.at.Changes && code < http.StatusBadRequest && stage != StagePanic {
 		return nil
 	}
-	// Of a stranger's request it is not known yet, as it comes, whether it will be refused.
+	// For RequestReceived of an unauthenticated client, it is not known yet whether the request
+	// will be rejected.
 	unsure := code >= http.StatusBadRequest || stage == StageRequestReceived
 	if r.a.policy.changes && unsure && (r.at.Sender.Name == "" || r.at.Sender.Name == api.UserAnonymous) {
 		ok, skipped := r.a.strangers.admit(r.origin.Source, r.a.clock())
@@ -339,11 +349,11 @@ func userInfo(u api.User) authenticationv1.UserInfo {
 	return out
 }
 
-// longBody is the size from which a body is left out of the record; the log has lines, not files.
+// longBody is the maximum size of a recorded body in bytes; longer bodies are omitted.
 const longBody = 128 << 10
 
-// encode is the JSON of an object, which may be in the light form of the kind, where that is not nil; whole is false when it is too long, as far
-// as it was looked at.
+// encode returns an object as JSON. If of is not nil, the object may be in the light form of this
+// kind. whole is false if the JSON exceeds longBody or cannot be encoded.
 func encode(o runtime.Object, of *api.Kind, omitManagedFields bool) (data []byte, whole bool) {
 	if l, ok := o.(*api.ObjectList); ok {
 		return encodeList(l, of, omitManagedFields)

@@ -5,10 +5,9 @@ import (
 	"time"
 )
 
-// strangers bounds how much of the log those can fill who have proved to be
-// nobody: the file is of bounded size, and a flood of refusals must not push out
-// the records of what was done. Each source has so many records at once and so
-// many a second; the next one after that says how many refusals it stands for.
+// strangers limits the number of audit events of unauthenticated clients by source address. The log
+// is of limited size, and a flood of rejected requests must not displace the records of changes.
+// Each source has a token bucket. The next event after skipped ones contains their number.
 type strangers struct {
 	mu      sync.Mutex
 	sources map[string]*source
@@ -22,12 +21,12 @@ type source struct {
 
 const (
 	strangerBurst  = 100
-	strangerRate   = 10 // a second
+	strangerRate   = 10 // per second
 	strangersKnown = 1024
 )
 
-// admit says whether a refusal of the source has a record of its own, and for how many before it the record stands as
-// well.
+// admit reports whether a rejected request from the address gets an event, and how many earlier
+// requests without an event it also represents.
 func (s *strangers) admit(address string, now time.Time) (ok bool, skipped int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -40,7 +39,7 @@ func (s *strangers) admit(address string, now time.Time) (ok bool, skipped int) 
 			s.forget(now)
 		}
 		if len(s.sources) >= strangersKnown {
-			address = "" // more sources at once than can be told apart share one budget
+			address = "" // sources beyond the limit share one budget
 			one = s.sources[address]
 		}
 		if one == nil {
@@ -59,7 +58,8 @@ func (s *strangers) admit(address string, now time.Time) (ok bool, skipped int) 
 	return true, skipped
 }
 
-// forget drops the sources that have all of their budget again and nothing left to say. The lock is held.
+// forget removes the sources whose budget is full and that have no skipped events to report. The
+// lock must be held.
 func (s *strangers) forget(now time.Time) {
 	for address, one := range s.sources {
 		if one.skipped == 0 && one.tokens+now.Sub(one.at).Seconds()*strangerRate >= strangerBurst {
