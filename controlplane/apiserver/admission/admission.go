@@ -1,6 +1,7 @@
-// Package admission is what judges attempts: plugins that may change what is asked, then plugins that may only refuse
-// it. Each is a function of the attempt and of what stands in the cluster; they hold no state. What else they want to
-// be true, or written, at the commit they ask of the attempt.
+// Package admission contains the built-in admission plugins: mutating plugins, which may change the
+// object of a request, and validating plugins, which may only reject the request. Plugins are
+// functions of the attempt and of objects in the cluster. They add preconditions and further writes
+// to the commit of the attempt.
 package admission
 
 import (
@@ -19,80 +20,90 @@ import (
 	"keelson.dev/keelson/controlplane/api/podaddress"
 )
 
-// Attempt is what a plugin judges; the registry makes it.
+// Attempt is a write or connect request under admission. The registry creates it.
 type Attempt = api.Attempt
 
-// Plugin judges one attempt. A mutating plugin may change a.Object; what nobody may set has no effect. Errors are
-// *apierrors.StatusError.
+// Plugin admits or rejects an attempt. A mutating plugin may change a.Object; changes of fields
+// that no client may set have no effect. Errors are *apierrors.StatusError.
 type Plugin struct {
 	Name  string
 	Admit func(ctx context.Context, a *Attempt) error
 }
 
-// Cluster is what plugins may look at: this replica's cache, asking the store
-// where the cache has not got the object.
+// Cluster reads the objects on which plugins depend, from this replica's cache. An object that is
+// not cached is read from the store.
 type Cluster interface {
-	// Get returns a shared object; ok is false when none exists.
+	// Get returns a shared object; ok is false when it does not exist.
 	Get(ctx context.Context, resource, namespace, name string) (o api.Object, ok bool)
-	// Newest is Get of the store as it is now, for who would else refuse what an acknowledged change allows.
+	// Newest is like Get, but always reads the store. Plugins use it before they reject a request
+	// because of an object that may have changed recently.
 	Newest(ctx context.Context, resource, namespace, name string) (o api.Object, ok bool)
-	// List returns the shared objects of a namespace ("" = all): those of now when fresh, else those of the cache.
+	// List returns the shared objects of a namespace ("" = all), from the store if fresh is set and
+	// otherwise from the cache.
 	List(ctx context.Context, resource, namespace string, fresh bool) ([]api.Object, error)
 }
 
-// Config is what the plugins are made of.
+// Config contains the dependencies and settings of the plugins.
 type Config struct {
 	Cluster Cluster
 	Kinds   *api.Kinds
-	// Held lists the shared objects of a namespace as the cache has them at a resourceVersion or later (registry.Held).
+	// Held lists the shared objects of a namespace from a cache that has reached resourceVersion
+	// (registry.Held).
 	Held func(ctx context.Context, k *api.Kind, namespace, resourceVersion string) ([]api.Object, error)
-	// ServiceCIDR and that of the other family, where there is one, are what the cluster was made with.
+	// ServiceCIDR and the optional SecondServiceCIDR, of the other IP family, are the Service
+	// ranges with which the cluster was created.
 	ServiceCIDR, SecondServiceCIDR netip.Prefix
-	// PodCIDRs are where pods have their addresses.
+	// PodCIDRs are the ranges of pod addresses.
 	PodCIDRs  []netip.Prefix
 	NodePorts [2]int
-	// ExternalIPRanges are the addresses that Services may name in spec.externalIPs; empty = all that the cluster does not
-	// use itself.
+	// ExternalIPRanges are the addresses that Services may list in spec.externalIPs. Empty means
+	// all addresses that the cluster does not use itself.
 	ExternalIPRanges []netip.Prefix
-	// ReplicaAddresses returns every address and TCP port on which a replica of the control plane listens; nil = not known.
+	// ReplicaAddresses returns each address and TCP port on which a control plane replica listens;
+	// nil = unknown.
 	ReplicaAddresses func() []netip.AddrPort
-	// PodAddresses returns the judge of the addresses that nodes report for pods; nil, or a nil Index: all of them count.
+	// PodAddresses returns the index that checks the addresses that nodes report for pods. Without
+	// the function or the index, all addresses are accepted.
 	PodAddresses func() *podaddress.Index
-	// AddressRefused is called when a node's report about a Pod or a Node is refused for an address; nil = it is not called.
-	// The object may be shared.
+	// AddressRefused is called when a node's report about a Pod or Node is rejected because of an
+	// address; nil = no call. The object may be shared.
 	AddressRefused func(about api.Object, why error)
-	// LostNodeToleration is how long pods that say nothing about it tolerate that their node is lost or not ready.
+	// LostNodeToleration is how long a pod without its own tolerations tolerates the taints
+	// not-ready and unreachable.
 	LostNodeToleration time.Duration
 	Clock              func() time.Time
-	// Authorized says whether the request's user may do something else as well.
+	// Authorized reports whether the user u may perform another request as well.
 	Authorized func(ctx context.Context, u api.User, verb api.Verb, resource, subresource, namespace, name string) bool
-	// Signer says whether a user has a right on a signer of certificates: to approve, sign or attest.
+	// Signer reports whether a user has the verb approve, sign or attest on a certificate signer.
 	Signer func(ctx context.Context, u api.User, verb, signer string) bool
-	// Allowed is Authorized for any resource, and says why not.
+	// Allowed reports whether the user may perform the verb on any resource, and the reason if not.
 	Allowed func(ctx context.Context, u api.User, verb string, gvr schema.GroupVersionResource, subresource, namespace, name string) (bool, string)
-	// AggregatedResources returns the resources of a kind that a server in the cluster serves, with group and version and
-	// without subresources; nil = none.
+	// AggregatedResources returns the resources of a kind that an aggregated API server serves,
+	// with group and version and without subresources; nil = none.
 	AggregatedResources func(ctx context.Context, gvk schema.GroupVersionKind) []metav1.APIResource
-	// Plugins are those that run on request (Choose).
+	// Plugins lists the optional plugins that run (see Choose).
 	Plugins []string
-	// AllocateIP and AllocatePort pick free values for the object of an attempt (registry.AllocateClusterIP, AllocateNodePort).
+	// AllocateIP and AllocatePort choose free values for the object of an attempt
+	// (registry.AllocateClusterIP, AllocateNodePort).
 	AllocateIP   func(a *Attempt, cidr netip.Prefix) (netip.Addr, error)
 	AllocatePort func(a *Attempt, low, high int, protocols ...string) (int32, error)
-	// Bind finishes a write that binds the pod old, or says why it cannot be bound.
+	// Bind completes a write that binds the pod old to a node. It returns an error if the pod
+	// cannot be bound.
 	Bind func(a *Attempt, old *corev1.Pod) error
-	// NodeOf says whose agent a user is.
+	// NodeOf returns the node name of a user that is a node agent.
 	NodeOf func(u api.User) (string, bool)
-	// PodsOf returns the shared pods bound to a node, as this replica knows them.
+	// PodsOf returns the pods that are bound to a node, from this replica's cache. They are shared.
 	PodsOf func(node string) []*corev1.Pod
-	// PodSecurity holds pods to the standards of their namespaces.
+	// PodSecurity enforces the Pod Security Standards of namespaces.
 	PodSecurity func(ctx context.Context, a *Attempt) error
-	// Definitions judges custom resource definitions, and what is made of those that end.
+	// Definitions validates CustomResourceDefinitions. It rejects the creation of a custom resource
+	// if its definition is being deleted.
 	Definitions func(ctx context.Context, a *Attempt) error
-	// Escalation guards the RBAC kinds.
+	// Escalation prevents privilege escalation by writes of RBAC objects.
 	Escalation func(ctx context.Context, a *Attempt) error
 }
 
-// Mutating lists the mutating plugins that are built in, in their order.
+// Mutating returns the phase of the built-in mutating plugins, in their order.
 func Mutating(c Config) Phase {
 	var namespaces *api.Kind
 	if c.Kinds != nil {
@@ -120,7 +131,7 @@ func Mutating(c Config) Phase {
 	})}
 }
 
-// Validating lists the validating plugins that are built in.
+// Validating returns the phase of the built-in validating plugins, in their order.
 func Validating(c Config) Phase {
 	bounds := newNodeBounds(c)
 	return Phase{Name: "built-in", Plugins: c.chosen([]Plugin{
@@ -148,18 +159,18 @@ func Validating(c Config) Phase {
 		{"DeviceAdmins", deviceAdmins(c.Cluster)},
 		{"UndecidedRequests", undecidedRequests(c.Cluster, mostUndecided)},
 		{"EventBound", newEventBound(c.Cluster, c.Clock).admit},
-		{"NodeEventBound", bounds.admitEvents}, // the last: it counts for an hour what nobody refuses
+		{"NodeEventBound", bounds.admitEvents}, // must be last: it counts admitted events for an hour
 	})}
 }
 
-// chosen leaves out what runs on request and was not asked for.
+// chosen removes the optional plugins that c.Plugins does not enable.
 func (c Config) chosen(all []Plugin) []Plugin {
 	return slices.DeleteFunc(all, func(p Plugin) bool {
 		return slices.Contains(OnRequest, p.Name) && !slices.Contains(c.Plugins, p.Name)
 	})
 }
 
-// forbid is a plugin's refusal.
+// forbid returns the 403 error with which a plugin rejects an attempt.
 func forbid(a *Attempt, obj api.Object, why error) *apierrors.StatusError {
 	name := a.Request.Name
 	if name == "" && obj != nil {
@@ -170,7 +181,7 @@ func forbid(a *Attempt, obj api.Object, why error) *apierrors.StatusError {
 	return apierrors.NewForbidden(a.Kind.GroupResource(), name, why)
 }
 
-// notFound is Kubernetes' error for a missing object of the core group.
+// notFound returns the 404 error for a missing object of the core group.
 func notFound(resource, name string) *apierrors.StatusError {
 	return apierrors.NewNotFound(schema.GroupResource{Resource: resource}, name)
 }

@@ -15,8 +15,8 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/networking"
 )
 
-// balancerPools refuses pools of load balancers that cannot be read or have addresses that something else has, and
-// ServiceCIDRs that have addresses of a pool.
+// balancerPools returns a plugin that validates the ConfigMap of load balancer pools. It rejects
+// invalid pools, pools with addresses in use, and ServiceCIDRs that overlap a pool.
 func balancerPools(c Config) func(ctx context.Context, a *Attempt) error {
 	return func(ctx context.Context, a *Attempt) error {
 		if !a.Creates() && !a.Updates() {
@@ -39,7 +39,7 @@ func balancerPools(c Config) func(ctx context.Context, a *Attempt) error {
 			}
 			have, err := balancer.Parse(pools.(*corev1.ConfigMap).Data)
 			if err != nil {
-				return nil // nobody gets an address of it
+				return nil // an unreadable pool gives no addresses
 			}
 			if err := balancer.Conflict(have, rangesOf("ServiceCIDR "+o.Name, networking.RangesOf(o)...)); err != nil {
 				return apierrors.NewInvalid(a.Kind.GVK.GroupKind(), o.Name, field.ErrorList{field.Invalid(field.NewPath("spec", "cidrs"), o.Spec.CIDRs,
@@ -50,8 +50,9 @@ func balancerPools(c Config) func(ctx context.Context, a *Attempt) error {
 	}
 }
 
-// judgePools goes by the addresses of nodes only where the pools of before have not got them: those a node took afterwards, and it
-// must not keep the pools from being changed. The Services of the pool get others.
+// judgePools returns an error if the pools of o are invalid or contain addresses in use. An address
+// of a node is ignored if a pool of before contains it: the node took the address later. Such an
+// address must not prevent changes of the pools; Services of the pool get other addresses.
 func judgePools(ctx context.Context, c Config, o, before *corev1.ConfigMap) error {
 	if len(o.BinaryData) > 0 {
 		return fmt.Errorf("pools are text: give each in data, and nothing in binaryData")
@@ -62,7 +63,7 @@ func judgePools(ctx context.Context, c Config, o, before *corev1.ConfigMap) erro
 	}
 	var had []*balancer.Pool
 	if before != nil {
-		had, _ = balancer.Parse(before.Data) // what cannot be read has none
+		had, _ = balancer.Parse(before.Data) // invalid pools count as empty
 	}
 	taken := rangesOf("the addresses of Services", c.ServiceCIDR)
 	if c.SecondServiceCIDR.IsValid() {

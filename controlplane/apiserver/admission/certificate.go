@@ -13,8 +13,8 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// certificateRequester writes into a request for a certificate who asks, which signers go by, and when its conditions
-// were set.
+// certificateRequester returns a plugin that sets the requester in new CertificateSigningRequests,
+// which signers rely on. On updates it fills in the times of conditions.
 func certificateRequester(clock func() time.Time) func(context.Context, *Attempt) error {
 	return func(_ context.Context, a *Attempt) error {
 		if _, ok := a.Whole.(*certificatesv1.CertificateSigningRequest); !ok {
@@ -42,7 +42,8 @@ func requestedBy(s *certificatesv1.CertificateSigningRequestSpec, u api.User) {
 	}
 }
 
-// conditionTimes fills the times that conditions lack: one that is as it was keeps the time of its transition.
+// conditionTimes sets missing times of conditions. A condition with unchanged status keeps its
+// transition time.
 func conditionTimes(c, old *certificatesv1.CertificateSigningRequest, now metav1.Time) {
 	for i := range c.Status.Conditions {
 		n := &c.Status.Conditions[i]
@@ -65,8 +66,8 @@ func conditionTimes(c, old *certificatesv1.CertificateSigningRequest, now metav1
 	}
 }
 
-// signerRights asks, besides the right to write the object, for a right on the signer by whom or for whom it is written:
-// to approve or to sign requests, to attest to a bundle of trust.
+// signerRights returns a plugin that requires a permission on the signer, in addition to the
+// permission on the object. The verb is approve, sign or attest (for ClusterTrustBundles).
 func signerRights(c Config) func(context.Context, *Attempt) error {
 	return func(ctx context.Context, a *Attempt) error {
 		verb, signer, words := signerRight(a)
@@ -81,7 +82,7 @@ func signerRights(c Config) func(context.Context, *Attempt) error {
 	}
 }
 
-// signerRight is the verb on signers that an attempt takes; "" when it takes none.
+// signerRight returns the verb on the signer that an attempt requires; "" if it requires none.
 func signerRight(a *Attempt) (verb, signer, words string) {
 	switch o := a.Whole.(type) {
 	case *certificatesv1.CertificateSigningRequest:
@@ -103,7 +104,7 @@ func signerRight(a *Attempt) (verb, signer, words string) {
 	return "", "", ""
 }
 
-// certificateSubject keeps the group that may do everything out of certificates for clients.
+// certificateSubject rejects client certificate requests for the group system:masters.
 func certificateSubject(_ context.Context, a *Attempt) error {
 	c, ok := a.Whole.(*certificatesv1.CertificateSigningRequest)
 	if !ok || !a.Creates() || c.Spec.SignerName != certificatesv1.KubeAPIServerClientSignerName {

@@ -10,7 +10,8 @@ import (
 
 func equal(a, b any) bool { return apiequality.Semantic.DeepEqual(a, b) }
 
-// requestedGroups are the groups of the subject that a request for a certificate asks for.
+// requestedGroups returns the groups, which are the organizations of the subject, in a PEM
+// certificate request.
 func requestedGroups(request []byte) ([]string, error) {
 	block, _ := pem.Decode(request)
 	if block == nil || block.Type != "CERTIFICATE REQUEST" {

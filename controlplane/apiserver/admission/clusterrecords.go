@@ -12,10 +12,10 @@ import (
 	"keelson.dev/keelson/controlplane/pki"
 )
 
-// clusterRecords leaves the records of join tokens, of machines that join and of revocations to the
-// verbs that make them, whoever asks: a token's record that was written by hand
-// would let nobody in, and one that was put back would give uses anew. Deleting
-// one is how a token is withdrawn, and how a revocation is taken back.
+// clusterRecords rejects API writes of the Secrets that record join tokens, joining machines and
+// revocations, by any user. Only the corresponding cluster operations may write them: a forged
+// token record would be useless, and a restored one would allow further uses. Deleting such a
+// Secret is allowed; it withdraws a token or a revocation.
 func clusterRecords(_ context.Context, a *api.Attempt) error {
 	obj := a.Whole
 	if !a.Is("secrets") || obj == nil || a.Request.ClusterVerb {

@@ -14,7 +14,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/resource"
 )
 
-// deviceTaintTimes fills in when the taints of devices were added.
+// deviceTaintTimes returns a plugin that sets the time at which a device taint was added.
 func deviceTaintTimes(clock func() time.Time) func(context.Context, *Attempt) error {
 	return func(_ context.Context, a *Attempt) error {
 		if s, ok := a.Whole.(*resourcev1.ResourceSlice); ok && (a.Creates() || a.Updates()) {
@@ -25,8 +25,9 @@ func deviceTaintTimes(clock func() time.Time) func(context.Context, *Attempt) er
 	}
 }
 
-// deviceAdmins keeps administrative access to devices, which passes by who has them, to namespaces that are labelled for
-// it: claims, templates of claims, and allocations.
+// deviceAdmins returns a plugin that allows admin access to devices only in namespaces with the
+// label for it. Admin access bypasses existing allocations. The rule covers claims, claim templates
+// and allocations.
 func deviceAdmins(c Cluster) func(context.Context, *Attempt) error {
 	return func(ctx context.Context, a *Attempt) error {
 		if a.Kind.GVK.Group != resourcev1.GroupName || a.Whole == nil {
@@ -37,7 +38,7 @@ func deviceAdmins(c Cluster) func(context.Context, *Attempt) error {
 			return nil
 		}
 		o, ok := c.Get(ctx, "namespaces", "", a.Namespace)
-		if !ok || !forDeviceAdmins(o) { // it may have been labelled a moment ago
+		if !ok || !forDeviceAdmins(o) { // the label may be newer than the cache
 			o, ok = c.Newest(ctx, "namespaces", "", a.Namespace)
 		}
 		var errs field.ErrorList

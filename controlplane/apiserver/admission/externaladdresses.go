@@ -20,16 +20,18 @@ import (
 	"keelson.dev/keelson/internal/agentport"
 )
 
-// The bounds of what nodes keep for spec.externalIPs: one entry for each pair of an address and a port.
+// Limits of the entries that nodes keep for spec.externalIPs, one for each pair of address and
+// port.
 const (
 	maxServicePairs   = 4096  // of one Service
 	maxNamespacePairs = 16384 // of all Services of a namespace
 )
 
-// externalIPsWarning is Kubernetes' warning since release 1.36.
+// externalIPsWarning is the deprecation warning of Kubernetes since release 1.36.
 const externalIPsWarning = "spec.externalIPs is deprecated and may no longer be implemented in some clusters"
 
-// denyExternalIPs implements admission plugin DenyServiceExternalIPs: no Service gets a further external address.
+// denyExternalIPs is the plugin DenyServiceExternalIPs. It rejects Services that add an external
+// IP.
 func denyExternalIPs(_ context.Context, a *Attempt) error {
 	if !a.Is("services") || !a.Creates() && !a.Updates() {
 		return nil
@@ -43,8 +45,9 @@ func denyExternalIPs(_ context.Context, a *Attempt) error {
 	return nil
 }
 
-// externalAddresses refuses external addresses that belong to the cluster itself, and more of them than nodes can keep.
-// Addresses, ports and numbers that the stored Service has are not judged again.
+// externalAddresses returns a plugin that rejects external IPs that the cluster itself uses, and
+// more of them than the limits allow. Addresses, ports and counts that the stored Service already
+// has are not checked again.
 func externalAddresses(c Config) func(ctx context.Context, a *Attempt) error {
 	return func(ctx context.Context, a *Attempt) error {
 		if !a.Is("services") || !a.Creates() && !a.Updates() {
@@ -94,7 +97,8 @@ func pairs(s *corev1.Service) int {
 
 var externalIPsField = field.NewPath("spec", "externalIPs")
 
-// boundPairs refuses a Service with too many pairs that has more of them than before.
+// boundPairs returns an error if a Service has more than maxServicePairs pairs and more than
+// before.
 func boundPairs(svc, before *corev1.Service) field.ErrorList {
 	n := pairs(svc)
 	if n <= maxServicePairs || n <= pairs(before) {
@@ -105,15 +109,16 @@ func boundPairs(svc, before *corev1.Service) field.ErrorList {
 		len(svc.Spec.ExternalIPs), len(svc.Spec.Ports), n, maxServicePairs))}
 }
 
-// boundNamespace makes the bound of the namespace a condition of the commit in which a Service gains pairs. The commit
-// writes the namespace without changing it. Of two commits that gain pairs at the same time, one therefore conflicts and
-// counts again.
+// boundNamespace makes the limit of the namespace a precondition of a commit that adds pairs. The
+// commit also writes the namespace without changing it. Of two concurrent commits that add pairs,
+// the second therefore conflicts and counts again.
 func boundNamespace(ctx context.Context, c Config, a *Attempt, svc *corev1.Service) {
 	next := func(stored api.Object) (api.Object, error) {
 		if stored == nil {
 			return nil, notFound("namespaces", a.Namespace)
 		}
-		// Not older than the namespace: every commit that gained pairs before has written the namespace.
+		// Every earlier commit that added pairs wrote the namespace. A cache at this
+		// resourceVersion therefore contains their Services.
 		all, err := c.Held(ctx, a.Kind, a.Namespace, stored.GetResourceVersion())
 		if err != nil {
 			return nil, asStatus(err)
@@ -134,21 +139,21 @@ func boundNamespace(ctx context.Context, c Config, a *Attempt, svc *corev1.Servi
 	a.Write(api.Change{Ref: api.Ref{Kind: c.Kinds.ByType(&corev1.Namespace{}), Name: a.Namespace}, Next: next})
 }
 
-// listening is a port of a machine of the cluster.
+// listening is a port on which a machine of the cluster listens.
 type listening struct {
 	address netip.Addr
 	port    agentport.Port
 }
 
-// clusterOwn are the addresses that belong to the cluster itself.
+// clusterOwn contains the addresses and ports that the cluster itself uses.
 type clusterOwn struct {
 	pods, services []netip.Prefix
-	allowed        []netip.Prefix       // empty: all others
-	dns            []netip.Addr         // where agents answer DNS
-	listens        map[listening]string // what listens there
+	allowed        []netip.Prefix       // allowed ranges; empty = all addresses not in use
+	dns            []netip.Addr         // addresses of the cluster DNS Service
+	listens        map[listening]string // description of the listener on each port
 }
 
-// grows reports whether a Service has an external address or, with external addresses, a port that it had not.
+// grows reports whether a Service has an external IP or a port that the stored Service lacks.
 func grows(svc, before *corev1.Service) bool {
 	if before == nil {
 		return true
@@ -165,7 +170,7 @@ func hasPort(s *corev1.Service, p corev1.ServicePort) bool {
 	return slices.ContainsFunc(s.Spec.Ports, func(o corev1.ServicePort) bool { return o.Port == p.Port && o.Protocol == p.Protocol })
 }
 
-// ownAddresses reads which addresses belong to the cluster.
+// ownAddresses collects the addresses that the cluster uses.
 func ownAddresses(ctx context.Context, c Config) (*clusterOwn, error) {
 	own := &clusterOwn{pods: slices.Clone(c.PodCIDRs), allowed: c.ExternalIPRanges, listens: map[listening]string{}}
 	for _, p := range []netip.Prefix{c.ServiceCIDR, c.SecondServiceCIDR} {
@@ -189,7 +194,7 @@ func ownAddresses(ctx context.Context, c Config) (*clusterOwn, error) {
 	return own, own.machines(ctx, c)
 }
 
-// The Service of the cluster's DNS, as every installation of CoreDNS names it.
+// Namespace and name of the cluster DNS Service in every CoreDNS installation.
 const dnsNamespace, dnsService = "kube-system", "kube-dns"
 
 func addressesOf(all []string) []netip.Addr {
@@ -202,8 +207,8 @@ func addressesOf(all []string) []netip.Addr {
 	return out
 }
 
-// machines adds the ports on which replicas and agents listen. A machine that has a replica and an agent has all of its
-// addresses with the ports of both.
+// machines adds the ports on which control plane replicas and agents listen. On a machine with
+// both, the ports of both are added for all of its addresses.
 func (own *clusterOwn) machines(ctx context.Context, c Config) error {
 	var replicas []netip.AddrPort
 	if c.ReplicaAddresses != nil {
@@ -243,13 +248,14 @@ func (own *clusterOwn) machines(ctx context.Context, c Config) error {
 	return nil
 }
 
-// judge refuses what a Service did not have before: addresses of the cluster's own ranges, and ports of its machines.
+// judge returns errors for external IPs that the stored Service lacks and that are in the cluster's
+// ranges. It also rejects new ports on which a machine listens at the address.
 func (own *clusterOwn) judge(svc, before *corev1.Service) field.ErrorList {
 	var errs field.ErrorList
 	for i, text := range svc.Spec.ExternalIPs {
 		raw, ok := netip.AddrFromSlice(utilnet.ParseIPSloppy(text))
 		if !ok {
-			continue // validation refuses it
+			continue // validation rejects it
 		}
 		ip, at := raw.Unmap(), externalIPsField.Index(i)
 		had := before != nil && slices.Contains(before.Spec.ExternalIPs, text)
@@ -273,7 +279,7 @@ func (own *clusterOwn) judge(svc, before *corev1.Service) field.ErrorList {
 	return errs
 }
 
-// refusal returns why no Service may have an address as an external one; "" = it may.
+// refusal returns the reason why the address may not be an external IP; "" = it may.
 func (own *clusterOwn) refusal(ip netip.Addr) string {
 	within := func(all []netip.Prefix) int {
 		return slices.IndexFunc(all, func(p netip.Prefix) bool { return p.Contains(ip) })

@@ -12,28 +12,29 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// What there may be of objects that anybody makes in passing and nobody takes away. Kubernetes has no such bounds: what
-// one requester or one namespace leaves behind must not fill the store of all.
+// Limits for objects that any client can create and that nobody deletes. Kubernetes has no such
+// limits. They prevent one requester or namespace from filling the store.
 const (
-	// mostEvents is of one namespace. Events go an hour after they were last written.
+	// mostEvents is the maximum number of events of a namespace. Events expire an hour after their
+	// last write.
 	mostEvents = 100_000
-	// mostEventBytes is of one namespace, too: every event is in the memory of every replica. It is what as many events have as
-	// there may be, of the length that they commonly have.
+	// mostEventBytes is the maximum size of all events of a namespace, because every replica caches
+	// them. It allows mostEvents events of the usual size.
 	mostEventBytes = 192 << 20
-	// mostOfAnEvent is of one, whose message is text for a person.
+	// mostOfAnEvent is the maximum size of one event. Its message is a text for humans.
 	mostOfAnEvent = 64 << 10
-	// mostUndecided is of the requests for certificates of one requester that nobody has approved or denied. They go after
-	// a day.
+	// mostUndecided is the maximum number of CertificateSigningRequests of a requester that are
+	// neither approved nor denied. They expire after a day.
 	mostUndecided = 1000
-	// mostUndecidedBytes is of them together.
+	// mostUndecidedBytes is the maximum size of these requests together.
 	mostUndecidedBytes = 16 << 20
 )
 
-// recount is how often the events of a full namespace are counted.
+// recount is the minimum interval between two counts of the events of a full namespace.
 const recount = 10 * time.Second
 
-// eventBound refuses new events in a namespace that has as many as it may have. Counting them all takes time: they are
-// counted when the first one comes, and again only where there might be too many.
+// eventBound rejects new events in a namespace that has reached its limits. Events are counted at
+// the first event of a namespace and again only when a limit seems to be reached.
 type eventBound struct {
 	cluster Cluster
 	clock   func() time.Time
@@ -44,14 +45,15 @@ type eventBound struct {
 	counts map[string]*eventCount
 }
 
-// eventCount is an upper bound of the events of a namespace: those counted, and those made since.
+// eventCount is an upper bound of the events of a namespace: those at the last count plus those
+// admitted since.
 type eventCount struct {
 	n       int
 	bytes   int
 	counted time.Time
 }
 
-// maxCounts is of how many namespaces a count is kept.
+// maxCounts is the maximum number of namespaces for which a count is cached.
 const maxCounts = 16384
 
 func newEventBound(c Cluster, clock func() time.Time) *eventBound {
@@ -109,7 +111,7 @@ func (b *eventBound) admit(ctx context.Context, a *Attempt) error {
 	return nil
 }
 
-// sizeOf is of its serialized form, which is about what it takes in memory.
+// sizeOf returns the serialized size of the object, which approximates its size in memory.
 func sizeOf(o api.Object) int {
 	if s, ok := o.(interface{ Size() int }); ok {
 		return s.Size()
@@ -117,7 +119,8 @@ func sizeOf(o api.Object) int {
 	return 0
 }
 
-// undecidedRequests refuses a request for a certificate where its requester has many that wait for a decision.
+// undecidedRequests returns a plugin that rejects a CertificateSigningRequest if its requester has
+// too many undecided ones.
 func undecidedRequests(cluster Cluster, most int) func(ctx context.Context, a *Attempt) error {
 	return func(ctx context.Context, a *Attempt) error {
 		if _, ok := a.Whole.(*certificatesv1.CertificateSigningRequest); !ok || !a.Creates() || slices.Contains(a.User.Groups, api.GroupMasters) {

@@ -6,11 +6,12 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 )
 
-// ingressClassAnnotation named an ingress's class before there was a field for it.
+// ingressClassAnnotation is the annotation for an Ingress's class from before the field
+// ingressClassName existed.
 const ingressClassAnnotation = "kubernetes.io/ingress.class"
 
-// defaultIngressClass gives an ingress that names no class the cluster's default one: the newest of those that are
-// marked as default; of the same age, the first by name.
+// defaultIngressClass returns a plugin that sets the default class of an Ingress without a class.
+// Of several default classes it takes the newest, and of equally old ones the first by name.
 func defaultIngressClass(c Cluster) func(ctx context.Context, a *Attempt) error {
 	return func(ctx context.Context, a *Attempt) error {
 		in, ok := a.Whole.(*networkingv1.Ingress)

@@ -14,10 +14,10 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// limitRangerAnnotation tells what was set.
+// limitRangerAnnotation is the pod annotation that lists the values set from LimitRanges.
 const limitRangerAnnotation = "kubernetes.io/limit-ranger"
 
-// limits holds pods and claims to the LimitRanges of their namespace.
+// limits enforces the LimitRanges of a namespace on pods and PersistentVolumeClaims.
 type limits struct {
 	kind *api.Kind
 	held func(ctx context.Context, k *api.Kind, namespace, resourceVersion string) ([]api.Object, error)
@@ -31,7 +31,8 @@ func newLimits(c Config) *limits {
 	return l
 }
 
-// each calls f with the limit ranges of the attempt's namespace, by name.
+// each calls f for the LimitRanges of the attempt's namespace, in name order, until f returns an
+// error.
 func (l *limits) each(ctx context.Context, a *Attempt, f func(r *corev1.LimitRange) error) error {
 	if l.kind == nil {
 		return nil
@@ -48,7 +49,7 @@ func (l *limits) each(ctx context.Context, a *Attempt, f func(r *corev1.LimitRan
 	return nil
 }
 
-// fill gives the containers of a new pod what they do not ask for.
+// fill sets the default requests and limits in the containers of a new pod.
 func (l *limits) fill(ctx context.Context, a *Attempt) error {
 	if !a.Is("pods") || !a.Creates() {
 		return nil
@@ -60,7 +61,7 @@ func (l *limits) fill(ctx context.Context, a *Attempt) error {
 	})
 }
 
-// hold refuses what is outside of the limits: new pods, pods that are resized, and claims.
+// hold rejects new pods, resized pods and claims that violate a LimitRange.
 func (l *limits) hold(ctx context.Context, a *Attempt) error {
 	if a.Whole == nil || a.Removes || a.Operation != api.Create && a.Operation != api.Update {
 		return nil
@@ -72,7 +73,7 @@ func (l *limits) hold(ctx context.Context, a *Attempt) error {
 	switch o := a.Whole.(type) {
 	case *corev1.Pod:
 		if !a.Creates() && a.Facet != "resize" {
-			return nil // what containers ask for changes in no other way
+			return nil // only a resize can change the resources of containers
 		}
 		was, _ := a.Stored.(*corev1.Pod)
 		judge = func(r *corev1.LimitRange) []error { return podWithin(o, was, r) }
@@ -93,7 +94,8 @@ func (l *limits) hold(ctx context.Context, a *Attempt) error {
 	})
 }
 
-// fillPod merges the defaults of a limit range into the containers, and notes which in the pod's annotation.
+// fillPod sets the defaults of a LimitRange in the containers of the pod. It lists them in the
+// pod's annotation.
 func fillPod(pod *corev1.Pod, r *corev1.LimitRange) {
 	requests, limits := corev1.ResourceList{}, corev1.ResourceList{}
 	for i := range r.Spec.Limits {
@@ -127,7 +129,7 @@ func fillPod(pod *corev1.Pod, r *corev1.LimitRange) {
 	}
 }
 
-// merge adds what is missing.
+// merge copies the entries of from that are missing in to.
 func merge(to, from corev1.ResourceList) {
 	for name, q := range from {
 		if _, ok := to[name]; !ok {
@@ -136,7 +138,7 @@ func merge(to, from corev1.ResourceList) {
 	}
 }
 
-// merged adds what is missing and says what that was.
+// merged copies the entries of from that are missing in to and returns their names.
 func merged(to *corev1.ResourceList, from corev1.ResourceList) []string {
 	var names []string
 	for name, q := range from {
@@ -153,11 +155,12 @@ func merged(to *corev1.ResourceList, from corev1.ResourceList) []string {
 	return names
 }
 
-// asked is what something asks for. What it asked for before is not judged again: a limit that came later holds up no
-// write that has to do with something else.
+// asked contains the requests and limits of a container, pod or claim. Unchanged values are not
+// checked again, so that a newer LimitRange does not block unrelated updates.
 type asked struct{ requests, limits corev1.ResourceList }
 
-// same says whether the two ask for the same of a resource. Whatever there was not before is not the same.
+// same reports whether a and was have the same request and limit of the resource. It is false if
+// was is nil.
 func (a asked) same(was *asked, name corev1.ResourceName) bool {
 	return was != nil && sameAmount(a.requests, was.requests, name) && sameAmount(a.limits, was.limits, name)
 }
@@ -168,7 +171,7 @@ func sameAmount(a, b corev1.ResourceList, name corev1.ResourceName) bool {
 	return in == was && x.Cmp(y) == 0
 }
 
-// containersOf are both kinds of a pod's containers that limits are about.
+// containersOf returns the containers and init containers of a pod, to which limits apply.
 func containersOf(pod *corev1.Pod) [][]corev1.Container {
 	if pod == nil {
 		return nil
@@ -176,7 +179,8 @@ func containersOf(pod *corev1.Pod) [][]corev1.Container {
 	return [][]corev1.Container{pod.Spec.Containers, pod.Spec.InitContainers}
 }
 
-// podWithin judges a pod; was is the stored one, nil for a new pod.
+// podWithin returns the violations of a LimitRange by a pod. was is the stored pod, nil for a new
+// one.
 func podWithin(pod, was *corev1.Pod, r *corev1.LimitRange) []error {
 	before := map[string]*asked{}
 	for _, list := range containersOf(was) {
@@ -184,7 +188,7 @@ func podWithin(pod, was *corev1.Pod, r *corev1.LimitRange) []error {
 			before[list[i].Name] = &asked{list[i].Resources.Requests, list[i].Resources.Limits}
 		}
 	}
-	// What a pod's runtime takes is no choice of the pod's: as in Kubernetes, the limits are about its containers.
+	// As in Kubernetes, the limits do not include the pod overhead, which the pod does not choose.
 	own := podresources.PodResourcesOptions{ExcludeOverhead: true}
 	var whole *asked
 	if was != nil {
@@ -207,7 +211,8 @@ func podWithin(pod, was *corev1.Pod, r *corev1.LimitRange) []error {
 	return errs
 }
 
-// claimWithin judges a claim; was is the stored one, nil for a new claim.
+// claimWithin returns the violations of a LimitRange by a claim. was is the stored claim, nil for a
+// new one.
 func claimWithin(c, was *corev1.PersistentVolumeClaim, r *corev1.LimitRange) []error {
 	var errs []error
 	kept := func(name corev1.ResourceName) bool {
@@ -239,7 +244,8 @@ func claimWithin(c, was *corev1.PersistentVolumeClaim, r *corev1.LimitRange) []e
 	return slices.DeleteFunc(errs, func(err error) bool { return err == nil })
 }
 
-// breaches judges what a container, or a pod as a whole, asks for; was is what it asked for before, nil if it is new.
+// breaches returns the violations of a limit by the resources of a container or pod. was contains
+// its previous resources, nil if it is new.
 func breaches(l *corev1.LimitRangeItem, now asked, was *asked) []error {
 	var errs []error
 	for _, part := range []struct {

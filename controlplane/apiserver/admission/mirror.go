@@ -11,8 +11,9 @@ import (
 	"keelson.dev/keelson/controlplane/api/podref"
 )
 
-// mirrorPods keeps mirror pods free of references: a node writes them, and what
-// a pod refers to is what its node may read. Their one owner may be their node.
+// mirrorPods returns a plugin that rejects mirror pods with references to other objects. A node
+// creates its mirror pods and may read the objects to which its pods refer. The only allowed owner
+// is the pod's node.
 func mirrorPods(c Cluster) func(ctx context.Context, a *api.Attempt) error {
 	return func(ctx context.Context, a *api.Attempt) error {
 		if !a.Is("pods") || !a.Creates() && a.Facet != "ephemeralcontainers" {
@@ -38,7 +39,8 @@ func mirrorPods(c Cluster) func(ctx context.Context, a *api.Attempt) error {
 	}
 }
 
-// ownedByNode says whether the reference is that of the pod's own node, as it is today.
+// ownedByNode reports whether the reference is a controller reference to the pod's node, with the
+// node's current UID.
 func ownedByNode(ctx context.Context, c Cluster, pod *corev1.Pod, ref *metav1.OwnerReference) bool {
 	if ref.APIVersion != "v1" || ref.Kind != "Node" || ref.Name != pod.Spec.NodeName {
 		return false

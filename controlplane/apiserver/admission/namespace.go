@@ -11,8 +11,8 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// namespaceLifecycle refuses to create in a namespace that is missing or
-// ending, and to delete the namespaces that the cluster cannot do without.
+// namespaceLifecycle returns a plugin that rejects creations in a namespace that does not exist or
+// is being deleted. It also rejects deleting the namespaces that the cluster requires.
 func namespaceLifecycle(c Cluster, kind *api.Kind) func(ctx context.Context, a *api.Attempt) error {
 	return func(ctx context.Context, a *api.Attempt) error {
 		if a.Is("namespaces") {
@@ -30,8 +30,9 @@ func namespaceLifecycle(c Cluster, kind *api.Kind) func(ctx context.Context, a *
 		}
 		ns := o.(*corev1.Namespace)
 		if ns.Status.Phase != corev1.NamespaceTerminating && ns.DeletionTimestamp == nil {
-			// Once it is marked for deletion nothing comes into it, so that what was found empty stays empty; and what is
-			// judged by its labels is judged by those of the time of the commit.
+			// The namespace must be unchanged at commit: nothing is created in it after its
+			// deletion has started. Decisions that depend on its labels use the labels at the time
+			// of the commit.
 			a.Require(api.Check{Ref: api.Ref{Kind: kind, Name: a.Namespace}, Seen: ns})
 			return nil
 		}

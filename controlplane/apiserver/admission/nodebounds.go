@@ -15,37 +15,40 @@ import (
 	"keelson.dev/keelson/controlplane/api/podref"
 )
 
-// What one node may leave in the store by its own word, so that a key that was stolen does not fill it. Kubernetes has no
-// such bounds. Its Node, CSINode and Lease are one object each, and what it may not write (ResourceClaims, VolumeAttachments,
-// other nodes' objects) is not here.
+// Limits of the objects that one node may create, so that a stolen node key cannot fill the store.
+// Kubernetes has no such limits. Its Node, CSINode and Lease are one object each. A node may not
+// write ResourceClaims, VolumeAttachments and objects of other nodes, so these have no limit here.
 const (
-	// mostMirrors is above what a kubelet runs at all (110 pods unless told otherwise), static or not.
+	// mostMirrors exceeds the number of pods that a kubelet runs (110 by default), static or not.
 	mostMirrors     = 500
 	mostMirrorBytes = 16 << 20
-	// mostSlices is of ResourceSlices. One has up to 128 devices: that is 32,768, and room for drivers that publish a pool for each
-	// card.
+	// mostSlices is the maximum number of ResourceSlices. At up to 128 devices each, this allows
+	// 32,768 devices, including drivers with one pool for each card.
 	mostSlices     = 256
 	mostSliceBytes = 16 << 20
-	// mostNodeRequests is of its CertificateSigningRequests, decided or not: those that roles let be approved by themselves stay for an hour.
+	// mostNodeRequests is the maximum number of CertificateSigningRequests, decided or not.
+	// Automatically approved ones are kept for an hour.
 	mostNodeRequests     = 100
 	mostNodeRequestBytes = 1 << 20
-	// mostNodeEvents and mostNodeEventBytes are half of what a namespace may have: no node fills one alone. They are of those
-	// written within eventsLast.
+	// mostNodeEvents and mostNodeEventBytes are half of the limits of a namespace, so that no node
+	// fills one alone. They apply to events written within eventsLast.
 	mostNodeEvents     = mostEvents / 2
 	mostNodeEventBytes = mostEventBytes / 2
-	// podStatusBytes is what it may say of one pod beyond what the pod's spec has, of which it repeats images, resources and mounts, and
-	// containerStatusBytes more for each container: a message of how one ended has 4 KiB at most, and one of why it waits 8.
+	// podStatusBytes is the maximum size of a pod's status beyond the size of its spec; the status
+	// repeats images, resources and mounts. containerStatusBytes is added for each container: its
+	// termination message has up to 4 KiB, its waiting message 8 KiB.
 	podStatusBytes       = 64 << 10
 	containerStatusBytes = 16 << 10
-	// mostAddresses is of its Node. All nodes are told of them.
+	// mostAddresses is the maximum number of addresses in a Node's status. Every node receives
+	// them.
 	mostAddresses    = 32
-	mostAddressBytes = 253 // of a DNS name
+	mostAddressBytes = 253 // maximum length of a DNS name
 )
 
-// eventsLast is how long an event is kept after it was last written.
+// eventsLast is how long an event is kept after its last write.
 const eventsLast = time.Hour
 
-// nodeBound is how many objects of a sort a node may have, and of how many bytes together.
+// nodeBound is a limit of the number and total size of one kind of objects of a node.
 type nodeBound struct {
 	what          string
 	number, bytes int
@@ -53,7 +56,7 @@ type nodeBound struct {
 	of            func(ctx context.Context, node string) ([]api.Object, error)
 }
 
-// nodeBounds refuses what nodes write beyond that.
+// nodeBounds rejects writes of nodes that exceed the limits.
 type nodeBounds struct {
 	nodeOf                     func(u api.User) (string, bool)
 	mirrors, slices, requests  nodeBound
@@ -66,7 +69,8 @@ type nodeBounds struct {
 	swept  time.Time
 }
 
-// nodeEvents are the events that a node has written within eventsLast, and for a while some of before.
+// nodeEvents contains the events that a node has written within eventsLast, and possibly older ones
+// until the next sweep.
 type nodeEvents struct {
 	written map[uint64]eventWritten // by a hash of namespace and name
 	bytes   int
@@ -83,7 +87,7 @@ func newNodeBounds(c Config) *nodeBounds {
 		seed: maphash.MakeSeed(), events: map[string]*nodeEvents{}}
 	listed := func(resource string, its func(o api.Object, node string) bool) func(ctx context.Context, node string) ([]api.Object, error) {
 		return func(ctx context.Context, node string) (out []api.Object, err error) {
-			all, err := c.Cluster.List(ctx, resource, "", true) // nodes write few
+			all, err := c.Cluster.List(ctx, resource, "", true) // read from the store, which is acceptable because nodes write few of these objects
 			if err != nil {
 				return nil, fmt.Errorf("counting what node %s has: %w", node, err)
 			}
@@ -138,7 +142,8 @@ func (b *nodeBounds) admit(ctx context.Context, a *Attempt) error {
 	return nil
 }
 
-// admitEvents is for the end: what is refused afterwards would count for as long as what is written.
+// admitEvents checks the limit of a node's events. It must run after all other plugins: an event
+// that a later plugin rejects would still be counted.
 func (b *nodeBounds) admitEvents(_ context.Context, a *Attempt) error {
 	node, ok := b.nodeOf(a.User)
 	if !ok || a.Whole == nil {
@@ -150,7 +155,8 @@ func (b *nodeBounds) admitEvents(_ context.Context, a *Attempt) error {
 	return nil
 }
 
-// hold refuses one more than there may be, and what makes those that there are too long together.
+// hold rejects a creation beyond the maximum number, and a write that exceeds the maximum total
+// size.
 func (n *nodeBound) hold(ctx context.Context, a *Attempt, node string) error {
 	size := sizeOf(a.Whole)
 	if !a.Creates() && (a.Stored == nil || size <= sizeOf(a.Stored)) {
@@ -174,7 +180,8 @@ func (n *nodeBound) hold(ctx context.Context, a *Attempt, node string) error {
 	return nil
 }
 
-// holdPodStatus bounds what a node says of a pod by what the pod has, which others decide.
+// holdPodStatus rejects a pod status that is too large for the pod's spec, which other clients
+// define. A status that does not grow is allowed.
 func holdPodStatus(a *Attempt, node string, pod *corev1.Pod) error {
 	before, ok := a.Stored.(*corev1.Pod)
 	if !ok {
@@ -187,7 +194,7 @@ func holdPodStatus(a *Attempt, node string, pod *corev1.Pod) error {
 	return nil
 }
 
-// statusSize is of the status, and of what managers of fields say of it.
+// statusSize returns the size of the pod's status and of the managed fields about it.
 func statusSize(p *corev1.Pod) int {
 	size := p.Status.Size()
 	for i := range p.ManagedFields {
@@ -212,7 +219,8 @@ func holdAddresses(a *Attempt, node string, now *corev1.Node) error {
 	return nil
 }
 
-// holdEvents bounds the events of a node, in whichever namespaces: what it has written again stays as long as a new one.
+// holdEvents limits the events of a node in all namespaces. An updated event counts for eventsLast
+// again.
 func (b *nodeBounds) holdEvents(a *Attempt, node string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -248,7 +256,7 @@ func (b *nodeBounds) holdEvents(a *Attempt, node string) error {
 	return nil
 }
 
-// forget is called with the lock held: it lets go of events that are no more, and of nodes that write none.
+// forget removes expired events, and nodes without events. The lock must be held.
 func (b *nodeBounds) forget(now time.Time) {
 	if now.Sub(b.swept) < eventsLast {
 		return

@@ -17,8 +17,8 @@ import (
 	"keelson.dev/keelson/controlplane/api/podref"
 )
 
-// nodeRestriction holds agents to their own node in what they write: the names
-// in the objects that the authorizer could not see.
+// nodeRestriction returns a plugin that limits an agent's writes to its own node. It checks the
+// names in objects, which the authorizer cannot see.
 func nodeRestriction(c Config) func(ctx context.Context, a *api.Attempt) error {
 	return func(ctx context.Context, a *api.Attempt) error {
 		node, ok := c.NodeOf(a.User)
@@ -48,7 +48,7 @@ func nodeRestriction(c Config) func(ctx context.Context, a *api.Attempt) error {
 	}
 }
 
-// podAddresses returns the judge of addresses; nil, which counts all of them, where none exists.
+// podAddresses returns the index that checks addresses. nil accepts all of them.
 func (c Config) podAddresses() *podaddress.Index {
 	if c.PodAddresses == nil {
 		return nil
@@ -56,8 +56,8 @@ func (c Config) podAddresses() *podaddress.Index {
 	return c.PodAddresses()
 }
 
-// restrictFinalizers keeps a node from holding an object against its deletion: a Node that is deleted is out, and its
-// pods go. No agent needs finalizers.
+// restrictFinalizers rejects changes of finalizers by a node. Otherwise a node could block its own
+// deletion or that of its pods. No agent needs finalizers.
 func restrictFinalizers(a *api.Attempt, node string) error {
 	obj, old := a.Whole, a.Stored
 	if obj == nil {
@@ -105,7 +105,7 @@ func restrictPod(ctx context.Context, c Config, a *api.Attempt, node string) err
 	return nil
 }
 
-// restrictSlice lets a node tell of its own devices only.
+// restrictSlice allows a node to write only ResourceSlices of its own devices.
 func restrictSlice(a *api.Attempt, node string) error {
 	for _, o := range []api.Object{a.Whole, a.Stored} {
 		s, ok := o.(*resourcev1.ResourceSlice)
@@ -116,7 +116,7 @@ func restrictSlice(a *api.Attempt, node string) error {
 	return nil
 }
 
-// mirrorOf admits the shadow of a static pod of this node and no other pod.
+// mirrorOf admits a mirror pod of this node and rejects all other pods.
 func mirrorOf(a *api.Attempt, node string, pod *corev1.Pod) error {
 	if !podref.IsMirror(pod) {
 		return forbid(a, pod, fmt.Errorf("pod does not have %q annotation, node %q can only create mirror pods", corev1.MirrorPodAnnotationKey, node))
@@ -127,7 +127,8 @@ func mirrorOf(a *api.Attempt, node string, pod *corev1.Pod) error {
 	return nil
 }
 
-// ownLabels are those of kubernetes.io and k8s.io that an agent may set on its node.
+// ownLabels are the labels in the domains kubernetes.io and k8s.io that an agent may set on its
+// node.
 var ownLabels = []string{
 	corev1.LabelHostname, corev1.LabelTopologyZone, corev1.LabelTopologyRegion,
 	corev1.LabelFailureDomainBetaZone, corev1.LabelFailureDomainBetaRegion,
@@ -155,7 +156,7 @@ func restrictNode(ctx context.Context, c Config, a *api.Attempt, node string) er
 			return forbid(a, obj, fmt.Errorf("node %q is not allowed to modify ownerReferences", node))
 		}
 	}
-	// Other nodes send what is for these addresses to the node that has them.
+	// Other nodes route the traffic for these ranges to the node that has them.
 	if n.Spec.PodCIDR != spec.PodCIDR || !slices.Equal(n.Spec.PodCIDRs, spec.PodCIDRs) {
 		return forbid(a, obj, fmt.Errorf("node %q is not allowed to choose its podCIDRs", node))
 	}
@@ -181,8 +182,8 @@ func restrictNode(ctx context.Context, c Config, a *api.Attempt, node string) er
 	return nil
 }
 
-// administered are annotations of Nodes by which 'kctl cluster' changes what a node may not: which labels and taints it takes
-// away, whom it drains.
+// administered lists annotations of Nodes that a node may not change. 'kctl cluster' uses them to
+// decide which labels and taints it removes and which nodes it drains.
 var administered = []string{api.AnnotationClusterFile, api.AnnotationUpgradeDrain}
 
 func changedLabels(now, before map[string]string) map[string]bool {

@@ -13,7 +13,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/podref"
 )
 
-// restrictToken lets an agent mint tokens that are bound to its own pods only.
+// restrictToken allows an agent to request only tokens that are bound to its own pods.
 func restrictToken(ctx context.Context, c Cluster, a *api.Attempt, node string) error {
 	tr, ok := a.Object.(*authenticationv1.TokenRequest)
 	if !ok {
@@ -44,9 +44,9 @@ func restrictToken(ctx context.Context, c Cluster, a *api.Attempt, node string) 
 	return restrictAudience(ctx, c, a, pod, tr.Spec.Audiences)
 }
 
-// restrictAudience lets an agent ask for what the pod's own volumes say: the one
-// audience of a projected token, or one that a CSI driver of the pod's volumes
-// wants tokens for. The empty audience is this API's.
+// restrictAudience allows an agent to request only audiences that the pod's volumes use: that of a
+// projected token, or one that a CSI driver of a volume requests. The empty audience is the one of
+// this API.
 func restrictAudience(ctx context.Context, c Cluster, a *api.Attempt, pod *corev1.Pod, asked []string) error {
 	audience := ""
 	switch len(asked) {
@@ -71,7 +71,7 @@ func projects(v *corev1.Volume, audience string) bool {
 	})
 }
 
-// csiDriver names the driver that serves a volume of a pod; "" when none does.
+// csiDriver returns the name of the CSI driver of a pod's volume; "" when it has none.
 func csiDriver(ctx context.Context, c Cluster, pod *corev1.Pod, v *corev1.Volume) string {
 	claim := ""
 	switch {

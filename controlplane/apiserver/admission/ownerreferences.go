@@ -11,8 +11,9 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// ownerReferences lets only those change the owners of an object who may delete it, and only those have an owner wait
-// for it who may set the owner's finalizers.
+// ownerReferences returns the plugin OwnerReferencesPermissionEnforcement. Changing an object's
+// owners requires the permission to delete the object. Setting blockOwnerDeletion requires the
+// permission to update the owner's finalizers.
 func ownerReferences(c Config) func(ctx context.Context, a *Attempt) error {
 	return func(ctx context.Context, a *Attempt) error {
 		if a.Whole == nil || a.Operation != api.Create && a.Operation != api.Update || a.Is("pods") && a.Facet == "status" {
@@ -35,8 +36,9 @@ func ownerReferences(c Config) func(ctx context.Context, a *Attempt) error {
 	}
 }
 
-// blockingOwners refuses references that newly block the deletion of an owner whose finalizers the user may not set. For a
-// user who may set the finalizers of every resource, the kinds of the owners are not read.
+// blockingOwners rejects references that newly block the deletion of an owner if the user may not
+// update the owner's finalizers. The owners' kinds are not resolved if the user may update
+// finalizers of all resources.
 func blockingOwners(ctx context.Context, c Config, a *Attempt, before, after []metav1.OwnerReference) error {
 	anything := schema.GroupVersionResource{Group: "*", Version: "*", Resource: "*"}
 	for i, asked := 0, false; i < len(after); i++ {
@@ -70,7 +72,8 @@ func blockingOwners(ctx context.Context, c Config, a *Attempt, before, after []m
 	return nil
 }
 
-// ownerResources returns the resources that serve the kind of an owner: here, or else by a server in the cluster.
+// ownerResources returns the resources that serve the kind of an owner: this API server's,
+// otherwise those of aggregated API servers.
 func ownerResources(ctx context.Context, c Config, ref *metav1.OwnerReference) ([]metav1.APIResource, error) {
 	gv, err := schema.ParseGroupVersion(ref.APIVersion)
 	if err != nil {
@@ -88,7 +91,7 @@ func ownerResources(ctx context.Context, c Config, ref *metav1.OwnerReference) (
 	return nil, fmt.Errorf("no matches for kind %q in version %q", ref.Kind, ref.APIVersion)
 }
 
-// newlyBlocks says whether a reference has its owner wait, and did not before.
+// newlyBlocks reports whether a reference sets blockOwnerDeletion and did not before.
 func newlyBlocks(ref *metav1.OwnerReference, before []metav1.OwnerReference) bool {
 	blocks := func(r *metav1.OwnerReference) bool { return r.BlockOwnerDeletion != nil && *r.BlockOwnerDeletion }
 	if !blocks(ref) {

@@ -8,20 +8,21 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// Phase is a group of plugins: what is built in, policies, webhooks.
+// Phase is a group of plugins that run together: built-in plugins, policies or webhooks.
 type Phase struct {
 	Name    string
 	Plugins []Plugin
-	// SideBySide lets the plugins of a validating phase run at the same time. They must then be safe for that.
+	// SideBySide runs the plugins of a validating phase concurrently. They must be safe for this.
 	SideBySide bool
 }
 
-// Mutators are the phases that may change what is asked, one plugin after the other. When a plugin has called
-// Attempt.Reinvoke, all are called a second time, with Attempt.Again: what is built in sees what later ones changed; of
-// policies and webhooks those act again that want to be reinvoked, as they know themselves. There is no third time.
+// Mutators are the phases that may change the object; their plugins run one after the other. If a
+// plugin calls Attempt.Reinvoke, all plugins run a second time, with Attempt.Again. Built-in
+// plugins then see the changes of later plugins. Policies and webhooks run again only if their
+// reinvocation policy requires it. There is no third round.
 type Mutators []Phase
 
-// Admit runs the phases.
+// Admit runs the phases and returns the error of the first plugin that rejects the attempt.
 func (m Mutators) Admit(ctx context.Context, a *Attempt) error {
 	for {
 		for i := range m {
@@ -37,10 +38,11 @@ func (m Mutators) Admit(ctx context.Context, a *Attempt) error {
 	}
 }
 
-// Validators are the phases that may refuse, one phase after the other.
+// Validators are the phases that may reject the attempt; they run one after the other.
 type Validators []Phase
 
-// Admit runs the phases. Of the plugins of one phase that runs side by side the first in the list that refuses is heard.
+// Admit runs the phases. If several plugins of a concurrent phase reject the attempt, it returns
+// the error of the first in the list.
 func (v Validators) Admit(ctx context.Context, a *Attempt) error {
 	for i := range v {
 		run := v[i].inOrder
@@ -63,7 +65,8 @@ func (p *Phase) inOrder(ctx context.Context, a *Attempt) error {
 	return nil
 }
 
-// sideBySide waits for all: a plugin that is still at work must not find the attempt committed.
+// sideBySide runs the plugins concurrently and waits for all, so that none is still running when
+// the attempt is committed.
 func (p *Phase) sideBySide(ctx context.Context, a *Attempt) error {
 	said := make([]error, len(p.Plugins))
 	var all errgroup.Group
@@ -78,7 +81,7 @@ func (p *Phase) sideBySide(ctx context.Context, a *Attempt) error {
 			return nil
 		})
 	}
-	_ = all.Wait() // what they said is in said
+	_ = all.Wait() // the errors are in said
 	for _, err := range said {
 		if err != nil {
 			return err

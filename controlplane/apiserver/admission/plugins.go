@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// always are the plugins of Kubernetes' names that run whatever is asked; they cannot be left out.
+// always lists the plugins with Kubernetes names that cannot be disabled.
 var always = []string{
 	"CertificateApproval", "CertificateSigning", "CertificateSubjectRestriction", "DefaultIngressClass", "DefaultStorageClass",
 	"DefaultTolerationSeconds", "LimitRanger", "MutatingAdmissionPolicy", "MutatingAdmissionWebhook", "NamespaceExists",
@@ -16,10 +16,10 @@ var always = []string{
 	"ValidatingAdmissionPolicy", "ValidatingAdmissionWebhook",
 }
 
-// OnRequest are the plugins that run where they are asked for.
+// OnRequest lists the optional plugins, which run only if enabled.
 var OnRequest = []string{DenyServiceExternalIPs, ExtendedResourceToleration, OwnerReferences, PodTolerationRestriction}
 
-// Names of plugins on request.
+// Names of the optional plugins.
 const (
 	DenyServiceExternalIPs     = "DenyServiceExternalIPs"
 	ExtendedResourceToleration = "ExtendedResourceToleration"
@@ -27,7 +27,7 @@ const (
 	PodTolerationRestriction   = "PodTolerationRestriction"
 )
 
-// instead says of plugins of Kubernetes' that there are not what takes their place.
+// instead maps plugins of Kubernetes that do not exist here to the alternative for them.
 var instead = map[string]string{
 	"AlwaysAdmit":                      "it does nothing; leave it out",
 	"AlwaysDeny":                       "it is for tests of Kubernetes; leave it out",
@@ -42,8 +42,8 @@ var instead = map[string]string{
 	"NodeDeclaredFeatureValidator":     "agents declare no features; leave it out",
 }
 
-// Choose reads --enable-admission-plugins and --disable-admission-plugins: the plugins that run besides those that
-// always do. A name that cannot be followed is an error that says why.
+// Choose returns the optional plugins to run, from the values of --enable-admission-plugins and
+// --disable-admission-plugins. An unknown or contradictory name is an error.
 func Choose(enable, disable []string) ([]string, error) {
 	for _, name := range disable {
 		switch {

@@ -14,8 +14,9 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// defaultTolerationSeconds lets a pod that says nothing about lost nodes stay so long on one. One that is written anew
-// from its manifest gets back what it got when it was made.
+// defaultTolerationSeconds returns a plugin that adds tolerations of the taints not-ready and
+// unreachable, limited to stay, to pods without them. It also restores them when an update from the
+// pod's manifest omits them.
 func defaultTolerationSeconds(stay time.Duration) func(context.Context, *api.Attempt) error {
 	return func(_ context.Context, a *api.Attempt) error {
 		if a.Is("pods") && (a.Creates() || a.Updates()) {
@@ -46,13 +47,13 @@ func toleratesExecute(pod *corev1.Pod, key string) bool {
 	return false
 }
 
-// The two classes that always exist, also before they are stored.
+// The two PriorityClasses that exist even before they are stored.
 const (
 	systemClusterCritical, clusterCriticalValue = "system-cluster-critical", 2000000000
 	systemNodeCritical, nodeCriticalValue       = "system-node-critical", 2000001000
 )
 
-// priority turns the class of a pod, or of a group of pods, into its number.
+// priority returns a plugin that sets the priority of a pod or PodGroup from its PriorityClass.
 func priority(c Cluster) func(ctx context.Context, a *api.Attempt) error {
 	return func(ctx context.Context, a *api.Attempt) error {
 		if g, ok := a.Whole.(*schedulingv1beta1.PodGroup); ok {
@@ -81,7 +82,8 @@ func priority(c Cluster) func(ctx context.Context, a *api.Attempt) error {
 	}
 }
 
-// keepPriority gives a pod that is written anew from its manifest back what its class gave it when it was made.
+// keepPriority restores the priority and preemption policy that an update from the pod's manifest
+// omits.
 func keepPriority(pod, was *corev1.Pod) {
 	if pod.Spec.Priority == nil && was.Spec.Priority != nil {
 		value := *was.Spec.Priority
@@ -93,8 +95,8 @@ func keepPriority(pod, was *corev1.Pod) {
 	}
 }
 
-// oneDefaultPriority refuses a second class for the pods that name none. Two may still be made at the same moment: then
-// the lower one counts.
+// oneDefaultPriority returns a plugin that rejects a second PriorityClass with globalDefault.
+// Concurrent writes may still create two; then the lower value applies.
 func oneDefaultPriority(c Cluster) func(ctx context.Context, a *api.Attempt) error {
 	return func(ctx context.Context, a *api.Attempt) error {
 		class, ok := a.Whole.(*schedulingv1.PriorityClass)
@@ -112,7 +114,7 @@ func oneDefaultPriority(c Cluster) func(ctx context.Context, a *api.Attempt) err
 	}
 }
 
-// defaultPriority is the class of pods that name none; nil when none exists.
+// defaultPriority returns the PriorityClass of pods without a class; nil if none is the default.
 func defaultPriority(ctx context.Context, c Cluster) (*schedulingv1.PriorityClass, error) {
 	classes, err := c.List(ctx, "priorityclasses", "", false)
 	if err != nil {
@@ -127,7 +129,8 @@ func defaultPriority(ctx context.Context, c Cluster) (*schedulingv1.PriorityClas
 	return def, nil
 }
 
-// classOf resolves the class that is named, or the cluster's default one, whose name it fills in.
+// classOf returns the value and preemption policy of the named PriorityClass. If *named is empty,
+// it uses the default class and stores its name there.
 func classOf(ctx context.Context, c Cluster, named *string) (int32, corev1.PreemptionPolicy, error) {
 	name := *named
 	if name == "" {
@@ -161,7 +164,7 @@ func policyOf(pc *schedulingv1.PriorityClass) corev1.PreemptionPolicy {
 	return corev1.PreemptLowerPriority
 }
 
-// SystemPriorityClasses are stored at the start of every cluster.
+// SystemPriorityClasses returns the PriorityClasses that are stored when a cluster is created.
 func SystemPriorityClasses() []api.Object {
 	class := func(name string, value int32, why string) *schedulingv1.PriorityClass {
 		policy := corev1.PreemptLowerPriority
@@ -173,8 +176,8 @@ func SystemPriorityClasses() []api.Object {
 	}
 }
 
-// bindByWrite lets those who may bind pods do so by writing spec.nodeName as well
-// (the kind allows it once).
+// bindByWrite returns a plugin that binds a pod when an update sets spec.nodeName. It requires the
+// permission to create pods/binding. Validation allows the change only for an unbound pod.
 func bindByWrite(c Config) func(ctx context.Context, a *api.Attempt) error {
 	return func(ctx context.Context, a *api.Attempt) error {
 		if !a.Is("pods") || !a.Updates() {
@@ -182,7 +185,7 @@ func bindByWrite(c Config) func(ctx context.Context, a *api.Attempt) error {
 		}
 		pod, before := a.Whole.(*corev1.Pod), a.Stored.(*corev1.Pod)
 		if pod.Spec.NodeName == before.Spec.NodeName || pod.Spec.NodeName == "" || before.Spec.NodeName != "" {
-			return nil // another node is what the kind's own rules refuse
+			return nil // validation rejects a change to another node
 		}
 		if !c.Authorized(ctx, a.User, api.VerbCreate, "pods", "binding", a.Namespace, a.Name) {
 			return forbid(a, pod, errors.New("spec.nodeName may be set by those only who may create pods/binding"))

@@ -11,7 +11,8 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/scheduling"
 )
 
-// podGroupProtection marks new groups, so that none goes before its pods have ended.
+// podGroupProtection adds a finalizer to new PodGroups, so that a group is not removed before its
+// pods have ended.
 func podGroupProtection(_ context.Context, a *Attempt) error {
 	if g, ok := a.Whole.(*schedulingv1beta1.PodGroup); ok && a.Creates() {
 		addFinalizer(g, scheduling.PodGroupProtection)
@@ -19,7 +20,8 @@ func podGroupProtection(_ context.Context, a *Attempt) error {
 	return nil
 }
 
-// groupPriority gives a new group the number of its class, and one that is written anew from its manifest what it has.
+// groupPriority sets the priority of a new PodGroup from its PriorityClass. It restores the
+// priority that an update from the manifest omits.
 func groupPriority(ctx context.Context, c Cluster, a *Attempt, g *schedulingv1beta1.PodGroup) error {
 	if was, ok := a.Stored.(*schedulingv1beta1.PodGroup); ok && a.Updates() {
 		if g.Spec.Priority == nil && was.Spec.Priority != nil {
@@ -45,7 +47,8 @@ func groupPriority(ctx context.Context, c Cluster, a *Attempt, g *schedulingv1be
 	return nil
 }
 
-// podGroupWorkloadExists refuses new groups of a template that none exists of.
+// podGroupWorkloadExists returns a plugin that rejects a new PodGroup if its Workload or template
+// does not exist.
 func podGroupWorkloadExists(c Cluster) func(ctx context.Context, a *Attempt) error {
 	return func(ctx context.Context, a *Attempt) error {
 		g, ok := a.Whole.(*schedulingv1beta1.PodGroup)
@@ -66,7 +69,8 @@ func podGroupWorkloadExists(c Cluster) func(ctx context.Context, a *Attempt) err
 	}
 }
 
-// workloadOf looks a Workload up, nil when none exists: one that was made a moment ago through another replica counts.
+// workloadOf returns a Workload; nil if it does not exist. It reads the store if the Workload is
+// not cached, since another replica may have just created it.
 func workloadOf(ctx context.Context, c Cluster, namespace, name string) (*schedulingv1beta1.Workload, error) {
 	if o, ok := c.Get(ctx, "workloads", namespace, name); ok {
 		return o.(*schedulingv1beta1.Workload), nil

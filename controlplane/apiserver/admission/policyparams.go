@@ -14,8 +14,9 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// policyParams lets only those name parameters in policies and their bindings who may read them: the server reads them
-// with its own rights, and expressions put what is in them into messages and objects that others see.
+// policyParams returns a plugin that requires read permission on the parameters that a policy or
+// binding names. The server reads parameters with its own permissions, and expressions can copy
+// their content into messages and objects that other users see.
 func policyParams(c Config) func(ctx context.Context, a *Attempt) error {
 	return func(ctx context.Context, a *Attempt) error {
 		if a.Kind.GVK.Group != arv1.GroupName || !a.Creates() && !a.Updates() {
@@ -41,7 +42,7 @@ func policyParams(c Config) func(ctx context.Context, a *Attempt) error {
 	}
 }
 
-// namedParams is what a policy or a binding says of its parameters.
+// namedParams contains the parameter references of a policy or binding.
 type namedParams struct {
 	kind *arv1.ParamKind // of a policy
 	ref  *arv1.ParamRef  // of a binding
@@ -73,7 +74,8 @@ func paramsNamed(o api.Object) namedParams {
 	return namedParams{}
 }
 
-// readsParamKind says why not when the user may not read all objects of a kind: bindings choose among them.
+// readsParamKind returns an error unless the user may read all objects of the kind, from which
+// bindings may select.
 func (c Config) readsParamKind(ctx context.Context, a *Attempt, kind *arv1.ParamKind) error {
 	gvr, _ := c.paramResource(kind)
 	if ok, _ := c.Allowed(ctx, a.User, "get", gvr, "", "*", "*"); ok {
@@ -83,8 +85,9 @@ func (c Config) readsParamKind(ctx context.Context, a *Attempt, kind *arv1.Param
 		"(kind=%s, apiVersion=%s)", a.User.Name, kind.Kind, kind.APIVersion)
 }
 
-// readsParamRef says why not when the user may not read what a binding selects. Without a namespace that is in all
-// namespaces; without a policy it could be anything.
+// readsParamRef returns an error unless the user may read the objects that a binding selects.
+// Without a namespace, the permission must be for all namespaces. If the policy does not exist, it
+// must be for all resources.
 func (c Config) readsParamRef(ctx context.Context, a *Attempt, asked *namedParams) error {
 	verb := "get"
 	if asked.ref.Name == "" {
@@ -106,7 +109,8 @@ func (c Config) readsParamRef(ctx context.Context, a *Attempt, asked *namedParam
 
 var anyResource = schema.GroupVersionResource{Group: "*", Version: "*", Resource: "*"}
 
-// paramResource is the resource of a kind, as exactly as it is known, and what is not known of it.
+// paramResource returns the resource of a kind. If the kind cannot be resolved, unknown is the
+// reason and the resource has wildcards.
 func (c Config) paramResource(kind *arv1.ParamKind) (gvr schema.GroupVersionResource, unknown string) {
 	if kind == nil {
 		return anyResource, ""

@@ -10,14 +10,16 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// The finalizers that the controller of volume protection takes away.
+// The finalizers that the protection controllers remove.
 const (
 	claimProtection  = "kubernetes.io/pvc-protection"
 	volumeProtection = "kubernetes.io/pv-protection"
 	classProtection  = "kubernetes.io/vac-protection"
 )
 
-// storageObjectInUse marks new claims, volumes and classes of their attributes, so that none goes while it is in use, not even at once.
+// storageObjectInUse adds a protection finalizer to new PersistentVolumeClaims, PersistentVolumes
+// and VolumeAttributesClasses. None of them is removed while in use, not even right after its
+// creation.
 func storageObjectInUse(_ context.Context, a *Attempt) error {
 	if !a.Creates() {
 		return nil
@@ -39,7 +41,8 @@ func addFinalizer(o api.Object, name string) {
 	}
 }
 
-// taintNewNode keeps pods off a new node until it is found to be ready.
+// taintNewNode adds the taint not-ready to a new node, so that no pods are scheduled to it before
+// it is ready.
 func taintNewNode(_ context.Context, a *Attempt) error {
 	node, ok := a.Whole.(*corev1.Node)
 	if !ok || !a.Creates() {

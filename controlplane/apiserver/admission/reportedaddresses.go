@@ -15,7 +15,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// judgePodAddresses refuses a node's report of an address that its pod cannot have.
+// judgePodAddresses rejects a pod status with an address that the pod cannot have.
 func (c Config) judgePodAddresses(ctx context.Context, a *api.Attempt, stored, reported *corev1.Pod) error {
 	x := c.podAddresses()
 	if err := c.orderReports(ctx, a, x.Contested(stored, reported)); err != nil {
@@ -27,7 +27,8 @@ func (c Config) judgePodAddresses(ctx context.Context, a *api.Attempt, stored, r
 	return nil
 }
 
-// judgeMachineAddresses refuses a node's report of an address as its own that belongs to another part of the cluster.
+// judgeMachineAddresses rejects a node status with an address that belongs to another part of the
+// cluster.
 func (c Config) judgeMachineAddresses(ctx context.Context, a *api.Attempt, stored, reported *corev1.Node) error {
 	x := c.podAddresses()
 	if err := c.orderReports(ctx, a, x.ContestedMachine(stored, reported)); err != nil {
@@ -39,7 +40,8 @@ func (c Config) judgeMachineAddresses(ctx context.Context, a *api.Attempt, store
 	return nil
 }
 
-// refuseAddress returns the refusal of a report, and has it recorded.
+// refuseAddress returns the error that rejects a report, and calls AddressRefused unless the
+// request is a dry run.
 func (c Config) refuseAddress(a *api.Attempt, about api.Object, why error) error {
 	if c.AddressRefused != nil && !a.DryRun {
 		c.AddressRefused(about, why)
@@ -47,16 +49,17 @@ func (c Config) refuseAddress(a *api.Attempt, about api.Object, why error) error
 	return forbid(a, about, why)
 }
 
-// addressLeases is how many Leases order the reports of addresses. An address always has the same Lease. Reports with
-// different Leases do not wait for each other.
+// addressLeases is the number of Leases that serialize address reports. An address always maps to
+// the same Lease. Reports with different Leases do not wait for each other.
 const addressLeases = 16
 
-// AddressLeasePrefix, with a number behind it, is the name of such a Lease in kube-system.
+// AddressLeasePrefix is the name prefix of these Leases in kube-system; a number follows.
 const AddressLeasePrefix = "keelson-pod-addresses-"
 
-// orderReports orders all reports of an address, whichever replica receives them: a report changes the address's Lease in
-// its own commit, and requires that no other report has changed it since the judgment began. The attempt is repeated
-// otherwise. Every report that was committed before is known when orderReports returns.
+// orderReports serializes all reports of an address across replicas. The commit of a report updates
+// the address's Lease, and requires that no other report has updated it since orderReports read it.
+// Otherwise the attempt is repeated. When orderReports returns, the index contains all reports that
+// were committed before.
 func (c Config) orderReports(ctx context.Context, a *api.Attempt, addresses []netip.Addr) error {
 	if len(addresses) == 0 || c.Kinds == nil {
 		return nil
@@ -87,7 +90,7 @@ func (c Config) orderReports(ctx context.Context, a *api.Attempt, addresses []ne
 	return nil
 }
 
-// countReport returns the Lease after one more report.
+// countReport returns the Lease with its counter of reports incremented.
 func countReport(ref api.Ref, stored api.Object) api.Object {
 	next := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: ref.Namespace, Name: ref.Name}}
 	if have, ok := stored.(*coordinationv1.Lease); ok {

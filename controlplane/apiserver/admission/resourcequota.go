@@ -15,15 +15,19 @@ import (
 	"keelson.dev/keelson/controlplane/api/quota"
 )
 
-// Quotas are counted exactly: what a write adds to or takes from status.used is part of its commit, which holds only
-// if the quota is still what it was. What is counted from the objects themselves, when a quota is new or bounds something
-// else, is exact too: the commit that makes a quota or changes what it bounds touches the namespace, of which every
-// write that adds something says that it is as it was; so whatever is committed later knows of the quota, and changes it.
-// Only a write that takes something away may be judged without the quota and be committed after it was counted: until
-// the controller counts anew the quota shows too much, never too little.
+// quotas enforces ResourceQuotas exactly. The commit of a write also updates status.used, and
+// requires that the quota is unchanged.
+//
+// When a quota is new or its spec has changed, usage is counted from the objects. This count is
+// exact too: the commit of such a quota also writes the namespace, and each write that increases
+// usage requires an unchanged namespace. All later commits therefore see the quota and update it.
+//
+// The exception is a write that decreases usage. It may be admitted without the quota and committed
+// after the count. Until the controller recounts, the quota then shows too much usage, never too
+// little.
 type quotas struct {
 	kinds     *api.Kinds
-	kind      *api.Kind // ResourceQuota
+	kind      *api.Kind // the kind ResourceQuota
 	namespace *api.Kind
 	cluster   Cluster
 	held      func(ctx context.Context, k *api.Kind, namespace, resourceVersion string) ([]api.Object, error)
@@ -38,12 +42,14 @@ func newQuotas(c Config) *quotas {
 	return q
 }
 
-// Quotas is the phase that comes last of all: what is charged is what is stored.
+// Quotas returns the phase that charges quotas. It must be last, so that it charges the object as
+// it is stored.
 func Quotas(c Config) Phase {
 	return Phase{Name: "quota", Plugins: []Plugin{{"ResourceQuota", newQuotas(c).charge}}}
 }
 
-// forget empties the status of a quota whose scopes change: what was counted was other objects.
+// forget clears the status of a quota when its scopes change, because its usage counts other
+// objects.
 func (q *quotas) forget(_ context.Context, a *Attempt) error {
 	old, ok := a.Stored.(*corev1.ResourceQuota)
 	if !ok || !a.Updates() {
@@ -59,7 +65,7 @@ func (q *quotas) forget(_ context.Context, a *Attempt) error {
 	return nil
 }
 
-// charge has the commit change the quotas of the namespace in which something comes, goes or changes.
+// charge adds updates of the matching quotas of the namespace to the commit of the attempt.
 func (q *quotas) charge(ctx context.Context, a *Attempt) error {
 	k := a.Kind
 	if q.kind == nil || !k.Namespaced || k.Virtual || k.TTL > 0 || a.Operation == api.Connect {
@@ -78,7 +84,8 @@ func (q *quotas) charge(ctx context.Context, a *Attempt) error {
 	e.judged = e.is != nil && (a.Facet == "" || e.resize)
 	since := "0"
 	if e.judged && q.grows(&e) {
-		// Before the quotas are read: one that is missed has touched the namespace since.
+		// This must precede reading the quotas: if a quota is missed, its commit has since written
+		// the namespace, and this commit conflicts.
 		since = q.fence(ctx, a)
 	}
 	all, err := q.held(ctx, q.kind, a.Namespace, since)
@@ -97,30 +104,30 @@ func (q *quotas) charge(ctx context.Context, a *Attempt) error {
 	return nil
 }
 
-// fence makes the commit depend on the namespace as it is, and says since when it has been so.
+// fence requires that the namespace is unchanged at commit, and returns its resourceVersion.
 func (q *quotas) fence(ctx context.Context, a *Attempt) string {
 	for _, c := range a.Checks() {
 		if c.Kind == q.namespace && c.Name == a.Namespace && c.Seen != nil {
-			return c.Seen.GetResourceVersion() // as of every creation
+			return c.Seen.GetResourceVersion() // creations already have this check
 		}
 	}
 	ns, ok := q.cluster.Get(ctx, "namespaces", "", a.Namespace)
 	if !ok {
-		return "0" // no quota is made in it any more
+		return "0" // the namespace no longer exists, so no quota is created in it
 	}
 	a.Require(api.Check{Ref: api.Ref{Kind: q.namespace, Name: a.Namespace}, Seen: ns})
 	return ns.GetResourceVersion()
 }
 
-// entry is what becomes of one object in the books.
+// entry is the change of one object that is to be charged.
 type entry struct {
 	of      schema.GroupResource
-	was, is api.Object // nil: none exists
-	judged  bool       // it may be refused
+	was, is api.Object // nil = does not exist
+	judged  bool       // the write may be rejected
 	resize  bool
 }
 
-// touch has the commit of a quota that bounds something new touch the namespace.
+// touch adds a write of the namespace to the commit of a quota that is new or has a changed spec.
 func (q *quotas) touch(a *Attempt) {
 	now, ok := a.Whole.(*corev1.ResourceQuota)
 	if !ok || a.Facet != "" {
@@ -137,14 +144,14 @@ func (q *quotas) touch(a *Attempt) {
 	}})
 }
 
-// grows says whether an entry adds something, whatever is bounded.
+// grows reports whether a change increases any usage that a quota can limit.
 func (q *quotas) grows(e *entry) bool {
 	if e.was == nil {
 		return true
 	}
 	if pod, ok := e.is.(*corev1.Pod); ok {
 		was, ok := e.was.(*corev1.Pod)
-		// Nothing else of what counts can change.
+		// Nothing else of a pod that affects usage can change.
 		return !ok || !equality.Semantic.DeepEqual(pod.Spec.ActiveDeadlineSeconds, was.Spec.ActiveDeadlineSeconds) || e.resize
 	}
 	now := q.clock()
@@ -156,7 +163,7 @@ func (q *quotas) grows(e *entry) bool {
 	return false
 }
 
-// concerned says whether a quota may have to be changed, or may refuse.
+// concerned reports whether a quota may need an update or may reject the change.
 func (q *quotas) concerned(one *corev1.ResourceQuota, e *entry) bool {
 	if !quota.Concerns(&one.Spec, e.of) {
 		return false
@@ -169,11 +176,11 @@ func (q *quotas) delta(one *corev1.ResourceQuota, e *entry) corev1.ResourceList 
 	return quota.Minus(quota.Charge(&one.Spec, e.of, e.is, now), quota.Charge(&one.Spec, e.of, e.was, now))
 }
 
-// charged is a quota after an entry, or the refusal.
+// charged returns the quota after a change, or an error if the change exceeds it.
 func (q *quotas) charged(ctx context.Context, a *Attempt, e *entry, stored api.Object) (api.Object, error) {
 	old, ok := stored.(*corev1.ResourceQuota)
 	if !ok {
-		return stored, nil // it went meanwhile
+		return stored, nil // the quota was deleted meanwhile
 	}
 	delta := q.delta(old, e)
 	if pod, ok := e.is.(*corev1.Pod); ok && e.judged && quota.Charge(&old.Spec, e.of, pod, q.clock()) != nil {
@@ -191,7 +198,8 @@ func (q *quotas) charged(ctx context.Context, a *Attempt, e *entry, stored api.O
 			if k == nil {
 				return nil, false, nil
 			}
-			// At the quota's own revision or later: who changes what is counted changes the quota.
+			// From a cache at the quota's revision or later: each change of counted objects updates
+			// the quota.
 			list, err := q.held(ctx, k, a.Namespace, old.ResourceVersion)
 			return list, true, err
 		})
@@ -209,7 +217,7 @@ func (q *quotas) charged(ctx context.Context, a *Attempt, e *entry, stored api.O
 	return now, nil
 }
 
-// settle enters what is added or taken. Nothing is ever owed: what was never counted is not taken away.
+// settle adds delta to used. Values do not become negative, in case an object was never counted.
 func settle(used, delta corev1.ResourceList) {
 	quota.Add(used, delta)
 	for name := range delta {
@@ -219,7 +227,8 @@ func settle(used, delta corev1.ResourceList) {
 	}
 }
 
-// exceeded says what of delta is not to be had any more.
+// exceeded returns an error that lists the resources of delta that exceed the quota; nil if none
+// does.
 func exceeded(q *corev1.ResourceQuota, delta corev1.ResourceList) error {
 	asked, used, hard := corev1.ResourceList{}, corev1.ResourceList{}, corev1.ResourceList{}
 	for name, d := range delta {
@@ -239,7 +248,8 @@ func exceeded(q *corev1.ResourceQuota, delta corev1.ResourceList) error {
 
 func (q *quotas) known(of schema.GroupResource) bool { return q.kindOf(of) != nil }
 
-// kindOf is the kind through which the objects of a resource are seen; nil when none exists that is counted.
+// kindOf returns the kind with which the objects of a resource are listed; nil if the resource is
+// not counted.
 func (q *quotas) kindOf(of schema.GroupResource) *api.Kind {
 	for _, k := range q.kinds.Table().Stored() {
 		if k.Resource == of.Resource && k.GVK.Group == of.Group && k.Namespaced && k.TTL == 0 {

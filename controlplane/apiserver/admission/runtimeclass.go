@@ -12,8 +12,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 )
 
-// runtimeClass gives new pods what their class adds: overhead, a node selector and tolerations. A later mutating plugin
-// may name another class; then the next round merges what that one adds, and the old one's stays.
+// runtimeClass returns a plugin that adds the overhead, node selector and tolerations of a new
+// pod's RuntimeClass. If a later mutating plugin sets another class, the second round adds that
+// class's values; the first class's values remain.
 func runtimeClass(c Cluster) func(ctx context.Context, a *Attempt) error {
 	return func(ctx context.Context, a *Attempt) error {
 		pod, class, err := classOfRuntime(ctx, c, a)
@@ -24,7 +25,7 @@ func runtimeClass(c Cluster) func(ctx context.Context, a *Attempt) error {
 			if len(pod.Spec.Overhead) > 0 && !equality.Semantic.DeepEqual(class.Overhead.PodFixed, pod.Spec.Overhead) {
 				return forbid(a, pod, errOtherOverhead)
 			}
-			pod.Spec.Overhead = class.Overhead.PodFixed.DeepCopy() // the class is shared
+			pod.Spec.Overhead = class.Overhead.PodFixed.DeepCopy() // a copy, since the class is shared
 		}
 		if class.Scheduling == nil {
 			return nil
@@ -47,7 +48,8 @@ func runtimeClass(c Cluster) func(ctx context.Context, a *Attempt) error {
 	}
 }
 
-// runtimeOverhead refuses pods with an overhead that is not their class's, whoever gave it to them.
+// runtimeOverhead returns a plugin that rejects pods with an overhead different from that of their
+// RuntimeClass.
 func runtimeOverhead(c Cluster) func(ctx context.Context, a *Attempt) error {
 	return func(ctx context.Context, a *Attempt) error {
 		pod, class, err := classOfRuntime(ctx, c, a)
@@ -65,8 +67,8 @@ func runtimeOverhead(c Cluster) func(ctx context.Context, a *Attempt) error {
 
 var errOtherOverhead = errors.New("pod rejected: Pod's Overhead doesn't match RuntimeClass's defined Overhead")
 
-// classOfRuntime returns a new pod and the class that it names: nil when it names none, and with "" too, which stands for
-// the node's own runtime. pod is nil for everything but new pods.
+// classOfRuntime returns a new pod and its RuntimeClass. class is nil if the pod has no class or
+// "", which is the node's default runtime. pod is nil unless the attempt creates a pod.
 func classOfRuntime(ctx context.Context, c Cluster, a *Attempt) (pod *corev1.Pod, class *nodev1.RuntimeClass, err error) {
 	if !a.Is("pods") || !a.Creates() {
 		return nil, nil, nil

@@ -17,11 +17,13 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/core"
 )
 
-// errTaken says that somebody was faster; who asks again gets another.
+// errTaken is the error when another Service takes the chosen address first. A retry chooses
+// another address.
 var errTaken = errors.New("the address that was chosen for it is taken: try again")
 
-// serviceAllocation gives a Service its address and node ports. What it picks is
-// free as far as this replica knows; the reservation in the same commit decides.
+// serviceAllocation returns a plugin that allocates cluster IPs and node ports of Services. It
+// chooses values that are free in this replica's cache; a reservation in the same commit detects
+// conflicts.
 func serviceAllocation(c Config) func(ctx context.Context, a *api.Attempt) error {
 	return func(ctx context.Context, a *api.Attempt) error {
 		if !a.Is("services") || !a.Creates() && !a.Updates() {
@@ -38,7 +40,8 @@ func serviceAllocation(c Config) func(ctx context.Context, a *api.Attempt) error
 		if svc.Spec.ClusterIP != "" && len(svc.Spec.ClusterIPs) == 0 {
 			svc.Spec.ClusterIPs = []string{svc.Spec.ClusterIP}
 		}
-		// As in Kubernetes, faults of the addresses and families come before all others: the allocation needs valid ones.
+		// As in Kubernetes, errors in addresses and families come first, because allocation needs
+		// valid ones.
 		if errs := core.ValidateClusterIPs(&svc.Spec, field.NewPath("spec")); len(errs) > 0 {
 			return apierrors.NewInvalid(a.Kind.GVK.GroupKind(), svc.Name, errs)
 		}
@@ -68,7 +71,7 @@ func serviceAllocation(c Config) func(ctx context.Context, a *api.Attempt) error
 	}
 }
 
-// keepAllocated carries over what an update leaves out but the Service still needs.
+// keepAllocated restores allocated values that an update omits and the Service still needs.
 func keepAllocated(svc, before *corev1.Service) {
 	if needsIP(svc) && needsIP(before) && svc.Spec.ClusterIP == "" {
 		if svc.Spec.ClusterIP = before.Spec.ClusterIP; len(svc.Spec.ClusterIPs) == 0 {
@@ -102,7 +105,8 @@ func keepAllocated(svc, before *corev1.Service) {
 	}
 }
 
-// releaseForType drops what the new type cannot have, where the user left the old values in.
+// releaseForType clears values that the new Service type cannot have, if the update left them
+// unchanged.
 func releaseForType(svc, before *corev1.Service) {
 	if !needsIP(svc) && svc.Spec.ClusterIP == before.Spec.ClusterIP && svc.Spec.ClusterIP != corev1.ClusterIPNone {
 		svc.Spec.ClusterIP, svc.Spec.ClusterIPs = "", nil
@@ -138,8 +142,8 @@ func needsHealthPort(s *corev1.Service) bool {
 	return s.Spec.Type == corev1.ServiceTypeLoadBalancer && s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 }
 
-// inRange refuses addresses and ports that the user chose where none exist to have. An address that the Service
-// has stays its own, whatever becomes of the range.
+// inRange returns errors for cluster IPs and node ports of the user that are out of range. An
+// address that the Service already has is allowed even if its range no longer exists.
 func inRange(svc *corev1.Service, stored api.Object, ranges []serviceRange, ports [2]int) field.ErrorList {
 	var errs field.ErrorList
 	spec := field.NewPath("spec")
@@ -163,11 +167,11 @@ func inRange(svc *corev1.Service, stored api.Object, ranges []serviceRange, port
 	return append(errs, portsInRange(svc, before, ports)...)
 }
 
-// portsInRange refuses node ports and a health check port outside the range of the cluster. Ports that the stored Service has
-// stay its own.
+// portsInRange returns errors for node ports and health check ports outside the cluster's range.
+// Ports of the stored Service are allowed.
 func portsInRange(svc, before *corev1.Service, ports [2]int) field.ErrorList {
 	if svc.Spec.Type != corev1.ServiceTypeNodePort && svc.Spec.Type != corev1.ServiceTypeLoadBalancer {
-		return nil // validation refuses their ports
+		return nil // validation rejects their ports
 	}
 	var errs field.ErrorList
 	spec := field.NewPath("spec")
@@ -179,22 +183,23 @@ func portsInRange(svc, before *corev1.Service, ports [2]int) field.ErrorList {
 			errs = append(errs, field.Invalid(spec.Child("ports").Index(i).Child("nodePort"), p.NodePort, why))
 		}
 	}
-	// A change of the health check port is refused by validation.
+	// Validation rejects a change of the health check port.
 	if n := svc.Spec.HealthCheckNodePort; needsHealthPort(svc) && outside(n) && (before == nil || !needsHealthPort(before)) {
 		errs = append(errs, field.Invalid(spec.Child("healthCheckNodePort"), n, fmt.Sprintf("failed to allocate requested HealthCheck NodePort %d: %s", n, why)))
 	}
 	return errs
 }
 
-// isAPIService says whether a Service is that of the API, which has the first address of the range.
+// isAPIService reports whether a Service is default/kubernetes, which has the first address of the
+// range.
 func isAPIService(svc *corev1.Service) bool {
 	return svc.Namespace == metav1.NamespaceDefault && svc.Name == "kubernetes"
 }
 
-// apiAddress is the address of the API within the cluster.
+// apiAddress returns the cluster IP of the API server.
 func apiAddress(cidr netip.Prefix) netip.Addr { return cidr.Masked().Addr().Next() }
 
-// notOfTheAPI refuses the address of the API to all other Services: pods call the API there.
+// notOfTheAPI returns an error if another Service uses the cluster IP of the API server.
 func notOfTheAPI(svc *corev1.Service, cidr netip.Prefix) field.ErrorList {
 	if isAPIService(svc) || !needsIP(svc) {
 		return nil
@@ -208,19 +213,20 @@ func notOfTheAPI(svc *corev1.Service, cidr netip.Prefix) field.ErrorList {
 	return nil
 }
 
-// usable says whether an address of the range can be given out: not the network's own, nor its last.
+// usable reports whether an address of the range can be allocated. The first address and the last
+// IPv4 address of a range cannot.
 func usable(cidr netip.Prefix, a netip.Addr) bool {
 	return cidr.Contains(a) && a != cidr.Masked().Addr() && (cidr.Contains(a.Next()) || a.Is6())
 }
 
-// allocator fills one Service.
+// allocator allocates the addresses and ports of one Service.
 type allocator struct {
 	ctx     context.Context
 	c       Config
 	ranges  []serviceRange
-	fresh   bool // ranges are of the store
+	fresh   bool // ranges were read from the store
 	attempt *api.Attempt
-	own     map[string]bool // "TCP-30080": the ports that this Service has already
+	own     map[string]bool // node ports that this Service already has, such as "TCP-30080"
 }
 
 func portKey(p corev1.Protocol, n int32) string { return fmt.Sprintf("%s-%d", p, n) }
@@ -264,8 +270,8 @@ func (a *allocator) address(svc *corev1.Service) error {
 	return nil
 }
 
-// nodePorts gives every port without one a node port. Ports of one number and
-// several protocols share theirs, as users of DNS over TCP and UDP expect.
+// nodePorts allocates a node port for each port without one. Ports with the same number and
+// different protocols share one, as expected for DNS over TCP and UDP.
 func (a *allocator) nodePorts(svc *corev1.Service) error {
 	shared := map[int32]int32{}
 	for _, p := range svc.Spec.Ports {
@@ -303,7 +309,7 @@ func protocols(svc *corev1.Service, port int32) []corev1.Protocol {
 	return out
 }
 
-// port allocates a node port that this Service has not got under another port already.
+// port allocates a node port that no other port of this Service has for the protocols.
 func (a *allocator) port(of []corev1.Protocol) (int32, error) {
 	names := make([]string, len(of))
 	for i, p := range of {

@@ -20,14 +20,14 @@ const (
 	tokenMountPath        = "/var/run/secrets/kubernetes.io/serviceaccount"
 	tokenVolumePrefix     = "kube-api-access-"
 	rootCAConfigMap       = "kube-root-ca.crt"
-	// tokenSeconds is an hour and a little, so that a renewal at 80% has slack.
+	// tokenSeconds is slightly more than an hour, so that a renewal at 80% has slack.
 	tokenSeconds = 3607
-	// accountWait is how long a pod waits for the default account of a namespace made a moment ago.
+	// accountWait is how long a new pod waits for the default ServiceAccount of a new namespace.
 	accountWait = 1500 * time.Millisecond
 )
 
-// serviceAccount gives every pod an account and, unless it wants none, a
-// volume with a token, the cluster's CA and the namespace.
+// serviceAccount returns a plugin that sets the ServiceAccount of a new pod. Unless disabled, it
+// mounts a volume with a token, the cluster CA and the namespace.
 func serviceAccount(c Cluster) func(ctx context.Context, a *api.Attempt) error {
 	return func(ctx context.Context, a *api.Attempt) error {
 		if !a.Is("pods") || !a.Creates() {
@@ -35,7 +35,7 @@ func serviceAccount(c Cluster) func(ctx context.Context, a *api.Attempt) error {
 		}
 		pod := a.Whole.(*corev1.Pod)
 		if podref.IsMirror(pod) {
-			return nil // it has no account; the plugin MirrorPods sees to that
+			return nil // mirror pods have no ServiceAccount; the plugin MirrorPods enforces it
 		}
 		if pod.Spec.ServiceAccountName == "" {
 			pod.Spec.ServiceAccountName = defaultServiceAccount
@@ -55,7 +55,8 @@ func serviceAccount(c Cluster) func(ctx context.Context, a *api.Attempt) error {
 	}
 }
 
-// account looks the account up. The default one of a new namespace is made by a controller, so it may be a moment late.
+// account returns a ServiceAccount. A controller creates the default one of a new namespace, so
+// account waits up to accountWait for it.
 func account(ctx context.Context, c Cluster, namespace, name string) (*corev1.ServiceAccount, error) {
 	var sa *corev1.ServiceAccount
 	look := func() error {
@@ -88,7 +89,8 @@ func wantsToken(pod *corev1.Pod, sa *corev1.ServiceAccount) bool {
 	return true
 }
 
-// mountToken adds the volume where some container has nothing mounted at the well-known place.
+// mountToken mounts a token volume in each container that has nothing mounted at the well-known
+// path. It adds the volume if the pod has none.
 func mountToken(pod *corev1.Pod) {
 	volume := ""
 	for _, v := range pod.Spec.Volumes {

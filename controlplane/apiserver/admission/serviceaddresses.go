@@ -15,15 +15,16 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/networking"
 )
 
-// serviceRange is where Services get addresses; cidr is the ServiceCIDR that says so, nil for the range that the
-// cluster was made with.
+// serviceRange is a range of Service addresses. cidr is its ServiceCIDR, nil for a range with which
+// the cluster was created.
 type serviceRange struct {
 	netip.Prefix
 	cidr *networkingv1.ServiceCIDR
 }
 
-// serviceRanges are the ranges that the cluster was made with and those that ServiceCIDRs add to them, of its families. Nobody
-// is refused by what the cache says, which may not know yet of one that was added a moment ago: fresh asks the store.
+// serviceRanges returns the ranges with which the cluster was created and those of ServiceCIDRs in
+// the same IP families. fresh reads the ServiceCIDRs from the store. A request must not be rejected
+// because of the cache, which may lack a new ServiceCIDR.
 func serviceRanges(ctx context.Context, c Config, fresh bool) ([]serviceRange, error) {
 	out := []serviceRange{{Prefix: c.ServiceCIDR}}
 	if c.SecondServiceCIDR.IsValid() {
@@ -48,7 +49,7 @@ func serviceRanges(ctx context.Context, c Config, fresh bool) ([]serviceRange, e
 	return out, nil
 }
 
-// rangeOf is the first of the ranges in which an address can be given out.
+// rangeOf returns the first of the ranges in which the address can be allocated.
 func rangeOf(ranges []serviceRange, a netip.Addr) (serviceRange, bool) {
 	i := slices.IndexFunc(ranges, func(r serviceRange) bool { return usable(r.Prefix, a) })
 	if i < 0 {
@@ -57,7 +58,8 @@ func rangeOf(ranges []serviceRange, a netip.Addr) (serviceRange, bool) {
 	return ranges[i], true
 }
 
-// inAny says whether an address is of one of the ranges; what is no address is of none.
+// inAny reports whether the address can be allocated in one of the ranges. It is false for an
+// invalid address.
 func inAny(ranges []serviceRange, address string) bool {
 	a, err := netip.ParseAddr(address)
 	if err != nil {
@@ -67,10 +69,12 @@ func inAny(ranges []serviceRange, address string) bool {
 	return ok
 }
 
-// maxForeign bounds how many addresses are tried that something other than a Service has.
+// maxForeign is the maximum number of addresses tried that are in use by something other than a
+// Service.
 const maxForeign = 1024
 
-// pick picks an address of a family's ranges, of which the cluster's own is used up first.
+// pick chooses a free address of a family. Ranges are used in order, those with which the cluster
+// was created first. If none is free, it retries with ranges from the store.
 func (a *allocator) pick(family corev1.IPFamily) (netip.Addr, error) {
 	ip, err := a.pickOf(family)
 	if err == nil || a.fresh {
@@ -104,7 +108,8 @@ func (a *allocator) pickOf(family corev1.IPFamily) (netip.Addr, error) {
 	return netip.Addr{}, err
 }
 
-// foreign is the IPAddress of an address, if there is one: no Service has it, or the registry would know.
+// foreign returns the IPAddress object of an address that no Service has. The registry knows the
+// addresses of Services.
 func (a *allocator) foreign(ip netip.Addr) (api.Object, bool) {
 	if a.c.Cluster == nil {
 		return nil, false
@@ -112,8 +117,8 @@ func (a *allocator) foreign(ip netip.Addr) (api.Object, bool) {
 	return a.c.Cluster.Get(a.ctx, "ipaddresses", "", ip.String())
 }
 
-// serviceAddresses keeps the IPAddresses of a Service in the commit that gives it addresses or takes them: those of
-// one that goes are the registry's to remove.
+// serviceAddresses returns a plugin that creates and deletes the IPAddress objects of a Service in
+// the commit that changes its addresses. When a Service is deleted, the registry deletes them.
 func serviceAddresses(c Config) func(ctx context.Context, a *api.Attempt) error {
 	var kind *api.Kind
 	if c.Kinds != nil {
@@ -141,7 +146,7 @@ func serviceAddresses(c Config) func(ctx context.Context, a *api.Attempt) error 
 				continue
 			}
 			a.Write(api.Change{Ref: api.Ref{Kind: kind, Name: address}, Next: take(a, svc, address, i)})
-			// Who ends a ServiceCIDR and who takes an address of it do not miss each other.
+			// This check detects the concurrent deletion of the ServiceCIDR.
 			if ip, err := netip.ParseAddr(address); err == nil {
 				if r, ok := rangeOf(ranges, ip); ok && r.cidr != nil {
 					a.Require(api.Check{Ref: api.Ref{Kind: c.Kinds.ByType(r.cidr), Name: r.cidr.Name}, Seen: r.cidr})
@@ -157,7 +162,8 @@ func serviceAddresses(c Config) func(ctx context.Context, a *api.Attempt) error 
 	}
 }
 
-// take makes the IPAddress of a Service, unless the address is something else's.
+// take returns a change that creates the IPAddress of a Service. It fails if the address belongs to
+// something else.
 func take(a *api.Attempt, svc *corev1.Service, address string, i int) func(api.Object) (api.Object, error) {
 	return func(stored api.Object) (api.Object, error) {
 		have, ok := stored.(*networkingv1.IPAddress)
@@ -166,7 +172,7 @@ func take(a *api.Attempt, svc *corev1.Service, address string, i int) func(api.O
 			return networking.AddressOf(svc, address), nil
 		case networking.IsAddressOf(have, svc):
 			return stored, nil
-		case a.Picked(core.SpaceClusterIPs, address): // in the moment after it was looked at
+		case a.Picked(core.SpaceClusterIPs, address): // taken after it was chosen
 			return nil, apierrors.NewConflict(a.Kind.GVR().GroupResource(), svc.Name, errTaken)
 		}
 		return nil, apierrors.NewInvalid(a.Kind.GVK.GroupKind(), svc.Name, field.ErrorList{
@@ -174,7 +180,7 @@ func take(a *api.Attempt, svc *corev1.Service, address string, i int) func(api.O
 	}
 }
 
-// release removes the IPAddress of a Service.
+// release returns a change that deletes the IPAddress of a Service.
 func release(svc *corev1.Service) func(api.Object) (api.Object, error) {
 	return func(stored api.Object) (api.Object, error) {
 		if have, ok := stored.(*networkingv1.IPAddress); ok && networking.IsAddressOf(have, svc) {

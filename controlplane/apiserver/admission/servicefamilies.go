@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// serviceFamilies are the families in which Services of this cluster have addresses, the first first.
+// serviceFamilies returns the IP families of Services in this cluster, the primary one first.
 func serviceFamilies(c Config) []corev1.IPFamily {
 	out := []corev1.IPFamily{familyOf(c.ServiceCIDR.Addr())}
 	if c.SecondServiceCIDR.IsValid() {
@@ -32,7 +32,8 @@ func otherFamily(f corev1.IPFamily) corev1.IPFamily {
 	return corev1.IPv4Protocol
 }
 
-// keepFamilies carries over what an update leaves out, and takes the second family from a Service that is to have one only.
+// keepFamilies restores families that an update omits. It removes the second family and address
+// from a Service that becomes SingleStack.
 func keepFamilies(svc, before *corev1.Service) {
 	spec, had := &svc.Spec, &before.Spec
 	if !needsIP(svc) || !needsIP(before) || had.IPFamilyPolicy == nil {
@@ -56,14 +57,15 @@ func keepFamilies(svc, before *corev1.Service) {
 		}
 		return
 	}
-	// A client that knows clusterIP alone means no other addresses by it.
+	// An update by a client that sets only clusterIP does not remove the second address.
 	if len(spec.ClusterIPs) == 1 && len(had.ClusterIPs) == 2 && spec.ClusterIPs[0] == had.ClusterIPs[0] && slices.Equal(spec.IPFamilies, had.IPFamilies) {
 		spec.ClusterIPs = slices.Clone(had.ClusterIPs)
 	}
 }
 
-// chooseFamilies completes what a Service says of its families, or says why it cannot be so. cluster are those that there
-// are; what the Service has already, had, it keeps all the same: a replica may be told of the second family after others.
+// chooseFamilies sets the IP families and policy of a Service, or returns errors if its values are
+// impossible. cluster are the families of the cluster. Families in had, which the Service already
+// has, are always allowed: this replica may learn of the second family later than others.
 func chooseFamilies(svc *corev1.Service, cluster, had []corev1.IPFamily) field.ErrorList {
 	spec, at := &svc.Spec, field.NewPath("spec")
 	if !needsIP(svc) {
@@ -71,7 +73,7 @@ func chooseFamilies(svc *corev1.Service, cluster, had []corev1.IPFamily) field.E
 	}
 	policy := func(p corev1.IPFamilyPolicy) { spec.IPFamilyPolicy = &p }
 	if spec.ClusterIP == corev1.ClusterIPNone && len(spec.Selector) == 0 {
-		// Whoever writes the endpoints of such a Service decides by their addresses, whatever the cluster's pods have.
+		// The endpoints of such a Service are written by a client and may have any family.
 		if spec.IPFamilyPolicy == nil {
 			policy(corev1.IPFamilyPolicyRequireDualStack)
 		}
@@ -117,13 +119,14 @@ func chooseFamilies(svc *corev1.Service, cluster, had []corev1.IPFamily) field.E
 	return nil
 }
 
-// familiesOfAddresses has a Service's families follow the addresses that were chosen for it.
+// familiesOfAddresses sets the families of the Service to those of its chosen addresses. It returns
+// an error for each contradiction.
 func familiesOfAddresses(spec *corev1.ServiceSpec, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i, text := range spec.ClusterIPs {
 		a, err := netip.ParseAddr(text)
 		if err != nil {
-			continue // None; everything else was refused
+			continue // "None"; other invalid values are already rejected
 		}
 		f := familyOf(a)
 		switch {
@@ -137,7 +140,7 @@ func familiesOfAddresses(spec *corev1.ServiceSpec, at *field.Path) field.ErrorLi
 	return errs
 }
 
-// twice refuses a family that is named more than once.
+// twice returns an error if a family is listed more than once.
 func twice(spec *corev1.ServiceSpec, at *field.Path) field.ErrorList {
 	if len(spec.IPFamilies) > 2 {
 		return field.ErrorList{field.Invalid(at.Child("ipFamilies"), spec.IPFamilies, "may have IPv4 and IPv6, each once")}

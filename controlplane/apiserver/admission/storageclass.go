@@ -16,7 +16,7 @@ const (
 	betaClassAnnotation        = "volume.beta.kubernetes.io/storage-class"
 )
 
-// defaultStorageClass gives a claim that names no class the cluster's default one.
+// defaultStorageClass returns a plugin that sets the default class of a claim without a class.
 func defaultStorageClass(c Cluster) func(ctx context.Context, a *api.Attempt) error {
 	return func(ctx context.Context, a *api.Attempt) error {
 		if !a.Is("persistentvolumeclaims") || !a.Creates() {
@@ -37,7 +37,8 @@ func defaultStorageClass(c Cluster) func(ctx context.Context, a *api.Attempt) er
 	}
 }
 
-// defaultClass picks the newest of the classes marked as default; of the same age, the first by name.
+// defaultClass returns the name of the newest default class, and of equally old ones the first by
+// name; "" if there is none.
 func defaultClass(classes []api.Object) string {
 	var best *storagev1.StorageClass
 	for _, o := range classes {
@@ -56,7 +57,8 @@ func defaultClass(classes []api.Object) string {
 	return best.Name
 }
 
-// claimGrowth lets a claim ask for more only where its class says that volumes of it can grow.
+// claimGrowth returns a plugin that rejects enlarging a claim unless it is bound and its class
+// allows volume expansion.
 func claimGrowth(c Cluster) func(ctx context.Context, a *api.Attempt) error {
 	return func(ctx context.Context, a *api.Attempt) error {
 		if !a.Is("persistentvolumeclaims") || !a.Updates() {
@@ -81,7 +83,7 @@ func claimGrowth(c Cluster) func(ctx context.Context, a *api.Attempt) error {
 	}
 }
 
-// claimClass is the name of a claim's class, "" for none.
+// claimClass returns the name of a claim's class, "" for none.
 func claimClass(claim *corev1.PersistentVolumeClaim) string {
 	if name, beta := claim.Annotations[betaClassAnnotation]; beta {
 		return name

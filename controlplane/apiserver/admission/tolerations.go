@@ -15,7 +15,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/quota"
 )
 
-// mergeTolerations joins two lists. Of two tolerations of which one tolerates all that the other does, it stays alone.
+// mergeTolerations returns the tolerations of both lists without those that another one covers.
 func mergeTolerations(first, second []corev1.Toleration) []corev1.Toleration {
 	all := slices.Concat(first, second)
 	var out []corev1.Toleration
@@ -33,7 +33,7 @@ func mergeTolerations(first, second []corev1.Toleration) []corev1.Toleration {
 	return out
 }
 
-// covers says whether a tolerates all that b does.
+// covers reports whether a tolerates every taint that b tolerates.
 func covers(a, b *corev1.Toleration) bool {
 	if equality.Semantic.DeepEqual(a, b) {
 		return true
@@ -55,17 +55,17 @@ func covers(a, b *corev1.Toleration) bool {
 	case corev1.TolerationOpEqual:
 		return operator(b) == corev1.TolerationOpEqual && a.Value == b.Value
 	}
-	return false // by numbers: which values those are is not compared
+	return false // numeric operators are not compared
 }
 
-// The annotations by which a namespace tells of its pods' tolerations.
+// The annotations of a namespace for the tolerations of its pods.
 const (
 	namespaceTolerations = "scheduler.alpha.kubernetes.io/defaultTolerations"
 	namespaceAllowed     = "scheduler.alpha.kubernetes.io/tolerationsWhitelist"
 )
 
-// podTolerations gives new pods the tolerations of their namespace, and those that have memory of their own one for
-// nodes that run short of it.
+// podTolerations returns a plugin that adds the default tolerations of the namespace to new pods.
+// Pods with a QoS class other than BestEffort also get a toleration for memory pressure.
 func podTolerations(c Cluster) func(ctx context.Context, a *Attempt) error {
 	return func(ctx context.Context, a *Attempt) error {
 		pod, ok := a.Whole.(*corev1.Pod)
@@ -89,7 +89,8 @@ func podTolerations(c Cluster) func(ctx context.Context, a *Attempt) error {
 	}
 }
 
-// allowedTolerations refuses tolerations that a namespace does not allow.
+// allowedTolerations returns a plugin that rejects pods with tolerations that the namespace does
+// not allow.
 func allowedTolerations(c Cluster) func(ctx context.Context, a *Attempt) error {
 	return func(ctx context.Context, a *Attempt) error {
 		pod, ok := a.Whole.(*corev1.Pod)
@@ -110,7 +111,7 @@ func allowedTolerations(c Cluster) func(ctx context.Context, a *Attempt) error {
 	}
 }
 
-// tolerationsOf reads an annotation of the attempt's namespace.
+// tolerationsOf returns the tolerations in an annotation of the attempt's namespace.
 func tolerationsOf(ctx context.Context, c Cluster, a *Attempt, annotation string) ([]corev1.Toleration, error) {
 	ns, ok := c.Get(ctx, "namespaces", "", a.Namespace)
 	if !ok {
@@ -127,7 +128,8 @@ func tolerationsOf(ctx context.Context, c Cluster, a *Attempt, annotation string
 	return out, nil
 }
 
-// extendedResourceToleration lets pods onto the nodes that are kept for the extended resources that they ask for.
+// extendedResourceToleration adds a toleration for each extended resource that a pod requests.
+// Nodes reserved for such a resource have a taint with its name.
 func extendedResourceToleration(_ context.Context, a *Attempt) error {
 	pod, ok := a.Whole.(*corev1.Pod)
 	if !ok || !a.Creates() && !a.Updates() {

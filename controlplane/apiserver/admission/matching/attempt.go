@@ -1,5 +1,5 @@
-// Package matching says which attempts to write concern a webhook or an admission policy, and in which version of the
-// object it looks at them.
+// Package matching decides which attempts a webhook or admission policy applies to, and in which
+// version it receives the object.
 package matching
 
 import (
@@ -18,23 +18,25 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Attempt is an attempt to change something, or to connect, as those outside of the chain are told of it.
+// Attempt is a write or connect request in the form that webhooks and admission policies receive.
 type Attempt struct {
 	User        api.User
 	Operation   api.Operation
 	Kind        schema.GroupVersionKind // of Object and Old
 	Resource    schema.GroupVersionResource
 	Subresource string
-	Namespace   string // a Namespace lies in itself
+	Namespace   string // for a Namespace object, its own name
 	Name        string
-	// Object is what is to be, or the body of the verb; nil on delete. Old is what is; nil on create and connect.
+	// Object is the new object, or the request body of a connect; nil on delete. Old is the stored
+	// object; nil on create and connect.
 	Object, Old runtime.Object
-	Options     runtime.Object // of the verb, with its type; nil = none
+	Options     runtime.Object // of the verb, with their type; nil = none
 	DryRun      bool
-	// Leads says that a part of the leader writes, which no request from elsewhere can claim.
+	// Leads is true if the write comes from a component of the leader. Requests of other clients
+	// cannot set it.
 	Leads bool
 
-	others []Target // Versions.Equivalents, once they are asked for
+	others []Target // cached result of Versions.Equivalents
 	known  bool
 }
 
@@ -44,19 +46,20 @@ type Target struct {
 	Kind     schema.GroupVersionKind
 }
 
-// View is an attempt in the version in which somebody looks at it.
+// View is an attempt with its objects in the version of a target.
 type View struct {
 	Target
 	Object, Old runtime.Object
 }
 
-// Target is what the client asked for.
+// Target returns the resource and kind of the request.
 func (a *Attempt) Target() Target { return Target{a.Resource, a.Kind} }
 
-// adminGroup has the kinds that say who is asked.
+// adminGroup is the API group of the webhook configurations and admission policies.
 const adminGroup = "admissionregistration.k8s.io"
 
-// reviews are questions about rights, which no answer from outside may hold up.
+// reviews are the resources that check identities and permissions. Neither webhooks nor policies
+// apply to them.
 var reviews = map[schema.GroupResource]bool{
 	{Group: "authentication.k8s.io", Resource: "tokenreviews"}:             true,
 	{Group: "authentication.k8s.io", Resource: "selfsubjectreviews"}:       true,
@@ -66,12 +69,14 @@ var reviews = map[schema.GroupResource]bool{
 	{Group: "authorization.k8s.io", Resource: "selfsubjectrulesreviews"}:   true,
 }
 
-// Exempt says that nobody is asked: who is asked must not depend on an answer, nor must the reviews of rights.
+// Exempt reports whether neither webhooks nor policies apply to the attempt. These are writes of
+// their own configuration, which they could otherwise block, and reviews of identities and
+// permissions.
 func (a *Attempt) Exempt() bool {
 	return a.Resource.Group == adminGroup || reviews[a.Resource.GroupResource()]
 }
 
-// Request is the attempt without its objects, as it is asked about at a target.
+// Request returns the AdmissionRequest of the attempt for a target, without the objects.
 func (a *Attempt) Request(t Target) *admissionv1.AdmissionRequest {
 	user := authenticationv1.UserInfo{Username: a.User.Name, UID: a.User.UID, Groups: a.User.Groups}
 	if len(a.User.Extra) > 0 {
@@ -89,18 +94,19 @@ func (a *Attempt) Request(t Target) *admissionv1.AdmissionRequest {
 	}
 }
 
-// Cluster is what is looked at besides: admission.Cluster.
+// Cluster reads other objects. admission.Cluster implements it.
 type Cluster interface {
-	// Get returns a shared object; ok is false when none exists.
+	// Get returns a shared object; ok is false when it does not exist.
 	Get(ctx context.Context, resource, namespace, name string) (o api.Object, ok bool)
 }
 
-// isNamespace says that the attempt is about a Namespace itself.
+// isNamespace reports whether the object of the attempt is a Namespace.
 func (a *Attempt) isNamespace() bool {
 	return a.Resource.Group == "" && a.Resource.Resource == "namespaces"
 }
 
-// Home is the Namespace in which the object of the attempt lies; nil when it lies in none.
+// Home returns the Namespace of the attempt's object; nil for cluster-scoped objects and for
+// Namespaces.
 func (a *Attempt) Home(ctx context.Context, c Cluster) (*corev1.Namespace, error) {
 	if a.Namespace == "" || a.isNamespace() {
 		return nil, nil
@@ -113,10 +119,11 @@ func (a *Attempt) Home(ctx context.Context, c Cluster) (*corev1.Namespace, error
 	return ns, nil
 }
 
-// Versions are the versions in which objects are served.
+// Versions converts objects between the served versions of their kind.
 type Versions struct{ Kinds *api.Kinds }
 
-// Equivalents are the further resources under which the same object may be written, with the kinds of its facet.
+// Equivalents returns the other resources that serve the same stored object, such as other API
+// versions, with the kinds of the attempt's subresource. The result is cached in a.
 func (v Versions) Equivalents(a *Attempt) []Target {
 	if !a.known {
 		a.others, a.known = v.equivalents(a), true
@@ -150,7 +157,7 @@ func (v Versions) equivalents(a *Attempt) []Target {
 	return out
 }
 
-// View shows the attempt at a target.
+// View returns the attempt with its objects converted to the version of t.
 func (v Versions) View(ctx context.Context, a *Attempt, t Target) (*View, error) {
 	view := &View{Target: t, Object: a.Object, Old: a.Old}
 	if t.Kind == a.Kind {
@@ -164,7 +171,7 @@ func (v Versions) View(ctx context.Context, a *Attempt, t Target) (*View, error)
 	return view, nil
 }
 
-// Back is the object of a view in the version of the attempt.
+// Back returns the object of a view, converted to the version of the attempt.
 func (v Versions) Back(ctx context.Context, a *Attempt, view *View) (runtime.Object, error) {
 	out := view.Object
 	if view.Kind == a.Kind {
@@ -176,7 +183,7 @@ func (v Versions) Back(ctx context.Context, a *Attempt, view *View) (runtime.Obj
 func (v Versions) convert(ctx context.Context, o *runtime.Object, from, to schema.GroupVersionKind) error {
 	obj, ok := (*o).(api.Object)
 	if !ok || obj == nil {
-		return nil // what is no object of its own has one version
+		return nil // values that are not API objects have a single version
 	}
 	table := v.Kinds.Table()
 	a, b := table.ByGVK(from), table.ByGVK(to)
@@ -202,7 +209,8 @@ func (v Versions) convert(ctx context.Context, o *runtime.Object, from, to schem
 	return nil
 }
 
-// New returns an empty object of a kind, or the body of a facet; nil when none exists.
+// New returns an empty object of a kind, or an empty body of the attempt's subresource; nil if the
+// kind is unknown.
 func (v Versions) New(a *Attempt, gvk schema.GroupVersionKind) runtime.Object {
 	table := v.Kinds.Table()
 	if a.Subresource != "" {
@@ -218,7 +226,7 @@ func (v Versions) New(a *Attempt, gvk schema.GroupVersionKind) runtime.Object {
 	return nil
 }
 
-// Default fills what an object lacks that came from outside.
+// Default sets the defaults of an object that a webhook or policy has changed.
 func (v Versions) Default(a *Attempt, gvk schema.GroupVersionKind, o runtime.Object) {
 	k := v.Kinds.ByGVK(gvk)
 	if obj, ok := o.(api.Object); ok && k != nil && k.Default != nil && a.Subresource == "" {

@@ -12,7 +12,8 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/cel"
 )
 
-// Conditions are expressions that all must be true for somebody to be asked.
+// Conditions are the compiled match conditions of a webhook or policy, which applies only if all
+// are true.
 type Conditions struct {
 	list     []arv1.MatchCondition
 	scope    *cel.Scope
@@ -20,7 +21,8 @@ type Conditions struct {
 	faults   []error
 }
 
-// NewConditions compiles conditions in a scope.
+// NewConditions compiles the conditions in a scope. A condition that does not compile is an error
+// of Met.
 func NewConditions(list []arv1.MatchCondition, scope *cel.Scope) *Conditions {
 	c := &Conditions{
 		list: list, scope: scope, programs: make([]*cel.Program, len(list)), faults: make([]error, len(list)),
@@ -35,8 +37,8 @@ func NewConditions(list []arv1.MatchCondition, scope *cel.Scope) *Conditions {
 	return c
 }
 
-// Met says whether all are true. One that is false decides, whatever the others are; otherwise those that cannot be
-// evaluated are an error.
+// Met reports whether all conditions are true. If any is false, the result is false, even if others
+// fail. Otherwise conditions that cannot be evaluated are an error.
 func (c *Conditions) Met(ctx context.Context, in *cel.Input) (bool, error) {
 	if len(c.list) == 0 {
 		return true, nil

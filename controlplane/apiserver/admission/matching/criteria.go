@@ -16,23 +16,23 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Criteria say which attempts somebody is asked about.
+// Criteria select the attempts to which a webhook, policy or binding applies.
 type Criteria struct {
 	rules, exclude []rule
-	// everything says that no rules are every rule.
+	// everything makes the criteria match every resource, in place of rules.
 	everything bool
 	equivalent bool
 	// namespaces and objects select by labels; nil = all.
 	namespaces, objects labels.Selector
-	broken              error // a selector cannot be read
+	broken              error // a selector is invalid
 }
 
 type rule struct {
 	arv1.RuleWithOperations
-	names []string // none = all
+	names []string // resource names; empty = all
 }
 
-// OfWebhook are the criteria of a webhook.
+// OfWebhook returns the criteria of a webhook.
 func OfWebhook(rules []arv1.RuleWithOperations, policy *arv1.MatchPolicyType, namespaces, objects *metav1.LabelSelector) Criteria {
 	c := Criteria{equivalent: policy == nil || *policy == arv1.Equivalent}
 	for _, r := range rules {
@@ -42,7 +42,8 @@ func OfWebhook(rules []arv1.RuleWithOperations, policy *arv1.MatchPolicyType, na
 	return c
 }
 
-// OfPolicy are the criteria of an admission policy or binding, where having no rules means every rule.
+// OfPolicy returns the criteria of an admission policy or binding. Without rules they match every
+// resource.
 func OfPolicy(m *arv1.MatchResources) Criteria {
 	if m == nil {
 		return Criteria{everything: true}
@@ -76,7 +77,8 @@ func (c *Criteria) selectors(namespaces, objects *metav1.LabelSelector) {
 	c.namespaces, c.objects = read(namespaces), read(objects)
 }
 
-// Match says whether the attempt is meant, and at which target it is looked at.
+// Match reports whether the criteria select the attempt, and returns the target to whose version
+// the objects are converted for evaluation.
 func (c *Criteria) Match(ctx context.Context, a *Attempt, v Versions, in Cluster) (Target, bool, error) {
 	if _, excluded := c.find(c.exclude, a, v); excluded {
 		return Target{}, false, nil
@@ -97,7 +99,7 @@ func (c *Criteria) Match(ctx context.Context, a *Attempt, v Versions, in Cluster
 	return t, home && err == nil, err
 }
 
-// Resources are the resources that the rules name without wildcards and subresources.
+// Resources returns the resources that the rules name without wildcards and subresources.
 func (c *Criteria) Resources() (out []schema.GroupVersionResource) {
 	for _, r := range c.rules {
 		if slices.Contains(r.APIGroups, "*") || slices.Contains(r.APIVersions, "*") {
@@ -116,7 +118,8 @@ func (c *Criteria) Resources() (out []schema.GroupVersionResource) {
 	return out
 }
 
-// find looks for a rule about the resource as the client named it, and then for one about another version of it.
+// find returns the target of the first rule that matches the requested resource. If there is none
+// and the match policy is Equivalent, it looks for a rule that matches an equivalent resource.
 func (c *Criteria) find(rules []rule, a *Attempt, v Versions) (Target, bool) {
 	for i := range rules {
 		if rules[i].about(a, a.Resource) {
@@ -166,14 +169,15 @@ func (r *rule) resource(resource, subresource string) bool {
 	})
 }
 
-// labelled says that the selector selects the object. What cannot have labels is never selected.
+// labelled reports whether the selector matches the object. An object without metadata never
+// matches.
 func labelled(s labels.Selector, o runtime.Object) bool {
 	m, ok := o.(metav1.Object)
 	return ok && s.Matches(labels.Set(m.GetLabels()))
 }
 
-// inNamespace says that the selector of namespaces lets the attempt through. What lies in no namespace is not selected
-// by it; a Namespace is, by its own labels.
+// inNamespace reports whether the namespace selector matches the attempt. Cluster-scoped objects
+// always match. A Namespace is matched by its own labels.
 func (c *Criteria) inNamespace(ctx context.Context, a *Attempt, in Cluster) (bool, error) {
 	if c.namespaces == nil || a.Namespace == "" && !a.isNamespace() {
 		return true, nil

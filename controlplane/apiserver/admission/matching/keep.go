@@ -10,13 +10,13 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Keep gives an object that somebody outside has changed what is not theirs to change: what the server writes of the
-// metadata, and the status where it is written by itself. Who changes which object it is, is refused.
+// Keep restores the fields of next that webhooks and policies may not change: the metadata that the
+// server sets, and the status if it is a subresource. A changed name or namespace is an error.
 func (v Versions) Keep(a *Attempt, gvk schema.GroupVersionKind, next, before runtime.Object) error {
 	to, ok := next.(metav1.Object)
 	from, same := before.(metav1.Object)
 	if !ok || !same {
-		return nil // what has no metadata, as the options of a connection
+		return nil // no metadata, such as the options of a connect
 	}
 	if errs := moved(to, from); len(errs) > 0 {
 		return apierrors.NewInvalid(gvk.GroupKind(), from.GetName(), errs)
@@ -51,7 +51,7 @@ func moved(to, from metav1.Object) (errs field.ErrorList) {
 	return errs
 }
 
-// Of is an attempt of the chain as those outside are told of it.
+// Of returns an admission attempt in the form that webhooks and policies receive.
 func Of(a *api.Attempt) *Attempt {
 	out := &Attempt{
 		User: a.User, Operation: a.Operation, Kind: a.BodyKind(), Resource: a.Kind.GVR(), Subresource: a.Facet,

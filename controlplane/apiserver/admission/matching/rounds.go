@@ -5,18 +5,19 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// Rounds is what mutating webhooks, or mutating policies, remember from the first round of one write to the second. A
-// write has at most two: the second is for those who ask to see what others changed after them.
+// Rounds is the state of mutating webhooks, or of mutating policies, between the two rounds of one
+// write. The second round is for those with the reinvocation policy IfNeeded: it runs them again if
+// a later one changed the object.
 type Rounds struct {
 	second bool
-	// earlier are those to be asked again once somebody after them changes something; again are those for whom
-	// that has happened.
+	// earlier are the IDs of those that must run again if the object changes after them. again are
+	// the IDs for which it did.
 	earlier, again map[string]bool
 	output         runtime.Object
 	changed        bool
 }
 
-// Round is 0, or 1 in the second.
+// Round returns 0 in the first round and 1 in the second.
 func (r *Rounds) Round() int {
 	if r.second {
 		return 1
@@ -24,24 +25,26 @@ func (r *Rounds) Round() int {
 	return 0
 }
 
-// Begin begins a round. An object that others have changed since the end of the first is a change for all.
+// Begin starts a round. If other plugins have changed the object since the end of the first round,
+// it counts as changed.
 func (r *Rounds) Begin(o runtime.Object) {
 	if r.second && !equality.Semantic.DeepEqual(r.output, o) {
 		r.Changed()
 	}
 }
 
-// End ends a round with an object.
+// End stores a copy of the object at the end of the first round.
 func (r *Rounds) End(o runtime.Object) {
 	if !r.second && o != nil {
 		r.output = o.DeepCopyObject()
 	}
 }
 
-// Skips says that somebody is not asked: in the second round, who saw all changes in the first, or was not asked in it.
+// Skips reports whether a webhook or policy does not run in this round. In the second round it runs
+// only if the object changed after its run in the first.
 func (r *Rounds) Skips(who string) bool { return r.second && !r.again[who] }
 
-// Changed says that the object has been changed.
+// Changed records that the object has changed.
 func (r *Rounds) Changed() {
 	r.changed = true
 	for who := range r.earlier {
@@ -53,7 +56,7 @@ func (r *Rounds) Changed() {
 	clear(r.earlier)
 }
 
-// Asked says that somebody has been asked who wants to be asked again if needed.
+// Asked records that a webhook or policy with the reinvocation policy IfNeeded has run.
 func (r *Rounds) Asked(who string) {
 	if r.earlier == nil {
 		r.earlier = make(map[string]bool)
@@ -61,8 +64,8 @@ func (r *Rounds) Asked(who string) {
 	r.earlier[who] = true
 }
 
-// Again says that there is reason for a second round.
+// Again reports whether a second round is needed.
 func (r *Rounds) Again() bool { return r.changed && !r.second }
 
-// Second begins the second round.
+// Second starts the second round.
 func (r *Rounds) Second() { r.second = true }

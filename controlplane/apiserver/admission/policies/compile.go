@@ -11,7 +11,7 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/cel"
 )
 
-// source is what a policy of either kind says.
+// source contains the fields of a validating or mutating policy object.
 type source struct {
 	name        string
 	param       *arv1.ParamKind
@@ -21,10 +21,11 @@ type source struct {
 	validations []arv1.Validation
 	annotations []arv1.AuditAnnotation
 	mutations   []arv1.Mutation
-	again       bool // it wants to be asked again if needed
+	again       bool // reinvocation policy IfNeeded
 }
 
-// policy is a policy with what is made of it when it is evaluated, and kept while there is room.
+// policy is a policy with its programs, which are compiled at the first evaluation and cached
+// within a memory budget.
 type policy struct {
 	source
 	of       *Policies
@@ -32,16 +33,16 @@ type policy struct {
 	compiled func() *programs
 }
 
-// programs is what is compiled of a policy, all in one scope. It never changes.
+// programs are the compiled expressions of a policy, all in one scope. They are immutable.
 type programs struct {
 	scope      *cel.Scope
 	conditions *matching.Conditions
 	main       []compiled // one for each validation or mutation
-	messages   []compiled // one for each validation; empty where it has none
+	messages   []compiled // one for each validation; empty without a messageExpression
 	published  []compiled // one for each audit annotation
 }
 
-// compiled is an expression, or why it is none.
+// compiled is a compiled expression, or the error of its compilation.
 type compiled struct {
 	program *cel.Program
 	err     error
@@ -58,7 +59,7 @@ func (p *Policies) newPolicy(s source, m *arv1.MatchResources) *policy {
 
 func (p *policy) ignores() bool { return p.failure != nil && *p.failure == arv1.Ignore }
 
-// declared is what expressions of the policy may use.
+// declared returns the variables that expressions of the policy may use.
 func (p *policy) declared() cel.Declared {
 	return cel.Declared{Params: p.param != nil, Authorizer: true}
 }
@@ -71,7 +72,7 @@ func variables(of []arv1.Variable) []cel.Variable {
 	return out
 }
 
-// The types of what patches evaluate to.
+// The result types of mutation expressions.
 var (
 	applyType = types.NewObjectType("Object")
 	patchType = celgo.ListType(types.NewObjectType("JSONPatch"))

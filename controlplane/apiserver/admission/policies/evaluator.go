@@ -11,7 +11,7 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/cel"
 )
 
-// evaluator makes the input of expressions about one attempt.
+// evaluator creates the CEL input for one attempt.
 type evaluator struct {
 	of      *Policies
 	attempt *matching.Attempt
@@ -29,7 +29,8 @@ func (p *Policies) evaluator(ctx context.Context, a *matching.Attempt) *evaluato
 	return e
 }
 
-// input is the attempt as it is looked at, with a parameter; param may be nil.
+// input returns the CEL input for the attempt in the version of t, with a parameter object, which
+// may be nil.
 func (e *evaluator) input(ctx context.Context, t matching.Target, param api.Object) (*cel.Input, error) {
 	v, err := e.view(ctx, t)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/cel"
 )
 
-// metrics count under Kubernetes' names.
+// metrics counts evaluations, with the metric names of Kubernetes.
 type metrics struct {
 	validating, mutating checks
 
@@ -56,7 +56,7 @@ func (c checks) observe(took time.Duration, labels ...string) {
 	c.took.WithLabelValues(labels...).Observe(took.Seconds())
 }
 
-// errorType says in a word why an expression had no value.
+// errorType returns the error_type label for the error of an expression.
 func errorType(err error) string {
 	switch {
 	case err == nil:
@@ -69,7 +69,7 @@ func errorType(err error) string {
 	return "invalid_error"
 }
 
-// keep drops the series of all policies but these.
+// keep deletes the series of all policies other than the given ones.
 func (m *metrics) keep(policies ...map[string]any) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

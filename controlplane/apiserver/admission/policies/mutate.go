@@ -18,15 +18,16 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/cel"
 )
 
-// mutation is one attempt on its way through the mutating policies.
+// mutation is the evaluation of one attempt by the mutating policies.
 type mutation struct {
 	*evaluator
 	rounds *matching.Rounds
 	faults []string
 }
 
-// Mutate lets the mutating policies change an attempt, one after the other: each sees what those before it changed.
-// When something changed, a.Object is a new object. rounds is remembered by the caller between the rounds of a write.
+// Mutate applies the mutating policies to an attempt one after the other; each sees the changes of
+// the previous ones. If a policy changes the object, a.Object is a new object. The caller keeps
+// rounds between the rounds of a write.
 func (p *Policies) Mutate(ctx context.Context, a *matching.Attempt, rounds *matching.Rounds) error {
 	s := p.now.Load()
 	if s == nil || len(s.mutating) == 0 || a.Operation == api.Delete || a.Exempt() {
@@ -118,7 +119,7 @@ func (m *mutation) invoke(ctx context.Context, p *policy, b *binding, t matching
 	return err
 }
 
-// apply makes one mutation of the object as those before left it.
+// apply applies one mutation to the object, including the changes of previous mutations.
 func (m *mutation) apply(ctx context.Context, p *policy, of *programs, i int, t matching.Target, param api.Object) error {
 	in, err := m.input(ctx, t, param)
 	if err != nil || in.Object == nil {
@@ -147,6 +148,6 @@ func (m *mutation) apply(ctx context.Context, p *policy, of *programs, i int, t 
 		return err
 	}
 	m.attempt.Object, err = m.of.cfg.Versions.Back(ctx, m.attempt, &matching.View{Target: t, Object: next})
-	m.views = nil // the others look at the new object
+	m.views = nil // later policies need views of the new object
 	return err
 }

@@ -12,10 +12,12 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// maxParams is how many parameters a binding may select: each is an evaluation of the policy.
+// maxParams is the maximum number of parameters that a binding may select; the policy is evaluated
+// for each.
 const maxParams = 1000
 
-// params are the objects with which a policy is evaluated for a binding: nil alone is once and without.
+// params returns the parameter objects for which the policy is evaluated with a binding. A single
+// nil means one evaluation without a parameter.
 func (p *Policies) params(ctx context.Context, of *policy, b *binding, namespace string) ([]api.Object, error) {
 	ref := b.param
 	if of.param == nil || ref == nil {

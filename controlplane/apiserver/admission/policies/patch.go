@@ -27,7 +27,7 @@ import (
 	"keelson.dev/keelson/internal/jsonpatch"
 )
 
-// operation is one of a JSON patch.
+// operation is one operation of a JSON patch.
 type operation struct {
 	Op    string          `json:"op"`
 	Path  string          `json:"path"`
@@ -35,8 +35,8 @@ type operation struct {
 	Value json.RawMessage `json:"value,omitempty"`
 }
 
-// jsonPatch applies the operations that an expression evaluated to. nil without an error is a patch whose test failed:
-// it is not applied.
+// jsonPatch applies the operations that an expression returned. If a test operation fails, the
+// patch is not applied and the result is nil without an error.
 func (m *mutation) jsonPatch(ctx context.Context, t matching.Target, before runtime.Object, v ref.Val) (runtime.Object, error) {
 	ops, err := operations(v)
 	if err != nil || len(ops) == 0 {
@@ -60,7 +60,8 @@ func (m *mutation) jsonPatch(ctx context.Context, t matching.Target, before runt
 	return m.decode(t, before, data)
 }
 
-// decode reads the object that a patch made.
+// decode returns the object in the JSON that a patch produced. Unknown fields and a changed kind
+// are errors.
 func (m *mutation) decode(t matching.Target, before runtime.Object, data []byte) (runtime.Object, error) {
 	next := m.of.cfg.Versions.New(m.attempt, t.Kind)
 	if next == nil {
@@ -108,7 +109,7 @@ func operations(v ref.Val) ([]operation, error) {
 	return ops, nil
 }
 
-// plain is the value of an operation in JSON.
+// plain returns the value of an operation as JSON.
 func plain(v ref.Val) (json.RawMessage, error) {
 	if o, ok := v.(*dynamic.ObjectVal); ok {
 		if err := o.CheckTypeNamesMatchFieldPathNames(); err != nil {
@@ -125,7 +126,8 @@ func plain(v ref.Val) (json.RawMessage, error) {
 	return nil, fmt.Errorf("JSONPath valueExpression evaluated to a type that could not marshal to JSON: %w", err)
 }
 
-// merge merges the object that an expression evaluated to, by the rules of server-side apply.
+// merge merges the object that an expression returned into before, by the rules of server-side
+// apply.
 func (m *mutation) merge(t matching.Target, before runtime.Object, v ref.Val) (runtime.Object, error) {
 	o, ok := v.(*dynamic.ObjectVal)
 	if !ok {
@@ -168,8 +170,8 @@ func (m *mutation) merge(t matching.Target, before runtime.Object, v ref.Val) (r
 	return m.decode(t, before, data)
 }
 
-// atomics are the places in a patch that can only be replaced as a whole: to merge into them would drop what the patch
-// does not say.
+// atomics returns the paths of a patch that are atomic and can only be replaced as a whole. Merging
+// into them would drop the entries that the patch does not contain.
 func atomics(path fieldpath.Path, s *schema.Schema, t schema.TypeRef, v value.Value) (found []string) {
 	a, ok := s.Resolve(t)
 	if !ok || v == nil {

@@ -1,6 +1,7 @@
-// Package policies holds attempts to the admission policies of a cluster: ValidatingAdmissionPolicy and
-// MutatingAdmissionPolicy with their bindings. A policy is compiled when the first attempt comes that it and one of its
-// bindings are about, and what it evaluates has a budget; a cluster without policies makes nothing.
+// Package policies evaluates the admission policies of a cluster: ValidatingAdmissionPolicy and
+// MutatingAdmissionPolicy with their bindings. A policy is compiled at the first attempt that it
+// and one of its bindings match. Evaluation has a cost budget. A cluster without policies allocates
+// nothing for them.
 package policies
 
 import (
@@ -22,24 +23,24 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/cel"
 )
 
-// Objects are where parameters are read. What they return is shared.
+// Objects reads parameter objects. Its results are shared.
 type Objects interface {
-	// GetObject returns nil when none exists.
+	// GetObject returns nil when the object does not exist.
 	GetObject(ctx context.Context, k *api.Kind, namespace, name string) (api.Object, error)
 	ListObjects(ctx context.Context, k *api.Kind, namespace string, s labels.Selector) ([]api.Object, error)
 }
 
-// Config is what policies are evaluated with.
+// Config contains the dependencies of Policies.
 type Config struct {
 	Versions    matching.Versions
 	Cluster     matching.Cluster
 	Params      Objects
 	Expressions *cel.Admission
-	// Authorizer answers the questions of expressions, for one request.
+	// Authorizer returns the authorizer that the expressions of one request use.
 	Authorizer func(ctx context.Context) authorizer.UnconditionalAuthorizer
-	// Types is the schema of a kind's objects, for ApplyConfiguration.
+	// Types returns the schema of a kind's objects, for ApplyConfiguration.
 	Types   func(*api.Kind) managedfields.TypeConverter
-	Metrics prometheus.Registerer // nil = nothing is counted for others to see
+	Metrics prometheus.Registerer // nil = metrics are not registered
 	Log     *slog.Logger
 }
 
@@ -47,13 +48,13 @@ type Config struct {
 type Policies struct {
 	cfg     Config
 	metrics *metrics
-	now     atomic.Pointer[set] // nil = none exist
+	now     atomic.Pointer[set] // nil = no policies with bindings
 
 	writing sync.Mutex
 	objects [4]map[string]any // by role: *policy or *binding by the name of the object
 }
 
-// None says that there are no policies with bindings.
+// None reports whether there are no policies with bindings.
 func (p *Policies) None() bool { return p.now.Load() == nil }
 
 // The roles of objects.
@@ -64,7 +65,7 @@ const (
 	mutatingBindings
 )
 
-// set is what is evaluated now: the policies that have bindings.
+// set contains the policies that are evaluated: those with bindings.
 type set struct{ validating, mutating []*bound }
 
 type bound struct {
@@ -72,7 +73,8 @@ type bound struct {
 	bindings []*binding
 }
 
-// binding says where a policy holds.
+// binding is a policy binding: it selects the attempts and parameters for which a policy is
+// evaluated.
 type binding struct {
 	name, policy string
 	criteria     matching.Criteria
@@ -80,7 +82,7 @@ type binding struct {
 	actions      []arv1.ValidationAction
 }
 
-// New returns policies without any.
+// New returns Policies without any policy.
 func New(c Config) *Policies {
 	p := &Policies{cfg: c, metrics: newMetrics(c.Metrics)}
 	for i := range p.objects {
@@ -89,13 +91,13 @@ func New(c Config) *Policies {
 	return p
 }
 
-// Sink takes the objects of one kind: first all, then changes.
+// Sink receives the objects of one kind: first all, then changes.
 type Sink struct {
 	of   *Policies
 	role int
 }
 
-// Sinks take the objects of the four kinds, by the names of their resources.
+// Sinks returns the sinks for the four kinds, by resource name.
 func (p *Policies) Sinks() map[string]Sink {
 	return map[string]Sink{
 		"validatingadmissionpolicies": {p, validatingPolicies}, "validatingadmissionpolicybindings": {p, validatingBindings},
@@ -103,7 +105,7 @@ func (p *Policies) Sinks() map[string]Sink {
 	}
 }
 
-// Replace sets all objects.
+// Replace sets all objects of the sink's kind.
 func (s Sink) Replace(all []api.Object) {
 	s.change(func(to map[string]any) {
 		clear(to)
@@ -113,10 +115,10 @@ func (s Sink) Replace(all []api.Object) {
 	})
 }
 
-// Set adds or changes one.
+// Set adds or replaces an object.
 func (s Sink) Set(o api.Object) { s.change(func(to map[string]any) { to[o.GetName()] = s.of.read(o) }) }
 
-// Remove removes one.
+// Remove removes an object.
 func (s Sink) Remove(o api.Object) { s.change(func(to map[string]any) { delete(to, o.GetName()) }) }
 
 func (s Sink) change(do func(map[string]any)) {
@@ -135,7 +137,7 @@ func (s Sink) change(do func(map[string]any)) {
 	p.now.Store(next)
 }
 
-// join finds the bindings of each policy; both are ordered by name.
+// join returns each policy that has bindings, with its bindings; both are sorted by name.
 func join(policies, bindings map[string]any) (out []*bound) {
 	by := map[string][]*binding{}
 	for _, v := range bindings {
@@ -152,7 +154,7 @@ func join(policies, bindings map[string]any) (out []*bound) {
 	return out
 }
 
-// read makes of an object what is kept of it.
+// read returns the *policy or *binding for an object.
 func (p *Policies) read(o api.Object) any {
 	switch o := o.(type) {
 	case *arv1.ValidatingAdmissionPolicyBinding:
@@ -174,7 +176,9 @@ func (p *Policies) read(o api.Object) any {
 	return nil
 }
 
-// about says whether a policy and which of its bindings are about an attempt. complain is told what cannot be found out.
+// about returns the bindings of a policy that match an attempt, and the target of the policy. found
+// is empty if the policy does not match. Matching errors are passed to complain, with a nil binding
+// if they concern the policy.
 func (p *Policies) about(ctx context.Context, b *bound, a *matching.Attempt, complain func(*binding, error)) (
 	t matching.Target, found []*binding,
 ) {

@@ -21,11 +21,11 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/cel"
 )
 
-// maxTypes is how many kinds a policy is checked against.
+// maxTypes is the maximum number of kinds against which a policy is type checked.
 const maxTypes = 10
 
-// Check says what is wrong with the expressions of a policy over the types that its rules name without wildcards. It
-// changes nothing about what the policy does.
+// Check returns the type errors of a policy's expressions for the kinds that its rules name without
+// wildcards. They are warnings and do not affect the evaluation of the policy.
 func Check(p *arv1.ValidatingAdmissionPolicy, kinds *api.Kinds, compiler *cel.Admission) []arv1.ExpressionWarning {
 	of := subjects(p, kinds)
 	types := make([]*apiservercel.DeclType, len(of))
@@ -62,8 +62,9 @@ func Check(p *arv1.ValidatingAdmissionPolicy, kinds *api.Kinds, compiler *cel.Ad
 	return all
 }
 
-// Types are the kinds whose types a policy is checked against: what it was told of them is true for as long as these
-// very kinds are served. custom says that definitions make some of them, or may.
+// Types returns the kinds against which a policy is type checked. The warnings of Check are valid
+// while these kinds are served unchanged. custom reports whether some of the kinds are custom
+// resources or unknown.
 func Types(p *arv1.ValidatingAdmissionPolicy, kinds *api.Kinds) (all []*api.Kind, custom bool) {
 	all = subjects(p, kinds)
 	c := matching.OfPolicy(p.Spec.MatchConstraints)
@@ -76,7 +77,8 @@ func Types(p *arv1.ValidatingAdmissionPolicy, kinds *api.Kinds) (all []*api.Kind
 	return all, custom || slices.ContainsFunc(all, func(k *api.Kind) bool { return k != nil && k.Definition != "" })
 }
 
-// subjects are the kinds that the rules of a policy name, in order.
+// subjects returns the kinds that the rules of a policy name without wildcards, sorted, at most
+// maxTypes.
 func subjects(p *arv1.ValidatingAdmissionPolicy, kinds *api.Kinds) (of []*api.Kind) {
 	c := matching.OfPolicy(p.Spec.MatchConstraints)
 	for _, gvr := range c.Resources() {
@@ -88,7 +90,8 @@ func subjects(p *arv1.ValidatingAdmissionPolicy, kinds *api.Kinds) (of []*api.Ki
 	return of
 }
 
-// paramKind is the kind of a policy's parameters; nil = it has none, or there is no such kind.
+// paramKind returns the kind of a policy's parameters; nil if the policy has none or the kind is
+// unknown.
 func paramKind(p *arv1.ValidatingAdmissionPolicy, kinds *api.Kinds) *api.Kind {
 	if p.Spec.ParamKind == nil {
 		return nil
@@ -100,13 +103,13 @@ func paramKind(p *arv1.ValidatingAdmissionPolicy, kinds *api.Kinds) *api.Kind {
 	return kinds.ByGVK(gv.WithKind(p.Spec.ParamKind.Kind))
 }
 
-// Declarer is a custom.Shape that knows the type of its objects in expressions, the caller's to change; nil = it has
-// no schema. Of metadata it knows the names alone.
+// Declarer is a custom.Shape that returns the CEL type of its objects; nil = it has no schema. Of
+// metadata, the type has the names only. The caller may modify the result.
 type Declarer interface {
 	Declared() *apiservercel.DeclType
 }
 
-// typeOf is the type of a kind's objects in expressions; nil = nothing is known of it.
+// typeOf returns the CEL type of a kind's objects; nil if it is unknown.
 func typeOf(k *api.Kind) *apiservercel.DeclType {
 	if k == nil {
 		return nil
@@ -126,7 +129,7 @@ func typeOf(k *api.Kind) *apiservercel.DeclType {
 	return declared(reflect.TypeOf(k.New()).Elem(), k.GVK.Kind, nil)
 }
 
-// leaves are the types that have a form of their own in JSON.
+// leaves maps Go types with a special JSON form to CEL types.
 var leaves = map[reflect.Type]*apiservercel.DeclType{
 	reflect.TypeFor[metav1.Time]():          apiservercel.TimestampType,
 	reflect.TypeFor[metav1.MicroTime]():     apiservercel.TimestampType,
@@ -139,7 +142,7 @@ var leaves = map[reflect.Type]*apiservercel.DeclType{
 	reflect.TypeFor[[]byte]():               apiservercel.BytesType,
 }
 
-// declared is a Go type as expressions know it. A type within itself is dynamic.
+// declared returns the CEL type for a Go type. A recursive type is dynamic.
 func declared(t reflect.Type, name string, within []reflect.Type) *apiservercel.DeclType {
 	if leaf := leaves[t]; leaf != nil {
 		return leaf

@@ -22,13 +22,13 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/cel"
 )
 
-// Bounds of what policies say.
+// Limits of the failures and annotations in an audit event.
 const (
 	maxFailures   = 50
 	maxAnnotation = 10 << 10
 )
 
-// denied is why a policy denies.
+// denied is a denial by a policy, with its message.
 type denied struct {
 	policy, binding, message string
 	reason                   metav1.StatusReason
@@ -41,7 +41,7 @@ func (d *denied) text() string {
 	return fmt.Sprintf("ValidatingAdmissionPolicy '%s' with binding '%s' denied request: %s", d.policy, d.binding, d.message)
 }
 
-// failed is a validation that failed, for the audit record.
+// failed is a failed validation in the form of an audit annotation.
 type failed struct {
 	Message           string                  `json:"message"`
 	Policy            string                  `json:"policy"`
@@ -50,15 +50,15 @@ type failed struct {
 	ValidationActions []arv1.ValidationAction `json:"validationActions"`
 }
 
-// validation is one attempt on its way through the validating policies.
+// validation is the evaluation of one attempt by the validating policies.
 type validation struct {
 	*evaluator
 	denials  []denied
 	failures []failed
-	notes    map[string][]string // of the policy that is being evaluated
+	notes    map[string][]string // audit annotations of the current policy
 }
 
-// Validate holds an attempt to the validating policies.
+// Validate evaluates the validating policies for an attempt. It returns the first denial.
 func (p *Policies) Validate(ctx context.Context, a *matching.Attempt) error {
 	s := p.now.Load()
 	if s == nil || len(s.validating) == 0 || a.Exempt() {
@@ -144,7 +144,7 @@ func (v *validation) evaluate(ctx context.Context, p *policy, b *binding, in *ce
 	}
 }
 
-// verdict is what one validation found: an error, a message of denial, or neither.
+// verdict is the result of one validation: an error, a denial message, or success.
 type verdict struct {
 	err     error
 	message string
@@ -185,7 +185,8 @@ func (v *validation) validate(ctx context.Context, p *policy, of *programs, i in
 	return found
 }
 
-// usable is the text that a messageExpression evaluated to, unless it is none for one line of a status.
+// usable returns the trimmed result of a messageExpression; "" if it is too long or has several
+// lines.
 func usable(value any) string {
 	text, _ := value.(string)
 	text = strings.TrimSpace(text)
@@ -195,7 +196,7 @@ func usable(value any) string {
 	return text
 }
 
-// decide does what the binding wants to be done about a verdict.
+// decide performs the validation actions of the binding for a verdict.
 func (v *validation) decide(ctx context.Context, p *policy, b *binding, i int, found verdict, took time.Duration) {
 	count := func(action string) {
 		v.of.metrics.validating.observe(took, p.name, b.name, errorType(found.err), action)
@@ -226,8 +227,8 @@ func (v *validation) decide(ctx context.Context, p *policy, b *binding, i int, f
 	}
 }
 
-// annotate evaluates one annotation for the audit record. One that cannot be evaluated denies, unless failures are
-// ignored.
+// annotate evaluates one audit annotation. An evaluation error is a denial, unless the policy
+// ignores failures.
 func (v *validation) annotate(ctx context.Context, p *policy, b *binding, c compiled, key string, e *cel.Evaluation) {
 	err := c.err
 	if err == nil {
@@ -250,7 +251,7 @@ func (v *validation) annotate(ctx context.Context, p *policy, b *binding, c comp
 	}
 }
 
-// audit writes the failures that are to be in the audit record.
+// audit adds the failures with the action Audit to the audit event.
 func (v *validation) audit(ctx context.Context) {
 	if len(v.failures) == 0 {
 		return
@@ -261,7 +262,7 @@ func (v *validation) audit(ctx context.Context) {
 	}
 }
 
-// refusal is the first denial as the answer to the client.
+// refusal returns the first denial as an API error.
 func (v *validation) refusal() error {
 	first := v.denials[0]
 	name := v.attempt.Name

@@ -19,7 +19,7 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/cel"
 )
 
-// failure is a webhook that could not be asked, or whose answer is none.
+// failure is the error of a webhook call that failed or returned an invalid response.
 type failure struct {
 	webhook string
 	why     error
@@ -31,12 +31,12 @@ func (f *failure) Error() string {
 }
 func (f *failure) Unwrap() error { return f.why }
 
-// errTimeout is the end of a request whose time is over.
+// errTimeout returns the error for a request that has exceeded its deadline.
 func errTimeout() error {
 	return apierrors.NewTimeoutError("request did not complete within requested timeout", 0)
 }
 
-// attempt is one write on its way through the webhooks of one kind.
+// attempt is one write during its evaluation by the mutating or the validating webhooks.
 type attempt struct {
 	*matching.Attempt
 	of    *Webhooks
@@ -46,13 +46,14 @@ type attempt struct {
 	views map[matching.Target]*seen
 }
 
-// seen is a view with its encoding.
+// seen is a view and its JSON encoding.
 type seen struct {
 	*matching.View
 	json *encoded
 }
 
-// concerns says whether a webhook is asked, and what it is shown.
+// concerns returns the view that a webhook receives; nil if the webhook does not apply to the
+// attempt.
 func (a *attempt) concerns(ctx context.Context, h *hook) (*seen, error) {
 	t, ok, err := h.criteria.Match(ctx, a.Attempt, a.of.cfg.Versions, a.of.cfg.Cluster)
 	if !ok || err != nil {
@@ -105,7 +106,8 @@ func (v *seen) encode() (encoded, error) {
 	return *v.json, nil
 }
 
-// ask puts the question to one webhook. An error is *failure or a status: the webhook's denial, or a refusal to ask.
+// ask calls one webhook. An error is a *failure or an API status: the webhook's denial, or the
+// reason why it was not called.
 func (a *attempt) ask(ctx context.Context, h *hook, v *seen) (*answer, error) {
 	if a.DryRun && h.sideEffects {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("admission webhook %q does not support dry run", h.name))
@@ -151,7 +153,7 @@ func (a *attempt) ask(ctx context.Context, h *hook, v *seen) (*answer, error) {
 	return out, nil
 }
 
-// query tells the webhook how long its answer is waited for, in seconds, rounded up.
+// query returns the URL query with the timeout of the call in whole seconds, rounded up.
 func query(ctx context.Context) string {
 	deadline, ok := ctx.Deadline()
 	left := time.Until(deadline)
@@ -165,7 +167,8 @@ func query(ctx context.Context) string {
 	return "timeout=" + url.QueryEscape(whole.String())
 }
 
-// pass tells the client, and the audit record, what the webhook says besides.
+// pass forwards the warnings in the response to the client and its audit annotations to the audit
+// event.
 func (a *attempt) pass(ctx context.Context, h *hook, out *answer) {
 	for i, key := range slices.Sorted(maps.Keys(out.AuditAnnotations)) {
 		if i == maxAnnotations {
@@ -183,7 +186,8 @@ func (a *attempt) pass(ctx context.Context, h *hook, out *answer) {
 	}
 }
 
-// judge counts what became of a question, and says how the request goes on: with an error, or nil.
+// judge counts the result of a call and returns the error with which the request fails; nil if it
+// continues.
 func (a *attempt) judge(ctx context.Context, h *hook, err error, took time.Duration) error {
 	m, op := a.of.metrics, string(a.Operation)
 	var f *failure
@@ -224,7 +228,7 @@ func (a *attempt) judge(ctx context.Context, h *hook, err error, took time.Durat
 	return err
 }
 
-// note is the key of an annotation about a webhook in this round.
+// note returns the key of the audit annotation about a webhook in this round.
 func (a *attempt) note(prefix string, h *hook) string {
 	group := "validating.webhook.admission.k8s.io/"
 	if a.kind == typeMutating {

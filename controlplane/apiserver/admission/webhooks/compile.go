@@ -21,31 +21,31 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/webhook"
 )
 
-// What a configuration leaves out, and the bounds of what it may say.
+// Default and maximum values of webhook configurations.
 const (
 	defaultTimeout = 10 * time.Second
 	maxTimeout     = 30 * time.Second
 	defaultPort    = 443
 )
 
-// hook is one webhook, ready to be asked.
+// hook is one webhook with its compiled configuration.
 type hook struct {
 	configuration, name string
 	index               int
-	id                  string // its identity across changes of others
+	id                  string // unique; unchanged when other webhooks change
 	criteria            matching.Criteria
-	conditions          func() *matching.Conditions // compiled; nil = none
+	conditions          func() *matching.Conditions // compiled on use; nil = none
 	endpoint            *endpoint
-	home                string // the namespace of its service; "" = it is at a URL
+	home                string // namespace of the webhook's Service; "" = it is called by URL
 	timeout             time.Duration
-	ignores             bool // failures
-	sideEffects         bool // also in a dry run
+	ignores             bool // failure policy Ignore
+	sideEffects         bool // has side effects in a dry run
 	again               bool
 	failures            *failures
-	review              string // the version of AdmissionReview; "" = none that is known
+	review              string // version of AdmissionReview; "" = none is supported
 }
 
-// compile reads a configuration.
+// compile returns the webhooks of a configuration object.
 func (w *Webhooks) compile(o api.Object) *configuration {
 	hooks, again := hooksOf(o)
 	c := &configuration{name: o.GetName()}
@@ -89,10 +89,11 @@ func (w *Webhooks) hook(configuration string, from *arv1.ValidatingWebhook) *hoo
 	return h
 }
 
-// endpoint is where a webhook is reached. Webhooks at the same address share its connections.
+// endpoint is the address of a webhook. Webhooks with the same address share it and its
+// connections.
 type endpoint struct {
 	key  string
-	open func() (*webhook.Endpoint, error) // when it is asked first
+	open func() (*webhook.Endpoint, error) // called before the first request
 	mu   sync.Mutex
 	made *webhook.Endpoint
 }
@@ -116,7 +117,8 @@ func (e *endpoint) close() {
 	}
 }
 
-// endpoint finds or makes the endpoint of an address. The lock is held.
+// endpoint returns the shared endpoint for an address and creates it if necessary. The lock must be
+// held.
 func (w *Webhooks) endpoint(c arv1.WebhookClientConfig) *endpoint {
 	at := webhook.Address{CA: c.CABundle}
 	var fault error

@@ -7,17 +7,19 @@ import (
 	"time"
 )
 
-// failurePeriod is how often a webhook's failures are logged: one that is down fails with every write.
+// failurePeriod is the minimum interval between two log lines about a webhook's failures. A webhook
+// that is down fails at each write.
 const failurePeriod = time.Minute
 
-// failures are those of one webhook, as its log tells of them.
+// failures limits the log lines about the failures of one webhook.
 type failures struct {
 	mu     sync.Mutex
-	logged time.Time // the last line
-	since  int       // failures of which no line has told
+	logged time.Time // time of the last log line
+	since  int       // failures since the last log line
 }
 
-// failed says whether a failure is logged, and how many have not been since the last line.
+// failed reports whether a failure is to be logged, and returns the number of failures since the
+// last line.
 func (f *failures) failed(now time.Time) (log bool, since int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -29,7 +31,8 @@ func (f *failures) failed(now time.Time) (log bool, since int) {
 	return true, since
 }
 
-// answered is how many failures no line has told of, now that there is an answer.
+// answered returns the number of failures since the last log line and resets it, after a successful
+// call.
 func (f *failures) answered() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -38,14 +41,15 @@ func (f *failures) answered() int {
 	return n
 }
 
-// logFailure tells of a failure, unless one of the same webhook was told of a moment ago. The metrics count each.
+// logFailure logs a failure unless another failure of the webhook was logged within failurePeriod.
+// The metrics count every failure.
 func (h *hook) logFailure(log *slog.Logger, what string, why error) {
 	if tell, since := h.failures.failed(time.Now()); tell {
 		log.Warn(what, "webhook", h.name, "err", why, "failures since the last line", since)
 	}
 }
 
-// logAnswer tells of the failures of which nothing was said when the webhook answers again.
+// logAnswer logs the number of unlogged failures after the webhook responds again.
 func (h *hook) logAnswer(ctx context.Context, log *slog.Logger) {
 	if n := h.failures.answered(); n > 0 {
 		log.InfoContext(ctx, "a webhook answers again", "webhook", h.name, "failures since the last line", n)

@@ -6,19 +6,20 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// lifelines are what keeps nodes and leaders known to be alive. Without them nothing starts again, no webhook either.
+// lifelines are the resources with which nodes and leaders show that they are alive. Without their
+// updates nothing in the cluster can restart, including webhooks.
 var lifelines = []schema.GroupResource{
 	{Group: "coordination.k8s.io", Resource: "leases"},
 	{Resource: "nodes"},
 }
 
-// systemNamespaces have the leases of nodes and of the control plane's parts.
+// systemNamespaces contain the Leases of nodes and control plane components.
 var systemNamespaces = []string{"kube-node-lease", "kube-system"}
 
-// lifeline says that a failure to call a webhook is ignored, whatever its failure policy: the write is one of the
-// cluster's own parts, and without it the webhook itself might never come back. These are the signs of life of nodes
-// and leaders, and everything in the namespaces where services of webhooks run: their pods, and what starts and reaches
-// them. A webhook that answers is heard in these writes as in all others.
+// lifeline reports whether a failed webhook call is ignored despite its failure policy. This is so
+// for writes of the cluster's own components that the webhook may need to recover. They are
+// heartbeats of nodes and leaders, and all objects in namespaces with Services of webhooks. A
+// denial by a webhook that responds still applies to these writes.
 func (a *attempt) lifeline(*hook) bool {
 	if !a.Leads && (a.of.cfg.Own == nil || !a.of.cfg.Own(a.User)) {
 		return false

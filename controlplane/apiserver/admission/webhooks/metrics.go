@@ -8,20 +8,20 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// How the two kinds of webhooks are called in metrics.
+// Values of the metric label type.
 const (
 	typeMutating   = "admit"
 	typeValidating = "validating"
 )
 
-// Why a webhook's answer, or its absence, ended a request.
+// Values of the metric label error_type.
 const (
 	errorCalling  = "calling_webhook_error"
 	errorInternal = "apiserver_internal_error"
 	errorNone     = "no_error"
 )
 
-// metrics count under Kubernetes' names.
+// metrics counts webhook calls, with the metric names of Kubernetes.
 type metrics struct {
 	duration *prometheus.HistogramVec
 	total    *prometheus.CounterVec
@@ -58,7 +58,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	return m
 }
 
-// maxCode bounds the codes that webhooks may choose.
+// maxCode is the maximum response code in metrics, because webhooks can choose the code.
 const maxCode = 600
 
 func (m *metrics) answered(h *hook, kind, operation string, code int, rejected bool, took time.Duration) {
@@ -74,7 +74,7 @@ func (m *metrics) rejection(h *hook, kind, operation, why string, code int) {
 
 func (m *metrics) open(h *hook, kind string) { m.failOpen.WithLabelValues(h.name, kind).Inc() }
 
-// keep drops the series of all webhooks but these.
+// keep deletes the series of all webhooks other than the given ones.
 func (m *metrics) keep(names map[string]bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -18,8 +18,9 @@ import (
 	"keelson.dev/keelson/internal/jsonpatch"
 )
 
-// Mutate asks the mutating webhooks that are concerned, one after the other: each sees what those before it changed.
-// When something changed, of.Object is a new object. rounds is remembered by the caller between the rounds of a write.
+// Mutate calls the matching mutating webhooks one after the other; each sees the changes of the
+// previous ones. If a webhook changes the object, of.Object is a new object. The caller keeps
+// rounds between the rounds of a write.
 func (w *Webhooks) Mutate(ctx context.Context, of *matching.Attempt, rounds *matching.Rounds) error {
 	s := w.now.Load()
 	if s == nil || len(s.mutating) == 0 || of.Exempt() {
@@ -58,7 +59,8 @@ func (w *Webhooks) Mutate(ctx context.Context, of *matching.Attempt, rounds *mat
 	return nil
 }
 
-// mutate asks one webhook and does what it says.
+// mutate calls one webhook and applies the patch in its response. It reports whether the object has
+// changed.
 func (a *attempt) mutate(ctx context.Context, h *hook, v *seen) (changed bool, err error) {
 	out, err := a.ask(ctx, h, v)
 	if err != nil || len(out.Patch) == 0 {
@@ -91,11 +93,11 @@ func (a *attempt) mutate(ctx context.Context, h *hook, v *seen) (changed bool, e
 	if a.Object, err = a.of.cfg.Versions.Back(ctx, a.Attempt, &view); err != nil {
 		return false, apierrors.NewInternalError(fmt.Errorf("failed to convert object: %w", err))
 	}
-	a.views = nil // the others look at the new object
+	a.views = nil // later webhooks need views of the new object
 	return true, nil
 }
 
-// patched is the object of a view after a patch.
+// patched returns the object of a view after a patch.
 func (a *attempt) patched(ctx context.Context, h *hook, v *seen, patch []byte) (runtime.Object, error) {
 	doc, err := v.encode()
 	if err != nil {
@@ -127,7 +129,7 @@ func (a *attempt) patched(ctx context.Context, h *hook, v *seen, patch []byte) (
 	return next, a.of.cfg.Versions.Keep(a.Attempt, v.Kind, next, v.Object)
 }
 
-// noteMutation tells the audit record whether the webhook changed the object.
+// noteMutation adds an audit annotation about whether the webhook changed the object.
 func (a *attempt) noteMutation(ctx context.Context, h *hook, changed bool) {
 	text, err := json.Marshal(struct {
 		Configuration string `json:"configuration"`

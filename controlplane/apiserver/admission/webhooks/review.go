@@ -17,7 +17,7 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/admission/matching"
 )
 
-// Bounds of an answer. That of a mutating webhook has a patch in it, in base64.
+// Limits of a response. A response of a mutating webhook contains a base64-encoded patch.
 const (
 	maxValidating  = 1 << 20
 	maxMutating    = 5 << 20
@@ -26,14 +26,15 @@ const (
 	maxWarnings    = 32
 )
 
-// The versions of AdmissionReview have the same form, and differ in what is asked of an answer.
+// All versions of AdmissionReview have the same form; they differ in the required fields of a
+// response.
 const (
 	reviewGroup = "admission.k8s.io/"
 	reviewKind  = "AdmissionReview"
 	reviewV1    = "v1"
 )
 
-// encoded is a view of an attempt in JSON, which all webhooks that look at it share.
+// encoded is the JSON of a view's objects, which all webhooks with this view share.
 type encoded struct {
 	object, old json.RawMessage
 }
@@ -53,7 +54,7 @@ func encodeObject(o runtime.Object) (json.RawMessage, error) {
 	return json.Marshal(o)
 }
 
-// question is an AdmissionReview.
+// question returns the JSON of an AdmissionReview.
 func question(version string, uid types.UID, a *matching.Attempt, v *matching.View, e encoded) ([]byte, error) {
 	r := a.Request(v.Target)
 	r.UID, r.Object.Raw, r.OldObject.Raw = uid, e.object, e.old
@@ -62,7 +63,7 @@ func question(version string, uid types.UID, a *matching.Attempt, v *matching.Vi
 	})
 }
 
-// answer is what is read of a response.
+// answer contains the used fields of an AdmissionResponse.
 type answer struct {
 	UID              types.UID         `json:"uid"`
 	Allowed          bool              `json:"allowed"`
@@ -73,7 +74,7 @@ type answer struct {
 	Warnings         []string          `json:"warnings"`
 }
 
-// readAnswer reads a response and checks that it is one to this question.
+// readAnswer decodes a response and checks that it is valid and belongs to the request uid.
 func readAnswer(data []byte, version string, uid types.UID, mutating bool) (*answer, error) {
 	var review struct {
 		APIVersion string          `json:"apiVersion"`
@@ -93,7 +94,7 @@ func readAnswer(data []byte, version string, uid types.UID, mutating bool) (*ans
 	if err := json.Unmarshal(review.Response, a); err != nil {
 		return nil, err
 	}
-	if version != reviewV1 { // of older responses uid, version and type of patch are not looked at
+	if version != reviewV1 { // uid, version and patch type of v1beta1 responses are not checked
 		if mutating && len(a.Patch) > 0 {
 			a.PatchType = new(string)
 			*a.PatchType = string(admissionv1.PatchTypeJSONPatch)
@@ -129,7 +130,7 @@ func (a *answer) checkPatch(mutating bool) error {
 	return nil
 }
 
-// denial is the error of a request that a webhook denies.
+// denial returns the API error for a request that a webhook denies.
 func denial(name string, said *metav1.Status) *apierrors.StatusError {
 	s := metav1.Status{}
 	if said != nil {

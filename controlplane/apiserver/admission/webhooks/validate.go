@@ -12,11 +12,11 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/admission/matching"
 )
 
-// atOnce is how many validating webhooks are asked about one write at the same time.
+// atOnce is the maximum number of concurrent calls of validating webhooks for one write.
 const atOnce = 8
 
-// Validate asks the validating webhooks that are concerned, several at a time. The first in their order that denies,
-// or fails and must not, decides.
+// Validate calls the matching validating webhooks, up to atOnce at a time. It returns the error of
+// the first webhook in their order that denies the request, or fails with the failure policy Fail.
 func (w *Webhooks) Validate(ctx context.Context, of *matching.Attempt) error {
 	s := w.now.Load()
 	if s == nil || len(s.validating) == 0 || of.Exempt() {
@@ -37,7 +37,7 @@ func (w *Webhooks) Validate(ctx context.Context, of *matching.Attempt) error {
 		if v == nil {
 			continue
 		}
-		if _, err := v.encode(); err != nil { // before it is shared
+		if _, err := v.encode(); err != nil { // encode before the view is shared
 			return apierrors.NewInternalError(err)
 		}
 		all = append(all, asked{hook: h, view: v})
@@ -66,7 +66,8 @@ func (w *Webhooks) Validate(ctx context.Context, of *matching.Attempt) error {
 	return nil
 }
 
-// validate asks one webhook. A panic is an error of this request, not the end of the process.
+// validate calls one webhook. A panic becomes an error of this request instead of ending the
+// process.
 func (a *attempt) validate(ctx context.Context, h *hook, v *seen) (err error) {
 	defer func() {
 		if r := recover(); r != nil {

@@ -1,6 +1,7 @@
-// Package webhooks asks the admission webhooks of a cluster. What stands in the configurations is compiled once per
-// change; an attempt that concerns no webhook is looked at and nothing is made for it. An answer is bounded in bytes,
-// a question in time: by the webhook's own timeout, and all questions about one write by the deadline of the request.
+// Package webhooks calls the admission webhooks of a cluster. Configurations are compiled once per
+// change. An attempt that matches no webhook allocates nothing. The size of a response is limited.
+// The duration of a call is limited by the webhook's timeout, and that of all calls for a write by
+// the request's deadline.
 package webhooks
 
 import (
@@ -21,51 +22,52 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/cel"
 )
 
-// Services are ways to what stands behind a Service, whatever the address.
+// Services returns dial functions that reach a backend of a Service. The dialed address is ignored.
 type Services interface {
 	ForService(namespace, name string, port int32) func(ctx context.Context, _, _ string) (net.Conn, error)
 }
 
-// Config is what webhooks are asked with.
+// Config contains the dependencies of Webhooks.
 type Config struct {
 	Versions    matching.Versions
 	Cluster     matching.Cluster
 	Services    Services       // nil = webhooks behind a Service cannot be called
 	Expressions *cel.Admission // compiles match conditions
-	// Authorizer answers the questions of match conditions, for one request.
+	// Authorizer returns the authorizer that the match conditions of one request use.
 	Authorizer func(ctx context.Context) authorizer.UnconditionalAuthorizer
-	// Own says that a user is a part of the cluster itself, whose writes may be what brings a webhook back.
+	// Own reports whether a user is a component of the cluster itself. A webhook may need writes of
+	// such a component to recover (see lifeline).
 	Own     func(api.User) bool
-	Metrics prometheus.Registerer // nil = nothing is counted for others to see
+	Metrics prometheus.Registerer // nil = metrics are not registered
 	Log     *slog.Logger
 }
 
-// Webhooks are the webhooks of a cluster. Safe for concurrent use.
+// Webhooks are the admission webhooks of a cluster. Safe for concurrent use.
 type Webhooks struct {
 	cfg     Config
 	metrics *metrics
-	now     atomic.Pointer[set] // nil = none exist
+	now     atomic.Pointer[set] // nil = no webhooks
 
 	writing    sync.Mutex
-	mutating   map[string]*configuration // by name of the object
+	mutating   map[string]*configuration // by name of the configuration object
 	validating map[string]*configuration
 	endpoints  map[string]*endpoint
 }
 
-// set is what is asked now.
+// set contains the webhooks that are called.
 type set struct {
 	mutating, validating []*hook
-	// homes are the namespaces in which services of webhooks run.
+	// homes are the namespaces of the Services of webhooks.
 	homes map[string]bool
 }
 
-// configuration is one object with webhooks.
+// configuration is a webhook configuration object with its compiled webhooks.
 type configuration struct {
 	name  string
 	hooks []*hook
 }
 
-// New returns webhooks without any.
+// New returns Webhooks without any webhook.
 func New(c Config) *Webhooks {
 	return &Webhooks{
 		cfg: c, metrics: newMetrics(c.Metrics),
@@ -73,22 +75,22 @@ func New(c Config) *Webhooks {
 	}
 }
 
-// None says that there are no webhooks.
+// None reports whether there are no webhooks.
 func (w *Webhooks) None() bool { return w.now.Load() == nil }
 
-// Mutating keeps the mutating webhooks equal to the objects that it is given.
+// Mutating returns the sink for MutatingWebhookConfigurations.
 func (w *Webhooks) Mutating() Sink { return Sink{w, w.mutating} }
 
-// Validating does so with validating webhooks.
+// Validating returns the sink for ValidatingWebhookConfigurations.
 func (w *Webhooks) Validating() Sink { return Sink{w, w.validating} }
 
-// Sink takes configurations: first all, then changes.
+// Sink receives webhook configurations: first all, then changes.
 type Sink struct {
 	of *Webhooks
 	to map[string]*configuration
 }
 
-// Replace sets all configurations.
+// Replace sets all configurations of the sink's kind.
 func (s Sink) Replace(all []api.Object) {
 	s.change(func() {
 		clear(s.to)
@@ -98,10 +100,10 @@ func (s Sink) Replace(all []api.Object) {
 	})
 }
 
-// Set adds or changes one.
+// Set adds or replaces a configuration.
 func (s Sink) Set(o api.Object) { s.change(func() { s.to[o.GetName()] = s.of.compile(o) }) }
 
-// Remove removes one.
+// Remove removes a configuration.
 func (s Sink) Remove(o api.Object) { s.change(func() { delete(s.to, o.GetName()) }) }
 
 func (s Sink) change(do func()) {
@@ -111,7 +113,8 @@ func (s Sink) change(do func()) {
 	s.of.publish()
 }
 
-// publish makes what has been compiled the set of now, and closes the endpoints that nobody uses any more.
+// publish makes the compiled configurations the current set and closes endpoints that are no longer
+// used.
 func (w *Webhooks) publish() {
 	next := &set{mutating: ordered(w.mutating), validating: ordered(w.validating), homes: map[string]bool{}}
 	used := map[string]bool{}
@@ -135,7 +138,8 @@ func (w *Webhooks) publish() {
 	w.now.Store(next)
 }
 
-// ordered lists the webhooks by the name of their configuration, and within it as they stand.
+// ordered returns the webhooks sorted by the name of their configuration, and within it in their
+// order.
 func ordered(of map[string]*configuration) (out []*hook) {
 	var all []*configuration
 	for _, c := range of {
@@ -153,7 +157,8 @@ func ordered(of map[string]*configuration) (out []*hook) {
 	return out
 }
 
-// configurations of both kinds are read alike.
+// hooksOf returns the webhooks of a configuration object of either kind, mutating ones in the
+// validating form. again contains the reinvocation policies of mutating webhooks.
 func hooksOf(o api.Object) (out []arv1.ValidatingWebhook, again []arv1.ReinvocationPolicyType) {
 	switch o := o.(type) {
 	case *arv1.ValidatingWebhookConfiguration:
