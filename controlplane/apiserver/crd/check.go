@@ -24,7 +24,8 @@ import (
 	"keelson.dev/keelson/controlplane/api/custom"
 )
 
-// judge is api.Kind.Check of a kind; whole and changed are the rules of metadata.
+// judge validates the objects of one version of a custom resource; check is api.Kind.Check. whole
+// and changed validate the metadata of a new and of an updated object.
 type judge struct {
 	of      *version
 	whole   func(api.Object) field.ErrorList
@@ -64,7 +65,7 @@ func (j *judge) check(ctx context.Context, facet string, obj, old api.Object) fi
 	if err != nil {
 		return refuse(err)
 	}
-	// What was wrong before and has not been touched is let be.
+	// Values that were invalid before and are unchanged are not reported (ratcheting).
 	pair := common.NewCorrelatedObject(now, before, &model.Structural{Structural: s})
 	errs := j.changed(obj, old)
 	if facet == "status" {
@@ -89,14 +90,15 @@ func (j *judge) check(ctx context.Context, facet string, obj, old api.Object) fi
 	})...)
 }
 
-// checked is an object that is being judged.
+// checked is an object under validation.
 type checked struct {
 	*version
 	rules *rules
 	now   map[string]any
 }
 
-// ruled asks the rules in CEL, unless what was found already may have them fail for another reason.
+// ruled returns the errors of the CEL rules, unless an error in found could be the cause of their
+// failure.
 func (c *checked) ruled(found field.ErrorList, ask func() field.ErrorList) field.ErrorList {
 	if c.rules.cel == nil {
 		return nil
@@ -112,7 +114,7 @@ func (c *checked) ruled(found field.ErrorList, ask func() field.ErrorList) field
 	return ask()
 }
 
-// replicas judges what subresource scale writes.
+// replicas returns errors for the replica count that the scale subresource writes.
 func (c *checked) replicas() field.ErrorList {
 	if c.scale() == nil {
 		return nil
@@ -120,7 +122,7 @@ func (c *checked) replicas() field.ErrorList {
 	return count(c.now, c.scale().SpecReplicasPath)
 }
 
-// scaleStatus judges what subresource scale shows besides.
+// scaleStatus returns errors for the status fields that the scale subresource reads.
 func (c *checked) scaleStatus() field.ErrorList {
 	s := c.scale()
 	if s == nil {
@@ -149,10 +151,11 @@ func count(in map[string]any, path string) field.ErrorList {
 	return nil
 }
 
-// parts are the fields of a simple path: ".spec.replicas".
+// parts splits a simple path such as ".spec.replicas" into field names.
 func parts(path string) []string { return strings.Split(strings.TrimPrefix(path, "."), ".") }
 
-// warnOfFinalizers tells of new finalizers whose names may be somebody else's as well.
+// warnOfFinalizers warns the client of new finalizers without a domain-qualified name, which other
+// writers could use too.
 func warnOfFinalizers(ctx context.Context, obj, old api.Object) {
 	for _, f := range obj.GetFinalizers() {
 		if old != nil && slices.Contains(old.GetFinalizers(), f) {

@@ -17,20 +17,21 @@ import (
 	"keelson.dev/keelson/controlplane/api/custom"
 )
 
-// maxDescents bounds how often a path may look at all that is below a place ("..", "[*]", a slice, a filter): each
-// multiplies the time that an object takes. A column of a path with more stays empty.
+// maxDescents is the maximum number of wildcard steps in a path ("..", "[*]", a slice, a filter).
+// Each multiplies the evaluation time. A column with more of them stays empty.
 const maxDescents = 3
 
-// maxUnions bounds the commas of a path: n unions of two names each give 2^n results.
+// maxUnions is the maximum number of commas in a path: n unions of two names each give 2^n results.
 const maxUnions = 8
 
-// column is a column of the table of a kind.
+// column is a table column of a kind.
 type column struct {
 	metav1.TableColumnDefinition
 	find func(all map[string]any) (any, bool)
 }
 
-// columnsOf are the columns of a version besides the name. Paths are parsed when a row is first made.
+// columnsOf returns the columns of a version in addition to the name. Paths are parsed at their
+// first use.
 func columnsOf(v *apiextensionsv1.CustomResourceDefinitionVersion) []column {
 	list := v.AdditionalPrinterColumns
 	if len(list) == 0 {
@@ -53,7 +54,7 @@ func columnsOf(v *apiextensionsv1.CustomResourceDefinitionVersion) []column {
 	return out
 }
 
-// printed gives a kind its columns.
+// printed sets the table columns of a kind and the function that fills a row.
 func printed(k *api.Kind, v *apiextensionsv1.CustomResourceDefinitionVersion) {
 	cols := columnsOf(v)
 	k.Columns = []metav1.TableColumnDefinition{
@@ -76,7 +77,8 @@ func printed(k *api.Kind, v *apiextensionsv1.CustomResourceDefinitionVersion) {
 	}
 }
 
-// finder finds the first value of a path in an object. A path that cannot be parsed finds nothing.
+// finder returns a function that finds the first value of a path in an object. It finds nothing if
+// the path is invalid or too costly.
 func finder(path string) func(map[string]any) (any, bool) {
 	if simple(path) {
 		names := parts(path)
@@ -97,7 +99,7 @@ func finder(path string) func(map[string]any) (any, bool) {
 	if isCostly(path) {
 		return func(map[string]any) (any, bool) { return nil, false }
 	}
-	var mu sync.Mutex // a parsed path keeps where it is
+	var mu sync.Mutex // a parsed path has state
 	parse := sync.OnceValue(func() *jsonpath.JSONPath {
 		p := jsonpath.New("path").AllowMissingKeys(true)
 		if p.Parse("{"+path+"}") != nil {
@@ -109,7 +111,7 @@ func finder(path string) func(map[string]any) (any, bool) {
 		mu.Lock()
 		defer mu.Unlock()
 		defer func() {
-			if recover() != nil { // a filter over values of other types
+			if recover() != nil { // a filter compared values of different types
 				value, ok = nil, false
 			}
 		}()
@@ -125,8 +127,8 @@ func finder(path string) func(map[string]any) (any, bool) {
 	}
 }
 
-// isCostly reports whether a path may take more time than in proportion to a small power of the object's size. Braces
-// would end the path and begin another, or a loop.
+// isCostly reports whether evaluating a path may take longer than a small power of the object's
+// size. It is also true for paths with braces, which could start another expression or a loop.
 func isCostly(path string) bool {
 	descents := 0
 	for _, mark := range []string{"..", "*", "?", ":"} {
@@ -135,12 +137,12 @@ func isCostly(path string) bool {
 	return descents > maxDescents || strings.Count(path, ",") > maxUnions || strings.ContainsAny(path, "{}")
 }
 
-// simple says that a path is names with dots between them.
+// simple reports whether a path consists only of field names separated by dots.
 func simple(path string) bool {
 	return strings.HasPrefix(path, ".") && !strings.ContainsAny(path, `[]{}()*?@$'"\,|& `) && !strings.Contains(path, "..") && len(path) > 1
 }
 
-// shown is a value as a cell of a column; nil where it is of another type.
+// shown converts a value to the type of a column; nil if it has another type.
 func shown(as string, value any, now time.Time) any {
 	switch as {
 	case "string":
@@ -171,7 +173,7 @@ func shown(as string, value any, now time.Time) any {
 	return nil
 }
 
-// text writes a value as kubectl's JSONPath does: JSON where it is no scalar.
+// text formats a value like kubectl's JSONPath printer: scalars as text, other values as JSON.
 func text(value any) any {
 	if s, ok := value.(string); ok {
 		return s
@@ -194,7 +196,7 @@ func since(at string, now time.Time) string {
 	return duration.HumanDuration(now.Sub(t))
 }
 
-// selectable are the values of the selectable fields of an object, by name.
+// selectable is a selectable field of a version, by name.
 type selectable struct {
 	name string
 	find func(map[string]any) (any, bool)

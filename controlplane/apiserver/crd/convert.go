@@ -11,17 +11,17 @@ import (
 	"keelson.dev/keelson/controlplane/api/custom"
 )
 
-// Hooks are the ways out of this process.
+// Hooks contains the functions for connections to conversion webhooks.
 type Hooks struct {
-	// ForService returns what dials an endpoint of a port of a Service.
+	// ForService returns a dial function that reaches a backend of a Service's port.
 	ForService func(namespace, name string, port int32) func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
-// converter brings objects of any version into another.
+// converter converts objects of any version into another one.
 type converter struct {
-	local bool // nobody outside is asked
+	local bool // no webhook is called
 	to    func(ctx context.Context, objs []api.Object, v *version) ([]api.Object, error)
-	close func() // nil = nothing is to be let go when the definition has gone
+	close func() // called when the definition is removed or replaced; nil = nothing to do
 }
 
 func (d *definition) converter(hooks Hooks) converter {
@@ -41,7 +41,8 @@ func (d *definition) converter(hooks Hooks) converter {
 	}}
 }
 
-// renamed is strategy None: the object says that it is of another version, and keeps what that knows.
+// renamed returns a copy of the object with the version v, pruned and defaulted by its schema. This
+// is the conversion strategy None.
 func renamed(o api.Object, v *version) (api.Object, error) {
 	out := o.(*custom.Object).DeepCopy()
 	out.SetGroupVersionKind(v.gvk)
@@ -51,7 +52,7 @@ func renamed(o api.Object, v *version) (api.Object, error) {
 	return out, nil
 }
 
-// sameSpec compares definitions, of which the first is packed.
+// sameSpec reports whether two definitions have equal specs. a must be packed.
 func sameSpec(a, b *apiextensionsv1.CustomResourceDefinition) bool {
 	b, err := custom.Pack(b)
 	return err == nil && equality.Semantic.DeepEqual(&a.Spec, &b.Spec)

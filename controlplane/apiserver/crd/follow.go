@@ -12,7 +12,8 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/follow"
 )
 
-// Follower keeps the table of kinds in step with the definitions of this replica's watch cache.
+// Follower updates the table of kinds from the CustomResourceDefinitions in this replica's watch
+// cache.
 type Follower struct {
 	source follow.Source
 	kinds  *api.Kinds
@@ -20,13 +21,13 @@ type Follower struct {
 	log    *slog.Logger
 	ready  chan struct{}
 
-	change sync.Mutex             // held while served changes, which Run and Begin do
-	served map[string]*definition // by the definition's name
+	change sync.Mutex             // held while served changes, in Run and Begin
+	served map[string]*definition // by definition name
 
-	follow.Place // up to where definitions have been seen
+	follow.Place // revision up to which definitions are applied
 }
 
-// NewFollower returns a follower. Nothing is served until Run.
+// NewFollower returns a Follower. It serves no kinds before Begin or Run.
 func NewFollower(source follow.Source, kinds *api.Kinds, hooks Hooks, log *slog.Logger) *Follower {
 	return &Follower{
 		source: source, kinds: kinds, hooks: hooks, log: log, ready: make(chan struct{}),
@@ -34,22 +35,22 @@ func NewFollower(source follow.Source, kinds *api.Kinds, hooks Hooks, log *slog.
 	}
 }
 
-// Ready is closed once the kinds of all definitions that were there when Run began are served.
+// Ready is closed once the kinds of all definitions that existed when Run started are served.
 func (f *Follower) Ready() <-chan struct{} { return f.ready }
 
-// kind is that of the definitions themselves.
+// kind returns the kind CustomResourceDefinition.
 func (f *Follower) kind() *api.Kind { return definitions(f.kinds) }
 
 func definitions(k *api.Kinds) *api.Kind {
 	return k.ByGVK(apiextensionsv1.SchemeGroupVersion.WithKind("CustomResourceDefinition"))
 }
 
-// Run follows until ctx ends.
+// Run follows the definitions until ctx is done.
 func (f *Follower) Run(ctx context.Context) error {
 	return follow.Run(ctx, f.log, f.source, f.kind(), f, sync.OnceFunc(func() { close(f.ready) }))
 }
 
-// Complete returns once every definition that anybody has been told of is served here.
+// Complete waits until every definition that any client has seen is served by this replica.
 func (f *Follower) Complete(ctx context.Context) error {
 	select {
 	case <-f.ready:
@@ -59,8 +60,9 @@ func (f *Follower) Complete(ctx context.Context) error {
 	return f.CaughtUp(ctx, f.source, f.kind(), false)
 }
 
-// Begin serves the definitions that the watch cache is being loaded with, in the state that it is loaded from, before
-// Run follows them: the objects of their kinds are loaded with them. What is served already stays.
+// Begin serves the definitions in the state from which the watch cache is loaded, before Run
+// follows them. The objects of their kinds can then be loaded with them. Definitions that are
+// already served are unchanged.
 func (f *Follower) Begin(all []api.Object) {
 	f.change.Lock()
 	defer f.change.Unlock()
@@ -73,7 +75,7 @@ func (f *Follower) Begin(all []api.Object) {
 		}
 		d, err := define(c, f.kind(), f.hooks)
 		if err != nil {
-			continue // Run tells of it
+			continue // Run logs it
 		}
 		next[c.Name] = d
 		add = append(add, d.kinds...)
@@ -83,10 +85,12 @@ func (f *Follower) Begin(all []api.Object) {
 	}
 }
 
-// TakesLight is follow.Lighter: schemas are kept packed until an object needs them.
+// TakesLight implements follow.Lighter: the follower accepts objects in light form, with schemas
+// packed until an object needs them.
 func (f *Follower) TakesLight() {}
 
-// Replace is follow.Sink. It makes the table that of these definitions and of no others: in one step where nothing stands against it.
+// Replace serves exactly the given definitions. All changes take effect in one step, unless one of
+// them fails; then each definition is changed separately.
 func (f *Follower) Replace(all []api.Object) {
 	f.change.Lock()
 	defer f.change.Unlock()
@@ -126,12 +130,12 @@ func (f *Follower) Replace(all []api.Object) {
 		}
 		return
 	}
-	for name, d := range next { // one of them cannot be served: the others can
+	for name, d := range next { // one of the definitions cannot be served; serve the others
 		f.exchange(name, d)
 	}
 }
 
-// Remove is follow.Sink.
+// Remove stops serving the kinds of a definition.
 func (f *Follower) Remove(o api.Object) {
 	f.change.Lock()
 	defer f.change.Unlock()
@@ -144,7 +148,8 @@ func (f *Follower) remove(o api.Object) {
 	}
 }
 
-// Set is follow.Sink.
+// Set serves the kinds of a new or changed definition. It stops serving them if the definition is
+// not established.
 func (f *Follower) Set(o api.Object) {
 	f.change.Lock()
 	defer f.change.Unlock()
@@ -165,7 +170,8 @@ func (f *Follower) Set(o api.Object) {
 	f.exchange(c.Name, d)
 }
 
-// exchange serves a definition in place of what is served under its name; nil serves none.
+// exchange replaces the served definition of a name by d; nil only removes it. A definition that
+// cannot be served is logged and changes nothing.
 func (f *Follower) exchange(name string, d *definition) {
 	var drop, add []*api.Kind
 	if have := f.served[name]; have != nil {
@@ -181,7 +187,7 @@ func (f *Follower) exchange(name string, d *definition) {
 	f.keep(name, d)
 }
 
-// keep notes what is served under a name, and lets go what was.
+// keep stores the served definition of a name and closes the converter of the previous one.
 func (f *Follower) keep(name string, d *definition) {
 	if have := f.served[name]; have != nil && have.convert.close != nil {
 		have.convert.close()

@@ -19,15 +19,17 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Definitions is the admission of definitions, and of what is made of them while they end.
+// Definitions is the admission of CustomResourceDefinitions, and of custom resources while their
+// definition is being deleted.
 type Definitions struct {
-	// Definition finds the newest state that this replica has of a definition.
+	// Definition returns the newest state of a definition that this replica has.
 	Definition func(ctx context.Context, name string) (*apiextensionsv1.CustomResourceDefinition, bool)
-	// Kinds has the kind of definitions.
+	// Kinds contains the kind CustomResourceDefinition.
 	Kinds *api.Kinds
 }
 
-// Admit judges one attempt.
+// Admit validates a written definition. It rejects creating a custom resource if its definition is
+// being deleted.
 func (d Definitions) Admit(ctx context.Context, a *api.Attempt) error {
 	if c, ok := a.Whole.(*apiextensionsv1.CustomResourceDefinition); ok {
 		return judgeDefinition(ctx, a, c)
@@ -37,13 +39,14 @@ func (d Definitions) Admit(ctx context.Context, a *api.Attempt) error {
 	}
 	c, ok := d.Definition(ctx, a.Kind.Definition)
 	if !ok {
-		return nil // the kind's own condition refuses the commit
+		return nil // the commit fails by the condition of the kind itself
 	}
 	if c.DeletionTimestamp != nil {
 		return apierrors.NewForbidden(a.Kind.GroupResource(), a.Whole.GetName(),
 			errors.New("create not allowed while custom resource definition is terminating"))
 	}
-	// Nor may its end begin meanwhile: what is deleted with it is listed after that.
+	// The deletion must not start before the commit, since it lists the objects to delete
+	// afterwards.
 	a.Require(api.Check{Ref: api.Ref{Kind: definitions(d.Kinds), Name: c.Name}, Seen: c})
 	return nil
 }
@@ -51,7 +54,7 @@ func (d Definitions) Admit(ctx context.Context, a *api.Attempt) error {
 func judgeDefinition(ctx context.Context, a *api.Attempt, c *apiextensionsv1.CustomResourceDefinition) error {
 	old, changed := a.Stored.(*apiextensionsv1.CustomResourceDefinition)
 	if changed && a.Facet == "status" {
-		// The schemas of thousands of properties are not this write's.
+		// A status update does not need the validation of large schemas.
 		c, old = withoutVersions(c), withoutVersions(old)
 	}
 	now, err := internal(c)
@@ -61,7 +64,7 @@ func judgeDefinition(ctx context.Context, a *api.Attempt, c *apiextensionsv1.Cus
 	var errs field.ErrorList
 	withoutBlindSelection(now)
 	if !changed {
-		if errs := judgePatterns(now, nil); len(errs) > 0 { // the libraries would compile them
+		if errs := judgePatterns(now, nil); len(errs) > 0 { // first, because the validation libraries compile patterns
 			return apierrors.NewInvalid(a.Kind.GVK.GroupKind(), c.Name, errs)
 		}
 		errs = validation.ValidateCustomResourceDefinition(ctx, now)
@@ -88,15 +91,16 @@ func judgeDefinition(ctx context.Context, a *api.Attempt, c *apiextensionsv1.Cus
 	return nil
 }
 
-// withoutVersions is a definition as those judge it who look at its metadata and status alone.
+// withoutVersions returns a shallow copy of a definition without its versions, for validating
+// metadata and status only.
 func withoutVersions(c *apiextensionsv1.CustomResourceDefinition) *apiextensionsv1.CustomResourceDefinition {
 	out := *c
 	out.Spec.Versions = nil
 	return &out
 }
 
-// internal is a definition in the form that the libraries judge. It shares with the definition what both forms have
-// alike, and nobody changes it.
+// internal converts a definition to the type that the validation libraries need. The result shares
+// data with c and must not be modified.
 func internal(c *apiextensionsv1.CustomResourceDefinition) (*apiextensions.CustomResourceDefinition, error) {
 	out := &apiextensions.CustomResourceDefinition{}
 	if err := apiextensionsv1.Convert_v1_CustomResourceDefinition_To_apiextensions_CustomResourceDefinition(c, out, nil); err != nil {
@@ -105,8 +109,8 @@ func internal(c *apiextensionsv1.CustomResourceDefinition) (*apiextensions.Custo
 	return out, nil
 }
 
-// withoutBlindSelection takes the selectable fields from a definition whose schema cannot be read: the libraries refuse
-// such a schema, and would look for the fields in it nevertheless.
+// withoutBlindSelection removes the selectable fields from a definition with an invalid schema. The
+// libraries reject such a schema, but would still look for the fields in it.
 func withoutBlindSelection(c *apiextensions.CustomResourceDefinition) {
 	selecting := len(c.Spec.SelectableFields) > 0
 	for i := range c.Spec.Versions {
@@ -133,7 +137,8 @@ func withoutBlindSelection(c *apiextensions.CustomResourceDefinition) {
 	}
 }
 
-// warnOfSchemas tells of what is allowed and is not what it looks like.
+// warnOfSchemas warns the client of new uses of unknown formats and unsupported list types in
+// schemas. was may be nil.
 func warnOfSchemas(ctx context.Context, now, was *apiextensions.CustomResourceDefinition) {
 	known := map[string]bool{}
 	for _, w := range schemaWarnings(was) {
@@ -147,7 +152,7 @@ func warnOfSchemas(ctx context.Context, now, was *apiextensions.CustomResourceDe
 	}
 }
 
-// formatVersion is the release of Kubernetes whose formats of strings are known.
+// formatVersion is the Kubernetes release that defines the known string formats.
 var formatVersion = utilversion.MajorMinor(1, 37)
 
 func schemaWarnings(c *apiextensions.CustomResourceDefinition) (out []string) {

@@ -16,7 +16,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/custom"
 )
 
-// definition is a custom resource definition as it is served.
+// definition is a CustomResourceDefinition with the kinds that serve it.
 type definition struct {
 	*apiextensionsv1.CustomResourceDefinition
 	versions map[string]*version
@@ -25,19 +25,19 @@ type definition struct {
 	convert  converter
 }
 
-// served says that the kinds of a definition are to be there.
+// served reports whether the kinds of a definition are to be served: it is established.
 func served(c *apiextensionsv1.CustomResourceDefinition) bool {
 	return apihelpers.IsCRDConditionTrue(c, apiextensionsv1.Established)
 }
 
-// same says that the kinds made of one state of a definition, which is packed, are right for another.
+// same reports whether the kinds created for definition a are also valid for b. a must be packed.
 func same(a, b *apiextensionsv1.CustomResourceDefinition) bool {
 	return a.UID == b.UID && names(&a.Status.AcceptedNames, &b.Status.AcceptedNames) &&
 		(a.Generation == b.Generation || sameSpec(a, b))
 }
 
-// define makes the kinds of a definition. The definition is shared: it never changes;
-// of is the kind of definitions.
+// define creates the kinds of a definition. The definition c is shared and is not modified; of is
+// the kind CustomResourceDefinition.
 func define(c *apiextensionsv1.CustomResourceDefinition, of *api.Kind, hooks Hooks) (*definition, error) {
 	c, err := custom.Pack(c)
 	if err != nil {
@@ -84,7 +84,7 @@ func define(c *apiextensionsv1.CustomResourceDefinition, of *api.Kind, hooks Hoo
 	return d, nil
 }
 
-// kind is the kind of one served version.
+// kind creates the kind of one version of the definition.
 func (d *definition) kind(r custom.Resource, v *version) *api.Kind {
 	k := custom.NewKind(r, v.spec.Name, v.hasStatus(), d.storage)
 	k.New = custom.Shaped(v)
@@ -92,7 +92,7 @@ func (d *definition) kind(r custom.Resource, v *version) *api.Kind {
 	j := &judge{of: v, whole: k.Validate, changed: k.ValidateUpdate}
 	k.Check = j.check
 	k.Default = func(o api.Object) {
-		// What cannot be made to fit is refused when it is judged.
+		// An error is reported by validation.
 		_, _ = v.Fit(detach(o.(*custom.Object)), false)
 	}
 	printed(k, v.spec)
@@ -125,18 +125,18 @@ func (d *definition) kind(r custom.Resource, v *version) *api.Kind {
 			},
 		}
 	}
-	k.Types = sync.OnceValue(v.types) // an apply needs the same one from its beginning to its end
+	k.Types = sync.OnceValue(v.types) // once, since an apply needs the same converter throughout
 	k.Model = v.model
 	return k
 }
 
-// detach gives an object content of its own, which copies do not share.
+// detach gives an object its own copy of its content.
 func detach(o *custom.Object) *custom.Object {
 	o.Content = o.DeepCopy().Content
 	return o
 }
 
-// deprecation is what a client of a deprecated version is told.
+// deprecation returns the warning for clients of a deprecated version; "" for other versions.
 func (d *definition) deprecation(v *version) string {
 	if !v.spec.Deprecated {
 		return ""

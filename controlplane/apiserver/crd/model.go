@@ -14,7 +14,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/custom"
 )
 
-// schemaOf returns the schema for server-side apply, with the fields that every object has.
+// schemaOf returns the schema for server-side apply, with the fields apiVersion and kind.
 func (v *version) schemaOf() (*spec.Schema, error) {
 	s, err := v.structural()
 	if err != nil {
@@ -33,8 +33,8 @@ func (v *version) schemaOf() (*spec.Schema, error) {
 	return out, nil
 }
 
-// publishedSchema returns the schema as Kubernetes publishes it in OpenAPI. Without properties,
-// clients accept any field: that is so without a schema, and in v2 where unknown fields are preserved.
+// publishedSchema returns the schema as Kubernetes publishes it in OpenAPI. It has no properties if
+// there is no schema, and in v2 if unknown fields are preserved. Clients then accept any field.
 func (v *version) publishedSchema(v3 bool) (*spec.Schema, error) {
 	s, err := v.structural()
 	if err != nil {
@@ -56,14 +56,15 @@ func (v *version) publishedSchema(v3 bool) (*spec.Schema, error) {
 	return out, nil
 }
 
-// withoutDefaults removes the defaults of a schema, which v2 documents do not have.
+// withoutDefaults removes the defaults of a schema; OpenAPI v2 documents do not have them.
 var withoutDefaults = &structural.Visitor{Structural: func(s *structural.Structural) bool {
 	had := s.Default.Object != nil
 	s.Default.Object = nil
 	return had
 }}
 
-// model is api.Kind.Model. The schema of metadata is the caller's to add, wherever properties are stated.
+// model returns the published schema without metadata, which the caller adds if there are
+// properties. It is api.Kind.Model.
 func (v *version) model(v3 bool) (map[string]any, error) {
 	s, err := v.publishedSchema(v3)
 	if err != nil {
@@ -85,7 +86,8 @@ func (v *version) model(v3 bool) (map[string]any, error) {
 	return out, json.Unmarshal(data, &out)
 }
 
-// types is the converter of server-side apply, which merges lists by the keys of the schema.
+// types returns the type converter of server-side apply, which merges lists by the keys in the
+// schema. Without a valid schema it deduces types from objects.
 func (v *version) types() managedfields.TypeConverter {
 	s, err := v.schemaOf()
 	if err == nil {

@@ -9,11 +9,13 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// maxPatternSize bounds the patterns of a definition together, in steps of the compiled programs: about 10 MiB. A
-// repeated group is compiled as often as it may repeat, so that a hundred KiB of text can take a GiB.
+// maxPatternSize is the maximum size of all patterns of a definition, in instructions of the
+// compiled programs: about 10 MiB. A repeated group is compiled once per repetition, so a 100 KiB
+// pattern can compile to 1 GiB.
 const maxPatternSize = 1 << 18
 
-// judgePatterns refuses patterns that are too large together, unless they were as large before; was may be nil.
+// judgePatterns returns an error if the patterns are too large in total and larger than before; was
+// may be nil.
 func judgePatterns(now, was *apiextensions.CustomResourceDefinition) field.ErrorList {
 	size := patternsOf(now)
 	if size <= maxPatternSize || was != nil && size <= patternsOf(was) {
@@ -42,7 +44,8 @@ func patternsOf(c *apiextensions.CustomResourceDefinition) (size int) {
 	return size
 }
 
-// patternSize is about how many steps a pattern compiles to; one that cannot be parsed is refused elsewhere.
+// patternSize returns the approximate number of instructions of a compiled pattern. It is 0 for an
+// invalid pattern, which other validation rejects.
 func patternSize(pattern string) int {
 	re, err := syntax.Parse(pattern, syntax.Perl)
 	if err != nil {

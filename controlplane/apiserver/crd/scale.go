@@ -14,7 +14,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/custom"
 )
 
-// scaleOf is subresource scale over the paths that a definition names.
+// scaleOf returns the scale subresource with the paths of a definition.
 func scaleOf(s *apiextensionsv1.CustomResourceSubresourceScale) *api.Subresource {
 	gvk := autoscalingv1.SchemeGroupVersion.WithKind("Scale")
 	return &api.Subresource{
@@ -29,7 +29,7 @@ func scaleOf(s *apiextensionsv1.CustomResourceSubresourceScale) *api.Subresource
 				CreationTimestamp: o.GetCreationTimestamp(),
 			}}
 			out.SetGroupVersionKind(gvk)
-			// Only numbers of replicas get past validation.
+			// Validation ensures that the values are replica counts.
 			wanted, _, _ := unstructured.NestedInt64(content, parts(s.SpecReplicasPath)...)
 			there, _, _ := unstructured.NestedInt64(content, parts(s.StatusReplicasPath)...)
 			out.Spec.Replicas, out.Status.Replicas = int32(wanted), int32(there)
@@ -47,7 +47,7 @@ func scaleOf(s *apiextensionsv1.CustomResourceSubresourceScale) *api.Subresource
 				return apierrors.NewBadRequest(fmt.Sprintf("Scale.autoscaling %q is invalid: spec.replicas: Invalid value: %d: "+
 					"must be greater than or equal to 0", o.GetName(), scale.Spec.Replicas))
 			}
-			obj := o.(*custom.Object) // a copy of its own
+			obj := o.(*custom.Object) // a private copy
 			if obj.Content == nil {
 				obj.Content = map[string]any{}
 			}

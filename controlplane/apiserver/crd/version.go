@@ -1,8 +1,9 @@
-// Package crd makes kinds of custom resource definitions: it judges the definitions, follows those of its replica's
-// watch cache and registers, exchanges and drops the kinds that they describe.
+// Package crd serves custom resources. It validates CustomResourceDefinitions, follows those in the
+// replica's watch cache, and registers, replaces and removes the kinds that they define.
 //
-// What a schema says of objects (pruning, defaults, rules in CEL) is done by the schema libraries of
-// k8s.io/apiextensions-apiserver. A schema is compiled when an object needs it, and kept while there is room.
+// Pruning, defaulting and validation by schema, including CEL rules, use the schema libraries of
+// k8s.io/apiextensions-apiserver. A schema is compiled when an object needs it and cached within a
+// memory budget.
 package crd
 
 import (
@@ -27,38 +28,40 @@ import (
 	"keelson.dev/keelson/internal/lrucache"
 )
 
-// version is one version of a definition. It never changes; what is compiled of it is made when it is asked for, and kept
-// while there is room.
+// version is one version of a definition. It is immutable. Its schema is compiled on use and cached
+// within a memory budget.
 type version struct {
 	gvk  schema.GroupVersionKind
 	spec *apiextensionsv1.CustomResourceDefinitionVersion
-	// keep says that fields which the schema does not know stay: definitions of the first days of Kubernetes.
+	// keep is true if fields unknown to the schema are preserved (spec.preserveUnknownFields, from
+	// the time before structural schemas).
 	keep bool
 
 	structural func() (*structural.Structural, error)
 	rules      func() (*rules, error)
 }
 
-// What is compiled takes so many times what the schema takes in protobuf, and so much for each rule in CEL.
+// Estimated memory of compiled schemas, as multiples of the schema's protobuf size, and of each CEL
+// rule.
 const (
 	structuralTimes = 12
 	rulesTimes      = 16
 	ruleBytes       = 4 << 10
-	// leastBytes is what the smallest takes.
+	// leastBytes is the minimum size of a compiled schema.
 	leastBytes = 4 << 10
 )
 
-// rules are what whole objects, and their status, are judged by.
+// rules are the compiled validators of whole objects and of their status.
 type rules struct {
 	whole, status validation.SchemaValidator
-	cel           *cel.Validator // nil where the schema has no rules of its own
+	cel           *cel.Validator // nil if the schema has no rules
 }
 
-// roomForSchemas bounds what is kept of all definitions, by estimate.
+// roomForSchemas is the memory budget for compiled schemas of all definitions, by estimate.
 const roomForSchemas = 32 << 20
 
-// schemas is the room of this process. What is compiled of schemas takes many times what they do, and most definitions are
-// seldom used: it is made again for others when an object needs it.
+// schemas is the cache of compiled schemas of this process. Compiled schemas are many times larger
+// than their source and most are rarely used, so unused ones are evicted and compiled again on use.
 var schemas = lrucache.New(roomForSchemas)
 
 func newVersion(c *apiextensionsv1.CustomResourceDefinition, i int, in *lrucache.Budget) *version {
@@ -85,7 +88,7 @@ func newVersion(c *apiextensionsv1.CustomResourceDefinition, i int, in *lrucache
 	return v
 }
 
-// props is the schema in the form that the libraries take; nil when none exists.
+// props returns the schema in the type that the libraries need; nil if the version has none.
 func (v *version) props() (*apiextensions.JSONSchemaProps, error) {
 	s, err := custom.SchemaOf(v.spec)
 	if err == nil && s == nil {
@@ -101,7 +104,7 @@ func (v *version) props() (*apiextensions.JSONSchemaProps, error) {
 	return out, nil
 }
 
-// compile makes the rules, and says how many of them are in CEL.
+// compile returns the validators of the version and the number of its CEL rules.
 func (v *version) compile() (_ *rules, inCEL int, err error) {
 	props, err := v.props()
 	if err != nil {
@@ -145,7 +148,8 @@ func (v *version) scale() *apiextensionsv1.CustomResourceSubresourceScale {
 
 var _ custom.Shape = (*version)(nil)
 
-// Declared implements policies.Declarer.
+// Declared returns the CEL type of the version's objects; nil if it has no schema. It implements
+// policies.Declarer.
 func (v *version) Declared() *apiservercel.DeclType {
 	s, err := v.structural()
 	if err != nil || s == nil {
@@ -154,7 +158,8 @@ func (v *version) Declared() *apiservercel.DeclType {
 	return model.SchemaDeclType(s, true).MaybeAssignTypeName(v.gvk.Kind)
 }
 
-// Fit implements custom.Shape.
+// Fit prunes an object, sets its defaults and returns the paths of dropped unknown fields if tell
+// is set. It implements custom.Shape.
 func (v *version) Fit(o *custom.Object, tell bool) (dropped []string, err error) {
 	s, err := v.structural()
 	if err != nil {

@@ -23,31 +23,31 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/webhook"
 )
 
-// The bounds of what conversion webhooks are asked and may answer.
+// Limits of the requests and responses of conversion webhooks.
 const (
 	webhookTimeout = 30 * time.Second
 	batchObjects   = 500
-	batchBytes     = 2 << 20 // of the objects of a question; a single larger one is a question of its own
-	answerGrows    = 4       // an answer may be so many times its question
-	answerBytes    = 1 << 20 // and so much larger besides
-	questions      = 8       // to one webhook at once
+	batchBytes     = 2 << 20 // of the objects in a request; a larger single object has its own request
+	answerGrows    = 4       // maximum size of a response as a multiple of the request's objects
+	answerBytes    = 1 << 20 // added to this multiple
+	questions      = 8       // concurrent requests to one webhook
 )
 
-// asked is strategy Webhook of one definition.
+// asked converts objects by the conversion webhook of one definition.
 type asked struct {
 	config *apiextensionsv1.WebhookConversion
 	hooks  Hooks
 	places chan struct{}
 
 	mu   sync.Mutex
-	made *webhook.Endpoint // when the first object is converted
+	made *webhook.Endpoint // created at the first conversion
 }
 
 func newWebhook(c *apiextensionsv1.CustomResourceDefinition, hooks Hooks) *asked {
 	return &asked{config: c.Spec.Conversion.Webhook, hooks: hooks, places: make(chan struct{}, questions)}
 }
 
-// endpoint is the way to the webhook; nothing is dialled yet.
+// endpoint returns the endpoint of the webhook. It does not connect.
 func (w *asked) endpoint() (*webhook.Endpoint, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -62,7 +62,7 @@ func (w *asked) endpoint() (*webhook.Endpoint, error) {
 	return w.made, err
 }
 
-// close ends the connections that nobody uses: the definition has gone, or is another.
+// close closes the idle connections to the webhook, after its definition was removed or replaced.
 func (w *asked) close() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -97,7 +97,8 @@ func (w *asked) address() (at webhook.Address, err error) {
 	return at, nil
 }
 
-// convert is converter.to.
+// convert returns the objects in the version v. It sends them to the webhook in batches; objects of
+// that version are only copied. It implements converter.to.
 func (w *asked) convert(ctx context.Context, objs []api.Object, v *version) ([]api.Object, error) {
 	out := make([]api.Object, len(objs))
 	var batch []int
@@ -139,8 +140,9 @@ func (w *asked) convert(ctx context.Context, objs []api.Object, v *version) ([]a
 	return out, flush()
 }
 
-// ownWords takes the status from an error of the way to the webhook, such as that of a Service that is missing: its words
-// alone would be the answer to the request, which says what failed besides.
+// ownWords replaces an API status error, such as that of a missing Service, by a plain error.
+// Otherwise the status would become the response to the client, without the information that the
+// webhook failed.
 func ownWords(err error) error {
 	if status := apierrors.APIStatus(nil); errors.As(err, &status) {
 		return errors.New(err.Error())
@@ -148,10 +150,10 @@ func ownWords(err error) error {
 	return err
 }
 
-// review is what the webhook is asked and answers: that of v1 and v1beta1 look the same.
+// review is a ConversionReview; v1 and v1beta1 have the same form.
 type review = apiextensionsv1.ConversionReview
 
-// reviewVersion is the first of the versions that the webhook takes which is known here.
+// reviewVersion returns the first supported version of ConversionReview in the webhook's list.
 func (w *asked) reviewVersion() (string, error) {
 	for _, v := range w.config.ConversionReviewVersions {
 		if v == "v1" || v == "v1beta1" {
@@ -161,7 +163,8 @@ func (w *asked) reviewVersion() (string, error) {
 	return "", errors.New("no supported conversion review versions")
 }
 
-// ask asks about one batch.
+// ask sends one batch to the webhook and returns the converted objects. size is the total size of
+// raw.
 func (w *asked) ask(ctx context.Context, raw [][]byte, size int, v *version) ([]runtime.RawExtension, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, webhookTimeout, fmt.Errorf("no answer within %v: %w", webhookTimeout, context.DeadlineExceeded))
 	defer cancel()
@@ -228,7 +231,8 @@ func cause(ctx context.Context, err error) error {
 	return err
 }
 
-// converted is what an answer makes of an object. Of its metadata only labels and annotations may be others.
+// converted decodes an object from a response. It must have the kind, name, namespace and UID of
+// from. Of its metadata, only changed labels and annotations are kept.
 func converted(from *custom.Object, raw []byte, v *version) (api.Object, error) {
 	out := &custom.Object{Shape: v}
 	if _, err := out.DecodeJSON(raw, false); err != nil {
