@@ -17,30 +17,30 @@ import (
 	"keelson.dev/keelson/internal/lrucache"
 )
 
-// Declared says which of the variables that are not always there an expression of admission may use.
+// Declared selects the optional variables and types that an admission expression may use.
 type Declared struct {
-	Params     bool // params
-	Authorizer bool // authorizer and authorizer.requestResource
-	Patches    bool // the types Object and JSONPatch
+	Params     bool // variable params
+	Authorizer bool // variables authorizer and authorizer.requestResource
+	Patches    bool // types Object and JSONPatch
 
-	typedObject, typedParams bool // declared elsewhere, with their types
+	typedObject, typedParams bool // the variables have types from the Scope
 }
 
-// Admission compiles the expressions of match conditions and admission policies. The environments are made when the
-// first expression needs them. Safe for concurrent use.
+// Admission compiles the expressions of match conditions and admission policies. CEL environments
+// are created when the first expression needs them. Safe for concurrent use.
 type Admission struct {
 	base    func() *environment.EnvSet
 	devices func() (*devices, error)
-	room    *lrucache.Budget // of what is compiled
+	room    *lrucache.Budget // cache of compiled expressions
 
 	mu   sync.Mutex
 	envs map[Declared]*cel.Env
 }
 
-// Admission returns the compiler of admission's expressions.
+// Admission returns the compiler of admission expressions.
 func (c *Compilers) Admission() *Admission { return c.admission }
 
-// Variable is an expression with a name: others see its value as variables.<name>.
+// Variable is a named expression. Other expressions read its value as variables.<name>.
 type Variable struct {
 	Name, Expression string
 }
@@ -56,12 +56,12 @@ type Program struct {
 type Scope struct {
 	of        *Admission
 	declared  Declared
-	object    *apiservercel.DeclType // what is known of the object's type; nil = nothing
+	object    *apiservercel.DeclType // type of the object; nil = dynamic
 	params    *apiservercel.DeclType
-	variables *apiservercel.DeclType // nil = none exist
+	variables *apiservercel.DeclType // type of variables; nil = there are no variables
 	programs  map[string]*variable
-	envs      map[Declared]*cel.Env // with the variables and types
-	size      int64                 // of the programs, by estimate
+	envs      map[Declared]*cel.Env // with the variables and types of the scope
+	size      int64                 // estimated size of the programs in bytes
 }
 
 type variable struct {
@@ -69,8 +69,8 @@ type variable struct {
 	err     error
 }
 
-// NewScope compiles the variables, each of which sees those before it. A variable that does not compile is an error of
-// the expressions that use it.
+// NewScope returns a scope with the compiled variables; each may use the previous ones. If a
+// variable does not compile, expressions that use it fail when evaluated.
 func (a *Admission) NewScope(d Declared, variables []Variable) *Scope {
 	s := &Scope{of: a, declared: d, programs: make(map[string]*variable, len(variables))}
 	s.add(variables, true)
@@ -93,12 +93,13 @@ func (s *Scope) add(variables []Variable, programs bool) {
 	}
 }
 
-// Compile compiles an expression that must evaluate to one of the types; none = any.
+// Compile compiles an expression that must have one of the result types; without result types, any.
 func (s *Scope) Compile(text string, results ...*cel.Type) (*Program, error) {
 	return s.CompileWith(text, s.declared, results...)
 }
 
-// CompileWith is Compile for an expression that may use other things than the variables do.
+// CompileWith compiles an expression that may use other optional variables than the scope's
+// variables.
 func (s *Scope) CompileWith(text string, d Declared, results ...*cel.Type) (*Program, error) {
 	return s.compile(text, d, true, results...)
 }
@@ -178,7 +179,8 @@ func (s *Scope) env(d Declared) (*cel.Env, error) {
 	return env, nil
 }
 
-// env makes the environment for expressions that may use these things, once.
+// env returns the environment with the optional variables and types in d. It creates each
+// environment once.
 func (a *Admission) env(d Declared) (*cel.Env, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -203,7 +205,7 @@ func (a *Admission) env(d Declared) (*cel.Env, error) {
 		IntroducedVersion: version.MajorMinor(1, 0), EnvOptions: options,
 		DeclTypes: []*apiservercel.DeclType{namespace, request},
 	}, environment.StrictCostOpt)
-	if err == nil && d.Patches { // on top of the declared types, whose provider would hide these
+	if err == nil && d.Patches { // added last, because the provider of the declared types would hide these types
 		set, err = set.Extend(environment.VersionedOptions{
 			IntroducedVersion: version.MajorMinor(1, 0), EnvOptions: []cel.EnvOption{
 				common.ResolverEnvOption(&mutation.DynamicTypeResolver{}), environment.UnversionedLib(library.JSONPatch),
@@ -220,8 +222,9 @@ func (a *Admission) env(d Declared) (*cel.Env, error) {
 	return a.envs[d], nil
 }
 
-// Check is what a compiler says of an expression over an object and parameters of these types (nil = unknown); "" =
-// nothing. The variables are checked in the same types. Nothing of it is kept.
+// Check returns the compiler's errors for an expression with the given types of object and
+// parameters (nil = dynamic); "" = no errors. The variables are compiled with the same types.
+// Nothing is cached.
 func (a *Admission) Check(text string, d Declared, variables []Variable, object, params *apiservercel.DeclType) (string, error) {
 	s := &Scope{of: a, declared: d, object: object, params: params, programs: map[string]*variable{}}
 	s.add(variables, false)

@@ -14,19 +14,20 @@ import (
 	"k8s.io/apiserver/pkg/cel/library"
 )
 
-// errTooComplex is of expressions that could take longer for one device than all of them may.
+// errTooComplex is the error for a device expression with an estimated cost above the limit.
 var errTooComplex = errors.New("too complex, exceeds cost limit")
 
-// devices is the environment of expressions over a device.
+// devices is the CEL environment of expressions about a device.
 type devices struct {
 	env    *cel.Env
 	device *apiservercel.DeclType
 }
 
-// newDevices declares the variable device with the sizes that a ResourceSlice keeps to: costs are estimated by them.
+// newDevices declares the variable device. Its maximum sizes are those of ResourceSlice validation,
+// by which costs are estimated.
 func newDevices(base *environment.EnvSet) (*devices, error) {
 	const entries = resourcev1.ResourceSliceMaxAttributesAndCapacitiesPerDevice
-	// An attribute is a text or a list, and which is known when it is evaluated only.
+	// An attribute is a string or a list; its type is known only at evaluation.
 	attribute := sized(apiservercel.DynType, max(resourcev1.DeviceAttributeMaxValueLength, resourcev1.ResourceSliceMaxAttributeValuesPerDevice))
 	domain, id := sized(apiservercel.StringType, resourcev1.DeviceMaxDomainLength), sized(apiservercel.StringType, resourcev1.DeviceMaxIDLength)
 	byName := func(t *apiservercel.DeclType) *apiservercel.DeclType {
@@ -54,7 +55,8 @@ func sized(t *apiservercel.DeclType, most int) *apiservercel.DeclType {
 	return &out
 }
 
-// judge compiles an expression, a selector or one of any type, and returns what evaluating it costs at most.
+// judge compiles an expression and returns its maximum cost. If selects is set, the expression is a
+// selector and must be boolean or dynamic.
 func (d *devices) judge(text string, selects bool) (uint64, error) {
 	ast, issues := d.env.Compile(text)
 	if issues != nil {
@@ -70,7 +72,8 @@ func (d *devices) judge(text string, selects bool) (uint64, error) {
 	return cost.Max, nil
 }
 
-// EstimateSize is how large what the path names is at most, of what the variable device holds.
+// EstimateSize returns the maximum size of the field of the variable device that the node's path
+// selects; nil for other nodes.
 func (d *devices) EstimateSize(node checker.AstNode) *checker.SizeEstimate {
 	path := node.Path()
 	if len(path) == 0 || path[0] != "device" {
@@ -83,7 +86,7 @@ func (d *devices) EstimateSize(node checker.AstNode) *checker.SizeEstimate {
 			t = t.KeyType
 		case f != nil:
 			t = f.Type
-		default: // an item of a map, by its name or whichever
+		default: // a map value, by any key
 			t = t.ElemType
 		}
 		if t == nil {
@@ -93,7 +96,7 @@ func (d *devices) EstimateSize(node checker.AstNode) *checker.SizeEstimate {
 	return &checker.SizeEstimate{Max: uint64(max(0, t.MaxElements))}
 }
 
-// EstimateCallCost leaves it to the libraries what a call costs.
+// EstimateCallCost returns nil: the libraries estimate the cost of calls.
 func (d *devices) EstimateCallCost(string, string, *checker.AstNode, []checker.AstNode) *checker.CallEstimate {
 	return nil
 }

@@ -24,34 +24,37 @@ import (
 	"keelson.dev/keelson/controlplane/api/custom"
 )
 
-// Budgets of what evaluations may cost, as Kubernetes has them: about a second and a quarter of one.
+// Cost budgets of evaluations, with the values of Kubernetes: about 1 s, and 0.25 s for match
+// conditions.
 const (
 	Budget          = celconfig.RuntimeCELCostBudget
 	ConditionBudget = celconfig.RuntimeCELCostBudgetMatchConditions
 )
 
-// ErrBudget says that an evaluation has cost what it may. Nothing more is evaluated.
+// ErrBudget is the error when an evaluation exceeds its budget. Nothing more is evaluated.
 var ErrBudget = errors.New("validation failed due to running out of cost budget, no further validation rules will be run")
 
-// Input is what expressions of admission see. Objects are shared and stay as they are.
+// Input contains the values of the variables of admission expressions. Objects are shared and are
+// not modified.
 type Input struct {
 	Object, Old any // nil = null
 	Params      any // nil = null
 	Request     *admissionv1.AdmissionRequest
 	Namespace   *corev1.Namespace // nil = null
 	User        api.User
-	Authorizer  authorizer.UnconditionalAuthorizer // nil = none exists
+	Authorizer  authorizer.UnconditionalAuthorizer // nil = expressions have no authorizer
 }
 
-// Evaluation is one evaluation of the expressions of a scope over an input. It is for one goroutine.
+// Evaluation evaluates expressions of a scope for one input, with a common budget. It is not safe
+// for concurrent use.
 type Evaluation struct {
 	scope  *Scope
 	left   int64
-	spent  int64 // by variables, since it was looked at last
+	spent  int64 // cost of variables in the current Eval
 	values map[string]any
 }
 
-// Evaluate begins an evaluation; its expressions together may cost as much as budget.
+// Evaluate returns an Evaluation for the input. All of its expressions together may cost budget.
 func (s *Scope) Evaluate(ctx context.Context, in *Input, budget int64) *Evaluation {
 	e := &Evaluation{scope: s, left: budget, values: map[string]any{
 		"object": value(in.Object), "oldObject": value(in.Old), "params": value(in.Params),
@@ -72,19 +75,20 @@ func (s *Scope) Evaluate(ctx context.Context, in *Input, budget int64) *Evaluati
 	return e
 }
 
-// Left is what may still be spent; it goes to the next evaluation where two share a budget.
+// Left returns the remaining budget, for example for another Evaluation with the same budget.
 func (e *Evaluation) Left() int64 { return e.left }
 
-// ResolveName implements interpreter.Activation.
+// ResolveName returns the value of a variable. It implements interpreter.Activation.
 func (e *Evaluation) ResolveName(name string) (any, bool) {
 	v, ok := e.values[name]
 	return v, ok
 }
 
-// Parent implements interpreter.Activation.
+// Parent returns nil. It implements interpreter.Activation.
 func (e *Evaluation) Parent() interpreter.Activation { return nil }
 
-// Eval evaluates one expression. An error is ErrBudget, after which nothing is evaluated, or the expression's own.
+// Eval evaluates an expression. It returns ErrBudget when the budget is exceeded, after which every
+// call fails. Other errors are those of the expression.
 func (e *Evaluation) Eval(ctx context.Context, p *Program) (ref.Val, error) {
 	if e.left < 0 {
 		return nil, ErrBudget
@@ -134,7 +138,7 @@ func (e *Evaluation) variable(ctx context.Context, name string, v *variable) ref
 	return out
 }
 
-// value is an object as expressions see it: as its JSON.
+// value returns an object as a CEL value with the structure of its JSON.
 func value(obj any) ref.Val {
 	o, ok := obj.(*custom.Object)
 	if !ok || o == nil {
@@ -148,7 +152,7 @@ func value(obj any) ref.Val {
 	return common.SchemalessTypedToVal(plain)
 }
 
-// namespaceValue shows of a namespace what its declared type has.
+// namespaceValue returns a Namespace as a CEL value with only the fields of its declared type.
 func namespaceValue(ns *corev1.Namespace) ref.Val {
 	if ns == nil {
 		return types.NullValue
@@ -162,7 +166,7 @@ func namespaceValue(ns *corev1.Namespace) ref.Val {
 	return common.SchemalessTypedToVal(shown)
 }
 
-// resource is what authorizer.requestResource asks about: what the client asked for.
+// resource is the resource of the request, for authorizer.requestResource.
 type resource struct{ r *admissionv1.AdmissionRequest }
 
 func (r resource) GetName() string        { return r.r.Name }

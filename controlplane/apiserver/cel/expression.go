@@ -1,6 +1,6 @@
-// Package cel compiles the CEL expressions of authentication, authorization and admission, and evaluates those
-// of admission. An environment takes some megabytes and a few milliseconds, so each is made when the first expression
-// asks for it, and is then shared.
+// Package cel compiles the CEL expressions of authentication, authorization and admission, and
+// evaluates those of admission. An environment takes several megabytes and milliseconds to create.
+// Each environment is created when the first expression needs it, and is then shared.
 package cel
 
 import (
@@ -10,21 +10,21 @@ import (
 	authorizationcel "k8s.io/apiserver/pkg/authorization/cel"
 	"k8s.io/apiserver/pkg/cel/environment"
 
-	_ "keelson.dev/keelson/controlplane/apiserver/cel/celquantity" // bounds quantities in all expressions
+	_ "keelson.dev/keelson/controlplane/apiserver/cel/celquantity" // limits quantities in all expressions
 	"keelson.dev/keelson/internal/lrucache"
 )
 
-// Compilers make the environments.
+// Compilers contains the compilers and their CEL environments.
 type Compilers struct {
 	authentication func() authenticationcel.Compiler
 	authorization  func() authorizationcel.Compiler
 	admission      *Admission
 }
 
-// New returns compilers without environments.
+// New returns compilers. Their environments are created on use.
 func New() *Compilers { return Within(roomForPrograms) }
 
-// Within is New with a room of so many bytes for what is compiled for admission.
+// Within is like New, with a cache of most bytes for compiled admission expressions.
 func Within(most int64) *Compilers {
 	base := sync.OnceValue(func() *environment.EnvSet {
 		return environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion())
@@ -37,12 +37,12 @@ func Within(most int64) *Compilers {
 	}
 }
 
-// Authentication compiles expressions over the claims of a token and over a user.
+// Authentication returns the compiler of expressions about token claims and users.
 func (c *Compilers) Authentication() authenticationcel.Compiler {
 	return lazyAuthentication(c.authentication)
 }
 
-// Authorization compiles expressions over a SubjectAccessReview.
+// Authorization returns the compiler of expressions about SubjectAccessReviews.
 func (c *Compilers) Authorization() authorizationcel.Compiler {
 	return lazyAuthorization(c.authorization)
 }

@@ -12,8 +12,8 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/expressions"
 )
 
-// Judge compiles the expressions of an object that is written: it is the expressions.Compile of policies, webhooks and device
-// classes and claims. The environments are made when the first such object comes.
+// Judge returns the compilation errors of the expressions in a written object. It is the
+// expressions.Compile function for policies, webhooks, device classes and claims.
 func (a *Admission) Judge(list []expressions.Expression) field.ErrorList {
 	var errs field.ErrorList
 	wrong := func(e expressions.Expression, err error) {
@@ -60,14 +60,14 @@ func (a *Admission) Judge(list []expressions.Expression) field.ErrorList {
 	return errs
 }
 
-// deviceJudge judges the expressions over devices of one object.
+// deviceJudge checks the device expressions of one object.
 type deviceJudge struct {
 	of      *Admission
-	derived uint64 // what the derived values cost together
+	derived uint64 // total cost of the derived values
 }
 
-// judge refuses what does not compile and what costs too much: each selector may cost so much, and all derived values
-// together. Who is over that is refused once.
+// judge returns an error if the expression does not compile or is too costly. Each selector has a
+// maximum cost; all derived values share one, and exceeding it is reported once.
 func (j *deviceJudge) judge(e expressions.Expression) error {
 	d, err := j.of.devices()
 	if err != nil {

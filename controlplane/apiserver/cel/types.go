@@ -8,7 +8,7 @@ import (
 
 type fields = map[string]*apiservercel.DeclType
 
-// object declares a type. Those whose names are in required are always there.
+// object declares an object type with the given fields. Fields named in required are always set.
 func object(name string, of fields, required ...string) *apiservercel.DeclType {
 	out := make(map[string]*apiservercel.DeclField, len(of))
 	for field, t := range of {
@@ -26,7 +26,7 @@ func mapTo(t *apiservercel.DeclType) *apiservercel.DeclType {
 	return apiservercel.NewMapType(apiservercel.StringType, t, -1)
 }
 
-// requestType is the type of the variable request: an AdmissionRequest without the objects.
+// requestType returns the type of the variable request: an AdmissionRequest without the objects.
 func requestType() *apiservercel.DeclType {
 	text := apiservercel.StringType
 	kind := object("kubernetes.GroupVersionKind", fields{"group": text, "version": text, "kind": text},
@@ -44,7 +44,7 @@ func requestType() *apiservercel.DeclType {
 	}, "kind", "resource", "requestKind", "requestResource", "name", "operation", "userInfo")
 }
 
-// namespaceType is the type of the variable namespaceObject.
+// namespaceType returns the type of the variable namespaceObject.
 func namespaceType() *apiservercel.DeclType {
 	text, moment, number := apiservercel.StringType, apiservercel.TimestampType, apiservercel.IntType
 	condition := object("kubernetes.NamespaceCondition", fields{
@@ -63,7 +63,7 @@ func namespaceType() *apiservercel.DeclType {
 	}, "metadata", "spec", "status")
 }
 
-// scalars are the types that a declared one is the same as.
+// scalars maps scalar CEL types to declared types.
 var scalars = map[*cel.Type]*apiservercel.DeclType{
 	cel.AnyType: apiservercel.AnyType, cel.BoolType: apiservercel.BoolType, cel.BytesType: apiservercel.BytesType,
 	cel.DoubleType: apiservercel.DoubleType, cel.DurationType: apiservercel.DurationType,
@@ -71,7 +71,8 @@ var scalars = map[*cel.Type]*apiservercel.DeclType{
 	cel.TimestampType: apiservercel.TimestampType, cel.UintType: apiservercel.UintType,
 }
 
-// declType is the declared form of a type that the compiler found; what it has no form for is dynamic.
+// declType returns the declared type for a CEL type. A type without a declared form becomes
+// dynamic.
 func declType(t *cel.Type) *apiservercel.DeclType {
 	if d := scalars[t]; d != nil {
 		return d

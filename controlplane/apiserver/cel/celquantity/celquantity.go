@@ -1,7 +1,8 @@
-// Package celquantity bounds the quantity and isQuantity functions of CEL in every expression that the program evaluates,
-// those of custom resources too, whose validator takes no environment. The cost of these functions grows with the length
-// of their text, but the time to parse a quantity with its square and with its exponent. The other functions that parse
-// texts (semver, ip, cidr, url, regular expressions) take time in proportion to their cost.
+// Package celquantity limits the cost of the CEL functions quantity and isQuantity in all
+// expressions of the program. This includes custom resource rules, where the validator accepts no
+// environment. CEL estimates the cost of these functions as linear in the text, but parsing takes
+// quadratic time and depends on the exponent. Other parsing functions (semver, ip, cidr, url,
+// regular expressions) take time proportional to their cost.
 package celquantity
 
 import (
@@ -16,14 +17,14 @@ import (
 	"keelson.dev/keelson/internal/quantitytext"
 )
 
-// The base environment shares the list of program options of StrictCostOpt and is created by its first user, which is
-// later than this.
+// init replaces the first program option of StrictCostOpt. The base environment shares this list
+// and is created by its first user, which is later than init.
 func init() {
 	list := environment.StrictCostOpt.ProgramOptions
 	list[0] = both(list[0], cel.CustomDecoratorV2(bound))
 }
 
-// both applies two options in sequence.
+// both returns an option that applies first and then second.
 func both[P any](first, second func(P) (P, error)) func(P) (P, error) {
 	return func(p P) (P, error) {
 		p, err := first(p)
@@ -34,7 +35,8 @@ func both[P any](first, second func(P) (P, error)) func(P) (P, error) {
 	}
 }
 
-// bound replaces calls of quantity and isQuantity.
+// bound replaces calls of quantity and isQuantity by calls of toQuantity and isQuantity of this
+// package.
 func bound(node interpreter.InterpretableV2) (interpreter.InterpretableV2, error) {
 	call, ok := node.(interpreter.InterpretableCall)
 	if !ok {
@@ -51,7 +53,7 @@ func bound(node interpreter.InterpretableV2) (interpreter.InterpretableV2, error
 	return interpreter.NewCall(call.ID(), call.Function(), call.OverloadID(), call.Args(), impl), nil
 }
 
-// toQuantity parses a quantity within the bounds of quantitytext.
+// toQuantity parses a quantity within the limits of quantitytext. Its error is a CEL error value.
 func toQuantity(args ...ref.Val) ref.Val {
 	q, err := parse(args)
 	if err != nil {
@@ -69,7 +71,7 @@ func isQuantity(args ...ref.Val) ref.Val {
 	return types.Bool(err == nil)
 }
 
-// parse returns the quantity, or an error as a value.
+// parse returns the quantity, or an error as a CEL value.
 func parse(args []ref.Val) (resource.Quantity, ref.Val) {
 	text, ok := args[0].Value().(string)
 	if !ok {
