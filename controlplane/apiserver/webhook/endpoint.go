@@ -14,19 +14,19 @@ import (
 	"time"
 )
 
-// Address is where and how a service is reached whose place stands in an object.
+// Address describes how to reach a webhook that an API object configures.
 type Address struct {
-	URL string // with https
-	// ServerName is whom the certificate must name; "" = the host of the URL.
+	URL string // an https URL
+	// ServerName is the host name in the server certificate; "" = the host of the URL.
 	ServerName string
-	// CA has the certificates that sign it, in PEM; none = those of the system.
+	// CA contains the CA certificates for the server certificate, in PEM; empty = the system's.
 	CA []byte
-	// Dial opens a connection to the host of the URL; nil = as the system finds it, by the proxy that HTTPS_PROXY names
-	// where there is one. What Dial reaches is never asked by a proxy.
+	// Dial connects to the host of the URL. If it is nil, the system's resolver is used, and the
+	// proxy in HTTPS_PROXY if set. Connections by Dial never use a proxy.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
-// Bounds of the connections to one endpoint.
+// Limits of the connections to one endpoint.
 const (
 	maxHeader   = 64 << 10
 	maxIdle     = 4
@@ -34,13 +34,14 @@ const (
 	dialTimeout = 30 * time.Second
 )
 
-// Endpoint is a service that is asked once per question and never redirected. Safe for concurrent use.
+// Endpoint is a webhook to which each request is sent once, without retries and redirects. Safe for
+// concurrent use.
 type Endpoint struct {
 	url       string
 	transport *http.Transport
 }
 
-// NewEndpoint returns the endpoint at an address. Nothing is dialled.
+// NewEndpoint returns the endpoint for an address. It does not connect.
 func NewEndpoint(a Address) (*Endpoint, error) {
 	conf := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: a.ServerName}
 	if len(a.CA) > 0 {
@@ -51,7 +52,8 @@ func NewEndpoint(a Address) (*Endpoint, error) {
 	}
 	dial, proxy := a.Dial, (func(*http.Request) (*url.URL, error))(nil)
 	if dial == nil {
-		// What stands outside of the cluster is asked by the proxy that the replica was started with, as in Kubernetes.
+		// As in Kubernetes, servers outside the cluster are reached through the proxy of this
+		// process.
 		dial, proxy = (&net.Dialer{Timeout: dialTimeout}).DialContext, http.ProxyFromEnvironment
 	}
 	return &Endpoint{url: a.URL, transport: &http.Transport{
@@ -61,8 +63,9 @@ func NewEndpoint(a Address) (*Endpoint, error) {
 	}}, nil
 }
 
-// Ask sends a question in JSON, with what is added to the URL's query, and returns the answer, which may have as many
-// bytes as most. Of an answer that is no success nothing but its code is told.
+// Ask posts a JSON request, with query as the URL's query unless it is empty, and returns the
+// response body of at most most bytes. If the response is not a success, the error contains only
+// its status code.
 func (e *Endpoint) Ask(ctx context.Context, query string, question []byte, most int) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, e.url, bytes.NewReader(question))
 	if err != nil {
@@ -75,11 +78,12 @@ func (e *Endpoint) Ask(ctx context.Context, query string, question []byte, most 
 	req.Header.Set("Accept", "application/json, */*")
 	resp, err := (&http.Client{Transport: e.transport, CheckRedirect: noRedirect}).Do(req)
 	if err != nil {
-		return nil, err // it names method and URL
+		return nil, err // the error contains method and URL
 	}
 	defer resp.Body.Close()
 	data, err := io.ReadAll(io.LimitReader(resp.Body, int64(most)+1))
-	// A service that sees the connection end because its time is over may say something just then, and be heard.
+	// A server may respond because it sees the connection close at the deadline. Such a response is
+	// ignored.
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("asking %s: %w", e.url, context.Cause(ctx))
 	}
@@ -97,5 +101,5 @@ func (e *Endpoint) Ask(ctx context.Context, query string, question []byte, most 
 
 func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
-// Close ends the connections that nobody uses.
+// Close closes the idle connections.
 func (e *Endpoint) Close() { e.transport.CloseIdleConnections() }

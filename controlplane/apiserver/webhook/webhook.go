@@ -1,6 +1,7 @@
-// Package webhook asks services outside of the cluster by HTTPS: JSON out, JSON in, to the address and with the
-// credentials of a kubeconfig file. An answer is bounded in bytes and time, and so is how much is asked at once:
-// a service that hangs or floods costs its own callers their time and nobody memory.
+// Package webhook calls HTTPS services outside the cluster, at the address and with the credentials
+// in a kubeconfig file. Requests and responses are JSON. The size and duration of a response and
+// the number of concurrent requests are limited: a slow or flooding service delays only its own
+// callers and cannot exhaust memory.
 package webhook
 
 import (
@@ -24,16 +25,16 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// Bounds of a service.
+// Limits for a service.
 const (
 	maxAnswer     = 1 << 20
 	maxKubeconfig = 1 << 20
 	maxAtOnce     = 128
-	// maxTimeout bounds a question together with its repetitions.
+	// maxTimeout is the maximum duration of a request with all retries.
 	maxTimeout = 30 * time.Second
 )
 
-// The repetitions of a question that met a fault of the moment, as Kubernetes has them by default.
+// The retry parameters for temporary errors, with the defaults of Kubernetes.
 const (
 	attempts   = 5
 	firstDelay = 500 * time.Millisecond
@@ -41,16 +42,17 @@ const (
 	jitter     = 0.2
 )
 
-// Service is one service that is asked.
+// Service is a client of one HTTPS service.
 type Service struct {
 	url     string
 	client  *http.Client
 	timeout time.Duration
 	places  chan struct{}
-	delay   time.Duration // before the first repetition; tests shorten it
+	delay   time.Duration // before the first retry; tests shorten it
 }
 
-// FromKubeconfig returns the service that a kubeconfig's current context names. timeout bounds each question; 0 = 30 s.
+// FromKubeconfig returns the service in the current context of a kubeconfig file. timeout limits
+// each request; 0 = 30 s.
 func FromKubeconfig(path string, timeout time.Duration) (*Service, error) {
 	data, err := filewatch.Read(path, maxKubeconfig)
 	if err != nil {
@@ -59,7 +61,7 @@ func FromKubeconfig(path string, timeout time.Duration) (*Service, error) {
 	if _, err := clientcmd.Load(data); err != nil {
 		return nil, fmt.Errorf("kubeconfig %s: %w", path, err)
 	}
-	loading := &clientcmd.ClientConfigLoadingRules{ExplicitPath: path} // relative paths in the file are the file's
+	loading := &clientcmd.ClientConfigLoadingRules{ExplicitPath: path} // resolves relative paths against the file's directory
 	conf, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(loading, &clientcmd.ConfigOverrides{}).ClientConfig()
 	if err != nil {
 		return nil, fmt.Errorf("kubeconfig %s: %w", path, err)
@@ -74,7 +76,7 @@ func FromKubeconfig(path string, timeout time.Duration) (*Service, error) {
 // New returns the service at exactly the URL conf.Host.
 func New(conf *rest.Config, timeout time.Duration) (*Service, error) {
 	conf = rest.CopyConfig(conf)
-	conf.Timeout = 0 // the context's
+	conf.Timeout = 0 // the context's deadline applies instead
 	if conf.Dial == nil {
 		conf.Dial = (&net.Dialer{Timeout: 10 * time.Second}).DialContext
 	}
@@ -91,8 +93,8 @@ func New(conf *rest.Config, timeout time.Duration) (*Service, error) {
 	}, nil
 }
 
-// Post sends question and decodes the answer, which is asked for again when the service or the way to it failed for
-// the moment.
+// Post sends question as JSON and decodes the response into answer. It retries after temporary
+// errors of the service or the connection.
 func (s *Service) Post(ctx context.Context, question, answer any) error {
 	body, err := json.Marshal(question)
 	if err != nil {
@@ -122,17 +124,18 @@ func (s *Service) Post(ctx context.Context, question, answer any) error {
 	}
 }
 
-// transient is a fault that may be gone a moment later.
+// transient is an error after which the request is retried.
 type transient struct {
 	err   error
-	after time.Duration // as the service asks
+	after time.Duration // Retry-After of the response
 }
 
 func (t *transient) Error() string { return t.err.Error() }
 func (t *transient) Unwrap() error { return t.err }
 
-// broke says whether a connection ended under a question. Where nobody listens, or somebody else, nobody will a moment
-// later, and who waits is answered at once, as in Kubernetes.
+// broke reports whether the connection was closed during a request. As in Kubernetes, other
+// connection errors are not retried: a refused connection or a wrong server is unlikely to recover
+// within moments.
 func broke(err error) bool {
 	return utilnet.IsConnectionReset(err) || utilnet.IsHTTP2ConnectionLost(err) || utilnet.IsProbableEOF(err)
 }
@@ -157,7 +160,7 @@ func (s *Service) once(ctx context.Context, body []byte, answer any) error {
 	defer resp.Body.Close()
 	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
 	switch {
-	case ctx.Err() != nil: // what is heard now the service may have said because it saw its time end
+	case ctx.Err() != nil: // the service may have responded only because the connection was closed
 		return fmt.Errorf("reading the answer: %w", context.Cause(ctx))
 	case err != nil:
 		return &transient{err: fmt.Errorf("reading the answer of %s: %w", s.url, err)}
@@ -173,7 +176,7 @@ func (s *Service) once(ctx context.Context, body []byte, answer any) error {
 	return nil
 }
 
-// quoted is how much of a refusal's text is repeated.
+// quoted is the maximum number of bytes of an error response that are included in the error.
 const quoted = 256
 
 func refused(url string, resp *http.Response, data []byte) error {
@@ -189,5 +192,5 @@ func refused(url string, resp *http.Response, data []byte) error {
 	return err
 }
 
-// Close ends the connections that nobody uses.
+// Close closes the idle connections.
 func (s *Service) Close() { utilnet.CloseIdleConnectionsFor(s.client.Transport) }

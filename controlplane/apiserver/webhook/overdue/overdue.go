@@ -1,5 +1,5 @@
-// Package overdue makes contexts for tests whose time is over once a service answers: the answer is heard, as it is
-// when a service that sees the connection end says something just then.
+// Package overdue provides contexts for tests that exceed their deadline at the moment a server
+// responds. It simulates a server that responds because its connection is closed.
 package overdue
 
 import (
@@ -8,16 +8,16 @@ import (
 	"sync/atomic"
 )
 
-// Context is a context whose time is over while Over is set.
+// Context is a context that has exceeded its deadline while Over is set.
 type Context struct {
 	context.Context
 	Over *atomic.Bool
 }
 
-// New returns a context whose time is not over yet.
+// New returns a context that has not exceeded its deadline.
 func New(ctx context.Context) Context { return Context{ctx, new(atomic.Bool)} }
 
-// Err is context.DeadlineExceeded while Over is set.
+// Err returns context.DeadlineExceeded while Over is set.
 func (c Context) Err() error {
 	if c.Over.Load() {
 		return context.DeadlineExceeded
@@ -25,7 +25,7 @@ func (c Context) Err() error {
 	return c.Context.Err()
 }
 
-// Says is a service that gives one answer, when the time is over.
+// Says returns a handler that sets Over and then sends the response.
 func (c Context) Says(answer string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		c.Over.Store(true)
