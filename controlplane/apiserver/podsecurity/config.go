@@ -14,7 +14,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Config is what holds where a namespace's labels say nothing, and for whom nothing holds.
+// Config contains the default Pod Security policy for namespaces without labels, and the
+// exemptions.
 type Config struct {
 	Defaults       psa.Policy
 	Usernames      []string
@@ -22,7 +23,7 @@ type Config struct {
 	RuntimeClasses []string
 }
 
-// Default demands nothing of pods.
+// Default returns the configuration with the level privileged and no exemptions.
 func Default() Config {
 	privileged := psa.LevelVersion{Level: psa.LevelPrivileged, Version: psa.LatestVersion()}
 	return Config{Defaults: psa.Policy{Enforce: privileged, Audit: privileged, Warn: privileged}}
@@ -36,7 +37,7 @@ const (
 	pluginName    = "PodSecurity"
 )
 
-// file is a PodSecurityConfiguration in its written form.
+// file is the file format of a PodSecurityConfiguration.
 type file struct {
 	metav1.TypeMeta `json:",inline"`
 	Defaults        struct {
@@ -54,7 +55,8 @@ type file struct {
 	} `json:"exemptions"`
 }
 
-// list is an AdmissionConfiguration: the files of several plugins in one.
+// list is the file format of an AdmissionConfiguration, which contains or references the
+// configurations of plugins.
 type list struct {
 	metav1.TypeMeta `json:",inline"`
 	Plugins         []struct {
@@ -64,7 +66,8 @@ type list struct {
 	} `json:"plugins"`
 }
 
-// Load reads a PodSecurityConfiguration, alone or inside an AdmissionConfiguration. An empty path is Default.
+// Load reads a PodSecurityConfiguration, alone or in an AdmissionConfiguration. An empty path
+// returns Default.
 func Load(path string) (Config, error) {
 	if path == "" {
 		return Default(), nil

@@ -17,13 +17,14 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// How far a change of labels looks at the pods that are there.
+// Limits of the pods and time that a check of existing pods takes after a change of labels.
 const (
 	podsLookedAt = 3000
 	lookingTime  = time.Second
 )
 
-// namespace refuses labels that say nothing, and warns of pods that violate a level that is new.
+// namespace rejects invalid Pod Security labels. If an update enforces a stricter policy, it warns
+// of existing pods that violate it.
 func (p *Plugin) namespace(ctx context.Context, r *api.Request, ns, old *corev1.Namespace) error {
 	now, errs := psa.PolicyToEvaluate(ns.Labels, p.config.Defaults)
 	if old == nil {
@@ -56,7 +57,7 @@ func invalid(r *api.Request, ns *corev1.Namespace, errs field.ErrorList) error {
 	return apierrors.NewInvalid(r.Kind.GVK.GroupKind(), ns.Name, errs)
 }
 
-// warnExempt tells who labels an exempt namespace that the labels have no effect.
+// warnExempt warns the client that Pod Security labels have no effect in an exempt namespace.
 func (p *Plugin) warnExempt(ctx context.Context, ns *corev1.Namespace, now psa.Policy) {
 	if !slices.Contains(p.config.Namespaces, ns.Name) || now.FullyPrivileged() || now.Equivalent(&p.config.Defaults) {
 		return
@@ -65,7 +66,8 @@ func (p *Plugin) warnExempt(ctx context.Context, ns *corev1.Namespace, now psa.P
 		labelled(ns.Labels, now)))
 }
 
-// labelled is the part of a policy that labels have set: "enforce=baseline:latest, warn=restricted:v1.30".
+// labelled returns the part of a policy that labels set: "enforce=baseline:latest,
+// warn=restricted:v1.30".
 func labelled(labels map[string]string, now psa.Policy) string {
 	out := ""
 	for _, m := range []struct {
@@ -89,13 +91,14 @@ func labelled(labels map[string]string, now psa.Policy) string {
 	return out
 }
 
-// same is the pods that violate a level in the same way.
+// same counts the pods that violate a level for the same reason. first is the first pod by name.
 type same struct {
 	reason, first string
 	count         int
 }
 
-// violations says in words which pods of a namespace violate a level, one of each controller first.
+// violations returns warnings about the pods of a namespace that violate a level. It checks one pod
+// of each controller first.
 func (p *Plugin) violations(ctx context.Context, namespace string, enforce psa.LevelVersion) []string {
 	ctx, cancel := context.WithTimeout(ctx, lookingTime)
 	defer cancel()
@@ -155,7 +158,8 @@ func (s same) String() string {
 	return fmt.Sprintf("%s (and %d other pods): %s", s.first, s.count-1, s.reason)
 }
 
-// inOrder puts one pod of every controller first, so that all kinds of pods are looked at before the time is up.
+// inOrder returns the pods to check, with one pod of each controller first, so that each kind of
+// pod is checked before the time limit. Pods with an exempt RuntimeClass are left out.
 func (p *Plugin) inOrder(all []api.Object) []*corev1.Pod {
 	var first, rest []*corev1.Pod
 	seen := map[types.UID]bool{}

@@ -1,8 +1,7 @@
-// Package podsecurity is Pod Security admission: a namespace's labels say which
-// of the Pod Security Standards its pods must meet (enforce), which violations
-// the audit notes (audit) and of which the client is warned (warn), each at the
-// version it names. The standards themselves are those of
-// k8s.io/pod-security-admission/policy.
+// Package podsecurity implements Pod Security admission. A namespace's labels define which of the
+// Pod Security Standards its pods must meet (enforce), which violations are added to the audit
+// event (audit), and of which the client is warned (warn). Each label can select a version of the
+// standards, which are implemented by k8s.io/pod-security-admission/policy.
 package podsecurity
 
 import (
@@ -23,31 +22,33 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Cluster is what the plugin looks at besides the object.
+// Cluster reads the objects on which the plugin depends.
 type Cluster interface {
-	// Get returns a shared object; ok is false when none exists.
+	// Get returns a shared object; ok is false when it does not exist.
 	Get(ctx context.Context, resource, namespace, name string) (o api.Object, ok bool)
-	// List returns the shared objects of a namespace: those of now when fresh, else those of this replica's cache.
+	// List returns the shared objects of a namespace, from the store if fresh is set and otherwise
+	// from this replica's cache.
 	List(ctx context.Context, resource, namespace string, fresh bool) ([]api.Object, error)
 }
 
-// Plugin judges pods, workloads that make pods, and the labels of namespaces.
+// Plugin checks pods, workloads that create pods, and the labels of namespaces.
 type Plugin struct {
 	cluster   Cluster
 	config    Config
 	evaluator policy.Evaluator
 }
 
-// New returns a plugin with the defaults and exemptions of config, which has been checked.
+// New returns a plugin with the defaults and exemptions of config, which must be valid.
 func New(cluster Cluster, config Config) *Plugin {
 	evaluator, err := policy.NewEvaluator(policy.DefaultChecks(), nil)
 	if err != nil {
-		panic(fmt.Sprintf("podsecurity: the standards contradict themselves: %v", err)) // they are constants of a library
+		panic(fmt.Sprintf("podsecurity: the standards contradict themselves: %v", err)) // cannot happen: the checks are constants of a library
 	}
 	return &Plugin{cluster: cluster, config: config, evaluator: evaluator}
 }
 
-// Admit is a validating admission plugin.
+// Admit is a validating admission plugin. It rejects pods that violate the enforced level, and
+// namespaces with invalid labels.
 func (p *Plugin) Admit(ctx context.Context, a *api.Attempt) error {
 	if a.Whole == nil {
 		return nil
@@ -72,7 +73,7 @@ func (p *Plugin) Admit(ctx context.Context, a *api.Attempt) error {
 	return nil
 }
 
-// template is what a workload makes its pods of; nil for other kinds.
+// template returns the pod template of a workload; nil for other kinds.
 func template(obj api.Object) *corev1.PodTemplateSpec {
 	switch o := obj.(type) {
 	case *corev1.PodTemplate:
@@ -95,8 +96,9 @@ func template(obj api.Object) *corev1.PodTemplateSpec {
 	return nil
 }
 
-// significant says whether an update of a pod changes what is judged. Of that only images and ephemeral
-// containers can change; looking at whole containers costs little and stays true should more become mutable.
+// significant reports whether an update of a pod changes fields that the standards check. Only
+// images and ephemeral containers are mutable. Comparing whole containers is cheap and remains
+// correct if more fields become mutable.
 func significant(now, was *corev1.PodSpec) bool {
 	return !reflect.DeepEqual(now.Containers, was.Containers) ||
 		!reflect.DeepEqual(now.InitContainers, was.InitContainers) ||
@@ -104,7 +106,8 @@ func significant(now, was *corev1.PodSpec) bool {
 		!reflect.DeepEqual(now.SecurityContext, was.SecurityContext)
 }
 
-// pod refuses what violates the enforced level, notes and warns of the rest.
+// pod rejects a pod that violates the enforced level. It records violations of the audit level and
+// warns of those of the warn level.
 func (p *Plugin) pod(ctx context.Context, r *api.Request, pod *corev1.Pod) error {
 	if p.exempt(ctx, r, &pod.Spec) {
 		return nil
@@ -132,7 +135,8 @@ func (p *Plugin) pod(ctx context.Context, r *api.Request, pod *corev1.Pod) error
 	return nil
 }
 
-// workload notes and warns: what a template violates is refused when a pod is made of it.
+// workload records and warns of violations by a pod template. It does not reject them; pods of the
+// template are rejected at creation.
 func (p *Plugin) workload(ctx context.Context, r *api.Request, t *corev1.PodTemplateSpec) {
 	if p.exempt(ctx, r, &t.Spec) {
 		return
@@ -145,8 +149,8 @@ func (p *Plugin) workload(ctx context.Context, r *api.Request, t *corev1.PodTemp
 	p.warn(ctx, want.Warn, &t.ObjectMeta, &t.Spec)
 }
 
-// policyOf reads a namespace's labels. A namespace that is not known has no labels: its
-// lifecycle is another plugin's care.
+// policyOf returns the policy in a namespace's labels. A namespace that does not exist has no
+// labels; another plugin rejects requests for it.
 func (p *Plugin) policyOf(ctx context.Context, namespace string) (psa.Policy, field.ErrorList) {
 	var labels map[string]string
 	if o, ok := p.cluster.Get(ctx, "namespaces", "", namespace); ok {
@@ -172,7 +176,7 @@ func (p *Plugin) warn(ctx context.Context, lv psa.LevelVersion, meta *metav1.Obj
 	}
 }
 
-// exempt says whether nobody judges the request, and notes why.
+// exempt reports whether the request is exempt, and records the reason in the audit event.
 func (p *Plugin) exempt(ctx context.Context, r *api.Request, spec *corev1.PodSpec) bool {
 	why := ""
 	switch {
