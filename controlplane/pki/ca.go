@@ -25,16 +25,16 @@ const (
 	caNamePrefix = "keelson-ca@"
 	caLife       = 10 * 365 * 24 * time.Hour
 
-	// DefaultLife of a certificate. It is renewed at two thirds of it.
+	// DefaultLife is the default lifetime of a certificate. It is renewed after two thirds of it.
 	DefaultLife = 365 * 24 * time.Hour
-	// Backdate is how far before now a certificate starts to be valid: clocks of
-	// machines differ, and a new certificate must work on all of them at once.
+	// Backdate is subtracted from the current time for a certificate's NotBefore. Machine clocks
+	// differ, and a new certificate must be valid on all machines at once.
 	Backdate = 5 * time.Minute
 
-	// GroupReplicas is the organization of the replicas' peer certificates.
+	// GroupReplicas is the organization in the peer certificates of replicas.
 	GroupReplicas = "keelson:replicas"
-	// PeerServerName is in every peer certificate: a peer is known by its
-	// organization, not by the address it happens to have.
+	// PeerServerName is a DNS name in every peer certificate. Replicas verify this name and
+	// GroupReplicas instead of the peer's address, which may change.
 	PeerServerName = "replica.keelson.internal"
 )
 
@@ -44,7 +44,7 @@ type CA struct {
 	key  *ecdsa.PrivateKey
 }
 
-// NewCA makes a self-signed CA (ECDSA P-256, ten years).
+// NewCA creates a self-signed CA (ECDSA P-256) that is valid for ten years.
 func NewCA(clusterName string, now time.Time) (*CA, error) {
 	return newCA(pkix.Name{CommonName: caNamePrefix + clusterName}, clusterName, now)
 }
@@ -78,26 +78,26 @@ func newCA(subject pkix.Name, clusterName string, now time.Time) (*CA, error) {
 	return &CA{Cert: cert, key: key}, nil
 }
 
-// PEM is the CA's certificate, what clients trust.
+// PEM returns the CA certificate, which clients trust.
 func (ca *CA) PEM() []byte { return EncodeCert(ca.Cert.Raw) }
 
-// Pool is a pool of one: this CA.
+// Pool returns a certificate pool that contains only this CA.
 func (ca *CA) Pool() *x509.CertPool {
 	p := x509.NewCertPool()
 	p.AddCert(ca.Cert)
 	return p
 }
 
-// Hash is the hash that a join token pins.
+// Hash returns the hash of the CA's public key, which join tokens pin.
 func (ca *CA) Hash() string { return SPKIHash(ca.Cert) }
 
-// SPKIHash is the SHA-256 of the certificate's public key, in hex.
+// SPKIHash returns the SHA-256 hash of the certificate's public key, in hex.
 func SPKIHash(cert *x509.Certificate) string {
 	sum := sha256.Sum256(cert.RawSubjectPublicKeyInfo)
 	return hex.EncodeToString(sum[:])
 }
 
-// Profile is what a certificate says.
+// Profile describes the contents of a certificate to issue.
 type Profile struct {
 	CommonName    string
 	Organizations []string
@@ -108,9 +108,9 @@ type Profile struct {
 	Life          time.Duration // 0 = DefaultLife
 }
 
-// ReplicaServing is the certificate of a replica's API: the names of Service
-// default/kubernetes, its first address, the loopback, the replica's name and
-// the addresses or names under which clients reach it.
+// ReplicaServing returns the profile of a replica's API server certificate. It contains the names
+// and cluster IP of Service default/kubernetes, loopback addresses, the replica's name and the
+// advertised addresses or names.
 func ReplicaServing(replica string, serviceIP net.IP, advertise ...string) Profile {
 	p := Profile{CommonName: "keelson-apiserver", Server: true, DNSNames: []string{
 		"kubernetes", "kubernetes.default", "kubernetes.default.svc",
@@ -123,8 +123,8 @@ func ReplicaServing(replica string, serviceIP net.IP, advertise ...string) Profi
 	return p
 }
 
-// ReplicaPeer is the certificate with which replicas speak to each other, on
-// both ends of a connection.
+// ReplicaPeer returns the profile of the certificate that a replica uses on both ends of
+// connections between replicas.
 func ReplicaPeer(replica string, advertise ...string) Profile {
 	p := Profile{
 		CommonName: replica, Organizations: []string{GroupReplicas},
@@ -134,12 +134,13 @@ func ReplicaPeer(replica string, advertise ...string) Profile {
 	return p
 }
 
-// Client is the certificate of a user with groups.
+// Client returns the profile of the client certificate of a user with groups.
 func Client(user string, groups ...string) Profile {
 	return Profile{CommonName: user, Organizations: groups, Client: true}
 }
 
-// Admin is the certificate of the cluster's administrator.
+// Admin returns the profile of the cluster administrator's certificate, with the group
+// system:masters.
 func Admin() Profile { return Client("keelson-admin", api.GroupMasters) }
 
 func (p *Profile) addHosts(hosts ...string) {
@@ -155,15 +156,15 @@ func (p *Profile) addHosts(hosts ...string) {
 	}
 }
 
-// Issued is a certificate with its key, as files and TLS want them.
+// Issued is a certificate with its private key, in PEM and for crypto/tls.
 type Issued struct {
 	Cert    *x509.Certificate
-	CertPEM []byte // the certificate, then the CA's where it serves: a pinning client needs that
+	CertPEM []byte // the certificate; for server certificates also the CA's, which clients that pin the CA need
 	KeyPEM  []byte
 	TLS     tls.Certificate
 }
 
-// Issue makes a key and a certificate for it.
+// Issue generates a key and issues a certificate for it.
 func (ca *CA) Issue(p Profile, now time.Time) (*Issued, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -222,10 +223,10 @@ func (ca *CA) sign(p Profile, pub any, now time.Time) ([]byte, error) {
 	return der, nil
 }
 
-// SignAgent answers the certificate request (PEM or DER) of the agent on a node.
-// The request must be signed by its own key and ask for exactly
-// CN=system:node:<node>, O=system:nodes and no further names; anything else is
-// an error that says what, wrapping ErrRequest. life 0 means DefaultLife.
+// SignAgent signs the certificate request (PEM or DER) of the agent of a node. The request must be
+// signed with its own key and have exactly the subject CN=system:node:<node>, O=system:nodes,
+// without alternative names. Otherwise the error names the violation and wraps ErrRequest. life 0
+// means DefaultLife.
 func (ca *CA) SignAgent(request []byte, node string, life time.Duration, now time.Time) (certPEM []byte, err error) {
 	csr, err := nodeRequest(request, node)
 	if err == nil && len(csr.IPAddresses) > 0 {
@@ -243,10 +244,10 @@ func (ca *CA) SignAgent(request []byte, node string, life time.Duration, now tim
 	return EncodeCert(der), nil
 }
 
-// SignServing answers the certificate request of the HTTPS server of a node, which is that of SignAgent with addresses.
-// Of these the certificate names the one that the node has been seen at, when it asks for it: others it may have made
-// up, and a certificate for them would let it pass for who is there. It names no host, for the same reason, and is good
-// for serving alone.
+// SignServing signs a certificate request for the HTTPS server of a node, with the subject that
+// SignAgent requires. Of the requested addresses, the certificate contains only seen, from which
+// the node connects. With other addresses the node could impersonate another server. For the same
+// reason it contains no host names. It is valid for server authentication only.
 func (ca *CA) SignServing(request []byte, node string, seen netip.Addr, life time.Duration, now time.Time) (certPEM []byte, err error) {
 	csr, err := nodeRequest(request, node)
 	if err != nil {
@@ -265,7 +266,8 @@ func (ca *CA) SignServing(request []byte, node string, seen netip.Addr, life tim
 	return EncodeCert(der), nil
 }
 
-// nodeRequest reads a request that asks for a node's name and for nothing else but addresses.
+// nodeRequest parses a request and checks that it has the node's subject and no alternative names
+// other than addresses.
 func nodeRequest(request []byte, node string) (*x509.CertificateRequest, error) {
 	csr, err := parseRequest(request)
 	if err != nil {
@@ -289,7 +291,7 @@ func nodeRequest(request []byte, node string) (*x509.CertificateRequest, error) 
 	return csr, nil
 }
 
-// ErrRequest: a certificate request that must not be answered.
+// ErrRequest is the error for a certificate request that must not be signed.
 var ErrRequest = errors.New("pki: refusing the certificate request")
 
 func parseRequest(data []byte) (*x509.CertificateRequest, error) {
@@ -313,6 +315,6 @@ func serial() *big.Int {
 	b := make([]byte, 16)
 	rand.Read(b)
 	b[0] &= 0x7f // positive
-	b[0] |= 0x40 // and of a fixed length
+	b[0] |= 0x40 // fixed length
 	return new(big.Int).SetBytes(b)
 }

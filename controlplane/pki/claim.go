@@ -9,11 +9,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// ClaimSecretType is the type of the Secrets by which a machine holds the name of a Node that it has yet to make.
+// ClaimSecretType is the type of Secrets that reserve the name of a Node for a machine that has
+// enrolled but not created its Node yet.
 const ClaimSecretType = corev1.SecretType("keelson.dev/node-claim")
 
-// ClaimLife is how long a machine that has enrolled holds its name without making its Node. After it another may
-// have the name, and what the first was given is revoked.
+// ClaimLife is how long a claim on a node name is valid without a Node. Afterwards another machine
+// may claim the name, and the certificates of the first are revoked.
 const ClaimLife = 10 * time.Minute
 
 const (
@@ -22,20 +23,20 @@ const (
 	claimKeyAt   = "since"
 )
 
-// Claim is a machine's on the name of a Node.
+// Claim reserves the name of a Node for a machine.
 type Claim struct {
 	Node string
-	Key  string // tells the machine's key apart
+	Key  string // identifies the machine's key
 	At   time.Time
 }
 
-// ClaimName is the name of the Secret, in TokenNamespace, that holds the name of a node.
+// ClaimName returns the name of the claim Secret for a node, in TokenNamespace.
 func ClaimName(node string) string {
-	sum := sha256.Sum256([]byte(node)) // a node's name may be as long as an object's
+	sum := sha256.Sum256([]byte(node)) // hashed, since a node name may be as long as an object name
 	return "claimed-node-" + hex.EncodeToString(sum[:16])
 }
 
-// Record is the Secret that stands for the claim.
+// Record returns the Secret that stores the claim.
 func (c Claim) Record() *corev1.Secret {
 	return &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: TokenNamespace, Name: ClaimName(c.Node)},
@@ -46,7 +47,8 @@ func (c Claim) Record() *corev1.Secret {
 	}
 }
 
-// ClaimOf reads a record; false for a Secret that is none. One whose time cannot be read has ended.
+// ClaimOf decodes a claim Secret; false for other Secrets. A claim with an unreadable time has
+// ended.
 func ClaimOf(s *corev1.Secret) (Claim, bool) {
 	if s == nil || s.Type != ClaimSecretType {
 		return Claim{}, false
@@ -55,5 +57,5 @@ func ClaimOf(s *corev1.Secret) (Claim, bool) {
 	return Claim{Node: string(s.Data[claimKeyNode]), Key: string(s.Data[claimKeyKey]), At: at}, true
 }
 
-// Ended says that the machine had its time.
+// Ended reports whether ClaimLife has passed.
 func (c Claim) Ended(now time.Time) bool { return !now.Before(c.At.Add(ClaimLife)) }

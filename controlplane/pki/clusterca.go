@@ -14,43 +14,45 @@ import (
 	"time"
 )
 
-// Files of a trust folder that are there while the cluster's CA is exchanged.
+// Files of a trust folder that exist only during a rotation of the cluster CA.
 const (
-	FileCATrusted = "ca-trusted.pem" // certificates that are believed beside that of ca.crt
-	FileCAFormer  = "ca-former.pem"  // certificate and key of the former CA, which signs for the API alone
-	// FileCANext is the CA, certificate and key in one file, while ca.crt and ca.key are written one after the other.
+	FileCATrusted = "ca-trusted.pem" // CA certificates trusted in addition to ca.crt
+	FileCAFormer  = "ca-former.pem"  // certificate and key of the previous CA, which now signs only API server certificates
+	// FileCANext contains certificate and key of the new CA while ca.crt and ca.key are replaced
+	// one after the other.
 	FileCANext = "ca-next.pem"
 )
 
-// ClusterCA is the cluster's CA as the trust folder has it, and those that are believed beside it. It changes with the
-// folder while connections go on. Safe for concurrent use.
+// ClusterCA is the current cluster CA of a trust folder, with the other CAs that are trusted during
+// a rotation. Reload updates it while connections are in use. Safe for concurrent use.
 type ClusterCA struct {
 	dir string
 	now func() time.Time
 
 	mu      sync.Mutex
-	current *clusterTrust // guarded by mu; replaced, never changed
+	current *clusterTrust // guarded by mu; replaced, never modified
 	changed chan struct{} // guarded by mu; closed and replaced with current
 	since   int64         // guarded by mu
 }
 
-// clusterTrust is what is believed at a time.
+// clusterTrust is an immutable snapshot of the cluster's CAs.
 type clusterTrust struct {
 	signs, serves *CA
-	all           []*x509.Certificate // the one that serves first
+	all           []*x509.Certificate // all trusted CA certificates, that of serves first
 	pool          *x509.CertPool
 	pem           []byte
 	since         int64
 }
 
-// NewClusterCA reads the folder.
+// NewClusterCA returns the ClusterCA of a trust folder.
 func NewClusterCA(dir string, now func() time.Time) (*ClusterCA, error) {
 	c := &ClusterCA{dir: dir, now: now, changed: make(chan struct{})}
 	return c, c.Reload(0)
 }
 
-// Reload takes over what is in the folder now. since orders what was believed at different times, by the same count on all
-// replicas: it never goes back. When the folder cannot be read everything stays as it was.
+// Reload reads the trust folder again. since is the version of this state, from a counter that is
+// common to all replicas; the stored version never decreases. If the folder cannot be read, nothing
+// changes.
 func (c *ClusterCA) Reload(since int64) error {
 	t, err := Load(c.dir)
 	if err != nil {
@@ -78,7 +80,7 @@ func (c *ClusterCA) Reload(since int64) error {
 		return nil
 	}
 	if was != nil && was.pool.Equal(next.pool) {
-		next.pool = was.pool // so that connections are not judged anew
+		next.pool = was.pool // so that connections are not verified again
 	}
 	c.current = next
 	close(c.changed)
@@ -92,35 +94,39 @@ func (c *ClusterCA) trust() *clusterTrust {
 	return c.current
 }
 
-// Changed is closed when what is believed, or who signs, is other than at the time of the call.
+// Changed returns a channel that is closed when the trusted CAs or the signing CA change after the
+// call.
 func (c *ClusterCA) Changed() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.changed
 }
 
-// Signs is the CA that signs now.
+// Signs returns the CA that signs certificates.
 func (c *ClusterCA) Signs() *CA { return c.trust().signs }
 
-// Serves is the CA whose certificate the API shows: the former one until everybody has heard of the next.
+// Serves returns the CA that signs the API server's certificates. During a rotation it is the
+// previous CA until all clients trust the new one.
 func (c *ClusterCA) Serves() *CA { return c.trust().serves }
 
-// Believed are the certificates of all that are believed, each once; that of Serves is the first.
+// Believed returns the certificates of all trusted CAs, each once, that of Serves first.
 func (c *ClusterCA) Believed() []*x509.Certificate { return c.trust().all }
 
-// Pool has what Believed has. It is another one only when that has changed.
+// Pool returns the certificates of Believed as a pool. The pointer changes only when they do.
 func (c *ClusterCA) Pool() *x509.CertPool { return c.trust().pool }
 
-// PEM is what clients trust: Believed as text.
+// PEM returns the certificates of Believed in PEM, for clients to trust.
 func (c *ClusterCA) PEM() []byte { return c.trust().pem }
 
-// Told is what nodes are told: what to believe, the id of the CA that signs, and what orders it in time.
+// Told returns the trust information for nodes: the trusted CA certificates in PEM, the ID of the
+// signing CA, and the version that orders such states.
 func (c *ClusterCA) Told() (pem []byte, signs string, since int64) {
 	t := c.trust()
 	return t.pem, CAID(t.signs.Cert), t.since
 }
 
-// Former are the ids of the authorities that are believed and neither sign nor will.
+// Former returns the IDs of the trusted CAs other than the signing CA and next, which is the ID of
+// the CA that will sign.
 func (c *ClusterCA) Former(next string) (ids []string) {
 	t := c.trust()
 	for _, cert := range t.all {
@@ -131,10 +137,12 @@ func (c *ClusterCA) Former(next string) (ids []string) {
 	return ids
 }
 
-// Rotator keeps a certificate of profile p fresh that the CA signs which signs at the time.
+// Rotator returns a Rotator for certificates of profile p, issued by the CA that Signs returns at
+// the time.
 func (c *ClusterCA) Rotator(p Profile) *Rotator { return c.rotator(p, c.Signs) }
 
-// Serving keeps a certificate of profile p fresh that the CA signs which serves at the time.
+// Serving returns a Rotator for certificates of profile p, issued by the CA that Serves returns at
+// the time.
 func (c *ClusterCA) Serving(p Profile) *Rotator { return c.rotator(p, c.Serves) }
 
 func (c *ClusterCA) rotator(p Profile, by func() *CA) *Rotator {
@@ -149,7 +157,7 @@ func (c *ClusterCA) rotator(p Profile, by func() *CA) *Rotator {
 	return r
 }
 
-// IssuedBy says whether a certificate that was verified is by this authority, and not by another that is believed.
+// IssuedBy reports whether ca issued a verified certificate, as opposed to another trusted CA.
 func IssuedBy(leaf, ca *x509.Certificate) bool {
 	if len(leaf.AuthorityKeyId) == 0 || len(ca.SubjectKeyId) == 0 {
 		return leaf.CheckSignatureFrom(ca) == nil
@@ -157,7 +165,7 @@ func IssuedBy(leaf, ca *x509.Certificate) bool {
 	return bytes.Equal(leaf.AuthorityKeyId, ca.SubjectKeyId)
 }
 
-// By is the id of the authority among those that are believed by which a verified certificate is; "" when it is by none.
+// By returns the ID of the trusted CA that issued a verified certificate; "" if none did.
 func (c *ClusterCA) By(leaf *x509.Certificate) string {
 	for _, ca := range c.trust().all {
 		if IssuedBy(leaf, ca) {
@@ -167,37 +175,38 @@ func (c *ClusterCA) By(leaf *x509.Certificate) string {
 	return ""
 }
 
-// Verifies says why a client's certificate is not good now.
+// Verifies returns an error if a client certificate is currently not valid.
 func (c *ClusterCA) Verifies(leaf *x509.Certificate) error {
 	_, err := leaf.Verify(x509.VerifyOptions{Roots: c.Pool(), CurrentTime: c.now(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
 	return err
 }
 
-// SignAgent is that of the CA that signs.
+// SignAgent calls SignAgent of the signing CA.
 func (c *ClusterCA) SignAgent(request []byte, node string, life time.Duration, now time.Time) ([]byte, error) {
 	return c.Signs().SignAgent(request, node, life, now)
 }
 
-// SignServing is that of the CA that signs.
+// SignServing calls SignServing of the signing CA.
 func (c *ClusterCA) SignServing(request []byte, node string, seen netip.Addr, life time.Duration, now time.Time) ([]byte, error) {
 	return c.Signs().SignServing(request, node, seen, life, now)
 }
 
-// SignRequest is that of the CA that signs.
+// SignRequest calls SignRequest of the signing CA.
 func (c *ClusterCA) SignRequest(r *x509.CertificateRequest, usage x509.KeyUsage, extended []x509.ExtKeyUsage, life time.Duration, now time.Time) ([]byte, error) {
 	return c.Signs().SignRequest(r, usage, extended, life, now)
 }
 
-// hintDomain ends the name by which one who knows a CA by its hash asks for a certificate of that CA.
+// hintDomain is the suffix of the TLS server names that CAHint returns.
 const hintDomain = ".ca.keelson.internal"
 
-// CAHint is the server name with which a machine that knows the cluster by a join token asks for a certificate of the CA
-// that the token names: while one CA gives way to another, there are tokens of both.
+// CAHint returns the TLS server name with which a joining machine requests a server certificate of
+// the CA with the hash in its join token. During a CA rotation there are join tokens with both CAs.
 func CAHint(hash string) string { return hash[:min(len(hash), 32)] + hintDomain }
 
-// Enrolment is the serving side for nodes and for those who want to join: it asks for a client's certificate and verifies
-// it by what is believed at the time, and presents the CA behind its own certificate, since a machine that joins knows it
-// by its hash only. Who names a CA by CAHint gets its certificate, as long as it is there to sign.
+// Enrolment returns the TLS server configuration for nodes and joining machines. Client
+// certificates are requested and verified with the CAs trusted at the handshake. The server
+// presents its CA too, since a joining machine has only the CA's hash. A client that names a CA by
+// CAHint gets a certificate of this CA while the CA can sign.
 func (c *ClusterCA) Enrolment(p Profile) *tls.Config {
 	signs, serves := c.Rotator(p), c.Serving(p)
 	certificate := func(h *tls.ClientHelloInfo) (*tls.Certificate, error) {
@@ -216,7 +225,7 @@ func (c *ClusterCA) Enrolment(p Profile) *tls.Config {
 		return &chain, nil
 	}
 	base := &tls.Config{MinVersion: tls.VersionTLS13, GetCertificate: certificate, ClientAuth: tls.VerifyClientCertIfGiven,
-		Time: c.now, NextProtos: []string{"h2"}, SessionTicketsDisabled: true} // each handshake is judged by what is believed then
+		Time: c.now, NextProtos: []string{"h2"}, SessionTicketsDisabled: true} // no resumption: each handshake uses the currently trusted CAs
 	base.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
 		now := base.Clone()
 		now.GetConfigForClient, now.ClientCAs = nil, c.Pool()
@@ -225,16 +234,18 @@ func (c *ClusterCA) Enrolment(p Profile) *tls.Config {
 	return base
 }
 
-// Server is the serving side of the API, which verifies certificates of clients itself.
+// Server returns the TLS server configuration of the API server, which verifies client certificates
+// itself.
 func (c *ClusterCA) Server(cert *Rotator) *tls.Config {
 	return &tls.Config{MinVersion: tls.VersionTLS13, GetCertificate: cert.GetCertificate, ClientAuth: tls.RequestClientCert, Time: c.now}
 }
 
-// CAID names a CA as 'kctl cluster certs' does.
+// CAID returns the ID of a CA that 'kctl cluster certs' shows.
 func CAID(c *x509.Certificate) string { return SPKIHash(c)[:16] }
 
-// NewClusterKey makes a CA of the cluster: certificate, then key. Its subject differs from that of every other one, since
-// there are clients that tell authorities apart by that alone.
+// NewClusterKey creates a cluster CA for a rotation and returns its certificate and key in PEM, and
+// its ID. Its subject differs from that of other CAs, because some clients identify CAs by the
+// subject alone.
 func NewClusterKey(clusterName string, now time.Time) (text []byte, id string, err error) {
 	ca, err := newCA(pkix.Name{CommonName: caNamePrefix + clusterName, SerialNumber: now.UTC().Format("20060102-150405")}, clusterName, now)
 	if err != nil {
@@ -244,13 +255,13 @@ func NewClusterKey(clusterName string, now time.Time) (text []byte, id string, e
 	return text, CAID(ca.Cert), err
 }
 
-// BelieveCA makes the replica of a trust folder believe a further CA of the cluster.
+// BelieveCA adds a cluster CA, in the form of NewClusterKey, to the trusted CAs of a trust folder.
 func BelieveCA(dir string, text []byte) error {
 	t, ca, err := loadWith(dir, text)
 	if err != nil {
 		return err
 	}
-	// The connections between replicas have an authority of their own from here on: it is exchanged by itself.
+	// From now on, connections between replicas have their own CA, which is rotated separately.
 	if t.PeerCA == nil {
 		own, err := t.CA.both()
 		if err != nil {
@@ -266,7 +277,8 @@ func BelieveCA(dir string, text []byte) error {
 	return t.keepClusterTrusted(dir, append(t.CATrusted, ca.Cert))
 }
 
-// SignCA makes a CA sign what this replica signs. The one before stays believed, and signs for the API alone until ServeCA.
+// SignCA makes a cluster CA the signing CA of a trust folder. The previous CA remains trusted, and
+// signs API server certificates until ServeCA.
 func SignCA(dir string, text []byte) error {
 	t, ca, err := loadWith(dir, text)
 	if err != nil {
@@ -280,7 +292,7 @@ func SignCA(dir string, text []byte) error {
 		if err != nil {
 			return err
 		}
-		// First these: at no time is the former CA unknown.
+		// These files are written first, so that the previous CA is trusted at all times.
 		if err := t.keepClusterTrusted(dir, append(t.CATrusted, t.CA.Cert, ca.Cert)); err != nil {
 			return err
 		}
@@ -294,7 +306,7 @@ func SignCA(dir string, text []byte) error {
 	return finishCA(dir, ca)
 }
 
-// finishCA writes the files in which the CA lies for good.
+// finishCA writes the CA to its permanent files and removes FileCANext.
 func finishCA(dir string, ca *CA) error {
 	key, err := encodeKey(ca.key)
 	if err != nil {
@@ -309,10 +321,10 @@ func finishCA(dir string, ca *CA) error {
 	return writeOrRemove(filepath.Join(dir, FileCANext), nil)
 }
 
-// ServeCA has the CA that signs sign for the API, too: the key of the former one goes.
+// ServeCA makes the signing CA also sign API server certificates. It deletes the previous CA's key.
 func ServeCA(dir string) error { return writeOrRemove(filepath.Join(dir, FileCAFormer), nil) }
 
-// DropCA ends the belief in one CA, unless it is the one that signs.
+// DropCA removes a CA from the trusted CAs of a trust folder. It is an error for the signing CA.
 func DropCA(dir, id string) error {
 	t, err := Load(dir)
 	if err != nil {

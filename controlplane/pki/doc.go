@@ -1,4 +1,4 @@
-// Package pki is the cluster's trust: certificate authority, certificates and
-// their rotation, join tokens, service account tokens and kubeconfigs. Time is
-// an input everywhere; files are written whole or not at all.
+// Package pki manages the cluster's keys and certificates: CAs, certificates and their rotation,
+// join tokens, service account tokens and kubeconfigs. Functions receive the current time as input.
+// Files are written atomically.
 package pki

@@ -18,12 +18,12 @@ const (
 	pemPub  = "PUBLIC KEY"
 )
 
-// EncodeCert writes a certificate (DER) as PEM.
+// EncodeCert encodes a DER certificate as PEM.
 func EncodeCert(der []byte) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: pemCert, Bytes: der})
 }
 
-// DecodeCert reads the first certificate of a PEM text.
+// DecodeCert decodes the first certificate of a PEM text.
 func DecodeCert(data []byte) (*x509.Certificate, error) {
 	der, err := firstBlock(data, pemCert)
 	if err != nil {
@@ -56,7 +56,7 @@ func decodeKey(data []byte) (*ecdsa.PrivateKey, error) {
 	return key, nil
 }
 
-// encodePublic writes keys as PEM, each once.
+// encodePublic encodes public keys as PEM, without duplicates.
 func encodePublic(keys []*ecdsa.PublicKey) (out []byte, err error) {
 	seen := map[string]bool{}
 	for _, k := range keys {
@@ -101,10 +101,9 @@ func firstBlock(data []byte, want string) ([]byte, error) {
 	return block.Bytes, nil
 }
 
-// WriteFile puts data at path with mode 0600, whole or not at all, and durable
-// when it returns. An existing file is replaced.
+// WriteFile writes a file with mode 0600 atomically and durably. An existing file is replaced.
 func WriteFile(path string, data []byte) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-") // made with mode 0600
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-") // CreateTemp uses mode 0600
 	if err != nil {
 		return fmt.Errorf("pki: writing %s: %w", path, err)
 	}

@@ -18,17 +18,18 @@ import (
 	"time"
 )
 
-// What a replica does to its folder while a key of the cluster is exchanged for another. Each can be done again, and a
-// crash at any point leaves a folder that Load reads and that believes what it believed before.
+// The functions in this file change a replica's trust folder during the rotation of a cluster key.
+// Each is idempotent. After a crash at any point, Load can read the folder, and previously trusted
+// keys are still trusted.
 
-// exchangeSealSize bounds what is sealed: an authority takes some 1,200 bytes.
+// exchangeSealSize is the maximum size of a sealed key in bytes; a CA takes about 1,200.
 const exchangeSealSize = 16 << 10
 
-// ErrNotOurs: what was sealed cannot be opened with the secret of this cluster.
+// ErrNotOurs is the error for data that cannot be decrypted with this cluster's secret.
 var ErrNotOurs = errors.New("pki: sealed by another cluster, or damaged")
 
-// Seal makes a new key readable for replicas of the cluster alone, so that it may lie in the store until all have it.
-// context is what it is for: under another one it does not open.
+// Seal encrypts a new key with the cluster's secret, so that only its replicas can read it from the
+// store during a rotation. context is the purpose of the key; Unseal requires the same one.
 func (t *Trust) Seal(context string, key []byte) ([]byte, error) {
 	if len(key) > exchangeSealSize {
 		return nil, fmt.Errorf("pki: sealing a key of %d bytes: at most %d", len(key), exchangeSealSize)
@@ -42,7 +43,8 @@ func (t *Trust) Seal(context string, key []byte) ([]byte, error) {
 	return aead.Seal(nonce, nonce, key, []byte(context)), nil
 }
 
-// Unseal opens what Seal made; else ErrNotOurs.
+// Unseal decrypts the result of Seal. It returns ErrNotOurs if the cluster's secret or the context
+// differs.
 func (t *Trust) Unseal(context string, sealed []byte) ([]byte, error) {
 	aead, err := t.exchangeAEAD()
 	if err != nil {
@@ -71,10 +73,11 @@ func (t *Trust) exchangeAEAD() (cipher.AEAD, error) {
 	return cipher.NewGCM(block)
 }
 
-// PeerID names an authority as 'peer-ca list' and 'kctl cluster certs' do.
+// PeerID returns the ID of a peer CA that 'peer-ca list' and 'kctl cluster certs' show.
 func PeerID(c *x509.Certificate) string { return SPKIHash(c)[:16] }
 
-// NewPeerKey makes an authority for connections between replicas: certificate, then key.
+// NewPeerKey creates a CA for connections between replicas and returns its certificate and key in
+// PEM, and its ID.
 func NewPeerKey(clusterName string, now time.Time) (text []byte, id string, err error) {
 	ca, err := NewCA(clusterName+"-peers", now)
 	if err != nil {
@@ -84,7 +87,7 @@ func NewPeerKey(clusterName string, now time.Time) (text []byte, id string, err 
 	return text, PeerID(ca.Cert), err
 }
 
-// BelievePeer makes the replica of a trust folder believe the authority too.
+// BelievePeer adds a peer CA, in the form of NewPeerKey, to the trusted peer CAs of a trust folder.
 func BelievePeer(dir string, text []byte) error {
 	t, ca, err := loadWith(dir, text)
 	if err != nil {
@@ -96,7 +99,7 @@ func BelievePeer(dir string, text []byte) error {
 	return t.keepTrusted(dir, append(t.PeerTrusted, ca.Cert))
 }
 
-// SignPeer makes the authority sign this replica's certificates. The one before stays believed.
+// SignPeer makes a peer CA sign this replica's peer certificates. The previous one remains trusted.
 func SignPeer(dir string, text []byte) error {
 	t, ca, err := loadWith(dir, text)
 	if err != nil {
@@ -105,21 +108,22 @@ func SignPeer(dir string, text []byte) error {
 	if t.peerCA().Cert.Equal(ca.Cert) {
 		return nil
 	}
-	// First this: at no time is the former authority unknown.
+	// This is written first, so that the previous CA is trusted at all times.
 	if err := t.keepTrusted(dir, append(t.PeerTrusted, t.peerCA().Cert)); err != nil {
 		return err
 	}
 	return WriteFile(filepath.Join(dir, FilePeers), text)
 }
 
-// DropPeer ends the belief in one authority, unless it is the one that signs.
+// DropPeer removes a peer CA from the trusted peer CAs of a trust folder. The signing one remains
+// trusted.
 func DropPeer(dir, id string) error {
 	t, err := Load(dir)
 	if err != nil {
 		return err
 	}
 	left := slices.DeleteFunc(slices.Clone(t.PeerTrusted), func(c *x509.Certificate) bool {
-		return PeerID(c) == id || t.peerCA().Cert.Equal(c) // the one that signs is believed without being in the list
+		return PeerID(c) == id || t.peerCA().Cert.Equal(c) // the signing CA is trusted without being in the list
 	})
 	if len(left) == len(t.PeerTrusted) {
 		return nil
@@ -136,7 +140,8 @@ func loadWith(dir string, text []byte) (*Trust, *CA, error) {
 	return t, ca, err
 }
 
-// NewServiceKey makes a key that signs tokens of service accounts.
+// NewServiceKey creates a key for signing service account tokens and returns it in PEM, with its
+// ID.
 func NewServiceKey() (text []byte, id string, err error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -149,7 +154,7 @@ func NewServiceKey() (text []byte, id string, err error) {
 	return text, id, err
 }
 
-// BelieveServiceKey has tokens of a further key believed by the replica of a trust folder.
+// BelieveServiceKey makes a trust folder accept service account tokens signed with a further key.
 func BelieveServiceKey(dir string, text []byte) error {
 	t, key, err := loadService(dir, text)
 	if err != nil || key.Equal(t.ServiceKey) {
@@ -158,7 +163,8 @@ func BelieveServiceKey(dir string, text []byte) error {
 	return t.keepService(dir, append(t.ServiceTrusted, &key.PublicKey))
 }
 
-// SignServiceKey has the replica of a trust folder sign with a key. Tokens of the one before stay believed.
+// SignServiceKey makes a key the signing key for service account tokens of a trust folder. Tokens
+// of the previous key remain accepted.
 func SignServiceKey(dir string, text []byte) error {
 	t, key, err := loadService(dir, text)
 	if err != nil || key.Equal(t.ServiceKey) {
@@ -170,7 +176,8 @@ func SignServiceKey(dir string, text []byte) error {
 	return WriteFile(filepath.Join(dir, FileServiceKey), text)
 }
 
-// DropServiceKey ends the belief in tokens of one key, and in those of the one that signs only when it does no more.
+// DropServiceKey stops accepting service account tokens of a key. Tokens of the signing key remain
+// accepted.
 func DropServiceKey(dir, id string) error {
 	t, err := Load(dir)
 	if err != nil {
@@ -209,7 +216,7 @@ func loadService(dir string, text []byte) (*Trust, *ecdsa.PrivateKey, error) {
 	return t, key, nil
 }
 
-// writeOrRemove leaves no empty file.
+// writeOrRemove writes a file; with empty text it removes the file.
 func writeOrRemove(path string, text []byte) error {
 	if len(text) > 0 {
 		return WriteFile(path, text)

@@ -12,13 +12,14 @@ import (
 	"fmt"
 )
 
-// FrontProxyUser is the name in the certificate by which aggregated APIs know that it is this API that forwards a
-// request, and believe it whom it is from.
+// FrontProxyUser is the common name in the client certificate with which this API server forwards
+// requests to aggregated API servers. They trust the user in the headers of such requests.
 const FrontProxyUser = "keelson-front-proxy"
 
-// FrontProxyCA is the authority of that certificate, apart from the cluster's: who is certified by it is nobody at this
-// API, and no certificate of the cluster may speak for others at an aggregated one. Every replica derives the same key
-// from the secret of the cluster, so that there is no further secret to hand out and to keep.
+// FrontProxyCA returns the CA that issues this certificate. It is separate from the cluster CA: its
+// certificates do not authenticate at this API server, and cluster certificates cannot forward
+// users at aggregated ones. Every replica derives the same key from the cluster's secret, so no
+// further secret is distributed.
 func (t *Trust) FrontProxyCA() (*CA, error) {
 	key, err := t.derivedKey("keelson front proxy CA")
 	if err != nil {
@@ -41,14 +42,14 @@ func (t *Trust) FrontProxyCA() (*CA, error) {
 	return &CA{Cert: cert, key: key}, nil
 }
 
-// derivedKey is a P-256 key that follows from the secret of the cluster and a purpose.
+// derivedKey derives a P-256 key from the cluster's secret and a purpose.
 func (t *Trust) derivedKey(purpose string) (*ecdsa.PrivateKey, error) {
 	for i := range 128 {
 		raw, err := hkdf.Key(sha256.New, t.EncryptionKey, nil, fmt.Sprintf("%s %d", purpose, i), 32)
 		if err != nil {
 			return nil, fmt.Errorf("pki: deriving a key: %w", err)
 		}
-		// Hardly ever are the bytes no number below the order of the curve.
+		// The bytes are almost always a valid scalar of the curve.
 		if key, err := ecdsa.ParseRawPrivateKey(elliptic.P256(), raw); err == nil {
 			return key, nil
 		}
@@ -56,11 +57,11 @@ func (t *Trust) derivedKey(purpose string) (*ecdsa.PrivateKey, error) {
 	return nil, fmt.Errorf("pki: no key can be derived for %q", purpose)
 }
 
-// SecretID names the secret of the cluster, and tells nothing of it.
+// SecretID returns an identifier of the cluster's secret that reveals nothing about it.
 func (t *Trust) SecretID() string {
 	id, err := hkdf.Key(sha256.New, t.EncryptionKey, nil, "keelson name of the secret", 8)
 	if err != nil {
-		panic(err) // the length is right
+		panic(err) // cannot happen: the length is valid
 	}
 	return hex.EncodeToString(id)
 }

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// Why a token of any sort is refused. Every error of a token function wraps one of them.
+// Reasons why a token is rejected. Every error of a token function wraps one of them.
 var (
 	ErrMalformed   = errors.New("the token is malformed")
 	ErrExpired     = errors.New("the token has expired")
@@ -23,11 +23,12 @@ var (
 	ErrIssuer      = errors.New("the token is from another issuer")
 	ErrWrongSecret = errors.New("the token's secret is wrong")
 	ErrWrongRole   = errors.New("the token is for another role")
-	// ErrWrongCA: the server at first contact is not of the cluster that the token names.
+	// ErrWrongCA is the error when the server at first contact does not belong to the cluster of
+	// the join token.
 	ErrWrongCA = errors.New("the server's certificate is not from the CA that the token names")
 )
 
-// Role is what a join token lets its bearer become.
+// Role is the kind of member as which a join token lets a machine join.
 type Role string
 
 // The roles of a join token.
@@ -39,13 +40,13 @@ const (
 const (
 	tokenVersion = "keelson1"
 	tokenIDLen   = 6
-	tokenKeyLen  = 26 // of 36 letters: 134 bits
+	tokenKeyLen  = 26 // of 36 characters: 134 bits
 
 	tokenAlphabet = "abcdefghijklmnopqrstuvwxyz0123456789"
 )
 
-// Token lets one machine join the cluster, and lets that machine know that it
-// talks to the right one: keelson1.<role>.<id>.<secret>.<hash of the CA's key>.
+// Token is a join token: keelson1.<role>.<id>.<secret>.<hash of the CA's key>. A machine can join
+// the cluster with it, and verify by the hash that it talks to the right cluster.
 type Token struct {
 	Role   Role
 	ID     string
@@ -53,13 +54,13 @@ type Token struct {
 	CAHash string // SPKIHash of the CA
 }
 
-// NewToken makes a token for the cluster of ca.
+// NewToken generates a join token for the cluster with the CA certificate ca.
 func NewToken(role Role, ca *x509.Certificate) Token {
 	return Token{Role: role, ID: randomText(tokenIDLen), Secret: randomText(tokenKeyLen), CAHash: SPKIHash(ca)}
 }
 
-// ParseToken reads a token. Anything but exactly what String writes is ErrMalformed;
-// the error never holds the secret.
+// ParseToken parses a join token in exactly the form of String. Otherwise it returns ErrMalformed;
+// the error never contains the secret.
 func ParseToken(s string) (Token, error) {
 	bad := func(why string) (Token, error) {
 		return Token{}, fmt.Errorf("pki: join token: %w: %s", ErrMalformed, why)
@@ -84,26 +85,26 @@ func ParseToken(s string) (Token, error) {
 	return t, nil
 }
 
-// String is the whole token, secret included.
+// String returns the token including its secret.
 func (t Token) String() string {
 	return strings.Join([]string{tokenVersion, string(t.Role), t.ID, t.Secret, t.CAHash}, ".")
 }
 
-// LogValue keeps the secret out of logs.
+// LogValue returns the token without its secret.
 func (t Token) LogValue() slog.Value {
 	return slog.GroupValue(slog.String("role", string(t.Role)), slog.String("id", t.ID))
 }
 
-// PinnedTLS is for a machine that knows nothing of the cluster but the token: it
-// accepts a server whose chain ends in the CA that the token names, whatever
-// address it was dialled under, and hands that CA to learned (which may be nil)
-// before any data flows. Any other server is ErrWrongCA. now must not be nil.
+// PinnedTLS returns the client configuration for a machine that has only a join token. It accepts a
+// server if its chain ends in the CA of the token, under any address. Otherwise the handshake fails
+// with ErrWrongCA. Before any data is exchanged, the CA is passed to learned, which may be nil. now
+// must not be nil.
 func PinnedTLS(t Token, learned func(ca *x509.Certificate), now func() time.Time) *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
 		ServerName: CAHint(t.CAHash),
 		Time:       now,
-		// Go's own check wants the CA beforehand; VerifyConnection replaces it.
+		// Go's verification requires the CA in advance; VerifyConnection replaces it.
 		InsecureSkipVerify: true,
 		VerifyConnection: func(cs tls.ConnectionState) error {
 			ca, err := checkPinned(t, cs.PeerCertificates, now())
@@ -139,8 +140,8 @@ func checkPinned(t Token, chain []*x509.Certificate, now time.Time) (*x509.Certi
 func randomText(n int) string {
 	out := make([]byte, 0, n)
 	b := make([]byte, 1)
-	// 252 is the largest multiple of 36 in a byte: without the cut the first
-	// letters would be likelier than the others.
+	// The largest multiple of 36 in a byte is 252. Without this limit the first characters would be
+	// more likely than the others.
 	for len(out) < n {
 		if rand.Read(b); b[0] < 252 {
 			out = append(out, tokenAlphabet[int(b[0])%len(tokenAlphabet)])

@@ -8,18 +8,19 @@ import (
 	clientcmdlatest "k8s.io/client-go/tools/clientcmd/api/latest"
 )
 
-// Kubeconfig says how to reach a cluster and as whom. Either Cert and Key or Token is set.
+// Kubeconfig contains the data of a kubeconfig file: one cluster and one user. The user has either
+// Cert and Key or Token.
 type Kubeconfig struct {
 	Cluster string // name of cluster and context
 	Server  string // "https://127.0.0.1:6443"
 	CAPEM   []byte
-	User    string // name of the entry; "" = the cluster's
+	User    string // name of the user entry; "" = the cluster's
 	CertPEM []byte
 	KeyPEM  []byte
 	Token   string
 }
 
-// Config is the kubeconfig as clients' own type, everything embedded: the file stands alone.
+// Config returns the kubeconfig as client-go's type, with all data embedded.
 func (k Kubeconfig) Config() *clientcmdapi.Config {
 	user := k.User
 	if user == "" {
@@ -35,7 +36,7 @@ func (k Kubeconfig) Config() *clientcmdapi.Config {
 	return c
 }
 
-// Encode is the kubeconfig as YAML.
+// Encode returns the kubeconfig as YAML.
 func (k Kubeconfig) Encode() ([]byte, error) {
 	data, err := runtime.Encode(clientcmdlatest.Codec, k.Config())
 	if err != nil {
@@ -44,7 +45,7 @@ func (k Kubeconfig) Encode() ([]byte, error) {
 	return data, nil
 }
 
-// Write writes the kubeconfig to path, mode 0600, replacing what was there.
+// Write writes the kubeconfig to path with mode 0600. An existing file is replaced.
 func (k Kubeconfig) Write(path string) error {
 	data, err := k.Encode()
 	if err != nil {

@@ -14,15 +14,14 @@ import (
 	"time"
 )
 
-// Optional files of a trust folder: the authority of the connections between
-// replicas where it is not the cluster's CA, and further ones that are believed
-// while one is exchanged for another.
+// Optional files of a trust folder: the CA of the connections between replicas if it is not the
+// cluster CA, and further peer CAs that are trusted during a rotation.
 const (
 	FilePeers        = "peers.pem"         // certificate, then key
 	FilePeersTrusted = "peers-trusted.pem" // certificates
 )
 
-// peerCA is the authority that signs this replica's peer certificates.
+// peerCA returns the CA that signs this replica's peer certificates.
 func (t *Trust) peerCA() *CA {
 	if t.PeerCA != nil {
 		return t.PeerCA
@@ -30,15 +29,14 @@ func (t *Trust) peerCA() *CA {
 	return t.CA
 }
 
-// PeerAuthorities are the certificates that make a replica: first the one that
-// signs, then those that are believed beside it.
+// PeerAuthorities returns the CA certificates by which replicas are verified: first the signing CA,
+// then the others that are trusted.
 func (t *Trust) PeerAuthorities() []*x509.Certificate {
 	return append([]*x509.Certificate{t.peerCA().Cert}, t.PeerTrusted...)
 }
 
-// Peers is the trust between replicas as the trust folder has it. It changes
-// with the folder while connections go on: new ones use what Reload found last.
-// Safe for concurrent use.
+// Peers is the trust between replicas according to a trust folder. Reload updates it while
+// connections are in use; new connections use the updated state. Safe for concurrent use.
 type Peers struct {
 	dir     string
 	profile Profile
@@ -47,21 +45,21 @@ type Peers struct {
 }
 
 type peerTrust struct {
-	files [2][]byte           // what it was read from
+	files [2][]byte           // contents of the files from which it was read
 	all   []*x509.Certificate // PeerAuthorities
 	cert  *Rotator
 	pool  *x509.CertPool
 }
 
-// NewPeers reads the folder. profile is that of this replica's certificates.
+// NewPeers reads the trust folder. profile is that of this replica's peer certificates.
 func NewPeers(dir string, profile Profile, now func() time.Time) (*Peers, error) {
 	p := &Peers{dir: dir, profile: profile, now: now}
 	_, err := p.Reload()
 	return p, err
 }
 
-// Reload takes over what is in the folder now. When that cannot be read, or
-// nothing has changed, everything stays as it was.
+// Reload reads the peer CAs of the trust folder again and reports whether they have changed. If
+// they cannot be read, nothing changes.
 func (p *Peers) Reload() (changed bool, err error) {
 	var files [2][]byte
 	for i, name := range []string{FilePeers, FilePeersTrusted} {
@@ -86,20 +84,20 @@ func (p *Peers) Reload() (changed bool, err error) {
 	return true, nil
 }
 
-// Authorities are those that are believed now, the one that signs first.
+// Authorities returns the trusted peer CAs, the signing one first.
 func (p *Peers) Authorities() []*x509.Certificate { return p.current.Load().all }
 
-// Certificate is the one that this replica shows the others now.
+// Certificate returns this replica's current peer certificate.
 func (p *Peers) Certificate() (*tls.Certificate, error) { return p.current.Load().cert.Certificate() }
 
-// Server is the accepting end. Only certificates of GroupReplicas by an
-// authority that is believed at the time of the handshake open the store: no
-// other certificate of the cluster does (ErrNotReplica).
+// Server returns the TLS server configuration for connections between replicas. It accepts only
+// client certificates with the organization GroupReplicas, issued by a CA trusted at the time of
+// the handshake. All other certificates of the cluster fail with ErrNotReplica.
 func (p *Peers) Server() *tls.Config {
 	c := &tls.Config{
 		MinVersion: tls.VersionTLS13,
 		ClientAuth: tls.RequireAndVerifyClientCert,
-		// Each handshake is judged by itself; they are rare.
+		// No resumption: each handshake is verified; handshakes are rare.
 		SessionTicketsDisabled: true,
 	}
 	c.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
@@ -111,7 +109,7 @@ func (p *Peers) Server() *tls.Config {
 	return c
 }
 
-// Client is the calling end, which asks the same of the other one.
+// Client returns the TLS client configuration, which requires the same of the server's certificate.
 func (p *Peers) Client() *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
@@ -120,8 +118,8 @@ func (p *Peers) Client() *tls.Config {
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 			return p.current.Load().cert.Certificate()
 		},
-		// RootCAs cannot change in a tls.Config that is in use: verifying is
-		// ours, below, and does what the package would have done.
+		// RootCAs cannot change in a tls.Config in use. VerifyConnection therefore performs the
+		// verification of the tls package itself.
 		InsecureSkipVerify: true, //nolint:gosec // see above
 		VerifyConnection: func(cs tls.ConnectionState) error {
 			if len(cs.PeerCertificates) == 0 {
@@ -143,8 +141,8 @@ func (p *Peers) Client() *tls.Config {
 	}
 }
 
-// MakePeerCA writes a new authority for connections between replicas to a file
-// of its own, which must not exist.
+// MakePeerCA creates a CA for connections between replicas and writes it to a new file. It is an
+// error if the file exists.
 func MakePeerCA(path, clusterName string, now time.Time) (*x509.Certificate, error) {
 	ca, err := NewCA(clusterName+"-peers", now)
 	if err != nil {
@@ -160,8 +158,7 @@ func MakePeerCA(path, clusterName string, now time.Time) (*x509.Certificate, err
 	return ca.Cert, WriteFile(path, text)
 }
 
-// TrustPeerCA makes the replica of a trust folder believe in the authority of a
-// file too.
+// TrustPeerCA adds the CA in a file to the trusted peer CAs of a trust folder.
 func TrustPeerCA(dir, path string) (*x509.Certificate, error) {
 	t, ca, err := loadBoth(dir, path)
 	if err != nil {
@@ -170,8 +167,8 @@ func TrustPeerCA(dir, path string) (*x509.Certificate, error) {
 	return ca.Cert, t.keepTrusted(dir, append(t.PeerTrusted, ca.Cert))
 }
 
-// UsePeerCA makes the authority of a file sign this replica's certificates. The
-// one before stays believed.
+// UsePeerCA makes the CA in a file sign this replica's peer certificates. The previous CA remains
+// trusted.
 func UsePeerCA(dir, path string) (*x509.Certificate, error) {
 	t, ca, err := loadBoth(dir, path)
 	if err != nil {
@@ -181,14 +178,14 @@ func UsePeerCA(dir, path string) (*x509.Certificate, error) {
 	if err != nil {
 		return nil, err
 	}
-	// First this: at no time is the former authority unknown.
+	// This is written first, so that the previous CA is trusted at all times.
 	if err := t.keepTrusted(dir, append(t.PeerTrusted, t.peerCA().Cert)); err != nil {
 		return nil, err
 	}
 	return ca.Cert, WriteFile(filepath.Join(dir, FilePeers), text)
 }
 
-// ForgetPeerCAs ends the belief in all authorities but the one that signs.
+// ForgetPeerCAs removes all trusted peer CAs of a trust folder except the signing one.
 func ForgetPeerCAs(dir string) error {
 	err := os.Remove(filepath.Join(dir, FilePeersTrusted))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -216,7 +213,7 @@ func loadBoth(dir, path string) (*Trust, *CA, error) {
 	return t, ca, nil
 }
 
-// keepTrusted writes the list, each once.
+// keepTrusted writes the list of trusted peer CAs, without duplicates.
 func (t *Trust) keepTrusted(dir string, list []*x509.Certificate) error {
 	return WriteFile(filepath.Join(dir, FilePeersTrusted), encodeCerts(list))
 }
@@ -254,7 +251,7 @@ func decodeCerts(text []byte) ([]*x509.Certificate, error) {
 	return out, nil
 }
 
-// both is an authority in one file: certificate, then key.
+// both returns the CA's certificate and key in one PEM text.
 func (ca *CA) both() ([]byte, error) {
 	key, err := encodeKey(ca.key)
 	if err != nil {
@@ -281,7 +278,7 @@ func readBoth(text []byte) (*CA, error) {
 	return &CA{Cert: cert, key: key}, nil
 }
 
-// optional reads a file that need not be there.
+// optional returns the contents of a file; nil if it does not exist.
 func optional(path string) ([]byte, error) {
 	raw, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {

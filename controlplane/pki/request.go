@@ -11,15 +11,18 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// ReservedOrganizations are those that no certificate gets by asking for it: they let in replicas, and who may do everything.
+// ReservedOrganizations returns the organizations that requested certificates must not contain:
+// those of replicas and of administrators.
 func ReservedOrganizations() []string { return []string{GroupReplicas, api.GroupMasters} }
 
-// shortLife is from where on the life of a certificate that was asked for includes the time by which it is backdated.
+// shortLife is the lifetime from which on Backdate is part of a requested lifetime instead of added
+// to it.
 const shortLife = 8 * time.Hour
 
-// SignRequest signs a request that a signer of the cluster has judged. The certificate has the request's key, name,
-// organizations and alternative names, and nothing else of it; it is nobody's authority, and ends no later than the CA.
-// It is issued at now: IssuedAt and the revocation of nodes go by that.
+// SignRequest signs a certificate request that a cluster signer has approved. The certificate
+// contains only the request's key, common name, organizations and alternative names. It is not a CA
+// certificate and expires with the CA at the latest. IssuedAt returns now for it, which determines
+// whether a revocation covers it.
 func (ca *CA) SignRequest(r *x509.CertificateRequest, usage x509.KeyUsage, extended []x509.ExtKeyUsage, life time.Duration, now time.Time) (certPEM []byte, err error) {
 	for _, o := range r.Subject.Organization {
 		if slices.Contains(ReservedOrganizations(), o) {
@@ -27,7 +30,7 @@ func (ca *CA) SignRequest(r *x509.CertificateRequest, usage x509.KeyUsage, exten
 		}
 	}
 	until := now.Add(life)
-	if life >= shortLife { // of which Backdate is no part that anybody would miss
+	if life >= shortLife { // the certificate then expires earlier by Backdate, which is negligible
 		until = until.Add(-Backdate)
 	}
 	if until.After(ca.Cert.NotAfter) {
@@ -51,8 +54,8 @@ func (ca *CA) SignRequest(r *x509.CertificateRequest, usage x509.KeyUsage, exten
 	return EncodeCert(der), nil
 }
 
-// Renew signs a certificate in the place of one that was verified, which says the same and lives as long, for the key of a
-// request. What else the request asks for counts for nothing.
+// Renew signs a certificate that replaces the verified certificate leaf, with the same subject and
+// lifetime, for the key of a request. The other contents of the request are ignored.
 func (ca *CA) Renew(request []byte, leaf *x509.Certificate, now time.Time) (certPEM []byte, err error) {
 	csr, err := parseRequest(request)
 	if err != nil {

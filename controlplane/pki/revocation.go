@@ -15,45 +15,48 @@ const RevocationSecretType = corev1.SecretType("keelson.dev/node-revocation")
 
 const (
 	revocationKeyNode = "node"
-	revocationKeyAt   = "not-before" // certificates that were issued until then are revoked
-	revocationKeyUID  = "uid"        // of the Node whose deletion revoked them last
-	revocationKeyName = "by-name"    // "true" when somebody revoked the node by its name
+	revocationKeyAt   = "not-before" // certificates issued until this time are revoked
+	revocationKeyUID  = "uid"        // of the deleted Node that caused the latest revocation
+	revocationKeyName = "by-name"    // "true" if the node was revoked explicitly by name
 )
 
-// Revocation revokes the certificates of a node that were issued until a time,
-// to the second.
+// Revocation revokes the certificates of a node that were issued until a time, with a precision of
+// seconds.
 type Revocation struct {
 	Node string
 	At   time.Time
-	UID  string // of the Node whose deletion it is for; may be empty
-	// Named says that somebody revoked the node by its name: it comes back with a token that was made for that only.
+	UID  string // UID of the deleted Node that caused it; may be empty
+	// Named is true if the node was revoked explicitly by name. It can then only rejoin with a
+	// token created for this name.
 	Named bool
 }
 
-// RevocationPrefix is how the names of such Secrets begin.
+// RevocationPrefix is the name prefix of revocation Secrets.
 const RevocationPrefix = "revoked-node-"
 
-// RevocationName is the name of the Secret, in TokenNamespace, that revokes certificates of a node.
+// RevocationName returns the name of the revocation Secret of a node, in TokenNamespace.
 func RevocationName(node string) string {
-	sum := sha256.Sum256([]byte(node)) // a node's name may be as long as an object's
+	sum := sha256.Sum256([]byte(node)) // hashed, since a node name may be as long as an object name
 	return RevocationPrefix + hex.EncodeToString(sum[:16])
 }
 
-// revocationMargin is how far past its moment a revocation reaches: a replica whose clock is ahead, or that has just read
-// that none exists, signs what would otherwise be later. It is below Backdate: what is issued when the revocation ends is
-// valid at once.
+// revocationMargin extends a revocation into the future. It covers certificates of replicas with a
+// fast clock or without the new revocation. It is less than Backdate, so that a certificate issued
+// when the revocation ends is valid at once.
 const revocationMargin = 2 * time.Minute
 
-// NewRevocation revokes all that a node was given until now, by whichever replica.
+// NewRevocation returns a revocation of all certificates that any replica has issued to a node
+// until now.
 func NewRevocation(node string, now time.Time) Revocation {
 	return Revocation{Node: node, At: now.Add(revocationMargin)}
 }
 
-// Further is r on top of an earlier one. It covers what was issued since then, which is as of the earlier one's After.
+// Further returns r extended by the earlier revocation was. Its time is at least was.After(), from
+// which certificates issued since then are dated, so that it covers them too.
 func (r Revocation) Further(was Revocation) Revocation {
 	r.Named = r.Named || was.Named
 	if r.UID == "" {
-		r.UID = was.UID // a replica that hears of that deletion late does not revoke once more
+		r.UID = was.UID // A replica that observes that deletion late then does not revoke again.
 	}
 	if after := was.After(); after.After(r.At) {
 		r.At = after
@@ -61,7 +64,8 @@ func (r Revocation) Further(was Revocation) Revocation {
 	return r
 }
 
-// Or is what both revoke, of two that are known of a node: neither was there when the other was made.
+// Or returns a revocation that covers both r and other. It is for two revocations of a node that
+// were created independently of each other.
 func (r Revocation) Or(other Revocation) Revocation {
 	if other.At.After(r.At) {
 		r.At = other.At
@@ -70,7 +74,7 @@ func (r Revocation) Or(other Revocation) Revocation {
 	return r
 }
 
-// Record is the Secret that stands for the revocation.
+// Record returns the Secret that stores the revocation.
 func (r Revocation) Record() *corev1.Secret {
 	s := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: TokenNamespace, Name: RevocationName(r.Node)},
@@ -89,8 +93,8 @@ func (r Revocation) Record() *corev1.Secret {
 	return s
 }
 
-// RevocationOf reads a record; false for a Secret that is none. One that cannot
-// be read revokes everything of its node: whoever wrote it meant to.
+// RevocationOf decodes a revocation Secret; false for other Secrets. If its time cannot be read, it
+// revokes all certificates of the node.
 func RevocationOf(s *corev1.Secret) (Revocation, bool) {
 	if s == nil || s.Type != RevocationSecretType {
 		return Revocation{}, false
@@ -105,11 +109,11 @@ func RevocationOf(s *corev1.Secret) (Revocation, bool) {
 	}, true
 }
 
-// Covers says whether a certificate of the node is revoked.
+// Covers reports whether a certificate of the node is revoked.
 func (r Revocation) Covers(c *x509.Certificate) bool { return IssuedAt(c).Before(r.After()) }
 
-// After is from when on a certificate of the node is good again.
+// After returns the time from which newly issued certificates of the node are not revoked.
 func (r Revocation) After() time.Time { return r.At.Truncate(time.Second).Add(time.Second) }
 
-// IssuedAt is when a certificate of this cluster was issued, to the second.
+// IssuedAt returns when a certificate of this cluster was issued, with a precision of seconds.
 func IssuedAt(c *x509.Certificate) time.Time { return c.NotBefore.Add(Backdate) }

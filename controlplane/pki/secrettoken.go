@@ -9,23 +9,23 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// SecretIssuer is the issuer of tokens that are kept in Secrets.
+// SecretIssuer is the issuer of service account tokens that are stored in Secrets.
 const SecretIssuer = "kubernetes/serviceaccount"
 
-// SecretClaims are what a token says that is kept in a Secret. It has no end and no audience: it is good for the API
-// server for as long as the Secret holds it.
+// SecretClaims are the claims of a token that is stored in a Secret. It has no expiry and no
+// audience: it is valid for the API server while the Secret contains it.
 type SecretClaims struct {
 	Namespace      string
 	ServiceAccount Ref
 	Secret         string // in the same namespace
 }
 
-// User is the identity that a token proves.
+// User returns the user that the token authenticates.
 func (c *SecretClaims) User() api.User {
 	return (&Claims{Namespace: c.Namespace, ServiceAccount: c.ServiceAccount}).User()
 }
 
-// wireSecretClaims are the claims as they stand in the token.
+// wireSecretClaims is the JSON form of SecretClaims in the token.
 type wireSecretClaims struct {
 	jwt.Claims
 	Namespace string `json:"kubernetes.io/serviceaccount/namespace"`
@@ -34,7 +34,7 @@ type wireSecretClaims struct {
 	UID       string `json:"kubernetes.io/serviceaccount/service-account.uid"`
 }
 
-// SignForSecret makes the token that a Secret shall hold.
+// SignForSecret signs a token with the claims, to be stored in a Secret.
 func (t *ServiceTokens) SignForSecret(c SecretClaims) (string, error) {
 	w := wireSecretClaims{Namespace: c.Namespace, Secret: c.Secret, Account: c.ServiceAccount.Name, UID: c.ServiceAccount.UID}
 	w.Issuer, w.Subject = SecretIssuer, api.ServiceAccountPrefix+c.Namespace+":"+c.ServiceAccount.Name
@@ -45,7 +45,7 @@ func (t *ServiceTokens) SignForSecret(c SecretClaims) (string, error) {
 	return text, nil
 }
 
-// SecretClaimsOf is what a token says that is made for a Secret. Nothing is verified.
+// SecretClaimsOf returns the claims of a token for a Secret without verifying the token.
 func SecretClaimsOf(text string) (c SecretClaims, ok bool) {
 	token, err := jwt.ParseSigned(text, []jose.SignatureAlgorithm{jose.ES256})
 	if err != nil {
@@ -58,9 +58,9 @@ func SecretClaimsOf(text string) (c SecretClaims, ok bool) {
 	return SecretClaims{Namespace: w.Namespace, ServiceAccount: Ref{Name: w.Account, UID: w.UID}, Secret: w.Secret}, true
 }
 
-// VerifyOfSecret checks the signature and the claims of a token that is kept in a Secret. Whether the Secret still holds
-// it and the account lives is for the caller. The error wraps ErrMalformed, ErrSignature or ErrIssuer and never holds
-// the token.
+// VerifyOfSecret verifies the signature and claims of a token that is stored in a Secret. The
+// caller must check that the Secret still contains it and that the account exists. The error wraps
+// ErrMalformed, ErrSignature or ErrIssuer and never contains the token.
 func (t *ServiceTokens) VerifyOfSecret(text string) (*SecretClaims, error) {
 	var w wireSecretClaims
 	err := t.open(text, &w)

@@ -21,23 +21,25 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// DefaultIssuer of service account tokens, and the audience of tokens that ask for none.
+// DefaultIssuer is the issuer of service account tokens, and the audience of tokens requested
+// without one.
 const DefaultIssuer = "https://kubernetes.default.svc.cluster.local"
 
-// tokenLeeway is by how much the clocks of two replicas may differ.
+// tokenLeeway is the accepted clock difference between two replicas.
 const tokenLeeway = 10 * time.Second
 
-// Ref names an object that a token is bound to: the token dies with it.
+// Ref identifies an object to which a token is bound. The token becomes invalid when the object is
+// deleted.
 type Ref struct {
 	Name string `json:"name"`
 	UID  string `json:"uid"`
 }
 
-// Claims are what a service account token says.
+// Claims are the claims of a service account token.
 type Claims struct {
 	Issuer    string
 	Audiences []string
-	ID        string // jti; made by Sign
+	ID        string // jti; set by Sign
 	IssuedAt  time.Time
 	NotBefore time.Time
 	Expiry    time.Time
@@ -49,7 +51,7 @@ type Claims struct {
 	Secret         *Ref // nil = not bound to a Secret
 }
 
-// User is the identity that a token proves.
+// User returns the user that the token authenticates.
 func (c *Claims) User() api.User {
 	u := api.User{
 		Name: api.ServiceAccountPrefix + c.Namespace + ":" + c.ServiceAccount.Name,
@@ -73,7 +75,7 @@ func (c *Claims) User() api.User {
 	return u
 }
 
-// wireClaims are the claims as they stand in the token.
+// wireClaims is the JSON form of Claims in the token.
 type wireClaims struct {
 	jwt.Claims
 	Kubernetes struct {
@@ -85,8 +87,8 @@ type wireClaims struct {
 	} `json:"kubernetes.io"`
 }
 
-// ServiceTokens signs and verifies service account tokens (ES256). Its keys may
-// be exchanged while it is used. It is safe for concurrent use.
+// ServiceTokens signs and verifies service account tokens (ES256). Exchange can replace its keys at
+// any time. It is safe for concurrent use.
 type ServiceTokens struct {
 	issuer string
 	keys   atomic.Pointer[serviceKeys]
@@ -94,19 +96,20 @@ type ServiceTokens struct {
 
 // serviceKeys are immutable.
 type serviceKeys struct {
-	id     string // of the one that signs
+	id     string // of the signing key
 	signer jose.Signer
-	all    map[string]*ecdsa.PublicKey // by key id
+	all    map[string]*ecdsa.PublicKey // by key ID
 }
 
-// NewServiceTokens signs with key and accepts tokens of key and of the old keys.
+// NewServiceTokens returns a ServiceTokens that signs with key and accepts tokens of key and of the
+// old keys.
 func NewServiceTokens(issuer string, key *ecdsa.PrivateKey, old ...*ecdsa.PublicKey) (*ServiceTokens, error) {
 	t := &ServiceTokens{issuer: issuer}
 	return t, t.Exchange(key, old...)
 }
 
-// Exchange has tokens signed with key from now on, and accepts those of key and of the others. After an error nothing
-// has changed.
+// Exchange replaces the keys: tokens are signed with key, and tokens of key and the others are
+// accepted. After an error nothing has changed.
 func (t *ServiceTokens) Exchange(key *ecdsa.PrivateKey, others ...*ecdsa.PublicKey) error {
 	k := &serviceKeys{all: map[string]*ecdsa.PublicKey{}}
 	for i, pub := range append([]*ecdsa.PublicKey{&key.PublicKey}, others...) {
@@ -129,16 +132,18 @@ func (t *ServiceTokens) Exchange(key *ecdsa.PrivateKey, others ...*ecdsa.PublicK
 	return nil
 }
 
-// KeyIDs are the ids of the key that signs and of all whose tokens are accepted, as tokens and the JWKS name them.
+// KeyIDs returns the IDs of the signing key and of all keys with accepted tokens, as in tokens and
+// the JWKS.
 func (t *ServiceTokens) KeyIDs() (signs string, accepted []string) {
 	k := t.keys.Load()
 	return k.id, slices.Sorted(maps.Keys(k.all))
 }
 
-// Accepts says whether tokens of the key with this id are accepted.
+// Accepts reports whether tokens signed with the key of this ID are accepted.
 func (t *ServiceTokens) Accepts(id string) bool { return t.keys.Load().all[id] != nil }
 
-// KeyIDOf is the id of the key that a token says it is signed with; "" of what is no token. Nothing is verified.
+// KeyIDOf returns the key ID in a token's header without verifying the token; "" if the text is not
+// a token.
 func KeyIDOf(text string) string {
 	token, err := jwt.ParseSigned(text, []jose.SignatureAlgorithm{jose.ES256})
 	if err != nil || len(token.Headers) != 1 {
@@ -147,13 +152,13 @@ func KeyIDOf(text string) string {
 	return token.Headers[0].KeyID
 }
 
-// Issuer is the "iss" of the tokens.
+// Issuer returns the "iss" claim of the tokens.
 func (t *ServiceTokens) Issuer() string { return t.issuer }
 
-// Sign makes a token of c's audiences (none means the issuer), names and
-// bindings, valid from now for life. It returns the claims as signed.
+// Sign signs a token with the audiences (default: the issuer), names and bindings of c, valid from
+// now for life. It returns the token and its claims.
 func (t *ServiceTokens) Sign(c Claims, life time.Duration, now time.Time) (string, *Claims, error) {
-	now = now.Truncate(time.Second) // what a token can say
+	now = now.Truncate(time.Second) // tokens have whole seconds
 	c.Issuer, c.IssuedAt, c.NotBefore, c.Expiry = t.issuer, now, now, now.Add(life)
 	c.ID = newJTI()
 	if len(c.Audiences) == 0 {
@@ -172,11 +177,10 @@ func (t *ServiceTokens) Sign(c Claims, life time.Duration, now time.Time) (strin
 	return text, &c, nil
 }
 
-// Verify checks a token's signature, issuer, times and audience (any of
-// audiences; none means the issuer). Whether the account, pod or node that it is
-// bound to still exist is for the caller. The error wraps ErrMalformed,
-// ErrSignature, ErrIssuer, ErrAudience, ErrNotYetValid or ErrExpired and never
-// holds the token.
+// Verify checks a token's signature, issuer, times and audience, which must be one of audiences
+// (default: the issuer). The caller must check that the account, pod or node to which the token is
+// bound still exists. The error wraps ErrMalformed, ErrSignature, ErrIssuer, ErrAudience,
+// ErrNotYetValid or ErrExpired and never contains the token.
 func (t *ServiceTokens) Verify(text string, audiences []string, now time.Time) (*Claims, error) {
 	c, err := t.verify(text, audiences, now)
 	if err != nil {
@@ -185,14 +189,14 @@ func (t *ServiceTokens) Verify(text string, audiences []string, now time.Time) (
 	return c, nil
 }
 
-// open reads the claims of a token whose signature is good.
+// open verifies a token's signature and decodes its claims.
 func (t *ServiceTokens) open(text string, claims any) error {
 	token, err := jwt.ParseSigned(text, []jose.SignatureAlgorithm{jose.ES256})
 	if alg := (*jose.ErrUnexpectedSignatureAlgorithm)(nil); errors.As(err, &alg) {
 		return ErrSignature
 	}
 	if err != nil || len(token.Headers) != 1 {
-		// jose's error may quote the token; ours says no more than this.
+		// jose's error may quote the token, so it is not wrapped.
 		return ErrMalformed
 	}
 	key := t.keys.Load().all[token.Headers[0].KeyID]
@@ -233,7 +237,8 @@ func (t *ServiceTokens) verify(text string, audiences []string, now time.Time) (
 	return c, nil
 }
 
-// claims are the claims of a token whose signature is good: it is whole, or ErrMalformed.
+// claims converts the claims of a token with a valid signature. It returns ErrMalformed if required
+// claims are missing or inconsistent.
 func (w *wireClaims) claims() (*Claims, error) {
 	k := &w.Kubernetes
 	switch {
@@ -251,7 +256,7 @@ func (w *wireClaims) claims() (*Claims, error) {
 	}, nil
 }
 
-// JWKS is the document with which others verify the tokens (/openid/v1/jwks).
+// JWKS returns the document with the public keys of the tokens (/openid/v1/jwks).
 func (t *ServiceTokens) JWKS() ([]byte, error) {
 	var set jose.JSONWebKeySet
 	for id, key := range t.keys.Load().all {
@@ -266,7 +271,7 @@ func (t *ServiceTokens) JWKS() ([]byte, error) {
 	return json.Marshal(set)
 }
 
-// OpenIDConfiguration is the discovery document (/.well-known/openid-configuration).
+// OpenIDConfiguration returns the discovery document (/.well-known/openid-configuration).
 func (t *ServiceTokens) OpenIDConfiguration(jwksURI string) ([]byte, error) {
 	return json.Marshal(map[string]any{
 		"issuer":                                t.issuer,
@@ -286,7 +291,7 @@ func keyID(pub *ecdsa.PublicKey) (string, error) {
 	return base64.RawURLEncoding.EncodeToString(sum[:]), nil
 }
 
-// newJTI is a random UUID (version 4).
+// newJTI returns a random UUID (version 4).
 func newJTI() string {
 	var b [16]byte
 	rand.Read(b[:])

@@ -19,15 +19,17 @@ import (
 )
 
 var (
-	// ErrForged: the record of a join token was not written by the control plane of this cluster.
+	// ErrForged is the error for a join token Secret that this cluster's control plane did not
+	// write.
 	ErrForged = errors.New("the record of the token is not of this cluster's making")
-	// ErrUsedUp: as many have joined with the token as may.
+	// ErrUsedUp is the error when the token has been used as often as it may.
 	ErrUsedUp = errors.New("the token has been used as often as it may")
-	// ErrWrongName: the token lets others join than the one that asks.
+	// ErrWrongName is the error when the token does not allow joining with the requested name.
 	ErrWrongName = errors.New("the token is for other names")
 )
 
-// Where and how a join token is kept in the API: never the secret, only its hash.
+// Name, type and keys of the Secret that stores a join token. It contains only a hash of the
+// token's secret.
 const (
 	TokenNamespace    = metav1.NamespaceSystem
 	TokenSecretPrefix = "bootstrap-token-"
@@ -38,42 +40,42 @@ const (
 	tokenKeyExpires = "expiration"
 	tokenKeyUsage   = "usage-" // + role = "true"
 	tokenKeyNote    = "description"
-	tokenKeyUses    = "uses"    // how often it may be used
-	tokenKeyNames   = "names"   // who may join with it, comma-separated; absent = any name
-	tokenKeyReplace = "replace" // "true": also under the name of a Node that exists
-	tokenKeyUsed    = "used"    // how often it was
-	tokenKeyUsers   = "used-by" // by whom, the last of them, a line each
-	tokenKeyMAC     = "mac"     // over all the others
+	tokenKeyUses    = "uses"    // number of allowed uses
+	tokenKeyNames   = "names"   // names with which machines may join, comma-separated; absent = any name
+	tokenKeyReplace = "replace" // "true": also with the name of an existing Node
+	tokenKeyUsed    = "used"    // number of uses so far
+	tokenKeyUsers   = "used-by" // the last users that joined, one per line
+	tokenKeyMAC     = "mac"     // MAC of all other entries
 )
 
-// usersKept is how many of those who joined with a token it names.
+// usersKept is how many of the users that joined with a token its Secret lists.
 const usersKept = 64
 
-// Grant is what a join token allows.
+// Grant contains the permissions of a join token.
 type Grant struct {
 	Expires time.Time // required
-	Uses    int       // how many may join; required
-	Names   []string  // under which names; none = any
-	Replace bool      // also under the name of a Node that exists
+	Uses    int       // number of allowed uses; required
+	Names   []string  // names with which machines may join; empty = any
+	Replace bool      // also with the name of an existing Node
 	Note    string
 }
 
-// TokenKey is the key by which a cluster knows its own records of join tokens.
+// TokenKey is the key of the MAC by which a cluster verifies its own join token Secrets.
 type TokenKey []byte
 
-// TokenKey derives the key from the secret of the cluster.
+// TokenKey derives the key from the cluster's secret.
 func (t *Trust) TokenKey() TokenKey {
 	key, err := hkdf.Key(sha256.New, t.EncryptionKey, nil, "keelson join tokens", sha256.Size)
 	if err != nil {
-		panic(fmt.Sprintf("pki: deriving the key of join tokens: %v", err)) // only for keys longer than HKDF gives
+		panic(fmt.Sprintf("pki: deriving the key of join tokens: %v", err)) // only for keys longer than the maximum of HKDF
 	}
 	return key
 }
 
-// SecretName is the name of the Secret that stands for the token.
+// SecretName returns the name of the Secret that stores the token.
 func (t Token) SecretName() string { return TokenSecretPrefix + t.ID }
 
-// Record builds the Secret that stands for a token.
+// Record returns the Secret that stores a token with the permissions g.
 func (k TokenKey) Record(t Token, g Grant) *corev1.Secret {
 	s := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: TokenNamespace, Name: t.SecretName()},
@@ -100,7 +102,7 @@ func (k TokenKey) Record(t Token, g Grant) *corev1.Secret {
 	return s
 }
 
-// mac covers the name of a record and everything in it, each with its length.
+// mac returns the MAC of the Secret's namespace, name and data, each prefixed by its length.
 func (k TokenKey) mac(s *corev1.Secret) []byte {
 	h := hmac.New(sha256.New, k)
 	put := func(b []byte) {
@@ -118,8 +120,8 @@ func (k TokenKey) mac(s *corev1.Secret) []byte {
 	return []byte(hex.EncodeToString(h.Sum(nil)))
 }
 
-// TokenExpires is when the token has expired for which a Secret stands; false for one that stands for none, or does not
-// say.
+// TokenExpires returns when the token of a join token Secret expires; false for other Secrets, or
+// if the time cannot be read.
 func TokenExpires(s *corev1.Secret) (time.Time, bool) {
 	if s == nil || s.Type != TokenSecretType {
 		return time.Time{}, false
@@ -128,9 +130,9 @@ func TokenExpires(s *corev1.Secret) (time.Time, bool) {
 	return at, err == nil
 }
 
-// Check says what the Secret of the cluster lets the bearer of the token do who
-// asks to join as name: or an error wrapping ErrMalformed (the Secret is no join
-// token), ErrForged, ErrWrongSecret, ErrWrongRole, ErrExpired or ErrWrongName.
+// Check returns the permissions of token t according to its Secret record, for a machine that wants
+// to join as name. Otherwise the error wraps ErrMalformed (record is not the Secret of t),
+// ErrForged, ErrWrongSecret, ErrWrongRole, ErrExpired or ErrWrongName.
 func (k TokenKey) Check(t Token, record *corev1.Secret, name string, now time.Time) (Grant, error) {
 	refuse := func(why error) (Grant, error) { return Grant{}, fmt.Errorf("pki: join token %q: %w", t.ID, why) }
 	if record == nil || record.Type != TokenSecretType || string(record.Data[tokenKeyID]) != t.ID {
@@ -164,9 +166,10 @@ func (k TokenKey) Check(t Token, record *corev1.Secret, name string, now time.Ti
 	return g, nil
 }
 
-// Use is Check, and takes down that user, a single line, joins: the result is the record to be
-// stored in the place of the one that was read. It is nil for one who has joined with this token
-// already and did not hear the answer. ErrUsedUp, when nobody may any more.
+// Use checks a token like Check and records that user joins with it. It returns the Secret to be
+// stored in place of record. The result is nil if user has joined with this token before, which a
+// client without a response may repeat. It returns ErrUsedUp if the token allows no further use.
+// user must be a single line.
 func (k TokenKey) Use(t Token, record *corev1.Secret, name, user string, now time.Time) (*corev1.Secret, error) {
 	g, err := k.Check(t, record, name, now)
 	if err != nil {
@@ -191,7 +194,8 @@ func (k TokenKey) Use(t Token, record *corev1.Secret, name, user string, now tim
 	return out, nil
 }
 
-// secretHash needs no salt or stretching: the secret is random, not a password.
+// secretHash returns the SHA-256 hash of the secret. It needs neither salt nor stretching, since
+// the secret is random.
 func (t Token) secretHash() string {
 	sum := sha256.Sum256([]byte(t.Secret))
 	return hex.EncodeToString(sum[:])

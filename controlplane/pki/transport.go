@@ -12,32 +12,33 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// ErrNotReplica: the other end of a peer connection is no replica of this cluster.
+// ErrNotReplica is the error when the other end of a peer connection is not a replica of this
+// cluster.
 var ErrNotReplica = errors.New("pki: the peer's certificate is not that of a replica")
 
-// retryIssue is how long a failed renewal waits while the old certificate is good.
+// retryIssue is the interval between failed renewals while the current certificate is valid.
 const retryIssue = time.Minute
 
-// Rotator keeps one certificate fresh: each handshake gets the current one, and
-// the first handshake past two thirds of its life makes the next. Nothing runs
-// in the background and no connection is cut. Safe for concurrent use.
+// Rotator provides a certificate for TLS handshakes and renews it. The first handshake after two
+// thirds of its life issues the next one. Nothing runs in the background and no connection is
+// closed. Safe for concurrent use.
 type Rotator struct {
 	issue func(now time.Time) (*tls.Certificate, error)
 	now   func() time.Time
-	// stale says of a certificate that it is to be made anew although its time has not come; nil = of none.
+	// stale reports whether a certificate must be replaced before its renewal time; nil = never.
 	stale func(leaf *x509.Certificate) bool
 
 	mu      sync.Mutex
 	current *tls.Certificate // guarded by mu; Leaf is set
-	retry   time.Time        // guarded by mu; not before this after a failure
+	retry   time.Time        // guarded by mu; no renewal before this time after a failure
 }
 
-// NewRotator issues certificates by issue, whose results must have a Leaf.
+// NewRotator returns a Rotator that gets its certificates from issue. Their Leaf must be set.
 func NewRotator(issue func(now time.Time) (*tls.Certificate, error), now func() time.Time) *Rotator {
 	return &Rotator{issue: issue, now: now}
 }
 
-// Rotator keeps a certificate of profile p fresh.
+// Rotator returns a Rotator for certificates of profile p.
 func (ca *CA) Rotator(p Profile, now func() time.Time) *Rotator {
 	return NewRotator(func(t time.Time) (*tls.Certificate, error) {
 		c, err := ca.Issue(p, t)
@@ -48,8 +49,8 @@ func (ca *CA) Rotator(p Profile, now func() time.Time) *Rotator {
 	}, now)
 }
 
-// Certificate is the certificate to use now. A renewal that fails is no error
-// while the current certificate is still valid.
+// Certificate returns the current certificate, after renewing it if it is due. A failed renewal is
+// not an error while the current certificate is valid.
 func (r *Rotator) Certificate() (*tls.Certificate, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -73,26 +74,27 @@ func (r *Rotator) Certificate() (*tls.Certificate, error) {
 	return nil, fmt.Errorf("pki: renewing a certificate: %w", err)
 }
 
-// RenewAt is when a certificate is to be renewed that a Rotator keeps.
+// RenewAt returns when a Rotator renews the certificate.
 func RenewAt(c *x509.Certificate) time.Time { return renewAt(c) }
 
-// renewAt is when the certificate is two thirds through its life.
+// renewAt returns when two thirds of the certificate's life have passed.
 func renewAt(c *x509.Certificate) time.Time {
 	return c.NotBefore.Add(c.NotAfter.Sub(c.NotBefore) / 3 * 2)
 }
 
-// GetCertificate is for tls.Config, the serving end.
+// GetCertificate returns the current certificate, for tls.Config of a server.
 func (r *Rotator) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	return r.Certificate()
 }
 
-// GetClientCertificate is for tls.Config, the calling end.
+// GetClientCertificate returns the current certificate, for tls.Config of a client.
 func (r *Rotator) GetClientCertificate(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 	return r.Certificate()
 }
 
-// ServerTLS serves with cert. A client may present a certificate; one that does
-// not chain to ca fails the handshake, and a client without is left to bearer tokens.
+// ServerTLS returns a server configuration with the certificate of cert. A client certificate is
+// optional; one that does not chain to ca fails the handshake. Clients without a certificate
+// authenticate by bearer token.
 func ServerTLS(ca *x509.CertPool, cert *Rotator, now func() time.Time) *tls.Config {
 	return &tls.Config{
 		MinVersion:     tls.VersionTLS13,
@@ -103,8 +105,8 @@ func ServerTLS(ca *x509.CertPool, cert *Rotator, now func() time.Time) *tls.Conf
 	}
 }
 
-// ClientTLS trusts servers of ca. cert is nil for a client that has only a
-// token; serverName "" means the host that is dialled.
+// ClientTLS returns a client configuration that trusts servers with certificates of ca. cert is nil
+// for a client that has only a token; serverName "" means the dialed host.
 func ClientTLS(ca *x509.CertPool, cert *Rotator, serverName string, now func() time.Time) *tls.Config {
 	c := &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: ca, ServerName: serverName, Time: now}
 	if cert != nil {
@@ -113,13 +115,13 @@ func ClientTLS(ca *x509.CertPool, cert *Rotator, serverName string, now func() t
 	return c
 }
 
-// NodeTLS trusts the HTTPS server of one node, whose certificate names the node and need not name an address: the
-// connection comes through the node's own tunnel.
+// NodeTLS returns a client configuration for the HTTPS server of one node. Its certificate must
+// name the node but need not contain an address, because the connection uses the node's own tunnel.
 func NodeTLS(ca *x509.CertPool, cert *Rotator, node string, now func() time.Time) *tls.Config {
 	return &tls.Config{
 		MinVersion:           tls.VersionTLS13,
 		GetClientCertificate: cert.GetClientCertificate,
-		InsecureSkipVerify:   true, // VerifyConnection does, without a host's name
+		InsecureSkipVerify:   true, // VerifyConnection verifies, without a host name
 		VerifyConnection: func(cs tls.ConnectionState) error {
 			leaf := cs.PeerCertificates[0]
 			usages := []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
@@ -134,9 +136,9 @@ func NodeTLS(ca *x509.CertPool, cert *Rotator, node string, now func() time.Time
 	}
 }
 
-// PeerTLS is both ends of connections between replicas. Either end must show a
-// certificate of ca for GroupReplicas: no other certificate of the same CA
-// (an agent's, a user's) opens the store (ErrNotReplica).
+// PeerTLS returns the configuration for both ends of connections between replicas. Each end must
+// present a certificate of ca with the organization GroupReplicas. Other certificates of the same
+// CA, such as those of agents and users, fail with ErrNotReplica.
 func PeerTLS(ca *x509.CertPool, cert *Rotator, now func() time.Time) *tls.Config {
 	return &tls.Config{
 		MinVersion:           tls.VersionTLS13,
@@ -154,7 +156,7 @@ func PeerTLS(ca *x509.CertPool, cert *Rotator, now func() time.Time) *tls.Config
 	}
 }
 
-// PeerName is the name of the replica at the other end of a verified connection.
+// PeerName returns the name of the replica at the other end of a verified connection.
 func PeerName(cs tls.ConnectionState) (string, error) {
 	if len(cs.PeerCertificates) == 0 {
 		return "", fmt.Errorf("%w: there is none", ErrNotReplica)

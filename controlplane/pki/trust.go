@@ -16,56 +16,56 @@ import (
 	"time"
 )
 
-// Files of a trust folder. All are mode 0600 in a folder of mode 0700.
+// Files of a trust folder. All have mode 0600; the folder has mode 0700.
 const (
 	FileCACert     = "ca.crt"
 	FileCAKey      = "ca.key"
 	FileServiceKey = "sa.key"
-	// FileServiceTrusted is there while the service account key is exchanged.
+	// FileServiceTrusted exists only during a rotation of the service account key.
 	FileServiceTrusted = "sa-trusted.pem" // public keys
 	FileEncryptionKey  = "encryption.key"
-	// FileStoreKeys may be absent: a cluster whose stores are not encrypted, or
-	// whose operator keeps the key file elsewhere.
+	// FileStoreKeys is optional. It is absent if the stores are not encrypted or if the operator
+	// keeps the key file elsewhere.
 	FileStoreKeys = "store.keys"
 )
 
-// ErrExists: the folder already holds something, so no trust was written to it.
+// ErrExists is the error when the folder is not empty, so that no keys were written to it.
 var ErrExists = errors.New("pki: the folder is not empty")
 
 // EncryptionKeySize is the length of the secret that all replicas share, in bytes.
 const EncryptionKeySize = 32
 
-// Trust is everything secret that the replicas of one cluster share. It is
-// immutable and safe for concurrent use.
+// Trust contains all keys and secrets that the replicas of one cluster share. It is immutable and
+// safe for concurrent use.
 type Trust struct {
 	CA *CA
 	// ServiceKey signs service account tokens.
 	ServiceKey *ecdsa.PrivateKey
-	// ServiceTrusted are further keys whose tokens are believed.
+	// ServiceTrusted are further keys with accepted service account tokens.
 	ServiceTrusted []*ecdsa.PublicKey
 	// EncryptionKey is the secret from which the cluster derives its symmetric keys; EncryptionKeySize bytes.
 	EncryptionKey []byte
-	// StoreKeys is the key file under which the replicas encrypt their stores, as
-	// raftstore/disk reads it; nil where none exists. A joining replica receives it.
+	// StoreKeys is the key file with which the replicas encrypt their stores, in the format of
+	// raftstore/disk; nil if there is none. A joining replica receives it.
 	StoreKeys []byte
 
-	// PeerCA signs the replicas' peer certificates in the place of CA; may be nil.
-	// PeerTrusted are further authorities that replicas believe of each other.
+	// PeerCA signs the replicas' peer certificates instead of CA; may be nil. PeerTrusted are
+	// further peer CAs that replicas trust.
 	PeerCA      *CA
 	PeerTrusted []*x509.Certificate
 
-	// CATrusted are authorities that are believed beside CA while it is exchanged. CAFormer, which is among them, signs the
-	// certificate of the API until everybody has heard of CA; nil otherwise.
+	// CATrusted are CAs that are trusted in addition to CA during its rotation. CAFormer, one of
+	// them, signs API server certificates until all clients trust CA; otherwise it is nil.
 	CATrusted []*x509.Certificate
 	CAFormer  *CA
 }
 
-// ClusterName is the name given at Init; the CA's certificate carries it.
+// ClusterName returns the name passed to Init, which is part of the CA's subject.
 func (t *Trust) ClusterName() string {
 	return strings.TrimPrefix(t.CA.Cert.Subject.CommonName, caNamePrefix)
 }
 
-// NewTrust makes the trust of a new cluster in memory.
+// NewTrust generates the keys of a new cluster in memory.
 func NewTrust(clusterName string, now time.Time) (*Trust, error) {
 	ca, err := NewCA(clusterName, now)
 	if err != nil {
@@ -76,12 +76,12 @@ func NewTrust(clusterName string, now time.Time) (*Trust, error) {
 		return nil, fmt.Errorf("pki: making the service account key: %w", err)
 	}
 	enc := make([]byte, EncryptionKeySize)
-	rand.Read(enc) // never fails: crypto/rand ends the process where the kernel has no randomness
+	rand.Read(enc) // never fails: crypto/rand ends the process if the kernel has no randomness
 	return &Trust{CA: ca, ServiceKey: key, EncryptionKey: enc}, nil
 }
 
-// Init makes the trust of a new cluster and writes it to dir, whole or not at
-// all. It never overwrites: a dir that holds any file is ErrExists.
+// Init generates the keys of a new cluster and writes them to dir atomically. If dir contains any
+// file, nothing is written and the error is ErrExists.
 func Init(dir, clusterName string, now time.Time) (*Trust, error) {
 	t, err := NewTrust(clusterName, now)
 	if err != nil {
@@ -93,15 +93,15 @@ func Init(dir, clusterName string, now time.Time) (*Trust, error) {
 	return t, nil
 }
 
-// Save writes the trust to dir under Init's rules: how a joining replica keeps
-// what it has received.
+// Save writes the keys to dir atomically, like Init. A joining replica uses it to store the keys
+// that it has received.
 func (t *Trust) Save(dir string) (err error) {
 	b, err := t.bundle()
 	if err != nil {
 		return err
 	}
 	dir = filepath.Clean(dir)
-	// The folder that the trust is in is its daemon's alone; what is above it may be anybody's.
+	// The parent folder belongs to the daemon alone; folders above it may be shared.
 	if err := os.MkdirAll(filepath.Dir(filepath.Dir(dir)), 0o755); err != nil {
 		return err
 	}
@@ -122,8 +122,8 @@ func (t *Trust) Save(dir string) (err error) {
 			return err
 		}
 	}
-	// rename(2) replaces an empty folder and refuses one with contents, in one
-	// step: neither a crash nor a second Init can leave half of two clusters.
+	// rename(2) atomically replaces an empty folder and rejects a non-empty one. Neither a crash
+	// nor a concurrent Init can leave a mix of two clusters.
 	switch err := syscall.Rename(tmp, dir); {
 	case errors.Is(err, syscall.ENOTEMPTY), errors.Is(err, syscall.EEXIST):
 		return fmt.Errorf("pki: writing the cluster's keys to %s: %w", dir, ErrExists)
@@ -133,8 +133,8 @@ func (t *Trust) Save(dir string) (err error) {
 	return syncDir(filepath.Dir(dir))
 }
 
-// Load reads the trust that Init or Save wrote to dir. A folder without it
-// gives an error that wraps fs.ErrNotExist.
+// Load reads the keys that Init or Save wrote to dir. If there are none, the error wraps
+// fs.ErrNotExist.
 func Load(dir string) (*Trust, error) {
 	var b bundle
 	for name, into := range b.fields() {
@@ -158,8 +158,8 @@ func Load(dir string) (*Trust, error) {
 	return t, nil
 }
 
-// Marshal packs the trust for a joining replica. The result is as secret as the
-// keys inside: it goes over a pinned TLS connection and nowhere else.
+// Marshal encodes the keys for a joining replica. The result is secret and must only be sent over a
+// pinned TLS connection.
 func (t *Trust) Marshal() ([]byte, error) {
 	b, err := t.bundle()
 	if err != nil {
@@ -168,7 +168,7 @@ func (t *Trust) Marshal() ([]byte, error) {
 	return json.Marshal(b)
 }
 
-// UnmarshalTrust unpacks and checks what Marshal packed.
+// UnmarshalTrust decodes and checks the result of Marshal.
 func UnmarshalTrust(data []byte) (*Trust, error) {
 	var b bundle
 	if err := json.Unmarshal(data, &b); err != nil {
@@ -177,7 +177,7 @@ func UnmarshalTrust(data []byte) (*Trust, error) {
 	return b.trust()
 }
 
-// bundle is a trust as bytes: PEM, and the encryption key in hex.
+// bundle is the encoded form of a Trust: PEM, and the encryption key in hex.
 type bundle struct {
 	CACert        []byte `json:"caCert"`
 	CAKey         []byte `json:"caKey"`
@@ -202,7 +202,7 @@ func (b *bundle) fields() map[string]*[]byte {
 	}
 }
 
-// optional are the files that most trusts do without.
+// optional returns the files that may be absent, by name.
 func (b *bundle) optional() map[string]*[]byte {
 	return map[string]*[]byte{FilePeers: &b.Peers, FilePeersTrusted: &b.PeersTrusted, FileStoreKeys: &b.StoreKeys,
 		FileServiceTrusted: &b.ServiceTrusted, FileCATrusted: &b.CATrusted, FileCAFormer: &b.CAFormer, FileCANext: &b.CANext}
@@ -318,5 +318,5 @@ func (b *bundle) clusterCA() (*CA, error) {
 	return &CA{Cert: cert, key: key}, nil
 }
 
-// Pool is a pool of one: the CA that signs.
+// Pool returns a certificate pool that contains only the signing CA.
 func (t *Trust) Pool() *x509.CertPool { return t.CA.Pool() }
