@@ -17,7 +17,7 @@ const (
 
 var everybody = net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
 
-// packet builds ARP that tells of from at mac, and asks for to or tells it.
+// packet returns an ARP packet with the sender mac and from, and the target toMAC and to.
 func packet(operation uint16, mac net.HardwareAddr, from netip.Addr, toMAC net.HardwareAddr, to netip.Addr) []byte {
 	b := make([]byte, 8, arpLength)
 	binary.BigEndian.PutUint16(b[0:], 1)
@@ -28,7 +28,8 @@ func packet(operation uint16, mac net.HardwareAddr, from netip.Addr, toMAC net.H
 	return append(append(b, toMAC...), to.AsSlice()...)
 }
 
-// parse reads who says to have which address. ok is false for what is no ARP of Ethernet and IPv4.
+// parse returns the sender's addresses in an ARP packet. ok is false unless it is ARP for Ethernet
+// and IPv4 with a valid sender.
 func parse(b []byte) (ip netip.Addr, mac net.HardwareAddr, ok bool) {
 	if len(b) < arpLength || binary.BigEndian.Uint16(b[0:]) != 1 || binary.BigEndian.Uint16(b[2:]) != unix.ETH_P_IP || b[4] != 6 || b[5] != 4 {
 		return ip, nil, false
@@ -37,7 +38,7 @@ func parse(b []byte) (ip netip.Addr, mac net.HardwareAddr, ok bool) {
 	return ip, append(net.HardwareAddr(nil), b[8:14]...), !ip.IsUnspecified() && b[8]&1 == 0
 }
 
-// socket speaks ARP on one interface.
+// socket sends and receives ARP packets on one interface.
 type socket struct{ fd, index int }
 
 func open(index int) (*socket, error) {
@@ -59,25 +60,26 @@ func arpProtocol() uint16 {
 
 func (s *socket) close() { _ = unix.Close(s.fd) }
 
-// send writes to everybody on the link; what it does not take now is repeated by whoever sends.
+// send broadcasts a packet on the link. Errors are ignored, because callers send repeatedly.
 func (s *socket) send(b []byte) {
 	at := &unix.SockaddrLinklayer{Protocol: arpProtocol(), Ifindex: s.index, Halen: 6}
 	copy(at.Addr[:], everybody)
 	_ = unix.Sendto(s.fd, b, unix.MSG_DONTWAIT, at)
 }
 
-// ask asks who has an address, as one who has none (RFC 5227).
+// ask sends an ARP probe for an address (RFC 5227): a request without a sender address.
 func (s *socket) ask(mac net.HardwareAddr, ip netip.Addr) {
 	s.send(packet(arpRequest, mac, netip.IPv4Unspecified(), make(net.HardwareAddr, 6), ip))
 }
 
-// announce tells that an address is here, in both forms of that: not all hosts heed both.
+// announce sends a gratuitous ARP request and reply for the address; some hosts process only one of
+// the two.
 func (s *socket) announce(mac net.HardwareAddr, ip netip.Addr) {
 	s.send(packet(arpRequest, mac, ip, make(net.HardwareAddr, 6), ip))
 	s.send(packet(arpReply, mac, ip, everybody, ip))
 }
 
-// listen hands over what is said for a time.
+// listen calls heard with the sender of each ARP packet that arrives during the given time.
 func (s *socket) listen(during time.Duration, heard func(netip.Addr, net.HardwareAddr)) {
 	b := make([]byte, 128)
 	for end := time.Now().Add(during); ; {

@@ -1,11 +1,14 @@
-// Package vip gives a machine an address that several machines of one link share, one of which has it at a time:
-// the replica that leads, so that the API has an address that follows it.
+// Package vip assigns an IPv4 address that several machines of one link share to one of them at a
+// time: the leading replica. The API thereby has an address that follows the leader.
 //
-// The address is added to the interface of the machine's own one with a lifetime of two seconds, which is renewed every half
-// second after the caller has confirmed that it still leads. The kernel takes it away from whoever does not renew it: a
-// process that hangs or was killed answers no more after that, and one that goes on after a pause has to be confirmed first.
-// Whoever takes the address tells the link by gratuitous ARP, at first with every renewal, for until the lifetime is over two
-// kernels may answer.
+// The address is added to the interface with the machine's own address, with a lifetime of two
+// seconds. It is renewed every half second after the caller has confirmed its leadership. The
+// kernel removes an address that is not renewed: a process that hangs or was killed stops
+// responding after its lifetime. A process that resumes after a pause must confirm its leadership
+// first.
+//
+// The new holder sends gratuitous ARP, at first at each renewal, because two kernels may respond
+// until the previous lifetime is over.
 package vip
 
 import (
@@ -24,30 +27,33 @@ import (
 )
 
 const (
-	lifetime = 2 * time.Second // whole seconds: the kernel counts no less
+	lifetime = 2 * time.Second // whole seconds, the precision of the kernel
 	renewal  = 500 * time.Millisecond
-	// announcements are how often the link is told at renewals: for longer than the one of before may answer.
+	// announcements is the number of renewals with gratuitous ARP. They last longer than the
+	// previous holder may respond.
 	announcements = 10
-	// probing is how long others have to say that they have the address.
+	// probing is how long other machines have to respond that they have the address.
 	probing   = 120 * time.Millisecond
 	probeOnce = 40 * time.Millisecond
 )
 
-// ErrTaken says that a machine that is no replica answers for the address.
+// ErrTaken is the error when a machine that is not a replica responds for the address.
 var ErrTaken = errors.New("another machine has the shared address")
 
-// Address is one that replicas share.
+// Address is an IPv4 address that replicas share.
 type Address struct {
 	IP  netip.Addr // IPv4
-	Own netip.Addr // this machine's; the shared one goes to its interface
-	// Peers are the addresses of the other replicas: one of them may still answer for the shared one.
+	Own netip.Addr // this machine's address; the shared one is added to its interface
+	// Peers returns the addresses of the other replicas. One of them may still respond for the
+	// shared address.
 	Peers func() []netip.Addr
-	// Confirm returns nil when this replica led a moment ago, as a majority says.
+	// Confirm returns nil if a quorum confirms that this replica was the leader during the call.
 	Confirm func(ctx context.Context) error
 	Log     *slog.Logger
 }
 
-// Check says what is wrong with a shared address.
+// Check parses a shared address and returns an error if it is unsuitable. own is this replica's
+// advertised address.
 func Check(ip, own string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(ip)
 	switch {
@@ -59,7 +65,8 @@ func Check(ip, own string) (netip.Addr, error) {
 	return a, nil
 }
 
-// Permitted says what this process lacks to share an address: it has to add it to an interface, and to speak ARP there.
+// Permitted returns an error that names the permissions that this process lacks: adding the address
+// to an interface, and sending ARP.
 func Permitted() error {
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err == nil {
@@ -68,7 +75,8 @@ func Permitted() error {
 	return permitted(err, effective())
 }
 
-// permitted judges whether a packet socket was refused, and which capabilities are in effect.
+// permitted returns the error of Permitted for the result of opening a packet socket and the
+// effective capabilities.
 func permitted(packet error, capabilities uint64) error {
 	var missing []string
 	if packet != nil {
@@ -84,7 +92,8 @@ func permitted(packet error, capabilities uint64) error {
 		"or give the unit CapabilityBoundingSet=CAP_NET_ADMIN CAP_NET_RAW and RestrictAddressFamilies=AF_PACKET", strings.Join(missing, " and "))
 }
 
-// effective are the capabilities of this thread, a bit each; all when the kernel does not say: then it refuses by itself.
+// effective returns the effective capabilities of this thread as a bit set. If they cannot be read,
+// it returns all of them; the operations themselves then fail.
 func effective() uint64 {
 	var data [2]unix.CapUserData
 	if err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &data[0]); err != nil {
@@ -93,7 +102,7 @@ func effective() uint64 {
 	return uint64(data[1].Effective)<<32 | uint64(data[0].Effective)
 }
 
-// Clear takes the address off this machine, where a replica that was killed may have left it.
+// Clear removes the address from this machine, where a killed replica may have left it.
 func (a Address) Clear() error {
 	l, _, err := a.link()
 	if err != nil {
@@ -102,8 +111,9 @@ func (a Address) Clear() error {
 	return a.remove(l)
 }
 
-// Hold has the address until ctx ends, or fails when somebody else has it. Nothing of it is left when it returns.
-// It stays on the caller's thread, which tests put into a namespace.
+// Hold assigns the address to this machine until ctx is done. It fails if another machine has the
+// address, and removes the address before it returns. It stays on the caller's thread, which tests
+// move into a network namespace.
 func (a Address) Hold(ctx context.Context) (err error) {
 	l, mac, err := a.link()
 	if err != nil {
@@ -151,14 +161,15 @@ func (a Address) Hold(ctx context.Context) (err error) {
 	}
 }
 
-// tenure is for how long the address has been here without a gap: after one, another machine may have been asked for, and the
-// link is told anew.
+// tenure tracks how long the address has been assigned without a gap. After a gap, another machine
+// may have had it, so gratuitous ARP is sent again.
 type tenure struct {
 	last time.Time
 	told int
 }
 
-// renewed says whether the address is here anew, and whether the link is to be told.
+// renewed records a renewal. begins reports whether the address is newly assigned; announce reports
+// whether to send gratuitous ARP.
 func (t *tenure) renewed(now time.Time) (begins, announce bool) {
 	if begins = now.Sub(t.last) > lifetime; begins {
 		t.told = 0
@@ -170,7 +181,8 @@ func (t *tenure) renewed(now time.Time) (begins, announce bool) {
 	return begins, announce
 }
 
-// confirmed asks whether this replica leads, for no longer than the address lives.
+// confirmed calls Confirm. It returns an error unless leadership is confirmed within the lifetime
+// of the address.
 func (a Address) confirmed(ctx context.Context) error {
 	asked := time.Now()
 	limited, cancel := context.WithTimeout(ctx, lifetime)
@@ -178,13 +190,13 @@ func (a Address) confirmed(ctx context.Context) error {
 	if err := a.Confirm(limited); err != nil {
 		return err
 	}
-	if took := time.Since(asked); took > lifetime { // the process was frozen meanwhile
+	if took := time.Since(asked); took > lifetime { // the process was suspended
 		return fmt.Errorf("it took %s to be confirmed", took.Round(time.Millisecond))
 	}
 	return ctx.Err()
 }
 
-// link is the interface that has this machine's own address.
+// link returns the interface with this machine's own address, and its hardware address.
 func (a Address) link() (netlink.Link, net.HardwareAddr, error) {
 	links, err := netlink.LinkList()
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
@@ -223,7 +235,7 @@ func (a Address) remove(l netlink.Link) error {
 	return nil
 }
 
-// free fails when a machine that is no replica answers for the address.
+// free probes the address and returns ErrTaken if a machine that is not a replica responds.
 func (a Address) free(ctx context.Context, s *socket, own net.HardwareAddr) error {
 	peers := a.Peers()
 	found := map[netip.Addr]string{}
@@ -239,7 +251,8 @@ func (a Address) free(ctx context.Context, s *socket, own net.HardwareAddr) erro
 	return taken(a.IP, own.String(), peers, found)
 }
 
-// taken judges who has answered for which address, by hardware addresses.
+// taken returns ErrTaken if the address has a hardware address that is neither own nor that of a
+// peer.
 func taken(ip netip.Addr, own string, peers []netip.Addr, found map[netip.Addr]string) error {
 	by, answered := found[ip]
 	if !answered || by == own {
@@ -247,7 +260,7 @@ func taken(ip netip.Addr, own string, peers []netip.Addr, found map[netip.Addr]s
 	}
 	for _, p := range peers {
 		if found[p] == by {
-			return nil // it led before, and its kernel forgets the address soon
+			return nil // the previous leader; its kernel removes the address soon
 		}
 	}
 	return fmt.Errorf("%w: %s is answered for by %s, which is no replica: give --api-address-shared an address that no machine has, or take it off that one", ErrTaken, ip, by)
