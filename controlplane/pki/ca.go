@@ -27,8 +27,8 @@ const (
 
 	// DefaultLife is the default lifetime of a certificate. It is renewed after two thirds of it.
 	DefaultLife = 365 * 24 * time.Hour
-	// Backdate is subtracted from the current time for a certificate's NotBefore. Machine clocks
-	// differ, and a new certificate must be valid on all machines at once.
+	// Backdate is how far before its issue a certificate becomes valid. Machine clocks differ, and
+	// a new certificate must be valid on all machines at once.
 	Backdate = 5 * time.Minute
 
 	// GroupReplicas is the organization in the peer certificates of replicas.

@@ -26,7 +26,7 @@ const (
 // Claim reserves the name of a Node for a machine.
 type Claim struct {
 	Node string
-	Key  string // identifies the machine's key
+	Key  string // identifies the key of the machine's certificate request
 	At   time.Time
 }
 

@@ -50,7 +50,7 @@ func NewClusterCA(dir string, now func() time.Time) (*ClusterCA, error) {
 	return c, c.Reload(0)
 }
 
-// Reload reads the trust folder again. since is the version of this state, from a counter that is
+// Reload reads the trust folder again. since is the version of its contents, from a counter that is
 // common to all replicas; the stored version never decreases. If the folder cannot be read, nothing
 // changes.
 func (c *ClusterCA) Reload(since int64) error {
@@ -119,7 +119,7 @@ func (c *ClusterCA) Pool() *x509.CertPool { return c.trust().pool }
 func (c *ClusterCA) PEM() []byte { return c.trust().pem }
 
 // Told returns the trust information for nodes: the trusted CA certificates in PEM, the ID of the
-// signing CA, and the version that orders such states.
+// signing CA, and the version of this information, which orders it in time.
 func (c *ClusterCA) Told() (pem []byte, signs string, since int64) {
 	t := c.trust()
 	return t.pem, CAID(t.signs.Cert), t.since

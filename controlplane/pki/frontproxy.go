@@ -16,10 +16,10 @@ import (
 // requests to aggregated API servers. They trust the user in the headers of such requests.
 const FrontProxyUser = "keelson-front-proxy"
 
-// FrontProxyCA returns the CA that issues this certificate. It is separate from the cluster CA: its
-// certificates do not authenticate at this API server, and cluster certificates cannot forward
-// users at aggregated ones. Every replica derives the same key from the cluster's secret, so no
-// further secret is distributed.
+// FrontProxyCA returns the CA that issues the front proxy's client certificate. It is separate from
+// the cluster CA: its certificates do not authenticate at this API server, and cluster certificates
+// cannot forward users at aggregated ones. Every replica derives the same key from the cluster's
+// secret, so no further secret is distributed.
 func (t *Trust) FrontProxyCA() (*CA, error) {
 	key, err := t.derivedKey("keelson front proxy CA")
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// ReservedOrganizations returns the organizations that requested certificates must not contain:
-// those of replicas and of administrators.
+// ReservedOrganizations returns the organizations of replicas and administrators, which requested
+// certificates must not contain.
 func ReservedOrganizations() []string { return []string{GroupReplicas, api.GroupMasters} }
 
 // shortLife is the lifetime from which on Backdate is part of a requested lifetime instead of added

@@ -26,8 +26,8 @@ type Revocation struct {
 	Node string
 	At   time.Time
 	UID  string // UID of the deleted Node that caused it; may be empty
-	// Named is true if the node was revoked explicitly by name. It can then only rejoin with a
-	// token created for this name.
+	// Named is true if the node was revoked explicitly by name. It can then rejoin only with a join
+	// token that has Grant.Replace set.
 	Named bool
 }
 

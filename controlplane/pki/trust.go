@@ -46,7 +46,7 @@ type Trust struct {
 	// EncryptionKey is the secret from which the cluster derives its symmetric keys; EncryptionKeySize bytes.
 	EncryptionKey []byte
 	// StoreKeys is the key file with which the replicas encrypt their stores, in the format of
-	// raftstore/disk; nil if there is none. A joining replica receives it.
+	// raftstore/disk; nil if this folder has no key file. A joining replica receives it.
 	StoreKeys []byte
 
 	// PeerCA signs the replicas' peer certificates instead of CA; may be nil. PeerTrusted are
@@ -133,7 +133,7 @@ func (t *Trust) Save(dir string) (err error) {
 	return syncDir(filepath.Dir(dir))
 }
 
-// Load reads the keys that Init or Save wrote to dir. If there are none, the error wraps
+// Load reads the keys that Init or Save wrote to dir. If dir contains no keys, the error wraps
 // fs.ErrNotExist.
 func Load(dir string) (*Trust, error) {
 	var b bundle

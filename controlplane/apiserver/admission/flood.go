@@ -12,8 +12,8 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Limits for objects that any client can create and that nobody deletes. Kubernetes has no such
-// limits. They prevent one requester or namespace from filling the store.
+// Limits for objects that any client can create and that are usually not deleted. Kubernetes has no
+// such limits. They prevent one requester or namespace from filling the store.
 const (
 	// mostEvents is the maximum number of events of a namespace. Events expire an hour after their
 	// last write.
@@ -26,7 +26,8 @@ const (
 	// mostUndecided is the maximum number of CertificateSigningRequests of a requester that are
 	// neither approved nor denied. They expire after a day.
 	mostUndecided = 1000
-	// mostUndecidedBytes is the maximum size of these requests together.
+	// mostUndecidedBytes is the maximum total size of a requester's CertificateSigningRequests that
+	// are neither approved nor denied.
 	mostUndecidedBytes = 16 << 20
 )
 
@@ -45,7 +46,7 @@ type eventBound struct {
 	counts map[string]*eventCount
 }
 
-// eventCount is an upper bound of the events of a namespace: those at the last count plus those
+// eventCount is an upper bound of the events of a namespace: the last count plus the events
 // admitted since.
 type eventCount struct {
 	n       int

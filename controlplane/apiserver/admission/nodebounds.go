@@ -16,18 +16,19 @@ import (
 )
 
 // Limits of the objects that one node may create, so that a stolen node key cannot fill the store.
-// Kubernetes has no such limits. Its Node, CSINode and Lease are one object each. A node may not
-// write ResourceClaims, VolumeAttachments and objects of other nodes, so these have no limit here.
+// Kubernetes has no such limits. A node's Node, CSINode and Lease are one object each. A node may
+// not write ResourceClaims, VolumeAttachments and objects of other nodes, so these have no limit
+// here.
 const (
 	// mostMirrors exceeds the number of pods that a kubelet runs (110 by default), static or not.
 	mostMirrors     = 500
 	mostMirrorBytes = 16 << 20
-	// mostSlices is the maximum number of ResourceSlices. At up to 128 devices each, this allows
-	// 32,768 devices, including drivers with one pool for each card.
+	// mostSlices is the maximum number of ResourceSlices of a node. At up to 128 devices each, this
+	// allows 32,768 devices, including drivers with one pool for each card.
 	mostSlices     = 256
 	mostSliceBytes = 16 << 20
-	// mostNodeRequests is the maximum number of CertificateSigningRequests, decided or not.
-	// Automatically approved ones are kept for an hour.
+	// mostNodeRequests is the maximum number of a node's CertificateSigningRequests, decided or
+	// not. Automatically approved ones are kept for an hour.
 	mostNodeRequests     = 100
 	mostNodeRequestBytes = 1 << 20
 	// mostNodeEvents and mostNodeEventBytes are half of the limits of a namespace, so that no node

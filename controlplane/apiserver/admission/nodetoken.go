@@ -44,9 +44,8 @@ func restrictToken(ctx context.Context, c Cluster, a *api.Attempt, node string) 
 	return restrictAudience(ctx, c, a, pod, tr.Spec.Audiences)
 }
 
-// restrictAudience allows an agent to request only audiences that the pod's volumes use: that of a
-// projected token, or one that a CSI driver of a volume requests. The empty audience is the one of
-// this API.
+// restrictAudience allows an agent to request only the audiences of the pod's volumes: of a
+// projected token, or of a CSI driver that requests tokens. The empty audience is the API's.
 func restrictAudience(ctx context.Context, c Cluster, a *api.Attempt, pod *corev1.Pod, asked []string) error {
 	audience := ""
 	switch len(asked) {

@@ -72,8 +72,8 @@ func blockingOwners(ctx context.Context, c Config, a *Attempt, before, after []m
 	return nil
 }
 
-// ownerResources returns the resources that serve the kind of an owner: this API server's,
-// otherwise those of aggregated API servers.
+// ownerResources returns the resources that serve the kind of an owner in this API server,
+// otherwise in aggregated API servers.
 func ownerResources(ctx context.Context, c Config, ref *metav1.OwnerReference) ([]metav1.APIResource, error) {
 	gv, err := schema.ParseGroupVersion(ref.APIVersion)
 	if err != nil {

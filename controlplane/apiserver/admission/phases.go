@@ -65,8 +65,8 @@ func (p *Phase) inOrder(ctx context.Context, a *Attempt) error {
 	return nil
 }
 
-// sideBySide runs the plugins concurrently and waits for all, so that none is still running when
-// the attempt is committed.
+// sideBySide runs the plugins concurrently and waits for all, so that no plugin is running when the
+// attempt is committed.
 func (p *Phase) sideBySide(ctx context.Context, a *Attempt) error {
 	said := make([]error, len(p.Plugins))
 	var all errgroup.Group
@@ -81,7 +81,7 @@ func (p *Phase) sideBySide(ctx context.Context, a *Attempt) error {
 			return nil
 		})
 	}
-	_ = all.Wait() // the errors are in said
+	_ = all.Wait() // said contains the errors
 	for _, err := range said {
 		if err != nil {
 			return err

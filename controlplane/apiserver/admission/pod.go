@@ -114,7 +114,8 @@ func oneDefaultPriority(c Cluster) func(ctx context.Context, a *api.Attempt) err
 	}
 }
 
-// defaultPriority returns the PriorityClass of pods without a class; nil if none is the default.
+// defaultPriority returns the PriorityClass of pods without a class; nil if no class is the
+// default.
 func defaultPriority(ctx context.Context, c Cluster) (*schedulingv1.PriorityClass, error) {
 	classes, err := c.List(ctx, "priorityclasses", "", false)
 	if err != nil {

@@ -53,7 +53,8 @@ func (c Config) refuseAddress(a *api.Attempt, about api.Object, why error) error
 // the same Lease. Reports with different Leases do not wait for each other.
 const addressLeases = 16
 
-// AddressLeasePrefix is the name prefix of these Leases in kube-system; a number follows.
+// AddressLeasePrefix is the name prefix of the Leases in kube-system that serialize address
+// reports; a number follows.
 const AddressLeasePrefix = "keelson-pod-addresses-"
 
 // orderReports serializes all reports of an address across replicas. The commit of a report updates

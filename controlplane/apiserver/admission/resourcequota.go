@@ -108,7 +108,7 @@ func (q *quotas) charge(ctx context.Context, a *Attempt) error {
 func (q *quotas) fence(ctx context.Context, a *Attempt) string {
 	for _, c := range a.Checks() {
 		if c.Kind == q.namespace && c.Name == a.Namespace && c.Seen != nil {
-			return c.Seen.GetResourceVersion() // creations already have this check
+			return c.Seen.GetResourceVersion() // creations already have this precondition
 		}
 	}
 	ns, ok := q.cluster.Get(ctx, "namespaces", "", a.Namespace)

@@ -22,9 +22,9 @@ type serviceRange struct {
 	cidr *networkingv1.ServiceCIDR
 }
 
-// serviceRanges returns the ranges with which the cluster was created and those of ServiceCIDRs in
-// the same IP families. fresh reads the ServiceCIDRs from the store. A request must not be rejected
-// because of the cache, which may lack a new ServiceCIDR.
+// serviceRanges returns the ranges of Services: those with which the cluster was created, and
+// ServiceCIDRs in the same IP families. fresh reads the ServiceCIDRs from the store. A request must
+// not be rejected because of the cache, which may lack a new ServiceCIDR.
 func serviceRanges(ctx context.Context, c Config, fresh bool) ([]serviceRange, error) {
 	out := []serviceRange{{Prefix: c.ServiceCIDR}}
 	if c.SecondServiceCIDR.IsValid() {
@@ -74,7 +74,7 @@ func inAny(ranges []serviceRange, address string) bool {
 const maxForeign = 1024
 
 // pick chooses a free address of a family. Ranges are used in order, those with which the cluster
-// was created first. If none is free, it retries with ranges from the store.
+// was created first. If no address is free, it retries with ranges from the store.
 func (a *allocator) pick(family corev1.IPFamily) (netip.Addr, error) {
 	ip, err := a.pickOf(family)
 	if err == nil || a.fresh {

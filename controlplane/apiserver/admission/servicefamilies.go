@@ -73,7 +73,8 @@ func chooseFamilies(svc *corev1.Service, cluster, had []corev1.IPFamily) field.E
 	}
 	policy := func(p corev1.IPFamilyPolicy) { spec.IPFamilyPolicy = &p }
 	if spec.ClusterIP == corev1.ClusterIPNone && len(spec.Selector) == 0 {
-		// The endpoints of such a Service are written by a client and may have any family.
+		// A client writes the endpoints of a headless Service without a selector, with addresses of
+		// any family.
 		if spec.IPFamilyPolicy == nil {
 			policy(corev1.IPFamilyPolicyRequireDualStack)
 		}
@@ -119,8 +120,8 @@ func chooseFamilies(svc *corev1.Service, cluster, had []corev1.IPFamily) field.E
 	return nil
 }
 
-// familiesOfAddresses sets the families of the Service to those of its chosen addresses. It returns
-// an error for each contradiction.
+// familiesOfAddresses sets the families of the Service by its chosen addresses. It returns an error
+// for each contradiction.
 func familiesOfAddresses(spec *corev1.ServiceSpec, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i, text := range spec.ClusterIPs {

@@ -38,7 +38,7 @@ func defaultStorageClass(c Cluster) func(ctx context.Context, a *api.Attempt) er
 }
 
 // defaultClass returns the name of the newest default class, and of equally old ones the first by
-// name; "" if there is none.
+// name; "" without a default class.
 func defaultClass(classes []api.Object) string {
 	var best *storagev1.StorageClass
 	for _, o := range classes {

@@ -15,7 +15,8 @@ import (
 	"keelson.dev/keelson/controlplane/api/quota"
 )
 
-// mergeTolerations returns the tolerations of both lists without those that another one covers.
+// mergeTolerations returns the tolerations of both lists without duplicates and without tolerations
+// that another one covers.
 func mergeTolerations(first, second []corev1.Toleration) []corev1.Toleration {
 	all := slices.Concat(first, second)
 	var out []corev1.Toleration

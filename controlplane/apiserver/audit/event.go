@@ -3,7 +3,7 @@
 // Event type of that group, so that tools for Kubernetes' audit log can read them. Without a policy
 // file, requests that change something and rejected requests are recorded, without bodies.
 //
-// The types are declared here instead of imported from k8s.io/apiserver, whose module adds all
+// The types are declared here instead of imported from k8s.io/apiserver. That module would add all
 // dependencies of its server to the build.
 package audit
 

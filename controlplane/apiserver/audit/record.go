@@ -191,8 +191,8 @@ func (r *Record) Object(o metav1.Object) {
 }
 
 // Body records the response body, or with answer=false the request body, if the policy wants it and
-// it is not too long. An object that may be in the light form of a kind needs this kind in of. A
-// request body is never in that form.
+// it is not too long. If o may be in the light form of a kind, of must be this kind. A request body
+// is never in light form.
 func (r *Record) Body(answer bool, o runtime.Object, of *api.Kind) {
 	if o == nil || !r.Wants(answer) {
 		return

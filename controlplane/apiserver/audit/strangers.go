@@ -58,8 +58,8 @@ func (s *strangers) admit(address string, now time.Time) (ok bool, skipped int) 
 	return true, skipped
 }
 
-// forget removes the sources whose budget is full and that have no skipped events to report. The
-// lock must be held.
+// forget removes the sources with a full budget and without skipped events to report. The lock must
+// be held.
 func (s *strangers) forget(now time.Time) {
 	for address, one := range s.sources {
 		if one.skipped == 0 && one.tokens+now.Sub(one.at).Seconds()*strangerRate >= strangerBurst {

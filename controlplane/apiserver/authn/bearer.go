@@ -38,8 +38,8 @@ func (b Bearer) Authenticate(r *http.Request) (api.User, bool, error) {
 	return i.User, true, nil
 }
 
-// Review returns the identity of a token for the requested audiences. Without audiences, those of
-// this API apply.
+// Review returns the identity of a token for the requested audiences. If audiences is empty, the
+// audiences of this API are used.
 func (b Bearer) Review(ctx context.Context, token string, audiences []string) (TokenIdentity, error) {
 	if len(token) > maxToken {
 		return TokenIdentity{}, fmt.Errorf("the token has %d bytes: %d at most are looked at", len(token), maxToken)

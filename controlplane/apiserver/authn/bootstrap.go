@@ -30,7 +30,7 @@ type Bootstrap struct {
 }
 
 // VerifyToken authenticates a bootstrap token. It returns ok=false without a reason for every
-// invalid token, so that an attacker who guesses tokens learns nothing.
+// invalid token, so that guessing tokens reveals nothing.
 func (b Bootstrap) VerifyToken(ctx context.Context, token string, _ []string) (TokenIdentity, bool, error) {
 	id, secret, ok := bootstrapParts(token)
 	if !ok {

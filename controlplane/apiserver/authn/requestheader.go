@@ -15,9 +15,9 @@ import (
 // RequestHeader authenticates requests that an authenticating proxy forwards. The proxy presents a
 // client certificate of a dedicated CA and passes the user's identity in headers.
 type RequestHeader struct {
-	CAs   func() *x509.CertPool // the CAs that issue certificates to such proxies only
+	CAs   func() *x509.CertPool // the CAs that issue client certificates to authenticating proxies only
 	Clock func() time.Time
-	// AllowedNames are the common names of the proxies; empty = any.
+	// AllowedNames are the allowed common names in the client certificates of proxies; empty = any.
 	AllowedNames []string
 	// The header names of the user name, UID and groups, and the header prefixes of extra
 	// attributes.

@@ -51,7 +51,7 @@ type ServiceAccounts struct {
 type seenToken struct {
 	claims *pki.Claims
 	until  time.Time
-	key    string // ID of the signing key; the cached claims are valid only while this key is
+	key    string // ID of the signing key; the cached claims are invalid once this key is no longer accepted
 }
 
 const (
@@ -60,7 +60,7 @@ const (
 )
 
 // NewServiceAccounts returns a verifier of the tokens that this cluster issues and of tokens stored
-// in Secrets. audiences are those of this API, of which a token needs one.
+// in Secrets. A token needs one of the API's audiences.
 func NewServiceAccounts(tokens *pki.ServiceTokens, audiences []string, living Living, markUsed MarkUsed, clock func() time.Time) *ServiceAccounts {
 	return &ServiceAccounts{
 		tokens: tokens, audiences: audiences, living: living, clock: clock, markUsed: markUsed,

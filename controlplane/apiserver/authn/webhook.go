@@ -110,7 +110,8 @@ func (w *Webhook) ask(ctx context.Context, token string, audiences []string) (*v
 	if len(s.Audiences) > 0 {
 		good = intersect(audiences, s.Audiences)
 	} else if len(w.audiences) > 0 {
-		// A webhook without support for audiences authenticates for this API's audiences only.
+		// A webhook without support for audiences authenticates tokens for this API's audiences
+		// only.
 		good = intersect(audiences, w.audiences)
 	}
 	if len(audiences) > 0 && len(good) == 0 {
@@ -157,7 +158,7 @@ func intersect(asked, held []string) []string {
 	return out
 }
 
-// ForAPI wraps a verifier of tokens that have no audiences. Such tokens are valid for this API's
+// ForAPI wraps a verifier of tokens that have no audiences. It accepts these tokens for this API's
 // audiences only.
 type ForAPI struct {
 	TokenVerifier

@@ -72,9 +72,9 @@ func credentialOf(leaf *x509.Certificate) string {
 	return "X509SHA256=" + hex.EncodeToString(sum[:])
 }
 
-// ProvedBy reports whether the sender was authenticated by this certificate. A certificate on the
-// connection alone proves nothing: a client authenticated by a token may present any certificate,
-// with any name and groups.
+// ProvedBy reports whether the client certificate leaf authenticated the sender. A certificate on
+// the connection alone proves nothing: a client authenticated by a token may present any
+// certificate, with any name and groups.
 func ProvedBy(sender api.User, leaf *x509.Certificate) bool {
 	return slices.Equal(sender.Extra[credentialID], []string{credentialOf(leaf)})
 }

@@ -56,8 +56,8 @@ type Authorizer interface {
 // Union is a list of authorizers that run in order.
 type Union []Authorizer
 
-// Authorize returns the first decision that is not NoOpinion. If there is none, it returns
-// NoOpinion with the joined reasons of the authorizers.
+// Authorize returns the first decision that is not NoOpinion. Otherwise it returns NoOpinion with
+// the joined reasons of all authorizers.
 func (u Union) Authorize(ctx context.Context, a *Attributes) (Decision, string) {
 	var reasons []string
 	for _, z := range u {

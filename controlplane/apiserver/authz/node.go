@@ -46,7 +46,7 @@ func NewNode(lookup Lookup) *Node {
 	}
 }
 
-// NameOf returns the name of the node whose agent the user is. ok is false for other users.
+// NameOf returns the node name of a node agent's user. ok is false for other users.
 func NameOf(u api.User) (string, bool) {
 	name, ok := strings.CutPrefix(u.Name, api.NodeUserPrefix)
 	return name, ok && name != "" && slices.Contains(u.Groups, api.GroupNodes)

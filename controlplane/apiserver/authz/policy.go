@@ -71,7 +71,7 @@ func beyondView() []rbacv1.PolicyRule {
 	}
 }
 
-// adminRules returns the rules of the role "admin": those of "edit", and granting access in the
+// adminRules returns the rules of the role "admin": the rules of "edit", and granting access in the
 // namespace.
 func adminRules() []rbacv1.PolicyRule { return append(beyondEdit(), editRules()...) }
 
@@ -97,7 +97,7 @@ var Aggregated = map[string]string{
 func namespaceRoles() []api.Object {
 	var out []api.Object
 	for _, r := range []struct {
-		name, within string // within aggregates this role too
+		name, within string // the role within also aggregates the role name
 		own, all     []rbacv1.PolicyRule
 	}{
 		{"view", "edit", viewRules(), viewRules()},
@@ -188,8 +188,8 @@ var builtinSigners = []string{
 	"kubernetes.io/kube-apiserver-client", "kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving",
 }
 
-// certificateRoles returns roles for certificate approvers, and for nodes whose certificate
-// requests are approved automatically. No default binding grants them; an administrator has to.
+// certificateRoles returns roles for approvers of certificates, and for nodes with automatically
+// approved certificate requests. No default binding grants these roles; an administrator has to.
 func certificateRoles() []api.Object {
 	const prefix = "system:certificates.k8s.io:"
 	var out []api.Object
@@ -251,9 +251,9 @@ func BootstrapObjects() []api.Object {
 	return out
 }
 
-// Retired are default roles of earlier releases, with bindings of the same names, whose permissions
-// are no longer needed. Reconciling default roles only adds rules, so a role with fewer rules needs
-// a new name.
+// Retired are default roles of earlier releases with permissions that are no longer needed. Their
+// bindings have the same names. Reconciling default roles only adds rules, so a role with fewer
+// rules needs a new name.
 var Retired = []string{"keelson:entry"} // granted reading every Secret
 
 func bootstrapMeta(name string) metav1.ObjectMeta {

@@ -23,8 +23,8 @@ type devices struct {
 	device *apiservercel.DeclType
 }
 
-// newDevices declares the variable device. Its maximum sizes are those of ResourceSlice validation,
-// by which costs are estimated.
+// newDevices declares the variable device with the maximum sizes of ResourceSlice validation, by
+// which costs are estimated.
 func newDevices(base *environment.EnvSet) (*devices, error) {
 	const entries = resourcev1.ResourceSliceMaxAttributesAndCapacitiesPerDevice
 	// An attribute is a string or a list; its type is known only at evaluation.

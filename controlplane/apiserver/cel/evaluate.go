@@ -88,7 +88,7 @@ func (e *Evaluation) ResolveName(name string) (any, bool) {
 func (e *Evaluation) Parent() interpreter.Activation { return nil }
 
 // Eval evaluates an expression. It returns ErrBudget when the budget is exceeded, after which every
-// call fails. Other errors are those of the expression.
+// call fails. Any other error is an error of the expression.
 func (e *Evaluation) Eval(ctx context.Context, p *Program) (ref.Val, error) {
 	if e.left < 0 {
 		return nil, ErrBudget

@@ -1,6 +1,6 @@
 // Package cel compiles the CEL expressions of authentication, authorization and admission, and
-// evaluates those of admission. An environment takes several megabytes and milliseconds to create.
-// Each environment is created when the first expression needs it, and is then shared.
+// evaluates admission expressions. An environment takes several megabytes and milliseconds to
+// create. Each environment is created when the first expression needs it, and is then shared.
 package cel
 
 import (

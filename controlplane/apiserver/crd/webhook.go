@@ -28,8 +28,8 @@ const (
 	webhookTimeout = 30 * time.Second
 	batchObjects   = 500
 	batchBytes     = 2 << 20 // of the objects in a request; a larger single object has its own request
-	answerGrows    = 4       // maximum size of a response as a multiple of the request's objects
-	answerBytes    = 1 << 20 // added to this multiple
+	answerGrows    = 4       // a response may be this many times larger than the objects in the request
+	answerBytes    = 1 << 20 // and this much larger in addition
 	questions      = 8       // concurrent requests to one webhook
 )
 

@@ -1,7 +1,8 @@
-// Package podsecurity implements Pod Security admission. A namespace's labels define which of the
-// Pod Security Standards its pods must meet (enforce), which violations are added to the audit
-// event (audit), and of which the client is warned (warn). Each label can select a version of the
-// standards, which are implemented by k8s.io/pod-security-admission/policy.
+// Package podsecurity implements Pod Security admission by the labels of namespaces. A label
+// defines the Pod Security Standard that pods must meet (enforce). Other labels define the
+// standards with violations that are added to the audit event (audit) or reported to the client as
+// warnings (warn). Each can select a version of the standards, which
+// k8s.io/pod-security-admission/policy implements.
 package podsecurity
 
 import (
@@ -107,7 +108,7 @@ func significant(now, was *corev1.PodSpec) bool {
 }
 
 // pod rejects a pod that violates the enforced level. It records violations of the audit level and
-// warns of those of the warn level.
+// warns the client of violations of the warn level.
 func (p *Plugin) pod(ctx context.Context, r *api.Request, pod *corev1.Pod) error {
 	if p.exempt(ctx, r, &pod.Spec) {
 		return nil

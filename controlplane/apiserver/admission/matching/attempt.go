@@ -69,9 +69,9 @@ var reviews = map[schema.GroupResource]bool{
 	{Group: "authorization.k8s.io", Resource: "selfsubjectrulesreviews"}:   true,
 }
 
-// Exempt reports whether neither webhooks nor policies apply to the attempt. These are writes of
-// their own configuration, which they could otherwise block, and reviews of identities and
-// permissions.
+// Exempt reports whether neither webhooks nor policies apply to the attempt. Exempt are writes of
+// webhook configurations and policies, which could otherwise block their own removal, and reviews
+// of identities and permissions.
 func (a *Attempt) Exempt() bool {
 	return a.Resource.Group == adminGroup || reviews[a.Resource.GroupResource()]
 }

@@ -77,8 +77,8 @@ func (c *Criteria) selectors(namespaces, objects *metav1.LabelSelector) {
 	c.namespaces, c.objects = read(namespaces), read(objects)
 }
 
-// Match reports whether the criteria select the attempt, and returns the target to whose version
-// the objects are converted for evaluation.
+// Match reports whether the criteria select the attempt. It also returns the target version to
+// which the objects are converted for evaluation.
 func (c *Criteria) Match(ctx context.Context, a *Attempt, v Versions, in Cluster) (Target, bool, error) {
 	if _, excluded := c.find(c.exclude, a, v); excluded {
 		return Target{}, false, nil
@@ -118,8 +118,8 @@ func (c *Criteria) Resources() (out []schema.GroupVersionResource) {
 	return out
 }
 
-// find returns the target of the first rule that matches the requested resource. If there is none
-// and the match policy is Equivalent, it looks for a rule that matches an equivalent resource.
+// find returns the target of the first rule that matches the requested resource. Otherwise, if the
+// match policy is Equivalent, it returns that of a rule that matches an equivalent resource.
 func (c *Criteria) find(rules []rule, a *Attempt, v Versions) (Target, bool) {
 	for i := range rules {
 		if rules[i].about(a, a.Resource) {

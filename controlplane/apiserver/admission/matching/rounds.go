@@ -6,12 +6,12 @@ import (
 )
 
 // Rounds is the state of mutating webhooks, or of mutating policies, between the two rounds of one
-// write. The second round is for those with the reinvocation policy IfNeeded: it runs them again if
-// a later one changed the object.
+// write. The second round runs plugins with the reinvocation policy IfNeeded again if a later
+// plugin changed the object.
 type Rounds struct {
 	second bool
-	// earlier are the IDs of those that must run again if the object changes after them. again are
-	// the IDs for which it did.
+	// earlier are the IDs of webhooks or policies that must run again if the object changes after
+	// them. again are the IDs after which it did.
 	earlier, again map[string]bool
 	output         runtime.Object
 	changed        bool

@@ -65,7 +65,7 @@ const (
 	mutatingBindings
 )
 
-// set contains the policies that are evaluated: those with bindings.
+// set contains the policies that are evaluated, which are the policies with bindings.
 type set struct{ validating, mutating []*bound }
 
 type bound struct {

@@ -42,7 +42,7 @@ type hook struct {
 	sideEffects         bool // has side effects in a dry run
 	again               bool
 	failures            *failures
-	review              string // version of AdmissionReview; "" = none is supported
+	review              string // version of AdmissionReview; "" = no supported version
 }
 
 // compile returns the webhooks of a configuration object.

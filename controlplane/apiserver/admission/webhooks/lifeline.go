@@ -16,8 +16,8 @@ var lifelines = []schema.GroupResource{
 // systemNamespaces contain the Leases of nodes and control plane components.
 var systemNamespaces = []string{"kube-node-lease", "kube-system"}
 
-// lifeline reports whether a failed webhook call is ignored despite its failure policy. This is so
-// for writes of the cluster's own components that the webhook may need to recover. They are
+// lifeline reports whether a failed webhook call is ignored despite its failure policy. It is for
+// writes by the cluster's own components on which the recovery of the webhook may depend. They are
 // heartbeats of nodes and leaders, and all objects in namespaces with Services of webhooks. A
 // denial by a webhook that responds still applies to these writes.
 func (a *attempt) lifeline(*hook) bool {

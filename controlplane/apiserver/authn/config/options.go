@@ -164,8 +164,8 @@ func (r *reader) read(path string) (*apiserver.AuthenticationConfiguration, erro
 	return c, nil
 }
 
-// issuers returns the issuers of a configuration. An issuer in former whose configuration is
-// unchanged is reused.
+// issuers returns the issuers of a configuration. An issuer in former is reused if its
+// configuration is unchanged.
 func (r *reader) issuers(c *apiserver.AuthenticationConfiguration, algorithms []string, former []configured) ([]configured, error) {
 	var out []configured
 	for n, j := range c.JWT {

@@ -27,7 +27,7 @@ type Config struct {
 	Options   Options
 	Compilers *cel.Compilers
 	Audiences []string // of this API
-	// Disallowed lists issuer URLs that no file may configure: those of this cluster.
+	// Disallowed lists the issuer URLs of this cluster, which no file may configure.
 	Disallowed []string
 	Clock      func() time.Time
 	Log        *slog.Logger

@@ -44,7 +44,7 @@ type Config struct {
 	JWT        apiserver.JWTAuthenticator
 	Compiler   authenticationcel.Compiler
 	Algorithms []string // default: all of Algorithms()
-	// Disallowed lists issuer URLs that may not be configured: those of this cluster.
+	// Disallowed lists the issuer URLs of this cluster, which may not be configured.
 	Disallowed []string
 	Clock      func() time.Time
 	Log        *slog.Logger
@@ -232,7 +232,7 @@ func clipAll(texts []string) []string {
 	return texts
 }
 
-// google is the issuer URL of Google, whose tokens may contain it without the scheme.
+// google is the issuer URL of Google. Google's tokens may contain it without the scheme.
 const google = "https://accounts.google.com"
 
 // Of returns the iss claim of a token without verifying the token; "" if it cannot be read.

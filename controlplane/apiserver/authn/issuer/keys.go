@@ -61,9 +61,9 @@ func (b *boundedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// keySet caches the public keys of an issuer. It fetches them again when no cached key verifies a
-// token, because keys rotate. At most one fetch runs at a time, and in the long run at most one a
-// second, however many such tokens arrive.
+// keySet caches the public keys of an issuer. It fetches the keys again when no cached key verifies
+// a token, because keys rotate. At most one fetch runs at a time, and in the long run at most one a
+// second, however many unverifiable tokens arrive.
 type keySet struct {
 	url     string
 	client  *http.Client
@@ -206,7 +206,7 @@ func parseKeys(data []byte) ([]jose.JSONWebKey, error) {
 		if k.UnmarshalJSON(raw) != nil || k.Use == "enc" {
 			continue
 		}
-		switch k.Key.(type) { // no shared secrets: everyone who reads the key set could sign tokens
+		switch k.Key.(type) { // no shared secrets: any reader of the key set could sign tokens
 		case *rsa.PublicKey, *ecdsa.PublicKey, ed25519.PublicKey:
 			out = append(out, k)
 		}

@@ -141,8 +141,8 @@ func (a *Authorization) Authorize(ctx context.Context, at *authz.Attributes) (au
 	return a.now.Load().Authorize(ctx, at)
 }
 
-// Unlisted returns the reason why a user may have permissions beyond those from RBAC. It is "" when
-// RBAC's are complete.
+// Unlisted returns the reason why a user may have permissions beyond the RBAC rules. It is "" when
+// the RBAC rules are complete.
 func (a *Authorization) Unlisted() string { return a.now.Load().unlisted }
 
 // OnReload sets a function that is called after each reload of changed files, with whether it

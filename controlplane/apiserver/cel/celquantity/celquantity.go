@@ -1,8 +1,8 @@
 // Package celquantity limits the cost of the CEL functions quantity and isQuantity in all
 // expressions of the program. This includes custom resource rules, where the validator accepts no
-// environment. CEL estimates the cost of these functions as linear in the text, but parsing takes
-// quadratic time and depends on the exponent. Other parsing functions (semver, ip, cidr, url,
-// regular expressions) take time proportional to their cost.
+// environment. CEL estimates the cost of these functions as linear in the text. In fact, parsing
+// time grows with the square of the text and with the exponent. Other parsing functions (semver,
+// ip, cidr, url, regular expressions) take time proportional to their cost.
 package celquantity
 
 import (
