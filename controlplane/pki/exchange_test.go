@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// A sealed key opens for its own cluster and purpose alone.
+// A sealed key can only be opened with the secret of its cluster and for its purpose.
 func TestSealedKey(t *testing.T) {
 	one, two := newTrust(t), newTrust(t)
 	sealed, err := one.Seal("a", []byte("secret"))
@@ -36,7 +36,8 @@ func TestSealedKey(t *testing.T) {
 	}
 }
 
-// Each step of an exchange is done twice, and after each the folder is whole and goes by what the step says. F51
+// Each step of a key rotation is performed twice. After each, the trust folder is complete and in
+// effect. F51
 func TestExchangeOnDisk(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "pki")
 	first, err := Init(dir, "test", time.Now())

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// end is a replica's side of the connections to the others.
+// end is a replica's end of the connections between replicas.
 type end struct {
 	dir string
 	*Peers
@@ -37,7 +37,7 @@ func (e end) reload(t *testing.T, want bool) {
 	}
 }
 
-// meet connects two ends and returns the certificate that the server saw.
+// meet connects two ends and returns the serial number of the certificate that the server received.
 func meet(t *testing.T, server, client end) (serial string, err error) {
 	t.Helper()
 	serverErr, clientErr, s := handshake(t, server.Server(), client.Client())
@@ -50,8 +50,8 @@ func meet(t *testing.T, server, client end) (serial string, err error) {
 	return s.ConnectionState().PeerCertificates[0].SerialNumber.String(), nil
 }
 
-// Certificates of replicas renew themselves before they expire, and new
-// connections use the new ones; a replica whose certificate has expired is refused. F51
+// Peer certificates are renewed before they expire, and new connections use the new ones. A replica
+// with an expired certificate is rejected. F51
 func TestPeersRenew(t *testing.T) {
 	clock := &at{t0}
 	tr := newTrust(t)
@@ -65,7 +65,7 @@ func TestPeersRenew(t *testing.T) {
 	if again, err := meet(t, a, b); err != nil || again != first {
 		t.Fatalf("an hour later: certificate %s, %v; want %s still", again, err, first)
 	}
-	for range 4 { // far beyond the life of the first
+	for range 4 { // far beyond the life of the first certificate
 		clock.Time = clock.Add(2*time.Hour + time.Minute)
 		next, err := meet(t, a, b)
 		if err != nil || next == first {
@@ -73,7 +73,7 @@ func TestPeersRenew(t *testing.T) {
 		}
 		first = next
 	}
-	// One that cannot renew.
+	// A replica that cannot renew its certificate.
 	stuck := PeerTLS(tr.Pool(), tr.CA.Rotator(Profile{CommonName: "cp3", Organizations: []string{GroupReplicas},
 		DNSNames: []string{PeerServerName}, Server: true, Client: true, Life: life}, func() time.Time { return t0 }), clock.now)
 	if serverErr, _, _ := handshake(t, a.Server(), stuck); serverErr == nil || !strings.Contains(serverErr.Error(), "expired") {
@@ -84,7 +84,7 @@ func TestPeersRenew(t *testing.T) {
 	}
 }
 
-// Who is no replica is refused on both ends. F51
+// Certificates of other clients are rejected on both ends. F51
 func TestPeersRefuseOthers(t *testing.T) {
 	clock := &at{t0}
 	tr, foreign := newTrust(t), newTrust(t)
@@ -108,13 +108,13 @@ func TestPeersRefuseOthers(t *testing.T) {
 	}
 }
 
-// The authority is exchanged step by step; at no step are two replicas unable to
-// speak, and in the end the former one counts no more.
+// The peer CA is rotated step by step. At each step all replicas can connect to each other; at the
+// end the previous CA is not trusted.
 func TestPeersChangeAuthority(t *testing.T) {
 	clock := &at{t0}
 	tr := newTrust(t)
 	ends := []end{newEnd(t, tr, "cp1", clock, 0), newEnd(t, tr, "cp2", clock, 0)}
-	// A replica that was removed keeps the old keys, and does not care whom it calls.
+	// A removed replica that keeps its old keys and trusts any server.
 	former := newEnd(t, tr, "cp3", clock, 0)
 	calls := former.Client()
 	calls.VerifyConnection = nil
@@ -160,7 +160,7 @@ func TestPeersChangeAuthority(t *testing.T) {
 	if _, err := meet(t, former, ends[0]); err == nil {
 		t.Error("a holder of the former keys was called")
 	}
-	// A joining replica gets the authority with the trust.
+	// A joining replica receives the peer CA with the other keys.
 	now, err := Load(ends[0].dir)
 	if err != nil {
 		t.Fatal(err)
@@ -182,7 +182,7 @@ func TestPeersChangeAuthority(t *testing.T) {
 	}
 }
 
-// What cannot be read changes nothing.
+// Unreadable files change nothing.
 func TestPeersKeepWhatWorks(t *testing.T) {
 	clock := &at{t0}
 	tr := newTrust(t)

@@ -13,8 +13,9 @@ import (
 	"time"
 )
 
-// A certificate that was asked for has the request's name, key and alternative names and what the signer says, nothing
-// else; it never lets in a replica or an administrator, nor lives longer than the CA.
+// A signed certificate has the request's name, key and alternative names, and the usages of the
+// signer, and nothing else. It never authenticates a replica or an administrator, and does not
+// outlive the CA.
 func TestSignRequest(t *testing.T) {
 	now := time.Now().Truncate(time.Second).UTC()
 	ca, err := NewCA("test", now)

@@ -8,7 +8,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// A revocation covers what was issued up to its second, and nothing that is issued from After on.
+// A revocation covers certificates issued up to its second, and no certificate issued from After
+// on.
 func TestRevocation(t *testing.T) {
 	at := t0.Add(700 * time.Millisecond)
 	r, ok := RevocationOf(Revocation{Node: "w1", At: at, UID: "u1"}.Record())
@@ -16,7 +17,7 @@ func TestRevocation(t *testing.T) {
 		t.Fatalf("%+v %v", r, ok)
 	}
 	issued := func(when time.Time) *x509.Certificate {
-		return &x509.Certificate{NotBefore: when.Add(-Backdate).Truncate(time.Second)} // as a certificate keeps it
+		return &x509.Certificate{NotBefore: when.Add(-Backdate).Truncate(time.Second)} // as stored in a certificate
 	}
 	for _, c := range []struct {
 		when time.Time
@@ -36,8 +37,9 @@ func TestRevocation(t *testing.T) {
 	}
 }
 
-// A revocation reaches past its moment, and not so far that what is issued after it were not valid yet; a further one in
-// the same moment covers what was issued after the first, and keeps what the first says.
+// A revocation extends past its time, but not so far that newer certificates would not be valid
+// yet. A further revocation at the same time covers certificates issued after the first one and
+// keeps its fields.
 func TestRevocationsFollowOneAnother(t *testing.T) {
 	first := NewRevocation("w1", t0)
 	first.UID, first.Named = "u1", true

@@ -101,7 +101,7 @@ func TestTokenRecord(t *testing.T) {
 	}
 }
 
-// A token counts its uses; one who did not hear the answer asks again without another.
+// A token counts its uses. A client that retries after a lost response does not use it again.
 func TestTokenUses(t *testing.T) {
 	trust := newTrust(t)
 	key, tok := trust.TokenKey(), NewToken(RoleNode, trust.CA.Cert)
@@ -206,7 +206,7 @@ func TestServiceAccountToken(t *testing.T) {
 			t.Errorf("%s: the error holds the token", c.name)
 		}
 	}
-	// After the key has changed, tokens of the old one are good while it is listed.
+	// After a key rotation, tokens of the old key are valid while the key is listed.
 	renewed := newTokens(t, DefaultIssuer, other, &tr.ServiceKey.PublicKey)
 	if _, err := renewed.Verify(text, nil, t0); err != nil {
 		t.Errorf("token of the old key: %v", err)
@@ -240,7 +240,7 @@ func TestTokenOfSecret(t *testing.T) {
 	if u := got.User(); u.Name != "system:serviceaccount:default:app" || u.UID != "u1" || len(u.Extra) > 0 {
 		t.Errorf("user %+v", u)
 	}
-	// The claims are those by which others know such a token.
+	// The claims have the names that other verifiers expect.
 	payload, err := base64.RawURLEncoding.DecodeString(strings.Split(good, ".")[1])
 	want := `{"iss":"kubernetes/serviceaccount","kubernetes.io/serviceaccount/namespace":"default","kubernetes.io/serviceaccount/secret.name":"s",` +
 		`"kubernetes.io/serviceaccount/service-account.name":"app","kubernetes.io/serviceaccount/service-account.uid":"u1","sub":"system:serviceaccount:default:app"}`

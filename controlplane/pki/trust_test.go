@@ -22,7 +22,7 @@ import (
 
 var t0 = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
-// at is a clock that tests move by hand.
+// at is a clock that tests set.
 type at struct{ time.Time }
 
 func (a *at) now() time.Time { return a.Time }
@@ -109,7 +109,7 @@ func TestTrustTravels(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What the joined replica issues is trusted by the first.
+	// Certificates issued by the joined replica are trusted by the first one.
 	c, err := b.CA.Issue(ReplicaPeer("cp2"), t0)
 	if err != nil {
 		t.Fatal(err)
@@ -216,8 +216,8 @@ func TestSignAgent(t *testing.T) {
 	}
 }
 
-// A node's server is named by the address at which the node was seen, and by nothing else that it asks for: with a name
-// of its own choice it could pose as the API.
+// The serving certificate of a node contains only the address from which the node connected. With a
+// name of its choice the node could impersonate the API server.
 func TestSignServing(t *testing.T) {
 	ca := newTrust(t).CA
 	ask := x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:w1", Organization: []string{"system:nodes"}},
@@ -282,9 +282,9 @@ func TestRotatorRenewsAtTwoThirds(t *testing.T) {
 	get(1)
 	fail = true
 	clock.Time = clock.Add(2 * time.Second)
-	get(1) // the renewal failed, the old one is still good
+	get(1) // the renewal failed; the previous certificate is still valid
 	fail = false
-	get(1) // and is not tried at every handshake
+	get(1) // the renewal is not retried at every handshake
 	clock.Time = clock.Add(retryIssue)
 	get(2)
 	fail = true
@@ -294,7 +294,7 @@ func TestRotatorRenewsAtTwoThirds(t *testing.T) {
 	}
 }
 
-// handshake runs both ends over a pipe and says how each fared.
+// handshake runs both ends over a pipe and returns their errors.
 func handshake(t *testing.T, server, client *tls.Config) (serverErr, clientErr error, s *tls.Conn) {
 	t.Helper()
 	a, b := net.Pipe()
@@ -305,7 +305,7 @@ func handshake(t *testing.T, server, client *tls.Config) (serverErr, clientErr e
 		if err != nil {
 			a.Close()
 		} else {
-			_, err = sc.Write([]byte("x")) // in TLS 1.3 a refusal of the client shows with the first data
+			_, err = sc.Write([]byte("x")) // in TLS 1.3 the client observes a rejection with the first data
 		}
 		done <- err
 	}()
@@ -382,8 +382,8 @@ func TestPinnedTLS(t *testing.T) {
 	if learned, err := try(foreign.CA, ReplicaServing("cp1", nil)); !errors.Is(err, ErrWrongCA) || learned != nil {
 		t.Errorf("another cluster: %v, want ErrWrongCA", err)
 	}
-	// A member of the cluster that may not serve cannot pose as a replica by
-	// sending the CA along.
+	// A member of the cluster without a serving certificate cannot impersonate a replica by sending
+	// the CA certificate.
 	agent, err := tr.CA.Issue(Client("system:node:w1", "system:nodes"), t0)
 	if err != nil {
 		t.Fatal(err)
@@ -392,7 +392,8 @@ func TestPinnedTLS(t *testing.T) {
 	if _, err := checkPinned(token, chain, t0); !errors.Is(err, ErrWrongCA) {
 		t.Errorf("an agent as server: %v, want ErrWrongCA", err)
 	}
-	// Nor can anybody by sending the (public) CA beside a certificate of their own.
+	// Neither can an outsider by sending the public CA certificate with a certificate of another
+	// CA.
 	other, err := foreign.CA.Issue(ReplicaServing("cp1", nil), t0)
 	if err != nil {
 		t.Fatal(err)

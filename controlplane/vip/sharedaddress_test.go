@@ -24,7 +24,7 @@ import (
 
 var shared = netip.MustParseAddr("192.0.2.100")
 
-// host is a machine on the link of a test, a bridge in a namespace of its own.
+// host is a machine on the test's link, a bridge in a network namespace.
 type host struct {
 	ns  netns.NsHandle
 	ip  netip.Addr
@@ -87,7 +87,7 @@ func (h host) add(cidr string) error {
 	})
 }
 
-// has says whether the host's kernel has the shared address.
+// has reports whether the host's kernel has the shared address.
 func (h host) has() (has bool) {
 	_ = space.In(h.ns, func() error {
 		l, err := netlink.LinkByName("eth0")
@@ -103,7 +103,8 @@ func (h host) has() (has bool) {
 	return has
 }
 
-// finds is where the host's kernel believes the shared address to be, once it has sent something there.
+// finds returns the hardware address of the shared address in the host's neighbor table, after the
+// host has sent to it.
 func (h host) finds() (mac string) {
 	_ = space.In(h.ns, func() error {
 		if c, err := net.Dial("udp", netip.AddrPortFrom(shared, 9).String()); err == nil {
@@ -121,10 +122,10 @@ func (h host) finds() (mac string) {
 	return mac
 }
 
-// holder is a replica with the address; frozen keeps its confirmations back.
+// holder is a replica that holds the address; while frozen, its confirmations are delayed.
 type holder struct {
 	frozen sync.Mutex
-	ended  func() error // what it ends with by itself
+	ended  func() error // waits for the end of Hold and returns its result
 	stop   func() error
 }
 
@@ -135,7 +136,7 @@ func (h host) holds(t *testing.T, peers ...netip.Addr) *holder {
 	a := Address{IP: shared, Own: h.ip, Peers: func() []netip.Addr { return peers }, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
 		Confirm: func(context.Context) error {
 			for !o.frozen.TryLock() {
-				if err := wait.Delay(ctx, time.Millisecond); err != nil { // a test that has failed ends
+				if err := wait.Delay(ctx, time.Millisecond); err != nil { // ends the loop of a failed test
 					return err
 				}
 			}
@@ -172,9 +173,10 @@ func eventually(t *testing.T, what string, cond func() bool) time.Duration {
 	return time.Since(began)
 }
 
-// The address is found at whoever holds it. When the next one takes it, those who knew the first are told, although the
-// kernel of the first, whose process hangs, answers for a while; then the first kernel has it no more, and gets it back only
-// by a confirmation. What ends takes it along.
+// Hosts reach the shared address at its holder. When another replica takes it, hosts that knew the
+// previous holder are updated, although the kernel of the suspended previous holder still responds
+// for a while. Afterwards that kernel has no address, and gets it back only after a confirmation. A
+// stopped holder removes the address.
 func TestAddressFollowsTheHolder(t *testing.T) {
 	h := hosts(t, 3)
 	client, a, b := h[0], h[1], h[2]
@@ -201,7 +203,7 @@ func TestAddressFollowsTheHolder(t *testing.T) {
 	}
 }
 
-// An address that a machine has which is no replica is not taken, and the error names that machine.
+// An address of a machine that is not a replica is not taken; the error names the machine.
 func TestAddressOfAnotherIsRefused(t *testing.T) {
 	h := hosts(t, 3)
 	if err := h[2].add(shared.String() + "/32"); err != nil {
@@ -214,13 +216,13 @@ func TestAddressOfAnotherIsRefused(t *testing.T) {
 	if h[0].has() {
 		t.Error("it took the address")
 	}
-	// The same machine as a replica is believed to be one that led before.
+	// If the same machine is a replica, it counts as the previous leader.
 	again := h[0].holds(t, h[1].ip, h[2].ip)
 	eventually(t, "the address is not taken over from a replica", h[0].has)
 	_ = again.stop()
 }
 
-// What a replica that was killed has left is taken off at the start; nothing is no error.
+// Clear removes an address that a killed replica has left. A missing address is not an error.
 func TestClear(t *testing.T) {
 	h := hosts(t, 1)[0]
 	a := Address{IP: shared, Own: h.ip}
@@ -242,7 +244,8 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// What a process lacks is said before it is needed: at the moment at which the replica leads it is too late.
+// Missing permissions are reported at the start: when the replica becomes the leader it is too
+// late.
 func TestPermitted(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs: root, which alone has rights to give up")
@@ -258,7 +261,7 @@ func TestPermitted(t *testing.T) {
 	} {
 		said := make(chan error)
 		go func() {
-			runtime.LockOSThread() // and never unlocked: the thread ends with what it has given up
+			runtime.LockOSThread() // not unlocked, so that the thread ends without being reused
 			if err := giveUp(c.gone...); err != nil {
 				said <- fmt.Errorf("giving up %v: %w", c.gone, err)
 				return
@@ -277,7 +280,7 @@ func TestPermitted(t *testing.T) {
 	}
 }
 
-// giveUp takes capabilities from this thread.
+// giveUp drops capabilities of this thread.
 func giveUp(capabilities ...int) error {
 	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
@@ -290,10 +293,11 @@ func giveUp(capabilities ...int) error {
 	return unix.Capset(&head, &data[0])
 }
 
-// The link is told from when the address is here, however long that took, and again after a gap in which the kernel has forgotten it.
+// Gratuitous ARP is sent from when the address is assigned, however long that took, and again after
+// a gap in which the kernel removed it.
 func TestTheLinkIsTold(t *testing.T) {
 	var had tenure
-	now := time.Unix(1_000_000, 0) // rounds of before, which were not confirmed, are not counted
+	now := time.Unix(1_000_000, 0) // earlier rounds without a confirmation do not count
 	for round := range 2 {
 		for n := range announcements + 3 {
 			if begins, announce := had.renewed(now); begins != (n == 0) || announce != (n < announcements) {

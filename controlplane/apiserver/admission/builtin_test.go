@@ -48,7 +48,7 @@ func TestDefaultIngressClass(t *testing.T) {
 	}
 }
 
-// New nodes are not ready, new claims and volumes are protected, each once.
+// New nodes get the taint not-ready and new claims and volumes a protection finalizer, each once.
 func TestMarksOfNewObjects(t *testing.T) {
 	all := kinds.All()
 	marks := func(o api.Object) string {
@@ -136,7 +136,7 @@ func TestTolerationPlugins(t *testing.T) {
 	}
 }
 
-// Which plugins run is said as kube-apiserver is told.
+// The optional plugins are selected by the flags of kube-apiserver.
 func TestChoose(t *testing.T) {
 	for _, c := range []struct {
 		enable, disable, want string
@@ -186,7 +186,7 @@ func TestOwnTolerationsOfLostNodesWin(t *testing.T) {
 	const notReady, unreachable, forever = corev1.TaintNodeNotReady, corev1.TaintNodeUnreachable, -1
 	for name, c := range map[string]struct {
 		own  []corev1.Toleration
-		want map[string]int64 // key → seconds of what is added
+		want map[string]int64 // key → seconds of the added tolerations
 	}{
 		"none": {nil, map[string]int64{notReady: stay, unreachable: stay}},
 		"both, longer": {[]corev1.Toleration{own(notReady, corev1.TolerationOpExists, corev1.TaintEffectNoExecute, 600),

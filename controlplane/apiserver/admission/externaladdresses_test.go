@@ -27,7 +27,8 @@ func externalService(name string, ips []string, ports ...int32) *corev1.Service 
 	return s
 }
 
-// externalConfig is a cluster of two families with a replica beside an agent, a worker, and a further range of Services.
+// externalConfig returns the Config of a dual-stack cluster: a machine with a replica and an agent,
+// a worker node, and an additional ServiceCIDR.
 func externalConfig() Config {
 	machine := func(name, cidr string, addresses ...string) *corev1.Node {
 		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{PodCIDRs: []string{cidr}}}
@@ -61,7 +62,7 @@ func TestExternalAddressesOfTheClusterAreRefused(t *testing.T) {
 		{"192.0.2.1", 6443, ""},
 		{"10.89.0.11", 80, ""},
 		{"10.89.0.101", 443, ""},
-		{"10.89.0.101", 6443, ""}, // no replica listens there
+		{"10.89.0.101", 6443, ""}, // no replica listens at this address
 		{"10.89.0.11", 6443, "port 6443/TCP of this address is used by a replica"},
 		{"10.89.0.11", 6444, "used by a replica"},
 		{"10.89.0.11", 6445, "used by a replica"},
@@ -92,7 +93,8 @@ func TestExternalAddressesOfTheClusterAreRefused(t *testing.T) {
 	}
 }
 
-// F117: a stored Service with such an address can still be updated, and gains neither addresses nor ports by it.
+// F117: a stored Service with an external address of the cluster can still be updated, but can gain
+// neither addresses nor ports.
 func TestStoredExternalAddressesCanBeUpdated(t *testing.T) {
 	c := externalConfig()
 	stored := externalService("s", []string{"10.89.0.11", "10.244.9.9"}, 6443)

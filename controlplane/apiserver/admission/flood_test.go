@@ -18,7 +18,8 @@ func anEvent(n int) *corev1.Event {
 	return &corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprint("e", n)}}
 }
 
-// A namespace that is full of events takes no more until some have gone, and is not counted for each.
+// A namespace that is full of events accepts no more until some are deleted. Its events are not
+// counted at each write.
 func TestEventsAreBounded(t *testing.T) {
 	all := kinds.All()
 	w, now := world{}, time.Unix(1000, 0)
@@ -48,7 +49,7 @@ func TestEventsAreBounded(t *testing.T) {
 		}
 	}
 	w["events"] = nil
-	if got := write(7); got != full(7) { // counted a moment ago
+	if got := write(7); got != full(7) { // the last count is recent
 		t.Errorf("%q", got)
 	}
 	now = now.Add(recount)
@@ -81,7 +82,8 @@ func TestEventsAreBounded(t *testing.T) {
 	}
 }
 
-// An event is not of any length, nor are those of a namespace together; what makes one longer counts, what does not passes.
+// The size of an event and of all events of a namespace is limited. Updates that enlarge an event
+// count; other updates are admitted.
 func TestEventsAreBoundedInBytes(t *testing.T) {
 	all := kinds.All()
 	w, now := world{}, time.Unix(1000, 0)
@@ -94,7 +96,7 @@ func TestEventsAreBoundedInBytes(t *testing.T) {
 	if got := said(b.admit(t.Context(), making(all, long(0, mostOfAnEvent)))); !strings.Contains(got, "and an event may have 65536: shorten its message") {
 		t.Errorf("too long: %q", got)
 	}
-	old := long(1, 2*mostOfAnEvent) // of a release without the bound
+	old := long(1, 2*mostOfAnEvent) // created by a release without the limit
 	if err := b.admit(t.Context(), changing(all, old, old)); err != nil {
 		t.Errorf("a change of another kind: %v", err)
 	}
@@ -114,7 +116,7 @@ func TestEventsAreBoundedInBytes(t *testing.T) {
 	if err := b.admit(t.Context(), changing(all, long(1, 1000), long(1, 900))); err != nil {
 		t.Errorf("a shorter one: %v", err)
 	}
-	b.most, b.bytes = 1, 4000 // replicas count each for itself, so that there may be more than the most
+	b.most, b.bytes = 1, 4000 // each replica counts separately, so that a namespace may exceed the limit
 	if err := b.admit(t.Context(), changing(all, long(1, 1000), long(1, 1100))); err != nil {
 		t.Errorf("a longer one in a namespace of many: %v", err)
 	}
@@ -125,7 +127,8 @@ func TestEventsAreBoundedInBytes(t *testing.T) {
 	}
 }
 
-// Who has many requests for certificates that nobody has decided about makes no more; others do.
+// A requester with many undecided CertificateSigningRequests can create no more; other requesters
+// can.
 func TestUndecidedRequestsAreBounded(t *testing.T) {
 	all, w := kinds.All(), world{}
 	request := func(name, user string, conditions ...certificatesv1.RequestConditionType) *certificatesv1.CertificateSigningRequest {

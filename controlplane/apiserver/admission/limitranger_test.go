@@ -35,14 +35,14 @@ func claimOf(size string) *corev1.PersistentVolumeClaim {
 		Spec: corev1.PersistentVolumeClaimSpec{Resources: corev1.VolumeResourceRequirements{Requests: list(size)}}}
 }
 
-// making is the attempt to create o.
+// making returns the attempt to create o.
 func making(all *api.Kinds, o api.Object) *Attempt {
 	k := all.ByType(o)
 	return &Attempt{Kind: k, Operation: api.Create, Namespace: o.GetNamespace(), Name: o.GetName(), Object: o, Whole: o,
 		Request: &api.Request{Verb: api.VerbCreate, Kind: k, Namespace: o.GetNamespace(), Name: o.GetName()}}
 }
 
-// held answers for Config.Held from a world.
+// held implements Config.Held for a world.
 func (w world) held(ctx context.Context, k *api.Kind, namespace, _ string) ([]api.Object, error) {
 	return w.List(ctx, k.Resource, namespace, false)
 }
@@ -58,7 +58,7 @@ func said(err error) string {
 	return err.Error()
 }
 
-// What is refused, in Kubernetes' words.
+// The errors for violated limits are those of Kubernetes.
 func TestLimits(t *testing.T) {
 	all := kinds.All()
 	perContainer := func(l corev1.LimitRangeItem) corev1.LimitRangeItem { l.Type = corev1.LimitTypeContainer; return l }
@@ -134,7 +134,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// Containers get what they do not ask for, and the annotation says what that was.
+// Containers get default requests and limits, and the annotation lists them.
 func TestLimitDefaults(t *testing.T) {
 	all := kinds.All()
 	w := world{"limitranges": {limitRange("l", corev1.LimitRangeItem{Type: corev1.LimitTypeContainer,

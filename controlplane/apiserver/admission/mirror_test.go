@@ -20,7 +20,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/podref"
 )
 
-// world is a Cluster of the objects given, by resource.
+// world is a Cluster with the given objects, by resource.
 type world map[string][]api.Object
 
 func (w world) Get(_ context.Context, resource, namespace, name string) (api.Object, bool) {
@@ -46,8 +46,9 @@ func (w world) List(_ context.Context, resource, namespace string, _ bool) ([]ap
 	return out, nil
 }
 
-// references are the fields of PodSpec that name another object, or ask for a
-// credential, with what they lead to. Containers of all three lists have the same.
+// references maps the fields of PodSpec that reference another object or request a credential to
+// the referenced resource. Containers, init containers and ephemeral containers have the same
+// fields.
 var references = map[string]string{
 	"spec.serviceAccountName": "serviceaccounts",
 	"spec.serviceAccount":     "serviceaccounts",
@@ -82,8 +83,8 @@ var references = map[string]string{
 	"spec.volumes[].storageos.secretRef.name":                "secrets",
 }
 
-// plain are the other fields with text in them, alone or with all that is below: they
-// lead to no object that a node could read by them. Classes are the same for all nodes.
+// plain are the other string fields, with everything below them. They do not reference objects that
+// a node could read. Classes are the same for all nodes.
 var plain = []string{
 	"spec.activeDeadlineSeconds", "spec.affinity", "spec.dnsConfig", "spec.dnsPolicy", "spec.evictionResponders", "spec.hostAliases",
 	"spec.hostname", "spec.hostnameOverride", "spec.nodeName", "spec.nodeSelector", "spec.os", "spec.overhead", "spec.preemptionPolicy",
@@ -113,13 +114,14 @@ var plain = []string{
 	"spec.volumes[].projected.sources[].downwardAPI",
 }
 
-// leaf is a field of PodSpec that holds text, and the way to it.
+// leaf is a string field of PodSpec and its path.
 type leaf struct {
 	path string
-	set  func(reflect.Value) // sets it in a PodSpec
+	set  func(reflect.Value) // sets the field in a PodSpec
 }
 
-// leaves walks a type down to everything that can hold text. to leads from a PodSpec to a value of the type.
+// leaves yields all fields of a type that can contain strings. to returns the value of the type in
+// a PodSpec.
 func leaves(t reflect.Type, path string, to func(reflect.Value) reflect.Value) []leaf {
 	switch t.Kind() {
 	case reflect.Pointer:
@@ -161,7 +163,7 @@ func leaves(t reflect.Type, path string, to func(reflect.Value) reflect.Value) [
 	return nil
 }
 
-// within finds the longest of the classified fields that path is, or is below of.
+// within returns the longest of the classified fields that is path or a parent of path.
 func within(path string, fields iter.Seq[string]) (longest string) {
 	for f := range fields {
 		below := path == f || strings.HasPrefix(path, f+".") || strings.HasPrefix(path, f+"[]")
@@ -172,9 +174,9 @@ func within(path string, fields iter.Seq[string]) (longest string) {
 	return longest
 }
 
-// Every field of PodSpec that can hold text is known to be a reference or none; every reference is seen where
-// references are looked for, and is refused in a mirror pod by its field's name. A field added upstream fails here
-// until somebody has said what it is.
+// Every string field of PodSpec is classified as a reference or as plain. Every reference is found
+// by podref and rejected in a mirror pod with its field name. A new upstream field fails this test
+// until it is classified.
 func TestMirrorPodsReferToNothing(t *testing.T) {
 	refuse := mirrorPods(world{})
 	found := map[string]bool{}
@@ -219,7 +221,7 @@ func TestMirrorPodsReferToNothing(t *testing.T) {
 	}
 }
 
-// creation is the attempt to create a pod.
+// creation returns the attempt to create a pod.
 func creation(pod *corev1.Pod) *Attempt {
 	return &Attempt{Kind: podsKind(), Operation: api.Create, Namespace: pod.Namespace, Name: pod.Name, Object: pod, Whole: pod,
 		Request: &api.Request{Verb: api.VerbCreate, Kind: podsKind(), Namespace: pod.Namespace, Name: pod.Name}}
@@ -229,7 +231,7 @@ func podsKind() *api.Kind {
 	return kinds.All().ByResource(schema.GroupVersionResource{Version: "v1", Resource: "pods"})
 }
 
-// A mirror pod belongs to its node, in its present incarnation, or to nobody.
+// The owner of a mirror pod is the current Node object, or it has no owner.
 func TestMirrorPodsAreOwnedByTheirNode(t *testing.T) {
 	cluster := world{"nodes": {&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "1"}}}}
 	yes := true

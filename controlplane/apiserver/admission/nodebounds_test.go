@@ -18,7 +18,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds"
 )
 
-// hostile is a node that writes, whose world keeps what was let in.
+// hostile is a node that creates objects; its world stores the admitted ones.
 type hostile struct {
 	t    *testing.T
 	name string
@@ -60,8 +60,9 @@ func (h *hostile) make(o api.Object) string {
 	return h.try(making(h.all, o))
 }
 
-// F32: what a node may make is bounded in number and bytes, each node for itself; the refusal says which node, how many, the
-// bound and what to do. Changes that make nothing longer pass.
+// F32: number and size of the objects of a node are limited, for each node separately. The error
+// contains the node, the number, the limit and the remedy. Updates that do not enlarge an object
+// are admitted.
 func TestNodesMakeSoMany(t *testing.T) {
 	mirror := func(name, node string, bytes int) api.Object {
 		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: name, Annotations: map[string]string{
@@ -126,7 +127,7 @@ func TestNodesMakeSoMany(t *testing.T) {
 	if got := h.try(changing(h.all, stored, grown)); !strings.Contains(got, "node a would have ResourceSlices of") {
 		t.Errorf("a slice that grows: %q", got)
 	}
-	h.slices.bytes = 1000 // of a release without the bound
+	h.slices.bytes = 1000 // created by a release without the limit
 	same := slice("1", "a", 1400)
 	if got := h.try(changing(h.all, stored, same)); got != "" {
 		t.Errorf("a slice that shrinks: %q", got)
@@ -138,7 +139,8 @@ func TestNodesMakeSoMany(t *testing.T) {
 	}
 }
 
-// F32: what a node says of a pod is bounded by the containers that others gave it, and of itself by so many addresses.
+// F32: the size of a pod's status is limited by the pod's containers, and the number of a Node's
+// addresses is limited.
 func TestNodesSaySoMuch(t *testing.T) {
 	h := newHostile(t)
 	pod := func(containers, bytes int) *corev1.Pod {
@@ -161,7 +163,7 @@ func TestNodesSaySoMuch(t *testing.T) {
 			t.Errorf("%+v: %q", c, got)
 		}
 	}
-	// It says of each mount what the spec says.
+	// The status repeats each mount of the spec.
 	mounted, mounts := pod(1, 0), pod(1, 0)
 	var says corev1.ContainerStatus
 	for n := range 3000 {
@@ -206,7 +208,8 @@ func TestNodesSaySoMuch(t *testing.T) {
 	}
 }
 
-// F32: a node's events are bounded over all namespaces for as long as they last; those that it writes again last on, and are counted so.
+// F32: the events of a node are limited across all namespaces while they are kept. An updated event
+// is kept, and counted, longer.
 func TestEventsOfANodeAreBounded(t *testing.T) {
 	h := newHostile(t)
 	h.mostEvents, h.mostEventBytes = 4, 5000
@@ -235,7 +238,7 @@ func TestEventsOfANodeAreBounded(t *testing.T) {
 		t.Errorf("a long one: %q", got)
 	}
 	h.now = h.now.Add(eventsLast - time.Minute)
-	if got := again(0, 100) + again(1, 100); got != "" { // they last on
+	if got := again(0, 100) + again(1, 100); got != "" { // they are kept longer
 		t.Error(got)
 	}
 	h.now = h.now.Add(time.Minute)
@@ -256,7 +259,7 @@ func TestEventsOfANodeAreBounded(t *testing.T) {
 	}
 }
 
-// F32: an event that something else refuses does not count among those that a node has written.
+// F32: an event that another plugin rejects does not count as written by the node.
 func TestEventsThatAreRefusedDoNotCount(t *testing.T) {
 	h := newHostile(t)
 	plugins := Validating(Config{Cluster: h.w, Clock: h.clock, NodeOf: h.nodeOf, PodsOf: func(string) []*corev1.Pod { return nil }}).Plugins

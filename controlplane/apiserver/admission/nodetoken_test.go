@@ -13,8 +13,8 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// An agent gets tokens for the audiences of the drivers that serve its pods' volumes, by whichever way a volume
-// comes to its driver, for pods that are its own and no mirror pods.
+// An agent gets tokens for the audiences of the CSI drivers of its pods' volumes, for every kind of
+// volume. The pods must be its own and not mirror pods.
 func TestTokensForDrivers(t *testing.T) {
 	pod := func(name, node string, v corev1.VolumeSource) *corev1.Pod {
 		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: name, UID: types.UID(name)}, Spec: corev1.PodSpec{

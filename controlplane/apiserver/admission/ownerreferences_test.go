@@ -15,7 +15,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds"
 )
 
-// F70: an owner may block its deletion only through a version that is served.
+// F70: the kind of an owner that blocks its deletion must have a served version.
 func TestBlockingOwnersHaveAServedVersion(t *testing.T) {
 	table := kinds.All()
 	gadget := *table.ByGVK(corev1.SchemeGroupVersion.WithKind("ConfigMap"))
@@ -46,8 +46,8 @@ func TestBlockingOwnersHaveAServedVersion(t *testing.T) {
 	}
 }
 
-// F70: an owner whose kind only a server in the cluster serves may block its deletion. A user who may set all finalizers
-// may name owners of kinds that are not known.
+// F70: an owner of a kind that only an aggregated API server serves may block its deletion. A user
+// that may update all finalizers may name owners of unknown kinds.
 func TestBlockingOwnersOfAggregatedAndUnknownKinds(t *testing.T) {
 	table := kinds.All()
 	block := true

@@ -12,8 +12,8 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds"
 )
 
-// The cluster's administrators are not asked about, also where an authorizer knows nothing of them; everybody else is,
-// on the object itself and not on its status.
+// Administrators need no permission, even with an authorizer that does not grant it. All other
+// users need it for writes of the object, but not of its status.
 func TestPolicyParamsAndAdministrators(t *testing.T) {
 	all := kinds.All()
 	admit := policyParams(Config{Kinds: all, Allowed: func(context.Context, api.User, string, schema.GroupVersionResource, string, string, string) (bool, string) {

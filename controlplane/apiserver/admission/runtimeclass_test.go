@@ -22,7 +22,7 @@ func runtimeClassOf(name, overhead string, s *nodev1.Scheduling) *nodev1.Runtime
 	return c
 }
 
-// What a class adds to pods, and what is refused, in Kubernetes' words.
+// The fields that a RuntimeClass adds to pods, and Kubernetes' errors for rejected pods.
 func TestRuntimeClass(t *testing.T) {
 	const forbidden = `pods "p" is forbidden: `
 	exists := func(key string) corev1.Toleration {
@@ -68,7 +68,7 @@ func TestRuntimeClass(t *testing.T) {
 		}
 		a := making(kinds.All(), p)
 		var err error
-		for range 2 { // a second round finds what the first has done
+		for range 2 { // the second round must not change the result of the first
 			if err == nil {
 				err = runtimeClass(w)(t.Context(), a)
 			}
@@ -83,7 +83,7 @@ func TestRuntimeClass(t *testing.T) {
 		if got != c.want {
 			t.Errorf("%s: %s\nwant %s", c.what, got, c.want)
 		}
-		for k := range p.Spec.NodeSelector { // what is the pod's own does not reach the class
+		for k := range p.Spec.NodeSelector { // changes of the pod do not affect the class
 			p.Spec.NodeSelector[k] = "x"
 		}
 		for k := range p.Spec.Overhead {
@@ -107,7 +107,7 @@ func added(s *corev1.PodSpec) string {
 	return fmt.Sprintf("overhead%v selector%v tolerations%v", overhead, selector, tolerations)
 }
 
-// Only new pods are looked at: a class that has gone takes no pod with it.
+// Only new pods are checked: deleting a class does not affect existing pods.
 func TestRuntimeClassOfOldPods(t *testing.T) {
 	gone := "gone"
 	p := podOf(container("c", "", ""))

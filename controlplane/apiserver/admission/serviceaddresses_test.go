@@ -15,7 +15,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds"
 )
 
-// behind is a Cluster whose cache has not heard of anything yet.
+// behind is a Cluster with an empty cache.
 type behind struct{ world }
 
 func (b behind) List(ctx context.Context, resource, namespace string, fresh bool) ([]api.Object, error) {
@@ -25,8 +25,9 @@ func (b behind) List(ctx context.Context, resource, namespace string, fresh bool
 	return b.world.List(ctx, resource, namespace, fresh)
 }
 
-// F117: a ServiceCIDR that has just been added counts, though this replica's cache has not heard of it: neither is the range
-// called full, nor an address of it refused, nor is one taken without a check that the ServiceCIDR stays.
+// F117: a new ServiceCIDR that is not in this replica's cache is used. The range is not considered
+// full and its addresses are not rejected. Each allocation requires that the ServiceCIDR still
+// exists.
 func TestRangesOfAMomentAgo(t *testing.T) {
 	more := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "more"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.97.0.0/24"}}}
 	more.Status.Conditions = []metav1.Condition{{Type: networkingv1.ServiceCIDRConditionReady, Status: metav1.ConditionTrue}}

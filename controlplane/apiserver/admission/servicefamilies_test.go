@@ -7,7 +7,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// F117: a replica that was not told of the second family yet lets Services keep it, and gives it to no other.
+// F117: a replica without knowledge of the second family lets Services keep it, but adds it to no
+// other Service.
 func TestFamiliesThatAServiceHas(t *testing.T) {
 	both := corev1.IPFamilyPolicyRequireDualStack
 	four, six := corev1.IPv4Protocol, corev1.IPv6Protocol

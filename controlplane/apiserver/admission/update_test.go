@@ -13,14 +13,14 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds"
 )
 
-// changing is the attempt to make an object of the stored one.
+// changing returns the attempt to replace the stored object by o.
 func changing(all *api.Kinds, stored, o api.Object) *Attempt {
 	a := making(all, o)
 	a.Operation, a.Stored, a.Request.Verb = api.Update, stored, api.VerbUpdate
 	return a
 }
 
-// A limit that came later holds up no write that has to do with something else; what is asked for anew it judges.
+// A newer LimitRange does not block unrelated updates, but applies to changed resources.
 func TestLimitsOfWhatWasThere(t *testing.T) {
 	all := kinds.All()
 	item := func(kind corev1.LimitType, l corev1.LimitRangeItem) *corev1.LimitRange {
@@ -76,7 +76,8 @@ func TestLimitsOfWhatWasThere(t *testing.T) {
 	}
 }
 
-// A pod that is written anew from its manifest gets back what admission gave it when it was made, and nothing else.
+// A pod that is replaced from its manifest gets back the values that admission set at its creation,
+// and nothing else.
 func TestPodsWrittenAnew(t *testing.T) {
 	all := kinds.All()
 	w := world{"namespaces": {&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "ns",
@@ -108,7 +109,7 @@ func TestPodsWrittenAnew(t *testing.T) {
 		p.Spec.PriorityClassName != "" {
 		t.Errorf("priority %v, %v, %q", p.Spec.Priority, p.Spec.PreemptionPolicy, p.Spec.PriorityClassName)
 	}
-	p = manifest() // what it says itself is for validation to judge
+	p = manifest() // validation checks values in the manifest
 	other, lower := int32(6), corev1.PreemptLowerPriority
 	p.Spec.Priority, p.Spec.PreemptionPolicy = &other, &lower
 	admit(p)
@@ -121,7 +122,7 @@ func priorityClass(name string, value int32, def bool) *schedulingv1.PriorityCla
 	return &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Value: value, GlobalDefault: def}
 }
 
-// One class at most is that of pods which name none.
+// At most one PriorityClass is the default.
 func TestOneDefaultPriority(t *testing.T) {
 	all := kinds.All()
 	w := world{"priorityclasses": {priorityClass("a", 1, false), priorityClass("b", 2, true)}}

@@ -47,7 +47,7 @@ rules:
   namespaces: [""]
 `
 
-// A request is recorded as the first rule that fits says, in the sense in which Kubernetes reads the rules.
+// The first matching rule decides how a request is recorded, with the semantics of Kubernetes.
 func TestPolicy(t *testing.T) {
 	p, err := parsePolicy([]byte(policyText))
 	if err != nil {
@@ -69,7 +69,7 @@ func TestPolicy(t *testing.T) {
 		{Attributes{User: dev, Verb: "update", Resource: "pods", Name: "web", Namespace: "a"}, LevelRequest},
 		{Attributes{User: dev, Verb: "update", Resource: "pods", Name: "db", Namespace: "a"}, LevelNone},
 		{Attributes{User: dev, Verb: "create", Resource: "nodes", Subresource: "proxy"}, LevelRequest},
-		{Attributes{User: dev, Verb: "create", Resource: "nodes"}, LevelMetadata}, // of the cluster
+		{Attributes{User: dev, Verb: "create", Resource: "nodes"}, LevelMetadata}, // cluster-scoped
 		{Attributes{Verb: "create", Group: "events.k8s.io", Resource: "events"}, LevelNone},
 	} {
 		if got := p.of(&c.a).level; got != c.want {
@@ -100,7 +100,7 @@ func TestPolicyIsChecked(t *testing.T) {
 	}
 }
 
-// kept is a sink that keeps lines.
+// kept is a sink that stores the lines.
 type kept struct{ lines [][]byte }
 
 func (k *kept) Put(line []byte) error { k.lines = append(k.lines, line); return nil }
@@ -116,7 +116,8 @@ func (k *kept) last(t *testing.T) (e Event) {
 	return e
 }
 
-// Without a policy: what changes something, and what is refused; nothing else, and never a body.
+// Without a policy file, writes and rejected requests are recorded without bodies, and nothing
+// else.
 func TestDefaultPolicy(t *testing.T) {
 	k := &kept{}
 	a := New(Default(), k, time.Now)
@@ -141,7 +142,7 @@ func TestDefaultPolicy(t *testing.T) {
 		r.Body(false, &corev1.Secret{Data: map[string][]byte{"canary": []byte("canary")}}, nil)
 		r.Started(c.code)
 		r.Done(c.code, false)
-		r.Done(500, true) // once is enough
+		r.Done(500, true) // a second call has no effect
 		if got := len(k.lines) - before; got != c.want {
 			t.Errorf("%+v answered %d: %d records, want %d", c.at, c.code, got, c.want)
 		}
@@ -151,7 +152,7 @@ func TestDefaultPolicy(t *testing.T) {
 	}
 }
 
-// What clients chose is clipped, however long: a record has a bound.
+// Client-supplied values are truncated, so that the size of a record is limited.
 func TestRecordsAreBounded(t *testing.T) {
 	k := &kept{}
 	long := strings.Repeat("é", 1<<20)
@@ -176,7 +177,7 @@ func TestRecordsAreBounded(t *testing.T) {
 	}
 }
 
-// stuck is a disk that takes nothing until it is let go.
+// stuck is a writer that blocks until it is released.
 type stuck struct {
 	free chan struct{}
 	mu   sync.Mutex
@@ -190,7 +191,7 @@ func (s *stuck) Write(p []byte) (int, error) {
 	return s.buf.Write(p)
 }
 
-// A disk that stands still holds up no request and fills no memory; what is lost is said in the log itself.
+// A blocked disk delays no request and fills no memory. Lost lines are reported in the log.
 func TestLogDoesNotBlock(t *testing.T) {
 	disk := &stuck{free: make(chan struct{})}
 	l := NewLog(disk, false, slog.New(slog.NewTextHandler(io.Discard, nil)))
@@ -241,7 +242,7 @@ type full struct{}
 
 func (full) Write([]byte) (int, error) { return 0, errors.New("no space left on device") }
 
-// A strict log says what it could not write.
+// Put of a strict log returns the error of a failed write.
 func TestStrictLog(t *testing.T) {
 	p := Default()
 	p.Received()
@@ -256,8 +257,8 @@ func TestStrictLog(t *testing.T) {
 	}
 }
 
-// Who has proved to be nobody cannot fill the log: a record stands for many refusals and says for how many; those of
-// others, and those of another source, have theirs.
+// Unauthenticated clients cannot fill the log: one event represents many rejected requests and
+// contains their number. Authenticated clients and other sources have their own events.
 func TestStrangersAreCounted(t *testing.T) {
 	k := &kept{}
 	now := time.Unix(1000, 0)
@@ -287,7 +288,7 @@ func TestStrangersAreCounted(t *testing.T) {
 	if got := len(k.lines) - before; got != 501 {
 		t.Errorf("another source and a user have %d records of 501", got)
 	}
-	// Nor do requests that are recorded as they come.
+	// The same limit applies to RequestReceived events.
 	p := Default()
 	p.Received()
 	k.lines = nil

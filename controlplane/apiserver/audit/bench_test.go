@@ -10,7 +10,8 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// What a record costs the request that it is of: a write, a read that succeeds, and a write of which nothing is recorded.
+// BenchmarkRecord measures the cost of a record: for a write, for a successful read, and for a
+// write that is not recorded.
 func BenchmarkRecord(b *testing.B) {
 	u := api.User{Name: "system:node:w1", Groups: []string{api.GroupNodes, api.GroupAuthenticated}}
 	write := Attributes{User: u, Sender: u, Verb: "update", Resource: "pods", Subresource: "status", Namespace: "default", Name: "web-7d4b9c6f5-x2x8z", Version: "v1", Changes: true}

@@ -2,7 +2,8 @@ package audit
 
 import "testing"
 
-// Whatever a policy file says, it is taken or refused; one that is taken judges every request.
+// FuzzPolicy checks that any policy file is either accepted or rejected, and that an accepted one
+// decides every request.
 func FuzzPolicy(f *testing.F) {
 	f.Add([]byte("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata, verbs: [get], resources: [{group: apps, resources: [\"*/status\"]}]}]"))
 	f.Add([]byte("apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: None, nonResourceURLs: [\"/a*\"]}]"))

@@ -2,7 +2,8 @@ package authn
 
 import "testing"
 
-// Whatever a token file says, it is taken or refused; nobody without a name comes of it.
+// FuzzTokenFile checks that any token file is either accepted or rejected, and that no user has an
+// empty name.
 func FuzzTokenFile(f *testing.F) {
 	f.Add([]byte("token,user,uid,\"a,b\"\n"))
 	f.Add([]byte("\"\n,,,\nx"))

@@ -19,7 +19,7 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// reviewer answers TokenReviews without a network.
+// reviewer responds to TokenReviews without a network.
 type reviewer struct {
 	asked  int
 	mu     sync.Mutex
@@ -54,8 +54,8 @@ func hook(t *testing.T, r *reviewer) *Webhook {
 	return w
 }
 
-// A token is good for those of the asked audiences for which the service says so; a service that knows of none speaks
-// for the API's only.
+// A token is valid for the requested audiences that the webhook confirms. A webhook without support
+// for audiences authenticates for the API's audiences only.
 func TestWebhookAudiences(t *testing.T) {
 	for name, c := range map[string]struct {
 		asked, answered, good []string
@@ -81,7 +81,8 @@ func TestWebhookAudiences(t *testing.T) {
 	}
 }
 
-// Answers are remembered for their time, refusals too, and faults are not; many who ask about a token ask once.
+// Responses, including rejections, are cached for their TTL; faults are not cached. Concurrent
+// verifications of a token share one request.
 func TestWebhookRemembers(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		fault := error(nil)
@@ -105,7 +106,7 @@ func TestWebhookRemembers(t *testing.T) {
 		if !ask("good") || !ask("good") || ask("bad") || ask("bad") || r.asked != 2 {
 			t.Errorf("asked %d times", r.asked)
 		}
-		time.Sleep(time.Minute) // of the bubble's clock: the answers' time passes
+		time.Sleep(time.Minute) // on the synctest clock: the cached responses expire
 		fault = errors.New("down")
 		if ask("good") || ask("good") || r.asked != 4 {
 			t.Errorf("asked %d times when it fails", r.asked)
@@ -129,7 +130,7 @@ func TestWebhookRemembers(t *testing.T) {
 	})
 }
 
-// What a service answers is bounded where it is remembered, and an answer without a user is none.
+// The size of a response is limited before it is cached. A response without a user name is invalid.
 func TestWebhookAnswersAreBounded(t *testing.T) {
 	r := &reviewer{answer: func(q *authenticationv1.TokenReview) error {
 		q.Status.Authenticated = true
@@ -161,7 +162,7 @@ func TestWebhookAnswersAreBounded(t *testing.T) {
 	}
 }
 
-// A file of tokens is read whole or not at all, and no error repeats a token.
+// A token file is read completely or rejected, and errors never contain a token.
 func TestTokenFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens")
 	read := func(text string) (*Static, error) {
@@ -195,7 +196,8 @@ func TestTokenFile(t *testing.T) {
 	}
 }
 
-// Bootstrap tokens and the groups that they give have a form; none gives a group of the cluster's own.
+// Bootstrap tokens and their groups must have the defined form. No token grants a group of the
+// cluster itself.
 func TestBootstrapForms(t *testing.T) {
 	for token, want := range map[string]bool{
 		"abc123.0123456789abcdef": true, "abc123.0123456789abcde": false, "ABC123.0123456789abcdef": false, "abc12.30123456789abcdef": false,

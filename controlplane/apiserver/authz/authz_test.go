@@ -44,8 +44,8 @@ func TestRuleMatches(t *testing.T) {
 	}
 }
 
-// Uncovered against a dumb twin: rules cover others exactly when no request is
-// allowed by these and by none of those.
+// Uncovered is compared with a brute-force implementation: rules cover others exactly if no request
+// is allowed by the others only.
 func TestUncoveredAgainstBruteForce(t *testing.T) {
 	verbs, groups, resources, names := []string{"get", "list", "*"}, []string{"", "apps", "*"}, []string{"pods", "pods/log", "*/log", "*"}, []string{"a", "b"}
 	some := func(from []string) []string {
@@ -96,7 +96,7 @@ func TestUncoveredAgainstBruteForce(t *testing.T) {
 	}
 }
 
-// The index follows its objects: what is bound, rebound, removed and listed anew.
+// The index follows added, changed, removed and relisted objects.
 func TestRBACFollows(t *testing.T) {
 	z := NewRBAC()
 	roles, bindings := rbacSink{z: z, clustered: true}, rbacSink{z: z, binding: true}
@@ -138,7 +138,7 @@ func TestRBACFollows(t *testing.T) {
 	}
 }
 
-// Every way in which a pod refers to a secret or a config map, and no other.
+// All references of a pod to Secrets and ConfigMaps are found, and nothing else.
 func TestRefers(t *testing.T) {
 	volume := func(v corev1.VolumeSource) corev1.PodSpec {
 		return corev1.PodSpec{Volumes: []corev1.Volume{{Name: "v", VolumeSource: v}}}
@@ -177,7 +177,7 @@ func TestRefers(t *testing.T) {
 	}
 }
 
-// Bootstrap bindings name roles that are made too.
+// The roles of all bootstrap bindings are bootstrap objects too.
 func TestBootstrapIsWhole(t *testing.T) {
 	roles := map[string]bool{}
 	for _, o := range BootstrapObjects() {
@@ -201,8 +201,8 @@ func TestBootstrapIsWhole(t *testing.T) {
 	}
 }
 
-// The proxies in front of Services, those of Ingress classes and those of Gateways, read what they serve and no Secret, in
-// no namespace; nor may they get a token of somebody who may, or begin something in a pod.
+// The Ingress and Gateway proxies can read the objects that they serve, but no Secret in any
+// namespace. They can neither get a token of another user nor execute in a pod.
 func TestProxiesReadNoSecret(t *testing.T) {
 	roles := map[string][]rbacv1.PolicyRule{}
 	for _, o := range BootstrapObjects() {

@@ -2,7 +2,8 @@ package authz
 
 import "testing"
 
-// Whatever a line of an ABAC file says, it is taken or refused; one that is taken judges every request.
+// FuzzABAC checks that any policy line is either accepted or rejected, and that an accepted one
+// decides every request.
 func FuzzABAC(f *testing.F) {
 	f.Add([]byte(`{"apiVersion":"abac.authorization.kubernetes.io/v1beta1","kind":"Policy","spec":{"user":"*","resource":"*","namespace":"*"}}`))
 	f.Add([]byte(`{"user":"alice","readonly":true}`))

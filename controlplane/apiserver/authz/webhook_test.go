@@ -18,7 +18,7 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// judge answers SubjectAccessReviews without a network, and keeps the last question as it was written.
+// judge responds to SubjectAccessReviews without a network and stores the last request.
 type judge struct {
 	asked  int
 	last   string
@@ -53,7 +53,7 @@ func list(resource string) *Attributes {
 	}
 }
 
-// What a service says decides; what it cannot say decides as the configuration has it.
+// The webhook's response decides. If the webhook fails, the configured decision applies.
 func TestWebhookDecisions(t *testing.T) {
 	j := &judge{}
 	conf := WebhookConfig{Name: "w", Service: j, Version: "v1", Clock: time.Now}
@@ -101,7 +101,7 @@ func TestWebhookDecisions(t *testing.T) {
 	}
 }
 
-// The question says who, what and how narrow, in the words of its version.
+// The review contains the user, the attributes and the selectors, in the form of its version.
 func TestWebhookQuestions(t *testing.T) {
 	j := &judge{}
 	for version, words := range map[string][]string{
@@ -127,7 +127,7 @@ func TestWebhookQuestions(t *testing.T) {
 	}
 }
 
-// Permissions and other answers are remembered for times of their own, faults are not.
+// Allowing responses and other responses have separate TTLs; faults are not cached.
 func TestWebhookRemembers(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		j := &judge{status: authorizationv1.SubjectAccessReviewStatus{Allowed: true}}
@@ -146,7 +146,7 @@ func TestWebhookRemembers(t *testing.T) {
 		j.status = authorizationv1.SubjectAccessReviewStatus{Denied: true}
 		ask("secrets", Deny, 2)
 		ask("secrets", Deny, 2)
-		time.Sleep(time.Second) // of the bubble's clock
+		time.Sleep(time.Second) // on the synctest clock
 		ask("secrets", Deny, 3)
 		ask("pods", Allow, 3)
 		time.Sleep(time.Minute)
@@ -156,7 +156,8 @@ func TestWebhookRemembers(t *testing.T) {
 	})
 }
 
-// The selectors of an access review become those of the question; what cannot be read makes it wider, and is told.
+// The selectors of an access review become those of the attributes. Invalid requirements are
+// omitted and reported.
 func TestReviewSelectors(t *testing.T) {
 	a, err := OfReview(api.User{}, &authorizationv1.ResourceAttributes{
 		FieldSelector: &authorizationv1.FieldSelectorAttributes{Requirements: []metav1.FieldSelectorRequirement{
@@ -178,7 +179,7 @@ func TestReviewSelectors(t *testing.T) {
 	}
 }
 
-// Each line of a policy file allows what Kubernetes documents for it.
+// Each line of a policy file allows the requests that Kubernetes documents for it.
 func TestABAC(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "policy")
 	read := func(text string) (*ABAC, error) {

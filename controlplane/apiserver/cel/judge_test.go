@@ -9,7 +9,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/expressions"
 )
 
-// Each expression is compiled for what it is for, with what it may refer to.
+// Each expression is compiled for its use, with the variables allowed there.
 func TestJudge(t *testing.T) {
 	a := New().Admission()
 	at := field.NewPath("at")
@@ -18,7 +18,7 @@ func TestJudge(t *testing.T) {
 		use    expressions.Use
 		text   string
 		params bool
-		want   string // what the cause says; "" = it is right
+		want   string // part of the error; "" = valid
 	}{
 		{expressions.MatchCondition, "request.operation == 'CREATE'", false, ""},
 		{expressions.MatchCondition, "variables.v == 'a'", false, "undeclared reference to 'variables'"},
@@ -61,7 +61,8 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// What takes too long to evaluate for each device is refused, and so are derived values that take too long together.
+// A device expression that is too costly is rejected, and so are derived values that are too costly
+// together.
 func TestDeviceCost(t *testing.T) {
 	a := New().Admission()
 	each := "device.attributes.all(a, device.attributes.all(b, true))"

@@ -10,7 +10,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds"
 )
 
-// Paths of columns that multiply what they find are not evaluated; those that real definitions have are.
+// Column paths that multiply their results are not evaluated; paths in common definitions are.
 func TestColumnPathsAreBounded(t *testing.T) {
 	deep := map[string]any{"b": "end"}
 	for range 40 {
@@ -47,7 +47,7 @@ func TestColumnPathsAreBounded(t *testing.T) {
 	}
 }
 
-// Rules of schemas refuse quantities that take long to parse, as all other expressions do.
+// Schema rules reject quantities that take long to parse, like all other expressions.
 func TestQuantitiesInRulesAreBounded(t *testing.T) {
 	c := fuzzed([]byte(`{"schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":{"type":"object","properties":{"a":{"type":"string"}},` +
 		`"x-kubernetes-validations":[{"rule":"quantity(self.a).isGreaterThan(quantity('0'))"}]}}}}}`))

@@ -15,10 +15,11 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds"
 )
 
-// tooLong is what nothing that the fuzzers make may take: their inputs are small.
+// tooLong is the maximum duration of a step of the fuzz tests; their inputs are small.
 const tooLong = 20 * time.Second
 
-// fuzzed is a definition around one version, which is given as JSON; nil when it is none that the API server would read.
+// fuzzed returns a definition with one version, which is given as JSON; nil if the API server would
+// not accept the JSON.
 func fuzzed(version []byte) *apiextensionsv1.CustomResourceDefinition {
 	c := &apiextensionsv1.CustomResourceDefinition{
 		ObjectMeta: metav1.ObjectMeta{Name: "things.example.com", UID: "u", Generation: 1},
@@ -39,7 +40,8 @@ func fuzzed(version []byte) *apiextensionsv1.CustomResourceDefinition {
 	return c
 }
 
-// Whatever definition is taken, each object is read, judged, shown and selected without a panic, and in bounded time.
+// FuzzDefinition checks for any accepted definition that objects are decoded, validated, printed
+// and selected without a panic, in bounded time.
 func FuzzDefinition(f *testing.F) {
 	version := func(spec, more string) string {
 		return `{"schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":` + spec + `,"status":{"type":"object","x-kubernetes-preserve-unknown-fields":true}}}}` + more + `}`
@@ -87,7 +89,7 @@ func FuzzDefinition(f *testing.F) {
 	})
 }
 
-// exercise does with an object what the API server would.
+// exercise performs the API server's operations on an object.
 func exercise(ctx context.Context, t *testing.T, k *api.Kind, object []byte) {
 	if _, err := k.Model(true); err != nil {
 		t.Fatalf("no model: %v", err)
@@ -123,7 +125,7 @@ func exercise(ctx context.Context, t *testing.T, k *api.Kind, object []byte) {
 	}
 }
 
-// A path of a column finds something or nothing in whatever object.
+// FuzzPath checks that a column path evaluates without a panic for any object.
 func FuzzPath(f *testing.F) {
 	for _, seed := range []string{".spec.a", ".spec.a[0]", ".spec['a']", ".spec[?(@.a>1)].b", "..a", ".spec.*", ".spec[-1:]", ".spec[1:2:0]", "{.spec}", ".spec[", `.spec.a\.b`,
 		".spec[?(@.a==\"x\")]", ".spec[?(@.a=~/x/)]", ".a|.b", "['a','b']", ".spec[9999999999999999999]"} {

@@ -10,7 +10,8 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/webhook/overdue"
 )
 
-// What is heard when the time is over is no answer, whatever it says: the webhook did not answer in time.
+// A response that arrives after the deadline is ignored, whatever its content: the error is the
+// timeout.
 func TestConversionsAtTheDeadline(t *testing.T) {
 	for _, says := range []string{``, `{"kind":"ConversionReview"}`} {
 		ctx := overdue.New(t.Context())

@@ -15,7 +15,8 @@ import (
 	"keelson.dev/keelson/internal/memory/memtest"
 )
 
-// ruled is a version with so many rules in CEL, of which the last wants n to be number.
+// ruled returns a version with the given number of CEL rules; the last requires that n equals
+// number.
 func ruled(t testing.TB, in *lrucache.Budget, number, rules int) *version {
 	t.Helper()
 	fields := map[string]apiextensionsv1.JSONSchemaProps{"n": {Type: "integer"}}
@@ -38,7 +39,7 @@ func ruled(t testing.TB, in *lrucache.Budget, number, rules int) *version {
 	return newVersion(c, 0, in)
 }
 
-// judged is what the rules say of an object whose n is a number.
+// judged returns the errors of the rules for an object with the given n.
 func (v *version) judged(t testing.TB, n int) field.ErrorList {
 	t.Helper()
 	o, err := custom.FromMap(map[string]any{"apiVersion": "example.com/v1", "kind": v.gvk.Kind, "metadata": map[string]any{"name": "a"},
@@ -50,8 +51,9 @@ func (v *version) judged(t testing.TB, n int) field.ErrorList {
 	return j.check(t.Context(), "", o, nil)
 }
 
-// Many definitions with many rules, each used once, do not stay compiled: what is kept is within the room, by estimate and
-// by what the heap has grown. The rules of all hold afterwards, those that were dropped too.
+// Many definitions with many rules, each used once, do not stay compiled. The cache stays within
+// its budget, by estimate and by heap growth. All rules still apply afterwards, including evicted
+// ones.
 func TestManyRulesAreNotKept(t *testing.T) {
 	const most, definitions, rules = 2 << 20, 60, 20
 	in := lrucache.New(most)
@@ -59,7 +61,7 @@ func TestManyRulesAreNotKept(t *testing.T) {
 	for i := range all {
 		all[i] = ruled(t, in, i, rules)
 	}
-	ruled(t, lrucache.New(0), 0, rules).judged(t, 0) // what the libraries keep for all
+	ruled(t, lrucache.New(0), 0, rules).judged(t, 0) // caches of the libraries
 	before := memtest.LiveHeap()
 	for i, v := range all {
 		if errs := v.judged(t, i); len(errs) > 0 {
@@ -79,9 +81,9 @@ func TestManyRulesAreNotKept(t *testing.T) {
 	}
 }
 
-// The rules hold while they are dropped and made again under those who use them.
+// Rules apply correctly while they are evicted and compiled again concurrently.
 func TestRulesHoldWhileTheyAreDropped(t *testing.T) {
-	in := lrucache.New(1) // each new one drops all others
+	in := lrucache.New(1) // each new value evicts all others
 	all := make([]*version, 6)
 	for i := range all {
 		all[i] = ruled(t, in, i, 2)

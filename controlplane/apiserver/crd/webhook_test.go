@@ -10,7 +10,8 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 )
 
-// A conversion webhook's connections are closed when its definition has gone; it is not redirected. F72
+// The connections to a conversion webhook are closed when its definition is removed. Redirects are
+// not followed. F72
 func TestConversionWebhookIsLetGo(t *testing.T) {
 	closed := make(chan struct{}, 1)
 	elsewhere := 0

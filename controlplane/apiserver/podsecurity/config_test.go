@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// A configuration that cannot have its effect is refused by the name of what is wrong.
+// A configuration that cannot take effect is rejected with the name of the invalid field.
 func TestConfigIsChecked(t *testing.T) {
 	const head = "apiVersion: pod-security.admission.config.k8s.io/v1\nkind: PodSecurityConfiguration\n"
 	for text, want := range map[string]string{

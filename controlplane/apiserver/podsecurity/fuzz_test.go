@@ -6,7 +6,7 @@ import (
 	psa "k8s.io/pod-security-admission/api"
 )
 
-// Whatever a configuration file of admission says, it is refused or its levels are ones that there are.
+// FuzzConfig checks that any admission configuration is either rejected or has valid levels.
 func FuzzConfig(f *testing.F) {
 	f.Add([]byte("apiVersion: pod-security.admission.config.k8s.io/v1\nkind: PodSecurityConfiguration\ndefaults: {enforce: baseline, warn-version: v1.25}"))
 	f.Add([]byte("apiVersion: apiserver.config.k8s.io/v1\nkind: AdmissionConfiguration\nplugins: [{name: PodSecurity, configuration: {}}]"))

@@ -12,7 +12,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// What is outside is asked by the proxy of the environment, where there is one; what is in the cluster never is. F72
+// Services outside the cluster are called through the proxy in the environment, if there is one.
+// Services in the cluster never are. F72
 func TestProxies(t *testing.T) {
 	outside, err := NewEndpoint(Address{URL: "https://hooks.example.com/"})
 	if err != nil {
@@ -32,7 +33,7 @@ func TestProxies(t *testing.T) {
 	}
 }
 
-// A service that is not asked any more keeps no connection, also where a token goes with each question. F72
+// A closed Service keeps no connection, even with a token in each request. F72
 func TestServiceIsLetGo(t *testing.T) {
 	closed := make(chan struct{}, 1)
 	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "{}") }))

@@ -13,7 +13,8 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/webhook/overdue"
 )
 
-// What is heard when the time is over is no answer, whatever it says: the service did not answer in time.
+// A response that arrives after the deadline is ignored, whatever its content: the error is the
+// timeout.
 func TestAnswersAtTheDeadline(t *testing.T) {
 	for _, says := range []string{``, `{"text":"late"}`} {
 		ctx := overdue.New(t.Context())

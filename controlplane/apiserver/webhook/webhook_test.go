@@ -37,7 +37,8 @@ func serve(t *testing.T, timeout time.Duration, h http.HandlerFunc) *Service {
 	return s
 }
 
-// A question goes to exactly the address of the kubeconfig, with its credentials, whose files are relative to it.
+// A request goes to exactly the address in the kubeconfig, with its credentials. File names are
+// relative to the kubeconfig.
 func TestKubeconfig(t *testing.T) {
 	srv := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/authn/v1" || r.Header.Get("Authorization") != "Bearer secret" || r.Method != http.MethodPost {
@@ -74,7 +75,7 @@ func TestKubeconfig(t *testing.T) {
 	}
 }
 
-// What may be gone a moment later is asked again, a few times; what is wrong is not.
+// Temporary errors are retried a few times; other errors are not.
 func TestRepetitions(t *testing.T) {
 	var asked atomic.Int32
 	s := serve(t, time.Minute, func(w http.ResponseWriter, _ *http.Request) {
@@ -101,8 +102,8 @@ func TestRepetitions(t *testing.T) {
 	}
 }
 
-// A service that is not there, or is not the one, is not asked again: who waits for the answer has the failure at once. A
-// connection that breaks is a fault of the moment.
+// A refused connection and a server with a wrong certificate are not retried: the caller gets the
+// error at once. A broken connection is a temporary error.
 func TestUnreachableService(t *testing.T) {
 	broken := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		if conn, _, err := http.NewResponseController(w).Hijack(); err == nil {
@@ -134,7 +135,7 @@ func TestUnreachableService(t *testing.T) {
 	}
 }
 
-// A service that hangs costs its timeout and no more.
+// An unresponsive service delays a caller by the timeout and no longer.
 func TestHangingService(t *testing.T) {
 	hang := make(chan struct{})
 	s := serve(t, 50*time.Millisecond, func(_ http.ResponseWriter, r *http.Request) {
@@ -149,7 +150,7 @@ func TestHangingService(t *testing.T) {
 	}
 }
 
-// A gigabyte of answer is not read.
+// A response of a gigabyte is not read.
 func TestFloodingService(t *testing.T) {
 	s := serve(t, time.Minute, func(w http.ResponseWriter, _ *http.Request) {
 		chunk := []byte(strings.Repeat("x", 1<<20))
@@ -171,10 +172,11 @@ func TestFloodingService(t *testing.T) {
 	}
 }
 
-// Only so many questions wait at once.
+// The number of concurrent requests is limited.
 func TestQuestionsAtOnce(t *testing.T) {
 	hang, under := make(chan struct{}), make(chan struct{}, 2*maxAtOnce)
-	// Without TLS: so many handshakes at once take a busy machine longer than a client waits for one.
+	// Without TLS: on a busy machine, this many concurrent handshakes exceed the timeout of a
+	// client.
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		under <- struct{}{}
 		<-hang

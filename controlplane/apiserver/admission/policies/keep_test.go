@@ -18,7 +18,8 @@ import (
 	"keelson.dev/keelson/internal/memory/memtest"
 )
 
-// crowd are policies, each alone. Each denies with its number the pods whose name is not good.
+// crowd returns a number of Policies with one policy each. Each policy denies pods with an
+// unexpected name; the message contains the policy's number.
 func crowd(t testing.TB, in *cel.Admission, policies int) []*Policies {
 	t.Helper()
 	out := make([]*Policies, policies)
@@ -43,7 +44,8 @@ func crowd(t testing.TB, in *cel.Admission, policies int) []*Policies {
 	return out
 }
 
-// decided fails unless a policy admits what is good or set apart, and denies the rest in its words.
+// decided fails the test unless the policy admits valid and exempt pods and denies others with its
+// message.
 func (p *Policies) decided(t testing.TB, number int) {
 	t.Helper()
 	for name, want := range map[string]string{
@@ -58,13 +60,14 @@ func (p *Policies) decided(t testing.TB, number int) {
 	}
 }
 
-// Hundreds of policies with many expressions, each used once, do not stay compiled: what is kept is within the room, by
-// estimate and by what the heap has grown. All decide rightly afterwards, those that were dropped too.
+// Hundreds of policies with many expressions, each used once, do not stay compiled. The cache stays
+// within its budget, by estimate and by heap growth. All policies decide correctly afterwards,
+// including evicted ones.
 func TestManyPoliciesAreNotKept(t *testing.T) {
 	const most, policies = 2 << 20, 300
 	in := cel.Within(most).Admission()
 	all := crowd(t, in, policies)
-	crowd(t, in, 1)[0].decided(t, 0) // the environments, and what the libraries keep for all
+	crowd(t, in, 1)[0].decided(t, 0) // the environments, and caches of the libraries
 	before := memtest.LiveHeap()
 	for i, p := range all {
 		p.decided(t, i)
@@ -81,9 +84,9 @@ func TestManyPoliciesAreNotKept(t *testing.T) {
 	runtime.KeepAlive(all)
 }
 
-// Decisions are right while policies are dropped and compiled again under those who use them.
+// Decisions are correct while policies are evicted and compiled again concurrently.
 func TestPoliciesDecideWhileTheyAreDropped(t *testing.T) {
-	in := cel.Within(1).Admission() // each new one drops all others
+	in := cel.Within(1).Admission() // each new value evicts all others
 	all := crowd(t, in, 5)
 	var using sync.WaitGroup
 	for g := range 6 {

@@ -11,7 +11,7 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/admission/matching"
 )
 
-// mutatingPolicy makes one mutation, by an apply configuration or a JSON patch.
+// mutatingPolicy returns a policy with one mutation, an apply configuration or a JSON patch.
 func mutatingPolicy(name, apply, patch string) *arv1.MutatingAdmissionPolicy {
 	m := arv1.Mutation{PatchType: arv1.PatchTypeJSONPatch, JSONPatch: &arv1.JSONPatch{Expression: patch}}
 	if apply != "" {
@@ -27,7 +27,7 @@ func mutatingBinding(policy string) *arv1.MutatingAdmissionPolicyBinding {
 		Spec: arv1.MutatingAdmissionPolicyBindingSpec{PolicyName: policy}}
 }
 
-// Both kinds of mutations change what they say and nothing else, or are refused in words that say why.
+// Mutations of both kinds change only the given fields, or are rejected with a reason.
 func TestMutations(t *testing.T) {
 	for _, tc := range []struct {
 		name, apply, patch, want string
@@ -99,7 +99,8 @@ func TestMutations(t *testing.T) {
 	}
 }
 
-// A policy sees what those before it changed, and is asked once more when those after it change something.
+// A policy sees the changes of previous policies. It runs once more if a later policy changes the
+// object.
 func TestReinvocation(t *testing.T) {
 	p := newPolicies(t, nil)
 	p.add(mutatingPolicy("a", "", `"b" in object.metadata.labels ? [JSONPatch{op: "add", path: "/metadata/labels/a", value: "1"}] : []`))

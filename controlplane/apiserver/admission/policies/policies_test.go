@@ -27,7 +27,7 @@ import (
 	"keelson.dev/keelson/internal/memory/memtest"
 )
 
-// objects are the namespaces and parameters of a test.
+// objects contains the namespaces and parameters of a test.
 type objects map[string]api.Object
 
 func (o objects) Get(_ context.Context, resource, namespace, name string) (api.Object, bool) {
@@ -48,7 +48,7 @@ func (o objects) ListObjects(_ context.Context, k *api.Kind, namespace string, s
 	return out, nil
 }
 
-// jane may delete, and nothing else.
+// jane is an authorizer that allows only delete.
 type jane struct{}
 
 func (jane) Authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
@@ -62,7 +62,7 @@ var converter = sync.OnceValue(func() managedfields.TypeConverter {
 	return applyconfigurations.NewTypeConverter(api.Scheme())
 })
 
-// environments are shared: each takes a while to make.
+// environments are shared by the tests because they take long to create.
 var environments = sync.OnceValue(func() *cel.Admission { return cel.New().Admission() })
 
 func newPolicies(t testing.TB, in objects) *Policies {
@@ -83,7 +83,7 @@ func newPolicies(t testing.TB, in objects) *Policies {
 
 func ptr[T any](v T) *T { return &v }
 
-// everything is a rule for all resources.
+// everything matches all resources.
 func everything() *arv1.MatchResources {
 	return &arv1.MatchResources{ResourceRules: []arv1.NamedRuleWithOperations{{RuleWithOperations: arv1.RuleWithOperations{
 		Operations: []arv1.OperationType{"*"},
@@ -113,7 +113,7 @@ func (p *Policies) add(o api.Object) {
 	p.Sinks()[role].Set(o)
 }
 
-// podAttempt is the creation of a pod with two containers.
+// podAttempt returns the creation of a pod with two containers.
 func podAttempt() *matching.Attempt {
 	return &matching.Attempt{
 		User:      api.User{Name: "jane", Groups: []string{"dev", "system:authenticated"}, Extra: map[string][]string{"s": {"a"}}},
@@ -134,8 +134,8 @@ func podAttempt() *matching.Attempt {
 
 const registry = "object.spec.containers.all(c, c.image.startsWith('example.com/'))"
 
-// Expressions of Kubernetes' documentation and of its users: true admits, false denies, and what cannot be evaluated is
-// an error.
+// Expressions from the documentation of Kubernetes and from its users: true admits, false denies,
+// and an evaluation error is an error.
 func TestExpressions(t *testing.T) {
 	const yes, no, broken = "", "failed expression", "error"
 	for i, tc := range []struct{ text, want string }{
@@ -209,8 +209,8 @@ func TestExpressions(t *testing.T) {
 	}
 }
 
-// A denial is in Kubernetes' words, with the reason's code; the message comes from the expression, the policy or the
-// expression's text, in this order.
+// Denials have the message format and reason codes of Kubernetes. The message comes from
+// messageExpression, message or the expression, in this order.
 func TestDenials(t *testing.T) {
 	for _, tc := range []struct {
 		v    arv1.Validation
@@ -286,7 +286,8 @@ func TestPolicyParts(t *testing.T) {
 	}
 }
 
-// Parameters by name and selector, in the namespace of the attempt or another, and what happens without any.
+// Parameters are selected by name or selector, in the namespace of the attempt or another one; the
+// case without parameters is included.
 func TestParams(t *testing.T) {
 	param := func(name, limit string) *corev1.ConfigMap {
 		return &corev1.ConfigMap{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
@@ -326,7 +327,8 @@ func TestParams(t *testing.T) {
 	}
 }
 
-// An expression that costs more than its budget ends, and denies; so do many that are cheap alone.
+// An expression that exceeds the budget is stopped and denies the request. The same applies to many
+// cheap expressions together.
 func TestCostBombs(t *testing.T) {
 	list := "[" + strings.Repeat("1,", 60) + "1]"
 	bomb := strings.Repeat(list+".all(x, ", 5) + "true" + strings.Repeat(")", 5)
@@ -336,7 +338,7 @@ func TestCostBombs(t *testing.T) {
 	if err := p.Validate(t.Context(), podAttempt()); err == nil || !strings.Contains(err.Error(), "cost limit exceeded") {
 		t.Errorf("%v", err)
 	}
-	// Below the limit of one, together above that of a policy.
+	// Each is below the limit of an expression; together they exceed the budget of a policy.
 	cheap := strings.Repeat(list+".all(x, ", 3) + "true" + strings.Repeat(")", 3)
 	var many []arv1.Validation
 	for range 40 {
@@ -360,7 +362,7 @@ func TestCostBombs(t *testing.T) {
 	}
 }
 
-// 1,000 policies take little while nothing is held to them, and a bounded amount once all have been.
+// 1,000 policies use little memory before they are evaluated, and a limited amount afterwards.
 func TestMemoryOfManyPolicies(t *testing.T) {
 	p := newPolicies(t, nil)
 	p.add(policyOf("warm", arv1.Validation{Expression: "true"}))
@@ -388,7 +390,7 @@ func TestMemoryOfManyPolicies(t *testing.T) {
 	runtime.KeepAlive(p)
 }
 
-// No expression makes the process panic or takes it for long.
+// FuzzExpression checks that no expression causes a panic or a long evaluation.
 func FuzzExpression(f *testing.F) {
 	for _, s := range []string{"", registry, "object.spec.containers.map(c, c.name).join(',') == ''", "request.userInfo", "[{}].map(x, x)",
 		"object.metadata.labels['a'].matches('(a*)*b')", "variables.x", "'\\u0000'", "Object{spec: Object.spec{}}", "1.0/0.0 > 2.0",

@@ -9,7 +9,8 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds"
 )
 
-// What does not fit the types that a policy names is told in its status, in the compiler's words.
+// Type errors for the kinds that a policy names are reported in its status, with the compiler's
+// messages.
 func TestTypeChecking(t *testing.T) {
 	rule := func(group, version string, resources ...string) *arv1.MatchResources {
 		m := everything()

@@ -22,7 +22,7 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/admission/matching"
 )
 
-// A webhook is asked with everything that an AdmissionReview has, in the version that it names first of those known.
+// A webhook receives a complete AdmissionReview in the first supported version in its list.
 func TestQuestion(t *testing.T) {
 	ca := newAuthority(t)
 	for _, version := range []string{"v1", "v1beta1"} {
@@ -63,7 +63,7 @@ func TestQuestion(t *testing.T) {
 	}
 }
 
-// What a webhook denies is refused in Kubernetes' words, with the webhook's code.
+// Denials have the message format of Kubernetes and the webhook's code.
 func TestDenial(t *testing.T) {
 	ca := newAuthority(t)
 	for _, tc := range []struct {
@@ -93,7 +93,7 @@ func TestDenial(t *testing.T) {
 	}
 }
 
-// Annotations and warnings reach the audit record and the client, so many and no more.
+// A limited number of annotations and warnings reaches the audit event and the client.
 func TestAnnotationsAndWarnings(t *testing.T) {
 	ca := newAuthority(t)
 	out := admissionv1.AdmissionResponse{Allowed: true, AuditAnnotations: map[string]string{"why": "because", "a/b": "no key"}}
@@ -115,7 +115,7 @@ func TestAnnotationsAndWarnings(t *testing.T) {
 	}
 }
 
-// hostile are webhooks whose answers are none, with what is said of each.
+// hostile returns webhooks with invalid responses and the expected errors, by case name.
 func hostile(t *testing.T, stop <-chan struct{}) map[string]struct {
 	serve http.HandlerFunc
 	want  string
@@ -129,7 +129,7 @@ func hostile(t *testing.T, stop <-chan struct{}) map[string]struct {
 		want  string
 	}{
 		"hanging": {func(_ http.ResponseWriter, r *http.Request) {
-			_, _ = io.Copy(io.Discard, r.Body) // only then the end of the connection is seen
+			_, _ = io.Copy(io.Discard, r.Body) // the end of the connection is detected only after the body is read
 			select {
 			case <-stop:
 			case <-r.Context().Done():
@@ -175,8 +175,8 @@ func hostile(t *testing.T, stop <-chan struct{}) map[string]struct {
 	}
 }
 
-// A webhook that cannot be understood fails the request or is ignored, as its failure policy says. None of its words
-// are in the error, and it costs no memory.
+// A webhook with an invalid response fails the request or is ignored, by its failure policy. The
+// error contains no text of the response, and memory use is limited.
 func TestHostileWebhooks(t *testing.T) {
 	ca, stop := newAuthority(t), make(chan struct{})
 	defer close(stop)
@@ -217,7 +217,8 @@ func TestHostileWebhooks(t *testing.T) {
 	}
 }
 
-// The certificate must be signed by the bundle and name the Service, which is dialled by its name and port.
+// The server certificate must be signed by the CA bundle and name the Service. The Service is
+// dialed by its name and port.
 func TestServiceAndCertificate(t *testing.T) {
 	ca, stranger := newAuthority(t), newAuthority(t)
 	allow := says(t, admissionv1.AdmissionResponse{Allowed: true})
@@ -261,7 +262,8 @@ func TestServiceAndCertificate(t *testing.T) {
 	}
 }
 
-// In a dry run a webhook with side effects is not asked: the request is refused, whatever the failure policy.
+// In a dry run, a webhook with side effects is not called and the request is rejected, whatever the
+// failure policy.
 func TestSideEffects(t *testing.T) {
 	ca := newAuthority(t)
 	asked := 0
@@ -288,8 +290,8 @@ func TestSideEffects(t *testing.T) {
 	}
 }
 
-// A failure is ignored where the write may be what brings the webhook back: only for parts of the cluster, only for
-// signs of life and in the namespaces of webhooks, and only a failure, not a denial.
+// A failure is ignored for writes on which the recovery of the webhook may depend. These are writes
+// of cluster components, for heartbeats or in namespaces of webhooks. A denial is not ignored.
 func TestLifelines(t *testing.T) {
 	ca := newAuthority(t)
 	own := func(u string) bool { return u == "system:kube-controller-manager" }
@@ -332,7 +334,7 @@ func TestLifelines(t *testing.T) {
 	}
 }
 
-// closedAddress is one at which nobody listens.
+// closedAddress returns an address without a listener.
 func closedAddress(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -343,7 +345,7 @@ func closedAddress(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// Configurations, policies and questions about rights are never sent.
+// Webhooks are not called for webhook configurations, policies and reviews of permissions.
 func TestExempt(t *testing.T) {
 	w := newWebhooks(t)
 	w.Validating().Set(validating("c", hookAt("x.example.com", "https://"+closedAddress(t), nil)))
@@ -369,7 +371,7 @@ func TestExempt(t *testing.T) {
 	}
 }
 
-// F41: validating webhooks are asked at the same time, but only so many, and the first in order decides.
+// F41: validating webhooks are called concurrently up to a limit, and the first in order decides.
 func TestValidatingAtOnce(t *testing.T) {
 	ca := newAuthority(t)
 	arrived, let := make(chan struct{}, 100), make(chan struct{})

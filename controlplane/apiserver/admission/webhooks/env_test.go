@@ -33,7 +33,7 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/cel"
 )
 
-// authority signs the certificates of the servers of one test.
+// authority is the CA of the servers of one test.
 type authority struct {
 	key  *ecdsa.PrivateKey
 	cert *x509.Certificate
@@ -71,7 +71,7 @@ func (a *authority) sign(t testing.TB, c *x509.Certificate, to *ecdsa.PublicKey)
 	return out, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
 
-// server is a webhook that listens on the loopback interface, as webhook.hooks.svc.
+// server starts a webhook on the loopback interface with a certificate for webhook.hooks.svc.
 func (a *authority) server(t testing.TB, h http.HandlerFunc) *httptest.Server {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -90,7 +90,7 @@ func (a *authority) server(t testing.TB, h http.HandlerFunc) *httptest.Server {
 	return s
 }
 
-// answering is a webhook that decodes its question and says something.
+// answering returns a webhook handler that decodes the request and sends the response of say.
 func answering(t testing.TB, say func(r *admissionv1.AdmissionRequest, out *admissionv1.AdmissionResponse)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		var review admissionv1.AdmissionReview
@@ -105,7 +105,7 @@ func answering(t testing.TB, say func(r *admissionv1.AdmissionRequest, out *admi
 	}
 }
 
-// says is a webhook with the same answer to everything.
+// says returns a webhook handler that sends the same response to every request.
 func says(t testing.TB, out admissionv1.AdmissionResponse) http.HandlerFunc {
 	return answering(t, func(_ *admissionv1.AdmissionRequest, o *admissionv1.AdmissionResponse) {
 		uid := o.UID
@@ -119,7 +119,7 @@ func patching(t testing.TB, patch string) http.HandlerFunc {
 	return says(t, admissionv1.AdmissionResponse{Allowed: true, Patch: []byte(patch), PatchType: &kind})
 }
 
-// cluster has the namespaces of a test.
+// cluster contains the namespaces of a test.
 type cluster map[string]map[string]string
 
 func (c cluster) Get(_ context.Context, resource, _, name string) (api.Object, bool) {
@@ -130,7 +130,7 @@ func (c cluster) Get(_ context.Context, resource, _, name string) (api.Object, b
 	return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}, true
 }
 
-// dialer sends all Services to one address.
+// dialer connects all Services to one address.
 type dialer struct {
 	mu   sync.Mutex
 	to   string
@@ -162,7 +162,7 @@ func newWebhooks(t testing.TB, change ...func(*Config)) *Webhooks {
 
 func ptr[T any](v T) *T { return &v }
 
-// hookAt is a webhook for everything at a URL.
+// hookAt returns a webhook for all resources at a URL.
 func hookAt(name, url string, ca []byte) arv1.ValidatingWebhook {
 	return arv1.ValidatingWebhook{
 		Name: name, ClientConfig: arv1.WebhookClientConfig{URL: &url, CABundle: ca},
@@ -179,7 +179,8 @@ func validating(name string, hooks ...arv1.ValidatingWebhook) *arv1.ValidatingWe
 	return &arv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: name}, Webhooks: hooks}
 }
 
-// mutating makes the same of webhooks that mutate; again lists those to be asked again if needed.
+// mutating returns a MutatingWebhookConfiguration with the given webhooks; again lists the names
+// with the reinvocation policy IfNeeded.
 func mutating(name string, hooks []arv1.ValidatingWebhook, again ...string) *arv1.MutatingWebhookConfiguration {
 	out := &arv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	for _, h := range hooks {
@@ -199,7 +200,7 @@ func mutating(name string, hooks []arv1.ValidatingWebhook, again ...string) *arv
 	return out
 }
 
-// podAttempt is the creation of a pod.
+// podAttempt returns the creation of a pod.
 func podAttempt() *matching.Attempt {
 	return &matching.Attempt{
 		User:      api.User{Name: "jane", UID: "7", Groups: []string{"dev"}, Extra: map[string][]string{"scopes": {"a"}}},
@@ -215,7 +216,7 @@ func podAttempt() *matching.Attempt {
 	}
 }
 
-// notes hears annotations of the audit record.
+// notes collects audit annotations.
 type notes struct {
 	mu   sync.Mutex
 	said map[string]string
@@ -232,14 +233,14 @@ func (n *notes) Annotate(key, value string) {
 
 func (n *notes) AnnotateContent(key, value string) { n.Annotate(key, value) }
 
-// heard is a context whose warnings and notes are read.
+// heard returns a context that collects warnings and audit annotations.
 func heard(t testing.TB) (context.Context, *notes, func() []string) {
 	n := &notes{}
 	ctx, warnings := api.WithWarnings(api.WithAnnotator(t.Context(), n))
 	return ctx, n, warnings
 }
 
-// counted is the sum of a counter of webhooks over the series that have all of these labels' values.
+// counted returns the sum of a webhook counter over the series with all of the given label values.
 func counted(t testing.TB, w *Webhooks, name string, labels ...string) (sum float64) {
 	t.Helper()
 	families, err := w.cfg.Metrics.(*prometheus.Registry).Gather()

@@ -14,8 +14,9 @@ import (
 	arv1 "k8s.io/api/admissionregistration/v1"
 )
 
-// A webhook that is down does not fill the log: its first failure is told at once, the next with how many there were,
-// a minute later or when it answers again. Each is counted.
+// A webhook that is down does not fill the log. The first failure is logged at once. The next line,
+// after a minute or when the webhook responds again, contains the number of failures. All failures
+// are counted in the metrics.
 func TestFailuresAreLoggedOnceInAWhile(t *testing.T) {
 	var down atomic.Bool
 	ca := newAuthority(t)

@@ -23,11 +23,11 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// A patch is applied, or refused in words that say why; what is not the webhook's stays as it is.
+// A patch is applied, or rejected with a reason. Fields that webhooks may not change are preserved.
 func TestPatches(t *testing.T) {
 	ca := newAuthority(t)
 	for _, tc := range []struct {
-		name, patch, want string // want = "" is success
+		name, patch, want string // want = "" means success
 		check             func(p *corev1.Pod) bool
 	}{
 		{"add", `[{"op":"add","path":"/metadata/labels/x","value":"1"}]`, "", func(p *corev1.Pod) bool { return p.Labels["x"] == "1" }},
@@ -74,7 +74,7 @@ func TestPatches(t *testing.T) {
 	}
 }
 
-// Only one kind of patch is known, and a webhook must say which it sends; there is nothing to patch in a deletion.
+// JSONPatch is the only patch type, and a webhook must set the type. A deletion cannot be patched.
 func TestPatchTypes(t *testing.T) {
 	ca := newAuthority(t)
 	other, none, known := admissionv1.PatchType("MergePatch"), admissionv1.PatchType(""), admissionv1.PatchTypeJSONPatch
@@ -109,8 +109,9 @@ func TestPatchTypes(t *testing.T) {
 	}
 }
 
-// F35: mutating webhooks are asked by the names of their configurations, each sees what those before it did, and the second
-// round has those who asked for it and after whom something changed.
+// F35: mutating webhooks are called in the order of their configurations' names, and each sees the
+// changes of previous ones. The second round calls those with the policy IfNeeded if the object
+// changed after them.
 func TestOrderAndReinvocation(t *testing.T) {
 	ca := newAuthority(t)
 	var asked []string
@@ -150,13 +151,14 @@ func TestOrderAndReinvocation(t *testing.T) {
 	rounds.Second()
 	asked = nil
 	run()
-	if !slices.Equal(asked, []string{"a2", "b2"}) || rounds.Again() { // b2 saw everything but what a2 does only now
+	if !slices.Equal(asked, []string{"a2", "b2"}) || rounds.Again() { // b2 has seen all changes but that of a2
 		t.Errorf("the second round asks %v", asked)
 	}
 	if l := a.Object.(*corev1.Pod).Labels; l["a1"] == "" || l["b1"] == "" || l["a2"] == "" {
 		t.Errorf("labels %v", l)
 	}
-	// What others change between the rounds is a reason to ask all who want to be asked.
+	// If others change the object between the rounds, all webhooks with the policy IfNeeded are
+	// called again.
 	a, rounds, asked = podAttempt(), &matching.Rounds{}, nil
 	run()
 	a.Object.(*corev1.Pod).Labels["late"] = "1"
@@ -168,8 +170,8 @@ func TestOrderAndReinvocation(t *testing.T) {
 	}
 }
 
-// A rule about another version of the resource is met by Equivalent: the webhook sees that version, and its patch comes
-// back in the version of the client.
+// With the match policy Equivalent, a rule for another version of the resource matches. The webhook
+// receives that version, and its patch is converted to the client's version.
 func TestEquivalent(t *testing.T) {
 	ca := newAuthority(t)
 	var seen admissionv1.AdmissionRequest
@@ -208,7 +210,7 @@ func TestEquivalent(t *testing.T) {
 	}
 }
 
-// pipes are services that take connections and never say a word.
+// pipes is a Services implementation with connections that never respond.
 type pipes struct{}
 
 func (pipes) ForService(string, string, int32) func(context.Context, string, string) (net.Conn, error) {
@@ -217,7 +219,7 @@ func (pipes) ForService(string, string, int32) func(context.Context, string, str
 
 func (pipes) dial(context.Context, string, string) (net.Conn, error) {
 	a, b := net.Pipe()
-	go func() { // hears everything
+	go func() { // discard all input
 		buf := make([]byte, 1<<10)
 		for {
 			if _, err := b.Read(buf); err != nil {
@@ -228,7 +230,8 @@ func (pipes) dial(context.Context, string, string) (net.Conn, error) {
 	return a, nil
 }
 
-// Ten webhooks that hang cost a request its own deadline and not ten timeouts; one costs its timeout.
+// Ten unresponsive webhooks take the deadline of the request and not ten timeouts; one takes its
+// timeout.
 func TestBudget(t *testing.T) {
 	for _, tc := range []struct {
 		hooks    int
@@ -268,7 +271,7 @@ func TestBudget(t *testing.T) {
 	}
 }
 
-// Who is asked follows rules and selectors.
+// Rules and selectors decide which webhooks are called.
 func TestMatching(t *testing.T) {
 	ca := newAuthority(t)
 	asked := false
@@ -357,8 +360,8 @@ func TestMatching(t *testing.T) {
 	}
 }
 
-// A condition that cannot be evaluated fails the request or leaves the webhook out, as the failure policy says; one
-// that is false decides before that.
+// A condition that cannot be evaluated fails the request or skips the webhook, by the failure
+// policy. A false condition takes precedence.
 func TestConditionErrors(t *testing.T) {
 	ca := newAuthority(t)
 	srv := ca.server(t, says(t, admissionv1.AdmissionResponse{Allowed: true}))
@@ -388,7 +391,8 @@ func TestConditionErrors(t *testing.T) {
 	}
 }
 
-// A configuration that changes is followed: what goes is not asked any more, and leaves no endpoint and no series.
+// Configuration changes are followed. A removed webhook is not called any more, and leaves neither
+// an endpoint nor metric series.
 func TestConfigurationsGo(t *testing.T) {
 	ca := newAuthority(t)
 	srv := ca.server(t, says(t, admissionv1.AdmissionResponse{}))
@@ -407,7 +411,8 @@ func TestConfigurationsGo(t *testing.T) {
 	}
 }
 
-// Without webhooks, and with webhooks for other things, an attempt costs nothing.
+// BenchmarkNoWebhook measures an attempt without webhooks and with webhooks for other resources;
+// neither allocates.
 func BenchmarkNoWebhook(b *testing.B) {
 	for _, n := range []int{0, 20} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// Whatever an AuthenticationConfiguration says, its expressions too, it is taken or refused.
+// FuzzConfiguration checks that any AuthenticationConfiguration, including its expressions, is
+// either accepted or rejected without a panic.
 func FuzzConfiguration(f *testing.F) {
 	head := "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthenticationConfiguration\n"
 	for _, text := range []string{

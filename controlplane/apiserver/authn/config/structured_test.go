@@ -30,7 +30,7 @@ func load(o Options) (*Authentication, error) {
 	})
 }
 
-// run follows the files until the test ends.
+// run loads the options and follows their files until the test ends.
 func run(t *testing.T, o Options) *Authentication {
 	t.Helper()
 	a, err := load(o)
@@ -45,7 +45,7 @@ func run(t *testing.T, o Options) *Authentication {
 	return a
 }
 
-// becomes waits until a token is a user's; "" = nobody's.
+// becomes waits until the token authenticates the given user; "" = no user.
 func becomes(t *testing.T, a *Authentication, token, user string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -61,7 +61,7 @@ func becomes(t *testing.T, a *Authentication, token, user string) {
 	}
 }
 
-// Flags that contradict each other, or go with none, are refused by name.
+// Contradictory flags, and flags without another required flag, are rejected with the flag's name.
 func TestOptionsAreChecked(t *testing.T) {
 	for words, change := range map[string]func(*Options){
 		"--oidc-issuer-url and --oidc-client-id go together": func(o *Options) { o.OIDC.ClientID = "c" },
@@ -84,7 +84,7 @@ func TestOptionsAreChecked(t *testing.T) {
 	}
 }
 
-// A file that is wrong is refused with the field's name, and with that of the file.
+// An invalid file is rejected with the names of the field and of the file.
 func TestConfigurationFileIsChecked(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "authn.yaml")
 	head := "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthenticationConfiguration\n"
@@ -113,7 +113,7 @@ func TestConfigurationFileIsChecked(t *testing.T) {
 	}
 }
 
-// The --oidc-* flags say one issuer, with Kubernetes' prefixes.
+// The --oidc-* flags configure one issuer, with the prefixes of Kubernetes.
 func TestOIDCFlags(t *testing.T) {
 	p := issuertest.New(t)
 	ca := file(t, filepath.Join(t.TempDir(), "ca.pem"), p.CA())
@@ -152,8 +152,8 @@ func configuration(prefix string, all ...*issuertest.Provider) string {
 	return text
 }
 
-// An issuer that does not answer keeps no other out, nor one that was taken out of the file in; an issuer that stays
-// as it was is not asked again.
+// An unresponsive issuer delays neither the addition nor the removal of other issuers. An unchanged
+// issuer is not discovered again.
 func TestHangingIssuerHoldsNothingUp(t *testing.T) {
 	one, two, hangs := issuertest.New(t), issuertest.New(t), issuertest.New(t)
 	open := make(chan struct{})

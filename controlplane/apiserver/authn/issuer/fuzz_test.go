@@ -10,7 +10,7 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/authn/issuer/issuertest"
 )
 
-// Whatever is sent as a token, it is good only if the issuer signed it.
+// FuzzToken checks that a token is accepted only if the issuer signed it.
 func FuzzToken(f *testing.F) {
 	p := &provider{Provider: issuertest.New(f), t: f}
 	i := p.issuer(nil)
@@ -32,7 +32,8 @@ func FuzzToken(f *testing.F) {
 	})
 }
 
-// Whatever an operator writes as an expression, and an issuer as claims, is refused or judged, in bounded time.
+// FuzzExpression checks that any expression with any claims is rejected or evaluated in bounded
+// time.
 func FuzzExpression(f *testing.F) {
 	for _, e := range []string{
 		"claims.sub", "claims.a.b__dot__c[0]", "dyn(claims.l).map(x, x + x)", "claims.l.all(x, claims.l.all(y, x == y)) ? 'a' : 'b'",

@@ -41,7 +41,7 @@ func refusedFor(t *testing.T, i *Issuer, what, token, why string) {
 	}
 }
 
-// A token's claims become a user, by name or by expression, when all rules hold.
+// Claims are mapped to a user, by claim name or by expression, if all validation rules hold.
 func TestClaimsBecomeUsers(t *testing.T) {
 	p := newProvider(t)
 	none := ""
@@ -107,7 +107,7 @@ func TestClaimsBecomeUsers(t *testing.T) {
 	refusedFor(t, byExpression, "groups of another type", p.Token(more), "group claim expression")
 }
 
-// F23: a token is good for its issuer, its audience and its time only.
+// F23: a token is valid only for its issuer, its audience and its validity period.
 func TestTokensHaveBounds(t *testing.T) {
 	p := newProvider(t)
 	i := p.issuer(func(c *apiserver.JWTAuthenticator) {
@@ -126,8 +126,8 @@ func TestTokensHaveBounds(t *testing.T) {
 	}
 }
 
-// Nothing is believed that the issuer's keys did not sign: no token without a signature, with a secret that is public,
-// by a key of the same name, or with a header that brings its own key.
+// Tokens that the issuer's keys did not sign are rejected: without a signature, with a public key
+// as shared secret, with another key of the same ID, or with a key in the header.
 func TestConfusedSignatures(t *testing.T) {
 	p := newProvider(t)
 	secret := base64.RawURLEncoding.EncodeToString([]byte("a secret that everybody can read"))
@@ -178,7 +178,7 @@ func TestConfusedSignatures(t *testing.T) {
 	}
 }
 
-// Keys rotate without anybody being told; elliptic ones are good too.
+// Key rotation needs no notification. Elliptic curve keys are supported too.
 func TestKeysRotate(t *testing.T) {
 	p := newProvider(t)
 	i := p.issuer(nil)
@@ -195,7 +195,7 @@ func TestKeysRotate(t *testing.T) {
 	}
 }
 
-// Whoever sends tokens that nobody signed makes the issuer be asked no more often for it.
+// Tokens that no key has signed do not increase the rate of requests to the issuer.
 func TestFetchesAreFew(t *testing.T) {
 	p := newProvider(t)
 	i := p.issuer(nil)
@@ -213,8 +213,8 @@ func TestFetchesAreFew(t *testing.T) {
 	verified(t, i, p.Token(nil))
 }
 
-// Who looked at the keys a moment before others had fetched them anew is judged by the new ones, also when the issuer may not be
-// asked again yet.
+// A verification that read the keys just before another one fetched new keys uses the new keys,
+// even if no further fetch is allowed yet.
 func TestKeysThatOthersFetched(t *testing.T) {
 	s := newKeySet("https://nobody.example", nil)
 	s.fetches = rate.NewLimiter(0, 0)
@@ -224,8 +224,8 @@ func TestKeysThatOthersFetched(t *testing.T) {
 	}
 }
 
-// An issuer that hangs keeps nobody waiting: before it is known, its tokens are refused at once, and later who waits
-// for its keys may go.
+// An unresponsive issuer blocks no request: before discovery its tokens are rejected at once, and
+// later a client that waits for its keys can cancel.
 func TestHangingIssuer(t *testing.T) {
 	p := newProvider(t)
 	open := make(chan struct{})
@@ -244,7 +244,7 @@ func TestHangingIssuer(t *testing.T) {
 	again := make(chan struct{})
 	defer close(again)
 	p.Change(func(b *issuertest.Behaviour) { b.Hang = again })
-	verified(t, i, p.Token(nil)) // by the keys that are known
+	verified(t, i, p.Token(nil)) // with the cached keys
 	p.Rotate("two")
 	hurry, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
@@ -253,7 +253,7 @@ func TestHangingIssuer(t *testing.T) {
 	}
 }
 
-// A gigabyte instead of a document is not read, at discovery or of the keys.
+// A response of a gigabyte is not read, neither at discovery nor for the keys.
 func TestFloodingIssuer(t *testing.T) {
 	p := newProvider(t)
 	i := p.issuer(nil)
@@ -274,7 +274,8 @@ func TestFloodingIssuer(t *testing.T) {
 	}
 }
 
-// The document is asked for elsewhere when the configuration says so, and must name the issuer.
+// The discovery document is fetched from discoveryURL if configured, and must contain the issuer
+// URL.
 func TestDiscovery(t *testing.T) {
 	p := newProvider(t)
 	p.Change(func(b *issuertest.Behaviour) { b.Named = "https://issuer.example.org" })
@@ -291,7 +292,7 @@ func TestDiscovery(t *testing.T) {
 	}
 }
 
-// Nobody follows an issuer to where its words could be changed on the way, nor for ever.
+// Redirects are followed only to https URLs, and only a few times.
 func TestRedirects(t *testing.T) {
 	p := newProvider(t)
 	for _, to := range []string{strings.Replace(p.URL, "https:", "http:", 1) + "/elsewhere", p.URL + "/round/and/round"} {
@@ -302,7 +303,7 @@ func TestRedirects(t *testing.T) {
 	}
 }
 
-// A configuration that cannot work is refused with the field's name.
+// An invalid configuration is rejected with the field's name.
 func TestConfigurationIsChecked(t *testing.T) {
 	p := newProvider(t)
 	for field, change := range map[string]func(*apiserver.JWTAuthenticator){

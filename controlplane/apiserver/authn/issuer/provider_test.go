@@ -16,7 +16,7 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/cel"
 )
 
-// provider is an issuer and those who look for it.
+// provider is a test issuer with the clients that discover it.
 type provider struct {
 	*issuertest.Provider
 	t testing.TB
@@ -24,7 +24,7 @@ type provider struct {
 
 func newProvider(t *testing.T) *provider { return &provider{issuertest.New(t), t} }
 
-// conf takes the user from claim sub.
+// conf returns a configuration that takes the user name from the claim sub.
 func (p *provider) conf() apiserver.JWTAuthenticator {
 	prefix := "oidc:"
 	return apiserver.JWTAuthenticator{
@@ -33,7 +33,7 @@ func (p *provider) conf() apiserver.JWTAuthenticator {
 	}
 }
 
-// issuer discovers the provider.
+// issuer returns an Issuer that has discovered the provider.
 func (p *provider) issuer(change func(*apiserver.JWTAuthenticator)) *Issuer {
 	p.t.Helper()
 	i := p.undiscovered(change)

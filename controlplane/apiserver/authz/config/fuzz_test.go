@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// Whatever an AuthorizationConfiguration says, its match conditions too, it is taken or refused.
+// FuzzConfiguration checks that any AuthorizationConfiguration, including its match conditions, is
+// either accepted or rejected without a panic.
 func FuzzConfiguration(f *testing.F) {
 	dir := f.TempDir()
 	kubeconfig, path := filepath.Join(dir, "kubeconfig"), filepath.Join(dir, "authz.yaml")

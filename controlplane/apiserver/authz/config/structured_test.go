@@ -26,7 +26,7 @@ func file(t *testing.T, name, text string) string {
 	return path
 }
 
-// Flags that contradict each other, or go with none, are refused by name.
+// Contradictory flags, and flags without another required flag, are rejected with the flag's name.
 func TestOptionsAreChecked(t *testing.T) {
 	for words, change := range map[string]func(*Options){
 		"in two places":                     func(o *Options) { o.ConfigFile, o.Modes = "f", []string{RBAC} },
@@ -45,7 +45,7 @@ func TestOptionsAreChecked(t *testing.T) {
 	}
 }
 
-// A file that is wrong is refused with the field's name.
+// An invalid file is rejected with the field's name.
 func TestConfigurationFileIsChecked(t *testing.T) {
 	kubeconfig := file(t, "kubeconfig", "apiVersion: v1\nkind: Config\n")
 	head := "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthorizationConfiguration\nauthorizers:\n"
@@ -73,7 +73,7 @@ func TestConfigurationFileIsChecked(t *testing.T) {
 	}
 }
 
-// Administrators may do everything whatever the modes are, and the modes are asked in their order.
+// Administrators are allowed everything in every mode. The modes are evaluated in their order.
 func TestModes(t *testing.T) {
 	alice, admin := api.User{Name: "alice"}, api.User{Name: "root", Groups: []string{api.GroupMasters}}
 	for modes, want := range map[string]authz.Decision{

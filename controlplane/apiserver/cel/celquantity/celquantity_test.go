@@ -9,7 +9,8 @@ import (
 	"k8s.io/apiserver/pkg/cel/environment"
 )
 
-// Quantities that take long to parse are refused, in variables and in constants, and all others are parsed.
+// Quantities that take long to parse are rejected, in variables and constants; all others are
+// parsed.
 func TestQuantitiesInExpressions(t *testing.T) {
 	base, err := environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion()).Extend(environment.VersionedOptions{
 		IntroducedVersion: environment.DefaultCompatibilityVersion(),
