@@ -23,8 +23,9 @@ const (
 	FileCANext = "ca-next.pem"
 )
 
-// ClusterCA is the current cluster CA of a trust folder, with the other CAs that are trusted during
-// a rotation. Reload updates it while connections are in use. Safe for concurrent use.
+// ClusterCA is the current cluster CA in a trust folder, together with the other CAs that are
+// trusted during a rotation. Reload updates it while connections are in use. Safe for concurrent
+// use.
 type ClusterCA struct {
 	dir string
 	now func() time.Time
@@ -255,7 +256,8 @@ func NewClusterKey(clusterName string, now time.Time) (text []byte, id string, e
 	return text, CAID(ca.Cert), err
 }
 
-// BelieveCA adds a cluster CA, in the form of NewClusterKey, to the trusted CAs of a trust folder.
+// BelieveCA adds a cluster CA to the trusted CAs in the trust folder dir. text contains its
+// certificate and key, as returned by NewClusterKey.
 func BelieveCA(dir string, text []byte) error {
 	t, ca, err := loadWith(dir, text)
 	if err != nil {
@@ -277,8 +279,8 @@ func BelieveCA(dir string, text []byte) error {
 	return t.keepClusterTrusted(dir, append(t.CATrusted, ca.Cert))
 }
 
-// SignCA makes a cluster CA the signing CA of a trust folder. The previous CA remains trusted, and
-// signs API server certificates until ServeCA.
+// SignCA makes a cluster CA the signing CA in the trust folder dir. text contains its certificate
+// and key. The previous CA remains trusted, and signs API server certificates until ServeCA.
 func SignCA(dir string, text []byte) error {
 	t, ca, err := loadWith(dir, text)
 	if err != nil {
@@ -321,10 +323,12 @@ func finishCA(dir string, ca *CA) error {
 	return writeOrRemove(filepath.Join(dir, FileCANext), nil)
 }
 
-// ServeCA makes the signing CA also sign API server certificates. It deletes the previous CA's key.
+// ServeCA makes the signing CA in the trust folder dir also sign API server certificates. It
+// deletes the previous CA's key.
 func ServeCA(dir string) error { return writeOrRemove(filepath.Join(dir, FileCAFormer), nil) }
 
-// DropCA removes a CA from the trusted CAs of a trust folder. It is an error for the signing CA.
+// DropCA removes the CA with the given ID from the trusted CAs in the trust folder dir. It is an
+// error for the signing CA.
 func DropCA(dir, id string) error {
 	t, err := Load(dir)
 	if err != nil {

@@ -87,7 +87,8 @@ func NewPeerKey(clusterName string, now time.Time) (text []byte, id string, err 
 	return text, PeerID(ca.Cert), err
 }
 
-// BelievePeer adds a peer CA, in the form of NewPeerKey, to the trusted peer CAs of a trust folder.
+// BelievePeer adds a peer CA to the trusted peer CAs in the trust folder dir. text contains its
+// certificate and key, as returned by NewPeerKey.
 func BelievePeer(dir string, text []byte) error {
 	t, ca, err := loadWith(dir, text)
 	if err != nil {
@@ -99,7 +100,8 @@ func BelievePeer(dir string, text []byte) error {
 	return t.keepTrusted(dir, append(t.PeerTrusted, ca.Cert))
 }
 
-// SignPeer makes a peer CA sign this replica's peer certificates. The previous one remains trusted.
+// SignPeer makes a peer CA sign this replica's peer certificates, in the trust folder dir. text
+// contains its certificate and key. The previous peer CA remains trusted.
 func SignPeer(dir string, text []byte) error {
 	t, ca, err := loadWith(dir, text)
 	if err != nil {
@@ -115,8 +117,8 @@ func SignPeer(dir string, text []byte) error {
 	return WriteFile(filepath.Join(dir, FilePeers), text)
 }
 
-// DropPeer removes a peer CA from the trusted peer CAs of a trust folder. The signing one remains
-// trusted.
+// DropPeer removes the peer CA with the given ID from the trusted peer CAs in the trust folder dir.
+// The signing peer CA always remains trusted.
 func DropPeer(dir, id string) error {
 	t, err := Load(dir)
 	if err != nil {
@@ -154,7 +156,8 @@ func NewServiceKey() (text []byte, id string, err error) {
 	return text, id, err
 }
 
-// BelieveServiceKey makes a trust folder accept service account tokens signed with a further key.
+// BelieveServiceKey makes service account tokens of a further key accepted, in the trust folder
+// dir. text is the private key as returned by NewServiceKey.
 func BelieveServiceKey(dir string, text []byte) error {
 	t, key, err := loadService(dir, text)
 	if err != nil || key.Equal(t.ServiceKey) {
@@ -163,8 +166,8 @@ func BelieveServiceKey(dir string, text []byte) error {
 	return t.keepService(dir, append(t.ServiceTrusted, &key.PublicKey))
 }
 
-// SignServiceKey makes a key the signing key for service account tokens of a trust folder. Tokens
-// of the previous key remain accepted.
+// SignServiceKey makes a key sign service account tokens, in the trust folder dir. text is the
+// private key in PEM. Tokens of the previous key remain accepted.
 func SignServiceKey(dir string, text []byte) error {
 	t, key, err := loadService(dir, text)
 	if err != nil || key.Equal(t.ServiceKey) {
@@ -176,8 +179,8 @@ func SignServiceKey(dir string, text []byte) error {
 	return WriteFile(filepath.Join(dir, FileServiceKey), text)
 }
 
-// DropServiceKey stops accepting service account tokens of a key. Tokens of the signing key remain
-// accepted.
+// DropServiceKey stops accepting service account tokens that the key with the given ID has signed,
+// in the trust folder dir. Tokens of the signing key remain accepted.
 func DropServiceKey(dir, id string) error {
 	t, err := Load(dir)
 	if err != nil {

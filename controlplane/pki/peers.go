@@ -158,7 +158,7 @@ func MakePeerCA(path, clusterName string, now time.Time) (*x509.Certificate, err
 	return ca.Cert, WriteFile(path, text)
 }
 
-// TrustPeerCA adds the CA in a file to the trusted peer CAs of a trust folder.
+// TrustPeerCA adds the CA in the file path to the trusted peer CAs in the trust folder dir.
 func TrustPeerCA(dir, path string) (*x509.Certificate, error) {
 	t, ca, err := loadBoth(dir, path)
 	if err != nil {
@@ -167,8 +167,8 @@ func TrustPeerCA(dir, path string) (*x509.Certificate, error) {
 	return ca.Cert, t.keepTrusted(dir, append(t.PeerTrusted, ca.Cert))
 }
 
-// UsePeerCA makes the CA in a file sign this replica's peer certificates. The previous CA remains
-// trusted.
+// UsePeerCA makes the CA in the file path sign this replica's peer certificates, in the trust
+// folder dir. The previous CA remains trusted.
 func UsePeerCA(dir, path string) (*x509.Certificate, error) {
 	t, ca, err := loadBoth(dir, path)
 	if err != nil {
@@ -185,7 +185,7 @@ func UsePeerCA(dir, path string) (*x509.Certificate, error) {
 	return ca.Cert, WriteFile(filepath.Join(dir, FilePeers), text)
 }
 
-// ForgetPeerCAs removes all trusted peer CAs of a trust folder except the signing one.
+// ForgetPeerCAs removes all trusted peer CAs in the trust folder dir except the signing one.
 func ForgetPeerCAs(dir string) error {
 	err := os.Remove(filepath.Join(dir, FilePeersTrusted))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -15,8 +15,8 @@ import (
 // certificates must not contain.
 func ReservedOrganizations() []string { return []string{GroupReplicas, api.GroupMasters} }
 
-// shortLife is the lifetime from which on Backdate is part of a requested lifetime instead of added
-// to it.
+// shortLife is a limit for requested lifetimes: from this lifetime on, the backdating of a
+// certificate is part of its lifetime instead of added to it.
 const shortLife = 8 * time.Hour
 
 // SignRequest signs a certificate request that a cluster signer has approved. The certificate

@@ -16,7 +16,8 @@ import (
 	"time"
 )
 
-// Files of a trust folder. All have mode 0600; the folder has mode 0700.
+// Files of a trust folder, in which each replica stores the keys of its cluster. All have mode
+// 0600; the folder has mode 0700.
 const (
 	FileCACert     = "ca.crt"
 	FileCAKey      = "ca.key"

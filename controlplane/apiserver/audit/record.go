@@ -191,8 +191,8 @@ func (r *Record) Object(o metav1.Object) {
 }
 
 // Body records the response body, or with answer=false the request body, if the policy wants it and
-// it is not too long. If o may be in the light form of a kind, of must be this kind. A request body
-// is never in light form.
+// it is not too long. If o may be in the light form of a kind (see api.Kind.Whole), of must be this
+// kind. A request body is never in light form.
 func (r *Record) Body(answer bool, o runtime.Object, of *api.Kind) {
 	if o == nil || !r.Wants(answer) {
 		return
@@ -353,7 +353,7 @@ func userInfo(u api.User) authenticationv1.UserInfo {
 const longBody = 128 << 10
 
 // encode returns an object as JSON. If of is not nil, the object may be in the light form of this
-// kind. whole is false if the JSON exceeds longBody or cannot be encoded.
+// kind (see api.Kind.Whole). whole is false if the JSON exceeds longBody or cannot be encoded.
 func encode(o runtime.Object, of *api.Kind, omitManagedFields bool) (data []byte, whole bool) {
 	if l, ok := o.(*api.ObjectList); ok {
 		return encodeList(l, of, omitManagedFields)

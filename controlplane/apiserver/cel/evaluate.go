@@ -37,16 +37,16 @@ var ErrBudget = errors.New("validation failed due to running out of cost budget,
 // Input contains the values of the variables of admission expressions. Objects are shared and are
 // not modified.
 type Input struct {
-	Object, Old any // nil = null
-	Params      any // nil = null
+	Object, Old any // nil becomes null
+	Params      any // nil becomes null
 	Request     *admissionv1.AdmissionRequest
-	Namespace   *corev1.Namespace // nil = null
+	Namespace   *corev1.Namespace // nil becomes null
 	User        api.User
 	Authorizer  authorizer.UnconditionalAuthorizer // nil = expressions have no authorizer
 }
 
-// Evaluation evaluates expressions of a scope for one input, with a common budget. It is not safe
-// for concurrent use.
+// Evaluation evaluates expressions of a scope for one input. They share a cost budget. It is not
+// safe for concurrent use.
 type Evaluation struct {
 	scope  *Scope
 	left   int64

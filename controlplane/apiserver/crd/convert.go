@@ -52,7 +52,7 @@ func renamed(o api.Object, v *version) (api.Object, error) {
 	return out, nil
 }
 
-// sameSpec reports whether two definitions have equal specs. a must be packed.
+// sameSpec reports whether two definitions have equal specs. a must be a result of custom.Pack.
 func sameSpec(a, b *apiextensionsv1.CustomResourceDefinition) bool {
 	b, err := custom.Pack(b)
 	return err == nil && equality.Semantic.DeepEqual(&a.Spec, &b.Spec)

@@ -85,8 +85,8 @@ func (f *Follower) Begin(all []api.Object) {
 	}
 }
 
-// TakesLight implements follow.Lighter: the follower accepts objects in light form, with schemas
-// packed until an object needs them.
+// TakesLight implements follow.Lighter: the follower accepts definitions with packed schemas, which
+// are unpacked when an object needs them.
 func (f *Follower) TakesLight() {}
 
 // Replace serves exactly the given definitions. All changes take effect in one step, unless one of

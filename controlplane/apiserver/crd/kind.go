@@ -30,7 +30,8 @@ func served(c *apiextensionsv1.CustomResourceDefinition) bool {
 	return apihelpers.IsCRDConditionTrue(c, apiextensionsv1.Established)
 }
 
-// same reports whether the kinds created for definition a are also valid for b. a must be packed.
+// same reports whether the kinds created for definition a are also valid for b. a must be a result
+// of custom.Pack.
 func same(a, b *apiextensionsv1.CustomResourceDefinition) bool {
 	return a.UID == b.UID && names(&a.Status.AcceptedNames, &b.Status.AcceptedNames) &&
 		(a.Generation == b.Generation || sameSpec(a, b))

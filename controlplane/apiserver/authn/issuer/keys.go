@@ -143,7 +143,8 @@ func verify(signed *jose.JSONWebSignature, keys []jose.JSONWebKey) ([]byte, bool
 }
 
 // refresh fetches the keys and returns them. Concurrent callers share one fetch; a caller that
-// cancels its ctx does not cancel the fetch.
+// cancels its ctx does not cancel the fetch. If the rate limit is reached, refresh returns the
+// cached keys.
 func (s *keySet) refresh(ctx context.Context) ([]jose.JSONWebKey, error) {
 	done := s.flights.DoChan("", func() (any, error) {
 		if !s.fetches.Allow() { // the keys are seconds old, but the caller may have read an older set
