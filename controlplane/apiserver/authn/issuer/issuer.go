@@ -1,5 +1,5 @@
 // Package issuer verifies tokens of OpenID Connect issuers. It finds the keys of an issuer by
-// discovery, follows their rotation and maps the claims of a token to a user as configured by an
+// discovery and follows their rotation. It maps the claims of a token to a user as configured by an
 // AuthenticationConfiguration. The size, duration and rate of requests to the issuer are limited,
 // so that an unsigned token cannot cost more than a check.
 package issuer
