@@ -44,7 +44,8 @@ type Trust struct {
 	ServiceKey *ecdsa.PrivateKey
 	// ServiceTrusted are further keys with accepted service account tokens.
 	ServiceTrusted []*ecdsa.PublicKey
-	// EncryptionKey is the secret from which the cluster derives its symmetric keys; EncryptionKeySize bytes.
+	// EncryptionKey is the secret from which the cluster derives its symmetric keys;
+	// EncryptionKeySize bytes.
 	EncryptionKey []byte
 	// StoreKeys is the key file with which the replicas encrypt their stores, in the format of
 	// raftstore/disk; nil if this folder has no key file. A joining replica receives it.

@@ -172,8 +172,9 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// F82: the tolerations that a pod has for lost nodes always win over the default of the cluster, also on an update. The default is added only
-// for a taint that the pod does not tolerate with effect NoExecute.
+// F82: the tolerations that a pod has for lost nodes always win over the default of the cluster,
+// also on an update. The default is added only for a taint that the pod does not tolerate with
+// effect NoExecute.
 func TestOwnTolerationsOfLostNodesWin(t *testing.T) {
 	const stay = 15
 	own := func(key string, op corev1.TolerationOperator, effect corev1.TaintEffect, seconds int64) corev1.Toleration {

@@ -51,7 +51,8 @@ func externalConfig() Config {
 		}}
 }
 
-// F117: external addresses that belong to the cluster itself are refused with 422 and the field; a machine's other ports are not.
+// F117: external addresses that belong to the cluster itself are refused with 422 and the field; a
+// machine's other ports are not.
 func TestExternalAddressesOfTheClusterAreRefused(t *testing.T) {
 	c := externalConfig()
 	for _, test := range []struct {
@@ -137,7 +138,8 @@ func TestExternalAddressRanges(t *testing.T) {
 	}
 }
 
-// F117: plugin DenyServiceExternalIPs runs on request, and refuses external addresses that a Service had not.
+// F117: plugin DenyServiceExternalIPs runs on request, and refuses external addresses that a
+// Service had not.
 func TestDenyServiceExternalIPs(t *testing.T) {
 	c := externalConfig()
 	has := func(c Config) bool {
@@ -187,8 +189,8 @@ func TestExternalAddressesWarn(t *testing.T) {
 	}
 }
 
-// F117: pairs of an external address and a port are bounded for a Service and for a namespace, with 422. A stored Service
-// beyond a bound can be updated without growing.
+// F117: pairs of an external address and a port are bounded for a Service and for a namespace, with
+// 422. A stored Service beyond a bound can be updated without growing.
 func TestExternalPairsAreBounded(t *testing.T) {
 	c := externalConfig()
 	w := c.Cluster.(world)

@@ -46,7 +46,8 @@ func policyParams(c Config) func(ctx context.Context, a *Attempt) error {
 type namedParams struct {
 	kind *arv1.ParamKind // of a policy
 	ref  *arv1.ParamRef  // of a binding
-	// policies and policy are the resource and the name of the policy that a binding with a ref binds.
+	// policies and policy are the resource and the name of the policy that a binding with a ref
+	// binds.
 	policies, policy string
 }
 
