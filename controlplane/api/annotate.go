@@ -2,36 +2,38 @@ package api
 
 import "context"
 
-// Annotator takes what the audit record of a request should say besides.
+// Annotator adds annotations to the audit record of a request.
 type Annotator interface {
-	// Annotate adds a note; a later one replaces one of the same key.
+	// Annotate sets the annotation key to value, replacing an earlier value of the same key.
 	Annotate(key, value string)
-	// AnnotateContent is Annotate for a note that has something of the object in it: it is kept only where the record
-	// has the objects of requests as well.
+	// AnnotateContent is Annotate for a value that contains part of the request's object. The
+	// annotation is recorded only where the audit level records request bodies too.
 	AnnotateContent(key, value string)
 }
 
 type annotatorKey struct{}
 
-// WithAnnotator returns a context in which Annotate is heard by a.
+// WithAnnotator returns a copy of ctx in which Annotate and AnnotateContent write to a.
 func WithAnnotator(ctx context.Context, a Annotator) context.Context {
 	return context.WithValue(ctx, annotatorKey{}, a)
 }
 
-// AnnotatorOf returns who hears Annotate in ctx; nil when nobody does.
+// AnnotatorOf returns the Annotator of ctx, or nil if ctx has none.
 func AnnotatorOf(ctx context.Context) Annotator {
 	a, _ := ctx.Value(annotatorKey{}).(Annotator)
 	return a
 }
 
-// Annotate adds to the audit record of the request that ctx belongs to, if it has one.
+// Annotate sets an annotation in the audit record of the request of ctx. It does nothing if ctx has
+// no Annotator.
 func Annotate(ctx context.Context, key, value string) {
 	if a := AnnotatorOf(ctx); a != nil {
 		a.Annotate(key, value)
 	}
 }
 
-// AnnotateContent is Annotate for a note that has something of the request's object in it.
+// AnnotateContent is Annotate for a value that contains part of the request's object: see
+// Annotator.AnnotateContent.
 func AnnotateContent(ctx context.Context, key, value string) {
 	if a := AnnotatorOf(ctx); a != nil {
 		a.AnnotateContent(key, value)

@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Operation is what an attempt would do, in the words of webhooks and policies.
+// Operation is the operation of an Attempt, named as in admission webhooks and policies.
 type Operation string
 
 // The operations.
@@ -20,73 +20,82 @@ const (
 	Connect Operation = "CONNECT"
 )
 
-// Attempt is one attempt at what admission judges: a write of an object or of a facet of it, the question to a virtual
-// kind, or a connection. When its commit meets a conflict, there is a new attempt from what is stored by then. Plugins
-// read it; what they may change is said at each field. What they want besides a verdict they add by Require and Write:
-// it is part of the same commit.
+// Attempt is one attempt to commit a request that passes admission: a write of an object or of a
+// subresource, the creation of a virtual kind, or a connection. If its commit has a conflict, a new
+// attempt starts from the newly stored state.
+//
+// Admission plugins read an Attempt; each field states whether they may change it. A plugin adds
+// further conditions and writes to the same commit with Require and Write.
 type Attempt struct {
 	Kind      *Kind
 	Facet     string // the subresource; "" is the object itself
 	Operation Operation
 	Namespace string
-	// Name is the name in the request: "" when the server is to generate it.
+	// Name is the name in the request, "" if the server is to generate it.
 	Name   string
 	User   User
 	DryRun bool
 
-	// Object is the body that is judged: of a facet with a body of its own that body (Scale, Binding, Eviction,
-	// TokenRequest, PodExecOptions), else the whole object. nil on delete. A mutating plugin changes it in place.
-	// OldObject is what stands there now in the same form, nil where none exists; it is shared.
+	// Object is the body that admission checks, nil on delete. For a subresource with its own type
+	// it is that body (Scale, Binding, Eviction, TokenRequest, PodExecOptions), otherwise the whole
+	// object. Mutating plugins change it in place. OldObject is the stored state in the same form,
+	// nil if none exists; it is shared and must not be changed.
 	Object, OldObject runtime.Object
 
-	// Whole is the object as it is to be stored, nil when the attempt stores none of this kind. Where Object is another
-	// body, it has been written into Whole by the time of validation. Stored is the stored object, shared; nil when there
-	// is none. It is there also where nothing is stored: on delete, connect, eviction and for tokens.
+	// Whole is the object to be stored, nil if the attempt stores no object of this kind. Where
+	// Object has another type, its changes have been written into Whole before validation. Stored
+	// is the currently stored object, shared, nil if none exists. Stored is also set where nothing
+	// is stored: on delete, connect, eviction and token requests.
 	Whole, Stored Object
-	// Removes says that the commit removes the stored object: a deletion for which nothing has to wait, or the update that
-	// takes away what the deletion waited for. It is known by the time of validation.
+	// Removes reports whether the commit removes the stored object: a deletion that waits for
+	// nothing, or the update that removes the last obstacle, such as a finalizer. It is set
+	// before validation.
 	Removes bool
 
-	// Request is what was asked, for what is not said above. It is not to be changed.
+	// Request is the request of this attempt. It must not be changed.
 	Request *Request
 
 	mu       sync.Mutex
 	checks   []Check
-	one      [1]Check // where checks begin: most attempts have one
+	one      [1]Check // backing array of checks: most attempts have one check
 	changes  []Change
-	picked   map[string]bool // reservations by "space/value"
+	picked   map[string]bool // reservations that admission has chosen, as "space/value"
 	derived  func(Object)
 	again    bool
 	reinvoke bool
 	kept     map[any]any
 }
 
-// Ref names one object.
+// Ref identifies one object.
 type Ref struct {
 	Kind      *Kind
 	Namespace string
 	Name      string
 }
 
-// Check is the condition that an object is, when the attempt is committed, as it was when it was looked at: there, in
-// the very state seen, or absent. When it is not, the attempt is repeated.
+// Check is a precondition of a commit: the object is unchanged since it was read, or is still
+// absent. If the precondition fails, the attempt is repeated.
 type Check struct {
 	Ref
-	Seen Object // with its resourceVersion; nil: there must be none
+	Seen Object // the state that was read, with its resourceVersion; nil: the object must not exist
 }
 
-// Change is another object that is written in the commit of the attempt.
+// Change is a write of another object in the commit of an attempt.
 type Change struct {
 	Ref
-	// Next says what becomes of it. It is given what is stored, or what an earlier change of the attempt makes of it; nil
-	// when there is nothing, or what cannot be read. It returns what is to be stored; the same again leaves it, nil
-	// removes it. An error, of which one that is no API status is a 500, refuses the attempt once it is known that what
-	// was judged is the newest state. It may be asked more than once, must not change what it is given, and is asked in
-	// dry runs too, whose result is dropped.
+	// Next returns the object to be stored, given the stored object or the result of an earlier
+	// Change of the attempt. stored is nil if the object does not exist or cannot be read.
+	//
+	// Returning stored itself writes nothing, and nil removes the object. An error rejects the
+	// attempt once it is certain that admission saw the newest state. An error that is not an API
+	// status becomes a 500.
+	//
+	// Next may be called more than once, must not modify stored, and is called in dry runs too,
+	// where the result is discarded.
 	Next func(stored Object) (Object, error)
 }
 
-// Require makes the attempt depend on another object.
+// Require adds a precondition on another object to the commit of the attempt.
 func (a *Attempt) Require(c Check) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -96,15 +105,16 @@ func (a *Attempt) Require(c Check) {
 	a.checks = append(a.checks, c)
 }
 
-// Write changes another object together with that of the attempt.
+// Write adds a write of another object to the commit of the attempt.
 func (a *Attempt) Write(c Change) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.changes = append(a.changes, c)
 }
 
-// Pick says that admission has picked a value of a space of reservations for the object: when another object gets it
-// first, the attempt is repeated, where a value that the client chose is refused.
+// Pick records that admission, not the client, chose the value of a reservation of the object. If
+// another object gets the value first, the attempt is repeated; a value chosen by the client is
+// rejected instead.
 func (a *Attempt) Pick(space, value string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -114,20 +124,21 @@ func (a *Attempt) Pick(space, value string) {
 	a.picked[space+"/"+value] = true
 }
 
-// Picked says whether admission has picked a value.
+// Picked reports whether admission chose the value of a reservation: see Pick.
 func (a *Attempt) Picked(space, value string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.picked[space+"/"+value]
 }
 
-// Checks and Changes are what admission asked for.
+// Checks returns the preconditions added by Require, in the order of the calls.
 func (a *Attempt) Checks() []Check { return a.checks }
 
-// Changes are in the order in which they were asked for.
+// Changes returns the writes added by Write, in the order of the calls.
 func (a *Attempt) Changes() []Change { return a.changes }
 
-// Replace puts another body, of the same Go type, in the place of Object.
+// Replace replaces Object by another body of the same Go type. If Object was Whole, Whole is
+// replaced too.
 func (a *Attempt) Replace(body runtime.Object) {
 	if whole, ok := a.Object.(Object); ok && whole == a.Whole {
 		a.Whole, _ = body.(Object)
@@ -135,26 +146,28 @@ func (a *Attempt) Replace(body runtime.Object) {
 	a.Object = body
 }
 
-// Derive has f fill in what follows from the object as it is to be stored: it runs after all mutating plugins, and after
-// what a client may not set has been taken out again. It is for what is built in.
+// Derive registers f to compute derived fields of the object to be stored. Finish calls f after all
+// mutating plugins, when fields that clients may not set have been reset. Only built-in plugins use
+// it.
 func (a *Attempt) Derive(f func(whole Object)) { a.derived = f }
 
-// Finish does what Derive asked for.
+// Finish calls the function registered by Derive.
 func (a *Attempt) Finish() {
 	if a.derived != nil {
 		a.derived(a.Whole)
 	}
 }
 
-// Reinvoke is called by a mutating plugin that has changed Object and before which others ran, who may want to see
-// that: all mutating plugins are called once more, with Again.
+// Reinvoke requests a second round of the mutating plugins. A plugin calls it if it has changed
+// Object and plugins that ran earlier may need to see the change. Again returns true in that round.
 func (a *Attempt) Reinvoke() { a.reinvoke = true }
 
-// Again says that the mutating plugins are called for the second time. Those that are part of the apiserver do what
-// they do; others act only when they asked for it.
+// Again reports whether this is the second round of the mutating plugins. Built-in plugins run as
+// in the first; webhooks and policies run only if they asked for reinvocation.
 func (a *Attempt) Again() bool { return a.again }
 
-// NextRound begins the second round of the mutating plugins, if one of them asked for it and this is the first.
+// NextRound starts the second round of the mutating plugins and returns true, if Reinvoke was
+// called in the first round. Otherwise it returns false.
 func (a *Attempt) NextRound() bool {
 	if a.again || !a.reinvoke {
 		return false
@@ -163,8 +176,8 @@ func (a *Attempt) NextRound() bool {
 	return true
 }
 
-// Kept is what a plugin keeps from the first round of the mutating plugins to the second, made when it is asked for
-// first; key is the plugin's own.
+// Kept returns a plugin's state that is shared by both rounds of the mutating plugins. made creates
+// the state on the first call. key identifies the plugin.
 func (a *Attempt) Kept(key any, made func() any) any {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -177,8 +190,9 @@ func (a *Attempt) Kept(key any, made func() any) any {
 	return a.kept[key]
 }
 
-// Options are those of the request in the form that belongs to the operation: CreateOptions, UpdateOptions (of a patch
-// too) or DeleteOptions; nil for connections.
+// Options returns the options of the request as the type for the operation: CreateOptions,
+// UpdateOptions or DeleteOptions. Options of a patch are converted to those of the operation. It
+// returns nil for connections.
 func (a *Attempt) Options() runtime.Object {
 	r := a.Request
 	meta := func(kind string) metav1.TypeMeta {
@@ -207,7 +221,7 @@ func (a *Attempt) Options() runtime.Object {
 	return nil
 }
 
-// BodyKind is the kind of Object and OldObject.
+// BodyKind returns the group, version and kind of Object and OldObject.
 func (a *Attempt) BodyKind() schema.GroupVersionKind {
 	if s := a.Kind.Subresources[a.Facet]; s != nil && !s.GVK.Empty() {
 		return s.GVK
@@ -218,21 +232,21 @@ func (a *Attempt) BodyKind() schema.GroupVersionKind {
 	return a.Kind.GVK
 }
 
-// Is says whether the attempt is about a resource of the core group or a facet of it.
+// Is reports whether the attempt concerns a resource of the core group, or a subresource of it.
 func (a *Attempt) Is(resource string) bool {
 	return a.Kind.GVK.Group == "" && a.Kind.Resource == resource
 }
 
-// Creates says whether the attempt is to create a stored object.
+// Creates reports whether the attempt creates a stored object.
 func (a *Attempt) Creates() bool {
 	return a.Operation == Create && a.Facet == "" && a.Whole != nil
 }
 
-// Updates says whether the attempt is to change a stored object itself, not a facet of it.
+// Updates reports whether the attempt updates a stored object itself, not a subresource of it.
 func (a *Attempt) Updates() bool {
 	return a.Operation == Update && a.Facet == "" && a.Whole != nil
 }
 
-// Presence says of which object's existence a kind's depends: who, and with which uid ("" = any). Objects of the kind
-// are committed only while it is there.
+// Presence returns the object on which a kind depends, such as its CustomResourceDefinition, and
+// the required UID ("" = any). Objects of the kind are committed only while that object exists.
 type Presence func() (Ref, types.UID)

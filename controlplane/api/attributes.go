@@ -2,7 +2,8 @@ package api
 
 import corev1 "k8s.io/api/core/v1"
 
-// AttributesClasses are the VolumeAttributesClasses that a claim has, is to have, or is being changed to.
+// AttributesClasses returns the names of the VolumeAttributesClasses of a claim: the desired, the
+// current and the target class of a modification in progress.
 func AttributesClasses(c *corev1.PersistentVolumeClaim) []string {
 	var out []string
 	add := func(name *string) {

@@ -2,20 +2,20 @@ package api
 
 import "context"
 
-// Caller is who asks, for handlers behind the apiserver and for the log.
+// Caller is the identity of a request's client, for handlers behind the apiserver and for the log.
 type Caller struct {
-	User   User // as whom
-	Sender User // who has proved to be that; another than User when impersonating
+	User   User // the effective user, after impersonation
+	Sender User // the authenticated user; differs from User when impersonating
 }
 
 type callerKey struct{}
 
-// WithCaller returns a context that says who asks.
+// WithCaller returns a copy of ctx that carries the Caller c.
 func WithCaller(ctx context.Context, c Caller) context.Context {
 	return context.WithValue(ctx, callerKey{}, c)
 }
 
-// CallerOf returns who asks; nobody when the context does not say.
+// CallerOf returns the Caller of ctx, or the zero Caller if ctx carries none.
 func CallerOf(ctx context.Context) Caller {
 	c, _ := ctx.Value(callerKey{}).(Caller)
 	return c

@@ -1,45 +1,55 @@
 package api
 
-// The paths of the control plane itself, beside the resources. Who calls them is
-// authorized for the path, as for every path that is no resource.
+// Paths of the control plane's own endpoints, which are not resources. Requests are authorized by
+// path, as for every non-resource URL.
 const (
 	PathClusterStatus = "/cluster/status" // GET: ClusterStatus
-	// PathClusterCertificates answers GET with ClusterCertificates.
+	// PathClusterCertificates: GET returns ClusterCertificates.
 	PathClusterCertificates = "/cluster/certificates"
-	// PathClusterKeys answers GET with ClusterKeys; POST ClusterRotate begins, hastens or gives up an exchange of a key.
+	// PathClusterKeys: GET returns ClusterKeys. POST ClusterRotate starts, speeds up or aborts the
+	// rotation of a key.
 	PathClusterKeys = "/cluster/keys"
-	// PathClusterKubeconfig answers POST ClusterKubeconfig with ClusterKubeconfigResult.
+	// PathClusterKubeconfig: POST ClusterKubeconfig returns ClusterKubeconfigResult.
 	PathClusterKubeconfig = "/cluster/kubeconfig"
-	// GET: when the answering replica heard each of its nodes last, in Unix milliseconds
+	// PathClusterHeartbeats: GET returns the time of the last heartbeat of each node that is
+	// connected to the answering replica, in Unix milliseconds.
 	PathClusterHeartbeats = "/cluster/heartbeats"
-	PathClusterRevoke     = "/cluster/revoke"    // POST: the certificates of a node are good no more
-	PathClusterTokens     = "/cluster/tokens"    // POST: a join token
-	PathClusterMembers    = "/cluster/members"   // GET: the members; POST: ClusterJoin; DELETE below it: remove one
-	PathClusterStepDown   = "/cluster/step-down" // POST: ClusterStepDown
-	PathClusterCompact    = "/cluster/compact"   // POST: ClusterCompact
-	// POST: the file, with HeaderBackupSum behind it. All secrets are in it: who may
-	// get every path, as a monitoring system may, must not have it for that.
-	// recipient, which may be repeated, seals it by age to that recipient instead of under the store's key.
+	// POST ClusterRevoke: revokes the certificates of a node
+	PathClusterRevoke = "/cluster/revoke"
+	PathClusterTokens = "/cluster/tokens" // POST ClusterToken: creates a join token
+	// GET: the members; POST ClusterJoin: adds a member; DELETE of a subpath: removes one
+	PathClusterMembers  = "/cluster/members"
+	PathClusterStepDown = "/cluster/step-down" // POST: ClusterStepDown
+	PathClusterCompact  = "/cluster/compact"   // POST: ClusterCompact
+	// PathClusterBackup: POST returns the backup file, followed by the trailer HeaderBackupSum. The
+	// method is POST because a backup contains all Secrets: a client that may get every path, such
+	// as a monitoring system, must not be able to read it. With the parameter recipient, which may
+	// be repeated, the file is encrypted with age for those recipients instead of with the store's
+	// key.
 	PathClusterBackup = "/cluster/backup"
-	PathClusterVerify = "/cluster/backup/verify" // POST a file: ClusterBackup
-	// PathClusterSupport answers POST ClusterSupport with a ClusterSupportPart. A daemon's log says much of what clients do: as
-	// with backups, who may get every path must not have it for that.
+	PathClusterVerify = "/cluster/backup/verify" // POST of a backup file: returns ClusterBackup
+	// PathClusterSupport: POST ClusterSupport returns a ClusterSupportPart. The method is POST
+	// because a daemon's log shows requests of clients: a client that may only get every path must
+	// not be able to read it.
 	PathClusterSupport = "/cluster/support"
 )
 
-// ClusterRevoke asks that the certificates of a node are good no more.
+// ClusterRevoke requests that the certificates of a node are revoked.
 type ClusterRevoke struct {
 	Node string `json:"node"`
 }
 
-// ClusterToken asks for a join token. What is left out: a day for nodes and an
-// hour for replicas, one use or as many as there are names, under any name.
+// ClusterToken requests a join token. By default a token is valid for a day for nodes and for an
+// hour for replicas. It can be used once, or once for each of Names, and under any name if Names is
+// empty.
 type ClusterToken struct {
-	Role    string   `json:"role"` // "node" or "controlplane"
-	TTL     string   `json:"ttl,omitempty"`
-	Uses    int      `json:"uses,omitempty"`
-	Names   []string `json:"names,omitempty"`   // of those who may join with it
-	Replace bool     `json:"replace,omitempty"` // also where a Node of the name exists
+	Role string `json:"role"` // "node" or "controlplane"
+	TTL  string `json:"ttl,omitempty"`
+	Uses int    `json:"uses,omitempty"`
+	// names under which a machine may join with the token
+	Names []string `json:"names,omitempty"`
+	// allows the token even if a Node of the name exists
+	Replace bool `json:"replace,omitempty"`
 }
 
 // ClusterTokenResult is a new join token.
@@ -47,281 +57,320 @@ type ClusterTokenResult struct {
 	Token string `json:"token"`
 }
 
-// HeaderBackupSum is the trailer of a backup: the SHA-256 of the file, in hex.
+// HeaderBackupSum is the HTTP trailer of a backup: the SHA-256 of the file, in hex.
 const HeaderBackupSum = "Keelson-Sha256"
 
-// BackupMagic is what every backup begins with.
+// BackupMagic is the prefix of every backup file.
 const BackupMagic = "keelback"
 
-// BackupSealedMark is in the first kilobyte of a backup that is encrypted, and of no other.
+// BackupSealedMark is contained in the first kilobyte of an encrypted backup, and never of another
+// backup.
 const BackupSealedMark = `"KeyID":"`
 
-// TrialPrefix is what the name of every folder and file begins with that is made for a look at a backup; os.MkdirTemp's
-// digits follow. What has such a name and is in no process's use any more is removed: no person gives such a name.
+// TrialPrefix is the prefix of the names of all folders and files that are created to inspect a
+// backup; the digits of os.MkdirTemp follow. Entries with such a name that no process uses are
+// removed.
 const TrialPrefix = ".keelson-trial-"
 
-// ClusterStatus is what is known of the control plane. Sizes are in bytes.
+// ClusterStatus is the status of the control plane. Sizes are in bytes.
 type ClusterStatus struct {
 	Cluster string `json:"cluster"`
-	ID      string `json:"id"` // tells this cluster from all others
-	// Incarnation is larger after each recovery and restore of the cluster; 0 before the first, and from a release that does
-	// not know incarnations.
-	Incarnation  uint64 `json:"incarnation,omitempty"`
-	Answered     string `json:"answeredBy"` // the replica
-	Leader       string `json:"leader"`     // "" when none is known
-	Term         uint64 `json:"term"`
-	CommitIndex  uint64 `json:"commitIndex"`
-	Revision     uint64 `json:"revision"`
-	Compacted    uint64 `json:"compacted"` // history up to and including this revision is gone
+	ID      string `json:"id"` // unique ID of this cluster
+	// Incarnation counts the recoveries and restores of the cluster. It is 0 before the first, and
+	// from a release that does not support the counter.
+	Incarnation uint64 `json:"incarnation,omitempty"`
+	Answered    string `json:"answeredBy"` // the replica that answered the request
+	Leader      string `json:"leader"`     // "" if no leader is known
+	Term        uint64 `json:"term"`
+	CommitIndex uint64 `json:"commitIndex"`
+	Revision    uint64 `json:"revision"`
+	// watch history up to and including this revision has been discarded
+	Compacted    uint64 `json:"compacted"`
 	Keys         int    `json:"keys"`
 	Bytes        int64  `json:"bytes"`
 	HistoryBytes int64  `json:"historyBytes"`
-	Quota        int64  `json:"quota"`        // of both together; 0 = none
-	FeatureLevel uint32 `json:"featureLevel"` // of the forms that may be stored
-	// Work is what the leader says of the parts of its work: WorkWaiting, WorkBegun, or nothing where it is not asked or
-	// is of a release that does not say. Failing are those that failed lately, in the order of their names.
+	// the limit of Bytes and HistoryBytes together; 0 = none
+	Quota int64 `json:"quota"`
+	// the highest feature level whose data formats may be stored
+	FeatureLevel uint32 `json:"featureLevel"`
+	// Work is the state of the leader's components: WorkWaiting or WorkBegun. It is empty where the
+	// leader was not asked, or is of a release that does not report it. Failing are the components
+	// that failed recently, sorted by name.
 	Work    string        `json:"work,omitempty"`
 	Failing []ClusterPart `json:"failing,omitempty"`
-	// Schedulers are the schedulerNames that the leader's scheduler serves; none where it is of a release that does not say.
+	// Schedulers are the schedulerNames that the leader's scheduler serves, empty if the leader is
+	// of a release that does not report them.
 	Schedulers []string `json:"schedulers,omitempty"`
 
-	// Autopilot is what the leader says of the replacement of dead replicas; nil where it is not asked, or does not do that.
+	// Autopilot is the leader's status of the replacement of dead replicas. It is nil where the
+	// leader was not asked or does not replace replicas.
 	Autopilot *ClusterAutopilot `json:"autopilot,omitempty"`
 
 	Alarms  []ClusterAlarm  `json:"alarms"`
 	Members []ClusterMember `json:"members"`
 }
 
-// What a leader says of its work.
+// States of the leader's components, in ClusterStatus.Work.
 const (
-	WorkWaiting = "waiting" // it leads and reads the cluster first
+	WorkWaiting = "waiting" // the replica leads and is still reading the cluster's state
 	WorkBegun   = "begun"
 )
 
-// ClusterPart is a part of the leader's work that failed.
+// ClusterPart is a component of the leader that failed.
 type ClusterPart struct {
 	Name  string `json:"name"`        // "scheduler", a controller's name ...
-	Since int64  `json:"sinceUnixMs"` // of the last failure
+	Since int64  `json:"sinceUnixMs"` // time of the last failure
 	Error string `json:"error"`
 }
 
-// ClusterAutopilot says how standbys take the places of voters that are dead.
+// ClusterAutopilot is the status of the replacement of dead voters by standbys.
 type ClusterAutopilot struct {
-	After   int64             `json:"afterMs"`                      // for how long a voter has to be silent
-	State   string            `json:"state"`                        // what is done, or why nothing is
-	Blocked int64             `json:"blockedSinceUnixMs,omitempty"` // since when somebody is to be replaced and cannot be
-	Done    []ClusterReplaced `json:"done,omitempty"`               // the last ones, oldest first
+	// time without contact after which a voter is considered dead
+	After int64 `json:"afterMs"`
+	// the current action, or the reason why there is none
+	State string `json:"state"`
+	// time since which a voter should be replaced and cannot be
+	Blocked int64 `json:"blockedSinceUnixMs,omitempty"`
+	// the last replacements, oldest first
+	Done []ClusterReplaced `json:"done,omitempty"`
 }
 
-// ClusterReplaced is a voter that was replaced.
+// ClusterReplaced is a replacement of a voter.
 type ClusterReplaced struct {
 	Dead    string `json:"dead"`
-	Standby string `json:"standby"` // who has its vote since
+	Standby string `json:"standby"` // the standby that got the vote
 	At      int64  `json:"atUnixMs"`
 }
 
 // ClusterMember is one replica.
 type ClusterMember struct {
 	Name    string `json:"name"`
-	Address string `json:"address"` // for the other replicas
-	Voter   bool   `json:"voter"`   // false for one that is catching up, and for a standby
+	Address string `json:"address"` // peer address, for the other replicas
+	Voter   bool   `json:"voter"`   // false for a replica that is catching up, and for a standby
 	Leader  bool   `json:"leader"`
-	Ready   string `json:"ready"` // "yes" or why not
+	Ready   string `json:"ready"` // "yes", or the reason why the replica is not ready
 
-	// Applied is the last log entry that the replica is known to have applied,
-	// 0 when nothing is known; Lag is how many more the group has committed.
+	// Applied is the last log entry that the replica is known to have applied, 0 if unknown. Lag is
+	// the number of later entries that the raft cluster has committed.
 	Applied uint64 `json:"appliedIndex"`
 	Lag     uint64 `json:"lag"`
-	// Contact is how many milliseconds ago it was last heard; -1 when never.
+	// Contact is the number of milliseconds since the last message from the replica; -1 if there
+	// was none.
 	Contact int64 `json:"lastContactMs"`
 
-	// What only the replica itself knows; zero when it does not answer.
+	// Values that only the replica itself can report; zero if it does not answer.
 	Version  string `json:"version,omitempty"`
 	Disk     int64  `json:"diskBytes,omitempty"`
 	Watchers int    `json:"watchers,omitempty"`
-	// FeatureLevel is the highest that its release understands.
+	// FeatureLevel is the highest feature level that the replica's release supports.
 	FeatureLevel uint32 `json:"featureLevel,omitempty"`
-	// Standby says that it has no vote and waits for that of a replica that dies.
+	// Standby reports whether the replica has no vote and is to replace a voter that dies.
 	Standby bool `json:"standby,omitempty"`
-	// Backups are those that it makes by itself; nil when it makes none, or is of a release that makes none.
+	// Backups is the status of the replica's scheduled backups. It is nil if it makes none, or if
+	// its release does not support them.
 	Backups *ClusterMemberBackups `json:"backups,omitempty"`
-	// StaleKeys says which key it has of before an exchange, and what to do; "" when it has those of the others. StaleSince is
-	// since when it knows, in milliseconds since 1970.
+	// StaleKeys describes a key of the replica from before a rotation, and the remedy; "" if its
+	// keys are current. StaleSince is the time at which the replica detected it, in Unix
+	// milliseconds.
 	StaleKeys  string `json:"staleKeys,omitempty"`
 	StaleSince int64  `json:"staleSinceUnixMs,omitempty"`
 }
 
-// ClusterMemberBackups says how the backups go that a replica makes by its schedule. Times are 0 when none exists.
+// ClusterMemberBackups is the status of a replica's scheduled backups. Times are in Unix
+// milliseconds, and 0 if there is no such backup.
 type ClusterMemberBackups struct {
-	Last     int64  `json:"lastUnixMs,omitempty"`  // the newest good one
-	Next     int64  `json:"nextUnixMs,omitempty"`  // when the next one is due
-	Failures int    `json:"failures,omitempty"`    // attempts since the last good one
-	Since    int64  `json:"sinceUnixMs,omitempty"` // of the first of them
-	Error    string `json:"error,omitempty"`       // of the last of them
+	Last int64 `json:"lastUnixMs,omitempty"` // the newest successful backup
+	Next int64 `json:"nextUnixMs,omitempty"` // time of the next backup
+	// failed attempts since the last successful backup
+	Failures int    `json:"failures,omitempty"`
+	Since    int64  `json:"sinceUnixMs,omitempty"` // the first of these failures
+	Error    string `json:"error,omitempty"`       // the error of the last failure
 }
 
-// ClusterAlarm is a condition that a person should know of.
+// ClusterAlarm is a condition that needs an operator's attention.
 type ClusterAlarm struct {
-	Kind    string `json:"kind"`             // "space", "diverged", "unreadable", "too old", "backups", "autopilot", "elections", "rotation", "stale keys", "abandoned", "not renewed" or "expiring"
-	Member  string `json:"member,omitempty"` // the replica it is about; "" = all
+	// "space", "diverged", "unreadable", "too old", "backups", "autopilot", "elections",
+	// "rotation", "stale keys", "abandoned", "not renewed" or "expiring"
+	Kind    string `json:"kind"`
+	Member  string `json:"member,omitempty"` // the replica that the alarm concerns; "" = all
 	Since   int64  `json:"sinceUnixMs"`
 	Message string `json:"message"`
-	Remedy  string `json:"remedy"` // what to do
+	Remedy  string `json:"remedy"` // the action that resolves the alarm
 }
 
-// ClusterJoin asks for membership.
+// ClusterJoin requests that a replica becomes a member.
 type ClusterJoin struct {
 	Name    string `json:"name"`
 	Address string `json:"address"` // host:port of its peer listener
-	// Standby asks for it without a vote. A release that knows no standbys refuses the field.
+	// Standby requests membership without a vote. A release that does not support standbys rejects
+	// the field.
 	Standby bool `json:"standby,omitempty"`
 }
 
-// ClusterStepDown hands the leadership over, to a certain replica or to the best one.
+// ClusterStepDown requests a leadership transfer to the replica To, or to the best candidate if To
+// is empty.
 type ClusterStepDown struct {
 	To string `json:"to,omitempty"`
 }
 
-// ClusterStepDownResult says who led and who leads.
+// ClusterStepDownResult has the previous and the new leader.
 type ClusterStepDownResult struct {
 	From string `json:"from"`
 	To   string `json:"to"`
 }
 
-// ClusterCompact forgets history up to and including a revision; 0 = all of it.
+// ClusterCompact requests that watch history up to and including Revision is discarded; 0 = all of
+// it.
 type ClusterCompact struct {
 	Revision uint64 `json:"revision"`
 }
 
-// ClusterCompactResult is the state of the history afterwards.
+// ClusterCompactResult is the state of the watch history after a compaction.
 type ClusterCompactResult struct {
 	Compacted    uint64 `json:"compacted"`
 	HistoryBytes int64  `json:"historyBytes"`
 }
 
-// ClusterBackup describes a backup that is whole.
+// ClusterBackup describes a complete backup.
 type ClusterBackup struct {
-	Cluster  string `json:"cluster"` // the ID of the cluster it is of
+	Cluster  string `json:"cluster"` // the ID of the backup's cluster
 	Revision uint64 `json:"revision"`
 	Created  int64  `json:"createdUnixMs"`
 	Keys     int    `json:"keys"`
 	Bytes    int64  `json:"bytes"`
 	Format   uint32 `json:"format"`
-	Sealed   bool   `json:"sealed"` // encrypted: a key of the cluster is needed to restore it
-	// KeyID is that of the key in a key file that opens it; "" when it is in clear.
+	Sealed   bool   `json:"sealed"` // encrypted: restoring needs a key of the cluster
+	// KeyID is the ID of the key, in a key file, that decrypts the backup; "" if the backup is not
+	// encrypted.
 	KeyID string `json:"keyID,omitempty"`
-	// Recipients are the kinds of those to whom age has sealed it, one each; none where it is not sealed by age.
+	// Recipients are the types of the age recipients for which the backup is encrypted, one for
+	// each recipient. It is empty if the backup is not encrypted with age.
 	Recipients []string `json:"recipients,omitempty"`
-	// FeatureLevel is that of the forms in it: a release that understands less does not restore it.
+	// FeatureLevel is the feature level of the backup's data formats. A release that supports only
+	// lower levels does not restore it.
 	FeatureLevel uint32 `json:"featureLevel,omitempty"`
-	// Kinds are what is in it, in the order of their places; nil where the file could not be opened, or was not.
+	// Kinds are the backup's contents by resource, sorted by Place. It is nil if the file could not
+	// be, or was not, decrypted.
 	Kinds []ClusterBackupKind `json:"kinds,omitempty"`
 }
 
-// ClusterBackupKind is how many objects of a resource a backup holds.
+// ClusterBackupKind counts the objects of a resource in a backup.
 type ClusterBackupKind struct {
-	Place    string `json:"place"`              // what their keys begin with
-	Group    string `json:"group,omitempty"`    // of the resource; "" for the core group
+	Place    string `json:"place"`              // prefix of the objects' keys
+	Group    string `json:"group,omitempty"`    // API group of the resource; "" for the core group
 	Resource string `json:"resource,omitempty"` // "" for records of the cluster itself
-	// Version is the one in which they are stored, and Hidden says that no client may read them; both are known only to who
-	// serves the backup.
-	Version  string `json:"version,omitempty"`
-	Hidden   bool   `json:"hidden,omitempty"`
-	Objects  int    `json:"objects"`
-	Expiring int    `json:"expiring,omitempty"` // how many of them end by themselves, as Events do
-	Bytes    int64  `json:"bytes"`              // of keys and values
+	// Version is the version in which the objects are stored, and Hidden reports whether clients
+	// cannot read them. Both are set only by the server that made the backup.
+	Version string `json:"version,omitempty"`
+	Hidden  bool   `json:"hidden,omitempty"`
+	Objects int    `json:"objects"`
+	// number of the objects that have a TTL, as Events do
+	Expiring int   `json:"expiring,omitempty"`
+	Bytes    int64 `json:"bytes"` // total size of keys and values
 }
 
-// ClusterSupport asks what a replica knows of itself; "" = the one that is asked.
+// ClusterSupport requests diagnostic data of a replica; "" = the replica that receives the request.
 type ClusterSupport struct {
 	Replica string `json:"replica,omitempty"`
 }
 
-// ClusterSupportPart is what a replica tells of itself to who has to find out what is wrong.
+// ClusterSupportPart is the diagnostic data of a replica.
 type ClusterSupportPart struct {
 	Replica    string            `json:"replica"`
 	Version    string            `json:"version"`
 	Go         string            `json:"go"`
 	Goroutines int               `json:"goroutines"`
 	Flags      map[string]string `json:"flags,omitempty"`
-	Log        string            `json:"log"`               // the last lines
-	Metrics    string            `json:"metrics"`           // in Prometheus' form
-	Problem    string            `json:"problem,omitempty"` // why something is missing
+	Log        string            `json:"log"`               // the last lines of the log
+	Metrics    string            `json:"metrics"`           // in the Prometheus text format
+	Problem    string            `json:"problem,omitempty"` // the reason why data is missing
 }
 
-// AgentLogPath is where the API of a node has the last lines of its agent's log.
+// AgentLogPath is the path of the last lines of the agent's log, in the API of a node.
 const AgentLogPath = "/logs/keelson-agent.log"
 
-// AgentSettingsPath is where it has the agent's settings, a line for each. Agents of releases before have none there.
+// AgentSettingsPath is the path of the agent's settings, one per line, in the API of a node. Older
+// agents do not serve it.
 const AgentSettingsPath = "/logs/keelson-agent-settings.txt"
 
-// ClusterCertificates are the certificates of a cluster, without those that users and workloads had signed.
+// ClusterCertificates are the certificates of a cluster, without those that were issued to users
+// and workloads.
 type ClusterCertificates struct {
 	Certificates []ClusterCertificate `json:"certificates"`
-	// Silent are the replicas that did not say what they have, with the reason.
+	// Silent maps the replicas that did not report their certificates to the reason.
 	Silent map[string]string `json:"silent,omitempty"`
 }
 
-// ClusterCertificate is a certificate as its holder shows it. Times are in seconds since 1970.
+// ClusterCertificate is a certificate as reported by the replica or node that uses it. Times are in
+// seconds since 1970.
 type ClusterCertificate struct {
-	Use       string `json:"use"`    // what its holder shows it for, or what an authority signs
-	Holder    string `json:"holder"` // the replica or the node
+	// the purpose: the certificate's use, or the kind of certificates that an authority signs
+	Use       string `json:"use"`
+	Holder    string `json:"holder"` // the replica or the node that has the certificate
 	Node      bool   `json:"node,omitempty"`
 	Authority bool   `json:"authority,omitempty"`
-	Signs     bool   `json:"signs,omitempty"` // of an authority: it signs new certificates, and is not only believed
-	Subject   string `json:"subject"`
-	Key       string `json:"key"` // the first 16 characters of the SHA-256 of the public key, as peer-ca shows it
-	Begins    int64  `json:"begins"`
-	Expires   int64  `json:"expires"`
-	Renews    int64  `json:"renews,omitempty"` // when its holder makes the next one by itself; 0 = never
+	// of an authority: it signs new certificates, and is not only trusted
+	Signs   bool   `json:"signs,omitempty"`
+	Subject string `json:"subject"`
+	// the first 16 characters of the SHA-256 of the public key, as peer-ca shows it
+	Key     string `json:"key"`
+	Begins  int64  `json:"begins"`
+	Expires int64  `json:"expires"`
+	Renews  int64  `json:"renews,omitempty"` // time of the next automatic renewal; 0 = never
 }
 
-// ClusterRotate asks for the exchange of a key that all replicas share: cluster-ca, peers-ca, service-account-key or
-// encryption-key.
+// ClusterRotate requests the rotation of a key that all replicas share. Kind is cluster-ca,
+// peers-ca, service-account-key or encryption-key.
 type ClusterRotate struct {
 	Kind string `json:"kind,omitempty"`
-	// Keep is for how long the former key is believed once the new one signs, a duration; "" = what the kind needs.
+	// Keep is the duration for which the old key stays trusted after the new key is used; "" = the
+	// default of Kind.
 	Keep string `json:"keep,omitempty"`
-	// Abort gives up the exchange that is under way, before the new key is used.
+	// Abort aborts the rotation in progress. It is possible until the new key is used.
 	Abort bool `json:"abort,omitempty"`
-	// Force has the exchange that is under way wait neither for replicas that do not answer, once the new key is
-	// believed by all, nor for what was signed by the former key, nor for nodes that are away.
+	// Force makes the rotation in progress skip its waits. It no longer waits for replicas that do
+	// not answer, once all others trust the new key. It waits neither for certificates and tokens
+	// signed by the old key nor for nodes that are offline.
 	Force bool `json:"force,omitempty"`
-	// Dismiss is a removed replica of which nothing is to be told any more, since what it had of the keys is destroyed. It
-	// stands alone. A release that does not know it refuses the field.
+	// Dismiss is the name of a removed replica that is to be dropped from ClusterKeys.Removed,
+	// because its copies of the keys are destroyed. It excludes all other fields. A release that
+	// does not support it rejects the field.
 	Dismiss string `json:"dismiss,omitempty"`
 }
 
-// ClusterKeys are the keys that all replicas share, by their ids, and the exchange of one that was last.
+// ClusterKeys are the IDs of the keys that all replicas share, and the latest rotation.
 type ClusterKeys struct {
 	Rotation *ClusterRotation   `json:"rotation,omitempty"`
 	Replicas []ClusterKeyHolder `json:"replicas"`
-	Waiting  []string           `json:"waiting,omitempty"` // who or what the exchange waits for
-	// Removed are replicas that were members, and what of the keys that they had is good still.
+	// the replicas, nodes or conditions that the rotation waits for
+	Waiting []string `json:"waiting,omitempty"`
+	// Removed are former members that had keys that are still valid.
 	Removed []ClusterRemoved `json:"removed,omitempty"`
 }
 
-// ClusterRemoved is a replica that is a member no more. At is in milliseconds since 1970.
+// ClusterRemoved is a replica that was removed from the members. At is in Unix milliseconds.
 type ClusterRemoved struct {
 	Name  string   `json:"name"`
 	At    int64    `json:"atUnixMs"`
-	Kinds []string `json:"kinds"` // of keys that it had and that are in use or believed
+	Kinds []string `json:"kinds"` // kinds of the replica's keys that are still used or trusted
 }
 
-// ClusterKubeconfig asks for what a kubeconfig is made of. CSR, in PEM, asks for a client certificate in the place of the
-// one by which the caller is known; only its key counts.
+// ClusterKubeconfig requests the contents of a kubeconfig. CSR, in PEM, requests a client
+// certificate for the caller's own identity. Only the public key of the CSR is used.
 type ClusterKubeconfig struct {
 	CSR []byte `json:"csr,omitempty"`
 }
 
-// ClusterKubeconfigResult has PEM: the authorities to believe, and a certificate where one was asked for.
+// ClusterKubeconfigResult has the trusted CA certificates and, if one was requested, the client
+// certificate, all in PEM.
 type ClusterKubeconfigResult struct {
 	CA          []byte `json:"ca"`
 	Certificate []byte `json:"certificate,omitempty"`
 }
 
-// ClusterRotation is the exchange of one key. Steps are trust, use, wait, serve (of cluster-ca alone), forget, done, and aborted. Times are in
-// milliseconds since 1970; Until is 0 before the step wait.
+// ClusterRotation is the rotation of one key. The steps are trust, use, wait, serve (only for
+// cluster-ca), forget, done, and aborted. Times are in Unix milliseconds. Until is 0 before the
+// step wait.
 type ClusterRotation struct {
 	Kind    string `json:"kind"`
 	New     string `json:"new"`
@@ -334,18 +383,21 @@ type ClusterRotation struct {
 	Force   bool   `json:"force,omitempty"`
 }
 
-// ClusterKeyHolder is a replica with the keys that it goes by. Problem says why it did not tell them.
+// ClusterKeyHolder is a replica with the keys that it currently uses. Problem is the reason why it
+// did not report them.
 type ClusterKeyHolder struct {
 	Name    string           `json:"name"`
 	Problem string           `json:"problem,omitempty"`
 	Keys    []ClusterKeyHeld `json:"keys,omitempty"`
-	// Nodes are those that have their session with it, and Users whose certificates by the former CA it has seen, by serial
-	// number; both are told among replicas while the cluster's CA is exchanged.
+	// Nodes are the nodes connected to the replica. Users maps serial numbers of client
+	// certificates of the old CA that the replica has seen to their users. Replicas report both to
+	// each other during a rotation of cluster-ca.
 	Nodes []ClusterNodeKeys      `json:"nodes,omitempty"`
 	Users map[string]ClusterUser `json:"users,omitempty"`
 }
 
-// ClusterNodeKeys are the authorities by which a node goes. Silent: its release does not say.
+// ClusterNodeKeys are the CAs that a node trusts (Believes) and by which its certificates are
+// signed (Shows). Silent: the agent's release does not report them.
 type ClusterNodeKeys struct {
 	Name     string   `json:"name"`
 	Silent   bool     `json:"silent,omitempty"`
@@ -353,18 +405,21 @@ type ClusterNodeKeys struct {
 	Shows    []string `json:"shows,omitempty"`
 }
 
-// ClusterUser is whose client certificate was seen. Times are in milliseconds since 1970.
+// ClusterUser is the user of a client certificate that a replica has seen. Times are in Unix
+// milliseconds.
 type ClusterUser struct {
 	Name string `json:"name"`
 	Ends int64  `json:"endsUnixMs"`
 	Seen int64  `json:"seenUnixMs"`
 }
 
-// ClusterKeyHeld are the keys of one kind. Problem says why the replica cannot take another one.
+// ClusterKeyHeld are a replica's keys of one kind. Problem is the reason why the replica cannot
+// accept a new key.
 type ClusterKeyHeld struct {
 	Kind     string   `json:"kind"`
 	Signs    string   `json:"signs,omitempty"`
 	Believes []string `json:"believes,omitempty"`
-	Serves   string   `json:"serves,omitempty"` // of cluster-ca: by which the certificate of the API is
-	Problem  string   `json:"problem,omitempty"`
+	// only for cluster-ca: the CA that signed the API's serving certificate
+	Serves  string `json:"serves,omitempty"`
+	Problem string `json:"problem,omitempty"`
 }

@@ -1,11 +1,11 @@
 package api
 
-// Companion is an object that changes in the same commit in which another one is
-// made or removed: both are there, or neither.
+// Companion is an object that changes in the same commit in which another object is created or
+// removed: either both changes are made or neither.
 type Companion struct {
-	Object Object // its type, namespace and name
-	// Next says what becomes of it. It is given what is stored, nil when there is nothing or what cannot be read, and
-	// returns what is to be stored; the same again leaves it, nil removes it. It may be asked more than once, and must
-	// not change what it is given.
+	Object Object // the type, namespace and name of the companion
+	// Next returns the object to be stored. stored is nil if the object does not exist or cannot be
+	// read. Returning stored itself writes nothing, and nil removes the object. Next may be called
+	// more than once and must not modify stored.
 	Next func(stored Object) Object
 }

@@ -6,37 +6,44 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// Follower is what Backend.Watch returns for Request.Follow: a watch whose reader has the state of the kind beside its
-// changes, without a copy of its own.
+// Follower is returned by Backend.Watch for Request.Follow: a watch that also gives access to the
+// current objects of the kind, so that the reader needs no copy of its own.
 type Follower interface {
 	watch.Interface
-	// Follow waits until there is something new and returns the state, and what has changed since the state before; the
-	// first call returns the state at once and no changes. When so much has changed that the history does not tell all of
-	// it, the changes are the difference between both states, in the order of keys. Call it from one goroutine, and not
-	// beside ResultChan. An error ends it.
+	// Follow waits for a change and returns the current state and the changes since the previously
+	// returned state. The first call returns the state at once and no changes. If the watch history
+	// no longer covers all changes, the changes are the difference of both states, sorted by key.
+	//
+	// Follow must be called from one goroutine, and not together with ResultChan. After an error
+	// the Follower is of no further use.
 	Follow(ctx context.Context) (View, []Delta, error)
 }
 
-// View is the objects of a kind at one moment. It never changes. Objects are shared: copy before modifying. They are in the
-// version that the kind's storage is kept in, and may be in the light form.
+// View is an immutable snapshot of the objects of a kind. The objects are shared: copy before
+// modifying. They are in the version of the kind's storage and may be in the light form (Light).
 type View interface {
-	// Revision is that of the newest change that it shows, as a resourceVersion.
+	// Revision returns the resourceVersion of the newest change in the snapshot.
 	Revision() string
-	// Len is how many objects there are.
+	// Len returns the number of objects.
 	Len() int
-	// Get returns the object with the key "namespace/name", or "name" where there are no namespaces; nil = none.
+	// Get returns the object with the key "namespace/name", or "name" for a cluster-scoped kind;
+	// nil if there is none.
 	Get(key string) Object
-	// Scan calls visit with the objects whose keys begin with prefix, in the order of keys, until it returns false.
+	// Scan calls visit with the objects whose keys have the prefix, sorted by key, until visit
+	// returns false.
 	Scan(prefix string, visit func(key string, obj Object) bool)
 }
 
-// Delta is what became of one object.
+// Delta is the change of one object between two snapshots of a Follower.
 type Delta struct {
 	Key string
-	Old Object // nil when it is new
-	New Object // as it is now; of one that is gone, its last state with the revision of the deletion, where that is known
-	// Gone says that it was deleted.
+	Old Object // nil if the object is new
+	// the current object; for a deleted object its last state, with the revision of the deletion if
+	// that is known
+	New Object
+	// Gone reports whether the object was deleted.
 	Gone bool
-	// Guessed says that the deletion was not seen: Old and New are the last state that was.
+	// Guessed reports whether the deletion was inferred and not observed. Old and New are then the
+	// last observed state.
 	Guessed bool
 }

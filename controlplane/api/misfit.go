@@ -14,9 +14,10 @@ import (
 	kjson "sigs.k8s.io/json"
 )
 
-// Misfit explains why a JSON document cannot be decoded into a Go value: err is what the decoder said, the result names
-// the field and its value as well, as "spec.replicas: Invalid value: "many": must be an integer, not a string".
-// When the place cannot be told, the result is err itself.
+// Misfit returns a better error for a JSON document that cannot be decoded into the Go value into.
+// err is the decoder's error. The result also names the field and its value, as in "spec.replicas:
+// Invalid value: "many": must be an integer, not a string". If the field cannot be determined, the
+// result is err.
 func Misfit(data []byte, into any, err error) error {
 	if !json.Valid(data) {
 		return err
@@ -33,14 +34,15 @@ var (
 	octets      = reflect.TypeFor[[]byte]()
 )
 
-// misfit looks for the first part of the document that does not fit its place in the type, and reads the
-// document piece by piece for that: a decoder that fails does not say where in a list or a map it was.
+// misfit returns an error for the first part of the document that does not match the type t, or
+// nil. It decodes the document piece by piece, because a decoder's error does not name the element
+// of a list or map.
 func misfit(data []byte, t reflect.Type, at *field.Path) error {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
 	if string(data) == "null" {
-		return nil // leaves any field empty
+		return nil // null is valid for every field
 	}
 	if p := reflect.PointerTo(t); at != nil && (p.Implements(decodesJSON) || p.Implements(decodesText)) || t == octets {
 		return misfitLeaf(data, t, at)
@@ -83,7 +85,7 @@ func misfitStruct(data []byte, parts map[string]json.RawMessage, t reflect.Type,
 		f := t.Field(i)
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 		if name == "" && f.Anonymous {
-			if err := misfit(data, f.Type, at); err != nil { // its fields stand among ours
+			if err := misfit(data, f.Type, at); err != nil { // embedded struct
 				return err
 			}
 			continue
@@ -97,7 +99,8 @@ func misfitStruct(data []byte, parts map[string]json.RawMessage, t reflect.Type,
 	return nil
 }
 
-// below is the path of a map's value. A key with a dot in it would read like two fields.
+// below returns the path of a map's value. A key that contains path characters is put in brackets:
+// a dot in it would look like two fields.
 func below(at *field.Path, key string) *field.Path {
 	if key == "" || strings.ContainsAny(key, "./[]") {
 		return at.Key(key)
@@ -105,10 +108,10 @@ func below(at *field.Path, key string) *field.Path {
 	return at.Child(key)
 }
 
-// shownValue is how much of a wrong value an error repeats.
+// shownValue is the maximum length of an invalid value in an error.
 const shownValue = 100
 
-// misfitLeaf decodes one value and words the refusal; nil when it fits after all.
+// misfitLeaf decodes one value and returns the error for it, or nil if the value is valid.
 func misfitLeaf(data []byte, t reflect.Type, at *field.Path) error {
 	err := kjson.UnmarshalCaseSensitivePreserveInts(data, reflect.New(t).Interface())
 	if err == nil {
@@ -119,7 +122,7 @@ func misfitLeaf(data []byte, t reflect.Type, at *field.Path) error {
 		given := kindOfJSON(data)
 		why = fmt.Sprintf("must be %s, not %s", wanted(t), given)
 		if given == "a number" && t.Kind() != reflect.String {
-			why = "must be " + wanted(t) // too large, or with a fraction
+			why = "must be " + wanted(t) // out of range, or with a fraction
 		}
 	}
 	place := at.String()
@@ -127,7 +130,7 @@ func misfitLeaf(data []byte, t reflect.Type, at *field.Path) error {
 		place = "the document"
 	}
 	if t == octets {
-		return fmt.Errorf("%s: Invalid value: %s", place, why) // may be a secret
+		return fmt.Errorf("%s: Invalid value: %s", place, why) // the value may be a secret
 	}
 	value := string(data)
 	if len(value) > shownValue {
@@ -136,7 +139,7 @@ func misfitLeaf(data []byte, t reflect.Type, at *field.Path) error {
 	return fmt.Errorf("%s: Invalid value: %s: %s", place, value, why)
 }
 
-// wanted names a type as a reader of JSON knows it.
+// wanted returns the JSON name of a type, for errors.
 func wanted(t reflect.Type) string {
 	switch t.Kind() {
 	case reflect.String:

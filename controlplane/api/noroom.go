@@ -1,5 +1,5 @@
 package api
 
-// NoRoomAnnotation of a CSIStorageCapacity says, in the driver's words, why a node can have no volumes of a class at all:
-// the scheduler passes them on to the pods that want some.
+// NoRoomAnnotation on a CSIStorageCapacity is the driver's reason why a node cannot have any volume
+// of a class. The scheduler copies the reason to the pods that need such a volume.
 const NoRoomAnnotation = "keelson.dev/no-volumes-because"

@@ -5,21 +5,19 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// ObjectList is the answer to a list with Request.Pointers: the watch cache's own
-// objects in place of a kind's list type, which would copy every one. It has no
-// wire form.
+// ObjectList is the result of a list with Request.Pointers. It has the watch cache's own objects,
+// where the kind's list type would need copies. It cannot be encoded.
 type ObjectList struct {
 	metav1.TypeMeta
 	metav1.ListMeta
 	Items []Object
-	// Bytes is about how much the items take: what they take in the store.
+	// Bytes is the approximate size of the items: their size in the store.
 	Bytes int64
-	// Changed is the resourceVersion of the newest change to any object of the
-	// kind, at most that of the list: who follows a watch has seen everything
-	// when it has reached this.
+	// Changed is the resourceVersion of the newest change to any object of the kind, at most that
+	// of the list. A watch that has reached it has delivered every change before the list.
 	Changed string
-	// Unreadable are the errors of stored objects that belong to the list and cannot be read: each names the object, the cause
-	// and the remedy. Items lacks these objects.
+	// Unreadable are the errors of stored objects that match the list and cannot be read. Each
+	// names the object, the cause and the remedy. Items lacks these objects.
 	Unreadable []error
 }
 

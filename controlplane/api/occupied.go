@@ -5,23 +5,25 @@ import (
 	"slices"
 )
 
-// Occupied is the storages in which this process has seen objects, for as long as a kind is served from them. It never
-// changes. Whoever would follow every kind leaves those alone that nobody uses: definitions are many, and most are idle.
+// Occupied is an immutable set of the storages in which this process has seen objects, as long as a
+// kind is served from them. Code that watches every kind skips all other storages: there may be
+// many custom definitions, most of them without objects.
 type Occupied struct {
 	storages map[*Storage]bool
 	changed  chan struct{}
 }
 
-// Has says that there has been an object in a storage.
+// Has reports whether a storage has, or had, objects.
 func (o *Occupied) Has(s *Storage) bool { return o.storages[s] }
 
-// Changed is closed once there is a newer Occupied.
+// Changed returns a channel that is closed when there is a newer Occupied.
 func (o *Occupied) Changed() <-chan struct{} { return o.changed }
 
-// Occupied is what holds objects now, or has held some.
+// Occupied returns the set of storages that have, or had, objects.
 func (ks *Kinds) Occupied() *Occupied { return ks.occupied.Load() }
 
-// Occupy says that a storage has objects. The registry calls it before it shows the first one.
+// Occupy records that a storage has objects. The registry calls it before it returns the storage's
+// first object.
 func (ks *Kinds) Occupy(s *Storage) {
 	ks.writing.Lock()
 	defer ks.writing.Unlock()
@@ -38,7 +40,7 @@ func (ks *Kinds) Occupy(s *Storage) {
 	close(was.changed)
 }
 
-// vacate forgets storages that no kind is served from any more. writing is held.
+// vacate drops the storages from which no kind of t is served. The caller holds writing.
 func (ks *Kinds) vacate(t *Table) {
 	was := ks.occupied.Load()
 	gone := func(s *Storage, _ bool) bool {

@@ -1,10 +1,12 @@
 package api
 
-// Annotations of rebalancing.
+// Annotations of workloads for rebalancing pods.
 const (
-	// RebalanceAnnotation asks with "true" that pods of a Deployment, ReplicaSet or StatefulSet move, one at a time and
-	// within disruption budgets, when the scheduler would clearly place them elsewhere now.
+	// RebalanceAnnotation with the value "true" on a Deployment, ReplicaSet or StatefulSet allows
+	// moving its pods when the scheduler would now clearly prefer another node. Pods move one at a
+	// time and within disruption budgets.
 	RebalanceAnnotation = "keelson.dev/rebalance"
-	// RebalancedAnnotation keeps with the workload when a pod of it was last chosen to move.
+	// RebalancedAnnotation on the workload is the time at which one of its pods was last chosen to
+	// move.
 	RebalancedAnnotation = "keelson.dev/rebalanced-at"
 )

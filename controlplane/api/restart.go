@@ -1,12 +1,13 @@
 package api
 
-// Annotations of the restart on changed configuration.
+// Annotations for restarting workloads when their configuration changes.
 const (
-	// RestartAnnotation asks with "true" that the pods of a Deployment, StatefulSet or DaemonSet are replaced, as by an
-	// update, when what a ConfigMap or Secret holds that their template refers to has changed.
+	// RestartAnnotation with the value "true" on a Deployment, StatefulSet or DaemonSet enables a
+	// restart on configuration changes. Its pods are replaced, as by an update, when the contents
+	// of a ConfigMap or Secret change that the pod template references.
 	RestartAnnotation = "keelson.dev/restart-on-config-change"
-	// ConfigSeenAnnotation keeps with the workload which contents its pods were made for.
+	// ConfigSeenAnnotation on the workload identifies the contents for which its pods were created.
 	ConfigSeenAnnotation = "keelson.dev/config-seen"
-	// ConfigAnnotation of the template is what changes with the contents.
+	// ConfigAnnotation on the pod template changes with the contents, which triggers the rollout.
 	ConfigAnnotation = "keelson.dev/config"
 )

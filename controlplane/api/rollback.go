@@ -1,5 +1,6 @@
 package api
 
-// RollbackAnnotation asks with "true" that a Deployment whose rollout fails is set back to its last complete revision:
-// when its progress deadline passes, or when a pod of the new template ends again and again.
+// RollbackAnnotation with the value "true" rolls a failing Deployment back to its last complete
+// revision. A rollout fails when its progress deadline passes, or when a pod of the new template
+// exits repeatedly.
 const RollbackAnnotation = "keelson.dev/rollback-on-failure"

@@ -35,10 +35,10 @@ import (
 	metricsv1beta1 "k8s.io/metrics/pkg/apis/metrics/v1beta1"
 )
 
-// Scheme returns a new scheme with every Go type that Keelson serves, all but
-// metrics at v1: a scheme of client-go's size would cost a replica megabytes for versions
-// that nobody is answered in. Build it once and hand it around; it is read-only
-// and safe for concurrent use from then on.
+// Scheme returns a new scheme with every Go type that Keelson serves, nearly all of them in v1
+// only. A scheme as large as client-go's would cost each replica megabytes for versions that are
+// not served. Build it once and pass it around: after that it is read-only and safe for concurrent
+// use.
 func Scheme() *runtime.Scheme {
 	s := runtime.NewScheme()
 	add := []func(*runtime.Scheme) error{
@@ -52,11 +52,11 @@ func Scheme() *runtime.Scheme {
 	}
 	for _, f := range add {
 		if err := f(s); err != nil {
-			// Two types under one name: a programming error, met on the first start.
+			// Two types have the same name: a programming error, found at the first start.
 			panic(fmt.Sprintf("api: building the scheme: %v", err))
 		}
 	}
-	// Status, the option types and the discovery documents, under the bare "v1".
+	// Status, the option types and the discovery documents, in version "v1" without a group.
 	metav1.AddToGroupVersion(s, schema.GroupVersion{Version: "v1"})
 	return s
 }
@@ -68,13 +68,13 @@ func Codecs(s *runtime.Scheme) serializer.CodecFactory { return serializer.NewCo
 // ParameterCodec decodes query parameters into option types such as metav1.ListOptions.
 func ParameterCodec(s *runtime.Scheme) runtime.ParameterCodec { return runtime.NewParameterCodec(s) }
 
-// SetTypeMeta stamps obj with the kind's apiVersion and kind, which decoders and
-// typed clients leave empty and every answer must carry.
+// SetTypeMeta sets apiVersion and kind of obj. Decoders and typed clients leave them empty, and
+// every response must have them.
 func (k *Kind) SetTypeMeta(obj runtime.Object) {
 	obj.GetObjectKind().SetGroupVersionKind(k.GVK)
 }
 
-// ListGVK is the type of the kind's list.
+// ListGVK returns the group, version and kind of the kind's list.
 func (k *Kind) ListGVK() schema.GroupVersionKind {
 	if k.ListKind != "" {
 		return k.GVK.GroupVersion().WithKind(k.ListKind)
@@ -82,7 +82,8 @@ func (k *Kind) ListGVK() schema.GroupVersionKind {
 	return k.GVK.GroupVersion().WithKind(k.GVK.Kind + "List")
 }
 
-// apiServices adds APIServices, without the conversions and defaults that their own AddToScheme brings along.
+// apiServices registers APIService, without the conversions and defaults that upstream's
+// AddToScheme includes.
 func apiServices(s *runtime.Scheme) error {
 	gv := apiregistrationv1.SchemeGroupVersion
 	s.AddKnownTypes(gv, &apiregistrationv1.APIService{}, &apiregistrationv1.APIServiceList{})
@@ -90,7 +91,7 @@ func apiServices(s *runtime.Scheme) error {
 	return nil
 }
 
-// podGroups adds the kinds of groups of pods, without the old PriorityClass of their version.
+// podGroups registers PodGroup and Workload, without the old PriorityClass of the same version.
 func podGroups(s *runtime.Scheme) error {
 	gv := schedulingv1beta1.SchemeGroupVersion
 	s.AddKnownTypes(gv, &schedulingv1beta1.PodGroup{}, &schedulingv1beta1.PodGroupList{},
@@ -99,8 +100,8 @@ func podGroups(s *runtime.Scheme) error {
 	return nil
 }
 
-// customDefinitions adds the kind of custom resource definitions, without the conversions and defaults that its own
-// AddToScheme brings along.
+// customDefinitions registers CustomResourceDefinition, without the conversions and defaults that
+// upstream's AddToScheme includes.
 func customDefinitions(s *runtime.Scheme) error {
 	gv := apiextensionsv1.SchemeGroupVersion
 	s.AddKnownTypes(gv, &apiextensionsv1.CustomResourceDefinition{}, &apiextensionsv1.CustomResourceDefinitionList{})

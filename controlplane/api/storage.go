@@ -8,91 +8,102 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// Storage is where the objects of one resource lie, and in which form. The kinds that are its served versions share
-// one value of this type. It is immutable.
+// Storage describes where and in which form the objects of one resource are stored. All served
+// versions of the resource share one value. It is immutable.
 type Storage struct {
-	// Prefix begins the keys of the objects: "/registry/pods/". It is stated for each resource and never follows from
-	// what else is served or in which order: clusters have their data under it.
+	// Prefix is the prefix of the objects' keys: "/registry/pods/". It is set explicitly for each
+	// resource and never derived from other kinds or their order, because existing clusters have
+	// data under it.
 	Prefix string
-	// Namespaced says that the keys have the namespace in front of the name.
+	// Namespaced reports whether the keys have the namespace before the name.
 	Namespaced bool
-	// Hub is the version in which objects are written.
+	// Hub is the version in which objects are stored.
 	Hub Version
-	// Known are the further versions in which they may have been written before.
+	// Known are further versions in which older releases may have stored objects.
 	Known []Version
-	// Index is the field by which objects are found and watched without looking at the others; nil = none.
+	// Index is the field by which objects can be listed and watched without scanning the others;
+	// nil = none.
 	Index *Index
 }
 
-// Index is a field by whose value few of many objects are asked for: the node of a pod.
+// Index is a field with selective values, such as the node of a pod.
 type Index struct {
-	Field string              // as selectors name it
-	Of    func(Object) string // its value in an object of any version
+	Field string              // name in field selectors
+	Of    func(Object) string // returns the field's value of an object in any version
 }
 
-// Version is a version of an object that may be stored.
+// Version is a version of an object in the store.
 type Version struct {
 	GVK     schema.GroupVersionKind
 	New     func() Object
-	Shallow func(Object) Object // as Ops.Shallow
-	// Default fills what an object lacks that was stored when its type had fewer fields. nil = nothing.
+	Shallow func(Object) Object // see Ops.Shallow
+	// Default sets fields that are missing in an object that was stored before its type had them.
+	// nil = no defaults.
 	Default func(Object)
-	// ToHub turns an object of this version, which it may use up, into one of the hub version. nil, in Known, leaves it
-	// as it is until it is read: Conversion.From gets it then.
+	// ToHub converts an object of this version to the hub version; it may modify the object. If it
+	// is nil in Known, the object stays in this version and is converted by Conversion.From when it
+	// is read.
 	ToHub func(Object) (Object, error)
-	// Light is how large objects are kept in memory; nil = as they are.
+	// Light is the compact in-memory form of large objects; nil = no such form.
 	Light *Light
 }
 
-// Light is a form of the objects of a version that takes less memory: all of the object is in it, some of it in a form
-// that only Unpack reads. It is never stored and never leaves the process.
+// Light is a form of the objects of a version that takes less memory. It contains the complete
+// object, with some parts encoded so that only Unpack can read them. It is never stored and never
+// leaves the process.
 type Light struct {
-	// Pack returns the light form of obj, in a struct of its own, which may share with obj what hangs below, and with the
-	// light form of an earlier state of the object what both have alike; that may be nil.
+	// Pack returns the light form of obj in a new struct, which may share nested values with obj.
+	// like is the light form of an earlier state of the object, or nil; the result may share equal
+	// parts with it.
 	Pack func(obj, like Object) (Object, error)
-	// Is says that an object is in the light form.
+	// Is reports whether an object is in the light form.
 	Is func(Object) bool
-	// Unpack returns the object itself, in a struct of its own.
+	// Unpack returns the complete object in a new struct.
 	Unpack func(Object) (Object, error)
 }
 
-// Conversion is how objects of a kind are read from a storage whose objects are of another version, and written to it.
+// Conversion converts objects between the version of a kind and the hub version of its storage.
 type Conversion struct {
-	// From returns objects in the version of the kind, in the same order. The arguments are shared and stay as they are;
-	// each result is a struct of its own, which may share with them what hangs below.
+	// From converts objects to the version of the kind, in the same order. The arguments are shared
+	// and not modified. Each result is a new struct, which may share nested values with its
+	// argument.
 	From func(ctx context.Context, objs []Object) ([]Object, error)
-	// To returns an object of the kind in the version of the hub, which may share with it what hangs below.
+	// To converts an object of the kind to the hub version. The result may share nested values with
+	// obj.
 	To func(ctx context.Context, obj Object) (Object, error)
 }
 
-// Ops is what is done with the objects of a kind as Go values.
+// Ops are the operations on objects of a kind's Go type.
 type Ops struct {
-	// Shallow returns a new struct with what obj holds; what hangs below is shared.
+	// Shallow returns a shallow copy of obj: a new struct with shared nested values.
 	Shallow func(obj Object) Object
-	// Assign makes to a shallow copy of from.
+	// Assign overwrites to with a shallow copy of from.
 	Assign func(to, from Object)
-	// SetStatus gives to the status of from, or none when from is nil. nil for kinds without a status.
+	// SetStatus copies the status of from to to, or clears it if from is nil. SetStatus is nil for
+	// kinds without a status.
 	SetStatus func(to, from Object)
-	// Protobuf says that the Go type has a protobuf form.
+	// Protobuf reports whether the Go type can be encoded as protobuf.
 	Protobuf bool
-	// List returns the kind's list of shallow copies of the items. Items of a list carry no apiVersion and kind.
+	// List returns the kind's list with shallow copies of the items. The items have no apiVersion
+	// and kind, as in Kubernetes.
 	List func(items []Object) runtime.Object
 }
 
-// PtrTo says that P is *T and an API object with Kubernetes' metadata.
+// PtrTo constrains P to *T where *T is an API object with standard metadata.
 type PtrTo[T any] interface {
 	*T
 	Object
 	metav1.ObjectMetaAccessor
 }
 
-// ListOf says that P is *L and a list.
+// ListOf constrains P to *L where *L is a list.
 type ListOf[L any] interface {
 	*L
 	runtime.Object
 }
 
-// OpsOf are the operations of Go type T with the list L, whose items are found by items. The kind adds SetStatus.
+// OpsOf returns the operations of the Go type T with the list type L. items returns the list's
+// items field. SetStatus is left nil, and the kind sets it.
 func OpsOf[T, L any, P PtrTo[T], PL ListOf[L]](items func(*L) *[]T) Ops {
 	_, proto := any(P(new(T))).(interface{ Size() int })
 	return Ops{
@@ -112,13 +123,14 @@ func OpsOf[T, L any, P PtrTo[T], PL ListOf[L]](items func(*L) *[]T) Ops {
 	}
 }
 
-// ShallowOf is Ops.Shallow of Go type T.
+// ShallowOf implements Ops.Shallow for the Go type T.
 func ShallowOf[T any, P PtrTo[T]](obj Object) Object {
 	out := *obj.(P)
 	return P(&out)
 }
 
-// Bare is a shallow copy of obj without its type, metadata and status: what is desired of it.
+// Bare returns a shallow copy of obj without its type, metadata and status, for comparing desired
+// state.
 func (k *Kind) Bare(obj Object) Object {
 	out := k.Ops.Shallow(obj)
 	out.GetObjectKind().SetGroupVersionKind(schema.GroupVersionKind{})
@@ -129,12 +141,12 @@ func (k *Kind) Bare(obj Object) Object {
 	return out
 }
 
-// Meta is the metadata of an object as the struct that every stored Go type embeds.
+// Meta returns the object's embedded ObjectMeta.
 func Meta(obj Object) *metav1.ObjectMeta {
 	return obj.(metav1.ObjectMetaAccessor).GetObjectMeta().(*metav1.ObjectMeta)
 }
 
-// EachFrom is a Conversion.From that converts one object after the other.
+// EachFrom returns a Conversion.From that converts the objects one by one with f.
 func EachFrom(f func(Object) (Object, error)) func(context.Context, []Object) ([]Object, error) {
 	return func(_ context.Context, objs []Object) ([]Object, error) {
 		out := make([]Object, len(objs))
@@ -148,7 +160,7 @@ func EachFrom(f func(Object) (Object, error)) func(context.Context, []Object) ([
 	}
 }
 
-// Whole is an object of the kind as it is, which may be in the light form.
+// Whole returns the complete object: obj itself, or its unpacked form if obj is in the light form.
 func (k *Kind) Whole(obj Object) (Object, error) {
 	if k.Storage == nil {
 		return obj, nil

@@ -12,17 +12,18 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// Kinds is what is served. It changes while the process runs: kinds are registered and dropped. Who needs several
-// answers that belong together takes a Table; who keeps something that was made of the kinds follows Table.Changed.
-// Safe for concurrent use.
+// Kinds is the registry of the served kinds. Kinds are added and removed while the process runs.
+// For several lookups that must be consistent, use a Table. To react to changes, wait for
+// Table.Changed. Kinds is safe for concurrent use.
 type Kinds struct {
 	writing sync.Mutex
 	now     atomic.Pointer[Table]
-	// occupied changes under writing.
+	// occupied changes only while writing is held.
 	occupied atomic.Pointer[Occupied]
 }
 
-// NewKinds returns a table of these kinds. What Change would refuse is a programming error here, and panics.
+// NewKinds returns a registry of these kinds. It panics where Change would return an error, because
+// that is a programming error here.
 func NewKinds(list ...*Kind) *Kinds {
 	ks := &Kinds{}
 	t, err := newTable(list)
@@ -34,17 +35,18 @@ func NewKinds(list ...*Kind) *Kinds {
 	return ks
 }
 
-// Table is the kinds that are served now.
+// Table returns the current table of kinds.
 func (ks *Kinds) Table() *Table { return ks.now.Load() }
 
-// Register adds kinds, all or none.
+// Register adds all of the kinds, or none and an error.
 func (ks *Kinds) Register(add ...*Kind) error { return ks.Change(nil, add) }
 
-// Drop removes kinds, all or none.
+// Drop removes all of the kinds, or none and an error.
 func (ks *Kinds) Drop(drop ...*Kind) error { return ks.Change(drop, nil) }
 
-// Change removes kinds and adds others in one step, or changes nothing and says why. Removing and adding in one step is
-// how a kind is exchanged: nobody sees it missing. Objects of a storage stay where they are when no kind serves it.
+// Change removes and adds kinds in one step, or changes nothing and returns an error. One step lets
+// a kind be replaced without a moment in which it is missing. The objects of a storage remain
+// stored when no kind serves them.
 func (ks *Kinds) Change(drop, add []*Kind) error {
 	ks.writing.Lock()
 	defer ks.writing.Unlock()
@@ -70,17 +72,17 @@ func (ks *Kinds) Change(drop, add []*Kind) error {
 	return nil
 }
 
-// All lists the kinds that are served now, in the order of their registration.
+// All returns the current kinds in the order of their registration.
 func (ks *Kinds) All() []*Kind { return ks.Table().All() }
 
-// ByResource finds a kind by its place in the URL; nil when unknown.
+// ByResource returns the kind of a group, version and resource; nil if there is none.
 func (ks *Kinds) ByResource(gvr schema.GroupVersionResource) *Kind { return ks.Table().ByResource(gvr) }
 
-// ByGVK finds a kind by its name; nil when unknown.
+// ByGVK returns the kind of a group, version and kind; nil if there is none.
 func (ks *Kinds) ByGVK(gvk schema.GroupVersionKind) *Kind { return ks.Table().ByGVK(gvk) }
 
-// ByType finds the kind that the Go type of a value or (possibly nil) pointer means, such as (*corev1.Pod)(nil) or a
-// corev1.Pod; nil when it means none, or no single one.
+// ByType returns the kind of a Go type, given a value or a (possibly nil) pointer such as
+// (*corev1.Pod)(nil). It returns nil if no kind, or more than one, has the type.
 func (ks *Kinds) ByType(obj any) *Kind { return ks.Table().ByType(obj) }
 
 // Table is an immutable table of kinds.
@@ -89,15 +91,15 @@ type Table struct {
 	stored []*Kind
 	byGVR  map[schema.GroupVersionResource]*Kind
 	byGVK  map[schema.GroupVersionKind]*Kind
-	// byType has the struct behind the pointer (corev1.Pod) of the typed kinds.
+	// byType maps the struct type (corev1.Pod) of the typed kinds.
 	byType  map[reflect.Type]*Kind
 	changed chan struct{}
 }
 
-// All lists the kinds in the order of their registration.
+// All returns the kinds in the order of their registration.
 func (t *Table) All() []*Kind { return t.list }
 
-// Shown lists the kinds that clients see.
+// Shown returns the kinds that clients see.
 func (t *Table) Shown() []*Kind {
 	if !slices.ContainsFunc(t.list, func(k *Kind) bool { return k.Hidden }) {
 		return t.list
@@ -105,23 +107,23 @@ func (t *Table) Shown() []*Kind {
 	return slices.DeleteFunc(slices.Clone(t.list), func(k *Kind) bool { return k.Hidden })
 }
 
-// Stored lists one kind for each storage, so that every object that is stored is seen through exactly one: the kind
-// of the hub version where it is served, the first that was registered otherwise.
+// Stored returns one kind for each storage, so that every stored object belongs to exactly one of
+// them. It is the kind of the hub version if that is served, otherwise the first registered kind.
 func (t *Table) Stored() []*Kind { return t.stored }
 
-// Changed is closed once there is a newer table.
+// Changed returns a channel that is closed when there is a newer table.
 func (t *Table) Changed() <-chan struct{} { return t.changed }
 
-// Has says that exactly this kind is served, not another one in its place.
+// Has reports whether exactly k is served, and not another Kind for the same resource.
 func (t *Table) Has(k *Kind) bool { return k != nil && t.byGVR[k.GVR()] == k }
 
-// ByResource is Kinds.ByResource.
+// ByResource returns the kind of a group, version and resource; nil if there is none.
 func (t *Table) ByResource(gvr schema.GroupVersionResource) *Kind { return t.byGVR[gvr] }
 
-// ByGVK is Kinds.ByGVK.
+// ByGVK returns the kind of a group, version and kind; nil if there is none.
 func (t *Table) ByGVK(gvk schema.GroupVersionKind) *Kind { return t.byGVK[gvk] }
 
-// ByType is Kinds.ByType.
+// ByType returns the kind of obj's Go type: see Kinds.ByType.
 func (t *Table) ByType(obj any) *Kind {
 	if obj == nil {
 		return nil
@@ -168,7 +170,8 @@ func (t *Table) add(k *Kind) error {
 	return nil
 }
 
-// addStorages picks the kind through which each storage is seen, and refuses storages that lie in one another.
+// addStorages selects the kind for each storage (see Stored). It returns an error if the prefix of
+// one storage equals or contains that of another.
 func (t *Table) addStorages() error {
 	at := make(map[*Storage]int, len(t.list))
 	prefixes := make(map[string]*Kind, len(t.list))
@@ -193,7 +196,7 @@ func (t *Table) addStorages() error {
 		}
 	}
 	for prefix, k := range prefixes {
-		// "/registry/a/b/" lies in "/registry/a/".
+		// "/registry/a/b/" is inside "/registry/a/".
 		outer := prefix[:strings.LastIndexByte(prefix[:len(prefix)-1], '/')+1]
 		if other := prefixes[outer]; other != nil {
 			return fmt.Errorf("%s would be stored inside of %s (%s)", k.GVK, other.GVK, prefix)
@@ -202,7 +205,8 @@ func (t *Table) addStorages() error {
 	return nil
 }
 
-// StorageRoot begins the prefixes of all storages. Below it a prefix has one or two parts.
+// StorageRoot is the common prefix of all storages. A storage's prefix has one or two more path
+// segments.
 const StorageRoot = "/registry/"
 
 func (k *Kind) checkStorage() error {

@@ -7,54 +7,59 @@ import (
 	"time"
 )
 
-// TraceParentAnnotation carries the W3C trace context of the apply that an
-// object descends from. It is set when an object is created or its spec changes
-// anyway, copied from owner to child metadata, never into a template or a hash.
-// Clients see it on the kinds that ShowsTrace alone: on what they wrote themselves
-// it would be a difference from their manifests for ever. For those, GET
-// PathTimeline followed by the object's own path answers the stages.
+// TraceParentAnnotation is the W3C trace context of the client's write from which an object
+// descends. It is set when an object is created or its spec changes, and is copied from owner to
+// child metadata. It is never copied into a template or a hash.
+//
+// Clients see it only on kinds with ShowsTrace. On objects that clients write themselves, it would
+// be a permanent difference from their manifests. For those, GET PathTimeline plus the object's
+// path returns the stages.
 const TraceParentAnnotation = "keelson.dev/traceparent"
 
-// PathTimeline answers the stages of the trace whose id follows, or of the object whose path follows.
+// PathTimeline returns the stages of a trace or of an object. The trace ID or the object's path
+// follows it.
 const PathTimeline = "/timeline"
 
-// Stage is one measured step in the life of an apply.
+// Stage is one measured step of the processing of a client's write.
 type Stage struct {
-	TraceID  string        `json:"traceID"`
-	Name     string        `json:"name"`             // "authenticated", "committed", "scheduled", "sandbox" ...
-	Actor    string        `json:"actor"`            // "apiserver/cp1", "scheduler/cp2", "agent/w1"
-	Object   string        `json:"object"`           // "pod/default/hello-abc12"
-	Start    time.Time     `json:"start"`            // on the recording replica's clock (agents: corrected by the session's offset)
-	Duration time.Duration `json:"duration"`         // 0 for an instant
+	TraceID string `json:"traceID"`
+	// "authenticated", "committed", "scheduled", "sandbox" ...
+	Name   string `json:"name"`
+	Actor  string `json:"actor"`  // "apiserver/cp1", "scheduler/cp2", "agent/w1"
+	Object string `json:"object"` // "pod/default/hello-abc12"
+	// by the recording replica's clock (of agents: corrected by the session's clock offset)
+	Start    time.Time     `json:"start"`
+	Duration time.Duration `json:"duration"`         // 0 for an event without a duration
 	Detail   string        `json:"detail,omitempty"` // "index 41, leader cp2"
 }
 
-// Timeline is a ring of stages, one per replica, bounded in number and in bytes.
-// It is memory only: the store never sees a stage. Reading a whole timeline
-// means asking every replica.
-// All methods are safe for concurrent use; a nil *Timeline records nothing.
+// Timeline is a replica's ring buffer of stages, bounded in number and in bytes. It is in memory
+// only and never stored. A complete timeline must be collected from all replicas. All methods are
+// safe for concurrent use; a nil *Timeline records nothing.
 type Timeline struct {
 	mu    sync.Mutex
-	ring  []Stage // the oldest is at first, count are there; it grows up to size
+	ring  []Stage // count stages from index first, the oldest; grows up to size
 	size  int
 	first int
 	count int
-	bytes int // of those that are there
+	bytes int // of the recorded stages
 	most  int
 }
 
 const (
 	stageBytes   = 112 // of a Stage without its strings
-	averageStage = 320 // what a stage takes on average when the ring is full in both respects
+	averageStage = 320 // average size of a stage when both limits are reached
 
-	clipShort = 128 // of a stage's name, actor and trace
-	clipLong  = 512 // of what clients and nodes write: objects and details
+	clipShort = 128 // limit for a stage's name, actor and trace
+	clipLong  = 512 // limit for strings of clients and nodes: objects and details
 )
 
-// NewTimeline keeps the newest n stages, or fewer when they are long: 320 bytes for each on average.
+// NewTimeline returns a Timeline of the newest n stages, or of fewer if they have more than 320
+// bytes on average.
 func NewTimeline(n int) *Timeline { return &Timeline{size: n, most: n * averageStage} }
 
-// Record adds stages. Long strings in them are cut off.
+// Record adds stages and drops the oldest ones beyond the limits. Long strings in stages are
+// truncated.
 func (t *Timeline) Record(stages ...Stage) {
 	if t == nil || t.size == 0 {
 		return
@@ -78,7 +83,8 @@ func (t *Timeline) Record(stages ...Stage) {
 	}
 }
 
-// grow doubles the ring until it has its size: a replica that is asked little keeps little.
+// grow doubles the ring's capacity, up to size, so that a replica with few requests uses little
+// memory.
 func (t *Timeline) grow() {
 	n := min(max(2*len(t.ring), 64), t.size)
 	if n == len(t.ring) {
@@ -99,7 +105,8 @@ func (s *Stage) clip() {
 	s.Object, s.Detail = Clip(s.Object, clipLong), Clip(s.Detail, clipLong)
 }
 
-// Clip returns s, or a copy of its beginning that holds on to nothing of the rest.
+// Clip returns s, truncated to most bytes. A truncated result is a copy and does not keep s in
+// memory.
 func Clip(s string, most int) string {
 	if len(s) <= most {
 		return s
@@ -107,7 +114,7 @@ func Clip(s string, most int) string {
 	return strings.ToValidUTF8(strings.Clone(s[:most-3]), "") + "..."
 }
 
-// Find returns the stages of one trace, oldest record first.
+// Find returns the recorded stages of a trace, oldest first.
 func (t *Timeline) Find(traceID string) []Stage {
 	if t == nil {
 		return nil
@@ -131,12 +138,12 @@ type StageTimer struct {
 	stages []Stage
 }
 
-// StartStages begins measuring at now.
+// StartStages returns a StageTimer whose first stage starts at now.
 func StartStages(actor string, now time.Time) *StageTimer {
 	return &StageTimer{actor: actor, last: now}
 }
 
-// Mark ends the stage that ran since the last mark.
+// Mark ends the stage that started at the previous Mark, and records it under name.
 func (s *StageTimer) Mark(name, detail string, now time.Time) {
 	if s == nil {
 		return
@@ -145,7 +152,8 @@ func (s *StageTimer) Mark(name, detail string, now time.Time) {
 	s.last = now
 }
 
-// Stages returns what was measured, stamped with the trace and object.
+// Stages returns the measured stages with their trace ID and object set. It returns nil if traceID
+// is empty.
 func (s *StageTimer) Stages(traceID, object string) []Stage {
 	if s == nil || traceID == "" {
 		return nil
@@ -156,7 +164,8 @@ func (s *StageTimer) Stages(traceID, object string) []Stage {
 	return s.stages
 }
 
-// TraceID extracts the trace id of a W3C traceparent ("00-<32 hex>-<16 hex>-01"); "" when malformed.
+// TraceID returns the trace ID of a W3C traceparent ("00-<32 hex>-<16 hex>-01"), or "" if it is
+// malformed.
 func TraceID(traceParent string) string {
 	if len(traceParent) != 55 || traceParent[2] != '-' || traceParent[35] != '-' {
 		return ""
@@ -169,7 +178,8 @@ func TraceID(traceParent string) string {
 	return traceParent[3:35]
 }
 
-// Shown is an object as clients see it: o itself, or a copy without the trace context. The copy shares the rest with o.
+// Shown returns the object as clients see it: o itself, or a copy without TraceParentAnnotation if
+// the kind does not show it. The copy shares everything else with o.
 func (k *Kind) Shown(o Object) Object {
 	if _, traced := o.GetAnnotations()[TraceParentAnnotation]; !traced || k.ShowsTrace {
 		return o

@@ -6,13 +6,13 @@ import (
 	"sync"
 )
 
-// The bounds of what one answer warns of: it travels in its header.
+// Limits of the warnings of one response, which are sent in its header.
 const (
 	warningBytes  = 1024 // of one warning
 	warningsBytes = 4096 // of all
 )
 
-// warnings collects what a client should be told although its request succeeds.
+// warnings collects the warnings for one response.
 type warnings struct {
 	mu    sync.Mutex
 	said  []string
@@ -21,7 +21,8 @@ type warnings struct {
 
 type warningsKey struct{}
 
-// WithWarnings returns a context in which Warn is heard, and the function that reads what was said.
+// WithWarnings returns a context in which Warn collects warnings, and a function that returns the
+// collected warnings.
 func WithWarnings(ctx context.Context) (context.Context, func() []string) {
 	w := &warnings{}
 	return context.WithValue(ctx, warningsKey{}, w), func() []string {
@@ -37,9 +38,9 @@ func CollectsWarnings(ctx context.Context) bool {
 	return w != nil
 }
 
-// Warn tells the client of the request something (an HTTP Warning header), once.
-// Long texts are cut off, and what is too much for one answer is not told.
-// Without a listener in ctx it does nothing.
+// Warn adds a warning (an HTTP Warning header) to the response of the request of ctx, once per
+// text. Long texts are truncated, and warnings beyond the limit of a response are dropped. It does
+// nothing if ctx collects no warnings.
 func Warn(ctx context.Context, text string) {
 	w, _ := ctx.Value(warningsKey{}).(*warnings)
 	if w == nil {
