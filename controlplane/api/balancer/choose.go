@@ -10,27 +10,32 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// Class is the loadBalancerClass of Services that get their addresses here; those without a class do as well.
+// Class is the loadBalancerClass of Services that get addresses from Keelson's pools. Services
+// without a class get them too.
 const Class = "keelson.dev/announced"
 
-// Annotations of Services and others.
+// Annotations for load balancers, on Services, Nodes and Leases.
 const (
-	// AddressesAnnotation asks for addresses: one, or one of each family with a comma between.
+	// AddressesAnnotation on a Service requests addresses: one address, or one of each family
+	// separated by a comma.
 	AddressesAnnotation = "keelson.dev/load-balancer-ips"
-	// PoolAnnotation asks for a pool.
+	// PoolAnnotation on a Service requests an address of the pool of this name.
 	PoolAnnotation = "keelson.dev/load-balancer-pool"
-	// AnnouncedBy names the node that answers for the addresses of a Service. The control plane alone writes it.
+	// AnnouncedBy on a Service is the node that answers ARP and NDP for its addresses. Only the
+	// control plane writes it.
 	AnnouncedBy = "keelson.dev/announced-by"
-	// Announces is on Nodes whose agent answers for addresses when it is asked to.
+	// Announces marks Nodes whose agent can answer for addresses of Services.
 	Announces = "keelson.dev/announces"
-	// Unheard is on the Lease of a node that has missed heartbeats: since when, RFC 3339.
+	// Unheard on the Lease of a node that has missed heartbeats is the time since which they are
+	// missing, in RFC 3339.
 	Unheard = "keelson.dev/unheard-since"
 )
 
-// Allocator marks the IPAddresses of load balancers, by their label ipaddress.kubernetes.io/managed-by.
+// Allocator is the value of label ipaddress.kubernetes.io/managed-by on the IPAddresses of load
+// balancers.
 const Allocator = "load-balancer.keelson.dev"
 
-// The reasons of condition Condition and of Events.
+// The type of the Service condition and its reasons, which Events use too.
 const (
 	Condition     = "keelson.dev/LoadBalancer"
 	ReasonReady   = "AddressAllocated"
@@ -40,25 +45,26 @@ const (
 	ReasonOutside = "LoadBalancerAddressOutOfPools"
 )
 
-// Ours says whether a Service is one that gets its addresses here.
+// Ours reports whether a Service of type LoadBalancer gets its addresses from Keelson's pools: it
+// has Class or no class.
 func Ours(s *corev1.Service) bool {
 	return s.Spec.Type == corev1.ServiceTypeLoadBalancer &&
 		(s.Spec.LoadBalancerClass == nil || *s.Spec.LoadBalancerClass == Class)
 }
 
-// Asked says whether a Service names the class of what this package gives.
+// Asked reports whether a Service explicitly has the loadBalancerClass Class.
 func Asked(s *corev1.Service) bool {
 	return Ours(s) && s.Spec.LoadBalancerClass != nil
 }
 
-// Wish is what a Service asks for.
+// Wish is a Service's request for particular addresses or a pool.
 type Wish struct {
 	Pool      string
-	Addresses []netip.Addr // those of the annotation, else that of spec.loadBalancerIP
-	Field     string       // that says so
+	Addresses []netip.Addr // from the annotation, or else from spec.loadBalancerIP
+	Field     string       // the field or annotation that requests Addresses
 }
 
-// WishOf reads it. The error names what cannot be followed.
+// WishOf returns the Wish of a Service, or an error that names the invalid address.
 func WishOf(s *corev1.Service) (Wish, error) {
 	w := Wish{Pool: s.Annotations[PoolAnnotation]}
 	text, asked := s.Annotations[AddressesAnnotation]
@@ -82,36 +88,40 @@ func WishOf(s *corev1.Service) (Wish, error) {
 	return w, nil
 }
 
-// Refusal says why a Service has not got all addresses.
+// Refusal is the reason and message for a Service that has not got all requested addresses.
 type Refusal struct{ Reason, Message string }
 
-// Question is what decides which addresses a Service gets.
+// Question is the input of Choose.
 type Question struct {
 	Service   *corev1.Service
-	Namespace labels.Set // the labels of its namespace
+	Namespace labels.Set // labels of the Service's namespace
 	Pools     []*Pool
-	// Has are the addresses that are reserved for it; it keeps them unless it asks for others that it may have.
+	// Has are the addresses that are reserved for the Service. It keeps them unless it requests
+	// others that it may have.
 	Has []netip.Addr
-	// Free says whether an address is nobody's.
+	// Free reports whether an address is unused.
 	Free func(a netip.Addr) bool
-	// After is where the search for a free address of a pool begins, behind the one given out last, so that one that was
-	// given back rests; nil: at the first.
+	// After maps pools to the address allocated last. The search for a free address starts behind
+	// it, so that a released address is not reused at once. For a missing pool the search starts at
+	// its first address.
 	After map[string]netip.Addr
 }
 
-// Answer is what a Service shall have. With a Refusal that is less than it wants, or something else.
+// Answer is the result of Choose. With a Refusal, Addresses are fewer than or different from the
+// requested ones.
 type Answer struct {
-	Addresses []netip.Addr // in the order of the Service's families
+	Addresses []netip.Addr // in the order of the Service's IP families
 	Refusal   *Refusal
-	// Outside says that it has an address that is in none of the pools any more.
+	// Outside is set if the Service has an address that no pool contains any more.
 	Outside *Refusal
 }
 
-// Choose decides. An address that a Service has stays its own whatever becomes of the pools: connections end when an
-// address goes, so that goes by the Service alone.
+// Choose returns the addresses that a Service is to have. A Service keeps an address even if the
+// pools change: removing the address would break connections, so only a change of the Service
+// itself can do that.
 func Choose(q Question) Answer {
 	wish, err := WishOf(q.Service)
-	if err != nil { // of a release without that check
+	if err != nil { // written by an older release that did not check this
 		return Answer{Addresses: q.Has, Refusal: &Refusal{ReasonWish, wish.Field + ": " + err.Error()}}
 	}
 	var out Answer
@@ -126,7 +136,7 @@ func Choose(q Question) Answer {
 			if out.Refusal = refused; i < 0 {
 				continue
 			}
-			a = q.Has[i] // until there is the other one
+			a = q.Has[i] // kept until the requested address is available
 		}
 		out.Addresses = append(out.Addresses, a)
 		if p := poolOf(q.Pools, a); p == nil {
@@ -137,7 +147,8 @@ func Choose(q Question) Answer {
 	return out
 }
 
-// families are those of a Service, in its order; IPv4 where it says none, which admission does not let happen.
+// families returns the IP families of a Service in its order. It returns IPv4 if there are none,
+// which admission prevents.
 func families(s *corev1.Service) []corev1.IPFamily {
 	if len(s.Spec.IPFamilies) == 0 {
 		return []corev1.IPFamily{corev1.IPv4Protocol}
@@ -145,7 +156,9 @@ func families(s *corev1.Service) []corev1.IPFamily {
 	return s.Spec.IPFamilies
 }
 
-// optional says that a second family need not be had: the Service prefers it, and no pool that it may use has it.
+// optional reports whether a Service can do without an address of the second family. That is so if
+// it only prefers dual stack and no pool that it may use has addresses of the family. first reports
+// whether it has an address of the first family; six selects IPv6.
 func (q Question) optional(wish Wish, six, first bool) bool {
 	p := q.Service.Spec.IPFamilyPolicy
 	if !first || p == nil || *p == corev1.IPFamilyPolicyRequireDualStack {
@@ -154,7 +167,8 @@ func (q Question) optional(wish Wish, six, first bool) bool {
 	return !slices.ContainsFunc(q.Pools, func(p *Pool) bool { return p.has(six) && q.may(p, wish) == "" })
 }
 
-// one is the address of a family.
+// one returns the Service's address of a family (six selects IPv6), or the reason why there is
+// none.
 func (q Question) one(wish Wish, six bool) (netip.Addr, *Refusal) {
 	has := func(a netip.Addr) bool { return slices.Contains(q.Has, a) }
 	if i := slices.IndexFunc(wish.Addresses, func(a netip.Addr) bool { return a.Is6() == six }); i >= 0 {
@@ -181,7 +195,8 @@ func (q Question) one(wish Wish, six bool) (netip.Addr, *Refusal) {
 	return q.any(wish, six)
 }
 
-// any is a free address of a pool that the Service may use.
+// any returns a free address of a family from a pool that the Service may use, or the reason why
+// there is none.
 func (q Question) any(wish Wish, six bool) (netip.Addr, *Refusal) {
 	family := "IPv4"
 	if six {
@@ -218,7 +233,7 @@ func (q Question) any(wish Wish, six bool) (netip.Addr, *Refusal) {
 	return netip.Addr{}, &Refusal{ReasonNone, fmt.Sprintf("no pool has %s addresses: %s", family, remedy)}
 }
 
-// may says why a Service may not use a pool; "" = it may.
+// may returns the reason why a Service may not use a pool, or "" if it may.
 func (q Question) may(p *Pool, wish Wish) string {
 	switch {
 	case wish.Pool != "" && wish.Pool != p.Name:
@@ -238,11 +253,11 @@ func poolOf(pools []*Pool, a netip.Addr) *Pool {
 	return nil
 }
 
-// PoolOf is the pool that has an address; nil = none.
+// PoolOf returns the pool that contains an address; nil if there is none.
 func PoolOf(pools []*Pool, a netip.Addr) *Pool { return poolOf(pools, a) }
 
-// next is the first free address of a family behind after, from the beginning where none exists. It looks at one address
-// more than are taken, at most.
+// next returns the first free address of a family behind after. The search wraps around to the
+// pool's start. It calls free for at most one address more than are in use.
 func (p *Pool) next(six bool, after netip.Addr, free func(netip.Addr) bool) (netip.Addr, bool) {
 	var order []Range
 	for _, r := range p.Ranges {

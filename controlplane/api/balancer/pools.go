@@ -1,8 +1,9 @@
-// Package balancer says which addresses Services of type LoadBalancer may have, and which of them one gets. Everything
-// in it is a pure function of objects: admission, the controller and the command line judge alike.
+// Package balancer decides which addresses Services of type LoadBalancer may have and which of them
+// a Service gets. Everything is a pure function of objects, so that admission, the controller and
+// the command line decide alike.
 //
-// Pools stand in one ConfigMap, so that two that overlap can never be made at the same moment. Each key is a pool's
-// name, each value a YAML document with the fields of document.
+// All pools are in one ConfigMap, so that overlapping pools cannot be created concurrently. Each
+// key is a pool's name, and each value a YAML document with the fields of the type document.
 package balancer
 
 import (
@@ -20,26 +21,29 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// The ConfigMap of the pools.
+// Name and namespace of the ConfigMap with the pools.
 const (
 	Namespace = "kube-system"
 	ConfigMap = "load-balancer-pools"
 )
 
-// The bounds of a configuration.
+// Limits of the pools' configuration.
 const (
 	maxPools  = 64
-	maxRanges = 64       // of a pool
-	maxText   = 16 << 10 // bytes of a pool
+	maxRanges = 64       // per pool
+	maxText   = 16 << 10 // bytes per pool
 )
 
-// document is a pool as it is written.
+// document is the YAML form of a pool.
 type document struct {
-	// Addresses are CIDRs ("192.0.2.0/28", with all addresses of it), ranges ("192.0.2.10-192.0.2.20") and single ones.
+	// Addresses are CIDRs ("192.0.2.0/28", including its first and last address), ranges
+	// ("192.0.2.10-192.0.2.20") and single addresses.
 	Addresses []string `json:"addresses"`
-	// AutoAssign, true unless said: Services that do not ask for the pool or one of its addresses get one too.
+	// AutoAssign, true by default, also gives addresses to Services that request neither this pool
+	// nor an address of it.
 	AutoAssign *bool `json:"autoAssign,omitempty"`
-	// The Services that may have an address of it; without a selector all.
+	// NamespaceSelector and ServiceSelector select the Services that may have an address of the
+	// pool; nil selects all.
 	NamespaceSelector *metav1.LabelSelector `json:"namespaceSelector,omitempty"`
 	ServiceSelector   *metav1.LabelSelector `json:"serviceSelector,omitempty"`
 }
@@ -53,10 +57,10 @@ type Pool struct {
 	namespaces, services labels.Selector
 }
 
-// Range is all addresses from the first to the last.
+// Range is the range of addresses from From to To, both included.
 type Range struct{ From, To netip.Addr }
 
-// String is the range as it may be written.
+// String returns the range in the form of the configuration.
 func (r Range) String() string {
 	if r.From == r.To {
 		return r.From.String()
@@ -64,14 +68,14 @@ func (r Range) String() string {
 	return r.From.String() + "-" + r.To.String()
 }
 
-// Contains says whether the range has an address.
+// Contains reports whether the range contains an address.
 func (r Range) Contains(a netip.Addr) bool {
 	return r.From.BitLen() == a.BitLen() && r.From.Compare(a) <= 0 && a.Compare(r.To) <= 0
 }
 
 func (r Range) overlaps(o Range) bool { return r.Contains(o.From) || o.Contains(r.From) }
 
-// RangeOf is all addresses of a prefix.
+// RangeOf returns the range of all addresses of a prefix.
 func RangeOf(p netip.Prefix) Range {
 	p = p.Masked()
 	raw := p.Addr().AsSlice()
@@ -82,17 +86,18 @@ func RangeOf(p netip.Prefix) Range {
 	return Range{p.Addr(), last}
 }
 
-// Contains says whether the pool has an address.
+// Contains reports whether the pool contains an address.
 func (p *Pool) Contains(a netip.Addr) bool {
 	return slices.ContainsFunc(p.Ranges, func(r Range) bool { return r.Contains(a) })
 }
 
-// has says whether the pool has addresses of a family.
+// has reports whether the pool has addresses of a family; six selects IPv6.
 func (p *Pool) has(six bool) bool {
 	return slices.ContainsFunc(p.Ranges, func(r Range) bool { return r.From.Is6() == six })
 }
 
-// Parse reads the pools of the ConfigMap, in the order of their names. Its error names the pool, what is wrong and what to do.
+// Parse parses the data of the ConfigMap and returns the pools sorted by name. An error names the
+// pool, the fault and the remedy.
 func Parse(data map[string]string) ([]*Pool, error) {
 	if len(data) > maxPools {
 		return nil, fmt.Errorf("there are %d pools: join some, %d are read", len(data), maxPools)
@@ -151,7 +156,8 @@ func parse(name, text string) (*Pool, error) {
 	return p, err
 }
 
-// selector is what a field says; everything where it is not there.
+// selector returns the selector of a field, or one that selects everything if s is nil. field is
+// used in errors.
 func selector(field string, s *metav1.LabelSelector) (labels.Selector, error) {
 	if s == nil {
 		return labels.Everything(), nil
@@ -179,7 +185,8 @@ func parseRange(s string) (Range, error) {
 	return r, nil
 }
 
-// special are addresses that no machine on a link has, or none that others reach.
+// special are the ranges that cannot be in a pool: loopback, link-local, multicast and reserved
+// addresses.
 var special = []netip.Prefix{
 	netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("169.254.0.0/16"),
 	netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("240.0.0.0/4"),
@@ -209,7 +216,7 @@ func rangeOf(s string) (Range, error) {
 	return Range{a, a}, err
 }
 
-// address reads one in its own family and without a zone.
+// address parses an IP address. It rejects addresses with a zone.
 func address(s string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(strings.TrimSpace(s))
 	if err == nil && a.Zone() != "" {
@@ -222,18 +229,20 @@ func oneLine(err error) string {
 	return strings.Join(strings.Fields(err.Error()), " ")
 }
 
-// Taken is a range that the cluster uses otherwise.
+// Taken is a range that the cluster uses for another purpose, so that no pool may contain it.
 type Taken struct {
 	Range
-	What string // "the pods' addresses 10.244.0.0/16"
+	What string // description for errors: "the pods' addresses 10.244.0.0/16"
 }
 
-// mostOfMachine is of the internal and of the external addresses of a node, of each family.
+// mostOfMachine is the maximum number of addresses that OfMachine returns for each address type and
+// family.
 const mostOfMachine = 4
 
-// OfMachine are the addresses of a node that are given to no Service and are to be in no pool: the first four internal and the first
-// four external ones of each family, for a machine may be on some networks. A node says itself which it has, and one that names all of
-// a pool must not use it up.
+// OfMachine returns the addresses of a node that no Service gets and no pool should contain. A
+// machine may be on several networks, so these are the first four internal and external addresses
+// of each family. The limit exists because a node reports its own addresses: one that reports all
+// addresses of a pool must not exhaust it.
 func OfMachine(n *corev1.Node) []netip.Addr {
 	type sort struct {
 		of  corev1.NodeAddressType
@@ -255,7 +264,7 @@ func OfMachine(n *corev1.Node) []netip.Addr {
 	return out
 }
 
-// Conflict says which pool has addresses that something else has; nil = none.
+// Conflict returns an error for a pool that overlaps a range in taken; nil if there is none.
 func Conflict(pools []*Pool, taken []Taken) error {
 	for _, p := range pools {
 		for _, r := range p.Ranges {
