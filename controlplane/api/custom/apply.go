@@ -11,13 +11,14 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/typed"
 )
 
-// Types is a type converter of server-side apply that knows custom objects besides the unstructured ones in which
-// clients state what they want: with of's schema, or with managedfields.NewDeducedTypeConverter where none exists.
+// Types returns a server-side apply converter that supports custom objects in addition to
+// unstructured ones. of is the converter of the kind's schema, or
+// managedfields.NewDeducedTypeConverter for a kind without one.
 func Types(of managedfields.TypeConverter) managedfields.TypeConverter { return types{of} }
 
 type types struct{ of managedfields.TypeConverter }
 
-// ObjectToTyped implements managedfields.TypeConverter.
+// ObjectToTyped converts an Object or an unstructured object to a typed value.
 func (t types) ObjectToTyped(obj runtime.Object, opts ...typed.ValidationOptions) (*typed.TypedValue, error) {
 	if o, ok := obj.(*Object); ok {
 		all, err := o.asMap()
@@ -29,7 +30,7 @@ func (t types) ObjectToTyped(obj runtime.Object, opts ...typed.ValidationOptions
 	return t.of.ObjectToTyped(obj, opts...)
 }
 
-// TypedToObject implements managedfields.TypeConverter.
+// TypedToObject converts a typed value to an *Object.
 func (t types) TypedToObject(value *typed.TypedValue) (runtime.Object, error) {
 	obj, err := t.of.TypedToObject(value)
 	if err != nil {
@@ -42,10 +43,10 @@ func (t types) TypedToObject(value *typed.TypedValue) (runtime.Object, error) {
 	return fromMap(u.Object)
 }
 
-// Map is the object as one map, which shares the content: it must not be changed.
+// Map returns the object as one map. The map shares the object's content and must not be changed.
 func (o *Object) Map() (map[string]any, error) { return o.asMap() }
 
-// FromMap is the inverse of Map.
+// FromMap returns the object of a map in the form that Map returns.
 func FromMap(all map[string]any) (*Object, error) { return fromMap(all) }
 
 func (o *Object) asMap() (map[string]any, error) {
@@ -62,7 +63,8 @@ func (o *Object) asMap() (map[string]any, error) {
 	return all, nil
 }
 
-// fromMap is the inverse of asMap. The object shares what is below the map, which somebody else may hold.
+// fromMap is the inverse of asMap. The object shares the nested values of the map, which other
+// objects may share too.
 func fromMap(all map[string]any) (*Object, error) {
 	o := &Object{}
 	o.APIVersion, _ = all["apiVersion"].(string)

@@ -14,7 +14,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Resource is how a resource of custom objects is called and what it has.
+// Resource is a resource of custom objects: its names and its scope.
 type Resource struct {
 	Group      string
 	Kind       string
@@ -25,8 +25,8 @@ type Resource struct {
 	Namespaced bool
 }
 
-// NewStorage is where the objects of a resource lie, below its group. hub is the version in which they are written,
-// known are those in which they may have been written before.
+// NewStorage returns the storage of a resource, under a prefix of its group. hub is the version in
+// which objects are written. known are the versions in which earlier objects may have been written.
 func NewStorage(r Resource, hub string, known ...string) *api.Storage {
 	version := func(v string) api.Version {
 		gvk := schema.GroupVersionKind{Group: r.Group, Version: v, Kind: r.Kind}
@@ -40,8 +40,9 @@ func NewStorage(r Resource, hub string, known ...string) *api.Storage {
 	return s
 }
 
-// NewKind starts the kind of a served version of a resource. What follows from its schema, and the conversion where the
-// version is not that of the hub, are the caller's to add. With status, the object and its status are written apart.
+// NewKind returns the kind of one served version of a resource, to which the caller adds the parts
+// that depend on the schema. The caller also adds the conversion if the version is not the hub.
+// With status, the object and its status are written separately.
 func NewKind(r Resource, version string, status bool, s *api.Storage) *api.Kind {
 	k := &api.Kind{
 		GVK:        schema.GroupVersionKind{Group: r.Group, Version: version, Kind: r.Kind},
@@ -56,7 +57,7 @@ func NewKind(r Resource, version string, status bool, s *api.Storage) *api.Kind 
 		Storage:    s,
 
 		Conditional: true,
-		// A strategic merge needs a Go type, which says how lists are merged.
+		// A strategic merge patch needs a Go type, which defines how lists are merged.
 		PatchTypes: []patch.PatchType{patch.JSONPatchType, patch.MergePatchType, patch.ApplyYAMLPatchType},
 		Types:      func() managedfields.TypeConverter { return Types(managedfields.NewDeducedTypeConverter()) },
 		Columns: []metav1.TableColumnDefinition{
@@ -85,7 +86,8 @@ func NewKind(r Resource, version string, status bool, s *api.Storage) *api.Kind 
 	return k
 }
 
-// keepAllButStatus lets a write to the status change that and nothing else, the metadata included.
+// keepAllButStatus resets everything in obj except the status to old, including the metadata, for a
+// write of the status.
 func keepAllButStatus(obj, old api.Object) {
 	o, was := obj.(*Object), old.(*Object)
 	status, managed, rv := o.Content[statusField], o.ManagedFields, o.ResourceVersion
@@ -95,8 +97,8 @@ func keepAllButStatus(obj, old api.Object) {
 	o.Set(statusField, status)
 }
 
-// validateMetaUpdate judges what may change of metadata. That a body may leave its resourceVersion out is the
-// registry's business.
+// validateMetaUpdate validates a change of the metadata. The registry handles an omitted
+// resourceVersion.
 func validateMetaUpdate(obj, old api.Object) field.ErrorList {
 	var errs field.ErrorList
 	for _, e := range validation.ValidateObjectMetaAccessorUpdate(obj, old, field.NewPath("metadata")) {

@@ -8,15 +8,16 @@ import (
 	"k8s.io/kube-openapi/pkg/validation/spec"
 )
 
-// metaModel is the name of metadata among the models.
+// metaModel is the name of the ObjectMeta schema among the OpenAPI models.
 const metaModel = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
 
-// MetaRef refers to metadata within models.
+// MetaRef returns a reference to the ObjectMeta schema, for use in models.
 func MetaRef() spec.Schema {
 	return spec.Schema{SchemaProps: spec.SchemaProps{Ref: spec.MustCreateRef("#/definitions/" + metaModel)}}
 }
 
-// TypesOf is the converter of server-side apply for the kind with this model, which may use MetaRef.
+// TypesOf returns the server-side apply converter for the kind gvk with the OpenAPI schema model,
+// which may contain MetaRef.
 func TypesOf(gvk schema.GroupVersionKind, model *spec.Schema) (managedfields.TypeConverter, error) {
 	root := *model
 	root.Extensions = spec.Extensions{}
@@ -59,12 +60,12 @@ func mapOf(values spec.Schema) spec.Schema {
 	return s
 }
 
-// anything is what no schema describes.
+// anything returns a schema that accepts any value and preserves unknown fields.
 func anything() spec.Schema {
 	return spec.Schema{VendorExtensible: spec.VendorExtensible{Extensions: spec.Extensions{"x-kubernetes-preserve-unknown-fields": true}}}
 }
 
-// objectMeta describes metadata as far as it matters who owns which part.
+// objectMeta returns a schema of ObjectMeta that is detailed enough for field ownership.
 func objectMeta() *spec.Schema {
 	text, number, yes := scalar("string"), scalar("integer"), scalar("boolean")
 	owner := objectOf(map[string]spec.Schema{
@@ -83,8 +84,8 @@ func objectMeta() *spec.Schema {
 	return &meta
 }
 
-// DefinitionTypes is the converter of server-side apply for custom resource definitions: their lists are atomic but
-// for the conditions. It is made when the first one is applied.
+// DefinitionTypes returns the server-side apply converter for CustomResourceDefinitions. Their
+// lists are atomic, except for the conditions. It is built on first use.
 var DefinitionTypes = sync.OnceValue(func() managedfields.TypeConverter {
 	condition := objectOf(map[string]spec.Schema{
 		"type": scalar("string"), "status": scalar("string"), "lastTransitionTime": scalar("string"), "reason": scalar("string"),
@@ -122,13 +123,13 @@ var DefinitionTypes = sync.OnceValue(func() managedfields.TypeConverter {
 	})
 	types, err := TypesOf(schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"}, &model)
 	if err != nil {
-		panic("custom: the model of definitions: " + err.Error()) // it is a constant
+		panic("custom: the model of definitions: " + err.Error()) // the model is a constant
 	}
 	return types
 })
 
-// APIServiceTypes is the converter of server-side apply for APIServices, whose Go type is not among those of k8s.io/api.
-// It is made when the first one is applied.
+// APIServiceTypes returns the server-side apply converter for APIServices, which are not in
+// k8s.io/api. It is built on first use.
 var APIServiceTypes = sync.OnceValue(func() managedfields.TypeConverter {
 	condition := objectOf(map[string]spec.Schema{
 		"type": scalar("string"), "status": scalar("string"), "lastTransitionTime": scalar("string"), "reason": scalar("string"),
@@ -147,7 +148,7 @@ var APIServiceTypes = sync.OnceValue(func() managedfields.TypeConverter {
 	})
 	types, err := TypesOf(schema.GroupVersionKind{Group: "apiregistration.k8s.io", Version: "v1", Kind: "APIService"}, &model)
 	if err != nil {
-		panic("custom: the model of APIServices: " + err.Error()) // it is a constant
+		panic("custom: the model of APIServices: " + err.Error()) // the model is a constant
 	}
 	return types
 })

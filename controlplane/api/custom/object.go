@@ -1,5 +1,5 @@
-// Package custom has the Go type of objects for which there is no Go type of their own: custom resources. Metadata is
-// typed, as in every other object; the rest is what JSON makes of it.
+// Package custom defines the Go type of custom resources. Metadata is typed, as in every other
+// object; the rest is untyped JSON.
 package custom
 
 import (
@@ -24,27 +24,28 @@ type Object struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// Content is everything but apiVersion, kind and metadata: values are map[string]any, []any, string, bool, int64,
-	// float64 and nil. Shallow copies share it, so nothing in it is ever changed in place: Set replaces the map, and
-	// whoever wants to change what is deeper does so in a DeepCopy.
+	// Content has all fields except apiVersion, kind and metadata. Values are map[string]any,
+	// []any, string, bool, int64, float64 and nil. Shallow copies share it, so it must never be
+	// changed in place: Set replaces the map, and deeper changes need a DeepCopy.
 	Content map[string]any `json:"-"`
 
-	// Shape is the schema that a document has to fit that is decoded into the object, which has none then; nil fits
-	// everything. Only New sets it.
+	// Shape is the schema that is applied when a document is decoded into this object; nil accepts
+	// everything. Decoding resets it to nil. Only objects made by Shaped have it.
 	Shape Shape `json:"-"`
 }
 
-// Shape is what the schema of a version says of the objects that are read.
+// Shape applies the schema of a version to decoded objects.
 type Shape interface {
-	// Fit drops from an object, its own to change, the fields that the schema does not know, and fills in defaults.
-	// With tell it returns the paths of what it dropped. An error says that the object cannot be one of the schema.
+	// Fit removes fields from o that the schema does not have, and sets defaults; o is modified in
+	// place. With tell it returns the paths of the removed fields. It returns an error if o does
+	// not conform to the schema.
 	Fit(o *Object, tell bool) (dropped []string, err error)
 }
 
 var _ api.Object = (*Object)(nil)
 
-// Set gives the object another value of a top-level field; nil removes the field. Copies that share the content keep
-// theirs.
+// Set sets a top-level field of the object; nil removes it. Shallow copies that share the content
+// are not changed.
 func (o *Object) Set(field string, value any) {
 	next := maps.Clone(o.Content)
 	if value == nil {
@@ -68,10 +69,10 @@ func (o *Object) DeepCopy() *Object {
 	return out
 }
 
-// DeepCopyObject implements runtime.Object.
+// DeepCopyObject returns DeepCopy as a runtime.Object.
 func (o *Object) DeepCopyObject() runtime.Object { return o.DeepCopy() }
 
-// copyValue copies what JSON is made of. Anything else is a programming error and panics.
+// copyValue deep-copies a JSON value. It panics for any other type, which is a programming error.
 func copyValue(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
@@ -98,10 +99,11 @@ func copyValue(v any) any {
 	panic(fmt.Sprintf("custom: a %T has no place in an object", v))
 }
 
-// own are the fields that are not part of the content.
+// own are the top-level fields that are not part of Content.
 var own = []string{"apiVersion", "kind", "metadata"}
 
-// MarshalJSON writes the fields in a fixed order: what an object is, its metadata, then the content by name.
+// MarshalJSON encodes the fields in a fixed order: apiVersion, kind, metadata, then the content
+// sorted by name.
 func (o *Object) MarshalJSON() ([]byte, error) {
 	var buf bytes.Buffer
 	field := func(name string, value any) error {
@@ -140,13 +142,15 @@ func (o *Object) MarshalJSON() ([]byte, error) {
 	return buf.Bytes(), errors.Join(errs...)
 }
 
-// UnmarshalJSON replaces the object by what the document says. Fields of metadata that do not exist are dropped.
+// UnmarshalJSON replaces the object by the decoded document. Unknown fields of metadata are
+// dropped.
 func (o *Object) UnmarshalJSON(data []byte) error {
 	_, err := o.DecodeJSON(data, false)
 	return err
 }
 
-// unsignZeros makes a zero of each -0e0: written, it is -0, which is read as an integer, and then it is another object.
+// unsignZeros replaces the float -0 by 0, in place. It would be encoded as -0, which decodes as an
+// integer, so that the object would change.
 func unsignZeros(v any) any {
 	switch v := v.(type) {
 	case float64:
@@ -165,8 +169,9 @@ func unsignZeros(v any) any {
 	return v
 }
 
-// DecodeJSON implements api.JSONDecoder. Integers are int64 where they fit, and all other numbers float64, as in
-// Kubernetes. Of the content only duplicate fields are told: which fields there are is a matter of the schema.
+// DecodeJSON implements api.JSONDecoder. Integers become int64 if they fit and all other numbers
+// float64, as in Kubernetes. If strict, it reports duplicate fields. Unknown fields are reported
+// for metadata, and for the content by the Shape.
 func (o *Object) DecodeJSON(data []byte, strict bool) ([]error, error) {
 	if len(data) > decodelimits.MaxBytes {
 		return nil, fmt.Errorf("%w: %d bytes, at most %d are read", decodelimits.ErrTooMuch, len(data), decodelimits.MaxBytes)
@@ -225,7 +230,7 @@ func (o *Object) DecodeJSON(data []byte, strict bool) ([]error, error) {
 	return told, nil
 }
 
-// decodeMeta reads metadata into its type, and tells which of its fields do not exist.
+// decodeMeta decodes the metadata. If strict, it returns its unknown fields.
 func (o *Object) decodeMeta(data []byte, strict bool) (unknown []error, err error) {
 	var doc struct {
 		Metadata *metav1.ObjectMeta `json:"metadata"`
@@ -236,21 +241,21 @@ func (o *Object) decodeMeta(data []byte, strict bool) (unknown []error, err erro
 	}
 	told, err := kjson.UnmarshalStrict(data, &doc, kjson.DisallowUnknownFields)
 	for _, t := range told {
-		if strings.HasPrefix(t.Error(), `unknown field "metadata.`) { // the content is not unknown, only elsewhere
+		if strings.HasPrefix(t.Error(), `unknown field "metadata.`) { // others are about the content
 			unknown = append(unknown, t)
 		}
 	}
 	return unknown, err
 }
 
-// List is a list of custom objects. As in Kubernetes its items say what they are.
+// List is a list of custom objects. As in Kubernetes, its items have apiVersion and kind.
 type List struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata"`
 	Items           []Object `json:"items"`
 }
 
-// DeepCopyObject implements runtime.Object.
+// DeepCopyObject returns a copy that shares nothing with l.
 func (l *List) DeepCopyObject() runtime.Object {
 	out := &List{TypeMeta: l.TypeMeta}
 	l.ListMeta.DeepCopyInto(&out.ListMeta)
@@ -261,11 +266,11 @@ func (l *List) DeepCopyObject() runtime.Object {
 	return out
 }
 
-// statusField is the half of an object that its controller writes.
+// statusField is the field that controllers write through the status subresource.
 const statusField = "status"
 
-// Ops are the operations of a kind of custom objects; status says that it has a status of its own, which the
-// subresource writes.
+// Ops returns the operations of a kind of custom objects. status reports whether the kind has a
+// status subresource.
 func Ops(status bool) api.Ops {
 	ops := api.Ops{
 		Shallow: api.ShallowOf[Object, *Object],
@@ -290,11 +295,11 @@ func Ops(status bool) api.Ops {
 	return ops
 }
 
-// New returns an empty object, as api.Kind.New does.
+// New returns an empty object without a Shape, for api.Kind.New.
 func New() api.Object { return &Object{} }
 
-// Shaped returns a New whose objects are read as the schema says.
+// Shaped returns a function for api.Kind.New whose objects are decoded with the schema s.
 func Shaped(s Shape) func() api.Object { return func() api.Object { return &Object{Shape: s} } }
 
-// NewList returns an empty list, as api.Kind.NewList does.
+// NewList returns an empty list, for api.Kind.NewList.
 func NewList() runtime.Object { return &List{} }

@@ -10,14 +10,16 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// The Go types of a schema take 750 bytes for each property, and nobody reads the schemas of an idle definition. So
-// what is kept of a definition is packed: in place of each schema stands one with a mark, which carries the bytes of
-// the real one. It is a definition in all else, and whoever reads its schemas unpacks them.
+// The Go types of a schema take 750 bytes for each property, and the schemas of an unused
+// definition are never read. So the light form of a definition is packed: each schema is replaced
+// by a placeholder with the encoded schema. All other fields are unchanged. Code that reads the
+// schemas unpacks them first.
 
-// packedMark stands in the $ref of a packed schema. Validation refuses every $ref, and the registry stores nothing that is packed.
+// packedMark is the $ref of a packed schema. It cannot occur otherwise: validation rejects every
+// $ref, and the registry never stores packed definitions.
 const packedMark = "keelson.dev/packed"
 
-// PackedDefinitions is the light form of definitions.
+// PackedDefinitions returns the light form of CustomResourceDefinitions.
 func PackedDefinitions() *api.Light {
 	type definition = *apiextensionsv1.CustomResourceDefinition
 	return &api.Light{
@@ -46,7 +48,8 @@ func isPacked(c *apiextensionsv1.CustomResourceDefinition) bool {
 	return false
 }
 
-// Pack returns a definition with its schemas packed, in a struct of its own.
+// Pack returns a copy of a definition with its schemas packed. The copy shares other nested values
+// with c.
 func Pack(c *apiextensionsv1.CustomResourceDefinition) (*apiextensionsv1.CustomResourceDefinition, error) {
 	out, err := packed(c, nil)
 	if err != nil {
@@ -55,7 +58,8 @@ func Pack(c *apiextensionsv1.CustomResourceDefinition) (*apiextensionsv1.CustomR
 	return out.(*apiextensionsv1.CustomResourceDefinition), nil
 }
 
-// packed shares the schemas of an earlier state that has the same ones; was may be nil.
+// packed returns a copy of c with its schemas packed. Schemas that are equal to those of was, an
+// earlier packed state or nil, are shared with it.
 func packed(c, was *apiextensionsv1.CustomResourceDefinition) (api.Object, error) {
 	out := *c
 	out.Spec.Versions = make([]apiextensionsv1.CustomResourceDefinitionVersion, len(c.Spec.Versions))
@@ -89,7 +93,8 @@ func sharedSchema(was *apiextensionsv1.CustomResourceDefinition, i int, data []b
 	return s
 }
 
-// Unpacked returns a definition with its schemas as they are; one that is not packed is returned itself.
+// Unpacked returns a copy of a definition with its schemas unpacked, or the definition itself if it
+// is not packed.
 func Unpacked(c *apiextensionsv1.CustomResourceDefinition) (*apiextensionsv1.CustomResourceDefinition, error) {
 	if !isPacked(c) {
 		return c, nil
@@ -109,7 +114,7 @@ func Unpacked(c *apiextensionsv1.CustomResourceDefinition) (*apiextensionsv1.Cus
 	return &out, nil
 }
 
-// SchemaOf is the schema of a version, which may be packed; nil when none exists.
+// SchemaOf returns the schema of a version, unpacked if it is packed; nil if the version has none.
 func SchemaOf(v *apiextensionsv1.CustomResourceDefinitionVersion) (*apiextensionsv1.JSONSchemaProps, error) {
 	if v.Schema == nil {
 		return nil, nil
