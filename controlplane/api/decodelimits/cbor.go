@@ -9,8 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
 )
 
-// FromCBOR turns CBOR into JSON within the limits. What it refuses is what Kubernetes' decoder refuses: keys that are
-// there twice, among others. A number with a fraction stays one, also when the fraction is 0.
+// FromCBOR converts CBOR to JSON within the limits. It rejects everything that Kubernetes' decoder
+// rejects, such as duplicate keys. Floating-point numbers keep their fraction, even if it is 0.
 func FromCBOR(data []byte) ([]byte, error) {
 	if err := CheckCBOR(data); err != nil {
 		return nil, err
@@ -29,7 +29,7 @@ func FromCBOR(data []byte) ([]byte, error) {
 	return out, nil
 }
 
-// fractions replaces numbers that JSON would write without their fraction.
+// fractions replaces floating-point numbers that JSON would encode without a fraction, in place.
 func fractions(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
@@ -50,14 +50,15 @@ func fractions(v any) any {
 	return v
 }
 
-// CheckCBOR refuses a data item beyond the limits. What is malformed is left to the decoder.
+// CheckCBOR returns an error for a data item beyond the limits. Malformed data is left to the
+// decoder.
 func CheckCBOR(data []byte) error {
 	var c Counts
 	c.cbor(data, 0)
 	return c.Check(nil)
 }
 
-// The major types of CBOR that hold something, and the length that says "until the break".
+// The CBOR major types that contain data, and the encoding of an indefinite length.
 const (
 	cborBytes = 2
 	cborText  = 3
@@ -68,7 +69,8 @@ const (
 	cborBreak = 0xff
 )
 
-// cbor counts one item and returns what follows it; ok is false when nothing more is to be looked at.
+// cbor counts one data item and returns the data after it. ok is false if the data is malformed or
+// beyond a limit, so that counting stops.
 func (c *Counts) cbor(data []byte, depth int) (rest []byte, ok bool) {
 	if depth > MaxDepth {
 		c.deep = true
@@ -106,7 +108,8 @@ func (c *Counts) cbor(data []byte, depth int) (rest []byte, ok bool) {
 	return data, true
 }
 
-// cborParts counts n parts of an item, or those up to the break.
+// cborParts counts the n parts of an item, or those up to the break if n is untilEnd. list reports
+// whether the item is an array.
 func (c *Counts) cborParts(data []byte, n uint64, depth int, list bool) (rest []byte, ok bool) {
 	parts := 0
 	objects := c.Objects
@@ -127,7 +130,7 @@ func (c *Counts) cborParts(data []byte, n uint64, depth int, list bool) (rest []
 	return data, ok
 }
 
-// cborHead reads the head of an item: what it is, and its value or length.
+// cborHead decodes the head of an item: its major type, and its value or length n.
 func cborHead(data []byte) (major byte, n uint64, rest []byte, ok bool) {
 	if len(data) == 0 {
 		return 0, 0, nil, false

@@ -1,6 +1,5 @@
-// Package decodelimits bounds what the text of a client may grow into, before it is
-// parsed: three bytes of JSON may become a struct of a kilobyte, and an alias of
-// YAML any number of values.
+// Package decodelimits limits the decoded size of a client's request body before it is decoded.
+// Three bytes of JSON may become a struct of a kilobyte, and a YAML alias any number of values.
 package decodelimits
 
 import (
@@ -14,28 +13,30 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// The limits of one text. Kubernetes bounds requests by their bytes alone: 3 MiB, of which 1.5 MiB can be stored. The
-// limits here are beyond what objects of that size hold, and bound the memory and time of a text that is made to grow.
+// The limits of one request body. Kubernetes limits only the bytes of a request: 3 MiB, of which
+// 1.5 MiB can be stored. These limits are higher than normal objects of that size need. They bound
+// the memory and time for a body that is constructed to grow when decoded.
 const (
 	MaxValues = 1 << 18 // members, items and scalars together: a value takes 6 bytes of 1.5 MiB
-	MaxDepth  = 1000    // lists and objects inside of each other
-	// MaxMemory bounds what the decoded form of a text takes, by estimate. See Counts.Memory.
+	MaxDepth  = 1000    // nesting depth of lists and objects
+	// MaxMemory limits the estimated memory of the decoded body. See Counts.Memory.
 	MaxMemory = 48 << 20
-	// maxWork bounds the sum of the squares of the sizes of all objects and lists, with a quarter for lists of scalars:
-	// the sets in which owners of fields are recorded are sorted by insertion. It permits one object of 16,384 members,
-	// one list of as many objects, or one list of 32,768 scalars.
+	// maxWork limits the sum of the squares of the sizes of all objects and lists; lists of scalars
+	// count a quarter. The reason is that the sets of field owners are sorted by insertion. It
+	// permits one object of 16,384 members, one list of as many objects, or one list of 32,768
+	// scalars.
 	maxWork = 1 << 28
-	// maxNodes bounds what a parser makes of YAML; text in a block scalar counts too.
+	// maxNodes limits the nodes of parsed YAML; separators within block scalars count too.
 	maxNodes = 1 << 18
-	// MaxBytes is what aliases of YAML may expand to.
+	// MaxBytes limits the expanded size of YAML aliases, and the size of converted JSON.
 	MaxBytes = 3 << 20
 )
 
-// ErrTooMuch is in every refusal of a text for what it would grow into.
+// ErrTooMuch is wrapped by every error for a body beyond the limits.
 var ErrTooMuch = errors.New("the text holds too much")
 
-// CheckJSON refuses a text beyond the limits. It does not check that the text is JSON. The text will be decoded into
-// the Go value into; nil means maps, lists and scalars.
+// CheckJSON returns an error for a JSON text beyond the limits. It does not check the syntax. into
+// is a value of the Go type into which the text will be decoded; nil means maps, lists and scalars.
 func CheckJSON(data []byte, into any) error {
 	if err := Count(data).Check(into); err != nil {
 		return err
@@ -43,20 +44,21 @@ func CheckJSON(data []byte, into any) error {
 	return CheckQuantities(data, into)
 }
 
-// Counts is what a JSON text holds, about, and no less.
+// Counts are upper estimates of the contents of a JSON text, a CBOR item or a protobuf message.
 type Counts struct {
 	Values  int // members, items and scalars
 	Items   int // items of all lists
 	Objects int
-	work    int // grows with the square of the size of each object and list
+	work    int // sum of the squared sizes of objects and lists
 	widest  int // members of the largest object or items of the largest list
 	deep    bool
 
-	quantity int  // bytes of the longest quantity of a protobuf message
-	exponent bool // a quantity of a protobuf message has an exponent beyond the bound
+	quantity int  // length of the longest quantity of a protobuf message, in bytes
+	exponent bool // a quantity of a protobuf message has an exponent beyond the limit
 }
 
-// close counts an object or list of n values that ended.
+// close counts a finished object or list of n values; ofScalars reports whether it is a list of
+// scalars only.
 func (c *Counts) close(n int, ofScalars bool) {
 	c.widest = max(c.widest, n)
 	if ofScalars {
@@ -65,8 +67,9 @@ func (c *Counts) close(n int, ofScalars bool) {
 	c.work += n * n
 }
 
-// Check refuses a text that is nested deeper than MaxDepth, holds more than MaxValues, or takes more than MaxMemory
-// when it is decoded into a value of the Go type of into.
+// Check returns an error if the text is nested deeper than MaxDepth, has more than MaxValues
+// values, or exceeds maxWork. It also returns an error if decoding into the Go type of into would
+// take more than MaxMemory.
 func (c Counts) Check(into any) error {
 	switch {
 	case c.deep:
@@ -85,19 +88,20 @@ func (c Counts) Check(into any) error {
 	return nil
 }
 
-// Deep says that lists and objects are nested more than MaxDepth deep.
+// Deep reports whether lists and objects are nested deeper than MaxDepth.
 func (c Counts) Deep() bool { return c.deep }
 
-// TooDeep is the refusal of such a text.
+// TooDeep returns the error for a text that is nested deeper than MaxDepth.
 func TooDeep() error {
 	return fmt.Errorf("%w: lists and objects are nested more than %d deep", ErrTooMuch, MaxDepth)
 }
 
-// Count looks through a text until it ends or is nested too deep.
+// Count counts the contents of a JSON text. It stops where the text is nested too deep.
 func Count(data []byte) Counts {
-	var list [MaxDepth + 1]bool // what is open at each depth: a list or an object
+	var list [MaxDepth + 1]bool // for each open level: whether it is a list
 	var size [MaxDepth + 1]int
-	var scalars [MaxDepth + 1]bool // a list, in which no list or object was found
+	// for each open level: whether it is a list without nested lists and objects
+	var scalars [MaxDepth + 1]bool
 	depth, c := 0, Counts{Values: 1}
 	for i := 0; i < len(data); i++ {
 		switch data[i] {
@@ -133,7 +137,7 @@ func Count(data []byte) Counts {
 	return c
 }
 
-// endOfString returns the index of the quote that ends the string which begins at i.
+// endOfString returns the index of the closing quote of the string that starts at i.
 func endOfString(data []byte, i int) int {
 	for i++; i < len(data); i++ {
 		switch data[i] {
@@ -146,16 +150,16 @@ func endOfString(data []byte, i int) int {
 	return i
 }
 
-// FromYAML turns YAML, which JSON is too, into JSON within the limits.
+// FromYAML converts YAML, which includes JSON, to JSON within the limits.
 func FromYAML(data []byte) ([]byte, error) {
-	if json.Valid(data) { // a parser of YAML takes a multiple of its time and memory
+	if json.Valid(data) { // a YAML parser needs a multiple of the time and memory
 		return data, CheckJSON(data, nil)
 	}
 	out, _, err := fromYAML(data, false)
 	return out, err
 }
 
-// FromYAMLStrict does so too; duplicates says which keys were there twice.
+// FromYAMLStrict is FromYAML that also returns an error for duplicate keys, in duplicates.
 func FromYAMLStrict(data []byte) (out []byte, duplicates, err error) { return fromYAML(data, true) }
 
 func fromYAML(data []byte, strict bool) (out []byte, duplicates, err error) {
@@ -173,22 +177,22 @@ func fromYAML(data []byte, strict bool) (out []byte, duplicates, err error) {
 	return out, duplicates, CheckJSON(out, nil)
 }
 
-// checkYAML bounds the nodes that a parser makes of the text, and what its aliases stand for.
+// checkYAML limits the number of nodes of the parsed text and the expanded size of its aliases.
 func checkYAML(data []byte) error {
 	if json.Valid(data) {
-		return CheckJSON(data, nil) // which knows what is inside of a string
+		return CheckJSON(data, nil) // which recognizes strings
 	}
 	if trimmed := bytes.TrimSpace(data); len(trimmed) > 0 && (trimmed[0] == '{' || trimmed[0] == '[') && Count(trimmed).Deep() {
 		return TooDeep()
 	}
-	// Every node takes one of these characters, or the one before it does. Those
-	// inside of a scalar are counted too: to know them apart takes a parser.
+	// Every node needs one of these characters, or the node before it does. Characters within
+	// scalars count too, because recognizing scalars needs a parser.
 	nodes := 1
 	for i, c := range data {
 		switch c {
 		case '\n', '\r', ',', '[', '{':
 			nodes++
-		case ':', '-', '?': // an indicator only before a space; after a quoted key a comma or brace is counted
+		case ':', '-', '?': // indicators only before a space; after a quoted key a comma or brace counts
 			if i+1 == len(data) || data[i+1] == ' ' || data[i+1] == '\t' {
 				nodes++
 			}
@@ -211,7 +215,8 @@ func checkYAML(data []byte) error {
 	return e.check(e.of(&doc))
 }
 
-// checkSingle refuses a text of several documents, of which a parser would read the first and leave the others.
+// checkSingle returns an error for a text of several documents. A parser would read only the first
+// of them.
 func checkSingle(data []byte) error {
 	if !bytes.Contains(data, []byte("\n---")) && !bytes.Contains(data, []byte("\n...")) {
 		return nil
@@ -237,15 +242,15 @@ func checkSingle(data []byte) error {
 
 var errSeveral = errors.New("yaml: the text holds several documents: send each in a request of its own")
 
-// empty says whether a document holds nothing, as that behind a last "---" does.
+// empty reports whether a document has no content, such as the one after a final "---".
 func empty(doc *yamlnode.Node) bool {
 	return len(doc.Content) == 0 || len(doc.Content) == 1 && doc.Content[0].Tag == "!!null"
 }
 
-// size is what a node stands for when every alias is written out.
+// size is the size of a node with every alias expanded.
 type size struct{ values, bytes int }
 
-// expansion measures nodes, each once.
+// expansion computes the sizes of nodes, each once. A cycle of aliases is an error.
 type expansion struct {
 	sizes map[*yamlnode.Node]size
 	over  error
@@ -276,7 +281,7 @@ func (e *expansion) of(n *yamlnode.Node) size {
 		}
 		return s
 	}
-	e.sizes[n] = size{} // being measured
+	e.sizes[n] = size{} // marks the node as in progress, to detect cycles
 	s := size{1, len(n.Value) + 4}
 	for _, c := range n.Content {
 		in := e.of(c)

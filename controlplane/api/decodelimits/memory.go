@@ -6,14 +6,16 @@ import (
 )
 
 const (
-	// valueMemory is what a scalar, or the key and the slot of a member, takes besides its own bytes.
+	// valueMemory is the memory of a scalar, or of the key and the slot of a member, without its
+	// text.
 	valueMemory = 64
-	// mapMemory is what an object takes that becomes a map of Go.
+	// mapMemory is the memory of an object that is decoded into a Go map.
 	mapMemory = 256
 )
 
-// Memory returns about how many bytes a text takes when it is decoded into a value of the Go type of into; nil means
-// maps, lists and scalars. Any object or list item may become the largest struct of the type, as "{}" and "null" do.
+// Memory returns an upper estimate of the bytes that the text takes when it is decoded into the Go
+// type of into. nil means maps, lists and scalars. It assumes that every object and list item
+// becomes the largest struct of the type, as "{}" and "null" can.
 func (c Counts) Memory(into any) int64 {
 	size := int64(mapMemory)
 	if into != nil {
@@ -22,9 +24,10 @@ func (c Counts) Memory(into any) int64 {
 	return int64(c.Values)*valueMemory + int64(c.Items+c.Objects)*size
 }
 
-var largestByType sync.Map // of int64, by reflect.Type
+var largestByType sync.Map // map[reflect.Type]int64
 
-// largestStruct returns the size of the largest Go value that an object or list item inside of the type may become.
+// largestStruct returns the size of the largest Go value that an object or list item within the
+// type can become. Results are cached.
 func largestStruct(t reflect.Type) int64 {
 	if known, ok := largestByType.Load(t); ok {
 		return known.(int64)
@@ -34,7 +37,8 @@ func largestStruct(t reflect.Type) int64 {
 	return out
 }
 
-// largestBelow is largestStruct of the types below t that were not seen.
+// largestBelow computes largestStruct for t. Types in seen are skipped, and visited types are added
+// to seen.
 func largestBelow(t reflect.Type, seen map[reflect.Type]bool) (out int64) {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()

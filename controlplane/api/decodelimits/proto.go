@@ -12,9 +12,9 @@ import (
 	"keelson.dev/keelson/internal/quantitytext"
 )
 
-// CheckProto refuses a protobuf message of the Go type of into beyond the limits:
-// two bytes of an empty message may become a large struct, too. What is malformed
-// is left to the decoder.
+// CheckProto returns an error for a protobuf message beyond the limits. into is a value of the
+// message's Go type: two bytes of an empty message may become a large struct. Malformed data is
+// left to the decoder.
 func CheckProto(data []byte, into any) error {
 	t := reflect.TypeOf(into)
 	for t.Kind() == reflect.Pointer {
@@ -31,7 +31,7 @@ func CheckProto(data []byte, into any) error {
 	return c.Check(into)
 }
 
-// message counts what a message of a struct type holds.
+// message counts the contents of a message of the struct type t.
 func (c *Counts) message(data []byte, t reflect.Type, depth int) {
 	if depth > MaxDepth {
 		c.deep = true
@@ -76,7 +76,7 @@ func (c *Counts) message(data []byte, t reflect.Type, depth int) {
 			c.Objects++
 		}
 		if f.message == quantityType {
-			c.quantity = max(c.quantity, len(value)) // with lengths and tags, of which it has few bytes
+			c.quantity = max(c.quantity, len(value)) // includes a few bytes for tags and lengths
 		}
 		if inner, n := protowire.ConsumeBytes(value); typ == protowire.BytesType && n >= 0 && f.message != nil {
 			c.message(inner, f.message, depth+1)
@@ -84,16 +84,17 @@ func (c *Counts) message(data []byte, t reflect.Type, depth int) {
 	}
 }
 
-// protoField is what a field of a message becomes.
+// protoField describes a field of a message and the Go type of its messages.
 type protoField struct {
 	repeated bool
-	member   bool         // of a map
-	message  reflect.Type // nil when it is no struct
+	member   bool         // an entry of a map
+	message  reflect.Type // nil if the field is not a message
 }
 
-var fieldsByType sync.Map // of map[protowire.Number]protoField, by reflect.Type
+var fieldsByType sync.Map // map[reflect.Type]map[protowire.Number]protoField
 
-// fieldsOf reads the tags that Kubernetes' generator leaves in its types.
+// fieldsOf returns the fields of a struct type, from the struct tags that Kubernetes' protobuf
+// generator writes. Results are cached.
 func fieldsOf(t reflect.Type) map[protowire.Number]protoField {
 	if known, ok := fieldsByType.Load(t); ok {
 		return known.(map[protowire.Number]protoField)
@@ -116,7 +117,7 @@ func fieldsOf(t reflect.Type) map[protowire.Number]protoField {
 		switch of.Kind() {
 		case reflect.Struct:
 			f.message = of
-		case reflect.Map: // an entry is a message of key and value
+		case reflect.Map: // an entry is a message with key and value
 			f.repeated, f.member = false, true
 			f.message = entryOf(of)
 		}
@@ -126,7 +127,7 @@ func fieldsOf(t reflect.Type) map[protowire.Number]protoField {
 	return fields
 }
 
-// entryOf is a struct whose fields are those of a map's entries.
+// entryOf returns a struct type for the entries of the map type m.
 func entryOf(m reflect.Type) reflect.Type {
 	field := func(name string, n int, t reflect.Type) reflect.StructField {
 		return reflect.StructField{Name: name, Type: t, Tag: reflect.StructTag(fmt.Sprintf(`protobuf:"bytes,%d,opt"`, n))}

@@ -13,13 +13,14 @@ import (
 	"keelson.dev/keelson/internal/quantitytext"
 )
 
-// MaxQuantity is how many bytes a quantity may have.
+// MaxQuantity is the maximum length of a quantity, in bytes.
 const MaxQuantity = quantitytext.MaxBytes
 
 var quantityType = reflect.TypeFor[resource.Quantity]()
 
-// CheckQuantities refuses a JSON text with a quantity beyond the bounds of quantitytext, in a field that is one in the Go type of into. It does not
-// check that the text is JSON.
+// CheckQuantities returns an error for a JSON text with a quantity beyond the limits of
+// quantitytext. It checks the fields that are quantities in the Go type of into. It does not check
+// the syntax of the text.
 func CheckQuantities(data []byte, into any) error {
 	if into == nil || !hasLongNumber(data) {
 		return nil
@@ -33,7 +34,7 @@ func CheckQuantities(data []byte, into any) error {
 	return q.value(t, "", 0)
 }
 
-// hasLongNumber reports whether a string or number of the text may be a quantity beyond the bounds.
+// hasLongNumber reports whether a string or number in the text may be a quantity beyond the limits.
 func hasLongNumber(data []byte) bool {
 	for i := 0; i < len(data); i++ {
 		switch c := data[i]; {
@@ -63,23 +64,24 @@ func isNumberByte(c byte) bool {
 	return c >= '0' && c <= '9' || c == '.' || c == '-' || c == '+' || c == 'e' || c == 'E'
 }
 
-// mayBeNumber reports whether a text begins as a quantity does, or may do so once it is unescaped.
+// mayBeNumber reports whether a string starts like a quantity, or may do so once it is unescaped.
 func mayBeNumber(text []byte) bool {
 	text = bytes.TrimLeft(text, " \t\r\n")
 	return len(text) > 0 && (isNumberByte(text[0]) || text[0] == '\\' || text[0] >= 0x80)
 }
 
-// quantities walks a text along with a type.
+// quantities checks the quantities of a JSON text along with its Go type.
 type quantities struct{ dec *json.Decoder }
 
-// value reads the next value, which becomes one of type t; nil is a type without quantities.
+// value checks the next value, which is decoded into the type t; nil means a type without
+// quantities.
 func (q *quantities) value(t reflect.Type, path string, depth int) error {
 	for t != nil && t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
 	token, err := q.dec.Token()
 	if err != nil || depth > MaxDepth {
-		return nil // which is the decoder's to say
+		return nil // the decoder reports it
 	}
 	switch v := token.(type) {
 	case string:
@@ -102,7 +104,7 @@ func checkQuantity(t reflect.Type, path, text string) error {
 	return nil
 }
 
-// inside reads the members or items of an object or list that was opened.
+// inside checks the members or items of an opened object or list of the type t.
 func (q *quantities) inside(open json.Delim, t reflect.Type, path string, depth int) error {
 	for i := 0; q.dec.More(); i++ {
 		if open == '[' {
@@ -136,7 +138,8 @@ func (q *quantities) inside(open json.Delim, t reflect.Type, path string, depth 
 	return nil
 }
 
-// fieldType returns the type of the field of a struct that has the name in JSON, nil if none exists.
+// fieldType returns the type of the struct field with the JSON name, including embedded structs;
+// nil if there is none.
 func fieldType(t reflect.Type, name string) reflect.Type {
 	for i := range t.NumField() {
 		f := t.Field(i)
@@ -159,9 +162,9 @@ func fieldType(t reflect.Type, name string) reflect.Type {
 	return nil
 }
 
-var quantityByType sync.Map // of bool, by reflect.Type
+var quantityByType sync.Map // map[reflect.Type]bool
 
-// holdsQuantity reports whether the type has a quantity somewhere below.
+// holdsQuantity reports whether the type contains a quantity at any depth. Results are cached.
 func holdsQuantity(t reflect.Type) bool {
 	if known, ok := quantityByType.Load(t); ok {
 		return known.(bool)
