@@ -11,9 +11,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// Check finds what is set in obj although nothing acts on it: the refused fields as errors, the inert and stored ones of
-// which clients are told as warnings. What old, the stored object (nil on create), has in the same place is let be: an
-// object that was stored when this was accepted can still be changed. It allocates nothing where nothing is found.
+// Check returns the fields of obj that have no effect: refused fields as errors, and inert and
+// stored fields with Warn as warnings. A value that old, the stored object (nil on create), has in
+// the same field is skipped. So an object that was stored by a release which accepted the value can
+// still be updated. Check allocates nothing if it finds nothing.
 func (a *Answers) Check(obj, old any) (errs field.ErrorList, warnings []string) {
 	if a == nil || a.tree == nil || obj == nil {
 		return nil, nil
@@ -28,7 +29,7 @@ func (a *Answers) Check(obj, old any) (errs field.ErrorList, warnings []string) 
 	}
 	for _, f := range now {
 		if i := slices.IndexFunc(was, f.same); i >= 0 {
-			was = slices.Delete(was, i, i+1) // one stored value excuses one
+			was = slices.Delete(was, i, i+1) // one stored value excuses only one new value
 			continue
 		}
 		if f.answer.State == Refused {
@@ -44,12 +45,12 @@ func (a *Answers) Check(obj, old any) (errs field.ErrorList, warnings []string) 
 	return errs, warnings
 }
 
-// finding is one value that an answer is about.
+// finding is a value to which an answer applies.
 type finding struct {
 	path   string // "spec.containers[0].env[1]"
 	answer *Answer
 	value  any
-	place  reflect.Value // where the value stands, if the walker collects places
+	place  reflect.Value // the value itself, if the walker collects places
 }
 
 func (f finding) same(g finding) bool {
@@ -62,20 +63,20 @@ func (a *Answers) find(obj any) []finding {
 	return w.found
 }
 
-// walker walks one object along the few paths where something can be wrong.
+// walker walks an object along the tree of fields that have rules, and collects findings.
 type walker struct {
 	at     []step
 	found  []finding
-	places bool // findings have places, and neither paths nor values
+	places bool // findings have a place, but neither path nor value
 }
 
 type step struct {
 	name  string
-	index int    // in a list; -1 = none
-	key   string // in a map
+	index int    // index in a list; -1 = none
+	key   string // key in a map
 }
 
-// walk judges a value, where there is one, and what is below it.
+// walk applies the rules of n to a value, if it is set, and continues below it.
 func (w *walker) walk(v reflect.Value, n *node) {
 	set := !v.IsZero()
 	whole := v
@@ -128,7 +129,7 @@ func (w *walker) below(v reflect.Value, n *node) {
 	}
 }
 
-// judgeValues applies what is said of some values, to a value or to each of a list.
+// judgeValues applies a rule about certain values to a value, or to each item of a list.
 func (w *walker) judgeValues(a *Answer, v reflect.Value) {
 	if v.Kind() != reflect.Slice {
 		if anyMatches(a.Values, text(v)) {
@@ -146,7 +147,7 @@ func (w *walker) judgeValues(a *Answer, v reflect.Value) {
 	w.at[here].index = -1
 }
 
-// keys applies what is said of keys of a map, and of what is behind them.
+// keys applies the rules about the keys of a map, and the rules about its members.
 func (w *walker) keys(v reflect.Value, n *node) {
 	here := len(w.at) - 1
 	if len(n.edges) > 0 {
@@ -159,7 +160,8 @@ func (w *walker) keys(v reflect.Value, n *node) {
 	if len(n.keys) == 0 {
 		return
 	}
-	pairs, _ := v.Interface().(map[string]string) // only labels and annotations have keys with a meaning
+	// rules about keys exist only for labels and annotations
+	pairs, _ := v.Interface().(map[string]string)
 	for key, value := range pairs {
 		for pattern, a := range n.keys {
 			if matches(pattern, key) && (a.Values == nil || anyMatches(a.Values, value)) {
@@ -201,7 +203,7 @@ func matches(pattern, v string) bool {
 	return open && strings.HasPrefix(v, prefix) || pattern == v
 }
 
-// text is a value as the table writes it.
+// text returns a value in the form of the answer files.
 func text(v reflect.Value) string {
 	v = reflect.Indirect(v)
 	switch v.Kind() {

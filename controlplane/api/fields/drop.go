@@ -8,8 +8,9 @@ import (
 // DropsFields reports whether the type has dropped fields.
 func (a *Answers) DropsFields() bool { return a != nil && a.drops != nil }
 
-// Drop removes the dropped fields from obj, a pointer to an object. A field stays where old, the stored object (nil on
-// create), has a field of the same feature gate. Drop allocates nothing where obj has no such field.
+// Drop clears the dropped fields of obj, a pointer to an object. A field stays if old, the stored
+// object (nil on create), uses a field of the same feature gate. Drop allocates nothing if obj has
+// no such field.
 func (a *Answers) Drop(obj, old any) {
 	if !a.DropsFields() || obj == nil {
 		return
@@ -27,7 +28,7 @@ func (a *Answers) Drop(obj, old any) {
 	}
 }
 
-// DropFrom is Drop for an object as a JSON document, which may be a part of one.
+// DropFrom is Drop for a complete or partial object in the form of a decoded JSON document.
 func (a *Answers) DropFrom(doc map[string]any, old any) {
 	if !a.DropsFields() {
 		return
@@ -35,7 +36,7 @@ func (a *Answers) DropFrom(doc map[string]any, old any) {
 	dropMembers(doc, a.drops, a.gatesInUse(old))
 }
 
-// gatesInUse returns the feature gates of the dropped fields that obj has.
+// gatesInUse returns the feature gates of the dropped fields that are set in obj.
 func (a *Answers) gatesInUse(obj any) []string {
 	if obj == nil || reflect.ValueOf(obj).IsNil() {
 		return nil
@@ -49,7 +50,7 @@ func (a *Answers) gatesInUse(obj any) []string {
 	return out
 }
 
-// dropMembers removes dropped fields from the members of a JSON object.
+// dropMembers removes dropped fields from a JSON object, except those of gates in inUse.
 func dropMembers(doc map[string]any, n *node, inUse []string) {
 	for _, e := range n.edges {
 		if e.name == "" {
@@ -68,7 +69,8 @@ func dropMembers(doc map[string]any, n *node, inUse []string) {
 	}
 }
 
-// dropBelow removes dropped fields from a JSON value: an object, the items of a list or the members of a map.
+// dropBelow removes dropped fields within a JSON value: an object, the items of a list or the
+// members of a map.
 func dropBelow(value any, n *node, inUse []string) {
 	switch value := value.(type) {
 	case map[string]any:

@@ -1,14 +1,15 @@
-// Package fields says of every field of the served kinds what becomes of it:
+// Package fields states for every field of the served kinds how it is treated:
 //
 //	honoured  it has its documented effect
-//	refused   its effect is not built: a request that sets it is refused, with a sentence that says what to do
-//	dropped   Kubernetes 1.37 removes it from requests, because its feature gate is off by default; so does Keelson
-//	inert     Kubernetes itself gives it no effect, or none without something that is not part of a cluster
-//	stored    it is kept, judged and shown, and nothing acts on it yet: who sets it is told so by a warning
+//	refused   it is not implemented: requests that set it are rejected, with a remedy
+//	dropped   its feature gate is off by default in Kubernetes 1.37: like there, requests lose it
+//	inert     it has no effect in Kubernetes either, or only with an external component
+//	stored    it is validated, stored and returned but has no effect yet; clients get a warning
 //
-// The answers stand in answers/*.txt, by Go type, so that a type that occurs in many kinds (a pod's specification,
-// metadata, selectors) is answered once. Refusals and removals are enforced from there (Answers.Check, Answers.Drop), so
-// that none can be forgotten; docs/reference/compatibility.md is written from there. A field without an answer fails a test.
+// These answers are in answers/*.txt, by Go type, so that a type used in many kinds (PodSpec,
+// ObjectMeta, selectors) is described once. Answers.Check and Answers.Drop enforce them, so that no
+// field is forgotten. docs/reference/compatibility.md is generated from them. A field without an
+// answer fails a test.
 package fields
 
 import (
@@ -24,7 +25,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// State is what becomes of a field.
+// State is the treatment of a field: see the package comment.
 type State string
 
 // The states.
@@ -36,28 +37,28 @@ const (
 	Stored   State = "stored"
 )
 
-// Answer is what becomes of a field, or of some of its values.
+// Answer states how a field, or some of its values, is treated.
 type Answer struct {
 	State State
-	// Why is for the user of a refused or dropped field what to do, for an inert one the documented reason, for a stored
-	// one who does not act on it.
+	// Why is the explanation for users: the remedy for a refused or dropped field, the documented
+	// reason for an inert field. For a stored field it names the component that ignores it.
 	Why string
-	// Gate is the feature gate of Kubernetes that a dropped field is behind.
+	// Gate is the Kubernetes feature gate of a dropped field.
 	Gate string
-	// Warn tells the client of an inert or stored field that is set, by a warning header.
+	// Warn reports whether a client that sets an inert or stored field gets a warning.
 	Warn bool
-	// Values are those that the answer is about; nil = every value that is set. A "*" at the end stands for any
-	// rest. The other values are honoured.
+	// Values are the values to which the answer applies; nil = every value that is set. A "*" at
+	// the end matches any suffix. All other values are honoured.
 	Values []string
 
-	source string // file:line, for complaints about the table
+	source string // file:line, for errors about the answer files
 	used   bool
 }
 
 //go:embed answers/*.txt
 var files embed.FS
 
-// Options are what requests are given beside an object, as query parameters.
+// Options returns the option types of requests, which are sent as query parameters.
 func Options() []any {
 	return []any{
 		&metav1.GetOptions{}, &metav1.ListOptions{}, &metav1.CreateOptions{}, &metav1.UpdateOptions{}, &metav1.PatchOptions{},
@@ -65,14 +66,14 @@ func Options() []any {
 	}
 }
 
-// Table is all answers: by type, then by the path below it.
+// Table has all answers, by Go type and by the path below the type.
 type Table struct {
 	types    map[string]map[string][]*Answer
 	mu       sync.Mutex
 	compiled map[reflect.Type]*Answers
 }
 
-// Load returns the table of the built-in kinds. It is read once.
+// Load returns the table of the built-in kinds. The files are parsed once.
 var Load = sync.OnceValue(func() *Table {
 	t := &Table{types: map[string]map[string][]*Answer{}, compiled: map[reflect.Type]*Answers{}}
 	names, err := fs.Glob(files, "answers/*.txt")
@@ -91,18 +92,19 @@ var Load = sync.OnceValue(func() *Table {
 	return t
 })
 
-// parse reads one file:
+// parse adds the answers of one file to the table. Its format is:
 //
-//	[core/v1.PodSpec]                     the type that the lines below are about
-//	honoured: containers volumes          paths below it
+//	[core/v1.PodSpec]                     the type of the lines below
+//	honoured: containers volumes          paths below the type
 //	refused: hostUsers=false -- sentence  one value of a path
 //	refused: annotations[a/b] -- sentence one key of a map
 //	dropped EmptyDirVolumeMode: mode -- sentence  with the feature gate
-//	warned: ...                           inert, and the client is told
-//	stored: strategy -- sentence          the client is told
-//	stored: . -- sentence                 all of a kind but what its part of the file says otherwise: the client is told
-//	                                      once, when it makes such an object; in the types below what is refused or
-//	                                      inert stays so, the rest is stored
+//	warned: ...                           inert, with a warning to the client
+//	stored: strategy -- sentence          with a warning to the client
+//	stored: . -- sentence                 the whole kind, except for the section's other lines;
+//	                                      one warning when an object is created; refused and
+//	                                      inert fields of nested types stay so, all other
+//	                                      fields are stored
 func (t *Table) parse(file, text string) error {
 	var answers map[string][]*Answer
 	for i, line := range strings.Split(text, "\n") {
@@ -153,7 +155,7 @@ func parseLine(answers map[string][]*Answer, source, line string) error {
 	for p := range strings.FieldsSeq(list) {
 		one := a
 		path, values, some := strings.Cut(p, "=")
-		if strings.Contains(path, "[") { // a key of a map may contain anything
+		if strings.Contains(path, "[") { // the key of a map may contain any character
 			path, values, some = p, "", false
 			if at := strings.LastIndex(p, "]="); at > 0 {
 				path, values, some = p[:at+1], p[at+2:], true
@@ -170,11 +172,11 @@ func parseLine(answers map[string][]*Answer, source, line string) error {
 	return nil
 }
 
-// typeRoots are the folders of the modules that types come from.
+// typeRoots are the package path prefixes that type names omit.
 var typeRoots = []string{"k8s.io/api/", "k8s.io/apimachinery/pkg/apis/", "k8s.io/kube-aggregator/pkg/apis/", "k8s.io/apiextensions-apiserver/pkg/apis/",
 	"k8s.io/metrics/pkg/apis/"}
 
-// typeName is how the files call a type: "core/v1.Pod", "meta/v1.ObjectMeta".
+// typeName returns the name of a type in the answer files: "core/v1.Pod", "meta/v1.ObjectMeta".
 func typeName(t reflect.Type) string {
 	p := t.PkgPath()
 	for _, root := range typeRoots {
@@ -183,7 +185,7 @@ func typeName(t reflect.Type) string {
 	return p + "." + t.Name()
 }
 
-// Stale lists the answers that are about nothing that any of these values has.
+// Stale lists the answers that apply to no field of the types of these values.
 func (t *Table) Stale(of []any) []string {
 	for _, o := range of {
 		t.For(o)

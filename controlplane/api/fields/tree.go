@@ -7,31 +7,33 @@ import (
 	"strings"
 )
 
-// Leaf is a field with its answer, or a subtree that is answered as one.
+// Leaf is a field with its answer, or a subtree with one answer.
 type Leaf struct {
-	// Path names the field as users write it: "spec.containers[].image", "metadata.annotations[a/b]".
+	// Path is the path of the field as users write it: "spec.containers[].image",
+	// "metadata.annotations[a/b]".
 	Path string
-	// At is where the answer stands: the path itself, or that of the subtree that is answered as one.
+	// At is the path that has the answer: Path itself, or the root of a subtree with one answer.
 	At string
-	// Answer is nil for a field that nobody has answered.
+	// Answer is nil for a field without an answer.
 	Answer *Answer
-	// Type is the field's.
+	// Type is the Go type of the field.
 	Type reflect.Type
-	// Owner is the struct that has the field, and Field its name there.
+	// Owner is the struct type that has the field, and Field the Go name of the field.
 	Owner reflect.Type
 	Field string
 }
 
-// Answers are those of one type, ready to be asked.
+// Answers are the compiled answers of one type.
 type Answers struct {
 	table  *Table
 	typ    reflect.Type
-	tree   *node // of the refused fields and those that clients are warned of; nil when every value is fine
-	drops  *node // of the dropped fields; nil when none exist
+	tree   *node // the fields that are refused or warned of; nil if there are none
+	drops  *node // the dropped fields; nil if there are none
 	stored *Answer
 }
 
-// Stored is the answer for a kind that is stored and shown, and on which nothing acts yet; nil for all others.
+// Stored returns the answer for a kind that is stored and returned but has no effect yet; nil for
+// all other kinds.
 func (a *Answers) Stored() *Answer {
 	if a == nil {
 		return nil
@@ -39,8 +41,9 @@ func (a *Answers) Stored() *Answer {
 	return a.stored
 }
 
-// Leaves lists every field of the type with its answer, in the order of the Go type.
-// They are found anew each time: who serves the API needs none, and those of all templates of pods are a megabyte.
+// Leaves returns every field of the type with its answer, in the order of the Go type. The list is
+// computed on each call: the API server does not need it, and the lists of all types with pod
+// templates take a megabyte.
 func (a *Answers) Leaves() []Leaf {
 	a.table.mu.Lock()
 	defer a.table.mu.Unlock()
@@ -49,17 +52,18 @@ func (a *Answers) Leaves() []Leaf {
 	return c.leaves
 }
 
-// node is a place in a type below which, or at which, something may be wrong.
+// node is a place in a type at or below which there are rules to check.
 type node struct {
-	rules []*Answer          // about the value here
-	keys  map[string]*Answer // about keys of the map here; a "*" at the end stands for any rest
-	edges []edge             // fields of the struct here
-	dict  bool               // the value is a map whose members have the edges
+	rules []*Answer // rules about the value at this place
+	// rules about keys of the map at this place; a "*" at the end matches any suffix
+	keys  map[string]*Answer
+	edges []edge // fields of the struct at this place
+	dict  bool   // the value is a map, and the edges are fields of its members
 }
 
 type edge struct {
 	index int
-	name  string // "" for a struct whose fields stand in its parent
+	name  string // "" for an embedded struct
 	to    *node
 }
 
@@ -67,7 +71,8 @@ func (n *node) empty() bool {
 	return n == nil || len(n.rules) == 0 && len(n.keys) == 0 && len(n.edges) == 0
 }
 
-// split returns the part of the tree below n that has only rules about dropped fields, or only the other rules.
+// split returns the tree below n with either only the rules about dropped fields, or only the other
+// rules; nil if there are none.
 func (n *node) split(dropped bool) *node {
 	out := &node{dict: n.dict}
 	for _, a := range n.rules {
@@ -89,8 +94,8 @@ func (n *node) split(dropped bool) *node {
 	return out
 }
 
-// For returns the answers of the type of a value or of a (possibly nil) pointer to it. Fields that nobody has
-// answered are leaves without an answer, and accepted.
+// For returns the answers of the type of a value, or of a (possibly nil) pointer to the type.
+// Fields without an answer are accepted.
 func (t *Table) For(of any) *Answers {
 	typ := reflect.TypeOf(of)
 	for typ.Kind() == reflect.Pointer {
@@ -108,14 +113,15 @@ func (t *Table) For(of any) *Answers {
 	return a
 }
 
-// compiler walks a type.
+// compiler walks a type and collects its leaves.
 type compiler struct {
 	table  *Table
 	leaves []Leaf
 	stored *Answer
 }
 
-// begin is the place at which a walk begins: of a kind that is stored as a whole, everything is stored.
+// begin returns the place at which a walk of t starts. In a kind that is stored as a whole, all
+// fields inherit the answer Stored.
 func (c *compiler) begin(t reflect.Type) place {
 	for _, a := range c.table.types[typeName(t)]["."] {
 		a.used = true
@@ -124,18 +130,18 @@ func (c *compiler) begin(t reflect.Type) place {
 	return place{inherited: c.stored, from: "."}
 }
 
-// place is where in a type the walk stands.
+// place is the current position of a walk within a type.
 type place struct {
 	path      string
 	inherited *Answer
-	from      string         // where it stands
-	depth     int            // the scope of what said so
-	scopes    []scope        // from the outermost
-	within    []reflect.Type // the structs around
-	field     string         // the name in the innermost of them
+	from      string         // path of the inherited answer
+	depth     int            // index of the scope that has the inherited answer
+	scopes    []scope        // outermost first
+	within    []reflect.Type // enclosing structs, outermost first
+	field     string         // Go name in the innermost of these structs
 }
 
-// leaf is the leaf at a place; within holds at least the type that the walk began with.
+// leaf returns the leaf at a place; within has at least the root type of the walk.
 func (p *place) leaf(path, at string, a *Answer, t reflect.Type) Leaf {
 	l := Leaf{Path: path, At: at, Answer: a, Type: t, Field: p.field}
 	if len(p.within) > 0 {
@@ -144,13 +150,14 @@ func (p *place) leaf(path, at string, a *Answer, t reflect.Type) Leaf {
 	return l
 }
 
-// scope is a type around the place that has answers, and the path from there.
+// scope is an enclosing type that has answers, with the path from that type to the current place.
 type scope struct {
 	answers map[string][]*Answer
 	path    string
 }
 
-// at are the answers about exactly this place, and of which scope. Who is further out knows more about what it is for.
+// at returns the answers for exactly this place and the index of their scope. The outermost scope
+// has precedence, because it describes the field in its context.
 func (p *place) at() ([]*Answer, int) {
 	for i, s := range p.scopes {
 		if found := s.answers[s.path]; len(found) > 0 && s.path != "" {
@@ -163,12 +170,13 @@ func (p *place) at() ([]*Answer, int) {
 	return nil, 0
 }
 
-// withinStored says that what a scope calls honoured is within what one around it calls stored.
+// withinStored reports whether an inner scope calls a place honoured that an outer scope calls
+// stored.
 func (p *place) withinStored(a *Answer, scope int) bool {
 	return a.State == Honoured && p.inherited != nil && p.inherited.State == Stored && scope > p.depth
 }
 
-// visit answers for one place and returns what is to be checked there.
+// visit adds the leaves at and below a place, and returns the rules to check there.
 func (c *compiler) visit(t reflect.Type, p place) *node {
 	n := &node{}
 	found, depth := p.at()
@@ -213,7 +221,7 @@ func (c *compiler) visit(t reflect.Type, p place) *node {
 	return n
 }
 
-// keys finds the answers about single keys of a map.
+// keys adds the leaves and rules for single keys of a map.
 func (c *compiler) keys(t reflect.Type, p *place, n *node) {
 	if t.Kind() != reflect.Map {
 		return
@@ -243,8 +251,9 @@ func (c *compiler) keys(t reflect.Type, p *place, n *node) {
 }
 
 func (c *compiler) fields(t reflect.Type, p place, n *node) {
-	// What a type around says to be inert is so, whatever it is elsewhere, except that dropped fields are dropped.
-	// Otherwise a type that has answers answers for each of its fields; what is stored refuses what it refuses.
+	// A type within an inert field is inert whatever its own answers, except for its dropped
+	// fields. Otherwise the answers of the type apply to all of its fields. Within a stored field
+	// only its refused and inert fields keep their answers.
 	answers := c.table.types[typeName(t)]
 	switch inert := p.inherited != nil && p.inherited.State == Inert; {
 	case answers == nil:
@@ -291,13 +300,14 @@ func onlyDropped(answers map[string][]*Answer) map[string][]*Answer {
 	return out
 }
 
-// ofEveryKind says that a type is at the top of a kind what all kinds have, which is honoured in a stored kind too.
+// ofEveryKind reports whether a type is the TypeMeta or ObjectMeta of the walk's root type. These
+// fields are honoured in a stored kind too.
 func (c *compiler) ofEveryKind(t reflect.Type, p place) bool {
 	name := typeName(t)
 	return c.stored == p.inherited && len(p.within) == 1 && (name == "meta/v1.TypeMeta" || name == "meta/v1.ObjectMeta")
 }
 
-// visitField is visit, or for a struct without a name of its own its fields.
+// visitField calls visit, or visits the fields directly for an embedded struct, which has no name.
 func (c *compiler) visitField(t reflect.Type, p place, name string) *node {
 	if name != "" {
 		return c.visit(t, p)
@@ -314,7 +324,7 @@ func join(path, name string) string {
 	return path + "." + name
 }
 
-// opaque says that a type is a value to users and has no fields.
+// opaque reports whether a type is a single value for users, although it may be a Go struct.
 func opaque(t reflect.Type) bool {
 	switch t.Kind() {
 	case reflect.Pointer:
