@@ -16,12 +16,13 @@ import (
 // The indexes that New adds to the informers.
 const (
 	machineIndex = "podaddress.machine" // Nodes by address
-	rangeIndex   = "podaddress.range"   // Nodes with Keelson's network by podCIDR
+	rangeIndex   = "podaddress.range"   // Nodes with Keelson's network, by podCIDR
 	holderIndex  = "podaddress.holder"  // pods by address
-	blockIndex   = "podaddress.block"   // pods by the blocks of their addresses
+	blockIndex   = "podaddress.block"   // pods by the blocks that contain their addresses
 )
 
-// block4 and block6 are the lengths of the blocks of blockIndex, for IPv4 and IPv6: those of usual podCIDRs.
+// block4 and block6 are the prefix lengths of the blocks of blockIndex, for IPv4 and IPv6: those of
+// common podCIDRs.
 const block4, block6 = 24, 64
 
 // Informer is the part of an informer that an Index uses.
@@ -30,16 +31,19 @@ type Informer interface {
 	GetIndexer() cache.Indexer
 }
 
-// Index judges the addresses of pods by what informers show. A change is judged right in every handler of these
-// informers: the Index reads their stores, which change first. Safe for concurrent use. A nil Index counts everything.
+// Index decides which addresses of pods count, from the stores of informers. Informers update their
+// stores before they call handlers, so a handler gets the result for the new state. Index is safe
+// for concurrent use. With a nil Index all addresses count.
 type Index struct {
 	rules                 Rules
 	nodes, pods, services cache.Indexer
-	lengths               [2]atomic.Uint64 // of podCIDRs that have been seen: bit N of 128 is length N
-	whole                 atomic.Bool      // length 128 has been seen
+	// prefix lengths of the podCIDRs seen so far, as 128 bits
+	lengths [2]atomic.Uint64
+	whole   atomic.Bool // prefix length 128 has been seen
 }
 
-// New returns an Index. The informers of Nodes, Pods and ServiceCIDRs must not have started; services may be nil.
+// New returns an Index. It must be called before the informers of Nodes, Pods and ServiceCIDRs
+// start; services may be nil.
 func New(rules Rules, nodes, pods, services Informer) (*Index, error) {
 	x := &Index{rules: rules, nodes: nodes.GetIndexer(), pods: pods.GetIndexer()}
 	if services != nil {
@@ -83,7 +87,8 @@ func (x *Index) rangesOf(o any) ([]string, error) {
 	return out, nil
 }
 
-// holdersOf leaves out mirror pods, which a node creates at will, and pods that have no address of their own.
+// holdersOf returns the index keys of a pod. It omits mirror pods, which a node can create at will,
+// and pods without an address of their own.
 func holdersOf(o any) ([]string, error) {
 	p, ok := o.(*corev1.Pod)
 	if !ok || p.Spec.HostNetwork || p.Spec.NodeName == "" || hasEnded(&p.Status) || podref.IsMirror(p) {
@@ -120,11 +125,13 @@ func blocksOf(o any) ([]string, error) {
 	return out, nil
 }
 
-// mostBlocks bounds how many blocks of a large podCIDR are looked up, as a power of two; beyond it all pods are read.
+// mostBlocks limits the number of blocks that are looked up for a range, as a power of two. For
+// larger ranges all pods are scanned.
 const mostBlocks = 10
 
-// Concerned returns pods of other nodes whose addresses may count no longer, or again, when a Node is as it is now or is
-// gone: those with an address in its podCIDRs or equal to one of its own. Pods of the Node itself are left out.
+// Concerned returns the pods of other nodes for which a change or deletion of n may change which
+// addresses count. Those are the pods with an address in the podCIDRs of n, or equal to an address
+// of n.
 func (x *Index) Concerned(n *corev1.Node) []*corev1.Pod {
 	if x == nil {
 		return nil
@@ -136,8 +143,8 @@ func (x *Index) Concerned(n *corev1.Node) []*corev1.Pod {
 	return slices.DeleteFunc(x.podsIn(ranges), func(p *corev1.Pod) bool { return p.Spec.NodeName == n.Name })
 }
 
-// ConcernedByRange returns the pods whose addresses may count no longer, or again, when a ServiceCIDR is as it is now or
-// is gone: those with an address in its ranges.
+// ConcernedByRange returns the pods for which a change or deletion of a ServiceCIDR may change
+// which addresses count: those with an address in its ranges.
 func (x *Index) ConcernedByRange(c *networkingv1.ServiceCIDR) []*corev1.Pod {
 	if x == nil {
 		return nil
@@ -151,7 +158,7 @@ func (x *Index) ConcernedByRange(c *networkingv1.ServiceCIDR) []*corev1.Pod {
 	return x.podsIn(ranges)
 }
 
-// podsIn returns the pods with an address in a range.
+// podsIn returns the pods with an address in one of the ranges.
 func (x *Index) podsIn(ranges []netip.Prefix) (out []*corev1.Pod) {
 	for _, r := range ranges {
 		for _, o := range x.within(r) {
@@ -172,7 +179,7 @@ func RangeChanged(old, now *networkingv1.ServiceCIDR) bool {
 	return old == nil || now == nil || !slices.Equal(old.Spec.CIDRs, now.Spec.CIDRs)
 }
 
-// within returns all pods with an address in a range, and others.
+// within returns all pods with an address in a range. It may return other pods too.
 func (x *Index) within(r netip.Prefix) (out []any) {
 	bits := block6
 	if r.Addr().Is4() {
@@ -209,7 +216,8 @@ func nextBlock(p netip.Prefix) netip.Addr {
 	return netip.Addr{}
 }
 
-// ServiceRange implements Cluster.
+// ServiceRange returns the Service range that contains an address: one of Rules.Services or of a
+// ServiceCIDR.
 func (x *Index) ServiceRange(a netip.Addr) (netip.Prefix, bool) {
 	for _, p := range x.rules.Services {
 		if p.Contains(a) {
@@ -233,7 +241,8 @@ func (x *Index) ServiceRange(a netip.Addr) (netip.Prefix, bool) {
 	return netip.Prefix{}, false
 }
 
-// Machine implements Cluster.
+// Machine returns a description of the node or control plane replica that has an address; "" if
+// there is none.
 func (x *Index) Machine(a netip.Addr) string {
 	if names, _ := x.nodes.IndexKeys(machineIndex, a.String()); len(names) > 0 {
 		return "node " + slices.Min(names)
@@ -248,7 +257,8 @@ func (x *Index) isReplica(a netip.Addr) bool {
 	return x.rules.Replicas != nil && slices.ContainsFunc(x.rules.Replicas(), func(r netip.AddrPort) bool { return r.Addr() == a })
 }
 
-// RangeOf implements Cluster.
+// RangeOf returns the name of a node other than except whose podCIDRs contain an address; "" if
+// there is none. Only nodes with Keelson's network are considered.
 func (x *Index) RangeOf(a netip.Addr, except string) string {
 	for bits := a.BitLen(); bits >= 0; bits-- {
 		if bits == 128 && !x.whole.Load() || bits < 128 && x.lengths[bits/64].Load()&(1<<(bits%64)) == 0 {
@@ -268,7 +278,7 @@ func (x *Index) RangeOf(a netip.Addr, except string) string {
 	return ""
 }
 
-// holder returns a pod of another node that has an address.
+// holder returns a pod that reports an address and is not on the node except; nil if there is none.
 func (x *Index) holder(a netip.Addr, except string) *corev1.Pod {
 	list, _ := x.pods.ByIndex(holderIndex, a.String())
 	for _, o := range list {
@@ -288,7 +298,8 @@ func (x *Index) node(name string) Node {
 	return Node{Name: name}
 }
 
-// refusal returns why a pod cannot have an address that its status reports; "" = it can.
+// refusal returns the reason why a pod cannot have an address that its status reports, or "" if it
+// can.
 func (x *Index) refusal(p *corev1.Pod, node Node, text string) string {
 	a, ok := parse(text)
 	if !ok {
@@ -297,8 +308,8 @@ func (x *Index) refusal(p *corev1.Pod, node Node, text string) string {
 	return Refusal(a, p.Spec.HostNetwork, node, x.rules, x)
 }
 
-// Counted returns the pod with those of its addresses that count. It is the pod itself where all of them count, else a
-// shallow copy; nil where none counts.
+// Counted returns the pod with only those of its addresses that count. It is the pod itself if all
+// of them count, otherwise a shallow copy, or nil if none counts.
 func (x *Index) Counted(p *corev1.Pod) *corev1.Pod {
 	reported := Reported(&p.Status)
 	if x == nil || len(reported) == 0 {
@@ -322,13 +333,13 @@ func (x *Index) Counted(p *corev1.Pod) *corev1.Pod {
 	return &out
 }
 
-// counts reports whether podIP is one of the addresses that were judged.
+// counts reports whether podIP is empty or one of the reported addresses.
 func counts(reported []corev1.PodIP, podIP string) bool {
 	return podIP == "" || slices.Contains(reported, corev1.PodIP{IP: podIP})
 }
 
-// Peer is Counted for a pod as an endpoint of a Service or a peer of a policy: nil also for a mirror pod, unless the
-// administrator allows these.
+// Peer is Counted for a pod as an endpoint of a Service or a peer of a network policy. It also
+// returns nil for a mirror pod, unless Rules.MirrorPeers is set.
 func (x *Index) Peer(p *corev1.Pod) *corev1.Pod {
 	if x != nil && !x.rules.IsPeer(p) {
 		return nil
@@ -336,7 +347,7 @@ func (x *Index) Peer(p *corev1.Pod) *corev1.Pod {
 	return x.Counted(p)
 }
 
-// Peers returns Peer of each pod, without nil.
+// Peers returns the result of Peer for each pod, without nil results.
 func (x *Index) Peers(pods []*corev1.Pod) []*corev1.Pod {
 	if x == nil {
 		return pods

@@ -11,13 +11,13 @@ import (
 	"keelson.dev/keelson/controlplane/api/podref"
 )
 
-// Source is where a node's report came from, as the replica that received it observed.
+// Source is the origin of a node's report, as observed by the replica that received it.
 type Source struct {
 	Address netip.Addr
-	Local   bool // the connection began on the replica's own machine
+	Local   bool // the connection comes from the replica's own machine
 }
 
-// SourceOf returns the source of a connection between two addresses.
+// SourceOf returns the source of a connection with these remote and local addresses.
 func SourceOf(remote, local netip.Addr) Source {
 	remote, local = remote.WithZone("").Unmap(), local.WithZone("").Unmap()
 	return Source{Address: remote, Local: remote.IsValid() && (remote.IsLoopback() || remote == local)}
@@ -25,7 +25,7 @@ func SourceOf(remote, local netip.Addr) Source {
 
 type sourceKey struct{}
 
-// WithSource returns a context for a request that came from a source.
+// WithSource returns a copy of ctx that carries the source of the request.
 func WithSource(ctx context.Context, s Source) context.Context {
 	return context.WithValue(ctx, sourceKey{}, s)
 }
@@ -35,7 +35,7 @@ func sourceIn(ctx context.Context) Source {
 	return s
 }
 
-// Sync blocks until the informers show every report that was acknowledged before the call.
+// Sync blocks until the informers include every report that was acknowledged before the call.
 func (x *Index) Sync(ctx context.Context) error {
 	if x == nil || x.rules.Sync == nil {
 		return nil
@@ -43,8 +43,9 @@ func (x *Index) Sync(ctx context.Context) error {
 	return x.rules.Sync(ctx)
 }
 
-// Contested returns the new addresses of a pod's report that a pod of another node may report at the same moment. A
-// podCIDR belongs to one node with Keelson's network, so that no other node can report its addresses.
+// Contested returns the new addresses of a pod's report that a pod of another node could report
+// concurrently. For a node with Keelson's network there are none, because its podCIDRs belong to it
+// alone.
 func (x *Index) Contested(stored, reported *corev1.Pod) []netip.Addr {
 	if x == nil || hasEnded(&reported.Status) || stored.Spec.HostNetwork || podref.IsMirror(stored) || x.node(stored.Spec.NodeName).Own {
 		return nil
@@ -52,7 +53,7 @@ func (x *Index) Contested(stored, reported *corev1.Pod) []netip.Addr {
 	return parseAll(newAddresses(stored, reported))
 }
 
-// ContestedMachine returns the new addresses that a Node reports as its own.
+// ContestedMachine returns the addresses that a Node newly reports as its own.
 func (x *Index) ContestedMachine(stored, reported *corev1.Node) []netip.Addr {
 	if x == nil {
 		return nil
@@ -69,7 +70,7 @@ func (x *Index) ContestedMachine(stored, reported *corev1.Node) []netip.Addr {
 	return out
 }
 
-// newAddresses returns what a report adds to the addresses of the stored pod.
+// newAddresses returns the addresses of a report that the stored pod does not have.
 func newAddresses(stored, reported *corev1.Pod) (out []corev1.PodIP) {
 	had := Reported(&stored.Status)
 	all := Reported(&reported.Status)
@@ -93,8 +94,9 @@ func parseAll(all []corev1.PodIP) (out []netip.Addr) {
 	return out
 }
 
-// JudgeReport returns an error when a node reports an address for its pod that the pod cannot have, or that a pod of
-// another node has. Addresses that the stored pod has are not judged again, nor are those of a pod that has ended.
+// JudgeReport returns an error if a node reports an address for its pod that the pod cannot have,
+// or that a pod of another node has. Addresses that the stored pod already has are not checked
+// again, nor are those of a terminal pod.
 func (x *Index) JudgeReport(stored, reported *corev1.Pod) error {
 	if x == nil || hasEnded(&reported.Status) {
 		return nil
@@ -102,7 +104,8 @@ func (x *Index) JudgeReport(stored, reported *corev1.Pod) error {
 	node := x.node(stored.Spec.NodeName)
 	for _, ip := range newAddresses(stored, reported) {
 		if !node.Known && stored.Spec.HostNetwork {
-			continue // a Node that is not seen yet has no addresses; who uses the pod's address judges it again
+			// the Node is not in the informer yet; the address is checked again when it is used
+			continue
 		}
 		why := x.refusal(stored, node, ip.IP)
 		if a, ok := parse(ip.IP); why == "" && ok && !stored.Spec.HostNetwork {
@@ -118,8 +121,9 @@ func (x *Index) JudgeReport(stored, reported *corev1.Pod) error {
 	return nil
 }
 
-// JudgeMachine returns an error when a node reports an address as its own that belongs to a Service range, the podCIDRs
-// of another node, another machine or a pod of another node. Addresses that the stored Node has are not judged again.
+// JudgeMachine returns an error if a node reports an address as its own that belongs to something
+// else. That is a Service range, the podCIDRs of another node, another machine or a pod of another
+// node. Addresses that the stored Node already has are not checked again.
 func (x *Index) JudgeMachine(ctx context.Context, stored, reported *corev1.Node) error {
 	for _, a := range x.ContestedMachine(stored, reported) {
 		why, remedy := x.refuseMachine(a, reported, sourceIn(ctx))
@@ -130,7 +134,8 @@ func (x *Index) JudgeMachine(ctx context.Context, stored, reported *corev1.Node)
 	return nil
 }
 
-// refuseMachine returns why a node cannot have an address, and a remedy; "" = it can.
+// refuseMachine returns the reason why a node cannot have an address, and a remedy. Both are "" if
+// it can.
 func (x *Index) refuseMachine(a netip.Addr, reported *corev1.Node, from Source) (why, remedy string) {
 	const ownAddresses = "report the addresses of its own machine"
 	if p, ok := x.ServiceRange(a); ok {
@@ -152,7 +157,7 @@ func (x *Index) refuseMachine(a netip.Addr, reported *corev1.Node, from Source) 
 	return "", ""
 }
 
-// String returns the address.
+// String returns the address, or a text if it is unknown.
 func (s Source) String() string {
 	if !s.Address.IsValid() {
 		return "an unknown address"
@@ -160,8 +165,9 @@ func (s Source) String() string {
 	return s.Address.String()
 }
 
-// otherMachine returns another Node with an address; "" = none. A Node that is lost does not count: its machine may have
-// been replaced. Several Nodes may have one ExternalIP, that of a router.
+// otherMachine returns the name of another Node that reports an address; "" if there is none. Nodes
+// with an unknown Ready condition are ignored, because their machine may have been replaced. An
+// ExternalIP shared by several Nodes is allowed: it may belong to a router.
 func (x *Index) otherMachine(a netip.Addr, reported *corev1.Node) string {
 	list, _ := x.nodes.ByIndex(machineIndex, a.String())
 	var names []string

@@ -1,6 +1,6 @@
-// Package podaddress decides which of the addresses that nodes report for their pods count: as endpoints of Services, as
-// peers of network policies, and as targets of the API's own connections. A node may be hostile: an address of a pod
-// counts only where the pod can have it.
+// Package podaddress decides which of the addresses that nodes report for their pods count: as
+// endpoints of Services, as peers of network policies, and as targets of the API server's own
+// connections. A node may be hostile, so an address counts only if the pod can have it.
 package podaddress
 
 import (
@@ -15,40 +15,44 @@ import (
 	"keelson.dev/keelson/controlplane/api/podref"
 )
 
-// NetworkAnnotation of a Node is set by its agent: OwnNetwork or ForeignNetwork. Agents of earlier releases and kubelets
-// do not set it.
+// NetworkAnnotation on a Node is set by its agent to OwnNetwork or ForeignNetwork. Older agents and
+// kubelets do not set it.
 const NetworkAnnotation = "keelson.dev/pod-network"
 
-// The values of NetworkAnnotation.
+// Values of NetworkAnnotation.
 const (
-	OwnNetwork     = "keelson" // pods have addresses of the node's podCIDRs, by Keelson's own network configuration
-	ForeignNetwork = "foreign" // another network configuration is installed, or still has pods
+	// pods get addresses of the node's podCIDRs from Keelson's own CNI configuration
+	OwnNetwork = "keelson"
+	// another CNI configuration is installed, or pods created with it still exist
+	ForeignNetwork = "foreign"
 )
 
-// Rules are the settings of the administrator, equal on every replica.
+// Rules are the administrator's settings, which are equal on every replica.
 type Rules struct {
-	// Services are the ranges of Services that the cluster was created with.
+	// Services are the Service ranges with which the cluster was created.
 	Services []netip.Prefix
-	// ForeignRanges are the addresses of pods on nodes whose network configuration is not Keelson's; empty = any.
+	// ForeignRanges are the allowed addresses of pods on nodes with another network configuration;
+	// empty = any.
 	ForeignRanges []netip.Prefix
-	// MirrorPeers makes mirror pods endpoints of Services and peers of policies.
+	// MirrorPeers allows mirror pods as endpoints of Services and peers of network policies.
 	MirrorPeers bool
-	// Replicas returns the addresses on which replicas of the control plane listen; nil = not known.
+	// Replicas returns the addresses on which the control plane's replicas listen; nil = unknown.
 	Replicas func() []netip.AddrPort
-	// Sync blocks until the informers of New show every change that was acknowledged before the call; nil = they do.
+	// Sync blocks until the informers passed to New include every change that was acknowledged
+	// before the call. nil means that they always do.
 	Sync func(ctx context.Context) error
 }
 
-// Node is what the rule reads of a Node.
+// Node has the properties of a Node that the decision needs.
 type Node struct {
 	Name      string
 	Known     bool // the Node exists
-	Own       bool // its network configuration is Keelson's
+	Own       bool // the node uses Keelson's own network configuration
 	PodCIDRs  []netip.Prefix
 	Addresses []netip.Addr
 }
 
-// NodeOf returns what the rule reads of a Node.
+// NodeOf returns the properties of a Node that the decision needs.
 func NodeOf(n *corev1.Node) Node {
 	out := Node{Name: n.Name, Known: true, Own: n.Annotations[NetworkAnnotation] == OwnNetwork, PodCIDRs: podCIDRs(n)}
 	for _, at := range n.Status.Addresses {
@@ -72,17 +76,20 @@ func podCIDRs(n *corev1.Node) (out []netip.Prefix) {
 	return out
 }
 
-// Cluster is what the rule reads of the rest of the cluster.
+// Cluster has the properties of the rest of the cluster that the decision needs.
 type Cluster interface {
-	// ServiceRange returns the range of Services that has an address.
+	// ServiceRange returns the Service range that contains an address.
 	ServiceRange(a netip.Addr) (netip.Prefix, bool)
-	// Machines describes a machine of the cluster that has an address; "" = none.
+	// Machine returns a description of the machine of the cluster that has an address; "" if there
+	// is none.
 	Machine(a netip.Addr) string
-	// RangeOf returns the other node with Keelson's network whose podCIDRs have an address; "" = none.
+	// RangeOf returns a node other than except, with Keelson's network, whose podCIDRs contain an
+	// address; "" if there is none.
 	RangeOf(a netip.Addr, except string) string
 }
 
-// Refusal returns why a pod cannot have an address; "" = it can.
+// Refusal returns the reason why a pod on node cannot have the address a, or "" if it can.
+// hostNetwork reports whether the pod uses its node's network.
 func Refusal(a netip.Addr, hostNetwork bool, node Node, r Rules, c Cluster) string {
 	in := func(p netip.Prefix) bool { return p.Contains(a) }
 	if !a.IsGlobalUnicast() {
@@ -104,7 +111,7 @@ func Refusal(a netip.Addr, hostNetwork bool, node Node, r Rules, c Cluster) stri
 	case slices.Contains(node.Addresses, a):
 		return fmt.Sprintf("is an address of node %s, and the pod does not use the network of its node", node.Name)
 	case slices.ContainsFunc(node.PodCIDRs, in):
-		return "" // a block belongs to one node, whatever addresses other nodes report for themselves
+		return "" // a podCIDR belongs to one node, whatever addresses other nodes report
 	case node.Own:
 		return fmt.Sprintf("is not in the podCIDRs of node %s (%s)", node.Name, join(node.PodCIDRs))
 	}
@@ -132,7 +139,7 @@ func join(all []netip.Prefix) string {
 	return strings.Join(out, ", ")
 }
 
-// IsPeer reports whether a pod may be an endpoint of a Service or a peer of a policy.
+// IsPeer reports whether a pod may be an endpoint of a Service or a peer of a network policy.
 func (r Rules) IsPeer(p *corev1.Pod) bool { return r.MirrorPeers || !podref.IsMirror(p) }
 
 // Reported returns the addresses of a pod's status: podIPs, or podIP where podIPs is empty.
@@ -148,7 +155,7 @@ func parse(text string) (netip.Addr, bool) {
 	return a.WithZone("").Unmap(), err == nil
 }
 
-// hasEnded reports whether the pod's containers have ended for good: its addresses are free.
+// hasEnded reports whether the pod is terminal, so that its addresses are free.
 func hasEnded(s *corev1.PodStatus) bool {
 	return s.Phase == corev1.PodSucceeded || s.Phase == corev1.PodFailed
 }
