@@ -1,7 +1,7 @@
-// Package podref lists what a pod refers to. It is the one place that knows in
-// which fields of a pod another object can be named: authorization grants a node
-// the objects its pods refer to, the fleet sends them, and admission refuses them
-// in mirror pods.
+// Package podref lists the objects that a pod references. It is the only code that knows which
+// fields of a pod name other objects. Authorization grants a node access to the objects that its
+// pods reference, the node gateway sends these objects to the node, and admission rejects
+// references in mirror pods.
 package podref
 
 import (
@@ -12,18 +12,19 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Ref is one reference of a pod.
+// Ref is one reference from a pod to another object.
 type Ref struct {
-	// Resource is the plural of what is referred to ("secrets"); Namespace is empty where that has none.
+	// Resource is the plural of the referenced resource ("secrets"). Namespace is empty for a
+	// cluster-scoped resource.
 	Resource, Namespace string
-	// Name is empty where the pod asks for something without naming it (a signer's certificate).
+	// Name is empty if the field requests something without a name (a signer's certificate).
 	Name string
 
-	at string // the field, with [] for each list
-	of string // the list element's own name, for the first []
+	at string // the field's path, with [] for each list
+	of string // name of the list element for the first []
 }
 
-// Field is where the reference stands: spec.volumes["data"].secret.secretName.
+// Field returns the path of the reference: spec.volumes["data"].secret.secretName.
 func (r Ref) Field() string {
 	if r.of == "" {
 		return r.at
@@ -31,17 +32,18 @@ func (r Ref) Field() string {
 	return strings.Replace(r.at, "[]", "["+strconv.Quote(r.of)+"]", 1)
 }
 
-// Path is Field without the names of list elements: spec.volumes[].secret.secretName.
+// Path returns Field without the names of list elements: spec.volumes[].secret.secretName.
 func (r Ref) Path() string { return r.at }
 
-// IsMirror says whether the pod is the shadow of a static pod. It was made by a
-// node, so that nothing may be granted for it.
+// IsMirror reports whether the pod is a mirror pod of a static pod. A node creates it, so a node
+// must not get access to objects because of it.
 func IsMirror(p *corev1.Pod) bool {
 	_, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]
 	return mirror
 }
 
-// Of yields the references of a pod in the order of its fields, repeated where the pod repeats them.
+// Of returns an iterator over the references of a pod, in the order of its fields. An object that
+// is referenced several times is repeated.
 func Of(p *corev1.Pod) iter.Seq[Ref] {
 	return func(yield func(Ref) bool) {
 		w := walk{namespace: p.Namespace, yield: yield}
@@ -49,7 +51,7 @@ func Of(p *corev1.Pod) iter.Seq[Ref] {
 	}
 }
 
-// walk stops when yield has had enough.
+// walk yields references until yield returns false.
 type walk struct {
 	namespace string
 	yield     func(Ref) bool
@@ -62,14 +64,14 @@ func (w *walk) add(resource, name, at, of string) {
 	}
 }
 
-// named is add for a field that refers to nothing when it is empty.
+// named is add for a field that may be empty, and then references nothing.
 func (w *walk) named(resource, name, at, of string) {
 	if name != "" {
 		w.add(resource, name, at, of)
 	}
 }
 
-// wide is add for an object of the cluster.
+// wide is add for a cluster-scoped resource.
 func (w *walk) wide(resource, name, at, of string) {
 	if !w.done {
 		w.done = !w.yield(Ref{Resource: resource, Name: name, at: at, of: of})
@@ -108,7 +110,7 @@ func (w *walk) spec(p *corev1.Pod) {
 				"spec.resourceClaims[].resourceClaimTemplateName", c.Name)
 		}
 	}
-	// Those that were made from templates. Nodes do not write this part of the status.
+	// ResourceClaims created from templates. Nodes do not write this part of the status.
 	for i := range p.Status.ResourceClaimStatuses {
 		if c := &p.Status.ResourceClaimStatuses[i]; c.ResourceClaimName != nil {
 			w.named("resourceclaims", *c.ResourceClaimName, "status.resourceClaimStatuses[].resourceClaimName", c.Name)
@@ -119,7 +121,7 @@ func (w *walk) spec(p *corev1.Pod) {
 	}
 }
 
-// envFields are the fields of one list of containers, built once.
+// envFields are the paths of the environment's references in one list of containers.
 type envFields struct{ configMapKey, secretKey, configMap, secret string }
 
 func envFieldsOf(list string) envFields {
@@ -159,7 +161,8 @@ func (w *walk) environment(env []corev1.EnvVar, from []corev1.EnvFromSource, at 
 	}
 }
 
-// volume looks at every source: that a volume has one is for validation to say.
+// volume yields the references of every source of a volume. Validation ensures that there is only
+// one source.
 func (w *walk) volume(p *corev1.Pod, v *corev1.Volume) {
 	const at = "spec.volumes[]."
 	if v.Secret != nil {
@@ -215,7 +218,7 @@ func (w *walk) projection(p *corev1.Pod, s *corev1.VolumeProjection, of string) 
 	}
 }
 
-// inTree are the volumes that name their secrets themselves.
+// inTree yields the secrets of in-tree volume types.
 func (w *walk) inTree(v *corev1.Volume) {
 	const at = "spec.volumes[]."
 	if v.AzureFile != nil {
