@@ -1,5 +1,6 @@
-// Package quota says what objects count for in the quotas of their namespaces, as Kubernetes counts them: pure functions
-// of a quota and an object. Admission and the controller that counts anew share them.
+// Package quota computes the usage of objects in the ResourceQuotas of their namespace, as
+// Kubernetes does. It has pure functions of a quota and an object, which admission and the
+// recounting controller share.
 package quota
 
 import (
@@ -16,7 +17,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// The resources whose objects count for more than their number.
+// Resources whose objects have usage beyond their count.
 var (
 	Pods     = schema.GroupResource{Resource: "pods"}
 	Claims   = schema.GroupResource{Resource: "persistentvolumeclaims"}
@@ -24,8 +25,8 @@ var (
 	Devices  = schema.GroupResource{Group: resourcev1.GroupName, Resource: "resourceclaims"}
 )
 
-// Varies says whether an update of an object can change what it counts for: of all others the number alone counts, or
-// what never changes.
+// Varies reports whether an update of an object can change its usage. Objects of other resources
+// have a constant usage.
 func Varies(of schema.GroupResource) bool { return of == Pods || of == Claims || of == Services }
 
 const (
@@ -35,7 +36,7 @@ const (
 	devicesSuffix = corev1.ResourceClaimsPerClass
 )
 
-// short are the names for numbers of objects that are older than count/RESOURCE.GROUP.
+// short maps the object count names that are older than count/RESOURCE.GROUP to their resources.
 var short = map[corev1.ResourceName]schema.GroupResource{
 	corev1.ResourcePods:                   Pods,
 	corev1.ResourceServices:               Services,
@@ -49,7 +50,8 @@ var short = map[corev1.ResourceName]schema.GroupResource{
 	corev1.ResourceSecrets:                {Resource: "secrets"},
 }
 
-// Measured says by which objects a resource of a quota is measured; ok is false for a name that nothing is measured by.
+// Measured returns the resource whose objects are counted for a name in a quota. ok is false for a
+// name for which nothing is counted.
 func Measured(name corev1.ResourceName) (of schema.GroupResource, ok bool) {
 	n := string(name)
 	if kind, counted := strings.CutPrefix(n, countPrefix); counted {
@@ -71,7 +73,7 @@ func Measured(name corev1.ResourceName) (of schema.GroupResource, ok bool) {
 	return schema.GroupResource{}, false
 }
 
-// Concerns says whether a quota bounds something that such objects are measured by.
+// Concerns reports whether a quota limits something for which objects of the resource are counted.
 func Concerns(s *corev1.ResourceQuotaSpec, of schema.GroupResource) bool {
 	for name := range s.Hard {
 		if m, ok := Measured(name); ok && m == of {
@@ -81,7 +83,8 @@ func Concerns(s *corev1.ResourceQuotaSpec, of schema.GroupResource) bool {
 	return false
 }
 
-// Charge is what an object counts for in a quota: nothing when it is nil, or not in the quota's scopes.
+// Charge returns the usage of an object in a quota, limited to the names in spec.hard. It is nil if
+// the object is nil or not in the quota's scopes.
 func Charge(s *corev1.ResourceQuotaSpec, of schema.GroupResource, o api.Object, now time.Time) corev1.ResourceList {
 	if o == nil || !Concerns(s, of) || !inScopes(s, of, o) {
 		return nil
@@ -95,7 +98,8 @@ func Charge(s *corev1.ResourceQuotaSpec, of schema.GroupResource, o api.Object, 
 	return all
 }
 
-// Usage is what an object counts for, whatever is bounded.
+// Usage returns the complete usage of an object, independent of any quota. now decides whether a
+// terminating pod still counts.
 func Usage(of schema.GroupResource, o api.Object, now time.Time) corev1.ResourceList {
 	u := corev1.ResourceList{corev1.ResourceName(countPrefix + of.String()): number(1)}
 	switch o := o.(type) {
@@ -115,8 +119,9 @@ func Usage(of schema.GroupResource, o api.Object, now time.Time) corev1.Resource
 	return u
 }
 
-// Count is what all objects of a quota's kinds count for together. objects lists those of a kind in the quota's
-// namespace; ok is false for a kind that there is not, of which nothing is told.
+// Count returns the total usage of all objects in a quota. objects lists the objects of a resource
+// in the quota's namespace. If it returns false, the resource does not exist, and its names are
+// omitted from the result.
 func Count(
 	s *corev1.ResourceQuotaSpec, now time.Time, objects func(of schema.GroupResource) (list []api.Object, ok bool, err error),
 ) (corev1.ResourceList, error) {
@@ -145,8 +150,9 @@ func Count(
 	return used, nil
 }
 
-// Counted says whether the status is about the present spec: every bound has been taken over, and what it is measured
-// by has been counted. known says which kinds there are.
+// Counted reports whether the status is complete for the current spec: status.hard equals
+// spec.hard, and every name has a usage. known reports whether a resource exists; names of other
+// resources are ignored.
 func Counted(q *corev1.ResourceQuota, known func(of schema.GroupResource) bool) bool {
 	if !equality.Semantic.DeepEqual(q.Spec.Hard, q.Status.Hard) {
 		return false
@@ -169,7 +175,7 @@ func Add(a, b corev1.ResourceList) {
 	}
 }
 
-// Minus is a without b; what is equal is left out.
+// Minus returns a minus b without the names where the result is zero.
 func Minus(a, b corev1.ResourceList) corev1.ResourceList {
 	var out corev1.ResourceList
 	set := func(name corev1.ResourceName, q resource.Quantity) {
@@ -196,7 +202,7 @@ func Minus(a, b corev1.ResourceList) corev1.ResourceList {
 	return out
 }
 
-// Format shows quantities as Kubernetes does in refusals: "pods=1,requests.cpu=500m".
+// Format formats quantities as Kubernetes does in quota errors: "pods=1,requests.cpu=500m".
 func Format(list corev1.ResourceList) string {
 	names := make([]string, 0, len(list))
 	for name := range list {
@@ -212,7 +218,7 @@ func Format(list corev1.ResourceList) string {
 
 func number(n int64) resource.Quantity { return *resource.NewQuantity(n, resource.DecimalSI) }
 
-// native says whether a resource is one of Kubernetes' own.
+// native reports whether a resource name is Kubernetes' own: without a domain or in kubernetes.io.
 func native(name string) bool {
 	return !strings.Contains(name, "/") || strings.Contains(name, corev1.ResourceDefaultNamespacePrefix)
 }

@@ -10,8 +10,8 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/core/podspec"
 )
 
-// inScopes says whether an object is one of those that a quota is about. Scopes are of pods, and one of claims: with
-// any of them a quota is about no other objects.
+// inScopes reports whether an object is in the scopes of a quota. Scopes select pods only, except
+// VolumeAttributesClass, which selects claims. A quota with scopes does not apply to other objects.
 func inScopes(s *corev1.ResourceQuotaSpec, of schema.GroupResource, o api.Object) bool {
 	for _, name := range s.Scopes {
 		if !inScope(of, o, &corev1.ScopedResourceSelectorRequirement{ScopeName: name, Operator: corev1.ScopeSelectorOpExists}) {
@@ -60,7 +60,7 @@ func podInScope(pod *corev1.Pod, r *corev1.ScopedResourceSelectorRequirement) bo
 	return false
 }
 
-// selects compares what is required with the values that an object has: one of them has to meet it.
+// selects reports whether the values of an object meet a requirement: one of them has to match.
 func selects(r *corev1.ScopedResourceSelectorRequirement, have []string) bool {
 	switch r.Operator {
 	case corev1.ScopeSelectorOpExists:
@@ -79,7 +79,7 @@ func terminating(pod *corev1.Pod) bool {
 	return pod.Spec.ActiveDeadlineSeconds != nil && *pod.Spec.ActiveDeadlineSeconds >= 0
 }
 
-// looksElsewhere says whether affinity is to pods of other namespaces.
+// looksElsewhere reports whether an affinity term selects pods of other namespaces.
 func looksElsewhere(a *corev1.Affinity) bool {
 	elsewhere := func(t corev1.PodAffinityTerm) bool { return len(t.Namespaces) > 0 || t.NamespaceSelector != nil }
 	weighted := func(t corev1.WeightedPodAffinityTerm) bool { return elsewhere(t.PodAffinityTerm) }

@@ -14,32 +14,33 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// computed are the resources that are measured by what pods ask for.
+// computed are the names that are computed from the requests and limits of pods.
 var computed = []corev1.ResourceName{
 	corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage,
 	corev1.ResourceRequestsCPU, corev1.ResourceRequestsMemory, corev1.ResourceRequestsEphemeralStorage,
 	corev1.ResourceLimitsCPU, corev1.ResourceLimitsMemory, corev1.ResourceLimitsEphemeralStorage,
 }
 
-// demanded are the resources that every container has to state where a quota bounds them.
+// demanded are the names that every container must set if a quota limits them.
 var demanded = []corev1.ResourceName{
 	corev1.ResourceCPU, corev1.ResourceLimitsCPU, corev1.ResourceLimitsMemory, corev1.ResourceMemory,
 	corev1.ResourceRequestsCPU, corev1.ResourceRequestsMemory,
 }
 
-// addPod adds what a pod asks for, unless it has ended.
+// addPod adds the usage of a pod, unless it has ended.
 func addPod(u corev1.ResourceList, pod *corev1.Pod, now time.Time) {
 	if ended(pod, now) {
 		return
 	}
-	// What a pod holds while it is being resized is the larger of what it has and what it is to have.
+	// While a pod is resized, its usage is the larger of its current and its desired resources.
 	options := podresources.PodResourcesOptions{UseStatusResources: true}
 	for name, q := range compute(podresources.PodRequests(pod, options), podresources.PodLimits(pod, options)) {
 		u[name] = q
 	}
 }
 
-// ended says that a pod holds nothing any more: it is terminal, or nobody heard of it when its time to end was over.
+// ended reports whether a pod no longer counts: it is terminal, or still exists after its deletion
+// grace period.
 func ended(pod *corev1.Pod, now time.Time) bool {
 	if pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded {
 		return true
@@ -48,7 +49,8 @@ func ended(pod *corev1.Pod, now time.Time) bool {
 	return stuck && now.After(at)
 }
 
-// Stuck says from when on a pod that is being deleted counts for nothing although it is still there.
+// Stuck returns the time from which a pod that is being deleted no longer counts, although it may
+// still exist. ok is false if the pod is not being deleted.
 func Stuck(pod *corev1.Pod) (at time.Time, ok bool) {
 	if pod.DeletionTimestamp == nil || pod.DeletionGracePeriodSeconds == nil {
 		return time.Time{}, false
@@ -56,7 +58,7 @@ func Stuck(pod *corev1.Pod) (at time.Time, ok bool) {
 	return pod.DeletionTimestamp.Add(time.Duration(*pod.DeletionGracePeriodSeconds) * time.Second), true
 }
 
-// compute names requests and limits as quotas do.
+// compute returns requests and limits under the names that quotas use.
 func compute(requests, limits corev1.ResourceList) corev1.ResourceList {
 	u := corev1.ResourceList{corev1.ResourcePods: number(1)}
 	for name, q := range requests {
@@ -77,12 +79,13 @@ func compute(requests, limits corev1.ResourceList) corev1.ResourceList {
 	return u
 }
 
-// Extended says whether a resource is none of Kubernetes' own.
+// Extended reports whether a name is an extended resource, which is not Kubernetes' own.
 func Extended(name corev1.ResourceName) bool {
 	return !native(string(name)) && !strings.HasPrefix(string(name), requestPrefix)
 }
 
-// Unstated says which resources a pod's containers have to state for the quota and do not; "" when none exist.
+// Unstated returns a description of the resources that the quota requires and containers of the pod
+// do not set; "" if there are none.
 func Unstated(s *corev1.ResourceQuotaSpec, pod *corev1.Pod) string {
 	if podresources.IsPodLevelResourcesSet(pod) {
 		return ""
@@ -129,7 +132,8 @@ func addClaim(u corev1.ResourceList, c *corev1.PersistentVolumeClaim) {
 	add(corev1.ResourceRequestsStorage, size)
 }
 
-// addDevices adds by class how many devices a claim may get at most: of alternatives the largest of each class.
+// addDevices adds the maximum number of devices per class that a claim may get. Of the alternatives
+// of a request, the largest number for each class counts.
 func addDevices(u corev1.ResourceList, c *resourcev1.ResourceClaim) {
 	sum := map[string]int64{}
 	for i := range c.Spec.Devices.Requests {
