@@ -91,7 +91,7 @@ type ClusterStatus struct {
 	HistoryBytes int64  `json:"historyBytes"`
 	// the limit of Bytes and HistoryBytes together; 0 = none
 	Quota int64 `json:"quota"`
-	// the highest feature level whose data formats may be stored
+	// the highest feature level that stored data may use
 	FeatureLevel uint32 `json:"featureLevel"`
 	// Work is the state of the leader's components: WorkWaiting or WorkBegun. It is empty where the
 	// leader was not asked, or is of a release that does not report it. Failing are the components
@@ -127,7 +127,7 @@ type ClusterPart struct {
 type ClusterAutopilot struct {
 	// time without contact after which a voter is considered dead
 	After int64 `json:"afterMs"`
-	// the current action, or the reason why there is none
+	// the current action, or a Refusal
 	State string `json:"state"`
 	// time since which a voter should be replaced and cannot be
 	Blocked int64 `json:"blockedSinceUnixMs,omitempty"`

@@ -26,8 +26,8 @@ type View interface {
 	Revision() string
 	// Len returns the number of objects.
 	Len() int
-	// Get returns the object with the key "namespace/name", or "name" for a cluster-scoped kind;
-	// nil if there is none.
+	// Get returns the object with the key "namespace/name", or "name" for a cluster-scoped kind, or
+	// nil.
 	Get(key string) Object
 	// Scan calls visit with the objects whose keys have the prefix, sorted by key, until visit
 	// returns false.

@@ -80,8 +80,8 @@ type Kind struct {
 	// resource, spec on status) and maintain the generation. nil = nothing to do.
 	PrepareCreate func(Object)
 	PrepareUpdate func(obj, old Object)
-	// PrepareDelete, if not nil, is called with an object whose deletionTimestamp has just been set
-	// and which still exists (because of finalizers or a grace period).
+	// PrepareDelete, if not nil, is called when an object's deletionTimestamp is set and the object
+	// still exists (because of finalizers or a grace period).
 	PrepareDelete func(Object)
 	// DeleteFinalizers are added to an object when its deletion starts.
 	DeleteFinalizers []string
@@ -179,7 +179,7 @@ type Subresource struct {
 	PrepareUpdate  func(obj, old Object)
 	ValidateUpdate func(obj, old Object) field.ErrorList
 
-	// View and Merge are set together for a subresource whose body is of another type (scale). GET
+	// View and Merge are set together for a subresource with a body of another type (scale). GET
 	// returns View(stored). PUT and PATCH call Merge, which writes the subresource's fields from
 	// body into obj, a copy of the stored object. The result must pass the kind's Validate and
 	// ValidateUpdate. An error of Merge is a *apierrors.StatusError.

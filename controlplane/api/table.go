@@ -75,10 +75,10 @@ func (ks *Kinds) Change(drop, add []*Kind) error {
 // All returns the current kinds in the order of their registration.
 func (ks *Kinds) All() []*Kind { return ks.Table().All() }
 
-// ByResource returns the kind of a group, version and resource; nil if there is none.
+// ByResource returns the kind of a group, version and resource, or nil.
 func (ks *Kinds) ByResource(gvr schema.GroupVersionResource) *Kind { return ks.Table().ByResource(gvr) }
 
-// ByGVK returns the kind of a group, version and kind; nil if there is none.
+// ByGVK returns the kind of a group, version and kind, or nil.
 func (ks *Kinds) ByGVK(gvk schema.GroupVersionKind) *Kind { return ks.Table().ByGVK(gvk) }
 
 // ByType returns the kind of a Go type, given a value or a (possibly nil) pointer such as
@@ -117,10 +117,10 @@ func (t *Table) Changed() <-chan struct{} { return t.changed }
 // Has reports whether exactly k is served, and not another Kind for the same resource.
 func (t *Table) Has(k *Kind) bool { return k != nil && t.byGVR[k.GVR()] == k }
 
-// ByResource returns the kind of a group, version and resource; nil if there is none.
+// ByResource returns the kind of a group, version and resource, or nil.
 func (t *Table) ByResource(gvr schema.GroupVersionResource) *Kind { return t.byGVR[gvr] }
 
-// ByGVK returns the kind of a group, version and kind; nil if there is none.
+// ByGVK returns the kind of a group, version and kind, or nil.
 func (t *Table) ByGVK(gvk schema.GroupVersionKind) *Kind { return t.byGVK[gvk] }
 
 // ByType returns the kind of obj's Go type: see Kinds.ByType.

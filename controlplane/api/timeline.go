@@ -138,7 +138,7 @@ type StageTimer struct {
 	stages []Stage
 }
 
-// StartStages returns a StageTimer whose first stage starts at now.
+// StartStages returns a StageTimer. Its first stage starts at now.
 func StartStages(actor string, now time.Time) *StageTimer {
 	return &StageTimer{actor: actor, last: now}
 }

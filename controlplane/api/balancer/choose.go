@@ -24,7 +24,7 @@ const (
 	// AnnouncedBy on a Service is the node that answers ARP and NDP for its addresses. Only the
 	// control plane writes it.
 	AnnouncedBy = "keelson.dev/announced-by"
-	// Announces marks Nodes whose agent can answer for addresses of Services.
+	// Announces marks Nodes with an agent that can answer for addresses of Services.
 	Announces = "keelson.dev/announces"
 	// Unheard on the Lease of a node that has missed heartbeats is the time since which they are
 	// missing, in RFC 3339.
@@ -147,7 +147,7 @@ func Choose(q Question) Answer {
 	return out
 }
 
-// families returns the IP families of a Service in its order. It returns IPv4 if there are none,
+// families returns the IP families of a Service in its order. It returns IPv4 if the list is empty,
 // which admission prevents.
 func families(s *corev1.Service) []corev1.IPFamily {
 	if len(s.Spec.IPFamilies) == 0 {
@@ -167,8 +167,7 @@ func (q Question) optional(wish Wish, six, first bool) bool {
 	return !slices.ContainsFunc(q.Pools, func(p *Pool) bool { return p.has(six) && q.may(p, wish) == "" })
 }
 
-// one returns the Service's address of a family (six selects IPv6), or the reason why there is
-// none.
+// one returns the Service's address of a family (six selects IPv6), or a Refusal.
 func (q Question) one(wish Wish, six bool) (netip.Addr, *Refusal) {
 	has := func(a netip.Addr) bool { return slices.Contains(q.Has, a) }
 	if i := slices.IndexFunc(wish.Addresses, func(a netip.Addr) bool { return a.Is6() == six }); i >= 0 {
@@ -195,8 +194,7 @@ func (q Question) one(wish Wish, six bool) (netip.Addr, *Refusal) {
 	return q.any(wish, six)
 }
 
-// any returns a free address of a family from a pool that the Service may use, or the reason why
-// there is none.
+// any returns a free address of a family from a pool that the Service may use, or a Refusal.
 func (q Question) any(wish Wish, six bool) (netip.Addr, *Refusal) {
 	family := "IPv4"
 	if six {
@@ -253,7 +251,7 @@ func poolOf(pools []*Pool, a netip.Addr) *Pool {
 	return nil
 }
 
-// PoolOf returns the pool that contains an address; nil if there is none.
+// PoolOf returns the pool that contains an address, or nil.
 func PoolOf(pools []*Pool, a netip.Addr) *Pool { return poolOf(pools, a) }
 
 // next returns the first free address of a family behind after. The search wraps around to the

@@ -264,7 +264,7 @@ func OfMachine(n *corev1.Node) []netip.Addr {
 	return out
 }
 
-// Conflict returns an error for a pool that overlaps a range in taken; nil if there is none.
+// Conflict returns an error for a pool that overlaps a range in taken, or nil.
 func Conflict(pools []*Pool, taken []Taken) error {
 	for _, p := range pools {
 		for _, r := range p.Ranges {

@@ -298,7 +298,7 @@ func Ops(status bool) api.Ops {
 // New returns an empty object without a Shape, for api.Kind.New.
 func New() api.Object { return &Object{} }
 
-// Shaped returns a function for api.Kind.New whose objects are decoded with the schema s.
+// Shaped returns a function for api.Kind.New that makes objects with the Shape s.
 func Shaped(s Shape) func() api.Object { return func() api.Object { return &Object{Shape: s} } }
 
 // NewList returns an empty list, for api.Kind.NewList.

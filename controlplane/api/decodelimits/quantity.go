@@ -138,8 +138,8 @@ func (q *quantities) inside(open json.Delim, t reflect.Type, path string, depth 
 	return nil
 }
 
-// fieldType returns the type of the struct field with the JSON name, including embedded structs;
-// nil if there is none.
+// fieldType returns the type of the struct field with the JSON name, including embedded structs, or
+// nil.
 func fieldType(t reflect.Type, name string) reflect.Type {
 	for i := range t.NumField() {
 		f := t.Field(i)

@@ -72,7 +72,7 @@ func (n *node) empty() bool {
 }
 
 // split returns the tree below n with either only the rules about dropped fields, or only the other
-// rules; nil if there are none.
+// rules, or nil.
 func (n *node) split(dropped bool) *node {
 	out := &node{dict: n.dict}
 	for _, a := range n.rules {

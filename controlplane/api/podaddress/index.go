@@ -241,8 +241,7 @@ func (x *Index) ServiceRange(a netip.Addr) (netip.Prefix, bool) {
 	return netip.Prefix{}, false
 }
 
-// Machine returns a description of the node or control plane replica that has an address; "" if
-// there is none.
+// Machine returns a description of the node or control plane replica that has an address, or "".
 func (x *Index) Machine(a netip.Addr) string {
 	if names, _ := x.nodes.IndexKeys(machineIndex, a.String()); len(names) > 0 {
 		return "node " + slices.Min(names)
@@ -257,8 +256,8 @@ func (x *Index) isReplica(a netip.Addr) bool {
 	return x.rules.Replicas != nil && slices.ContainsFunc(x.rules.Replicas(), func(r netip.AddrPort) bool { return r.Addr() == a })
 }
 
-// RangeOf returns the name of a node other than except whose podCIDRs contain an address; "" if
-// there is none. Only nodes with Keelson's network are considered.
+// RangeOf returns the name of a node other than except whose podCIDRs contain an address, or "".
+// Only nodes with Keelson's network are considered.
 func (x *Index) RangeOf(a netip.Addr, except string) string {
 	for bits := a.BitLen(); bits >= 0; bits-- {
 		if bits == 128 && !x.whole.Load() || bits < 128 && x.lengths[bits/64].Load()&(1<<(bits%64)) == 0 {
@@ -278,7 +277,7 @@ func (x *Index) RangeOf(a netip.Addr, except string) string {
 	return ""
 }
 
-// holder returns a pod that reports an address and is not on the node except; nil if there is none.
+// holder returns a pod that reports an address and is not on the node except, or nil.
 func (x *Index) holder(a netip.Addr, except string) *corev1.Pod {
 	list, _ := x.pods.ByIndex(holderIndex, a.String())
 	for _, o := range list {

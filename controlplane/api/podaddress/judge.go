@@ -44,8 +44,8 @@ func (x *Index) Sync(ctx context.Context) error {
 }
 
 // Contested returns the new addresses of a pod's report that a pod of another node could report
-// concurrently. For a node with Keelson's network there are none, because its podCIDRs belong to it
-// alone.
+// concurrently. For a node with Keelson's network the result is empty, because its podCIDRs belong
+// to it alone.
 func (x *Index) Contested(stored, reported *corev1.Pod) []netip.Addr {
 	if x == nil || hasEnded(&reported.Status) || stored.Spec.HostNetwork || podref.IsMirror(stored) || x.node(stored.Spec.NodeName).Own {
 		return nil
@@ -165,9 +165,9 @@ func (s Source) String() string {
 	return s.Address.String()
 }
 
-// otherMachine returns the name of another Node that reports an address; "" if there is none. Nodes
-// with an unknown Ready condition are ignored, because their machine may have been replaced. An
-// ExternalIP shared by several Nodes is allowed: it may belong to a router.
+// otherMachine returns the name of another Node that reports an address, or "". Nodes with an
+// unknown Ready condition are ignored, because their machine may have been replaced. An ExternalIP
+// shared by several Nodes is allowed: it may belong to a router.
 func (x *Index) otherMachine(a netip.Addr, reported *corev1.Node) string {
 	list, _ := x.nodes.ByIndex(machineIndex, a.String())
 	var names []string

@@ -80,11 +80,10 @@ func podCIDRs(n *corev1.Node) (out []netip.Prefix) {
 type Cluster interface {
 	// ServiceRange returns the Service range that contains an address.
 	ServiceRange(a netip.Addr) (netip.Prefix, bool)
-	// Machine returns a description of the machine of the cluster that has an address; "" if there
-	// is none.
+	// Machine returns a description of the machine of the cluster that has an address, or "".
 	Machine(a netip.Addr) string
 	// RangeOf returns a node other than except, with Keelson's network, whose podCIDRs contain an
-	// address; "" if there is none.
+	// address, or "".
 	RangeOf(a netip.Addr, except string) string
 }
 

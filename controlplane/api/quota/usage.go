@@ -85,7 +85,7 @@ func Extended(name corev1.ResourceName) bool {
 }
 
 // Unstated returns a description of the resources that the quota requires and containers of the pod
-// do not set; "" if there are none.
+// do not set, or "".
 func Unstated(s *corev1.ResourceQuotaSpec, pod *corev1.Pod) string {
 	if podresources.IsPodLevelResourcesSet(pod) {
 		return ""
