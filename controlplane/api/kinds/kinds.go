@@ -1,7 +1,7 @@
-// Package kinds is the table of the built-in kinds: for each its names,
-// defaulting, validation, printing columns, field selectors and subresources.
-// Everything here is a pure function of its arguments; the wording of errors and
-// the columns are those of Kubernetes, so that its clients show the same thing.
+// Package kinds is the table of the built-in kinds: for each its names, defaulting, validation,
+// printer columns, field selectors and subresources. Everything here is a pure function of its
+// arguments. Error texts and columns are those of Kubernetes, so that Kubernetes clients show the
+// same output.
 package kinds
 
 import (
@@ -36,7 +36,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/storage"
 )
 
-// All returns the table of every built-in kind.
+// All returns the table of every built-in kind. The options apply to all of them.
 func All(with ...Option) *api.Kinds {
 	o := &expressions.Options{}
 	for _, set := range with {
@@ -67,7 +67,8 @@ func All(with ...Option) *api.Kinds {
 	}, workloads())...)...)...)
 }
 
-// stored completes the storages of the kinds that are stored as they are: with what was added to a kind after New.
+// stored sets the hub version of each kind that needs no conversion. It must be called when the
+// kinds are complete.
 func stored(all ...*api.Kind) []*api.Kind {
 	for _, k := range all {
 		if k.Storage != nil && k.Conversion == nil {
@@ -77,7 +78,8 @@ func stored(all ...*api.Kind) []*api.Kind {
 	return all
 }
 
-// answered gives each kind the answers of all its fields, and of those of the bodies of its subresources.
+// answered sets the answers of each kind and of its subresource bodies, its deprecation warning and
+// its warning functions.
 func answered(all ...*api.Kind) []*api.Kind {
 	table := answers.Load()
 	for _, k := range all {
@@ -93,10 +95,10 @@ func answered(all ...*api.Kind) []*api.Kind {
 	return all
 }
 
-// KubernetesMinor is the version of Kubernetes, 1.KubernetesMinor, whose kinds these are.
+// KubernetesMinor is the version of Kubernetes, 1.KubernetesMinor, that these kinds correspond to.
 const KubernetesMinor = 37
 
-// deprecation is what Kubernetes warns of who asks for a kind that it means to give up; "" = nothing.
+// deprecation returns Kubernetes' warning for a deprecated kind; "" if the kind is not deprecated.
 func deprecation(k *api.Kind) string {
 	old, ok := k.New().(interface{ APILifecycleDeprecated() (major, minor int) })
 	if !ok {
@@ -104,7 +106,7 @@ func deprecation(k *api.Kind) string {
 	}
 	major, minor := old.APILifecycleDeprecated()
 	if major > 1 || minor > KubernetesMinor {
-		return "" // not yet
+		return "" // deprecated only in a later version
 	}
 	text := fmt.Sprintf("%s %s is deprecated in v%d.%d+", k.GVK.GroupVersion(), k.GVK.Kind, major, minor)
 	if r, ok := old.(interface {

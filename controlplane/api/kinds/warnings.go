@@ -24,7 +24,8 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/networking"
 )
 
-// ObjectWarnings returns Kubernetes' warnings about an object that is valid. old is the stored object, nil on create.
+// ObjectWarnings returns Kubernetes' warnings about a valid object. old is the stored object, nil
+// on create.
 func ObjectWarnings(obj, old api.Object) []string {
 	switch o := obj.(type) {
 	case *corev1.Pod, *corev1.PodTemplate, *corev1.ReplicationController, *appsv1.Deployment, *appsv1.ReplicaSet, *appsv1.StatefulSet,
@@ -65,7 +66,8 @@ func ObjectWarnings(obj, old api.Object) []string {
 	return nil
 }
 
-// NewObjectWarnings returns the warnings about a new object as the client sent it, before PrepareCreate.
+// NewObjectWarnings returns the warnings about a new object as the client sent it, before
+// PrepareCreate.
 func NewObjectWarnings(obj api.Object) []string {
 	if p, is := obj.(*corev1.Pod); is {
 		return podspec.WarnOfApparmor(p)
@@ -73,7 +75,8 @@ func NewObjectWarnings(obj api.Object) []string {
 	return nil
 }
 
-// changesSpec reports whether the specifications of two objects of one kind differ; a PodTemplate has its template alone.
+// changesSpec reports whether the specs of two objects of the same kind differ; of a PodTemplate it
+// compares the template.
 func changesSpec(obj, old api.Object) bool {
 	spec := func(o api.Object) any {
 		v := reflect.ValueOf(o).Elem()
@@ -85,8 +88,8 @@ func changesSpec(obj, old api.Object) bool {
 	return !fieldrules.SemanticEqual(spec(obj), spec(old))
 }
 
-// workloadWarnings covers pods and the kinds that have a template of pods. Templates are judged when they are new and
-// when the specification changes; pods are judged when they are new.
+// workloadWarnings returns the warnings about pods and about kinds with a pod template. Templates
+// are checked on create and when the spec changes; pods only on create.
 func workloadWarnings(obj, old api.Object) []string {
 	var w podspec.Warnings
 	spec := field.NewPath("spec")
@@ -138,7 +141,8 @@ func workloadWarnings(obj, old api.Object) []string {
 	return w
 }
 
-// addPodNameWarning warns of a name that pods take over and that is no DNS label.
+// addPodNameWarning warns of a name that pods derive their name or hostname from and that is not a
+// DNS label.
 func addPodNameWarning(w *podspec.Warnings, obj api.Object) {
 	what := "Pod names and hostnames"
 	switch obj.(type) {
@@ -153,7 +157,8 @@ func addPodNameWarning(w *podspec.Warnings, obj api.Object) {
 	}
 }
 
-// addJobWarning warns of more indexes than the status of a Job can describe.
+// addJobWarning warns of more indexes than the status of a Job can describe. judged reports whether
+// the spec is new or changed.
 func addJobWarning(w *podspec.Warnings, s *batchv1.JobSpec, at *field.Path, judged bool) {
 	if judged && fieldrules.Deref(s.CompletionMode) == batchv1.IndexedCompletion && fieldrules.Deref(s.Completions) > 100_000 && fieldrules.Deref(s.Parallelism) > 10_000 {
 		w.Add(at, "In Indexed Jobs with a number of completions higher than 10^5 and a parallelism higher than 10^4, "+

@@ -10,8 +10,8 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/core"
 )
 
-// workloads are the kinds whose controllers make pods, scale who makes them, and bound what is made of them in a
-// namespace.
+// workloads returns the kinds of workload controllers other than Deployment and ReplicaSet, of
+// autoscalers, and of limits and quotas in a namespace.
 func workloads() []*api.Kind {
 	return slices.Concat([]*api.Kind{
 		core.ReplicationControllerKind(), core.PodTemplateKind(), core.LimitRangeKind(), core.ResourceQuotaKind(),
