@@ -4,13 +4,14 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// copied is a pointer to T that knows how to copy all of it.
+// copied constrains a type to *T with a generated DeepCopy method.
 type copied[T any] interface {
 	*T
 	DeepCopy() *T
 }
 
-// SeparateSpecAndStatus makes spec and status of a kind, which stand where spec and status say, separately writable.
+// SeparateSpecAndStatus makes spec and status of a kind separately writable: see SeparateStatus.
+// spec and status return the fields of an object.
 func SeparateSpecAndStatus[P api.Object, S, T any, PS copied[S], PT copied[T]](k *api.Kind, spec func(P) *S, status func(P) *T) {
 	var none P
 	SeparateStatus(k, status, Accessors[P]{

@@ -1,6 +1,6 @@
 package builder
 
-// SetDefault fills *p when it is the zero value.
+// SetDefault sets *p to v if it is the zero value.
 func SetDefault[T comparable](p *T, v T) {
 	var zero T
 	if *p == zero {
@@ -8,7 +8,7 @@ func SetDefault[T comparable](p *T, v T) {
 	}
 }
 
-// SetDefaultPtr fills *p when it points nowhere.
+// SetDefaultPtr sets *p to a pointer to v if it is nil.
 func SetDefaultPtr[T any](p **T, v T) {
 	if *p == nil {
 		*p = &v

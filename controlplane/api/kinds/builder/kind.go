@@ -1,5 +1,6 @@
-// Package builder constructs the descriptions (api.Kind) of the built-in kinds: names, storage, metadata rules,
-// status subresource, scale subresource and columns. The packages of the API groups use it.
+// Package builder constructs the descriptions (api.Kind) of the built-in kinds: names, storage,
+// metadata rules, status subresource, scale subresource and columns. The packages of the API groups
+// use it.
 package builder
 
 import (
@@ -12,27 +13,28 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Names are how a kind is spelled.
+// Names are the names and basic properties of a kind.
 type Names struct {
 	GroupVersion  schema.GroupVersion
 	Kind          string
 	Plural        string
 	Singular      string
 	Short         []string
-	InAllCategory bool // member of the category "all"
-	// ClusterScoped kinds have no namespace
+	InAllCategory bool // the kind is in the category "all"
+	// the kind has no namespace
 	ClusterScoped bool
-	Rule          nameRule // of metadata.name; nil = a DNS subdomain
-	// Conditional kinds are updated at a stated resourceVersion only
+	Rule          nameRule // rule for metadata.name; nil = a DNS subdomain
+	// Conditional kinds require a resourceVersion in every update.
 	Conditional bool
-	// CreateOnUpdate kinds are created by an update of an object that is not there
+	// CreateOnUpdate kinds are created by an update if the object does not exist.
 	CreateOnUpdate bool
-	// Categories are those beside "all"
+	// Categories are the categories other than "all".
 	Categories []string
 }
 
-// New starts a stored kind of Go types T and L (its list, in which items finds the objects). The caller adds
-// what is particular to the kind; name and age are the columns until then. It has a storage of its own, below its resource.
+// New returns a stored kind of the Go type T with the list type L; items returns the list's items
+// field. The kind has its own storage, named after its resource, and the columns name and age. The
+// caller adds everything else.
 func New[T, L any, P api.PtrTo[T], PL api.ListOf[L]](n Names, items func(*L) *[]T) *api.Kind {
 	k := &api.Kind{
 		GVK:        n.GroupVersion.WithKind(n.Kind),
@@ -62,7 +64,7 @@ func New[T, L any, P api.PtrTo[T], PL api.ListOf[L]](n Names, items func(*L) *[]
 	return k
 }
 
-// NewVirtual starts a kind that is answered, not stored.
+// NewVirtual returns a virtual kind: its objects are computed, not stored. Its only verb is create.
 func NewVirtual[T any, P api.PtrTo[T]](n Names) *api.Kind {
 	return &api.Kind{
 		GVK:        n.GroupVersion.WithKind(n.Kind),
@@ -76,7 +78,7 @@ func NewVirtual[T any, P api.PtrTo[T]](n Names) *api.Kind {
 	}
 }
 
-// defaults, row and Fields let the functions of a kind take its own type.
+// Default, Row and Fields adapt functions on a kind's Go type to the function types of api.Kind.
 
 func Default[P api.Object](f func(P)) func(api.Object) {
 	return func(o api.Object) { f(o.(P)) }

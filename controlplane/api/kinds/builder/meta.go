@@ -22,10 +22,11 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// NameRule judges a name and says what is wrong with it.
+// nameRule validates a name and returns messages for its errors.
 type nameRule = validation.ValidateNameFunc
 
-// PathSegment is the rule of kinds whose names may hold capitals and colons (RBAC).
+// PathSegment is the name rule of kinds that allow capitals and colons in names (RBAC). prefix
+// reports whether name is only the prefix of a generated name.
 func PathSegment(name string, prefix bool) []string {
 	if prefix {
 		return path.IsValidPathSegmentPrefix(name)
@@ -33,7 +34,8 @@ func PathSegment(name string, prefix bool) []string {
 	return path.IsValidPathSegmentName(name)
 }
 
-// DNSSubdomain is the rule of subdomains of the kinds that Kubernetes validates declaratively, which count bytes.
+// DNSSubdomain is the name rule for DNS subdomains of the kinds with declarative validation in
+// Kubernetes. Its messages count bytes.
 func DNSSubdomain(name string, prefix bool) []string {
 	if prefix {
 		return validation.NameIsDNSSubdomain(name, prefix)
@@ -41,7 +43,8 @@ func DNSSubdomain(name string, prefix bool) []string {
 	return content.IsDNS1123Subdomain(name)
 }
 
-// checkMeta gives a kind the rules of metadata; checks of its own are added by check and AddUpdateValidation.
+// checkMeta sets the metadata validation of a kind. AddValidation and AddUpdateValidation add the
+// kind's own validation.
 func checkMeta(k *api.Kind, rule nameRule) {
 	if rule == nil {
 		rule = validation.NameIsDNSSubdomain
@@ -56,8 +59,9 @@ func checkMeta(k *api.Kind, rule nameRule) {
 	k.ValidateUpdate = func(obj, old api.Object) field.ErrorList { return MetaUpdate(obj, old) }
 }
 
-// qualifiesFinalizers reports whether the finalizers of a kind need a domain. Kubernetes tolerates short names in the groups
-// that extend the API, in PodDisruptionBudgets and in Events of the core group.
+// qualifiesFinalizers reports whether the finalizers of a kind need a domain. Kubernetes tolerates
+// short names in the groups that extend the API, in PodDisruptionBudgets and in Events of the core
+// group.
 func qualifiesFinalizers(gvk schema.GroupVersionKind) bool {
 	switch gvk.Group {
 	case admissionv1.GroupName, apiextensions.GroupName, apiregistration.GroupName, policyv1.GroupName:
@@ -70,7 +74,8 @@ func qualifiesFinalizers(gvk schema.GroupVersionKind) bool {
 var standardFinalizers = []string{string(corev1.FinalizerKubernetes), metav1.FinalizerOrphanDependents,
 	metav1.FinalizerDeleteDependents}
 
-// validateFinalizers refuses finalizers that are neither standard nor qualified by a domain.
+// validateFinalizers returns an error for each finalizer that is neither standard nor qualified by
+// a domain.
 func validateFinalizers(finalizers []string, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i, f := range finalizers {
@@ -79,7 +84,8 @@ func validateFinalizers(finalizers []string, at *field.Path) field.ErrorList {
 	return errs
 }
 
-// ValidateFinalizer returns an error if a finalizer is neither a standard finalizer nor qualified by a domain.
+// ValidateFinalizer returns an error if a finalizer is neither a standard finalizer nor qualified
+// by a domain.
 func ValidateFinalizer(f string, at *field.Path) field.ErrorList {
 	if strings.Contains(f, "/") || slices.Contains(standardFinalizers, f) {
 		return nil
@@ -87,8 +93,8 @@ func ValidateFinalizer(f string, at *field.Path) field.ErrorList {
 	return field.ErrorList{field.Invalid(at, f, "name is neither a standard finalizer name nor is it fully qualified")}
 }
 
-// MetaUpdate judges what may change of metadata. That a body may leave its
-// resourceVersion out is the registry's business.
+// MetaUpdate validates a change of the metadata. An omitted resourceVersion is allowed here; the
+// registry checks it.
 func MetaUpdate(obj, old api.Object) field.ErrorList {
 	var errs field.ErrorList
 	for _, e := range validation.ValidateObjectMetaAccessorUpdate(obj, old, field.NewPath("metadata")) {
@@ -99,8 +105,9 @@ func MetaUpdate(obj, old api.Object) field.ErrorList {
 	return errs
 }
 
-// FacetMetaUpdate returns the validation of the metadata in requests to subresources that replace the object. Subresources
-// do not run the validation of the whole object, which includes the finalizers.
+// FacetMetaUpdate returns the validation of the metadata in requests to subresources that replace
+// the object. Subresources do not run the validation of the whole object, which includes the
+// finalizers.
 func FacetMetaUpdate(gvk schema.GroupVersionKind) func(obj, old api.Object) field.ErrorList {
 	qualifies := qualifiesFinalizers(gvk) && gvk.Group != flowcontrolv1.GroupName && gvk.Kind != "CronJob"
 	return func(obj, old api.Object) field.ErrorList {
@@ -113,13 +120,13 @@ func FacetMetaUpdate(gvk schema.GroupVersionKind) func(obj, old api.Object) fiel
 	}
 }
 
-// AddValidation adds f to what k validates.
+// AddValidation adds f to the validation of whole objects.
 func AddValidation[P api.Object](k *api.Kind, f func(P) field.ErrorList) {
 	before := k.Validate
 	k.Validate = func(o api.Object) field.ErrorList { return append(before(o), f(o.(P))...) }
 }
 
-// AddUpdateValidation adds f to what k validates of a change.
+// AddUpdateValidation adds f to the validation of updates.
 func AddUpdateValidation[P api.Object](k *api.Kind, f func(obj, old P) field.ErrorList) {
 	before := k.ValidateUpdate
 	k.ValidateUpdate = func(obj, old api.Object) field.ErrorList {
@@ -127,17 +134,17 @@ func AddUpdateValidation[P api.Object](k *api.Kind, f func(obj, old P) field.Err
 	}
 }
 
-// CreateValidation lets a kind's ValidateCreate take its own type.
+// CreateValidation adapts a validation function on a kind's Go type to api.Kind.ValidateCreate.
 func CreateValidation[P api.Object](f func(P) field.ErrorList) func(api.Object) field.ErrorList {
 	return func(o api.Object) field.ErrorList { return f(o.(P)) }
 }
 
-// AddStatusValidation adds f to what subresource "status" of k validates.
+// AddStatusValidation adds f to the validation of updates through the status subresource.
 func AddStatusValidation[P api.Object](k *api.Kind, f func(obj, old P) field.ErrorList) {
 	AddSubresourceValidation(k, "status", f)
 }
 
-// AddSubresourceValidation adds f to what a subresource of k validates.
+// AddSubresourceValidation adds f to the validation of updates through a subresource.
 func AddSubresourceValidation[P api.Object](k *api.Kind, name string, f func(obj, old P) field.ErrorList) {
 	sub := k.Subresources[name]
 	before := sub.ValidateUpdate
@@ -146,21 +153,20 @@ func AddSubresourceValidation[P api.Object](k *api.Kind, name string, f func(obj
 	}
 }
 
-// Accessors are how the spec and the status of a kind are reached.
+// Accessors give access to the spec and the status of a kind.
 type Accessors[P api.Object] struct {
-	Spec     func(P) any      // the spec, to compare
+	Spec     func(P) any      // returns the spec, for comparison
 	CopySpec func(obj, old P) // copies old's spec into obj
 	Status   func(obj, old P) // copies old's status into obj; old == nil clears it
 }
 
-// SeparateStatus makes the two halves of a kind separately writable: the main
-// resource keeps the stored status and counts generations, subresource "status"
-// keeps the stored spec. status is where the status stands.
+// SeparateStatus makes spec and status of a kind separately writable. The main resource keeps the
+// stored status and increments the generation when the spec changes. The subresource "status" keeps
+// the stored spec. status returns the status field of an object.
 func SeparateStatus[P api.Object, S any](k *api.Kind, status func(P) *S, h Accessors[P]) {
 	var zero P
 	LocateStatus(k, status)
-	// What is compared and restored here must be compared with its defaults: a port
-	// without a protocol is a TCP port.
+	// Specs are compared and restored with their defaults: a port without a protocol is a TCP port.
 	fill := func(o api.Object) {
 		if k.Default != nil {
 			k.Default(o)
@@ -190,8 +196,9 @@ func SeparateStatus[P api.Object, S any](k *api.Kind, status func(P) *S, h Acces
 	})
 }
 
-// KeepMetadataOnStatus makes requests to subresource "status" ignore labels, annotations, finalizers and owner references, as
-// Kubernetes does for some kinds. It must be called after SeparateStatus.
+// KeepMetadataOnStatus makes requests to subresource "status" ignore labels, annotations,
+// finalizers and owner references, as Kubernetes does for some kinds. It must be called after
+// SeparateStatus.
 func KeepMetadataOnStatus(k *api.Kind) {
 	status := k.Subresources["status"]
 	before := status.PrepareUpdate
@@ -204,7 +211,8 @@ func KeepMetadataOnStatus(k *api.Kind) {
 	}
 }
 
-// CountGenerations gives a kind without a status generations: what spec returns of it is what a change is told by.
+// CountGenerations maintains the generation of a kind without a status. An update increments it if
+// the result of spec differs from the stored object's.
 func CountGenerations[P api.Object](k *api.Kind, spec func(P) any) {
 	fill := func(o api.Object) {
 		if k.Default != nil {
@@ -221,8 +229,8 @@ func CountGenerations[P api.Object](k *api.Kind, spec func(P) any) {
 	}
 }
 
-// OmitGeneration leaves the objects of a kind without a generation, as Kubernetes does with some that have a status. It comes
-// after SeparateStatus.
+// OmitGeneration leaves the objects of a kind without a generation, as Kubernetes does for some
+// kinds with a status. It must be called after SeparateStatus.
 func OmitGeneration(k *api.Kind) {
 	create, update := k.PrepareCreate, k.PrepareUpdate
 	k.PrepareCreate = func(o api.Object) {
@@ -235,7 +243,7 @@ func OmitGeneration(k *api.Kind) {
 	}
 }
 
-// LocateStatus says where the status of a kind stands.
+// LocateStatus sets api.Ops.SetStatus of a kind. status returns the status field of an object.
 func LocateStatus[P api.Object, S any](k *api.Kind, status func(P) *S) {
 	k.Ops.SetStatus = func(to, from api.Object) {
 		var s S
@@ -246,7 +254,7 @@ func LocateStatus[P api.Object, S any](k *api.Kind, status func(P) *S) {
 	}
 }
 
-// PrepareCreate adds f to what happens before an object is created.
+// PrepareCreate adds f to the functions that prepare a new object, after the existing ones.
 func PrepareCreate[P api.Object](k *api.Kind, f func(P)) {
 	before := k.PrepareCreate
 	k.PrepareCreate = func(o api.Object) {
@@ -257,8 +265,8 @@ func PrepareCreate[P api.Object](k *api.Kind, f func(P)) {
 	}
 }
 
-// PrepareUpdate runs f before the generation is judged: f restores what the
-// client may leave out.
+// PrepareUpdate adds f to the functions that prepare an update, before the existing ones. So f can
+// restore omitted fields before the generation is compared.
 func PrepareUpdate[P api.Object](k *api.Kind, f func(obj, old P)) {
 	then := k.PrepareUpdate
 	k.PrepareUpdate = func(obj, old api.Object) {

@@ -9,7 +9,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Columns in the words of kubectl. A wide column is shown by "-o wide" only.
+// Common columns with kubectl's names.
 var (
 	NameColumn = metav1.TableColumnDefinition{Name: "Name", Type: "string", Format: "name", Description: "Name must be unique within its namespace or, for kinds without one, within the cluster."}
 	AgeColumn  = metav1.TableColumnDefinition{Name: "Age", Type: "string", Description: "Time since the object was created."}
@@ -46,7 +46,7 @@ const (
 	Unset   = "<unset>"
 )
 
-// Age is the time since o was created, as kubectl writes it.
+// Age returns the time since o was created, in kubectl's format.
 func Age(o api.Object, now time.Time) string { return Since(o.GetCreationTimestamp(), now) }
 
 // Since returns the time between t and now as kubectl prints it, or "<unknown>" if t is zero.
@@ -57,7 +57,7 @@ func Since(t metav1.Time, now time.Time) string {
 	return duration.HumanDuration(now.Sub(t.Time))
 }
 
-// OrNone shows an absent value.
+// OrNone returns s, or "<none>" if s is empty.
 func OrNone(s string) string {
 	if s == "" {
 		return None
@@ -71,7 +71,8 @@ type ColumnDefinition = metav1.TableColumnDefinition
 // MicroTime converts a time with microseconds to a metav1.Time.
 func MicroTime(t metav1.MicroTime) metav1.Time { return metav1.Time{Time: t.Time} }
 
-// CreatedAtColumn and date are for the few kinds that show when they were made instead of their age.
+// CreatedAtColumn and CreatedAt are for the few kinds with a table that shows the creation time
+// instead of the age.
 var CreatedAtColumn = ColumnDefinition{Name: "Created At", Type: "date", Description: "When the object was created."}
 
 // CreatedAt returns the cell of CreatedAtColumn.

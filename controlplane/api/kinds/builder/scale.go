@@ -13,14 +13,14 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// ScaleAccessors is how the scale of a kind is reached.
+// ScaleAccessors give access to the fields of an object that its scale shows.
 type ScaleAccessors struct {
 	Replicas func(api.Object) **int32
 	Current  func(api.Object) int32
 	Selector func(api.Object) *metav1.LabelSelector
 }
 
-// AddScale gives k the subresource "scale".
+// AddScale adds the subresource "scale" to k.
 func AddScale(k *api.Kind, s ScaleAccessors) {
 	gvk := autoscalingv1.SchemeGroupVersion.WithKind("Scale")
 	AddSubresource(k, "scale", &api.Subresource{
