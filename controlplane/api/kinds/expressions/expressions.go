@@ -1,38 +1,42 @@
-// Package expressions declares the CEL expressions that objects contain, and the compiler that validates them.
+// Package expressions declares the CEL expressions that objects contain, and the compiler that
+// validates them.
 package expressions
 
 import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// Use is the purpose of an expression. It determines the variables of the expression and the type of its result.
+// Use is the purpose of an expression. It determines the variables of the expression and the type
+// of its result.
 type Use int
 
-// The uses.
+// The uses of expressions, with the type of the result.
 const (
-	MatchCondition  Use = iota // a bool: whether a webhook or a policy has to do with a request
-	Variable                   // anything; the expressions after it may use it as variables.<Name>
-	Validation                 // a bool
-	Message                    // a string; it may not ask the authorizer
-	AuditAnnotation            // a string or null
-	ApplyMutation              // an Object
-	PatchMutation              // a list of JSONPatch
-	DeviceSelector             // a bool about a device
-	DerivedValue               // an attribute of a device
+	MatchCondition Use = iota // bool: whether a webhook or a policy applies to a request
+	// any type; later expressions refer to the result as variables.<Name>
+	Variable
+	Validation      // bool
+	Message         // string; the authorizer is not available
+	AuditAnnotation // string or null
+	ApplyMutation   // Object
+	PatchMutation   // list of JSONPatch
+	DeviceSelector  // bool, for a device
+	DerivedValue    // an attribute of a device
 )
 
 // Expression is a CEL expression of an object.
 type Expression struct {
 	Use    Use
-	Name   string // of a variable
+	Name   string // name of a variable
 	Text   string
-	Params bool // params may be used
+	Params bool // the expression may use params
 	At     *field.Path
 }
 
-// Compile returns the errors in the expressions of one object. An expression may refer to those before it in the list.
-// A CEL environment takes megabytes and belongs to the packages that evaluate expressions, so the compiler is passed to
-// kinds.All with kinds.Compiling. Without a compiler only the text of expressions is validated.
+// Compile returns the errors in the expressions of one object. An expression may refer to earlier
+// variables in the list. A CEL environment takes megabytes and belongs to the packages that
+// evaluate expressions. So the compiler is passed to kinds.All with kinds.Compiling. Without a
+// compiler only the text of expressions is validated.
 type Compile func([]Expression) field.ErrorList
 
 // Options has the settings of kinds.All that the packages of the API groups use.
