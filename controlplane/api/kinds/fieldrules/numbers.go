@@ -10,7 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// ValidateIntOrPercent accepts 0, 5 and "25%".
+// ValidateIntOrPercent returns an error if v is neither a non-negative number nor a percentage such
+// as "25%".
 func ValidateIntOrPercent(v intstr.IntOrString, at *field.Path) field.ErrorList {
 	if v.Type == intstr.Int {
 		return NonNegative(v.IntVal, at)
@@ -18,7 +19,8 @@ func ValidateIntOrPercent(v intstr.IntOrString, at *field.Path) field.ErrorList 
 	return Invalid(at, v.StrVal, validation.IsValidPercent(v.StrVal))
 }
 
-// PercentOf is the number of a percentage: the largest that there is for one beyond all numbers.
+// PercentOf returns the number of a percentage, or the largest int if the number overflows. It
+// returns false if v is not a percentage.
 func PercentOf(v intstr.IntOrString) (int, bool) {
 	digits, ok := strings.CutSuffix(v.StrVal, "%")
 	if v.Type != intstr.String || !ok {

@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// maxDriverName is the limit of the name in GetPluginInfoResponse of CSI.
+// maxDriverName is the limit of CSI for the name in GetPluginInfoResponse.
 const maxDriverName = 63
 
 // ValidateDriverName returns the errors in the name of a CSI driver or of a device driver.
@@ -31,7 +31,7 @@ func ValidateProtocol(p corev1.Protocol, at *field.Path) field.ErrorList {
 	return OneOf(p, at, corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP)
 }
 
-// ValidatePortNumOrName judges a port that may be the name of a container's port.
+// ValidatePortNumOrName returns the errors in a port number or the name of a container's port.
 func ValidatePortNumOrName(p intstr.IntOrString, at *field.Path) field.ErrorList {
 	if p.Type == intstr.String {
 		return Invalid(at, p.StrVal, validation.IsValidPortName(p.StrVal))

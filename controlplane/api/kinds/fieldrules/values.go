@@ -1,5 +1,5 @@
-// Package fieldrules has the validation rules that several API groups share. Every rule returns the errors that
-// Kubernetes returns for the same value.
+// Package fieldrules has the validation rules that several API groups share. Every rule returns the
+// errors that Kubernetes returns for the same value.
 package fieldrules
 
 import (
@@ -20,7 +20,8 @@ import (
 // OmittedValue replaces long or binary values in validation errors.
 const OmittedValue = "<value omitted>"
 
-// PartsOfReplicas judges numbers of pods of a status, each of which is a part of all.
+// PartsOfReplicas validates the pod counts of a status, by field name: each must be between 0 and
+// all, the total.
 func PartsOfReplicas(all int32, at *field.Path, of map[string]int32) field.ErrorList {
 	var errs field.ErrorList
 	for _, name := range SortedKeys(of) {
@@ -32,12 +33,13 @@ func PartsOfReplicas(all int32, at *field.Path, of map[string]int32) field.Error
 	return errs
 }
 
-// Unchanged refuses a change of an immutable part.
+// Unchanged returns an error if an immutable field has changed.
 func Unchanged(obj, old any, at *field.Path) field.ErrorList {
 	return apivalidation.ValidateImmutableField(obj, old, at)
 }
 
-// OneOf refuses a value that is not listed; an empty one is Required.
+// OneOf returns an error if v is not one of the allowed values. An empty value is Required. The
+// error lists the allowed values sorted.
 func OneOf[T ~string](v T, at *field.Path, allowed ...T) field.ErrorList {
 	if v == "" {
 		return field.ErrorList{field.Required(at, "")}
@@ -50,7 +52,7 @@ func OneOf[T ~string](v T, at *field.Path, allowed ...T) field.ErrorList {
 	return field.ErrorList{field.NotSupported(at, v, slices.Sorted(slices.Values(allowed)))}
 }
 
-// RequiredOneOf refuses an empty value and one that is not allowed, naming the allowed ones in their order.
+// RequiredOneOf is OneOf with the allowed values listed in the given order.
 func RequiredOneOf[T ~string](v T, at *field.Path, allowed ...T) field.ErrorList {
 	if v == "" {
 		return field.ErrorList{field.Required(at, "")}
@@ -58,7 +60,7 @@ func RequiredOneOf[T ~string](v T, at *field.Path, allowed ...T) field.ErrorList
 	return Supported(v, at, allowed...)
 }
 
-// RequiredPathSegment refuses what is empty or cannot stand in a path.
+// RequiredPathSegment returns an error if v is empty or is not valid as a URL path segment.
 func RequiredPathSegment(v string, at *field.Path) field.ErrorList {
 	if v == "" {
 		return field.ErrorList{field.Required(at, "")}
@@ -66,12 +68,12 @@ func RequiredPathSegment(v string, at *field.Path) field.ErrorList {
 	return Invalid(at, v, pathvalidation.IsValidPathSegmentName(v))
 }
 
-// NonNegative refuses a number below zero.
+// NonNegative returns an error if v is negative.
 func NonNegative[T ~int32 | ~int64](v T, at *field.Path) field.ErrorList {
 	return apivalidation.ValidateNonnegativeField(int64(v), at)
 }
 
-// Invalid turns the messages of a syntax check into errors.
+// Invalid returns an Invalid error for each message of a syntax check.
 func Invalid(at *field.Path, v any, msgs []string) field.ErrorList {
 	var errs field.ErrorList
 	for _, m := range msgs {
@@ -80,11 +82,11 @@ func Invalid(at *field.Path, v any, msgs []string) field.ErrorList {
 	return errs
 }
 
-// SemanticEqual reports whether a and b are equal as API values: nil and empty lists are equal, and so are quantities of
-// the same amount.
+// SemanticEqual reports whether a and b are equal as API values: nil and empty lists are equal, and
+// so are quantities of the same amount.
 func SemanticEqual(a, b any) bool { return apiequality.Semantic.DeepEqual(a, b) }
 
-// Deref is what p points to, or the zero value.
+// Deref returns *p, or the zero value if p is nil.
 func Deref[T any](p *T) T {
 	if p == nil {
 		var zero T
@@ -93,8 +95,8 @@ func Deref[T any](p *T) T {
 	return *p
 }
 
-// CountSet is how many of a union's members are set: pointer fields of a struct,
-// also of a struct that it embeds.
+// CountSet returns the number of members of a union that are set: non-nil pointer fields of the
+// struct, including nested structs.
 func CountSet(union any) int {
 	n := 0
 	v := reflect.ValueOf(union)
@@ -111,10 +113,10 @@ func CountSet(union any) int {
 	return n
 }
 
-// SortedKeys are the keys of m in order: errors come in the same order every time.
+// SortedKeys returns the keys of m, sorted, so that errors have a stable order.
 func SortedKeys[K ~string, V any](m map[K]V) []K { return slices.Sorted(maps.Keys(m)) }
 
-// ForbidSet refuses the fields that are set.
+// ForbidSet returns a Forbidden error for each field that is true in set.
 func ForbidSet(at *field.Path, msg string, set map[string]bool) field.ErrorList {
 	var errs field.ErrorList
 	for _, name := range SortedKeys(set) {
@@ -125,7 +127,7 @@ func ForbidSet(at *field.Path, msg string, set map[string]bool) field.ErrorList 
 	return errs
 }
 
-// ValidateDescending refuses a path that leaves the folder it is relative to.
+// ValidateDescending returns an error if a path is absolute or contains "..".
 func ValidateDescending(p string, at *field.Path) field.ErrorList {
 	if path.IsAbs(p) {
 		return field.ErrorList{field.Invalid(at, p, "must be a relative path")}
@@ -143,8 +145,9 @@ func NoBacksteps(p string, at *field.Path) field.ErrorList {
 	return nil
 }
 
-// Items judges the items of a list, which are so many at most and of which none has the key of another. A list that is
-// too long is not looked at.
+// Items validates the items of a list with judge. It returns Duplicate errors for items with equal
+// keys, unless key is nil. A list with more than limit items gets only that error; a negative limit
+// means no limit.
 func Items[T any](list []T, limit int, at *field.Path, key func(T) string, judge func(T, *field.Path) field.ErrorList) field.ErrorList {
 	if limit >= 0 && len(list) > limit {
 		return field.ErrorList{field.TooMany(at, len(list), limit)}
@@ -175,7 +178,8 @@ func DNSLabel(name string, at *field.Path) field.ErrorList {
 	return Invalid(at, name, validation.IsDNS1123Label(name))
 }
 
-// SupportedOrRequired is OneOf for values whose absence is answered with the list as well.
+// SupportedOrRequired is OneOf, except that the error for an empty value also lists the allowed
+// values.
 func SupportedOrRequired[T ~string](v T, at *field.Path, allowed ...T) field.ErrorList {
 	switch {
 	case v == "":
@@ -189,7 +193,7 @@ func SupportedOrRequired[T ~string](v T, at *field.Path, allowed ...T) field.Err
 // IsTrue reports whether b points to true.
 func IsTrue(b *bool) bool { return b != nil && *b }
 
-// RequiredSubdomain refuses a name that is empty or not a subdomain.
+// RequiredSubdomain returns an error if a name is empty or not a DNS subdomain.
 func RequiredSubdomain(name string, at *field.Path) field.ErrorList {
 	if name == "" {
 		return field.ErrorList{field.Required(at, "")}
@@ -197,7 +201,8 @@ func RequiredSubdomain(name string, at *field.Path) field.ErrorList {
 	return Invalid(at, name, apivalidation.NameIsDNSSubdomain(name, false))
 }
 
-// Supported refuses a value that is not one of those listed, an empty one too.
+// Supported returns an error if v is not one of the allowed values. Unlike OneOf, it returns
+// NotSupported for an empty value too.
 func Supported[T ~string](v T, at *field.Path, allowed ...T) field.ErrorList {
 	for _, a := range allowed {
 		if v == a {
