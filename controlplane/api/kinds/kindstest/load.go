@@ -1,5 +1,6 @@
-// Package kindstest has the functions that the tests of the kinds share: they load objects, and compare errors, changes and
-// table rows with those of Kubernetes. It imports package kinds, so only external test packages may use it.
+// Package kindstest has the functions that the tests of the kinds share: they load objects, and
+// compare errors, changes and table rows with those of Kubernetes. It imports package kinds, so
+// only external test packages may use it.
 package kindstest
 
 import (
@@ -49,7 +50,8 @@ func CheckDefaults[P api.Object](t *testing.T, text, want string) {
 // Now is the time at which the tests print tables.
 var Now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
-// Load parses an object and sets its defaults, as the API server does before it validates an object.
+// Load parses an object and sets its defaults, as the API server does before it validates an
+// object.
 func Load[P api.Object](t *testing.T, text string) P {
 	t.Helper()
 	var zero P
@@ -67,7 +69,8 @@ func Load[P api.Object](t *testing.T, text string) P {
 	return o.(P)
 }
 
-// NewFiller returns a filler that sets every field of an object to random values, invalid values included.
+// NewFiller returns a filler that sets every field of an object to random values, invalid values
+// included.
 func NewFiller(seed int64) *randfill.Filler {
 	return randfill.New().RandSource(rand.NewSource(seed)).NilChance(0.4).NumElements(0, 3).MaxDepth(14).Funcs(
 		func(q *resource.Quantity, c randfill.Continue) {
@@ -98,8 +101,8 @@ spec:
 // Ago returns the time d before Now.
 func Ago(d time.Duration) metav1.Time { return metav1.NewTime(Now.Add(-d)) }
 
-// PrintTable returns the header and the row that "kubectl get -o wide" prints for an object. Cells are separated by "|".
-// The cells of wide columns start with "+".
+// PrintTable returns the header and the row that "kubectl get -o wide" prints for an object. Cells
+// are separated by "|". The cells of wide columns start with "+".
 func PrintTable[P api.Object](t *testing.T, text string) string {
 	t.Helper()
 	o := Load[P](t, text)

@@ -23,8 +23,8 @@ var (
 	NotLabel     = validation.IsDNS1123Label("A")[0]
 )
 
-// BadObject is the YAML of an object and the errors that it has: one line for each error, complete and in order. An empty
-// Want means that the object is valid.
+// BadObject is the YAML of an object and the errors that it has: one line for each error, complete
+// and in order. An empty Want means that the object is valid.
 type BadObject struct{ Text, Want string }
 
 // InvalidText returns the text of the error for an invalid value.
@@ -52,8 +52,8 @@ func CheckRefused[P api.Object](t *testing.T, cases ...BadObject) {
 	}
 }
 
-// Change is a change of an object, with the errors and the generation that it must result in. Sub is the subresource of
-// the request. It is "" for the object itself.
+// Change is a change of an object, with the errors and the generation that it must result in. Sub
+// is the subresource of the request. It is "" for the object itself.
 type Change[P api.Object] struct {
 	Sub        string
 	Change     func(P)
@@ -61,8 +61,8 @@ type Change[P api.Object] struct {
 	Generation int64
 }
 
-// CheckChanges applies each change to a stored object and compares the errors and the generation. It also fails the test
-// if the stored object was modified.
+// CheckChanges applies each change to a stored object and compares the errors and the generation.
+// It also fails the test if the stored object was modified.
 func CheckChanges[P api.Object](t *testing.T, text string, cases ...Change[P]) {
 	t.Helper()
 	for i, c := range cases {
@@ -101,7 +101,8 @@ func CheckChanges[P api.Object](t *testing.T, text string, cases ...Change[P]) {
 	}
 }
 
-// RunUpdate applies an update as the registry does. It returns the updated object and the texts of the errors.
+// RunUpdate applies an update as the registry does. It returns the updated object and the texts of
+// the errors.
 func RunUpdate[P api.Object](t *testing.T, old P, sub string, change func(P)) (P, []string) {
 	t.Helper()
 	k := kinds.All().ByType(old)
@@ -127,8 +128,8 @@ func RunUpdate[P api.Object](t *testing.T, old P, sub string, change func(P)) (P
 // Ptr returns a pointer to v.
 func Ptr[T any](v T) *T { return &v }
 
-// CheckErrors fails the test unless each error starts with the text at the same position in want. An empty want means that
-// no errors are expected.
+// CheckErrors fails the test unless each error starts with the text at the same position in want.
+// An empty want means that no errors are expected.
 func CheckErrors(t *testing.T, name string, errs field.ErrorList, want ...string) {
 	t.Helper()
 	var got []string
@@ -148,7 +149,8 @@ func ValidationErrors[P api.Object](t *testing.T, text string) field.ErrorList {
 	return kinds.All().ByType(o).Validate(o)
 }
 
-// patchedOnto returns base with a patch: maps are merged, null deletes a key, and other values replace those of base.
+// patchedOnto returns base with a patch: maps are merged, null deletes a key, and other values
+// replace those of base.
 func patchedOnto(t *testing.T, base, patch string) string {
 	t.Helper()
 	var a, b map[string]any
@@ -184,7 +186,8 @@ func patchedOnto(t *testing.T, base, patch string) string {
 // InvalidPatch is a patch for a valid object and the errors of the result, separated by "; ".
 type InvalidPatch struct{ Patch, Want string }
 
-// CheckRejected validates base with each patch, as objects are before they are stored, and compares the errors.
+// CheckRejected validates base with each patch, after defaulting and PrepareCreate, and compares
+// the errors. The unpatched base must be valid.
 func CheckRejected[P api.Object](t *testing.T, base string, cases []InvalidPatch) {
 	t.Helper()
 	cases = append([]InvalidPatch{{"", ""}}, cases...)
@@ -203,8 +206,8 @@ func CheckRejected[P api.Object](t *testing.T, base string, cases []InvalidPatch
 	}
 }
 
-// LastingTemplate is a selector and a template of pods that restart.
+// LastingTemplate is a selector and a template of pods with restart policy Always.
 const LastingTemplate = "selector: {matchLabels: {a: b}}, template: {metadata: {labels: {a: b}}, spec: {containers: [{name: c, image: i}]}}"
 
-// EndingTemplate is a template of pods that end.
+// EndingTemplate is a template of pods with restart policy Never.
 const EndingTemplate = "template: {spec: {restartPolicy: Never, containers: [{name: c, image: i}]}}"
