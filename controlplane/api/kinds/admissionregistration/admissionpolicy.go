@@ -13,7 +13,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/expressions"
 )
 
-// ValidatingPolicyKind describes the kind ValidatingPolicy.
+// ValidatingPolicyKind returns the api.Kind of ValidatingAdmissionPolicy.
 func ValidatingPolicyKind(o *expressions.Options) *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: admissionv1.SchemeGroupVersion, Kind: "ValidatingAdmissionPolicy", Conditional: true, Plural: "validatingadmissionpolicies",
@@ -50,7 +50,7 @@ func ValidatingPolicyKind(o *expressions.Options) *api.Kind {
 	return k
 }
 
-// ValidatingPolicyBindingKind describes the kind ValidatingPolicyBinding.
+// ValidatingPolicyBindingKind returns the api.Kind of ValidatingAdmissionPolicyBinding.
 func ValidatingPolicyBindingKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: admissionv1.SchemeGroupVersion, Kind: "ValidatingAdmissionPolicyBinding", Conditional: true, Plural: "validatingadmissionpolicybindings",
@@ -73,7 +73,7 @@ func ValidatingPolicyBindingKind() *api.Kind {
 	return k
 }
 
-// MutatingPolicyKind describes the kind MutatingPolicy.
+// MutatingPolicyKind returns the api.Kind of MutatingAdmissionPolicy.
 func MutatingPolicyKind(o *expressions.Options) *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: admissionv1.SchemeGroupVersion, Kind: "MutatingAdmissionPolicy", Conditional: true, Plural: "mutatingadmissionpolicies",
@@ -98,7 +98,7 @@ func MutatingPolicyKind(o *expressions.Options) *api.Kind {
 	return k
 }
 
-// MutatingPolicyBindingKind describes the kind MutatingPolicyBinding.
+// MutatingPolicyBindingKind returns the api.Kind of MutatingAdmissionPolicyBinding.
 func MutatingPolicyBindingKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: admissionv1.SchemeGroupVersion, Kind: "MutatingAdmissionPolicyBinding", Conditional: true, Plural: "mutatingadmissionpolicybindings",
@@ -119,7 +119,7 @@ func MutatingPolicyBindingKind() *api.Kind {
 	return k
 }
 
-// defaultMatch fills what a policy or a binding leaves out of the requests that it is about.
+// defaultMatch sets the defaults of the match rules of a policy or a binding.
 func defaultMatch(m *admissionv1.MatchResources) {
 	if m == nil {
 		return
@@ -141,7 +141,8 @@ func shownParamKind(p *admissionv1.ParamKind) string {
 	return p.APIVersion + "/" + p.Kind
 }
 
-// shownParamRef: without a namespace nobody can tell whether the parameter is in one.
+// shownParamRef returns the PARAMREF cell of a binding. A reference without a namespace is shown as
+// "*/name", because the parameter's kind may be namespaced or cluster-scoped.
 func shownParamRef(p *admissionv1.ParamRef) string {
 	switch {
 	case p == nil:

@@ -23,7 +23,7 @@ const (
 	MaxAuditAnnotationLen = 5 << 10 // bytes of the expression
 )
 
-// policy is what both kinds of policies have.
+// policy has the common fields of both kinds of admission policies.
 type policy struct {
 	failure    *admissionv1.FailurePolicyType
 	params     *admissionv1.ParamKind
@@ -228,7 +228,8 @@ func validateParamKind(p *admissionv1.ParamKind, at *field.Path) field.ErrorList
 	return errs
 }
 
-// validateMatch judges which requests a policy or a binding is about. The parts that are filled in may not be taken out.
+// validateMatch validates the match rules of a policy or a binding. Fields with a default are
+// required. operations are the allowed operations.
 func validateMatch(m *admissionv1.MatchResources, at *field.Path, operations ...admissionv1.OperationType) field.ErrorList {
 	var errs field.ErrorList
 	if m.MatchPolicy == nil {
@@ -347,7 +348,7 @@ func validatePolicyStatus(s *admissionv1.ValidatingAdmissionPolicyStatus, at *fi
 
 var celIdentifier = regexp.MustCompile("^[_a-zA-Z][_a-zA-Z0-9]*$")
 
-// celReserved are the words of CEL's grammar.
+// celReserved are the reserved words of CEL.
 var celReserved = []string{"true", "false", "null", "in", "as", "break", "const", "continue", "else", "for", "function", "if",
 	"import", "let", "loop", "package", "namespace", "return", "var", "void", "while"}
 

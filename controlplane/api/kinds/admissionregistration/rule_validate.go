@@ -14,11 +14,11 @@ import (
 var (
 	admissionOperations = []admissionv1.OperationType{admissionv1.OperationAll, admissionv1.Connect, admissionv1.Create,
 		admissionv1.Delete, admissionv1.Update}
-	// mutableOperations are those of which an object comes in that a policy could change.
+	// mutableOperations are the operations in which a mutating policy can change an object.
 	mutableOperations = []admissionv1.OperationType{admissionv1.OperationAll, admissionv1.Connect, admissionv1.Create, admissionv1.Update}
 )
 
-// validateRule judges which requests a webhook or a policy is about.
+// validateRule validates one rule of a webhook or a policy. operations are the allowed operations.
 func validateRule(r *admissionv1.RuleWithOperations, at *field.Path, operations ...admissionv1.OperationType) field.ErrorList {
 	if len(operations) == 0 {
 		operations = admissionOperations
@@ -58,8 +58,8 @@ func validateRule(r *admissionv1.RuleWithOperations, at *field.Path, operations 
 	return errs
 }
 
-// validateRuleResources judges a list of "pods", "pods/status", "pods/*", "*/scale", "*" and "*/*", none of which may be
-// part of another.
+// validateRuleResources validates a list of resources: "pods", "pods/status", "pods/*", "*/scale",
+// "*" and "*/*". No entry may be covered by another.
 func validateRuleResources(list []string, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if len(list) == 0 {

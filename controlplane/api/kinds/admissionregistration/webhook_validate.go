@@ -13,7 +13,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// maxMatchConditions is how many match conditions a webhook or a policy may have.
+// maxMatchConditions is the maximum number of match conditions of a webhook or a policy.
 const maxMatchConditions = 64
 
 func validateWebhooks(hooks []admissionv1.MutatingWebhook, o *expressions.Options) field.ErrorList {
@@ -155,7 +155,7 @@ func validateReviewVersions(versions []string, at *field.Path) field.ErrorList {
 	return errs
 }
 
-// validateMatchConditions judges the conditions and hands their expressions on.
+// validateMatchConditions validates match conditions and adds their expressions to texts.
 func validateMatchConditions(list []admissionv1.MatchCondition, at *field.Path,
 	texts *expressions.Collector) field.ErrorList {
 	var errs field.ErrorList

@@ -12,7 +12,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/expressions"
 )
 
-// ValidatingWebhookKind describes the kind ValidatingWebhook.
+// ValidatingWebhookKind returns the api.Kind of ValidatingWebhookConfiguration.
 func ValidatingWebhookKind(o *expressions.Options) *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: admissionv1.SchemeGroupVersion, Kind: "ValidatingWebhookConfiguration", Conditional: true, Plural: "validatingwebhookconfigurations",
@@ -46,7 +46,7 @@ func ValidatingWebhookKind(o *expressions.Options) *api.Kind {
 	return k
 }
 
-// MutatingWebhookKind describes the kind MutatingWebhook.
+// MutatingWebhookKind returns the api.Kind of MutatingWebhookConfiguration.
 func MutatingWebhookKind(o *expressions.Options) *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: admissionv1.SchemeGroupVersion, Kind: "MutatingWebhookConfiguration", Conditional: true, Plural: "mutatingwebhookconfigurations",
@@ -73,7 +73,7 @@ func MutatingWebhookKind(o *expressions.Options) *api.Kind {
 	return k
 }
 
-// webhook is what both kinds of webhooks have and may leave out.
+// webhook has pointers to the optional fields that both kinds of webhooks have, for defaulting.
 type webhook struct {
 	failure    **admissionv1.FailurePolicyType
 	match      **admissionv1.MatchPolicyType
@@ -84,7 +84,7 @@ type webhook struct {
 	rules      []admissionv1.RuleWithOperations
 }
 
-// Defaults of a webhook.
+// Default values of a webhook's fields.
 const (
 	webhookSeconds = 10
 	webhookPort    = 443
