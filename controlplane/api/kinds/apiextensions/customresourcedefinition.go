@@ -13,8 +13,9 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/builder"
 )
 
-// CustomResourceDefinitionKind is the kind whose objects are kinds. What its objects must be like is judged where
-// they are served (apiserver/crd): it takes the schema libraries and CEL.
+// CustomResourceDefinitionKind returns the api.Kind of CustomResourceDefinition. It validates
+// metadata only: package apiserver/crd validates the spec, because that needs the schema libraries
+// and CEL.
 func CustomResourceDefinitionKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: apiextensionsv1.SchemeGroupVersion, Kind: "CustomResourceDefinition", Conditional: true, Plural: "customresourcedefinitions",
@@ -58,7 +59,8 @@ func CustomResourceDefinitionKind() *api.Kind {
 	return k
 }
 
-// recordStoredVersion notes that objects may be stored in the storage version from now on.
+// recordStoredVersion adds the storage version to status.storedVersions, because objects may be
+// stored in it from now on.
 func recordStoredVersion(c *apiextensionsv1.CustomResourceDefinition) {
 	for i := range c.Spec.Versions {
 		if v := &c.Spec.Versions[i]; v.Storage {
