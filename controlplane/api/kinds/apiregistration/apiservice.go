@@ -15,7 +15,8 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/builder"
 )
 
-// APIServiceKind is what is said of a version of a group: served here, or by a Service in the cluster.
+// APIServiceKind returns the api.Kind of APIService, which states whether a group version is served
+// by this API server or by a Service.
 func APIServiceKind() *api.Kind {
 	type service = apiregistrationv1.APIService
 	k := builder.New(builder.Names{
@@ -66,7 +67,8 @@ func APIServiceKind() *api.Kind {
 	return k
 }
 
-// LocalAPIService is the condition of what this API serves itself.
+// LocalAPIService returns the Available condition of a group version that this API server itself
+// serves.
 func LocalAPIService(at time.Time) apiregistrationv1.APIServiceCondition {
 	c := apiregistrationv1.APIServiceCondition{
 		Type: apiregistrationv1.Available, Status: apiregistrationv1.ConditionTrue,
