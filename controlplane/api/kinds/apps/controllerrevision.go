@@ -14,7 +14,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// ControllerRevisionKind describes the kind ControllerRevision.
+// ControllerRevisionKind returns the api.Kind of ControllerRevision.
 func ControllerRevisionKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: appsv1.SchemeGroupVersion, Kind: "ControllerRevision", Plural: "controllerrevisions", Singular: "controllerrevision",

@@ -19,7 +19,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// DaemonSetKind describes the kind DaemonSet.
+// DaemonSetKind returns the api.Kind of DaemonSet.
 func DaemonSetKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: appsv1.SchemeGroupVersion, Kind: "DaemonSet", Plural: "daemonsets", Singular: "daemonset",
@@ -70,8 +70,8 @@ func defaultDaemonSet(d *appsv1.DaemonSet) {
 	podspec.DefaultPodTemplate(&d.Spec.Template)
 }
 
-// The generation of a template was once a field and is an annotation since: it counts the changes of the template, and
-// is the server's to count.
+// setTemplateGeneration sets the annotation with the template's generation, which replaced a field
+// of the spec. The server maintains it: it counts the changes of the template.
 func setTemplateGeneration(d *appsv1.DaemonSet, n int64) {
 	all := make(map[string]string, len(d.Annotations)+1)
 	for k, v := range d.Annotations {
@@ -139,13 +139,13 @@ func validateDaemonSetStatus(s, old *appsv1.DaemonSetStatus, at *field.Path) fie
 	return append(errs, collisions(s.CollisionCount, old.CollisionCount, at)...)
 }
 
-// validateSelected judges the selector of a controller of pods, of a kind that says its name, and the template that
-// it has to select.
+// validateSelected validates the selector of a controller of pods and that it matches the
+// template's labels. kind is used in errors and selects the exceptions of DaemonSet.
 func validateSelected(kind string, selector *metav1.LabelSelector, t *corev1.PodTemplateSpec,
 	at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if selector == nil {
-		if kind != "DaemonSet" { // of which Kubernetes says only that no selector selects nothing
+		if kind != "DaemonSet" { // for a DaemonSet, Kubernetes reports only that the selector does not match
 			errs = append(errs, field.Required(at.Child("selector"), ""))
 		}
 	} else {

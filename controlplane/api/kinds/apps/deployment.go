@@ -19,7 +19,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// DeploymentKind describes the kind Deployment.
+// DeploymentKind returns the api.Kind of Deployment.
 func DeploymentKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: appsv1.SchemeGroupVersion, Kind: "Deployment", Plural: "deployments", Singular: "deployment", Short: []string{"deploy"}, InAllCategory: true,
@@ -145,7 +145,8 @@ func validateDeploymentStatus(s *appsv1.DeploymentStatus, at *field.Path) field.
 	return errs
 }
 
-// validateWorkload judges what every controller of pods has: a selector and a template that it selects.
+// validateWorkload validates the fields of every controller of pods: the selector, and the template
+// that it must match.
 func validateWorkload(selector *metav1.LabelSelector, t *corev1.PodTemplateSpec, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if selector == nil {
@@ -172,7 +173,8 @@ func validateWorkload(selector *metav1.LabelSelector, t *corev1.PodTemplateSpec,
 	return errs
 }
 
-// switches refuses values of annotations by which something is asked for, other than yes and no.
+// switches returns an error for each of the named annotations that is set to another value than
+// "true" or "false".
 func switches(o api.Object, names ...string) (errs field.ErrorList) {
 	for _, name := range names {
 		if v, ok := o.GetAnnotations()[name]; ok && v != "true" && v != "false" {

@@ -18,11 +18,11 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// StatefulSetKind describes the kind StatefulSet.
+// StatefulSetKind returns the api.Kind of StatefulSet.
 func StatefulSetKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: appsv1.SchemeGroupVersion, Kind: "StatefulSet", Plural: "statefulsets", Singular: "statefulset",
-		Short: []string{"sts"}, InAllCategory: true, Rule: apivalidation.NameIsDNSLabel, // pods are called after it
+		Short: []string{"sts"}, InAllCategory: true, Rule: apivalidation.NameIsDNSLabel, // pod names are derived from it
 	}, func(l *appsv1.StatefulSetList) *[]appsv1.StatefulSet { return &l.Items })
 	k.Default = builder.Default(defaultStatefulSet)
 	builder.SeparateSpecAndStatus(k, func(s *appsv1.StatefulSet) *appsv1.StatefulSetSpec { return &s.Spec },
@@ -142,7 +142,7 @@ func validateStatefulSetStrategy(u *appsv1.StatefulSetUpdateStrategy, at *field.
 	return errs
 }
 
-// atMostAll refuses a percentage above 100.
+// atMostAll returns an error for a percentage above 100.
 func atMostAll(v intstr.IntOrString, at *field.Path) field.ErrorList {
 	if n, ok := fieldrules.PercentOf(v); ok && n > 100 {
 		return field.ErrorList{field.Invalid(at, v.String(), "must not be greater than 100%")}
@@ -162,7 +162,8 @@ func retention(p appsv1.PersistentVolumeClaimRetentionPolicyType, at *field.Path
 	return field.ErrorList{field.NotSupported(at, p, known)}
 }
 
-// validateClaimTemplates judges the claims that each pod gets: one that could not be made would hold the pods for ever.
+// validateClaimTemplates validates the templates of the claims that each pod gets. An invalid claim
+// could never be created, and the pods would wait forever.
 func validateClaimTemplates(claims []corev1.PersistentVolumeClaim, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	seen := map[string]bool{}
@@ -182,7 +183,8 @@ func validateClaimTemplates(claims []corev1.PersistentVolumeClaim, at *field.Pat
 	return errs
 }
 
-// withClaims is the template of the pods with the volumes that come of the claims, which hide volumes of their names.
+// withClaims returns the pod template with a volume for each claim template. These replace volumes
+// of the same name.
 func withClaims(s *appsv1.StatefulSetSpec) *corev1.PodTemplateSpec {
 	if len(s.VolumeClaimTemplates) == 0 {
 		return &s.Template
@@ -200,7 +202,7 @@ func withClaims(s *appsv1.StatefulSetSpec) *corev1.PodTemplateSpec {
 	}
 	for _, name := range fieldrules.SortedKeys(claimed) {
 		if len(apivalidation.NameIsDNSLabel(name, false)) > 0 {
-			continue // said of the claim
+			continue // reported for the claim
 		}
 		t.Spec.Volumes = append(t.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{
 			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name},
@@ -209,7 +211,8 @@ func withClaims(s *appsv1.StatefulSetSpec) *corev1.PodTemplateSpec {
 	return &t
 }
 
-// validateStatefulSetUpdate lets change what the pods that are there can follow.
+// validateStatefulSetUpdate returns an error for changes of the spec other than the fields that can
+// be applied to existing pods.
 func validateStatefulSetUpdate(obj, old *appsv1.StatefulSet) field.ErrorList {
 	now := obj.Spec
 	now.Replicas, now.Template, now.UpdateStrategy = old.Spec.Replicas, old.Spec.Template, old.Spec.UpdateStrategy
@@ -235,7 +238,7 @@ func validateStatefulSetStatus(s, old *appsv1.StatefulSetStatus, at *field.Path)
 	return append(errs, collisions(s.CollisionCount, old.CollisionCount, at)...)
 }
 
-// collisions judges a count that only grows.
+// collisions returns an error if a collision count is negative or lower than the old count.
 func collisions(now, was *int32, at *field.Path) field.ErrorList {
 	at = at.Child("collisionCount")
 	errs := fieldrules.NonNegative(fieldrules.Deref(now), at)
