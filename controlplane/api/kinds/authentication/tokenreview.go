@@ -1,4 +1,5 @@
-// Package authentication describes the kinds of the API group authentication.k8s.io. Objects of these kinds are not stored.
+// Package authentication describes the kinds of the API group authentication.k8s.io. Objects of
+// these kinds are not stored.
 package authentication
 
 import (
@@ -8,13 +9,13 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/builder"
 )
 
-// TokenReviewKind describes the kind TokenReview.
+// TokenReviewKind returns the api.Kind of TokenReview.
 func TokenReviewKind() *api.Kind {
 	return builder.NewVirtual[authenticationv1.TokenReview](builder.Names{
 		GroupVersion: authenticationv1.SchemeGroupVersion, Kind: "TokenReview", Plural: "tokenreviews", Singular: "tokenreview", ClusterScoped: true})
 }
 
-// SelfSubjectReviewKind describes the kind SelfSubjectReview.
+// SelfSubjectReviewKind returns the api.Kind of SelfSubjectReview.
 func SelfSubjectReviewKind() *api.Kind {
 	return builder.NewVirtual[authenticationv1.SelfSubjectReview](builder.Names{
 		GroupVersion: authenticationv1.SchemeGroupVersion, Kind: "SelfSubjectReview", Plural: "selfsubjectreviews", Singular: "selfsubjectreview", ClusterScoped: true})
