@@ -1,4 +1,5 @@
-// Package authorization describes the kinds of the API group authorization.k8s.io. Objects of these kinds are not stored.
+// Package authorization describes the kinds of the API group authorization.k8s.io. Objects of these
+// kinds are not stored.
 package authorization
 
 import (
@@ -8,25 +9,25 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/builder"
 )
 
-// SubjectAccessReviewKind describes the kind SubjectAccessReview.
+// SubjectAccessReviewKind returns the api.Kind of SubjectAccessReview.
 func SubjectAccessReviewKind() *api.Kind {
 	return builder.NewVirtual[authorizationv1.SubjectAccessReview](builder.Names{
 		GroupVersion: authorizationv1.SchemeGroupVersion, Kind: "SubjectAccessReview", Plural: "subjectaccessreviews", Singular: "subjectaccessreview", ClusterScoped: true})
 }
 
-// SelfSubjectAccessReviewKind describes the kind SelfSubjectAccessReview.
+// SelfSubjectAccessReviewKind returns the api.Kind of SelfSubjectAccessReview.
 func SelfSubjectAccessReviewKind() *api.Kind {
 	return builder.NewVirtual[authorizationv1.SelfSubjectAccessReview](builder.Names{
 		GroupVersion: authorizationv1.SchemeGroupVersion, Kind: "SelfSubjectAccessReview", Plural: "selfsubjectaccessreviews", Singular: "selfsubjectaccessreview", ClusterScoped: true})
 }
 
-// LocalSubjectAccessReviewKind describes the kind LocalSubjectAccessReview.
+// LocalSubjectAccessReviewKind returns the api.Kind of LocalSubjectAccessReview.
 func LocalSubjectAccessReviewKind() *api.Kind {
 	return builder.NewVirtual[authorizationv1.LocalSubjectAccessReview](builder.Names{
 		GroupVersion: authorizationv1.SchemeGroupVersion, Kind: "LocalSubjectAccessReview", Plural: "localsubjectaccessreviews", Singular: "localsubjectaccessreview"})
 }
 
-// SelfSubjectRulesReviewKind describes the kind SelfSubjectRulesReview.
+// SelfSubjectRulesReviewKind returns the api.Kind of SelfSubjectRulesReview.
 func SelfSubjectRulesReviewKind() *api.Kind {
 	return builder.NewVirtual[authorizationv1.SelfSubjectRulesReview](builder.Names{
 		GroupVersion: authorizationv1.SchemeGroupVersion, Kind: "SelfSubjectRulesReview", Plural: "selfsubjectrulesreviews", Singular: "selfsubjectrulesreview", ClusterScoped: true})
