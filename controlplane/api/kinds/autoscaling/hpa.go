@@ -25,7 +25,8 @@ func autoscalerNames(gv schema.GroupVersion) builder.Names {
 	}
 }
 
-// AutoscalerKinds are the two versions of an autoscaler. It is stored as v2; v1 has what it cannot say in annotations.
+// AutoscalerKinds returns the kinds of HorizontalPodAutoscaler in v2 and v1. Objects are stored as
+// v2; v1 has fields that it lacks in annotations.
 func AutoscalerKinds() []*api.Kind {
 	k := builder.New(autoscalerNames(autoscalingv2.SchemeGroupVersion),
 		func(l *autoscalingv2.HorizontalPodAutoscalerList) *[]autoscalingv2.HorizontalPodAutoscaler {
@@ -52,7 +53,8 @@ func AutoscalerKinds() []*api.Kind {
 	return []*api.Kind{k, firstAutoscalerKind(k)}
 }
 
-// firstAutoscalerKind is v1, another view of what is stored as v2.
+// firstAutoscalerKind returns the v1 kind, a converted view of the objects stored as v2. hub is the
+// v2 kind.
 func firstAutoscalerKind(hub *api.Kind) *api.Kind {
 	type v1 = *autoscalingv1.HorizontalPodAutoscaler
 	k := builder.New(autoscalerNames(autoscalingv1.SchemeGroupVersion),
@@ -141,7 +143,7 @@ func defaultAutoscaler(h *autoscalingv2.HorizontalPodAutoscaler) {
 	}
 }
 
-// cpuMetric is the one metric that v1 has a field for.
+// cpuMetric returns the metric of v1's only metric field: the average CPU utilization.
 func cpuMetric(percent int32) autoscalingv2.MetricSpec {
 	return autoscalingv2.MetricSpec{
 		Type: autoscalingv2.ResourceMetricSourceType,
@@ -161,7 +163,7 @@ func autoscalerRow(h *autoscalingv2.HorizontalPodAutoscaler, now time.Time) []an
 		showMetrics(h.Spec.Metrics, h.Status.CurrentMetrics), least, int64(h.Spec.MaxReplicas), int64(h.Status.CurrentReplicas), builder.Age(h, now)}
 }
 
-// shownMetrics is how many metrics a table has room for.
+// shownMetrics is the maximum number of metrics in a table row.
 const shownMetrics = 2
 
 func showMetrics(specs []autoscalingv2.MetricSpec, statuses []autoscalingv2.MetricStatus) string {
@@ -182,7 +184,7 @@ func showMetrics(specs []autoscalingv2.MetricSpec, statuses []autoscalingv2.Metr
 	return strings.Join(list, ", ")
 }
 
-// showMetric is "what is measured/what is wanted" of one metric.
+// showMetric returns the cell text of one metric: "current value/target value".
 func showMetric(m *autoscalingv2.MetricSpec, now *autoscalingv2.MetricStatus) string {
 	var current *autoscalingv2.MetricValueStatus
 	switch {
@@ -250,7 +252,7 @@ func showShare(name corev1.ResourceName, t *autoscalingv2.MetricTarget,
 	return fmt.Sprintf("%s: %s/%s", name, measured, wanted)
 }
 
-// showQuantity shows a quantity, as Kubernetes does one that is not there.
+// showQuantity formats a quantity; nil is shown as in Kubernetes.
 func showQuantity(q *resource.Quantity) string {
 	if q == nil {
 		return "<nil>"

@@ -13,8 +13,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// The annotations in which v1 has what it has no fields for, by Kubernetes' names. cpuAtNote is ours: at which place
-// among the metrics the one of v1's field stands, where that is not the last.
+// The annotations in which v1 has the fields that it lacks, with Kubernetes' names. cpuAtNote is
+// Keelson's own: the index of the CPU metric of v1's field among the metrics, if it is not the
+// last.
 const (
 	metricsNote    = "autoscaling.alpha.kubernetes.io/metrics"
 	behaviorNote   = "autoscaling.alpha.kubernetes.io/behavior"
@@ -29,7 +30,7 @@ var (
 	autoscalerNotes       = slices.Concat(autoscalerSpecNotes, autoscalerStatusNotes)
 )
 
-// only are the annotations with these keys.
+// only returns the annotations with these keys.
 func only(all map[string]string, keys []string) map[string]string {
 	out := map[string]string{}
 	for _, k := range keys {
@@ -40,7 +41,8 @@ func only(all map[string]string, keys []string) map[string]string {
 	return out
 }
 
-// exchanged is a copy of all in which these keys are as in from; nil when nothing is left.
+// exchanged returns a copy of all in which these keys have the values of from, or are missing as in
+// from. It returns nil if the result is empty.
 func exchanged(all, from map[string]string, keys []string) map[string]string {
 	out := maps.Clone(all)
 	for _, k := range keys {
@@ -58,7 +60,8 @@ func exchanged(all, from map[string]string, keys []string) map[string]string {
 	return out
 }
 
-// rules are how the behaviour stands in its annotation: the field names begin with capitals there.
+// rules is the JSON form of the scaling behavior in its annotation. The field names are
+// capitalized.
 type rules struct {
 	StabilizationWindowSeconds *int32
 	SelectPolicy               *autoscalingv2.ScalingPolicySelect
@@ -96,13 +99,13 @@ func (r *rules) hub() *autoscalingv2.HPAScalingRules {
 	return out
 }
 
-// isCPU says that v1 has a field for the metric.
+// isCPU reports whether v1 has a field for the metric.
 func isCPU(m *autoscalingv2.MetricSpec) bool {
 	return m.Type == autoscalingv2.ResourceMetricSourceType && m.Resource != nil && m.Resource.Name == corev1.ResourceCPU &&
 		m.Resource.Target.AverageUtilization != nil
 }
 
-// autoscalerToV1 is h in version v1. It shares what hangs below.
+// autoscalerToV1 returns h in version v1. The result shares nested values with h.
 func autoscalerToV1(h *autoscalingv2.HorizontalPodAutoscaler) (*autoscalingv1.HorizontalPodAutoscaler, error) {
 	out := &autoscalingv1.HorizontalPodAutoscaler{
 		ObjectMeta: h.ObjectMeta,
@@ -158,7 +161,8 @@ func autoscalerToV1(h *autoscalingv2.HorizontalPodAutoscaler) (*autoscalingv1.Ho
 	return out, nil
 }
 
-// otherMetrics gives v1's field its metric, and returns the others.
+// otherMetrics sets v1's metric field in out and returns the other metrics. It records the position
+// of the CPU metric in notes.
 func otherMetrics(h *autoscalingv2.HorizontalPodAutoscaler, out *autoscalingv1.HorizontalPodAutoscaler, notes map[string]any) []autoscalingv1.MetricSpec {
 	var others []autoscalingv1.MetricSpec
 	cpu := slices.IndexFunc(h.Spec.Metrics, func(m autoscalingv2.MetricSpec) bool { return isCPU(&m) })
@@ -175,7 +179,8 @@ func otherMetrics(h *autoscalingv2.HorizontalPodAutoscaler, out *autoscalingv1.H
 	return others
 }
 
-// autoscalerFromV1 is the inverse of autoscalerToV1. It fails where an annotation cannot be read.
+// autoscalerFromV1 is the inverse of autoscalerToV1. It returns an error if an annotation is
+// malformed.
 func autoscalerFromV1(h *autoscalingv1.HorizontalPodAutoscaler) (*autoscalingv2.HorizontalPodAutoscaler, error) {
 	out := &autoscalingv2.HorizontalPodAutoscaler{
 		ObjectMeta: h.ObjectMeta,
@@ -214,7 +219,7 @@ func autoscalerFromV1(h *autoscalingv1.HorizontalPodAutoscaler) (*autoscalingv2.
 		}
 		out.Spec.Metrics = slices.Insert(out.Spec.Metrics, at, cpuMetric(*p))
 	}
-	if len(out.Spec.Metrics) == 0 { // v1 has this default without a field for it
+	if len(out.Spec.Metrics) == 0 { // default of v1, which has no field for it
 		out.Spec.Metrics = []autoscalingv2.MetricSpec{cpuMetric(defaultCPUUtilization)}
 	}
 	if b != nil {

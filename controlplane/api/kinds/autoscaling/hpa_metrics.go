@@ -8,7 +8,8 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// specToV1 is a metric as it stands in v1's annotation: what kind of target it is follows there from which are set.
+// specToV1 returns a metric in the form of v1's annotation. There the target's type is implied by
+// the fields that are set.
 func specToV1(m *autoscalingv2.MetricSpec) autoscalingv1.MetricSpec {
 	out := autoscalingv1.MetricSpec{Type: autoscalingv1.MetricSourceType(m.Type)}
 	if s := m.Object; s != nil {
@@ -87,7 +88,8 @@ func shareFromV1(utilization *int32, value *resource.Quantity) autoscalingv2.Met
 	return t
 }
 
-// valueBeside is a value that v1 writes as zero when only the average is there.
+// valueBeside returns the value of a target, or nil if only the average is set: v1 encodes the
+// missing value as zero.
 func valueBeside(q resource.Quantity, average *resource.Quantity) *resource.Quantity {
 	if average != nil && q.IsZero() {
 		return nil

@@ -37,7 +37,7 @@ func validateAutoscalerSpec(s *autoscalingv2.HorizontalPodAutoscalerSpec, at *fi
 		errs = append(errs, field.Invalid(at.Child("maxReplicas"), s.MaxReplicas, "must be greater than or equal to `minReplicas`"))
 	}
 	errs = append(errs, validateScaleRef(s.ScaleTargetRef, at.Child("scaleTargetRef"))...)
-	// Of what can be scaled, only replication controllers are of the group without a name.
+	// ReplicationController is the only scalable kind of the core group.
 	if gv, err := schema.ParseGroupVersion(s.ScaleTargetRef.APIVersion); err == nil && gv.Group == "" && s.ScaleTargetRef.Kind != "ReplicationController" {
 		errs = append(errs, field.Invalid(at.Child("scaleTargetRef", "apiVersion"), s.ScaleTargetRef.APIVersion, "apiVersion must specify API group"))
 	}
@@ -55,8 +55,8 @@ func validateAutoscalerSpec(s *autoscalingv2.HorizontalPodAutoscalerSpec, at *fi
 	return errs
 }
 
-// MeasuresWithoutPods reports whether an autoscaler has a metric whose value does not come from the pods of its target.
-// Only such an autoscaler can scale its target to zero and back.
+// MeasuresWithoutPods reports whether an autoscaler has a metric with a value that does not come
+// from the pods of its target. Only such an autoscaler can scale its target to zero and back.
 func MeasuresWithoutPods(s *autoscalingv2.HorizontalPodAutoscalerSpec) bool {
 	return slices.ContainsFunc(s.Metrics, func(m autoscalingv2.MetricSpec) bool {
 		return m.Type == autoscalingv2.ObjectMetricSourceType || m.Type == autoscalingv2.ExternalMetricSourceType
@@ -69,7 +69,8 @@ func validateAutoscalerStatus(current, desired int32) field.ErrorList {
 		fieldrules.NonNegative(desired, at.Child("desiredReplicas"))...)
 }
 
-// validateSegment judges a name that stands in the path of a URL; absent is what is said when none exists.
+// validateSegment validates a required name that is used as a URL path segment. absent is the
+// error's detail if it is empty.
 func validateSegment(name, absent string, at *field.Path) field.ErrorList {
 	if name == "" {
 		return field.ErrorList{field.Required(at, absent)}
@@ -122,7 +123,7 @@ func validateScalingRules(r *autoscalingv2.HPAScalingRules, at *field.Path) fiel
 	return errs
 }
 
-// supported refuses a value that is not listed, also an empty one.
+// supported returns an error for a value that is not allowed, including an empty value.
 func supported[T ~string](v T, at *field.Path, allowed ...T) field.ErrorList {
 	if slices.Contains(allowed, v) {
 		return nil
@@ -130,7 +131,7 @@ func supported[T ~string](v T, at *field.Path, allowed ...T) field.ErrorList {
 	return field.ErrorList{field.NotSupported(at, v, allowed)}
 }
 
-// validateMetric wants exactly the source that the type names.
+// validateMetric validates a metric, which must have exactly the source that its type names.
 func validateMetric(m *autoscalingv2.MetricSpec, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if m.Type == "" {
@@ -231,7 +232,8 @@ func validateContainerMetric(m *autoscalingv2.ContainerResourceMetricSource, at 
 	return append(errs, validateShare(&m.Target, at.Child("target"))...)
 }
 
-// validateShare judges a target that is a share of what is asked for, or a value.
+// validateShare validates a target that is either a utilization of the requests or an average
+// value.
 func validateShare(t *autoscalingv2.MetricTarget, at *field.Path) field.ErrorList {
 	errs := validateTarget(t, at)
 	switch {
