@@ -5,7 +5,7 @@ import (
 	"regexp"
 	"strings"
 	"time"
-	_ "time/tzdata" // a replica knows the zones of schedules on a machine that does not
+	_ "time/tzdata" // time zones for schedules, on machines without the tz database
 
 	"github.com/robfig/cron/v3"
 	batchv1 "k8s.io/api/batch/v1"
@@ -19,10 +19,10 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// cronJobSuffix is what a cron job's name is followed by in the names of its jobs.
+// cronJobSuffix is the length of the suffix of a CronJob's Jobs.
 const cronJobSuffix = len("-1234567890")
 
-// CronJobKind describes the kind CronJob.
+// CronJobKind returns the api.Kind of CronJob.
 func CronJobKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: batchv1.SchemeGroupVersion, Kind: "CronJob", Plural: "cronjobs", Singular: "cronjob", Short: []string{"cj"}, InAllCategory: true,
@@ -70,7 +70,8 @@ func CronJobKind() *api.Kind {
 	return k
 }
 
-// defaultCronJobTemplate fills the pods of a job to be; the job itself is filled when it is made.
+// defaultCronJobTemplate sets the defaults of a CronJob's job template. The defaults of the Job
+// itself are set when the Job is created.
 func defaultCronJobTemplate(s *batchv1.JobSpec) {
 	defaultFailurePolicy(s.PodFailurePolicy)
 	podspec.DefaultPodTemplate(&s.Template)
@@ -110,7 +111,8 @@ func validateConcurrency(p batchv1.ConcurrencyPolicy, at *field.Path) field.Erro
 	})}
 }
 
-// maxSchedule bounds what the parser is given; five fields with every minute named are shorter.
+// maxSchedule limits the length of a schedule that is parsed. Five fields that list every minute
+// are shorter.
 const maxSchedule = 1024
 
 func validateSchedule(schedule string, at *field.Path) field.ErrorList {
@@ -130,9 +132,9 @@ func validateSchedule(schedule string, at *field.Path) field.ErrorList {
 	return errs
 }
 
-// ParseSchedule reads the schedule of a cron job: five fields, or one of "@hourly" and its like.
+// ParseSchedule parses the schedule of a CronJob: five fields, or a macro such as "@hourly".
 func ParseSchedule(schedule string) (s cron.Schedule, err error) {
-	defer func() { // the parser trusts in a blank behind TZ=
+	defer func() { // the parser panics if no space follows TZ=
 		if r := recover(); r != nil {
 			err = fmt.Errorf("not a schedule: %q", schedule)
 		}
@@ -140,7 +142,7 @@ func ParseSchedule(schedule string) (s cron.Schedule, err error) {
 	return cron.ParseStandard(schedule)
 }
 
-// zonePart is a part of a zone's name between slashes, as the database of zones has them.
+// zonePart matches one part of a time zone name between slashes, as in the tz database.
 var zonePart = regexp.MustCompile(`^[A-Za-z\.\-_0-9+]{1,14}$`)
 
 func validateTimeZone(name string, at *field.Path) field.ErrorList {

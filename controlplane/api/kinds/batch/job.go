@@ -22,13 +22,13 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// The labels of a job's pods, each under its name of today and that of before Kubernetes 1.27.
+// Labels of a Job's pods, under the names that were used before Kubernetes 1.27.
 const (
 	legacyJobName       = "job-name"
 	legacyControllerUID = "controller-uid"
 )
 
-// JobKind describes the kind Job.
+// JobKind returns the api.Kind of Job.
 func JobKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: batchv1.SchemeGroupVersion, Kind: "Job", Plural: "jobs", Singular: "job", InAllCategory: true,
@@ -36,10 +36,12 @@ func JobKind() *api.Kind {
 	k.Default = builder.Default(func(j *batchv1.Job) {
 		defaultJobSpec(&j.Spec)
 		if len(j.Labels) == 0 && len(j.Spec.Template.Labels) > 0 {
-			j.Labels = j.Spec.Template.Labels // the same map: selectOwnPods recognizes labels that a client did not set
+			// the same map: selectOwnPods recognizes labels that a client did not set
+			j.Labels = j.Spec.Template.Labels
 		}
 	})
-	k.Propagation = metav1.DeletePropagationOrphan // as it was before there was a garbage collector
+	// the default from before garbage collection existed
+	k.Propagation = metav1.DeletePropagationOrphan
 	k.DeleteWarning = "pods of a job outlive it by default; ask for propagationPolicy=Background to delete them too, or for " +
 		"propagationPolicy=Orphan to keep them without this warning"
 	builder.SeparateSpecAndStatus(k, func(j *batchv1.Job) *batchv1.JobSpec { return &j.Spec },
@@ -99,9 +101,10 @@ func defaultFailurePolicy(p *batchv1.PodFailurePolicy) {
 	}
 }
 
-// selectOwnPods sets the selector of a job to its UID, and adds the labels that track the job's pods to the template,
-// unless the selector is manual. Labels of the job that were defaulted from the template get them too; labels that a
-// client set do not, even if they equal the template's. A tracking label with another value stays; validation refuses it.
+// selectOwnPods sets the selector of a Job to its UID, unless the selector is manual. It also adds
+// the labels that track the Job's pods to the template. Labels of the Job that were defaulted from
+// the template get them too; labels that a client set do not, even if they equal the template's. A
+// tracking label with another value stays; validation rejects it.
 func selectOwnPods(j *batchv1.Job) {
 	if fieldrules.IsTrue(j.Spec.ManualSelector) {
 		j.Labels = maps.Clone(j.Labels)
@@ -124,7 +127,7 @@ func selectOwnPods(j *batchv1.Job) {
 	j.Spec.Selector = s
 }
 
-// withMissing is a copy of m with those of more whose keys it lacks.
+// withMissing returns a copy of m with the entries of more that m lacks.
 func withMissing(m, more map[string]string) map[string]string {
 	out := maps.Clone(more)
 	maps.Copy(out, m)

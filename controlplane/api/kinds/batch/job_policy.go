@@ -139,7 +139,8 @@ func validateSuccessRule(completions int32, r *batchv1.SuccessPolicyRule, at *fi
 	return errs
 }
 
-// countIndexes counts the indexes of a text like "1,3-5": ascending, each below completions.
+// countIndexes returns the number of indexes in a list such as "1,3-5". The indexes must be
+// ascending and below completions.
 func countIndexes(text string, completions int32) (int32, error) {
 	total, last := int32(0), int32(-1)
 	for part := range strings.SplitSeq(text, ",") {
@@ -158,7 +159,7 @@ func countIndexes(text string, completions int32) (int32, error) {
 	return total, nil
 }
 
-// indexInterval reads "3" or "3-5".
+// indexInterval parses one element of an index list: "3" or "3-5".
 func indexInterval(text string, completions int32) (from, to int32, err error) {
 	ends := strings.Split(text, "-")
 	if len(ends) > 2 {
@@ -184,7 +185,8 @@ func indexInterval(text string, completions int32) (from, to int32, err error) {
 	return read[0], read[1], nil
 }
 
-// overlap finds an index that two such texts have in common; -1 = none. What cannot be read has none.
+// overlap returns an index that two index lists have in common, or -1. Malformed elements are
+// ignored.
 func overlap(a, b string, completions int32) int32 {
 	var spans [][2]int32
 	for part := range strings.SplitSeq(a, ",") {

@@ -10,7 +10,8 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// ValidateJobStatusUpdate judges a report about a job. What the stored status has wrong already may stay.
+// ValidateJobStatusUpdate validates an update of a Job's status. Errors that the stored status has
+// already are not reported again.
 func ValidateJobStatusUpdate(obj, old *batchv1.Job) field.ErrorList {
 	had := map[string]bool{}
 	for _, e := range validateJobStatus(old) {
@@ -42,7 +43,8 @@ func ValidateJobStatusUpdate(obj, old *batchv1.Job) field.ErrorList {
 	if now.Failed < was.Failed {
 		wrong("failed", now.Failed, "cannot decrease the failed counter")
 	}
-	// An indexed job whose completions equal its parallelism can be scaled down, and with it what has succeeded.
+	// An Indexed Job whose completions equal its parallelism can be scaled down, which also lowers
+	// the number of succeeded indexes.
 	elastic := isIndexed(&obj.Spec) && obj.Spec.Completions != nil && *obj.Spec.Completions == fieldrules.Deref(obj.Spec.Parallelism)
 	if now.Succeeded < was.Succeeded && !elastic {
 		wrong("succeeded", now.Succeeded, "cannot decrease the succeeded counter")
@@ -98,7 +100,8 @@ func validateUncounted(list []types.UID, seen map[types.UID]bool, at *field.Path
 	return errs
 }
 
-// validateJobConditions refuses conditions that cannot be true together, and an end without its reason before it.
+// validateJobConditions returns errors for contradictory conditions, and for a final condition
+// without the condition that must precede it.
 func validateJobConditions(s *batchv1.JobStatus, at *field.Path) field.ErrorList {
 	complete, failed := hasJobCondition(s, batchv1.JobComplete), hasJobCondition(s, batchv1.JobFailed)
 	target, met := hasJobCondition(s, batchv1.JobFailureTarget), hasJobCondition(s, batchv1.JobSuccessCriteriaMet)

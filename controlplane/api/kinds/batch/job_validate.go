@@ -15,12 +15,12 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// The bounds of jobs: what is counted by index in a status stays readable.
+// Limits of Jobs. They keep the index lists in a Job's status short.
 const (
 	maxIndexedParallelism = 100_000
 	maxFailedIndexes      = 100_000
 	manyCompletions       = 100_000
-	maxOfMany             = 10_000 // of parallelism and of failed indexes, with many completions
+	maxOfMany             = 10_000 // for parallelism and failed indexes, with many completions
 	maxManagedBy          = 63
 )
 
@@ -37,7 +37,7 @@ func validateJob(j *batchv1.Job) field.ErrorList {
 		errs = append(errs, field.Invalid(spec.Child("template", "metadata", "labels"), j.Spec.Template.Labels,
 			"`selector` does not match template `labels`"))
 	}
-	if n := fieldrules.Deref(j.Spec.Completions); isIndexed(&j.Spec) && n > 0 { // pods are called after it and their index
+	if n := fieldrules.Deref(j.Spec.Completions); isIndexed(&j.Spec) && n > 0 { // pod names are derived from the Job's name and the index
 		last := fmt.Sprintf("%s-%d", j.Name, n-1)
 		if len(utilvalidation.IsDNS1123Label(last)) > 0 {
 			errs = append(errs, field.Invalid(field.NewPath("metadata", "name"), j.Name,
@@ -51,7 +51,8 @@ func isIndexed(s *batchv1.JobSpec) bool {
 	return fieldrules.Deref(s.CompletionMode) == batchv1.IndexedCompletion
 }
 
-// validateGeneratedSelector refuses a selector, or labels of the template, that are in the way of the job's own.
+// validateGeneratedSelector returns errors if the selector or the labels of the template conflict
+// with the generated ones.
 func validateGeneratedSelector(j *batchv1.Job) field.ErrorList {
 	if fieldrules.IsTrue(j.Spec.ManualSelector) || j.Spec.Selector == nil {
 		return nil
@@ -80,7 +81,7 @@ func validateGeneratedSelector(j *batchv1.Job) field.ErrorList {
 	return errs
 }
 
-// validateJobSpec judges what jobs and the templates of cron jobs have in common.
+// validateJobSpec validates the common fields of Jobs and of the templates of CronJobs.
 func validateJobSpec(s *batchv1.JobSpec, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for _, n := range []struct {
@@ -127,7 +128,7 @@ func validateJobSpec(s *batchv1.JobSpec, at *field.Path) field.ErrorList {
 	return append(errs, validateJobTemplate(s, at.Child("template"))...)
 }
 
-// validateJobTemplate judges pods that are to end.
+// validateJobTemplate validates the pod template. Its pods must be able to complete.
 func validateJobTemplate(s *batchv1.JobSpec, at *field.Path) field.ErrorList {
 	errs := podspec.ValidatePodTemplate(&s.Template, at)
 	at = at.Child("spec", "restartPolicy")
@@ -197,7 +198,7 @@ func validateCompletionMode(s *batchv1.JobSpec, at *field.Path) field.ErrorList 
 	return errs
 }
 
-// validateJobUpdate keeps a job what its pods were made by.
+// validateJobUpdate returns errors for changes of fields by which existing pods were created.
 func validateJobUpdate(obj, old *batchv1.Job) field.ErrorList {
 	spec := field.NewPath("spec")
 	now, was := &obj.Spec, &old.Spec
@@ -220,8 +221,8 @@ func validateJobUpdate(obj, old *batchv1.Job) field.ErrorList {
 	return append(errs, fieldrules.Unchanged(now.SuccessPolicy, was.SuccessPolicy, spec.Child("successPolicy"))...)
 }
 
-// validateJobTemplateUpdate keeps the template, but for what says where pods go and what they ask for, while the job is
-// suspended and has no pods: so do queues of jobs pick nodes.
+// validateJobTemplateUpdate returns an error if the template has changed. Exceptions are placement
+// and resources while the Job is suspended and has no pods, which job queues use to select nodes.
 func validateJobTemplateUpdate(obj, old *batchv1.Job, at *field.Path) field.ErrorList {
 	now, was := &obj.Spec.Template, &old.Spec.Template
 	begun := old.Status.StartTime != nil && !hasJobCondition(&old.Status, batchv1.JobSuspended) || old.Status.Active > 0
@@ -247,7 +248,8 @@ func validateJobTemplateUpdate(obj, old *batchv1.Job, at *field.Path) field.Erro
 	return fieldrules.Unchanged(now, was, at)
 }
 
-// sameResources makes containers ask for what others of their names ask for.
+// sameResources copies the resources of the containers in from to the containers of the same name
+// and position in to.
 func sameResources(to, from []corev1.Container) {
 	for i := range min(len(to), len(from)) {
 		if to[i].Name == from[i].Name {
