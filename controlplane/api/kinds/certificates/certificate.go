@@ -14,8 +14,9 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// certificateSigningRequestKind: what a request asks for never changes, and who asks is written by the server. Its
-// conditions and its certificate are set through its facets: approval by who approves, status by who signs.
+// CertificateSigningRequestKind returns the api.Kind of CertificateSigningRequest. The request is
+// immutable, and the server sets the requester. Conditions and certificate are set through
+// subresources: "approval" by approvers, "status" by signers.
 func CertificateSigningRequestKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: certificatesv1.SchemeGroupVersion, Kind: "CertificateSigningRequest", Plural: "certificatesigningrequests",
@@ -40,7 +41,7 @@ func CertificateSigningRequestKind() *api.Kind {
 	builder.AddValidation(k, func(c *certificatesv1.CertificateSigningRequest) field.ErrorList {
 		return validateCSR(&c.Spec, field.NewPath("spec"))
 	})
-	// Who approves does not write the certificate, who signs not what was approved or denied.
+	// Approvers cannot write the certificate, and signers cannot write the decision.
 	csrFacet(k, "approval", func(s, old *certificatesv1.CertificateSigningRequestStatus) {
 		s.Certificate = append([]byte(nil), old.Certificate...)
 	})
@@ -72,7 +73,8 @@ func CertificateSigningRequestKind() *api.Kind {
 	return k
 }
 
-// csrFacet makes a facet as status is, which keeps a part of the status too.
+// csrFacet adds a subresource that works like "status". keep restores the parts of the status that
+// it must not change.
 func csrFacet(k *api.Kind, name string, keep func(s, old *certificatesv1.CertificateSigningRequestStatus)) {
 	facet := *k.Subresources["status"]
 	before := facet.PrepareUpdate
@@ -84,7 +86,7 @@ func csrFacet(k *api.Kind, name string, keep func(s, old *certificatesv1.Certifi
 	builder.AddSubresource(k, name, &facet)
 }
 
-// csrState is where a request stands, in one word or a few.
+// csrState returns the CONDITION cell of a request.
 func csrState(s *certificatesv1.CertificateSigningRequestStatus) string {
 	has := map[certificatesv1.RequestConditionType]bool{}
 	for _, c := range s.Conditions {
@@ -106,7 +108,7 @@ func csrState(s *certificatesv1.CertificateSigningRequestStatus) string {
 	return state
 }
 
-// ClusterTrustBundleKind describes the kind ClusterTrustBundle.
+// ClusterTrustBundleKind returns the api.Kind of ClusterTrustBundle.
 func ClusterTrustBundleKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: certificatesv1.SchemeGroupVersion, Kind: "ClusterTrustBundle", Conditional: true, Plural: "clustertrustbundles",

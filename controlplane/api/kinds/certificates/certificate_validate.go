@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	// legacySigner is a name that v1 has done away with.
+	// legacySigner is a signer name that v1 no longer allows.
 	legacySigner   = "kubernetes.io/legacy-unknown"
 	minCertificate = 600 // seconds
 	MaxTrustBundle = 1 << 20
@@ -65,7 +65,7 @@ func validateCSR(s *certificatesv1.CertificateSigningRequestSpec, spec *field.Pa
 	return errs
 }
 
-// checkRequest reads a PKCS#10 request and checks that it is signed with its own key.
+// checkRequest returns an error if data is not a PKCS#10 request signed with its own key.
 func checkRequest(data []byte) error {
 	block, _ := pem.Decode(data)
 	if block == nil || block.Type != "CERTIFICATE REQUEST" {
@@ -75,14 +75,15 @@ func checkRequest(data []byte) error {
 	if err != nil {
 		return err
 	}
-	// To verify takes time that grows with the square of the key's length, which a stranger chooses.
+	// The time of a verification grows with the square of the key length, which an untrusted client
+	// chooses.
 	if k, ok := r.PublicKey.(*rsa.PublicKey); ok && k.N.BitLen() > maxRSABits {
 		return fmt.Errorf("the RSA key has %d bits, more than %d", k.N.BitLen(), maxRSABits)
 	}
 	return r.CheckSignature()
 }
 
-// validateSignerName judges a name like "example.com/signer".
+// validateSignerName validates a name such as "example.com/signer".
 func validateSignerName(name string, at *field.Path) field.ErrorList {
 	if name == "" {
 		return field.ErrorList{field.Required(at, "")}
@@ -110,7 +111,7 @@ func validateSignerName(name string, at *field.Path) field.ErrorList {
 		errs = append(errs, field.Invalid(at, domain, "should be a domain with at least two segments separated by dots"))
 	}
 	labels(rest, validation.IsDNS1123Subdomain)
-	// The path has room for a namespace, a dot and a name.
+	// The limit for the path allows a namespace, a dot and a name.
 	const longest = 2*validation.DNS1123SubdomainMaxLength + validation.DNS1123LabelMaxLength + 2
 	if len(name) > longest {
 		errs = append(errs, field.TooLong(at, name, longest))
@@ -118,11 +119,12 @@ func validateSignerName(name string, at *field.Path) field.ErrorList {
 	return errs
 }
 
-// decided are the conditions by which a request is decided: they are true or not there, and are never taken back.
+// decided are the conditions that decide a request: they can only be True, and are never removed.
 var decided = []certificatesv1.RequestConditionType{certificatesv1.CertificateApproved, certificatesv1.CertificateDenied, certificatesv1.CertificateFailed}
 
-// validateCSRStatus judges the status of a request and what changed of it. Only who approves may approve or deny; only
-// who signs may give the certificate, once.
+// validateCSRStatus validates the status of a request and its change. approval reports whether the
+// request comes from an approver: only approvers may approve or deny. Only signers may set the
+// certificate, and only once.
 func validateCSRStatus(s, old *certificatesv1.CertificateSigningRequestStatus, approval bool) field.ErrorList {
 	at := field.NewPath("status", "conditions")
 	errs := validateCSRConditions(s.Conditions, at)
@@ -177,8 +179,8 @@ func validateCSRConditions(list []certificatesv1.CertificateSigningRequestCondit
 	return errs
 }
 
-// keepDecision puts back what approvers wrote of a condition: who signs does not change it. Where there are more or fewer
-// of its type than before, the list stays as it is, to be refused.
+// keepDecision restores the conditions of type t from was, because signers may not change them. If
+// the number of such conditions differs, it changes nothing, and validation rejects the update.
 func keepDecision(now, was []certificatesv1.CertificateSigningRequestCondition, t certificatesv1.RequestConditionType) {
 	old := ofType(was, t)
 	if len(ofType(now, t)) != len(old) {
@@ -201,7 +203,8 @@ func ofType(list []certificatesv1.CertificateSigningRequestCondition, t certific
 	return out
 }
 
-// checkCertificates reads a chain of certificates; none is fine.
+// checkCertificates returns an error if data is not a chain of certificates. An empty chain is
+// valid.
 func checkCertificates(data []byte) error {
 	if len(data) == 0 {
 		return nil
@@ -232,7 +235,8 @@ func checkCertificates(data []byte) error {
 	return nil
 }
 
-// trustBundleName is the rule for the names of bundles: those of a signer begin with its name.
+// trustBundleName validates the name of a bundle: a bundle of a signer must have the signer's name
+// as prefix.
 func trustBundleName(signer, name string) []string {
 	if signer == "" {
 		if strings.Contains(name, ":") {
@@ -248,7 +252,7 @@ func trustBundleName(signer, name string) []string {
 	return apivalidation.NameIsDNSSubdomain(rest, false)
 }
 
-// validateTrustBundle judges the certificates of authorities that a bundle is made of.
+// validateTrustBundle validates the CA certificates of a bundle.
 func validateTrustBundle(text string, at *field.Path) field.ErrorList {
 	if len(text) > MaxTrustBundle {
 		return field.ErrorList{field.TooLong(at, "", MaxTrustBundle)}
@@ -286,7 +290,7 @@ func validateTrustBundle(text string, at *field.Path) field.ErrorList {
 	return errs
 }
 
-// notAnchor says why a block is not the certificate of an authority; "" when it is.
+// notAnchor returns the reason why a PEM block is not a CA certificate; "" if it is one.
 func notAnchor(block *pem.Block) string {
 	if block.Type != "CERTIFICATE" {
 		return "has bad block type: " + strings.ReplaceAll(block.Type, "%", "%%")
