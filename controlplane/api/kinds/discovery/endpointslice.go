@@ -20,7 +20,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// EndpointSliceKind describes the kind EndpointSlice.
+// EndpointSliceKind returns the api.Kind of EndpointSlice.
 func EndpointSliceKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: discoveryv1.SchemeGroupVersion, Kind: "EndpointSlice", Plural: "endpointslices", Singular: "endpointslice",
@@ -31,7 +31,7 @@ func EndpointSliceKind() *api.Kind {
 			builder.SetDefaultPtr(&e.Ports[i].Protocol, corev1.ProtocolTCP)
 		}
 	})
-	// What v1 carries over from v1beta1 cannot be written in it.
+	// Fields that v1 kept from v1beta1 cannot be written.
 	old := func(e *discoveryv1.EndpointSlice) {
 		for i := range e.Endpoints {
 			e.Endpoints[i].DeprecatedTopology = nil
@@ -78,7 +78,7 @@ const (
 	maxSliceEndpoints = 1000
 	maxSliceAddresses = 100
 	maxSlicePorts     = 20000
-	maxSliceHints     = 8 // zones of an endpoint, and nodes
+	maxSliceHints     = 8 // hints of an endpoint: zones, or nodes
 )
 
 // ValidateEndpointSlice returns the errors in an EndpointSlice.
@@ -89,7 +89,7 @@ func ValidateEndpointSlice(e *discoveryv1.EndpointSlice) field.ErrorList {
 	endpoints := e.Endpoints
 	if len(endpoints) > maxSliceEndpoints {
 		errs = append(errs, field.TooMany(at, len(endpoints), maxSliceEndpoints))
-		endpoints = nil // so many are not looked at
+		endpoints = nil // too many endpoints are not validated
 	}
 	for i, p := range endpoints {
 		here := at.Index(i).Child("addresses")
@@ -131,7 +131,7 @@ func validateHints(h *discoveryv1.EndpointHints, at *field.Path) field.ErrorList
 	})...)
 }
 
-// validateHinted judges the zones or the nodes that an endpoint is for.
+// validateHinted validates the names of the zones or nodes in an endpoint's hints with rule.
 func validateHinted(names []string, at *field.Path, rule func(string) []string) field.ErrorList {
 	if len(names) > maxSliceHints {
 		return field.ErrorList{field.TooMany(at, len(names), maxSliceHints)}
@@ -173,12 +173,14 @@ func validateSlicePorts(ports []discoveryv1.EndpointPort, at *field.Path) field.
 			errs = append(errs, fieldrules.Supported(*p.Protocol, here.Child("protocol"), corev1.ProtocolSCTP,
 				corev1.ProtocolTCP, corev1.ProtocolUDP)...)
 		}
-		// Kubernetes accepts any number here. Whoever connects to the endpoints skips numbers that are not ports.
+		// Kubernetes accepts any number here. Clients of the endpoints skip numbers that are not
+		// ports.
 	}
 	return errs
 }
 
-// sliceAddress judges an address by the type of the slice; of an unknown type, which is refused itself, any will do.
+// sliceAddress validates an address by the address type of the slice. For an unknown type, which is
+// an error itself, any address is valid.
 func sliceAddress(t discoveryv1.AddressType, a string, at *field.Path) field.ErrorList {
 	switch t {
 	case discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6:
