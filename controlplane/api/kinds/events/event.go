@@ -18,8 +18,9 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// NewEventKind is the Event of group events.k8s.io: the same events as those of the core group, which is where they
-// are stored, under other names and with stricter rules for those who make them.
+// NewEventKind returns the api.Kind of Event in group events.k8s.io. Its objects are stored as
+// Events of the core group. It has other field names and stricter rules for new Events. coreEvents
+// is the kind of the core group.
 func NewEventKind(coreEvents *api.Kind) *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: eventsv1.SchemeGroupVersion, Kind: "Event", CreateOnUpdate: true, Plural: "events", Singular: "event", Short: []string{"ev"},
@@ -39,7 +40,8 @@ func NewEventKind(coreEvents *api.Kind) *api.Kind {
 	return k
 }
 
-// validateNewEvent wants an event that its component can be known by, and nothing of what only old clients set.
+// validateNewEvent validates a new Event. It must identify its reporter and must not set fields
+// that only old clients use.
 func validateNewEvent(e *eventsv1.Event) field.ErrorList {
 	errs := core.EventNamespace(e.Namespace, e.Regarding.Namespace, !e.EventTime.IsZero(),
 		field.NewPath("regarding", "namespace"))
@@ -87,7 +89,7 @@ func validateOldEventFields(e *eventsv1.Event) field.ErrorList {
 	return errs
 }
 
-// validateNewEventUpdate lets the series of an event grow, and nothing else of it change.
+// validateNewEventUpdate returns errors for changes of an Event other than its series.
 func validateNewEventUpdate(e, old *eventsv1.Event) field.ErrorList {
 	var errs field.ErrorList
 	for _, f := range []struct {
@@ -105,12 +107,12 @@ func validateNewEventUpdate(e, old *eventsv1.Event) field.ErrorList {
 	return errs
 }
 
-// micro is a time as precisely as it is kept.
+// micro truncates a time to the stored precision, microseconds.
 func micro(t metav1.MicroTime) metav1.MicroTime {
 	return metav1.NewMicroTime(t.Truncate(time.Microsecond).UTC())
 }
 
-// newEventFields are the selectors, asked about an event as it is stored.
+// newEventFields returns the field selectors of an Event, from its stored form of the core group.
 func newEventFields(e *corev1.Event) fields.Set {
 	o := e.InvolvedObject
 	return fields.Set{
@@ -132,7 +134,7 @@ var eventConversion = &api.Conversion{
 	To:   func(_ context.Context, o api.Object) (api.Object, error) { return coreEvent(o.(*eventsv1.Event)), nil },
 }
 
-// coreEvent is an event under its core names.
+// coreEvent converts an Event to the core group.
 func coreEvent(e *eventsv1.Event) *corev1.Event {
 	out := &corev1.Event{
 		ObjectMeta: e.ObjectMeta, InvolvedObject: e.Regarding, Related: e.Related,
