@@ -18,7 +18,7 @@ import (
 
 const defaultPrecedence = 1000
 
-// FlowSchemaKind describes the kind FlowSchema.
+// FlowSchemaKind returns the api.Kind of FlowSchema.
 func FlowSchemaKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: flowcontrolv1.SchemeGroupVersion, Kind: "FlowSchema", Plural: "flowschemas", Singular: "flowschema", ClusterScoped: true,
@@ -72,7 +72,8 @@ func FlowSchemaKind() *api.Kind {
 	return k
 }
 
-// MandatoryFlowSchema is the one value of a schema that every cluster has; nil for the others.
+// MandatoryFlowSchema returns the required spec of a FlowSchema that every cluster must have, or
+// nil for any other name.
 func MandatoryFlowSchema(name string) *flowcontrolv1.FlowSchemaSpec {
 	groups := func(names ...string) []flowcontrolv1.Subject {
 		var out []flowcontrolv1.Subject
@@ -268,7 +269,8 @@ func validateFlowVerbs(verbs []string, at *field.Path) field.ErrorList {
 	return nil
 }
 
-// notFlowURL says what is wrong with a path beside the resources; "" when nothing is. A "*" ends it or is not there.
+// notFlowURL returns the error of a non-resource URL; "" if it is valid. A "*" is allowed only at
+// the end.
 func notFlowURL(p string) string {
 	switch {
 	case p == "":

@@ -20,11 +20,11 @@ const (
 	defaultHandSize    = 8
 	defaultQueueLength = 50
 	maxQueues          = 10_000_000
-	// maxHashBits is how much of a flow's hash there is to deal a hand by.
+	// maxHashBits is the number of bits of a flow's hash that are available for shuffle sharding.
 	maxHashBits = 60
 )
 
-// PriorityLevelKind describes the kind PriorityLevel.
+// PriorityLevelKind returns the api.Kind of PriorityLevelConfiguration.
 func PriorityLevelKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: flowcontrolv1.SchemeGroupVersion, Kind: "PriorityLevelConfiguration", Plural: "prioritylevelconfigurations",
@@ -52,7 +52,7 @@ func PriorityLevelKind() *api.Kind {
 			CatchAllLevel()) {
 			errs = append(errs, field.Invalid(spec, p.Spec, fmt.Sprintf("spec of '%s' must equal the fixed value", p.Name)))
 		}
-		// Of the level that is exempt, what it lends may be changed.
+		// Of the exempt level, the lendable shares may be changed.
 		fixed := p.Spec.Type == flowcontrolv1.PriorityLevelEnablementExempt && p.Spec.Limited == nil
 		if p.Name == flowcontrolv1.PriorityLevelConfigurationNameExempt && !fixed {
 			errs = append(errs, field.Invalid(spec, p.Spec,
@@ -98,7 +98,7 @@ func defaultPriorityLevel(p *flowcontrolv1.PriorityLevelConfiguration) {
 	}
 }
 
-// CatchAllLevel is the one value of the level that every cluster has for what no other is for.
+// CatchAllLevel returns the required spec of the priority level catch-all, which every cluster has.
 func CatchAllLevel() flowcontrolv1.PriorityLevelConfigurationSpec {
 	shares, lend := int32(5), int32(0)
 	return flowcontrolv1.PriorityLevelConfigurationSpec{
@@ -137,7 +137,8 @@ func validatePriorityLevel(name string, s *flowcontrolv1.PriorityLevelConfigurat
 	return errs
 }
 
-// validateShares judges what a level has of the server, and what it lends to others.
+// validateShares validates the concurrency shares of a priority level and the percentage that it
+// lends.
 func validateShares(shares, lendable *int32, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if fieldrules.Deref(shares) < 0 {
@@ -173,7 +174,8 @@ func validateLimited(l *flowcontrolv1.LimitedPriorityLevelConfiguration, at *fie
 	return errs
 }
 
-// validateQueuing: a flow's queues are dealt to it by its hash, which must have bits enough for the hand.
+// validateQueuing validates the queues of a level. Shuffle sharding selects a flow's queues by its
+// hash, so the hash must have enough bits for the hand size.
 func validateQueuing(q *flowcontrolv1.QueuingConfiguration, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	wrong := func(name string, v int32, why string) { errs = append(errs, field.Invalid(at.Child(name), v, why)) }
