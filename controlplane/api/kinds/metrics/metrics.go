@@ -1,4 +1,5 @@
-// Package metrics describes the kinds of the API group metrics.k8s.io. Objects of these kinds are not stored.
+// Package metrics describes the kinds of the API group metrics.k8s.io. Objects of these kinds are
+// not stored.
 package metrics
 
 import (
@@ -14,9 +15,10 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/builder"
 )
 
-// nodeMetricsKind and podMetricsKind are made of what agents said last, when somebody asks.
+// The objects of NodeMetrics and PodMetrics are computed on each request, from the latest reports
+// of agents.
 
-// NodeMetricsKind describes the kind NodeMetrics.
+// NodeMetricsKind returns the api.Kind of NodeMetrics.
 func NodeMetricsKind() *api.Kind {
 	k := builder.NewVirtual[metricsv1beta1.NodeMetrics](builder.Names{
 		GroupVersion: metricsv1beta1.SchemeGroupVersion, Kind: "NodeMetrics", Plural: "nodes", Singular: "node", ClusterScoped: true})
@@ -28,7 +30,7 @@ func NodeMetricsKind() *api.Kind {
 	return k
 }
 
-// PodMetricsKind describes the kind PodMetrics.
+// PodMetricsKind returns the api.Kind of PodMetrics.
 func PodMetricsKind() *api.Kind {
 	k := builder.NewVirtual[metricsv1beta1.PodMetrics](builder.Names{
 		GroupVersion: metricsv1beta1.SchemeGroupVersion, Kind: "PodMetrics", Plural: "pods", Singular: "pod"})
@@ -44,7 +46,8 @@ func PodMetricsKind() *api.Kind {
 	return k
 }
 
-// told makes a virtual kind one that is read, with the columns of metrics.
+// told makes a virtual kind readable: it sets the verbs get and list, the list type and the columns
+// of metrics.
 func told[T, L any, P api.PtrTo[T], PL api.ListOf[L]](k *api.Kind, items func(*L) *[]T) {
 	k.Verbs = []string{string(api.VerbGet), string(api.VerbList)}
 	k.NewList = func() runtime.Object { return PL(new(L)) }
@@ -59,7 +62,7 @@ func formed(name, format string) metav1.TableColumnDefinition {
 	return c
 }
 
-// used is a row of metrics: the sum of all, processors in thousandths.
+// used returns the table row of metrics: the sums of CPU, in millicores, and of memory.
 func used(name string, window time.Duration, of ...corev1.ResourceList) []any {
 	var cpu, memory resource.Quantity
 	for _, one := range of {
