@@ -17,10 +17,10 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// IngressClassAnnotation named the class before there was a field for it.
+// IngressClassAnnotation is the annotation that preceded the field spec.ingressClassName.
 const IngressClassAnnotation = "kubernetes.io/ingress.class"
 
-// IngressKind describes the kind Ingress.
+// IngressKind returns the api.Kind of Ingress.
 func IngressKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: networkingv1.SchemeGroupVersion, Kind: "Ingress", Plural: "ingresses", Singular: "ingress",
@@ -68,7 +68,8 @@ func IngressKind() *api.Kind {
 	return k
 }
 
-// shownHosts is how many hosts of an Ingress a row lists before it counts the rest.
+// shownHosts is the maximum number of hosts that a row lists before it shows the number of the
+// others.
 const shownHosts = 3
 
 func ingressHosts(rules []networkingv1.IngressRule) string {
@@ -221,7 +222,8 @@ func validateIngressBackend(b *networkingv1.IngressBackend, at *field.Path) fiel
 	return errs
 }
 
-// validateTypedReference judges a reference to an object of some kind in the referrer's own namespace.
+// validateTypedReference validates a reference to an object of any kind in the referrer's own
+// namespace.
 func validateTypedReference(group *string, kind, name string, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if group != nil {
@@ -231,7 +233,8 @@ func validateTypedReference(group *string, kind, name string, at *field.Path) fi
 	return append(errs, fieldrules.RequiredPathSegment(name, at.Child("name"))...)
 }
 
-// validateIngressStatus lets addresses be that were reported before.
+// validateIngressStatus validates reported addresses. Addresses in a legacy format are allowed if
+// old has them already.
 func validateIngressStatus(list, old []networkingv1.IngressLoadBalancerIngress) field.ErrorList {
 	var known []string
 	for _, in := range old {
@@ -253,5 +256,6 @@ func validateIngressStatus(list, old []networkingv1.IngressLoadBalancerIngress) 
 	return errs
 }
 
-// isIP: also an address with zeros in front, which some read as decimal numbers.
+// isIP reports whether s is an IP address, including addresses with leading zeros, which some
+// parsers read as decimal.
 func isIP(s string) bool { return len(validation.IsValidIPForLegacyField(nil, s, false, nil)) == 0 }

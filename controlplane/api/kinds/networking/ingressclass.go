@@ -12,10 +12,10 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// maxIngressController is the longest name of an Ingress controller, in bytes.
+// maxIngressController is the maximum length of a controller's name, in bytes.
 const maxIngressController = 250
 
-// IngressClassKind describes the kind IngressClass.
+// IngressClassKind returns the api.Kind of IngressClass.
 func IngressClassKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: networkingv1.SchemeGroupVersion, Kind: "IngressClass", Plural: "ingressclasses", Singular: "ingressclass", ClusterScoped: true,

@@ -17,10 +17,11 @@ import (
 // IPAllocator is the label value that marks the IPAddresses of Services.
 const IPAllocator = "ipallocator.k8s.io"
 
-// DefaultServiceCIDR is the name of the ServiceCIDR that stands for the range which the cluster was made with.
+// DefaultServiceCIDR is the name of the ServiceCIDR for the range with which the cluster was
+// created.
 const DefaultServiceCIDR = "kubernetes"
 
-// ClusterAddresses are the addresses that a Service has in the cluster, in their canonical form.
+// ClusterAddresses returns the cluster IPs of a Service in canonical form.
 func ClusterAddresses(s *corev1.Service) []string {
 	var out []string
 	for _, r := range core.ServiceReservations(s) {
@@ -34,7 +35,7 @@ func ClusterAddresses(s *corev1.Service) []string {
 	return out
 }
 
-// AddressOf is the IPAddress that says that a Service has an address.
+// AddressOf returns the IPAddress that records that a Service has an address.
 func AddressOf(s *corev1.Service, address string) *networkingv1.IPAddress {
 	family := corev1.IPv4Protocol
 	if a, err := netip.ParseAddr(address); err == nil && a.Is6() {
@@ -50,17 +51,18 @@ func AddressOf(s *corev1.Service, address string) *networkingv1.IPAddress {
 	}
 }
 
-// IsAddressOf says whether an IPAddress is that of a Service.
+// IsAddressOf reports whether an IPAddress belongs to a Service.
 func IsAddressOf(a *networkingv1.IPAddress, s *corev1.Service) bool {
 	ref := a.Spec.ParentRef
 	return ref != nil && ref.Group == "" && ref.Resource == "services" && ref.Namespace == s.Namespace && ref.Name == s.Name
 }
 
-// ServiceCompanions are the IPAddresses that go with a Service.
+// ServiceCompanions returns the IPAddresses to be removed in the same commit as a Service. made
+// reports whether the Service is created and not removed; then the result is empty.
 func ServiceCompanions(obj api.Object, made bool, _ time.Time) []api.Companion {
 	svc, ok := obj.(*corev1.Service)
 	if !ok || made {
-		return nil // admission makes them, which may refuse
+		return nil // admission creates them, because that can fail
 	}
 	var out []api.Companion
 	for _, address := range ClusterAddresses(svc) {
@@ -74,8 +76,8 @@ func ServiceCompanions(obj api.Object, made bool, _ time.Time) []api.Companion {
 	return out
 }
 
-// ServiceRanges are the ranges of a ServiceCIDR from which Services get addresses now: none until it is ready, and none
-// once it is to go.
+// ServiceRanges returns the ranges of a ServiceCIDR from which addresses can be allocated. It
+// returns no ranges if the ServiceCIDR is not ready or is being deleted.
 func ServiceRanges(c *networkingv1.ServiceCIDR) []netip.Prefix {
 	if c.DeletionTimestamp != nil || !meta.IsStatusConditionTrue(c.Status.Conditions, networkingv1.ServiceCIDRConditionReady) {
 		return nil
@@ -83,7 +85,7 @@ func ServiceRanges(c *networkingv1.ServiceCIDR) []netip.Prefix {
 	return RangesOf(c)
 }
 
-// RangesOf are the ranges that a ServiceCIDR names.
+// RangesOf returns the ranges in the spec of a ServiceCIDR.
 func RangesOf(c *networkingv1.ServiceCIDR) []netip.Prefix {
 	var out []netip.Prefix
 	for _, text := range c.Spec.CIDRs {
@@ -94,7 +96,7 @@ func RangesOf(c *networkingv1.ServiceCIDR) []netip.Prefix {
 	return out
 }
 
-// InRanges says whether an address is in one of the ranges.
+// InRanges reports whether an address is in one of the ranges.
 func InRanges(a netip.Addr, ranges []netip.Prefix) bool {
 	return slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Contains(a) })
 }

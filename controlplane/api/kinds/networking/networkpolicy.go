@@ -16,7 +16,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// NetworkPolicyKind describes the kind NetworkPolicy.
+// NetworkPolicyKind returns the api.Kind of NetworkPolicy.
 func NetworkPolicyKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: networkingv1.SchemeGroupVersion, Kind: "NetworkPolicy", Plural: "networkpolicies", Singular: "networkpolicy",
@@ -34,7 +34,8 @@ func NetworkPolicyKind() *api.Kind {
 	return k
 }
 
-// defaultNetworkPolicy: ports are those of TCP, and a policy is about ingress, and about egress if it has rules of it.
+// defaultNetworkPolicy sets the defaults: ports are TCP ports, and the policy type is Ingress, and
+// also Egress if there are egress rules.
 func defaultNetworkPolicy(p *networkingv1.NetworkPolicy) {
 	ports := func(list []networkingv1.NetworkPolicyPort) {
 		for i := range list {

@@ -18,7 +18,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// ServiceCIDRKind describes the kind ServiceCIDR.
+// ServiceCIDRKind returns the api.Kind of ServiceCIDR.
 func ServiceCIDRKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: networkingv1.SchemeGroupVersion, Kind: "ServiceCIDR", Plural: "servicecidrs", Singular: "servicecidr", ClusterScoped: true,
@@ -74,7 +74,8 @@ func validateServiceCIDRs(cidrs []string, at *field.Path) field.ErrorList {
 	return errs
 }
 
-// validateServiceCIDRUpdate lets a range of the other family be added, and nothing else.
+// validateServiceCIDRUpdate returns an error for any change other than adding a range of the other
+// IP family.
 func validateServiceCIDRUpdate(cidrs, old []string, at *field.Path) field.ErrorList {
 	if len(cidrs) != len(old) && (len(old) != 1 || len(cidrs) != 2) {
 		return field.ErrorList{field.Invalid(at, cidrs, apivalidation.FieldImmutableErrorMsg)}
@@ -88,7 +89,7 @@ func validateServiceCIDRUpdate(cidrs, old []string, at *field.Path) field.ErrorL
 	return errs
 }
 
-// IPAddressKind describes the kind IPAddress.
+// IPAddressKind returns the api.Kind of IPAddress.
 func IPAddressKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: networkingv1.SchemeGroupVersion, Kind: "IPAddress", Plural: "ipaddresses", Singular: "ipaddress",
@@ -120,7 +121,7 @@ func IPAddressKind() *api.Kind {
 			"spec.parentRef.namespace": ref.Namespace, "spec.parentRef.name": ref.Name}
 	})
 	k.Columns = builder.Columns(builder.NameColumn,
-		builder.StringColumn("ParentRef")) // Kubernetes shows no age of them
+		builder.StringColumn("ParentRef")) // Kubernetes shows no age here
 	k.Row = builder.Row(func(a *networkingv1.IPAddress, _ time.Time) []any {
 		parent := builder.None
 		if ref := a.Spec.ParentRef; ref != nil {
@@ -135,7 +136,7 @@ func IPAddressKind() *api.Kind {
 	return k
 }
 
-// ipName is the rule of objects that are named after an address, in its one canonical form.
+// ipName is the name rule of objects with an IP address as name: it must be in canonical form.
 func ipName(name string, _ bool) []string {
 	var out []string
 	for _, e := range validation.IsValidIP(nil, name) {
