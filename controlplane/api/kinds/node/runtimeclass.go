@@ -16,7 +16,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// RuntimeClassKind describes the kind RuntimeClass.
+// RuntimeClassKind returns the api.Kind of RuntimeClass.
 func RuntimeClassKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: nodev1.SchemeGroupVersion, Kind: "RuntimeClass", Conditional: true, CreateOnUpdate: true, Plural: "runtimeclasses", Singular: "runtimeclass", ClusterScoped: true,
@@ -39,7 +39,8 @@ func RuntimeClassKind() *api.Kind {
 	return k
 }
 
-// validateRuntimeClass judges what a class adds to its pods: resources, and where they run.
+// validateRuntimeClass validates the resources and the scheduling constraints that a class adds to
+// its pods.
 func validateRuntimeClass(c *nodev1.RuntimeClass) field.ErrorList {
 	var errs field.ErrorList
 	if c.Overhead != nil {
