@@ -20,12 +20,12 @@ type PodScale struct {
 	Replicas   int
 }
 
-// ExpectedPods returns how many pods a budget counts on, given the pods that it selects. A budget whose
-// minAvailable is a number counts the pods themselves. Every other budget counts what the controllers of the
-// pods request; unmanaged are the names of the pods without a controller, which such a budget does not
-// count.
+// ExpectedPods returns how many pods a budget counts on, given the pods that it selects. A budget
+// with a number as minAvailable counts the pods themselves. Every other budget counts the replicas
+// that the pods' controllers request; unmanaged are the names of the pods without a controller,
+// which such a budget does not count.
 //
-// scale returns what a controller of a pod requests, or nil if the controller does not exist.
+// scale returns the scale of a pod's controller, or nil if the controller does not exist.
 func ExpectedPods(b *policyv1.PodDisruptionBudget, pods []*corev1.Pod,
 	scale func(namespace string, controller *metav1.OwnerReference) (*PodScale, error)) (
 	expected int, unmanaged []string, err error) {
@@ -61,8 +61,8 @@ func ExpectedPods(b *policyv1.PodDisruptionBudget, pods []*corev1.Pod,
 	return expected, unmanaged, nil
 }
 
-// ScaleKind returns the kind of a pod's controller, in the version that the reference names. It fails if the
-// kind is not served or has no subresource scale.
+// ScaleKind returns the kind of a pod's controller, in the version that the reference names. It
+// fails if the kind is not served or has no subresource scale.
 func ScaleKind(table *api.Kinds, controller *metav1.OwnerReference) (*api.Kind, error) {
 	gv, err := schema.ParseGroupVersion(controller.APIVersion)
 	if err != nil {

@@ -1,4 +1,5 @@
-// Package policy describes the kinds of the API group policy, and computes the pods that a PodDisruptionBudget requires.
+// Package policy describes the kinds of the API group policy, and computes the pods that a
+// PodDisruptionBudget requires.
 package policy
 
 import (
@@ -14,7 +15,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// PodDisruptionBudgetKind describes the kind PodDisruptionBudget.
+// PodDisruptionBudgetKind returns the api.Kind of PodDisruptionBudget.
 func PodDisruptionBudgetKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: policyv1.SchemeGroupVersion, Kind: "PodDisruptionBudget", Conditional: true, Plural: "poddisruptionbudgets",
@@ -70,7 +71,7 @@ func PodDisruptionBudgetKind() *api.Kind {
 	return k
 }
 
-// validateBound judges a number or a share of a budget's pods; nil is none.
+// validateBound validates minAvailable or maxUnavailable: a number or a percentage. nil is valid.
 func validateBound(v *intstr.IntOrString, at *field.Path) field.ErrorList {
 	if v == nil {
 		return nil
