@@ -21,7 +21,7 @@ func deviceKey(driver, pool, device, share string) string {
 	return key
 }
 
-// allocatedDevices are the keys of the devices that a claim has.
+// allocatedDevices returns the keys of the devices that are allocated to a claim.
 func allocatedDevices(s *resourcev1.ResourceClaimStatus) map[string]bool {
 	out := map[string]bool{}
 	if s.Allocation != nil {
@@ -36,8 +36,8 @@ func statusKey(d resourcev1.AllocatedDeviceStatus) string {
 	return deviceKey(d.Driver, d.Pool, d.Device, fieldrules.Deref(d.ShareID))
 }
 
-// dropDeallocated takes away what drivers told of devices that a claim has no longer: who deallocates it need not know
-// of that.
+// dropDeallocated removes the driver-reported status of devices that are no longer allocated. So a
+// client that deallocates a claim need not remove it.
 func dropDeallocated(s, old *resourcev1.ResourceClaimStatus) {
 	now, was := allocatedDevices(s), allocatedDevices(old)
 	s.Devices = slices.DeleteFunc(s.Devices, func(d resourcev1.AllocatedDeviceStatus) bool {
@@ -48,7 +48,8 @@ func dropDeallocated(s, old *resourcev1.ResourceClaimStatus) {
 	}
 }
 
-// ValidateClaimStatus judges which devices a claim has, who may use them, and what their drivers tell of them.
+// ValidateClaimStatus validates the allocated devices of a claim, its reserved consumers, and the
+// device status that drivers report. was is the stored claim.
 func ValidateClaimStatus(obj, was *resourcev1.ResourceClaim, at *field.Path) field.ErrorList {
 	s, old := &obj.Status, &was.Status
 	errs := fieldrules.Items(s.ReservedFor, resourcev1.ResourceClaimReservedForMaxSize, at.Child("reservedFor"),
@@ -151,7 +152,7 @@ func validateDeviceStatus(d *resourcev1.AllocatedDeviceStatus, allocated map[str
 		func(ip string, at *field.Path) field.ErrorList { return validation.IsValidInterfaceAddress(at, ip) })...)
 }
 
-// shareID judges the UUID of a share of a device.
+// shareID validates the UUID of a share of a device.
 func shareID(id string, at *field.Path) field.ErrorList {
 	right := len(id) == 36
 	for i, c := range []byte(id) {

@@ -14,7 +14,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// semanticVersion is a version by semver.org, 2.0.0.
+// semanticVersion matches a version of Semantic Versioning 2.0.0.
 var semanticVersion = regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)` +
 	`(-(0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*)(\.(0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*))*)?(\+[0-9a-zA-Z-]+(\.[0-9a-zA-Z-]+)*)?$`)
 
@@ -68,10 +68,10 @@ func validateAttribute(a *resourcev1.DeviceAttribute, at *field.Path) field.Erro
 	return errs
 }
 
-// maxPolicyValues is how many values a policy may list.
+// maxPolicyValues is the maximum number of valid values in a request policy.
 const maxPolicyValues = 10
 
-// validateRequestPolicy judges which shares of a device's capacity may be asked for.
+// validateRequestPolicy validates the policy for requests of a device's capacity.
 func validateRequestPolicy(capacity resource.Quantity, p *resourcev1.CapacityRequestPolicy, at *field.Path) field.ErrorList {
 	switch {
 	case len(p.ValidValues) > 0 && p.ValidRange != nil:
@@ -173,7 +173,7 @@ func validatePolicyRange(capacity, preset resource.Quantity, r *resourcev1.Capac
 	return errs
 }
 
-// validateNodeResources judges what of the node's own resources a device takes along.
+// validateNodeResources validates the node's own resources that a device uses in addition.
 func validateNodeResources(d *resourcev1.Device, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for _, name := range fieldrules.SortedKeys(d.NodeAllocatableResources) {

@@ -1,4 +1,5 @@
-// Package resource describes the kinds of the API group resource.k8s.io (dynamic resource allocation).
+// Package resource describes the kinds of the API group resource.k8s.io (dynamic resource
+// allocation).
 package resource
 
 import (
@@ -16,7 +17,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// ResourceClaimKind describes the kind ResourceClaim.
+// ResourceClaimKind returns the api.Kind of ResourceClaim.
 func ResourceClaimKind(o *expressions.Options) *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: resourcev1.SchemeGroupVersion, Kind: "ResourceClaim", Plural: "resourceclaims", Singular: "resourceclaim",
@@ -43,7 +44,7 @@ func ResourceClaimKind(o *expressions.Options) *api.Kind {
 		})
 	builder.KeepMetadataOnStatus(k)
 	builder.PrepareCreate(k, func(c *resourcev1.ResourceClaim) { c.Generation = 0 })
-	// What is asked for never changes, so that it is judged once.
+	// The spec is immutable, so only its creation is validated.
 	k.ValidateCreate = builder.CreateValidation(func(c *resourcev1.ResourceClaim) field.ErrorList {
 		return validateClaim(&c.Spec, field.NewPath("spec", "devices"), o)
 	})
@@ -83,7 +84,7 @@ func ClaimState(c *resourcev1.ResourceClaim) string {
 	return strings.Join(states, ",")
 }
 
-// ResourceClaimTemplateKind describes the kind ResourceClaimTemplate.
+// ResourceClaimTemplateKind returns the api.Kind of ResourceClaimTemplate.
 func ResourceClaimTemplateKind(o *expressions.Options) *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: resourcev1.SchemeGroupVersion, Kind: "ResourceClaimTemplate", Plural: "resourceclaimtemplates", Singular: "resourceclaimtemplate",
@@ -100,7 +101,7 @@ func ResourceClaimTemplateKind(o *expressions.Options) *api.Kind {
 	return k
 }
 
-// DeviceClassKind describes the kind DeviceClass.
+// DeviceClassKind returns the api.Kind of DeviceClass.
 func DeviceClassKind(o *expressions.Options) *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: resourcev1.SchemeGroupVersion, Kind: "DeviceClass", Plural: "deviceclasses", Singular: "deviceclass", ClusterScoped: true, Rule: builder.DNSSubdomain,
@@ -113,7 +114,7 @@ func DeviceClassKind(o *expressions.Options) *api.Kind {
 	return k
 }
 
-// ResourceSliceKind describes the kind ResourceSlice.
+// ResourceSliceKind returns the api.Kind of ResourceSlice.
 func ResourceSliceKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: resourcev1.SchemeGroupVersion, Kind: "ResourceSlice", Plural: "resourceslices", Singular: "resourceslice", ClusterScoped: true,
@@ -142,7 +143,8 @@ func ResourceSliceKind() *api.Kind {
 	return k
 }
 
-// defaultDevices: a request is for one device, and what tolerates a taint tolerates its value.
+// defaultDevices sets the defaults: a request is for exactly one device, and a toleration has the
+// operator Equal.
 func defaultDevices(s *resourcev1.ResourceClaimSpec) {
 	one := func(mode *resourcev1.DeviceAllocationMode, count *int64) {
 		builder.SetDefault(mode, resourcev1.DeviceAllocationModeExactCount)

@@ -14,7 +14,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// requestNames are the requests of a claim, each with its alternatives.
+// requestNames maps each request of a claim to its alternatives.
 type requestNames map[string][]string
 
 func namesOfRequests(c *resourcev1.DeviceClaim) requestNames {
@@ -28,18 +28,19 @@ func namesOfRequests(c *resourcev1.DeviceClaim) requestNames {
 	return out
 }
 
-// has says whether "request" or "request/alternative" is there.
+// has reports whether a name, as "request" or "request/alternative", exists.
 func (n requestNames) has(name string) bool {
 	request, sub, alternative := strings.Cut(name, "/")
 	subs, ok := n[request]
 	return ok && (!alternative || slices.Contains(subs, sub))
 }
 
-// claimCheck goes through a claim.
+// claimCheck is the state of the validation of one claim.
 type claimCheck struct {
 	names requestNames
 	texts expressions.Collector
-	// constrained are the attributes that constraints are about, by the request that they are about; "" = all.
+	// constrained maps requests to the attributes that constraints on them use; the key "" is for
+	// constraints on all requests.
 	constrained map[string][]string
 }
 
@@ -95,7 +96,7 @@ func (c *claimCheck) request(r resourcev1.DeviceRequest, at *field.Path) field.E
 	return errs
 }
 
-// wantedDevice is what a request and each of its alternatives say of the devices that they want.
+// wantedDevice has the common fields of a request and of its alternatives.
 type wantedDevice struct {
 	request     string
 	class       string
@@ -138,7 +139,7 @@ func (c *claimCheck) wanted(w wantedDevice, at *field.Path) field.ErrorList {
 		nil, validateDeviceToleration)...)
 }
 
-// derived judges an attribute that is made of others: a constraint on the request must use it.
+// derived validates a derived attribute. A constraint on the request must use it.
 func (c *claimCheck) derived(d resourcev1.DeviceDerivedAttribute, request string, at *field.Path) field.ErrorList {
 	name := at.Child("name")
 	if d.Name == "" {
@@ -179,7 +180,7 @@ func deviceExpression(text string, use expressions.Use, at *field.Path, texts *e
 	return nil
 }
 
-// reference judges the name of a request, or of one of its alternatives, of the same claim.
+// reference validates the name of a request of the same claim, or of one of its alternatives.
 func (c *claimCheck) reference(name string, at *field.Path) field.ErrorList {
 	return c.names.reference(name, at)
 }

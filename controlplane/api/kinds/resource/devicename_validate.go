@@ -13,7 +13,8 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// qualified judges the name of an attribute or a capacity: an identifier, or one in a driver's domain.
+// qualified validates the name of an attribute or a capacity: an identifier, optionally with a
+// driver's domain.
 func qualified(name resourcev1.QualifiedName, at *field.Path) field.ErrorList {
 	domain, id, ok := strings.Cut(string(name), "/")
 	switch {
@@ -75,7 +76,7 @@ func validateDeviceConfig(c *resourcev1.DeviceConfiguration, at *field.Path) fie
 	return append(errs, rawObject(c.Opaque.Parameters, resourcev1.OpaqueParametersMaxLength, at.Child("opaque", "parameters"))...)
 }
 
-// rawObject judges what only a driver understands: it is a JSON object, and not too long a one.
+// rawObject validates opaque driver data: it must be a JSON object of at most limit bytes.
 func rawObject(e runtime.RawExtension, limit int, at *field.Path) field.ErrorList {
 	if len(e.Raw) == 0 {
 		return field.ErrorList{field.Required(at, "")}
@@ -96,7 +97,8 @@ func rawObject(e runtime.RawExtension, limit int, at *field.Path) field.ErrorLis
 	return field.ErrorList{field.Invalid(at, fieldrules.OmittedValue, "must be a valid JSON object")}
 }
 
-// bindingConditions judges what a device waits for before a pod is bound, and what ends the wait.
+// bindingConditions validates the conditions that a device waits for before a pod is bound (wait),
+// and the conditions that end the wait with a failure (fail).
 func bindingConditions(wait, fail []string, at *field.Path) field.ErrorList {
 	waits, fails := at.Child("bindingConditions"), at.Child("bindingFailureConditions")
 	label := func(name string, at *field.Path) field.ErrorList {

@@ -8,8 +8,8 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// TimeDeviceTaints fills in when the taints of devices were added; old may be nil. One that the device had already keeps
-// its time: drivers replace their slices without it.
+// TimeDeviceTaints sets the time at which the taints of devices were added; old may be nil. A taint
+// that the device already had keeps its time, because drivers replace their slices without it.
 func TimeDeviceTaints(s, old *resourcev1.ResourceSlice, now metav1.Time) {
 	type place struct{ device, key, value, effect string }
 	at := func(device string, t *resourcev1.DeviceTaint) place {
@@ -37,8 +37,9 @@ func TimeDeviceTaints(s, old *resourcev1.ResourceSlice, now metav1.Time) {
 	})
 }
 
-// DeviceAdminAccess is where an object first asks for administrative access to devices, or gives it; nil where it does
-// not. old is nil for a new one. What was granted before stays, and what is asked for never changes.
+// DeviceAdminAccess returns the path where an object first requests or grants administrative access
+// to devices, or nil if it does not. old is nil on create. Access that old has already is not
+// returned.
 func DeviceAdminAccess(obj, old api.Object) *field.Path {
 	switch o := obj.(type) {
 	case *resourcev1.ResourceClaim:

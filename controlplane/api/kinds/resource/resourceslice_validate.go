@@ -15,14 +15,15 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// nodes is where devices can be reached: one of its ways, never two.
+// nodes selects the nodes that can access devices. Exactly one field may be set.
 type nodes struct {
 	name     *string
 	selector *corev1.NodeSelector
 	all      *bool
 }
 
-// judge returns what is wrong, and the ways that are taken.
+// judge validates the fields that are set, and returns errors and the names of the set fields.
+// empty is the error for an empty node name.
 func (n nodes) judge(at *field.Path, empty string) (field.ErrorList, []string) {
 	var errs field.ErrorList
 	var ways []string
@@ -96,7 +97,8 @@ func validateSlice(s *resourcev1.ResourceSliceSpec, spec *field.Path) field.Erro
 	return append(errs, skippedOperations(s.SkipNodeOperations, spec.Child("skipNodeOperations"))...)
 }
 
-// maxDevices is how many devices a slice may have: fewer where each is larger.
+// maxDevices returns the maximum number of devices in a slice, which is lower if any of them uses
+// advanced features.
 func maxDevices(list []resourcev1.Device) int {
 	for _, d := range list {
 		large := len(d.Taints) > 0 || len(d.ConsumesCounters) > 0
@@ -173,7 +175,8 @@ func validateDevice(d *resourcev1.Device, perDevice bool, at *field.Path) field.
 	return append(errs, validateNodeResources(d, at.Child("nodeAllocatableResources"))...)
 }
 
-// validateDeviceNodes: where a device is, is said by the device or by its slice.
+// validateDeviceNodes validates a device's node selection. It is required if perDevice is set;
+// otherwise the slice selects the nodes and the device may not.
 func validateDeviceNodes(d *resourcev1.Device, perDevice bool, at *field.Path) field.ErrorList {
 	n := nodes{d.NodeName, d.NodeSelector, d.AllNodes}
 	if !perDevice {
@@ -204,7 +207,8 @@ func validateDeviceTaint(t resourcev1.DeviceTaint, at *field.Path) field.ErrorLi
 	return append(errs, fieldrules.Supported(t.Effect, at.Child("effect"), deviceEffects...)...)
 }
 
-// validatePartitionType: the devices that consume counters have the attribute that says of which type they are.
+// validatePartitionType checks that all devices that consume counters have the attribute that
+// specifies their partition type.
 func validatePartitionType(s *resourcev1.ResourceSliceSpec, spec *field.Path) field.ErrorList {
 	name, at := string(*s.PartitionTypeAttribute), spec.Child("partitionTypeAttribute")
 	if errs := fullyQualified(*s.PartitionTypeAttribute, at); len(errs) > 0 {
