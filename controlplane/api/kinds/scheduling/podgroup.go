@@ -17,14 +17,15 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// Groups of pods that are scheduled together, and Workloads, which controllers make groups of. What Kubernetes has behind
-// the features CompositePodGroup, TopologyAwareWorkloadScheduling, DRAWorkloadResourceClaims and PodGroupPreemptionPolicy
-// is dropped by the table of answers, as Kubernetes does without them; so nothing of it is judged here.
+// PodGroup (pods that are scheduled together) and Workload (from which controllers create
+// PodGroups). Fields of the feature gates CompositePodGroup, TopologyAwareWorkloadScheduling,
+// DRAWorkloadResourceClaims and PodGroupPreemptionPolicy are dropped by package fields, as in
+// Kubernetes without these gates. So they are not validated here.
 
-// PodGroupProtection is the finalizer of a PodGroup that waits for its pods to end.
+// PodGroupProtection is the finalizer that keeps a PodGroup until its pods have ended.
 const PodGroupProtection = "scheduling.k8s.io/podgroup-protection"
 
-// WorkloadKind describes the kind Workload.
+// WorkloadKind returns the api.Kind of Workload.
 func WorkloadKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: schedulingv1beta1.SchemeGroupVersion, Kind: "Workload", Plural: "workloads", Singular: "workload",
@@ -43,7 +44,7 @@ func WorkloadKind() *api.Kind {
 	return k
 }
 
-// PodGroupKind describes the kind PodGroup.
+// PodGroupKind returns the api.Kind of PodGroup.
 func PodGroupKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: schedulingv1beta1.SchemeGroupVersion, Kind: "PodGroup", Plural: "podgroups", Singular: "podgroup",
@@ -76,7 +77,7 @@ func PodGroupKind() *api.Kind {
 	keepSpec := status.PrepareUpdate
 	status.PrepareUpdate = func(obj, old api.Object) {
 		keepSpec(obj, old)
-		// Kubernetes takes them out where groups may not claim devices.
+		// Kubernetes clears the field where groups may not claim devices.
 		obj.(*schedulingv1beta1.PodGroup).Status.ResourceClaimStatuses = nil
 	}
 	builder.AddStatusValidation(k, func(obj, _ *schedulingv1beta1.PodGroup) field.ErrorList {
@@ -85,7 +86,8 @@ func PodGroupKind() *api.Kind {
 	return k
 }
 
-// unchanged refuses a change of an immutable field in the words of declared rules.
+// unchanged returns an error if an immutable field has changed, with the text of Kubernetes'
+// declarative validation.
 func unchanged(obj, old any, at *field.Path) field.ErrorList {
 	if fieldrules.SemanticEqual(obj, old) {
 		return nil
@@ -93,7 +95,7 @@ func unchanged(obj, old any, at *field.Path) field.ErrorList {
 	return field.ErrorList{field.Invalid(at, nil, "field is immutable")}
 }
 
-// The formats of names, of which an empty one is Required.
+// format is the format of a name. An empty name is Required.
 type format func(context.Context, operation.Operation, *field.Path, *string, *string) field.ErrorList
 
 func required(v string, at *field.Path, rule format) field.ErrorList {
@@ -146,7 +148,7 @@ func validateGroupTemplates(list []schedulingv1beta1.PodGroupTemplate, at *field
 	return errs
 }
 
-// validateGroupTerms judges what a PodGroup and a template of one have in common.
+// validateGroupTerms validates the common fields of a PodGroup and of a template of PodGroups.
 func validateGroupTerms(t *schedulingv1beta1.PodGroupTemplate, at *field.Path) field.ErrorList {
 	policy := at.Child("schedulingPolicy")
 	errs := oneMember(policy, member{"basic", t.SchedulingPolicy.Basic != nil}, member{"gang", t.SchedulingPolicy.Gang != nil})
@@ -165,7 +167,7 @@ func validateGroupTerms(t *schedulingv1beta1.PodGroupTemplate, at *field.Path) f
 	return errs
 }
 
-// member is one of a union's, and whether it is set.
+// member is a member of a union, and whether it is set.
 type member struct {
 	name string
 	set  bool
@@ -196,7 +198,8 @@ func oneMember(at *field.Path, members ...member) field.ErrorList {
 	return field.ErrorList{field.Invalid(at, fmt.Sprintf("{%s}", set), "must specify exactly one of: "+all)}
 }
 
-// validateGroupTemplatesUpdate lets templates change in what of them may; none comes or goes.
+// validateGroupTemplatesUpdate validates the mutable fields of templates, and returns errors for
+// other changes. Templates may not be added or removed.
 func validateGroupTemplatesUpdate(list, old []schedulingv1beta1.PodGroupTemplate, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	find := func(in []schedulingv1beta1.PodGroupTemplate, name string) *schedulingv1beta1.PodGroupTemplate {
@@ -224,7 +227,8 @@ func validateGroupTemplatesUpdate(list, old []schedulingv1beta1.PodGroupTemplate
 	return errs
 }
 
-// validatePolicyUpdate keeps the policy: of a gang's, the number may change.
+// validatePolicyUpdate returns an error if the policy's type has changed. The minCount of a gang
+// may change.
 func validatePolicyUpdate(now, was *schedulingv1beta1.PodGroupSchedulingPolicy, at *field.Path) field.ErrorList {
 	errs := unchanged(now.Basic, was.Basic, at.Child("basic"))
 	return append(errs, validate.UpdatePointer(context.Background(), operation.Operation{Type: operation.Update}, at.Child("gang"),

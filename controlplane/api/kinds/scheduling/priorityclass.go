@@ -15,18 +15,18 @@ import (
 )
 
 const (
-	// MaxUserPriority is the highest value of a priority class that users make.
+	// MaxUserPriority is the highest value of a user-defined priority class.
 	MaxUserPriority = int32(1000000000)
 	systemPrefix    = "system-"
 )
 
-// SystemPriorities are the classes that every cluster has.
+// SystemPriorities are the values of the priority classes that every cluster has.
 var SystemPriorities = map[string]int32{
 	"system-cluster-critical": 2 * MaxUserPriority,
 	"system-node-critical":    2*MaxUserPriority + 1000,
 }
 
-// PriorityClassKind describes the kind PriorityClass.
+// PriorityClassKind returns the api.Kind of PriorityClass.
 func PriorityClassKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: schedulingv1.SchemeGroupVersion, Kind: "PriorityClass", Plural: "priorityclasses", Singular: "priorityclass",
@@ -68,7 +68,8 @@ func PriorityClassKind() *api.Kind {
 	return k
 }
 
-// notSystemClass says in what a class differs from the system's of its name; "" in nothing.
+// notSystemClass returns the first difference between a class and the system class of its name, or
+// "".
 func notSystemClass(c *schedulingv1.PriorityClass) string {
 	want, ok := SystemPriorities[c.Name]
 	switch {
