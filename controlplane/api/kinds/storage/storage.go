@@ -15,10 +15,10 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// DefaultClassAnnotation marks the storage class of claims that name none.
+// DefaultClassAnnotation marks the default StorageClass, which is used for claims without a class.
 const DefaultClassAnnotation = "storageclass.kubernetes.io/is-default-class"
 
-// StorageClassKind describes the kind StorageClass.
+// StorageClassKind returns the api.Kind of StorageClass.
 func StorageClassKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: storagev1.SchemeGroupVersion, Kind: "StorageClass", Plural: "storageclasses", Singular: "storageclass",
@@ -39,7 +39,7 @@ func StorageClassKind() *api.Kind {
 				validation.IsQualifiedName(strings.ToLower(c.Provisioner)))...)
 		}
 		errs = append(errs, validateParameters(c.Parameters, field.NewPath("parameters"))...)
-		if p := fieldrules.Deref(c.ReclaimPolicy); p != "" { // an empty policy leaves the volume its default, Retain
+		if p := fieldrules.Deref(c.ReclaimPolicy); p != "" { // the volume gets its default, Retain, for an empty policy
 			errs = append(errs, fieldrules.Supported(p, field.NewPath("reclaimPolicy"),
 				corev1.PersistentVolumeReclaimDelete, corev1.PersistentVolumeReclaimRetain)...)
 		}
@@ -69,7 +69,7 @@ func StorageClassKind() *api.Kind {
 	return k
 }
 
-// CSIDriverKind describes the kind CSIDriver.
+// CSIDriverKind returns the api.Kind of CSIDriver.
 func CSIDriverKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: storagev1.SchemeGroupVersion, Kind: "CSIDriver", Conditional: true, Plural: "csidrivers", Singular: "csidriver", ClusterScoped: true,
@@ -122,7 +122,7 @@ func CSIDriverKind() *api.Kind {
 	return k
 }
 
-// CSINodeKind describes the kind CSINode.
+// CSINodeKind returns the api.Kind of CSINode.
 func CSINodeKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: storagev1.SchemeGroupVersion, Kind: "CSINode", Conditional: true, Plural: "csinodes", Singular: "csinode", ClusterScoped: true,
@@ -151,7 +151,7 @@ func CSINodeKind() *api.Kind {
 	return k
 }
 
-// VolumeAttachmentKind describes the kind VolumeAttachment.
+// VolumeAttachmentKind returns the api.Kind of VolumeAttachment.
 func VolumeAttachmentKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: storagev1.SchemeGroupVersion, Kind: "VolumeAttachment", Conditional: true, Plural: "volumeattachments", Singular: "volumeattachment", ClusterScoped: true,

@@ -15,17 +15,17 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// The documented limits of what drivers and their classes say, in bytes unless said otherwise.
+// The documented limits of drivers and classes, in bytes if not stated otherwise.
 const (
-	maxCSINodeID        = 256 // CSI's, of NodeGetInfoResponse.node_id
-	maxClassParameters  = 512 // entries
+	maxCSINodeID        = 256 // limit of CSI for NodeGetInfoResponse.node_id
+	maxClassParameters  = 512 // number of entries
 	MaxParametersSize   = 256 << 10
 	MaxAttachmentSize   = 256 << 10
 	maxVolumeError      = 1024
 	minNodeUpdatePeriod = 10 // seconds
 )
 
-// validateParameters judges what a class hands to its driver.
+// validateParameters validates the parameters that a class passes to its driver.
 func validateParameters(p map[string]string, at *field.Path) field.ErrorList {
 	if len(p) > maxClassParameters {
 		return field.ErrorList{field.TooLong(at, "", maxClassParameters)}
@@ -44,8 +44,8 @@ func validateParameters(p map[string]string, at *field.Path) field.ErrorList {
 	return errs
 }
 
-// validateTopologies judges where a class makes volumes. Two equal terms are one too many; so is a term without
-// expressions, as in Kubernetes.
+// validateTopologies validates the topologies in which a class creates volumes. As in Kubernetes,
+// equal terms are an error, and so is a term without expressions.
 func validateTopologies(terms []corev1.TopologySelectorTerm, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i, t := range terms {
@@ -77,7 +77,7 @@ func validateTopologies(terms []corev1.TopologySelectorTerm, at *field.Path) fie
 	return errs
 }
 
-// sameTopology compares terms as sets of keys with sets of values.
+// sameTopology compares two terms as sets of keys with sets of values, without regard to order.
 func sameTopology(a, b corev1.TopologySelectorTerm) bool {
 	set := func(t corev1.TopologySelectorTerm) map[string]map[string]bool {
 		out := map[string]map[string]bool{}
@@ -183,7 +183,8 @@ func validateVolumeAttachment(s *storagev1.VolumeAttachmentSpec, spec *field.Pat
 		apivalidation.NameIsDNSSubdomain(s.NodeName, false))...)
 }
 
-// validateInlineVolume judges a volume without an object of its own: it is a driver's, and nobody claims it.
+// validateInlineVolume validates a volume that has no PersistentVolume object. It must be a CSI
+// volume and have no claim.
 func validateInlineVolume(s *corev1.PersistentVolumeSpec, at *field.Path) field.ErrorList {
 	errs := fieldrules.ForbidSet(at, "may not be specified in the context of inline volumes", map[string]bool{
 		"claimRef": s.ClaimRef != nil, "capacity": len(s.Capacity) > 0, "storageClassName": s.StorageClassName != "",
