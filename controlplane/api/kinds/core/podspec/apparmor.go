@@ -12,7 +12,7 @@ import (
 
 const apparmorPrefix = corev1.DeprecatedAppArmorBetaContainerAnnotationKeyPrefix
 
-// apparmorProfile returns the profile that an annotation's value stands for; nil if it stands for none.
+// apparmorProfile returns the profile for an annotation's value; nil if the value is invalid.
 func apparmorProfile(value string) *corev1.AppArmorProfile {
 	switch value {
 	case corev1.DeprecatedAppArmorBetaProfileNameUnconfined:
@@ -27,7 +27,7 @@ func apparmorProfile(value string) *corev1.AppArmorProfile {
 	return &corev1.AppArmorProfile{Type: corev1.AppArmorProfileTypeLocalhost, LocalhostProfile: &name}
 }
 
-// isWindows reports whether a pod declares that it is for nodes with Windows.
+// isWindows reports whether a pod declares that it is for Windows nodes.
 func isWindows(s *corev1.PodSpec) bool { return s.OS != nil && s.OS.Name == corev1.Windows }
 
 // podApparmor returns the profile of a pod's security context.
@@ -38,8 +38,8 @@ func podApparmor(s *corev1.PodSpec) *corev1.AppArmorProfile {
 	return s.SecurityContext.AppArmorProfile
 }
 
-// annotatedContainers calls f for each container that has an AppArmor annotation and no profile of its own. context is
-// the container's own security context, to be set by f.
+// annotatedContainers calls f for each container that has an AppArmor annotation and no profile of
+// its own. context is the container's own security context, to be set by f.
 func annotatedContainers(p *corev1.Pod, f func(name string, context **corev1.SecurityContext,
 	profile *corev1.AppArmorProfile)) {
 	if isWindows(&p.Spec) {
@@ -64,7 +64,8 @@ func annotatedContainers(p *corev1.Pod, f func(name string, context **corev1.Sec
 	}
 }
 
-// copyApparmor copies the AppArmor annotations of a new pod to the containers that have no profile of their own.
+// copyApparmor copies the AppArmor annotations of a new pod to the containers that have no profile
+// of their own.
 func copyApparmor(p *corev1.Pod) {
 	annotatedContainers(p, func(_ string, context **corev1.SecurityContext, profile *corev1.AppArmorProfile) {
 		if profile == nil || fieldrules.SemanticEqual(profile, podApparmor(&p.Spec)) {
@@ -91,7 +92,7 @@ func apparmorWarning(annotations *field.Path, container string) string {
 	return fmt.Sprintf(`%s: deprecated since v1.30; use the "appArmorProfile" field instead`, annotations.Key(apparmorPrefix+container))
 }
 
-// validateApparmorAnnotations judges the AppArmor annotations of a pod or a template.
+// validateApparmorAnnotations validates the AppArmor annotations of a pod or a template.
 func validateApparmorAnnotations(annotations map[string]string, s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for _, key := range fieldrules.SortedKeys(annotations) {
@@ -113,7 +114,8 @@ func validateApparmorAnnotations(annotations map[string]string, s *corev1.PodSpe
 	return errs
 }
 
-// validateApparmorMatch judges whether the AppArmor annotations of a new pod contradict its profiles.
+// validateApparmorMatch returns errors if the AppArmor annotations of a new pod contradict its
+// profiles.
 func validateApparmorMatch(p *corev1.Pod) field.ErrorList {
 	if isWindows(&p.Spec) {
 		return nil
@@ -149,7 +151,7 @@ func validateApparmorMatch(p *corev1.Pod) field.ErrorList {
 	return errs
 }
 
-// validateApparmorUpdate keeps the AppArmor annotations of a pod.
+// validateApparmorUpdate returns errors for changes of a pod's AppArmor annotations.
 func validateApparmorUpdate(obj, old *corev1.Pod) field.ErrorList {
 	var errs field.ErrorList
 	at := field.NewPath("metadata", "annotations")

@@ -17,7 +17,8 @@ var knownAccessModes = []corev1.PersistentVolumeAccessMode{
 	corev1.ReadOnlyMany, corev1.ReadWriteMany, corev1.ReadWriteOnce, corev1.ReadWriteOncePod,
 }
 
-// ValidateAccessModes judges the access modes of a volume or claim. missing is the detail of the error when it has none.
+// ValidateAccessModes validates the access modes of a volume or claim. missing is the detail of the
+// error if the list is empty.
 func ValidateAccessModes(modes []corev1.PersistentVolumeAccessMode, at *field.Path, missing string) field.ErrorList {
 	var errs field.ErrorList
 	if len(modes) == 0 {
@@ -54,7 +55,8 @@ func DefaultClaim(c *corev1.PersistentVolumeClaim) {
 	}
 }
 
-// isKnownSource reports whether dataSource names a claim or a snapshot, which it could name before dataSourceRef existed.
+// isKnownSource reports whether dataSource names a claim or a snapshot. Before dataSourceRef
+// existed, these were its only valid kinds.
 func isKnownSource(s *corev1.TypedLocalObjectReference) bool {
 	switch s.Kind {
 	case "PersistentVolumeClaim":
@@ -65,17 +67,17 @@ func isKnownSource(s *corev1.TypedLocalObjectReference) bool {
 	return false
 }
 
-// DropForeignSource drops a dataSourceRef with a namespace, as Kubernetes does while CrossNamespaceVolumeDataSource is off.
-// A claim that is stored with a dataSourceRef keeps it. The whole field is dropped: without the namespace, it would name an
-// object of the claim's namespace.
+// DropForeignSource drops a dataSourceRef with a namespace, as Kubernetes does while
+// CrossNamespaceVolumeDataSource is off. A claim that is stored with a dataSourceRef keeps it. The
+// whole field is dropped: without the namespace, it would name an object of the claim's namespace.
 func DropForeignSource(s, old *corev1.PersistentVolumeClaimSpec) {
 	if ref := s.DataSourceRef; ref != nil && fieldrules.Deref(ref.Namespace) != "" && (old == nil || old.DataSourceRef == nil) {
 		s.DataSourceRef = nil
 	}
 }
 
-// DropUnknownSource drops a dataSource of another kind from a claim without dataSourceRef, as Kubernetes does. A claim that
-// is stored with a dataSource keeps it.
+// DropUnknownSource drops a dataSource of another kind than claim or snapshot from a claim without
+// dataSourceRef, as Kubernetes does. A claim that is stored with a dataSource keeps it.
 func DropUnknownSource(s, old *corev1.PersistentVolumeClaimSpec) {
 	stored := old != nil && (old.DataSource != nil || old.DataSourceRef != nil)
 	if s.DataSource != nil && s.DataSourceRef == nil && !isKnownSource(s.DataSource) && !stored {
@@ -84,8 +86,8 @@ func DropUnknownSource(s, old *corev1.PersistentVolumeClaimSpec) {
 	oneSource(s)
 }
 
-// DefaultOwnedClaim fills the defaults that belong to the client. As in Kubernetes, a client that sets dataSource alone
-// does not own dataSourceRef.
+// DefaultOwnedClaim sets the defaults that are attributed to the client. As in Kubernetes, a client
+// that sets only dataSource does not own dataSourceRef.
 func DefaultOwnedClaim(c *corev1.PersistentVolumeClaim) {
 	builder.SetDefault(&c.Status.Phase, corev1.ClaimPending)
 	builder.SetDefaultPtr(&c.Spec.VolumeMode, corev1.PersistentVolumeFilesystem)
@@ -93,8 +95,9 @@ func DefaultOwnedClaim(c *corev1.PersistentVolumeClaim) {
 	RoundResources(c.Spec.Resources.Limits)
 }
 
-// oneSource has both fields say what the volume is to be filled from where one does, as in Kubernetes: provisioners read the
-// one, populators the other. What is in another namespace has no form in the older field.
+// oneSource copies dataSource to dataSourceRef or vice versa if only one of them is set, as in
+// Kubernetes: provisioners read dataSource, populators dataSourceRef. A reference to another
+// namespace cannot be expressed in dataSource.
 func oneSource(s *corev1.PersistentVolumeClaimSpec) {
 	switch from, ref := s.DataSource, s.DataSourceRef; {
 	case from != nil && ref == nil:
@@ -128,7 +131,8 @@ func ValidateClaimSpec(s *corev1.PersistentVolumeClaimSpec, spec *field.Path) fi
 	return append(errs, validateDataSources(s, spec)...)
 }
 
-// validateDataSources judges what the volume is to be filled from, which two fields say.
+// validateDataSources validates dataSource and dataSourceRef, and that they do not contradict each
+// other.
 func validateDataSources(s *corev1.PersistentVolumeClaimSpec, spec *field.Path) field.ErrorList {
 	source, ref := s.DataSource, s.DataSourceRef
 	var errs field.ErrorList
@@ -144,7 +148,7 @@ func validateDataSources(s *corev1.PersistentVolumeClaimSpec, spec *field.Path) 
 		errs = append(errs, fieldrules.Invalid(spec.Child("dataSourceRef", "namespace"), elsewhere,
 			apivalidation.ValidateNamespaceName(elsewhere, false))...)
 	}
-	// Kubernetes shows the path of the field where the wrong value would stand.
+	// As in Kubernetes, errors have the path of the field with the wrong value.
 	switch {
 	case source == nil:
 	case elsewhere != "":

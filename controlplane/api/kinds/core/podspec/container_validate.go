@@ -11,13 +11,13 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// containerRole says which of a pod's three lists a container is in.
+// containerRole distinguishes the containers of a pod's three lists.
 type containerRole int
 
 const (
 	regular containerRole = iota
 	initial
-	sidecar // an init container that restarts
+	sidecar // a restartable init container
 	ephemeral
 )
 
@@ -52,7 +52,8 @@ func validateContainers(s *corev1.PodSpec, volumes map[string]corev1.VolumeSourc
 			role = sidecar
 		}
 		errs = append(errs, validateContainer(c, role, s, volumes, here)...)
-		// Init containers run one by one, so that each is judged alone; Kubernetes names the first.
+		// Init containers run one after the other, so each is checked alone. As in Kubernetes,
+		// errors name the first.
 		errs = append(errs, validateUniquePorts(s.InitContainers[i:i+1], at.Child("initContainers"))...)
 	}
 	for i := range s.EphemeralContainers {
@@ -113,7 +114,7 @@ func validateContainer(c *corev1.Container, role containerRole, s *corev1.PodSpe
 	return append(errs, validateHealth(c, role, s, at)...)
 }
 
-// onlyDebug refuses what a container that was added to a running pod cannot have.
+// onlyDebug returns errors for fields that an ephemeral container cannot have.
 func onlyDebug(c *corev1.Container, at *field.Path) field.ErrorList {
 	const no = "cannot be set for an Ephemeral Container"
 	errs := fieldrules.ForbidSet(at, no, map[string]bool{
@@ -157,8 +158,8 @@ func validatePorts(ports []corev1.ContainerPort, at *field.Path) field.ErrorList
 	return errs
 }
 
-// validateHostPorts finds host ports that two containers of the pod want, and
-// host ports that differ from the container's where both are the same stack.
+// validateHostPorts returns errors for duplicate host ports of a pod's containers. With
+// hostNetwork, a host port must also equal the container port.
 func validateHostPorts(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i := range s.Containers {
@@ -172,7 +173,7 @@ func validateHostPorts(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	return append(errs, validateUniquePorts(s.Containers, at.Child("containers"))...)
 }
 
-// validateUniquePorts finds host ports that are there twice.
+// validateUniquePorts returns errors for duplicate host ports.
 func validateUniquePorts(containers []corev1.Container, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	seen := map[string]bool{}
@@ -275,7 +276,8 @@ func validateEnvFrom(from []corev1.EnvFromSource, at *field.Path) field.ErrorLis
 	return errs
 }
 
-// requiredPrefix refuses a name that is empty or cannot begin a subdomain, which is all that Kubernetes requires in some places.
+// requiredPrefix returns an error if a name is empty or is not valid as the prefix of a DNS
+// subdomain. In some places Kubernetes requires only this.
 func requiredPrefix(name string, at *field.Path) field.ErrorList {
 	if name == "" {
 		return field.ErrorList{field.Required(at, "")}
@@ -283,7 +285,8 @@ func requiredPrefix(name string, at *field.Path) field.ErrorList {
 	return fieldrules.Invalid(at, name, validation.NameIsDNSSubdomain(name, true))
 }
 
-// validateContainerSecurity judges a container's security context. hostUsers is true where the pod has no user namespace.
+// validateContainerSecurity validates a container's security context. hostUsers reports whether the
+// pod has no user namespace.
 func validateContainerSecurity(c *corev1.SecurityContext, hostUsers bool, at *field.Path) field.ErrorList {
 	if c == nil {
 		return nil

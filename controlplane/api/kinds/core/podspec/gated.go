@@ -7,9 +7,9 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// While a pod has scheduling gates, what picks its node may become narrower: nothing
-// has been decided by it yet. narrowPlacement judges that, and makes the parts it
-// judged equal in now.
+// narrowPlacement validates a change of the placement of a pod with scheduling gates: its
+// constraints may only become stricter. It then copies the validated fields from was to now, so
+// that a comparison of the specs ignores them.
 func narrowPlacement(now, was *corev1.PodSpec, spec *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for key, value := range was.NodeSelector {
@@ -44,10 +44,11 @@ func nodeAffinity(s *corev1.PodSpec) *corev1.NodeAffinity {
 	return s.Affinity.NodeAffinity
 }
 
-// narrowNodeAffinity lets required terms that are there gain requirements. What is only preferred may change.
+// narrowNodeAffinity returns an error unless the required terms have only gained requirements.
+// Preferred terms may change freely.
 func narrowNodeAffinity(now, was *corev1.NodeAffinity, at *field.Path) field.ErrorList {
 	if was.RequiredDuringSchedulingIgnoredDuringExecution == nil {
-		return nil // the terms are joined by "or": the first may say anything
+		return nil // any required term is stricter than none
 	}
 	at = at.Child("requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms")
 	var terms []corev1.NodeSelectorTerm
@@ -71,8 +72,8 @@ func narrowNodeAffinity(now, was *corev1.NodeAffinity, at *field.Path) field.Err
 	return errs
 }
 
-// narrowerTerm says that a term is another one, possibly with requirements added at
-// the end. An empty term selects nothing: any requirement would make it wider.
+// narrowerTerm reports whether a term equals was, or has further requirements at the end. An empty
+// term matches no node, so an added requirement would make it less strict.
 func narrowerTerm(now, was corev1.NodeSelectorTerm) bool {
 	if len(was.MatchExpressions) == 0 && len(was.MatchFields) == 0 {
 		return len(now.MatchExpressions) == 0 && len(now.MatchFields) == 0

@@ -10,20 +10,21 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// longISCSIName is the fault of a volume whose name and portal are too long for the name of an interface.
+// longISCSIName is the error for a volume name and portal that together are too long for an
+// interface name.
 const (
 	longISCSIName     = "Total length of <volume name>:<iscsi.targetPortal> must be under 64 characters if iscsi.initiatorName is specified."
 	maxISCSIInterface = 64
 )
 
-// nodeNames are names of iSCSI nodes, which targets and initiators are: iqn, eui or naa, without what could not be a part of
-// a file's name.
+// nodeNames matches the names of iSCSI targets and initiators: iqn, eui or naa, without characters
+// that are unsafe in a file name.
 var (
 	nodeNames       = regexp.MustCompile(`^(iqn\.[0-9]{4}-[0-9]{2}\.[[:alnum:].-]+(:[^,;*&$|/\s]+)?|eui\.[[:xdigit:]]{16}|naa\.([[:xdigit:]]{16}|[[:xdigit:]]{32}))$`)
 	iscsiInterfaces = regexp.MustCompile(`^[[:alnum:]][[:alnum:]._:-]{0,63}$`)
 )
 
-// mostPortals of a target, at all of which a node logs in at once.
+// mostPortals is the maximum number of a target's portals, to all of which a node logs in at once.
 const mostPortals = 32
 
 func validateInlineISCSI(s *corev1.ISCSIVolumeSource, at *field.Path) field.ErrorList {
@@ -36,8 +37,8 @@ func validateInlineISCSI(s *corev1.ISCSIVolumeSource, at *field.Path) field.Erro
 	return errs
 }
 
-// ValidateISCSIVolume judges a PersistentVolume of a target. Its name is part of that of an interface where initiatorName is
-// set. Here too, paths and texts are those of Kubernetes.
+// ValidateISCSIVolume validates an iSCSI PersistentVolume. With initiatorName, the volume's name is
+// part of the interface's name. Paths and texts are those of Kubernetes.
 func ValidateISCSIVolume(s *corev1.ISCSIPersistentVolumeSource, volume string, at *field.Path) field.ErrorList {
 	errs := validateISCSI(s, notISCSIName, at)
 	if s.InitiatorName != nil && len(s.TargetPortal)+1+len(volume) > maxISCSIInterface {
@@ -54,8 +55,8 @@ func ValidateISCSIVolume(s *corev1.ISCSIPersistentVolumeSource, volume string, a
 
 const notISCSIName = "must be valid format"
 
-// validateISCSI judges what volumes of pods and PersistentVolumes say in the same way. otherKind is the fault of a name that is
-// of no kind.
+// validateISCSI validates the common fields of iSCSI volumes in pods and in PersistentVolumes.
+// otherKind is the error for a target name of an unknown type.
 func validateISCSI(s *corev1.ISCSIPersistentVolumeSource, otherKind string, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if s.IQN == "" {

@@ -9,7 +9,8 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// volumePath is the path of a file in a volume and the source that writes it ("" where the volume has one source).
+// volumePath is the path of a file in a volume and the source that writes it ("" if the volume has
+// one source).
 type volumePath struct{ path, source string }
 
 func (p volumePath) String() string {
@@ -19,7 +20,7 @@ func (p volumePath) String() string {
 	return fmt.Sprintf("%q (%s)", p.path, p.source)
 }
 
-// overlaps reports whether one of two paths is the other or leads through it.
+// overlaps reports whether two paths are equal or one contains the other.
 func (p volumePath) overlaps(o volumePath) bool {
 	return p == o || strings.HasPrefix(o.path+"/", p.path+"/") || strings.HasPrefix(p.path+"/", o.path+"/")
 }
@@ -66,7 +67,7 @@ func projectedPaths(s *corev1.VolumeProjection) (out []volumePath) {
 	return out
 }
 
-// overlappingPaths warns of volumes in which one file takes the place of another.
+// overlappingPaths returns warnings about volumes in which one file replaces another.
 func overlappingPaths(volumes []corev1.Volume) []string {
 	var out []string
 	for i := range volumes {

@@ -16,7 +16,7 @@ import (
 
 const notPositive = "must be greater than zero"
 
-// maxWeight of a preferred term.
+// maxWeight is the maximum weight of a preferred term.
 const maxWeight = 100
 
 // ValidateTolerations returns the errors in a list of tolerations.
@@ -101,8 +101,8 @@ func ValidateNodeSelector(s *corev1.NodeSelector, at *field.Path) field.ErrorLis
 	return errs
 }
 
-// validateNodeSelectorTerm judges a term. As in Kubernetes, any value may be preferred, and a value that is compared need not
-// be a number: no node matches then.
+// validateNodeSelectorTerm validates a node selector term. As in Kubernetes, preferred terms may
+// have any value, and the value of Gt and Lt need not be a number: no node matches then.
 func validateNodeSelectorTerm(t *corev1.NodeSelectorTerm, preferred bool, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i, r := range t.MatchExpressions {
@@ -180,8 +180,8 @@ func validatePodTerm(t *corev1.PodAffinityTerm, at *field.Path) field.ErrorList 
 	return append(errs, metavalidation.ValidateLabelName(t.TopologyKey, at.Child("topologyKey"))...)
 }
 
-// validateLabelKeys judges keys of labels of the pod itself, which are merged into the selector when a pod is made
-// (mergeLabelKeys): a key that was in the selector before is there twice then.
+// validateLabelKeys validates matchLabelKeys and mismatchLabelKeys. mergeLabelKeys merges these
+// keys into the selector when a pod is created, so the selector may not have them before.
 func validateLabelKeys(match, mismatch []string, selector *metav1.LabelSelector, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	judge := func(keys []string, at *field.Path) {
@@ -215,10 +215,11 @@ func validateLabelKeys(match, mismatch []string, selector *metav1.LabelSelector,
 	return errs
 }
 
-// mergeLabelKeys writes the values of the pod's own labels into the selectors of its rules about other pods.
+// mergeLabelKeys adds requirements with the values of the pod's own labels to the selectors of its
+// affinity terms and topology spread constraints.
 func mergeLabelKeys(p *corev1.Pod) {
 	merge := func(s *metav1.LabelSelector, keys []string, op metav1.LabelSelectorOperator) {
-		if s == nil { // it selects nothing, and is not to select more
+		if s == nil { // a nil selector matches nothing, which must not change
 			return
 		}
 		for _, key := range keys {

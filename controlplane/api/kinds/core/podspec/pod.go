@@ -15,7 +15,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// PodKind describes the kind Pod.
+// PodKind returns the api.Kind of Pod.
 func PodKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: corev1.SchemeGroupVersion, Kind: "Pod", Plural: "pods", Singular: "pod", Short: []string{"po"}, InAllCategory: true,
@@ -32,7 +32,7 @@ func PodKind() *api.Kind {
 				if old != nil {
 					obj.Status = *old.Status.DeepCopy()
 				} else if len(obj.Spec.SchedulingGates) > 0 {
-					// Nobody looks at the pod until its gates are open: so it says itself why it waits.
+					// The scheduler ignores the pod while it has gates, so the reason is set here.
 					obj.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
 						Reason: corev1.PodReasonSchedulingGated, Message: "Scheduling is blocked due to non-empty scheduling gates"}}
 				}
@@ -54,7 +54,7 @@ func PodKind() *api.Kind {
 	keepSpec := status.PrepareUpdate
 	status.PrepareUpdate = func(obj, old api.Object) {
 		keepSpec(obj, old)
-		// Who owns a pod is no report of its node.
+		// A node cannot change a pod's owners.
 		obj.SetOwnerReferences(old.GetOwnerReferences())
 		prepareStatus(&obj.(*corev1.Pod).Status, &old.(*corev1.Pod).Status)
 	}
@@ -78,7 +78,7 @@ func PodKind() *api.Kind {
 			"spec.hostNetwork":         strconv.FormatBool(p.Spec.HostNetwork),
 			"status.phase":             string(p.Status.Phase),
 			"status.podIP":             p.Status.PodIP,
-			"status.podIPs":            "", // Kubernetes accepts the label and compares with nothing
+			"status.podIPs":            "", // Kubernetes accepts the label and never matches it
 			"status.nominatedNodeName": p.Status.NominatedNodeName,
 		}
 	})
@@ -137,16 +137,16 @@ func addPodSubresources(k *api.Kind) {
 	})
 }
 
-// positiveGrace turns a negative grace period into one second, which Kubernetes treats it as. Templates keep the negative
-// value, so that their hash stays; their pods get one second.
+// positiveGrace replaces a negative grace period by one second, as Kubernetes interprets it.
+// Templates keep the negative value, so that their hash does not change; their pods get one second.
 func positiveGrace(s *corev1.PodSpec) {
 	if g := s.TerminationGracePeriodSeconds; g != nil && *g < 0 {
 		*g = 1
 	}
 }
 
-// PodGracePeriod is how many seconds a pod is given to end: none when nothing of
-// it can be running, else what the caller asks for, or else what the pod does.
+// PodGracePeriod returns the grace period of a pod's deletion in seconds. It is 0 if nothing of the
+// pod can be running, otherwise the requested period, or else the pod's own.
 func PodGracePeriod(p *corev1.Pod, requested *int64) int64 {
 	if p.Spec.NodeName == "" || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
 		return 0
@@ -163,9 +163,9 @@ func PodGracePeriod(p *corev1.Pod, requested *int64) int64 {
 	return period
 }
 
-// QOSClass is the class of a pod: Guaranteed when every container limits both
-// cpu and memory and requests all of that, BestEffort when none asks for
-// anything, Burstable between.
+// QOSClass returns the QoS class of a pod. It is Guaranteed if every container has limits for CPU
+// and memory and requests as much, and BestEffort if no container has requests or limits. Otherwise
+// it is Burstable.
 func QOSClass(s *corev1.PodSpec) corev1.PodQOSClass {
 	lists := slices.Concat(s.InitContainers, s.Containers)
 	guaranteed, asks := true, false

@@ -16,7 +16,7 @@ var podColumns = builder.Columns(builder.NameColumn, builder.StringColumn("Ready
 	builder.StringColumn("Restarts"), builder.AgeColumn,
 	builder.WideColumn("IP"), builder.WideColumn("Node"), builder.WideColumn("Nominated Node"), builder.WideColumn("Readiness Gates"))
 
-// nodeLost is the reason of a pod whose node does not answer.
+// nodeLost is the reason of a pod on an unreachable node.
 const nodeLost = "NodeLost"
 
 // PodRow returns the table row of a Pod.
@@ -34,10 +34,10 @@ func PodRow(p *corev1.Pod, now time.Time) []any {
 		builder.OrNone(ip), builder.OrNone(p.Spec.NodeName), builder.OrNone(p.Status.NominatedNodeName), readinessGates(p)}
 }
 
-// PodReason is the STATUS of a pod as kubectl shows it: the one word that says most.
+// PodReason returns the STATUS column of a pod in kubectl.
 func PodReason(p *corev1.Pod) string { return summarize(p).reason }
 
-// podSummary is a pod in one row.
+// podSummary has the values of a pod's table row.
 type podSummary struct {
 	ready, total int
 	reason       string
@@ -88,9 +88,9 @@ func summarize(p *corev1.Pod) podSummary {
 	return s
 }
 
-// walkInits looks at the init containers in order, up to the one that holds the
-// pod up. The restarts of sidecars are counted apart: theirs count for ever,
-// those of the others only while the pod initializes.
+// walkInits summarizes the init containers in order, up to the one that blocks the pod's start. It
+// counts the restarts of sidecars separately: they always count, those of other init containers
+// only during initialization.
 func (s *podSummary) walkInits(p *corev1.Pod, sidecars map[string]bool) (sidecarRestarts podSummary,
 	initializing bool) {
 	for i := range p.Status.InitContainerStatuses {
@@ -120,8 +120,8 @@ func (s *podSummary) walkInits(p *corev1.Pod, sidecars map[string]bool) (sidecar
 	return sidecarRestarts, false
 }
 
-// walkContainers goes backwards, so that the reason of the first container that
-// has one is the pod's.
+// walkContainers summarizes the containers in reverse order, so that the reason of the first
+// container with a reason remains.
 func (s *podSummary) walkContainers(p *corev1.Pod) {
 	running := false
 	for i := len(p.Status.ContainerStatuses) - 1; i >= 0; i-- {

@@ -24,7 +24,7 @@ func validatePod(p *corev1.Pod) field.ErrorList {
 	return append(errs, validateOnlyPod(&p.Spec, field.NewPath("spec"))...)
 }
 
-// validateOnlyPod validates what templates may contain and pods may not.
+// validateOnlyPod returns errors for fields that are valid in templates and not in pods.
 func validateOnlyPod(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for _, list := range []struct {
@@ -63,8 +63,8 @@ func mirrorAnnotation() *field.Path {
 	return field.NewPath("metadata", "annotations").Key(corev1.MirrorPodAnnotationKey)
 }
 
-// validateMirrorUpdate keeps a pod what it was made as: nothing is granted through mirror pods,
-// and they may refer to nothing.
+// validateMirrorUpdate returns an error if a pod becomes or stops being a mirror pod. Mirror pods
+// get no access to other objects and may not reference any.
 func validateMirrorUpdate(obj, old *corev1.Pod) field.ErrorList {
 	now, is := obj.Annotations[corev1.MirrorPodAnnotationKey]
 	before, was := old.Annotations[corev1.MirrorPodAnnotationKey]
@@ -82,7 +82,8 @@ const PodUpdateRule = "pod updates may not change fields other than `spec.contai
 	"`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations)," +
 	"`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)"
 
-// validatePodUpdate lets little of a pod change: its containers are running.
+// validatePodUpdate returns errors for changes of immutable fields. Most fields are immutable,
+// because the pod's containers are running.
 func validatePodUpdate(obj, old *corev1.Pod) field.ErrorList {
 	spec := field.NewPath("spec")
 	errs := append(validateMirrorUpdate(obj, old), validateApparmorUpdate(obj, old)...)
@@ -100,7 +101,7 @@ func validatePodUpdate(obj, old *corev1.Pod) field.ErrorList {
 	errs = append(errs, validateTolerationUpdate(obj.Spec.Tolerations, old.Spec.Tolerations, spec.Child("tolerations"))...)
 	errs = append(errs, validateGateUpdate(obj, old, spec.Child("schedulingGates"))...)
 
-	// What may change is made equal; whatever differs then may not.
+	// Mutable fields are copied from old; any remaining difference is an error.
 	now := obj.Spec.DeepCopy()
 	for i := range now.Containers {
 		now.Containers[i].Image = old.Spec.Containers[i].Image
@@ -142,7 +143,7 @@ func validateDeadlineUpdate(now, was *int64, at *field.Path) field.ErrorList {
 
 func validateTolerationUpdate(now, was []corev1.Toleration, at *field.Path) field.ErrorList {
 	for _, t := range was {
-		// Seconds may change: that is what a node's trouble is answered with.
+		// TolerationSeconds may change, which controls the eviction from a failed node.
 		kept := slices.ContainsFunc(now, func(n corev1.Toleration) bool {
 			n.TolerationSeconds, t.TolerationSeconds = nil, nil
 			return n == t
@@ -173,7 +174,7 @@ func validateEphemeralUpdate(obj, old *corev1.Pod) field.ErrorList {
 		now[c.Name] = c
 		if !slices.ContainsFunc(old.Spec.EphemeralContainers,
 			func(o corev1.EphemeralContainer) bool { return o.Name == c.Name }) {
-			// Agents would never start it, and 'kubectl debug' would wait for ever.
+			// Agents would never start it, and 'kubectl debug' would wait forever.
 			errs = append(errs, field.Forbidden(at.Index(i), "nodes of this cluster run no ephemeral containers; 'kubectl debug --copy-to' debugs a copy of the pod instead"))
 		}
 	}
@@ -189,7 +190,8 @@ func validateEphemeralUpdate(obj, old *corev1.Pod) field.ErrorList {
 	return errs
 }
 
-// ChangedFields names the top-level fields of two values of one type that differ, as in JSON, after the prefix.
+// ChangedFields returns the JSON names of the top-level fields in which two values differ, with the
+// prefix.
 func ChangedFields[T any](now, was T, prefix string) []string {
 	a, b := reflect.ValueOf(now), reflect.ValueOf(was)
 	var out []string

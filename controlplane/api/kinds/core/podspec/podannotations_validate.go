@@ -12,14 +12,14 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// Annotations of old versions, which Kubernetes still validates. None has an effect.
+// Annotations of old versions that Kubernetes still validates. They have no effect.
 const (
 	seccompPodAnnotation       = corev1.SeccompPodAnnotationKey
 	seccompContainerAnnotation = corev1.SeccompContainerAnnotationKeyPrefix
 	seccompMismatch            = "seccomp type in annotation and field must match"
 )
 
-// validatePodAnnotations validates the annotations that have a meaning, of a pod or a template.
+// validatePodAnnotations validates the annotations with a meaning, of a pod or a template.
 func validatePodAnnotations(annotations map[string]string, s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if value, mirror := annotations[corev1.MirrorPodAnnotationKey]; mirror && s.NodeName == "" {
@@ -45,7 +45,8 @@ func validatePodAnnotations(annotations map[string]string, s *corev1.PodSpec, at
 	return append(errs, validateApparmorAnnotations(annotations, s, at)...)
 }
 
-// validDeletionCost reports whether the text is an integer of 32 bits without a plus sign or leading zeros.
+// validDeletionCost reports whether the text is a 32-bit integer without a plus sign or leading
+// zeros.
 func validDeletionCost(text string) bool {
 	n, err := strconv.ParseInt(text, 10, 32)
 	return err == nil && (strconv.FormatInt(n, 10) == text || strings.HasPrefix(text, "-"))
@@ -62,7 +63,8 @@ func validateSeccompAnnotation(profile string, at *field.Path) field.ErrorList {
 	return field.ErrorList{field.Invalid(at, profile, "must be a valid seccomp profile")}
 }
 
-// validateSeccompMatch refuses a new pod whose seccomp annotations contradict its profiles.
+// validateSeccompMatch returns errors if the seccomp annotations of a new pod contradict its
+// profiles.
 func validateSeccompMatch(p *corev1.Pod) field.ErrorList {
 	var errs field.ErrorList
 	spec := field.NewPath("spec")
@@ -99,8 +101,8 @@ func matchSeccomp(annotations map[string]string, key string, p *corev1.SeccompPr
 	return nil
 }
 
-// validateMetaUpdate validates a change of the annotations that have a meaning. Faults that the old pod has are no reason to
-// refuse a new one.
+// validateMetaUpdate validates a change of the annotations with a meaning. Errors that the old pod
+// has already are not returned.
 func validateMetaUpdate(obj, old *corev1.Pod) field.ErrorList {
 	at := field.NewPath("metadata", "annotations")
 	errs := append(validateMirrorUpdate(obj, old), validateApparmorUpdate(obj, old)...)

@@ -11,8 +11,8 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// validatePodClaims judges the devices that a pod claims, and which container sees those of which claim. The names of the
-// entries are labels, so that a claim that is made for one can be named after it.
+// validatePodClaims validates a pod's resource claims, and the claims that its containers use.
+// Entry names must be DNS labels, because the names of created claims contain them.
 func validatePodClaims(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	subdomain := func(name *string, at *field.Path) field.ErrorList {
 		if name == nil {
@@ -53,7 +53,8 @@ func validatePodClaims(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	return errs
 }
 
-// validateClaimUses judges which of the pod's claims a container uses.
+// validateClaimUses validates a container's references to the pod's claims; names are the names of
+// the pod's claims.
 func validateClaimUses(uses []corev1.ResourceClaim, names []string, at *field.Path) field.ErrorList {
 	errs := overlappingUses(uses, at)
 	return append(errs, fieldrules.Items(uses, -1, at, nil,
@@ -79,7 +80,8 @@ func validateClaimUses(uses []corev1.ResourceClaim, names []string, at *field.Pa
 		})...)
 }
 
-// overlappingUses finds uses of what an earlier use has already: the same request of a claim, or a claim as a whole.
+// overlappingUses returns errors for duplicate uses: of the same request of a claim, or of a claim
+// that is also used as a whole.
 func overlappingUses(uses []corev1.ResourceClaim, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i, u := range uses {
@@ -96,7 +98,8 @@ func overlappingUses(uses []corev1.ResourceClaim, at *field.Path) field.ErrorLis
 	return errs
 }
 
-// validateClaimStatuses judges which claims a pod's status names: they are those of its entries.
+// validateClaimStatuses validates the claims in a pod's status, which must belong to entries in its
+// spec.
 func validateClaimStatuses(p *corev1.Pod, at *field.Path) field.ErrorList {
 	seen := map[string]bool{}
 	return fieldrules.Items(p.Status.ResourceClaimStatuses, -1, at, nil,

@@ -17,7 +17,7 @@ const (
 	notOfLinux   = "windows options cannot be set for a linux pod"
 )
 
-// The limits of a container's identity on Windows.
+// Limits for the user name of a Windows container.
 const (
 	maxCredentialSpecKiB = 64
 	maxUserDomain        = 256
@@ -32,7 +32,8 @@ var (
 	dotsAndSpaces    = regexp.MustCompile(`^[\. ]+$`)
 )
 
-// eachContainer calls f for every container of a pod with its security context (never nil) and its path.
+// eachContainer calls f for every container of a pod with its security context (never nil) and its
+// path.
 func eachContainer(s *corev1.PodSpec, at *field.Path, f func(name string, c *corev1.SecurityContext, at *field.Path)) {
 	visit := func(name string, c *corev1.SecurityContext, at *field.Path) {
 		if c == nil {
@@ -51,7 +52,8 @@ func eachContainer(s *corev1.PodSpec, at *field.Path, f func(name string, c *cor
 	}
 }
 
-// validateOS judges the operating system of a pod, and the fields that belong to the other one.
+// validateOS validates the operating system of a pod, and returns errors for fields of another
+// operating system.
 func validateOS(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	errs := validateHostProcess(s, at)
 	if s.OS == nil {
@@ -77,7 +79,7 @@ func validateOS(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	return errs
 }
 
-// validateWindows refuses the fields of Linux in a pod of Windows.
+// validateWindows returns errors for Linux fields in a Windows pod.
 func validateWindows(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	c := s.SecurityContext
 	if c == nil {
@@ -103,8 +105,8 @@ func validateWindows(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	return errs
 }
 
-// validateHostProcess judges containers of Windows that run in the node's own environment: all of a pod's containers
-// do, or none.
+// validateHostProcess validates Windows HostProcess containers: either all containers of a pod are
+// HostProcess containers, or none.
 func validateHostProcess(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	var ofPod *bool
@@ -140,7 +142,7 @@ func validateHostProcess(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	return errs
 }
 
-// validateWindowsOptions judges the identity of a container on Windows.
+// validateWindowsOptions validates the Windows options of a container's security context.
 func validateWindowsOptions(o *corev1.WindowsSecurityContextOptions, at *field.Path) field.ErrorList {
 	if o == nil {
 		return nil
@@ -163,7 +165,8 @@ func validateWindowsOptions(o *corev1.WindowsSecurityContextOptions, at *field.P
 	return errs
 }
 
-// windowsUserName returns what is wrong with a user's name, which may follow a domain and a backslash.
+// windowsUserName returns the errors in a user name, which may have a domain and a backslash as
+// prefix.
 func windowsUserName(name string) []string {
 	domain, user, hasDomain := strings.Cut(name, `\`)
 	if !hasDomain {

@@ -10,21 +10,21 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// Defaults of a pod that others compare with.
+// Defaults of a pod that other packages compare with.
 const (
 	DefaultGracePeriodSeconds = int64(30)
 	DefaultFileMode           = int32(0o644)
-	DefaultTokenSeconds       = int64(3600) // life of a projected service account token
+	DefaultTokenSeconds       = int64(3600) // lifetime of a projected service account token
 )
 
-// DefaultPodSpec fills what a pod's specification leaves out, in pods and templates alike.
+// DefaultPodSpec sets the defaults of a pod spec, for pods and templates.
 func DefaultPodSpec(s *corev1.PodSpec) {
 	builder.SetDefault(&s.DNSPolicy, corev1.DNSClusterFirst)
 	builder.SetDefault(&s.RestartPolicy, corev1.RestartPolicyAlways)
 	builder.SetDefaultPtr(&s.SecurityContext, corev1.PodSecurityContext{})
 	builder.SetDefaultPtr(&s.TerminationGracePeriodSeconds, DefaultGracePeriodSeconds)
 	builder.SetDefault(&s.SchedulerName, corev1.DefaultSchedulerName)
-	// The two names of one field, of which older clients write only the second.
+	// serviceAccount is the deprecated name of serviceAccountName; older clients set only this.
 	builder.SetDefault(&s.ServiceAccountName, s.DeprecatedServiceAccount)
 	s.DeprecatedServiceAccount = s.ServiceAccountName
 	for i := range s.Volumes {
@@ -43,7 +43,7 @@ func DefaultPodSpec(s *corev1.PodSpec) {
 	}
 }
 
-// defaultPod fills what only a pod itself has filled.
+// defaultPod sets the defaults that only pods have and templates do not.
 func defaultPod(p *corev1.Pod) {
 	DefaultPodSpec(&p.Spec)
 	builder.SetDefaultPtr(&p.Spec.EnableServiceLinks, corev1.DefaultEnableServiceLinks)
@@ -58,8 +58,8 @@ func defaultPod(p *corev1.Pod) {
 		}
 	}
 	builder.SetDefault(&p.Status.Phase, corev1.PodPending)
-	// PrepareCreate empties the status; defaulting runs once more after the
-	// mutating stage, so the class is that of the resources as admitted.
+	// PrepareCreate clears the status. Defaulting runs again after mutating admission, so the class
+	// is computed from the admitted resources.
 	builder.SetDefault(&p.Status.QOSClass, QOSClass(&p.Spec))
 }
 
@@ -126,8 +126,8 @@ func defaultHTTPGet(h *corev1.HTTPGetAction) {
 	builder.SetDefault(&h.Scheme, corev1.URISchemeHTTP)
 }
 
-// ImageTag is the tag of an image's name: "latest" when it has neither tag nor
-// digest, "" when a digest alone pins it.
+// ImageTag returns the tag of an image name. It is "latest" if the name has neither tag nor digest,
+// and "" if it has only a digest.
 func ImageTag(image string) string {
 	name, _, pinned := strings.Cut(image, "@")
 	if i := strings.LastIndexByte(name, ':'); i > strings.LastIndexByte(name, '/') {
@@ -139,7 +139,7 @@ func ImageTag(image string) string {
 	return "latest"
 }
 
-// RoundResources drops what is finer than a thousandth: nothing is accounted finer.
+// RoundResources rounds quantities up to thousandths, the smallest unit that is accounted.
 func RoundResources(l corev1.ResourceList) {
 	for name, q := range l {
 		if exact := q.RoundUp(resource.Milli); !exact {

@@ -1,5 +1,5 @@
-// Package podspec describes the kind Pod, and has the defaults, rules and warnings for pod specs, pod templates and
-// what pod specs contain: volumes, claims, resources, probes and placement.
+// Package podspec describes the kind Pod, and has the defaults, rules and warnings for pod specs,
+// pod templates and the parts of pod specs: volumes, claims, resources, probes and placement.
 package podspec
 
 import (
@@ -18,14 +18,14 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// The limits of DNS and of resolv.conf.
+// Limits of DNS and of resolv.conf.
 const (
 	maxNameservers = 3
 	maxSearches    = 32
 	maxSearchChars = 2048
 )
 
-// validatePodSpec judges a pod's specification after defaulting. F38
+// validatePodSpec validates a pod spec after defaulting. F38
 func validatePodSpec(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	volumes, errs := ValidateVolumes(s.Volumes, at.Child("volumes"))
 	errs = append(errs, validateContainers(s, volumes, at)...)
@@ -59,7 +59,7 @@ func validatePodSpec(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	return append(errs, validateGates(s, at)...)
 }
 
-// validateSpecNames judges the names of other objects and of the pod in DNS.
+// validateSpecNames validates the names of other objects and the pod's DNS names.
 func validateSpecNames(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	subdomain := func(v, name string) {
@@ -168,7 +168,7 @@ func validateGates(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	return errs
 }
 
-// sysctlName is the form of a kernel parameter's name, its parts apart by dots or slashes.
+// sysctlName matches the name of a kernel parameter, with parts separated by dots or slashes.
 var sysctlName = regexp.MustCompile(`^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$`)
 
 const maxSysctlName = 253
@@ -216,8 +216,8 @@ func validatePodSecurity(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	return append(errs, validateSeccomp(c.SeccompProfile, at.Child("seccompProfile"))...)
 }
 
-// validateHostNamespaces refuses namespaces of the node that exclude each other or a user namespace. As in Kubernetes, two
-// paths begin with a capital.
+// validateHostNamespaces returns errors for host namespaces that exclude each other or a user
+// namespace. As in Kubernetes, two paths have a capital.
 func validateHostNamespaces(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if s.HostPID && fieldrules.IsTrue(s.ShareProcessNamespace) {
@@ -235,7 +235,8 @@ func validateHostNamespaces(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	return errs
 }
 
-// validateFileKeyVolumes requires variables that are read from files to name a volume of the pod that is an emptyDir.
+// validateFileKeyVolumes checks that fileKeyRef variables name a volume of the pod that is an
+// emptyDir.
 func validateFileKeyVolumes(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	eachContainerOf(s, at, func(c *corev1.Container, at *field.Path) {
@@ -255,7 +256,8 @@ func validateFileKeyVolumes(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	return errs
 }
 
-// validateSysctls refuses kernel parameters of a namespace that the pod shares with its node.
+// validateSysctls returns errors for kernel parameters of a namespace that the pod shares with its
+// node.
 func validateSysctls(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	seen := map[string]bool{}

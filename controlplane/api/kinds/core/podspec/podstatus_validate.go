@@ -25,10 +25,10 @@ const (
 		"container.resources.claims[*].request is set or 'claim:<claimName>' when it is empty"
 )
 
-// prepareStatus completes a new status with parts of the old one that clients of older versions drop, and makes podIP and
-// podIPs agree. Where both are set and differ, podIP counts.
+// prepareStatus copies parts of the old status that clients of older versions omit, and makes podIP
+// and podIPs agree. If both are set and differ, podIP has precedence.
 func prepareStatus(now, was *corev1.PodStatus) {
-	// The class follows from the spec, which cannot change in this way.
+	// The class depends on the spec, which cannot change here.
 	builder.SetDefault(&now.QOSClass, was.QOSClass)
 	switch {
 	case now.PodIP != "" && (len(now.PodIPs) == 0 || now.PodIPs[0].IP != now.PodIP):
@@ -57,14 +57,14 @@ func prepareStatus(now, was *corev1.PodStatus) {
 	}
 }
 
-// setDefaultFrom fills *p with old when it points nowhere.
+// setDefaultFrom sets *p to old if it is nil.
 func setDefaultFrom[T any](p **T, old *T) {
 	if *p == nil {
 		*p = old
 	}
 }
 
-// validatePodStatusUpdate validates what a node, or a controller, reports of a pod.
+// validatePodStatusUpdate validates the status that a node or a controller reports for a pod.
 func validatePodStatusUpdate(obj, old *corev1.Pod) field.ErrorList {
 	at, now, was := field.NewPath("status"), &obj.Status, &old.Status
 	errs := validatePodConditions(now.Conditions, at.Child("conditions"))
@@ -98,7 +98,7 @@ func validatePodStatusUpdate(obj, old *corev1.Pod) field.ErrorList {
 
 func terminalPhase(p corev1.PodPhase) bool { return p == corev1.PodSucceeded || p == corev1.PodFailed }
 
-// namedStatuses is a list of container statuses with its field's name.
+// namedStatuses is a list of container statuses with the name of its field.
 type namedStatuses struct {
 	name string
 	list []corev1.ContainerStatus
@@ -109,7 +109,8 @@ func statusLists(s *corev1.PodStatus) []namedStatuses {
 		{"ephemeralContainerStatuses", s.EphemeralContainerStatuses}}
 }
 
-// validatePodConditions validates the types of the conditions. As in Kubernetes, the path of the type has a capital.
+// validatePodConditions validates the types of the conditions. As in Kubernetes, the path of the
+// type has a capital.
 func validatePodConditions(conditions []corev1.PodCondition, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i, c := range conditions {
@@ -122,7 +123,8 @@ func validatePodConditions(conditions []corev1.PodCondition, at *field.Path) fie
 	return errs
 }
 
-// validateNomination validates a new nominated node. A pod that has a node gets none.
+// validateNomination validates a change of nominatedNodeName. A pod that is bound to a node cannot
+// be nominated.
 func validateNomination(obj, old *corev1.Pod, at *field.Path) field.ErrorList {
 	name := obj.Status.NominatedNodeName
 	if name == "" || name == old.Status.NominatedNodeName {
@@ -135,7 +137,8 @@ func validateNomination(obj, old *corev1.Pod, at *field.Path) field.ErrorList {
 	return errs
 }
 
-// staysTerminated reports whether a container of the named list that ended with the exit code may not run again.
+// staysTerminated reports whether a container of the named list that exited with the code may not
+// restart.
 func staysTerminated(s *corev1.PodSpec, list, container string, exitCode int32) bool {
 	var containers []corev1.Container
 	switch list {
@@ -148,8 +151,8 @@ func staysTerminated(s *corev1.PodSpec, list, container string, exitCode int32) 
 	return i < 0 || !restarts(&containers[i], s.RestartPolicy, exitCode)
 }
 
-// restarts reports whether a container with the exit code is started again: by its first rule with the exit code, by its
-// own policy, or else by the pod's.
+// restarts reports whether a container restarts after the exit code. The first rule for the exit
+// code decides, then the container's policy, then the pod's.
 func restarts(c *corev1.Container, ofPod corev1.RestartPolicy, exitCode int32) bool {
 	policy := ofPod
 	if c.RestartPolicy != nil {
@@ -170,7 +173,8 @@ func restarts(c *corev1.Container, ofPod corev1.RestartPolicy, exitCode int32) b
 	return true
 }
 
-// restartsAll reports whether a rule of the pod restarts all its containers, so that each may leave its end.
+// restartsAll reports whether a rule of the pod restarts all its containers, so that every
+// terminated container may run again.
 func restartsAll(s *corev1.PodSpec) bool {
 	for _, c := range slices.Concat(s.InitContainers, s.Containers) {
 		for _, r := range c.RestartPolicyRules {
@@ -182,8 +186,8 @@ func restartsAll(s *corev1.PodSpec) bool {
 	return false
 }
 
-// validateTransitions refuses statuses of containers that have ended, may not run again, and seem to. The path has the place
-// of the old status, as in Kubernetes.
+// validateTransitions returns errors for statuses of terminated containers that may not restart but
+// are reported as not terminated. As in Kubernetes, the path has the index of the old status.
 func validateTransitions(old *corev1.Pod, now *corev1.PodStatus, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	lists := statusLists(now)
@@ -206,8 +210,9 @@ func validateTransitions(old *corev1.Pod, now *corev1.PodStatus, at *field.Path)
 	return errs
 }
 
-// KeepTerminated returns the reported status with the stored status of each container that has ended and may not run again,
-// which is what validation requires. Nothing that it shares with the arguments is changed.
+// KeepTerminated returns the reported status, in which terminated containers that may not restart
+// keep their stored status, as validation requires. Values shared with the arguments are not
+// modified.
 func KeepTerminated(s *corev1.PodSpec, stored, reported *corev1.PodStatus) *corev1.PodStatus {
 	out := *reported
 	targets := map[string]*[]corev1.ContainerStatus{"containerStatuses": &out.ContainerStatuses,
@@ -232,7 +237,8 @@ func KeepTerminated(s *corev1.PodSpec, stored, reported *corev1.PodStatus) *core
 	return &out
 }
 
-// validateStatusAddresses validates the addresses of the pod and of its node. Stored addresses stay valid.
+// validateStatusAddresses validates the addresses of the pod and of its node. Stored addresses stay
+// valid.
 func validateStatusAddresses(now, was *corev1.PodStatus, at *field.Path) field.ErrorList {
 	texts := func(s *corev1.PodStatus) (pod, host []string) {
 		for _, ip := range s.PodIPs {
@@ -258,7 +264,8 @@ func validateStatusAddresses(now, was *corev1.PodStatus, at *field.Path) field.E
 	return append(errs, validateAddressPair(hostIPs, oldHostIPs, now.HostIPs, hosts)...)
 }
 
-// validateAddressPair requires valid addresses, at most one of each family. shown is the list as errors show it.
+// validateAddressPair validates addresses, of which there may be at most one of each family. old
+// are the stored addresses; shown is the list in errors.
 func validateAddressPair(ips, old []string, shown any, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	families := map[bool]bool{}
@@ -273,7 +280,7 @@ func validateAddressPair(ips, old []string, shown any, at *field.Path) field.Err
 	return errs
 }
 
-// validateContainerUsers validates the users of containers of Linux, which a runtime reports.
+// validateContainerUsers validates the user of Linux containers as reported by a runtime.
 func validateContainerUsers(list []corev1.ContainerStatus, os *corev1.PodOS, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i, s := range list {
@@ -297,7 +304,8 @@ func validateContainerUsers(list []corev1.ContainerStatus, os *corev1.PodOS, at 
 	return errs
 }
 
-// validateAllocated validates the health of devices: each belongs to a resource that its container requests or claims.
+// validateAllocated validates the health of allocated devices. Each must belong to a resource that
+// its container requests or claims.
 func validateAllocated(list []corev1.ContainerStatus, containers []corev1.Container, s *corev1.PodStatus,
 	at *field.Path) field.ErrorList {
 	var errs field.ErrorList
@@ -359,7 +367,8 @@ func validateHealths(list []corev1.ResourceHealth, at *field.Path) field.ErrorLi
 	return errs
 }
 
-// validateExtendedClaim validates which claim serves the extended resources of which containers.
+// validateExtendedClaim validates the status of the claim that provides extended resources to
+// containers.
 func validateExtendedClaim(e *corev1.PodExtendedResourceClaimStatus, s *corev1.PodSpec,
 	at *field.Path) field.ErrorList {
 	if e == nil {

@@ -10,9 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// DefaultPodTemplate fills what a template leaves out. Resources, host ports and
-// service links are filled only in pods themselves, so that a template stays
-// what its author wrote and its hash with it.
+// DefaultPodTemplate sets the defaults of a pod template. Defaults for resources, host ports and
+// service links are set only in pods, so that a template and its hash do not change.
 func DefaultPodTemplate(t *corev1.PodTemplateSpec) { DefaultPodSpec(&t.Spec) }
 
 // ContainersAndImages returns the names and the images of the containers, each joined by commas.
@@ -24,7 +23,7 @@ func ContainersAndImages(s *corev1.PodSpec) (containers, images string) {
 	return strings.Join(c, ","), strings.Join(i, ",")
 }
 
-// ValidatePodTemplate judges a template's metadata and pod specification.
+// ValidatePodTemplate validates a template's metadata and pod spec.
 func ValidatePodTemplate(t *corev1.PodTemplateSpec, at *field.Path) field.ErrorList {
 	errs := metavalidation.ValidateLabels(t.Labels, at.Child("labels"))
 	errs = append(errs, apivalidation.ValidateAnnotations(t.Annotations, at.Child("annotations"))...)
@@ -36,7 +35,8 @@ func ValidatePodTemplate(t *corev1.PodTemplateSpec, at *field.Path) field.ErrorL
 	return errs
 }
 
-// ValidateLastingTemplate judges the template of pods that are to run for ever.
+// ValidateLastingTemplate validates a template of pods that must have the restart policy Always.
+// kind is the kind of the controller, for errors.
 func ValidateLastingTemplate(kind string, t *corev1.PodTemplateSpec, at *field.Path) field.ErrorList {
 	errs := ValidatePodTemplate(t, at)
 	if p := t.Spec.RestartPolicy; p != corev1.RestartPolicyAlways && p != "" {
@@ -49,7 +49,7 @@ func ValidateLastingTemplate(kind string, t *corev1.PodTemplateSpec, at *field.P
 	return errs
 }
 
-// ValidateTemplateMeta judges the metadata that objects made from a template get.
+// ValidateTemplateMeta validates the metadata in a template.
 func ValidateTemplateMeta(m *metav1.ObjectMeta, at *field.Path) field.ErrorList {
 	errs := apivalidation.ValidateAnnotations(m.Annotations, at.Child("annotations"))
 	return append(errs, metavalidation.ValidateLabels(m.Labels, at.Child("labels"))...)

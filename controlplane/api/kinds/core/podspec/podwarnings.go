@@ -20,7 +20,7 @@ func (w *Warnings) Add(at *field.Path, format string, args ...any) {
 	*w = append(*w, at.String()+": "+fmt.Sprintf(format, args...))
 }
 
-// DeprecatedNodeLabels are labels of nodes that others replaced, with Kubernetes' advice.
+// DeprecatedNodeLabels maps deprecated labels of nodes to Kubernetes' advice.
 var DeprecatedNodeLabels = map[string]string{
 	"beta.kubernetes.io/arch":                       `deprecated since v1.14; use "kubernetes.io/arch" instead`,
 	"beta.kubernetes.io/os":                         `deprecated since v1.14; use "kubernetes.io/os" instead`,
@@ -32,7 +32,8 @@ var DeprecatedNodeLabels = map[string]string{
 	"node-role.kubernetes.io/master":                `use "node-role.kubernetes.io/control-plane" instead`,
 }
 
-// AddNodeTerm warns of deprecated labels in a selector of nodes; judgeValues also of values that no label can have.
+// AddNodeTerm adds warnings about deprecated labels in a node selector term. With judgeValues it
+// also warns of values that are not valid label values.
 func (w *Warnings) AddNodeTerm(t *corev1.NodeSelectorTerm, judgeValues bool, at *field.Path) {
 	for i, e := range t.MatchExpressions {
 		here := at.Child("matchExpressions").Index(i)
@@ -50,7 +51,7 @@ func (w *Warnings) AddNodeTerm(t *corev1.NodeSelectorTerm, judgeValues bool, at 
 	}
 }
 
-// wholeBytes warns of a fraction of a byte in a list of resources.
+// wholeBytes adds warnings about fractions of a byte in the named resources of a list.
 func (w *Warnings) wholeBytes(list corev1.ResourceList, at *field.Path, names ...corev1.ResourceName) {
 	for _, name := range names {
 		if q, ok := list[name]; ok && !isWhole(q) {
@@ -155,7 +156,8 @@ func (w *Warnings) podAffinity(a *corev1.Affinity, at *field.Path) {
 	}
 }
 
-// names warns of host aliases and pull secrets that occur twice, and of pull secrets without a name.
+// names adds warnings about duplicate host aliases and pull secrets, and about pull secrets without
+// a name.
 func (w *Warnings) names(s *corev1.PodSpec, spec *field.Path) {
 	seen := map[string]bool{}
 	for i, a := range s.HostAliases {
@@ -178,8 +180,8 @@ func (w *Warnings) names(s *corev1.PodSpec, spec *field.Path) {
 	}
 }
 
-// securityAnnotations warns of annotations of seccomp and AppArmor. at is nil for a pod itself, whose AppArmor
-// annotations warnOfApparmor covers.
+// securityAnnotations adds warnings about annotations of seccomp and AppArmor. at is nil for a pod
+// itself: WarnOfApparmor covers its AppArmor annotations.
 func (w *Warnings) securityAnnotations(s *corev1.PodSpec, meta *metav1.ObjectMeta, at *field.Path) {
 	annotations := at.Child("metadata", "annotations")
 	seccomp := func(key string, set bool) {
@@ -200,7 +202,8 @@ func (w *Warnings) securityAnnotations(s *corev1.PodSpec, meta *metav1.ObjectMet
 	})
 }
 
-// EachContainerOf calls f for every container of a pod: the init containers, the others, the ephemeral ones.
+// eachContainerOf calls f for every container of a pod: init containers, containers, ephemeral
+// containers.
 func eachContainerOf(s *corev1.PodSpec, spec *field.Path, f func(c *corev1.Container, at *field.Path)) {
 	for i := range s.InitContainers {
 		f(&s.InitContainers[i], spec.Child("initContainers").Index(i))
@@ -214,7 +217,7 @@ func eachContainerOf(s *corev1.PodSpec, spec *field.Path, f func(c *corev1.Conta
 	}
 }
 
-// containers warns of fractions of bytes and of variables that hide others.
+// containers adds warnings about fractions of bytes and about duplicate environment variables.
 func (w *Warnings) containers(s *corev1.PodSpec, spec *field.Path) {
 	eachContainerOf(s, spec, func(c *corev1.Container, at *field.Path) {
 		for _, name := range []corev1.ResourceName{corev1.ResourceMemory, corev1.ResourceEphemeralStorage} {
@@ -232,7 +235,7 @@ func (w *Warnings) containers(s *corev1.PodSpec, spec *field.Path) {
 	})
 }
 
-// ports warns of ports and port names of the pod that occur twice.
+// ports adds warnings about duplicate ports and port names of the pod.
 func (w *Warnings) ports(s *corev1.PodSpec, spec *field.Path) {
 	type portAt struct {
 		at   *field.Path
@@ -274,7 +277,7 @@ func (w *Warnings) ports(s *corev1.PodSpec, spec *field.Path) {
 	})
 }
 
-// AddClaim warns of fractions of bytes in a claim.
+// AddClaim adds warnings about fractions of bytes in a claim.
 func (w *Warnings) AddClaim(s *corev1.PersistentVolumeClaimSpec, at *field.Path) {
 	w.wholeBytes(s.Resources.Requests, at.Child("resources", "requests"), corev1.ResourceStorage)
 	w.wholeBytes(s.Resources.Limits, at.Child("resources", "limits"), corev1.ResourceStorage)

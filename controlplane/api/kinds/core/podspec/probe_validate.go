@@ -10,7 +10,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// validateHealth judges hooks and probes; a plain init container has neither.
+// validateHealth validates hooks and probes. Init containers other than sidecars may have neither.
 func validateHealth(c *corev1.Container, role containerRole, s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	if role == initial {
 		return fieldrules.ForbidSet(at, "may not be set for init containers without restartPolicy=Always",
@@ -39,7 +39,7 @@ func validateHealth(c *corev1.Container, role containerRole, s *corev1.PodSpec, 
 	return errs
 }
 
-// validateProbe judges a probe; one success must be enough where a success restarts nothing (once).
+// validateProbe validates a probe. With once, successThreshold must be 1.
 func validateProbe(p *corev1.Probe, once bool, at *field.Path) field.ErrorList {
 	if p == nil {
 		return nil
@@ -60,12 +60,13 @@ func validateProbe(p *corev1.Probe, once bool, at *field.Path) field.ErrorList {
 	return errs
 }
 
-// validateHook judges a hook. A sleep fits into the pod's grace period, of which nil means an invalid pod.
+// validateHook validates a lifecycle hook. grace is the pod's grace period, which a sleep may not
+// exceed; nil if the pod's is invalid.
 func validateHook(h *corev1.LifecycleHandler, grace *int64, at *field.Path) field.ErrorList {
 	return validateHandler(handlers{h.Exec, h.HTTPGet, h.TCPSocket, nil, h.Sleep}, grace, at)
 }
 
-// handlers are the ways in which a container is probed or told of the start and the end.
+// handlers are the possible actions of a probe or a lifecycle hook.
 type handlers struct {
 	exec  *corev1.ExecAction
 	http  *corev1.HTTPGetAction
@@ -74,7 +75,7 @@ type handlers struct {
 	sleep *corev1.SleepAction
 }
 
-// validateHandler judges the first handler and refuses further ones.
+// validateHandler validates the first action that is set, and returns errors for further ones.
 func validateHandler(h handlers, grace *int64, at *field.Path) field.ErrorList {
 	first, errs := FirstMember([]NamedSource{{"exec", h.exec != nil}, {"httpGet", h.http != nil}, {"tcpSocket", h.tcp != nil},
 		{"grpc", h.grpc != nil}, {"sleep", h.sleep != nil}}, "handler", at)

@@ -11,8 +11,8 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// keepAllButResources lets a resize change what the containers of a pod may use, and nothing else. Lists of other
-// containers stay as they are, for the validation to refuse.
+// keepAllButResources resets everything in obj except the containers' resources to old, for a
+// resize request. Lists with other containers stay as they are, so that validation rejects them.
 func keepAllButResources(obj, old *corev1.Pod) {
 	wanted, rv := obj.Spec, obj.ResourceVersion
 	*obj = *old.DeepCopy()
@@ -29,7 +29,8 @@ func keepAllButResources(obj, old *corev1.Pod) {
 	}
 }
 
-// resized are the containers of old with the resources and policies of wanted, or wanted where it names others.
+// resized returns the containers of old with the resources and resize policies of wanted. It
+// returns wanted if the container names differ.
 func resized(wanted, old []corev1.Container) []corev1.Container {
 	for i := range old {
 		if wanted[i].Name != old[i].Name {
@@ -44,7 +45,7 @@ func resized(wanted, old []corev1.Container) []corev1.Container {
 
 const onlyCPUAndMemory = "only cpu and memory resources are mutable"
 
-// validateResizable refuses to resize pods that are never resized, whatever is asked for.
+// validateResizable returns an error for pods that cannot be resized: static pods and Windows pods.
 func validateResizable(old *corev1.Pod) field.ErrorList {
 	if _, mirror := old.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
 		return field.ErrorList{field.Forbidden(field.NewPath(""), "static pods cannot be resized")}
@@ -55,7 +56,7 @@ func validateResizable(old *corev1.Pod) field.ErrorList {
 	return nil
 }
 
-// validateResize says what a resize may not change; the whole is judged besides.
+// validateResize validates a resize of a pod. The whole pod is validated separately.
 func validateResize(obj, old *corev1.Pod) field.ErrorList {
 	spec := field.NewPath("spec")
 	var errs field.ErrorList
@@ -93,14 +94,15 @@ func validateResize(obj, old *corev1.Pod) field.ErrorList {
 	return errs
 }
 
-// resizable says that the node of a pod that runs tells what its containers have: one that does not knows no resize.
+// resizable reports whether the node supports resizing a running pod: it then reports the resources
+// of running containers.
 func resizable(old *corev1.Pod) bool {
 	return !slices.ContainsFunc(old.Status.ContainerStatuses, func(cs corev1.ContainerStatus) bool {
 		return cs.State.Running != nil && cs.Resources == nil
 	})
 }
 
-// otherContainers refuses what is not the same containers in the same order.
+// otherContainers returns errors unless both lists have the same containers in the same order.
 func otherContainers(now, was []corev1.Container, list string) (errs field.ErrorList) {
 	at := field.NewPath("spec", list)
 	if len(now) != len(was) {
@@ -114,7 +116,8 @@ func otherContainers(now, was []corev1.Container, list string) (errs field.Error
 	return errs
 }
 
-// validateResized judges containers, and puts back in now what may change.
+// validateResized validates the change of each container's resources, and restores the mutable
+// resources in now from was.
 func validateResized(now, was []corev1.Container, at *field.Path) (errs field.ErrorList) {
 	for i := range now {
 		errs = append(errs, validateRemoved(&now[i].Resources, &was[i].Resources, at.Index(i).Child("resources"))...)
@@ -125,7 +128,7 @@ func validateResized(now, was []corev1.Container, at *field.Path) (errs field.Er
 	return errs
 }
 
-// validateRemoved refuses to take away a request or a limit: what was asked for may become more or less only.
+// validateRemoved returns an error if a request or limit is removed. It may only be changed.
 func validateRemoved(now, was *corev1.ResourceRequirements, at *field.Path) (errs field.ErrorList) {
 	for _, side := range []struct {
 		name     string
@@ -141,7 +144,8 @@ func validateRemoved(now, was *corev1.ResourceRequirements, at *field.Path) (err
 	return errs
 }
 
-// restoreCPUAndMemory gives a container the CPUs and the memory back that it had, and leaves whatever else differs.
+// restoreCPUAndMemory sets the CPU and memory of c to those of was. All other fields stay
+// unchanged.
 func restoreCPUAndMemory(c, was *corev1.Container) {
 	restore := func(now, was corev1.ResourceList) corev1.ResourceList {
 		out := maps.Clone(now)
@@ -160,7 +164,8 @@ func restoreCPUAndMemory(c, was *corev1.Container) {
 	c.Resources.Limits = restore(c.Resources.Limits, was.Resources.Limits)
 }
 
-// validateResizePolicy judges what becomes of a container whose resources change. restarts is the pod's policy.
+// validateResizePolicy validates the restart behavior of a container when its resources change.
+// restarts is the pod's restart policy.
 func validateResizePolicy(policies []corev1.ContainerResizePolicy, restarts corev1.RestartPolicy,
 	at *field.Path) (errs field.ErrorList) {
 	seen := map[corev1.ResourceName]bool{}

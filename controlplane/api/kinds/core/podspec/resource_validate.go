@@ -14,12 +14,12 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// plainResources are the resources that a container may name without a domain.
+// plainResources are the resources without a domain that a container may have.
 var plainResources = map[corev1.ResourceName]bool{
 	corev1.ResourceCPU: true, corev1.ResourceMemory: true, corev1.ResourceEphemeralStorage: true,
 }
 
-// ValidateResources judges what a container asks for and is limited to.
+// ValidateResources validates the requests and limits of a container.
 func ValidateResources(r *corev1.ResourceRequirements, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	huge, cpuOrMemory := false, false
@@ -56,7 +56,8 @@ func ValidateResources(r *corev1.ResourceRequirements, at *field.Path) field.Err
 	return errs
 }
 
-// ValidateHugePages requires whole pages of the size in the resource's name.
+// ValidateHugePages returns an error unless the quantity is a multiple of the page size in the
+// resource's name.
 func ValidateHugePages(name corev1.ResourceName, q resource.Quantity, at *field.Path) field.ErrorList {
 	size, ok := strings.CutPrefix(string(name), corev1.ResourceHugePagesPrefix)
 	if !ok {
@@ -77,14 +78,15 @@ func isPageMultiple(q resource.Quantity, size string) bool {
 	return err == nil && page.Sign() > 0 && isWhole(page) && saturate.Value(&q)%saturate.Value(&page) == 0
 }
 
-// isWhole reports whether a quantity has no fraction. The thousandths of a large quantity do not fit an int64.
+// isWhole reports whether a quantity has no fraction. It does not use thousandths, because those of
+// a large quantity overflow int64.
 func isWhole(q resource.Quantity) bool {
 	q = q.DeepCopy()
 	return q.RoundUp(0)
 }
 
-// Overcommits says whether a node may promise more of the resource than it has:
-// so it is with its own resources, but not with devices or huge pages.
+// Overcommits reports whether limits of the resource may exceed requests. That is so for native
+// resources other than huge pages, and not for extended resources.
 func Overcommits(name corev1.ResourceName) bool {
 	n := string(name)
 	native := !strings.Contains(n, "/") || strings.Contains(n, corev1.ResourceDefaultNamespacePrefix)
@@ -105,7 +107,8 @@ func ValidateContainerResourceName(name corev1.ResourceName, at *field.Path) fie
 	return errs
 }
 
-// ValidateQuantities judges the resources of a node. Their names may be anything, as in Kubernetes.
+// ValidateQuantities validates the resources of a node. Their names may be anything, as in
+// Kubernetes.
 func ValidateQuantities(l corev1.ResourceList, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for _, name := range fieldrules.SortedKeys(l) {
@@ -114,7 +117,8 @@ func ValidateQuantities(l corev1.ResourceList, at *field.Path) field.ErrorList {
 	return errs
 }
 
-// ValidateCountedQuantity refuses a negative quantity, and a fraction of what is counted: objects and extended resources.
+// ValidateCountedQuantity returns an error for a negative quantity, and for a fraction of a
+// resource that is counted in whole numbers.
 func ValidateCountedQuantity(name corev1.ResourceName, q resource.Quantity, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if q.Sign() < 0 {

@@ -12,13 +12,15 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// isExtendedResource: one with a domain that is not Kubernetes' own, and of which there can be a quota.
+// IsExtendedResource reports whether a resource has a domain other than Kubernetes' own and can be
+// limited by a quota.
 func IsExtendedResource(name string) bool {
 	native := !strings.Contains(name, "/") || strings.Contains(name, "kubernetes.io/")
 	return !native && !strings.HasPrefix(name, "requests.") && len(validation.IsQualifiedName("requests."+name)) == 0
 }
 
-// QuotaResources are the names without a domain that a quota may bound, beside counted objects and huge pages.
+// QuotaResources are the names without a domain that a quota may limit, in addition to object
+// counts and huge pages.
 var QuotaResources = []corev1.ResourceName{
 	corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage,
 	corev1.ResourceRequestsCPU, corev1.ResourceRequestsMemory, corev1.ResourceRequestsStorage, corev1.ResourceRequestsEphemeralStorage,
@@ -28,13 +30,13 @@ var QuotaResources = []corev1.ResourceName{
 	corev1.ResourceServicesNodePorts, corev1.ResourceServicesLoadBalancers,
 }
 
-// PodResources are those of them that count by the pods of a scope.
+// PodResources are the QuotaResources that apply to the pods in a scope.
 var PodResources = []corev1.ResourceName{
 	corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourcePods, corev1.ResourceRequestsCPU, corev1.ResourceRequestsMemory,
 	corev1.ResourceLimitsCPU, corev1.ResourceLimitsMemory,
 }
 
-// countedResources are whole numbers.
+// countedResources are resources that must be whole numbers.
 var countedResources = []corev1.ResourceName{
 	corev1.ResourcePods, corev1.ResourceQuotas, corev1.ResourceServices, corev1.ResourceReplicationControllers,
 	corev1.ResourceSecrets, corev1.ResourceConfigMaps, corev1.ResourcePersistentVolumeClaims,
@@ -47,7 +49,7 @@ func IsHugePages(n string) bool {
 		corev1.ResourceRequestsHugePagesPrefix)
 }
 
-// ValidateResourceName judges a resource of any kind.
+// ValidateResourceName validates the name of any resource.
 func ValidateResourceName(name corev1.ResourceName, at *field.Path) field.ErrorList {
 	n := string(name)
 	if errs := fieldrules.Invalid(at, n, utilvalidation.IsQualifiedName(n)); len(errs) > 0 {

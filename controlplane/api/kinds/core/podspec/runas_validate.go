@@ -12,19 +12,20 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// The limits of a container's rules for its restart.
+// Limits of a container's restart rules.
 const (
 	maxRestartRules = 20
 	maxExitCodes    = 255
 )
 
-// maxHostname is what the kernel takes. maxAppArmorName is the longest path without its end.
+// maxHostname is the kernel's limit for a host name. maxAppArmorName is the maximum length of a
+// path without its terminator.
 const (
 	maxHostname     = 64
 	maxAppArmorName = 4095
 )
 
-// validateRestarts judges a container's own restart policy and the rules that go before it.
+// validateRestarts validates a container's restart policy and its restart rules.
 func validateRestarts(c *corev1.Container, at *field.Path) field.ErrorList {
 	rules := at.Child("restartPolicyRules")
 	if c.RestartPolicy == nil {
@@ -55,7 +56,7 @@ func validateRestarts(c *corev1.Container, at *field.Path) field.ErrorList {
 	return errs
 }
 
-// validateStopSignal judges the signal that asks a container to end; which signals there are depends on the system.
+// validateStopSignal validates a container's stop signal, for the pod's operating system.
 func validateStopSignal(s *corev1.Signal, os *corev1.PodOS, at *field.Path) field.ErrorList {
 	if s == nil {
 		return nil
@@ -72,8 +73,8 @@ func validateStopSignal(s *corev1.Signal, os *corev1.PodOS, at *field.Path) fiel
 	return nil
 }
 
-// linuxSignals are the names of the signals of Linux, in order, with those for programs' own use by their distance from the
-// first or the last.
+// linuxSignals are the names of Linux signals, sorted. Real-time signals are named relative to the
+// first and the last.
 var linuxSignals = func() []string {
 	all := strings.Fields("SIGABRT SIGALRM SIGBUS SIGCHLD SIGCLD SIGCONT SIGFPE SIGHUP SIGILL SIGINT SIGIO SIGIOT SIGKILL SIGPIPE SIGPOLL " +
 		"SIGPROF SIGPWR SIGQUIT SIGRTMAX SIGRTMIN SIGSEGV SIGSTKFLT SIGSTOP SIGSYS SIGTERM SIGTRAP SIGTSTP SIGTTIN SIGTTOU SIGURG SIGUSR1 " +
@@ -88,7 +89,8 @@ var linuxSignals = func() []string {
 	return all
 }()
 
-// validateHostname judges a host name that takes the place of all else that names a pod.
+// validateHostname validates hostnameOverride, which excludes the other fields for a pod's host
+// name.
 func validateHostname(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	if s.HostnameOverride == nil {
 		return nil
@@ -134,7 +136,8 @@ func validateAppArmor(p *corev1.AppArmorProfile, at *field.Path) field.ErrorList
 	return errs
 }
 
-// validateMountKind judges how a mount is shared and how far it is read-only.
+// validateMountKind validates the propagation of a mount and its recursive read-only mode.
+// privileged reports whether the container is privileged.
 func validateMountKind(m *corev1.VolumeMount, privileged bool, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if p := m.MountPropagation; p != nil {
@@ -164,13 +167,14 @@ func validateMountKind(m *corev1.VolumeMount, privileged bool, at *field.Path) f
 	return errs
 }
 
-// resourceNames are the resources that a variable or a file can name, beside huge pages.
+// resourceNames are the resources that a resourceFieldRef can name, in addition to huge pages.
 var resourceNames = []string{"limits.cpu", "limits.ephemeral-storage", "limits.memory", "requests.cpu", "requests.ephemeral-storage", "requests.memory"}
 
 const byteUnits = "1 1k 1M 1G 1T 1P 1E 1Ki 1Mi 1Gi 1Ti 1Pi 1Ei"
 
-// validateResourceRef validates the resource and the divisor of a resourceFieldRef. file is true for files of a downward API
-// volume, which require containerName. As in Kubernetes, errors about the divisor show the resource.
+// validateResourceRef validates the resource and the divisor of a resourceFieldRef. file is true
+// for files of a downward API volume, which require containerName. As in Kubernetes, errors about
+// the divisor show the resource.
 func validateResourceRef(r *corev1.ResourceFieldSelector, file bool, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	_, kind, _ := strings.Cut(r.Resource, ".")

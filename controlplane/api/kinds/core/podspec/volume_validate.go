@@ -15,20 +15,21 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// Life of a projected service account token, in seconds.
+// Limits for the lifetime of a projected service account token, in seconds.
 const (
 	MinTokenSeconds = 10 * 60
 	MaxTokenSeconds = 1 << 32
 )
 
-// Fields of the pod that its own containers may be told, by environment and by file.
+// Fields of the pod that fieldRef can name, in environment variables and in files.
 var (
 	envFields = []string{"metadata.name", "metadata.namespace", "metadata.uid", "spec.nodeName", "spec.serviceAccountName",
 		"status.hostIP", "status.hostIPs", "status.podIP", "status.podIPs"}
 	fileFields = []string{"metadata.annotations", "metadata.labels", "metadata.name", "metadata.namespace", "metadata.uid"}
 )
 
-// ValidateVolumes judges the volumes and returns them by name, for the mounts.
+// ValidateVolumes validates the volumes and returns the valid ones by name, for the validation of
+// mounts.
 func ValidateVolumes(volumes []corev1.Volume, at *field.Path) (map[string]corev1.VolumeSource, field.ErrorList) {
 	var errs field.ErrorList
 	byName := make(map[string]corev1.VolumeSource, len(volumes))
@@ -44,14 +45,15 @@ func ValidateVolumes(volumes []corev1.Volume, at *field.Path) (map[string]corev1
 				utilvalidation.IsDNS1123Label(v.Name))...)
 		}
 		errs = append(errs, validateVolumeSource(&v.VolumeSource, v.Name, here)...)
-		if len(errs) == before { // mounts of another volume have nothing to refer to
+		if len(errs) == before { // a mount of an invalid volume is an error
 			byName[v.Name] = v.VolumeSource
 		}
 	}
 	return byName, errs
 }
 
-// volumeSources are the sources of a volume in the order in which Kubernetes looks at them, by the names in its errors.
+// volumeSources returns the sources of a volume in the order in which Kubernetes checks them, with
+// their names in errors.
 func volumeSources(v *corev1.VolumeSource) []NamedSource {
 	return []NamedSource{
 		{"emptyDir", v.EmptyDir != nil}, {"hostPath", v.HostPath != nil}, {"gitRepo", v.GitRepo != nil},
@@ -67,14 +69,14 @@ func volumeSources(v *corev1.VolumeSource) []NamedSource {
 	}
 }
 
-// NamedSource is a member of a union by its field's name.
+// NamedSource is a member of a union, with the name of its field.
 type NamedSource struct {
 	Name string
 	Set  bool
 }
 
-// FirstMember returns the first member that is set, which is the one that is validated, and refuses the further ones. what names
-// the union in errors.
+// FirstMember returns the name of the first member that is set, which is then validated, and errors
+// for further ones. what names the union in errors.
 func FirstMember(members []NamedSource, what string, at *field.Path) (first string, errs field.ErrorList) {
 	for _, m := range members {
 		switch {
@@ -138,7 +140,8 @@ func validateOwnClaim(e *corev1.EphemeralVolumeSource, at *field.Path) field.Err
 	return append(errs, ValidateClaimSpec(&e.VolumeClaimTemplate.Spec, at.Child("spec"))...)
 }
 
-// validateOwnClaimMeta lets a claim that is made for a pod have labels and annotations: all else is the pod's to say.
+// validateOwnClaimMeta validates the metadata of a claim template in an ephemeral volume: only
+// labels and annotations may be set.
 func validateOwnClaimMeta(m *metav1.ObjectMeta, at *field.Path) field.ErrorList {
 	errs := ValidateTemplateMeta(m, at)
 	const no = "cannot be set"
@@ -159,7 +162,8 @@ func validateOwnClaimMeta(m *metav1.ObjectMeta, at *field.Path) field.ErrorList 
 	return errs
 }
 
-// ValidateOwnClaims judges the names of the claims that are made for a pod, which has a name of its own by now.
+// ValidateOwnClaims validates the names of the claims that are created for a pod's ephemeral
+// volumes. The pod must already have its name.
 func ValidateOwnClaims(p *corev1.Pod, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	made := map[string]bool{}
@@ -241,8 +245,8 @@ func validateItems(items []corev1.KeyToPath, at *field.Path) field.ErrorList {
 	return errs
 }
 
-// validateFilePath judges where in a volume a file is put. Names that start with
-// ".." are the links by which a volume is renewed in one step.
+// validateFilePath validates the path of a file in a volume. Names that start with ".." are
+// reserved for the symlinks by which a volume is updated atomically.
 func validateFilePath(p string, at *field.Path) field.ErrorList {
 	if p == "" {
 		return field.ErrorList{field.Required(at, "")}
@@ -254,7 +258,8 @@ func validateFilePath(p string, at *field.Path) field.ErrorList {
 	return errs
 }
 
-// validateDownward judges the files of a downward API volume. As in Kubernetes, the errors name the volume and not the item.
+// validateDownward validates the files of a downward API volume. As in Kubernetes, the errors name
+// the volume and not the item.
 func validateDownward(items []corev1.DownwardAPIVolumeFile, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for _, item := range items {
@@ -302,7 +307,8 @@ func validateFieldRef(r *corev1.ObjectFieldSelector, allowed []string, at *field
 	return fieldrules.OneOf(path, at.Child("fieldPath"), allowed...)
 }
 
-// knownFields are the fields of a pod that a reference can name anywhere. Each use allows some of them.
+// knownFields are the fields of a pod that a fieldRef can name anywhere. Each use allows some of
+// them.
 var knownFields = strings.Fields("metadata.annotations metadata.labels metadata.name metadata.namespace metadata.uid spec.nodeName " +
 	"spec.restartPolicy spec.serviceAccountName spec.schedulerName status.phase status.hostIP status.hostIPs status.podIP status.podIPs")
 
@@ -330,14 +336,16 @@ func validateProjected(p *corev1.ProjectedVolumeSource, at *field.Path) field.Er
 			} else if n > MaxTokenSeconds {
 				errs = append(errs, field.Invalid(seconds, n, "may not specify a duration larger than 2^32 seconds"))
 			}
-			errs = append(errs, validateFilePath(t.Path, at.Child("path"))...) // Kubernetes names the volume
+			// as in Kubernetes, the error names the volume
+			errs = append(errs, validateFilePath(t.Path, at.Child("path"))...)
 		}
 	}
 	return errs
 }
 
-// validateProjectedPaths refuses two items of a projected volume at one path. Keys without items are not compared: of these
-// the last source wins. As in Kubernetes, the errors name the volume and, for objects, the object.
+// validateProjectedPaths returns errors for two items of a projected volume with the same path.
+// Keys without items are not compared: the last source has precedence for these. As in Kubernetes,
+// the errors name the volume and, for objects, the object.
 func validateProjectedPaths(p *corev1.ProjectedVolumeSource, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	seen := map[string]bool{}
