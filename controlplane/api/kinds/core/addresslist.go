@@ -8,10 +8,12 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// shownEndpoints is how many endpoints a row lists before it counts the rest.
+// shownEndpoints is the maximum number of endpoints that a row lists before it shows the number of
+// the others.
 const shownEndpoints = 3
 
-// FirstOf lists the first few of all and counts the rest.
+// FirstOf returns the first shownEndpoints elements of all, joined by commas. more is the format
+// for the number of the others. nothing is returned for an empty list.
 func FirstOf(all []string, more, nothing string) string {
 	if len(all) == 0 {
 		return nothing
@@ -22,7 +24,8 @@ func FirstOf(all []string, more, nothing string) string {
 	return strings.Join(all[:shownEndpoints], ",") + fmt.Sprintf(more, len(all)-shownEndpoints)
 }
 
-// NonSpecial refuses addresses that mean something else on each machine: nobody is to be sent to them.
+// NonSpecial returns an error for an address that is not a usable endpoint: unspecified, loopback,
+// link-local and multicast addresses.
 func NonSpecial(a string, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	refuse := func(special bool, why string) {

@@ -15,7 +15,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// ConfigMapKind describes the kind ConfigMap.
+// ConfigMapKind returns the api.Kind of ConfigMap.
 func ConfigMapKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: corev1.SchemeGroupVersion, Kind: "ConfigMap", Plural: "configmaps", Singular: "configmap", Short: []string{"cm"},
@@ -58,14 +58,14 @@ func ConfigMapKind() *api.Kind {
 	return k
 }
 
-// SecretKind describes the kind Secret.
+// SecretKind returns the api.Kind of Secret.
 func SecretKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: corev1.SchemeGroupVersion, Kind: "Secret", Plural: "secrets", Singular: "secret",
 	}, func(l *corev1.SecretList) *[]corev1.Secret { return &l.Items })
 	k.Default = builder.Default(func(s *corev1.Secret) {
 		builder.SetDefault(&s.Type, corev1.SecretTypeOpaque)
-		// stringData is for writing only: it is stored as data and never read back.
+		// stringData is write-only: it is stored as data and never returned.
 		if len(s.StringData) > 0 && s.Data == nil {
 			s.Data = make(map[string][]byte, len(s.StringData))
 		}
@@ -95,14 +95,14 @@ func SecretKind() *api.Kind {
 	return k
 }
 
-// secretKeys are the keys that a type of Secret must have.
+// secretKeys are the keys that a Secret of a type must have.
 var secretKeys = map[corev1.SecretType][]string{
 	corev1.SecretTypeTLS:              {corev1.TLSCertKey, corev1.TLSPrivateKeyKey},
 	corev1.SecretTypeDockerConfigJson: {corev1.DockerConfigJsonKey},
 	corev1.SecretTypeDockercfg:        {corev1.DockerConfigKey},
 }
 
-// secretJSON are the keys whose values are JSON objects, by the type of Secret.
+// secretJSON are the keys with values that must be JSON objects, by the type of the Secret.
 var secretJSON = map[corev1.SecretType]string{
 	corev1.SecretTypeDockerConfigJson: corev1.DockerConfigJsonKey,
 	corev1.SecretTypeDockercfg:        corev1.DockerConfigKey,

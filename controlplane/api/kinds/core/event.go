@@ -16,14 +16,14 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// eventTTL is how long an event is kept after it was last written.
+// eventTTL is the time after the last write at which an Event expires.
 const eventTTL = time.Hour
 
-// EventKind describes the kind Event.
+// EventKind returns the api.Kind of Event.
 func EventKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: corev1.SchemeGroupVersion, Kind: "Event", CreateOnUpdate: true, Plural: "events", Singular: "event", Short: []string{"ev"},
-		Rule: builder.PathSegment, // clients of the older API may give any name
+		Rule: builder.PathSegment, // older clients may use any name
 	}, func(l *corev1.EventList) *[]corev1.Event { return &l.Items })
 	k.TTL = eventTTL
 	builder.AddValidation(k, validateEvent)
@@ -35,8 +35,8 @@ func EventKind() *api.Kind {
 	return k
 }
 
-// validateEvent judges an Event of the core group. An Event with eventTime comes from a client of the newer API and names
-// its reporter and its action; older clients set none of these.
+// validateEvent validates an Event of the core group. An Event with eventTime comes from a client
+// of the newer API, and must have a reporter and an action. Older clients set none of these.
 func validateEvent(e *corev1.Event) field.ErrorList {
 	errs := EventNamespace(e.Namespace, e.InvolvedObject.Namespace, !e.EventTime.IsZero(), field.NewPath("involvedObject", "namespace"))
 	if e.EventTime.IsZero() {
@@ -52,7 +52,7 @@ func validateEvent(e *corev1.Event) field.ErrorList {
 	return errs
 }
 
-// ValidateReporter judges the name of the component that reports an Event.
+// ValidateReporter validates the name of the component that reports an Event.
 func ValidateReporter(name string, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if name == "" {
@@ -61,8 +61,9 @@ func ValidateReporter(name string, at *field.Path) field.ErrorList {
 	return append(errs, fieldrules.Invalid(at, name, validation.IsQualifiedName(name))...)
 }
 
-// EventNamespace judges the namespace of an Event's object. Events of cluster-scoped objects, which have no namespace, are in
-// "default", or in "kube-system" when timed (with eventTime). Only Events that are not timed need the object's namespace.
+// EventNamespace validates the namespace of an Event's object. Events of cluster-scoped objects,
+// which have no namespace, are in "default", or in "kube-system" when timed (with eventTime). Only
+// Events that are not timed need the object's namespace.
 func EventNamespace(event, object string, timed bool, at *field.Path) field.ErrorList {
 	ok := event == object || event == metav1.NamespaceDefault && object == ""
 	if timed {
@@ -148,7 +149,7 @@ func ValidateEventText(name, value string) field.ErrorList {
 	return nil
 }
 
-// TooLong returns the error for a text of an Event with more than the given number of bytes.
+// TooLong returns the error for a text of an Event that is longer than most bytes.
 func TooLong(name string, most int) *field.Error {
 	return field.Invalid(field.NewPath(name), "", fmt.Sprintf("can have at most %d characters", most))
 }

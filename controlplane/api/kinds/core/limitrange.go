@@ -17,7 +17,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// LimitRangeKind describes the kind LimitRange.
+// LimitRangeKind returns the api.Kind of LimitRange.
 func LimitRangeKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: corev1.SchemeGroupVersion, Kind: "LimitRange", CreateOnUpdate: true, Plural: "limitranges", Singular: "limitrange", Short: []string{"limits"},
@@ -40,8 +40,8 @@ func LimitRangeKind() *api.Kind {
 	return k
 }
 
-// defaultLimits fills, for containers, default limits by what is allowed at most, and default requests by the default
-// limits, then by what has to be asked for at least.
+// defaultLimits sets defaults for containers: default limits from max, and default requests from
+// the default limits or else from min.
 func defaultLimits(l *corev1.LimitRangeItem) {
 	if l.Type != corev1.LimitTypeContainer {
 		return
@@ -124,7 +124,7 @@ func validateLimits(l *corev1.LimitRangeItem, at *field.Path) field.ErrorList {
 	return errs
 }
 
-// validateLimit judges what is said of one resource: min <= defaultRequest <= default <= max.
+// validateLimit validates the values of one resource: min <= defaultRequest <= default <= max.
 func validateLimit(l *corev1.LimitRangeItem, name corev1.ResourceName, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	pick := func(list corev1.ResourceList, unless corev1.LimitType) *resource.Quantity {

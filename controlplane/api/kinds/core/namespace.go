@@ -16,13 +16,14 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// NamespaceKind describes the kind Namespace.
+// NamespaceKind returns the api.Kind of Namespace.
 func NamespaceKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: corev1.SchemeGroupVersion, Kind: "Namespace", Plural: "namespaces", Singular: "namespace", Short: []string{"ns"},
 		ClusterScoped: true, Rule: validation.ValidateNamespaceName,
 	}, func(l *corev1.NamespaceList) *[]corev1.Namespace { return &l.Items })
-	// Namespaces are not deleted by the dozen: each takes everything in it along.
+	// Namespaces cannot be deleted as a collection, because each deletion removes all of a
+	// namespace's contents.
 	k.Verbs = []string{"create", "delete", "get", "list", "patch", "update", "watch"}
 	k.Default = builder.Default(func(ns *corev1.Namespace) {
 		labelWithName(ns)
@@ -47,8 +48,9 @@ func NamespaceKind() *api.Kind {
 		})
 	builder.PrepareCreate(k, func(ns *corev1.Namespace) {
 		ns.Generation = 0
-		// The registry keeps a terminating namespace until spec.finalizers is empty. The namespace controller removes
-		// this finalizer through subresource "finalize" when the namespace has no content.
+		// The registry keeps a terminating namespace until spec.finalizers is empty. The namespace
+		// controller removes this finalizer through subresource "finalize" when the namespace has
+		// no content.
 		if !slices.Contains(ns.Spec.Finalizers, corev1.FinalizerKubernetes) {
 			ns.Spec.Finalizers = append(ns.Spec.Finalizers, corev1.FinalizerKubernetes)
 		}
@@ -64,8 +66,8 @@ func NamespaceKind() *api.Kind {
 	builder.AddStatusValidation(k, func(obj, _ *corev1.Namespace) field.ErrorList { return validateNamespacePhase(obj) })
 	k.PrepareDelete = builder.Default(func(ns *corev1.Namespace) { ns.Status.Phase = corev1.NamespaceTerminating })
 	builder.PrepareUpdate(k, func(obj, old *corev1.Namespace) {
-		// A client that replaces the object with its own manifest must not take
-		// away what protects the contents.
+		// A client that replaces the object with its own manifest must not remove the finalizers
+		// that protect the contents.
 		obj.Spec.Finalizers = slices.Clone(old.Spec.Finalizers)
 	})
 	validateMeta := builder.FacetMetaUpdate(k.GVK)
@@ -98,8 +100,8 @@ func NamespaceKind() *api.Kind {
 	return k
 }
 
-// labelWithName sets the label that holds the namespace's name. Selectors of policies select namespaces by it, so no
-// request can remove it.
+// labelWithName sets the label with the namespace's name. No request can remove it, because
+// policies select namespaces by it.
 func labelWithName(ns *corev1.Namespace) {
 	if ns.Name == "" || ns.Labels[corev1.LabelMetadataName] == ns.Name {
 		return
@@ -116,8 +118,8 @@ func validateSpecFinalizer(f corev1.FinalizerName, at *field.Path) field.ErrorLi
 		builder.ValidateFinalizer(name, at)...)
 }
 
-// validateNamespacePhase refuses a phase that does not match deletionTimestamp. Its errors name the field "Phase", as in
-// Kubernetes.
+// validateNamespacePhase returns an error for a phase that does not match deletionTimestamp. Its
+// errors name the field "Phase", as in Kubernetes.
 func validateNamespacePhase(ns *corev1.Namespace) field.ErrorList {
 	at, phase := field.NewPath("status", "Phase"), ns.Status.Phase
 	switch terminating := ns.DeletionTimestamp != nil; {

@@ -27,7 +27,7 @@ const (
 	nodeRoleLabel  = "kubernetes.io/role"
 )
 
-// NodeKind describes the kind Node.
+// NodeKind returns the api.Kind of Node.
 func NodeKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: corev1.SchemeGroupVersion, Kind: "Node", Plural: "nodes", Singular: "node", Short: []string{"no"}, ClusterScoped: true,
@@ -84,7 +84,7 @@ func NodeKind() *api.Kind {
 func validateNode(n *corev1.Node) field.ErrorList {
 	spec := field.NewPath("spec")
 	errs := validateNodeAnnotations(n.Annotations, field.NewPath("metadata", "annotations"))
-	// Kubernetes names the taints and the swap of a node in its metadata.
+	// Kubernetes' errors have taints and swap of a node under metadata.
 	errs = append(errs, validateTaints(n.Spec.Taints, field.NewPath("metadata", "taints"))...)
 	if swap := n.Status.NodeInfo.Swap; swap != nil && swap.Capacity != nil && *swap.Capacity <= 0 {
 		errs = append(errs, field.Invalid(field.NewPath("metadata", "nodeSwapStatus", "capacity"), *swap.Capacity, "must be greater than zero"))
@@ -105,10 +105,11 @@ func validateNode(n *corev1.Node) field.ErrorList {
 	return append(errs, validateNodeStatus(n)...)
 }
 
-// taintsAnnotation held the taints of a node before the API had a field for them.
+// taintsAnnotation had the taints of a node before the API had a field for them.
 const taintsAnnotation = "scheduler.alpha.kubernetes.io/taints"
 
-// validateNodeAnnotations validates the annotations that stood in for fields. Paths and texts are those of Kubernetes.
+// validateNodeAnnotations validates the annotations that preceded fields. Paths and texts are those
+// of Kubernetes.
 func validateNodeAnnotations(annotations map[string]string, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if text := annotations[taintsAnnotation]; text != "" {
@@ -142,7 +143,8 @@ func validateNodeStatus(n *corev1.Node) field.ErrorList {
 	return append(errs, validateDeclaredFeatures(n.Status.DeclaredFeatures, status.Child("declaredFeatures"))...)
 }
 
-// validateNodeAddresses refuses an address that a node has twice. Kubernetes does so in updates alone, and shows its internal type.
+// validateNodeAddresses returns errors for duplicate addresses of a node. Kubernetes checks this
+// only in updates, and its errors show its internal type.
 func validateNodeAddresses(n *corev1.Node) field.ErrorList {
 	type address struct {
 		Type    corev1.NodeAddressType
@@ -161,7 +163,8 @@ func validateNodeAddresses(n *corev1.Node) field.ErrorList {
 
 var declaredFeature = regexp.MustCompile(`^[A-Z][A-Za-z0-9]*(/[A-Za-z][A-Za-z0-9]*)*$`)
 
-// validateDeclaredFeatures judges the names of the features that a node declares, which are in order.
+// validateDeclaredFeatures validates the names of the features that a node declares. They must be
+// sorted.
 func validateDeclaredFeatures(features []string, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i, f := range features {
@@ -206,8 +209,8 @@ func validateNodeUpdate(obj, old *corev1.Node) field.ErrorList {
 	return errs
 }
 
-// addsFamily reports whether a node with a range of one family gets a range of the other family. Kubernetes refuses this;
-// here a cluster gets its second family later.
+// addsFamily reports whether a node that has a range of one family gets a range of the other
+// family. Kubernetes rejects this; in Keelson a cluster may get its second family later.
 func addsFamily(cidrs, old []string) bool {
 	return len(old) == 1 && len(cidrs) == 2 && cidrs[0] == old[0] && strings.Contains(cidrs[0], ":") != strings.Contains(cidrs[1], ":")
 }

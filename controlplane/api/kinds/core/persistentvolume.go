@@ -17,7 +17,7 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// PersistentVolumeKind describes the kind PersistentVolume.
+// PersistentVolumeKind returns the api.Kind of PersistentVolume.
 func PersistentVolumeKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: corev1.SchemeGroupVersion, Kind: "PersistentVolume", Plural: "persistentvolumes", Singular: "persistentvolume",
@@ -125,7 +125,7 @@ func validatePersistentVolumeUpdate(obj, old *corev1.PersistentVolume) field.Err
 	var errs field.ErrorList
 	source := obj.Spec.PersistentVolumeSource.DeepCopy()
 	if now, was := source.CSI, old.Spec.CSI; now != nil && was != nil && was.ControllerExpandSecretRef == nil {
-		now.ControllerExpandSecretRef = nil // it may be given later
+		now.ControllerExpandSecretRef = nil // it may be set later
 	}
 	if fields := podspec.ChangedFields(*source, old.Spec.PersistentVolumeSource, "spec."); len(fields) > 0 {
 		errs = append(errs, field.Forbidden(spec.Child("persistentvolumesource"),
@@ -143,14 +143,15 @@ func validatePersistentVolumeUpdate(obj, old *corev1.PersistentVolume) field.Err
 	return errs
 }
 
-// stableLabels are the labels of Nodes that replaced beta labels, by the beta label.
+// stableLabels maps beta labels of Nodes to the labels that replaced them.
 var stableLabels = map[string]string{
 	corev1.LabelFailureDomainBetaZone: corev1.LabelTopologyZone, corev1.LabelFailureDomainBetaRegion: corev1.LabelTopologyRegion,
 	"beta.kubernetes.io/os": corev1.LabelOSStable, "beta.kubernetes.io/arch": corev1.LabelArchStable,
 	corev1.LabelInstanceType: corev1.LabelInstanceTypeStable,
 }
 
-// renameBetaLabels returns a copy of old in which each beta label has its stable name if now has that name at the same place.
+// renameBetaLabels returns a copy of old in which each beta label has its stable name if now has
+// that name at the same place.
 func renameBetaLabels(old, now *corev1.VolumeNodeAffinity) *corev1.VolumeNodeAffinity {
 	if old.Required == nil || now == nil || now.Required == nil {
 		return old
@@ -171,7 +172,8 @@ func renameBetaLabels(old, now *corev1.VolumeNodeAffinity) *corev1.VolumeNodeAff
 	return old
 }
 
-// persistentSources are the sources of a PersistentVolume in the order in which Kubernetes looks at them, by the names in its errors.
+// persistentSources returns the sources of a PersistentVolume in the order in which Kubernetes
+// checks them, with their names in errors.
 func persistentSources(s *corev1.PersistentVolumeSource) []podspec.NamedSource {
 	return []podspec.NamedSource{
 		{Name: "hostPath", Set: s.HostPath != nil}, {Name: "gcePersistentDisk", Set: s.GCEPersistentDisk != nil}, {Name: "awsElasticBlockStore", Set: s.AWSElasticBlockStore != nil},
@@ -212,7 +214,8 @@ func validatePVSource(s *corev1.PersistentVolumeSpec, volume string, spec *field
 	return errs
 }
 
-// validateDriverSecrets judges where the Secrets are that a driver is handed; Kubernetes takes any for staging.
+// validateDriverSecrets validates the references to Secrets that a driver gets. As in Kubernetes,
+// the reference for staging is not checked.
 func validateDriverSecrets(c *corev1.CSIPersistentVolumeSource, csi *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for _, s := range []struct {
@@ -242,7 +245,7 @@ func validateDriverSecrets(c *corev1.CSIPersistentVolumeSource, csi *field.Path)
 	return errs
 }
 
-// validateCapacity judges the capacity of a volume, which is that of storage alone.
+// validateCapacity validates the capacity of a volume, which must have only the resource storage.
 func validateCapacity(capacity corev1.ResourceList, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if len(capacity) == 0 {
@@ -263,7 +266,7 @@ func validateCapacity(capacity corev1.ResourceList, at *field.Path) field.ErrorL
 	return errs
 }
 
-// shortModes are the access modes in a row.
+// shortModes are the abbreviations of access modes in table rows.
 var shortModes = []struct {
 	mode  corev1.PersistentVolumeAccessMode
 	short string
@@ -301,7 +304,8 @@ func orUnset[T ~string](p *T) string {
 	return string(*p)
 }
 
-// validateVolumeAttributesOf judges the class of attributes that a volume has: drivers alone know such.
+// validateVolumeAttributesOf validates the VolumeAttributesClass of a volume. Only CSI volumes may
+// have one.
 func validateVolumeAttributesOf(s *corev1.PersistentVolumeSpec, spec *field.Path) field.ErrorList {
 	if s.VolumeAttributesClassName == nil {
 		return nil

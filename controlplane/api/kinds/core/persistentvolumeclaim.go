@@ -19,7 +19,7 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// PersistentVolumeClaimKind describes the kind PersistentVolumeClaim.
+// PersistentVolumeClaimKind returns the api.Kind of PersistentVolumeClaim.
 func PersistentVolumeClaimKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: corev1.SchemeGroupVersion, Kind: "PersistentVolumeClaim", Plural: "persistentvolumeclaims",
@@ -62,8 +62,9 @@ func PersistentVolumeClaimKind() *api.Kind {
 	return k
 }
 
-// ValidateClaimUpdate lets a claim be bound, get the default class and, once it is bound, be of another size: a larger
-// one, or one that is still larger than what it has, where growing did not succeed.
+// ValidateClaimUpdate returns errors for changes of a claim's immutable fields. A claim can be
+// bound, and a claim without a class can get one. A bound claim can be expanded. Where an expansion
+// failed, the request can be lowered to a size above the current capacity.
 func ValidateClaimUpdate(obj, old *corev1.PersistentVolumeClaim) field.ErrorList {
 	spec := field.NewPath("spec")
 	now, was := obj.Spec.DeepCopy(), old.Spec.DeepCopy()
@@ -99,8 +100,8 @@ func ValidateClaimUpdate(obj, old *corev1.PersistentVolumeClaim) field.ErrorList
 	return append(errs, validateAttributesUpdate(obj, old, spec.Child("volumeAttributesClassName"))...)
 }
 
-// validateAttributesUpdate lets a claim name another class of attributes, and none only as long as its volume has none: one
-// that has been applied can be replaced, and not taken away.
+// validateAttributesUpdate returns an error if the VolumeAttributesClass is removed from a claim
+// with an applied class. Replacing it is allowed.
 func validateAttributesUpdate(obj, old *corev1.PersistentVolumeClaim, at *field.Path) field.ErrorList {
 	now := obj.Spec.VolumeAttributesClassName
 	switch {
@@ -114,14 +115,15 @@ func validateAttributesUpdate(obj, old *corev1.PersistentVolumeClaim, at *field.
 	return nil
 }
 
-// resizeStates are how far a claim has grown.
+// resizeStates are the valid states of a claim's expansion.
 var resizeStates = []corev1.ClaimResourceStatus{
 	corev1.PersistentVolumeClaimControllerResizeInProgress, corev1.PersistentVolumeClaimControllerResizeInfeasible,
 	corev1.PersistentVolumeClaimNodeResizePending, corev1.PersistentVolumeClaimNodeResizeInProgress,
 	corev1.PersistentVolumeClaimNodeResizeInfeasible,
 }
 
-// validateClaimGrowth judges what drivers and nodes say of a claim's size.
+// validateClaimGrowth validates the capacity and the expansion status of a claim, as reported by
+// drivers and nodes.
 func validateClaimGrowth(s *corev1.PersistentVolumeClaimStatus) field.ErrorList {
 	at := field.NewPath("status")
 	var errs field.ErrorList
@@ -150,7 +152,8 @@ func validateClaimGrowth(s *corev1.PersistentVolumeClaimStatus) field.ErrorList 
 	return errs
 }
 
-// validateClaimResource judges the name of what a claim has: storage, or something of another domain.
+// validateClaimResource validates a resource name in a claim's status: storage, or a name with a
+// custom domain.
 func validateClaimResource(name string, at *field.Path) field.ErrorList {
 	if wrong := utilvalidation.IsQualifiedName(name); len(wrong) > 0 {
 		return fieldrules.Invalid(at, name, wrong)
@@ -174,7 +177,7 @@ func claimRow(c *corev1.PersistentVolumeClaim, now time.Time) []any {
 		orUnset(c.Spec.VolumeAttributesClassName), builder.Age(c, now), orUnset(c.Spec.VolumeMode)}
 }
 
-// ClaimClass is the name of the claim's storage class, "" for none.
+// ClaimClass returns the name of the claim's storage class, "" if it has none.
 func ClaimClass(c *corev1.PersistentVolumeClaim) string {
 	if class, ok := c.Annotations[corev1.BetaStorageClassAnnotation]; ok {
 		return class

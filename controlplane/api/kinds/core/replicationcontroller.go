@@ -17,14 +17,15 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// ReplicationControllerKind describes the kind ReplicationController.
+// ReplicationControllerKind returns the api.Kind of ReplicationController.
 func ReplicationControllerKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: corev1.SchemeGroupVersion, Kind: "ReplicationController", Plural: "replicationcontrollers",
 		Singular: "replicationcontroller", Short: []string{"rc"}, InAllCategory: true, Rule: builder.DNSSubdomain,
 	}, func(l *corev1.ReplicationControllerList) *[]corev1.ReplicationController { return &l.Items })
 	k.Default = builder.Default(defaultReplicationController)
-	k.Propagation = metav1.DeletePropagationOrphan // as it was before there was a garbage collector
+	// the default from before garbage collection existed
+	k.Propagation = metav1.DeletePropagationOrphan
 	builder.SeparateSpecAndStatus(k, func(r *corev1.ReplicationController) *corev1.ReplicationControllerSpec { return &r.Spec },
 		func(r *corev1.ReplicationController) *corev1.ReplicationControllerStatus { return &r.Status })
 	builder.AddValidation(k, func(r *corev1.ReplicationController) field.ErrorList {
@@ -59,7 +60,8 @@ func ReplicationControllerKind() *api.Kind {
 	return k
 }
 
-// defaultReplicationController selects and labels by the labels of the template, where nothing else is said.
+// defaultReplicationController sets selector and labels, if empty, to the labels of the template,
+// and sets the template's defaults.
 func defaultReplicationController(r *corev1.ReplicationController) {
 	if t := r.Spec.Template; t != nil {
 		if len(t.Labels) > 0 {
@@ -103,7 +105,7 @@ func validateReplicationControllerStatus(s *corev1.ReplicationControllerStatus, 
 	return errs
 }
 
-// PodTemplateKind describes the kind PodTemplate.
+// PodTemplateKind returns the api.Kind of PodTemplate.
 func PodTemplateKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: corev1.SchemeGroupVersion, Kind: "PodTemplate", Plural: "podtemplates", Singular: "podtemplate",

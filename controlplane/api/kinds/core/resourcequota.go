@@ -16,7 +16,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// ResourceQuotaKind describes the kind ResourceQuota.
+// ResourceQuotaKind returns the api.Kind of ResourceQuota.
 func ResourceQuotaKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: corev1.SchemeGroupVersion, Kind: "ResourceQuota", Plural: "resourcequotas", Singular: "resourcequota", Short: []string{"quota"},
@@ -105,7 +105,8 @@ func validateQuota(s *corev1.ResourceQuotaSpec, at *field.Path) field.ErrorList 
 	return append(errs, conflictingScopes(scopes, here, s.Scopes)...)
 }
 
-// validateScope refuses a scope that there is not, and one that has nothing to do with a resource that is bounded.
+// validateScope returns an error for an unknown scope, and for a limited resource to which the
+// scope does not apply. shown and shownAll are the values that errors show.
 func validateScope(
 	scope corev1.ResourceQuotaScope, hard corev1.ResourceList, at, all *field.Path, shown, shownAll any,
 ) field.ErrorList {

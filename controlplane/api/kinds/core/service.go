@@ -18,13 +18,13 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// Spaces in which a Service reserves values; a value is held by one Service at a time.
+// Spaces of a Service's reservations. At most one Service holds a value in each space.
 const (
 	SpaceClusterIPs = "clusterips" // "10.96.0.10"
 	SpaceNodePorts  = "nodeports"  // "TCP-30080"
 )
 
-// The node ports that Services may use.
+// The range of node ports.
 const (
 	MinNodePort = 30000
 	MaxNodePort = 32767
@@ -32,7 +32,7 @@ const (
 
 const clientIPTimeout = int32(3 * 60 * 60) // seconds; Kubernetes' default
 
-// ServiceKind describes the kind Service.
+// ServiceKind returns the api.Kind of Service.
 func ServiceKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: corev1.SchemeGroupVersion, Kind: "Service", CreateOnUpdate: true, Plural: "services", Singular: "service", Short: []string{"svc"}, InAllCategory: true,
@@ -85,14 +85,14 @@ func DefaultService(s *corev1.Service) {
 	if spec.Type == corev1.ServiceTypeExternalName {
 		return
 	}
-	// A client that sets clusterIPs alone is refused, as in Kubernetes.
+	// A client that sets only clusterIPs is rejected, as in Kubernetes.
 	if spec.ClusterIP != "" && len(spec.ClusterIPs) == 0 {
 		spec.ClusterIPs = []string{spec.ClusterIP}
 	}
 }
 
-// defaultOwnedService fills the defaults that belong to the client. As in Kubernetes, a client that sets clusterIP alone
-// does not own clusterIPs.
+// defaultOwnedService sets the defaults that are attributed to the client. As in Kubernetes, a
+// client that sets only clusterIP does not own clusterIPs.
 func defaultOwnedService(s *corev1.Service) {
 	spec := &s.Spec
 	builder.SetDefault(&spec.Type, corev1.ServiceTypeClusterIP)
@@ -125,7 +125,8 @@ func defaultOwnedService(s *corev1.Service) {
 	}
 }
 
-// defaultIPModes completes the addresses that a load balancer reports. Controllers of older Kubernetes name no mode.
+// defaultIPModes sets the missing ipMode of addresses that a load balancer reports. Older
+// controllers do not set it.
 func defaultIPModes(s *corev1.Service) {
 	for i := range s.Status.LoadBalancer.Ingress {
 		if in := &s.Status.LoadBalancer.Ingress[i]; in.IP != "" {
@@ -138,12 +139,12 @@ func usesNodePorts(t corev1.ServiceType) bool {
 	return t == corev1.ServiceTypeNodePort || t == corev1.ServiceTypeLoadBalancer
 }
 
-// NeedsClusterIP says whether the Service has a cluster address of its own, given or still to be chosen.
+// NeedsClusterIP reports whether the Service has, or is to be allocated, its own cluster IP.
 func NeedsClusterIP(s *corev1.Service) bool {
 	return s.Spec.Type != corev1.ServiceTypeExternalName && s.Spec.ClusterIP != corev1.ClusterIPNone
 }
 
-// NeedsNodePorts says whether each port of the Service has a node port, given or still to be chosen.
+// NeedsNodePorts reports whether each port of the Service has, or is to be allocated, a node port.
 func NeedsNodePorts(s *corev1.Service) bool {
 	switch s.Spec.Type {
 	case corev1.ServiceTypeNodePort:
@@ -154,8 +155,9 @@ func NeedsNodePorts(s *corev1.Service) bool {
 	return false
 }
 
-// keepAllocated carries over the allocated values that the client left out, and drops the values that the new type does
-// not have. A value that the client also changed is not dropped, so that validation refuses it.
+// keepAllocated copies allocated values that the client omitted from old. It also clears the values
+// that the new type does not have. A value that the client also changed is not cleared, so that
+// validation rejects it.
 func keepAllocated(obj, old *corev1.Service) {
 	DefaultService(obj)
 	SyncClusterIPs(&obj.Spec, &old.Spec)
@@ -178,14 +180,16 @@ func keepAllocated(obj, old *corev1.Service) {
 	dropBalancing(&obj.Spec, &old.Spec)
 }
 
-// SyncClusterIPs sets clusterIPs to clusterIP where a client that does not know clusterIPs changed clusterIP alone.
+// SyncClusterIPs sets clusterIPs to clusterIP if a client that does not know clusterIPs changed
+// only clusterIP.
 func SyncClusterIPs(spec, old *corev1.ServiceSpec) {
 	if spec.ClusterIP != old.ClusterIP && spec.ClusterIP != "" && slices.Equal(spec.ClusterIPs, old.ClusterIPs) {
 		spec.ClusterIPs = []string{spec.ClusterIP}
 	}
 }
 
-// dropAddresses drops the cluster addresses and families of a Service that becomes an ExternalName.
+// dropAddresses clears the unchanged cluster IPs and IP families of a Service that becomes an
+// ExternalName.
 func dropAddresses(spec, old *corev1.ServiceSpec) {
 	if spec.ClusterIP == old.ClusterIP && slices.Equal(spec.ClusterIPs, old.ClusterIPs) {
 		spec.ClusterIP, spec.ClusterIPs = "", nil
@@ -207,7 +211,8 @@ func changesNodePorts(obj, old *corev1.Service) bool {
 	return slices.ContainsFunc(obj.Spec.Ports, func(p corev1.ServicePort) bool { return !had[p.NodePort] })
 }
 
-// dropBalancing drops the fields of load balancers and of external traffic that the new type does not have.
+// dropBalancing clears the load balancer and external traffic fields that the new type does not
+// have.
 func dropBalancing(spec, old *corev1.ServiceSpec) {
 	if needsHealthPort(old) && !needsHealthPort(spec) && spec.HealthCheckNodePort == old.HealthCheckNodePort {
 		spec.HealthCheckNodePort = 0
@@ -258,7 +263,8 @@ func keepNodePorts(obj, old *corev1.Service) {
 	}
 }
 
-// needsHealthPort says whether a load balancer asks the nodes, at a port of their own, which of them have endpoints.
+// needsHealthPort reports whether load balancers check a node port of their own to find the nodes
+// with endpoints.
 func needsHealthPort(s *corev1.ServiceSpec) bool {
 	return s.Type == corev1.ServiceTypeLoadBalancer && s.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 }
@@ -290,16 +296,17 @@ func ServiceReservations(s *corev1.Service) []api.Reservation {
 type NodePort struct {
 	Protocol corev1.Protocol
 	Port     int32
-	Field    string // where the Service says so
+	Field    string // path of the port's field in the Service
 }
 
-// Value is the port as the name of its reservation.
+// Value returns the value of the port's reservation.
 func (p NodePort) Value() string { return fmt.Sprintf("%s-%d", p.Protocol, p.Port) }
 
-// String is the port for people.
+// String returns the port in a readable form.
 func (p NodePort) String() string { return fmt.Sprintf("%d/%s", p.Port, p.Protocol) }
 
-// NodePorts are those that a Service has, with that at which load balancers ask for its health.
+// NodePorts returns the node ports of a Service, including the port for health checks by load
+// balancers.
 func NodePorts(s *corev1.Service) (out []NodePort) {
 	if !usesNodePorts(s.Spec.Type) {
 		return nil

@@ -16,7 +16,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// maxAffinitySeconds is a day, the longest session affinity.
+// maxAffinitySeconds is the maximum timeout of session affinity: one day.
 const maxAffinitySeconds = 86400
 
 // ValidateService returns the errors in a Service.
@@ -56,7 +56,8 @@ func ValidateService(s *corev1.Service) field.ErrorList {
 	return append(errs, validateTrafficPolicies(&s.Spec, spec)...)
 }
 
-// validateSpecialAddress refuses an address that no client reaches through the network.
+// validateSpecialAddress returns an error for an address that no client can reach through the
+// network.
 func validateSpecialAddress(ip string, at *field.Path) field.ErrorList {
 	p := net.ParseIP(ip)
 	for _, r := range []struct {
@@ -75,7 +76,8 @@ func validateSpecialAddress(ip string, at *field.Path) field.ErrorList {
 	return nil
 }
 
-// validateRangesAnnotation judges the annotation that the field loadBalancerSourceRanges has replaced.
+// validateRangesAnnotation validates the annotation that preceded the field
+// loadBalancerSourceRanges.
 func validateRangesAnnotation(s *corev1.Service) field.ErrorList {
 	text, set := s.Annotations[corev1.AnnotationLoadBalancerSourceRangesKey]
 	if !set || len(s.Spec.LoadBalancerSourceRanges) > 0 {
@@ -95,12 +97,13 @@ func validateRangesAnnotation(s *corev1.Service) field.ErrorList {
 	return errs
 }
 
-// validateBalancerWish refuses what nobody could follow in the annotations by which a Service asks for addresses.
+// validateBalancerWish returns errors for invalid values of the annotations by which a Service
+// requests addresses.
 func validateBalancerWish(s *corev1.Service) field.ErrorList {
 	at := field.NewPath("metadata", "annotations")
 	text, asked := s.Annotations[balancer.AddressesAnnotation]
 	if !asked {
-		return nil // spec.loadBalancerIP is text to Kubernetes
+		return nil // Kubernetes does not validate spec.loadBalancerIP
 	}
 	var errs field.ErrorList
 	wish, err := balancer.WishOf(s)
@@ -120,7 +123,8 @@ func validateBalancerWish(s *corev1.Service) field.ErrorList {
 	return errs
 }
 
-// validateTopologyMode wants the two names of one annotation to say the same.
+// validateTopologyMode returns an error if the annotation has different values under its old and
+// its new name.
 func validateTopologyMode(s *corev1.Service) field.ErrorList {
 	old, both := s.Annotations[corev1.DeprecatedAnnotationTopologyAwareHints]
 	mode, ok := s.Annotations[corev1.AnnotationTopologyMode]
@@ -156,7 +160,7 @@ func validateExternalName(s *corev1.ServiceSpec, spec *field.Path) field.ErrorLi
 		"clusterIPs": len(s.ClusterIPs) > 0, "ipFamilies": len(s.IPFamilies) > 0, "ipFamilyPolicy": s.IPFamilyPolicy != nil,
 	})
 	at := spec.Child("externalName")
-	// A dot at the end makes the name absolute.
+	// A trailing dot makes the name absolute.
 	name := strings.TrimSuffix(s.ExternalName, ".")
 	if name == "" {
 		return append(errs, field.Required(at, ""))
@@ -164,7 +168,8 @@ func validateExternalName(s *corev1.ServiceSpec, spec *field.Path) field.ErrorLi
 	return append(errs, fieldrules.Invalid(at, name, validation.IsDNS1123Subdomain(name))...)
 }
 
-// ValidateClusterIPs validates the cluster addresses and the IP families of a Service that is no ExternalName.
+// ValidateClusterIPs validates the cluster IPs and the IP families of a Service of any type except
+// ExternalName.
 func ValidateClusterIPs(s *corev1.ServiceSpec, spec *field.Path) field.ErrorList {
 	if s.Type == corev1.ServiceTypeExternalName {
 		return nil
@@ -197,7 +202,7 @@ func ValidateClusterIPs(s *corev1.ServiceSpec, spec *field.Path) field.ErrorList
 	return append(errs, validateAddressFamilies(s, at)...)
 }
 
-// validateFamilies judges ipFamilies and ipFamilyPolicy by themselves.
+// validateFamilies validates ipFamilies and ipFamilyPolicy without regard to the addresses.
 func validateFamilies(s *corev1.ServiceSpec, spec *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i, f := range s.IPFamilies {
@@ -261,12 +266,12 @@ func validateTrafficPolicies(s *corev1.ServiceSpec, spec *field.Path) field.Erro
 	return append(errs, validateBalancerFields(s, spec)...)
 }
 
-// trafficDistributions are in the order in which Kubernetes lists them.
+// trafficDistributions are the valid values, in the order of Kubernetes' errors.
 var trafficDistributions = []string{corev1.ServiceTrafficDistributionPreferClose,
 	corev1.ServiceTrafficDistributionPreferSameZone, corev1.ServiceTrafficDistributionPreferSameNode}
 
-// validateBalancerFields judges the fields that only a Service of type LoadBalancer has. Kubernetes spells the path of the
-// source ranges with a capital.
+// validateBalancerFields validates the fields that only a Service of type LoadBalancer may have. As
+// in Kubernetes, the path of the source ranges has a capital.
 func validateBalancerFields(s *corev1.ServiceSpec, spec *field.Path) field.ErrorList {
 	const no = "may only be used when `type` is 'LoadBalancer'"
 	var errs field.ErrorList
@@ -312,7 +317,7 @@ func validateHealthPort(s *corev1.ServiceSpec, at *field.Path) field.ErrorList {
 	return nil
 }
 
-// internalPort is a port of a Service as Kubernetes shows it in faults, which is its internal type.
+// internalPort is a port of a Service in the form of Kubernetes' internal type, which errors show.
 type internalPort struct {
 	Name        string
 	Protocol    corev1.Protocol
@@ -322,7 +327,8 @@ type internalPort struct {
 	NodePort    int32
 }
 
-// validateServicePorts validates the ports of a Service. The range of node ports is known to the allocator alone.
+// validateServicePorts validates the ports of a Service. The allocator checks the range of node
+// ports.
 func validateServicePorts(s *corev1.ServiceSpec, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	names, ports, nodePorts := map[string]bool{}, map[string]bool{}, map[string]bool{}
@@ -371,8 +377,8 @@ func validateNodePort(t corev1.ServiceType, p corev1.ServicePort, seen map[strin
 	return nil
 }
 
-// validateServiceUpdate keeps the addresses and families of a Service, which clients may have cached. A second family may be
-// added and released.
+// validateServiceUpdate returns errors for changes of a Service's addresses and families, which
+// clients may have cached. A second family may be added or released.
 func validateServiceUpdate(obj, old *corev1.Service) field.ErrorList {
 	spec := field.NewPath("spec")
 	var errs field.ErrorList
@@ -418,7 +424,8 @@ func validateAddressUpdate(s, old *corev1.ServiceSpec, spec *field.Path) field.E
 	return errs
 }
 
-// validateFamilyUpdate compares the families. As in Kubernetes, its errors name the first entry.
+// validateFamilyUpdate validates a change of the families. As in Kubernetes, its errors name the
+// first entry.
 func validateFamilyUpdate(s, old *corev1.ServiceSpec, spec *field.Path) field.ErrorList {
 	at := spec.Child("ipFamilies").Index(0)
 	now, was := s.IPFamilies, old.IPFamilies
@@ -435,7 +442,7 @@ func validateFamilyUpdate(s, old *corev1.ServiceSpec, spec *field.Path) field.Er
 	return errs
 }
 
-// validateServiceStatus judges the addresses that a load balancer reports.
+// validateServiceStatus validates the addresses that a load balancer reports.
 func validateServiceStatus(s, _ *corev1.Service) field.ErrorList {
 	at := field.NewPath("status", "loadBalancer", "ingress")
 	if s.Spec.Type != corev1.ServiceTypeLoadBalancer && len(s.Status.LoadBalancer.Ingress) > 0 {

@@ -11,7 +11,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/builder"
 )
 
-// ServiceAccountKind describes the kind ServiceAccount.
+// ServiceAccountKind returns the api.Kind of ServiceAccount.
 func ServiceAccountKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: corev1.SchemeGroupVersion, Kind: "ServiceAccount", Plural: "serviceaccounts", Singular: "serviceaccount", Short: []string{"sa"},
@@ -31,9 +31,11 @@ func ServiceAccountKind() *api.Kind {
 	return k
 }
 
-// nameSecrets leaves of each reference the name alone: the Secrets are those of the account's namespace.
+// nameSecrets reduces each reference to the name, because the Secrets are in the account's
+// namespace.
 func nameSecrets(s *corev1.ServiceAccount) {
-	var names []corev1.ObjectReference // not in place: what is stored may share the list
+	// a new list, because the stored object may share the old one
+	var names []corev1.ObjectReference
 	for _, ref := range s.Secrets {
 		names = append(names, corev1.ObjectReference{Name: ref.Name})
 	}
