@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// F117: which addresses a Service gets, and what it is told when it gets none.
+// F117: the addresses that a Service gets, and the Refusal if it gets none.
 func TestChoose(t *testing.T) {
 	pools, err := Parse(map[string]string{
 		"big":   "addresses: [192.0.2.10-192.0.2.11, \"2001:db8::10\"]",

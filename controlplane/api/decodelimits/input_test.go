@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// laughs is YAML in which each of n levels names the one below ten times.
+// laughs returns YAML with n levels, each of which has ten aliases of the level below.
 func laughs(n int, bottom string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "l0: &l0 %q\n", bottom)

@@ -10,7 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// repeatedField is a message with n empty messages in a field, inside of another field.
+// repeatedField returns a message with n empty messages in the field inner, within the field outer.
 func repeatedField(outer, inner protowire.Number, n int) []byte {
 	var spec []byte
 	for range n {

@@ -12,7 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// podWith is a pod whose container requests so much CPU; the value is JSON.
+// podWith returns the JSON of a pod whose container requests the CPU quantity cpu, which is a JSON
+// value.
 func podWith(cpu string) string {
 	return `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"a","annotations":{"long":"` + strings.Repeat("1", 5000) + `"}},"spec":{"containers":[` +
 		`{"name":"main","resources":{"requests":{"cpu":` + cpu + `}}}],"volumes":[{"name":"v","emptyDir":{"sizeLimit":"1Gi"}}]}}`
@@ -77,7 +78,7 @@ func TestLongQuantitiesInProtobuf(t *testing.T) {
 	}
 }
 
-// nested wraps bytes into the fields, the first innermost.
+// nested returns in, wrapped into one message for each field; the first field is the innermost.
 func nested(in string, fields ...int) []byte {
 	for _, f := range fields {
 		n := len(in)

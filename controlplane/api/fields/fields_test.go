@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// inner and outer are types as of a kind: one within another, one within itself, one with fields in its parent's place.
+// inner and outer are types with a nested type, a recursive type and an embedded type.
 type (
 	outer struct {
 		Inline `json:",inline"`
@@ -57,8 +57,8 @@ func leaves(a *Answers) []string {
 	return out
 }
 
-// Each field is named once; a type that contains itself ends; who is further out has the last word; what nobody
-// answered is seen; an answer about nothing is stale.
+// Each field is listed once. A recursive type terminates. The outermost answer has precedence.
+// Fields without an answer are listed, and answers about no field are stale.
 func TestWalk(t *testing.T) {
 	tab := table(t, `
 [PKG.outer]

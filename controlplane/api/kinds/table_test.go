@@ -13,7 +13,8 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds"
 )
 
-// prefixes are where clusters have their objects. A line may be added; none may ever change.
+// prefixes are the storage prefixes of all kinds, under which existing clusters have their objects.
+// Lines may be added, but an existing line must never change.
 const prefixes = `/registry/apiservices/ apiregistration.k8s.io/v1, Kind=APIService
 /registry/certificatesigningrequests/ certificates.k8s.io/v1, Kind=CertificateSigningRequest
 /registry/clusterrolebindings/ rbac.authorization.k8s.io/v1, Kind=ClusterRoleBinding
@@ -176,7 +177,7 @@ func TestTableRefuses(t *testing.T) {
 	}
 }
 
-// One change is seen whole, and those who follow the table hear of it.
+// A change is visible atomically, and closes the Changed channel of the previous table.
 func TestTableChanges(t *testing.T) {
 	ks := kinds.All()
 	was := ks.Table()

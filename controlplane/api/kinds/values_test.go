@@ -9,8 +9,8 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/kindstest"
 )
 
-// A value that nothing knows the meaning of is refused, and so is one whose effect another field takes away: neither
-// is stored and forgotten. F38
+// A value without a meaning is rejected, and so is a value that another field makes ineffective.
+// Otherwise it would be stored and ignored. F38
 func TestValuesWithoutMeaning(t *testing.T) {
 	pod := func(spec string) string { return "{metadata: {name: a}, spec: {" + spec + "}}" }
 	one := "containers: [{name: c, image: i}]"

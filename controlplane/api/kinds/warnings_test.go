@@ -18,7 +18,8 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/kindstest"
 )
 
-// warned is an object and the warnings about a new one, a line for each, or the end of the only warning after "…".
+// warned is an object and the warnings about it when it is new, one per line. A want that starts
+// with "…" is the end of the only warning.
 type warned struct{ text, want string }
 
 func warns[P api.Object](t *testing.T, cases ...warned) {

@@ -22,7 +22,7 @@ func newInformer() informer {
 
 func (i informer) GetIndexer() cache.Indexer { return i.Indexer }
 
-// world is the cluster that an Index sees.
+// world has the stores from which an Index reads the cluster.
 type world struct{ nodes, pods, services informer }
 
 func newWorld(t *testing.T, r Rules) (*world, *Index) {
@@ -69,8 +69,9 @@ func onHost(p *corev1.Pod) *corev1.Pod {
 	return p
 }
 
-// typical has nodes of every sort: own and own2 with Keelson's network, new without podCIDR yet, foreign with another one,
-// old with an agent of the previous release.
+// typical returns a cluster with all sorts of nodes: own and own2 with Keelson's network, new
+// without podCIDRs yet, foreign with another network, and old with an agent of the previous
+// release.
 func typical(t *testing.T, r Rules) (*world, *Index) {
 	t.Helper()
 	r.Services = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:96::/108")}
@@ -158,13 +159,13 @@ func TestLyingNode(t *testing.T) {
 	}
 }
 
-// lost returns the Node as it is once its agent has been silent for too long.
+// lost returns the Node with an unknown Ready condition.
 func lost(n *corev1.Node) *corev1.Node {
 	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown}}
 	return n
 }
 
-// external returns the Node with an ExternalIP.
+// external returns the Node with an additional ExternalIP.
 func external(n *corev1.Node, ip string) *corev1.Node {
 	n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeExternalIP, Address: ip})
 	return n

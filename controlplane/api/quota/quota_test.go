@@ -85,7 +85,7 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-// ask asks for n devices of a class; 0 = for all that there are.
+// ask returns a request for n devices of a class; 0 = all devices.
 func ask(class string, n int64) resourcev1.DeviceRequest {
 	mode := resourcev1.DeviceAllocationModeExactCount
 	if n == 0 {
@@ -94,7 +94,7 @@ func ask(class string, n int64) resourcev1.DeviceRequest {
 	return resourcev1.DeviceRequest{Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: class, AllocationMode: mode, Count: n}}
 }
 
-// anyOf asks for one of several.
+// anyOf returns a request for one of several alternatives.
 func anyOf(list ...resourcev1.DeviceRequest) (r resourcev1.DeviceRequest) {
 	for _, one := range list {
 		r.FirstAvailable = append(r.FirstAvailable, resourcev1.DeviceSubRequest{
@@ -205,7 +205,8 @@ func TestUnstated(t *testing.T) {
 	}
 }
 
-// A status is about the present spec, or is to be counted anew; what nothing is measured by needs no count.
+// A status is complete for the current spec, or must be recounted. Names for which nothing is
+// counted need no usage.
 func TestCounted(t *testing.T) {
 	known := func(of schema.GroupResource) bool { return of.Group != "gone.example" }
 	for _, c := range []struct {

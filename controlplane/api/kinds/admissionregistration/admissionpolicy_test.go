@@ -14,12 +14,13 @@ import (
 
 const constraints = "matchConstraints: {resourceRules: [{" + podRule + "}]}"
 
-// policyText is a policy about pods, with rest.
+// policyText returns a policy for pods, with the fields in rest.
 func policyText(rest string) string {
 	return "{metadata: {name: a.b}, spec: {" + constraints + ", " + rest + "}}"
 }
 
-// matchFaults are those of the requests that a policy is about, in the field at.
+// matchFaults returns objects with errors in match rules, which are in the field at. text returns
+// an object with the match rules.
 func matchFaults(text func(match string) string, at string) []kindstest.BadObject {
 	rule := at + ".resourceRules[0]"
 	return []kindstest.BadObject{
@@ -32,7 +33,8 @@ func matchFaults(text func(match string) string, at string) []kindstest.BadObjec
 	}
 }
 
-// policyFaults are those that both kinds of policies can have; rest makes one right.
+// policyFaults returns the errors that both kinds of policies can have. rest has the required
+// fields of one kind.
 func policyFaults(rest string) []kindstest.BadObject {
 	kind := func(p string) string { return policyText(rest + ", paramKind: {" + p + "}") }
 	variable := func(v string) string { return policyText(rest + ", variables: [{" + v + "}]") }
@@ -130,7 +132,8 @@ func bindingText(rest string) string {
 	return "{metadata: {name: a}, spec: {policyName: p, " + strings.TrimPrefix(rest, ", ") + "}}"
 }
 
-// bindingFaults are those that both kinds of bindings can have; rest makes one right.
+// bindingFaults returns the errors that both kinds of bindings can have. rest has the required
+// fields of one kind.
 func bindingFaults(rest string) []kindstest.BadObject {
 	ref := func(r string) string { return bindingText(rest + ", paramRef: {" + r + "}") }
 	const at, deny = "spec.paramRef", ", parameterNotFoundAction: Deny"

@@ -21,7 +21,7 @@ const (
 
 func hooks(list string) string { return "{metadata: {name: a}, webhooks: [" + list + "]}" }
 
-// hook is a configuration with one webhook, right but for what rest says.
+// hook returns a configuration with one webhook, valid except for the fields in rest.
 func hook(rest string) string { return hooks("{name: a.b.c, " + rest + "}") }
 
 func hookRules(rule string) string {

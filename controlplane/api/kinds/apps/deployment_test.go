@@ -8,7 +8,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/kindstest"
 )
 
-// What asks for a rollback says so in one of two words.
+// The annotation for rollbacks accepts only "true" and "false".
 func TestRollbackAnnotation(t *testing.T) {
 	of := func(v string) string {
 		return `{metadata: {name: a, namespace: default, annotations: {keelson.dev/rollback-on-failure: "` + v + `"}}, spec: {replicas: 1, selector: {matchLabels: {a: b}},

@@ -9,7 +9,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/kindstest"
 )
 
-// lastingWrongs are wrong in every kind that keeps pods running.
+// lastingWrongs returns the errors that every kind with long-running pods can have.
 func lastingWrongs(kind string) []kindstest.InvalidPatch {
 	return []kindstest.InvalidPatch{
 		{Patch: "metadata: {name: A_b}", Want: `metadata.name: Invalid value: "A_b"`},

@@ -79,7 +79,7 @@ func TestAutoscalerValidation(t *testing.T) {
 	})
 }
 
-// Each valid autoscaler is as v2 what it was, after it has been v1 for somebody who has not changed it.
+// A valid autoscaler does not change when it is converted to v1 and back.
 func TestAutoscalersConvertWhole(t *testing.T) {
 	ctx := context.Background()
 	k := kinds.All().ByType(&autoscalingv1.HorizontalPodAutoscaler{})
@@ -122,7 +122,7 @@ func TestAutoscalersConvertWhole(t *testing.T) {
 	}
 }
 
-// metricFill makes metrics whose parts belong together.
+// metricFill makes consistent metrics: the source matches the type.
 func metricFill(m *autoscalingv2.MetricSpec, c randfill.Continue) {
 	value, share := kindstest.Ptr(*resource.NewQuantity(c.Int63n(100)+1, resource.DecimalSI)), kindstest.Ptr(int32(c.Intn(99)+1))
 	id := autoscalingv2.MetricIdentifier{Name: "m", Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}}}

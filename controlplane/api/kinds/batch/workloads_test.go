@@ -16,7 +16,8 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/kindstest"
 )
 
-// endingWrongs are wrong in a job and in the template of one, which stands at the prefix.
+// endingWrongs returns the errors that Jobs and job templates can have. wrap returns the object,
+// and at is the path prefix of the job spec.
 func endingWrongs(wrap func(string) string, at string) []kindstest.InvalidPatch {
 	indexed := func(more string) string { return wrap("completionMode: Indexed, completions: 3, " + more) }
 	rule := func(s string) string { return wrap("podFailurePolicy: {rules: [{" + s + "}]}") }

@@ -20,7 +20,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/kindstest"
 )
 
-// made are a request and certificates as PEM.
+// made has a certificate request and certificates, in PEM.
 type made struct{ request, forged, authority, another, leaf string }
 
 func makePEM(t *testing.T) made {
@@ -88,7 +88,7 @@ func TestCertificateSigningRequest(t *testing.T) {
 		kindstest.BadObject{Text: "{metadata: {name: a/b}, spec: {}}", Want: kindstest.InvalidText("metadata.name", "a/b", "may not contain '/'") + "\n" + request +
 			"PEM block type must be CERTIFICATE REQUEST\nspec.usages: Required value\nspec.signerName: Required value"},
 	)
-	// One whose key did not sign it, and a usage that nobody knows.
+	// A request that is not signed with its own key, and an unknown usage.
 	forged := kindstest.Load[*certificatesv1.CertificateSigningRequest](t, csrText(pems.forged, "signerName: x.io/y, usages: [fun]"))
 	got := kindstest.JoinErrors(kinds.All().ByType(forged).Judge(forged, nil))
 	if !strings.HasPrefix(got, request+"x509: ECDSA verification failure") || !strings.Contains(got, `spec.usages[0]: Unsupported value: "fun": supported values: "any", "cert sign"`) {
@@ -142,7 +142,7 @@ func TestCertificateSigningRequestUpdate(t *testing.T) {
 		kindstest.Change[*csr]{Sub: "status", Change: issue(pems.authority), Want: "status.certificate: Forbidden: updates may not modify existing certificate content"},
 		kindstest.Change[*csr]{Sub: "status", Change: issue(""), Want: "status.certificate: Forbidden: updates may not modify existing certificate content"},
 	)
-	// Who signs does not change what was approved, and who approves not the certificate.
+	// A signer cannot change the decision, and an approver cannot change the certificate.
 	old := kindstest.Load[*csr](t, done)
 	now := old.DeepCopy()
 	now.Status.Conditions[0].Reason, now.Status.Conditions[1].Reason, now.Status.Certificate = "r", "s", []byte(pems.another)

@@ -11,7 +11,8 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/kindstest"
 )
 
-// A PersistentVolume has one source, whose further ones are refused each; mount options are judged where it is mounted. F38
+// A PersistentVolume has one source, and each further source is an error. Mount options are
+// validated where it is mounted. F38
 func TestPersistentVolumeRules(t *testing.T) {
 	with := func(spec string) string {
 		return "{metadata: {name: a}, spec: {accessModes: [ReadWriteOnce], capacity: {storage: 1Gi}, " + spec + "}}"

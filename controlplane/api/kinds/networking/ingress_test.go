@@ -13,7 +13,7 @@ import (
 
 func ingress(spec string) string { return "{metadata: {name: a}, spec: {" + spec + "}}" }
 
-// pathOf is an Ingress with one rule for one path.
+// pathOf returns an Ingress with one rule for one path.
 func pathOf(path string) string { return ingress("rules: [{http: {paths: [{" + path + "}]}}]") }
 
 func TestIngressValidation(t *testing.T) {

@@ -17,8 +17,8 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/resource"
 )
 
-// claimFaults are those of what a claim asks for, which a template asks for too; text makes an object of it, whose field
-// at it is.
+// claimFaults returns the errors that claims and claim templates can have. text returns an object
+// with the devices, which are in the field at.
 func claimFaults(text func(devices string) string, at string) []kindstest.BadObject {
 	request := func(r string) string { return text("requests: [{name: r, " + r + "}]") }
 	exactly := func(e string) string { return request("exactly: {deviceClassName: c, " + e + "}") }
@@ -159,7 +159,8 @@ func TestResourceClaimStatus(t *testing.T) {
 			InterfaceName: strings.Repeat("a", 257), HardwareAddress: strings.Repeat("a", 129), IPs: []string{"10.0.0.1/24", "10.0.0.1/24"}}}),
 			Want: dev + ".networkData.interfaceName: Too long: may not be more than 256 bytes\n" + dev + ".networkData.hardwareAddress: Too long: may not be more than 128 bytes\n" + dev + `.networkData.ips[1]: Duplicate value: "10.0.0.1/24"`},
 	)
-	// What was allocated stays, and a claim that is being deleted is reserved for nobody new.
+	// The allocation cannot change, and a claim that is being deleted cannot be reserved for
+	// further consumers.
 	old := kindstest.Load[*cl](t, claim(request))
 	old.ResourceVersion = "1"
 	allocate(old, nil)
@@ -181,7 +182,7 @@ func TestResourceClaimStatus(t *testing.T) {
 		t.Error(got)
 	}
 	k := kinds.All().ByType(old)
-	// What was told of a device goes with the device.
+	// The status of a device is removed with its allocation.
 	used := old.DeepCopy()
 	used.Status.Devices = []resourcev1.AllocatedDeviceStatus{{Driver: "x.io", Pool: "p", Device: "d"}}
 	free := used.DeepCopy()

@@ -33,7 +33,8 @@ func restarted(c corev1.ContainerStatus, n int32, last time.Duration) corev1.Con
 	return c
 }
 
-// show is a pod in one line of a phase, init containers ("sidecar" is one) and containers.
+// show returns the table cells of a pod with this phase, these init containers (the one named
+// "sidecar" is restartable) and these containers.
 func show(phase corev1.PodPhase, inits, containers []corev1.ContainerStatus, change ...func(*corev1.Pod)) string {
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", CreationTimestamp: kindstest.Ago(90 * time.Second)}}
 	p.Status.Phase = phase

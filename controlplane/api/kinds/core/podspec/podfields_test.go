@@ -9,7 +9,8 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/kindstest"
 )
 
-// podWith is a pod with one container and the given fields, podContainer one whose container has them.
+// podWith returns a pod with one container and the given fields. podContainer returns a pod with
+// the fields in its container.
 func podWith(fields string) string {
 	return "{metadata: {name: a}, spec: {containers: [{name: c, image: i}], " + fields + "}}"
 }

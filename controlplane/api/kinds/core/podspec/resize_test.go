@@ -23,7 +23,8 @@ spec:
   - {name: b, image: i, resources: {requests: {cpu: 100m}}, resizePolicy: [{resourceName: cpu, restartPolicy: NotRequired}]}
 `
 
-// resizeOf is an update through the facet, in the order of the chain, and what is said against it in full.
+// resizeOf updates a pod through the subresource "resize" as the request pipeline does, and returns
+// the result and all errors.
 func resizeOf(old *corev1.Pod, change func(*corev1.Pod)) (*corev1.Pod, []string) {
 	k := kinds.All().ByType(old)
 	obj := old.DeepCopyObject().(*corev1.Pod)

@@ -10,7 +10,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/kindstest"
 )
 
-// Nobody looks at a pod with gates, so it says from the beginning why it is on no node.
+// The scheduler ignores a pod with gates, so its condition states the reason from the start.
 func TestGatedPodsSayWhyTheyWait(t *testing.T) {
 	for gates, want := range map[string]string{"": "", "schedulingGates: [{name: a.test/b}],": "SchedulingGated"} {
 		p := kindstest.Load[*corev1.Pod](t, "{metadata: {name: a}, spec: {"+gates+" containers: [{name: c, image: i}]}, status: {conditions: [{type: x}]}}")
