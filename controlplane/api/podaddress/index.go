@@ -31,9 +31,9 @@ type Informer interface {
 	GetIndexer() cache.Indexer
 }
 
-// Index decides which addresses of pods count, from the stores of informers. Informers update their
-// stores before they call handlers, so a handler gets the result for the new state. Index is safe
-// for concurrent use. With a nil Index all addresses count.
+// Index decides which addresses of pods are trusted, from the stores of informers. Informers update
+// their stores before they call handlers, so a handler gets the result for the new state. Index is
+// safe for concurrent use. With a nil Index all addresses are trusted.
 type Index struct {
 	rules                 Rules
 	nodes, pods, services cache.Indexer
@@ -130,8 +130,8 @@ func blocksOf(o any) ([]string, error) {
 const mostBlocks = 10
 
 // Concerned returns the pods of other nodes for which a change or deletion of n may change which
-// addresses count. Those are the pods with an address in the podCIDRs of n, or equal to an address
-// of n.
+// addresses are trusted. Those are the pods with an address in the podCIDRs of n, or equal to an
+// address of n.
 func (x *Index) Concerned(n *corev1.Node) []*corev1.Pod {
 	if x == nil {
 		return nil
@@ -144,7 +144,7 @@ func (x *Index) Concerned(n *corev1.Node) []*corev1.Pod {
 }
 
 // ConcernedByRange returns the pods for which a change or deletion of a ServiceCIDR may change
-// which addresses count: those with an address in its ranges.
+// which addresses are trusted: those with an address in its ranges.
 func (x *Index) ConcernedByRange(c *networkingv1.ServiceCIDR) []*corev1.Pod {
 	if x == nil {
 		return nil
@@ -174,7 +174,8 @@ func (x *Index) podsIn(ranges []netip.Prefix) (out []*corev1.Pod) {
 	return out
 }
 
-// RangeChanged reports whether a change of a ServiceCIDR may change which addresses of pods count.
+// RangeChanged reports whether a change of a ServiceCIDR may change which addresses of pods are
+// trusted.
 func RangeChanged(old, now *networkingv1.ServiceCIDR) bool {
 	return old == nil || now == nil || !slices.Equal(old.Spec.CIDRs, now.Spec.CIDRs)
 }
@@ -307,8 +308,8 @@ func (x *Index) refusal(p *corev1.Pod, node Node, text string) string {
 	return Refusal(a, p.Spec.HostNetwork, node, x.rules, x)
 }
 
-// Counted returns the pod with only those of its addresses that count. It is the pod itself if all
-// of them count, otherwise a shallow copy, or nil if none counts.
+// Counted returns the pod with only its trusted addresses. It is the pod itself if all are trusted,
+// otherwise a shallow copy, or nil if all are untrusted.
 func (x *Index) Counted(p *corev1.Pod) *corev1.Pod {
 	reported := Reported(&p.Status)
 	if x == nil || len(reported) == 0 {

@@ -63,7 +63,7 @@ func (x *Index) ContestedMachine(stored, reported *corev1.Node) []netip.Addr {
 		had = NodeOf(stored).Addresses
 	}
 	for _, a := range NodeOf(reported).Addresses {
-		if a.IsGlobalUnicast() && !slices.Contains(had, a) { // other addresses never count
+		if a.IsGlobalUnicast() && !slices.Contains(had, a) { // other addresses are never trusted
 			out = append(out, a)
 		}
 	}
@@ -94,9 +94,9 @@ func parseAll(all []corev1.PodIP) (out []netip.Addr) {
 	return out
 }
 
-// JudgeReport returns an error if a node reports an address for its pod that the pod cannot have,
-// or that a pod of another node has. Addresses that the stored pod already has are not checked
-// again, nor are those of a terminal pod.
+// JudgeReport returns an error if a node reports an address for its pod that the pod cannot have or
+// that another node's pod has. Addresses that the stored pod already has are not checked again, nor
+// are those of a terminal pod.
 func (x *Index) JudgeReport(stored, reported *corev1.Pod) error {
 	if x == nil || hasEnded(&reported.Status) {
 		return nil
@@ -196,7 +196,8 @@ func hasInternal(n *corev1.Node, a netip.Addr) bool {
 	})
 }
 
-// NodeChanged reports whether a change of a Node may change which addresses of its pods count.
+// NodeChanged reports whether a change of a Node may change which addresses of its pods are
+// trusted.
 func NodeChanged(old, now *corev1.Node) bool {
 	if old == nil || now == nil {
 		return true

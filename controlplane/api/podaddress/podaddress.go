@@ -1,6 +1,6 @@
-// Package podaddress decides which of the addresses that nodes report for their pods count: as
-// endpoints of Services, as peers of network policies, and as targets of the API server's own
-// connections. A node may be hostile, so an address counts only if the pod can have it.
+// Package podaddress decides which of the addresses that nodes report for their pods are trusted:
+// as endpoints of Services, as peers of network policies, and as targets of the API server's own
+// connections. A node may be hostile, so an address is trusted only if the pod can have it.
 package podaddress
 
 import (
