@@ -20,7 +20,8 @@ type Follower interface {
 }
 
 // View is an immutable snapshot of the objects of a kind. The objects are shared: copy before
-// modifying. They are in the version of the kind's storage and may be in the light form (Light).
+// modifying. They are in the version of the kind's storage and may be in the compact in-memory form
+// (Light).
 type View interface {
 	// Revision returns the resourceVersion of the newest change in the snapshot.
 	Revision() string

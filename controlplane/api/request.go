@@ -88,8 +88,8 @@ type Request struct {
 	// Pointers requests that list returns an *ObjectList of shared objects; only for callers in
 	// this process.
 	Pointers bool
-	// Light reports whether the caller accepts objects in the light form (Version.Light). Such a
-	// caller does not read packed fields, or unpacks them.
+	// Light reports whether the caller accepts objects in the compact in-memory form
+	// (Version.Light). Such a caller does not read packed fields, or unpacks them.
 	Light bool
 	// Follow requests that Watch returns a Follower of all objects of the kind; only for callers in
 	// this process.

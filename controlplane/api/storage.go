@@ -160,7 +160,8 @@ func EachFrom(f func(Object) (Object, error)) func(context.Context, []Object) ([
 	}
 }
 
-// Whole returns the complete object: obj itself, or its unpacked form if obj is in the light form.
+// Whole returns the complete object: obj itself, or the unpacked object if obj is in the compact
+// in-memory form (Light).
 func (k *Kind) Whole(obj Object) (Object, error) {
 	if k.Storage == nil {
 		return obj, nil

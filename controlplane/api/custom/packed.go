@@ -11,15 +11,15 @@ import (
 )
 
 // The Go types of a schema take 750 bytes for each property, and the schemas of an unused
-// definition are never read. So the light form of a definition is packed: each schema is replaced
-// by a placeholder with the encoded schema. All other fields are unchanged. Code that reads the
-// schemas unpacks them first.
+// definition are never read. So the compact in-memory form (api.Light) of a definition is packed:
+// each schema is replaced by a placeholder with the encoded schema. All other fields are unchanged.
+// Code that reads the schemas unpacks them first.
 
 // packedMark is the $ref of a packed schema. It cannot occur otherwise: validation rejects every
 // $ref, and the registry never stores packed definitions.
 const packedMark = "keelson.dev/packed"
 
-// PackedDefinitions returns the light form of CustomResourceDefinitions.
+// PackedDefinitions returns the compact in-memory form (api.Light) of CustomResourceDefinitions.
 func PackedDefinitions() *api.Light {
 	type definition = *apiextensionsv1.CustomResourceDefinition
 	return &api.Light{

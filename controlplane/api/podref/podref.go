@@ -1,7 +1,7 @@
 // Package podref lists the objects that a pod references. It is the only code that knows which
 // fields of a pod name other objects. Authorization grants a node access to the objects that its
-// pods reference, the node gateway sends these objects to the node, and admission rejects
-// references in mirror pods.
+// pods reference. The node gateway sends these objects to the node. Admission rejects references in
+// mirror pods.
 package podref
 
 import (

@@ -97,8 +97,8 @@ func rawObject(e runtime.RawExtension, limit int, at *field.Path) field.ErrorLis
 	return field.ErrorList{field.Invalid(at, fieldrules.OmittedValue, "must be a valid JSON object")}
 }
 
-// bindingConditions validates the conditions that a device waits for before a pod is bound (wait),
-// and the conditions that end the wait with a failure (fail).
+// bindingConditions validates two lists of condition types: those that must be true before a pod
+// with the device is bound (wait), and those that fail the binding (fail).
 func bindingConditions(wait, fail []string, at *field.Path) field.ErrorList {
 	waits, fails := at.Child("bindingConditions"), at.Child("bindingFailureConditions")
 	label := func(name string, at *field.Path) field.ErrorList {
