@@ -203,7 +203,7 @@ func matches(pattern, v string) bool {
 	return open && strings.HasPrefix(v, prefix) || pattern == v
 }
 
-// text returns a value in the form of the answer files.
+// text returns a value in the form of the files answers/*.txt.
 func text(v reflect.Value) string {
 	v = reflect.Indirect(v)
 	switch v.Kind() {

@@ -66,7 +66,7 @@ func Options() []any {
 	}
 }
 
-// Table has all answers, by Go type and by the path below the type.
+// Table maps Go types and the paths of their fields to answers, which state how a field is treated.
 type Table struct {
 	types    map[string]map[string][]*Answer
 	mu       sync.Mutex
@@ -176,7 +176,8 @@ func parseLine(answers map[string][]*Answer, source, line string) error {
 var typeRoots = []string{"k8s.io/api/", "k8s.io/apimachinery/pkg/apis/", "k8s.io/kube-aggregator/pkg/apis/", "k8s.io/apiextensions-apiserver/pkg/apis/",
 	"k8s.io/metrics/pkg/apis/"}
 
-// typeName returns the name of a type in the answer files: "core/v1.Pod", "meta/v1.ObjectMeta".
+// typeName returns the name of a type in the files answers/*.txt: "core/v1.Pod",
+// "meta/v1.ObjectMeta".
 func typeName(t reflect.Type) string {
 	p := t.PkgPath()
 	for _, root := range typeRoots {

@@ -7,7 +7,8 @@ import (
 	"strings"
 )
 
-// Leaf is a field with its answer, or a subtree with one answer.
+// Leaf is a field, or a subtree of fields that is treated as a whole, with its answer: how it is
+// treated.
 type Leaf struct {
 	// Path is the path of the field as users write it: "spec.containers[].image",
 	// "metadata.annotations[a/b]".
@@ -23,7 +24,7 @@ type Leaf struct {
 	Field string
 }
 
-// Answers are the compiled answers of one type.
+// Answers state for one Go type how each of its fields is treated.
 type Answers struct {
 	table  *Table
 	typ    reflect.Type
@@ -150,7 +151,8 @@ func (p *place) leaf(path, at string, a *Answer, t reflect.Type) Leaf {
 	return l
 }
 
-// scope is an enclosing type that has answers, with the path from that type to the current place.
+// scope is an enclosing type that has answers for its fields, with the path from that type to the
+// current place.
 type scope struct {
 	answers map[string][]*Answer
 	path    string
@@ -176,7 +178,8 @@ func (p *place) withinStored(a *Answer, scope int) bool {
 	return a.State == Honoured && p.inherited != nil && p.inherited.State == Stored && scope > p.depth
 }
 
-// visit adds the leaves at and below a place, and returns the rules to check there.
+// visit records the fields at and below a place with their answers, and returns the rules to check
+// there.
 func (c *compiler) visit(t reflect.Type, p place) *node {
 	n := &node{}
 	found, depth := p.at()
@@ -289,7 +292,7 @@ func (c *compiler) fields(t reflect.Type, p place, n *node) {
 	}
 }
 
-// onlyDropped returns the answers about dropped fields.
+// onlyDropped returns the answers for dropped fields.
 func onlyDropped(answers map[string][]*Answer) map[string][]*Answer {
 	out := map[string][]*Answer{}
 	for path, list := range answers {

@@ -78,8 +78,8 @@ func stored(all ...*api.Kind) []*api.Kind {
 	return all
 }
 
-// answered sets the answers of each kind and of its subresource bodies, its deprecation warning and
-// its warning functions.
+// answered sets how the fields of each kind and of its subresource bodies are treated
+// (Kind.Answers). It also sets the kind's deprecation warning and its warning functions.
 func answered(all ...*api.Kind) []*api.Kind {
 	table := answers.Load()
 	for _, k := range all {
