@@ -13,7 +13,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/expressions"
 )
 
-// ValidatingPolicyKind returns the api.Kind of ValidatingAdmissionPolicy.
+// ValidatingPolicyKind returns the definition of the kind ValidatingAdmissionPolicy.
 func ValidatingPolicyKind(o *expressions.Options) *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: admissionv1.SchemeGroupVersion, Kind: "ValidatingAdmissionPolicy", Conditional: true, Plural: "validatingadmissionpolicies",
@@ -50,7 +50,7 @@ func ValidatingPolicyKind(o *expressions.Options) *api.Kind {
 	return k
 }
 
-// ValidatingPolicyBindingKind returns the api.Kind of ValidatingAdmissionPolicyBinding.
+// ValidatingPolicyBindingKind returns the definition of the kind ValidatingAdmissionPolicyBinding.
 func ValidatingPolicyBindingKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: admissionv1.SchemeGroupVersion, Kind: "ValidatingAdmissionPolicyBinding", Conditional: true, Plural: "validatingadmissionpolicybindings",
@@ -73,7 +73,7 @@ func ValidatingPolicyBindingKind() *api.Kind {
 	return k
 }
 
-// MutatingPolicyKind returns the api.Kind of MutatingAdmissionPolicy.
+// MutatingPolicyKind returns the definition of the kind MutatingAdmissionPolicy.
 func MutatingPolicyKind(o *expressions.Options) *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: admissionv1.SchemeGroupVersion, Kind: "MutatingAdmissionPolicy", Conditional: true, Plural: "mutatingadmissionpolicies",
@@ -98,7 +98,7 @@ func MutatingPolicyKind(o *expressions.Options) *api.Kind {
 	return k
 }
 
-// MutatingPolicyBindingKind returns the api.Kind of MutatingAdmissionPolicyBinding.
+// MutatingPolicyBindingKind returns the definition of the kind MutatingAdmissionPolicyBinding.
 func MutatingPolicyBindingKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: admissionv1.SchemeGroupVersion, Kind: "MutatingAdmissionPolicyBinding", Conditional: true, Plural: "mutatingadmissionpolicybindings",

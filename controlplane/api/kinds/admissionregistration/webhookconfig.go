@@ -12,7 +12,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/expressions"
 )
 
-// ValidatingWebhookKind returns the api.Kind of ValidatingWebhookConfiguration.
+// ValidatingWebhookKind returns the definition of the kind ValidatingWebhookConfiguration.
 func ValidatingWebhookKind(o *expressions.Options) *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: admissionv1.SchemeGroupVersion, Kind: "ValidatingWebhookConfiguration", Conditional: true, Plural: "validatingwebhookconfigurations",
@@ -46,7 +46,7 @@ func ValidatingWebhookKind(o *expressions.Options) *api.Kind {
 	return k
 }
 
-// MutatingWebhookKind returns the api.Kind of MutatingWebhookConfiguration.
+// MutatingWebhookKind returns the definition of the kind MutatingWebhookConfiguration.
 func MutatingWebhookKind(o *expressions.Options) *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: admissionv1.SchemeGroupVersion, Kind: "MutatingWebhookConfiguration", Conditional: true, Plural: "mutatingwebhookconfigurations",

@@ -13,9 +13,9 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/builder"
 )
 
-// CustomResourceDefinitionKind returns the api.Kind of CustomResourceDefinition. It validates
-// metadata only: package apiserver/crd validates the spec, because that needs the schema libraries
-// and CEL.
+// CustomResourceDefinitionKind returns the definition of the kind CustomResourceDefinition. It
+// validates metadata only: package apiserver/crd validates the spec, because that needs the schema
+// libraries and CEL.
 func CustomResourceDefinitionKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: apiextensionsv1.SchemeGroupVersion, Kind: "CustomResourceDefinition", Conditional: true, Plural: "customresourcedefinitions",

@@ -15,8 +15,8 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/builder"
 )
 
-// APIServiceKind returns the api.Kind of APIService, which states whether a group version is served
-// by this API server or by a Service.
+// APIServiceKind returns the definition of the kind APIService, which states whether a group
+// version is served by this API server or by a Service.
 func APIServiceKind() *api.Kind {
 	type service = apiregistrationv1.APIService
 	k := builder.New(builder.Names{

@@ -14,7 +14,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// ControllerRevisionKind returns the api.Kind of ControllerRevision.
+// ControllerRevisionKind returns the definition of the kind ControllerRevision.
 func ControllerRevisionKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: appsv1.SchemeGroupVersion, Kind: "ControllerRevision", Plural: "controllerrevisions", Singular: "controllerrevision",

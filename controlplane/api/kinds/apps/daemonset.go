@@ -19,7 +19,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// DaemonSetKind returns the api.Kind of DaemonSet.
+// DaemonSetKind returns the definition of the kind DaemonSet.
 func DaemonSetKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: appsv1.SchemeGroupVersion, Kind: "DaemonSet", Plural: "daemonsets", Singular: "daemonset",

@@ -19,7 +19,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// DeploymentKind returns the api.Kind of Deployment.
+// DeploymentKind returns the definition of the kind Deployment.
 func DeploymentKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: appsv1.SchemeGroupVersion, Kind: "Deployment", Plural: "deployments", Singular: "deployment", Short: []string{"deploy"}, InAllCategory: true,

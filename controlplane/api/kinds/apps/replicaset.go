@@ -15,7 +15,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// ReplicaSetKind returns the api.Kind of ReplicaSet.
+// ReplicaSetKind returns the definition of the kind ReplicaSet.
 func ReplicaSetKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: appsv1.SchemeGroupVersion, Kind: "ReplicaSet", Plural: "replicasets", Singular: "replicaset", Short: []string{"rs"}, InAllCategory: true,

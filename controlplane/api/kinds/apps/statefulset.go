@@ -18,7 +18,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// StatefulSetKind returns the api.Kind of StatefulSet.
+// StatefulSetKind returns the definition of the kind StatefulSet.
 func StatefulSetKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: appsv1.SchemeGroupVersion, Kind: "StatefulSet", Plural: "statefulsets", Singular: "statefulset",

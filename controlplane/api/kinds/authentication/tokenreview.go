@@ -9,13 +9,13 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/builder"
 )
 
-// TokenReviewKind returns the api.Kind of TokenReview.
+// TokenReviewKind returns the definition of the kind TokenReview.
 func TokenReviewKind() *api.Kind {
 	return builder.NewVirtual[authenticationv1.TokenReview](builder.Names{
 		GroupVersion: authenticationv1.SchemeGroupVersion, Kind: "TokenReview", Plural: "tokenreviews", Singular: "tokenreview", ClusterScoped: true})
 }
 
-// SelfSubjectReviewKind returns the api.Kind of SelfSubjectReview.
+// SelfSubjectReviewKind returns the definition of the kind SelfSubjectReview.
 func SelfSubjectReviewKind() *api.Kind {
 	return builder.NewVirtual[authenticationv1.SelfSubjectReview](builder.Names{
 		GroupVersion: authenticationv1.SchemeGroupVersion, Kind: "SelfSubjectReview", Plural: "selfsubjectreviews", Singular: "selfsubjectreview", ClusterScoped: true})

@@ -22,7 +22,7 @@ import (
 // cronJobSuffix is the length of the suffix of a CronJob's Jobs.
 const cronJobSuffix = len("-1234567890")
 
-// CronJobKind returns the api.Kind of CronJob.
+// CronJobKind returns the definition of the kind CronJob.
 func CronJobKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: batchv1.SchemeGroupVersion, Kind: "CronJob", Plural: "cronjobs", Singular: "cronjob", Short: []string{"cj"}, InAllCategory: true,

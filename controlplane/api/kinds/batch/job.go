@@ -28,7 +28,7 @@ const (
 	legacyControllerUID = "controller-uid"
 )
 
-// JobKind returns the api.Kind of Job.
+// JobKind returns the definition of the kind Job.
 func JobKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: batchv1.SchemeGroupVersion, Kind: "Job", Plural: "jobs", Singular: "job", InAllCategory: true,

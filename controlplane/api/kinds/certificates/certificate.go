@@ -14,9 +14,9 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// CertificateSigningRequestKind returns the api.Kind of CertificateSigningRequest. The request is
-// immutable, and the server sets the requester. Conditions and certificate are set through
-// subresources: "approval" by approvers, "status" by signers.
+// CertificateSigningRequestKind returns the definition of the kind CertificateSigningRequest. The
+// request is immutable, and the server sets the requester. Conditions and certificate are set
+// through subresources: "approval" by approvers, "status" by signers.
 func CertificateSigningRequestKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: certificatesv1.SchemeGroupVersion, Kind: "CertificateSigningRequest", Plural: "certificatesigningrequests",
@@ -108,7 +108,7 @@ func csrState(s *certificatesv1.CertificateSigningRequestStatus) string {
 	return state
 }
 
-// ClusterTrustBundleKind returns the api.Kind of ClusterTrustBundle.
+// ClusterTrustBundleKind returns the definition of the kind ClusterTrustBundle.
 func ClusterTrustBundleKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: certificatesv1.SchemeGroupVersion, Kind: "ClusterTrustBundle", Conditional: true, Plural: "clustertrustbundles",

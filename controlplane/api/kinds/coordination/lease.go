@@ -11,7 +11,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/builder"
 )
 
-// LeaseKind returns the api.Kind of Lease.
+// LeaseKind returns the definition of the kind Lease.
 func LeaseKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: coordinationv1.SchemeGroupVersion, Kind: "Lease", Conditional: true, CreateOnUpdate: true, Plural: "leases", Singular: "lease",

@@ -10,8 +10,8 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/builder"
 )
 
-// ComponentStatusKind returns the api.Kind of ComponentStatus. Its objects are computed from the
-// cluster's own status on each request.
+// ComponentStatusKind returns the definition of the kind ComponentStatus. Its objects are computed
+// from the cluster's own status on each request.
 func ComponentStatusKind() *api.Kind {
 	k := builder.NewVirtual[corev1.ComponentStatus](builder.Names{
 		GroupVersion: corev1.SchemeGroupVersion, Kind: "ComponentStatus", Plural: "componentstatuses", Singular: "componentstatus", ClusterScoped: true})
@@ -40,8 +40,8 @@ func ComponentStatusKind() *api.Kind {
 	return k
 }
 
-// BindingKind returns the api.Kind of Binding. Its creation works like the subresource "binding" of
-// the pod named in the body.
+// BindingKind returns the definition of the kind Binding. Its creation works like the subresource
+// "binding" of the pod named in the body.
 func BindingKind() *api.Kind {
 	k := builder.NewVirtual[corev1.Binding](builder.Names{GroupVersion: corev1.SchemeGroupVersion, Kind: "Binding",
 		Plural: "bindings", Singular: "binding"})

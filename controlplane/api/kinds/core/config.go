@@ -15,7 +15,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// ConfigMapKind returns the api.Kind of ConfigMap.
+// ConfigMapKind returns the definition of the kind ConfigMap.
 func ConfigMapKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: corev1.SchemeGroupVersion, Kind: "ConfigMap", Plural: "configmaps", Singular: "configmap", Short: []string{"cm"},
@@ -58,7 +58,7 @@ func ConfigMapKind() *api.Kind {
 	return k
 }
 
-// SecretKind returns the api.Kind of Secret.
+// SecretKind returns the definition of the kind Secret.
 func SecretKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: corev1.SchemeGroupVersion, Kind: "Secret", Plural: "secrets", Singular: "secret",

@@ -15,7 +15,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// EndpointsKind returns the api.Kind of Endpoints.
+// EndpointsKind returns the definition of the kind Endpoints.
 func EndpointsKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: corev1.SchemeGroupVersion, Kind: "Endpoints", CreateOnUpdate: true, Plural: "endpoints", Singular: "endpoints", Short: []string{"ep"},

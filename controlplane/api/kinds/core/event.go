@@ -19,7 +19,7 @@ import (
 // eventTTL is the time after the last write at which an Event expires.
 const eventTTL = time.Hour
 
-// EventKind returns the api.Kind of Event.
+// EventKind returns the definition of the kind Event.
 func EventKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: corev1.SchemeGroupVersion, Kind: "Event", CreateOnUpdate: true, Plural: "events", Singular: "event", Short: []string{"ev"},

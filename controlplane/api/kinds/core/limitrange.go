@@ -17,7 +17,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// LimitRangeKind returns the api.Kind of LimitRange.
+// LimitRangeKind returns the definition of the kind LimitRange.
 func LimitRangeKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: corev1.SchemeGroupVersion, Kind: "LimitRange", CreateOnUpdate: true, Plural: "limitranges", Singular: "limitrange", Short: []string{"limits"},

@@ -16,7 +16,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// NamespaceKind returns the api.Kind of Namespace.
+// NamespaceKind returns the definition of the kind Namespace.
 func NamespaceKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: corev1.SchemeGroupVersion, Kind: "Namespace", Plural: "namespaces", Singular: "namespace", Short: []string{"ns"},

@@ -27,7 +27,7 @@ const (
 	nodeRoleLabel  = "kubernetes.io/role"
 )
 
-// NodeKind returns the api.Kind of Node.
+// NodeKind returns the definition of the kind Node.
 func NodeKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: corev1.SchemeGroupVersion, Kind: "Node", Plural: "nodes", Singular: "node", Short: []string{"no"}, ClusterScoped: true,

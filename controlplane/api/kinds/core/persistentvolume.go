@@ -17,7 +17,7 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// PersistentVolumeKind returns the api.Kind of PersistentVolume.
+// PersistentVolumeKind returns the definition of the kind PersistentVolume.
 func PersistentVolumeKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: corev1.SchemeGroupVersion, Kind: "PersistentVolume", Plural: "persistentvolumes", Singular: "persistentvolume",

@@ -19,7 +19,7 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// PersistentVolumeClaimKind returns the api.Kind of PersistentVolumeClaim.
+// PersistentVolumeClaimKind returns the definition of the kind PersistentVolumeClaim.
 func PersistentVolumeClaimKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: corev1.SchemeGroupVersion, Kind: "PersistentVolumeClaim", Plural: "persistentvolumeclaims",

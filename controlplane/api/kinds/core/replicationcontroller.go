@@ -17,7 +17,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// ReplicationControllerKind returns the api.Kind of ReplicationController.
+// ReplicationControllerKind returns the definition of the kind ReplicationController.
 func ReplicationControllerKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: corev1.SchemeGroupVersion, Kind: "ReplicationController", Plural: "replicationcontrollers",
@@ -105,7 +105,7 @@ func validateReplicationControllerStatus(s *corev1.ReplicationControllerStatus, 
 	return errs
 }
 
-// PodTemplateKind returns the api.Kind of PodTemplate.
+// PodTemplateKind returns the definition of the kind PodTemplate.
 func PodTemplateKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: corev1.SchemeGroupVersion, Kind: "PodTemplate", Plural: "podtemplates", Singular: "podtemplate",

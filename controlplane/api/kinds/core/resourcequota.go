@@ -16,7 +16,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// ResourceQuotaKind returns the api.Kind of ResourceQuota.
+// ResourceQuotaKind returns the definition of the kind ResourceQuota.
 func ResourceQuotaKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: corev1.SchemeGroupVersion, Kind: "ResourceQuota", Plural: "resourcequotas", Singular: "resourcequota", Short: []string{"quota"},

@@ -32,7 +32,7 @@ const (
 
 const clientIPTimeout = int32(3 * 60 * 60) // seconds; Kubernetes' default
 
-// ServiceKind returns the api.Kind of Service.
+// ServiceKind returns the definition of the kind Service.
 func ServiceKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: corev1.SchemeGroupVersion, Kind: "Service", CreateOnUpdate: true, Plural: "services", Singular: "service", Short: []string{"svc"}, InAllCategory: true,

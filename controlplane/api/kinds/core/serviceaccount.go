@@ -11,7 +11,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/builder"
 )
 
-// ServiceAccountKind returns the api.Kind of ServiceAccount.
+// ServiceAccountKind returns the definition of the kind ServiceAccount.
 func ServiceAccountKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: corev1.SchemeGroupVersion, Kind: "ServiceAccount", Plural: "serviceaccounts", Singular: "serviceaccount", Short: []string{"sa"},

@@ -20,7 +20,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// EndpointSliceKind returns the api.Kind of EndpointSlice.
+// EndpointSliceKind returns the definition of the kind EndpointSlice.
 func EndpointSliceKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: discoveryv1.SchemeGroupVersion, Kind: "EndpointSlice", Plural: "endpointslices", Singular: "endpointslice",

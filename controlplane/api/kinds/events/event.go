@@ -18,9 +18,9 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// NewEventKind returns the api.Kind of Event in group events.k8s.io. Its objects are stored as
-// Events of the core group. It has other field names and stricter rules for new Events. coreEvents
-// is the kind of the core group.
+// NewEventKind returns the definition of the kind Event in group events.k8s.io. Its objects are
+// stored as Events of the core group. It has other field names and stricter rules for new Events.
+// coreEvents is the kind of the core group.
 func NewEventKind(coreEvents *api.Kind) *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: eventsv1.SchemeGroupVersion, Kind: "Event", CreateOnUpdate: true, Plural: "events", Singular: "event", Short: []string{"ev"},

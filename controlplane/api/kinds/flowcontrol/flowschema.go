@@ -18,7 +18,7 @@ import (
 
 const defaultPrecedence = 1000
 
-// FlowSchemaKind returns the api.Kind of FlowSchema.
+// FlowSchemaKind returns the definition of the kind FlowSchema.
 func FlowSchemaKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: flowcontrolv1.SchemeGroupVersion, Kind: "FlowSchema", Plural: "flowschemas", Singular: "flowschema", ClusterScoped: true,

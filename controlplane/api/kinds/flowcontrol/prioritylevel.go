@@ -24,7 +24,7 @@ const (
 	maxHashBits = 60
 )
 
-// PriorityLevelKind returns the api.Kind of PriorityLevelConfiguration.
+// PriorityLevelKind returns the definition of the kind PriorityLevelConfiguration.
 func PriorityLevelKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: flowcontrolv1.SchemeGroupVersion, Kind: "PriorityLevelConfiguration", Plural: "prioritylevelconfigurations",

@@ -18,7 +18,7 @@ import (
 // The objects of NodeMetrics and PodMetrics are computed on each request, from the latest reports
 // of agents.
 
-// NodeMetricsKind returns the api.Kind of NodeMetrics.
+// NodeMetricsKind returns the definition of the kind NodeMetrics.
 func NodeMetricsKind() *api.Kind {
 	k := builder.NewVirtual[metricsv1beta1.NodeMetrics](builder.Names{
 		GroupVersion: metricsv1beta1.SchemeGroupVersion, Kind: "NodeMetrics", Plural: "nodes", Singular: "node", ClusterScoped: true})
@@ -30,7 +30,7 @@ func NodeMetricsKind() *api.Kind {
 	return k
 }
 
-// PodMetricsKind returns the api.Kind of PodMetrics.
+// PodMetricsKind returns the definition of the kind PodMetrics.
 func PodMetricsKind() *api.Kind {
 	k := builder.NewVirtual[metricsv1beta1.PodMetrics](builder.Names{
 		GroupVersion: metricsv1beta1.SchemeGroupVersion, Kind: "PodMetrics", Plural: "pods", Singular: "pod"})

@@ -20,7 +20,7 @@ import (
 // IngressClassAnnotation is the annotation that preceded the field spec.ingressClassName.
 const IngressClassAnnotation = "kubernetes.io/ingress.class"
 
-// IngressKind returns the api.Kind of Ingress.
+// IngressKind returns the definition of the kind Ingress.
 func IngressKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: networkingv1.SchemeGroupVersion, Kind: "Ingress", Plural: "ingresses", Singular: "ingress",

@@ -15,7 +15,7 @@ import (
 // maxIngressController is the maximum length of a controller's name, in bytes.
 const maxIngressController = 250
 
-// IngressClassKind returns the api.Kind of IngressClass.
+// IngressClassKind returns the definition of the kind IngressClass.
 func IngressClassKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: networkingv1.SchemeGroupVersion, Kind: "IngressClass", Plural: "ingressclasses", Singular: "ingressclass", ClusterScoped: true,

@@ -16,7 +16,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// NetworkPolicyKind returns the api.Kind of NetworkPolicy.
+// NetworkPolicyKind returns the definition of the kind NetworkPolicy.
 func NetworkPolicyKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: networkingv1.SchemeGroupVersion, Kind: "NetworkPolicy", Plural: "networkpolicies", Singular: "networkpolicy",

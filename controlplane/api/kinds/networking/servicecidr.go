@@ -18,7 +18,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// ServiceCIDRKind returns the api.Kind of ServiceCIDR.
+// ServiceCIDRKind returns the definition of the kind ServiceCIDR.
 func ServiceCIDRKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: networkingv1.SchemeGroupVersion, Kind: "ServiceCIDR", Plural: "servicecidrs", Singular: "servicecidr", ClusterScoped: true,
@@ -89,7 +89,7 @@ func validateServiceCIDRUpdate(cidrs, old []string, at *field.Path) field.ErrorL
 	return errs
 }
 
-// IPAddressKind returns the api.Kind of IPAddress.
+// IPAddressKind returns the definition of the kind IPAddress.
 func IPAddressKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: networkingv1.SchemeGroupVersion, Kind: "IPAddress", Plural: "ipaddresses", Singular: "ipaddress",

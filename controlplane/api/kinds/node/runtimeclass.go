@@ -16,7 +16,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// RuntimeClassKind returns the api.Kind of RuntimeClass.
+// RuntimeClassKind returns the definition of the kind RuntimeClass.
 func RuntimeClassKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: nodev1.SchemeGroupVersion, Kind: "RuntimeClass", Conditional: true, CreateOnUpdate: true, Plural: "runtimeclasses", Singular: "runtimeclass", ClusterScoped: true,

@@ -15,7 +15,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// PodDisruptionBudgetKind returns the api.Kind of PodDisruptionBudget.
+// PodDisruptionBudgetKind returns the definition of the kind PodDisruptionBudget.
 func PodDisruptionBudgetKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: policyv1.SchemeGroupVersion, Kind: "PodDisruptionBudget", Conditional: true, Plural: "poddisruptionbudgets",

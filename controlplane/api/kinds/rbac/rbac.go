@@ -16,7 +16,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// RoleKind returns the api.Kind of Role.
+// RoleKind returns the definition of the kind Role.
 func RoleKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: rbacv1.SchemeGroupVersion, Kind: "Role", CreateOnUpdate: true, Plural: "roles", Singular: "role", Rule: builder.PathSegment,
@@ -27,7 +27,7 @@ func RoleKind() *api.Kind {
 	return k
 }
 
-// ClusterRoleKind returns the api.Kind of ClusterRole.
+// ClusterRoleKind returns the definition of the kind ClusterRole.
 func ClusterRoleKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: rbacv1.SchemeGroupVersion, Kind: "ClusterRole", CreateOnUpdate: true, Plural: "clusterroles", Singular: "clusterrole", Rule: builder.PathSegment, ClusterScoped: true,
@@ -54,7 +54,7 @@ func ClusterRoleKind() *api.Kind {
 var bindingColumns = builder.Columns(builder.NameColumn, builder.StringColumn("Role"), builder.AgeColumn,
 	builder.WideColumn("Users"), builder.WideColumn("Groups"), builder.WideColumn("ServiceAccounts"))
 
-// RoleBindingKind returns the api.Kind of RoleBinding.
+// RoleBindingKind returns the definition of the kind RoleBinding.
 func RoleBindingKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: rbacv1.SchemeGroupVersion, Kind: "RoleBinding", CreateOnUpdate: true, Plural: "rolebindings", Singular: "rolebinding", Rule: builder.PathSegment,
@@ -75,7 +75,7 @@ func RoleBindingKind() *api.Kind {
 	return k
 }
 
-// ClusterRoleBindingKind returns the api.Kind of ClusterRoleBinding.
+// ClusterRoleBindingKind returns the definition of the kind ClusterRoleBinding.
 func ClusterRoleBindingKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: rbacv1.SchemeGroupVersion, Kind: "ClusterRoleBinding", CreateOnUpdate: true, Plural: "clusterrolebindings", Singular: "clusterrolebinding",

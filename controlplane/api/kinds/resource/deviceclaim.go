@@ -17,7 +17,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// ResourceClaimKind returns the api.Kind of ResourceClaim.
+// ResourceClaimKind returns the definition of the kind ResourceClaim.
 func ResourceClaimKind(o *expressions.Options) *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: resourcev1.SchemeGroupVersion, Kind: "ResourceClaim", Plural: "resourceclaims", Singular: "resourceclaim",
@@ -84,7 +84,7 @@ func ClaimState(c *resourcev1.ResourceClaim) string {
 	return strings.Join(states, ",")
 }
 
-// ResourceClaimTemplateKind returns the api.Kind of ResourceClaimTemplate.
+// ResourceClaimTemplateKind returns the definition of the kind ResourceClaimTemplate.
 func ResourceClaimTemplateKind(o *expressions.Options) *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: resourcev1.SchemeGroupVersion, Kind: "ResourceClaimTemplate", Plural: "resourceclaimtemplates", Singular: "resourceclaimtemplate",
@@ -101,7 +101,7 @@ func ResourceClaimTemplateKind(o *expressions.Options) *api.Kind {
 	return k
 }
 
-// DeviceClassKind returns the api.Kind of DeviceClass.
+// DeviceClassKind returns the definition of the kind DeviceClass.
 func DeviceClassKind(o *expressions.Options) *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: resourcev1.SchemeGroupVersion, Kind: "DeviceClass", Plural: "deviceclasses", Singular: "deviceclass", ClusterScoped: true, Rule: builder.DNSSubdomain,
@@ -114,7 +114,7 @@ func DeviceClassKind(o *expressions.Options) *api.Kind {
 	return k
 }
 
-// ResourceSliceKind returns the api.Kind of ResourceSlice.
+// ResourceSliceKind returns the definition of the kind ResourceSlice.
 func ResourceSliceKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: resourcev1.SchemeGroupVersion, Kind: "ResourceSlice", Plural: "resourceslices", Singular: "resourceslice", ClusterScoped: true,

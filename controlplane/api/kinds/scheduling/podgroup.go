@@ -25,7 +25,7 @@ import (
 // PodGroupProtection is the finalizer that keeps a PodGroup until its pods have ended.
 const PodGroupProtection = "scheduling.k8s.io/podgroup-protection"
 
-// WorkloadKind returns the api.Kind of Workload.
+// WorkloadKind returns the definition of the kind Workload.
 func WorkloadKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: schedulingv1beta1.SchemeGroupVersion, Kind: "Workload", Plural: "workloads", Singular: "workload",
@@ -44,7 +44,7 @@ func WorkloadKind() *api.Kind {
 	return k
 }
 
-// PodGroupKind returns the api.Kind of PodGroup.
+// PodGroupKind returns the definition of the kind PodGroup.
 func PodGroupKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: schedulingv1beta1.SchemeGroupVersion, Kind: "PodGroup", Plural: "podgroups", Singular: "podgroup",

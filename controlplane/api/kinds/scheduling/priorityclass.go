@@ -26,7 +26,7 @@ var SystemPriorities = map[string]int32{
 	"system-node-critical":    2*MaxUserPriority + 1000,
 }
 
-// PriorityClassKind returns the api.Kind of PriorityClass.
+// PriorityClassKind returns the definition of the kind PriorityClass.
 func PriorityClassKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: schedulingv1.SchemeGroupVersion, Kind: "PriorityClass", Plural: "priorityclasses", Singular: "priorityclass",

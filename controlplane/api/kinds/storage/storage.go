@@ -18,7 +18,7 @@ import (
 // DefaultClassAnnotation marks the default StorageClass, which is used for claims without a class.
 const DefaultClassAnnotation = "storageclass.kubernetes.io/is-default-class"
 
-// StorageClassKind returns the api.Kind of StorageClass.
+// StorageClassKind returns the definition of the kind StorageClass.
 func StorageClassKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: storagev1.SchemeGroupVersion, Kind: "StorageClass", Plural: "storageclasses", Singular: "storageclass",
@@ -69,7 +69,7 @@ func StorageClassKind() *api.Kind {
 	return k
 }
 
-// CSIDriverKind returns the api.Kind of CSIDriver.
+// CSIDriverKind returns the definition of the kind CSIDriver.
 func CSIDriverKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: storagev1.SchemeGroupVersion, Kind: "CSIDriver", Conditional: true, Plural: "csidrivers", Singular: "csidriver", ClusterScoped: true,
@@ -122,7 +122,7 @@ func CSIDriverKind() *api.Kind {
 	return k
 }
 
-// CSINodeKind returns the api.Kind of CSINode.
+// CSINodeKind returns the definition of the kind CSINode.
 func CSINodeKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: storagev1.SchemeGroupVersion, Kind: "CSINode", Conditional: true, Plural: "csinodes", Singular: "csinode", ClusterScoped: true,
@@ -151,7 +151,7 @@ func CSINodeKind() *api.Kind {
 	return k
 }
 
-// VolumeAttachmentKind returns the api.Kind of VolumeAttachment.
+// VolumeAttachmentKind returns the definition of the kind VolumeAttachment.
 func VolumeAttachmentKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: storagev1.SchemeGroupVersion, Kind: "VolumeAttachment", Conditional: true, Plural: "volumeattachments", Singular: "volumeattachment", ClusterScoped: true,

@@ -14,7 +14,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// CSIStorageCapacityKind returns the api.Kind of CSIStorageCapacity.
+// CSIStorageCapacityKind returns the definition of the kind CSIStorageCapacity.
 func CSIStorageCapacityKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: storagev1.SchemeGroupVersion, Kind: "CSIStorageCapacity", Conditional: true, Plural: "csistoragecapacities", Singular: "csistoragecapacity",
@@ -48,7 +48,7 @@ func CSIStorageCapacityKind() *api.Kind {
 	return k
 }
 
-// VolumeAttributesClassKind returns the api.Kind of VolumeAttributesClass.
+// VolumeAttributesClassKind returns the definition of the kind VolumeAttributesClass.
 func VolumeAttributesClassKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: storagev1.SchemeGroupVersion, Kind: "VolumeAttributesClass", Plural: "volumeattributesclasses",

@@ -15,7 +15,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds/fieldrules"
 )
 
-// PodKind returns the api.Kind of Pod.
+// PodKind returns the definition of the kind Pod.
 func PodKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: corev1.SchemeGroupVersion, Kind: "Pod", Plural: "pods", Singular: "pod", Short: []string{"po"}, InAllCategory: true,
