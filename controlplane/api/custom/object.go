@@ -241,7 +241,8 @@ func (o *Object) decodeMeta(data []byte, strict bool) (unknown []error, err erro
 	}
 	told, err := kjson.UnmarshalStrict(data, &doc, kjson.DisallowUnknownFields)
 	for _, t := range told {
-		if strings.HasPrefix(t.Error(), `unknown field "metadata.`) { // others are about the content
+		// Others are about the content.
+		if strings.HasPrefix(t.Error(), `unknown field "metadata.`) {
 			unknown = append(unknown, t)
 		}
 	}

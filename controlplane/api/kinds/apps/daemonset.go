@@ -145,7 +145,8 @@ func validateSelected(kind string, selector *metav1.LabelSelector, t *corev1.Pod
 	at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if selector == nil {
-		if kind != "DaemonSet" { // for a DaemonSet, Kubernetes reports only that the selector does not match
+		// For a DaemonSet, Kubernetes reports only that the selector does not match.
+		if kind != "DaemonSet" {
 			errs = append(errs, field.Required(at.Child("selector"), ""))
 		}
 	} else {

@@ -22,7 +22,8 @@ import (
 func StatefulSetKind() *api.Kind {
 	k := builder.New(builder.Names{
 		GroupVersion: appsv1.SchemeGroupVersion, Kind: "StatefulSet", Plural: "statefulsets", Singular: "statefulset",
-		Short: []string{"sts"}, InAllCategory: true, Rule: apivalidation.NameIsDNSLabel, // pod names are derived from it
+		// Pod names are derived from it.
+		Short: []string{"sts"}, InAllCategory: true, Rule: apivalidation.NameIsDNSLabel,
 	}, func(l *appsv1.StatefulSetList) *[]appsv1.StatefulSet { return &l.Items })
 	k.Default = builder.Default(defaultStatefulSet)
 	builder.SeparateSpecAndStatus(k, func(s *appsv1.StatefulSet) *appsv1.StatefulSetSpec { return &s.Spec },
@@ -30,7 +31,8 @@ func StatefulSetKind() *api.Kind {
 	builder.AddValidation(k, func(s *appsv1.StatefulSet) field.ErrorList {
 		return append(validateStatefulSetSpec(&s.Spec, field.NewPath("spec")), switches(s, api.RestartAnnotation, api.RebalanceAnnotation)...)
 	})
-	k.ValidateCreate = builder.CreateValidation(func(s *appsv1.StatefulSet) field.ErrorList { // the name is immutable
+	// The name is immutable.
+	k.ValidateCreate = builder.CreateValidation(func(s *appsv1.StatefulSet) field.ErrorList {
 		if s.Spec.ServiceName == "" {
 			return nil
 		}

@@ -37,7 +37,8 @@ func validateJob(j *batchv1.Job) field.ErrorList {
 		errs = append(errs, field.Invalid(spec.Child("template", "metadata", "labels"), j.Spec.Template.Labels,
 			"`selector` does not match template `labels`"))
 	}
-	if n := fieldrules.Deref(j.Spec.Completions); isIndexed(&j.Spec) && n > 0 { // pod names are derived from the Job's name and the index
+	// Pod names are derived from the Job's name and the index.
+	if n := fieldrules.Deref(j.Spec.Completions); isIndexed(&j.Spec) && n > 0 {
 		last := fmt.Sprintf("%s-%d", j.Name, n-1)
 		if len(utilvalidation.IsDNS1123Label(last)) > 0 {
 			errs = append(errs, field.Invalid(field.NewPath("metadata", "name"), j.Name,

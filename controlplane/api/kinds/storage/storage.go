@@ -39,7 +39,8 @@ func StorageClassKind() *api.Kind {
 				validation.IsQualifiedName(strings.ToLower(c.Provisioner)))...)
 		}
 		errs = append(errs, validateParameters(c.Parameters, field.NewPath("parameters"))...)
-		if p := fieldrules.Deref(c.ReclaimPolicy); p != "" { // the volume gets its default, Retain, for an empty policy
+		// The volume gets its default, Retain, for an empty policy.
+		if p := fieldrules.Deref(c.ReclaimPolicy); p != "" {
 			errs = append(errs, fieldrules.Supported(p, field.NewPath("reclaimPolicy"),
 				corev1.PersistentVolumeReclaimDelete, corev1.PersistentVolumeReclaimRetain)...)
 		}
