@@ -78,19 +78,19 @@ var Snapshot = Bundle{
 // All contains every bundle.
 var All = []Bundle{Gateway, Snapshot}
 
-// packed returns the path, in the embedded file system, of the definitions compressed with gzip.
-func (b Bundle) packed() string { return b.Name + "/definitions.yaml.gz" }
+// packedPath returns the path, in the embedded file system, of the definitions compressed with gzip.
+func (b Bundle) packedPath() string { return b.Name + "/definitions.yaml.gz" }
 
 // YAML returns the unchanged definitions of the project as a stream of YAML documents.
 func (b Bundle) YAML() ([]byte, error) {
-	data, err := folders.ReadFile(b.packed())
+	data, err := folders.ReadFile(b.packedPath())
 	if err != nil {
 		return nil, fmt.Errorf("reading the definitions of %s: %w", b.Name, err)
 	}
-	return unpack(data)
+	return unpackDefinitions(data)
 }
 
-func unpack(data []byte) ([]byte, error) {
+func unpackDefinitions(data []byte) ([]byte, error) {
 	z, err := gzip.NewReader(bytes.NewReader(data))
 	if err != nil {
 		return nil, fmt.Errorf("unpacking definitions: %w", err)

@@ -53,7 +53,7 @@ func TestAsPublished(t *testing.T) {
 				if err := z.Close(); err != nil {
 					t.Fatal(err)
 				}
-				if err := os.WriteFile(b.packed(), packed.Bytes(), 0o644); err != nil {
+				if err := os.WriteFile(b.packedPath(), packed.Bytes(), 0o644); err != nil {
 					t.Fatal(err)
 				}
 				return
@@ -106,7 +106,7 @@ func TestUnpackIsBounded(t *testing.T) {
 	if err := z.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := unpack(bomb.Bytes()); err == nil {
+	if _, err := unpackDefinitions(bomb.Bytes()); err == nil {
 		t.Errorf("%d bytes that become %d were taken", bomb.Len(), mostUnpacked+1)
 	}
 }

@@ -43,23 +43,23 @@ func (b Bundle) Install(ctx context.Context, cluster dynamic.Interface, told fun
 		return err
 	}
 	for _, want := range all {
-		o, err := b.install(ctx, cluster.Resource(resource), want)
+		o, err := b.installDefinition(ctx, cluster.Resource(resource), want)
 		if err != nil {
 			return fmt.Errorf("installing CustomResourceDefinition %s: %w", want.GetName(), err)
 		}
 		told(o)
 	}
 	for _, want := range all {
-		if err := wait.For(ctx, poll, func() error { return served(ctx, cluster.Resource(resource), want.GetName()) }); err != nil {
+		if err := wait.For(ctx, poll, func() error { return checkServed(ctx, cluster.Resource(resource), want.GetName()) }); err != nil {
 			return fmt.Errorf("waiting for CustomResourceDefinition %s to be served: %w", want.GetName(), err)
 		}
 	}
 	return nil
 }
 
-// install creates or updates the CustomResourceDefinition want, if Judge decides so, and returns
+// installDefinition creates or updates the CustomResourceDefinition want, if Judge decides so, and returns
 // the result. It retries after conflicts with other clients.
-func (b Bundle) install(ctx context.Context, cluster dynamic.ResourceInterface, want *unstructured.Unstructured) (Outcome, error) {
+func (b Bundle) installDefinition(ctx context.Context, cluster dynamic.ResourceInterface, want *unstructured.Unstructured) (Outcome, error) {
 	var last error
 	for range mostConflicts {
 		have, err := cluster.Get(ctx, want.GetName(), metav1.GetOptions{})
@@ -75,7 +75,7 @@ func (b Bundle) install(ctx context.Context, cluster dynamic.ResourceInterface, 
 		case Create:
 			_, err = cluster.Create(ctx, want, metav1.CreateOptions{})
 		case Upgrade:
-			_, err = cluster.Update(ctx, upgraded(have, want), metav1.UpdateOptions{})
+			_, err = cluster.Update(ctx, upgradedDefinition(have, want), metav1.UpdateOptions{})
 		}
 		if !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) {
 			return o, err
@@ -85,9 +85,9 @@ func (b Bundle) install(ctx context.Context, cluster dynamic.ResourceInterface, 
 	return Outcome{}, last
 }
 
-// upgraded returns a copy of have, the cluster's CustomResourceDefinition, with the spec of want.
+// upgradedDefinition returns a copy of have, the cluster's CustomResourceDefinition, with the spec of want.
 // The labels and annotations of both are merged; the values of want have precedence.
-func upgraded(have, want *unstructured.Unstructured) *unstructured.Unstructured {
+func upgradedDefinition(have, want *unstructured.Unstructured) *unstructured.Unstructured {
 	out := have.DeepCopy()
 	out.Object["spec"] = want.DeepCopy().Object["spec"]
 	notes, marks := out.GetAnnotations(), out.GetLabels()
@@ -106,9 +106,9 @@ func upgraded(have, want *unstructured.Unstructured) *unstructured.Unstructured 
 	return out
 }
 
-// served returns nil if the cluster serves the kind of the CustomResourceDefinition of that name.
+// checkServed returns nil if the cluster serves the kind of the CustomResourceDefinition of that name.
 // Otherwise it returns an error with the reason.
-func served(ctx context.Context, cluster dynamic.ResourceInterface, name string) error {
+func checkServed(ctx context.Context, cluster dynamic.ResourceInterface, name string) error {
 	have, err := cluster.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return err

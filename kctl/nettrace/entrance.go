@@ -114,7 +114,7 @@ func (g given) Secret(namespace, name string) *corev1.Secret {
 	return nil
 }
 
-func (g given) labels(name string) (map[string]string, bool) {
+func (g given) labelsOf(name string) (map[string]string, bool) {
 	for _, n := range g.Namespaces {
 		if n.Name == name {
 			return n.Labels, true
@@ -123,9 +123,9 @@ func (g given) labels(name string) (map[string]string, bool) {
 	return nil, false
 }
 
-// doors returns all entry points for requests from outside the cluster: the IngressClasses and
+// listDoors returns all entry points for requests from outside the cluster: the IngressClasses and
 // Gateways that Keelson's ingress proxies serve.
-func (x *tracer) doors() (out []*door) {
+func (x *tracer) listDoors() (out []*door) {
 	e, w := x.Entrances, given{x.World}
 	for _, c := range e.Classes {
 		if c.Spec.Controller != entry.Controller || c.DeletionTimestamp != nil {
@@ -142,11 +142,11 @@ func (x *tracer) doors() (out []*door) {
 			}})
 	}
 	judged := gateway.Evaluate(&gateway.World{Classes: e.GatewayClasses, Gateways: e.Gateways, HTTPRoutes: e.HTTPRoutes, GRPCRoutes: e.GRPCRoutes, Grants: e.Grants,
-		Namespace: w.labels, Service: w.Service, Secret: w.Secret, Slices: w.Slices, Reserved: []int32{proxyStatus}})
+		Namespace: w.labelsOf, Service: w.Service, Secret: w.Secret, Slices: w.Slices, Reserved: []int32{proxyStatus}})
 	for _, g := range judged.Gateways {
 		d := &door{gateway: g, judged: judged, table: func() *route.Table { return judged.Table(g.Object.Namespace, g.Object.Name) },
 			problem: func() string {
-				return denied(g.Status(gateway.ProxyState{}, metav1.Time{}).Conditions, string(gw.GatewayConditionAccepted))
+				return deniedReason(g.Status(gateway.ProxyState{}, metav1.Time{}).Conditions, string(gw.GatewayConditionAccepted))
 			},
 			wrong: func(c claim) []string { return wrongRoute(c.route, g) }}
 		for i := range x.Services {
@@ -159,9 +159,9 @@ func (x *tracer) doors() (out []*door) {
 	return out
 }
 
-// denied returns the message and the reason of the first condition in list that is False and has
+// deniedReason returns the message and the reason of the first condition in list that is False and has
 // one of the types in kinds. It returns "" if no condition matches.
-func denied(list []metav1.Condition, kinds ...string) string {
+func deniedReason(list []metav1.Condition, kinds ...string) string {
 	for _, c := range list {
 		if c.Status == metav1.ConditionFalse && slices.Contains(kinds, c.Type) {
 			return fmt.Sprintf("%s (%s)", c.Message, c.Reason)
@@ -181,7 +181,7 @@ func wrongRoute(r *gateway.Route, g *gateway.Gateway) (out []string) {
 			continue
 		}
 		for _, kind := range []gw.RouteConditionType{gw.RouteConditionAccepted, gw.RouteConditionResolvedRefs} {
-			if says := denied(p.Conditions, string(kind)); says != "" {
+			if says := deniedReason(p.Conditions, string(kind)); says != "" {
 				out = append(out, says)
 			}
 		}
@@ -195,23 +195,23 @@ func wrongRoute(r *gateway.Route, g *gateway.Gateway) (out []string) {
 	return slices.Compact(out)
 }
 
-// names reports whether host, a host field of an Ingress, a route or a listener, matches the host
+// matchesHost reports whether host, a host field of an Ingress, a route or a listener, matches the host
 // name. wild sets how many labels a wildcard covers. A host field that matches every name yields
 // false.
-func names(host, name string, wild route.Wildcard) bool {
+func matchesHost(host, name string, wild route.Wildcard) bool {
 	h, err := route.ParseHost(host, wild)
 	return err == nil && h != (route.Host{}) && h.Matches(name)
 }
 
-// claims returns the Ingresses, routes and Gateway listeners that name a host. Those that Keelson
+// claimsOf returns the Ingresses, routes and Gateway listeners that name a host. Those that Keelson
 // serves come first.
-func (x *tracer) claims(host string) (out []claim) {
+func (x *tracer) claimsOf(host string) (out []claim) {
 	if x.Entrances == nil {
 		return nil
 	}
-	doors := x.doors()
+	doors := x.listDoors()
 	for _, i := range x.Entrances.Ingresses {
-		if !slices.ContainsFunc(i.Spec.Rules, func(r networkingv1.IngressRule) bool { return names(r.Host, host, route.OneLabel) }) {
+		if !slices.ContainsFunc(i.Spec.Rules, func(r networkingv1.IngressRule) bool { return matchesHost(r.Host, host, route.OneLabel) }) {
 			continue
 		}
 		c := claim{what: "ingress " + i.Namespace + "/" + i.Name, ingress: i}
@@ -269,7 +269,7 @@ func (x *tracer) gatewayClaims(doors []*door, host string) (out []claim) {
 		}
 	}
 	add := func(kind string, o *metav1.ObjectMeta, spec *gw.CommonRouteSpec, hosts []gw.Hostname) {
-		if !slices.ContainsFunc(hosts, func(h gw.Hostname) bool { return names(string(h), host, route.AnyLabels) }) {
+		if !slices.ContainsFunc(hosts, func(h gw.Hostname) bool { return matchesHost(string(h), host, route.AnyLabels) }) {
 			return
 		}
 		what := strings.ToLower(kind) + " " + o.Namespace + "/" + o.Name
@@ -299,7 +299,7 @@ func (x *tracer) gatewayClaims(doors []*door, host string) (out []claim) {
 			continue
 		}
 		for _, l := range d.gateway.Object.Spec.Listeners {
-			if l.Hostname != nil && names(string(*l.Hostname), host, route.AnyLabels) {
+			if l.Hostname != nil && matchesHost(string(*l.Hostname), host, route.AnyLabels) {
 				out = append(out, claim{what: "listener " + string(l.Name), door: d})
 				break
 			}
@@ -340,13 +340,13 @@ func Pairs(w *World, t Target) (out []types.NamespacedName) {
 			out = append(out, at)
 		}
 	}
-	for _, d := range x.leading() {
+	for _, d := range x.candidateDoors() {
 		for _, i := range w.Entrances.Ingresses {
 			if d.gateway != nil || entry.ClassOf(i) != d.class {
 				continue
 			}
 			for _, s := range i.Spec.TLS {
-				if len(s.Hosts) == 0 || slices.ContainsFunc(s.Hosts, func(h string) bool { return names(h, x.host(), route.OneLabel) }) {
+				if len(s.Hosts) == 0 || slices.ContainsFunc(s.Hosts, func(h string) bool { return matchesHost(h, x.targetHost(), route.OneLabel) }) {
 					add(i.Namespace, s.SecretName)
 				}
 			}
@@ -355,7 +355,7 @@ func Pairs(w *World, t Target) (out []types.NamespacedName) {
 			continue
 		}
 		for _, l := range d.gateway.Object.Spec.Listeners {
-			for _, ref := range certificates(l) {
+			for _, ref := range certificateRefs(l) {
 				namespace := d.gateway.Object.Namespace
 				if ref.Namespace != nil {
 					namespace = string(*ref.Namespace)
@@ -367,7 +367,7 @@ func Pairs(w *World, t Target) (out []types.NamespacedName) {
 	return out
 }
 
-func certificates(l gw.Listener) []gw.SecretObjectReference {
+func certificateRefs(l gw.Listener) []gw.SecretObjectReference {
 	if l.TLS == nil {
 		return nil
 	}
@@ -379,11 +379,11 @@ func certificates(l gw.Listener) []gw.SecretObjectReference {
 // before it calls Trace.
 func Behind(w *World, t Target) (out []corev1.Service) {
 	x := &tracer{World: w, target: t}
-	for _, d := range x.leading() {
+	for _, d := range x.candidateDoors() {
 		if d.service != nil {
 			out = append(out, *d.service)
 		}
-		found, ok := x.match(d)
+		found, ok := x.matchRule(d)
 		if !ok {
 			continue
 		}
@@ -398,16 +398,16 @@ func Behind(w *World, t Target) (out []corev1.Service) {
 	return out
 }
 
-// leading returns the entry points (IngressClasses and Gateways) that may serve the target. For the
+// candidateDoors returns the entry points (IngressClasses and Gateways) that may serve the target. For the
 // address of an ingress proxy in a URL, it returns only the entry point of that proxy.
-func (x *tracer) leading() (out []*door) {
+func (x *tracer) candidateDoors() (out []*door) {
 	if x.Entrances == nil {
 		return nil
 	}
-	if d := x.addressed(); d != nil {
+	if d := x.doorWithAddress(); d != nil {
 		return []*door{d}
 	}
-	for _, c := range x.claims(x.host()) {
+	for _, c := range x.claimsOf(x.targetHost()) {
 		same := func(d *door) bool { return d.String() == c.door.String() }
 		if c.door != nil && !slices.ContainsFunc(out, same) {
 			out = append(out, c.door)

@@ -15,11 +15,11 @@ const fewDots = 5
 // unresolvable lists the reserved top-level domains that never resolve (RFC 6761).
 var unresolvable = []string{"invalid", "test", "example"}
 
-// resolve adds the step for the DNS lookup of the target's host from the pod. It returns the
+// resolveTarget adds the step for the DNS lookup of the target's host from the pod. It returns the
 // Service to which the host resolves. host is the pod's host name in HOST.SERVICE.NAMESPACE, or
 // empty. ok is false if the host does not resolve to a Service, or if the pod cannot use the
 // cluster's DNS.
-func (x *tracer) resolve() (svc *corev1.Service, host string, ok bool) {
+func (x *tracer) resolveTarget() (svc *corev1.Service, host string, ok bool) {
 	name := strings.ToLower(strings.TrimSuffix(x.target.Host, "."))
 	policy := x.Pod.Spec.DNSPolicy
 	if policy == "" {
@@ -32,8 +32,8 @@ func (x *tracer) resolve() (svc *corev1.Service, host string, ok bool) {
 		return nil, "", false
 	}
 	var tried []string
-	for _, full := range x.candidates(name) {
-		service, namespace, before, within := x.split(full)
+	for _, full := range x.candidateNames(name) {
+		service, namespace, before, within := x.splitServiceName(full)
 		if !within {
 			continue
 		}
@@ -41,36 +41,36 @@ func (x *tracer) resolve() (svc *corev1.Service, host string, ok bool) {
 		for i := range x.Services {
 			s := &x.Services[i]
 			if s.Namespace == namespace && s.Name == service {
-				x.step(Step{Name: "name", Says: fmt.Sprintf("%s is %s: service %s/%s", x.target.Host, full, namespace, service)})
+				x.addStep(Step{Name: "name", Says: fmt.Sprintf("%s is %s: service %s/%s", x.target.Host, full, namespace, service)})
 				return s, before, true
 			}
 		}
 	}
 	if top := name[strings.LastIndexByte(name, '.')+1:]; slices.Contains(unresolvable, top) {
-		x.step(Step{Name: "name", Stops: true, Says: fmt.Sprintf("%s does not resolve: no DNS server has names below .%s (RFC 6761)", x.target.Host, top),
+		x.addStep(Step{Name: "name", Stops: true, Says: fmt.Sprintf("%s does not resolve: no DNS server has names below .%s (RFC 6761)", x.target.Host, top),
 			Mend: []string{"# correct the name"}})
 		return nil, "", false
 	}
-	if len(tried) == 0 || x.foreign(name) {
+	if len(tried) == 0 || x.isForeignName(name) {
 		if r := x.Reach; r != nil && r.Unresolved != "" {
-			x.step(Step{Name: "name", Stops: true, Says: fmt.Sprintf("%s does not resolve on node %s: %s", x.target.Host, x.Pod.Spec.NodeName, r.Unresolved),
+			x.addStep(Step{Name: "name", Stops: true, Says: fmt.Sprintf("%s does not resolve on node %s: %s", x.target.Host, x.Pod.Spec.NodeName, r.Unresolved),
 				Mend: []string{"# correct the name, or the DNS servers of node " + x.Pod.Spec.NodeName}})
 			return nil, "", false
 		} else if r != nil && r.NoRoute != "" {
-			x.step(x.noRoute(x.target.Host + " (" + strings.Join(r.Addresses, ", ") + ")"))
+			x.addStep(x.noRoute(x.target.Host + " (" + strings.Join(r.Addresses, ", ") + ")"))
 			return nil, "", false
 		}
-		x.step(Step{Name: "name", Says: fmt.Sprintf("%s is no name of the cluster: the node's DNS forwards it, and the connection leaves the cluster", x.target.Host)})
+		x.addStep(Step{Name: "name", Says: fmt.Sprintf("%s is no name of the cluster: the node's DNS forwards it, and the connection leaves the cluster", x.target.Host)})
 		return nil, "", false
 	}
-	x.step(x.noSuchService(tried))
+	x.addStep(x.noSuchService(tried))
 	return nil, "", false
 }
 
-// foreign reports whether a name that resolves to no Service belongs outside the cluster. Names
+// isForeignName reports whether a name that resolves to no Service belongs outside the cluster. Names
 // without a dot, in the cluster's domain, or ending in .svc belong to the cluster. So does
 // SERVICE.NAMESPACE if the namespace exists.
-func (x *tracer) foreign(name string) bool {
+func (x *tracer) isForeignName(name string) bool {
 	dots := strings.Count(name, ".")
 	switch {
 	case dots == 0, strings.HasSuffix(name, "."+x.Domain), strings.HasSuffix(name, ".svc"):
@@ -93,7 +93,7 @@ func (x *tracer) otherResolver(policy corev1.DNSPolicy) bool {
 	if c := x.Pod.Spec.DNSConfig; policy == corev1.DNSNone && c != nil {
 		asked = strings.Join(c.Nameservers, ", ")
 	}
-	return x.step(Step{Name: "name", Stops: true, Says: fmt.Sprintf("the pod does not ask the cluster for names: %s; it asks %s", why, asked),
+	return x.addStep(Step{Name: "name", Stops: true, Says: fmt.Sprintf("the pod does not ask the cluster for names: %s; it asks %s", why, asked),
 		Mend: []string{"# set spec.dnsPolicy of the pod's template to " + mend}})
 }
 
@@ -101,24 +101,24 @@ func (x *tracer) otherResolver(policy corev1.DNSPolicy) bool {
 // they do not, it adds a failed step.
 func (x *tracer) mayAsk() bool {
 	dns := endpoint{namespace: dnsNamespace, labels: map[string]string{"k8s-app": "kube-dns"}, port: 53, proto: corev1.ProtocolUDP}
-	v := x.judge(x.Pod, egress, dns)
+	v := x.evaluatePolicies(x.Pod, egress, dns)
 	if v.allowed {
 		return true
 	}
-	return x.step(Step{Name: "name", Stops: true,
-		Says:    fmt.Sprintf("the pod may not ask for names: by %s it may send to those alone who are named there, and the cluster's DNS is not", v.policies()),
+	return x.addStep(Step{Name: "name", Stops: true,
+		Says:    fmt.Sprintf("the pod may not ask for names: by %s it may send to those alone who are named there, and the cluster's DNS is not", v.policyNames()),
 		Details: []string{"a rule of egress to namespace kube-system, pods k8s-app=kube-dns, ports 53/UDP and 53/TCP, allows it"},
-		Mend:    []string{allowing(x.Pod, egress, dns, v)}})
+		Mend:    []string{allowCommand(x.Pod, egress, dns, v)}})
 }
 
 // dnsNamespace is the namespace of the cluster's DNS, as namespace selectors of NetworkPolicies
 // match it.
 const dnsNamespace = "kube-system"
 
-// candidates returns the fully qualified names that the pod's resolver tries for a name, in order.
+// candidateNames returns the fully qualified names that the pod's resolver tries for a name, in order.
 // They follow from the search domains and ndots of the pod. A target host with a trailing dot
 // yields only the name itself.
-func (x *tracer) candidates(name string) []string {
+func (x *tracer) candidateNames(name string) []string {
 	search := []string{x.Pod.Namespace + ".svc." + x.Domain, "svc." + x.Domain, x.Domain}
 	dots := fewDots
 	if c := x.Pod.Spec.DNSConfig; c != nil {
@@ -142,10 +142,10 @@ func (x *tracer) candidates(name string) []string {
 	return append(out, name)
 }
 
-// split splits a DNS name of the form [HOST.]SERVICE.NAMESPACE.svc.DOMAIN, where DOMAIN is the
+// splitServiceName splits a DNS name of the form [HOST.]SERVICE.NAMESPACE.svc.DOMAIN, where DOMAIN is the
 // cluster's domain. It also accepts an SRV name, _PORT._PROTOCOL.SERVICE.NAMESPACE.svc.DOMAIN. ok
 // is false for any other form.
-func (x *tracer) split(full string) (service, namespace, host string, ok bool) {
+func (x *tracer) splitServiceName(full string) (service, namespace, host string, ok bool) {
 	rest, ok := strings.CutSuffix(full, ".svc."+x.Domain)
 	parts := strings.Split(rest, ".")
 	switch {

@@ -169,8 +169,8 @@ type tracer struct {
 // Trace traces a connection from w.Pod to t, and returns the steps up to the first step that fails.
 func Trace(w *World, t Target) Report {
 	x := &tracer{World: w, target: t}
-	x.report = Report{From: x.from(), To: t.String(), Steps: []Step{}, Unread: w.Unread}
-	x.walk()
+	x.report = Report{From: x.sourceText(), To: t.String(), Steps: []Step{}, Unread: w.Unread}
+	x.runTrace()
 	return x.report
 }
 
@@ -192,7 +192,7 @@ func (t Target) String() string {
 	return s
 }
 
-func (x *tracer) from() string {
+func (x *tracer) sourceText() string {
 	s := "pod " + x.Pod.Namespace + "/" + x.Pod.Name
 	switch {
 	case x.Pod.Status.PodIP != "" && x.Pod.Spec.HostNetwork:
@@ -203,8 +203,8 @@ func (x *tracer) from() string {
 	return s
 }
 
-// step appends s to the report. It returns false if s is a failed step, which ends the trace.
-func (x *tracer) step(s Step) bool {
+// addStep appends s to the report. It returns false if s is a failed step, which ends the trace.
+func (x *tracer) addStep(s Step) bool {
 	x.report.Steps = append(x.report.Steps, s)
 	x.report.Partly = x.report.Partly || s.Partly
 	if s.Stops {
@@ -213,11 +213,11 @@ func (x *tracer) step(s Step) bool {
 	return !s.Stops
 }
 
-// walk runs the trace. Depending on the target's host, it continues at an IP address, at an ingress
+// runTrace runs the trace. Depending on the target's host, it continues at an IP address, at an ingress
 // proxy or at a Service.
-func (x *tracer) walk() {
+func (x *tracer) runTrace() {
 	if x.Pod.Status.PodIP == "" {
-		x.step(Step{Name: "pod", Stops: true, Says: "it has no address: it does not run",
+		x.addStep(Step{Name: "pod", Stops: true, Says: "it has no address: it does not run",
 			Mend: []string{fmt.Sprintf("kctl -n %s why pod/%s", x.Pod.Namespace, x.Pod.Name)}})
 		return
 	}
@@ -225,11 +225,11 @@ func (x *tracer) walk() {
 		x.toAddress(ip.Unmap())
 		return
 	}
-	if all := x.claims(x.host()); len(all) > 0 && len(Meant(x.World, x.target)) == 0 {
-		x.enter(all)
+	if all := x.claimsOf(x.targetHost()); len(all) > 0 && len(Meant(x.World, x.target)) == 0 {
+		x.enterClaim(all)
 		return
 	}
-	if svc, host, ok := x.resolve(); ok {
+	if svc, host, ok := x.resolveTarget(); ok {
 		x.toService(svc, host, "")
 	}
 }
@@ -244,9 +244,9 @@ func (x *tracer) toAddress(ip netip.Addr) {
 			if node := svc.Annotations[balancer.AnnouncedBy]; node != "" && what == balancersAddress {
 				says += fmt.Sprintf("; for clients outside node %s answers for it, and clients inside never leave their own", node)
 			}
-			x.step(Step{Name: "address", Says: says})
-			if d := x.addressed(); d != nil {
-				x.through(claim{door: d})
+			x.addStep(Step{Name: "address", Says: says})
+			if d := x.doorWithAddress(); d != nil {
+				x.traceThroughDoor(claim{door: d})
 			} else {
 				x.toService(svc, "", what)
 			}
@@ -255,38 +255,38 @@ func (x *tracer) toAddress(ip netip.Addr) {
 	}
 	for i := range x.Pods {
 		p := &x.Pods[i]
-		if !p.Spec.HostNetwork && slices.Contains(addresses(p), ip.String()) {
-			x.step(Step{Name: "address", Says: fmt.Sprintf("%s is pod %s/%s", ip, p.Namespace, p.Name)})
-			x.toBackends([]backend{{ip: ip, port: x.target.Port, proto: x.proto(), pod: p}})
+		if !p.Spec.HostNetwork && slices.Contains(podAddresses(p), ip.String()) {
+			x.addStep(Step{Name: "address", Says: fmt.Sprintf("%s is pod %s/%s", ip, p.Namespace, p.Name)})
+			x.toBackends([]backend{{ip: ip, port: x.target.Port, proto: x.targetProtocol(), pod: p}})
 			return
 		}
 	}
 	for _, n := range x.Nodes {
 		for _, a := range n.Status.Addresses {
 			if a.Address == ip.String() {
-				x.step(Step{Name: "address", Says: fmt.Sprintf("%s is node %s", ip, n.Name)})
-				x.toBackends([]backend{{ip: ip, port: x.target.Port, proto: x.proto()}})
+				x.addStep(Step{Name: "address", Says: fmt.Sprintf("%s is node %s", ip, n.Name)})
+				x.toBackends([]backend{{ip: ip, port: x.target.Port, proto: x.targetProtocol()}})
 				return
 			}
 		}
 	}
-	if stop := x.nowhere(ip); stop != nil {
-		x.step(*stop)
+	if stop := x.unknownAddressStep(ip); stop != nil {
+		x.addStep(*stop)
 		return
 	}
 	if r := x.Reach; r != nil && r.NoRoute != "" {
-		x.step(x.noRoute(ip.String()))
+		x.addStep(x.noRoute(ip.String()))
 		return
 	}
 	says := fmt.Sprintf("%s is no service, pod or node that is known", ip)
 	if len(x.Unread) > 0 {
 		says += " to whom may read as much as you"
 	}
-	x.step(Step{Name: "address", Says: says + ": the connection leaves the cluster, with the node's address as its source"})
-	x.toBackends([]backend{{ip: ip, port: x.target.Port, proto: x.proto()}})
+	x.addStep(Step{Name: "address", Says: says + ": the connection leaves the cluster, with the node's address as its source"})
+	x.toBackends([]backend{{ip: ip, port: x.target.Port, proto: x.targetProtocol()}})
 }
 
-func (x *tracer) proto() corev1.Protocol {
+func (x *tracer) targetProtocol() corev1.Protocol {
 	if x.target.Proto == "" {
 		return corev1.ProtocolTCP
 	}
@@ -318,7 +318,7 @@ func addressOf(svc *corev1.Service, ip netip.Addr) string {
 	return ""
 }
 
-func addresses(p *corev1.Pod) (out []string) {
+func podAddresses(p *corev1.Pod) (out []string) {
 	for _, ip := range p.Status.PodIPs {
 		out = append(out, ip.IP)
 	}
@@ -340,8 +340,8 @@ func Meant(w *World, t Target) (out []corev1.Service) {
 			}
 			continue
 		}
-		for _, full := range x.candidates(strings.ToLower(strings.TrimSuffix(t.Host, "."))) {
-			if name, namespace, _, ok := x.split(full); ok && name == svc.Name && namespace == svc.Namespace {
+		for _, full := range x.candidateNames(strings.ToLower(strings.TrimSuffix(t.Host, "."))) {
+			if name, namespace, _, ok := x.splitServiceName(full); ok && name == svc.Name && namespace == svc.Namespace {
 				out = append(out, svc)
 				break
 			}

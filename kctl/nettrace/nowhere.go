@@ -8,9 +8,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// nowhere returns the failed step for an address that no Service, pod or node has and that is not
+// unknownAddressStep returns the failed step for an address that no Service, pod or node has and that is not
 // routable. It returns nil if the connection may leave the cluster.
-func (x *tracer) nowhere(ip netip.Addr) *Step {
+func (x *tracer) unknownAddressStep(ip netip.Addr) *Step {
 	stop := func(mend, format string, args ...any) *Step {
 		return &Step{Name: "route", Stops: true, Says: fmt.Sprintf(format, args...), Mend: []string{mend}}
 	}
@@ -63,8 +63,8 @@ func inRanges(ip netip.Addr, cidrs []string) bool {
 // hasFamily reports whether the pod has an address of the same IP family (IPv4 or IPv6) as ip. A
 // pod in the host network has the addresses of its node.
 func (x *tracer) hasFamily(ip netip.Addr) bool {
-	own := addresses(x.Pod)
-	if n := x.node(x.Pod.Spec.NodeName); x.Pod.Spec.HostNetwork && n != nil {
+	own := podAddresses(x.Pod)
+	if n := x.nodeNamed(x.Pod.Spec.NodeName); x.Pod.Spec.HostNetwork && n != nil {
 		for _, a := range n.Status.Addresses {
 			own = append(own, a.Address)
 		}

@@ -38,26 +38,26 @@ type verdict struct {
 	by      []string // the policy that allows the connection, or all that isolate the pod
 }
 
-func (v verdict) policies() string {
+func (v verdict) policyNames() string {
 	if len(v.by) == 1 {
 		return "policy " + v.by[0]
 	}
 	return "policies " + strings.Join(v.by, ", ")
 }
 
-// isolate returns a clause for messages about a denied connection, such as "policy web isolates
+// isolationText returns a clause for messages about a denied connection, such as "policy web isolates
 // it". It names the policies in v.by.
-func (v verdict) isolate() string {
+func (v verdict) isolationText() string {
 	if len(v.by) == 1 {
-		return v.policies() + " isolates it"
+		return v.policyNames() + " isolates it"
 	}
-	return v.policies() + " isolate it"
+	return v.policyNames() + " isolate it"
 }
 
-// policy returns the step with the decisions of the NetworkPolicies. For each backend in all, it
+// policyStep returns the step with the decisions of the NetworkPolicies. For each backend in all, it
 // evaluates the egress policies of the source pod and the ingress policies of the backend's pod.
 // The step fails if no backend is allowed.
-func (x *tracer) policy(all []backend) Step {
+func (x *tracer) policyStep(all []backend) Step {
 	s := Step{Name: "policy"}
 	if slices.Contains(x.Unread, Policies) || slices.Contains(x.Unread, Namespaces) {
 		s.Says = "not judged: policies or namespaces may not be read"
@@ -72,22 +72,22 @@ func (x *tracer) policy(all []backend) Step {
 		}
 	}
 	for _, b := range all {
-		out := x.judge(x.Pod, egress, x.far(b))
+		out := x.evaluatePolicies(x.Pod, egress, x.remoteBackend(b))
 		if !out.allowed {
-			tell(fmt.Sprintf("pod %s/%s may not send to %s: %s, and no rule of egress allows that", x.Pod.Namespace, x.Pod.Name, x.called(b), out.isolate()))
-			s.Mend = append(s.Mend, allowing(x.Pod, egress, x.far(b), out))
+			tell(fmt.Sprintf("pod %s/%s may not send to %s: %s, and no rule of egress allows that", x.Pod.Namespace, x.Pod.Name, x.backendText(b), out.isolationText()))
+			s.Mend = append(s.Mend, allowCommand(x.Pod, egress, x.remoteBackend(b), out))
 		} else if len(out.by) > 0 {
-			tell("sending is allowed by " + out.policies())
+			tell("sending is allowed by " + out.policyNames())
 		}
 		in := verdict{allowed: true}
 		if b.pod != nil && !(x.Pod.Spec.HostNetwork && x.Pod.Spec.NodeName == b.pod.Spec.NodeName) { // a node always reaches its own pods
-			in = x.judge(b.pod, ingress, x.near(b))
+			in = x.evaluatePolicies(b.pod, ingress, x.remoteSource(b))
 		}
 		if !in.allowed {
-			tell(fmt.Sprintf("pod %s/%s does not take it: %s, and no rule of ingress allows that", b.pod.Namespace, b.pod.Name, in.isolate()))
-			s.Mend = append(s.Mend, allowing(b.pod, ingress, x.near(b), in))
+			tell(fmt.Sprintf("pod %s/%s does not take it: %s, and no rule of ingress allows that", b.pod.Namespace, b.pod.Name, in.isolationText()))
+			s.Mend = append(s.Mend, allowCommand(b.pod, ingress, x.remoteSource(b), in))
 		} else if len(in.by) > 0 {
-			tell("taking it is allowed by " + in.policies())
+			tell("taking it is allowed by " + in.policyNames())
 		}
 		if out.allowed && in.allowed {
 			passed++
@@ -108,10 +108,10 @@ func (x *tracer) policy(all []backend) Step {
 	return s
 }
 
-// allowing returns a kctl command that adds a NetworkPolicy for pod p. The policy allows the
+// allowCommand returns a kctl command that adds a NetworkPolicy for pod p. The policy allows the
 // connection with other in direction d. Policies are additive, so the policies in v that isolate
 // the pod stay unchanged.
-func allowing(p *corev1.Pod, d direction, other endpoint, v verdict) string {
+func allowCommand(p *corev1.Pod, d direction, other endpoint, v verdict) string {
 	side := "from"
 	if d == egress {
 		side = "to"
@@ -134,12 +134,12 @@ func allowing(p *corev1.Pod, d direction, other endpoint, v verdict) string {
 		port = fmt.Sprintf(", port %d/%s", other.port, other.proto)
 	}
 	return fmt.Sprintf("kctl -n %s apply -f FILE   # a further NetworkPolicy for %s with a rule of %s %s %s%s; leave %s as it is",
-		p.Namespace, selected, strings.ToLower(string(d)), side, peer, port, v.policies())
+		p.Namespace, selected, strings.ToLower(string(d)), side, peer, port, v.policyNames())
 }
 
-// far returns backend b as the remote side of a connection, for the egress policies of the source
+// remoteBackend returns backend b as the remote side of a connection, for the egress policies of the source
 // pod.
-func (x *tracer) far(b backend) endpoint {
+func (x *tracer) remoteBackend(b backend) endpoint {
 	e := endpoint{ip: b.ip, port: b.port, proto: b.proto}
 	if b.pod != nil && !b.pod.Spec.HostNetwork {
 		e.namespace, e.labels, e.ports = b.pod.Namespace, b.pod.Labels, portsOf(b.pod)
@@ -147,9 +147,9 @@ func (x *tracer) far(b backend) endpoint {
 	return e
 }
 
-// near returns the source pod as the remote side of a connection, for the ingress policies of
+// remoteSource returns the source pod as the remote side of a connection, for the ingress policies of
 // b.pod. The port is that of b. b.pod must not be nil.
-func (x *tracer) near(b backend) endpoint {
+func (x *tracer) remoteSource(b backend) endpoint {
 	e := endpoint{port: b.port, proto: b.proto, ports: portsOf(b.pod)}
 	e.ip, _ = netip.ParseAddr(x.Pod.Status.PodIP)
 	if !x.Pod.Spec.HostNetwork {
@@ -165,21 +165,21 @@ func portsOf(p *corev1.Pod) (out []corev1.ContainerPort) {
 	return out
 }
 
-// judge returns the decision of the NetworkPolicies that select pod p about a connection with other
+// evaluatePolicies returns the decision of the NetworkPolicies that select pod p about a connection with other
 // in direction d. For a pod in the host network, it always allows the connection, because
 // NetworkPolicies do not apply there.
-func (x *tracer) judge(p *corev1.Pod, d direction, other endpoint) verdict {
+func (x *tracer) evaluatePolicies(p *corev1.Pod, d direction, other endpoint) verdict {
 	if p.Spec.HostNetwork {
 		return verdict{allowed: true} // policies do not apply in the host network
 	}
 	var isolating []string
 	for i := range x.Policies {
 		np := &x.Policies[i]
-		if np.Namespace != p.Namespace || !about(np, d) || !matches(&np.Spec.PodSelector, p.Labels) {
+		if np.Namespace != p.Namespace || !hasDirection(np, d) || !selectorMatches(&np.Spec.PodSelector, p.Labels) {
 			continue
 		}
 		isolating = append(isolating, np.Name)
-		if x.allows(np, d, other) {
+		if x.policyAllows(np, d, other) {
 			return verdict{allowed: true, by: []string{np.Name}}
 		}
 	}
@@ -191,31 +191,31 @@ func (x *tracer) judge(p *corev1.Pod, d direction, other endpoint) verdict {
 func Isolating(policies []networkingv1.NetworkPolicy, p *corev1.Pod) (in, out []string) {
 	for i := range policies {
 		np := &policies[i]
-		if p.Spec.HostNetwork || np.Namespace != p.Namespace || !matches(&np.Spec.PodSelector, p.Labels) {
+		if p.Spec.HostNetwork || np.Namespace != p.Namespace || !selectorMatches(&np.Spec.PodSelector, p.Labels) {
 			continue
 		}
-		if about(np, ingress) {
+		if hasDirection(np, ingress) {
 			in = append(in, np.Name)
 		}
-		if about(np, egress) {
+		if hasDirection(np, egress) {
 			out = append(out, np.Name)
 		}
 	}
 	return in, out
 }
 
-// about reports whether policy np has rules for direction d, explicitly in policyTypes or by their
+// hasDirection reports whether policy np has rules for direction d, explicitly in policyTypes or by their
 // defaults.
-func about(np *networkingv1.NetworkPolicy, d direction) bool {
+func hasDirection(np *networkingv1.NetworkPolicy, d direction) bool {
 	if len(np.Spec.PolicyTypes) == 0 {
 		return d == ingress || len(np.Spec.Egress) > 0
 	}
 	return slices.Contains(np.Spec.PolicyTypes, networkingv1.PolicyType(d))
 }
 
-func (x *tracer) allows(np *networkingv1.NetworkPolicy, d direction, other endpoint) bool {
+func (x *tracer) policyAllows(np *networkingv1.NetworkPolicy, d direction, other endpoint) bool {
 	rule := func(peers []networkingv1.NetworkPolicyPeer, ports []networkingv1.NetworkPolicyPort) bool {
-		return (len(peers) == 0 || slices.ContainsFunc(peers, func(p networkingv1.NetworkPolicyPeer) bool { return x.means(np, p, other) })) &&
+		return (len(peers) == 0 || slices.ContainsFunc(peers, func(p networkingv1.NetworkPolicyPeer) bool { return x.peerMatches(np, p, other) })) &&
 			(len(ports) == 0 || slices.ContainsFunc(ports, func(p networkingv1.NetworkPolicyPort) bool { return portMeant(p, other) }))
 	}
 	if d == ingress {
@@ -224,8 +224,8 @@ func (x *tracer) allows(np *networkingv1.NetworkPolicy, d direction, other endpo
 	return slices.ContainsFunc(np.Spec.Egress, func(r networkingv1.NetworkPolicyEgressRule) bool { return rule(r.To, r.Ports) })
 }
 
-// means reports whether p, a peer in a rule of policy np, matches the remote side other.
-func (x *tracer) means(np *networkingv1.NetworkPolicy, p networkingv1.NetworkPolicyPeer, other endpoint) bool {
+// peerMatches reports whether p, a peer in a rule of policy np, matches the remote side other.
+func (x *tracer) peerMatches(np *networkingv1.NetworkPolicy, p networkingv1.NetworkPolicyPeer, other endpoint) bool {
 	if b := p.IPBlock; b != nil {
 		within := func(cidr string) bool {
 			c, err := netip.ParsePrefix(cidr)
@@ -233,7 +233,7 @@ func (x *tracer) means(np *networkingv1.NetworkPolicy, p networkingv1.NetworkPol
 		}
 		return other.ip.IsValid() && within(b.CIDR) && !slices.ContainsFunc(b.Except, within)
 	}
-	if other.namespace == "" || p.PodSelector != nil && !matches(p.PodSelector, other.labels) {
+	if other.namespace == "" || p.PodSelector != nil && !selectorMatches(p.PodSelector, other.labels) {
 		return false
 	}
 	if p.NamespaceSelector == nil {
@@ -241,7 +241,7 @@ func (x *tracer) means(np *networkingv1.NetworkPolicy, p networkingv1.NetworkPol
 	}
 	for _, ns := range x.Namespaces {
 		if ns.Name == other.namespace {
-			return matches(p.NamespaceSelector, ns.Labels)
+			return selectorMatches(p.NamespaceSelector, ns.Labels)
 		}
 	}
 	return false
@@ -269,7 +269,7 @@ func portMeant(p networkingv1.NetworkPolicyPort, other endpoint) bool {
 	return p.Port.IntVal == other.port
 }
 
-func matches(s *metav1.LabelSelector, has map[string]string) bool {
+func selectorMatches(s *metav1.LabelSelector, has map[string]string) bool {
 	sel, err := metav1.LabelSelectorAsSelector(s)
 	return err == nil && sel.Matches(labels.Set(has))
 }

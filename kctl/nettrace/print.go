@@ -41,13 +41,13 @@ func (r Report) Print(out io.Writer) error {
 	if len(r.Unread) > 0 {
 		fmt.Fprintf(&b, "not judged, for you may not read: %s\n", strings.Join(r.Unread, ", "))
 	}
-	_, err := io.WriteString(out, strings.Map(printable, b.String()))
+	_, err := io.WriteString(out, strings.Map(printableRune, b.String()))
 	return err
 }
 
-// printable returns r if it is a newline or printable, and '?' otherwise. Therefore, texts from API
+// printableRune returns r if it is a newline or printable, and '?' otherwise. Therefore, texts from API
 // objects cannot send control sequences to the terminal.
-func printable(r rune) rune {
+func printableRune(r rune) rune {
 	if r == '\n' || unicode.IsPrint(r) {
 		return r
 	}

@@ -11,27 +11,27 @@ import (
 // toBackends adds the last two steps of a trace: the routes to the backends in all, and the
 // NetworkPolicies. A backend without a route is excluded from the second step.
 func (x *tracer) toBackends(all []backend) {
-	route, reached := x.routes(all)
-	if !x.step(route) {
+	route, reached := x.routeSteps(all)
+	if !x.addStep(route) {
 		return
 	}
-	x.step(x.policy(reached))
+	x.addStep(x.policyStep(reached))
 }
 
-// routes returns the step with the route from the pod's node to each backend in all, and the
+// routeSteps returns the step with the route from the pod's node to each backend in all, and the
 // backends that have a route. The step fails if no backend has a route.
-func (x *tracer) routes(all []backend) (s Step, reached []backend) {
+func (x *tracer) routeSteps(all []backend) (s Step, reached []backend) {
 	s = Step{Name: "route"}
 	if slices.Contains(x.Unread, Nodes) {
 		s.Says = "nodes may not be read, so that it is not known whether the way is there"
 		return s, all
 	}
-	if n := x.node(x.Pod.Spec.NodeName); n != nil && !ready(n) {
+	if n := x.nodeNamed(x.Pod.Spec.NodeName); n != nil && !isNodeReady(n) {
 		s.Details = append(s.Details, fmt.Sprintf("node %s of this pod is not Ready: its rules may be those of some time ago", n.Name))
 	}
 	told := map[string]bool{}
 	for _, b := range all {
-		says, ok := x.route(b)
+		says, ok := x.routeText(b)
 		if ok {
 			reached = append(reached, b)
 		}
@@ -58,9 +58,9 @@ func (x *tracer) routes(all []backend) (s Step, reached []backend) {
 	return s, reached
 }
 
-// route returns a text about the route from the pod's node to backend b. ok is false if the
+// routeText returns a text about the route from the pod's node to backend b. ok is false if the
 // backend's node does not exist, is not Ready or has no address of that IP family.
-func (x *tracer) route(b backend) (says string, ok bool) {
+func (x *tracer) routeText(b backend) (says string, ok bool) {
 	name := x.nodeOf(b)
 	if name == "" {
 		for _, n := range x.Nodes {
@@ -75,11 +75,11 @@ func (x *tracer) route(b backend) (says string, ok bool) {
 	if name == x.Pod.Spec.NodeName {
 		return "on the same node " + name, true
 	}
-	n := x.node(name)
+	n := x.nodeNamed(name)
 	switch {
 	case n == nil:
 		return fmt.Sprintf("node %s is gone", name), false
-	case !ready(n):
+	case !isNodeReady(n):
 		return fmt.Sprintf("node %s is not Ready: nothing arrives there", name), false
 	}
 	via := ""
@@ -104,7 +104,7 @@ func (x *tracer) route(b backend) (says string, ok bool) {
 	return fmt.Sprintf("%s is not among the pods of node %s (%v): the node's own network product leads there, if one does", b.ip, name, cidrs), true
 }
 
-func (x *tracer) node(name string) *corev1.Node {
+func (x *tracer) nodeNamed(name string) *corev1.Node {
 	for i := range x.Nodes {
 		if x.Nodes[i].Name == name {
 			return &x.Nodes[i]
@@ -113,7 +113,7 @@ func (x *tracer) node(name string) *corev1.Node {
 	return nil
 }
 
-func ready(n *corev1.Node) bool {
+func isNodeReady(n *corev1.Node) bool {
 	return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 	})

@@ -26,7 +26,7 @@ type backend struct {
 // the Service was reached by its name.
 func (x *tracer) toService(svc *corev1.Service, host, what string) {
 	if svc.Spec.Type == corev1.ServiceTypeExternalName {
-		x.step(Step{Name: "address", Says: fmt.Sprintf("service %s/%s is another name for %s: the connection goes where that leads", svc.Namespace, svc.Name, svc.Spec.ExternalName)})
+		x.addStep(Step{Name: "address", Says: fmt.Sprintf("service %s/%s is another name for %s: the connection goes where that leads", svc.Namespace, svc.Name, svc.Spec.ExternalName)})
 		return
 	}
 	headless := svc.Spec.ClusterIP == corev1.ClusterIPNone || svc.Spec.ClusterIP == ""
@@ -35,20 +35,20 @@ func (x *tracer) toService(svc *corev1.Service, host, what string) {
 		if headless {
 			says = "the addresses of its pods: the service is headless, no rule stands between"
 		}
-		x.step(Step{Name: "address", Says: says})
+		x.addStep(Step{Name: "address", Says: says})
 	}
-	port, ok := x.port(svc, headless)
+	port, ok := x.findServicePort(svc, headless)
 	if !ok {
 		return
 	}
-	all, ready := x.endpoints(svc, port, host)
+	all, ready := x.serviceEndpoints(svc, port, host)
 	if !x.tellEndpoints(svc, host, all, ready) {
 		return
 	}
 	if local := svc.Spec.InternalTrafficPolicy; local != nil && *local == corev1.ServiceInternalTrafficPolicyLocal && what != "an external address" && !headless {
 		ready = slices.DeleteFunc(ready, func(b backend) bool { return b.node != x.Pod.Spec.NodeName })
 		if len(ready) == 0 {
-			x.step(Step{Name: "endpoint", Stops: true, Says: fmt.Sprintf("internalTrafficPolicy is Local, and node %s has no endpoint that is ready", x.Pod.Spec.NodeName),
+			x.addStep(Step{Name: "endpoint", Stops: true, Says: fmt.Sprintf("internalTrafficPolicy is Local, and node %s has no endpoint that is ready", x.Pod.Spec.NodeName),
 				Mend: []string{fmt.Sprintf(`kctl -n %s patch service %s -p '{"spec":{"internalTrafficPolicy":"Cluster"}}'`, svc.Namespace, svc.Name)}})
 			return
 		}
@@ -56,10 +56,10 @@ func (x *tracer) toService(svc *corev1.Service, host, what string) {
 	x.toBackends(ready)
 }
 
-// port returns the port of svc that matches the target's port and protocol, and adds a step for it.
+// findServicePort returns the port of svc that matches the target's port and protocol, and adds a step for it.
 // If no port matches, the result is nil, true for a headless Service. For other Services it adds a
 // failed step and returns nil, false.
-func (x *tracer) port(svc *corev1.Service, headless bool) (*corev1.ServicePort, bool) {
+func (x *tracer) findServicePort(svc *corev1.Service, headless bool) (*corev1.ServicePort, bool) {
 	var have []string
 	for i := range svc.Spec.Ports {
 		p := &svc.Spec.Ports[i]
@@ -73,7 +73,7 @@ func (x *tracer) port(svc *corev1.Service, headless bool) (*corev1.ServicePort, 
 				text = fmt.Sprintf("%d/%s leads to the same port of its pods", p.Port, proto)
 			}
 			if !headless {
-				x.step(Step{Name: "rule", Says: text})
+				x.addStep(Step{Name: "rule", Says: text})
 			}
 			return p, true
 		}
@@ -82,30 +82,30 @@ func (x *tracer) port(svc *corev1.Service, headless bool) (*corev1.ServicePort, 
 	if headless { // a headless Service has no proxy, so the ports of the pods count
 		return nil, true
 	}
-	return nil, x.step(Step{Name: "rule", Stops: true, Says: fmt.Sprintf("service %s/%s has no port %s: nobody answers there", svc.Namespace, svc.Name, x.wanted()),
+	return nil, x.addStep(Step{Name: "rule", Stops: true, Says: fmt.Sprintf("service %s/%s has no port %s: nobody answers there", svc.Namespace, svc.Name, x.wantedPortText()),
 		Details: []string{"it has " + strings.Join(have, ", ")}, Mend: []string{fmt.Sprintf("kctl -n %s edit service/%s", svc.Namespace, svc.Name)}})
 }
 
-func (x *tracer) wanted() string {
+func (x *tracer) wantedPortText() string {
 	s := ""
 	if x.target.Port != 0 {
 		s = fmt.Sprint(x.target.Port)
 	}
-	return s + "/" + string(x.proto())
+	return s + "/" + string(x.targetProtocol())
 }
 
-// endpoints returns all endpoints of svc for a port, and the endpoints that receive traffic. The
+// serviceEndpoints returns all endpoints of svc for a port, and the endpoints that receive traffic. The
 // latter are the ready endpoints, or the serving terminating endpoints if no endpoint is ready. A
 // nil port stands for the target's port. If host is not empty, only endpoints with that hostname
 // are returned.
-func (x *tracer) endpoints(svc *corev1.Service, port *corev1.ServicePort, host string) (all, ready []backend) {
+func (x *tracer) serviceEndpoints(svc *corev1.Service, port *corev1.ServicePort, host string) (all, ready []backend) {
 	var last []backend // terminating endpoints that still serve; used if no endpoint is ready
 	for i := range x.Slices {
 		s := &x.Slices[i]
 		if s.Namespace != svc.Namespace || s.Labels[discoveryv1.LabelServiceName] != svc.Name {
 			continue
 		}
-		number, proto := x.target.Port, x.proto()
+		number, proto := x.target.Port, x.targetProtocol()
 		if port != nil {
 			p := portOf(s, port.Name)
 			if p == nil || p.Port == nil {
@@ -120,7 +120,7 @@ func (x *tracer) endpoints(svc *corev1.Service, port *corev1.ServicePort, host s
 			if host != "" && (e.Hostname == nil || *e.Hostname != host) {
 				continue
 			}
-			for _, b := range x.backends(e, s.Namespace, number, proto) {
+			for _, b := range x.endpointBackends(e, s.Namespace, number, proto) {
 				all = append(all, b)
 				switch {
 				case e.Conditions.Ready == nil || *e.Conditions.Ready:
@@ -146,7 +146,7 @@ func portOf(s *discoveryv1.EndpointSlice, name string) *discoveryv1.EndpointPort
 	return nil
 }
 
-func (x *tracer) backends(e discoveryv1.Endpoint, namespace string, port int32, proto corev1.Protocol) (out []backend) {
+func (x *tracer) endpointBackends(e discoveryv1.Endpoint, namespace string, port int32, proto corev1.Protocol) (out []backend) {
 	for _, a := range e.Addresses {
 		ip, err := netip.ParseAddr(a)
 		if err != nil {
@@ -171,11 +171,11 @@ func (x *tracer) backends(e discoveryv1.Endpoint, namespace string, port int32, 
 // EndpointSlices could not be read.
 func (x *tracer) tellEndpoints(svc *corev1.Service, host string, all, ready []backend) bool {
 	if slices.Contains(x.Unread, Slices) {
-		return x.step(Step{Name: "endpoint", Stops: true, Says: "endpointslices may not be read, so that it is not known who answers"})
+		return x.addStep(Step{Name: "endpoint", Stops: true, Says: "endpointslices may not be read, so that it is not known who answers"})
 	}
 	s := Step{Name: "endpoint"}
 	for _, b := range ready[:min(len(ready), most)] {
-		s.Details = append(s.Details, x.called(b))
+		s.Details = append(s.Details, x.backendText(b))
 	}
 	if more := len(ready) - most; more > 0 {
 		s.Details = append(s.Details, fmt.Sprintf("and %d more", more))
@@ -193,11 +193,11 @@ func (x *tracer) tellEndpoints(svc *corev1.Service, host string, all, ready []ba
 	if s.Stops {
 		s.Mend = []string{fmt.Sprintf("kctl -n %s why service/%s", svc.Namespace, svc.Name)}
 	}
-	return x.step(s)
+	return x.addStep(s)
 }
 
-// called returns the text for a backend in a report: its address, pod and node.
-func (x *tracer) called(b backend) string {
+// backendText returns the text for a backend in a report: its address, pod and node.
+func (x *tracer) backendText(b backend) string {
 	s := b.ip.String()
 	if b.port != 0 {
 		s = netip.AddrPortFrom(b.ip, uint16(b.port)).String()

@@ -17,12 +17,12 @@ import (
 	"keelson.dev/keelson/ingressproxy/route"
 )
 
-// host returns the target's host in the normalized form that routing tables use.
-func (x *tracer) host() string { return route.NormalizeHost(x.target.Host) }
+// targetHost returns the target's host in the normalized form that routing tables use.
+func (x *tracer) targetHost() string { return route.NormalizeHost(x.target.Host) }
 
-// entered returns the scheme and the port with which the request reaches an ingress proxy. Missing
+// entryScheme returns the scheme and the port with which the request reaches an ingress proxy. Missing
 // parts of the target get the defaults of HTTP and HTTPS.
-func (x *tracer) entered() (scheme string, port uint16) {
+func (x *tracer) entryScheme() (scheme string, port uint16) {
 	scheme, port = x.target.Scheme, uint16(x.target.Port)
 	switch {
 	case scheme == "" && port == entry.HTTPSPort:
@@ -38,15 +38,15 @@ func (x *tracer) entered() (scheme string, port uint16) {
 	return scheme, port
 }
 
-// addressed returns the entry point (IngressClass or Gateway) with a Service that has the target's
+// doorWithAddress returns the entry point (IngressClass or Gateway) with a Service that has the target's
 // address. It returns nil if the target is not a URL with an IP address, or if no entry point has
 // the address.
-func (x *tracer) addressed() *door {
+func (x *tracer) doorWithAddress() *door {
 	ip, err := netip.ParseAddr(x.target.Host)
 	if err != nil || x.target.Scheme == "" || x.Entrances == nil {
 		return nil
 	}
-	for _, d := range x.doors() {
+	for _, d := range x.listDoors() {
 		if d.service != nil && addressOf(d.service, ip.Unmap()) != "" {
 			return d
 		}
@@ -54,15 +54,15 @@ func (x *tracer) addressed() *door {
 	return nil
 }
 
-// match returns the rule for a GET request to the target from the routing table of entry point d.
+// matchRule returns the rule for a GET request to the target from the routing table of entry point d.
 // ok is false if no rule matches.
-func (x *tracer) match(d *door) (route.Found, bool) {
+func (x *tracer) matchRule(d *door) (route.Found, bool) {
 	index, _ := route.Compile(d.table())
-	_, port := x.entered()
-	return index.Match(port, x.request(http.MethodGet))
+	_, port := x.entryScheme()
+	return index.Match(port, x.newRequest(http.MethodGet))
 }
 
-func (x *tracer) request(method string) *http.Request {
+func (x *tracer) newRequest(method string) *http.Request {
 	path, query, _ := strings.Cut(x.target.Path, "?")
 	if path == "" {
 		path = "/"
@@ -73,23 +73,23 @@ func (x *tracer) request(method string) *http.Request {
 	return &http.Request{Method: method, Host: x.target.Host, Header: http.Header{}, URL: &url.URL{Path: path, RawQuery: query}}
 }
 
-// enter continues the trace at an Ingress, a route or a Gateway listener for the target's host. all
+// enterClaim continues the trace at an Ingress, a route or a Gateway listener for the target's host. all
 // are the objects that name the host; it must not be empty. It selects the object with the rule
 // that matches the request, or the first object if no rule matches. If Keelson does not serve the
 // selected object, the trace fails.
-func (x *tracer) enter(all []claim) {
+func (x *tracer) enterClaim(all []claim) {
 	c := all[0]
 	for _, other := range all {
 		if other.door == nil {
 			continue
 		}
-		if found, ok := x.match(other.door); ok && owner(found) == other.what {
+		if found, ok := x.matchRule(other.door); ok && ruleOwner(found) == other.what {
 			c = other
 			break
 		}
 	}
 	if c.door == nil {
-		x.step(Step{Name: "entrance", Stops: true, Says: fmt.Sprintf("%s names %s, but %s", c.what, x.target.Host, c.why),
+		x.addStep(Step{Name: "entrance", Stops: true, Says: fmt.Sprintf("%s names %s, but %s", c.what, x.target.Host, c.why),
 			Mend: []string{"kctl get ingressclasses,gatewayclasses"}})
 		return
 	}
@@ -98,16 +98,16 @@ func (x *tracer) enter(all []claim) {
 		return
 	}
 	says := fmt.Sprintf("%s is no name of the cluster: it has to lead", x.target.Host)
-	if to := outward(c.door.service); len(to) > 0 {
-		x.step(Step{Name: "name", Says: fmt.Sprintf("%s to %s; who answers for it outside is not asked", says, strings.Join(to, ", "))})
+	if to := externalAddresses(c.door.service); len(to) > 0 {
+		x.addStep(Step{Name: "name", Says: fmt.Sprintf("%s to %s; who answers for it outside is not asked", says, strings.Join(to, ", "))})
 	} else {
-		x.step(Step{Name: "name", Says: says + " to the entrance, which has no address for clients outside"})
+		x.addStep(Step{Name: "name", Says: says + " to the entrance, which has no address for clients outside"})
 	}
-	x.through(c)
+	x.traceThroughDoor(c)
 }
 
-// outward returns the load balancer IPs and external IPs of a Service. It returns nil if s is nil.
-func outward(s *corev1.Service) (out []string) {
+// externalAddresses returns the load balancer IPs and external IPs of a Service. It returns nil if s is nil.
+func externalAddresses(s *corev1.Service) (out []string) {
 	if s == nil {
 		return nil
 	}
@@ -119,9 +119,9 @@ func outward(s *corev1.Service) (out []string) {
 	return append(out, s.Spec.ExternalIPs...)
 }
 
-// owner returns the Ingress or the route that contains the matched rule, in the form of claim.what,
+// ruleOwner returns the Ingress or the route that contains the matched rule, in the form of claim.what,
 // such as "ingress shop/web".
-func owner(f route.Found) string {
+func ruleOwner(f route.Found) string {
 	parts := strings.SplitN(f.Rule.Name, "/", 4)
 	if len(parts) < 3 {
 		return f.Rule.Name
@@ -129,13 +129,13 @@ func owner(f route.Found) string {
 	return parts[0] + " " + parts[1] + "/" + parts[2]
 }
 
-// through continues the trace at the entry point of claim c (its IngressClass or Gateway). It adds
+// traceThroughDoor continues the trace at the entry point of claim c (its IngressClass or Gateway). It adds
 // the steps for the listener, the matched rule, the connection to the ingress proxies, and their
 // connections to the backends.
-func (x *tracer) through(c claim) {
+func (x *tracer) traceThroughDoor(c claim) {
 	d := c.door
 	if why := d.problem(); why != "" {
-		x.step(Step{Name: "entrance", Stops: true, Says: fmt.Sprintf("%s is not served: %s", d, why), Mend: d.mend()})
+		x.addStep(Step{Name: "entrance", Stops: true, Says: fmt.Sprintf("%s is not served: %s", d, why), Mend: d.mendCommands()})
 		return
 	}
 	entrance := Step{Name: "entrance", Says: d.String()}
@@ -146,47 +146,47 @@ func (x *tracer) through(c claim) {
 		entrance.Stops, entrance.Mend = true, []string{"kctl -n " + entryNamespace + " get deployments,services,events"}
 		entrance.Says += ": no proxies were made for it yet"
 	}
-	if !x.step(entrance) || !x.listener(d, c) {
+	if !x.addStep(entrance) || !x.addListenerStep(d, c) {
 		return
 	}
-	found, ok := x.match(d)
+	found, ok := x.matchRule(d)
 	if !ok {
-		x.step(x.noRule(d, c, found))
+		x.addStep(x.noRule(d, c, found))
 		return
 	}
-	if !x.ruled(d, c, found) {
+	if !x.addRuleStep(d, c, found) {
 		return
 	}
-	proxies, ok := x.proxies(d)
+	proxies, ok := x.addProxySteps(d)
 	if !ok || found.Rule.Filters.Redirect != nil {
 		return
 	}
-	x.behind(d, c, found, proxies)
+	x.addBackendSteps(d, c, found, proxies)
 }
 
-func (d *door) mend() []string {
+func (d *door) mendCommands() []string {
 	if d.gateway == nil {
 		return []string{"kctl describe ingressclass/" + d.class}
 	}
 	return []string{fmt.Sprintf("kctl -n %s describe gateway/%s", d.gateway.Object.Namespace, d.gateway.Object.Name)}
 }
 
-// listener adds the step for the listener of entry point d (an IngressClass or a Gateway) that
+// addListenerStep adds the step for the listener of entry point d (an IngressClass or a Gateway) that
 // accepts the connection, and for its certificate. It returns false if no listener or no
 // certificate fits. c supplies the problems and the repair command.
-func (x *tracer) listener(d *door, c claim) bool {
-	scheme, port := x.entered()
-	s := Step{Name: "listener", Mend: d.mend()}
+func (x *tracer) addListenerStep(d *door, c claim) bool {
+	scheme, port := x.entryScheme()
+	s := Step{Name: "listener", Mend: d.mendCommands()}
 	index, _ := route.Compile(d.table())
-	l := index.Listener(port, x.host())
+	l := index.Listener(port, x.targetHost())
 	stop := func(format string, args ...any) bool {
 		s.Stops, s.Says = true, fmt.Sprintf(format, args...)
-		return x.step(s)
+		return x.addStep(s)
 	}
 	blind := slices.Contains(x.Unread, Secrets)
 	if l == nil {
 		if d.gateway != nil {
-			s.Details = x.unserved(d)
+			s.Details = x.listenerLines(d)
 		}
 		switch {
 		case scheme == "https" && blind:
@@ -202,7 +202,7 @@ func (x *tracer) listener(d *door, c claim) bool {
 	s.Mend = nil
 	s.Says = fmt.Sprintf("%s on port %d, %s, host %s", l.Name, port, l.Protocol, l.Host)
 	if l.Protocol != route.HTTPS {
-		return x.step(s)
+		return x.addStep(s)
 	}
 	for _, at := range Pairs(x.World, x.target) {
 		state := "is there"
@@ -213,36 +213,36 @@ func (x *tracer) listener(d *door, c claim) bool {
 		}
 		s.Details = append(s.Details, fmt.Sprintf("TLS Secret %s %s", at, state))
 	}
-	if index.Certificate(port, x.sni()) == nil && !blind {
+	if index.Certificate(port, x.targetServerName()) == nil && !blind {
 		s.Details = append(s.Details, d.wrong(c)...)
-		s.Mend = d.mend()
+		s.Mend = d.mendCommands()
 		if c.ingress != nil {
 			s.Mend = []string{fmt.Sprintf("kctl -n %s edit ingress/%s", c.ingress.Namespace, c.ingress.Name)}
 		}
 		return stop("%s on port %d has no certificate for %s: the TLS handshake is refused", l.Name, port, x.target.Host)
 	}
-	return x.step(s)
+	return x.addStep(s)
 }
 
-// sni returns the server name (SNI) that a TLS client sends for the target. It is empty for an IP
+// targetServerName returns the server name (SNI) that a TLS client sends for the target. It is empty for an IP
 // address.
-func (x *tracer) sni() string {
+func (x *tracer) targetServerName() string {
 	if _, err := netip.ParseAddr(x.target.Host); err == nil {
 		return ""
 	}
 	return x.target.Host
 }
 
-// unserved returns one line for each listener of the Gateway of d: its port, protocol and host, and
+// listenerLines returns one line for each listener of the Gateway of d: its port, protocol and host, and
 // why it is not served, if so. d must be a Gateway.
-func (x *tracer) unserved(d *door) (out []string) {
+func (x *tracer) listenerLines(d *door) (out []string) {
 	status := d.gateway.Status(gateway.ProxyState{}, metav1.Time{})
 	for i, l := range d.gateway.Object.Spec.Listeners {
 		says := fmt.Sprintf("listener %s: port %d, %s", l.Name, l.Port, l.Protocol)
 		if l.Hostname != nil {
 			says += ", host " + string(*l.Hostname)
 		}
-		if why := denied(status.Listeners[i].Conditions, string(gw.ListenerConditionAccepted), string(gw.ListenerConditionResolvedRefs)); why != "" {
+		if why := deniedReason(status.Listeners[i].Conditions, string(gw.ListenerConditionAccepted), string(gw.ListenerConditionResolvedRefs)); why != "" {
 			says += ": " + why
 		}
 		out = append(out, says)
@@ -250,18 +250,18 @@ func (x *tracer) unserved(d *door) (out []string) {
 	return out
 }
 
-// ruled adds the step for the matched rule f of entry point d. It returns false if the proxy
+// addRuleStep adds the step for the matched rule f of entry point d. It returns false if the proxy
 // answers every request with an error instead of forwarding it. The problems of claim c are added
 // as details.
-func (x *tracer) ruled(d *door, c claim, f route.Found) bool {
-	s := Step{Name: "match", Says: fmt.Sprintf("%s: %s", owner(f), matchText(f))}
+func (x *tracer) addRuleStep(d *door, c claim, f route.Found) bool {
+	s := Step{Name: "match", Says: fmt.Sprintf("%s: %s", ruleOwner(f), matchText(f))}
 	if r := f.Rule.Filters.Redirect; r != nil {
 		status := r.Status
 		if status == 0 {
 			status = http.StatusFound
 		}
 		s.Details = append(s.Details, fmt.Sprintf("answers %d, a redirect: the client asks again elsewhere", status))
-		return x.step(s)
+		return x.addStep(s)
 	}
 	wrong := d.wrong(c)
 	answer, bad, total := f.Rule.Answer, uint32(0), uint32(0)
@@ -281,14 +281,14 @@ func (x *tracer) ruled(d *door, c claim, f route.Found) bool {
 		s.Details = append(append(s.Details, fmt.Sprintf("%d of %d requests are answered with an error by the proxy itself", bad, total)), wrong...)
 	}
 	if answer == 0 {
-		return x.step(s)
+		return x.addStep(s)
 	}
 	s.Stops, s.Details = true, wrong
 	s.Says += fmt.Sprintf(": the proxy answers %d itself, no backend is asked", answer)
 	if parts := strings.SplitN(f.Rule.Name, "/", 4); len(parts) > 2 {
 		s.Mend = []string{fmt.Sprintf("kctl -n %s describe %s/%s", parts[1], parts[0], parts[2])}
 	}
-	return x.step(s)
+	return x.addStep(s)
 }
 
 // matchText describes the hosts of a matched rule and its path, method, header and query
@@ -302,12 +302,12 @@ func matchText(f route.Found) string {
 		}
 		host = "host " + strings.Join(all, ", ")
 	}
-	return host + ", " + asks(f.Match)
+	return host + ", " + conditionText(f.Match)
 }
 
-// asks describes the path, method, header and query conditions of a match. A nil match stands for
+// conditionText describes the path, method, header and query conditions of a match. A nil match stands for
 // every path.
-func asks(m *route.Match) string {
+func conditionText(m *route.Match) string {
 	if m == nil {
 		return "every path"
 	}
@@ -332,15 +332,15 @@ func asks(m *route.Match) string {
 // noRule returns the failed step for a request that matches no rule of entry point d. The step
 // contains the problems of claim c, and the rule of the listener in f with the most similar path.
 func (x *tracer) noRule(d *door, c claim, f route.Found) Step {
-	path := x.request(http.MethodGet).URL.Path
-	s := Step{Name: "match", Stops: true, Says: fmt.Sprintf("no rule of %s is for %s%s: the proxy answers 404", d, x.target.Host, path), Details: d.wrong(c), Mend: d.mend()}
+	path := x.newRequest(http.MethodGet).URL.Path
+	s := Step{Name: "match", Stops: true, Says: fmt.Sprintf("no rule of %s is for %s%s: the proxy answers 404", d, x.target.Host, path), Details: d.wrong(c), Mend: d.mendCommands()}
 	if f.Listener == nil {
 		return s
 	}
 	nearest, best := "", -1
 	for i := range f.Listener.Rules {
 		r := &f.Listener.Rules[i]
-		if len(r.Hosts) > 0 && !slices.ContainsFunc(r.Hosts, func(h route.Host) bool { return h.Matches(x.host()) }) {
+		if len(r.Hosts) > 0 && !slices.ContainsFunc(r.Hosts, func(h route.Host) bool { return h.Matches(x.targetHost()) }) {
 			continue
 		}
 		matches := r.Matches
@@ -350,7 +350,7 @@ func (x *tracer) noRule(d *door, c claim, f route.Found) Step {
 		for m := range matches {
 			found := route.Found{Rule: r, Match: &matches[m]}
 			if common := commonLength(matches[m].Path.Value, path); common > best {
-				nearest, best = owner(found)+": "+matchText(found), common
+				nearest, best = ruleOwner(found)+": "+matchText(found), common
 			}
 		}
 	}
@@ -367,31 +367,31 @@ func commonLength(a, b string) (n int) {
 	return n
 }
 
-// proxies adds the steps for the connection from the pod to the ingress proxies of entry point d,
+// addProxySteps adds the steps for the connection from the pod to the ingress proxies of entry point d,
 // and returns the ready proxies. ok is false if that connection fails. The Service of d must exist.
-func (x *tracer) proxies(d *door) (ready []backend, ok bool) {
-	_, port := x.entered()
+func (x *tracer) addProxySteps(d *door) (ready []backend, ok bool) {
+	_, port := x.entryScheme()
 	asked := x.target
 	x.target.Port = int32(port)
 	defer func() { x.target = asked }()
-	to := outward(d.service)
+	to := externalAddresses(d.service)
 	says := fmt.Sprintf("service %s/%s in front of the proxies", d.service.Namespace, d.service.Name)
 	if len(to) > 0 {
 		says = strings.Join(to, ", ") + " is " + says
 	}
-	x.step(Step{Name: "address", Says: says})
+	x.addStep(Step{Name: "address", Says: says})
 	x.toService(d.service, "", "the entrance's address")
 	for i := range d.service.Spec.Ports {
 		if p := &d.service.Spec.Ports[i]; p.Port == int32(port) {
-			_, ready = x.endpoints(d.service, p, "")
+			_, ready = x.serviceEndpoints(d.service, p, "")
 		}
 	}
 	return ready, x.report.Stops == ""
 }
 
-// behind adds the steps from the ingress proxies to the backends of the matched rule f. proxies are
+// addBackendSteps adds the steps from the ingress proxies to the backends of the matched rule f. proxies are
 // the ready ingress proxies of entry point d.
-func (x *tracer) behind(d *door, c claim, f route.Found, proxies []backend) {
+func (x *tracer) addBackendSteps(d *door, c claim, f route.Found, proxies []backend) {
 	table := d.table()
 	var all []backend
 	s := Step{Name: "backend"}
@@ -408,7 +408,7 @@ func (x *tracer) behind(d *door, c claim, f route.Found, proxies []backend) {
 		}
 		for _, at := range pool.Endpoints[:min(len(pool.Endpoints), most)] {
 			all = append(all, x.backendAt(at))
-			s.Details = append(s.Details, "  "+x.called(all[len(all)-1]))
+			s.Details = append(s.Details, "  "+x.backendText(all[len(all)-1]))
 		}
 	}
 	switch {
@@ -421,7 +421,7 @@ func (x *tracer) behind(d *door, c claim, f route.Found, proxies []backend) {
 	default:
 		s.Says = fmt.Sprintf("%d ready, by the proxy's own choice", len(all))
 	}
-	if !x.step(s) {
+	if !x.addStep(s) {
 		return
 	}
 	x.fromProxies(proxies, all)
@@ -442,7 +442,7 @@ func (x *tracer) fromProxies(proxies, all []backend) {
 		}
 	}
 	if len(first) == 0 {
-		x.step(Step{Name: "route", Says: "the proxies' pods may not be read, so that the way from them is not judged"})
+		x.addStep(Step{Name: "route", Says: "the proxies' pods may not be read, so that the way from them is not judged"})
 		return
 	}
 	client, before := x.Pod, x.report
@@ -451,14 +451,14 @@ func (x *tracer) fromProxies(proxies, all []backend) {
 	stopped := 0
 	for _, b := range first {
 		x.Pod, x.report = b.pod, Report{}
-		says := "from here on it is " + x.from()
+		says := "from here on it is " + x.sourceText()
 		if len(first) > 1 {
-			says = fmt.Sprintf("where it is %s", x.from())
+			says = fmt.Sprintf("where it is %s", x.sourceText())
 		}
 		if more := alike[kindOf(b.pod)] - 1; more > 0 {
 			says += fmt.Sprintf(", or another of %d like it there", more+1)
 		}
-		x.step(Step{Name: "proxy", Says: says})
+		x.addStep(Step{Name: "proxy", Says: says})
 		x.toBackends(all)
 		if x.report.Stops != "" {
 			stopped++
@@ -468,14 +468,14 @@ func (x *tracer) fromProxies(proxies, all []backend) {
 	x.report = before
 	for i, w := range ways {
 		if i == most {
-			x.step(Step{Name: "proxy", Says: fmt.Sprintf("%d more, of which %d have a way", len(ways)-i, passing(ways[i:])), Partly: passing(ways[i:]) < len(ways)-i})
+			x.addStep(Step{Name: "proxy", Says: fmt.Sprintf("%d more, of which %d have a way", len(ways)-i, countPassing(ways[i:])), Partly: countPassing(ways[i:]) < len(ways)-i})
 			break
 		}
 		for _, s := range w.Steps {
 			if s.Stops && stopped < len(ways) { // at least one other proxy reaches the pods
 				s.Stops, s.Partly = false, true
 			}
-			x.step(s)
+			x.addStep(s)
 		}
 	}
 }
@@ -486,8 +486,8 @@ func kindOf(p *corev1.Pod) string {
 	return fmt.Sprint(p.Spec.NodeName, p.Namespace, p.Labels, p.Spec.HostNetwork)
 }
 
-// passing returns the number of reports without a failed step.
-func passing(ways []Report) (n int) {
+// countPassing returns the number of reports without a failed step.
+func countPassing(ways []Report) (n int) {
 	for _, w := range ways {
 		if w.Stops == "" {
 			n++
@@ -501,7 +501,7 @@ func passing(ways []Report) (n int) {
 func (x *tracer) backendAt(at netip.AddrPort) backend {
 	b := backend{ip: at.Addr(), port: int32(at.Port()), proto: corev1.ProtocolTCP}
 	for i := range x.Pods {
-		if p := &x.Pods[i]; !p.Spec.HostNetwork && slices.Contains(addresses(p), at.Addr().String()) {
+		if p := &x.Pods[i]; !p.Spec.HostNetwork && slices.Contains(podAddresses(p), at.Addr().String()) {
 			b.pod, b.node = p, p.Spec.NodeName
 		}
 	}

@@ -52,22 +52,22 @@ func JSON(raw []byte) ([]byte, error) {
 	if err := json.Unmarshal(raw, &v); err != nil {
 		return nil, fmt.Errorf("redacting: %w", err)
 	}
-	return json.MarshalIndent(value("", v), "", " ")
+	return json.MarshalIndent(redactValue("", v), "", " ")
 }
 
-func value(name string, v any) any {
+func redactValue(name string, v any) any {
 	switch v := v.(type) {
 	case map[string]any:
 		if k, _ := v["kind"].(string); k == "Secret" || k == "ConfigMap" {
 			return map[string]any{"kind": k, "metadata": Out}
 		}
 		for key, of := range v {
-			v[key] = field(key, of)
+			v[key] = redactField(key, of)
 		}
 		return v
 	case []any:
 		for i, one := range v {
-			v[i] = value(name, one)
+			v[i] = redactValue(name, one)
 		}
 		return v
 	case string:
@@ -76,9 +76,9 @@ func value(name string, v any) any {
 	return v
 }
 
-// field returns the redacted value of an object's field. key is the name of the field, and of is
+// redactField returns the redacted value of an object's field. key is the name of the field, and of is
 // its value.
-func field(key string, of any) any {
+func redactField(key string, of any) any {
 	switch {
 	case slices.Contains(secretNames, key):
 		return Out
@@ -87,16 +87,16 @@ func field(key string, of any) any {
 			return fmt.Sprintf("(%d words left out)", len(words))
 		}
 	case key == "env":
-		return environment(of)
+		return redactEnvironment(of)
 	case key == "annotations":
-		return annotations(of)
+		return redactAnnotations(of)
 	}
-	return value(key, of)
+	return redactValue(key, of)
 }
 
-// environment returns the redacted form of a container's env field. It keeps the names of the
+// redactEnvironment returns the redacted form of a container's env field. It keeps the names of the
 // variables and the sources of their values (valueFrom), but no values.
-func environment(of any) any {
+func redactEnvironment(of any) any {
 	list, ok := of.([]any)
 	if !ok {
 		return Out
@@ -105,7 +105,7 @@ func environment(of any) any {
 		e, _ := one.(map[string]any)
 		kept := map[string]any{"name": e["name"]}
 		if e["valueFrom"] != nil {
-			kept["valueFrom"] = value("", e["valueFrom"])
+			kept["valueFrom"] = redactValue("", e["valueFrom"])
 		}
 		if e["value"] != nil {
 			kept["value"] = Out
@@ -115,21 +115,21 @@ func environment(of any) any {
 	return list
 }
 
-// known reports whether Keelson or Kubernetes sets the annotation key, so that its value is not a
+// isKnownAnnotation reports whether Keelson or Kubernetes sets the annotation key, so that its value is not a
 // secret.
-func known(key string) bool {
+func isKnownAnnotation(key string) bool {
 	prefix, name, _ := strings.Cut(key, "/")
 	return prefix == "keelson.dev" || prefix == "deployment.kubernetes.io" || prefix == "pv.kubernetes.io" ||
 		prefix == "volume.kubernetes.io" || prefix == "node.alpha.kubernetes.io" || prefix == "kubernetes.io" && strings.HasPrefix(name, "config.")
 }
 
-func annotations(of any) any {
+func redactAnnotations(of any) any {
 	m, ok := of.(map[string]any)
 	if !ok {
 		return Out
 	}
 	for key, v := range m {
-		if s, text := v.(string); text && known(key) {
+		if s, text := v.(string); text && isKnownAnnotation(key) {
 			m[key] = Text(s)
 		} else {
 			m[key] = Out

@@ -18,27 +18,27 @@ type Scaled struct {
 	Others []string // names of all objects of that kind in the namespace
 }
 
-// autoscaler returns the Findings about a HorizontalPodAutoscaler. It returns one Finding if the
+// explainAutoscaler returns the Findings about a HorizontalPodAutoscaler. It returns one Finding if the
 // object is being deleted, if its latest generation was not processed, or if AbleToScale or
 // ScalingActive is False. Otherwise it returns Findings for failed metrics, for stabilization
 // windows and for limits of the number of replicas. It returns nil if none of these applies.
-func (w *World) autoscaler(h *autoscalingv2.HorizontalPodAutoscaler) []Finding {
+func (w *World) explainAutoscaler(h *autoscalingv2.HorizontalPodAutoscaler) []Finding {
 	if f := deletedObject(h, "horizontalpodautoscaler"); f != nil {
 		return []Finding{*f}
 	}
 	if h.Status.ObservedGeneration == nil || *h.Status.ObservedGeneration < h.Generation {
-		return []Finding{{Object: hpa(h), What: "its last change is not taken up yet", Because: "the leader judges every autoscaler each 15 seconds, and this one not yet",
+		return []Finding{{Object: autoscalerName(h), What: "its last change is not taken up yet", Because: "the leader judges every autoscaler each 15 seconds, and this one not yet",
 			Mend: []string{"kctl cluster status"}}}
 	}
 	able, active := hpaCondition(h, autoscalingv2.AbleToScale), hpaCondition(h, autoscalingv2.ScalingActive)
 	switch {
 	case able.Status == corev1.ConditionFalse:
-		return []Finding{w.unscalable(h, able)}
+		return []Finding{w.explainUnscalable(h, able)}
 	case active.Status == corev1.ConditionFalse:
-		return []Finding{w.unmeasured(h, active)}
+		return []Finding{w.explainUnmeasured(h, active)}
 	}
 	var out []Finding
-	for _, f := range []*Finding{w.partly(h), w.steadied(h, able), limited(h, hpaCondition(h, autoscalingv2.ScalingLimited))} {
+	for _, f := range []*Finding{w.explainPartialMetrics(h), w.explainStabilization(h, able), explainReplicaLimit(h, hpaCondition(h, autoscalingv2.ScalingLimited))} {
 		if f != nil {
 			out = append(out, *f)
 		}
@@ -46,7 +46,9 @@ func (w *World) autoscaler(h *autoscalingv2.HorizontalPodAutoscaler) []Finding {
 	return out
 }
 
-func hpa(h *autoscalingv2.HorizontalPodAutoscaler) string { return name("horizontalpodautoscaler", h) }
+func autoscalerName(h *autoscalingv2.HorizontalPodAutoscaler) string {
+	return objectName("horizontalpodautoscaler", h)
+}
 
 func hpaCondition(h *autoscalingv2.HorizontalPodAutoscaler, t autoscalingv2.HorizontalPodAutoscalerConditionType) autoscalingv2.HorizontalPodAutoscalerCondition {
 	for _, c := range h.Status.Conditions {
@@ -58,56 +60,58 @@ func hpaCondition(h *autoscalingv2.HorizontalPodAutoscaler, t autoscalingv2.Hori
 }
 
 func autoscalerWell(h *autoscalingv2.HorizontalPodAutoscaler) string {
-	return fmt.Sprintf("%d replicas, which is what its metrics call for, within %d and %d", h.Status.CurrentReplicas, fewest(h), h.Spec.MaxReplicas)
+	return fmt.Sprintf("%d replicas, which is what its metrics call for, within %d and %d", h.Status.CurrentReplicas, minReplicasOf(h), h.Spec.MaxReplicas)
 }
 
-func fewest(h *autoscalingv2.HorizontalPodAutoscaler) int32 { return replicas(h.Spec.MinReplicas) }
+func minReplicasOf(h *autoscalingv2.HorizontalPodAutoscaler) int32 {
+	return replicasOrOne(h.Spec.MinReplicas)
+}
 
 // scaleTarget returns the scaled object of h as a command argument, such as "deployment/web".
 func scaleTarget(h *autoscalingv2.HorizontalPodAutoscaler) string {
 	return strings.ToLower(h.Spec.ScaleTargetRef.Kind) + "/" + h.Spec.ScaleTargetRef.Name
 }
 
-// unscalable returns the Finding for a HorizontalPodAutoscaler that cannot read or scale its
+// explainUnscalable returns the Finding for a HorizontalPodAutoscaler that cannot read or scale its
 // target. c is the condition AbleToScale, with status False.
-func (w *World) unscalable(h *autoscalingv2.HorizontalPodAutoscaler, c autoscalingv2.HorizontalPodAutoscalerCondition) Finding {
-	f := Finding{Object: hpa(h), What: "cannot scale " + line(scaleTarget(h)), Since: at(c.LastTransitionTime), Because: line(c.Message),
-		Mend: []string{kctl(h, "get %s", scaleTarget(h)), kctl(h, "edit hpa %s   # spec.scaleTargetRef", h.Name)}}
+func (w *World) explainUnscalable(h *autoscalingv2.HorizontalPodAutoscaler, c autoscalingv2.HorizontalPodAutoscalerCondition) Finding {
+	f := Finding{Object: autoscalerName(h), What: "cannot scale " + singleLine(scaleTarget(h)), Since: timeOrNil(c.LastTransitionTime), Because: singleLine(c.Message),
+		Mend: []string{kctlCommand(h, "get %s", scaleTarget(h)), kctlCommand(h, "edit hpa %s   # spec.scaleTargetRef", h.Name)}}
 	if t := w.Scaled; t != nil && t.Kind != "" && !t.Found {
 		f.What = "has no target"
-		f.Because = fmt.Sprintf("there is no %s %s in the namespace", t.Kind, line(h.Spec.ScaleTargetRef.Name))
+		f.Because = fmt.Sprintf("there is no %s %s in the namespace", t.Kind, singleLine(h.Spec.ScaleTargetRef.Name))
 		if near := nearestWord(h.Spec.ScaleTargetRef.Name, slices.Clone(t.Others)); near != "" {
 			f.Because += fmt.Sprintf("; there is one named %s", near)
-			f.Mend = []string{kctl(h, `patch hpa %s --type=merge -p '{"spec":{"scaleTargetRef":{"name":"%s"}}}'`, h.Name, near)}
+			f.Mend = []string{kctlCommand(h, `patch hpa %s --type=merge -p '{"spec":{"scaleTargetRef":{"name":"%s"}}}'`, h.Name, near)}
 		} else {
-			f.Mend[0] = kctl(h, "get %ss", t.Kind)
+			f.Mend[0] = kctlCommand(h, "get %ss", t.Kind)
 		}
 	}
 	return f
 }
 
-// unmeasured returns the Finding for a HorizontalPodAutoscaler that is not active: its target has 0
+// explainUnmeasured returns the Finding for a HorizontalPodAutoscaler that is not active: its target has 0
 // replicas, its selector is invalid, or no metric is available. c is the condition ScalingActive,
 // with status False.
-func (w *World) unmeasured(h *autoscalingv2.HorizontalPodAutoscaler, c autoscalingv2.HorizontalPodAutoscalerCondition) Finding {
-	f := Finding{Object: hpa(h), What: "does not scale", Since: at(c.LastTransitionTime), Because: line(c.Message)}
+func (w *World) explainUnmeasured(h *autoscalingv2.HorizontalPodAutoscaler, c autoscalingv2.HorizontalPodAutoscalerCondition) Finding {
+	f := Finding{Object: autoscalerName(h), What: "does not scale", Since: timeOrNil(c.LastTransitionTime), Because: singleLine(c.Message)}
 	switch c.Reason {
 	case "ScalingDisabled":
 		f.What = "is switched off"
-		f.Because = line(scaleTarget(h)) + " is scaled to 0, which an autoscaler takes for a wish and leaves as it is"
-		f.Mend = []string{kctl(h, "scale %s --replicas=%d", scaleTarget(h), max(1, fewest(h)))}
+		f.Because = singleLine(scaleTarget(h)) + " is scaled to 0, which an autoscaler takes for a wish and leaves as it is"
+		f.Mend = []string{kctlCommand(h, "scale %s --replicas=%d", scaleTarget(h), max(1, minReplicasOf(h)))}
 	case "InvalidSelector", "AmbiguousSelector":
-		f.Mend = []string{kctl(h, "get hpa"), kctl(h, "get %s -o yaml   # the pods that it selects must be its own", scaleTarget(h))}
+		f.Mend = []string{kctlCommand(h, "get hpa"), kctlCommand(h, "get %s -o yaml   # the pods that it selects must be its own", scaleTarget(h))}
 	default:
 		f.What = "does not know the load"
-		f.Details, f.Mend = w.missing(h)
+		f.Details, f.Mend = w.missingMetrics(h)
 	}
 	return f
 }
 
-// missing returns, for the metrics of h, texts about their sources and about the pods without usage
+// missingMetrics returns, for the metrics of h, texts about their sources and about the pods without usage
 // or request. mend are commands that help to find or repair the missing metrics.
-func (w *World) missing(h *autoscalingv2.HorizontalPodAutoscaler) (details, mend []string) {
+func (w *World) missingMetrics(h *autoscalingv2.HorizontalPodAutoscaler) (details, mend []string) {
 	add := func(detail string, commands ...string) {
 		details = append(details, detail)
 		for _, m := range commands {
@@ -121,15 +125,15 @@ func (w *World) missing(h *autoscalingv2.HorizontalPodAutoscaler) (details, mend
 		case autoscalingv2.ResourceMetricSourceType, autoscalingv2.ContainerResourceMetricSourceType:
 			w.missingResource(h, m, add)
 		case autoscalingv2.PodsMetricSourceType:
-			add(fmt.Sprintf("pods metric %s comes from custom.metrics.k8s.io, which an adapter in the cluster serves", line(m.Pods.Metric.Name)), customAPI)
+			add(fmt.Sprintf("pods metric %s comes from custom.metrics.k8s.io, which an adapter in the cluster serves", singleLine(m.Pods.Metric.Name)), customAPI)
 		case autoscalingv2.ObjectMetricSourceType:
 			o := m.Object.DescribedObject
-			add(fmt.Sprintf("metric %s of %s %s comes from custom.metrics.k8s.io, which an adapter in the cluster serves", line(m.Object.Metric.Name), line(o.Kind), line(o.Name)), customAPI)
+			add(fmt.Sprintf("metric %s of %s %s comes from custom.metrics.k8s.io, which an adapter in the cluster serves", singleLine(m.Object.Metric.Name), singleLine(o.Kind), singleLine(o.Name)), customAPI)
 		case autoscalingv2.ExternalMetricSourceType:
-			add(fmt.Sprintf("metric %s comes from external.metrics.k8s.io, which an adapter in the cluster serves", line(m.External.Metric.Name)), "kctl get apiservice v1beta1.external.metrics.k8s.io")
+			add(fmt.Sprintf("metric %s comes from external.metrics.k8s.io, which an adapter in the cluster serves", singleLine(m.External.Metric.Name)), "kctl get apiservice v1beta1.external.metrics.k8s.io")
 		}
 	}
-	return bounded(details), mend
+	return boundList(details), mend
 }
 
 const customAPI = "kctl get apiservice v1beta2.custom.metrics.k8s.io v1beta1.custom.metrics.k8s.io"
@@ -145,12 +149,12 @@ func (w *World) missingResource(h *autoscalingv2.HorizontalPodAutoscaler, m *aut
 		resource, container, goal = m.ContainerResource.Name, m.ContainerResource.Container, m.ContainerResource.Target
 	}
 	source := fmt.Sprintf("use of %s comes from metrics.k8s.io, which is answered by a metrics-server where one is installed and by this cluster's nodes otherwise", resource)
-	if !w.read(Pods) {
-		add(source, kctl(h, "top pods"))
+	if !w.hasList(Pods) {
+		add(source, kctlCommand(h, "top pods"))
 		return
 	}
 	if len(w.Pods) == 0 {
-		add("its target has no pods", kctl(h, "get %s", scaleTarget(h)))
+		add("its target has no pods", kctlCommand(h, "get %s", scaleTarget(h)))
 		return
 	}
 	var unmeasured []string
@@ -161,34 +165,34 @@ func (w *World) missingResource(h *autoscalingv2.HorizontalPodAutoscaler, m *aut
 			continue
 		}
 		if c, none := withoutRequest(p, container, resource); c != "" && (none || goal.AverageUtilization != nil) {
-			mend := kctl(h, "set resources %s --requests=%s=%s   # or as much as it needs: a utilization is a part of the request", scaleTarget(h), string(resource), some(resource))
+			mend := kctlCommand(h, "set resources %s --requests=%s=%s   # or as much as it needs: a utilization is a part of the request", scaleTarget(h), string(resource), exampleAmount(resource))
 			if none {
-				mend = kctl(h, "edit hpa %s   # the container's name", h.Name)
+				mend = kctlCommand(h, "edit hpa %s   # the container's name", h.Name)
 			}
 			if wrong++; wrong <= most {
 				add(fmt.Sprintf("pod %s: %s", p.Name, c), mend)
 			}
 		}
-		if w.read(PodMetrics) && w.NotServed == "" && !slices.Contains(w.Measured, p.Name) {
+		if w.hasList(PodMetrics) && w.NotServed == "" && !slices.Contains(w.Measured, p.Name) {
 			unmeasured = append(unmeasured, fmt.Sprintf("pod %s (%s) has no sample", p.Name, p.Status.Phase))
 		}
 	}
 	if w.NotServed != "" {
-		unmeasured = []string{"it does not answer: " + line(w.NotServed)}
+		unmeasured = []string{"it does not answer: " + singleLine(w.NotServed)}
 	}
-	if len(unmeasured) > 0 || !w.read(PodMetrics) {
+	if len(unmeasured) > 0 || !w.hasList(PodMetrics) {
 		add(source)
 	}
-	for _, text := range bounded(unmeasured) {
-		add(text, kctl(h, "top pods"), "kctl get apiservice v1beta1.metrics.k8s.io")
+	for _, text := range boundList(unmeasured) {
+		add(text, kctlCommand(h, "top pods"), "kctl get apiservice v1beta1.metrics.k8s.io")
 	}
-	if wrong+len(unmeasured) == 0 && w.read(PodMetrics) {
-		add("every pod has a sample now: the next look, within 15 seconds, should find them", kctl(h, "why hpa %s", h.Name))
+	if wrong+len(unmeasured) == 0 && w.hasList(PodMetrics) {
+		add("every pod has a sample now: the next look, within 15 seconds, should find them", kctlCommand(h, "why hpa %s", h.Name))
 	}
 }
 
-// some returns an example amount of a resource for a command.
-func some(resource corev1.ResourceName) string {
+// exampleAmount returns an example amount of a resource for a command.
+func exampleAmount(resource corev1.ResourceName) string {
 	if resource == corev1.ResourceMemory {
 		return "64Mi"
 	}
@@ -211,21 +215,21 @@ func withoutRequest(p *corev1.Pod, container string, resource corev1.ResourceNam
 		}
 	}
 	if !found {
-		return "it has no container " + line(container), true
+		return "it has no container " + singleLine(container), true
 	}
 	return "", false
 }
 
-// partly returns a Finding if a recent event reports that a metric of h failed, while other metrics
+// explainPartialMetrics returns a Finding if a recent event reports that a metric of h failed, while other metrics
 // still determine the number of replicas. It returns nil otherwise.
-func (w *World) partly(h *autoscalingv2.HorizontalPodAutoscaler) *Finding {
-	e := w.event(h.UID, "FailedGetResourceMetric", "FailedGetContainerResourceMetric", "FailedGetPodsMetric", "FailedGetObjectMetric",
+func (w *World) explainPartialMetrics(h *autoscalingv2.HorizontalPodAutoscaler) *Finding {
+	e := w.newestEvent(h.UID, "FailedGetResourceMetric", "FailedGetContainerResourceMetric", "FailedGetPodsMetric", "FailedGetObjectMetric",
 		"FailedGetExternalMetric", "InvalidMetricSourceType")
-	if e == nil || w.Now.Sub(seen(e)) > unread {
+	if e == nil || w.Now.Sub(lastSeen(e)) > unread {
 		return nil
 	}
-	f := &Finding{Object: hpa(h), What: "goes by some of its metrics only, and scales up alone", Because: line(e.Message)}
-	f.Details, f.Mend = w.missing(h)
+	f := &Finding{Object: autoscalerName(h), What: "goes by some of its metrics only, and scales up alone", Because: singleLine(e.Message)}
+	f.Details, f.Mend = w.missingMetrics(h)
 	return f
 }
 
@@ -233,9 +237,9 @@ func (w *World) partly(h *autoscalingv2.HorizontalPodAutoscaler) *Finding {
 // than the evaluation interval of 15 seconds, because repeated events are recorded less often.
 const unread = time.Minute
 
-// steadied returns a Finding if a stabilization window keeps the number of replicas of h. able is
+// explainStabilization returns a Finding if a stabilization window keeps the number of replicas of h. able is
 // the condition AbleToScale, which has a reason for that. It returns nil otherwise.
-func (w *World) steadied(h *autoscalingv2.HorizontalPodAutoscaler, able autoscalingv2.HorizontalPodAutoscalerCondition) *Finding {
+func (w *World) explainStabilization(h *autoscalingv2.HorizontalPodAutoscaler, able autoscalingv2.HorizontalPodAutoscalerCondition) *Finding {
 	way, window, wanted := "scaleDown", int32(300), "fewer"
 	switch able.Reason {
 	case "ScaleDownStabilized":
@@ -248,9 +252,9 @@ func (w *World) steadied(h *autoscalingv2.HorizontalPodAutoscaler, able autoscal
 		window = *r.StabilizationWindowSeconds
 	}
 	other := map[string]string{"fewer": "more", "more": "fewer"}[wanted]
-	return &Finding{Object: hpa(h), What: fmt.Sprintf("keeps %d replicas, though its metrics call for %s", h.Status.DesiredReplicas, wanted),
+	return &Finding{Object: autoscalerName(h), What: fmt.Sprintf("keeps %d replicas, though its metrics call for %s", h.Status.DesiredReplicas, wanted),
 		Because: fmt.Sprintf("within the stabilization window of %d s they called for %s: it waits until they have called for %s throughout it", window, other, wanted),
-		Mend: []string{kctl(h, `patch hpa %s --type=merge -p '{"spec":{"behavior":{"%s":{"stabilizationWindowSeconds":%d}}}}'   # a shorter window`,
+		Mend: []string{kctlCommand(h, `patch hpa %s --type=merge -p '{"spec":{"behavior":{"%s":{"stabilizationWindowSeconds":%d}}}}'   # a shorter window`,
 			h.Name, way, min(60, window/2))}}
 }
 
@@ -265,41 +269,41 @@ func rulesFor(h *autoscalingv2.HorizontalPodAutoscaler, way string) *autoscaling
 	}
 }
 
-// limited returns a Finding if minReplicas, maxReplicas or a scaling policy of h prevents the
+// explainReplicaLimit returns a Finding if minReplicas, maxReplicas or a scaling policy of h prevents the
 // number of replicas that its metrics require. c is the condition ScalingLimited. It returns nil
 // unless the condition is True.
-func limited(h *autoscalingv2.HorizontalPodAutoscaler, c autoscalingv2.HorizontalPodAutoscalerCondition) *Finding {
+func explainReplicaLimit(h *autoscalingv2.HorizontalPodAutoscaler, c autoscalingv2.HorizontalPodAutoscalerCondition) *Finding {
 	if c.Status != corev1.ConditionTrue {
 		return nil
 	}
-	f := &Finding{Object: hpa(h), Since: at(c.LastTransitionTime), Because: line(c.Message)}
+	f := &Finding{Object: autoscalerName(h), Since: timeOrNil(c.LastTransitionTime), Because: singleLine(c.Message)}
 	switch c.Reason {
 	case "TooManyReplicas":
 		f.What, f.Because = fmt.Sprintf("has its most replicas, %d", h.Spec.MaxReplicas), "its metrics call for more"
-		f.Mend = []string{kctl(h, `patch hpa %s --type=merge -p '{"spec":{"maxReplicas":%d}}'`, h.Name, 2*h.Spec.MaxReplicas)}
+		f.Mend = []string{kctlCommand(h, `patch hpa %s --type=merge -p '{"spec":{"maxReplicas":%d}}'`, h.Name, 2*h.Spec.MaxReplicas)}
 	case "TooFewReplicas":
-		f.What, f.Because = fmt.Sprintf("has its fewest replicas, %d", fewest(h)), "its metrics call for fewer"
-		if fewest(h) > 1 {
-			f.Mend = []string{kctl(h, `patch hpa %s --type=merge -p '{"spec":{"minReplicas":%d}}'`, h.Name, fewest(h)/2)}
+		f.What, f.Because = fmt.Sprintf("has its fewest replicas, %d", minReplicasOf(h)), "its metrics call for fewer"
+		if minReplicasOf(h) > 1 {
+			f.Mend = []string{kctlCommand(h, `patch hpa %s --type=merge -p '{"spec":{"minReplicas":%d}}'`, h.Name, minReplicasOf(h)/2)}
 		}
 	case "ScaleUpLimit":
-		slowed(h, f, "scaleUp", "up", "more")
+		explainScalingPolicy(h, f, "scaleUp", "up", "more")
 	case "ScaleDownLimit":
-		slowed(h, f, "scaleDown", "down", "fewer")
+		explainScalingPolicy(h, f, "scaleDown", "down", "fewer")
 	default:
-		f.What = "is limited (" + line(c.Reason) + ")"
-		f.Mend = []string{kctl(h, "describe hpa %s", h.Name)}
+		f.What = "is limited (" + singleLine(c.Reason) + ")"
+		f.Mend = []string{kctlCommand(h, "describe hpa %s", h.Name)}
 	}
 	return f
 }
 
-// slowed fills Finding f for scaling policies of h that limit or disable scaling in one direction.
+// explainScalingPolicy fills Finding f for scaling policies of h that limit or disable scaling in one direction.
 // way is "scaleUp" or "scaleDown". to and wanted are words for that direction in the texts.
-func slowed(h *autoscalingv2.HorizontalPodAutoscaler, f *Finding, way, to, wanted string) {
+func explainScalingPolicy(h *autoscalingv2.HorizontalPodAutoscaler, f *Finding, way, to, wanted string) {
 	rules := rulesFor(h, way)
 	f.What = fmt.Sprintf("scales %s no faster than its policies let it", to)
 	f.Because = fmt.Sprintf("its metrics call for %s, and spec.behavior.%s allows ", wanted, way)
-	f.Mend = []string{kctl(h, "edit hpa %s   # spec.behavior.%s.policies", h.Name, way)}
+	f.Mend = []string{kctlCommand(h, "edit hpa %s   # spec.behavior.%s.policies", h.Name, way)}
 	if rules == nil || len(rules.Policies) == 0 {
 		f.Because += map[string]string{"scaleUp": "the double or 4 pods more within 15 s, as nothing else is said", "scaleDown": "100% within 15 s, as nothing else is said"}[way]
 		return
@@ -311,14 +315,14 @@ func slowed(h *autoscalingv2.HorizontalPodAutoscaler, f *Finding, way, to, wante
 	if choose == autoscalingv2.DisabledPolicySelect {
 		f.What = fmt.Sprintf("does not scale %s", to)
 		f.Because = fmt.Sprintf("its metrics call for %s, and spec.behavior.%s.selectPolicy is Disabled", wanted, way)
-		f.Mend = []string{kctl(h, `patch hpa %s --type=merge -p '{"spec":{"behavior":{"%s":{"selectPolicy":"Max"}}}}'`, h.Name, way)}
+		f.Mend = []string{kctlCommand(h, `patch hpa %s --type=merge -p '{"spec":{"behavior":{"%s":{"selectPolicy":"Max"}}}}'`, h.Name, way)}
 		return
 	}
 	var parts []string
 	for _, p := range rules.Policies {
 		much := fmt.Sprintf("%d%%", p.Value)
 		if p.Type == autoscalingv2.PodsScalingPolicy {
-			much = many(int(p.Value), "pod")
+			much = countNoun(int(p.Value), "pod")
 		}
 		parts = append(parts, fmt.Sprintf("%s within %d s", much, p.PeriodSeconds))
 	}
@@ -329,5 +333,5 @@ func slowed(h *autoscalingv2.HorizontalPodAutoscaler, f *Finding, way, to, wante
 	if len(parts) == 1 {
 		most = ""
 	}
-	f.Because += most + strings.Join(bounded(parts), " and ")
+	f.Because += most + strings.Join(boundList(parts), " and ")
 }

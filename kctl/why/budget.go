@@ -12,10 +12,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// budget returns the Findings about a PodDisruptionBudget: that it is being deleted, or that it
+// explainBudget returns the Findings about a PodDisruptionBudget: that it is being deleted, or that it
 // allows no eviction, with the problems of its pods. It returns nil if the budget allows evictions
 // or selects no pods.
-func (w *World) budget(b *policyv1.PodDisruptionBudget) []Finding {
+func (w *World) explainBudget(b *policyv1.PodDisruptionBudget) []Finding {
 	if f := deletedObject(b, "poddisruptionbudget"); f != nil {
 		return []Finding{*f}
 	}
@@ -24,24 +24,24 @@ func (w *World) budget(b *policyv1.PodDisruptionBudget) []Finding {
 	}
 	var held []string
 	for i := range w.Pods {
-		if p := &w.Pods[i]; blocks(b, p) {
+		if p := &w.Pods[i]; budgetBlocks(b, p) {
 			held = append(held, p.Name)
 		}
 	}
-	f := Finding{Object: name("poddisruptionbudget", b), What: "allows no eviction: a drain waits for it", Because: shortage(b), Mend: budgetMend(b)}
+	f := Finding{Object: objectName("poddisruptionbudget", b), What: "allows no eviction: a drain waits for it", Because: budgetShortage(b), Mend: budgetMend(b)}
 	if len(held) > 0 {
-		f.Details = append(f.Details, "pods that cannot be evicted: "+strings.Join(bounded(held), ", "))
+		f.Details = append(f.Details, "pods that cannot be evicted: "+strings.Join(boundList(held), ", "))
 	}
 	out := []Finding{f}
-	covered := slices.DeleteFunc(slices.Clone(w.Pods), func(p corev1.Pod) bool { return !covers(b, &p) })
-	return append(out, w.commonest(covered, &out[0])...)
+	covered := slices.DeleteFunc(slices.Clone(w.Pods), func(p corev1.Pod) bool { return !budgetCovers(b, &p) })
+	return append(out, w.explainUnhealthyPods(covered, &out[0])...)
 }
 
-// drain returns Findings for a cordoned node that cannot be drained. There is one Finding for each
+// explainDrain returns Findings for a cordoned node that cannot be drained. There is one Finding for each
 // PodDisruptionBudget that blocks evictions. Each pod that several budgets select has one Finding
 // as well. It returns nil if the node is not cordoned, or if pods or budgets could not be read.
-func (w *World) drain(n *corev1.Node) []Finding {
-	if !n.Spec.Unschedulable || !w.read(Placed) || !w.read(Budgets) {
+func (w *World) explainDrain(n *corev1.Node) []Finding {
+	if !n.Spec.Unschedulable || !w.hasList(Placed) || !w.hasList(Budgets) {
 		return nil
 	}
 	var out []Finding
@@ -51,18 +51,18 @@ func (w *World) drain(n *corev1.Node) []Finding {
 		var held []string
 		for k := range w.Placed {
 			p := &w.Placed[k]
-			if p.Spec.NodeName != n.Name || !evictable(p) || !covers(b, p) {
+			if p.Spec.NodeName != n.Name || !isEvictable(p) || !budgetCovers(b, p) {
 				continue
 			}
 			if w.budgetsOf(p) > 1 {
 				several[p.Namespace+"/"+p.Name] = true
-			} else if blocks(b, p) {
+			} else if budgetBlocks(b, p) {
 				held = append(held, p.Name)
 			}
 		}
 		if len(held) > 0 && len(out) < most {
-			out = append(out, Finding{Object: name("node", n), What: fmt.Sprintf("cannot be drained: budget %s/%s keeps %s: %s",
-				b.Namespace, b.Name, many(len(held), "pod"), strings.Join(bounded(held), ", ")), Because: shortage(b), Mend: budgetMend(b)})
+			out = append(out, Finding{Object: objectName("node", n), What: fmt.Sprintf("cannot be drained: budget %s/%s keeps %s: %s",
+				b.Namespace, b.Name, countNoun(len(held), "pod"), strings.Join(boundList(held), ", ")), Because: budgetShortage(b), Mend: budgetMend(b)})
 		}
 	}
 	for _, pod := range sortedKeys(several) {
@@ -84,32 +84,32 @@ func sortedKeys(m map[string]bool) (out []string) {
 
 func (w *World) budgetsOf(p *corev1.Pod) (n int) {
 	for i := range w.Budgets {
-		if covers(&w.Budgets[i], p) {
+		if budgetCovers(&w.Budgets[i], p) {
 			n++
 		}
 	}
 	return n
 }
 
-// evictable reports whether a drain evicts pod p. Pods of DaemonSets, static pods, terminated pods
+// isEvictable reports whether a drain evicts pod p. Pods of DaemonSets, static pods, terminated pods
 // and pods that are being deleted are not evicted.
-func evictable(p *corev1.Pod) bool {
+func isEvictable(p *corev1.Pod) bool {
 	_, static := p.Annotations[corev1.MirrorPodAnnotationKey]
 	owner := metav1.GetControllerOf(p)
 	return !static && p.DeletionTimestamp == nil && p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed &&
 		(owner == nil || owner.Kind != "DaemonSet")
 }
 
-func covers(b *policyv1.PodDisruptionBudget, p *corev1.Pod) bool {
+func budgetCovers(b *policyv1.PodDisruptionBudget, p *corev1.Pod) bool {
 	s, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
 	return err == nil && b.Namespace == p.Namespace && s.Matches(labels.Set(p.Labels))
 }
 
-// blocks reports whether budget b prevents the eviction of pod p. A pending pod can always be
+// budgetBlocks reports whether budget b prevents the eviction of pod p. A pending pod can always be
 // evicted. A running pod that is not Ready can be evicted while enough pods are healthy, or always
 // if unhealthyPodEvictionPolicy is AlwaysAllow.
-func blocks(b *policyv1.PodDisruptionBudget, p *corev1.Pod) bool {
-	if b.Status.DisruptionsAllowed > 0 || !covers(b, p) || !evictable(p) || p.Status.Phase == corev1.PodPending {
+func budgetBlocks(b *policyv1.PodDisruptionBudget, p *corev1.Pod) bool {
+	if b.Status.DisruptionsAllowed > 0 || !budgetCovers(b, p) || !isEvictable(p) || p.Status.Phase == corev1.PodPending {
 		return false
 	}
 	if c := podCondition(p, corev1.PodReady); c != nil && c.Status == corev1.ConditionTrue {
@@ -120,9 +120,9 @@ func blocks(b *policyv1.PodDisruptionBudget, p *corev1.Pod) bool {
 	return !always && !met
 }
 
-// shortage returns the reason why budget b allows no eviction: too few Ready pods, or an error of
+// budgetShortage returns the reason why budget b allows no eviction: too few Ready pods, or an error of
 // the controller that computes its status.
-func shortage(b *policyv1.PodDisruptionBudget) string {
+func budgetShortage(b *policyv1.PodDisruptionBudget) string {
 	s := b.Status
 	asks := ""
 	switch {
@@ -131,10 +131,10 @@ func shortage(b *policyv1.PodDisruptionBudget) string {
 	case b.Spec.MaxUnavailable != nil:
 		asks = fmt.Sprintf("maxUnavailable is %s", b.Spec.MaxUnavailable.String())
 	}
-	if message := unsynced(b); message != "" {
+	if message := budgetSyncError(b); message != "" {
 		return "the control plane cannot compute it: " + message
 	}
-	text := fmt.Sprintf("%s: of %s at least %d must be Ready (now: %d)", asks, many(int(s.ExpectedPods), "pod"), s.DesiredHealthy, s.CurrentHealthy)
+	text := fmt.Sprintf("%s: of %s at least %d must be Ready (now: %d)", asks, countNoun(int(s.ExpectedPods), "pod"), s.DesiredHealthy, s.CurrentHealthy)
 	if s.DesiredHealthy >= s.ExpectedPods {
 		text += ", so that no pod may be evicted even when all are Ready"
 	}
@@ -143,26 +143,26 @@ func shortage(b *policyv1.PodDisruptionBudget) string {
 
 // budgetMend returns commands that let budget b allow evictions, the least harmful command first.
 func budgetMend(b *policyv1.PodDisruptionBudget) []string {
-	edit := kctl(b, "edit poddisruptionbudget %s   # let the application do without one pod more", b.Name)
+	edit := kctlCommand(b, "edit poddisruptionbudget %s   # let the application do without one pod more", b.Name)
 	var out []string
 	switch s := b.Status; {
-	case unsynced(b) != "":
-		return []string{kctl(b, "edit poddisruptionbudget %s   # give minAvailable as a number", b.Name)}
+	case budgetSyncError(b) != "":
+		return []string{kctlCommand(b, "edit poddisruptionbudget %s   # give minAvailable as a number", b.Name)}
 	case s.CurrentHealthy < s.DesiredHealthy:
-		out = append(out, kctl(b, "get pods -l '%s'   # kctl why pod/NAME explains those that are not Ready", metav1.FormatLabelSelector(b.Spec.Selector)))
+		out = append(out, kctlCommand(b, "get pods -l '%s'   # kctl why pod/NAME explains those that are not Ready", metav1.FormatLabelSelector(b.Spec.Selector)))
 	}
 	if least := b.Spec.MinAvailable; b.Status.DesiredHealthy >= b.Status.ExpectedPods && least != nil && least.Type == intstr.Int {
-		out = append(out, kctl(b, "scale KIND/NAME --replicas=%d   # one pod more than the budget needs; the drain goes on when it is Ready", b.Status.DesiredHealthy+1))
+		out = append(out, kctlCommand(b, "scale KIND/NAME --replicas=%d   # one pod more than the budget needs; the drain goes on when it is Ready", b.Status.DesiredHealthy+1))
 	}
 	return append(out, edit)
 }
 
-// unsynced returns the error message if the disruption controller cannot compute the status of
+// budgetSyncError returns the error message if the disruption controller cannot compute the status of
 // budget b. It returns "" otherwise.
-func unsynced(b *policyv1.PodDisruptionBudget) string {
+func budgetSyncError(b *policyv1.PodDisruptionBudget) string {
 	for _, c := range b.Status.Conditions {
 		if c.Type == policyv1.DisruptionAllowedCondition && c.Reason == policyv1.SyncFailedReason {
-			return line(c.Message)
+			return singleLine(c.Message)
 		}
 	}
 	return ""

@@ -13,31 +13,31 @@ func (w *World) signingRequest(c *certificatesv1.CertificateSigningRequest) []Fi
 	if len(c.Status.Certificate) > 0 {
 		return nil
 	}
-	f := Finding{Object: name("certificatesigningrequest", c), What: "waits for somebody to approve it", Since: at(c.CreationTimestamp)}
-	f.Because = fmt.Sprintf("requests to %s are approved by hand", line(c.Spec.SignerName))
+	f := Finding{Object: objectName("certificatesigningrequest", c), What: "waits for somebody to approve it", Since: timeOrNil(c.CreationTimestamp)}
+	f.Because = fmt.Sprintf("requests to %s are approved by hand", singleLine(c.Spec.SignerName))
 	if c.Spec.SignerName == certificatesv1.KubeAPIServerClientKubeletSignerName {
 		f.Because = fmt.Sprintf("no role lets %s have it approved: that takes a right to create certificatesigningrequests/nodeclient, or "+
-			"selfnodeclient for the own name", line(c.Spec.Username))
+			"selfnodeclient for the own name", singleLine(c.Spec.Username))
 	}
-	f.Mend = []string{kctl(c, "describe certificatesigningrequest %s   # who asks, and for what", c.Name),
-		kctl(c, "certificate approve %s   # or deny", c.Name)}
+	f.Mend = []string{kctlCommand(c, "describe certificatesigningrequest %s   # who asks, and for what", c.Name),
+		kctlCommand(c, "certificate approve %s   # or deny", c.Name)}
 	approved := false
 	for _, k := range c.Status.Conditions {
-		why := line(k.Reason + ": " + k.Message)
+		why := singleLine(k.Reason + ": " + k.Message)
 		switch k.Type {
 		case certificatesv1.CertificateFailed, certificatesv1.CertificateDenied:
-			f.What, f.Because, f.Since = "is "+strings.ToLower(string(k.Type)), why, at(k.LastTransitionTime)
+			f.What, f.Because, f.Since = "is "+strings.ToLower(string(k.Type)), why, timeOrNil(k.LastTransitionTime)
 			if k.Type == certificatesv1.CertificateFailed {
 				f.What = "has failed"
 			}
-			f.Mend = []string{kctl(c, "delete certificatesigningrequest %s   # then ask anew: a request is not changed", c.Name)}
+			f.Mend = []string{kctlCommand(c, "delete certificatesigningrequest %s   # then ask anew: a request is not changed", c.Name)}
 			return []Finding{f}
 		case certificatesv1.CertificateApproved:
-			approved, f.Since = true, at(k.LastTransitionTime)
+			approved, f.Since = true, timeOrNil(k.LastTransitionTime)
 		}
 	}
 	if approved {
-		f.What, f.Because = "is approved and has no certificate", fmt.Sprintf("signer %s has not answered", line(c.Spec.SignerName))
+		f.What, f.Because = "is approved and has no certificate", fmt.Sprintf("signer %s has not answered", singleLine(c.Spec.SignerName))
 		f.Mend = []string{"kctl cluster status   # the leader signs for signers of kubernetes.io; others run for themselves"}
 	}
 	return []Finding{f}

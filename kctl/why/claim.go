@@ -9,9 +9,9 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 )
 
-// users returns the pods that mount PersistentVolumeClaim c and have not terminated, sorted by
+// claimUsers returns the pods that mount PersistentVolumeClaim c and have not terminated, sorted by
 // name.
-func (w *World) users(c *corev1.PersistentVolumeClaim) (users []*corev1.Pod) {
+func (w *World) claimUsers(c *corev1.PersistentVolumeClaim) (users []*corev1.Pod) {
 	for i := range w.Pods {
 		p := &w.Pods[i]
 		if p.Namespace == c.Namespace && p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed &&
@@ -25,14 +25,14 @@ func (w *World) users(c *corev1.PersistentVolumeClaim) (users []*corev1.Pod) {
 	return users
 }
 
-// consumer sets the reason in f, a Finding about a claim that waits for its first consumer. The
+// explainConsumer sets the reason in f, a Finding about a claim that waits for its first consumer. The
 // reason is why a pod that uses the claim is not scheduled. f is unchanged if there is no such pod.
-func (w *World) consumer(c *corev1.PersistentVolumeClaim, f *Finding) {
-	for _, p := range w.users(c) {
+func (w *World) explainConsumer(c *corev1.PersistentVolumeClaim, f *Finding) {
+	for _, p := range w.claimUsers(c) {
 		for _, said := range p.Status.Conditions {
 			if said.Type == corev1.PodScheduled && said.Status == corev1.ConditionFalse && said.Message != "" {
-				f.Because = fmt.Sprintf("it is made on the node of the first pod that uses it, and pod %s has none: %s", p.Name, line(said.Message))
-				f.Mend = []string{kctl(c, "why pod/%s", p.Name)}
+				f.Because = fmt.Sprintf("it is made on the node of the first pod that uses it, and pod %s has none: %s", p.Name, singleLine(said.Message))
+				f.Mend = []string{kctlCommand(c, "why pod/%s", p.Name)}
 				return
 			}
 		}
@@ -43,7 +43,7 @@ func (w *World) consumer(c *corev1.PersistentVolumeClaim, f *Finding) {
 // the volume is attached.
 func (w *World) claimWell(c *corev1.PersistentVolumeClaim) string {
 	well := "bound to volume " + c.Spec.VolumeName
-	for _, a := range w.attachments(c) {
+	for _, a := range w.volumeAttachments(c) {
 		if a.Status.Attached {
 			well += ", which node " + a.Spec.NodeName + " has"
 		}
@@ -51,10 +51,10 @@ func (w *World) claimWell(c *corev1.PersistentVolumeClaim) string {
 	return well
 }
 
-// attributes returns a Finding if the volume of claim c does not have the attributes of the
+// explainAttributes returns a Finding if the volume of claim c does not have the attributes of the
 // requested VolumeAttributesClass. The reason comes from events and conditions of the claim. It
 // returns nil otherwise.
-func (w *World) attributes(c *corev1.PersistentVolumeClaim) []Finding {
+func (w *World) explainAttributes(c *corev1.PersistentVolumeClaim) []Finding {
 	has, want := "", ""
 	if n := c.Status.CurrentVolumeAttributesClassName; n != nil {
 		has = *n
@@ -69,14 +69,14 @@ func (w *World) attributes(c *corev1.PersistentVolumeClaim) []Finding {
 	if m != nil && m.TargetVolumeAttributesClassName != "" {
 		want = m.TargetVolumeAttributesClassName
 	}
-	f := Finding{Object: name("persistentvolumeclaim", c), What: "its volume does not have the attributes of VolumeAttributesClass " + want, Since: at(c.CreationTimestamp),
-		Because: "nothing has been said of it yet", Mend: []string{kctl(c, "describe persistentvolumeclaim %s", c.Name)}}
-	if e := w.event(c.UID, "VolumeModifyFailed", "ExternalModifying"); e != nil {
-		f.Because = line(e.Message)
+	f := Finding{Object: objectName("persistentvolumeclaim", c), What: "its volume does not have the attributes of VolumeAttributesClass " + want, Since: timeOrNil(c.CreationTimestamp),
+		Because: "nothing has been said of it yet", Mend: []string{kctlCommand(c, "describe persistentvolumeclaim %s", c.Name)}}
+	if e := w.newestEvent(c.UID, "VolumeModifyFailed", "ExternalModifying"); e != nil {
+		f.Because = singleLine(e.Message)
 	}
 	for _, said := range c.Status.Conditions {
 		if said.Type == corev1.PersistentVolumeClaimVolumeModifyVolumeError && said.Status == corev1.ConditionTrue {
-			f.Because, f.Since = line(said.Message), at(said.LastTransitionTime)
+			f.Because, f.Since = singleLine(said.Message), timeOrNil(said.LastTransitionTime)
 		}
 	}
 	switch {
@@ -87,26 +87,26 @@ func (w *World) attributes(c *corev1.PersistentVolumeClaim) []Finding {
 	case m.Status == corev1.PersistentVolumeClaimModifyVolumeInfeasible:
 		back := "null"
 		if has != "" {
-			back = `"` + word(has) + `"`
+			back = `"` + shellWord(has) + `"`
 		}
-		f.Mend = []string{"kctl get volumeattributesclasses", kctl(c, "patch persistentvolumeclaim %s --type=merge -p", c.Name) +
+		f.Mend = []string{"kctl get volumeattributesclasses", kctlCommand(c, "patch persistentvolumeclaim %s --type=merge -p", c.Name) +
 			` '{"spec":{"volumeAttributesClassName":` + back + `}}'   # as it was, or another class`}
 	}
 	return []Finding{f}
 }
 
-// growth returns a Finding if claim c requests more storage than its volume has. The reason comes
+// explainGrowth returns a Finding if claim c requests more storage than its volume has. The reason comes
 // from events and conditions of the claim. It returns nil otherwise.
-func (w *World) growth(c *corev1.PersistentVolumeClaim) []Finding {
+func (w *World) explainGrowth(c *corev1.PersistentVolumeClaim) []Finding {
 	want, has := c.Spec.Resources.Requests[corev1.ResourceStorage], c.Status.Capacity[corev1.ResourceStorage]
 	if has.IsZero() || want.Cmp(has) <= 0 {
 		return nil
 	}
-	f := Finding{Object: name("persistentvolumeclaim", c), What: fmt.Sprintf("its volume has %s, and %s are asked for", has.String(), want.String()),
-		Since: at(c.CreationTimestamp), Because: "nothing has been said of it yet", Mend: []string{kctl(c, "describe persistentvolumeclaim %s", c.Name)}}
-	e := w.event(c.UID, "VolumeResizeFailed", "ExternalExpanding")
+	f := Finding{Object: objectName("persistentvolumeclaim", c), What: fmt.Sprintf("its volume has %s, and %s are asked for", has.String(), want.String()),
+		Since: timeOrNil(c.CreationTimestamp), Because: "nothing has been said of it yet", Mend: []string{kctlCommand(c, "describe persistentvolumeclaim %s", c.Name)}}
+	e := w.newestEvent(c.UID, "VolumeResizeFailed", "ExternalExpanding")
 	if e != nil {
-		f.Because = line(e.Message)
+		f.Because = singleLine(e.Message)
 	}
 	for _, said := range c.Status.Conditions {
 		if said.Status != corev1.ConditionTrue {
@@ -114,24 +114,24 @@ func (w *World) growth(c *corev1.PersistentVolumeClaim) []Finding {
 		}
 		switch said.Type {
 		case corev1.PersistentVolumeClaimFileSystemResizePending:
-			f.What, f.Since = "its volume has grown, and what its node has of it has not", at(said.LastTransitionTime)
+			f.What, f.Since = "its volume has grown, and what its node has of it has not", timeOrNil(said.LastTransitionTime)
 			f.Because = "that grows while a pod has it mounted, or when one mounts it"
 		case corev1.PersistentVolumeClaimControllerResizeError, corev1.PersistentVolumeClaimNodeResizeError:
-			f.Because, f.Since = line(said.Message), at(said.LastTransitionTime)
+			f.Because, f.Since = singleLine(said.Message), timeOrNil(said.LastTransitionTime)
 		}
 	}
 	switch {
 	case strings.Contains(f.Because, "ResourceExhausted"):
 		f.Mend = []string{"kctl get csistoragecapacities -A   # the room of each node; delete claims that are not needed, or add a disk",
-			kctl(c, "patch persistentvolumeclaim %s --type=merge -p", c.Name) + ` '{"spec":{"resources":{"requests":{"storage":"SIZE"}}}}'   # less, but more than ` + has.String()}
+			kctlCommand(c, "patch persistentvolumeclaim %s --type=merge -p", c.Name) + ` '{"spec":{"resources":{"requests":{"storage":"SIZE"}}}}'   # less, but more than ` + has.String()}
 	case e != nil && e.Reason == "ExternalExpanding":
 		f.Mend = []string{"kctl get csidrivers", "kctl get pods -A   # does the driver's resizer run?"}
 	}
 	return []Finding{f}
 }
 
-// attachments returns the VolumeAttachments of the volume of claim c, sorted by node name.
-func (w *World) attachments(c *corev1.PersistentVolumeClaim) (of []*storagev1.VolumeAttachment) {
+// volumeAttachments returns the VolumeAttachments of the volume of claim c, sorted by node name.
+func (w *World) volumeAttachments(c *corev1.PersistentVolumeClaim) (of []*storagev1.VolumeAttachment) {
 	for i := range w.Attachments {
 		a := &w.Attachments[i]
 		if from := a.Spec.Source.PersistentVolumeName; c.Spec.VolumeName != "" && from != nil && *from == c.Spec.VolumeName {
@@ -142,18 +142,18 @@ func (w *World) attachments(c *corev1.PersistentVolumeClaim) (of []*storagev1.Vo
 	return of
 }
 
-// bound returns Findings about a bound claim with a volume that pods cannot use. First come attach
+// explainBoundClaim returns Findings about a bound claim with a volume that pods cannot use. First come attach
 // and detach errors of the CSI driver. Then come pending pods with a failed attach or mount. It
 // returns nil if there are no such errors.
-func (w *World) bound(c *corev1.PersistentVolumeClaim) (out []Finding) {
+func (w *World) explainBoundClaim(c *corev1.PersistentVolumeClaim) (out []Finding) {
 	told := map[string]bool{} // nodes with a reported attach error
-	for _, a := range w.attachments(c) {
-		f := Finding{Object: name("persistentvolumeclaim", c), Mend: []string{"kctl describe volumeattachment " + word(a.Name)}}
+	for _, a := range w.volumeAttachments(c) {
+		f := Finding{Object: objectName("persistentvolumeclaim", c), Mend: []string{"kctl describe volumeattachment " + shellWord(a.Name)}}
 		switch s := a.Status; {
 		case a.DeletionTimestamp != nil && s.DetachError != nil:
-			f.What, f.Since, f.Because = "its volume cannot be taken from node "+a.Spec.NodeName, at(*a.DeletionTimestamp), line(s.DetachError.Message)
+			f.What, f.Since, f.Because = "its volume cannot be taken from node "+a.Spec.NodeName, timeOrNil(*a.DeletionTimestamp), singleLine(s.DetachError.Message)
 		case a.DeletionTimestamp == nil && !s.Attached && s.AttachError != nil:
-			f.What, f.Since, f.Because = "its volume cannot be attached to node "+a.Spec.NodeName, at(a.CreationTimestamp), line(s.AttachError.Message)
+			f.What, f.Since, f.Because = "its volume cannot be attached to node "+a.Spec.NodeName, timeOrNil(a.CreationTimestamp), singleLine(s.AttachError.Message)
 			told[a.Spec.NodeName] = true
 		default:
 			continue
@@ -163,31 +163,31 @@ func (w *World) bound(c *corev1.PersistentVolumeClaim) (out []Finding) {
 		}
 		out = append(out, f)
 	}
-	for _, p := range w.users(c) {
+	for _, p := range w.claimUsers(c) {
 		if p.Status.Phase != corev1.PodPending || p.Spec.NodeName == "" || told[p.Spec.NodeName] || len(out) >= most {
 			continue
 		}
-		e := w.unattached(p, c.Spec.VolumeName)
+		e := w.attachFailure(p, c.Spec.VolumeName)
 		if e == nil {
-			e = w.event(p.UID, "FailedMount")
+			e = w.newestEvent(p.UID, "FailedMount")
 		}
-		if got := w.event(p.UID, "SuccessfulAttachVolume"); e == nil || e.Reason == "FailedMount" && got != nil && seen(e).Before(seen(got)) {
+		if got := w.newestEvent(p.UID, "SuccessfulAttachVolume"); e == nil || e.Reason == "FailedMount" && got != nil && lastSeen(e).Before(lastSeen(got)) {
 			continue
 		}
-		f := Finding{Object: name("persistentvolumeclaim", c), What: fmt.Sprintf("pod %s on node %s does not get its volume", p.Name, p.Spec.NodeName),
-			Since: at(p.CreationTimestamp), Because: line(e.Message), Mend: []string{kctl(c, "why pod/%s", p.Name)}}
+		f := Finding{Object: objectName("persistentvolumeclaim", c), What: fmt.Sprintf("pod %s on node %s does not get its volume", p.Name, p.Spec.NodeName),
+			Since: timeOrNil(p.CreationTimestamp), Because: singleLine(e.Message), Mend: []string{kctlCommand(c, "why pod/%s", p.Name)}}
 		if strings.HasPrefix(e.Message, "Multi-Attach error") {
-			f.Mend = w.holders(c, p)
+			f.Mend = w.detachCommands(c, p)
 		}
 		out = append(out, f)
 	}
 	return out
 }
 
-// unattached returns the newest event FailedAttachVolume of pod p for a volume, or nil. An event
+// attachFailure returns the newest event FailedAttachVolume of pod p for a volume, or nil. An event
 // with a later SuccessfulAttachVolume does not count. If volume is empty, it considers all volumes.
 // It ignores events of the node, which only report that the node waits for the attachment.
-func (w *World) unattached(p *corev1.Pod, volume string) (worst *corev1.Event) {
+func (w *World) attachFailure(p *corev1.Pod, volume string) (worst *corev1.Event) {
 	about := func(e *corev1.Event) string {
 		_, rest, _ := strings.Cut(e.Message, `volume "`)
 		of, _, _ := strings.Cut(rest, `"`)
@@ -195,11 +195,11 @@ func (w *World) unattached(p *corev1.Pod, volume string) (worst *corev1.Event) {
 	}
 	for i := range w.Events {
 		e := &w.Events[i]
-		if e.InvolvedObject.UID != p.UID || e.Reason != "FailedAttachVolume" || volume != "" && about(e) != volume || worst != nil && seen(e).Before(seen(worst)) {
+		if e.InvolvedObject.UID != p.UID || e.Reason != "FailedAttachVolume" || volume != "" && about(e) != volume || worst != nil && lastSeen(e).Before(lastSeen(worst)) {
 			continue
 		}
 		if !slices.ContainsFunc(w.Events, func(o corev1.Event) bool {
-			return o.InvolvedObject.UID == p.UID && o.Reason == "SuccessfulAttachVolume" && about(&o) == about(e) && !seen(&o).Before(seen(e))
+			return o.InvolvedObject.UID == p.UID && o.Reason == "SuccessfulAttachVolume" && about(&o) == about(e) && !lastSeen(&o).Before(lastSeen(e))
 		}) {
 			worst = e
 		}
@@ -207,22 +207,22 @@ func (w *World) unattached(p *corev1.Pod, volume string) (worst *corev1.Event) {
 	return worst
 }
 
-// holders returns commands that detach the volume of claim c from other nodes, so that it can be
+// detachCommands returns commands that detach the volume of claim c from other nodes, so that it can be
 // attached to the node of pod p.
-func (w *World) holders(c *corev1.PersistentVolumeClaim, p *corev1.Pod) (mend []string) {
-	for _, a := range w.attachments(c) {
+func (w *World) detachCommands(c *corev1.PersistentVolumeClaim, p *corev1.Pod) (mend []string) {
+	for _, a := range w.volumeAttachments(c) {
 		if a.Spec.NodeName == p.Spec.NodeName {
 			continue
 		}
-		if n := w.node(a.Spec.NodeName); n != nil && !nodeReady(n) {
-			mend = append(mend, "kctl why node/"+word(n.Name), fmt.Sprintf("kctl taint node %s %s=nodeshutdown:NoExecute   # only when that machine is off for certain: then at once", word(n.Name), corev1.TaintNodeOutOfService))
+		if n := w.nodeNamed(a.Spec.NodeName); n != nil && !nodeReady(n) {
+			mend = append(mend, "kctl why node/"+shellWord(n.Name), fmt.Sprintf("kctl taint node %s %s=nodeshutdown:NoExecute   # only when that machine is off for certain: then at once", shellWord(n.Name), corev1.TaintNodeOutOfService))
 			continue
 		}
-		for _, o := range w.users(c) {
+		for _, o := range w.claimUsers(c) {
 			if o.Spec.NodeName == a.Spec.NodeName {
-				mend = append(mend, kctl(c, "delete pod %s   # so that node %s gives the volume up, where two pods were not meant", o.Name, a.Spec.NodeName))
+				mend = append(mend, kctlCommand(c, "delete pod %s   # so that node %s gives the volume up, where two pods were not meant", o.Name, a.Spec.NodeName))
 			}
 		}
 	}
-	return append(bounded(mend), "kctl get volumeattachments   # who has which volume")
+	return append(boundList(mend), "kctl get volumeattachments   # who has which volume")
 }

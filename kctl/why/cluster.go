@@ -9,27 +9,27 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// namespace returns a Finding for a namespace that is being deleted, with the conditions and
+// explainNamespace returns a Finding for a namespace that is being deleted, with the conditions and
 // finalizers that delay the deletion. It returns nil for any other namespace.
-func (w *World) namespace(n *corev1.Namespace) []Finding {
+func (w *World) explainNamespace(n *corev1.Namespace) []Finding {
 	if n.DeletionTimestamp == nil {
 		return nil
 	}
-	f := Finding{Object: name("namespace", n), What: "is being deleted", Since: at(*n.DeletionTimestamp)}
+	f := Finding{Object: objectName("namespace", n), What: "is being deleted", Since: timeOrNil(*n.DeletionTimestamp)}
 	for _, c := range n.Status.Conditions {
 		if c.Status == corev1.ConditionTrue {
-			f.Details = append(f.Details, line(c.Message))
+			f.Details = append(f.Details, singleLine(c.Message))
 		}
 	}
-	f.Details = bounded(f.Details)
+	f.Details = boundList(f.Details)
 	f.Because = "its content is being deleted"
 	if len(f.Details) > 0 {
 		f.Because = "something in it does not go:"
 		f.Mend = []string{"kctl -n " + n.Name + " why KIND/NAME   # of what is named above"}
 	}
 	if len(n.Finalizers) > 0 {
-		f.Details = append(f.Details, "finalizers hold the namespace itself: "+owned(n.Finalizers))
-		f.Mend = append(f.Mend, unfinalize(n, "namespace"))
+		f.Details = append(f.Details, "finalizers hold the namespace itself: "+finalizerOwners(n.Finalizers))
+		f.Mend = append(f.Mend, unfinalizeCommand(n, "namespace"))
 	}
 	return []Finding{f}
 }
@@ -45,12 +45,12 @@ func (w *World) nodeOf(n *corev1.Node) []Finding {
 	c := nodeCondition(n, corev1.NodeReady)
 	switch {
 	case c == nil:
-		out = append(out, Finding{Object: name("node", n), What: "is not Ready", Since: at(n.CreationTimestamp),
+		out = append(out, Finding{Object: objectName("node", n), What: "is not Ready", Since: timeOrNil(n.CreationTimestamp),
 			Because: "no agent has ever told of it", Mend: []string{"kctl cluster token create --role node   # then let its agent join"}})
 	case c.Status != corev1.ConditionTrue:
-		f := Finding{Object: name("node", n), What: "is not Ready", Since: at(c.LastTransitionTime), Because: line(c.Reason + ": " + c.Message)}
+		f := Finding{Object: objectName("node", n), What: "is not Ready", Since: timeOrNil(c.LastTransitionTime), Because: singleLine(c.Reason + ": " + c.Message)}
 		if c.Status == corev1.ConditionUnknown {
-			f.Because = "its agent says nothing: " + line(c.Message)
+			f.Because = "its agent says nothing: " + singleLine(c.Message)
 			f.Mend = []string{"kctl lab restart " + n.Name + "   # in a lab; elsewhere start keelson-agent again on that machine"}
 		} else {
 			f.Mend = []string{"kctl describe node " + n.Name}
@@ -65,14 +65,14 @@ func (w *World) nodeOf(n *corev1.Node) []Finding {
 		if c.Type == corev1.NodeReady || c.Status != corev1.ConditionTrue {
 			continue
 		}
-		f := Finding{Object: name("node", n), What: "has condition " + string(c.Type), Since: at(c.LastTransitionTime),
-			Because: line(c.Message), Mend: []string{"kctl describe node " + n.Name}}
-		w.pressure(n, c.Type, &f)
+		f := Finding{Object: objectName("node", n), What: "has condition " + string(c.Type), Since: timeOrNil(c.LastTransitionTime),
+			Because: singleLine(c.Message), Mend: []string{"kctl describe node " + n.Name}}
+		w.explainPressure(n, c.Type, &f)
 		out = append(out, f)
 	}
 	if n.Spec.Unschedulable {
-		out = append(out, Finding{Object: name("node", n), What: "is cordoned: no new pod comes to it", Mend: []string{"kctl uncordon " + n.Name}})
-		out = append(out, w.drain(n)...)
+		out = append(out, Finding{Object: objectName("node", n), What: "is cordoned: no new pod comes to it", Mend: []string{"kctl uncordon " + n.Name}})
+		out = append(out, w.explainDrain(n)...)
 	}
 	return out
 }
@@ -88,15 +88,15 @@ const exactHeartbeat = 5 * time.Minute
 func (w *World) lastHeartbeat(ready *corev1.NodeCondition) string {
 	silent := ready.LastTransitionTime
 	if ready.Status == corev1.ConditionUnknown && silent.Sub(ready.LastHeartbeatTime.Time) > exactHeartbeat {
-		return fmt.Sprintf("last heartbeat between %s and %s ago: the replica that received it has failed", w.age(ready.LastHeartbeatTime), w.age(silent))
+		return fmt.Sprintf("last heartbeat between %s and %s ago: the replica that received it has failed", w.ageText(ready.LastHeartbeatTime), w.ageText(silent))
 	}
-	return "last heartbeat " + w.age(ready.LastHeartbeatTime) + " ago"
+	return "last heartbeat " + w.ageText(ready.LastHeartbeatTime) + " ago"
 }
 
-// pressure adds to f the effects of condition c and the pods that node n has evicted. It sets a
+// explainPressure adds to f the effects of condition c and the pods that node n has evicted. It sets a
 // command that finds the largest users. c must be MemoryPressure or DiskPressure; other conditions
 // leave f unchanged.
-func (w *World) pressure(n *corev1.Node, c corev1.NodeConditionType, f *Finding) {
+func (w *World) explainPressure(n *corev1.Node, c corev1.NodeConditionType, f *Finding) {
 	switch c {
 	case corev1.NodeMemoryPressure:
 		f.Details = append(f.Details, "while it is short it evicts pods, those first that use more memory than they requested; it takes no pods that requested nothing")
@@ -114,14 +114,14 @@ func (w *World) pressure(n *corev1.Node, c corev1.NodeConditionType, f *Finding)
 		}
 	}
 	if len(evicted) > 0 {
-		f.Details = append(f.Details, "pods that it has evicted: "+strings.Join(bounded(evicted), ", "))
+		f.Details = append(f.Details, "pods that it has evicted: "+strings.Join(boundList(evicted), ", "))
 	}
 }
 
 // onNode returns a text with the number of pods on node n that have not terminated. It includes how
 // many of them are being evicted or deleted.
 func (w *World) onNode(n *corev1.Node) string {
-	if !w.read(Placed) {
+	if !w.hasList(Placed) {
 		return "its pods are not known"
 	}
 	all, going := 0, 0
@@ -134,29 +134,29 @@ func (w *World) onNode(n *corev1.Node) string {
 			going++
 		}
 	}
-	return fmt.Sprintf("%s on it, %d of them evicted and not ended", many(all, "pod"), going)
+	return fmt.Sprintf("%s on it, %d of them evicted and not ended", countNoun(all, "pod"), going)
 }
 
-// claim returns the Findings about a PersistentVolumeClaim: that it is being deleted, has no
+// explainClaim returns the Findings about a PersistentVolumeClaim: that it is being deleted, has no
 // volume, or has lost its volume. For a bound claim, they are about wrong volume attributes, a
 // volume that is too small, and attach or mount errors. It returns nil for a bound claim without
 // these problems.
-func (w *World) claim(c *corev1.PersistentVolumeClaim) []Finding {
+func (w *World) explainClaim(c *corev1.PersistentVolumeClaim) []Finding {
 	if f := deletedObject(c, "persistentvolumeclaim"); f != nil {
 		var users []string
-		for _, p := range w.users(c) {
+		for _, p := range w.claimUsers(c) {
 			users = append(users, p.Name)
 		}
 		if len(users) > 0 {
-			f.Details = append(f.Details, "pods that use it: "+strings.Join(bounded(users), ", "))
-			f.Mend = []string{kctl(c, "delete pod %s   # when the data is not needed any more", strings.Join(users[:min(len(users), most)], " "))}
+			f.Details = append(f.Details, "pods that use it: "+strings.Join(boundList(users), ", "))
+			f.Mend = []string{kctlCommand(c, "delete pod %s   # when the data is not needed any more", strings.Join(users[:min(len(users), most)], " "))}
 		}
 		return []Finding{*f}
 	}
-	f := Finding{Object: name("persistentvolumeclaim", c), Since: at(c.CreationTimestamp), Mend: []string{kctl(c, "describe persistentvolumeclaim %s", c.Name)}}
+	f := Finding{Object: objectName("persistentvolumeclaim", c), Since: timeOrNil(c.CreationTimestamp), Mend: []string{kctlCommand(c, "describe persistentvolumeclaim %s", c.Name)}}
 	switch c.Status.Phase {
 	case corev1.ClaimBound:
-		return slices.Concat(w.attributes(c), w.growth(c), w.bound(c))
+		return slices.Concat(w.explainAttributes(c), w.explainGrowth(c), w.explainBoundClaim(c))
 	case corev1.ClaimLost:
 		f.What, f.Because = "has lost its volume", "volume "+c.Spec.VolumeName+" is gone or is bound to another claim"
 	default:
@@ -166,10 +166,10 @@ func (w *World) claim(c *corev1.PersistentVolumeClaim) []Finding {
 	if e == nil {
 		return []Finding{f}
 	}
-	f.Because = line(e.Message)
+	f.Because = singleLine(e.Message)
 	f.Mend = claimMend(c, e, f.Mend)
 	if e.Reason == "WaitForFirstConsumer" {
-		w.consumer(c, &f)
+		w.explainConsumer(c, &f)
 	}
 	return []Finding{f}
 }
@@ -177,20 +177,20 @@ func (w *World) claim(c *corev1.PersistentVolumeClaim) []Finding {
 // claimEvent returns the event that best explains why claim c has no volume, or nil. An unsupported
 // data source comes first, then a volume populator, then provisioning errors.
 func (w *World) claimEvent(c *corev1.PersistentVolumeClaim) *corev1.Event {
-	if e := w.event(c.UID, "UnrecognizedDataSourceKind"); e != nil {
+	if e := w.newestEvent(c.UID, "UnrecognizedDataSourceKind"); e != nil {
 		return e // the other events are about the provisioner
 	}
-	asked := w.event(c.UID, "Provisioning")
+	asked := w.newestEvent(c.UID, "Provisioning")
 	if asked != nil && strings.Contains(asked.Message, "populator") {
 		return asked
 	}
-	e := w.event(c.UID, claimEvents...)
+	e := w.newestEvent(c.UID, claimEvents...)
 	if e == nil {
 		return asked
 	}
 	// ExternalProvisioning is repeated even after the provisioner has reported an error.
-	if failed := w.event(c.UID, "ProvisioningFailed"); e.Reason == "ExternalProvisioning" && failed != nil &&
-		strings.HasPrefix(failed.Message, "failed to provision volume") && w.Now.Sub(seen(failed)) < recent {
+	if failed := w.newestEvent(c.UID, "ProvisioningFailed"); e.Reason == "ExternalProvisioning" && failed != nil &&
+		strings.HasPrefix(failed.Message, "failed to provision volume") && w.Now.Sub(lastSeen(failed)) < recent {
 		return failed
 	}
 	return e
@@ -205,7 +205,7 @@ func claimMend(c *corev1.PersistentVolumeClaim, e *corev1.Event, always []string
 	failed := e.Reason == "ProvisioningFailed"
 	switch {
 	case e.Reason == "WaitForFirstConsumer":
-		return []string{kctl(c, "get pods   # it gets its volume with the first pod that uses it")}
+		return []string{kctlCommand(c, "get pods   # it gets its volume with the first pod that uses it")}
 	case failed && strings.HasPrefix(e.Message, "storageclass") && strings.Contains(e.Message, "not found"):
 		return []string{"kctl get storageclasses   # the class of a claim cannot be changed: make the class, or the claim anew"}
 	case failed && (strings.Contains(e.Message, "VolumeAttributesClass") || strings.Contains(e.Message, "volumeattributesclasses.storage.k8s.io")):
@@ -215,19 +215,19 @@ func claimMend(c *corev1.PersistentVolumeClaim, e *corev1.Event, always []string
 	case failed && strings.Contains(e.Message, "is on a disk that is read-only"):
 		return []string{"kctl get csistoragecapacities -A   # the room of each node, where it has any", "kctl get nodes -o wide   # and see the kernel log of that node"}
 	case failed && strings.Contains(e.Message, "mountOptions of the claim's StorageClass"):
-		return []string{kctl(c, "get persistentvolumeclaim %s -o jsonpath='{.spec.storageClassName}'   # its class, whose mountOptions can be changed: kctl edit storageclass", c.Name)}
+		return []string{kctlCommand(c, "get persistentvolumeclaim %s -o jsonpath='{.spec.storageClassName}'   # its class, whose mountOptions can be changed: kctl edit storageclass", c.Name)}
 	case failed && strings.Contains(e.Message, "ResourceExhausted"):
 		return []string{"kctl get csistoragecapacities -A   # the room of each node; delete claims that are not needed, or add a disk"}
 	case failed && strings.Contains(e.Message, "VolumeSnapshots: 'kctl snapshot install'"):
 		return []string{"kctl snapshot install"}
-	case failed && strings.Contains(e.Message, "VolumeSnapshot ") && source(c) != "":
-		return []string{kctl(c, "get volumesnapshots   # its dataSource is %s, and cannot be changed: make that, or the claim anew", source(c))}
-	case failed && strings.Contains(e.Message, "PersistentVolumeClaim ") && source(c) != "":
-		return []string{kctl(c, "get persistentvolumeclaims   # its dataSource is %s, and cannot be changed: make that, or the claim anew", source(c))}
+	case failed && strings.Contains(e.Message, "VolumeSnapshot ") && dataSourceName(c) != "":
+		return []string{kctlCommand(c, "get volumesnapshots   # its dataSource is %s, and cannot be changed: make that, or the claim anew", dataSourceName(c))}
+	case failed && strings.Contains(e.Message, "PersistentVolumeClaim ") && dataSourceName(c) != "":
+		return []string{kctlCommand(c, "get persistentvolumeclaims   # its dataSource is %s, and cannot be changed: make that, or the claim anew", dataSourceName(c))}
 	case e.Reason == "UnrecognizedDataSourceKind":
-		return []string{"kctl get crds,volumepopulators", kctl(c, "delete persistentvolumeclaim %s   # if it was to be empty: make it anew without a dataSourceRef", c.Name)}
+		return []string{"kctl get crds,volumepopulators", kctlCommand(c, "delete persistentvolumeclaim %s   # if it was to be empty: make it anew without a dataSourceRef", c.Name)}
 	case e.Reason == "Provisioning" && strings.Contains(e.Message, "populator"):
-		return []string{kctl(c, "describe persistentvolumeclaim %s   # a populator tells of its work there", c.Name), "kctl get pods -A   # does the populator run?"}
+		return []string{kctlCommand(c, "describe persistentvolumeclaim %s   # a populator tells of its work there", c.Name), "kctl get pods -A   # does the populator run?"}
 	case e.Reason == "ExternalProvisioning":
 		return []string{"kctl get csidrivers", "kctl get pods -A   # does the provisioner run?"}
 	case e.Reason == "FailedBinding" || e.Reason == "VolumeMismatch":
@@ -236,8 +236,8 @@ func claimMend(c *corev1.PersistentVolumeClaim, e *corev1.Event, always []string
 	return always
 }
 
-// source returns the name of the data source of claim c (spec.dataSource), or "".
-func source(c *corev1.PersistentVolumeClaim) string {
+// dataSourceName returns the name of the data source of claim c (spec.dataSource), or "".
+func dataSourceName(c *corev1.PersistentVolumeClaim) string {
 	if c.Spec.DataSource == nil {
 		return ""
 	}

@@ -12,25 +12,25 @@ func allStatuses(p *corev1.Pod) []corev1.ContainerStatus {
 	return slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses)
 }
 
-// containers returns a Finding for each container of pod p that waits because of an error, or that
+// explainContainers returns a Finding for each container of pod p that waits because of an error, or that
 // has terminated with a nonzero exit code. Init containers are included.
-func (w *World) containers(p *corev1.Pod) []Finding {
+func (w *World) explainContainers(p *corev1.Pod) []Finding {
 	var out []Finding
 	for _, s := range allStatuses(p) {
-		f := Finding{Object: name("pod", p)}
+		f := Finding{Object: objectName("pod", p)}
 		who := "container " + s.Name
 		if slices.ContainsFunc(p.Spec.InitContainers, func(c corev1.Container) bool { return c.Name == s.Name }) {
 			who = "init container " + s.Name
 		}
 		switch {
 		case s.State.Waiting != nil:
-			if !w.waiting(p, &s, who, &f) {
+			if !w.explainWaiting(p, &s, who, &f) {
 				continue
 			}
 		case s.State.Terminated != nil && s.State.Terminated.ExitCode != 0:
 			f.What = who + " has ended"
-			f.Because, f.Since = w.exit(p, s.Name, s.State.Terminated), at(s.State.Terminated.FinishedAt)
-			f.Mend = []string{kctl(p, "logs %s -c %s", p.Name, s.Name)}
+			f.Because, f.Since = w.exitText(p, s.Name, s.State.Terminated), timeOrNil(s.State.Terminated.FinishedAt)
+			f.Mend = []string{kctlCommand(p, "logs %s -c %s", p.Name, s.Name)}
 		default:
 			continue
 		}
@@ -42,24 +42,24 @@ func (w *World) containers(p *corev1.Pod) []Finding {
 	return out
 }
 
-// waiting fills Finding f with the reason why a container is in state waiting, and returns true. s
+// explainWaiting fills Finding f with the reason why a container is in state waiting, and returns true. s
 // is the status of the container, and who is the name of the container in texts. It returns false
 // if the container waits without an error, such as for init containers.
-func (w *World) waiting(p *corev1.Pod, s *corev1.ContainerStatus, who string, f *Finding) bool {
-	message := line(s.State.Waiting.Message)
+func (w *World) explainWaiting(p *corev1.Pod, s *corev1.ContainerStatus, who string, f *Finding) bool {
+	message := singleLine(s.State.Waiting.Message)
 	switch reason := s.State.Waiting.Reason; reason {
 	case "", "ContainerCreating", "PodInitializing":
 		return false
 	case "ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull":
-		w.image(p, s, who, f)
+		w.explainImage(p, s, who, f)
 	case "CrashLoopBackOff":
-		w.crashes(p, s, who, f)
+		w.explainCrashes(p, s, who, f)
 	case "CreateContainerConfigError":
 		f.What, f.Because = who+" cannot be made", message
-		f.Mend = missing(p, s.State.Waiting.Message)
+		f.Mend = missingObjectCommands(p, s.State.Waiting.Message)
 	default:
 		f.What, f.Because = who+" does not start ("+reason+")", message
-		f.Mend = []string{kctl(p, "describe pod %s", p.Name)}
+		f.Mend = []string{kctlCommand(p, "describe pod %s", p.Name)}
 	}
 	if f.Since == nil {
 		f.Since = p.Status.StartTime
@@ -67,10 +67,10 @@ func (w *World) waiting(p *corev1.Pod, s *corev1.ContainerStatus, who string, f 
 	return true
 }
 
-// image fills Finding f for a container with an image that cannot be pulled. s is the status of the
+// explainImage fills Finding f for a container with an image that cannot be pulled. s is the status of the
 // container. who is the name of the container in texts.
-func (w *World) image(p *corev1.Pod, s *corev1.ContainerStatus, who string, f *Finding) {
-	reason, message := s.State.Waiting.Reason, line(s.State.Waiting.Message)
+func (w *World) explainImage(p *corev1.Pod, s *corev1.ContainerStatus, who string, f *Finding) {
+	reason, message := s.State.Waiting.Reason, singleLine(s.State.Waiting.Message)
 	image := s.Image
 	for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
 		if c.Name == s.Name {
@@ -85,15 +85,15 @@ func (w *World) image(p *corev1.Pod, s *corev1.ContainerStatus, who string, f *F
 	f.Because = message
 	if reason == "ImagePullBackOff" {
 		f.Details = append(f.Details, "the node tries again at growing intervals, of five minutes at most")
-		if e := w.event(p.UID, "Pulling"); e != nil {
-			f.Details[0] += fmt.Sprintf("; last %s ago", short(w.Now.Sub(seen(e))))
+		if e := w.newestEvent(p.UID, "Pulling"); e != nil {
+			f.Details[0] += fmt.Sprintf("; last %s ago", shortDuration(w.Now.Sub(lastSeen(e))))
 		}
 	}
-	object := template(p)
+	object := templateOwner(p)
 	if object == "" {
 		object = "pod/" + p.Name
 	}
-	set := kctl(p, "set image %s %s=IMAGE", object, s.Name)
+	set := kctlCommand(p, "set image %s %s=IMAGE", object, s.Name)
 	lower := strings.ToLower(message)
 	switch {
 	case reason == "ErrImageNeverPull":
@@ -103,8 +103,8 @@ func (w *World) image(p *corev1.Pod, s *corev1.ContainerStatus, who string, f *F
 		f.Mend = []string{set}
 	case strings.Contains(lower, "unauthorized") || strings.Contains(lower, "denied") || strings.Contains(lower, "401") || strings.Contains(lower, "403"):
 		f.Details = append(f.Details, pullSecrets(p))
-		f.Mend = []string{kctl(p, "create secret docker-registry NAME --docker-server=REGISTRY --docker-username=USER --docker-password=PASSWORD"),
-			kctl(p, `patch serviceaccount %s -p '{"imagePullSecrets":[{"name":"NAME"}]}'`, serviceAccount(p))}
+		f.Mend = []string{kctlCommand(p, "create secret docker-registry NAME --docker-server=REGISTRY --docker-username=USER --docker-password=PASSWORD"),
+			kctlCommand(p, `patch serviceaccount %s -p '{"imagePullSecrets":[{"name":"NAME"}]}'`, serviceAccount(p))}
 	case strings.Contains(lower, "not found") || strings.Contains(lower, "404") || strings.Contains(lower, "manifest unknown"):
 		f.Mend = []string{set + "   # the registry has no such image or tag"}
 	default:
@@ -130,11 +130,11 @@ func pullSecrets(p *corev1.Pod) string {
 	return "the pod's imagePullSecrets: " + strings.Join(names, ", ")
 }
 
-// crashes fills Finding f for a container in CrashLoopBackOff, with the cause of its last
+// explainCrashes fills Finding f for a container in CrashLoopBackOff, with the cause of its last
 // termination. s is the status of the container. who is the name of the container in texts.
-func (w *World) crashes(p *corev1.Pod, s *corev1.ContainerStatus, who string, f *Finding) {
-	f.What = fmt.Sprintf("%s ends again and again (%s)", who, many(int(s.RestartCount), "restart"))
-	f.Mend = []string{kctl(p, "logs %s -c %s --previous", p.Name, s.Name)}
+func (w *World) explainCrashes(p *corev1.Pod, s *corev1.ContainerStatus, who string, f *Finding) {
+	f.What = fmt.Sprintf("%s ends again and again (%s)", who, countNoun(int(s.RestartCount), "restart"))
+	f.Mend = []string{kctlCommand(p, "logs %s -c %s --previous", p.Name, s.Name)}
 	if delay, _, ok := strings.Cut(strings.TrimPrefix(s.State.Waiting.Message, "back-off "), " restarting"); ok {
 		f.Details = append(f.Details, "it is started again after "+delay)
 	}
@@ -142,17 +142,17 @@ func (w *World) crashes(p *corev1.Pod, s *corev1.ContainerStatus, who string, f 
 	if t == nil {
 		return
 	}
-	f.Since = at(t.FinishedAt)
-	f.Because = w.exit(p, s.Name, t)
+	f.Since = timeOrNil(t.FinishedAt)
+	f.Because = w.exitText(p, s.Name, t)
 	if t.Reason == "OOMKilled" {
-		object := template(p)
+		object := templateOwner(p)
 		if object != "" {
-			f.Mend = append(f.Mend, kctl(p, "set resources %s -c %s --limits=memory=MORE", object, s.Name))
+			f.Mend = append(f.Mend, kctlCommand(p, "set resources %s -c %s --limits=memory=MORE", object, s.Name))
 		}
 		return
 	}
 	if e := w.probeEvent(p, s.Name); e != nil && strings.HasPrefix(e.Message, "Liveness") || e != nil && strings.HasPrefix(e.Message, "Startup") {
-		f.Because += "; before that: " + line(e.Message)
+		f.Because += "; before that: " + singleLine(e.Message)
 		f.Details = append(f.Details, probeOf(p, s.Name, "liveness"))
 	}
 }
@@ -161,12 +161,12 @@ func (w *World) crashes(p *corev1.Pod, s *corev1.ContainerStatus, who string, f 
 var signals = map[int32]string{1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL",
 	11: "SIGSEGV", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM"}
 
-// exit returns a text about the termination t of a container of pod p: its exit code or signal, how
+// exitText returns a text about the termination t of a container of pod p: its exit code or signal, how
 // long it ran, and its message. For an out-of-memory kill, it contains the memory limit.
-func (w *World) exit(p *corev1.Pod, container string, t *corev1.ContainerStateTerminated) string {
+func (w *World) exitText(p *corev1.Pod, container string, t *corev1.ContainerStateTerminated) string {
 	after := ""
 	if !t.StartedAt.IsZero() && !t.FinishedAt.IsZero() {
-		after = " after " + short(t.FinishedAt.Sub(t.StartedAt.Time))
+		after = " after " + shortDuration(t.FinishedAt.Sub(t.StartedAt.Time))
 	}
 	signal := t.Signal
 	if signal == 0 && t.ExitCode > 128 {
@@ -184,14 +184,14 @@ func (w *World) exit(p *corev1.Pod, container string, t *corev1.ContainerStateTe
 	case t.ExitCode == 127 || t.ExitCode == 126:
 		text += ": its command is not there or not executable"
 	}
-	if m := line(t.Message); m != "" {
-		text += ": " + shortened(m)
+	if m := singleLine(t.Message); m != "" {
+		text += ": " + shortenMessage(m)
 	}
 	return text
 }
 
-// shortened truncates a termination message to 200 bytes.
-func shortened(text string) string {
+// shortenMessage truncates a termination message to 200 bytes.
+func shortenMessage(text string) string {
 	const longest = 200
 	if len(text) > longest {
 		return strings.ToValidUTF8(text[:longest], "") + "…"
@@ -208,10 +208,10 @@ func memoryLimit(p *corev1.Pod, container string) string {
 	return ""
 }
 
-// missing returns commands that resolve an error message about a container or a volume of pod p.
+// missingObjectCommands returns commands that resolve an error message about a container or a volume of pod p.
 // The message may name a missing ConfigMap, Secret, key or claim, or a file server. For other
 // messages, the command describes the pod.
-func missing(p *corev1.Pod, message string) []string {
+func missingObjectCommands(p *corev1.Pod, message string) []string {
 	if server, at := fileServer(message); server != "" {
 		return at(p, server)
 	}
@@ -222,7 +222,7 @@ func missing(p *corev1.Pod, message string) []string {
 	object := ""
 	for _, kind := range []string{"configmap ", "secret ", "persistentvolumeclaim "} {
 		if i := strings.Index(lower, kind+`"`); i >= 0 {
-			object = quoted(message[i:])
+			object = firstQuoted(message[i:])
 			object = object[strings.LastIndex(object, "/")+1:]
 			break
 		}
@@ -233,22 +233,22 @@ func missing(p *corev1.Pod, message string) []string {
 			key, _, _ = strings.Cut(key, " ")
 			of, _, _ = strings.Cut(of, " ")
 			_, object, _ := strings.Cut(of, "/")
-			return []string{kctl(p, "edit %s %s   # give it key %s", strings.ToLower(kind), object, key)}
+			return []string{kctlCommand(p, "edit %s %s   # give it key %s", strings.ToLower(kind), object, key)}
 		}
 	}
 	switch {
 	case strings.Contains(lower, "not found") && strings.Contains(lower, "configmap") && object != "":
-		return []string{kctl(p, "create configmap %s --from-literal=KEY=VALUE", object)}
+		return []string{kctlCommand(p, "create configmap %s --from-literal=KEY=VALUE", object)}
 	case strings.Contains(lower, "not found") && strings.Contains(lower, "secret") && object != "":
-		return []string{kctl(p, "create secret generic %s --from-literal=KEY=VALUE", object)}
+		return []string{kctlCommand(p, "create secret generic %s --from-literal=KEY=VALUE", object)}
 	case strings.Contains(lower, "persistentvolumeclaim") && object != "":
-		return []string{kctl(p, "why persistentvolumeclaim/%s", object)}
+		return []string{kctlCommand(p, "why persistentvolumeclaim/%s", object)}
 	}
-	return []string{kctl(p, "describe pod %s", p.Name)}
+	return []string{kctlCommand(p, "describe pod %s", p.Name)}
 }
 
-// quoted returns the first text in double quotes within a text, without the quotes, or "".
-func quoted(text string) string {
+// firstQuoted returns the first text in double quotes within a text, without the quotes, or "".
+func firstQuoted(text string) string {
 	_, rest, ok := strings.Cut(text, `"`)
 	word, _, ends := strings.Cut(rest, `"`)
 	if !ok || !ends {

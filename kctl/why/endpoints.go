@@ -33,43 +33,43 @@ func (w *World) slicesOf(s *corev1.Service) (slices int, all, ready []*discovery
 	return slices, all, ready
 }
 
-// nobody returns a Finding if the EndpointSlices of Service s contain no ready endpoint. It returns
+// explainNoEndpoints returns a Finding if the EndpointSlices of Service s contain no ready endpoint. It returns
 // nil otherwise, or if EndpointSlices could not be read.
-func (w *World) nobody(s *corev1.Service) []Finding {
-	if !w.read(Slices) {
+func (w *World) explainNoEndpoints(s *corev1.Service) []Finding {
+	if !w.hasList(Slices) {
 		return nil
 	}
 	n, all, ready := w.slicesOf(s)
 	if len(ready) > 0 {
 		return nil
 	}
-	f := Finding{Object: name("service", s), What: "has no ready endpoint", Since: at(s.CreationTimestamp),
-		Mend: []string{kctl(s, "get endpointslices -l %s=%s", discoveryv1.LabelServiceName, s.Name)}}
+	f := Finding{Object: objectName("service", s), What: "has no ready endpoint", Since: timeOrNil(s.CreationTimestamp),
+		Mend: []string{kctlCommand(s, "get endpointslices -l %s=%s", discoveryv1.LabelServiceName, s.Name)}}
 	switch {
 	case n == 0 && len(s.Spec.Selector) == 0:
 		f.Because = "it has no selector, and nobody has made an EndpointSlice for it"
 	case n == 0:
 		f.Because = "it has no EndpointSlice yet"
 	case len(all) == 0:
-		f.Because = fmt.Sprintf("its %s no endpoints", have(n, "EndpointSlice"))
+		f.Because = fmt.Sprintf("its %s no endpoints", countHave(n, "EndpointSlice"))
 	default:
-		f.Because = fmt.Sprintf("none of the %s in its %s is ready", many(len(all), "endpoint"), many(n, "EndpointSlice"))
+		f.Because = fmt.Sprintf("none of the %s in its %s is ready", countNoun(len(all), "endpoint"), countNoun(n, "EndpointSlice"))
 	}
 	return []Finding{f}
 }
 
-func have(n int, thing string) string {
+func countHave(n int, thing string) string {
 	if n == 1 {
 		return thing + " has"
 	}
-	return many(n, thing) + " have"
+	return countNoun(n, thing) + " have"
 }
 
-// near returns a Finding for ready nodes that Service s does not serve from a near endpoint. With
+// explainNearEndpoints returns a Finding for ready nodes that Service s does not serve from a near endpoint. With
 // internalTrafficPolicy Local, these are the nodes without a ready endpoint. With topology hints,
 // these are the nodes for which no endpoint is hinted. It returns nil if there are no such nodes.
-func (w *World) near(s *corev1.Service) []Finding {
-	if !w.read(Slices) || !w.read(Nodes) {
+func (w *World) explainNearEndpoints(s *corev1.Service) []Finding {
+	if !w.hasList(Slices) || !w.hasList(Nodes) {
 		return nil
 	}
 	_, _, ready := w.slicesOf(s)
@@ -83,9 +83,9 @@ func (w *World) near(s *corev1.Service) []Finding {
 		if len(bare) == 0 {
 			return nil
 		}
-		return []Finding{{Object: name("service", s), What: fmt.Sprintf("is not served on %s", many(len(bare), "node")),
-			Because: "internalTrafficPolicy Local keeps traffic on the node that it comes from, and there is no ready endpoint on: " + strings.Join(bounded(bare), ", "),
-			Mend:    []string{kctl(s, `patch service %s -p '{"spec":{"internalTrafficPolicy":"Cluster"}}'`, s.Name)}}}
+		return []Finding{{Object: objectName("service", s), What: fmt.Sprintf("is not served on %s", countNoun(len(bare), "node")),
+			Because: "internalTrafficPolicy Local keeps traffic on the node that it comes from, and there is no ready endpoint on: " + strings.Join(boundList(bare), ", "),
+			Mend:    []string{kctlCommand(s, `patch service %s -p '{"spec":{"internalTrafficPolicy":"Cluster"}}'`, s.Name)}}}
 	}
 	zoned := !slices.ContainsFunc(ready, func(e *discoveryv1.Endpoint) bool { return e.Hints == nil || len(e.Hints.ForZones) == 0 })
 	if !zoned {
@@ -101,8 +101,8 @@ func (w *World) near(s *corev1.Service) []Finding {
 	if len(bare) == 0 {
 		return nil
 	}
-	return []Finding{{Object: name("service", s), What: fmt.Sprintf("keeps no traffic near on %s", many(len(bare), "node")),
-		Because: "no endpoint is hinted for the zone of: " + strings.Join(bounded(bare), ", ") + "; traffic from there goes to all endpoints",
+	return []Finding{{Object: objectName("service", s), What: fmt.Sprintf("keeps no traffic near on %s", countNoun(len(bare), "node")),
+		Because: "no endpoint is hinted for the zone of: " + strings.Join(boundList(bare), ", ") + "; traffic from there goes to all endpoints",
 		Mend:    []string{"kctl get nodes -L " + corev1.LabelTopologyZone}}}
 }
 
@@ -135,26 +135,26 @@ func (w *World) endpointSlice(l *discoveryv1.EndpointSlice) []Finding {
 	}
 	service := l.Labels[discoveryv1.LabelServiceName]
 	if service == "" {
-		return []Finding{{Object: name("endpointslice", l), What: "belongs to no Service", Since: at(l.CreationTimestamp),
+		return []Finding{{Object: objectName("endpointslice", l), What: "belongs to no Service", Since: timeOrNil(l.CreationTimestamp),
 			Because: "it has no label " + discoveryv1.LabelServiceName,
-			Mend:    []string{kctl(l, "label endpointslice %s %s=SERVICE", l.Name, discoveryv1.LabelServiceName)}}}
+			Mend:    []string{kctlCommand(l, "label endpointslice %s %s=SERVICE", l.Name, discoveryv1.LabelServiceName)}}}
 	}
-	if w.read(Services) && !slices.ContainsFunc(w.Services, func(s corev1.Service) bool { return s.Name == service && s.Namespace == l.Namespace }) {
-		return []Finding{{Object: name("endpointslice", l), What: "belongs to a Service that is not there", Since: at(l.CreationTimestamp),
-			Because: fmt.Sprintf("the namespace has no Service %s", word(service)),
-			Mend:    []string{kctl(l, "get services"), kctl(l, "delete endpointslice %s", l.Name)}}}
+	if w.hasList(Services) && !slices.ContainsFunc(w.Services, func(s corev1.Service) bool { return s.Name == service && s.Namespace == l.Namespace }) {
+		return []Finding{{Object: objectName("endpointslice", l), What: "belongs to a Service that is not there", Since: timeOrNil(l.CreationTimestamp),
+			Because: fmt.Sprintf("the namespace has no Service %s", shellWord(service)),
+			Mend:    []string{kctlCommand(l, "get services"), kctlCommand(l, "delete endpointslice %s", l.Name)}}}
 	}
 	if slices.ContainsFunc(l.Endpoints, func(e discoveryv1.Endpoint) bool { return isReady(&e) }) {
 		return nil
 	}
-	f := Finding{Object: name("endpointslice", l), What: "has no ready endpoint", Since: at(l.CreationTimestamp),
-		Because: "it has no endpoints", Mend: []string{kctl(l, "why service/%s", service)}}
+	f := Finding{Object: objectName("endpointslice", l), What: "has no ready endpoint", Since: timeOrNil(l.CreationTimestamp),
+		Because: "it has no endpoints", Mend: []string{kctlCommand(l, "why service/%s", service)}}
 	if len(l.Endpoints) > 0 {
-		f.Because = fmt.Sprintf("none of its %s is ready", many(len(l.Endpoints), "endpoint"))
+		f.Because = fmt.Sprintf("none of its %s is ready", countNoun(len(l.Endpoints), "endpoint"))
 	}
 	for i := range l.Endpoints {
 		e := &l.Endpoints[i]
-		text := strings.Join(bounded(slices.Clone(e.Addresses)), ", ")
+		text := strings.Join(boundList(slices.Clone(e.Addresses)), ", ")
 		if e.TargetRef != nil {
 			text = strings.ToLower(e.TargetRef.Kind) + " " + e.TargetRef.Name + ", " + text
 		}
@@ -166,6 +166,6 @@ func (w *World) endpointSlice(l *discoveryv1.EndpointSlice) []Finding {
 		}
 		f.Details = append(f.Details, text)
 	}
-	f.Details = bounded(f.Details)
+	f.Details = boundList(f.Details)
 	return []Finding{f}
 }

@@ -28,7 +28,7 @@ func fileServer(message string) (server string, mend func(p *corev1.Pod, server 
 	case strings.Contains(rest, "did not answer"), strings.Contains(rest, "does not reach server"), strings.Contains(rest, "runs no NFS service"):
 		mend = onNode("nc -zv SERVER 2049")
 	default:
-		mend = func(p *corev1.Pod, _ string) []string { return []string{kctl(p, "describe pod %s", p.Name)} }
+		mend = func(p *corev1.Pod, _ string) []string { return []string{kctlCommand(p, "describe pod %s", p.Name)} }
 	}
 	server = strings.Trim(server, "[]")
 	if strings.Trim(strings.ToLower(server), "abcdefghijklmnopqrstuvwxyz0123456789.:-%") != "" {
@@ -60,7 +60,7 @@ func iscsiTarget(p *corev1.Pod, message string) []string {
 	case strings.Contains(rest, "has no iSCSI initiator"):
 		return onNode("modprobe iscsi_tcp")(p, "")
 	case strings.Contains(rest, "authentication failed"):
-		return []string{kctl(p, "describe pod %s   # its volume's secretRef", p.Name)}
+		return []string{kctlCommand(p, "describe pod %s   # its volume's secretRef", p.Name)}
 	case strings.Contains(rest, "this node's initiator"):
 		return onNode("cat /etc/iscsi/initiatorname.iscsi   # whom the target lets in")(p, "")
 	}

@@ -22,8 +22,8 @@ var holders = map[string]string{
 	"keelson.dev/provisioning":                            "the driver that was asked for a volume, which has to delete what it may have made",
 }
 
-// owned returns a list of the finalizers as text, each with the component that removes it.
-func owned(finalizers []string) string {
+// finalizerOwners returns a list of the finalizers as text, each with the component that removes it.
+func finalizerOwners(finalizers []string) string {
 	var out []string
 	for _, f := range finalizers {
 		by := holders[f]
@@ -35,11 +35,11 @@ func owned(finalizers []string) string {
 		}
 		out = append(out, f)
 	}
-	return strings.Join(bounded(out), ", ")
+	return strings.Join(boundList(out), ", ")
 }
 
-// unfinalize returns the command that removes all finalizers from object o. kind is its kind as a
+// unfinalizeCommand returns the command that removes all finalizers from object o. kind is its kind as a
 // command argument.
-func unfinalize(o metav1.Object, kind string) string {
-	return kctl(o, `patch %s %s --type=merge -p '{"metadata":{"finalizers":null}}'   # only if their owners are gone for good`, kind, o.GetName())
+func unfinalizeCommand(o metav1.Object, kind string) string {
+	return kctlCommand(o, `patch %s %s --type=merge -p '{"metadata":{"finalizers":null}}'   # only if their owners are gone for good`, kind, o.GetName())
 }

@@ -17,10 +17,10 @@ func deletedObject(o metav1.Object, kind string) *Finding {
 	if o.GetDeletionTimestamp() == nil {
 		return nil
 	}
-	f := &Finding{Object: name(kind, o), What: "is being deleted", Since: at(*o.GetDeletionTimestamp())}
+	f := &Finding{Object: objectName(kind, o), What: "is being deleted", Since: timeOrNil(*o.GetDeletionTimestamp())}
 	if len(o.GetFinalizers()) > 0 {
-		f.Because = "finalizers hold it: " + owned(o.GetFinalizers())
-		f.Mend = []string{unfinalize(o, kind)}
+		f.Because = "finalizers hold it: " + finalizerOwners(o.GetFinalizers())
+		f.Mend = []string{unfinalizeCommand(o, kind)}
 	}
 	return f
 }
@@ -31,15 +31,15 @@ var healthy = []string{"Ready", "Available", "Established", "Healthy", "Synced",
 // unhealthy lists the condition types that are True on an unhealthy object of any kind.
 var unhealthy = []string{"PartiallyInvalid", "OverlappingTLSConfig"}
 
-// other adds to r the Findings about an object of a kind without its own explanation. There is a
+// explainOther adds to r the Findings about an object of a kind without its own explanation. There is a
 // Finding if the object is being deleted, and one for each condition that shows a problem.
-func (w *World) other(subject runtime.Object, r *Report) {
+func (w *World) explainOther(subject runtime.Object, r *Report) {
 	o, err := meta.Accessor(subject)
 	if err != nil {
 		return
 	}
 	kind := strings.ToLower(subject.GetObjectKind().GroupVersionKind().Kind)
-	r.Object = name(kind, o)
+	r.Object = objectName(kind, o)
 	r.Well = "it is not being deleted and no condition of it fails; more is not known of this kind"
 	if f := deletedObject(o, kind); f != nil {
 		r.Findings = append(r.Findings, *f)
@@ -48,7 +48,7 @@ func (w *World) other(subject runtime.Object, r *Report) {
 	if err != nil {
 		return
 	}
-	described := kctl(o, "describe %s %s", kind, o.GetName())
+	described := kctlCommand(o, "describe %s %s", kind, o.GetName())
 	for _, l := range conditionLists(content) {
 		for _, c := range l.conditions[:min(len(l.conditions), 10*most)] {
 			fields, ok := c.(map[string]any)
@@ -62,10 +62,10 @@ func (w *World) other(subject runtime.Object, r *Report) {
 				continue
 			}
 			f := Finding{Object: r.Object, What: fmt.Sprintf("condition %s%s is %s", text("type"), l.of, text("status")),
-				Because: line(text("reason") + ": " + text("message")), Mend: []string{described}}
+				Because: singleLine(text("reason") + ": " + text("message")), Mend: []string{described}}
 			var since metav1.Time
 			if since.UnmarshalQueryParameter(text("lastTransitionTime")) == nil {
-				f.Since = at(since)
+				f.Since = timeOrNil(since)
 			}
 			r.Findings = append(r.Findings, f)
 		}

@@ -18,12 +18,12 @@ func groupOf(p *corev1.Pod) string {
 	return ""
 }
 
-// group fills Finding f and returns true if pod p cannot be scheduled because of its PodGroup. That
+// explainPodGroup fills Finding f and returns true if pod p cannot be scheduled because of its PodGroup. That
 // is, the group does not exist, its pods use different schedulers, or it has fewer pods than its
 // minimum. Otherwise group returns false.
-func (w *World) group(p *corev1.Pod, f *Finding) bool {
+func (w *World) explainPodGroup(p *corev1.Pod, f *Finding) bool {
 	group := groupOf(p)
-	if group == "" || !w.read(Groups) {
+	if group == "" || !w.hasList(Groups) {
 		return false
 	}
 	var names []string
@@ -39,11 +39,11 @@ func (w *World) group(p *corev1.Pod, f *Finding) bool {
 		if near := nearestWord(group, names); near != "" {
 			f.Details = append(f.Details, fmt.Sprintf("the namespace has one named %q", near))
 		}
-		f.Mend = []string{kctl(p, "apply -f GROUP.yaml   # a podgroup named %s", group)}
+		f.Mend = []string{kctlCommand(p, "apply -f GROUP.yaml   # a podgroup named %s", group)}
 		return true
 	}
 	gang := spec.Spec.SchedulingPolicy.Gang
-	if gang == nil || !w.read(Mates) {
+	if gang == nil || !w.hasList(Mates) {
 		return false
 	}
 	able := 0
@@ -66,25 +66,25 @@ func (w *World) group(p *corev1.Pod, f *Finding) bool {
 	least := int(gang.MinCount)
 	switch {
 	case len(schedulers) > 1:
-		f.Because = fmt.Sprintf("the pods of pod group %s are for different schedulers, and nobody places them together: %s", group, strings.Join(bounded(schedulers), ", "))
-		f.Mend = []string{kctl(p, "get pods -o custom-columns=NAME:.metadata.name,SCHEDULER:.spec.schedulerName")}
+		f.Because = fmt.Sprintf("the pods of pod group %s are for different schedulers, and nobody places them together: %s", group, strings.Join(boundList(schedulers), ", "))
+		f.Mend = []string{kctlCommand(p, "get pods -o custom-columns=NAME:.metadata.name,SCHEDULER:.spec.schedulerName")}
 	case able < least:
 		f.Because = fmt.Sprintf("pod group %s waits for %d of %d pods", group, least-able, least)
 		if len(gated) > 0 {
-			f.Details = append(f.Details, many(len(gated), "pod")+" of it held back by scheduling gates: "+strings.Join(bounded(gated), ", "))
+			f.Details = append(f.Details, countNoun(len(gated), "pod")+" of it held back by scheduling gates: "+strings.Join(boundList(gated), ", "))
 		}
-		f.Mend = []string{kctl(p, `patch podgroup %s --type=merge -p '{"spec":{"schedulingPolicy":{"gang":{"minCount":%d}}}}'   # or make the pods that it waits for`, group, able)}
+		f.Mend = []string{kctlCommand(p, `patch podgroup %s --type=merge -p '{"spec":{"schedulingPolicy":{"gang":{"minCount":%d}}}}'   # or make the pods that it waits for`, group, able)}
 	default:
 		return false
 	}
 	return true
 }
 
-// together returns the part of a scheduling message that is the reason for f, a Finding about pod
+// groupReason returns the part of a scheduling message that is the reason for f, a Finding about pod
 // p. It adds the part about the PodGroup or about another pod to f.Details. If another pod prevents
 // the scheduling, it sets f.Mend to explain that pod. Without a PodGroup, it returns the message
 // unchanged.
-func together(p *corev1.Pod, message string, f *Finding) string {
+func groupReason(p *corev1.Pod, message string, f *Finding) string {
 	group := groupOf(p)
 	if group == "" {
 		return message
@@ -92,18 +92,18 @@ func together(p *corev1.Pod, message string, f *Finding) string {
 	mark := "pod group " + group + ": only "
 	switch i := strings.Index(message, mark); {
 	case i > 0: // the pod itself fits on no node
-		f.Details = append(f.Details, strings.TrimSuffix(line(message[i:]), "."))
+		f.Details = append(f.Details, strings.TrimSuffix(singleLine(message[i:]), "."))
 		return strings.TrimSpace(message[:i])
 	case i == 0: // the pod itself fits on a node, and other pods of its group do not
 		sum, other, _ := strings.Cut(message, "; ")
 		if strings.HasPrefix(other, "preemption: ") {
 			var said string
 			said, other, _ = strings.Cut(other, "; ")
-			f.Details = append(f.Details, line(said))
+			f.Details = append(f.Details, singleLine(said))
 		}
 		if name, _, ok := strings.Cut(strings.TrimPrefix(other, "pod "), ": "); ok {
-			f.Details = append(f.Details, line(other))
-			f.Mend = []string{kctl(p, "why pod/%s", name)}
+			f.Details = append(f.Details, singleLine(other))
+			f.Mend = []string{kctlCommand(p, "why pod/%s", name)}
 		}
 		return sum
 	}

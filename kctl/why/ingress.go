@@ -10,36 +10,36 @@ import (
 	"keelson.dev/keelson/ingressproxy/ingress"
 )
 
-// ingress returns the Findings about an Ingress: that it is being deleted, has no valid class, has
+// explainIngress returns the Findings about an Ingress: that it is being deleted, has no valid class, has
 // rules that cannot be served, or has no address. It returns nil if none applies, or if another
 // controller serves it. It also returns nil if the required lists could not be read.
-func (w *World) ingress(i *networkingv1.Ingress) []Finding {
+func (w *World) explainIngress(i *networkingv1.Ingress) []Finding {
 	if f := deletedObject(i, "ingress"); f != nil {
 		return []Finding{*f}
 	}
-	if f := w.unclassed(i); f != nil {
+	if f := w.explainUnclassed(i); f != nil {
 		return []Finding{*f}
 	}
-	if !w.read(Classes) || !w.read(Services) || !w.read(Slices) {
+	if !w.hasList(Classes) || !w.hasList(Services) || !w.hasList(Slices) {
 		return nil
 	}
 	judged := i
-	if !w.read(Secrets) {
+	if !w.hasList(Secrets) {
 		judged = i.DeepCopy()
 		judged.Spec.TLS = nil
 	}
 	var out []Finding
-	if class := w.class(ingress.ClassOf(i)); class == nil || class.Spec.Controller != ingress.Controller {
+	if class := w.ingressClass(ingress.ClassOf(i)); class == nil || class.Spec.Controller != ingress.Controller {
 		return nil // the rules of other controllers are not known
 	}
 	for _, problem := range ingress.Problems(judged, ingressWorld{w}) {
-		out = append(out, Finding{Object: name("ingress", i), What: "is not served as it says", Because: problem,
-			Mend: []string{kctl(i, "get services,endpointslices"), kctl(i, "edit ingress %s", i.Name)}})
+		out = append(out, Finding{Object: objectName("ingress", i), What: "is not served as it says", Because: problem,
+			Mend: []string{kctlCommand(i, "get services,endpointslices"), kctlCommand(i, "edit ingress %s", i.Name)}})
 	}
 	if len(i.Status.LoadBalancer.Ingress) == 0 {
-		out = append(out, Finding{Object: name("ingress", i), What: "has no address", Since: at(i.CreationTimestamp),
+		out = append(out, Finding{Object: objectName("ingress", i), What: "has no address", Since: timeOrNil(i.CreationTimestamp),
 			Because: "the Service of its proxies has none; they serve at its node ports all the same",
-			Mend:    []string{fmt.Sprintf("kctl -n keelson-entry get service,pods   # of class %s", ingress.ClassOf(i)), fmt.Sprintf("kctl -n keelson-entry why service/%s", word(ingress.ClassOf(i)))}})
+			Mend:    []string{fmt.Sprintf("kctl -n keelson-entry get service,pods   # of class %s", ingress.ClassOf(i)), fmt.Sprintf("kctl -n keelson-entry why service/%s", shellWord(ingress.ClassOf(i)))}})
 	}
 	return out
 }
@@ -47,16 +47,16 @@ func (w *World) ingress(i *networkingv1.Ingress) []Finding {
 // ingressWell returns the state of an Ingress without Findings, such as that another controller
 // serves it.
 func (w *World) ingressWell(i *networkingv1.Ingress) string {
-	if !w.read(Classes) || !w.read(Services) || !w.read(Slices) {
+	if !w.hasList(Classes) || !w.hasList(Services) || !w.hasList(Slices) {
 		return "whether it is served was not judged"
 	}
-	if class := w.class(ingress.ClassOf(i)); class != nil && class.Spec.Controller != ingress.Controller {
+	if class := w.ingressClass(ingress.ClassOf(i)); class != nil && class.Spec.Controller != ingress.Controller {
 		return "it is the business of controller " + class.Spec.Controller + ", for which this does not judge"
 	}
 	return "its class, its Services and its Secrets fit together"
 }
 
-func (w *World) class(name string) *networkingv1.IngressClass {
+func (w *World) ingressClass(name string) *networkingv1.IngressClass {
 	for i := range w.Classes {
 		if w.Classes[i].Name == name {
 			return &w.Classes[i]
@@ -65,23 +65,23 @@ func (w *World) class(name string) *networkingv1.IngressClass {
 	return nil
 }
 
-// unclassed returns a Finding for an Ingress that names no IngressClass or a missing IngressClass.
+// explainUnclassed returns a Finding for an Ingress that names no IngressClass or a missing IngressClass.
 // It returns nil otherwise, or if IngressClasses could not be read.
-func (w *World) unclassed(i *networkingv1.Ingress) *Finding {
-	if !w.read(Classes) {
+func (w *World) explainUnclassed(i *networkingv1.Ingress) *Finding {
+	if !w.hasList(Classes) {
 		return nil
 	}
-	f := &Finding{Object: name("ingress", i), What: "is served by nobody", Since: at(i.CreationTimestamp)}
+	f := &Finding{Object: objectName("ingress", i), What: "is served by nobody", Since: timeOrNil(i.CreationTimestamp)}
 	class := ingress.ClassOf(i)
 	switch {
 	case class == "":
 		f.Because = "it names no class, and there was no default class when it was made"
-	case w.class(class) == nil:
+	case w.ingressClass(class) == nil:
 		f.Because = fmt.Sprintf("there is no IngressClass %s", class)
 	default:
 		return nil
 	}
-	f.Mend = []string{"kctl get ingressclasses", kctl(i, `patch ingress %s -p '{"spec":{"ingressClassName":"CLASS"}}'`, i.Name)}
+	f.Mend = []string{"kctl get ingressclasses", kctlCommand(i, `patch ingress %s -p '{"spec":{"ingressClassName":"CLASS"}}'`, i.Name)}
 	return f
 }
 

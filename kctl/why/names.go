@@ -8,9 +8,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// template returns the object that created pod p from its pod template, as a command argument such
+// templateOwner returns the object that created pod p from its pod template, as a command argument such
 // as "deployment/web". It returns "" for a pod without a controller.
-func template(p *corev1.Pod) string {
+func templateOwner(p *corev1.Pod) string {
 	o := metav1.GetControllerOf(p)
 	if o == nil {
 		return ""
@@ -30,16 +30,16 @@ func nearestWord(word string, words []string) string {
 	best, least := "", max(1, len(word)/3)+1
 	slices.Sort(words)
 	for _, w := range words {
-		if d := distance(word, w); d < least && w != word {
+		if d := editDistance(word, w); d < least && w != word {
 			best, least = w, d
 		}
 	}
 	return best
 }
 
-// distance returns the edit distance of a and b: the number of insertions, deletions, replacements
+// editDistance returns the edit distance of a and b: the number of insertions, deletions, replacements
 // and swaps of adjacent bytes.
-func distance(a, b string) int {
+func editDistance(a, b string) int {
 	before, last := make([]int, len(b)+1), make([]int, len(b)+1)
 	for j := range last {
 		last[j] = j

@@ -16,26 +16,26 @@ import (
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 )
 
-// unscheduled returns the Finding for a pod without a node. The reason is the first that applies:
+// explainUnscheduled returns the Finding for a pod without a node. The reason is the first that applies:
 // scheduling gates, its claims, its PodGroup, a preemption that is not complete, or the scheduler's
 // message. For a scheduler's message, it adds the changes after which the nearest node would fit.
-func (w *World) unscheduled(p *corev1.Pod) Finding {
-	f := Finding{Object: name("pod", p), What: "has no node", Since: at(p.CreationTimestamp)}
+func (w *World) explainUnscheduled(p *corev1.Pod) Finding {
+	f := Finding{Object: objectName("pod", p), What: "has no node", Since: timeOrNil(p.CreationTimestamp)}
 	c := podCondition(p, corev1.PodScheduled)
 	if c != nil {
-		f.Since = at(c.LastTransitionTime)
+		f.Since = timeOrNil(c.LastTransitionTime)
 	}
 	if len(p.Spec.SchedulingGates) > 0 {
 		var gates []string
 		for _, g := range p.Spec.SchedulingGates {
 			gates = append(gates, g.Name)
 		}
-		f.Because = "it is held back by " + many(len(gates), "scheduling gate") + ": " + strings.Join(gates, ", ")
+		f.Because = "it is held back by " + countNoun(len(gates), "scheduling gate") + ": " + strings.Join(gates, ", ")
 		f.Details = []string{"who has set a gate takes it away when its condition is met; by hand:"}
-		f.Mend = []string{kctl(p, `patch pod %s --type=json -p '[{"op":"remove","path":"/spec/schedulingGates"}]'`, p.Name)}
+		f.Mend = []string{kctlCommand(p, `patch pod %s --type=json -p '[{"op":"remove","path":"/spec/schedulingGates"}]'`, p.Name)}
 		return f
 	}
-	if w.claims(p, &f) || w.group(p, &f) {
+	if w.explainPodClaims(p, &f) || w.explainPodGroup(p, &f) {
 		return f
 	}
 	if n := p.Status.NominatedNodeName; n != "" {
@@ -46,7 +46,7 @@ func (w *World) unscheduled(p *corev1.Pod) Finding {
 	message := ""
 	if c != nil && c.Status == corev1.ConditionFalse {
 		message = c.Message
-	} else if e := w.event(p.UID, "FailedScheduling"); e != nil {
+	} else if e := w.newestEvent(p.UID, "FailedScheduling"); e != nil {
 		message = e.Message
 	}
 	if message == "" {
@@ -56,30 +56,30 @@ func (w *World) unscheduled(p *corev1.Pod) Finding {
 		switch {
 		case len(w.Schedulers) > 0 && !slices.Contains(w.Schedulers, s):
 			f.Because = fmt.Sprintf("it is for the scheduler %q, which this cluster does not serve itself, and no other has bound it", s)
-			f.Details = []string{"served here: " + strings.Join(bounded(w.Schedulers), ", "),
+			f.Details = []string{"served here: " + strings.Join(boundList(w.Schedulers), ", "),
 				"a second scheduler of that name must run; or the pod is made anew with a spec.schedulerName that is served"}
-			f.Mend = []string{"kctl get pods -A | grep " + word(s) + "   # does it run?"}
+			f.Mend = []string{"kctl get pods -A | grep " + shellWord(s) + "   # does it run?"}
 		case s != corev1.DefaultSchedulerName && len(w.Schedulers) == 0:
 			f.Details = []string{"a pod that names a scheduler of its own waits until one of that name runs"}
-			f.Mend = []string{"kctl get pods -A | grep " + word(s) + "   # does it run?"}
+			f.Mend = []string{"kctl get pods -A | grep " + shellWord(s) + "   # does it run?"}
 		}
 		return f
 	}
-	message = together(p, message, &f)
+	message = groupReason(p, message, &f)
 	of := f.Details
-	f.Because, f.Details = refusals(message)
+	f.Because, f.Details = parseRefusals(message)
 	f.Details = append(f.Details, of...)
 	if len(f.Mend) == 0 { // otherwise another pod prevents the scheduling
-		w.nearest(p, &f)
+		w.explainNearest(p, &f)
 	}
 	return f
 }
 
-// claims fills Finding f and returns true if a PersistentVolumeClaim of pod p prevents its
+// explainPodClaims fills Finding f and returns true if a PersistentVolumeClaim of pod p prevents its
 // scheduling. That is, the claim is missing, being deleted, without its volume, or owned by another
 // object. Otherwise claims returns false.
-func (w *World) claims(p *corev1.Pod, f *Finding) bool {
-	if !w.read(Claims) {
+func (w *World) explainPodClaims(p *corev1.Pod, f *Finding) bool {
+	if !w.hasList(Claims) {
 		return false
 	}
 	for _, v := range p.Spec.Volumes {
@@ -98,29 +98,29 @@ func (w *World) claims(p *corev1.Pod, f *Finding) bool {
 		switch {
 		case i < 0 && v.Ephemeral != nil:
 			f.Because = fmt.Sprintf("persistentvolumeclaim %q of its ephemeral volume %q is still to be made", claim, v.Name)
-			if e := w.event(p.UID, "FailedBinding"); e != nil {
-				f.Because = line(e.Message)
+			if e := w.newestEvent(p.UID, "FailedBinding"); e != nil {
+				f.Because = singleLine(e.Message)
 			}
-			f.Mend = []string{kctl(p, "describe resourcequotas"), "kctl cluster status   # the leader makes it"}
+			f.Mend = []string{kctlCommand(p, "describe resourcequotas"), "kctl cluster status   # the leader makes it"}
 			return true
 		case v.Ephemeral != nil && !metav1.IsControlledBy(&w.Claims[i], p):
 			f.Because = fmt.Sprintf("persistentvolumeclaim %q, which its ephemeral volume %q wants, was made by somebody else", claim, v.Name)
-			f.Mend = []string{kctl(p, "delete persistentvolumeclaim %s   # when its data is not needed; or give the pod another name", claim)}
+			f.Mend = []string{kctlCommand(p, "delete persistentvolumeclaim %s   # when its data is not needed; or give the pod another name", claim)}
 			return true
 		case i < 0:
 			f.Because = fmt.Sprintf("its volume %q wants persistentvolumeclaim %q, which does not exist", v.Name, claim)
 			if near := nearestWord(claim, claimNames(w.Claims)); near != "" {
 				f.Details = append(f.Details, fmt.Sprintf("the namespace has one named %q", near))
 			}
-			f.Mend = []string{kctl(p, "apply -f CLAIM.yaml   # a persistentvolumeclaim named %s", claim)}
+			f.Mend = []string{kctlCommand(p, "apply -f CLAIM.yaml   # a persistentvolumeclaim named %s", claim)}
 			return true
 		case w.Claims[i].DeletionTimestamp != nil:
 			f.Because = fmt.Sprintf("its persistentvolumeclaim %q is being deleted", claim)
-			f.Mend = []string{kctl(p, "why persistentvolumeclaim/%s", claim)}
+			f.Mend = []string{kctlCommand(p, "why persistentvolumeclaim/%s", claim)}
 			return true
 		case w.Claims[i].Status.Phase == corev1.ClaimLost:
 			f.Because = fmt.Sprintf("its persistentvolumeclaim %q has lost its volume", claim)
-			f.Mend = []string{kctl(p, "why persistentvolumeclaim/%s", claim)}
+			f.Mend = []string{kctlCommand(p, "why persistentvolumeclaim/%s", claim)}
 			return true
 		}
 	}
@@ -135,11 +135,11 @@ func claimNames(claims []corev1.PersistentVolumeClaim) []string {
 	return out
 }
 
-// refusals parses the scheduler's message "N nodes are available: ...". It returns the part before
+// parseRefusals parses the scheduler's message "N nodes are available: ...". It returns the part before
 // the colon, and the reasons with their number of nodes, the most frequent reason first. For any
 // other message it returns the whole message and no reasons.
-func refusals(message string) (sum string, reasons []string) {
-	message = line(message)
+func parseRefusals(message string) (sum string, reasons []string) {
+	message = singleLine(message)
 	message, post, _ := strings.Cut(message, " preemption: ")
 	sum, rest, ok := strings.Cut(strings.TrimSuffix(message, "."), ": ")
 	if !ok || !strings.HasSuffix(sum, "nodes are available") {
@@ -166,9 +166,9 @@ func refusals(message string) (sum string, reasons []string) {
 		return cmp.Or(cmp.Compare(b.nodes, a.nodes), strings.Compare(a.text, b.text))
 	})
 	for _, r := range all {
-		reasons = append(reasons, many(r.nodes, "node")+": "+strings.TrimPrefix(r.text, "node(s) "))
+		reasons = append(reasons, countNoun(r.nodes, "node")+": "+strings.TrimPrefix(r.text, "node(s) "))
 	}
-	reasons = bounded(reasons)
+	reasons = boundList(reasons)
 	if strings.HasPrefix(post, "not eligible") {
 		reasons = append(reasons, "preemption: "+strings.TrimSuffix(post, "."))
 	}
@@ -181,10 +181,10 @@ type obstacle struct {
 	weight     float64 // the size of the necessary change; higher is larger
 }
 
-// nearest adds to f, the Finding about the unscheduled pod p, the node that requires the smallest
+// explainNearest adds to f, the Finding about the unscheduled pod p, the node that requires the smallest
 // changes before it can run the pod. It also adds the commands for these changes.
-func (w *World) nearest(p *corev1.Pod, f *Finding) {
-	if !w.read(Nodes) {
+func (w *World) explainNearest(p *corev1.Pod, f *Finding) {
+	if !w.hasList(Nodes) {
 		return
 	}
 	if len(w.Nodes) == 0 {
@@ -196,7 +196,7 @@ func (w *World) nearest(p *corev1.Pod, f *Finding) {
 	least := 0.0
 	for i := range w.Nodes {
 		n := &w.Nodes[i]
-		all := w.obstacles(p, n)
+		all := w.nodeObstacles(p, n)
 		sum := 0.0
 		for _, o := range all {
 			sum += o.weight
@@ -207,7 +207,7 @@ func (w *World) nearest(p *corev1.Pod, f *Finding) {
 	}
 	if best == nil {
 		f.Details = append(f.Details, "what keeps it off is not a matter of taints, selectors or room")
-		f.Mend = []string{kctl(p, "describe pod %s", p.Name)}
+		f.Mend = []string{kctlCommand(p, "describe pod %s", p.Name)}
 		return
 	}
 	for i, o := range bestObstacles {
@@ -220,17 +220,17 @@ func (w *World) nearest(p *corev1.Pod, f *Finding) {
 	}
 }
 
-// obstacles returns the reasons why pod p cannot run on node n: cordon, taints, node selector, node
+// nodeObstacles returns the reasons why pod p cannot run on node n: cordon, taints, node selector, node
 // affinity and resources. It returns nil if none of these prevents it.
-func (w *World) obstacles(p *corev1.Pod, n *corev1.Node) []obstacle {
+func (w *World) nodeObstacles(p *corev1.Pod, n *corev1.Node) []obstacle {
 	var out []obstacle
 	unschedulable := corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}
-	if n.Spec.Unschedulable && !tolerates(p, &unschedulable) {
+	if n.Spec.Unschedulable && !toleratesTaint(p, &unschedulable) {
 		out = append(out, obstacle{"it is cordoned", "kctl uncordon " + n.Name, 1})
 	}
 	for i := range n.Spec.Taints {
 		t := &n.Spec.Taints[i]
-		if t.Effect == corev1.TaintEffectPreferNoSchedule || tolerates(p, t) || t.Key == corev1.TaintNodeUnschedulable {
+		if t.Effect == corev1.TaintEffectPreferNoSchedule || toleratesTaint(p, t) || t.Key == corev1.TaintNodeUnschedulable {
 			continue
 		}
 		o := obstacle{"it has taint " + t.ToString() + ", which the pod does not tolerate",
@@ -241,18 +241,18 @@ func (w *World) obstacles(p *corev1.Pod, n *corev1.Node) []obstacle {
 		out = append(out, o)
 	}
 	if ok, err := nodeaffinity.GetRequiredNodeAffinity(p).Match(n); err != nil || !ok {
-		out = append(out, w.unselected(p, n))
+		out = append(out, w.selectorObstacle(p, n))
 	}
-	return append(out, w.room(p, n)...)
+	return append(out, w.resourceObstacles(p, n)...)
 }
 
-func tolerates(p *corev1.Pod, t *corev1.Taint) bool {
+func toleratesTaint(p *corev1.Pod, t *corev1.Taint) bool {
 	return scheduling.TolerationsTolerateTaint(logr.Discard(), p.Spec.Tolerations, t, false)
 }
 
-// unselected returns the obstacle for node n, which the node selector or the required node affinity
+// selectorObstacle returns the obstacle for node n, which the node selector or the required node affinity
 // of pod p excludes.
-func (w *World) unselected(p *corev1.Pod, n *corev1.Node) obstacle {
+func (w *World) selectorObstacle(p *corev1.Pod, n *corev1.Node) obstacle {
 	var want, have []string
 	for k, v := range p.Spec.NodeSelector {
 		if got, ok := n.Labels[k]; got != v || !ok {
@@ -276,10 +276,10 @@ func (w *World) unselected(p *corev1.Pod, n *corev1.Node) obstacle {
 	return obstacle{text, "kctl label node " + n.Name + " " + strings.Join(want, " ") + overwrite, 1.5}
 }
 
-// room returns an obstacle for each resource of which node n has less free than pod p requests. If
+// resourceObstacles returns an obstacle for each resource of which node n has less free than pod p requests. If
 // the pods of all namespaces could not be read, the node counts as empty. Then only a pod that is
 // larger than the whole node is reported.
-func (w *World) room(p *corev1.Pod, n *corev1.Node) []obstacle {
+func (w *World) resourceObstacles(p *corev1.Pod, n *corev1.Node) []obstacle {
 	asked := requests.PodRequests(p, requests.PodResourcesOptions{})
 	asked[corev1.ResourcePods] = *resource.NewQuantity(1, resource.DecimalSI)
 	used := corev1.ResourceList{}
@@ -312,7 +312,7 @@ func (w *World) room(p *corev1.Pod, n *corev1.Node) []obstacle {
 		if free.Sign() < 0 {
 			free = resource.Quantity{}
 		}
-		o := obstacle{weight: 1 + lack(want, free)}
+		o := obstacle{weight: 1 + missingShare(want, free)}
 		if want.Cmp(have) > 0 {
 			o.text = fmt.Sprintf("the pod asks for %s %s, and the whole node has %s", want.String(), r, have.String())
 			o.weight += 2
@@ -325,17 +325,17 @@ func (w *World) room(p *corev1.Pod, n *corev1.Node) []obstacle {
 	return out
 }
 
-// lack returns the share of want that exceeds free, from 0 to 1.
-func lack(want, free resource.Quantity) float64 {
+// missingShare returns the share of want that exceeds free, from 0 to 1.
+func missingShare(want, free resource.Quantity) float64 {
 	return 1 - free.AsApproximateFloat64()/want.AsApproximateFloat64()
 }
 
 // askLess returns a command after which pod p would fit on a node with the amount free of resource
 // r. It lowers the request in the pod's template if possible. Otherwise it adds a node.
 func askLess(p *corev1.Pod, r string, free resource.Quantity) string {
-	owner := template(p)
+	owner := templateOwner(p)
 	if owner == "" || r == string(corev1.ResourcePods) || free.IsZero() || len(p.Spec.Containers) != 1 {
 		return "kctl cluster token create --role node   # another node; or remove pods that are not needed"
 	}
-	return kctl(p, "set resources %s --requests=%s=%s   # or let another node join", owner, r, free.String())
+	return kctlCommand(p, "set resources %s --requests=%s=%s   # or let another node join", owner, r, free.String())
 }

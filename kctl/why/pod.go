@@ -10,30 +10,30 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// pod returns the Findings about a pod by the first state that applies: being deleted, failed, not
+// explainPod returns the Findings about a pod by the first state that applies: being deleted, failed, not
 // scheduled, node lost, container errors, not started, or not Ready. It returns nil for a healthy
 // or succeeded pod.
-func (w *World) pod(p *corev1.Pod) []Finding {
+func (w *World) explainPod(p *corev1.Pod) []Finding {
 	switch {
 	case p.DeletionTimestamp != nil:
 		return []Finding{w.terminatingPod(p)}
 	case p.Status.Phase == corev1.PodSucceeded:
 		return nil
 	case p.Status.Phase == corev1.PodFailed:
-		return []Finding{w.failed(p)}
+		return []Finding{w.explainFailed(p)}
 	case p.Spec.NodeName == "":
-		return []Finding{w.unscheduled(p)}
+		return []Finding{w.explainUnscheduled(p)}
 	}
 	if f := w.lostNode(p); f != nil {
 		return []Finding{*f}
 	}
-	if all := w.containers(p); len(all) > 0 {
+	if all := w.explainContainers(p); len(all) > 0 {
 		return all
 	}
-	if f := w.starting(p); f != nil {
+	if f := w.explainStarting(p); f != nil {
 		return []Finding{*f}
 	}
-	if f := w.unready(p); f != nil {
+	if f := w.explainUnready(p); f != nil {
 		return []Finding{*f}
 	}
 	return nil
@@ -45,27 +45,27 @@ func (w *World) podWell(p *corev1.Pod) string {
 		return "it has done its work (Succeeded)"
 	}
 	if c := podCondition(p, corev1.PodReady); c != nil && c.Status == corev1.ConditionTrue {
-		return string(p.Status.Phase) + " and Ready since " + w.age(c.LastTransitionTime)
+		return string(p.Status.Phase) + " and Ready since " + w.ageText(c.LastTransitionTime)
 	}
 	return string(p.Status.Phase)
 }
 
-// failed returns the Finding for a pod in phase Failed: its reason, its failed containers, and
+// explainFailed returns the Finding for a pod in phase Failed: its reason, its failed containers, and
 // whether a controller replaces it.
-func (w *World) failed(p *corev1.Pod) Finding {
-	f := Finding{Object: name("pod", p), What: "has failed for good", Because: line(p.Status.Message)}
+func (w *World) explainFailed(p *corev1.Pod) Finding {
+	f := Finding{Object: objectName("pod", p), What: "has failed for good", Because: singleLine(p.Status.Message)}
 	if c := podCondition(p, corev1.PodReady); c != nil {
-		f.Since = at(c.LastTransitionTime)
+		f.Since = timeOrNil(c.LastTransitionTime)
 	}
 	reason := p.Status.Reason
-	again := kctl(p, "delete pod %s   # and make it anew: nothing does that for a pod without an owner", p.Name)
-	owner := template(p)
+	again := kctlCommand(p, "delete pod %s   # and make it anew: nothing does that for a pod without an owner", p.Name)
+	owner := templateOwner(p)
 	switch {
 	case strings.HasPrefix(owner, "job/"): // the Job replaces the pod, or has itself failed
-		again = kctl(p, "describe %s", owner)
+		again = kctlCommand(p, "describe %s", owner)
 	case owner != "":
 		f.Details = append(f.Details, owner+" replaces it")
-		again = kctl(p, "why %s", owner)
+		again = kctlCommand(p, "why %s", owner)
 	}
 	switch {
 	case strings.HasPrefix(reason, "OutOf"):
@@ -88,8 +88,8 @@ func (w *World) failed(p *corev1.Pod) Finding {
 	}
 	for _, s := range allStatuses(p) {
 		if t := s.State.Terminated; t != nil && t.ExitCode != 0 {
-			f.Details = append(f.Details, fmt.Sprintf("container %s %s", s.Name, w.exit(p, s.Name, t)))
-			f.Mend = append(f.Mend, kctl(p, "logs %s -c %s", p.Name, s.Name))
+			f.Details = append(f.Details, fmt.Sprintf("container %s %s", s.Name, w.exitText(p, s.Name, t)))
+			f.Mend = append(f.Mend, kctlCommand(p, "logs %s -c %s", p.Name, s.Name))
 		}
 	}
 	f.Mend = append(f.Mend, again)
@@ -100,35 +100,35 @@ func (w *World) failed(p *corev1.Pod) Finding {
 // exists. Reasons are finalizers, a missing or unreachable node, the grace period, and incomplete
 // cleanup on the node.
 func (w *World) terminatingPod(p *corev1.Pod) Finding {
-	f := Finding{Object: name("pod", p), What: "is being deleted", Since: at(*p.DeletionTimestamp)}
+	f := Finding{Object: objectName("pod", p), What: "is being deleted", Since: timeOrNil(*p.DeletionTimestamp)}
 	grace := int64(0)
 	if p.DeletionGracePeriodSeconds != nil {
 		grace = *p.DeletionGracePeriodSeconds
 	}
 	end := p.DeletionTimestamp.Time // the deletion timestamp includes the grace period
-	f.Since = at(metav1.NewTime(end.Add(-time.Duration(grace) * time.Second)))
-	node := w.node(p.Spec.NodeName)
-	force := kctl(p, "delete pod %s --grace-period=0 --force   # only when nothing of it runs any more", p.Name)
+	f.Since = timeOrNil(metav1.NewTime(end.Add(-time.Duration(grace) * time.Second)))
+	node := w.nodeNamed(p.Spec.NodeName)
+	force := kctlCommand(p, "delete pod %s --grace-period=0 --force   # only when nothing of it runs any more", p.Name)
 	switch {
-	case len(p.Finalizers) > 0 && ended(p):
-		f.Because = "its containers have ended, and finalizers hold the object: " + owned(p.Finalizers)
-		f.Mend = []string{unfinalize(p, "pod")}
-	case p.Spec.NodeName != "" && w.read(Nodes) && node == nil:
+	case len(p.Finalizers) > 0 && isTerminated(p):
+		f.Because = "its containers have ended, and finalizers hold the object: " + finalizerOwners(p.Finalizers)
+		f.Mend = []string{unfinalizeCommand(p, "pod")}
+	case p.Spec.NodeName != "" && w.hasList(Nodes) && node == nil:
 		f.Because = "its node " + p.Spec.NodeName + " is gone from the cluster, so nobody says that it has ended"
 		f.Mend = []string{force}
 	case node != nil && !nodeReady(node):
 		f.Because = "its node " + node.Name + " is not Ready, so nobody says that it has ended"
 		f.Mend = []string{"kctl why node/" + node.Name, force}
 	case w.Now.Before(end):
-		f.Because = fmt.Sprintf("it has %s of its grace period (%d s) left to end by itself", short(end.Sub(w.Now)), grace)
-	case len(p.Status.ContainerStatuses) > 0 && ended(p):
+		f.Because = fmt.Sprintf("it has %s of its grace period (%d s) left to end by itself", shortDuration(end.Sub(w.Now)), grace)
+	case len(p.Status.ContainerStatuses) > 0 && isTerminated(p):
 		w.letGo(p, &f)
 	default:
-		f.Because = fmt.Sprintf("its grace period (%d s) ended %s ago, and its containers have not", grace, short(w.Now.Sub(end)))
-		f.Mend = []string{kctl(p, "describe pod %s", p.Name), "kctl why node/" + p.Spec.NodeName}
+		f.Because = fmt.Sprintf("its grace period (%d s) ended %s ago, and its containers have not", grace, shortDuration(w.Now.Sub(end)))
+		f.Mend = []string{kctlCommand(p, "describe pod %s", p.Name), "kctl why node/" + p.Spec.NodeName}
 	}
-	if len(p.Finalizers) > 0 && !ended(p) {
-		f.Details = append(f.Details, "after that its finalizers hold it: "+owned(p.Finalizers))
+	if len(p.Finalizers) > 0 && !isTerminated(p) {
+		f.Details = append(f.Details, "after that its finalizers hold it: "+finalizerOwners(p.Finalizers))
 	}
 	return f
 }
@@ -137,21 +137,21 @@ func (w *World) terminatingPod(p *corev1.Pod) Finding {
 // terminated. The reason is an unmount error, if an event reports it.
 func (w *World) letGo(p *corev1.Pod, f *Finding) {
 	f.Because = "its containers have ended, and its node has not yet taken away what it had"
-	f.Mend = []string{kctl(p, "describe pod %s", p.Name), "kctl why node/" + p.Spec.NodeName}
-	if e := w.event(p.UID, "FailedUnMount"); e != nil {
-		f.Because = "its containers have ended, and a volume cannot be unmounted: " + line(e.Message)
-		f.Details = []string{fmt.Sprintf("last tried %s ago", short(w.Now.Sub(seen(e))))}
+	f.Mend = []string{kctlCommand(p, "describe pod %s", p.Name), "kctl why node/" + p.Spec.NodeName}
+	if e := w.newestEvent(p.UID, "FailedUnMount"); e != nil {
+		f.Because = "its containers have ended, and a volume cannot be unmounted: " + singleLine(e.Message)
+		f.Details = []string{fmt.Sprintf("last tried %s ago", shortDuration(w.Now.Sub(lastSeen(e))))}
 	}
 }
 
-func ended(p *corev1.Pod) bool {
+func isTerminated(p *corev1.Pod) bool {
 	if p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed || p.Spec.NodeName == "" {
 		return true
 	}
 	return !slices.ContainsFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.State.Running != nil })
 }
 
-func (w *World) node(name string) *corev1.Node {
+func (w *World) nodeNamed(name string) *corev1.Node {
 	i := slices.IndexFunc(w.Nodes, func(n corev1.Node) bool { return n.Name == name })
 	if i < 0 {
 		return nil
@@ -175,11 +175,11 @@ func nodeReady(n *corev1.Node) bool {
 // lostNode returns a Finding if the node of pod p does not exist or is not Ready. It returns nil
 // otherwise, or if nodes could not be read.
 func (w *World) lostNode(p *corev1.Pod) *Finding {
-	if !w.read(Nodes) {
+	if !w.hasList(Nodes) {
 		return nil
 	}
-	n := w.node(p.Spec.NodeName)
-	f := &Finding{Object: name("pod", p), What: "has lost its node"}
+	n := w.nodeNamed(p.Spec.NodeName)
+	f := &Finding{Object: objectName("pod", p), What: "has lost its node"}
 	switch {
 	case n == nil:
 		f.Because = fmt.Sprintf("node %s is not in the cluster: the pod is removed within a minute, or waits for a node of that name", p.Spec.NodeName)
@@ -190,17 +190,17 @@ func (w *World) lostNode(p *corev1.Pod) *Finding {
 		c := nodeCondition(n, corev1.NodeReady)
 		f.Because = "node " + n.Name + " is not Ready"
 		if c != nil {
-			f.Since, f.Because = at(c.LastTransitionTime), f.Because+": "+line(c.Message)
+			f.Since, f.Because = timeOrNil(c.LastTransitionTime), f.Because+": "+singleLine(c.Message)
 		}
 		f.Mend = []string{"kctl why node/" + n.Name}
 	}
 	return f
 }
 
-// initializing fills Finding f and returns true if a running init container delays the start of
+// explainInitializing fills Finding f and returns true if a running init container delays the start of
 // other containers of pod p. A sidecar that has not started counts as well. Otherwise it returns
 // false.
-func (w *World) initializing(p *corev1.Pod, f *Finding) bool {
+func (w *World) explainInitializing(p *corev1.Pod, f *Finding) bool {
 	for _, s := range p.Status.InitContainerStatuses {
 		if s.State.Running == nil {
 			continue
@@ -210,8 +210,8 @@ func (w *World) initializing(p *corev1.Pod, f *Finding) bool {
 			continue
 		}
 		c := &p.Spec.InitContainers[i]
-		logs := kctl(p, "logs %s -c %s", p.Name, s.Name)
-		f.Since = at(s.State.Running.StartedAt)
+		logs := kctlCommand(p, "logs %s -c %s", p.Name, s.Name)
+		f.Since = timeOrNil(s.State.Running.StartedAt)
 		if c.RestartPolicy == nil || *c.RestartPolicy != corev1.ContainerRestartPolicyAlways {
 			f.What = fmt.Sprintf("waits for init container %s, which runs (%d of %d)", s.Name, i+1, len(p.Spec.InitContainers))
 			f.Because = "the containers after it start when it has ended with exit code 0"
@@ -222,7 +222,7 @@ func (w *World) initializing(p *corev1.Pod, f *Finding) bool {
 			f.What = fmt.Sprintf("waits for sidecar %s (%d of %d init containers)", s.Name, i+1, len(p.Spec.InitContainers))
 			f.Because = "the containers after it start when its startup probe has succeeded"
 			if e := w.probeEvent(p, s.Name); e != nil {
-				f.Because += "; last: " + line(e.Message)
+				f.Because += "; last: " + singleLine(e.Message)
 			}
 			f.Mend = []string{logs}
 			return true
@@ -231,62 +231,62 @@ func (w *World) initializing(p *corev1.Pod, f *Finding) bool {
 	return false
 }
 
-// starting returns a Finding for a scheduled pod in phase Pending. The reason is a running init
+// explainStarting returns a Finding for a scheduled pod in phase Pending. The reason is a running init
 // container, a sandbox error, or an attach or mount error. It returns nil for any other phase.
-func (w *World) starting(p *corev1.Pod) *Finding {
+func (w *World) explainStarting(p *corev1.Pod) *Finding {
 	if p.Status.Phase != corev1.PodPending {
 		return nil
 	}
-	f := &Finding{Object: name("pod", p), What: "has not started its containers", Since: at(p.CreationTimestamp)}
+	f := &Finding{Object: objectName("pod", p), What: "has not started its containers", Since: timeOrNil(p.CreationTimestamp)}
 	if p.Status.StartTime != nil {
 		f.Since = p.Status.StartTime
 	}
-	if init := w.initializing(p, f); init {
+	if init := w.explainInitializing(p, f); init {
 		return f
 	}
-	e := w.unattached(p, "")
+	e := w.attachFailure(p, "")
 	if e == nil {
-		e = w.event(p.UID, "FailedMount", "FailedCreatePodSandBox")
+		e = w.newestEvent(p.UID, "FailedMount", "FailedCreatePodSandBox")
 	}
 	if e != nil {
 		switch e.Reason {
 		case "FailedCreatePodSandBox":
-			f.Because = "its sandbox (network, cgroup) cannot be made: " + line(e.Message)
+			f.Because = "its sandbox (network, cgroup) cannot be made: " + singleLine(e.Message)
 			f.Mend = []string{"kctl why node/" + p.Spec.NodeName}
 		case "FailedAttachVolume":
-			f.Because = "a volume is not attached to its node: " + line(e.Message)
+			f.Because = "a volume is not attached to its node: " + singleLine(e.Message)
 			f.Mend = []string{"kctl get volumeattachments   # who has which volume"}
 			for _, v := range p.Spec.Volumes {
 				if v.PersistentVolumeClaim != nil {
-					f.Mend = append(f.Mend, kctl(p, "why persistentvolumeclaim/%s", v.PersistentVolumeClaim.ClaimName))
+					f.Mend = append(f.Mend, kctlCommand(p, "why persistentvolumeclaim/%s", v.PersistentVolumeClaim.ClaimName))
 				}
 			}
-			f.Mend = bounded(f.Mend)
+			f.Mend = boundList(f.Mend)
 		default:
-			f.Because = "a volume cannot be mounted: " + line(e.Message)
-			f.Mend = missing(p, e.Message)
+			f.Because = "a volume cannot be mounted: " + singleLine(e.Message)
+			f.Mend = missingObjectCommands(p, e.Message)
 		}
-		f.Details = []string{fmt.Sprintf("last tried %s ago", short(w.Now.Sub(seen(e))))}
+		f.Details = []string{fmt.Sprintf("last tried %s ago", shortDuration(w.Now.Sub(lastSeen(e))))}
 		return f
 	}
 	f.Because = "node " + p.Spec.NodeName + " is about it, and has told of no trouble"
-	if !w.read(Events) {
+	if !w.hasList(Events) {
 		f.Because = "node " + p.Spec.NodeName + " is about it"
 	}
-	f.Mend = []string{kctl(p, "get pod %s -w", p.Name), kctl(p, "trace pod %s", p.Name)}
+	f.Mend = []string{kctlCommand(p, "get pod %s -w", p.Name), kctlCommand(p, "trace pod %s", p.Name)}
 	return f
 }
 
-// unready returns a Finding for a running pod that is not Ready because of a readiness probe or a
+// explainUnready returns a Finding for a running pod that is not Ready because of a readiness probe or a
 // readiness gate. It returns nil otherwise.
-func (w *World) unready(p *corev1.Pod) *Finding {
+func (w *World) explainUnready(p *corev1.Pod) *Finding {
 	c := podCondition(p, corev1.PodReady)
 	if c != nil && c.Status == corev1.ConditionTrue {
 		return nil
 	}
-	f := &Finding{Object: name("pod", p), What: "runs and is not Ready: Services send it nothing"}
+	f := &Finding{Object: objectName("pod", p), What: "runs and is not Ready: Services send it nothing"}
 	if c != nil {
-		f.Since = at(c.LastTransitionTime)
+		f.Since = timeOrNil(c.LastTransitionTime)
 	}
 	var not []string
 	for _, s := range p.Status.ContainerStatuses {
@@ -300,7 +300,7 @@ func (w *World) unready(p *corev1.Pod) *Finding {
 		for _, g := range p.Spec.ReadinessGates {
 			if c := podCondition(p, g.ConditionType); c == nil || c.Status != corev1.ConditionTrue {
 				f.Because = fmt.Sprintf("its readiness gate %q is not True: whoever set the gate sets the condition", g.ConditionType)
-				f.Mend = []string{kctl(p, "get pod %s -o jsonpath='{.status.conditions}'", p.Name)}
+				f.Mend = []string{kctlCommand(p, "get pod %s -o jsonpath='{.status.conditions}'", p.Name)}
 				return f
 			}
 		}
@@ -308,9 +308,9 @@ func (w *World) unready(p *corev1.Pod) *Finding {
 	}
 	f.Because = "the readiness probe of " + strings.Join(not, ", ") + " has not succeeded"
 	if e := w.probeEvent(p, not[0]); e != nil {
-		f.Because = line(e.Message)
+		f.Because = singleLine(e.Message)
 	}
-	f.Mend = []string{kctl(p, "logs %s -c %s", p.Name, not[0])}
+	f.Mend = []string{kctlCommand(p, "logs %s -c %s", p.Name, not[0])}
 	return f
 }
 
@@ -320,7 +320,7 @@ func (w *World) probeEvent(p *corev1.Pod, container string) *corev1.Event {
 	for i := range w.Events {
 		e := &w.Events[i]
 		if e.InvolvedObject.UID == p.UID && e.Reason == "Unhealthy" && strings.Contains(e.InvolvedObject.FieldPath, "{"+container+"}") &&
-			(best == nil || seen(best).Before(seen(e))) {
+			(best == nil || lastSeen(best).Before(lastSeen(e))) {
 			best = e
 		}
 	}

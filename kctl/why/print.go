@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 )
 
-func short(d time.Duration) string { return duration.HumanDuration(max(d, 0)) }
+func shortDuration(d time.Duration) string { return duration.HumanDuration(max(d, 0)) }
 
 // Print writes the report to out as text. Times are shown as ages relative to now.
 func (r Report) Print(out io.Writer, now time.Time) error {
@@ -26,28 +26,28 @@ func (r Report) Print(out io.Writer, now time.Time) error {
 		if i > 0 {
 			b.WriteByte('\n')
 		}
-		f.print(&b, now)
+		f.printTo(&b, now)
 	}
 	if len(r.Unread) > 0 {
 		fmt.Fprintf(&b, "\nnot judged, for you may not read: %s\n", strings.Join(r.Unread, ", "))
 	}
-	_, err := io.WriteString(out, strings.Map(printable, b.String()))
+	_, err := io.WriteString(out, strings.Map(printableRune, b.String()))
 	return err
 }
 
-// printable returns r if it is a newline or printable, and '?' otherwise. Therefore, messages of
+// printableRune returns r if it is a newline or printable, and '?' otherwise. Therefore, messages of
 // containers and events cannot send control sequences to the terminal.
-func printable(r rune) rune {
+func printableRune(r rune) rune {
 	if r == '\n' || unicode.IsPrint(r) {
 		return r
 	}
 	return '?'
 }
 
-func (f Finding) print(b *strings.Builder, now time.Time) {
+func (f Finding) printTo(b *strings.Builder, now time.Time) {
 	fmt.Fprintf(b, "%s: %s", f.Object, f.What)
 	if f.Since != nil {
-		fmt.Fprintf(b, ", since %s", short(now.Sub(f.Since.Time)))
+		fmt.Fprintf(b, ", since %s", shortDuration(now.Sub(f.Since.Time)))
 	}
 	b.WriteByte('\n')
 	row := func(title string, lines ...string) {

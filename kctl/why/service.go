@@ -14,23 +14,23 @@ import (
 	"keelson.dev/keelson/controlplane/api/balancer"
 )
 
-// service returns the Findings about a Service. It reports a deletion, a missing external address,
+// explainService returns the Findings about a Service. It reports a deletion, a missing external address,
 // and a selector that matches no pods or no Ready pods. It also reports missing ready endpoints,
 // nodes that its traffic policy excludes, and undeclared target ports. It returns nil if none
 // applies.
-func (w *World) service(s *corev1.Service) []Finding {
+func (w *World) explainService(s *corev1.Service) []Finding {
 	if f := deletedObject(s, "service"); f != nil {
 		return []Finding{*f}
 	}
 	var out []Finding
-	if f := balanced(s); f != nil {
+	if f := explainLoadBalancer(s); f != nil {
 		out = append(out, *f)
 	}
 	if s.Spec.Type == corev1.ServiceTypeExternalName {
 		return out // a Service of type ExternalName has no endpoints
 	}
-	if len(s.Spec.Selector) == 0 || !w.read(Pods) {
-		return append(append(out, w.nobody(s)...), w.near(s)...) // without a selector, the pods of the Service are not known
+	if len(s.Spec.Selector) == 0 || !w.hasList(Pods) {
+		return append(append(out, w.explainNoEndpoints(s)...), w.explainNearEndpoints(s)...) // without a selector, the pods of the Service are not known
 	}
 	var selected, ready []*corev1.Pod
 	selector := labels.SelectorFromSet(s.Spec.Selector)
@@ -49,35 +49,35 @@ func (w *World) service(s *corev1.Service) []Finding {
 		return append(out, w.selectsNothing(s))
 	}
 	if len(ready) == 0 && !s.Spec.PublishNotReadyAddresses {
-		out = append(out, Finding{Object: name("service", s), What: "has no pod that is Ready",
-			Because: fmt.Sprintf("%s selects %s, and none is Ready", selector, many(len(selected), "pod"))})
+		out = append(out, Finding{Object: objectName("service", s), What: "has no pod that is Ready",
+			Because: fmt.Sprintf("%s selects %s, and none is Ready", selector, countNoun(len(selected), "pod"))})
 		var below []corev1.Pod
 		for _, p := range selected {
 			below = append(below, *p)
 		}
-		return append(out, w.commonest(below, &out[len(out)-1])...)
+		return append(out, w.explainUnhealthyPods(below, &out[len(out)-1])...)
 	}
-	out = append(append(out, w.nobody(s)...), w.near(s)...)
+	out = append(append(out, w.explainNoEndpoints(s)...), w.explainNearEndpoints(s)...)
 	return append(out, unknownPorts(s, selected)...)
 }
 
-// balanced returns a Finding for a Service of type LoadBalancer with a missing external address or
+// explainLoadBalancer returns a Finding for a Service of type LoadBalancer with a missing external address or
 // an address outside the configured pools. It also returns a Finding if no node announces the
 // addresses. It returns nil otherwise, and for other types.
-func balanced(s *corev1.Service) *Finding {
+func explainLoadBalancer(s *corev1.Service) *Finding {
 	if s.Spec.Type != corev1.ServiceTypeLoadBalancer {
 		return nil
 	}
-	f := &Finding{Object: name("service", s), What: "has no address from outside", Since: at(s.CreationTimestamp)}
+	f := &Finding{Object: objectName("service", s), What: "has no address from outside", Since: timeOrNil(s.CreationTimestamp)}
 	pools := fmt.Sprintf("kctl -n %s edit configmap %s", balancer.Namespace, balancer.ConfigMap)
-	nodePort := kctl(s, `patch service %s -p '{"spec":{"type":"NodePort"}}'   # is reached at the nodes' addresses`, s.Name)
+	nodePort := kctlCommand(s, `patch service %s -p '{"spec":{"type":"NodePort"}}'   # is reached at the nodes' addresses`, s.Name)
 	c := meta.FindStatusCondition(s.Status.Conditions, balancer.Condition)
 	switch {
 	case c != nil && c.Status != metav1.ConditionTrue:
 		if len(s.Status.LoadBalancer.Ingress) > 0 {
 			f.What = "has not all addresses from outside that it asks for"
 		}
-		f.Since, f.Because, f.Mend = at(c.LastTransitionTime), c.Message, []string{pools, nodePort}
+		f.Since, f.Because, f.Mend = timeOrNil(c.LastTransitionTime), c.Message, []string{pools, nodePort}
 	case c != nil && c.Reason == balancer.ReasonOutside:
 		f.What, f.Because, f.Mend = "has an address of no pool", c.Message, []string{pools}
 	case len(s.Status.LoadBalancer.Ingress) == 0 && !balancer.Ours(s):
@@ -91,7 +91,7 @@ func balanced(s *corev1.Service) *Finding {
 		if s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal {
 			f.Because += ", or none of them has a ready endpoint, which externalTrafficPolicy Local demands"
 		}
-		f.Mend = []string{"kctl get nodes", kctl(s, "describe service %s", s.Name)}
+		f.Mend = []string{"kctl get nodes", kctlCommand(s, "describe service %s", s.Name)}
 	default:
 		return nil
 	}
@@ -101,8 +101,8 @@ func balanced(s *corev1.Service) *Finding {
 // selectsNothing returns the Finding for a Service with a selector that matches no pods. It
 // compares the selector with the labels of the pods in the namespace, and suggests similar labels.
 func (w *World) selectsNothing(s *corev1.Service) Finding {
-	f := Finding{Object: name("service", s), What: "selects no pod", Since: at(s.CreationTimestamp),
-		Mend: []string{kctl(s, "get pods --show-labels")}}
+	f := Finding{Object: objectName("service", s), What: "selects no pod", Since: timeOrNil(s.CreationTimestamp),
+		Mend: []string{kctlCommand(s, "get pods --show-labels")}}
 	var parts []string
 	for k, v := range s.Spec.Selector {
 		parts = append(parts, k+"="+v)
@@ -138,7 +138,7 @@ func (w *World) selectsNothing(s *corev1.Service) Finding {
 			f.Details = append(f.Details, fmt.Sprintf("no pod of the namespace has %s", part))
 			continue
 		}
-		f.Details = append(f.Details, fmt.Sprintf("%s selects 0 pods; %s selects %s", part, near, many(have[near], "pod")))
+		f.Details = append(f.Details, fmt.Sprintf("%s selects 0 pods; %s selects %s", part, near, countNoun(have[near], "pod")))
 		key, value, _ := strings.Cut(near, "=")
 		if wrong, _, _ := strings.Cut(part, "="); wrong != key {
 			patch = append(patch, fmt.Sprintf("%q:null", wrong))
@@ -151,9 +151,9 @@ func (w *World) selectsNothing(s *corev1.Service) Finding {
 	if len(parts) == 1 {
 		f.Because, f.Details = f.Details[0], nil
 	}
-	f.Details = bounded(f.Details)
+	f.Details = boundList(f.Details)
 	if len(patch) > 0 {
-		f.Mend = append(f.Mend, kctl(s, `patch service %s --type=merge -p '{"spec":{"selector":{%s}}}'`, s.Name, strings.Join(patch, ",")))
+		f.Mend = append(f.Mend, kctlCommand(s, `patch service %s --type=merge -p '{"spec":{"selector":{%s}}}'`, s.Name, strings.Join(patch, ",")))
 	}
 	return f
 }
@@ -177,16 +177,16 @@ func unknownPorts(s *corev1.Service, pods []*corev1.Pod) []Finding {
 						declared = append(declared, text)
 					}
 					found = found || port.TargetPort.Type == intstr.String && has.Name == port.TargetPort.StrVal ||
-						port.TargetPort.Type == intstr.Int && has.ContainerPort == target(port)
+						port.TargetPort.Type == intstr.Int && has.ContainerPort == targetPort(port)
 				}
 			}
 		}
 		if found || port.TargetPort.Type == intstr.Int && len(declared) == 0 {
 			continue
 		}
-		f := Finding{Object: name("service", s), What: fmt.Sprintf("sends port %d to %s, which no container has", port.Port, targetText(port)),
-			Because: "the containers of its pods declare: " + strings.Join(bounded(declared), ", "),
-			Mend:    []string{kctl(s, "edit service %s   # targetPort", s.Name)}}
+		f := Finding{Object: objectName("service", s), What: fmt.Sprintf("sends port %d to %s, which no container has", port.Port, targetText(port)),
+			Because: "the containers of its pods declare: " + strings.Join(boundList(declared), ", "),
+			Mend:    []string{kctlCommand(s, "edit service %s   # targetPort", s.Name)}}
 		if len(declared) == 0 {
 			f.Because = "the containers of its pods declare no ports, and a name is looked up there"
 		} else if port.TargetPort.Type == intstr.Int {
@@ -198,7 +198,7 @@ func unknownPorts(s *corev1.Service, pods []*corev1.Pod) []Finding {
 	return out
 }
 
-func target(p corev1.ServicePort) int32 {
+func targetPort(p corev1.ServicePort) int32 {
 	if p.TargetPort.IntVal == 0 {
 		return p.Port
 	}
@@ -209,5 +209,5 @@ func targetText(p corev1.ServicePort) string {
 	if p.TargetPort.Type == intstr.String {
 		return "port " + p.TargetPort.StrVal
 	}
-	return fmt.Sprintf("port %d", target(p))
+	return fmt.Sprintf("port %d", targetPort(p))
 }

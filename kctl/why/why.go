@@ -113,40 +113,40 @@ func Explain(w *World, subject runtime.Object) Report {
 	r := Report{Unread: w.Unread, Findings: []Finding{}}
 	switch o := subject.(type) {
 	case *corev1.Pod:
-		r.is("pod", o, w.podWell(o), append(w.stuck(w.StatefulSet, []corev1.Pod{*o}), w.pod(o)...))
+		r.setSubject("pod", o, w.podWell(o), append(w.explainStuckPods(w.StatefulSet, []corev1.Pod{*o}), w.explainPod(o)...))
 	case *appsv1.Deployment:
-		r.is("deployment", o, fmt.Sprintf("%d of %d ready", o.Status.ReadyReplicas, replicas(o.Spec.Replicas)), w.deployment(o))
+		r.setSubject("deployment", o, fmt.Sprintf("%d of %d ready", o.Status.ReadyReplicas, replicasOrOne(o.Spec.Replicas)), w.explainDeployment(o))
 	case *appsv1.ReplicaSet:
-		r.is("replicaset", o, fmt.Sprintf("%d of %d ready", o.Status.ReadyReplicas, replicas(o.Spec.Replicas)), w.replicaSet(o))
+		r.setSubject("replicaset", o, fmt.Sprintf("%d of %d ready", o.Status.ReadyReplicas, replicasOrOne(o.Spec.Replicas)), w.replicaSet(o))
 	case *appsv1.StatefulSet:
-		r.is("statefulset", o, fmt.Sprintf("%d of %d ready", o.Status.ReadyReplicas, replicas(o.Spec.Replicas)), w.statefulSet(o))
+		r.setSubject("statefulset", o, fmt.Sprintf("%d of %d ready", o.Status.ReadyReplicas, replicasOrOne(o.Spec.Replicas)), w.statefulSet(o))
 	case *appsv1.DaemonSet:
-		r.is("daemonset", o, fmt.Sprintf("ready on %d of %d nodes", o.Status.NumberReady, o.Status.DesiredNumberScheduled), w.daemonSet(o))
+		r.setSubject("daemonset", o, fmt.Sprintf("ready on %d of %d nodes", o.Status.NumberReady, o.Status.DesiredNumberScheduled), w.daemonSet(o))
 	case *batchv1.Job:
-		r.is("job", o, fmt.Sprintf("%d active, %d succeeded", o.Status.Active, o.Status.Succeeded), w.job(o))
+		r.setSubject("job", o, fmt.Sprintf("%d active, %d succeeded", o.Status.Active, o.Status.Succeeded), w.explainJob(o))
 	case *corev1.Service:
-		r.is("service", o, "its selector, its pods, its endpoints and its ports fit together", w.service(o))
+		r.setSubject("service", o, "its selector, its pods, its endpoints and its ports fit together", w.explainService(o))
 		if len(o.Spec.Selector) == 0 {
 			r.Well = "it has no selector, so that its endpoints are made by somebody else"
 		}
 	case *networkingv1.Ingress:
-		r.is("ingress", o, w.ingressWell(o), w.ingress(o))
+		r.setSubject("ingress", o, w.ingressWell(o), w.explainIngress(o))
 	case *discoveryv1.EndpointSlice:
-		r.is("endpointslice", o, fmt.Sprintf("has %s of service %s", many(len(o.Endpoints), "endpoint"), o.Labels[discoveryv1.LabelServiceName]), w.endpointSlice(o))
+		r.setSubject("endpointslice", o, fmt.Sprintf("has %s of service %s", countNoun(len(o.Endpoints), "endpoint"), o.Labels[discoveryv1.LabelServiceName]), w.endpointSlice(o))
 	case *corev1.PersistentVolumeClaim:
-		r.is("persistentvolumeclaim", o, w.claimWell(o), w.claim(o))
+		r.setSubject("persistentvolumeclaim", o, w.claimWell(o), w.explainClaim(o))
 	case *certificatesv1.CertificateSigningRequest:
-		r.is("certificatesigningrequest", o, "its certificate is issued", w.signingRequest(o))
+		r.setSubject("certificatesigningrequest", o, "its certificate is issued", w.signingRequest(o))
 	case *autoscalingv2.HorizontalPodAutoscaler:
-		r.is("horizontalpodautoscaler", o, autoscalerWell(o), w.autoscaler(o))
+		r.setSubject("horizontalpodautoscaler", o, autoscalerWell(o), w.explainAutoscaler(o))
 	case *corev1.Namespace:
-		r.is("namespace", o, string(o.Status.Phase), w.namespace(o))
+		r.setSubject("namespace", o, string(o.Status.Phase), w.explainNamespace(o))
 	case *policyv1.PodDisruptionBudget:
-		r.is("poddisruptionbudget", o, fmt.Sprintf("allows %s", many(int(o.Status.DisruptionsAllowed), "eviction")), w.budget(o))
+		r.setSubject("poddisruptionbudget", o, fmt.Sprintf("allows %s", countNoun(int(o.Status.DisruptionsAllowed), "eviction")), w.explainBudget(o))
 	case *corev1.Node:
-		r.is("node", o, "Ready", w.nodeOf(o))
+		r.setSubject("node", o, "Ready", w.nodeOf(o))
 	default:
-		w.other(subject, &r)
+		w.explainOther(subject, &r)
 	}
 	if len(r.Findings) > 0 {
 		r.Well = ""
@@ -154,35 +154,35 @@ func Explain(w *World, subject runtime.Object) Report {
 	return r
 }
 
-func (r *Report) is(kind string, o metav1.Object, well string, findings []Finding) {
-	r.Object, r.Well = name(kind, o), well
+func (r *Report) setSubject(kind string, o metav1.Object, well string, findings []Finding) {
+	r.Object, r.Well = objectName(kind, o), well
 	r.Findings = append(r.Findings, findings...)
 }
 
-func (w *World) read(list string) bool { return !slices.Contains(w.Unread, list) }
+func (w *World) hasList(list string) bool { return !slices.Contains(w.Unread, list) }
 
-// age returns the time from t to w.Now in kubectl's short form, or "" if t is zero.
-func (w *World) age(t metav1.Time) string {
+// ageText returns the time from t to w.Now in kubectl's short form, or "" if t is zero.
+func (w *World) ageText(t metav1.Time) string {
 	if t.IsZero() {
 		return ""
 	}
-	return short(w.Now.Sub(t.Time))
+	return shortDuration(w.Now.Sub(t.Time))
 }
 
-func name(kind string, o metav1.Object) string {
+func objectName(kind string, o metav1.Object) string {
 	if o.GetNamespace() == "" {
 		return kind + " " + o.GetName()
 	}
 	return kind + " " + o.GetNamespace() + "/" + o.GetName()
 }
 
-// kctl returns a kctl command in the namespace of object o. format and args form the part after the
+// kctlCommand returns a kctl command in the namespace of object o. format and args form the part after the
 // namespace. The command is safe to paste into a shell: an argument with characters that a shell
 // interprets is replaced by NAME.
-func kctl(o metav1.Object, format string, args ...any) string {
+func kctlCommand(o metav1.Object, format string, args ...any) string {
 	for i, a := range args {
 		if text, ok := a.(string); ok {
-			args[i] = word(text)
+			args[i] = shellWord(text)
 		}
 	}
 	line := fmt.Sprintf(format, args...)
@@ -192,9 +192,9 @@ func kctl(o metav1.Object, format string, args ...any) string {
 	return "kctl " + line
 }
 
-// word returns text if it contains no characters that a shell interprets, and "NAME" otherwise.
+// shellWord returns text if it contains no characters that a shell interprets, and "NAME" otherwise.
 // Names of some kinds and texts of messages can contain any character.
-func word(text string) string {
+func shellWord(text string) string {
 	if text == "" || strings.ContainsFunc(text, func(r rune) bool {
 		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune(`._-/:@=,+%" `, r))
 	}) {
@@ -203,29 +203,29 @@ func word(text string) string {
 	return text
 }
 
-func at(t metav1.Time) *metav1.Time {
+func timeOrNil(t metav1.Time) *metav1.Time {
 	if t.IsZero() {
 		return nil
 	}
 	return &t
 }
 
-// event returns the newest event about the object with that UID and one of the reasons, or nil.
-func (w *World) event(uid types.UID, reasons ...string) *corev1.Event {
+// newestEvent returns the newest event about the object with that UID and one of the reasons, or nil.
+func (w *World) newestEvent(uid types.UID, reasons ...string) *corev1.Event {
 	var best *corev1.Event
 	for i := range w.Events {
 		e := &w.Events[i]
 		if e.InvolvedObject.UID == uid && slices.Contains(reasons, e.Reason) &&
-			(best == nil || seen(best).Before(seen(e))) {
+			(best == nil || lastSeen(best).Before(lastSeen(e))) {
 			best = e
 		}
 	}
 	return best
 }
 
-// seen returns the time of the last occurrence of an event. It reads the field that the writer of
+// lastSeen returns the time of the last occurrence of an event. It reads the field that the writer of
 // the event has set.
-func seen(e *corev1.Event) time.Time {
+func lastSeen(e *corev1.Event) time.Time {
 	if e.Series != nil {
 		return e.Series.LastObservedTime.Time
 	}
@@ -245,22 +245,22 @@ func podCondition(p *corev1.Pod, t corev1.PodConditionType) *corev1.PodCondition
 	return &p.Status.Conditions[i]
 }
 
-// bounded truncates list to the first most items, and adds an item with the number of omitted
+// boundList truncates list to the first most items, and adds an item with the number of omitted
 // items.
-func bounded(list []string) []string {
+func boundList(list []string) []string {
 	if len(list) <= most {
 		return list
 	}
 	return append(slices.Clip(list[:most]), fmt.Sprintf("and %d more", len(list)-most))
 }
 
-// many returns a number with its noun in the singular or plural, such as "1 node" or "2 nodes".
-func many(n int, thing string) string {
+// countNoun returns a number with its noun in the singular or plural, such as "1 node" or "2 nodes".
+func countNoun(n int, thing string) string {
 	if n == 1 {
 		return "1 " + thing
 	}
 	return fmt.Sprintf("%d %ss", n, thing)
 }
 
-// line replaces line breaks and other sequences of white space in a text by single spaces.
-func line(text string) string { return strings.Join(strings.Fields(text), " ") }
+// singleLine replaces line breaks and other sequences of white space in a text by single spaces.
+func singleLine(text string) string { return strings.Join(strings.Fields(text), " ") }

@@ -133,7 +133,7 @@ func TestCommandsArePlainWords(t *testing.T) {
 		`configmap "x; rm -rf $HOME" not found`, "secret \"`id`\" not found", `persistentvolumeclaim "$(id)" not found`,
 		"couldn't find key k in ConfigMap ", "couldn't find key $(id) in Secret default/$(id)", `secret "a` + "\n" + `id" not found`,
 	} {
-		for _, command := range missing(p, message) {
+		for _, command := range missingObjectCommands(p, message) {
 			if strings.ContainsAny(command, "$`;\n|&<>") {
 				t.Errorf("%q: %q", message, command)
 			}

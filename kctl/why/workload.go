@@ -23,64 +23,64 @@ type workload struct {
 	ready int32
 }
 
-func (l *workload) name() string { return name(l.kind, l) }
+func (l *workload) workloadName() string { return objectName(l.kind, l) }
 
-func replicas(n *int32) int32 {
+func replicasOrOne(n *int32) int32 {
 	if n == nil {
 		return 1
 	}
 	return *n
 }
 
-// deployment returns the Findings about a Deployment that is being deleted or paused, has an
+// explainDeployment returns the Findings about a Deployment that is being deleted or paused, has an
 // unobserved change, or cannot create pods. Findings also result from a rollout that makes no
 // progress, and from missing ready or updated replicas. The Findings about its pods follow. It
 // returns nil if none applies.
-func (w *World) deployment(d *appsv1.Deployment) []Finding {
-	l := &workload{Object: d, kind: "deployment", want: replicas(d.Spec.Replicas), ready: d.Status.ReadyReplicas}
+func (w *World) explainDeployment(d *appsv1.Deployment) []Finding {
+	l := &workload{Object: d, kind: "deployment", want: replicasOrOne(d.Spec.Replicas), ready: d.Status.ReadyReplicas}
 	for i := range w.ReplicaSets {
 		if rs := &w.ReplicaSets[i]; metav1.IsControlledBy(rs, d) {
 			l.owner = append(l.owner, rs)
 		}
 	}
 	var first []Finding
-	if f := w.unseen(l, d.Generation, d.Status.ObservedGeneration); f != nil {
+	if f := w.explainUnseen(l, d.Generation, d.Status.ObservedGeneration); f != nil {
 		first = append(first, *f)
 	}
 	if d.Spec.Paused {
-		first = append(first, Finding{Object: l.name(), What: "is paused: changes of its template are not rolled out",
-			Mend: []string{kctl(d, "rollout resume deployment/%s", d.Name)}})
+		first = append(first, Finding{Object: l.workloadName(), What: "is paused: changes of its template are not rolled out",
+			Mend: []string{kctlCommand(d, "rollout resume deployment/%s", d.Name)}})
 	}
 	for _, c := range d.Status.Conditions {
 		switch {
 		case c.Type == appsv1.DeploymentReplicaFailure && c.Status == corev1.ConditionTrue:
-			first = append(first, w.refused(l, c.Message, at(c.LastTransitionTime)))
+			first = append(first, w.explainRefused(l, c.Message, timeOrNil(c.LastTransitionTime)))
 		case c.Type == appsv1.DeploymentProgressing && c.Status == corev1.ConditionFalse:
-			first = append(first, Finding{Object: l.name(), What: "does not come on with its rollout (" + c.Reason + ")",
-				Since: at(c.LastTransitionTime), Because: line(c.Message),
-				Mend: []string{kctl(d, "rollout undo deployment/%s   # back to the revision before", d.Name)}})
+			first = append(first, Finding{Object: l.workloadName(), What: "does not come on with its rollout (" + c.Reason + ")",
+				Since: timeOrNil(c.LastTransitionTime), Because: singleLine(c.Message),
+				Mend: []string{kctlCommand(d, "rollout undo deployment/%s   # back to the revision before", d.Name)}})
 		}
 	}
 	updated := d.Status.UpdatedReplicas
 	text := fmt.Sprintf("%d of %d ready, %d of the newest template", d.Status.ReadyReplicas, l.want, updated)
-	return w.behind(l, first, text, l.ready < l.want || updated < l.want)
+	return w.explainBehind(l, first, text, l.ready < l.want || updated < l.want)
 }
 
 // replicaSet returns the Findings about a ReplicaSet that is being deleted, has an unobserved
 // change, cannot create pods, or has too few ready replicas. The Findings about its pods follow. It
 // returns nil if none applies.
 func (w *World) replicaSet(rs *appsv1.ReplicaSet) []Finding {
-	l := &workload{Object: rs, kind: "replicaset", owner: []metav1.Object{rs}, want: replicas(rs.Spec.Replicas), ready: rs.Status.ReadyReplicas}
+	l := &workload{Object: rs, kind: "replicaset", owner: []metav1.Object{rs}, want: replicasOrOne(rs.Spec.Replicas), ready: rs.Status.ReadyReplicas}
 	var first []Finding
-	if f := w.unseen(l, rs.Generation, rs.Status.ObservedGeneration); f != nil {
+	if f := w.explainUnseen(l, rs.Generation, rs.Status.ObservedGeneration); f != nil {
 		first = append(first, *f)
 	}
 	for _, c := range rs.Status.Conditions {
 		if c.Type == appsv1.ReplicaSetReplicaFailure && c.Status == corev1.ConditionTrue {
-			first = append(first, w.refused(l, c.Message, at(c.LastTransitionTime)))
+			first = append(first, w.explainRefused(l, c.Message, timeOrNil(c.LastTransitionTime)))
 		}
 	}
-	return w.behind(l, first, fmt.Sprintf("%d of %d ready", l.ready, l.want), l.ready < l.want)
+	return w.explainBehind(l, first, fmt.Sprintf("%d of %d ready", l.ready, l.want), l.ready < l.want)
 }
 
 // statefulSet returns the Findings about a StatefulSet that is being deleted, has an unobserved
@@ -88,9 +88,9 @@ func (w *World) replicaSet(rs *appsv1.ReplicaSet) []Finding {
 // old template: because of OnDelete, a partition, or a blocked rollout. The Findings about its pods
 // follow. It returns nil if none applies.
 func (w *World) statefulSet(s *appsv1.StatefulSet) []Finding {
-	l := &workload{Object: s, kind: "statefulset", owner: []metav1.Object{s}, want: replicas(s.Spec.Replicas), ready: s.Status.ReadyReplicas}
+	l := &workload{Object: s, kind: "statefulset", owner: []metav1.Object{s}, want: replicasOrOne(s.Spec.Replicas), ready: s.Status.ReadyReplicas}
 	var first []Finding
-	if f := w.unseen(l, s.Generation, s.Status.ObservedGeneration); f != nil {
+	if f := w.explainUnseen(l, s.Generation, s.Status.ObservedGeneration); f != nil {
 		first = append(first, *f)
 	}
 	if f := w.failedCreate(l); f != nil {
@@ -98,27 +98,27 @@ func (w *World) statefulSet(s *appsv1.StatefulSet) []Finding {
 	}
 	old := s.Status.UpdateRevision != "" && s.Status.UpdateRevision != s.Status.CurrentRevision && s.Status.UpdatedReplicas < l.want
 	if u := s.Spec.UpdateStrategy; old && u.Type == appsv1.OnDeleteStatefulSetStrategyType {
-		first = append(first, Finding{Object: l.name(), What: fmt.Sprintf("%d of %d pods have the old template", l.want-s.Status.UpdatedReplicas, l.want),
+		first = append(first, Finding{Object: l.workloadName(), What: fmt.Sprintf("%d of %d pods have the old template", l.want-s.Status.UpdatedReplicas, l.want),
 			Because: "its update strategy is OnDelete: a pod gets the new template when somebody deletes it",
-			Mend:    []string{kctl(s, "delete pod %s-%d   # and so on", s.Name, l.want-1)}})
+			Mend:    []string{kctlCommand(s, "delete pod %s-%d   # and so on", s.Name, l.want-1)}})
 	} else if r := u.RollingUpdate; old && r != nil && r.Partition != nil && *r.Partition > 0 {
-		first = append(first, Finding{Object: l.name(), What: fmt.Sprintf("%d of %d pods have the old template", l.want-s.Status.UpdatedReplicas, l.want),
+		first = append(first, Finding{Object: l.workloadName(), What: fmt.Sprintf("%d of %d pods have the old template", l.want-s.Status.UpdatedReplicas, l.want),
 			Because: fmt.Sprintf("its partition is %d: pods of lower numbers keep the old template", *r.Partition),
-			Mend:    []string{kctl(s, `patch statefulset %s --type=merge -p '{"spec":{"updateStrategy":{"rollingUpdate":{"partition":0}}}}'`, s.Name)}})
+			Mend:    []string{kctlCommand(s, `patch statefulset %s --type=merge -p '{"spec":{"updateStrategy":{"rollingUpdate":{"partition":0}}}}'`, s.Name)}})
 	}
-	first = append(first, w.stuck(s, w.podsOf(l))...)
-	out := w.behind(l, first, fmt.Sprintf("%d of %d ready", l.ready, l.want), l.ready < l.want)
+	first = append(first, w.explainStuckPods(s, w.podsOf(l))...)
+	out := w.explainBehind(l, first, fmt.Sprintf("%d of %d ready", l.ready, l.want), l.ready < l.want)
 	if l.ready < l.want && s.Spec.PodManagementPolicy != appsv1.ParallelPodManagement && len(out) > 0 && len(out[0].Details) < most {
 		out[0].Details = append(out[0].Details, "its pods come one after the other: a pod waits until those before it are Ready")
 	}
 	return out
 }
 
-// stuck returns a Finding for each pod in pods that blocks the rollout of StatefulSet s: it has an
+// explainStuckPods returns a Finding for each pod in pods that blocks the rollout of StatefulSet s: it has an
 // old revision and is not Ready. The StatefulSet controller waits for such a pod and does not
 // replace it, even if the newest template corrects it. stuck returns nil if s is nil, or if s does
 // not replace its pods in order.
-func (w *World) stuck(s *appsv1.StatefulSet, pods []corev1.Pod) (out []Finding) {
+func (w *World) explainStuckPods(s *appsv1.StatefulSet, pods []corev1.Pod) (out []Finding) {
 	if s == nil || s.Status.UpdateRevision == "" || s.Spec.PodManagementPolicy == appsv1.ParallelPodManagement ||
 		s.Spec.UpdateStrategy.Type == appsv1.OnDeleteStatefulSetStrategyType {
 		return nil
@@ -142,12 +142,12 @@ func (w *World) stuck(s *appsv1.StatefulSet, pods []corev1.Pod) (out []Finding) 
 		if c != nil && c.Status == corev1.ConditionTrue {
 			continue
 		}
-		f := Finding{Object: name("pod", p), What: "keeps an old template and blocks the rollout of statefulset " + s.Name,
+		f := Finding{Object: objectName("pod", p), What: "keeps an old template and blocks the rollout of statefulset " + s.Name,
 			Because: fmt.Sprintf("it is of revision %s and not Ready, and the rollout to revision %s replaces pods in order, waiting until each is Ready (podManagementPolicy OrderedReady)",
 				revision, s.Status.UpdateRevision),
-			Mend: []string{kctl(p, "delete pod %s   # its replacement gets the newest template", p.Name)}}
+			Mend: []string{kctlCommand(p, "delete pod %s   # its replacement gets the newest template", p.Name)}}
 		if c != nil {
-			f.Since = at(c.LastTransitionTime)
+			f.Since = timeOrNil(c.LastTransitionTime)
 		}
 		if out = append(out, f); len(out) == most {
 			break
@@ -164,27 +164,27 @@ func (w *World) daemonSet(d *appsv1.DaemonSet) []Finding {
 	s := d.Status
 	l := &workload{Object: d, kind: "daemonset", owner: []metav1.Object{d}, want: s.DesiredNumberScheduled, ready: s.NumberReady}
 	var first []Finding
-	if f := w.unseen(l, d.Generation, s.ObservedGeneration); f != nil {
+	if f := w.explainUnseen(l, d.Generation, s.ObservedGeneration); f != nil {
 		first = append(first, *f)
 	}
 	if f := w.failedCreate(l); f != nil {
 		first = append(first, *f)
 	}
 	if l.want == 0 && s.ObservedGeneration > 0 && len(first) == 0 {
-		first = append(first, Finding{Object: l.name(), What: "runs on no node", Because: "no node fits its selector, affinity and tolerations",
-			Mend: []string{"kctl get nodes --show-labels", kctl(d, "edit daemonset %s", d.Name)}})
+		first = append(first, Finding{Object: l.workloadName(), What: "runs on no node", Because: "no node fits its selector, affinity and tolerations",
+			Mend: []string{"kctl get nodes --show-labels", kctlCommand(d, "edit daemonset %s", d.Name)}})
 	}
 	if s.UpdatedNumberScheduled < l.want && d.Spec.UpdateStrategy.Type == appsv1.OnDeleteDaemonSetStrategyType {
-		first = append(first, Finding{Object: l.name(), What: fmt.Sprintf("%d of %d pods have the old template", l.want-s.UpdatedNumberScheduled, l.want),
+		first = append(first, Finding{Object: l.workloadName(), What: fmt.Sprintf("%d of %d pods have the old template", l.want-s.UpdatedNumberScheduled, l.want),
 			Because: "its update strategy is OnDelete: a pod gets the new template when somebody deletes it"})
 	}
-	return w.behind(l, first, fmt.Sprintf("ready on %d of %d nodes", l.ready, l.want), l.ready < l.want)
+	return w.explainBehind(l, first, fmt.Sprintf("ready on %d of %d nodes", l.ready, l.want), l.ready < l.want)
 }
 
-// job returns the Findings about a Job that has failed, is suspended, is being deleted, cannot
+// explainJob returns the Findings about a Job that has failed, is suspended, is being deleted, cannot
 // create pods, or has failed or unready pods. The Findings about its pods follow, except for a
 // suspended Job. It returns nil for a complete Job, or if none applies.
-func (w *World) job(j *batchv1.Job) []Finding {
+func (w *World) explainJob(j *batchv1.Job) []Finding {
 	l := &workload{Object: j, kind: "job", owner: []metav1.Object{j}}
 	for _, c := range j.Status.Conditions {
 		if c.Status != corev1.ConditionTrue {
@@ -194,12 +194,12 @@ func (w *World) job(j *batchv1.Job) []Finding {
 		case batchv1.JobComplete:
 			return nil
 		case batchv1.JobFailed, batchv1.JobFailureTarget:
-			f := Finding{Object: l.name(), What: "has failed for good (" + c.Reason + ")", Since: at(c.LastTransitionTime), Because: line(c.Message),
-				Mend: []string{kctl(j, "logs job/%s", j.Name), kctl(j, "replace --force -f FILE   # runs it anew")}}
-			return w.behind(l, []Finding{f}, "", false)
+			f := Finding{Object: l.workloadName(), What: "has failed for good (" + c.Reason + ")", Since: timeOrNil(c.LastTransitionTime), Because: singleLine(c.Message),
+				Mend: []string{kctlCommand(j, "logs job/%s", j.Name), kctlCommand(j, "replace --force -f FILE   # runs it anew")}}
+			return w.explainBehind(l, []Finding{f}, "", false)
 		case batchv1.JobSuspended:
-			return []Finding{{Object: l.name(), What: "is suspended", Since: at(c.LastTransitionTime), Because: line(c.Message),
-				Mend: []string{kctl(j, `patch job %s --type=merge -p '{"spec":{"suspend":false}}'`, j.Name)}}}
+			return []Finding{{Object: l.workloadName(), What: "is suspended", Since: timeOrNil(c.LastTransitionTime), Because: singleLine(c.Message),
+				Mend: []string{kctlCommand(j, `patch job %s --type=merge -p '{"spec":{"suspend":false}}'`, j.Name)}}}
 		}
 	}
 	var first []Finding
@@ -215,16 +215,16 @@ func (w *World) job(j *batchv1.Job) []Finding {
 		ready = *j.Status.Ready
 	}
 	text := fmt.Sprintf("%d active (%d ready), %d succeeded, %d failed of the %d that it bears", j.Status.Active, ready, j.Status.Succeeded, j.Status.Failed, limit)
-	return w.behind(l, first, text, j.Status.Failed > 0 || j.Status.Active > ready)
+	return w.explainBehind(l, first, text, j.Status.Failed > 0 || j.Status.Active > ready)
 }
 
-// unseen returns a Finding if observed, the generation that the controller of l has processed, is
+// explainUnseen returns a Finding if observed, the generation that the controller of l has processed, is
 // less than generation. It returns nil otherwise.
-func (w *World) unseen(l *workload, generation, observed int64) *Finding {
+func (w *World) explainUnseen(l *workload, generation, observed int64) *Finding {
 	if observed >= generation {
 		return nil
 	}
-	return &Finding{Object: l.name(), What: "its last change is not taken up yet",
+	return &Finding{Object: l.workloadName(), What: "its last change is not taken up yet",
 		Because: fmt.Sprintf("its controller has seen generation %d, and the object is at %d", observed, generation),
 		Mend:    []string{"kctl cluster status"}}
 }
@@ -232,59 +232,59 @@ func (w *World) unseen(l *workload, generation, observed int64) *Finding {
 // failedCreate returns a Finding if a recent event reports that a pod of l could not be created. It
 // returns nil otherwise. It is used for kinds without a condition for that.
 func (w *World) failedCreate(l *workload) *Finding {
-	e := w.event(l.GetUID(), "FailedCreate")
-	if e == nil || w.Now.Sub(seen(e)) > recent {
+	e := w.newestEvent(l.GetUID(), "FailedCreate")
+	if e == nil || w.Now.Sub(lastSeen(e)) > recent {
 		return nil
 	}
-	when := metav1.NewTime(seen(e))
-	f := w.refused(l, e.Message, &when)
+	when := metav1.NewTime(lastSeen(e))
+	f := w.explainRefused(l, e.Message, &when)
 	return &f
 }
 
-// refused returns the Finding for a workload with pods that the API server refuses to create.
+// explainRefused returns the Finding for a workload with pods that the API server refuses to create.
 // message is the API error; it determines the repair commands. since is when the error was
 // reported.
-func (w *World) refused(l *workload, message string, since *metav1.Time) Finding {
-	message = line(message)
-	f := Finding{Object: l.name(), What: "cannot make its pods", Since: since, Because: message, Mend: []string{kctl(l, "describe %s %s", l.kind, l.GetName())}}
+func (w *World) explainRefused(l *workload, message string, since *metav1.Time) Finding {
+	message = singleLine(message)
+	f := Finding{Object: l.workloadName(), What: "cannot make its pods", Since: since, Because: message, Mend: []string{kctlCommand(l, "describe %s %s", l.kind, l.GetName())}}
 	switch {
 	case strings.Contains(message, "exceeded quota: "):
 		_, quota, _ := strings.Cut(message, "exceeded quota: ")
 		quota, _, _ = strings.Cut(quota, ",")
 		f.What = "cannot make its pods: quota " + quota + " is used up"
-		f.Mend = []string{kctl(l, "edit resourcequota %s   # or ask for less, or remove what is not needed", quota)}
+		f.Mend = []string{kctlCommand(l, "edit resourcequota %s   # or ask for less, or remove what is not needed", quota)}
 	case strings.Contains(message, "failed quota: "):
 		_, quota, _ := strings.Cut(message, "failed quota: ")
 		quota, _, _ = strings.Cut(quota, ":")
 		f.What = "cannot make its pods: quota " + quota + " wants requests or limits that they do not name"
-		f.Mend = []string{kctl(l, "set resources %s/%s --requests=cpu=100m,memory=64Mi --limits=cpu=1,memory=256Mi", l.kind, l.GetName())}
+		f.Mend = []string{kctlCommand(l, "set resources %s/%s --requests=cpu=100m,memory=64Mi --limits=cpu=1,memory=256Mi", l.kind, l.GetName())}
 	case strings.Contains(message, "violates PodSecurity"):
 		f.What = "cannot make its pods: the namespace's Pod Security level forbids them"
-		f.Mend = []string{kctl(l, "edit %s %s   # or kctl label namespace %s pod-security.kubernetes.io/enforce=LEVEL --overwrite",
+		f.Mend = []string{kctlCommand(l, "edit %s %s   # or kctl label namespace %s pod-security.kubernetes.io/enforce=LEVEL --overwrite",
 			l.kind, l.GetName(), l.GetNamespace())}
 	case strings.Contains(message, "serviceaccount") && strings.Contains(message, "not found"):
-		f.Mend = []string{kctl(l, "create serviceaccount NAME")}
+		f.Mend = []string{kctlCommand(l, "create serviceaccount NAME")}
 	}
 	return f
 }
 
-// behind returns first, completed for workload l. A Finding about its deletion comes first. If
+// explainBehind returns first, completed for workload l. A Finding about its deletion comes first. If
 // behind is true, text, the state of its replicas, is added as a Finding or as a detail. The
 // Findings about its unhealthy pods follow. It returns nil if there is no Finding and behind is
 // false.
-func (w *World) behind(l *workload, first []Finding, text string, behind bool) []Finding {
+func (w *World) explainBehind(l *workload, first []Finding, text string, behind bool) []Finding {
 	if f := deletedObject(l, l.kind); f != nil {
 		first = append([]Finding{*f}, first...)
 	}
 	if behind && len(first) == 0 {
-		first = append(first, Finding{Object: l.name(), What: "is not as it was asked for", Because: text})
+		first = append(first, Finding{Object: l.workloadName(), What: "is not as it was asked for", Because: text})
 	} else if behind {
 		first[0].Details = append(first[0].Details, text)
 	}
 	if !behind && len(first) == 0 {
 		return nil
 	}
-	return append(first, w.commonest(w.podsOf(l), &first[0])...)
+	return append(first, w.explainUnhealthyPods(w.podsOf(l), &first[0])...)
 }
 
 // podsOf returns the pods that the workload or one of its ReplicaSets controls.
@@ -299,17 +299,17 @@ func (w *World) podsOf(l *workload) []corev1.Pod {
 	return pods
 }
 
-// commonest returns the Findings about unhealthy pods, the newest pod first, and at most most
+// explainUnhealthyPods returns the Findings about unhealthy pods, the newest pod first, and at most most
 // Findings. Pods with the same problem have one Finding. The number of omitted Findings is added to
 // the details of above.
-func (w *World) commonest(pods []corev1.Pod, above *Finding) []Finding {
+func (w *World) explainUnhealthyPods(pods []corev1.Pod, above *Finding) []Finding {
 	slices.SortFunc(pods, func(a, b corev1.Pod) int {
 		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))
 	})
 	var told []Finding
 	others, known := 0, map[string]bool{}
 	for i := range pods {
-		for _, f := range w.pod(&pods[i]) {
+		for _, f := range w.explainPod(&pods[i]) {
 			same := strings.ReplaceAll(f.What+"\n"+f.Because, pods[i].Name, "")
 			if known[same] || len(told) == most {
 				others++
@@ -320,7 +320,7 @@ func (w *World) commonest(pods []corev1.Pod, above *Finding) []Finding {
 		}
 	}
 	if others > 0 {
-		above.Details = append(above.Details, "the trouble of "+many(others, "more pod")+" is the same as below")
+		above.Details = append(above.Details, "the trouble of "+countNoun(others, "more pod")+" is the same as below")
 	}
 	return told
 }

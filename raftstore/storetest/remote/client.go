@@ -95,7 +95,7 @@ func (c *Client) Reconnect() {
 // Close closes the connection and ends every watch. Later calls fail with ErrClosed.
 func (c *Client) Close() error {
 	c.closed.Store(true)
-	c.commits.close()
+	c.commits.closeStream()
 	return c.conn.Close()
 }
 
@@ -155,7 +155,7 @@ func (c *Client) Commit(ctx context.Context, commit raftstore.Commit) (raftstore
 	if err := c.checkUsable(ctx); err != nil {
 		return 0, err
 	}
-	r := c.commits.call(ctx, &storev1.RemoteCommitRequest{Ops: p.GetOps(), Fence: p.GetFence()})
+	r := c.commits.callCommit(ctx, &storev1.RemoteCommitRequest{Ops: p.GetOps(), Fence: p.GetFence()})
 	if r.failed == nil {
 		if conflict := r.done.GetConflict(); conflict != nil {
 			return 0, conflictFrom(conflict)

@@ -38,7 +38,7 @@ func (s *server) Commits(stream grpc.BidiStreamingServer[storev1.RemoteCommitCal
 	b.running.Add(1)
 	go func() {
 		defer b.running.Done()
-		ended <- b.read(ctx, stream)
+		ended <- b.readCalls(ctx, stream)
 	}()
 	for {
 		select {
@@ -46,7 +46,7 @@ func (s *server) Commits(stream grpc.BidiStreamingServer[storev1.RemoteCommitCal
 			// Commits of one batch are answered at the same moment: let other workers add their
 			// replies to the message.
 			runtime.Gosched()
-			if err := b.send(stream); err != nil {
+			if err := b.sendReplies(stream); err != nil {
 				return err
 			}
 		case err := <-ended:
@@ -54,20 +54,20 @@ func (s *server) Commits(stream grpc.BidiStreamingServer[storev1.RemoteCommitCal
 				return err
 			}
 			b.running.Wait()
-			return b.send(stream)
+			return b.sendReplies(stream)
 		}
 	}
 }
 
-// send sends the waiting replies in one or more messages. Each message has at most sendBytes bytes
+// sendReplies sends the waiting replies in one or more messages. Each message has at most sendBytes bytes
 // or one reply, because replies contain the values of conflicts.
-func (b *commitStream) send(stream grpc.BidiStreamingServer[storev1.RemoteCommitCalls, storev1.RemoteCommitReplies]) error {
+func (b *commitStream) sendReplies(stream grpc.BidiStreamingServer[storev1.RemoteCommitCalls, storev1.RemoteCommitReplies]) error {
 	b.mu.Lock()
 	replies := b.replies
 	b.replies = nil
 	b.mu.Unlock()
 	for len(replies) > 0 {
-		n := together(replies)
+		n := countFitting(replies)
 		if err := stream.Send(&storev1.RemoteCommitReplies{Replies: replies[:n]}); err != nil {
 			return err
 		}
@@ -76,9 +76,9 @@ func (b *commitStream) send(stream grpc.BidiStreamingServer[storev1.RemoteCommit
 	return nil
 }
 
-// together returns how many of the replies, from the first, fit into one message of sendBytes
+// countFitting returns how many of the replies, from the first, fit into one message of sendBytes
 // bytes, at least one.
-func together(replies []*storev1.RemoteCommitReply) int {
+func countFitting(replies []*storev1.RemoteCommitReply) int {
 	size := 0
 	for n, r := range replies {
 		c := r.GetDone().GetConflict()
@@ -90,9 +90,9 @@ func together(replies []*storev1.RemoteCommitReply) int {
 	return len(replies)
 }
 
-// read receives messages until the stream ends. It starts each commit, and cancels the commits that
+// readCalls receives messages until the stream ends. It starts each commit, and cancels the commits that
 // the client has abandoned.
-func (b *commitStream) read(ctx context.Context, stream grpc.BidiStreamingServer[storev1.RemoteCommitCalls, storev1.RemoteCommitReplies]) error {
+func (b *commitStream) readCalls(ctx context.Context, stream grpc.BidiStreamingServer[storev1.RemoteCommitCalls, storev1.RemoteCommitReplies]) error {
 	defer close(b.work)
 	for {
 		msg, err := stream.Recv()
@@ -101,7 +101,7 @@ func (b *commitStream) read(ctx context.Context, stream grpc.BidiStreamingServer
 		}
 		for _, call := range msg.GetCalls() {
 			if call.GetCommit() == nil {
-				b.forget(call.GetId())
+				b.forgetCommit(call.GetId())
 				continue
 			}
 			b.startCommit(ctx, call)
@@ -121,7 +121,7 @@ func (b *commitStream) startCommit(ctx context.Context, call *storev1.RemoteComm
 	var cancel context.CancelFunc
 	w := commitWork{call: call}
 	if t := time.Duration(call.GetTimeoutUs()) * time.Microsecond; t > 0 {
-		w.ctx, cancel = context.WithTimeout(ctx, reserved(t))
+		w.ctx, cancel = context.WithTimeout(ctx, usableTimeout(t))
 	} else {
 		w.ctx, cancel = context.WithCancel(ctx)
 	}
@@ -132,24 +132,24 @@ func (b *commitStream) startCommit(ctx context.Context, call *storev1.RemoteComm
 	case b.work <- w:
 	default: // all workers are busy
 		b.running.Add(1)
-		go b.worker(w)
+		go b.runCommits(w)
 	}
 }
 
-// worker executes the commit w and then further commits, one after the other, until the stream
+// runCommits executes the commit w and then further commits, one after the other, until the stream
 // ends. It is reused because a goroutine with a grown stack is cheaper than a new one.
-func (b *commitStream) worker(w commitWork) {
+func (b *commitStream) runCommits(w commitWork) {
 	defer b.running.Done()
 	for ok := true; ok; w, ok = <-b.work {
-		done, err := b.store.commit(w.ctx, w.call.GetCommit())
-		b.forget(w.call.GetId())
-		b.answer(w.call.GetId(), done, err)
+		done, err := b.store.commitRequest(w.ctx, w.call.GetCommit())
+		b.forgetCommit(w.call.GetId())
+		b.sendReply(w.call.GetId(), done, err)
 		w = commitWork{}
 	}
 }
 
-// forget cancels the context of a commit and removes the commit from the running ones.
-func (b *commitStream) forget(id uint64) {
+// forgetCommit cancels the context of a commit and removes the commit from the running ones.
+func (b *commitStream) forgetCommit(id uint64) {
 	b.mu.Lock()
 	cancel := b.cancels[id]
 	delete(b.cancels, id)
@@ -159,7 +159,7 @@ func (b *commitStream) forget(id uint64) {
 	}
 }
 
-func (b *commitStream) answer(id uint64, done *storev1.RemoteCommitResponse, err error) {
+func (b *commitStream) sendReply(id uint64, done *storev1.RemoteCommitResponse, err error) {
 	r := &storev1.RemoteCommitReply{Id: id, Done: done}
 	if err != nil {
 		said := status.Convert(err)

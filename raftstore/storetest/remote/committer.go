@@ -56,10 +56,10 @@ func newCommitter(store storev1.RemoteClient) *committer {
 	return m
 }
 
-// call sends one commit and waits for its result or for the end of ctx. Without a running stream it
+// callCommit sends one commit and waits for its result or for the end of ctx. Without a running stream it
 // waits until there is one.
-func (m *committer) call(ctx context.Context, req *storev1.RemoteCommitRequest) commitReply {
-	m.once.Do(func() { go m.run() })
+func (m *committer) callCommit(ctx context.Context, req *storev1.RemoteCommitRequest) commitReply {
+	m.once.Do(func() { go m.runStreams() })
 	c := &commitCall{ctx: ctx, req: req, done: make(chan commitReply, 1)}
 	m.mu.Lock()
 	if m.closed {
@@ -70,25 +70,25 @@ func (m *committer) call(ctx context.Context, req *storev1.RemoteCommitRequest) 
 	c.id = m.last
 	m.queue = append(m.queue, c)
 	m.mu.Unlock()
-	m.nudge()
+	m.wakeSender()
 	select {
 	case r := <-c.done:
 		return r
 	case <-ctx.Done():
-		return m.leave(c)
+		return m.abandonCall(c)
 	}
 }
 
-// leave abandons a call after the end of its context, and returns its result. A call that has been
+// abandonCall abandons a call after the end of its context, and returns its result. A call that has been
 // sent is cancelled on the replica.
-func (m *committer) leave(c *commitCall) commitReply {
+func (m *committer) abandonCall(c *commitCall) commitReply {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	r := commitReply{failed: status.FromContextError(c.ctx.Err()).Err()}
 	if m.sent[c.id] == c {
 		delete(m.sent, c.id)
 		m.gone = append(m.gone, c.id)
-		m.nudge()
+		m.wakeSender()
 		r.sent = true
 		return r
 	}
@@ -101,26 +101,26 @@ func (m *committer) leave(c *commitCall) commitReply {
 	return <-c.done // the reply arrived at the same moment
 }
 
-func (m *committer) nudge() {
+func (m *committer) wakeSender() {
 	select {
 	case m.wake <- struct{}{}:
 	default:
 	}
 }
 
-// close closes the stream and ends every call with an error.
-func (m *committer) close() {
+// closeStream closes the stream and ends every call with an error.
+func (m *committer) closeStream() {
 	m.end()
 	m.once.Do(func() {}) // nothing starts from here on
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.closed = true
-	m.fail(status.FromContextError(context.Canceled).Err(), true)
+	m.failCalls(status.FromContextError(context.Canceled).Err(), true)
 }
 
-// fail ends the calls that have been sent with the error, and also the waiting calls if all is set.
+// failCalls ends the calls that have been sent with the error, and also the waiting calls if all is set.
 // The caller holds m.mu.
-func (m *committer) fail(err error, all bool) {
+func (m *committer) failCalls(err error, all bool) {
 	for id, c := range m.sent {
 		delete(m.sent, id)
 		c.done <- commitReply{failed: err, sent: true}
@@ -135,9 +135,9 @@ func (m *committer) fail(err error, all bool) {
 	m.queue = nil
 }
 
-// run opens a stream when there are calls to send, and a new one after it has broken, until the
+// runStreams opens a stream when there are calls to send, and a new one after it has broken, until the
 // committer is closed.
-func (m *committer) run() {
+func (m *committer) runStreams() {
 	for {
 		select {
 		case <-m.wake:
@@ -150,20 +150,20 @@ func (m *committer) run() {
 		if idle {
 			continue
 		}
-		err, opened := m.stream()
+		err, opened := m.serveStream()
 		m.mu.Lock()
-		m.fail(err, !opened)
+		m.failCalls(err, !opened)
 		left := len(m.queue) > 0
 		m.mu.Unlock()
 		if left {
-			m.nudge()
+			m.wakeSender()
 		}
 	}
 }
 
-// stream opens a stream and serves it until it breaks. It returns the error, and whether the stream
+// serveStream opens a stream and serves it until it breaks. It returns the error, and whether the stream
 // was opened.
-func (m *committer) stream() (err error, opened bool) {
+func (m *committer) serveStream() (err error, opened bool) {
 	ctx, cancel := context.WithCancel(m.life)
 	defer cancel()
 	s, err := m.store.Commits(ctx)
@@ -171,12 +171,12 @@ func (m *committer) stream() (err error, opened bool) {
 		return err, false
 	}
 	broken := make(chan error, 1)
-	go func() { broken <- m.receive(s) }()
+	go func() { broken <- m.receiveReplies(s) }()
 	for {
 		// Callers that received replies of one message usually make new calls at once: let them,
 		// and send those in one message.
 		runtime.Gosched()
-		for msg := m.take(); msg != nil; msg = m.take() {
+		for msg := m.takeCalls(); msg != nil; msg = m.takeCalls() {
 			if s.Send(msg) != nil {
 				return <-broken, true // the receiver returns the reason
 			}
@@ -189,9 +189,9 @@ func (m *committer) stream() (err error, opened bool) {
 	}
 }
 
-// take removes calls from the queue and returns them as one message, at most sendBytes bytes but at
+// takeCalls removes calls from the queue and returns them as one message, at most sendBytes bytes but at
 // least one call. It returns nil if there is nothing to send.
-func (m *committer) take() *storev1.RemoteCommitCalls {
+func (m *committer) takeCalls() *storev1.RemoteCommitCalls {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if len(m.queue) == 0 && len(m.gone) == 0 {
@@ -224,9 +224,9 @@ func (m *committer) take() *storev1.RemoteCommitCalls {
 	return msg
 }
 
-// receive passes received replies to their callers until the stream breaks, and returns the error
+// receiveReplies passes received replies to their callers until the stream breaks, and returns the error
 // of the stream.
-func (m *committer) receive(s storev1.Remote_CommitsClient) error {
+func (m *committer) receiveReplies(s storev1.Remote_CommitsClient) error {
 	for {
 		msg, err := s.Recv()
 		if err != nil {

@@ -85,7 +85,7 @@ func Err(err error) error {
 	s := status.Convert(err)
 	for _, d := range s.Details() {
 		if f, ok := d.(*storev1.RemoteFailure); ok {
-			return &failure{message: s.Message(), wraps: named(f.GetKinds())}
+			return &failure{message: s.Message(), wraps: namedErrors(f.GetKinds())}
 		}
 	}
 	switch s.Code() {
@@ -104,7 +104,7 @@ func Err(err error) error {
 	return fmt.Errorf("%w: %w", raftstore.ErrUnavailable, err)
 }
 
-func named(in []storev1.RemoteFailure_Kind) []error {
+func namedErrors(in []storev1.RemoteFailure_Kind) []error {
 	var out []error
 	for _, n := range in {
 		for _, k := range kinds {

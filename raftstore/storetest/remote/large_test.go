@@ -11,7 +11,7 @@ import (
 // after it as well.
 func TestWatchOfLargeRevision(t *testing.T) {
 	c, m := memory(t)
-	ctx := within(t, patience)
+	ctx := withReserve(t, patience)
 	const n = 24 // 36 MiB
 	var deletes []raftstore.Op
 	var last raftstore.Revision

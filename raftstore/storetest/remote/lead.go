@@ -26,14 +26,14 @@ func (c *Client) Lead(ctx context.Context, lead func(ctx context.Context, fence 
 	for {
 		m, err := stream.Recv()
 		if now != nil && (err != nil || m.GetFence() == 0) {
-			now.end()
+			now.endLeadership()
 			now = nil
 		}
 		if err != nil {
 			return c.endOfLead(asked, ctx, err)
 		}
 		if fence := m.GetFence(); fence != 0 && now == nil {
-			now = begin(ctx, cancel, raftstore.Fence(fence), lead)
+			now = startLeadership(ctx, cancel, raftstore.Fence(fence), lead)
 		}
 	}
 }
@@ -58,9 +58,9 @@ type leadership struct {
 	done   chan struct{}
 }
 
-// begin starts lead with the fence in a goroutine. An error of lead is passed to fail, which ends
+// startLeadership starts lead with the fence in a goroutine. An error of lead is passed to fail, which ends
 // Client.Lead.
-func begin(ctx context.Context, fail context.CancelCauseFunc, fence raftstore.Fence, lead func(ctx context.Context, fence raftstore.Fence) error) *leadership {
+func startLeadership(ctx context.Context, fail context.CancelCauseFunc, fence raftstore.Fence, lead func(ctx context.Context, fence raftstore.Fence) error) *leadership {
 	ctx, cancel := context.WithCancel(ctx)
 	l := &leadership{cancel: cancel, done: make(chan struct{})}
 	go func() {
@@ -72,7 +72,7 @@ func begin(ctx context.Context, fail context.CancelCauseFunc, fence raftstore.Fe
 	return l
 }
 
-func (l *leadership) end() {
+func (l *leadership) endLeadership() {
 	l.cancel()
 	<-l.done
 }

@@ -21,7 +21,7 @@ import (
 
 const patience = time.Minute // what takes longer on a busy machine has failed
 
-func within(t testing.TB, d time.Duration) context.Context {
+func withReserve(t testing.TB, d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), d)
 	t.Cleanup(cancel)
 	return ctx
@@ -61,7 +61,7 @@ func over(t testing.TB, s raftstore.Store) *remote.Client {
 
 func dial(t testing.TB, address string) *remote.Client {
 	t.Helper()
-	c, err := remote.Dial(within(t, patience), address, insecure.NewCredentials())
+	c, err := remote.Dial(withReserve(t, patience), address, insecure.NewCredentials())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,7 +107,7 @@ func TestLead(t *testing.T) {
 	}()
 	first := <-fences
 	put := raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/a", nil)}, Fence: first}
-	if _, err := c.Commit(within(t, patience), put); err != nil {
+	if _, err := c.Commit(withReserve(t, patience), put); err != nil {
 		t.Errorf("commit of the leader: %v", err)
 	}
 	m.Depose()
@@ -115,7 +115,7 @@ func TestLead(t *testing.T) {
 	if got := <-over; got != first || second <= first {
 		t.Errorf("leadership %d ended before %d began, want %d", got, second, first)
 	}
-	if _, err := c.Commit(within(t, patience), put); !errors.Is(err, raftstore.ErrFenced) {
+	if _, err := c.Commit(withReserve(t, patience), put); !errors.Is(err, raftstore.ErrFenced) {
 		t.Errorf("commit of the deposed leader: %v", err)
 	}
 	c.Close()
@@ -136,7 +136,7 @@ func TestLostConnection(t *testing.T) {
 	hanging := make(chan struct{})
 	address, stop := serve(t, path, &hangs{Memory: m, hanging: hanging})
 	c := dial(t, address)
-	ctx := within(t, patience)
+	ctx := withReserve(t, patience)
 	if _, err := c.Commit(ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/a", []byte("1"))}}); err != nil {
 		t.Fatal(err)
 	}
@@ -159,7 +159,7 @@ func TestLostConnection(t *testing.T) {
 	if err := w.Err(); !errors.Is(err, raftstore.ErrUnavailable) {
 		t.Errorf("watch under a lost connection: %v", err)
 	}
-	_, err = c.Commit(within(t, 100*time.Millisecond), raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/b", nil)}})
+	_, err = c.Commit(withReserve(t, 100*time.Millisecond), raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/b", nil)}})
 	if !errors.Is(err, raftstore.ErrUnavailable) || errors.Is(err, raftstore.ErrOutcomeUnknown) {
 		t.Errorf("commit that was never sent: %v", err)
 	}
@@ -205,7 +205,7 @@ func (h *hangs) Commit(ctx context.Context, c raftstore.Commit) (raftstore.Revis
 // A list larger than any message, and values of the largest size.
 func TestLargeList(t *testing.T) {
 	c, m := memory(t)
-	ctx := within(t, patience)
+	ctx := withReserve(t, patience)
 	const n = 30
 	for i := range n {
 		if _, err := m.Commit(ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Put(fmt.Sprintf("/l/%02d", i), make([]byte, raftstore.MaxValueBytes))}}); err != nil {
@@ -226,7 +226,7 @@ func TestLargeList(t *testing.T) {
 // A reader that does not read costs no memory on either side, however much happens.
 func TestIdleReaderHoldsLittle(t *testing.T) {
 	c, m := memory(t)
-	ctx := within(t, patience)
+	ctx := withReserve(t, patience)
 	w, err := c.Watch(ctx, "/", 0)
 	if err != nil {
 		t.Fatal(err)

@@ -62,20 +62,20 @@ func within(ctx context.Context) (context.Context, context.CancelFunc) {
 	if !ok {
 		return ctx, func() {}
 	}
-	return context.WithTimeout(ctx, reserved(time.Until(deadline)))
+	return context.WithTimeout(ctx, usableTimeout(time.Until(deadline)))
 }
 
-// reserved returns the part of a timeout that the store may use for a call. The rest is reserved
+// usableTimeout returns the part of a timeout that the store may use for a call. The rest is reserved
 // for the response.
-func reserved(t time.Duration) time.Duration { return t - min(replyReserve, t/5) }
+func usableTimeout(t time.Duration) time.Duration { return t - min(replyReserve, t/5) }
 
 func (s *server) Commit(ctx context.Context, req *storev1.RemoteCommitRequest) (*storev1.RemoteCommitResponse, error) {
 	ctx, cancel := within(ctx)
 	defer cancel()
-	return s.commit(ctx, req)
+	return s.commitRequest(ctx, req)
 }
 
-func (s *server) commit(ctx context.Context, req *storev1.RemoteCommitRequest) (*storev1.RemoteCommitResponse, error) {
+func (s *server) commitRequest(ctx context.Context, req *storev1.RemoteCommitRequest) (*storev1.RemoteCommitResponse, error) {
 	c, err := commitFrom(req)
 	if err != nil {
 		return nil, StatusOf(err)
@@ -152,7 +152,7 @@ func (s *server) Watch(stream grpc.BidiStreamingServer[storev1.RemoteWatchReques
 		return err
 	}
 	asked := make(chan error, 1)
-	go func() { asked <- progress(stream, w) }() // ends with the stream
+	go func() { asked <- forwardProgress(stream, w) }() // ends with the stream
 	for {
 		select {
 		case ev, open := <-w.C():
@@ -186,9 +186,9 @@ func endOf(w raftstore.Watcher, ctx context.Context) error {
 	return raftstore.ErrClosed
 }
 
-// progress receives requests for progress notes on the stream of a running watch, and passes them
+// forwardProgress receives requests for progress notes on the stream of a running watch, and passes them
 // to the watcher. It returns nil when the client will send no more, and otherwise an error.
-func progress(stream grpc.BidiStreamingServer[storev1.RemoteWatchRequest, storev1.RemoteEvents], w raftstore.Watcher) error {
+func forwardProgress(stream grpc.BidiStreamingServer[storev1.RemoteWatchRequest, storev1.RemoteEvents], w raftstore.Watcher) error {
 	for {
 		m, err := stream.Recv()
 		switch {

@@ -32,20 +32,20 @@ type watcher struct {
 // replica.
 func (c *Client) Watch(ctx context.Context, prefix string, after raftstore.Revision) (raftstore.Watcher, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	stream, err := retryRead(ctx, c, func() (watchStream, error) { return c.begin(ctx, prefix, after) })
+	stream, err := retryRead(ctx, c, func() (watchStream, error) { return c.openWatch(ctx, prefix, after) })
 	if err != nil {
 		cancel()
 		return nil, fmt.Errorf("watch of %q: %w", prefix, err)
 	}
 	w := &watcher{c: make(chan raftstore.Events, ahead), ctx: ctx, cancel: cancel, asked: make(chan struct{}, 1)}
-	go w.receive(c, stream)
-	go w.ask(stream)
+	go w.receiveRevisions(c, stream)
+	go w.sendProgressRequests(stream)
 	return w, nil
 }
 
-// begin opens the stream of a watch and waits for the first message of the replica, which confirms
+// openWatch opens the stream of a watch and waits for the first message of the replica, which confirms
 // that the watch is running.
-func (c *Client) begin(ctx context.Context, prefix string, after raftstore.Revision) (watchStream, error) {
+func (c *Client) openWatch(ctx context.Context, prefix string, after raftstore.Revision) (watchStream, error) {
 	stream, err := c.store.Watch(ctx)
 	if err != nil {
 		return nil, err
@@ -58,9 +58,9 @@ func (c *Client) begin(ctx context.Context, prefix string, after raftstore.Revis
 	return stream, err
 }
 
-// receive passes received revisions to the channel until the stream ends. It joins the parts of a
+// receiveRevisions passes received revisions to the channel until the stream ends. It joins the parts of a
 // revision that was sent in several messages.
-func (w *watcher) receive(c *Client, stream watchStream) {
+func (w *watcher) receiveRevisions(c *Client, stream watchStream) {
 	defer close(w.c)
 	defer w.cancel()
 	var whole raftstore.Events // the received parts of a revision
@@ -95,8 +95,8 @@ func (w *watcher) receive(c *Client, stream watchStream) {
 	}
 }
 
-// ask sends the requests of RequestProgress to the replica until the stream ends.
-func (w *watcher) ask(stream watchStream) {
+// sendProgressRequests sends the requests of RequestProgress to the replica until the stream ends.
+func (w *watcher) sendProgressRequests(stream watchStream) {
 	for {
 		select {
 		case <-w.asked:
