@@ -212,7 +212,7 @@ func (l *life) refused() {
 // agents exchanges the agents, the first time for one that ends as it starts.
 func (l *life) agents() {
 	out, err := testenv.Try(l, l.kctl(), "lab", "upgrade", "--to", l.broken())
-	if err == nil || !strings.Contains(out, "stopped at this step: node w1: programs exchanged, pods stay") || !strings.Contains(out, "the agent of w1 ended") {
+	if err == nil || !strings.Contains(out, "stopped at this step: node w1: programs exchanged, pods stay") || !strings.Contains(out, "the agent of w1 exited") {
 		l.Fatalf("an agent that does not start: %v\n%s", err, out)
 	}
 	if n, err := l.cs.CoreV1().Nodes().Get(l.Context(), "w2", metav1.GetOptions{}); err != nil || l.release(n) == l.release(l.node("w1")) && strings.Contains(l.release(n), l.status().Members[0].Version) {
